@@ -1,0 +1,115 @@
+// Tensor's members that need ops: declared in core/tensor.h, each forwards to the free function.
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/indexing.h"
+#include "weft/autograd/matmul.h"
+#include "weft/autograd/reduce.h"
+#include "weft/autograd/softmax.h"
+#include "weft/autograd/tape.h"
+#include "weft/autograd/view.h"
+#include "weft/core/dispatch.h"
+#include "weft/core/error.h"
+#include "weft/core/kernels/copy.h"
+#include "weft/core/kernels/elementwise.h"
+
+namespace weft {
+
+Tensor Tensor::contiguous() const { return weft::contiguous(*this); }
+Tensor Tensor::clone() const { return weft::clone(*this); }
+Tensor Tensor::to(DType dtype) const { return cast(*this, dtype); }
+Tensor Tensor::to(Device device) const { return to_device(*this, device); }
+Tensor Tensor::view(const Shape& shape) const { return weft::view(*this, shape); }
+Tensor Tensor::reshape(const Shape& shape) const { return weft::reshape(*this, shape); }
+Tensor Tensor::permute(std::initializer_list<int> axes) const { return weft::permute(*this, axes); }
+Tensor Tensor::transpose(int a, int b) const { return weft::transpose(*this, a, b); }
+Tensor Tensor::expand(const Shape& shape) const { return weft::expand(*this, shape); }
+Tensor Tensor::slice(int dim, std::int64_t begin, std::int64_t end, std::int64_t step) const {
+  return weft::slice(*this, dim, begin, end, step);
+}
+Tensor Tensor::narrow(int dim, std::int64_t begin, std::int64_t length) const {
+  return weft::narrow(*this, dim, begin, length);
+}
+Tensor Tensor::select(int dim, std::int64_t index) const { return weft::select(*this, dim, index); }
+Tensor Tensor::squeeze(int dim) const { return weft::squeeze(*this, dim); }
+Tensor Tensor::unsqueeze(int dim) const { return weft::unsqueeze(*this, dim); }
+Tensor Tensor::flatten(int first, int last) const { return weft::flatten(*this, first, last); }
+TensorList Tensor::split(std::int64_t size, int dim) const { return weft::split(*this, size, dim); }
+Tensor Tensor::index_select(int dim, const Tensor& index) const {
+  return weft::index_select(*this, dim, index);
+}
+Tensor Tensor::gather(int dim, const Tensor& index) const {
+  return weft::gather(*this, dim, index);
+}
+
+Tensor Tensor::operator-() const { return neg(*this); }
+Tensor Tensor::exp() const { return weft::exp(*this); }
+Tensor Tensor::log() const { return weft::log(*this); }
+Tensor Tensor::sqrt() const { return weft::sqrt(*this); }
+Tensor Tensor::rsqrt() const { return weft::rsqrt(*this); }
+Tensor Tensor::abs() const { return weft::abs(*this); }
+Tensor Tensor::tanh() const { return weft::tanh(*this); }
+Tensor Tensor::sigmoid() const { return weft::sigmoid(*this); }
+Tensor Tensor::relu() const { return weft::relu(*this); }
+Tensor Tensor::square() const { return weft::square(*this); }
+Tensor Tensor::pow(double exponent) const { return weft::pow(*this, exponent); }
+Tensor Tensor::clamp(double low, double high) const { return weft::clamp(*this, low, high); }
+
+Tensor Tensor::sum() const { return weft::sum(*this); }
+Tensor Tensor::sum(std::initializer_list<int> dims, bool keepdim) const {
+  return weft::sum(*this, dims, keepdim);
+}
+Tensor Tensor::mean() const { return weft::mean(*this); }
+Tensor Tensor::mean(std::initializer_list<int> dims, bool keepdim) const {
+  return weft::mean(*this, dims, keepdim);
+}
+Tensor Tensor::max() const { return weft::max(*this); }
+Tensor Tensor::max(int dim, bool keepdim) const { return weft::max(*this, dim, keepdim); }
+Tensor Tensor::min() const { return weft::min(*this); }
+Tensor Tensor::min(int dim, bool keepdim) const { return weft::min(*this, dim, keepdim); }
+Tensor Tensor::argmax(int dim, bool keepdim) const { return weft::argmax(*this, dim, keepdim); }
+Tensor Tensor::softmax(int dim) const { return weft::softmax(*this, dim); }
+Tensor Tensor::matmul(const Tensor& other) const { return weft::matmul(*this, other); }
+
+namespace {
+
+// In-place writes would falsify what a tape has recorded about this tensor.
+void begin_write(const char* op, const Tensor& t) {
+  check(!(Tape::current() && Tape::follows(t)),
+        "{}: cannot change a tensor that is part of a recording; use the out-of-place op, or a "
+        "NoGradGuard, got shape {}",
+        op, t.shape());
+  t.bump_version();
+}
+
+}  // namespace
+
+const Tensor& Tensor::fill_(double value) const {
+  begin_write("fill_", *this);
+  dispatch<cpu::fill, cuda::fill>(*this, value);
+  return *this;
+}
+
+const Tensor& Tensor::copy_(const Tensor& source) const {
+  begin_write("copy_", *this);
+  check(source.shape() == shape(), "copy_: source must have shape {}, got {}", shape(),
+        source.shape());
+  const Tensor here = source.detach().to(device());
+  dispatch<cpu::copy, cuda::copy>(here, *this);
+  return *this;
+}
+
+const Tensor& Tensor::add_(const Tensor& other, double alpha) const {
+  begin_write("add_", *this);
+  check(other.shape() == shape() && other.dtype() == dtype(),
+        "add_: other must have shape {} and dtype {}, got {} and {}", shape(), dtype(),
+        other.shape(), other.dtype());
+  dispatch<cpu::add_scaled, cuda::add_scaled>(other, alpha, *this);
+  return *this;
+}
+
+const Tensor& Tensor::mul_(double factor) const {
+  begin_write("mul_", *this);
+  dispatch<cpu::scale, cuda::scale>(*this, factor);
+  return *this;
+}
+
+}  // namespace weft

@@ -1,0 +1,391 @@
+#include "weft/autograd/tape.h"
+
+#include <memory>
+#include <unordered_map>
+
+#include "weft/autograd/elementwise.h"
+
+namespace weft {
+
+constinit thread_local Tape* Tape::current_ = nullptr;
+constinit thread_local Tape* Tape::innermost_ = nullptr;
+constinit thread_local std::uint64_t Tape::outermost_base_ = UINT64_MAX;
+
+namespace {
+
+constinit thread_local std::uint64_t next_id = 1;
+constinit thread_local const char* running_op = nullptr;
+constinit thread_local std::int64_t pending_saved_bytes = 0;
+
+/// Memory for nodes: bump allocation in chunks that are kept from tape to tape.
+class Arena {
+ public:
+  void* take(std::size_t bytes) {
+    bytes = (bytes + 15) & ~std::size_t{15};
+    while (chunk_ < chunks_.size() && used_ + bytes > chunks_[chunk_].size) {
+      ++chunk_;
+      used_ = 0;
+    }
+    if (chunk_ == chunks_.size()) {
+      const std::size_t size = std::max(bytes, kChunk);
+      chunks_.push_back({std::make_unique<std::max_align_t[]>(size / sizeof(std::max_align_t) + 1),
+                         size});
+      used_ = 0;
+    }
+    char* p = reinterpret_cast<char*>(chunks_[chunk_].memory.get()) + used_;
+    used_ += bytes;
+    return p;
+  }
+  void reset() { chunk_ = used_ = 0; }
+
+ private:
+  static constexpr std::size_t kChunk = 1 << 16;
+  struct Chunk {
+    std::unique_ptr<std::max_align_t[]> memory;
+    std::size_t size;
+  };
+  std::vector<Chunk> chunks_;
+  std::size_t chunk_ = 0, used_ = 0;
+};
+
+bool uniquely_owned(const Tensor& t) {
+  return t.impl()->refs.load(std::memory_order_acquire) == 1 &&
+         t.storage()->refs.load(std::memory_order_acquire) == 1;
+}
+
+}  // namespace
+
+/// Lives in the arena, followed by input ids, output ids and the lambda.
+struct Tape::Node {
+  Node* previous;
+  const char* name;
+  void* fn;
+  Invoke invoke;
+  Destroy destroy;
+  const std::uint64_t* inputs;  ///< 0 for an input that needs no gradient
+  const std::uint64_t* outputs;
+  std::int32_t input_count, output_count;
+  std::int64_t saved_bytes;
+  Shape shape;  ///< of the first output
+};
+
+struct Tape::Slot {
+  Tensor grad;
+  std::int32_t leaf = -1;
+  bool wanted = false;  ///< gradients() returns it: keep it after its node has run
+};
+
+struct Tape::Leaf {
+  Tensor tensor;
+  int uses = 0;
+  bool reached = false;
+};
+
+struct Tape::State {
+  Arena arena;
+  Node* last = nullptr;
+  std::vector<Slot> slots;                      ///< by id - base
+  std::unordered_map<std::uint64_t, Slot> old;  ///< ids below base: tensors of an outer tape
+  std::vector<Leaf> leaves;
+};
+
+Saved save(const Tensor& t, const char* label) {
+  if (t) pending_saved_bytes += t.storage()->capacity;
+  return Saved(t, label);
+}
+
+void Saved::throw_changed() const {
+  detail::raise(Fault::user, "{}: saved {} was changed in place (version {}, saved at {})",
+                {running_op ? running_op : "backward", label_, tensor_.version(), version_});
+}
+
+void Backward::add(int i, Tensor dx) {
+  if (!needs(i)) return;
+  tape_->accumulate(tape_->slot(slots_[i]), op_, std::move(dx));
+}
+
+void Backward::once_differentiable() const {
+  check(Tape::current() == nullptr,
+        "{}: its backward is a fused kernel and can be differentiated only once; build it from "
+        "primitive ops, or open a NoGradGuard around the backward pass",
+        op_);
+}
+
+/// Finished tapes leave their buffers here for the next one on this thread.
+struct Tape::Pool {
+  std::vector<std::unique_ptr<State>> free;
+
+  State* take() {
+    if (free.empty()) return new State;
+    State* s = free.back().release();
+    free.pop_back();
+    return s;
+  }
+  static Pool& get() {
+    static thread_local Pool pool;
+    return pool;
+  }
+};
+
+Tape::Tape()
+    : state_(Pool::get().take()), scope_outer_(innermost_), outer_(current_), base_(next_id) {
+  if (!outer_) outermost_base_ = base_;
+  current_ = innermost_ = this;
+}
+
+Tape::~Tape() {
+  clear();
+  if (current_ == this) current_ = outer_;
+  innermost_ = scope_outer_;
+  if (!outer_) outermost_base_ = scope_outer_ ? scope_outer_->base_ : UINT64_MAX;
+  Pool::get().free.emplace_back(state_);
+}
+
+void Tape::clear() {
+  while (Node* n = state_->last) {
+    state_->last = n->previous;
+    n->destroy(n->fn);
+  }
+  state_->slots.clear();
+  state_->old.clear();
+  state_->leaves.clear();
+  state_->arena.reset();
+  nodes_ = 0;
+}
+
+Tape::Slot& Tape::slot(std::uint64_t id) {
+  if (id < base_) return state_->old[id];
+  const std::size_t i = id - base_;
+  if (i >= state_->slots.size()) state_->slots.resize(std::max<std::size_t>(i + 1, next_id - base_));
+  return state_->slots[i];
+}
+
+void Tape::follow_outputs(std::initializer_list<const Tensor*> outputs) {
+  for (const Tensor* y : outputs) {
+    TensorImpl* impl = y->impl();
+    impl->tape_id = next_id++;
+    impl->requires_grad = true;
+    impl->leaf = false;
+  }
+}
+
+void* Tape::begin_node(const char* name, std::initializer_list<const Tensor*> inputs,
+                       std::initializer_list<const Tensor*> outputs, std::size_t fn_bytes,
+                       Invoke invoke, Destroy destroy) {
+  const std::int64_t saved_bytes = std::exchange(pending_saved_bytes, 0);
+  std::uint64_t* ids = nullptr;
+  Node* node = nullptr;
+  if (mode_ == Mode::recording) {
+    node = static_cast<Node*>(state_->arena.take(sizeof(Node)));
+    ids = static_cast<std::uint64_t*>(
+        state_->arena.take((inputs.size() + outputs.size()) * sizeof(std::uint64_t)));
+    *node = {state_->last,
+             name,
+             state_->arena.take(fn_bytes),
+             invoke,
+             destroy,
+             ids,
+             ids + inputs.size(),
+             static_cast<std::int32_t>(inputs.size()),
+             static_cast<std::int32_t>(outputs.size()),
+             saved_bytes,
+             (*outputs.begin())->shape()};
+  }
+  for (const Tensor* x : inputs) {
+    std::uint64_t id = 0;
+    if (*x && follows(*x)) {
+      TensorImpl* impl = x->impl();
+      if (impl->tape_id < outermost_base_) impl->tape_id = next_id++;
+      id = impl->tape_id;
+      if (impl->leaf) {
+        Slot& s = slot(id);
+        if (s.leaf < 0) {
+          s.leaf = static_cast<std::int32_t>(state_->leaves.size());
+          state_->leaves.push_back({*x, 0, false});
+        }
+        ++state_->leaves[s.leaf].uses;
+      }
+    }
+    if (ids) *ids++ = id;
+  }
+  if (!node) return nullptr;
+  for (const Tensor* y : outputs) *ids++ = y->impl()->tape_id;
+  state_->last = node;
+  ++nodes_;
+  return node->fn;
+}
+
+void Tape::accumulate(Slot& s, const char* op, Tensor dx) {
+  if (!s.grad) {
+    s.grad = std::move(dx);
+    return;
+  }
+  check(s.grad.shape() == dx.shape() && s.grad.dtype() == dx.dtype(),
+        "{}: gradient must have shape {} and dtype {}, got {} and {}", op, s.grad.shape(),
+        s.grad.dtype(), dx.shape(), dx.dtype());
+  // In place only when nobody else can see the buffer, and no outer tape needs its history.
+  if (current_ == nullptr && uniquely_owned(s.grad) && s.grad.is_contiguous())
+    s.grad.add_(dx);
+  else
+    s.grad = add(s.grad, dx);
+}
+
+void Tape::leaf_used(Leaf& leaf, Slot& s) {
+  if (--leaf.uses > 0) return;
+  if (collect_only_ || !s.grad) return;
+  const Tensor& x = leaf.tensor;
+  leaf.reached = true;
+  Tensor g = std::move(s.grad);
+  s.grad = {};
+  check(g.shape() == x.shape() && g.dtype() == x.dtype(),
+        "backward: the gradient of a leaf must have its shape {} and dtype {}, got {} and {}",
+        x.shape(), x.dtype(), g.shape(), g.dtype());
+  if (const Tensor main = x.main_grad()) {
+    NoGradGuard off;
+    main.add_(g.to(main.dtype()));
+  } else if (const Tensor old = x.grad()) {
+    if (current_ == nullptr) {
+      old.add_(g);
+    } else {
+      x.set_grad(add(old, g));
+    }
+  } else {
+    // grad() belongs to the user: it must not share memory with another gradient.
+    x.set_grad(current_ == nullptr && !(uniquely_owned(g) && g.is_contiguous()) ? g.clone() : g);
+  }
+  g = {};
+  if (grad_ready_) grad_ready_(x);
+}
+
+void Tape::run_node(Node& node) {
+  constexpr int kMaxOutputs = 64;
+  check(node.output_count <= kMaxOutputs, "{}: at most {} outputs, got {}", node.name, kMaxOutputs,
+        node.output_count);
+  TensorList dy;
+  bool reached = false;
+  for (int i = 0; i < node.output_count; ++i) {
+    Slot& s = slot(node.outputs[i]);
+    Tensor g = s.wanted ? s.grad : std::move(s.grad);
+    reached = reached || g;
+    dy.push_back(std::move(g));
+  }
+  if (reached) {
+    check(!dy[0] || dy[0].shape() == node.shape, "{}: gradient must have shape {}, got {}",
+          node.name, node.shape, dy[0] ? dy[0].shape() : Shape{});
+    Backward b;
+    b.tape_ = this;
+    b.op_ = node.name;
+    b.slots_ = node.inputs;
+    b.dy_ = dy.begin();
+    running_op = node.name;
+    node.invoke(node.fn, b);
+  }
+}
+
+void Tape::run(const char* caller, const Tensor& loss, const Tensor& dy) {
+  check(mode_ != Mode::spent,
+        "{}: this tape is spent; open a new weft::Tape and run the forward pass again", caller);
+  check(mode_ != Mode::running, "{}: this tape is already running backward", caller);
+  check(static_cast<bool>(loss), "{}: loss must be a tensor, got a null handle", caller);
+  check(dy || loss.numel() == 1, "{}: loss must have 1 element or come with dy, got shape {}",
+        caller, loss.shape());
+  check(!dy || (dy.shape() == loss.shape() && dy.dtype() == loss.dtype()),
+        "{}: dy must have the loss's shape {} and dtype {}, got {} and {}", caller, loss.shape(),
+        loss.dtype(), dy ? dy.shape() : Shape{}, dy ? dy.dtype() : loss.dtype());
+  check(loss.requires_grad() && loss.impl()->tape_id >= base_,
+        "{}: the loss is not on this tape; no input of it required a gradient, or it was computed "
+        "before the tape was opened",
+        caller);
+
+  CategoryScope category(Category::gradient);
+  Tape* const previous = std::exchange(current_, outer_);
+  mode_ = Mode::running;
+  struct Restore {
+    Tape* tape;
+    Tape* previous;
+    ~Restore() {
+      current_ = previous == tape ? tape->outer_ : previous;
+      running_op = nullptr;
+      tape->mode_ = Mode::spent;
+    }
+  } restore{this, previous};
+
+  slot(loss.impl()->tape_id).grad =
+      dy ? dy : Tensor::ones(loss.shape(), loss.dtype(), loss.device());
+  while (Node* node = state_->last) {
+    state_->last = node->previous;
+    --nodes_;
+    struct Destroyed {  // also when the lambda throws
+      Node* node;
+      ~Destroyed() { node->destroy(node->fn); }
+    };
+    {
+      Destroyed destroyed{node};
+      run_node(*node);
+    }
+    for (int i = 0; i < node->input_count; ++i) {
+      if (node->inputs[i] == 0) continue;
+      Slot& s = slot(node->inputs[i]);
+      if (s.leaf >= 0) leaf_used(state_->leaves[s.leaf], s);
+    }
+  }
+}
+
+void Tape::backward(const Tensor& loss, const Tensor& dy) {
+  run("backward", loss, dy);
+  if (backward_end_) {
+    std::vector<Tensor> unused;
+    for (const Leaf& leaf : state_->leaves)
+      if (!leaf.reached) unused.push_back(leaf.tensor);
+    backward_end_(unused);
+  }
+  clear();
+}
+
+TensorList Tape::gradients(const Tensor& loss, const TensorList& xs, const Tensor& dy) {
+  for (const Tensor& x : xs) {
+    check(x && follows(x),
+          "grad: every x must require a gradient and be part of the recording, got {}",
+          x ? to_string(x.shape()) : std::string("a null tensor"));
+    if (x.impl()->tape_id >= outermost_base_) slot(x.impl()->tape_id).wanted = true;
+  }
+  collect_only_ = true;
+  run("grad", loss, dy);
+  TensorList out;
+  for (const Tensor& x : xs)
+    out.push_back(x.impl()->tape_id >= outermost_base_ ? slot(x.impl()->tape_id).grad : Tensor());
+  clear();
+  return out;
+}
+
+std::vector<Tensor> Tape::leaves() const {
+  std::vector<Tensor> out;
+  for (const Leaf& leaf : state_->leaves) out.push_back(leaf.tensor);
+  return out;
+}
+
+std::string Tape::print() const {
+  std::vector<const Node*> order;
+  for (const Node* n = state_->last; n; n = n->previous) order.push_back(n);
+  std::string out;
+  for (auto n = order.rbegin(); n != order.rend(); ++n)
+    out += message("{} {}  saves {} bytes\n", (*n)->name, (*n)->shape, (*n)->saved_bytes);
+  return out;
+}
+
+void backward_from(const Tensor& loss, const Tensor& dy) {
+  check(Tape::innermost_ != nullptr,
+        "backward: no tape is recording; declare weft::Tape before the forward pass");
+  Tape::innermost_->backward(loss, dy);
+}
+
+TensorList grad(const Tensor& y, const TensorList& xs, const Tensor& dy) {
+  check(Tape::innermost_ != nullptr,
+        "grad: no tape is recording; declare weft::Tape before the forward pass");
+  return Tape::innermost_->gradients(y, xs, dy);
+}
+
+void Tensor::backward() const { backward_from(*this, {}); }
+void Tensor::backward(const Tensor& dy) const { backward_from(*this, dy); }
+
+}  // namespace weft

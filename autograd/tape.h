@@ -1,0 +1,194 @@
+#pragma once
+#include <cstddef>
+#include <functional>
+#include <new>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "weft/core/error.h"
+#include "weft/core/tensor.h"
+
+namespace weft {
+
+class Tape;
+
+/// A tensor as a backward lambda may keep it. Reading it back throws when somebody changed the
+/// values in place in between.
+class Saved {
+ public:
+  Saved() = default;
+  Saved(const Tensor& t, const char* label)
+      : tensor_(t), version_(t ? t.version() : 0), label_(label) {}
+  /// The tensor (null when a null one was saved).
+  /// Throws Error "op: saved x was changed in place (version 3, saved at 2)".
+  const Tensor& get() const {
+    if (tensor_ && tensor_.version() != version_) [[unlikely]]
+      throw_changed();
+    return tensor_;
+  }
+  explicit operator bool() const { return static_cast<bool>(tensor_); }
+
+ private:
+  [[noreturn]] void throw_changed() const;
+  Tensor tensor_;
+  std::uint32_t version_ = 0;
+  const char* label_ = "";
+};
+
+/// Keeps t for the backward pass; `label` is the operand's name in the error message.
+Saved save(const Tensor& t, const char* label = "x");
+
+/// What a backward lambda works with: the gradients of its op's outputs, and where to put those of
+/// its inputs. Inputs and outputs are numbered as they were given to record().
+class Backward {
+ public:
+  /// Gradient of output i; null when nothing that reached the loss used it.
+  const Tensor& dy(int i = 0) const { return dy_[i]; }
+  /// Does input i need a gradient?
+  bool needs(int i) const { return slots_[i] != 0; }
+  /// Adds dx to the gradient of input i (dropped when that input needs none).
+  void add(int i, Tensor dx);
+  /// To be called by a backward that runs a fused kernel.
+  /// Throws Error when an outer tape records: the kernel's derivative is not known to it.
+  void once_differentiable() const;
+
+ private:
+  friend class Tape;
+  Tape* tape_ = nullptr;
+  const char* op_ = "";
+  const std::uint64_t* slots_ = nullptr;
+  const Tensor* dy_ = nullptr;
+};
+
+/// A straight-line record of one forward pass on this thread, from its construction to the end of
+/// its scope. Recording order is already a topological order, so backward() is one reverse loop: no
+/// recursion, no graph search. A node is destroyed as soon as it has run, which frees what it saved.
+///
+///   Tape tape;
+///   Tensor loss = model(x);
+///   loss.backward();
+///
+/// A tape that is opened inside another one hears the same ops, so the gradient of a gradient works:
+/// run the inner tape, and the outer one has recorded its backward.
+class Tape {
+ public:
+  Tape();
+  ~Tape();
+  Tape(const Tape&) = delete;
+
+  /// The innermost tape that records on this thread, or null.
+  static Tape* current() { return current_; }
+
+  /// Runs the record backwards from `loss` with cotangent `dy` (null: 1, for a one-element loss),
+  /// and fills grad() of every leaf. The tape is spent afterwards.
+  /// Throws Error when the loss is not on this tape, or the tape is spent.
+  void backward(const Tensor& loss, const Tensor& dy = {});
+
+  /// d(loss)/d(x) for each x (null where the loss does not depend on it); touches no grad().
+  TensorList gradients(const Tensor& loss, const TensorList& xs, const Tensor& dy = {});
+
+  /// Called when a leaf has received its last gradient of this backward pass.
+  void on_grad_ready(std::function<void(const Tensor& leaf)> hook) { grad_ready_ = std::move(hook); }
+  /// Called once after backward with the leaves on this tape that no gradient reached.
+  void on_backward_end(std::function<void(const std::vector<Tensor>& unused)> hook) {
+    backward_end_ = std::move(hook);
+  }
+  /// The leaves that ops on this tape have used so far.
+  std::vector<Tensor> leaves() const;
+  /// Number of recorded ops not yet run.
+  int size() const { return nodes_; }
+  /// One line an op: name, output shape, bytes its backward keeps alive.
+  std::string print() const;
+
+  /// Adds an op to every tape of this thread. The outputs become tracked; `fn(Backward&)` will be
+  /// called once with their gradients. Call only if recording(inputs...).
+  template <class F>
+  static void record(const char* name, std::initializer_list<const Tensor*> inputs,
+                     std::initializer_list<const Tensor*> outputs, F&& fn);
+
+  /// Does any tape of this thread follow this tensor?
+  static bool follows(const Tensor& t) {
+    return t.requires_grad() && (t.impl()->leaf || t.impl()->tape_id >= outermost_base_);
+  }
+
+ private:
+  friend class Backward;
+  friend class NoGradGuard;
+  friend class RecomputeRegion;
+  struct Node;
+  struct Slot;
+  struct Leaf;
+  struct State;
+  struct Pool;
+  enum class Mode : std::uint8_t { recording, counting, running, spent };
+  using Invoke = void (*)(void* fn, Backward& b);
+  using Destroy = void (*)(void* fn);
+
+  void* begin_node(const char* name, std::initializer_list<const Tensor*> inputs,
+                   std::initializer_list<const Tensor*> outputs, std::size_t fn_bytes,
+                   Invoke invoke, Destroy destroy);
+  void run(const char* caller, const Tensor& loss, const Tensor& dy);
+  void run_node(Node& node);
+  Slot& slot(std::uint64_t id);
+  void accumulate(Slot& slot, const char* op, Tensor dx);
+  void leaf_used(Leaf& leaf, Slot& slot);
+  void clear();
+  static void follow_outputs(std::initializer_list<const Tensor*> outputs);
+
+  State* state_;  ///< recycled between the tapes of a thread
+  Tape* scope_outer_;     ///< the tape whose scope encloses this one
+  Tape* outer_;           ///< the tape that also records what this one records
+  std::uint64_t base_;    ///< tensors with smaller ids are older than this tape
+  int nodes_ = 0;
+  bool collect_only_ = false;  ///< gradients(): leaves keep their grad()
+  Mode mode_ = Mode::recording;
+  std::function<void(const Tensor&)> grad_ready_;
+  std::function<void(const std::vector<Tensor>&)> backward_end_;
+
+  static constinit thread_local Tape* current_;
+  static constinit thread_local Tape* innermost_;
+  static constinit thread_local std::uint64_t outermost_base_;
+  friend void backward_from(const Tensor& loss, const Tensor& dy);
+  friend TensorList grad(const Tensor& y, const TensorList& xs, const Tensor& dy);
+};
+
+/// True when a tape records and follows one of the inputs: the op must call Tape::record().
+template <class... Ts>
+inline bool recording(const Ts&... inputs) {
+  return Tape::current() != nullptr && (Tape::follows(inputs) || ...);
+}
+
+void backward_from(const Tensor& loss, const Tensor& dy);
+
+/// dy/dx for each x by the innermost tape, leaving every grad() alone; null where y does not depend
+/// on x. `dy` is the cotangent (null: 1, for a one-element y).
+TensorList grad(const Tensor& y, const TensorList& xs, const Tensor& dy = {});
+
+/// Nothing is recorded on this thread until the end of the scope.
+class NoGradGuard {
+ public:
+  NoGradGuard() : previous_(std::exchange(Tape::current_, nullptr)) {}
+  ~NoGradGuard() { Tape::current_ = previous_; }
+  NoGradGuard(const NoGradGuard&) = delete;
+
+ private:
+  Tape* previous_;
+};
+
+template <class F>
+void Tape::record(const char* name, std::initializer_list<const Tensor*> inputs,
+                  std::initializer_list<const Tensor*> outputs, F&& fn) {
+  using Fn = std::decay_t<F>;
+  static_assert(alignof(Fn) <= alignof(std::max_align_t));
+  follow_outputs(outputs);
+  for (Tape* tape = current_; tape; tape = tape->outer_) {
+    void* place = tape->begin_node(
+        name, inputs, outputs, sizeof(Fn), [](void* f, Backward& b) { (*static_cast<Fn*>(f))(b); },
+        [](void* f) { static_cast<Fn*>(f)->~Fn(); });
+    if (place) new (place) Fn(fn);
+  }
+}
+
+}  // namespace weft

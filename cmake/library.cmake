@@ -1,0 +1,119 @@
+# The one library. Every source file is named here, in path order: adding a file is one visible line.
+find_package(Threads REQUIRED)
+find_package(dnnl REQUIRED)
+find_package(nlohmann_json REQUIRED)
+
+set(weft_sources
+  autograd/attention.cpp
+  autograd/cross_entropy.cpp
+  autograd/dropout.cpp
+  autograd/elementwise.cpp
+  autograd/gradcheck.cpp
+  autograd/indexing.cpp
+  autograd/layer_norm.cpp
+  autograd/linear.cpp
+  autograd/matmul.cpp
+  autograd/methods.cpp
+  autograd/mse.cpp
+  autograd/recompute.cpp
+  autograd/reduce.cpp
+  autograd/rms_norm.cpp
+  autograd/rope.cpp
+  autograd/softmax.cpp
+  autograd/sort.cpp
+  autograd/swiglu.cpp
+  autograd/tape.cpp
+  autograd/view.cpp
+  core/allocator.cpp
+  core/cpu/attention.cpp
+  core/cpu/attention_bwd.cpp
+  core/cpu/copy.cpp
+  core/cpu/cross_entropy.cpp
+  core/cpu/dropout.cpp
+  core/cpu/elementwise.cpp
+  core/cpu/gemm.cpp
+  core/cpu/indexing.cpp
+  core/cpu/layer_norm.cpp
+  core/cpu/optimizer.cpp
+  core/cpu/reduce.cpp
+  core/cpu/rms_norm.cpp
+  core/cpu/rope.cpp
+  core/cpu/simd.cpp
+  core/cpu/softmax.cpp
+  core/cpu/sort.cpp
+  core/cpu/swiglu.cpp
+  core/device.cpp
+  core/dtype.cpp
+  core/error.cpp
+  core/parallel.cpp
+  core/print.cpp
+  core/random.cpp
+  core/shape.cpp
+  core/tensor.cpp
+  data/loader.cpp
+  data/packing.cpp
+  data/text.cpp
+  data/token_file.cpp
+  data/tokenizer.cpp
+  io/checkpoint.cpp
+  io/crc32c.cpp
+  io/file.cpp
+  io/json.cpp
+  io/metrics.cpp
+  io/npy.cpp
+  io/plot.cpp
+  io/safetensors.cpp
+  nn/attention.cpp
+  nn/block.cpp
+  nn/dropout.cpp
+  nn/embedding.cpp
+  nn/gpt.cpp
+  nn/init.cpp
+  nn/kv_cache.cpp
+  nn/linear.cpp
+  nn/mlp.cpp
+  nn/module.cpp
+  nn/norm.cpp
+  nn/sampling.cpp
+  nn/state_dict.cpp
+  optim/adamw.cpp
+  optim/clip.cpp
+  optim/groups.cpp
+  optim/optimizer.cpp
+  optim/schedule.cpp
+  optim/sgd.cpp)
+list(TRANSFORM weft_sources PREPEND ${PROJECT_SOURCE_DIR}/)
+set(weft_present)
+foreach(file ${weft_sources})
+  if(EXISTS ${file})
+    list(APPEND weft_present ${file})
+  endif()
+endforeach()
+
+add_library(weft SHARED ${weft_present})
+add_library(weft::weft ALIAS weft)
+
+# core/cpu/simd/*.inc: one translation unit for each instruction set, chosen at run time.
+foreach(isa scalar avx2 avx512)
+  if(EXISTS ${PROJECT_SOURCE_DIR}/core/cpu/simd/isa_${isa}.cpp)
+    target_sources(weft PRIVATE core/cpu/simd/isa_${isa}.cpp)
+  endif()
+endforeach()
+set_source_files_properties(core/cpu/simd/isa_avx2.cpp PROPERTIES COMPILE_OPTIONS
+  "-mavx2;-mfma;-mf16c")
+set_source_files_properties(core/cpu/simd/isa_avx512.cpp PROPERTIES COMPILE_OPTIONS
+  "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mfma;-mf16c;-mprefer-vector-width=512")
+
+target_compile_features(weft PUBLIC cxx_std_20)
+target_compile_options(weft PRIVATE -ftls-model=initial-exec -fno-plt)
+target_include_directories(weft PUBLIC
+  $<BUILD_INTERFACE:${weft_include}> $<INSTALL_INTERFACE:include>)
+target_link_libraries(weft PRIVATE weft_flags DNNL::dnnl Threads::Threads
+  nlohmann_json::nlohmann_json)
+if(WEFT_SANITIZE STREQUAL "")
+  find_package(OpenMP REQUIRED)
+  target_link_libraries(weft PRIVATE OpenMP::OpenMP_CXX)
+  target_compile_definitions(weft PRIVATE WEFT_USE_OPENMP=1)
+else()
+  target_compile_definitions(weft PRIVATE WEFT_USE_OPENMP=0)
+endif()

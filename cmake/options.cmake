@@ -1,0 +1,16 @@
+# Flags that every target of this project shares. They do not reach a consumer's targets.
+add_library(weft_flags INTERFACE)
+target_compile_options(weft_flags INTERFACE -Wall -Wextra -Wshadow=local -fno-math-errno)
+if(WEFT_WERROR)
+  target_compile_options(weft_flags INTERFACE -Werror)
+endif()
+if(WEFT_SANITIZE STREQUAL "address")
+  target_compile_options(weft_flags INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=all
+                                              -fno-omit-frame-pointer)
+  target_link_options(weft_flags INTERFACE -fsanitize=address,undefined)
+elseif(WEFT_SANITIZE STREQUAL "thread")
+  target_compile_options(weft_flags INTERFACE -fsanitize=thread)
+  target_link_options(weft_flags INTERFACE -fsanitize=thread)
+elseif(WEFT_SANITIZE)
+  message(FATAL_ERROR "WEFT_SANITIZE must be address or thread, got ${WEFT_SANITIZE}")
+endif()

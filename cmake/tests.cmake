@@ -1,0 +1,59 @@
+# One executable a stem: tests/test_<stem>.cpp.
+find_package(doctest REQUIRED)
+set(weft_test_stems
+  allocator
+  attention
+  checkpoint
+  clip
+  cross_entropy
+  custom_function
+  data
+  debug_allocator
+  dropout
+  elementwise
+  gpt
+  gpt_fixtures
+  indexing
+  layer_norm
+  linear
+  low_precision
+  matmul
+  memory
+  meta
+  metrics
+  module
+  mse
+  npy
+  optim
+  optim_golden
+  oracle
+  parallel
+  print
+  random
+  recompute
+  reduce
+  rms_norm
+  rope
+  safetensors
+  sampling
+  schedule
+  shape
+  simd
+  softmax
+  sort
+  state_dict
+  swiglu
+  tape
+  tensor
+  view)
+add_library(weft_test_main OBJECT tests/main.cpp)
+target_link_libraries(weft_test_main PRIVATE weft_flags doctest::doctest)
+foreach(stem ${weft_test_stems})
+  if(EXISTS ${PROJECT_SOURCE_DIR}/tests/test_${stem}.cpp)
+    add_executable(test_${stem} tests/test_${stem}.cpp $<TARGET_OBJECTS:weft_test_main>)
+    target_link_libraries(test_${stem} PRIVATE weft weft_flags doctest::doctest)
+    target_compile_definitions(test_${stem} PRIVATE
+      WEFT_FIXTURES="${PROJECT_SOURCE_DIR}/tests/fixtures")
+    add_test(NAME ${stem} COMMAND test_${stem})
+  endif()
+endforeach()

@@ -1,0 +1,31 @@
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace weft {
+
+/// Where a tensor lives. `meta` has shapes and byte counts but no data: it imitates the CPU;
+/// `meta_cuda` imitates a GPU.
+struct Device {
+  enum class Kind : std::uint8_t { cpu, cuda, meta, meta_cuda };
+  static constexpr int kKinds = 4;
+
+  Kind kind = Kind::cpu;
+  std::int16_t index = 0;
+
+  bool is_cpu() const { return kind == Kind::cpu; }
+  bool is_cuda() const { return kind == Kind::cuda; }
+  bool is_meta() const { return kind == Kind::meta || kind == Kind::meta_cuda; }
+  bool operator==(const Device&) const = default;
+
+  /// Reads "cpu", "cuda", "cuda:1", "meta", "meta:cuda".
+  /// Throws Error on any other text.
+  static Device parse(const std::string& text);
+};
+
+inline constexpr Device kCpu{Device::Kind::cpu, 0};
+inline constexpr Device kMeta{Device::Kind::meta, 0};
+
+std::string to_string(Device d);
+
+}  // namespace weft

@@ -1,0 +1,45 @@
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+namespace weft {
+
+/// Threads that kernels may use, at least 1. Default: the processors this process may run on.
+void set_num_threads(int n);
+int num_threads();
+
+/// With it on, results do not depend on the number of threads either (GEMM is cut into tiles whose
+/// sizes follow from the shape alone). Off by default; what it costs stands in docs/determinism.md.
+void set_deterministic(bool on);
+bool deterministic();
+
+namespace detail {
+using RangeFn = void (*)(void* context, std::int64_t begin, std::int64_t end);
+void parallel_run(std::int64_t n, int chunks, RangeFn fn, void* context);
+bool in_parallel();
+}  // namespace detail
+
+/// Calls f(begin, end) on contiguous ranges that cover [0, n), on several threads when the whole is
+/// worth it. `work` is the cost of one item in simple operations (about one per float touched). The
+/// only gateway to threads in Weft: kernels must give the same bits for any split of the range, and
+/// must not throw or allocate inside.
+template <class F>
+inline void parallel_for(std::int64_t n, std::int64_t work, F&& f) {
+  constexpr std::int64_t kSerialBelow = 1 << 15;
+  if (n <= 0) return;
+  const int threads = n * work < kSerialBelow ? 1 : num_threads();
+  if (threads <= 1 || n == 1 || detail::in_parallel()) {
+    f(std::int64_t{0}, n);
+    return;
+  }
+  using Fn = std::remove_reference_t<F>;
+  detail::parallel_run(
+      n, static_cast<int>(std::min<std::int64_t>(threads, n)),
+      [](void* context, std::int64_t begin, std::int64_t end) {
+        (*static_cast<Fn*>(context))(begin, end);
+      },
+      const_cast<void*>(static_cast<const void*>(&f)));
+}
+
+}  // namespace weft

@@ -1,0 +1,201 @@
+#include "weft/core/random.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <numeric>
+#include <vector>
+
+#include "weft/core/error.h"
+#include "weft/core/parallel.h"
+
+namespace weft {
+namespace {
+
+constinit thread_local const RandomState* current_state = nullptr;
+struct Generator {
+  std::uint64_t seed = 0, calls = 0;
+};
+constinit thread_local Generator generator;
+
+constexpr std::uint64_t mix(std::uint64_t x) {  // SplitMix64's finaliser
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+constexpr std::uint64_t combine(std::uint64_t a, std::uint64_t b) {
+  return mix(a + 0x9e3779b97f4a7c15u + mix(b));
+}
+
+// Uniform in (0, 1): the middle of one of 2^32 cells, so never 0 and never 1.
+double open_uniform(const RandomKey& k, std::uint64_t i) {
+  return (static_cast<double>(random_bits(k, i)) + 0.5) * 0x1p-32;
+}
+
+// Inverse of the normal distribution function: a rational start (Acklam) and one step of Halley.
+double inverse_normal(double p) {
+  constexpr double a[] = {-3.969683028665376e+01, 2.209460984245205e+02, -2.759285104469687e+02,
+                          1.383577518672690e+02,  -3.066479806614716e+01, 2.506628277459239e+00};
+  constexpr double b[] = {-5.447609879822406e+01, 1.615858368580409e+02, -1.556989798598866e+02,
+                          6.680131188771972e+01, -1.328068155288572e+01};
+  constexpr double c[] = {-7.784894002430293e-03, -3.223964580411365e-01, -2.400758277161838e+00,
+                          -2.549732539343734e+00, 4.374664141464968e+00, 2.938163982698783e+00};
+  constexpr double d[] = {7.784695709041462e-03, 3.224671290700398e-01, 2.445134137142996e+00,
+                          3.754408661907416e+00};
+  const auto tail = [&](double q) {
+    return (((((c[0] * q + c[1]) * q + c[2]) * q + c[3]) * q + c[4]) * q + c[5]) /
+           ((((d[0] * q + d[1]) * q + d[2]) * q + d[3]) * q + 1);
+  };
+  double x;
+  if (p < 0.02425) {
+    x = tail(std::sqrt(-2 * std::log(p)));
+  } else if (p > 1 - 0.02425) {
+    x = -tail(std::sqrt(-2 * std::log1p(-p)));
+  } else {
+    const double q = p - 0.5, r = q * q;
+    x = (((((a[0] * r + a[1]) * r + a[2]) * r + a[3]) * r + a[4]) * r + a[5]) * q /
+        (((((b[0] * r + b[1]) * r + b[2]) * r + b[3]) * r + b[4]) * r + 1);
+  }
+  const double e = 0.5 * std::erfc(-x / std::numbers::sqrt2) - p;
+  const double u = e * std::sqrt(2 * std::numbers::pi) * std::exp(x * x / 2);
+  return x - u / (1 + x * u / 2);
+}
+
+// Writes draw(i) to every element, in parallel. The tensor must be contiguous.
+template <class Draw>
+const Tensor& draw_into(const char* op, const Tensor& t, Draw draw) {
+  check(t.is_contiguous(), "{}: the tensor must be contiguous, got strides {}", op, t.strides());
+  t.bump_version();
+  if (t.is_meta()) return t;
+  check(t.device().is_cpu(), "{}: device must be cpu or meta, got {}", op, t.device());
+  dispatch_all(t.dtype(), [&]<class T>() {
+    T* p = t.data<T>();
+    parallel_for(t.numel(), 32, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        if constexpr (std::is_arithmetic_v<T>)
+          p[i] = static_cast<T>(draw(static_cast<std::uint64_t>(i)));
+        else
+          p[i] = T(static_cast<float>(draw(static_cast<std::uint64_t>(i))));
+      }
+    });
+  });
+  return t;
+}
+
+}  // namespace
+
+std::uint64_t stream_of(std::string_view name) {
+  std::uint64_t h = 0xcbf29ce484222325u;  // FNV-1a
+  for (const char c : name) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return mix(h);
+}
+
+void manual_seed(std::uint64_t seed) { generator = {seed, 0}; }
+RandomKey next_random_key() { return {generator.seed, combine(1, generator.calls++), 0}; }
+
+RandomScope::RandomScope(const RandomState& state) : state_(state), previous_(current_state) {
+  current_state = &state_;
+}
+RandomScope::~RandomScope() { current_state = previous_; }
+const RandomState* RandomScope::current() { return current_state; }
+
+RandomKey RandomScope::key_for(std::uint64_t layer_stream, std::uint64_t row_elements,
+                               std::uint64_t token_elements) {
+  if (!current_state) return next_random_key();
+  const RandomState& s = *current_state;
+  return {s.seed, combine(combine(layer_stream, s.step), s.micro_batch),
+          s.first_global_row * row_elements + s.seq_offset * token_elements};
+}
+
+const Tensor& uniform_(const Tensor& t, const RandomKey& key, double low, double high) {
+  check(low <= high, "uniform_: low must be at most high {}, got {}", high, low);
+  return draw_into("uniform_", t, [=](std::uint64_t i) {
+    return low + (high - low) * static_cast<double>(uniform_from_bits(random_bits(key, i)));
+  });
+}
+
+const Tensor& normal_(const Tensor& t, const RandomKey& key, double mean, double std) {
+  check(std >= 0, "normal_: std must be at least 0, got {}", std);
+  // Elements 2k and 2k+1 of the global sequence share the two uniforms 2k and 2k+1.
+  return draw_into("normal_", t, [=](std::uint64_t i) {
+    const std::uint64_t pair = (key.first + i) & ~std::uint64_t{1};
+    const RandomKey whole{key.seed, key.stream, 0};
+    const double radius = std::sqrt(-2 * std::log(open_uniform(whole, pair)));
+    const double angle = 2 * std::numbers::pi * open_uniform(whole, pair + 1);
+    return mean + std * radius * ((key.first + i) & 1 ? std::sin(angle) : std::cos(angle));
+  });
+}
+
+const Tensor& truncated_normal_(const Tensor& t, const RandomKey& key, double mean, double std,
+                                double low, double high) {
+  check(low < high, "truncated_normal_: low must be below high {}, got {}", high, low);
+  check(std > 0, "truncated_normal_: std must be above 0, got {}", std);
+  const auto cdf = [&](double x) { return 0.5 * std::erfc(-(x - mean) / std / std::numbers::sqrt2); };
+  const double from = cdf(low), to = cdf(high);
+  return draw_into("truncated_normal_", t, [=](std::uint64_t i) {
+    const double p = std::clamp(from + (to - from) * open_uniform(key, i), 1e-300, 1 - 1e-16);
+    return std::clamp(mean + std * inverse_normal(p), low, high);
+  });
+}
+
+const Tensor& bernoulli_(const Tensor& t, const RandomKey& key, double p) {
+  check(p >= 0 && p <= 1, "bernoulli_: p must be in [0, 1], got {}", p);
+  return draw_into("bernoulli_", t, [=](std::uint64_t i) {
+    return static_cast<double>(uniform_from_bits(random_bits(key, i))) < p ? 1.0 : 0.0;
+  });
+}
+
+Tensor rand_uniform(const Shape& shape, double low, double high, DType dtype) {
+  return Tensor(uniform_(Tensor::empty(shape, dtype), next_random_key(), low, high));
+}
+Tensor rand_normal(const Shape& shape, double mean, double std, DType dtype) {
+  return Tensor(normal_(Tensor::empty(shape, dtype), next_random_key(), mean, std));
+}
+
+Tensor permutation(std::int64_t n, const RandomKey& key) {
+  check(n >= 0, "permutation: n must be at least 0, got {}", n);
+  Tensor out = Tensor::empty({n}, DType::i64);
+  std::int64_t* p = out.data<std::int64_t>();
+  std::iota(p, p + n, std::int64_t{0});
+  for (std::int64_t i = n - 1; i > 0; --i) {  // Fisher-Yates; 64 bits make the bias invisible
+    const auto u = static_cast<std::uint64_t>(2 * i);
+    const std::uint64_t bits =
+        static_cast<std::uint64_t>(random_bits(key, u)) << 32 | random_bits(key, u + 1);
+    std::swap(p[i], p[bits % static_cast<std::uint64_t>(i + 1)]);
+  }
+  return out;
+}
+
+Tensor multinomial(const Tensor& weights, std::int64_t count, const RandomKey& key) {
+  check(weights.ndim() == 1 || weights.ndim() == 2,
+        "multinomial: weights must have shape (n) or (rows, n), got {}", weights.shape());
+  check(count >= 0, "multinomial: count must be at least 0, got {}", count);
+  const std::int64_t n = weights.dim(-1), rows = weights.ndim() == 2 ? weights.dim(0) : 1;
+  std::vector<double> w(static_cast<std::size_t>(weights.numel()));
+  weights.copy_to(w);
+  Tensor out = Tensor::empty({rows, count}, DType::i64);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    double total = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const double v = w[static_cast<std::size_t>(r * n + i)];
+      check(v >= 0 && std::isfinite(v), "multinomial: weights must be finite and at least 0, got {}",
+            v);
+      total += v;
+    }
+    check(total > 0, "multinomial: a row of weights must have a positive sum, got {}", total);
+    for (std::int64_t c = 0; c < count; ++c) {
+      double left = total * open_uniform(key, static_cast<std::uint64_t>(r * count + c));
+      std::int64_t pick = -1;
+      for (std::int64_t i = 0; i < n; ++i) {
+        const double v = w[static_cast<std::size_t>(r * n + i)];
+        if (v <= 0) continue;
+        pick = i;
+        if ((left -= v) < 0) break;
+      }
+      out.data<std::int64_t>()[r * count + c] = pick;
+    }
+  }
+  return weights.ndim() == 1 ? out.view({count}) : out;
+}
+
+}  // namespace weft

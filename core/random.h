@@ -1,0 +1,65 @@
+#pragma once
+#include <string_view>
+
+#include "weft/core/philox.h"
+#include "weft/core/tensor.h"
+
+namespace weft {
+
+/// A stream number for a name ("blocks.3.attn.qkv.weight"); equal names give equal streams.
+std::uint64_t stream_of(std::string_view name);
+
+/// Seeds the running counter that unkeyed draws (`rand_normal(shape)`) take their streams from.
+void manual_seed(std::uint64_t seed);
+/// The next key of the running counter of this thread.
+RandomKey next_random_key();
+
+/// Keys what dropout and jitter draw inside a training step. Thread-local, nested by scope.
+struct RandomState {
+  std::uint64_t seed = 0;
+  std::uint64_t step = 0;
+  std::uint64_t micro_batch = 0;
+  std::uint64_t first_global_row = 0;  ///< index of this rank's first sequence in the global batch
+  std::uint64_t seq_offset = 0;        ///< position of this rank's first token in its sequence
+};
+
+/// Random layers inside it draw numbers that depend on these values and the layer's name only: not
+/// on the rank, the number of threads, or whether a recompute runs the layer a second time.
+class RandomScope {
+ public:
+  explicit RandomScope(const RandomState& state);
+  ~RandomScope();
+  RandomScope(const RandomScope&) = delete;
+
+  /// The innermost scope's state, or null outside any scope.
+  static const RandomState* current();
+  /// The key of a layer in the current scope; outside a scope, the next of the running counter.
+  /// `row_elements` is how many numbers one global row takes, `token_elements` one token.
+  static RandomKey key_for(std::uint64_t layer_stream, std::uint64_t row_elements,
+                           std::uint64_t token_elements);
+
+ private:
+  RandomState state_;
+  const RandomState* previous_;
+};
+
+// In-place draws into a floating tensor. Each element depends on (seed, stream, index) only.
+// normal: Box-Muller on pairs. truncated_normal: redrawn by inverse transform inside [low, high].
+const Tensor& uniform_(const Tensor& t, const RandomKey& key, double low = 0, double high = 1);
+const Tensor& normal_(const Tensor& t, const RandomKey& key, double mean = 0, double std = 1);
+/// Throws Error unless low < high.
+const Tensor& truncated_normal_(const Tensor& t, const RandomKey& key, double mean, double std,
+                                double low, double high);
+/// 1 with probability p, else 0; any dtype.
+const Tensor& bernoulli_(const Tensor& t, const RandomKey& key, double p);
+
+Tensor rand_uniform(const Shape& shape, double low = 0, double high = 1, DType dtype = DType::f32);
+Tensor rand_normal(const Shape& shape, double mean = 0, double std = 1, DType dtype = DType::f32);
+/// The numbers 0 .. n-1 in random order, i64.
+Tensor permutation(std::int64_t n, const RandomKey& key);
+/// `count` draws with replacement from each row of weights (rows, n), which need not sum to 1.
+/// Result (rows, count), i64; (n) gives (count).
+/// Throws Error on a negative or non-finite weight, or a row that sums to 0.
+Tensor multinomial(const Tensor& weights, std::int64_t count, const RandomKey& key);
+
+}  // namespace weft

@@ -1,0 +1,50 @@
+#include "weft/core/shape.h"
+
+#include <algorithm>
+
+#include "weft/core/error.h"
+
+namespace weft {
+
+void throw_too_many_dims(std::int64_t n) {
+  detail::raise(Fault::user, "shape: at most {} axes, got {}", {kMaxDims, n});
+}
+
+std::string to_string(const Shape& s) {
+  std::string out = "[";
+  for (int i = 0; i < s.size(); ++i) {
+    if (i) out += ", ";
+    out += std::to_string(s[i]);
+  }
+  return out + "]";
+}
+
+Shape contiguous_strides(const Shape& shape) {
+  Shape strides = shape;
+  std::int64_t step = 1;
+  for (int i = shape.size() - 1; i >= 0; --i) {
+    strides[i] = step;
+    step *= shape[i];
+  }
+  return strides;
+}
+
+Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b) {
+  const int n = std::max(a.size(), b.size());
+  Shape out = Shape::filled(n, 1);
+  for (int i = 1; i <= n; ++i) {
+    const std::int64_t da = i <= a.size() ? a[a.size() - i] : 1;
+    const std::int64_t db = i <= b.size() ? b[b.size() - i] : 1;
+    check(da == db || da == 1 || db == 1, "{}: shapes must broadcast, got {} and {}", op, a, b);
+    out[n - i] = da == 1 ? db : da;
+  }
+  return out;
+}
+
+int normalize_dim(const char* op, std::int64_t dim, int ndim) {
+  const int n = std::max(ndim, 1);  // a scalar may be addressed as if it had one axis
+  check(dim >= -n && dim < n, "{}: dim must be in [{}, {}), got {}", op, -n, n, dim);
+  return static_cast<int>(dim < 0 ? dim + n : dim);
+}
+
+}  // namespace weft

@@ -1,0 +1,89 @@
+#pragma once
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+namespace weft {
+
+inline constexpr int kMaxDims = 8;
+
+/// Throws Error: more axes than kMaxDims.
+[[noreturn]] void throw_too_many_dims(std::int64_t n);
+
+/// A short list of axis lengths (or strides), stored inline: making one touches no heap.
+class Shape {
+ public:
+  Shape() = default;
+  Shape(std::initializer_list<std::int64_t> dims) : Shape(dims.begin(), dims.end()) {}
+  template <class It>
+  Shape(It first, It last) {
+    for (; first != last; ++first) push_back(*first);
+  }
+  /// n axes of length `value`.
+  static Shape filled(int n, std::int64_t value) {
+    Shape s;
+    for (int i = 0; i < n; ++i) s.push_back(value);
+    return s;
+  }
+
+  int size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  std::int64_t& operator[](int i) { return dims_[i]; }
+  std::int64_t operator[](int i) const { return dims_[i]; }
+  std::int64_t* begin() { return dims_.data(); }
+  std::int64_t* end() { return dims_.data() + size_; }
+  const std::int64_t* begin() const { return dims_.data(); }
+  const std::int64_t* end() const { return dims_.data() + size_; }
+  std::int64_t back() const { return dims_[size_ - 1]; }
+
+  void push_back(std::int64_t d) {
+    if (size_ == kMaxDims) [[unlikely]]
+      throw_too_many_dims(size_ + 1);
+    dims_[size_++] = d;
+  }
+  void pop_back() { --size_; }
+  void insert(int at, std::int64_t d) {
+    push_back(d);
+    for (int i = size_ - 1; i > at; --i) dims_[i] = dims_[i - 1];
+    dims_[at] = d;
+  }
+  void erase(int at) {
+    for (int i = at; i + 1 < size_; ++i) dims_[i] = dims_[i + 1];
+    --size_;
+  }
+
+  /// Product of all axes; 1 for a scalar.
+  std::int64_t numel() const {
+    std::int64_t n = 1;
+    for (int i = 0; i < size_; ++i) n *= dims_[i];
+    return n;
+  }
+
+  friend bool operator==(const Shape& a, const Shape& b) {
+    if (a.size_ != b.size_) return false;
+    for (int i = 0; i < a.size_; ++i)
+      if (a.dims_[i] != b.dims_[i]) return false;
+    return true;
+  }
+
+ private:
+  std::array<std::int64_t, kMaxDims> dims_;
+  std::int8_t size_ = 0;
+};
+
+/// "[2, 4]".
+std::string to_string(const Shape& s);
+
+/// Strides (in elements) of a row-contiguous tensor of this shape.
+Shape contiguous_strides(const Shape& shape);
+
+/// The shape two operands broadcast to (NumPy's rule, aligned at the last axis).
+/// Throws Error naming both shapes, prefixed by `op`.
+Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b);
+
+/// Maps a possibly negative axis into [0, ndim).
+/// Throws Error "op: dim must be in [-n, n), got d".
+int normalize_dim(const char* op, std::int64_t dim, int ndim);
+
+}  // namespace weft

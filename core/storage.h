@@ -1,0 +1,56 @@
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+#include "weft/core/allocator.h"
+#include "weft/core/device.h"
+
+namespace weft {
+
+struct Slab;
+
+/// A reference-counted block of memory with the version that in-place writes bump. Cached blocks
+/// keep their header, so reusing one is two list operations.
+struct Storage {
+  std::atomic<std::int32_t> refs{1};
+  std::uint32_t version = 0;
+  void* data = nullptr;        ///< null on the meta device, when empty, and after release
+  std::int64_t bytes = 0;      ///< asked for
+  std::int64_t capacity = 0;   ///< size-class bytes
+  std::int16_t size_class = -1;
+  Device device;
+  Category category = Category::other;
+  bool released = false;       ///< emptied by release_storage(): reading throws
+  bool guarded = false;        ///< allocated in debug mode
+  bool shared_empty = false;   ///< the one empty storage of its device: never freed
+  void (*deleter)(void*) = nullptr;  ///< for memory that Weft does not own
+  void* deleter_context = nullptr;
+
+  // Links of the allocator's lists; meaningful only while the block is cached.
+  Storage *class_prev = nullptr, *class_next = nullptr;
+  Storage *lru_prev = nullptr, *lru_next = nullptr;
+  Slab* slab = nullptr;
+
+  void retain() { refs.fetch_add(1, std::memory_order_relaxed); }
+  void release() {
+    if (refs.load(std::memory_order_acquire) == 1 ||
+        refs.fetch_sub(1, std::memory_order_acq_rel) == 1)
+      free_storage(this);
+  }
+
+  static void free_storage(Storage* s);
+};
+
+/// A block of at least `bytes`; `fill_nan` says that debug mode should fill it with NaN.
+/// 0 bytes give the shared empty storage of the device.
+/// Throws Error (Fault::system) when the system has no memory left, after all cached blocks were
+/// given back.
+Storage* allocate_storage(std::int64_t bytes, Device device, bool fill_nan);
+
+/// Wraps memory that somebody else owns; `deleter(context)` runs when the last tensor lets go.
+Storage* wrap_storage(void* data, std::int64_t bytes, void (*deleter)(void*), void* context);
+
+/// Gives the block back at once. The Storage stays, with its version and owners; reading it throws.
+void empty_storage(Storage* s);
+
+}  // namespace weft

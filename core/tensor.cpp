@@ -1,0 +1,241 @@
+#include "weft/core/tensor.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "weft/core/error.h"
+#include "weft/core/kernels/copy.h"
+
+namespace weft {
+namespace {
+
+// Headers that this thread dropped, for the next tensor.
+struct ImplCache {
+  TensorImpl* head = nullptr;
+  bool alive = true;
+  ~ImplCache() {
+    alive = false;
+    while (TensorImpl* t = head) {
+      head = t->grad;
+      delete t;
+    }
+  }
+};
+thread_local ImplCache impl_cache;
+
+Tensor make(const Shape& shape, DType dtype, Storage* storage) {
+  TensorImpl* impl = TensorImpl::create();
+  impl->dtype = dtype;
+  impl->storage = storage;
+  impl->shape = shape;
+  impl->strides = contiguous_strides(shape);
+  return Tensor::adopt(impl);
+}
+
+}  // namespace
+
+TensorImpl* TensorImpl::create() {
+  TensorImpl* t = impl_cache.head;
+  if (!t) return new TensorImpl;
+  impl_cache.head = t->grad;
+  t->grad = nullptr;
+  t->refs.store(1, std::memory_order_relaxed);
+  return t;
+}
+
+void TensorImpl::recycle(TensorImpl* t) {
+  if (t->storage) t->storage->release();
+  if (t->grad) t->grad->release();
+  if (t->main_grad) t->main_grad->release();
+  t->storage = nullptr;
+  t->main_grad = nullptr;
+  t->requires_grad = false;
+  t->leaf = true;
+  t->offset = 0;
+  t->tape_id = 0;
+  if (!impl_cache.alive) {
+    delete t;
+    return;
+  }
+  t->grad = impl_cache.head;  // doubles as the link of the free list
+  impl_cache.head = t;
+}
+
+Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
+  std::int64_t n = 1;
+  for (const std::int64_t d : shape) {
+    check(d >= 0, "empty: every axis must be at least 0, got shape {}", shape);
+    check(!__builtin_mul_overflow(n, d, &n) && n < (std::int64_t{1} << 56),
+          "empty: too many elements, got shape {}", shape);
+  }
+  const auto bytes = n * static_cast<std::int64_t>(size_of(dtype));
+  return make(shape, dtype, allocate_storage(bytes, device, is_floating(dtype)));
+}
+
+Tensor Tensor::full(const Shape& shape, double value, DType dtype, Device device) {
+  return Tensor(empty(shape, dtype, device)).fill_(value);
+}
+Tensor Tensor::zeros(const Shape& shape, DType dtype, Device device) {
+  return full(shape, 0, dtype, device);
+}
+Tensor Tensor::ones(const Shape& shape, DType dtype, Device device) {
+  return full(shape, 1, dtype, device);
+}
+
+Tensor Tensor::arange(double start, double end, double step, DType dtype, Device device) {
+  check(step != 0 && (end - start) / step >= 0,
+        "arange: step must lead from start {} to end {}, got {}", start, end, step);
+  const auto n = static_cast<std::int64_t>(std::ceil((end - start) / step));
+  Tensor out = empty({n}, dtype);
+  dispatch_all(dtype, [&]<class T>() {
+    T* p = out.data<T>();
+    for (std::int64_t i = 0; i < n; ++i) {
+      const double v = start + static_cast<double>(i) * step;
+      if constexpr (std::is_floating_point_v<T> || std::is_integral_v<T>)
+        p[i] = static_cast<T>(v);
+      else
+        p[i] = T(static_cast<float>(v));
+    }
+  });
+  return out.to(device);
+}
+
+Tensor Tensor::eye(std::int64_t n, DType dtype, Device device) {
+  Tensor out = zeros({n, n}, dtype);
+  out.alias({n}, {n + 1}, 0).fill_(1);
+  return out.to(device);
+}
+
+Tensor Tensor::of(std::initializer_list<double> values, const Shape& shape, DType dtype) {
+  return from_bytes(values.begin(), static_cast<std::int64_t>(values.size()), shape, DType::f64)
+      .to(dtype);
+}
+
+Tensor Tensor::from_bytes(const void* data, std::int64_t count, const Shape& shape, DType dtype) {
+  check(count == shape.numel(), "from: shape {} needs {} values, got {}", shape, shape.numel(),
+        count);
+  Tensor out = empty(shape, dtype);
+  if (count) std::memcpy(out.raw(), data, static_cast<std::size_t>(count) * size_of(dtype));
+  return out;
+}
+
+Tensor Tensor::wrap(void* data, const Shape& shape, DType dtype, void (*deleter)(void*),
+                    void* context) {
+  const auto bytes = shape.numel() * static_cast<std::int64_t>(size_of(dtype));
+  return make(shape, dtype, wrap_storage(data, bytes, deleter, context));
+}
+
+bool Tensor::is_contiguous() const {
+  std::int64_t step = 1;
+  for (int i = ndim() - 1; i >= 0; --i) {
+    const std::int64_t d = impl_->shape[i];
+    if (d == 0) return true;
+    if (d != 1 && impl_->strides[i] != step) {
+      // An empty axis further left makes the tensor empty, hence contiguous.
+      return numel() == 0;
+    }
+    step *= d;
+  }
+  return true;
+}
+
+Tensor Tensor::alias(const Shape& shape, const Shape& strides, std::int64_t offset) const {
+  TensorImpl* impl = TensorImpl::create();
+  impl->dtype = impl_->dtype;
+  impl->storage = impl_->storage;
+  impl->storage->retain();
+  impl->offset = impl_->offset + offset;
+  impl->shape = shape;
+  impl->strides = strides;
+  return adopt(impl);
+}
+
+Tensor Tensor::detach() const { return alias(shape(), strides(), 0); }
+
+Tensor& Tensor::set_requires_grad(bool on) {
+  check(!on || is_compute(dtype()),
+        "set_requires_grad: dtype must be one of f32, f64, bf16, got {}", dtype());
+  impl_->requires_grad = on;
+  impl_->leaf = true;
+  impl_->tape_id = 0;
+  return *this;
+}
+
+void Tensor::replace(TensorImpl*& slot, const Tensor& value) {
+  if (value.impl_) value.impl_->retain();
+  TensorImpl* old = std::exchange(slot, value.impl_);
+  if (old) old->release();
+}
+
+double Tensor::item_double() const {
+  check(impl_ != nullptr, "item: needs a tensor, got a null handle");
+  check(numel() == 1, "item: needs exactly 1 element, got shape {}", shape());
+  double v = 0;
+  const Tensor host = to(kCpu);
+  dispatch_all(dtype(), [&]<class T>() { v = static_cast<double>(*host.data<T>()); });
+  return v;
+}
+
+std::int64_t Tensor::item_int() const {
+  check(numel() == 1, "item: needs exactly 1 element, got shape {}", shape());
+  if (dtype() == DType::i64) return *to(kCpu).data<std::int64_t>();
+  return static_cast<std::int64_t>(item_double());
+}
+
+void Tensor::copy_to(std::span<double> out) const {
+  check(static_cast<std::int64_t>(out.size()) == numel(),
+        "copy_to: the buffer must hold {} values, got {}", numel(), out.size());
+  const Tensor host = detach().to(kCpu).contiguous();
+  dispatch_all(dtype(), [&]<class T>() {
+    const T* p = host.data<T>();
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<double>(p[i]);
+  });
+}
+
+void Tensor::throw_wrong_type(DType asked) const {
+  detail::raise(Fault::user, "data: the tensor's dtype is {}, got a request for {}",
+                {dtype(), asked});
+}
+
+void Tensor::throw_no_data() const {
+  if (impl_->storage->released)
+    detail::raise(Fault::user, "data: the storage of this tensor {} was released", {shape()});
+  detail::raise(Fault::user, "data: a tensor on device {} has no data on the host", {device()});
+}
+
+void release_storage(const Tensor& t, int owners) {
+  const int others = t.impl()->refs.load() - 1 + t.storage()->refs.load() - 1;
+  check(others < owners,
+        "release_storage: the storage must have no other owner than the {} declared, got {}",
+        owners, others + 1);
+  empty_storage(t.storage());
+}
+
+Tensor empty_operand(DType dtype, Device device) { return Tensor::empty({0}, dtype, device); }
+
+TensorList::TensorList(const TensorList& o) {
+  for (const Tensor& t : o) push_back(t);
+}
+TensorList::TensorList(TensorList&& o) noexcept { swap(o); }
+TensorList& TensorList::operator=(TensorList o) noexcept {
+  swap(o);
+  return *this;
+}
+void TensorList::swap(TensorList& o) noexcept {
+  std::swap(heap_, o.heap_);
+  std::swap(size_, o.size_);
+  std::swap(room_, o.room_);
+  for (int i = 0; i < kInline; ++i) std::swap(inline_[i], o.inline_[i]);
+}
+void TensorList::push_back(Tensor t) {
+  if (size_ == room_) {
+    Tensor* bigger = new Tensor[2 * room_];
+    for (int i = 0; i < size_; ++i) bigger[i] = std::move(begin()[i]);
+    delete[] heap_;
+    heap_ = bigger;
+    room_ *= 2;
+  }
+  begin()[size_++] = std::move(t);
+}
+
+}  // namespace weft

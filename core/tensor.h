@@ -1,0 +1,277 @@
+#pragma once
+#include <initializer_list>
+#include <iosfwd>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "weft/core/device.h"
+#include "weft/core/dtype.h"
+#include "weft/core/shape.h"
+#include "weft/core/storage.h"
+
+namespace weft {
+
+class Tensor;
+class TensorList;
+
+/// A half-open range of one axis for slice(); negative bounds count from the end.
+inline constexpr std::int64_t kEnd = INT64_MAX;
+
+/// What a Tensor handle points to. Recycled like memory blocks: making and dropping tensors in a
+/// warm loop touches no heap.
+struct TensorImpl {
+  std::atomic<std::int32_t> refs{1};
+  DType dtype = DType::f32;
+  bool requires_grad = false;
+  bool leaf = true;  ///< not the output of a recorded op
+  Storage* storage = nullptr;
+  std::int64_t offset = 0;  ///< in elements
+  Shape shape;
+  Shape strides;            ///< in elements
+  std::uint64_t tape_id = 0;  ///< place in the recording; see autograd/tape.h
+  TensorImpl* grad = nullptr;
+  TensorImpl* main_grad = nullptr;
+
+  void retain() { refs.fetch_add(1, std::memory_order_relaxed); }
+  void release() {
+    if (refs.load(std::memory_order_acquire) == 1 ||
+        refs.fetch_sub(1, std::memory_order_acq_rel) == 1)
+      recycle(this);
+  }
+  static TensorImpl* create();
+  static void recycle(TensorImpl* impl);
+};
+
+/// A cheap handle (one pointer) to shape, strides, dtype, device, storage and gradient. Copying a
+/// handle copies nothing; views share storage. A default-constructed Tensor is null.
+class Tensor {
+ public:
+  Tensor() = default;
+  Tensor(const Tensor& o) : impl_(o.impl_) {
+    if (impl_) impl_->retain();
+  }
+  Tensor(Tensor&& o) noexcept : impl_(std::exchange(o.impl_, nullptr)) {}
+  Tensor& operator=(const Tensor& o) {
+    Tensor copy(o);
+    std::swap(impl_, copy.impl_);
+    return *this;
+  }
+  Tensor& operator=(Tensor&& o) noexcept {
+    std::swap(impl_, o.impl_);
+    return *this;
+  }
+  ~Tensor() {
+    if (impl_) impl_->release();
+  }
+
+  // --- making one (core/tensor.cpp) ---------------------------------------------------------------
+  static Tensor empty(const Shape& shape, DType dtype = DType::f32, Device device = kCpu);
+  static Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = kCpu);
+  static Tensor ones(const Shape& shape, DType dtype = DType::f32, Device device = kCpu);
+  static Tensor full(const Shape& shape, double value, DType dtype = DType::f32,
+                     Device device = kCpu);
+  /// start, start + step, ... up to but not including end.
+  static Tensor arange(double start, double end, double step = 1, DType dtype = DType::f32,
+                       Device device = kCpu);
+  /// The identity matrix (n, n).
+  static Tensor eye(std::int64_t n, DType dtype = DType::f32, Device device = kCpu);
+  /// Copies values in row-major order: Tensor::of({1, 2, 3, 4}, {2, 2}).
+  static Tensor of(std::initializer_list<double> values, const Shape& shape,
+                   DType dtype = DType::f32);
+  template <class T>
+  static Tensor from(std::span<const T> values, const Shape& shape) {
+    return from_bytes(values.data(), static_cast<std::int64_t>(values.size()), shape, dtype_of<T>());
+  }
+  /// A tensor over memory that somebody else owns; `deleter(context)` runs when the last handle goes.
+  static Tensor wrap(void* data, const Shape& shape, DType dtype, void (*deleter)(void*) = nullptr,
+                     void* context = nullptr);
+
+  // --- looking at it ------------------------------------------------------------------------------
+  explicit operator bool() const { return impl_ != nullptr; }
+  const Shape& shape() const { return impl_->shape; }
+  const Shape& strides() const { return impl_->strides; }
+  int ndim() const { return impl_->shape.size(); }
+  /// Length of axis i; negative i counts from the end.
+  std::int64_t dim(int i) const { return impl_->shape[i < 0 ? i + ndim() : i]; }
+  std::int64_t numel() const { return impl_->shape.numel(); }
+  std::int64_t offset() const { return impl_->offset; }
+  DType dtype() const { return impl_->dtype; }
+  Device device() const { return impl_->storage->device; }
+  bool is_meta() const { return device().is_meta(); }
+  bool is_contiguous() const;
+  /// Typed pointer to the first element.
+  /// Throws Error when T is not the dtype, on the meta device, and after release_storage().
+  template <class T>
+  T* data() const {
+    if (dtype_of<T>() != impl_->dtype) [[unlikely]]
+      throw_wrong_type(dtype_of<T>());
+    return static_cast<T*>(raw());
+  }
+  void* raw() const {
+    Storage* s = impl_->storage;
+    if (s->data == nullptr && numel() != 0) [[unlikely]]
+      throw_no_data();
+    return static_cast<char*>(s->data) +
+           impl_->offset * static_cast<std::int64_t>(size_of(impl_->dtype));
+  }
+  /// The value of a one-element tensor of any dtype, converted.
+  /// Throws Error when it has not exactly one element.
+  template <class T = double>
+  T item() const {
+    return static_cast<T>(item_double());
+  }
+  std::int64_t item_int() const;
+  /// Copies every element out as double, row-major.
+  void copy_to(std::span<double> out) const;
+  Storage* storage() const { return impl_->storage; }
+  std::uint32_t version() const { return impl_->storage->version; }
+  /// Every in-place write announces itself, so that a backward that saved the old value notices.
+  void bump_version() const { ++impl_->storage->version; }
+  TensorImpl* impl() const { return impl_; }
+  bool same(const Tensor& o) const { return impl_ == o.impl_; }
+
+  // --- gradients ----------------------------------------------------------------------------------
+  bool requires_grad() const { return impl_ && impl_->requires_grad; }
+  /// Marks a leaf whose gradient backward() should fill.
+  /// Throws Error on a dtype that no floating op computes with.
+  Tensor& set_requires_grad(bool on = true);
+  /// The gradient of a leaf; null before backward().
+  Tensor grad() const { return handle(impl_->grad); }
+  void set_grad(const Tensor& g) const { replace(impl_->grad, g); }
+  /// An f32 buffer that backward() adds into instead of filling grad(); null unless set.
+  Tensor main_grad() const { return handle(impl_->main_grad); }
+  void set_main_grad(const Tensor& g) const { replace(impl_->main_grad, g); }
+  /// Runs the innermost tape of this thread from this scalar (or with the cotangent dy).
+  void backward() const;
+  void backward(const Tensor& dy) const;
+  /// The same values as a leaf that no tape knows; shares storage.
+  Tensor detach() const;
+
+  /// A view with its own shape, strides and offset over the same storage, unknown to any tape.
+  Tensor alias(const Shape& shape, const Shape& strides, std::int64_t offset) const;
+
+  // --- ops as members: defined in autograd/methods.cpp, documented at the free function -----------
+  Tensor contiguous() const;
+  Tensor clone() const;
+  Tensor to(DType dtype) const;
+  Tensor to(Device device) const;
+  Tensor view(const Shape& shape) const;
+  Tensor reshape(const Shape& shape) const;
+  Tensor permute(std::initializer_list<int> axes) const;
+  Tensor transpose(int a, int b) const;
+  Tensor t() const { return transpose(-2, -1); }
+  Tensor expand(const Shape& shape) const;
+  Tensor slice(int dim, std::int64_t begin, std::int64_t end = kEnd, std::int64_t step = 1) const;
+  Tensor narrow(int dim, std::int64_t begin, std::int64_t length) const;
+  Tensor select(int dim, std::int64_t index) const;
+  Tensor squeeze(int dim) const;
+  Tensor unsqueeze(int dim) const;
+  Tensor flatten(int first = 0, int last = -1) const;
+  TensorList split(std::int64_t size, int dim = 0) const;
+  Tensor index_select(int dim, const Tensor& index) const;
+  Tensor gather(int dim, const Tensor& index) const;
+
+  Tensor operator-() const;
+  Tensor exp() const;
+  Tensor log() const;
+  Tensor sqrt() const;
+  Tensor rsqrt() const;
+  Tensor abs() const;
+  Tensor tanh() const;
+  Tensor sigmoid() const;
+  Tensor relu() const;
+  Tensor square() const;
+  Tensor pow(double exponent) const;
+  Tensor clamp(double low, double high) const;
+
+  Tensor sum() const;
+  Tensor sum(std::initializer_list<int> dims, bool keepdim = false) const;
+  Tensor mean() const;
+  Tensor mean(std::initializer_list<int> dims, bool keepdim = false) const;
+  Tensor max() const;
+  Tensor max(int dim, bool keepdim = false) const;
+  Tensor min() const;
+  Tensor min(int dim, bool keepdim = false) const;
+  Tensor argmax(int dim = -1, bool keepdim = false) const;
+  Tensor softmax(int dim = -1) const;
+  Tensor matmul(const Tensor& other) const;
+
+  // In place; each bumps the version and throws on a tensor that is part of a recording.
+  const Tensor& fill_(double value) const;
+  const Tensor& zero_() const { return fill_(0); }
+  const Tensor& copy_(const Tensor& source) const;
+  const Tensor& add_(const Tensor& other, double alpha = 1) const;
+  const Tensor& mul_(double factor) const;
+
+  /// Takes over one reference.
+  static Tensor adopt(TensorImpl* impl) {
+    Tensor t;
+    t.impl_ = impl;
+    return t;
+  }
+  static Tensor handle(TensorImpl* impl) {
+    if (impl) impl->retain();
+    return adopt(impl);
+  }
+
+ private:
+  static Tensor from_bytes(const void* data, std::int64_t count, const Shape& shape, DType dtype);
+  static void replace(TensorImpl*& slot, const Tensor& value);
+  double item_double() const;
+  [[noreturn]] void throw_wrong_type(DType asked) const;
+  [[noreturn]] void throw_no_data() const;
+
+  TensorImpl* impl_ = nullptr;
+};
+
+/// A list of tensors that needs no heap up to 8 of them.
+class TensorList {
+ public:
+  TensorList() = default;
+  TensorList(std::initializer_list<Tensor> items) {
+    for (const Tensor& t : items) push_back(t);
+  }
+  TensorList(TensorList&& o) noexcept;
+  TensorList(const TensorList& o);
+  TensorList& operator=(TensorList o) noexcept;
+  ~TensorList() { delete[] heap_; }
+
+  void push_back(Tensor t);
+  int size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  Tensor& operator[](int i) { return begin()[i]; }
+  const Tensor& operator[](int i) const { return begin()[i]; }
+  Tensor* begin() { return heap_ ? heap_ : inline_; }
+  Tensor* end() { return begin() + size_; }
+  const Tensor* begin() const { return heap_ ? heap_ : inline_; }
+  const Tensor* end() const { return begin() + size_; }
+
+ private:
+  void swap(TensorList& o) noexcept;
+  static constexpr int kInline = 8;
+  Tensor inline_[kInline];
+  Tensor* heap_ = nullptr;
+  int size_ = 0, room_ = kInline;
+};
+
+inline Tensor empty_like(const Tensor& x) {
+  return Tensor::empty(x.shape(), x.dtype(), x.device());
+}
+inline Tensor zeros_like(const Tensor& x) {
+  return Tensor::zeros(x.shape(), x.dtype(), x.device());
+}
+
+/// Frees the memory of `t` for every handle and view of it; shape and dtype stay, reading throws.
+/// `owners` is how many handles the caller itself holds (of `t` and of views of it).
+/// Throws Error when somebody else owns it too: their data would vanish.
+void release_storage(const Tensor& t, int owners = 1);
+
+/// The filler for an absent operand: no elements, one shared storage per device.
+Tensor empty_operand(DType dtype = DType::f32, Device device = kCpu);
+
+/// "tensor([[1, 2], [3, 4]], f32, cpu)" with the middle of long axes left out.
+std::string to_string(const Tensor& t);
+std::ostream& operator<<(std::ostream& out, const Tensor& t);
+
+}  // namespace weft
