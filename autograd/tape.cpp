@@ -160,25 +160,25 @@ Tape::Slot& Tape::slot(std::uint64_t id) {
   return state_->slots[i];
 }
 
-void Tape::follow_outputs(std::initializer_list<const Tensor*> outputs) {
-  for (const Tensor* y : outputs) {
-    TensorImpl* impl = y->impl();
+void Tape::follow_outputs(const TensorRefs& outputs) {
+  for (int i = 0; i < outputs.size(); ++i) {
+    TensorImpl* impl = outputs[i].impl();
     impl->tape_id = next_id++;
     impl->requires_grad = true;
     impl->leaf = false;
   }
 }
 
-void* Tape::begin_node(const char* name, std::initializer_list<const Tensor*> inputs,
-                       std::initializer_list<const Tensor*> outputs, std::size_t fn_bytes,
-                       Invoke invoke, Destroy destroy) {
+void* Tape::begin_node(const char* name, const TensorRefs& inputs, const TensorRefs& outputs,
+                       std::size_t fn_bytes, Invoke invoke, Destroy destroy) {
   const std::int64_t saved_bytes = std::exchange(pending_saved_bytes, 0);
   std::uint64_t* ids = nullptr;
   Node* node = nullptr;
   if (mode_ == Mode::recording) {
     node = static_cast<Node*>(state_->arena.take(sizeof(Node)));
     ids = static_cast<std::uint64_t*>(
-        state_->arena.take((inputs.size() + outputs.size()) * sizeof(std::uint64_t)));
+        state_->arena.take(static_cast<std::size_t>(inputs.size() + outputs.size()) *
+                           sizeof(std::uint64_t)));
     *node = {state_->last,
              name,
              state_->arena.take(fn_bytes),
@@ -186,22 +186,23 @@ void* Tape::begin_node(const char* name, std::initializer_list<const Tensor*> in
              destroy,
              ids,
              ids + inputs.size(),
-             static_cast<std::int32_t>(inputs.size()),
-             static_cast<std::int32_t>(outputs.size()),
+             inputs.size(),
+             outputs.size(),
              saved_bytes,
-             (*outputs.begin())->shape()};
+             outputs[0].shape()};
   }
-  for (const Tensor* x : inputs) {
+  for (int i = 0; i < inputs.size(); ++i) {
+    const Tensor& x = inputs[i];
     std::uint64_t id = 0;
-    if (*x && follows(*x)) {
-      TensorImpl* impl = x->impl();
+    if (x && follows(x)) {
+      TensorImpl* impl = x.impl();
       if (impl->tape_id < outermost_base_) impl->tape_id = next_id++;
       id = impl->tape_id;
       if (impl->leaf) {
         Slot& s = slot(id);
         if (s.leaf < 0) {
           s.leaf = static_cast<std::int32_t>(state_->leaves.size());
-          state_->leaves.push_back({*x, 0, false});
+          state_->leaves.push_back({x, 0, false});
         }
         ++state_->leaves[s.leaf].uses;
       }
@@ -209,7 +210,7 @@ void* Tape::begin_node(const char* name, std::initializer_list<const Tensor*> in
     if (ids) *ids++ = id;
   }
   if (!node) return nullptr;
-  for (const Tensor* y : outputs) *ids++ = y->impl()->tape_id;
+  for (int i = 0; i < outputs.size(); ++i) *ids++ = outputs[i].impl()->tape_id;
   state_->last = node;
   ++nodes_;
   return node->fn;

@@ -62,6 +62,21 @@ class Backward {
   const Tensor* dy_ = nullptr;
 };
 
+/// The inputs or outputs of an op as record() takes them: {&x, &weight} or a TensorList.
+class TensorRefs {
+ public:
+  TensorRefs(std::initializer_list<const Tensor*> refs)
+      : refs_(refs.begin()), size_(static_cast<int>(refs.size())) {}
+  TensorRefs(const TensorList& list) : list_(list.begin()), size_(list.size()) {}
+  int size() const { return size_; }
+  const Tensor& operator[](int i) const { return refs_ ? *refs_[i] : list_[i]; }
+
+ private:
+  const Tensor* const* refs_ = nullptr;
+  const Tensor* list_ = nullptr;
+  int size_;
+};
+
 /// A straight-line record of one forward pass on this thread, from its construction to the end of
 /// its scope. Recording order is already a topological order, so backward() is one reverse loop: no
 /// recursion, no graph search. A node is destroyed as soon as it has run, which frees what it saved.
@@ -105,8 +120,7 @@ class Tape {
   /// Adds an op to every tape of this thread. The outputs become tracked; `fn(Backward&)` will be
   /// called once with their gradients. Call only if recording(inputs...).
   template <class F>
-  static void record(const char* name, std::initializer_list<const Tensor*> inputs,
-                     std::initializer_list<const Tensor*> outputs, F&& fn);
+  static void record(const char* name, TensorRefs inputs, TensorRefs outputs, F&& fn);
 
   /// Does any tape of this thread follow this tensor?
   static bool follows(const Tensor& t) {
@@ -126,16 +140,15 @@ class Tape {
   using Invoke = void (*)(void* fn, Backward& b);
   using Destroy = void (*)(void* fn);
 
-  void* begin_node(const char* name, std::initializer_list<const Tensor*> inputs,
-                   std::initializer_list<const Tensor*> outputs, std::size_t fn_bytes,
-                   Invoke invoke, Destroy destroy);
+  void* begin_node(const char* name, const TensorRefs& inputs, const TensorRefs& outputs,
+                   std::size_t fn_bytes, Invoke invoke, Destroy destroy);
   void run(const char* caller, const Tensor& loss, const Tensor& dy);
   void run_node(Node& node);
   Slot& slot(std::uint64_t id);
   void accumulate(Slot& slot, const char* op, Tensor dx);
   void leaf_used(Leaf& leaf, Slot& slot);
   void clear();
-  static void follow_outputs(std::initializer_list<const Tensor*> outputs);
+  static void follow_outputs(const TensorRefs& outputs);
 
   State* state_;  ///< recycled between the tapes of a thread
   Tape* scope_outer_;     ///< the tape whose scope encloses this one
@@ -178,8 +191,7 @@ class NoGradGuard {
 };
 
 template <class F>
-void Tape::record(const char* name, std::initializer_list<const Tensor*> inputs,
-                  std::initializer_list<const Tensor*> outputs, F&& fn) {
+void Tape::record(const char* name, TensorRefs inputs, TensorRefs outputs, F&& fn) {
   using Fn = std::decay_t<F>;
   static_assert(alignof(Fn) <= alignof(std::max_align_t));
   follow_outputs(outputs);
