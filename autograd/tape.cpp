@@ -28,8 +28,8 @@ class Arena {
     }
     if (chunk_ == chunks_.size()) {
       const std::size_t size = std::max(bytes, kChunk);
-      chunks_.push_back({std::make_unique<std::max_align_t[]>(size / sizeof(std::max_align_t) + 1),
-                         size});
+      chunks_.push_back(
+          {std::make_unique<std::max_align_t[]>(size / sizeof(std::max_align_t) + 1), size});
       used_ = 0;
     }
     char* p = reinterpret_cast<char*>(chunks_[chunk_].memory.get()) + used_;
@@ -156,7 +156,8 @@ void Tape::clear() {
 Tape::Slot& Tape::slot(std::uint64_t id) {
   if (id < base_) return state_->old[id];
   const std::size_t i = id - base_;
-  if (i >= state_->slots.size()) state_->slots.resize(std::max<std::size_t>(i + 1, next_id - base_));
+  if (i >= state_->slots.size())
+    state_->slots.resize(std::max<std::size_t>(i + 1, next_id - base_));
   return state_->slots[i];
 }
 
@@ -176,9 +177,8 @@ void* Tape::begin_node(const char* name, const TensorRefs& inputs, const TensorR
   Node* node = nullptr;
   if (mode_ == Mode::recording) {
     node = static_cast<Node*>(state_->arena.take(sizeof(Node)));
-    ids = static_cast<std::uint64_t*>(
-        state_->arena.take(static_cast<std::size_t>(inputs.size() + outputs.size()) *
-                           sizeof(std::uint64_t)));
+    ids = static_cast<std::uint64_t*>(state_->arena.take(
+        static_cast<std::size_t>(inputs.size() + outputs.size()) * sizeof(std::uint64_t)));
     *node = {state_->last,
              name,
              state_->arena.take(fn_bytes),
@@ -259,9 +259,6 @@ void Tape::leaf_used(Leaf& leaf, Slot& s) {
 }
 
 void Tape::run_node(Node& node) {
-  constexpr int kMaxOutputs = 64;
-  check(node.output_count <= kMaxOutputs, "{}: at most {} outputs, got {}", node.name, kMaxOutputs,
-        node.output_count);
   TensorList dy;
   bool reached = false;
   for (int i = 0; i < node.output_count; ++i) {

@@ -62,12 +62,12 @@ class Backward {
   const Tensor* dy_ = nullptr;
 };
 
-/// The inputs or outputs of an op as record() takes them: {&x, &weight} or a TensorList.
+/// The inputs or outputs of an op, whichever way record() was given them.
 class TensorRefs {
  public:
-  TensorRefs(std::initializer_list<const Tensor*> refs)
-      : refs_(refs.begin()), size_(static_cast<int>(refs.size())) {}
-  TensorRefs(const TensorList& list) : list_(list.begin()), size_(list.size()) {}
+  TensorRefs(const Tensor* const* refs, std::size_t size)
+      : refs_(refs), size_(static_cast<int>(size)) {}
+  explicit TensorRefs(const TensorList& list) : list_(list.begin()), size_(list.size()) {}
   int size() const { return size_; }
   const Tensor& operator[](int i) const { return refs_ ? *refs_[i] : list_[i]; }
 
@@ -79,14 +79,15 @@ class TensorRefs {
 
 /// A straight-line record of one forward pass on this thread, from its construction to the end of
 /// its scope. Recording order is already a topological order, so backward() is one reverse loop: no
-/// recursion, no graph search. A node is destroyed as soon as it has run, which frees what it saved.
+/// recursion, no graph search. A node is destroyed as soon as it has run, which frees what it
+/// saved.
 ///
 ///   Tape tape;
 ///   Tensor loss = model(x);
 ///   loss.backward();
 ///
-/// A tape that is opened inside another one hears the same ops, so the gradient of a gradient works:
-/// run the inner tape, and the outer one has recorded its backward.
+/// A tape that is opened inside another one hears the same ops, so the gradient of a gradient
+/// works: run the inner tape, and the outer one has recorded its backward.
 class Tape {
  public:
   Tape();
@@ -105,7 +106,9 @@ class Tape {
   TensorList gradients(const Tensor& loss, const TensorList& xs, const Tensor& dy = {});
 
   /// Called when a leaf has received its last gradient of this backward pass.
-  void on_grad_ready(std::function<void(const Tensor& leaf)> hook) { grad_ready_ = std::move(hook); }
+  void on_grad_ready(std::function<void(const Tensor& leaf)> hook) {
+    grad_ready_ = std::move(hook);
+  }
   /// Called once after backward with the leaves on this tape that no gradient reached.
   void on_backward_end(std::function<void(const std::vector<Tensor>& unused)> hook) {
     backward_end_ = std::move(hook);
@@ -120,7 +123,17 @@ class Tape {
   /// Adds an op to every tape of this thread. The outputs become tracked; `fn(Backward&)` will be
   /// called once with their gradients. Call only if recording(inputs...).
   template <class F>
-  static void record(const char* name, TensorRefs inputs, TensorRefs outputs, F&& fn);
+  static void record(const char* name, std::initializer_list<const Tensor*> inputs,
+                     std::initializer_list<const Tensor*> outputs, F&& fn) {
+    record_refs(name, {inputs.begin(), inputs.size()}, {outputs.begin(), outputs.size()},
+                std::forward<F>(fn));
+  }
+  /// The same for an op whose number of inputs or outputs is not fixed.
+  template <class F>
+  static void record(const char* name, const TensorList& inputs, const TensorList& outputs,
+                     F&& fn) {
+    record_refs(name, TensorRefs(inputs), TensorRefs(outputs), std::forward<F>(fn));
+  }
 
   /// Does any tape of this thread follow this tensor?
   static bool follows(const Tensor& t) {
@@ -140,6 +153,9 @@ class Tape {
   using Invoke = void (*)(void* fn, Backward& b);
   using Destroy = void (*)(void* fn);
 
+  template <class F>
+  static void record_refs(const char* name, const TensorRefs& inputs, const TensorRefs& outputs,
+                          F&& fn);
   void* begin_node(const char* name, const TensorRefs& inputs, const TensorRefs& outputs,
                    std::size_t fn_bytes, Invoke invoke, Destroy destroy);
   void run(const char* caller, const Tensor& loss, const Tensor& dy);
@@ -150,10 +166,10 @@ class Tape {
   void clear();
   static void follow_outputs(const TensorRefs& outputs);
 
-  State* state_;  ///< recycled between the tapes of a thread
-  Tape* scope_outer_;     ///< the tape whose scope encloses this one
-  Tape* outer_;           ///< the tape that also records what this one records
-  std::uint64_t base_;    ///< tensors with smaller ids are older than this tape
+  State* state_;        ///< recycled between the tapes of a thread
+  Tape* scope_outer_;   ///< the tape whose scope encloses this one
+  Tape* outer_;         ///< the tape that also records what this one records
+  std::uint64_t base_;  ///< tensors with smaller ids are older than this tape
   int nodes_ = 0;
   bool collect_only_ = false;  ///< gradients(): leaves keep their grad()
   Mode mode_ = Mode::recording;
@@ -191,7 +207,8 @@ class NoGradGuard {
 };
 
 template <class F>
-void Tape::record(const char* name, TensorRefs inputs, TensorRefs outputs, F&& fn) {
+void Tape::record_refs(const char* name, const TensorRefs& inputs, const TensorRefs& outputs,
+                       F&& fn) {
   using Fn = std::decay_t<F>;
   static_assert(alignof(Fn) <= alignof(std::max_align_t));
   follow_outputs(outputs);
