@@ -1,0 +1,106 @@
+#pragma once
+#include "weft/core/tensor.h"
+
+namespace weft {
+
+// One call updates many tensors: a model has hundreds of small ones. All of them are cut into
+// chunks of this many elements, so that threads share the work evenly and results do not depend on
+// how many threads there are.
+inline constexpr std::int64_t kOptimizerChunk = 65536;
+
+/// What every optimizer kernel needs to know about one parameter. Pointers are to contiguous memory
+/// on one device. lr and weight_decay differ between parameter groups.
+struct ParamSlot {
+  void* param = nullptr;       ///< f32, f64, bf16
+  const void* grad = nullptr;  ///< f32, f64, bf16; f64 exactly when param is
+  void* bf16_copy = nullptr;   ///< receives the new f32 param rounded to bf16; null: none
+  std::int64_t n = 0;
+  DType param_dtype = DType::f32, grad_dtype = DType::f32;
+  double lr = 0, weight_decay = 0;
+};
+
+/// A state is f32, bf16 (rounded to nearest even), or f16 with one f32 scale a tensor:
+/// value = stored * scale, scale = absmax / 32752 anew in each step (0 for an all-zero state).
+/// The states of an f64 param are f64.
+struct AdamSlot : ParamSlot {
+  void* m = nullptr;
+  void* v = nullptr;
+  float* m_scale = nullptr;  ///< f16 only; starts at 0
+  float* v_scale = nullptr;
+  DType m_dtype = DType::f32, v_dtype = DType::f32;
+};
+
+/// f32 params and states compute in f32, each operation rounded (nothing is contracted to an fma):
+///   g *= grad_scale;                  L2 (not decoupled): g += weight_decay * p
+///   m = beta1 m + (1 - beta1) g;      v = beta2 v + (1 - beta2) g g
+///   u = (m / bc1) / (sqrt(v / bc2) + eps);   decoupled: u += weight_decay * p
+///   p -= lr u
+struct AdamStep {
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
+  double bias_correction1 = 1, bias_correction2 = 1;  ///< 1 - beta^t, or 1 for no correction
+  bool decoupled = true;                              ///< AdamW; false: Adam with L2
+  /// One double on the slots' device (see clip_scale); null means 1. When it is not finite, params
+  /// and states stay untouched.
+  const double* grad_scale = nullptr;
+};
+
+/// A gradient whose norm is wanted.
+struct GradSlot {
+  const void* grad = nullptr;  ///< f32, f64, bf16
+  std::int64_t n = 0;
+  DType grad_dtype = DType::f32;
+};
+
+/// momentum is f32 (f64 for an f64 param), starts at 0; null when the step has no momentum.
+struct SgdSlot : ParamSlot {
+  void* momentum = nullptr;
+};
+
+///   g = g * grad_scale + weight_decay * p;   buf = momentum buf + g
+///   p -= lr (nesterov ? g + momentum buf : buf)        (without momentum: p -= lr g)
+struct SgdStep {
+  double momentum = 0;
+  bool nesterov = false;
+  const double* grad_scale = nullptr;  ///< as in AdamStep
+};
+
+/// How many chunks the tensors make: ceil(n / kOptimizerChunk) each.
+template <class Slot>
+std::int64_t optimizer_chunks(const Slot* slots, std::int64_t count) {
+  std::int64_t chunks = 0;
+  for (std::int64_t i = 0; i < count; ++i)
+    chunks += (slots[i].n + kOptimizerChunk - 1) / kOptimizerChunk;
+  return chunks;
+}
+
+// The first argument tells dispatch() the device.
+
+/// scratch (f32, 2 * chunks) is written only when a state is f16.
+using AdamKernel = void(const Tensor& scratch, const AdamSlot* slots, std::int64_t count,
+                        const AdamStep& step);
+/// `device_of` may be any tensor on the slots' device.
+using SgdKernel = void(const Tensor& device_of, const SgdSlot* slots, std::int64_t count,
+                       const SgdStep& step);
+/// Sums of squares of the gradients, in double: sums (f64, count + 1) gets one for each slot and,
+/// last, the total. An entry is NaN or infinite when the gradient has a value that is.
+/// partials is f64, (chunks).
+using GradSquaresKernel = void(const Tensor& partials, const GradSlot* slots, std::int64_t count,
+                               const Tensor& sums);
+/// scale (f64, one element) = min(1, max_norm / (norm + 1e-6)) for norm = sqrt(last of sums), NaN
+/// when the norm is not finite. An infinite max_norm never clips.
+using ClipScaleKernel = void(const Tensor& sums, double max_norm, const Tensor& scale);
+
+namespace cpu {
+AdamKernel adam_step;
+SgdKernel sgd_step;
+GradSquaresKernel grad_squares;
+ClipScaleKernel clip_scale;
+}  // namespace cpu
+namespace cuda {
+AdamKernel adam_step;
+SgdKernel sgd_step;
+GradSquaresKernel grad_squares;
+ClipScaleKernel clip_scale;
+}  // namespace cuda
+
+}  // namespace weft
