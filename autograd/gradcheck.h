@@ -7,10 +7,10 @@
 namespace weft {
 
 struct GradcheckOptions {
-  double step = 1e-6;       ///< of the central difference
-  double tolerance = 1e-6;  ///< on |difference - tape| / max(1, |difference|)
+  double step = 1e-6;         ///< of the central difference
+  double tolerance = 1e-6;    ///< on |difference - tape| / max(1, |difference|)
   bool second_order = false;  ///< check the gradient of the gradient too
-  std::uint64_t seed = 7;   ///< of the cotangent
+  std::uint64_t seed = 7;     ///< of the cotangent
 };
 
 /// Compares the tape's gradients of f with central differences, element by element, in f64.

@@ -1,7 +1,6 @@
 #include "weft/autograd/tape.h"
 
 #include <memory>
-#include <unordered_map>
 
 #include "weft/autograd/elementwise.h"
 
@@ -75,17 +74,60 @@ struct Tape::Slot {
   bool wanted = false;  ///< gradients() returns it: keep it after its node has run
 };
 
+/// Slots of tensors that are older than the tape: open addressing, kept warm between tapes.
+struct Tape::OldSlots {
+  std::vector<std::uint64_t> keys;  ///< 0: free
+  std::vector<Slot> slots;
+  std::size_t used = 0;
+
+  Slot& at(std::uint64_t id) {
+    if (2 * (used + 1) > keys.size()) grow();
+    std::size_t i = place(id);
+    if (keys[i] == 0) {
+      keys[i] = id;
+      ++used;
+    }
+    return slots[i];
+  }
+  void clear() {
+    if (used == 0) return;
+    std::fill(keys.begin(), keys.end(), 0);
+    for (Slot& s : slots) s = {};
+    used = 0;
+  }
+
+ private:
+  std::size_t place(std::uint64_t id) const {
+    std::size_t i = id * 0x9e3779b97f4a7c15u >> 32 & (keys.size() - 1);
+    while (keys[i] != 0 && keys[i] != id) i = (i + 1) & (keys.size() - 1);
+    return i;
+  }
+  void grow() {
+    std::vector<std::uint64_t> old_keys(std::max<std::size_t>(64, 2 * keys.size()));
+    std::vector<Slot> old_slots(old_keys.size());
+    keys.swap(old_keys);
+    slots.swap(old_slots);
+    for (std::size_t i = 0; i < old_keys.size(); ++i) {
+      if (old_keys[i] == 0) continue;
+      const std::size_t to = place(old_keys[i]);
+      keys[to] = old_keys[i];
+      slots[to] = std::move(old_slots[i]);
+    }
+  }
+};
+
 struct Tape::Leaf {
   Tensor tensor;
-  int uses = 0;
+  int uses = 0;   ///< not yet answered by backward
+  int total = 0;  ///< recorded
   bool reached = false;
 };
 
 struct Tape::State {
   Arena arena;
   Node* last = nullptr;
-  std::vector<Slot> slots;                      ///< by id - base
-  std::unordered_map<std::uint64_t, Slot> old;  ///< ids below base: tensors of an outer tape
+  std::vector<Slot> slots;  ///< by id - base
+  OldSlots old;             ///< ids below base: tensors of an outer tape
   std::vector<Leaf> leaves;
 };
 
@@ -129,7 +171,8 @@ struct Tape::Pool {
 
 Tape::Tape()
     : state_(Pool::get().take()), scope_outer_(innermost_), outer_(current_), base_(next_id) {
-  if (!outer_) outermost_base_ = base_;
+  // An enclosing tape that is still running keeps its view of which tensors are its own.
+  if (!scope_outer_ || scope_outer_->mode_ == Mode::spent) outermost_base_ = base_;
   current_ = innermost_ = this;
 }
 
@@ -137,7 +180,7 @@ Tape::~Tape() {
   clear();
   if (current_ == this) current_ = outer_;
   innermost_ = scope_outer_;
-  if (!outer_) outermost_base_ = scope_outer_ ? scope_outer_->base_ : UINT64_MAX;
+  if (outermost_base_ == base_) outermost_base_ = scope_outer_ ? scope_outer_->base_ : UINT64_MAX;
   Pool::get().free.emplace_back(state_);
 }
 
@@ -154,7 +197,7 @@ void Tape::clear() {
 }
 
 Tape::Slot& Tape::slot(std::uint64_t id) {
-  if (id < base_) return state_->old[id];
+  if (id < base_) return state_->old.at(id);
   const std::size_t i = id - base_;
   if (i >= state_->slots.size())
     state_->slots.resize(std::max<std::size_t>(i + 1, next_id - base_));
@@ -202,9 +245,10 @@ void* Tape::begin_node(const char* name, const TensorRefs& inputs, const TensorR
         Slot& s = slot(id);
         if (s.leaf < 0) {
           s.leaf = static_cast<std::int32_t>(state_->leaves.size());
-          state_->leaves.push_back({x, 0, false});
+          state_->leaves.push_back({x});
         }
         ++state_->leaves[s.leaf].uses;
+        ++state_->leaves[s.leaf].total;
       }
     }
     if (ids) *ids++ = id;
@@ -231,9 +275,23 @@ void Tape::accumulate(Slot& s, const char* op, Tensor dx) {
     s.grad = add(s.grad, dx);
 }
 
-void Tape::leaf_used(Leaf& leaf, Slot& s) {
-  if (--leaf.uses > 0) return;
-  if (collect_only_ || !s.grad) return;
+void Tape::leaf_used(Slot& s, int uses) {
+  Leaf& leaf = state_->leaves[s.leaf];
+  leaf.uses -= uses;
+  if (leaf.uses > 0 || collect_only_) return;
+  if (parent_) {
+    // A leaf older than the replay belongs to the tape that asked for it; inputs are collected.
+    const std::uint64_t id = leaf.tensor.impl()->tape_id;
+    if (id >= base_) return;
+    Slot& theirs = parent_->slot(id);
+    if (s.grad) parent_->accumulate(theirs, "recompute", std::move(s.grad));
+    s.grad = {};
+    return parent_->leaf_used(theirs, leaf.total);
+  }
+  if (s.grad) finish_leaf(leaf, s);
+}
+
+void Tape::finish_leaf(Leaf& leaf, Slot& s) {
   const Tensor& x = leaf.tensor;
   leaf.reached = true;
   Tensor g = std::move(s.grad);
@@ -245,11 +303,10 @@ void Tape::leaf_used(Leaf& leaf, Slot& s) {
     NoGradGuard off;
     main.add_(g.to(main.dtype()));
   } else if (const Tensor old = x.grad()) {
-    if (current_ == nullptr) {
+    if (current_ == nullptr)
       old.add_(g);
-    } else {
+    else
       x.set_grad(add(old, g));
-    }
   } else {
     // grad() belongs to the user: it must not share memory with another gradient.
     x.set_grad(current_ == nullptr && !(uniquely_owned(g) && g.is_contiguous()) ? g.clone() : g);
@@ -280,57 +337,58 @@ void Tape::run_node(Node& node) {
   }
 }
 
-void Tape::run(const char* caller, const Tensor& loss, const Tensor& dy) {
-  check(mode_ != Mode::spent,
-        "{}: this tape is spent; open a new weft::Tape and run the forward pass again", caller);
-  check(mode_ != Mode::running, "{}: this tape is already running backward", caller);
-  check(static_cast<bool>(loss), "{}: loss must be a tensor, got a null handle", caller);
-  check(dy || loss.numel() == 1, "{}: loss must have 1 element or come with dy, got shape {}",
-        caller, loss.shape());
-  check(!dy || (dy.shape() == loss.shape() && dy.dtype() == loss.dtype()),
-        "{}: dy must have the loss's shape {} and dtype {}, got {} and {}", caller, loss.shape(),
-        loss.dtype(), dy ? dy.shape() : Shape{}, dy ? dy.dtype() : loss.dtype());
-  check(loss.requires_grad() && loss.impl()->tape_id >= base_,
+void Tape::start(const char* caller, const Tensor& y, const Tensor& dy) {
+  check(static_cast<bool>(y), "{}: loss must be a tensor, got a null handle", caller);
+  check(dy || y.numel() == 1, "{}: loss must have 1 element or come with dy, got shape {}", caller,
+        y.shape());
+  check(!dy || (dy.shape() == y.shape() && dy.dtype() == y.dtype()),
+        "{}: dy must have the loss's shape {} and dtype {}, got {} and {}", caller, y.shape(),
+        y.dtype(), dy ? dy.shape() : Shape{}, dy ? dy.dtype() : y.dtype());
+  check(y.requires_grad() && y.impl()->tape_id >= base_,
         "{}: the loss is not on this tape; no input of it required a gradient, or it was computed "
         "before the tape was opened",
         caller);
+  accumulate(slot(y.impl()->tape_id), caller,
+             dy ? dy : Tensor::ones(y.shape(), y.dtype(), y.device()));
+}
 
+void Tape::run(const char* caller, const TensorList& ys, const TensorList& dys) {
+  check(mode_ != Mode::spent,
+        "{}: this tape is spent; open a new weft::Tape and run the forward pass again", caller);
+  check(mode_ == Mode::recording, "{}: this tape is already running", caller);
   CategoryScope category(Category::gradient);
-  Tape* const previous = std::exchange(current_, outer_);
-  mode_ = Mode::running;
   struct Restore {
     Tape* tape;
     Tape* previous;
+    const char* op;
     ~Restore() {
       current_ = previous == tape ? tape->outer_ : previous;
-      running_op = nullptr;
+      running_op = op;
       tape->mode_ = Mode::spent;
     }
-  } restore{this, previous};
-
-  slot(loss.impl()->tape_id).grad =
-      dy ? dy : Tensor::ones(loss.shape(), loss.dtype(), loss.device());
+  } restore{this, std::exchange(current_, outer_), running_op};
+  for (int i = 0; i < ys.size(); ++i) start(caller, ys[i], dys[i]);
+  mode_ = Mode::running;
   while (Node* node = state_->last) {
     state_->last = node->previous;
     --nodes_;
-    struct Destroyed {  // also when the lambda throws
-      Node* node;
-      ~Destroyed() { node->destroy(node->fn); }
-    };
     {
-      Destroyed destroyed{node};
+      struct Destroyed {  // also when the lambda throws
+        Node* node;
+        ~Destroyed() { node->destroy(node->fn); }
+      } destroyed{node};
       run_node(*node);
     }
     for (int i = 0; i < node->input_count; ++i) {
       if (node->inputs[i] == 0) continue;
       Slot& s = slot(node->inputs[i]);
-      if (s.leaf >= 0) leaf_used(state_->leaves[s.leaf], s);
+      if (s.leaf >= 0) leaf_used(s, 1);
     }
   }
 }
 
 void Tape::backward(const Tensor& loss, const Tensor& dy) {
-  run("backward", loss, dy);
+  run("backward", {loss}, {dy});
   if (backward_end_) {
     std::vector<Tensor> unused;
     for (const Leaf& leaf : state_->leaves)
@@ -348,7 +406,7 @@ TensorList Tape::gradients(const Tensor& loss, const TensorList& xs, const Tenso
     if (x.impl()->tape_id >= outermost_base_) slot(x.impl()->tape_id).wanted = true;
   }
   collect_only_ = true;
-  run("grad", loss, dy);
+  run("grad", {loss}, {dy});
   TensorList out;
   for (const Tensor& x : xs)
     out.push_back(x.impl()->tape_id >= outermost_base_ ? slot(x.impl()->tape_id).grad : Tensor());

@@ -144,9 +144,11 @@ class Tape {
   friend class Backward;
   friend class NoGradGuard;
   friend class RecomputeRegion;
+  friend class ReplayTape;
   struct Node;
   struct Slot;
   struct Leaf;
+  struct OldSlots;
   struct State;
   struct Pool;
   enum class Mode : std::uint8_t { recording, counting, running, spent };
@@ -158,11 +160,13 @@ class Tape {
                           F&& fn);
   void* begin_node(const char* name, const TensorRefs& inputs, const TensorRefs& outputs,
                    std::size_t fn_bytes, Invoke invoke, Destroy destroy);
-  void run(const char* caller, const Tensor& loss, const Tensor& dy);
+  void run(const char* caller, const TensorList& ys, const TensorList& dys);
+  void start(const char* caller, const Tensor& y, const Tensor& dy);
   void run_node(Node& node);
   Slot& slot(std::uint64_t id);
   void accumulate(Slot& slot, const char* op, Tensor dx);
-  void leaf_used(Leaf& leaf, Slot& slot);
+  void leaf_used(Slot& slot, int uses);
+  void finish_leaf(Leaf& leaf, Slot& slot);
   void clear();
   static void follow_outputs(const TensorRefs& outputs);
 
@@ -172,6 +176,7 @@ class Tape {
   std::uint64_t base_;  ///< tensors with smaller ids are older than this tape
   int nodes_ = 0;
   bool collect_only_ = false;  ///< gradients(): leaves keep their grad()
+  Tape* parent_ = nullptr;     ///< of a replay: gets the gradients of leaves it knows
   Mode mode_ = Mode::recording;
   std::function<void(const Tensor&)> grad_ready_;
   std::function<void(const std::vector<Tensor>&)> backward_end_;

@@ -5,7 +5,7 @@
 
 namespace weft {
 
-Tensor view(const Tensor& x, const Shape& shape);      // one axis may be -1
+Tensor view(const Tensor& x, const Shape& shape);  // one axis may be -1
 Tensor reshape(const Tensor& x, const Shape& shape);
 Tensor permute(const Tensor& x, std::initializer_list<int> axes);
 Tensor transpose(const Tensor& x, int a, int b);

@@ -34,12 +34,12 @@ double open_uniform(const RandomKey& k, std::uint64_t i) {
 
 // Inverse of the normal distribution function: a rational start (Acklam) and one step of Halley.
 double inverse_normal(double p) {
-  constexpr double a[] = {-3.969683028665376e+01, 2.209460984245205e+02, -2.759285104469687e+02,
+  constexpr double a[] = {-3.969683028665376e+01, 2.209460984245205e+02,  -2.759285104469687e+02,
                           1.383577518672690e+02,  -3.066479806614716e+01, 2.506628277459239e+00};
   constexpr double b[] = {-5.447609879822406e+01, 1.615858368580409e+02, -1.556989798598866e+02,
                           6.680131188771972e+01, -1.328068155288572e+01};
   constexpr double c[] = {-7.784894002430293e-03, -3.223964580411365e-01, -2.400758277161838e+00,
-                          -2.549732539343734e+00, 4.374664141464968e+00, 2.938163982698783e+00};
+                          -2.549732539343734e+00, 4.374664141464968e+00,  2.938163982698783e+00};
   constexpr double d[] = {7.784695709041462e-03, 3.224671290700398e-01, 2.445134137142996e+00,
                           3.754408661907416e+00};
   const auto tail = [&](double q) {
@@ -99,6 +99,22 @@ RandomScope::RandomScope(const RandomState& state) : state_(state), previous_(cu
 RandomScope::~RandomScope() { current_state = previous_; }
 const RandomState* RandomScope::current() { return current_state; }
 
+RandomSnapshot RandomSnapshot::take() {
+  RandomSnapshot s{current_state != nullptr, {}, generator.seed, generator.calls};
+  if (current_state) s.state = *current_state;
+  return s;
+}
+
+RandomReplay::RandomReplay(const RandomSnapshot& s)
+    : state_(s.state), previous_(current_state), seed_(generator.seed), calls_(generator.calls) {
+  current_state = s.scoped ? &state_ : nullptr;
+  generator = {s.seed, s.calls};
+}
+RandomReplay::~RandomReplay() {
+  current_state = previous_;
+  generator = {seed_, calls_};
+}
+
 RandomKey RandomScope::key_for(std::uint64_t layer_stream, std::uint64_t row_elements,
                                std::uint64_t token_elements) {
   if (!current_state) return next_random_key();
@@ -130,7 +146,9 @@ const Tensor& truncated_normal_(const Tensor& t, const RandomKey& key, double me
                                 double low, double high) {
   check(low < high, "truncated_normal_: low must be below high {}, got {}", high, low);
   check(std > 0, "truncated_normal_: std must be above 0, got {}", std);
-  const auto cdf = [&](double x) { return 0.5 * std::erfc(-(x - mean) / std / std::numbers::sqrt2); };
+  const auto cdf = [&](double x) {
+    return 0.5 * std::erfc(-(x - mean) / std / std::numbers::sqrt2);
+  };
   const double from = cdf(low), to = cdf(high);
   return draw_into("truncated_normal_", t, [=](std::uint64_t i) {
     const double p = std::clamp(from + (to - from) * open_uniform(key, i), 1e-300, 1 - 1e-16);
@@ -178,8 +196,8 @@ Tensor multinomial(const Tensor& weights, std::int64_t count, const RandomKey& k
     double total = 0;
     for (std::int64_t i = 0; i < n; ++i) {
       const double v = w[static_cast<std::size_t>(r * n + i)];
-      check(v >= 0 && std::isfinite(v), "multinomial: weights must be finite and at least 0, got {}",
-            v);
+      check(v >= 0 && std::isfinite(v),
+            "multinomial: weights must be finite and at least 0, got {}", v);
       total += v;
     }
     check(total > 0, "multinomial: a row of weights must have a positive sum, got {}", total);

@@ -43,6 +43,29 @@ class RandomScope {
   const RandomState* previous_;
 };
 
+/// Everything that the next draws on this thread depend on. Replaying a piece of code under it
+/// draws the same numbers again.
+struct RandomSnapshot {
+  bool scoped = false;
+  RandomState state;
+  std::uint64_t seed = 0, calls = 0;
+  static RandomSnapshot take();
+};
+
+/// Draws as at the time of the snapshot until the end of the scope, then as if nothing had
+/// happened.
+class RandomReplay {
+ public:
+  explicit RandomReplay(const RandomSnapshot& snapshot);
+  ~RandomReplay();
+  RandomReplay(const RandomReplay&) = delete;
+
+ private:
+  RandomState state_;
+  const RandomState* previous_;
+  std::uint64_t seed_, calls_;
+};
+
 // In-place draws into a floating tensor. Each element depends on (seed, stream, index) only.
 // normal: Box-Muller on pairs. truncated_normal: redrawn by inverse transform inside [low, high].
 const Tensor& uniform_(const Tensor& t, const RandomKey& key, double low = 0, double high = 1);

@@ -1,0 +1,53 @@
+#pragma once
+#include <utility>
+
+#include "weft/autograd/tape.h"
+
+namespace weft {
+
+/// An op of your own, with a backward that you write:
+///
+///   Tensor cube(const Tensor& x) {
+///     return custom_function(
+///         "cube", {x}, [](const TensorList& in) { return in[0] * in[0] * in[0]; },
+///         [](const TensorList& in, const Tensor& y, const Tensor& dy) {
+///           return TensorList{dy * in[0] * in[0] * 3};
+///         });
+///   }
+///
+/// forward(inputs) -> y runs unrecorded. backward(inputs, y, dy) -> one gradient per input, null
+/// for none; written with public ops it can be differentiated again. Saves   all inputs and y
+/// Throws  Error when backward returns another number of gradients, or inputs were changed in place
+template <class Forward, class BackwardFn>
+Tensor custom_function(const char* name, const TensorList& inputs, Forward&& forward,
+                       BackwardFn backward) {
+  Tensor y;
+  {
+    NoGradGuard off;
+    y = forward(inputs);
+  }
+  bool followed = false;
+  for (const Tensor& x : inputs) followed = followed || recording(x);
+  if (!followed) return y;
+  check(inputs.size() <= 8, "{}: a custom function takes at most 8 inputs, got {}", name,
+        inputs.size());
+  if (y.requires_grad()) y = y.detach();  // forward handed an input or a parameter through
+  struct SavedInputs {
+    Saved items[8];
+    int size = 0;
+  } saved;
+  for (const Tensor& x : inputs) saved.items[saved.size++] = save(x, "an input");
+  Tape::record(name, inputs, TensorList{y},
+               [name, saved, sy = save(y, "y"), backward = std::move(backward)](Backward& b) {
+                 TensorList in;
+                 for (int i = 0; i < saved.size; ++i) in.push_back(saved.items[i].get());
+                 const TensorList dx = backward(in, sy.get(), b.dy());
+                 check(dx.size() == in.size(), "{}: backward must return {} gradients, got {}",
+                       name, in.size(), dx.size());
+                 for (int i = 0; i < dx.size(); ++i)
+                   if (dx[i]) b.add(i, dx[i]);
+               });
+  return y;
+}
+
+}  // namespace weft

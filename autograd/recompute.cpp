@@ -1,0 +1,63 @@
+#include "weft/autograd/recompute.h"
+
+namespace weft {
+namespace {
+constinit thread_local int replays = 0;
+}  // namespace
+
+bool recomputing() { return replays > 0; }
+
+RecomputeRegion::RecomputeRegion() : tape_(Tape::current()), previous_(tape_->mode_) {
+  check(tape_->outer_ == nullptr,
+        "recompute: a recomputed region can be differentiated only once; one tape may record, got "
+        "a tape inside another");
+  tape_->mode_ = Tape::Mode::counting;
+}
+RecomputeRegion::~RecomputeRegion() { tape_->mode_ = previous_; }
+
+TensorList RecomputeRegion::stand_ins(const TensorList& inputs) {
+  TensorList out;
+  for (const Tensor& x : inputs) {
+    Tensor y = x ? x.detach() : Tensor();
+    if (x && Tape::follows(x)) Tape::follow_outputs(TensorRefs(TensorList{y}));
+    out.push_back(std::move(y));
+  }
+  return out;
+}
+
+ReplayTape::ReplayTape(const RandomSnapshot& snapshot)
+    : random_(snapshot), category_(Category::activation) {
+  ++replays;
+}
+ReplayTape::~ReplayTape() { --replays; }
+
+TensorList ReplayTape::leaves(const TensorList& inputs, const Backward& b) {
+  tape_.parent_ = b.tape_;
+  TensorList out;
+  for (int i = 0; i < inputs.size(); ++i) {
+    Tensor x = inputs[i] ? inputs[i].detach() : Tensor();
+    if (b.needs(i)) x.set_requires_grad();
+    out.push_back(std::move(x));
+  }
+  return out;
+}
+
+void ReplayTape::finish(const TensorList& outputs, const TensorList& inputs, Backward& b) {
+  TensorList ys, dys;
+  for (int i = 0; i < outputs.size(); ++i) {
+    if (!b.dy(i) || !Tape::follows(outputs[i])) continue;
+    ys.push_back(outputs[i]);
+    dys.push_back(b.dy(i));
+  }
+  for (const Tensor& x : inputs)
+    if (x && x.requires_grad() && x.impl()->tape_id >= tape_.base_)
+      tape_.slot(x.impl()->tape_id).wanted = true;
+  tape_.run("recompute", ys, dys);
+  for (int i = 0; i < inputs.size(); ++i) {
+    if (!b.needs(i) || inputs[i].impl()->tape_id < tape_.base_) continue;
+    Tensor g = std::move(tape_.slot(inputs[i].impl()->tape_id).grad);
+    if (g) b.add(i, std::move(g));
+  }
+}
+
+}  // namespace weft
