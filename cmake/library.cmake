@@ -71,9 +71,11 @@ set(weft_sources
   nn/init.cpp
   nn/kv_cache.cpp
   nn/linear.cpp
+  nn/loss.cpp
   nn/mlp.cpp
   nn/module.cpp
   nn/norm.cpp
+  nn/rotary.cpp
   nn/sampling.cpp
   nn/state_dict.cpp
   optim/adamw.cpp

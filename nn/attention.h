@@ -1,0 +1,44 @@
+#pragma once
+#include "weft/nn/dropout.h"
+#include "weft/nn/kv_cache.h"
+#include "weft/nn/linear.h"
+#include "weft/nn/norm.h"
+#include "weft/nn/rotary.h"
+
+namespace weft::nn {
+
+struct AttentionOptions {
+  std::int64_t kv_heads = 0;  ///< 0: as many as heads; 1: multi-query; between: grouped-query
+  bool bias = true;
+  bool qk_norm = false;     ///< RMS norm over each head of q and k before the rotation
+  double norm_eps = 1e-5;   ///< of qk_norm
+  std::int64_t window = 0;  ///< a token sees this many latest tokens, itself included; 0: all
+  double dropout = 0;       ///< on the attention weights
+  Init init = Init::normal(0.02);
+  Init proj_init = Init::normal(0.02);
+};
+
+/// Causal self-attention:  x (B, T, C) -> (B, T, C). q, k and v come from one packed projection.
+/// The number of heads follows from the weight's rows, so a shard with fewer heads just works.
+struct Attention : Module {
+  AttentionOptions options;
+  std::int64_t head_dim;
+  Linear qkv;   // (H*D + 2*Hkv*D, C)
+  Linear proj;  // (C, H*D)
+  std::optional<RMSNorm> q_norm, k_norm;
+  Dropout drop;
+
+  Attention(std::int64_t dim, std::int64_t heads, const AttentionOptions& options = {});
+  /// `rotary` null: no rotation. With a cache, x is what follows the tokens in it, and `layer` says
+  /// which of its entries is ours.
+  Tensor operator()(const Tensor& x, const RotaryTable* rotary = nullptr, KvCache* cache = nullptr,
+                    int layer = 0) const;
+  void visit(Visitor& v) override;
+  std::string describe() const override;
+  Attention like() const;
+
+ private:
+  std::int64_t group_;  ///< query heads for each key head
+};
+
+}  // namespace weft::nn

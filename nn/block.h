@@ -1,0 +1,41 @@
+#pragma once
+#include "weft/nn/attention.h"
+#include "weft/nn/mlp.h"
+
+namespace weft::nn {
+
+struct BlockOptions {
+  Norm::Kind norm = Norm::Kind::layer;
+  double norm_eps = 1e-5;
+  double dropout = 0;  ///< on what each branch adds to the residual stream
+  AttentionOptions attention;
+  MlpOptions mlp;
+};
+
+/// The residual stream between blocks: x = residual + delta. The sum is left to the next norm,
+/// which adds and normalises in one pass. `delta` is null at the first block.
+struct Stream {
+  Tensor residual, delta;
+};
+
+/// Pre-norm transformer block:  x += attn(norm(x));  x += mlp(norm(x)).
+struct Block : Module {
+  BlockOptions options;
+  Norm attn_norm;
+  Attention attn;
+  Norm mlp_norm;
+  Mlp mlp;
+  Dropout attn_drop, mlp_drop;
+
+  Block(std::int64_t dim, std::int64_t heads, std::int64_t ffn, const BlockOptions& options = {});
+  /// x (B, T, C) -> (B, T, C)
+  Tensor operator()(const Tensor& x, const RotaryTable* rotary = nullptr) const;
+  /// The same on the split stream.
+  Stream operator()(const Stream& x, const RotaryTable* rotary, KvCache* cache = nullptr,
+                    int layer = 0) const;
+  void visit(Visitor& v) override;
+  std::string describe() const override { return "Block"; }
+  Block like() const;
+};
+
+}  // namespace weft::nn

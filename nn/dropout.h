@@ -1,0 +1,19 @@
+#pragma once
+#include "weft/nn/module.h"
+
+namespace weft::nn {
+
+/// Zeroes each element with probability p and scales the others by 1 / (1 - p), while training.
+/// Inside a RandomScope the choice depends on seed, step, micro-batch, this module's dotted name
+/// and the element's global index only; outside one, on the running counter. x is (rows, tokens,
+/// dim) or (tokens, dim); only its first axis is taken as global rows.
+struct Dropout : Module {
+  double p;
+  explicit Dropout(double p);
+  Tensor operator()(const Tensor& x) const;
+  void visit(Visitor&) override {}
+  std::string describe() const override;
+  Dropout like() const { return Dropout(p); }
+};
+
+}  // namespace weft::nn

@@ -1,0 +1,24 @@
+#pragma once
+#include "weft/nn/module.h"
+
+namespace weft::nn {
+
+struct EmbeddingOptions {
+  DType dtype = default_dtype();
+  Device device = default_device();
+  Init init = Init::normal(0.02);
+};
+
+/// Rows of a table:  ids (...) i32 or i64 -> (..., dim).
+struct Embedding : Module {
+  Tensor weight;  // (vocab, dim)
+  Init init;
+
+  Embedding(std::int64_t vocab, std::int64_t dim, const EmbeddingOptions& options = {});
+  Tensor operator()(const Tensor& ids) const;
+  void visit(Visitor& v) override;
+  std::string describe() const override;
+  Embedding like() const;
+};
+
+}  // namespace weft::nn

@@ -1,0 +1,84 @@
+#pragma once
+#include <vector>
+
+#include "weft/nn/block.h"
+#include "weft/nn/embedding.h"
+#include "weft/nn/loss.h"
+
+namespace weft::nn {
+
+/// gpt2: learned positions, LayerNorm, GELU, biases. llama: RoPE, RMSNorm, SwiGLU, no biases.
+enum class Arch : std::uint8_t { gpt2, llama };
+enum class Gelu : std::uint8_t { tanh, erf };
+/// What is computed again in backward instead of being kept: nothing; the MLP's activation; whole
+/// blocks, of which only the input is kept.
+enum class Recompute : std::uint8_t { none, selective, full };
+
+struct GptConfig {
+  Arch arch = Arch::gpt2;
+  std::int64_t layers = 4, heads = 4;
+  std::int64_t kv_heads = 0;  ///< 0: as many as heads
+  std::int64_t dim = 128;
+  std::int64_t ffn =
+      0;  ///< 0: 4 * dim for gpt2; 8/3 * dim rounded up to a multiple of 32 for llama
+  std::int64_t seq = 256;  ///< longest sequence
+  std::int64_t vocab = 256;
+  double dropout = 0;
+  double rope_theta = 10000;
+  double norm_eps = 1e-5;
+  bool qk_norm = false;
+  std::optional<bool> tie;  ///< head shares the embedding's weight; unset: gpt2 yes, llama no
+  std::int64_t window = 0;  ///< 0: all tokens see all earlier ones
+  Gelu gelu = Gelu::tanh;   ///< gpt2 only
+  Recompute recompute = Recompute::none;
+
+  /// Throws Error with the first rule that does not hold: "gpt: dim 130 must be a multiple of heads
+  /// 4".
+  void validate() const;
+  std::int64_t kv_head_count() const { return kv_heads ? kv_heads : heads; }
+  std::int64_t head_dim() const { return dim / heads; }
+  std::int64_t ffn_dim() const;
+  bool tied() const { return tie.value_or(arch == Arch::gpt2); }
+  /// The number of trained values, by formula.
+  std::int64_t parameter_count() const;
+  /// Floating-point operations of forward and backward for one token of a full sequence, without
+  /// what recomputing adds.
+  double flops_per_token() const;
+};
+
+/// A decoder-only language model.
+///
+///   nn::Gpt model({.layers = 6, .heads = 6, .dim = 384, .vocab = 256});
+///   Tape tape;
+///   Tensor loss = model.loss(model(ids), targets);
+///   loss.backward();
+struct Gpt : Module {
+  GptConfig config;
+  Embedding embed;                     // (vocab, dim)
+  std::optional<Embedding> positions;  // (seq, dim); gpt2
+  std::optional<RotaryTable> rotary;   // llama
+  Dropout drop;
+  std::vector<Block> blocks;
+  Norm norm;
+  Linear head;  // (vocab, dim), no bias; its weight is embed's when tied
+  CrossEntropyLoss loss;
+
+  explicit Gpt(const GptConfig& config);
+  /// ids (B, T) i32 or i64, T <= config.seq  ->  logits (B, T, vocab)
+  Tensor operator()(const Tensor& ids) const;
+  /// The final norm's output, before the head: (B, T, dim).
+  Tensor hidden(const Tensor& ids) const;
+  /// Logits of new tokens that follow those in the cache, which takes them up: ids (B, T) with any
+  /// T >= 1, so a prompt goes in at once  ->  logits of the last of them, (B, vocab).
+  Tensor decode(const Tensor& ids, KvCache& cache) const;
+
+  void visit(Visitor& v) override;
+  std::string describe() const override;
+  Gpt like() const { return Gpt(config); }
+
+ private:
+  Tensor embed_tokens(const Tensor& ids, std::int64_t first) const;
+  Tensor run(const Tensor& ids, KvCache* cache) const;
+};
+
+}  // namespace weft::nn

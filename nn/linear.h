@@ -1,0 +1,26 @@
+#pragma once
+#include "weft/nn/module.h"
+
+namespace weft::nn {
+
+struct LinearOptions {
+  bool bias = true;
+  DType dtype = default_dtype();
+  Device device = default_device();
+  std::optional<Init> init;  ///< of the weight; default: uniform in +-1/sqrt(in)
+};
+
+/// y = x weight^T + bias:  x (..., in) -> (..., out). The bias starts at 0.
+struct Linear : Module {
+  Tensor weight;  // (out, in)
+  Tensor bias;    // (out), or null
+  Init init;
+
+  Linear(std::int64_t in, std::int64_t out, const LinearOptions& options = {});
+  Tensor operator()(const Tensor& x) const;
+  void visit(Visitor& v) override;
+  std::string describe() const override;
+  Linear like() const;
+};
+
+}  // namespace weft::nn

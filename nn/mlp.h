@@ -1,0 +1,30 @@
+#pragma once
+#include "weft/nn/linear.h"
+
+namespace weft::nn {
+
+enum class Activation : std::uint8_t { gelu_tanh, gelu_erf, swiglu };
+
+struct MlpOptions {
+  Activation activation = Activation::gelu_tanh;
+  bool bias = true;
+  bool recompute = false;  ///< keep the activation's input only, and compute it again in backward
+  Init init = Init::normal(0.02);
+  Init proj_init = Init::normal(0.02);  ///< of the projection back into the residual stream
+};
+
+/// dim -> hidden -> dim. For swiglu `up` holds gate and up rows packed, (2 * hidden, dim), and is
+/// named gate_up:  down(silu(gate) * up).
+struct Mlp : Module {
+  MlpOptions options;
+  Linear up;    // (hidden, dim), or (2 * hidden, dim)
+  Linear down;  // (dim, hidden)
+
+  Mlp(std::int64_t dim, std::int64_t hidden, const MlpOptions& options = {});
+  Tensor operator()(const Tensor& x) const;
+  void visit(Visitor& v) override;
+  std::string describe() const override { return "Mlp"; }
+  Mlp like() const;
+};
+
+}  // namespace weft::nn

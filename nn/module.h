@@ -1,0 +1,177 @@
+#pragma once
+#include <cstdint>
+#include <iosfwd>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "weft/core/named_tensor.h"
+#include "weft/nn/init.h"
+
+namespace weft::nn {
+
+class Module;
+
+/// One tensor of a module as visit() hands it over. A plain Tensor converts to a parameter.
+struct Slot {
+  Slot(Tensor& t) : tensor(&t) {}
+  Tensor* tensor;
+  Init init;
+  bool is_buffer = false;    ///< no gradient, not seen by an optimizer
+  bool is_derived = false;   ///< a function of the configuration: not in state_dict()
+  bool keeps_dtype = false;  ///< to(DType) leaves it alone
+};
+/// Part of the state, but not trained: counters, running statistics.
+Slot buffer(Tensor& t);
+/// A table that Module::fill_tables() can recompute, like the angles of RoPE.
+Slot table(Tensor& t);
+/// A parameter or buffer that to(DType) leaves alone.
+Slot pinned(Slot slot);
+
+/// Receives the members of a module, by name. Null tensors and absent children are passed over.
+class Visitor {
+ public:
+  virtual ~Visitor() = default;
+  void operator()(const char* name, Slot slot) {
+    if (*slot.tensor) on_tensor(name, slot);
+  }
+  void operator()(const char* name, Tensor& parameter, const Init& init) {
+    Slot slot(parameter);
+    slot.init = init;
+    (*this)(name, slot);
+  }
+  void operator()(const char* name, Module& child) { on_module(name, child); }
+  /// A list: its modules are called name.0, name.1, ...
+  template <class M>
+  void operator()(const char* name, std::vector<M>& list) {
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const std::string item = std::string(name) + '.' + std::to_string(i);
+      (*this)(item.c_str(), list[i]);
+    }
+  }
+  template <class M>
+  void operator()(const char* name, std::unique_ptr<M>& child) {
+    if (child) (*this)(name, *child);
+  }
+  template <class M>
+  void operator()(const char* name, std::optional<M>& child) {
+    if (child) (*this)(name, *child);
+  }
+
+ protected:
+  virtual void on_tensor(const char* name, const Slot& slot) = 0;
+  virtual void on_module(const char* name, Module& child) = 0;
+};
+
+/// What load_state_dict() could not match.
+struct LoadReport {
+  std::vector<std::string> missing;     ///< of the model, not in the dictionary
+  std::vector<std::string> unexpected;  ///< in the dictionary, not of the model
+};
+
+/// The base of everything with parameters: ordinary members, and one visit() that lists them.
+///
+///   struct TwoLayers : nn::Module {
+///     nn::Linear up, down;
+///     TwoLayers() : up(8, 32), down(32, 8) {}
+///     Tensor operator()(const Tensor& x) { return down(gelu(up(x))); }
+///     void visit(nn::Visitor& v) override {
+///       v("up", up);
+///       v("down", down);
+///     }
+///   };
+///
+/// Modules move; nn::clone() copies. Two modules share a parameter after an assignment
+/// (`head.weight = embed.weight`). A shared tensor appears once, under its first name.
+class Module {
+ public:
+  Module() = default;
+  virtual ~Module() = default;
+  Module(Module&&) = default;
+  Module& operator=(Module&&) = default;
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  /// Names every tensor and child, always in the same order.
+  virtual void visit(Visitor& v) = 0;
+  /// One line for the printed tree: "Linear(768 -> 3072)".
+  virtual std::string describe() const { return "Module"; }
+  /// Recomputes the tables that depend on the configuration only, into their present memory.
+  virtual void fill_tables() {}
+
+  std::vector<Tensor> parameters() const;
+  NamedTensors named_parameters() const;
+  /// Buffers with their names, the derived tables included.
+  NamedTensors buffers() const;
+  std::int64_t parameter_count() const;
+
+  /// Parameters and buffers by name; the handles share memory with the model.
+  StateDict state_dict() const;
+  /// Copies values into the model's own memory, converting the dtype. A tied parameter may come
+  /// under any of its names.
+  /// Throws Error when a shape differs, and, when strict, when a name is missing or unexpected.
+  LoadReport load_state_dict(const StateDict& state, bool strict = true);
+
+  /// Switches dropout on or off here and below.
+  void train(bool on = true);
+  void eval() { train(false); }
+  bool is_training() const { return training_; }
+  /// Drops every grad() and zeroes every main_grad().
+  void zero_grad();
+  /// Change dtype or device inside the same tensors: ties, optimizers and handles stay valid.
+  /// Gradients are dropped.
+  void to(DType dtype);
+  void to(Device device);
+
+  /// stream_of() the dotted name that assign_names() gave this module; 0 before.
+  std::uint64_t stream() const { return stream_; }
+
+ private:
+  friend void assign_names(Module& root);
+  bool training_ = true;
+  std::uint64_t stream_ = 0;
+};
+
+/// Tells every module its dotted name as seen from `root`: the key of its dropout. Done by Gpt's
+/// constructor, init() and materialise(); call it on other models before training with dropout.
+void assign_names(Module& root);
+
+/// The tree with shapes, parameter counts and dtypes.
+std::string to_string(const Module& m);
+std::ostream& operator<<(std::ostream& out, const Module& m);
+
+/// Modules constructed on this thread until the end of the scope get their tensors there.
+class DeviceScope {
+ public:
+  explicit DeviceScope(Device device, DType dtype = DType::f32);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+
+ private:
+  Device device_;
+  DType dtype_;
+};
+Device default_device();
+DType default_dtype();
+
+/// A new parameter: counted as such, requiring a gradient, filled from the running random counter.
+Tensor make_parameter(const Shape& shape, const Init& init, DType dtype = default_dtype(),
+                      Device device = default_device());
+
+namespace detail {
+void copy_state(Module& from, Module& to);
+}
+
+/// A deep copy with its own memory and the same ties, dtypes, training flag and names.
+/// M must have `M like() const`: a new module of the same configuration.
+template <class M>
+M clone(const M& module) {
+  DeviceScope nothing_allocated(kMeta);
+  M copy = module.like();
+  detail::copy_state(const_cast<M&>(module), copy);
+  return copy;
+}
+
+}  // namespace weft::nn

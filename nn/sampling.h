@@ -1,0 +1,20 @@
+#pragma once
+#include "weft/core/philox.h"
+#include "weft/core/tensor.h"
+
+namespace weft::nn {
+
+struct SamplingOptions {
+  double temperature = 1;  ///< 0: always the likeliest token (the first of equals)
+  std::int64_t top_k = 0;  ///< choose among this many likeliest tokens; 0: all
+  double top_p = 1;  ///< choose among the likeliest tokens that together have this probability
+};
+
+/// Draws a token. First temperature, then top_k, then top_p on what top_k left; at least one token
+/// always stays. Equal logits are ranked by token number.
+/// Shapes  logits (V)
+/// Throws  Error on a negative temperature or top_k, top_p outside (0, 1], NaN or only -inf logits
+std::int64_t sample_token(const Tensor& logits, const SamplingOptions& options,
+                          const RandomKey& key);
+
+}  // namespace weft::nn

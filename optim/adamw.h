@@ -1,0 +1,34 @@
+#pragma once
+#include "weft/optim/optimizer.h"
+
+namespace weft::optim {
+
+struct AdamWOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
+  double weight_decay = 0.01;
+  bool decoupled = true;       ///< false: Adam with L2, the decay is added to the gradient
+  DType m_dtype = DType::f32;  ///< f32, bf16 or f16; an f64 parameter always has f64 states
+  DType v_dtype = DType::f32;
+  std::vector<GroupRule> groups;
+};
+
+/// Adam with decoupled weight decay, all parameters in one fused pass:
+///   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+///   p -= lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p)
+/// Arithmetic in f32 (f64 for f64 parameters). bf16 states are rounded to nearest; f16 states carry
+/// one scale a tensor. bf16 v cannot decay when beta2 is above 0.99, because a 1/1000 change is
+/// below its precision: it then sticks too high; a line is logged. Source: Loshchilov, Hutter 2019,
+/// arXiv:1711.05101, algorithm 2; Kingma, Ba 2015, arXiv:1412.6980.
+class AdamW : public Optimizer {
+ public:
+  /// Throws Error on a negative lr, eps or decay, a beta outside [0, 1), or a state dtype not
+  /// listed.
+  explicit AdamW(NamedTensors parameters, const AdamWOptions& options = {});
+
+ private:
+  void update() override;
+  AdamWOptions options_;
+};
+
+}  // namespace weft::optim

@@ -1,0 +1,30 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "weft/core/named_tensor.h"
+
+namespace weft::optim {
+
+/// Overrides for the parameters whose dotted name contains a match of `pattern` (ECMAScript regular
+/// expression). Rules are tried in order; the first match wins.
+struct GroupRule {
+  std::string pattern;
+  double lr_scale = 1;                 ///< factor on the optimizer's lr
+  std::optional<double> weight_decay;  ///< unset: the default below
+};
+
+/// What one parameter trains with.
+struct ParamSettings {
+  double lr_scale = 1;
+  double weight_decay = 0;
+};
+
+/// Settings for each parameter. Unless a rule says otherwise, `weight_decay` applies to tensors
+/// with at least 2 axes, and 0 to biases and norms. Throws Error on an ill-formed pattern, and on
+/// one that matches no parameter at all.
+std::vector<ParamSettings> assign_groups(const NamedTensors& parameters,
+                                         const std::vector<GroupRule>& rules, double weight_decay);
+
+}  // namespace weft::optim

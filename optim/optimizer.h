@@ -1,0 +1,64 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "weft/core/named_tensor.h"
+#include "weft/optim/groups.h"
+
+namespace weft::optim {
+
+struct StepResult {
+  bool skipped = false;  ///< the norm was not finite: parameters and state are as before
+};
+
+/// The base of optimizers: parameters with their names and settings, a learning rate, and a state
+/// that is saved by name. A parameter without a gradient is left alone by step(). Handles stay
+/// valid when the model changes dtype or device.
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  /// One update from the gradients: main_grad() where set, else grad(). `norm` is what
+  /// clip_grad_norm() returned; when it is not finite, nothing changes and the step does not count.
+  StepResult step(const Tensor& norm = {});
+  /// Drops every grad() and zeroes every main_grad().
+  void zero_grad();
+
+  double lr() const { return lr_; }
+  void set_lr(double lr);
+  /// Updates made so far.
+  std::int64_t steps() const { return steps_; }
+  const NamedTensors& parameters() const { return parameters_; }
+
+  /// "step" (i64, one element) and for each parameter "<name>.<state>" as f32 (f64 for an f64
+  /// model), whatever dtype the state is kept in. Copies.
+  StateDict state_dict() const;
+  /// Throws Error on a missing or unexpected name, or another shape; nothing is changed then.
+  void load_state_dict(const StateDict& state);
+
+ protected:
+  Optimizer(NamedTensors parameters, const std::vector<GroupRule>& rules, double lr,
+            double weight_decay);
+
+  /// One state tensor of each parameter: AdamW's "m", SGD's "momentum".
+  struct State {
+    std::string name;
+    std::vector<Tensor> tensors;
+    std::vector<Tensor> scales;  ///< f16 states: one f32 factor each; null otherwise
+  };
+  State& add_state(const char* name, DType dtype);
+  Tensor gradient(std::size_t i) const;
+  /// Updates every parameter that has a gradient; steps_ already counts this one.
+  virtual void update() = 0;
+
+  NamedTensors parameters_;
+  std::vector<ParamSettings> settings_;
+  std::vector<State> states_;
+  double lr_;
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace weft::optim

@@ -1,0 +1,27 @@
+#pragma once
+#include "weft/optim/optimizer.h"
+
+namespace weft::optim {
+
+struct SgdOptions {
+  double lr = 1e-2;
+  double momentum = 0;
+  bool nesterov = false;
+  double weight_decay = 0;  ///< L2: added to the gradient
+  std::vector<GroupRule> groups;
+};
+
+/// Stochastic gradient descent:  v = momentum v + g;  p -= lr v  (Nesterov: p -= lr (g + momentum
+/// v)), with g the gradient plus weight_decay p. Source: Sutskever et al. 2013, "On the importance
+/// of initialization and momentum in deep learning".
+class Sgd : public Optimizer {
+ public:
+  /// Throws Error on a negative lr, momentum outside [0, 1), or nesterov without momentum.
+  explicit Sgd(NamedTensors parameters, const SgdOptions& options = {});
+
+ private:
+  void update() override;
+  SgdOptions options_;
+};
+
+}  // namespace weft::optim
