@@ -3,29 +3,25 @@
 
 namespace weft::nn {
 
-struct CrossEntropyOptions {
-  std::int64_t ignore_index = -100;
-  double label_smoothing = 0;
-};
-
-/// Cross entropy in nats between logits (..., V) and class numbers (...).
+/// Cross entropy in nats between logits (..., V) and class numbers (...) i32 or i64.
 struct CrossEntropyLoss : Module {
-  CrossEntropyOptions options;
-  explicit CrossEntropyLoss(const CrossEntropyOptions& options = {}) : options(options) {}
+  std::int64_t ignore_index = -100;  ///< targets that count for nothing
+  double label_smoothing = 0;
 
+  CrossEntropyLoss() = default;
   /// Mean over the targets that are not ignored; a scalar.
   Tensor operator()(const Tensor& logits, const Tensor& targets) const;
 
   /// A loss is a (sum, count) pair: ranks and micro-batches add both, and divide once at the end.
   struct Sum {
-    Tensor loss;         ///< scalar, differentiable
-    std::int64_t count;  ///< targets that are not ignored; all of them on the meta device
+    Tensor loss;   ///< scalar, differentiable
+    Tensor count;  ///< i64 scalar on the targets' device: how many are not ignored
   };
   Sum sum(const Tensor& logits, const Tensor& targets) const;
 
   void visit(Visitor&) override {}
-  std::string describe() const override { return "CrossEntropyLoss"; }
-  CrossEntropyLoss like() const { return CrossEntropyLoss(options); }
+  std::string describe() const override;
+  CrossEntropyLoss like() const;
 };
 
 }  // namespace weft::nn

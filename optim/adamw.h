@@ -27,7 +27,7 @@ class AdamW : public Optimizer {
   explicit AdamW(NamedTensors parameters, const AdamWOptions& options = {});
 
  private:
-  void update() override;
+  void update(const double* grad_scale) override;
   AdamWOptions options_;
 };
 

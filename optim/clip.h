@@ -3,13 +3,22 @@
 
 namespace weft::optim {
 
-/// The Euclidean norm over all gradients (main_grad() where set, else grad()) taken together; a
-/// one-element f64 tensor, 0 when there are none. Sums run in f64 in the order of the parameters.
-Tensor grad_norm(const NamedTensors& parameters);
+/// A gradient norm and the factor that would bring it down to a limit, both one f64 on the device
+/// of the gradients: nothing waits for them until somebody calls item().
+struct GradClip {
+  Tensor norm;   ///< before clipping
+  Tensor scale;  ///< min(1, max_norm / (norm + 1e-6)); NaN when the norm is not finite
+};
 
-/// Scales all gradients by max_norm / norm when their norm is larger, and returns the norm before.
-/// Gradients stay untouched when the norm is not finite, or max_norm is 0 (no limit).
+/// The Euclidean norm over all gradients (main_grad() where set, else grad()) taken together.
+/// Changes no gradient: hand the result to Optimizer::step(), which multiplies on the way. Sums run
+/// in f64 in the order of the parameters. Both tensors are null when no parameter has a gradient.
+/// max_norm 0 sets no limit; scale is then 1, or NaN.
 /// Throws Error on a negative max_norm.
+GradClip measure_clip(const NamedTensors& parameters, double max_norm);
+
+/// The same, with the gradients scaled in place at once (left alone when the norm is not finite).
+/// Returns the norm before clipping.
 Tensor clip_grad_norm(const NamedTensors& parameters, double max_norm);
 
 /// Limits every element of every gradient to [-limit, limit].

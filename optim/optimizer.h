@@ -4,12 +4,13 @@
 #include <vector>
 
 #include "weft/core/named_tensor.h"
+#include "weft/optim/clip.h"
 #include "weft/optim/groups.h"
 
 namespace weft::optim {
 
 struct StepResult {
-  bool skipped = false;  ///< the norm was not finite: parameters and state are as before
+  bool skipped = false;  ///< the gradient norm was not finite: parameters and state are as before
 };
 
 /// The base of optimizers: parameters with their names and settings, a learning rate, and a state
@@ -21,9 +22,10 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// One update from the gradients: main_grad() where set, else grad(). `norm` is what
-  /// clip_grad_norm() returned; when it is not finite, nothing changes and the step does not count.
-  StepResult step(const Tensor& norm = {});
+  /// One update from the gradients: main_grad() where set, else grad(), multiplied by clip.scale
+  /// where measure_clip() was asked. When that is not finite, parameters and state stay as they
+  /// are. The host looks at it only where that costs no wait (CPU); a skipped step does not count.
+  StepResult step(const GradClip& clip = {});
   /// Drops every grad() and zeroes every main_grad().
   void zero_grad();
 
@@ -51,8 +53,9 @@ class Optimizer {
   };
   State& add_state(const char* name, DType dtype);
   Tensor gradient(std::size_t i) const;
-  /// Updates every parameter that has a gradient; steps_ already counts this one.
-  virtual void update() = 0;
+  /// Updates every parameter that has a gradient; steps_ already counts this one. `grad_scale` is
+  /// one double on the device, or null.
+  virtual void update(const double* grad_scale) = 0;
 
   NamedTensors parameters_;
   std::vector<ParamSettings> settings_;

@@ -20,7 +20,7 @@ class Sgd : public Optimizer {
   explicit Sgd(NamedTensors parameters, const SgdOptions& options = {});
 
  private:
-  void update() override;
+  void update(const double* grad_scale) override;
   SgdOptions options_;
 };
 
