@@ -1,0 +1,44 @@
+#pragma once
+#include "weft/core/tensor.h"
+
+namespace weft {
+
+// R rows of V classes. Row-contiguous: logits (R, V), targets (R) i32 or i64. "real" is f64 for f64
+// logits, else f32.
+
+/// count (1) i64 = number of targets other than ignore_index.
+using CountValidKernel = void(const Tensor& targets, std::int64_t ignore_index,
+                              const Tensor& count);
+/// row (1) i64 = first row whose target is neither ignored nor in [0, classes); -1 when all are
+/// fine.
+using FindBadTargetKernel = void(const Tensor& targets, std::int64_t ignore_index,
+                                 std::int64_t classes, const Tensor& row);
+/// losses (R) real, 0 where ignored; stats (R, 2) real: maximum m, sum of exp(x - m).
+using CrossEntropyFwdKernel = void(const Tensor& logits, const Tensor& targets,
+                                   std::int64_t ignore_index, double label_smoothing,
+                                   const Tensor& losses, const Tensor& stats);
+/// loss (1) = sum of losses (R), divided by count (1) i64 unless that is null; 0 when count is 0.
+using CrossEntropyReduceKernel = void(const Tensor& losses, const Tensor& count,
+                                      const Tensor& loss);
+/// dlogits (R, V), in the dtype of logits. dy real: one value for each row, or one for all of them
+/// (then divided by count unless that is null).
+using CrossEntropyBwdKernel = void(const Tensor& logits, const Tensor& targets, const Tensor& stats,
+                                   const Tensor& dy, const Tensor& count, std::int64_t ignore_index,
+                                   double label_smoothing, const Tensor& dlogits);
+
+namespace cpu {
+CountValidKernel count_valid;
+FindBadTargetKernel find_bad_target;
+CrossEntropyFwdKernel cross_entropy_fwd;
+CrossEntropyReduceKernel cross_entropy_reduce;
+CrossEntropyBwdKernel cross_entropy_bwd;
+}  // namespace cpu
+namespace cuda {
+CountValidKernel count_valid;
+FindBadTargetKernel find_bad_target;
+CrossEntropyFwdKernel cross_entropy_fwd;
+CrossEntropyReduceKernel cross_entropy_reduce;
+CrossEntropyBwdKernel cross_entropy_bwd;
+}  // namespace cuda
+
+}  // namespace weft
