@@ -8,6 +8,9 @@ set(weft_sources
   autograd/cross_entropy.cpp
   autograd/dropout.cpp
   autograd/elementwise.cpp
+  autograd/elementwise_activation.cpp
+  autograd/elementwise_compare.cpp
+  autograd/elementwise_unary.cpp
   autograd/gradcheck.cpp
   autograd/indexing.cpp
   autograd/layer_norm.cpp
@@ -31,6 +34,7 @@ set(weft_sources
   core/cpu/cross_entropy.cpp
   core/cpu/dropout.cpp
   core/cpu/elementwise.cpp
+  core/cpu/elementwise_binary.cpp
   core/cpu/gemm.cpp
   core/cpu/indexing.cpp
   core/cpu/layer_norm.cpp

@@ -1,0 +1,116 @@
+// Activation functions. In an ordinary backward pass one fused kernel makes dx; when an outer tape
+// records, the derivative is written with public ops, so that it can be differentiated again.
+#include <cmath>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/elementwise_common.h"
+
+namespace weft {
+
+using namespace detail;
+
+namespace {
+
+Tensor fused(const Tensor& saved, const Tensor& dy, BinaryOp op) {
+  return run_binary(saved, dy, op, saved.shape());
+}
+
+// d gelu_tanh / dx by the product rule; u is the argument of the tanh.
+Tensor gelu_tanh_slope(const Tensor& x) {
+  constexpr double kScale = 0.79788456080286535588, kCubic = 0.044715;
+  const Tensor x2 = square(x);
+  const Tensor t = tanh(mul(mul(x, add(mul(x2, kCubic), 1)), kScale));
+  const Tensor du = mul(add(mul(x2, 3 * kCubic), 1), kScale);
+  return add(mul(add(t, 1), 0.5), mul(mul(mul(x, 0.5), sub(1, square(t))), du));
+}
+
+// dy * gelu_erf'(x), an op of its own because no public op has the normal distribution function:
+// its derivative gelu_erf''(x) = density(x) (2 - x^2) needs none.
+Tensor gelu_erf_grad(const Tensor& x, const Tensor& dy) {
+  Tensor dx = fused(x, dy, BinaryOp::gelu_erf_bwd);
+  if (recording(x, dy))
+    Tape::record("gelu_backward", {&x, &dy}, {&dx},
+                 [sx = save(x), sdy = save(dy, "dy")](Backward& g) {
+                   constexpr double kInverseSqrt2Pi = 0.39894228040143267794;
+                   const Tensor& saved = sx.get();
+                   if (g.needs(0)) {
+                     const Tensor x2 = square(saved);
+                     const Tensor density = mul(exp(mul(x2, -0.5)), kInverseSqrt2Pi);
+                     g.add(0, mul(mul(g.dy(), sdy.get()), mul(density, sub(2, x2))));
+                   }
+                   if (g.needs(1)) g.add(1, gelu_erf_grad(saved, g.dy()));
+                 });
+  return dx;
+}
+
+}  // namespace
+
+Tensor tanh(const Tensor& x) {
+  check_floating("tanh", x.dtype());
+  Tensor y = run_unary(x, UnaryOp::tanh);
+  if (recording(x))
+    Tape::record("tanh", {&x}, {&y}, [s = save(y, "y")](Backward& g) {
+      const Tensor& t = s.get();
+      g.add(0, Tape::current() ? mul(g.dy(), sub(1, square(t)))
+                               : fused(t, g.dy(), BinaryOp::tanh_bwd));
+    });
+  return y;
+}
+
+Tensor sigmoid(const Tensor& x) {
+  check_floating("sigmoid", x.dtype());
+  Tensor y = run_unary(x, UnaryOp::sigmoid);
+  if (recording(x))
+    Tape::record("sigmoid", {&x}, {&y}, [s = save(y, "y")](Backward& g) {
+      const Tensor& p = s.get();
+      g.add(0, Tape::current() ? mul(g.dy(), mul(p, sub(1, p)))
+                               : fused(p, g.dy(), BinaryOp::sigmoid_bwd));
+    });
+  return y;
+}
+
+Tensor relu(const Tensor& x) {
+  check_numeric("relu", x.dtype());
+  Tensor y = run_unary(x, UnaryOp::relu);
+  if (recording(x))
+    Tape::record("relu", {&x}, {&y}, [s = save(y, "y")](Backward& g) {
+      // y > 0 exactly where x > 0, and y is what the next layer saves anyway.
+      const Tensor& saved = s.get();
+      g.add(0, Tape::current()
+                   ? where(gt(saved, 0), g.dy(), Tensor::zeros({}, saved.dtype(), saved.device()))
+                   : fused(saved, g.dy(), BinaryOp::relu_bwd));
+    });
+  return y;
+}
+
+Tensor gelu(const Tensor& x, Gelu form) {
+  check_floating("gelu", x.dtype());
+  const bool erf = form == Gelu::erf;
+  Tensor y = run_unary(x, erf ? UnaryOp::gelu_erf : UnaryOp::gelu_tanh);
+  if (recording(x))
+    Tape::record("gelu", {&x}, {&y}, [s = save(x), erf](Backward& g) {
+      const Tensor& saved = s.get();
+      g.add(0, erf               ? gelu_erf_grad(saved, g.dy())
+               : Tape::current() ? mul(g.dy(), gelu_tanh_slope(saved))
+                                 : fused(saved, g.dy(), BinaryOp::gelu_tanh_bwd));
+    });
+  return y;
+}
+
+Tensor silu(const Tensor& x) {
+  check_floating("silu", x.dtype());
+  Tensor y = run_unary(x, UnaryOp::silu);
+  if (recording(x))
+    Tape::record("silu", {&x}, {&y}, [s = save(x)](Backward& g) {
+      const Tensor& saved = s.get();
+      if (!Tape::current()) {
+        g.add(0, fused(saved, g.dy(), BinaryOp::silu_bwd));
+        return;
+      }
+      const Tensor p = sigmoid(saved);
+      g.add(0, mul(g.dy(), mul(p, add(mul(saved, sub(1, p)), 1))));
+    });
+  return y;
+}
+
+}  // namespace weft

@@ -1,0 +1,70 @@
+#pragma once
+#include "weft/autograd/reduce.h"
+#include "weft/autograd/tape.h"
+#include "weft/core/dispatch.h"
+#include "weft/core/error.h"
+#include "weft/core/kernels/elementwise.h"
+
+namespace weft::detail {
+
+inline void check_floating(const char* op, DType t) {
+  if (!is_compute(t)) [[unlikely]]
+    throw_bad_dtype(op, t, "f32, f64, bf16");
+}
+inline void check_numeric(const char* op, DType t) {
+  if (!is_compute(t) && !is_integral(t)) [[unlikely]]
+    throw_bad_dtype(op, t, "f32, f64, bf16, i32, i64, u8");
+}
+
+inline void check_pair(const char* op, const Tensor& a, const Tensor& b) {
+  check(a.dtype() == b.dtype(), "{}: both operands must have one dtype, got {} and {}", op,
+        a.dtype(), b.dtype());
+  check(a.device() == b.device(), "{}: both operands must be on one device, got {} and {}", op,
+        a.device(), b.device());
+}
+
+/// x as if it had `shape`, which it broadcasts to: new axes in front, and step 0 where it is 1.
+/// For kernels only: no tape hears of it.
+inline Tensor broadcast_alias(const Tensor& x, const Shape& shape) {
+  if (x.shape() == shape) return x;
+  Shape strides = Shape::filled(shape.size(), 0);
+  const int front = shape.size() - x.ndim();
+  for (int i = 0; i < x.ndim(); ++i)
+    if (x.dim(i) != 1) strides[front + i] = x.strides()[i];
+  return x.alias(shape, strides, 0);
+}
+
+inline Shape common_shape(const char* op, const Tensor& a, const Tensor& b) {
+  return a.shape() == b.shape() ? a.shape() : broadcast_shapes(op, a.shape(), b.shape());
+}
+
+/// The gradient of a broadcast operand: summed where it was repeated.
+inline Tensor to_operand(const Tensor& dx, const Shape& shape) {
+  return dx.shape() == shape ? dx : sum_to(dx, shape);
+}
+
+/// Runs a kernel that records nothing.
+inline Tensor run_unary(const Tensor& x, UnaryOp op) {
+  Tensor y = empty_like(x);
+  dispatch<cpu::unary, cuda::unary>(x, op, y);
+  return y;
+}
+inline Tensor run_binary(const Tensor& a, const Tensor& b, BinaryOp op, const Shape& shape) {
+  Tensor y = Tensor::empty(shape, a.dtype(), a.device());
+  if (a.shape() == shape && b.shape() == shape)
+    dispatch<cpu::binary, cuda::binary>(a, b, op, y);
+  else
+    dispatch<cpu::binary, cuda::binary>(broadcast_alias(a, shape), broadcast_alias(b, shape), op,
+                                        y);
+  return y;
+}
+inline Tensor run_scalar(const Tensor& a, double value, BinaryOp op, bool reversed = false) {
+  Tensor y = empty_like(a);
+  dispatch<cpu::binary_scalar, cuda::binary_scalar>(a, value, op, reversed, y);
+  return y;
+}
+
+/// -1, 0 or 1 (0 for NaN). Constant almost everywhere, so no tape needs to hear of it.
+inline Tensor sign(const Tensor& x) { return run_unary(x, UnaryOp::sign); }
+
+}  // namespace weft::detail

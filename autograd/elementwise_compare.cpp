@@ -1,0 +1,71 @@
+// Comparisons, which have no gradient, and the choice that uses them.
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/elementwise_common.h"
+
+namespace weft {
+
+using namespace detail;
+
+namespace {
+
+void check_comparable(const char* op, DType t) {
+  if (!is_compute(t) && !is_integral(t) && t != DType::boolean)
+    throw_bad_dtype(op, t, "f32, f64, bf16, i32, i64, u8, bool");
+}
+
+Tensor compared(const char* name, const Tensor& a, const Tensor& b, CompareOp op) {
+  check_pair(name, a, b);
+  check_comparable(name, a.dtype());
+  const Shape shape = common_shape(name, a, b);
+  Tensor y = Tensor::empty(shape, DType::boolean, a.device());
+  dispatch<cpu::compare, cuda::compare>(broadcast_alias(a, shape), broadcast_alias(b, shape), op,
+                                        y);
+  return y;
+}
+
+Tensor compared(const char* name, const Tensor& a, double b, CompareOp op) {
+  check_comparable(name, a.dtype());
+  Tensor y = Tensor::empty(a.shape(), DType::boolean, a.device());
+  dispatch<cpu::compare_scalar, cuda::compare_scalar>(a, b, op, y);
+  return y;
+}
+
+}  // namespace
+
+Tensor eq(const Tensor& a, const Tensor& b) { return compared("eq", a, b, CompareOp::eq); }
+Tensor ne(const Tensor& a, const Tensor& b) { return compared("ne", a, b, CompareOp::ne); }
+Tensor lt(const Tensor& a, const Tensor& b) { return compared("lt", a, b, CompareOp::lt); }
+Tensor le(const Tensor& a, const Tensor& b) { return compared("le", a, b, CompareOp::le); }
+Tensor gt(const Tensor& a, const Tensor& b) { return compared("gt", a, b, CompareOp::gt); }
+Tensor ge(const Tensor& a, const Tensor& b) { return compared("ge", a, b, CompareOp::ge); }
+Tensor eq(const Tensor& a, double b) { return compared("eq", a, b, CompareOp::eq); }
+Tensor ne(const Tensor& a, double b) { return compared("ne", a, b, CompareOp::ne); }
+Tensor lt(const Tensor& a, double b) { return compared("lt", a, b, CompareOp::lt); }
+Tensor le(const Tensor& a, double b) { return compared("le", a, b, CompareOp::le); }
+Tensor gt(const Tensor& a, double b) { return compared("gt", a, b, CompareOp::gt); }
+Tensor ge(const Tensor& a, double b) { return compared("ge", a, b, CompareOp::ge); }
+
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
+  check(condition.dtype() == DType::boolean, "where: condition must be bool, got {}",
+        condition.dtype());
+  check_pair("where", a, b);
+  check(condition.device() == a.device(), "where: condition must be on device {}, got {}",
+        a.device(), condition.device());
+  const Shape pair = common_shape("where", a, b);
+  const Shape shape =
+      condition.shape() == pair ? pair : broadcast_shapes("where", condition.shape(), pair);
+  Tensor y = Tensor::empty(shape, a.dtype(), a.device());
+  dispatch<cpu::where, cuda::where>(broadcast_alias(condition, shape), broadcast_alias(a, shape),
+                                    broadcast_alias(b, shape), y);
+  if (recording(a, b))
+    Tape::record("where", {&a, &b}, {&y},
+                 [s = save(condition, "condition"), sa = a.shape(), sb = b.shape()](Backward& g) {
+                   const Tensor& c = s.get();
+                   const Tensor zero = Tensor::zeros({}, g.dy().dtype(), g.dy().device());
+                   if (g.needs(0)) g.add(0, to_operand(where(c, g.dy(), zero), sa));
+                   if (g.needs(1)) g.add(1, to_operand(where(c, zero, g.dy()), sb));
+                 });
+  return y;
+}
+
+}  // namespace weft

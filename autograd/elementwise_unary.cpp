@@ -1,0 +1,91 @@
+// Functions of one operand whose derivative needs no fused kernel.
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/elementwise_common.h"
+
+namespace weft {
+
+using namespace detail;
+
+Tensor neg(const Tensor& x) {
+  check_numeric("neg", x.dtype());
+  Tensor y = run_unary(x, UnaryOp::neg);
+  if (recording(x)) Tape::record("neg", {&x}, {&y}, [](Backward& g) { g.add(0, neg(g.dy())); });
+  return y;
+}
+
+Tensor exp(const Tensor& x) {
+  check_floating("exp", x.dtype());
+  Tensor y = run_unary(x, UnaryOp::exp);
+  if (recording(x))
+    Tape::record("exp", {&x}, {&y},
+                 [s = save(y, "y")](Backward& g) { g.add(0, mul(g.dy(), s.get())); });
+  return y;
+}
+
+Tensor log(const Tensor& x) {
+  check_floating("log", x.dtype());
+  Tensor y = run_unary(x, UnaryOp::log);
+  if (recording(x))
+    Tape::record("log", {&x}, {&y}, [s = save(x)](Backward& g) { g.add(0, div(g.dy(), s.get())); });
+  return y;
+}
+
+Tensor sqrt(const Tensor& x) {
+  check_floating("sqrt", x.dtype());
+  Tensor y = run_unary(x, UnaryOp::sqrt);
+  if (recording(x))
+    Tape::record("sqrt", {&x}, {&y},
+                 [s = save(y, "y")](Backward& g) { g.add(0, div(mul(g.dy(), 0.5), s.get())); });
+  return y;
+}
+
+Tensor rsqrt(const Tensor& x) {
+  check_floating("rsqrt", x.dtype());
+  Tensor y = run_unary(x, UnaryOp::rsqrt);
+  if (recording(x))
+    Tape::record("rsqrt", {&x}, {&y}, [s = save(y, "y")](Backward& g) {
+      const Tensor& r = s.get();
+      g.add(0, mul(mul(g.dy(), -0.5), mul(square(r), r)));
+    });
+  return y;
+}
+
+Tensor abs(const Tensor& x) {
+  check_numeric("abs", x.dtype());
+  Tensor y = run_unary(x, UnaryOp::abs);
+  if (recording(x))
+    Tape::record("abs", {&x}, {&y},
+                 [s = save(x)](Backward& g) { g.add(0, mul(g.dy(), sign(s.get()))); });
+  return y;
+}
+
+Tensor square(const Tensor& x) {
+  check_numeric("square", x.dtype());
+  Tensor y = run_unary(x, UnaryOp::square);
+  if (recording(x))
+    Tape::record("square", {&x}, {&y},
+                 [s = save(x)](Backward& g) { g.add(0, mul(mul(g.dy(), 2), s.get())); });
+  return y;
+}
+
+Tensor clamp(const Tensor& x, double low, double high) {
+  check_numeric("clamp", x.dtype());
+  check(low <= high, "clamp: low must be at most high, got {} and {}", low, high);
+  Tensor y = empty_like(x);
+  dispatch<cpu::clamp, cuda::clamp>(x, low, high, y);
+  if (recording(x))
+    Tape::record("clamp", {&x}, {&y}, [s = save(x), low, high](Backward& g) {
+      const Tensor& saved = s.get();
+      if (Tape::current()) {
+        const Tensor zero = Tensor::zeros({}, saved.dtype(), saved.device());
+        g.add(0, where(eq(clamp(saved, low, high), saved), g.dy(), zero));
+        return;
+      }
+      Tensor dx = empty_like(saved);
+      dispatch<cpu::clamp_bwd, cuda::clamp_bwd>(saved, g.dy(), low, high, dx);
+      g.add(0, dx);
+    });
+  return y;
+}
+
+}  // namespace weft

@@ -1,0 +1,150 @@
+// Unary kernels, clamp, and the two in-place updates.
+#include "weft/core/cpu/elementwise_loop.h"
+#include "weft/core/cpu/elementwise_math.h"
+
+namespace weft::cpu {
+namespace {
+
+// Every contiguous unary op runs here.
+template <UnaryOp op, class T>
+void unary_row(const T* x, T* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = T(apply<op>(static_cast<Compute<T>>(x[i])));
+}
+
+template <UnaryOp op, class T>
+void unary_typed(const Tensor& x, const Tensor& out) {
+  const T* px = x.data<T>();
+  T* po = out.data<T>();
+  constexpr std::int64_t kWork = takes_integers(op) ? 1 : 16;
+  each_run<2>({&x, &out}, kWork,
+              [=](const PerOperand<2>& at, const PerOperand<2>& step, std::int64_t n) {
+                const T* xr = px + at[0];
+                T* yr = po + at[1];
+                if (step[0] == 1 && step[1] == 1) return unary_row<op>(xr, yr, n);
+                for (std::int64_t i = 0; i < n; ++i)
+                  yr[i * step[1]] = T(apply<op>(static_cast<Compute<T>>(xr[i * step[0]])));
+              });
+}
+
+template <UnaryOp op>
+void unary_op(const Tensor& x, const Tensor& out) {
+  if constexpr (takes_integers(op))
+    dispatch_numeric(x.dtype(), [&]<class T>() { unary_typed<op, T>(x, out); });
+  else
+    dispatch_floating(x.dtype(), [&]<class T>() { unary_typed<op, T>(x, out); });
+}
+
+// out[i] = f(x[i], out[i]) for kernels that are not worth special rows.
+template <class T, class F>
+void update(const Tensor& x, const Tensor& out, F f) {
+  const T* px = x.data<T>();
+  T* po = out.data<T>();
+  each_run<2>({&x, &out}, 1,
+              [=](const PerOperand<2>& at, const PerOperand<2>& step, std::int64_t n) {
+                const T* xr = px + at[0];
+                T* yr = po + at[1];
+                if (step[0] == 1 && step[1] == 1) {
+                  for (std::int64_t i = 0; i < n; ++i) yr[i] = T(f(xr[i], yr[i]));
+                } else {
+                  for (std::int64_t i = 0; i < n; ++i)
+                    yr[i * step[1]] = T(f(xr[i * step[0]], yr[i * step[1]]));
+                }
+              });
+}
+
+}  // namespace
+
+void unary(const Tensor& x, UnaryOp op, const Tensor& out) {
+  switch (op) {
+    case UnaryOp::neg:
+      return unary_op<UnaryOp::neg>(x, out);
+    case UnaryOp::exp:
+      return unary_op<UnaryOp::exp>(x, out);
+    case UnaryOp::log:
+      return unary_op<UnaryOp::log>(x, out);
+    case UnaryOp::sqrt:
+      return unary_op<UnaryOp::sqrt>(x, out);
+    case UnaryOp::rsqrt:
+      return unary_op<UnaryOp::rsqrt>(x, out);
+    case UnaryOp::abs:
+      return unary_op<UnaryOp::abs>(x, out);
+    case UnaryOp::tanh:
+      return unary_op<UnaryOp::tanh>(x, out);
+    case UnaryOp::sigmoid:
+      return unary_op<UnaryOp::sigmoid>(x, out);
+    case UnaryOp::relu:
+      return unary_op<UnaryOp::relu>(x, out);
+    case UnaryOp::gelu_tanh:
+      return unary_op<UnaryOp::gelu_tanh>(x, out);
+    case UnaryOp::gelu_erf:
+      return unary_op<UnaryOp::gelu_erf>(x, out);
+    case UnaryOp::silu:
+      return unary_op<UnaryOp::silu>(x, out);
+    case UnaryOp::square:
+      return unary_op<UnaryOp::square>(x, out);
+    case UnaryOp::sign:
+      return unary_op<UnaryOp::sign>(x, out);
+  }
+}
+
+void clamp(const Tensor& x, double low, double high, const Tensor& out) {
+  dispatch_numeric(x.dtype(), [&]<class T>() {
+    using C = Compute<T>;
+    const C lo = static_cast<C>(low), hi = static_cast<C>(high);
+    update<T>(x, out, [=](C v, C) { return v < lo ? lo : v > hi ? hi : v; });  // keeps NaN
+  });
+}
+
+void clamp_bwd(const Tensor& x, const Tensor& dy, double low, double high, const Tensor& out) {
+  dispatch_floating(x.dtype(), [&]<class T>() {
+    using C = Compute<T>;
+    const C lo = static_cast<C>(low), hi = static_cast<C>(high);
+    const T *px = x.data<T>(), *pdy = dy.data<T>();
+    T* po = out.data<T>();
+    each_run<3>({&x, &dy, &out}, 1,
+                [=](const PerOperand<3>& at, const PerOperand<3>& step, std::int64_t n) {
+                  for (std::int64_t i = 0; i < n; ++i) {
+                    const C v = px[at[0] + i * step[0]];
+                    po[at[2] + i * step[2]] =
+                        v >= lo && v <= hi ? pdy[at[1] + i * step[1]] : T(C(0));
+                  }
+                });
+  });
+}
+
+void add_scaled(const Tensor& x, double alpha, const Tensor& out) {
+  dispatch_numeric(
+      out.dtype(),
+      [&]<class T>() {
+        using C = Compute<T>;
+        const C factor = static_cast<C>(alpha);
+        update<T>(x, out, [=](C v, C old) {
+          return apply<BinaryOp::add>(old, apply<BinaryOp::mul>(factor, v));
+        });
+      },
+      "add_");
+}
+
+void scale(const Tensor& out, double factor) {
+  dispatch_numeric(
+      out.dtype(),
+      [&]<class T>() {
+        using C = Compute<T>;
+        const C f = static_cast<C>(factor);
+        T* p = out.data<T>();
+        each_run<1>({&out}, 1,
+                    [=](const PerOperand<1>& at, const PerOperand<1>& step, std::int64_t n) {
+                      T* row = p + at[0];
+                      if (step[0] == 1) {
+                        for (std::int64_t i = 0; i < n; ++i)
+                          row[i] = T(apply<BinaryOp::mul, C>(row[i], f));
+                      } else {
+                        for (std::int64_t i = 0; i < n; ++i)
+                          row[i * step[0]] = T(apply<BinaryOp::mul, C>(row[i * step[0]], f));
+                      }
+                    });
+      },
+      "mul_");
+}
+
+}  // namespace weft::cpu

@@ -1,0 +1,198 @@
+// Kernels of two operands: arithmetic, fused backwards, comparisons, where.
+#include "weft/core/cpu/elementwise_loop.h"
+#include "weft/core/cpu/elementwise_math.h"
+
+namespace weft::cpu {
+namespace {
+
+// The three layouts that matter get a loop the compiler can vectorise: both operands in step, and
+// either one fixed (a scalar, or a broadcast column).
+template <class A, class B, class O, class F>
+void binary_row(const A* a, std::int64_t sa, const B* b, std::int64_t sb, O* o, std::int64_t so,
+                std::int64_t n, F f) {
+  if (so == 1 && sa == 1 && sb == 1) {
+    for (std::int64_t i = 0; i < n; ++i) o[i] = O(f(a[i], b[i]));
+  } else if (so == 1 && sa == 1 && sb == 0) {
+    const B fixed = *b;
+    for (std::int64_t i = 0; i < n; ++i) o[i] = O(f(a[i], fixed));
+  } else if (so == 1 && sa == 0 && sb == 1) {
+    const A fixed = *a;
+    for (std::int64_t i = 0; i < n; ++i) o[i] = O(f(fixed, b[i]));
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) o[i * so] = O(f(a[i * sa], b[i * sb]));
+  }
+}
+
+template <class T, class O, class F>
+void binary_typed(const Tensor& a, const Tensor& b, const Tensor& out, std::int64_t work, F f) {
+  const T *pa = a.data<T>(), *pb = b.data<T>();
+  O* po = out.data<O>();
+  each_run<3>({&a, &b, &out}, work,
+              [=](const PerOperand<3>& at, const PerOperand<3>& step, std::int64_t n) {
+                binary_row(pa + at[0], step[0], pb + at[1], step[1], po + at[2], step[2], n, f);
+              });
+}
+
+// The number stays in the computing type: a bf16 tensor times 0.1 does not round 0.1 to bf16.
+template <class T, class O, class S, class F>
+void scalar_typed(const Tensor& a, S value, const Tensor& out, std::int64_t work, F f) {
+  const T* pa = a.data<T>();
+  O* po = out.data<O>();
+  each_run<2>({&a, &out}, work,
+              [=](const PerOperand<2>& at, const PerOperand<2>& step, std::int64_t n) {
+                binary_row(pa + at[0], step[0], &value, 0, po + at[1], step[1], n, f);
+              });
+}
+
+// Calls f.operator()<op>() for the op given at run time.
+template <class F>
+void with_op(BinaryOp op, F&& f) {
+  switch (op) {
+    case BinaryOp::add:
+      return f.template operator()<BinaryOp::add>();
+    case BinaryOp::sub:
+      return f.template operator()<BinaryOp::sub>();
+    case BinaryOp::mul:
+      return f.template operator()<BinaryOp::mul>();
+    case BinaryOp::div:
+      return f.template operator()<BinaryOp::div>();
+    case BinaryOp::pow:
+      return f.template operator()<BinaryOp::pow>();
+    case BinaryOp::minimum:
+      return f.template operator()<BinaryOp::minimum>();
+    case BinaryOp::maximum:
+      return f.template operator()<BinaryOp::maximum>();
+    case BinaryOp::relu_bwd:
+      return f.template operator()<BinaryOp::relu_bwd>();
+    case BinaryOp::tanh_bwd:
+      return f.template operator()<BinaryOp::tanh_bwd>();
+    case BinaryOp::sigmoid_bwd:
+      return f.template operator()<BinaryOp::sigmoid_bwd>();
+    case BinaryOp::gelu_tanh_bwd:
+      return f.template operator()<BinaryOp::gelu_tanh_bwd>();
+    case BinaryOp::gelu_erf_bwd:
+      return f.template operator()<BinaryOp::gelu_erf_bwd>();
+    case BinaryOp::silu_bwd:
+      return f.template operator()<BinaryOp::silu_bwd>();
+  }
+}
+
+// Calls f.operator()<T>() for the dtypes that the op has.
+template <BinaryOp op, class F>
+void with_dtype(DType dtype, F&& f) {
+  if constexpr (takes_integers(op))
+    dispatch_numeric(dtype, f);
+  else
+    dispatch_floating(dtype, f);
+}
+
+constexpr std::int64_t work_of(BinaryOp op) {
+  return op == BinaryOp::pow || op > BinaryOp::relu_bwd ? 16 : 1;
+}
+
+template <class F>
+void with_compare(CompareOp op, F&& f) {
+  switch (op) {
+    case CompareOp::eq:
+      return f([](auto a, auto b) { return a == b; });
+    case CompareOp::ne:
+      return f([](auto a, auto b) { return a != b; });
+    case CompareOp::lt:
+      return f([](auto a, auto b) { return a < b; });
+    case CompareOp::le:
+      return f([](auto a, auto b) { return a <= b; });
+    case CompareOp::gt:
+      return f([](auto a, auto b) { return a > b; });
+    case CompareOp::ge:
+      return f([](auto a, auto b) { return a >= b; });
+  }
+}
+
+// Comparisons take bool too, which no arithmetic does.
+template <class F>
+void with_comparable(DType dtype, F&& f) {
+  if (dtype == DType::boolean) return f.template operator()<bool>();
+  dispatch_numeric(dtype, f);
+}
+
+template <class T>
+void where_typed(const Tensor& condition, const Tensor& a, const Tensor& b, const Tensor& out) {
+  const bool* pc = condition.data<bool>();
+  const T *pa = static_cast<const T*>(a.raw()), *pb = static_cast<const T*>(b.raw());
+  T* po = static_cast<T*>(out.raw());
+  each_run<4>({&condition, &a, &b, &out}, 1,
+              [=](const PerOperand<4>& at, const PerOperand<4>& step, std::int64_t n) {
+                const bool* c = pc + at[0];
+                const T *x = pa + at[1], *y = pb + at[2];
+                T* o = po + at[3];
+                for (std::int64_t i = 0; i < n; ++i)
+                  o[i * step[3]] = c[i * step[0]] ? x[i * step[1]] : y[i * step[2]];
+              });
+}
+
+}  // namespace
+
+void binary(const Tensor& a, const Tensor& b, BinaryOp runtime_op, const Tensor& out) {
+  with_op(runtime_op, [&]<BinaryOp op>() {
+    with_dtype<op>(out.dtype(), [&]<class T>() {
+      using C = Compute<T>;
+      binary_typed<T, T>(a, b, out, work_of(op), [](C x, C y) { return apply<op, C>(x, y); });
+    });
+  });
+}
+
+void binary_scalar(const Tensor& a, double value, BinaryOp runtime_op, bool reversed,
+                   const Tensor& out) {
+  if (runtime_op == BinaryOp::pow && !reversed) {  // powers with a cheaper formula
+    if (value == 2) return unary(a, UnaryOp::square, out);
+    if (value == 0.5) return unary(a, UnaryOp::sqrt, out);
+    if (value == -0.5) return unary(a, UnaryOp::rsqrt, out);
+  }
+  with_op(runtime_op, [&]<BinaryOp op>() {
+    with_dtype<op>(out.dtype(), [&]<class T>() {
+      using C = Compute<T>;
+      const C v = static_cast<C>(value);
+      if (reversed)
+        scalar_typed<T, T>(a, v, out, work_of(op), [](C x, C y) { return apply<op, C>(y, x); });
+      else
+        scalar_typed<T, T>(a, v, out, work_of(op), [](C x, C y) { return apply<op, C>(x, y); });
+    });
+  });
+}
+
+void compare(const Tensor& a, const Tensor& b, CompareOp op, const Tensor& out) {
+  with_comparable(a.dtype(), [&]<class T>() {
+    using C = Compute<T>;
+    with_compare(op, [&](auto holds) {
+      binary_typed<T, bool>(a, b, out, 1, [=](C x, C y) { return holds(x, y); });
+    });
+  });
+}
+
+void compare_scalar(const Tensor& a, double value, CompareOp op, const Tensor& out) {
+  with_comparable(a.dtype(), [&]<class T>() {
+    // A float meets the number as its own type would store it; an integer meets 2.5 as 2.5.
+    using C = std::conditional_t<std::is_integral_v<T>, double, Compute<T>>;
+    C v = static_cast<C>(value);
+    if constexpr (!std::is_integral_v<T>) v = static_cast<C>(T(v));
+    with_compare(op, [&](auto holds) {
+      scalar_typed<T, bool>(a, v, out, 1, [=](C x, C y) { return holds(x, y); });
+    });
+  });
+}
+
+void where(const Tensor& condition, const Tensor& a, const Tensor& b, const Tensor& out) {
+  // Values are only moved, so their width is all that matters.
+  switch (size_of(out.dtype())) {
+    case 1:
+      return where_typed<std::uint8_t>(condition, a, b, out);
+    case 2:
+      return where_typed<std::uint16_t>(condition, a, b, out);
+    case 4:
+      return where_typed<std::uint32_t>(condition, a, b, out);
+    default:
+      return where_typed<std::uint64_t>(condition, a, b, out);
+  }
+}
+
+}  // namespace weft::cpu

@@ -1,0 +1,123 @@
+#pragma once
+#include <cmath>
+#include <type_traits>
+
+#include "weft/core/kernels/elementwise.h"
+
+namespace weft::cpu {
+
+/// The type an element is computed in: f32 for bf16, else its own.
+template <class T>
+using Compute = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
+
+/// Integer arithmetic wraps around; in C++ only unsigned arithmetic may.
+template <class C>
+using Wrapping = typename std::conditional_t<std::is_integral_v<C>, std::make_unsigned<C>,
+                                             std::type_identity<C>>::type;
+
+inline constexpr double kSqrt2OverPi = 0.79788456080286535588;
+inline constexpr double kSqrtHalf = 0.70710678118654752440;
+inline constexpr double kInverseSqrt2Pi = 0.39894228040143267794;
+inline constexpr double kGeluCubic = 0.044715;
+
+/// True for the ops that integers have too.
+constexpr bool takes_integers(UnaryOp op) {
+  return op == UnaryOp::neg || op == UnaryOp::abs || op == UnaryOp::relu || op == UnaryOp::square ||
+         op == UnaryOp::sign;
+}
+constexpr bool takes_integers(BinaryOp op) {
+  return op == BinaryOp::add || op == BinaryOp::sub || op == BinaryOp::mul ||
+         op == BinaryOp::minimum || op == BinaryOp::maximum;
+}
+
+template <class C>
+C sigmoid_of(C x) {
+  return C(1) / (C(1) + std::exp(-x));
+}
+
+/// The value of a unary op at x.
+template <UnaryOp op, class C>
+C apply(C x) {
+  using W = Wrapping<C>;
+  if constexpr (op == UnaryOp::neg) {
+    if constexpr (std::is_integral_v<C>)
+      return static_cast<C>(W(0) - W(x));
+    else
+      return -x;
+  } else if constexpr (op == UnaryOp::abs) {
+    if constexpr (std::is_unsigned_v<C>)
+      return x;
+    else if constexpr (std::is_integral_v<C>)
+      return x < 0 ? static_cast<C>(W(0) - W(x)) : x;
+    else
+      return std::abs(x);
+  } else if constexpr (op == UnaryOp::relu) {
+    return x < C(0) ? C(0) : x;  // keeps NaN
+  } else if constexpr (op == UnaryOp::square) {
+    return static_cast<C>(W(x) * W(x));
+  } else if constexpr (op == UnaryOp::sign) {
+    return static_cast<C>((x > C(0)) - (x < C(0)));
+  } else if constexpr (op == UnaryOp::exp) {
+    return std::exp(x);
+  } else if constexpr (op == UnaryOp::log) {
+    return std::log(x);
+  } else if constexpr (op == UnaryOp::sqrt) {
+    return std::sqrt(x);
+  } else if constexpr (op == UnaryOp::rsqrt) {
+    return C(1) / std::sqrt(x);
+  } else if constexpr (op == UnaryOp::tanh) {
+    return std::tanh(x);
+  } else if constexpr (op == UnaryOp::sigmoid) {
+    return sigmoid_of(x);
+  } else if constexpr (op == UnaryOp::silu) {
+    return x / (C(1) + std::exp(-x));
+  } else if constexpr (op == UnaryOp::gelu_tanh) {
+    const C u = C(kSqrt2OverPi) * (x + C(kGeluCubic) * x * x * x);
+    return C(0.5) * x * (C(1) + std::tanh(u));
+  } else {
+    static_assert(op == UnaryOp::gelu_erf);
+    return C(0.5) * x * (C(1) + std::erf(x * C(kSqrtHalf)));
+  }
+}
+
+/// The value of a binary op. For the *_bwd ops a is what the forward saved and b is dy.
+template <BinaryOp op, class C>
+C apply(C a, C b) {
+  using W = Wrapping<C>;
+  if constexpr (op == BinaryOp::add) {
+    return static_cast<C>(W(a) + W(b));
+  } else if constexpr (op == BinaryOp::sub) {
+    return static_cast<C>(W(a) - W(b));
+  } else if constexpr (op == BinaryOp::mul) {
+    return static_cast<C>(W(a) * W(b));
+  } else if constexpr (op == BinaryOp::minimum) {
+    return a != a || a < b ? a : b;  // NaN wins, like in NumPy
+  } else if constexpr (op == BinaryOp::maximum) {
+    return a != a || a > b ? a : b;
+  } else if constexpr (op == BinaryOp::div) {
+    return a / b;
+  } else if constexpr (op == BinaryOp::pow) {
+    return std::pow(a, b);
+  } else if constexpr (op == BinaryOp::relu_bwd) {
+    return a > C(0) ? b : C(0);
+  } else if constexpr (op == BinaryOp::tanh_bwd) {
+    return b * (C(1) - a * a);
+  } else if constexpr (op == BinaryOp::sigmoid_bwd) {
+    return b * a * (C(1) - a);
+  } else if constexpr (op == BinaryOp::silu_bwd) {
+    const C s = sigmoid_of(a);
+    return b * s * (C(1) + a * (C(1) - s));
+  } else if constexpr (op == BinaryOp::gelu_tanh_bwd) {
+    const C square = a * a;
+    const C t = std::tanh(C(kSqrt2OverPi) * a * (C(1) + C(kGeluCubic) * square));
+    const C du = C(kSqrt2OverPi) * (C(1) + C(3 * kGeluCubic) * square);
+    return b * (C(0.5) * (C(1) + t) + C(0.5) * a * (C(1) - t * t) * du);
+  } else {
+    static_assert(op == BinaryOp::gelu_erf_bwd);
+    const C cdf = C(0.5) * (C(1) + std::erf(a * C(kSqrtHalf)));
+    const C density = C(kInverseSqrt2Pi) * std::exp(C(-0.5) * a * a);
+    return b * (cdf + a * density);
+  }
+}
+
+}  // namespace weft::cpu
