@@ -13,6 +13,7 @@ set(weft_sources
   autograd/elementwise_unary.cpp
   autograd/gradcheck.cpp
   autograd/indexing.cpp
+  autograd/join.cpp
   autograd/layer_norm.cpp
   autograd/linear.cpp
   autograd/matmul.cpp

@@ -1,0 +1,24 @@
+#pragma once
+#include "weft/core/error.h"
+#include "weft/core/tensor.h"
+
+namespace weft::detail {
+
+/// The axis that `dim` means, in [0, ndim).
+/// Throws Error "op: dim must be in [-n, n), got d", and for a scalar, which has no axis.
+inline int axis_of(const char* op, const Tensor& x, int dim) {
+  check(x.ndim() > 0, "{}: x must have at least one axis, got a scalar", op);
+  return normalize_dim(op, dim, x.ndim());
+}
+
+/// Every step-th element of one axis from `begin` on, `length` in all: memory only, no tape hears
+/// it.
+inline Tensor part_of(const Tensor& x, int dim, std::int64_t begin, std::int64_t length,
+                      std::int64_t step = 1) {
+  Shape shape = x.shape(), strides = x.strides();
+  shape[dim] = length;
+  strides[dim] *= step;
+  return x.alias(shape, strides, begin * x.strides()[dim]);
+}
+
+}  // namespace weft::detail
