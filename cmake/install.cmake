@@ -1,0 +1,45 @@
+# cmake --install build/release --prefix P: headers, library, programs, and what find_package(weft)
+# and pkg-config need. The installed tree can be moved: nothing in it names P.
+include(CMakePackageConfigHelpers)
+
+set(weft_lib lib)
+set_target_properties(weft PROPERTIES
+  VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+  INSTALL_RPATH "$ORIGIN")
+
+install(TARGETS weft EXPORT weft_targets
+  LIBRARY DESTINATION ${weft_lib} INCLUDES DESTINATION include)
+foreach(program train_gpt generate)
+  if(TARGET ${program})
+    set_target_properties(${program} PROPERTIES INSTALL_RPATH "$ORIGIN/../${weft_lib}")
+    install(TARGETS ${program} RUNTIME DESTINATION bin OPTIONAL)
+  endif()
+endforeach()
+
+# Public headers keep their folders. Kernel signatures and CPU kernels are the library's own.
+foreach(folder core autograd nn optim io data distributed)
+  if(EXISTS ${PROJECT_SOURCE_DIR}/${folder})
+    install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION include/weft
+      FILES_MATCHING PATTERN "*.h"
+      PATTERN core/cpu EXCLUDE PATTERN core/kernels EXCLUDE)
+  endif()
+endforeach()
+foreach(header weft.h xtensor.h)
+  if(EXISTS ${PROJECT_SOURCE_DIR}/${header})
+    install(FILES ${PROJECT_SOURCE_DIR}/${header} DESTINATION include/weft)
+  endif()
+endforeach()
+
+set(weft_package ${weft_lib}/cmake/weft)
+install(EXPORT weft_targets NAMESPACE weft:: DESTINATION ${weft_package} FILE weftTargets.cmake)
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/weftConfig.cmake.in
+  ${PROJECT_BINARY_DIR}/weftConfig.cmake INSTALL_DESTINATION ${weft_package})
+# Before 1.0 a new minor version may break what the last one allowed.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/weftConfigVersion.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/weftConfig.cmake ${PROJECT_BINARY_DIR}/weftConfigVersion.cmake
+  DESTINATION ${weft_package})
+
+configure_file(${PROJECT_SOURCE_DIR}/cmake/weft.pc.in ${PROJECT_BINARY_DIR}/weft.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/weft.pc DESTINATION ${weft_lib}/pkgconfig)
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION share/doc/weft)

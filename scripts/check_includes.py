@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Fails on an include that points against the direction of the folders.
+
+core <- autograd <- nn <- {distributed, data} <- examples;  core <- {optim, io} <- distributed;
+cuda sees only core. tests and bench see everything.
+"""
+import pathlib
+import re
+import subprocess
+import sys
+
+MAY_INCLUDE = {
+    "core": {"core"},
+    "cuda": {"core", "cuda"},
+    "autograd": {"core", "autograd"},
+    "nn": {"core", "autograd", "nn"},
+    "optim": {"core", "optim"},
+    "io": {"core", "io"},
+    "data": {"core", "autograd", "nn", "io", "data"},
+    "distributed": {"core", "autograd", "nn", "optim", "io", "distributed"},
+}
+# weft.h and the other headers at the root are for users: nothing inside the library includes them.
+ROOT_MAY_INCLUDE = {"core", "autograd", "nn", "optim", "io", "data", "distributed"}
+UNCHECKED = {"examples", "tests", "bench"}
+
+# autograd/methods.cpp defines members that core/tensor.h declares (a + b, t.sum()): an upward call,
+# but no upward include. So the rule below needs no exception for it.
+
+ONE_PLACE = {  # header: the file that may include it
+    "omp.h": "core/parallel.cpp",
+}
+GPU_HEADER = re.compile(r"(cuda|cublas|cudnn|cufft|curand|nccl|nvtx|nvToolsExt|cooperative_groups|mma\.h)")
+# The one public header that needs another package, for those who ask for it by including it.
+THIRD_PARTY_HEADERS = {"xtensor.h"}
+
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
+SUFFIXES = {".h", ".cpp", ".inc", ".cu", ".cuh"}
+
+
+def is_public_header(path):
+    """Does installation copy it?"""
+    private = {("core", "cpu"), ("core", "kernels")}
+    return path.suffix == ".h" and path.parts[:2] not in private and path.parts[0] not in UNCHECKED
+
+
+def problems(root, path):
+    folder = path.parts[0] if len(path.parts) > 1 else ""
+    allowed = MAY_INCLUDE.get(folder, ROOT_MAY_INCLUDE)
+    text = (root / path).read_text()
+    for match in INCLUDE.finditer(text):
+        quote, name = match.groups()
+        where = f"{path}:{text.count(chr(10), 0, match.start()) + 1}"
+        if GPU_HEADER.match(name) and folder != "cuda":
+            yield f"{where}: <{name}> may be included in cuda/ only"
+        if name in ONE_PLACE and str(path) != ONE_PLACE[name]:
+            yield f"{where}: <{name}> may be included in {ONE_PLACE[name]} only"
+        if folder in UNCHECKED:
+            continue
+        if name.startswith("weft/"):
+            target = name.split("/")[1] if name.count("/") > 1 else ""
+            if target not in allowed:
+                yield f"{where}: {folder or 'the root'}/ must not include {name}"
+        elif quote == '"' and path.suffix != ".inc":
+            yield f'{where}: write "weft/..." with the path from the root, got "{name}"'
+        elif is_public_header(path) and "." in name and str(path) not in THIRD_PARTY_HEADERS:
+            yield f"{where}: a public header may include weft and the standard library, got <{name}>"
+
+
+def main():
+    root = pathlib.Path(__file__).resolve().parent.parent
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=root, check=True,
+                            capture_output=True, text=True).stdout.split("\n")
+    files = [pathlib.Path(name) for name in sorted(set(listed)) if pathlib.Path(name).suffix in SUFFIXES]
+    files = [path for path in files if (root / path).exists()]
+    found = [line for path in files for line in problems(root, path)]
+    print("\n".join(found + [f"includes: {len(files)} files, {len(found)} wrong"]))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Uses Weft the way another project does.
+# usage: scripts/check_install.sh                installs build/release, moves the prefix elsewhere,
+#                                                builds examples/consumer against it with CMake and
+#                                                with pkg-config, and runs both
+#        scripts/check_install.sh --subproject   builds examples/consumer with add_subdirectory
+set -eu
+cd "$(dirname "$0")/.."
+root=$PWD
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+if [ "${1:-}" = --subproject ]; then
+  cmake -S examples/consumer -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
+    -DWEFT_SOURCE="$root"
+  cmake --build "$work/build" -j "$(nproc)"
+  "$work/build/consumer"
+  exit 0
+fi
+
+cmake --install build/release --prefix "$work/first"
+mv "$work/first" "$work/moved"
+
+cp -r examples/consumer "$work/source"
+cmake -S "$work/source" -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
+  -DCMAKE_PREFIX_PATH="$work/moved"
+cmake --build "$work/build"
+"$work/build/consumer"
+
+export PKG_CONFIG_PATH="$work/moved/lib/pkgconfig"
+# shellcheck disable=SC2046
+"${CXX:-g++}" -std=c++20 -O1 "$work/source/main.cpp" -o "$work/by_pkg_config" \
+  $(pkg-config --cflags --libs weft)
+LD_LIBRARY_PATH="$work/moved/lib" "$work/by_pkg_config"
+
+# What is installed must not point back at where it was built.
+if grep -rlF -e "$root" -e "$work/first" "$work/moved" --include='*.cmake' --include='*.pc' --include='*.h'; then
+  echo "check_install: an installed file names the build folder" >&2
+  exit 1
+fi

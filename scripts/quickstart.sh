@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# From a fresh clone to a trained GPT and a sample of its prose: builds the trainer, fetches a corpus
+# (Jane Austen's six novels, from a Debian package), trains, samples.
+# usage: scripts/quickstart.sh [--data FILE] [--out DIR]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# --- The training run: everything that decides its result, in one place ---------------------------
+batch=16
+seq=128
+steps=1500  # 1500 x 16 x 128 = 3.07 M tokens
+model=(--preset tiny --seq $seq)
+schedule=(--batch $batch --steps $steps --seed 1337 --eval-every 500)
+sample=(--tokens 400 --temperature 0.8 --topk 40 --seed 1337)
+prompt="It was a truth"
+# --------------------------------------------------------------------------------------------------
+
+die() {
+  echo "quickstart: $1" >&2
+  exit 1
+}
+data=""
+out=runs/quickstart
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --data | --out) [ $# -ge 2 ] || die "$1 needs a value" ;;
+  esac
+  case "$1" in
+    --data) data=$2 && shift 2 ;;
+    --out) out=$2 && shift 2 ;;
+    *) die "unknown option $1; known: --data FILE, --out DIR" ;;
+  esac
+done
+[ -z "$data" ] || [ -r "$data" ] || die "--data: cannot read $data"
+[ ! -e "$out" ] || die "$out exists already; remove it, or choose another folder with --out"
+clock=$SECONDS
+say() { printf '\n== %s (%d s so far)\n' "$1" $((SECONDS - clock)); }
+
+say "Packages"
+scripts/setup.sh build
+
+say "Build"
+if command -v ccache >/dev/null; then export CMAKE_CXX_COMPILER_LAUNCHER=ccache; fi
+fresh=()
+[ -f build/release/CMakeCache.txt ] || fresh=(-DWEFT_TESTS=OFF -DWEFT_BENCH=OFF)
+cmake --preset release -DWEFT_EXAMPLES=ON ${fresh[@]+"${fresh[@]}"} >/dev/null
+cmake --build --preset release --target train_gpt generate -j "$(nproc)"
+
+if [ -z "$data" ]; then
+  say "Corpus"
+  data=build/data/austen.txt
+  if [ ! -s "$data" ]; then
+    mkdir -p build/data
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    chmod 755 "$work"  # apt fetches as its own user
+    command -v apt-get >/dev/null ||
+      die "no apt-get to fetch the corpus with; pass a text file of your own with --data FILE"
+    (cd "$work" && apt-get download -q r-cran-janeaustenr >apt.log 2>&1) || {
+      tail -n 3 "$work/apt.log" >&2
+      die "cannot download the package r-cran-janeaustenr (is there a network? has apt-get update run?); or pass a text file of your own with --data FILE"
+    }
+    dpkg-deb -x "$work"/r-cran-janeaustenr_*.deb "$work/files"
+    rdb=$(find "$work/files" -name Rdata.rdb)
+    [ -n "$rdb" ] || die "the package r-cran-janeaustenr holds no Rdata.rdb"
+    python3 scripts/janeaustenr_text.py "$rdb" "$data"
+  fi
+fi
+
+say "Training: $steps steps of $((batch * seq)) tokens, $((steps * batch * seq)) in all"
+build/release/bin/train_gpt --data "$data" "${model[@]}" "${schedule[@]}" --out "$out"
+
+say "A sample"
+build/release/bin/generate --checkpoint "$out" --prompt "$prompt" "${sample[@]}"
+
+say "Done"
+echo "checkpoint  $(ls -d "$out"/checkpoints/step_* | tail -n 1)"
+echo "metrics     $out/metrics.jsonl"
+echo "plot        $out/loss.svg"
+echo "more text   build/release/bin/generate --checkpoint $out --prompt \"...\""

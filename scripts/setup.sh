@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Checks that the Debian packages Weft is built with are there, and installs those that are not.
+# usage: scripts/setup.sh [build|all]     build: what the library and the programs need
+#                                         all (default): the tests and checks too
+set -eu
+
+build="g++ cmake ninja-build libdnnl-dev nlohmann-json3-dev libfmt-dev libcli11-dev
+       libtomlplusplus-dev python3"
+tests="doctest-dev libxtensor-dev clang-format pkg-config"
+
+case "${1:-all}" in
+  build) wanted=$build ;;
+  all) wanted="$build $tests" ;;
+  *) echo "setup: unknown argument $1; use build or all" >&2; exit 2 ;;
+esac
+
+missing=()
+if command -v dpkg-query >/dev/null; then
+  for package in $wanted; do
+    state=$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null || echo none)
+    [ "$state" = installed ] || missing+=("$package")
+  done
+else
+  echo "setup: this is not Debian or Ubuntu; install the equivalents of:" $wanted >&2
+  exit 0
+fi
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+command="apt-get install -y --no-install-recommends ${missing[*]}"
+if [ "$(id -u)" -eq 0 ]; then
+  as_root=()
+elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+  as_root=(sudo -n)
+else
+  echo "setup: missing packages; run:  sudo $command" >&2
+  exit 1
+fi
+echo "setup: installing ${missing[*]}"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+if ! { ${as_root[@]+"${as_root[@]}"} apt-get update -q &&
+       DEBIAN_FRONTEND=noninteractive ${as_root[@]+"${as_root[@]}"} $command; } >"$log" 2>&1; then
+  tail -n 5 "$log" >&2
+  echo "setup: apt failed (is there a network?); run:  $command" >&2
+  exit 1
+fi

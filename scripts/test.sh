@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Builds and tests everything. The last line reads "N passed, N failed"; the status is 1 on a failure.
+# usage: scripts/test.sh              release build with warnings as errors, all tests and checks
+#        scripts/test.sh --sanitize   library and op tests under AddressSanitizer and UBSan
+#        scripts/test.sh --tsan       tests that use threads under ThreadSanitizer
+set -uo pipefail
+cd "$(dirname "$0")/.."
+. scripts/parts.sh
+
+jobs=$(nproc)
+
+build() {  # build PRESET [CMAKE ARGUMENTS]
+  local preset=$1
+  shift
+  part "configure-$preset" cmake --preset "$preset" -DWEFT_WERROR=ON -DWEFT_TESTS=ON "$@" ||
+    give_up "configure-$preset"
+  part "build-$preset" cmake --build --preset "$preset" -j "$jobs" || give_up "build-$preset"
+}
+
+ctest_in() {  # ctest_in PRESET [CTEST ARGUMENTS]
+  local preset=$1
+  shift
+  tests "ctest-$preset" ctest --test-dir "build/$preset" -j "$jobs" --output-on-failure \
+    --no-tests=error --timeout 600 "$@"
+}
+
+part setup scripts/setup.sh all || give_up setup
+
+case "${1:-}" in
+  "")
+    build release -DWEFT_EXAMPLES=ON -DWEFT_BENCH=ON
+    ctest_in release
+    check format scripts/check_format.sh
+    check includes scripts/check_includes.py
+    check ops scripts/check_ops.py --check
+    check readme scripts/check_readme.py
+    check install scripts/check_install.sh
+    part compile-time scripts/check_compile_time.sh && cat build/logs/compile-time.log
+    ;;
+  --sanitize)
+    export ASAN_OPTIONS=detect_leaks=1:halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1
+    build asan -DWEFT_EXAMPLES=OFF -DWEFT_BENCH=OFF
+    ctest_in asan -LE program
+    ;;
+  --tsan)
+    export TSAN_OPTIONS=halt_on_error=1
+    build tsan -DWEFT_EXAMPLES=OFF -DWEFT_BENCH=OFF
+    ctest_in tsan -L threads
+    ;;
+  *)
+    echo "test.sh: unknown option $1; known: --sanitize, --tsan" >&2
+    exit 2
+    ;;
+esac
+finish

@@ -1,0 +1,15 @@
+#pragma once
+// Everything a model's author needs, in one include. Inside the library, include what you use.
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/gradcheck.h"
+#include "weft/autograd/indexing.h"
+#include "weft/autograd/matmul.h"
+#include "weft/autograd/reduce.h"
+#include "weft/autograd/softmax.h"
+#include "weft/autograd/tape.h"
+#include "weft/autograd/view.h"
+#include "weft/core/allocator.h"
+#include "weft/core/error.h"
+#include "weft/core/parallel.h"
+#include "weft/core/random.h"
+#include "weft/core/tensor.h"
