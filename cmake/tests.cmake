@@ -57,3 +57,12 @@ foreach(stem ${weft_test_stems})
     add_test(NAME ${stem} COMMAND test_${stem})
   endif()
 endforeach()
+
+# Tests of what several threads touch, for the ThreadSanitizer job.
+add_custom_target(thread_tests)
+foreach(stem allocator layer_norm matmul parallel random simd tape)
+  if(TARGET test_${stem})
+    add_dependencies(thread_tests test_${stem})
+    set_tests_properties(${stem} PROPERTIES LABELS threads)
+  endif()
+endforeach()

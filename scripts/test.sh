@@ -9,12 +9,13 @@ cd "$(dirname "$0")/.."
 
 jobs=$(nproc)
 
-build() {  # build PRESET [CMAKE ARGUMENTS]
+target=all
+build() {  # build PRESET [CMAKE ARGUMENTS]: compiles $target
   local preset=$1
   shift
   part "configure-$preset" cmake --preset "$preset" -DWEFT_WERROR=ON -DWEFT_TESTS=ON "$@" ||
     give_up "configure-$preset"
-  part "build-$preset" cmake --build --preset "$preset" -j "$jobs" || give_up "build-$preset"
+  part "build-$preset" cmake --build --preset "$preset" --target "$target" -j "$jobs" || give_up "build-$preset"
 }
 
 ctest_in() {  # ctest_in PRESET [CTEST ARGUMENTS]
@@ -44,6 +45,7 @@ case "${1:-}" in
     ;;
   --tsan)
     export TSAN_OPTIONS=halt_on_error=1
+    target=thread_tests
     build tsan -DWEFT_EXAMPLES=OFF -DWEFT_BENCH=OFF
     ctest_in tsan -L threads
     ;;
