@@ -13,6 +13,10 @@
 namespace weft::nn {
 
 class Module;
+namespace detail {
+/// Gives `to` (a module of the same build) copies of the tensors, the ties and the modes of `from`.
+void copy_state(Module& from, Module& to);
+}  // namespace detail
 
 /// One tensor of a module as visit() hands it over. A plain Tensor converts to a parameter.
 struct Slot {
@@ -130,6 +134,7 @@ class Module {
 
  private:
   friend void assign_names(Module& root);
+  friend void detail::copy_state(Module& from, Module& to);
   bool training_ = true;
   std::uint64_t stream_ = 0;
 };
@@ -159,10 +164,6 @@ DType default_dtype();
 /// A new parameter: counted as such, requiring a gradient, filled from the running random counter.
 Tensor make_parameter(const Shape& shape, const Init& init, DType dtype = default_dtype(),
                       Device device = default_device());
-
-namespace detail {
-void copy_state(Module& from, Module& to);
-}
 
 /// A deep copy with its own memory and the same ties, dtypes, training flag and names.
 /// M must have `M like() const`: a new module of the same configuration.

@@ -1,0 +1,62 @@
+#include "weft/nn/init.h"
+
+#include <cmath>
+
+#include "weft/autograd/tape.h"
+#include "weft/core/allocator.h"
+#include "weft/core/error.h"
+#include "weft/core/random.h"
+#include "weft/nn/walk.h"
+
+namespace weft::nn {
+
+Init Init::xavier_uniform(std::int64_t fan_in, std::int64_t fan_out, double gain) {
+  check(fan_in + fan_out > 0, "xavier_uniform: fan_in + fan_out must be above 0, got {}",
+        fan_in + fan_out);
+  return uniform(gain * std::sqrt(6.0 / static_cast<double>(fan_in + fan_out)));
+}
+
+Init Init::kaiming_uniform(std::int64_t fan_in, double gain) {
+  check(fan_in > 0, "kaiming_uniform: fan_in must be above 0, got {}", fan_in);
+  return uniform(gain * std::sqrt(3.0 / static_cast<double>(fan_in)));
+}
+
+void Init::fill(const Tensor& t, const RandomKey& key) const {
+  const NoGradGuard off;
+  switch (kind) {
+    case Kind::constant:
+      t.fill_(a);
+      break;
+    case Kind::normal:
+      normal_(t, key, a, b);
+      break;
+    case Kind::truncated_normal:
+      truncated_normal_(t, key, a, b, a - 2 * b, a + 2 * b);
+      break;
+    case Kind::uniform:
+      uniform_(t, key, -a, a);
+      break;
+  }
+}
+
+void init(Module& model, std::uint64_t seed) {
+  assign_names(model);
+  detail::for_each_distinct_tensor(model, [&](const std::string& name, const Slot& slot) {
+    if (!slot.is_buffer) slot.init.fill(*slot.tensor, {seed, stream_of(name), 0});
+  });
+  detail::for_each_module(model, [](const std::string&, Module& m) { m.fill_tables(); });
+}
+
+void materialise(Module& model, Device device, std::uint64_t seed) {
+  detail::for_each_distinct_tensor(model, [&](const std::string&, const Slot& slot) {
+    const Tensor& t = *slot.tensor;
+    if (!t.is_meta()) return;
+    const CategoryScope category(slot.is_buffer ? Category::other : Category::parameter);
+    const Tensor fresh = Tensor::empty(t.shape(), t.dtype(), device);
+    if (slot.is_buffer) fresh.zero_();
+    detail::replace_storage(t, fresh);
+  });
+  init(model, seed);
+}
+
+}  // namespace weft::nn

@@ -1,0 +1,221 @@
+#include "weft/nn/module.h"
+
+#include <ostream>
+#include <unordered_map>
+
+#include "weft/autograd/tape.h"
+#include "weft/core/allocator.h"
+#include "weft/core/error.h"
+#include "weft/core/random.h"
+#include "weft/nn/walk.h"
+
+namespace weft::nn {
+namespace {
+
+struct Defaults {
+  Device device = kCpu;
+  DType dtype = DType::f32;
+};
+constinit thread_local Defaults defaults;
+
+Category category_of(const Slot& slot) {
+  return slot.is_buffer ? Category::other : Category::parameter;
+}
+
+// Tables are read by f32 arithmetic unless the whole model computes in f64.
+DType target_dtype(const Slot& slot, DType wanted) {
+  const DType now = slot.tensor->dtype();
+  if (slot.keeps_dtype || !is_compute(now)) return now;
+  return slot.is_derived && wanted != DType::f64 ? DType::f32 : wanted;
+}
+
+std::string with_commas(std::int64_t n) {
+  std::string s = std::to_string(n);
+  for (int i = static_cast<int>(s.size()) - 3; i > 0; i -= 3)
+    s.insert(static_cast<std::size_t>(i), 1, ',');
+  return s;
+}
+
+}  // namespace
+
+Slot buffer(Tensor& t) {
+  Slot slot(t);
+  slot.is_buffer = true;
+  return slot;
+}
+
+Slot table(Tensor& t) {
+  Slot slot = buffer(t);
+  slot.is_derived = true;
+  return slot;
+}
+
+Slot pinned(Slot slot) {
+  slot.keeps_dtype = true;
+  return slot;
+}
+
+void detail::replace_storage(const Tensor& t, const Tensor& fresh) {
+  TensorImpl& to = *t.impl();
+  const TensorImpl& from = *fresh.impl();
+  from.storage->retain();
+  to.storage->release();
+  to.storage = from.storage;
+  to.dtype = from.dtype;
+  to.offset = from.offset;
+  to.shape = from.shape;
+  to.strides = from.strides;
+  t.set_grad({});
+  t.set_main_grad({});
+}
+
+std::vector<Tensor> Module::parameters() const {
+  std::vector<Tensor> out;
+  for (NamedTensor& p : named_parameters()) out.push_back(std::move(p.tensor));
+  return out;
+}
+
+NamedTensors Module::named_parameters() const {
+  NamedTensors out;
+  detail::for_each_distinct_tensor(*this, [&](const std::string& name, const Slot& slot) {
+    if (!slot.is_buffer) out.push_back({name, *slot.tensor});
+  });
+  return out;
+}
+
+NamedTensors Module::buffers() const {
+  NamedTensors out;
+  detail::for_each_distinct_tensor(*this, [&](const std::string& name, const Slot& slot) {
+    if (slot.is_buffer) out.push_back({name, *slot.tensor});
+  });
+  return out;
+}
+
+std::int64_t Module::parameter_count() const {
+  std::int64_t n = 0;
+  detail::for_each_distinct_tensor(*this, [&](const std::string&, const Slot& slot) {
+    if (!slot.is_buffer) n += slot.tensor->numel();
+  });
+  return n;
+}
+
+void Module::train(bool on) {
+  detail::for_each_module(*this, [on](const std::string&, Module& m) { m.training_ = on; });
+}
+
+void Module::zero_grad() {
+  detail::for_each_distinct_tensor(*this, [](const std::string&, const Slot& slot) {
+    slot.tensor->set_grad({});
+    if (const Tensor main = slot.tensor->main_grad()) main.zero_();
+  });
+}
+
+void Module::to(DType dtype) {
+  check(is_compute(dtype), "to: a module computes in f32, f64 or bf16, got {}", dtype);
+  detail::for_each_distinct_tensor(*this, [&](const std::string&, const Slot& slot) {
+    const DType wanted = target_dtype(slot, dtype);
+    if (wanted == slot.tensor->dtype()) return;
+    const CategoryScope category(category_of(slot));
+    detail::replace_storage(*slot.tensor, slot.tensor->detach().to(wanted));
+  });
+  detail::for_each_module(*this, [](const std::string&, Module& m) { m.fill_tables(); });
+}
+
+void Module::to(Device device) {
+  detail::for_each_distinct_tensor(*this, [&](const std::string& name, const Slot& slot) {
+    if (device == slot.tensor->device()) return;
+    check(!slot.tensor->is_meta(),
+          "to: {} is on device {} and has no values to move; use materialise()", name,
+          slot.tensor->device());
+    const CategoryScope category(category_of(slot));
+    detail::replace_storage(*slot.tensor, slot.tensor->detach().to(device));
+  });
+}
+
+void assign_names(Module& root) {
+  detail::for_each_module(root,
+                          [](const std::string& name, Module& m) { m.stream_ = stream_of(name); });
+}
+
+std::string to_string(const Module& root) {
+  std::string out;
+  std::unordered_map<const TensorImpl*, std::string> first_name;
+  const auto depth = [](const std::string& name) {
+    std::size_t n = 0;
+    for (const char c : name) n += c == '.';
+    return n;
+  };
+  const auto on_module = [&](const std::string& name, Module& m) {
+    const std::size_t level = name.empty() ? 0 : depth(name) + 1;
+    out.append(2 * level, ' ');
+    if (!name.empty()) out += name.substr(name.rfind('.') + 1) + ": ";
+    out += m.describe();
+    if (const std::int64_t n = m.parameter_count()) out += "  " + with_commas(n) + " parameters";
+    out += '\n';
+  };
+  const auto on_tensor = [&](const std::string& name, const Slot& slot) {
+    out.append(2 * (depth(name) + 1), ' ');
+    out += message("{} {} {}", name.substr(name.rfind('.') + 1), slot.tensor->shape(),
+                   slot.tensor->dtype());
+    const auto [it, fresh] = first_name.emplace(slot.tensor->impl(), name);
+    if (!fresh) out += ", the same as " + it->second;
+    out += slot.is_buffer ? " (buffer)\n" : "\n";
+  };
+  detail::Walker(on_tensor, on_module).start(const_cast<Module&>(root));
+  return out;
+}
+
+std::ostream& operator<<(std::ostream& out, const Module& m) { return out << to_string(m); }
+
+DeviceScope::DeviceScope(Device device, DType dtype)
+    : device_(defaults.device), dtype_(defaults.dtype) {
+  defaults = {device, dtype};
+}
+DeviceScope::~DeviceScope() { defaults = {device_, dtype_}; }
+Device default_device() { return defaults.device; }
+DType default_dtype() { return defaults.dtype; }
+
+Tensor make_parameter(const Shape& shape, const Init& init, DType dtype, Device device) {
+  const CategoryScope category(Category::parameter);
+  Tensor t = Tensor::empty(shape, dtype, device);
+  // A constant draws nothing, so adding a bias does not change the weights made after it.
+  const bool draws = init.kind != Init::Kind::constant && !device.is_meta();
+  init.fill(t, draws ? next_random_key() : RandomKey{});
+  return t.set_requires_grad();
+}
+
+void detail::copy_state(Module& from, Module& to) {
+  std::vector<std::pair<std::string, Slot>> sources, targets;
+  for_each_tensor(from, [&](const std::string& n, const Slot& s) { sources.emplace_back(n, s); });
+  for_each_tensor(to, [&](const std::string& n, const Slot& s) { targets.emplace_back(n, s); });
+  check(sources.size() == targets.size(),
+        "clone: like() of {} must give a module with {} tensors, got {}", from.describe(),
+        sources.size(), targets.size());
+  std::unordered_map<const TensorImpl*, Tensor> copies;
+  const NoGradGuard off;
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    check(sources[i].first == targets[i].first,
+          "clone: like() of {} must give a module with the tensor {}, got {}", from.describe(),
+          sources[i].first, targets[i].first);
+    const Slot& source = sources[i].second;
+    const auto [it, fresh] = copies.emplace(source.tensor->impl(), *targets[i].second.tensor);
+    if (fresh) {
+      const CategoryScope category(category_of(source));
+      const Tensor values = empty_like(*source.tensor);
+      values.copy_(*source.tensor);
+      replace_storage(it->second, values);
+      it->second.impl()->requires_grad = source.tensor->requires_grad();
+    }
+    *targets[i].second.tensor = it->second;
+  }
+  std::vector<Module*> modules;
+  for_each_module(from, [&](const std::string&, Module& m) { modules.push_back(&m); });
+  std::size_t next = 0;
+  for_each_module(to, [&](const std::string&, Module& m) {
+    const Module& twin = *modules[next++];
+    m.training_ = twin.training_;
+    m.stream_ = twin.stream_;
+  });
+}
+
+}  // namespace weft::nn

@@ -1,0 +1,96 @@
+#include <algorithm>
+#include <unordered_map>
+
+#include "weft/autograd/tape.h"
+#include "weft/core/error.h"
+#include "weft/nn/walk.h"
+
+namespace weft::nn {
+namespace {
+
+// One tensor with every name it goes by; the first is its name in files.
+struct Entry {
+  Tensor tensor;
+  std::vector<std::string> names;
+};
+
+std::vector<Entry> entries(const Module& m) {
+  std::vector<Entry> out;
+  std::unordered_map<const TensorImpl*, std::size_t> index;
+  detail::for_each_tensor(m, [&](const std::string& name, const Slot& slot) {
+    if (slot.is_derived) return;
+    const auto [it, fresh] = index.emplace(slot.tensor->impl(), out.size());
+    if (fresh) out.push_back({*slot.tensor, {}});
+    out[it->second].names.push_back(name);
+  });
+  return out;
+}
+
+// "a, b, c and 12 more"
+std::string listed(const std::vector<std::string>& names) {
+  constexpr std::size_t kShown = 8;
+  std::string out;
+  for (std::size_t i = 0; i < std::min(kShown, names.size()); ++i)
+    out += (i ? ", " : "") + names[i];
+  if (names.size() > kShown) out += message(" and {} more", names.size() - kShown);
+  return out;
+}
+
+std::string problems(const std::vector<std::string>& shapes, const LoadReport& report,
+                     bool strict) {
+  std::string out = listed(shapes);
+  const auto add = [&](const char* what, const std::vector<std::string>& names) {
+    if (!strict || names.empty()) return;
+    if (!out.empty()) out += "; ";
+    out += what + listed(names);
+  };
+  add("missing ", report.missing);
+  add("unexpected ", report.unexpected);
+  return out;
+}
+
+}  // namespace
+
+StateDict Module::state_dict() const {
+  StateDict out;
+  for (const Entry& e : entries(*this)) out.emplace(e.names[0], e.tensor.detach());
+  return out;
+}
+
+LoadReport Module::load_state_dict(const StateDict& state, bool strict) {
+  const std::vector<Entry> all = entries(*this);
+  LoadReport report;
+  std::vector<std::string> shapes;
+  std::vector<const Tensor*> sources;
+  std::size_t used = 0;
+  std::unordered_map<std::string, bool> known;
+  for (const Entry& e : all) {
+    const Tensor* source = nullptr;
+    for (const std::string& name : e.names) {
+      known[name] = true;
+      const auto it = state.find(name);
+      if (it == state.end()) continue;
+      ++used;
+      if (!source) source = &it->second;
+    }
+    sources.push_back(source);
+    if (!source) {
+      report.missing.push_back(e.names[0]);
+    } else if (!(source->shape() == e.tensor.shape())) {
+      shapes.push_back(
+          message("{} must have shape {}, got {}", e.names[0], e.tensor.shape(), source->shape()));
+    }
+  }
+  if (used < state.size())
+    for (const auto& [name, tensor] : state)
+      if (!known.count(name)) report.unexpected.push_back(name);
+  const std::string text = problems(shapes, report, strict);
+  check(text.empty(), "load_state_dict: {}", text);
+
+  const NoGradGuard off;  // parameters may be part of a recording that the caller has given up
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (sources[i]) all[i].tensor.copy_(*sources[i]);
+  return report;
+}
+
+}  // namespace weft::nn
