@@ -29,6 +29,8 @@ class AdamW : public Optimizer {
  private:
   void update(const double* grad_scale) override;
   AdamWOptions options_;
+  std::size_t m_, v_;            ///< indices in states_
+  std::vector<AdamSlot> slots_;  ///< kept, so that a step touches no heap
 };
 
 }  // namespace weft::optim

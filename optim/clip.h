@@ -3,6 +3,9 @@
 
 namespace weft::optim {
 
+/// main_grad() where set, else grad(); null for neither.
+Tensor gradient_of(const Tensor& parameter);
+
 /// A gradient norm and the factor that would bring it down to a limit, both one f64 on the device
 /// of the gradients: nothing waits for them until somebody calls item().
 struct GradClip {

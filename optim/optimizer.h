@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "weft/core/kernels/optimizer.h"
 #include "weft/core/named_tensor.h"
 #include "weft/optim/clip.h"
 #include "weft/optim/groups.h"
@@ -51,8 +52,11 @@ class Optimizer {
     std::vector<Tensor> tensors;
     std::vector<Tensor> scales;  ///< f16 states: one f32 factor each; null otherwise
   };
-  State& add_state(const char* name, DType dtype);
-  Tensor gradient(std::size_t i) const;
+  /// Zeros for each parameter (f64 for an f64 one); returns the index in states_.
+  std::size_t add_state(const char* name, DType dtype);
+  /// Describes parameter i and its gradient to a kernel, and counts the write. False: no gradient.
+  /// On the meta device the pointers stay null.
+  bool fill_slot(std::size_t i, ParamSlot& slot) const;
   /// Updates every parameter that has a gradient; steps_ already counts this one. `grad_scale` is
   /// one double on the device, or null.
   virtual void update(const double* grad_scale) = 0;

@@ -22,6 +22,7 @@ class Sgd : public Optimizer {
  private:
   void update(const double* grad_scale) override;
   SgdOptions options_;
+  std::vector<SgdSlot> slots_;  ///< kept, so that a step touches no heap
 };
 
 }  // namespace weft::optim

@@ -1,0 +1,74 @@
+#include "weft/optim/adamw.h"
+
+#include <cmath>
+
+#include "weft/core/allocator.h"
+#include "weft/core/dispatch.h"
+#include "weft/core/error.h"
+
+namespace weft::optim {
+namespace {
+
+void check_state_dtype(const char* which, DType t) {
+  check(t == DType::f32 || t == DType::bf16 || t == DType::f16,
+        "adamw: {} must be f32, bf16 or f16, got {}", which, t);
+}
+
+}  // namespace
+
+AdamW::AdamW(NamedTensors parameters, const AdamWOptions& options)
+    : Optimizer(std::move(parameters), options.groups, options.lr, options.weight_decay),
+      options_(options) {
+  const AdamWOptions& o = options_;
+  check(o.beta1 >= 0 && o.beta1 < 1, "adamw: beta1 must be in [0, 1), got {}", o.beta1);
+  check(o.beta2 >= 0 && o.beta2 < 1, "adamw: beta2 must be in [0, 1), got {}", o.beta2);
+  check(o.eps >= 0, "adamw: eps must be at least 0, got {}", o.eps);
+  check(o.weight_decay >= 0, "adamw: weight_decay must be at least 0, got {}", o.weight_decay);
+  check_state_dtype("m_dtype", o.m_dtype);
+  check_state_dtype("v_dtype", o.v_dtype);
+  if (o.v_dtype == DType::bf16 && o.beta2 > 0.99)
+    log_line(
+        message("adamw: bf16 v cannot decay with beta2 {}: its steps are below bf16 precision, so "
+                "it sticks "
+                "too high; use beta2 <= 0.99 or v_dtype f32",
+                o.beta2));
+  m_ = add_state("m", o.m_dtype);
+  v_ = add_state("v", o.v_dtype);
+  slots_.reserve(parameters_.size());
+}
+
+void AdamW::update(const double* grad_scale) {
+  slots_.clear();
+  std::int64_t chunks = 0;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    AdamSlot slot;
+    if (!fill_slot(i, slot)) continue;
+    const State &m = states_[m_], &v = states_[v_];
+    slot.n = parameters_[i].tensor.numel();
+    chunks += optimizer_chunks(&slot, 1);
+    if (slot.param == nullptr) continue;  // meta
+    slot.m = m.tensors[i].raw();
+    slot.v = v.tensors[i].raw();
+    slot.m_dtype = m.tensors[i].dtype();
+    slot.v_dtype = v.tensors[i].dtype();
+    if (m.scales[i]) slot.m_scale = m.scales[i].data<float>();
+    if (v.scales[i]) slot.v_scale = v.scales[i].data<float>();
+    slots_.push_back(slot);
+  }
+  if (chunks == 0) return;
+  const auto t = static_cast<double>(steps_);
+  AdamStep step;
+  step.beta1 = options_.beta1;
+  step.beta2 = options_.beta2;
+  step.eps = options_.eps;
+  step.bias_correction1 = 1 - std::pow(options_.beta1, t);
+  step.bias_correction2 = 1 - std::pow(options_.beta2, t);
+  step.decoupled = options_.decoupled;
+  step.grad_scale = grad_scale;
+  const CategoryScope category(Category::optimizer);
+  const Tensor scratch = Tensor::empty({2 * chunks}, DType::f32, parameters_[0].tensor.device());
+  dispatch<cpu::adam_step, cuda::adam_step>(scratch, slots_.data(),
+                                            static_cast<std::int64_t>(slots_.size()), step);
+}
+
+}  // namespace weft::optim

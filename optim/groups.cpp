@@ -1,0 +1,45 @@
+#include "weft/optim/groups.h"
+
+#include <regex>
+
+#include "weft/core/error.h"
+
+namespace weft::optim {
+namespace {
+
+std::regex compile(const std::string& pattern) {
+  try {
+    return std::regex(pattern, std::regex::ECMAScript | std::regex::optimize);
+  } catch (const std::regex_error&) {
+    throw Error(message("groups: pattern \"{}\" is not a regular expression", pattern));
+  }
+}
+
+}  // namespace
+
+std::vector<ParamSettings> assign_groups(const NamedTensors& parameters,
+                                         const std::vector<GroupRule>& rules, double weight_decay) {
+  std::vector<std::regex> patterns;
+  for (const GroupRule& rule : rules) patterns.push_back(compile(rule.pattern));
+  std::vector<bool> used(rules.size(), false);
+  std::vector<ParamSettings> out;
+  for (const NamedTensor& p : parameters) {
+    ParamSettings settings{1, p.tensor.ndim() >= 2 ? weight_decay : 0};
+    bool decided = false;
+    for (std::size_t r = 0; r < rules.size(); ++r) {
+      if (!std::regex_search(p.name, patterns[r])) continue;
+      used[r] = true;
+      if (decided) continue;
+      decided = true;
+      settings.lr_scale = rules[r].lr_scale;
+      settings.weight_decay = rules[r].weight_decay.value_or(settings.weight_decay);
+    }
+    out.push_back(settings);
+  }
+  for (std::size_t r = 0; r < rules.size(); ++r)
+    check(used[r], "groups: pattern \"{}\" must match at least one of the {} parameter names",
+          rules[r].pattern, parameters.size());
+  return out;
+}
+
+}  // namespace weft::optim

@@ -1,0 +1,169 @@
+#include "weft/optim/optimizer.h"
+
+#include <cmath>
+#include <set>
+
+#include "weft/core/allocator.h"
+#include "weft/core/error.h"
+
+namespace weft::optim {
+namespace {
+
+// A state as it is computed with: f32, or f64 for an f64 parameter.
+Tensor unscaled(const Tensor& stored, const Tensor& scale, DType dtype) {
+  Tensor out = Tensor::empty(stored.shape(), dtype, stored.device());
+  out.copy_(stored);
+  if (scale && !scale.is_meta()) out.mul_(scale.item());
+  return out;
+}
+
+constexpr double kLargestF16State = 32752;  // half of f16's range: room for growth before rounding
+
+double absmax(const Tensor& t) {
+  std::vector<double> values(static_cast<std::size_t>(t.numel()));
+  t.copy_to(values);
+  double m = 0;
+  for (const double v : values) m = std::max(m, std::abs(v));
+  return m;
+}
+
+// Writes values into a state, with a fresh scale where it has one.
+void store(const Tensor& values, const Tensor& stored, const Tensor& scale) {
+  if (!scale || scale.is_meta()) {
+    stored.copy_(values);
+    return;
+  }
+  const double s = static_cast<float>(absmax(values) / kLargestF16State);
+  scale.fill_(s);
+  Tensor shrunk = Tensor::empty(values.shape(), DType::f64, values.device());
+  shrunk.copy_(values);
+  stored.copy_(shrunk.mul_(s == 0 ? 0 : 1 / s));
+}
+
+}  // namespace
+
+Optimizer::Optimizer(NamedTensors parameters, const std::vector<GroupRule>& rules, double lr,
+                     double weight_decay)
+    : parameters_(std::move(parameters)), lr_(lr) {
+  std::set<std::string> names;
+  for (const NamedTensor& p : parameters_) {
+    check(static_cast<bool>(p.tensor), "optimizer: {} must be a tensor, got a null handle", p.name);
+    check(is_compute(p.tensor.dtype()), "optimizer: {} must be f32, f64 or bf16, got {}", p.name,
+          p.tensor.dtype());
+    check(names.insert(p.name).second,
+          "optimizer: every parameter needs a name of its own, got {} "
+          "twice",
+          p.name);
+  }
+  settings_ = assign_groups(parameters_, rules, weight_decay);
+  set_lr(lr);
+}
+
+void Optimizer::set_lr(double lr) {
+  check(lr >= 0 && std::isfinite(lr), "optimizer: lr must be at least 0, got {}", lr);
+  lr_ = lr;
+}
+
+std::size_t Optimizer::add_state(const char* name, DType dtype) {
+  const CategoryScope category(Category::optimizer);
+  State state{name, {}, {}};
+  for (const NamedTensor& p : parameters_) {
+    const Tensor& t = p.tensor;
+    const DType kept = t.dtype() == DType::f64 ? DType::f64 : dtype;
+    state.tensors.push_back(Tensor::zeros(t.shape(), kept, t.device()));
+    state.scales.push_back(kept == DType::f16 ? Tensor::zeros({}, DType::f32, t.device())
+                                              : Tensor());
+  }
+  states_.push_back(std::move(state));
+  return states_.size() - 1;
+}
+
+bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) const {
+  const Tensor& p = parameters_[i].tensor;
+  const Tensor g = gradient_of(p);
+  if (!g) return false;
+  const char* name = parameters_[i].name.c_str();
+  check(g.shape() == p.shape(), "optimizer: the gradient of {} must have shape {}, got {}", name,
+        p.shape(), g.shape());
+  check((g.dtype() == DType::f64) == (p.dtype() == DType::f64) && is_compute(g.dtype()),
+        "optimizer: the gradient of {} (dtype {}) cannot have dtype {}", name, p.dtype(),
+        g.dtype());
+  check(p.is_contiguous() && g.is_contiguous(),
+        "optimizer: {} and its gradient must be contiguous, got strides {} and {}", name,
+        p.strides(), g.strides());
+  for (const State& s : states_)
+    check(s.tensors[i].device() == p.device() &&
+              (s.tensors[i].dtype() == DType::f64) == (p.dtype() == DType::f64),
+          "optimizer: {} changed to {} on {} after its state was made; make the optimizer after "
+          "to()",
+          name, p.dtype(), p.device());
+  if (p.is_meta()) return true;
+  slot.param = p.raw();
+  slot.grad = g.raw();
+  slot.n = p.numel();
+  slot.param_dtype = p.dtype();
+  slot.grad_dtype = g.dtype();
+  slot.lr = lr_ * settings_[i].lr_scale;
+  slot.weight_decay = settings_[i].weight_decay;
+  p.bump_version();
+  return true;
+}
+
+StepResult Optimizer::step(const GradClip& clip) {
+  const bool readable = clip.scale && clip.scale.device().is_cpu();
+  if (readable && !std::isfinite(*clip.scale.data<double>())) return {true};
+  ++steps_;
+  const bool on_device = clip.scale && !clip.scale.is_meta();
+  update(on_device ? clip.scale.data<double>() : nullptr);
+  return {};
+}
+
+void Optimizer::zero_grad() {
+  for (const NamedTensor& p : parameters_) {
+    p.tensor.set_grad({});
+    if (const Tensor main = p.tensor.main_grad()) main.zero_();
+  }
+}
+
+StateDict Optimizer::state_dict() const {
+  StateDict out;
+  out.emplace("step", Tensor::full({1}, static_cast<double>(steps_), DType::i64));
+  for (const State& s : states_)
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      const DType dtype = s.tensors[i].dtype() == DType::f64 ? DType::f64 : DType::f32;
+      out.emplace(parameters_[i].name + '.' + s.name, unscaled(s.tensors[i], s.scales[i], dtype));
+    }
+  return out;
+}
+
+void Optimizer::load_state_dict(const StateDict& state) {
+  const auto step = state.find("step");
+  check(step != state.end(), "load_state_dict: the optimizer state must have \"step\", got none");
+  check(step->second.numel() == 1, "load_state_dict: step must have 1 element, got shape {}",
+        step->second.shape());
+  std::size_t expected = 1;
+  for (const State& s : states_)
+    for (const NamedTensor& p : parameters_) {
+      const std::string name = p.name + '.' + s.name;
+      const auto it = state.find(name);
+      check(it != state.end(), "load_state_dict: {} is missing from the optimizer state", name);
+      check(it->second.shape() == p.tensor.shape(),
+            "load_state_dict: {} must have shape {}, got {}", name, p.tensor.shape(),
+            it->second.shape());
+      ++expected;
+    }
+  if (state.size() != expected) {
+    std::set<std::string> known{"step"};
+    for (const State& s : states_)
+      for (const NamedTensor& p : parameters_) known.insert(p.name + '.' + s.name);
+    for (const auto& [name, tensor] : state)
+      check(known.count(name), "load_state_dict: {} is not part of this optimizer's state", name);
+  }
+  steps_ = step->second.item_int();
+  for (const State& s : states_)
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      store(state.at(parameters_[i].name + '.' + s.name).to(s.tensors[i].device()), s.tensors[i],
+            s.scales[i]);
+}
+
+}  // namespace weft::optim

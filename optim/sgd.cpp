@@ -1,0 +1,35 @@
+#include "weft/optim/sgd.h"
+
+#include "weft/core/dispatch.h"
+#include "weft/core/error.h"
+
+namespace weft::optim {
+
+Sgd::Sgd(NamedTensors parameters, const SgdOptions& options)
+    : Optimizer(std::move(parameters), options.groups, options.lr, options.weight_decay),
+      options_(options) {
+  check(options.momentum >= 0 && options.momentum < 1, "sgd: momentum must be in [0, 1), got {}",
+        options.momentum);
+  check(options.weight_decay >= 0, "sgd: weight_decay must be at least 0, got {}",
+        options.weight_decay);
+  check(!options.nesterov || options.momentum > 0, "sgd: nesterov needs a momentum above 0, got {}",
+        options.momentum);
+  if (options.momentum > 0) add_state("momentum", DType::f32);
+  slots_.reserve(parameters_.size());
+}
+
+void Sgd::update(const double* grad_scale) {
+  slots_.clear();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    SgdSlot slot;
+    if (!fill_slot(i, slot) || slot.param == nullptr) continue;
+    if (!states_.empty()) slot.momentum = states_[0].tensors[i].raw();
+    slots_.push_back(slot);
+  }
+  if (slots_.empty()) return;
+  const SgdStep step{options_.momentum, options_.nesterov, grad_scale};
+  dispatch<cpu::sgd_step, cuda::sgd_step>(parameters_[0].tensor, slots_.data(),
+                                          static_cast<std::int64_t>(slots_.size()), step);
+}
+
+}  // namespace weft::optim
