@@ -28,7 +28,7 @@ struct TensorImpl {
   Storage* storage = nullptr;
   std::int64_t offset = 0;  ///< in elements
   Shape shape;
-  Shape strides;            ///< in elements
+  Shape strides;              ///< in elements
   std::uint64_t tape_id = 0;  ///< place in the recording; see autograd/tape.h
   TensorImpl* grad = nullptr;
   TensorImpl* main_grad = nullptr;
@@ -65,7 +65,8 @@ class Tensor {
     if (impl_) impl_->release();
   }
 
-  // --- making one (core/tensor.cpp) ---------------------------------------------------------------
+  // --- making one (core/tensor.cpp)
+  // ---------------------------------------------------------------
   static Tensor empty(const Shape& shape, DType dtype = DType::f32, Device device = kCpu);
   static Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = kCpu);
   static Tensor ones(const Shape& shape, DType dtype = DType::f32, Device device = kCpu);
@@ -81,13 +82,16 @@ class Tensor {
                    DType dtype = DType::f32);
   template <class T>
   static Tensor from(std::span<const T> values, const Shape& shape) {
-    return from_bytes(values.data(), static_cast<std::int64_t>(values.size()), shape, dtype_of<T>());
+    return from_bytes(values.data(), static_cast<std::int64_t>(values.size()), shape,
+                      dtype_of<T>());
   }
-  /// A tensor over memory that somebody else owns; `deleter(context)` runs when the last handle goes.
+  /// A tensor over memory that somebody else owns; `deleter(context)` runs when the last handle
+  /// goes.
   static Tensor wrap(void* data, const Shape& shape, DType dtype, void (*deleter)(void*) = nullptr,
                      void* context = nullptr);
 
-  // --- looking at it ------------------------------------------------------------------------------
+  // --- looking at it
+  // ------------------------------------------------------------------------------
   explicit operator bool() const { return impl_ != nullptr; }
   const Shape& shape() const { return impl_->shape; }
   const Shape& strides() const { return impl_->strides; }
@@ -127,11 +131,15 @@ class Tensor {
   Storage* storage() const { return impl_->storage; }
   std::uint32_t version() const { return impl_->storage->version; }
   /// Every in-place write announces itself, so that a backward that saved the old value notices.
-  void bump_version() const { ++impl_->storage->version; }
+  /// The shared empty storage has no values to change.
+  void bump_version() const {
+    if (!impl_->storage->shared_empty) ++impl_->storage->version;
+  }
   TensorImpl* impl() const { return impl_; }
   bool same(const Tensor& o) const { return impl_ == o.impl_; }
 
-  // --- gradients ----------------------------------------------------------------------------------
+  // --- gradients
+  // ----------------------------------------------------------------------------------
   bool requires_grad() const { return impl_ && impl_->requires_grad; }
   /// Marks a leaf whose gradient backward() should fill.
   /// Throws Error on a dtype that no floating op computes with.
@@ -151,7 +159,8 @@ class Tensor {
   /// A view with its own shape, strides and offset over the same storage, unknown to any tape.
   Tensor alias(const Shape& shape, const Shape& strides, std::int64_t offset) const;
 
-  // --- ops as members: defined in autograd/methods.cpp, documented at the free function -----------
+  // --- ops as members: defined in autograd/methods.cpp, documented at the free function
+  // -----------
   Tensor contiguous() const;
   Tensor clone() const;
   Tensor to(DType dtype) const;
