@@ -1,0 +1,321 @@
+#include "weft/examples/common/options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+
+#include "weft/core/error.h"
+
+namespace weft::train {
+namespace {
+
+using Names = std::initializer_list<const char*>;
+
+struct Preset {
+  const char* name;
+  std::int64_t layers, heads, dim, seq, batch;
+};
+constexpr Preset kPresets[] = {{"tiny", 4, 4, 128, 256, 8},
+                               {"small", 6, 6, 384, 256, 12},
+                               {"gpt2-124m", 12, 12, 768, 1024, 4}};
+
+// Flags of the stable command line whose feature does not exist yet.
+struct Reserved {
+  const char* flag;
+  const char* feature;
+};
+constexpr Reserved kReserved[] = {
+    {"--mtp", "multi-token prediction"},
+    {"--mtp-weight", "multi-token prediction"},
+    {"--pattern", "mixing kinds of layers"},
+    {"--trace", "writing a trace"},
+    {"--ranks", "running several ranks"},
+    {"--backend", "running several ranks"},
+    {"--dp", "data parallelism"},
+    {"--tp", "tensor parallelism"},
+    {"--sp", "sequence parallelism"},
+    {"--ep", "expert parallelism"},
+    {"--etp", "expert parallelism"},
+    {"--zero", "the sharded optimizer"},
+    {"--pp", "pipeline parallelism"},
+    {"--cp", "context parallelism"},
+    {"--fsdp", "sharded parameters"},
+    {"--experts", "mixture of experts"},
+    {"--topk", "mixture of experts"},
+    {"--expert-ffn", "mixture of experts"},
+    {"--shared-ffn", "mixture of experts"},
+    {"--moe-every", "mixture of experts"},
+    {"--router", "mixture of experts"},
+    {"--groups", "mixture of experts"},
+    {"--group-topk", "mixture of experts"},
+    {"--aux", "mixture of experts"},
+    {"--aux-coeff", "mixture of experts"},
+    {"--z-loss", "mixture of experts"},
+    {"--capacity", "mixture of experts"},
+    {"--force-balance", "mixture of experts"},
+};
+
+std::string join(Names names) {
+  std::string out;
+  for (const char* n : names) out += (out.empty() ? "" : ", ") + std::string(n);
+  return out;
+}
+
+void check_one_of(const char* flag, const std::string& value, Names allowed) {
+  const bool ok =
+      std::any_of(allowed.begin(), allowed.end(), [&](const char* a) { return value == a; });
+  check(ok, "{}: must be one of {}, got '{}'", flag, join(allowed), value);
+}
+
+void check_at_least(const char* flag, double value, double low) {
+  check(value >= low, "{}: must be at least {}, got {}", flag, low, value);
+}
+
+void check_fraction(const char* flag, double value) {
+  check(value >= 0 && value < 1, "{}: must be in [0, 1), got {}", flag, value);
+}
+
+void bind_options(CLI::App& app, Options& o) {
+  const auto add = [&app](const char* flag, auto& value, const char* help, const char* group) {
+    app.add_option(flag, value, help)->capture_default_str()->group(group);
+  };
+  const auto flag = [&app](const char* name, bool& value, const char* help, const char* group) {
+    app.add_flag(name, value, help)->capture_default_str()->group(group);
+  };
+  app.add_option("--data", o.data, "text files, or .bin files of uint16 tokens")->group("Data");
+  add("--tokenizer", o.tokenizer, "bytes", "Data");
+  add("--val-fraction", o.val_fraction, "share of the data held out, taken from its end", "Data");
+
+  add("--arch", o.arch,
+      "gpt2 (learned positions, LayerNorm, GELU) or llama (rope, RMSNorm, SwiGLU)", "Model");
+  add("--layers", o.layers, "number of blocks", "Model");
+  add("--heads", o.heads, "attention heads", "Model");
+  add("--kv-heads", o.kv_heads, "key and value heads; 0: as many as heads", "Model");
+  add("--dim", o.dim, "width of the residual stream", "Model");
+  add("--ffn", o.ffn, "hidden width of the MLP; 0: 4 dim (gpt2), 8/3 dim (llama)", "Model");
+  add("--seq", o.seq, "tokens in a sequence", "Model");
+  add("--vocab", o.vocab, "vocabulary; 0: the tokenizer's", "Model");
+  add("--dropout", o.dropout, "probability of dropping an activation", "Model");
+  flag("--qk-norm", o.qk_norm, "RMSNorm on queries and keys", "Model");
+  add("--rope-theta", o.rope_theta, "base of the rotary frequencies (llama)", "Model");
+  add("--window", o.window, "keys a query sees, itself included; 0: all before it", "Model");
+  add("--tie", o.tie, "share embedding and head: auto (gpt2 yes, llama no), on, off", "Model");
+  app.add_option_function<std::string>(
+         "--attention",
+         [](const std::string& kind) {
+           check_one_of("--attention", kind, {"mha", "mla"});
+           check(kind == "mha", "--attention: mla does not exist yet; remove the flag");
+         },
+         "mha")
+      ->group("Model")
+      ->configurable(false);
+
+  add("--batch", o.batch, "sequences of one optimizer step", "Step");
+  add("--micro-batch", o.micro_batch, "sequences of one forward pass; 0: the whole batch", "Step");
+  add("--steps", o.steps, "optimizer steps in all; a resumed run goes on to it", "Step");
+  add("--lr", o.lr, "highest learning rate", "Step");
+  add("--min-lr", o.min_lr, "learning rate at the end; below 0: a tenth of --lr", "Step");
+  add("--warmup", o.warmup, "steps of linear warm-up; below 0: a twentieth of --steps", "Step");
+  add("--schedule", o.schedule, "constant, linear, cosine or wsd", "Step");
+  add("--weight-decay", o.weight_decay, "decoupled weight decay of matrices", "Step");
+  add("--beta1", o.beta1, "AdamW's first moment; SGD's momentum", "Step");
+  add("--beta2", o.beta2, "AdamW's second moment", "Step");
+  add("--eps", o.eps, "AdamW's epsilon", "Step");
+  add("--clip", o.clip, "largest gradient norm; 0: no clipping", "Step");
+  add("--optimizer", o.optimizer, "adamw or sgd", "Step");
+  add("--state-dtype", o.state_dtype, "AdamW's moments: f32, bf16 (first moment only) or f16",
+      "Step");
+
+  add("--device", o.device, "cpu, or meta (shapes and bytes only)", "Machine");
+  add("--dtype", o.dtype, "f32 or f64", "Machine");
+  add("--threads", o.threads, "threads; 0: all processors", "Machine");
+  add("--seed", o.seed, "seed of weights, data order and dropout", "Machine");
+  flag("--deterministic", o.deterministic, "the same bits for any number of threads", "Machine");
+  add("--recompute", o.recompute, "none, selective or full: trade time for memory", "Machine");
+
+  add("--out", o.out, "folder for checkpoints, metrics.jsonl and loss.svg", "Run");
+  flag("--resume", o.resume, "go on from the last checkpoint in --out", "Run");
+  add("--save-every", o.save_every, "steps between checkpoints; 0: only the last step", "Run");
+  add("--keep", o.keep, "checkpoints to keep; 0: all", "Run");
+  add("--eval-every", o.eval_every, "steps between evaluations; 0: only the last step", "Run");
+  add("--log-every", o.log_every, "steps between progress lines", "Run");
+  for (const Reserved& r : kReserved)
+    app.add_option_function<std::vector<std::string>>(
+           r.flag,
+           [r](const std::vector<std::string>&) {
+             check(false, "{}: {} does not exist yet; remove the flag", r.flag, r.feature);
+           },
+           r.feature)
+        ->expected(0, -1)
+        ->group("Reserved (refused until the feature exists)")
+        ->configurable(false);
+}
+
+std::size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t corner = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t above = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, corner + (a[i - 1] != b[j - 1])});
+      corner = above;
+    }
+  }
+  return row[b.size()];
+}
+
+[[noreturn]] void throw_unknown(const CLI::App& app, const std::string& name) {
+  std::string best;
+  for (const CLI::Option* o : app.get_options())
+    if (best.empty() || edit_distance(name, o->get_name()) < edit_distance(name, best))
+      best = o->get_name();
+  throw Error(message("unknown flag '{}'; the nearest is {} (--help lists all)", name, best));
+}
+
+void apply_preset(const std::string& name, Options& o) {
+  for (const Preset& p : kPresets) {
+    if (name != p.name) continue;
+    o.layers = p.layers;
+    o.heads = p.heads;
+    o.dim = p.dim;
+    o.seq = p.seq;
+    o.batch = p.batch;
+    if (name == "gpt2-124m") o.vocab = 50257;
+    return;
+  }
+  check(false, "--preset: must be one of tiny, small, gpt2-124m, got '{}'", name);
+}
+
+// A preset sets defaults, so it has to be known before the other flags are read.
+std::string preset_of(int argc, char** argv) {
+  std::string name;
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    if (arg == "--preset" && i + 1 < argc) name = argv[i + 1];
+    if (arg.rfind("--preset=", 0) == 0) name = arg.substr(9);
+  }
+  return name;
+}
+
+void check_values(const Options& o) {
+  check(o.tokenizer == "bytes", "--tokenizer: only 'bytes' exists yet, got '{}'", o.tokenizer);
+  check_fraction("--val-fraction", o.val_fraction);
+  check_one_of("--arch", o.arch, {"gpt2", "llama"});
+  for (const auto& [flag, value] : {std::pair{"--layers", o.layers},
+                                    {"--heads", o.heads},
+                                    {"--dim", o.dim},
+                                    {"--seq", o.seq},
+                                    {"--batch", o.batch},
+                                    {"--steps", o.steps},
+                                    {"--log-every", o.log_every}})
+    check_at_least(flag, static_cast<double>(value), 1);
+  for (const auto& [flag, value] : {std::pair{"--kv-heads", o.kv_heads},
+                                    {"--ffn", o.ffn},
+                                    {"--vocab", o.vocab},
+                                    {"--window", o.window},
+                                    {"--micro-batch", o.micro_batch},
+                                    {"--threads", o.threads},
+                                    {"--seed", o.seed},
+                                    {"--save-every", o.save_every},
+                                    {"--keep", o.keep},
+                                    {"--eval-every", o.eval_every}})
+    check_at_least(flag, static_cast<double>(value), 0);
+  check(o.lr > 0, "--lr: must be above 0, got {}", o.lr);
+  check(o.eps > 0, "--eps: must be above 0, got {}", o.eps);
+  check(o.rope_theta > 0, "--rope-theta: must be above 0, got {}", o.rope_theta);
+  check_at_least("--weight-decay", o.weight_decay, 0);
+  check_at_least("--clip", o.clip, 0);
+  check_fraction("--dropout", o.dropout);
+  check_fraction("--beta1", o.beta1);
+  check_fraction("--beta2", o.beta2);
+  check(o.min_lr <= o.lr, "--min-lr: must be at most --lr {}, got {}", o.lr, o.min_lr);
+  check_one_of("--schedule", o.schedule, {"constant", "linear", "cosine", "wsd"});
+  check(o.optimizer != "muon", "--optimizer: muon does not exist yet; use adamw or sgd");
+  check_one_of("--optimizer", o.optimizer, {"adamw", "sgd"});
+  check_one_of("--state-dtype", o.state_dtype, {"f32", "bf16", "f16"});
+  check_one_of("--recompute", o.recompute, {"none", "selective", "full"});
+  check_one_of("--tie", o.tie, {"auto", "on", "off"});
+  check(o.dtype != "bf16" && o.dtype != "fp8",
+        "--dtype: training in {} needs f32 master weights, which do not exist yet; use f32 or f64",
+        o.dtype);
+  check_one_of("--dtype", o.dtype, {"f32", "f64"});
+  const Device device = Device::parse(o.device);
+  check(!device.is_cuda() && device.kind != Device::Kind::meta_cuda,
+        "--device: this build has no CUDA support; use cpu or meta, got {}", o.device);
+  const std::int64_t micro = o.micro_batch ? o.micro_batch : o.batch;
+  check(o.batch % micro == 0, "--micro-batch: must divide --batch {}, got {}", o.batch, micro);
+}
+
+}  // namespace
+
+nn::GptConfig Options::model() const {
+  nn::GptConfig c;
+  c.arch = arch == "llama" ? nn::Arch::llama : nn::Arch::gpt2;
+  c.layers = layers;
+  c.heads = heads;
+  c.kv_heads = kv_heads;
+  c.dim = dim;
+  c.ffn = ffn;
+  c.seq = seq;
+  c.vocab = vocab;
+  c.dropout = dropout;
+  c.qk_norm = qk_norm;
+  c.rope_theta = rope_theta;
+  c.window = window;
+  c.tie = tie == "auto" ? arch == "gpt2" : tie == "on";
+  c.recompute = recompute == "full"        ? nn::Recompute::full
+                : recompute == "selective" ? nn::Recompute::selective
+                                           : nn::Recompute::none;
+  return c;
+}
+
+Parsed parse_options(const std::string& program, int argc, char** argv) {
+  Parsed parsed;
+  Options& o = parsed.options;
+  if (const std::string preset = preset_of(argc, argv); !preset.empty()) apply_preset(preset, o);
+  CLI::App app("Trains a GPT on text. All times are seconds, all sizes bytes.", program);
+  bind_options(app, o);
+  std::string preset;
+  bool print_config = false;
+  app.add_option("--preset", preset, "tiny, small or gpt2-124m: sizes to start from")
+      ->configurable(false)
+      ->group("Run");
+  app.set_config("--config", "", "TOML file with the same names")->group("Run");
+  app.add_flag("--print-config", print_config, "print a complete --config file and stop")
+      ->configurable(false)
+      ->group("Run");
+  app.add_flag("--dry-run", o.dry_run, "check everything, print sizes and memory, and stop")
+      ->configurable(false)
+      ->group("Run");
+  app.allow_extras();
+  app.allow_config_extras(CLI::config_extras_mode::capture);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(app.help().c_str(), stdout);
+    parsed.exit_status = 0;
+    return parsed;
+  } catch (const CLI::ParseError& e) {
+    std::string line = e.what();
+    std::replace(line.begin(), line.end(), '\n', ' ');
+    throw Error(line);
+  }
+  for (const std::string& name : app.remaining(true)) throw_unknown(app, name);
+  check_values(o);
+  if (print_config) {
+    std::fputs(to_toml(o).c_str(), stdout);
+    parsed.exit_status = 0;
+  }
+  return parsed;
+}
+
+std::string to_toml(const Options& options) {
+  Options copy = options;
+  CLI::App app;
+  bind_options(app, copy);
+  return app.config_to_str(true, false);
+}
+
+}  // namespace weft::train

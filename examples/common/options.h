@@ -1,0 +1,60 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "weft/nn/gpt.h"
+
+namespace weft::train {
+
+/// Every setting of a training run, with the name of its flag. The same names are the keys of a
+/// --config file; a flag wins over the file, the file over a preset, a preset over the default.
+struct Options {
+  // data
+  std::vector<std::string> data;
+  std::string tokenizer = "bytes";
+  double val_fraction = 0.1;
+  // model
+  std::string arch = "gpt2";
+  std::int64_t layers = 4, heads = 4, kv_heads = 0, dim = 128, ffn = 0, seq = 256, vocab = 0;
+  double dropout = 0;
+  bool qk_norm = false;
+  double rope_theta = 10000;
+  std::int64_t window = 0;
+  std::string tie = "auto";
+  // step
+  std::int64_t batch = 8, micro_batch = 0, steps = 1000;
+  double lr = 1e-3, min_lr = -1;
+  std::int64_t warmup = -1;
+  std::string schedule = "cosine";
+  double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1;
+  std::string optimizer = "adamw", state_dtype = "f32";
+  // machine
+  std::string device = "cpu", dtype = "f32";
+  std::int64_t threads = 0, seed = 1;
+  bool deterministic = false;
+  std::string recompute = "none";
+  // run
+  std::string out = "out";
+  bool resume = false;
+  std::int64_t save_every = 0, keep = 2, eval_every = 0, log_every = 10;
+  bool dry_run = false;
+
+  nn::GptConfig model() const;  ///< vocab as given; 0 until the data is known
+};
+
+/// What main() has to do after reading the command line.
+struct Parsed {
+  Options options;
+  int exit_status = -1;  ///< -1: go on; else leave with it (help and --print-config have printed)
+};
+
+/// Reads flags, --config and --preset, and checks every value.
+/// Throws Error (Fault::user) with one line: an unknown name with the nearest match, a value out of
+/// range, or a flag whose feature does not exist yet.
+Parsed parse_options(const std::string& program, int argc, char** argv);
+
+/// A complete TOML file that reproduces the run.
+std::string to_toml(const Options& options);
+
+}  // namespace weft::train
