@@ -1,0 +1,153 @@
+#include "weft/examples/common/session.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "weft/autograd/tape.h"
+#include "weft/core/error.h"
+#include "weft/core/random.h"
+#include "weft/optim/adamw.h"
+#include "weft/optim/clip.h"
+#include "weft/optim/sgd.h"
+
+namespace weft::train {
+namespace {
+
+DType parse_dtype(const std::string& name) {
+  return name == "f64" ? DType::f64 : name == "bf16" ? DType::bf16 : name == "f16" ? DType::f16
+                                                                                   : DType::f32;
+}
+
+optim::Schedule make_lr_schedule(const Options& o) {
+  optim::Schedule s;
+  s.kind = optim::Schedule::parse(o.schedule);
+  s.lr = o.lr;
+  s.min_lr = o.min_lr < 0 ? o.lr / 10 : o.min_lr;
+  s.warmup = o.warmup < 0 ? o.steps / 20 : o.warmup;
+  s.steps = o.steps;
+  s.validate();
+  return s;
+}
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const Options& o, nn::Gpt& model) {
+  if (o.optimizer == "sgd")
+    return std::make_unique<optim::Sgd>(
+        model.named_parameters(),
+        optim::SgdOptions{.lr = o.lr, .momentum = o.beta1, .weight_decay = o.weight_decay});
+  const DType state = parse_dtype(o.state_dtype);
+  return std::make_unique<optim::AdamW>(
+      model.named_parameters(),
+      optim::AdamWOptions{.lr = o.lr,
+                          .beta1 = o.beta1,
+                          .beta2 = o.beta2,
+                          .eps = o.eps,
+                          .weight_decay = o.weight_decay,
+                          .m_dtype = state,
+                          // bf16 cannot hold a second moment that decays slowly
+                          .v_dtype = state == DType::bf16 ? DType::f32 : state});
+}
+
+bool all_finite(const Tensor& t) {
+  if (!t || t.is_meta()) return true;
+  std::vector<double> values(static_cast<std::size_t>(t.numel()));
+  t.copy_to(values);
+  return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
+}
+
+}  // namespace
+
+Tensor SequentialSchedule::run(nn::Gpt& model, std::int64_t step, std::int64_t count,
+                               const BatchSource& batches) {
+  Tensor total;
+  for (std::int64_t first = 0; first < batch_; first += micro_batch_) {
+    const data::Batch batch = batches(first, micro_batch_);
+    RandomScope random({.seed = seed_,
+                        .step = static_cast<std::uint64_t>(step),
+                        .micro_batch = 0,
+                        .first_global_row = static_cast<std::uint64_t>(first)});
+    Tape tape;
+    CategoryScope category(Category::activation);
+    const Tensor loss = model.loss.sum(model(batch.inputs), batch.targets).loss;
+    loss.backward(Tensor::full(loss.shape(), 1.0 / static_cast<double>(count), loss.dtype(),
+                               loss.device()));
+    if (total)
+      total.add_(loss.detach());
+    else
+      total = loss.detach();
+  }
+  return total.is_meta() ? Tensor() : total;
+}
+
+Session::Session(const Options& options, Device device)
+    : options_(options), device_(device), lr_(make_lr_schedule(options)) {
+  {
+    nn::DeviceScope on_meta(kMeta, parse_dtype(options.dtype));
+    model_ = std::make_unique<nn::Gpt>(options.model());
+  }
+  nn::materialise(*model_, device, static_cast<std::uint64_t>(options.seed));
+  optimizer_ = make_optimizer(options, *model_);
+  const std::int64_t micro = options.micro_batch ? options.micro_batch : options.batch;
+  schedule_ = std::make_unique<SequentialSchedule>(options.batch, micro,
+                                                   static_cast<std::uint64_t>(options.seed));
+}
+
+StepResult Session::step(std::int64_t step, const BatchSource& batches) {
+  reset_peak(device_);
+  StepResult result;
+  result.lr = lr_.at(step);
+  const std::int64_t count = options_.batch * options_.seq;
+  const Tensor loss = schedule_->run(*model_, step, count, batches);
+  {
+    const Tensor norm = optim::clip_grad_norm(model_->named_parameters(), options_.clip);
+    if (loss) {
+      result.loss = loss.item() / static_cast<double>(count);
+      result.grad_norm = norm.item();
+    }
+    const bool finite = !loss || (std::isfinite(*result.loss) && std::isfinite(*result.grad_norm));
+    if (finite) {
+      optimizer_->set_lr(result.lr);
+      optimizer_->step(norm);
+      optimizer_->zero_grad();
+    }
+  }
+  const MemoryStats stats = memory_stats(device_);
+  result.live_bytes = stats.live_bytes;
+  result.peak_bytes = stats.peak_bytes;
+  return result;
+}
+
+double Session::evaluate(const std::function<std::optional<data::Batch>()>& next) {
+  model_->eval();
+  double sum = 0;
+  std::int64_t count = 0;
+  while (const std::optional<data::Batch> batch = next()) {
+    const auto part = model_->loss.sum((*model_)(batch->inputs), batch->targets);
+    sum += part.loss.item();
+    count += part.count;
+  }
+  model_->train();
+  return count ? sum / static_cast<double>(count) : 0;
+}
+
+std::string Session::first_non_finite() const {
+  const auto parameters = model_->named_parameters();
+  for (const auto& p : parameters)
+    if (!all_finite(p.tensor)) return message("parameter {}", p.name);
+  for (const auto& p : parameters)
+    if (!all_finite(p.tensor.grad())) return message("the gradient of {}", p.name);
+  return "the loss";
+}
+
+std::int64_t predict_peak_bytes(const Options& options) {
+  Session session(options, kMeta);
+  const BatchSource batches = [&](std::int64_t, std::int64_t rows) {
+    const Shape shape{rows, options.seq};
+    return data::Batch{Tensor::empty(shape, DType::i32, kMeta),
+                       Tensor::empty(shape, DType::i32, kMeta)};
+  };
+  session.step(1, batches);
+  return session.step(2, batches).peak_bytes;
+}
+
+}  // namespace weft::train

@@ -1,0 +1,78 @@
+#pragma once
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "weft/data/loader.h"
+#include "weft/examples/common/options.h"
+#include "weft/nn/gpt.h"
+#include "weft/optim/optimizer.h"
+#include "weft/optim/schedule.h"
+
+namespace weft::train {
+
+/// Gives rows [first, first + rows) of the global batch of the step in hand.
+using BatchSource = std::function<data::Batch(std::int64_t first, std::int64_t rows)>;
+
+/// What one optimizer step produced. The numbers are empty on the meta device.
+struct StepResult {
+  std::optional<double> loss;       ///< nats per predicted token of the global batch
+  std::optional<double> grad_norm;  ///< before clipping
+  double lr = 0;
+  std::int64_t live_bytes = 0, peak_bytes = 0;
+};
+
+/// How the micro-batches of one step go through the model. Another schedule (a pipeline's) is
+/// another subclass; the trainer's loop does not change.
+class StepSchedule {
+ public:
+  virtual ~StepSchedule() = default;
+  /// Runs forward and backward of the whole step, leaving the gradient of the mean loss over `count`
+  /// targets in the parameters. Returns the sum of the losses, null on the meta device.
+  virtual Tensor run(nn::Gpt& model, std::int64_t step, std::int64_t count,
+                     const BatchSource& batches) = 0;
+};
+
+/// One micro-batch after the other on one device.
+class SequentialSchedule : public StepSchedule {
+ public:
+  SequentialSchedule(std::int64_t batch, std::int64_t micro_batch, std::uint64_t seed)
+      : batch_(batch), micro_batch_(micro_batch), seed_(seed) {}
+  Tensor run(nn::Gpt& model, std::int64_t step, std::int64_t count,
+             const BatchSource& batches) override;
+
+ private:
+  std::int64_t batch_, micro_batch_;
+  std::uint64_t seed_;
+};
+
+/// Model, optimizer and learning-rate schedule of a run, on the CPU or on the meta device.
+class Session {
+ public:
+  Session(const Options& options, Device device);
+
+  /// Update number `step` (from 1) on the global batch that `batches` serves.
+  StepResult step(std::int64_t step, const BatchSource& batches);
+  /// Mean loss over everything that `next` serves (null batch: the end). Nothing is recorded.
+  double evaluate(const std::function<std::optional<data::Batch>()>& next);
+  /// Names the first tensor with a NaN or an infinity: parameters first, then gradients.
+  std::string first_non_finite() const;
+
+  nn::Gpt& model() { return *model_; }
+  optim::Optimizer& optimizer() { return *optimizer_; }
+
+ private:
+  Options options_;
+  Device device_;
+  std::unique_ptr<nn::Gpt> model_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<StepSchedule> schedule_;
+  optim::Schedule lr_;
+};
+
+/// A real step on the meta device, twice (the second one has the optimizer's state): the bytes that
+/// a run with these options will have live at most.
+std::int64_t predict_peak_bytes(const Options& options);
+
+}  // namespace weft::train
