@@ -95,8 +95,7 @@ std::string gradcheck(const Function& f, const TensorList& inputs, const Gradche
     std::uint64_t n = 0;
     for (const Tensor& t : g) {
       if (!t) continue;
-      const Tensor w =
-          uniform_(Tensor::empty(t.shape(), DType::f64), {o.seed, ++n, 0}, -1, 1);
+      const Tensor w = uniform_(Tensor::empty(t.shape(), DType::f64), {o.seed, ++n, 0}, -1, 1);
       const Tensor part = sum(t * w);
       total = total ? total + part : part;
     }

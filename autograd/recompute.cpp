@@ -50,13 +50,11 @@ void ReplayTape::finish(const TensorList& outputs, const TensorList& inputs, Bac
     dys.push_back(b.dy(i));
   }
   for (const Tensor& x : inputs)
-    if (x && x.requires_grad() && x.impl()->tape_id >= tape_.base_)
-      tape_.slot(x.impl()->tape_id).wanted = true;
+    if (x && x.requires_grad()) tape_.want_gradient(x);
   tape_.run("recompute", ys, dys);
   for (int i = 0; i < inputs.size(); ++i) {
-    if (!b.needs(i) || inputs[i].impl()->tape_id < tape_.base_) continue;
-    Tensor g = std::move(tape_.slot(inputs[i].impl()->tape_id).grad);
-    if (g) b.add(i, std::move(g));
+    if (!b.needs(i)) continue;
+    if (Tensor g = tape_.take_gradient(inputs[i])) b.add(i, std::move(g));
   }
 }
 

@@ -403,15 +403,23 @@ TensorList Tape::gradients(const Tensor& loss, const TensorList& xs, const Tenso
     check(x && follows(x),
           "grad: every x must require a gradient and be part of the recording, got {}",
           x ? to_string(x.shape()) : std::string("a null tensor"));
-    if (x.impl()->tape_id >= outermost_base_) slot(x.impl()->tape_id).wanted = true;
+    want_gradient(x);
   }
   collect_only_ = true;
   run("grad", {loss}, {dy});
   TensorList out;
-  for (const Tensor& x : xs)
-    out.push_back(x.impl()->tape_id >= outermost_base_ ? slot(x.impl()->tape_id).grad : Tensor());
+  for (const Tensor& x : xs) out.push_back(take_gradient(x));
   clear();
   return out;
+}
+
+// A tensor older than every tape of this thread was used by none of them.
+void Tape::want_gradient(const Tensor& x) {
+  if (x.impl()->tape_id >= outermost_base_) slot(x.impl()->tape_id).wanted = true;
+}
+
+Tensor Tape::take_gradient(const Tensor& x) {
+  return x.impl()->tape_id >= outermost_base_ ? slot(x.impl()->tape_id).grad : Tensor();
 }
 
 std::vector<Tensor> Tape::leaves() const {

@@ -56,6 +56,7 @@ class Backward {
 
  private:
   friend class Tape;
+  friend class ReplayTape;
   Tape* tape_ = nullptr;
   const char* op_ = "";
   const std::uint64_t* slots_ = nullptr;
@@ -167,6 +168,8 @@ class Tape {
   void accumulate(Slot& slot, const char* op, Tensor dx);
   void leaf_used(Slot& slot, int uses);
   void finish_leaf(Leaf& leaf, Slot& slot);
+  void want_gradient(const Tensor& x);
+  Tensor take_gradient(const Tensor& x);
   void clear();
   static void follow_outputs(const TensorRefs& outputs);
 

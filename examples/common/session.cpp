@@ -15,8 +15,10 @@ namespace weft::train {
 namespace {
 
 DType parse_dtype(const std::string& name) {
-  return name == "f64" ? DType::f64 : name == "bf16" ? DType::bf16 : name == "f16" ? DType::f16
-                                                                                   : DType::f32;
+  return name == "f64"    ? DType::f64
+         : name == "bf16" ? DType::bf16
+         : name == "f16"  ? DType::f16
+                          : DType::f32;
 }
 
 optim::Schedule make_lr_schedule(const Options& o) {
@@ -69,8 +71,8 @@ Tensor SequentialSchedule::run(nn::Gpt& model, std::int64_t step, std::int64_t c
     Tape tape;
     CategoryScope category(Category::activation);
     const Tensor loss = model.loss.sum(model(batch.inputs), batch.targets).loss;
-    loss.backward(Tensor::full(loss.shape(), 1.0 / static_cast<double>(count), loss.dtype(),
-                               loss.device()));
+    loss.backward(
+        Tensor::full(loss.shape(), 1.0 / static_cast<double>(count), loss.dtype(), loss.device()));
     if (total)
       total.add_(loss.detach());
     else
@@ -99,15 +101,15 @@ StepResult Session::step(std::int64_t step, const BatchSource& batches) {
   const std::int64_t count = options_.batch * options_.seq;
   const Tensor loss = schedule_->run(*model_, step, count, batches);
   {
-    const Tensor norm = optim::clip_grad_norm(model_->named_parameters(), options_.clip);
+    const optim::GradClip clip = optim::measure_clip(optimizer_->parameters(), options_.clip);
     if (loss) {
       result.loss = loss.item() / static_cast<double>(count);
-      result.grad_norm = norm.item();
+      result.grad_norm = clip.norm.item();
     }
     const bool finite = !loss || (std::isfinite(*result.loss) && std::isfinite(*result.grad_norm));
     if (finite) {
       optimizer_->set_lr(result.lr);
-      optimizer_->step(norm);
+      optimizer_->step(clip);
       optimizer_->zero_grad();
     }
   }
@@ -124,7 +126,7 @@ double Session::evaluate(const std::function<std::optional<data::Batch>()>& next
   while (const std::optional<data::Batch> batch = next()) {
     const auto part = model_->loss.sum((*model_)(batch->inputs), batch->targets);
     sum += part.loss.item();
-    count += part.count;
+    count += part.count.item_int();
   }
   model_->train();
   return count ? sum / static_cast<double>(count) : 0;
