@@ -1,23 +1,52 @@
 #pragma once
-#include <utility>
-
 #include "weft/core/tensor.h"
 
 namespace weft {
 
+// Ops that pick and place by index. Indices are i32 or i64 tensors on x's device; each one is
+// checked before anything is written, and negative ones do not count from the end. They run on cpu,
+// cuda and meta (where values cannot be checked), and can be differentiated any number of times.
+// Sums run in the order of the indices, so they have the same bits for every number of threads.
+
+/// The positions index[0], index[1], ... of one axis.
+///
+/// Shapes   x (... D ...), index (n)  ->  (... n ...)
+/// Dtypes   any
+/// Saves    index
+/// Throws   Error "index_select: index must be in [0, D), got i", and on an index that is not (n)
 Tensor index_select(const Tensor& x, int dim, const Tensor& index);
+/// One element of axis dim for every element of index:  y[o, j, i] = x[o, index[o, j, i], i].
+///
+/// Shapes   x (... D ...), index (... n ...), equal in every other axis  ->  (... n ...)
+/// Dtypes   any
+/// Saves    index
+/// Throws   Error on an index out of [0, D) and on other shapes
 Tensor gather(const Tensor& x, int dim, const Tensor& index);
-/// A copy of x with source added at index along dim.
+/// A copy of x with every element of source added:  y[o, index[o, j, i], i] += source[o, j, i].
+///
+/// Shapes   x (... D ...), index and source (... n ...), equal in every other axis  ->  (... D ...)
+/// Dtypes   f32, f64, bf16 (summed in f32), i32, i64, u8; x and source alike
+/// Saves    index
+/// Throws   Error on an index out of [0, D), on other shapes and on mixed dtypes
 Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source);
-/// Rows of weight (V, C) chosen by ids (...): (..., C).
+/// Rows of a table chosen by ids. The gradient of the table is dense.
+///
+/// Shapes   weight (V, C), ids (...)  ->  (..., C)
+/// Dtypes   weight f32, f64, bf16 (its gradient is summed in f32)
+/// Saves    ids
+/// Throws   Error "embedding: ids must be in [0, V), got i", and on a weight that is not (V, C)
 Tensor embedding(const Tensor& weight, const Tensor& ids);
+/// 1 at the position of the id, 0 elsewhere.
+///
+/// Shapes   ids (...)  ->  (..., classes)
+/// Dtypes   the result any
+/// Throws   Error on an id out of [0, classes), and on classes < 1
 Tensor one_hot(const Tensor& ids, std::int64_t classes, DType dtype = DType::f32);
-struct ValuesIndices {
-  Tensor values, indices;
-};
-ValuesIndices topk(const Tensor& x, std::int64_t k, int dim = -1);
-ValuesIndices sort(const Tensor& x, int dim = -1, bool descending = false);
-/// Keeps the lower triangle of the last two axes; `diagonal` moves its edge.
+/// x with zeros above the diagonal of its last two axes: keeps column - row <= diagonal.
+///
+/// Shapes   x (..., R, C)  ->  (..., R, C)
+/// Dtypes   any
+/// Throws   Error when x has fewer than 2 axes
 Tensor tril(const Tensor& x, std::int64_t diagonal = 0);
 
 }  // namespace weft

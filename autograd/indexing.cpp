@@ -1,0 +1,158 @@
+#include "weft/autograd/indexing.h"
+
+#include "weft/autograd/axis.h"
+#include "weft/autograd/tape.h"
+#include "weft/autograd/view.h"
+#include "weft/core/dispatch.h"
+#include "weft/core/error.h"
+#include "weft/core/kernels/indexing.h"
+
+namespace weft {
+namespace {
+
+using detail::axis_of;
+
+// Dtype, device and range of the indices, before any kernel uses one.
+void check_index(const char* op, const char* label, const Tensor& index, std::int64_t limit,
+                 const Tensor& x) {
+  check(index.dtype() == DType::i32 || index.dtype() == DType::i64,
+        "{}: {} must be i32 or i64, got {}", op, label, index.dtype());
+  check(index.device() == x.device(), "{}: {} must be on {}, got {}", op, label, x.device(),
+        index.device());
+  const Tensor bad = Tensor::empty({2}, DType::i64, index.device());
+  dispatch<cpu::find_bad_index, cuda::find_bad_index>(index, limit, bad);
+  if (bad.is_meta()) return;
+  const Tensor host = bad.to(kCpu);
+  const std::int64_t* result = host.data<std::int64_t>();
+  check(result[0] == 0, "{}: {} must be in [0, {}), got {}", op, label, limit, result[1]);
+}
+
+// index must be like x in every axis but dim.
+void check_beside(const char* op, const Tensor& x, int dim, const Tensor& index) {
+  Shape like = index.shape();
+  if (like.size() == x.ndim()) like[dim] = x.dim(dim);
+  check(like == x.shape(), "{}: index must have the shape {} of x but for axis {}, got {}", op,
+        x.shape(), dim, index.shape());
+}
+
+// The backward of index_select, and an op itself: zeros of the whole with source's rows added.
+Tensor index_add(const Tensor& source, int dim, const Tensor& index, const Shape& whole) {
+  if (source.dtype() == DType::bf16)
+    return cast(index_add(cast(source, DType::f32), dim, index, whole), DType::bf16);
+  Tensor y = Tensor::zeros(whole, source.dtype(), source.device());
+  dispatch<cpu::index_add, cuda::index_add>(contiguous(source), index, dim, y);
+  if (recording(source))
+    Tape::record("index_add", {&source}, {&y}, [dim, i = save(index, "index")](Backward& b) {
+      b.add(0, index_select(b.dy(), dim, i.get()));
+    });
+  return y;
+}
+
+}  // namespace
+
+Tensor index_select(const Tensor& x, int dim, const Tensor& index) {
+  dim = axis_of("index_select", x, dim);
+  check(index.ndim() == 1, "index_select: index must have shape (n), got {}", index.shape());
+  const Tensor id = contiguous(index);
+  check_index("index_select", "index", id, x.dim(dim), x);
+  Shape shape = x.shape();
+  shape[dim] = id.numel();
+  Tensor y = Tensor::empty(shape, x.dtype(), x.device());
+  dispatch<cpu::index_select, cuda::index_select>(contiguous(x), id, dim, y);
+  if (recording(x))
+    Tape::record("index_select", {&x}, {&y},
+                 [dim, i = save(id, "index"), whole = x.shape()](Backward& b) {
+                   b.add(0, index_add(b.dy(), dim, i.get(), whole));
+                 });
+  return y;
+}
+
+Tensor gather(const Tensor& x, int dim, const Tensor& index) {
+  dim = axis_of("gather", x, dim);
+  check_beside("gather", x, dim, index);
+  const Tensor id = contiguous(index);
+  check_index("gather", "index", id, x.dim(dim), x);
+  Tensor y = Tensor::empty(id.shape(), x.dtype(), x.device());
+  dispatch<cpu::gather, cuda::gather>(contiguous(x), id, dim, y);
+  if (recording(x))
+    Tape::record("gather", {&x}, {&y},
+                 [dim, i = save(id, "index"), whole = x.shape()](Backward& b) {
+                   const Tensor& dy = b.dy();
+                   const Tensor zero = Tensor::zeros(whole, dy.dtype(), dy.device());
+                   b.add(0, scatter_add(zero, dim, i.get(), dy));
+                 });
+  return y;
+}
+
+Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source) {
+  dim = axis_of("scatter_add", x, dim);
+  check_beside("scatter_add", x, dim, index);
+  check(source.shape() == index.shape(),
+        "scatter_add: source must have the shape {} of index, got {}", index.shape(),
+        source.shape());
+  check(source.dtype() == x.dtype() && source.device() == x.device(),
+        "scatter_add: source must be {} on {}, got {} on {}", x.dtype(), x.device(), source.dtype(),
+        source.device());
+  if (x.dtype() == DType::bf16)
+    return cast(scatter_add(cast(x, DType::f32), dim, index, cast(source, DType::f32)),
+                DType::bf16);
+  dispatch_numeric(
+      x.dtype(), []<class T>() {}, "scatter_add");
+  const Tensor id = contiguous(index);
+  check_index("scatter_add", "index", id, x.dim(dim), x);
+  Tensor y;
+  {
+    NoGradGuard inner;  // one node stands for the copy and the sum
+    y = clone(x);
+  }
+  dispatch<cpu::scatter_add, cuda::scatter_add>(contiguous(source), id, dim, y);
+  if (recording(x, source))
+    Tape::record("scatter_add", {&x, &source}, {&y}, [dim, i = save(id, "index")](Backward& b) {
+      if (b.needs(0)) b.add(0, b.dy());
+      if (b.needs(1)) b.add(1, gather(b.dy(), dim, i.get()));
+    });
+  return y;
+}
+
+Tensor embedding(const Tensor& weight, const Tensor& ids) {
+  check(weight.ndim() == 2, "embedding: weight must have shape (V, C), got {}", weight.shape());
+  dispatch_floating(
+      weight.dtype(), []<class T>() {}, "embedding");
+  const Tensor id = contiguous(ids);
+  check_index("embedding", "ids", id, weight.dim(0), weight);
+  Shape shape = ids.shape();
+  shape.push_back(weight.dim(1));
+  Tensor y = Tensor::empty(shape, weight.dtype(), weight.device());
+  const Tensor flat = id.alias({id.numel()}, {1}, 0);
+  dispatch<cpu::index_select, cuda::index_select>(
+      contiguous(weight), flat, 0, y.alias({id.numel(), weight.dim(1)}, {weight.dim(1), 1}, 0));
+  if (recording(weight))
+    Tape::record("embedding", {&weight}, {&y},
+                 [i = save(flat, "ids"), whole = weight.shape()](Backward& b) {
+                   const Tensor rows = reshape(b.dy(), {i.get().numel(), whole[1]});
+                   b.add(0, index_add(rows, 0, i.get(), whole));
+                 });
+  return y;
+}
+
+Tensor one_hot(const Tensor& ids, std::int64_t classes, DType dtype) {
+  check(classes >= 1, "one_hot: classes must be at least 1, got {}", classes);
+  const Tensor id = contiguous(ids);
+  check_index("one_hot", "ids", id, classes, ids);
+  Shape shape = ids.shape();
+  shape.push_back(classes);
+  const Tensor y = Tensor::zeros(shape, dtype, ids.device());
+  dispatch<cpu::one_hot, cuda::one_hot>(id, y);
+  return y;
+}
+
+Tensor tril(const Tensor& x, std::int64_t diagonal) {
+  check(x.ndim() >= 2, "tril: x must have at least 2 axes, got shape {}", x.shape());
+  Tensor y = empty_like(x);
+  dispatch<cpu::tril, cuda::tril>(contiguous(x), diagonal, y);
+  if (recording(x))
+    Tape::record("tril", {&x}, {&y}, [diagonal](Backward& b) { b.add(0, tril(b.dy(), diagonal)); });
+  return y;
+}
+
+}  // namespace weft

@@ -1,0 +1,176 @@
+#include "weft/core/kernels/indexing.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "weft/core/parallel.h"
+
+namespace weft::cpu {
+namespace {
+
+/// A tensor seen as (outer, length, inner) around one of its axes.
+struct Around {
+  std::int64_t outer = 1, length, inner = 1;
+
+  Around(const Tensor& t, int dim) : length(t.dim(dim)) {
+    for (int i = 0; i < dim; ++i) outer *= t.dim(i);
+    for (int i = dim + 1; i < t.ndim(); ++i) inner *= t.dim(i);
+  }
+};
+
+template <class T>
+void add_to(T* out, const T* x, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) out[i] = static_cast<T>(out[i] + x[i]);
+}
+
+}  // namespace
+
+void find_bad_index(const Tensor& index, std::int64_t limit, const Tensor& bad) {
+  const std::int64_t n = index.numel();
+  std::int64_t* result = bad.data<std::int64_t>();
+  dispatch_index(index.dtype(), [&]<class I>() {
+    const I* p = index.data<I>();
+    std::atomic<std::int64_t> first{n};  // the smallest position, whichever thread comes first
+    parallel_for(n, 1, [&](std::int64_t begin, std::int64_t end) {
+      const I* at = std::find_if(p + begin, p + end, [&](I v) { return v < 0 || v >= limit; });
+      const std::int64_t found = at - p;
+      std::int64_t seen = first.load();
+      while (found < end && found < seen && !first.compare_exchange_weak(seen, found)) {
+      }
+    });
+    result[0] = first < n;
+    result[1] = first < n ? static_cast<std::int64_t>(p[first]) : 0;
+  });
+}
+
+void index_select(const Tensor& x, const Tensor& index, int dim, const Tensor& out) {
+  const Around from(x, dim), to(out, dim);
+  const std::int64_t inner = from.inner;
+  dispatch_index(index.dtype(), [&]<class I>() {
+    const I* id = index.data<I>();
+    dispatch_all(x.dtype(), [&]<class T>() {
+      const T* px = x.data<T>();
+      T* py = out.data<T>();
+      parallel_for(to.outer * to.length, inner, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t r = begin; r < end; ++r) {
+          const std::int64_t row = r / to.length * from.length + id[r % to.length];
+          std::copy_n(px + row * inner, inner, py + r * inner);
+        }
+      });
+    });
+  });
+}
+
+// Every sum runs over j upwards, so the split among threads is free to follow the shape: long rows
+// are cut into columns, which shares the work evenly even when few distinct indices occur (a byte
+// vocabulary); short rows are dealt out whole.
+void index_add(const Tensor& source, const Tensor& index, int dim, const Tensor& out) {
+  const Around from(source, dim), to(out, dim);
+  const std::int64_t inner = to.inner, n = from.length;
+  constexpr std::int64_t kBlock = 16, kLongRow = 4 * kBlock;
+  dispatch_index(index.dtype(), [&]<class I>() {
+    const I* id = index.data<I>();
+    dispatch_numeric(out.dtype(), [&]<class T>() {
+      const T* ps = source.data<T>();
+      T* po = out.data<T>();
+      if (inner >= kLongRow) {
+        const std::int64_t blocks = (inner + kBlock - 1) / kBlock;
+        parallel_for(blocks, from.outer * n * kBlock, [&](std::int64_t begin, std::int64_t end) {
+          const std::int64_t left = begin * kBlock, width = std::min(end * kBlock, inner) - left;
+          for (std::int64_t o = 0; o < from.outer; ++o)
+            for (std::int64_t j = 0; j < n; ++j)
+              add_to(po + (o * to.length + id[j]) * inner + left, ps + (o * n + j) * inner + left,
+                     width);
+        });
+        return;
+      }
+      const std::int64_t rows = to.outer * to.length;
+      const std::int64_t work = rows ? source.numel() / rows + 1 : 1;
+      parallel_for(rows, work, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t o = begin / to.length; o * to.length < end; ++o)
+          for (std::int64_t j = 0; j < n; ++j) {
+            const std::int64_t row = o * to.length + id[j];
+            if (row >= begin && row < end)
+              add_to(po + row * inner, ps + (o * n + j) * inner, inner);
+          }
+      });
+    });
+  });
+}
+
+void gather(const Tensor& x, const Tensor& index, int dim, const Tensor& out) {
+  const Around from(x, dim), to(out, dim);
+  const std::int64_t inner = from.inner;
+  dispatch_index(index.dtype(), [&]<class I>() {
+    const I* id = index.data<I>();
+    dispatch_all(x.dtype(), [&]<class T>() {
+      const T* px = x.data<T>();
+      T* py = out.data<T>();
+      parallel_for(to.outer * to.length, 2 * inner, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t r = begin; r < end; ++r) {
+          const T* xo = px + r / to.length * from.length * inner;
+          for (std::int64_t i = 0; i < inner; ++i) {
+            const std::int64_t at = r * inner + i;
+            py[at] = xo[id[at] * inner + i];
+          }
+        }
+      });
+    });
+  });
+}
+
+// A column (o, i) of `out` belongs to one thread, which adds its terms for j upwards.
+void scatter_add(const Tensor& source, const Tensor& index, int dim, const Tensor& out) {
+  const Around from(source, dim), to(out, dim);
+  const std::int64_t inner = to.inner, n = from.length;
+  dispatch_index(index.dtype(), [&]<class I>() {
+    const I* id = index.data<I>();
+    dispatch_numeric(out.dtype(), [&]<class T>() {
+      const T* ps = source.data<T>();
+      T* po = out.data<T>();
+      parallel_for(to.outer * inner, 2 * n, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t o = begin / inner; o * inner < end; ++o) {
+          const std::int64_t first = std::max(begin - o * inner, std::int64_t{0});
+          const std::int64_t last = std::min(end - o * inner, inner);
+          for (std::int64_t j = 0; j < n; ++j)
+            for (std::int64_t i = first; i < last; ++i) {
+              const std::int64_t at = (o * n + j) * inner + i;
+              T& sum = po[(o * to.length + id[at]) * inner + i];
+              sum = static_cast<T>(sum + ps[at]);
+            }
+        }
+      });
+    });
+  });
+}
+
+void one_hot(const Tensor& ids, const Tensor& out) {
+  const std::int64_t classes = out.dim(-1);
+  dispatch_index(ids.dtype(), [&]<class I>() {
+    const I* id = ids.data<I>();
+    dispatch_all(out.dtype(), [&]<class T>() {
+      T* p = out.data<T>();
+      parallel_for(ids.numel(), 4, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) p[i * classes + id[i]] = T(1.0f);
+      });
+    });
+  });
+}
+
+void tril(const Tensor& x, std::int64_t diagonal, const Tensor& out) {
+  const std::int64_t rows = x.dim(-2), columns = x.dim(-1);
+  if (x.numel() == 0) return;
+  dispatch_all(x.dtype(), [&]<class T>() {
+    const T* px = x.data<T>();
+    T* py = out.data<T>();
+    parallel_for(x.numel() / columns, columns, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t r = begin; r < end; ++r) {
+        const std::int64_t kept = std::clamp<std::int64_t>(r % rows + diagonal + 1, 0, columns);
+        std::copy_n(px + r * columns, kept, py + r * columns);
+        std::fill(py + r * columns + kept, py + (r + 1) * columns, T(0.0f));
+      }
+    });
+  });
+}
+
+}  // namespace weft::cpu
