@@ -21,6 +21,7 @@ set(weft_sources
   autograd/mse.cpp
   autograd/recompute.cpp
   autograd/reduce.cpp
+  autograd/reduce_moments.cpp
   autograd/rms_norm.cpp
   autograd/rope.cpp
   autograd/softmax.cpp
@@ -41,6 +42,7 @@ set(weft_sources
   core/cpu/layer_norm.cpp
   core/cpu/optimizer.cpp
   core/cpu/reduce.cpp
+  core/cpu/reduce_scan.cpp
   core/cpu/rms_norm.cpp
   core/cpu/rope.cpp
   core/cpu/simd.cpp

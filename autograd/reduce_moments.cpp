@@ -1,0 +1,112 @@
+// Reductions that look at x twice, or transform it on the way: var, norm, logsumexp, cumsum.
+#include <cmath>
+#include <limits>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/reduce.h"
+#include "weft/autograd/reduce_common.h"
+
+namespace weft {
+
+using namespace detail;
+
+namespace {
+
+Tensor cumsum_along(const Tensor& x, int dim, bool reverse) {
+  const DType dtype = is_compute(x.dtype()) ? x.dtype() : DType::i64;
+  const Axes axes("cumsum", x.shape(), {dim});
+  Tensor y = Tensor::empty(x.shape(), dtype, x.device());
+  dispatch<cpu::cumsum, cuda::cumsum>(as_rows(x, axes), axes.extent, reverse, y);
+  if (recording(x))
+    Tape::record("cumsum", {&x}, {&y},
+                 [dim, reverse](Backward& g) { g.add(0, cumsum_along(g.dy(), dim, !reverse)); });
+  return y;
+}
+
+}  // namespace
+
+Tensor var(const Tensor& x, std::initializer_list<int> dims, int correction, bool keepdim) {
+  const Axes axes("var", x.shape(), dims);
+  check_floating("var", x.dtype());
+  const Tensor rows = as_rows(x, axes);
+  const auto n = static_cast<double>(axes.extent.reduced);
+  const double scale = 1 / std::max(0.0, n - correction);
+  const Shape kept = axes.result_shape(x.shape(), true);
+  // Two passes: the mean of squares minus the square of the mean cancels when |mean| >> std.
+  const Tensor center = run_reduce(rows, ReduceOp::sum, axes, kept, DType::f64, {}, 1 / n);
+  Tensor y = run_reduce(rows, ReduceOp::sum_squares, axes, axes.result_shape(x.shape(), keepdim),
+                        x.dtype(), center, scale);
+  if (recording(x))
+    Tape::record("var", {&x}, {&y}, [s = save(x), kept, n, scale](Backward& g) {
+      const Tensor& saved = s.get();
+      const Tensor mu = mul(sum_to(saved, kept), 1 / n);
+      g.add(0, mul(mul(reshape(g.dy(), kept), 2 * scale), sub(saved, mu)));
+    });
+  return y;
+}
+
+Tensor norm(const Tensor& x, double p) {
+  check_floating("norm", x.dtype());
+  check(p > 0, "norm: p must be positive (or infinity), got {}", p);
+  if (p == 1) return sum(abs(x));
+  if (std::isinf(p)) return max(abs(x));
+  Tensor y;
+  {
+    NoGradGuard off;
+    const Axes axes("norm", x.shape(), {});
+    if (p == 2)
+      y = sqrt(run_reduce(as_rows(x, axes), ReduceOp::sum_squares, axes, {}, DType::f64))
+              .to(x.dtype());
+    else
+      y = pow(run_reduce(as_rows(pow(abs(x), p), axes), ReduceOp::sum, axes, {}, DType::f64), 1 / p)
+              .to(x.dtype());
+  }
+  if (recording(x))
+    Tape::record("norm", {&x}, {&y}, [s = save(x), sy = save(y, "y"), p](Backward& g) {
+      const Tensor &saved = s.get(), &length = sy.get();
+      // 0 where all of x is 0: one of the subgradients.
+      const Tensor safe =
+          where(eq(length, 0), Tensor::ones({}, length.dtype(), length.device()), length);
+      if (p == 2) {
+        g.add(0, mul(saved, div(g.dy(), safe)));
+        return;
+      }
+      const Tensor slope = mul(pow(div(abs(saved), safe), p - 1), sign(saved));
+      g.add(0, mul(slope, g.dy()));
+    });
+  return y;
+}
+
+Tensor logsumexp(const Tensor& x, int dim, bool keepdim) {
+  const Axes axes("logsumexp", x.shape(), {dim});
+  check_floating("logsumexp", x.dtype());
+  const Shape kept = axes.result_shape(x.shape(), true);
+  const Shape shape = axes.result_shape(x.shape(), keepdim);
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  Tensor y;
+  {
+    NoGradGuard off;
+    const Tensor rows = as_rows(x, axes);
+    const Tensor zero = Tensor::zeros({}, DType::f64, x.device());
+    const Tensor top = run_reduce(rows, ReduceOp::max, axes, shape, DType::f64);
+    const Tensor center = where(eq(abs(top), kInfinity), zero, top);  // infinity - infinity is NaN
+    y = add(log(run_reduce(rows, ReduceOp::sum_exp, axes, shape, DType::f64, center)), center)
+            .to(x.dtype());
+  }
+  if (recording(x))
+    Tape::record("logsumexp", {&x}, {&y}, [s = save(x), sy = save(y, "y"), kept](Backward& g) {
+      const Tensor& total = sy.get();
+      const Tensor zero = Tensor::zeros({}, total.dtype(), total.device());
+      const Tensor safe = where(eq(total, -kInfinity), zero, total);  // all of x is -infinity
+      g.add(0, mul(exp(sub(s.get(), reshape(safe, kept))), reshape(g.dy(), kept)));
+    });
+  return y;
+}
+
+Tensor cumsum(const Tensor& x, int dim) {
+  if (!is_compute(x.dtype()) && !is_integral(x.dtype()) && x.dtype() != DType::boolean)
+    throw_bad_dtype("cumsum", x.dtype(), "f32, f64, bf16, i32, i64, u8, bool");
+  return cumsum_along(x, dim, false);
+}
+
+}  // namespace weft

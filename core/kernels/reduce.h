@@ -1,0 +1,62 @@
+#pragma once
+#include <algorithm>
+
+#include "weft/core/tensor.h"
+
+namespace weft {
+
+/// A contiguous tensor seen as (outer, reduced, inner): what is left of the reduced axes, the
+/// reduced axes as one, and what is right of them.
+struct ReduceExtent {
+  std::int64_t outer = 1, reduced = 1, inner = 1;
+};
+
+/// Columns that are added up side by side.
+inline constexpr std::int64_t kReduceColumns = 128;
+
+/// Into how many pieces the reduced axis is cut, for tensors with too few results to keep several
+/// threads busy. It follows from the shape alone, so that the order of a sum does too.
+inline std::int64_t reduce_chunks(const ReduceExtent& e) {
+  constexpr std::int64_t kItems = 64, kLeastElements = 1 << 15;
+  const std::int64_t items = e.outer * ((e.inner + kReduceColumns - 1) / kReduceColumns);
+  if (items == 0 || items >= kItems) return 1;
+  const std::int64_t elements = e.outer * e.reduced * e.inner;
+  return std::clamp<std::int64_t>(elements / kLeastElements, 1, kItems / items);
+}
+
+enum class ReduceOp : std::uint8_t {
+  sum,
+  max,
+  min,
+  sum_squares,  ///< of x - center, or of x when center is null
+  sum_exp       ///< of x - center
+};
+
+/// out = scale * reduction of x; out has outer x inner elements, of x's dtype or of the dtype of
+/// sums (f64 for floating x, i64 for others). `center` (null or outer x inner, f64) is subtracted
+/// first. `partial` has the dtype of sums and outer x chunks x inner elements (null for one chunk).
+/// Sums run in f32 over short blocks whose results are added in f64; always in the same order.
+using ReduceKernel = void(const Tensor& x, ReduceOp op, const ReduceExtent& extent,
+                          const Tensor& center, double scale, const Tensor& partial,
+                          const Tensor& out);
+/// index (i64, outer x inner) = place of the first largest or smallest element along the reduced
+/// axis. NaN counts as the largest and the smallest.
+using ArgReduceKernel = void(const Tensor& x, bool largest, const ReduceExtent& extent,
+                             const Tensor& index);
+/// out[r] = x[0] + ... + x[r] along the reduced axis; from the other end when `reverse`. out has
+/// x's dtype, or i64 for integers and bool.
+using CumsumKernel = void(const Tensor& x, const ReduceExtent& extent, bool reverse,
+                          const Tensor& out);
+
+namespace cpu {
+ReduceKernel reduce;
+ArgReduceKernel arg_reduce;
+CumsumKernel cumsum;
+}  // namespace cpu
+namespace cuda {
+ReduceKernel reduce;
+ArgReduceKernel arg_reduce;
+CumsumKernel cumsum;
+}  // namespace cuda
+
+}  // namespace weft
