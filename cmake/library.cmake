@@ -1,7 +1,6 @@
 # The one library. Every source file is named here, in path order: adding a file is one visible line.
 find_package(Threads REQUIRED)
 find_package(dnnl REQUIRED)
-find_package(nlohmann_json REQUIRED)
 
 set(weft_sources
   autograd/attention.cpp
@@ -117,8 +116,7 @@ target_compile_features(weft PUBLIC cxx_std_20)
 target_compile_options(weft PRIVATE -ftls-model=initial-exec -fno-plt)
 target_include_directories(weft PUBLIC
   $<BUILD_INTERFACE:${weft_include}> $<INSTALL_INTERFACE:include>)
-target_link_libraries(weft PRIVATE weft_flags DNNL::dnnl Threads::Threads
-  nlohmann_json::nlohmann_json)
+target_link_libraries(weft PRIVATE weft_flags DNNL::dnnl Threads::Threads)
 if(WEFT_SANITIZE STREQUAL "")
   find_package(OpenMP REQUIRED)
   target_link_libraries(weft PRIVATE OpenMP::OpenMP_CXX)
