@@ -3,9 +3,17 @@
 
 namespace weft {
 
-/// (..., M, K) x (..., K, N) -> (..., M, N); leading axes broadcast; 1-D operands as in NumPy.
+/// Matrix product over the last two axes, NumPy's rules.
+///
+/// Shapes   (..., M, K) x (..., K, N) -> (..., M, N); leading axes broadcast. A 1-D a is a row
+///          (K) -> (1, K), a 1-D b a column (K) -> (K, 1), and that axis is dropped from the
+///          result.
+/// Dtypes   f32, f64, bf16, both alike; bf16 is multiplied and summed in f32 and rounded once
+/// Device   cpu; both on one device
+/// Saves    a, b
+/// Throws   Error on a 0-d operand, different inner dimensions, leading axes that do not broadcast,
+///          mixed dtypes or devices
+/// Source   NumPy reference, numpy.matmul
 Tensor matmul(const Tensor& a, const Tensor& b);
-/// x (..., K) times weight (N, K) transposed, plus bias (N) when given: (..., N).
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 
 }  // namespace weft

@@ -40,6 +40,21 @@ int num_threads() {
 void set_deterministic(bool on) { deterministic_mode = on; }
 bool deterministic() { return deterministic_mode.load(std::memory_order_relaxed); }
 
+OneThreadScope::OneThreadScope() : was_inside_(inside), library_threads_(1) {
+  inside = true;
+#if WEFT_USE_OPENMP
+  library_threads_ = omp_get_max_threads();
+  omp_set_num_threads(1);
+#endif
+}
+
+OneThreadScope::~OneThreadScope() {
+  inside = was_inside_;
+#if WEFT_USE_OPENMP
+  omp_set_num_threads(library_threads_);
+#endif
+}
+
 bool detail::in_parallel() { return inside; }
 
 void detail::parallel_run(std::int64_t n, int chunks, RangeFn fn, void* context) {

@@ -20,6 +20,19 @@ void parallel_run(std::int64_t n, int chunks, RangeFn fn, void* context);
 bool in_parallel();
 }  // namespace detail
 
+/// Everything inside the scope runs on the calling thread alone, library calls included, as in the
+/// body of a parallel_for.
+class OneThreadScope {
+ public:
+  OneThreadScope();
+  ~OneThreadScope();
+  OneThreadScope(const OneThreadScope&) = delete;
+
+ private:
+  bool was_inside_;
+  int library_threads_;
+};
+
 /// Calls f(begin, end) on contiguous ranges that cover [0, n), on several threads when the whole is
 /// worth it. `work` is the cost of one item in simple operations (about one per float touched). The
 /// only gateway to threads in Weft: kernels must give the same bits for any split of the range, and

@@ -1,0 +1,64 @@
+#include "weft/autograd/matmul.h"
+
+#include "weft/autograd/reduce.h"
+#include "weft/autograd/tape.h"
+#include "weft/autograd/view.h"
+#include "weft/core/error.h"
+#include "weft/core/gemm.h"
+
+namespace weft {
+namespace {
+
+Shape leading(const Tensor& t) { return Shape(t.shape().begin(), t.shape().end() - 2); }
+
+// All leading axes as rows: (..., M, K) -> (rows, K).
+Tensor as_rows(const Tensor& t) {
+  const std::int64_t cols = t.dim(-1);
+  std::int64_t rows = 1;
+  for (int i = 0; i + 1 < t.ndim(); ++i) rows *= t.dim(i);
+  return reshape(t, {rows, cols});
+}
+
+Tensor grad_a(const Tensor& dy, const Tensor& a, const Tensor& b) {
+  return sum_to(matmul(dy, transpose(b, -2, -1)), a.shape());
+}
+
+Tensor grad_b(const Tensor& dy, const Tensor& a, const Tensor& b) {
+  // One matrix for all of a's batch: a single product sums over the batch as well.
+  if (b.ndim() == 2) return matmul(transpose(as_rows(a), 0, 1), as_rows(dy));
+  return sum_to(matmul(transpose(a, -2, -1), dy), b.shape());
+}
+
+// Both operands have at least two axes.
+Tensor matrix_product(const Tensor& a, const Tensor& b) {
+  Shape shape = broadcast_shapes("matmul: leading axes", leading(a), leading(b));
+  shape.push_back(a.dim(-2));
+  shape.push_back(b.dim(-1));
+  Tensor y = Tensor::empty(shape, a.dtype(), a.device());
+  gemm(a, b, y);
+  if (recording(a, b))
+    Tape::record("matmul", {&a, &b}, {&y}, [sa = save(a, "a"), sb = save(b, "b")](Backward& g) {
+      if (g.needs(0)) g.add(0, grad_a(g.dy(), sa.get(), sb.get()));
+      if (g.needs(1)) g.add(1, grad_b(g.dy(), sa.get(), sb.get()));
+    });
+  return y;
+}
+
+}  // namespace
+
+Tensor matmul(const Tensor& a, const Tensor& b) {
+  check(a.ndim() >= 1 && b.ndim() >= 1,
+        "matmul: operands must have at least 1 axis, got shapes {} and {}", a.shape(), b.shape());
+  if (!is_compute(a.dtype())) throw_bad_dtype("matmul", a.dtype(), "f32, f64, bf16");
+  check(a.dtype() == b.dtype(), "matmul: operands must have one dtype, got {} and {}", a.dtype(),
+        b.dtype());
+  check(a.device() == b.device(), "matmul: operands must be on one device, got {} and {}",
+        a.device(), b.device());
+  check(a.dim(-1) == b.dim(b.ndim() == 1 ? 0 : -2),
+        "matmul: inner dimensions must be equal, got shapes {} and {}", a.shape(), b.shape());
+  if (a.ndim() == 1) return squeeze(matmul(unsqueeze(a, 0), b), b.ndim() == 1 ? 0 : -2);
+  if (b.ndim() == 1) return squeeze(matrix_product(a, unsqueeze(b, 1)), -1);
+  return matrix_product(a, b);
+}
+
+}  // namespace weft

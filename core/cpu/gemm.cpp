@@ -1,0 +1,209 @@
+#include "weft/core/kernels/gemm.h"
+
+#include <algorithm>
+
+#if WEFT_USE_OPENMP
+#include <oneapi/dnnl/dnnl.h>
+#endif
+
+#include "weft/core/cpu/gemm_small.h"
+#include "weft/core/parallel.h"
+
+namespace weft {
+namespace {
+
+// bf16 operands are widened a block at a time: three f32 blocks of at most this many rows and
+// columns.
+constexpr std::int64_t kWiden = 2048;
+
+std::int64_t widened(std::int64_t n) { return std::min(n, kWiden); }
+
+// Below this many multiplications a library call costs more than the product (0.4 us).
+constexpr std::int64_t kSmall = 32 * 32 * 32;
+
+// Tiles of the deterministic mode: each is one call on one thread.
+constexpr std::int64_t kTileRows = 256, kTileCols = 512;
+
+constexpr std::int64_t kRowBlock = 16;  // rows of one work item of the in-tree product
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// One matrix product; the pointers and leading dimensions of GemmShape for one batch index.
+template <class T, class Out = T>
+struct Product {
+  const T* a;
+  const T* b;
+  Out* c;
+  std::int64_t m, n, k, lda, ldb, ldc;
+  bool trans_a, trans_b, accumulate;
+
+  std::int64_t work() const { return m * n * k / 8 + 1; }
+  bool small() const { return m * n * k <= kSmall; }
+
+  Product tile(std::int64_t i, std::int64_t j, std::int64_t rows, std::int64_t cols) const {
+    Product p = *this;
+    p.a += i * (trans_a ? 1 : lda);
+    p.b += j * (trans_b ? ldb : 1);
+    p.c += i * ldc + j;
+    p.m = std::min(rows, m - i);
+    p.n = std::min(cols, n - j);
+    return p;
+  }
+
+  void in_tree(std::int64_t begin, std::int64_t end) const {
+    const cpu::SmallGemm<T> g{a,
+                              b,
+                              c,
+                              n,
+                              k,
+                              trans_a ? 1 : lda,
+                              trans_a ? lda : 1,
+                              trans_b ? 1 : ldb,
+                              trans_b ? ldb : 1,
+                              ldc,
+                              accumulate};
+    g.rows(begin, end);
+  }
+};
+
+#if WEFT_USE_OPENMP
+// oneDNN uses the threads that OpenMP would use here: one inside a parallel_for or OneThreadScope.
+void library(const Product<float>& p) {
+  dnnl_sgemm(p.trans_a ? 'T' : 'N', p.trans_b ? 'T' : 'N', p.m, p.n, p.k, 1.0f, p.a, p.lda, p.b,
+             p.ldb, p.accumulate ? 1.0f : 0.0f, p.c, p.ldc);
+}
+
+template <class T>
+constexpr bool kHasLibrary = std::is_same_v<T, float>;
+#else
+// Sanitizer builds: libgomp is not instrumented, so oneDNN stays out of them.
+void library(const Product<float>& p) { p.in_tree(0, p.m); }
+
+template <class T>
+constexpr bool kHasLibrary = false;
+#endif
+
+// `batch` products; at(i) gives the i-th.
+template <class T, class At>
+void run(std::int64_t batch, const At& at) {
+  const Product<T> first = at(0);
+  const std::int64_t m = first.m, n = first.n;
+  if constexpr (kHasLibrary<T>) {
+    if (!first.small()) {
+      if (deterministic()) {
+        const std::int64_t down = ceil_div(m, kTileRows), across = ceil_div(n, kTileCols);
+        parallel_for(batch * down * across, first.work(),
+                     [&](std::int64_t begin, std::int64_t end) {
+                       const OneThreadScope alone;
+                       for (std::int64_t i = begin; i < end; ++i) {
+                         const std::int64_t tile = i % (down * across);
+                         library(at(i / (down * across))
+                                     .tile(tile / across * kTileRows, tile % across * kTileCols,
+                                           kTileRows, kTileCols));
+                       }
+                     });
+      } else if (batch >= num_threads() && batch > 1) {
+        parallel_for(batch, first.work(), [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t i = begin; i < end; ++i) library(at(i));
+        });
+      } else {
+        for (std::int64_t i = 0; i < batch; ++i) library(at(i));
+      }
+      return;
+    }
+  }
+  const std::int64_t blocks = ceil_div(m, kRowBlock);
+  parallel_for(batch * blocks, first.work() / blocks + 1,
+               [&](std::int64_t begin, std::int64_t end) {
+                 while (begin < end) {
+                   const std::int64_t i = begin / blocks, stop = std::min(end, (i + 1) * blocks);
+                   at(i).in_tree((begin - i * blocks) * kRowBlock,
+                                 std::min(m, (stop - i * blocks) * kRowBlock));
+                   begin = stop;
+                 }
+               });
+}
+
+template <class T, class Out>
+Product<T, Out> product(const GemmShape& g, const T* a, const T* b, Out* c, std::int64_t index) {
+  for (int axis = g.batch.size() - 1; axis >= 0; --axis) {
+    const std::int64_t at = index % g.batch[axis];
+    index /= g.batch[axis];
+    a += at * g.a_step[axis];
+    b += at * g.b_step[axis];
+    c += at * g.out_step[axis];
+  }
+  return {a, b, c, g.m, g.n, g.k, g.lda, g.ldb, g.ldc, g.trans_a, g.trans_b, g.accumulate};
+}
+
+template <class From, class To>
+void convert_block(const From* x, std::int64_t ldx, std::int64_t rows, std::int64_t cols, To* y,
+                   std::int64_t ldy) {
+  parallel_for(rows, cols, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r)
+      for (std::int64_t c = 0; c < cols; ++c)
+        y[r * ldy + c] = To(static_cast<float>(x[r * ldx + c]));
+  });
+}
+
+// bf16: blocks of the operands are widened, multiplied in f32 and the sum is rounded once.
+template <class Out>
+void widened_product(const Product<bf16, Out>& p, float* scratch) {
+  float* wide_a = scratch;
+  float* wide_b = wide_a + widened(p.m) * widened(p.k);
+  float* wide_c = wide_b + widened(p.k) * widened(p.n);
+  for (std::int64_t i = 0; i < p.m; i += kWiden) {
+    const std::int64_t m = widened(p.m - i);
+    for (std::int64_t j = 0; j < p.n; j += kWiden) {
+      const std::int64_t n = widened(p.n - j);
+      Out* out = p.c + i * p.ldc + j;
+      if (p.accumulate) convert_block(out, p.ldc, m, n, wide_c, n);
+      for (std::int64_t l = 0; l < p.k; l += kWiden) {
+        const std::int64_t k = widened(p.k - l);
+        const std::int64_t lda = p.trans_a ? m : k, ldb = p.trans_b ? k : n;
+        convert_block(p.a + (p.trans_a ? l * p.lda + i : i * p.lda + l), p.lda, p.trans_a ? k : m,
+                      lda, wide_a, lda);
+        convert_block(p.b + (p.trans_b ? j * p.ldb + l : l * p.ldb + j), p.ldb, p.trans_b ? n : k,
+                      ldb, wide_b, ldb);
+        const Product<float> block{wide_a, wide_b,    wide_c,    m,
+                                   n,      k,         lda,       ldb,
+                                   n,      p.trans_a, p.trans_b, p.accumulate || l > 0};
+        run<float>(1, [&](std::int64_t) { return block; });
+      }
+      convert_block(wide_c, n, m, n, out, p.ldc);
+    }
+  }
+}
+
+}  // namespace
+
+std::int64_t gemm_scratch(const GemmShape& g, DType dtype) {
+  if (dtype != DType::bf16) return 0;
+  const std::int64_t m = widened(g.m), n = widened(g.n), k = widened(g.k);
+  return m * k + k * n + m * n;
+}
+
+namespace cpu {
+
+void gemm(const Tensor& a, const Tensor& b, const GemmShape& g, const Tensor& scratch,
+          const Tensor& out) {
+  const std::int64_t batch = g.batch.numel();
+  if (batch == 0 || g.m == 0 || g.n == 0) return;
+  dispatch_floating(a.dtype(), [&]<class T>() {
+    const T* pa = a.data<T>();
+    const T* pb = b.data<T>();
+    if constexpr (std::is_same_v<T, bf16>) {
+      const auto into = [&](auto* c) {
+        for (std::int64_t i = 0; i < batch; ++i)
+          widened_product(product(g, pa, pb, c, i), scratch.data<float>());
+      };
+      out.dtype() == DType::f32 ? into(out.data<float>()) : into(out.data<bf16>());
+    } else {
+      T* pc = out.data<T>();
+      run<T>(batch, [&](std::int64_t i) { return product(g, pa, pb, pc, i); });
+    }
+  });
+}
+
+}  // namespace cpu
+}  // namespace weft

@@ -1,0 +1,104 @@
+#include "weft/core/gemm.h"
+
+#include <algorithm>
+
+#include "weft/core/dispatch.h"
+#include "weft/core/kernels/copy.h"
+#include "weft/core/kernels/gemm.h"
+
+namespace weft {
+namespace {
+
+// One operand as the kernel can read it: row-contiguous rows, possibly of the transpose.
+struct Operand {
+  Tensor tensor;
+  bool trans = false;
+  std::int64_t ld = 0;
+};
+
+Operand readable(const Tensor& t) {
+  const std::int64_t rows = t.dim(-2), cols = t.dim(-1);
+  const std::int64_t row = t.strides()[t.ndim() - 2], col = t.strides()[t.ndim() - 1];
+  if ((col == 1 || cols <= 1) && (row >= cols || rows <= 1))
+    return {t, false, rows <= 1 ? std::max<std::int64_t>(cols, 1) : row};
+  if ((row == 1 || rows <= 1) && (col >= rows || cols <= 1))
+    return {t, true, cols <= 1 ? std::max<std::int64_t>(rows, 1) : col};
+  const Tensor copied = empty_like(t);
+  dispatch<cpu::copy, cuda::copy>(t, copied);
+  return {copied, false, std::max<std::int64_t>(cols, 1)};
+}
+
+// Leading axes, merged where all three tensors step through two of them as if they were one.
+void merge_batch(const Tensor& a, const Tensor& b, const Tensor& out, GemmShape& g) {
+  const int axes = out.ndim() - 2;
+  const auto step = [&](const Tensor& t, int axis) -> std::int64_t {
+    const int own = axis - (out.ndim() - t.ndim());
+    return own < 0 || t.dim(own) == 1 ? 0 : t.strides()[own];
+  };
+  for (int i = 0; i < axes; ++i) {
+    const std::int64_t n = out.dim(i);
+    if (n == 1) continue;
+    const std::int64_t sa = step(a, i), sb = step(b, i), so = step(out, i);
+    const int last = g.batch.size() - 1;
+    if (last >= 0 && g.a_step[last] == sa * n && g.b_step[last] == sb * n &&
+        g.out_step[last] == so * n) {
+      g.batch[last] *= n;
+      g.a_step[last] = sa;
+      g.b_step[last] = sb;
+      g.out_step[last] = so;
+    } else {
+      g.batch.push_back(n);
+      g.a_step.push_back(sa);
+      g.b_step.push_back(sb);
+      g.out_step.push_back(so);
+    }
+  }
+}
+
+// (batch, m, k) times one (k, n) is a single taller product.
+void fold_batch_into_rows(GemmShape& g) {
+  const int last = g.batch.size() - 1;
+  if (last < 0 || g.trans_a || g.b_step[last] != 0) return;
+  if (g.m == 1) g.lda = g.a_step[last], g.ldc = g.out_step[last];
+  if (g.a_step[last] != g.m * g.lda || g.out_step[last] != g.m * g.ldc || g.lda < g.k) return;
+  g.m *= g.batch[last];
+  g.batch.pop_back();
+  g.a_step.pop_back();
+  g.b_step.pop_back();
+  g.out_step.pop_back();
+}
+
+}  // namespace
+
+void gemm(const Tensor& a, const Tensor& b, const Tensor& out, bool accumulate) {
+  if (out.numel() == 0) return;
+  if (a.dim(-1) == 0) {
+    if (!accumulate) dispatch<cpu::fill, cuda::fill>(out, 0.0);
+    return;
+  }
+  const Operand left = readable(a), right = readable(b);
+  GemmShape g;
+  g.m = a.dim(-2);
+  g.n = b.dim(-1);
+  g.k = a.dim(-1);
+  g.trans_a = left.trans;
+  g.trans_b = right.trans;
+  g.lda = left.ld;
+  g.ldb = right.ld;
+  g.ldc = g.m <= 1 ? g.n : out.strides()[out.ndim() - 2];
+  g.accumulate = accumulate;
+  merge_batch(left.tensor, right.tensor, out, g);
+  fold_batch_into_rows(g);
+  const Tensor scratch = Tensor::empty({gemm_scratch(g, a.dtype())}, DType::f32, a.device());
+  dispatch<cpu::gemm, cuda::gemm>(left.tensor, right.tensor, g, scratch, out);
+}
+
+Tensor transposed(const Tensor& t) {
+  Shape shape = t.shape(), strides = t.strides();
+  const int n = t.ndim();
+  std::swap(shape[n - 1], shape[n - 2]);
+  std::swap(strides[n - 1], strides[n - 2]);
+  return t.alias(shape, strides, 0);
+}
+
+}  // namespace weft

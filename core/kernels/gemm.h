@@ -1,0 +1,31 @@
+#pragma once
+#include "weft/core/tensor.h"
+
+namespace weft {
+
+/// One product out (m, n) = op(a) (m, k) * op(b) (k, n), repeated over leading axes. A step of 0
+/// repeats the operand along that axis.
+struct GemmShape {
+  std::int64_t m = 0, n = 0, k = 0;
+  bool trans_a = false, trans_b = false;   ///< a is stored (k, m), b is stored (n, k)
+  std::int64_t lda = 0, ldb = 0, ldc = 0;  ///< elements from one stored row to the next
+  Shape batch, a_step, b_step, out_step;
+  bool accumulate = false;  ///< add to what out holds
+};
+
+/// f32, f64: all alike. bf16: out is bf16 or f32, sums run in f32, `scratch` is f32 with
+/// gemm_scratch() elements.
+using GemmKernel = void(const Tensor& a, const Tensor& b, const GemmShape& shape,
+                        const Tensor& scratch, const Tensor& out);
+
+/// How many f32 elements of scratch a product needs; follows from shape and dtype alone.
+std::int64_t gemm_scratch(const GemmShape& shape, DType dtype);
+
+namespace cpu {
+GemmKernel gemm;
+}  // namespace cpu
+namespace cuda {
+GemmKernel gemm;
+}  // namespace cuda
+
+}  // namespace weft

@@ -1,0 +1,145 @@
+#include <doctest/doctest.h>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/linear.h"
+#include "weft/autograd/matmul.h"
+#include "weft/tests/support.h"
+
+using namespace weft;
+
+namespace {
+
+Tensor op(const TensorList& in) { return linear(in[0], in[1], in.size() > 2 ? in[2] : Tensor()); }
+
+// In f64, from two other ops.
+Tensor composed(const Tensor& x, const Tensor& w, const Tensor& b) {
+  const Tensor y = matmul(x.to(DType::f64), w.to(DType::f64).t());
+  return b ? add(y, b.to(DType::f64)) : y;
+}
+
+TensorList inputs(const Shape& x, std::int64_t n, DType t = DType::f64) {
+  return {test::random(x, 1, t), test::random({n, x.back()}, 2, t), test::random({n}, 3, t)};
+}
+
+// One row, 1-D, odd, three axes, wider than a block, no rows, no inputs, no outputs.
+const struct {
+  Shape x;
+  std::int64_t n;
+} kCases[] = {{{1, 1}, 1},    {{5}, 3},    {{3, 5}, 7}, {{2, 3, 5}, 4},
+              {{4, 70}, 257}, {{0, 4}, 3}, {{3, 0}, 2}, {{3, 2}, 0}};
+
+}  // namespace
+
+TEST_CASE("linear: agrees with matmul and add in f64") {
+  for (const auto& [x, n] : kCases)
+    for (DType t : {DType::f32, DType::f64, DType::bf16}) {
+      CAPTURE(message("x {}, n {}, {}", x, n, t));
+      const TensorList in = inputs(x, n, t);
+      const double tol = 4 * test::tolerance(t);
+      const Tensor y = op(in);
+      CHECK(y.dtype() == t);
+      CHECK(test::mismatch(y, composed(in[0], in[1], in[2]), tol) == "");
+      CHECK(test::mismatch(linear(in[0], in[1]), composed(in[0], in[1], {}), tol) == "");
+      CHECK(test::mismatch(linear(test::strided(in[0]), test::strided(in[1]), test::strided(in[2])),
+                           composed(in[0], in[1], in[2]), tol) == "");
+    }
+}
+
+TEST_CASE("linear: bf16 rounds the sum of product and bias once") {
+  // 256 + 1 + 1: each addition alone would round back to 256 in bf16.
+  const Tensor x = Tensor::ones({1, 2}, DType::bf16), w = Tensor::ones({1, 2}, DType::bf16);
+  CHECK(linear(x, w, Tensor::full({1}, 256, DType::bf16)).item() == 258);
+}
+
+TEST_CASE("linear: backward agrees with finite differences, twice") {
+  for (const auto& [x, n] : kCases) {
+    if (x.back() > 10) continue;
+    CAPTURE(message("x {}, n {}", x, n));
+    const TensorList in = inputs(x, n);
+    CHECK(gradcheck(op, in, {.second_order = true}) == "");
+    CHECK(gradcheck(op, {in[0], in[1]}) == "");
+    CHECK(gradcheck(op, {test::strided(in[0]), test::strided(in[1]), test::strided(in[2])}) == "");
+  }
+}
+
+TEST_CASE("linear: an operand used twice gets both parts") {
+  CHECK(gradcheck([](const TensorList& in) { return linear(in[0], in[0]); },
+                  {test::random({3, 4}, 1)}) == "");
+  CHECK(gradcheck([](const TensorList& in) { return linear(linear(in[0], in[1]), in[1]); },
+                  {test::random({2, 3}, 1), test::random({3, 3}, 2)}) == "");
+}
+
+TEST_CASE("linear: gradients in f32 and bf16 agree with f64") {
+  const auto gradients = [](const TensorList& in, const Tensor& dy) {
+    Tape tape;
+    TensorList leaves;
+    for (const Tensor& t : in) leaves.push_back(t.detach().set_requires_grad());
+    return tape.gradients(op(leaves), leaves, dy);
+  };
+  for (DType t : {DType::f32, DType::bf16}) {
+    const TensorList low = inputs({3, 5, 6}, 4, t);
+    TensorList high;
+    for (const Tensor& x : low) high.push_back(x.to(DType::f64));
+    const Tensor dy = test::random({3, 5, 4}, 9, t);
+    const TensorList got = gradients(low, dy), want = gradients(high, dy.to(DType::f64));
+    for (int i = 0; i < 3; ++i) {
+      CAPTURE(i);
+      CHECK(got[i].dtype() == t);
+      CHECK(test::mismatch(got[i], want[i], 2 * test::tolerance(t)) == "");
+    }
+  }
+}
+
+TEST_CASE("linear: only the gradients that are needed are computed") {
+  Tensor x = test::random({2, 3}, 1), w = test::random({4, 3}, 2), b = test::random({4}, 3);
+  b.set_requires_grad();
+  Tape tape;
+  linear(x, w, b).backward(Tensor::ones({2, 4}, DType::f64));
+  CHECK_FALSE(x.grad());
+  CHECK_FALSE(w.grad());
+  CHECK(test::mismatch(b.grad(), Tensor::full({4}, 2, DType::f64), 0) == "");
+}
+
+TEST_CASE("linear: a weight that changed before backward is noticed") {
+  Tensor x = test::random({2, 3}, 1), w = test::random({4, 3}, 2);
+  x.set_requires_grad();
+  Tape tape;
+  const Tensor y = linear(x, w);
+  const std::uint32_t saved_at = w.version();
+  w.fill_(0);
+  CHECK(test::error_of([&] {
+          y.backward(Tensor::ones({2, 4}, DType::f64));
+        }) == message("linear: saved weight was changed in place (version {}, saved at {})",
+                      saved_at + 1, saved_at));
+}
+
+TEST_CASE("linear: meta operands give shape and dtype") {
+  const Tensor y =
+      linear(Tensor::empty({2, 3, 4}, DType::bf16, kMeta),
+             Tensor::empty({5, 4}, DType::bf16, kMeta), Tensor::empty({5}, DType::bf16, kMeta));
+  CHECK(y.is_meta());
+  CHECK(y.shape() == Shape{2, 3, 5});
+  CHECK(y.dtype() == DType::bf16);
+}
+
+TEST_CASE("linear: errors name the rule and both shapes") {
+  const auto text = [](const Tensor& x, const Tensor& w, const Tensor& b) {
+    return test::error_of([&] { linear(x, w, b); });
+  };
+  const Tensor x = Tensor::zeros({2, 3}), w = Tensor::zeros({4, 3}), b = Tensor::zeros({4});
+  CHECK(text(Tensor::zeros({}), w, b) == "linear: x must have at least 1 axis, got shape []");
+  CHECK(text(x, Tensor::zeros({3, 4}), b) ==
+        "linear: weight must have shape [N, 3] (last axis of x [2, 3]), got [3, 4]");
+  CHECK(text(x, w, Tensor::zeros({3})) ==
+        "linear: bias must have shape [4] (rows of weight [4, 3]), got [3]");
+  CHECK(text(Tensor::zeros({2, 3}, DType::i64), w, b) ==
+        "linear: dtype must be one of f32, f64, bf16, got i64");
+  CHECK(text(x, Tensor::zeros({4, 3}, DType::f64), b) ==
+        "linear: weight must have the dtype of x, f32, got f64");
+  CHECK(text(x, w, Tensor::zeros({4}, DType::bf16)) ==
+        "linear: bias must have the dtype of x, f32, got bf16");
+  CHECK(text(x, Tensor::empty({4, 3}, DType::f32, kMeta), b) ==
+        "linear: weight must be on the device of x, cpu, got meta");
+  CHECK(text(x, w, Tensor::empty({4}, DType::f32, kMeta)) ==
+        "linear: bias must be on the device of x, cpu, got meta");
+}
