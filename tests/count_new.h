@@ -1,0 +1,29 @@
+#pragma once
+// Counts every operator new of the process, shared libraries included. For one source file of an
+// executable: it replaces the global operators. Not inlined, or the compiler sees new paired with
+// free.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+namespace weft::test {
+inline std::atomic<long> news{0};
+}  // namespace weft::test
+
+[[gnu::noinline]] void* operator new(std::size_t n) {
+  weft::test::news.fetch_add(1, std::memory_order_relaxed);
+  if (void* p = std::malloc(n ? n : 1)) return p;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void* operator new(std::size_t n, std::align_val_t align) {
+  weft::test::news.fetch_add(1, std::memory_order_relaxed);
+  const auto a = static_cast<std::size_t>(align);
+  if (void* p = std::aligned_alloc(a, (n + a - 1) / a * a)) return p;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, std::size_t, std::align_val_t) noexcept {
+  std::free(p);
+}

@@ -1,0 +1,113 @@
+#include <doctest/doctest.h>
+
+#include "weft/core/allocator.h"
+#include "weft/core/parallel.h"
+#include "weft/tests/support.h"
+
+namespace weft {
+namespace {
+
+struct DebugOn {
+  DebugOn() { set_debug_allocator(true); }
+  ~DebugOn() { set_debug_allocator(false); }
+};
+
+std::string last_line;
+
+// How many more broken guard zones the allocator knows of after f.
+long broken_by(auto&& f) {
+  const auto count = [] {
+    const std::string text = test::error_of([] { check_guard_zones(); });
+    const std::string head = "allocator: guard zones were overwritten, got ";
+    if (text == "no error") return 0l;
+    REQUIRE(text.substr(0, head.size()) == head);
+    CHECK(text.substr(text.rfind(' ')) == " them");
+    return std::stol(text.substr(head.size()));
+  };
+  const long before = count();
+  f();
+  return count() - before;
+}
+
+}  // namespace
+
+TEST_CASE("off by default") {
+  CHECK_FALSE(debug_allocator());
+  {
+    DebugOn on;
+    CHECK(debug_allocator());
+  }
+  CHECK_FALSE(debug_allocator());
+}
+
+TEST_CASE("fresh floating memory is NaN in every format, integers are left alone") {
+  DebugOn on;
+  for (const DType t :
+       {DType::f32, DType::f64, DType::bf16, DType::f16, DType::e4m3, DType::e5m2}) {
+    CAPTURE(name(t));
+    { const Tensor dirty = Tensor::zeros({33}, t); }
+    const Tensor x = Tensor::empty({33}, t);
+    std::vector<double> v(33);
+    x.copy_to(v);
+    for (const double d : v) CHECK(std::isnan(d));
+  }
+}
+
+TEST_CASE("freed memory is poisoned") {
+  DebugOn on;
+  for (const std::int64_t n : {10, 10000, 1000000}) {
+    Tensor x = Tensor::ones({n});
+    const float* p = x.data<float>();
+    CHECK(p[0] == 1);
+    x = {};
+    CHECK(std::isnan(p[0]));
+    CHECK(std::isnan(p[n - 1]));
+  }
+}
+
+TEST_CASE("a write on either side of a block is found when the block is freed") {
+  DebugOn on;
+  set_log_handler([](std::string_view line) { last_line = line; });
+  for (const std::int64_t n : {1, 15, 16, 1000, 600000}) {
+    CAPTURE(n);
+    for (const std::int64_t at : {std::int64_t{-1}, std::int64_t{-16}, n, n + 15}) {
+      last_line.clear();
+      CHECK(broken_by([&] {
+              const Tensor x = Tensor::zeros({n});
+              x.data<float>()[at] = 1;
+            }) == 1);
+      CHECK(last_line ==
+            message("allocator: a guard zone of a block of {} bytes was overwritten", 4 * n));
+    }
+    CHECK(broken_by([&] {
+            const Tensor x = Tensor::zeros({n});
+            x.data<float>()[0] = x.data<float>()[n - 1] = 1;
+          }) == 0);
+  }
+  set_log_handler(nullptr);
+}
+
+TEST_CASE("early release looks at the guards too") {
+  DebugOn on;
+  CHECK(broken_by([] {
+          const Tensor x = Tensor::zeros({8});
+          x.data<float>()[8] = 1;
+          release_storage(x);
+        }) == 1);
+}
+
+TEST_CASE("blocks from before and after the switch live together") {
+  Tensor plain = Tensor::ones({100});
+  Tensor guarded;
+  {
+    DebugOn on;
+    guarded = Tensor::ones({100});
+    CHECK(reinterpret_cast<std::uintptr_t>(guarded.raw()) % 64 == 0);
+    CHECK(broken_by([&] { plain = {}; }) == 0);
+  }
+  CHECK(broken_by([&] { guarded = {}; }) == 0);
+  const Tensor again = Tensor::ones({100});
+  CHECK(test::mismatch(again, Tensor::ones({100}), 0) == "");
+}
+
+}  // namespace weft

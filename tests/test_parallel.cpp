@@ -1,0 +1,116 @@
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "weft/core/parallel.h"
+#include "weft/tests/support.h"
+
+namespace weft {
+namespace {
+
+constexpr std::int64_t kHeavy = 1 << 20;  // work that is worth threads even for two items
+
+struct Threads {
+  explicit Threads(int n) : before(num_threads()) { set_num_threads(n); }
+  ~Threads() { set_num_threads(before); }
+  int before;
+};
+
+}  // namespace
+
+TEST_CASE("every index once, in contiguous ranges, for any length and number of threads") {
+  for (const int threads : {1, 2, 3, 7})
+    for (const std::int64_t n : {0, 1, 2, 3, 6, 7, 8, 100, 1001})
+      for (const std::int64_t work : {std::int64_t{1}, kHeavy}) {
+        CAPTURE(threads);
+        CAPTURE(n);
+        const Threads scope(threads);
+        const auto seen = std::make_unique<std::atomic<int>[]>(static_cast<std::size_t>(n) + 1);
+        std::atomic<int> calls{0}, wrong{0};
+        parallel_for(n, work, [&](std::int64_t begin, std::int64_t end) {
+          ++calls;
+          wrong += !(0 <= begin && begin < end && end <= n);
+          for (std::int64_t i = begin; i < end; ++i) ++seen[static_cast<std::size_t>(i)];
+        });
+        CHECK(wrong == 0);
+        for (std::int64_t i = 0; i < n; ++i) CHECK(seen[static_cast<std::size_t>(i)] == 1);
+        CHECK(seen[static_cast<std::size_t>(n)] == 0);
+        if (n == 0)
+          CHECK(calls == 0);
+        else if (work == 1)
+          CHECK(calls == 1);
+        else
+          CHECK(calls == std::min<std::int64_t>(n, threads));
+      }
+}
+
+TEST_CASE("heavy work really runs on several threads") {
+  const Threads scope(3);
+  std::mutex mutex;
+  std::set<std::thread::id> who;
+  parallel_for(3, kHeavy, [&](std::int64_t, std::int64_t) {
+    const std::lock_guard lock(mutex);
+    who.insert(std::this_thread::get_id());
+  });
+  CHECK(who.size() == 3);
+}
+
+TEST_CASE("a loop inside a loop runs on its own thread") {
+  const Threads scope(3);
+  std::atomic<int> inner_calls{0}, elsewhere{0};
+  parallel_for(3, kHeavy, [&](std::int64_t, std::int64_t) {
+    const auto me = std::this_thread::get_id();
+    parallel_for(100, kHeavy, [&](std::int64_t begin, std::int64_t end) {
+      ++inner_calls;
+      elsewhere += std::this_thread::get_id() != me || begin != 0 || end != 100;
+    });
+  });
+  CHECK(inner_calls == 3);
+  CHECK(elsewhere == 0);
+  // And the next outer loop is parallel again.
+  std::atomic<int> calls{0};
+  parallel_for(3, kHeavy, [&](std::int64_t, std::int64_t) { ++calls; });
+  CHECK(calls == 3);
+}
+
+TEST_CASE("loops from several threads at once") {
+  const Threads scope(2);
+  std::atomic<std::int64_t> total{0};
+  std::vector<std::thread> threads;
+  for (int k = 0; k < 3; ++k)
+    threads.emplace_back([&] {
+      for (int i = 0; i < 20; ++i)
+        parallel_for(10, kHeavy,
+                     [&](std::int64_t begin, std::int64_t end) { total += end - begin; });
+    });
+  for (std::thread& t : threads) t.join();
+  CHECK(total == 600);
+}
+
+TEST_CASE("the number of threads") {
+  CHECK(num_threads() >= 1);
+  {
+    const Threads scope(5);
+    CHECK(num_threads() == 5);
+    int elsewhere = 0;
+    std::thread([&] { elsewhere = num_threads(); }).join();
+    CHECK(elsewhere == 5);
+  }
+  CHECK(test::error_of([] { set_num_threads(0); }) == "set_num_threads: must be at least 1, got 0");
+  CHECK(test::error_of([] { set_num_threads(-3); }) ==
+        "set_num_threads: must be at least 1, got -3");
+}
+
+TEST_CASE("deterministic mode is a switch") {
+  CHECK_FALSE(deterministic());
+  set_deterministic(true);
+  CHECK(deterministic());
+  set_deterministic(false);
+  CHECK_FALSE(deterministic());
+}
+
+}  // namespace weft
