@@ -11,9 +11,11 @@ set(weft_test_stems
   debug_allocator
   dropout
   elementwise
+  file
   gpt
   gpt_fixtures
   indexing
+  json
   layer_norm
   linear
   low_precision

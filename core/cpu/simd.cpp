@@ -1,0 +1,55 @@
+#include "weft/core/cpu/simd.h"
+
+#include <atomic>
+#include <string_view>
+
+#include "weft/core/error.h"
+
+namespace weft {
+namespace {
+
+// AVX-512 here means what every CPU since Skylake-SP has: F, BW, DQ, VL.
+bool runs(const SimdTable& table) {
+  if (&table == &detail::simd_scalar) return true;
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c");
+  if (&table == &detail::simd_avx2) return avx2;
+  return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+constexpr const SimdTable* kTables[] = {&detail::simd_avx512, &detail::simd_avx2,
+                                        &detail::simd_scalar};
+
+const SimdTable* widest() {
+  for (const SimdTable* table : kTables)
+    if (runs(*table)) return table;
+  return &detail::simd_scalar;
+}
+
+std::atomic<const SimdTable*> chosen{nullptr};
+
+}  // namespace
+
+const SimdTable& simd() {
+  const SimdTable* table = chosen.load(std::memory_order_relaxed);
+  if (table == nullptr) [[unlikely]] {
+    table = widest();
+    chosen.store(table, std::memory_order_relaxed);
+  }
+  return *table;
+}
+
+const SimdTable* find_simd(const char* name) {
+  for (const SimdTable* table : kTables)
+    if (std::string_view(table->name) == name) return runs(*table) ? table : nullptr;
+  return nullptr;
+}
+
+void set_simd(const char* name) {
+  const SimdTable* table = find_simd(name);
+  check(table != nullptr, "set_simd: must be an instruction set of this CPU, got {}", name);
+  chosen.store(table, std::memory_order_relaxed);
+}
+
+}  // namespace weft

@@ -1,0 +1,50 @@
+#pragma once
+#include <cstdint>
+
+#include "weft/core/low_precision.h"
+
+namespace weft {
+
+/// Functions over one contiguous row (or array) of n elements. T is float or bf16; arithmetic is
+/// f32 in sixteen lanes with a fixed order of sums, so every instruction set gives the same bits.
+template <class T>
+struct RowKernels {
+  using Map = void(const T* x, T* y, std::int64_t n);
+  /// From x (or y, for tanh, sigmoid and the softmaxes) and dy.
+  using MapBwd = void(const T* x, const T* dy, T* dx, std::int64_t n);
+
+  Map *exp, *log, *tanh, *erf, *sigmoid, *gelu_tanh, *gelu_erf, *silu;
+  MapBwd *tanh_bwd, *sigmoid_bwd, *gelu_tanh_bwd, *gelu_erf_bwd, *silu_bwd;
+  Map *softmax, *log_softmax;
+  MapBwd *softmax_bwd, *log_softmax_bwd;
+};
+
+struct SimdTable {
+  const char* name;
+  RowKernels<float> f32;
+  RowKernels<bf16> bf16_;
+
+  template <class T>
+  const RowKernels<T>& of() const {
+    if constexpr (sizeof(T) == 4)
+      return f32;
+    else
+      return bf16_;
+  }
+};
+
+/// The row kernels of the widest instruction set this CPU has: avx512, avx2 or scalar.
+const SimdTable& simd();
+
+/// The table of that name, or null when this CPU cannot run it.
+const SimdTable* find_simd(const char* name);
+
+/// Makes simd() return another table, for tests and measurements.
+/// Throws Error when this CPU cannot run it.
+void set_simd(const char* name);
+
+namespace detail {
+extern const SimdTable simd_scalar, simd_avx2, simd_avx512;
+}
+
+}  // namespace weft

@@ -1,0 +1,18 @@
+#include <immintrin.h>
+
+#include "weft/core/cpu/simd.h"
+
+// The row kernels for avx2. Everything below lives in a namespace of its own and uses no std
+// template: an inline function that two files share would be merged by the linker, and a CPU
+// without this instruction set could end up in its body.
+// clang-format off: the order of these files matters.
+namespace weft::simd_avx2 {
+#include "weft/core/cpu/simd/lanes_avx2.inc"
+#include "weft/core/cpu/simd/vec.inc"
+#include "weft/core/cpu/simd/unary.inc"
+#include "weft/core/cpu/simd/softmax.inc"
+#include "weft/core/cpu/simd/table.inc"
+}  // namespace weft::simd_avx2
+// clang-format on
+
+constinit const weft::SimdTable weft::detail::simd_avx2 = weft::simd_avx2::make_table("avx2");

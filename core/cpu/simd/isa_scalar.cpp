@@ -1,0 +1,16 @@
+#include "weft/core/cpu/simd.h"
+
+// The row kernels for plain C++. Everything below lives in a namespace of its own and uses no std
+// template: an inline function that two files share would be merged by the linker, and a CPU
+// without this instruction set could end up in its body.
+// clang-format off: the order of these files matters.
+namespace weft::simd_scalar {
+#include "weft/core/cpu/simd/lanes_scalar.inc"
+#include "weft/core/cpu/simd/vec.inc"
+#include "weft/core/cpu/simd/unary.inc"
+#include "weft/core/cpu/simd/softmax.inc"
+#include "weft/core/cpu/simd/table.inc"
+}  // namespace weft::simd_scalar
+// clang-format on
+
+constinit const weft::SimdTable weft::detail::simd_scalar = weft::simd_scalar::make_table("scalar");

@@ -1,0 +1,113 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace weft::io {
+
+// Files that survive a full disk and a killed process. Every function throws Error (Fault::system)
+// that names the path and the system's reason: "write: cannot write '/x/y': No space left on
+// device".
+
+/// The whole file as bytes.
+std::string read_file(const std::string& path);
+bool exists(const std::string& path);
+bool is_directory(const std::string& path);
+std::int64_t file_size(const std::string& path);
+/// Names (not paths) of the entries of a folder, sorted.
+std::vector<std::string> list_directory(const std::string& path);
+
+/// Creates the folder and its parents; one that exists is fine.
+void make_directories(const std::string& path);
+/// Renames within one file system, then fsyncs the parent folder. Replaces a file; when `to` is a
+/// folder that exists, the two change places, so that at no time `to` is missing.
+void rename_synced(const std::string& from, const std::string& to);
+/// Makes the names in a folder durable.
+void sync_directory(const std::string& path);
+/// Removes a file or a folder with all it holds; nothing there is fine.
+void remove_all(const std::string& path);
+
+/// What was written: enough to notice a damaged copy later.
+struct FileSummary {
+  std::int64_t bytes = 0;
+  std::uint32_t crc32c = 0;
+  bool operator==(const FileSummary&) const = default;
+};
+
+/// Reads the file once, in pieces.
+FileSummary summarize(const std::string& path);
+
+/// A file that appears under its name whole or not at all: bytes go to `path`.tmp beside it, and
+/// commit() fsyncs, renames and fsyncs the folder. Without commit() the destructor removes the
+/// rest.
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::string path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(const void* data, std::size_t bytes);
+  void write(std::string_view text) { write(text.data(), text.size()); }
+  FileSummary commit();
+
+ private:
+  std::string path_, temporary_;
+  int fd_ = -1;
+  FileSummary summary_;
+};
+
+/// AtomicFile in one call.
+FileSummary write_file(const std::string& path, std::string_view text);
+/// Appends with one system call, so that lines of several writers do not mix.
+void append_file(const std::string& path, std::string_view text);
+
+/// A file open for reading at any offset. Its size is taken once; a file that shrinks meanwhile
+/// gives an Error.
+class InputFile {
+ public:
+  explicit InputFile(std::string path);
+  ~InputFile();
+  InputFile(InputFile&& o) noexcept;
+  InputFile& operator=(InputFile&& o) noexcept;
+
+  const std::string& path() const { return path_; }
+  std::int64_t size() const { return size_; }
+  void read(std::int64_t offset, void* data, std::int64_t bytes) const;
+
+ private:
+  std::string path_;
+  int fd_ = -1;
+  std::int64_t size_ = 0;
+};
+
+/// A file as read-only memory; pages are read when touched.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const std::byte* data() const { return data_; }
+  std::int64_t size() const { return size_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::int64_t size_ = 0;
+};
+
+/// Test aids. The environment variable WEFT_TEST_DISK_FULL_AFTER=N, read once at the first write,
+/// makes every write of this process fail with "No space left on device" after N bytes; the last
+/// one that fits partly is short. It exists so that a whole program can be run against a full disk.
+namespace testing {
+/// The same from inside a process; negative: no limit.
+void fail_writes_after(std::int64_t bytes);
+/// A crash: after `operations` changes of the file system (create, write, fsync, rename, remove)
+/// every further one fails with an input/output error, clean-up included. Negative: no limit.
+void crash_after(std::int64_t operations);
+}  // namespace testing
+
+}  // namespace weft::io

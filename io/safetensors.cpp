@@ -1,0 +1,313 @@
+#include "weft/io/safetensors.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <optional>
+#include <unordered_set>
+
+#include "weft/core/error.h"
+#include "weft/io/json.h"
+
+namespace weft::io {
+
+static_assert(std::endian::native == std::endian::little, "tensor files hold little-endian data");
+
+namespace {
+
+constexpr std::int64_t kLengthBytes = 8;
+constexpr std::uint64_t kMaxHeader = 100'000'000;
+constexpr const char* kMetadataKey = "__metadata__";
+constexpr const char* kReadable = "BOOL U8 F8_E5M2 F8_E4M3 F16 BF16 I32 F32 I64 F64";
+
+struct FileDType {
+  std::string_view name;
+  int bits;
+  std::optional<DType> dtype;  ///< none: Weft validates such a tensor and cannot read it
+};
+
+constexpr FileDType kFileDTypes[] = {{"BOOL", 8, DType::boolean},
+                                     {"F4", 4, {}},
+                                     {"F6_E2M3", 6, {}},
+                                     {"F6_E3M2", 6, {}},
+                                     {"U8", 8, DType::u8},
+                                     {"I8", 8, {}},
+                                     {"F8_E5M2", 8, DType::e5m2},
+                                     {"F8_E4M3", 8, DType::e4m3},
+                                     {"F8_E8M0", 8, {}},
+                                     {"F8_E4M3FNUZ", 8, {}},
+                                     {"F8_E5M2FNUZ", 8, {}},
+                                     {"I16", 16, {}},
+                                     {"U16", 16, {}},
+                                     {"F16", 16, DType::f16},
+                                     {"BF16", 16, DType::bf16},
+                                     {"I32", 32, DType::i32},
+                                     {"U32", 32, {}},
+                                     {"F32", 32, DType::f32},
+                                     {"C64", 64, {}},
+                                     {"F64", 64, DType::f64},
+                                     {"I64", 64, DType::i64},
+                                     {"U64", 64, {}}};
+
+const FileDType& file_dtype(DType t) {
+  return *std::find_if(std::begin(kFileDTypes), std::end(kFileDTypes),
+                       [t](const FileDType& f) { return f.dtype == t; });
+}
+
+std::int64_t byte_count(const Tensor& t) {
+  return t.numel() * static_cast<std::int64_t>(size_of(t.dtype()));
+}
+
+}  // namespace
+
+/// Checks one header against the rules of the format and fills a SafetensorsFile with it.
+class SafetensorsHeader {
+ public:
+  explicit SafetensorsHeader(SafetensorsFile& out) : out_(out) {}
+
+  void read() {
+    const std::int64_t size = out_.file_.size();
+    require(size >= kLengthBytes, "the file must have at least 8 bytes, got {}", size);
+    std::uint64_t length = 0;
+    out_.file_.read(0, &length, kLengthBytes);
+    require(length <= kMaxHeader, "the header must have at most {} bytes, got {}", kMaxHeader,
+            length);
+    const auto header_bytes = static_cast<std::int64_t>(length);
+    require(header_bytes <= size - kLengthBytes,
+            "a header of {} bytes does not fit into a file of {} bytes", header_bytes, size);
+    std::string text(static_cast<std::size_t>(length), '\0');
+    out_.file_.read(kLengthBytes, text.data(), header_bytes);
+    out_.data_start_ = kLengthBytes + header_bytes;
+
+    const Json header = Json::parse(text, message("safetensors: '{}': header", out_.path()));
+    require(header.is_object(), "the header must be a JSON object");
+    for (const JsonMember& m : header.members()) {
+      if (m.key == kMetadataKey)
+        read_metadata(m.value);
+      else
+        out_.entries_.push_back(read_entry(m.key, m.value));
+    }
+    check_layout(size - out_.data_start_);
+    for (std::size_t i = 0; i < out_.entries_.size(); ++i)
+      out_.by_name_.emplace(out_.entries_[i].name, i);
+  }
+
+ private:
+  template <class... Args>
+  void require(bool ok, const char* rule, const Args&... args) const {
+    if (!ok) [[unlikely]]
+      check_system(false, "safetensors: '{}': {}", out_.path(), message(rule, args...));
+  }
+
+  void read_metadata(const Json& v) {
+    require(v.is_object(), "__metadata__ must be an object");
+    for (const JsonMember& m : v.members()) {
+      require(m.value.is_string(), "__metadata__ value {} must be a string", json_quote(m.key));
+      out_.metadata_.emplace(m.key, m.value.as_string());
+    }
+  }
+
+  SafetensorsFile::Entry read_entry(const std::string& name, const Json& v) const {
+    const std::string q = json_quote(name);
+    const Json* dtype = v.find("dtype");
+    const Json* shape = v.find("shape");
+    const Json* offsets = v.find("data_offsets");
+    require(dtype && shape && offsets && v.members().size() == 3,
+            "tensor {} must have exactly dtype, shape and data_offsets", q);
+    SafetensorsFile::Entry e;
+    e.name = name;
+    e.dtype = read_dtype(q, *dtype);
+    e.shape = read_shape(q, *shape);
+    require(offsets->is_array() && offsets->items().size() == 2 && is_count(offsets->items()[0]) &&
+                is_count(offsets->items()[1]),
+            "tensor {}: data_offsets must be two non-negative integers", q);
+    e.begin = offsets->items()[0].as_int();
+    e.end = offsets->items()[1].as_int();
+    require(e.begin <= e.end, "tensor {}: data_offsets [{}, {}] must not decrease", q, e.begin,
+            e.end);
+    const std::int64_t bytes = checked_bytes(q, e);
+    require(e.end - e.begin == bytes, "tensor {}: {} {} needs {} bytes, data_offsets give {}", q,
+            kFileDTypes[e.dtype].name, e.shape, bytes, e.end - e.begin);
+    return e;
+  }
+
+  static bool is_count(const Json& v) { return v.is_int() && v.as_int() >= 0; }
+
+  int read_dtype(const std::string& q, const Json& v) const {
+    require(v.is_string(), "tensor {}: dtype must be a string", q);
+    const auto* found = std::find_if(std::begin(kFileDTypes), std::end(kFileDTypes),
+                                     [&](const FileDType& f) { return f.name == v.as_string(); });
+    if (found == std::end(kFileDTypes)) {
+      std::string known;
+      for (const FileDType& f : kFileDTypes)
+        known += (known.empty() ? "" : " ") + std::string(f.name);
+      require(false, "tensor {}: dtype {} is not one of {}", q, json_quote(v.as_string()), known);
+    }
+    return static_cast<int>(found - std::begin(kFileDTypes));
+  }
+
+  Shape read_shape(const std::string& q, const Json& v) const {
+    require(v.is_array(), "tensor {}: shape must be an array", q);
+    require(v.items().size() <= kMaxDims, "tensor {}: shape must have at most {} axes, got {}", q,
+            kMaxDims, v.items().size());
+    Shape shape;
+    for (const Json& d : v.items()) {
+      require(is_count(d), "tensor {}: shape must hold non-negative integers", q);
+      shape.push_back(d.as_int());
+    }
+    return shape;
+  }
+
+  /// Bytes that dtype and shape ask for. A zero axis does not excuse an overflow of the others.
+  std::int64_t checked_bytes(const std::string& q, const SafetensorsFile::Entry& e) const {
+    std::int64_t elements = 1, bits = 0;
+    bool fits = true;
+    bool empty = false;
+    for (const std::int64_t d : e.shape) {
+      empty = empty || d == 0;
+      if (d != 0) fits = fits && !__builtin_mul_overflow(elements, d, &elements);
+    }
+    require(fits, "tensor {}: the product of shape {} overflows", q, e.shape);
+    fits = !__builtin_mul_overflow(elements, std::int64_t{kFileDTypes[e.dtype].bits}, &bits);
+    require(fits, "tensor {}: the size of shape {} in bits overflows", q, e.shape);
+    if (empty) bits = 0;
+    require(bits % 8 == 0, "tensor {}: {} {} does not fill whole bytes", q,
+            kFileDTypes[e.dtype].name, e.shape);
+    return bits / 8;
+  }
+
+  void check_layout(std::int64_t data_bytes) const {
+    auto& entries = out_.entries_;
+    std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
+      return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+    });
+    std::int64_t end = 0;
+    for (const auto& e : entries) {
+      require(e.begin == end, "tensor {} must begin at byte {} of the data, where {}, got {}",
+              json_quote(e.name), end, end == 0 ? "the data begin" : "the one before ends",
+              e.begin);
+      end = e.end;
+    }
+    require(end == data_bytes, "the tensors end at byte {} of the data, the file at byte {}", end,
+            data_bytes);
+  }
+
+  SafetensorsFile& out_;
+};
+
+SafetensorsFile SafetensorsFile::open(const std::string& path) {
+  SafetensorsFile file{InputFile(path)};
+  SafetensorsHeader(file).read();
+  return file;
+}
+
+std::vector<std::string> SafetensorsFile::names() const {
+  std::vector<std::string> out;
+  for (const Entry& e : entries_) out.push_back(e.name);
+  return out;
+}
+
+const SafetensorsFile::Entry& SafetensorsFile::entry(const std::string& name) const {
+  const auto found = by_name_.find(name);
+  check(found != by_name_.end(), "safetensors: '{}': no tensor {}", path(), json_quote(name));
+  return entries_[found->second];
+}
+
+DType SafetensorsFile::dtype_of_entry(const Entry& e) const {
+  const FileDType& f = kFileDTypes[e.dtype];
+  check(f.dtype.has_value(), "safetensors: '{}': tensor {}: dtype must be one of {}, got {}",
+        path(), json_quote(e.name), kReadable, f.name);
+  return *f.dtype;
+}
+
+Shape SafetensorsFile::shape(const std::string& name) const { return entry(name).shape; }
+
+DType SafetensorsFile::dtype(const std::string& name) const { return dtype_of_entry(entry(name)); }
+
+Tensor SafetensorsFile::tensor(const std::string& name) const {
+  const Entry& e = entry(name);
+  Tensor out = Tensor::empty(e.shape, dtype_of_entry(e));
+  read_data(e, out);
+  return out;
+}
+
+void SafetensorsFile::read_into(const std::string& name, const Tensor& out) const {
+  const Entry& e = entry(name);
+  check(e.shape == out.shape(), "safetensors: '{}': tensor {} must have shape {}, got {}", path(),
+        json_quote(name), out.shape(), e.shape);
+  if (out.device().is_cpu() && out.is_contiguous() && out.dtype() == dtype_of_entry(e)) {
+    read_data(e, out);
+    out.bump_version();
+  } else {
+    out.copy_(tensor(name));
+  }
+}
+
+void SafetensorsFile::read_data(const Entry& e, const Tensor& out) const {
+  if (out.numel() == 0) return;
+  file_.read(data_start_ + e.begin, out.raw(), byte_count(out));
+  if (out.dtype() != DType::boolean) return;
+  // A bool with another bit pattern is undefined behaviour for every later reader.
+  const auto* bytes = static_cast<const unsigned char*>(out.raw());
+  for (std::int64_t i = 0; i < out.numel(); ++i)
+    check_system(bytes[i] <= 1, "safetensors: '{}': tensor {}: BOOL must be 0 or 1, got {}", path(),
+                 json_quote(e.name), std::int64_t{bytes[i]});
+}
+
+FileSummary save_safetensors(const std::string& path, const NamedTensors& tensors,
+                             const Metadata& metadata) {
+  std::vector<const std::pair<std::string, Tensor>*> order;
+  for (const auto& named : tensors) {
+    const auto& [name, t] = named;
+    check(name != kMetadataKey, "save_safetensors: a tensor cannot be named __metadata__");
+    check(find_invalid_utf8(name) == std::string::npos,
+          "save_safetensors: tensor names must be UTF-8");
+    check(static_cast<bool>(t), "save_safetensors: tensor {} is null", json_quote(name));
+    check(!t.is_meta(), "save_safetensors: tensor {} is on the meta device and has no data",
+          json_quote(name));
+    order.push_back(&named);
+  }
+  std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
+    const std::size_t x = size_of(a->second.dtype()), y = size_of(b->second.dtype());
+    return x != y ? x > y : a->first < b->first;
+  });
+
+  Json header = Json::object();
+  if (!metadata.empty()) {
+    Json object = Json::object();
+    for (const auto& [key, value] : metadata) object.set(key, value);
+    header.set(kMetadataKey, std::move(object));
+  }
+  std::int64_t offset = 0;
+  std::unordered_set<std::string_view> seen;
+  for (const auto* named : order) {
+    const auto& [name, t] = *named;
+    check(seen.insert(name).second, "save_safetensors: two tensors are named {}", json_quote(name));
+    const std::int64_t end = offset + byte_count(t);
+    Json entry;
+    entry.set("dtype", std::string(file_dtype(t.dtype()).name));
+    entry.set("shape", Json::Array(t.shape().begin(), t.shape().end()));
+    entry.set("data_offsets", Json::Array{offset, end});
+    header.append(name, std::move(entry));
+    offset = end;
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  const std::uint64_t length = text.size();
+  check(length <= kMaxHeader, "save_safetensors: the header must have at most {} bytes, got {}",
+        kMaxHeader, length);
+
+  AtomicFile file(path);
+  file.write(&length, kLengthBytes);
+  file.write(text);
+  for (const auto* named : order) {
+    // detach(): a copy made here belongs to no recording.
+    Tensor t = named->second.detach();
+    if (!t.device().is_cpu()) t = t.to(kCpu);
+    if (!t.is_contiguous()) t = t.contiguous();
+    if (t.numel() > 0) file.write(t.raw(), static_cast<std::size_t>(byte_count(t)));
+  }
+  return file.commit();
+}
+
+}  // namespace weft::io

@@ -1,0 +1,70 @@
+#pragma once
+#include <map>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "weft/core/tensor.h"
+#include "weft/io/file.h"
+
+namespace weft::io {
+
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+using Metadata = std::map<std::string, std::string>;
+
+/// Writes tensors of any Weft dtype as .safetensors: whole or not at all, fsynced, in an order that
+/// keeps every tensor aligned (wider dtypes first, then by name).
+/// Throws Error on a null or meta tensor, a name used twice or reserved, and when writing fails.
+FileSummary save_safetensors(const std::string& path, const NamedTensors& tensors,
+                             const Metadata& metadata = {});
+
+/// A .safetensors file open for reading. Opening reads and validates the header only; data go from
+/// the file straight into the tensor that asks for them.
+class SafetensorsFile {
+ public:
+  /// Throws Error naming the file and the rule that it breaks. A file that opens has: a header that
+  /// fits, strict JSON, tensors whose sizes match their shapes, and data without gap, overlap or
+  /// left-over bytes.
+  static SafetensorsFile open(const std::string& path);
+
+  const std::string& path() const { return file_.path(); }
+  /// In the order of the data.
+  std::vector<std::string> names() const;
+  bool contains(const std::string& name) const { return by_name_.contains(name); }
+  const Metadata& metadata() const { return metadata_; }
+
+  /// Shape and dtype without the data. Throws Error when the file has no such tensor, or one of a
+  /// dtype that Weft does not have.
+  Shape shape(const std::string& name) const;
+  DType dtype(const std::string& name) const;
+  /// A new CPU tensor.
+  Tensor tensor(const std::string& name) const;
+  /// Fills `out`, converting the dtype if need be. A contiguous CPU tensor of the file's dtype is
+  /// filled in place, without a second copy in memory.
+  /// Throws Error when the shapes differ.
+  void read_into(const std::string& name, const Tensor& out) const;
+
+ private:
+  struct Entry {
+    std::string name;
+    int dtype = 0;  ///< index into the table of the format's dtypes
+    Shape shape;
+    std::int64_t begin = 0, end = 0;  ///< bytes, counted from the end of the header
+  };
+
+  explicit SafetensorsFile(InputFile file) : file_(std::move(file)) {}
+  const Entry& entry(const std::string& name) const;
+  DType dtype_of_entry(const Entry& e) const;
+  void read_data(const Entry& e, const Tensor& out) const;
+
+  friend class SafetensorsHeader;
+  InputFile file_;
+  std::int64_t data_start_ = 0;
+  std::vector<Entry> entries_;
+  std::unordered_map<std::string, std::size_t> by_name_;
+  Metadata metadata_;
+};
+
+}  // namespace weft::io

@@ -1,0 +1,132 @@
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "weft/core/error.h"
+#include "weft/io/crc32c.h"
+#include "weft/io/file.h"
+#include "weft/tests/support.h"
+#include "weft/tests/temp_folder.h"
+
+using namespace weft;
+using test::error_of;
+
+TEST_CASE("crc32c gives the published values on both paths") {
+  std::string rising(32, '\0'), falling(32, '\0');
+  for (int i = 0; i < 32; ++i) {
+    rising[static_cast<std::size_t>(i)] = static_cast<char>(i);
+    falling[static_cast<std::size_t>(i)] = static_cast<char>(31 - i);
+  }
+  // RFC 3720 appendix B.4, and the check value of the CRC catalogue.
+  const std::pair<std::string, std::uint32_t> vectors[] = {{std::string(32, '\0'), 0x8A9136AA},
+                                                           {std::string(32, '\xFF'), 0x62A8AB43},
+                                                           {rising, 0x46DD794E},
+                                                           {falling, 0x113FDB5C},
+                                                           {"123456789", 0xE3069283},
+                                                           {"", 0}};
+  for (const auto& [text, want] : vectors) {
+    CHECK(io::crc32c(text.data(), text.size()) == want);
+    CHECK(io::crc32c_table(text.data(), text.size()) == want);
+    for (std::size_t cut = 0; cut <= text.size(); ++cut) {
+      const std::uint32_t first = io::crc32c(text.data(), cut);
+      CHECK(io::crc32c(text.data() + cut, text.size() - cut, first) == want);
+      CHECK(io::crc32c_table(text.data() + cut, text.size() - cut, first) == want);
+    }
+  }
+}
+
+TEST_CASE("what is written reads back") {
+  const test::TempFolder folder;
+  const std::string path = folder / "x", text("one\0two\n", 8);
+  const io::FileSummary summary = io::write_file(path, text);
+  CHECK(io::read_file(path) == text);
+  CHECK(summary == io::FileSummary{8, io::crc32c(text.data(), 8)});
+  CHECK(io::summarize(path) == summary);
+  CHECK(io::file_size(path) == 8);
+  io::append_file(path, "!");
+  CHECK(io::read_file(path) == text + "!");
+  io::write_file(path, "");
+  CHECK(io::read_file(path).empty());
+  CHECK(io::MappedFile(path).size() == 0);
+  CHECK(io::list_directory(folder.path()) == std::vector<std::string>{"x"});
+}
+
+TEST_CASE("a file larger than one piece has the checksum of its bytes") {
+  const test::TempFolder folder;
+  std::string text(3'000'001, '\0');
+  for (std::size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * i >> 7);
+  const io::FileSummary written = io::write_file(folder / "x", text);
+  CHECK(written.crc32c == io::crc32c_table(text.data(), text.size()));
+  CHECK(io::summarize(folder / "x") == written);
+  const io::MappedFile map(folder / "x");
+  CHECK(std::string(reinterpret_cast<const char*>(map.data()), 3'000'001) == text);
+}
+
+TEST_CASE("a file that is not committed leaves nothing") {
+  const test::TempFolder folder;
+  {
+    io::AtomicFile file(folder / "x");
+    file.write("half");
+    CHECK(io::exists(folder / "x.tmp"));
+  }
+  CHECK(io::list_directory(folder.path()).empty());
+}
+
+TEST_CASE("a full disk: short writes go on, then the error names the file") {
+  const test::TempFolder folder;
+  const std::string path = folder / "x";
+  io::write_file(path, "old");
+  io::testing::fail_writes_after(3);
+  const std::string text = error_of([&] { io::write_file(path, "new text"); });
+  io::testing::fail_writes_after(-1);
+  CHECK(text == "write: cannot write '" + path + "': No space left on device");
+  CHECK(io::read_file(path) == "old");
+  CHECK(io::list_directory(folder.path()) == std::vector<std::string>{"x"});
+}
+
+TEST_CASE("folders") {
+  const test::TempFolder folder;
+  io::make_directories(folder / "a/b/c");
+  CHECK(io::is_directory(folder / "a/b/c"));
+  io::make_directories(folder / "a/b/c");
+  io::write_file(folder / "a/b/c/1", "1");
+  io::make_directories(folder / "d");
+  io::rename_synced(folder / "a", folder / "d");  // both are there: they change places
+  CHECK(io::exists(folder / "d/b/c/1"));
+  CHECK(io::list_directory(folder / "a").empty());
+  io::rename_synced(folder / "d", folder / "e");
+  CHECK(io::list_directory(folder.path()) == std::vector<std::string>{"a", "e"});
+  io::remove_all(folder / "e");
+  io::remove_all(folder / "e");
+  CHECK(io::list_directory(folder.path()) == std::vector<std::string>{"a"});
+}
+
+TEST_CASE("errors name the path and the system's reason") {
+  const test::TempFolder folder;
+  const std::string none = folder / "none";
+  const std::string no_such = "No such file or directory";
+  CHECK(error_of([&] { io::read_file(none); }) == "read: cannot open '" + none + "': " + no_such);
+  CHECK(error_of([&] { io::file_size(none); }) == "read: cannot open '" + none + "': " + no_such);
+  CHECK(error_of([&] { io::MappedFile map(none); }) ==
+        "read: cannot open '" + none + "': " + no_such);
+  CHECK(error_of([&] { io::list_directory(none); }) ==
+        "read: cannot list '" + none + "': " + no_such);
+  CHECK(error_of([&] { io::write_file(none + "/x", ""); }) ==
+        "write: cannot create '" + none + "/x': " + no_such);
+  CHECK(error_of([&] { io::append_file(none + "/x", ""); }) ==
+        "write: cannot open '" + none + "/x': " + no_such);
+  CHECK(error_of([&] { io::rename_synced(none, folder / "y"); }) ==
+        "write: cannot rename to '" + folder / "y" + "': " + no_such);
+  io::write_file(none, "a file");
+  CHECK(error_of([&] { io::make_directories(none + "/x"); }) ==
+        "write: cannot create folder '" + none + "': Not a directory");
+  const io::InputFile file(none);
+  char bytes[8];
+  CHECK(error_of([&] { file.read(4, bytes, 8); }) ==
+        "read: '" + none + "' ends at byte 6, 6 more were expected");
+  try {
+    io::read_file(folder / "nothing");
+  } catch (const Error& e) {
+    CHECK(e.fault() == Fault::system);
+  }
+}

@@ -1,0 +1,277 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "weft/core/cpu/simd.h"
+#include "weft/tests/support.h"
+
+namespace weft {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr double kSmallestNormal = std::numeric_limits<float>::min();
+
+using Map = RowKernels<float>::Map;
+
+std::vector<const SimdTable*> tables() {
+  std::vector<const SimdTable*> found;
+  for (const char* name : {"scalar", "avx2", "avx512"}) {
+    if (const SimdTable* table = find_simd(name))
+      found.push_back(table);
+    else
+      MESSAGE("skipped: this CPU has no ", name);
+  }
+  return found;
+}
+
+std::vector<float> linear(double low, double high, int n = 20011) {
+  std::vector<float> x;
+  for (int i = 0; i < n; ++i) x.push_back(static_cast<float>(low + (high - low) * i / (n - 1)));
+  return x;
+}
+
+std::vector<float> geometric(double low, double high, int n = 20011) {
+  std::vector<float> x;
+  for (int i = 0; i < n; ++i)
+    x.push_back(static_cast<float>(low * std::pow(high / low, static_cast<double>(i) / (n - 1))));
+  return x;
+}
+
+// The largest |got - want| / max(|want|, floor).
+double worst(Map* f, const std::vector<float>& x, double (*want)(double), double floor) {
+  std::vector<float> y(x.size());
+  f(x.data(), y.data(), static_cast<std::int64_t>(x.size()));
+  double most = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double w = want(x[i]);
+    if (static_cast<float>(w) == y[i]) continue;
+    const double error = std::abs(y[i] - w) / std::max(std::abs(w), floor);
+    if (!(error <= most)) most = std::isnan(error) ? INFINITY : error;
+  }
+  return most;
+}
+
+float at(Map* f, float x) {
+  float y = 0;
+  f(&x, &y, 1);
+  return y;
+}
+
+double exp64(double x) { return std::exp(x); }
+double log64(double x) { return std::log(x); }
+double tanh64(double x) { return std::tanh(x); }
+double erf64(double x) { return std::erf(x); }
+double sigmoid64(double x) { return 1 / (1 + std::exp(-x)); }
+double silu64(double x) { return x / (1 + std::exp(-x)); }
+double gelu_tanh64(double x) {
+  return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+double gelu_erf64(double x) { return 0.5 * x * std::erfc(-x / std::sqrt(2.0)); }
+
+// Every value that can go wrong, then ordinary ones; 77 in all, so that there is a tail.
+std::vector<float> difficult(float scale) {
+  std::vector<float> x = {0,     -0.0f,  kInf,  -kInf, kNan,   1e-45f,  -1e-45f, 1e-38f, -1e-38f,
+                          3e38f, -3e38f, 88.7f, 88.8f, -87.3f, -103.9f, -104.1f, 0.625f, 1};
+  for (int i = 0; x.size() < 77; ++i)
+    x.push_back(scale * static_cast<float>(std::sin(1.7 * i + 1)));
+  return x;
+}
+
+template <class T>
+std::vector<T> as(const std::vector<float>& x) {
+  std::vector<T> y;
+  for (const float v : x) y.push_back(T(v));
+  return y;
+}
+
+// NaN equals NaN: IEEE leaves its sign and payload open.
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (std::isnan(static_cast<float>(a[i])) && std::isnan(static_cast<float>(b[i]))) continue;
+    if (std::memcmp(&a[i], &b[i], sizeof(T)) != 0) return false;
+  }
+  return true;
+}
+
+template <class T>
+void check_same_bits(const RowKernels<T>& a, const RowKernels<T>& b) {
+  using K = RowKernels<T>;
+  for (const float scale : {0.1f, 3.0f, 40.0f}) {
+    std::vector<T> x = as<T>(difficult(scale)), dy = as<T>(linear(-2, 3, 77)), y1 = x, y2 = x;
+    for (const std::int64_t n : {77, 64, 16, 15, 1}) {
+      CAPTURE(n);
+      int index = 0;
+      for (auto f : {&K::exp, &K::log, &K::tanh, &K::erf, &K::sigmoid, &K::gelu_tanh, &K::gelu_erf,
+                     &K::silu}) {
+        (a.*f)(x.data(), y1.data(), n);
+        (b.*f)(x.data(), y2.data(), n);
+        INFO("map ", index++);
+        CHECK(same_bits(y1, y2));
+      }
+      for (auto f :
+           {&K::tanh_bwd, &K::sigmoid_bwd, &K::gelu_tanh_bwd, &K::gelu_erf_bwd, &K::silu_bwd}) {
+        (a.*f)(x.data(), dy.data(), y1.data(), n);
+        (b.*f)(x.data(), dy.data(), y2.data(), n);
+        INFO("map_bwd ", index++);
+        CHECK(same_bits(y1, y2));
+      }
+    }
+    // Rows: ordinary values only, since one NaN makes the whole row NaN.
+    x.erase(x.begin(), x.begin() + 18);
+    const auto n = static_cast<std::int64_t>(x.size());
+    for (auto f : {&K::softmax, &K::log_softmax}) {
+      (a.*f)(x.data(), y1.data(), n);
+      (b.*f)(x.data(), y2.data(), n);
+      CHECK(same_bits(y1, y2));
+    }
+    for (auto f : {&K::softmax_bwd, &K::log_softmax_bwd}) {
+      (a.*f)(x.data(), dy.data(), y1.data(), n);
+      (b.*f)(x.data(), dy.data(), y2.data(), n);
+      CHECK(same_bits(y1, y2));
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("simd: elementary functions agree with the f64 library") {
+  for (const SimdTable* table : tables()) {
+    CAPTURE(std::string(table->name));
+    const RowKernels<float>& k = table->f32;
+    CHECK(worst(k.exp, linear(-87, 88.72), exp64, kSmallestNormal) < 2e-7);
+    // Subnormal results: their spacing is 2^-149, 1.2e-7 of the smallest normal number.
+    CHECK(worst(k.exp, linear(-105, -87), exp64, kSmallestNormal) < 2e-7);
+    CHECK(worst(k.log, geometric(1e-45, 3e38), log64, 0) < 2e-7);
+    CHECK(worst(k.log, linear(0.5, 2), log64, 0) < 2e-7);
+    CHECK(worst(k.tanh, linear(-12, 12), tanh64, 0) < 3e-7);
+    CHECK(worst(k.tanh, geometric(1e-37, 1), tanh64, 0) < 3e-7);
+    CHECK(worst(k.erf, linear(-6, 6), erf64, 0) < 3e-7);
+    CHECK(worst(k.erf, geometric(1e-37, 1), erf64, 0) < 3e-7);
+    CHECK(worst(k.sigmoid, linear(-80, 80), sigmoid64, 0) < 4e-7);
+    CHECK(worst(k.silu, linear(-80, 80), silu64, 1e-30) < 4e-7);
+    // exp multiplies the rounding error of an argument of -13 into its result.
+    CHECK(worst(k.gelu_tanh, linear(-5, 30), gelu_tanh64, 1e-4) < 3e-6);
+    CHECK(worst(k.gelu_erf, linear(-5, 30), gelu_erf64, 1e-4) < 3e-6);
+  }
+}
+
+TEST_CASE("simd: special values") {
+  for (const SimdTable* table : tables()) {
+    CAPTURE(std::string(table->name));
+    const RowKernels<float>& k = table->f32;
+    for (Map* f : {k.exp, k.log, k.tanh, k.erf, k.sigmoid, k.gelu_tanh, k.gelu_erf, k.silu})
+      CHECK(std::isnan(at(f, kNan)));
+    CHECK(at(k.exp, 0) == 1);
+    CHECK(at(k.exp, kInf) == kInf);
+    CHECK(at(k.exp, 88.73f) == kInf);
+    CHECK(at(k.exp, -kInf) == 0);
+    CHECK(at(k.exp, -104) == 0);
+    CHECK(at(k.log, 1) == 0);
+    CHECK(at(k.log, 0) == -kInf);
+    CHECK(at(k.log, -0.0f) == -kInf);
+    CHECK(at(k.log, kInf) == kInf);
+    CHECK(std::isnan(at(k.log, -1)));
+    CHECK(std::isnan(at(k.log, -kInf)));
+    for (Map* f : {k.tanh, k.erf}) {
+      CHECK(at(f, kInf) == 1);
+      CHECK(at(f, -kInf) == -1);
+      CHECK(std::signbit(at(f, -0.0f)));
+    }
+    CHECK(at(k.sigmoid, kInf) == 1);
+    CHECK(at(k.sigmoid, -kInf) == 0);
+    for (Map* f : {k.gelu_tanh, k.gelu_erf, k.silu}) {
+      CHECK(at(f, kInf) == kInf);
+      CHECK(at(f, 1e30f) == 1e30f);
+      CHECK(at(f, -1e30f) == 0);
+    }
+    for (auto bwd : {k.gelu_tanh_bwd, k.gelu_erf_bwd}) {
+      const float x[2] = {1e30f, -1e30f}, dy[2] = {2, 2};
+      float dx[2];
+      bwd(x, dy, dx, 2);
+      CHECK(dx[0] == 2);
+      CHECK(std::abs(dx[1]) < 1e-20f);
+    }
+  }
+}
+
+TEST_CASE("simd: derivatives agree with differences of the f64 library") {
+  struct Case {
+    const char* name;
+    RowKernels<float>::MapBwd* RowKernels<float>::*bwd;
+    double (*f)(double);
+    bool of_y;
+  };
+  using K = RowKernels<float>;
+  for (const SimdTable* table : tables())
+    for (const Case& c : {Case{"tanh", &K::tanh_bwd, tanh64, true},
+                          Case{"sigmoid", &K::sigmoid_bwd, sigmoid64, true},
+                          Case{"gelu_tanh", &K::gelu_tanh_bwd, gelu_tanh64, false},
+                          Case{"gelu_erf", &K::gelu_erf_bwd, gelu_erf64, false},
+                          Case{"silu", &K::silu_bwd, silu64, false}}) {
+      CAPTURE(std::string(table->name));
+      CAPTURE(std::string(c.name));
+      const std::vector<float> x = linear(-7, 7, 301), dy = linear(-2, 3, 301);
+      std::vector<float> given = x, dx(x.size());
+      if (c.of_y)
+        for (float& v : given) v = static_cast<float>(c.f(v));
+      (table->f32.*c.bwd)(given.data(), dy.data(), dx.data(), 301);
+      double most = 0;
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        const double slope = (c.f(x[i] + 1e-5) - c.f(x[i] - 1e-5)) / 2e-5;
+        most = std::max(most, std::abs(dx[i] - slope * dy[i]));
+      }
+      CHECK(most < 1e-6);
+    }
+}
+
+TEST_CASE("simd: bf16 rows are the f32 results, rounded to nearest even") {
+  for (const SimdTable* table : tables()) {
+    CAPTURE(std::string(table->name));
+    const std::vector<bf16> x = as<bf16>(difficult(3));
+    std::vector<float> wide, y(x.size());
+    for (const bf16 v : x) wide.push_back(v);
+    std::vector<bf16> got(x.size());
+    table->bf16_.tanh(x.data(), got.data(), 77);
+    table->f32.tanh(wide.data(), y.data(), 77);
+    CHECK(same_bits(got, as<bf16>(y)));
+  }
+}
+
+TEST_CASE("simd: a tail neither reads nor writes beyond the end") {
+  for (const SimdTable* table : tables()) {
+    CAPTURE(std::string(table->name));
+    for (std::int64_t n = 0; n < 40; ++n) {
+      std::vector<float> x(static_cast<std::size_t>(n), 0.5f),
+          y(static_cast<std::size_t>(n) + 16, 7);
+      table->f32.exp(x.data(), y.data(), n);
+      for (std::size_t i = static_cast<std::size_t>(n); i < y.size(); ++i) CHECK(y[i] == 7);
+    }
+  }
+}
+
+TEST_CASE("simd: every instruction set gives the same bits") {
+  const auto found = tables();
+  for (std::size_t i = 1; i < found.size(); ++i) {
+    CAPTURE(std::string(found[i]->name));
+    check_same_bits(found[0]->f32, found[i]->f32);
+    check_same_bits(found[0]->bf16_, found[i]->bf16_);
+  }
+}
+
+TEST_CASE("simd: the table can be chosen by name") {
+  const SimdTable& best = simd();
+  set_simd("scalar");
+  CHECK(std::string(simd().name) == "scalar");
+  set_simd(best.name);
+  CHECK(&simd() == &best);
+  CHECK(find_simd("mmx") == nullptr);
+  CHECK(test::error_of([] { set_simd("mmx"); }) ==
+        "set_simd: must be an instruction set of this CPU, got mmx");
+}
+
+}  // namespace weft
