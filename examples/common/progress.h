@@ -1,0 +1,29 @@
+#pragma once
+#include <chrono>
+#include <cstdint>
+
+namespace weft::train {
+
+/// The progress line: on a terminal one line that is written over, elsewhere one line each time.
+class Progress {
+ public:
+  Progress(std::int64_t first_step, std::int64_t steps, std::int64_t log_every);
+
+  /// After step `step`. `loss` and `norm` are NaN where there are none (the meta device).
+  void step(std::int64_t step, double loss, double norm, double lr, std::int64_t tokens);
+  void evaluation(std::int64_t step, double val_loss);
+  /// Ends the line that is being written over.
+  void finish();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::int64_t first_step_, steps_, log_every_;
+  std::int64_t tokens_since_ = 0;
+  bool terminal_, open_line_ = false;
+  Clock::time_point start_, since_;
+};
+
+/// "35 s", "4 min 10 s", "2 h 5 min".
+const char* format_duration(double seconds);
+
+}  // namespace weft::train

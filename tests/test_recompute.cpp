@@ -1,0 +1,121 @@
+#include <doctest/doctest.h>
+
+#include "support.h"
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/recompute.h"
+#include "weft/autograd/reduce.h"
+
+using namespace weft;
+
+namespace {
+
+struct Result {
+  Tensor dx, dw, y;
+  std::int64_t kept = 0;
+};
+
+// tanh(tanh(x * w) * w) + x, with the middle recomputed or not; w is used from outside the region.
+Result run(bool again, int depth) {
+  const Tensor x = Tensor(test::random({64, 64}, 1)).set_requires_grad();
+  const Tensor w = Tensor(test::random({64, 64}, 2)).set_requires_grad();
+  const std::int64_t before = memory_stats().live_bytes;
+  Tape tape;
+  int ready = 0;
+  tape.on_grad_ready([&](const Tensor&) { ++ready; });
+  const auto layer = [&w](const Tensor& h) { return tanh(tanh(h * w) * w); };
+  Tensor h = x * 1.0;
+  for (int i = 0; i < depth; ++i) h = again ? recompute(layer, h) : layer(h);
+  const Tensor y = sum(square(h + x));
+  Result r;
+  r.kept = memory_stats().live_bytes - before;
+  y.backward();
+  CHECK(ready == 2);
+  r.dx = x.grad();
+  r.dw = w.grad();
+  r.y = y.detach();
+  return r;
+}
+
+}  // namespace
+
+TEST_CASE("recompute: the same bits, less memory") {
+  for (int depth : {1, 3}) {
+    CAPTURE(depth);
+    const Result plain = run(false, depth), again = run(true, depth);
+    CHECK(test::different_bits(plain.y, again.y) == "");
+    CHECK(test::different_bits(plain.dx, again.dx) == "");
+    // w's contributions are added in another order: depth sums inside, then across regions.
+    CHECK(test::mismatch(again.dw, plain.dw, 1e-12) == "");
+    CHECK(again.kept < plain.kept);
+  }
+}
+
+TEST_CASE("recompute: finite differences agree, also nested and with several inputs") {
+  const auto f = [](const TensorList& in) {
+    const Tensor w = in[1];
+    return recompute(
+        [](const TensorList& xs) {
+          const Tensor inner = recompute([](const Tensor& h) { return tanh(h * h); }, xs[0]);
+          return TensorList{inner * xs[1] + xs[0], exp(xs[1])};
+        },
+        TensorList{in[0], w})[0];
+  };
+  CHECK(gradcheck(f, {test::random({3, 2}, 1), test::random({3, 2}, 2)}) == "");
+}
+
+TEST_CASE("recompute: both outputs may be used") {
+  const auto f = [](const TensorList& in) {
+    const TensorList y = recompute(
+        [](const TensorList& xs) { return TensorList{xs[0] * xs[0], tanh(xs[0])}; },
+        TensorList{in[0]});
+    return y[0] * y[1];
+  };
+  CHECK(gradcheck(f, {test::random({4}, 3)}) == "");
+}
+
+TEST_CASE("recompute: the second pass draws the same random numbers and says what it is") {
+  const Tensor x = Tensor::ones({1000}, DType::f64).set_requires_grad();
+  int passes = 0, replays = 0;
+  Tensor mask;
+  const auto noisy = [&](const Tensor& h) {
+    ++passes;
+    replays += recomputing();
+    const Tensor m = rand_uniform(h.shape(), 0, 1, DType::f64);
+    if (!recomputing()) mask = m;
+    return h * m;
+  };
+  manual_seed(5);
+  Tensor after;
+  {
+    Tape tape;
+    const Tensor y = recompute(noisy, x);
+    after = rand_uniform({4});
+    sum(y).backward();
+  }
+  CHECK(passes == 2);
+  CHECK(replays == 1);
+  CHECK(test::different_bits(x.grad(), mask) == "");
+  // The replay leaves the running counter where it was: the next draw is a new one.
+  const Tensor next = rand_uniform({4});
+  CHECK(test::different_bits(next, after) != "");
+  manual_seed(5);
+  rand_uniform({1000}, 0, 1, DType::f64);
+  CHECK(test::different_bits(rand_uniform({4}), after) == "");
+  CHECK(test::different_bits(rand_uniform({4}), next) == "");
+}
+
+TEST_CASE("recompute: without a tape it is a plain call") {
+  int passes = 0;
+  const Tensor y = recompute([&](const Tensor& x) { return ++passes, x * 2.0; }, test::random({3}));
+  CHECK(passes == 1);
+  CHECK_FALSE(y.requires_grad());
+}
+
+TEST_CASE("recompute: a region inside two tapes is refused") {
+  const Tensor x = Tensor(test::random({3})).set_requires_grad();
+  Tape outer;
+  Tape inner;
+  CHECK(test::error_of([&] { recompute([](const Tensor& h) { return h * 2.0; }, x); }) ==
+        "recompute: a recomputed region can be differentiated only once; one tape may record, got "
+        "a tape inside another");
+}

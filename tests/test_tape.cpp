@@ -1,0 +1,275 @@
+#include <doctest/doctest.h>
+
+#include <vector>
+
+#include "support.h"
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/function.h"
+#include "weft/autograd/reduce.h"
+
+using namespace weft;
+
+namespace {
+
+Tensor leaf(const Shape& shape, std::uint64_t seed = 1) {
+  return test::random(shape, seed).set_requires_grad();
+}
+
+// An op with two outputs, x * 2 and x * 3, either of which may stay unused.
+TensorList two_outputs(const Tensor& x) {
+  Tensor a, b;
+  {
+    NoGradGuard off;
+    a = x * 2;
+    b = x * 3;
+  }
+  if (recording(x))
+    Tape::record("two_outputs", {&x}, {&a, &b}, [](Backward& back) {
+      if (back.dy(0)) back.add(0, back.dy(0) * 2);
+      if (back.dy(1)) back.add(0, back.dy(1) * 3);
+    });
+  return {a, b};
+}
+
+}  // namespace
+
+TEST_CASE("tape: nothing is recorded outside one") {
+  const Tensor x = leaf({3});
+  const Tensor y = x * x;
+  CHECK_FALSE(y.requires_grad());
+  CHECK(test::error_of([&] { sum(y).backward(); }) ==
+        "backward: no tape is recording; declare weft::Tape before the forward pass");
+}
+
+TEST_CASE("tape: backward fills leaves, and adds up over tapes") {
+  const Tensor x = leaf({3});
+  for (int pass = 1; pass <= 2; ++pass) {
+    Tape tape;
+    sum(x * x * x).backward();
+    CHECK(test::mismatch(x.grad(), x * x * 3.0 * static_cast<double>(pass), 1e-12) == "");
+  }
+}
+
+TEST_CASE("tape: an input used twice gets both contributions") {
+  const Tensor x = leaf({4});
+  Tape tape;
+  const Tensor y = x * x + x;
+  sum(y * x).backward();
+  NoGradGuard off;
+  CHECK(test::mismatch(x.grad(), x * x * 3.0 + x * 2.0, 1e-12) == "");
+}
+
+TEST_CASE("tape: gradients of two leaves never share memory") {
+  const Tensor a = leaf({4}, 1), b = leaf({4}, 2);
+  Tape tape;
+  sum(a + b).backward();
+  REQUIRE(a.grad());
+  REQUIRE(b.grad());
+  CHECK(a.grad().raw() != b.grad().raw());
+  a.grad().mul_(5);
+  CHECK(test::mismatch(b.grad(), Tensor::ones({4}, DType::f64), 0) == "");
+}
+
+TEST_CASE("tape: several outputs, of which some are unused") {
+  for (int used = 0; used < 3; ++used) {
+    CAPTURE(used);
+    const Tensor x = leaf({2});
+    Tape tape;
+    const TensorList y = two_outputs(x);
+    const Tensor z = used == 0 ? y[0] : used == 1 ? y[1] : y[0] + y[1];
+    sum(z).backward();
+    const double want = used == 0 ? 2 : used == 1 ? 3 : 5;
+    CHECK(test::mismatch(x.grad(), Tensor::full({2}, want, DType::f64), 0) == "");
+  }
+}
+
+TEST_CASE("tape: grad() returns gradients and touches none") {
+  const Tensor x = leaf({3}), other = leaf({2});
+  Tape tape;
+  const Tensor mid = x * x;
+  const Tensor y = sum(mid * mid);
+  const TensorList g = grad(y, {x, mid, other});
+  NoGradGuard off;
+  CHECK(test::mismatch(g[0], x * x * x * 4.0, 1e-12) == "");
+  CHECK(test::mismatch(g[1], x * x * 2.0, 1e-12) == "");
+  CHECK_FALSE(g[2]);
+  CHECK_FALSE(x.grad());
+}
+
+TEST_CASE("tape: a tape inside a tape gives the gradient of a gradient") {
+  const Tensor x = leaf({3});
+  Tape outer;
+  Tensor dx;
+  {
+    Tape inner;
+    dx = grad(sum(x * x * x), {x})[0];
+  }
+  sum(dx).backward();
+  NoGradGuard off;
+  CHECK(test::mismatch(x.grad(), x * 6.0, 1e-12) == "");
+}
+
+TEST_CASE("tape: an intermediate of the outer tape is an input of the inner one") {
+  const Tensor x = leaf({3});
+  Tape outer;
+  const Tensor y = x * x;
+  Tensor dy;
+  {
+    Tape inner;
+    dy = grad(sum(y * y * y), {y})[0];  // 3 y^2 = 3 x^4
+  }
+  sum(dy).backward();
+  NoGradGuard off;
+  CHECK(test::mismatch(x.grad(), x * x * x * 12.0, 1e-12) == "");
+}
+
+TEST_CASE("tape: hooks report the last gradient of each leaf, and the unused ones") {
+  const Tensor a = leaf({2}, 1), b = leaf({2}, 2), unused = leaf({2}, 3);
+  Tape tape;
+  std::vector<const TensorImpl*> ready;
+  std::vector<Tensor> left;
+  tape.on_grad_ready([&](const Tensor& x) {
+    CHECK(x.grad());
+    ready.push_back(x.impl());
+  });
+  tape.on_backward_end([&](const std::vector<Tensor>& l) { left = l; });
+  const Tensor dead = unused * 2.0;
+  const Tensor y = a * b;
+  sum(y * a).backward();  // a is used twice, the second time last
+  REQUIRE(ready.size() == 2);
+  CHECK(ready[0] == b.impl());
+  CHECK(ready[1] == a.impl());
+  REQUIRE(left.size() == 1);
+  CHECK(left[0].same(unused));
+  CHECK(dead.requires_grad());
+}
+
+TEST_CASE("tape: main_grad takes the place of grad") {
+  const Tensor x = Tensor(leaf({3}).to(DType::bf16)).set_requires_grad();
+  x.set_main_grad(Tensor::full({3}, 10, DType::f32));
+  Tape tape;
+  sum(x * 2.0).backward();
+  CHECK_FALSE(x.grad());
+  CHECK(test::mismatch(x.main_grad(), Tensor::full({3}, 12), 0) == "");
+}
+
+TEST_CASE("tape: what was saved must not change") {
+  const Tensor x = leaf({3});
+  Tape tape;
+  const Tensor y = sum(x * x);
+  {
+    NoGradGuard off;
+    x.add_(Tensor::ones({3}, DType::f64));
+  }
+  CHECK(test::error_of([&] { y.backward(); }) ==
+        "mul: saved a was changed in place (version 2, saved at 1)");
+}
+
+TEST_CASE("tape: in-place ops refuse tensors of a recording") {
+  const Tensor x = leaf({3});
+  Tape tape;
+  CHECK(test::error_of([&] { x.zero_(); }) ==
+        "fill_: cannot change a tensor that is part of a recording; use the out-of-place op, or a "
+        "NoGradGuard, got shape [3]");
+}
+
+TEST_CASE("tape: errors say what is missing") {
+  const Tensor x = leaf({3}), plain = test::random({3});
+  {
+    Tape tape;
+    const Tensor y = x * x;
+    CHECK(test::error_of([&] { y.backward(); }) ==
+          "backward: loss must have 1 element or come with dy, got shape [3]");
+  }
+  {
+    Tape tape;
+    CHECK(test::error_of([&] { sum(plain).backward(); }) ==
+          "backward: the loss is not on this tape; no input of it required a gradient, or it was "
+          "computed before the tape was opened");
+  }
+  {
+    Tape tape;
+    const Tensor y = sum(x * x);
+    y.backward();
+    CHECK(test::error_of([&] { y.backward(); }) ==
+          "backward: this tape is spent; open a new weft::Tape and run the forward pass again");
+  }
+  Tape tape;
+  CHECK(test::error_of([&] { grad(sum(x), {plain}); }) ==
+        "grad: every x must require a gradient and be part of the recording, got [3]");
+}
+
+TEST_CASE("tape: a tensor of a finished tape is a constant for the next") {
+  const Tensor x = leaf({3});
+  Tensor y;
+  {
+    Tape tape;
+    y = x * 2.0;
+  }
+  Tape tape;
+  sum(y * x).backward();
+  CHECK(test::mismatch(x.grad(), y.detach(), 1e-12) == "");
+}
+
+TEST_CASE("tape: NoGradGuard stops recording for its scope") {
+  const Tensor x = leaf({3});
+  Tape tape;
+  {
+    NoGradGuard off;
+    CHECK_FALSE((x * x).requires_grad());
+  }
+  CHECK((x * x).requires_grad());
+  CHECK(tape.size() == 1);
+}
+
+TEST_CASE("tape: print lists ops in order with what they keep") {
+  const Tensor x = leaf({16});
+  Tape tape;
+  const Tensor y = sum(x * x);
+  CHECK(tape.print() == "mul [16]  saves 256 bytes\nsum []  saves 0 bytes\n");
+  CHECK(tape.leaves().size() == 1);
+}
+
+TEST_CASE("tape: saved memory is freed as soon as a node has run") {
+  const std::int64_t before = memory_stats().live_bytes;
+  const Tensor x = leaf({1 << 16});
+  const std::int64_t one = memory_stats().live_bytes - before;
+  {
+    Tape tape;
+    Tensor y = x;
+    for (int i = 0; i < 8; ++i) y = y * y;
+    CHECK(memory_stats().live_bytes - before >= 9 * one);
+    y = sum(y);
+    y.backward();
+    CHECK(memory_stats().live_bytes - before < 3 * one);
+  }
+}
+
+TEST_CASE("custom_function: forward and backward by hand, twice differentiable") {
+  const auto cube = [](const TensorList& in) {
+    return custom_function(
+        "cube", {in[0]}, [](const TensorList& x) { return x[0] * x[0] * x[0]; },
+        [](const TensorList& x, const Tensor&, const Tensor& dy) {
+          return TensorList{dy * x[0] * x[0] * 3.0};
+        });
+  };
+  CHECK(gradcheck(cube, {test::random({3, 2})}, {.tolerance = 1e-5, .second_order = true}) == "");
+}
+
+TEST_CASE("custom_function: a wrong backward is found, a wrong count refused") {
+  const auto wrong = [](const TensorList& in) {
+    return custom_function(
+        "wrong", {in[0]}, [](const TensorList& x) { return x[0] * x[0]; },
+        [](const TensorList& x, const Tensor&, const Tensor& dy) {
+          return TensorList{dy * x[0] * 2.5};
+        });
+  };
+  CHECK(gradcheck(wrong, {test::random({3})}) != "");
+  const Tensor x = leaf({2});
+  Tape tape;
+  const Tensor y = custom_function(
+      "short", {x}, [](const TensorList& in) { return in[0] * 1.0; },
+      [](const TensorList&, const Tensor&, const Tensor&) { return TensorList{}; });
+  CHECK(test::error_of([&] { sum(y).backward(); }) ==
+        "short: backward must return 1 gradients, got 0");
+}
