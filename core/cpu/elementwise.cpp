@@ -1,6 +1,7 @@
 // Unary kernels, clamp, and the two in-place updates.
 #include "weft/core/cpu/elementwise_loop.h"
 #include "weft/core/cpu/elementwise_math.h"
+#include "weft/core/cpu/elementwise_simd.h"
 
 namespace weft::cpu {
 namespace {
@@ -8,6 +9,8 @@ namespace {
 // Every contiguous unary op runs here.
 template <UnaryOp op, class T>
 void unary_row(const T* x, T* y, std::int64_t n) {
+  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, bf16>)
+    if (const auto row = row_kernel<T>(op)) return row(x, y, n);
   for (std::int64_t i = 0; i < n; ++i) y[i] = T(apply<op>(static_cast<Compute<T>>(x[i])));
 }
 

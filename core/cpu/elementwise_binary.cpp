@@ -1,6 +1,7 @@
 // Kernels of two operands: arithmetic, fused backwards, comparisons, where.
 #include "weft/core/cpu/elementwise_loop.h"
 #include "weft/core/cpu/elementwise_math.h"
+#include "weft/core/cpu/elementwise_simd.h"
 
 namespace weft::cpu {
 namespace {
@@ -136,6 +137,15 @@ void binary(const Tensor& a, const Tensor& b, BinaryOp runtime_op, const Tensor&
   with_op(runtime_op, [&]<BinaryOp op>() {
     with_dtype<op>(out.dtype(), [&]<class T>() {
       using C = Compute<T>;
+      if constexpr (std::is_same_v<T, float> || std::is_same_v<T, bf16>)
+        if (const auto row = row_kernel<T>(op);
+            row && a.is_contiguous() && b.is_contiguous() && out.is_contiguous()) {
+          const T *pa = a.data<T>(), *pb = b.data<T>();
+          T* po = out.data<T>();
+          return parallel_for(out.numel(), work_of(op), [=](std::int64_t begin, std::int64_t end) {
+            row(pa + begin, pb + begin, po + begin, end - begin);
+          });
+        }
       binary_typed<T, T>(a, b, out, work_of(op), [](C x, C y) { return apply<op, C>(x, y); });
     });
   });
