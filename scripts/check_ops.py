@@ -12,10 +12,11 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Headers of the tape itself: what they declare runs ops, it is none.
-NOT_OPS = {"tape", "gradcheck", "recompute"}
+# Headers of the tape itself: what they declare runs or makes ops, it is none.
+NOT_OPS = {"tape", "gradcheck", "recompute", "function"}
 # Results are integers, booleans or do not depend on values: no gradient exists.
-NOT_DIFFERENTIABLE = {"argmax", "argmin", "eq", "ne", "lt", "le", "gt", "ge", "one_hot"}
+NOT_DIFFERENTIABLE = {"argmax", "argmin", "eq", "ne", "lt", "le", "gt", "ge", "one_hot",
+                      "count_valid"}
 
 
 def without_comments_and_text(source):
@@ -50,7 +51,7 @@ def structs_of_tensors(header):
 
 
 def ops_of(path):
-    """(name, has a docstring) of each op declared in a header; overloads are one op."""
+    """{name: has a docstring} of the ops declared in a header, overloads as one; their result types."""
     source = path.read_text()
     code = without_comments_and_text(source)
     results = {"Tensor", "TensorList"} | structs_of_tensors(code)
@@ -68,7 +69,7 @@ def ops_of(path):
                     i -= 1
                 documented |= i > 0 and lines[i - 1].startswith("///")
         ops[name] = ops.get(name, False) or documented
-    return ops
+    return ops, sorted(results)
 
 
 def chunks(source):
@@ -125,20 +126,30 @@ def link(path, text="yes"):
     return f"[{text}](../{path})" if (ROOT / path).exists() else "—"
 
 
-def row(name, stem, tests):
-    implementation = ROOT / f"autograd/{stem}.cpp"
-    source = implementation.read_text() if implementation.exists() else ""
-    recorded = re.search(rf'record\(\s*"{name}"', source) is not None
-    if name in NOT_DIFFERENTIABLE:
-        backward = "none"
-    elif recorded:
-        backward = link(f"autograd/{stem}.cpp")
-    else:
-        backward = "by its parts"
-    test = next((t for t in [f"tests/test_{stem}.cpp", *tests] if t in tests), None)
-    return (f"| {link(f'autograd/{stem}.h', f'`{name}`')} | {link(f'autograd/{stem}.cpp')} | {backward} "
-            f"| {link(f'core/cpu/{stem}.cpp')} | {link(f'cuda/{stem}.cu')} "
-            f"| {link(test, pathlib.Path(test).stem) if test else '—'} |")
+def definition(name, results):
+    """The file that defines an op, and its text with that of the helpers beside it."""
+    for path in sorted(ROOT.glob("autograd/*.cpp")):
+        text = path.read_text()
+        if re.search(rf"^({'|'.join(results)}) {name}\(", text, re.M):
+            for helper in re.findall(r'#include "weft/(autograd/\w+_common\.h)"', text):
+                text += (ROOT / helper).read_text()
+            return f"autograd/{path.name}", text
+    return None, ""
+
+
+def row(name, stem, results, tests):
+    place, text = definition(name, results)
+    kernels = re.findall(r'#include "weft/core/kernels/(\w+)\.h"', text)
+    kernel = stem if stem in kernels else next(iter(kernels), None)
+    backward = "none" if name in NOT_DIFFERENTIABLE else "by its parts"
+    if backward != "none" and re.search(r"\brecord\(", text):
+        backward = link(place)
+    cpu = link(f"core/cpu/{kernel}.cpp") if kernel else "no kernel"
+    cuda = link(f"cuda/{kernel}.cu") if kernel else "no kernel"
+    own = f"tests/test_{stem}.cpp"
+    test = own if own in tests else next(iter(tests), None)
+    return (f"| {link(f'autograd/{stem}.h', f'`{name}`')} | {link(place) if place else '—'} | {backward} "
+            f"| {cpu} | {cuda} | {link(test, pathlib.Path(test).stem) if test else '—'} |")
 
 
 def main():
@@ -149,7 +160,8 @@ def main():
     for header in sorted(ROOT.glob("autograd/*.h")):
         if header.stem in NOT_OPS:
             continue
-        for name, documented in ops_of(header).items():
+        ops, results = ops_of(header)
+        for name, documented in ops.items():
             tests = [t for t, w in words.items() if name in w]
             if name in NOT_DIFFERENTIABLE:
                 tests = [t for t in [f"tests/test_{header.stem}.cpp"] if (ROOT / t).exists()]
@@ -157,12 +169,13 @@ def main():
                 wrong.append(f"autograd/{header.stem}.h: {name} has no gradcheck in tests/")
             if not documented:
                 wrong.append(f"autograd/{header.stem}.h: {name} has no docstring")
-            rows.append(row(name, header.stem, tests))
+            rows.append(row(name, header.stem, results, tests))
     page = "\n".join([
         "# Ops",
         "",
         "Written by `scripts/check_ops.py`; do not edit. *By its parts*: the op is put together from",
-        "other ops, whose backward it uses. *None*: the result has no gradient. A dash: not there.",
+        "other ops, whose backward it uses. *None*: the result has no gradient. *No kernel*: it changes",
+        "shapes and strides only, or is put together from other ops. A dash: not there yet.",
         "",
         "| Op | Forward | Backward | CPU | CUDA | Test |",
         "| --- | --- | --- | --- | --- | --- |",

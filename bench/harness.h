@@ -1,0 +1,102 @@
+#pragma once
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "weft/core/error.h"
+#include "weft/core/parallel.h"
+
+/// Measuring, and reporting as a table and as JSON rows of {name, value, unit}.
+namespace weft::bench {
+
+inline double now() {
+  const auto t = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(t).count();
+}
+
+/// The median of `runs` samples after two that are thrown away: first calls fill caches, and a
+/// median shrugs off what else the machine does.
+template <class F>
+double median(int runs, F&& sample) {
+  std::vector<double> samples;
+  for (int i = 0; i < runs + 2; ++i) {
+    const double value = sample();
+    if (i >= 2) samples.push_back(value);
+  }
+  std::nth_element(samples.begin(), samples.begin() + runs / 2, samples.end());
+  return samples[static_cast<std::size_t>(runs / 2)];
+}
+
+/// Seconds of one call of f. A sample is as many calls as take about 10 ms.
+template <class F>
+double seconds_per_call(F&& f, int runs = 7) {
+  constexpr double kSampleSeconds = 0.01;
+  f();
+  int calls = 1;
+  for (;; calls *= 2) {
+    const double start = now();
+    for (int i = 0; i < calls; ++i) f();
+    if (now() - start >= kSampleSeconds || calls >= 1 << 20) break;
+  }
+  return median(runs, [&] {
+    const double start = now();
+    for (int i = 0; i < calls; ++i) f();
+    return (now() - start) / calls;
+  });
+}
+
+/// Collects rows; prints each as it comes, and writes all of them at the end.
+class Report {
+ public:
+  /// Reads "--json FILE" and "--threads N"; leaves with status 2 on anything else.
+  Report(int argc, char** argv) {
+    for (int i = 1; i < argc; i += 2) {
+      const std::string flag = argv[i];
+      if (i + 1 < argc && flag == "--json") {
+        json_ = argv[i + 1];
+      } else if (i + 1 < argc && flag == "--threads") {
+        set_num_threads(std::atoi(argv[i + 1]));
+      } else {
+        std::fprintf(stderr, "usage: %s [--json FILE] [--threads N]\n", argv[0]);
+        std::exit(2);
+      }
+    }
+    std::printf("%d threads\n", num_threads());
+  }
+
+  void row(const std::string& name, double value, const std::string& unit) {
+    std::printf("%-44s %12.4g %s\n", name.c_str(), value, unit.c_str());
+    std::fflush(stdout);
+    rows_.push_back({name, unit, value});
+  }
+
+  /// The program's exit status.
+  int finish() const {
+    if (json_.empty()) return 0;
+    std::FILE* f = std::fopen(json_.c_str(), "w");
+    if (!f) {
+      std::fprintf(stderr, "cannot write %s\n", json_.c_str());
+      return 1;
+    }
+    std::fputs("[\n", f);
+    for (std::size_t i = 0; i < rows_.size(); ++i)
+      std::fprintf(f, "  {\"name\": \"%s\", \"value\": %.9g, \"unit\": \"%s\"}%s\n",
+                   rows_[i].name.c_str(), rows_[i].value, rows_[i].unit.c_str(),
+                   i + 1 < rows_.size() ? "," : "");
+    std::fputs("]\n", f);
+    return std::fclose(f) == 0 ? 0 : 1;
+  }
+
+ private:
+  struct Row {
+    std::string name, unit;
+    double value;
+  };
+  std::string json_;
+  std::vector<Row> rows_;
+};
+
+}  // namespace weft::bench
