@@ -35,10 +35,13 @@ void measure(bench::Report& report, const std::string& name, Op op) {
     x.set_grad({});
     return backward;
   };
-  report.row(name + ", recorded", 1e9 / kChain * bench::median(101, [&] {
-                                    one_tape();
-                                    return forward;
-                                  }),
+  report.row(name + ", recorded",
+             1e9 / kChain *
+                 bench::median(101,
+                               [&] {
+                                 one_tape();
+                                 return forward;
+                               }),
              "ns/op");
   report.row(name + ", backward", 1e9 / kChain * bench::median(101, one_tape), "ns/node");
 }
@@ -51,11 +54,12 @@ int main(int argc, char** argv) {
   measure(report, "mul", [](const Tensor& x, const Tensor& w) { return mul(x, w); });
   measure(report, "gelu", [](const Tensor& x, const Tensor&) { return gelu(x); });
   measure(report, "matmul 4x4", [](const Tensor& x, const Tensor& w) { return matmul(x, w); });
-  report.row("allocate and free 16 floats",
-             1e9 * bench::seconds_per_call([] { const Tensor t = Tensor::empty({4, 4}); }), "ns");
-  report.row("copy and drop a handle", 1e9 * bench::seconds_per_call([t = Tensor::empty({4, 4})] {
-                                         const Tensor copy = t;
-                                       }),
+  report.row("allocate and free 16 floats", 1e9 * bench::seconds_per_call([] {
+                                              const Tensor t = Tensor::empty({4, 4});
+                                            }),
+             "ns");
+  report.row("copy and drop a handle",
+             1e9 * bench::seconds_per_call([t = Tensor::empty({4, 4})] { const Tensor copy = t; }),
              "ns");
   return report.finish();
 }
