@@ -1,0 +1,92 @@
+// Speed of single ops at the sizes of a small GPT. Memory-bound ops in GB/s of what they must read
+// and write, products in GFLOP/s; forward without a tape, and backward alone.
+#include "weft/autograd/cross_entropy.h"
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/layer_norm.h"
+#include "weft/autograd/matmul.h"
+#include "weft/autograd/reduce.h"
+#include "weft/autograd/rms_norm.h"
+#include "weft/autograd/softmax.h"
+#include "weft/autograd/tape.h"
+#include "weft/autograd/view.h"
+#include "weft/bench/harness.h"
+#include "weft/core/random.h"
+#include "weft/core/tensor.h"
+
+using namespace weft;
+
+namespace {
+
+constexpr std::int64_t kRows = 4096, kDim = 768, kVocab = 8192;
+
+double gigabytes(std::initializer_list<Tensor> tensors, int times = 1) {
+  double bytes = 0;
+  for (const Tensor& t : tensors)
+    bytes += static_cast<double>(t.numel()) * static_cast<double>(size_of(t.dtype()));
+  return bytes * times / 1e9;
+}
+
+/// Seconds of the backward pass of y = f(x) alone.
+template <class F>
+double backward_seconds(Tensor x, F f) {
+  x.set_requires_grad();
+  return bench::median(5, [&] {
+    Tape tape;
+    const Tensor y = f(x);
+    const Tensor dy = Tensor::ones(y.shape(), y.dtype());
+    const double start = bench::now();
+    y.backward(dy);
+    const double seconds = bench::now() - start;
+    x.set_grad({});
+    return seconds;
+  });
+}
+
+/// `moved`: arrays of x's size that forward, and then backward, must read or write.
+template <class F>
+void memory_bound(bench::Report& report, const std::string& name, const Tensor& x, int moved,
+                  int moved_back, F f) {
+  report.row(name, gigabytes({x}, moved) / bench::seconds_per_call([&] { f(x); }), "GB/s");
+  report.row(name + ", backward", gigabytes({x}, moved_back) / backward_seconds(x, f), "GB/s");
+}
+
+void product(bench::Report& report, std::int64_t m, std::int64_t n, std::int64_t k, DType dtype) {
+  const Tensor x = rand_normal({m, k}, 0, 1, dtype), w = rand_normal({n, k}, 0, 1, dtype);
+  const double flops = 2.0 * static_cast<double>(m * n * k);
+  report.row(message("linear ({}, {}) x ({}, {}) {}", m, k, n, k, dtype),
+             flops / 1e9 / bench::seconds_per_call([&] { linear(x, w); }, 5), "GFLOP/s");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bench::Report report(argc, argv);
+  const Tensor x = rand_normal({kRows, kDim}), other = rand_normal({kRows, kDim});
+  const Tensor weight = Tensor::ones({kDim}), bias = Tensor::zeros({kDim});
+
+  memory_bound(report, "add", x, 3, 2, [&](const Tensor& a) { return add(a, other); });
+  memory_bound(report, "mul", x, 3, 3, [&](const Tensor& a) { return mul(a, other); });
+  memory_bound(report, "gelu", x, 2, 3, [](const Tensor& a) { return gelu(a); });
+  memory_bound(report, "silu", x, 2, 3, [](const Tensor& a) { return silu(a); });
+  memory_bound(report, "softmax", x, 2, 3, [](const Tensor& a) { return softmax(a); });
+  memory_bound(report, "sum over rows", x, 1, 1, [](const Tensor& a) { return sum(a, {0}); });
+  memory_bound(report, "transpose and copy", x, 2, 2,
+               [](const Tensor& a) { return contiguous(transpose(a, 0, 1)); });
+  memory_bound(report, "layer_norm", x, 2, 3,
+               [&](const Tensor& a) { return layer_norm(a, weight, bias); });
+  memory_bound(report, "rms_norm", x, 2, 3, [&](const Tensor& a) { return rms_norm(a, weight); });
+
+  const Tensor logits = rand_normal({kRows / 4, kVocab});
+  Tensor targets = Tensor::empty({kRows / 4}, DType::i64);
+  for (std::int64_t i = 0; i < targets.numel(); ++i)
+    targets.data<std::int64_t>()[i] = i * 31 % kVocab;
+  memory_bound(report, "cross_entropy", logits, 1, 2,
+               [&](const Tensor& a) { return cross_entropy(a, targets); });
+
+  product(report, 1024, 768, 768, DType::f32);
+  product(report, 1024, 3072, 768, DType::f32);
+  product(report, 1024, 768, 3072, DType::f32);
+  product(report, 1024, 768, 768, DType::bf16);
+  product(report, 256, 256, 256, DType::f64);
+  return report.finish();
+}

@@ -1,0 +1,83 @@
+// A whole training step of small GPTs (forward, backward, clipping, AdamW), and generation of one
+// token at a time. The same with --deterministic, whose cost docs/determinism.md quotes.
+#include "weft/bench/harness.h"
+#include "weft/weft.h"
+
+using namespace weft;
+
+namespace {
+
+struct Model {
+  const char* name;
+  nn::GptConfig config;
+  std::int64_t batch;
+};
+
+const Model kModels[] = {
+    {"gpt2 4x128, batch 16 x 128",
+     {.layers = 4, .heads = 4, .dim = 128, .seq = 128, .vocab = 256},
+     16},
+    {"llama 4x128, batch 16 x 128",
+     {.arch = nn::Arch::llama, .layers = 4, .heads = 4, .dim = 128, .seq = 128, .vocab = 256},
+     16},
+    {"gpt2 6x384, batch 8 x 256",
+     {.layers = 6, .heads = 6, .dim = 384, .seq = 256, .vocab = 256},
+     8},
+};
+
+/// Seconds of one step after warm-up.
+double step_seconds(const Model& m) {
+  nn::Gpt model(m.config);
+  nn::init(model, 1);
+  optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-3});
+  Tensor ids = Tensor::empty({m.batch, m.config.seq}, DType::i32);
+  for (std::int64_t i = 0; i < ids.numel(); ++i)
+    ids.data<std::int32_t>()[i] = static_cast<std::int32_t>(i * 37 % m.config.vocab);
+  return bench::median(7, [&] {
+    const double start = bench::now();
+    {
+      Tape tape;
+      const Tensor loss = model.loss(model(ids), ids);
+      loss.backward();
+    }
+    optimizer.step(optim::measure_clip(model.named_parameters(), 1.0));
+    optimizer.zero_grad();
+    return bench::now() - start;
+  });
+}
+
+double decode_seconds(const Model& m) {
+  nn::Gpt model(m.config);
+  model.eval();
+  const std::int64_t tokens = m.config.seq - 1;
+  const Tensor one = Tensor::zeros({1, 1}, DType::i32);
+  return bench::median(5, [&] {
+    nn::KvCache cache(m.config, 1, m.config.seq);
+    const double start = bench::now();
+    for (std::int64_t i = 0; i < tokens; ++i) model.decode(one, cache);
+    return (bench::now() - start) / static_cast<double>(tokens);
+  });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bench::Report report(argc, argv);
+  for (const Model& m : kModels) {
+    const auto tokens = static_cast<double>(m.batch * m.config.seq);
+    const std::string name = m.name;
+    reset_peak();
+    const double seconds = step_seconds(m);
+    report.row(name + ": step", 1e3 * seconds, "ms");
+    report.row(name + ": rate", tokens / seconds, "tokens/s");
+    report.row(name + ": arithmetic", tokens * m.config.flops_per_token() / seconds / 1e9,
+               "GFLOP/s");
+    report.row(name + ": peak memory", static_cast<double>(memory_stats().peak_bytes) / 1048576,
+               "MiB");
+    set_deterministic(true);
+    report.row(name + ": rate, deterministic", tokens / step_seconds(m), "tokens/s");
+    set_deterministic(false);
+    report.row(name + ": generation", 1 / decode_seconds(m), "tokens/s");
+  }
+  return report.finish();
+}
