@@ -8,8 +8,8 @@ struct BlockOptions {
   Norm::Kind norm = Norm::Kind::layer;
   double norm_eps = 1e-5;
   double dropout = 0;  ///< on what each branch adds to the residual stream
-  AttentionOptions attention;
-  MlpOptions mlp;
+  AttentionOptions attention = {};
+  MlpOptions mlp = {};
 };
 
 /// The residual stream between blocks: x = residual + delta. The sum is left to the next norm,

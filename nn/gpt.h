@@ -27,9 +27,9 @@ struct GptConfig {
   double rope_theta = 10000;
   double norm_eps = 1e-5;
   bool qk_norm = false;
-  std::optional<bool> tie;  ///< head shares the embedding's weight; unset: gpt2 yes, llama no
-  std::int64_t window = 0;  ///< 0: all tokens see all earlier ones
-  Gelu gelu = Gelu::tanh;   ///< gpt2 only
+  std::optional<bool> tie = {};  ///< head shares the embedding's weight; unset: gpt2 yes, llama no
+  std::int64_t window = 0;       ///< 0: all tokens see all earlier ones
+  Gelu gelu = Gelu::tanh;        ///< gpt2 only
   Recompute recompute = Recompute::none;
 
   /// Throws Error with the first rule that does not hold: "gpt: dim 130 must be a multiple of heads

@@ -7,7 +7,7 @@ struct LinearOptions {
   bool bias = true;
   DType dtype = default_dtype();
   Device device = default_device();
-  std::optional<Init> init;  ///< of the weight; default: uniform in +-1/sqrt(in)
+  std::optional<Init> init = {};  ///< of the weight; default: uniform in +-1/sqrt(in)
 };
 
 /// y = x weight^T + bias:  x (..., in) -> (..., out). The bias starts at 0.

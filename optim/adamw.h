@@ -10,7 +10,7 @@ struct AdamWOptions {
   bool decoupled = true;       ///< false: Adam with L2, the decay is added to the gradient
   DType m_dtype = DType::f32;  ///< f32, bf16 or f16; an f64 parameter always has f64 states
   DType v_dtype = DType::f32;
-  std::vector<GroupRule> groups;
+  std::vector<GroupRule> groups = {};
 };
 
 /// Adam with decoupled weight decay, all parameters in one fused pass:

@@ -8,7 +8,7 @@ struct SgdOptions {
   double momentum = 0;
   bool nesterov = false;
   double weight_decay = 0;  ///< L2: added to the gradient
-  std::vector<GroupRule> groups;
+  std::vector<GroupRule> groups = {};
 };
 
 /// Stochastic gradient descent:  v = momentum v + g;  p -= lr v  (Nesterov: p -= lr (g + momentum
