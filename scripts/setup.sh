@@ -4,7 +4,7 @@
 #                                         all (default): the tests and checks too
 set -eu
 
-build="g++ cmake ninja-build libdnnl-dev nlohmann-json3-dev libfmt-dev libcli11-dev
+build="g++ cmake ninja-build libdnnl-dev libfmt-dev libcli11-dev
        libtomlplusplus-dev python3"
 tests="doctest-dev libxtensor-dev clang-format pkg-config"
 

@@ -1,0 +1,242 @@
+#include <doctest/doctest.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "weft/core/error.h"
+#include "weft/io/checkpoint.h"
+#include "weft/tests/support.h"
+#include "weft/tests/temp_folder.h"
+
+using namespace weft;
+using test::error_of;
+
+namespace {
+
+Tensor filled(float value) {
+  const std::vector<float> v(6, value);
+  return Tensor::from<float>(v, {2, 3});
+}
+
+io::CheckpointContent content(float value) {
+  return {.model = {{"w", filled(value)}},
+          .optimizer = {{"w.m", filled(10 * value)}, {"w.v", filled(100 * value)}},
+          .state = "{\"value\":" + std::to_string(static_cast<int>(value)) + "}"};
+}
+
+/// Reads a checkpoint back; the value it was made with, after checking that all parts agree.
+int value_of(const io::Checkpoint& c) {
+  const auto first = [](const std::string& path, const char* name) {
+    return io::SafetensorsFile::open(path).tensor(name).data<float>()[0];
+  };
+  const float value = first(c.model_path(), "w");
+  CHECK(first(c.optimizer_path(), "w.m") == 10 * value);
+  CHECK(first(c.optimizer_path(), "w.v") == 100 * value);
+  CHECK(c.state() == "{\"value\":" + std::to_string(static_cast<int>(value)) + "}");
+  return static_cast<int>(value);
+}
+
+void damage(const std::string& path) {
+  std::string bytes = io::read_file(path);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  io::write_file(path, bytes);
+}
+
+std::string checksum(const std::string& path) {
+  char text[16];
+  std::snprintf(text, sizeof text, "%08x", io::summarize(path).crc32c);
+  return text;
+}
+
+std::vector<std::string> logged;
+struct LogCapture {
+  LogCapture() {
+    logged.clear();
+    set_log_handler([](std::string_view line) { logged.emplace_back(line); });
+  }
+  ~LogCapture() { set_log_handler(nullptr); }
+};
+
+}  // namespace
+
+TEST_CASE("saved, found, replaced, pruned") {
+  const test::TempFolder out;
+  const std::string root = out / "checkpoints";
+  CHECK_FALSE(io::find_checkpoint(out.path()));
+  CHECK_FALSE(io::find_checkpoint(out / "nowhere"));
+
+  io::save_checkpoint(out.path(), 100, content(1));
+  CHECK(io::list_directory(root) == std::vector<std::string>{"latest.json", "step_00000100"});
+  CHECK(io::list_directory(root + "/step_00000100") ==
+        std::vector<std::string>{"manifest.json", "model-r000.safetensors",
+                                 "optim-r000.safetensors", "state.json"});
+  CHECK(io::read_file(root + "/latest.json") ==
+        io::read_file(root + "/step_00000100/manifest.json"));
+  auto found = io::find_checkpoint(out.path());
+  REQUIRE(found);
+  CHECK(found->step == 100);
+  CHECK(found->folder == root + "/step_00000100");
+  CHECK(value_of(*found) == 1);
+
+  for (int i = 2; i <= 4; ++i) io::save_checkpoint(out.path(), 100 * i, content(float(i)), 2);
+  CHECK(io::list_directory(root) ==
+        std::vector<std::string>{"latest.json", "step_00000300", "step_00000400"});
+  CHECK(value_of(*io::find_checkpoint(out.path())) == 4);
+
+  io::save_checkpoint(out.path(), 400, content(5), 2);  // the same step once more
+  CHECK(io::list_directory(root) ==
+        std::vector<std::string>{"latest.json", "step_00000300", "step_00000400"});
+  CHECK(value_of(*io::find_checkpoint(out.path())) == 5);
+
+  io::save_checkpoint(out.path(), 350, content(6), 2);  // a run that went back
+  CHECK(io::list_directory(root) ==
+        std::vector<std::string>{"latest.json", "step_00000300", "step_00000350"});
+  CHECK(io::find_checkpoint(out.path())->step == 350);
+}
+
+TEST_CASE("the manifest names size and checksum of every file") {
+  const test::TempFolder out;
+  io::save_checkpoint(out.path(), 7, {});
+  const std::string folder = out / "checkpoints/step_00000007";
+  const auto line = [&](const char* name) {
+    const std::string path = folder + "/" + name;
+    return "{\"name\":\"" + std::string(name) +
+           "\",\"bytes\":" + std::to_string(io::file_size(path)) + ",\"crc32c\":\"" +
+           checksum(path) + "\"}";
+  };
+  CHECK(io::read_file(folder + "/manifest.json") ==
+        "{\"step\":7,\"folder\":\"step_00000007\",\"files\":[" + line("model-r000.safetensors") +
+            "," + line("optim-r000.safetensors") + "," + line("state.json") + "]}\n");
+}
+
+TEST_CASE("a damaged newest checkpoint gives way to the one before, and says so") {
+  const test::TempFolder out;
+  const LogCapture capture;
+  io::save_checkpoint(out.path(), 1, content(1));
+  io::save_checkpoint(out.path(), 2, content(2));
+  const std::string folder = out / "checkpoints/step_00000002";
+  const std::string file = folder + "/model-r000.safetensors";
+
+  SUBCASE("a changed byte") {
+    const std::string want = checksum(file);
+    damage(file);
+    const std::string got = checksum(file);
+    CHECK(io::find_checkpoint(out.path())->step == 1);
+    CHECK(logged == std::vector<std::string>{"checkpoint: '" + file + "' must have CRC-32C " +
+                                             want + ", got " + got + "; going back to step 1"});
+  }
+  SUBCASE("a short file") {
+    const auto size = io::file_size(file);
+    io::write_file(file, "x");
+    CHECK(io::find_checkpoint(out.path())->step == 1);
+    CHECK(logged ==
+          std::vector<std::string>{"checkpoint: '" + file + "' must have " + std::to_string(size) +
+                                   " bytes, got 1; going back to step 1"});
+  }
+  SUBCASE("a missing file") {
+    io::remove_all(file);
+    CHECK(io::find_checkpoint(out.path())->step == 1);
+    CHECK(logged ==
+          std::vector<std::string>{"checkpoint: '" + file + "' is missing; going back to step 1"});
+  }
+  SUBCASE("a torn latest.json: the newest whole folder counts") {
+    io::write_file(out / "checkpoints/latest.json", "{\"step\":");
+    CHECK(io::find_checkpoint(out.path())->step == 2);
+    CHECK(logged == std::vector<std::string>{"checkpoint: '" + out / "checkpoints/latest.json" +
+                                             "': unexpected end at byte 8; going back to step 2"});
+  }
+  SUBCASE("all damaged") {
+    damage(out / "checkpoints/step_00000001/state.json");
+    io::remove_all(file);
+    CHECK(error_of([&] { io::find_checkpoint(out.path()); }) ==
+          "checkpoint: '" + file + "' is missing; no earlier checkpoint in '" +
+              out / "checkpoints" + "' is whole");
+  }
+  SUBCASE("a manifest that forgets a file") {
+    io::write_file(folder + "/manifest.json", R"({"step":2,"files":[]})");
+    CHECK(error_of([&] { io::open_checkpoint(folder); }) ==
+          "checkpoint: the manifest of '" + folder + "' does not list model-r000.safetensors");
+  }
+  SUBCASE("a folder that is no checkpoint") {
+    CHECK(error_of([&] { io::open_checkpoint(out.path()); }) ==
+          "checkpoint: '" + out / "manifest.json" + "' is missing");
+  }
+}
+
+TEST_CASE("a full disk at any byte leaves the checkpoint before, and the next save works") {
+  int refused = 0;
+  for (std::int64_t room = 0;; room += 41) {
+    const test::TempFolder out;
+    io::save_checkpoint(out.path(), 1, content(1), 1);
+    io::testing::fail_writes_after(room);
+    const std::string text = error_of([&] { io::save_checkpoint(out.path(), 2, content(2), 1); });
+    io::testing::fail_writes_after(-1);
+    if (text == "no error") break;
+    ++refused;
+    CHECK(text.starts_with("write: cannot write '" + out / "checkpoints/"));
+    CHECK(text.ends_with("': No space left on device"));
+    CHECK(value_of(*io::find_checkpoint(out.path())) == 1);
+    for (const std::string& name : io::list_directory(out / "checkpoints"))
+      CHECK_FALSE(name.ends_with(".tmp"));
+    io::save_checkpoint(out.path(), 3, content(3), 1);
+    CHECK(value_of(*io::find_checkpoint(out.path())) == 3);
+  }
+  CHECK(refused > 10);
+}
+
+TEST_CASE("killed between any two steps of a save, a whole checkpoint is found") {
+  const LogCapture capture;
+  for (const int second : {2, 1}) {  // a new step, and the same step again
+    int crashes = 0, old_found = 0;
+    for (std::int64_t operations = 0;; ++operations) {
+      const test::TempFolder out;
+      io::save_checkpoint(out.path(), 1, content(1), 1);
+      io::testing::crash_after(operations);
+      const std::string text =
+          error_of([&] { io::save_checkpoint(out.path(), second, content(2), 1); });
+      io::testing::crash_after(-1);
+      if (text == "no error") break;
+      ++crashes;
+      CAPTURE(operations);
+      CHECK(text.ends_with("Input/output error"));
+      const auto found = io::find_checkpoint(out.path());
+      REQUIRE(found);
+      const int value = value_of(*found);
+      CHECK((value == 1 || value == 2));
+      old_found += value == 1;
+      io::save_checkpoint(out.path(), 3, content(3), 1);
+      CHECK(value_of(*io::find_checkpoint(out.path())) == 3);
+      CHECK(io::list_directory(out / "checkpoints") ==
+            std::vector<std::string>{"latest.json", "step_00000003"});
+    }
+    CHECK(crashes > 15);
+    CHECK(old_found > 10);
+    CHECK(old_found < crashes);
+  }
+}
+
+TEST_CASE("a first save that is killed leaves an empty start") {
+  for (std::int64_t operations = 0;; ++operations) {
+    const test::TempFolder out;
+    io::testing::crash_after(operations);
+    const std::string text = error_of([&] { io::save_checkpoint(out.path(), 1, content(1)); });
+    io::testing::crash_after(-1);
+    if (text == "no error") break;
+    const auto found = io::find_checkpoint(out.path());
+    if (found) CHECK(value_of(*found) == 1);
+    io::save_checkpoint(out.path(), 2, content(2));
+    CHECK(value_of(*io::find_checkpoint(out.path())) == 2);
+  }
+}
+
+TEST_CASE("errors") {
+  const test::TempFolder out;
+  CHECK(error_of([&] { io::save_checkpoint(out.path(), -1, {}); }) ==
+        "save_checkpoint: step must be at least 0, got -1");
+  CHECK(error_of([&] { io::save_checkpoint(out.path(), 1, {}, -2); }) ==
+        "save_checkpoint: keep must be at least 0, got -2");
+  io::write_file(out / "file", "");
+  CHECK(error_of([&] { io::save_checkpoint(out / "file", 1, {}); }) ==
+        "write: cannot create folder '" + out / "file" + "': Not a directory");
+}
