@@ -4,8 +4,9 @@
 usage: check_ops.py           writes docs/ops.md
        check_ops.py --check   fails when docs/ops.md is stale
 
-Both fail when an op has no docstring, or when a differentiable op is in no gradcheck. A public op is
-a free function declared in autograd/*.h that returns a tensor, a TensorList or a struct of tensors.
+Both fail when an op has no docstring, or when tests/test_<stem>.cpp (or test_<stem>_*.cpp) holds no
+gradcheck of it (no test, where no gradient exists). A public op is a free function declared in
+autograd/<stem>.h that returns a tensor, a TensorList or a struct of tensors.
 """
 import pathlib
 import re
@@ -98,9 +99,17 @@ def name_of(chunk):
     return names[0] if names and "TEST_CASE" not in head else None
 
 
-def gradchecked(path):
-    """The identifiers used in a test file by code that takes part in a gradcheck."""
-    parts = chunks(without_comments_and_text(path.read_text()))
+def words_of(text):
+    """The identifiers of some code, with those that an operator stands for."""
+    symbols = {"+": "add", "-": "sub", "*": "mul", "/": "div"}
+    words = set(re.findall(r"(?<!std::)\b\w+\b", text))
+    return words | {op for sign, op in symbols.items() if f" {sign} " in text}
+
+
+def tested(path):
+    """The identifiers in a test file: all of them, and those of code that takes part in a gradcheck."""
+    code = without_comments_and_text(path.read_text())
+    parts = chunks(code)
     # Code reaches gradcheck when it calls it, or calls a function of this file that does.
     reaching, grew = {"gradcheck"}, True
     while grew:
@@ -110,16 +119,12 @@ def gradchecked(path):
                 reaching.add(name_of(chunk))
         grew = len(reaching) > before
     used = [c for c in parts if any(re.search(rf"\b{n}\b", c) for n in reaching)]
-    # Tables of functions that such code walks through.
+    # Tables and functions that such code hands to gradcheck.
     for chunk in parts:
         name = name_of(chunk)
         if chunk not in used and name and any(re.search(rf"\b{name}\b", c) for c in used):
             used.append(chunk)
-    text = "\n".join(used)
-    words = set(re.findall(r"(?<!std::)\b\w+\b", text))
-    symbols = {"+": "add", "-": "sub", "*": "mul", "/": "div"}
-    words |= {op for sign, op in symbols.items() if re.search(rf" \{sign} ", text)}
-    return words
+    return {"test": words_of(code), "gradcheck": words_of("\n".join(used))}
 
 
 def link(path, text="yes"):
@@ -146,8 +151,7 @@ def row(name, stem, results, tests):
         backward = link(place)
     cpu = link(f"core/cpu/{kernel}.cpp") if kernel else "no kernel"
     cuda = link(f"cuda/{kernel}.cu") if kernel else "no kernel"
-    own = f"tests/test_{stem}.cpp"
-    test = own if own in tests else next(iter(tests), None)
+    test = next(iter(tests), None)
     return (f"| {link(f'autograd/{stem}.h', f'`{name}`')} | {link(place) if place else '—'} | {backward} "
             f"| {cpu} | {cuda} | {link(test, pathlib.Path(test).stem) if test else '—'} |")
 
@@ -155,18 +159,19 @@ def row(name, stem, results, tests):
 def main():
     if sys.argv[1:] not in ([], ["--check"]):
         sys.exit(__doc__)
-    words = {str(p.relative_to(ROOT)): gradchecked(p) for p in sorted(ROOT.glob("tests/test_*.cpp"))}
+    words = {str(p.relative_to(ROOT)): tested(p) for p in sorted(ROOT.glob("tests/test_*.cpp"))}
     rows, wrong = [], []
     for header in sorted(ROOT.glob("autograd/*.h")):
         if header.stem in NOT_OPS:
             continue
         ops, results = ops_of(header)
         for name, documented in ops.items():
-            tests = [t for t, w in words.items() if name in w]
-            if name in NOT_DIFFERENTIABLE:
-                tests = [t for t in [f"tests/test_{header.stem}.cpp"] if (ROOT / t).exists()]
+            family = [t for t in words if re.match(rf"tests/test_{header.stem}(_\w+)?\.cpp", t)]
+            kind = "test" if name in NOT_DIFFERENTIABLE else "gradcheck"
+            tests = [t for t in family if name in words[t][kind]]
             if not tests:
-                wrong.append(f"autograd/{header.stem}.h: {name} has no gradcheck in tests/")
+                wrong.append(f"autograd/{header.stem}.h: {name} has no {kind} in "
+                             f"tests/test_{header.stem}.cpp")
             if not documented:
                 wrong.append(f"autograd/{header.stem}.h: {name} has no docstring")
             rows.append(row(name, header.stem, results, tests))
