@@ -11,34 +11,35 @@ constexpr std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> c
   for (int round = 0; round < 10; ++round) {
     const std::uint64_t a = std::uint64_t{0xD2511F53u} * counter[0];
     const std::uint64_t b = std::uint64_t{0xCD9E8D57u} * counter[2];
-    counter = {static_cast<std::uint32_t>(b >> 32) ^ counter[1] ^ key[0],
-               static_cast<std::uint32_t>(b),
-               static_cast<std::uint32_t>(a >> 32) ^ counter[3] ^ key[1],
-               static_cast<std::uint32_t>(a)};
+    counter = {
+        static_cast<std::uint32_t>(b >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(b),
+        static_cast<std::uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(a)};
     key[0] += 0x9E3779B9u;
     key[1] += 0xBB67AE85u;
   }
   return counter;
 }
 
-/// Names a sequence of random numbers: element i of it depends on (seed, stream, first + i) only, so
-/// the same numbers come out for any sharding, thread count or device.
+/// Names a sequence of random numbers: element i of it depends on (seed, stream, first + i) only,
+/// so the same numbers come out for any sharding, thread count or device.
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
   std::uint64_t first = 0;
 };
 
+/// Block number `block` of a key's sequence: the bits of elements 4 block ... 4 block + 3.
+constexpr std::array<std::uint32_t, 4> random_block(const RandomKey& k, std::uint64_t block) {
+  return philox4x32(
+      {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
+       static_cast<std::uint32_t>(k.stream), static_cast<std::uint32_t>(k.stream >> 32)},
+      {static_cast<std::uint32_t>(k.seed), static_cast<std::uint32_t>(k.seed >> 32)});
+}
+
 /// The 32 random bits of element i of a key's sequence.
 constexpr std::uint32_t random_bits(const RandomKey& k, std::uint64_t i) {
-  const std::uint64_t n = k.first + i, block = n >> 2;
-  const auto out = philox4x32({static_cast<std::uint32_t>(block),
-                               static_cast<std::uint32_t>(block >> 32),
-                               static_cast<std::uint32_t>(k.stream),
-                               static_cast<std::uint32_t>(k.stream >> 32)},
-                              {static_cast<std::uint32_t>(k.seed),
-                               static_cast<std::uint32_t>(k.seed >> 32)});
-  return out[n & 3];
+  const std::uint64_t n = k.first + i;
+  return random_block(k, n >> 2)[n & 3];
 }
 
 /// Uniform in [0, 1) with 24 bits: exact in f32.

@@ -1,6 +1,7 @@
 #include "weft/core/random.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numbers>
 #include <numeric>
@@ -27,10 +28,53 @@ constexpr std::uint64_t combine(std::uint64_t a, std::uint64_t b) {
   return mix(a + 0x9e3779b97f4a7c15u + mix(b));
 }
 
-// Uniform in (0, 1): the middle of one of 2^32 cells, so never 0 and never 1.
-double open_uniform(const RandomKey& k, std::uint64_t i) {
-  return (static_cast<double>(random_bits(k, i)) + 0.5) * 0x1p-32;
-}
+// The random bits of one key, element by element. Keeps the last Philox block: its four numbers
+// belong to neighbouring elements.
+class Bits {
+ public:
+  explicit Bits(const RandomKey& key) : key_(key) {}
+  /// Bits of element i, as random_bits() gives them.
+  std::uint32_t at(std::uint64_t i) {
+    const std::uint64_t n = key_.first + i;
+    if (n >> 2 != block_) {
+      block_ = n >> 2;
+      values_ = random_block(key_, block_);
+    }
+    return values_[n & 3];
+  }
+  /// Uniform in (0, 1): the middle of one of 2^32 cells, so never 0 and never 1.
+  double open_uniform(std::uint64_t i) { return (static_cast<double>(at(i)) + 0.5) * 0x1p-32; }
+  /// Uniform in [0, 1), exact in f32.
+  double uniform(std::uint64_t i) { return static_cast<double>(uniform_from_bits(at(i))); }
+
+ private:
+  RandomKey key_;
+  std::uint64_t block_ = UINT64_MAX;  // no element has it: it would be number 2^66
+  std::array<std::uint32_t, 4> values_{};
+};
+
+// Standard normal numbers by Box and Muller: elements 2k and 2k+1 of the whole sequence (counted
+// with key.first) are the cosine and the sine made from the uniforms 2k and 2k+1.
+class Normals {
+ public:
+  explicit Normals(const RandomKey& key) : bits_({key.seed, key.stream, 0}), first_(key.first) {}
+  double at(std::uint64_t i) {
+    const std::uint64_t n = first_ + i, pair = n & ~std::uint64_t{1};
+    if (pair != pair_) {
+      pair_ = pair;
+      const double radius = std::sqrt(-2 * std::log(bits_.open_uniform(pair)));
+      const double angle = 2 * std::numbers::pi * bits_.open_uniform(pair + 1);
+      values_ = {radius * std::cos(angle), radius * std::sin(angle)};
+    }
+    return values_[n & 1];
+  }
+
+ private:
+  Bits bits_;
+  std::uint64_t first_;
+  std::uint64_t pair_ = UINT64_MAX;  // odd, so never a pair
+  std::array<double, 2> values_{};
+};
 
 // Inverse of the normal distribution function: a rational start (Acklam) and one step of Halley.
 double inverse_normal(double p) {
@@ -61,9 +105,10 @@ double inverse_normal(double p) {
   return x - u / (1 + x * u / 2);
 }
 
-// Writes draw(i) to every element, in parallel. The tensor must be contiguous.
+// Writes draw(i) to every element, in parallel; every range works with its own copy of draw, which
+// may keep state from one element to the next.
 template <class Draw>
-const Tensor& draw_into(const char* op, const Tensor& t, Draw draw) {
+const Tensor& draw_into(const char* op, const Tensor& t, const Draw& draw) {
   check(t.is_contiguous(), "{}: the tensor must be contiguous, got strides {}", op, t.strides());
   t.bump_version();
   if (t.is_meta()) return t;
@@ -71,11 +116,13 @@ const Tensor& draw_into(const char* op, const Tensor& t, Draw draw) {
   dispatch_all(t.dtype(), [&]<class T>() {
     T* p = t.data<T>();
     parallel_for(t.numel(), 32, [&](std::int64_t begin, std::int64_t end) {
+      Draw mine = draw;
       for (std::int64_t i = begin; i < end; ++i) {
+        const double v = mine(static_cast<std::uint64_t>(i));
         if constexpr (std::is_arithmetic_v<T>)
-          p[i] = static_cast<T>(draw(static_cast<std::uint64_t>(i)));
+          p[i] = static_cast<T>(v);
         else
-          p[i] = T(static_cast<float>(draw(static_cast<std::uint64_t>(i))));
+          p[i] = T(static_cast<float>(v));
       }
     });
   });
@@ -125,20 +172,15 @@ RandomKey RandomScope::key_for(std::uint64_t layer_stream, std::uint64_t row_ele
 
 const Tensor& uniform_(const Tensor& t, const RandomKey& key, double low, double high) {
   check(low <= high, "uniform_: low must be at most high {}, got {}", high, low);
-  return draw_into("uniform_", t, [=](std::uint64_t i) {
-    return low + (high - low) * static_cast<double>(uniform_from_bits(random_bits(key, i)));
+  return draw_into("uniform_", t, [=, bits = Bits(key)](std::uint64_t i) mutable {
+    return low + (high - low) * bits.uniform(i);
   });
 }
 
 const Tensor& normal_(const Tensor& t, const RandomKey& key, double mean, double std) {
   check(std >= 0, "normal_: std must be at least 0, got {}", std);
-  // Elements 2k and 2k+1 of the global sequence share the two uniforms 2k and 2k+1.
-  return draw_into("normal_", t, [=](std::uint64_t i) {
-    const std::uint64_t pair = (key.first + i) & ~std::uint64_t{1};
-    const RandomKey whole{key.seed, key.stream, 0};
-    const double radius = std::sqrt(-2 * std::log(open_uniform(whole, pair)));
-    const double angle = 2 * std::numbers::pi * open_uniform(whole, pair + 1);
-    return mean + std * radius * ((key.first + i) & 1 ? std::sin(angle) : std::cos(angle));
+  return draw_into("normal_", t, [=, normals = Normals(key)](std::uint64_t i) mutable {
+    return mean + std * normals.at(i);
   });
 }
 
@@ -146,20 +188,23 @@ const Tensor& truncated_normal_(const Tensor& t, const RandomKey& key, double me
                                 double low, double high) {
   check(low < high, "truncated_normal_: low must be below high {}, got {}", high, low);
   check(std > 0, "truncated_normal_: std must be above 0, got {}", std);
+  // Right of the mean the distribution function is close to 1 and its digits are used up: there the
+  // mirror image is drawn.
+  const double side = low > mean ? -1 : 1;
   const auto cdf = [&](double x) {
-    return 0.5 * std::erfc(-(x - mean) / std / std::numbers::sqrt2);
+    return 0.5 * std::erfc(-side * (x - mean) / std / std::numbers::sqrt2);
   };
   const double from = cdf(low), to = cdf(high);
-  return draw_into("truncated_normal_", t, [=](std::uint64_t i) {
-    const double p = std::clamp(from + (to - from) * open_uniform(key, i), 1e-300, 1 - 1e-16);
-    return std::clamp(mean + std * inverse_normal(p), low, high);
+  return draw_into("truncated_normal_", t, [=, bits = Bits(key)](std::uint64_t i) mutable {
+    const double p = std::clamp(from + (to - from) * bits.open_uniform(i), 1e-300, 1 - 0x1p-53);
+    return std::clamp(mean + side * std * inverse_normal(p), low, high);
   });
 }
 
 const Tensor& bernoulli_(const Tensor& t, const RandomKey& key, double p) {
   check(p >= 0 && p <= 1, "bernoulli_: p must be in [0, 1], got {}", p);
-  return draw_into("bernoulli_", t, [=](std::uint64_t i) {
-    return static_cast<double>(uniform_from_bits(random_bits(key, i))) < p ? 1.0 : 0.0;
+  return draw_into("bernoulli_", t, [=, bits = Bits(key)](std::uint64_t i) mutable {
+    return bits.uniform(i) < p ? 1.0 : 0.0;
   });
 }
 
@@ -173,12 +218,12 @@ Tensor rand_normal(const Shape& shape, double mean, double std, DType dtype) {
 Tensor permutation(std::int64_t n, const RandomKey& key) {
   check(n >= 0, "permutation: n must be at least 0, got {}", n);
   Tensor out = Tensor::empty({n}, DType::i64);
+  Bits draws(key);
   std::int64_t* p = out.data<std::int64_t>();
   std::iota(p, p + n, std::int64_t{0});
   for (std::int64_t i = n - 1; i > 0; --i) {  // Fisher-Yates; 64 bits make the bias invisible
     const auto u = static_cast<std::uint64_t>(2 * i);
-    const std::uint64_t bits =
-        static_cast<std::uint64_t>(random_bits(key, u)) << 32 | random_bits(key, u + 1);
+    const std::uint64_t bits = static_cast<std::uint64_t>(draws.at(u)) << 32 | draws.at(u + 1);
     std::swap(p[i], p[bits % static_cast<std::uint64_t>(i + 1)]);
   }
   return out;
@@ -192,6 +237,7 @@ Tensor multinomial(const Tensor& weights, std::int64_t count, const RandomKey& k
   std::vector<double> w(static_cast<std::size_t>(weights.numel()));
   weights.copy_to(w);
   Tensor out = Tensor::empty({rows, count}, DType::i64);
+  Bits bits(key);
   for (std::int64_t r = 0; r < rows; ++r) {
     double total = 0;
     for (std::int64_t i = 0; i < n; ++i) {
@@ -202,7 +248,7 @@ Tensor multinomial(const Tensor& weights, std::int64_t count, const RandomKey& k
     }
     check(total > 0, "multinomial: a row of weights must have a positive sum, got {}", total);
     for (std::int64_t c = 0; c < count; ++c) {
-      double left = total * open_uniform(key, static_cast<std::uint64_t>(r * count + c));
+      double left = total * bits.open_uniform(static_cast<std::uint64_t>(r * count + c));
       std::int64_t pick = -1;
       for (std::int64_t i = 0; i < n; ++i) {
         const double v = w[static_cast<std::size_t>(r * n + i)];
