@@ -3,39 +3,107 @@
 
 namespace weft {
 
+// Arithmetic of two tensors, or of a tensor and a number. A number is taken in the precision of the
+// arithmetic: a bf16 tensor times 0.1 does not round 0.1 to bf16. Integers wrap around.
+
+/// a + b, a - b, a * b; minimum and maximum element by element.
+///
+/// Shapes   a and b broadcast by NumPy's rule; the gradient is summed back to each operand's shape
+/// Dtypes   f32, f64, bf16, i32, i64, u8; both operands alike; a whole number with integers
+/// Device   cpu, cuda, meta; both on one
+/// Saves    add, sub: nothing; mul, minimum, maximum: a and b
+/// Throws   Error on shapes that do not broadcast, on mixed dtypes or devices, on other dtypes
+/// Source   definition. NaN wins in minimum and maximum; at a tie each operand gets half the
+/// gradient
 Tensor add(const Tensor& a, const Tensor& b);
 Tensor sub(const Tensor& a, const Tensor& b);
 Tensor mul(const Tensor& a, const Tensor& b);
-Tensor div(const Tensor& a, const Tensor& b);
-Tensor pow(const Tensor& a, const Tensor& b);
 Tensor minimum(const Tensor& a, const Tensor& b);
 Tensor maximum(const Tensor& a, const Tensor& b);
 Tensor add(const Tensor& a, double b);
 Tensor sub(const Tensor& a, double b);
 Tensor sub(double a, const Tensor& b);
 Tensor mul(const Tensor& a, double b);
-Tensor div(const Tensor& a, double b);
-Tensor div(double a, const Tensor& b);
-Tensor pow(const Tensor& a, double exponent);
 Tensor minimum(const Tensor& a, double b);
 Tensor maximum(const Tensor& a, double b);
 
+/// a / b, and a to the power b.
+///
+/// Shapes   a and b broadcast by NumPy's rule; the gradient is summed back to each operand's shape
+/// Dtypes   f32, f64, bf16; both operands alike
+/// Device   cpu, cuda, meta; both on one
+/// Saves    div: b and the result; pow: a, b and the result (a number as exponent: a)
+/// Throws   Error on shapes that do not broadcast, on mixed dtypes or devices, on other dtypes
+/// Source   definition. The gradient of a^0 with respect to a, and of 0^b to b, is 0
+Tensor div(const Tensor& a, const Tensor& b);
+Tensor pow(const Tensor& a, const Tensor& b);
+Tensor div(const Tensor& a, double b);
+Tensor div(double a, const Tensor& b);
+Tensor pow(const Tensor& a, double exponent);
+
+/// -x, |x|, x * x, and x kept within [low, high].
+///
+/// Shapes   x (...)  ->  (...)
+/// Dtypes   f32, f64, bf16, i32, i64, u8
+/// Device   cpu, cuda, meta
+/// Saves    neg: nothing; the others: x
+/// Throws   Error on other dtypes; clamp: when low > high
+/// Source   definition. abs'(0) = 0; clamp passes the gradient on the closed interval; NaN stays
+/// NaN
 Tensor neg(const Tensor& x);
+Tensor abs(const Tensor& x);
+Tensor square(const Tensor& x);
+Tensor clamp(const Tensor& x, double low, double high);
+
+/// e^x, ln x, the square root and its reciprocal.
+///
+/// Shapes   x (...)  ->  (...)
+/// Dtypes   f32, f64, bf16
+/// Device   cpu, cuda, meta
+/// Saves    log: x; the others: the result
+/// Throws   Error on other dtypes
+/// Source   definition; outside the domain the result is NaN or infinite, as in IEEE 754
 Tensor exp(const Tensor& x);
 Tensor log(const Tensor& x);
 Tensor sqrt(const Tensor& x);
 Tensor rsqrt(const Tensor& x);
-Tensor abs(const Tensor& x);
+
+enum class Gelu : std::uint8_t { tanh, erf };
+
+/// Activations: tanh, sigmoid 1 / (1 + e^-x), relu max(x, 0), silu x sigmoid(x), and gelu:
+/// x Phi(x) in the erf form, x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) in the tanh form.
+///
+/// Shapes   x (...)  ->  (...)
+/// Dtypes   f32, f64, bf16; relu also i32, i64, u8
+/// Device   cpu, cuda, meta
+/// Saves    tanh, sigmoid, relu: the result; gelu, silu: x
+/// Throws   Error on other dtypes
+/// Source   Hendrycks, Gimpel 2016, arXiv:1606.08415 (gelu, silu). relu'(0) = 0
 Tensor tanh(const Tensor& x);
 Tensor sigmoid(const Tensor& x);
 Tensor relu(const Tensor& x);
-enum class Gelu : std::uint8_t { tanh, erf };
 Tensor gelu(const Tensor& x, Gelu form = Gelu::tanh);
 Tensor silu(const Tensor& x);
-Tensor square(const Tensor& x);
-Tensor clamp(const Tensor& x, double low, double high);
+
+/// a where condition is true, b elsewhere. The operand that is not chosen gets a gradient of 0.
+///
+/// Shapes   condition, a and b broadcast by NumPy's rule
+/// Dtypes   condition bool; a and b any dtype, both alike
+/// Device   cpu, cuda, meta; all on one
+/// Saves    condition
+/// Throws   Error on shapes that do not broadcast, mixed dtypes or devices, another condition
+/// Source   definition
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
 
+/// Comparisons: ==, !=, <, <=, >, >=. No gradient passes. Comparisons with NaN are false, != true.
+///
+/// Shapes   a and b broadcast by NumPy's rule
+/// Dtypes   f32, f64, bf16, i32, i64, u8, bool, both alike  ->  bool. A number is rounded to a
+///          floating tensor's dtype first, so that a tensor filled with 0.1 equals 0.1
+/// Device   cpu, cuda, meta; both on one
+/// Saves    nothing
+/// Throws   Error on shapes that do not broadcast, on mixed dtypes or devices, on other dtypes
+/// Source   IEEE 754
 Tensor eq(const Tensor& a, const Tensor& b);
 Tensor ne(const Tensor& a, const Tensor& b);
 Tensor lt(const Tensor& a, const Tensor& b);

@@ -3,22 +3,96 @@
 
 namespace weft {
 
-// `dims` empty: over all axes.
+// `dims` names the axes to reduce, negative ones from the end, in any order; empty means all.
+// `keepdim` leaves them in the shape with length 1. Every gradient can be differentiated again.
+// Floating sums run in f32 over short blocks that are added up in f64, in an order that follows
+// from the shape alone.
+
+/// The sum, or the mean, over axes.
+///
+/// Shapes   x (...)  ->  x's shape without `dims` (or with 1 there)
+/// Dtypes   sum: f32, f64, bf16 to their own; i32, i64, u8, bool to i64. mean: f32, f64, bf16
+/// Device   cpu, cuda, meta
+/// Saves    nothing
+/// Throws   Error on a dim out of range or given twice, on other dtypes
+/// Source   definition; over no elements the sum is 0 and the mean NaN
 Tensor sum(const Tensor& x, std::initializer_list<int> dims = {}, bool keepdim = false);
 Tensor mean(const Tensor& x, std::initializer_list<int> dims = {}, bool keepdim = false);
+
+/// Sums x down to a shape that broadcasts to x's shape: the backward of broadcasting.
+///
+/// Shapes   x (...)  ->  shape
+/// Dtypes   as sum
+/// Device   cpu, cuda, meta
+/// Saves    nothing
+/// Throws   Error when shape does not broadcast to x's shape
+/// Source   definition
+Tensor sum_to(const Tensor& x, const Shape& shape);
+
+/// The largest or smallest value, of all elements or along one axis. NaN wins.
+///
+/// Shapes   x (...)  ->  a scalar, or x's shape without `dim` (or with 1 there)
+/// Dtypes   f32, f64, bf16, i32, i64, u8
+/// Device   cpu, cuda, meta
+/// Saves    the place of each result; the gradient goes to the first of several equal ones
+/// Throws   Error on a dim out of range, on an empty axis, on other dtypes
+/// Source   definition
 Tensor max(const Tensor& x);
 Tensor max(const Tensor& x, int dim, bool keepdim = false);
 Tensor min(const Tensor& x);
 Tensor min(const Tensor& x, int dim, bool keepdim = false);
+
+/// The place of the first largest or smallest value along an axis, i64. No gradient passes.
+///
+/// Shapes   x (...)  ->  x's shape without `dim` (or with 1 there)
+/// Dtypes   f32, f64, bf16, i32, i64, u8  ->  i64
+/// Device   cpu, cuda, meta
+/// Saves    nothing
+/// Throws   Error on a dim out of range, on an empty axis, on other dtypes
+/// Source   definition; a NaN counts as the largest and the smallest
 Tensor argmax(const Tensor& x, int dim = -1, bool keepdim = false);
 Tensor argmin(const Tensor& x, int dim = -1, bool keepdim = false);
-/// correction 1: the unbiased estimate.
+
+/// The variance: squared distances from the mean, summed and divided by n - correction. 1 gives the
+/// unbiased estimate. NaN when nothing is left to divide by.
+///
+/// Shapes   x (...)  ->  x's shape without `dims` (or with 1 there)
+/// Dtypes   f32, f64, bf16; sums in f64
+/// Device   cpu, cuda, meta
+/// Saves    x
+/// Throws   Error on a dim out of range or given twice, on other dtypes
+/// Source   two passes: the mean of squares minus the square of the mean cancels
 Tensor var(const Tensor& x, std::initializer_list<int> dims = {}, int correction = 1,
            bool keepdim = false);
+
+/// (sum of |x|^p)^(1/p) over all elements; the largest |x| for p = infinity.
+///
+/// Shapes   x (...)  ->  a scalar
+/// Dtypes   f32, f64, bf16; sums in f64
+/// Device   cpu, cuda, meta
+/// Saves    x and the result
+/// Throws   Error unless p > 0; on other dtypes
+/// Source   definition; where all of x is 0 the gradient is 0
 Tensor norm(const Tensor& x, double p = 2);
+
+/// ln(sum of e^x) along an axis, without overflow.
+///
+/// Shapes   x (...)  ->  x's shape without `dim` (or with 1 there)
+/// Dtypes   f32, f64, bf16; sums in f64
+/// Device   cpu, cuda, meta
+/// Saves    x and the result
+/// Throws   Error on a dim out of range, on other dtypes
+/// Source   the largest x is taken out of the sum; over no elements, -infinity
 Tensor logsumexp(const Tensor& x, int dim = -1, bool keepdim = false);
+
+/// y[i] = x[0] + ... + x[i] along an axis.
+///
+/// Shapes   x (...)  ->  (...)
+/// Dtypes   f32, f64, bf16 to their own; i32, i64, u8, bool to i64
+/// Device   cpu, cuda, meta
+/// Saves    nothing
+/// Throws   Error on a dim out of range, on other dtypes
+/// Source   definition; the gradient is a sum from the other end
 Tensor cumsum(const Tensor& x, int dim = -1);
-/// Sums x down to a shape that broadcasts to x's shape: the backward of broadcasting.
-Tensor sum_to(const Tensor& x, const Shape& shape);
 
 }  // namespace weft

@@ -11,6 +11,7 @@ set(weft_test_stems
   debug_allocator
   dropout
   elementwise
+  elementwise_grad
   file
   gpt
   gpt_fixtures
@@ -34,6 +35,7 @@ set(weft_test_stems
   random
   recompute
   reduce
+  reduce_grad
   rms_norm
   rope
   safetensors

@@ -1,0 +1,309 @@
+// Values, broadcasting, dtypes, devices and messages; gradients are in test_elementwise_grad.cpp.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/core/parallel.h"
+#include "weft/tests/support.h"
+
+using namespace weft;
+using test::error_of;
+using test::mismatch;
+
+namespace {
+
+const DType kFloats[] = {DType::f64, DType::f32, DType::bf16};
+const Shape kShapes[] = {{}, {1}, {17}, {1, 5}, {3, 5}, {2, 3, 7}, {4, 1025}, {0, 4}, {3, 0}};
+constexpr double kInf = std::numeric_limits<double>::infinity();
+const double kNan = std::nan("");
+
+// y[i] = f(x[i]) element by element, from the definition.
+template <class F>
+Tensor map(const Tensor& x, F f) {
+  Tensor y = Tensor::empty(x.shape(), DType::f64);
+  std::vector<double> v(static_cast<std::size_t>(x.numel()));
+  x.copy_to(v);
+  for (std::size_t i = 0; i < v.size(); ++i) y.data<double>()[i] = f(v[i]);
+  return y;
+}
+template <class F>
+Tensor map(const Tensor& a, const Tensor& b, F f) {
+  std::vector<double> v(static_cast<std::size_t>(b.numel()));
+  b.copy_to(v);
+  std::size_t i = 0;
+  return map(a, [&](double x) { return f(x, v[i++]); });
+}
+
+struct Unary {
+  const char* name;
+  Tensor (*op)(const Tensor&);
+  double (*definition)(double);
+  double low, high;
+};
+const Unary kUnary[] = {
+    {"neg", neg, [](double x) { return -x; }, -3, 3},
+    {"exp", exp, [](double x) { return std::exp(x); }, -3, 3},
+    {"log", log, [](double x) { return std::log(x); }, 0.1, 3},
+    {"sqrt", sqrt, [](double x) { return std::sqrt(x); }, 0.1, 3},
+    {"rsqrt", rsqrt, [](double x) { return 1 / std::sqrt(x); }, 0.1, 3},
+    {"abs", abs, [](double x) { return x < 0 ? -x : x; }, -3, 3},
+    {"tanh", tanh, [](double x) { return 1 - 2 / (std::exp(2 * x) + 1); }, -3, 3},
+    {"sigmoid", sigmoid, [](double x) { return 0.5 + 0.5 * std::tanh(x / 2); }, -8, 8},
+    {"relu", relu, [](double x) { return x > 0 ? x : 0; }, -3, 3},
+    {"square", square, [](double x) { return x * x; }, -3, 3},
+    {"silu", silu, [](double x) { return x * (0.5 + 0.5 * std::tanh(x / 2)); }, -8, 8},
+    {"gelu_tanh", [](const Tensor& x) { return gelu(x); },
+     [](double x) {
+       return x / (1 + std::exp(-2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+     },
+     -5, 5},
+    {"gelu_erf", [](const Tensor& x) { return gelu(x, Gelu::erf); },
+     [](double x) { return x * 0.5 * std::erfc(-x / std::sqrt(2.0)); }, -5, 5},
+    {"clamp", [](const Tensor& x) { return clamp(x, -0.5, 1.25); },
+     [](double x) { return std::min(1.25, std::max(-0.5, x)); }, -3, 3},
+    {"pow 3", [](const Tensor& x) { return pow(x, 3); }, [](double x) { return x * x * x; }, -2, 2},
+    {"pow 2", [](const Tensor& x) { return pow(x, 2); }, [](double x) { return x * x; }, -2, 2},
+    {"pow 0.5", [](const Tensor& x) { return pow(x, 0.5); }, [](double x) { return std::sqrt(x); },
+     0.1, 2},
+    {"pow -0.5", [](const Tensor& x) { return pow(x, -0.5); },
+     [](double x) { return 1 / std::sqrt(x); }, 0.1, 2},
+    {"x + 2.5", [](const Tensor& x) { return 2.5 + x; }, [](double x) { return x + 2.5; }, -3, 3},
+    {"x - 2.5", [](const Tensor& x) { return x - 2.5; }, [](double x) { return x - 2.5; }, -3, 3},
+    {"2.5 - x", [](const Tensor& x) { return 2.5 - x; }, [](double x) { return 2.5 - x; }, -3, 3},
+    {"x * 2.5", [](const Tensor& x) { return 2.5 * x; }, [](double x) { return x * 2.5; }, -3, 3},
+    {"x / 2.5", [](const Tensor& x) { return x / 2.5; }, [](double x) { return x / 2.5; }, -3, 3},
+    {"2.5 / x", [](const Tensor& x) { return 2.5 / x; }, [](double x) { return 2.5 / x; }, 0.5, 3},
+    {"minimum 0.5", [](const Tensor& x) { return minimum(x, 0.5); },
+     [](double x) { return std::min(x, 0.5); }, -3, 3},
+    {"maximum 0.5", [](const Tensor& x) { return maximum(x, 0.5); },
+     [](double x) { return std::max(x, 0.5); }, -3, 3},
+};
+
+struct Binary {
+  const char* name;
+  Tensor (*op)(const Tensor&, const Tensor&);
+  double (*definition)(double, double);
+};
+const Binary kBinary[] = {
+    {"add", add, [](double a, double b) { return a + b; }},
+    {"sub", sub, [](double a, double b) { return a - b; }},
+    {"mul", mul, [](double a, double b) { return a * b; }},
+    {"div", div, [](double a, double b) { return a / b; }},
+    {"pow", pow, [](double a, double b) { return std::exp(b * std::log(a)); }},
+    {"minimum", minimum, [](double a, double b) { return a < b ? a : b; }},
+    {"maximum", maximum, [](double a, double b) { return a < b ? b : a; }},
+};
+
+struct Comparison {
+  Tensor (*op)(const Tensor&, const Tensor&);
+  Tensor (*with_number)(const Tensor&, double);
+  bool (*definition)(double, double);
+};
+const Comparison kComparisons[] = {
+    {eq, eq, [](double a, double b) { return a == b; }},
+    {ne, ne, [](double a, double b) { return a != b; }},
+    {lt, lt, [](double a, double b) { return a < b; }},
+    {le, le, [](double a, double b) { return a <= b; }},
+    {gt, gt, [](double a, double b) { return a > b; }},
+    {ge, ge, [](double a, double b) { return a >= b; }},
+};
+
+}  // namespace
+
+TEST_CASE("elementwise: one operand, every dtype, shape and layout, against the definition") {
+  for (const Unary& u : kUnary)
+    for (const Shape& s : kShapes)
+      for (const DType t : kFloats) {
+        CAPTURE(std::string(u.name));
+        CAPTURE(to_string(s));
+        const Tensor x = test::random_in(s, u.low, u.high, 3, t);
+        const Tensor want = map(x, u.definition);
+        CHECK(u.op(x).dtype() == t);
+        CHECK(mismatch(u.op(x), want, test::tolerance(t)) == "");
+        CHECK(mismatch(u.op(test::strided(x)), want, test::tolerance(t)) == "");
+      }
+}
+
+TEST_CASE("elementwise: two operands, every dtype, shape and layout, against the definition") {
+  for (const Binary& o : kBinary)
+    for (const Shape& s : kShapes)
+      for (const DType t : kFloats) {
+        CAPTURE(std::string(o.name));
+        CAPTURE(to_string(s));
+        const Tensor a = test::random_in(s, 0.5, 3, 3, t), b = test::random_in(s, 0.5, 3, 4, t);
+        const Tensor want = map(a, b, o.definition);
+        CHECK(mismatch(o.op(a, b), want, test::tolerance(t)) == "");
+        CHECK(mismatch(o.op(test::strided(a), b), want, test::tolerance(t)) == "");
+        CHECK(mismatch(o.op(a, test::strided(b)), want, test::tolerance(t)) == "");
+      }
+}
+
+TEST_CASE("elementwise: broadcasting follows NumPy's rule") {
+  const Shape pairs[][2] = {{{3, 5}, {5}},       {{3, 5}, {3, 1}},    {{3, 1}, {1, 5}},
+                            {{2, 3, 5}, {3, 5}}, {{2, 3, 5}, {}},     {{2, 1, 5}, {3, 1}},
+                            {{1}, {4, 1, 2}},    {{2, 0, 3}, {1, 3}}, {{40, 1025}, {1025}}};
+  for (const auto& pair : pairs)
+    for (const bool swapped : {false, true}) {
+      const Tensor a = test::random(pair[swapped], 1), b = test::random(pair[!swapped], 2);
+      CAPTURE(to_string(a.shape()));
+      CAPTURE(to_string(b.shape()));
+      const Shape out = broadcast_shapes("test", a.shape(), b.shape());
+      const Tensor wa = expand(a, out).clone(), wb = expand(b, out).clone();
+      const Tensor want = map(wa, wb, [](double x, double y) { return x - y; });
+      CHECK(mismatch(a - b, want, 0) == "");
+      CHECK(mismatch((a < b).to(DType::f64),
+                     map(wa, wb, [](double x, double y) { return x < y ? 1.0 : 0.0; }), 0) == "");
+      CHECK(mismatch(where(a < b, a, b),
+                     map(wa, wb, [](double x, double y) { return x < y ? x : y; }), 0) == "");
+    }
+}
+
+TEST_CASE("elementwise: transposed and sliced operands") {
+  const Tensor a = test::random({6, 4, 5}, 1), b = test::random({5, 4, 6}, 2);
+  const Tensor view = b.permute({2, 1, 0}), copy = view.clone();
+  CHECK(mismatch(a + view, map(a, copy, [](double x, double y) { return x + y; }), 0) == "");
+  const Tensor part = test::random({9, 20}, 3).slice(0, 1, 8, 2).slice(1, 3, 17, 3);
+  CHECK(mismatch(exp(part), map(part.clone(), [](double x) { return std::exp(x); }), 1e-15) == "");
+}
+
+TEST_CASE("elementwise: comparisons take every numeric dtype and bool") {
+  for (const DType t :
+       {DType::f32, DType::f64, DType::bf16, DType::i32, DType::i64, DType::u8, DType::boolean}) {
+    const Tensor a = Tensor::of({0, 1, 2, 3, 1, 0}, {2, 3}, t);
+    const Tensor b = Tensor::of({1, 1, 0, 3, 2, 0}, {2, 3}, t);
+    CAPTURE(name(t));
+    for (const Comparison& c : kComparisons) {
+      const Tensor got = c.op(a, b);
+      CHECK(got.dtype() == DType::boolean);
+      CHECK(mismatch(got, map(a, b, c.definition), 0) == "");
+      CHECK(mismatch(c.with_number(a, 1), map(a, [&](double x) { return c.definition(x, 1); }),
+                     0) == "");
+    }
+  }
+  const Tensor i = Tensor::of({2, 3}, {2}, DType::i64);
+  CHECK(mismatch(lt(i, 2.5), Tensor::of({1, 0}, {2}), 0) == "");  // not truncated to 2
+  const Tensor tenth = Tensor::full({1}, 0.1, DType::f32);
+  CHECK(eq(tenth, 0.1).item() == 1);  // the number is rounded like the tensor
+  const Tensor nan = Tensor::full({1}, kNan);
+  CHECK(ne(nan, nan).item() == 1);
+  CHECK(eq(nan, nan).item() == 0);
+}
+
+TEST_CASE("elementwise: integers add, subtract, multiply, compare and wrap around") {
+  for (const DType t : {DType::i32, DType::i64, DType::u8}) {
+    CAPTURE(name(t));
+    const Tensor a = Tensor::of({5, 7, 9}, {3}, t), b = Tensor::of({5, 2, 3}, {3}, t);
+    CHECK(test::different_bits(a + b, Tensor::of({10, 9, 12}, {3}, t)) == "");
+    CHECK(test::different_bits(a - b, Tensor::of({0, 5, 6}, {3}, t)) == "");
+    CHECK(test::different_bits(a * b, Tensor::of({25, 14, 27}, {3}, t)) == "");
+    CHECK(test::different_bits(minimum(a, b), Tensor::of({5, 2, 3}, {3}, t)) == "");
+    CHECK(test::different_bits(maximum(a, b), Tensor::of({5, 7, 9}, {3}, t)) == "");
+    CHECK(test::different_bits(a * 3 + 1, Tensor::of({16, 22, 28}, {3}, t)) == "");
+    CHECK(test::different_bits(clamp(a, 6, 8), Tensor::of({6, 7, 8}, {3}, t)) == "");
+  }
+  const Tensor largest = Tensor::of({2147483647}, {1}, DType::i32);
+  CHECK((largest + 1).item() == -2147483648.0);
+  CHECK(test::different_bits(abs(Tensor::of({-4, 4}, {2}, DType::i64)),
+                             Tensor::of({4, 4}, {2}, DType::i64)) == "");
+  CHECK(neg(Tensor::of({1}, {1}, DType::u8)).item() == 255);
+}
+
+TEST_CASE("elementwise: where moves any dtype unchanged") {
+  const Tensor c = Tensor::of({1, 0, 1}, {3}, DType::boolean);
+  for (int i = 0; i < kDTypes; ++i) {
+    const auto t = static_cast<DType>(i);
+    const Tensor a = Tensor::of({1, 1, 0}, {3}, t), b = Tensor::of({0, 0, 1}, {3}, t);
+    CHECK(test::different_bits(where(c, a, b), Tensor::of({1, 0, 0}, {3}, t)) == "");
+  }
+}
+
+TEST_CASE("elementwise: limits and NaN") {
+  for (const DType t : {DType::f32, DType::f64}) {
+    const Tensor x = Tensor::of({-kInf, -1000, 1000, kInf}, {4}, t);
+    CHECK(mismatch(tanh(x), Tensor::of({-1, -1, 1, 1}, {4}), 0) == "");
+    CHECK(mismatch(sigmoid(x), Tensor::of({0, 0, 1, 1}, {4}), 0) == "");
+    CHECK(mismatch(silu(x.slice(0, 1)), Tensor::of({0, 1000, kInf}, {3}), 0) == "");
+    CHECK(mismatch(gelu(x.slice(0, 1)), Tensor::of({0, 1000, kInf}, {3}), 0) == "");
+    CHECK(mismatch(gelu(x.slice(0, 1), Gelu::erf), Tensor::of({0, 1000, kInf}, {3}), 0) == "");
+    const Tensor nan = Tensor::full({2}, kNan, t), one = Tensor::ones({2}, t);
+    for (const Tensor& y : {minimum(nan, one), minimum(one, nan), maximum(nan, one),
+                            maximum(one, nan), relu(nan), clamp(nan, 0, 1)})
+      CHECK(std::isnan(y.slice(0, 0, 1).item()));
+  }
+}
+
+TEST_CASE("elementwise: the meta device gives the same shape and dtype") {
+  const Tensor a = Tensor::empty({3, 1}, DType::bf16, kMeta),
+               b = Tensor::empty({4}, DType::bf16, kMeta);
+  for (const Binary& o : kBinary) {
+    CHECK(o.op(a, b).shape() == Shape{3, 4});
+    CHECK(o.op(a, b).dtype() == DType::bf16);
+    CHECK(o.op(a, b).is_meta());
+  }
+  for (const Unary& u : kUnary) CHECK(u.op(a).shape() == Shape{3, 1});
+  CHECK((a < b).dtype() == DType::boolean);
+  CHECK(where(a < b, a, b).shape() == Shape{3, 4});
+}
+
+TEST_CASE("elementwise: in-place updates") {
+  for (const DType t : kFloats) {
+    const Tensor x = test::random({3, 5}, 1, t), y = test::random({3, 5}, 2, t);
+    const Tensor want = map(x, y, [](double a, double b) { return b + 0.5 * a; });
+    for (const Tensor& target : {y.clone(), test::strided(y)}) {
+      CHECK(mismatch(target.add_(test::strided(x), 0.5), want, test::tolerance(t)) == "");
+      CHECK(mismatch(target.mul_(2), map(want, [](double v) { return 2 * v; }),
+                     2 * test::tolerance(t)) == "");
+    }
+  }
+}
+
+TEST_CASE("elementwise: any number of threads gives the same bits") {
+  const Tensor a = test::random({300, 257}, 1, DType::f32), b = test::random({257}, 2, DType::f32);
+  const int threads = num_threads();
+  set_num_threads(1);
+  const Tensor one = gelu(a * b), turned = (a.t() + 1).clone();
+  set_num_threads(4);
+  const Tensor four = gelu(a * b), turned4 = (a.t() + 1).clone();
+  set_num_threads(threads);
+  CHECK(test::different_bits(one, four) == "");
+  CHECK(test::different_bits(turned, turned4) == "");
+}
+
+TEST_CASE("elementwise: errors name the rule and the values") {
+  const Tensor f = Tensor::ones({2, 3}), d = Tensor::ones({2, 3}, DType::f64);
+  const Tensor i = Tensor::ones({2, 3}, DType::i64), wide = Tensor::ones({2, 4});
+  const Tensor h = Tensor::ones({2}, DType::f16), flag = Tensor::ones({2}, DType::boolean);
+  CHECK(error_of([&] { f + d; }) == "add: both operands must have one dtype, got f32 and f64");
+  CHECK(error_of([&] { f - wide; }) == "sub: shapes must broadcast, got [2, 3] and [2, 4]");
+  CHECK(error_of([&] {
+          mul(f, Tensor::empty({2, 3}, DType::f32, kMeta));
+        }) == "mul: both operands must be on one device, got cpu and meta");
+  CHECK(error_of([&] { add(h, h); }) ==
+        "add: dtype must be one of f32, f64, bf16, i32, i64, u8, got f16");
+  CHECK(error_of([&] { div(i, i); }) == "div: dtype must be one of f32, f64, bf16, got i64");
+  CHECK(error_of([&] { div(i, 2); }) == "div: dtype must be one of f32, f64, bf16, got i64");
+  CHECK(error_of([&] { div(2, i); }) == "div: dtype must be one of f32, f64, bf16, got i64");
+  CHECK(error_of([&] { pow(i, i); }) == "pow: dtype must be one of f32, f64, bf16, got i64");
+  CHECK(error_of([&] { pow(i, 2); }) == "pow: dtype must be one of f32, f64, bf16, got i64");
+  CHECK(error_of([&] { mul(i, 0.5); }) ==
+        "mul: the number must be whole for a tensor of i64, got 0.5");
+  CHECK(error_of([&] { neg(flag); }) ==
+        "neg: dtype must be one of f32, f64, bf16, i32, i64, u8, got bool");
+  CHECK(error_of([&] { exp(i); }) == "exp: dtype must be one of f32, f64, bf16, got i64");
+  CHECK(error_of([&] { gelu(i); }) == "gelu: dtype must be one of f32, f64, bf16, got i64");
+  CHECK(error_of([&] { eq(h, h); }) ==
+        "eq: dtype must be one of f32, f64, bf16, i32, i64, u8, bool, got f16");
+  CHECK(error_of([&] { clamp(f, 1, 0); }) == "clamp: low must be at most high, got 1 and 0");
+  CHECK(error_of([&] { where(f, f, f); }) == "where: condition must be bool, got f32");
+  CHECK(error_of([&] { where(flag, f, f); }) == "where: shapes must broadcast, got [2] and [2, 3]");
+  CHECK(error_of([&] { where(flag.to(kMeta), f, f); }) ==
+        "where: condition must be on device cpu, got meta");
+  Tensor leaf = Tensor::ones({2});
+  leaf.set_requires_grad();
+  Tape tape;
+  CHECK(error_of([&] { (leaf * 2).add_(leaf); }) ==
+        "add_: cannot change a tensor that is part of a recording; use the out-of-place op, or a "
+        "NoGradGuard, got shape [2]");
+}

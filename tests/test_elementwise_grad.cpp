@@ -1,0 +1,204 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/reduce.h"
+#include "weft/tests/support.h"
+
+using namespace weft;
+using test::mismatch;
+
+namespace {
+
+struct Unary {
+  const char* name;
+  Tensor (*op)(const Tensor&);
+  double low = -2, high = 2;
+};
+const Unary kUnary[] = {
+    {"neg", neg},
+    {"exp", exp},
+    {"log", log, 0.3, 3},
+    {"sqrt", sqrt, 0.3, 3},
+    {"rsqrt", rsqrt, 0.3, 3},
+    {"abs", abs},
+    {"tanh", tanh},
+    {"sigmoid", sigmoid},
+    {"relu", relu},
+    {"square", square},
+    {"silu", silu},
+    {"gelu_tanh", [](const Tensor& x) { return gelu(x); }},
+    {"gelu_erf", [](const Tensor& x) { return gelu(x, Gelu::erf); }},
+    {"clamp", [](const Tensor& x) { return clamp(x, -0.5, 1); }},
+    {"pow 3", [](const Tensor& x) { return pow(x, 3); }},
+    {"pow 2", [](const Tensor& x) { return pow(x, 2); }},
+    {"pow -1.5", [](const Tensor& x) { return pow(x, -1.5); }, 0.5, 2},
+    {"pow 0", [](const Tensor& x) { return pow(x, 0) * x; }},
+    {"x + 3", [](const Tensor& x) { return x + 3; }},
+    {"x - 3", [](const Tensor& x) { return x - 3; }},
+    {"3 - x", [](const Tensor& x) { return 3 - x; }},
+    {"x * 3", [](const Tensor& x) { return x * 3; }},
+    {"x / 3", [](const Tensor& x) { return x / 3; }},
+    {"3 / x", [](const Tensor& x) { return 3 / x; }, 0.5, 2},
+    {"minimum", [](const Tensor& x) { return minimum(x, 0.3); }},
+    {"maximum", [](const Tensor& x) { return maximum(x, 0.3); }},
+};
+
+struct Binary {
+  const char* name;
+  Tensor (*op)(const Tensor&, const Tensor&);
+};
+const Binary kBinary[] = {
+    {"add", add},
+    {"sub", sub},
+    {"mul", mul},
+    {"div", div},
+    {"pow", pow},
+    {"minimum", minimum},
+    {"maximum", maximum},
+    {"where", [](const Tensor& a, const Tensor& b) { return where(a < b, a, b * 2); }},
+};
+
+// First and second order. For the second, f is squared: the gradient of a linear f is constant.
+template <class F>
+std::string check_twice(F f, const TensorList& in) {
+  const std::string first = gradcheck(f, in);
+  if (!first.empty()) return first;
+  GradcheckOptions o;
+  o.second_order = true;
+  o.step = 1e-5;
+  o.tolerance = 1e-5;
+  return gradcheck([&](const TensorList& xs) { return square(f(xs)); }, in, o);
+}
+
+// d sum(f(x) * r) / dx with an outer tape that records, and without.
+Tensor gradient(Tensor (*f)(const Tensor&), const Tensor& x, const Tensor& r, bool nested) {
+  Tensor leaf = x.detach();
+  leaf.set_requires_grad();
+  if (!nested) {
+    Tape tape;
+    return tape.gradients(f(leaf), {leaf}, r)[0];
+  }
+  Tape outer;
+  Tape inner;
+  return inner.gradients(f(leaf), {leaf}, r)[0];
+}
+
+Tensor gradient_at(Tensor (*f)(const Tensor&), double x) {
+  return gradient(f, Tensor::full({1}, x, DType::f64), Tensor::ones({1}, DType::f64), false);
+}
+
+}  // namespace
+
+TEST_CASE("elementwise: gradients of one operand agree with finite differences, twice") {
+  for (const Unary& u : kUnary) {
+    CAPTURE(std::string(u.name));
+    const auto f = [&](const TensorList& in) { return u.op(in[0]); };
+    const auto x = [&](const Shape& s) { return test::random_in(s, u.low, u.high, 5); };
+    for (const Tensor& in : {x({1}), x({3, 5}), test::strided(x({2, 3})), x({0, 4}), x({})})
+      CHECK(check_twice(f, {in}) == "");
+    const auto both = [&](const TensorList& in) { return u.op(in[0]) * in[0] + in[0]; };
+    CHECK(check_twice(both, {x({7})}) == "");
+  }
+}
+
+TEST_CASE("elementwise: gradients of two operands, broadcast in every direction, twice") {
+  const Shape pairs[][2] = {{{3, 2}, {3, 2}}, {{3, 2}, {2}},    {{2}, {3, 2}},   {{3, 1}, {1, 2}},
+                            {{2, 3}, {}},     {{2, 0}, {1, 1}}, {{1}, {2, 1, 2}}};
+  for (const Binary& o : kBinary)
+    for (const auto& p : pairs) {
+      CAPTURE(std::string(o.name));
+      CAPTURE(to_string(p[0]));
+      CAPTURE(to_string(p[1]));
+      const auto f = [&](const TensorList& in) { return o.op(in[0], in[1]); };
+      const Tensor a = test::random_in(p[0], 0.5, 2, 1), b = test::random_in(p[1], 0.5, 2, 2);
+      CHECK(check_twice(f, {a, b}) == "");
+      CHECK(check_twice(f, {test::strided(a), test::strided(b)}) == "");
+      const auto one = [&](const TensorList& in) { return o.op(in[0], in[0] * 1.5); };
+      CHECK(check_twice(one, {a}) == "");
+    }
+}
+
+TEST_CASE("elementwise: the same tensor on both sides") {
+  const Tensor x = test::random_in({4}, 0.5, 2);
+  for (const Binary& o : kBinary) {
+    CAPTURE(std::string(o.name));
+    CHECK(check_twice([&](const TensorList& in) { return o.op(in[0], in[0]); }, {x}) == "");
+  }
+}
+
+TEST_CASE("elementwise: fused backward kernels equal the derivative in public ops") {
+  for (const Unary& u : kUnary) {
+    CAPTURE(std::string(u.name));
+    for (const DType t : {DType::f64, DType::f32}) {
+      const Tensor x = test::random_in({5, 9}, u.low, u.high, 3, t);
+      const Tensor r = test::random({5, 9}, 4, t);
+      CHECK(mismatch(gradient(u.op, x, r, false), gradient(u.op, x, r, true),
+                     t == DType::f64 ? 1e-13 : 1e-5) == "");
+    }
+  }
+}
+
+TEST_CASE("elementwise: bf16 and f32 gradients agree with f64") {
+  for (const Unary& u : kUnary)
+    for (const DType t : {DType::f32, DType::bf16}) {
+      CAPTURE(std::string(u.name));
+      const Tensor x = test::random_in({5, 9}, u.low, u.high, 3, t), r = test::random({5, 9}, 4, t);
+      const Tensor got = gradient(u.op, x, r, false);
+      CHECK(got.dtype() == t);
+      const Tensor want = gradient(u.op, x.to(DType::f64), r.to(DType::f64), false);
+      CHECK(mismatch(got, want, 2 * test::tolerance(t)) == "");
+    }
+}
+
+TEST_CASE("elementwise: an expanded cotangent reaches the kernels intact") {
+  const Tensor x = test::random({4, 3});
+  CHECK(gradcheck([](const TensorList& in) { return sum(gelu(in[0])) + sum(clamp(in[0], -1, 1)); },
+                  {x}) == "");
+}
+
+TEST_CASE("elementwise: subgradients at kinks and ties") {
+  CHECK(gradient_at(abs, 0).item() == 0);
+  CHECK(gradient_at(relu, 0).item() == 0);
+  const auto clamped = [](const Tensor& x) { return clamp(x, -1, 1); };
+  CHECK(gradient_at(clamped, 1).item() == 1);  // the interval is closed
+  CHECK(gradient_at(clamped, -1).item() == 1);
+  CHECK(gradient_at(clamped, 1.001).item() == 0);
+  CHECK(gradient_at([](const Tensor& x) { return maximum(x, 2); }, 2).item() == 0.5);
+  CHECK(gradient_at([](const Tensor& x) { return minimum(x, 2); }, 2).item() == 0.5);
+  CHECK(gradient_at([](const Tensor& x) { return pow(x, 0); }, 0).item() == 0);
+
+  Tensor a = Tensor::of({1, 2, 3}, {3}), b = Tensor::of({2, 2, 2}, {3});
+  a.set_requires_grad();
+  b.set_requires_grad();
+  for (const bool larger : {false, true}) {
+    Tape tape;
+    const Tensor y = larger ? maximum(a, b) : minimum(a, b);
+    const TensorList g = tape.gradients(y, {a, b}, Tensor::ones({3}));
+    CHECK(mismatch(g[larger ? 0 : 1], Tensor::of({0, 0.5, 1}, {3}), 0) == "");
+    CHECK(mismatch(g[larger ? 1 : 0], Tensor::of({1, 0.5, 0}, {3}), 0) == "");
+  }
+}
+
+TEST_CASE("elementwise: powers of zero have finite gradients") {
+  Tensor a = Tensor::of({0, 0, 2}, {3}, DType::f64), b = Tensor::of({2, 0, 0}, {3}, DType::f64);
+  a.set_requires_grad();
+  b.set_requires_grad();
+  Tape tape;
+  const TensorList g = tape.gradients(pow(a, b), {a, b}, Tensor::ones({3}, DType::f64));
+  CHECK(mismatch(g[0], Tensor::zeros({3}), 0) == "");
+  CHECK(g[1].slice(0, 0, 1).item() == 0);
+  CHECK(mismatch(g[1].slice(0, 2), Tensor::of({std::log(2.0)}, {1}, DType::f64), 1e-15) == "");
+}
+
+TEST_CASE("elementwise: a saved operand that changes in place is noticed") {
+  Tensor w = Tensor::ones({2});
+  w.set_requires_grad();
+  const Tensor x = Tensor::ones({2});
+  Tape tape;
+  const Tensor loss = sum(w * x);
+  x.fill_(3);
+  CHECK(test::error_of([&] { loss.backward(); }) ==
+        "mul: saved b was changed in place (version 2, saved at 1)");
+}
