@@ -21,6 +21,11 @@ fi
 cmake --install build/release --prefix "$work/first"
 mv "$work/first" "$work/moved"
 
+# Every installed header stands on its own beside the others; xtensor.h asks for another package.
+(cd "$work/moved/include" && find weft -name '*.h' ! -name xtensor.h | sort |
+  sed 's/.*/#include "&"/') >"$work/all.cpp"
+"${CXX:-g++}" -std=c++20 -Wall -Wextra -fsyntax-only -I "$work/moved/include" "$work/all.cpp"
+
 cp -r examples/consumer "$work/source"
 cmake -S "$work/source" -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
   -DCMAKE_PREFIX_PATH="$work/moved"

@@ -3,6 +3,7 @@
 # (Jane Austen's six novels, from a Debian package), trains, samples.
 # usage: scripts/quickstart.sh [--data FILE] [--out DIR]
 set -euo pipefail
+from=$PWD
 cd "$(dirname "$0")/.."
 
 # --- The training run: everything that decides its result, in one place ---------------------------
@@ -15,24 +16,24 @@ sample=(--tokens 400 --temperature 0.8 --topk 40 --seed 1337)
 prompt="It was a truth"
 # --------------------------------------------------------------------------------------------------
 
-die() {
-  echo "quickstart: $1" >&2
-  exit 1
+die() {  # die STATUS TEXT
+  echo "quickstart: $2" >&2
+  exit "$1"
 }
 data=""
 out=runs/quickstart
 while [ $# -gt 0 ]; do
   case "$1" in
-    --data | --out) [ $# -ge 2 ] || die "$1 needs a value" ;;
+    --data | --out) [ $# -ge 2 ] || die 2 "$1 needs a value" ;;
+    *) die 2 "unknown option $1; known: --data FILE, --out DIR" ;;
   esac
-  case "$1" in
-    --data) data=$2 && shift 2 ;;
-    --out) out=$2 && shift 2 ;;
-    *) die "unknown option $1; known: --data FILE, --out DIR" ;;
-  esac
+  path=$2
+  [ "${path#/}" != "$path" ] || path=$from/$path
+  if [ "$1" = --data ]; then data=$path; else out=$path; fi
+  shift 2
 done
-[ -z "$data" ] || [ -r "$data" ] || die "--data: cannot read $data"
-[ ! -e "$out" ] || die "$out exists already; remove it, or choose another folder with --out"
+[ -z "$data" ] || [ -r "$data" ] || die 2 "--data: cannot read $data"
+[ ! -e "$out" ] || die 2 "$out exists already; remove it, or choose another folder with --out"
 clock=$SECONDS
 say() { printf '\n== %s (%d s so far)\n' "$1" $((SECONDS - clock)); }
 
@@ -55,14 +56,16 @@ if [ -z "$data" ]; then
     trap 'rm -rf "$work"' EXIT
     chmod 755 "$work"  # apt fetches as its own user
     command -v apt-get >/dev/null ||
-      die "no apt-get to fetch the corpus with; pass a text file of your own with --data FILE"
-    (cd "$work" && apt-get download -q r-cran-janeaustenr >apt.log 2>&1) || {
+      die 1 "no apt-get to fetch the corpus with; pass a text file of your own with --data FILE"
+    fetch() { (cd "$work" && apt-get download -q r-cran-janeaustenr >apt.log 2>&1); }
+    # A machine whose package lists were never fetched, or are old, gets a second chance.
+    fetch || { [ "$(id -u)" -eq 0 ] && apt-get update -q >/dev/null 2>&1 && fetch; } || {
       tail -n 3 "$work/apt.log" >&2
-      die "cannot download the package r-cran-janeaustenr (is there a network? has apt-get update run?); or pass a text file of your own with --data FILE"
+      die 1 "cannot download the package r-cran-janeaustenr (is there a network? else pass a text file of your own with --data FILE)"
     }
     dpkg-deb -x "$work"/r-cran-janeaustenr_*.deb "$work/files"
     rdb=$(find "$work/files" -name Rdata.rdb)
-    [ -n "$rdb" ] || die "the package r-cran-janeaustenr holds no Rdata.rdb"
+    [ -n "$rdb" ] || die 1 "the package r-cran-janeaustenr holds no Rdata.rdb"
     python3 scripts/janeaustenr_text.py "$rdb" "$data"
   fi
 fi
