@@ -29,6 +29,7 @@ set(weft_test_stems
   npy
   optim
   optim_golden
+  optimizer
   oracle
   parallel
   print

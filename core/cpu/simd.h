@@ -19,8 +19,27 @@ struct RowKernels {
   MapBwd *softmax_bwd, *log_softmax_bwd;
 };
 
+/// The numbers of one Adam step, in f32. See AdamStep in core/kernels/optimizer.h.
+struct AdamConstants {
+  float grad_scale, beta1, beta2, eps, bias_correction1, bias_correction2, lr, weight_decay;
+  bool decoupled;
+};
+
+struct OptimizerKernels {
+  void (*widen)(const bf16* x, float* y, std::int64_t n);
+  void (*narrow)(const float* x, bf16* y, std::int64_t n);
+  /// y = x * scale, and y = x / scale (0 for scale 0).
+  void (*widen_scaled)(const f16* x, float scale, float* y, std::int64_t n);
+  void (*narrow_scaled)(const float* x, float scale, f16* y, std::int64_t n);
+  float (*absmax)(const float* x, std::int64_t n);
+  /// In place: p, m, v.
+  void (*adam)(float* p, const float* g, float* m, float* v, std::int64_t n,
+               const AdamConstants& constants);
+};
+
 struct SimdTable {
   const char* name;
+  OptimizerKernels optimizer;
   RowKernels<float> f32;
   RowKernels<bf16> bf16_;
 
