@@ -1,0 +1,213 @@
+#include "weft/io/plot.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <vector>
+
+#include "weft/io/file.h"
+#include "weft/io/metrics.h"
+
+namespace weft::io {
+namespace {
+
+constexpr double kWidth = 860, kHeight = 480;
+constexpr double kLeft = 72, kRight = 24, kTop = 56, kBottom = 60;
+constexpr std::size_t kMaxPoints = 2000;  // more do not show at this width
+
+struct Point {
+  double x, y;
+};
+/// Points in order; a null in the file starts a new run.
+using Series = std::vector<std::vector<Point>>;
+
+std::string number(double v, int digits = 6) {
+  char buffer[32];
+  const auto end =
+      std::to_chars(buffer, buffer + sizeof buffer, v, std::chars_format::general, digits).ptr;
+  return {buffer, end};
+}
+
+/// A pixel: two decimals are enough.
+std::string pixel(double v) { return number(std::round(v * 100) / 100, 7); }
+
+Series read_series(const std::vector<Json>& lines, std::string_view key) {
+  Series series(1);
+  for (const Json& line : lines) {
+    const Json* step = line.find("step");
+    const Json* value = line.find(key);
+    if (!step || !step->is_number() || !value) continue;
+    if (value->is_number())
+      series.back().push_back({step->as_double(), value->as_double()});
+    else if (!series.back().empty())
+      series.emplace_back();
+  }
+  if (series.back().empty()) series.pop_back();
+  return series;
+}
+
+/// Keeps the lowest and the highest point of each bucket, so that spikes stay visible.
+std::vector<Point> thin(const std::vector<Point>& run) {
+  if (run.size() <= kMaxPoints) return run;
+  const std::size_t buckets = kMaxPoints / 2;
+  std::vector<Point> out;
+  for (std::size_t b = 0; b < buckets; ++b) {
+    const auto first = run.begin() + static_cast<std::ptrdiff_t>(b * run.size() / buckets);
+    const auto last = run.begin() + static_cast<std::ptrdiff_t>((b + 1) * run.size() / buckets);
+    auto [low, high] = std::minmax_element(first, last, [](Point p, Point q) { return p.y < q.y; });
+    if (high < low) std::swap(low, high);
+    out.push_back(*low);
+    if (high != low) out.push_back(*high);
+  }
+  return out;
+}
+
+/// An axis from `low` to `high` whose ticks are 1, 2 or 5 times a power of ten apart.
+struct Axis {
+  double low = 0, high = 1, step = 0.25;
+
+  void fit(double from, double to, int ticks, double least_step) {
+    if (from == to) {
+      const double room = from == 0 ? 1 : std::abs(from) * 0.1;
+      from -= room;
+      to += room;
+    }
+    const double raw = (to - from) / ticks, power = std::pow(10, std::floor(std::log10(raw)));
+    step = power * (raw <= power ? 1 : raw <= 2 * power ? 2 : raw <= 5 * power ? 5 : 10);
+    step = std::max(step, least_step);
+    low = std::floor(from / step + 1e-9) * step;
+    high = std::ceil(to / step - 1e-9) * step;
+  }
+  int count() const { return static_cast<int>(std::lround((high - low) / step)) + 1; }
+  double tick(int i) const {
+    const double v = low + i * step;
+    return std::abs(v) < step * 1e-9 ? 0 : v;
+  }
+};
+
+class Picture {
+ public:
+  Picture(const std::string& title, const Axis& x, const Axis& y) : x_(x), y_(y) {
+    out_ = R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 480" width="860" )"
+           R"(height="480" font-family="Helvetica, Arial, sans-serif" font-size="13" )"
+           R"(fill="#333">)"
+           "\n<rect width=\"860\" height=\"480\" fill=\"#fff\"/>\n";
+    text(kLeft, 32, "start", title, R"( font-size="18" font-weight="bold")");
+  }
+
+  void axes() {
+    for (int i = 0; i < y_.count(); ++i) {
+      const double at = y(y_.tick(i));
+      line(kLeft, at, kWidth - kRight, at, "#e3e3e3");
+      text(kLeft - 10, at + 4.5, "end", number(y_.tick(i)));
+    }
+    for (int i = 0; i < x_.count(); ++i) {
+      const double at = x(x_.tick(i));
+      line(at, kTop, at, kHeight - kBottom, "#e3e3e3");
+      text(at, kHeight - kBottom + 20, "middle", number(x_.tick(i), 12));
+    }
+    line(kLeft, kHeight - kBottom, kWidth - kRight, kHeight - kBottom, "#555");
+    line(kLeft, kTop, kLeft, kHeight - kBottom, "#555");
+    text((kLeft + kWidth - kRight) / 2, kHeight - 14, "middle", "step");
+    const std::string middle = pixel((kTop + kHeight - kBottom) / 2);
+    text(18, (kTop + kHeight - kBottom) / 2, "middle", "loss (nats per token)",
+         " transform=\"rotate(-90 18 " + middle + ")\"");
+  }
+
+  void draw(const Series& series, const std::string& name, const std::string& color, double width,
+            bool dots) {
+    if (series.empty()) return;
+    for (const auto& run : series) {
+      const std::vector<Point> points = thin(run);
+      if (points.size() > 1) {
+        out_ += "<polyline fill=\"none\" stroke=\"" + color + "\" stroke-width=\"" + pixel(width) +
+                "\" stroke-linejoin=\"round\" points=\"";
+        for (const Point& p : points) out_ += pixel(x(p.x)) + "," + pixel(y(p.y)) + " ";
+        out_.back() = '"';
+        out_ += "/>\n";
+      }
+      if (dots || points.size() == 1)
+        for (const Point& p : points)
+          out_ += "<circle cx=\"" + pixel(x(p.x)) + "\" cy=\"" + pixel(y(p.y)) +
+                  "\" r=\"3.5\" fill=\"" + color + "\"/>\n";
+    }
+    legend(name + " " + number(series.back().back().y, 4), color);
+  }
+
+  void text(double at_x, double at_y, const char* anchor, const std::string& words,
+            const std::string& more = "") {
+    out_ += "<text x=\"" + pixel(at_x) + "\" y=\"" + pixel(at_y) + "\" text-anchor=\"" + anchor +
+            "\"" + more + ">";
+    for (const char c : words) {
+      if (c == '<')
+        out_ += "&lt;";
+      else if (c == '&')
+        out_ += "&amp;";
+      else
+        out_ += c;
+    }
+    out_ += "</text>\n";
+  }
+
+  std::string finish() { return out_ + "</svg>\n"; }
+
+ private:
+  double x(double v) const {
+    return kLeft + (v - x_.low) / (x_.high - x_.low) * (kWidth - kLeft - kRight);
+  }
+  double y(double v) const {
+    return kHeight - kBottom - (v - y_.low) / (y_.high - y_.low) * (kHeight - kTop - kBottom);
+  }
+  void line(double x1, double y1, double x2, double y2, const char* color) {
+    out_ += "<line x1=\"" + pixel(x1) + "\" y1=\"" + pixel(y1) + "\" x2=\"" + pixel(x2) +
+            "\" y2=\"" + pixel(y2) + "\" stroke=\"" + color + "\"/>\n";
+  }
+  void legend(const std::string& label, const std::string& color) {
+    const double at = kTop + 20 + 20 * entries_++;
+    out_ += "<rect x=\"" + pixel(kWidth - kRight - 176) + "\" y=\"" + pixel(at - 14) +
+            "\" width=\"172\" height=\"20\" fill=\"#fff\" fill-opacity=\"0.85\"/>\n";
+    out_ += "<rect x=\"" + pixel(kWidth - kRight - 170) + "\" y=\"" + pixel(at - 5.5) +
+            "\" width=\"22\" height=\"3\" fill=\"" + color + "\"/>\n";
+    text(kWidth - kRight - 140, at, "start", label);
+  }
+
+  Axis x_, y_;
+  int entries_ = 0;
+  std::string out_;
+};
+
+}  // namespace
+
+void write_loss_svg(const std::string& metrics_path, const std::string& svg_path,
+                    const std::string& title) {
+  const std::vector<Json> lines = read_metrics(metrics_path);
+  const Series loss = read_series(lines, "loss"), val = read_series(lines, "val_loss");
+  double low_x = INFINITY, high_x = -INFINITY, low_y = INFINITY, high_y = -INFINITY;
+  for (const Series* series : {&loss, &val})
+    for (const auto& run : *series)
+      for (const Point& p : run) {
+        low_x = std::min(low_x, p.x);
+        high_x = std::max(high_x, p.x);
+        low_y = std::min(low_y, p.y);
+        high_y = std::max(high_y, p.y);
+      }
+  const bool any = low_x <= high_x;
+  Axis x, y;
+  if (any) {
+    // Training starts at 0; a picture of a resumed tail starts where it starts.
+    x.fit(low_x < 0.2 * high_x ? 0 : low_x, high_x, 8, 1);
+    x.low = std::max(x.low, 0.0);
+    y.fit(low_y, high_y, 6, 0);
+  }
+  Picture picture(title, x, y);
+  if (any) {
+    picture.axes();
+    picture.draw(loss, "loss", "#1f6fb4", 1.6, false);
+    picture.draw(val, "val_loss", "#d9541e", 2, true);
+  } else {
+    picture.text(kWidth / 2, kHeight / 2, "middle", "no points yet");
+  }
+  write_file(svg_path, picture.finish());
+}
+
+}  // namespace weft::io

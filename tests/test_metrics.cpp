@@ -1,0 +1,107 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <string>
+
+#include "weft/core/error.h"
+#include "weft/io/file.h"
+#include "weft/io/metrics.h"
+#include "weft/io/plot.h"
+#include "weft/tests/support.h"
+#include "weft/tests/temp_folder.h"
+
+using namespace weft;
+using io::Json;
+using test::error_of;
+
+namespace {
+
+int count(const std::string& text, const std::string& part) {
+  int n = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+  return n;
+}
+
+std::string svg_of(const std::string& metrics) {
+  const test::TempFolder folder;
+  io::write_file(folder / "m", metrics);
+  io::write_loss_svg(folder / "m", folder / "loss.svg", "a < b & c");
+  return io::read_file(folder / "loss.svg");
+}
+
+}  // namespace
+
+TEST_CASE("lines keep order and precision; what is not finite is null") {
+  const test::TempFolder folder;
+  const std::string path = folder / "metrics.jsonl";
+  const io::MetricsWriter writer(path);
+  writer.write(Json().set("step", 1).set("loss", 1.0 / 3).set("a", std::nan("")));
+  CHECK(io::read_file(path) == "{\"step\":1,\"loss\":0.3333333333333333,\"a\":null}\n");
+  writer.write(Json().set("step", std::int64_t{1} << 53).set("loss", -INFINITY));
+  io::append_file(path, "{\"step\":3,\"lo");  // a writer killed in the middle
+  const std::vector<Json> lines = io::read_metrics(path);
+  REQUIRE(lines.size() == 2);
+  CHECK(lines[0].at("loss").as_double() == 1.0 / 3);
+  CHECK(lines[1].at("step").as_int() == std::int64_t{1} << 53);
+  CHECK(lines[1].at("loss").is_null());
+}
+
+TEST_CASE("a resumed run drops the lines after its step") {
+  const test::TempFolder folder;
+  const std::string path = folder / "m";
+  io::truncate_to_step(path, 3);
+  CHECK_FALSE(io::exists(path));
+  io::write_file(path, "{\"step\":1}\n{\"step\":3,\"x\": 1e0}\n{\"step\":4}\n{\"note\":1}\n{\"st");
+  io::truncate_to_step(path, 3);
+  CHECK(io::read_file(path) == "{\"step\":1}\n{\"step\":3,\"x\": 1e0}\n{\"note\":1}\n");
+  io::truncate_to_step(path, 0);
+  CHECK(io::read_file(path) == "{\"note\":1}\n");
+}
+
+TEST_CASE("damaged lines are named") {
+  const test::TempFolder folder;
+  const std::string path = folder / "m";
+  io::write_file(path, "{\"step\":1}\nx\n");
+  CHECK(error_of([&] { io::read_metrics(path); }) ==
+        "metrics: '" + path + "' line 2: unexpected character at byte 0");
+  io::write_file(path, "[1]\n");
+  CHECK(error_of([&] { io::read_metrics(path); }) ==
+        "metrics: '" + path + "' line 1: expected a JSON object");
+}
+
+TEST_CASE("the plot has a line for each run of numbers, ticks and a legend") {
+  const std::string none = svg_of("");
+  CHECK(none.find(">no points yet</text>") != std::string::npos);
+  CHECK(none.find(">a &lt; b &amp; c</text>") != std::string::npos);
+  CHECK(count(none, "<polyline") == 0);
+
+  const std::string one = svg_of("{\"step\":5,\"loss\":2.5}\n");
+  CHECK(count(one, "<circle") == 1);
+  CHECK(count(one, "<polyline") == 0);
+  CHECK(one.find("nan") == std::string::npos);
+  CHECK(one.find("inf") == std::string::npos);
+
+  std::string lines;
+  for (int i = 1; i <= 100; ++i)
+    lines += "{\"step\":" + std::to_string(i) +
+             ",\"loss\":" + (i == 50 ? "null" : std::to_string(4.0 / i)) +
+             (i % 25 == 0 ? ",\"val_loss\":2.5" : "") + "}\n";
+  const std::string svg = svg_of(lines);
+  CHECK(count(svg, "<polyline") == 3);  // the null cuts the loss in two
+  CHECK(count(svg, "<circle") == 4);
+  CHECK(svg.find(">loss 0.04</text>") != std::string::npos);
+  CHECK(svg.find(">val_loss 2.5</text>") != std::string::npos);
+  CHECK(svg.find(">step</text>") != std::string::npos);
+  CHECK(svg.find(">100</text>") != std::string::npos);
+  // The axes run 0 .. 100 and 0 .. 4: step 1 is a hundredth of the width, loss 4 the top line.
+  CHECK(svg.find("points=\"79.64,56 ") != std::string::npos);
+}
+
+TEST_CASE("a long run is thinned and keeps its spike") {
+  std::string lines;
+  for (int i = 1; i <= 20000; ++i)
+    lines += "{\"step\":" + std::to_string(i) + ",\"loss\":" + (i == 7777 ? "10" : "1") + "}\n";
+  const std::string svg = svg_of(lines);
+  CHECK(svg.size() < 60000);
+  CHECK(svg.find(",56 ") != std::string::npos);  // 10 is the top of the picture
+}
