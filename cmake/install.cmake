@@ -16,13 +16,11 @@ foreach(program train_gpt generate)
   endif()
 endforeach()
 
-# Public headers keep their folders. Kernel signatures, CPU kernels and what only the ops share are
-# the library's own.
+# Public headers keep their folders. What CPU kernels share is the library's own.
 foreach(folder core autograd nn optim io data distributed)
   if(EXISTS ${PROJECT_SOURCE_DIR}/${folder})
     install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION include/weft
-      FILES_MATCHING PATTERN "*.h"
-      PATTERN core/cpu EXCLUDE PATTERN core/kernels EXCLUDE PATTERN "*_common.h" EXCLUDE)
+      FILES_MATCHING PATTERN "*.h" PATTERN core/cpu EXCLUDE)
   endif()
 endforeach()
 foreach(header weft.h xtensor.h)

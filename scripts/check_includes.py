@@ -39,8 +39,8 @@ SUFFIXES = {".h", ".cpp", ".inc", ".cu", ".cuh"}
 
 def is_public_header(path):
     """Does installation copy it?"""
-    private = {("core", "cpu"), ("core", "kernels")}
-    return path.suffix == ".h" and path.parts[:2] not in private and path.parts[0] not in UNCHECKED
+    private = path.parts[:2] == ("core", "cpu") or path.parts[0] in UNCHECKED
+    return path.suffix == ".h" and not private
 
 
 def problems(root, path):
