@@ -15,7 +15,8 @@ def main():
         wrong.append("README.md: its first C++ block must equal examples/readme_model.cpp")
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob(".ci/*.md")]
     for page in sorted(pages):
-        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.S)
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", prose):
             if "://" not in target and not (page.parent / target).exists():
                 wrong.append(f"{page.relative_to(ROOT)}: link to {target}, which is not there")
     print("\n".join(wrong + [f"pages: {len(pages)}, {len(wrong)} problems"]))
