@@ -17,6 +17,18 @@ struct RowKernels {
   MapBwd *tanh_bwd, *sigmoid_bwd, *gelu_tanh_bwd, *gelu_erf_bwd, *silu_bwd;
   Map *softmax, *log_softmax;
   MapBwd *softmax_bwd, *log_softmax_bwd;
+
+  /// A null residual, weight or bias is absent; with a residual, sum = x + residual is written too.
+  using NormFwd = void(const T* x, const T* residual, const T* weight, const T* bias, float eps,
+                       T* sum, T* y, std::int64_t n, float* mean, float* rstd);
+  /// dx gets dsum added, dweight and dbias are added to; any of these three may be null.
+  using NormBwd = void(const T* x, const T* dy, const T* weight, const T* dsum, float mean,
+                       float rstd, T* dx, float* dweight, float* dbias, std::int64_t n);
+  NormFwd *layer_norm, *rms_norm;
+  NormBwd *layer_norm_bwd, *rms_norm_bwd;
+
+  void (*swiglu)(const T* gate, const T* up, T* y, std::int64_t n);
+  void (*swiglu_bwd)(const T* gate, const T* up, const T* dy, T* dgate, T* dup, std::int64_t n);
 };
 
 /// The numbers of one Adam step, in f32. See AdamStep in core/kernels/optimizer.h.

@@ -11,6 +11,8 @@ namespace weft::simd_avx512 {
 #include "weft/core/cpu/simd/vec.inc"
 #include "weft/core/cpu/simd/unary.inc"
 #include "weft/core/cpu/simd/softmax.inc"
+#include "weft/core/cpu/simd/norm.inc"
+#include "weft/core/cpu/simd/swiglu.inc"
 #include "weft/core/cpu/simd/optimizer.inc"
 #include "weft/core/cpu/simd/table.inc"
 }  // namespace weft::simd_avx512

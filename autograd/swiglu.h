@@ -1,0 +1,26 @@
+#pragma once
+#include "weft/core/tensor.h"
+
+namespace weft {
+
+/// y = silu(gate) * up with silu(g) = g / (1 + exp(-g)), in one pass.
+///
+/// Shapes   gate (..., F), up (..., F)  ->  (..., F)
+/// Dtypes   f32, f64, bf16 (computed in f32); both alike
+/// Device   cpu
+/// Saves    gate, up
+/// Throws   Error on different shapes or dtypes, a scalar, another dtype.
+/// Source   Shazeer 2020, arXiv:2002.05202 (SwiGLU with beta 1).
+Tensor swiglu(const Tensor& gate, const Tensor& up);
+
+/// The same for rows that hold [gate | up], as one matrix product makes them.
+///
+/// Shapes   x (..., 2F)  ->  (..., F)
+/// Dtypes   f32, f64, bf16 (computed in f32)
+/// Device   cpu
+/// Saves    x
+/// Throws   Error on a last axis of odd length, a scalar, another dtype.
+/// Source   Shazeer 2020, arXiv:2002.05202.
+Tensor swiglu(const Tensor& x);
+
+}  // namespace weft
