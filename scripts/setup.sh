@@ -6,7 +6,7 @@ set -eu
 
 build="g++ cmake ninja-build libdnnl-dev libfmt-dev libcli11-dev
        libtomlplusplus-dev python3"
-tests="doctest-dev libxtensor-dev clang-format pkg-config"
+tests="git doctest-dev libxtensor-dev clang-format pkg-config"
 
 case "${1:-all}" in
   build) wanted=$build ;;
