@@ -139,7 +139,8 @@ int main(int argc, char** argv) try {
     optim::clip_grad_norm(model.named_parameters(), 1.0);
     opt.step();
     opt.zero_grad();
-    if (step % 20 == 0 || step + 1 == steps) std::printf("step %4d  loss %.4f\n", step, loss.item());
+    if (step % 20 == 0 || step + 1 == steps)
+      std::printf("step %4d  loss %.4f\n", step, loss.item());
   }
   std::printf("%s\n", sample(model, "It is ", 300).c_str());
   return 0;

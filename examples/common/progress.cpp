@@ -40,9 +40,10 @@ void Progress::step(std::int64_t step, double loss, double norm, double lr, std:
   const bool due = step % log_every_ == 0 || step == steps_ || step == first_step_;
   const Clock::time_point now = Clock::now();
   if (!due && !(terminal_ && seconds_between(since_, now) > 1)) return;
-  const double rate = static_cast<double>(tokens_since_) / std::max(1e-9, seconds_between(since_, now));
-  const double per_step =
-      seconds_between(start_, now) / static_cast<double>(std::max<std::int64_t>(1, step - first_step_ + 1));
+  const double rate =
+      static_cast<double>(tokens_since_) / std::max(1e-9, seconds_between(since_, now));
+  const double per_step = seconds_between(start_, now) /
+                          static_cast<double>(std::max<std::int64_t>(1, step - first_step_ + 1));
   std::printf("%sstep %5lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.0f tok/s  left %s%s",
               terminal_ ? "\r\033[K" : "", static_cast<long long>(step),
               static_cast<long long>(steps_), loss, norm, lr, rate,

@@ -1,0 +1,110 @@
+#include "weft/examples/common/run_folder.h"
+
+#include "weft/core/error.h"
+#include "weft/io/file.h"
+
+namespace weft::train {
+namespace {
+
+io::NamedTensors to_list(const StateDict& state) {
+  io::NamedTensors out;
+  for (const auto& [name, tensor] : state) out.push_back({name, tensor});
+  return out;
+}
+
+StateDict read_tensors(const std::string& path) {
+  const io::SafetensorsFile file = io::SafetensorsFile::open(path);
+  StateDict out;
+  for (const std::string& name : file.names()) out[name] = file.tensor(name);
+  return out;
+}
+
+// A checkpoint of another model is a user's mistake: say which settings differ.
+void check_same_model(const io::Json& saved, const io::Json& asked) {
+  std::string differences;
+  for (const io::JsonMember& m : asked.members()) {
+    const io::Json* other = saved.find(m.key);
+    if (other && other->dump() == m.value.dump()) continue;
+    differences += message("{}{} {} (this run: {})", differences.empty() ? "" : ", ", m.key,
+                           other ? other->dump() : "unknown", m.value.dump());
+  }
+  check(differences.empty(), "--resume: the checkpoint is of another model: {}", differences);
+}
+
+}  // namespace
+
+io::Json config_to_json(const nn::GptConfig& c) {
+  io::Json j = io::Json::object();
+  j.set("arch", c.arch == nn::Arch::llama ? "llama" : "gpt2");
+  j.set("layers", c.layers).set("heads", c.heads);
+  j.set("kv_heads", c.kv_head_count()).set("dim", c.dim).set("ffn", c.ffn_dim());
+  j.set("seq", c.seq).set("vocab", c.vocab);
+  j.set("rope_theta", c.rope_theta).set("norm_eps", c.norm_eps);
+  j.set("qk_norm", c.qk_norm).set("tie", c.tied()).set("window", c.window);
+  return j;
+}
+
+nn::GptConfig config_from_json(const io::Json& j) {
+  nn::GptConfig c;
+  const std::string& arch = j.at("arch").as_string();
+  check_system(arch == "gpt2" || arch == "llama",
+               "state.json: arch must be gpt2 or llama, got '{}'", arch);
+  c.arch = arch == "llama" ? nn::Arch::llama : nn::Arch::gpt2;
+  c.layers = j.at("layers").as_int();
+  c.heads = j.at("heads").as_int();
+  c.kv_heads = j.at("kv_heads").as_int();
+  c.dim = j.at("dim").as_int();
+  c.ffn = j.at("ffn").as_int();
+  c.seq = j.at("seq").as_int();
+  c.vocab = j.at("vocab").as_int();
+  c.rope_theta = j.at("rope_theta").as_double();
+  c.norm_eps = j.at("norm_eps").as_double();
+  c.qk_norm = j.at("qk_norm").as_bool();
+  c.tie = j.at("tie").as_bool();
+  c.window = j.at("window").as_int();
+  return c;
+}
+
+RunFolder::RunFolder(const std::string& path, bool resume) : path_(path) {
+  const bool holds_run = io::exists(metrics()) || io::exists(path + "/checkpoints");
+  check(resume || !holds_run,
+        "--out: '{}' already holds a run; add --resume to go on with it, or name another folder",
+        path);
+  io::make_directories(path);
+}
+
+void RunFolder::write_config(const std::string& toml) const {
+  io::write_file(path_ + "/config.toml", toml);
+}
+
+std::optional<RunState> RunFolder::restore(Session& session) const {
+  const std::optional<io::Checkpoint> found = io::find_checkpoint(path_);
+  if (!found) return std::nullopt;
+  const io::Json state = io::Json::parse(found->state(), found->folder + "/state.json");
+  check_same_model(state.at("model"), config_to_json(session.model().config));
+  session.model().load_state_dict(read_tensors(found->model_path()));
+  session.optimizer().load_state_dict(read_tensors(found->optimizer_path()));
+  RunState run;
+  run.step = state.at("step").as_int();
+  run.tokens = state.at("tokens").as_int();
+  run.loader.epoch = state.at("loader").at("epoch").as_int();
+  run.loader.index = state.at("loader").at("index").as_int();
+  return run;
+}
+
+std::string RunFolder::save(Session& session, const RunState& run, std::int64_t keep) const {
+  io::Json loader = io::Json::object();
+  loader.set("epoch", run.loader.epoch).set("index", run.loader.index);
+  io::Json state = io::Json::object();
+  state.set("step", run.step).set("tokens", run.tokens).set("loader", loader);
+  state.set("tokenizer", "bytes");
+  state.set("model", config_to_json(session.model().config));
+  io::CheckpointContent content;
+  content.model = to_list(session.model().state_dict());
+  content.optimizer = to_list(session.optimizer().state_dict());
+  content.state = state.dump();
+  io::save_checkpoint(path_, run.step, content, static_cast<int>(keep));
+  return message("{}/checkpoints", path_);
+}
+
+}  // namespace weft::train

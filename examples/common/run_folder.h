@@ -1,0 +1,44 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "weft/data/loader.h"
+#include "weft/examples/common/session.h"
+#include "weft/io/checkpoint.h"
+
+namespace weft::train {
+
+/// Where a run stands after a step: what state.json holds beside the tensors.
+struct RunState {
+  std::int64_t step = 0;
+  std::int64_t tokens = 0;
+  data::LoaderState loader;
+};
+
+/// The folder of a run: config.toml, metrics.jsonl, loss.svg and checkpoints/.
+class RunFolder {
+ public:
+  /// Opens or creates it.
+  /// Throws Error when it holds a run and `resume` is off (Fault::user), or cannot be written.
+  RunFolder(const std::string& path, bool resume);
+
+  std::string metrics() const { return path_ + "/metrics.jsonl"; }
+  std::string plot() const { return path_ + "/loss.svg"; }
+  void write_config(const std::string& toml) const;
+
+  /// Puts the last good checkpoint into the session; empty when there is none.
+  /// Throws Error when the checkpoint's model differs from the session's, naming what differs.
+  std::optional<RunState> restore(Session& session) const;
+  /// Writes a checkpoint; earlier ones stay until it is complete. Returns its folder.
+  std::string save(Session& session, const RunState& state, std::int64_t keep) const;
+
+ private:
+  std::string path_;
+};
+
+/// The model's configuration as it stands in a checkpoint, and back.
+io::Json config_to_json(const nn::GptConfig& config);
+nn::GptConfig config_from_json(const io::Json& json);
+
+}  // namespace weft::train

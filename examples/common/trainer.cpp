@@ -1,0 +1,190 @@
+#include "weft/examples/common/trainer.h"
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+
+#include "weft/core/error.h"
+#include "weft/core/parallel.h"
+#include "weft/data/loader.h"
+#include "weft/data/text.h"
+#include "weft/data/token_file.h"
+#include "weft/data/tokenizer.h"
+#include "weft/examples/common/interrupt.h"
+#include "weft/examples/common/progress.h"
+#include "weft/examples/common/run_folder.h"
+#include "weft/examples/common/session.h"
+#include "weft/io/metrics.h"
+#include "weft/io/plot.h"
+
+namespace weft::train {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+// Test aid: WEFT_TEST_INJECT_NAN=N puts a NaN into the first parameter before step N.
+void inject_nan(Session& session, std::int64_t step) {
+  static const char* const at = std::getenv("WEFT_TEST_INJECT_NAN");
+  if (!at || std::atoll(at) != step) return;
+  session.model().parameters().front().flatten().narrow(0, 0, 1).fill_(kNan);
+}
+
+/// The loop over steps, with all that happens between them.
+class Run {
+ public:
+  Run(const Options& options, data::TokenSplit tokens)
+      : options_(options),
+        device_(Device::parse(options.device)),
+        session_(options, device_),
+        folder_(options.out, options.resume),
+        train_(tokens.train, {.seq = options.seq,
+                              .batch = options.batch,
+                              .seed = static_cast<std::uint64_t>(options.seed)}),
+        validation_(tokens.validation),
+        metrics_(folder_.metrics()) {
+    folder_.write_config(to_toml(options));
+    if (options.resume) {
+      if (const std::optional<RunState> state = folder_.restore(session_)) state_ = *state;
+      train_.set_state(state_.loader);
+      io::truncate_to_step(folder_.metrics(), state_.step);
+    }
+  }
+
+  int loop() {
+    if (state_.step >= options_.steps) {
+      std::printf("already at step %lld of %lld\n", static_cast<long long>(state_.step),
+                  static_cast<long long>(options_.steps));
+      return 0;
+    }
+    catch_interrupts();
+    Progress progress(state_.step + 1, options_.steps, options_.log_every);
+    while (state_.step < options_.steps) {
+      const int status = one_step(progress);
+      if (status != 0) return status;
+    }
+    progress.finish();
+    report();
+    return 0;
+  }
+
+ private:
+  int one_step(Progress& progress) {
+    const std::int64_t step = state_.step + 1;
+    inject_nan(session_, step);
+    const auto start = std::chrono::steady_clock::now();
+    const StepResult result = session_.step(step, [this](std::int64_t first, std::int64_t rows) {
+      return device_.is_meta() ? meta_batch(rows) : train_.rows(first, rows);
+    });
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (result.loss && !(std::isfinite(*result.loss) && std::isfinite(*result.grad_norm))) {
+      progress.finish();
+      std::fprintf(stderr,
+                   "train_gpt: step %lld: %s is not finite (loss %g, gradient norm %g); "
+                   "weights and checkpoints are as before this step\n",
+                   static_cast<long long>(step), session_.first_non_finite().c_str(), *result.loss,
+                   *result.grad_norm);
+      return static_cast<int>(Fault::non_finite);
+    }
+    train_.advance();
+    const std::int64_t tokens = options_.batch * options_.seq;
+    state_.step = step;
+    state_.tokens += tokens;
+    state_.loader = train_.state();
+    peak_bytes_ = std::max(peak_bytes_, result.peak_bytes);
+    progress.step(step, result.loss.value_or(kNan), result.grad_norm.value_or(kNan), result.lr,
+                  tokens);
+
+    const bool stop = interrupted(), last = step == options_.steps;
+    io::Json row = io::Json::object();
+    row.set("step", step).set("loss", result.loss.value_or(kNan));
+    row.set("grad_norm", result.grad_norm.value_or(kNan)).set("lr", result.lr);
+    row.set("tokens", state_.tokens);
+    row.set("tokens_per_s", static_cast<double>(tokens) / seconds).set("step_ms", seconds * 1e3);
+    row.set("live_bytes", result.live_bytes).set("peak_bytes", peak_bytes_);
+    row.set("system_allocs", memory_stats(device_).system_allocs);
+    if (validation_.size() > 1 && !device_.is_meta() &&
+        (last || (options_.eval_every && step % options_.eval_every == 0))) {
+      val_loss_ = evaluate();
+      row.set("val_loss", val_loss_);
+      progress.evaluation(step, val_loss_);
+    }
+    metrics_.write(row);
+    if (!device_.is_meta() &&
+        (last || stop || (options_.save_every && step % options_.save_every == 0))) {
+      folder_.save(session_, state_, options_.keep);
+      io::write_loss_svg(folder_.metrics(), folder_.plot());
+    }
+    if (stop && !last) {
+      progress.finish();
+      std::printf("interrupted: saved step %lld; --resume goes on from it\n",
+                  static_cast<long long>(step));
+      return 130;
+    }
+    return 0;
+  }
+
+  data::Batch meta_batch(std::int64_t rows) const {
+    const Shape shape{rows, options_.seq};
+    return {Tensor::empty(shape, DType::i32, device_), Tensor::empty(shape, DType::i32, device_)};
+  }
+
+  double evaluate() {
+    data::EvaluationLoader batches(validation_, {.seq = options_.seq, .batch = options_.batch});
+    return session_.evaluate([&] { return batches.next(); });
+  }
+
+  void report() const {
+    if (device_.is_meta()) {
+      std::printf("peak %.1f MB on the meta device\n", static_cast<double>(peak_bytes_) * 1e-6);
+      return;
+    }
+    if (std::isfinite(val_loss_)) std::printf("validation loss  %.4f nats per token\n", val_loss_);
+    std::printf("checkpoint       %s/checkpoints\n", options_.out.c_str());
+    std::printf("metrics          %s\n", folder_.metrics().c_str());
+    std::printf("plot             %s\n", folder_.plot().c_str());
+  }
+
+  const Options& options_;
+  Device device_;
+  Session session_;
+  RunFolder folder_;
+  data::TokenLoader train_;
+  data::Tokens validation_;
+  io::MetricsWriter metrics_;
+  RunState state_;
+  std::int64_t peak_bytes_ = 0;
+  double val_loss_ = kNan;
+};
+
+void print_plan(const Options& o, std::int64_t data_tokens) {
+  const nn::GptConfig model = o.model();
+  std::printf("parameters       %lld\n", static_cast<long long>(model.parameter_count()));
+  std::printf("data             %lld tokens\n", static_cast<long long>(data_tokens));
+  std::printf("training         %lld steps of %lld tokens, %.1f million in all\n",
+              static_cast<long long>(o.steps), static_cast<long long>(o.batch * o.seq),
+              static_cast<double>(o.steps * o.batch * o.seq) * 1e-6);
+  std::printf("peak memory      %.1f MB of tensors\n",
+              static_cast<double>(predict_peak_bytes(o)) * 1e-6);
+}
+
+}  // namespace
+
+int train(const Options& given) {
+  Options options = given;
+  check(!options.data.empty(), "--data: name at least one file");
+  if (options.threads) set_num_threads(static_cast<int>(options.threads));
+  set_deterministic(options.deterministic);
+  const data::Tokens tokens = data::read_tokens(options.data, data::ByteTokenizer());
+  if (options.vocab == 0) options.vocab = data::ByteTokenizer().vocab();
+  data::check_vocab(tokens, options.vocab);
+  options.model().validate();
+  data::TokenSplit split = data::split_tokens(tokens, options.val_fraction);
+  print_plan(options, tokens.size());
+  if (options.dry_run) return 0;
+  return Run(options, std::move(split)).loop();
+}
+
+}  // namespace weft::train

@@ -1,0 +1,118 @@
+// Continues a prompt with a trained model: generate --checkpoint run --prompt "It is a truth".
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <optional>
+
+#include "weft/core/error.h"
+#include "weft/core/parallel.h"
+#include "weft/data/tokenizer.h"
+#include "weft/examples/common/run_folder.h"
+#include "weft/nn/kv_cache.h"
+#include "weft/nn/sampling.h"
+
+namespace {
+
+using namespace weft;
+
+struct Options {
+  std::string checkpoint, model, prompt = "\n";
+  std::int64_t tokens = 300, seed = 1, top_k = 0, threads = 0;
+  double temperature = 0.8, top_p = 0.95;
+};
+
+nn::Gpt load(const Options& o) {
+  check(o.model.empty(),
+        "--model: importing a Hugging Face folder does not exist yet; remove the flag");
+  check(!o.checkpoint.empty(), "--checkpoint: name the --out folder of a run, or a step folder");
+  std::optional<io::Checkpoint> found;
+  if (io::exists(o.checkpoint + "/state.json"))
+    found = io::open_checkpoint(o.checkpoint);
+  else
+    found = io::find_checkpoint(o.checkpoint);
+  check(found.has_value(), "--checkpoint: no checkpoint in '{}'", o.checkpoint);
+  const io::Json state = io::Json::parse(found->state(), found->folder + "/state.json");
+  nn::Gpt model(train::config_from_json(state.at("model")));
+  const io::SafetensorsFile file = io::SafetensorsFile::open(found->model_path());
+  StateDict weights;
+  for (const std::string& name : file.names()) weights[name] = file.tensor(name);
+  model.load_state_dict(weights);
+  model.eval();
+  return model;
+}
+
+Tensor to_ids(std::span<const std::int32_t> tokens) {
+  return Tensor::from(tokens, {1, static_cast<std::int64_t>(tokens.size())});
+}
+
+void generate(const Options& o) {
+  const nn::Gpt model = load(o);
+  const data::ByteTokenizer tokenizer;
+  std::vector<std::int32_t> text = tokenizer.encode(o.prompt);
+  check(!text.empty(), "--prompt: must not be empty");
+  const auto window = static_cast<std::size_t>(model.config.seq);
+  const DType dtype = model.embed.weight.dtype();
+  std::fputs(o.prompt.c_str(), stdout);
+  nn::KvCache cache(model.config, 1, model.config.seq, dtype);
+  std::span<const std::int32_t> fresh(text);
+  if (fresh.size() > window) fresh = fresh.last(window);
+  for (std::int64_t i = 0; i < o.tokens; ++i) {
+    if (cache.length() + static_cast<std::int64_t>(fresh.size()) > cache.capacity()) {
+      // The window is full: go on from its second half.
+      cache.truncate(0);
+      fresh = std::span<const std::int32_t>(text).last(window / 2 + 1);
+    }
+    const Tensor logits = model.decode(to_ids(fresh), cache).select(0, 0);
+    const RandomKey key{static_cast<std::uint64_t>(o.seed), stream_of("generate"),
+                        static_cast<std::uint64_t>(i)};
+    const std::int64_t token = nn::sample_token(
+        logits, {.temperature = o.temperature, .top_k = o.top_k, .top_p = o.top_p}, key);
+    text.push_back(static_cast<std::int32_t>(token));
+    fresh = std::span<const std::int32_t>(text).last(1);
+    std::fputs(tokenizer.decode(fresh).c_str(), stdout);
+    std::fflush(stdout);
+  }
+  std::fputs("\n", stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  Options o;
+  CLI::App app("Continues a prompt with a trained model.", "generate");
+  app.add_option("--checkpoint", o.checkpoint, "folder of a run (--out of train_gpt) or of a step");
+  app.add_option("--model", o.model, "Hugging Face folder")->group("Reserved");
+  app.add_option("--prompt", o.prompt, "text to go on from")->capture_default_str();
+  app.add_option("--tokens", o.tokens, "tokens to add")->capture_default_str();
+  app.add_option("--temperature", o.temperature, "0: always the likeliest")->capture_default_str();
+  app.add_option("--topk", o.top_k, "choose among this many; 0: all")->capture_default_str();
+  app.add_option("--topp", o.top_p, "choose among the likeliest with this probability together")
+      ->capture_default_str();
+  app.add_option("--seed", o.seed, "seed of the draws")->capture_default_str();
+  app.add_option("--threads", o.threads, "threads; 0: all processors")->capture_default_str();
+  app.add_flag_callback(
+         "--speculative",
+         [] {
+           check(false,
+                 "--speculative: multi-token prediction does not exist yet; remove the flag");
+         })
+      ->group("Reserved");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(app.help().c_str(), stdout);
+    return 0;
+  } catch (const CLI::ParseError& e) {
+    throw Error(e.what());
+  }
+  check(o.tokens >= 0, "--tokens: must be at least 0, got {}", o.tokens);
+  check(o.seed >= 0, "--seed: must be at least 0, got {}", o.seed);
+  if (o.threads) set_num_threads(static_cast<int>(o.threads));
+  generate(o);
+  return 0;
+} catch (const weft::Error& e) {
+  std::fprintf(stderr, "generate: %s\n", e.what());
+  return static_cast<int>(e.fault());
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "generate: %s\n", e.what());
+  return 1;
+}
