@@ -71,3 +71,14 @@ foreach(stem allocator layer_norm matmul parallel random simd tape)
     set_tests_properties(${stem} PROPERTIES LABELS threads)
   endif()
 endforeach()
+
+# The programs, run as a user would run them.
+if(WEFT_EXAMPLES)
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+  foreach(case repeat wrong_use)
+    add_test(NAME cli_${case}
+      COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_${case}.py)
+    set_tests_properties(cli_${case} PROPERTIES
+      ENVIRONMENT "WEFT_BIN=$<TARGET_FILE_DIR:train_gpt>;PYTHONDONTWRITEBYTECODE=1" PROCESSORS 2)
+  endforeach()
+endif()

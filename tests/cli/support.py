@@ -1,0 +1,62 @@
+"""What the tests of the command line share: a small text, running a program, comparing runs."""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+BIN = pathlib.Path(os.environ["WEFT_BIN"])
+WORDS = "the cat sat on a mat and saw that dog who ran to it for some food in her old house".split()
+
+# A model that trains in seconds, with everything that could differ between runs switched on.
+SMALL = ["--layers", "2", "--heads", "2", "--dim", "32", "--seq", "32", "--batch", "4",
+         "--dropout", "0.1", "--log-every", "1000", "--seed", "3"]
+
+
+def text(folder, words=20000):
+    """A file of pseudo-random words, the same every time."""
+    path = pathlib.Path(folder) / "words.txt"
+    state, out = 1, []
+    for _ in range(words):
+        state = (state * 1103515245 + 12345) % 2**31
+        out.append(WORDS[(state >> 16) % len(WORDS)])
+    path.write_text(" ".join(out) + "\n")
+    return str(path)
+
+
+def run(program, *args, env=None, timeout=300):
+    return subprocess.run([str(BIN / program), *map(str, args)], capture_output=True, text=True,
+                          timeout=timeout, env={**os.environ, **(env or {})})
+
+
+def train(*args, env=None):
+    done = run("train_gpt", *args, env=env)
+    if done.returncode != 0:
+        raise AssertionError(f"train_gpt {args} exited {done.returncode}: {done.stderr}")
+    return done
+
+
+def metrics(out):
+    """The rows of metrics.jsonl without what may differ between equal runs."""
+    timing = {"tokens_per_s", "step_ms", "system_allocs"}
+    with open(pathlib.Path(out) / "metrics.jsonl") as lines:
+        return [{k: v for k, v in json.loads(line).items() if k not in timing} for line in lines]
+
+
+def checkpoint_bytes(out, step):
+    folder = pathlib.Path(out) / "checkpoints" / f"step_{step:08d}"
+    return {p.name: p.read_bytes() for p in sorted(folder.glob("*.safetensors"))}
+
+
+def main(cases):
+    failed = 0
+    for case in cases:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                case(folder)
+            except Exception as e:  # a test runner reports everything and goes on
+                failed += 1
+                print(f"FAILED {case.__name__}: {type(e).__name__}: {e}")
+    print(f"{len(cases) - failed} of {len(cases)} cases passed")
+    sys.exit(failed != 0)

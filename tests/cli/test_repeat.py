@@ -1,0 +1,120 @@
+"""Equal runs give equal bytes: twice, in two parts, with another number of threads, from a config
+file; and what the first steps promise about memory."""
+import pathlib
+import subprocess
+
+from support import BIN, SMALL, checkpoint_bytes, main, metrics, run, text, train
+
+
+def base(folder, out, *args):
+    return ["--data", text(folder), "--out", f"{folder}/{out}", *SMALL, *args]
+
+
+def same(folder, a, b, step):
+    assert metrics(f"{folder}/{a}") == metrics(f"{folder}/{b}"), "metrics differ"
+    left, right = checkpoint_bytes(f"{folder}/{a}", step), checkpoint_bytes(f"{folder}/{b}", step)
+    assert left and left.keys() == right.keys()
+    for name in left:
+        assert left[name] == right[name], f"{name} differs"
+
+
+def twice(folder):
+    for out in ("a", "b"):
+        train(*base(folder, out, "--steps", "40"))
+    same(folder, "a", "b", 40)
+    train(*base(folder, "c", "--steps", "40", "--seed", "4"))
+    assert checkpoint_bytes(f"{folder}/c", 40) != checkpoint_bytes(f"{folder}/a", 40)
+
+
+def resume(folder):
+    schedule = ["--schedule", "constant", "--warmup", "5", "--eval-every", "40"]
+    for arch in ("gpt2", "llama"):
+        more = [*schedule, "--arch", arch]
+        train(*base(folder, f"{arch}1", "--steps", "40", *more))
+        train(*base(folder, f"{arch}2", "--steps", "20", *more))
+        train(*base(folder, f"{arch}2", "--steps", "40", *more, "--resume"))
+        whole, parts = metrics(f"{folder}/{arch}1"), metrics(f"{folder}/{arch}2")
+        for row in parts[:20]:
+            row.pop("val_loss", None)  # the first part evaluated after its last step
+        for row in whole + parts:
+            row.pop("peak_bytes"), row.pop("live_bytes")
+        assert whole == parts, "metrics differ"
+        assert checkpoint_bytes(f"{folder}/{arch}1", 40) == checkpoint_bytes(f"{folder}/{arch}2", 40)
+        done = train(*base(folder, f"{arch}2", "--steps", "40", *more, "--resume"))
+        assert "already" in done.stdout
+
+
+def threads(folder):
+    for n in ("1", "2", "4"):
+        train(*base(folder, n, "--steps", "8", "--deterministic", "--threads", n))
+    same(folder, "1", "2", 8)
+    same(folder, "1", "4", 8)
+
+
+def micro_batches_agree(folder):
+    train(*base(folder, "whole", "--steps", "5"))
+    train(*base(folder, "parts", "--steps", "5", "--micro-batch", "1"))
+    for a, b in zip(metrics(f"{folder}/whole"), metrics(f"{folder}/parts")):
+        assert abs(a["loss"] - b["loss"]) < 1e-5, (a, b)
+
+
+def config_file(folder):
+    train(*base(folder, "a", "--steps", "4", "--qk-norm", "--lr", "3e-4"))
+    printed = run("train_gpt", *base(folder, "b", "--steps", "4", "--qk-norm", "--lr", "3e-4"),
+                  "--print-config")
+    assert printed.returncode == 0
+    config = pathlib.Path(folder) / "run.toml"
+    config.write_text(printed.stdout)
+    train("--config", config)
+    same(folder, "a", "b", 4)
+    train("--config", config, "--out", f"{folder}/c", "--lr", "1e-3")
+    assert metrics(f"{folder}/c")[-1]["lr"] != metrics(f"{folder}/a")[-1]["lr"], "the flag must win"
+
+
+def steady_memory(folder):
+    import json
+    train(*base(folder, "a", "--steps", "12"))
+    rows = [json.loads(line) for line in open(f"{folder}/a/metrics.jsonl")]
+    assert len({row["system_allocs"] for row in rows[1:]}) == 1, [r["system_allocs"] for r in rows]
+    assert len({row["live_bytes"] for row in rows[1:]}) == 1
+
+
+def meta_predicts_the_peak(folder):
+    for i, more in enumerate((["--dropout", "0"], ["--arch", "llama", "--qk-norm"],
+                              ["--recompute", "full"], ["--recompute", "selective"],
+                              ["--micro-batch", "2", "--arch", "llama", "--kv-heads", "1",
+                               "--recompute", "full"])):
+        for device in ("cpu", "meta"):
+            train(*base(folder, f"{device}{i}", "--steps", "3", "--device", device, *more))
+        cpu, meta = metrics(f"{folder}/cpu{i}"), metrics(f"{folder}/meta{i}")
+        assert meta[0]["loss"] is None
+        for a, b in zip(cpu, meta):
+            for key in ("peak_bytes", "live_bytes"):
+                assert a[key] == b[key], (more, key, a[key], b[key])
+
+
+def dry_run(folder):
+    done = train(*base(folder, "none", "--steps", "4", "--dry-run"))
+    assert "parameters" in done.stdout and "peak memory" in done.stdout
+    assert not pathlib.Path(f"{folder}/none").exists()
+
+
+def generates(folder):
+    train(*base(folder, "a", "--steps", "20"))
+    for args in (["--temperature", "0"], ["--topk", "5"], ["--seed", "9"]):
+        first = run("generate", "--checkpoint", f"{folder}/a", "--prompt", "the cat", "--tokens",
+                    "80", *args)
+        again = run("generate", "--checkpoint", f"{folder}/a", "--prompt", "the cat", "--tokens",
+                    "80", *args)
+        assert first.returncode == 0, first.stderr
+        assert first.stdout == again.stdout and first.stdout.startswith("the cat")
+    # The greedy sample does not depend on how the prompt was fed.
+    greedy = run("generate", "--checkpoint", f"{folder}/a", "--prompt", "the cat", "--tokens", "12",
+                 "--temperature", "0").stdout.rstrip("\n")
+    longer = run("generate", "--checkpoint", f"{folder}/a", "--prompt", greedy[:-4], "--tokens", "4",
+                 "--temperature", "0").stdout.rstrip("\n")
+    assert longer == greedy, (greedy, longer)
+
+
+main([twice, resume, threads, micro_batches_agree, config_file, steady_memory,
+      meta_predicts_the_peak, dry_run, generates])

@@ -1,0 +1,161 @@
+"""Wrong uses of train_gpt: one clear line on stderr, the documented exit status, and no harm to
+what was saved before."""
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import time
+
+from support import BIN, SMALL, checkpoint_bytes, main, metrics, run, text, train
+
+
+def refused(done, status, *parts):
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == status, f"exit {done.returncode}, expected {status}: {done.stderr}"
+    assert len(lines) == 1, f"expected one line, got {lines}"
+    for part in parts:
+        assert part in lines[0], f"'{part}' is not in: {lines[0]}"
+
+
+def base(folder, *args):
+    return ["--data", text(folder), "--out", f"{folder}/run", "--steps", "4", *SMALL, *args]
+
+
+def unknown_flag(folder):
+    refused(run("train_gpt", *base(folder), "--layrs", "3"), 2, "--layrs", "--layers")
+    config = pathlib.Path(folder) / "c.toml"
+    config.write_text("layrs = 3\n")
+    refused(run("train_gpt", *base(folder), "--config", config), 2, "layrs", "--layers")
+
+
+def reserved_flag(folder):
+    refused(run("train_gpt", *base(folder), "--tp", "2"), 2, "--tp", "does not exist yet")
+    refused(run("train_gpt", *base(folder), "--experts", "8"), 2, "--experts")
+
+
+def missing_file(folder):
+    refused(run("train_gpt", "--data", f"{folder}/none.txt", "--out", f"{folder}/run"), 1,
+            "none.txt", "No such file")
+
+
+def empty_file(folder):
+    path = pathlib.Path(folder) / "empty.txt"
+    path.write_text("")
+    refused(run("train_gpt", "--data", path, "--out", f"{folder}/run"), 2, "empty.txt")
+
+
+def data_too_short(folder):
+    path = pathlib.Path(folder) / "short.txt"
+    path.write_text("only a few words")
+    refused(run("train_gpt", "--data", path, "--out", f"{folder}/run", "--seq", "256"), 2, "seq")
+
+
+def heads_do_not_divide(folder):
+    refused(run("train_gpt", *base(folder), "--heads", "3"), 2, "heads", "32", "3")
+
+
+def bad_values(folder):
+    refused(run("train_gpt", *base(folder), "--lr", "-1"), 2, "--lr", "-1")
+    refused(run("train_gpt", *base(folder), "--lr", "fast"), 2, "--lr", "fast")
+    refused(run("train_gpt", *base(folder), "--dropout", "1.5"), 2, "--dropout", "1.5")
+    refused(run("train_gpt", *base(folder), "--micro-batch", "3"), 2, "--micro-batch", "3")
+    refused(run("train_gpt", *base(folder), "--arch", "bert"), 2, "--arch", "bert")
+    refused(run("train_gpt", *base(folder), "--device", "cuda"), 2, "CUDA")
+
+
+def vocabulary_too_small(folder):
+    refused(run("train_gpt", *base(folder), "--vocab", "60"), 2, "60", "vocab")
+
+
+def no_data(folder):
+    refused(run("train_gpt", "--out", f"{folder}/run"), 2, "--data")
+
+
+def holds_a_run(folder):
+    train(*base(folder))
+    before = checkpoint_bytes(f"{folder}/run", 4)
+    refused(run("train_gpt", *base(folder)), 2, "--resume")
+    assert checkpoint_bytes(f"{folder}/run", 4) == before
+
+
+def damaged_checkpoint(folder):
+    train(*base(folder, "--save-every", "2"))
+    model = pathlib.Path(folder) / "run/checkpoints/step_00000004/model-r000.safetensors"
+    data = bytearray(model.read_bytes())
+    data[-5] ^= 1
+    model.write_bytes(data)
+    # The one before still verifies: training goes on from it, and says so.
+    done = run("train_gpt", *base(folder, "--resume", "--steps", "6"))
+    assert done.returncode == 0 and "step_00000004" in done.stderr, done.stderr
+    assert [m["step"] for m in metrics(f"{folder}/run")] == [1, 2, 3, 4, 5, 6]
+
+
+def every_checkpoint_damaged(folder):
+    train(*base(folder))
+    model = pathlib.Path(folder) / "run/checkpoints/step_00000004/model-r000.safetensors"
+    model.write_bytes(model.read_bytes()[:-1])
+    refused(run("train_gpt", *base(folder, "--resume")), 1, "model-r000.safetensors")
+    refused(run("generate", "--checkpoint", f"{folder}/run"), 1, "model-r000.safetensors")
+
+
+def checkpoint_of_another_shape(folder):
+    train(*base(folder))
+    refused(run("train_gpt", *base(folder, "--resume", "--dim", "64", "--steps", "8")), 2,
+            "another model", "dim", "32", "64")
+
+
+def unwritable_folder(folder):
+    blocker = pathlib.Path(folder) / "file"
+    blocker.write_text("")
+    refused(run("train_gpt", "--data", text(folder), "--out", blocker / "run", *SMALL), 1, "file")
+
+
+def injected_nan(folder):
+    args = base(folder, "--save-every", "2", "--steps", "6")
+    done = run("train_gpt", *args, env={"WEFT_TEST_INJECT_NAN": "4"})
+    refused(done, 3, "step 4", "embed.weight")
+    assert [m["step"] for m in metrics(f"{folder}/run")] == [1, 2, 3]
+    train(*args, "--resume")
+    assert [m["step"] for m in metrics(f"{folder}/run")] == [1, 2, 3, 4, 5, 6]
+
+
+def full_disk(folder):
+    args = base(folder, "--save-every", "2", "--steps", "4")
+    train(*base(folder, "--steps", "2"))
+    before = checkpoint_bytes(f"{folder}/run", 2)
+    done = run("train_gpt", *args, "--resume", env={"WEFT_TEST_DISK_FULL_AFTER": "100000"})
+    refused(done, 1, "No space left on device")
+    assert checkpoint_bytes(f"{folder}/run", 2) == before
+    train(*args, "--resume")
+    assert checkpoint_bytes(f"{folder}/run", 4)
+
+
+def out_of_memory(folder):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    done = subprocess.run([BIN / "train_gpt", *base(folder, "--batch", "4096", "--seq", "512")],
+                          capture_output=True, text=True, preexec_fn=limit,
+                          env={**os.environ, "OMP_NUM_THREADS": "2"})
+    refused(done, 1, "memory")
+
+
+def interrupt_saves(folder):
+    args = base(folder, "--steps", "100000")
+    process = subprocess.Popen([BIN / "train_gpt", *args], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    log = pathlib.Path(folder) / "run/metrics.jsonl"
+    deadline = time.time() + 60
+    while time.time() < deadline and not (log.exists() and log.stat().st_size > 0):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130, process.returncode
+    last = metrics(f"{folder}/run")[-1]["step"]
+    assert checkpoint_bytes(f"{folder}/run", last)
+
+
+main([unknown_flag, reserved_flag, missing_file, empty_file, data_too_short, heads_do_not_divide,
+      bad_values, vocabulary_too_small, no_data, holds_a_run, damaged_checkpoint,
+      every_checkpoint_damaged, checkpoint_of_another_shape, unwritable_folder, injected_nan,
+      full_disk, out_of_memory, interrupt_saves])
