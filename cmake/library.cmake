@@ -118,7 +118,9 @@ set_source_files_properties(core/cpu/simd/isa_avx512.cpp PROPERTIES COMPILE_OPTI
   "-ffp-contract=off;-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mfma;-mf16c;-mprefer-vector-width=512;-Wno-uninitialized;-Wno-maybe-uninitialized")
 
 target_compile_features(weft PUBLIC cxx_std_20)
-target_compile_options(weft PRIVATE -ftls-model=initial-exec -fno-plt)
+# Calls inside the library go straight to their target, not through the symbol table.
+target_link_options(weft PRIVATE -Wl,-Bsymbolic-functions)
+target_compile_options(weft PRIVATE -ftls-model=initial-exec)
 target_include_directories(weft PUBLIC
   $<BUILD_INTERFACE:${weft_include}> $<INSTALL_INTERFACE:include>)
 target_link_libraries(weft PRIVATE weft_flags DNNL::dnnl Threads::Threads)

@@ -134,8 +134,8 @@ TEST_CASE("tape: hooks report the last gradient of each leaf, and the unused one
   });
   tape.on_backward_end([&](const std::vector<Tensor>& l) { left = l; });
   const Tensor dead = unused * 2.0;
-  const Tensor y = a * b;
-  sum(y * a).backward();  // a is used twice, the second time last
+  const Tensor y = exp(a);  // a is used twice: its last gradient comes from here
+  sum(y * b * a).backward();
   REQUIRE(ready.size() == 2);
   CHECK(ready[0] == b.impl());
   CHECK(ready[1] == a.impl());
