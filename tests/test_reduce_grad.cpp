@@ -1,0 +1,129 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/reduce.h"
+#include "weft/tests/support.h"
+
+using namespace weft;
+using test::mismatch;
+
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+using Reduction = Tensor (*)(const Tensor&);
+
+struct Case {
+  const char* name;
+  Reduction op;
+};
+// For x of three axes.
+const Case kCases[] = {
+    {"sum", [](const Tensor& x) { return sum(x); }},
+    {"sum 1", [](const Tensor& x) { return sum(x, {1}); }},
+    {"sum 0 2",
+     [](const Tensor& x) {
+       return sum(x, {2, 0}, true);
+     }},
+    {"mean", [](const Tensor& x) { return mean(x); }},
+    {"mean -1", [](const Tensor& x) { return mean(x, {-1}); }},
+    {"max", [](const Tensor& x) { return max(x); }},
+    {"max 0", [](const Tensor& x) { return max(x, 0); }},
+    {"max -1", [](const Tensor& x) { return max(x, -1, true); }},
+    {"min", [](const Tensor& x) { return min(x); }},
+    {"min 1", [](const Tensor& x) { return min(x, 1); }},
+    {"var", [](const Tensor& x) { return var(x, {}, 0); }},
+    {"var 0 2",
+     [](const Tensor& x) {
+       return var(x, {0, 2}, 0);
+     }},
+    {"var 1", [](const Tensor& x) { return var(x, {1}, 1, true); }},
+    {"norm 1", [](const Tensor& x) { return norm(x, 1); }},
+    {"norm 2", [](const Tensor& x) { return norm(x); }},
+    {"norm 3.5", [](const Tensor& x) { return norm(x, 3.5); }},
+    {"norm inf", [](const Tensor& x) { return norm(x, kInf); }},
+    {"logsumexp", [](const Tensor& x) { return logsumexp(x); }},
+    {"logsumexp 0", [](const Tensor& x) { return logsumexp(x, 0, true); }},
+    {"cumsum", [](const Tensor& x) { return cumsum(x); }},
+    {"cumsum 1", [](const Tensor& x) { return cumsum(x, 1); }},
+    {"sum_to",
+     [](const Tensor& x) {
+       return sum_to(x, {x.dim(1), 1});
+     }},
+};
+
+Tensor gradient(Reduction f, const Tensor& x, const Tensor& dy = {}) {
+  Tensor leaf = x.detach();
+  leaf.set_requires_grad();
+  Tape tape;
+  return tape.gradients(f(leaf), {leaf}, dy)[0];
+}
+
+}  // namespace
+
+TEST_CASE("reduce: gradients agree with finite differences, twice") {
+  GradcheckOptions twice;
+  twice.second_order = true;
+  twice.step = 1e-5;
+  twice.tolerance = 1e-5;
+  for (const Case& c : kCases) {
+    CAPTURE(std::string(c.name));
+    const auto f = [&](const TensorList& in) { return c.op(in[0]); };
+    // Squared, because the gradient of a linear function is constant.
+    const auto squared = [&](const TensorList& in) { return square(c.op(in[0])); };
+    for (const Tensor& x : {test::random({2, 3, 4}, 3), test::strided(test::random({3, 2, 5}, 4)),
+                            test::random({4, 5, 2}, 5).transpose(0, 2)}) {
+      CHECK(gradcheck(f, {x}) == "");
+      CHECK(gradcheck(squared, {x}, twice) == "");
+    }
+    const auto again = [&](const TensorList& in) { return c.op(in[0] * in[0]) * c.op(in[0]); };
+    CHECK(gradcheck(again, {test::random({2, 3, 2}, 6)}) == "");
+  }
+}
+
+TEST_CASE("reduce: gradients of empty tensors are empty") {
+  for (const Case& c : kCases) {
+    if (std::string(c.name).starts_with("m")) continue;  // max and min have nothing to choose
+    if (std::string(c.name) == "norm inf") continue;
+    CAPTURE(std::string(c.name));
+    const Tensor x = Tensor::empty({2, 0, 3}, DType::f64);
+    CHECK(gradcheck([&](const TensorList& in) { return sum(c.op(in[0])); }, {x}) == "");
+  }
+}
+
+TEST_CASE("reduce: f32 and bf16 gradients agree with f64") {
+  for (const Case& c : kCases)
+    for (const DType t : {DType::f32, DType::bf16}) {
+      CAPTURE(std::string(c.name));
+      const Tensor x = test::random({3, 4, 5}, 7, t);
+      const Tensor dy = test::random(c.op(x).shape(), 8, t);
+      const Tensor got = gradient(c.op, x, dy);
+      CHECK(got.dtype() == t);
+      CHECK(mismatch(got, gradient(c.op, x.to(DType::f64), dy.to(DType::f64)),
+                     2 * test::tolerance(t)) == "");
+    }
+}
+
+TEST_CASE("reduce: the gradient of max and min goes to the first of equals") {
+  const Tensor x = Tensor::of({1, 3, 3, 0, 0, 3}, {2, 3});
+  CHECK(mismatch(gradient([](const Tensor& t) { return max(t); }, x),
+                 Tensor::of({0, 1, 0, 0, 0, 0}, {2, 3}), 0) == "");
+  CHECK(mismatch(gradient([](const Tensor& t) { return min(t); }, x),
+                 Tensor::of({0, 0, 0, 1, 0, 0}, {2, 3}), 0) == "");
+  CHECK(mismatch(gradient([](const Tensor& t) { return max(t, 0); }, x, Tensor::ones({3})),
+                 Tensor::of({1, 1, 1, 0, 0, 0}, {2, 3}), 0) == "");
+}
+
+TEST_CASE("reduce: gradients at the edge of the domain are finite") {
+  for (const double p : {1.0, 2.0, 3.0, kInf}) {
+    Tensor x = Tensor::zeros({4}, DType::f64);
+    x.set_requires_grad();
+    Tape tape;
+    CHECK(mismatch(tape.gradients(norm(x, p), {x})[0], Tensor::zeros({4}), 0) == "");
+  }
+  const Tensor x = Tensor::of({-kInf, -kInf, -kInf, 1}, {2, 2});
+  CHECK(mismatch(gradient([](const Tensor& t) { return logsumexp(t); }, x, Tensor::ones({2})),
+                 Tensor::of({0, 0, 0, 1}, {2, 2}), 0) == "");
+}
