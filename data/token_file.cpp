@@ -1,0 +1,137 @@
+#include "weft/data/token_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "weft/core/error.h"
+#include "weft/io/file.h"
+
+namespace weft::data {
+namespace {
+
+constexpr std::int64_t kHeaderInts = 256, kHeaderBytes = 4 * kHeaderInts;
+constexpr std::int32_t kMagic = 20240520, kVersion = 1;
+// Other files of the same family: reading them as raw uint16 would train on garbage.
+constexpr std::int32_t kMagicLlama3 = 20240801, kMagicEval = 20240522;
+
+/// Calls f with a typed pointer to the tokens.
+template <class F>
+void with_type(const unsigned char* data, int width, F&& f) {
+  if (width == 1)
+    f(data);
+  else if (width == 2)
+    f(reinterpret_cast<const std::uint16_t*>(data));
+  else
+    f(reinterpret_cast<const std::int32_t*>(data));
+}
+
+}  // namespace
+
+TokenStream TokenStream::of(std::vector<std::int32_t> tokens) {
+  auto owner = std::make_shared<const std::vector<std::int32_t>>(std::move(tokens));
+  TokenStream s;
+  s.data_ = reinterpret_cast<const unsigned char*>(owner->data());
+  s.size_ = static_cast<std::int64_t>(owner->size());
+  s.width_ = 4;
+  s.owner_ = std::move(owner);
+  return s;
+}
+
+TokenStream TokenStream::of(std::vector<std::uint16_t> tokens) {
+  auto owner = std::make_shared<const std::vector<std::uint16_t>>(std::move(tokens));
+  TokenStream s;
+  s.data_ = reinterpret_cast<const unsigned char*>(owner->data());
+  s.size_ = static_cast<std::int64_t>(owner->size());
+  s.width_ = 2;
+  s.owner_ = std::move(owner);
+  return s;
+}
+
+TokenStream TokenStream::of_bytes(std::string text) {
+  auto owner = std::make_shared<const std::string>(std::move(text));
+  TokenStream s;
+  s.data_ = reinterpret_cast<const unsigned char*>(owner->data());
+  s.size_ = static_cast<std::int64_t>(owner->size());
+  s.owner_ = std::move(owner);
+  return s;
+}
+
+void TokenStream::read(std::int64_t first, std::span<std::int32_t> out) const {
+  const auto count = static_cast<std::int64_t>(out.size());
+  check(first >= 0 && count <= size_ - first, "tokens: [{}, {}) must lie in [0, {})", first,
+        first + count, size_);
+  with_type(data_, width_, [&](const auto* p) { std::copy_n(p + first, count, out.begin()); });
+}
+
+TokenStream TokenStream::slice(std::int64_t first, std::int64_t count) const {
+  check(first >= 0 && count >= 0 && count <= size_ - first, "tokens: [{}, {}) must lie in [0, {})",
+        first, first + count, size_);
+  TokenStream s = *this;
+  s.data_ += first * width_;
+  s.size_ = count;
+  return s;
+}
+
+std::int32_t TokenStream::max_token() const {
+  std::int32_t highest = -1;
+  with_type(data_, width_, [&](const auto* p) {
+    for (std::int64_t i = 0; i < size_; ++i) highest = std::max<std::int32_t>(highest, p[i]);
+  });
+  return highest;
+}
+
+TokenStream open_token_file(const std::string& path) {
+  check(io::exists(path), "data: no file '{}'", path);
+  auto file = std::make_shared<const io::MappedFile>(path);
+  const std::int64_t bytes = file->size();
+  check(bytes > 0, "data: '{}' is empty", path);
+  TokenStream s;
+  s.data_ = reinterpret_cast<const unsigned char*>(file->data());
+  s.width_ = 2;
+  s.owner_ = file;
+  std::int32_t header[3] = {};
+  std::memcpy(header, s.data_, static_cast<std::size_t>(std::min<std::int64_t>(bytes, 12)));
+  check(header[0] != kMagicLlama3 && header[0] != kMagicEval,
+        "data: '{}' has magic {}, which Weft does not read; expected {} or raw uint16 tokens", path,
+        header[0], kMagic);
+  if (header[0] != kMagic) {
+    check(bytes % 2 == 0, "data: '{}' must hold uint16 tokens, but has an odd size of {} bytes",
+          path, bytes);
+    s.size_ = bytes / 2;
+    return s;
+  }
+  check(bytes >= kHeaderBytes, "data: '{}' must have a header of 1024 bytes, got {}", path, bytes);
+  check(header[1] == kVersion, "data: '{}' must have version 1, got {}", path, header[1]);
+  const std::int64_t tokens = header[2];
+  check(tokens >= 0 && bytes == kHeaderBytes + 2 * tokens,
+        "data: '{}' must have {} bytes for the {} tokens of its header, got {}", path,
+        kHeaderBytes + 2 * tokens, tokens, bytes);
+  s.data_ += kHeaderBytes;
+  s.size_ = tokens;
+  return s;
+}
+
+void write_token_file(const std::string& path, std::span<const std::int32_t> tokens) {
+  check(tokens.size() <= INT32_MAX, "write_token_file: a file takes at most {} tokens, got {}",
+        INT32_MAX, tokens.size());
+  std::int32_t header[kHeaderInts] = {kMagic, kVersion, static_cast<std::int32_t>(tokens.size())};
+  std::vector<std::uint16_t> narrow;
+  narrow.reserve(tokens.size());
+  for (const std::int32_t t : tokens) {
+    check(t >= 0 && t <= UINT16_MAX, "write_token_file: a token must be in [0, 65536), got {}", t);
+    narrow.push_back(static_cast<std::uint16_t>(t));
+  }
+  io::AtomicFile file(path);
+  file.write(header, sizeof header);
+  file.write(narrow.data(), 2 * narrow.size());
+  file.commit();
+}
+
+void check_vocab(const TokenStream& tokens, std::int64_t vocab) {
+  const std::int32_t highest = tokens.max_token();
+  check(highest < vocab, "data: token {} does not fit a vocabulary of {}; use --vocab {} or more",
+        highest, vocab, highest + 1);
+}
+
+}  // namespace weft::data

@@ -1,0 +1,328 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "weft/core/error.h"
+#include "weft/data/loader.h"
+#include "weft/data/packing.h"
+#include "weft/data/text.h"
+#include "weft/data/token_file.h"
+#include "weft/data/tokenizer.h"
+#include "weft/io/file.h"
+#include "weft/io/json.h"
+#include "weft/tests/support.h"
+#include "weft/tests/temp_folder.h"
+
+using namespace weft;
+using namespace weft::data;
+using test::error_of;
+using Ints = std::vector<std::int32_t>;
+
+namespace {
+
+Ints ints(const Tensor& t) {
+  const auto* p = t.data<std::int32_t>();
+  return {p, p + t.numel()};
+}
+
+Ints count_to(int n) {
+  Ints v(static_cast<std::size_t>(n));
+  std::iota(v.begin(), v.end(), 0);
+  return v;
+}
+
+Ints all(const TokenStream& s) {
+  Ints v(static_cast<std::size_t>(s.size()));
+  s.read(0, v);
+  return v;
+}
+
+std::string little_endian(std::initializer_list<std::int32_t> values) {
+  std::string out;
+  for (const std::int32_t v : values) out.append(reinterpret_cast<const char*>(&v), 4);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("text files become one stream of bytes") {
+  const test::TempFolder folder;
+  io::write_file(folder / "a", "one");
+  io::write_file(folder / "b", "two");
+  io::write_file(folder / "empty", "");
+  CHECK(read_text({folder / "a", folder / "b", folder / "a"}) == "onetwoone");
+  CHECK(error_of([&] { read_text({}); }) == "data: name at least one text file");
+  CHECK(error_of([&] { read_text({folder / "c"}); }) == "data: no file '" + folder / "c" + "'");
+  CHECK(error_of([&] {
+          read_text({folder / "a", folder / "empty"});
+        }) == "data: '" + folder / "empty" + "' is empty");
+  CHECK(error_of([&] { read_text({folder.path()}); }) ==
+        "data: '" + folder.path() + "' is a folder; name the files in it");
+}
+
+TEST_CASE("bytes are tokens") {
+  const ByteTokenizer tokenizer;
+  CHECK(tokenizer.vocab() == 256);
+  CHECK(tokenizer.encode("a\xFF") == Ints{97, 255});
+  std::string every;
+  for (int i = 0; i < 256; ++i) every += static_cast<char>(i);
+  CHECK(tokenizer.encode(every) == count_to(256));
+  CHECK(tokenizer.decode(tokenizer.encode(every)) == every);
+  CHECK(error_of([&] { tokenizer.decode(Ints{256}); }) ==
+        "decode: a byte token must be in [0, 256), got 256");
+  CHECK(error_of([&] { tokenizer.decode(Ints{-1}); }) ==
+        "decode: a byte token must be in [0, 256), got -1");
+}
+
+TEST_CASE("a token stream reads the same from every width, whole and in part") {
+  const TokenStream streams[] = {TokenStream::of(Ints{3, 1, 4, 1, 5}),
+                                 TokenStream::of(std::vector<std::uint16_t>{3, 1, 4, 1, 5}),
+                                 TokenStream::of_bytes("\3\1\4\1\5")};
+  for (const TokenStream& s : streams) {
+    CHECK(all(s) == Ints{3, 1, 4, 1, 5});
+    CHECK(s.max_token() == 5);
+    const TokenStream part = s.slice(1, 3).slice(1, 2);
+    CHECK(all(part) == Ints{4, 1});
+    CHECK(part.max_token() == 4);
+    CHECK(error_of([&] { s.slice(3, 3); }) == "tokens: [3, 6) must lie in [0, 5)");
+    Ints two(2);
+    CHECK(error_of([&] { part.read(1, two); }) == "tokens: [1, 3) must lie in [0, 2)");
+  }
+  CHECK(TokenStream::of_bytes("\xFF").max_token() == 255);
+  CHECK(TokenStream().max_token() == -1);
+}
+
+TEST_CASE("token files: golden bytes, raw files and vocabulary") {
+  const test::TempFolder folder;
+  const std::string path = folder / "train.bin";
+  write_token_file(path, Ints{1, 65535, 258});
+  std::string want = little_endian({20240520, 1, 3});
+  want.resize(1024, '\0');
+  want += std::string("\1\0\xFF\xFF\2\1", 6);
+  CHECK(io::read_file(path) == want);
+  CHECK(all(open_token_file(path)) == Ints{1, 65535, 258});
+
+  io::write_file(folder / "raw.bin", std::string("\1\0\2\1", 4));
+  const TokenStream raw = open_token_file(folder / "raw.bin");
+  CHECK(all(raw) == Ints{1, 258});
+  CHECK(error_of([&] { check_vocab(raw, 259); }) == "no error");
+  CHECK(error_of([&] { check_vocab(raw, 258); }) ==
+        "data: token 258 does not fit a vocabulary of 258; use --vocab 259 or more");
+  CHECK(error_of([&] { write_token_file(path, Ints{65536}); }) ==
+        "write_token_file: a token must be in [0, 65536), got 65536");
+  CHECK(error_of([&] { write_token_file(path, Ints{-1}); }) ==
+        "write_token_file: a token must be in [0, 65536), got -1");
+  CHECK(io::read_file(path) == want);
+}
+
+TEST_CASE("hostile token files") {
+  const test::TempFolder folder;
+  const std::string path = folder / "x.bin", named = "data: '" + path + "' ";
+  const auto refusal = [&](std::string header, std::size_t size) {
+    header.resize(size, '\0');
+    io::write_file(path, header);
+    return error_of([&] { open_token_file(path); });
+  };
+  CHECK(error_of([&] { open_token_file(path); }) == "data: no file '" + path + "'");
+  CHECK(refusal("", 0) == named + "is empty");
+  CHECK(refusal("abc", 3) == named + "must hold uint16 tokens, but has an odd size of 3 bytes");
+  CHECK(refusal(little_endian({20240520, 1, 3}), 1029) ==
+        named + "must have 1030 bytes for the 3 tokens of its header, got 1029");
+  CHECK(refusal(little_endian({20240520, 1, 3}), 1032) ==
+        named + "must have 1030 bytes for the 3 tokens of its header, got 1032");
+  CHECK(refusal(little_endian({20240520, 1, -1}), 1022) ==
+        named + "must have a header of 1024 bytes, got 1022");
+  CHECK(refusal(little_endian({20240520, 1, -1}), 1026) ==
+        named + "must have 1022 bytes for the -1 tokens of its header, got 1026");
+  CHECK(refusal(little_endian({20240520, 2, 0}), 1024) == named + "must have version 1, got 2");
+  CHECK(refusal(little_endian({20240801, 7, 0}), 1024) ==
+        named +
+            "has magic 20240801, which Weft does not read; expected 20240520 or raw uint16 "
+            "tokens");
+  CHECK(refusal(little_endian({20240520, 1, 0}), 1024) == "no error");
+}
+
+TEST_CASE("an epoch visits every window once; the next in another order") {
+  TokenLoader loader(TokenStream::of(count_to(43)), {.batch = 5, .seq = 4, .seed = 9});
+  CHECK(loader.windows() == 10);
+  std::vector<Ints> orders;
+  for (int epoch = 0; epoch < 3; ++epoch) {
+    Ints order;
+    for (int b = 0; b < 2; ++b) {
+      CHECK(loader.state().epoch == epoch);
+      const Batch batch = loader.next();
+      CHECK(batch.inputs.shape() == Shape{5, 4});
+      const Ints in = ints(batch.inputs), target = ints(batch.targets);
+      for (std::size_t i = 0; i < in.size(); ++i) {
+        CHECK(target[i] == in[i] + 1);
+        CHECK(in[i] == in[i / 4 * 4] + static_cast<std::int32_t>(i % 4));
+      }
+      for (std::size_t r = 0; r < 5; ++r) order.push_back(in[4 * r] / 4);
+    }
+    Ints sorted = order;
+    std::sort(sorted.begin(), sorted.end());
+    CHECK(sorted == count_to(10));
+    orders.push_back(order);
+  }
+  CHECK(orders[0] != orders[1]);
+  CHECK(orders[1] != orders[2]);
+  TokenLoader other(TokenStream::of(count_to(43)), {.batch = 10, .seq = 4, .seed = 10});
+  Ints order;
+  for (const std::int32_t t : ints(other.next().inputs))
+    if (t % 4 == 0) order.push_back(t / 4);
+  CHECK(order != orders[0]);
+}
+
+TEST_CASE("rows do not depend on how a batch is cut, across the end of an epoch too") {
+  const auto make = [] {
+    return TokenLoader(TokenStream::of(count_to(30)), {.batch = 6, .seq = 4, .seed = 3});
+  };
+  TokenLoader whole = make(), ranks[] = {make(), make(), make()};
+  for (int step = 0; step < 8; ++step) {
+    const Batch want = whole.next();
+    Ints inputs, targets;
+    for (int r = 0; r < 3; ++r) {
+      const Batch part = ranks[r].next(2 * r, 2);
+      const Ints in = ints(part.inputs), out = ints(part.targets);
+      inputs.insert(inputs.end(), in.begin(), in.end());
+      targets.insert(targets.end(), out.begin(), out.end());
+    }
+    CHECK(inputs == ints(want.inputs));
+    CHECK(targets == ints(want.targets));
+  }
+  CHECK(ranks[2].state() == whole.state());
+}
+
+TEST_CASE("a loader goes on from a saved position") {
+  const auto make = [] {
+    return TokenLoader(TokenStream::of(count_to(30)), {.batch = 3, .seq = 4, .seed = 3});
+  };
+  TokenLoader straight = make(), resumed = make();
+  for (int i = 0; i < 7; ++i) straight.advance();
+  const std::string text = to_json(straight.state()).dump();
+  CHECK(text == R"({"epoch":3,"index":0,"seed":3,"seq":4,"tokens":30})");
+  resumed.set_state(loader_state_from_json(io::Json::parse(text)));
+  for (int i = 0; i < 5; ++i) CHECK(ints(resumed.next().inputs) == ints(straight.next().inputs));
+
+  LoaderState s = straight.state();
+  const auto refusal = [&](LoaderState changed) {
+    return error_of([&] { resumed.set_state(changed); });
+  };
+  LoaderState x = s;
+  x.tokens = 31;
+  CHECK(refusal(x) == "loader: the saved position is in data of 31 tokens, these have 30");
+  x = s;
+  x.seq = 8;
+  CHECK(refusal(x) == "loader: the saved position is for seq 8, got 4");
+  x = s;
+  x.seed = 4;
+  CHECK(refusal(x) == "loader: the saved position is for seed 4, got 3");
+  x = s;
+  x.epoch = 2;
+  x.index = 7;
+  CHECK(refusal(x) ==
+        "loader: the saved position (epoch 2, window 7) must lie in an epoch of 7 windows");
+}
+
+TEST_CASE("a loader refuses what cannot work") {
+  const auto refusal = [](int tokens, TokenLoader::Options options) {
+    return error_of([&] { TokenLoader(TokenStream::of(count_to(tokens)), options); });
+  };
+  CHECK(refusal(100, {.batch = 1, .seq = 256}) ==
+        "loader: the data has 100 tokens, a sequence needs 257 (seq 256 + 1); use a shorter --seq "
+        "or more data");
+  CHECK(refusal(257, {.batch = 1, .seq = 256}) == "no error");
+  CHECK(refusal(10, {.batch = 0, .seq = 2}) == "loader: batch must be at least 1, got 0");
+  CHECK(refusal(10, {.batch = 1, .seq = 0}) == "loader: seq must be at least 1, got 0");
+  TokenLoader loader(TokenStream::of(count_to(9)), {.batch = 4, .seq = 2});
+  CHECK(error_of([&] { loader.rows(3, 2); }) ==
+        "loader: rows [3, 5) must lie in the global batch of 4");
+  CHECK(ints(loader.rows(2, 0).inputs).empty());
+}
+
+TEST_CASE("evaluation sees every target once and pads the rest") {
+  for (const int n : {2, 6, 7, 8, 13, 14, 25}) {
+    const EvalLoader loader(TokenStream::of(count_to(n)), 2, 3);
+    CAPTURE(n);
+    CHECK(loader.batches() == (n - 1 + 5) / 6);
+    Ints seen;
+    for (std::int64_t b = 0; b < loader.batches(); ++b) {
+      const Batch batch = loader.batch(b);
+      CHECK(batch.inputs.shape() == Shape{2, 3});
+      const Ints in = ints(batch.inputs), target = ints(batch.targets);
+      for (std::size_t i = 0; i < in.size(); ++i) {
+        if (target[i] == kIgnore) {
+          CHECK(in[i] == 0);
+          continue;
+        }
+        CHECK(target[i] == in[i] + 1);
+        seen.push_back(in[i]);
+      }
+    }
+    CHECK(seen == count_to(n - 1));
+    CHECK(error_of([&] {
+            loader.batch(loader.batches());
+          }).starts_with("loader: evaluation batch must be in [0, "));
+  }
+  CHECK(error_of([] { EvalLoader(TokenStream::of(Ints{1}), 1, 1); }) ==
+        "loader: the held-out data must have at least 2 tokens, got 1");
+}
+
+TEST_CASE("the held-out part is the end") {
+  const TokenStream s = TokenStream::of(count_to(25));
+  const auto [train, val] = split_tokens(s, 0.1);
+  CHECK(all(train) == count_to(22));
+  CHECK(all(val) == Ints{22, 23, 24});
+  CHECK(split_tokens(s, 0).second.size() == 0);
+  CHECK(error_of([&] { split_tokens(s, 1); }) == "loader: val-fraction must be in [0, 1), got 1");
+}
+
+TEST_CASE("documents are packed into the first row with room") {
+  // Pieces: A(3) B(4) C(2) D(5 + 5 + 2) E(1); rows of 5.
+  const PackedRows p = pack_documents({{1, 2, 3},
+                                       {11, 12, 13, 14},
+                                       {},
+                                       {21, 22},
+                                       {31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42},
+                                       {51}},
+                                      5);
+  CHECK(p.rows() == 5);
+  CHECK(ints(p.tokens) == Ints{1,  2,  3,  21, 22, 11, 12, 13, 14, 51, 31, 32, 33,
+                               34, 35, 36, 37, 38, 39, 40, 41, 42, 0,  0,  0});
+  constexpr std::int32_t x = kIgnore;
+  CHECK(ints(p.targets) == Ints{2,  3,  x,  22, x,  12, 13, 14, x, x, 32, 33, 34,
+                                35, 36, 37, 38, 39, 40, 41, 42, x, x, x,  x});
+  CHECK(ints(p.positions) ==
+        Ints{0, 1, 2, 0, 1, 0, 1, 2, 3, 0, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 0, 1, 2});
+  CHECK(p.cu_seqlens == std::vector<Ints>{{0, 3, 5}, {0, 4, 5}, {0, 5}, {0, 5}, {0, 2, 5}});
+  CHECK(ints(p.flat_cu_seqlens(0, 3)) == Ints{0, 3, 5, 9, 10, 15});
+  CHECK(ints(p.flat_cu_seqlens(4, 1)) == Ints{0, 2, 5});
+  CHECK(error_of([&] { p.flat_cu_seqlens(4, 2); }) ==
+        "flat_cu_seqlens: rows [4, 6) must lie in [0, 5)");
+}
+
+TEST_CASE("packing keeps all tokens, fills rows, and takes nothing") {
+  CHECK(pack_documents({}, 4).rows() == 0);
+  CHECK(pack_documents({{}, {}}, 4).rows() == 0);
+  CHECK(error_of([] { pack_documents({}, 0); }) == "pack_documents: seq must be at least 1, got 0");
+  std::vector<Ints> documents;
+  std::int64_t total = 0;
+  std::int32_t next = 1;
+  for (int i = 0; i < 500; ++i) {
+    Ints d(static_cast<std::size_t>(i * 37 % 40));
+    for (auto& t : d) t = next++;
+    total += static_cast<std::int64_t>(d.size());
+    documents.push_back(d);
+  }
+  const PackedRows p = pack_documents(documents, 32);
+  Ints tokens = ints(p.tokens);
+  std::erase(tokens, 0);
+  std::sort(tokens.begin(), tokens.end());
+  CHECK(static_cast<std::int64_t>(tokens.size()) == total);
+  CHECK(std::adjacent_find(tokens.begin(), tokens.end()) == tokens.end());
+  CHECK(p.rows() * 32 < total * 1.1);
+}
