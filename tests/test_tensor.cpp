@@ -1,0 +1,297 @@
+#include <doctest/doctest.h>
+
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "weft/core/allocator.h"
+#include "weft/core/tensor.h"
+#include "weft/tests/support.h"
+
+namespace weft {
+namespace {
+
+using test::different_bits;
+using test::error_of;
+using test::strided;
+
+constexpr DType kAll[] = {DType::f32,  DType::f64, DType::bf16, DType::f16, DType::e4m3,
+                          DType::e5m2, DType::i32, DType::i64,  DType::u8,  DType::boolean};
+
+std::vector<double> values(const Tensor& t) {
+  std::vector<double> out(static_cast<std::size_t>(t.numel()));
+  t.copy_to(out);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("tensor: factories of every dtype") {
+  for (const DType dtype : kAll) {
+    CAPTURE(name(dtype));
+    CHECK(values(Tensor::zeros({2, 2}, dtype)) == std::vector<double>(4, 0));
+    CHECK(values(Tensor::ones({3}, dtype)) == std::vector<double>(3, 1));
+    CHECK(values(Tensor::full({2}, 1, dtype)) == std::vector<double>(2, 1));
+    CHECK(values(Tensor::eye(2, dtype)) == std::vector<double>{1, 0, 0, 1});
+    CHECK(values(Tensor::of({1, 0}, {2}, dtype)) == std::vector<double>{1, 0});
+    CHECK(Tensor::empty({5, 0}, dtype).dtype() == dtype);
+  }
+  CHECK(Tensor::ones({2}, DType::f32, kMeta).is_meta());
+}
+
+TEST_CASE("tensor: arange stops before its end") {
+  CHECK(values(Tensor::arange(0, 4)) == std::vector<double>{0, 1, 2, 3});
+  CHECK(values(Tensor::arange(1, 2, 0.25, DType::f64)) == std::vector<double>{1, 1.25, 1.5, 1.75});
+  CHECK(values(Tensor::arange(5, 0, -2, DType::i32)) == std::vector<double>{5, 3, 1});
+  CHECK(Tensor::arange(3, 3).numel() == 0);
+}
+
+TEST_CASE("tensor: from copies, wrap does not") {
+  std::array<float, 4> data{1, 2, 3, 4};
+  const Tensor copied = Tensor::from<float>(data, {2, 2});
+  const Tensor wrapped = Tensor::wrap(data.data(), {4}, DType::f32);
+  data[0] = 9;
+  CHECK(values(copied) == std::vector<double>{1, 2, 3, 4});
+  CHECK(values(wrapped) == std::vector<double>{9, 2, 3, 4});
+}
+
+TEST_CASE("tensor: wrap calls the deleter once, when the last view goes") {
+  std::array<std::int32_t, 2> data{5, 6};
+  int calls = 0;
+  {
+    Tensor view;
+    {
+      const Tensor t = Tensor::wrap(
+          data.data(), {2}, DType::i32, [](void* n) { ++*static_cast<int*>(n); }, &calls);
+      view = t.slice(0, 1);
+    }
+    CHECK(calls == 0);
+    CHECK(view.item() == 6);
+  }
+  CHECK(calls == 1);
+}
+
+TEST_CASE("tensor: item converts every dtype, item_int keeps all 64 bits") {
+  for (const DType dtype : kAll) CHECK(Tensor::ones({1, 1}, dtype).item() == 1);
+  CHECK(Tensor::full({}, 2.5).item<float>() == 2.5f);
+  const std::int64_t large = (std::int64_t{1} << 60) + 1;
+  CHECK(Tensor::from<std::int64_t>(std::array{large}, {1}).item_int() == large);
+  CHECK(Tensor::full({}, -7.9).item_int() == -7);
+}
+
+TEST_CASE("tensor: copy_to follows strides") {
+  CHECK(values(Tensor::of({1, 2, 3, 4, 5, 6}, {2, 3}).t()) ==
+        std::vector<double>{1, 4, 2, 5, 3, 6});
+  CHECK(values(strided(Tensor::of({1, 2}, {2}, DType::u8))) == std::vector<double>{1, 2});
+}
+
+TEST_CASE("tensor: is_contiguous") {
+  const Tensor x = Tensor::zeros({2, 3, 4});
+  CHECK(x.is_contiguous());
+  CHECK_FALSE(x.transpose(0, 1).is_contiguous());
+  CHECK_FALSE(x.slice(2, 0, 2).is_contiguous());
+  CHECK(x.narrow(0, 1, 1).is_contiguous());
+  CHECK(x.select(0, 1).is_contiguous());
+  CHECK_FALSE(x.select(2, 1).is_contiguous());
+  CHECK_FALSE(Tensor::zeros({1, 3}).expand({2, 3}).is_contiguous());
+  // Axes of length 1 step nowhere, and empty tensors have no elements to be apart.
+  CHECK(Tensor::zeros({3, 1}).t().is_contiguous());
+  CHECK(Tensor::zeros({4, 3}).alias({1, 3}, {999, 1}, 0).is_contiguous());
+  CHECK(Tensor::zeros({0, 3}).t().is_contiguous());
+  CHECK(Tensor::zeros({2, 0, 3}).permute({2, 0, 1}).is_contiguous());
+  CHECK(Tensor::zeros({}).is_contiguous());
+}
+
+TEST_CASE("tensor: alias and detach share storage and version") {
+  Tensor x = Tensor::arange(0, 6);
+  x.set_requires_grad();
+  const Tensor middle = x.alias({2, 2}, {2, 1}, 1), again = middle.alias({2}, {2}, 1);
+  CHECK(values(middle) == std::vector<double>{1, 2, 3, 4});
+  CHECK(values(again) == std::vector<double>{2, 4});
+  CHECK(again.offset() == 2);
+  CHECK_FALSE(middle.requires_grad());
+  CHECK_FALSE(x.detach().requires_grad());
+  const std::uint32_t before = x.version();
+  middle.fill_(8);
+  CHECK(x.version() == before + 1);
+  CHECK(values(x) == std::vector<double>{0, 8, 8, 8, 8, 5});
+}
+
+TEST_CASE("tensor: handles are one object, a null one is false") {
+  const Tensor a = Tensor::ones({2}), b = a;
+  CHECK(a.same(b));
+  CHECK_FALSE(a.same(a.detach()));
+  CHECK_FALSE(static_cast<bool>(Tensor()));
+  Tensor c = std::move(Tensor(a));
+  c = c;
+  CHECK(c.same(a));
+  CHECK(Tensor::zeros({2, 3}).dim(-1) == 3);
+}
+
+TEST_CASE("tensor: a recycled header starts clean") {
+  {
+    Tensor t = Tensor::ones({2}).set_requires_grad(), g = Tensor::ones({2});
+    t.set_grad(g);
+  }
+  for (int i = 0; i < 3; ++i) {
+    const Tensor t = Tensor::empty({3});
+    CHECK_FALSE(t.requires_grad());
+    CHECK_FALSE(static_cast<bool>(t.grad()));
+    CHECK(t.offset() == 0);
+  }
+}
+
+TEST_CASE("tensor: in-place ops change every view and the version") {
+  const Tensor x = Tensor::arange(0, 4), view = x.slice(0, 1, 3);
+  const std::uint32_t before = x.version();
+  view.fill_(7);
+  view.mul_(2);
+  view.add_(Tensor::ones({2}), 0.5);
+  CHECK(values(x) == std::vector<double>{0, 14.5, 14.5, 3});
+  view.copy_(Tensor::of({1, 2}, {2}, DType::i64));
+  CHECK(values(x) == std::vector<double>{0, 1, 2, 3});
+  CHECK(x.version() == before + 4);
+  x.zero_();
+  CHECK(values(x) == std::vector<double>(4, 0));
+}
+
+TEST_CASE("tensor: in-place ops refuse a recorded tensor, except under NoGradGuard") {
+  Tensor w = Tensor::ones({2});
+  w.set_requires_grad();
+  w.fill_(3);  // no tape records
+  Tape tape;
+  const auto text = [](const char* op) {
+    return message(
+        "{}: cannot change a tensor that is part of a recording; use the out-of-place "
+        "op, or a NoGradGuard, got shape [2]",
+        op);
+  };
+  CHECK(error_of([&] { w.fill_(1); }) == text("fill_"));
+  CHECK(error_of([&] { w.zero_(); }) == text("fill_"));
+  CHECK(error_of([&] { w.copy_(Tensor::ones({2})); }) == text("copy_"));
+  CHECK(error_of([&] { w.add_(Tensor::ones({2})); }) == text("add_"));
+  CHECK(error_of([&] { w.mul_(2); }) == text("mul_"));
+  const Tensor y = w.slice(0, 0, 2);
+  CHECK(error_of([&] { y.mul_(2); }) == text("mul_"));
+  CHECK(values(w) == std::vector<double>(2, 3));
+  Tensor::ones({2}).mul_(2);  // not followed
+  const NoGradGuard off;
+  w.mul_(2);
+  CHECK(values(w) == std::vector<double>(2, 6));
+}
+
+TEST_CASE("tensor: release_storage empties every handle and view") {
+  const Tensor a = Tensor::ones({4, 2}), b = a, view = a.narrow(0, 1, 2);
+  const std::int64_t live = memory_stats().live_bytes;
+  CHECK(error_of([&] { release_storage(a); }) ==
+        "release_storage: the storage must have no other owner than the 1 declared, got 3");
+  CHECK(values(a) == std::vector<double>(8, 1));  // a refused release changes nothing
+  release_storage(a, 3);
+  CHECK(memory_stats().live_bytes == live - size_class_bytes(32));
+  CHECK(error_of([&] { b.data<float>(); }) ==
+        "data: the storage of this tensor [4, 2] was released");
+  CHECK(error_of([&] { view.data<float>(); }) ==
+        "data: the storage of this tensor [2, 2] was released");
+  CHECK(error_of([&] { b.item(); }) == "item: needs exactly 1 element, got shape [4, 2]");
+  CHECK(b.shape() == Shape{4, 2});
+  CHECK(b.dtype() == DType::f32);
+  CHECK(b.device() == kCpu);
+  release_storage(a, 3);
+  CHECK(memory_stats().live_bytes == live - size_class_bytes(32));
+}
+
+TEST_CASE("tensor: release_storage runs the deleter of wrapped memory once") {
+  std::array<float, 2> data{};
+  int calls = 0;
+  {
+    const Tensor t = Tensor::wrap(
+        data.data(), {2}, DType::f32, [](void* n) { ++*static_cast<int*>(n); }, &calls);
+    release_storage(t);
+    CHECK(calls == 1);
+    release_storage(t);
+  }
+  CHECK(calls == 1);
+}
+
+TEST_CASE("tensor: all empty tensors of a device share one storage") {
+  const Tensor a = Tensor::empty({0, 3}), b = empty_operand(DType::i64);
+  CHECK(a.storage() == b.storage());
+  CHECK(a.storage() != empty_operand(DType::f32, kMeta).storage());
+  CHECK(b.dtype() == DType::i64);
+  release_storage(a, 1000);
+  CHECK(values(a).empty());
+  CHECK_FALSE(Tensor::empty({0}).storage()->released);
+}
+
+TEST_CASE("tensor: a list grows past its inline room and moves") {
+  TensorList list;
+  for (int i = 0; i < 40; ++i) list.push_back(Tensor::full({1}, i));
+  CHECK(list.size() == 40);
+  for (int i = 0; i < 40; ++i) CHECK(list[i].item() == i);
+  const TensorList copy = list;
+  CHECK(copy[39].same(list[39]));
+  TensorList moved = std::move(list);
+  CHECK(moved.size() == 40);
+  CHECK(moved[0].item() == 0);
+  TensorList few{Tensor::full({1}, 5), Tensor()};
+  CHECK(few.size() == 2);
+  CHECK_FALSE(static_cast<bool>(few[1]));
+  few = moved;
+  CHECK(few.size() == 40);
+  moved = TensorList{};
+  CHECK(moved.empty());
+  CHECK(few[20].item() == 20);
+  double sum = 0;
+  for (const Tensor& t : few) sum += t.item();
+  CHECK(sum == 780);
+}
+
+TEST_CASE("tensor: a list lets go of what it held") {
+  const Tensor t = Tensor::ones({1});
+  const int before = t.impl()->refs.load();
+  {
+    TensorList list;
+    for (int i = 0; i < 20; ++i) list.push_back(t);
+    CHECK(t.impl()->refs.load() == before + 20);
+    TensorList moved = std::move(list);
+    moved = TensorList{t};
+    CHECK(t.impl()->refs.load() == before + 1);
+  }
+  CHECK(t.impl()->refs.load() == before);
+}
+
+TEST_CASE("tensor: error texts") {
+  const Tensor x = Tensor::ones({2, 3});
+  CHECK(error_of([] {
+          Tensor::empty({2, -1});
+        }) == "empty: every axis must be at least 0, got shape [2, -1]");
+  CHECK(error_of([] {
+          Tensor::empty({std::int64_t{1} << 40, std::int64_t{1} << 40});
+        }) == "empty: too many elements, got shape [1099511627776, 1099511627776]");
+  CHECK(error_of([] { Tensor::arange(0, 1, 0); }) ==
+        "arange: step must lead from start 0 to end 1, got 0");
+  CHECK(error_of([] { Tensor::arange(0, 1, -1); }) ==
+        "arange: step must lead from start 0 to end 1, got -1");
+  CHECK(error_of([] { Tensor::of({1, 2}, {3}); }) == "from: shape [3] needs 3 values, got 2");
+  CHECK(error_of([&] { x.data<double>(); }) ==
+        "data: the tensor's dtype is f32, got a request for f64");
+  CHECK(error_of([&] { x.to(kMeta).data<float>(); }) ==
+        "data: a tensor on device meta has no data on the host");
+  CHECK(error_of([&] { x.item(); }) == "item: needs exactly 1 element, got shape [2, 3]");
+  CHECK(error_of([&] { x.item_int(); }) == "item: needs exactly 1 element, got shape [2, 3]");
+  CHECK(error_of([] { Tensor().item(); }) == "item: needs a tensor, got a null handle");
+  CHECK(error_of([&] {
+          std::vector<double> out(5);
+          x.copy_to(out);
+        }) == "copy_to: the buffer must hold 6 values, got 5");
+  CHECK(error_of([&] { x.to(DType::i64).set_requires_grad(); }) ==
+        "set_requires_grad: dtype must be one of f32, f64, bf16, got i64");
+  CHECK(error_of([&] {
+          x.copy_(Tensor::ones({3, 2}));
+        }) == "copy_: source must have shape [2, 3], got [3, 2]");
+  CHECK(error_of([&] {
+          x.add_(Tensor::ones({2, 3}, DType::f64));
+        }) == "add_: other must have shape [2, 3] and dtype f32, got [2, 3] and f64");
+}
+
+}  // namespace weft

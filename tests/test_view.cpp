@@ -1,0 +1,363 @@
+#include <doctest/doctest.h>
+
+#include <functional>
+#include <vector>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/reduce.h"
+#include "weft/autograd/view.h"
+#include "weft/tests/support.h"
+
+namespace weft {
+namespace {
+
+using test::different_bits;
+using test::error_of;
+using test::random;
+using test::strided;
+
+using UnaryCase = std::function<Tensor(const Tensor&)>;
+
+const GradcheckOptions kTwice{.second_order = true};
+
+// Gradients up to the second order. x*x makes the op's gradient depend on x.
+std::string check_gradients(const UnaryCase& f, const Tensor& x) {
+  const auto squared = [&](const TensorList& in) { return f(in[0] * in[0]); };
+  std::string wrong = gradcheck([&](const TensorList& in) { return f(in[0]); }, {x});
+  if (wrong.empty()) wrong = gradcheck(squared, {x}, kTwice);
+  if (wrong.empty()) wrong = gradcheck(squared, {strided(x)}, kTwice);
+  return wrong;
+}
+
+// Elements 0, 1, 2, ... so that a value names its place.
+Tensor counting(const Shape& shape, DType dtype = DType::f64) {
+  return Tensor::arange(0, static_cast<double>(shape.numel()), 1, dtype).view(shape);
+}
+
+}  // namespace
+
+TEST_CASE("view: shares storage and works out one axis") {
+  const Tensor x = counting({2, 3, 4});
+  const Tensor y = view(x, {6, -1});
+  CHECK(y.shape() == Shape{6, 4});
+  CHECK(y.storage() == x.storage());
+  y.select(0, 5).fill_(7);
+  CHECK(x.select(0, 1).select(0, 2).select(0, 3).item() == 7);
+  CHECK(view(counting({1}), {}).ndim() == 0);
+  CHECK(view(Tensor::ones({}), {1, 1}).shape() == Shape{1, 1});
+  CHECK(view(Tensor::empty({0, 3}), {3, 0, 2}).shape() == Shape{3, 0, 2});
+  CHECK(view(Tensor::empty({0, 3}), {-1, 3}).shape() == Shape{0, 3});
+}
+
+TEST_CASE("view: of a non-contiguous tensor where its strides allow it") {
+  const Tensor x = counting({4, 6});
+  const Tensor columns = x.slice(1, 0, 4, 2);  // (4, 2), strides (6, 2)
+  CHECK(view(columns, {2, 2, 1, 2}).storage() == x.storage());
+  CHECK(different_bits(view(columns, {2, 2, 1, 2}), columns.clone().view({2, 2, 1, 2})) == "");
+  CHECK(different_bits(view(columns, {2, 2, 2}), columns.clone().view({2, 2, 2})) == "");
+  const Tensor rows = x.slice(0, 0, 4, 2);  // (2, 6), strides (12, 1)
+  CHECK(different_bits(view(rows, {2, 3, 2}), rows.clone().view({2, 3, 2})) == "");
+  const Tensor every_other = x.view({24}).slice(0, 1, kEnd, 2);  // (12), stride 2
+  const Tensor square = view(every_other, {3, 4});
+  CHECK(square.storage() == x.storage());
+  CHECK(different_bits(square, every_other.clone().view({3, 4})) == "");
+  const Tensor repeated = expand(x.select(0, 0), {2, 3, 6});  // strides (0, 0, 1)
+  CHECK(different_bits(view(repeated, {6, 2, 3}), repeated.clone().view({6, 2, 3})) == "");
+  const Tensor swapped = counting({2, 3, 4}).permute({2, 0, 1});  // strides (1, 12, 4)
+  CHECK(different_bits(view(swapped, {4, 6}), swapped.clone().view({4, 6})) == "");
+}
+
+TEST_CASE("view: refuses what needs a copy, reshape makes it") {
+  const Tensor t = counting({2, 3}).t();
+  CHECK(error_of([&] { view(t, {6}); }) ==
+        "view: x of shape [3, 2] and strides [1, 3] cannot be seen as [6] without a copy; use "
+        "reshape");
+  const Tensor flat = reshape(t, {6});
+  CHECK(flat.storage() != t.storage());
+  CHECK(different_bits(flat, Tensor::of({0, 3, 1, 4, 2, 5}, {6}, DType::f64)) == "");
+  CHECK(reshape(t, {3, 1, 2}).storage() == t.storage());
+}
+
+TEST_CASE("view: permute, transpose, expand") {
+  const Tensor x = counting({2, 3, 4});
+  const Tensor p = permute(x, {2, 0, -2});
+  CHECK(p.shape() == Shape{4, 2, 3});
+  CHECK(p.select(0, 3).select(0, 1).select(0, 2).item() == 1 * 12 + 2 * 4 + 3);
+  CHECK(transpose(x, 0, -1).shape() == Shape{4, 3, 2});
+  CHECK(different_bits(transpose(x, 1, 1), x) == "");
+  CHECK(permute(Tensor::ones({}), {}).shape() == Shape{});
+  const Tensor e = expand(counting({3, 1}), {2, -1, 4});
+  CHECK(e.shape() == Shape{2, 3, 4});
+  CHECK(e.strides() == Shape{0, 1, 0});
+  CHECK(expand(Tensor::ones({1}), {0}).numel() == 0);
+}
+
+TEST_CASE("view: slice, narrow and select count negative positions from the end") {
+  const Tensor x = counting({6});
+  CHECK(different_bits(slice(x, 0, 1, 6, 2), Tensor::of({1, 3, 5}, {3}, DType::f64)) == "");
+  CHECK(different_bits(slice(x, -1, -3, -1), Tensor::of({3, 4}, {2}, DType::f64)) == "");
+  CHECK(different_bits(slice(x, 0, -100, 100, 4), Tensor::of({0, 4}, {2}, DType::f64)) == "");
+  CHECK(slice(x, 0, 4, 2).shape() == Shape{0});
+  CHECK(slice(x, 0, 9).shape() == Shape{0});
+  CHECK(different_bits(narrow(x, 0, -2, 2), Tensor::of({4, 5}, {2}, DType::f64)) == "");
+  CHECK(narrow(x, 0, 6, 0).shape() == Shape{0});
+  CHECK(select(x, 0, -1).item() == 5);
+  CHECK(select(counting({2, 3}), 1, 2).shape() == Shape{2});
+}
+
+TEST_CASE("view: squeeze, unsqueeze, flatten") {
+  const Tensor x = counting({2, 1, 3});
+  CHECK(squeeze(x, 1).shape() == Shape{2, 3});
+  CHECK(unsqueeze(x, -1).shape() == Shape{2, 1, 3, 1});
+  CHECK(unsqueeze(x, 0).shape() == Shape{1, 2, 1, 3});
+  CHECK(unsqueeze(Tensor::ones({}), 0).shape() == Shape{1});
+  CHECK(unsqueeze(x, 1).is_contiguous());
+  CHECK(flatten(x).shape() == Shape{6});
+  CHECK(flatten(x, 1).shape() == Shape{2, 3});
+  CHECK(flatten(x, 0, -2).shape() == Shape{2, 3});
+  CHECK(flatten(Tensor::ones({})).shape() == Shape{1});
+  CHECK(flatten(counting({2, 3}).t()).numel() == 6);
+}
+
+TEST_CASE("view: split, cat and stack") {
+  const Tensor x = counting({5, 2});
+  const TensorList parts = split(x, 2);
+  REQUIRE(parts.size() == 3);
+  CHECK(parts[2].shape() == Shape{1, 2});
+  CHECK(parts[1].storage() == x.storage());
+  CHECK(different_bits(cat(parts), x) == "");
+  CHECK(different_bits(cat(split(x, {1, 0, 1}, -1), 1), x) == "");
+  CHECK(split(Tensor::empty({0, 3}), 2).size() == 1);
+  CHECK(split(counting({20}), 1).size() == 20);
+  CHECK(different_bits(cat(split(counting({20}), 1)), counting({20})) == "");
+  const Tensor rows = stack({counting({3}), counting({3}) + 3.0});
+  CHECK(different_bits(rows, counting({2, 3})) == "");
+  CHECK(different_bits(stack({counting({3}), counting({3}) + 3.0}, -1), counting({2, 3}).t()) ==
+        "");
+  CHECK(stack({Tensor::ones({}), Tensor::ones({})}).shape() == Shape{2});
+}
+
+TEST_CASE("view: pad and roll") {
+  const Tensor x = counting({2, 2});
+  CHECK(different_bits(pad(x, 1, 1, 2, -1),
+                       Tensor::of({-1, 0, 1, -1, -1, -1, 2, 3, -1, -1}, {2, 5}, DType::f64)) == "");
+  CHECK(pad(Tensor::empty({0}, DType::i32), 0, 1, 2, 4).to(DType::f64).sum().item() == 12);
+  const Tensor line = counting({5});
+  CHECK(different_bits(roll(line, 2, 0), Tensor::of({3, 4, 0, 1, 2}, {5}, DType::f64)) == "");
+  CHECK(different_bits(roll(line, -7, -1), Tensor::of({2, 3, 4, 0, 1}, {5}, DType::f64)) == "");
+  CHECK(roll(Tensor::empty({0, 2}), 3, 0).shape() == Shape{0, 2});
+}
+
+TEST_CASE("view: contiguous and cast give x itself when there is nothing to do") {
+  const Tensor x = counting({2, 3}), t = x.t();
+  CHECK(contiguous(x).same(x));
+  CHECK_FALSE(contiguous(t).same(t));
+  CHECK(contiguous(t).is_contiguous());
+  CHECK(different_bits(contiguous(t), t) == "");
+  CHECK(cast(x, DType::f64).same(x));
+  CHECK(clone(x).storage() != x.storage());
+  CHECK(clone(t).is_contiguous());
+  const Tensor halves = Tensor::of({0.5, -1.5, 2.7, 0}, {4}, DType::f64);
+  CHECK(different_bits(cast(halves, DType::i32).to(DType::f64),
+                       Tensor::of({0, -1, 2, 0}, {4}, DType::f64)) == "");
+  CHECK(different_bits(cast(halves, DType::boolean).to(DType::f64),
+                       Tensor::of({1, 1, 1, 0}, {4}, DType::f64)) == "");
+  // One rounding only: this value lies just above a bf16 midpoint and exactly on one in f32.
+  const double above = 1 + 0x1p-8 + 0x1p-40;
+  CHECK(cast(Tensor::full({1}, above, DType::f64), DType::bf16).item() == 1 + 0x1p-7);
+}
+
+TEST_CASE("view: nothing is recorded where there is nothing to differentiate") {
+  Tensor x = counting({2, 3});
+  x.set_requires_grad();
+  Tape tape;
+  contiguous(x);
+  cast(x, DType::f64);
+  CHECK_FALSE(cast(x, DType::i64).requires_grad());
+  CHECK_FALSE(cast(x, DType::e4m3).requires_grad());
+  CHECK(tape.size() == 0);
+  CHECK(split(x, 1, 1).size() == 3);
+  CHECK(tape.size() == 1);
+}
+
+TEST_CASE("view: gradients to the second order, contiguous or not") {
+  const Tensor x = random({2, 3, 4});
+  struct Case {
+    const char* label;
+    UnaryCase f;
+    bool for_empty = true;  ///< also makes sense for (2, 3, 0)
+  };
+  const Case cases[] = {
+      {"view",
+       [](const Tensor& t) {
+         return reshape(t, {4, -1});
+       },
+       false},
+      {"permute",
+       [](const Tensor& t) {
+         return permute(t, {2, 0, 1});
+       }},
+      {"transpose", [](const Tensor& t) { return transpose(t, 0, 1); }},
+      {"reshape by copy",
+       [](const Tensor& t) {
+         return reshape(t.transpose(0, 2), {6, 4});
+       },
+       false},
+      {"expand",
+       [](const Tensor& t) {
+         return expand(t.unsqueeze(1), {3, 2, 5, 3, -1});
+       }},
+      {"slice", [](const Tensor& t) { return slice(t, 2, 1, kEnd, 2); }},
+      {"empty slice", [](const Tensor& t) { return slice(t, 1, 2, 2); }},
+      {"narrow", [](const Tensor& t) { return narrow(t, 1, 1, 2); }},
+      {"select", [](const Tensor& t) { return select(t, 0, -1); }},
+      {"squeeze", [](const Tensor& t) { return squeeze(t.narrow(1, 1, 1), 1); }},
+      {"unsqueeze", [](const Tensor& t) { return unsqueeze(t, 2); }},
+      {"flatten", [](const Tensor& t) { return flatten(t, 1); }},
+      {"contiguous", [](const Tensor& t) { return contiguous(t.t()); }},
+      {"clone", [](const Tensor& t) { return clone(t); }},
+      {"pad", [](const Tensor& t) { return pad(t, 1, 2, 1, 3); }},
+      {"roll", [](const Tensor& t) { return roll(t, 3, 2); }},
+      {"cat",
+       [](const Tensor& t) {
+         return cat({t, t * 2.0, t.narrow(1, 0, 1)}, 1);
+       }},
+      {"stack",
+       [](const Tensor& t) {
+         return stack({t, t * t}, 1);
+       }},
+      {"split",
+       [](const Tensor& t) {
+         const TensorList p = split(t, 2, 1);
+         return cat({p[1] * 2.0, p[0]}, 1);
+       }},
+      {"split, pieces unused",
+       [](const Tensor& t) {
+         return split(t, {1, 0, 1, 1}, 1)[2] * 3.0;
+       }},
+  };
+  for (const auto& [label, f, for_empty] : cases) {
+    CAPTURE(std::string(label));
+    CHECK(check_gradients(f, x) == "");
+    if (for_empty) CHECK(check_gradients(f, Tensor::empty({2, 3, 0}, DType::f64)) == "");
+  }
+}
+
+TEST_CASE("view: cast passes the gradient back in the dtype of x") {
+  Tensor x = random({2, 3}, 1, DType::f32);
+  x.set_requires_grad();
+  Tape tape;
+  const Tensor y = cast(x, DType::bf16);
+  y.backward(Tensor::full({2, 3}, 0.1, DType::bf16));
+  CHECK(x.grad().dtype() == DType::f32);
+  CHECK(x.grad().select(0, 0).select(0, 0).item() == static_cast<double>(bf16(0.1f)));
+}
+
+TEST_CASE("view: split and cat of many pieces pass every gradient on") {
+  CHECK(gradcheck(
+            [](const TensorList& in) {
+              TensorList parts = split(in[0] * in[0], 1), kept;
+              for (int i = 0; i < parts.size(); i += 2) kept.push_back(parts[i] * (i + 1.0));
+              return cat(kept);
+            },
+            {random({21})}, kTwice) == "");
+}
+
+TEST_CASE("view: meta tensors take the same shapes") {
+  const Tensor m = to_device(counting({2, 3, 4}), kMeta);
+  CHECK(m.is_meta());
+  CHECK(m.dtype() == DType::f64);
+  CHECK(m.shape() == Shape{2, 3, 4});
+  CHECK(to_device(m, kMeta).same(m));
+  const Tensor t = permute(m, {2, 1, 0});
+  CHECK(reshape(t, {6, -1}).shape() == Shape{6, 4});
+  CHECK(cat({m, m}, 1).shape() == Shape{2, 6, 4});
+  CHECK(stack({m, m}, 1).shape() == Shape{2, 2, 3, 4});
+  CHECK(pad(m, 0, 1, 1).shape() == Shape{4, 3, 4});
+  CHECK(roll(m, 1, 0).is_meta());
+  CHECK(cast(m, DType::bf16).dtype() == DType::bf16);
+  Tensor leaf = m.detach();
+  leaf.set_requires_grad();
+  Tape tape;
+  const Tensor y = cat({split(leaf, 2, 2)[1].contiguous(), slice(leaf, 2, 0, 4, 3)}, 2);
+  y.backward(Tensor::empty({2, 3, 4}, DType::f64, kMeta));
+  CHECK(leaf.grad().shape() == Shape{2, 3, 4});
+  CHECK(leaf.grad().is_meta());
+}
+
+TEST_CASE("view: error texts of the views") {
+  const Tensor x = counting({2, 3}), scalar = Tensor::ones({});
+  CHECK(error_of([&] { view(x, {4}); }) ==
+        "view: shape must have the 6 elements of x [2, 3], got [4]");
+  CHECK(error_of([&] {
+          reshape(x, {4, -1});
+        }) == "reshape: shape must have the 6 elements of x [2, 3], got [4, -1]");
+  CHECK(error_of([&] {
+          view(x, {-1, -1});
+        }) == "view: every axis must be at least 0, one may be -1, got shape [-1, -1]");
+  CHECK(error_of([&] {
+          view(Tensor::empty({0}), {0, -1});
+        }) == "view: shape must have the 0 elements of x [0], got [0, -1]");
+  CHECK(error_of([&] {
+          permute(x, {0, 0});
+        }) == "permute: axes must name each of the 2 axes of x once, got [0, 0]");
+  CHECK(error_of([&] { permute(x, {0}); }) ==
+        "permute: axes must name each of the 2 axes of x once, got [0]");
+  CHECK(error_of([&] {
+          permute(x, {0, 2});
+        }) == "permute: axes must name each of the 2 axes of x once, got [0, 2]");
+  CHECK(error_of([&] { transpose(x, 0, 2); }) == "transpose: dim must be in [-2, 2), got 2");
+  CHECK(error_of([&] { transpose(scalar, 0, 0); }) ==
+        "transpose: x must have at least one axis, got a scalar");
+  CHECK(error_of([&] {
+          expand(x, {2, 6});
+        }) == "expand: x must broadcast to [2, 6], got shape [2, 3]");
+  CHECK(error_of([&] { expand(x, {3}); }) == "expand: x must broadcast to [3], got shape [2, 3]");
+  CHECK(error_of([&] {
+          expand(x, {-1, 2, 3});
+        }) == "expand: x must broadcast to [-1, 2, 3], got shape [2, 3]");
+  CHECK(error_of([&] { slice(x, 0, 0, 2, -1); }) == "slice: step must be at least 1, got -1");
+  CHECK(error_of([&] { slice(x, -3, 0); }) == "slice: dim must be in [-2, 2), got -3");
+  CHECK(error_of([&] { narrow(x, 1, 2, 2); }) ==
+        "narrow: begin 2 and length 2 must stay inside axis 1 of length 3");
+  CHECK(error_of([&] { narrow(x, 1, 0, -1); }) ==
+        "narrow: begin 0 and length -1 must stay inside axis 1 of length 3");
+  CHECK(error_of([&] { select(x, 1, 3); }) == "select: index must be in [-3, 3), got 3");
+  CHECK(error_of([&] { squeeze(x, 0); }) == "squeeze: axis 0 must have length 1, got shape [2, 3]");
+  CHECK(error_of([&] { unsqueeze(x, 3); }) == "unsqueeze: dim must be in [-3, 3), got 3");
+  CHECK(error_of([&] { flatten(x, 1, 0); }) == "flatten: first must not come after last 0, got 1");
+}
+
+TEST_CASE("view: error texts of joins and moves") {
+  const Tensor x = counting({2, 3});
+  CHECK(error_of([&] { split(x, 0); }) == "split: size must be at least 1, got 0");
+  CHECK(error_of([&] {
+          split(x, {1, 1}, 1);
+        }) == "split: the sizes must add up to 3 (axis 1 of x [2, 3]), got 2");
+  CHECK(error_of([&] { split(x, {4, -1}, 1); }) == "split: every size must be at least 0, got -1");
+  CHECK(error_of([&] { cat({}); }) == "cat: needs at least one tensor, got an empty list");
+  CHECK(error_of([&] { cat({Tensor::ones({})}); }) ==
+        "cat: x must have at least one axis, got a scalar");
+  CHECK(error_of([&] {
+          cat({x, counting({2, 4})}, 0);
+        }) == "cat: every tensor must have the shape [2, 3] but for axis 0, got [2, 4]");
+  CHECK(error_of([&] {
+          cat({x, x.to(DType::f32)});
+        }) == "cat: every tensor must be f64 on cpu, got f32 on cpu");
+  CHECK(error_of([&] {
+          cat({x, x.to(kMeta)});
+        }) == "cat: every tensor must be f64 on cpu, got f64 on meta");
+  CHECK(error_of([&] { stack({}); }) == "stack: needs at least one tensor, got an empty list");
+  CHECK(error_of([&] {
+          stack({x, x.t()});
+        }) == "stack: every tensor must be f64 [2, 3] on cpu, got f64 [3, 2] on cpu");
+  CHECK(error_of([&] { pad(x, 0, -1, 0); }) ==
+        "pad: counts must be at least 0, got -1 before and 0 after");
+  CHECK(error_of([&] { roll(x, 1, 2); }) == "roll: dim must be in [-2, 2), got 2");
+  CHECK(error_of([&] { to_device(x.to(kMeta), kCpu); }) ==
+        "to_device: a tensor on meta has no values to move to cpu, got shape [2, 3]");
+  CHECK(error_of([&] { to_device(x, Device::parse("cuda:1")); }) ==
+        "to_device: this build of Weft has no CUDA, got device cuda:1");
+}
+
+}  // namespace weft
