@@ -4,7 +4,8 @@
 #                                         all (default): the tests and checks too
 set -eu
 
-build="g++ cmake ninja-build libdnnl-dev libfmt-dev libcli11-dev
+# ocl-icd-opencl-dev: Weft uses no OpenCL, but the CMake package of libdnnl-dev looks for it.
+build="g++ cmake ninja-build libdnnl-dev ocl-icd-opencl-dev libfmt-dev libcli11-dev
        libtomlplusplus-dev python3"
 tests="git doctest-dev libxtensor-dev clang-format pkg-config"
 
