@@ -21,16 +21,17 @@ struct Slab {
   char* base;
   std::int64_t bytes;
   std::int16_t size_class;
-  std::int32_t blocks, out;        // out: blocks handed to the cache and not returned by eviction
-  std::vector<char*> returned;     // evicted blocks, the first to be handed out again
+  std::int32_t blocks, out;     // out: blocks handed to the cache and not returned by eviction
+  std::vector<char*> returned;  // evicted blocks, the first to be handed out again
 };
 
 namespace {
 
 constexpr std::int64_t kHugePage = 2 << 20;
-constexpr std::int64_t kFrontBlock = 64 << 10;   // larger blocks go to the shared cache directly
-constexpr std::int64_t kFrontBytes = 16 << 20;   // what one thread may keep for itself
-constexpr std::int64_t kGuard = 64;              // bytes on each side of a block in debug mode
+constexpr std::int64_t kFrontBlock = 64 << 10;  // larger blocks go to the shared cache directly
+constexpr std::int64_t kFrontBytes = 16 << 20;  // what one thread may keep for itself
+constexpr int kFrontHeaders = 1 << 12;          // likewise, of headers without memory
+constexpr std::int64_t kGuard = 64;             // bytes on each side of a block in debug mode
 constexpr unsigned char kGuardByte = 0xa5, kPoisonByte = 0xff;  // 0xff.. is NaN in every format
 
 // 64-byte steps up to 1 KiB, then 8 steps a doubling: at most 12.5 % unused.
@@ -70,8 +71,7 @@ constinit thread_local Category current_category = Category::other;
 void count_alloc(const Storage* s) {
   Counters& c = counters_of(s->device);
   c.by_category[static_cast<int>(s->category)].fetch_add(s->capacity, std::memory_order_relaxed);
-  const std::int64_t live =
-      c.live.fetch_add(s->capacity, std::memory_order_relaxed) + s->capacity;
+  const std::int64_t live = c.live.fetch_add(s->capacity, std::memory_order_relaxed) + s->capacity;
   std::int64_t peak = c.peak.load(std::memory_order_relaxed);
   while (live > peak && !c.peak.compare_exchange_weak(peak, live, std::memory_order_relaxed)) {
   }
@@ -257,6 +257,7 @@ SharedCache& shared_cache() {
 struct FrontCache {
   Storage* heads[kFrontClasses] = {};
   Storage* headers = nullptr;  // meta storages and emptied ones: headers without memory
+  int header_count = 0;
   std::int64_t bytes = 0;
   bool alive = true;
   ~FrontCache() {
@@ -270,6 +271,7 @@ struct FrontCache {
         shared_cache().put(s);
       }
     bytes = 0;
+    header_count = 0;
     while (Storage* s = headers) {
       headers = s->class_next;
       shared_cache().drop_header(s);
@@ -282,15 +284,17 @@ Storage* bare_header() {
   Storage* s = front.headers;
   if (!s) return shared_cache().header();
   front.headers = s->class_next;
+  --front.header_count;
   return s;
 }
 
 void drop_bare_header(Storage* s) {
   s->data = nullptr;
   s->capacity = 0;
-  if (!front.alive) return shared_cache().drop_header(s);
+  if (!front.alive || front.header_count == kFrontHeaders) return shared_cache().drop_header(s);
   s->class_next = front.headers;
   front.headers = s;
+  ++front.header_count;
 }
 
 Storage* take_cpu_block(int size_class) {
@@ -330,10 +334,10 @@ void arm_guards(Storage* s, bool fill_nan) {
 void disarm_guards(Storage* s) {
   char* base = static_cast<char*>(s->data) - kGuard;
   const auto intact = [](const char* p, std::int64_t n) {
-    return std::all_of(p, p + n, [](char c) { return static_cast<unsigned char>(c) == kGuardByte; });
+    return std::all_of(p, p + n,
+                       [](char c) { return static_cast<unsigned char>(c) == kGuardByte; });
   };
-  if (!intact(base, kGuard) ||
-      !intact(base + kGuard + s->bytes, s->capacity - kGuard - s->bytes)) {
+  if (!intact(base, kGuard) || !intact(base + kGuard + s->bytes, s->capacity - kGuard - s->bytes)) {
     broken_guards.fetch_add(1);
     log_line(message("allocator: a guard zone of a block of {} bytes was overwritten", s->bytes));
   }

@@ -9,9 +9,12 @@
 namespace weft {
 namespace {
 
-// Headers that this thread dropped, for the next tensor.
+// Headers that this thread dropped, for the next tensor. Bounded, or a thread that only ever drops
+// what another one makes would collect them for ever.
 struct ImplCache {
+  static constexpr int kMost = 1 << 16;
   TensorImpl* head = nullptr;
+  int count = 0;
   bool alive = true;
   ~ImplCache() {
     alive = false;
@@ -38,6 +41,7 @@ TensorImpl* TensorImpl::create() {
   TensorImpl* t = impl_cache.head;
   if (!t) return new TensorImpl;
   impl_cache.head = t->grad;
+  --impl_cache.count;
   t->grad = nullptr;
   t->refs.store(1, std::memory_order_relaxed);
   return t;
@@ -53,12 +57,13 @@ void TensorImpl::recycle(TensorImpl* t) {
   t->leaf = true;
   t->offset = 0;
   t->tape_id = 0;
-  if (!impl_cache.alive) {
+  if (!impl_cache.alive || impl_cache.count == ImplCache::kMost) {
     delete t;
     return;
   }
   t->grad = impl_cache.head;  // doubles as the link of the free list
   impl_cache.head = t;
+  ++impl_cache.count;
 }
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {

@@ -1,13 +1,13 @@
 #pragma once
-// Counts every operator new of the process, shared libraries included. For one source file of an
-// executable: it replaces the global operators. Not inlined, or the compiler sees new paired with
-// free.
+// Counts every operator new and delete of the process, shared libraries included. For one source
+// file of an executable: it replaces the global operators. Not inlined, or the compiler sees new
+// paired with free.
 #include <atomic>
 #include <cstdlib>
 #include <new>
 
 namespace weft::test {
-inline std::atomic<long> news{0};
+inline std::atomic<long> news{0}, deletes{0};
 }  // namespace weft::test
 
 [[gnu::noinline]] void* operator new(std::size_t n) {
@@ -21,9 +21,19 @@ inline std::atomic<long> news{0};
   if (void* p = std::aligned_alloc(a, (n + a - 1) / a * a)) return p;
   throw std::bad_alloc();
 }
-[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p) noexcept {
+  weft::test::deletes.fetch_add(p != nullptr, std::memory_order_relaxed);
+  std::free(p);
+}
+[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept {
+  weft::test::deletes.fetch_add(p != nullptr, std::memory_order_relaxed);
+  std::free(p);
+}
+[[gnu::noinline]] void operator delete(void* p, std::align_val_t) noexcept {
+  weft::test::deletes.fetch_add(p != nullptr, std::memory_order_relaxed);
+  std::free(p);
+}
 [[gnu::noinline]] void operator delete(void* p, std::size_t, std::align_val_t) noexcept {
+  weft::test::deletes.fetch_add(p != nullptr, std::memory_order_relaxed);
   std::free(p);
 }

@@ -367,6 +367,20 @@ TEST_CASE("headers are recycled: views, metas and empties touch no heap either")
   CHECK(test::news == news);
 }
 
+TEST_CASE("a thread that drops what another makes does not collect headers for ever") {
+  float mine[4];
+  const auto round = [&] {
+    std::vector<Tensor> made;
+    std::thread([&] {
+      for (int i = 0; i < 50000; ++i) made.push_back(Tensor::wrap(mine, {4}, DType::f32));
+    }).join();
+  };
+  round();
+  const long before = test::news - test::deletes;
+  for (int i = 0; i < 4; ++i) round();  // 400000 headers
+  CHECK(test::news - test::deletes - before < 50000);
+}
+
 TEST_CASE("the meta device counts the bytes that the CPU would take") {
   const MemoryStats cpu = memory_stats(kCpu), meta = memory_stats(kMeta);
   {

@@ -4,6 +4,7 @@
 
 #include "weft/autograd/cross_entropy.h"
 #include "weft/autograd/elementwise.h"
+#include "weft/core/cpu/simd.h"
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
@@ -405,6 +406,25 @@ TEST_CASE("the number of threads changes no bit") {
     CHECK(test::different_bits(many.grad, one.grad) == "");
   }
   set_num_threads(before);
+}
+
+TEST_CASE("every instruction set gives the same bits") {
+  const std::string best = simd().name;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const Tensor x = test::random({3, 4111}, 17, dtype);
+    const Tensor t = ids({4110, -100, 2048}, {3});
+    set_simd("scalar");
+    const Result scalar = run(x, t, {.label_smoothing = 0.1});
+    for (const char* set : {"avx2", "avx512"}) {
+      if (!find_simd(set)) continue;
+      CAPTURE(set);
+      set_simd(set);
+      const Result r = run(x, t, {.label_smoothing = 0.1});
+      CHECK(test::different_bits(r.loss, scalar.loss) == "");
+      CHECK(test::different_bits(r.grad, scalar.grad) == "");
+    }
+    set_simd(best.c_str());
+  }
 }
 
 TEST_CASE("errors") {

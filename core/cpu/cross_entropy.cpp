@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <type_traits>
 
+#include "weft/core/cpu/simd.h"
 #include "weft/core/parallel.h"
 
 namespace weft::cpu {
@@ -30,56 +32,47 @@ class Targets {
 };
 
 // --- one block
-// ------------------------------------------------------------------------------------ Sums run in
-// 16 lanes that are added up in order, like the vector code.
+// ------------------------------------------------------------------------------------ f32 and bf16
+// through the row kernels, f64 in plain loops.
 
-template <class R>
-R block_max(const R* x, std::int64_t n) {
-  R m = -std::numeric_limits<R>::infinity();
-  for (std::int64_t i = 0; i < n; ++i) m = std::max(m, x[i]);
-  return m;
+template <class T>
+Real<T> block_max(const T* x, std::int64_t n) {
+  if constexpr (!std::is_same_v<T, double>)
+    return simd().of<T>().max(x, n);
+  else
+    return std::accumulate(x, x + n, -HUGE_VAL, [](double m, double v) { return m > v ? m : v; });
 }
 
-template <class R, class F>
-R lane_sum(std::int64_t n, F&& term) {
-  constexpr std::int64_t kLanes = 16;
-  R lanes[kLanes] = {};
-  for (std::int64_t i = 0; i < n; ++i) lanes[i % kLanes] += term(i);
-  R total = 0;
-  for (const R v : lanes) total += v;
-  return total;
+template <class T>
+Real<T> block_sum(const T* x, std::int64_t n) {
+  if constexpr (!std::is_same_v<T, double>)
+    return simd().of<T>().sum(x, n);
+  else
+    return std::accumulate(x, x + n, 0.0);
 }
 
-template <class R>
-R block_sum(const R* x, std::int64_t n) {
-  return lane_sum<R>(n, [&](std::int64_t i) { return x[i]; });
+// sum of exp(x - shift)
+template <class T>
+Real<T> block_sum_exp(const T* x, Real<T> shift, std::int64_t n) {
+  if constexpr (!std::is_same_v<T, double>)
+    return simd().of<T>().sum_exp(x, shift, n);
+  else
+    return std::accumulate(x, x + n, 0.0,
+                           [=](double s, double v) { return s + std::exp(v - shift); });
 }
 
-// sum of exp(x - m)
-template <class R>
-R block_exp_sum(const R* x, std::int64_t n, R m) {
-  return lane_sum<R>(n, [&](std::int64_t i) { return std::exp(x[i] - m); });
-}
-
-// g = exp(x - m) * a - b
-template <class R>
-void block_gradient(const R* x, std::int64_t n, R m, R a, R b, R* g) {
-  for (std::int64_t i = 0; i < n; ++i) g[i] = std::exp(x[i] - m) * a - b;
+// dx = exp(x - shift) * scale - offset
+template <class T>
+void block_gradient(const T* x, Real<T> shift, Real<T> scale, Real<T> offset, T* dx,
+                    std::int64_t n) {
+  if constexpr (!std::is_same_v<T, double>)
+    simd().of<T>().cross_entropy_bwd(x, shift, scale, offset, dx, n);
+  else
+    for (std::int64_t i = 0; i < n; ++i) dx[i] = std::exp(x[i] - shift) * scale - offset;
 }
 
 // --- one row
 // --------------------------------------------------------------------------------------
-
-// A block as the type that arithmetic runs in: the memory itself, or bf16 widened into `buffer`.
-template <class T>
-const Real<T>* load_block(const T* x, std::int64_t n, Real<T>* buffer) {
-  if constexpr (std::is_same_v<T, bf16>) {
-    for (std::int64_t i = 0; i < n; ++i) buffer[i] = static_cast<float>(x[i]);
-    return buffer;
-  } else {
-    return x;
-  }
-}
 
 template <class R>
 struct RowStats {
@@ -91,22 +84,18 @@ struct RowStats {
 template <class T>
 RowStats<Real<T>> read_row(const T* x, std::int64_t classes, bool with_sum) {
   using R = Real<T>;
-  R buffer[kBlock];
   RowStats<R> s;
   for (std::int64_t at = 0; at < classes; at += kBlock) {
     const std::int64_t n = std::min(kBlock, classes - at);
-    const R* block = load_block(x + at, n, buffer);
+    const T* block = x + at;
     const R max = std::max(s.max, block_max(block, n));
     if (with_sum) s.sum += static_cast<double>(block_sum(block, n));
     // While everything is -inf there is no mass to add, and -inf - -inf would be NaN. A block that
     // holds a NaN must not be skipped.
-    if (max == -std::numeric_limits<R>::infinity()) {
-      const R total = block_sum(block, n);
-      if (!std::isnan(total)) continue;
-    }
+    if (max == -std::numeric_limits<R>::infinity() && !std::isnan(block_sum(block, n))) continue;
     if (s.exp_sum != 0)
       s.exp_sum *= std::exp(static_cast<double>(s.max) - static_cast<double>(max));
-    s.exp_sum += static_cast<double>(block_exp_sum(block, n, max));
+    s.exp_sum += static_cast<double>(block_sum_exp(block, max, n));
     s.max = max;
   }
   return s;
@@ -126,26 +115,13 @@ template <class T>
 void gradient_row(const T* x, std::int64_t classes, std::int64_t target, Real<T> max,
                   Real<T> exp_sum, double dy, double smoothing, T* dx) {
   using R = Real<T>;
-  const R spread = static_cast<R>(dy * smoothing / static_cast<double>(classes));
-  const R scale = static_cast<R>(dy / static_cast<double>(exp_sum));
-  R in[kBlock], out[kBlock];
-  for (std::int64_t at = 0; at < classes; at += kBlock) {
-    const std::int64_t n = std::min(kBlock, classes - at);
-    const R* block = load_block(x + at, n, in);
-    R* g = out;
-    if constexpr (!std::is_same_v<T, bf16>) g = dx + at;
-    block_gradient(block, n, max, scale, spread, g);
-    if (target >= at && target < at + n) {
-      // The target's p - 1 cancels when the row is confident: in double, from the saved sum.
-      const double p =
-          std::exp(static_cast<double>(block[target - at]) - static_cast<double>(max)) /
-          static_cast<double>(exp_sum);
-      g[target - at] =
-          static_cast<R>(dy * (p - (1 - smoothing) - smoothing / static_cast<double>(classes)));
-    }
-    if constexpr (std::is_same_v<T, bf16>)
-      for (std::int64_t i = 0; i < n; ++i) dx[at + i] = bf16(g[i]);
-  }
+  const double spread = smoothing / static_cast<double>(classes);
+  block_gradient(x, max, static_cast<R>(dy / static_cast<double>(exp_sum)),
+                 static_cast<R>(dy * spread), dx, classes);
+  // The target's p - 1 cancels when the row is confident: in double, from the saved sum.
+  const double p = std::exp(static_cast<double>(x[target]) - static_cast<double>(max)) /
+                   static_cast<double>(exp_sum);
+  dx[target] = T(static_cast<R>(dy * (p - (1 - smoothing) - spread)));
 }
 
 // One exp a class and one pass or two over it.

@@ -29,6 +29,13 @@ struct RowKernels {
 
   void (*swiglu)(const T* gate, const T* up, T* y, std::int64_t n);
   void (*swiglu_bwd)(const T* gate, const T* up, const T* dy, T* dgate, T* dup, std::int64_t n);
+
+  using Reduce = float(const T* x, std::int64_t n);
+  Reduce *max, *sum;                                          // max drops NaN
+  float (*sum_exp)(const T* x, float shift, std::int64_t n);  // of exp(x - shift)
+  /// dx = exp(x - shift) * scale - offset
+  void (*cross_entropy_bwd)(const T* x, float shift, float scale, float offset, T* dx,
+                            std::int64_t n);
 };
 
 /// The numbers of one Adam step, in f32. See AdamStep in core/kernels/optimizer.h.
