@@ -15,7 +15,7 @@ foreach(program train_gpt generate)
   target_link_libraries(${program} PRIVATE weft_train weft_flags CLI11::CLI11)
 endforeach()
 
-foreach(program mini_gpt)
+foreach(program mini_gpt readme_model)
   add_executable(${program} examples/${program}.cpp)
   target_link_libraries(${program} PRIVATE weft weft_flags)
 endforeach()

@@ -74,6 +74,7 @@ endforeach()
 
 # The programs, run as a user would run them.
 if(WEFT_EXAMPLES)
+  add_test(NAME readme_model COMMAND readme_model)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
   foreach(case repeat wrong_use)
     add_test(NAME cli_${case}
