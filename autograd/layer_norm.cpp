@@ -1,0 +1,81 @@
+#include "weft/autograd/layer_norm.h"
+
+#include "weft/autograd/norm_checks.h"
+#include "weft/autograd/tape.h"
+#include "weft/autograd/view.h"
+#include "weft/core/dispatch.h"
+#include "weft/core/kernels/layer_norm.h"
+
+namespace weft {
+namespace {
+
+// Inputs in the order x, residual, weight, bias; the last three may be null.
+void backward(Backward& b, const Tensor& x, const Tensor& weight, bool has_bias, const Tensor& mean,
+              const Tensor& rstd, const Tensor& dsum) {
+  b.once_differentiable();
+  const auto give = [&](const Tensor& dx) {
+    b.add(0, dx);
+    b.add(1, dx);
+  };
+  if (!b.dy()) return give(dsum);  // only the residual stream reached the loss
+  const bool need_weight = weight && b.needs(2), need_bias = has_bias && b.needs(3);
+  const std::int64_t C = x.dim(-1), wanted = need_weight + need_bias;
+  const Shape row{C};
+  Tensor dx = empty_like(x), dweight, dbias, partials;
+  if (need_weight) dweight = Tensor::empty(row, x.dtype(), x.device());
+  if (need_bias) dbias = Tensor::empty(row, x.dtype(), x.device());
+  if (wanted)
+    partials = Tensor::empty({wanted, norm_chunks(mean.numel()), C}, mean.dtype(), x.device());
+  dispatch<cpu::layer_norm_bwd, cuda::layer_norm_bwd>(x, contiguous(b.dy()), weight, mean, rstd,
+                                                      dsum ? contiguous(dsum) : dsum, partials, dx,
+                                                      dweight, dbias);
+  give(dx);
+  if (need_weight) b.add(2, std::move(dweight));
+  if (need_bias) b.add(3, std::move(dbias));
+}
+
+LayerNormResidual run(const char* op, const Tensor& input, const Tensor& stream,
+                      const Tensor& weight, const Tensor& bias, double eps) {
+  detail::check_norm_input(op, input);
+  const Shape row{input.dim(-1)};
+  detail::check_norm_operand(op, "residual", stream, input.shape(), "like x", input);
+  detail::check_norm_operand(op, "weight", weight, row, "last axis of x", input);
+  detail::check_norm_operand(op, "bias", bias, row, "last axis of x", input);
+
+  const Tensor x = contiguous(input), residual = stream ? contiguous(stream) : stream;
+  const Tensor w = weight ? contiguous(weight) : weight, shift = bias ? contiguous(bias) : bias;
+  Tensor y = empty_like(x), sum = residual ? empty_like(x) : Tensor();
+  const Tensor mean = detail::row_statistic(x), rstd = empty_like(mean);
+  dispatch<cpu::layer_norm_fwd, cuda::layer_norm_fwd>(x, residual, w, shift, eps, sum, y, mean,
+                                                      rstd);
+  if (recording(x, residual, w, shift)) {
+    const bool has_bias = static_cast<bool>(shift);
+    if (residual)
+      Tape::record(op, {&x, &residual, &w, &shift}, {&y, &sum},
+                   [ss = save(sum, "sum"), sw = save(w, "weight"), sm = save(mean, "mean"),
+                    sr = save(rstd, "rstd"), has_bias](Backward& b) {
+                     backward(b, ss.get(), sw.get(), has_bias, sm.get(), sr.get(), b.dy(1));
+                   });
+    else
+      Tape::record(op, {&x, &residual, &w, &shift}, {&y},
+                   [sx = save(x), sw = save(w, "weight"), sm = save(mean, "mean"),
+                    sr = save(rstd, "rstd"), has_bias](Backward& b) {
+                     backward(b, sx.get(), sw.get(), has_bias, sm.get(), sr.get(), Tensor());
+                   });
+  }
+  return {y, sum};
+}
+
+}  // namespace
+
+Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+  return run("layer_norm", x, {}, weight, bias, eps).y;
+}
+
+LayerNormResidual layer_norm_residual(const Tensor& x, const Tensor& residual, const Tensor& weight,
+                                      const Tensor& bias, double eps) {
+  check(static_cast<bool>(residual), "layer_norm_residual: residual must be a tensor, got null");
+  return run("layer_norm_residual", x, residual, weight, bias, eps);
+}
+
+}  // namespace weft

@@ -1,0 +1,34 @@
+#pragma once
+#include "weft/core/tensor.h"
+
+namespace weft {
+
+/// Layer normalisation over the last axis:  y = (x - mean) * rstd * weight + bias.
+///
+/// Shapes   x (..., C), weight (C) or null, bias (C) or null  ->  (..., C)
+/// Dtypes   f32, f64, bf16 (computed in f32); all alike
+/// Device   cpu
+/// Saves    x, weight, mean (...), rstd (...)
+/// Throws   Error on an empty last axis, a weight or bias that is not (C), mixed dtypes or devices.
+/// Source   Ba, Kiros, Hinton 2016, arXiv:1607.06450; eps is inside the root.
+Tensor layer_norm(const Tensor& x, const Tensor& weight = {}, const Tensor& bias = {},
+                  double eps = 1e-5);
+
+struct LayerNormResidual {
+  Tensor y;    ///< the norm of sum
+  Tensor sum;  ///< x + residual: the residual stream goes on with it
+};
+
+/// The sum and its layer norm in one pass over memory, forward and backward.
+///
+/// Shapes   x (..., C), residual like x, weight and bias as above  ->  two of (..., C)
+/// Dtypes   f32, f64, bf16; all alike. In bf16 the norm reads the rounded sum.
+/// Device   cpu
+/// Saves    sum, weight, mean (...), rstd (...)
+/// Throws   Error as layer_norm, and on a residual that is not like x.
+/// Source   as layer_norm
+LayerNormResidual layer_norm_residual(const Tensor& x, const Tensor& residual,
+                                      const Tensor& weight = {}, const Tensor& bias = {},
+                                      double eps = 1e-5);
+
+}  // namespace weft

@@ -1,0 +1,70 @@
+#include "weft/autograd/rms_norm.h"
+
+#include "weft/autograd/norm_checks.h"
+#include "weft/autograd/tape.h"
+#include "weft/autograd/view.h"
+#include "weft/core/dispatch.h"
+#include "weft/core/kernels/rms_norm.h"
+
+namespace weft {
+namespace {
+
+// Inputs in the order x, residual, weight; the last two may be null.
+void backward(Backward& b, const Tensor& x, const Tensor& weight, const Tensor& rstd,
+              const Tensor& dsum) {
+  b.once_differentiable();
+  const auto give = [&](const Tensor& dx) {
+    b.add(0, dx);
+    b.add(1, dx);
+  };
+  if (!b.dy()) return give(dsum);  // only the residual stream reached the loss
+  const std::int64_t C = x.dim(-1);
+  Tensor dx = empty_like(x), dweight, partials;
+  if (weight && b.needs(2)) {
+    dweight = empty_like(weight);
+    partials = Tensor::empty({1, norm_chunks(rstd.numel()), C}, rstd.dtype(), x.device());
+  }
+  dispatch<cpu::rms_norm_bwd, cuda::rms_norm_bwd>(
+      x, contiguous(b.dy()), weight, rstd, dsum ? contiguous(dsum) : dsum, partials, dx, dweight);
+  give(dx);
+  if (dweight) b.add(2, std::move(dweight));
+}
+
+RmsNormResidual run(const char* op, const Tensor& input, const Tensor& stream, const Tensor& weight,
+                    double eps) {
+  detail::check_norm_input(op, input);
+  detail::check_norm_operand(op, "residual", stream, input.shape(), "like x", input);
+  detail::check_norm_operand(op, "weight", weight, {input.dim(-1)}, "last axis of x", input);
+
+  const Tensor x = contiguous(input), residual = stream ? contiguous(stream) : stream;
+  const Tensor w = weight ? contiguous(weight) : weight;
+  Tensor y = empty_like(x), sum = residual ? empty_like(x) : Tensor();
+  const Tensor rstd = detail::row_statistic(x);
+  dispatch<cpu::rms_norm_fwd, cuda::rms_norm_fwd>(x, residual, w, eps, sum, y, rstd);
+  if (recording(x, residual, w)) {
+    if (residual)
+      Tape::record(op, {&x, &residual, &w}, {&y, &sum},
+                   [ss = save(sum, "sum"), sw = save(w, "weight"), sr = save(rstd, "rstd")](
+                       Backward& b) { backward(b, ss.get(), sw.get(), sr.get(), b.dy(1)); });
+    else
+      Tape::record(op, {&x, &residual, &w}, {&y},
+                   [sx = save(x), sw = save(w, "weight"), sr = save(rstd, "rstd")](Backward& b) {
+                     backward(b, sx.get(), sw.get(), sr.get(), Tensor());
+                   });
+  }
+  return {y, sum};
+}
+
+}  // namespace
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  return run("rms_norm", x, {}, weight, eps).y;
+}
+
+RmsNormResidual rms_norm_residual(const Tensor& x, const Tensor& residual, const Tensor& weight,
+                                  double eps) {
+  check(static_cast<bool>(residual), "rms_norm_residual: residual must be a tensor, got null");
+  return run("rms_norm_residual", x, residual, weight, eps);
+}
+
+}  // namespace weft

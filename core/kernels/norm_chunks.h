@@ -1,0 +1,14 @@
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+namespace weft {
+
+/// dweight and dbias of a norm sum over rows. The rows are cut into this many chunks, each summed
+/// on its own and the chunks then added in order: enough for many threads, and the same for any
+/// number.
+inline std::int64_t norm_chunks(std::int64_t rows) {
+  return std::clamp<std::int64_t>((rows + 15) / 16, 1, 64);
+}
+
+}  // namespace weft
