@@ -6,20 +6,19 @@
 #include <oneapi/dnnl/dnnl.h>
 #endif
 
-#include "weft/core/cpu/gemm_small.h"
+#include "weft/core/cpu/product.h"
 #include "weft/core/parallel.h"
 
 namespace weft {
 namespace {
+
+using cpu::Product;
 
 // bf16 operands are widened a block at a time: three f32 blocks of at most this many rows and
 // columns.
 constexpr std::int64_t kWiden = 2048;
 
 std::int64_t widened(std::int64_t n) { return std::min(n, kWiden); }
-
-// Below this many multiplications a library call costs more than the product (0.4 us).
-constexpr std::int64_t kSmall = 32 * 32 * 32;
 
 // Tiles of the deterministic mode: each is one call on one thread.
 constexpr std::int64_t kTileRows = 256, kTileCols = 512;
@@ -28,86 +27,31 @@ constexpr std::int64_t kRowBlock = 16;  // rows of one work item of the in-tree 
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// One matrix product; the pointers and leading dimensions of GemmShape for one batch index.
-template <class T, class Out = T>
-struct Product {
-  const T* a;
-  const T* b;
-  Out* c;
-  std::int64_t m, n, k, lda, ldb, ldc;
-  bool trans_a, trans_b, accumulate;
-
-  std::int64_t work() const { return m * n * k / 8 + 1; }
-  bool small() const { return m * n * k <= kSmall; }
-
-  Product tile(std::int64_t i, std::int64_t j, std::int64_t rows, std::int64_t cols) const {
-    Product p = *this;
-    p.a += i * (trans_a ? 1 : lda);
-    p.b += j * (trans_b ? ldb : 1);
-    p.c += i * ldc + j;
-    p.m = std::min(rows, m - i);
-    p.n = std::min(cols, n - j);
-    return p;
-  }
-
-  void in_tree(std::int64_t begin, std::int64_t end) const {
-    const cpu::SmallGemm<T> g{a,
-                              b,
-                              c,
-                              n,
-                              k,
-                              trans_a ? 1 : lda,
-                              trans_a ? lda : 1,
-                              trans_b ? 1 : ldb,
-                              trans_b ? ldb : 1,
-                              ldc,
-                              accumulate};
-    g.rows(begin, end);
-  }
-};
-
-#if WEFT_USE_OPENMP
-// oneDNN uses the threads that OpenMP would use here: one inside a parallel_for or OneThreadScope.
-void library(const Product<float>& p) {
-  dnnl_sgemm(p.trans_a ? 'T' : 'N', p.trans_b ? 'T' : 'N', p.m, p.n, p.k, 1.0f, p.a, p.lda, p.b,
-             p.ldb, p.accumulate ? 1.0f : 0.0f, p.c, p.ldc);
-}
-
-template <class T>
-constexpr bool kHasLibrary = std::is_same_v<T, float>;
-#else
-// Sanitizer builds: libgomp is not instrumented, so oneDNN stays out of them.
-void library(const Product<float>& p) { p.in_tree(0, p.m); }
-
-template <class T>
-constexpr bool kHasLibrary = false;
-#endif
-
 // `batch` products; at(i) gives the i-th.
 template <class T, class At>
 void run(std::int64_t batch, const At& at) {
   const Product<T> first = at(0);
   const std::int64_t m = first.m, n = first.n;
-  if constexpr (kHasLibrary<T>) {
-    if (!first.small()) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (cpu::for_library(first)) {
       if (deterministic()) {
         const std::int64_t down = ceil_div(m, kTileRows), across = ceil_div(n, kTileCols);
-        parallel_for(batch * down * across, first.work(),
-                     [&](std::int64_t begin, std::int64_t end) {
-                       const OneThreadScope alone;
-                       for (std::int64_t i = begin; i < end; ++i) {
-                         const std::int64_t tile = i % (down * across);
-                         library(at(i / (down * across))
-                                     .tile(tile / across * kTileRows, tile % across * kTileCols,
-                                           kTileRows, kTileCols));
-                       }
-                     });
+        parallel_for(
+            batch * down * across, first.work(), [&](std::int64_t begin, std::int64_t end) {
+              const OneThreadScope alone;
+              for (std::int64_t i = begin; i < end; ++i) {
+                const std::int64_t tile = i % (down * across);
+                cpu::library_product(at(i / (down * across))
+                                         .tile(tile / across * kTileRows, tile % across * kTileCols,
+                                               kTileRows, kTileCols));
+              }
+            });
       } else if (batch >= num_threads() && batch > 1) {
         parallel_for(batch, first.work(), [&](std::int64_t begin, std::int64_t end) {
-          for (std::int64_t i = begin; i < end; ++i) library(at(i));
+          for (std::int64_t i = begin; i < end; ++i) cpu::library_product(at(i));
         });
       } else {
-        for (std::int64_t i = 0; i < batch; ++i) library(at(i));
+        for (std::int64_t i = 0; i < batch; ++i) cpu::library_product(at(i));
       }
       return;
     }
@@ -184,6 +128,15 @@ std::int64_t gemm_scratch(const GemmShape& g, DType dtype) {
 }
 
 namespace cpu {
+
+#if WEFT_USE_OPENMP
+void library_product(const Product<float>& p) {
+  dnnl_sgemm(p.trans_a ? 'T' : 'N', p.trans_b ? 'T' : 'N', p.m, p.n, p.k, 1.0f, p.a, p.lda, p.b,
+             p.ldb, p.accumulate ? 1.0f : 0.0f, p.c, p.ldc);
+}
+#else
+void library_product(const Product<float>& p) { p.in_tree(0, p.m); }
+#endif
 
 void gemm(const Tensor& a, const Tensor& b, const GemmShape& g, const Tensor& scratch,
           const Tensor& out) {

@@ -56,11 +56,26 @@ struct OptimizerKernels {
                const AdamConstants& constants);
 };
 
+/// Row steps of attention over f32 scores.
+struct AttentionRows {
+  /// The largest of x; -inf for n = 0.
+  float (*max)(const float* x, std::int64_t n);
+  /// x = exp(scale x - shift); returns the sum.
+  float (*exp_sum)(float* x, std::int64_t n, float scale, float shift);
+  /// dp = p (dp - delta) scale.
+  void (*scores_bwd)(const float* p, float* dp, std::int64_t n, float delta, float scale);
+  /// The sum of x y.
+  float (*dot)(const float* x, const float* y, std::int64_t n);
+  /// x *= factor.
+  void (*scale)(float* x, std::int64_t n, float factor);
+};
+
 struct SimdTable {
   const char* name;
   OptimizerKernels optimizer;
   RowKernels<float> f32;
   RowKernels<bf16> bf16_;
+  AttentionRows attention;
 
   template <class T>
   const RowKernels<T>& of() const {

@@ -1,0 +1,132 @@
+#include "weft/autograd/attention.h"
+
+#include <cmath>
+
+#include "weft/autograd/tape.h"
+#include "weft/autograd/view.h"
+#include "weft/core/dispatch.h"
+#include "weft/core/error.h"
+#include "weft/core/kernels/attention.h"
+
+namespace weft {
+namespace {
+
+void check_operands(const Tensor& q, const Tensor& k, const Tensor& v) {
+  check(
+      q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4,
+      "attention: q, k and v must have 4 axes (batch, tokens, heads, head_dim), got {}, {} and {}",
+      q.shape(), k.shape(), v.shape());
+  if (!is_compute(q.dtype())) throw_bad_dtype("attention", q.dtype(), "f32, f64, bf16");
+  check(k.dtype() == q.dtype() && v.dtype() == q.dtype(),
+        "attention: q, k and v must have one dtype, got {}, {} and {}", q.dtype(), k.dtype(),
+        v.dtype());
+  check(k.device() == q.device() && v.device() == q.device(),
+        "attention: q, k and v must be on one device, got {}, {} and {}", q.device(), k.device(),
+        v.device());
+  check(k.shape() == v.shape(), "attention: k and v must have one shape, got {} and {}", k.shape(),
+        v.shape());
+  check(k.dim(0) == q.dim(0) && k.dim(3) == q.dim(3),
+        "attention: batch and head_dim of q {} and k {} must be equal", q.shape(), k.shape());
+  check(q.dim(3) > 0, "attention: head_dim must be at least 1, got q {}", q.shape());
+  check(q.dim(2) > 0 && k.dim(2) > 0 && q.dim(2) % k.dim(2) == 0,
+        "attention: heads {} must be a multiple of kv_heads {}", q.dim(2), k.dim(2));
+}
+
+void check_options(const AttentionOptions& o) {
+  check(o.window >= 0, "attention: window must be at least 0, got {}", o.window);
+  check(o.window == 0 || o.causal, "attention: window {} needs causal", o.window);
+  check(o.dropout >= 0 && o.dropout < 1, "attention: dropout must be in [0, 1), got {}", o.dropout);
+}
+
+void check_cu_seqlens(const Tensor& cu, const Tensor& q, const Tensor& k) {
+  check(cu.dtype() == DType::i32 && cu.ndim() == 1 && cu.dim(0) >= 1,
+        "attention: cu_seqlens must be i32 with shape [n + 1], got {} {}", cu.dtype(), cu.shape());
+  check(q.dim(0) == 1 && q.dim(1) == k.dim(1),
+        "attention: with cu_seqlens q and k must be one row of the same tokens, got {} and {}",
+        q.shape(), k.shape());
+  if (cu.is_meta()) return;
+  const std::int32_t* p = cu.data<std::int32_t>();
+  const std::int64_t n = cu.dim(0);
+  check(p[0] == 0, "attention: cu_seqlens must start at 0, got {}", p[0]);
+  for (std::int64_t i = 1; i < n; ++i)
+    check(p[i] >= p[i - 1], "attention: cu_seqlens must not decrease, got {} after {}", p[i],
+          p[i - 1]);
+  check(p[n - 1] == q.dim(1), "attention: cu_seqlens must end at the number of tokens {}, got {}",
+        q.dim(1), p[n - 1]);
+}
+
+AttentionSpec make_spec(const Tensor& q, const Tensor& k, const AttentionOptions& o) {
+  return {.batch = q.dim(0),
+          .heads = q.dim(2),
+          .kv_heads = k.dim(2),
+          .queries = q.dim(1),
+          .keys = k.dim(1),
+          .head_dim = q.dim(3),
+          .causal = o.causal,
+          .window = o.window,
+          .scale = o.scale != 0 ? o.scale : 1 / std::sqrt(static_cast<double>(q.dim(3))),
+          .dropout = o.dropout,
+          .key = o.key};
+}
+
+// As the kernels read it: f32 or f64, tokens without gaps inside and evenly spaced. A slice of a
+// packed projection (B, T, 3 H D) is such a tensor already.
+Tensor readable(const Tensor& t) {
+  if (t.dtype() == DType::bf16) return contiguous(cast(t, DType::f32));
+  const Shape& s = t.strides();
+  const bool dense_token = s[3] == 1 && (t.dim(2) == 1 || s[2] == t.dim(3));
+  const bool even = t.dim(0) == 1 || s[0] == t.dim(1) * s[1];
+  return dense_token && even && s[1] >= t.dim(2) * t.dim(3) ? t : contiguous(t);
+}
+
+Tensor computed(const Tensor& t, const Tensor& like) {
+  return t.dtype() == like.dtype() ? t : cast(t, like.dtype());
+}
+
+Tensor empty_readable(const Tensor& t) {
+  return Tensor::empty(t.shape(), t.dtype() == DType::f64 ? DType::f64 : DType::f32, t.device());
+}
+
+void backward(Backward& b, const AttentionSpec& spec, const Tensor& q, const Tensor& k,
+              const Tensor& v, const Tensor& cu, const Tensor& y, const Tensor& lse) {
+  b.once_differentiable();
+  const Tensor dq = empty_readable(q), dk = empty_readable(k), dv = empty_readable(v);
+  dispatch<cpu::attention_bwd, cuda::attention_bwd>(readable(q), readable(k), readable(v), cu, spec,
+                                                    contiguous(readable(y)), lse,
+                                                    contiguous(readable(b.dy())), dq, dk, dv);
+  b.add(0, computed(dq, q));
+  b.add(1, computed(dk, k));
+  b.add(2, computed(dv, v));
+}
+
+}  // namespace
+
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o) {
+  check_operands(q, k, v);
+  check_options(o);
+  Tensor cu;
+  if (o.cu_seqlens) {
+    cu = contiguous(o.cu_seqlens);
+    check_cu_seqlens(cu, q, k);
+  }
+  const AttentionSpec spec = make_spec(q, k, o);
+  Tensor y, lse;
+  {
+    const NoGradGuard quiet;
+    y = empty_readable(q);
+    lse = Tensor::empty({q.dim(0), q.dim(2), q.dim(1)}, y.dtype(), q.device());
+    dispatch<cpu::attention_fwd, cuda::attention_fwd>(readable(q), readable(k), readable(v), cu,
+                                                      spec, y, lse);
+    y = computed(y, q);
+  }
+  if (recording(q, k, v))
+    Tape::record(
+        "attention", {&q, &k, &v}, {&y},
+        [spec, sq = save(q, "q"), sk = save(k, "k"), sv = save(v, "v"), sc = save(cu, "cu_seqlens"),
+         sy = save(y, "y"), sl = save(lse, "lse")](Backward& b) {
+          backward(b, spec, sq.get(), sk.get(), sv.get(), sc.get(), sy.get(), sl.get());
+        });
+  return y;
+}
+
+}  // namespace weft

@@ -1,0 +1,33 @@
+#pragma once
+#include "weft/core/philox.h"
+#include "weft/core/tensor.h"
+
+namespace weft {
+
+struct AttentionOptions {
+  bool causal = false;      ///< query t sees keys up to t + S - T: the last query sees all of them
+  std::int64_t window = 0;  ///< with causal: only that many latest keys, its own included; 0: all
+  double scale = 0;         ///< of the scores; 0: 1 / sqrt(D)
+  double dropout = 0;       ///< probability that a weight is zeroed; the others grow by 1 / (1 - p)
+  /// Weight (b, h, t, s) is dropped by random number ((b H + h) T + t) S + s of this key.
+  RandomKey key = {};
+  /// i32 (n + 1): sequence i is tokens [cu_seqlens[i], cu_seqlens[i + 1]) of a packed row, and sees
+  /// only itself. Empty sequences are legal.
+  Tensor cu_seqlens = {};
+};
+
+/// y = dropout(softmax(scale q k^T)) v for every head, block by block: memory is linear in T. Query
+/// head h uses key head h / (H / Hkv). A query that sees no key gives 0 and gets no gradient.
+///
+/// Shapes   q (B, T, H, D), k, v (B, S, Hkv, D) -> (B, T, H, D)
+/// Dtypes   f32, f64, bf16, all alike; bf16 is computed in f32
+/// Device   cpu; all on one device
+/// Saves    q, k, v, y, and the logarithm of each row's sum of exponentials (B, H, T)
+/// Throws   Error on operands that are not 4-D or disagree, H not a multiple of Hkv, a window
+///          without causal, dropout outside [0, 1), cu_seqlens that do not split the tokens of a
+///          row; once differentiable
+/// Source   Dao et al. 2022, arXiv:2205.14135; Ainslie et al. 2023, arXiv:2305.13245 (grouped keys)
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                 const AttentionOptions& options = {});
+
+}  // namespace weft

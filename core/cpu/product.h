@@ -1,0 +1,77 @@
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "weft/core/cpu/gemm_small.h"
+
+namespace weft::cpu {
+
+/// One matrix product c (m, n) = op(a) op(b), plus c when `accumulate`.
+template <class T, class Out = T>
+struct Product {
+  const T* a;
+  const T* b;
+  Out* c;
+  std::int64_t m, n, k, lda, ldb, ldc;
+  bool trans_a, trans_b, accumulate;
+
+  /// In the units of parallel_for.
+  std::int64_t work() const { return m * n * k / 8 + 1; }
+
+  /// Below this many multiplications a library call costs more than the product (0.4 us).
+  bool small() const { return m * n * k <= 32 * 32 * 32; }
+
+  Product tile(std::int64_t i, std::int64_t j, std::int64_t rows, std::int64_t cols) const {
+    Product p = *this;
+    p.a += i * (trans_a ? 1 : lda);
+    p.b += j * (trans_b ? ldb : 1);
+    p.c += i * ldc + j;
+    p.m = std::min(rows, m - i);
+    p.n = std::min(cols, n - j);
+    return p;
+  }
+
+  /// Rows [begin, end) in plain C++ on the calling thread.
+  void in_tree(std::int64_t begin, std::int64_t end) const {
+    const SmallGemm<T> g{a,
+                         b,
+                         c,
+                         n,
+                         k,
+                         trans_a ? 1 : lda,
+                         trans_a ? lda : 1,
+                         trans_b ? 1 : ldb,
+                         trans_b ? ldb : 1,
+                         ldc,
+                         accumulate};
+    g.rows(begin, end);
+  }
+};
+
+/// The product by oneDNN, with the threads that OpenMP would use here: one inside a parallel_for or
+/// a OneThreadScope.
+void library_product(const Product<float>& p);
+
+/// Does library_product() beat the in-tree one?
+template <class T>
+bool for_library(const Product<T>& p) {
+#if WEFT_USE_OPENMP
+  return std::is_same_v<T, float> && !p.small();
+#else
+  // Sanitizer builds: libgomp is not instrumented, so oneDNN stays out of them.
+  static_cast<void>(p);
+  return false;
+#endif
+}
+
+/// The product on the calling thread, which must be inside a parallel_for or a OneThreadScope.
+template <class T>
+void product_here(const Product<T>& p) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (for_library(p)) return library_product(p);
+  }
+  if (p.m > 0 && p.n > 0) p.in_tree(0, p.m);
+}
+
+}  // namespace weft::cpu

@@ -1,0 +1,38 @@
+#pragma once
+#include "weft/core/philox.h"
+#include "weft/core/tensor.h"
+
+namespace weft {
+
+/// What the attention kernels compute; see autograd/attention.h.
+struct AttentionSpec {
+  std::int64_t batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, head_dim = 0;
+  bool causal = false;
+  std::int64_t window = 0;  ///< 0: unlimited
+  double scale = 1;
+  double dropout = 0;
+  RandomKey key = {};
+};
+
+/// q (B, T, H, D), k, v (B, S, Hkv, D): f32 or f64, tokens without gaps inside, at any distance
+/// from each other (stride of axis 1). cu_seqlens: i32 (n + 1) or null. Fills y (B, T, H, D) and
+/// lse (B, H, T), the logarithm of each row's sum of exponentials (-inf: the query sees no key).
+using AttentionFwd = void(const Tensor& q, const Tensor& k, const Tensor& v,
+                          const Tensor& cu_seqlens, const AttentionSpec& spec, const Tensor& y,
+                          const Tensor& lse);
+/// dy, y, dq, dk, dv without gaps. dq, dk, dv are overwritten.
+using AttentionBwd = void(const Tensor& q, const Tensor& k, const Tensor& v,
+                          const Tensor& cu_seqlens, const AttentionSpec& spec, const Tensor& y,
+                          const Tensor& lse, const Tensor& dy, const Tensor& dq, const Tensor& dk,
+                          const Tensor& dv);
+
+namespace cpu {
+AttentionFwd attention_fwd;
+AttentionBwd attention_bwd;
+}  // namespace cpu
+namespace cuda {
+AttentionFwd attention_fwd;
+AttentionBwd attention_bwd;
+}  // namespace cuda
+
+}  // namespace weft

@@ -1,0 +1,344 @@
+#include <doctest/doctest.h>
+
+#include "weft/autograd/attention.h"
+#include "weft/autograd/elementwise.h"
+#include "weft/core/allocator.h"
+#include "weft/core/parallel.h"
+#include "weft/tests/support.h"
+
+using namespace weft;
+
+namespace {
+
+struct Sizes {
+  std::int64_t b, t, s, h, kv, d;
+};
+
+TensorList inputs(const Sizes& z, DType dtype = DType::f64) {
+  return {test::random({z.b, z.t, z.h, z.d}, 1, dtype),
+          test::random({z.b, z.s, z.kv, z.d}, 2, dtype),
+          test::random({z.b, z.s, z.kv, z.d}, 3, dtype)};
+}
+
+// Softmax attention by definition, one query at a time, in f64.
+Tensor by_definition(const TensorList& in, const AttentionOptions& o) {
+  const Tensor q = in[0].to(DType::f64), k = in[1].to(DType::f64), v = in[2].to(DType::f64);
+  const std::int64_t B = q.dim(0), T = q.dim(1), H = q.dim(2), D = q.dim(3), S = k.dim(1);
+  const std::int64_t G = k.dim(2);
+  std::vector<double> a(static_cast<std::size_t>(q.numel())),
+      x(static_cast<std::size_t>(k.numel()));
+  std::vector<double> z(x.size()), y(a.size());
+  q.copy_to(a);
+  k.copy_to(x);
+  v.copy_to(z);
+  std::vector<std::int64_t> sequence(static_cast<std::size_t>(T));
+  if (o.cu_seqlens)
+    for (std::int64_t i = 0; i + 1 < o.cu_seqlens.dim(0); ++i)
+      for (auto t = o.cu_seqlens.data<std::int32_t>()[i];
+           t < o.cu_seqlens.data<std::int32_t>()[i + 1]; ++t)
+        sequence[static_cast<std::size_t>(t)] = i;
+  const double scale = o.scale != 0 ? o.scale : 1 / std::sqrt(double(D));
+  for (std::int64_t b = 0; b < B; ++b)
+    for (std::int64_t h = 0; h < H; ++h)
+      for (std::int64_t t = 0; t < T; ++t) {
+        const double* qt = &a[static_cast<std::size_t>(((b * T + t) * H + h) * D)];
+        const auto key = [&](std::int64_t s) {
+          return static_cast<std::size_t>(((b * S + s) * G + h * G / H) * D);
+        };
+        std::vector<double> score(static_cast<std::size_t>(S), -INFINITY);
+        double high = -INFINITY, sum = 0;
+        for (std::int64_t s = 0; s < S; ++s) {
+          const std::int64_t last = t + S - T;
+          if (o.causal && (s > last || (o.window && s <= last - o.window))) continue;
+          if (o.cu_seqlens &&
+              sequence[static_cast<std::size_t>(s)] != sequence[static_cast<std::size_t>(t)])
+            continue;
+          double dot = 0;
+          for (std::int64_t d = 0; d < D; ++d)
+            dot += qt[d] * x[key(s) + static_cast<std::size_t>(d)];
+          high = std::max(high, score[static_cast<std::size_t>(s)] = dot * scale);
+        }
+        for (double& w : score) sum += w = w == -INFINITY ? 0 : std::exp(w - high);
+        if (sum == 0) continue;
+        for (std::int64_t s = 0; s < S; ++s)
+          for (std::int64_t d = 0; d < D; ++d)
+            y[static_cast<std::size_t>(((b * T + t) * H + h) * D + d)] +=
+                score[static_cast<std::size_t>(s)] / sum * z[key(s) + static_cast<std::size_t>(d)];
+      }
+  return Tensor::from<double>(y, q.shape());
+}
+
+auto op(const AttentionOptions& o = {}) {
+  return [o](const TensorList& in) { return attention(in[0], in[1], in[2], o); };
+}
+
+Tensor cu(std::initializer_list<double> values) {
+  return Tensor::of(values, {static_cast<std::int64_t>(values.size())}, DType::i32);
+}
+
+TensorList gradients(const TensorList& in, const AttentionOptions& o, const Tensor& dy) {
+  Tape tape;
+  TensorList leaves;
+  for (const Tensor& t : in) leaves.push_back(t.detach().set_requires_grad());
+  return tape.gradients(attention(leaves[0], leaves[1], leaves[2], o), leaves, dy);
+}
+
+// One key, odd, grouped, multi-query, more keys than queries and fewer, wider than the blocks of
+// queries and keys, no queries, no keys, no batch.
+const Sizes kSizes[] = {{1, 1, 1, 1, 1, 1},   {2, 5, 5, 2, 2, 3},    {1, 7, 7, 6, 2, 4},
+                        {2, 6, 6, 4, 1, 5},   {1, 3, 9, 2, 2, 4},    {1, 9, 3, 2, 1, 4},
+                        {1, 70, 70, 2, 1, 7}, {1, 67, 301, 2, 2, 8}, {2, 0, 4, 2, 2, 4},
+                        {2, 4, 0, 2, 1, 4},   {0, 4, 4, 2, 2, 4}};
+const AttentionOptions kOptions[] = {{},
+                                     {.causal = true},
+                                     {.causal = true, .window = 1},
+                                     {.causal = true, .window = 5},
+                                     {.scale = 0.3},
+                                     {.scale = -0.5}};
+
+}  // namespace
+
+TEST_CASE("attention: agrees with the definition for every mask, shape and dtype") {
+  for (const Sizes& z : kSizes)
+    for (const AttentionOptions& o : kOptions)
+      for (DType t : {DType::f64, DType::f32, DType::bf16}) {
+        const TensorList in = inputs(z, t);
+        CAPTURE(message("q {}, k {}, causal {}, window {}, scale {}, {}", in[0].shape(),
+                        in[1].shape(), o.causal ? 1 : 0, o.window, o.scale, t));
+        const Tensor y = op(o)(in);
+        CHECK(y.dtype() == t);
+        CHECK(test::mismatch(y, by_definition(in, o), test::tolerance(t)) == "");
+      }
+}
+
+TEST_CASE("attention: scores far from 0 neither overflow nor vanish") {
+  for (double size : {-200.0, 200.0}) {
+    TensorList in = inputs({1, 5, 300, 1, 1, 4}, DType::f32);
+    in[0] = Tensor::full(in[0].shape(), size);
+    CHECK(test::mismatch(op()(in), by_definition(in, {}), 1e-3) == "");
+  }
+}
+
+TEST_CASE("attention: packed sequences see only themselves") {
+  const TensorList in = inputs({1, 12, 12, 4, 2, 3});
+  for (const Tensor& split : {cu({0, 12}), cu({0, 5, 5, 6, 12}), cu({0, 0, 3, 12, 12})})
+    for (const AttentionOptions& o : kOptions) {
+      AttentionOptions packed = o;
+      packed.cu_seqlens = split;
+      CHECK(test::mismatch(op(packed)(in), by_definition(in, packed), 1e-12) == "");
+    }
+  const TensorList wide = inputs({1, 330, 330, 2, 1, 4});
+  const AttentionOptions o{.causal = true, .cu_seqlens = cu({0, 70, 330})};
+  CHECK(test::mismatch(op(o)(wide), by_definition(wide, o), 1e-12) == "");
+  CHECK(op({.cu_seqlens = cu({0})})(inputs({1, 0, 0, 2, 1, 4})).numel() == 0);
+}
+
+TEST_CASE("attention: exchanging packed sequences exchanges their outputs") {
+  const TensorList in = inputs({1, 12, 12, 2, 1, 4}, DType::f32);
+  TensorList swapped;
+  for (const Tensor& t : in) swapped.push_back(cat({t.slice(1, 5), t.slice(1, 0, 5)}, 1));
+  const Tensor y = op({.causal = true, .cu_seqlens = cu({0, 5, 12})})(in);
+  const Tensor z = op({.causal = true, .cu_seqlens = cu({0, 7, 12})})(swapped);
+  CHECK(test::different_bits(cat({y.slice(1, 5), y.slice(1, 0, 5)}, 1), z) == "");
+}
+
+TEST_CASE("attention: a packed sequence does not feel a change in another") {
+  const AttentionOptions o{.causal = true, .cu_seqlens = cu({0, 5, 12})};
+  const TensorList in = inputs({1, 12, 12, 2, 1, 4}, DType::f32);
+  const Tensor dy = test::random({1, 12, 2, 4}, 9, DType::f32);
+  const Tensor y = op(o)(in);
+  const TensorList g = gradients(in, o, dy);
+  TensorList changed;
+  for (const Tensor& t : in) {
+    changed.push_back(t.clone());
+    changed[changed.size() - 1].slice(1, 0, 5).fill_(3);
+  }
+  CHECK(test::different_bits(y.slice(1, 5), op(o)(changed).slice(1, 5)) == "");
+  const TensorList h = gradients(changed, o, dy);
+  for (int i = 0; i < 3; ++i) {
+    CHECK(test::different_bits(g[i].slice(1, 5), h[i].slice(1, 5)) == "");
+    CHECK(test::different_bits(g[i].slice(1, 0, 5), h[i].slice(1, 0, 5)) != "");
+  }
+}
+
+TEST_CASE("attention: backward agrees with finite differences") {
+  for (const Sizes& z : kSizes) {
+    if (z.t > 10 || z.s > 10) continue;
+    for (const AttentionOptions& o : kOptions) {
+      const TensorList in = inputs(z);
+      CAPTURE(message("q {}, k {}, causal {}, window {}", in[0].shape(), in[1].shape(),
+                      o.causal ? 1 : 0, o.window));
+      CHECK(gradcheck(op(o), in) == "");
+    }
+  }
+  const TensorList in = inputs({1, 9, 9, 2, 1, 3});
+  CHECK(gradcheck(op({.causal = true, .cu_seqlens = cu({0, 4, 4, 9})}), in) == "");
+  CHECK(gradcheck(op(), {test::strided(in[0]), test::strided(in[1]), test::strided(in[2])}) == "");
+  CHECK(gradcheck([](const TensorList& x) { return attention(x[0], x[0], x[0], {.causal = true}); },
+                  {test::random({1, 6, 2, 3}, 4)}) == "");
+}
+
+TEST_CASE("attention: backward over several blocks of queries and keys") {
+  for (const AttentionOptions& o :
+       {AttentionOptions{}, AttentionOptions{.causal = true, .window = 150}}) {
+    // A direction in place of single elements: 300 tokens have too many of them.
+    const TensorList in = inputs({1, 70, 300, 2, 1, 3});
+    const Tensor dy = test::random({1, 70, 2, 3}, 9);
+    const TensorList g = gradients(in, o, dy);
+    for (int i = 0; i < 3; ++i) {
+      const Tensor way = test::random(in[i].shape(), 20 + static_cast<std::uint64_t>(i));
+      const auto along = [&](double step) {
+        TensorList moved = in;
+        moved[i] = add(in[i], mul(way, step));
+        return mul(op(o)(moved), dy).sum().item();
+      };
+      const double difference = (along(1e-5) - along(-1e-5)) / 2e-5;
+      CHECK(mul(g[i], way).sum().item() == doctest::Approx(difference).epsilon(1e-6));
+    }
+  }
+}
+
+TEST_CASE("attention: gradients in f32 and bf16 agree with f64") {
+  const Sizes z{2, 70, 70, 4, 2, 8};
+  for (DType t : {DType::f32, DType::bf16}) {
+    const TensorList low = inputs(z, t);
+    TensorList high;
+    for (const Tensor& x : low) high.push_back(x.to(DType::f64));
+    const Tensor dy = test::random({2, 70, 4, 8}, 9, t);
+    const AttentionOptions o{.causal = true};
+    const TensorList got = gradients(low, o, dy), want = gradients(high, o, dy.to(DType::f64));
+    for (int i = 0; i < 3; ++i) {
+      CHECK(got[i].dtype() == t);
+      CHECK(test::mismatch(got[i], want[i], 2 * test::tolerance(t)) == "");
+    }
+  }
+}
+
+TEST_CASE("attention: queries, keys and values may be parts of one projection") {
+  const Tensor qkv = test::random({2, 9, 8 * 4}, 1, DType::f32);
+  const auto part = [&](std::int64_t at, std::int64_t heads) {
+    const Tensor t = qkv.slice(2, at * 4, (at + heads) * 4);
+    return t.alias({2, 9, heads, 4}, {t.strides()[0], t.strides()[1], 4, 1}, 0);
+  };
+  const Tensor q = part(0, 4), k = part(4, 2), v = part(6, 2);
+  CHECK(test::different_bits(attention(q, k, v), attention(q.clone(), k.clone(), v.clone())) == "");
+  // A cache longer than what it holds.
+  const Tensor cache = test::random({2, 20, 2, 4}, 5, DType::f32);
+  CHECK(test::different_bits(attention(q, cache.slice(1, 0, 9), v),
+                             attention(q, cache.slice(1, 0, 9).clone(), v)) == "");
+}
+
+TEST_CASE("attention: dropout zeroes the weights that its key names, forward and backward") {
+  // Equal keys make all weights 1 / S, and values of 1 make y the share of the kept ones.
+  const std::int64_t n = 400;
+  const AttentionOptions o{.dropout = 0.25, .key = {3, 4, 0}};
+  const Tensor q = Tensor::zeros({1, n, 2, 1}, DType::f64);
+  const Tensor k = Tensor::zeros({1, n, 1, 1}, DType::f64),
+               v = Tensor::ones({1, n, 1, 1}, DType::f64);
+  const Tensor y = attention(q, k, v, o);
+  CHECK(y.mean().item() == doctest::Approx(1).epsilon(0.01));
+  double row = 0;  // head 1, query 7
+  for (std::uint64_t s = 0; s < 400; ++s)
+    row += uniform_from_bits(random_bits(o.key, (400 + 7) * 400 + s)) < 0.25 ? 0 : 1 / 0.75 / 400;
+  CHECK(y.select(1, 7).select(1, 1).item() == doctest::Approx(row));
+
+  CHECK(gradcheck(op({.causal = true, .dropout = 0.4, .key = {5, 6, 7}}),
+                  inputs({2, 5, 5, 4, 2, 3})) == "");
+  CHECK(gradcheck(op({.dropout = 0.4, .key = {5, 6, 7}, .cu_seqlens = cu({0, 2, 5})}),
+                  inputs({1, 5, 5, 2, 1, 3})) == "");
+}
+
+TEST_CASE("attention: memory grows with T, not with its square") {
+  const auto peak = [](std::int64_t t) {
+    TensorList in = inputs({1, t, t, 2, 2, 8}, DType::f32);
+    const Tensor dy = Tensor::ones(in[0].shape());
+    gradients(in, {.causal = true}, dy);
+    reset_peak();
+    const std::int64_t before = memory_stats().live_bytes;
+    gradients(in, {.causal = true}, dy);
+    return memory_stats().peak_bytes - before;
+  };
+  const std::int64_t small = peak(512), large = peak(2048);
+  CHECK(small > 0);
+  CHECK(large <= 5 * small);
+  CHECK(large < 2 * 2048 * 2048);  // half a byte for each of the 2 heads' weights
+}
+
+TEST_CASE("attention: bits do not depend on the number of threads") {
+  const int before = num_threads();
+  const TensorList in = inputs({2, 130, 130, 4, 2, 32}, DType::f32);
+  const Tensor dy = test::random({2, 130, 4, 32}, 9, DType::f32);
+  const AttentionOptions o{.causal = true};
+  set_num_threads(1);
+  const Tensor y = op(o)(in);
+  const TensorList g = gradients(in, o, dy);
+  for (int threads : {2, 4}) {
+    set_num_threads(threads);
+    CHECK(test::different_bits(op(o)(in), y) == "");
+    const TensorList h = gradients(in, o, dy);
+    for (int i = 0; i < 3; ++i) CHECK(test::different_bits(g[i], h[i]) == "");
+  }
+  set_num_threads(before);
+}
+
+TEST_CASE("attention: meta operands give shape and dtype") {
+  const Tensor y = attention(Tensor::empty({2, 3, 4, 8}, DType::bf16, kMeta),
+                             Tensor::empty({2, 5, 2, 8}, DType::bf16, kMeta),
+                             Tensor::empty({2, 5, 2, 8}, DType::bf16, kMeta), {.causal = true});
+  CHECK(y.is_meta());
+  CHECK(y.shape() == Shape{2, 3, 4, 8});
+  CHECK(y.dtype() == DType::bf16);
+}
+
+TEST_CASE("attention: errors name the rule and what was given") {
+  const auto text = [](const Shape& q, const Shape& k, const AttentionOptions& o = {}) {
+    return test::error_of(
+        [&] { attention(Tensor::zeros(q), Tensor::zeros(k), Tensor::zeros(k), o); });
+  };
+  const Shape x{1, 4, 2, 3};
+  CHECK(text({4, 2, 3}, x) ==
+        "attention: q, k and v must have 4 axes (batch, tokens, heads, head_dim), got [4, 2, 3], "
+        "[1, 4, 2, 3] and [1, 4, 2, 3]");
+  CHECK(text(x, {2, 4, 2, 3}) ==
+        "attention: batch and head_dim of q [1, 4, 2, 3] and k [2, 4, 2, 3] must be equal");
+  CHECK(text({1, 4, 2, 0}, {1, 4, 2, 0}) ==
+        "attention: head_dim must be at least 1, got q [1, 4, 2, 0]");
+  CHECK(text({1, 4, 6, 3}, {1, 4, 4, 3}) == "attention: heads 6 must be a multiple of kv_heads 4");
+  CHECK(text(x, x, {.causal = true, .window = -1}) ==
+        "attention: window must be at least 0, got -1");
+  CHECK(text(x, x, {.window = 2}) == "attention: window 2 needs causal");
+  CHECK(text(x, x, {.dropout = 1}) == "attention: dropout must be in [0, 1), got 1");
+  const Tensor a = Tensor::zeros(x);
+  CHECK(test::error_of([&] {
+          attention(a, a, Tensor::zeros({1, 5, 2, 3}));
+        }) == "attention: k and v must have one shape, got [1, 4, 2, 3] and [1, 5, 2, 3]");
+  CHECK(test::error_of([&] { attention(a, a, Tensor::zeros(x, DType::f64)); }) ==
+        "attention: q, k and v must have one dtype, got f32, f32 and f64");
+  CHECK(test::error_of([&] { attention(a, a, Tensor::empty(x, DType::f32, kMeta)); }) ==
+        "attention: q, k and v must be on one device, got cpu, cpu and meta");
+  const Tensor i = Tensor::zeros(x, DType::i32);
+  CHECK(test::error_of([&] { attention(i, i, i); }) ==
+        "attention: dtype must be one of f32, f64, bf16, got i32");
+  CHECK(text(x, x, {.cu_seqlens = Tensor::zeros({3}, DType::i64)}) ==
+        "attention: cu_seqlens must be i32 with shape [n + 1], got i64 [3]");
+  CHECK(text({2, 4, 2, 3}, {2, 4, 2, 3}, {.cu_seqlens = cu({0, 4})}) ==
+        "attention: with cu_seqlens q and k must be one row of the same tokens, got [2, 4, 2, 3] "
+        "and [2, 4, 2, 3]");
+  CHECK(text(x, x, {.cu_seqlens = cu({1, 4})}) == "attention: cu_seqlens must start at 0, got 1");
+  CHECK(text(x, x, {.cu_seqlens = cu({0, 3, 2, 4})}) ==
+        "attention: cu_seqlens must not decrease, got 2 after 3");
+  CHECK(text(x, x, {.cu_seqlens = cu({0, 3})}) ==
+        "attention: cu_seqlens must end at the number of tokens 4, got 3");
+}
+
+TEST_CASE("attention: a second derivative is refused") {
+  Tensor q = test::random({1, 3, 1, 2}, 1);
+  q.set_requires_grad();
+  Tape outer;
+  Tape tape;
+  const Tensor y = attention(q, q, q);
+  const Tensor dy = Tensor::ones(y.shape(), DType::f64);
+  CHECK(test::error_of([&] { tape.gradients(y, {q}, dy); }) ==
+        "attention: its backward is a fused kernel and can be differentiated only once; build it "
+        "from primitive ops, or open a NoGradGuard around the backward pass");
+}
