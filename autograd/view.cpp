@@ -113,13 +113,6 @@ Tensor strided_slice(const char* op, const Tensor& x, int dim, std::int64_t begi
   return y;
 }
 
-Tensor copied(const char* op, const Tensor& x) {
-  Tensor y = empty_like(x);
-  dispatch<cpu::copy, cuda::copy>(x, y);
-  if (recording(x)) Tape::record(op, {&x}, {&y}, [](Backward& b) { b.add(0, b.dy()); });
-  return y;
-}
-
 }  // namespace
 
 Tensor view(const Tensor& x, const Shape& shape) {
@@ -135,7 +128,7 @@ Tensor reshape(const Tensor& x, const Shape& shape) {
   const Shape to = resolve("reshape", x, shape);
   Shape strides;
   if (strides_for(x, to, strides)) return view_as("reshape", x, to, strides);
-  return view_as("reshape", copied("reshape", x), to, contiguous_strides(to));
+  return view_as("reshape", contiguous(x), to, contiguous_strides(to));
 }
 
 Tensor permute(const Tensor& x, std::initializer_list<int> axes) {
@@ -239,28 +232,6 @@ Tensor flatten(const Tensor& x, int first, int last) {
   shape.push_back(merged);
   for (int i = last + 1; i < x.ndim(); ++i) shape.push_back(x.dim(i));
   return reshape(x, shape);
-}
-
-Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : copied("contiguous", x); }
-
-Tensor clone(const Tensor& x) { return copied("clone", x); }
-
-Tensor cast(const Tensor& x, DType dtype) {
-  if (x.dtype() == dtype) return x;
-  Tensor y = Tensor::empty(x.shape(), dtype, x.device());
-  dispatch<cpu::copy, cuda::copy>(x, y);
-  if (is_compute(dtype) && recording(x))
-    Tape::record("cast", {&x}, {&y},
-                 [from = x.dtype()](Backward& b) { b.add(0, cast(b.dy(), from)); });
-  return y;
-}
-
-Tensor to_device(const Tensor& x, Device device) {
-  if (x.device() == device) return x;
-  check(!device.is_cuda(), "to_device: this build of Weft has no CUDA, got device {}", device);
-  check(device.is_meta(), "to_device: a tensor on {} has no values to move to {}, got shape {}",
-        x.device(), device, x.shape());
-  return Tensor::empty(x.shape(), x.dtype(), device);
 }
 
 }  // namespace weft

@@ -86,7 +86,8 @@ Tensor roll(const Tensor& x, std::int64_t shift, int dim);
 Tensor contiguous(const Tensor& x);
 /// A row-contiguous copy.
 Tensor clone(const Tensor& x);
-/// x converted, each value rounded once to nearest even; x itself when the dtype is equal.
+/// x converted; x itself when the dtype is equal. Floating results are rounded once, to nearest
+/// even; integers are truncated, and bool is "not 0".
 ///
 /// The gradient is converted back. A result that is not f32, f64 or bf16 carries no gradient.
 Tensor cast(const Tensor& x, DType dtype);

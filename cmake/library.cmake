@@ -4,6 +4,7 @@ find_package(dnnl REQUIRED)
 
 set(weft_sources
   autograd/attention.cpp
+  autograd/copy.cpp
   autograd/cross_entropy.cpp
   autograd/dropout.cpp
   autograd/elementwise.cpp

@@ -66,11 +66,16 @@ class RandomReplay {
   std::uint64_t seed_, calls_;
 };
 
-// In-place draws into a floating tensor. Each element depends on (seed, stream, index) only.
-// normal: Box-Muller on pairs. truncated_normal: redrawn by inverse transform inside [low, high].
+// In-place draws into a contiguous tensor. Element i depends on (seed, stream, first + i) only. The
+// numbers are made in double and then rounded to the tensor's dtype, which may carry one of a
+// narrow dtype onto or just over a bound that it cannot represent.
+
+/// Uniform in [low, high), 24 random bits each.
 const Tensor& uniform_(const Tensor& t, const RandomKey& key, double low = 0, double high = 1);
+/// Normal by Box and Muller: two neighbouring elements share two uniform numbers.
 const Tensor& normal_(const Tensor& t, const RandomKey& key, double mean = 0, double std = 1);
-/// Throws Error unless low < high.
+/// Normal inside [low, high], by inverting the distribution function.
+/// Throws Error unless low < high and std > 0.
 const Tensor& truncated_normal_(const Tensor& t, const RandomKey& key, double mean, double std,
                                 double low, double high);
 /// 1 with probability p, else 0; any dtype.

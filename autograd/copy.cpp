@@ -1,0 +1,43 @@
+// The part of autograd/view.h that copies: into row order, another dtype, another device.
+#include "weft/core/kernels/copy.h"
+
+#include "weft/autograd/tape.h"
+#include "weft/autograd/view.h"
+#include "weft/core/dispatch.h"
+#include "weft/core/error.h"
+
+namespace weft {
+namespace {
+
+Tensor copied(const char* op, const Tensor& x) {
+  Tensor y = empty_like(x);
+  dispatch<cpu::copy, cuda::copy>(x, y);
+  if (recording(x)) Tape::record(op, {&x}, {&y}, [](Backward& b) { b.add(0, b.dy()); });
+  return y;
+}
+
+}  // namespace
+
+Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : copied("contiguous", x); }
+
+Tensor clone(const Tensor& x) { return copied("clone", x); }
+
+Tensor cast(const Tensor& x, DType dtype) {
+  if (x.dtype() == dtype) return x;
+  Tensor y = Tensor::empty(x.shape(), dtype, x.device());
+  dispatch<cpu::copy, cuda::copy>(x, y);
+  if (is_compute(dtype) && recording(x))
+    Tape::record("cast", {&x}, {&y},
+                 [from = x.dtype()](Backward& b) { b.add(0, cast(b.dy(), from)); });
+  return y;
+}
+
+Tensor to_device(const Tensor& x, Device device) {
+  if (x.device() == device) return x;
+  check(!device.is_cuda(), "to_device: this build of Weft has no CUDA, got device {}", device);
+  check(device.is_meta(), "to_device: a tensor on {} has no values to move to {}, got shape {}",
+        x.device(), device, x.shape());
+  return Tensor::empty(x.shape(), x.dtype(), device);
+}
+
+}  // namespace weft
