@@ -113,8 +113,9 @@ TEST_CASE("every dtype, empty and rank-0 tensors survive the way through a file"
     const void* place = x.numel() ? out.raw() : nullptr;
     file.read_into(name, out);
     CHECK(same_bytes(out, x));
+    if (x.numel() == 0) continue;
     CHECK(out.version() > version);
-    if (place) CHECK(out.raw() == place);
+    CHECK(out.raw() == place);
   }
 }
 
