@@ -171,7 +171,7 @@ TEST_CASE("adam_step: f16 states use half of the f16 range, and a zero state sta
 TEST_CASE("adam_step: neither threads nor the instruction set nor the company change a bit") {
   const std::string best = simd().name;
   const int threads = num_threads();
-  for (const DType state : {DType::f32, DType::f16}) {
+  for (const DType state : {DType::f32, DType::bf16, DType::f16}) {
     const auto run = [&](const char* isa, int n, bool alone) {
       set_simd(isa);
       set_num_threads(n);

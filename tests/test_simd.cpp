@@ -98,6 +98,46 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
   return true;
 }
 
+// What one row of a norm, forward and then backward, writes.
+template <class T>
+struct NormResult {
+  std::vector<T> sum, y, dx;
+  std::vector<float> dweight, dbias;
+  float mean = 0, rstd = 0;
+};
+
+template <class T>
+NormResult<T> norm_row(typename RowKernels<T>::NormFwd* forward,
+                       typename RowKernels<T>::NormBwd* backward, const std::vector<T>& x,
+                       const std::vector<T>& dy) {
+  const auto n = static_cast<std::int64_t>(x.size());
+  NormResult<T> r{x, x, x, std::vector<float>(x.size(), 0.5f), std::vector<float>(x.size())};
+  forward(x.data(), dy.data(), x.data(), dy.data(), 1e-5f, r.sum.data(), r.y.data(), n, &r.mean,
+          &r.rstd);
+  backward(r.sum.data(), dy.data(), x.data(), dy.data(), r.mean, r.rstd, r.dx.data(),
+           r.dweight.data(), r.dbias.data(), n);
+  return r;
+}
+
+template <class T>
+void check_same_norms(const RowKernels<T>& a, const RowKernels<T>& b, const std::vector<T>& x,
+                      const std::vector<T>& long_dy) {
+  const std::vector<T> dy(long_dy.begin(), long_dy.begin() + static_cast<std::ptrdiff_t>(x.size()));
+  for (const bool centred : {true, false}) {
+    const auto one = centred ? norm_row(a.layer_norm, a.layer_norm_bwd, x, dy)
+                             : norm_row(a.rms_norm, a.rms_norm_bwd, x, dy);
+    const auto two = centred ? norm_row(b.layer_norm, b.layer_norm_bwd, x, dy)
+                             : norm_row(b.rms_norm, b.rms_norm_bwd, x, dy);
+    CHECK(same_bits(one.sum, two.sum));
+    CHECK(same_bits(one.y, two.y));
+    CHECK(same_bits(one.dx, two.dx));
+    CHECK(same_bits(one.dweight, two.dweight));
+    CHECK(same_bits(one.dbias, two.dbias));
+    CHECK(one.mean == two.mean);
+    CHECK(one.rstd == two.rstd);
+  }
+}
+
 template <class T>
 void check_same_bits(const RowKernels<T>& a, const RowKernels<T>& b) {
   using K = RowKernels<T>;
@@ -134,6 +174,15 @@ void check_same_bits(const RowKernels<T>& a, const RowKernels<T>& b) {
       (b.*f)(x.data(), dy.data(), y2.data(), n);
       CHECK(same_bits(y1, y2));
     }
+    check_same_norms(a, b, x, dy);
+    std::vector<T> z1 = x, z2 = x;
+    a.swiglu(x.data(), dy.data(), y1.data(), n);
+    b.swiglu(x.data(), dy.data(), y2.data(), n);
+    CHECK(same_bits(y1, y2));
+    a.swiglu_bwd(x.data(), dy.data(), x.data(), y1.data(), z1.data(), n);
+    b.swiglu_bwd(x.data(), dy.data(), x.data(), y2.data(), z2.data(), n);
+    CHECK(same_bits(y1, y2));
+    CHECK(same_bits(z1, z2));
   }
 }
 

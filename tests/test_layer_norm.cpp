@@ -1,0 +1,192 @@
+#include <doctest/doctest.h>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/layer_norm.h"
+#include "weft/autograd/reduce.h"
+#include "weft/core/parallel.h"
+#include "weft/tests/support.h"
+
+namespace weft {
+namespace {
+
+using test::different_bits;
+using test::error_of;
+using test::mismatch;
+using test::random;
+
+// one row, odd sizes, three axes, wider than a block of lanes, no rows, more rows than chunks
+const Shape kShapes[] = {{1, 1}, {3, 5}, {2, 3, 7}, {4, 1025}, {0, 4}, {7}, {1100, 3}};
+
+Tensor by_definition(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+  const Tensor d = sub(x, mean(x, {-1}, true));
+  Tensor y = mul(d, rsqrt(add(mean(square(d), {-1}, true), eps)));
+  if (weight) y = mul(y, weight);
+  return bias ? add(y, bias) : y;
+}
+
+Tensor to(const Tensor& t, DType dtype) { return t ? t.to(dtype) : t; }
+
+// y, sum and the gradients of x, residual, weight, bias.
+TensorList run(const TensorList& in, const Tensor& dy, const Tensor& dsum) {
+  TensorList leaves;
+  for (const Tensor& t : in) leaves.push_back(t.detach().set_requires_grad());
+  Tape tape;
+  const LayerNormResidual r = layer_norm_residual(leaves[0], leaves[1], leaves[2], leaves[3]);
+  const Tensor loss = add(mul(r.y, dy), mul(r.sum, dsum)).sum();
+  TensorList out = tape.gradients(loss, leaves);
+  out.push_back(r.y);
+  out.push_back(r.sum);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("layer_norm: agrees with its definition, with and without weight, bias and residual") {
+  for (const Shape& s : kShapes) {
+    CAPTURE(to_string(s));
+    const Shape row{s.back()};
+    const Tensor x = random(s, 1), res = random(s, 2), w = random(row, 3), b = random(row, 4);
+    CHECK(mismatch(layer_norm(x), by_definition(x, {}, {}, 1e-5), 1e-9) == "");
+    CHECK(mismatch(layer_norm(x, w), by_definition(x, w, {}, 1e-5), 1e-9) == "");
+    CHECK(mismatch(layer_norm(x, {}, b), by_definition(x, {}, b, 1e-5), 1e-9) == "");
+    CHECK(mismatch(layer_norm(test::strided(x), test::strided(w), b, 0.1),
+                   by_definition(x, w, b, 0.1), 1e-9) == "");
+    const LayerNormResidual r = layer_norm_residual(x, res, w, b);
+    CHECK(mismatch(r.sum, add(x, res), 0) == "");
+    CHECK(mismatch(r.y, by_definition(add(x, res), w, b, 1e-5), 1e-9) == "");
+  }
+}
+
+TEST_CASE("layer_norm: f32 and bf16 agree with f64, forward and backward") {
+  for (const Shape& s : kShapes)
+    for (const DType t : {DType::f32, DType::bf16}) {
+      CAPTURE(to_string(s));
+      CAPTURE(std::string(name(t)));
+      const Shape row{s.back()};
+      // Halves of small integers: x + residual is exact in bf16, so both norms see the same sum.
+      const auto exact = [&](std::uint64_t seed) {
+        return div(test::random(s, seed, DType::i64).to(DType::f64), 2).to(t);
+      };
+      const TensorList in{exact(1), exact(2), random(row, 3, t), random(row, 4, t)};
+      const Tensor dy = random(s, 5, t), dsum = random(s, 6, t);
+      const TensorList wide{to(in[0], DType::f64), to(in[1], DType::f64), to(in[2], DType::f64),
+                            to(in[3], DType::f64)};
+      const TensorList got = run(in, dy, dsum);
+      const TensorList want = run(wide, dy.to(DType::f64), dsum.to(DType::f64));
+      // dweight and dbias add up all rows, hence the larger bound.
+      for (int i = 0; i < 6; ++i) {
+        CAPTURE(i);
+        CHECK(got[i].dtype() == t);
+        CHECK(mismatch(got[i], want[i], 2 * test::tolerance(t)) == "");
+      }
+    }
+}
+
+TEST_CASE("layer_norm: a large mean does not cancel the variance") {
+  const Tensor x = random({5, 300}, 1), far = add(x, 1000).to(DType::f32);
+  CHECK(mismatch(layer_norm(far), layer_norm(far.to(DType::f64)), 1e-4) == "");
+}
+
+TEST_CASE("layer_norm: gradients, also of strided, repeated and absent inputs") {
+  const auto plain = [](const TensorList& in) { return layer_norm(in[0], in[1], in[2]); };
+  const auto bare = [](const TensorList& in) { return layer_norm(in[0]); };
+  const auto only_bias = [](const TensorList& in) { return layer_norm(in[0], {}, in[1]); };
+  for (const Shape& s : {Shape{1, 1}, Shape{3, 5}, Shape{2, 3, 7}, Shape{0, 4}, Shape{35, 2}}) {
+    CAPTURE(to_string(s));
+    const Shape row{s.back()};
+    const Tensor x = random(s, 1), w = random(row, 2), b = random(row, 3);
+    CHECK(gradcheck(plain, {x, w, b}) == "");
+    CHECK(gradcheck(plain, {test::strided(x), test::strided(w), b}) == "");
+    CHECK(gradcheck(bare, {x}) == "");
+    CHECK(gradcheck(only_bias, {x, b}) == "");
+  }
+  const auto square = [](const TensorList& in) { return layer_norm(in[0], in[1], in[1]); };
+  CHECK(gradcheck(square, {random({4, 5}, 1), random({5}, 2)}) == "");
+}
+
+TEST_CASE("layer_norm_residual: gradients through either output or both") {
+  const Shape s{3, 5}, row{5};
+  const TensorList in{random(s, 1), random(s, 2), random(row, 3), random(row, 4)};
+  const auto fused = [](const TensorList& v) {
+    return layer_norm_residual(v[0], v[1], v[2], v[3]);
+  };
+  CHECK(gradcheck([&](const TensorList& v) { return fused(v).y; }, in) == "");
+  CHECK(gradcheck([](const TensorList& v) { return layer_norm_residual(v[0], v[1]).sum; },
+                  {in[0], in[1]}) == "");
+  CHECK(gradcheck(
+            [&](const TensorList& v) {
+              const LayerNormResidual r = fused(v);
+              return mul(r.y, exp(r.sum));
+            },
+            in) == "");
+  // The same tensor as x and residual, and a stream that is not contiguous going back.
+  CHECK(gradcheck(
+            [](const TensorList& v) {
+              const LayerNormResidual r = layer_norm_residual(v[0], v[0]);
+              return add(r.y.t(), r.sum.t());
+            },
+            {in[0]}) == "");
+}
+
+TEST_CASE("layer_norm: the number of threads changes no bit; meta gives the same shapes") {
+  const int threads = num_threads();
+  const Shape s{1111, 65}, row{65};
+  const TensorList in{random(s, 1, DType::f32), random(s, 2, DType::f32),
+                      random(row, 3, DType::f32), random(row, 4, DType::f32)};
+  const Tensor dy = random(s, 5, DType::f32), dsum = random(s, 6, DType::f32);
+  set_num_threads(1);
+  const TensorList one = run(in, dy, dsum);
+  set_num_threads(3);
+  const TensorList three = run(in, dy, dsum);
+  set_num_threads(threads);
+  for (int i = 0; i < 6; ++i) CHECK(different_bits(one[i], three[i]) == "");
+
+  const Tensor x = Tensor::empty({2, 3}, DType::bf16, kMeta);
+  const LayerNormResidual r = layer_norm_residual(x, x);
+  CHECK(r.y.shape() == x.shape());
+  CHECK(r.sum.dtype() == DType::bf16);
+}
+
+TEST_CASE("layer_norm: a saved sum that was changed in place is noticed") {
+  Tensor x = random({2, 3});
+  x.set_requires_grad();
+  Tape tape;
+  const LayerNormResidual r = layer_norm_residual(x, random({2, 3}));
+  const Tensor loss = r.y.sum();
+  r.sum.bump_version();
+  CHECK(error_of([&] { tape.backward(loss); }) ==
+        "layer_norm_residual: saved sum was changed in place (version 1, saved at 0)");
+}
+
+TEST_CASE("layer_norm: errors name the rule and both shapes") {
+  const Tensor x = random({2, 4});
+  CHECK(error_of([&] { layer_norm(x, random({3})); }) ==
+        "layer_norm: weight must have shape [4] (last axis of x [2, 4]), got [3]");
+  CHECK(error_of([&] {
+          layer_norm(x, {}, random({4, 1}));
+        }) == "layer_norm: bias must have shape [4] (last axis of x [2, 4]), got [4, 1]");
+  CHECK(error_of([&] { layer_norm(x, random({4}, 1, DType::f32)); }) ==
+        "layer_norm: weight must have dtype f64 like x, got f32");
+  CHECK(error_of([&] { layer_norm(x, Tensor::empty({4}, DType::f64, kMeta)); }) ==
+        "layer_norm: weight must be on device cpu like x, got meta");
+  CHECK(error_of([&] {
+          layer_norm(random({3, 0}));
+        }) == "layer_norm: x must have a non-empty last axis, got shape [3, 0]");
+  CHECK(error_of([&] { layer_norm(Tensor::ones({})); }) ==
+        "layer_norm: x must have a non-empty last axis, got shape []");
+  CHECK(error_of([&] { layer_norm(x.to(DType::i32)); }) ==
+        "layer_norm: dtype must be one of f32, f64, bf16, got i32");
+  CHECK(error_of([&] { layer_norm_residual(x, random({4})); }) ==
+        "layer_norm_residual: residual must have shape [2, 4] (like x [2, 4]), got [4]");
+  CHECK(error_of([&] { layer_norm_residual(x, {}); }) ==
+        "layer_norm_residual: residual must be a tensor, got null");
+  Tensor leaf = random({2, 4});
+  leaf.set_requires_grad();
+  Tape outer, inner;
+  const Tensor y = layer_norm(leaf);
+  CHECK(error_of([&] {
+          inner.gradients(y, {leaf}, x);
+        }).starts_with("layer_norm: its backward is a fused kernel"));
+}
+
+}  // namespace weft
