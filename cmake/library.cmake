@@ -37,6 +37,7 @@ set(weft_sources
   core/cpu/dropout.cpp
   core/cpu/elementwise.cpp
   core/cpu/elementwise_binary.cpp
+  core/cpu/elementwise_loop.cpp
   core/cpu/gemm.cpp
   core/cpu/indexing.cpp
   core/cpu/layer_norm.cpp
@@ -102,6 +103,12 @@ endforeach()
 
 add_library(weft SHARED ${weft_present})
 add_library(weft::weft ALIAS weft)
+
+foreach(file ${weft_present})
+  if(file MATCHES "/core/cpu/")
+    set_property(SOURCE ${file} APPEND PROPERTY COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
+  endif()
+endforeach()
 
 # core/cpu/simd/*.inc: one translation unit for each instruction set, chosen at run time.
 foreach(isa scalar avx2 avx512)

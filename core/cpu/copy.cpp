@@ -3,9 +3,8 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <utility>
 
-#include "weft/core/parallel.h"
+#include "weft/core/cpu/elementwise_loop.h"
 
 namespace weft::cpu {
 namespace {
@@ -36,98 +35,73 @@ To convert(From v) {
     return To(static_cast<float>(v));
 }
 
-// Axes merged where both tensors step through them as if they were one.
-struct Axes {
-  Shape shape, in, out;
-};
-
-Axes merge(const Tensor& x, const Tensor& y) {
-  Axes a;
-  for (int i = 0; i < x.ndim(); ++i) {
-    const std::int64_t n = x.dim(i);
-    if (n == 1) continue;
-    const int last = a.shape.size() - 1;
-    if (last >= 0 && a.in[last] == x.strides()[i] * n && a.out[last] == y.strides()[i] * n) {
-      a.shape[last] *= n;
-      a.in[last] = x.strides()[i];
-      a.out[last] = y.strides()[i];
-    } else {
-      a.shape.push_back(n);
-      a.in.push_back(x.strides()[i]);
-      a.out.push_back(y.strides()[i]);
-    }
-  }
-  if (a.shape.empty()) {
-    a.shape.push_back(1);
-    a.in.push_back(1);
-    a.out.push_back(1);
-  }
-  return a;
+// Without a conversion only the width of an element matters.
+template <class Word>
+void move_values(const Tensor& source, const Tensor& out) {
+  const Word* x = static_cast<const Word*>(source.raw());
+  Word* y = static_cast<Word*>(out.raw());
+  each_run<2>({&source, &out}, 1,
+              [=](const PerOperand<2>& at, const PerOperand<2>& step, std::int64_t n) {
+                if (step[0] == 1 && step[1] == 1) {
+                  std::memcpy(y + at[1], x + at[0], static_cast<std::size_t>(n) * sizeof(Word));
+                } else {
+                  for (std::int64_t i = 0; i < n; ++i)
+                    y[at[1] + i * step[1]] = x[at[0] + i * step[0]];
+                }
+              });
 }
 
 template <class From, class To>
-void copy_typed(const Axes& a, const From* x, To* y) {
-  const int last = a.shape.size() - 1;
-  const std::int64_t inner = a.shape[last], in = a.in[last], out = a.out[last];
-  std::int64_t rows = 1;
-  for (int i = 0; i < last; ++i) rows *= a.shape[i];
-  if (rows == 1 && in == 1 && out == 1) {  // the whole is one run
-    parallel_for(inner, 1, [&](std::int64_t begin, std::int64_t end) {
-      if constexpr (std::is_same_v<From, To>)
-        std::memcpy(y + begin, x + begin, static_cast<std::size_t>(end - begin) * sizeof(To));
-      else
-        for (std::int64_t i = begin; i < end; ++i) y[i] = convert<To>(x[i]);
-    });
-    return;
-  }
-  parallel_for(rows, inner, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      std::int64_t rest = r, xo = 0, yo = 0;
-      for (int i = last - 1; i >= 0; --i) {
-        const std::int64_t at = rest % a.shape[i];
-        rest /= a.shape[i];
-        xo += at * a.in[i];
-        yo += at * a.out[i];
-      }
-      const From* xr = x + xo;
-      To* yr = y + yo;
-      if constexpr (std::is_same_v<From, To>) {
-        if (in == 1 && out == 1) {
-          std::memcpy(yr, xr, static_cast<std::size_t>(inner) * sizeof(To));
-          continue;
-        }
-      }
-      for (std::int64_t i = 0; i < inner; ++i) yr[i * out] = convert<To>(xr[i * in]);
-    }
-  });
+void convert_values(const Tensor& source, const Tensor& out) {
+  const From* x = source.data<From>();
+  To* y = out.data<To>();
+  each_run<2>({&source, &out}, 1,
+              [=](const PerOperand<2>& at, const PerOperand<2>& step, std::int64_t n) {
+                const From* xr = x + at[0];
+                To* yr = y + at[1];
+                if (step[0] == 1 && step[1] == 1) {
+                  for (std::int64_t i = 0; i < n; ++i) yr[i] = convert<To>(xr[i]);
+                } else {
+                  for (std::int64_t i = 0; i < n; ++i)
+                    yr[i * step[1]] = convert<To>(xr[i * step[0]]);
+                }
+              });
 }
 
 }  // namespace
 
 void copy(const Tensor& source, const Tensor& out) {
-  if (source.numel() == 0) return;
-  const Axes axes = merge(source, out);
+  if (source.dtype() == out.dtype()) {
+    switch (size_of(out.dtype())) {
+      case 1:
+        return move_values<std::uint8_t>(source, out);
+      case 2:
+        return move_values<std::uint16_t>(source, out);
+      case 4:
+        return move_values<std::uint32_t>(source, out);
+      default:
+        return move_values<std::uint64_t>(source, out);
+    }
+  }
   dispatch_all(source.dtype(), [&]<class From>() {
-    const From* x = source.data<From>();
-    dispatch_all(out.dtype(), [&]<class To>() { copy_typed(axes, x, out.data<To>()); });
+    dispatch_all(out.dtype(), [&]<class To>() {
+      if constexpr (!std::is_same_v<From, To>) convert_values<From, To>(source, out);
+    });
   });
 }
 
 void fill(const Tensor& out, double value) {
-  const std::int64_t n = out.numel();
-  if (n == 0) return;
   dispatch_all(out.dtype(), [&]<class T>() {
-    T v = convert<T>(value);
-    if (out.is_contiguous()) {
-      T* p = out.data<T>();
-      parallel_for(n, 1, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) p[i] = v;
-      });
-      return;
-    }
-    const Tensor one = Tensor::wrap(&v, {1}, out.dtype());
-    copy_typed(merge(one.alias(out.shape(), Shape::filled(out.ndim(), 0), 0), out), &v,
-               out.data<T>());
+    const T v = convert<T>(value);
+    T* p = out.data<T>();
+    each_run<1>({&out}, 1, [=](const PerOperand<1>& at, const PerOperand<1>& step, std::int64_t n) {
+      T* row = p + at[0];
+      if (step[0] == 1) {
+        for (std::int64_t i = 0; i < n; ++i) row[i] = v;
+      } else {
+        for (std::int64_t i = 0; i < n; ++i) row[i * step[0]] = v;
+      }
+    });
   });
 }
 

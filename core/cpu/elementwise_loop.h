@@ -1,6 +1,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <type_traits>
 
 #include "weft/core/parallel.h"
 #include "weft/core/tensor.h"
@@ -11,40 +12,16 @@ namespace weft::cpu {
 template <int N>
 using PerOperand = std::array<std::int64_t, N>;
 
-/// The axes of N tensors of one shape, merged where all of them step through two axes as if they
-/// were one, so that the innermost loop is as long as possible.
+/// Receives one run: element offsets and steps of the operands, and its length.
 template <int N>
-struct MergedAxes {
-  Shape shape;
-  std::array<Shape, N> steps;
+using RunFn = void (*)(void* context, const PerOperand<N>& offsets, const PerOperand<N>& steps,
+                       std::int64_t n);
 
-  explicit MergedAxes(const std::array<const Tensor*, N>& tensors) {
-    const Tensor& first = *tensors[0];
-    for (int i = 0; i < first.ndim(); ++i) {
-      const std::int64_t n = first.dim(i);
-      if (n == 1) continue;
-      if (continues(tensors, i, n)) {
-        shape[shape.size() - 1] *= n;
-        for (int k = 0; k < N; ++k) steps[k][shape.size() - 1] = tensors[k]->strides()[i];
-      } else {
-        shape.push_back(n);
-        for (int k = 0; k < N; ++k) steps[k].push_back(tensors[k]->strides()[i]);
-      }
-    }
-    if (shape.empty()) {
-      shape.push_back(1);
-      for (int k = 0; k < N; ++k) steps[k].push_back(1);
-    }
-  }
-
- private:
-  bool continues(const std::array<const Tensor*, N>& tensors, int axis, std::int64_t n) const {
-    if (shape.empty()) return false;
-    for (int k = 0; k < N; ++k)
-      if (steps[k].back() != tensors[k]->strides()[axis] * n) return false;
-    return true;
-  }
-};
+/// Walks tensors of one shape and any strides. Compiled once for each number of operands, not for
+/// each op and dtype.
+template <int N>
+void walk_runs(const std::array<const Tensor*, N>& tensors, std::int64_t work, RunFn<N> run,
+               void* context);
 
 /// Calls f(offsets, steps, n) for runs of n elements that cover tensors of one shape and any
 /// strides; operand k's run starts at element offsets[k] and goes on in steps of steps[k]. `work`
@@ -66,38 +43,13 @@ void each_run(const std::array<const Tensor*, N>& tensors, std::int64_t work, F&
     return;
   }
 
-  const MergedAxes<N> axes(tensors);
-  const int last = axes.shape.size() - 1;
-  constexpr std::int64_t kLongestRun = 1 << 14;  // cuts a long row into work for several threads
-  const std::int64_t inner = axes.shape[last], pieces = (inner + kLongestRun - 1) / kLongestRun;
-  PerOperand<N> steps;
-  for (int k = 0; k < N; ++k) steps[k] = axes.steps[k][last];
-
-  parallel_for(total / inner * pieces, work * std::min(inner, kLongestRun),
-               [&](std::int64_t begin, std::int64_t end) {
-                 Shape index = Shape::filled(last, 0);
-                 PerOperand<N> row{};
-                 std::int64_t rest = begin / pieces, piece = begin % pieces;
-                 for (int i = last - 1; i >= 0; --i) {
-                   index[i] = rest % axes.shape[i];
-                   rest /= axes.shape[i];
-                   for (int k = 0; k < N; ++k) row[k] += index[i] * axes.steps[k][i];
-                 }
-                 for (std::int64_t item = begin; item < end; ++item) {
-                   PerOperand<N> at = row;
-                   const std::int64_t start = piece * kLongestRun;
-                   for (int k = 0; k < N; ++k) at[k] += start * steps[k];
-                   f(at, steps, std::min(kLongestRun, inner - start));
-                   if (++piece < pieces) continue;
-                   piece = 0;
-                   for (int i = last - 1; i >= 0; --i) {  // the next row, like an odometer
-                     for (int k = 0; k < N; ++k) row[k] += axes.steps[k][i];
-                     if (++index[i] < axes.shape[i]) break;
-                     for (int k = 0; k < N; ++k) row[k] -= index[i] * axes.steps[k][i];
-                     index[i] = 0;
-                   }
-                 }
-               });
+  using Fn = std::remove_reference_t<F>;
+  walk_runs<N>(
+      tensors, work,
+      [](void* context, const PerOperand<N>& at, const PerOperand<N>& step, std::int64_t n) {
+        (*static_cast<Fn*>(context))(at, step, n);
+      },
+      &f);
 }
 
 }  // namespace weft::cpu

@@ -1,0 +1,88 @@
+#include "weft/core/cpu/elementwise_loop.h"
+
+#include <algorithm>
+
+namespace weft::cpu {
+namespace {
+
+/// The axes of N tensors of one shape, merged where all of them step through two axes as if they
+/// were one, so that the innermost loop is as long as possible.
+template <int N>
+struct MergedAxes {
+  Shape shape;
+  std::array<Shape, N> steps;
+
+  explicit MergedAxes(const std::array<const Tensor*, N>& tensors) {
+    const Tensor& first = *tensors[0];
+    for (int i = 0; i < first.ndim(); ++i) {
+      const std::int64_t n = first.dim(i);
+      if (n == 1) continue;
+      if (continues(tensors, i, n)) {
+        shape[shape.size() - 1] *= n;
+        for (int k = 0; k < N; ++k) steps[k][shape.size() - 1] = tensors[k]->strides()[i];
+      } else {
+        shape.push_back(n);
+        for (int k = 0; k < N; ++k) steps[k].push_back(tensors[k]->strides()[i]);
+      }
+    }
+    if (shape.empty()) {
+      shape.push_back(1);
+      for (int k = 0; k < N; ++k) steps[k].push_back(1);
+    }
+  }
+
+ private:
+  bool continues(const std::array<const Tensor*, N>& tensors, int axis, std::int64_t n) const {
+    if (shape.empty()) return false;
+    for (int k = 0; k < N; ++k)
+      if (steps[k].back() != tensors[k]->strides()[axis] * n) return false;
+    return true;
+  }
+};
+
+}  // namespace
+
+template <int N>
+void walk_runs(const std::array<const Tensor*, N>& tensors, std::int64_t work, RunFn<N> run,
+               void* context) {
+  const std::int64_t total = tensors[0]->numel();
+  const MergedAxes<N> axes(tensors);
+  const int last = axes.shape.size() - 1;
+  constexpr std::int64_t kLongestRun = 1 << 14;  // cuts a long row into work for several threads
+  const std::int64_t inner = axes.shape[last], pieces = (inner + kLongestRun - 1) / kLongestRun;
+  PerOperand<N> steps;
+  for (int k = 0; k < N; ++k) steps[k] = axes.steps[k][last];
+
+  parallel_for(total / inner * pieces, work * std::min(inner, kLongestRun),
+               [&](std::int64_t begin, std::int64_t end) {
+                 Shape index = Shape::filled(last, 0);
+                 PerOperand<N> row{};
+                 std::int64_t rest = begin / pieces, piece = begin % pieces;
+                 for (int i = last - 1; i >= 0; --i) {
+                   index[i] = rest % axes.shape[i];
+                   rest /= axes.shape[i];
+                   for (int k = 0; k < N; ++k) row[k] += index[i] * axes.steps[k][i];
+                 }
+                 for (std::int64_t item = begin; item < end; ++item) {
+                   PerOperand<N> at = row;
+                   const std::int64_t start = piece * kLongestRun;
+                   for (int k = 0; k < N; ++k) at[k] += start * steps[k];
+                   run(context, at, steps, std::min(kLongestRun, inner - start));
+                   if (++piece < pieces) continue;
+                   piece = 0;
+                   for (int i = last - 1; i >= 0; --i) {  // the next row, like an odometer
+                     for (int k = 0; k < N; ++k) row[k] += axes.steps[k][i];
+                     if (++index[i] < axes.shape[i]) break;
+                     for (int k = 0; k < N; ++k) row[k] -= index[i] * axes.steps[k][i];
+                     index[i] = 0;
+                   }
+                 }
+               });
+}
+
+template void walk_runs<1>(const std::array<const Tensor*, 1>&, std::int64_t, RunFn<1>, void*);
+template void walk_runs<2>(const std::array<const Tensor*, 2>&, std::int64_t, RunFn<2>, void*);
+template void walk_runs<3>(const std::array<const Tensor*, 3>&, std::int64_t, RunFn<3>, void*);
+template void walk_runs<4>(const std::array<const Tensor*, 4>&, std::int64_t, RunFn<4>, void*);
+
+}  // namespace weft::cpu
