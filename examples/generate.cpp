@@ -5,6 +5,7 @@
 
 #include "weft/core/error.h"
 #include "weft/core/parallel.h"
+#include "weft/core/random.h"
 #include "weft/data/tokenizer.h"
 #include "weft/examples/common/run_folder.h"
 #include "weft/nn/kv_cache.h"

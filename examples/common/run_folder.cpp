@@ -87,16 +87,13 @@ std::optional<RunState> RunFolder::restore(Session& session) const {
   RunState run;
   run.step = state.at("step").as_int();
   run.tokens = state.at("tokens").as_int();
-  run.loader.epoch = state.at("loader").at("epoch").as_int();
-  run.loader.index = state.at("loader").at("index").as_int();
+  run.loader = data::loader_state_from_json(state.at("loader"));
   return run;
 }
 
 std::string RunFolder::save(Session& session, const RunState& run, std::int64_t keep) const {
-  io::Json loader = io::Json::object();
-  loader.set("epoch", run.loader.epoch).set("index", run.loader.index);
   io::Json state = io::Json::object();
-  state.set("step", run.step).set("tokens", run.tokens).set("loader", loader);
+  state.set("step", run.step).set("tokens", run.tokens).set("loader", data::to_json(run.loader));
   state.set("tokenizer", "bytes");
   state.set("model", config_to_json(session.model().config));
   io::CheckpointContent content;

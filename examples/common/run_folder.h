@@ -6,6 +6,7 @@
 #include "weft/data/loader.h"
 #include "weft/examples/common/session.h"
 #include "weft/io/checkpoint.h"
+#include "weft/io/json.h"
 
 namespace weft::train {
 

@@ -1,5 +1,6 @@
 #include "weft/examples/common/trainer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -31,18 +32,27 @@ void inject_nan(Session& session, std::int64_t step) {
   session.model().parameters().front().flatten().narrow(0, 0, 1).fill_(kNan);
 }
 
+// Text files are bytes to the tokenizer; a .bin file holds token ids already.
+data::TokenStream read_tokens(const std::vector<std::string>& paths) {
+  const auto is_tokens = [](const std::string& p) { return p.ends_with(".bin"); };
+  if (std::none_of(paths.begin(), paths.end(), is_tokens))
+    return data::TokenStream::of_bytes(data::read_text(paths));
+  check(paths.size() == 1, "--data: a .bin file must be the only one, got {} files", paths.size());
+  return data::open_token_file(paths[0]);
+}
+
 /// The loop over steps, with all that happens between them.
 class Run {
  public:
-  Run(const Options& options, data::TokenSplit tokens)
+  Run(const Options& options, const data::TokenStream& training, data::TokenStream validation)
       : options_(options),
         device_(Device::parse(options.device)),
         session_(options, device_),
         folder_(options.out, options.resume),
-        train_(tokens.train, {.seq = options.seq,
-                              .batch = options.batch,
-                              .seed = static_cast<std::uint64_t>(options.seed)}),
-        validation_(tokens.validation),
+        train_(training, {.batch = options.batch,
+                          .seq = options.seq,
+                          .seed = static_cast<std::uint64_t>(options.seed)}),
+        validation_(std::move(validation)),
         metrics_(folder_.metrics()) {
     folder_.write_config(to_toml(options));
     if (options.resume) {
@@ -132,8 +142,12 @@ class Run {
   }
 
   double evaluate() {
-    data::EvaluationLoader batches(validation_, {.seq = options_.seq, .batch = options_.batch});
-    return session_.evaluate([&] { return batches.next(); });
+    const data::EvalLoader loader(validation_, options_.batch, options_.seq);
+    std::int64_t next = 0;
+    return session_.evaluate([&]() -> std::optional<data::Batch> {
+      if (next == loader.batches()) return std::nullopt;
+      return loader.batch(next++);
+    });
   }
 
   void report() const {
@@ -152,7 +166,7 @@ class Run {
   Session session_;
   RunFolder folder_;
   data::TokenLoader train_;
-  data::Tokens validation_;
+  data::TokenStream validation_;
   io::MetricsWriter metrics_;
   RunState state_;
   std::int64_t peak_bytes_ = 0;
@@ -177,14 +191,14 @@ int train(const Options& given) {
   check(!options.data.empty(), "--data: name at least one file");
   if (options.threads) set_num_threads(static_cast<int>(options.threads));
   set_deterministic(options.deterministic);
-  const data::Tokens tokens = data::read_tokens(options.data, data::ByteTokenizer());
+  const data::TokenStream tokens = read_tokens(options.data);
   if (options.vocab == 0) options.vocab = data::ByteTokenizer().vocab();
   data::check_vocab(tokens, options.vocab);
   options.model().validate();
-  data::TokenSplit split = data::split_tokens(tokens, options.val_fraction);
+  auto [training, validation] = data::split_tokens(tokens, options.val_fraction);
   print_plan(options, tokens.size());
   if (options.dry_run) return 0;
-  return Run(options, std::move(split)).loop();
+  return Run(options, training, std::move(validation)).loop();
 }
 
 }  // namespace weft::train
