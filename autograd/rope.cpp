@@ -1,0 +1,103 @@
+#include "weft/autograd/rope.h"
+
+#include <cmath>
+
+#include "weft/autograd/tape.h"
+#include "weft/autograd/view.h"
+#include "weft/core/dispatch.h"
+#include "weft/core/error.h"
+#include "weft/core/kernels/rope.h"
+
+namespace weft {
+namespace {
+
+void check_operands(const Tensor& x, const Tensor& cos, const Tensor& sin) {
+  check(x.ndim() == 4, "rope: x must have 4 axes (batch, tokens, heads, head_dim), got {}",
+        x.shape());
+  if (!is_compute(x.dtype())) throw_bad_dtype("rope", x.dtype(), "f32, f64, bf16");
+  check(x.dim(3) % 2 == 0, "rope: head_dim must be even, got {}", x.dim(3));
+  check(cos.ndim() == 2 && cos.dim(1) == x.dim(3) / 2 && sin.shape() == cos.shape(),
+        "rope: cos and sin must have shape [max_T, {}] (half of x {}), got {} and {}", x.dim(3) / 2,
+        x.shape(), cos.shape(), sin.shape());
+  check((cos.dtype() == DType::f32 || cos.dtype() == DType::f64) && sin.dtype() == cos.dtype(),
+        "rope: cos and sin must both be f32 or f64, got {} and {}", cos.dtype(), sin.dtype());
+  check(cos.device() == x.device() && sin.device() == x.device(),
+        "rope: cos and sin must be on the device of x, {}, got {} and {}", x.device(), cos.device(),
+        sin.device());
+}
+
+void check_positions(const Tensor& positions, const Tensor& x, std::int64_t table) {
+  const Shape one{x.dim(1)}, each{x.dim(0), x.dim(1)};
+  check(positions.dtype() == DType::i32 && (positions.shape() == one || positions.shape() == each),
+        "rope: positions must be i32 with shape {} or {}, got {} {}", one, each, positions.dtype(),
+        positions.shape());
+  check(positions.device() == x.device(), "rope: positions must be on the device of x, {}, got {}",
+        x.device(), positions.device());
+  if (!x.device().is_cpu()) return;  // reading them would need the data, or a copy from the device
+  const std::int32_t* p = positions.data<std::int32_t>();
+  for (std::int64_t i = 0; i < positions.numel(); ++i)
+    check(p[i] >= 0 && p[i] < table, "rope: positions must be in [0, {}), got {}", table, p[i]);
+}
+
+Tensor turn(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions,
+            std::int64_t offset, bool inverse) {
+  Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
+  {
+    const NoGradGuard quiet;
+    dispatch<cpu::rope, cuda::rope>(contiguous(x), cos, sin, positions, offset, inverse, y);
+  }
+  if (recording(x))
+    Tape::record("rope", {&x}, {&y},
+                 [sc = save(cos, "cos"), ss = save(sin, "sin"), sp = save(positions, "positions"),
+                  offset, inverse](Backward& b) {
+                   b.add(0, turn(b.dy(), sc.get(), ss.get(), sp.get(), offset, !inverse));
+                 });
+  return y;
+}
+
+}  // namespace
+
+RopeTables rope_tables(std::int64_t max_seq, std::int64_t head_dim, double theta, DType dtype) {
+  check(max_seq >= 1, "rope_tables: max_seq must be at least 1, got {}", max_seq);
+  check(head_dim >= 2 && head_dim % 2 == 0, "rope_tables: head_dim must be even, got {}", head_dim);
+  check(theta > 0, "rope_tables: theta must be above 0, got {}", theta);
+  check(dtype == DType::f32 || dtype == DType::f64, "rope_tables: dtype must be f32 or f64, got {}",
+        dtype);
+  const std::int64_t half = head_dim / 2;
+  const RopeTables tables{Tensor::empty({max_seq, half}, dtype),
+                          Tensor::empty({max_seq, half}, dtype)};
+  const auto fill = [&]<class T>(T* cos, T* sin) {
+    for (std::int64_t i = 0; i < half; ++i) {
+      const double frequency =
+          std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+      for (std::int64_t t = 0; t < max_seq; ++t) {
+        const double angle = static_cast<double>(t) * frequency;
+        cos[t * half + i] = static_cast<T>(std::cos(angle));
+        sin[t * half + i] = static_cast<T>(std::sin(angle));
+      }
+    }
+  };
+  if (dtype == DType::f32)
+    fill(tables.cos.data<float>(), tables.sin.data<float>());
+  else
+    fill(tables.cos.data<double>(), tables.sin.data<double>());
+  return tables;
+}
+
+Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, std::int64_t position_offset) {
+  check_operands(x, cos, sin);
+  check(position_offset >= 0 && position_offset + x.dim(1) <= cos.dim(0),
+        "rope: positions [{}, {}) must be inside the {} rows of cos", position_offset,
+        position_offset + x.dim(1), cos.dim(0));
+  return turn(x, contiguous(cos), contiguous(sin), {}, position_offset, false);
+}
+
+Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions) {
+  check_operands(x, cos, sin);
+  if (!positions) return rope(x, cos, sin);
+  const Tensor dense = contiguous(positions);
+  check_positions(dense, x, cos.dim(0));
+  return turn(x, contiguous(cos), contiguous(sin), dense, 0, false);
+}
+
+}  // namespace weft

@@ -1,0 +1,30 @@
+#pragma once
+#include "weft/core/tensor.h"
+
+namespace weft {
+
+/// cos and sin (max_seq, head_dim / 2) of position * theta^(-2 i / head_dim).
+struct RopeTables {
+  Tensor cos, sin;
+};
+/// Angles are computed in f64 and rounded once to `dtype` (f32 or f64).
+/// Throws Error on an odd head_dim, a max_seq below 1, a theta that is not positive.
+RopeTables rope_tables(std::int64_t max_seq, std::int64_t head_dim, double theta = 10000,
+                       DType dtype = DType::f32);
+
+/// Rotary position embedding: elements i and i + D / 2 of a head turn together by the angle of
+/// their token's position (the two-halves form of GPT-NeoX and Llama).
+///
+/// Shapes   x (B, T, H, D), cos, sin (max_T, D / 2) -> (B, T, H, D). Token t has position
+///          position_offset + t, or positions[t] of i32 (T) or (B, T) when given
+/// Dtypes   x f32, f64, bf16; tables f32 or f64; the rotation of bf16 is computed in f32
+/// Device   cpu; all on one device
+/// Saves    cos, sin, positions
+/// Throws   Error on an x that is not 4-D, an odd D, tables of another shape or dtype, positions of
+///          another shape or dtype, a position outside the tables
+/// Source   Su et al. 2021, arXiv:2104.09864
+Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin,
+            std::int64_t position_offset = 0);
+Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions);
+
+}  // namespace weft
