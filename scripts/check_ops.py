@@ -15,9 +15,10 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Headers of the tape itself: what they declare runs or makes ops, it is none.
 NOT_OPS = {"tape", "gradcheck", "recompute", "function"}
-# Results are integers, booleans or do not depend on values: no gradient exists.
-NOT_DIFFERENTIABLE = {"argmax", "argmin", "eq", "ne", "lt", "le", "gt", "ge", "one_hot",
-                      "count_valid"}
+# No gradient exists: the result is integer or boolean, does not depend on values, or has none
+# (the only other device of a build without CUDA is meta).
+NOT_DIFFERENTIABLE = {"argmax", "argmin", "count_valid", "eq", "ne", "lt", "le", "gt", "ge", "one_hot",
+                      "to_device"}
 
 
 def without_comments_and_text(source):

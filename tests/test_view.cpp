@@ -253,6 +253,23 @@ TEST_CASE("view: cast passes the gradient back in the dtype of x") {
   CHECK(x.grad().select(0, 0).select(0, 0).item() == static_cast<double>(bf16(0.1f)));
 }
 
+TEST_CASE("view: gradients of view and of a cast there and back") {
+  const auto viewed = [](const Tensor& x) { return view(x.clone(), {3, -1}); };
+  CHECK(check_gradients(viewed, random({2, 3, 2})) == "");
+  CHECK(check_gradients(
+            [](const Tensor& x) {
+              return view(x.clone(), {0, 4});
+            },
+            random({2, 0, 2})) == "");
+  // Through f32 a difference is exact to 1e-7 only, so its step must be large.
+  const auto through_f32 = [](const TensorList& in) {
+    return cast(cast(in[0], DType::f32), DType::f64);
+  };
+  const GradcheckOptions wide{.step = 0.125, .tolerance = 1e-5};
+  CHECK(gradcheck(through_f32, {random({2, 5})}, wide) == "");
+  CHECK(gradcheck(through_f32, {strided(random({2, 5}))}, wide) == "");
+}
+
 TEST_CASE("view: split and cat of many pieces pass every gradient on") {
   CHECK(gradcheck(
             [](const TensorList& in) {
