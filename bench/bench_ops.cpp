@@ -3,7 +3,7 @@
 #include "weft/autograd/cross_entropy.h"
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/layer_norm.h"
-#include "weft/autograd/matmul.h"
+#include "weft/autograd/linear.h"
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/rms_norm.h"
 #include "weft/autograd/softmax.h"
