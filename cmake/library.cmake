@@ -77,6 +77,7 @@ set(weft_sources
   nn/dropout.cpp
   nn/embedding.cpp
   nn/gpt.cpp
+  nn/gpt_config.cpp
   nn/init.cpp
   nn/kv_cache.cpp
   nn/linear.cpp

@@ -1,6 +1,7 @@
 #pragma once
 #include <vector>
 
+#include "weft/autograd/elementwise.h"
 #include "weft/nn/block.h"
 #include "weft/nn/embedding.h"
 #include "weft/nn/loss.h"
@@ -9,7 +10,6 @@ namespace weft::nn {
 
 /// gpt2: learned positions, LayerNorm, GELU, biases. llama: RoPE, RMSNorm, SwiGLU, no biases.
 enum class Arch : std::uint8_t { gpt2, llama };
-enum class Gelu : std::uint8_t { tanh, erf };
 /// What is computed again in backward instead of being kept: nothing; the MLP's activation; whole
 /// blocks, of which only the input is kept.
 enum class Recompute : std::uint8_t { none, selective, full };

@@ -139,24 +139,25 @@ void assign_names(Module& root) {
 
 std::string to_string(const Module& root) {
   std::string out;
+  std::vector<std::string> open;  // the modules that the walk is inside of
   std::unordered_map<const TensorImpl*, std::string> first_name;
-  const auto depth = [](const std::string& name) {
-    std::size_t n = 0;
-    for (const char c : name) n += c == '.';
-    return n;
+  // Leaves modules that `name` is not part of, and returns the rest of the name.
+  const auto enter = [&](const std::string& name) {
+    const auto holds = [&](const std::string& m) { return m.empty() || name.starts_with(m + '.'); };
+    while (!open.empty() && !holds(open.back())) open.pop_back();
+    out.append(2 * open.size(), ' ');
+    return open.empty() || open.back().empty() ? name : name.substr(open.back().size() + 1);
   };
   const auto on_module = [&](const std::string& name, Module& m) {
-    const std::size_t level = name.empty() ? 0 : depth(name) + 1;
-    out.append(2 * level, ' ');
-    if (!name.empty()) out += name.substr(name.rfind('.') + 1) + ": ";
+    const std::string label = enter(name);
+    if (!label.empty()) out += label + ": ";
     out += m.describe();
     if (const std::int64_t n = m.parameter_count()) out += "  " + with_commas(n) + " parameters";
     out += '\n';
+    open.push_back(name);
   };
   const auto on_tensor = [&](const std::string& name, const Slot& slot) {
-    out.append(2 * (depth(name) + 1), ' ');
-    out += message("{} {} {}", name.substr(name.rfind('.') + 1), slot.tensor->shape(),
-                   slot.tensor->dtype());
+    out += message("{} {} {}", enter(name), slot.tensor->shape(), slot.tensor->dtype());
     const auto [it, fresh] = first_name.emplace(slot.tensor->impl(), name);
     if (!fresh) out += ", the same as " + it->second;
     out += slot.is_buffer ? " (buffer)\n" : "\n";

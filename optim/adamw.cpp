@@ -38,15 +38,22 @@ AdamW::AdamW(NamedTensors parameters, const AdamWOptions& options)
 }
 
 void AdamW::update(const double* grad_scale) {
+  for (const bool wide : {false, true}) update_all(wide, grad_scale);
+}
+
+void AdamW::update_all(bool wide, const double* grad_scale) {
   slots_.clear();
   std::int64_t chunks = 0;
+  Tensor any;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor& p = parameters_[i].tensor;
     AdamSlot slot;
-    if (!fill_slot(i, slot)) continue;
-    const State &m = states_[m_], &v = states_[v_];
-    slot.n = parameters_[i].tensor.numel();
+    if ((p.dtype() == DType::f64) != wide || !fill_slot(i, slot)) continue;
+    any = p;
+    slot.n = p.numel();
     chunks += optimizer_chunks(&slot, 1);
-    if (slot.param == nullptr) continue;  // meta
+    if (p.is_meta()) continue;
+    const State &m = states_[m_], &v = states_[v_];
     slot.m = m.tensors[i].raw();
     slot.v = v.tensors[i].raw();
     slot.m_dtype = m.tensors[i].dtype();
@@ -56,17 +63,21 @@ void AdamW::update(const double* grad_scale) {
     slots_.push_back(slot);
   }
   if (chunks == 0) return;
+  // The betas as the kernel will use them: rounded to f32 unless the parameters are f64. So the
+  // correction fits the weights that the gradients really got.
+  const double beta1 = wide ? options_.beta1 : static_cast<float>(options_.beta1);
+  const double beta2 = wide ? options_.beta2 : static_cast<float>(options_.beta2);
   const auto t = static_cast<double>(steps_);
   AdamStep step;
-  step.beta1 = options_.beta1;
-  step.beta2 = options_.beta2;
+  step.beta1 = beta1;
+  step.beta2 = beta2;
   step.eps = options_.eps;
-  step.bias_correction1 = 1 - std::pow(options_.beta1, t);
-  step.bias_correction2 = 1 - std::pow(options_.beta2, t);
+  step.bias_correction1 = 1 - std::pow(beta1, t);
+  step.bias_correction2 = 1 - std::pow(beta2, t);
   step.decoupled = options_.decoupled;
   step.grad_scale = grad_scale;
   const CategoryScope category(Category::optimizer);
-  const Tensor scratch = Tensor::empty({2 * chunks}, DType::f32, parameters_[0].tensor.device());
+  const Tensor scratch = Tensor::empty({2 * chunks}, DType::f32, any.device());
   dispatch<cpu::adam_step, cuda::adam_step>(scratch, slots_.data(),
                                             static_cast<std::int64_t>(slots_.size()), step);
 }

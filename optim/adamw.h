@@ -28,6 +28,8 @@ class AdamW : public Optimizer {
 
  private:
   void update(const double* grad_scale) override;
+  /// The f64 parameters (wide), or all others.
+  void update_all(bool wide, const double* grad_scale);
   AdamWOptions options_;
   std::size_t m_, v_;            ///< indices in states_
   std::vector<AdamSlot> slots_;  ///< kept, so that a step touches no heap

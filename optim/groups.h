@@ -12,7 +12,7 @@ namespace weft::optim {
 struct GroupRule {
   std::string pattern;
   double lr_scale = 1;                 ///< factor on the optimizer's lr
-  std::optional<double> weight_decay;  ///< unset: the default below
+  std::optional<double> weight_decay = {};  ///< unset: the default below
 };
 
 /// What one parameter trains with.

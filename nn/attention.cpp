@@ -1,0 +1,88 @@
+#include "weft/nn/attention.h"
+
+#include "weft/autograd/attention.h"
+#include "weft/autograd/rope.h"
+#include "weft/autograd/view.h"
+#include "weft/core/error.h"
+#include "weft/core/random.h"
+
+namespace weft::nn {
+namespace {
+
+std::int64_t packed_rows(std::int64_t dim, std::int64_t heads, std::int64_t kv_heads) {
+  check(heads > 0 && dim % heads == 0, "attention: dim {} must be a multiple of heads {}", dim,
+        heads);
+  check(kv_heads >= 0 && heads % (kv_heads ? kv_heads : heads) == 0,
+        "attention: heads {} must be a multiple of kv_heads {}", heads, kv_heads);
+  return (heads + 2 * (kv_heads ? kv_heads : heads)) * (dim / heads);
+}
+
+}  // namespace
+
+Attention::Attention(std::int64_t dim, std::int64_t heads, const AttentionOptions& o)
+    : options(o),
+      head_dim(heads > 0 ? dim / heads : 0),
+      qkv(dim, packed_rows(dim, heads, o.kv_heads), {.bias = o.bias, .init = o.init}),
+      proj(dim, dim, {.bias = o.bias, .init = o.proj_init}),
+      drop(o.dropout),
+      group_(o.kv_heads ? heads / o.kv_heads : 1) {
+  check(o.window >= 0, "attention: window must be at least 0, got {}", o.window);
+  if (o.qk_norm) {
+    q_norm.emplace(head_dim, o.norm_eps);
+    k_norm.emplace(head_dim, o.norm_eps);
+  }
+}
+
+Tensor Attention::operator()(const Tensor& x, const RotaryTable* rotary, KvCache* cache,
+                             int layer) const {
+  check(x.ndim() == 3, "attention: x must have shape (batch, tokens, dim), got {}", x.shape());
+  const std::int64_t batch = x.dim(0), tokens = x.dim(1);
+  const std::int64_t all = qkv.weight.dim(0) / head_dim;  // query, key and value heads
+  const std::int64_t kv_heads = all / (group_ + 2), heads = group_ * kv_heads;
+
+  const Tensor packed = qkv(x).view({batch, tokens, all, head_dim});
+  Tensor q = packed.narrow(2, 0, heads), k = packed.narrow(2, heads, kv_heads);
+  Tensor v = packed.narrow(2, heads + kv_heads, kv_heads);
+  if (q_norm) q = (*q_norm)(q);
+  if (k_norm) k = (*k_norm)(k);
+  if (rotary) {
+    const std::int64_t first = cache ? cache->length() : 0;
+    q = rope(q, rotary->cos, rotary->sin, first);
+    k = rope(k, rotary->cos, rotary->sin, first);
+  }
+  if (cache) {
+    KvCache::Pair seen = cache->append(layer, k, v);
+    k = std::move(seen.k);
+    v = std::move(seen.v);
+  }
+  weft::AttentionOptions how;
+  how.causal = true;
+  how.window = options.window;
+  if (drop.p > 0 && is_training()) {
+    how.dropout = drop.p;
+    const auto per_token = static_cast<std::uint64_t>(k.dim(1));
+    how.key = RandomScope::key_for(
+        drop.stream(), static_cast<std::uint64_t>(heads * tokens) * per_token, per_token);
+  }
+  return proj(attention(q, k, v, how).view({batch, tokens, heads * head_dim}));
+}
+
+void Attention::visit(Visitor& v) {
+  v("qkv", qkv);
+  v("q_norm", q_norm);
+  v("k_norm", k_norm);
+  v("drop", drop);
+  v("proj", proj);
+}
+
+std::string Attention::describe() const {
+  const std::int64_t kv_heads = qkv.weight.dim(0) / head_dim / (group_ + 2);
+  return message("Attention({} heads, {} key heads, {} wide)", group_ * kv_heads, kv_heads,
+                 head_dim);
+}
+
+Attention Attention::like() const {
+  return Attention(qkv.weight.dim(1), proj.weight.dim(1) / head_dim, options);
+}
+
+}  // namespace weft::nn

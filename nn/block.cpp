@@ -1,0 +1,48 @@
+#include "weft/nn/block.h"
+
+#include "weft/autograd/elementwise.h"
+
+namespace weft::nn {
+
+Block::Block(std::int64_t dim, std::int64_t heads, std::int64_t ffn, const BlockOptions& o)
+    : options(o),
+      attn_norm(o.norm, dim, o.norm_eps),
+      attn(dim, heads, o.attention),
+      mlp_norm(o.norm, dim, o.norm_eps),
+      mlp(dim, ffn, o.mlp),
+      attn_drop(o.dropout),
+      mlp_drop(o.dropout) {}
+
+Stream Block::operator()(const Stream& x, const RotaryTable* rotary, KvCache* cache,
+                         int layer) const {
+  Norm::Added in;
+  if (x.delta)
+    in = attn_norm(x.delta, x.residual);
+  else
+    in = {attn_norm(x.residual), x.residual};
+  const Tensor a = attn_drop(attn(in.y, rotary, cache, layer));
+  in.y = {};  // unrecorded passes give the memory back before the MLP needs its own
+  Norm::Added mid = mlp_norm(a, in.sum);
+  return {std::move(mid.sum), mlp_drop(mlp(mid.y))};
+}
+
+Tensor Block::operator()(const Tensor& x, const RotaryTable* rotary) const {
+  const Stream out = (*this)(Stream{x, {}}, rotary);
+  return add(out.residual, out.delta);
+}
+
+void Block::visit(Visitor& v) {
+  v("attn_norm", attn_norm);
+  v("attn", attn);
+  v("attn_drop", attn_drop);
+  v("mlp_norm", mlp_norm);
+  v("mlp", mlp);
+  v("mlp_drop", mlp_drop);
+}
+
+Block Block::like() const {
+  return Block(attn_norm.weight.dim(0), attn.proj.weight.dim(1) / attn.head_dim,
+               mlp.down.weight.dim(1), options);
+}
+
+}  // namespace weft::nn

@@ -1,0 +1,22 @@
+#include "weft/nn/dropout.h"
+
+#include "weft/autograd/dropout.h"
+#include "weft/core/error.h"
+#include "weft/core/random.h"
+
+namespace weft::nn {
+
+Dropout::Dropout(double p) : p(p) {
+  check(p >= 0 && p < 1, "dropout: p must be in [0, 1), got {}", p);
+}
+
+Tensor Dropout::operator()(const Tensor& x) const {
+  if (p == 0 || !is_training() || x.numel() == 0) return x;
+  const auto row = static_cast<std::uint64_t>(x.ndim() ? x.numel() / x.dim(0) : 1);
+  const auto token = static_cast<std::uint64_t>(x.ndim() ? x.dim(-1) : 1);
+  return dropout(x, p, RandomScope::key_for(stream(), row, token));
+}
+
+std::string Dropout::describe() const { return message("Dropout({})", p); }
+
+}  // namespace weft::nn

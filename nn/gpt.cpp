@@ -1,0 +1,124 @@
+#include "weft/nn/gpt.h"
+
+#include <cmath>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/recompute.h"
+#include "weft/core/error.h"
+
+namespace weft::nn {
+namespace {
+
+const GptConfig& checked(const GptConfig& config) {
+  config.validate();
+  return config;
+}
+
+BlockOptions block_options(const GptConfig& c) {
+  const bool gpt2 = c.arch == Arch::gpt2;
+  // What every block adds to the residual stream starts smaller, so that the sum over 2 * layers
+  // branches keeps its scale. Source: Radford et al. 2019, section 2.3.
+  const Init proj = Init::normal(0.02 / std::sqrt(2.0 * static_cast<double>(c.layers)));
+  BlockOptions o;
+  o.norm = gpt2 ? Norm::Kind::layer : Norm::Kind::rms;
+  o.norm_eps = c.norm_eps;
+  o.dropout = c.dropout;
+  o.attention = {.kv_heads = c.kv_heads,
+                 .bias = gpt2,
+                 .qk_norm = c.qk_norm,
+                 .norm_eps = c.norm_eps,
+                 .window = c.window,
+                 .dropout = c.dropout,
+                 .proj_init = proj};
+  o.mlp = {.activation = !gpt2                  ? Activation::swiglu
+                         : c.gelu == Gelu::tanh ? Activation::gelu_tanh
+                                                : Activation::gelu_erf,
+           .bias = gpt2,
+           .recompute = c.recompute == Recompute::selective,
+           .proj_init = proj};
+  return o;
+}
+
+}  // namespace
+
+Gpt::Gpt(const GptConfig& c)
+    : config(checked(c)),
+      embed(c.vocab, c.dim),
+      drop(c.dropout),
+      norm(c.arch == Arch::gpt2 ? Norm::Kind::layer : Norm::Kind::rms, c.dim, c.norm_eps) {
+  if (c.arch == Arch::gpt2)
+    positions.emplace(c.seq, c.dim);
+  else
+    rotary.emplace(c.seq, c.head_dim(), c.rope_theta);
+  blocks.reserve(static_cast<std::size_t>(c.layers));
+  for (std::int64_t i = 0; i < c.layers; ++i)
+    blocks.emplace_back(c.dim, c.heads, c.ffn_dim(), block_options(c));
+  if (c.tied())
+    head.weight = embed.weight;
+  else
+    head = Linear(c.dim, c.vocab, {.bias = false, .init = Init::normal(0.02)});
+  assign_names(*this);
+}
+
+void Gpt::visit(Visitor& v) {
+  v("embed", embed);
+  v("positions", positions);
+  v("rotary", rotary);
+  v("drop", drop);
+  v("blocks", blocks);
+  v("norm", norm);
+  v("head", head);
+  v("loss", loss);
+}
+
+Tensor Gpt::embed_tokens(const Tensor& ids, std::int64_t first) const {
+  check(ids.ndim() == 2, "gpt: ids must have shape (batch, tokens), got {}", ids.shape());
+  const std::int64_t tokens = ids.dim(1);
+  check(first + tokens <= config.seq, "gpt: at most seq {} tokens, got {}", config.seq,
+        first + tokens);
+  Tensor x = embed(ids);
+  if (positions) x = add(x, positions->weight.narrow(0, first, tokens));
+  return drop(x);
+}
+
+Tensor Gpt::run(const Tensor& ids, KvCache* cache) const {
+  Stream x{embed_tokens(ids, cache ? cache->length() : 0), {}};
+  const RotaryTable* angles = rotary ? &*rotary : nullptr;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const Block& block = blocks[i];
+    if (config.recompute != Recompute::full || cache) {
+      x = block(x, angles, cache, static_cast<int>(i));
+      continue;
+    }
+    TensorList in{x.residual};
+    if (x.delta) in.push_back(x.delta);
+    x = {};
+    TensorList out = recompute(
+        [&block, angles](const TensorList& s) {
+          Stream y = block(Stream{s[0], s.size() > 1 ? s[1] : Tensor()}, angles);
+          return TensorList{y.residual, y.delta};
+        },
+        in);
+    x = {std::move(out[0]), std::move(out[1])};
+  }
+  return norm(x.delta, x.residual).y;
+}
+
+Tensor Gpt::hidden(const Tensor& ids) const { return run(ids, nullptr); }
+
+Tensor Gpt::operator()(const Tensor& ids) const { return head(hidden(ids)); }
+
+Tensor Gpt::decode(const Tensor& ids, KvCache& cache) const {
+  const NoGradGuard off;
+  const Tensor h = run(ids, &cache);
+  cache.advance(ids.dim(1));
+  return head(h.select(1, ids.dim(1) - 1));
+}
+
+std::string Gpt::describe() const {
+  return message("Gpt({}, {} layers, {} heads, dim {}, seq {}, vocab {})",
+                 config.arch == Arch::gpt2 ? "gpt2" : "llama", config.layers, config.heads,
+                 config.dim, config.seq, config.vocab);
+}
+
+}  // namespace weft::nn

@@ -1,0 +1,47 @@
+#include "weft/nn/kv_cache.h"
+
+#include "weft/autograd/tape.h"
+#include "weft/core/error.h"
+#include "weft/nn/gpt.h"
+
+namespace weft::nn {
+
+KvCache::KvCache(const GptConfig& config, std::int64_t batch, std::int64_t capacity, DType dtype,
+                 Device device)
+    : batch_(batch), capacity_(capacity) {
+  check(batch > 0 && capacity > 0, "kv_cache: batch and capacity must be at least 1, got {} and {}",
+        batch, capacity);
+  const Shape shape{batch, capacity, config.kv_head_count(), config.head_dim()};
+  for (std::int64_t i = 0; i < config.layers; ++i)
+    layers_.push_back({Tensor::zeros(shape, dtype, device), Tensor::zeros(shape, dtype, device)});
+}
+
+void KvCache::truncate(std::int64_t length) {
+  check(length >= 0 && length <= length_, "kv_cache: length must be in [0, {}], got {}", length_,
+        length);
+  length_ = length;
+}
+
+KvCache::Pair KvCache::append(int layer, const Tensor& k, const Tensor& v) {
+  check(layer >= 0 && layer < static_cast<int>(layers_.size()),
+        "kv_cache: layer must be in [0, {}), got {}", layers_.size(), layer);
+  const Pair& all = layers_[static_cast<std::size_t>(layer)];
+  const std::int64_t tokens = k.dim(1);
+  const Shape expected{batch_, tokens, all.k.dim(2), all.k.dim(3)};
+  check(k.shape() == expected && v.shape() == expected,
+        "kv_cache: k and v must have shape {}, got {} and {}", expected, k.shape(), v.shape());
+  check(length_ + tokens <= capacity_,
+        "kv_cache: {} tokens and {} new ones must fit the capacity {}", length_, tokens, capacity_);
+  const NoGradGuard off;
+  all.k.narrow(1, length_, tokens).copy_(k);
+  all.v.narrow(1, length_, tokens).copy_(v);
+  return {all.k.narrow(1, 0, length_ + tokens), all.v.narrow(1, 0, length_ + tokens)};
+}
+
+void KvCache::advance(std::int64_t tokens) {
+  check(tokens >= 0 && length_ + tokens <= capacity_,
+        "kv_cache: {} tokens and {} new ones must fit the capacity {}", length_, tokens, capacity_);
+  length_ += tokens;
+}
+
+}  // namespace weft::nn

@@ -1,0 +1,33 @@
+#include "weft/nn/linear.h"
+
+#include "weft/autograd/linear.h"
+#include "weft/core/error.h"
+
+namespace weft::nn {
+
+Linear::Linear(std::int64_t in, std::int64_t out, const LinearOptions& o) {
+  check(in > 0 && out > 0, "linear: in and out must be at least 1, got {} and {}", in, out);
+  init = o.init.value_or(Init::kaiming_uniform(in, 0.5773502691896258));  // bound 1/sqrt(in)
+  weight = make_parameter({out, in}, init, o.dtype, o.device);
+  if (o.bias) bias = make_parameter({out}, Init::constant(0), o.dtype, o.device);
+}
+
+Tensor Linear::operator()(const Tensor& x) const { return linear(x, weight, bias); }
+
+void Linear::visit(Visitor& v) {
+  v("weight", weight, init);
+  v("bias", bias, Init::constant(0));
+}
+
+std::string Linear::describe() const {
+  if (!weight) return "Linear(empty)";
+  return message("Linear({} -> {}{})", weight.dim(1), weight.dim(0), bias ? "" : ", no bias");
+}
+
+Linear Linear::like() const {
+  if (!weight) return {};
+  return Linear(weight.dim(1), weight.dim(0),
+                {.bias = static_cast<bool>(bias), .dtype = weight.dtype(), .init = init});
+}
+
+}  // namespace weft::nn

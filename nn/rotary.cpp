@@ -1,0 +1,46 @@
+#include "weft/nn/rotary.h"
+
+#include <cmath>
+
+#include "weft/core/error.h"
+
+namespace weft::nn {
+
+RotaryTable::RotaryTable(std::int64_t seq, std::int64_t head_dim, double theta) : theta(theta) {
+  check(seq > 0, "rotary: seq must be at least 1, got {}", seq);
+  check(head_dim > 0 && head_dim % 2 == 0, "rotary: head_dim must be even, got {}", head_dim);
+  check(theta > 0, "rotary: theta must be above 0, got {}", theta);
+  const DType dtype = default_dtype() == DType::f64 ? DType::f64 : DType::f32;
+  cos = Tensor::empty({seq, head_dim / 2}, dtype, default_device());
+  sin = empty_like(cos);
+  fill_tables();
+}
+
+void RotaryTable::visit(Visitor& v) {
+  v("cos", table(cos));
+  v("sin", table(sin));
+}
+
+std::string RotaryTable::describe() const {
+  return message("RotaryTable(theta {}, {} positions)", theta, cos.dim(0));
+}
+
+void RotaryTable::fill_tables() {
+  if (cos.is_meta()) return;
+  const std::int64_t half = cos.dim(1);
+  const Tensor c = Tensor::empty(cos.shape(), DType::f64), s = empty_like(c);
+  for (std::int64_t t = 0; t < cos.dim(0); ++t)
+    for (std::int64_t i = 0; i < half; ++i) {
+      // In f64: at position 100,000 an angle in f32 is off by 0.004.
+      const double frequency = std::pow(theta, -static_cast<double>(i) / static_cast<double>(half));
+      const double angle = static_cast<double>(t) * frequency;
+      c.data<double>()[t * half + i] = std::cos(angle);
+      s.data<double>()[t * half + i] = std::sin(angle);
+    }
+  cos.copy_(c);
+  sin.copy_(s);
+}
+
+RotaryTable RotaryTable::like() const { return RotaryTable(cos.dim(0), 2 * cos.dim(1), theta); }
+
+}  // namespace weft::nn

@@ -1,0 +1,140 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "weft/core/parallel.h"
+#include "weft/optim/clip.h"
+#include "weft/tests/support.h"
+
+using namespace weft;
+
+namespace {
+
+NamedTensor parameter(const char* name, const Shape& shape, DType dtype = DType::f32) {
+  Tensor p = Tensor::zeros(shape, dtype);
+  p.set_requires_grad();
+  return {name, p};
+}
+
+// Two parameters with the gradients (3, 0) and (0, 4, 0): together of norm 5.
+NamedTensors of_norm_five() {
+  NamedTensors ps{parameter("a", {2}), parameter("none", {7}), parameter("b", {3})};
+  ps[0].tensor.set_grad(Tensor::of({3, 0}, {2}));
+  ps[2].tensor.set_grad(Tensor::of({0, 4, 0}, {3}));
+  return ps;
+}
+
+}  // namespace
+
+TEST_CASE("clip: a norm above the limit scales every gradient, and the old norm comes back") {
+  const NamedTensors ps = of_norm_five();
+  CHECK(optim::clip_grad_norm(ps, 2).item() == 5);
+  CHECK(test::mismatch(ps[0].tensor.grad(), Tensor::of({1.2, 0}, {2}), 1e-6) == "");
+  CHECK(test::mismatch(ps[2].tensor.grad(), Tensor::of({0, 1.6, 0}, {3}), 1e-6) == "");
+  CHECK(!ps[1].tensor.grad());
+  CHECK(optim::clip_grad_norm(ps, 2).item() == doctest::Approx(2).epsilon(1e-6));
+}
+
+TEST_CASE("clip: a norm at or below the limit leaves every bit, and so does no limit") {
+  for (const double limit : {5.1, 1000.0, 0.0}) {
+    const NamedTensors ps = of_norm_five();
+    CHECK(optim::clip_grad_norm(ps, limit).item() == 5);
+    CHECK(test::different_bits(ps[0].tensor.grad(), Tensor::of({3, 0}, {2})) == "");
+    CHECK(test::different_bits(ps[2].tensor.grad(), Tensor::of({0, 4, 0}, {3})) == "");
+  }
+}
+
+TEST_CASE("clip: measuring changes nothing and gives the factor") {
+  const NamedTensors ps = of_norm_five();
+  const optim::GradClip clip = optim::measure_clip(ps, 2);
+  CHECK(clip.norm.item() == 5);
+  CHECK(clip.scale.item() == doctest::Approx(0.4).epsilon(1e-6));
+  CHECK(test::different_bits(ps[0].tensor.grad(), Tensor::of({3, 0}, {2})) == "");
+  CHECK(optim::measure_clip(ps, 0).scale.item() == 1);
+}
+
+TEST_CASE("clip: a gradient that is not finite shows in the norm and stops the scaling") {
+  for (const double bad : {std::numeric_limits<double>::infinity(), std::nan("")}) {
+    const NamedTensors ps = of_norm_five();
+    ps[2].tensor.grad().slice(0, 0, 1).fill_(bad);
+    const optim::GradClip clip = optim::measure_clip(ps, 2);
+    CHECK(!std::isfinite(clip.norm.item()));
+    CHECK(std::isnan(clip.scale.item()));
+    CHECK(!std::isfinite(optim::clip_grad_norm(ps, 2).item()));
+    CHECK(test::different_bits(ps[0].tensor.grad(), Tensor::of({3, 0}, {2})) == "");
+  }
+}
+
+TEST_CASE("clip: squares that overflow f32 still give a norm") {
+  NamedTensors ps{parameter("a", {2})};
+  ps[0].tensor.set_grad(Tensor::of({3e30, 4e30}, {2}));
+  CHECK(optim::clip_grad_norm(ps, 1).item() == doctest::Approx(5e30));
+  CHECK(test::mismatch(ps[0].tensor.grad(), Tensor::of({0.6, 0.8}, {2}), 1e-6) == "");
+}
+
+TEST_CASE("clip: dtypes mix, and the norm does not depend on the number of threads") {
+  NamedTensors ps{parameter("a", {300, 701}), parameter("b", {90001}, DType::bf16),
+                  parameter("c", {5}, DType::f64), parameter("empty", {0, 3})};
+  double want = 0;
+  std::uint64_t seed = 1;
+  for (const NamedTensor& p : ps) {
+    p.tensor.set_grad(test::random(p.tensor.shape(), seed++, p.tensor.dtype()));
+    std::vector<double> g(static_cast<std::size_t>(p.tensor.numel()));
+    p.tensor.grad().copy_to(g);
+    for (const double v : g) want += v * v;
+  }
+  const int threads = num_threads();
+  set_num_threads(1);
+  const double one = optim::measure_clip(ps, 1).norm.item();
+  CHECK(one == doctest::Approx(std::sqrt(want)).epsilon(1e-12));
+  for (const int n : {2, 3}) {
+    set_num_threads(n);
+    CHECK(optim::measure_clip(ps, 1).norm.item() == one);
+  }
+  set_num_threads(threads);
+}
+
+TEST_CASE("clip: main_grad takes precedence over grad") {
+  NamedTensors ps = of_norm_five();
+  ps[0].tensor.set_main_grad(Tensor::of({0, 0}, {2}));
+  CHECK(optim::measure_clip(ps, 1).norm.item() == 4);
+  CHECK(optim::gradient_of(ps[0].tensor).same(ps[0].tensor.main_grad()));
+}
+
+TEST_CASE("clip: no gradient at all gives null, and clipping by value nothing to do") {
+  const NamedTensors ps{parameter("a", {2})};
+  CHECK(!optim::measure_clip(ps, 1).norm);
+  CHECK(!optim::clip_grad_norm(ps, 1));
+  optim::clip_grad_value(ps, 1);
+  CHECK(!ps[0].tensor.grad());
+}
+
+TEST_CASE("clip: by value limits each element") {
+  NamedTensors ps{parameter("a", {5})};
+  ps[0].tensor.set_grad(Tensor::of({-7, -0.5, 0, 0.25, 9}, {5}));
+  optim::clip_grad_value(ps, 0.5);
+  CHECK(test::different_bits(ps[0].tensor.grad(), Tensor::of({-0.5, -0.5, 0, 0.25, 0.5}, {5})) ==
+        "");
+}
+
+TEST_CASE("clip: the meta device gives the shapes only") {
+  Tensor p = Tensor::empty({3, 4}, DType::f32, kMeta);
+  p.set_requires_grad();
+  p.set_grad(Tensor::empty({3, 4}, DType::f32, kMeta));
+  const optim::GradClip clip = optim::measure_clip({{"p", p}}, 1);
+  CHECK(clip.norm.is_meta());
+  CHECK(clip.norm.numel() == 1);
+  CHECK(clip.scale.is_meta());
+}
+
+TEST_CASE("clip: errors name the rule") {
+  NamedTensors ps = of_norm_five();
+  CHECK(test::error_of([&] { optim::clip_grad_norm(ps, -1); }) ==
+        "clip: max_norm must be at least 0, got -1");
+  CHECK(test::error_of([&] { optim::clip_grad_value(ps, 0); }) ==
+        "clip: the limit on gradient values must be above 0, got 0");
+  ps[0].tensor.set_grad(test::strided(Tensor::of({1, 2}, {2})));
+  CHECK(test::error_of([&] { optim::clip_grad_norm(ps, 1); }) ==
+        "grad_norm: the gradient of a must be contiguous, got strides [2]");
+}

@@ -1,0 +1,389 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/reduce.h"
+#include "weft/autograd/tape.h"
+#include "weft/nn/gpt.h"
+#include "weft/tests/support.h"
+
+using namespace weft;
+using nn::Arch;
+using nn::Gpt;
+using nn::GptConfig;
+
+namespace {
+
+GptConfig small(Arch arch) {
+  return {.arch = arch, .layers = 2, .heads = 4, .kv_heads = 2, .dim = 32, .seq = 12, .vocab = 19};
+}
+
+Tensor tokens(std::int64_t batch, std::int64_t length, std::uint64_t seed = 1) {
+  const Tensor t = Tensor::empty({batch, length}, DType::f64);
+  uniform_(t, {seed, 9, 0}, 0, 19);
+  return t.to(DType::i32);
+}
+
+// Weights large enough that positions, windows and masks all show in the logits.
+Gpt make(const GptConfig& config, DType dtype = DType::f64) {
+  Gpt model(config);
+  model.to(dtype);
+  std::uint64_t seed = 40;
+  for (const NamedTensor& p : model.named_parameters()) {
+    const bool norm = p.name.find("norm") != std::string::npos && p.name.ends_with("weight");
+    const double std = p.tensor.ndim() == 2 ? 0.25 : 0.1;
+    normal_(p.tensor, {seed++, 1, 0}, norm ? 1 : 0, std);
+  }
+  return model;
+}
+
+// Loss and gradients of one step.
+struct Step {
+  Tensor loss;
+  NamedTensors gradients;
+};
+Step run(Gpt& model, const Tensor& ids, const Tensor& targets) {
+  Tape tape;
+  Step out{model.loss(model(ids), targets), {}};
+  out.loss.backward();
+  for (const NamedTensor& p : model.named_parameters())
+    out.gradients.push_back({p.name, p.tensor.grad()});
+  model.zero_grad();
+  return out;
+}
+
+std::string differences(const Step& a, const Step& b) {
+  if (const std::string d = test::different_bits(a.loss, b.loss); !d.empty()) return "loss: " + d;
+  for (std::size_t i = 0; i < a.gradients.size(); ++i) {
+    if (!a.gradients[i].tensor || !b.gradients[i].tensor) return a.gradients[i].name + ": none";
+    if (const std::string d = test::different_bits(a.gradients[i].tensor, b.gradients[i].tensor);
+        !d.empty())
+      return a.gradients[i].name + ": " + d;
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("gpt: the number of parameters follows the formula and the known sizes") {
+  for (const Arch arch : {Arch::gpt2, Arch::llama})
+    for (const bool tie : {true, false})
+      for (const bool qk_norm : {true, false}) {
+        GptConfig c = small(arch);
+        c.tie = tie;
+        c.qk_norm = qk_norm;
+        const nn::DeviceScope meta(kMeta);
+        CHECK(Gpt(c).parameter_count() == c.parameter_count());
+      }
+  const nn::DeviceScope meta(kMeta);
+  const GptConfig gpt2{.layers = 12, .heads = 12, .dim = 768, .seq = 1024, .vocab = 50257};
+  CHECK(Gpt(gpt2).parameter_count() == 124439808);
+  const GptConfig llama{.arch = Arch::llama,
+                        .layers = 22,
+                        .heads = 32,
+                        .kv_heads = 4,
+                        .dim = 2048,
+                        .ffn = 5632,
+                        .seq = 2048,
+                        .vocab = 32000};
+  CHECK(Gpt(llama).parameter_count() == 1100048384);  // TinyLlama 1.1B
+  CHECK(GptConfig{.arch = Arch::llama, .dim = 128}.ffn_dim() == 352);
+  CHECK(GptConfig{.dim = 128}.ffn_dim() == 512);
+}
+
+TEST_CASE("gpt: flops count every product and the half of attention that is not masked") {
+  const GptConfig c{.layers = 2, .heads = 4, .dim = 32, .seq = 12, .vocab = 19};
+  const double products = 2 * (4 * 32 * 32 + 2 * 32 * 128) + 19 * 32;
+  CHECK(c.flops_per_token() == doctest::Approx(6 * (products + 2 * 2 * 32 * 6.5)));
+  GptConfig w = c;
+  w.window = 1;
+  CHECK(w.flops_per_token() == doctest::Approx(6 * (products + 2 * 2 * 32 * 1)));
+}
+
+TEST_CASE("gpt: parameters carry their names and start by their rules") {
+  Gpt model(small(Arch::gpt2));
+  nn::init(model, 1);
+  const StateDict s = model.state_dict();
+  CHECK(s.count("blocks.1.attn.qkv.weight") == 1);
+  CHECK(s.count("blocks.0.mlp.down.bias") == 1);
+  CHECK(s.count("positions.weight") == 1);
+  CHECK(s.count("head.weight") == 0);  // tied
+  CHECK(model.head.weight.same(model.embed.weight));
+  const auto deviation = [](const Tensor& t) { return std::sqrt(t.square().mean().item()); };
+  CHECK(deviation(s.at("blocks.1.attn.qkv.weight")) == doctest::Approx(0.02).epsilon(0.1));
+  CHECK(deviation(s.at("blocks.1.mlp.down.weight")) == doctest::Approx(0.01).epsilon(0.1));
+  CHECK(deviation(s.at("blocks.1.attn.proj.weight")) == doctest::Approx(0.01).epsilon(0.1));
+  CHECK(deviation(s.at("embed.weight")) == doctest::Approx(0.02).epsilon(0.1));
+  CHECK(deviation(s.at("norm.weight")) == 1);
+  CHECK(deviation(s.at("blocks.1.attn.qkv.bias")) == 0);
+  const Gpt llama(small(Arch::llama));
+  for (const auto& [name, tensor] : llama.state_dict()) {
+    CHECK(name.find("bias") == std::string::npos);
+    CHECK(name.find("rotary") == std::string::npos);
+  }
+  CHECK(llama.state_dict().count("head.weight") == 1);
+}
+
+TEST_CASE("gpt: an untrained model predicts about uniformly") {
+  for (const Arch arch : {Arch::gpt2, Arch::llama}) {
+    Gpt model(small(arch));
+    nn::init(model, 2);
+    const double loss = model.loss(model(tokens(3, 12)), tokens(3, 12, 2)).item();
+    CHECK(loss == doctest::Approx(std::log(19)).epsilon(0.02));
+  }
+}
+
+TEST_CASE("gpt: the gradient of a tied weight adds both of its uses") {
+  GptConfig c = small(Arch::gpt2);
+  Gpt tied = make(c);
+  c.tie = false;
+  Gpt apart = make(c);
+  StateDict weights = tied.state_dict();
+  weights.emplace("head.weight", weights.at("embed.weight"));
+  apart.load_state_dict(weights);
+  const Tensor ids = tokens(2, 7), targets = tokens(2, 7, 2);
+  const Step a = run(tied, ids, targets), b = run(apart, ids, targets);
+  CHECK(test::different_bits(a.loss, b.loss) == "");
+  const Tensor both = add(b.gradients[0].tensor, b.gradients.back().tensor);
+  CHECK(b.gradients.back().name == "head.weight");
+  CHECK(test::mismatch(a.gradients[0].tensor, both, 1e-14) == "");
+}
+
+TEST_CASE("gpt: a token sees no later one") {
+  for (const Arch arch : {Arch::gpt2, Arch::llama}) {
+    const Gpt model = make(small(arch));
+    const Tensor ids = tokens(1, 12), changed = ids.clone();
+    changed.slice(1, 8, 9).fill_((ids.data<std::int32_t>()[8] + 1) % 19);
+    const Tensor a = model(ids), b = model(changed);
+    CHECK(test::mismatch(a.narrow(1, 0, 8), b.narrow(1, 0, 8), 1e-14) == "");
+    for (int t = 8; t < 12; ++t)
+      CHECK(test::mismatch(a.narrow(1, t, 1), b.narrow(1, t, 1), 1e-6) != "");
+  }
+}
+
+TEST_CASE("gpt: a window limits how far one token reaches") {
+  GptConfig c = small(Arch::llama);
+  c.window = 3;
+  const Gpt model = make(c);
+  const Tensor ids = tokens(1, 12), changed = ids.clone();
+  changed.slice(1, 2, 3).fill_((ids.data<std::int32_t>()[2] + 1) % 19);
+  const Tensor a = model(ids), b = model(changed);
+  // Two layers of window 3 reach 2 * 2 tokens: 2 .. 6 change, 7 and later do not.
+  CHECK(test::mismatch(a.narrow(1, 6, 1), b.narrow(1, 6, 1), 1e-9) != "");
+  CHECK(test::mismatch(a.narrow(1, 7, 5), b.narrow(1, 7, 5), 1e-14) == "");
+}
+
+TEST_CASE("gpt: qk_norm makes attention blind to the scale of q and k") {
+  GptConfig c = small(Arch::llama);
+  c.norm_eps = 0;
+  for (const bool on : {true, false}) {
+    c.qk_norm = on;
+    Gpt model = make(c);
+    CHECK(model.state_dict().count("blocks.0.attn.q_norm.weight") == (on ? 1 : 0));
+    const Tensor ids = tokens(2, 6);
+    const Tensor before = model(ids);
+    // The first 6 of 8 heads of the packed projection are queries and keys.
+    for (nn::Block& b : model.blocks) b.attn.qkv.weight.narrow(0, 0, 6 * 8).mul_(3);
+    CHECK((test::mismatch(model(ids), before, 1e-12) == "") == on);
+  }
+}
+
+TEST_CASE("gpt: decoding with a cache equals the full forward") {
+  for (const Arch arch : {Arch::gpt2, Arch::llama})
+    for (const std::int64_t window : {0, 4}) {
+      CAPTURE(window);
+      GptConfig c = small(arch);
+      c.window = window;
+      c.qk_norm = arch == Arch::llama;
+      const Gpt model = make(c);
+      const Tensor ids = tokens(3, 12);
+      const Tensor all = model(ids);
+      nn::KvCache cache(c, 3, 12, DType::f64);
+      Tensor last = model.decode(ids.narrow(1, 0, 5), cache);  // the prompt at once
+      CHECK(test::mismatch(last, all.select(1, 4), 1e-12) == "");
+      for (int t = 5; t < 9; ++t) {
+        last = model.decode(ids.narrow(1, t, 1), cache);
+        CHECK(last.shape() == Shape{3, 19});
+        CHECK(test::mismatch(last, all.select(1, t), 1e-12) == "");
+      }
+      last = model.decode(ids.narrow(1, 9, 3), cache);  // several behind a filled cache
+      CHECK(test::mismatch(last, all.select(1, 11), 1e-12) == "");
+      CHECK(cache.length() == 12);
+      cache.truncate(5);  // and back again
+      CHECK(test::mismatch(model.decode(ids.narrow(1, 5, 1), cache), all.select(1, 5), 1e-12) ==
+            "");
+    }
+}
+
+TEST_CASE("gpt: recomputing gives the same bits, dropout and all") {
+  for (const Arch arch : {Arch::gpt2, Arch::llama})
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      CAPTURE(name(dtype));
+      GptConfig c = small(arch);
+      c.dropout = 0.2;
+      Gpt plain = make(c, dtype);
+      const Tensor ids = tokens(2, 9), targets = tokens(2, 9, 2);
+      const RandomScope scope({.seed = 5, .step = 3});
+      const Step want = run(plain, ids, targets);
+      for (const nn::Recompute r : {nn::Recompute::selective, nn::Recompute::full}) {
+        c.recompute = r;
+        Gpt again = make(c, dtype);
+        CHECK(differences(run(again, ids, targets), want) == "");
+      }
+    }
+}
+
+TEST_CASE("gpt: dropout acts while training only, and 0 needs no random numbers") {
+  GptConfig c = small(Arch::gpt2);
+  c.dropout = 0.3;
+  Gpt model = make(c);
+  const Tensor ids = tokens(2, 9);
+  {
+    const RandomScope scope({.seed = 5, .step = 3});
+    CHECK(test::mismatch(model(ids), model(ids), 0) == "");
+  }
+  CHECK(test::mismatch(model(ids), model(ids), 1e-6) != "");
+  model.eval();
+  c.dropout = 0;
+  const Gpt without = make(c);
+  CHECK(test::mismatch(model(ids), without(ids), 0) == "");
+}
+
+TEST_CASE("gpt: gradients agree with finite differences") {
+  for (const Arch arch : {Arch::gpt2, Arch::llama}) {
+    GptConfig c{.arch = arch,
+                .layers = 2,
+                .heads = 2,
+                .kv_heads = 1,
+                .dim = 4,
+                .ffn = 6,
+                .seq = 4,
+                .vocab = 5};
+    Gpt model = make(c);
+    const Tensor ids = Tensor::of({1, 4, 0, 3}, {1, 4}, DType::i32);
+    const Tensor targets = Tensor::of({4, 0, -100, 2}, {1, 4}, DType::i32);
+    Tape tape;
+    model.loss(model(ids), targets).backward();
+    for (const NamedTensor& p : model.named_parameters()) {
+      CAPTURE(p.name);
+      const Tensor g = p.tensor.grad();
+      for (std::int64_t i = 0; i < p.tensor.numel(); i += 5) {
+        double& w = p.tensor.data<double>()[i];
+        const double kept = w, h = 1e-5;
+        w = kept + h;
+        const double up = model.loss(model(ids), targets).item();
+        w = kept - h;
+        const double down = model.loss(model(ids), targets).item();
+        w = kept;
+        CHECK(g.data<double>()[i] ==
+              doctest::Approx((up - down) / (2 * h)).epsilon(1e-6).scale(0.1));
+      }
+    }
+  }
+}
+
+TEST_CASE("loss: the sum and the count make the mean") {
+  const Gpt model = make(small(Arch::gpt2));
+  const Tensor logits = model(tokens(2, 5));
+  const Tensor targets = tokens(2, 5, 2);
+  targets.slice(1, 0, 2).fill_(-100);
+  const auto [sum, count] = model.loss.sum(logits, targets);
+  CHECK(count.item_int() == 6);
+  CHECK(sum.item() / 6 == doctest::Approx(model.loss(logits, targets).item()).epsilon(1e-14));
+}
+
+TEST_CASE("gpt: on the meta device a step has shapes and no values") {
+  for (const Arch arch : {Arch::gpt2, Arch::llama}) {
+    const nn::DeviceScope meta(kMeta);
+    Gpt model(small(arch));
+    Tape tape;
+    const Tensor ids = Tensor::empty({2, 12}, DType::i32, kMeta);
+    const Tensor logits = model(ids);
+    CHECK(logits.shape() == Shape{2, 12, 19});
+    model.loss(logits, ids).backward();
+    for (const NamedTensor& p : model.named_parameters()) {
+      REQUIRE(p.tensor.grad());
+      CHECK(p.tensor.grad().is_meta());
+      CHECK(p.tensor.grad().shape() == p.tensor.shape());
+    }
+  }
+}
+
+TEST_CASE("gpt: clone computes the same from its own memory") {
+  Gpt model = make(small(Arch::llama));
+  Gpt copy = nn::clone(model);
+  const Tensor ids = tokens(1, 4);
+  const Tensor before = model(ids);
+  CHECK(test::mismatch(copy(ids), before, 0) == "");
+  copy.norm.weight.fill_(0);
+  CHECK(test::mismatch(model(ids), before, 0) == "");
+}
+
+TEST_CASE("gpt: errors name the rule") {
+  const auto error = [](auto change) {
+    GptConfig c{.layers = 2, .heads = 4, .dim = 32, .seq = 8, .vocab = 19};
+    change(c);
+    return test::error_of([&] { c.validate(); });
+  };
+  CHECK(error([](GptConfig&) {}) == "no error");
+  CHECK(error([](GptConfig& c) { c.layers = 0; }) == "gpt: layers must be at least 1, got 0");
+  CHECK(error([](GptConfig& c) { c.heads = 0; }) == "gpt: heads must be at least 1, got 0");
+  CHECK(error([](GptConfig& c) { c.dim = -1; }) == "gpt: dim must be at least 1, got -1");
+  CHECK(error([](GptConfig& c) { c.dim = 130; }) == "gpt: dim 130 must be a multiple of heads 4");
+  CHECK(error([](GptConfig& c) { c.kv_heads = -1; }) == "gpt: kv_heads must be at least 0, got -1");
+  CHECK(error([](GptConfig& c) { c.kv_heads = 3; }) ==
+        "gpt: heads 4 must be a multiple of kv_heads 3");
+  CHECK(error([](GptConfig& c) {
+          c.arch = Arch::llama;
+          c.dim = 12;
+        }) == "gpt: dim / heads must be even for rotary positions, got 12 / 4 = 3");
+  CHECK(error([](GptConfig& c) { c.ffn = -1; }) == "gpt: ffn must be at least 0, got -1");
+  CHECK(error([](GptConfig& c) { c.seq = 0; }) == "gpt: seq must be at least 1, got 0");
+  CHECK(error([](GptConfig& c) { c.vocab = 0; }) == "gpt: vocab must be at least 1, got 0");
+  CHECK(error([](GptConfig& c) { c.dropout = 1; }) == "gpt: dropout must be in [0, 1), got 1");
+  CHECK(error([](GptConfig& c) { c.rope_theta = 0; }) == "gpt: rope_theta must be above 0, got 0");
+  CHECK(error([](GptConfig& c) { c.norm_eps = -1; }) == "gpt: norm_eps must be at least 0, got -1");
+  CHECK(error([](GptConfig& c) { c.window = -1; }) == "gpt: window must be at least 0, got -1");
+  const Gpt model(small(Arch::gpt2));
+  CHECK(test::error_of([&] { model(Tensor::zeros({13}, DType::i32)); }) ==
+        "gpt: ids must have shape (batch, tokens), got [13]");
+  CHECK(test::error_of([&] { model(tokens(1, 13)); }) == "gpt: at most seq 12 tokens, got 13");
+}
+
+TEST_CASE("kv_cache: errors name the rule") {
+  const GptConfig c = small(Arch::llama);
+  CHECK(test::error_of([&] { nn::KvCache(c, 0, 4); }) ==
+        "kv_cache: batch and capacity must be at least 1, got 0 and 4");
+  nn::KvCache cache(c, 1, 4);
+  const Tensor k = Tensor::zeros({1, 5, 2, 8});
+  CHECK(test::error_of([&] { cache.append(0, k, k); }) ==
+        "kv_cache: 0 tokens and 5 new ones must fit the capacity 4");
+  CHECK(test::error_of([&] { cache.append(2, k, k); }) ==
+        "kv_cache: layer must be in [0, 2), got 2");
+  CHECK(test::error_of([&] {
+          cache.append(0, k, Tensor::zeros({1, 5, 1, 8}));
+        }) == "kv_cache: k and v must have shape [1, 5, 2, 8], got [1, 5, 2, 8] and [1, 5, 1, 8]");
+  CHECK(test::error_of([&] { cache.truncate(1); }) == "kv_cache: length must be in [0, 0], got 1");
+  CHECK(test::error_of([&] { cache.advance(9); }) ==
+        "kv_cache: 0 tokens and 9 new ones must fit the capacity 4");
+}
+
+TEST_CASE("attention module: errors name the rule") {
+  CHECK(test::error_of([] { nn::Attention a(10, 4); }) ==
+        "attention: dim 10 must be a multiple of heads 4");
+  CHECK(test::error_of([] { nn::Attention a(12, 4, {.kv_heads = 3}); }) ==
+        "attention: heads 4 must be a multiple of kv_heads 3");
+  CHECK(test::error_of([] { nn::Attention a(12, 4, {.window = -1}); }) ==
+        "attention: window must be at least 0, got -1");
+  const nn::Attention a(12, 4);
+  CHECK(test::error_of([&] {
+          a(Tensor::zeros({3, 12}));
+        }) == "attention: x must have shape (batch, tokens, dim), got [3, 12]");
+  CHECK(test::error_of([] { nn::RotaryTable r(4, 3, 10000); }) ==
+        "rotary: head_dim must be even, got 3");
+  CHECK(test::error_of([] { nn::RotaryTable r(0, 4, 10000); }) ==
+        "rotary: seq must be at least 1, got 0");
+  CHECK(test::error_of([] { nn::RotaryTable r(4, 4, 0); }) ==
+        "rotary: theta must be above 0, got 0");
+}

@@ -1,0 +1,319 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+
+#include "weft/optim/adamw.h"
+#include "weft/optim/sgd.h"
+#include "weft/tests/support.h"
+
+using namespace weft;
+using optim::AdamW;
+using optim::Sgd;
+
+namespace {
+
+Tensor parameter(const Tensor& values) {
+  Tensor p = values.clone();
+  return p.set_requires_grad();
+}
+
+NamedTensors model(DType dtype = DType::f32) {
+  return {{"embed.weight", parameter(test::random({5, 3}, 1, dtype))},
+          {"blocks.0.weight", parameter(test::random({3, 3}, 2, dtype))},
+          {"blocks.0.bias", parameter(test::random({3}, 3, dtype))},
+          {"norm.weight", parameter(test::random({3}, 4, dtype))}};
+}
+
+void set_gradients(const NamedTensors& ps, std::uint64_t seed) {
+  for (const NamedTensor& p : ps)
+    p.tensor.set_grad(test::random(p.tensor.shape(), seed++, p.tensor.dtype()));
+}
+
+NamedTensors values_of(const NamedTensors& ps) {
+  NamedTensors out;
+  for (const NamedTensor& p : ps) out.push_back({p.name, p.tensor.detach().clone()});
+  return out;
+}
+
+std::string differences(const NamedTensors& a, const NamedTensors& b) {
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (const std::string d = test::different_bits(a[i].tensor, b[i].tensor); !d.empty())
+      return a[i].name + ": " + d;
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("sgd: plain, momentum and Nesterov follow their formulas") {
+  for (const double momentum : {0.0, 0.9})
+    for (const bool nesterov : {false, true}) {
+      if (nesterov && momentum == 0) continue;
+      CAPTURE(momentum);
+      CAPTURE(nesterov);
+      const Tensor p = parameter(Tensor::of({2}, {1, 1}, DType::f64));
+      Sgd opt({{"p", p}},
+              {.lr = 0.1, .momentum = momentum, .nesterov = nesterov, .weight_decay = 0.01});
+      double ref = 2, buffer = 0;
+      for (const double g0 : {1.0, -0.5, 0.25, 3.0}) {
+        p.set_grad(Tensor::of({g0}, {1, 1}, DType::f64));
+        opt.step();
+        const double g = g0 + 0.01 * ref;
+        buffer = momentum * buffer + g;
+        ref -= 0.1 * (nesterov ? g + momentum * buffer : buffer);
+        CHECK(p.item() == doctest::Approx(ref).epsilon(1e-14));
+      }
+    }
+}
+
+TEST_CASE("optimizer: a parameter without a gradient is left alone, state and all") {
+  for (const bool adam : {true, false}) {
+    CAPTURE(adam);
+    const NamedTensors ps = model();
+    std::unique_ptr<optim::Optimizer> opt;
+    if (adam)
+      opt = std::make_unique<AdamW>(ps);
+    else
+      opt = std::make_unique<Sgd>(ps, optim::SgdOptions{.momentum = 0.9});
+    set_gradients(ps, 1);
+    opt->step();
+    set_gradients(ps, 2);
+    ps[1].tensor.set_grad({});
+    const NamedTensors before = values_of(ps);
+    const std::string state = adam ? ".m" : ".momentum";
+    const Tensor kept = opt->state_dict().at(ps[1].name + state);
+    opt->step();
+    CHECK(test::different_bits(ps[1].tensor, before[1].tensor) == "");
+    CHECK(test::different_bits(opt->state_dict().at(ps[1].name + state), kept) == "");
+    CHECK(test::different_bits(ps[0].tensor, before[0].tensor) != "");
+  }
+}
+
+TEST_CASE("optimizer: steps are counted even when nothing has a gradient") {
+  AdamW opt(model());
+  CHECK(!opt.step().skipped);
+  CHECK(opt.steps() == 1);
+  AdamW none(NamedTensors{});
+  none.step();
+  CHECK(none.steps() == 1);
+  CHECK(none.state_dict().at("step").item() == 1);
+}
+
+TEST_CASE("optimizer: a gradient norm that is not finite changes nothing") {
+  for (const double bad : {std::numeric_limits<double>::infinity(), std::nan("")}) {
+    const NamedTensors ps = model();
+    AdamW opt(ps);
+    set_gradients(ps, 1);
+    opt.step();
+    const NamedTensors before = values_of(ps);
+    const Tensor m = opt.state_dict().at("norm.weight.m");
+    set_gradients(ps, 2);
+    ps[2].tensor.grad().slice(0, 1, 2).fill_(bad);
+    CHECK(opt.step(optim::measure_clip(ps, 1)).skipped);
+    CHECK(opt.steps() == 1);
+    CHECK(differences(ps, before) == "");
+    CHECK(test::different_bits(opt.state_dict().at("norm.weight.m"), m) == "");
+  }
+}
+
+TEST_CASE("optimizer: clipping on the way equals clipping first") {
+  const NamedTensors a = model(DType::f64), b = model(DType::f64);
+  AdamW on_the_way(a), first(b);
+  for (std::uint64_t t = 1; t <= 3; ++t) {
+    set_gradients(a, t);
+    set_gradients(b, t);
+    on_the_way.step(optim::measure_clip(a, 0.5));
+    optim::clip_grad_norm(b, 0.5);
+    first.step();
+  }
+  for (std::size_t i = 0; i < a.size(); ++i)
+    CHECK(test::mismatch(a[i].tensor, b[i].tensor, 1e-12) == "");
+  NamedTensors c = model(DType::f64);
+  AdamW unclipped(c);
+  for (std::uint64_t t = 1; t <= 3; ++t) {
+    set_gradients(c, t);
+    unclipped.step();
+  }
+  CHECK(test::mismatch(a[0].tensor, c[0].tensor, 1e-12) != "");
+}
+
+TEST_CASE("optimizer: saved in the middle, loaded into a new one, it goes on bit for bit") {
+  for (const DType state : {DType::f32, DType::bf16}) {
+    CAPTURE(name(state));
+    const optim::AdamWOptions o{.beta2 = 0.95, .m_dtype = state, .v_dtype = state};
+    const NamedTensors straight = model(), halves = model();
+    AdamW a(straight, o);
+    for (std::uint64_t t = 0; t < 6; ++t) {
+      set_gradients(straight, 10 + t);
+      a.step();
+    }
+    StateDict saved;
+    {
+      AdamW b(halves, o);
+      for (std::uint64_t t = 0; t < 3; ++t) {
+        set_gradients(halves, 10 + t);
+        b.step();
+      }
+      saved = b.state_dict();
+    }
+    CHECK(saved.at("step").item() == 3);
+    CHECK(saved.at("norm.weight.v").dtype() == DType::f32);
+    AdamW c(halves, o);
+    c.load_state_dict(saved);
+    for (std::uint64_t t = 3; t < 6; ++t) {
+      set_gradients(halves, 10 + t);
+      c.step();
+    }
+    CHECK(differences(straight, halves) == "");
+  }
+}
+
+TEST_CASE("optimizer: f16 states come back from a file to within their precision") {
+  const optim::AdamWOptions o{.beta2 = 0.95, .m_dtype = DType::f16, .v_dtype = DType::f16};
+  const NamedTensors ps = model();
+  AdamW a(ps, o), b(ps, o);
+  set_gradients(ps, 1);
+  a.step();
+  const StateDict saved = a.state_dict();
+  b.load_state_dict(saved);
+  for (const auto& [name, tensor] : saved) {
+    CAPTURE(name);
+    CHECK(test::mismatch(b.state_dict().at(name), tensor, 1e-3) == "");
+  }
+}
+
+TEST_CASE("optimizer: main_grad is used where it is set, and zero_grad clears both kinds") {
+  const Tensor p = parameter(Tensor::of({1, 1}, {1, 2}));
+  Sgd opt({{"p", p}}, {.lr = 1});
+  const Tensor main = Tensor::of({2, 3}, {1, 2});
+  p.set_main_grad(main);
+  p.set_grad(Tensor::of({100, 100}, {1, 2}));
+  opt.step();
+  CHECK(test::different_bits(p, Tensor::of({-1, -2}, {1, 2})) == "");
+  opt.zero_grad();
+  CHECK(!p.grad());
+  CHECK(p.main_grad().same(main));
+  CHECK(test::different_bits(main, Tensor::zeros({1, 2})) == "");
+}
+
+TEST_CASE("optimizer: a step announces its write to saved tensors") {
+  const Tensor p = parameter(Tensor::of({1}, {1, 1}));
+  Sgd opt({{"p", p}});
+  p.set_grad(Tensor::of({1}, {1, 1}));
+  const std::uint32_t version = p.version();
+  opt.step();
+  CHECK(p.version() == version + 1);
+}
+
+TEST_CASE("groups: the first match wins, and decay defaults to tensors with two axes") {
+  const NamedTensors ps = model();
+  const auto plain = optim::assign_groups(ps, {}, 0.1);
+  CHECK(plain[0].weight_decay == 0.1);
+  CHECK(plain[2].weight_decay == 0);
+  CHECK(plain[3].weight_decay == 0);
+  const auto ruled =
+      optim::assign_groups(ps,
+                           {{.pattern = "bias$", .weight_decay = 0.5},
+                            {.pattern = "^blocks\\.", .lr_scale = 3},
+                            {.pattern = "embed|norm", .lr_scale = 0.5, .weight_decay = 0}},
+                           0.1);
+  CHECK(ruled[0].lr_scale == 0.5);
+  CHECK(ruled[0].weight_decay == 0);
+  CHECK(ruled[1].lr_scale == 3);
+  CHECK(ruled[1].weight_decay == 0.1);
+  CHECK(ruled[2].lr_scale == 1);
+  CHECK(ruled[2].weight_decay == 0.5);
+  CHECK(ruled[3].lr_scale == 0.5);
+}
+
+TEST_CASE("groups: a rule that another one shadows everywhere is no error, an idle one is") {
+  const NamedTensors ps = model();
+  CHECK(optim::assign_groups(ps, {{.pattern = "."}, {.pattern = "bias"}}, 0).size() == 4);
+  CHECK(test::error_of([&] { optim::assign_groups(ps, {{.pattern = "biass"}}, 0); }) ==
+        "groups: pattern \"biass\" must match at least one of the 4 parameter names");
+  CHECK(test::error_of([&] { optim::assign_groups(ps, {{.pattern = "(x"}}, 0); }) ==
+        "groups: pattern \"(x\" is not a regular expression");
+}
+
+TEST_CASE("groups: settings reach the update") {
+  const NamedTensors ps{{"a", parameter(Tensor::of({1}, {1, 1}))},
+                        {"b", parameter(Tensor::of({1}, {1, 1}))}};
+  Sgd opt(ps, {.lr = 0.5, .groups = {{.pattern = "b", .lr_scale = 0.25, .weight_decay = 2.0}}});
+  for (const NamedTensor& p : ps) p.tensor.set_grad(Tensor::of({1}, {1, 1}));
+  opt.step();
+  CHECK(ps[0].tensor.item() == 0.5);
+  CHECK(ps[1].tensor.item() == 1 - 0.5 * 0.25 * (1 + 2));
+}
+
+TEST_CASE("optimizer: on the meta device a step needs no values") {
+  Tensor p = Tensor::empty({4, 4}, DType::f32, kMeta);
+  p.set_requires_grad();
+  AdamW opt({{"p", p}});
+  p.set_grad(Tensor::empty({4, 4}, DType::f32, kMeta));
+  CHECK(!opt.step(optim::measure_clip({{"p", p}}, 1)).skipped);
+  CHECK(opt.steps() == 1);
+}
+
+TEST_CASE("optimizer: errors name the rule") {
+  const Tensor p = parameter(Tensor::of({1, 2}, {2}));
+  const NamedTensors one{{"p", p}};
+  const auto error = [&](const optim::AdamWOptions& o) {
+    return test::error_of([&] { AdamW opt(one, o); });
+  };
+  CHECK(error({.lr = -1}) == "optimizer: lr must be at least 0, got -1");
+  CHECK(error({.beta1 = 1}) == "adamw: beta1 must be in [0, 1), got 1");
+  CHECK(error({.beta2 = -0.5}) == "adamw: beta2 must be in [0, 1), got -0.5");
+  CHECK(error({.eps = -1}) == "adamw: eps must be at least 0, got -1");
+  CHECK(error({.weight_decay = -1}) == "adamw: weight_decay must be at least 0, got -1");
+  CHECK(error({.m_dtype = DType::f64}) == "adamw: m_dtype must be f32, bf16 or f16, got f64");
+  CHECK(error({.v_dtype = DType::e4m3}) == "adamw: v_dtype must be f32, bf16 or f16, got e4m3");
+  CHECK(test::error_of([&] { Sgd opt(one, {.momentum = 1}); }) ==
+        "sgd: momentum must be in [0, 1), got 1");
+  CHECK(test::error_of([&] { Sgd opt(one, {.weight_decay = -1}); }) ==
+        "sgd: weight_decay must be at least 0, got -1");
+  CHECK(test::error_of([&] { Sgd opt(one, {.nesterov = true}); }) ==
+        "sgd: nesterov needs a momentum above 0, got 0");
+  CHECK(test::error_of([&] {
+          Sgd opt({{"p", p}, {"p", p}});
+        }) == "optimizer: every parameter needs a name of its own, got p twice");
+  CHECK(test::error_of([&] {
+          Sgd opt({{"p", Tensor()}});
+        }) == "optimizer: p must be a tensor, got a null handle");
+  CHECK(test::error_of([&] {
+          Sgd opt({{"p", Tensor::zeros({1}, DType::i32)}});
+        }) == "optimizer: p must be f32, f64 or bf16, got i32");
+  Sgd opt(one);
+  p.set_grad(Tensor::of({1, 2, 3}, {3}));
+  CHECK(test::error_of([&] { opt.step(); }) ==
+        "optimizer: the gradient of p must have shape [2], got [3]");
+  p.set_grad(Tensor::of({1, 2}, {2}, DType::f64));
+  CHECK(test::error_of([&] { opt.step(); }) ==
+        "optimizer: the gradient of p (dtype f32) cannot have dtype f64");
+  p.set_grad(test::strided(Tensor::of({1, 2}, {2})));
+  CHECK(test::error_of([&] { opt.step(); }) ==
+        "optimizer: p and its gradient must be contiguous, got strides [1] and [2]");
+}
+
+TEST_CASE("optimizer: a state that does not fit is refused whole") {
+  const NamedTensors ps = model();
+  AdamW opt(ps);
+  const StateDict good = opt.state_dict();
+  const auto error = [&](auto change) {
+    StateDict bad = good;
+    bad.at("step").fill_(7);
+    change(bad);
+    return test::error_of([&] { opt.load_state_dict(bad); });
+  };
+  CHECK(error([](StateDict& s) { s.erase("step"); }) ==
+        "load_state_dict: the optimizer state must have \"step\", got none");
+  CHECK(error([](StateDict& s) { s.at("step") = Tensor::zeros({2}); }) ==
+        "load_state_dict: step must have 1 element, got shape [2]");
+  CHECK(error([](StateDict& s) { s.erase("norm.weight.v"); }) ==
+        "load_state_dict: norm.weight.v is missing from the optimizer state");
+  CHECK(error([](StateDict& s) { s.emplace("other.m", Tensor::zeros({1})); }) ==
+        "load_state_dict: other.m is not part of this optimizer's state");
+  CHECK(error([](StateDict& s) { s.at("norm.weight.m") = Tensor::zeros({4}); }) ==
+        "load_state_dict: norm.weight.m must have shape [3], got [4]");
+  CHECK(opt.steps() == 0);
+}
