@@ -15,6 +15,7 @@ set(weft_test_stems
   file
   gpt
   gpt_fixtures
+  gpt_memory
   indexing
   json
   layer_norm

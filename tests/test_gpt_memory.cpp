@@ -1,0 +1,47 @@
+// A warm training step asks neither the heap nor the system for memory.
+#include <doctest/doctest.h>
+
+#include "weft/autograd/tape.h"
+#include "weft/core/allocator.h"
+#include "weft/nn/gpt.h"
+#include "weft/optim/adamw.h"
+#include "weft/tests/count_new.h"
+#include "weft/tests/support.h"
+
+using namespace weft;
+
+TEST_CASE("gpt: from the third step on, a step makes no heap and no system allocation") {
+  for (const nn::Arch arch : {nn::Arch::gpt2, nn::Arch::llama})
+    for (const nn::Recompute recompute : {nn::Recompute::none, nn::Recompute::full}) {
+      CAPTURE(static_cast<int>(arch));
+      CAPTURE(static_cast<int>(recompute));
+      nn::Gpt model({.arch = arch,
+                     .layers = 2,
+                     .heads = 2,
+                     .dim = 16,
+                     .seq = 8,
+                     .vocab = 11,
+                     .dropout = 0.1,
+                     .recompute = recompute});
+      optim::AdamW opt(model.named_parameters());
+      const NamedTensors parameters = model.named_parameters();
+      const Tensor ids = test::random({2, 8}, 1, DType::i32);
+      long news = 0;
+      std::int64_t system = 0;
+      for (std::uint64_t step = 1; step <= 6; ++step) {
+        const long news_before = test::news.load();
+        const std::int64_t system_before = memory_stats().system_allocs;
+        const RandomScope scope({.seed = 1, .step = step});
+        Tape tape;
+        model.loss(model(ids), ids).backward();
+        opt.step(optim::measure_clip(parameters, 1));
+        opt.zero_grad();
+        if (step == 1) CHECK(test::news.load() > news_before);  // the counter counts
+        if (step < 3) continue;
+        news += test::news.load() - news_before;
+        system += memory_stats().system_allocs - system_before;
+      }
+      CHECK(news == 0);
+      CHECK(system == 0);
+    }
+}
