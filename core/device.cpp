@@ -6,10 +6,14 @@ namespace weft {
 
 std::string to_string(Device d) {
   switch (d.kind) {
-    case Device::Kind::cpu: return "cpu";
-    case Device::Kind::cuda: return message("cuda:{}", d.index);
-    case Device::Kind::meta: return "meta";
-    case Device::Kind::meta_cuda: return "meta:cuda";
+    case Device::Kind::cpu:
+      return "cpu";
+    case Device::Kind::cuda:
+      return message("cuda:{}", d.index);
+    case Device::Kind::meta:
+      return "meta";
+    case Device::Kind::meta_cuda:
+      return "meta:cuda";
   }
   return "?";
 }

@@ -31,15 +31,24 @@ inline constexpr bool is_integral(DType t) { return t >= DType::i32 && t <= DTyp
 
 template <class T>
 constexpr DType dtype_of() {
-  if constexpr (std::is_same_v<T, float>) return DType::f32;
-  else if constexpr (std::is_same_v<T, double>) return DType::f64;
-  else if constexpr (std::is_same_v<T, bf16>) return DType::bf16;
-  else if constexpr (std::is_same_v<T, f16>) return DType::f16;
-  else if constexpr (std::is_same_v<T, e4m3>) return DType::e4m3;
-  else if constexpr (std::is_same_v<T, e5m2>) return DType::e5m2;
-  else if constexpr (std::is_same_v<T, std::int32_t>) return DType::i32;
-  else if constexpr (std::is_same_v<T, std::int64_t>) return DType::i64;
-  else if constexpr (std::is_same_v<T, std::uint8_t>) return DType::u8;
+  if constexpr (std::is_same_v<T, float>)
+    return DType::f32;
+  else if constexpr (std::is_same_v<T, double>)
+    return DType::f64;
+  else if constexpr (std::is_same_v<T, bf16>)
+    return DType::bf16;
+  else if constexpr (std::is_same_v<T, f16>)
+    return DType::f16;
+  else if constexpr (std::is_same_v<T, e4m3>)
+    return DType::e4m3;
+  else if constexpr (std::is_same_v<T, e5m2>)
+    return DType::e5m2;
+  else if constexpr (std::is_same_v<T, std::int32_t>)
+    return DType::i32;
+  else if constexpr (std::is_same_v<T, std::int64_t>)
+    return DType::i64;
+  else if constexpr (std::is_same_v<T, std::uint8_t>)
+    return DType::u8;
   else {
     static_assert(std::is_same_v<T, bool>, "Weft has no dtype for this C++ type");
     return DType::boolean;
@@ -53,10 +62,14 @@ constexpr DType dtype_of() {
 template <class F>
 decltype(auto) dispatch_floating(DType t, F&& f, const char* op = "op") {
   switch (t) {
-    case DType::f32: return f.template operator()<float>();
-    case DType::f64: return f.template operator()<double>();
-    case DType::bf16: return f.template operator()<bf16>();
-    default: throw_bad_dtype(op, t, "f32, f64, bf16");
+    case DType::f32:
+      return f.template operator()<float>();
+    case DType::f64:
+      return f.template operator()<double>();
+    case DType::bf16:
+      return f.template operator()<bf16>();
+    default:
+      throw_bad_dtype(op, t, "f32, f64, bf16");
   }
 }
 
@@ -64,13 +77,20 @@ decltype(auto) dispatch_floating(DType t, F&& f, const char* op = "op") {
 template <class F>
 decltype(auto) dispatch_numeric(DType t, F&& f, const char* op = "op") {
   switch (t) {
-    case DType::f32: return f.template operator()<float>();
-    case DType::f64: return f.template operator()<double>();
-    case DType::bf16: return f.template operator()<bf16>();
-    case DType::i32: return f.template operator()<std::int32_t>();
-    case DType::i64: return f.template operator()<std::int64_t>();
-    case DType::u8: return f.template operator()<std::uint8_t>();
-    default: throw_bad_dtype(op, t, "f32, f64, bf16, i32, i64, u8");
+    case DType::f32:
+      return f.template operator()<float>();
+    case DType::f64:
+      return f.template operator()<double>();
+    case DType::bf16:
+      return f.template operator()<bf16>();
+    case DType::i32:
+      return f.template operator()<std::int32_t>();
+    case DType::i64:
+      return f.template operator()<std::int64_t>();
+    case DType::u8:
+      return f.template operator()<std::uint8_t>();
+    default:
+      throw_bad_dtype(op, t, "f32, f64, bf16, i32, i64, u8");
   }
 }
 
@@ -78,9 +98,12 @@ decltype(auto) dispatch_numeric(DType t, F&& f, const char* op = "op") {
 template <class F>
 decltype(auto) dispatch_index(DType t, F&& f, const char* op = "op") {
   switch (t) {
-    case DType::i32: return f.template operator()<std::int32_t>();
-    case DType::i64: return f.template operator()<std::int64_t>();
-    default: throw_bad_dtype(op, t, "i32, i64");
+    case DType::i32:
+      return f.template operator()<std::int32_t>();
+    case DType::i64:
+      return f.template operator()<std::int64_t>();
+    default:
+      throw_bad_dtype(op, t, "i32, i64");
   }
 }
 
@@ -88,16 +111,26 @@ decltype(auto) dispatch_index(DType t, F&& f, const char* op = "op") {
 template <class F>
 decltype(auto) dispatch_all(DType t, F&& f) {
   switch (t) {
-    case DType::f32: return f.template operator()<float>();
-    case DType::f64: return f.template operator()<double>();
-    case DType::bf16: return f.template operator()<bf16>();
-    case DType::f16: return f.template operator()<f16>();
-    case DType::e4m3: return f.template operator()<e4m3>();
-    case DType::e5m2: return f.template operator()<e5m2>();
-    case DType::i32: return f.template operator()<std::int32_t>();
-    case DType::i64: return f.template operator()<std::int64_t>();
-    case DType::u8: return f.template operator()<std::uint8_t>();
-    case DType::boolean: break;
+    case DType::f32:
+      return f.template operator()<float>();
+    case DType::f64:
+      return f.template operator()<double>();
+    case DType::bf16:
+      return f.template operator()<bf16>();
+    case DType::f16:
+      return f.template operator()<f16>();
+    case DType::e4m3:
+      return f.template operator()<e4m3>();
+    case DType::e5m2:
+      return f.template operator()<e5m2>();
+    case DType::i32:
+      return f.template operator()<std::int32_t>();
+    case DType::i64:
+      return f.template operator()<std::int64_t>();
+    case DType::u8:
+      return f.template operator()<std::uint8_t>();
+    case DType::boolean:
+      break;
   }
   return f.template operator()<bool>();
 }

@@ -22,13 +22,24 @@ void append_number(std::string& out, T v) {
 void append(std::string& out, const detail::MessageArg& a) {
   using Kind = detail::MessageArg::Kind;
   switch (a.kind) {
-    case Kind::integer: return append_number(out, a.integer);
-    case Kind::natural: return append_number(out, a.natural);
-    case Kind::real: return append_number(out, a.real);
-    case Kind::text: out.append(a.text.data, a.text.size); return;
-    case Kind::dtype: out += name(*static_cast<const DType*>(a.object)); return;
-    case Kind::device: out += to_string(*static_cast<const Device*>(a.object)); return;
-    case Kind::shape: out += to_string(*static_cast<const Shape*>(a.object)); return;
+    case Kind::integer:
+      return append_number(out, a.integer);
+    case Kind::natural:
+      return append_number(out, a.natural);
+    case Kind::real:
+      return append_number(out, a.real);
+    case Kind::text:
+      out.append(a.text.data, a.text.size);
+      return;
+    case Kind::dtype:
+      out += name(*static_cast<const DType*>(a.object));
+      return;
+    case Kind::device:
+      out += to_string(*static_cast<const Device*>(a.object));
+      return;
+    case Kind::shape:
+      out += to_string(*static_cast<const Shape*>(a.object));
+      return;
   }
 }
 

@@ -20,9 +20,12 @@ std::string number(double v) {
 std::string element(const Tensor& t, std::int64_t at) {
   return dispatch_all(t.dtype(), [&]<class T>() -> std::string {
     const T v = t.data<T>()[at];
-    if constexpr (std::is_same_v<T, bool>) return v ? "true" : "false";
-    else if constexpr (std::is_integral_v<T>) return std::to_string(v);
-    else return number(static_cast<double>(v));
+    if constexpr (std::is_same_v<T, bool>)
+      return v ? "true" : "false";
+    else if constexpr (std::is_integral_v<T>)
+      return std::to_string(v);
+    else
+      return number(static_cast<double>(v));
   });
 }
 

@@ -14,15 +14,15 @@ struct Slab;
 struct Storage {
   std::atomic<std::int32_t> refs{1};
   std::uint32_t version = 0;
-  void* data = nullptr;        ///< null on the meta device, when empty, and after release
-  std::int64_t bytes = 0;      ///< asked for
-  std::int64_t capacity = 0;   ///< size-class bytes
+  void* data = nullptr;       ///< null on the meta device, when empty, and after release
+  std::int64_t bytes = 0;     ///< asked for
+  std::int64_t capacity = 0;  ///< size-class bytes
   std::int16_t size_class = -1;
   Device device;
   Category category = Category::other;
-  bool released = false;       ///< emptied by release_storage(): reading throws
-  bool guarded = false;        ///< allocated in debug mode
-  bool shared_empty = false;   ///< the one empty storage of its device: never freed
+  bool released = false;             ///< emptied by release_storage(): reading throws
+  bool guarded = false;              ///< allocated in debug mode
+  bool shared_empty = false;         ///< the one empty storage of its device: never freed
   void (*deleter)(void*) = nullptr;  ///< for memory that Weft does not own
   void* deleter_context = nullptr;
 

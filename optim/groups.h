@@ -11,7 +11,7 @@ namespace weft::optim {
 /// expression). Rules are tried in order; the first match wins.
 struct GroupRule {
   std::string pattern;
-  double lr_scale = 1;                 ///< factor on the optimizer's lr
+  double lr_scale = 1;                      ///< factor on the optimizer's lr
   std::optional<double> weight_decay = {};  ///< unset: the default below
 };
 

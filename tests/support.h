@@ -15,8 +15,10 @@ namespace weft::test {
 /// Normal random numbers that depend on the seed only. Integer dtypes get 0 .. 9.
 inline Tensor random(const Shape& shape, std::uint64_t seed = 1, DType dtype = DType::f64) {
   Tensor x = Tensor::empty(shape, DType::f64);
-  if (is_integral(dtype)) uniform_(x, {seed, 1, 0}, 0, 10);
-  else normal_(x, {seed, 1, 0});
+  if (is_integral(dtype))
+    uniform_(x, {seed, 1, 0}, 0, 10);
+  else
+    normal_(x, {seed, 1, 0});
   return x.to(dtype);
 }
 
@@ -40,9 +42,7 @@ inline Tensor strided(const Tensor& x) {
 }
 
 /// Relative tolerance for comparing one op in this dtype with f64.
-inline double tolerance(DType t) {
-  return t == DType::f64 ? 1e-12 : t == DType::f32 ? 2e-5 : 2e-2;
-}
+inline double tolerance(DType t) { return t == DType::f64 ? 1e-12 : t == DType::f32 ? 2e-5 : 2e-2; }
 
 /// "" when all elements agree within tol * max(1, |want|) (NaN agrees with NaN), else a sentence.
 inline std::string mismatch(const Tensor& got, const Tensor& want, double tol) {

@@ -66,7 +66,9 @@ TEST_CASE("recompute: finite differences agree, also nested and with several inp
 TEST_CASE("recompute: both outputs may be used") {
   const auto f = [](const TensorList& in) {
     const TensorList y = recompute(
-        [](const TensorList& xs) { return TensorList{xs[0] * xs[0], tanh(xs[0])}; },
+        [](const TensorList& xs) {
+          return TensorList{xs[0] * xs[0], tanh(xs[0])};
+        },
         TensorList{in[0]});
     return y[0] * y[1];
   };

@@ -5,7 +5,8 @@
 // The row kernels for avx512. Everything below lives in a namespace of its own and uses no std
 // template: an inline function that two files share would be merged by the linker, and a CPU
 // without this instruction set could end up in its body.
-// clang-format off: the order of these files matters.
+// The order of these files matters.
+// clang-format off
 namespace weft::simd_avx512 {
 #include "weft/core/cpu/simd/lanes_avx512.inc"
 #include "weft/core/cpu/simd/vec.inc"
