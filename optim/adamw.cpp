@@ -14,6 +14,15 @@ void check_state_dtype(const char* which, DType t) {
         "adamw: {} must be f32, bf16 or f16, got {}", which, t);
 }
 
+// 1 - beta^t with beta as the kernel uses it, rounded to f32 unless parameters are f64: so the
+// correction fits the weights that the gradients really got. A function with an early return,
+// because GCC 12 vectorises `wide ? beta : float(beta)` for both betas and loses the rounding.
+double bias_correction(double beta, double t, bool wide) {
+  if (wide) return 1 - std::pow(beta, t);
+  const float rounded = static_cast<float>(beta);
+  return 1 - std::pow(static_cast<double>(rounded), t);
+}
+
 }  // namespace
 
 AdamW::AdamW(NamedTensors parameters, const AdamWOptions& options)
@@ -63,17 +72,13 @@ void AdamW::update_all(bool wide, const double* grad_scale) {
     slots_.push_back(slot);
   }
   if (chunks == 0) return;
-  // The betas as the kernel will use them: rounded to f32 unless the parameters are f64. So the
-  // correction fits the weights that the gradients really got.
-  const double beta1 = wide ? options_.beta1 : static_cast<float>(options_.beta1);
-  const double beta2 = wide ? options_.beta2 : static_cast<float>(options_.beta2);
   const auto t = static_cast<double>(steps_);
   AdamStep step;
-  step.beta1 = beta1;
-  step.beta2 = beta2;
+  step.beta1 = options_.beta1;
+  step.beta2 = options_.beta2;
   step.eps = options_.eps;
-  step.bias_correction1 = 1 - std::pow(beta1, t);
-  step.bias_correction2 = 1 - std::pow(beta2, t);
+  step.bias_correction1 = bias_correction(options_.beta1, t, wide);
+  step.bias_correction2 = bias_correction(options_.beta2, t, wide);
   step.decoupled = options_.decoupled;
   step.grad_scale = grad_scale;
   const CategoryScope category(Category::optimizer);
