@@ -109,6 +109,9 @@ Tensor Gpt::hidden(const Tensor& ids) const { return run(ids, nullptr); }
 Tensor Gpt::operator()(const Tensor& ids) const { return head(hidden(ids)); }
 
 Tensor Gpt::decode(const Tensor& ids, KvCache& cache) const {
+  check(ids.ndim() == 2 && ids.dim(1) > 0,
+        "gpt: decode needs ids of shape (batch, tokens) with at least 1 token, got {}",
+        ids.shape());
   const NoGradGuard off;
   const Tensor h = run(ids, &cache);
   cache.advance(ids.dim(1));

@@ -353,6 +353,9 @@ TEST_CASE("gpt: errors name the rule") {
 
 TEST_CASE("kv_cache: errors name the rule") {
   const GptConfig c = small(Arch::llama);
+  nn::KvCache unused(c, 1, 4);
+  CHECK(test::error_of([&] { Gpt(c).decode(tokens(1, 0), unused); }) ==
+        "gpt: decode needs ids of shape (batch, tokens) with at least 1 token, got [1, 0]");
   CHECK(test::error_of([&] { nn::KvCache(c, 0, 4); }) ==
         "kv_cache: batch and capacity must be at least 1, got 0 and 4");
   nn::KvCache cache(c, 1, 4);
