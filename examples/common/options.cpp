@@ -75,31 +75,71 @@ void check_fraction(const char* flag, double value) {
   check(value >= 0 && value < 1, "{}: must be in [0, 1), got {}", flag, value);
 }
 
-void bind_options(CLI::App& app, Options& o) {
-  const auto add = [&app](const char* flag, auto& value, const char* help, const char* group) {
-    app.add_option(flag, value, help)->capture_default_str()->group(group);
-  };
-  const auto flag = [&app](const char* name, bool& value, const char* help, const char* group) {
-    app.add_flag(name, value, help)->capture_default_str()->group(group);
-  };
-  app.add_option("--data", o.data, "text files, or .bin files of uint16 tokens")->group("Data");
-  add("--tokenizer", o.tokenizer, "bytes", "Data");
-  add("--val-fraction", o.val_fraction, "share of the data held out, taken from its end", "Data");
+// Calls v(flag, value, help, group) for every option, in the order of --help and of the config
+// file.
+template <class V>
+void each_option(Options& o, V&& v) {
+  v("--data", o.data, "text files, or a .bin file of uint16 tokens", "Data");
+  v("--tokenizer", o.tokenizer, "bytes", "Data");
+  v("--val-fraction", o.val_fraction, "share of the data held out, taken from its end", "Data");
 
-  add("--arch", o.arch,
-      "gpt2 (learned positions, LayerNorm, GELU) or llama (rope, RMSNorm, SwiGLU)", "Model");
-  add("--layers", o.layers, "number of blocks", "Model");
-  add("--heads", o.heads, "attention heads", "Model");
-  add("--kv-heads", o.kv_heads, "key and value heads; 0: as many as heads", "Model");
-  add("--dim", o.dim, "width of the residual stream", "Model");
-  add("--ffn", o.ffn, "hidden width of the MLP; 0: 4 dim (gpt2), 8/3 dim (llama)", "Model");
-  add("--seq", o.seq, "tokens in a sequence", "Model");
-  add("--vocab", o.vocab, "vocabulary; 0: the tokenizer's", "Model");
-  add("--dropout", o.dropout, "probability of dropping an activation", "Model");
-  flag("--qk-norm", o.qk_norm, "RMSNorm on queries and keys", "Model");
-  add("--rope-theta", o.rope_theta, "base of the rotary frequencies (llama)", "Model");
-  add("--window", o.window, "keys a query sees, itself included; 0: all before it", "Model");
-  add("--tie", o.tie, "share embedding and head: auto (gpt2 yes, llama no), on, off", "Model");
+  v("--arch", o.arch, "gpt2 (learned positions, LayerNorm, GELU) or llama (rope, RMSNorm, SwiGLU)",
+    "Model");
+  v("--layers", o.layers, "number of blocks", "Model");
+  v("--heads", o.heads, "attention heads", "Model");
+  v("--kv-heads", o.kv_heads, "key and value heads; 0: as many as heads", "Model");
+  v("--dim", o.dim, "width of the residual stream", "Model");
+  v("--ffn", o.ffn, "hidden width of the MLP; 0: 4 dim (gpt2), 8/3 dim (llama)", "Model");
+  v("--seq", o.seq, "tokens in a sequence", "Model");
+  v("--vocab", o.vocab, "vocabulary; 0: the tokenizer's", "Model");
+  v("--dropout", o.dropout, "probability of dropping an activation", "Model");
+  v("--qk-norm", o.qk_norm, "RMSNorm on queries and keys", "Model");
+  v("--rope-theta", o.rope_theta, "base of the rotary frequencies (llama)", "Model");
+  v("--window", o.window, "keys a query sees, itself included; 0: all before it", "Model");
+  v("--tie", o.tie, "share embedding and head: auto (gpt2 yes, llama no), on, off", "Model");
+  v("--batch", o.batch, "sequences of one optimizer step", "Step");
+  v("--micro-batch", o.micro_batch, "sequences of one forward pass; 0: the whole batch", "Step");
+  v("--steps", o.steps, "optimizer steps in all; a resumed run goes on to it", "Step");
+  v("--lr", o.lr, "highest learning rate", "Step");
+  v("--min-lr", o.min_lr, "learning rate at the end; below 0: a tenth of --lr", "Step");
+  v("--warmup", o.warmup, "steps of linear warm-up; below 0: a twentieth of --steps", "Step");
+  v("--schedule", o.schedule, "constant, linear, cosine or wsd", "Step");
+  v("--weight-decay", o.weight_decay, "decoupled weight decay of matrices", "Step");
+  v("--beta1", o.beta1, "AdamW's first moment; SGD's momentum", "Step");
+  v("--beta2", o.beta2, "AdamW's second moment", "Step");
+  v("--eps", o.eps, "AdamW's epsilon", "Step");
+  v("--clip", o.clip, "largest gradient norm; 0: no clipping", "Step");
+  v("--optimizer", o.optimizer, "adamw or sgd", "Step");
+  v("--state-dtype", o.state_dtype, "AdamW's moments: f32, bf16 (first moment only) or f16",
+    "Step");
+
+  v("--device", o.device, "cpu, or meta (shapes and bytes only)", "Machine");
+  v("--dtype", o.dtype, "f32 or f64", "Machine");
+  v("--threads", o.threads, "threads; 0: all processors", "Machine");
+  v("--seed", o.seed, "seed of weights, data order and dropout", "Machine");
+  v("--deterministic", o.deterministic, "the same bits for any number of threads", "Machine");
+  v("--recompute", o.recompute, "none, selective or full: trade time for memory", "Machine");
+
+  v("--out", o.out, "folder for checkpoints, metrics.jsonl and loss.svg", "Run");
+  v("--resume", o.resume, "go on from the last checkpoint in --out", "Run");
+  v("--save-every", o.save_every, "steps between checkpoints; 0: only the last step", "Run");
+  v("--keep", o.keep, "checkpoints to keep; 0: all", "Run");
+  v("--eval-every", o.eval_every, "steps between evaluations; 0: only the last step", "Run");
+  v("--log-every", o.log_every, "steps between progress lines", "Run");
+}
+
+// The flag given last wins, so a script can append to a base command line.
+void bind_options(CLI::App& app, Options& o) {
+  each_option(o, [&app]<class T>(const char* flag, T& value, const char* help, const char* group) {
+    CLI::Option* option;
+    if constexpr (std::is_same_v<T, bool>)
+      option = app.add_flag(flag, value, help);
+    else
+      option = app.add_option(flag, value, help);
+    if constexpr (!std::is_same_v<T, std::vector<std::string>>)
+      option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->capture_default_str();
+    option->group(group);
+  });
   app.add_option_function<std::string>(
          "--attention",
          [](const std::string& kind) {
@@ -110,35 +150,6 @@ void bind_options(CLI::App& app, Options& o) {
       ->group("Model")
       ->configurable(false);
 
-  add("--batch", o.batch, "sequences of one optimizer step", "Step");
-  add("--micro-batch", o.micro_batch, "sequences of one forward pass; 0: the whole batch", "Step");
-  add("--steps", o.steps, "optimizer steps in all; a resumed run goes on to it", "Step");
-  add("--lr", o.lr, "highest learning rate", "Step");
-  add("--min-lr", o.min_lr, "learning rate at the end; below 0: a tenth of --lr", "Step");
-  add("--warmup", o.warmup, "steps of linear warm-up; below 0: a twentieth of --steps", "Step");
-  add("--schedule", o.schedule, "constant, linear, cosine or wsd", "Step");
-  add("--weight-decay", o.weight_decay, "decoupled weight decay of matrices", "Step");
-  add("--beta1", o.beta1, "AdamW's first moment; SGD's momentum", "Step");
-  add("--beta2", o.beta2, "AdamW's second moment", "Step");
-  add("--eps", o.eps, "AdamW's epsilon", "Step");
-  add("--clip", o.clip, "largest gradient norm; 0: no clipping", "Step");
-  add("--optimizer", o.optimizer, "adamw or sgd", "Step");
-  add("--state-dtype", o.state_dtype, "AdamW's moments: f32, bf16 (first moment only) or f16",
-      "Step");
-
-  add("--device", o.device, "cpu, or meta (shapes and bytes only)", "Machine");
-  add("--dtype", o.dtype, "f32 or f64", "Machine");
-  add("--threads", o.threads, "threads; 0: all processors", "Machine");
-  add("--seed", o.seed, "seed of weights, data order and dropout", "Machine");
-  flag("--deterministic", o.deterministic, "the same bits for any number of threads", "Machine");
-  add("--recompute", o.recompute, "none, selective or full: trade time for memory", "Machine");
-
-  add("--out", o.out, "folder for checkpoints, metrics.jsonl and loss.svg", "Run");
-  flag("--resume", o.resume, "go on from the last checkpoint in --out", "Run");
-  add("--save-every", o.save_every, "steps between checkpoints; 0: only the last step", "Run");
-  add("--keep", o.keep, "checkpoints to keep; 0: all", "Run");
-  add("--eval-every", o.eval_every, "steps between evaluations; 0: only the last step", "Run");
-  add("--log-every", o.log_every, "steps between progress lines", "Run");
   for (const Reserved& r : kReserved)
     app.add_option_function<std::vector<std::string>>(
            r.flag,
@@ -149,6 +160,23 @@ void bind_options(CLI::App& app, Options& o) {
         ->expected(0, -1)
         ->group("Reserved (refused until the feature exists)")
         ->configurable(false);
+}
+
+std::string toml_value(bool v) { return v ? "true" : "false"; }
+std::string toml_value(std::int64_t v) { return std::to_string(v); }
+std::string toml_value(double v) { return message("{}", v); }  // the shortest text that reads back
+std::string toml_value(const std::string& v) {
+  std::string out = "\"";
+  for (const char c : v) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out + '"';
+}
+std::string toml_value(const std::vector<std::string>& v) {
+  std::string out = "[";
+  for (const std::string& item : v) out += (out.size() > 1 ? ", " : "") + toml_value(item);
+  return out + "]";
 }
 
 std::size_t edit_distance(const std::string& a, const std::string& b) {
@@ -313,9 +341,11 @@ Parsed parse_options(const std::string& program, int argc, char** argv) {
 
 std::string to_toml(const Options& options) {
   Options copy = options;
-  CLI::App app;
-  bind_options(app, copy);
-  return app.config_to_str(true, false);
+  std::string out;
+  each_option(copy, [&out](const char* flag, const auto& value, const char*, const char*) {
+    out += std::string(flag + 2) + " = " + toml_value(value) + "\n";
+  });
+  return out;
 }
 
 }  // namespace weft::train

@@ -27,7 +27,7 @@ def text(folder, words=20000):
 
 def run(program, *args, env=None, timeout=300):
     return subprocess.run([str(BIN / program), *map(str, args)], capture_output=True, text=True,
-                          timeout=timeout, env={**os.environ, **(env or {})})
+                          errors="replace", timeout=timeout, env={**os.environ, **(env or {})})
 
 
 def train(*args, env=None):

@@ -36,7 +36,7 @@ def reserved_flag(folder):
 
 def missing_file(folder):
     refused(run("train_gpt", "--data", f"{folder}/none.txt", "--out", f"{folder}/run"), 2,
-            "none.txt", "No such file")
+            "none.txt", "no file")
 
 
 def empty_file(folder):
