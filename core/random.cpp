@@ -215,17 +215,20 @@ Tensor rand_normal(const Shape& shape, double mean, double std, DType dtype) {
   return Tensor(normal_(Tensor::empty(shape, dtype), next_random_key(), mean, std));
 }
 
+void permute_range(std::span<std::int64_t> out, const RandomKey& key) {
+  Bits draws(key);
+  std::iota(out.begin(), out.end(), std::int64_t{0});
+  for (std::size_t i = out.size(); i-- > 1;) {  // Fisher-Yates; 64 bits make the bias invisible
+    const std::uint64_t bits =
+        static_cast<std::uint64_t>(draws.at(2 * i)) << 32 | draws.at(2 * i + 1);
+    std::swap(out[i], out[bits % (i + 1)]);
+  }
+}
+
 Tensor permutation(std::int64_t n, const RandomKey& key) {
   check(n >= 0, "permutation: n must be at least 0, got {}", n);
   Tensor out = Tensor::empty({n}, DType::i64);
-  Bits draws(key);
-  std::int64_t* p = out.data<std::int64_t>();
-  std::iota(p, p + n, std::int64_t{0});
-  for (std::int64_t i = n - 1; i > 0; --i) {  // Fisher-Yates; 64 bits make the bias invisible
-    const auto u = static_cast<std::uint64_t>(2 * i);
-    const std::uint64_t bits = static_cast<std::uint64_t>(draws.at(u)) << 32 | draws.at(u + 1);
-    std::swap(p[i], p[bits % static_cast<std::uint64_t>(i + 1)]);
-  }
+  permute_range({out.data<std::int64_t>(), static_cast<std::size_t>(n)}, key);
   return out;
 }
 

@@ -1,4 +1,5 @@
 #pragma once
+#include <span>
 #include <string_view>
 
 #include "weft/core/philox.h"
@@ -85,6 +86,8 @@ Tensor rand_uniform(const Shape& shape, double low = 0, double high = 1, DType d
 Tensor rand_normal(const Shape& shape, double mean = 0, double std = 1, DType dtype = DType::f32);
 /// The numbers 0 .. n-1 in random order, i64.
 Tensor permutation(std::int64_t n, const RandomKey& key);
+/// The same into memory of the caller.
+void permute_range(std::span<std::int64_t> out, const RandomKey& key);
 /// `count` draws with replacement from each row of weights (rows, n), which need not sum to 1.
 /// Result (rows, count), i64; (n) gives (count).
 /// Throws Error on a negative or non-finite weight, or a row that sums to 0.

@@ -55,12 +55,12 @@ TokenLoader::TokenLoader(TokenStream tokens, const Options& options)
 std::int64_t TokenLoader::window_of(std::int64_t row) {
   const std::int64_t at = index_ + row, epoch = epoch_ + at / windows_;
   if (epoch != order_epoch_) {
-    order_ = Tensor();  // let its block be reused
-    order_ = permutation(windows_, {options_.seed, stream_of("data.order"),
-                                    static_cast<std::uint64_t>(epoch) << 32});
+    order_.resize(static_cast<std::size_t>(windows_));
+    permute_range(
+        order_, {options_.seed, stream_of("data.order"), static_cast<std::uint64_t>(epoch) << 32});
     order_epoch_ = epoch;
   }
-  return order_.data<std::int64_t>()[at % windows_];
+  return order_[static_cast<std::size_t>(at % windows_)];
 }
 
 Batch TokenLoader::rows(std::int64_t first, std::int64_t count) {

@@ -71,7 +71,7 @@ class TokenLoader {
   std::int64_t windows_ = 0;
   std::int64_t epoch_ = 0, index_ = 0;
   std::int64_t order_epoch_ = -1;  ///< the epoch that order_ belongs to
-  Tensor order_;
+  std::vector<std::int64_t> order_;
 };
 
 /// Evaluation batches over held-out data, in order: every token but the first is a target exactly

@@ -78,7 +78,7 @@ Tensor SequentialSchedule::run(nn::Gpt& model, std::int64_t step, std::int64_t c
     else
       total = loss.detach();
   }
-  return total.is_meta() ? Tensor() : total;
+  return total;
 }
 
 Session::Session(const Options& options, Device device)
@@ -102,11 +102,12 @@ StepResult Session::step(std::int64_t step, const BatchSource& batches) {
   const Tensor loss = schedule_->run(*model_, step, count, batches);
   {
     const optim::GradClip clip = optim::measure_clip(optimizer_->parameters(), options_.clip);
-    if (loss) {
+    if (!loss.is_meta()) {
       result.loss = loss.item() / static_cast<double>(count);
       result.grad_norm = clip.norm.item();
     }
-    const bool finite = !loss || (std::isfinite(*result.loss) && std::isfinite(*result.grad_norm));
+    const bool finite =
+        loss.is_meta() || (std::isfinite(*result.loss) && std::isfinite(*result.grad_norm));
     if (finite) {
       optimizer_->set_lr(result.lr);
       optimizer_->step(clip);

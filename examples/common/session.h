@@ -29,7 +29,7 @@ class StepSchedule {
  public:
   virtual ~StepSchedule() = default;
   /// Runs forward and backward of the whole step, leaving the gradient of the mean loss over
-  /// `count` targets in the parameters. Returns the sum of the losses, null on the meta device.
+  /// `count` targets in the parameters. Returns the sum of the losses, one element.
   virtual Tensor run(nn::Gpt& model, std::int64_t step, std::int64_t count,
                      const BatchSource& batches) = 0;
 };
