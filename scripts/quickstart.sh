@@ -7,11 +7,11 @@ from=$PWD
 cd "$(dirname "$0")/.."
 
 # --- The training run: everything that decides its result, in one place ---------------------------
-batch=16
+batch=8
 seq=128
-steps=1500  # 1500 x 16 x 128 = 3.07 M tokens
-model=(--preset tiny --seq $seq)
-schedule=(--batch $batch --steps $steps --seed 1337 --eval-every 500)
+steps=4000  # 4000 x 8 x 128 = 4.10 M tokens
+model=(--preset tiny --arch llama --seq $seq)
+schedule=(--batch $batch --steps $steps --lr 3e-3 --seed 1337 --eval-every 1000)
 sample=(--tokens 400 --temperature 0.8 --topk 40 --seed 1337)
 prompt="It was a truth"
 # --------------------------------------------------------------------------------------------------
