@@ -33,6 +33,7 @@
 #include "weft/nn/gpt.h"
 #include "weft/nn/init.h"
 #include "weft/nn/kv_cache.h"
+#include "weft/nn/leaves.h"
 #include "weft/nn/linear.h"
 #include "weft/nn/loss.h"
 #include "weft/nn/mlp.h"

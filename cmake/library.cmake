@@ -80,6 +80,7 @@ set(weft_sources
   nn/gpt_config.cpp
   nn/init.cpp
   nn/kv_cache.cpp
+  nn/leaves.cpp
   nn/linear.cpp
   nn/loss.cpp
   nn/mlp.cpp

@@ -19,6 +19,7 @@ set(weft_test_stems
   indexing
   json
   layer_norm
+  leaves
   linear
   low_precision
   matmul

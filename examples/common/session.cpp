@@ -7,6 +7,7 @@
 #include "weft/autograd/tape.h"
 #include "weft/core/error.h"
 #include "weft/core/random.h"
+#include "weft/nn/leaves.h"
 #include "weft/optim/adamw.h"
 #include "weft/optim/clip.h"
 #include "weft/optim/sgd.h"
@@ -71,6 +72,11 @@ Tensor SequentialSchedule::run(nn::Gpt& model, std::int64_t step, std::int64_t c
     Tape tape;
     CategoryScope category(Category::activation);
     const Tensor loss = model.loss.sum(model(batch.inputs), batch.targets).loss;
+    if (!leaves_checked_) {
+      const std::string problem = nn::compare_leaves(tape, model).text();
+      check(problem.empty(), "model: {}", problem);
+      leaves_checked_ = true;
+    }
     loss.backward(
         Tensor::full(loss.shape(), 1.0 / static_cast<double>(count), loss.dtype(), loss.device()));
     if (total)

@@ -45,6 +45,7 @@ class SequentialSchedule : public StepSchedule {
  private:
   std::int64_t batch_, micro_batch_;
   std::uint64_t seed_;
+  bool leaves_checked_ = false;  ///< that visit() lists all that is trained
 };
 
 /// Model, optimizer and learning-rate schedule of a run, on the CPU or on the meta device.
