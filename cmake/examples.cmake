@@ -1,14 +1,16 @@
-# The example programs. CLI11 compiles slowly, so it is seen by one file only.
+# The example programs. CLI11 and toml++ compile slowly: few files see them.
 find_package(CLI11 REQUIRED)
+find_package(tomlplusplus REQUIRED)
 
 add_library(weft_train STATIC
+  examples/common/config_file.cpp
   examples/common/interrupt.cpp
   examples/common/options.cpp
   examples/common/progress.cpp
   examples/common/run_folder.cpp
   examples/common/session.cpp
   examples/common/trainer.cpp)
-target_link_libraries(weft_train PUBLIC weft PRIVATE weft_flags CLI11::CLI11)
+target_link_libraries(weft_train PUBLIC weft PRIVATE weft_flags CLI11::CLI11 tomlplusplus::tomlplusplus)
 
 foreach(program train_gpt generate)
   add_executable(${program} examples/${program}.cpp)

@@ -1,5 +1,6 @@
 // Continues a prompt with a trained model: generate --checkpoint run --prompt "It is a truth".
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <optional>
 
@@ -7,6 +8,7 @@
 #include "weft/core/parallel.h"
 #include "weft/core/random.h"
 #include "weft/data/tokenizer.h"
+#include "weft/examples/common/config_file.h"
 #include "weft/examples/common/run_folder.h"
 #include "weft/nn/kv_cache.h"
 #include "weft/nn/sampling.h"
@@ -19,6 +21,7 @@ struct Options {
   std::string checkpoint, model, prompt = "\n";
   std::int64_t tokens = 300, seed = 1, top_k = 0, threads = 0;
   double temperature = 0.8, top_p = 0.95;
+  bool print_config = false, dry_run = false;
 };
 
 nn::Gpt load(const Options& o) {
@@ -45,8 +48,21 @@ Tensor to_ids(std::span<const std::int32_t> tokens) {
   return Tensor::from(tokens, {1, static_cast<std::int64_t>(tokens.size())});
 }
 
+std::string to_toml(const Options& o) {
+  using train::toml_value;
+  return message(
+      "checkpoint = {}\nprompt = {}\ntokens = {}\ntemperature = {}\ntopk = {}\ntopp = {}\n"
+      "seed = {}\nthreads = {}\n",
+      toml_value(o.checkpoint), toml_value(o.prompt), o.tokens, o.temperature, o.top_k, o.top_p,
+      o.seed, o.threads);
+}
+
 void generate(const Options& o) {
   const nn::Gpt model = load(o);
+  if (o.dry_run) {
+    std::printf("%s", nn::to_string(model).c_str());
+    return;
+  }
   const data::ByteTokenizer tokenizer;
   std::vector<std::int32_t> text = tokenizer.encode(o.prompt);
   check(!text.empty(), "--prompt: must not be empty");
@@ -97,8 +113,17 @@ int main(int argc, char** argv) try {
                  "--speculative: multi-token prediction does not exist yet; remove the flag");
          })
       ->group("Reserved");
+  std::string config;  // taken out of the command line by expand_config(); here for --help
+  app.add_option("--config", config, "TOML file with the same names; a flag wins");
+  for (CLI::Option* option : app.get_options())
+    if (option->get_name() != "--help")
+      option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app.add_flag("--print-config", o.print_config, "print a complete --config file and stop");
+  app.add_flag("--dry-run", o.dry_run, "load the model, print its tree, and stop");
   try {
-    app.parse(argc, argv);
+    std::vector<std::string> args = train::expand_config(argc, argv);
+    std::reverse(args.begin(), args.end());  // CLI11 takes a vector from its end
+    app.parse(args);
   } catch (const CLI::CallForHelp&) {
     std::fputs(app.help().c_str(), stdout);
     return 0;
@@ -107,6 +132,10 @@ int main(int argc, char** argv) try {
   }
   check(o.tokens >= 0, "--tokens: must be at least 0, got {}", o.tokens);
   check(o.seed >= 0, "--seed: must be at least 0, got {}", o.seed);
+  if (o.print_config) {
+    std::fputs(to_toml(o).c_str(), stdout);
+    return 0;
+  }
   if (o.threads) set_num_threads(static_cast<int>(o.threads));
   generate(o);
   return 0;

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "weft/core/error.h"
+#include "weft/examples/common/config_file.h"
 
 namespace weft::train {
 namespace {
@@ -147,8 +148,7 @@ void bind_options(CLI::App& app, Options& o) {
            check(kind == "mha", "--attention: mla does not exist yet; remove the flag");
          },
          "mha")
-      ->group("Model")
-      ->configurable(false);
+      ->group("Model");
 
   for (const Reserved& r : kReserved)
     app.add_option_function<std::vector<std::string>>(
@@ -158,25 +158,7 @@ void bind_options(CLI::App& app, Options& o) {
            },
            r.feature)
         ->expected(0, -1)
-        ->group("Reserved (refused until the feature exists)")
-        ->configurable(false);
-}
-
-std::string toml_value(bool v) { return v ? "true" : "false"; }
-std::string toml_value(std::int64_t v) { return std::to_string(v); }
-std::string toml_value(double v) { return message("{}", v); }  // the shortest text that reads back
-std::string toml_value(const std::string& v) {
-  std::string out = "\"";
-  for (const char c : v) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += c;
-  }
-  return out + '"';
-}
-std::string toml_value(const std::vector<std::string>& v) {
-  std::string out = "[";
-  for (const std::string& item : v) out += (out.size() > 1 ? ", " : "") + toml_value(item);
-  return out + "]";
+        ->group("Reserved (refused until the feature exists)");
 }
 
 std::size_t edit_distance(const std::string& a, const std::string& b) {
@@ -217,12 +199,11 @@ void apply_preset(const std::string& name, Options& o) {
 }
 
 // A preset sets defaults, so it has to be known before the other flags are read.
-std::string preset_of(int argc, char** argv) {
+std::string preset_of(const std::vector<std::string>& args) {
   std::string name;
-  for (int i = 1; i < argc; ++i) {
-    const std::string arg = argv[i];
-    if (arg == "--preset" && i + 1 < argc) name = argv[i + 1];
-    if (arg.rfind("--preset=", 0) == 0) name = arg.substr(9);
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    if (args[i] == "--preset" && i + 1 < args.size()) name = args[i + 1];
+    if (args[i].rfind("--preset=", 0) == 0) name = args[i].substr(9);
   }
   return name;
 }
@@ -302,25 +283,23 @@ nn::GptConfig Options::model() const {
 Parsed parse_options(const std::string& program, int argc, char** argv) {
   Parsed parsed;
   Options& o = parsed.options;
-  if (const std::string preset = preset_of(argc, argv); !preset.empty()) apply_preset(preset, o);
+  std::vector<std::string> args = expand_config(argc, argv);
+  if (const std::string preset = preset_of(args); !preset.empty()) apply_preset(preset, o);
   CLI::App app("Trains a GPT on text. All times are seconds, all sizes bytes.", program);
   bind_options(app, o);
   std::string preset;
   bool print_config = false;
-  app.add_option("--preset", preset, "tiny, small or gpt2-124m: sizes to start from")
-      ->configurable(false)
-      ->group("Run");
-  app.set_config("--config", "", "TOML file with the same names")->group("Run");
+  app.add_option("--preset", preset, "tiny, small or gpt2-124m: sizes to start from")->group("Run");
+  std::string config;  // taken out of the command line by expand_config(); here for --help
+  app.add_option("--config", config, "TOML file with the same names; a flag wins")->group("Run");
   app.add_flag("--print-config", print_config, "print a complete --config file and stop")
-      ->configurable(false)
       ->group("Run");
   app.add_flag("--dry-run", o.dry_run, "check everything, print sizes and memory, and stop")
-      ->configurable(false)
       ->group("Run");
   app.allow_extras();
-  app.allow_config_extras(CLI::config_extras_mode::capture);
+  std::reverse(args.begin(), args.end());  // CLI11 takes a vector from its end
   try {
-    app.parse(argc, argv);
+    app.parse(args);
   } catch (const CLI::CallForHelp&) {
     std::fputs(app.help().c_str(), stdout);
     parsed.exit_status = 0;
@@ -330,7 +309,8 @@ Parsed parse_options(const std::string& program, int argc, char** argv) {
     std::replace(line.begin(), line.end(), '\n', ' ');
     throw Error(line);
   }
-  for (const std::string& name : app.remaining(true)) throw_unknown(app, name);
+  for (const std::string& name : app.remaining(true))
+    throw_unknown(app, name.substr(0, name.find('=')));
   check_values(o);
   if (print_config) {
     std::fputs(to_toml(o).c_str(), stdout);
