@@ -6,6 +6,10 @@ target_compile_options(weft_flags INTERFACE -Wall -Wextra -Wno-restrict -Wshadow
 if(WEFT_WERROR)
   target_compile_options(weft_flags INTERFACE -Werror)
 endif()
+if(WEFT_SANITIZE)
+  # GCC 12 sees uninitialised members of std::variant in instrumented code.
+  target_compile_options(weft_flags INTERFACE -Wno-maybe-uninitialized)
+endif()
 if(WEFT_SANITIZE STREQUAL "address")
   target_compile_options(weft_flags INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=all
                                               -fno-omit-frame-pointer)
