@@ -170,9 +170,15 @@ struct Tape::Pool {
 };
 
 Tape::Tape()
-    : state_(Pool::get().take()), scope_outer_(innermost_), outer_(current_), base_(next_id) {
-  // An enclosing tape that is still running keeps its view of which tensors are its own.
-  if (!scope_outer_ || scope_outer_->mode_ == Mode::spent) outermost_base_ = base_;
+    : state_(Pool::get().take()),
+      scope_outer_(innermost_),
+      outer_(current_),
+      base_(next_id),
+      outer_base_(outermost_base_) {
+  // Enclosing tapes that can still run keep their view of which tensors are their own.
+  const Tape* enclosing = scope_outer_;
+  while (enclosing && enclosing->mode_ == Mode::spent) enclosing = enclosing->scope_outer_;
+  if (!enclosing) outermost_base_ = base_;
   current_ = innermost_ = this;
 }
 
@@ -180,7 +186,7 @@ Tape::~Tape() {
   clear();
   if (current_ == this) current_ = outer_;
   innermost_ = scope_outer_;
-  if (outermost_base_ == base_) outermost_base_ = scope_outer_ ? scope_outer_->base_ : UINT64_MAX;
+  outermost_base_ = outer_base_;
   Pool::get().free.emplace_back(state_);
 }
 

@@ -173,10 +173,11 @@ class Tape {
   void clear();
   static void follow_outputs(const TensorRefs& outputs);
 
-  State* state_;        ///< recycled between the tapes of a thread
-  Tape* scope_outer_;   ///< the tape whose scope encloses this one
-  Tape* outer_;         ///< the tape that also records what this one records
-  std::uint64_t base_;  ///< tensors with smaller ids are older than this tape
+  State* state_;              ///< recycled between the tapes of a thread
+  Tape* scope_outer_;         ///< the tape whose scope encloses this one
+  Tape* outer_;               ///< the tape that also records what this one records
+  std::uint64_t base_;        ///< tensors with smaller ids are older than this tape
+  std::uint64_t outer_base_;  ///< outermost_base_ before this tape
   int nodes_ = 0;
   bool collect_only_ = false;  ///< gradients(): leaves keep their grad()
   Tape* parent_ = nullptr;     ///< of a replay: gets the gradients of leaves it knows

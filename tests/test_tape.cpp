@@ -123,6 +123,19 @@ TEST_CASE("tape: an intermediate of the outer tape is an input of the inner one"
   CHECK(test::mismatch(x.grad(), x * x * x * 12.0, 1e-12) == "");
 }
 
+TEST_CASE("tape: tapes one after the other inside an outer one") {
+  const Tensor x = leaf({3});
+  Tape outer;
+  const Tensor y = x * x;
+  Tape first;
+  const Tensor a = grad(sum(y * y), {y})[0];  // 2 x^2; the first inner tape is now spent
+  Tape second;
+  const Tensor b = grad(sum(y * y * y), {y})[0];  // 3 x^4
+  outer.backward(sum(a) + sum(b));
+  NoGradGuard off;
+  CHECK(test::mismatch(x.grad(), x * 4.0 + x * x * x * 12.0, 1e-12) == "");
+}
+
 TEST_CASE("tape: hooks report the last gradient of each leaf, and the unused ones") {
   const Tensor a = leaf({2}, 1), b = leaf({2}, 2), unused = leaf({2}, 3);
   Tape tape;
