@@ -256,8 +256,8 @@ void SafetensorsFile::read_data(const Entry& e, const Tensor& out) const {
 
 FileSummary save_safetensors(const std::string& path, const NamedTensors& tensors,
                              const Metadata& metadata) {
-  std::vector<const std::pair<std::string, Tensor>*> order;
-  for (const auto& named : tensors) {
+  std::vector<const NamedTensor*> order;
+  for (const NamedTensor& named : tensors) {
     const auto& [name, t] = named;
     check(name != kMetadataKey, "save_safetensors: a tensor cannot be named __metadata__");
     check(find_invalid_utf8(name) == std::string::npos,
@@ -267,9 +267,9 @@ FileSummary save_safetensors(const std::string& path, const NamedTensors& tensor
           json_quote(name));
     order.push_back(&named);
   }
-  std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
-    const std::size_t x = size_of(a->second.dtype()), y = size_of(b->second.dtype());
-    return x != y ? x > y : a->first < b->first;
+  std::sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) {
+    const std::size_t x = size_of(a->tensor.dtype()), y = size_of(b->tensor.dtype());
+    return x != y ? x > y : a->name < b->name;
   });
 
   Json header = Json::object();
@@ -280,7 +280,7 @@ FileSummary save_safetensors(const std::string& path, const NamedTensors& tensor
   }
   std::int64_t offset = 0;
   std::unordered_set<std::string_view> seen;
-  for (const auto* named : order) {
+  for (const NamedTensor* named : order) {
     const auto& [name, t] = *named;
     check(seen.insert(name).second, "save_safetensors: two tensors are named {}", json_quote(name));
     const std::int64_t end = offset + byte_count(t);
@@ -300,9 +300,9 @@ FileSummary save_safetensors(const std::string& path, const NamedTensors& tensor
   AtomicFile file(path);
   file.write(&length, kLengthBytes);
   file.write(text);
-  for (const auto* named : order) {
+  for (const NamedTensor* named : order) {
     // detach(): a copy made here belongs to no recording.
-    Tensor t = named->second.detach();
+    Tensor t = named->tensor.detach();
     if (!t.device().is_cpu()) t = t.to(kCpu);
     if (!t.is_contiguous()) t = t.contiguous();
     if (t.numel() > 0) file.write(t.raw(), static_cast<std::size_t>(byte_count(t)));

@@ -6,12 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "weft/core/tensor.h"
+#include "weft/core/named_tensor.h"
 #include "weft/io/file.h"
 
 namespace weft::io {
 
-using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 using Metadata = std::map<std::string, std::string>;
 
 /// Writes tensors of any Weft dtype as .safetensors: whole or not at all, fsynced, in an order that

@@ -84,7 +84,7 @@ TEST_CASE("golden bytes of a small file") {
 TEST_CASE("every dtype, empty and rank-0 tensors survive the way through a file") {
   const test::TempFolder folder;
   const std::string path = folder / "x.safetensors";
-  io::NamedTensors tensors;
+  NamedTensors tensors;
   for (int i = 0; i < kDTypes; ++i) {
     const DType t = static_cast<DType>(i);
     for (const Shape& shape :
@@ -94,7 +94,7 @@ TEST_CASE("every dtype, empty and rank-0 tensors survive the way through a file"
       const auto n = static_cast<std::size_t>(x.numel()) * size_of(t);
       for (std::size_t k = 0; k < n; ++k)  // any pattern, NaNs included
         bytes[k] = static_cast<unsigned char>(t == DType::boolean ? k & 1 : 37 * k + 200);
-      tensors.emplace_back(std::string(name(t)) + to_string(shape), x);
+      tensors.push_back({std::string(name(t)) + to_string(shape), x});
     }
   }
   io::save_safetensors(path, tensors, {{"k", "v"}, {"", "\xC3\xA9\n"}});

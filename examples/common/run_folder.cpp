@@ -6,8 +6,8 @@
 namespace weft::train {
 namespace {
 
-io::NamedTensors to_list(const StateDict& state) {
-  io::NamedTensors out;
+NamedTensors to_list(const StateDict& state) {
+  NamedTensors out;
   for (const auto& [name, tensor] : state) out.push_back({name, tensor});
   return out;
 }
