@@ -17,17 +17,12 @@ foreach(program train_gpt generate)
 endforeach()
 
 # Public headers keep their folders. What CPU kernels share is the library's own.
-foreach(folder core autograd nn optim io data distributed)
-  if(EXISTS ${PROJECT_SOURCE_DIR}/${folder})
-    install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION include/weft
-      FILES_MATCHING PATTERN "*.h" PATTERN core/cpu EXCLUDE)
-  endif()
+foreach(folder autograd core data io nn optim)
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION include/weft
+    FILES_MATCHING PATTERN "*.h" PATTERN core/cpu EXCLUDE)
 endforeach()
-foreach(header weft.h xtensor.h)
-  if(EXISTS ${PROJECT_SOURCE_DIR}/${header})
-    install(FILES ${PROJECT_SOURCE_DIR}/${header} DESTINATION include/weft)
-  endif()
-endforeach()
+install(FILES ${PROJECT_SOURCE_DIR}/weft.h ${PROJECT_SOURCE_DIR}/xtensor.h
+  DESTINATION include/weft)
 
 set(weft_package ${weft_lib}/cmake/weft)
 install(EXPORT weft_targets NAMESPACE weft:: DESTINATION ${weft_package} FILE weftTargets.cmake)

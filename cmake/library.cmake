@@ -96,28 +96,21 @@ set(weft_sources
   optim/schedule.cpp
   optim/sgd.cpp)
 list(TRANSFORM weft_sources PREPEND ${PROJECT_SOURCE_DIR}/)
-set(weft_present)
-foreach(file ${weft_sources})
-  if(EXISTS ${file})
-    list(APPEND weft_present ${file})
-  endif()
-endforeach()
 
-add_library(weft SHARED ${weft_present})
+add_library(weft SHARED ${weft_sources})
 add_library(weft::weft ALIAS weft)
 
-foreach(file ${weft_present})
+foreach(file ${weft_sources})
   if(file MATCHES "/core/cpu/")
     set_property(SOURCE ${file} APPEND PROPERTY COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
   endif()
 endforeach()
 
 # core/cpu/simd/*.inc: one translation unit for each instruction set, chosen at run time.
-foreach(isa scalar avx2 avx512)
-  if(EXISTS ${PROJECT_SOURCE_DIR}/core/cpu/simd/isa_${isa}.cpp)
-    target_sources(weft PRIVATE core/cpu/simd/isa_${isa}.cpp)
-  endif()
-endforeach()
+target_sources(weft PRIVATE
+  core/cpu/simd/isa_avx2.cpp
+  core/cpu/simd/isa_avx512.cpp
+  core/cpu/simd/isa_scalar.cpp)
 # Only the fma calls that the code spells out: all three files must give the same bits. GCC 12 warns
 # about the "undefined" operands inside its own AVX-512 header.
 set_source_files_properties(core/cpu/simd/isa_scalar.cpp PROPERTIES COMPILE_OPTIONS

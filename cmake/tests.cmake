@@ -6,7 +6,6 @@ set(weft_test_stems
   checkpoint
   clip
   cross_entropy
-  custom_function
   data
   debug_allocator
   dropout
@@ -16,6 +15,7 @@ set(weft_test_stems
   gpt
   gpt_fixtures
   gpt_memory
+  gpt_packing
   indexing
   json
   layer_norm
@@ -24,7 +24,6 @@ set(weft_test_stems
   low_precision
   matmul
   memory
-  meta
   metrics
   module
   mse
@@ -56,41 +55,36 @@ set(weft_test_stems
 add_library(weft_test_main OBJECT tests/main.cpp)
 target_link_libraries(weft_test_main PRIVATE weft_flags doctest::doctest)
 foreach(stem ${weft_test_stems})
-  if(EXISTS ${PROJECT_SOURCE_DIR}/tests/test_${stem}.cpp)
-    add_executable(test_${stem} tests/test_${stem}.cpp $<TARGET_OBJECTS:weft_test_main>)
-    target_link_libraries(test_${stem} PRIVATE weft weft_flags doctest::doctest)
-    target_compile_definitions(test_${stem} PRIVATE
-      WEFT_FIXTURES="${PROJECT_SOURCE_DIR}/tests/fixtures")
-    add_test(NAME ${stem} COMMAND test_${stem})
-  endif()
+  add_executable(test_${stem} tests/test_${stem}.cpp $<TARGET_OBJECTS:weft_test_main>)
+  target_link_libraries(test_${stem} PRIVATE weft weft_flags doctest::doctest)
+  target_compile_definitions(test_${stem} PRIVATE
+    WEFT_FIXTURES="${PROJECT_SOURCE_DIR}/tests/fixtures")
+  add_test(NAME ${stem} COMMAND test_${stem})
 endforeach()
 
 # Tests of what several threads touch, for the ThreadSanitizer job.
 add_custom_target(thread_tests)
 foreach(stem allocator layer_norm matmul parallel random simd tape)
-  if(TARGET test_${stem})
-    add_dependencies(thread_tests test_${stem})
-    set_tests_properties(${stem} PROPERTIES LABELS threads)
-  endif()
+  add_dependencies(thread_tests test_${stem})
+  set_tests_properties(${stem} PROPERTIES LABELS threads)
 endforeach()
 
 # The programs, run as a user would run them.
 if(WEFT_EXAMPLES)
   add_test(NAME readme_model COMMAND readme_model)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
-  foreach(case repeat wrong_use)
+  foreach(case mini_gpt repeat wrong_use)
     add_test(NAME cli_${case}
       COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_${case}.py)
     set_tests_properties(cli_${case} PROPERTIES
       ENVIRONMENT "WEFT_BIN=$<TARGET_FILE_DIR:train_gpt>;PYTHONDONTWRITEBYTECODE=1" PROCESSORS 2)
   endforeach()
 endif()
+
 # xtensor is an independent oracle for array arithmetic; it compiles slowly, so one file includes it.
-if(TARGET test_oracle)
-  find_package(xtensor REQUIRED)
-  target_sources(test_oracle PRIVATE tests/oracle.cpp)
-  target_link_libraries(test_oracle PRIVATE xtensor)
-  # GCC 12 misreads xtensor's small vector.
-  set_source_files_properties(tests/oracle.cpp PROPERTIES COMPILE_OPTIONS
-    "-Wno-array-bounds;-Wno-stringop-overflow;-Wno-stringop-overread")
-endif()
+find_package(xtensor REQUIRED)
+target_sources(test_oracle PRIVATE tests/oracle.cpp)
+target_link_libraries(test_oracle PRIVATE xtensor)
+# GCC 12 misreads xtensor's small vector.
+set_source_files_properties(tests/oracle.cpp PROPERTIES COMPILE_OPTIONS
+  "-Wno-array-bounds;-Wno-stringop-overflow;-Wno-stringop-overread")

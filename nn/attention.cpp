@@ -19,6 +19,12 @@ std::int64_t packed_rows(std::int64_t dim, std::int64_t heads, std::int64_t kv_h
 
 }  // namespace
 
+void Packing::check_row(const Tensor& tokens) const {
+  check(cu_seqlens && positions, "packing: cu_seqlens and positions must both be given");
+  check(tokens.ndim() >= 2 && tokens.dim(0) == 1,
+        "packing: the sequences must lie in one row, (1, tokens), got {}", tokens.shape());
+}
+
 Attention::Attention(std::int64_t dim, std::int64_t heads, const AttentionOptions& o)
     : options(o),
       head_dim(heads > 0 ? dim / heads : 0),
@@ -33,9 +39,13 @@ Attention::Attention(std::int64_t dim, std::int64_t heads, const AttentionOption
   }
 }
 
-Tensor Attention::operator()(const Tensor& x, const RotaryTable* rotary, KvCache* cache,
-                             int layer) const {
+Tensor Attention::operator()(const Tensor& x, const RotaryTable* rotary, const Packing& packing,
+                             KvCache* cache, int layer) const {
   check(x.ndim() == 3, "attention: x must have shape (batch, tokens, dim), got {}", x.shape());
+  if (packing) {
+    packing.check_row(x);
+    check(!cache, "attention: a packed row cannot go with a cache");
+  }
   const std::int64_t batch = x.dim(0), tokens = x.dim(1);
   const std::int64_t all = qkv.weight.dim(0) / head_dim;  // query, key and value heads
   const std::int64_t kv_heads = all / (group_ + 2), heads = group_ * kv_heads;
@@ -45,7 +55,10 @@ Tensor Attention::operator()(const Tensor& x, const RotaryTable* rotary, KvCache
   Tensor v = packed.narrow(2, heads + kv_heads, kv_heads);
   if (q_norm) q = (*q_norm)(q);
   if (k_norm) k = (*k_norm)(k);
-  if (rotary) {
+  if (rotary && packing) {
+    q = rope(q, rotary->cos, rotary->sin, packing.positions);
+    k = rope(k, rotary->cos, rotary->sin, packing.positions);
+  } else if (rotary) {
     const std::int64_t first = cache ? cache->length() : 0;
     q = rope(q, rotary->cos, rotary->sin, first);
     k = rope(k, rotary->cos, rotary->sin, first);
@@ -58,6 +71,7 @@ Tensor Attention::operator()(const Tensor& x, const RotaryTable* rotary, KvCache
   weft::AttentionOptions how;
   how.causal = true;
   how.window = options.window;
+  how.cu_seqlens = packing.cu_seqlens;
   if (drop.p > 0 && is_training()) {
     how.dropout = drop.p;
     const auto per_token = static_cast<std::uint64_t>(k.dim(1));

@@ -18,6 +18,18 @@ struct AttentionOptions {
   Init proj_init = Init::normal(0.02);
 };
 
+/// Several sequences laid side by side in one row, (1, tokens), so that nothing is spent on
+/// padding. Without tensors (the default) every row is one sequence. data::pack_documents() makes
+/// both.
+struct Packing {
+  Tensor cu_seqlens;  ///< i32 (n + 1): sequence i is tokens [cu_seqlens[i], cu_seqlens[i + 1])
+  Tensor positions;   ///< i32 (tokens) or (1, tokens): place of each token in its sequence
+
+  explicit operator bool() const { return cu_seqlens || positions; }
+  /// Throws Error unless both tensors are there and ids (B, T), or x (B, T, C), is one row.
+  void check_row(const Tensor& tokens) const;
+};
+
 /// Causal self-attention:  x (B, T, C) -> (B, T, C). q, k and v come from one packed projection.
 /// The number of heads follows from the weight's rows, so a shard with fewer heads just works.
 struct Attention : Module {
@@ -30,9 +42,9 @@ struct Attention : Module {
 
   Attention(std::int64_t dim, std::int64_t heads, const AttentionOptions& options = {});
   /// `rotary` null: no rotation. With a cache, x is what follows the tokens in it, and `layer` says
-  /// which of its entries is ours.
-  Tensor operator()(const Tensor& x, const RotaryTable* rotary = nullptr, KvCache* cache = nullptr,
-                    int layer = 0) const;
+  /// which of its entries is ours; a packed row cannot have one.
+  Tensor operator()(const Tensor& x, const RotaryTable* rotary = nullptr,
+                    const Packing& packing = {}, KvCache* cache = nullptr, int layer = 0) const;
   void visit(Visitor& v) override;
   std::string describe() const override;
   Attention like() const;

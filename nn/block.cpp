@@ -13,21 +13,21 @@ Block::Block(std::int64_t dim, std::int64_t heads, std::int64_t ffn, const Block
       attn_drop(o.dropout),
       mlp_drop(o.dropout) {}
 
-Stream Block::operator()(const Stream& x, const RotaryTable* rotary, KvCache* cache,
-                         int layer) const {
+Stream Block::operator()(const Stream& x, const RotaryTable* rotary, const Packing& packing,
+                         KvCache* cache, int layer) const {
   Norm::Added in;
   if (x.delta)
     in = attn_norm(x.delta, x.residual);
   else
     in = {attn_norm(x.residual), x.residual};
-  const Tensor a = attn_drop(attn(in.y, rotary, cache, layer));
+  const Tensor a = attn_drop(attn(in.y, rotary, packing, cache, layer));
   in.y = {};  // unrecorded passes give the memory back before the MLP needs its own
   Norm::Added mid = mlp_norm(a, in.sum);
   return {std::move(mid.sum), mlp_drop(mlp(mid.y))};
 }
 
-Tensor Block::operator()(const Tensor& x, const RotaryTable* rotary) const {
-  const Stream out = (*this)(Stream{x, {}}, rotary);
+Tensor Block::operator()(const Tensor& x, const RotaryTable* rotary, const Packing& packing) const {
+  const Stream out = (*this)(Stream{x, {}}, rotary, packing);
   return add(out.residual, out.delta);
 }
 

@@ -29,10 +29,11 @@ struct Block : Module {
 
   Block(std::int64_t dim, std::int64_t heads, std::int64_t ffn, const BlockOptions& options = {});
   /// x (B, T, C) -> (B, T, C)
-  Tensor operator()(const Tensor& x, const RotaryTable* rotary = nullptr) const;
+  Tensor operator()(const Tensor& x, const RotaryTable* rotary = nullptr,
+                    const Packing& packing = {}) const;
   /// The same on the split stream.
-  Stream operator()(const Stream& x, const RotaryTable* rotary, KvCache* cache = nullptr,
-                    int layer = 0) const;
+  Stream operator()(const Stream& x, const RotaryTable* rotary, const Packing& packing = {},
+                    KvCache* cache = nullptr, int layer = 0) const;
   void visit(Visitor& v) override;
   std::string describe() const override { return "Block"; }
   Block like() const;

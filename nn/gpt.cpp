@@ -71,31 +71,35 @@ void Gpt::visit(Visitor& v) {
   v("loss", loss);
 }
 
-Tensor Gpt::embed_tokens(const Tensor& ids, std::int64_t first) const {
+Tensor Gpt::embed_tokens(const Tensor& ids, const Packing& packing, std::int64_t first) const {
   check(ids.ndim() == 2, "gpt: ids must have shape (batch, tokens), got {}", ids.shape());
   const std::int64_t tokens = ids.dim(1);
-  check(first + tokens <= config.seq, "gpt: at most seq {} tokens, got {}", config.seq,
-        first + tokens);
+  if (packing)
+    packing.check_row(ids);
+  else
+    check(first + tokens <= config.seq, "gpt: at most seq {} tokens, got {}", config.seq,
+          first + tokens);
   Tensor x = embed(ids);
-  if (positions) x = add(x, positions->weight.narrow(0, first, tokens));
+  if (positions)
+    x = add(x,
+            packing ? (*positions)(packing.positions) : positions->weight.narrow(0, first, tokens));
   return drop(x);
 }
 
-Tensor Gpt::run(const Tensor& ids, KvCache* cache) const {
-  Stream x{embed_tokens(ids, cache ? cache->length() : 0), {}};
+Tensor Gpt::run(const Tensor& ids, const Packing& packing, KvCache* cache) const {
+  Stream x{embed_tokens(ids, packing, cache ? cache->length() : 0), {}};
   const RotaryTable* angles = rotary ? &*rotary : nullptr;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const Block& block = blocks[i];
     if (config.recompute != Recompute::full || cache) {
-      x = block(x, angles, cache, static_cast<int>(i));
+      x = block(x, angles, packing, cache, static_cast<int>(i));
       continue;
     }
-    TensorList in{x.residual};
-    if (x.delta) in.push_back(x.delta);
+    const TensorList in{x.residual, x.delta, packing.cu_seqlens, packing.positions};
     x = {};
     TensorList out = recompute(
         [&block, angles](const TensorList& s) {
-          Stream y = block(Stream{s[0], s.size() > 1 ? s[1] : Tensor()}, angles);
+          Stream y = block(Stream{s[0], s[1]}, angles, Packing{s[2], s[3]});
           return TensorList{y.residual, y.delta};
         },
         in);
@@ -104,16 +108,20 @@ Tensor Gpt::run(const Tensor& ids, KvCache* cache) const {
   return norm(x.delta, x.residual).y;
 }
 
-Tensor Gpt::hidden(const Tensor& ids) const { return run(ids, nullptr); }
+Tensor Gpt::hidden(const Tensor& ids, const Packing& packing) const {
+  return run(ids, packing, nullptr);
+}
 
-Tensor Gpt::operator()(const Tensor& ids) const { return head(hidden(ids)); }
+Tensor Gpt::operator()(const Tensor& ids, const Packing& packing) const {
+  return head(hidden(ids, packing));
+}
 
 Tensor Gpt::decode(const Tensor& ids, KvCache& cache) const {
   check(ids.ndim() == 2 && ids.dim(1) > 0,
         "gpt: decode needs ids of shape (batch, tokens) with at least 1 token, got {}",
         ids.shape());
   const NoGradGuard off;
-  const Tensor h = run(ids, &cache);
+  const Tensor h = run(ids, {}, &cache);
   cache.advance(ids.dim(1));
   return head(h.select(1, ids.dim(1) - 1));
 }

@@ -64,10 +64,11 @@ struct Gpt : Module {
   CrossEntropyLoss loss;
 
   explicit Gpt(const GptConfig& config);
-  /// ids (B, T) i32 or i64, T <= config.seq  ->  logits (B, T, vocab)
-  Tensor operator()(const Tensor& ids) const;
+  /// ids (B, T) i32 or i64, T <= config.seq  ->  logits (B, T, vocab). With packing, ids are one
+  /// row of sequences of at most config.seq tokens each.
+  Tensor operator()(const Tensor& ids, const Packing& packing = {}) const;
   /// The final norm's output, before the head: (B, T, dim).
-  Tensor hidden(const Tensor& ids) const;
+  Tensor hidden(const Tensor& ids, const Packing& packing = {}) const;
   /// Logits of new tokens that follow those in the cache, which takes them up: ids (B, T) with any
   /// T >= 1, so a prompt goes in at once  ->  logits of the last of them, (B, vocab).
   Tensor decode(const Tensor& ids, KvCache& cache) const;
@@ -77,8 +78,8 @@ struct Gpt : Module {
   Gpt like() const { return Gpt(config); }
 
  private:
-  Tensor embed_tokens(const Tensor& ids, std::int64_t first) const;
-  Tensor run(const Tensor& ids, KvCache* cache) const;
+  Tensor embed_tokens(const Tensor& ids, const Packing& packing, std::int64_t first) const;
+  Tensor run(const Tensor& ids, const Packing& packing, KvCache* cache) const;
 };
 
 }  // namespace weft::nn

@@ -1,7 +1,6 @@
 #include "weft/nn/rotary.h"
 
-#include <cmath>
-
+#include "weft/autograd/rope.h"
 #include "weft/core/error.h"
 
 namespace weft::nn {
@@ -27,18 +26,9 @@ std::string RotaryTable::describe() const {
 
 void RotaryTable::fill_tables() {
   if (cos.is_meta()) return;
-  const std::int64_t half = cos.dim(1);
-  const Tensor c = Tensor::empty(cos.shape(), DType::f64), s = empty_like(c);
-  for (std::int64_t t = 0; t < cos.dim(0); ++t)
-    for (std::int64_t i = 0; i < half; ++i) {
-      // In f64: at position 100,000 an angle in f32 is off by 0.004.
-      const double frequency = std::pow(theta, -static_cast<double>(i) / static_cast<double>(half));
-      const double angle = static_cast<double>(t) * frequency;
-      c.data<double>()[t * half + i] = std::cos(angle);
-      s.data<double>()[t * half + i] = std::sin(angle);
-    }
-  cos.copy_(c);
-  sin.copy_(s);
+  const RopeTables angles = rope_tables(cos.dim(0), 2 * cos.dim(1), theta, cos.dtype());
+  cos.copy_(angles.cos);
+  sin.copy_(angles.sin);
 }
 
 RotaryTable RotaryTable::like() const { return RotaryTable(cos.dim(0), 2 * cos.dim(1), theta); }
