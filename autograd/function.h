@@ -16,8 +16,11 @@ namespace weft {
 ///   }
 ///
 /// forward(inputs) -> y runs unrecorded. backward(inputs, y, dy) -> one gradient per input, null
-/// for none; written with public ops it can be differentiated again. Saves   all inputs and y
-/// Throws  Error when backward returns another number of gradients, or inputs were changed in place
+/// for none; written with public ops it can be differentiated again.
+///
+/// Saves    all inputs and y
+/// Throws   Error when backward returns another number of gradients, or an input was changed in
+///          place
 template <class Forward, class BackwardFn>
 Tensor custom_function(const char* name, const TensorList& inputs, Forward&& forward,
                        BackwardFn backward) {

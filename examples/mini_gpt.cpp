@@ -122,9 +122,9 @@ std::string sample(const MiniGpt& model, std::string text, int count) {
 int main(int argc, char** argv) try {
   check(argc == 2 || argc == 3, "usage: mini_gpt TEXT_FILE [STEPS]");
   const std::string text = data::read_text({argv[1]});
-  check(text.size() > kSeq, "mini_gpt: the text must be longer than {} bytes, got {}", kSeq,
-        text.size());
+  check(text.size() > kSeq, "the text must be longer than {} bytes, got {}", kSeq, text.size());
   const int steps = argc == 3 ? std::atoi(argv[2]) : 300;
+  check(steps >= 1, "STEPS must be a number of at least 1, got '{}'", argv[argc - 1]);
 
   MiniGpt model;
   nn::init(model, 1);
