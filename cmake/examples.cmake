@@ -9,8 +9,10 @@ add_library(weft_train STATIC
   examples/common/progress.cpp
   examples/common/run_folder.cpp
   examples/common/session.cpp
-  examples/common/trainer.cpp)
-target_link_libraries(weft_train PUBLIC weft PRIVATE weft_flags CLI11::CLI11 tomlplusplus::tomlplusplus)
+  examples/common/trainer.cpp
+  examples/common/unknown_flag.cpp)
+target_link_libraries(weft_train PUBLIC weft
+  PRIVATE weft_flags CLI11::CLI11 tomlplusplus::tomlplusplus)
 
 foreach(program train_gpt generate)
   add_executable(${program} examples/${program}.cpp)

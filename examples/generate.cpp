@@ -1,6 +1,5 @@
 // Continues a prompt with a trained model: generate --checkpoint run --prompt "It is a truth".
-#include <CLI/CLI.hpp>
-#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <optional>
 
@@ -8,6 +7,7 @@
 #include "weft/core/parallel.h"
 #include "weft/core/random.h"
 #include "weft/data/tokenizer.h"
+#include "weft/examples/common/command_line.h"
 #include "weft/examples/common/config_file.h"
 #include "weft/examples/common/run_folder.h"
 #include "weft/nn/kv_cache.h"
@@ -23,6 +23,17 @@ struct Options {
   double temperature = 0.8, top_p = 0.95;
   bool print_config = false, dry_run = false;
 };
+
+void check_values(const Options& o) {
+  check(!o.prompt.empty(), "--prompt: must not be empty");
+  check(o.tokens >= 1, "--tokens: must be at least 1, got {}", o.tokens);
+  check(o.temperature >= 0 && std::isfinite(o.temperature),
+        "--temperature: must be at least 0, got {}", o.temperature);
+  check(o.top_k >= 0, "--topk: must be at least 0, got {}", o.top_k);
+  check(o.top_p > 0 && o.top_p <= 1, "--topp: must be in (0, 1], got {}", o.top_p);
+  check(o.seed >= 0, "--seed: must be at least 0, got {}", o.seed);
+  check(o.threads >= 0, "--threads: must be at least 0, got {}", o.threads);
+}
 
 nn::Gpt load(const Options& o) {
   check(o.model.empty(),
@@ -65,7 +76,6 @@ void generate(const Options& o) {
   }
   const data::ByteTokenizer tokenizer;
   std::vector<std::int32_t> text = tokenizer.encode(o.prompt);
-  check(!text.empty(), "--prompt: must not be empty");
   const auto window = static_cast<std::size_t>(model.config.seq);
   const DType dtype = model.embed.weight.dtype();
   std::fputs(o.prompt.c_str(), stdout);
@@ -94,11 +104,14 @@ void generate(const Options& o) {
 }  // namespace
 
 int main(int argc, char** argv) try {
+  set_log_handler([](std::string_view line) {
+    std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
+  });
   Options o;
   CLI::App app("Continues a prompt with a trained model.", "generate");
   app.add_option("--checkpoint", o.checkpoint, "folder of a run (--out of train_gpt) or of a step");
   app.add_option("--model", o.model, "Hugging Face folder")->group("Reserved");
-  app.add_option("--prompt", o.prompt, "text to go on from")->capture_default_str();
+  app.add_option("--prompt", o.prompt, "text to go on from")->default_str("\\n");
   app.add_option("--tokens", o.tokens, "tokens to add")->capture_default_str();
   app.add_option("--temperature", o.temperature, "0: always the likeliest")->capture_default_str();
   app.add_option("--topk", o.top_k, "choose among this many; 0: all")->capture_default_str();
@@ -120,18 +133,8 @@ int main(int argc, char** argv) try {
       option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.add_flag("--print-config", o.print_config, "print a complete --config file and stop");
   app.add_flag("--dry-run", o.dry_run, "load the model, print its tree, and stop");
-  try {
-    std::vector<std::string> args = train::expand_config(argc, argv);
-    std::reverse(args.begin(), args.end());  // CLI11 takes a vector from its end
-    app.parse(args);
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app.help().c_str(), stdout);
-    return 0;
-  } catch (const CLI::ParseError& e) {
-    throw Error(e.what());
-  }
-  check(o.tokens >= 0, "--tokens: must be at least 0, got {}", o.tokens);
-  check(o.seed >= 0, "--seed: must be at least 0, got {}", o.seed);
+  if (!train::parse_command_line(app, train::expand_config(argc, argv))) return 0;
+  check_values(o);
   if (o.print_config) {
     std::fputs(to_toml(o).c_str(), stdout);
     return 0;

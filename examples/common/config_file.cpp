@@ -21,6 +21,7 @@ std::string text_of(const toml::node& value, const std::string& key) {
 std::vector<std::string> read_config(const std::string& path,
                                      const std::vector<std::string>& command_line) {
   check(io::exists(path), "--config: no file '{}'", path);
+  check(!io::is_directory(path), "--config: '{}' is a folder", path);
   toml::table table;
   try {
     table = toml::parse(io::read_file(path));
@@ -31,6 +32,7 @@ std::vector<std::string> read_config(const std::string& path,
   std::vector<std::string> flags;
   for (const auto& [key, value] : table) {
     const std::string name(key.str()), flag = "--" + name;
+    check(name != "config", "--config: '{}' cannot name another config file", path);
     if (const auto* list = value.as_array()) {
       const auto given = [&](const std::string& a) {
         return a == flag || a.rfind(flag + "=", 0) == 0;

@@ -1,10 +1,11 @@
 #include "weft/examples/common/options.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include "weft/core/error.h"
+#include "weft/examples/common/command_line.h"
 #include "weft/examples/common/config_file.h"
 
 namespace weft::train {
@@ -161,29 +162,6 @@ void bind_options(CLI::App& app, Options& o) {
         ->group("Reserved (refused until the feature exists)");
 }
 
-std::size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t corner = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t above = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, corner + (a[i - 1] != b[j - 1])});
-      corner = above;
-    }
-  }
-  return row[b.size()];
-}
-
-[[noreturn]] void throw_unknown(const CLI::App& app, const std::string& name) {
-  std::string best;
-  for (const CLI::Option* o : app.get_options())
-    if (best.empty() || edit_distance(name, o->get_name()) < edit_distance(name, best))
-      best = o->get_name();
-  throw Error(message("unknown flag '{}'; the nearest is {} (--help lists all)", name, best));
-}
-
 void apply_preset(const std::string& name, Options& o) {
   for (const Preset& p : kPresets) {
     if (name != p.name) continue;
@@ -231,6 +209,16 @@ void check_values(const Options& o) {
                                     {"--keep", o.keep},
                                     {"--eval-every", o.eval_every}})
     check_at_least(flag, static_cast<double>(value), 0);
+  Options copy = o;
+  each_option(copy, []<class T>(const char* flag, const T& value, const char*, const char*) {
+    if constexpr (std::is_same_v<T, double>)
+      check(std::isfinite(value), "{}: must be finite, got {}", flag, value);
+  });
+  check(static_cast<double>(o.steps) * static_cast<double>(o.batch) * static_cast<double>(o.seq) <
+            9e18,
+        "--steps: {} steps of {} x {} tokens are more than can be counted", o.steps, o.batch,
+        o.seq);
+  check(o.warmup <= o.steps, "--warmup: must be at most --steps {}, got {}", o.steps, o.warmup);
   check(o.lr > 0, "--lr: must be above 0, got {}", o.lr);
   check(o.eps > 0, "--eps: must be above 0, got {}", o.eps);
   check(o.rope_theta > 0, "--rope-theta: must be above 0, got {}", o.rope_theta);
@@ -296,21 +284,10 @@ Parsed parse_options(const std::string& program, int argc, char** argv) {
       ->group("Run");
   app.add_flag("--dry-run", o.dry_run, "check everything, print sizes and memory, and stop")
       ->group("Run");
-  app.allow_extras();
-  std::reverse(args.begin(), args.end());  // CLI11 takes a vector from its end
-  try {
-    app.parse(args);
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app.help().c_str(), stdout);
+  if (!parse_command_line(app, std::move(args))) {
     parsed.exit_status = 0;
     return parsed;
-  } catch (const CLI::ParseError& e) {
-    std::string line = e.what();
-    std::replace(line.begin(), line.end(), '\n', ' ');
-    throw Error(line);
   }
-  for (const std::string& name : app.remaining(true))
-    throw_unknown(app, name.substr(0, name.find('=')));
   check_values(o);
   if (print_config) {
     std::fputs(to_toml(o).c_str(), stdout);

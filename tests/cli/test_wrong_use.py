@@ -1,5 +1,5 @@
-"""Wrong uses of train_gpt: one clear line on stderr, the documented exit status, and no harm to
-what was saved before."""
+"""Wrong uses of train_gpt and generate: one clear line on stderr, the documented exit status, and no
+harm to what was saved before."""
 import os
 import pathlib
 import resource
@@ -61,6 +61,11 @@ def bad_values(folder):
     refused(run("train_gpt", *base(folder), "--dropout", "1.5"), 2, "--dropout", "1.5")
     refused(run("train_gpt", *base(folder), "--micro-batch", "3"), 2, "--micro-batch", "3")
     refused(run("train_gpt", *base(folder), "--arch", "bert"), 2, "--arch", "bert")
+    refused(run("train_gpt", *base(folder), "--lr", "inf"), 2, "--lr", "finite")
+    refused(run("train_gpt", *base(folder), "--steps", "9" * 20), 2, "--steps")
+    refused(run("train_gpt", *base(folder), "--warmup", "5"), 2, "--warmup", "--steps 4")
+    for kind in ("gpt2:file", "sp:file", "words"):
+        refused(run("train_gpt", *base(folder), "--tokenizer", kind), 2, "--tokenizer", kind)
     refused(run("train_gpt", *base(folder), "--device", "cuda"), 2, "CUDA")
 
 
@@ -140,6 +145,49 @@ def out_of_memory(folder):
     refused(done, 1, "memory")
 
 
+def damaged_config(folder):
+    config = pathlib.Path(folder) / "c.toml"
+    for content, parts in (('window = "three"', ("--window", "three")),
+                           ("window = 3.5", ("--window", "3.5")),
+                           ("layers = [", ("line 1", "c.toml")),
+                           ("lr = 1e-3\nlayers 3", ("line 2", "c.toml")),
+                           ("layers = 3\nlayers = 4", ("line 2", "layers")),
+                           ("[model]\nlayers = 3", ("'model'",)),
+                           ("day = 2020-01-01", ("'day'",)),
+                           ("config = 'more.toml'", ("another config file",)),
+                           ("tp = 2", ("--tp", "does not exist yet")),
+                           ("arch = 'bert'", ("--arch", "bert"))):
+        config.write_text(content + "\n")
+        refused(run("train_gpt", *base(folder), "--config", config), 2, *parts)
+    refused(run("train_gpt", "--config", f"{folder}/none.toml"), 2, "no file", "none.toml")
+    refused(run("train_gpt", "--config", folder), 2, folder, "folder")
+    refused(run("generate", "--config", f"{folder}/none.toml"), 2, "no file", "none.toml")
+
+
+def wrong_uses_of_generate(folder):
+    train(*base(folder, "--steps", "1"))
+    good, empty = f"{folder}/run", pathlib.Path(folder) / "empty"
+    empty.mkdir()
+    for args, parts in (([], ("--checkpoint",)),
+                        (["--checkpoint", f"{folder}/none"], ("no checkpoint", "none")),
+                        (["--checkpoint", empty], ("no checkpoint", "empty")),
+                        (["--checkpoint", good, "--topp", "0"], ("--topp", "(0, 1]", "0")),
+                        (["--checkpoint", good, "--topp", "1.5"], ("--topp", "1.5")),
+                        (["--checkpoint", good, "--temperature", "-1"], ("--temperature", "-1")),
+                        (["--checkpoint", good, "--temperature", "nan"], ("--temperature",)),
+                        (["--checkpoint", good, "--topk", "-1"], ("--topk", "-1")),
+                        (["--checkpoint", good, "--tokens", "0"], ("--tokens", "at least 1")),
+                        (["--checkpoint", good, "--prompt", ""], ("--prompt", "empty")),
+                        (["--checkpoint", good, "--seed", "-2"], ("--seed", "-2")),
+                        (["--checkpoint", good, "--threads", "-2"], ("--threads", "-2")),
+                        (["--checkpoint", good, "--tokns", "3"], ("--tokns", "--tokens")),
+                        (["--model", folder], ("--model", "does not exist yet")),
+                        (["--speculative"], ("--speculative", "does not exist yet"))):
+        done = run("generate", *args)
+        refused(done, 2, *parts)
+        assert done.stdout == "", done.stdout
+
+
 def interrupt_saves(folder):
     args = base(folder, "--steps", "100000")
     process = subprocess.Popen([BIN / "train_gpt", *args], stdout=subprocess.PIPE,
@@ -158,4 +206,4 @@ def interrupt_saves(folder):
 main([unknown_flag, reserved_flag, missing_file, empty_file, data_too_short, heads_do_not_divide,
       bad_values, vocabulary_too_small, no_data, holds_a_run, damaged_checkpoint,
       every_checkpoint_damaged, checkpoint_of_another_shape, unwritable_folder, injected_nan,
-      full_disk, out_of_memory, interrupt_saves])
+      full_disk, out_of_memory, damaged_config, wrong_uses_of_generate, interrupt_saves])

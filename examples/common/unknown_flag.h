@@ -1,0 +1,12 @@
+#pragma once
+#include <string>
+#include <vector>
+
+namespace weft::train {
+
+/// Throws Error (Fault::user) that names the known flag nearest to what was given. `given` may end
+/// in "=value".
+[[noreturn]] void throw_unknown_flag(const std::string& given,
+                                     const std::vector<std::string>& known);
+
+}  // namespace weft::train
