@@ -59,8 +59,13 @@ void merge_batch(const Tensor& a, const Tensor& b, const Tensor& out, GemmShape&
 void fold_batch_into_rows(GemmShape& g) {
   const int last = g.batch.size() - 1;
   if (last < 0 || g.trans_a || g.b_step[last] != 0) return;
-  if (g.m == 1) g.lda = g.a_step[last], g.ldc = g.out_step[last];
-  if (g.a_step[last] != g.m * g.lda || g.out_step[last] != g.m * g.ldc || g.lda < g.k) return;
+  // The rows of a and out must go on evenly from one matrix to the next; a matrix of one row leaves
+  // the distance open.
+  const std::int64_t lda = g.m == 1 ? g.a_step[last] : g.lda;
+  const std::int64_t ldc = g.m == 1 ? g.out_step[last] : g.ldc;
+  if (g.a_step[last] != g.m * lda || g.out_step[last] != g.m * ldc || lda < g.k) return;
+  g.lda = lda;
+  g.ldc = ldc;
   g.m *= g.batch[last];
   g.batch.pop_back();
   g.a_step.pop_back();
