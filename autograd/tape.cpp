@@ -1,5 +1,6 @@
 #include "weft/autograd/tape.h"
 
+#include <atomic>
 #include <memory>
 
 #include "weft/autograd/elementwise.h"
@@ -8,11 +9,22 @@ namespace weft {
 
 constinit thread_local Tape* Tape::current_ = nullptr;
 constinit thread_local Tape* Tape::innermost_ = nullptr;
-constinit thread_local std::uint64_t Tape::outermost_base_ = UINT64_MAX;
+constinit thread_local std::uint64_t Tape::outermost_base_ = Tape::kNoBase;
 
 namespace {
 
-constinit thread_local std::uint64_t next_id = 1;
+// Every thread numbers tensors in blocks of its own, so that a tensor which was recorded on another
+// thread is never taken for one of this thread's.
+constexpr std::uint64_t kIdBlock = 2 * Tape::kReach;
+std::atomic<std::uint64_t> next_block{kIdBlock};  // 0 means: not numbered
+constinit thread_local std::uint64_t next_id = 0, id_block_half = 0;
+
+// To be called when no tape can run: from here on kReach numbers are left in the block.
+void renew_id_block() {
+  if (next_id < id_block_half) return;
+  next_id = next_block.fetch_add(kIdBlock, std::memory_order_relaxed);
+  id_block_half = next_id + Tape::kReach;
+}
 constinit thread_local const char* running_op = nullptr;
 constinit thread_local std::int64_t pending_saved_bytes = 0;
 
@@ -173,11 +185,12 @@ Tape::Tape()
     : state_(Pool::get().take()),
       scope_outer_(innermost_),
       outer_(current_),
-      base_(next_id),
       outer_base_(outermost_base_) {
   // Enclosing tapes that can still run keep their view of which tensors are their own.
   const Tape* enclosing = scope_outer_;
   while (enclosing && enclosing->mode_ == Mode::spent) enclosing = enclosing->scope_outer_;
+  if (!enclosing) renew_id_block();
+  base_ = next_id;
   if (!enclosing) outermost_base_ = base_;
   current_ = innermost_ = this;
 }
@@ -245,7 +258,7 @@ void* Tape::begin_node(const char* name, const TensorRefs& inputs, const TensorR
     std::uint64_t id = 0;
     if (x && follows(x)) {
       TensorImpl* impl = x.impl();
-      if (impl->tape_id < outermost_base_) impl->tape_id = next_id++;
+      if (!numbered(impl->tape_id)) impl->tape_id = next_id++;
       id = impl->tape_id;
       if (impl->leaf) {
         Slot& s = slot(id);
@@ -315,7 +328,7 @@ void Tape::finish_leaf(Leaf& leaf, Slot& s) {
       x.set_grad(add(old, g));
   } else {
     // grad() belongs to the user: it must not share memory with another gradient.
-    x.set_grad(current_ == nullptr && !(uniquely_owned(g) && g.is_contiguous()) ? g.clone() : g);
+    x.set_grad(uniquely_owned(g) && g.is_contiguous() ? g : g.clone());
   }
   g = {};
   if (grad_ready_) grad_ready_(x);
@@ -343,25 +356,28 @@ void Tape::run_node(Node& node) {
   }
 }
 
-void Tape::start(const char* caller, const Tensor& y, const Tensor& dy) {
+void Tape::check_runnable(const char* caller) const {
+  check(mode_ != Mode::spent,
+        "{}: this tape is spent; open a new weft::Tape and run the forward pass again", caller);
+  check(mode_ == Mode::recording, "{}: this tape is already running", caller);
+}
+
+void Tape::check_loss(const char* caller, const Tensor& y, const Tensor& dy) const {
   check(static_cast<bool>(y), "{}: loss must be a tensor, got a null handle", caller);
   check(dy || y.numel() == 1, "{}: loss must have 1 element or come with dy, got shape {}", caller,
         y.shape());
   check(!dy || (dy.shape() == y.shape() && dy.dtype() == y.dtype()),
         "{}: dy must have the loss's shape {} and dtype {}, got {} and {}", caller, y.shape(),
         y.dtype(), dy ? dy.shape() : Shape{}, dy ? dy.dtype() : y.dtype());
-  check(y.requires_grad() && y.impl()->tape_id >= base_,
+  check(y.requires_grad() && numbered(y.impl()->tape_id) && y.impl()->tape_id >= base_,
         "{}: the loss is not on this tape; no input of it required a gradient, or it was computed "
         "before the tape was opened",
         caller);
-  accumulate(slot(y.impl()->tape_id), caller,
-             dy ? dy : Tensor::ones(y.shape(), y.dtype(), y.device()));
 }
 
 void Tape::run(const char* caller, const TensorList& ys, const TensorList& dys) {
-  check(mode_ != Mode::spent,
-        "{}: this tape is spent; open a new weft::Tape and run the forward pass again", caller);
-  check(mode_ == Mode::recording, "{}: this tape is already running", caller);
+  check_runnable(caller);
+  for (int i = 0; i < ys.size(); ++i) check_loss(caller, ys[i], dys[i]);
   CategoryScope category(Category::gradient);
   struct Restore {
     Tape* tape;
@@ -373,7 +389,11 @@ void Tape::run(const char* caller, const TensorList& ys, const TensorList& dys) 
       tape->mode_ = Mode::spent;
     }
   } restore{this, std::exchange(current_, outer_), running_op};
-  for (int i = 0; i < ys.size(); ++i) start(caller, ys[i], dys[i]);
+  for (int i = 0; i < ys.size(); ++i) {
+    const Tensor& y = ys[i];
+    accumulate(slot(y.impl()->tape_id), caller,
+               dys[i] ? dys[i] : Tensor::ones(y.shape(), y.dtype(), y.device()));
+  }
   mode_ = Mode::running;
   while (Node* node = state_->last) {
     state_->last = node->previous;
@@ -405,12 +425,16 @@ void Tape::backward(const Tensor& loss, const Tensor& dy) {
 }
 
 TensorList Tape::gradients(const Tensor& loss, const TensorList& xs, const Tensor& dy) {
+  // Every check comes before the first change: a refused call leaves the tape as it was.
+  check_runnable("grad");
+  check_loss("grad", loss, dy);
   for (const Tensor& x : xs) {
-    check(x && follows(x),
-          "grad: every x must require a gradient and be part of the recording, got {}",
-          x ? to_string(x.shape()) : std::string("a null tensor"));
-    want_gradient(x);
+    check(static_cast<bool>(x),
+          "grad: every x must require a gradient and be part of the recording, got a null tensor");
+    check(follows(x), "grad: every x must require a gradient and be part of the recording, got {}",
+          x.shape());
   }
+  for (const Tensor& x : xs) want_gradient(x);
   collect_only_ = true;
   run("grad", {loss}, {dy});
   TensorList out;
@@ -421,11 +445,11 @@ TensorList Tape::gradients(const Tensor& loss, const TensorList& xs, const Tenso
 
 // A tensor older than every tape of this thread was used by none of them.
 void Tape::want_gradient(const Tensor& x) {
-  if (x.impl()->tape_id >= outermost_base_) slot(x.impl()->tape_id).wanted = true;
+  if (numbered(x.impl()->tape_id)) slot(x.impl()->tape_id).wanted = true;
 }
 
 Tensor Tape::take_gradient(const Tensor& x) {
-  return x.impl()->tape_id >= outermost_base_ ? slot(x.impl()->tape_id).grad : Tensor();
+  return numbered(x.impl()->tape_id) ? slot(x.impl()->tape_id).grad : Tensor();
 }
 
 std::vector<Tensor> Tape::leaves() const {

@@ -100,7 +100,7 @@ class Tape {
 
   /// Runs the record backwards from `loss` with cotangent `dy` (null: 1, for a one-element loss),
   /// and fills grad() of every leaf. The tape is spent afterwards.
-  /// Throws Error when the loss is not on this tape, or the tape is spent.
+  /// Throws Error when the loss is not on this tape (the tape stays usable), or the tape is spent.
   void backward(const Tensor& loss, const Tensor& dy = {});
 
   /// d(loss)/d(x) for each x (null where the loss does not depend on it); touches no grad().
@@ -136,9 +136,12 @@ class Tape {
     record_refs(name, TensorRefs(inputs), TensorRefs(outputs), std::forward<F>(fn));
   }
 
+  /// How many tensors the tapes of one thread can number before the outermost of them ends.
+  static constexpr std::uint64_t kReach = std::uint64_t{1} << 39;
+
   /// Does any tape of this thread follow this tensor?
   static bool follows(const Tensor& t) {
-    return t.requires_grad() && (t.impl()->leaf || t.impl()->tape_id >= outermost_base_);
+    return t.requires_grad() && (t.impl()->leaf || numbered(t.impl()->tape_id));
   }
 
  private:
@@ -152,6 +155,9 @@ class Tape {
   struct OldSlots;
   struct State;
   struct Pool;
+  static constexpr std::uint64_t kNoBase = std::uint64_t{1} << 63;
+  /// Was this number given out since this thread's outermost tape was opened?
+  static bool numbered(std::uint64_t id) { return id - outermost_base_ < kReach; }
   enum class Mode : std::uint8_t { recording, counting, running, spent };
   using Invoke = void (*)(void* fn, Backward& b);
   using Destroy = void (*)(void* fn);
@@ -162,7 +168,8 @@ class Tape {
   void* begin_node(const char* name, const TensorRefs& inputs, const TensorRefs& outputs,
                    std::size_t fn_bytes, Invoke invoke, Destroy destroy);
   void run(const char* caller, const TensorList& ys, const TensorList& dys);
-  void start(const char* caller, const Tensor& y, const Tensor& dy);
+  void check_runnable(const char* caller) const;
+  void check_loss(const char* caller, const Tensor& y, const Tensor& dy) const;
   void run_node(Node& node);
   Slot& slot(std::uint64_t id);
   void accumulate(Slot& slot, const char* op, Tensor dx);

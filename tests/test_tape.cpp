@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <thread>
 #include <vector>
 
 #include "support.h"
@@ -68,6 +69,16 @@ TEST_CASE("tape: gradients of two leaves never share memory") {
   CHECK(a.grad().raw() != b.grad().raw());
   a.grad().mul_(5);
   CHECK(test::mismatch(b.grad(), Tensor::ones({4}, DType::f64), 0) == "");
+}
+
+TEST_CASE("tape: gradients of two leaves never share memory, under an outer tape either") {
+  const Tensor a = leaf({4}, 1), b = leaf({4}, 2);
+  const Tape outer;
+  {
+    Tape tape;
+    sum(a + b).backward();
+  }
+  CHECK(a.grad().raw() != b.grad().raw());
 }
 
 TEST_CASE("tape: several outputs, of which some are unused") {
@@ -193,6 +204,12 @@ TEST_CASE("tape: errors say what is missing") {
     const Tensor y = x * x;
     CHECK(test::error_of([&] { y.backward(); }) ==
           "backward: loss must have 1 element or come with dy, got shape [3]");
+    CHECK(test::error_of([&] {
+            grad(sum(y), {x, Tensor()});
+          }) ==
+          "grad: every x must require a gradient and be part of the recording, got a null tensor");
+    sum(y).backward();  // a refused call has changed nothing
+    CHECK(test::mismatch(x.grad(), x.detach() * 2.0, 1e-12) == "");
   }
   {
     Tape tape;
@@ -210,6 +227,42 @@ TEST_CASE("tape: errors say what is missing") {
   Tape tape;
   CHECK(test::error_of([&] { grad(sum(x), {plain}); }) ==
         "grad: every x must require a gradient and be part of the recording, got [3]");
+}
+
+TEST_CASE("tape: a hook that calls grad() is refused, and every leaf still gets its gradient") {
+  const Tensor a = leaf({3}, 1), b = leaf({3}, 2);
+  Tape tape;
+  std::string refused;
+  tape.on_grad_ready([&](const Tensor& x) { refused = test::error_of([&] { grad(x, {x}); }); });
+  sum((b * 2.0) * (a * 3.0)).backward();
+  CHECK(refused == "grad: this tape is already running");
+  CHECK(test::mismatch(a.grad(), b.detach() * 6.0, 1e-12) == "");
+  CHECK(test::mismatch(b.grad(), a.detach() * 6.0, 1e-12) == "");
+}
+
+TEST_CASE("tape: a leaf that another thread has recorded is an ordinary leaf here") {
+  const Tensor w = leaf({1});
+  {
+    Tape tape;
+    Tensor y = w * 1.0;
+    for (int i = 0; i < 20; ++i) y = y * 1.0;
+    sum(y * w).backward();  // w carries a number of this thread now
+  }
+  Tensor stale;
+  {
+    Tape tape;
+    stale = w * 2.0;
+  }
+  std::string wrong;
+  std::thread([&] {
+    w.set_grad({});
+    Tape tape;
+    Tensor y = w * 2.0;
+    for (int i = 0; i < 60; ++i) y = y * 1.0;  // passes every number that the other thread gave out
+    sum(y * y + stale * 3.0).backward();
+    wrong = test::mismatch(w.grad(), w.detach() * 8.0, 1e-12);
+  }).join();
+  CHECK(wrong == "");
 }
 
 TEST_CASE("tape: a tensor of a finished tape is a constant for the next") {
