@@ -1,4 +1,6 @@
 // Functions of one operand whose derivative needs no fused kernel.
+#include <cmath>
+
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/elementwise_common.h"
 
@@ -71,6 +73,9 @@ Tensor square(const Tensor& x) {
 Tensor clamp(const Tensor& x, double low, double high) {
   check_numeric("clamp", x.dtype());
   check(low <= high, "clamp: low must be at most high, got {} and {}", low, high);
+  check(is_compute(x.dtype()) || (low == std::trunc(low) && high == std::trunc(high)),
+        "clamp: low and high must be whole for a tensor of {}, got {} and {}", x.dtype(), low,
+        high);
   Tensor y = empty_like(x);
   dispatch<cpu::clamp, cuda::clamp>(x, low, high, y);
   if (recording(x))

@@ -208,6 +208,22 @@ TEST_CASE("elementwise: integers add, subtract, multiply, compare and wrap aroun
   CHECK(test::different_bits(abs(Tensor::of({-4, 4}, {2}, DType::i64)),
                              Tensor::of({4, 4}, {2}, DType::i64)) == "");
   CHECK(neg(Tensor::of({1}, {1}, DType::u8)).item() == 255);
+  CHECK((Tensor::of({1}, {1}, DType::u8) + -3.0).item() == 254);
+  CHECK((largest + 4294967297.0).item() == -2147483648.0);
+}
+
+TEST_CASE("elementwise: a bound beyond the range of an integer type stays a bound") {
+  for (const DType t : {DType::i32, DType::i64, DType::u8}) {
+    CAPTURE(name(t));
+    const Tensor x = Tensor::of({1, 5}, {2}, t);
+    for (const double far : {1e30, kInf}) {
+      CHECK(test::different_bits(clamp(x, -far, far), x) == "");
+      CHECK(test::different_bits(clamp(x, -1, 4), Tensor::of({1, 4}, {2}, t)) == "");
+      CHECK(test::different_bits(minimum(x, far), x) == "");
+      CHECK(test::different_bits(maximum(x, -far), x) == "");
+      CHECK(test::different_bits(maximum(x, -1), x) == "");
+    }
+  }
 }
 
 TEST_CASE("elementwise: where moves any dtype unchanged") {
@@ -296,6 +312,8 @@ TEST_CASE("elementwise: errors name the rule and the values") {
   CHECK(error_of([&] { eq(h, h); }) ==
         "eq: dtype must be one of f32, f64, bf16, i32, i64, u8, bool, got f16");
   CHECK(error_of([&] { clamp(f, 1, 0); }) == "clamp: low must be at most high, got 1 and 0");
+  CHECK(error_of([&] { clamp(i, 0.5, 2); }) ==
+        "clamp: low and high must be whole for a tensor of i64, got 0.5 and 2");
   CHECK(error_of([&] { where(f, f, f); }) == "where: condition must be bool, got f32");
   CHECK(error_of([&] { where(flag, f, f); }) == "where: shapes must broadcast, got [2] and [2, 3]");
   CHECK(error_of([&] { where(flag.to(kMeta), f, f); }) ==

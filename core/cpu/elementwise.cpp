@@ -93,7 +93,7 @@ void unary(const Tensor& x, UnaryOp op, const Tensor& out) {
 void clamp(const Tensor& x, double low, double high, const Tensor& out) {
   dispatch_numeric(x.dtype(), [&]<class T>() {
     using C = Compute<T>;
-    const C lo = static_cast<C>(low), hi = static_cast<C>(high);
+    const C lo = nearest<C>(low), hi = nearest<C>(high);
     update<T>(x, out, [=](C v, C) { return v < lo ? lo : v > hi ? hi : v; });  // keeps NaN
   });
 }
@@ -120,7 +120,7 @@ void add_scaled(const Tensor& x, double alpha, const Tensor& out) {
       out.dtype(),
       [&]<class T>() {
         using C = Compute<T>;
-        const C factor = static_cast<C>(alpha);
+        const C factor = number<BinaryOp::mul, C>(alpha);
         update<T>(x, out, [=](C v, C old) {
           return apply<BinaryOp::add>(old, apply<BinaryOp::mul>(factor, v));
         });
@@ -133,7 +133,7 @@ void scale(const Tensor& out, double factor) {
       out.dtype(),
       [&]<class T>() {
         using C = Compute<T>;
-        const C f = static_cast<C>(factor);
+        const C f = number<BinaryOp::mul, C>(factor);
         T* p = out.data<T>();
         each_run<1>({&out}, 1,
                     [=](const PerOperand<1>& at, const PerOperand<1>& step, std::int64_t n) {

@@ -189,7 +189,7 @@ void binary_scalar(const Tensor& a, double value, BinaryOp runtime_op, bool reve
     else
       with_dtype<op>(out.dtype(), [&]<class T>() {
         using C = Compute<T>;
-        const C v = static_cast<C>(value);
+        const C v = number<op, C>(value);
         if constexpr (op == BinaryOp::sub || op == BinaryOp::div || op == BinaryOp::pow)
           if (reversed)
             return scalar_typed<T, T>(a, v, out, work_of(op),

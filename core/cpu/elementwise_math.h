@@ -1,5 +1,7 @@
 #pragma once
 #include <cmath>
+#include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "weft/core/kernels/elementwise.h"
@@ -15,6 +17,18 @@ template <class C>
 using Wrapping = typename std::conditional_t<std::is_integral_v<C>, std::make_unsigned<C>,
                                              std::type_identity<C>>::type;
 
+/// The number next to v that C holds: v itself in floating point, the end of the range for an
+/// integer type that is too narrow.
+template <class C>
+C nearest(double v) {
+  if constexpr (std::is_integral_v<C>) {
+    using Limits = std::numeric_limits<C>;
+    if (v <= static_cast<double>(Limits::min())) return Limits::min();
+    if (v >= static_cast<double>(Limits::max())) return Limits::max();
+  }
+  return static_cast<C>(v);
+}
+
 inline constexpr double kSqrt2OverPi = 0.79788456080286535588;
 inline constexpr double kSqrtHalf = 0.70710678118654752440;
 inline constexpr double kInverseSqrt2Pi = 0.39894228040143267794;
@@ -28,6 +42,16 @@ constexpr bool takes_integers(UnaryOp op) {
 constexpr bool takes_integers(BinaryOp op) {
   return op == BinaryOp::add || op == BinaryOp::sub || op == BinaryOp::mul ||
          op == BinaryOp::minimum || op == BinaryOp::maximum;
+}
+
+/// A number as the second operand of an op. Integer sums and products wrap around, so the number
+/// may; a bound beyond the range must stay a bound.
+template <BinaryOp op, class C>
+C number(double v) {
+  if constexpr (std::is_integral_v<C> && op != BinaryOp::minimum && op != BinaryOp::maximum)
+    return static_cast<C>(nearest<std::int64_t>(v));
+  else
+    return nearest<C>(v);
 }
 
 template <class C>
