@@ -12,6 +12,10 @@ using namespace detail;
 
 namespace {
 
+// Differences of numbers that are close to each other need more digits than bf16 keeps of a mean or
+// of a sum of exponentials.
+Tensor computed(const Tensor& x) { return x.dtype() == DType::bf16 ? cast(x, DType::f32) : x; }
+
 Tensor cumsum_along(const Tensor& x, int dim, bool reverse) {
   const DType dtype = is_compute(x.dtype()) ? x.dtype() : DType::i64;
   const Axes axes("cumsum", x.shape(), {dim});
@@ -38,9 +42,10 @@ Tensor var(const Tensor& x, std::initializer_list<int> dims, int correction, boo
                         x.dtype(), center, scale);
   if (recording(x))
     Tape::record("var", {&x}, {&y}, [s = save(x), kept, n, scale](Backward& g) {
-      const Tensor& saved = s.get();
+      const Tensor saved = computed(s.get());
       const Tensor mu = mul(sum_to(saved, kept), 1 / n);
-      g.add(0, mul(mul(reshape(g.dy(), kept), 2 * scale), sub(saved, mu)));
+      const Tensor dy = mul(reshape(computed(g.dy()), kept), 2 * scale);
+      g.add(0, cast(mul(dy, sub(saved, mu)), s.get().dtype()));
     });
   return y;
 }
@@ -94,11 +99,13 @@ Tensor logsumexp(const Tensor& x, int dim, bool keepdim) {
             .to(x.dtype());
   }
   if (recording(x))
-    Tape::record("logsumexp", {&x}, {&y}, [s = save(x), sy = save(y, "y"), kept](Backward& g) {
-      const Tensor& total = sy.get();
+    Tape::record("logsumexp", {&x}, {&y}, [s = save(x), sy = save(y, "y"), kept, dim](Backward& g) {
+      const Tensor saved = computed(s.get());
+      const Tensor total = saved.same(s.get()) ? sy.get() : logsumexp(saved, dim);
       const Tensor zero = Tensor::zeros({}, total.dtype(), total.device());
       const Tensor safe = where(eq(total, -kInfinity), zero, total);  // all of x is -infinity
-      g.add(0, mul(exp(sub(s.get(), reshape(safe, kept))), reshape(g.dy(), kept)));
+      const Tensor dx = mul(exp(sub(saved, reshape(safe, kept))), reshape(computed(g.dy()), kept));
+      g.add(0, cast(dx, s.get().dtype()));
     });
   return y;
 }

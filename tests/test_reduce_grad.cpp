@@ -106,6 +106,17 @@ TEST_CASE("reduce: f32 and bf16 gradients agree with f64") {
     }
 }
 
+TEST_CASE("reduce: bf16 gradients where bf16 cannot hold the mean or the total") {
+  const auto close = [](Reduction op, const Tensor& x) {
+    const Tensor want = gradient(op, x.to(DType::f64), Tensor::ones({}, DType::f64));
+    return mismatch(gradient(op, x, Tensor::ones({}, DType::bf16)), want, 0.01);
+  };
+  CHECK(close([](const Tensor& t) { return var(t, {0}); },
+              Tensor::of({1000, 1004, 1008, 1016}, {4}, DType::bf16)) == "");
+  CHECK(close([](const Tensor& t) { return logsumexp(t); },
+              Tensor::of({100, 100, 99}, {3}, DType::bf16)) == "");
+}
+
 TEST_CASE("reduce: the gradient of max and min goes to the first of equals") {
   const Tensor x = Tensor::of({1, 3, 3, 0, 0, 3}, {2, 3});
   CHECK(mismatch(gradient([](const Tensor& t) { return max(t); }, x),
