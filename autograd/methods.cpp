@@ -1,4 +1,6 @@
 // Tensor's members that need ops: declared in core/tensor.h, each forwards to the free function.
+#include <cmath>
+
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/indexing.h"
 #include "weft/autograd/matmul.h"
@@ -80,6 +82,12 @@ void begin_write(const char* op, const Tensor& t) {
   t.bump_version();
 }
 
+// 0.5 would silently become 0.
+void check_whole(const char* op, const Tensor& t, double value) {
+  check(!is_integral(t.dtype()) || value == std::trunc(value),
+        "{}: the number must be whole for a tensor of {}, got {}", op, t.dtype(), value);
+}
+
 }  // namespace
 
 const Tensor& Tensor::fill_(double value) const {
@@ -89,24 +97,26 @@ const Tensor& Tensor::fill_(double value) const {
 }
 
 const Tensor& Tensor::copy_(const Tensor& source) const {
-  begin_write("copy_", *this);
   check(source.shape() == shape(), "copy_: source must have shape {}, got {}", shape(),
         source.shape());
+  begin_write("copy_", *this);
   const Tensor here = source.detach().to(device());
   dispatch<cpu::copy, cuda::copy>(here, *this);
   return *this;
 }
 
 const Tensor& Tensor::add_(const Tensor& other, double alpha) const {
-  begin_write("add_", *this);
   check(other.shape() == shape() && other.dtype() == dtype(),
         "add_: other must have shape {} and dtype {}, got {} and {}", shape(), dtype(),
         other.shape(), other.dtype());
+  check_whole("add_", *this, alpha);
+  begin_write("add_", *this);
   dispatch<cpu::add_scaled, cuda::add_scaled>(other, alpha, *this);
   return *this;
 }
 
 const Tensor& Tensor::mul_(double factor) const {
+  check_whole("mul_", *this, factor);
   begin_write("mul_", *this);
   dispatch<cpu::scale, cuda::scale>(*this, factor);
   return *this;

@@ -160,9 +160,12 @@ Tensor Tensor::detach() const { return alias(shape(), strides(), 0); }
 Tensor& Tensor::set_requires_grad(bool on) {
   check(!on || is_compute(dtype()),
         "set_requires_grad: dtype must be one of f32, f64, bf16, got {}", dtype());
+  // Its place in the recording would be lost, and with it the gradient of all that it came from.
+  check(impl_->leaf || !impl_->requires_grad,
+        "set_requires_grad: the tensor must be a leaf, got the output of a recorded op with shape "
+        "{}; detach() it first",
+        shape());
   impl_->requires_grad = on;
-  impl_->leaf = true;
-  impl_->tape_id = 0;
   return *this;
 }
 
@@ -182,6 +185,7 @@ double Tensor::item_double() const {
 }
 
 std::int64_t Tensor::item_int() const {
+  check(impl_ != nullptr, "item: needs a tensor, got a null handle");
   check(numel() == 1, "item: needs exactly 1 element, got shape {}", shape());
   if (dtype() == DType::i64) return *to(kCpu).data<std::int64_t>();
   return static_cast<std::int64_t>(item_double());
@@ -209,6 +213,8 @@ void Tensor::throw_no_data() const {
 }
 
 void release_storage(const Tensor& t, int owners) {
+  check(static_cast<bool>(t), "release_storage: t must be a tensor, got a null handle");
+  if (t.storage()->shared_empty) return;
   const int others = t.impl()->refs.load() - 1 + t.storage()->refs.load() - 1;
   check(others < owners,
         "release_storage: the storage must have no other owner than the {} declared, got {}",

@@ -3,6 +3,7 @@
 #include <iosfwd>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "weft/core/device.h"
@@ -120,11 +121,15 @@ class Tensor {
            impl_->offset * static_cast<std::int64_t>(size_of(impl_->dtype));
   }
   /// The value of a one-element tensor of any dtype, converted.
-  /// Throws Error when it has not exactly one element.
+  /// Throws Error when it has not exactly one element, and on the meta device.
   template <class T = double>
   T item() const {
-    return static_cast<T>(item_double());
+    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
+      return static_cast<T>(item_int());
+    else
+      return static_cast<T>(item_double());
   }
+  /// The same without a detour through double: every i64 comes out exactly.
   std::int64_t item_int() const;
   /// Copies every element out as double, row-major.
   void copy_to(std::span<double> out) const;
@@ -142,7 +147,7 @@ class Tensor {
   // ----------------------------------------------------------------------------------
   bool requires_grad() const { return impl_ && impl_->requires_grad; }
   /// Marks a leaf whose gradient backward() should fill.
-  /// Throws Error on a dtype that no floating op computes with.
+  /// Throws Error on a dtype that no floating op computes with, and on the output of a recorded op.
   Tensor& set_requires_grad(bool on = true);
   /// The gradient of a leaf; null before backward().
   Tensor grad() const { return handle(impl_->grad); }
@@ -273,6 +278,7 @@ inline Tensor zeros_like(const Tensor& x) {
 
 /// Frees the memory of `t` for every handle and view of it; shape and dtype stay, reading throws.
 /// `owners` is how many handles the caller itself holds (of `t` and of views of it).
+/// An empty tensor has nothing to free and stays as it is.
 /// Throws Error when somebody else owns it too: their data would vanish.
 void release_storage(const Tensor& t, int owners = 1);
 

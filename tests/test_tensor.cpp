@@ -76,6 +76,8 @@ TEST_CASE("tensor: item converts every dtype, item_int keeps all 64 bits") {
   CHECK(Tensor::full({}, 2.5).item<float>() == 2.5f);
   const std::int64_t large = (std::int64_t{1} << 60) + 1;
   CHECK(Tensor::from<std::int64_t>(std::array{large}, {1}).item_int() == large);
+  CHECK(Tensor::from<std::int64_t>(std::array{large}, {1}).item<std::int64_t>() == large);
+  CHECK(Tensor::full({}, 0.5).item<bool>());
   CHECK(Tensor::full({}, -7.9).item_int() == -7);
 }
 
@@ -219,6 +221,7 @@ TEST_CASE("tensor: all empty tensors of a device share one storage") {
   CHECK(a.storage() != empty_operand(DType::f32, kMeta).storage());
   CHECK(b.dtype() == DType::i64);
   release_storage(a, 1000);
+  release_storage(a);  // the other empty tensors are no owners of its data
   CHECK(values(a).empty());
   CHECK_FALSE(Tensor::empty({0}).storage()->released);
 }
@@ -280,12 +283,28 @@ TEST_CASE("tensor: error texts") {
   CHECK(error_of([&] { x.item(); }) == "item: needs exactly 1 element, got shape [2, 3]");
   CHECK(error_of([&] { x.item_int(); }) == "item: needs exactly 1 element, got shape [2, 3]");
   CHECK(error_of([] { Tensor().item(); }) == "item: needs a tensor, got a null handle");
+  CHECK(error_of([] { Tensor().item_int(); }) == "item: needs a tensor, got a null handle");
+  CHECK(error_of([] { Tensor::ones({1}, DType::f32, kMeta).item(); }) ==
+        "to_device: a tensor on meta has no values to move to cpu, got shape [1]");
+  CHECK(error_of([] { release_storage({}); }) ==
+        "release_storage: t must be a tensor, got a null handle");
   CHECK(error_of([&] {
           std::vector<double> out(5);
           x.copy_to(out);
         }) == "copy_to: the buffer must hold 6 values, got 5");
   CHECK(error_of([&] { x.to(DType::i64).set_requires_grad(); }) ==
         "set_requires_grad: dtype must be one of f32, f64, bf16, got i64");
+  Tensor leaf = x.clone();
+  leaf.set_requires_grad();
+  const Tape tape;
+  Tensor y = leaf.clone();
+  CHECK(error_of([&] { y.set_requires_grad(); }) ==
+        "set_requires_grad: the tensor must be a leaf, got the output of a recorded op with shape "
+        "[2, 3]; detach() it first");
+  CHECK(error_of([&] { x.to(DType::i32).mul_(0.5); }) ==
+        "mul_: the number must be whole for a tensor of i32, got 0.5");
+  CHECK(error_of([&] { x.to(DType::i32).add_(x.to(DType::i32), 0.5); }) ==
+        "add_: the number must be whole for a tensor of i32, got 0.5");
   CHECK(error_of([&] {
           x.copy_(Tensor::ones({3, 2}));
         }) == "copy_: source must have shape [2, 3], got [3, 2]");
