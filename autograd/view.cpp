@@ -20,15 +20,16 @@ Shape resolve(const char* op, const Tensor& x, const Shape& shape) {
   Shape out = shape;
   int open = -1;
   std::int64_t known = 1;
+  bool fits = true;
   for (int i = 0; i < out.size(); ++i) {
     if (out[i] == -1 && open < 0) {
       open = i;
       continue;
     }
     check(out[i] >= 0, "{}: every axis must be at least 0, one may be -1, got shape {}", op, shape);
-    known *= out[i];
+    fits = fits && !__builtin_mul_overflow(known, out[i], &known);
   }
-  const bool fits = open < 0 ? known == x.numel() : known > 0 && x.numel() % known == 0;
+  fits = fits && (open < 0 ? known == x.numel() : known > 0 && x.numel() % known == 0);
   check(fits, "{}: shape must have the {} elements of x {}, got {}", op, x.numel(), x.shape(),
         shape);
   if (open >= 0) out[open] = x.numel() / known;

@@ -316,6 +316,9 @@ TEST_CASE("view: error texts of the views") {
           view(Tensor::empty({0}), {0, -1});
         }) == "view: shape must have the 0 elements of x [0], got [0, -1]");
   CHECK(error_of([&] {
+          view(Tensor::empty({0}), {std::int64_t{1} << 32, std::int64_t{1} << 32});
+        }) == "view: shape must have the 0 elements of x [0], got [4294967296, 4294967296]");
+  CHECK(error_of([&] {
           permute(x, {0, 0});
         }) == "permute: axes must name each of the 2 axes of x once, got [0, 0]");
   CHECK(error_of([&] { permute(x, {0}); }) ==
