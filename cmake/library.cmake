@@ -68,6 +68,7 @@ set(weft_sources
   io/crc32c.cpp
   io/file.cpp
   io/json.cpp
+  io/json_parse.cpp
   io/metrics.cpp
   io/npy.cpp
   io/plot.cpp

@@ -218,7 +218,6 @@ void check_values(const Options& o) {
             9e18,
         "--steps: {} steps of {} x {} tokens are more than can be counted", o.steps, o.batch,
         o.seq);
-  check(o.warmup <= o.steps, "--warmup: must be at most --steps {}, got {}", o.steps, o.warmup);
   check(o.lr > 0, "--lr: must be above 0, got {}", o.lr);
   check(o.eps > 0, "--eps: must be above 0, got {}", o.eps);
   check(o.rope_theta > 0, "--rope-theta: must be above 0, got {}", o.rope_theta);

@@ -63,7 +63,6 @@ def bad_values(folder):
     refused(run("train_gpt", *base(folder), "--arch", "bert"), 2, "--arch", "bert")
     refused(run("train_gpt", *base(folder), "--lr", "inf"), 2, "--lr", "finite")
     refused(run("train_gpt", *base(folder), "--steps", "9" * 20), 2, "--steps")
-    refused(run("train_gpt", *base(folder), "--warmup", "5"), 2, "--warmup", "--steps 4")
     for kind in ("gpt2:file", "sp:file", "words"):
         refused(run("train_gpt", *base(folder), "--tokenizer", kind), 2, "--tokenizer", kind)
     refused(run("train_gpt", *base(folder), "--device", "cuda"), 2, "CUDA")
