@@ -1,5 +1,5 @@
-"""Wrong uses of train_gpt and generate: one clear line on stderr, the documented exit status, and no
-harm to what was saved before."""
+"""Wrong uses of train_gpt and generate: one clear line on stderr, the documented exit status, and
+no harm to what was saved before."""
 import os
 import pathlib
 import resource
