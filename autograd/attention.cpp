@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "weft/autograd/operand.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
@@ -12,6 +13,9 @@ namespace weft {
 namespace {
 
 void check_operands(const Tensor& q, const Tensor& k, const Tensor& v) {
+  detail::check_tensor("attention", "q", q);
+  detail::check_tensor("attention", "k", k);
+  detail::check_tensor("attention", "v", v);
   check(
       q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4,
       "attention: q, k and v must have 4 axes (batch, tokens, heads, head_dim), got {}, {} and {}",

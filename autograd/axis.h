@@ -1,4 +1,5 @@
 #pragma once
+#include "weft/autograd/operand.h"
 #include "weft/core/error.h"
 #include "weft/core/tensor.h"
 
@@ -7,6 +8,7 @@ namespace weft::detail {
 /// The axis that `dim` means, in [0, ndim).
 /// Throws Error "op: dim must be in [-n, n), got d", and for a scalar, which has no axis.
 inline int axis_of(const char* op, const Tensor& x, int dim) {
+  check_tensor(op, "x", x);
   check(x.ndim() > 0, "{}: x must have at least one axis, got a scalar", op);
   return normalize_dim(op, dim, x.ndim());
 }

@@ -1,6 +1,7 @@
 // The part of autograd/view.h that copies: into row order, another dtype, another device.
 #include "weft/core/kernels/copy.h"
 
+#include "weft/autograd/operand.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
@@ -9,7 +10,10 @@
 namespace weft {
 namespace {
 
+using detail::check_tensor;
+
 Tensor copied(const char* op, const Tensor& x) {
+  check_tensor(op, "x", x);
   Tensor y = empty_like(x);
   dispatch<cpu::copy, cuda::copy>(x, y);
   if (recording(x)) Tape::record(op, {&x}, {&y}, [](Backward& b) { b.add(0, b.dy()); });
@@ -18,11 +22,12 @@ Tensor copied(const char* op, const Tensor& x) {
 
 }  // namespace
 
-Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : copied("contiguous", x); }
+Tensor contiguous(const Tensor& x) { return x && x.is_contiguous() ? x : copied("contiguous", x); }
 
 Tensor clone(const Tensor& x) { return copied("clone", x); }
 
 Tensor cast(const Tensor& x, DType dtype) {
+  check_tensor("cast", "x", x);
   if (x.dtype() == dtype) return x;
   Tensor y = Tensor::empty(x.shape(), dtype, x.device());
   dispatch<cpu::copy, cuda::copy>(x, y);
@@ -33,6 +38,7 @@ Tensor cast(const Tensor& x, DType dtype) {
 }
 
 Tensor to_device(const Tensor& x, Device device) {
+  check_tensor("to_device", "x", x);
   if (x.device() == device) return x;
   check(!device.is_cuda(), "to_device: this build of Weft has no CUDA, got device {}", device);
   check(device.is_meta(), "to_device: a tensor on {} has no values to move to {}, got shape {}",

@@ -1,5 +1,6 @@
 #include "weft/autograd/cross_entropy.h"
 
+#include "weft/autograd/operand.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
@@ -10,6 +11,7 @@ namespace weft {
 namespace {
 
 void check_targets_dtype(const char* op, const Tensor& targets) {
+  detail::check_tensor(op, "targets", targets);
   check(targets.dtype() == DType::i32 || targets.dtype() == DType::i64,
         "{}: targets must have dtype i32 or i64, got {}", op, targets.dtype());
 }
@@ -40,6 +42,7 @@ Tensor count_valid(const Tensor& targets, std::int64_t ignore_index) {
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
                      const CrossEntropyOptions& options) {
+  detail::check_tensor("cross_entropy", "logits", logits);
   check(is_compute(logits.dtype()),
         "cross_entropy: logits must have dtype f32, f64 or bf16, got {}", logits.dtype());
   check_targets_dtype("cross_entropy", targets);

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "weft/autograd/operand.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
@@ -12,6 +13,7 @@ namespace weft {
 
 Tensor dropout(const Tensor& x, double p, const RandomKey& key, bool training) {
   check(p >= 0 && p <= 1, "dropout: p must be in [0, 1], got {}", p);
+  detail::check_tensor("dropout", "x", x);
   check(is_compute(x.dtype()), "dropout: x must have dtype f32, f64 or bf16, got {}", x.dtype());
   if (p == 0 || !training) return x;
 

@@ -25,7 +25,7 @@ Tensor floating(const char* name, const Tensor& a, const Tensor& b, BinaryOp op)
 
 Tensor arithmetic(const char* name, const Tensor& a, double value, BinaryOp op,
                   bool reversed = false) {
-  check_numeric(name, a.dtype());
+  check_numeric(name, a, reversed ? "b" : "a");
   check(is_compute(a.dtype()) || value == std::trunc(value),
         "{}: the number must be whole for a tensor of {}, got {}", name, a.dtype(), value);
   return run_scalar(a, value, op, reversed);
@@ -165,14 +165,14 @@ Tensor mul(const Tensor& a, double b) {
 }
 
 Tensor div(const Tensor& a, double b) {
-  check_floating("div", a.dtype());
+  check_floating("div", a, "a");
   Tensor y = run_scalar(a, b, BinaryOp::div);
   if (recording(a)) Tape::record("div", {&a}, {&y}, [b](Backward& g) { g.add(0, div(g.dy(), b)); });
   return y;
 }
 
 Tensor div(double a, const Tensor& b) {
-  check_floating("div", b.dtype());
+  check_floating("div", b, "b");
   Tensor y = run_scalar(b, a, BinaryOp::div, true);
   if (recording(b))
     Tape::record("div", {&b}, {&y}, [sb = save(b, "b"), sy = save(y, "y")](Backward& g) {
@@ -182,7 +182,7 @@ Tensor div(double a, const Tensor& b) {
 }
 
 Tensor pow(const Tensor& a, double exponent) {
-  check_floating("pow", a.dtype());
+  check_floating("pow", a, "a");
   Tensor y = run_scalar(a, exponent, BinaryOp::pow);
   if (recording(a))
     Tape::record("pow", {&a}, {&y}, [s = save(a, "a"), exponent](Backward& g) {

@@ -46,7 +46,7 @@ Tensor gelu_erf_grad(const Tensor& x, const Tensor& dy) {
 }  // namespace
 
 Tensor tanh(const Tensor& x) {
-  check_floating("tanh", x.dtype());
+  check_floating("tanh", x);
   Tensor y = run_unary(x, UnaryOp::tanh);
   if (recording(x))
     Tape::record("tanh", {&x}, {&y}, [s = save(y, "y")](Backward& g) {
@@ -58,7 +58,7 @@ Tensor tanh(const Tensor& x) {
 }
 
 Tensor sigmoid(const Tensor& x) {
-  check_floating("sigmoid", x.dtype());
+  check_floating("sigmoid", x);
   Tensor y = run_unary(x, UnaryOp::sigmoid);
   if (recording(x))
     Tape::record("sigmoid", {&x}, {&y}, [s = save(y, "y")](Backward& g) {
@@ -70,7 +70,7 @@ Tensor sigmoid(const Tensor& x) {
 }
 
 Tensor relu(const Tensor& x) {
-  check_numeric("relu", x.dtype());
+  check_numeric("relu", x);
   Tensor y = run_unary(x, UnaryOp::relu);
   if (recording(x))
     Tape::record("relu", {&x}, {&y}, [s = save(y, "y")](Backward& g) {
@@ -84,7 +84,7 @@ Tensor relu(const Tensor& x) {
 }
 
 Tensor gelu(const Tensor& x, Gelu form) {
-  check_floating("gelu", x.dtype());
+  check_floating("gelu", x);
   const bool erf = form == Gelu::erf;
   Tensor y = run_unary(x, erf ? UnaryOp::gelu_erf : UnaryOp::gelu_tanh);
   if (recording(x))
@@ -98,7 +98,7 @@ Tensor gelu(const Tensor& x, Gelu form) {
 }
 
 Tensor silu(const Tensor& x) {
-  check_floating("silu", x.dtype());
+  check_floating("silu", x);
   Tensor y = run_unary(x, UnaryOp::silu);
   if (recording(x))
     Tape::record("silu", {&x}, {&y}, [s = save(x)](Backward& g) {

@@ -1,4 +1,5 @@
 #pragma once
+#include "weft/autograd/operand.h"
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/tape.h"
 #include "weft/core/dispatch.h"
@@ -16,7 +17,18 @@ inline void check_numeric(const char* op, DType t) {
     throw_bad_dtype(op, t, "f32, f64, bf16, i32, i64, u8");
 }
 
+inline void check_floating(const char* op, const Tensor& x, const char* label = "x") {
+  check_tensor(op, label, x);
+  check_floating(op, x.dtype());
+}
+inline void check_numeric(const char* op, const Tensor& x, const char* label = "x") {
+  check_tensor(op, label, x);
+  check_numeric(op, x.dtype());
+}
+
 inline void check_pair(const char* op, const Tensor& a, const Tensor& b) {
+  check_tensor(op, "a", a);
+  check_tensor(op, "b", b);
   check(a.dtype() == b.dtype(), "{}: both operands must have one dtype, got {} and {}", op,
         a.dtype(), b.dtype());
   check(a.device() == b.device(), "{}: both operands must be on one device, got {} and {}", op,

@@ -24,6 +24,7 @@ Tensor compared(const char* name, const Tensor& a, const Tensor& b, CompareOp op
 }
 
 Tensor compared(const char* name, const Tensor& a, double b, CompareOp op) {
+  check_tensor(name, "a", a);
   check_comparable(name, a.dtype());
   Tensor y = Tensor::empty(a.shape(), DType::boolean, a.device());
   dispatch<cpu::compare_scalar, cuda::compare_scalar>(a, b, op, y);
@@ -46,6 +47,7 @@ Tensor gt(const Tensor& a, double b) { return compared("gt", a, b, CompareOp::gt
 Tensor ge(const Tensor& a, double b) { return compared("ge", a, b, CompareOp::ge); }
 
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
+  check_tensor("where", "condition", condition);
   check(condition.dtype() == DType::boolean, "where: condition must be bool, got {}",
         condition.dtype());
   check_pair("where", a, b);

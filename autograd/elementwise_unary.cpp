@@ -9,14 +9,14 @@ namespace weft {
 using namespace detail;
 
 Tensor neg(const Tensor& x) {
-  check_numeric("neg", x.dtype());
+  check_numeric("neg", x);
   Tensor y = run_unary(x, UnaryOp::neg);
   if (recording(x)) Tape::record("neg", {&x}, {&y}, [](Backward& g) { g.add(0, neg(g.dy())); });
   return y;
 }
 
 Tensor exp(const Tensor& x) {
-  check_floating("exp", x.dtype());
+  check_floating("exp", x);
   Tensor y = run_unary(x, UnaryOp::exp);
   if (recording(x))
     Tape::record("exp", {&x}, {&y},
@@ -25,7 +25,7 @@ Tensor exp(const Tensor& x) {
 }
 
 Tensor log(const Tensor& x) {
-  check_floating("log", x.dtype());
+  check_floating("log", x);
   Tensor y = run_unary(x, UnaryOp::log);
   if (recording(x))
     Tape::record("log", {&x}, {&y}, [s = save(x)](Backward& g) { g.add(0, div(g.dy(), s.get())); });
@@ -33,7 +33,7 @@ Tensor log(const Tensor& x) {
 }
 
 Tensor sqrt(const Tensor& x) {
-  check_floating("sqrt", x.dtype());
+  check_floating("sqrt", x);
   Tensor y = run_unary(x, UnaryOp::sqrt);
   if (recording(x))
     Tape::record("sqrt", {&x}, {&y},
@@ -42,7 +42,7 @@ Tensor sqrt(const Tensor& x) {
 }
 
 Tensor rsqrt(const Tensor& x) {
-  check_floating("rsqrt", x.dtype());
+  check_floating("rsqrt", x);
   Tensor y = run_unary(x, UnaryOp::rsqrt);
   if (recording(x))
     Tape::record("rsqrt", {&x}, {&y}, [s = save(y, "y")](Backward& g) {
@@ -53,7 +53,7 @@ Tensor rsqrt(const Tensor& x) {
 }
 
 Tensor abs(const Tensor& x) {
-  check_numeric("abs", x.dtype());
+  check_numeric("abs", x);
   Tensor y = run_unary(x, UnaryOp::abs);
   if (recording(x))
     Tape::record("abs", {&x}, {&y},
@@ -62,7 +62,7 @@ Tensor abs(const Tensor& x) {
 }
 
 Tensor square(const Tensor& x) {
-  check_numeric("square", x.dtype());
+  check_numeric("square", x);
   Tensor y = run_unary(x, UnaryOp::square);
   if (recording(x))
     Tape::record("square", {&x}, {&y},
@@ -71,7 +71,7 @@ Tensor square(const Tensor& x) {
 }
 
 Tensor clamp(const Tensor& x, double low, double high) {
-  check_numeric("clamp", x.dtype());
+  check_numeric("clamp", x);
   check(low <= high, "clamp: low must be at most high, got {} and {}", low, high);
   check(is_compute(x.dtype()) || (low == std::trunc(low) && high == std::trunc(high)),
         "clamp: low and high must be whole for a tensor of {}, got {} and {}", x.dtype(), low,

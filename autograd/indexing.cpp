@@ -11,6 +11,7 @@ namespace weft {
 namespace {
 
 using detail::axis_of;
+using detail::check_tensor;
 
 // Dtype, device and range of the indices, before any kernel uses one.
 void check_index(const char* op, const char* label, const Tensor& index, std::int64_t limit,
@@ -29,6 +30,7 @@ void check_index(const char* op, const char* label, const Tensor& index, std::in
 
 // index must be like x in every axis but dim.
 void check_beside(const char* op, const Tensor& x, int dim, const Tensor& index) {
+  check_tensor(op, "index", index);
   Shape like = index.shape();
   if (like.size() == x.ndim()) like[dim] = x.dim(dim);
   check(like == x.shape(), "{}: index must have the shape {} of x but for axis {}, got {}", op,
@@ -52,6 +54,7 @@ Tensor index_add(const Tensor& source, int dim, const Tensor& index, const Shape
 
 Tensor index_select(const Tensor& x, int dim, const Tensor& index) {
   dim = axis_of("index_select", x, dim);
+  check_tensor("index_select", "index", index);
   check(index.ndim() == 1, "index_select: index must have shape (n), got {}", index.shape());
   const Tensor id = contiguous(index);
   check_index("index_select", "index", id, x.dim(dim), x);
@@ -87,6 +90,7 @@ Tensor gather(const Tensor& x, int dim, const Tensor& index) {
 Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source) {
   dim = axis_of("scatter_add", x, dim);
   check_beside("scatter_add", x, dim, index);
+  check_tensor("scatter_add", "source", source);
   check(source.shape() == index.shape(),
         "scatter_add: source must have the shape {} of index, got {}", index.shape(),
         source.shape());
@@ -115,6 +119,8 @@ Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& 
 }
 
 Tensor embedding(const Tensor& weight, const Tensor& ids) {
+  check_tensor("embedding", "weight", weight);
+  check_tensor("embedding", "ids", ids);
   check(weight.ndim() == 2, "embedding: weight must have shape (V, C), got {}", weight.shape());
   dispatch_floating(
       weight.dtype(), []<class T>() {}, "embedding");
@@ -136,6 +142,7 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
 }
 
 Tensor one_hot(const Tensor& ids, std::int64_t classes, DType dtype) {
+  check_tensor("one_hot", "ids", ids);
   check(classes >= 1, "one_hot: classes must be at least 1, got {}", classes);
   const Tensor id = contiguous(ids);
   check_index("one_hot", "ids", id, classes, ids);
@@ -147,6 +154,7 @@ Tensor one_hot(const Tensor& ids, std::int64_t classes, DType dtype) {
 }
 
 Tensor tril(const Tensor& x, std::int64_t diagonal) {
+  check_tensor("tril", "x", x);
   check(x.ndim() >= 2, "tril: x must have at least 2 axes, got shape {}", x.shape());
   Tensor y = empty_like(x);
   dispatch<cpu::tril, cuda::tril>(contiguous(x), diagonal, y);

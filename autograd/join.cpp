@@ -102,6 +102,7 @@ TensorList split(const Tensor& x, std::initializer_list<std::int64_t> sizes, int
 
 Tensor cat(const TensorList& xs, int dim) {
   check(!xs.empty(), "cat: needs at least one tensor, got an empty list");
+  for (const Tensor& x : xs) detail::check_tensor("cat", "every x", x);
   const Tensor& first = xs[0];
   dim = axis_of("cat", first, dim);
   Shape shape = first.shape();
@@ -138,6 +139,7 @@ Tensor cat(const TensorList& xs, int dim) {
 
 Tensor stack(const TensorList& xs, int dim) {
   check(!xs.empty(), "stack: needs at least one tensor, got an empty list");
+  for (const Tensor& x : xs) detail::check_tensor("stack", "every x", x);
   dim = normalize_dim("stack", dim, xs[0].ndim() + 1);
   TensorList rows;
   for (const Tensor& x : xs) {

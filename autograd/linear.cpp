@@ -1,6 +1,7 @@
 #include "weft/autograd/linear.h"
 
 #include "weft/autograd/matmul.h"
+#include "weft/autograd/operand.h"
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
@@ -13,6 +14,8 @@ namespace weft {
 namespace {
 
 void check_operands(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  detail::check_tensor("linear", "x", x);
+  detail::check_tensor("linear", "weight", weight);
   check(x.ndim() >= 1, "linear: x must have at least 1 axis, got shape {}", x.shape());
   if (!is_compute(x.dtype())) throw_bad_dtype("linear", x.dtype(), "f32, f64, bf16");
   check(weight.ndim() == 2 && weight.dim(1) == x.dim(-1),

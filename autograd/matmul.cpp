@@ -1,5 +1,6 @@
 #include "weft/autograd/matmul.h"
 
+#include "weft/autograd/operand.h"
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
@@ -47,6 +48,8 @@ Tensor matrix_product(const Tensor& a, const Tensor& b) {
 }  // namespace
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
+  detail::check_tensor("matmul", "a", a);
+  detail::check_tensor("matmul", "b", b);
   check(a.ndim() >= 1 && b.ndim() >= 1,
         "matmul: operands must have at least 1 axis, got shapes {} and {}", a.shape(), b.shape());
   if (!is_compute(a.dtype())) throw_bad_dtype("matmul", a.dtype(), "f32, f64, bf16");

@@ -4,6 +4,7 @@
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/indexing.h"
 #include "weft/autograd/matmul.h"
+#include "weft/autograd/operand.h"
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/softmax.h"
 #include "weft/autograd/tape.h"
@@ -91,12 +92,15 @@ void check_whole(const char* op, const Tensor& t, double value) {
 }  // namespace
 
 const Tensor& Tensor::fill_(double value) const {
+  detail::check_tensor("fill_", "the tensor", *this);
   begin_write("fill_", *this);
   dispatch<cpu::fill, cuda::fill>(*this, value);
   return *this;
 }
 
 const Tensor& Tensor::copy_(const Tensor& source) const {
+  detail::check_tensor("copy_", "the tensor", *this);
+  detail::check_tensor("copy_", "source", source);
   check(source.shape() == shape(), "copy_: source must have shape {}, got {}", shape(),
         source.shape());
   begin_write("copy_", *this);
@@ -106,6 +110,8 @@ const Tensor& Tensor::copy_(const Tensor& source) const {
 }
 
 const Tensor& Tensor::add_(const Tensor& other, double alpha) const {
+  detail::check_tensor("add_", "the tensor", *this);
+  detail::check_tensor("add_", "other", other);
   check(other.shape() == shape() && other.dtype() == dtype(),
         "add_: other must have shape {} and dtype {}, got {} and {}", shape(), dtype(),
         other.shape(), other.dtype());
@@ -116,6 +122,7 @@ const Tensor& Tensor::add_(const Tensor& other, double alpha) const {
 }
 
 const Tensor& Tensor::mul_(double factor) const {
+  detail::check_tensor("mul_", "the tensor", *this);
   check_whole("mul_", *this, factor);
   begin_write("mul_", *this);
   dispatch<cpu::scale, cuda::scale>(*this, factor);

@@ -1,12 +1,15 @@
 #include "weft/autograd/mse.h"
 
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/operand.h"
 #include "weft/autograd/reduce.h"
 #include "weft/core/error.h"
 
 namespace weft {
 
 Tensor mse_loss(const Tensor& y, const Tensor& target, Reduction reduction) {
+  detail::check_tensor("mse_loss", "y", y);
+  detail::check_tensor("mse_loss", "target", target);
   check(target.shape() == y.shape(), "mse_loss: target must have y's shape {}, got {}", y.shape(),
         target.shape());
   check(target.dtype() == y.dtype(), "mse_loss: target must have y's dtype {}, got {}", y.dtype(),

@@ -1,4 +1,5 @@
 #pragma once
+#include "weft/autograd/operand.h"
 #include "weft/core/dtype.h"
 #include "weft/core/error.h"
 #include "weft/core/tensor.h"
@@ -6,6 +7,7 @@
 namespace weft::detail {
 
 inline void check_norm_input(const char* op, const Tensor& x) {
+  check_tensor(op, "x", x);
   if (!is_compute(x.dtype())) throw_bad_dtype(op, x.dtype(), "f32, f64, bf16");
   check(x.ndim() >= 1 && x.dim(-1) > 0, "{}: x must have a non-empty last axis, got shape {}", op,
         x.shape());

@@ -56,12 +56,14 @@ Tensor extreme(const char* name, const Tensor& x, const Axes& axes, bool largest
 }
 
 Tensor extreme(const char* name, const Tensor& x, int dim, bool largest, bool keepdim) {
+  check_tensor(name, "x", x);
   const Axes axes(name, x.shape(), {dim});
   return extreme(name, x, axes, largest, keepdim,
                  x.ndim() ? normalize_dim(name, dim, x.ndim()) : -1);
 }
 
 Tensor place(const char* name, const Tensor& x, int dim, bool largest, bool keepdim) {
+  check_tensor(name, "x", x);
   const Axes axes(name, x.shape(), {dim});
   check_numeric(name, x.dtype());
   check_not_empty(name, axes, x);
@@ -84,11 +86,13 @@ Tensor scaled_sum(const char* name, const Tensor& x, const Axes& axes, const Sha
 }  // namespace
 
 Tensor sum(const Tensor& x, std::initializer_list<int> dims, bool keepdim) {
+  check_tensor("sum", "x", x);
   const Axes axes("sum", x.shape(), dims);
   return scaled_sum("sum", x, axes, axes.result_shape(x.shape(), keepdim), 1);
 }
 
 Tensor mean(const Tensor& x, std::initializer_list<int> dims, bool keepdim) {
+  check_tensor("mean", "x", x);
   const Axes axes("mean", x.shape(), dims);
   check_floating("mean", x.dtype());
   return scaled_sum("mean", x, axes, axes.result_shape(x.shape(), keepdim),
@@ -96,6 +100,7 @@ Tensor mean(const Tensor& x, std::initializer_list<int> dims, bool keepdim) {
 }
 
 Tensor sum_to(const Tensor& x, const Shape& shape) {
+  check_tensor("sum_to", "x", x);
   if (x.shape() == shape) return x;
   const int front = x.ndim() - shape.size();
   Axes axes;
@@ -111,10 +116,12 @@ Tensor sum_to(const Tensor& x, const Shape& shape) {
 }
 
 Tensor max(const Tensor& x) {
+  check_tensor("max", "x", x);
   return extreme("max", x, Axes("max", x.shape(), {}), true, false, -1);
 }
 Tensor max(const Tensor& x, int dim, bool keepdim) { return extreme("max", x, dim, true, keepdim); }
 Tensor min(const Tensor& x) {
+  check_tensor("min", "x", x);
   return extreme("min", x, Axes("min", x.shape(), {}), false, false, -1);
 }
 Tensor min(const Tensor& x, int dim, bool keepdim) {

@@ -30,6 +30,7 @@ Tensor cumsum_along(const Tensor& x, int dim, bool reverse) {
 }  // namespace
 
 Tensor var(const Tensor& x, std::initializer_list<int> dims, int correction, bool keepdim) {
+  check_tensor("var", "x", x);
   const Axes axes("var", x.shape(), dims);
   check_floating("var", x.dtype());
   const Tensor rows = as_rows(x, axes);
@@ -51,7 +52,7 @@ Tensor var(const Tensor& x, std::initializer_list<int> dims, int correction, boo
 }
 
 Tensor norm(const Tensor& x, double p) {
-  check_floating("norm", x.dtype());
+  check_floating("norm", x);
   check(p > 0, "norm: p must be positive (or infinity), got {}", p);
   if (p == 1) return sum(abs(x));
   if (std::isinf(p)) return max(abs(x));
@@ -83,6 +84,7 @@ Tensor norm(const Tensor& x, double p) {
 }
 
 Tensor logsumexp(const Tensor& x, int dim, bool keepdim) {
+  check_tensor("logsumexp", "x", x);
   const Axes axes("logsumexp", x.shape(), {dim});
   check_floating("logsumexp", x.dtype());
   const Shape kept = axes.result_shape(x.shape(), true);
@@ -111,6 +113,7 @@ Tensor logsumexp(const Tensor& x, int dim, bool keepdim) {
 }
 
 Tensor cumsum(const Tensor& x, int dim) {
+  check_tensor("cumsum", "x", x);
   if (!is_compute(x.dtype()) && !is_integral(x.dtype()) && x.dtype() != DType::boolean)
     throw_bad_dtype("cumsum", x.dtype(), "f32, f64, bf16, i32, i64, u8, bool");
   return cumsum_along(x, dim, false);

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "weft/autograd/operand.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
@@ -12,6 +13,9 @@ namespace weft {
 namespace {
 
 void check_operands(const Tensor& x, const Tensor& cos, const Tensor& sin) {
+  detail::check_tensor("rope", "x", x);
+  detail::check_tensor("rope", "cos", cos);
+  detail::check_tensor("rope", "sin", sin);
   check(x.ndim() == 4, "rope: x must have 4 axes (batch, tokens, heads, head_dim), got {}",
         x.shape());
   if (!is_compute(x.dtype())) throw_bad_dtype("rope", x.dtype(), "f32, f64, bf16");

@@ -1,5 +1,6 @@
 #include "weft/autograd/swiglu.h"
 
+#include "weft/autograd/operand.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
@@ -9,6 +10,8 @@
 namespace weft {
 
 Tensor swiglu(const Tensor& gate, const Tensor& up) {
+  detail::check_tensor("swiglu", "gate", gate);
+  detail::check_tensor("swiglu", "up", up);
   if (!is_compute(gate.dtype())) throw_bad_dtype("swiglu", gate.dtype(), "f32, f64, bf16");
   check(gate.ndim() >= 1, "swiglu: gate must have at least one axis, got a scalar");
   check(up.shape() == gate.shape(), "swiglu: up must have shape {} like gate, got {}", gate.shape(),
@@ -33,6 +36,7 @@ Tensor swiglu(const Tensor& gate, const Tensor& up) {
 }
 
 Tensor swiglu(const Tensor& packed) {
+  detail::check_tensor("swiglu", "x", packed);
   if (!is_compute(packed.dtype())) throw_bad_dtype("swiglu", packed.dtype(), "f32, f64, bf16");
   check(packed.ndim() >= 1 && packed.dim(-1) % 2 == 0,
         "swiglu: x must have a last axis of even length [gate | up], got shape {}", packed.shape());

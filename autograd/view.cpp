@@ -13,10 +13,12 @@ namespace weft {
 namespace {
 
 using detail::axis_of;
+using detail::check_tensor;
 using detail::part_of;
 
 // The shape with its -1, if any, worked out.
 Shape resolve(const char* op, const Tensor& x, const Shape& shape) {
+  check_tensor(op, "x", x);
   Shape out = shape;
   int open = -1;
   std::int64_t known = 1;
@@ -133,6 +135,7 @@ Tensor reshape(const Tensor& x, const Shape& shape) {
 }
 
 Tensor permute(const Tensor& x, std::initializer_list<int> axes) {
+  check_tensor("permute", "x", x);
   Shape order, asked;
   unsigned seen = 0;
   for (const int a : axes) {
@@ -155,6 +158,7 @@ Tensor transpose(const Tensor& x, int a, int b) {
 }
 
 Tensor expand(const Tensor& x, const Shape& shape) {
+  check_tensor("expand", "x", x);
   const int added = shape.size() - x.ndim();
   Shape to = shape, strides = Shape::filled(shape.size(), 0);
   bool fits = added >= 0;
@@ -214,6 +218,7 @@ Tensor squeeze(const Tensor& x, int dim) {
 }
 
 Tensor unsqueeze(const Tensor& x, int dim) {
+  check_tensor("unsqueeze", "x", x);
   dim = normalize_dim("unsqueeze", dim, x.ndim() + 1);
   Shape shape = x.shape(), strides = x.strides();
   const std::int64_t step = dim < x.ndim() ? x.dim(dim) * x.strides()[dim] : 1;
@@ -223,6 +228,7 @@ Tensor unsqueeze(const Tensor& x, int dim) {
 }
 
 Tensor flatten(const Tensor& x, int first, int last) {
+  check_tensor("flatten", "x", x);
   first = normalize_dim("flatten", first, x.ndim());
   last = normalize_dim("flatten", last, x.ndim());
   check(first <= last, "flatten: first must not come after last {}, got {}", last, first);

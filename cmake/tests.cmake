@@ -28,6 +28,7 @@ set(weft_test_stems
   module
   mse
   npy
+  null_operand
   optim
   optim_golden
   optimizer
