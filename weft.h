@@ -26,6 +26,7 @@
 #include "weft/core/parallel.h"
 #include "weft/core/random.h"
 #include "weft/core/tensor.h"
+#include "weft/io/safetensors.h"
 #include "weft/nn/attention.h"
 #include "weft/nn/block.h"
 #include "weft/nn/dropout.h"

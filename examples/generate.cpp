@@ -47,10 +47,7 @@ nn::Gpt load(const Options& o) {
   check(found.has_value(), "--checkpoint: no checkpoint in '{}'", o.checkpoint);
   const io::Json state = io::Json::parse(found->state(), found->folder + "/state.json");
   nn::Gpt model(train::config_from_json(state.at("model")));
-  const io::SafetensorsFile file = io::SafetensorsFile::open(found->model_path());
-  StateDict weights;
-  for (const std::string& name : file.names()) weights[name] = file.tensor(name);
-  model.load_state_dict(weights);
+  model.load_state_dict(io::load_safetensors(found->model_path()));
   model.eval();
   return model;
 }

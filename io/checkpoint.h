@@ -9,8 +9,8 @@ namespace weft::io {
 
 /// What one save holds. `state` is JSON text: position in the data, schedule, random state, ...
 struct CheckpointContent {
-  NamedTensors model;
-  NamedTensors optimizer;
+  StateDict model;
+  StateDict optimizer;
   std::string state = "{}";
 };
 

@@ -4,7 +4,6 @@
 #include <bit>
 #include <cstring>
 #include <optional>
-#include <unordered_set>
 
 #include "weft/core/error.h"
 #include "weft/io/json.h"
@@ -254,10 +253,10 @@ void SafetensorsFile::read_data(const Entry& e, const Tensor& out) const {
                  json_quote(e.name), std::int64_t{bytes[i]});
 }
 
-FileSummary save_safetensors(const std::string& path, const NamedTensors& tensors,
+FileSummary save_safetensors(const std::string& path, const StateDict& tensors,
                              const Metadata& metadata) {
-  std::vector<const NamedTensor*> order;
-  for (const NamedTensor& named : tensors) {
+  std::vector<const StateDict::value_type*> order;
+  for (const auto& named : tensors) {
     const auto& [name, t] = named;
     check(name != kMetadataKey, "save_safetensors: a tensor cannot be named __metadata__");
     check(find_invalid_utf8(name) == std::string::npos,
@@ -267,9 +266,9 @@ FileSummary save_safetensors(const std::string& path, const NamedTensors& tensor
           json_quote(name));
     order.push_back(&named);
   }
-  std::sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) {
-    const std::size_t x = size_of(a->tensor.dtype()), y = size_of(b->tensor.dtype());
-    return x != y ? x > y : a->name < b->name;
+  std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
+    const std::size_t x = size_of(a->second.dtype()), y = size_of(b->second.dtype());
+    return x != y ? x > y : a->first < b->first;
   });
 
   Json header = Json::object();
@@ -279,10 +278,8 @@ FileSummary save_safetensors(const std::string& path, const NamedTensors& tensor
     header.set(kMetadataKey, std::move(object));
   }
   std::int64_t offset = 0;
-  std::unordered_set<std::string_view> seen;
-  for (const NamedTensor* named : order) {
+  for (const auto* named : order) {
     const auto& [name, t] = *named;
-    check(seen.insert(name).second, "save_safetensors: two tensors are named {}", json_quote(name));
     const std::int64_t end = offset + byte_count(t);
     Json entry;
     entry.set("dtype", std::string(file_dtype(t.dtype()).name));
@@ -300,14 +297,21 @@ FileSummary save_safetensors(const std::string& path, const NamedTensors& tensor
   AtomicFile file(path);
   file.write(&length, kLengthBytes);
   file.write(text);
-  for (const NamedTensor* named : order) {
+  for (const auto* named : order) {
     // detach(): a copy made here belongs to no recording.
-    Tensor t = named->tensor.detach();
+    Tensor t = named->second.detach();
     if (!t.device().is_cpu()) t = t.to(kCpu);
     if (!t.is_contiguous()) t = t.contiguous();
     if (t.numel() > 0) file.write(t.raw(), static_cast<std::size_t>(byte_count(t)));
   }
   return file.commit();
+}
+
+StateDict load_safetensors(const std::string& path) {
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  StateDict out;
+  for (const std::string& name : file.names()) out.emplace(name, file.tensor(name));
+  return out;
 }
 
 }  // namespace weft::io

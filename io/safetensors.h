@@ -15,9 +15,13 @@ using Metadata = std::map<std::string, std::string>;
 
 /// Writes tensors of any Weft dtype as .safetensors: whole or not at all, fsynced, in an order that
 /// keeps every tensor aligned (wider dtypes first, then by name).
-/// Throws Error on a null or meta tensor, a name used twice or reserved, and when writing fails.
-FileSummary save_safetensors(const std::string& path, const NamedTensors& tensors,
+/// Throws Error on a null or meta tensor, a reserved name, and when writing fails.
+FileSummary save_safetensors(const std::string& path, const StateDict& tensors,
                              const Metadata& metadata = {});
+
+/// Every tensor of a file, on the CPU.
+/// Throws Error when the file is no valid .safetensors, or has a dtype that Weft does not have.
+StateDict load_safetensors(const std::string& path);
 
 /// A .safetensors file open for reading. Opening reads and validates the header only; data go from
 /// the file straight into the tensor that asks for them.

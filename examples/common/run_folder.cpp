@@ -6,19 +6,6 @@
 namespace weft::train {
 namespace {
 
-NamedTensors to_list(const StateDict& state) {
-  NamedTensors out;
-  for (const auto& [name, tensor] : state) out.push_back({name, tensor});
-  return out;
-}
-
-StateDict read_tensors(const std::string& path) {
-  const io::SafetensorsFile file = io::SafetensorsFile::open(path);
-  StateDict out;
-  for (const std::string& name : file.names()) out[name] = file.tensor(name);
-  return out;
-}
-
 // A checkpoint of another model is a user's mistake: say which settings differ.
 void check_same_model(const io::Json& saved, const io::Json& asked) {
   std::string differences;
@@ -82,8 +69,8 @@ std::optional<RunState> RunFolder::restore(Session& session) const {
   if (!found) return std::nullopt;
   const io::Json state = io::Json::parse(found->state(), found->folder + "/state.json");
   check_same_model(state.at("model"), config_to_json(session.model().config));
-  session.model().load_state_dict(read_tensors(found->model_path()));
-  session.optimizer().load_state_dict(read_tensors(found->optimizer_path()));
+  session.model().load_state_dict(io::load_safetensors(found->model_path()));
+  session.optimizer().load_state_dict(io::load_safetensors(found->optimizer_path()));
   RunState run;
   run.step = state.at("step").as_int();
   run.tokens = state.at("tokens").as_int();
@@ -96,10 +83,9 @@ std::string RunFolder::save(Session& session, const RunState& run, std::int64_t 
   state.set("step", run.step).set("tokens", run.tokens).set("loader", data::to_json(run.loader));
   state.set("tokenizer", "bytes");
   state.set("model", config_to_json(session.model().config));
-  io::CheckpointContent content;
-  content.model = to_list(session.model().state_dict());
-  content.optimizer = to_list(session.optimizer().state_dict());
-  content.state = state.dump();
+  const io::CheckpointContent content{.model = session.model().state_dict(),
+                                      .optimizer = session.optimizer().state_dict(),
+                                      .state = state.dump()};
   io::save_checkpoint(path_, run.step, content, static_cast<int>(keep));
   return message("{}/checkpoints", path_);
 }
