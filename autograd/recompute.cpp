@@ -7,13 +7,17 @@ constinit thread_local int replays = 0;
 
 bool recomputing() { return replays > 0; }
 
-RecomputeRegion::RecomputeRegion() : tape_(Tape::current()), previous_(tape_->mode_) {
+RecomputeRegion::RecomputeRegion()
+    : tape_(Tape::current()), previous_(tape_->mode_), first_use_(tape_->counted_uses()) {
   check(tape_->outer_ == nullptr,
         "recompute: a recomputed region can be differentiated only once; one tape may record, got "
         "a tape inside another");
   tape_->mode_ = Tape::Mode::counting;
 }
-RecomputeRegion::~RecomputeRegion() { tape_->mode_ = previous_; }
+RecomputeRegion::~RecomputeRegion() {
+  tape_->mode_ = previous_;
+  if (!kept_) tape_->forget_uses(first_use_);
+}
 
 TensorList RecomputeRegion::stand_ins(const TensorList& inputs) {
   TensorList out;

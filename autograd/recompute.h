@@ -17,12 +17,17 @@ class RecomputeRegion {
   RecomputeRegion();
   ~RecomputeRegion();
   RecomputeRegion(const RecomputeRegion&) = delete;
+  /// Backward will run the region again. Otherwise (nothing to differentiate, or an exception) the
+  /// uses that were counted do not count.
+  void keep() { kept_ = true; }
   /// Stand-ins for the inputs: same values, followed like any intermediate.
   static TensorList stand_ins(const TensorList& inputs);
 
  private:
   Tape* tape_;
   Tape::Mode previous_;
+  std::size_t first_use_;
+  bool kept_ = false;
 };
 
 /// The second pass: a tape of its own whose leaf gradients go to the tape that is running.
@@ -63,6 +68,7 @@ TensorList recompute(F fn, const TensorList& inputs) {
       followed = followed || Tape::follows(y);
       outputs.push_back(y.detach());
     }
+    if (followed) region.keep();
   }
   if (!followed) return outputs;
   struct SavedInputs {

@@ -141,6 +141,7 @@ struct Tape::State {
   std::vector<Slot> slots;  ///< by id - base
   OldSlots old;             ///< ids below base: tensors of an outer tape
   std::vector<Leaf> leaves;
+  std::vector<std::int32_t> counted;  ///< the leaf of each use by an unrecorded first pass
 };
 
 Saved save(const Tensor& t, const char* label) {
@@ -211,6 +212,7 @@ void Tape::clear() {
   state_->slots.clear();
   state_->old.clear();
   state_->leaves.clear();
+  state_->counted.clear();
   state_->arena.reset();
   nodes_ = 0;
 }
@@ -268,6 +270,7 @@ void* Tape::begin_node(const char* name, const TensorRefs& inputs, const TensorR
         }
         ++state_->leaves[s.leaf].uses;
         ++state_->leaves[s.leaf].total;
+        if (mode_ == Mode::counting) state_->counted.push_back(s.leaf);
       }
     }
     if (ids) *ids++ = id;
@@ -277,6 +280,18 @@ void* Tape::begin_node(const char* name, const TensorRefs& inputs, const TensorR
   state_->last = node;
   ++nodes_;
   return node->fn;
+}
+
+std::size_t Tape::counted_uses() const { return state_->counted.size(); }
+
+// A use that no backward will answer would keep the leaf waiting for ever.
+void Tape::forget_uses(std::size_t from) {
+  for (std::size_t i = from; i < state_->counted.size(); ++i) {
+    Leaf& leaf = state_->leaves[static_cast<std::size_t>(state_->counted[i])];
+    --leaf.uses;
+    --leaf.total;
+  }
+  state_->counted.resize(from);
 }
 
 void Tape::accumulate(Slot& s, const char* op, Tensor dx) {

@@ -179,6 +179,8 @@ class Tape {
   Tensor take_gradient(const Tensor& x);
   void clear();
   static void follow_outputs(const TensorRefs& outputs);
+  std::size_t counted_uses() const;
+  void forget_uses(std::size_t from);
 
   State* state_;              ///< recycled between the tapes of a thread
   Tape* scope_outer_;         ///< the tape whose scope encloses this one

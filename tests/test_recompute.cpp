@@ -106,6 +106,25 @@ TEST_CASE("recompute: the second pass draws the same random numbers and says wha
   CHECK(test::different_bits(rand_uniform({4}), next) == "");
 }
 
+TEST_CASE(
+    "recompute: a region that nothing is differentiated through leaves no trace on its leaves") {
+  const Tensor x = Tensor(test::random({3}, 1)).set_requires_grad();
+  const Tensor w = Tensor(test::random({3}, 2)).set_requires_grad();
+  const auto constant = [&w](const Tensor& h) {
+    return recompute([&w](const Tensor& v) { return v * w; }, h).detach();
+  };
+  const auto failing = [&w](const Tensor& h) -> Tensor {
+    const Tensor used = h * w;
+    throw Error("no");
+  };
+  Tape tape;
+  const Tensor c = recompute(constant, x);
+  CHECK(test::error_of([&] { recompute(failing, x); }) == "no");
+  sum(c * w).backward();
+  REQUIRE(w.grad());
+  CHECK(test::mismatch(w.grad(), c, 1e-12) == "");
+}
+
 TEST_CASE("recompute: without a tape it is a plain call") {
   int passes = 0;
   const Tensor y = recompute([&](const Tensor& x) { return ++passes, x * 2.0; }, test::random({3}));
