@@ -57,6 +57,13 @@ OneThreadScope::~OneThreadScope() {
 
 bool detail::in_parallel() { return inside; }
 
+void detail::share_num_threads() {
+#if WEFT_USE_OPENMP
+  const int n = requested_threads.load(std::memory_order_relaxed);
+  if (n > 0 && !inside && omp_get_max_threads() != n) omp_set_num_threads(n);
+#endif
+}
+
 void detail::parallel_run(std::int64_t n, int chunks, RangeFn fn, void* context) {
   const auto run = [&](int i) {
     inside = true;

@@ -18,6 +18,9 @@ namespace detail {
 using RangeFn = void (*)(void* context, std::int64_t begin, std::int64_t end);
 void parallel_run(std::int64_t n, int chunks, RangeFn fn, void* context);
 bool in_parallel();
+/// To be called before a library that brings its own threads: OpenMP remembers the number of
+/// threads for each calling thread, set_num_threads() is for all of them.
+void share_num_threads();
 }  // namespace detail
 
 /// Everything inside the scope runs on the calling thread alone, library calls included, as in the

@@ -1,5 +1,8 @@
 #include <doctest/doctest.h>
 
+#include <filesystem>
+#include <thread>
+
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/matmul.h"
 #include "weft/core/gemm.h"
@@ -208,6 +211,23 @@ TEST_CASE("matmul: deterministic results do not depend on the number of threads"
       CHECK(test::different_bits(matmul(b.t(), a.t()), yt) == "");
     }
   }
+}
+
+TEST_CASE("matmul: set_num_threads holds for products on other threads too") {
+  const Threads restore;
+  set_num_threads(1);
+  const auto threads_of_process = [] {
+    const std::filesystem::directory_iterator tasks("/proc/self/task");
+    return std::distance(begin(tasks), end(tasks));
+  };
+  const Tensor a = test::random({512, 512}, 1, DType::f32);
+  std::ptrdiff_t started = -1;
+  std::thread([&] {
+    const std::ptrdiff_t before = threads_of_process();
+    matmul(a, a);
+    started = threads_of_process() - before;
+  }).join();
+  CHECK(started == 0);
 }
 
 TEST_CASE("matmul: errors name the rule and both operands") {

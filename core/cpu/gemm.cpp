@@ -34,6 +34,7 @@ void run(std::int64_t batch, const At& at) {
   const std::int64_t m = first.m, n = first.n;
   if constexpr (std::is_same_v<T, float>) {
     if (cpu::for_library(first)) {
+      detail::share_num_threads();
       if (deterministic()) {
         const std::int64_t down = ceil_div(m, kTileRows), across = ceil_div(n, kTileCols);
         parallel_for(
