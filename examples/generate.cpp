@@ -72,6 +72,10 @@ void generate(const Options& o) {
     return;
   }
   const data::ByteTokenizer tokenizer;
+  check(model.config.vocab <= tokenizer.vocab(),
+        "--checkpoint: the model writes {} different tokens; only the bytes tokenizer, with {}, "
+        "exists yet",
+        model.config.vocab, tokenizer.vocab());
   std::vector<std::int32_t> text = tokenizer.encode(o.prompt);
   const auto window = static_cast<std::size_t>(model.config.seq);
   const DType dtype = model.embed.weight.dtype();

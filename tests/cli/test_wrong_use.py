@@ -185,6 +185,9 @@ def wrong_uses_of_generate(folder):
         done = run("generate", *args)
         refused(done, 2, *parts)
         assert done.stdout == "", done.stdout
+    wide = f"{folder}/wide"
+    train(*base(folder, "--steps", "1", "--vocab", "300", "--out", wide))
+    refused(run("generate", "--checkpoint", wide), 2, "300", "256")
 
 
 def interrupt_saves(folder):
