@@ -9,9 +9,9 @@ cd "$(dirname "$0")/.."
 # --- The training run: everything that decides its result, in one place ---------------------------
 batch=8
 seq=128
-steps=4000  # 4000 x 8 x 128 = 4.10 M tokens
+steps=3000  # 3000 x 8 x 128 = 3.07 M tokens
 model=(--preset tiny --arch llama --seq $seq)
-schedule=(--batch $batch --steps $steps --lr 3e-3 --seed 1337 --eval-every 1000)
+schedule=(--batch $batch --steps $steps --lr 3e-3 --seed 1337 --eval-every 1000 --log-every 100)
 sample=(--tokens 400 --temperature 0.8 --topk 40 --seed 1337)
 prompt="It was a truth"
 # --------------------------------------------------------------------------------------------------
