@@ -58,6 +58,7 @@ set(weft_sources
   core/print.cpp
   core/random.cpp
   core/shape.cpp
+  core/shared_cache.cpp
   core/tensor.cpp
   data/loader.cpp
   data/packing.cpp

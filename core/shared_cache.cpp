@@ -1,0 +1,190 @@
+#include "weft/core/shared_cache.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace weft {
+
+// A slab is one mapping cut into equal small blocks. It goes back to the system when every block
+// has been evicted from the cache.
+struct Slab {
+  char* base;
+  std::int64_t bytes;
+  std::int16_t size_class;
+  std::int32_t blocks, out;     // out: blocks handed to the cache and not returned by eviction
+  std::vector<char*> returned;  // evicted blocks, the first to be handed out again
+};
+
+namespace detail {
+namespace {
+
+constexpr std::int64_t kHugePage = 2 << 20;
+
+// Blocks of 2 MiB and more start on a huge page and may be backed by them.
+void* map_memory(std::int64_t bytes) {
+  const bool huge = bytes >= kHugePage;
+  const std::int64_t room = huge ? bytes + kHugePage : bytes;
+  void* p = mmap(nullptr, static_cast<std::size_t>(room), PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) return nullptr;
+  counters_of(kCpu).system_allocs.fetch_add(1, std::memory_order_relaxed);
+  if (!huge) return p;
+  char* const base = static_cast<char*>(p);
+  char* const aligned = reinterpret_cast<char*>(
+      (reinterpret_cast<std::uintptr_t>(base) + kHugePage - 1) & ~std::uintptr_t{kHugePage - 1});
+  if (aligned > base) munmap(base, static_cast<std::size_t>(aligned - base));
+  char* const end = aligned + ((bytes + 4095) & ~std::int64_t{4095});
+  if (base + room > end) munmap(end, static_cast<std::size_t>(base + room - end));
+  madvise(aligned, static_cast<std::size_t>(end - aligned), MADV_HUGEPAGE);
+  return aligned;
+}
+
+void unmap_memory(void* p, std::int64_t bytes) {
+  munmap(p, static_cast<std::size_t>((bytes + 4095) & ~std::int64_t{4095}));
+}
+
+std::int64_t half_of_memory() {
+  return static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE) / 2;
+}
+
+}  // namespace
+
+MemoryCounters& counters_of(Device d) {
+  static constinit MemoryCounters counters[Device::kKinds];
+  return counters[static_cast<int>(d.kind)];
+}
+
+// Never destroyed: tensors with static storage duration may outlive any static cache.
+SharedCache& SharedCache::get() {
+  static SharedCache* cache = new SharedCache;
+  return *cache;
+}
+
+SharedCache::SharedCache() : limit_(half_of_memory()) {}
+
+Storage* SharedCache::take(int size_class) {
+  const std::lock_guard lock(mutex_);
+  Storage* s = heads_[size_class];
+  if (s) unlink(s);
+  return s;
+}
+
+void SharedCache::put(Storage* s) {
+  const std::lock_guard lock(mutex_);
+  link(s);
+  while (cached_ > limit_ && tail_) evict(tail_);
+}
+
+Storage* SharedCache::make(int size_class) {
+  const std::lock_guard lock(mutex_);
+  Slab* slab = nullptr;
+  char* data = nullptr;
+  const std::int64_t bytes = class_bytes(size_class);
+  if (bytes >= kHugePage) {
+    data = static_cast<char*>(map_memory(bytes));
+  } else if ((slab = slab_for(size_class))) {
+    if (!slab->returned.empty()) {
+      data = slab->returned.back();
+      slab->returned.pop_back();
+    }
+    ++slab->out;
+  }
+  if (!data) return nullptr;
+  Storage* s = new_header();
+  s->data = data;
+  s->capacity = bytes;
+  s->size_class = static_cast<std::int16_t>(size_class);
+  s->slab = slab;
+  s->device = kCpu;
+  return s;
+}
+
+Storage* SharedCache::new_header() {
+  if (spare_headers_.empty()) return new Storage;
+  Storage* s = spare_headers_.back();
+  spare_headers_.pop_back();
+  return s;
+}
+
+Storage* SharedCache::header() {
+  const std::lock_guard lock(mutex_);
+  return new_header();
+}
+
+void SharedCache::drop_header(Storage* s) {
+  const std::lock_guard lock(mutex_);
+  spare_headers_.push_back(s);
+}
+
+void SharedCache::evict_all() {
+  const std::lock_guard lock(mutex_);
+  while (tail_) evict(tail_);
+}
+
+void SharedCache::set_limit(std::int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  limit_ = bytes;
+  while (cached_ > limit_ && tail_) evict(tail_);
+}
+
+void SharedCache::link(Storage* s) {
+  Storage*& head = heads_[s->size_class];
+  s->class_prev = nullptr;
+  s->class_next = head;
+  if (head) head->class_prev = s;
+  head = s;
+  s->lru_prev = nullptr;
+  s->lru_next = front_;
+  if (front_) front_->lru_prev = s;
+  front_ = s;
+  if (!tail_) tail_ = s;
+  cached_ += s->capacity;
+}
+
+void SharedCache::unlink(Storage* s) {
+  (s->class_prev ? s->class_prev->class_next : heads_[s->size_class]) = s->class_next;
+  if (s->class_next) s->class_next->class_prev = s->class_prev;
+  (s->lru_prev ? s->lru_prev->lru_next : front_) = s->lru_next;
+  (s->lru_next ? s->lru_next->lru_prev : tail_) = s->lru_prev;
+  cached_ -= s->capacity;
+}
+
+void SharedCache::evict(Storage* s) {
+  unlink(s);
+  counters_of(kCpu).evictions.fetch_add(1, std::memory_order_relaxed);
+  counters_of(kCpu).cached.fetch_sub(s->capacity, std::memory_order_relaxed);
+  if (Slab* slab = s->slab) {
+    slab->returned.push_back(static_cast<char*>(s->data));
+    if (--slab->out == 0) {
+      std::vector<Slab*>& all = slabs_[slab->size_class];
+      all.erase(std::find(all.begin(), all.end(), slab));
+      unmap_memory(slab->base, slab->bytes);
+      delete slab;
+    }
+  } else {
+    unmap_memory(s->data, s->capacity);
+  }
+  s->data = nullptr;
+  s->slab = nullptr;
+  spare_headers_.push_back(s);
+}
+
+Slab* SharedCache::slab_for(int size_class) {
+  for (Slab* slab : slabs_[size_class])
+    if (!slab->returned.empty()) return slab;
+  const std::int64_t block = class_bytes(size_class);
+  const std::int64_t bytes =
+      (std::clamp<std::int64_t>(16 * block, 64 << 10, kHugePage) + 4095) & ~std::int64_t{4095};
+  char* base = static_cast<char*>(map_memory(bytes));
+  if (!base) return nullptr;
+  Slab* slab = new Slab{base, bytes, static_cast<std::int16_t>(size_class), 0, 0, {}};
+  slab->blocks = static_cast<std::int32_t>(bytes / block);
+  for (std::int32_t i = slab->blocks; i-- > 0;) slab->returned.push_back(base + i * block);
+  slabs_[size_class].push_back(slab);
+  return slab;
+}
+
+}  // namespace detail
+}  // namespace weft
