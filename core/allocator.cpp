@@ -10,7 +10,6 @@
 #include "weft/core/storage.h"
 
 namespace weft {
-
 namespace {
 
 using detail::class_bytes;
