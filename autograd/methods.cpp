@@ -83,6 +83,15 @@ void begin_write(const char* op, const Tensor& t) {
   t.bump_version();
 }
 
+// One element in several places would be updated several times, by several threads.
+void check_separate(const char* op, const Tensor& t) {
+  if (t.is_contiguous()) return;  // empty tensors too, whose strides may be 0
+  bool repeated = false;
+  for (int i = 0; i < t.ndim(); ++i) repeated = repeated || (t.strides()[i] == 0 && t.dim(i) > 1);
+  check(!repeated, "{}: the tensor must not repeat its elements, got shape {} with strides {}", op,
+        t.shape(), t.strides());
+}
+
 // 0.5 would silently become 0.
 void check_whole(const char* op, const Tensor& t, double value) {
   check(!is_integral(t.dtype()) || value == std::trunc(value),
@@ -103,6 +112,7 @@ const Tensor& Tensor::copy_(const Tensor& source) const {
   detail::check_tensor("copy_", "source", source);
   check(source.shape() == shape(), "copy_: source must have shape {}, got {}", shape(),
         source.shape());
+  check_separate("copy_", *this);
   begin_write("copy_", *this);
   const Tensor here = source.detach().to(device());
   dispatch<cpu::copy, cuda::copy>(here, *this);
@@ -116,6 +126,7 @@ const Tensor& Tensor::add_(const Tensor& other, double alpha) const {
         "add_: other must have shape {} and dtype {}, got {} and {}", shape(), dtype(),
         other.shape(), other.dtype());
   check_whole("add_", *this, alpha);
+  check_separate("add_", *this);
   begin_write("add_", *this);
   dispatch<cpu::add_scaled, cuda::add_scaled>(other, alpha, *this);
   return *this;
@@ -124,6 +135,7 @@ const Tensor& Tensor::add_(const Tensor& other, double alpha) const {
 const Tensor& Tensor::mul_(double factor) const {
   detail::check_tensor("mul_", "the tensor", *this);
   check_whole("mul_", *this, factor);
+  check_separate("mul_", *this);
   begin_write("mul_", *this);
   dispatch<cpu::scale, cuda::scale>(*this, factor);
   return *this;

@@ -90,7 +90,9 @@ Tensor Tensor::ones(const Shape& shape, DType dtype, Device device) {
 Tensor Tensor::arange(double start, double end, double step, DType dtype, Device device) {
   check(step != 0 && (end - start) / step >= 0,
         "arange: step must lead from start {} to end {}, got {}", start, end, step);
-  const auto n = static_cast<std::int64_t>(std::ceil((end - start) / step));
+  const double count = std::ceil((end - start) / step);
+  check(count < 0x1p56, "arange: too many elements from {} to {} in steps of {}", start, end, step);
+  const auto n = static_cast<std::int64_t>(count);
   Tensor out = empty({n}, dtype);
   dispatch_all(dtype, [&]<class T>() {
     T* p = out.data<T>();

@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -275,6 +276,8 @@ TEST_CASE("tensor: error texts") {
         "arange: step must lead from start 0 to end 1, got 0");
   CHECK(error_of([] { Tensor::arange(0, 1, -1); }) ==
         "arange: step must lead from start 0 to end 1, got -1");
+  CHECK(error_of([] { Tensor::arange(0, HUGE_VAL, 2); }) ==
+        "arange: too many elements from 0 to inf in steps of 2");
   CHECK(error_of([] { Tensor::of({1, 2}, {3}); }) == "from: shape [3] needs 3 values, got 2");
   CHECK(error_of([&] { x.data<double>(); }) ==
         "data: the tensor's dtype is f32, got a request for f64");
@@ -294,6 +297,13 @@ TEST_CASE("tensor: error texts") {
         }) == "copy_to: the buffer must hold 6 values, got 5");
   CHECK(error_of([&] { x.to(DType::i64).set_requires_grad(); }) ==
         "set_requires_grad: dtype must be one of f32, f64, bf16, got i64");
+  const Tensor repeated = Tensor::ones({1}).expand({3});
+  const std::string rule =
+      "the tensor must not repeat its elements, got shape [3] with strides [0]";
+  CHECK(error_of([&] { repeated.add_(Tensor::ones({3})); }) == "add_: " + rule);
+  CHECK(error_of([&] { repeated.copy_(Tensor::ones({3})); }) == "copy_: " + rule);
+  CHECK(error_of([&] { repeated.mul_(2); }) == "mul_: " + rule);
+  CHECK(values(repeated.fill_(4)) == std::vector<double>(3, 4));
   Tensor leaf = x.clone();
   leaf.set_requires_grad();
   const Tape tape;
