@@ -6,6 +6,7 @@ set(weft_test_stems
   checkpoint
   clip
   cross_entropy
+  cross_entropy_bugs
   data
   debug_allocator
   dropout
