@@ -28,6 +28,7 @@ set(weft_sources
   autograd/sort.cpp
   autograd/swiglu.cpp
   autograd/tape.cpp
+  autograd/tape_backward.cpp
   autograd/view.cpp
   core/allocator.cpp
   core/cpu/attention.cpp

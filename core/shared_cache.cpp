@@ -85,10 +85,8 @@ Storage* SharedCache::make(int size_class) {
   if (bytes >= kHugePage) {
     data = static_cast<char*>(map_memory(bytes));
   } else if ((slab = slab_for(size_class))) {
-    if (!slab->returned.empty()) {
-      data = slab->returned.back();
-      slab->returned.pop_back();
-    }
+    data = slab->returned.back();
+    slab->returned.pop_back();
     ++slab->out;
   }
   if (!data) return nullptr;

@@ -27,6 +27,18 @@ std::vector<double> values(const Tensor& t) {
 
 }  // namespace
 
+TEST_CASE("tensor: zeros_like and empty_like take shape, dtype and device") {
+  for (const Device d : {kCpu, kMeta}) {
+    const Tensor x = Tensor::ones({2, 0, 3}, DType::bf16, d);
+    for (const Tensor& like : {zeros_like(x), empty_like(x)}) {
+      CHECK(like.shape() == x.shape());
+      CHECK(like.dtype() == DType::bf16);
+      CHECK(like.device() == d);
+    }
+  }
+  CHECK(test::mismatch(zeros_like(Tensor::ones({3})), Tensor::of({0, 0, 0}, {3}), 0) == "");
+}
+
 TEST_CASE("tensor: factories of every dtype") {
   for (const DType dtype : kAll) {
     CAPTURE(name(dtype));

@@ -1,0 +1,223 @@
+// Running a tape backwards.
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/tape_state.h"
+
+namespace weft {
+namespace {
+
+/// Names the op in messages of what it saved.
+constinit thread_local const char* running_op = nullptr;
+
+bool uniquely_owned(const Tensor& t) {
+  return t.impl()->refs.load(std::memory_order_acquire) == 1 &&
+         t.storage()->refs.load(std::memory_order_acquire) == 1;
+}
+
+}  // namespace
+
+void Saved::throw_changed() const {
+  detail::raise(Fault::user, "{}: saved {} was changed in place (version {}, saved at {})",
+                {running_op ? running_op : "backward", label_, tensor_.version(), version_});
+}
+
+void Backward::add(int i, Tensor dx) {
+  if (!needs(i)) return;
+  tape_->accumulate(tape_->slot(slots_[i]), op_, std::move(dx));
+}
+
+void Backward::once_differentiable() const {
+  check(Tape::current() == nullptr,
+        "{}: its backward is a fused kernel and can be differentiated only once; build it from "
+        "primitive ops, or open a NoGradGuard around the backward pass",
+        op_);
+}
+
+void Tape::accumulate(Slot& s, const char* op, Tensor dx) {
+  if (!s.grad) {
+    s.grad = std::move(dx);
+    return;
+  }
+  check(s.grad.shape() == dx.shape() && s.grad.dtype() == dx.dtype(),
+        "{}: gradient must have shape {} and dtype {}, got {} and {}", op, s.grad.shape(),
+        s.grad.dtype(), dx.shape(), dx.dtype());
+  // In place only when nobody else can see the buffer, and no outer tape needs its history.
+  if (current_ == nullptr && uniquely_owned(s.grad) && s.grad.is_contiguous())
+    s.grad.add_(dx);
+  else
+    s.grad = add(s.grad, dx);
+}
+
+void Tape::leaf_used(Slot& s, int uses) {
+  Leaf& leaf = state_->leaves[s.leaf];
+  leaf.uses -= uses;
+  if (leaf.uses > 0 || collect_only_) return;
+  if (parent_) {
+    // A leaf older than the replay belongs to the tape that asked for it; inputs are collected.
+    const std::uint64_t id = leaf.tensor.impl()->tape_id;
+    if (id >= base_) return;
+    Slot& theirs = parent_->slot(id);
+    if (s.grad) parent_->accumulate(theirs, "recompute", std::move(s.grad));
+    s.grad = {};
+    return parent_->leaf_used(theirs, leaf.total);
+  }
+  if (s.grad) finish_leaf(leaf, s);
+}
+
+void Tape::finish_leaf(Leaf& leaf, Slot& s) {
+  const Tensor& x = leaf.tensor;
+  leaf.reached = true;
+  Tensor g = std::move(s.grad);
+  s.grad = {};
+  check(g.shape() == x.shape() && g.dtype() == x.dtype(),
+        "backward: the gradient of a leaf must have its shape {} and dtype {}, got {} and {}",
+        x.shape(), x.dtype(), g.shape(), g.dtype());
+  if (const Tensor main = x.main_grad()) {
+    NoGradGuard off;
+    main.add_(g.to(main.dtype()));
+  } else if (const Tensor old = x.grad()) {
+    if (current_ == nullptr)
+      old.add_(g);
+    else
+      x.set_grad(add(old, g));
+  } else {
+    // grad() belongs to the user: it must not share memory with another gradient.
+    x.set_grad(uniquely_owned(g) && g.is_contiguous() ? g : g.clone());
+  }
+  g = {};
+  if (grad_ready_) grad_ready_(x);
+}
+
+void Tape::run_node(Node& node) {
+  TensorList dy;
+  bool reached = false;
+  for (int i = 0; i < node.output_count; ++i) {
+    Slot& s = slot(node.outputs[i]);
+    Tensor g = s.wanted ? s.grad : std::move(s.grad);
+    reached = reached || g;
+    dy.push_back(std::move(g));
+  }
+  if (reached) {
+    check(!dy[0] || dy[0].shape() == node.shape, "{}: gradient must have shape {}, got {}",
+          node.name, node.shape, dy[0] ? dy[0].shape() : Shape{});
+    Backward b;
+    b.tape_ = this;
+    b.op_ = node.name;
+    b.slots_ = node.inputs;
+    b.dy_ = dy.begin();
+    running_op = node.name;
+    node.invoke(node.fn, b);
+  }
+}
+
+void Tape::check_runnable(const char* caller) const {
+  check(mode_ != Mode::spent,
+        "{}: this tape is spent; open a new weft::Tape and run the forward pass again", caller);
+  check(mode_ == Mode::recording, "{}: this tape is already running", caller);
+}
+
+void Tape::check_loss(const char* caller, const Tensor& y, const Tensor& dy) const {
+  check(static_cast<bool>(y), "{}: loss must be a tensor, got a null handle", caller);
+  check(dy || y.numel() == 1, "{}: loss must have 1 element or come with dy, got shape {}", caller,
+        y.shape());
+  check(!dy || (dy.shape() == y.shape() && dy.dtype() == y.dtype()),
+        "{}: dy must have the loss's shape {} and dtype {}, got {} and {}", caller, y.shape(),
+        y.dtype(), dy ? dy.shape() : Shape{}, dy ? dy.dtype() : y.dtype());
+  check(y.requires_grad() && numbered(y.impl()->tape_id) && y.impl()->tape_id >= base_,
+        "{}: the loss is not on this tape; no input of it required a gradient, or it was computed "
+        "before the tape was opened",
+        caller);
+}
+
+void Tape::run(const char* caller, const TensorList& ys, const TensorList& dys) {
+  check_runnable(caller);
+  for (int i = 0; i < ys.size(); ++i) check_loss(caller, ys[i], dys[i]);
+  CategoryScope category(Category::gradient);
+  struct Restore {
+    Tape* tape;
+    Tape* previous;
+    const char* op;
+    ~Restore() {
+      current_ = previous == tape ? tape->outer_ : previous;
+      running_op = op;
+      tape->mode_ = Mode::spent;
+    }
+  } restore{this, std::exchange(current_, outer_), running_op};
+  for (int i = 0; i < ys.size(); ++i) {
+    const Tensor& y = ys[i];
+    accumulate(slot(y.impl()->tape_id), caller,
+               dys[i] ? dys[i] : Tensor::ones(y.shape(), y.dtype(), y.device()));
+  }
+  mode_ = Mode::running;
+  while (Node* node = state_->last) {
+    state_->last = node->previous;
+    --nodes_;
+    {
+      struct Destroyed {  // also when the lambda throws
+        Node* node;
+        ~Destroyed() { node->destroy(node->fn); }
+      } destroyed{node};
+      run_node(*node);
+    }
+    for (int i = 0; i < node->input_count; ++i) {
+      if (node->inputs[i] == 0) continue;
+      Slot& s = slot(node->inputs[i]);
+      if (s.leaf >= 0) leaf_used(s, 1);
+    }
+  }
+}
+
+void Tape::backward(const Tensor& loss, const Tensor& dy) {
+  run("backward", {loss}, {dy});
+  if (backward_end_) {
+    std::vector<Tensor> unused;
+    for (const Leaf& leaf : state_->leaves)
+      if (!leaf.reached) unused.push_back(leaf.tensor);
+    backward_end_(unused);
+  }
+  clear();
+}
+
+TensorList Tape::gradients(const Tensor& loss, const TensorList& xs, const Tensor& dy) {
+  // Every check comes before the first change: a refused call leaves the tape as it was.
+  check_runnable("grad");
+  check_loss("grad", loss, dy);
+  for (const Tensor& x : xs) {
+    check(static_cast<bool>(x),
+          "grad: every x must require a gradient and be part of the recording, got a null tensor");
+    check(follows(x), "grad: every x must require a gradient and be part of the recording, got {}",
+          x.shape());
+  }
+  for (const Tensor& x : xs) want_gradient(x);
+  collect_only_ = true;
+  run("grad", {loss}, {dy});
+  TensorList out;
+  for (const Tensor& x : xs) out.push_back(take_gradient(x));
+  clear();
+  return out;
+}
+
+// A tensor older than every tape of this thread was used by none of them.
+void Tape::want_gradient(const Tensor& x) {
+  if (numbered(x.impl()->tape_id)) slot(x.impl()->tape_id).wanted = true;
+}
+
+Tensor Tape::take_gradient(const Tensor& x) {
+  return numbered(x.impl()->tape_id) ? slot(x.impl()->tape_id).grad : Tensor();
+}
+
+void backward_from(const Tensor& loss, const Tensor& dy) {
+  check(Tape::innermost_ != nullptr,
+        "backward: no tape is recording; declare weft::Tape before the forward pass");
+  Tape::innermost_->backward(loss, dy);
+}
+
+TensorList grad(const Tensor& y, const TensorList& xs, const Tensor& dy) {
+  check(Tape::innermost_ != nullptr,
+        "grad: no tape is recording; declare weft::Tape before the forward pass");
+  return Tape::innermost_->gradients(y, xs, dy);
+}
+
+void Tensor::backward() const { backward_from(*this, {}); }
+void Tensor::backward(const Tensor& dy) const { backward_from(*this, dy); }
+
+}  // namespace weft

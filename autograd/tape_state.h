@@ -1,0 +1,120 @@
+#pragma once
+// What a tape is made of: seen by tape.cpp (recording) and tape_backward.cpp (running) only.
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "weft/autograd/tape.h"
+
+namespace weft {
+
+/// Memory for nodes: bump allocation in chunks that are kept from tape to tape.
+class TapeArena {
+ public:
+  void* take(std::size_t bytes) {
+    bytes = (bytes + 15) & ~std::size_t{15};
+    while (chunk_ < chunks_.size() && used_ + bytes > chunks_[chunk_].size) {
+      ++chunk_;
+      used_ = 0;
+    }
+    if (chunk_ == chunks_.size()) {
+      const std::size_t size = std::max(bytes, kChunk);
+      chunks_.push_back(
+          {std::make_unique<std::max_align_t[]>(size / sizeof(std::max_align_t) + 1), size});
+      used_ = 0;
+    }
+    char* p = reinterpret_cast<char*>(chunks_[chunk_].memory.get()) + used_;
+    used_ += bytes;
+    return p;
+  }
+  void reset() { chunk_ = used_ = 0; }
+
+ private:
+  static constexpr std::size_t kChunk = 1 << 16;
+  struct Chunk {
+    std::unique_ptr<std::max_align_t[]> memory;
+    std::size_t size;
+  };
+  std::vector<Chunk> chunks_;
+  std::size_t chunk_ = 0, used_ = 0;
+};
+
+/// Lives in the arena, followed by input ids, output ids and the lambda.
+struct Tape::Node {
+  Node* previous;
+  const char* name;
+  void* fn;
+  Invoke invoke;
+  Destroy destroy;
+  const std::uint64_t* inputs;  ///< 0 for an input that needs no gradient
+  const std::uint64_t* outputs;
+  std::int32_t input_count, output_count;
+  std::int64_t saved_bytes;
+  Shape shape;  ///< of the first output
+};
+
+struct Tape::Slot {
+  Tensor grad;
+  std::int32_t leaf = -1;
+  bool wanted = false;  ///< gradients() returns it: keep it after its node has run
+};
+
+/// Slots of tensors that are older than the tape: open addressing, kept warm between tapes.
+struct Tape::OldSlots {
+  std::vector<std::uint64_t> keys;  ///< 0: free
+  std::vector<Slot> slots;
+  std::size_t used = 0;
+
+  Slot& at(std::uint64_t id) {
+    if (2 * (used + 1) > keys.size()) grow();
+    std::size_t i = place(id);
+    if (keys[i] == 0) {
+      keys[i] = id;
+      ++used;
+    }
+    return slots[i];
+  }
+  void clear() {
+    if (used == 0) return;
+    std::fill(keys.begin(), keys.end(), 0);
+    for (Slot& s : slots) s = {};
+    used = 0;
+  }
+
+ private:
+  std::size_t place(std::uint64_t id) const {
+    std::size_t i = id * 0x9e3779b97f4a7c15u >> 32 & (keys.size() - 1);
+    while (keys[i] != 0 && keys[i] != id) i = (i + 1) & (keys.size() - 1);
+    return i;
+  }
+  void grow() {
+    std::vector<std::uint64_t> old_keys(std::max<std::size_t>(64, 2 * keys.size()));
+    std::vector<Slot> old_slots(old_keys.size());
+    keys.swap(old_keys);
+    slots.swap(old_slots);
+    for (std::size_t i = 0; i < old_keys.size(); ++i) {
+      if (old_keys[i] == 0) continue;
+      const std::size_t to = place(old_keys[i]);
+      keys[to] = old_keys[i];
+      slots[to] = std::move(old_slots[i]);
+    }
+  }
+};
+
+struct Tape::Leaf {
+  Tensor tensor;
+  int uses = 0;   ///< not yet answered by backward
+  int total = 0;  ///< recorded
+  bool reached = false;
+};
+
+struct Tape::State {
+  TapeArena arena;
+  Node* last = nullptr;
+  std::vector<Slot> slots;  ///< by id - base
+  OldSlots old;             ///< ids below base: tensors of an outer tape
+  std::vector<Leaf> leaves;
+  std::vector<std::int32_t> counted;  ///< the leaf of each use by an unrecorded first pass
+};
+
+}  // namespace weft
