@@ -66,8 +66,7 @@ class Tensor {
     if (impl_) impl_->release();
   }
 
-  // --- making one (core/tensor.cpp)
-  // ---------------------------------------------------------------
+  // Making one (core/tensor.cpp).
   static Tensor empty(const Shape& shape, DType dtype = DType::f32, Device device = kCpu);
   static Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = kCpu);
   static Tensor ones(const Shape& shape, DType dtype = DType::f32, Device device = kCpu);
@@ -91,8 +90,7 @@ class Tensor {
   static Tensor wrap(void* data, const Shape& shape, DType dtype, void (*deleter)(void*) = nullptr,
                      void* context = nullptr);
 
-  // --- looking at it
-  // ------------------------------------------------------------------------------
+  // Looking at it.
   explicit operator bool() const { return impl_ != nullptr; }
   const Shape& shape() const { return impl_->shape; }
   const Shape& strides() const { return impl_->strides; }
@@ -143,8 +141,7 @@ class Tensor {
   TensorImpl* impl() const { return impl_; }
   bool same(const Tensor& o) const { return impl_ == o.impl_; }
 
-  // --- gradients
-  // ----------------------------------------------------------------------------------
+  // Gradients.
   bool requires_grad() const { return impl_ && impl_->requires_grad; }
   /// Marks a leaf whose gradient backward() should fill.
   /// Throws Error on a dtype that no floating op computes with, and on the output of a recorded op.
@@ -164,8 +161,7 @@ class Tensor {
   /// A view with its own shape, strides and offset over the same storage, unknown to any tape.
   Tensor alias(const Shape& shape, const Shape& strides, std::int64_t offset) const;
 
-  // --- ops as members: defined in autograd/methods.cpp, documented at the free function
-  // -----------
+  // Ops as members: defined in autograd/methods.cpp, documented at the free function.
   Tensor contiguous() const;
   Tensor clone() const;
   Tensor to(DType dtype) const;
