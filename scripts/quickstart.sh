@@ -80,6 +80,7 @@ say "A sample"
 build/release/bin/generate --checkpoint "$out" --prompt "$prompt" "${sample[@]}"
 
 say "Done"
+echo "tokens are bytes here, so the losses above are nats per byte"
 echo "checkpoint  $(ls -d "$out"/checkpoints/step_* | tail -n 1)"
 echo "metrics     $out/metrics.jsonl"
 echo "plot        $out/loss.svg"
