@@ -9,6 +9,7 @@
 #include "weft/autograd/indexing.h"
 #include "weft/autograd/layer_norm.h"
 #include "weft/autograd/linear.h"
+#include "weft/autograd/linear_cross_entropy.h"
 #include "weft/autograd/matmul.h"
 #include "weft/autograd/mse.h"
 #include "weft/autograd/recompute.h"

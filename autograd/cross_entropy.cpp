@@ -1,6 +1,6 @@
 #include "weft/autograd/cross_entropy.h"
 
-#include "weft/autograd/operand.h"
+#include "weft/autograd/cross_entropy_checks.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
@@ -8,32 +8,8 @@
 #include "weft/core/kernels/cross_entropy.h"
 
 namespace weft {
-namespace {
-
-void check_targets_dtype(const char* op, const Tensor& targets) {
-  detail::check_tensor(op, "targets", targets);
-  check(targets.dtype() == DType::i32 || targets.dtype() == DType::i64,
-        "{}: targets must have dtype i32 or i64, got {}", op, targets.dtype());
-}
-
-// Before any result exists. Only host memory is looked at: on another device it would cost a sync.
-// The scratch exists on every device, so that meta counts the same bytes.
-void check_targets(const Tensor& targets, std::int64_t classes, std::int64_t ignore_index) {
-  const Tensor bad = Tensor::empty({1}, DType::i64, targets.device());
-  if (!targets.device().is_cpu()) return;
-  cpu::find_bad_target(targets, ignore_index, classes, bad);
-  const std::int64_t row = *bad.data<std::int64_t>();
-  if (row < 0) return;
-  const std::int64_t got = targets.dtype() == DType::i64 ? targets.data<std::int64_t>()[row]
-                                                         : targets.data<std::int32_t>()[row];
-  check(false, "cross_entropy: target must be in [0, {}) or ignore_index {}, got {}", classes,
-        ignore_index, got);
-}
-
-}  // namespace
-
 Tensor count_valid(const Tensor& targets, std::int64_t ignore_index) {
-  check_targets_dtype("count_valid", targets);
+  detail::check_targets_dtype("count_valid", targets);
   const Tensor t = contiguous(targets);
   Tensor count = Tensor::empty({}, DType::i64, targets.device());
   dispatch<cpu::count_valid, cuda::count_valid>(t, ignore_index, count);
@@ -45,7 +21,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
   detail::check_tensor("cross_entropy", "logits", logits);
   check(is_compute(logits.dtype()),
         "cross_entropy: logits must have dtype f32, f64 or bf16, got {}", logits.dtype());
-  check_targets_dtype("cross_entropy", targets);
+  detail::check_targets_dtype("cross_entropy", targets);
   check(logits.ndim() >= 1 && logits.dim(-1) >= 1,
         "cross_entropy: logits must have a last axis of at least 1 class, got shape {}",
         logits.shape());
@@ -58,15 +34,14 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
         "cross_entropy: targets must be on device {} like the logits, got {}", logits.device(),
         targets.device());
   const double smoothing = options.label_smoothing;
-  check(smoothing >= 0 && smoothing < 1, "cross_entropy: label_smoothing must be in [0, 1), got {}",
-        smoothing);
+  detail::check_smoothing("cross_entropy", smoothing);
   const std::int64_t ignore = options.ignore_index;
 
   const Tensor x = contiguous(logits);
   const Tensor t = contiguous(targets);
-  check_targets(t, x.dim(-1), ignore);
+  detail::check_targets("cross_entropy", t, x.dim(-1), ignore);
 
-  const DType real = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  const DType real = detail::loss_dtype(x.dtype());
   const Tensor stats = Tensor::empty({t.numel(), 2}, real, x.device());
   Tensor losses = Tensor::empty(rows, real, x.device());
   dispatch<cpu::cross_entropy_fwd, cuda::cross_entropy_fwd>(x, t, ignore, smoothing, losses, stats);

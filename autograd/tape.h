@@ -28,6 +28,11 @@ class Saved {
       throw_changed();
     return tensor_;
   }
+  /// The same, given away: a backward runs once and may use what it saved as its result.
+  Tensor take() {
+    get();
+    return std::move(tensor_);
+  }
   explicit operator bool() const { return static_cast<bool>(tensor_); }
 
  private:
@@ -143,6 +148,9 @@ class Tape {
   static bool follows(const Tensor& t) {
     return t.requires_grad() && (t.impl()->leaf || numbered(t.impl()->tape_id));
   }
+  /// Does the current tape only count uses, because a recomputed region will run again? What
+  /// would be kept for backward is dropped then.
+  static bool counting() { return current_ != nullptr && current_->mode_ == Mode::counting; }
 
  private:
   friend class Backward;

@@ -16,6 +16,7 @@ set(weft_sources
   autograd/join.cpp
   autograd/layer_norm.cpp
   autograd/linear.cpp
+  autograd/linear_cross_entropy.cpp
   autograd/matmul.cpp
   autograd/methods.cpp
   autograd/mse.cpp

@@ -22,6 +22,7 @@ set(weft_test_stems
   layer_norm
   leaves
   linear
+  linear_cross_entropy
   low_precision
   matmul
   memory

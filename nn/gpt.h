@@ -50,7 +50,7 @@ struct GptConfig {
 ///
 ///   nn::Gpt model({.layers = 6, .heads = 6, .dim = 384, .vocab = 256});
 ///   Tape tape;
-///   Tensor loss = model.loss(model(ids), targets);
+///   Tensor loss = model.loss(model.hidden(ids), model.head, targets);
 ///   loss.backward();
 struct Gpt : Module {
   GptConfig config;

@@ -1,22 +1,41 @@
 #include "weft/nn/loss.h"
 
-#include "weft/autograd/cross_entropy.h"
+#include "weft/autograd/linear_cross_entropy.h"
 #include "weft/core/error.h"
 
 namespace weft::nn {
+namespace {
+
+// A bias belongs to the logits: such a head makes them.
+Tensor head_loss(const Tensor& hidden, const Linear& head, const Tensor& targets,
+                 const CrossEntropyOptions& options) {
+  return head.bias ? cross_entropy(head(hidden), targets, options)
+                   : linear_cross_entropy(hidden, head.weight, targets, options);
+}
+
+}  // namespace
+
+CrossEntropyOptions CrossEntropyLoss::options(Reduction reduction) const {
+  return {.reduction = reduction, .ignore_index = ignore_index, .label_smoothing = label_smoothing};
+}
 
 Tensor CrossEntropyLoss::operator()(const Tensor& logits, const Tensor& targets) const {
-  return cross_entropy(logits, targets,
-                       {.reduction = Reduction::mean,
-                        .ignore_index = ignore_index,
-                        .label_smoothing = label_smoothing});
+  return cross_entropy(logits, targets, options(Reduction::mean));
+}
+
+Tensor CrossEntropyLoss::operator()(const Tensor& hidden, const Linear& head,
+                                    const Tensor& targets) const {
+  return head_loss(hidden, head, targets, options(Reduction::mean));
 }
 
 CrossEntropyLoss::Sum CrossEntropyLoss::sum(const Tensor& logits, const Tensor& targets) const {
-  return {cross_entropy(logits, targets,
-                        {.reduction = Reduction::sum,
-                         .ignore_index = ignore_index,
-                         .label_smoothing = label_smoothing}),
+  return {cross_entropy(logits, targets, options(Reduction::sum)),
+          count_valid(targets, ignore_index)};
+}
+
+CrossEntropyLoss::Sum CrossEntropyLoss::sum(const Tensor& hidden, const Linear& head,
+                                            const Tensor& targets) const {
+  return {head_loss(hidden, head, targets, options(Reduction::sum)),
           count_valid(targets, ignore_index)};
 }
 

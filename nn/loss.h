@@ -1,4 +1,6 @@
 #pragma once
+#include "weft/autograd/cross_entropy.h"
+#include "weft/nn/linear.h"
 #include "weft/nn/module.h"
 
 namespace weft::nn {
@@ -11,6 +13,9 @@ struct CrossEntropyLoss : Module {
   CrossEntropyLoss() = default;
   /// Mean over the targets that are not ignored; a scalar.
   Tensor operator()(const Tensor& logits, const Tensor& targets) const;
+  /// The same for the logits head(hidden), which are never held as a whole: what a large vocabulary
+  /// wants. `loss(model.hidden(ids), model.head, targets)`.
+  Tensor operator()(const Tensor& hidden, const Linear& head, const Tensor& targets) const;
 
   /// A loss is a (sum, count) pair: ranks and micro-batches add both, and divide once at the end.
   struct Sum {
@@ -18,10 +23,14 @@ struct CrossEntropyLoss : Module {
     Tensor count;  ///< i64 scalar on the targets' device: how many are not ignored
   };
   Sum sum(const Tensor& logits, const Tensor& targets) const;
+  Sum sum(const Tensor& hidden, const Linear& head, const Tensor& targets) const;
 
   void visit(Visitor&) override {}
   std::string describe() const override;
   CrossEntropyLoss like() const;
+
+ private:
+  CrossEntropyOptions options(Reduction reduction) const;
 };
 
 }  // namespace weft::nn

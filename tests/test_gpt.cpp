@@ -293,6 +293,33 @@ TEST_CASE("loss: the sum and the count make the mean") {
   CHECK(sum.item() / 6 == doctest::Approx(model.loss(logits, targets).item()).epsilon(1e-14));
 }
 
+TEST_CASE("loss: from the hidden state and the head as from their logits") {
+  const Tensor ids = tokens(2, 5), targets = tokens(2, 5, 2);
+  targets.slice(1, 0, 2).fill_(-100);
+  for (const bool biased : {false, true}) {
+    nn::Linear head(8, 19, {.bias = biased, .dtype = DType::f64});
+    nn::init(head, 5);
+    nn::CrossEntropyLoss loss;
+    loss.label_smoothing = 0.1;
+    const Tensor hidden = test::random({2, 5, 8}, 3);
+    if (biased) head.bias.copy_(test::random({19}, 4));
+    const auto gradients = [&](bool fused) {
+      Tensor h = hidden.detach();
+      h.set_requires_grad();
+      Tape tape;
+      const Tensor value = fused ? loss(h, head, targets) : loss(head(h), targets);
+      TensorList out = tape.gradients(value, {h, head.weight});
+      out.push_back(value.detach());
+      return out;
+    };
+    const TensorList got = gradients(true), want = gradients(false);
+    for (int i = 0; i < got.size(); ++i) CHECK(test::mismatch(got[i], want[i], 1e-14) == "");
+    const auto [sum, count] = loss.sum(hidden, head, targets);
+    CHECK(count.item_int() == 6);
+    CHECK(sum.item() == doctest::Approx(6 * loss(hidden, head, targets).item()).epsilon(1e-14));
+  }
+}
+
 TEST_CASE("gpt: on the meta device a step has shapes and no values") {
   for (const Arch arch : {Arch::gpt2, Arch::llama}) {
     const nn::DeviceScope meta(kMeta);

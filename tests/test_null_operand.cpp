@@ -68,6 +68,7 @@ TEST_CASE("null operand: every op names the operand that is missing") {
       {error_of([&] { rms_norm(none); }), "rms_norm", "x"},
       {error_of([&] { cross_entropy(none, ids); }), "cross_entropy", "logits"},
       {error_of([&] { cross_entropy(x, none); }), "cross_entropy", "targets"},
+      {error_of([&] { linear_cross_entropy(none, x, ids); }), "linear_cross_entropy", "x"},
       {error_of([&] { mse_loss(x, none); }), "mse_loss", "target"},
       {error_of([&] { embedding(none, ids); }), "embedding", "weight"},
       {error_of([&] { embedding(x, none); }), "embedding", "ids"},

@@ -110,18 +110,25 @@ double row_loss(const RowStats<R>& s, double target_logit, std::int64_t classes,
   return loss;
 }
 
-// dlogits = dy * (softmax - target distribution): all in R, with one rounding to T at the end.
+// dlogits = dy * (softmax - target distribution): all in R, with one rounding to T at the end. dx
+// may be x.
 template <class T>
 void gradient_row(const T* x, std::int64_t classes, std::int64_t target, Real<T> max,
                   Real<T> exp_sum, double dy, double smoothing, T* dx) {
   using R = Real<T>;
   const double spread = smoothing / static_cast<double>(classes);
-  block_gradient(x, max, static_cast<R>(dy / static_cast<double>(exp_sum)),
-                 static_cast<R>(dy * spread), dx, classes);
   // The target's p - 1 cancels when the row is confident: in double, from the saved sum.
   const double p = std::exp(static_cast<double>(x[target]) - static_cast<double>(max)) /
                    static_cast<double>(exp_sum);
+  block_gradient(x, max, static_cast<R>(dy / static_cast<double>(exp_sum)),
+                 static_cast<R>(dy * spread), dx, classes);
   dx[target] = T(static_cast<R>(dy * (p - (1 - smoothing) - spread)));
+}
+
+// The factor of a mean: 1 / count, 0 when nothing counts, 1 for a sum.
+double mean_scale(const Tensor& count) {
+  const std::int64_t valid = count ? *count.data<std::int64_t>() : 1;
+  return valid > 0 ? 1 / static_cast<double>(valid) : 0;
 }
 
 // One exp a class and one pass or two over it.
@@ -191,8 +198,7 @@ void cross_entropy_bwd(const Tensor& logits, const Tensor& targets, const Tensor
                        double label_smoothing, const Tensor& dlogits) {
   const std::int64_t rows = targets.numel(), classes = logits.dim(-1);
   const Targets t(targets);
-  const std::int64_t valid = count ? *count.data<std::int64_t>() : 1;
-  const double scale = valid > 0 ? 1 / static_cast<double>(valid) : 0;
+  const double scale = mean_scale(count);
   const std::int64_t dy_stride = dy.ndim() == 0 ? 0 : 1;
   dispatch_floating(logits.dtype(), [&]<class T>() {
     using R = Real<T>;
@@ -210,6 +216,36 @@ void cross_entropy_bwd(const Tensor& logits, const Tensor& targets, const Tensor
         gradient_row(x + r * classes, classes, t[r], max, exp_sum,
                      static_cast<double>(g[r * dy_stride]) * scale, label_smoothing,
                      dx + r * classes);
+      }
+    });
+  });
+}
+
+void cross_entropy_in_place(const Tensor& logits, const Tensor& targets, const Tensor& count,
+                            std::int64_t ignore_index, double label_smoothing,
+                            const Tensor& losses) {
+  const std::int64_t rows = targets.numel(), classes = logits.dim(-1);
+  const Targets t(targets);
+  const double scale = mean_scale(count);
+  dispatch_floating(logits.dtype(), [&]<class T>() {
+    using R = Real<T>;
+    T* x = logits.data<T>();
+    R* loss = losses.data<R>();
+    parallel_for(rows, 2 * classes * kWorkPerClass, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t r = begin; r < end; ++r) {
+        T* row = x + r * classes;
+        loss[r] = 0;
+        RowStats<R> s;
+        if (t[r] != ignore_index) {
+          s = read_row(row, classes, label_smoothing > 0);
+          loss[r] =
+              static_cast<R>(row_loss(s, static_cast<double>(row[t[r]]), classes, label_smoothing));
+        }
+        if (s.exp_sum == 0)
+          std::fill_n(row, classes, T(0.f));
+        else
+          gradient_row(row, classes, t[r], s.max, static_cast<R>(s.exp_sum), scale, label_smoothing,
+                       row);
       }
     });
   });

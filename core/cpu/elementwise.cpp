@@ -150,4 +150,11 @@ void scale(const Tensor& out, double factor) {
       "mul_");
 }
 
+void scale_by(const Tensor& out, const Tensor& factor) {
+  dispatch_floating(factor.dtype(), [&]<class T>() {
+    const auto by = static_cast<double>(*factor.data<T>());
+    if (by != 1) scale(out, by);
+  });
+}
+
 }  // namespace weft::cpu

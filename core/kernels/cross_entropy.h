@@ -21,10 +21,16 @@ using CrossEntropyFwdKernel = void(const Tensor& logits, const Tensor& targets,
 using CrossEntropyReduceKernel = void(const Tensor& losses, const Tensor& count,
                                       const Tensor& loss);
 /// dlogits (R, V), in the dtype of logits. dy real: one value for each row, or one for all of them
-/// (then divided by count unless that is null).
+/// (then divided by count unless that is null). dlogits may be logits.
 using CrossEntropyBwdKernel = void(const Tensor& logits, const Tensor& targets, const Tensor& stats,
                                    const Tensor& dy, const Tensor& count, std::int64_t ignore_index,
                                    double label_smoothing, const Tensor& dlogits);
+
+/// Both at once for the reduced loss with dy = 1: losses (R) real, and logits become dlogits
+/// (divided by count unless that is null). A row is still in the cache when its gradient is taken.
+using CrossEntropyInPlaceKernel = void(const Tensor& logits, const Tensor& targets,
+                                       const Tensor& count, std::int64_t ignore_index,
+                                       double label_smoothing, const Tensor& losses);
 
 namespace cpu {
 CountValidKernel count_valid;
@@ -32,6 +38,7 @@ FindBadTargetKernel find_bad_target;
 CrossEntropyFwdKernel cross_entropy_fwd;
 CrossEntropyReduceKernel cross_entropy_reduce;
 CrossEntropyBwdKernel cross_entropy_bwd;
+CrossEntropyInPlaceKernel cross_entropy_in_place;
 }  // namespace cpu
 namespace cuda {
 CountValidKernel count_valid;
@@ -39,6 +46,7 @@ FindBadTargetKernel find_bad_target;
 CrossEntropyFwdKernel cross_entropy_fwd;
 CrossEntropyReduceKernel cross_entropy_reduce;
 CrossEntropyBwdKernel cross_entropy_bwd;
+CrossEntropyInPlaceKernel cross_entropy_in_place;
 }  // namespace cuda
 
 }  // namespace weft

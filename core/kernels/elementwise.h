@@ -56,6 +56,8 @@ using WhereKernel = void(const Tensor& condition, const Tensor& a, const Tensor&
 using AddScaledKernel = void(const Tensor& x, double alpha, const Tensor& out);
 /// out *= factor.
 using ScaleKernel = void(const Tensor& out, double factor);
+/// The same with a factor that lies on the device, one floating value; 1 costs nothing.
+using ScaleByKernel = void(const Tensor& out, const Tensor& factor);
 
 namespace cpu {
 UnaryKernel unary;
@@ -68,6 +70,7 @@ CompareScalarKernel compare_scalar;
 WhereKernel where;
 AddScaledKernel add_scaled;
 ScaleKernel scale;
+ScaleByKernel scale_by;
 }  // namespace cpu
 namespace cuda {
 UnaryKernel unary;
@@ -80,6 +83,7 @@ CompareScalarKernel compare_scalar;
 WhereKernel where;
 AddScaledKernel add_scaled;
 ScaleKernel scale;
+ScaleByKernel scale_by;
 }  // namespace cuda
 
 }  // namespace weft

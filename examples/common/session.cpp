@@ -71,7 +71,7 @@ Tensor SequentialSchedule::run(nn::Gpt& model, std::int64_t step, std::int64_t c
                         .first_global_row = static_cast<std::uint64_t>(first)});
     Tape tape;
     CategoryScope category(Category::activation);
-    const Tensor loss = model.loss.sum(model(batch.inputs), batch.targets).loss;
+    const Tensor loss = model.loss.sum(model.hidden(batch.inputs), model.head, batch.targets).loss;
     if (!leaves_checked_) {
       const std::string problem = nn::compare_leaves(tape, model).text();
       check(problem.empty(), "model: {}", problem);
@@ -131,7 +131,7 @@ double Session::evaluate(const std::function<std::optional<data::Batch>()>& next
   double sum = 0;
   std::int64_t count = 0;
   while (const std::optional<data::Batch> batch = next()) {
-    const auto part = model_->loss.sum((*model_)(batch->inputs), batch->targets);
+    const auto part = model_->loss.sum(model_->hidden(batch->inputs), model_->head, batch->targets);
     sum += part.loss.item();
     count += part.count.item_int();
   }

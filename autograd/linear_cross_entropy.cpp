@@ -1,0 +1,238 @@
+#include "weft/autograd/linear_cross_entropy.h"
+
+#include <algorithm>
+
+#include "weft/autograd/cross_entropy_checks.h"
+#include "weft/autograd/tape.h"
+#include "weft/autograd/view.h"
+#include "weft/core/dispatch.h"
+#include "weft/core/error.h"
+#include "weft/core/gemm.h"
+#include "weft/core/kernels/copy.h"
+#include "weft/core/kernels/cross_entropy.h"
+#include "weft/core/kernels/elementwise.h"
+
+namespace weft {
+namespace {
+
+constexpr const char* kOp = "linear_cross_entropy";
+
+void check_operands(const Tensor& x, const Tensor& weight, const Tensor& targets) {
+  detail::check_tensor(kOp, "x", x);
+  detail::check_tensor(kOp, "weight", weight);
+  check(is_compute(x.dtype()), "{}: x must have dtype f32, f64 or bf16, got {}", kOp, x.dtype());
+  detail::check_targets_dtype(kOp, targets);
+  check(x.ndim() >= 1, "{}: x must have at least 1 axis, got shape {}", kOp, x.shape());
+  check(weight.ndim() == 2 && weight.dim(0) >= 1 && weight.dim(1) == x.dim(-1),
+        "{}: weight must have shape [V, {}] with V >= 1 (last axis of x {}), got {}", kOp,
+        x.dim(-1), x.shape(), weight.shape());
+  check(weight.dtype() == x.dtype(), "{}: weight must have dtype {} like x, got {}", kOp, x.dtype(),
+        weight.dtype());
+  check(weight.device() == x.device(), "{}: weight must be on device {} like x, got {}", kOp,
+        x.device(), weight.device());
+  Shape rows = x.shape();
+  rows.pop_back();
+  check(targets.shape() == rows,
+        "{}: targets must have shape {} (x {} without the last axis), got {}", kOp, rows, x.shape(),
+        targets.shape());
+  check(targets.device() == x.device(), "{}: targets must be on device {} like x, got {}", kOp,
+        x.device(), targets.device());
+}
+
+/// `count` of the outermost axis from `first` on, as a tensor that no tape knows.
+Tensor rows_of(const Tensor& t, std::int64_t first, std::int64_t count) {
+  Shape shape = t.shape();
+  shape[0] = count;
+  return t.alias(shape, t.strides(), first * t.strides()[0]);
+}
+
+/// The operands with their rows in one axis, and the scratch that every chunk's logits go through.
+class Chunks {
+ public:
+  Chunks(const Tensor& x, const Tensor& weight, const Tensor& targets,
+         const CrossEntropyOptions& options, std::int64_t chunk_rows)
+      : rows_(targets.numel()),
+        size_(std::max<std::int64_t>(1, std::min(chunk_rows, rows_))),
+        x_(x.alias({rows_, x.dim(-1)}, {x.dim(-1), 1}, 0)),
+        weight_(weight.detach()),
+        targets_(targets.alias({rows_}, {1}, 0)),
+        options_(options),
+        logits_(Tensor::empty({std::min(size_, rows_), weight.dim(0)}, x.dtype(), x.device())) {}
+
+  /// losses (R); stats (R, 2) may be null.
+  void losses(const Tensor& losses, const Tensor& stats) {
+    const Tensor scratch =
+        stats ? Tensor() : Tensor::empty({logits_.dim(0), 2}, losses.dtype(), x_.device());
+    each([&](const Tensor& logits, std::int64_t first, std::int64_t n) {
+      dispatch<cpu::cross_entropy_fwd, cuda::cross_entropy_fwd>(
+          logits, rows_of(targets_, first, n), options_.ignore_index, options_.label_smoothing,
+          rows_of(losses, first, n), stats ? rows_of(stats, first, n) : rows_of(scratch, 0, n));
+    });
+  }
+
+  /// The same, and the gradients of the reduced loss; dx (R, C) and dw (V, C) may be null.
+  void losses_and_gradients(const Tensor& losses, const Tensor& count, const Tensor& dx,
+                            const Tensor& dw) {
+    zero_if_no_rows(dw);
+    each([&](const Tensor& logits, std::int64_t first, std::int64_t n) {
+      dispatch<cpu::cross_entropy_in_place, cuda::cross_entropy_in_place>(
+          logits, rows_of(targets_, first, n), count, options_.ignore_index,
+          options_.label_smoothing, rows_of(losses, first, n));
+      products(logits, first, n, dx, dw);
+    });
+  }
+
+  /// The gradients for one cotangent a row, dy (R), from logits that are made again.
+  void gradients(const Tensor& stats, const Tensor& dy, const Tensor& dx, const Tensor& dw) {
+    zero_if_no_rows(dw);
+    each([&](const Tensor& logits, std::int64_t first, std::int64_t n) {
+      dispatch<cpu::cross_entropy_bwd, cuda::cross_entropy_bwd>(
+          logits, rows_of(targets_, first, n), rows_of(stats, first, n), rows_of(dy, first, n),
+          Tensor(), options_.ignore_index, options_.label_smoothing, logits);
+      products(logits, first, n, dx, dw);
+    });
+  }
+
+ private:
+  template <class F>
+  void each(F&& f) {
+    for (std::int64_t first = 0; first < rows_; first += size_) {
+      const std::int64_t n = std::min(size_, rows_ - first);
+      const Tensor logits = rows_of(logits_, 0, n);
+      gemm(rows_of(x_, first, n), transposed(weight_), logits);
+      f(logits, first, n);
+    }
+  }
+
+  void products(const Tensor& dlogits, std::int64_t first, std::int64_t n, const Tensor& dx,
+                const Tensor& dw) {
+    if (dx) gemm(dlogits, weight_, rows_of(dx, first, n));
+    if (dw) gemm(transposed(dlogits), rows_of(x_, first, n), dw, first > 0);
+  }
+
+  void zero_if_no_rows(const Tensor& dw) const {
+    if (dw && rows_ == 0) dispatch<cpu::fill, cuda::fill>(dw, 0.0);
+  }
+
+  std::int64_t rows_, size_;
+  Tensor x_, weight_, targets_;
+  CrossEntropyOptions options_;
+  Tensor logits_;
+};
+
+/// Where the gradients go: dx in x's dtype, as it is written once, dw in what its sum runs in.
+struct Gradients {
+  Tensor dx, dw;
+
+  Gradients(const Tensor& x, bool needs_x, const Tensor& weight, bool needs_weight) {
+    const CategoryScope category(Category::gradient);
+    if (needs_x) dx = empty_like(x);
+    if (needs_weight)
+      dw = Tensor::empty(weight.shape(), detail::loss_dtype(weight.dtype()), weight.device());
+  }
+  Tensor dx_rows(std::int64_t rows) const {
+    return dx ? dx.alias({rows, dx.dim(-1)}, {dx.dim(-1), 1}, 0) : Tensor();
+  }
+  Tensor dw_as(DType dtype) const { return dw && dw.dtype() != dtype ? dw.to(dtype) : dw; }
+};
+
+/// t * factor, in place: t belongs to this op, and only one of the tapes that hold it may run.
+Tensor scaled(Tensor t, const Tensor& factor) {
+  t.bump_version();
+  dispatch<cpu::scale_by, cuda::scale_by>(t, factor);
+  return t;
+}
+
+// dx and dw are the gradients already, for a cotangent of 1.
+void record_reduced(const Tensor& x, const Tensor& weight, const Tensor& loss, const Tensor& dx,
+                    const Tensor& dw) {
+  Tape::record(kOp, {&x, &weight}, {&loss},
+               [sdx = save(dx, "dx"), sdw = save(dw, "dweight")](Backward& b) mutable {
+                 b.once_differentiable();
+                 const Tensor dy = contiguous(b.dy());
+                 if (b.needs(0)) b.add(0, scaled(sdx.take(), dy));
+                 if (b.needs(1)) b.add(1, scaled(sdw.take(), dy));
+               });
+}
+
+void record_rows(const Tensor& x, const Tensor& weight, const Tensor& losses, const Tensor& targets,
+                 const Tensor& stats, const CrossEntropyOptions& options, std::int64_t chunk_rows) {
+  Tape::record(kOp, {&x, &weight}, {&losses},
+               [sx = save(x, "x"), sw = save(weight, "weight"), st = save(targets, "targets"),
+                ss = save(stats, "stats"), options, chunk_rows](Backward& b) {
+                 b.once_differentiable();
+                 const Tensor dy = contiguous(b.dy());
+                 const std::int64_t rows = dy.numel();
+                 const DType dtype = sw.get().dtype();
+                 const Gradients g(sx.get(), b.needs(0), sw.get(), b.needs(1));
+                 Chunks chunks(sx.get(), sw.get(), st.get(), options, chunk_rows);
+                 chunks.gradients(ss.get(), dy.alias({rows}, {1}, 0), g.dx_rows(rows), g.dw);
+                 if (b.needs(0)) b.add(0, g.dx);
+                 if (b.needs(1)) b.add(1, g.dw_as(dtype));
+               });
+}
+
+}  // namespace
+
+std::int64_t detail::loss_chunk_rows(std::int64_t rows, std::int64_t classes, DType dtype) {
+  // Enough rows that reading and writing the weight's gradient once more for each chunk does not
+  // show beside the products; beyond that, 64 MiB of logits. Chunks of one size.
+  constexpr std::int64_t kLeastRows = 512, kBytes = 64 << 20;
+  const std::int64_t most =
+      std::max(kLeastRows, kBytes / (classes * static_cast<std::int64_t>(size_of(dtype))));
+  const std::int64_t chunks = std::max<std::int64_t>(1, (rows + most - 1) / most);
+  return (rows + chunks - 1) / chunks;
+}
+
+Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
+                            const CrossEntropyOptions& options) {
+  return detail::linear_cross_entropy(x, weight, targets, options, 0);
+}
+
+Tensor detail::linear_cross_entropy(const Tensor& x_in, const Tensor& weight_in,
+                                    const Tensor& targets_in, const CrossEntropyOptions& options,
+                                    std::int64_t chunk_rows) {
+  check_operands(x_in, weight_in, targets_in);
+  check_smoothing(kOp, options.label_smoothing);
+  const Tensor x = contiguous(x_in), weight = contiguous(weight_in), t = contiguous(targets_in);
+  check_targets(kOp, t, weight.dim(0), options.ignore_index);
+
+  const std::int64_t rows = t.numel();
+  if (chunk_rows == 0) chunk_rows = loss_chunk_rows(rows, weight.dim(0), x.dtype());
+  const DType real = loss_dtype(x.dtype());
+  const bool reduced = options.reduction != Reduction::none;
+  const bool recorded = recording(x, weight);
+  // A region that is recomputed asks for the loss now and for the gradient in its second pass.
+  const bool keeps = recorded && !Tape::counting();
+
+  Tensor losses = Tensor::empty(t.shape(), real, x.device());
+  const Tensor flat = losses.alias({rows}, {1}, 0);
+  Tensor count, stats, loss = losses;
+  if (options.reduction == Reduction::mean) count = count_valid(t, options.ignore_index);
+  if (reduced) loss = Tensor::empty({}, real, x.device());
+
+  Tensor dx, dw;
+  {
+    const NoGradGuard quiet;
+    Chunks chunks(x, weight, t, options, chunk_rows);
+    if (keeps && reduced) {
+      const Gradients g(x, Tape::follows(x), weight, Tape::follows(weight));
+      chunks.losses_and_gradients(flat, count, g.dx_rows(rows), g.dw);
+      dx = g.dx;
+      dw = g.dw_as(weight.dtype());
+    } else {
+      if (keeps) stats = Tensor::empty({rows, 2}, real, x.device());
+      chunks.losses(flat, stats);
+    }
+  }
+  if (reduced) dispatch<cpu::cross_entropy_reduce, cuda::cross_entropy_reduce>(losses, count, loss);
+  if (!recorded) return loss;
+
+  if (reduced)
+    record_reduced(x, weight, loss, dx, dw);
+  else
+    record_rows(x, weight, loss, t, stats, options, chunk_rows);
+  return loss;
+}
+
+}  // namespace weft

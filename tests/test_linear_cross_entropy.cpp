@@ -1,0 +1,341 @@
+#include <doctest/doctest.h>
+
+#include <optional>
+
+#include "weft/autograd/indexing.h"
+#include "weft/autograd/linear.h"
+#include "weft/autograd/linear_cross_entropy.h"
+#include "weft/autograd/recompute.h"
+#include "weft/core/allocator.h"
+#include "weft/core/parallel.h"
+#include "weft/tests/cross_entropy_oracle.h"
+
+namespace weft::test {
+namespace {
+
+constexpr Reduction kReductions[] = {Reduction::none, Reduction::mean, Reduction::sum};
+
+// 7 rows: chunks of 1, 2, 3 and 7 rows, the last one short or not.
+constexpr std::int64_t kChunks[] = {1, 2, 3, 7};
+constexpr std::int64_t kRows = 7, kWidth = 5, kClasses = 6;
+
+Tensor some_targets() { return ids({0, 5, -100, 2, 2, 1, -100}, {kRows}); }
+
+struct Outcome {
+  Tensor loss, dx, dw;
+};
+
+// A null gradient where an operand is not to get one.
+template <class F>
+Outcome differentiate(const Tensor& x_in, const Tensor& w_in, const Tensor& dy, const F& f) {
+  Tensor x = x_in.detach(), w = w_in.detach();
+  x.set_requires_grad();
+  w.set_requires_grad();
+  Tape tape;
+  const Tensor loss = f(x, w);
+  const TensorList g = tape.gradients(loss, {x, w}, dy);
+  return {loss.detach(), g[0], g[1]};
+}
+
+Tensor cotangent(Reduction reduction, DType x) {
+  const DType real = x == DType::f64 ? DType::f64 : DType::f32;
+  return reduction == Reduction::none ? test::random({kRows}, 3).to(real)
+                                      : Tensor::full({}, -0.37, real);
+}
+
+}  // namespace
+
+TEST_CASE("gradcheck with several chunks") {
+  for (const std::int64_t chunk : kChunks)
+    for (const Reduction reduction : kReductions)
+      for (const double smoothing : {0.0, 0.1}) {
+        CAPTURE(chunk);
+        CAPTURE(static_cast<int>(reduction));
+        CAPTURE(smoothing);
+        const auto f = [&](const TensorList& in) {
+          return detail::linear_cross_entropy(
+              in[0], in[1], in[2], {.reduction = reduction, .label_smoothing = smoothing}, chunk);
+        };
+        const Tensor x = test::random({kRows, kWidth}, 1), w = test::random({kClasses, kWidth}, 2);
+        CHECK(gradcheck(f, {x, w, some_targets()}) == "");
+      }
+}
+
+TEST_CASE("gradcheck of other layouts: strided, three axes, one row, no rows, all ignored") {
+  for (const Reduction reduction : kReductions) {
+    const auto f = [&](const TensorList& in) {
+      return linear_cross_entropy(in[0], in[1], in[2], {.reduction = reduction});
+    };
+    const Tensor w = test::random({kClasses, kWidth}, 2);
+    CHECK(gradcheck(f, {strided(test::random({2, 3, kWidth}, 1)), strided(w),
+                        ids({0, 5, 1, 2, -100, 4}, {3, 2}, DType::i32).transpose(0, 1)}) == "");
+    CHECK(gradcheck(f, {test::random({kWidth}, 1), w, ids({3}, {})}) == "");
+    CHECK(gradcheck(f, {Tensor::empty({0, kWidth}, DType::f64), w, ids({}, {0})}) == "");
+    CHECK(gradcheck(f, {test::random({2, kWidth}, 1), w, ids({-100, -100}, {2})}) == "");
+  }
+}
+
+TEST_CASE("gradcheck: an operand used twice, a tied weight") {
+  const Tensor square = test::random({4, 4}, 1), t = ids({3, 0, 1, 2}, {4});
+  CHECK(gradcheck([](const TensorList& in) { return linear_cross_entropy(in[0], in[0], in[1]); },
+                  {square, t}) == "");
+  const auto two_losses = [](const TensorList& in) {
+    return linear_cross_entropy(in[0], in[1], in[2]) +
+           linear_cross_entropy(in[0], in[1], in[2], {.reduction = Reduction::sum});
+  };
+  CHECK(gradcheck(two_losses, {test::random({4, 3}, 1), test::random({5, 3}, 2), t}) == "");
+  const auto tied = [](const TensorList& in) {
+    return linear_cross_entropy(embedding(in[0], in[1]), in[0], in[2]);
+  };
+  CHECK(gradcheck(tied, {test::random({5, 3}, 1), ids({0, 2, 2, 4}, {4}), t}) == "");
+}
+
+TEST_CASE("agrees with linear and cross_entropy: losses bit by bit, gradients in f64") {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
+    for (const std::int64_t chunk : kChunks)
+      for (const Reduction reduction : kReductions)
+        for (const double smoothing : {0.0, 0.1}) {
+          CAPTURE(name(dtype));
+          CAPTURE(chunk);
+          CAPTURE(static_cast<int>(reduction));
+          CAPTURE(smoothing);
+          const CrossEntropyOptions o{.reduction = reduction, .label_smoothing = smoothing};
+          const Tensor x = test::random({kRows, kWidth}, 1, dtype);
+          const Tensor w = test::random({kClasses, kWidth}, 2, dtype);
+          const Tensor t = some_targets(), dy = cotangent(reduction, dtype);
+          const auto two_ops = [&](const Tensor& a, const Tensor& b) {
+            return cross_entropy(linear(a, b), t, o);
+          };
+          const auto one_op = [&](const Tensor& a, const Tensor& b) {
+            return detail::linear_cross_entropy(a, b, t, o, chunk);
+          };
+          const Outcome got = differentiate(x, w, dy, one_op);
+          const Outcome want =
+              differentiate(x.to(DType::f64), w.to(DType::f64), dy.to(DType::f64), two_ops);
+          CHECK(different_bits(got.loss, two_ops(x, w)) == "");
+          CHECK(different_bits(got.loss, one_op(x, w)) == "");  // not recording
+          CHECK(got.dx.dtype() == dtype);
+          CHECK(got.dw.dtype() == dtype);
+          CHECK(mismatch(got.loss, want.loss, 2 * tolerance(dtype)) == "");
+          CHECK(mismatch(got.dx, want.dx, 2 * tolerance(dtype)) == "");
+          CHECK(mismatch(got.dw, want.dw, 2 * tolerance(dtype)) == "");
+        }
+}
+
+TEST_CASE("bf16: the weight's gradient is summed over chunks in f32") {
+  // Every row gives the same gradient; summed in bf16 one by one, the sum would stop growing.
+  constexpr std::int64_t rows = 1024;
+  const Tensor x = Tensor::ones({rows, 1}, DType::bf16), w = Tensor::zeros({2, 1}, DType::bf16);
+  const Tensor t = Tensor::zeros({rows}, DType::i64);
+  const Outcome got = differentiate(x, w, {}, [&](const Tensor& a, const Tensor& b) {
+    return detail::linear_cross_entropy(a, b, t, {.reduction = Reduction::sum}, 1);
+  });
+  CHECK(far(got.dw, {-512, 512}, 0, 0) == "");
+}
+
+TEST_CASE("only the gradients that are needed are computed") {
+  const Tensor t = some_targets();
+  for (const Reduction reduction : kReductions)
+    for (const bool of_weight : {false, true}) {
+      Tensor x = test::random({kRows, kWidth}, 1), w = test::random({kClasses, kWidth}, 2);
+      const Tensor dy = cotangent(reduction, DType::f64);
+      const Outcome both = differentiate(x, w, dy, [&](const Tensor& a, const Tensor& b) {
+        return linear_cross_entropy(a, b, t, {.reduction = reduction});
+      });
+      (of_weight ? w : x).set_requires_grad();
+      Tape tape;
+      linear_cross_entropy(x, w, t, {.reduction = reduction}).backward(dy);
+      CHECK_FALSE((of_weight ? x : w).grad());
+      CHECK(different_bits((of_weight ? w : x).grad(), of_weight ? both.dw : both.dx) == "");
+    }
+}
+
+TEST_CASE("a cotangent of 1 and of 2, grad() of a leaf, a second backward into it") {
+  const Tensor t = some_targets();
+  Tensor x = test::random({kRows, kWidth}, 1), w = test::random({kClasses, kWidth}, 2);
+  x.set_requires_grad();
+  w.set_requires_grad();
+  const auto backward = [&](double dy) {
+    Tape tape;
+    detail::linear_cross_entropy(x, w, t, {}, 3).backward(Tensor::full({}, dy, DType::f64));
+  };
+  backward(1);
+  const Tensor dx = x.grad().clone(), dw = w.grad().clone();
+  backward(2);
+  NoGradGuard off;
+  CHECK(mismatch(x.grad(), dx * 3.0, 1e-15) == "");
+  CHECK(mismatch(w.grad(), dw * 3.0, 1e-15) == "");
+}
+
+TEST_CASE("the outer of two tapes") {
+  const Tensor t = some_targets();
+  const Tensor x = test::random({kRows, kWidth}, 1), w = test::random({kClasses, kWidth}, 2);
+  const auto dx = [&](bool two) {
+    const Tensor leaf = x.detach().set_requires_grad();
+    Tape outer;
+    std::optional<Tape> inner;
+    if (two) inner.emplace();
+    const Tensor loss = linear_cross_entropy(leaf, w, t);
+    return outer.gradients(loss, {leaf}, Tensor::full({}, 3, DType::f64))[0];
+  };
+  CHECK(different_bits(dx(true), dx(false)) == "");
+}
+
+TEST_CASE("in a recomputed region") {
+  const Tensor t = some_targets(), x = test::random({kRows, kWidth}, 1),
+               w = test::random({kClasses, kWidth}, 2);
+  for (const Reduction reduction : kReductions) {
+    const auto plain = [&](const Tensor& a, const Tensor& b) {
+      return detail::linear_cross_entropy(a, b, t, {.reduction = reduction}, 3);
+    };
+    const Tensor dy = cotangent(reduction, DType::f64);
+    const Outcome want = differentiate(x, w, dy, plain);
+    const Outcome got = differentiate(x, w, dy, [&](const Tensor& a, const Tensor& b) {
+      return recompute([&](const TensorList& in) { return TensorList{plain(in[0], in[1])}; },
+                       {a, b})[0];
+    });
+    CHECK(different_bits(got.loss, want.loss) == "");
+    CHECK(different_bits(got.dx, want.dx) == "");
+    CHECK(different_bits(got.dw, want.dw) == "");
+  }
+}
+
+TEST_CASE("-inf and NaN among the logits, all rows ignored") {
+  // Row 0 has only -inf for logits: loss +inf, gradient 0, and the other row keeps its own.
+  const Tensor w = Tensor::of({1, 2}, {2, 1});
+  const auto loss_of = [&](const Tensor& x) {
+    return differentiate(x, w, Tensor::ones({2}), [&](const Tensor& a, const Tensor& b) {
+      return detail::linear_cross_entropy(a, b, ids({0, 0}, {2}), {.reduction = Reduction::none},
+                                          1);
+    });
+  };
+  const Outcome masked = loss_of(Tensor::of({-kInf, 1}, {2, 1}));
+  CHECK(values(masked.loss)[0] == kInf);
+  CHECK(values(masked.dx)[0] == 0);
+  CHECK(values(masked.dx)[1] > 0);
+  CHECK(std::isnan(values(loss_of(Tensor::of({std::nan(""), 1}, {2, 1})).loss)[0]));
+  const Outcome mean =
+      differentiate(Tensor::of({-kInf, 1}, {2, 1}), w, {}, [&](const Tensor& a, const Tensor& b) {
+        return linear_cross_entropy(a, b, ids({0, 0}, {2}), {});
+      });
+  CHECK(mean.loss.item() == kInf);
+  CHECK(values(mean.dx)[0] == 0);
+  const Outcome ignored = differentiate(
+      test::random({2, 1}, 1, DType::f32), w, {}, [&](const Tensor& a, const Tensor& b) {
+        return linear_cross_entropy(a, b, ids({-100, -100}, {2}), {});
+      });
+  CHECK(ignored.loss.item() == 0);
+  CHECK(mismatch(ignored.dx, Tensor::zeros({2, 1}), 0) == "");
+  CHECK(mismatch(ignored.dw, Tensor::zeros({2, 1}), 0) == "");
+}
+
+TEST_CASE("the number of threads changes no bit") {
+  // Rows that several threads share, products below what goes to the BLAS library.
+  const Tensor x = test::random({33, 3}, 5, DType::f32), w = test::random({3000, 3}, 6, DType::f32);
+  std::vector<std::int64_t> targets;
+  for (int r = 0; r < 33; ++r) targets.push_back(r % 5 ? r * 17 : -100);
+  const Tensor t = ids(targets, {33});
+  const int before = num_threads();
+  set_deterministic(true);
+  const auto run_with = [&](int threads) {
+    set_num_threads(threads);
+    return differentiate(x, w, {}, [&](const Tensor& a, const Tensor& b) {
+      return detail::linear_cross_entropy(a, b, t, {.label_smoothing = 0.1}, 10);
+    });
+  };
+  const Outcome one = run_with(1);
+  for (const int threads : {2, 4}) {
+    const Outcome many = run_with(threads);
+    CHECK(different_bits(many.loss, one.loss) == "");
+    CHECK(different_bits(many.dx, one.dx) == "");
+    CHECK(different_bits(many.dw, one.dw) == "");
+  }
+  set_deterministic(false);
+  set_num_threads(before);
+}
+
+TEST_CASE("meta operands give the loss's shape and dtype, and the bytes of a real step") {
+  const auto peak = [](Device device, Reduction reduction) {
+    Tensor x = test::random({70, 8}, 1, DType::f32).to(device);
+    Tensor w = test::random({300, 8}, 2, DType::f32).to(device);
+    const Tensor t = Tensor::zeros({70}, DType::i32, device);
+    x.set_requires_grad();
+    w.set_requires_grad();
+    const std::int64_t before = memory_stats(device).live_bytes;
+    reset_peak(device);
+    Tape tape;
+    const Tensor loss = detail::linear_cross_entropy(x, w, t, {.reduction = reduction}, 16);
+    CHECK(loss.is_meta() == device.is_meta());
+    CHECK(loss.dtype() == DType::f32);
+    CHECK(loss.shape() == (reduction == Reduction::none ? Shape{70} : Shape{}));
+    loss.backward(Tensor::ones(loss.shape(), DType::f32, device));
+    return memory_stats(device).peak_bytes - before;
+  };
+  for (const Reduction reduction : kReductions) {
+    const std::int64_t bytes = peak(kCpu, reduction);
+    CHECK(bytes == peak(kMeta, reduction));
+    // 70 rows of logits never exist at once.
+    CHECK(bytes < 70 * 300 * 4);
+  }
+}
+
+TEST_CASE("chunks: one for a small vocabulary, otherwise of one size and at least 512 rows") {
+  CHECK(detail::loss_chunk_rows(8192, 256, DType::f32) == 8192);
+  CHECK(detail::loss_chunk_rows(1024, 50257, DType::f32) == 512);
+  CHECK(detail::loss_chunk_rows(1025, 50257, DType::f32) == 342);
+  CHECK(detail::loss_chunk_rows(4096, 50257, DType::bf16) == 586);
+  CHECK(detail::loss_chunk_rows(0, 50257, DType::f32) == 0);
+}
+
+TEST_CASE("errors") {
+  const Tensor x = Tensor::zeros({2, 4}), w = Tensor::zeros({5, 4}), t = ids({0, 1}, {2});
+  const auto error = [](const Tensor& a, const Tensor& b, const Tensor& c,
+                        const CrossEntropyOptions& o = {}) {
+    return error_of([&] { linear_cross_entropy(a, b, c, o); });
+  };
+  CHECK(error({}, w, t) == "linear_cross_entropy: x must be a tensor, got a null handle");
+  CHECK(error(x, {}, t) == "linear_cross_entropy: weight must be a tensor, got a null handle");
+  CHECK(error(x, w, {}) == "linear_cross_entropy: targets must be a tensor, got a null handle");
+  CHECK(error(Tensor::zeros({2, 4}, DType::i64), w, t) ==
+        "linear_cross_entropy: x must have dtype f32, f64 or bf16, got i64");
+  CHECK(error(x, w, Tensor::zeros({2})) ==
+        "linear_cross_entropy: targets must have dtype i32 or i64, got f32");
+  CHECK(error(Tensor::zeros({}), w, t) ==
+        "linear_cross_entropy: x must have at least 1 axis, got shape []");
+  const std::string weight =
+      "linear_cross_entropy: weight must have shape [V, 4] with V >= 1 (last axis of x [2, 4]), "
+      "got ";
+  CHECK(error(x, Tensor::zeros({5, 3}), t) == weight + "[5, 3]");
+  CHECK(error(x, Tensor::zeros({4}), t) == weight + "[4]");
+  CHECK(error(x, Tensor::zeros({0, 4}), t) == weight + "[0, 4]");
+  CHECK(error(x, Tensor::zeros({5, 4}, DType::f64), t) ==
+        "linear_cross_entropy: weight must have dtype f32 like x, got f64");
+  CHECK(error(x, w.to(kMeta), t) ==
+        "linear_cross_entropy: weight must be on device cpu like x, got meta");
+  CHECK(error(x, w, ids({0, 1, 2}, {3})) ==
+        "linear_cross_entropy: targets must have shape [2] (x [2, 4] without the last axis), got "
+        "[3]");
+  CHECK(error(x, w, t.to(kMeta)) ==
+        "linear_cross_entropy: targets must be on device cpu like x, got meta");
+  CHECK(error(x, w, ids({0, 5}, {2})) ==
+        "linear_cross_entropy: target must be in [0, 5) or ignore_index -100, got 5");
+  CHECK(error(x, w, ids({-1, 2}, {2}, DType::i32), {.ignore_index = -2}) ==
+        "linear_cross_entropy: target must be in [0, 5) or ignore_index -2, got -1");
+  for (const double bad : {-0.1, 1.0})
+    CHECK(error(x, w, t, {.label_smoothing = bad}) ==
+          message("linear_cross_entropy: label_smoothing must be in [0, 1), got {}", bad));
+  for (const Reduction reduction : {Reduction::none, Reduction::mean}) {
+    Tensor a = test::random({2, 4}, 16, DType::f32);
+    a.set_requires_grad();
+    CHECK(error_of([&] {
+            Tape outer;
+            Tape inner;
+            const Tensor loss = linear_cross_entropy(a, w, t, {.reduction = reduction});
+            inner.gradients(loss, {a}, Tensor::ones(loss.shape()));
+          }) ==
+          "linear_cross_entropy: its backward is a fused kernel and can be differentiated only "
+          "once; build it from primitive ops, or open a NoGradGuard around the backward pass");
+  }
+}
+
+}  // namespace weft::test
