@@ -1,6 +1,13 @@
 // A whole training step of small GPTs (forward, backward, clipping, AdamW), and generation of one
 // token at a time. The same with --deterministic, whose cost docs/determinism.md quotes.
+//
+// With --model NAME: some steps of one of the models in bench/models.h, in the way that
+// bench/peers/gpt.py takes them in PyTorch; the result is one line of JSON.
+#include <cstdlib>
+
 #include "weft/bench/harness.h"
+#include "weft/bench/train_run.h"
+#include "weft/io/json.h"
 #include "weft/weft.h"
 
 using namespace weft;
@@ -59,10 +66,44 @@ double decode_seconds(const Model& m) {
   });
 }
 
+void write_losses(const std::string& path, const std::vector<double>& losses) {
+  std::FILE* f = std::fopen(path.c_str(), "w");
+  check(f != nullptr, "--losses: cannot write {}", path);
+  for (const double loss : losses) std::fprintf(f, "%.9g\n", loss);
+  check(std::fclose(f) == 0, "--losses: cannot write {}", path);
+}
+
+int run_one_model(const bench::TrainRun& run, const std::string& losses_file) {
+  const bench::TrainResult result = bench::train(run);
+  if (!losses_file.empty()) write_losses(losses_file, result.losses);
+  io::Json milliseconds;
+  for (const double s : result.seconds) milliseconds.push_back(1e3 * s);
+  const auto tokens = static_cast<double>(bench::step_model(run.model).step_tokens());
+  io::Json out = io::Json::object();
+  out.set("model", run.model).set("threads", num_threads()).set("step_ms", milliseconds);
+  out.set("tokens_per_s", tokens / result.median_seconds());
+  out.set("peak_rss_mib", result.peak_rss_mib).set("last_loss", result.losses.back());
+  std::printf("%s\n", out.dump().c_str());
+  return 0;
+}
+
 }  // namespace
 
-int main(int argc, char** argv) {
-  bench::Report report(argc, argv);
+int main(int argc, char** argv) try {
+  bench::TrainRun run;
+  std::string steps, warmup, losses;
+  bench::Report report(argc, argv,
+                       {{"--model", &run.model, "NAME"},
+                        {"--steps", &steps, "N"},
+                        {"--warmup", &warmup, "N"},
+                        {"--init", &run.init_file, "FILE"},
+                        {"--export", &run.export_file, "FILE"},
+                        {"--data", &run.data_file, "FILE"},
+                        {"--losses", &losses, "FILE"}});
+  if (!steps.empty()) run.steps = std::atoi(steps.c_str());
+  if (!warmup.empty()) run.warmup = std::atoi(warmup.c_str());
+  if (!run.model.empty()) return run_one_model(run, losses);
+
   for (const Model& m : kModels) {
     const auto tokens = static_cast<double>(m.batch * m.config.seq);
     const std::string name = m.name;
@@ -80,4 +121,7 @@ int main(int argc, char** argv) {
     report.row(name + ": generation", 1 / decode_seconds(m), "tokens/s");
   }
   return report.finish();
+} catch (const Error& e) {
+  std::fprintf(stderr, "bench_step: %s\n", e.what());
+  return static_cast<int>(e.fault());
 }

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -48,21 +49,29 @@ double seconds_per_call(F&& f, int runs = 7) {
   });
 }
 
+/// A flag of one benchmark alone, whose value goes to `value`.
+struct Flag {
+  std::string name;
+  std::string* value;
+  std::string placeholder;
+};
+
 /// Collects rows; prints each as it comes, and writes all of them at the end.
 class Report {
  public:
-  /// Reads "--json FILE" and "--threads N"; leaves with status 2 on anything else.
-  Report(int argc, char** argv) {
+  /// Reads "--json FILE", "--threads N" and the flags in `more`; leaves with status 2 on anything
+  /// else.
+  Report(int argc, char** argv, std::initializer_list<Flag> more = {}) {
+    std::vector<Flag> flags{{"--json", &json_, "FILE"}, {"--threads", nullptr, "N"}};
+    flags.insert(flags.end(), more);
     for (int i = 1; i < argc; i += 2) {
-      const std::string flag = argv[i];
-      if (i + 1 < argc && flag == "--json") {
-        json_ = argv[i + 1];
-      } else if (i + 1 < argc && flag == "--threads") {
+      const auto flag = std::find_if(flags.begin(), flags.end(),
+                                     [&](const Flag& f) { return argv[i] == f.name; });
+      if (flag == flags.end() || i + 1 == argc) usage(argv[0], flags);
+      if (flag->value)
+        *flag->value = argv[i + 1];
+      else
         set_num_threads(std::atoi(argv[i + 1]));
-      } else {
-        std::fprintf(stderr, "usage: %s [--json FILE] [--threads N]\n", argv[0]);
-        std::exit(2);
-      }
     }
     std::printf("%d threads\n", num_threads());
   }
@@ -95,6 +104,13 @@ class Report {
     std::string name, unit;
     double value;
   };
+  [[noreturn]] static void usage(const char* program, const std::vector<Flag>& flags) {
+    std::fprintf(stderr, "usage: %s", program);
+    for (const Flag& f : flags)
+      std::fprintf(stderr, " [%s %s]", f.name.c_str(), f.placeholder.c_str());
+    std::fputc('\n', stderr);
+    std::exit(2);
+  }
   std::string json_;
   std::vector<Row> rows_;
 };

@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+"""The models of bench/models.h in PyTorch, trained as bench_step --model trains them.
+
+usage: gpt.py --model NAME [--threads N] [--steps N] [--warmup N] [--compile]
+              [--init FILE] [--data FILE] [--losses FILE]
+
+Prints one line of JSON. What PyTorch has for speed is used: fused attention, fused AdamW, foreach
+clipping, gradients set to None; with --compile, torch.compile over model and loss.
+"""
+import argparse
+import json
+import re
+import statistics
+import struct
+import sys
+import time
+
+try:
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+except ImportError:
+    sys.exit("gpt.py needs PyTorch: pip install torch numpy, or name another interpreter with PYTHON=")
+
+
+class Config:
+    def __init__(self, layers, heads, dim, seq, vocab, batch, tokens):
+        self.layers, self.heads, self.dim, self.seq = layers, heads, dim, seq
+        self.vocab, self.batch, self.tokens = vocab, batch, tokens
+
+
+MODELS = {
+    "tiny": Config(4, 4, 128, 256, 256, 8, 256),
+    "small": Config(6, 6, 384, 256, 256, 12, 256),
+    "124m-b4-t256": Config(12, 12, 768, 1024, 50257, 4, 256),
+    "124m-b1-t1024": Config(12, 12, 768, 1024, 50257, 1, 1024),
+    "124m-b4-t64": Config(12, 12, 768, 1024, 50257, 4, 64),
+}
+
+
+class Block(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.heads = c.heads
+        self.attn_norm = nn.LayerNorm(c.dim)
+        self.qkv = nn.Linear(c.dim, 3 * c.dim)
+        self.proj = nn.Linear(c.dim, c.dim)
+        self.mlp_norm = nn.LayerNorm(c.dim)
+        self.up = nn.Linear(c.dim, 4 * c.dim)
+        self.down = nn.Linear(4 * c.dim, c.dim)
+
+    def forward(self, x):
+        batch, tokens, dim = x.shape
+        q, k, v = self.qkv(self.attn_norm(x)).split(dim, dim=2)
+        q, k, v = (t.view(batch, tokens, self.heads, -1).transpose(1, 2) for t in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).reshape(batch, tokens, dim))
+        return x + self.down(F.gelu(self.up(self.mlp_norm(x)), approximate="tanh"))
+
+
+class Gpt(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.embed = nn.Embedding(c.vocab, c.dim)
+        self.positions = nn.Embedding(c.seq, c.dim)
+        self.blocks = nn.ModuleList(Block(c) for _ in range(c.layers))
+        self.norm = nn.LayerNorm(c.dim)
+        for name, p in self.named_parameters():
+            if p.ndim == 2:
+                small = (2 * c.layers) ** -0.5 if re.search(r"(proj|down)\.weight", name) else 1
+                nn.init.normal_(p, std=0.02 * small)
+            elif name.endswith("bias"):
+                nn.init.zeros_(p)
+
+    def forward(self, ids, targets):
+        x = self.embed(ids) + self.positions.weight[: ids.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.norm(x), self.embed.weight)
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+
+
+def load_weights(model, path):
+    """Reads a .safetensors file with Weft's names for the same parameters."""
+    with open(path, "rb") as f:
+        (size,) = struct.unpack("<Q", f.read(8))
+        header = json.loads(f.read(size))
+        data = f.read()
+    header.pop("__metadata__", None)
+    state = {}
+    for name, entry in header.items():
+        if entry["dtype"] != "F32":
+            sys.exit(f"gpt.py: {path}: {name} must be F32, got {entry['dtype']}")
+        begin, end = entry["data_offsets"]
+        values = torch.frombuffer(bytearray(data[begin:end]), dtype=torch.float32)
+        state[re.sub(r"\.(attn|mlp)\.", ".", name)] = values.view(entry["shape"])
+    model.load_state_dict(state)
+
+
+class Batches:
+    """The rule of bench/train_run.h: both sides see the same tokens."""
+
+    def __init__(self, config, path):
+        self.config = config
+        self.text = None
+        if path:
+            with open(path, "rb") as f:
+                self.text = torch.frombuffer(bytearray(f.read()), dtype=torch.uint8).long()
+
+    def row(self, i):
+        c = self.config
+        if self.text is None:
+            index = i * (c.tokens + 1) + torch.arange(c.tokens + 1)
+            return ((index * 2654435761) % 2**32 // 256) % c.vocab
+        first = i * 1000003 % (len(self.text) - c.tokens)
+        return self.text[first : first + c.tokens + 1]
+
+    def at(self, step):
+        c = self.config
+        rows = torch.stack([self.row(step * c.batch + r) for r in range(c.batch)])
+        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+
+def peak_rss_mib():
+    with open("/proc/self/status") as f:
+        return int(re.search(r"VmHWM:\s+(\d+)", f.read())[1]) / 1024
+
+
+def train(options):
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(1)
+    imported = peak_rss_mib()
+    config = MODELS[options.model]
+    model = Gpt(config)
+    if options.init:
+        load_weights(model, options.init)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=3e-4, weight_decay=0.01, fused=True)
+    loss_of = torch.compile(model) if options.compile else model
+    batches = Batches(config, options.data)
+    seconds, losses = [], []
+    for step in range(options.warmup + options.steps):
+        ids, targets = batches.at(step)
+        start = time.perf_counter()
+        loss = loss_of(ids, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+        if step >= options.warmup:
+            seconds.append(time.perf_counter() - start)
+    if options.losses:
+        with open(options.losses, "w") as f:
+            f.writelines(f"{loss:.9g}\n" for loss in losses)
+    tokens = config.batch * config.tokens
+    return {
+        "model": options.model,
+        "threads": options.threads,
+        "step_ms": [1e3 * s for s in seconds],
+        "tokens_per_s": tokens / statistics.median(seconds),
+        "peak_rss_mib": peak_rss_mib(),
+        "imported_rss_mib": imported,
+        "last_loss": losses[-1],
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=MODELS, required=True)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--init")
+    parser.add_argument("--data")
+    parser.add_argument("--losses")
+    print(json.dumps(train(parser.parse_args())))
+
+
+if __name__ == "__main__":
+    main()

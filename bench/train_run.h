@@ -1,0 +1,34 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "weft/bench/models.h"
+
+/// Training steps of one model as another program can repeat them: the same weights from a file and
+/// the same batches by rule, with what each step took.
+namespace weft::bench {
+
+struct TrainRun {
+  std::string model;
+  int warmup = 2, steps = 5;
+  double lr = 3e-4;
+  std::string init_file;    ///< .safetensors to start from; empty: seed 1
+  std::string export_file;  ///< where the first weights go; empty: nowhere
+  std::string data_file;    ///< text, read as bytes; empty: made-up tokens over the vocabulary
+};
+
+struct TrainResult {
+  std::vector<double> seconds;  ///< of each step after the warm-up
+  std::vector<double> losses;   ///< of every step, the warm-up's too
+  double peak_rss_mib = 0;      ///< of the process, by the system's count
+  double median_seconds() const;
+};
+
+/// Tokens [0, T] of each row of a batch: inputs are the first T, targets the last T. Row r of step
+/// s has number i = s * batch + r. With data, it starts at byte 1000003 i mod (size - T). Without,
+/// token t is (2654435761 (i (T + 1) + t) mod 2^32) / 256 mod vocab.
+/// Forward, loss, backward, clipping to norm 1, AdamW and zero_grad, as train_gpt does them.
+/// Throws Error on files that cannot be read, or that belong to another model.
+TrainResult train(const TrainRun& run);
+
+}  // namespace weft::bench
