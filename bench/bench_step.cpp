@@ -78,10 +78,11 @@ int run_one_model(const bench::TrainRun& run, const std::string& losses_file) {
   if (!losses_file.empty()) write_losses(losses_file, result.losses);
   io::Json milliseconds;
   for (const double s : result.seconds) milliseconds.push_back(1e3 * s);
-  const auto tokens = static_cast<double>(bench::step_model(run.model).step_tokens());
+  const std::int64_t tokens = bench::step_model(run.model).step_tokens();
   io::Json out = io::Json::object();
-  out.set("model", run.model).set("threads", num_threads()).set("step_ms", milliseconds);
-  out.set("tokens_per_s", tokens / result.median_seconds());
+  out.set("model", run.model).set("threads", num_threads()).set("step_tokens", tokens);
+  out.set("step_ms", milliseconds);
+  out.set("tokens_per_s", static_cast<double>(tokens) / result.median_seconds());
   out.set("peak_rss_mib", result.peak_rss_mib).set("last_loss", result.losses.back());
   std::printf("%s\n", out.dump().c_str());
   return 0;

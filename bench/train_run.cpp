@@ -64,7 +64,7 @@ double one_step(nn::Gpt& model, optim::AdamW& optimizer, const data::Batch& batc
   double loss_value = 0;
   {
     Tape tape;
-    const Tensor loss = model.loss.sum(model(batch.inputs), batch.targets).loss;
+    const Tensor loss = model.loss.sum(model.hidden(batch.inputs), model.head, batch.targets).loss;
     loss.backward(Tensor::full(loss.shape(), 1 / count, loss.dtype()));
     loss_value = loss.item() / count;
   }

@@ -157,6 +157,7 @@ def train(options):
     return {
         "model": options.model,
         "threads": options.threads,
+        "step_tokens": tokens,
         "step_ms": [1e3 * s for s in seconds],
         "tokens_per_s": tokens / statistics.median(seconds),
         "peak_rss_mib": peak_rss_mib(),

@@ -1,0 +1,173 @@
+"""Turns what run.py measured into a markdown text: tables, ratios, and what the goals are."""
+import datetime
+import os
+import re
+import statistics
+import subprocess
+
+# Tokens in a second at least this many times PyTorch's best.
+SPEED_GOALS = {
+    "tiny": 1.5,
+    "small": 1.1,
+    "124m-b4-t256": 1.1,
+    "124m-b1-t1024": 1.15,
+    "124m-b4-t64": 1.3,
+}
+FLOOR_GOAL = 1.15  # a step takes at most this many times the floor
+MEMORY_GOAL = 0.75  # of PyTorch's peak, 124M
+SCALING_GOAL = 1.8
+LOSS_GOAL = 0.001
+# What llm.c's CPU trainer does with its own flags on two cores, tokens/s, and how many times that.
+LLMC = {"124m-b4-t64": (44, 5), "124m-b4-t256": (35, 8)}
+OPS = ["add", "mul", "gelu", "matmul 4x4"]
+# ns: the median of the ops.
+OVERHEAD_GOALS = {"not recorded": 80, "recorded": 160, "backward": 250}
+ALLOCATION = "allocate and free 16 floats"
+ALLOCATION_GOAL = 25
+
+
+def machine(root):
+    with open("/proc/cpuinfo") as f:
+        cpu = re.search(r"model name\s*: (.*)", f.read())
+    commit = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    return {
+        "cpu": cpu[1].strip() if cpu else os.uname().machine,
+        "cores": len(os.sched_getaffinity(0)),
+        "date": datetime.date.today().isoformat(),
+        "commit": subprocess.run(commit, cwd=root, capture_output=True, text=True).stdout.strip(),
+    }
+
+
+def file_name(m):
+    words = re.sub(r"\((R|TM)\)|AMD|Intel|Processor|CPU|@.*", " ", m["cpu"], flags=re.I).lower()
+    slug = "-".join(re.findall(r"[a-z0-9]+", words)) or "x86"
+    return f"{m['date']}-{slug}-{m['cores']}-cores-peers.md"
+
+
+def median_step(runs):
+    return statistics.median(ms for run in runs for ms in run["step_ms"])
+
+
+def table(heads, rows):
+    lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
+    return lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows] + [""]
+
+
+class Goals:
+    """What was asked for and what came out."""
+
+    def __init__(self):
+        self.rows = []
+
+    def at_least(self, what, value, goal, form="{:.2f}"):
+        self.add(what, form.format(value), "at least " + form.format(goal), value >= goal)
+
+    def at_most(self, what, value, goal, form="{:.2f}"):
+        self.add(what, form.format(value), "at most " + form.format(goal), value <= goal)
+
+    def add(self, what, value, goal, ok):
+        self.rows.append([what, value, goal, "pass" if ok else "**miss**"])
+
+
+def one_model(name, found, goals, settings_rows):
+    """The row of the model in the first table."""
+    steps = {s: median_step(runs) for s, runs in found["runs"].items()}
+    tokens = found["runs"]["weft"][0]["step_tokens"]
+    weft = steps["weft"]
+    floor = statistics.median(f[f"{name}: floor"] for f in found["floors"])
+    peak = {s: max(r["peak_rss_mib"] for r in runs) for s, runs in found["runs"].items()}
+    row = [name, f"{weft:.1f}", f"{1e3 * tokens / weft:.0f}", f"{floor:.1f}", f"{weft / floor:.3f}"]
+    goals.at_most(f"{name}: step / floor", weft / floor, FLOOR_GOAL, "{:.3f}")
+    peers = {s: ms for s, ms in steps.items() if s != "weft"}
+    if not peers:
+        return row + ["-"] * 3
+    best = min(peers, key=peers.get)
+    for s in sorted(peers, key=peers.get):
+        imported = found["runs"][s][0]["imported_rss_mib"]
+        rate = f"{1e3 * tokens / peers[s]:.0f}"
+        settings_rows.append([name, s, f"{peers[s]:.1f}", rate, f"{peak[s]:.0f}", f"{imported:.0f}"])
+    goals.at_least(f"{name}: speed / PyTorch ({best})", peers[best] / weft, SPEED_GOALS[name])
+    leanest = min((s for s in peak if s != "weft"), key=peak.get)
+    memory = peak["weft"] / peak[leanest]
+    if name.startswith("124m"):
+        goals.at_most(f"{name}: peak memory / PyTorch ({leanest})", memory, MEMORY_GOAL)
+    if name in LLMC:
+        rate, times = LLMC[name]
+        what = f"{name}: speed / llm.c's {rate} tokens/s"
+        goals.at_least(what, 1e3 * tokens / weft / rate, times)
+    return row + [f"{peers[best] / weft:.2f}", f"{peak['weft']:.0f}", f"{memory:.2f}"]
+
+
+def model_tables(found, goals):
+    rows, settings_rows = [], []
+    for name, model in found["models"].items():
+        rows.append(one_model(name, model, goals, settings_rows))
+    heads = ["Model", "step, ms", "tokens/s", "floor, ms", "step / floor"]
+    heads += ["speed / PyTorch", "peak RSS, MiB", "of PyTorch's"]
+    lines = ["## Training steps, 2 threads, f32", "", *table(heads, rows)]
+    heads = ["Model", "PyTorch", "step, ms", "tokens/s", "peak RSS, MiB", "after import, MiB"]
+    lines += ["Every setting of PyTorch:", "", *table(heads, settings_rows)]
+    roofs = [f for model in found["models"].values() for f in model["floors"]]
+    shown = [name for name in roofs[0] if ":" not in name]
+    rows = []
+    for name in shown:
+        seen = [f[name] for f in roofs]
+        rows.append([name, *(f"{v:.0f}" for v in (min(seen), statistics.median(seen), max(seen)))])
+    heads = ["Roof", "lowest", "median", "highest"]
+    return lines + ["The machine over the run (GFLOP/s, GB/s, MiB):", "", *table(heads, rows)]
+
+
+def overhead_table(found, goals):
+    weft, torch = found["weft"], found["libtorch"]
+    kinds = ["not recorded", "inference mode", "recorded", "backward"]
+    rows = []
+    for name in [f"{op}, {kind}" for op in OPS for kind in kinds] + [ALLOCATION]:
+        ours, theirs = weft.get(name), torch[name]
+        mine = [f"{ours:.0f}", f"{theirs:.0f}", f"{theirs / ours:.1f}"] if ours else None
+        rows.append([name, *(mine or ["-", f"{theirs:.0f}", "-"])])
+    for kind, goal in OVERHEAD_GOALS.items():
+        middle, theirs = (statistics.median(s[f"{o}, {kind}"] for o in OPS) for s in (weft, torch))
+        what = f"overhead: {kind}, ns (libtorch {theirs:.0f})"
+        goals.at_most(what, middle, goal, "{:.0f}")
+    what = f"overhead: {ALLOCATION}, ns (libtorch {torch[ALLOCATION]:.0f})"
+    goals.at_most(what, weft[ALLOCATION], ALLOCATION_GOAL, "{:.0f}")
+    heads = ["16 floats, 1 thread", "Weft, ns", "libtorch, ns", "libtorch / Weft"]
+    return ["## Overhead", "", *table(heads, rows)]
+
+
+def loss_table(losses, goals):
+    rows = []
+    pairs = {"of the last step": [v[-1] for v in losses.values()]}
+    pairs["of the last 10 steps"] = [statistics.mean(v[-10:]) for v in losses.values()]
+    for what, (weft, torch) in pairs.items():
+        apart = abs(weft / torch - 1)
+        rows.append([what, f"{weft:.6f}", f"{torch:.6f}", f"{100 * apart:.4f} %"])
+        goals.at_most(f"loss {what}: relative difference", apart, LOSS_GOAL, "{:.6f}")
+    steps = len(losses["weft"])
+    heads = ["Loss", "Weft", "PyTorch", "apart"]
+    return [f"## {steps} steps of small, same weights and data", "", *table(heads, rows)]
+
+
+def text(found):
+    m, goals = found["machine"], Goals()
+    head = [
+        f"# Weft and its peers: {m['cpu']}, {m['cores']} cores, {m['date']}, commit {m['commit']}",
+        "",
+        f"PyTorch {found['torch']}, {found['rounds']} rounds in turns; medians over all timed steps. "
+        "How: `bench/peers/run.py`; the floor: `bench/floor.h`. Peak RSS is VmHWM of the process; "
+        "PyTorch's holds its libraries, whose part is the column after import.",
+        "",
+    ]
+    body = []
+    if found["models"]:
+        body += model_tables(found, goals)
+    if "scaling" in found:
+        one, two = found["scaling"][1], found["scaling"][2]
+        goals.at_least("small: 2 threads / 1 thread", one / two, SCALING_GOAL)
+        body += [f"`small` takes {one:.0f} ms on 1 thread and {two:.0f} ms on 2.", ""]
+    if "overhead" in found:
+        body += overhead_table(found["overhead"], goals)
+    if "loss" in found:
+        body += loss_table(found["loss"], goals)
+    heads = ["What", "measured", "goal", ""]
+    return "\n".join(head + ["## Goals", "", *table(heads, goals.rows)] + body).rstrip() + "\n"

@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""Measures Weft beside PyTorch and libtorch, in turns, and writes the table of ratios.
+
+usage: bench/peers/run.py [--quick] [--rounds N] [--only PART,...] [--build DIR] [--out FILE]
+                          [--python FILE] [--wrap COMMAND] [--data FILE]
+
+Parts: the models of bench/models.h, scaling, overhead, loss. Every measurement is a process of its
+own with a warm-up, and within a round they alternate, so that all see the same machine; numbers are
+medians over the steps of all rounds. PyTorch runs eager and compiled, and on a processor that is not
+Intel's also with MKL told to use its kernels for Intel (it uses slower ones otherwise). The first
+round tries all of these settings, later ones the best two. In full about 25 minutes, --quick 5.
+"""
+import argparse
+import json
+import os
+import pathlib
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import report
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+PEERS = ROOT / "bench" / "peers"
+# name: (timed steps, timed steps with --quick, warm-up)
+MODELS = {
+    "tiny": (20, 10, 3),
+    "small": (6, 4, 2),
+    "124m-b4-t256": (3, 2, 1),
+    "124m-b1-t1024": (3, 2, 1),
+    "124m-b4-t64": (6, 4, 2),
+}
+PARTS = [*MODELS, "scaling", "overhead", "loss"]
+QUICK = ["tiny", "small", "124m-b4-t256", "124m-b4-t64", "scaling", "overhead"]
+LOSS_STEPS = 200
+
+
+class Runner:
+    def __init__(self, options, folder):
+        self.folder = pathlib.Path(folder)
+        self.bin = pathlib.Path(options.build).resolve() / "bin"
+        self.python = options.python
+        self.wrap = shlex.split(options.wrap)
+        self.quick = options.quick
+
+    def output(self, command, **env):
+        command = [*self.wrap, *map(str, command)]
+        done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"{shlex.join(command)}: {done.stderr.strip()[-300:]}")
+        return done.stdout
+
+    def weft(self, model, threads, steps, warmup, *more):
+        command = [self.bin / "bench_step", "--model", model, "--threads", threads]
+        text = self.output([*command, "--steps", steps, "--warmup", warmup, *more])
+        return json.loads(text.splitlines()[-1])
+
+    def torch(self, setting, model, threads, steps, warmup, *more):
+        arguments, env = setting
+        command = [self.python, PEERS / "gpt.py", "--model", model, "--threads", threads]
+        text = self.output([*command, "--steps", steps, "--warmup", warmup, *arguments, *more], **env)
+        return json.loads(text.splitlines()[-1])
+
+    def rows(self, program, *arguments):
+        """The rows of a benchmark as {name: value}."""
+        path = self.folder / "rows.json"
+        self.output([self.bin / program, "--json", path, *arguments])
+        return {r["name"]: r["value"] for r in json.loads(path.read_text())}
+
+    def compile(self, source, target, *flags):
+        self.output(["g++", "-O2", source, "-o", target, *flags])
+        return target
+
+
+def torch_settings(runner, cpu):
+    eager = {"eager": ([], {}), "compiled": (["--compile"], {})}
+    if "Intel" in cpu:
+        return eager
+    source = runner.folder / "as_intel.c"
+    source.write_text('extern "C" int mkl_serv_intel_cpu_true() { return 1; }\n')
+    library = runner.compile(source, runner.folder / "as_intel.so", "-xc++", "-shared", "-fPIC")
+    preload = {"LD_PRELOAD": str(library)}
+    unlocked = {f"{name}, MKL as on Intel": (a, preload) for name, (a, _) in eager.items()}
+    return unlocked if runner.quick else {**eager, **unlocked}
+
+
+def note(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def measure_model(runner, name, rounds, settings):
+    """Weft, the floor and the settings of PyTorch in turns; the runs of each, and the floors."""
+    full, quick, warmup = MODELS[name]
+    steps = quick if runner.quick else full
+    runs, floors = {"weft": []}, []
+    for turn in range(rounds):
+        floors.append(runner.rows("bench_roof", "--threads", 2, "--shapes", "no"))
+        runs["weft"].append(runner.weft(name, 2, steps, warmup))
+        note(f"{name}: weft: {runs['weft'][-1]['tokens_per_s']:.0f} tokens/s")
+        chosen = list(settings)
+        if turn > 0:
+            speed = {s: runs[s][0]["tokens_per_s"] for s in runs if s != "weft"}
+            chosen = sorted(speed, key=speed.get)[-2:]
+        for setting in chosen:
+            try:
+                run = runner.torch(settings[setting], name, 2, steps, warmup)
+            except RuntimeError as e:
+                note(f"{name}: PyTorch {setting} left out: {e}")
+                continue
+            runs.setdefault(setting, []).append(run)
+            note(f"{name}: PyTorch {setting}: {run['tokens_per_s']:.0f} tokens/s")
+    return {"runs": runs, "floors": floors}
+
+
+def measure_scaling(runner, rounds):
+    """Median step of `small` in ms, by number of threads."""
+    steps = {1: [], 2: []}
+    for _ in range(rounds):
+        for threads, seen in steps.items():
+            seen += runner.weft("small", threads, 3 if runner.quick else 4, 2)["step_ms"]
+    note("scaling: done")
+    return {threads: statistics.median(seen) for threads, seen in steps.items()}
+
+
+def measure_overhead(runner, rounds):
+    ask = "import torch.utils.cpp_extension as e; print(*e.include_paths(), *e.library_paths())"
+    folders = runner.output([runner.python, "-c", ask]).split()
+    includes = [flag for f in folders if "include" in f for flag in ("-isystem", f)]
+    libraries = [f for f in folders if "include" not in f]
+    flags = ["-std=c++20", *includes, "-Wl,--no-as-needed"]
+    for folder in libraries:
+        flags += [f"-L{folder}", f"-Wl,-rpath,{folder}"]
+    flags += ["-ltorch_cpu", "-ltorch", "-lc10"]
+    peer = runner.compile(PEERS / "overhead.cpp", runner.folder / "overhead", *flags)
+    weft, torch = [], []
+    for _ in range(rounds):
+        weft.append(runner.rows("bench_overhead", "--threads", 1))
+        rows = json.loads(runner.output([peer]))
+        torch.append({r["name"]: r["value"] for r in rows})
+    note("overhead: done")
+    return {
+        side: {name: statistics.median(r[name] for r in runs) for name in runs[0]}
+        for side, runs in (("weft", weft), ("libtorch", torch))
+    }
+
+
+def measure_loss(runner, data, settings):
+    """Losses of `small` from the same weights and text on both sides."""
+    if data is None:
+        listed = subprocess.run(["git", "ls-files", "*.h", "*.cpp", "*.md"], cwd=ROOT, check=True,
+                                capture_output=True, text=True).stdout.split()
+        data = runner.folder / "text"
+        data.write_bytes(b"".join((ROOT / f).read_bytes() for f in listed))
+    weights, losses = runner.folder / "weights.safetensors", runner.folder / "losses"
+    same = ["--data", data, "--losses", losses]
+    out = {}
+    runner.weft("small", 2, LOSS_STEPS, 0, "--export", weights, *same)
+    out["weft"] = [float(line) for line in losses.read_text().split()]
+    runner.torch(list(settings.values())[-1], "small", 2, LOSS_STEPS, 0, "--init", weights, *same)
+    out["torch"] = [float(line) for line in losses.read_text().split()]
+    note("loss: done")
+    return out
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one round, fewer steps and parts")
+    parser.add_argument("--rounds", type=int, help="default 2, with --quick 1")
+    parser.add_argument("--only", help="parts with commas between: " + ", ".join(PARTS))
+    parser.add_argument("--build", default=ROOT / "build" / "release")
+    parser.add_argument("--python", default=os.environ.get("PYTHON", "python3"))
+    parser.add_argument("--wrap", default="", help="put before every command, such as 'nice -n -5'")
+    parser.add_argument("--data", type=pathlib.Path, help="text of the loss part; default: sources")
+    parser.add_argument("--out", help="default: bench/results/<date>-<cpu>-peers.md")
+    parser.add_argument("--raw", help="where all that was measured goes as JSON")
+    options = parser.parse_args()
+    parts = options.only.split(",") if options.only else QUICK if options.quick else PARTS
+    if unknown := [p for p in parts if p not in PARTS]:
+        parser.error(f"--only: unknown part {unknown[0]}; parts: {', '.join(PARTS)}")
+    rounds = options.rounds or (1 if options.quick else 2)
+
+    machine = report.machine(ROOT)
+    with tempfile.TemporaryDirectory() as folder:
+        runner = Runner(options, folder)
+        try:
+            version = runner.output([options.python, "-c", "import torch; print(torch.__version__)"])
+        except RuntimeError:
+            sys.exit(f"{options.python} has no PyTorch: pip install torch numpy, or name another "
+                     "interpreter with --python")
+        settings = torch_settings(runner, machine["cpu"])
+        found = {"machine": machine, "torch": version.strip(), "rounds": rounds, "models": {}}
+        for part in parts:
+            if part in MODELS:
+                found["models"][part] = measure_model(runner, part, rounds, settings)
+            elif part == "scaling":
+                found["scaling"] = measure_scaling(runner, rounds)
+            elif part == "overhead":
+                found["overhead"] = measure_overhead(runner, rounds)
+            else:
+                found["loss"] = measure_loss(runner, options.data, settings)
+    if options.raw:
+        pathlib.Path(options.raw).write_text(json.dumps(found, indent=1))
+    text = report.text(found)
+    print(text)
+    path = pathlib.Path(options.out or ROOT / "bench" / "results" / report.file_name(machine))
+    path.write_text(text)
+    note(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()
