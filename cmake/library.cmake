@@ -62,6 +62,7 @@ set(weft_sources
   core/shape.cpp
   core/shared_cache.cpp
   core/tensor.cpp
+  core/thread_pool.cpp
   data/loader.cpp
   data/packing.cpp
   data/text.cpp
@@ -132,9 +133,10 @@ target_include_directories(weft PUBLIC
   $<BUILD_INTERFACE:${weft_include}> $<INSTALL_INTERFACE:include>)
 target_link_libraries(weft PRIVATE weft_flags DNNL::dnnl Threads::Threads)
 if(WEFT_SANITIZE STREQUAL "")
+  # Only to tell oneDNN, which brings OpenMP along, to stay on the calling thread.
   find_package(OpenMP REQUIRED)
   target_link_libraries(weft PRIVATE OpenMP::OpenMP_CXX)
-  target_compile_definitions(weft PRIVATE WEFT_USE_OPENMP=1)
+  target_compile_definitions(weft PRIVATE WEFT_USE_ONEDNN=1)
 else()
-  target_compile_definitions(weft PRIVATE WEFT_USE_OPENMP=0)
+  target_compile_definitions(weft PRIVATE WEFT_USE_ONEDNN=0)
 endif()

@@ -5,7 +5,8 @@
 
 namespace weft {
 
-/// Threads that kernels may use, at least 1. Default: the processors this process may run on.
+/// Threads that kernels may use, at least 1. Default: OMP_NUM_THREADS where it is set, else the
+/// processors this process may run on.
 void set_num_threads(int n);
 int num_threads();
 
@@ -16,25 +17,9 @@ bool deterministic();
 
 namespace detail {
 using RangeFn = void (*)(void* context, std::int64_t begin, std::int64_t end);
-void parallel_run(std::int64_t n, int chunks, RangeFn fn, void* context);
+void parallel_run(std::int64_t n, int chunks, int threads, RangeFn fn, void* context);
 bool in_parallel();
-/// To be called before a library that brings its own threads: OpenMP remembers the number of
-/// threads for each calling thread, set_num_threads() is for all of them.
-void share_num_threads();
 }  // namespace detail
-
-/// Everything inside the scope runs on the calling thread alone, library calls included, as in the
-/// body of a parallel_for.
-class OneThreadScope {
- public:
-  OneThreadScope();
-  ~OneThreadScope();
-  OneThreadScope(const OneThreadScope&) = delete;
-
- private:
-  bool was_inside_;
-  int library_threads_;
-};
 
 /// Calls f(begin, end) on contiguous ranges that cover [0, n), on several threads when the whole is
 /// worth it. `work` is the cost of one item in simple operations (about one per float touched). The
@@ -42,7 +27,7 @@ class OneThreadScope {
 /// must not throw or allocate inside.
 template <class F>
 inline void parallel_for(std::int64_t n, std::int64_t work, F&& f) {
-  constexpr std::int64_t kSerialBelow = 1 << 15;
+  constexpr std::int64_t kSerialBelow = 1 << 15, kFineAbove = 1 << 20;
   if (n <= 0) return;
   const int threads = n * work < kSerialBelow ? 1 : num_threads();
   if (threads <= 1 || n == 1 || detail::in_parallel()) {
@@ -50,8 +35,9 @@ inline void parallel_for(std::int64_t n, std::int64_t work, F&& f) {
     return;
   }
   using Fn = std::remove_reference_t<F>;
+  const int chunks = n * work < kFineAbove ? threads : 4 * threads;
   detail::parallel_run(
-      n, static_cast<int>(std::min<std::int64_t>(threads, n)),
+      n, static_cast<int>(std::min<std::int64_t>(chunks, n)), threads,
       [](void* context, std::int64_t begin, std::int64_t end) {
         (*static_cast<Fn*>(context))(begin, end);
       },

@@ -27,7 +27,7 @@ UNCHECKED = {"examples", "tests", "bench"}
 # but no upward include. So the rule below needs no exception for it.
 
 ONE_PLACE = {  # header: the file that may include it
-    "omp.h": "core/parallel.cpp",
+    "omp.h": "core/cpu/gemm.cpp",
 }
 GPU_HEADER = re.compile(r"(cuda|cublas|cudnn|cufft|curand|nccl|nvtx|nvToolsExt|cooperative_groups|mma\.h)")
 # The one public header that needs another package, for those who ask for it by including it.

@@ -3,8 +3,6 @@ passed=0
 failed=0
 logs=build/logs
 mkdir -p "$logs"
-# Several tests share the processors: a thread that waits must not spin on one that another needs.
-export OMP_WAIT_POLICY=passive
 if command -v ccache >/dev/null; then export CMAKE_CXX_COMPILER_LAUNCHER=ccache; fi
 
 # part NAME COMMAND...: runs the command with its output in build/logs/NAME.log, prints one line

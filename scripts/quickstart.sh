@@ -70,9 +70,6 @@ if [ -z "$data" ]; then
   fi
 fi
 
-# A waiting thread spins this often before it sleeps: the default is a hundred times as long, and on a
-# machine that others use too it spins on processors that somebody needs.
-export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-10000}
 say "Training: $steps steps of $((batch * seq)) tokens, $((steps * batch * seq)) in all"
 build/release/bin/train_gpt --data "$data" "${model[@]}" "${schedule[@]}" --out "$out"
 

@@ -99,7 +99,6 @@ void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
                        {}};
     const std::int64_t work = a.batch * a.heads * a.queries * (a.keys + 1) / items * a.head_dim / 4;
     parallel_for(items, work + 1, [&](std::int64_t begin, std::int64_t end) {
-      const OneThreadScope alone;
       for (std::int64_t i = begin; i < end; ++i) {
         const Sequence seq = Sequence::at(a, cu, i / (a.heads * blocks));
         const std::int64_t head = i / blocks % a.heads, from = cu ? 0 : i % blocks;

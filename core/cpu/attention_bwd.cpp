@@ -109,7 +109,6 @@ void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
     const std::int64_t work =
         a.batch * a.heads * (a.queries + 1) * (a.keys + 1) / items * a.head_dim;
     parallel_for(items, work + 1, [&](std::int64_t begin, std::int64_t end) {
-      const OneThreadScope alone;
       for (std::int64_t i = begin; i < end; ++i)
         pass.group(Sequence::at(a, cu, i / a.kv_heads), i % a.kv_heads);
     });

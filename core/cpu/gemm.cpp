@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-#if WEFT_USE_OPENMP
+#if WEFT_USE_ONEDNN
+#include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
 #endif
 
@@ -20,12 +21,31 @@ constexpr std::int64_t kWiden = 2048;
 
 std::int64_t widened(std::int64_t n) { return std::min(n, kWiden); }
 
-// Tiles of the deterministic mode: each is one call on one thread.
-constexpr std::int64_t kTileRows = 256, kTileCols = 512;
-
 constexpr std::int64_t kRowBlock = 16;  // rows of one work item of the in-tree product
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
+
+// The pieces of one product, each of which is one call of the library on one thread.
+struct Tiles {
+  std::int64_t rows, cols;
+};
+
+// Each piece packs its own part of both operands, so the fewest and squarest pieces win: one for
+// each thread. In deterministic mode, where the bits must not depend on the threads, a fixed size.
+template <class T>
+Tiles tiles_of(const Product<T>& p, std::int64_t batch) {
+  if (deterministic()) return {256, 512};
+  const std::int64_t threads = detail::in_parallel() ? 1 : num_threads();
+  Tiles best{p.m, p.n};
+  if (batch >= threads) return best;
+  for (std::int64_t down = 1; down <= threads; ++down) {
+    if (threads % down != 0) continue;
+    const Tiles t{round_up(ceil_div(p.m, down), 16), round_up(ceil_div(p.n, threads / down), 16)};
+    if (down == 1 || t.rows + t.cols < best.rows + best.cols) best = t;
+  }
+  return best;
+}
 
 // `batch` products; at(i) gives the i-th.
 template <class T, class At>
@@ -34,26 +54,13 @@ void run(std::int64_t batch, const At& at) {
   const std::int64_t m = first.m, n = first.n;
   if constexpr (std::is_same_v<T, float>) {
     if (cpu::for_library(first)) {
-      detail::share_num_threads();
-      if (deterministic()) {
-        const std::int64_t down = ceil_div(m, kTileRows), across = ceil_div(n, kTileCols);
-        parallel_for(
-            batch * down * across, first.work(), [&](std::int64_t begin, std::int64_t end) {
-              const OneThreadScope alone;
-              for (std::int64_t i = begin; i < end; ++i) {
-                const std::int64_t tile = i % (down * across);
-                cpu::library_product(at(i / (down * across))
-                                         .tile(tile / across * kTileRows, tile % across * kTileCols,
-                                               kTileRows, kTileCols));
-              }
-            });
-      } else if (batch >= num_threads() && batch > 1) {
-        parallel_for(batch, first.work(), [&](std::int64_t begin, std::int64_t end) {
-          for (std::int64_t i = begin; i < end; ++i) cpu::library_product(at(i));
-        });
-      } else {
-        for (std::int64_t i = 0; i < batch; ++i) cpu::library_product(at(i));
-      }
+      const Tiles t = tiles_of(first, batch);
+      const std::int64_t across = ceil_div(n, t.cols), each = ceil_div(m, t.rows) * across;
+      parallel_for(batch * each, first.work() / each, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i)
+          cpu::library_product(at(i / each).tile(i % each / across * t.rows,
+                                                 i % each % across * t.cols, t.rows, t.cols));
+      });
       return;
     }
   }
@@ -130,11 +137,15 @@ std::int64_t gemm_scratch(const GemmShape& g, DType dtype) {
 
 namespace cpu {
 
-#if WEFT_USE_OPENMP
+#if WEFT_USE_ONEDNN
 void library_product(const Product<float>& p) {
+  // Threads are ours to deal out. OpenMP remembers their number for each calling thread.
+  const int threads = omp_get_max_threads();
+  if (threads != 1) omp_set_num_threads(1);
   const dnnl_status_t status =
       dnnl_sgemm(p.trans_a ? 'T' : 'N', p.trans_b ? 'T' : 'N', p.m, p.n, p.k, 1.0f, p.a, p.lda, p.b,
                  p.ldb, p.accumulate ? 1.0f : 0.0f, p.c, p.ldc);
+  if (threads != 1) omp_set_num_threads(threads);
   // It refuses before it writes (no memory for its packing, a stride it does not take).
   if (status != dnnl_success) p.in_tree(0, p.m);
 }

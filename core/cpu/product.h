@@ -49,23 +49,22 @@ struct Product {
   }
 };
 
-/// The product by oneDNN, with the threads that OpenMP would use here: one inside a parallel_for or
-/// a OneThreadScope.
+/// The product by oneDNN, on the calling thread.
 void library_product(const Product<float>& p);
 
 /// Does library_product() beat the in-tree one?
 template <class T>
 bool for_library(const Product<T>& p) {
-#if WEFT_USE_OPENMP
+#if WEFT_USE_ONEDNN
   return std::is_same_v<T, float> && !p.small();
 #else
-  // Sanitizer builds: libgomp is not instrumented, so oneDNN stays out of them.
+  // Sanitizer builds see nothing of what oneDNN reads and writes: it stays out of them.
   static_cast<void>(p);
   return false;
 #endif
 }
 
-/// The product on the calling thread, which must be inside a parallel_for or a OneThreadScope.
+/// The product on the calling thread.
 template <class T>
 void product_here(const Product<T>& p) {
   if constexpr (std::is_same_v<T, float>) {

@@ -1,0 +1,92 @@
+#include "weft/core/thread_pool.h"
+
+#include <algorithm>
+#include <system_error>
+#include <thread>
+
+namespace weft::detail {
+namespace {
+
+// About 100 and 30 microseconds: longer than the gap between two kernels of a step, far shorter
+// than a time slice.
+constexpr int kSpinsForWork = 3000, kSpinsForOthers = 1000;
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// Until value != old: first spinning, then asleep.
+void await_change(const std::atomic<int>& value, int old, int spins) {
+  for (int i = 0; i < spins; ++i) {
+    if (value.load(std::memory_order_acquire) != old) return;
+    pause();
+  }
+  value.wait(old, std::memory_order_acquire);
+}
+
+}  // namespace
+
+// Never destroyed: its threads sleep in it until the process ends.
+ThreadPool& ThreadPool::get() {
+  static ThreadPool* pool = new ThreadPool;
+  return *pool;
+}
+
+void ThreadPool::grow(int workers) {
+  for (; workers_ < std::min(workers, kMaxThreads - 1); ++workers_) {
+    try {
+      std::thread(&ThreadPool::work, this, workers_ + 1).detach();
+    } catch (const std::system_error&) {
+      return;  // no more threads to be had: those that are there do all of it
+    }
+  }
+}
+
+bool ThreadPool::run(std::int64_t n, int chunks, int threads, RangeFn fn, void* context) {
+  if (taken_.exchange(true, std::memory_order_acquire)) return false;
+  threads = std::min({threads, chunks, kMaxThreads});
+  grow(threads - 1);
+  loop_ = {fn, context, n, chunks, threads};
+  for (int i = 0; i < threads; ++i)
+    counters_[i].next.store(chunks * i / threads, std::memory_order_relaxed);
+  open_.store(true);
+  turn_.fetch_add(1);
+  turn_.notify_all();
+  take_part(0);
+  // A worker enters, then looks whether the loop is open; so after this nobody new takes part.
+  open_.store(false);
+  while (const int there = inside_.load()) await_change(inside_, there, kSpinsForOthers);
+  taken_.store(false, std::memory_order_release);
+  return true;
+}
+
+void ThreadPool::take_part(int who) {
+  const Loop loop = loop_;
+  for (int k = 0; k < loop.threads; ++k) {
+    const int share = (who + k) % loop.threads;
+    const int stop = loop.chunks * (share + 1) / loop.threads;
+    std::atomic<int>& next = counters_[share].next;
+    // Looked at first, so that emptied shares are not written to again and again.
+    while (next.load(std::memory_order_relaxed) < stop) {
+      const std::int64_t i = next.fetch_add(1, std::memory_order_relaxed);
+      if (i >= stop) break;
+      loop.fn(loop.context, loop.n * i / loop.chunks, loop.n * (i + 1) / loop.chunks);
+    }
+  }
+}
+
+void ThreadPool::work(int who) {
+  int seen = 0;
+  for (;;) {
+    await_change(turn_, seen, kSpinsForWork);
+    seen = turn_.load();
+    inside_.fetch_add(1);
+    if (open_.load() && who < loop_.threads) take_part(who);
+    inside_.fetch_sub(1);
+    inside_.notify_all();
+  }
+}
+
+}  // namespace weft::detail
