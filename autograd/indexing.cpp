@@ -136,7 +136,13 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
     Tape::record("embedding", {&weight}, {&y},
                  [i = save(flat, "ids"), whole = weight.shape()](Backward& b) {
                    const Tensor rows = reshape(b.dy(), {i.get().numel(), whole[1]});
-                   b.add(0, index_add(rows, 0, i.get(), whole));
+                   // A tied head has summed its part already: only the rows in use are touched.
+                   // bf16 sums cannot take one row after the other.
+                   const Tensor sum = rows.dtype() == DType::bf16 ? Tensor() : b.accumulator(0);
+                   if (sum)
+                     dispatch<cpu::index_add, cuda::index_add>(contiguous(rows), i.get(), 0, sum);
+                   else
+                     b.add(0, index_add(rows, 0, i.get(), whole));
                  });
   return y;
 }

@@ -69,7 +69,10 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
                    if (b.needs(0)) b.add(0, matmul(b.dy(), sw.get()));
                    if (!b.needs(1) && !b.needs(2)) return;
                    const Tensor dy = as_rows(b.dy());
-                   if (b.needs(1)) b.add(1, matmul(transpose(dy, 0, 1), as_rows(sx.get())));
+                   if (const Tensor sum = b.accumulator(1))
+                     gemm(transposed(dy), as_rows(sx.get()), sum, true);
+                   else if (b.needs(1))
+                     b.add(1, matmul(transpose(dy, 0, 1), as_rows(sx.get())));
                    if (b.needs(2)) b.add(2, sum(dy, {0}));
                  });
   return y;

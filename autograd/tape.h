@@ -55,6 +55,10 @@ class Backward {
   bool needs(int i) const { return slots_[i] != 0; }
   /// Adds dx to the gradient of input i (dropped when that input needs none).
   void add(int i, Tensor dx);
+  /// The buffer in which the gradient of input i is being summed, for a kernel that adds to it in
+  /// place of add(): no second buffer, no second pass. Null when there is none yet, when somebody
+  /// else can see it, and when an outer tape needs its history.
+  Tensor accumulator(int i);
   /// To be called by a backward that runs a fused kernel.
   /// Throws Error when an outer tape records: the kernel's derivative is not known to it.
   void once_differentiable() const;
@@ -181,6 +185,7 @@ class Tape {
   void run_node(Node& node);
   Slot& slot(std::uint64_t id);
   void accumulate(Slot& slot, const char* op, Tensor dx);
+  bool can_add_in_place(Slot& slot);
   void leaf_used(Slot& slot, int uses);
   void finish_leaf(Leaf& leaf, Slot& slot);
   void want_gradient(const Tensor& x);

@@ -8,10 +8,11 @@ namespace {
 /// Names the op in messages of what it saved.
 constinit thread_local const char* running_op = nullptr;
 
-bool uniquely_owned(const Tensor& t) {
-  return t.impl()->refs.load(std::memory_order_acquire) == 1 &&
+bool owned_by(const Tensor& t, int handles) {
+  return t.impl()->refs.load(std::memory_order_acquire) == handles &&
          t.storage()->refs.load(std::memory_order_acquire) == 1;
 }
+bool uniquely_owned(const Tensor& t) { return owned_by(t, 1); }
 
 }  // namespace
 
@@ -25,6 +26,14 @@ void Backward::add(int i, Tensor dx) {
   tape_->accumulate(tape_->slot(slots_[i]), op_, std::move(dx));
 }
 
+Tensor Backward::accumulator(int i) {
+  if (!needs(i)) return {};
+  Tape::Slot& s = tape_->slot(slots_[i]);
+  if (!tape_->can_add_in_place(s)) return {};
+  s.grad.bump_version();
+  return s.grad;
+}
+
 void Backward::once_differentiable() const {
   check(Tape::current() == nullptr,
         "{}: its backward is a fused kernel and can be differentiated only once; build it from "
@@ -32,7 +41,25 @@ void Backward::once_differentiable() const {
         op_);
 }
 
+// In place only when nobody else can see the buffer, and no outer tape needs its history. A leaf's
+// sum goes on in its grad() from earlier passes, so that the new part needs no buffer of its own.
+bool Tape::can_add_in_place(Slot& s) {
+  if (current_ != nullptr) return false;
+  if (!s.grad && s.leaf >= 0 && !collect_only_ && !parent_) {
+    const Tensor& x = state_->leaves[s.leaf].tensor;
+    const Tensor old = x.grad();
+    if (old && !x.main_grad() && owned_by(old, 2) && old.shape() == x.shape() &&
+        old.dtype() == x.dtype() && !old.requires_grad()) {
+      s.grad = old;
+      s.continued = true;
+    }
+  }
+  // The leaf holds a handle too while its grad() is continued.
+  return s.grad && s.grad.is_contiguous() && owned_by(s.grad, s.continued ? 2 : 1);
+}
+
 void Tape::accumulate(Slot& s, const char* op, Tensor dx) {
+  const bool in_place = can_add_in_place(s);
   if (!s.grad) {
     s.grad = std::move(dx);
     return;
@@ -40,8 +67,7 @@ void Tape::accumulate(Slot& s, const char* op, Tensor dx) {
   check(s.grad.shape() == dx.shape() && s.grad.dtype() == dx.dtype(),
         "{}: gradient must have shape {} and dtype {}, got {} and {}", op, s.grad.shape(),
         s.grad.dtype(), dx.shape(), dx.dtype());
-  // In place only when nobody else can see the buffer, and no outer tape needs its history.
-  if (current_ == nullptr && uniquely_owned(s.grad) && s.grad.is_contiguous())
+  if (in_place)
     s.grad.add_(dx);
   else
     s.grad = add(s.grad, dx);
@@ -68,13 +94,16 @@ void Tape::finish_leaf(Leaf& leaf, Slot& s) {
   leaf.reached = true;
   Tensor g = std::move(s.grad);
   s.grad = {};
+  const bool continued = std::exchange(s.continued, false);
   check(g.shape() == x.shape() && g.dtype() == x.dtype(),
         "backward: the gradient of a leaf must have its shape {} and dtype {}, got {} and {}",
         x.shape(), x.dtype(), g.shape(), g.dtype());
   if (const Tensor main = x.main_grad()) {
     NoGradGuard off;
     main.add_(g.to(main.dtype()));
-  } else if (const Tensor old = x.grad()) {
+  } else if (const Tensor old = x.grad(); old && continued) {
+    if (!g.same(old)) x.set_grad(g);
+  } else if (old) {
     if (current_ == nullptr)
       old.add_(g);
     else

@@ -56,7 +56,8 @@ struct Tape::Node {
 struct Tape::Slot {
   Tensor grad;
   std::int32_t leaf = -1;
-  bool wanted = false;  ///< gradients() returns it: keep it after its node has run
+  bool wanted = false;     ///< gradients() returns it: keep it after its node has run
+  bool continued = false;  ///< grad began as the leaf's grad() of earlier passes
 };
 
 /// Slots of tensors that are older than the tape: open addressing, kept warm between tapes.

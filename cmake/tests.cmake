@@ -1,6 +1,7 @@
 # One executable a stem: tests/test_<stem>.cpp.
 find_package(doctest REQUIRED)
 set(weft_test_stems
+  accumulate
   allocator
   attention
   checkpoint

@@ -1,0 +1,167 @@
+// Gradients that are summed in the buffer where they already are.
+#include <doctest/doctest.h>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/indexing.h"
+#include "weft/autograd/linear.h"
+#include "weft/autograd/linear_cross_entropy.h"
+#include "weft/autograd/recompute.h"
+#include "weft/autograd/reduce.h"
+#include "weft/core/allocator.h"
+#include "weft/tests/support.h"
+
+using namespace weft;
+
+namespace {
+
+// Larger than everything else in these tests, so that a second buffer shows in the peak.
+constexpr std::int64_t kVocab = 4000, kWidth = 16;
+
+Tensor table(DType dtype = DType::f64) {
+  return test::random({kVocab, kWidth}, 1, dtype).set_requires_grad();
+}
+Tensor ids() { return Tensor::of({7, 3999, 7, 0}, {4}, DType::i64); }
+
+// One tensor as embedding and as head. With `apart` each use has a leaf of its own.
+Tensor tied_loss(const Tensor& embed, const Tensor& head) {
+  return linear_cross_entropy(embedding(embed, ids()), head, ids(), {.reduction = Reduction::sum});
+}
+
+Tensor gradient_of_parts(DType dtype) {
+  const Tensor embed = table(dtype), head = table(dtype);
+  Tape tape;
+  tied_loss(embed, head).backward();
+  NoGradGuard off;
+  return embed.grad().to(DType::f64) + head.grad().to(DType::f64);
+}
+
+template <class F>
+std::int64_t peak_of(F&& f) {
+  const std::int64_t before = memory_stats().live_bytes;
+  reset_peak();
+  f();
+  return memory_stats().peak_bytes - before;
+}
+
+}  // namespace
+
+TEST_CASE("accumulate: a tied table's gradient is one buffer, also over several passes") {
+  for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+    CAPTURE(name(dtype));
+    const Tensor w = table(dtype), want = gradient_of_parts(dtype);
+    const std::int64_t whole = w.numel() * static_cast<std::int64_t>(size_of(dtype));
+    for (int pass = 1; pass <= 3; ++pass) {
+      const std::int64_t peak = peak_of([&] {
+        Tape tape;
+        tied_loss(w, w).backward();
+      });
+      // The head's part is made before the pass runs backward: grad() and one more.
+      if (dtype != DType::bf16) CHECK(peak < 3 * whole / 2);
+      NoGradGuard off;
+      CHECK(test::mismatch(w.grad().to(DType::f64), want * static_cast<double>(pass),
+                           4 * test::tolerance(dtype)) == "");
+    }
+  }
+}
+
+TEST_CASE("accumulate: linear adds to the grad() that is there") {
+  const Tensor x = test::random({1, kWidth}, 2);
+  Tensor w = table();
+  const auto pass = [&] {
+    Tape tape;
+    sum(square(linear(x, w))).backward();
+  };
+  pass();
+  const Tensor once = w.grad().clone();
+  const Storage* const buffer = w.grad().storage();
+  const std::int64_t whole = 8 * w.numel();
+  CHECK(peak_of(pass) < whole / 2);
+  CHECK(w.grad().storage() == buffer);
+  NoGradGuard off;
+  CHECK(test::mismatch(w.grad(), once * 2.0, 1e-13) == "");
+}
+
+TEST_CASE("accumulate: a grad() that somebody else holds, or that does not fit, is not written") {
+  const Tensor x = test::random({3, 4}, 2);
+  Tensor w = test::random({5, 4}, 1).set_requires_grad();
+  const auto pass = [&] {
+    Tape tape;
+    sum(square(linear(x, w)) + linear(x, w)).backward();
+  };
+  pass();
+  const Tensor once = w.grad().clone();
+  {
+    const Tensor view = w.grad().select(0, 1);  // the sum is right whoever looks at it
+    pass();
+    NoGradGuard off;
+    CHECK(test::mismatch(w.grad(), once * 2.0, 1e-13) == "");
+  }
+  const Tensor transposed_sum = once.t().clone().t();
+  CHECK_FALSE(transposed_sum.is_contiguous());
+  w.set_grad(transposed_sum.detach());
+  pass();
+  NoGradGuard off;
+  CHECK(test::mismatch(w.grad(), once * 2.0, 1e-13) == "");
+}
+
+TEST_CASE("accumulate: a hook that keeps a gradient half way does not spoil the sum") {
+  const Tensor x = test::random({3, 4}, 2);
+  Tensor w = test::random({4, 4}, 1).set_requires_grad(), b = test::random({4}, 3);
+  b.set_requires_grad();
+  const auto pass = [&](bool keep) {
+    std::vector<Tensor> kept;
+    Tape tape;
+    if (keep) tape.on_grad_ready([&](const Tensor&) { kept.push_back(w.grad()); });
+    // b is ready between the two uses of w.
+    sum(square(linear(linear(x, w) * b, w))).backward();
+  };
+  pass(false);
+  const Tensor once = w.grad().clone();
+  pass(true);
+  NoGradGuard off;
+  CHECK(test::mismatch(w.grad(), once * 2.0, 1e-13) == "");
+}
+
+TEST_CASE("accumulate: grad() of the op leaves the grad() of the leaf alone") {
+  const Tensor x = test::random({3, 4}, 2);
+  Tensor w = test::random({5, 4}, 1).set_requires_grad();
+  w.set_grad(Tensor::full({5, 4}, 7, DType::f64));
+  Tape tape;
+  const TensorList g = tape.gradients(sum(linear(x, w)), {w});
+  CHECK(test::mismatch(w.grad(), Tensor::full({5, 4}, 7, DType::f64), 0) == "");
+  NoGradGuard off;
+  CHECK(test::mismatch(g[0].select(0, 0), sum(x, {0}), 1e-13) == "");
+}
+
+TEST_CASE("accumulate: main_grad and recomputed regions add up as before") {
+  const Tensor x = test::random({3, 4}, 2);
+  Tensor w = test::random({4, 4}, 1).set_requires_grad();
+  const auto net = [&](const Tensor& in) { return linear(square(linear(in, w)), w); };
+  const auto pass = [&](bool again) {
+    Tape tape;
+    const Tensor start = x.detach().set_requires_grad();
+    sum(again ? recompute(net, start) : net(start)).backward();
+  };
+  pass(false);
+  const Tensor once = w.grad().clone();
+  pass(true);
+  {
+    NoGradGuard off;
+    CHECK(test::mismatch(w.grad(), once * 2.0, 1e-13) == "");
+  }
+  const Tensor kept = w.grad().clone();
+  w.set_main_grad(Tensor::zeros({4, 4}, DType::f64));
+  pass(false);
+  CHECK(test::mismatch(w.main_grad(), once, 1e-13) == "");
+  CHECK(test::different_bits(w.grad(), kept) == "");
+}
+
+TEST_CASE("accumulate: under an outer tape the sum keeps its history") {
+  const auto penalty = [](const TensorList& in) {
+    Tape inner;
+    const Tensor y = sum(square(linear(linear(in[0], in[1]), in[1])));
+    const TensorList g = inner.gradients(y, {in[1]});
+    return sum(square(g[0]));
+  };
+  CHECK(gradcheck(penalty, {test::random({2, 3}, 1), test::random({3, 3}, 2)}) == "");
+}
