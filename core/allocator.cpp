@@ -102,6 +102,8 @@ Storage* take_cpu_block(int size_class) {
   if (s) {
     c.hits.fetch_add(1, std::memory_order_relaxed);
     c.cached.fetch_sub(s->capacity, std::memory_order_relaxed);
+    // What is counted follows from the request, as on meta; the block may be a larger one.
+    if (s->size_class != size_class) s->capacity = class_bytes(size_class);
     return s;
   }
   c.misses.fetch_add(1, std::memory_order_relaxed);
@@ -141,6 +143,7 @@ void disarm_guards(Storage* s) {
 
 void free_cpu_block(Storage* s) {
   if (s->guarded) disarm_guards(s);
+  if (s->size_class >= kFrontClasses) s->capacity = class_bytes(s->size_class);
   counters_of(kCpu).cached.fetch_add(s->capacity, std::memory_order_relaxed);
   if (s->size_class < kFrontClasses && front.alive && front.bytes + s->capacity <= kFrontBytes) {
     s->class_next = front.heads[s->size_class];

@@ -21,6 +21,7 @@ namespace detail {
 namespace {
 
 constexpr std::int64_t kHugePage = 2 << 20;
+constexpr int kLargerClasses = 8;  // one doubling
 
 // Blocks of 2 MiB and more start on a huge page and may be backed by them.
 void* map_memory(std::int64_t bytes) {
@@ -66,9 +67,16 @@ SharedCache::SharedCache() : limit_(half_of_memory()) {}
 
 Storage* SharedCache::take(int size_class) {
   const std::lock_guard lock(mutex_);
-  Storage* s = heads_[size_class];
-  if (s) unlink(s);
-  return s;
+  // Gradients need other sizes than the activations that have just been freed. A mapping of its own
+  // is used by a smaller request rather than that the process grows by another one; never more
+  // than twice what was asked for, and small blocks stay among their like.
+  const int last = class_bytes(size_class) < kHugePage ? size_class : size_class + kLargerClasses;
+  for (int c = size_class; c <= last && c < kClasses; ++c)
+    if (Storage* s = heads_[c]) {
+      unlink(s);
+      return s;
+    }
+  return nullptr;
 }
 
 void SharedCache::put(Storage* s) {

@@ -23,7 +23,7 @@ class SharedCache {
  public:
   static SharedCache& get();
 
-  /// A free block of the class, or null.
+  /// A free block of the class, or of a larger one where blocks are mappings of their own; or null.
   Storage* take(int size_class);
   void put(Storage* s);
   /// A fresh block from a slab or a mapping of its own; null when the system refuses.

@@ -16,8 +16,8 @@ struct Storage {
   std::uint32_t version = 0;
   void* data = nullptr;       ///< null on the meta device, when empty, and after release
   std::int64_t bytes = 0;     ///< asked for
-  std::int64_t capacity = 0;  ///< size-class bytes
-  std::int16_t size_class = -1;
+  std::int64_t capacity = 0;  ///< size-class bytes of what was asked for; of the block when cached
+  std::int16_t size_class = -1;  ///< of the block
   Device device;
   Category category = Category::other;
   bool released = false;             ///< emptied by release_storage(): reading throws

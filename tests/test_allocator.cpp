@@ -90,6 +90,39 @@ TEST_CASE("a freed block is the next one of its class") {
   }
 }
 
+TEST_CASE("a large block also serves a smaller request, at least half of it; counts follow that") {
+  release_cached_memory();
+  const MemoryStats start = memory_stats();
+  const auto live = [&] { return memory_stats().live_bytes - start.live_bytes; };
+  const auto cached = [&] { return memory_stats().cached_bytes; };
+  const void* const p = block(12 * kMiB).raw();
+  CHECK(cached() == 12 * kMiB);
+  for (int pass = 0; pass < 2; ++pass) {
+    const Tensor half = block(6 * kMiB + 1);
+    CHECK(half.raw() == p);
+    CHECK(live() == size_class_bytes(6 * kMiB + 1));
+    CHECK(cached() == pass * 6 * kMiB);
+    touch(half);
+    const Tensor another = block(6 * kMiB);  // nothing is left: a mapping of its own
+    CHECK(another.raw() != p);
+  }
+  CHECK(cached() == 18 * kMiB);
+  {
+    const Tensor exact = block(6 * kMiB);  // its own class comes first
+    CHECK(exact.raw() != p);
+    const Tensor small = block(5 * kMiB);  // less than half of what is free
+    CHECK(small.raw() != p);
+    const Tensor whole = block(12 * kMiB);
+    CHECK(whole.raw() == p);
+    CHECK(live() == 23 * kMiB);
+  }
+  CHECK(cached() == 23 * kMiB);
+  const void* slab_block = block(kMiB).raw();  // small blocks stay among their like
+  CHECK(block(kMiB - kMiB / 8).raw() != slab_block);
+  release_cached_memory();
+  CHECK(memory_stats().live_bytes == start.live_bytes);
+}
+
 TEST_CASE("blocks in use never overlap") {
   std::vector<Tensor> live;
   std::uint64_t x = 1;
