@@ -110,13 +110,13 @@ TEST_CASE("a large block also serves a smaller request, at least half of it; cou
   {
     const Tensor exact = block(6 * kMiB);  // its own class comes first
     CHECK(exact.raw() != p);
-    const Tensor small = block(5 * kMiB);  // less than half of what is free
+    const Tensor small = block(11 * kMiB / 2);  // less than half of what is free
     CHECK(small.raw() != p);
     const Tensor whole = block(12 * kMiB);
     CHECK(whole.raw() == p);
-    CHECK(live() == 23 * kMiB);
+    CHECK(live() == 47 * kMiB / 2);
   }
-  CHECK(cached() == 23 * kMiB);
+  CHECK(cached() == 47 * kMiB / 2);
   const void* slab_block = block(kMiB).raw();  // small blocks stay among their like
   CHECK(block(kMiB - kMiB / 8).raw() != slab_block);
   release_cached_memory();
