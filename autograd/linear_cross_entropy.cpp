@@ -136,9 +136,9 @@ struct Gradients {
   Tensor dw_as(DType dtype) const { return dw && dw.dtype() != dtype ? dw.to(dtype) : dw; }
 };
 
-/// t * factor, in place: t belongs to this op, and only one of the tapes that hold it may run.
+/// t * factor, in place unless an outer tape holds t too, for a backward of its own.
 Tensor scaled(Tensor t, const Tensor& factor) {
-  t.bump_version();
+  if (t.impl()->refs.load() > 1) t = t.clone();
   dispatch<cpu::scale_by, cuda::scale_by>(t, factor);
   return t;
 }

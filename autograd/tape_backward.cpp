@@ -170,7 +170,8 @@ void Tape::run(const char* caller, const TensorList& ys, const TensorList& dys) 
       running_op = op;
       tape->mode_ = Mode::spent;
     }
-  } restore{this, std::exchange(current_, outer_), running_op};
+    // Under a NoGradGuard the outer tape hears nothing of this pass either.
+  } restore{this, std::exchange(current_, current_ ? outer_ : nullptr), running_op};
   for (int i = 0; i < ys.size(); ++i) {
     const Tensor& y = ys[i];
     accumulate(slot(y.impl()->tape_id), caller,

@@ -277,6 +277,22 @@ TEST_CASE("tape: a tensor of a finished tape is a constant for the next") {
   CHECK(test::mismatch(x.grad(), y.detach(), 1e-12) == "");
 }
 
+TEST_CASE("tape: under a NoGradGuard the outer tape does not hear the inner one's backward") {
+  const Tensor x = leaf({3});
+  Tape outer;
+  Tape inner;
+  const Tensor y = sum(x * x);
+  const int before = outer.size();
+  {
+    NoGradGuard off;
+    const Tensor g = inner.gradients(y, {x})[0];
+    CHECK_FALSE(g.requires_grad());
+    CHECK(test::mismatch(g, x * 2.0, 1e-15) == "");
+  }
+  CHECK(outer.size() == before);
+  CHECK(test::mismatch(outer.gradients(y, {x})[0], x * 2.0, 1e-15) == "");
+}
+
 TEST_CASE("tape: NoGradGuard stops recording for its scope") {
   const Tensor x = leaf({3});
   Tape tape;
