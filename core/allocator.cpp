@@ -14,6 +14,7 @@ namespace {
 
 using detail::class_bytes;
 using detail::class_of;
+using detail::Counter;
 using detail::counters_of;
 using detail::kClasses;
 using detail::MemoryCounters;
@@ -30,10 +31,11 @@ std::atomic<bool> debug_mode{false};
 std::atomic<std::int64_t> broken_guards{0};
 constinit thread_local Category current_category = Category::other;
 
-void count_alloc(const Storage* s) {
-  MemoryCounters& c = counters_of(s->device);
-  c.by_category[static_cast<int>(s->category)].fetch_add(s->capacity, std::memory_order_relaxed);
-  const std::int64_t live = c.live.fetch_add(s->capacity, std::memory_order_relaxed) + s->capacity;
+void count_alloc(const Storage* s, MemoryCounters& c) {
+  const bool alone = Counter::counts_alone();
+  c.by_category[static_cast<int>(s->category)].add(s->capacity, alone);
+  c.live.add(s->capacity, alone);
+  const std::int64_t live = c.live.get();
   std::int64_t peak = c.peak.load(std::memory_order_relaxed);
   while (live > peak && !c.peak.compare_exchange_weak(peak, live, std::memory_order_relaxed)) {
   }
@@ -41,8 +43,15 @@ void count_alloc(const Storage* s) {
 
 void count_free(const Storage* s) {
   MemoryCounters& c = counters_of(s->device);
-  c.by_category[static_cast<int>(s->category)].fetch_sub(s->capacity, std::memory_order_relaxed);
-  c.live.fetch_sub(s->capacity, std::memory_order_relaxed);
+  const bool alone = Counter::counts_alone();
+  c.by_category[static_cast<int>(s->category)].add(-s->capacity, alone);
+  c.live.add(-s->capacity, alone);
+}
+
+// Counts a block that is not live as one of this many bytes.
+void count_as(Storage* s, std::int64_t bytes) {
+  if (s->capacity != bytes) counters_of(kCpu).made.add(bytes - s->capacity);
+  s->capacity = bytes;
 }
 
 // What this thread freed last: taken again without a lock. When the thread ends, the blocks move to
@@ -90,23 +99,26 @@ void drop_bare_header(Storage* s) {
   ++front.header_count;
 }
 
-Storage* take_cpu_block(int size_class) {
-  MemoryCounters& c = counters_of(kCpu);
-  Storage* s = nullptr;
-  if (size_class < kFrontClasses && (s = front.heads[size_class])) {
+Storage* take_front_block(int size_class) {
+  Storage* s = front.heads[size_class];
+  if (s) {
     front.heads[size_class] = s->class_next;
     front.bytes -= s->capacity;
-  } else {
-    s = SharedCache::get().take(size_class);
   }
+  return s;
+}
+
+Storage* take_cpu_block(int size_class) {
+  MemoryCounters& c = counters_of(kCpu);
+  Storage* s = size_class < kFrontClasses ? take_front_block(size_class) : nullptr;
+  if (!s) s = SharedCache::get().take(size_class);
   if (s) {
-    c.hits.fetch_add(1, std::memory_order_relaxed);
-    c.cached.fetch_sub(s->capacity, std::memory_order_relaxed);
+    c.hits.add(1);
     // What is counted follows from the request, as on meta; the block may be a larger one.
-    if (s->size_class != size_class) s->capacity = class_bytes(size_class);
+    if (s->size_class != size_class) count_as(s, class_bytes(size_class));
     return s;
   }
-  c.misses.fetch_add(1, std::memory_order_relaxed);
+  c.misses.add(1);
   s = SharedCache::get().make(size_class);
   if (!s) {
     release_cached_memory();
@@ -143,8 +155,7 @@ void disarm_guards(Storage* s) {
 
 void free_cpu_block(Storage* s) {
   if (s->guarded) disarm_guards(s);
-  if (s->size_class >= kFrontClasses) s->capacity = class_bytes(s->size_class);
-  counters_of(kCpu).cached.fetch_add(s->capacity, std::memory_order_relaxed);
+  if (s->size_class >= kFrontClasses) count_as(s, class_bytes(s->size_class));
   if (s->size_class < kFrontClasses && front.alive && front.bytes + s->capacity <= kFrontBytes) {
     s->class_next = front.heads[s->size_class];
     front.heads[s->size_class] = s;
@@ -170,7 +181,21 @@ Storage* shared_empty_storage(Device device) {
 
 }  // namespace
 
-Storage* allocate_storage(std::int64_t bytes, Device device, bool fill_nan) {
+namespace {
+
+Storage* start(Storage* s, std::int64_t bytes, Device device) {
+  s->refs.store(1, std::memory_order_relaxed);
+  s->version = 0;
+  s->bytes = bytes;
+  s->device = device;
+  s->category = current_category;
+  s->released = false;
+  s->deleter = nullptr;
+  return s;
+}
+
+// What the fast path of allocate_storage() does not cover.
+[[gnu::noinline]] Storage* allocate_slowly(std::int64_t bytes, Device device, bool fill_nan) {
   check(!device.is_cuda(), "allocate: this build has no CUDA support, got device {}", device);
   if (bytes == 0) {
     Storage* s = shared_empty_storage(device);
@@ -190,18 +215,29 @@ Storage* allocate_storage(std::int64_t bytes, Device device, bool fill_nan) {
       detail::raise(Fault::system,
                     "allocate: the system has no memory for {} bytes ({} live, all cached blocks "
                     "were given back); use a smaller batch, or recompute",
-                    {bytes, counters_of(kCpu).live.load()});
+                    {bytes, counters_of(kCpu).live.get()});
   }
-  s->refs.store(1, std::memory_order_relaxed);
-  s->version = 0;
-  s->bytes = bytes;
-  s->device = device;
-  s->category = current_category;
-  s->released = false;
-  s->deleter = nullptr;
+  start(s, bytes, device);
   if (guarded) arm_guards(s, fill_nan);
-  count_alloc(s);
+  count_alloc(s, counters_of(device));
   return s;
+}
+
+}  // namespace
+
+Storage* allocate_storage(std::int64_t bytes, Device device, bool fill_nan) {
+  // A small block that this thread freed before: no lock, no check that could fail, few registers.
+  if (bytes > 0 && bytes <= kFrontBlock && device == kCpu &&
+      !debug_mode.load(std::memory_order_relaxed)) [[likely]] {
+    if (Storage* s = take_front_block(class_of(bytes))) [[likely]] {
+      MemoryCounters& c = counters_of(kCpu);
+      c.hits.add(1);
+      start(s, bytes, kCpu);
+      count_alloc(s, c);
+      return s;
+    }
+  }
+  return allocate_slowly(bytes, device, fill_nan);
 }
 
 Storage* wrap_storage(void* data, std::int64_t bytes, void (*deleter)(void*), void* context) {
@@ -277,20 +313,20 @@ CategoryScope::~CategoryScope() { current_category = previous_; }
 MemoryStats memory_stats(Device device) {
   const MemoryCounters& c = counters_of(device);
   MemoryStats s;
-  s.hits = c.hits;
-  s.misses = c.misses;
-  s.evictions = c.evictions;
-  s.system_allocs = c.system_allocs;
-  s.live_bytes = c.live;
+  s.hits = c.hits.get();
+  s.misses = c.misses.get();
+  s.evictions = c.evictions.get();
+  s.system_allocs = c.system_allocs.get();
+  s.live_bytes = c.live.get();
   s.peak_bytes = c.peak;
-  s.cached_bytes = c.cached;
-  for (int i = 0; i < kCategories; ++i) s.live_by_category[i] = c.by_category[i];
+  s.cached_bytes = device.is_cpu() ? c.made.get() - s.live_bytes : 0;
+  for (int i = 0; i < kCategories; ++i) s.live_by_category[i] = c.by_category[i].get();
   return s;
 }
 
 void reset_peak(Device device) {
   MemoryCounters& c = counters_of(device);
-  c.peak = c.live.load();
+  c.peak = c.live.get();
 }
 
 void set_max_cached_bytes(std::int64_t bytes) {

@@ -10,23 +10,31 @@ namespace weft {
 namespace {
 
 // One operand as the kernel can read it: row-contiguous rows, possibly of the transpose.
-struct Operand {
-  Tensor tensor;
+class Operand {
+ public:
+  explicit Operand(const Tensor& t) : given_(t) {
+    const std::int64_t rows = t.dim(-2), cols = t.dim(-1);
+    const std::int64_t row = t.strides()[t.ndim() - 2], col = t.strides()[t.ndim() - 1];
+    if ((col == 1 || cols <= 1) && (row >= cols || rows <= 1)) {
+      ld = rows <= 1 ? std::max<std::int64_t>(cols, 1) : row;
+    } else if ((row == 1 || rows <= 1) && (col >= rows || cols <= 1)) {
+      trans = true;
+      ld = cols <= 1 ? std::max<std::int64_t>(rows, 1) : col;
+    } else {
+      copied_ = empty_like(t);
+      dispatch<cpu::copy, cuda::copy>(t, copied_);
+      ld = std::max<std::int64_t>(cols, 1);
+    }
+  }
+  const Tensor& tensor() const { return copied_ ? copied_ : given_; }
+
   bool trans = false;
   std::int64_t ld = 0;
-};
 
-Operand readable(const Tensor& t) {
-  const std::int64_t rows = t.dim(-2), cols = t.dim(-1);
-  const std::int64_t row = t.strides()[t.ndim() - 2], col = t.strides()[t.ndim() - 1];
-  if ((col == 1 || cols <= 1) && (row >= cols || rows <= 1))
-    return {t, false, rows <= 1 ? std::max<std::int64_t>(cols, 1) : row};
-  if ((row == 1 || rows <= 1) && (col >= rows || cols <= 1))
-    return {t, true, cols <= 1 ? std::max<std::int64_t>(rows, 1) : col};
-  const Tensor copied = empty_like(t);
-  dispatch<cpu::copy, cuda::copy>(t, copied);
-  return {copied, false, std::max<std::int64_t>(cols, 1)};
-}
+ private:
+  const Tensor& given_;
+  Tensor copied_;
+};
 
 // Leading axes, merged where all three tensors step through two of them as if they were one.
 void merge_batch(const Tensor& a, const Tensor& b, const Tensor& out, GemmShape& g) {
@@ -81,7 +89,7 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& out, bool accumulate) 
     if (!accumulate) dispatch<cpu::fill, cuda::fill>(out, 0.0);
     return;
   }
-  const Operand left = readable(a), right = readable(b);
+  const Operand left(a), right(b);
   GemmShape g;
   g.m = a.dim(-2);
   g.n = b.dim(-1);
@@ -92,10 +100,12 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& out, bool accumulate) 
   g.ldb = right.ld;
   g.ldc = g.m <= 1 ? g.n : out.strides()[out.ndim() - 2];
   g.accumulate = accumulate;
-  merge_batch(left.tensor, right.tensor, out, g);
+  merge_batch(left.tensor(), right.tensor(), out, g);
   fold_batch_into_rows(g);
-  const Tensor scratch = Tensor::empty({gemm_scratch(g, a.dtype())}, DType::f32, a.device());
-  dispatch<cpu::gemm, cuda::gemm>(left.tensor, right.tensor, g, scratch, out);
+  Tensor scratch;
+  if (const std::int64_t n = gemm_scratch(g, a.dtype()))
+    scratch = Tensor::empty({n}, DType::f32, a.device());
+  dispatch<cpu::gemm, cuda::gemm>(left.tensor(), right.tensor(), g, scratch, out);
 }
 
 Tensor transposed(const Tensor& t) {

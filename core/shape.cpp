@@ -19,16 +19,6 @@ std::string to_string(const Shape& s) {
   return out + "]";
 }
 
-Shape contiguous_strides(const Shape& shape) {
-  Shape strides = shape;
-  std::int64_t step = 1;
-  for (int i = shape.size() - 1; i >= 0; --i) {
-    strides[i] = step;
-    step *= shape[i];
-  }
-  return strides;
-}
-
 Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b) {
   const int n = std::max(a.size(), b.size());
   Shape out = Shape::filled(n, 1);

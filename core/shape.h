@@ -15,6 +15,11 @@ inline constexpr int kMaxDims = 8;
 class Shape {
  public:
   Shape() = default;
+  Shape(const Shape& o) { copy(o); }
+  Shape& operator=(const Shape& o) {
+    copy(o);
+    return *this;
+  }
   Shape(std::initializer_list<std::int64_t> dims) : Shape(dims.begin(), dims.end()) {}
   template <class It>
   Shape(It first, It last) {
@@ -68,6 +73,18 @@ class Shape {
   }
 
  private:
+  // One axis at a time: a wide load of lengths that were just stored one by one would have to wait
+  // until they reach the cache. Two ways out of the loop keep the compiler from making it a
+  // memmove.
+  void copy(const Shape& o) {
+    const int n = o.size_;
+    for (int i = 0; i < kMaxDims; ++i) {
+      if (i == n) break;
+      dims_[i] = o.dims_[i];
+    }
+    size_ = o.size_;
+  }
+
   std::array<std::int64_t, kMaxDims> dims_;
   std::int8_t size_ = 0;
 };
@@ -76,7 +93,15 @@ class Shape {
 std::string to_string(const Shape& s);
 
 /// Strides (in elements) of a row-contiguous tensor of this shape.
-Shape contiguous_strides(const Shape& shape);
+inline Shape contiguous_strides(const Shape& shape) {
+  Shape strides = shape;
+  std::int64_t step = 1;
+  for (int i = shape.size() - 1; i >= 0; --i) {
+    strides[i] = step;
+    step *= shape[i];
+  }
+  return strides;
+}
 
 /// The shape two operands broadcast to (NumPy's rule, aligned at the last axis).
 /// Throws Error naming both shapes, prefixed by `op`.

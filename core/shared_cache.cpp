@@ -30,7 +30,7 @@ void* map_memory(std::int64_t bytes) {
   void* p = mmap(nullptr, static_cast<std::size_t>(room), PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) return nullptr;
-  counters_of(kCpu).system_allocs.fetch_add(1, std::memory_order_relaxed);
+  counters_of(kCpu).system_allocs.add(1);
   if (!huge) return p;
   char* const base = static_cast<char*>(p);
   char* const aligned = reinterpret_cast<char*>(
@@ -52,10 +52,7 @@ std::int64_t half_of_memory() {
 
 }  // namespace
 
-MemoryCounters& counters_of(Device d) {
-  static constinit MemoryCounters counters[Device::kKinds];
-  return counters[static_cast<int>(d.kind)];
-}
+constinit MemoryCounters memory_counters[Device::kKinds];
 
 // Never destroyed: tensors with static storage duration may outlive any static cache.
 SharedCache& SharedCache::get() {
@@ -98,6 +95,7 @@ Storage* SharedCache::make(int size_class) {
     ++slab->out;
   }
   if (!data) return nullptr;
+  counters_of(kCpu).made.add(bytes);
   Storage* s = new_header();
   s->data = data;
   s->capacity = bytes;
@@ -159,8 +157,8 @@ void SharedCache::unlink(Storage* s) {
 
 void SharedCache::evict(Storage* s) {
   unlink(s);
-  counters_of(kCpu).evictions.fetch_add(1, std::memory_order_relaxed);
-  counters_of(kCpu).cached.fetch_sub(s->capacity, std::memory_order_relaxed);
+  counters_of(kCpu).evictions.add(1);
+  counters_of(kCpu).made.add(-s->capacity);
   if (Slab* slab = s->slab) {
     slab->returned.push_back(static_cast<char*>(s->data));
     if (--slab->out == 0) {

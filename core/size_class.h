@@ -13,7 +13,7 @@ constexpr int class_of(std::int64_t bytes) {
   if (bytes <= 1024) return static_cast<int>((bytes + 63) / 64) - 1;
   const int k = std::bit_width(static_cast<std::uint64_t>(bytes - 1)) - 1;
   const std::int64_t step = std::int64_t{1} << (k - 3);
-  const auto part = static_cast<int>((bytes - (std::int64_t{1} << k) + step - 1) / step);
+  const auto part = static_cast<int>((bytes - (std::int64_t{1} << k) + step - 1) >> (k - 3));
   return kLinearClasses + (k - 10) * 8 + part - 1;
 }
 

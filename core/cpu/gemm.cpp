@@ -64,6 +64,7 @@ void run(std::int64_t batch, const At& at) {
       return;
     }
   }
+  if (batch == 1 && first.small()) return first.in_tree(0, m);
   const std::int64_t blocks = ceil_div(m, kRowBlock);
   parallel_for(batch * blocks, first.work() / blocks + 1,
                [&](std::int64_t begin, std::int64_t end) {

@@ -1,6 +1,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 namespace weft::cpu {
 
@@ -19,23 +20,10 @@ class SmallGemm {
   void rows(std::int64_t begin, std::int64_t end) const {
     for (std::int64_t k0 = 0; k0 < k; k0 += kDepth) {
       const std::int64_t depth = std::min(kDepth, k - k0);
-      for (std::int64_t j = 0; j < n; j += kCols) {
-        const int width = static_cast<int>(std::min<std::int64_t>(kCols, n - j));
-        const T* panel = b + k0 * b_row + j * b_col;
-        std::int64_t panel_row = b_row;
-        T packed[kDepth * kCols];
-        if (b_col != 1 || width < kCols) {  // a strip of b with unit steps and kCols columns
-          for (std::int64_t p = 0; p < depth; ++p)
-            for (int x = 0; x < kCols; ++x)
-              packed[p * kCols + x] = x < width ? panel[p * b_row + x * b_col] : T(0);
-          panel = packed;
-          panel_row = kCols;
-        }
-        const bool fresh = k0 == 0 && !accumulate;
-        std::int64_t i = begin;
-        for (; i + 4 <= end; i += 4) tile<4>(i, j, k0, depth, panel, panel_row, width, fresh);
-        for (; i < end; ++i) tile<1>(i, j, k0, depth, panel, panel_row, width, fresh);
-      }
+      std::int64_t j = 0;
+      for (; j + kCols / 2 < n; j += kCols) strip<kCols>(begin, end, j, k0, depth);
+      for (; j + kCols / 4 < n; j += kCols / 2) strip<kCols / 2>(begin, end, j, k0, depth);
+      for (; j < n; j += kCols / 4) strip<kCols / 4>(begin, end, j, k0, depth);
     }
   }
 
@@ -43,23 +31,49 @@ class SmallGemm {
   static constexpr int kCols = 64 / sizeof(T);
   static constexpr std::int64_t kDepth = 256;
 
-  template <int R>
+  /// Columns [j, j + Cols) of c.
+  template <int Cols>
+  void strip(std::int64_t begin, std::int64_t end, std::int64_t j, std::int64_t k0,
+             std::int64_t depth) const {
+    const int width = static_cast<int>(std::min<std::int64_t>(Cols, n - j));
+    const T* panel = b + k0 * b_row + j * b_col;
+    std::int64_t panel_row = b_row;
+    T packed[kDepth * Cols];
+    if (b_col != 1 || width < Cols) {  // with unit steps and Cols columns
+      for (std::int64_t p = 0; p < depth; ++p)
+        for (int x = 0; x < Cols; ++x)
+          packed[p * Cols + x] = x < width ? panel[p * b_row + x * b_col] : T(0);
+      panel = packed;
+      panel_row = Cols;
+    }
+    const bool fresh = k0 == 0 && !accumulate;
+    std::int64_t i = begin;
+    for (; i + 4 <= end; i += 4) tile<4, Cols>(i, j, k0, depth, panel, panel_row, width, fresh);
+    for (; i < end; ++i) tile<1, Cols>(i, j, k0, depth, panel, panel_row, width, fresh);
+  }
+
+  template <int R, int Cols>
   void tile(std::int64_t i, std::int64_t j, std::int64_t k0, std::int64_t depth, const T* panel,
             std::int64_t panel_row, int width, bool fresh) const {
-    T sum[R][kCols] = {};
+    // The compiler keeps a vector type in registers, an array of sums not always.
+    typedef T Row __attribute__((vector_size(Cols * sizeof(T))));
+    Row sum[R] = {};
+    T* const out = c + i * ldc + j;
     if (!fresh)
       for (int r = 0; r < R; ++r)
-        for (int x = 0; x < width; ++x) sum[r][x] = c[(i + r) * ldc + j + x];
+        for (int x = 0; x < width; ++x) sum[r][x] = out[r * ldc + x];
     const T* left = a + i * a_row + k0 * a_col;
     for (std::int64_t p = 0; p < depth; ++p) {
-      const T* right = panel + p * panel_row;
-      for (int r = 0; r < R; ++r) {
-        const T factor = left[r * a_row + p * a_col];
-        for (int x = 0; x < kCols; ++x) sum[r][x] += factor * right[x];
-      }
+      Row right;
+      std::memcpy(&right, panel + p * panel_row, sizeof right);
+      for (int r = 0; r < R; ++r) sum[r] += left[r * a_row + p * a_col] * right;
     }
-    for (int r = 0; r < R; ++r)
-      for (int x = 0; x < width; ++x) c[(i + r) * ldc + j + x] = sum[r][x];
+    if (width == Cols) {
+      for (int r = 0; r < R; ++r) std::memcpy(out + r * ldc, &sum[r], sizeof(Row));
+    } else {
+      for (int r = 0; r < R; ++r)
+        for (int x = 0; x < width; ++x) out[r * ldc + x] = sum[r][x];
+    }
   }
 };
 
