@@ -80,7 +80,7 @@ def one_model(name, found, goals, settings_rows):
     goals.at_most(f"{name}: step / floor", weft / floor, FLOOR_GOAL, "{:.3f}")
     peers = {s: ms for s, ms in steps.items() if s != "weft"}
     if not peers:
-        return row + ["-"] * 3
+        return row + ["-"] * 4
     best = min(peers, key=peers.get)
     for s in sorted(peers, key=peers.get):
         imported = found["runs"][s][0]["imported_rss_mib"]
@@ -95,15 +95,19 @@ def one_model(name, found, goals, settings_rows):
         rate, times = LLMC[name]
         what = f"{name}: speed / llm.c's {rate} tokens/s"
         goals.at_least(what, 1e3 * tokens / weft / rate, times)
-    return row + [f"{peers[best] / weft:.2f}", f"{peak['weft']:.0f}", f"{memory:.2f}"]
+    untuned = [ms for s, ms in peers.items() if "tuned" not in s]
+    as_it_comes = f"{min(untuned) / weft:.2f}" if untuned else "-"
+    times = f"{peers[best] / weft:.2f}"
+    return row + [times, as_it_comes, f"{peak['weft']:.0f}", f"{memory:.2f}"]
 
 
 def model_tables(found, goals):
     rows, settings_rows = [], []
-    for name, model in found["models"].items():
+    for name in (n for n in SPEED_GOALS if n in found["models"]):
+        model = found["models"][name]
         rows.append(one_model(name, model, goals, settings_rows))
     heads = ["Model", "step, ms", "tokens/s", "floor, ms", "step / floor"]
-    heads += ["speed / PyTorch", "peak RSS, MiB", "of PyTorch's"]
+    heads += ["speed / PyTorch", "/ untuned PyTorch", "peak RSS, MiB", "of PyTorch's"]
     lines = ["## Training steps, 2 threads, f32", "", *table(heads, rows)]
     heads = ["Model", "PyTorch", "step, ms", "tokens/s", "peak RSS, MiB", "after import, MiB"]
     lines += ["Every setting of PyTorch:", "", *table(heads, settings_rows)]
@@ -153,8 +157,8 @@ def text(found):
     head = [
         f"# Weft and its peers: {m['cpu']}, {m['cores']} cores, {m['date']}, commit {m['commit']}",
         "",
-        f"PyTorch {found['torch']}, {found['rounds']} rounds in turns; medians over all timed steps. "
-        "How: `bench/peers/run.py`; the floor: `bench/floor.h`. Peak RSS is VmHWM of the process; "
+        f"PyTorch {found['torch']}; runs in turns, medians over all timed steps. How, and what tuned "
+        "means: `bench/peers/run.py`; the floor: `bench/floor.h`. Peak RSS is VmHWM of the process; "
         "PyTorch's holds its libraries, whose part is the column after import.",
         "",
     ]
@@ -162,7 +166,7 @@ def text(found):
     if found["models"]:
         body += model_tables(found, goals)
     if "scaling" in found:
-        one, two = found["scaling"][1], found["scaling"][2]
+        one, two = found["scaling"]["1"], found["scaling"]["2"]
         goals.at_least("small: 2 threads / 1 thread", one / two, SCALING_GOAL)
         body += [f"`small` takes {one:.0f} ms on 1 thread and {two:.0f} ms on 2.", ""]
     if "overhead" in found:

@@ -126,7 +126,7 @@ def measure_scaling(runner, rounds):
         for threads, seen in steps.items():
             seen += runner.weft("small", threads, 3 if runner.quick else 4, 2)["step_ms"]
     note("scaling: done")
-    return {threads: statistics.median(seen) for threads, seen in steps.items()}
+    return {str(threads): statistics.median(seen) for threads, seen in steps.items()}
 
 
 def measure_overhead(runner, rounds):
@@ -180,7 +180,8 @@ def main():
     parser.add_argument("--wrap", default="", help="put before every command, such as 'nice -n -5'")
     parser.add_argument("--data", type=pathlib.Path, help="text of the loss part; default: sources")
     parser.add_argument("--out", help="default: bench/results/<date>-<cpu>-peers.md")
-    parser.add_argument("--raw", help="where all that was measured goes as JSON")
+    parser.add_argument("--raw", type=pathlib.Path, help="all that was measured, as JSON; parts "
+                        "that the file holds already and --only leaves out join the tables")
     options = parser.parse_args()
     parts = options.only.split(",") if options.only else QUICK if options.quick else PARTS
     if unknown := [p for p in parts if p not in PARTS]:
@@ -196,7 +197,10 @@ def main():
             sys.exit(f"{options.python} has no PyTorch: pip install torch numpy, or name another "
                      "interpreter with --python")
         settings = torch_settings(runner, machine["cpu"])
-        found = {"machine": machine, "torch": version.strip(), "rounds": rounds, "models": {}}
+        found = {"models": {}}
+        if options.raw and options.raw.exists():
+            found = json.loads(options.raw.read_text())
+        found |= {"machine": machine, "torch": version.strip(), "rounds": rounds}
         for part in parts:
             if part in MODELS:
                 found["models"][part] = measure_model(runner, part, rounds, settings)
@@ -207,7 +211,7 @@ def main():
             else:
                 found["loss"] = measure_loss(runner, options.data, settings)
     if options.raw:
-        pathlib.Path(options.raw).write_text(json.dumps(found, indent=1))
+        options.raw.write_text(json.dumps(found, indent=1))
     text = report.text(found)
     print(text)
     path = pathlib.Path(options.out or ROOT / "bench" / "results" / report.file_name(machine))
