@@ -201,6 +201,25 @@ TEST_CASE("in a recomputed region") {
   }
 }
 
+TEST_CASE("the gradient is made once: not without a tape, nor in a region's first pass") {
+  Tensor w = test::random({3000, 8}, 1), x = test::random({2, 8}, 2);
+  w.set_requires_grad();
+  const auto peak = [&](bool again) {
+    const auto loss = [&](const Tensor& in) {
+      return linear_cross_entropy(in, w, ids({0, 1}, {2}));
+    };
+    const std::int64_t before = memory_stats().live_bytes;
+    reset_peak();
+    again ? recompute(loss, x) : loss(x);
+    return memory_stats().peak_bytes - before;
+  };
+  const std::int64_t gradient = 8 * w.numel();
+  CHECK(peak(false) < gradient);
+  const Tape tape;
+  CHECK(peak(true) < gradient);
+  CHECK(peak(false) > gradient);
+}
+
 TEST_CASE("-inf and NaN among the logits, all rows ignored") {
   // Row 0 has only -inf for logits: loss +inf, gradient 0, and the other row keeps its own.
   const Tensor w = Tensor::of({1, 2}, {2, 1});
