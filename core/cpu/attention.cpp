@@ -15,63 +15,60 @@ struct Forward {
   T* y;
   T* lse;
   std::int64_t ldq, ldk, ldv, ldy;
-  Rows<T> rows;
+  Steps<T> steps;
 
-  // One block of queries of one head: keys pass by in blocks, and the rows' largest score and sum
-  // of exponentials are kept up to date (online softmax).
+  // One block of queries of one head: keys pass by in blocks, and each query's largest score and
+  // sum of exponentials are kept up to date (online softmax).
   void block(const Sequence& seq, std::int64_t head, std::int64_t first) const {
     constexpr T kInf = std::numeric_limits<T>::infinity();
     const std::int64_t n = std::min(kQueryBlock, seq.t - first), d = a.head_dim;
     const std::int64_t kv = head / (a.heads / a.kv_heads);
-    const KeyRange keys = seq.visible(a, first, n);
-    const T* qb = q + (seq.q0 + first) * ldq + head * d;
-    T* yb = y + (seq.q0 + first) * ldy + head * d;
-    T* lse_row =
-        lse + (seq.batch * a.heads + head) * a.queries + seq.q0 - seq.batch * a.queries + first;
-    T largest[kQueryBlock], sum[kQueryBlock], p[kQueryBlock * kKeyBlock], factors[kKeyBlock];
-    std::fill_n(largest, n, -kInf);
-    std::fill_n(sum, n, T(0));
-    if (keys.begin == keys.end)
-      for (std::int64_t i = 0; i < n; ++i) std::fill_n(yb + i * ldy, d, T(0));
+    const KeyRange range = seq.visible(a, first, n);
+    T* const yb = y + (seq.q0 + first) * ldy + head * d;
+    T high[kQueryBlock], sum[kQueryBlock], p[kKeyBlock * kQueryBlock];
+    bool started[kGroups] = {};
+    std::fill_n(high, kQueryBlock, -kInf);
+    std::fill_n(sum, kQueryBlock, T(0));
+    LaneScores<T> queries(q + (seq.q0 + first) * ldq + head * d, ldq, n, d,
+                          static_cast<T>(a.scale));
 
-    for (std::int64_t s = keys.begin; s < keys.end; s += kKeyBlock) {
-      const std::int64_t m = std::min(kKeyBlock, keys.end - s);
-      const T* kb = k + (seq.k0 + s) * ldk + kv * d;
-      const T* vb = v + (seq.k0 + s) * ldv + kv * d;
-      product_here(Product<T>{qb, kb, p, n, m, d, ldq, ldk, m, false, true, false});
-      for (std::int64_t i = 0; i < n; ++i) {
-        T* row = p + i * m;
-        const KeyRange seen = within(seq.visible(a, first + i), s, m);
-        std::fill(row, row + seen.begin, T(0));
-        std::fill(row + seen.end, row + m, T(0));
-        if (seen.begin == seen.end) continue;
-        T* live = row + seen.begin;
-        const std::int64_t count = seen.end - seen.begin;
-        const T scale = static_cast<T>(a.scale);
-        const T high = std::max(largest[i], score_max(live, count) * scale);
-        const T shrink = largest[i] == -kInf ? T(0) : std::exp(largest[i] - high);
-        sum[i] = sum[i] * shrink + rows.exp_sum(live, count, scale, high);
-        if (s > keys.begin && shrink != T(1)) rows.scale(yb + i * ldy, d, shrink);
-        largest[i] = high;
-        if (a.dropout > 0) {
-          dropout_factors(a, seq, head, first + i, s + seen.begin, count, factors);
-          for (std::int64_t j = 0; j < count; ++j) live[j] *= factors[j];
-        }
+    for (std::int64_t s = range.begin; s < range.end; s += kKeyBlock) {
+      const std::int64_t m = std::min(kKeyBlock, range.end - s);
+      const BlockKeys keys(seq, a, first, n, s, m);
+      queries.against(k + (seq.k0 + s) * ldk + kv * d, ldk, keys, steps, p);
+      for (int g = 0; g < kGroups; ++g) {
+        if (keys.empty(g)) continue;
+        const std::int64_t at = g * kLanes;
+        T shrink[kLanes];
+        steps.softmax_step(p + at, keys[g], high + at, sum + at, shrink);
+        for (std::int64_t i = 0; started[g] && i < keys.queries(g); ++i)
+          if (shrink[i] != T(1)) steps.scale(yb + (at + i) * ldy, d, shrink[i]);
+        if (a.dropout > 0) drop(seq, head, first + at, s, keys[g], keys.queries(g), p + at);
       }
-      product_here(Product<T>{p, vb, yb, n, d, m, m, ldv, ldy, false, false, s > keys.begin});
+      const T* const vb = v + (seq.k0 + s) * ldv + kv * d;
+      keys.by_queries([&](int g, int groups, std::int64_t key, std::int64_t count) {
+        // Groups that see the same keys here began with the same block, or did not begin yet.
+        const std::int64_t at = g * kLanes;
+        steps.product(p + key * kQueryBlock + at, 1, kQueryBlock, vb + key * ldv, ldv,
+                      yb + at * ldy, ldy, std::min(n - at, groups * kLanes), d, count, started[g]);
+        std::fill_n(started + g, groups, true);
+      });
     }
+    T* const lse_row =
+        lse + (seq.batch * a.heads + head) * a.queries + seq.q0 - seq.batch * a.queries + first;
     for (std::int64_t i = 0; i < n; ++i) {
-      lse_row[i] = sum[i] == T(0) ? -kInf : largest[i] + std::log(sum[i]);
-      if (sum[i] != T(0)) rows.scale(yb + i * ldy, d, T(1) / sum[i]);
+      if (!started[i / kLanes]) std::fill_n(yb + i * ldy, d, T(0));
+      lse_row[i] = sum[i] == T(0) ? -kInf : high[i] + std::log(sum[i]);
+      if (sum[i] != T(0)) steps.scale(yb + i * ldy, d, T(1) / sum[i]);
     }
   }
 
-  // With a negative scale the smallest score is the one that matters.
-  T score_max(T* x, std::int64_t n) const {
-    if (a.scale >= 0) return rows.max(x, n);
-    T low = x[0];
-    for (std::int64_t i = 1; i < n; ++i) low = std::min(low, x[i]);
-    return low;
+  void drop(const Sequence& seq, std::int64_t head, std::int64_t query, std::int64_t s,
+            const LaneKeys& keys, std::int64_t queries, T* p) const {
+    T factors[kKeyBlock * kLanes] = {};
+    const std::int64_t count = keys.end - keys.begin;
+    dropout_factors(a, seq, head, query, queries, s + keys.begin, count, factors);
+    multiply_lanes(p + keys.begin * kQueryBlock, factors, count);
   }
 };
 

@@ -3,14 +3,16 @@
 #include <cmath>
 #include <limits>
 
-#include "weft/core/cpu/product.h"
+#include "weft/core/cpu/gemm_small.h"
 #include "weft/core/cpu/simd.h"
 #include "weft/core/kernels/attention.h"
 
 namespace weft::cpu {
 
-// Blocks of scores live on the stack of the thread: their size is fixed.
-inline constexpr std::int64_t kQueryBlock = 64, kKeyBlock = 256;
+// Scores lie with one query a lane and one key a row, so that every step of the softmax is a step
+// of whole vectors. Blocks live on the stack of the thread: their size is fixed.
+inline constexpr std::int64_t kLanes = 16, kQueryBlock = 64, kKeyBlock = 128, kDepth = 128;
+inline constexpr int kGroups = kQueryBlock / kLanes;
 
 inline std::int64_t query_blocks(std::int64_t n) { return (n + kQueryBlock - 1) / kQueryBlock; }
 
@@ -50,54 +52,187 @@ inline KeyRange within(KeyRange seen, std::int64_t begin, std::int64_t n) {
   return {b, std::clamp<std::int64_t>(seen.end - begin, b, n)};
 }
 
-/// factors[i] = 0 where key `begin + i` of this query is dropped, else 1 / (1 - p). Weight
-/// ((b H + h) T + t) S + s of the whole has that number of the key's sequence.
+/// factors (keys, 16): 0 where a query of the group that begins at `query` drops key `begin` + row,
+/// else 1 / (1 - p). Weight ((b H + h) T + t) S + s of the whole has that number of the key's
+/// sequence.
 template <class T>
 void dropout_factors(const AttentionSpec& a, const Sequence& seq, std::int64_t head,
-                     std::int64_t query, std::int64_t begin, std::int64_t n, T* factors) {
-  const std::int64_t row =
-      (seq.batch * a.heads + head) * a.queries + seq.q0 - seq.batch * a.queries + query;
-  const auto first = static_cast<std::uint64_t>(row * a.keys + seq.k0 - seq.batch * a.keys + begin);
+                     std::int64_t query, std::int64_t queries, std::int64_t begin,
+                     std::int64_t keys, T* factors) {
   const T kept = static_cast<T>(1 / (1 - a.dropout));
-  for (std::int64_t i = 0; i < n; ++i) {
-    const float u = uniform_from_bits(random_bits(a.key, first + static_cast<std::uint64_t>(i)));
-    factors[i] = u < a.dropout ? T(0) : kept;
+  for (std::int64_t i = 0; i < queries; ++i) {
+    const std::int64_t row =
+        (seq.batch * a.heads + head) * a.queries + seq.q0 - seq.batch * a.queries + query + i;
+    const auto first =
+        static_cast<std::uint64_t>(row * a.keys + seq.k0 - seq.batch * a.keys + begin);
+    for (std::int64_t j = 0; j < keys; ++j) {
+      const float u = uniform_from_bits(random_bits(a.key, first + static_cast<std::uint64_t>(j)));
+      factors[j * kLanes + i] = u < a.dropout ? T(0) : kept;
+    }
   }
 }
 
-/// The row steps in the arithmetic of T: vectors for f32, plain loops for f64.
+/// x (keys, 16), rows of a block of scores, times factors.
 template <class T>
-struct Rows;
+void multiply_lanes(T* x, const T* factors, std::int64_t keys) {
+  for (std::int64_t j = 0; j < keys; ++j)
+    for (std::int64_t i = 0; i < kLanes; ++i) x[j * kQueryBlock + i] *= factors[j * kLanes + i];
+}
+
+/// Which of a block of keys each of a block of queries sees, by groups of sixteen queries.
+class BlockKeys {
+ public:
+  /// Queries [first, first + n), keys [s, s + m).
+  BlockKeys(const Sequence& seq, const AttentionSpec& a, std::int64_t first, std::int64_t n,
+            std::int64_t s, std::int64_t m)
+      : queries_(n), keys_(m) {
+    for (int g = 0; g < kGroups; ++g) {
+      LaneKeys& group = groups_[g];
+      group = {m, 0, m, 0, {}, {}};
+      for (std::int64_t i = 0; i < kLanes; ++i) {
+        const std::int64_t query = g * kLanes + i;
+        KeyRange seen{0, 0};
+        if (query < n) seen = within(seq.visible(a, first + query), s, m);
+        group.first[i] = static_cast<float>(seen.begin);
+        group.stop[i] = static_cast<float>(seen.end);
+        group.all_begin = std::max(group.all_begin, seen.begin);
+        group.all_end = std::min(group.all_end, seen.end);
+        if (seen.begin == seen.end) continue;
+        group.begin = std::min(group.begin, seen.begin);
+        group.end = std::max(group.end, seen.end);
+      }
+      // In whole groups of sixteen keys, as by_keys() has them: what nobody sees becomes 0.
+      group.begin = group.begin / kLanes * kLanes;
+      group.end = std::min(m, (group.end + kLanes - 1) / kLanes * kLanes);
+      if (group.begin >= group.end) group.begin = group.end = 0;
+      if (group.all_begin >= group.all_end) group.all_begin = group.all_end = group.end;
+    }
+  }
+
+  const LaneKeys& operator[](int g) const { return groups_[g]; }
+  bool empty(int g) const { return groups_[g].begin == groups_[g].end; }
+  /// Queries of group g.
+  std::int64_t queries(int g) const {
+    return std::clamp<std::int64_t>(queries_ - g * kLanes, 0, kLanes);
+  }
+
+  /// f(first key, keys, first query, queries): rectangles that cover all pairs that see each other.
+  /// The groups of queries which see a key are neighbours, since ranges move on with the query.
+  template <class F>
+  void by_keys(F f) const {
+    for (std::int64_t j = 0, next; j < keys_; j = next) {
+      next = std::min(j + kLanes, keys_);
+      const Groups groups = seeing(j, next);
+      while (next < keys_ && seeing(next, std::min(next + kLanes, keys_)) == groups)
+        next = std::min(next + kLanes, keys_);
+      if (groups.begin < groups.end)
+        f(j, next - j, groups.begin * kLanes, (groups.end - groups.begin) * kLanes);
+    }
+  }
+
+  /// f(first group, groups, first key, keys): neighbouring groups that see the same keys.
+  template <class F>
+  void by_queries(F f) const {
+    for (int g = 0, next; g < kGroups; g = next) {
+      const LaneKeys& k = groups_[g];
+      for (next = g + 1; next < kGroups; ++next)
+        if (groups_[next].begin != k.begin || groups_[next].end != k.end) break;
+      if (k.begin < k.end) f(g, next - g, k.begin, k.end - k.begin);
+    }
+  }
+
+ private:
+  struct Groups {
+    int begin, end;
+    bool operator==(const Groups&) const = default;
+  };
+  Groups seeing(std::int64_t from, std::int64_t to) const {
+    Groups s{kGroups, 0};
+    for (int g = 0; g < kGroups; ++g)
+      if (groups_[g].begin < to && from < groups_[g].end) s = {std::min(s.begin, g), g + 1};
+    return s;
+  }
+
+  std::int64_t queries_, keys_;
+  LaneKeys groups_[kGroups];
+};
+
+/// out (d, 64) = the transpose of x (n, d), times `scale`; zeros for queries from n to a whole
+/// group.
+template <class T>
+void transpose_queries(const T* x, std::int64_t ld, std::int64_t n, std::int64_t d, T scale,
+                       T* out) {
+  const std::int64_t whole = (n + kLanes - 1) / kLanes * kLanes;
+  for (std::int64_t c0 = 0; c0 < d; c0 += kLanes) {
+    const std::int64_t c1 = std::min(c0 + kLanes, d);
+    for (std::int64_t i = 0; i < n; ++i)
+      for (std::int64_t c = c0; c < c1; ++c) out[c * kQueryBlock + i] = x[i * ld + c] * scale;
+    for (std::int64_t c = c0; c < c1; ++c)
+      std::fill(out + c * kQueryBlock + n, out + c * kQueryBlock + whole, T(0));
+  }
+}
+
+/// The steps in the arithmetic of T: vectors for f32, plain loops for f64.
+template <class T>
+struct Steps;
 
 template <>
-struct Rows<float> {
-  const AttentionRows& f = simd().attention;
+struct Steps<float> {
+  const AttentionKernels& f = simd().attention;
 
-  float max(const float* x, std::int64_t n) const { return f.max(x, n); }
-  float exp_sum(float* x, std::int64_t n, float scale, float shift) const {
-    return f.exp_sum(x, n, scale, shift);
+  void product(const float* a, std::int64_t a_row, std::int64_t a_col, const float* b,
+               std::int64_t ldb, float* c, std::int64_t ldc, std::int64_t m, std::int64_t n,
+               std::int64_t k, bool accumulate) const {
+    f.product({a, a_row, a_col, b, ldb, c, ldc, m, n, k, accumulate});
   }
-  void scores_bwd(const float* p, float* dp, std::int64_t n, float delta, float scale) const {
-    f.scores_bwd(p, dp, n, delta, scale);
+  void softmax_step(float* x, const LaneKeys& keys, float* high, float* sum, float* shrink) const {
+    f.softmax_step(x, kQueryBlock, keys, high, sum, shrink);
+  }
+  void probabilities(float* x, const LaneKeys& keys, const float* lse) const {
+    f.probabilities(x, kQueryBlock, keys, lse);
+  }
+  void scores_bwd(const float* p, float* dp, const LaneKeys& keys, const float* delta,
+                  float scale) const {
+    f.scores_bwd(p, dp, kQueryBlock, keys, delta, scale);
   }
   float dot(const float* x, const float* y, std::int64_t n) const { return f.dot(x, y, n); }
   void scale(float* x, std::int64_t n, float factor) const { f.scale(x, n, factor); }
 };
 
 template <>
-struct Rows<double> {
-  double max(const double* x, std::int64_t n) const {
-    double m = -std::numeric_limits<double>::infinity();
-    for (std::int64_t i = 0; i < n; ++i) m = x[i] > m || std::isnan(x[i]) ? x[i] : m;
-    return m;
+struct Steps<double> {
+  void product(const double* a, std::int64_t a_row, std::int64_t a_col, const double* b,
+               std::int64_t ldb, double* c, std::int64_t ldc, std::int64_t m, std::int64_t n,
+               std::int64_t k, bool accumulate) const {
+    SmallGemm<double>{a, b, c, n, k, a_row, a_col, ldb, 1, ldc, accumulate}.rows(0, m);
   }
-  double exp_sum(double* x, std::int64_t n, double scale, double shift) const {
-    double sum = 0;
-    for (std::int64_t i = 0; i < n; ++i) sum += x[i] = std::exp(x[i] * scale - shift);
-    return sum;
+  void softmax_step(double* x, const LaneKeys& keys, double* high, double* sum,
+                    double* shrink) const {
+    constexpr double kInf = std::numeric_limits<double>::infinity();
+    for (int i = 0; i < kLanes; ++i) {
+      double top = high[i], total = 0;
+      each_key(x, keys, i, [&](double& v, bool seen) { top = seen && v > top ? v : top; });
+      const double shift = top == -kInf ? 0 : top;
+      each_key(x, keys, i, [&](double& v, bool seen) {
+        v = seen ? std::exp(v - shift) : 0;
+        total += v;
+      });
+      shrink[i] = std::exp(high[i] - shift);
+      sum[i] = sum[i] * shrink[i] + total;
+      high[i] = top;
+    }
   }
-  void scores_bwd(const double* p, double* dp, std::int64_t n, double delta, double scale) const {
-    for (std::int64_t i = 0; i < n; ++i) dp[i] = p[i] * (dp[i] - delta) * scale;
+  void probabilities(double* x, const LaneKeys& keys, const double* lse) const {
+    for (int i = 0; i < kLanes; ++i)
+      each_key(x, keys, i, [&](double& v, bool seen) { v = seen ? std::exp(v - lse[i]) : 0; });
+  }
+  void scores_bwd(const double* p, double* dp, const LaneKeys& keys, const double* delta,
+                  double scale) const {
+    for (int i = 0; i < kLanes; ++i)
+      for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+        double& grad = dp[j * kQueryBlock + i];
+        grad = p[j * kQueryBlock + i] * (grad - delta[i]) * scale;
+      }
   }
   double dot(const double* x, const double* y, std::int64_t n) const {
     double sum = 0;
@@ -107,6 +242,45 @@ struct Rows<double> {
   void scale(double* x, std::int64_t n, double factor) const {
     for (std::int64_t i = 0; i < n; ++i) x[i] *= factor;
   }
+
+ private:
+  template <class F>
+  static void each_key(double* x, const LaneKeys& keys, int lane, F f) {
+    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+      const auto key = static_cast<float>(j);
+      f(x[j * kQueryBlock + lane], key >= keys.first[lane] && key < keys.stop[lane]);
+    }
+  }
+};
+
+/// A block of queries (or of their gradients) against rows of keys (or values): their dot products,
+/// one query a lane. Transposed once when the head is narrow enough, else piece by piece.
+template <class T>
+class LaneScores {
+ public:
+  LaneScores(const T* x, std::int64_t ld, std::int64_t n, std::int64_t d, T scale)
+      : x_(x), ld_(ld), n_(n), d_(d), scale_(scale) {
+    if (d <= kDepth) transpose_queries(x, ld, n, d, scale, packed_);
+  }
+
+  /// scores (keys, 64), where somebody sees the key.
+  void against(const T* rows, std::int64_t ld, const BlockKeys& keys, const Steps<T>& steps,
+               T* scores) {
+    for (std::int64_t c = 0; c < d_; c += kDepth) {
+      const std::int64_t depth = std::min(kDepth, d_ - c);
+      if (d_ > kDepth) transpose_queries(x_ + c, ld_, n_, depth, scale_, packed_);
+      keys.by_keys([&](std::int64_t j, std::int64_t count, std::int64_t i, std::int64_t queries) {
+        steps.product(rows + j * ld + c, ld, 1, packed_ + i, kQueryBlock,
+                      scores + j * kQueryBlock + i, kQueryBlock, count, queries, depth, c > 0);
+      });
+    }
+  }
+
+ private:
+  const T* x_;
+  std::int64_t ld_, n_, d_;
+  T scale_;
+  T packed_[kDepth * kQueryBlock];
 };
 
 }  // namespace weft::cpu

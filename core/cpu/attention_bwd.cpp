@@ -19,7 +19,7 @@ struct BackwardPass {
   T* dv;
   std::int64_t ldq, ldk, ldv;  // of the inputs, which may be parts of wider rows
   std::int64_t ldy, ldkv;      // of y, dy, dq and of dk, dv
-  Rows<T> rows;
+  Steps<T> steps;
 
   // One key head of one sequence: nobody else writes its dk and dv, nor dq of its query heads.
   void group(const Sequence& seq, std::int64_t kv) const {
@@ -35,49 +35,64 @@ struct BackwardPass {
   // One block of queries: the probabilities are computed again from scores and lse.
   void block(const Sequence& seq, std::int64_t head, std::int64_t kv, std::int64_t first) const {
     const std::int64_t n = std::min(kQueryBlock, seq.t - first), d = a.head_dim;
-    const KeyRange keys = seq.visible(a, first, n);
-    const T* qb = q + (seq.q0 + first) * ldq + head * d;
+    const KeyRange range = seq.visible(a, first, n);
+    const T* const qb = q + (seq.q0 + first) * ldq + head * d;
     const std::int64_t at = (seq.q0 + first) * ldy + head * d;
-    const T* lse_row =
-        lse + (seq.batch * a.heads + head) * a.queries + seq.q0 - seq.batch * a.queries + first;
-    T delta[kQueryBlock];
-    for (std::int64_t i = 0; i < n; ++i)
-      delta[i] = rows.dot(dy + at + i * ldy, y + at + i * ldy, d);
-    if (keys.begin == keys.end)
-      for (std::int64_t i = 0; i < n; ++i) std::fill_n(dq + at + i * ldy, d, T(0));
+    const T* const dyb = dy + at;
+    T delta[kQueryBlock] = {}, shift[kQueryBlock] = {};
+    bool started[kGroups] = {};
+    std::copy_n(
+        lse + (seq.batch * a.heads + head) * a.queries + seq.q0 - seq.batch * a.queries + first, n,
+        shift);
+    for (std::int64_t i = 0; i < n; ++i) delta[i] = steps.dot(dyb + i * ldy, y + at + i * ldy, d);
+    LaneScores<T> queries(qb, ldq, n, d, static_cast<T>(a.scale)), grads(dyb, ldy, n, d, T(1));
 
-    T p[kQueryBlock * kKeyBlock], dp[kQueryBlock * kKeyBlock], factors[kKeyBlock];
-    for (std::int64_t s = keys.begin; s < keys.end; s += kKeyBlock) {
-      const std::int64_t m = std::min(kKeyBlock, keys.end - s);
-      const T* kb = k + (seq.k0 + s) * ldk + kv * d;
-      const T* vb = v + (seq.k0 + s) * ldv + kv * d;
+    T p[kKeyBlock * kQueryBlock], dp[kKeyBlock * kQueryBlock];
+    for (std::int64_t s = range.begin; s < range.end; s += kKeyBlock) {
+      const BlockKeys keys(seq, a, first, n, s, std::min(kKeyBlock, range.end - s));
+      const T* const kb = k + (seq.k0 + s) * ldk + kv * d;
+      queries.against(kb, ldk, keys, steps, p);
+      grads.against(v + (seq.k0 + s) * ldv + kv * d, ldv, keys, steps, dp);
+      for (int g = 0; g < kGroups; ++g)
+        if (!keys.empty(g)) score_gradients(seq, head, first, s, keys, g, delta, shift, p, dp);
+
       const std::int64_t out = (seq.k0 + s) * ldkv + kv * d;
-      product_here(Product<T>{qb, kb, p, n, m, d, ldq, ldk, m, false, true, false});
-      product_here(Product<T>{dy + at, vb, dp, n, m, d, ldy, ldv, m, false, true, false});
-      for (std::int64_t i = 0; i < n; ++i) {
-        const KeyRange seen = within(seq.visible(a, first + i), s, m);
-        const std::int64_t count = seen.end - seen.begin;
-        T *row = p + i * m, *drow = dp + i * m;
-        std::fill(row, row + seen.begin, T(0));
-        std::fill(row + seen.end, row + m, T(0));
-        std::fill(drow, drow + seen.begin, T(0));
-        std::fill(drow + seen.end, drow + m, T(0));
-        if (count == 0) continue;
-        const T scale = static_cast<T>(a.scale);
-        T *live = row + seen.begin, *dlive = drow + seen.begin;
-        rows.exp_sum(live, count, scale, lse_row[i]);
-        if (a.dropout > 0) {
-          dropout_factors(a, seq, head, first + i, s + seen.begin, count, factors);
-          for (std::int64_t j = 0; j < count; ++j) dlive[j] *= factors[j];
-        }
-        rows.scores_bwd(live, dlive, count, delta[i], scale);
-        if (a.dropout > 0)
-          for (std::int64_t j = 0; j < count; ++j) live[j] *= factors[j];
-      }
-      product_here(Product<T>{p, dy + at, dv + out, m, d, n, m, ldy, ldkv, true, false, true});
-      product_here(Product<T>{dp, qb, dk + out, m, d, n, m, ldq, ldkv, true, false, true});
-      product_here(Product<T>{dp, kb, dq + at, n, d, m, m, ldk, ldy, false, false, s > keys.begin});
+      keys.by_keys([&](std::int64_t j, std::int64_t count, std::int64_t i, std::int64_t lanes) {
+        const std::int64_t from = j * kQueryBlock + i, depth = std::min(lanes, n - i);
+        steps.product(p + from, kQueryBlock, 1, dyb + i * ldy, ldy, dv + out + j * ldkv, ldkv,
+                      count, d, depth, true);
+        steps.product(dp + from, kQueryBlock, 1, qb + i * ldq, ldq, dk + out + j * ldkv, ldkv,
+                      count, d, depth, true);
+      });
+      keys.by_queries([&](int g, int groups, std::int64_t key, std::int64_t count) {
+        const std::int64_t i = g * kLanes;
+        steps.product(dp + key * kQueryBlock + i, 1, kQueryBlock, kb + key * ldk, ldk,
+                      dq + at + i * ldy, ldy, std::min(n - i, groups * kLanes), d, count,
+                      started[g]);
+        std::fill_n(started + g, groups, true);
+      });
     }
+    for (std::int64_t i = 0; i < n; ++i)
+      if (!started[i / kLanes]) std::fill_n(dq + at + i * ldy, d, T(0));
+  }
+
+  // In a group of queries, p becomes the probabilities that dv needs and dp the gradient of the
+  // scores.
+  void score_gradients(const Sequence& seq, std::int64_t head, std::int64_t first, std::int64_t s,
+                       const BlockKeys& keys, int g, const T* delta, const T* shift, T* p,
+                       T* dp) const {
+    const LaneKeys& seen = keys[g];
+    const std::int64_t at = g * kLanes, count = seen.end - seen.begin;
+    const std::int64_t from = seen.begin * kQueryBlock + at;
+    T factors[kKeyBlock * kLanes];
+    steps.probabilities(p + at, seen, shift + at);
+    if (a.dropout > 0) {
+      std::fill_n(factors, count * kLanes, T(0));
+      dropout_factors(a, seq, head, first + at, keys.queries(g), s + seen.begin, count, factors);
+      multiply_lanes(dp + from, factors, count);
+    }
+    steps.scores_bwd(p + at, dp + at, seen, delta + at, static_cast<T>(a.scale));
+    if (a.dropout > 0) multiply_lanes(p + from, factors, count);
   }
 };
 

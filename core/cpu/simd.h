@@ -56,18 +56,42 @@ struct OptimizerKernels {
                const AdamConstants& constants);
 };
 
-/// Row steps of attention over f32 scores.
-struct AttentionRows {
-  /// The largest of x; -inf for n = 0.
-  float (*max)(const float* x, std::int64_t n);
-  /// x = exp(scale x - shift); returns the sum.
-  float (*exp_sum)(float* x, std::int64_t n, float scale, float shift);
+/// c (m, n) = a (m, k) b (k, n), plus what c held when `accumulate`. Element (i, p) of a lies at
+/// a[i * a_row + p * a_col]; rows of b and c have no gaps inside.
+struct BlockProduct {
+  const float* a;
+  std::int64_t a_row, a_col;
+  const float* b;
+  std::int64_t ldb;
+  float* c;
+  std::int64_t ldc, m, n, k;
+  bool accumulate;
+};
+
+/// Which keys, by number, sixteen queries see: query i those of [first[i], stop[i]), all of them
+/// those of [all_begin, all_end), and nobody any outside [begin, end).
+struct LaneKeys {
+  std::int64_t begin, all_begin, all_end, end;
+  float first[16], stop[16];
+};
+
+/// Steps of attention. Scores lie with one query a lane and one key a row, rows ld apart.
+struct AttentionKernels {
+  /// One step of the online softmax: x = exp(x - new maximum), 0 where not seen. high, sum: the
+  /// largest score and the sum of exponentials of each query so far; shrink: by what earlier
+  /// exponentials must be multiplied.
+  void (*softmax_step)(float* x, std::int64_t ld, const LaneKeys& keys, float* high, float* sum,
+                       float* shrink);
+  /// x = exp(x - lse), 0 where not seen.
+  void (*probabilities)(float* x, std::int64_t ld, const LaneKeys& keys, const float* lse);
   /// dp = p (dp - delta) scale.
-  void (*scores_bwd)(const float* p, float* dp, std::int64_t n, float delta, float scale);
+  void (*scores_bwd)(const float* p, float* dp, std::int64_t ld, const LaneKeys& keys,
+                     const float* delta, float scale);
   /// The sum of x y.
   float (*dot)(const float* x, const float* y, std::int64_t n);
   /// x *= factor.
   void (*scale)(float* x, std::int64_t n, float factor);
+  void (*product)(const BlockProduct& product);
 };
 
 struct SimdTable {
@@ -75,7 +99,7 @@ struct SimdTable {
   OptimizerKernels optimizer;
   RowKernels<float> f32;
   RowKernels<bf16> bf16_;
-  AttentionRows attention;
+  AttentionKernels attention;
 
   template <class T>
   const RowKernels<T>& of() const {

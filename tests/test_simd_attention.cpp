@@ -1,0 +1,163 @@
+// The attention steps and the small product of every instruction set: right, and alike to the bit.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "weft/core/cpu/simd.h"
+#include "weft/tests/support.h"
+
+namespace weft {
+namespace {
+
+using Floats = std::vector<float>;
+constexpr int kLanes = 16;
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+std::vector<const SimdTable*> tables() {
+  std::vector<const SimdTable*> found;
+  for (const char* name : {"scalar", "avx2", "avx512"})
+    if (const SimdTable* table = find_simd(name)) found.push_back(table);
+  return found;
+}
+
+Floats normal(std::int64_t n, std::uint64_t seed) {
+  const Tensor x = test::random({n}, seed).to(DType::f32);
+  return Floats(x.data<float>(), x.data<float>() + n);
+}
+
+bool same_bits(const Floats& a, const Floats& b) {
+  return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// Lane i sees keys [i / 3, keys - i): some rows for all lanes, some for a few, lane 15 for few
+// keys.
+LaneKeys staircase(std::int64_t keys) {
+  LaneKeys k{0, 5, keys - 15, keys, {}, {}};
+  for (int i = 0; i < kLanes; ++i) {
+    k.first[i] = static_cast<float>(i / 3);
+    k.stop[i] = static_cast<float>(keys - i);
+  }
+  return k;
+}
+
+bool sees(const LaneKeys& k, int lane, std::int64_t key) {
+  return static_cast<float>(key) >= k.first[lane] && static_cast<float>(key) < k.stop[lane];
+}
+
+}  // namespace
+
+TEST_CASE("simd product: any layout of a, any size, added or not") {
+  for (const bool transposed : {false, true})
+    for (const bool accumulate : {false, true})
+      for (const std::int64_t m : {1, 3, 4, 8, 15, 21})
+        for (const std::int64_t n : {1, 15, 16, 32, 53})
+          for (const std::int64_t k : {0, 1, 7, 40}) {
+            CAPTURE(m);
+            CAPTURE(n);
+            CAPTURE(k);
+            const std::int64_t ldb = n + 3, ldc = n + 5;
+            const Floats a = normal(m * k + 1, 1), b = normal(k * ldb + 1, 2);
+            const Floats before = normal(m * ldc, 3);
+            Floats first;
+            for (const SimdTable* table : tables()) {
+              CAPTURE(table->name);
+              Floats c = before;
+              table->attention.product({a.data(), transposed ? 1 : k, transposed ? m : 1, b.data(),
+                                        ldb, c.data(), ldc, m, n, k, accumulate});
+              if (first.empty()) first = c;
+              CHECK(same_bits(c, first));
+              for (std::int64_t i = 0; i < m; ++i)
+                for (std::int64_t j = 0; j < ldc; ++j) {
+                  const auto at = static_cast<std::size_t>(i * ldc + j);
+                  double want = j < n && !accumulate ? 0 : before[at];
+                  for (std::int64_t p = 0; p < k && j < n; ++p)
+                    want += static_cast<double>(
+                                a[static_cast<std::size_t>(transposed ? p * m + i : i * k + p)]) *
+                            b[static_cast<std::size_t>(p * ldb + j)];
+                  if (std::abs(c[at] - want) > 1e-5) FAIL("element ", i, ", ", j, " is ", c[at]);
+                }
+            }
+          }
+}
+
+TEST_CASE("simd attention: two steps of the online softmax are the softmax of all keys") {
+  constexpr std::int64_t kKeys = 40, kLd = 20;
+  const Floats scores = normal(2 * kKeys * kLd, 4);
+  LaneKeys all{0, 0, kKeys, kKeys, {}, {}};
+  std::fill_n(all.stop, kLanes, static_cast<float>(kKeys));
+  const LaneKeys stairs = staircase(kKeys);
+  Floats first;
+  for (const SimdTable* table : tables()) {
+    CAPTURE(table->name);
+    Floats x = scores;
+    Floats high(kLanes, -kInf), sum(kLanes, 0.0f), shrink(kLanes), shrink2(kLanes);
+    float* second = x.data() + kKeys * kLd;
+    table->attention.softmax_step(x.data(), kLd, all, high.data(), sum.data(), shrink.data());
+    table->attention.softmax_step(second, kLd, stairs, high.data(), sum.data(), shrink2.data());
+    for (int i = 0; i < kLanes; ++i) {
+      const auto lane = static_cast<std::size_t>(i);
+      CHECK(shrink[lane] == 0.0f);
+      double top = -kInf, total = 0;
+      for (std::int64_t j = 0; j < 2 * kKeys; ++j)
+        if (j < kKeys || sees(stairs, i, j - kKeys))
+          top = std::fmax(top, scores[static_cast<std::size_t>(j * kLd + i)]);
+      for (std::int64_t j = 0; j < 2 * kKeys; ++j) {
+        const auto at = static_cast<std::size_t>(j * kLd + i);
+        const bool seen = j < kKeys || sees(stairs, i, j - kKeys);
+        const double want = seen ? std::exp(scores[at] - top) : 0;
+        total += want;
+        const double got = x[at] * (j < kKeys ? shrink2[lane] : 1.0f);
+        if (!seen) CHECK(x[at] == 0.0f);
+        CHECK(got == doctest::Approx(want).epsilon(1e-5));
+      }
+      CHECK(high[lane] == static_cast<float>(top));
+      CHECK(sum[lane] == doctest::Approx(total).epsilon(1e-5));
+    }
+    x.insert(x.end(), sum.begin(), sum.end());
+    if (first.empty()) first = x;
+    CHECK(same_bits(x, first));
+  }
+}
+
+TEST_CASE("simd attention: a query that sees nothing has sum 0 and probabilities 0") {
+  LaneKeys none{0, 3, 3, 3, {}, {}};
+  none.stop[0] = 3;  // lane 0 sees all three
+  for (const SimdTable* table : tables()) {
+    Floats x = normal(3 * kLanes, 5), high(kLanes, -kInf), sum(kLanes, 0.0f), shrink(kLanes);
+    table->attention.softmax_step(x.data(), kLanes, none, high.data(), sum.data(), shrink.data());
+    CHECK(sum[0] >= 1.0f);
+    CHECK(sum[1] == 0.0f);
+    CHECK(high[1] == -kInf);
+    CHECK(x[kLanes + 1] == 0.0f);
+  }
+}
+
+TEST_CASE("simd attention: probabilities and the gradient of the scores") {
+  constexpr std::int64_t kKeys = 40;
+  const Floats scores = normal(kKeys * kLanes, 6), grads = normal(kKeys * kLanes, 7);
+  const Floats lse = normal(kLanes, 8), delta = normal(kLanes, 9);
+  const LaneKeys stairs = staircase(kKeys);
+  Floats first;
+  for (const SimdTable* table : tables()) {
+    CAPTURE(table->name);
+    Floats p = scores, dp = grads;
+    table->attention.probabilities(p.data(), kLanes, stairs, lse.data());
+    table->attention.scores_bwd(p.data(), dp.data(), kLanes, stairs, delta.data(), 0.5f);
+    for (std::int64_t j = 0; j < kKeys; ++j)
+      for (int i = 0; i < kLanes; ++i) {
+        const auto at = static_cast<std::size_t>(j * kLanes + i),
+                   lane = static_cast<std::size_t>(i);
+        const double want = sees(stairs, i, j) ? std::exp(scores[at] - lse[lane]) : 0;
+        CHECK(p[at] == doctest::Approx(want).epsilon(1e-5));
+        CHECK(dp[at] == doctest::Approx(want * (grads[at] - delta[lane]) * 0.5).epsilon(1e-4));
+      }
+    p.insert(p.end(), dp.begin(), dp.end());
+    if (first.empty()) first = p;
+    CHECK(same_bits(p, first));
+  }
+}
+
+}  // namespace weft
