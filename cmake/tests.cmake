@@ -69,7 +69,7 @@ endforeach()
 
 # Tests of what several threads touch, for the ThreadSanitizer job.
 add_custom_target(thread_tests)
-foreach(stem allocator layer_norm matmul parallel random simd simd_attention tape)
+foreach(stem allocator layer_norm matmul parallel random simd tape)
   add_dependencies(thread_tests test_${stem})
   set_tests_properties(${stem} PROPERTIES LABELS threads)
 endforeach()

@@ -64,13 +64,4 @@ bool for_library(const Product<T>& p) {
 #endif
 }
 
-/// The product on the calling thread.
-template <class T>
-void product_here(const Product<T>& p) {
-  if constexpr (std::is_same_v<T, float>) {
-    if (for_library(p)) return library_product(p);
-  }
-  if (p.m > 0 && p.n > 0) p.in_tree(0, p.m);
-}
-
 }  // namespace weft::cpu
