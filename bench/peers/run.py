@@ -50,8 +50,11 @@ class Runner:
         self.wrap = shlex.split(options.wrap)
         self.quick = options.quick
 
+    def measured(self, command, **env):
+        return self.output([*self.wrap, *command], **env)
+
     def output(self, command, **env):
-        command = [*self.wrap, *map(str, command)]
+        command = list(map(str, command))
         done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
         if done.returncode != 0:
             raise RuntimeError(f"{shlex.join(command)}: {done.stderr.strip()[-300:]}")
@@ -59,19 +62,20 @@ class Runner:
 
     def weft(self, model, threads, steps, warmup, *more):
         command = [self.bin / "bench_step", "--model", model, "--threads", threads]
-        text = self.output([*command, "--steps", steps, "--warmup", warmup, *more])
+        text = self.measured([*command, "--steps", steps, "--warmup", warmup, *more])
         return json.loads(text.splitlines()[-1])
 
     def torch(self, setting, model, threads, steps, warmup, *more):
         arguments, env = setting
         command = [self.python, PEERS / "gpt.py", "--model", model, "--threads", threads]
-        text = self.output([*command, "--steps", steps, "--warmup", warmup, *arguments, *more], **env)
+        command += ["--steps", steps, "--warmup", warmup, *arguments, *more]
+        text = self.measured(command, **env)
         return json.loads(text.splitlines()[-1])
 
     def rows(self, program, *arguments):
         """The rows of a benchmark as {name: value}."""
         path = self.folder / "rows.json"
-        self.output([self.bin / program, "--json", path, *arguments])
+        self.measured([self.bin / program, "--json", path, *arguments])
         return {r["name"]: r["value"] for r in json.loads(path.read_text())}
 
     def compile(self, compiler, source, target, *flags):
@@ -143,7 +147,7 @@ def measure_overhead(runner, rounds):
     weft, torch = [], []
     for _ in range(rounds):
         weft.append(runner.rows("bench_overhead", "--threads", 1))
-        rows = json.loads(runner.output([peer]))
+        rows = json.loads(runner.measured([peer]))
         torch.append({r["name"]: r["value"] for r in rows})
     note("overhead: done")
     return {
@@ -177,7 +181,7 @@ def main():
     parser.add_argument("--only", help="parts with commas between: " + ", ".join(PARTS))
     parser.add_argument("--build", default=ROOT / "build" / "release")
     parser.add_argument("--python", default=os.environ.get("PYTHON", "python3"))
-    parser.add_argument("--wrap", default="", help="put before every command, such as 'nice -n -5'")
+    parser.add_argument("--wrap", default="", help="put before every measured program, such as 'nice -n -5'")
     parser.add_argument("--data", type=pathlib.Path, help="text of the loss part; default: sources")
     parser.add_argument("--out", help="default: bench/results/<date>-<cpu>-peers.md")
     parser.add_argument("--raw", type=pathlib.Path, help="all that was measured, as JSON; parts "
