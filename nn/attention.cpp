@@ -51,8 +51,9 @@ Tensor Attention::operator()(const Tensor& x, const RotaryTable* rotary, const P
   const std::int64_t kv_heads = all / (group_ + 2), heads = group_ * kv_heads;
 
   const Tensor packed = qkv(x).view({batch, tokens, all, head_dim});
-  Tensor q = packed.narrow(2, 0, heads), k = packed.narrow(2, heads, kv_heads);
-  Tensor v = packed.narrow(2, heads + kv_heads, kv_heads);
+  // One split and not three slices: its backward writes the three gradients into one tensor.
+  TensorList parts = split(packed, {heads, kv_heads, kv_heads}, 2);
+  Tensor q = std::move(parts[0]), k = std::move(parts[1]), v = std::move(parts[2]);
   if (q_norm) q = (*q_norm)(q);
   if (k_norm) k = (*k_norm)(k);
   if (rotary && packing) {
