@@ -118,8 +118,8 @@ void floor_rows(bench::Report& report, const bench::StepModel& m, const bench::R
 int main(int argc, char** argv) {
   std::string shapes = "yes";
   bench::Report report(argc, argv, {{"--shapes", &shapes, "yes|no"}});
-  const bench::FmaKind kind = bench::fma_kind();
-  report.row(message("multiply-add, {}", kind.name), bench::fma_peak(kind) / 1e9, "GFLOP/s");
+  const cpu::FmaLoop loop = cpu::fma_loop();
+  report.row(message("multiply-add, {}", loop.name), bench::fma_peak(loop) / 1e9, "GFLOP/s");
 
   const double last_level = cache_bytes(3, 8e6);
   const double l2 = cache_bytes(2, 1e6) * num_threads();

@@ -1,94 +1,19 @@
 #pragma once
-#include <algorithm>
-
 #include "weft/bench/harness.h"
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "weft/core/cpu/fma_loop.h"
 
-/// What the multipliers of this CPU can do: nothing but fused multiply-adds on registers. Twelve
-/// independent sums hide the latency of two pipelines. Each is a variable of its own, because an
-/// array would be kept in memory, and passes through an empty asm, so that the compiler cannot know
-/// that all twelve are alike.
 namespace weft::bench {
 
-using FmaLoop = void(std::int64_t steps);
-struct FmaKind {
-  const char* name;
-  FmaLoop* run;
-  double flops_per_step;
-};
-
-#define WEFT_TWELVE(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
-#define WEFT_DECLARE_X86(i) \
-  auto s##i = zero;         \
-  asm volatile("" : "+v"(s##i));
-#define WEFT_KEEP_X86(i) asm volatile("" : : "v"(s##i));
-
-#if defined(__x86_64__)
-[[gnu::target("avx512f")]] inline void fma_avx512(std::int64_t steps) {
-  const __m512 zero = _mm512_setzero_ps(), factor = _mm512_set1_ps(0.5f), one = _mm512_set1_ps(1);
-#define WEFT_STEP(i) s##i = _mm512_fmadd_ps(s##i, factor, one);
-  WEFT_TWELVE(WEFT_DECLARE_X86)
-  for (std::int64_t k = 0; k < steps; ++k) {
-    WEFT_TWELVE(WEFT_STEP)
-  }
-  WEFT_TWELVE(WEFT_KEEP_X86)
-#undef WEFT_STEP
-}
-
-[[gnu::target("avx2,fma")]] inline void fma_avx2(std::int64_t steps) {
-  const __m256 zero = _mm256_setzero_ps(), factor = _mm256_set1_ps(0.5f), one = _mm256_set1_ps(1);
-#define WEFT_STEP(i) s##i = _mm256_fmadd_ps(s##i, factor, one);
-  WEFT_TWELVE(WEFT_DECLARE_X86)
-  for (std::int64_t k = 0; k < steps; ++k) {
-    WEFT_TWELVE(WEFT_STEP)
-  }
-  WEFT_TWELVE(WEFT_KEEP_X86)
-#undef WEFT_STEP
-}
-#endif
-
-inline void fma_scalar(std::int64_t steps) {
-  volatile float start = 0, half = 0.5f, kept;
-  const float factor = half;
-#define WEFT_DECLARE(i) float s##i = start;
-#define WEFT_STEP(i) s##i = s##i * factor + 1.0f;
-#define WEFT_KEEP(i) kept = s##i;
-  WEFT_TWELVE(WEFT_DECLARE)
-  for (std::int64_t k = 0; k < steps; ++k) {
-    WEFT_TWELVE(WEFT_STEP)
-  }
-  WEFT_TWELVE(WEFT_KEEP)
-  (void)kept;
-#undef WEFT_KEEP
-#undef WEFT_STEP
-#undef WEFT_DECLARE
-}
-#undef WEFT_KEEP_X86
-#undef WEFT_DECLARE_X86
-#undef WEFT_TWELVE
-
-/// The widest kind that this CPU has.
-inline FmaKind fma_kind() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f")) return {"AVX-512", fma_avx512, 12 * 16 * 2};
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-    return {"AVX2", fma_avx2, 12 * 8 * 2};
-#endif
-  return {"scalar", fma_scalar, 12 * 2};
-}
-
 /// FLOP/s of all threads together.
-inline double fma_peak(const FmaKind& kind) {
+inline double fma_peak(const cpu::FmaLoop& loop) {
   constexpr std::int64_t kSteps = 1 << 20;
   const int threads = num_threads();
   const double seconds = seconds_per_call([&] {
     parallel_for(threads, kSteps, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) kind.run(kSteps);
+      for (std::int64_t i = begin; i < end; ++i) loop.run(kSteps);
     });
   });
-  return kind.flops_per_step * static_cast<double>(kSteps) * threads / seconds;
+  return loop.flops_per_step * static_cast<double>(kSteps) * threads / seconds;
 }
 
 }  // namespace weft::bench

@@ -40,7 +40,9 @@ set(weft_sources
   core/cpu/elementwise.cpp
   core/cpu/elementwise_binary.cpp
   core/cpu/elementwise_loop.cpp
+  core/cpu/fma_loop.cpp
   core/cpu/gemm.cpp
+  core/cpu/gemm_check.cpp
   core/cpu/indexing.cpp
   core/cpu/layer_norm.cpp
   core/cpu/optimizer.cpp

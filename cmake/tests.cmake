@@ -14,6 +14,7 @@ set(weft_test_stems
   elementwise
   elementwise_grad
   file
+  gemm_check
   gpt
   gpt_fixtures
   gpt_memory

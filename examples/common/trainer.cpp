@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "weft/core/error.h"
+#include "weft/core/gemm_check.h"
 #include "weft/core/parallel.h"
 #include "weft/data/loader.h"
 #include "weft/data/text.h"
@@ -184,6 +185,14 @@ void print_plan(const Options& o, std::int64_t data_tokens) {
               static_cast<double>(predict_peak_bytes(o)) * 1e-6);
 }
 
+// Only where the products of this run are the library's: f32 on the CPU.
+void warn_of_slow_products(const Options& o) {
+  if (!Device::parse(o.device).is_cpu() || o.dtype != "f32") return;
+  if (const std::optional<GemmCheck> rates = check_gemm_speed())
+    if (const std::string warning = gemm_warning(*rates); !warning.empty())
+      std::fprintf(stderr, "train_gpt: %s\n", warning.c_str());
+}
+
 }  // namespace
 
 int train(const Options& given) {
@@ -198,6 +207,7 @@ int train(const Options& given) {
   auto [training, validation] = data::split_tokens(tokens, options.val_fraction);
   print_plan(options, tokens.size());
   if (options.dry_run) return 0;
+  warn_of_slow_products(options);
   return Run(options, training, std::move(validation)).loop();
 }
 

@@ -11,7 +11,8 @@ from support import BIN, SMALL, checkpoint_bytes, main, metrics, run, text, trai
 
 
 def refused(done, status, *parts):
-    lines = done.stderr.strip().splitlines()
+    # A machine whose library is slow gets a warning, which is none of these tests' business.
+    lines = [line for line in done.stderr.strip().splitlines() if "products run at" not in line]
     assert done.returncode == status, f"exit {done.returncode}, expected {status}: {done.stderr}"
     assert len(lines) == 1, f"expected one line, got {lines}"
     for part in parts:
