@@ -51,6 +51,7 @@ set(weft_test_stems
   shape
   simd
   simd_attention
+  simd_random
   softmax
   sort
   state_dict

@@ -29,8 +29,8 @@ struct Forward {
     bool started[kGroups] = {};
     std::fill_n(high, kQueryBlock, -kInf);
     std::fill_n(sum, kQueryBlock, T(0));
-    LaneScores<T> queries(q + (seq.q0 + first) * ldq + head * d, ldq, n, d,
-                          static_cast<T>(a.scale));
+    LaneScores<T> queries(q + (seq.q0 + first) * ldq + head * d, ldq, n, d, static_cast<T>(a.scale),
+                          steps);
 
     for (std::int64_t s = range.begin; s < range.end; s += kKeyBlock) {
       const std::int64_t m = std::min(kKeyBlock, range.end - s);
@@ -43,7 +43,7 @@ struct Forward {
         steps.softmax_step(p + at, keys[g], high + at, sum + at, shrink);
         for (std::int64_t i = 0; started[g] && i < keys.queries(g); ++i)
           if (shrink[i] != T(1)) steps.scale(yb + (at + i) * ldy, d, shrink[i]);
-        if (a.dropout > 0) drop(seq, head, first + at, s, keys[g], keys.queries(g), p + at);
+        if (a.dropout > 0) drop(seq, head, first + at, s, keys[g], p + at);
       }
       const T* const vb = v + (seq.k0 + s) * ldv + kv * d;
       keys.by_queries([&](int g, int groups, std::int64_t key, std::int64_t count) {
@@ -64,10 +64,10 @@ struct Forward {
   }
 
   void drop(const Sequence& seq, std::int64_t head, std::int64_t query, std::int64_t s,
-            const LaneKeys& keys, std::int64_t queries, T* p) const {
-    T factors[kKeyBlock * kLanes] = {};
+            const LaneKeys& keys, T* p) const {
+    T factors[kKeyBlock * kLanes];
     const std::int64_t count = keys.end - keys.begin;
-    dropout_factors(a, seq, head, query, queries, s + keys.begin, count, factors);
+    dropout_factors(a, seq, head, query, s + keys.begin, count, steps, factors);
     multiply_lanes(p + keys.begin * kQueryBlock, factors, count);
   }
 };

@@ -52,24 +52,14 @@ inline KeyRange within(KeyRange seen, std::int64_t begin, std::int64_t n) {
   return {b, std::clamp<std::int64_t>(seen.end - begin, b, n)};
 }
 
-/// factors (keys, 16): 0 where a query of the group that begins at `query` drops key `begin` + row,
-/// else 1 / (1 - p). Weight ((b H + h) T + t) S + s of the whole has that number of the key's
-/// sequence.
-template <class T>
-void dropout_factors(const AttentionSpec& a, const Sequence& seq, std::int64_t head,
-                     std::int64_t query, std::int64_t queries, std::int64_t begin,
-                     std::int64_t keys, T* factors) {
-  const T kept = static_cast<T>(1 / (1 - a.dropout));
-  for (std::int64_t i = 0; i < queries; ++i) {
-    const std::int64_t row =
-        (seq.batch * a.heads + head) * a.queries + seq.q0 - seq.batch * a.queries + query + i;
-    const auto first =
-        static_cast<std::uint64_t>(row * a.keys + seq.k0 - seq.batch * a.keys + begin);
-    for (std::int64_t j = 0; j < keys; ++j) {
-      const float u = uniform_from_bits(random_bits(a.key, first + static_cast<std::uint64_t>(j)));
-      factors[j * kLanes + i] = u < a.dropout ? T(0) : kept;
-    }
-  }
+/// The number that the first weight of a query, that of key `begin`, has in the key's sequence.
+/// Weight ((b H + h) T + t) S + s of the whole has that number.
+inline std::uint64_t dropout_number(const AttentionSpec& a, const Sequence& seq, std::int64_t head,
+                                    std::int64_t query, std::int64_t begin) {
+  const std::int64_t row =
+      (seq.batch * a.heads + head) * a.queries + seq.q0 - seq.batch * a.queries + query;
+  return a.key.first +
+         static_cast<std::uint64_t>(row * a.keys + seq.k0 - seq.batch * a.keys + begin);
 }
 
 /// x (keys, 16), rows of a block of scores, times factors.
@@ -157,21 +147,6 @@ class BlockKeys {
   LaneKeys groups_[kGroups];
 };
 
-/// out (d, 64) = the transpose of x (n, d), times `scale`; zeros for queries from n to a whole
-/// group.
-template <class T>
-void transpose_queries(const T* x, std::int64_t ld, std::int64_t n, std::int64_t d, T scale,
-                       T* out) {
-  const std::int64_t whole = (n + kLanes - 1) / kLanes * kLanes;
-  for (std::int64_t c0 = 0; c0 < d; c0 += kLanes) {
-    const std::int64_t c1 = std::min(c0 + kLanes, d);
-    for (std::int64_t i = 0; i < n; ++i)
-      for (std::int64_t c = c0; c < c1; ++c) out[c * kQueryBlock + i] = x[i * ld + c] * scale;
-    for (std::int64_t c = c0; c < c1; ++c)
-      std::fill(out + c * kQueryBlock + n, out + c * kQueryBlock + whole, T(0));
-  }
-}
-
 /// The steps in the arithmetic of T: vectors for f32, plain loops for f64.
 template <class T>
 struct Steps;
@@ -197,6 +172,16 @@ struct Steps<float> {
   }
   float dot(const float* x, const float* y, std::int64_t n) const { return f.dot(x, y, n); }
   void scale(float* x, std::int64_t n, float factor) const { f.scale(x, n, factor); }
+  void transpose(const float* x, std::int64_t ld, std::int64_t n, std::int64_t d, float scale,
+                 float* out) const {
+    f.transpose(x, ld, n, d, scale, out, kQueryBlock);
+  }
+  void dropout_factors(const AttentionSpec& a, const std::uint64_t* first, std::int64_t keys,
+                       float* factors) const {
+    const auto threshold = static_cast<float>(std::ceil(a.dropout * 0x1p24));
+    simd().random.dropout_factors(a.key, first, keys, threshold,
+                                  static_cast<float>(1 / (1 - a.dropout)), factors);
+  }
 };
 
 template <>
@@ -242,6 +227,21 @@ struct Steps<double> {
   void scale(double* x, std::int64_t n, double factor) const {
     for (std::int64_t i = 0; i < n; ++i) x[i] *= factor;
   }
+  void transpose(const double* x, std::int64_t ld, std::int64_t n, std::int64_t d, double scale,
+                 double* out) const {
+    for (std::int64_t i = 0; i < n; ++i)
+      for (std::int64_t c = 0; c < d; ++c) out[c * kQueryBlock + i] = x[i * ld + c] * scale;
+  }
+  void dropout_factors(const AttentionSpec& a, const std::uint64_t* first, std::int64_t keys,
+                       double* factors) const {
+    const RandomKey key{a.key.seed, a.key.stream, 0};
+    for (int i = 0; i < kLanes; ++i)
+      for (std::int64_t j = 0; j < keys; ++j) {
+        const float u =
+            uniform_from_bits(random_bits(key, first[i] + static_cast<std::uint64_t>(j)));
+        factors[j * kLanes + i] = u < a.dropout ? 0 : 1 / (1 - a.dropout);
+      }
+  }
 
  private:
   template <class F>
@@ -253,14 +253,37 @@ struct Steps<double> {
   }
 };
 
+/// factors (keys, 16): 0 where a query of the group that begins at `query` drops key `begin` + row,
+/// else 1 / (1 - p).
+template <class T>
+void dropout_factors(const AttentionSpec& a, const Sequence& seq, std::int64_t head,
+                     std::int64_t query, std::int64_t begin, std::int64_t keys,
+                     const Steps<T>& steps, T* factors) {
+  std::uint64_t first[kLanes];
+  for (int i = 0; i < kLanes; ++i) first[i] = dropout_number(a, seq, head, query + i, begin);
+  steps.dropout_factors(a, first, keys, factors);
+}
+
+/// out (d, 64) = the transpose of x (n, d), times `scale`; zeros for queries from n to a whole
+/// group.
+template <class T>
+void transpose_queries(const T* x, std::int64_t ld, std::int64_t n, std::int64_t d, T scale,
+                       const Steps<T>& steps, T* out) {
+  const std::int64_t whole = (n + kLanes - 1) / kLanes * kLanes;
+  steps.transpose(x, ld, n, d, scale, out);
+  for (std::int64_t c = 0; n < whole && c < d; ++c)
+    std::fill(out + c * kQueryBlock + n, out + c * kQueryBlock + whole, T(0));
+}
+
 /// A block of queries (or of their gradients) against rows of keys (or values): their dot products,
 /// one query a lane. Transposed once when the head is narrow enough, else piece by piece.
 template <class T>
 class LaneScores {
  public:
-  LaneScores(const T* x, std::int64_t ld, std::int64_t n, std::int64_t d, T scale)
+  LaneScores(const T* x, std::int64_t ld, std::int64_t n, std::int64_t d, T scale,
+             const Steps<T>& steps)
       : x_(x), ld_(ld), n_(n), d_(d), scale_(scale) {
-    if (d <= kDepth) transpose_queries(x, ld, n, d, scale, packed_);
+    if (d <= kDepth) transpose_queries(x, ld, n, d, scale, steps, packed_);
   }
 
   /// scores (keys, 64), where somebody sees the key.
@@ -268,7 +291,7 @@ class LaneScores {
                T* scores) {
     for (std::int64_t c = 0; c < d_; c += kDepth) {
       const std::int64_t depth = std::min(kDepth, d_ - c);
-      if (d_ > kDepth) transpose_queries(x_ + c, ld_, n_, depth, scale_, packed_);
+      if (d_ > kDepth) transpose_queries(x_ + c, ld_, n_, depth, scale_, steps, packed_);
       keys.by_keys([&](std::int64_t j, std::int64_t count, std::int64_t i, std::int64_t queries) {
         steps.product(rows + j * ld + c, ld, 1, packed_ + i, kQueryBlock,
                       scores + j * kQueryBlock + i, kQueryBlock, count, queries, depth, c > 0);

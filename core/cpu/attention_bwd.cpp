@@ -45,7 +45,8 @@ struct BackwardPass {
         lse + (seq.batch * a.heads + head) * a.queries + seq.q0 - seq.batch * a.queries + first, n,
         shift);
     for (std::int64_t i = 0; i < n; ++i) delta[i] = steps.dot(dyb + i * ldy, y + at + i * ldy, d);
-    LaneScores<T> queries(qb, ldq, n, d, static_cast<T>(a.scale)), grads(dyb, ldy, n, d, T(1));
+    LaneScores<T> queries(qb, ldq, n, d, static_cast<T>(a.scale), steps);
+    LaneScores<T> grads(dyb, ldy, n, d, T(1), steps);
 
     T p[kKeyBlock * kQueryBlock], dp[kKeyBlock * kQueryBlock];
     for (std::int64_t s = range.begin; s < range.end; s += kKeyBlock) {
@@ -87,8 +88,7 @@ struct BackwardPass {
     T factors[kKeyBlock * kLanes];
     steps.probabilities(p + at, seen, shift + at);
     if (a.dropout > 0) {
-      std::fill_n(factors, count * kLanes, T(0));
-      dropout_factors(a, seq, head, first + at, keys.queries(g), s + seen.begin, count, factors);
+      dropout_factors(a, seq, head, first + at, s + seen.begin, count, steps, factors);
       multiply_lanes(dp + from, factors, count);
     }
     steps.scores_bwd(p + at, dp + at, seen, delta + at, static_cast<T>(a.scale));

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "weft/core/low_precision.h"
+#include "weft/core/philox.h"
 
 namespace weft {
 
@@ -36,6 +37,20 @@ struct RowKernels {
   /// dx = exp(x - shift) * scale - offset
   void (*cross_entropy_bwd)(const T* x, float shift, float scale, float offset, T* dx,
                             std::int64_t n);
+
+  /// y = 0 where number < threshold, else x * scale.
+  void (*dropout)(const T* x, const float* numbers, float threshold, float scale, T* y,
+                  std::int64_t n);
+};
+
+/// Draws from a key's sequence. A number here is random_bits() >> 8: 24 bits, exact in f32.
+struct RandomKernels {
+  /// The numbers of `blocks` Philox blocks from number `first` on; blocks is a multiple of 16.
+  void (*draw)(const RandomKey& key, std::uint64_t first, std::int64_t blocks, float* numbers);
+  /// factors (rows, 16): row j of column i is 0 where number first[i] + j is below threshold, else
+  /// `kept`. `first` counts from number 0, whatever key.first says.
+  void (*dropout_factors)(const RandomKey& key, const std::uint64_t* first, std::int64_t rows,
+                          float threshold, float kept, float* factors);
 };
 
 /// The numbers of one Adam step, in f32. See AdamStep in core/kernels/optimizer.h.
@@ -91,6 +106,9 @@ struct AttentionKernels {
   float (*dot)(const float* x, const float* y, std::int64_t n);
   /// x *= factor.
   void (*scale)(float* x, std::int64_t n, float factor);
+  /// out (d, n) = the transpose of x (n, d), times `scale`.
+  void (*transpose)(const float* x, std::int64_t ld, std::int64_t n, std::int64_t d, float scale,
+                    float* out, std::int64_t ld_out);
   void (*product)(const BlockProduct& product);
 };
 
@@ -100,6 +118,7 @@ struct SimdTable {
   RowKernels<float> f32;
   RowKernels<bf16> bf16_;
   AttentionKernels attention;
+  RandomKernels random;
 
   template <class T>
   const RowKernels<T>& of() const {

@@ -16,6 +16,7 @@ namespace weft::simd_avx512 {
 #include "weft/core/cpu/simd/swiglu.inc"
 #include "weft/core/cpu/simd/cross_entropy.inc"
 #include "weft/core/cpu/simd/optimizer.inc"
+#include "weft/core/cpu/simd/random.inc"
 #include "weft/core/cpu/simd/product.inc"
 #include "weft/core/cpu/simd/attention.inc"
 #include "weft/core/cpu/simd/table.inc"
