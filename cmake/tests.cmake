@@ -52,6 +52,7 @@ set(weft_test_stems
   simd
   simd_attention
   simd_random
+  simd_sums
   softmax
   sort
   state_dict

@@ -91,12 +91,15 @@ void copy(const Tensor& source, const Tensor& out) {
 }
 
 void fill(const Tensor& out, double value) {
+  const bool zeros = value == 0 && !std::signbit(value);  // all bits zero in every dtype
   dispatch_all(out.dtype(), [&]<class T>() {
     const T v = convert<T>(value);
     T* p = out.data<T>();
     each_run<1>({&out}, 1, [=](const PerOperand<1>& at, const PerOperand<1>& step, std::int64_t n) {
       T* row = p + at[0];
-      if (step[0] == 1) {
+      if (step[0] == 1 && zeros) {
+        std::memset(static_cast<void*>(row), 0, static_cast<std::size_t>(n) * sizeof(T));
+      } else if (step[0] == 1) {
         for (std::int64_t i = 0; i < n; ++i) row[i] = v;
       } else {
         for (std::int64_t i = 0; i < n; ++i) row[i * step[0]] = v;

@@ -181,18 +181,11 @@ void sgd_chunk(const Chunk<SgdSlot>& c, const SgdStep& s) {
   }
 }
 
-// Sixteen sums, then one: as many additions in flight as the compiler likes, in a fixed order.
-template <class T>
-double squares(const T* x, std::int64_t n) {
+// Sixteen sums, then one, as the row kernels of the narrower types have it.
+double squares(const double* x, std::int64_t n) {
   constexpr int kLanes = 16;
   double lanes[kLanes] = {};
-  std::int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (int l = 0; l < kLanes; ++l) {
-      const double v = static_cast<double>(x[i + l]);
-      lanes[l] += v * v;
-    }
-  for (; i < n; ++i) lanes[i % kLanes] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  for (std::int64_t i = 0; i < n; ++i) lanes[i % kLanes] += x[i] * x[i];
   double total = 0;
   for (const double lane : lanes) total += lane;
   return total;
@@ -268,10 +261,10 @@ void grad_squares(const Tensor& partials, const GradSlot* slots, std::int64_t co
         partial[c.index] = squares(at<double>(g, c.begin), c.n);
         break;
       case DType::bf16:
-        partial[c.index] = squares(at<bf16>(g, c.begin), c.n);
+        partial[c.index] = simd().bf16_.sum_squares(at<bf16>(g, c.begin), c.n);
         break;
       default:
-        partial[c.index] = squares(at<float>(g, c.begin), c.n);
+        partial[c.index] = simd().f32.sum_squares(at<float>(g, c.begin), c.n);
     }
   });
   double* out = sums.data<double>();

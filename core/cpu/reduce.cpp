@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "weft/core/cpu/simd.h"
 #include "weft/core/parallel.h"
 
 namespace weft::cpu {
@@ -23,6 +24,10 @@ using Value = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
 template <ReduceOp op, class T>
 struct Rule {
   static constexpr bool kExtreme = op == ReduceOp::max || op == ReduceOp::min;
+  /// Sums of f32 and bf16 down columns run on vectors, wide stretches of a row at a time.
+  static constexpr bool kVectors =
+      op == ReduceOp::sum && (std::is_same_v<T, float> || std::is_same_v<T, bf16>);
+  static constexpr std::int64_t kColumns = kVectors ? 4 * kReduceColumns : kReduceColumns;
   using Lane =
       std::conditional_t<std::is_integral_v<T> && !kExtreme, std::int64_t,
                          std::conditional_t<op == ReduceOp::sum || kExtreme, Value<T>, double>>;
@@ -88,12 +93,17 @@ void reduce_columns(const T* x, std::int64_t n, std::int64_t stride, std::int64_
   using Lane = typename R::Lane;
   for (std::int64_t c = 0; c < width; ++c) totals[c] = R::template start<Total<T>>();
   for (std::int64_t begin = 0; begin < n; begin += kRowsOfBlock) {
-    Lane lanes[kReduceColumns];
-    for (Lane& lane : lanes) lane = R::template start<Lane>();
-    for (std::int64_t r = begin; r < std::min(n, begin + kRowsOfBlock); ++r) {
-      const T* row = x + r * stride;
-      for (std::int64_t c = 0; c < width; ++c)
-        lanes[c] = R::take(lanes[c], row[c], center ? center[c] : 0);
+    const std::int64_t end = std::min(n, begin + kRowsOfBlock);
+    Lane lanes[R::kColumns];
+    if constexpr (R::kVectors) {
+      simd().of<T>().column_sums(x + begin * stride, end - begin, stride, width, lanes);
+    } else {
+      std::fill_n(lanes, width, R::template start<Lane>());
+      for (std::int64_t r = begin; r < end; ++r) {
+        const T* row = x + r * stride;
+        for (std::int64_t c = 0; c < width; ++c)
+          lanes[c] = R::take(lanes[c], row[c], center ? center[c] : 0);
+      }
     }
     for (std::int64_t c = 0; c < width; ++c)
       totals[c] = R::template join<Total<T>>(totals[c], lanes[c]);
@@ -118,19 +128,22 @@ void reduce_typed(const Tensor& x, const ReduceExtent& e, const Tensor& center, 
   const double* pc = center ? center.data<double>() : nullptr;
   const std::int64_t chunks = reduce_chunks(e), step = (e.reduced + chunks - 1) / chunks;
   Total<T>* pp = chunks > 1 ? partial.data<Total<T>>() : nullptr;
-  const std::int64_t blocks = (e.inner + kReduceColumns - 1) / kReduceColumns;
+  // Columns are dealt out evenly, in whole vectors.
+  const std::int64_t blocks = (e.inner + R::kColumns - 1) / R::kColumns;
+  const std::int64_t share =
+      blocks ? ((e.inner + blocks - 1) / blocks + kLanes - 1) / kLanes * kLanes : 0;
 
-  parallel_for(e.outer * chunks * blocks, step * std::min(e.inner, kReduceColumns) + 1,
+  parallel_for(e.outer * chunks * blocks, step * std::min(e.inner, share) + 1,
                [&](std::int64_t first, std::int64_t last) {
                  for (std::int64_t item = first; item < last; ++item) {
                    const std::int64_t block = item % blocks, chunk = item / blocks % chunks;
-                   const std::int64_t o = item / blocks / chunks, c0 = block * kReduceColumns;
-                   const std::int64_t width = std::min(kReduceColumns, e.inner - c0);
+                   const std::int64_t o = item / blocks / chunks, c0 = block * share;
+                   const std::int64_t width = std::clamp<std::int64_t>(e.inner - c0, 0, share);
                    const std::int64_t r0 = std::min(e.reduced, chunk * step);
                    const std::int64_t n = std::min(step, e.reduced - r0);
                    const T* from = px + (o * e.reduced + r0) * e.inner + c0;
                    const double* about = pc ? pc + o * e.inner + c0 : nullptr;
-                   Total<T> totals[kReduceColumns];
+                   Total<T> totals[R::kColumns];
                    if (e.inner == 1)
                      totals[0] = reduce_row<R>(from, n, about ? *about : 0);
                    else

@@ -2,6 +2,7 @@
 
 #include <type_traits>
 
+#include "weft/core/cpu/simd.h"
 #include "weft/core/parallel.h"
 
 namespace weft::cpu {
@@ -11,6 +12,10 @@ namespace {
 template <class T, class A>
 void rotate(const T* x, const A* cos, const A* sin, std::int64_t heads, std::int64_t half, A sign,
             T* y) {
+  if constexpr (std::is_same_v<A, float> && !std::is_same_v<T, double>) {
+    simd().of<T>().rope(x, cos, sin, heads, half, sign, y);
+    return;
+  }
   using C = std::conditional_t<std::is_same_v<T, double>, double, float>;
   for (std::int64_t h = 0; h < heads; ++h, x += 2 * half, y += 2 * half)
     for (std::int64_t i = 0; i < half; ++i) {

@@ -38,6 +38,15 @@ struct RowKernels {
   void (*cross_entropy_bwd)(const T* x, float shift, float scale, float offset, T* dx,
                             std::int64_t n);
 
+  /// In sixteen sums of f64, which are then added.
+  double (*sum_squares)(const T* x, std::int64_t n);
+  /// sums[c] = x[c] + x[stride + c] + ... over n rows, in this order and in f32.
+  void (*column_sums)(const T* x, std::int64_t n, std::int64_t stride, std::int64_t width,
+                      float* sums);
+  /// The heads of one token, whose halves are turned into each other; sin is multiplied by `sign`.
+  void (*rope)(const T* x, const float* cos, const float* sin, std::int64_t heads,
+               std::int64_t half, float sign, T* y);
+
   /// y = 0 where number < threshold, else x * scale.
   void (*dropout)(const T* x, const float* numbers, float threshold, float scale, T* y,
                   std::int64_t n);

@@ -1,0 +1,88 @@
+// Sums and rotary embedding of every instruction set: to the bit what their definitions say.
+#include <doctest/doctest.h>
+
+#include <vector>
+
+#include "weft/core/cpu/simd.h"
+#include "weft/tests/support.h"
+
+namespace weft {
+namespace {
+
+std::vector<const SimdTable*> tables() {
+  std::vector<const SimdTable*> found;
+  for (const char* name : {"scalar", "avx2", "avx512"})
+    if (const SimdTable* table = find_simd(name)) found.push_back(table);
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("simd sums: squares in sixteen sums of f64", T, float, bf16) {
+  const Tensor x = test::random({203}, 1).to(dtype_of<T>());
+  for (const SimdTable* table : tables())
+    for (const std::int64_t begin : {0, 1, 3})
+      for (const std::int64_t n : {0, 1, 15, 16, 17, 64, 199}) {
+        CAPTURE(table->name);
+        CAPTURE(begin);
+        CAPTURE(n);
+        const T* p = x.data<T>() + begin;
+        double lanes[16] = {}, want = 0;
+        for (std::int64_t i = 0; i < n; ++i) {
+          const double v = static_cast<double>(static_cast<float>(p[i]));
+          lanes[i % 16] += v * v;
+        }
+        for (const double lane : lanes) want += lane;
+        CHECK(table->of<T>().sum_squares(p, n) == want);
+      }
+}
+
+TEST_CASE_TEMPLATE("simd sums: columns, row after row in f32", T, float, bf16) {
+  constexpr std::int64_t kStride = 71;
+  const Tensor x = test::random({9, kStride}, 2).to(dtype_of<T>());
+  for (const SimdTable* table : tables())
+    for (const std::int64_t rows : {1, 3, 4, 5, 8, 9})
+      for (const std::int64_t width : {1, 15, 16, 40, 64, 70}) {
+        CAPTURE(table->name);
+        CAPTURE(rows);
+        CAPTURE(width);
+        std::vector<float> got(71, 7.0f);
+        const T* p = x.data<T>() + 1;
+        table->of<T>().column_sums(p, rows, kStride, width, got.data());
+        for (std::int64_t c = 0; c < 71; ++c) {
+          float want = c < width ? 0.0f : 7.0f;
+          for (std::int64_t r = 0; r < rows && c < width; ++r)
+            want += static_cast<float>(p[r * kStride + c]);
+          CHECK(got[static_cast<std::size_t>(c)] == want);
+        }
+      }
+}
+
+TEST_CASE_TEMPLATE("simd rope: halves of any length turn by sine and cosine", T, float, bf16) {
+  constexpr std::int64_t kHeads = 3;
+  const Tensor x = test::random({kHeads * 80 + 1}, 3).to(dtype_of<T>());
+  const Tensor cos = test::random({41}, 4, DType::f32), sin = test::random({41}, 5, DType::f32);
+  for (const SimdTable* table : tables())
+    for (const std::int64_t half : {1, 8, 15, 16, 32, 40})
+      for (const float sign : {1.0f, -1.0f}) {
+        CAPTURE(table->name);
+        CAPTURE(half);
+        CAPTURE(sign);
+        const T* p = x.data<T>() + 1;
+        const float *c = cos.data<float>() + 1, *s = sin.data<float>() + 1;
+        std::vector<T> y(kHeads * 80 + 1, T(7.0f));
+        table->of<T>().rope(p, c, s, kHeads, half, sign, y.data());
+        for (std::int64_t h = 0; h < kHeads; ++h)
+          for (std::int64_t i = 0; i < half; ++i) {
+            const auto at = static_cast<std::size_t>(h * 2 * half + i);
+            const auto other = at + static_cast<std::size_t>(half);
+            const float a = p[at], b = p[other], turn = sign * s[i];
+            const float ac = a * c[i], bs = b * turn, bc = b * c[i], as = a * turn;
+            CHECK(static_cast<float>(y[at]) == static_cast<float>(T(ac - bs)));
+            CHECK(static_cast<float>(y[other]) == static_cast<float>(T(bc + as)));
+          }
+        CHECK(static_cast<float>(y[static_cast<std::size_t>(kHeads * 2 * half)]) == 7.0f);
+      }
+}
+
+}  // namespace weft
