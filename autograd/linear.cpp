@@ -5,10 +5,8 @@
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
-#include "weft/core/dispatch.h"
 #include "weft/core/error.h"
 #include "weft/core/gemm.h"
-#include "weft/core/kernels/copy.h"
 
 namespace weft {
 namespace {
@@ -42,16 +40,6 @@ Tensor as_rows(const Tensor& t) {
   return reshape(t, {rows, t.dim(-1)});
 }
 
-// y (rows, N) = x (rows, K) weight^T + bias. The bias goes in first and the product is added to it:
-// one rounding in bf16, and no second pass over y.
-void forward(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& y) {
-  if (bias) {
-    const Tensor repeated = bias.alias(y.shape(), {0, bias.strides()[0]}, 0);
-    dispatch<cpu::copy, cuda::copy>(repeated, y);
-  }
-  gemm(x, transposed(weight), y, static_cast<bool>(bias));
-}
-
 }  // namespace
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
@@ -61,7 +49,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   Tensor y = Tensor::empty(shape, x.dtype(), x.device());
   {
     const NoGradGuard quiet;
-    forward(as_rows(x), weight, bias, as_rows(y));
+    gemm_bias(as_rows(x), weight, bias, as_rows(y));
   }
   if (recording(x, weight, bias))
     Tape::record("linear", {&x, &weight, &bias}, {&y},

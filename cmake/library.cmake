@@ -42,6 +42,7 @@ set(weft_sources
   core/cpu/elementwise_loop.cpp
   core/cpu/fma_loop.cpp
   core/cpu/gemm.cpp
+  core/cpu/gemm_bias.cpp
   core/cpu/gemm_check.cpp
   core/cpu/indexing.cpp
   core/cpu/layer_norm.cpp

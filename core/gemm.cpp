@@ -108,6 +108,17 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& out, bool accumulate) 
   dispatch<cpu::gemm, cuda::gemm>(left.tensor(), right.tensor(), g, scratch, out);
 }
 
+void gemm_bias(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) {
+  if (!bias || out.numel() == 0) return gemm(x, transposed(weight), out);
+  if (const std::int64_t n = fused_bias_scratch(x, weight, out); n > 0 && bias.is_contiguous()) {
+    const Tensor scratch = Tensor::empty({n}, DType::f32, x.device());
+    return dispatch<cpu::gemm_bias, cuda::gemm_bias>(x, weight, bias, scratch, out);
+  }
+  // The bias goes in first and the product is added to it.
+  dispatch<cpu::copy, cuda::copy>(bias.alias(out.shape(), {0, bias.strides()[0]}, 0), out);
+  gemm(x, transposed(weight), out, true);
+}
+
 Tensor transposed(const Tensor& t) {
   Shape shape = t.shape(), strides = t.strides();
   const int n = t.ndim();

@@ -14,6 +14,10 @@ namespace weft {
 /// Dtypes   f32, f64, bf16, all alike; a bf16 product may go to an f32 out
 void gemm(const Tensor& a, const Tensor& b, const Tensor& out, bool accumulate = false);
 
+/// out (rows, N) = x (rows, K) weight (N, K)^T + bias (N): one rounding of each sum, bias included.
+/// Records nothing, and the caller has checked the shapes. A null bias adds nothing.
+void gemm_bias(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out);
+
 /// The last two axes swapped; shares storage and is unknown to any tape.
 Tensor transposed(const Tensor& t);
 

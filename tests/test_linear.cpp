@@ -3,6 +3,7 @@
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/linear.h"
 #include "weft/autograd/matmul.h"
+#include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
 using namespace weft;
@@ -43,6 +44,27 @@ TEST_CASE("linear: agrees with matmul and add in f64") {
       CHECK(test::mismatch(linear(test::strided(in[0]), test::strided(in[1]), test::strided(in[2])),
                            composed(in[0], in[1], in[2]), tol) == "");
     }
+}
+
+TEST_CASE("linear: narrow f32 rows, where product and bias are one kernel") {
+  const int threads = num_threads();
+  for (const std::int64_t m : {63, 64, 131})
+    for (const std::int64_t n : {1, 16, 31, 70})
+      for (const std::int64_t k : {1, 3, 130, 256, 257}) {
+        CAPTURE(message("m {}, n {}, k {}", m, n, k));
+        const Tensor x = test::random({m, k}, 1, DType::f32),
+                     w = test::random({n, k}, 2, DType::f32);
+        const Tensor b = test::random({n}, 3, DType::f32);
+        const Tensor want = linear(x.to(DType::f64), w.to(DType::f64), b.to(DType::f64));
+        const Tensor y = linear(x, w, b);
+        CHECK(test::mismatch(y, want, 1e-4) == "");
+        CHECK(test::mismatch(linear(x, w, test::strided(b)), want, 1e-4) == "");
+        for (const int t : {1, 2, 4}) {
+          set_num_threads(t);
+          if (k <= 256 && m >= 64) CHECK(test::mismatch(linear(x, w, b), y, 0) == "");
+        }
+        set_num_threads(threads);
+      }
 }
 
 TEST_CASE("linear: bf16 rounds the sum of product and bias once") {

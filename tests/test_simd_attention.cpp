@@ -49,9 +49,10 @@ bool sees(const LaneKeys& k, int lane, std::int64_t key) {
 
 }  // namespace
 
-TEST_CASE("simd product: any layout of a, any size, added or not") {
+TEST_CASE("simd product: any layout of a, any size, added to c, to a bias, or to nothing") {
+  enum class Start { none, c, bias };
   for (const bool transposed : {false, true})
-    for (const bool accumulate : {false, true})
+    for (const Start from : {Start::none, Start::c, Start::bias})
       for (const std::int64_t m : {1, 3, 4, 8, 15, 21})
         for (const std::int64_t n : {1, 15, 16, 32, 53})
           for (const std::int64_t k : {0, 1, 7, 40}) {
@@ -60,19 +61,25 @@ TEST_CASE("simd product: any layout of a, any size, added or not") {
             CAPTURE(k);
             const std::int64_t ldb = n + 3, ldc = n + 5;
             const Floats a = normal(m * k + 1, 1), b = normal(k * ldb + 1, 2);
-            const Floats before = normal(m * ldc, 3);
+            const Floats before = normal(m * ldc, 3), bias = normal(n, 10);
             Floats first;
             for (const SimdTable* table : tables()) {
               CAPTURE(table->name);
               Floats c = before;
+              const float* start = from == Start::none ? nullptr
+                                   : from == Start::c  ? c.data()
+                                                       : bias.data();
               table->attention.product({a.data(), transposed ? 1 : k, transposed ? m : 1, b.data(),
-                                        ldb, c.data(), ldc, m, n, k, accumulate});
+                                        ldb, c.data(), ldc, m, n, k, start,
+                                        from == Start::c ? ldc : 0});
               if (first.empty()) first = c;
               CHECK(same_bits(c, first));
               for (std::int64_t i = 0; i < m; ++i)
                 for (std::int64_t j = 0; j < ldc; ++j) {
                   const auto at = static_cast<std::size_t>(i * ldc + j);
-                  double want = j < n && !accumulate ? 0 : before[at];
+                  double want = j >= n || from == Start::c ? before[at]
+                                : from == Start::bias      ? bias[static_cast<std::size_t>(j)]
+                                                           : 0;
                   for (std::int64_t p = 0; p < k && j < n; ++p)
                     want += static_cast<double>(
                                 a[static_cast<std::size_t>(transposed ? p * m + i : i * k + p)]) *

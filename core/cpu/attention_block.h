@@ -158,7 +158,8 @@ struct Steps<float> {
   void product(const float* a, std::int64_t a_row, std::int64_t a_col, const float* b,
                std::int64_t ldb, float* c, std::int64_t ldc, std::int64_t m, std::int64_t n,
                std::int64_t k, bool accumulate) const {
-    f.product({a, a_row, a_col, b, ldb, c, ldc, m, n, k, accumulate});
+    f.product(
+        {a, a_row, a_col, b, ldb, c, ldc, m, n, k, accumulate ? c : nullptr, accumulate ? ldc : 0});
   }
   void softmax_step(float* x, const LaneKeys& keys, float* high, float* sum, float* shrink) const {
     f.softmax_step(x, kQueryBlock, keys, high, sum, shrink);

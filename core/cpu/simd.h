@@ -80,8 +80,9 @@ struct OptimizerKernels {
                const AdamConstants& constants);
 };
 
-/// c (m, n) = a (m, k) b (k, n), plus what c held when `accumulate`. Element (i, p) of a lies at
-/// a[i * a_row + p * a_col]; rows of b and c have no gaps inside.
+/// c (m, n) = a (m, k) b (k, n) + start, where element (i, p) of a lies at a[i * a_row + p *
+/// a_col]; rows of b and c have no gaps inside. start: null, or rows start_row apart: c itself to
+/// add to it, or one bias for all rows with start_row 0. Without a start, start_row is 0.
 struct BlockProduct {
   const float* a;
   std::int64_t a_row, a_col;
@@ -89,7 +90,8 @@ struct BlockProduct {
   std::int64_t ldb;
   float* c;
   std::int64_t ldc, m, n, k;
-  bool accumulate;
+  const float* start;
+  std::int64_t start_row;
 };
 
 /// Which keys, by number, sixteen queries see: query i those of [first[i], stop[i]), all of them

@@ -21,11 +21,22 @@ using GemmKernel = void(const Tensor& a, const Tensor& b, const GemmShape& shape
 /// How many f32 elements of scratch a product needs; follows from shape and dtype alone.
 std::int64_t gemm_scratch(const GemmShape& shape, DType dtype);
 
+/// out (M, N) = x (M, K) weight (N, K)^T + bias (N), all f32 without gaps; scratch f32 with
+/// fused_bias_scratch() elements.
+using GemmBiasKernel = void(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                            const Tensor& scratch, const Tensor& out);
+
+/// The scratch of gemm_bias(), from shapes, layouts and dtypes alone; 0 where a separate pass for
+/// the bias is the better way.
+std::int64_t fused_bias_scratch(const Tensor& x, const Tensor& weight, const Tensor& out);
+
 namespace cpu {
 GemmKernel gemm;
+GemmBiasKernel gemm_bias;
 }  // namespace cpu
 namespace cuda {
 GemmKernel gemm;
+GemmBiasKernel gemm_bias;
 }  // namespace cuda
 
 }  // namespace weft
