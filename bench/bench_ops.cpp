@@ -1,6 +1,7 @@
 // Speed of single ops at the sizes of a small GPT. Memory-bound ops in GB/s of what they must read
 // and write, products in GFLOP/s; forward without a tape, and backward alone.
 #include "weft/autograd/cross_entropy.h"
+#include "weft/autograd/dropout.h"
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/layer_norm.h"
 #include "weft/autograd/linear.h"
@@ -69,6 +70,9 @@ int main(int argc, char** argv) {
   memory_bound(report, "gelu", x, 2, 3, [](const Tensor& a) { return gelu(a); });
   memory_bound(report, "silu", x, 2, 3, [](const Tensor& a) { return silu(a); });
   memory_bound(report, "softmax", x, 2, 3, [](const Tensor& a) { return softmax(a); });
+  memory_bound(report, "dropout", x, 2, 2, [](const Tensor& a) {
+    return dropout(a, 0.1, RandomKey{1, 2, 0});
+  });
   memory_bound(report, "sum over rows", x, 1, 1, [](const Tensor& a) { return sum(a, {0}); });
   memory_bound(report, "transpose and copy", x, 2, 2,
                [](const Tensor& a) { return contiguous(transpose(a, 0, 1)); });
