@@ -18,14 +18,15 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # The first that matches "library symbol". oneDNN's kernels are generated and have no symbols.
 KINDS = [
     ("waiting for other threads", r"ThreadPool|__atomic_spin|__atomic_wait|sched_yield"),
-    ("products with weights", r"^jit |libdnnl|library_product|omp_"),
-    ("attention", r"product_tile|product_columns|block_product|transpose_queries|softmax_step|"
-                  r"probabilities|scores_bwd|row_dot|row_scale|Forward<|BackwardPass|attention"),
+    ("products by oneDNN", r"^jit |libdnnl|library_product|omp_"),
+    ("in-tree products: attention, narrow linear layers", r"product_|block_product|gemm_bias|SmallGemm"),
+    ("attention beside its products", r"transpose|softmax_step|probabilities|scores_bwd|row_dot|"
+                                      r"row_scale|Forward<|BackwardPass|attention"),
     ("layer norm, with the residual sum", r"Norm<|norm"),
     ("GELU", r"gelu"),
     ("loss", r"CrossEntropy|cross_entropy"),
-    ("AdamW and clipping", r"Optimizer|adam|grad_squares"),
-    ("gradients of biases", r"reduce"),
+    ("AdamW and clipping", r"Optimizer|adam|grad_squares|sum_squares"),
+    ("gradients of biases", r"reduce|column_sums"),
     ("copies and fills, biases before products", r"memmove|memcpy|memset|copy|move_values|fill|walk"),
     ("embedding", r"index_add|index_select|gather"),
     ("the system", r"kernel"),
