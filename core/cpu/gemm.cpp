@@ -8,6 +8,7 @@
 #endif
 
 #include "weft/core/cpu/product.h"
+#include "weft/core/cpu/simd.h"
 #include "weft/core/parallel.h"
 
 namespace weft {
@@ -47,12 +48,22 @@ Tiles tiles_of(const Product<T>& p, std::int64_t batch) {
   return best;
 }
 
+// One row times the rows of a weight, as in generation: dot products, and nothing to pack.
+void row_product(const Product<float>& p) {
+  const auto dot = simd().attention.dot;
+  parallel_for(p.n, p.k, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t j = begin; j < end; ++j)
+      p.c[j] = dot(p.a, p.b + j * p.ldb, p.k) + (p.accumulate ? p.c[j] : 0.0f);
+  });
+}
+
 // `batch` products; at(i) gives the i-th.
 template <class T, class At>
 void run(std::int64_t batch, const At& at) {
   const Product<T> first = at(0);
   const std::int64_t m = first.m, n = first.n;
   if constexpr (std::is_same_v<T, float>) {
+    if (batch == 1 && m == 1 && first.trans_b && !first.trans_a) return row_product(first);
     if (cpu::for_library(first)) {
       const Tiles t = tiles_of(first, batch);
       const std::int64_t across = ceil_div(n, t.cols), each = ceil_div(m, t.rows) * across;
