@@ -133,17 +133,18 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
   dispatch<cpu::index_select, cuda::index_select>(
       contiguous(weight), flat, 0, y.alias({id.numel(), weight.dim(1)}, {weight.dim(1), 1}, 0));
   if (recording(weight))
-    Tape::record("embedding", {&weight}, {&y},
-                 [i = save(flat, "ids"), whole = weight.shape()](Backward& b) {
-                   const Tensor rows = reshape(b.dy(), {i.get().numel(), whole[1]});
-                   // A tied head has summed its part already: only the rows in use are touched.
-                   // bf16 sums cannot take one row after the other.
-                   const Tensor sum = rows.dtype() == DType::bf16 ? Tensor() : b.accumulator(0);
-                   if (sum)
-                     dispatch<cpu::index_add, cuda::index_add>(contiguous(rows), i.get(), 0, sum);
-                   else
-                     b.add(0, index_add(rows, 0, i.get(), whole));
-                 });
+    Tape::record(
+        "embedding", {&weight}, {&y}, [i = save(flat, "ids"), whole = weight.shape()](Backward& b) {
+          const Tensor rows = reshape(b.dy(), {i.get().numel(), whole[1]});
+          // A tied head has summed its part already: only the rows in use are touched.
+          // bf16 sums cannot take one row after the other.
+          const Tensor sum =
+              rows.dtype() == DType::bf16 ? Tensor() : b.accumulator(0, whole, rows.dtype());
+          if (sum)
+            dispatch<cpu::index_add, cuda::index_add>(contiguous(rows), i.get(), 0, sum);
+          else
+            b.add(0, index_add(rows, 0, i.get(), whole));
+        });
   return y;
 }
 

@@ -57,7 +57,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
                    if (b.needs(0)) b.add(0, matmul(b.dy(), sw.get()));
                    if (!b.needs(1) && !b.needs(2)) return;
                    const Tensor dy = as_rows(b.dy());
-                   if (const Tensor sum = b.accumulator(1))
+                   const Shape whole{dy.dim(1), sx.get().dim(-1)};
+                   if (const Tensor sum = b.accumulator(1, whole, dy.dtype()))
                      gemm(transposed(dy), as_rows(sx.get()), sum, true);
                    else if (b.needs(1))
                      b.add(1, matmul(transpose(dy, 0, 1), as_rows(sx.get())));

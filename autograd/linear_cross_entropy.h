@@ -7,8 +7,8 @@ namespace weft {
 /// cross_entropy(linear(x, weight), targets) without ever holding all logits: rows go through in
 /// chunks, and for mean and sum a chunk's logits become its part of the gradient at once, so that
 /// backward only multiplies by its cotangent. With none, backward makes each chunk's logits again.
-/// In f32 and f64 the losses are those of the two ops; bf16 sums the weight's gradient in f32 over
-/// all chunks and rounds it once.
+/// The losses are those of the two ops to rounding (bit by bit where the products are the same
+/// calls); bf16 sums the weight's gradient in f32 over all chunks before it rounds.
 ///
 /// Shapes  x (..., C), weight (V, C), any strides; targets (...); result (...) for none, else a
 ///         scalar

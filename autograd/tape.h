@@ -57,8 +57,10 @@ class Backward {
   void add(int i, Tensor dx);
   /// The buffer in which the gradient of input i is being summed, for a kernel that adds to it in
   /// place of add(): no second buffer, no second pass. Null when there is none yet, when somebody
-  /// else can see it, and when an outer tape needs its history.
-  Tensor accumulator(int i);
+  /// else can see it, when an outer tape needs its history, and when it has not this shape and
+  /// dtype (add() then says what is wrong). It may be the leaf's own grad(), so until backward()
+  /// has returned, grad() of a leaf may hold part of a sum.
+  Tensor accumulator(int i, const Shape& shape, DType dtype);
   /// To be called by a backward that runs a fused kernel.
   /// Throws Error when an outer tape records: the kernel's derivative is not known to it.
   void once_differentiable() const;

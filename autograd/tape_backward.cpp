@@ -26,10 +26,11 @@ void Backward::add(int i, Tensor dx) {
   tape_->accumulate(tape_->slot(slots_[i]), op_, std::move(dx));
 }
 
-Tensor Backward::accumulator(int i) {
+Tensor Backward::accumulator(int i, const Shape& shape, DType dtype) {
   if (!needs(i)) return {};
   Tape::Slot& s = tape_->slot(slots_[i]);
   if (!tape_->can_add_in_place(s)) return {};
+  if (s.grad.shape() != shape || s.grad.dtype() != dtype) return {};
   s.grad.bump_version();
   return s.grad;
 }

@@ -28,16 +28,18 @@ class CategoryScope {
   Category previous_;
 };
 
-/// Counters of one device kind. Byte counts are size-class bytes (what a block really occupies), so
-/// that a run on the meta device can predict them exactly.
+/// Counters of one device kind. Byte counts are the size-class bytes of what was asked for, so that
+/// a run on the meta device can predict them exactly; a larger block that serves a smaller request
+/// counts as one of the request's class.
 struct MemoryStats {
   std::int64_t hits = 0;           ///< allocations served from a cached block
   std::int64_t misses = 0;         ///< allocations that needed a fresh block
   std::int64_t evictions = 0;      ///< cached blocks given back, least recently used first
   std::int64_t system_allocs = 0;  ///< requests to the operating system or driver
   std::int64_t live_bytes = 0;     ///< in use now
-  std::int64_t peak_bytes = 0;     ///< highest live_bytes since start or reset_peak()
-  std::int64_t cached_bytes = 0;   ///< free, kept for reuse
+  std::int64_t peak_bytes = 0;  ///< highest live_bytes since start or reset_peak(); to within what
+                                ///< other threads allocate at the same moment
+  std::int64_t cached_bytes = 0;  ///< free, kept for reuse
   std::int64_t live_by_category[kCategories] = {};
 };
 

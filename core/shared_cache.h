@@ -38,7 +38,7 @@ class Counter {
 /// What memory_stats() reads, one for each device kind. Relaxed atomics: they order nothing.
 struct MemoryCounters {
   Counter hits, misses, evictions, system_allocs, live, by_category[kCategories];
-  Counter made;  ///< bytes of all blocks, live and cached
+  Counter made;  ///< bytes of all blocks, live ones as they are counted
   std::atomic<std::int64_t> peak{0};
 };
 extern MemoryCounters memory_counters[Device::kKinds];

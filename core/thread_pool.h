@@ -9,8 +9,10 @@ namespace weft::detail {
 ///
 /// The ranges are dealt out evenly, so that a thread meets the same rows from one loop to the next
 /// and finds them in its cache; who is done early takes from the others, so that a thread which the
-/// system took away for a while delays nobody. Workers wait for the next loop by spinning, but not
-/// for long: a machine that other programs share gets its processors back.
+/// system took away for a while delays only the range that it had begun. Workers wait for the next
+/// loop by spinning, but not for long: a machine that other programs share gets its processors
+/// back. After a fork() the child has no workers and does its loops alone; not to be called inside
+/// one.
 ///
 /// One loop at a time: false, and nothing done, while another thread's loop has the workers.
 class ThreadPool {

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/function.h"
 #include "weft/autograd/indexing.h"
 #include "weft/autograd/linear.h"
 #include "weft/autograd/linear_cross_entropy.h"
@@ -164,4 +165,29 @@ TEST_CASE("accumulate: under an outer tape the sum keeps its history") {
     return sum(square(g[0]));
   };
   CHECK(gradcheck(penalty, {test::random({2, 3}, 1), test::random({3, 3}, 2)}) == "");
+}
+
+TEST_CASE("a gradient of the wrong shape is refused, not added to") {
+  // The penalty is the last to be recorded, so its gradient is the first in the buffer.
+  const auto penalty = [](const Tensor& w) {
+    return custom_function(
+        "penalty", {w}, [](const TensorList& in) { return sum(in[0]); },
+        [](const TensorList&, const Tensor&, const Tensor&) {
+          return TensorList{Tensor::ones({1}, DType::f64)};
+        });
+  };
+  const Tensor w = test::random({3, 2}).set_requires_grad();
+  const std::string want = "{}: gradient must have shape [1] and dtype f64, got [3, 2] and f64";
+  {
+    Tape tape;
+    const Tensor y = sum(linear(test::random({4, 2}, 2), w));
+    CHECK(test::error_of([&] { add(y, penalty(w)).backward(); }) ==
+          message(want.c_str(), "linear"));
+  }
+  {
+    Tape tape;
+    const Tensor y = sum(embedding(w, Tensor::of({0, 2}, {2}, DType::i64)));
+    CHECK(test::error_of([&] { add(y, penalty(w)).backward(); }) ==
+          message(want.c_str(), "embedding"));
+  }
 }

@@ -214,11 +214,13 @@ struct Steps<double> {
   }
   void scores_bwd(const double* p, double* dp, const LaneKeys& keys, const double* delta,
                   double scale) const {
-    for (int i = 0; i < kLanes; ++i)
-      for (std::int64_t j = keys.begin; j < keys.end; ++j) {
-        double& grad = dp[j * kQueryBlock + i];
-        grad = p[j * kQueryBlock + i] * (grad - delta[i]) * scale;
-      }
+    for (int i = 0; i < kLanes; ++i) {
+      const double* prob = p + keys.begin * kQueryBlock + i;
+      each_key(dp, keys, i, [&](double& grad, bool seen) {
+        grad = seen ? *prob * (grad - delta[i]) * scale : 0;
+        prob += kQueryBlock;
+      });
+    }
   }
   double dot(const double* x, const double* y, std::int64_t n) const {
     double sum = 0;

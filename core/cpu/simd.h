@@ -110,7 +110,7 @@ struct AttentionKernels {
                        float* shrink);
   /// x = exp(x - lse), 0 where not seen.
   void (*probabilities)(float* x, std::int64_t ld, const LaneKeys& keys, const float* lse);
-  /// dp = p (dp - delta) scale.
+  /// dp = p (dp - delta) scale, 0 where not seen.
   void (*scores_bwd)(const float* p, float* dp, std::int64_t ld, const LaneKeys& keys,
                      const float* delta, float scale);
   /// The sum of x y.
