@@ -1,53 +1,16 @@
 #pragma once
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <initializer_list>
 #include <string>
 #include <vector>
 
+#include "weft/bench/timing.h"
 #include "weft/core/error.h"
 #include "weft/core/parallel.h"
 
-/// Measuring, and reporting as a table and as JSON rows of {name, value, unit}.
+/// Reporting as a table and as JSON rows of {name, value, unit}.
 namespace weft::bench {
-
-inline double now() {
-  const auto t = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(t).count();
-}
-
-/// The median of `runs` samples after two that are thrown away: first calls fill caches, and a
-/// median shrugs off what else the machine does.
-template <class F>
-double median(int runs, F&& sample) {
-  std::vector<double> samples;
-  for (int i = 0; i < runs + 2; ++i) {
-    const double value = sample();
-    if (i >= 2) samples.push_back(value);
-  }
-  std::nth_element(samples.begin(), samples.begin() + runs / 2, samples.end());
-  return samples[static_cast<std::size_t>(runs / 2)];
-}
-
-/// Seconds of one call of f. A sample is as many calls as take about 10 ms.
-template <class F>
-double seconds_per_call(F&& f, int runs = 7) {
-  constexpr double kSampleSeconds = 0.01;
-  f();
-  int calls = 1;
-  for (;; calls *= 2) {
-    const double start = now();
-    for (int i = 0; i < calls; ++i) f();
-    if (now() - start >= kSampleSeconds || calls >= 1 << 20) break;
-  }
-  return median(runs, [&] {
-    const double start = now();
-    for (int i = 0; i < calls; ++i) f();
-    return (now() - start) / calls;
-  });
-}
 
 /// A flag of one benchmark alone, whose value goes to `value`.
 struct Flag {

@@ -179,10 +179,6 @@ Storage* shared_empty_storage(Device device) {
   return &table[static_cast<int>(device.kind) * 16 + device.index];
 }
 
-}  // namespace
-
-namespace {
-
 Storage* start(Storage* s, std::int64_t bytes, Device device) {
   s->refs.store(1, std::memory_order_relaxed);
   s->version = 0;

@@ -55,6 +55,7 @@ TEST_CASE("linear: narrow f32 rows, where product and bias are one kernel") {
         const Tensor x = test::random({m, k}, 1, DType::f32),
                      w = test::random({n, k}, 2, DType::f32);
         const Tensor b = test::random({n}, 3, DType::f32);
+        // Up to 257 products of size 1: sums of size 16, whose partial sums are each rounded.
         const Tensor want = linear(x.to(DType::f64), w.to(DType::f64), b.to(DType::f64));
         const Tensor y = linear(x, w, b);
         CHECK(test::mismatch(y, want, 1e-4) == "");

@@ -2,41 +2,20 @@
 // each node of backward. Prints rows of the same names as JSON. Built by run.py; no part of Weft.
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <vector>
+
+#include "../timing.h"
 
 namespace {
 
 constexpr int kChain = 256;  // ops in one graph
 
-double now() {
-  const auto t = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(t).count();
-}
-
-// The median of `runs` samples after two that are thrown away.
-template <class F>
-double median(int runs, F sample) {
-  std::vector<double> samples;
-  for (int i = 0; i < runs + 2; ++i) {
-    const double value = sample();
-    if (i >= 2) samples.push_back(value);
-  }
-  std::nth_element(samples.begin(), samples.begin() + runs / 2, samples.end());
-  return samples[static_cast<std::size_t>(runs / 2)];
-}
+using weft::bench::median;
+using weft::bench::now;
 
 template <class F>
 double nanoseconds_per_call(F f) {
-  constexpr int kCalls = 20000;
-  for (int i = 0; i < kCalls; ++i) f();
-  return median(7, [&] {
-    const double start = now();
-    for (int i = 0; i < kCalls; ++i) f();
-    return 1e9 * (now() - start) / kCalls;
-  });
+  return 1e9 * weft::bench::seconds_per_call(f);
 }
 
 void row(const char* op, const char* what, double value, bool last = false) {

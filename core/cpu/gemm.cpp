@@ -22,6 +22,8 @@ constexpr std::int64_t kWiden = 2048;
 
 std::int64_t widened(std::int64_t n) { return std::min(n, kWiden); }
 
+constexpr std::int64_t kLongRow = 64;  // from here on a dot product fills its vectors
+
 constexpr std::int64_t kRowBlock = 16;  // rows of one work item of the in-tree product
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -63,7 +65,8 @@ void run(std::int64_t batch, const At& at) {
   const Product<T> first = at(0);
   const std::int64_t m = first.m, n = first.n;
   if constexpr (std::is_same_v<T, float>) {
-    if (batch == 1 && m == 1 && first.trans_b && !first.trans_a) return row_product(first);
+    if (batch == 1 && m == 1 && first.trans_b && !first.trans_a && first.k >= kLongRow)
+      return row_product(first);
     if (cpu::for_library(first)) {
       const Tiles t = tiles_of(first, batch);
       const std::int64_t across = ceil_div(n, t.cols), each = ceil_div(m, t.rows) * across;
