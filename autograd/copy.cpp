@@ -4,6 +4,7 @@
 #include "weft/autograd/operand.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
+#include "weft/core/cuda.h"
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
 
@@ -40,10 +41,15 @@ Tensor cast(const Tensor& x, DType dtype) {
 Tensor to_device(const Tensor& x, Device device) {
   check_tensor("to_device", "x", x);
   if (x.device() == device) return x;
-  check(!device.is_cuda(), "to_device: this build of Weft has no CUDA, got device {}", device);
-  check(device.is_meta(), "to_device: a tensor on {} has no values to move to {}, got shape {}",
-        x.device(), device, x.shape());
-  return Tensor::empty(x.shape(), x.dtype(), device);
+  check(!x.is_meta() || device.is_meta(),
+        "to_device: a tensor on {} has no values to move to {}, got shape {}", x.device(), device,
+        x.shape());
+  Tensor y = Tensor::empty(x.shape(), x.dtype(), device);
+  if (!device.is_meta()) cuda::detail::copy_across(contiguous(x), y);
+  if (!device.is_meta() && recording(x))
+    Tape::record("to_device", {&x}, {&y},
+                 [from = x.device()](Backward& b) { b.add(0, to_device(b.dy(), from)); });
+  return y;
 }
 
 }  // namespace weft

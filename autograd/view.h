@@ -94,7 +94,9 @@ Tensor cast(const Tensor& x, DType dtype);
 /// x on another device; x itself when it is there. Moving to meta keeps shape and dtype and drops
 /// the values, and the gradient with them.
 ///
-/// Throws   Error from meta to a real device, and for cuda in a build without it
+/// Copying from a GPU waits until the values are there; the other way and between GPUs it does not.
+///
+/// Throws   Error from meta to a real device, and for a GPU that cannot be used
 Tensor to_device(const Tensor& x, Device device);
 
 }  // namespace weft

@@ -1,6 +1,10 @@
-# The one library. Every source file is named here, in path order: adding a file is one visible line.
+# The one library. Every host source file is named here, in path order: adding a file is one visible line.
 find_package(Threads REQUIRED)
 find_package(dnnl REQUIRED)
+if(WEFT_SANITIZE STREQUAL "")
+  # Only to tell oneDNN, which brings OpenMP along, to stay on the calling thread.
+  find_package(OpenMP REQUIRED)
+endif()
 
 set(weft_sources
   autograd/attention.cpp
@@ -55,6 +59,7 @@ set(weft_sources
   core/cpu/softmax.cpp
   core/cpu/sort.cpp
   core/cpu/swiglu.cpp
+  core/cuda.cpp
   core/device.cpp
   core/dtype.cpp
   core/error.cpp
@@ -105,20 +110,11 @@ set(weft_sources
   optim/sgd.cpp)
 list(TRANSFORM weft_sources PREPEND ${PROJECT_SOURCE_DIR}/)
 
-add_library(weft SHARED ${weft_sources})
-add_library(weft::weft ALIAS weft)
-
-foreach(file ${weft_sources})
-  if(file MATCHES "/core/cpu/")
-    set_property(SOURCE ${file} APPEND PROPERTY COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
-  endif()
-endforeach()
-
 # core/cpu/simd/*.inc: one translation unit for each instruction set, chosen at run time.
-target_sources(weft PRIVATE
-  core/cpu/simd/isa_avx2.cpp
-  core/cpu/simd/isa_avx512.cpp
-  core/cpu/simd/isa_scalar.cpp)
+list(APPEND weft_sources
+  ${PROJECT_SOURCE_DIR}/core/cpu/simd/isa_avx2.cpp
+  ${PROJECT_SOURCE_DIR}/core/cpu/simd/isa_avx512.cpp
+  ${PROJECT_SOURCE_DIR}/core/cpu/simd/isa_scalar.cpp)
 # Only the fma calls that the code spells out: all three files must give the same bits. GCC 12 warns
 # about the "undefined" operands inside its own AVX-512 header.
 set_source_files_properties(core/cpu/simd/isa_scalar.cpp PROPERTIES COMPILE_OPTIONS
@@ -127,19 +123,72 @@ set_source_files_properties(core/cpu/simd/isa_avx2.cpp PROPERTIES COMPILE_OPTION
   "-ffp-contract=off;-mavx2;-mfma;-mf16c")
 set_source_files_properties(core/cpu/simd/isa_avx512.cpp PROPERTIES COMPILE_OPTIONS
   "-ffp-contract=off;-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mfma;-mf16c;-mprefer-vector-width=512;-Wno-uninitialized;-Wno-maybe-uninitialized")
+foreach(file ${weft_sources})
+  if(file MATCHES "/core/cpu/[a-z_]*.cpp$")
+    set_property(SOURCE ${file} APPEND PROPERTY COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
+  endif()
+endforeach()
 
-target_compile_features(weft PUBLIC cxx_std_20)
-# Calls inside the library go straight to their target, not through the symbol table.
-target_link_options(weft PRIVATE -Wl,-Bsymbolic-functions)
-target_compile_options(weft PRIVATE -ftls-model=initial-exec)
-target_include_directories(weft PUBLIC
-  $<BUILD_INTERFACE:${weft_include}> $<INSTALL_INTERFACE:include>)
-target_link_libraries(weft PRIVATE weft_flags DNNL::dnnl Threads::Threads)
+# What the objects and the library made of them share.
+add_library(weft_needs INTERFACE)
+target_link_libraries(weft_needs INTERFACE weft_flags DNNL::dnnl Threads::Threads)
 if(WEFT_SANITIZE STREQUAL "")
-  # Only to tell oneDNN, which brings OpenMP along, to stay on the calling thread.
-  find_package(OpenMP REQUIRED)
-  target_link_libraries(weft PRIVATE OpenMP::OpenMP_CXX)
-  target_compile_definitions(weft PRIVATE WEFT_USE_ONEDNN=1)
+  target_link_libraries(weft_needs INTERFACE OpenMP::OpenMP_CXX)
+endif()
+
+# weft_host_objects(NAME WITH_CUDA): everything but the CUDA kernels; WITH_CUDA 1 calls them.
+function(weft_host_objects name with_cuda)
+  add_library(${name} OBJECT ${weft_sources})
+  set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  target_compile_features(${name} PUBLIC cxx_std_20)
+  target_compile_options(${name} PRIVATE -ftls-model=initial-exec)
+  target_include_directories(${name} PRIVATE ${weft_include})
+  target_link_libraries(${name} PRIVATE weft_needs)
+  target_compile_definitions(${name} PRIVATE WEFT_WITH_CUDA=${with_cuda}
+    WEFT_USE_ONEDNN=$<STREQUAL:${WEFT_SANITIZE},>)
+endfunction()
+
+# weft_library(NAME OBJECTS...): a shared library of these objects.
+function(weft_library name)
+  add_library(${name} SHARED)
+  foreach(objects ${ARGN})
+    target_sources(${name} PRIVATE $<TARGET_OBJECTS:${objects}>)
+  endforeach()
+  # Calls inside the library go straight to their target, not through the symbol table.
+  target_link_options(${name} PRIVATE -Wl,-Bsymbolic-functions)
+  target_compile_features(${name} PUBLIC cxx_std_20)
+  target_include_directories(${name} PUBLIC
+    $<BUILD_INTERFACE:${weft_include}> $<INSTALL_INTERFACE:include>)
+  target_link_libraries(${name} PRIVATE weft_needs)
+  set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
+endfunction()
+
+if(NOT WEFT_CUDA STREQUAL "OFF")
+  add_subdirectory(cuda/emu)
+endif()
+if(WEFT_HAVE_CUDA)
+  weft_host_objects(weft_host 1)
+  weft_library(weft weft_host weft_cuda)
+  # libcudart needs them; itself it is linked statically, without the symbols becoming ours.
+  target_link_libraries(weft PRIVATE CUDA::cudart_static ${CMAKE_DL_LIBS})
+  target_link_options(weft PRIVATE -Wl,--exclude-libs,libcudart_static.a)
+elseif(WEFT_CUDA STREQUAL "EMULATE")
+  weft_host_objects(weft_host 1)
+  weft_library(weft weft_host weft_emulated)
 else()
-  target_compile_definitions(weft PRIVATE WEFT_USE_ONEDNN=0)
+  weft_host_objects(weft_host 0)
+  weft_library(weft weft_host)
+endif()
+add_library(weft::weft ALIAS weft)
+
+# The library once more with an imitated GPU, for the tests of the CUDA kernels.
+if(WEFT_CUDA STREQUAL "EMULATE")
+  add_library(weft_emu ALIAS weft)
+elseif(WEFT_TESTS AND NOT WEFT_CUDA STREQUAL "OFF")
+  if(WEFT_HAVE_CUDA)
+    weft_library(weft_emu weft_host weft_emulated)
+  else()
+    weft_host_objects(weft_host_for_gpu 1)
+    weft_library(weft_emu weft_host_for_gpu weft_emulated)
+  endif()
 endif()

@@ -96,3 +96,7 @@ target_link_libraries(test_oracle PRIVATE xtensor)
 # GCC 12 misreads xtensor's small vector.
 set_source_files_properties(tests/oracle.cpp PROPERTIES COMPILE_OPTIONS
   "-Wno-array-bounds;-Wno-stringop-overflow;-Wno-stringop-overread")
+
+if(NOT WEFT_CUDA STREQUAL "OFF")
+  include(cmake/gpu_tests.cmake)
+endif()

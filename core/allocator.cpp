@@ -50,7 +50,7 @@ void count_free(const Storage* s) {
 
 // Counts a block that is not live as one of this many bytes.
 void count_as(Storage* s, std::int64_t bytes) {
-  if (s->capacity != bytes) counters_of(kCpu).made.add(bytes - s->capacity);
+  if (s->capacity != bytes) counters_of(s->device).made.add(bytes - s->capacity);
   s->capacity = bytes;
 }
 
@@ -70,7 +70,7 @@ struct FrontCache {
     for (Storage*& head : heads)
       while (Storage* s = head) {
         head = s->class_next;
-        SharedCache::get().put(s);
+        s->cache->put(s);
       }
     bytes = 0;
     header_count = 0;
@@ -93,6 +93,7 @@ Storage* bare_header() {
 void drop_bare_header(Storage* s) {
   s->data = nullptr;
   s->capacity = 0;
+  s->used_on = 0;
   if (!front.alive || front.header_count == kFrontHeaders) return SharedCache::get().drop_header(s);
   s->class_next = front.headers;
   front.headers = s;
@@ -108,10 +109,14 @@ Storage* take_front_block(int size_class) {
   return s;
 }
 
-Storage* take_cpu_block(int size_class) {
-  MemoryCounters& c = counters_of(kCpu);
-  Storage* s = size_class < kFrontClasses ? take_front_block(size_class) : nullptr;
-  if (!s) s = SharedCache::get().take(size_class);
+// A block of the host's memory or of a stream's; null when there is none, not even after all that
+// was cached has been given back.
+Storage* take_block(int size_class, Device device) {
+  const bool host = device.is_cpu();
+  SharedCache& cache = host ? SharedCache::get() : SharedCache::of(cuda::Stream::current(device));
+  MemoryCounters& c = counters_of(device);
+  Storage* s = host && size_class < kFrontClasses ? take_front_block(size_class) : nullptr;
+  if (!s) s = cache.take(size_class);
   if (s) {
     c.hits.add(1);
     // What is counted follows from the request, as on meta; the block may be a larger one.
@@ -119,12 +124,27 @@ Storage* take_cpu_block(int size_class) {
     return s;
   }
   c.misses.add(1);
-  s = SharedCache::get().make(size_class);
+  s = cache.make(size_class);
   if (!s) {
-    release_cached_memory();
-    s = SharedCache::get().make(size_class);
+    release_cached_memory(device);
+    s = cache.make(size_class);
   }
   return s;
+}
+
+[[noreturn]] void throw_out_of_memory(std::int64_t bytes, Device device) {
+  const MemoryStats m = memory_stats(device);
+  std::string held;
+  for (int i = 0; i < kCategories; ++i)
+    if (m.live_by_category[i] > 0)
+      held += message("{}{} {}", held.empty() ? "" : ", ", m.live_by_category[i],
+                      name(static_cast<Category>(i)));
+  detail::raise(
+      Fault::system,
+      "allocate: {} has no memory for {} bytes: {} are live ({}) and {} cached, after the "
+      "cache was given back; use a smaller batch, or recompute",
+      {device.is_cpu() ? std::string("the system") : to_string(device), bytes, m.live_bytes,
+       held.empty() ? std::string("nothing") : held, m.cached_bytes});
 }
 
 // Debug mode: [guard][payload][guard], the payload NaN when fresh.
@@ -153,15 +173,16 @@ void disarm_guards(Storage* s) {
   s->guarded = false;
 }
 
-void free_cpu_block(Storage* s) {
+void free_block(Storage* s) {
   if (s->guarded) disarm_guards(s);
   if (s->size_class >= kFrontClasses) count_as(s, class_bytes(s->size_class));
-  if (s->size_class < kFrontClasses && front.alive && front.bytes + s->capacity <= kFrontBytes) {
+  if (s->device.is_cpu() && s->size_class < kFrontClasses && front.alive &&
+      front.bytes + s->capacity <= kFrontBytes) {
     s->class_next = front.heads[s->size_class];
     front.heads[s->size_class] = s;
     front.bytes += s->capacity;
   } else {
-    SharedCache::get().put(s);
+    s->cache->put(s);
   }
 }
 
@@ -192,7 +213,7 @@ Storage* start(Storage* s, std::int64_t bytes, Device device) {
 
 // What the fast path of allocate_storage() does not cover.
 [[gnu::noinline]] Storage* allocate_slowly(std::int64_t bytes, Device device, bool fill_nan) {
-  check(!device.is_cuda(), "allocate: this build has no CUDA support, got device {}", device);
+  if (device.is_cuda()) cuda::check_device(device);
   if (bytes == 0) {
     Storage* s = shared_empty_storage(device);
     s->retain();
@@ -206,12 +227,8 @@ Storage* start(Storage* s, std::int64_t bytes, Device device) {
     s = bare_header();
     s->capacity = class_bytes(size_class);
   } else {
-    s = take_cpu_block(guarded ? class_of(bytes + 2 * kGuard) : size_class);
-    if (!s)
-      detail::raise(Fault::system,
-                    "allocate: the system has no memory for {} bytes ({} live, all cached blocks "
-                    "were given back); use a smaller batch, or recompute",
-                    {bytes, counters_of(kCpu).live.get()});
+    s = take_block(guarded ? class_of(bytes + 2 * kGuard) : size_class, device);
+    if (!s) throw_out_of_memory(bytes, device);
   }
   start(s, bytes, device);
   if (guarded) arm_guards(s, fill_nan);
@@ -265,7 +282,7 @@ void Storage::free_storage(Storage* s) {
   if (s->released) return drop_bare_header(s);
   count_free(s);
   if (s->device.is_meta()) return drop_bare_header(s);
-  free_cpu_block(s);
+  free_block(s);
 }
 
 void empty_storage(Storage* s) {
@@ -275,7 +292,7 @@ void empty_storage(Storage* s) {
     s->deleter = nullptr;
   } else {
     count_free(s);
-    if (s->device.is_cpu()) {
+    if (!s->device.is_meta()) {
       // The block moves to a header of its own; this one stays with the tensors.
       Storage* block = bare_header();
       block->data = s->data;
@@ -285,7 +302,11 @@ void empty_storage(Storage* s) {
       block->slab = s->slab;
       block->guarded = s->guarded;
       block->device = s->device;
-      free_cpu_block(block);
+      block->stream = s->stream;
+      block->used_on = s->used_on;
+      block->cache = s->cache;
+      s->used_on = 0;
+      free_block(block);
     }
   }
   s->data = nullptr;
@@ -315,7 +336,7 @@ MemoryStats memory_stats(Device device) {
   s.system_allocs = c.system_allocs.get();
   s.live_bytes = c.live.get();
   s.peak_bytes = c.peak;
-  s.cached_bytes = device.is_cpu() ? c.made.get() - s.live_bytes : 0;
+  s.cached_bytes = device.is_meta() ? 0 : c.made.get() - s.live_bytes;
   for (int i = 0; i < kCategories; ++i) s.live_by_category[i] = c.by_category[i].get();
   return s;
 }
@@ -330,7 +351,8 @@ void set_max_cached_bytes(std::int64_t bytes) {
   SharedCache::get().set_limit(bytes);
 }
 
-void release_cached_memory() {
+void release_cached_memory(Device device) {
+  if (device.is_cuda()) return SharedCache::evict_device(device);
   front.flush();
   SharedCache::get().evict_all();
 }

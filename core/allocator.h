@@ -28,7 +28,7 @@ class CategoryScope {
   Category previous_;
 };
 
-/// Counters of one device kind. Byte counts are the size-class bytes of what was asked for, so that
+/// Counters of one device. Byte counts are the size-class bytes of what was asked for, so that
 /// a run on the meta device can predict them exactly; a larger block that serves a smaller request
 /// counts as one of the request's class.
 struct MemoryStats {
@@ -49,8 +49,8 @@ void reset_peak(Device device = kCpu);
 /// Blocks kept for reuse above this many bytes are given back. Default: half of the machine's
 /// memory. Blocks of up to 64 KiB that a thread keeps for itself (16 MiB at most) do not count.
 void set_max_cached_bytes(std::int64_t bytes);
-/// Gives every cached block back to the system.
-void release_cached_memory();
+/// Gives every cached block of the device back to the system.
+void release_cached_memory(Device device = kCpu);
 /// What a request for `bytes` really takes: the size of its class. 0 for 0.
 std::int64_t size_class_bytes(std::int64_t bytes);
 

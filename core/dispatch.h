@@ -1,4 +1,5 @@
 #pragma once
+#include "weft/core/cuda.h"
 #include "weft/core/tensor.h"
 
 #ifndef WEFT_WITH_CUDA
@@ -16,7 +17,10 @@ inline void dispatch(const Tensor& first, const Args&... args) {
   const Device device = first.device();
   if (device.is_meta()) return;
   if constexpr (kWithCuda) {
-    if (device.is_cuda()) return Cuda(first, args...);
+    if (device.is_cuda()) {
+      cuda::detail::use_device(device.index);
+      return Cuda(first, args...);
+    }
   }
   Cpu(first, args...);
 }

@@ -29,6 +29,10 @@ inline constexpr bool is_floating(DType t) { return t <= DType::e5m2; }
 inline constexpr bool is_compute(DType t) { return t <= DType::bf16; }
 inline constexpr bool is_integral(DType t) { return t >= DType::i32 && t <= DType::u8; }
 
+/// The type that arithmetic on T runs in: f32 for the types that are only stored, else T itself.
+template <class T>
+using Compute = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
+
 template <class T>
 constexpr DType dtype_of() {
   if constexpr (std::is_same_v<T, float>)

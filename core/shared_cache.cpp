@@ -4,6 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
+
+#include "weft/core/dispatch.h"
+#include "weft/core/kernels/cuda_runtime.h"
 
 namespace weft {
 
@@ -46,24 +50,61 @@ void unmap_memory(void* p, std::int64_t bytes) {
   munmap(p, static_cast<std::size_t>((bytes + 4095) & ~std::int64_t{4095}));
 }
 
+constinit std::atomic<SharedCache*> stream_caches[cuda::kMaxStreams];
+
 std::int64_t half_of_memory() {
   return static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE) / 2;
 }
 
 }  // namespace
 
-constinit MemoryCounters memory_counters[Device::kKinds];
+constinit MemoryCounters memory_counters[Device::kKinds * cuda::kMaxDevices];
 
 // Never destroyed: tensors with static storage duration may outlive any static cache.
 SharedCache& SharedCache::get() {
-  static SharedCache* cache = new SharedCache;
+  static SharedCache* cache = new SharedCache(kCpu, -1, half_of_memory());
   return *cache;
 }
 
-SharedCache::SharedCache() : limit_(half_of_memory()) {}
+SharedCache& SharedCache::of(const cuda::Stream& stream) {
+  std::atomic<SharedCache*>& slot = stream_caches[stream.id()];
+  if (SharedCache* cache = slot.load(std::memory_order_acquire)) return *cache;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (!slot.load()) slot = new SharedCache(stream.device(), stream.id(), INT64_MAX);
+  return *slot.load();
+}
+
+void SharedCache::evict_device(Device device) {
+  for (std::atomic<SharedCache*>& slot : stream_caches)
+    if (SharedCache* cache = slot.load(); cache && cache->device_ == device) cache->evict_all();
+}
+
+SharedCache::SharedCache(Device device, int stream, std::int64_t limit)
+    : device_(device), stream_(static_cast<std::int16_t>(stream)), limit_(limit) {}
+
+void* SharedCache::map(std::int64_t bytes) {
+  if (device_.is_cpu()) return map_memory(bytes);
+  void* p = nullptr;
+  if constexpr (kWithCuda) {
+    cuda::detail::use_device(device_.index);
+    p = cuda::rt::allocate(bytes);
+  }
+  if (p) counters_of(device_).system_allocs.add(1);
+  return p;
+}
+
+void SharedCache::unmap(void* p, std::int64_t bytes) {
+  if (device_.is_cpu()) return unmap_memory(p, bytes);
+  if constexpr (kWithCuda) {
+    cuda::detail::use_device(device_.index);
+    cuda::rt::free(p);
+  }
+}
 
 Storage* SharedCache::take(int size_class) {
   const std::lock_guard lock(mutex_);
+  if (!held_.empty()) take_back_held(false);
   // Gradients need other sizes than the activations that have just been freed. A mapping of its own
   // is used by a smaller request rather than that the process grows by another one; never more
   // than twice what was asked for, and small blocks stay among their like.
@@ -78,8 +119,31 @@ Storage* SharedCache::take(int size_class) {
 
 void SharedCache::put(Storage* s) {
   const std::lock_guard lock(mutex_);
+  if (s->used_on) return hold(s);
   link(s);
   while (cached_ > limit_ && tail_) evict(tail_);
+}
+
+void SharedCache::hold(Storage* s) {
+  Held held{s, {}};
+  for (std::uint64_t rest = s->used_on; rest; rest &= rest - 1) {
+    held.until.emplace_back();
+    held.until.back().record(cuda::Stream::of_id(std::countr_zero(rest)));
+  }
+  s->used_on = 0;
+  held_.push_back(std::move(held));
+}
+
+void SharedCache::take_back_held(bool wait) {
+  for (std::size_t i = held_.size(); i-- > 0;) {
+    const auto done = [wait](const cuda::Event& e) {
+      if (wait) e.synchronize();
+      return wait || e.done();
+    };
+    if (!std::all_of(held_[i].until.begin(), held_[i].until.end(), done)) continue;
+    link(held_[i].block);
+    held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
 }
 
 Storage* SharedCache::make(int size_class) {
@@ -88,20 +152,22 @@ Storage* SharedCache::make(int size_class) {
   char* data = nullptr;
   const std::int64_t bytes = class_bytes(size_class);
   if (bytes >= kHugePage) {
-    data = static_cast<char*>(map_memory(bytes));
+    data = static_cast<char*>(map(bytes));
   } else if ((slab = slab_for(size_class))) {
     data = slab->returned.back();
     slab->returned.pop_back();
     ++slab->out;
   }
   if (!data) return nullptr;
-  counters_of(kCpu).made.add(bytes);
+  counters_of(device_).made.add(bytes);
   Storage* s = new_header();
   s->data = data;
   s->capacity = bytes;
   s->size_class = static_cast<std::int16_t>(size_class);
   s->slab = slab;
-  s->device = kCpu;
+  s->device = device_;
+  s->stream = stream_;
+  s->cache = this;
   return s;
 }
 
@@ -124,6 +190,7 @@ void SharedCache::drop_header(Storage* s) {
 
 void SharedCache::evict_all() {
   const std::lock_guard lock(mutex_);
+  take_back_held(true);
   while (tail_) evict(tail_);
 }
 
@@ -157,18 +224,18 @@ void SharedCache::unlink(Storage* s) {
 
 void SharedCache::evict(Storage* s) {
   unlink(s);
-  counters_of(kCpu).evictions.add(1);
-  counters_of(kCpu).made.add(-s->capacity);
+  counters_of(device_).evictions.add(1);
+  counters_of(device_).made.add(-s->capacity);
   if (Slab* slab = s->slab) {
     slab->returned.push_back(static_cast<char*>(s->data));
     if (--slab->out == 0) {
       std::vector<Slab*>& all = slabs_[slab->size_class];
       all.erase(std::find(all.begin(), all.end(), slab));
-      unmap_memory(slab->base, slab->bytes);
+      unmap(slab->base, slab->bytes);
       delete slab;
     }
   } else {
-    unmap_memory(s->data, s->capacity);
+    unmap(s->data, s->capacity);
   }
   s->data = nullptr;
   s->slab = nullptr;
@@ -181,7 +248,7 @@ Slab* SharedCache::slab_for(int size_class) {
   const std::int64_t block = class_bytes(size_class);
   const std::int64_t bytes =
       (std::clamp<std::int64_t>(16 * block, 64 << 10, kHugePage) + 4095) & ~std::int64_t{4095};
-  char* base = static_cast<char*>(map_memory(bytes));
+  char* base = static_cast<char*>(map(bytes));
   if (!base) return nullptr;
   Slab* slab = new Slab{base, bytes, static_cast<std::int16_t>(size_class), 0, 0, {}};
   slab->blocks = static_cast<std::int32_t>(bytes / block);

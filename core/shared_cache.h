@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "weft/core/allocator.h"
+#include "weft/core/cuda.h"
 #include "weft/core/size_class.h"
 #include "weft/core/storage.h"
 
@@ -35,20 +36,29 @@ class Counter {
   std::atomic<std::int64_t> own_{0}, others_{0};
 };
 
-/// What memory_stats() reads, one for each device kind. Relaxed atomics: they order nothing.
+/// What memory_stats() reads, one for each device. Relaxed atomics: they order nothing.
 struct MemoryCounters {
   Counter hits, misses, evictions, system_allocs, live, by_category[kCategories];
   Counter made;  ///< bytes of all blocks, live ones as they are counted
   std::atomic<std::int64_t> peak{0};
 };
-extern MemoryCounters memory_counters[Device::kKinds];
-inline MemoryCounters& counters_of(Device d) { return memory_counters[static_cast<int>(d.kind)]; }
+extern MemoryCounters memory_counters[Device::kKinds * cuda::kMaxDevices];
+inline MemoryCounters& counters_of(Device d) {
+  return memory_counters[static_cast<int>(d.kind) * cuda::kMaxDevices + d.index];
+}
 
-/// The process-wide cache of CPU blocks: for each size class a list of free blocks, newest first,
-/// and one list over all of them in order of last use, whose tail is given back first.
+/// The process-wide cache of the blocks of one memory: the host's, or what one stream of a GPU uses
+/// (a block freed there is safe to use again there at once: its kernels run one after another). For
+/// each size class a list of free blocks, newest first, and one list over all of them in order of
+/// last use, whose tail is given back first.
 class SharedCache {
  public:
+  /// The host's.
   static SharedCache& get();
+  /// A stream's.
+  static SharedCache& of(const cuda::Stream& stream);
+  /// Gives back the free blocks of all streams of a device, once they are done with.
+  static void evict_device(Device device);
 
   /// A free block of the class, or of a larger one where blocks are mappings of their own; or null.
   Storage* take(int size_class);
@@ -63,18 +73,29 @@ class SharedCache {
   void set_limit(std::int64_t bytes);
 
  private:
-  SharedCache();
+  SharedCache(Device device, int stream, std::int64_t limit);
+  void* map(std::int64_t bytes);
+  void unmap(void* p, std::int64_t bytes);
+  void hold(Storage* s);
+  void take_back_held(bool wait);
   void link(Storage* s);
   void unlink(Storage* s);
   void evict(Storage* s);
   Storage* new_header();
   Slab* slab_for(int size_class);
 
+  const Device device_;
+  const std::int16_t stream_;
   std::mutex mutex_;
   Storage* heads_[kClasses] = {};
   Storage *front_ = nullptr, *tail_ = nullptr;
   std::vector<Slab*> slabs_[kClasses];
   std::vector<Storage*> spare_headers_;
+  struct Held {
+    Storage* block;
+    std::vector<cuda::Event> until;
+  };
+  std::vector<Held> held_;  // freed, but another stream may still use them
   std::int64_t cached_ = 0, limit_;
 };
 

@@ -8,6 +8,9 @@
 namespace weft {
 
 struct Slab;
+namespace detail {
+class SharedCache;
+}
 
 /// A reference-counted block of memory with the version that in-place writes bump. Cached blocks
 /// keep their header, so reusing one is two list operations.
@@ -18,6 +21,8 @@ struct Storage {
   std::int64_t bytes = 0;     ///< asked for
   std::int64_t capacity = 0;  ///< size-class bytes of what was asked for; of the block when cached
   std::int16_t size_class = -1;  ///< of the block
+  std::int16_t stream = -1;      ///< on a GPU: the stream whose kernels may use it
+  std::uint64_t used_on = 0;     ///< on a GPU: bits of further streams, see record_stream()
   Device device;
   Category category = Category::other;
   bool released = false;             ///< emptied by release_storage(): reading throws
@@ -30,6 +35,7 @@ struct Storage {
   Storage *class_prev = nullptr, *class_next = nullptr;
   Storage *lru_prev = nullptr, *lru_next = nullptr;
   Slab* slab = nullptr;
+  detail::SharedCache* cache = nullptr;  ///< where the block goes when it is freed
 
   void retain() { refs.fetch_add(1, std::memory_order_relaxed); }
   void release() {

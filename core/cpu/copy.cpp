@@ -1,39 +1,13 @@
 #include "weft/core/kernels/copy.h"
 
-#include <bit>
 #include <cmath>
 #include <cstring>
 
 #include "weft/core/cpu/elementwise_loop.h"
+#include "weft/core/kernels/convert.h"
 
 namespace weft::cpu {
 namespace {
-
-// The f32 next to v with an odd last bit where f32 cannot hold v. Rounding it once more to at most
-// 22 bits gives what rounding v at once would: an odd last bit is never a tie.
-float round_to_odd(double v) {
-  const float nearest = static_cast<float>(v);
-  const double back = static_cast<double>(nearest);
-  if (back == v || std::isnan(v)) return nearest;
-  const auto bits = std::bit_cast<std::uint32_t>(nearest);
-  const bool too_large = std::abs(back) > std::abs(v);
-  return std::bit_cast<float>((too_large ? bits - 1 : bits) | 1u);
-}
-
-template <class To, class From>
-To convert(From v) {
-  if constexpr (std::is_same_v<To, From>)
-    return v;
-  else if constexpr (std::is_same_v<To, bool>)
-    return static_cast<double>(v) != 0;
-  else if constexpr (std::is_arithmetic_v<To>)
-    return static_cast<To>(v);
-  else if constexpr (std::is_same_v<From, double> || std::is_same_v<From, std::int32_t> ||
-                     std::is_same_v<From, std::int64_t>)
-    return To(round_to_odd(static_cast<double>(v)));
-  else
-    return To(static_cast<float>(v));
-}
 
 // Without a conversion only the width of an element matters.
 template <class Word>

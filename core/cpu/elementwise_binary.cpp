@@ -1,7 +1,7 @@
 // Kernels of two operands: arithmetic, fused backwards, comparisons, where.
 #include "weft/core/cpu/elementwise_loop.h"
-#include "weft/core/cpu/elementwise_math.h"
 #include "weft/core/cpu/elementwise_simd.h"
+#include "weft/core/kernels/elementwise_math.h"
 
 namespace weft::cpu {
 namespace {

@@ -6,11 +6,9 @@
 
 #include "weft/core/kernels/elementwise.h"
 
-namespace weft::cpu {
+namespace weft {
 
-/// The type an element is computed in: f32 for bf16, else its own.
-template <class T>
-using Compute = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
+// constexpr lets CUDA kernels call these functions too.
 
 /// Integer arithmetic wraps around; in C++ only unsigned arithmetic may.
 template <class C>
@@ -20,7 +18,7 @@ using Wrapping = typename std::conditional_t<std::is_integral_v<C>, std::make_un
 /// The number next to v that C holds: v itself in floating point, the end of the range for an
 /// integer type that is too narrow.
 template <class C>
-C nearest(double v) {
+constexpr C nearest(double v) {
   if constexpr (std::is_integral_v<C>) {
     using Limits = std::numeric_limits<C>;
     if (v <= static_cast<double>(Limits::min())) return Limits::min();
@@ -47,7 +45,7 @@ constexpr bool takes_integers(BinaryOp op) {
 /// A number as the second operand of an op. Integer sums and products wrap around, so the number
 /// may; a bound beyond the range must stay a bound.
 template <BinaryOp op, class C>
-C number(double v) {
+constexpr C number(double v) {
   if constexpr (std::is_integral_v<C> && op != BinaryOp::minimum && op != BinaryOp::maximum)
     return static_cast<C>(nearest<std::int64_t>(v));
   else
@@ -55,13 +53,13 @@ C number(double v) {
 }
 
 template <class C>
-C sigmoid_of(C x) {
+constexpr C sigmoid_of(C x) {
   return C(1) / (C(1) + std::exp(-x));
 }
 
 /// The value of a unary op at x.
 template <UnaryOp op, class C>
-C apply(C x) {
+constexpr C apply(C x) {
   using W = Wrapping<C>;
   if constexpr (op == UnaryOp::neg) {
     if constexpr (std::is_integral_v<C>)
@@ -106,7 +104,7 @@ C apply(C x) {
 
 /// The value of a binary op. For the *_bwd ops a is what the forward saved and b is dy.
 template <BinaryOp op, class C>
-C apply(C a, C b) {
+constexpr C apply(C a, C b) {
   using W = Wrapping<C>;
   if constexpr (op == BinaryOp::add) {
     return static_cast<C>(W(a) + W(b));
@@ -144,4 +142,4 @@ C apply(C a, C b) {
   }
 }
 
-}  // namespace weft::cpu
+}  // namespace weft

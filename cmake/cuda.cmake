@@ -1,0 +1,65 @@
+# WEFT_CUDA: AUTO builds the CUDA kernels where there is a toolkit. EMULATE builds them for the CPU,
+# into the library itself: an imitated GPU for the sanitizer jobs.
+set(WEFT_CUDA OFF CACHE STRING "CUDA kernels: AUTO, ON, OFF or EMULATE")
+set_property(CACHE WEFT_CUDA PROPERTY STRINGS AUTO ON OFF EMULATE)
+if(NOT WEFT_CUDA MATCHES "^(AUTO|ON|OFF|EMULATE)$")
+  message(FATAL_ERROR "WEFT_CUDA must be AUTO, ON, OFF or EMULATE, got ${WEFT_CUDA}")
+endif()
+
+set(weft_cuda_kernels
+  copy
+  elementwise
+  elementwise_binary)
+
+set(WEFT_HAVE_CUDA OFF)
+if(WEFT_CUDA MATCHES "^(AUTO|ON)$")
+  # The toolkit is often there and not on the PATH, where CMake alone would look.
+  if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    find_program(WEFT_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH /usr/local/cuda PATH_SUFFIXES bin)
+    if(WEFT_NVCC)
+      set(CMAKE_CUDA_COMPILER ${WEFT_NVCC} CACHE FILEPATH "The CUDA compiler")
+    endif()
+  endif()
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    # "native" fails on a machine without a GPU. Debug builds compile for one architecture.
+    if(CMAKE_BUILD_TYPE STREQUAL "Debug")
+      set(CMAKE_CUDA_ARCHITECTURES 90a-real)
+    else()
+      set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real)
+    endif()
+  endif()
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    if(NOT "cuda_std_20" IN_LIST CMAKE_CUDA_COMPILE_FEATURES)  # CMake 3.25 knows no C++20 for nvcc
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+      list(APPEND CMAKE_CUDA_COMPILE_FEATURES cuda_std_20)
+      set(CMAKE_CUDA20_COMPILE_FEATURES cuda_std_20)
+    endif()
+    find_package(CUDAToolkit 12 REQUIRED)
+    set(WEFT_HAVE_CUDA ON)
+  elseif(WEFT_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "WEFT_CUDA is ON, but there is no nvcc: put it on the PATH, or set CUDACXX")
+  endif()
+endif()
+
+if(WEFT_HAVE_CUDA)
+  add_library(weft_cuda OBJECT cuda/runtime.cpp)
+  foreach(stem ${weft_cuda_kernels})
+    target_sources(weft_cuda PRIVATE cuda/${stem}.cu)
+  endforeach()
+  # constexpr functions are shared with the CPU kernels. 186: an unsigned number compared with 0, which
+  # happens in templates.
+  target_compile_options(weft_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr
+    --diag-suppress=186 -Xcompiler=-Wall,-Wextra,-ftls-model=initial-exec>)
+  set_target_properties(weft_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_STANDARD 20
+    CUDA_RUNTIME_LIBRARY Static)
+  target_compile_definitions(weft_cuda PRIVATE WEFT_WITH_CUDA=1)
+  target_include_directories(weft_cuda PRIVATE ${weft_include})
+  target_include_directories(weft_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  if(WEFT_WERROR)
+    target_compile_options(weft_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
+  endif()
+endif()

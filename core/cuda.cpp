@@ -1,0 +1,234 @@
+#include "weft/core/cuda.h"
+
+#include <atomic>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "weft/core/dispatch.h"
+#include "weft/core/error.h"
+#include "weft/core/kernels/cuda_runtime.h"
+
+namespace weft::cuda {
+namespace {
+
+struct StreamSlot {
+  std::int16_t device = 0;
+  bool taken = false;
+  void* handle = nullptr;
+};
+
+// Never destroyed, like the memory caches that belong to the streams.
+struct Registry {
+  std::mutex mutex;
+  std::vector<StreamSlot> streams;  // its capacity is fixed: readers need no lock
+  std::int16_t first_of[kMaxDevices];
+  std::string why;
+  int devices = 0;
+  detail::IndexFault* fault = nullptr;
+
+  Registry() {
+    streams.reserve(kMaxStreams);
+    for (std::int16_t& id : first_of) id = -1;
+    if constexpr (kWithCuda)
+      devices = std::min(rt::device_count(why), kMaxDevices);
+    else
+      why = "this build of Weft has no CUDA";
+  }
+};
+Registry& registry() {
+  static Registry* r = new Registry;
+  return *r;
+}
+
+std::atomic<std::int64_t> sync_count{0};
+constinit thread_local int used_device = -1;
+constinit thread_local std::int16_t current_of[kMaxDevices] = {-1, -1, -1, -1, -1, -1, -1, -1,
+                                                               -1, -1, -1, -1, -1, -1, -1, -1};
+
+std::int16_t add_stream(Registry& r, std::int16_t device) {
+  check(r.streams.size() < kMaxStreams, "stream: at most {} can exist, got a request for one more",
+        kMaxStreams);
+  detail::use_device(device);
+  StreamSlot slot{device, true, nullptr};
+  if constexpr (kWithCuda) slot.handle = rt::create_stream();
+  r.streams.push_back(slot);
+  return static_cast<std::int16_t>(r.streams.size() - 1);
+}
+
+std::int16_t default_stream(Device device) {
+  check_device(device);
+  Registry& r = registry();
+  const std::lock_guard lock(r.mutex);
+  std::int16_t& id = r.first_of[device.index];
+  if (id < 0) id = add_stream(r, device.index);
+  return id;
+}
+
+// The host has just waited for a device.
+void waited() {
+  sync_count.fetch_add(1, std::memory_order_relaxed);
+  detail::IndexFault* f = registry().fault;
+  if (!f || !f->set) return;
+  const detail::IndexFault seen = *f;
+  f->set = 0;
+  check(false, "{}: {} must be in [0, {}), got {}", seen.op, seen.label, seen.limit, seen.value);
+}
+
+}  // namespace
+
+int device_count() { return registry().devices; }
+
+void check_device(Device device) {
+  const Registry& r = registry();
+  if (r.devices == 0)
+    weft::detail::raise(Fault::user, "device: {} cannot be used: {}", {device, r.why});
+  check(device.index >= 0 && device.index < r.devices,
+        "device: the index of {} must be below the number of GPUs {}, got {}", device, r.devices,
+        device.index);
+}
+
+void synchronize(Device device) {
+  check_device(device);
+  detail::use_device(device.index);
+  if constexpr (kWithCuda) rt::synchronize_device();
+  waited();
+}
+
+std::int64_t host_syncs() { return sync_count.load(std::memory_order_relaxed); }
+
+Stream::Stream(Device device) : device_(device.index), id_(default_stream(device)) {}
+
+Stream Stream::take(Device device) {
+  check_device(device);
+  Registry& r = registry();
+  const std::lock_guard lock(r.mutex);
+  for (std::size_t i = 0; i < r.streams.size(); ++i)
+    if (!r.streams[i].taken && r.streams[i].device == device.index) {
+      r.streams[i].taken = true;
+      return {device.index, static_cast<std::int16_t>(i)};
+    }
+  return {device.index, add_stream(r, device.index)};
+}
+
+void Stream::give_back() {
+  Registry& r = registry();
+  const std::lock_guard lock(r.mutex);
+  check(r.first_of[device_] != id_, "give_back: a default stream stays, got that of cuda:{}",
+        device_);
+  r.streams[static_cast<std::size_t>(id_)].taken = false;
+}
+
+Stream Stream::current(Device device) {
+  check(device.index >= 0 && device.index < kMaxDevices, "device: index must be in [0, {}), got {}",
+        kMaxDevices, device.index);
+  std::int16_t& id = current_of[device.index];
+  if (id < 0) id = default_stream(device);
+  return {device.index, id};
+}
+
+Stream Stream::of_id(int id) {
+  return {registry().streams[static_cast<std::size_t>(id)].device, static_cast<std::int16_t>(id)};
+}
+
+void* Stream::handle() const { return registry().streams[static_cast<std::size_t>(id_)].handle; }
+
+void Stream::synchronize() const {
+  detail::use_device(device_);
+  if constexpr (kWithCuda) rt::synchronize_stream(handle());
+  waited();
+}
+
+StreamScope::StreamScope(const Stream& stream) : previous_(Stream::current(stream.device())) {
+  current_of[stream.device().index] = static_cast<std::int16_t>(stream.id());
+}
+StreamScope::~StreamScope() {
+  current_of[previous_.device().index] = static_cast<std::int16_t>(previous_.id());
+}
+
+Event::Event(bool timing) : handle_(nullptr) {
+  check_device({Device::Kind::cuda, 0});
+  if constexpr (kWithCuda) handle_ = rt::create_event(timing);
+}
+Event::Event(Event&& o) noexcept : handle_(std::exchange(o.handle_, nullptr)) {}
+Event& Event::operator=(Event&& o) noexcept {
+  std::swap(handle_, o.handle_);
+  return *this;
+}
+Event::~Event() {
+  if constexpr (kWithCuda)
+    if (handle_) rt::destroy_event(handle_);
+}
+void Event::record(const Stream& stream) {
+  detail::use_device(stream.device().index);
+  if constexpr (kWithCuda) rt::record_event(handle_, stream.handle());
+}
+void Event::hold(const Stream& stream) const {
+  detail::use_device(stream.device().index);
+  if constexpr (kWithCuda) rt::wait_event(stream.handle(), handle_);
+}
+bool Event::done() const {
+  if constexpr (kWithCuda) return rt::event_done(handle_);
+  return true;
+}
+void Event::synchronize() const {
+  if constexpr (kWithCuda) rt::synchronize_event(handle_);
+  waited();
+}
+double Event::since(const Event& earlier) const {
+  if constexpr (kWithCuda) return rt::elapsed_ms(earlier.handle_, handle_);
+  return 0;
+}
+
+void record_stream(const Tensor& t, const Stream& stream) {
+  check(t.device().is_cuda(), "record_stream: t must be on a GPU, got {}", t.device());
+  if (t.storage()->stream != stream.id()) t.storage()->used_on |= std::uint64_t{1} << stream.id();
+}
+
+namespace detail {
+
+void use_device(int index) {
+  if (used_device == index) return;
+  if constexpr (kWithCuda) rt::set_device(index);
+  used_device = index;
+}
+
+IndexFault* index_fault() {
+  Registry& r = registry();
+  const std::lock_guard lock(r.mutex);
+  if constexpr (kWithCuda)
+    if (!r.fault) {
+      r.fault = static_cast<IndexFault*>(rt::allocate_pinned(sizeof(IndexFault)));
+      *r.fault = {};
+    }
+  return r.fault;
+}
+
+void copy_across(const Tensor& from, const Tensor& to) {
+  const std::int64_t bytes = from.numel() * static_cast<std::int64_t>(size_of(from.dtype()));
+  if (bytes == 0) return;
+  const bool reads = from.device().is_cuda(), writes = to.device().is_cuda();
+  const Stream stream = Stream::current(reads ? from.device() : to.device());
+  use_device(stream.device().index);
+  if constexpr (kWithCuda) {
+    using Kind = rt::CopyKind;
+    if (reads && writes && from.device() != to.device()) {
+      // The target's stream may still be using its memory, and must not go on before the copy.
+      const Stream target = Stream::current(to.device());
+      Event ready, copied;
+      ready.record(target);
+      ready.hold(stream);
+      use_device(stream.device().index);
+      rt::copy(to.raw(), from.raw(), bytes, Kind::between_devices, stream.handle());
+      copied.record(stream);
+      copied.hold(target);
+      return;
+    }
+    const Kind kind = reads ? (writes ? Kind::on_device : Kind::to_host) : Kind::to_device;
+    rt::copy(to.raw(), from.raw(), bytes, kind, stream.handle());
+  }
+  if (!writes) stream.synchronize();
+}
+
+}  // namespace detail
+}  // namespace weft::cuda

@@ -1,0 +1,112 @@
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "weft/core/device.h"
+
+namespace weft {
+
+class Tensor;
+struct Storage;
+
+namespace cuda {
+
+inline constexpr int kMaxDevices = 16;
+inline constexpr int kMaxStreams = 64;
+
+/// How many GPUs this process can use: 0 in a build without CUDA, without a driver, without a
+/// device.
+int device_count();
+/// Throws Error that says what is missing unless `device` can be used.
+void check_device(Device device);
+/// Waits until everything that was given to the device has run.
+void synchronize(Device device = {Device::Kind::cuda, 0});
+/// How often this process waited for a device so far. A steady training step adds nothing.
+std::int64_t host_syncs();
+
+/// A queue of work on one device. Kernels of a thread go to its current stream, one after another.
+/// A handle; streams live as long as the process and are reused. The first of a device is its
+/// default stream.
+class Stream {
+ public:
+  /// The device's default stream.
+  explicit Stream(Device device = {Device::Kind::cuda, 0});
+  /// One that no other handle has, or had and dropped.
+  /// Throws Error when kMaxStreams are in use.
+  static Stream take(Device device = {Device::Kind::cuda, 0});
+  /// For take(): the next one may have it.
+  void give_back();
+
+  static Stream of_id(int id);
+  /// The stream that this thread's kernels on the device go to.
+  static Stream current(Device device = {Device::Kind::cuda, 0});
+
+  Device device() const { return {Device::Kind::cuda, device_}; }
+  int id() const { return id_; }
+  /// Waits until all that the stream was given has run.
+  void synchronize() const;
+  void* handle() const;
+  bool operator==(const Stream&) const = default;
+
+ private:
+  Stream(std::int16_t device, std::int16_t id) : device_(device), id_(id) {}
+  std::int16_t device_, id_;
+};
+
+/// Kernels of this thread go to `stream` until the end of the scope.
+class StreamScope {
+ public:
+  explicit StreamScope(const Stream& stream);
+  ~StreamScope();
+  StreamScope(const StreamScope&) = delete;
+
+ private:
+  Stream previous_;
+};
+
+/// A mark in a stream.
+class Event {
+ public:
+  explicit Event(bool timing = false);
+  ~Event();
+  Event(Event&& o) noexcept;
+  Event& operator=(Event&& o) noexcept;
+  void record(const Stream& stream = Stream::current());
+  /// What `stream` gets from now on waits for the mark.
+  void hold(const Stream& stream) const;
+  bool done() const;
+  void synchronize() const;
+  /// Milliseconds from `earlier` to this one, both made with timing and both done.
+  double since(const Event& earlier) const;
+
+ private:
+  void* handle_;
+};
+
+/// Says that `stream` uses the tensor's memory too: once freed, it is reused only when the stream
+/// has got past what it was given until then.
+void record_stream(const Tensor& t, const Stream& stream);
+
+namespace detail {
+
+/// Makes the device the one that this thread's driver calls go to.
+void use_device(int index);
+
+/// What a kernel writes, in host memory, when an index is out of range: there is no way to throw
+/// from a GPU, and waiting for every check would cost a synchronisation an op. The pointers are the
+/// host's. The next time the host waits for the device, the Error is thrown. Kernels that use the
+/// index meanwhile skip it.
+struct IndexFault {
+  std::int32_t set;
+  const char *op, *label;
+  std::int64_t limit, value;
+};
+IndexFault* index_fault();
+
+/// Copies values between two devices, same dtype and shape, both row-contiguous. Waits when the
+/// host is to read them.
+void copy_across(const Tensor& from, const Tensor& to);
+
+}  // namespace detail
+}  // namespace cuda
+}  // namespace weft

@@ -1,0 +1,122 @@
+#pragma once
+// All that a kernel file needs besides its seam header, and the only file that knows which of the
+// two worlds it is compiled for: nvcc and a GPU, or g++ and the emulator (WEFT_CUDA_EMU).
+#include <cstdint>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "weft/core/cuda.h"
+#include "weft/core/low_precision.h"
+#include "weft/core/tensor.h"
+
+#if WEFT_CUDA_EMU
+#include "weft/cuda/emu/device.h"
+#else
+#include <cuda_runtime.h>
+#endif
+
+namespace weft::cuda {
+
+inline constexpr int kWarp = 32;
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+namespace detail {
+
+/// Puts a kernel into this thread's current stream of the current device.
+void launch(const void* kernel, dim3 grid, dim3 block, void** args, std::size_t shared);
+#if WEFT_CUDA_EMU
+/// The same for a kernel packed with its arguments; run(context) is one thread of it.
+void launch(dim3 grid, dim3 block, std::size_t shared, void (*run)(void*), void* context,
+            void (*destroy)(void*));
+#endif
+
+}  // namespace detail
+
+/// kernel<<<grid, block, shared, current stream>>>(args...), checked. An empty grid is no work.
+template <class... P, class... A>
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, A&&... args) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  std::tuple<std::remove_cv_t<P>...> values(std::forward<A>(args)...);
+#if WEFT_CUDA_EMU
+  auto* packed = new std::pair{kernel, std::move(values)};
+  using Packed = std::remove_pointer_t<decltype(packed)>;
+  const auto run = [](void* context) {
+    auto* p = static_cast<Packed*>(context);
+    std::apply([p](const auto&... v) { p->first(v...); }, p->second);
+  };
+  detail::launch(grid, block, shared, run, packed,
+                 [](void* context) { delete static_cast<Packed*>(context); });
+#else
+  std::apply(
+      [&](auto&... v) {
+        void* pointers[] = {&v..., nullptr};
+        detail::launch(reinterpret_cast<const void*>(kernel), grid, block, pointers, shared);
+      },
+      values);
+#endif
+}
+
+// Shared memory. WEFT_SHARED(name, float[32][33]) declares a variable of the block; what the launch
+// asked for beyond that is dynamic_shared<T>(). Both are aligned to 16 bytes and start undefined.
+#if WEFT_CUDA_EMU
+#define WEFT_SHARED(name, ...)                                   \
+  static char name##_key;                                        \
+  auto& name = *static_cast<std::type_identity_t<__VA_ARGS__>*>( \
+      ::weft::emu::Engine::get().shared_variable(&name##_key, sizeof(__VA_ARGS__), 128))
+template <class T>
+T* dynamic_shared() {
+  return reinterpret_cast<T*>(::weft::emu::Engine::get().dynamic_shared());
+}
+#else
+#define WEFT_SHARED(name, ...) __shared__ __align__(128) std::type_identity_t<__VA_ARGS__> name
+template <class T>
+__device__ T* dynamic_shared() {
+  extern __shared__ __align__(1024) unsigned char weft_dynamic_shared[];
+  return reinterpret_cast<T*>(weft_dynamic_shared);
+}
+#endif
+
+/// Blocks that cover n with `size` each.
+constexpr std::int64_t blocks_for(std::int64_t n, std::int64_t size) {
+  return (n + size - 1) / size;
+}
+/// A grid along x for so many blocks.
+/// The hardware takes 2^31 - 1 along x and 65,535 along y and z.
+inline dim3 grid_of(std::int64_t x, std::int64_t y = 1, std::int64_t z = 1) {
+  return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
+}
+
+/// The type of sums and statistics: f64 for f64, else f32.
+template <class T>
+using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+/// Pack<T>::kCount neighbouring elements, loaded and stored as one access of 16 bytes.
+template <class T, int N = 16 / static_cast<int>(sizeof(T))>
+struct alignas(N * sizeof(T)) Pack {
+  static constexpr int kCount = N;
+  T value[N];
+  __device__ T& operator[](int i) { return value[i]; }
+  __device__ const T& operator[](int i) const { return value[i]; }
+};
+template <class T, int N = 16 / static_cast<int>(sizeof(T))>
+__device__ inline Pack<T, N> load_pack(const T* p) {
+  return *reinterpret_cast<const Pack<T, N>*>(p);
+}
+template <class T, int N>
+__device__ inline void store_pack(T* p, const Pack<T, N>& v) {
+  *reinterpret_cast<Pack<T, N>*>(p) = v;
+}
+/// May the n elements at p (and every following row of that length) be accessed 16 bytes at a time?
+template <class T>
+bool packable(const T* p, std::int64_t n) {
+  return reinterpret_cast<std::uintptr_t>(p) % 16 == 0 &&
+         n % (16 / static_cast<std::int64_t>(sizeof(T))) == 0;
+}
+
+template <class T>
+T* data_or_null(const Tensor& t) {
+  return t ? t.data<T>() : nullptr;
+}
+
+}  // namespace weft::cuda

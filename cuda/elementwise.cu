@@ -1,0 +1,141 @@
+// Unary kernels, clamp, and the updates in place.
+#include "weft/core/kernels/elementwise.h"
+#include "weft/core/kernels/elementwise_math.h"
+#include "weft/cuda/strided.h"
+
+namespace weft::cuda {
+namespace {
+
+template <UnaryOp op, class T>
+struct Unary {
+  __device__ T operator()(T x) const { return T(apply<op>(static_cast<Compute<T>>(x))); }
+};
+
+template <UnaryOp op>
+void unary_op(const Tensor& x, const Tensor& out) {
+  const auto run = [&]<class T>() { map<T, T>(out, Unary<op, T>{}, x); };
+  if constexpr (takes_integers(op))
+    dispatch_numeric(x.dtype(), run);
+  else
+    dispatch_floating(x.dtype(), run);
+}
+
+template <class T>
+struct Clamp {
+  Compute<T> low, high;
+  __device__ T operator()(T x) const {  // keeps NaN
+    const auto v = static_cast<Compute<T>>(x);
+    return T(v < low ? low : v > high ? high : v);
+  }
+};
+
+template <class T>
+struct ClampBwd {
+  Compute<T> low, high;
+  __device__ T operator()(T x, T dy) const {
+    const auto v = static_cast<Compute<T>>(x);
+    return v >= low && v <= high ? dy : T(Compute<T>(0));
+  }
+};
+
+template <class T>
+struct AddScaled {
+  Compute<T> factor;
+  __device__ T operator()(T x, T old) const {
+    using C = Compute<T>;
+    return T(apply<BinaryOp::add, C>(C(old), apply<BinaryOp::mul, C>(factor, C(x))));
+  }
+};
+
+template <class T>
+struct Scale {
+  Compute<T> factor;
+  __device__ T operator()(T old) const {
+    return T(apply<BinaryOp::mul, Compute<T>>(Compute<T>(old), factor));
+  }
+};
+
+template <class T, class S>
+struct ScaleBy {
+  const S* factor;
+  __device__ T operator()(T old) const {
+    const auto by = static_cast<double>(*factor);
+    return T(
+        apply<BinaryOp::mul, Compute<T>>(Compute<T>(old), number<BinaryOp::mul, Compute<T>>(by)));
+  }
+};
+
+}  // namespace
+
+void unary(const Tensor& x, UnaryOp op, const Tensor& out) {
+  switch (op) {
+    case UnaryOp::neg:
+      return unary_op<UnaryOp::neg>(x, out);
+    case UnaryOp::exp:
+      return unary_op<UnaryOp::exp>(x, out);
+    case UnaryOp::log:
+      return unary_op<UnaryOp::log>(x, out);
+    case UnaryOp::sqrt:
+      return unary_op<UnaryOp::sqrt>(x, out);
+    case UnaryOp::rsqrt:
+      return unary_op<UnaryOp::rsqrt>(x, out);
+    case UnaryOp::abs:
+      return unary_op<UnaryOp::abs>(x, out);
+    case UnaryOp::tanh:
+      return unary_op<UnaryOp::tanh>(x, out);
+    case UnaryOp::sigmoid:
+      return unary_op<UnaryOp::sigmoid>(x, out);
+    case UnaryOp::relu:
+      return unary_op<UnaryOp::relu>(x, out);
+    case UnaryOp::gelu_tanh:
+      return unary_op<UnaryOp::gelu_tanh>(x, out);
+    case UnaryOp::gelu_erf:
+      return unary_op<UnaryOp::gelu_erf>(x, out);
+    case UnaryOp::silu:
+      return unary_op<UnaryOp::silu>(x, out);
+    case UnaryOp::square:
+      return unary_op<UnaryOp::square>(x, out);
+    case UnaryOp::sign:
+      return unary_op<UnaryOp::sign>(x, out);
+  }
+}
+
+void clamp(const Tensor& x, double low, double high, const Tensor& out) {
+  dispatch_numeric(x.dtype(), [&]<class T>() {
+    using C = Compute<T>;
+    map<T, T>(out, Clamp<T>{nearest<C>(low), nearest<C>(high)}, x);
+  });
+}
+
+void clamp_bwd(const Tensor& x, const Tensor& dy, double low, double high, const Tensor& out) {
+  dispatch_floating(x.dtype(), [&]<class T>() {
+    using C = Compute<T>;
+    map<T, T, T>(out, ClampBwd<T>{static_cast<C>(low), static_cast<C>(high)}, x, dy);
+  });
+}
+
+void add_scaled(const Tensor& x, double alpha, const Tensor& out) {
+  dispatch_numeric(
+      out.dtype(),
+      [&]<class T>() {
+        map<T, T, T>(out, AddScaled<T>{number<BinaryOp::mul, Compute<T>>(alpha)}, x, out);
+      },
+      "add_");
+}
+
+void scale(const Tensor& out, double factor) {
+  dispatch_numeric(
+      out.dtype(),
+      [&]<class T>() { map<T, T>(out, Scale<T>{number<BinaryOp::mul, Compute<T>>(factor)}, out); },
+      "mul_");
+}
+
+void scale_by(const Tensor& out, const Tensor& factor) {
+  dispatch_floating(factor.dtype(), [&]<class S>() {
+    dispatch_numeric(
+        out.dtype(), [&]<class T>() { map<T, T>(out, ScaleBy<T, S>{factor.data<S>()}, out); },
+        "mul_");
+  });
+}
+
+}  // namespace weft::cuda

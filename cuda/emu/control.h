@@ -1,0 +1,19 @@
+#pragma once
+#include <cstdint>
+
+namespace weft::emu {
+
+/// What a test may change about the imitated GPUs.
+struct Control {
+  /// Streams run what they are given at once. Off, they run it as late as they may: when somebody
+  /// waits for it. A missing wait then reads what was there before.
+  bool run_at_once = false;
+  /// Memory of each device.
+  std::int64_t memory_bytes = std::int64_t{4} << 30;
+};
+extern Control control;
+
+/// How many GPUs are imitated; WEFT_EMU_DEVICES in the environment overrides it.
+inline constexpr int kDevices = 2;
+
+}  // namespace weft::emu

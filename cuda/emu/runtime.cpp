@@ -1,0 +1,270 @@
+// GPUs that are not there: their memory is host memory that only kernels and copies may touch, and
+// their streams run what they were given as late as they may.
+#include <sys/mman.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "weft/core/error.h"
+#include "weft/core/kernels/cuda_runtime.h"
+#include "weft/cuda/device.h"
+#include "weft/cuda/emu/control.h"
+
+namespace weft {
+namespace emu {
+
+constinit Control control;
+
+void run_grid(void (*body)(void*), void* context, dim3 grid, dim3 block, std::size_t shared) {
+  here.grid_dim = grid;
+  ++stats.launches;
+  const bool backwards = options.order == Order::reverse;
+  const std::uint64_t blocks = std::uint64_t{grid.x} * grid.y * grid.z;
+  for (std::uint64_t i = 0; i < blocks; ++i) {
+    const std::uint64_t n = backwards ? blocks - 1 - i : i;
+    const uint3 at{static_cast<unsigned>(n % grid.x), static_cast<unsigned>(n / grid.x % grid.y),
+                   static_cast<unsigned>(n / grid.x / grid.y)};
+    Engine::get().run_block(body, context, at, block, shared);
+  }
+}
+
+}  // namespace emu
+
+namespace cuda {
+namespace {
+
+using Work = std::function<void()>;
+using Clock = std::chrono::steady_clock;
+
+struct Queue {
+  std::deque<Work> waiting;
+  std::uint64_t given = 0, finished = 0;  // work items
+  std::vector<Work>* recording = nullptr;
+};
+
+struct Mark {
+  Queue* queue = nullptr;  // where it was last recorded; null: nothing to wait for
+  std::uint64_t number = 0;
+  Clock::time_point time;
+};
+
+// One lock over the whole imitated driver: ranks that are threads share it.
+struct Driver {
+  std::recursive_mutex mutex;
+  std::vector<std::unique_ptr<Queue>> queues;
+  struct Block {
+    std::int64_t bytes;
+    int device;
+  };
+  std::map<char*, Block> blocks;         // device memory
+  std::map<char*, std::int64_t> pinned;  // host memory that copies read when they run
+  std::map<int, std::int64_t> used;      // bytes by device
+  int access = 0;                        // > 0 while device memory may be touched
+};
+Driver& driver() {
+  static Driver* d = new Driver;
+  return *d;
+}
+constinit thread_local int current_device = 0;
+
+constexpr std::int64_t kPage = 4096;
+std::size_t whole_pages(std::int64_t bytes) {
+  return static_cast<std::size_t>((bytes + kPage - 1) & ~(kPage - 1));
+}
+
+// While it lives, device memory can be touched. At other times a host that does so crashes here as
+// it would with a GPU.
+class Access {
+ public:
+  Access() {
+    if (driver().access++ == 0) protect(PROT_READ | PROT_WRITE);
+  }
+  ~Access() {
+    if (--driver().access == 0) protect(PROT_NONE);
+  }
+  Access(const Access&) = delete;
+
+ private:
+  static void protect(int how) {
+    for (const auto& [p, block] : driver().blocks) mprotect(p, whole_pages(block.bytes), how);
+  }
+};
+
+// Runs the queue's work up to and with number `until`.
+void run_until(Queue& q, std::uint64_t until) {
+  if (q.finished >= until) return;
+  const Access access;
+  while (q.finished < until && !q.waiting.empty()) {
+    const Work work = std::move(q.waiting.front());
+    q.waiting.pop_front();
+    ++q.finished;
+    work();
+  }
+}
+
+void give(Queue& q, Work work) {
+  const std::lock_guard lock(driver().mutex);
+  if (q.recording) {
+    q.recording->push_back(std::move(work));
+    return;
+  }
+  q.waiting.push_back(std::move(work));
+  ++q.given;
+  if (emu::control.run_at_once) run_until(q, q.given);
+}
+
+bool is_pinned(const void* p) {
+  const auto& pinned = driver().pinned;
+  auto* at = static_cast<char*>(const_cast<void*>(p));
+  auto next = pinned.upper_bound(at);
+  if (next == pinned.begin()) return false;
+  --next;
+  return at < next->first + next->second;
+}
+
+Queue& queue_of(rt::StreamHandle s) { return *static_cast<Queue*>(s); }
+using MarkHandle = std::shared_ptr<Mark>;
+MarkHandle& mark_of(rt::EventHandle e) { return *static_cast<MarkHandle*>(e); }
+
+}  // namespace
+
+namespace detail {
+
+void launch(dim3 grid, dim3 block, std::size_t shared, void (*run)(void*), void* context,
+            void (*destroy)(void*)) {
+  const std::shared_ptr<void> packed(context, destroy);
+  give(queue_of(Stream::current({Device::Kind::cuda, static_cast<std::int16_t>(current_device)})
+                    .handle()),
+       [=] { emu::run_grid(run, packed.get(), grid, block, shared); });
+}
+
+}  // namespace detail
+
+namespace rt {
+
+int device_count(std::string& why) {
+  const char* wanted = std::getenv("WEFT_EMU_DEVICES");
+  const int count = wanted ? std::atoi(wanted) : emu::kDevices;
+  if (count == 0) why = "WEFT_EMU_DEVICES is 0";
+  return count;
+}
+void set_device(int index) { current_device = index; }
+std::string device_name(int index) { return message("emulated GPU {}", index); }
+void memory_info(std::int64_t& free, std::int64_t& total) {
+  const std::lock_guard lock(driver().mutex);
+  total = emu::control.memory_bytes;
+  free = total - driver().used[current_device];
+}
+void synchronize_device() {
+  const std::lock_guard lock(driver().mutex);
+  for (const auto& q : driver().queues) run_until(*q, q->given);
+}
+
+void* allocate(std::int64_t bytes) {
+  const std::lock_guard lock(driver().mutex);
+  Driver& d = driver();
+  if (d.used[current_device] + bytes > emu::control.memory_bytes) return nullptr;
+  void* p = mmap(nullptr, whole_pages(bytes), d.access ? PROT_READ | PROT_WRITE : PROT_NONE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) return nullptr;
+  d.blocks[static_cast<char*>(p)] = {bytes, current_device};
+  d.used[current_device] += bytes;
+  return p;
+}
+void free(void* p) {
+  const std::lock_guard lock(driver().mutex);
+  synchronize_device();
+  const auto it = driver().blocks.find(static_cast<char*>(p));
+  driver().used[it->second.device] -= it->second.bytes;
+  munmap(p, whole_pages(it->second.bytes));
+  driver().blocks.erase(it);
+}
+void* allocate_pinned(std::int64_t bytes) {
+  const std::lock_guard lock(driver().mutex);
+  void* p = std::malloc(static_cast<std::size_t>(bytes));
+  driver().pinned[static_cast<char*>(p)] = bytes;
+  return p;
+}
+void free_pinned(void* p) {
+  const std::lock_guard lock(driver().mutex);
+  synchronize_device();
+  driver().pinned.erase(static_cast<char*>(p));
+  std::free(p);
+}
+
+StreamHandle create_stream() {
+  const std::lock_guard lock(driver().mutex);
+  driver().queues.push_back(std::make_unique<Queue>());
+  return driver().queues.back().get();
+}
+void synchronize_stream(StreamHandle s) {
+  const std::lock_guard lock(driver().mutex);
+  check(!queue_of(s).recording, "graph: the host must not wait for a stream while it is captured");
+  run_until(queue_of(s), queue_of(s).given);
+}
+
+EventHandle create_event(bool) { return new MarkHandle(std::make_shared<Mark>()); }
+void destroy_event(EventHandle e) { delete &mark_of(e); }
+void record_event(EventHandle e, StreamHandle s) {
+  const std::lock_guard lock(driver().mutex);
+  const MarkHandle mark = mark_of(e);
+  give(queue_of(s), [mark] { mark->time = Clock::now(); });
+  mark->queue = &queue_of(s);
+  mark->number = queue_of(s).given;
+}
+bool event_done(EventHandle e) {
+  const std::lock_guard lock(driver().mutex);
+  const Mark& m = *mark_of(e);
+  return !m.queue || m.queue->finished >= m.number;
+}
+void synchronize_event(EventHandle e) {
+  const std::lock_guard lock(driver().mutex);
+  const Mark& m = *mark_of(e);
+  if (m.queue) run_until(*m.queue, m.number);
+}
+void wait_event(StreamHandle s, EventHandle e) {
+  const std::lock_guard lock(driver().mutex);
+  const Mark m = *mark_of(e);
+  if (m.queue && m.queue != &queue_of(s)) give(queue_of(s), [m] { run_until(*m.queue, m.number); });
+}
+double elapsed_ms(EventHandle from, EventHandle to) {
+  return std::chrono::duration<double, std::milli>(mark_of(to)->time - mark_of(from)->time).count();
+}
+
+void copy(void* to, const void* from, std::int64_t bytes, CopyKind kind, StreamHandle s) {
+  const std::lock_guard lock(driver().mutex);
+  const auto n = static_cast<std::size_t>(bytes);
+  if (kind == CopyKind::to_device && !is_pinned(from)) {
+    const char* p = static_cast<const char*>(from);
+    const auto staged = std::make_shared<std::vector<char>>(p, p + n);
+    give(queue_of(s), [=] { std::memcpy(to, staged->data(), n); });
+    return;
+  }
+  give(queue_of(s), [=] { std::memcpy(to, from, n); });
+  if (kind == CopyKind::to_host && !is_pinned(to)) synchronize_stream(s);
+}
+
+void begin_capture(StreamHandle s) {
+  const std::lock_guard lock(driver().mutex);
+  check(!queue_of(s).recording, "graph: the stream must not be captured already");
+  queue_of(s).recording = new std::vector<Work>;
+}
+GraphHandle end_capture(StreamHandle s) {
+  const std::lock_guard lock(driver().mutex);
+  return std::exchange(queue_of(s).recording, nullptr);
+}
+void launch_graph(GraphHandle g, StreamHandle s) {
+  for (const Work& work : *static_cast<std::vector<Work>*>(g)) give(queue_of(s), work);
+}
+void destroy_graph(GraphHandle g) { delete static_cast<std::vector<Work>*>(g); }
+
+}  // namespace rt
+}  // namespace cuda
+}  // namespace weft

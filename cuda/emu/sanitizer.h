@@ -1,0 +1,79 @@
+#pragma once
+// What the engine must tell AddressSanitizer and ThreadSanitizer. Without them all of it is
+// nothing.
+
+#if defined(__SANITIZE_ADDRESS__)
+#define WEFT_EMU_ASAN 1
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#else
+#define WEFT_EMU_ASAN 0
+#endif
+
+#if defined(__SANITIZE_THREAD__)
+#define WEFT_EMU_TSAN 1
+#include <sanitizer/tsan_interface.h>
+extern "C" {
+void AnnotateIgnoreReadsBegin(const char* file, int line);
+void AnnotateIgnoreReadsEnd(const char* file, int line);
+void AnnotateIgnoreWritesBegin(const char* file, int line);
+void AnnotateIgnoreWritesEnd(const char* file, int line);
+}
+#else
+#define WEFT_EMU_TSAN 0
+#endif
+
+/// For functions of the engine: CUDA threads share its state on purpose, one after another.
+#define WEFT_EMU_ENGINE __attribute__((no_sanitize("thread", "address")))
+
+namespace weft::emu {
+
+/// The engine's own reads and writes inside the scope are no races of the kernel.
+class Quiet {
+#if WEFT_EMU_TSAN
+ public:
+  Quiet() {
+    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+    AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+  }
+  ~Quiet() {
+    AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+    AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+  }
+#else
+ public:
+  Quiet() {}
+  ~Quiet() {}
+#endif
+  Quiet(const Quiet&) = delete;
+};
+
+/// What happened before release() in one CUDA thread happened before what follows acquire() of the
+/// same address in another.
+inline void release(void* sync) {
+#if WEFT_EMU_TSAN
+  __tsan_release(sync);
+#endif
+  (void)sync;
+}
+inline void acquire(void* sync) {
+#if WEFT_EMU_TSAN
+  __tsan_acquire(sync);
+#endif
+  (void)sync;
+}
+
+inline void poison(void* p, std::size_t bytes) {
+#if WEFT_EMU_ASAN
+  ASAN_POISON_MEMORY_REGION(p, bytes);
+#endif
+  (void)p, (void)bytes;
+}
+inline void unpoison(void* p, std::size_t bytes) {
+#if WEFT_EMU_ASAN
+  ASAN_UNPOISON_MEMORY_REGION(p, bytes);
+#endif
+  (void)p, (void)bytes;
+}
+
+}  // namespace weft::emu

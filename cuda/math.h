@@ -1,0 +1,36 @@
+#pragma once
+// Arithmetic of one element. Where a GPU has an instruction of its own it is used in f32; f64 is as
+// exact as the CPU's.
+#include <cmath>
+
+#include "weft/cuda/device.h"
+
+namespace weft::cuda {
+
+/// x in the type that arithmetic runs in.
+template <class T>
+__device__ inline Compute<T> widen(T x) {
+  return static_cast<Compute<T>>(x);
+}
+/// Rounded to the nearest T, ties to even.
+template <class T, class C>
+__device__ inline T narrow(C x) {
+  return T(x);
+}
+
+__device__ inline float exp_of(float x) { return expf(x); }
+__device__ inline double exp_of(double x) { return ::exp(x); }
+__device__ inline float log_of(float x) { return logf(x); }
+__device__ inline double log_of(double x) { return ::log(x); }
+__device__ inline float sqrt_of(float x) { return sqrtf(x); }
+__device__ inline double sqrt_of(double x) { return ::sqrt(x); }
+__device__ inline float tanh_of(float x) { return tanhf(x); }
+__device__ inline double tanh_of(double x) { return ::tanh(x); }
+__device__ inline float erf_of(float x) { return erff(x); }
+__device__ inline double erf_of(double x) { return ::erf(x); }
+__device__ inline float pow_of(float x, float y) { return powf(x, y); }
+__device__ inline double pow_of(double x, double y) { return ::pow(x, y); }
+__device__ inline float rsqrt_of(float x) { return 1.0f / sqrtf(x); }
+__device__ inline double rsqrt_of(double x) { return 1.0 / ::sqrt(x); }
+
+}  // namespace weft::cuda

@@ -1,0 +1,155 @@
+// The seam to the CUDA runtime. libcudart is linked statically and itself opens the driver when
+// first called: a program starts, and trains on the CPU, on a machine that has none.
+#include <cuda_runtime.h>
+
+#include "weft/core/cuda.h"
+#include "weft/core/error.h"
+#include "weft/core/kernels/cuda_runtime.h"
+
+namespace weft::cuda {
+namespace {
+
+void ok(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) [[likely]]
+    return;
+  cudaGetLastError();  // it would be reported once more by the next call
+  check_system(false, "cuda: {} failed: {} ({})", what, cudaGetErrorString(status),
+               cudaGetErrorName(status));
+}
+
+cudaStream_t stream_of(rt::StreamHandle s) { return static_cast<cudaStream_t>(s); }
+cudaEvent_t event_of(rt::EventHandle e) { return static_cast<cudaEvent_t>(e); }
+
+constexpr std::size_t kPlainShared = 48 << 10;  // beyond it a kernel must ask
+
+}  // namespace
+
+namespace detail {
+
+void launch(const void* kernel, dim3 grid, dim3 block, void** args, std::size_t shared) {
+  int device = 0;
+  ok(cudaGetDevice(&device), "cudaGetDevice");
+  const Stream stream = Stream::current({Device::Kind::cuda, static_cast<std::int16_t>(device)});
+  if (shared > kPlainShared)
+    ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                            static_cast<int>(shared)),
+       "cudaFuncSetAttribute");
+  ok(cudaLaunchKernel(kernel, grid, block, args, shared, stream_of(stream.handle())),
+     "cudaLaunchKernel");
+}
+
+}  // namespace detail
+
+namespace rt {
+
+int device_count(std::string& why) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaSuccess && count > 0) return count;
+  cudaGetLastError();
+  if (status == cudaErrorInsufficientDriver)
+    why = "the machine has no NVIDIA driver for this build's CUDA";
+  else if (status == cudaErrorNoDevice || status == cudaSuccess)
+    why = "the machine has no GPU";
+  else
+    why = message("the driver says: {}", cudaGetErrorString(status));
+  return 0;
+}
+void set_device(int index) { ok(cudaSetDevice(index), "cudaSetDevice"); }
+std::string device_name(int index) {
+  cudaDeviceProp properties;
+  ok(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
+  return properties.name;
+}
+void memory_info(std::int64_t& free, std::int64_t& total) {
+  std::size_t f = 0, t = 0;
+  ok(cudaMemGetInfo(&f, &t), "cudaMemGetInfo");
+  free = static_cast<std::int64_t>(f);
+  total = static_cast<std::int64_t>(t);
+}
+void synchronize_device() { ok(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+
+void* allocate(std::int64_t bytes) {
+  void* p = nullptr;
+  const cudaError_t status = cudaMalloc(&p, static_cast<std::size_t>(bytes));
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  ok(status, "cudaMalloc");
+  return p;
+}
+void free(void* p) { ok(cudaFree(p), "cudaFree"); }
+void* allocate_pinned(std::int64_t bytes) {
+  void* p = nullptr;
+  ok(cudaMallocHost(&p, static_cast<std::size_t>(bytes)), "cudaMallocHost");
+  return p;
+}
+void free_pinned(void* p) { ok(cudaFreeHost(p), "cudaFreeHost"); }
+
+StreamHandle create_stream() {
+  cudaStream_t s = nullptr;
+  ok(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking), "cudaStreamCreate");
+  return s;
+}
+void synchronize_stream(StreamHandle s) {
+  ok(cudaStreamSynchronize(stream_of(s)), "cudaStreamSynchronize");
+}
+
+EventHandle create_event(bool timing) {
+  cudaEvent_t e = nullptr;
+  ok(cudaEventCreateWithFlags(&e, timing ? cudaEventDefault : cudaEventDisableTiming),
+     "cudaEventCreate");
+  return e;
+}
+void destroy_event(EventHandle e) { cudaEventDestroy(event_of(e)); }
+void record_event(EventHandle e, StreamHandle s) {
+  ok(cudaEventRecord(event_of(e), stream_of(s)), "cudaEventRecord");
+}
+bool event_done(EventHandle e) {
+  const cudaError_t status = cudaEventQuery(event_of(e));
+  if (status == cudaErrorNotReady) {
+    cudaGetLastError();
+    return false;
+  }
+  ok(status, "cudaEventQuery");
+  return true;
+}
+void synchronize_event(EventHandle e) {
+  ok(cudaEventSynchronize(event_of(e)), "cudaEventSynchronize");
+}
+void wait_event(StreamHandle s, EventHandle e) {
+  ok(cudaStreamWaitEvent(stream_of(s), event_of(e), 0), "cudaStreamWaitEvent");
+}
+double elapsed_ms(EventHandle from, EventHandle to) {
+  float ms = 0;
+  ok(cudaEventElapsedTime(&ms, event_of(from), event_of(to)), "cudaEventElapsedTime");
+  return static_cast<double>(ms);
+}
+
+void copy(void* to, const void* from, std::int64_t bytes, CopyKind, StreamHandle s) {
+  // Unified addressing tells the driver what the pointers are.
+  ok(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream_of(s)),
+     "cudaMemcpyAsync");
+}
+
+void begin_capture(StreamHandle s) {
+  ok(cudaStreamBeginCapture(stream_of(s), cudaStreamCaptureModeThreadLocal),
+     "cudaStreamBeginCapture");
+}
+GraphHandle end_capture(StreamHandle s) {
+  cudaGraph_t graph = nullptr;
+  ok(cudaStreamEndCapture(stream_of(s), &graph), "cudaStreamEndCapture");
+  cudaGraphExec_t runnable = nullptr;
+  const cudaError_t status = cudaGraphInstantiate(&runnable, graph, 0);
+  cudaGraphDestroy(graph);
+  ok(status, "cudaGraphInstantiate");
+  return runnable;
+}
+void launch_graph(GraphHandle g, StreamHandle s) {
+  ok(cudaGraphLaunch(static_cast<cudaGraphExec_t>(g), stream_of(s)), "cudaGraphLaunch");
+}
+void destroy_graph(GraphHandle g) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(g)); }
+
+}  // namespace rt
+}  // namespace weft::cuda

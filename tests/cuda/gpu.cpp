@@ -1,0 +1,80 @@
+#include "weft/tests/cuda/gpu.h"
+
+namespace weft::test {
+namespace {
+
+// Outputs, then the gradients of the floating inputs.
+TensorList run(const Op& op, const TensorList& inputs, const TensorList& cotangents,
+               bool gradients) {
+  TensorList leaves, wanted;
+  for (const Tensor& x : inputs) {
+    Tensor leaf = x.detach();
+    if (gradients && is_compute(leaf.dtype())) {
+      leaf.set_requires_grad();
+      wanted.push_back(leaf);
+    }
+    leaves.push_back(leaf);
+  }
+  if (!gradients) return op(leaves);
+  TensorList result;
+  Tape tape;
+  const TensorList outputs = op(leaves);
+  for (int i = 0; i < outputs.size(); ++i) result.push_back(outputs[i]);
+  for (int i = 0; i < outputs.size(); ++i)
+    if (outputs[i].requires_grad())
+      for (const Tensor& g : tape.gradients(outputs[i], wanted, cotangents[i])) result.push_back(g);
+  return result;
+}
+
+// The values in memory laid out as before, strides and all, rounded to dtype and moved.
+Tensor prepared(const Tensor& x, DType dtype, Device device) {
+  const Tensor typed = is_compute(x.dtype()) ? x.to(dtype) : x;
+  const Tensor moved = typed.to(device);
+  if (x.is_contiguous() || x.numel() == 0) return moved;
+  // The same gaps between elements as in x.
+  std::int64_t room = 1;
+  for (int i = 0; i < x.ndim(); ++i) room += (x.dim(i) - 1) * x.strides()[i];
+  const Tensor gaps =
+      Tensor::full({room}, 0, moved.dtype(), device).alias(x.shape(), x.strides(), 0);
+  gaps.copy_(moved);
+  return gaps;
+}
+
+}  // namespace
+
+std::string disagreement(const Op& op, const TensorList& inputs, const Agreement& how) {
+  for (const DType dtype : how.dtypes) {
+    TensorList exact, on_gpu;
+    for (const Tensor& x : inputs) {
+      exact.push_back(is_compute(x.dtype()) ? x.to(dtype).to(DType::f64) : x);
+      on_gpu.push_back(prepared(x, dtype, kGpu));
+    }
+    TensorList cotangents, gpu_cotangents;
+    if (how.gradients) {
+      std::uint64_t seed = 1000;
+      for (const Tensor& y : op(exact)) {
+        const Tensor dy = is_compute(y.dtype()) ? random(y.shape(), ++seed).to(dtype) : Tensor();
+        cotangents.push_back(dy ? dy.to(DType::f64) : dy);
+        gpu_cotangents.push_back(dy ? dy.to(kGpu) : dy);
+      }
+    }
+    const TensorList want = run(op, exact, cotangents, how.gradients);
+    std::string wrong;
+    const auto once = [&] {
+      const TensorList got = run(op, on_gpu, gpu_cotangents, how.gradients);
+      for (int i = 0; i < got.size() && wrong.empty(); ++i) {
+        const std::string text =
+            mismatch(got[i].to(kCpu), want[i], how.tolerance * test::tolerance(dtype));
+        if (!text.empty()) wrong = message("{}, result {}: {}", name(dtype), i, text);
+      }
+    };
+    if (how.all_orders)
+      for_each_order(once);
+    else
+      once();
+    if (!wrong.empty()) return wrong;
+  }
+  return "";
+}
+
+}  // namespace weft::test

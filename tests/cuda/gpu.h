@@ -1,0 +1,36 @@
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "weft/core/cuda.h"
+#include "weft/tests/support.h"
+
+namespace weft::test {
+
+/// Is the GPU an imitated one?
+bool emulated();
+
+/// Calls run() for every order of threads and blocks worth trying: forward, reverse and three
+/// random ones on the imitated GPU, once on a real one.
+void for_each_order(const std::function<void()>& run);
+
+inline constexpr Device kGpu{Device::Kind::cuda, 0};
+
+inline const std::vector<DType> kFloating = {DType::f32, DType::bf16, DType::f64};
+
+using Op = std::function<TensorList(const TensorList&)>;
+
+struct Agreement {
+  std::vector<DType> dtypes = kFloating;
+  double tolerance = 1;    ///< times that of the dtype
+  bool gradients = true;   ///< compare these too, for a random cotangent
+  bool all_orders = true;  ///< false for shapes that take long
+};
+
+/// "" when op gives on the GPU, in every dtype and order, what it gives on the CPU in f64, outputs
+/// and gradients of the floating inputs alike; else a sentence. Both start from the same values:
+/// the f64 inputs rounded to the dtype. Inputs of other dtypes (indices) are passed on as they are.
+std::string disagreement(const Op& op, const TensorList& inputs, const Agreement& how = {});
+
+}  // namespace weft::test

@@ -1,0 +1,17 @@
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <doctest/doctest.h>
+
+#include <cstdio>
+
+#include "weft/core/cuda.h"
+
+// ctest counts the status as "skipped".
+constexpr int kSkipped = 77;
+
+int main(int argc, char** argv) {
+  if (weft::cuda::device_count() == 0) {
+    std::puts("no GPU: skipped");
+    return kSkipped;
+  }
+  return doctest::Context(argc, argv).run();
+}

@@ -1,0 +1,20 @@
+#include "weft/cuda/emu/engine.h"
+#include "weft/tests/cuda/gpu.h"
+
+namespace weft::test {
+
+bool emulated() { return true; }
+
+void for_each_order(const std::function<void()>& run) {
+  using emu::Order;
+  for (const emu::Options& options :
+       {emu::Options{Order::forward, 1}, emu::Options{Order::reverse, 1},
+        emu::Options{Order::random, 1}, emu::Options{Order::random, 2},
+        emu::Options{Order::random, 3}}) {
+    emu::options = options;
+    run();
+  }
+  emu::options = {};
+}
+
+}  // namespace weft::test

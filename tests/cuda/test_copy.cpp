@@ -1,0 +1,69 @@
+#include <doctest/doctest.h>
+
+#include "weft/tests/cuda/gpu.h"
+
+namespace weft {
+namespace {
+
+using test::different_bits;
+using test::kGpu;
+using test::random;
+
+const DType kAll[] = {DType::f32,  DType::f64, DType::bf16, DType::f16, DType::e4m3,
+                      DType::e5m2, DType::i32, DType::i64,  DType::u8,  DType::boolean};
+const Shape kShapes[] = {{}, {1}, {7}, {3, 5}, {2, 3, 37}, {0, 4}, {4, 0}, {2, 1031}};
+
+}  // namespace
+
+TEST_CASE("copy: to a GPU and back, every dtype and shape") {
+  for (const Shape& s : kShapes)
+    for (const DType t : kAll) {
+      CAPTURE(to_string(s));
+      CAPTURE(std::string(name(t)));
+      const Tensor x = random(s, 1).to(t);
+      CHECK(different_bits(x.to(kGpu).to(kCpu), x) == "");
+      CHECK(different_bits(test::strided(x).to(kGpu).to(kCpu), x) == "");
+    }
+}
+
+TEST_CASE("copy: conversions round once, as on the CPU") {
+  const Tensor x =
+      cat({test::random_in({37}, -300, 300), Tensor::of({0, -0.0, 1e-9, 3e5}, {4}, DType::f64)});
+  for (const DType from : kAll)
+    for (const DType to : kAll) {
+      CAPTURE(std::string(name(from)));
+      CAPTURE(std::string(name(to)));
+      // A value beyond the range of an integer type has no defined conversion.
+      const Tensor source = (is_floating(to) ? x : test::random_in({41}, 0, 100)).to(from);
+      test::for_each_order(
+          [&] { CHECK(different_bits(source.to(kGpu).to(to).to(kCpu), source.to(to)) == ""); });
+    }
+}
+
+TEST_CASE("copy: strided sources and targets") {
+  const Tensor x = random({4, 6, 10}, 1, DType::f32);
+  const Tensor g = x.to(kGpu);
+  test::for_each_order([&] {
+    CHECK(different_bits(g.transpose(0, 2).contiguous().to(kCpu), x.transpose(0, 2)) == "");
+    CHECK(different_bits(g.slice(1, 1, 6, 2).clone().to(kCpu), x.slice(1, 1, 6, 2)) == "");
+    CHECK(different_bits(g.narrow(0, 1, 2).to(DType::f64).to(kCpu),
+                         x.narrow(0, 1, 2).to(DType::f64)) == "");
+    const Tensor target = Tensor::zeros({10, 6, 4}, DType::f32, kGpu);
+    target.transpose(0, 2).copy_(g);
+    CHECK(different_bits(target.to(kCpu), x.transpose(0, 2)) == "");
+  });
+}
+
+TEST_CASE("fill: values of every dtype, and views") {
+  for (const DType t : kAll) {
+    CAPTURE(std::string(name(t)));
+    CHECK(different_bits(Tensor::full({3, 7}, 1.75, t, kGpu).to(kCpu),
+                         Tensor::full({3, 7}, 1.75, t)) == "");
+  }
+  const Tensor x = Tensor::zeros({4, 5}, DType::f32, kGpu), y = Tensor::zeros({4, 5});
+  x.narrow(1, 1, 2).fill_(3);
+  y.narrow(1, 1, 2).fill_(3);
+  CHECK(different_bits(x.to(kCpu), y) == "");
+}
+
+}  // namespace weft

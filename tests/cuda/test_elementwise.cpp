@@ -1,0 +1,132 @@
+#include <doctest/doctest.h>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/tests/cuda/gpu.h"
+
+namespace weft {
+namespace {
+
+using test::Agreement;
+using test::different_bits;
+using test::disagreement;
+using test::kGpu;
+using test::Op;
+using test::random;
+using test::random_in;
+
+const Shape kShapes[] = {{}, {1, 1}, {3, 5}, {2, 3, 37}, {4, 260}, {0, 4}, {4, 0}};
+const DType kNumbers[] = {DType::f32, DType::f64, DType::bf16, DType::i32, DType::i64, DType::u8};
+
+struct Named {
+  const char* name;
+  Op op;
+};
+
+template <class F>
+Op one(F f) {
+  return [f](const TensorList& in) { return TensorList{f(in[0])}; };
+}
+template <class F>
+Op two(F f) {
+  return [f](const TensorList& in) { return TensorList{f(in[0], in[1])}; };
+}
+
+}  // namespace
+
+TEST_CASE("elementwise: every unary op and its gradient") {
+  const Named any[] = {{"neg", one([](const Tensor& x) { return -x; })},
+                       {"exp", one([](const Tensor& x) { return x.exp(); })},
+                       {"abs", one([](const Tensor& x) { return x.abs(); })},
+                       {"tanh", one([](const Tensor& x) { return x.tanh(); })},
+                       {"sigmoid", one([](const Tensor& x) { return x.sigmoid(); })},
+                       {"relu", one([](const Tensor& x) { return x.relu(); })},
+                       {"gelu", one([](const Tensor& x) { return gelu(x); })},
+                       {"gelu_erf", one([](const Tensor& x) { return gelu(x, Gelu::erf); })},
+                       {"silu", one([](const Tensor& x) { return silu(x); })},
+                       {"square", one([](const Tensor& x) { return x.square(); })},
+                       {"clamp", one([](const Tensor& x) { return x.clamp(-0.5, 0.75); })}};
+  const Named positive[] = {{"log", one([](const Tensor& x) { return x.log(); })},
+                            {"sqrt", one([](const Tensor& x) { return x.sqrt(); })},
+                            {"rsqrt", one([](const Tensor& x) { return x.rsqrt(); })},
+                            {"pow", one([](const Tensor& x) { return x.pow(2.5); })}};
+  for (const Shape& s : kShapes) {
+    CAPTURE(to_string(s));
+    for (const auto& [name, op] : any) {
+      CAPTURE(std::string(name));
+      CHECK(disagreement(op, {random(s)}) == "");
+      CHECK(disagreement(op, {test::strided(random(s))}) == "");
+    }
+    for (const auto& [name, op] : positive) {
+      CAPTURE(std::string(name));
+      CHECK(disagreement(op, {random_in(s, 0.5, 3)}) == "");
+    }
+  }
+}
+
+TEST_CASE("elementwise: every binary op and its gradient, broadcast, strided, one input twice") {
+  const Named ops[] = {
+      {"add", two([](const Tensor& a, const Tensor& b) { return a + b; })},
+      {"sub", two([](const Tensor& a, const Tensor& b) { return a - b; })},
+      {"mul", two([](const Tensor& a, const Tensor& b) { return a * b; })},
+      {"div", two([](const Tensor& a, const Tensor& b) { return a / b; })},
+      {"pow", two([](const Tensor& a, const Tensor& b) { return pow(a, b); })},
+      {"minimum", two([](const Tensor& a, const Tensor& b) { return minimum(a, b); })},
+      {"maximum", two([](const Tensor& a, const Tensor& b) { return maximum(a, b); })}};
+  for (const auto& [name, op] : ops) {
+    CAPTURE(std::string(name));
+    for (const Shape& s : {Shape{1}, Shape{3, 5}, Shape{4, 260}, Shape{0, 4}}) {
+      const Tensor a = random_in(s, 0.5, 2, 1), b = random_in(s, 0.5, 2, 2);
+      CHECK(disagreement(op, {a, b}, {.tolerance = 2}) == "");
+      CHECK(disagreement(op, {test::strided(a), b}, {.tolerance = 2}) == "");
+    }
+    const Tensor row = random_in({5}, 0.5, 2, 1), column = random_in({3, 1}, 0.5, 2, 2);
+    CHECK(disagreement(op, {row, column}, {.tolerance = 2, .gradients = false}) == "");
+    const Op twice = [op](const TensorList& in) { return op({in[0], in[0]}); };
+    CHECK(disagreement(twice, {row}, {.tolerance = 2}) == "");
+  }
+}
+
+TEST_CASE("elementwise: numbers as operands, on either side, in every dtype") {
+  for (const DType t : kNumbers) {
+    CAPTURE(std::string(name(t)));
+    const Tensor x = test::random_in({3, 7}, 1, 9).to(t), g = x.to(kGpu);
+    test::for_each_order([&] {
+      CHECK(different_bits((g + 3.0).to(kCpu), x + 3.0) == "");
+      CHECK(different_bits((2.0 - g).to(kCpu), 2.0 - x) == "");
+      CHECK(different_bits((g * 3.0).to(kCpu), x * 3.0) == "");
+      if (is_floating(t)) CHECK(test::mismatch((2.0 / g).to(kCpu), 2.0 / x, 1e-6) == "");
+    });
+  }
+}
+
+TEST_CASE("elementwise: comparisons and where") {
+  for (const DType t : kNumbers) {
+    CAPTURE(std::string(name(t)));
+    const Tensor a = random({4, 9}, 1, DType::i32).to(t), b = random({9}, 2, DType::i32).to(t);
+    const Tensor ga = a.to(kGpu), gb = b.to(kGpu);
+    test::for_each_order([&] {
+      CHECK(different_bits(eq(ga, gb).to(kCpu), eq(a, b)) == "");
+      CHECK(different_bits(ne(ga, gb).to(kCpu), ne(a, b)) == "");
+      CHECK(different_bits(lt(ga, gb).to(kCpu), lt(a, b)) == "");
+      CHECK(different_bits(le(ga, gb).to(kCpu), le(a, b)) == "");
+      CHECK(different_bits(gt(ga, gb).to(kCpu), gt(a, b)) == "");
+      CHECK(different_bits(ge(ga, 4).to(kCpu), ge(a, 4)) == "");
+      CHECK(different_bits(where(lt(ga, gb), ga, gb).to(kCpu), where(lt(a, b), a, b)) == "");
+    });
+  }
+}
+
+TEST_CASE("elementwise: updates in place") {
+  for (const DType t : {DType::f32, DType::f64, DType::bf16}) {
+    CAPTURE(std::string(name(t)));
+    const Tensor x = random({5, 33}, 1, t), y = random({5, 33}, 2, t);
+    test::for_each_order([&] {
+      const Tensor a = y.clone(), b = y.to(kGpu);
+      a.add_(x, 0.5).mul_(1.5);
+      b.add_(x.to(kGpu), 0.5).mul_(1.5);
+      CHECK(test::mismatch(b.to(kCpu), a, test::tolerance(t)) == "");
+    });
+  }
+}
+
+}  // namespace weft
