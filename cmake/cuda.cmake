@@ -46,12 +46,13 @@ if(WEFT_CUDA MATCHES "^(AUTO|ON)$")
 endif()
 
 if(WEFT_HAVE_CUDA)
-  add_library(weft_cuda OBJECT cuda/runtime.cpp)
+  add_library(weft_cuda OBJECT cuda/gemm.cpp cuda/gemm_plan.cpp cuda/lt_library.cpp cuda/runtime.cpp)
   foreach(stem ${weft_cuda_kernels})
     target_sources(weft_cuda PRIVATE cuda/${stem}.cu)
   endforeach()
   # constexpr functions are shared with the CPU kernels. 186: an unsigned number compared with 0, which
   # happens in templates.
+  target_compile_options(weft_cuda PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-restrict>)
   target_compile_options(weft_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr
     --diag-suppress=186 -Xcompiler=-Wall,-Wextra,-ftls-model=initial-exec>)
   set_target_properties(weft_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_STANDARD 20
@@ -60,6 +61,7 @@ if(WEFT_HAVE_CUDA)
   target_include_directories(weft_cuda PRIVATE ${weft_include})
   target_include_directories(weft_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
   if(WEFT_WERROR)
-    target_compile_options(weft_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
+    target_compile_options(weft_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>
+      $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
   endif()
 endif()

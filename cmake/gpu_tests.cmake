@@ -2,7 +2,8 @@
 # one where there is one.
 set(weft_gpu_test_stems
   copy
-  elementwise)
+  elementwise
+  gemm)
 add_library(weft_gpu_tests OBJECT tests/cuda/gpu.cpp)
 foreach(stem ${weft_gpu_test_stems})
   target_sources(weft_gpu_tests PRIVATE tests/cuda/test_${stem}.cpp)

@@ -42,6 +42,7 @@ Registry& registry() {
 }
 
 std::atomic<std::int64_t> sync_count{0};
+std::atomic<bool> tf32{false};
 constinit thread_local int used_device = -1;
 constinit thread_local std::int16_t current_of[kMaxDevices] = {-1, -1, -1, -1, -1, -1, -1, -1,
                                                                -1, -1, -1, -1, -1, -1, -1, -1};
@@ -96,6 +97,9 @@ void synchronize(Device device) {
 }
 
 std::int64_t host_syncs() { return sync_count.load(std::memory_order_relaxed); }
+
+void allow_tf32(bool on) { tf32 = on; }
+bool tf32_allowed() { return tf32; }
 
 Stream::Stream(Device device) : device_(device.index), id_(default_stream(device)) {}
 

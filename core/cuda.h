@@ -24,6 +24,10 @@ void synchronize(Device device = {Device::Kind::cuda, 0});
 /// How often this process waited for a device so far. A steady training step adds nothing.
 std::int64_t host_syncs();
 
+/// May f32 matrix products round their operands to TF32 (10 bits of mantissa)? Off at the start.
+void allow_tf32(bool on);
+bool tf32_allowed();
+
 /// A queue of work on one device. Kernels of a thread go to its current stream, one after another.
 /// A handle; streams live as long as the process and are reused. The first of a device is its
 /// default stream.

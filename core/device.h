@@ -15,6 +15,8 @@ struct Device {
 
   bool is_cpu() const { return kind == Kind::cpu; }
   bool is_cuda() const { return kind == Kind::cuda; }
+  /// A GPU or its imitation on meta: what allocates as a GPU does.
+  bool is_gpu() const { return kind == Kind::cuda || kind == Kind::meta_cuda; }
   bool is_meta() const { return kind == Kind::meta || kind == Kind::meta_cuda; }
   bool operator==(const Device&) const = default;
 

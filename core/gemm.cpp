@@ -103,15 +103,17 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& out, bool accumulate) 
   merge_batch(left.tensor(), right.tensor(), out, g);
   fold_batch_into_rows(g);
   Tensor scratch;
-  if (const std::int64_t n = gemm_scratch(g, a.dtype()))
+  if (const std::int64_t n = gemm_scratch(g, a.dtype(), a.device()))
     scratch = Tensor::empty({n}, DType::f32, a.device());
   dispatch<cpu::gemm, cuda::gemm>(left.tensor(), right.tensor(), g, scratch, out);
 }
 
 void gemm_bias(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) {
   if (!bias || out.numel() == 0) return gemm(x, transposed(weight), out);
-  if (const std::int64_t n = fused_bias_scratch(x, weight, out); n > 0 && bias.is_contiguous()) {
-    const Tensor scratch = Tensor::empty({n}, DType::f32, x.device());
+  if (bias.is_contiguous() && fuses_bias(x, weight, out)) {
+    Tensor scratch;
+    if (const std::int64_t n = fused_bias_scratch(x, weight))
+      scratch = Tensor::empty({n}, DType::f32, x.device());
     return dispatch<cpu::gemm_bias, cuda::gemm_bias>(x, weight, bias, scratch, out);
   }
   // The bias goes in first and the product is added to it.

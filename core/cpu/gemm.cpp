@@ -144,8 +144,8 @@ void widened_product(const Product<bf16, Out>& p, float* scratch) {
 
 }  // namespace
 
-std::int64_t gemm_scratch(const GemmShape& g, DType dtype) {
-  if (dtype != DType::bf16) return 0;
+std::int64_t gemm_scratch(const GemmShape& g, DType dtype, Device device) {
+  if (dtype != DType::bf16 || device.is_gpu()) return 0;
   const std::int64_t m = widened(g.m), n = widened(g.n), k = widened(g.k);
   return m * k + k * n + m * n;
 }

@@ -18,12 +18,15 @@ std::int64_t panels_of(std::int64_t n) { return (n + kPanel - 1) / kPanel; }
 
 }  // namespace
 
-std::int64_t fused_bias_scratch(const Tensor& x, const Tensor& weight, const Tensor& out) {
-  const std::int64_t k = x.dim(1), n = weight.dim(0);
-  const bool fits = x.dtype() == DType::f32 && k >= 1 && k <= kNarrow && x.dim(0) >= kFewRows;
-  if (!fits || x.device().is_cuda()) return 0;
-  if (!x.is_contiguous() || !weight.is_contiguous() || !out.is_contiguous()) return 0;
-  return panels_of(n) * kPanel * k;
+bool fuses_bias(const Tensor& x, const Tensor& weight, const Tensor& out) {
+  if (!x.is_contiguous() || !weight.is_contiguous() || !out.is_contiguous()) return false;
+  const std::int64_t k = x.dim(1);
+  if (x.device().is_gpu()) return k >= 1 && x.dtype() != DType::f64;  // cuBLASLt has none in f64
+  return x.dtype() == DType::f32 && k >= 1 && k <= kNarrow && x.dim(0) >= kFewRows;
+}
+
+std::int64_t fused_bias_scratch(const Tensor& x, const Tensor& weight) {
+  return x.device().is_gpu() ? 0 : panels_of(weight.dim(0)) * kPanel * x.dim(1);
 }
 
 namespace cpu {

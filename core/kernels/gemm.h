@@ -13,22 +13,23 @@ struct GemmShape {
   bool accumulate = false;  ///< add to what out holds
 };
 
-/// f32, f64: all alike. bf16: out is bf16 or f32, sums run in f32, `scratch` is f32 with
-/// gemm_scratch() elements.
+/// f32, f64: all alike. bf16: out is bf16 or f32, sums run in f32. `scratch` is f32 with
+/// gemm_scratch() elements, null for none.
 using GemmKernel = void(const Tensor& a, const Tensor& b, const GemmShape& shape,
                         const Tensor& scratch, const Tensor& out);
 
-/// How many f32 elements of scratch a product needs; follows from shape and dtype alone.
-std::int64_t gemm_scratch(const GemmShape& shape, DType dtype);
+/// How many f32 elements of scratch a product needs; follows from shape, dtype and kind of device.
+std::int64_t gemm_scratch(const GemmShape& shape, DType dtype, Device device);
 
-/// out (M, N) = x (M, K) weight (N, K)^T + bias (N), all f32 without gaps; scratch f32 with
-/// fused_bias_scratch() elements.
+/// out (M, N) = x (M, K) weight (N, K)^T + bias (N), all without gaps; scratch f32 with
+/// fused_bias_scratch() elements, null for none.
 using GemmBiasKernel = void(const Tensor& x, const Tensor& weight, const Tensor& bias,
                             const Tensor& scratch, const Tensor& out);
 
-/// The scratch of gemm_bias(), from shapes, layouts and dtypes alone; 0 where a separate pass for
-/// the bias is the better way.
-std::int64_t fused_bias_scratch(const Tensor& x, const Tensor& weight, const Tensor& out);
+/// Can gemm_bias() take these, and is it better than a separate pass for the bias? Follows from
+/// shapes, layouts, dtypes and kind of device.
+bool fuses_bias(const Tensor& x, const Tensor& weight, const Tensor& out);
+std::int64_t fused_bias_scratch(const Tensor& x, const Tensor& weight);
 
 namespace cpu {
 GemmKernel gemm;

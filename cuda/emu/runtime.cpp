@@ -16,6 +16,7 @@
 #include "weft/core/kernels/cuda_runtime.h"
 #include "weft/cuda/device.h"
 #include "weft/cuda/emu/control.h"
+#include "weft/cuda/emu/stream.h"
 
 namespace weft {
 namespace emu {
@@ -147,7 +148,13 @@ void launch(dim3 grid, dim3 block, std::size_t shared, void (*run)(void*), void*
 
 }  // namespace detail
 
-namespace rt {
+}  // namespace cuda
+
+void emu::give(void* stream, std::function<void()> work) {
+  cuda::give(cuda::queue_of(stream), std::move(work));
+}
+
+namespace cuda::rt {
 
 int device_count(std::string& why) {
   const char* wanted = std::getenv("WEFT_EMU_DEVICES");
@@ -265,6 +272,5 @@ void launch_graph(GraphHandle g, StreamHandle s) {
 }
 void destroy_graph(GraphHandle g) { delete static_cast<std::vector<Work>*>(g); }
 
-}  // namespace rt
-}  // namespace cuda
+}  // namespace cuda::rt
 }  // namespace weft

@@ -1,0 +1,228 @@
+// cuBLASLt without a GPU: the functions behind cuda/lt.h, with the matrix product of the CPU. It
+// takes descriptors apart as the library does, so that a wrong layout gives wrong numbers here too.
+#include "weft/cuda/lt.h"
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "weft/core/gemm.h"
+#include "weft/core/kernels/elementwise_math.h"
+#include "weft/core/tensor.h"
+#include "weft/cuda/emu/stream.h"
+
+namespace weft::cuda::lt {
+
+struct OperationTag {
+  std::int32_t trans_a = 0, trans_b = 0;
+  Epilogue epilogue = Epilogue::none;
+  void *bias = nullptr, *aux = nullptr;
+  std::int64_t ld_aux = 0;
+};
+struct LayoutTag {
+  int type;
+  std::int64_t rows, cols, ld, step = 0;
+  std::int32_t batch = 1;
+};
+struct PreferenceTag {
+  std::uint32_t alignment[4] = {256, 256, 256, 256};
+};
+
+namespace {
+
+constexpr Status kOk = 0, kInvalid = 7, kNotSupported = 15;
+
+DType dtype_of(int type) {
+  return type == kF64 ? DType::f64 : type == kF32 ? DType::f32 : DType::bf16;
+}
+
+// What is stored by column is the transpose of what is stored by row: (cols, rows).
+Tensor by_row(const LayoutTag& l, const void* data) {
+  const DType t = dtype_of(l.type);
+  const Tensor memory = Tensor::wrap(const_cast<void*>(data), {(l.cols - 1) * l.ld + l.rows}, t);
+  return memory.alias({l.cols, l.rows}, {l.ld, 1}, 0);
+}
+
+const char* matrix(const LayoutTag& l, const void* data, int index) {
+  return static_cast<const char*>(data) +
+         index * l.step * static_cast<std::int64_t>(size_of(dtype_of(l.type)));
+}
+
+double get(int type, const void* p, std::int64_t i) {
+  if (type == kF64) return static_cast<const double*>(p)[i];
+  if (type == kF32) return static_cast<double>(static_cast<const float*>(p)[i]);
+  return static_cast<double>(static_cast<float>(static_cast<const bf16*>(p)[i]));
+}
+void put(int type, void* p, std::int64_t i, double v) {
+  if (type == kF64)
+    static_cast<double*>(p)[i] = v;
+  else if (type == kF32)
+    static_cast<float*>(p)[i] = static_cast<float>(v);
+  else
+    static_cast<bf16*>(p)[i] = bf16(static_cast<float>(v));
+}
+
+// `sum` (cols, rows) f32 or f64 is the product; d gets it after the epilogue.
+void finish(const OperationTag& op, const LayoutTag& l, const Tensor& sum, void* d) {
+  std::vector<double> bias_gradient(static_cast<std::size_t>(l.rows), 0.0);
+  const int sum_type = sum.dtype() == DType::f64 ? kF64 : kF32;
+  for (std::int64_t c = 0; c < l.cols; ++c)
+    for (std::int64_t r = 0; r < l.rows; ++r) {
+      double v = get(sum_type, sum.raw(), c * l.rows + r);
+      if (op.epilogue == Epilogue::bias || op.epilogue == Epilogue::gelu_aux_bias)
+        v += get(l.type, op.bias, r);
+      if (op.epilogue == Epilogue::gelu_aux_bias) {
+        put(l.type, op.aux, c * op.ld_aux + r, v);
+        v = apply<UnaryOp::gelu_tanh>(v);
+      }
+      if (op.epilogue == Epilogue::dgelu || op.epilogue == Epilogue::dgelu_bias_gradient)
+        v = apply<BinaryOp::gelu_tanh_bwd>(get(l.type, op.aux, c * op.ld_aux + r), v);
+      bias_gradient[static_cast<std::size_t>(r)] += v;
+      put(l.type, d, c * l.ld + r, v);
+    }
+  if (op.epilogue == Epilogue::dgelu_bias_gradient)
+    for (std::int64_t r = 0; r < l.rows; ++r)
+      put(l.type, op.bias, r, bias_gradient[static_cast<std::size_t>(r)]);
+}
+
+void multiply(const OperationTag& op, const LayoutTag& la, const void* a, const LayoutTag& lb,
+              const void* b, bool accumulate, const LayoutTag& ld, void* d) {
+  for (int i = 0; i < ld.batch; ++i) {
+    Tensor left = by_row(lb, matrix(lb, b, i)), right = by_row(la, matrix(la, a, i));
+    if (op.trans_b) left = transposed(left);
+    if (op.trans_a) right = transposed(right);
+    void* const target = const_cast<char*>(matrix(ld, d, i));
+    if (op.epilogue == Epilogue::none) {
+      gemm(left, right, by_row(ld, target), accumulate);
+      continue;
+    }
+    const Tensor sum = Tensor::empty({ld.cols, ld.rows}, ld.type == kF64 ? DType::f64 : DType::f32);
+    gemm(left, right, sum);
+    finish(op, ld, sum, target);
+  }
+}
+
+Status create(Handle* h) {
+  *h = reinterpret_cast<Handle>(std::uintptr_t{1});
+  return kOk;
+}
+std::size_t version() { return 0; }
+Status create_operation(Operation* op, int, int) {
+  *op = new OperationTag;
+  return kOk;
+}
+Status destroy_operation(Operation op) {
+  delete op;
+  return kOk;
+}
+Status set_operation(Operation op, int attribute, const void* value, std::size_t size) {
+  const auto take = [&](auto& field) {
+    if (size != sizeof(field)) return kInvalid;
+    std::memcpy(&field, value, size);
+    return kOk;
+  };
+  switch (attribute) {
+    case kTransposeA:
+      return take(op->trans_a);
+    case kTransposeB:
+      return take(op->trans_b);
+    case kEpilogue:
+      return take(op->epilogue);
+    case kBiasPointer:
+      return take(op->bias);
+    case kAuxPointer:
+      return take(op->aux);
+    case kAuxLd:
+      return take(op->ld_aux);
+    default:
+      return kNotSupported;
+  }
+}
+Status create_layout(Layout* l, int type, std::uint64_t rows, std::uint64_t cols, std::int64_t ld) {
+  *l = new LayoutTag{type, static_cast<std::int64_t>(rows), static_cast<std::int64_t>(cols), ld};
+  return ld >= (*l)->rows ? kOk : kInvalid;
+}
+Status destroy_layout(Layout l) {
+  delete l;
+  return kOk;
+}
+Status set_layout(Layout l, int attribute, const void* value, std::size_t size) {
+  if (attribute == kBatchCount && size == sizeof(l->batch))
+    std::memcpy(&l->batch, value, size);
+  else if (attribute == kBatchStride && size == sizeof(l->step))
+    std::memcpy(&l->step, value, size);
+  else
+    return kInvalid;
+  return kOk;
+}
+Status create_preference(Preference* p) {
+  *p = new PreferenceTag;
+  return kOk;
+}
+Status destroy_preference(Preference p) {
+  delete p;
+  return kOk;
+}
+Status set_preference(Preference p, int attribute, const void* value, std::size_t) {
+  if (attribute >= kAlignmentA && attribute <= kAlignmentD)
+    std::memcpy(&p->alignment[attribute - kAlignmentA], value, sizeof(std::uint32_t));
+  return kOk;
+}
+
+// The product's rules are checked here, as the library does, and the promised alignments kept for
+// matmul() to hold against.
+Status heuristic(Handle, Operation op, Layout a, Layout b, Layout c, Layout d, Preference p,
+                 int wanted, Heuristic* results, int* found) {
+  const std::int64_t rows = op->trans_a ? a->cols : a->rows,
+                     inner = op->trans_a ? a->rows : a->cols;
+  const std::int64_t cols = op->trans_b ? b->rows : b->cols;
+  const bool fits = wanted > 0 && c == d && d->rows == rows && d->cols == cols &&
+                    (op->trans_b ? b->cols : b->rows) == inner && a->type == b->type &&
+                    a->batch == d->batch && b->batch == d->batch;
+  if (!fits) return kInvalid;
+  const bool has_aux = op->epilogue != Epilogue::none && op->epilogue != Epilogue::bias;
+  const bool epilogue_f64 = d->type == kF64 && op->epilogue != Epilogue::none;
+  *found = epilogue_f64 || (has_aux && op->ld_aux % 8 != 0) ? 0 : 1;
+  *results = {};
+  std::memcpy(results->algorithm.data, p->alignment, sizeof(p->alignment));
+  return kOk;
+}
+
+Status matmul(Handle, Operation op, const void*, const void* a, Layout la, const void* b, Layout lb,
+              const void* beta, const void*, Layout, void* d, Layout ld, const Algorithm* algorithm,
+              void*, std::size_t, void* stream) {
+  std::uint32_t alignment[4];
+  std::memcpy(alignment, algorithm->data, sizeof(alignment));
+  const auto aligned = [](const void* p, std::uint32_t to) {
+    return reinterpret_cast<std::uintptr_t>(p) % to == 0;
+  };
+  if (!aligned(a, alignment[0]) || !aligned(b, alignment[1]) || !aligned(d, alignment[3]))
+    return kInvalid;
+  const bool accumulate = ld->type == kF64 ? *static_cast<const double*>(beta) != 0
+                                           : *static_cast<const float*>(beta) != 0;
+  emu::give(stream, [=, op = *op, la = *la, lb = *lb, ld = *ld] {
+    multiply(op, la, a, lb, b, accumulate, ld, d);
+  });
+  return kOk;
+}
+
+}  // namespace
+
+const Library& library() {
+  static const Library imitation = {create,
+                                    version,
+                                    create_operation,
+                                    destroy_operation,
+                                    set_operation,
+                                    create_layout,
+                                    destroy_layout,
+                                    set_layout,
+                                    create_preference,
+                                    destroy_preference,
+                                    set_preference,
+                                    heuristic,
+                                    matmul};
+  return imitation;
+}
+
+}  // namespace weft::cuda::lt

@@ -1,0 +1,89 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+/// The part of cuBLASLt's C interface that Weft uses. It is declared here and opened when first
+/// needed: linking a library of half a gigabyte would cost every start of every program a quarter
+/// of a second and 200 MB. cuda/lt_library.cpp compares the values with NVIDIA's header.
+namespace weft::cuda::lt {
+
+using Handle = struct HandleTag*;
+using Operation = struct OperationTag*;    // cublasLtMatmulDesc_t
+using Layout = struct LayoutTag*;          // cublasLtMatrixLayout_t
+using Preference = struct PreferenceTag*;  // cublasLtMatmulPreference_t
+using Status = int;                        // 0 is success
+
+enum DataType : int { kF32 = 0, kF64 = 1, kBf16 = 14 };
+enum ComputeType : int { kCompute32 = 68, kCompute64 = 70, kComputeTf32 = 77 };
+enum Transpose : std::int32_t { kPlain = 0, kTransposed = 1 };
+
+enum OperationAttribute : int {
+  kTransposeA = 3,
+  kTransposeB = 4,
+  kEpilogue = 7,
+  kBiasPointer = 8,
+  kAuxPointer = 11,
+  kAuxLd = 12
+};
+enum LayoutAttribute : int { kBatchCount = 5, kBatchStride = 6 };
+enum PreferenceAttribute : int {
+  kMaxWorkspace = 1,
+  kReductionSchemes = 3,
+  kAlignmentA = 5,
+  kAlignmentB = 6,
+  kAlignmentC = 7,
+  kAlignmentD = 8
+};
+/// Split sums that are put together in workspace memory, in a fixed order; not those in place,
+/// which use atomics.
+constexpr std::uint32_t kOrderedReductions = 2 | 4;
+
+/// What happens to a result before it is stored. With "aux", the value before GELU (tanh form) is
+/// stored as well, or read for the gradient; "bias gradient" is the sum over the rows of the
+/// result.
+enum class Epilogue : std::uint32_t {
+  none = 1,
+  bias = 4,
+  gelu_aux_bias = 32 | 128 | 4,
+  dgelu = 64 | 128,
+  dgelu_bias_gradient = 64 | 128 | 16
+};
+
+struct Algorithm {
+  std::uint64_t data[8];
+};
+struct Heuristic {
+  Algorithm algorithm;
+  std::size_t workspace;
+  Status status;
+  float waves;
+  int reserved[4];
+};
+
+/// The functions, with the types of cublasLt.h.
+struct Library {
+  Status (*create)(Handle*);
+  std::size_t (*version)();
+  Status (*create_operation)(Operation*, int compute_type, int scale_type);
+  Status (*destroy_operation)(Operation);
+  Status (*set_operation)(Operation, int attribute, const void* value, std::size_t size);
+  Status (*create_layout)(Layout*, int type, std::uint64_t rows, std::uint64_t cols,
+                          std::int64_t ld);
+  Status (*destroy_layout)(Layout);
+  Status (*set_layout)(Layout, int attribute, const void* value, std::size_t size);
+  Status (*create_preference)(Preference*);
+  Status (*destroy_preference)(Preference);
+  Status (*set_preference)(Preference, int attribute, const void* value, std::size_t size);
+  Status (*heuristic)(Handle, Operation, Layout a, Layout b, Layout c, Layout d, Preference,
+                      int wanted, Heuristic* results, int* found);
+  Status (*matmul)(Handle, Operation, const void* alpha, const void* a, Layout, const void* b,
+                   Layout, const void* beta, const void* c, Layout, void* d, Layout,
+                   const Algorithm*, void* workspace, std::size_t workspace_bytes, void* stream);
+};
+
+/// The opened library.
+/// Throws Error (Fault::system) with the places that were tried when there is none, or when it is
+/// too old.
+const Library& library();
+
+}  // namespace weft::cuda::lt

@@ -1,0 +1,112 @@
+#include <cublasLt.h>
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "weft/core/error.h"
+#include "weft/cuda/lt.h"
+
+namespace weft::cuda::lt {
+namespace {
+
+// Both sides are enumerations, of different types.
+template <class A, class B>
+constexpr bool same(A ours, B theirs) {
+  return static_cast<long>(ours) == static_cast<long>(theirs);
+}
+static_assert(same(kF32, CUDA_R_32F) && same(kF64, CUDA_R_64F) && same(kBf16, CUDA_R_16BF));
+static_assert(same(kCompute32, CUBLAS_COMPUTE_32F) && same(kCompute64, CUBLAS_COMPUTE_64F) &&
+              same(kComputeTf32, CUBLAS_COMPUTE_32F_FAST_TF32));
+static_assert(same(kPlain, CUBLAS_OP_N) && same(kTransposed, CUBLAS_OP_T));
+static_assert(same(kTransposeA, CUBLASLT_MATMUL_DESC_TRANSA) &&
+              same(kTransposeB, CUBLASLT_MATMUL_DESC_TRANSB) &&
+              same(kEpilogue, CUBLASLT_MATMUL_DESC_EPILOGUE) &&
+              same(kBiasPointer, CUBLASLT_MATMUL_DESC_BIAS_POINTER) &&
+              same(kAuxPointer, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER) &&
+              same(kAuxLd, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD));
+static_assert(same(kBatchCount, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT) &&
+              same(kBatchStride, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET));
+static_assert(same(kMaxWorkspace, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) &&
+              same(kReductionSchemes, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) &&
+              same(kAlignmentA, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES) &&
+              same(kAlignmentB, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES) &&
+              same(kAlignmentC, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES) &&
+              same(kAlignmentD, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES));
+static_assert(kOrderedReductions ==
+              (CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE));
+static_assert(same(Epilogue::none, CUBLASLT_EPILOGUE_DEFAULT) &&
+              same(Epilogue::bias, CUBLASLT_EPILOGUE_BIAS) &&
+              same(Epilogue::gelu_aux_bias, CUBLASLT_EPILOGUE_GELU_AUX_BIAS) &&
+              same(Epilogue::dgelu, CUBLASLT_EPILOGUE_DGELU) &&
+              same(Epilogue::dgelu_bias_gradient, CUBLASLT_EPILOGUE_DGELU_BGRAD));
+static_assert(sizeof(Heuristic) == sizeof(cublasLtMatmulHeuristicResult_t) &&
+              sizeof(Algorithm) == sizeof(cublasLtMatmulAlgo_t));
+
+// The interface this was written against; its file carries the first number.
+constexpr int kMajor = CUBLAS_VER_MAJOR;
+constexpr std::size_t kOldest = static_cast<std::size_t>(kMajor) * 10000;
+
+std::string own_folder() {
+  Dl_info info;
+  if (!dladdr(reinterpret_cast<const void*>(&library), &info) || !info.dli_fname) return "";
+  const std::string file = info.dli_fname;
+  const std::size_t slash = file.rfind('/');
+  return slash == std::string::npos ? "" : file.substr(0, slash + 1);
+}
+
+void* open_library() {
+  const std::string name = "libcublasLt.so." + std::to_string(kMajor);
+  if (void* loaded = dlopen(name.c_str(), RTLD_NOW | RTLD_NOLOAD)) return loaded;
+  std::string tried;
+  const auto attempt = [&](const std::string& file) -> void* {
+    if (void* p = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) return p;
+    tried += (tried.empty() ? "" : ", ") + file;
+    return nullptr;
+  };
+  if (const std::string folder = own_folder(); !folder.empty())
+    if (void* p = attempt(folder + name)) return p;
+  if (const char* folder = std::getenv("WEFT_CUDA_LIBS"))
+    if (void* p = attempt(std::string(folder) + "/" + name)) return p;
+  if (void* p = attempt(name)) return p;
+  check_system(false,
+               "cuda: matrix products need {}, and it was not found; tried {}; set WEFT_CUDA_LIBS "
+               "to its folder",
+               name, tried);
+  return nullptr;
+}
+
+Library load() {
+  void* const file = open_library();
+  Library l{};
+  const auto find = [file](auto& function, const char* name) {
+    void* const symbol = dlsym(file, name);
+    check_system(symbol != nullptr, "cuda: libcublasLt has no {}; it is of another version", name);
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
+  };
+  find(l.create, "cublasLtCreate");
+  find(l.version, "cublasLtGetVersion");
+  find(l.create_operation, "cublasLtMatmulDescCreate");
+  find(l.destroy_operation, "cublasLtMatmulDescDestroy");
+  find(l.set_operation, "cublasLtMatmulDescSetAttribute");
+  find(l.create_layout, "cublasLtMatrixLayoutCreate");
+  find(l.destroy_layout, "cublasLtMatrixLayoutDestroy");
+  find(l.set_layout, "cublasLtMatrixLayoutSetAttribute");
+  find(l.create_preference, "cublasLtMatmulPreferenceCreate");
+  find(l.destroy_preference, "cublasLtMatmulPreferenceDestroy");
+  find(l.set_preference, "cublasLtMatmulPreferenceSetAttribute");
+  find(l.heuristic, "cublasLtMatmulAlgoGetHeuristic");
+  find(l.matmul, "cublasLtMatmul");
+  check_system(l.version() >= kOldest, "cuda: libcublasLt must be at least version {}, got {}",
+               kOldest, l.version());
+  return l;
+}
+
+}  // namespace
+
+const Library& library() {
+  static const Library loaded = load();
+  return loaded;
+}
+
+}  // namespace weft::cuda::lt
