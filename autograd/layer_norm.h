@@ -7,7 +7,7 @@ namespace weft {
 ///
 /// Shapes   x (..., C), weight (C) or null, bias (C) or null  ->  (..., C)
 /// Dtypes   f32, f64, bf16 (computed in f32); all alike
-/// Device   cpu
+/// Device   cpu, cuda
 /// Saves    x, weight, mean (...), rstd (...)
 /// Throws   Error on an empty last axis, a weight or bias that is not (C), mixed dtypes or devices.
 /// Source   Ba, Kiros, Hinton 2016, arXiv:1607.06450; eps is inside the root.
@@ -23,7 +23,7 @@ struct LayerNormResidual {
 ///
 /// Shapes   x (..., C), residual like x, weight and bias as above  ->  two of (..., C)
 /// Dtypes   f32, f64, bf16; all alike. In bf16 the norm reads the rounded sum.
-/// Device   cpu
+/// Device   cpu, cuda
 /// Saves    sum, weight, mean (...), rstd (...)
 /// Throws   Error as layer_norm, and on a residual that is not like x.
 /// Source   as layer_norm

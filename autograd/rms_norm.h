@@ -7,7 +7,7 @@ namespace weft {
 ///
 /// Shapes   x (..., C), weight (C) or null  ->  (..., C)
 /// Dtypes   f32, f64, bf16 (computed in f32); both alike
-/// Device   cpu
+/// Device   cpu, cuda
 /// Saves    x, weight, rstd (...)
 /// Throws   Error on an empty last axis, a weight that is not (C), mixed dtypes or devices.
 /// Source   Zhang, Sennrich 2019, arXiv:1910.07467; eps is inside the root.
@@ -22,7 +22,7 @@ struct RmsNormResidual {
 ///
 /// Shapes   x (..., C), residual like x, weight (C) or null  ->  two of (..., C)
 /// Dtypes   f32, f64, bf16; all alike. In bf16 the norm reads the rounded sum.
-/// Device   cpu
+/// Device   cpu, cuda
 /// Saves    sum, weight, rstd (...)
 /// Throws   Error as rms_norm, and on a residual that is not like x.
 /// Source   as rms_norm

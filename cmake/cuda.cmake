@@ -9,7 +9,9 @@ endif()
 set(weft_cuda_kernels
   copy
   elementwise
-  elementwise_binary)
+  elementwise_binary
+  layer_norm
+  rms_norm)
 
 set(WEFT_HAVE_CUDA OFF)
 if(WEFT_CUDA MATCHES "^(AUTO|ON)$")

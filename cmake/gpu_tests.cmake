@@ -3,7 +3,9 @@
 set(weft_gpu_test_stems
   copy
   elementwise
-  gemm)
+  gemm
+  layer_norm
+  rms_norm)
 add_library(weft_gpu_tests OBJECT tests/cuda/gpu.cpp)
 foreach(stem ${weft_gpu_test_stems})
   target_sources(weft_gpu_tests PRIVATE tests/cuda/test_${stem}.cpp)

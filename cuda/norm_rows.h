@@ -1,0 +1,315 @@
+#pragma once
+// Rows of layer_norm (centred) and rms_norm. A row stays in the registers of the threads that share
+// it, so it is read once and the variance takes two passes: E[x^2] - E[x]^2 cancels when the mean
+// is large.
+#include "weft/core/kernels/norm_chunks.h"
+#include "weft/cuda/math.h"
+#include "weft/cuda/reduce.h"
+
+namespace weft::cuda {
+
+/// Group neighbouring threads share a row, in accesses of V elements, each thread at most Held of
+/// them and keeping these. Held 0: any number, read again in every pass.
+template <int Group, int V, int Held>
+struct RowPlan {
+  static constexpr int kThreads = Group <= 128 ? 128 : Group;  // of a block
+  static constexpr int kGroups = kThreads / Group;             // rows of a block at a time
+  static constexpr int kKept = Held > 0 ? Held : 1;
+
+  /// Calls f(k, i) for each access of this thread, which begins at element i of the row.
+  template <class F>
+  static __device__ void each(std::int64_t C, bool live, F f) {
+    const int lane = static_cast<int>(threadIdx.x) % Group;
+    if constexpr (Held > 0) {
+#pragma unroll
+      for (int k = 0; k < Held; ++k)
+        if (const int i = (k * Group + lane) * V; live && i < C) f(k, i);
+    } else {
+      for (std::int64_t i = lane * V; live && i < C; i += Group * V) f(0, i);
+    }
+  }
+};
+
+/// Calls f(plan) with a plan for rows of C elements; `packs`: may they be accessed 16 bytes at a
+/// time? A thread keeps kHeld packs, or a few times as many single elements.
+template <class T, int kHeld, class F>
+void with_row_plan(std::int64_t C, bool packs, F f) {
+  constexpr int V = 16 / static_cast<int>(sizeof(T)), kScalars = kHeld * (sizeof(T) == 8 ? 2 : 4);
+  if (packs && C <= 8 * V * kHeld) return f(RowPlan<8, V, kHeld>{});
+  if (packs && C <= 32 * V * kHeld) return f(RowPlan<32, V, kHeld>{});
+  if (packs && C <= 128 * V * kHeld) return f(RowPlan<128, V, kHeld>{});
+  if (packs && C <= 512 * V * 2) return f(RowPlan<512, V, 2>{});
+  if (C <= 32 * kScalars) return f(RowPlan<32, 1, kScalars>{});
+  f(RowPlan<512, 1, 0>{});
+}
+
+/// The sum over the group, for every thread of it. `shared` may be used again at once.
+template <int Group, class R>
+__device__ inline R group_sum(R v, R* shared) {
+  if constexpr (Group <= kWarp)
+    return warp_reduce<Group>(v, Sum{});
+  else
+    return block_reduce<Group>(v, shared, R(0), Sum{});
+}
+
+/// Two at once; every thread gets both. `shared` may be used again at once.
+template <int Group, class R>
+__device__ inline void group_sums(R& a, R& b, R (*shared)[2]) {
+  constexpr int kWidth = Group < kWarp ? Group : kWarp;
+  a = warp_reduce<kWidth>(a, Sum{});
+  b = warp_reduce<kWidth>(b, Sum{});
+  if constexpr (Group > kWarp) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    if (lane == 0) {
+      shared[threadIdx.x / kWarp][0] = a;
+      shared[threadIdx.x / kWarp][1] = b;
+    }
+    __syncthreads();
+    const bool mine = lane < Group / kWarp;
+    a = warp_sum(mine ? shared[lane][0] : R(0));
+    b = warp_sum(mine ? shared[lane][1] : R(0));
+    __syncthreads();
+  }
+}
+
+/// The pack at p, or `absent` in every place when there is none.
+template <class T, int V>
+__device__ inline Pack<T, V> pack_or(const T* p, std::int64_t i, float absent) {
+  if (p) return load_pack<T, V>(p + i);
+  Pack<T, V> all;
+#pragma unroll
+  for (int j = 0; j < V; ++j) all[j] = T(absent);
+  return all;
+}
+
+/// A null pointer: absent.
+template <class T>
+struct NormFwd {
+  std::int64_t rows, C;
+  const T *x, *residual, *weight, *bias;
+  Real<T> eps;
+  T *sum, *y;
+  Real<T>*mean, *rstd;
+};
+
+template <bool kCentred, class T, int Group, int V, int Held>
+__global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads) norm_fwd_kernel(NormFwd<T> a) {
+  using R = Real<T>;
+  using Plan = RowPlan<Group, V, Held>;
+  WEFT_SHARED(shared, R[Plan::kThreads / kWarp]);
+  const std::int64_t r = std::int64_t{blockIdx.x} * Plan::kGroups + threadIdx.x / Group;
+  const bool live = r < a.rows;
+  const std::int64_t row = r * a.C;
+  const auto each = [&](auto f) { Plan::each(a.C, live, f); };
+  const auto read = [](Pack<T, V>& v, const T* p) { v = load_pack<T, V>(p); };
+
+  Pack<T, V> x[Plan::kKept];
+  const T* from = a.x + row;
+  if constexpr (Held > 0) each([&](int k, std::int64_t i) { read(x[k], from + i); });
+  if (a.residual) {
+    Pack<T, V> more[Plan::kKept];
+    if constexpr (Held > 0)
+      each([&](int k, std::int64_t i) { read(more[k], a.residual + row + i); });
+    each([&](int k, std::int64_t i) {
+      if constexpr (Held == 0) {
+        read(x[k], from + i);
+        read(more[k], a.residual + row + i);
+      }
+#pragma unroll
+      for (int j = 0; j < V; ++j) x[k][j] = T(R(x[k][j]) + R(more[k][j]));
+      store_pack(a.sum + row + i, x[k]);
+    });
+    from = a.sum + row;
+  }
+
+  R mean = 0, squares = 0;
+  if constexpr (kCentred) {
+    each([&](int k, std::int64_t i) {
+      if constexpr (Held == 0) read(x[k], from + i);
+#pragma unroll
+      for (int j = 0; j < V; ++j) mean += R(x[k][j]);
+    });
+    mean = group_sum<Group>(mean, shared) / static_cast<R>(a.C);
+  }
+  each([&](int k, std::int64_t i) {
+    if constexpr (Held == 0) read(x[k], from + i);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      const R d = R(x[k][j]) - mean;
+      squares += d * d;
+    }
+  });
+  squares = group_sum<Group>(squares, shared);
+  const R rstd = rsqrt_of(squares / static_cast<R>(a.C) + a.eps);
+  if (live && threadIdx.x % Group == 0) {
+    if constexpr (kCentred) a.mean[r] = mean;
+    a.rstd[r] = rstd;
+  }
+
+  each([&](int k, std::int64_t i) {
+    const auto weight = pack_or<T, V>(a.weight, i, 1), bias = pack_or<T, V>(a.bias, i, 0);
+    Pack<T, V> y;
+    if constexpr (Held == 0) read(x[k], from + i);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      y[j] = T((R(x[k][j]) - mean) * rstd * R(weight[j]) + R(bias[j]));
+    }
+    store_pack(a.y + row + i, y);
+  });
+}
+
+/// partial_weight and partial_bias are (chunks, C).
+template <class T>
+struct NormBwd {
+  std::int64_t rows, C, chunks = norm_chunks(rows, true);
+  const T *x, *dy, *weight, *dsum;
+  const Real<T>*mean, *rstd;
+  T* dx;
+  Real<T>*partial_weight = nullptr, *partial_bias = nullptr;
+};
+
+// A block has the rows of one chunk, and each group of threads every kGroups-th of these.
+template <bool kCentred, class T, int Group, int V, int Held>
+__global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads,
+                                  RowPlan<Group, V, Held>::kThreads == 128 ? 3 : 1)
+    norm_bwd_kernel(NormBwd<T> a) {
+  using R = Real<T>;
+  using Plan = RowPlan<Group, V, Held>;
+  WEFT_SHARED(shared, R[Plan::kThreads / kWarp][2]);
+  const std::int64_t chunk = blockIdx.x;
+  const std::int64_t begin = a.rows * chunk / a.chunks, end = a.rows * (chunk + 1) / a.chunks;
+  const int group = static_cast<int>(threadIdx.x) / Group;
+  const auto read = [](Pack<T, V>& v, const T* p) { v = load_pack<T, V>(p); };
+  R* const to_weight = a.partial_weight ? a.partial_weight + chunk * a.C : nullptr;
+  R* const to_bias = a.partial_bias ? a.partial_bias + chunk * a.C : nullptr;
+
+  // Sums over this thread's rows: in registers, or where each column has one thread, in memory.
+  R dweight[Plan::kKept][V] = {}, dbias[Plan::kKept][V] = {};
+  if constexpr (Held == 0)
+    Plan::each(a.C, true, [&](int, std::int64_t i) {
+      if (to_weight) to_weight[i] = 0;
+      if (to_bias) to_bias[i] = 0;
+    });
+
+  for (std::int64_t first = begin; first < end; first += Plan::kGroups) {
+    const std::int64_t r = first + group, row = r * a.C;
+    const bool live = r < end;
+    const auto each = [&](auto f) { Plan::each(a.C, live, f); };
+    const R mean = kCentred && live ? a.mean[r] : R(0), rstd = live ? a.rstd[r] : R(0);
+    Pack<T, V> x[Plan::kKept], dy[Plan::kKept], dsum[Plan::kKept];
+    const auto fetch = [&](int k, std::int64_t i) {
+      read(x[k], a.x + row + i);
+      read(dy[k], a.dy + row + i);
+      dsum[k] = pack_or<T, V>(a.dsum, row + i, 0);
+    };
+    if constexpr (Held > 0) each(fetch);
+
+    R sum_g = 0, sum_gx = 0;  // of g = dy weight, and of g xhat
+    each([&](int k, std::int64_t i) {
+      const auto weight = pack_or<T, V>(a.weight, i, 1);
+      if constexpr (Held == 0) fetch(k, i);
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        const R g = R(dy[k][j]) * R(weight[j]);
+        sum_g += g;
+        sum_gx += g * ((R(x[k][j]) - mean) * rstd);
+      }
+    });
+    group_sums<Group>(sum_g, sum_gx, shared);
+    const R mean_g = kCentred ? sum_g / static_cast<R>(a.C) : R(0);
+    const R mean_gx = sum_gx / static_cast<R>(a.C);
+
+    each([&](int k, std::int64_t i) {
+      const auto weight = pack_or<T, V>(a.weight, i, 1);
+      Pack<T, V> dx;
+      if constexpr (Held == 0) fetch(k, i);
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        const R d = R(dy[k][j]), xhat = (R(x[k][j]) - mean) * rstd;
+        const R g = d * R(weight[j]);
+        dx[j] = T((g - mean_g - xhat * mean_gx) * rstd + R(dsum[k][j]));
+        if constexpr (Held > 0) {
+          dweight[k][j] += d * xhat;
+          dbias[k][j] += d;
+        } else {
+          if (to_weight) to_weight[i] += d * xhat;
+          if (to_bias) to_bias[i] += d;
+        }
+      }
+      store_pack(a.dx + row + i, dx);
+    });
+  }
+
+  if constexpr (Held > 0) {
+    // The groups add their sums one after the other.
+    const auto put = [&](const R(&mine)[Plan::kKept][V], R* out) {
+      for (int turn = 0; turn < Plan::kGroups; ++turn) {
+        if (turn == group)
+          Plan::each(a.C, true, [&](int k, std::int64_t i) {
+#pragma unroll
+            for (int j = 0; j < V; ++j)
+              out[i + j] = turn == 0 ? mine[k][j] : out[i + j] + mine[k][j];
+          });
+        if constexpr (Plan::kGroups > 1) __syncthreads();
+      }
+    };
+    if (to_weight) put(dweight, to_weight);
+    if (to_bias) put(dbias, to_bias);
+  }
+}
+
+inline constexpr int kSumColumns = 32, kSumParts = 32;
+
+// out[c] = partial[0][c] + partial[1][c] + ..., 32 columns a block: thread (c, p) adds every 32nd
+// chunk, then one thread the parts.
+template <class T>
+__global__ void __launch_bounds__(kSumColumns* kSumParts)
+    norm_sum_kernel(std::int64_t chunks, std::int64_t C, const Real<T>* partial, T* out) {
+  using R = Real<T>;
+  WEFT_SHARED(parts, R[kSumParts][kSumColumns]);
+  const int column = static_cast<int>(threadIdx.x) % kSumColumns;
+  const int part = static_cast<int>(threadIdx.x) / kSumColumns;
+  const std::int64_t c = std::int64_t{blockIdx.x} * kSumColumns + column;
+  R total = 0;
+  if (c < C)
+    for (std::int64_t k = part; k < chunks; k += kSumParts) total += partial[k * C + c];
+  parts[part][column] = total;
+  __syncthreads();
+  if (part == 0 && c < C) {
+    for (int p = 1; p < kSumParts; ++p) total += parts[p][column];
+    out[c] = T(total);
+  }
+}
+
+template <bool kCentred, class T>
+void norm_forward(const NormFwd<T>& a) {
+  const bool packs = packable(a.x, a.C) && packable(a.residual, a.C) && packable(a.weight, a.C) &&
+                     packable(a.bias, a.C) && packable(a.sum, a.C) && packable(a.y, a.C);
+  with_row_plan<T, 4>(a.C, packs, [&]<int Group, int V, int Held>(RowPlan<Group, V, Held> plan) {
+    launch(norm_fwd_kernel<kCentred, T, Group, V, Held>, grid_of(blocks_for(a.rows, plan.kGroups)),
+           plan.kThreads, 0, a);
+  });
+}
+
+/// partials is laid out as in layer_norm.h.
+template <bool kCentred, class T>
+void norm_backward(NormBwd<T> a, const Tensor& partials, const Tensor& dweight,
+                   const Tensor& dbias) {
+  Real<T>* partial = data_or_null<Real<T>>(partials);
+  if (dweight) a.partial_weight = std::exchange(partial, partial + a.chunks * a.C);
+  if (dbias) a.partial_bias = partial;
+  const bool packs = packable(a.x, a.C) && packable(a.dy, a.C) && packable(a.weight, a.C) &&
+                     packable(a.dsum, a.C) && packable(a.dx, a.C);
+  with_row_plan<T, 3>(a.C, packs, [&]<int Group, int V, int Held>(RowPlan<Group, V, Held> plan) {
+    launch(norm_bwd_kernel<kCentred, T, Group, V, Held>, grid_of(a.chunks), plan.kThreads, 0, a);
+  });
+  const auto add_up = [&](const Real<T>* from, const Tensor& out) {
+    if (out)
+      launch(norm_sum_kernel<T>, grid_of(blocks_for(a.C, kSumColumns)), kSumColumns * kSumParts, 0,
+             a.chunks, a.C, from, out.data<T>());
+  };
+  add_up(a.partial_weight, dweight);
+  add_up(a.partial_bias, dbias);
+}
+
+}  // namespace weft::cuda
