@@ -77,7 +77,7 @@ inline Tensor run_reduce(const Tensor& rows, ReduceOp op, const Axes& axes, cons
                          DType dtype, const Tensor& center = {}, double scale = 1) {
   Tensor y = Tensor::empty(shape, dtype, rows.device());
   const ReduceExtent& e = axes.extent;
-  const std::int64_t chunks = reduce_chunks(e);
+  const std::int64_t chunks = reduce_chunks(e, rows.device());
   Tensor partial;
   if (chunks > 1)
     partial = Tensor::empty({e.outer * chunks * e.inner},

@@ -11,6 +11,8 @@ set(weft_cuda_kernels
   elementwise
   elementwise_binary
   layer_norm
+  reduce
+  reduce_scan
   rms_norm)
 
 set(WEFT_HAVE_CUDA OFF)

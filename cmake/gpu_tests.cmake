@@ -5,6 +5,7 @@ set(weft_gpu_test_stems
   elementwise
   gemm
   layer_norm
+  reduce
   rms_norm)
 add_library(weft_gpu_tests OBJECT tests/cuda/gpu.cpp)
 foreach(stem ${weft_gpu_test_stems})

@@ -126,7 +126,7 @@ void reduce_typed(const Tensor& x, const ReduceExtent& e, const Tensor& center, 
   const T* px = x.data<T>();
   O* po = out.data<O>();
   const double* pc = center ? center.data<double>() : nullptr;
-  const std::int64_t chunks = reduce_chunks(e), step = (e.reduced + chunks - 1) / chunks;
+  const std::int64_t chunks = reduce_chunks(e, kCpu), step = (e.reduced + chunks - 1) / chunks;
   Total<T>* pp = chunks > 1 ? partial.data<Total<T>>() : nullptr;
   // Columns are dealt out evenly, in whole vectors.
   const std::int64_t blocks = (e.inner + R::kColumns - 1) / R::kColumns;

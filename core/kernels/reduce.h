@@ -15,13 +15,16 @@ struct ReduceExtent {
 inline constexpr std::int64_t kReduceColumns = 128;
 
 /// Into how many pieces the reduced axis is cut, for tensors with too few results to keep several
-/// threads busy. It follows from the shape alone, so that the order of a sum does too.
-inline std::int64_t reduce_chunks(const ReduceExtent& e) {
-  constexpr std::int64_t kItems = 64, kLeastElements = 1 << 15;
+/// threads (or the many of a GPU) busy. It follows from the shape alone, so that the order of a sum
+/// does too.
+inline std::int64_t reduce_chunks(const ReduceExtent& e, Device device) {
+  const bool gpu = device.is_cuda();
+  const std::int64_t most = gpu ? 1024 : 64;
   const std::int64_t items = e.outer * ((e.inner + kReduceColumns - 1) / kReduceColumns);
-  if (items == 0 || items >= kItems) return 1;
+  if (items == 0 || items >= most) return 1;
   const std::int64_t elements = e.outer * e.reduced * e.inner;
-  return std::clamp<std::int64_t>(elements / kLeastElements, 1, kItems / items);
+  const std::int64_t least = gpu ? items << 13 : 1 << 15;
+  return std::clamp<std::int64_t>(elements / least, 1, most / items);
 }
 
 enum class ReduceOp : std::uint8_t {
@@ -34,8 +37,9 @@ enum class ReduceOp : std::uint8_t {
 
 /// out = scale * reduction of x; out has outer x inner elements, of x's dtype or of the dtype of
 /// sums (f64 for floating x, i64 for others). `center` (null or outer x inner, f64) is subtracted
-/// first. `partial` has the dtype of sums and outer x chunks x inner elements (null for one chunk).
-/// Sums run in f32 over short blocks whose results are added in f64; always in the same order.
+/// first. `partial` has the dtype of sums and outer x reduce_chunks() x inner elements (null for one
+/// chunk). Sums run in f32 over short blocks whose results are added in f64; always in the same
+/// order.
 using ReduceKernel = void(const Tensor& x, ReduceOp op, const ReduceExtent& extent,
                           const Tensor& center, double scale, const Tensor& partial,
                           const Tensor& out);
