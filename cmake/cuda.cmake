@@ -15,6 +15,10 @@ set(weft_cuda_kernels
   reduce_scan
   rms_norm)
 
+# tests/cuda/<stem>.cu, in the test programs only.
+set(weft_cuda_test_kernels
+  ptx_kernels)
+
 set(WEFT_HAVE_CUDA OFF)
 if(WEFT_CUDA MATCHES "^(AUTO|ON)$")
   # The toolkit is often there and not on the PATH, where CMake alone would look.
@@ -49,23 +53,28 @@ if(WEFT_CUDA MATCHES "^(AUTO|ON)$")
   endif()
 endif()
 
-if(WEFT_HAVE_CUDA)
-  add_library(weft_cuda OBJECT cuda/gemm.cpp cuda/gemm_plan.cpp cuda/lt_library.cpp cuda/runtime.cpp)
-  foreach(stem ${weft_cuda_kernels})
-    target_sources(weft_cuda PRIVATE cuda/${stem}.cu)
-  endforeach()
+# weft_native_kernels(NAME FILES...): objects for the GPU.
+function(weft_native_kernels name)
+  add_library(${name} OBJECT ${ARGN})
   # constexpr functions are shared with the CPU kernels. 186: an unsigned number compared with 0, which
   # happens in templates.
-  target_compile_options(weft_cuda PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-restrict>)
-  target_compile_options(weft_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-restrict>)
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr
     --diag-suppress=186 -Xcompiler=-Wall,-Wextra,-ftls-model=initial-exec>)
-  set_target_properties(weft_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_STANDARD 20
+  set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_STANDARD 20
     CUDA_RUNTIME_LIBRARY Static)
-  target_compile_definitions(weft_cuda PRIVATE WEFT_WITH_CUDA=1)
-  target_include_directories(weft_cuda PRIVATE ${weft_include})
-  target_include_directories(weft_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  target_compile_definitions(${name} PRIVATE WEFT_WITH_CUDA=1)
+  target_include_directories(${name} PRIVATE ${weft_include})
+  target_include_directories(${name} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
   if(WEFT_WERROR)
-    target_compile_options(weft_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>
+    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>
       $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
   endif()
+endfunction()
+
+if(WEFT_HAVE_CUDA)
+  list(TRANSFORM weft_cuda_kernels PREPEND cuda/ OUTPUT_VARIABLE files)
+  list(TRANSFORM files APPEND .cu)
+  weft_native_kernels(weft_cuda cuda/gemm.cpp cuda/gemm_plan.cpp cuda/lt_library.cpp cuda/runtime.cpp
+    ${files})
 endif()

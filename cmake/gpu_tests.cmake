@@ -5,6 +5,7 @@ set(weft_gpu_test_stems
   elementwise
   gemm
   layer_norm
+  ptx
   reduce
   rms_norm)
 add_library(weft_gpu_tests OBJECT tests/cuda/gpu.cpp)
@@ -15,7 +16,8 @@ target_include_directories(weft_gpu_tests PRIVATE ${weft_include})
 target_link_libraries(weft_gpu_tests PRIVATE weft_flags doctest::doctest)
 
 add_executable(emulated_tests tests/cuda/orders_emulated.cpp
-  $<TARGET_OBJECTS:weft_gpu_tests> $<TARGET_OBJECTS:weft_test_main>)
+  $<TARGET_OBJECTS:weft_gpu_tests> $<TARGET_OBJECTS:weft_emulated_test_kernels>
+  $<TARGET_OBJECTS:weft_test_main>)
 target_link_libraries(emulated_tests PRIVATE weft_emu weft_flags doctest::doctest)
 target_compile_definitions(emulated_tests PRIVATE WEFT_CUDA_EMU=1)
 foreach(stem ${weft_gpu_test_stems})
@@ -23,9 +25,16 @@ foreach(stem ${weft_gpu_test_stems})
 endforeach()
 
 if(WEFT_HAVE_CUDA)
+  list(TRANSFORM weft_cuda_test_kernels PREPEND tests/cuda/ OUTPUT_VARIABLE files)
+  list(TRANSFORM files APPEND .cu)
+  weft_native_kernels(weft_cuda_test_kernels ${files})
+  # The library once more, with the kernels of the tests: a kernel can be launched only by the copy of
+  # libcudart that it is linked with, and the library's is its own.
+  weft_library(weft_native weft_host weft_cuda weft_cuda_test_kernels)
+  target_link_libraries(weft_native PRIVATE CUDA::cudart_static ${CMAKE_DL_LIBS})
   add_executable(gpu_tests tests/cuda/main_native.cpp tests/cuda/orders_native.cpp
     $<TARGET_OBJECTS:weft_gpu_tests>)
-  target_link_libraries(gpu_tests PRIVATE weft weft_flags doctest::doctest)
+  target_link_libraries(gpu_tests PRIVATE weft_native weft_flags doctest::doctest)
   add_test(NAME gpu_tests COMMAND gpu_tests)
   set_tests_properties(gpu_tests PROPERTIES SKIP_RETURN_CODE 77)
 endif()

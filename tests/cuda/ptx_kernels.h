@@ -1,0 +1,24 @@
+#pragma once
+#include "weft/core/tensor.h"
+
+namespace weft::test {
+
+// One warp each, on device memory.
+
+/// c (32, 4) f32 += fragments a (32, 4), b (32, 2), i32.
+void run_mma(const Tensor& a, const Tensor& b, const Tensor& c);
+/// `tile` (bytes) goes to shared memory; lane i loads from byte offset[i] of it, i32. out (32, 4).
+void run_ldmatrix(bool transposed, const Tensor& tile, const Tensor& offset, const Tensor& out);
+/// Thread i copies 16 bytes i of `from`, or zeros where present[i] is 0, in two groups; out[0] is
+/// read with one group still on its way, out[1] after both arrived. i32 (n, 4), n threads a block.
+void run_cp_async(const Tensor& from, const Tensor& present, const Tensor& out);
+/// A copy that starts `shared_skew` and `global_skew` bytes past a multiple of 16.
+void run_misaligned_cp_async(const Tensor& from, int shared_skew, int global_skew);
+/// A copy to an address outside shared memory.
+void run_cp_async_to_global(const Tensor& from);
+/// out[i] (i32) = the pair x[2 i], x[2 i + 1] (f32) in bf16.
+void run_pack(const Tensor& x, const Tensor& out);
+/// y = 2^x, f32.
+void run_exp2(const Tensor& x, const Tensor& y);
+
+}  // namespace weft::test
