@@ -38,3 +38,13 @@ if(WEFT_HAVE_CUDA)
   add_test(NAME gpu_tests COMMAND gpu_tests)
   set_tests_properties(gpu_tests PROPERTIES SKIP_RETURN_CODE 77)
 endif()
+
+# The emulator itself, and what Weft does with streams and memory on the GPUs that it imitates.
+add_executable(test_emulator tests/cuda/orders_emulated.cpp $<TARGET_OBJECTS:weft_test_main>)
+foreach(stem engine engine_bugs)
+  target_sources(test_emulator PRIVATE tests/cuda/emu/test_${stem}.cpp)
+endforeach()
+target_link_libraries(test_emulator PRIVATE weft_emu weft_flags doctest::doctest)
+target_compile_definitions(test_emulator PRIVATE WEFT_WITH_CUDA=1 WEFT_CUDA_EMU=1)
+target_compile_options(test_emulator PRIVATE -fno-strict-aliasing -Wno-unknown-pragmas)
+add_test(NAME emulator COMMAND test_emulator)

@@ -229,6 +229,7 @@ Storage* start(Storage* s, std::int64_t bytes, Device device) {
   } else {
     s = take_block(guarded ? class_of(bytes + 2 * kGuard) : size_class, device);
     if (!s) throw_out_of_memory(bytes, device);
+    if (device.is_cuda()) s->cache->mark_usable(s, bytes);
   }
   start(s, bytes, device);
   if (guarded) arm_guards(s, fill_nan);

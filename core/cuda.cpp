@@ -82,6 +82,7 @@ int device_count() { return registry().devices; }
 
 void check_device(Device device) {
   const Registry& r = registry();
+  check(device.is_cuda(), "device: must be a GPU, got {}", device);
   if (r.devices == 0)
     weft::detail::raise(Fault::user, "device: {} cannot be used: {}", {device, r.why});
   check(device.index >= 0 && device.index < r.devices,
@@ -150,13 +151,12 @@ StreamScope::~StreamScope() {
   current_of[previous_.device().index] = static_cast<std::int16_t>(previous_.id());
 }
 
-Event::Event(bool timing) : handle_(nullptr) {
-  check_device({Device::Kind::cuda, 0});
-  if constexpr (kWithCuda) handle_ = rt::create_event(timing);
-}
-Event::Event(Event&& o) noexcept : handle_(std::exchange(o.handle_, nullptr)) {}
+Event::Event(Event&& o) noexcept
+    : handle_(std::exchange(o.handle_, nullptr)), device_(o.device_), timing_(o.timing_) {}
 Event& Event::operator=(Event&& o) noexcept {
   std::swap(handle_, o.handle_);
+  std::swap(device_, o.device_);
+  std::swap(timing_, o.timing_);
   return *this;
 }
 Event::~Event() {
@@ -165,21 +165,31 @@ Event::~Event() {
 }
 void Event::record(const Stream& stream) {
   detail::use_device(stream.device().index);
-  if constexpr (kWithCuda) rt::record_event(handle_, stream.handle());
+  if constexpr (kWithCuda) {
+    if (handle_ && device_ != stream.device().index)
+      rt::destroy_event(std::exchange(handle_, nullptr));
+    if (!handle_) handle_ = rt::create_event(timing_);
+    device_ = stream.device().index;
+    rt::record_event(handle_, stream.handle());
+  }
 }
 void Event::hold(const Stream& stream) const {
   detail::use_device(stream.device().index);
-  if constexpr (kWithCuda) rt::wait_event(stream.handle(), handle_);
+  if constexpr (kWithCuda)
+    if (handle_) rt::wait_event(stream.handle(), handle_);
 }
 bool Event::done() const {
-  if constexpr (kWithCuda) return rt::event_done(handle_);
+  if constexpr (kWithCuda)
+    if (handle_) return rt::event_done(handle_);
   return true;
 }
 void Event::synchronize() const {
-  if constexpr (kWithCuda) rt::synchronize_event(handle_);
+  if constexpr (kWithCuda)
+    if (handle_) rt::synchronize_event(handle_);
   waited();
 }
 double Event::since(const Event& earlier) const {
+  check(handle_ && earlier.handle_, "since: both events must have been recorded");
   if constexpr (kWithCuda) return rt::elapsed_ms(earlier.handle_, handle_);
   return 0;
 }

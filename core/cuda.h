@@ -68,10 +68,10 @@ class StreamScope {
   Stream previous_;
 };
 
-/// A mark in a stream.
+/// A mark in a stream. Before the first record() there is nothing to wait for.
 class Event {
  public:
-  explicit Event(bool timing = false);
+  explicit Event(bool timing = false) : timing_(timing) {}
   ~Event();
   Event(Event&& o) noexcept;
   Event& operator=(Event&& o) noexcept;
@@ -80,11 +80,13 @@ class Event {
   void hold(const Stream& stream) const;
   bool done() const;
   void synchronize() const;
-  /// Milliseconds from `earlier` to this one, both made with timing and both done.
+  /// Milliseconds from `earlier` to this one, both made with timing, recorded and done.
   double since(const Event& earlier) const;
 
  private:
-  void* handle_;
+  void* handle_ = nullptr;  // belongs to the device of the stream that it was recorded in
+  std::int16_t device_ = -1;
+  bool timing_;
 };
 
 /// Says that `stream` uses the tensor's memory too: once freed, it is reused only when the stream

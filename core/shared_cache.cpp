@@ -200,7 +200,15 @@ void SharedCache::set_limit(std::int64_t bytes) {
   while (cached_ > limit_ && tail_) evict(tail_);
 }
 
+void SharedCache::mark_usable(const Storage* s, std::int64_t bytes) {
+  if constexpr (kWithCuda)
+    if (device_.is_cuda())
+      cuda::rt::mark_usable(s->data, bytes, class_bytes(s->size_class),
+                            cuda::Stream::of_id(stream_).handle());
+}
+
 void SharedCache::link(Storage* s) {
+  mark_usable(s, 0);
   Storage*& head = heads_[s->size_class];
   s->class_prev = nullptr;
   s->class_next = head;
@@ -245,7 +253,7 @@ void SharedCache::evict(Storage* s) {
 Slab* SharedCache::slab_for(int size_class) {
   for (Slab* slab : slabs_[size_class])
     if (!slab->returned.empty()) return slab;
-  const std::int64_t block = class_bytes(size_class);
+  const std::int64_t block = class_bytes(size_class) + (device_.is_cuda() ? kRedZone : 0);
   const std::int64_t bytes =
       (std::clamp<std::int64_t>(16 * block, 64 << 10, kHugePage) + 4095) & ~std::int64_t{4095};
   char* base = static_cast<char*>(map(bytes));

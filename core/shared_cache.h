@@ -47,6 +47,14 @@ inline MemoryCounters& counters_of(Device d) {
   return memory_counters[static_cast<int>(d.kind) * cuda::kMaxDevices + d.index];
 }
 
+/// Bytes between neighbouring blocks of a slab on a GPU, which AddressSanitizer watches on an
+/// imitated one.
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr std::int64_t kRedZone = 256;
+#else
+inline constexpr std::int64_t kRedZone = 0;
+#endif
+
 /// The process-wide cache of the blocks of one memory: the host's, or what one stream of a GPU uses
 /// (a block freed there is safe to use again there at once: its kernels run one after another). For
 /// each size class a list of free blocks, newest first, and one list over all of them in order of
@@ -63,6 +71,8 @@ class SharedCache {
   /// A free block of the class, or of a larger one where blocks are mappings of their own; or null.
   Storage* take(int size_class);
   void put(Storage* s);
+  /// Says that a block from here will be used by kernels that work on this many bytes of it.
+  void mark_usable(const Storage* s, std::int64_t bytes);
   /// A fresh block from a slab or a mapping of its own; null when the system refuses.
   Storage* make(int size_class);
   /// A header without memory.

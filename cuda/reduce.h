@@ -30,7 +30,9 @@ __device__ inline T warp_reduce(T v, Op op) {
 #if WEFT_CUDA_EMU
   // The same butterfly in one meeting of the lanes instead of one for each step.
   emu::Engine::get().collective(kAllLanes, v, "warp_reduce", emu::Loc::current(),
-                                [op](T** lanes, unsigned) {
+                                [op](T** lanes, unsigned present) {
+                                  if (present != kAllLanes)
+                                    emu::Engine::fail("warp_reduce: all 32 lanes must call it");
                                   for (int step = Width / 2; step > 0; step /= 2) {
                                     T next[kWarp];
                                     for (int i = 0; i < kWarp; ++i)

@@ -80,6 +80,7 @@ void* allocate(std::int64_t bytes) {
   return p;
 }
 void free(void* p) { ok(cudaFree(p), "cudaFree"); }
+void mark_usable(void*, std::int64_t, std::int64_t, StreamHandle) {}
 void* allocate_pinned(std::int64_t bytes) {
   void* p = nullptr;
   ok(cudaMallocHost(&p, static_cast<std::size_t>(bytes)), "cudaMallocHost");

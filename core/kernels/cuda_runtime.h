@@ -25,6 +25,9 @@ void synchronize_device();
 /// Null when the device has no such memory left.
 void* allocate(std::int64_t bytes);
 void free(void* p);
+/// For the checks of the imitated GPU; on a real one nothing. From here on in the stream the first
+/// `bytes` of the `room` bytes at p may be used, with undefined values; 0: none of them.
+void mark_usable(void* p, std::int64_t bytes, std::int64_t room, StreamHandle s);
 /// Host memory that the device reads and writes directly.
 void* allocate_pinned(std::int64_t bytes);
 void free_pinned(void* p);

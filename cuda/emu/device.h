@@ -28,18 +28,38 @@ void run_grid(void (*body)(void*), void* context, dim3 grid, dim3 block, std::si
 
 inline int lane() { return here.current & 31; }
 
-/// Each lane gets the value of lane source(its own number); its own when that one takes no part.
+/// Each lane gets the value of lane source(its own number); NaN when that one takes no part, whose
+/// value is undefined.
 template <class T, class Source>
 T shuffle(unsigned mask, T value, const char* what, const Loc& loc, Source source) {
   struct Arg {
     T value, result;
     int source;
   } arg{value, value, source(lane())};
+  std::memset(static_cast<void*>(&arg.result), 0xff, sizeof(T));
   Engine::get().collective(mask, arg, what, loc, [](Arg** lanes, unsigned present) {
     for (unsigned rest = present; rest; rest &= rest - 1) {
       Arg& mine = *lanes[std::countr_zero(rest)];
       if (present >> mine.source & 1) mine.result = lanes[mine.source]->value;
     }
+  });
+  return arg.result;
+}
+
+/// Bits of the lanes that vote for it.
+inline unsigned vote(unsigned mask, bool predicate, const char* what, const Loc& loc) {
+  struct Arg {
+    bool predicate;
+    unsigned result;
+  } arg{predicate, 0};
+  Engine::get().collective(mask, arg, what, loc, [](Arg** lanes, unsigned present) {
+    unsigned votes = 0;
+    for (unsigned rest = present; rest; rest &= rest - 1) {
+      const int i = std::countr_zero(rest);
+      if (lanes[i]->predicate) votes |= 1u << i;
+    }
+    for (unsigned rest = present; rest; rest &= rest - 1)
+      lanes[std::countr_zero(rest)]->result = votes;
   });
   return arg.result;
 }
@@ -98,29 +118,15 @@ T __shfl_sync(unsigned mask, T v, int from, int width = 32,
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate,
                               weft::emu::Loc loc = weft::emu::Loc::current()) {
-  struct Arg {
-    bool predicate;
-    unsigned result;
-  } arg{predicate != 0, 0};
-  weft::emu::Engine::get().collective(mask, arg, "__ballot_sync", loc,
-                                      [](Arg** lanes, unsigned present) {
-                                        unsigned votes = 0;
-                                        for (unsigned rest = present; rest; rest &= rest - 1) {
-                                          const int i = std::countr_zero(rest);
-                                          if (lanes[i]->predicate) votes |= 1u << i;
-                                        }
-                                        for (unsigned rest = present; rest; rest &= rest - 1)
-                                          lanes[std::countr_zero(rest)]->result = votes;
-                                      });
-  return arg.result;
+  return weft::emu::vote(mask, predicate != 0, "__ballot_sync", loc);
 }
 inline int __any_sync(unsigned mask, int predicate,
                       weft::emu::Loc loc = weft::emu::Loc::current()) {
-  return __ballot_sync(mask, predicate, loc) != 0;
+  return weft::emu::vote(mask, predicate != 0, "__any_sync", loc) != 0;
 }
 inline int __all_sync(unsigned mask, int predicate,
                       weft::emu::Loc loc = weft::emu::Loc::current()) {
-  return __ballot_sync(mask, !predicate, loc) == 0;
+  return weft::emu::vote(mask, predicate == 0, "__all_sync", loc) == 0;
 }
 template <class T>
 unsigned __match_any_sync(unsigned mask, T v, weft::emu::Loc loc = weft::emu::Loc::current()) {

@@ -13,8 +13,8 @@ thread_local constinit Here here{};
 
 namespace {
 
-constexpr std::size_t kSharedMapping = Engine::kShared + 1024;
-constexpr std::size_t kRedZone = 32;  // between shared variables
+constexpr std::size_t kRedZone = 32;                                // between shared variables
+constexpr std::size_t kSharedMapping = 2 * Engine::kShared + 4096;  // with room for the gaps
 constexpr int kNobody = -1;
 
 bool same_place(const Loc& a, const Loc& b) {
@@ -56,7 +56,8 @@ void Engine::run_block(void (*body)(void*), void* context, uint3 block, dim3 blo
   {
     const Quiet quiet;
     count_ = live_ = static_cast<int>(block_dim.x * block_dim.y * block_dim.z);
-    if (count_ > kMaxThreads) fail("a block must have at most 1024 threads");
+    if (count_ < 1 || count_ > kMaxThreads)
+      fail(message("a block must have 1 to 1024 threads, got {}", count_));
     if (dynamic_shared > kShared) fail("a block must ask for at most 227 KiB of shared memory");
     warp_count_ = (count_ + 31) / 32;
     body_ = body;
@@ -74,6 +75,8 @@ void Engine::run_block(void (*body)(void*), void* context, uint3 block, dim3 blo
     }
     for (int w = 0; w < warp_count_; ++w) {
       warps_[w].ready = warps_[w].live = full_warp(w);
+      for (int i = 0; i < warps_[w].slots; ++i)  // a block that failed leaves lanes behind
+        warps_[w].slot[i].mask = warps_[w].slot[i].arrived = 0;
       warps_[w].slots = 0;
     }
     for (Barrier& b : barriers_) b.arrived = 0;
@@ -92,7 +95,6 @@ void Engine::run_block(void (*body)(void*), void* context, uint3 block, dim3 blo
 #endif
   }
   go_on(pick());
-  acquire(&block_end_);
 #if WEFT_EMU_TSAN
   for (int i = 0; i < count_; ++i) fibers_.give(threads_[i].fiber);
 #endif
@@ -117,7 +119,6 @@ WEFT_EMU_ENGINE void Engine::threads_on_this_fiber() {
     bool failed = false;
     try {
       body_(context_);
-      finish_copies(0);
     } catch (...) {
       const Quiet quiet;
       error_ = std::current_exception();
@@ -175,10 +176,17 @@ WEFT_EMU_ENGINE void Engine::barrier(int id, int expected, const char* what, con
   const int me = here.current;
   Thread& t = threads_[me];
   Barrier& b = barriers_[id];
-  if (b.arrived > 0 && !same_place(b.loc, loc))
+  if (expected >= 0 && (expected == 0 || expected % 32 != 0))
+    fail(message("{}: whole warps must meet at a barrier, got {} threads, at {}", what, expected,
+                 where(loc)));
+  if (b.arrived > 0 && b.expected != expected)
+    fail(message("barrier {}: all must expect as many threads, got {} at {} and {} at {}", id,
+                 b.expected, where(b.loc), expected, where(loc)));
+  if (b.arrived > 0 && expected < 0 && !same_place(b.loc, loc))
     fail(message("threads of one block wait at different barriers: {} and {}", where(b.loc),
                  where(loc)));
   b.loc = loc;
+  b.expected = expected;
   ++b.arrived;
   t.state = State::barrier;
   t.barrier = id;
@@ -225,11 +233,12 @@ WEFT_EMU_ENGINE Engine::Slot& Engine::join(unsigned mask, void* arg, const char*
     slot->mask = mask;
     slot->needed = mask & w.live;
     slot->arrived = 0;
-  } else if (std::strcmp(slot->what, what) != 0) {
-    fail(message("lanes of one warp wait at different places: {} and {}, at {}", slot->what, what,
-                 where(loc)));
+  } else if (std::strcmp(slot->what, what) != 0 || !same_place(slot->loc, loc)) {
+    fail(message("lanes of one warp wait at different places: in {} at {} and in {} at {}",
+                 slot->what, where(slot->loc), what, where(loc)));
   }
   slot->what = what;
+  slot->loc = loc;
   slot->args[lane] = arg;
   slot->arrived |= 1u << lane;
   threads_[me].what = what;
@@ -258,8 +267,12 @@ WEFT_EMU_ENGINE void Engine::leave(Slot& slot) {
     threads_[(me & ~31) + std::countr_zero(rest)].state = State::ready;
 }
 
-WEFT_EMU_ENGINE void Engine::copy_later(void* to, const void* from, int bytes) {
+WEFT_EMU_ENGINE void Engine::copy_later(void* to, const void* from, int bytes, const Loc& loc) {
   const Quiet quiet;
+  const auto size = static_cast<std::uintptr_t>(bytes);
+  if (reinterpret_cast<std::uintptr_t>(to) % size || reinterpret_cast<std::uintptr_t>(from) % size)
+    fail(message("an asynchronous copy of {} bytes must be aligned to as many, at {}", bytes,
+                 where(loc)));
   Thread& t = threads_[here.current];
   t.copies.push_back({to, from, bytes, t.group});
 }
@@ -294,7 +307,8 @@ WEFT_EMU_ENGINE void* Engine::shared_variable(const void* key, std::size_t bytes
   for (const Variable& v : variables_)
     if (v.key == key) return v.at;
   const std::size_t at = (shared_top_ + alignment - 1) / alignment * alignment;
-  if (at + bytes + kRedZone > kShared) fail("a block needs more than 227 KiB of shared memory");
+  shared_used_ = (shared_used_ + alignment - 1) / alignment * alignment + bytes;
+  if (shared_used_ > kShared) fail("a block must use at most 227 KiB of shared memory");
   variables_.push_back({key, shared_ + at});
   shared_top_ = at + bytes + kRedZone;
   unpoison(shared_ + at, bytes);
@@ -314,6 +328,7 @@ void Engine::set_up_shared(std::size_t dynamic) {
   unpoison(shared_, dynamic);
   variables_.clear();
   shared_top_ = dynamic + kRedZone;
+  shared_used_ = dynamic;
 }
 
 WEFT_EMU_ENGINE int Engine::pick() {

@@ -49,10 +49,15 @@ class Engine {
 
   /// Runs body(context) once for every thread of one block.
   /// Throws Error when a thread does, when threads wait for ever, and when they part at a barrier.
+  /// Blocks are not ordered among each other until end_grid().
   void run_block(void (*body)(void*), void* context, uint3 block, dim3 block_dim,
                  std::size_t dynamic_shared);
 
-  /// Barrier `id` of the 16; `expected` threads, or all of the block when negative.
+  /// What the blocks run so far did happened before what this OS thread does next.
+  void end_grid() { acquire(&block_end_); }
+
+  /// Barrier `id` of the 16; `expected` threads, or all of the block when negative. All of the
+  /// block must meet at one place in the source; fewer may come from several.
   void barrier(int id, int expected, const char* what, const Loc& loc);
   /// One rendezvous of the lanes in `mask`: the last to arrive runs meet(args, lanes) for all of
   /// them. It must not wait.
@@ -65,8 +70,9 @@ class Engine {
     leave(slot);
   }
 
-  /// cp.async: performed at the wait that needs it, as late as the instruction set allows.
-  void copy_later(void* to, const void* from, int bytes);
+  /// cp.async: performed at the wait that needs it, as late as the instruction set allows; never
+  /// when the thread does not wait. Both addresses must be multiples of `bytes`; from null: zeros.
+  void copy_later(void* to, const void* from, int bytes, const Loc& loc = Loc::current());
   void commit_copies();
   void finish_copies(int groups_left);
 
@@ -98,6 +104,7 @@ class Engine {
   struct Slot {
     unsigned mask = 0, needed = 0, arrived = 0, phase = 0;
     const char* what = "";
+    Loc loc;
     void* args[32];
     char syncs[2];
     void* sync() { return &syncs[phase & 1]; }
@@ -108,7 +115,7 @@ class Engine {
     Slot slot[32];
   };
   struct Barrier {
-    int arrived = 0;
+    int arrived = 0, expected = 0;
     unsigned phase = 0;
     Loc loc;
     char syncs[2];
@@ -148,7 +155,7 @@ class Engine {
     char* at;
   };
   std::vector<Variable> variables_;
-  std::size_t shared_top_ = 0;
+  std::size_t shared_top_ = 0, shared_used_ = 0;  // with and without the gaps between variables
   int count_ = 0, live_ = 0, warp_count_ = 0, warp_ = 0;
   std::uint32_t random_state_ = 1;
   void (*body_)(void*) = nullptr;

@@ -34,6 +34,7 @@ void run_grid(void (*body)(void*), void* context, dim3 grid, dim3 block, std::si
                    static_cast<unsigned>(n / grid.x / grid.y)};
     Engine::get().run_block(body, context, at, block, shared);
   }
+  Engine::get().end_grid();
 }
 
 }  // namespace emu
@@ -45,12 +46,14 @@ using Work = std::function<void()>;
 using Clock = std::chrono::steady_clock;
 
 struct Queue {
+  int device = 0;
   std::deque<Work> waiting;
   std::uint64_t given = 0, finished = 0;  // work items
   std::vector<Work>* recording = nullptr;
 };
 
 struct Mark {
+  int device = 0;
   Queue* queue = nullptr;  // where it was last recorded; null: nothing to wait for
   std::uint64_t number = 0;
   Clock::time_point time;
@@ -76,6 +79,7 @@ Driver& driver() {
 constinit thread_local int current_device = 0;
 
 constexpr std::int64_t kPage = 4096;
+constexpr std::size_t kGuard = kPage;  // behind each piece of device memory, never accessible
 std::size_t whole_pages(std::int64_t bytes) {
   return static_cast<std::size_t>((bytes + kPage - 1) & ~(kPage - 1));
 }
@@ -121,6 +125,11 @@ void give(Queue& q, Work work) {
   if (emu::control.run_at_once) run_until(q, q.given);
 }
 
+void synchronize_queues(int device) {
+  for (const auto& q : driver().queues)
+    if (q->device == device) run_until(*q, q->given);
+}
+
 bool is_pinned(const void* p) {
   const auto& pinned = driver().pinned;
   auto* at = static_cast<char*>(const_cast<void*>(p));
@@ -141,6 +150,20 @@ namespace detail {
 void launch(dim3 grid, dim3 block, std::size_t shared, void (*run)(void*), void* context,
             void (*destroy)(void*)) {
   const std::shared_ptr<void> packed(context, destroy);
+  constexpr unsigned kMost = 65535;  // along y and z
+  check_system(
+      grid.x <= 0x7fffffffu && grid.y <= kMost && grid.z <= kMost,
+      "launch: a grid must have at most 2147483647 x 65535 x 65535 blocks, got {} x {} x {}",
+      grid.x, grid.y, grid.z);
+  const std::uint64_t threads = std::uint64_t{block.x} * block.y * block.z;
+  check_system(threads >= 1 && threads <= emu::Engine::kMaxThreads,
+               "launch: a block must have 1 to 1024 threads, got {} x {} x {}", block.x, block.y,
+               block.z);
+  check_system(block.z <= 64, "launch: a block must have at most 64 threads along z, got {}",
+               block.z);
+  check_system(shared <= emu::Engine::kShared,
+               "launch: a block must ask for at most {} bytes of shared memory, got {}",
+               emu::Engine::kShared, shared);
   give(queue_of(Stream::current({Device::Kind::cuda, static_cast<std::int16_t>(current_device)})
                     .handle()),
        [=] { emu::run_grid(run, packed.get(), grid, block, shared); });
@@ -171,27 +194,41 @@ void memory_info(std::int64_t& free, std::int64_t& total) {
 }
 void synchronize_device() {
   const std::lock_guard lock(driver().mutex);
-  for (const auto& q : driver().queues) run_until(*q, q->given);
+  synchronize_queues(current_device);
 }
 
 void* allocate(std::int64_t bytes) {
   const std::lock_guard lock(driver().mutex);
   Driver& d = driver();
   if (d.used[current_device] + bytes > emu::control.memory_bytes) return nullptr;
-  void* p = mmap(nullptr, whole_pages(bytes), d.access ? PROT_READ | PROT_WRITE : PROT_NONE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  const std::size_t room = whole_pages(bytes);
+  void* p =
+      mmap(nullptr, room + kGuard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) return nullptr;
+  if (d.access) mprotect(p, room, PROT_READ | PROT_WRITE);
+  emu::poison(p, room);
   d.blocks[static_cast<char*>(p)] = {bytes, current_device};
   d.used[current_device] += bytes;
   return p;
 }
 void free(void* p) {
   const std::lock_guard lock(driver().mutex);
-  synchronize_device();
   const auto it = driver().blocks.find(static_cast<char*>(p));
-  driver().used[it->second.device] -= it->second.bytes;
-  munmap(p, whole_pages(it->second.bytes));
+  check_system(it != driver().blocks.end(), "free: the address must be one that allocate() gave");
+  const auto [bytes, device] = it->second;
+  synchronize_queues(device);
+  driver().used[device] -= bytes;
+  emu::unpoison(p, whole_pages(bytes));
+  munmap(p, whole_pages(bytes) + kGuard);
   driver().blocks.erase(it);
+}
+void mark_usable(void* p, std::int64_t bytes, std::int64_t room, StreamHandle s) {
+  give(queue_of(s), [=] {
+    emu::unpoison(p, static_cast<std::size_t>(room));
+    std::memset(p, 0xff, static_cast<std::size_t>(bytes > 0 ? bytes : room));  // NaN
+    emu::poison(p, static_cast<std::size_t>(room));
+    emu::unpoison(p, static_cast<std::size_t>(bytes));
+  });
 }
 void* allocate_pinned(std::int64_t bytes) {
   const std::lock_guard lock(driver().mutex);
@@ -201,7 +238,7 @@ void* allocate_pinned(std::int64_t bytes) {
 }
 void free_pinned(void* p) {
   const std::lock_guard lock(driver().mutex);
-  synchronize_device();
+  for (const auto& q : driver().queues) run_until(*q, q->given);
   driver().pinned.erase(static_cast<char*>(p));
   std::free(p);
 }
@@ -209,6 +246,7 @@ void free_pinned(void* p) {
 StreamHandle create_stream() {
   const std::lock_guard lock(driver().mutex);
   driver().queues.push_back(std::make_unique<Queue>());
+  driver().queues.back()->device = current_device;
   return driver().queues.back().get();
 }
 void synchronize_stream(StreamHandle s) {
@@ -217,11 +255,18 @@ void synchronize_stream(StreamHandle s) {
   run_until(queue_of(s), queue_of(s).given);
 }
 
-EventHandle create_event(bool) { return new MarkHandle(std::make_shared<Mark>()); }
+EventHandle create_event(bool) {
+  const auto mark = std::make_shared<Mark>();
+  mark->device = current_device;
+  return new MarkHandle(mark);
+}
 void destroy_event(EventHandle e) { delete &mark_of(e); }
 void record_event(EventHandle e, StreamHandle s) {
   const std::lock_guard lock(driver().mutex);
   const MarkHandle mark = mark_of(e);
+  check_system(mark->device == queue_of(s).device,
+               "event: made on cuda:{}, it must be recorded there, got a stream of cuda:{}",
+               mark->device, queue_of(s).device);
   give(queue_of(s), [mark] { mark->time = Clock::now(); });
   mark->queue = &queue_of(s);
   mark->number = queue_of(s).given;

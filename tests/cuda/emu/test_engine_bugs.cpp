@@ -1,0 +1,259 @@
+// What the emulator says about the mistakes that kernels are made with.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "weft/cuda/reduce.h"
+#include "weft/tests/cuda/emu/run.h"
+#include "weft/tests/cuda/gpu.h"
+
+namespace weft {
+namespace {
+
+using cuda::kAllLanes;
+using emu::Engine;
+using emu::Loc;
+using test::run_kernel;
+
+constexpr int kDivergent = __LINE__ + 2;
+__global__ void divergent_barrier_kernel() {
+  if (threadIdx.x < 32) __syncthreads();
+}
+
+constexpr int kEarly = __LINE__ + 3;
+__global__ void early_return_kernel(unsigned n) {
+  if (threadIdx.x >= n) return;
+  __syncthreads();
+}
+
+constexpr int kBranches = __LINE__ + 3;
+__global__ void barriers_in_both_branches_kernel() {
+  if (threadIdx.x < 32)
+    __syncthreads();
+  else
+    __syncthreads();
+}
+
+constexpr int kHalf = __LINE__ + 2;
+__global__ void full_mask_in_half_a_warp_kernel() {
+  if (threadIdx.x < 16) __shfl_xor_sync(kAllLanes, 1, 1);
+}
+
+constexpr int kCollectives = __LINE__ + 3;
+__global__ void different_collectives_kernel() {
+  if (threadIdx.x < 16)
+    __shfl_xor_sync(kAllLanes, 1, 1);
+  else
+    __ballot_sync(kAllLanes, 1);
+}
+
+constexpr int kPlaces = __LINE__ + 3;
+__global__ void different_places_kernel() {
+  if (threadIdx.x % 2)
+    __shfl_xor_sync(kAllLanes, 1, 1);
+  else
+    __shfl_xor_sync(kAllLanes, 1, 1);
+}
+
+constexpr int kMask = __LINE__ + 1;
+__global__ void lane_not_in_mask_kernel() { __ballot_sync(0xfffffff7u, 1); }
+
+__global__ void part_of_a_warp_reduces_kernel() { cuda::warp_sum(1.0f); }
+
+constexpr int kUnequal = __LINE__ + 2;
+__global__ void unequal_counts_kernel() {
+  Engine::get().barrier(1, threadIdx.x < 32 ? 64 : 96, "barrier", Loc::current());
+}
+
+constexpr int kDeadlock = __LINE__ + 3;
+__global__ void deadlock_kernel() {
+  if (threadIdx.x < 32)
+    Engine::get().barrier(1, 64, "barrier", Loc::current());
+  else
+    Engine::get().barrier(2, 64, "barrier", Loc::current());
+}
+
+constexpr int kMisaligned = __LINE__ + 3;
+__global__ void misaligned_copy_kernel(const float* in) {
+  WEFT_SHARED(s, float[8]);
+  Engine::get().copy_later(s, in + 1, 16);
+}
+
+__global__ void unwritten_shared_kernel(float* out) {
+  WEFT_SHARED(s, float[64]);
+  float* const d = cuda::dynamic_shared<float>();
+  if (threadIdx.x < 63) s[threadIdx.x] = d[threadIdx.x] = 1;
+  __syncthreads();
+  float sum = 0, dynamic = 0;
+  for (int i = 0; i < 64; ++i) sum += s[i], dynamic += d[i];
+  out[threadIdx.x] = sum;
+  out[64 + threadIdx.x] = dynamic;
+}
+
+__global__ void missing_barrier_kernel(float* out) {
+  WEFT_SHARED(s, float[64]);
+  s[threadIdx.x] = 1;
+  out[threadIdx.x] = s[threadIdx.x ^ 33];
+}
+
+__global__ void missing_copy_wait_kernel(const float* in, float* out) {
+  WEFT_SHARED(s, float[64]);
+  if (threadIdx.x < 16) Engine::get().copy_later(s + threadIdx.x * 4, in + threadIdx.x * 4, 16);
+  Engine::get().commit_copies();
+  __syncthreads();
+  out[threadIdx.x] = s[threadIdx.x];
+}
+
+__global__ void inactive_source_kernel(float* out) {
+  const unsigned half = threadIdx.x < 16 ? 0xffffu : 0xffff0000u;
+  out[threadIdx.x] = __shfl_xor_sync(half, 1.0f, 16);
+}
+
+__global__ void much_shared_kernel() {
+  WEFT_SHARED(a, char[100000]);
+  WEFT_SHARED(b, char[100000]);
+  a[0] = b[0] = 0;
+}
+
+__global__ void throwing_kernel() {
+  if (threadIdx.x == 70) Engine::fail("thread 70");
+  __syncthreads();
+}
+
+__global__ void sound_kernel(int* out) {
+  WEFT_SHARED(s, int[128]);
+  s[threadIdx.x] = __shfl_xor_sync(kAllLanes, static_cast<int>(threadIdx.x), 1);
+  __syncthreads();
+  out[threadIdx.x] = s[127 - threadIdx.x];
+}
+
+std::string at(int line) { return message("test_engine_bugs.cpp:{}", line); }
+
+// What the kernel is told off for in the present order; a sound one must run as ever afterwards.
+template <class... P, class... A>
+std::string complaint(void (*kernel)(P...), unsigned threads, A... args) {
+  const std::string text = test::error_of([&] { run_kernel(kernel, 1, threads, 0, args...); });
+  std::vector<int> got(128);
+  run_kernel(sound_kernel, 1, 128, 0, got.data());
+  for (int i = 0; i < 128; ++i) CHECK(got[static_cast<std::size_t>(i)] == ((127 - i) ^ 1));
+  return text;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// How many of the 64 results are NaN in the worst order.
+template <class F>
+long nans_in_worst_order(F&& run) {
+  long most = 0;
+  test::for_each_order([&] {
+    std::vector<float> out(128, 0.0f);
+    run(out.data());
+    most = std::max(most, static_cast<long>(std::count_if(out.begin(), out.end(),
+                                                          [](float v) { return std::isnan(v); })));
+  });
+  return most;
+}
+
+}  // namespace
+
+TEST_CASE("emulator: barriers that not all threads reach") {
+  test::for_each_order([] {
+    CHECK(contains(complaint(divergent_barrier_kernel, 64), "32 of 64 threads exited"));
+    CHECK(contains(complaint(divergent_barrier_kernel, 64), at(kDivergent)));
+    CHECK(contains(complaint(early_return_kernel, 64, 40u), "24 of 64 threads exited"));
+    CHECK(contains(complaint(early_return_kernel, 64, 40u), at(kEarly)));
+  });
+  CHECK(complaint(divergent_barrier_kernel, 64) ==
+        "emulator: 32 of 64 threads exited without reaching the barrier at " + at(kDivergent));
+}
+
+TEST_CASE("emulator: barriers in both branches") {
+  test::for_each_order([] {
+    const std::string text = complaint(barriers_in_both_branches_kernel, 64);
+    CHECK(contains(text, "threads of one block wait at different barriers: "));
+    CHECK(contains(text, at(kBranches)));
+    CHECK(contains(text, at(kBranches + 2)));
+  });
+}
+
+TEST_CASE("emulator: lanes that wait for lanes which never come") {
+  CHECK(
+      complaint(full_mask_in_half_a_warp_kernel, 32) ==
+      "emulator: threads of block (0, 0, 0) wait for ever: threads 0 to 15 in __shfl_xor_sync at " +
+          at(kHalf) + "; 16 of 32 have exited");
+  test::for_each_order(
+      [] { CHECK(contains(complaint(full_mask_in_half_a_warp_kernel, 32), at(kHalf))); });
+}
+
+TEST_CASE("emulator: lanes at different collectives, or at different places") {
+  test::for_each_order([] {
+    const std::string text = complaint(different_collectives_kernel, 32);
+    CHECK(contains(text, "lanes of one warp wait at different places: "));
+    CHECK(contains(text, "in __shfl_xor_sync at " + at(kCollectives)));
+    CHECK(contains(text, "in __ballot_sync at " + at(kCollectives + 2)));
+    const std::string places = complaint(different_places_kernel, 32);
+    CHECK(contains(places, at(kPlaces)));
+    CHECK(contains(places, at(kPlaces + 2)));
+  });
+}
+
+TEST_CASE("emulator: a mask without the calling lane, a warp that is not whole") {
+  test::for_each_order([] {
+    CHECK(complaint(lane_not_in_mask_kernel, 32) ==
+          "emulator: __ballot_sync: the mask must name the calling lane 3, at " + at(kMask));
+    CHECK(complaint(part_of_a_warp_reduces_kernel, 40) ==
+          "emulator: warp_reduce: all 32 lanes must call it");
+  });
+}
+
+TEST_CASE("emulator: threads that wait at different barriers for ever") {
+  const std::string text = complaint(deadlock_kernel, 64);
+  CHECK(contains(text, "wait for ever"));
+  CHECK(contains(text, "threads 0 to 31 in barrier at " + at(kDeadlock)));
+  CHECK(contains(text, "threads 32 to 63 in barrier at " + at(kDeadlock + 2)));
+  CHECK(contains(text, "0 of 64 have exited"));
+  CHECK(contains(complaint(unequal_counts_kernel, 96), "all must expect as many threads"));
+  CHECK(contains(complaint(unequal_counts_kernel, 96), at(kUnequal)));
+}
+
+TEST_CASE("emulator: addresses that an asynchronous copy cannot take") {
+  alignas(16) float in[8] = {};
+  CHECK(complaint(misaligned_copy_kernel, 1, static_cast<const float*>(in)) ==
+        "emulator: an asynchronous copy of 16 bytes must be aligned to as many, at " +
+            at(kMisaligned));
+}
+
+TEST_CASE("emulator: shared memory that nobody wrote is NaN, in the second block too") {
+  test::for_each_order([] {
+    std::vector<float> out(128);
+    run_kernel(unwritten_shared_kernel, 2, 64, 64 * sizeof(float), out.data());
+    CHECK(std::all_of(out.begin(), out.end(), [](float v) { return std::isnan(v); }));
+  });
+}
+
+TEST_CASE("emulator: what a missing barrier, a missing wait, an absent lane leave is NaN") {
+  CHECK(nans_in_worst_order([](float* out) { run_kernel(missing_barrier_kernel, 1, 64, 0, out); }) >
+        0);
+  alignas(16) float in[64] = {};
+  CHECK(nans_in_worst_order(
+            [&](float* out) { run_kernel(missing_copy_wait_kernel, 1, 64, 0, in, out); }) == 64);
+  CHECK(nans_in_worst_order(
+            [](float* out) { run_kernel(inactive_source_kernel, 1, 32, 0, out); }) == 32);
+}
+
+TEST_CASE("emulator: more shared memory than a block has") {
+  CHECK(test::error_of([] { run_kernel(much_shared_kernel, 1, 1, 40000); }) ==
+        "emulator: a block must use at most 227 KiB of shared memory");
+  run_kernel(much_shared_kernel, 1, 1, 32000);
+}
+
+TEST_CASE("emulator: an error in one thread stops the block and is passed on") {
+  test::for_each_order([] { CHECK(complaint(throwing_kernel, 128) == "emulator: thread 70"); });
+}
+
+}  // namespace weft
