@@ -58,7 +58,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
                    if (!b.needs(1) && !b.needs(2)) return;
                    const Tensor dy = as_rows(b.dy());
                    const Shape whole{dy.dim(1), sx.get().dim(-1)};
-                   if (const Tensor sum = b.accumulator(1, whole, dy.dtype()))
+                   if (const Tensor sum = b.accumulator(1, whole, dy.dtype(), true))
                      gemm(transposed(dy), as_rows(sx.get()), sum, true);
                    else if (b.needs(1))
                      b.add(1, matmul(transpose(dy, 0, 1), as_rows(sx.get())));

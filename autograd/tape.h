@@ -58,9 +58,10 @@ class Backward {
   /// The buffer in which the gradient of input i is being summed, for a kernel that adds to it in
   /// place of add(): no second buffer, no second pass. Null when there is none yet, when somebody
   /// else can see it, when an outer tape needs its history, and when it has not this shape and
-  /// dtype (add() then says what is wrong). It may be the leaf's own grad(), so until backward()
-  /// has returned, grad() of a leaf may hold part of a sum.
-  Tensor accumulator(int i, const Shape& shape, DType dtype);
+  /// dtype (add() then says what is wrong). It may be the leaf's own grad() or, for a kernel that
+  /// can add to f32, its main_grad(); so until backward() has returned, those of a leaf may hold
+  /// part of a sum.
+  Tensor accumulator(int i, const Shape& shape, DType dtype, bool can_add_to_f32 = false);
   /// To be called by a backward that runs a fused kernel.
   /// Throws Error when an outer tape records: the kernel's derivative is not known to it.
   void once_differentiable() const;
@@ -187,6 +188,7 @@ class Tape {
   void run_node(Node& node);
   Slot& slot(std::uint64_t id);
   void accumulate(Slot& slot, const char* op, Tensor dx);
+  Tensor main_grad_of(const Slot& s) const;
   bool can_add_in_place(Slot& slot);
   void leaf_used(Slot& slot, int uses);
   void finish_leaf(Leaf& leaf, Slot& slot);

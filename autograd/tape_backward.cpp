@@ -26,9 +26,16 @@ void Backward::add(int i, Tensor dx) {
   tape_->accumulate(tape_->slot(slots_[i]), op_, std::move(dx));
 }
 
-Tensor Backward::accumulator(int i, const Shape& shape, DType dtype) {
+Tensor Backward::accumulator(int i, const Shape& shape, DType dtype, bool can_add_to_f32) {
   if (!needs(i)) return {};
   Tape::Slot& s = tape_->slot(slots_[i]);
+  if (const Tensor main = tape_->main_grad_of(s);
+      main && main.shape() == shape && main.is_contiguous() &&
+      (main.dtype() == dtype || (can_add_to_f32 && main.dtype() == DType::f32))) {
+    s.in_main = true;
+    main.bump_version();
+    return main;
+  }
   if (!tape_->can_add_in_place(s)) return {};
   if (s.grad.shape() != shape || s.grad.dtype() != dtype) return {};
   s.grad.bump_version();
@@ -40,6 +47,12 @@ void Backward::once_differentiable() const {
         "{}: its backward is a fused kernel and can be differentiated only once; build it from "
         "primitive ops, or open a NoGradGuard around the backward pass",
         op_);
+}
+
+// Where the gradient of a leaf ends up at once, when it has a main_grad.
+Tensor Tape::main_grad_of(const Slot& s) const {
+  const bool own = current_ == nullptr && s.leaf >= 0 && !collect_only_ && !parent_;
+  return own ? state_->leaves[s.leaf].tensor.main_grad() : Tensor();
 }
 
 // In place only when nobody else can see the buffer, and no outer tape needs its history. A leaf's
@@ -87,7 +100,7 @@ void Tape::leaf_used(Slot& s, int uses) {
     s.grad = {};
     return parent_->leaf_used(theirs, leaf.total);
   }
-  if (s.grad) finish_leaf(leaf, s);
+  if (s.grad || s.in_main) finish_leaf(leaf, s);
 }
 
 void Tape::finish_leaf(Leaf& leaf, Slot& s) {
@@ -96,6 +109,10 @@ void Tape::finish_leaf(Leaf& leaf, Slot& s) {
   Tensor g = std::move(s.grad);
   s.grad = {};
   const bool continued = std::exchange(s.continued, false);
+  if (std::exchange(s.in_main, false) && !g) {
+    if (grad_ready_) grad_ready_(x);
+    return;
+  }
   check(g.shape() == x.shape() && g.dtype() == x.dtype(),
         "backward: the gradient of a leaf must have its shape {} and dtype {}, got {} and {}",
         x.shape(), x.dtype(), g.shape(), g.dtype());

@@ -57,6 +57,7 @@ struct Tape::Slot {
   Tensor grad;
   std::int32_t leaf = -1;
   bool wanted = false;     ///< gradients() returns it: keep it after its node has run
+  bool in_main = false;    ///< part of the gradient was added to the leaf's main_grad already
   bool continued = false;  ///< grad began as the leaf's grad() of earlier passes
 };
 

@@ -43,6 +43,7 @@ AdamW::AdamW(NamedTensors parameters, const AdamWOptions& options)
                 o.beta2));
   m_ = add_state("m", o.m_dtype);
   v_ = add_state("v", o.v_dtype);
+  if (o.master_weights) add_masters();
   slots_.reserve(parameters_.size());
 }
 

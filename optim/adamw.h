@@ -10,6 +10,7 @@ struct AdamWOptions {
   bool decoupled = true;       ///< false: Adam with L2, the decay is added to the gradient
   DType m_dtype = DType::f32;  ///< f32, bf16 or f16; an f64 parameter always has f64 states
   DType v_dtype = DType::f32;
+  bool master_weights = true;  ///< bf16 parameters: update an f32 copy and round it to them
   std::vector<GroupRule> groups = {};
 };
 

@@ -78,7 +78,14 @@ std::size_t Optimizer::add_state(const char* name, DType dtype) {
   return states_.size() - 1;
 }
 
-bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) const {
+void Optimizer::add_masters() {
+  const CategoryScope category(Category::optimizer);
+  for (const NamedTensor& p : parameters_)
+    masters_.push_back(
+        {p.tensor.dtype() == DType::bf16 ? p.tensor.to(DType::f32) : Tensor(), p.tensor.version()});
+}
+
+bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) {
   const Tensor& p = parameters_[i].tensor;
   const Tensor g = gradient_of(p);
   if (!g) return false;
@@ -97,15 +104,24 @@ bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) const {
           "optimizer: {} changed to {} on {} after its state was made; make the optimizer after "
           "to()",
           name, p.dtype(), p.device());
+  const Tensor master = has_master(i) ? masters_[i].values : Tensor();
+  check(!master || (p.dtype() == DType::bf16 && p.device() == master.device()),
+        "optimizer: {} changed to {} on {} after its f32 copy was made; make the optimizer after "
+        "to()",
+        name, p.dtype(), p.device());
   if (p.is_meta()) return true;
-  slot.param = p.raw();
+  // Somebody else wrote the parameter, weights from a file for one: the copy starts from it again.
+  if (master && masters_[i].version != p.version()) master.copy_(p);
+  slot.param = master ? master.raw() : p.raw();
+  slot.bf16_copy = master ? p.raw() : nullptr;
   slot.grad = g.raw();
   slot.n = p.numel();
-  slot.param_dtype = p.dtype();
+  slot.param_dtype = master ? DType::f32 : p.dtype();
   slot.grad_dtype = g.dtype();
   slot.lr = lr_ * settings_[i].lr_scale;
   slot.weight_decay = settings_[i].weight_decay;
   p.bump_version();
+  if (master) masters_[i].version = p.version();
   return true;
 }
 
@@ -133,6 +149,8 @@ StateDict Optimizer::state_dict() const {
       const DType dtype = s.tensors[i].dtype() == DType::f64 ? DType::f64 : DType::f32;
       out.emplace(parameters_[i].name + '.' + s.name, unscaled(s.tensors[i], s.scales[i], dtype));
     }
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (has_master(i)) out.emplace(parameters_[i].name + ".master", masters_[i].values.clone());
   return out;
 }
 
@@ -141,29 +159,31 @@ void Optimizer::load_state_dict(const StateDict& state) {
   check(step != state.end(), "load_state_dict: the optimizer state must have \"step\", got none");
   check(step->second.numel() == 1, "load_state_dict: step must have 1 element, got shape {}",
         step->second.shape());
-  std::size_t expected = 1;
-  for (const State& s : states_)
-    for (const NamedTensor& p : parameters_) {
-      const std::string name = p.name + '.' + s.name;
-      const auto it = state.find(name);
-      check(it != state.end(), "load_state_dict: {} is missing from the optimizer state", name);
-      check(it->second.shape() == p.tensor.shape(),
-            "load_state_dict: {} must have shape {}, got {}", name, p.tensor.shape(),
-            it->second.shape());
-      ++expected;
-    }
-  if (state.size() != expected) {
-    std::set<std::string> known{"step"};
-    for (const State& s : states_)
-      for (const NamedTensor& p : parameters_) known.insert(p.name + '.' + s.name);
-    for (const auto& [name, tensor] : state)
-      check(known.count(name), "load_state_dict: {} is not part of this optimizer's state", name);
+  std::set<std::string> known{"step"};
+  const auto expect = [&](const NamedTensor& p, const std::string& name) {
+    const auto it = state.find(name);
+    check(it != state.end(), "load_state_dict: {} is missing from the optimizer state", name);
+    check(it->second.shape() == p.tensor.shape(), "load_state_dict: {} must have shape {}, got {}",
+          name, p.tensor.shape(), it->second.shape());
+    known.insert(name);
+  };
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    for (const State& s : states_) expect(parameters_[i], parameters_[i].name + '.' + s.name);
+    if (has_master(i)) expect(parameters_[i], parameters_[i].name + ".master");
   }
+  for (const auto& [name, tensor] : state)
+    check(known.count(name), "load_state_dict: {} is not part of this optimizer's state", name);
   steps_ = step->second.item_int();
   for (const State& s : states_)
     for (std::size_t i = 0; i < parameters_.size(); ++i)
       store(state.at(parameters_[i].name + '.' + s.name).to(s.tensors[i].device()), s.tensors[i],
             s.scales[i]);
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (has_master(i)) {
+      masters_[i].values.copy_(
+          state.at(parameters_[i].name + ".master").to(parameters_[i].tensor.device()));
+      masters_[i].version = parameters_[i].tensor.version();
+    }
 }
 
 }  // namespace weft::optim

@@ -37,7 +37,7 @@ class Optimizer {
   const NamedTensors& parameters() const { return parameters_; }
 
   /// "step" (i64, one element) and for each parameter "<name>.<state>" as f32 (f64 for an f64
-  /// model), whatever dtype the state is kept in. Copies.
+  /// model), whatever dtype the state is kept in; "<name>.master" where there is one. Copies.
   StateDict state_dict() const;
   /// Throws Error on a missing or unexpected name, or another shape; nothing is changed then.
   void load_state_dict(const StateDict& state);
@@ -54,9 +54,13 @@ class Optimizer {
   };
   /// Zeros for each parameter (f64 for an f64 one); returns the index in states_.
   std::size_t add_state(const char* name, DType dtype);
+  /// Keeps an f32 copy of every bf16 parameter, which is what gets updated: a bf16 weight has no
+  /// room for a step a thousand times smaller than itself. The parameter then holds the copy
+  /// rounded.
+  void add_masters();
   /// Describes parameter i and its gradient to a kernel, and counts the write. False: no gradient.
   /// On the meta device the pointers stay null.
-  bool fill_slot(std::size_t i, ParamSlot& slot) const;
+  bool fill_slot(std::size_t i, ParamSlot& slot);
   /// Updates every parameter that has a gradient; steps_ already counts this one. `grad_scale` is
   /// one double on the device, or null.
   virtual void update(const double* grad_scale) = 0;
@@ -66,6 +70,14 @@ class Optimizer {
   std::vector<State> states_;
   double lr_;
   std::int64_t steps_ = 0;
+
+ private:
+  struct Master {
+    Tensor values;          ///< f32; null for a parameter that needs none
+    std::uint32_t version;  ///< of the parameter when both agreed last
+  };
+  bool has_master(std::size_t i) const { return i < masters_.size() && masters_[i].values; }
+  std::vector<Master> masters_;
 };
 
 }  // namespace weft::optim

@@ -7,7 +7,8 @@ struct SgdOptions {
   double lr = 1e-2;
   double momentum = 0;
   bool nesterov = false;
-  double weight_decay = 0;  ///< L2: added to the gradient
+  double weight_decay = 0;     ///< L2: added to the gradient
+  bool master_weights = true;  ///< bf16 parameters: update an f32 copy and round it to them
   std::vector<GroupRule> groups = {};
 };
 

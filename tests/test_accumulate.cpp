@@ -5,6 +5,7 @@
 #include "weft/autograd/function.h"
 #include "weft/autograd/indexing.h"
 #include "weft/autograd/linear.h"
+#include "weft/autograd/matmul.h"
 #include "weft/autograd/linear_cross_entropy.h"
 #include "weft/autograd/recompute.h"
 #include "weft/autograd/reduce.h"
@@ -155,6 +156,29 @@ TEST_CASE("accumulate: main_grad and recomputed regions add up as before") {
   pass(false);
   CHECK(test::mismatch(w.main_grad(), once, 1e-13) == "");
   CHECK(test::different_bits(w.grad(), kept) == "");
+}
+
+TEST_CASE("accumulate: a bf16 weight's gradient goes into its f32 main_grad at once") {
+  const Tensor x = test::random({64, 8}, 2, DType::bf16),
+               dy = test::random({64, 6}, 3, DType::bf16);
+  Tensor w = test::random({6, 8}, 1, DType::bf16).set_requires_grad();
+  w.set_main_grad(Tensor::zeros({6, 8}, DType::f32));
+  int ready = 0;
+  for (int pass = 0; pass < 2; ++pass) {
+    Tape tape;
+    tape.on_grad_ready([&](const Tensor& leaf) { ready += leaf.same(w); });
+    linear(x, w).backward(dy);
+  }
+  const Tensor want = matmul(dy.to(DType::f64).t(), x.to(DType::f64)) * 2.0;
+  CHECK(test::mismatch(w.main_grad(), want, 1e-5) == "");
+  CHECK(ready == 2);
+  CHECK(!w.grad());
+  // With a second use that has no such kernel, both parts are in the sum.
+  w.main_grad().zero_();
+  Tape tape;
+  (sum(linear(x, w)) + sum(w)).backward();
+  const Tensor both = sum(x.to(DType::f64), {0}).expand({6, 8}) + 1.0;
+  CHECK(test::mismatch(w.main_grad(), both, 1e-2) == "");
 }
 
 TEST_CASE("accumulate: under an outer tape the sum keeps its history") {

@@ -58,13 +58,17 @@ bool all_finite(const Tensor& t) {
   return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
 }
 
+data::Batch on_device(const data::Batch& batch, Device device) {
+  return {batch.inputs.to(device), batch.targets.to(device)};
+}
+
 }  // namespace
 
 Tensor SequentialSchedule::run(nn::Gpt& model, std::int64_t step, std::int64_t count,
                                const BatchSource& batches) {
   Tensor total;
   for (std::int64_t first = 0; first < batch_; first += micro_batch_) {
-    const data::Batch batch = batches(first, micro_batch_);
+    const data::Batch batch = on_device(batches(first, micro_batch_), model.head.weight.device());
     RandomScope random({.seed = seed_,
                         .step = static_cast<std::uint64_t>(step),
                         .micro_batch = 0,
@@ -94,6 +98,12 @@ Session::Session(const Options& options, Device device)
     model_ = std::make_unique<nn::Gpt>(options.model());
   }
   nn::materialise(*model_, device, static_cast<std::uint64_t>(options.seed));
+  if (options.dtype == "bf16") {
+    // Sums over micro-batches and over the tokens of one would lose small gradients in bf16.
+    const CategoryScope category(Category::gradient);
+    for (Tensor& p : model_->parameters())
+      p.set_main_grad(Tensor::zeros(p.shape(), DType::f32, device));
+  }
   optimizer_ = make_optimizer(options, *model_);
   const std::int64_t micro = options.micro_batch ? options.micro_batch : options.batch;
   schedule_ = std::make_unique<SequentialSchedule>(options.batch, micro,
@@ -130,7 +140,8 @@ double Session::evaluate(const std::function<std::optional<data::Batch>()>& next
   model_->eval();
   double sum = 0;
   std::int64_t count = 0;
-  while (const std::optional<data::Batch> batch = next()) {
+  while (const std::optional<data::Batch> read = next()) {
+    const std::optional<data::Batch> batch = on_device(*read, device_);
     const auto part = model_->loss.sum(model_->hidden(batch->inputs), model_->head, batch->targets);
     sum += part.loss.item();
     count += part.count.item_int();
