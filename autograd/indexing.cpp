@@ -1,5 +1,7 @@
 #include "weft/autograd/indexing.h"
 
+#include <cstdint>
+
 #include "weft/autograd/axis.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
@@ -13,18 +15,18 @@ namespace {
 using detail::axis_of;
 using detail::check_tensor;
 
-// Dtype, device and range of the indices, before any kernel uses one.
+// Dtype, device and range of the indices, before any kernel uses one. The host does not wait for a
+// GPU's answer: a bad index throws the next time it waits.
 void check_index(const char* op, const char* label, const Tensor& index, std::int64_t limit,
                  const Tensor& x) {
   check(index.dtype() == DType::i32 || index.dtype() == DType::i64,
         "{}: {} must be i32 or i64, got {}", op, label, index.dtype());
   check(index.device() == x.device(), "{}: {} must be on {}, got {}", op, label, x.device(),
         index.device());
-  const Tensor bad = Tensor::empty({2}, DType::i64, index.device());
-  dispatch<cpu::find_bad_index, cuda::find_bad_index>(index, limit, bad);
-  if (bad.is_meta()) return;
-  const Tensor host = bad.to(kCpu);
-  const std::int64_t* result = host.data<std::int64_t>();
+  const Tensor bad = index.device().is_cpu() ? Tensor::empty({2}, DType::i64) : Tensor();
+  dispatch<cpu::find_bad_index, cuda::find_bad_index>(index, op, label, limit, bad);
+  if (!bad) return;
+  const std::int64_t* result = bad.data<std::int64_t>();
   check(result[0] == 0, "{}: {} must be in [0, {}), got {}", op, label, limit, result[1]);
 }
 
@@ -37,12 +39,30 @@ void check_beside(const char* op, const Tensor& x, int dim, const Tensor& index)
         x.shape(), dim, index.shape());
 }
 
+// y += source's rows.
+void add_rows(const Tensor& source, const Tensor& index, int dim, const Tensor& y) {
+  const std::int64_t n = index.numel();
+  Tensor scratch;
+  if (source.device().is_cuda()) {
+    check(n <= INT32_MAX && y.dim(dim) < INT32_MAX,
+          "index_add: on a GPU axis {} and the index must be shorter than {}, got {} and {}", dim,
+          INT32_MAX, y.dim(dim), n);
+    scratch = Tensor::empty({index_add_scratch(n)}, DType::i32, source.device());
+  }
+  dispatch<cpu::index_add, cuda::index_add>(contiguous(source), index, dim, scratch, y);
+}
+
+// Sums in bf16 cannot take one row after the other. The GPU's kernel sums in f32.
+bool needs_wider_sums(const Tensor& source) {
+  return source.dtype() == DType::bf16 && !source.device().is_cuda();
+}
+
 // The backward of index_select, and an op itself: zeros of the whole with source's rows added.
 Tensor index_add(const Tensor& source, int dim, const Tensor& index, const Shape& whole) {
-  if (source.dtype() == DType::bf16)
+  if (needs_wider_sums(source))
     return cast(index_add(cast(source, DType::f32), dim, index, whole), DType::bf16);
   Tensor y = Tensor::zeros(whole, source.dtype(), source.device());
-  dispatch<cpu::index_add, cuda::index_add>(contiguous(source), index, dim, y);
+  add_rows(source, index, dim, y);
   if (recording(source))
     Tape::record("index_add", {&source}, {&y}, [dim, i = save(index, "index")](Backward& b) {
       b.add(0, index_select(b.dy(), dim, i.get()));
@@ -133,18 +153,17 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
   dispatch<cpu::index_select, cuda::index_select>(
       contiguous(weight), flat, 0, y.alias({id.numel(), weight.dim(1)}, {weight.dim(1), 1}, 0));
   if (recording(weight))
-    Tape::record(
-        "embedding", {&weight}, {&y}, [i = save(flat, "ids"), whole = weight.shape()](Backward& b) {
-          const Tensor rows = reshape(b.dy(), {i.get().numel(), whole[1]});
-          // A tied head has summed its part already: only the rows in use are touched.
-          // bf16 sums cannot take one row after the other.
-          const Tensor sum =
-              rows.dtype() == DType::bf16 ? Tensor() : b.accumulator(0, whole, rows.dtype());
-          if (sum)
-            dispatch<cpu::index_add, cuda::index_add>(contiguous(rows), i.get(), 0, sum);
-          else
-            b.add(0, index_add(rows, 0, i.get(), whole));
-        });
+    Tape::record("embedding", {&weight}, {&y},
+                 [i = save(flat, "ids"), whole = weight.shape()](Backward& b) {
+                   const Tensor rows = reshape(b.dy(), {i.get().numel(), whole[1]});
+                   // A tied head has summed its part already: only the rows in use are touched.
+                   const Tensor sum =
+                       needs_wider_sums(rows) ? Tensor() : b.accumulator(0, whole, rows.dtype());
+                   if (sum)
+                     add_rows(rows, i.get(), 0, sum);
+                   else
+                     b.add(0, index_add(rows, 0, i.get(), whole));
+                 });
   return y;
 }
 

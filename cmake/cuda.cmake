@@ -10,6 +10,8 @@ set(weft_cuda_kernels
   copy
   elementwise
   elementwise_binary
+  index_add
+  indexing
   layer_norm
   reduce
   reduce_scan

@@ -4,6 +4,7 @@ set(weft_gpu_test_stems
   copy
   elementwise
   gemm
+  indexing
   layer_norm
   ptx
   reduce

@@ -25,7 +25,8 @@ void add_to(T* out, const T* x, std::int64_t n) {
 
 }  // namespace
 
-void find_bad_index(const Tensor& index, std::int64_t limit, const Tensor& bad) {
+void find_bad_index(const Tensor& index, const char*, const char*, std::int64_t limit,
+                    const Tensor& bad) {
   const std::int64_t n = index.numel();
   std::int64_t* result = bad.data<std::int64_t>();
   dispatch_index(index.dtype(), [&]<class I>() {
@@ -64,7 +65,8 @@ void index_select(const Tensor& x, const Tensor& index, int dim, const Tensor& o
 // Every sum runs over j upwards, so the split among threads is free to follow the shape: long rows
 // are cut into columns, which shares the work evenly even when few distinct indices occur (a byte
 // vocabulary); short rows are dealt out whole.
-void index_add(const Tensor& source, const Tensor& index, int dim, const Tensor& out) {
+void index_add(const Tensor& source, const Tensor& index, int dim, const Tensor&,
+               const Tensor& out) {
   const Around from(source, dim), to(out, dim);
   const std::int64_t inner = to.inner, n = from.length;
   constexpr std::int64_t kBlock = 16, kLongRow = 4 * kBlock;

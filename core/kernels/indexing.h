@@ -3,14 +3,29 @@
 
 namespace weft {
 
-// x is seen as (outer, D, inner), where D is axis `dim`; indices are i32 or i64 and in range.
+// x is seen as (outer, D, inner), where D is axis `dim`; indices are i32 or i64 and in range. On a
+// GPU nobody may have looked yet: its kernels skip those that are not.
 
-/// bad (2, i64) = the first value of `index` outside [0, limit) as {1, value}, or {0, 0}.
-using FindBadIndexKernel = void(const Tensor& index, std::int64_t limit, const Tensor& bad);
+/// CPU: bad (2, i64) = the first value of `index` outside [0, limit) as {1, value}, or {0, 0}. A
+/// GPU has no bad: it fills cuda::detail::index_fault() from a value outside, and `op` and `label`
+/// must live as long as the process.
+using FindBadIndexKernel = void(const Tensor& index, const char* op, const char* label,
+                                std::int64_t limit, const Tensor& bad);
 /// out (outer, n, inner): out[o, j, :] = x[o, index[j], :].
 using IndexSelectKernel = void(const Tensor& x, const Tensor& index, int dim, const Tensor& out);
-/// out (outer, D, inner): out[o, index[j], :] += source[o, j, :], for j upwards.
-using IndexAddKernel = void(const Tensor& source, const Tensor& index, int dim, const Tensor& out);
+/// out (outer, D, inner): out[o, index[j], :] += source[o, j, :], for j upwards. `scratch` is i32
+/// (index_add_scratch(n)) on a GPU, where the indices are sorted first and bf16 sums are f32 in
+/// between; null on the CPU. n and D are below 2^31 on a GPU.
+using IndexAddKernel = void(const Tensor& source, const Tensor& index, int dim,
+                            const Tensor& scratch, const Tensor& out);
+
+/// The radix sort of index_add takes this many indices a block and these bits a pass.
+inline constexpr std::int64_t kIndexTile = 2048, kIndexDigits = 256;
+/// Two buffers of keys and positions, and how often each digit occurs in each tile.
+constexpr std::int64_t index_add_scratch(std::int64_t n) {
+  return 4 * n + kIndexDigits * ((n + kIndexTile - 1) / kIndexTile);
+}
+
 /// out (outer, n, inner): out[o, j, i] = x[o, index[o, j, i], i].
 using GatherKernel = void(const Tensor& x, const Tensor& index, int dim, const Tensor& out);
 /// out (outer, D, inner): out[o, index[o, j, i], i] += source[o, j, i], for j upwards.

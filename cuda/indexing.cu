@@ -1,0 +1,238 @@
+#include "weft/core/kernels/indexing.h"
+#include "weft/cuda/math.h"
+#include "weft/cuda/reduce.h"
+
+namespace weft::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+/// A tensor seen as (outer, length, inner) around one of its axes.
+struct Around {
+  std::int64_t outer = 1, length, inner = 1;
+
+  Around(const Tensor& t, int dim) : length(t.dim(dim)) {
+    for (int i = 0; i < dim; ++i) outer *= t.dim(i);
+    for (int i = dim + 1; i < t.ndim(); ++i) inner *= t.dim(i);
+  }
+};
+
+__device__ inline std::int64_t thread_number() {
+  return std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+}
+dim3 threads_for(std::int64_t n) { return grid_of(blocks_for(n, kThreads)); }
+
+// i = quotient * size + rest. 32-bit division is several times as fast.
+struct Quotient {
+  std::int64_t quotient, rest;
+  __device__ Quotient(std::int64_t i, std::int64_t size) {
+    if (((i | size) >> 32) == 0) {
+      const std::uint32_t q = static_cast<std::uint32_t>(i) / static_cast<std::uint32_t>(size);
+      quotient = q;
+    } else {
+      quotient = i / size;
+    }
+    rest = i - quotient * size;
+  }
+};
+
+// Whichever thread comes first reports; a later one finds the place taken.
+template <class I>
+__global__ void __launch_bounds__(kThreads)
+    indexing_find_bad_kernel(std::int64_t n, const I* index, std::int64_t limit, const char* op,
+                             const char* label, detail::IndexFault* fault) {
+  const std::int64_t i = thread_number();
+  if (i >= n || (index[i] >= 0 && index[i] < limit)) return;
+  if (atomicCAS(&fault->set, 0, 1) != 0) return;
+  fault->op = op;
+  fault->label = label;
+  fault->limit = limit;
+  fault->value = static_cast<std::int64_t>(index[i]);
+}
+
+// Rows of `inner` words; only the width of an element matters.
+template <class Word, class I>
+__global__ void __launch_bounds__(kThreads)
+    indexing_select_kernel(std::int64_t total, std::int64_t n, std::int64_t length,
+                           std::int64_t inner, const Word* x, const I* index, Word* out) {
+  const std::int64_t at = thread_number();
+  if (at >= total) return;
+  const Quotient row(at, inner), place(row.quotient, n);  // place: which o, which j
+  const auto id = static_cast<std::int64_t>(index[place.rest]);
+  if (id >= 0 && id < length) out[at] = x[(place.quotient * length + id) * inner + row.rest];
+}
+
+template <class Word, class I>
+__global__ void __launch_bounds__(kThreads)
+    indexing_gather_kernel(std::int64_t total, std::int64_t n, std::int64_t length,
+                           std::int64_t inner, const Word* x, const I* index, Word* out) {
+  const std::int64_t at = thread_number();
+  if (at >= total) return;
+  const Quotient row(at, inner), place(row.quotient, n);
+  const auto id = static_cast<std::int64_t>(index[at]);
+  if (id >= 0 && id < length) out[at] = x[(place.quotient * length + id) * inner + row.rest];
+}
+
+// A thread has a column (o, i) and adds its terms for j upwards.
+template <class T, class I>
+__global__ void __launch_bounds__(kThreads)
+    indexing_scatter_add_kernel(std::int64_t columns, std::int64_t n, std::int64_t length,
+                                std::int64_t inner, const T* source, const I* index, T* out) {
+  using A = Compute<T>;
+  const std::int64_t column = thread_number();
+  if (column >= columns) return;
+  const Quotient c(column, inner);
+  const std::int64_t from = c.quotient * n * inner + c.rest;
+  T* const to = out + c.quotient * length * inner + c.rest;
+  for (std::int64_t j = 0; j < n; ++j) {
+    const auto id = static_cast<std::int64_t>(index[from + j * inner]);
+    if (id < 0 || id >= length) continue;
+    T& sum = to[id * inner];
+    sum = T(static_cast<A>(static_cast<A>(sum) + static_cast<A>(source[from + j * inner])));
+  }
+}
+
+// The last axis: a warp has a row o and takes 32 terms at a time. Lanes with the same index leave
+// the sum to the first of them.
+template <class T, class I>
+__global__ void __launch_bounds__(kThreads)
+    indexing_scatter_add_row_kernel(std::int64_t rows, std::int64_t n, std::int64_t length,
+                                    const T* source, const I* index, T* out) {
+  using A = Compute<T>;
+  const std::int64_t o = thread_number() / kWarp;
+  if (o >= rows) return;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  T* const to = out + o * length;
+  for (std::int64_t first = 0; first < n; first += kWarp) {
+    const std::int64_t j = first + lane;
+    const std::int64_t id = j < n ? static_cast<std::int64_t>(index[o * n + j]) : -1;
+    const A x = j < n ? static_cast<A>(source[o * n + j]) : A(0);
+    const unsigned alike = __match_any_sync(kAllLanes, id);
+    const bool sums = id >= 0 && id < length && (alike & ((1u << lane) - 1)) == 0;
+    T sum = sums ? to[id] : T(A(0));
+    unsigned rest = sums ? alike : 0;
+    while (__any_sync(kAllLanes, rest != 0)) {
+      const A term = __shfl_sync(kAllLanes, x, rest ? __ffs(static_cast<int>(rest)) - 1 : lane);
+      if (rest) sum = T(static_cast<A>(static_cast<A>(sum) + term));
+      rest &= rest - 1;
+    }
+    if (sums) to[id] = sum;
+    __syncwarp();
+  }
+}
+
+template <class T, class I>
+__global__ void __launch_bounds__(kThreads)
+    indexing_one_hot_kernel(std::int64_t n, std::int64_t classes, const I* ids, T* out) {
+  const std::int64_t i = thread_number();
+  if (i < n && ids[i] >= 0 && ids[i] < classes) out[i * classes + ids[i]] = T(1.0f);
+}
+
+template <class Word>
+__global__ void __launch_bounds__(kThreads)
+    indexing_tril_kernel(std::int64_t total, std::int64_t rows, std::int64_t columns,
+                         std::int64_t diagonal, const Word* x, Word* out) {
+  const std::int64_t at = thread_number();
+  if (at >= total) return;
+  const Quotient place(at, columns), row(place.quotient, rows);
+  out[at] = place.rest - row.rest <= diagonal ? x[at] : Word{};
+}
+
+struct alignas(16) Wide {
+  std::uint64_t half[2];
+};
+
+// Calls f(Word{}) with an unsigned type of so many bytes.
+template <class F>
+void with_word(std::size_t bytes, F f) {
+  switch (bytes) {
+    case 1:
+      return f(std::uint8_t{});
+    case 2:
+      return f(std::uint16_t{});
+    case 4:
+      return f(std::uint32_t{});
+    case 8:
+      return f(std::uint64_t{});
+    default:
+      return f(Wide{});
+  }
+}
+
+}  // namespace
+
+void find_bad_index(const Tensor& index, const char* op, const char* label, std::int64_t limit,
+                    const Tensor&) {
+  detail::IndexFault* fault = detail::index_fault();
+  dispatch_index(index.dtype(), [&]<class I>() {
+    launch(indexing_find_bad_kernel<I>, threads_for(index.numel()), kThreads, 0, index.numel(),
+           index.data<I>(), limit, op, label, fault);
+  });
+}
+
+void index_select(const Tensor& x, const Tensor& index, int dim, const Tensor& out) {
+  const Around from(x, dim), to(out, dim);
+  std::size_t word = size_of(x.dtype());
+  auto inner = from.inner;
+  const auto aligned = [](const Tensor& t) {
+    return reinterpret_cast<std::uintptr_t>(t.raw()) % sizeof(Wide) == 0;
+  };
+  const std::int64_t row_bytes = inner * static_cast<std::int64_t>(word);
+  if (row_bytes % std::int64_t{sizeof(Wide)} == 0 && aligned(x) && aligned(out)) {
+    word = sizeof(Wide);
+    inner = row_bytes / std::int64_t{sizeof(Wide)};
+  }
+  const std::int64_t total = to.outer * to.length * inner;
+  dispatch_index(index.dtype(), [&]<class I>() {
+    with_word(word, [&]<class Word>(Word) {
+      launch(indexing_select_kernel<Word, I>, threads_for(total), kThreads, 0, total, to.length,
+             from.length, inner, static_cast<const Word*>(x.raw()), index.data<I>(),
+             static_cast<Word*>(out.raw()));
+    });
+  });
+}
+
+void gather(const Tensor& x, const Tensor& index, int dim, const Tensor& out) {
+  const Around from(x, dim), to(out, dim);
+  dispatch_index(index.dtype(), [&]<class I>() {
+    with_word(size_of(x.dtype()), [&]<class Word>(Word) {
+      launch(indexing_gather_kernel<Word, I>, threads_for(out.numel()), kThreads, 0, out.numel(),
+             to.length, from.length, from.inner, static_cast<const Word*>(x.raw()), index.data<I>(),
+             static_cast<Word*>(out.raw()));
+    });
+  });
+}
+
+void scatter_add(const Tensor& source, const Tensor& index, int dim, const Tensor& out) {
+  const Around from(source, dim), to(out, dim);
+  const std::int64_t columns = to.outer * to.inner, n = from.length;
+  if (n == 0) return;
+  dispatch_index(index.dtype(), [&]<class I>() {
+    dispatch_numeric(out.dtype(), [&]<class T>() {
+      if (to.inner == 1)
+        launch(indexing_scatter_add_row_kernel<T, I>, threads_for(columns * kWarp), kThreads, 0,
+               columns, n, to.length, source.data<T>(), index.data<I>(), out.data<T>());
+      else
+        launch(indexing_scatter_add_kernel<T, I>, threads_for(columns), kThreads, 0, columns, n,
+               to.length, to.inner, source.data<T>(), index.data<I>(), out.data<T>());
+    });
+  });
+}
+
+void one_hot(const Tensor& ids, const Tensor& out) {
+  dispatch_index(ids.dtype(), [&]<class I>() {
+    dispatch_all(out.dtype(), [&]<class T>() {
+      launch(indexing_one_hot_kernel<T, I>, threads_for(ids.numel()), kThreads, 0, ids.numel(),
+             out.dim(-1), ids.data<I>(), out.data<T>());
+    });
+  });
+}
+
+void tril(const Tensor& x, std::int64_t diagonal, const Tensor& out) {
+  with_word(size_of(x.dtype()), [&]<class Word>(Word) {
+    launch(indexing_tril_kernel<Word>, threads_for(x.numel()), kThreads, 0, x.numel(), x.dim(-2),
+           x.dim(-1), diagonal, static_cast<const Word*>(x.raw()), static_cast<Word*>(out.raw()));
+  });
+}
+
+}  // namespace weft::cuda
