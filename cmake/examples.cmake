@@ -2,7 +2,9 @@
 find_package(CLI11 REQUIRED)
 find_package(tomlplusplus REQUIRED)
 
-add_library(weft_train STATIC
+# Objects, not a library: the trainer is linked with the library, and for a test with the one that
+# imitates a GPU.
+add_library(weft_train OBJECT
   examples/common/config_file.cpp
   examples/common/interrupt.cpp
   examples/common/options.cpp
@@ -11,12 +13,12 @@ add_library(weft_train STATIC
   examples/common/session.cpp
   examples/common/trainer.cpp
   examples/common/unknown_flag.cpp)
-target_link_libraries(weft_train PUBLIC weft
-  PRIVATE weft_flags CLI11::CLI11 tomlplusplus::tomlplusplus)
+target_include_directories(weft_train PRIVATE ${weft_include})
+target_link_libraries(weft_train PRIVATE weft_flags CLI11::CLI11 tomlplusplus::tomlplusplus)
 
 foreach(program train_gpt generate)
-  add_executable(${program} examples/${program}.cpp)
-  target_link_libraries(${program} PRIVATE weft_train weft_flags CLI11::CLI11)
+  add_executable(${program} examples/${program}.cpp $<TARGET_OBJECTS:weft_train>)
+  target_link_libraries(${program} PRIVATE weft weft_flags CLI11::CLI11 tomlplusplus::tomlplusplus)
 endforeach()
 
 foreach(program mini_gpt readme_model)

@@ -49,3 +49,14 @@ target_link_libraries(test_emulator PRIVATE weft_emu weft_flags doctest::doctest
 target_compile_definitions(test_emulator PRIVATE WEFT_WITH_CUDA=1 WEFT_CUDA_EMU=1)
 target_compile_options(test_emulator PRIVATE -fno-strict-aliasing -Wno-unknown-pragmas)
 add_test(NAME emulator COMMAND test_emulator)
+
+# The trainer with an imitated GPU.
+if(WEFT_EXAMPLES)
+  add_executable(train_gpt_emulated examples/train_gpt.cpp $<TARGET_OBJECTS:weft_train>)
+  target_link_libraries(train_gpt_emulated PRIVATE weft_emu weft_flags CLI11::CLI11
+    tomlplusplus::tomlplusplus)
+  add_test(NAME cli_gpu
+    COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_gpu.py)
+  set_tests_properties(cli_gpu PROPERTIES
+    ENVIRONMENT "WEFT_BIN=$<TARGET_FILE_DIR:train_gpt>;PYTHONDONTWRITEBYTECODE=1")
+endif()

@@ -1,0 +1,60 @@
+"""The trainer on an imitated GPU: the CPU's losses, bitwise resume, and what a machine without one
+says."""
+import json
+
+from support import SMALL, checkpoint_bytes, main, metrics, refused, run, text, train
+
+GPU = "train_gpt_emulated"
+STEPS = 20
+
+
+def base(folder, out, *args):
+    return ["--data", text(folder), "--out", f"{folder}/{out}", "--steps", STEPS, *SMALL, *args]
+
+
+def close(a, b, tolerance):
+    assert len(a) == len(b) == STEPS
+    for x, y in zip(a, b):
+        for key in ("loss", "grad_norm"):
+            assert abs(x[key] - y[key]) <= tolerance * abs(y[key]), (x["step"], key, x[key], y[key])
+
+
+def trains_like_the_cpu(folder):
+    for arch in ("gpt2", "llama"):
+        train(*base(folder, f"cpu-{arch}", "--arch", arch))
+        train(*base(folder, f"gpu-{arch}", "--arch", arch, "--device", "cuda"), program=GPU)
+        close(metrics(f"{folder}/gpu-{arch}"), metrics(f"{folder}/cpu-{arch}"), 1e-5)
+
+
+def trains_in_bf16(folder):
+    train(*base(folder, "cpu"))
+    train(*base(folder, "gpu", "--device", "cuda", "--dtype", "bf16"), program=GPU)
+    losses = [[row["loss"] for row in metrics(f"{folder}/{out}")] for out in ("gpu", "cpu")]
+    for got, want in zip(*losses):
+        assert abs(got - want) <= 1e-2 * want, (got, want)
+
+
+def resumes(folder):
+    gpu = ["--device", "cuda:1", "--schedule", "constant", "--warmup", "5"]
+    train(*base(folder, "whole", *gpu), program=GPU)
+    train(*base(folder, "parts", *gpu, "--steps", STEPS // 2), program=GPU)
+    train(*base(folder, "parts", *gpu, "--resume"), program=GPU)
+    once, twice = (checkpoint_bytes(f"{folder}/{out}", STEPS) for out in ("whole", "parts"))
+    assert once and once == twice, "weights or optimizer states differ"
+
+
+def steady_memory(folder):
+    train(*base(folder, "run", "--device", "cuda"), program=GPU)
+    with open(f"{folder}/run/metrics.jsonl") as lines:
+        allocations = [json.loads(line)["system_allocs"] for line in lines]
+    assert allocations[3] == allocations[-1], allocations
+
+
+def wrong_uses(folder):
+    refused(run(GPU, *base(folder, "a", "--device", "cuda:2")), 2, "cuda:2", "number of GPUs 2")
+    refused(run(GPU, *base(folder, "a", "--device", "cuda"), env={"WEFT_EMU_DEVICES": "0"}), 2,
+            "cuda:0 cannot be used")
+    refused(run(GPU, *base(folder, "a", "--device", "gpu")), 2, "cuda", "gpu")
+
+
+main([trains_like_the_cpu, trains_in_bf16, resumes, steady_memory, wrong_uses])
