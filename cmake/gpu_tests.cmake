@@ -23,6 +23,9 @@ target_link_libraries(emulated_tests PRIVATE weft_emu weft_flags doctest::doctes
 target_compile_definitions(emulated_tests PRIVATE WEFT_CUDA_EMU=1)
 foreach(stem ${weft_gpu_test_stems})
   add_test(NAME emulated_${stem} COMMAND emulated_tests --source-file=*cuda/test_${stem}.cpp)
+  # For scripts/check_kernels.py.
+  set_tests_properties(emulated_${stem} PROPERTIES
+    ENVIRONMENT "WEFT_EMU_KERNELS=${PROJECT_BINARY_DIR}/launched_kernels.txt")
 endforeach()
 
 if(WEFT_HAVE_CUDA)

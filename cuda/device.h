@@ -39,6 +39,7 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, A&&
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   std::tuple<std::remove_cv_t<P>...> values(std::forward<A>(args)...);
 #if WEFT_CUDA_EMU
+  emu::note_launch(reinterpret_cast<const void*>(kernel));
   auto* packed = new std::pair{kernel, std::move(values)};
   using Packed = std::remove_pointer_t<decltype(packed)>;
   const auto run = [](void* context) {

@@ -26,6 +26,9 @@ namespace weft::emu {
 /// Runs every block of a grid, now.
 void run_grid(void (*body)(void*), void* context, dim3 grid, dim3 block, std::size_t shared);
 
+/// Writes down that a test launched this kernel, when WEFT_EMU_KERNELS names a file to add it to.
+void note_launch(const void* kernel);
+
 inline int lane() { return here.current & 31; }
 
 /// Each lane gets the value of lane source(its own number); NaN when that one takes no part, whose

@@ -8,8 +8,8 @@ GPU = "train_gpt_emulated"
 STEPS = 20
 
 
-def base(folder, out, *args):
-    return ["--data", text(folder), "--out", f"{folder}/{out}", "--steps", STEPS, *SMALL, *args]
+def base(folder, out, *args, steps=STEPS):
+    return ["--data", text(folder), "--out", f"{folder}/{out}", "--steps", steps, *SMALL, *args]
 
 
 def close(a, b, tolerance):
@@ -37,7 +37,7 @@ def trains_in_bf16(folder):
 def resumes(folder):
     gpu = ["--device", "cuda:1", "--schedule", "constant", "--warmup", "5"]
     train(*base(folder, "whole", *gpu), program=GPU)
-    train(*base(folder, "parts", *gpu, "--steps", STEPS // 2), program=GPU)
+    train(*base(folder, "parts", *gpu, steps=STEPS // 2), program=GPU)
     train(*base(folder, "parts", *gpu, "--resume"), program=GPU)
     once, twice = (checkpoint_bytes(f"{folder}/{out}", STEPS) for out in ("whole", "parts"))
     assert once and once == twice, "weights or optimizer states differ"
