@@ -32,6 +32,8 @@ void check_operands(const Tensor& q, const Tensor& k, const Tensor& v) {
   check(k.dim(0) == q.dim(0) && k.dim(3) == q.dim(3),
         "attention: batch and head_dim of q {} and k {} must be equal", q.shape(), k.shape());
   check(q.dim(3) > 0, "attention: head_dim must be at least 1, got q {}", q.shape());
+  check(!q.device().is_cuda() || q.dim(3) <= kAttentionMaxDim,
+        "attention: head dim must be at most {} on a GPU, got {}", kAttentionMaxDim, q.dim(3));
   check(q.dim(2) > 0 && k.dim(2) > 0 && q.dim(2) % k.dim(2) == 0,
         "attention: heads {} must be a multiple of kv_heads {}", q.dim(2), k.dim(2));
 }
@@ -45,11 +47,15 @@ void check_options(const AttentionOptions& o) {
 void check_cu_seqlens(const Tensor& cu, const Tensor& q, const Tensor& k) {
   check(cu.dtype() == DType::i32 && cu.ndim() == 1 && cu.dim(0) >= 1,
         "attention: cu_seqlens must be i32 with shape [n + 1], got {} {}", cu.dtype(), cu.shape());
+  check(cu.device() == q.device() || cu.device() == kCpu,
+        "attention: cu_seqlens must be on the CPU or with q on {}, got {}", q.device(),
+        cu.device());
   check(q.dim(0) == 1 && q.dim(1) == k.dim(1),
         "attention: with cu_seqlens q and k must be one row of the same tokens, got {} and {}",
         q.shape(), k.shape());
   if (cu.is_meta()) return;
-  const std::int32_t* p = cu.data<std::int32_t>();
+  const Tensor on_host = cu.to(kCpu);
+  const std::int32_t* p = on_host.data<std::int32_t>();
   const std::int64_t n = cu.dim(0);
   check(p[0] == 0, "attention: cu_seqlens must start at 0, got {}", p[0]);
   for (std::int64_t i = 1; i < n; ++i)
@@ -73,10 +79,15 @@ AttentionSpec make_spec(const Tensor& q, const Tensor& k, const AttentionOptions
           .key = o.key};
 }
 
-// As the kernels read it: f32 or f64, tokens without gaps inside and evenly spaced. A slice of a
+// What the kernels compute in: bf16 is for GPUs.
+DType kernel_dtype(const Tensor& t) {
+  return t.dtype() == DType::bf16 && !t.device().is_cuda() ? DType::f32 : t.dtype();
+}
+
+// As the kernels read it: tokens without gaps inside and evenly spaced. A slice of a
 // packed projection (B, T, 3 H D) is such a tensor already.
 Tensor readable(const Tensor& t) {
-  if (t.dtype() == DType::bf16) return contiguous(cast(t, DType::f32));
+  if (kernel_dtype(t) != t.dtype()) return contiguous(cast(t, kernel_dtype(t)));
   const Shape& s = t.strides();
   const bool dense_token = s[3] == 1 && (t.dim(2) == 1 || s[2] == t.dim(3));
   const bool even = t.dim(0) == 1 || s[0] == t.dim(1) * s[1];
@@ -88,16 +99,19 @@ Tensor computed(const Tensor& t, const Tensor& like) {
 }
 
 Tensor empty_readable(const Tensor& t) {
-  return Tensor::empty(t.shape(), t.dtype() == DType::f64 ? DType::f64 : DType::f32, t.device());
+  return Tensor::empty(t.shape(), kernel_dtype(t), t.device());
 }
 
 void backward(Backward& b, const AttentionSpec& spec, const Tensor& q, const Tensor& k,
               const Tensor& v, const Tensor& cu, const Tensor& y, const Tensor& lse) {
   b.once_differentiable();
   const Tensor dq = empty_readable(q), dk = empty_readable(k), dv = empty_readable(v);
-  dispatch<cpu::attention_bwd, cuda::attention_bwd>(readable(q), readable(k), readable(v), cu, spec,
-                                                    contiguous(readable(y)), lse,
-                                                    contiguous(readable(b.dy())), dq, dk, dv);
+  Tensor scratch;
+  if (q.device().is_cuda())
+    scratch = Tensor::empty({attention_scratch(spec)}, lse.dtype(), q.device());
+  dispatch<cpu::attention_bwd, cuda::attention_bwd>(
+      readable(q), readable(k), readable(v), cu, spec, contiguous(readable(y)), lse,
+      contiguous(readable(b.dy())), scratch, dq, dk, dv);
   b.add(0, computed(dq, q));
   b.add(1, computed(dk, k));
   b.add(2, computed(dv, v));
@@ -112,13 +126,15 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
   if (o.cu_seqlens) {
     cu = contiguous(o.cu_seqlens);
     check_cu_seqlens(cu, q, k);
+    if (q.device().is_cuda()) cu = cu.to(q.device());
   }
   const AttentionSpec spec = make_spec(q, k, o);
   Tensor y, lse;
   {
     const NoGradGuard quiet;
     y = empty_readable(q);
-    lse = Tensor::empty({q.dim(0), q.dim(2), q.dim(1)}, y.dtype(), q.device());
+    lse = Tensor::empty({q.dim(0), q.dim(2), q.dim(1)},
+                        q.dtype() == DType::f64 ? DType::f64 : DType::f32, q.device());
     dispatch<cpu::attention_fwd, cuda::attention_fwd>(readable(q), readable(k), readable(v), cu,
                                                       spec, y, lse);
     y = computed(y, q);

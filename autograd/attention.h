@@ -12,7 +12,8 @@ struct AttentionOptions {
   /// Weight (b, h, t, s) is dropped by random number ((b H + h) T + t) S + s of this key.
   RandomKey key = {};
   /// i32 (n + 1): sequence i is tokens [cu_seqlens[i], cu_seqlens[i + 1]) of a packed row, and sees
-  /// only itself. Empty sequences are legal.
+  /// only itself. Empty sequences are legal. On the CPU or with q; a GPU's are read back once a
+  /// call to be checked.
   Tensor cu_seqlens = {};
 };
 
@@ -20,8 +21,9 @@ struct AttentionOptions {
 /// head h uses key head h / (H / Hkv). A query that sees no key gives 0 and gets no gradient.
 ///
 /// Shapes   q (B, T, H, D), k, v (B, S, Hkv, D) -> (B, T, H, D)
-/// Dtypes   f32, f64, bf16, all alike; bf16 is computed in f32
-/// Device   cpu; all on one device
+/// Dtypes   f32, f64, bf16, all alike; bf16 is computed in f32. On a GPU, with heads of 64 or 128,
+///          bf16 products take the weights and the gradients of the scores rounded to bf16
+/// Device   cpu, cuda (D at most 256); all on one device
 /// Saves    q, k, v, y, and the logarithm of each row's sum of exponentials (B, H, T)
 /// Throws   Error on operands that are not 4-D or disagree, H not a multiple of Hkv, a window
 ///          without causal, dropout outside [0, 1), cu_seqlens that do not split the tokens of a

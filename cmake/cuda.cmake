@@ -7,6 +7,9 @@ if(NOT WEFT_CUDA MATCHES "^(AUTO|ON|OFF|EMULATE)$")
 endif()
 
 set(weft_cuda_kernels
+  attention
+  attention_bwd
+  attention_generic
   copy
   elementwise
   elementwise_binary

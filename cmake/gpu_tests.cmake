@@ -1,6 +1,7 @@
 # The CUDA kernels. One source of tests, two executables: on the imitated GPU, always, and on a real
 # one where there is one.
 set(weft_gpu_test_stems
+  attention
   copy
   elementwise
   gemm

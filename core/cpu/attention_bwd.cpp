@@ -100,7 +100,8 @@ struct BackwardPass {
 
 void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
                    const AttentionSpec& a, const Tensor& y, const Tensor& lse, const Tensor& dy,
-                   const Tensor& dq, const Tensor& dk, const Tensor& dv) {
+                   const Tensor& /*scratch*/, const Tensor& dq, const Tensor& dk,
+                   const Tensor& dv) {
   if (q.numel() == 0 && k.numel() == 0) return;
   const std::int32_t* cu = cu_seqlens ? cu_seqlens.data<std::int32_t>() : nullptr;
   const std::int64_t items = (cu ? cu_seqlens.numel() - 1 : a.batch) * a.kv_heads;

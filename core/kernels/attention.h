@@ -14,17 +14,28 @@ struct AttentionSpec {
   RandomKey key = {};
 };
 
-/// q (B, T, H, D), k, v (B, S, Hkv, D): f32 or f64, tokens without gaps inside, at any distance
-/// from each other (stride of axis 1). cu_seqlens: i32 (n + 1) or null. Fills y (B, T, H, D) and
-/// lse (B, H, T), the logarithm of each row's sum of exponentials (-inf: the query sees no key).
+/// q (B, T, H, D), k, v (B, S, Hkv, D): f32 or f64, on a GPU bf16 too, tokens without gaps inside,
+/// at any distance from each other (stride of axis 1). cu_seqlens: i32 (n + 1) or null. Fills y
+/// (B, T, H, D), in the dtype of q, and lse (B, H, T), f64 for f64 and else f32: the logarithm of
+/// each row's sum of exponentials (-inf: the query sees no key).
 using AttentionFwd = void(const Tensor& q, const Tensor& k, const Tensor& v,
                           const Tensor& cu_seqlens, const AttentionSpec& spec, const Tensor& y,
                           const Tensor& lse);
-/// dy, y, dq, dk, dv without gaps. dq, dk, dv are overwritten.
+/// dy, y, dq, dk, dv without gaps. dq, dk, dv are overwritten. scratch: attention_scratch()
+/// elements of lse's dtype on a GPU; not looked at on the CPU.
 using AttentionBwd = void(const Tensor& q, const Tensor& k, const Tensor& v,
                           const Tensor& cu_seqlens, const AttentionSpec& spec, const Tensor& y,
-                          const Tensor& lse, const Tensor& dy, const Tensor& dq, const Tensor& dk,
-                          const Tensor& dv);
+                          const Tensor& lse, const Tensor& dy, const Tensor& scratch,
+                          const Tensor& dq, const Tensor& dk, const Tensor& dv);
+
+inline constexpr std::int64_t kAttentionPad = 64;
+/// Two numbers for each row of scores, the rows of a head padded to whole tiles.
+constexpr std::int64_t attention_scratch(const AttentionSpec& a) {
+  return a.batch * a.heads * ((a.queries + kAttentionPad - 1) / kAttentionPad * kAttentionPad) * 2;
+}
+
+/// The widest head that the CUDA kernels take.
+inline constexpr std::int64_t kAttentionMaxDim = 256;
 
 namespace cpu {
 AttentionFwd attention_fwd;

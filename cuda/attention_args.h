@@ -1,0 +1,109 @@
+#pragma once
+// What every attention kernel is told, and which keys a query sees.
+#include "weft/core/kernels/attention.h"
+#include "weft/cuda/device.h"
+
+namespace weft::cuda {
+
+__device__ inline int least(int a, int b) { return a < b ? a : b; }
+__device__ inline int most(int a, int b) { return a > b ? a : b; }
+
+/// A run of queries or keys.
+struct Range {
+  int begin, end;
+  __device__ bool contains(int i) const { return begin <= i && i < end; }
+};
+
+struct AttentionArgs {
+  int queries, keys, heads, kv_heads, head_dim;
+  int window;
+  bool causal;
+  const std::int32_t* cu_seqlens;  ///< null: one sequence a batch row
+  int sequences;
+  double scale;
+  std::int64_t ldq, ldk, ldv;  ///< distance of tokens
+  std::uint32_t drop_below;    ///< a weight whose 24 bits are lower is dropped
+  double kept;                 ///< factor of the others
+  RandomKey key;
+
+  /// Which keys query i sees. Both ends grow with i: a tile of queries sees no other keys than from
+  /// its first query's begin to its last query's end.
+  __device__ Range keys_of(int i) const {
+    Range r = sequence_of(i, keys);
+    if (causal) {
+      const int next = i + keys - queries + 1;  // the last query is aligned with the last key
+      r.end = least(r.end, most(next, r.begin));
+      if (window > 0) r.begin = least(r.end, most(r.begin, next - window));
+    }
+    return r;
+  }
+  /// Which queries see key j. Both ends grow with j.
+  __device__ Range queries_of(int j) const {
+    Range r = sequence_of(j, queries);
+    if (causal) {
+      const int first = j - (keys - queries);
+      r.begin = least(r.end, most(first, r.begin));
+      if (window > 0) r.end = most(r.begin, least(r.end, first + window));
+    }
+    return r;
+  }
+  /// As the scratch of the backward pass has them.
+  __device__ int padded_queries() const {
+    constexpr int kPad = kAttentionPad;
+    return (queries + kPad - 1) / kPad * kPad;
+  }
+  __device__ int share() const { return heads / kv_heads; }
+  /// The row of query i of all B * H * T.
+  __device__ std::int64_t row(int batch, int head, int i) const {
+    return (std::int64_t{batch} * heads + head) * queries + i;
+  }
+  /// Is the weight of key j in that row dropped?
+  __device__ bool drops(std::int64_t row, int j) const {
+    const std::uint64_t n = key.first + static_cast<std::uint64_t>(row * keys + j);
+    const auto words = random_block(key, n >> 2);
+    const std::uint32_t low = n & 1 ? words[1] : words[0], high = n & 1 ? words[3] : words[2];
+    return (n & 2 ? high : low) >> 8 < drop_below;
+  }
+
+ private:
+  __device__ Range sequence_of(int token, int all) const {
+    if (cu_seqlens == nullptr) return {0, all};
+    int low = 0, high = sequences;  // the last one that begins at the token or before
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (cu_seqlens[middle] <= token ? low : high) = middle;
+    }
+    return {cu_seqlens[low], cu_seqlens[low + 1]};
+  }
+};
+
+/// Throws Error on sizes beyond the kernels' 32-bit token numbers.
+AttentionArgs attention_args(const Tensor& q, const Tensor& k, const Tensor& v,
+                             const Tensor& cu_seqlens, const AttentionSpec& a);
+
+/// Which tile of tokens of which head a block works on: tiles next to each other share their keys.
+struct TileOfHead {
+  int tile, head, batch;
+  __device__ TileOfHead(int tiles, int heads) {
+    const unsigned of_head = blockIdx.x / static_cast<unsigned>(tiles);
+    tile = static_cast<int>(blockIdx.x % static_cast<unsigned>(tiles));
+    head = static_cast<int>(of_head % static_cast<unsigned>(heads));
+    batch = static_cast<int>(of_head / static_cast<unsigned>(heads));
+  }
+};
+
+/// The scratch of the backward pass: for each row (b, h, i), rows of a head padded to a multiple of
+/// kAttentionPad, the pair of its lse times `unit` (inf where the query sees no key, so that
+/// exp(score - lse) is 0) and the dot product of its dy and y.
+template <class R>
+__device__ inline const R* row_pairs(const R* scratch, const AttentionArgs& a, int batch,
+                                     int head) {
+  return scratch + (std::int64_t{batch} * a.heads + head) * a.padded_queries() * 2;
+}
+
+namespace generic {
+AttentionFwd attention_fwd;
+AttentionBwd attention_bwd;
+}  // namespace generic
+
+}  // namespace weft::cuda

@@ -1,0 +1,62 @@
+#include <limits>
+
+#include "weft/cuda/attention_args.h"
+#include "weft/cuda/math.h"
+#include "weft/cuda/reduce.h"
+
+namespace weft::cuda {
+namespace {
+
+constexpr int kRowThreads = 128;
+
+// Fills the scratch, see row_pairs(): `Lanes` threads a row, which read N elements at a time.
+template <class T, int Lanes, int N>
+__global__ void __launch_bounds__(kRowThreads)
+    attention_rows_kernel(AttentionArgs a, std::int64_t padded_rows, const T* y, const T* dy,
+                          const Real<T>* lse, Real<T> unit, Real<T>* scratch) {
+  using R = Real<T>;
+  const int padded = a.padded_queries();
+  const std::int64_t at =
+      (std::int64_t{blockIdx.x} * kRowThreads + static_cast<int>(threadIdx.x)) / Lanes;
+  const std::int64_t of_head = at / padded;  // b * H + h
+  const int i = static_cast<int>(at % padded), lane = static_cast<int>(threadIdx.x) % Lanes;
+  const bool real = at < padded_rows && i < a.queries;
+  R sum = 0;
+  if (real) {
+    const std::int64_t batch = of_head / a.heads, head = of_head % a.heads;
+    const std::int64_t from = ((batch * a.queries + i) * a.heads + head) * a.head_dim;
+    for (int d = lane * N; d < a.head_dim; d += Lanes * N) {
+      const Pack<T, N> u = load_pack<T, N>(y + from + d), w = load_pack<T, N>(dy + from + d);
+      for (int j = 0; j < N; ++j) sum += static_cast<R>(u[j]) * static_cast<R>(w[j]);
+    }
+  }
+  sum = warp_reduce<Lanes>(sum, Sum{});
+  if (at < padded_rows && lane == 0) {
+    constexpr R kInf = std::numeric_limits<R>::infinity();
+    const R level = real ? lse[of_head * a.queries + i] : -kInf;
+    scratch[2 * at] = level == -kInf ? kInf : level * unit;
+    scratch[2 * at + 1] = sum;
+  }
+}
+
+template <class T, int Lanes, int N>
+void fill_scratch(const AttentionArgs& a, const Tensor& y, const Tensor& dy, const Tensor& lse,
+                  Real<T> unit, const Tensor& scratch) {
+  const std::int64_t rows = scratch.numel() / 2;
+  launch(attention_rows_kernel<T, Lanes, N>, grid_of(blocks_for(rows * Lanes, kRowThreads)),
+         dim3(kRowThreads), 0, a, rows, y.data<T>(), dy.data<T>(), lse.data<Real<T>>(), unit,
+         scratch.data<Real<T>>());
+}
+
+}  // namespace
+
+void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
+                   const AttentionSpec& spec, const Tensor& y, const Tensor& lse, const Tensor& dy,
+                   const Tensor& scratch, const Tensor& dq, const Tensor& dk, const Tensor& dv) {
+  const AttentionArgs a = attention_args(q, k, v, cu_seqlens, spec);
+  dispatch_floating(
+      q.dtype(), [&]<class T>() { fill_scratch<T, kWarp, 1>(a, y, dy, lse, Real<T>(1), scratch); });
+  generic::attention_bwd(q, k, v, cu_seqlens, spec, y, lse, dy, scratch, dq, dk, dv);
+}
+
+}  // namespace weft::cuda

@@ -1,0 +1,195 @@
+#include <doctest/doctest.h>
+
+#include "weft/autograd/attention.h"
+#include "weft/tests/cuda/gpu.h"
+
+namespace weft {
+namespace {
+
+using test::Agreement;
+using test::disagreement;
+using test::kGpu;
+using test::Op;
+using test::random;
+
+struct Sizes {
+  std::int64_t b, t, s, h, kv, d;
+};
+
+TensorList inputs(const Sizes& z, DType dtype = DType::f64) {
+  return {random({z.b, z.t, z.h, z.d}, 1, dtype), random({z.b, z.s, z.kv, z.d}, 2, dtype),
+          random({z.b, z.s, z.kv, z.d}, 3, dtype)};
+}
+
+Op op(const AttentionOptions& o = {}) {
+  return [o](const TensorList& in) { return TensorList{attention(in[0], in[1], in[2], o)}; };
+}
+
+// The sequences come as a fourth input, and so on the GPU when q does.
+Op packed(const AttentionOptions& o = {}) {
+  return [o](const TensorList& in) {
+    AttentionOptions with = o;
+    with.cu_seqlens = in[3];
+    return TensorList{attention(in[0], in[1], in[2], with)};
+  };
+}
+
+Tensor cu(std::initializer_list<double> values) {
+  return Tensor::of(values, {static_cast<std::int64_t>(values.size())}, DType::i32);
+}
+
+std::string text(const Sizes& z) {
+  return message("b {} t {} s {} h {} kv {} d {}", z.b, z.t, z.s, z.h, z.kv, z.d);
+}
+
+const AttentionOptions kMasks[] = {{}, {.causal = true}, {.causal = true, .window = 5}};
+
+}  // namespace
+
+TEST_CASE("attention: every order of threads") {
+  // Narrower than a lane each, wider than two chunks, and the widths that bf16 has kernels for.
+  for (const Sizes& z : {Sizes{1, 5, 5, 2, 1, 3}, Sizes{1, 3, 9, 1, 1, 130},
+                         Sizes{1, 17, 17, 2, 1, 64}, Sizes{1, 17, 17, 1, 1, 128}}) {
+    CAPTURE(text(z));
+    CHECK(disagreement(op({.causal = true}), inputs(z)) == "");
+  }
+}
+
+TEST_CASE("attention: masks, lengths and grouped heads, in every kernel") {
+  const Agreement once{.all_orders = false};
+  for (const Sizes& z :
+       {Sizes{2, 1, 1, 1, 1, 64}, Sizes{1, 65, 65, 2, 2, 64}, Sizes{1, 130, 130, 2, 1, 64},
+        Sizes{1, 17, 65, 4, 1, 64}, Sizes{1, 65, 17, 1, 1, 64}, Sizes{1, 65, 65, 1, 1, 128},
+        Sizes{2, 17, 70, 2, 1, 128}, Sizes{1, 33, 33, 4, 2, 20}, Sizes{1, 40, 70, 4, 1, 7},
+        Sizes{1, 70, 40, 2, 2, 1}, Sizes{1, 33, 40, 2, 1, 256}})
+    for (const AttentionOptions& o : kMasks) {
+      CAPTURE(text(z));
+      CAPTURE(o.window);
+      CHECK(disagreement(op(o), inputs(z), once) == "");
+    }
+}
+
+TEST_CASE("attention: a scale of one's own, also a negative one") {
+  for (const std::int64_t d : {64, 9})
+    for (const double scale : {0.2, -0.1})
+      CHECK(disagreement(op({.causal = true, .scale = scale}), inputs({1, 33, 33, 1, 1, d}),
+                         {.all_orders = false}) == "");
+}
+
+TEST_CASE("attention: no queries, no keys, no batch") {
+  for (const std::int64_t d : {64, 3})
+    for (const Sizes& z :
+         {Sizes{2, 0, 4, 2, 2, d}, Sizes{2, 4, 0, 2, 1, d}, Sizes{0, 4, 4, 2, 2, d}}) {
+      CAPTURE(text(z));
+      CHECK(disagreement(op(), inputs(z), {.all_orders = false}) == "");
+    }
+}
+
+TEST_CASE("attention: packed sequences, empty ones too") {
+  for (const std::int64_t d : {64, 128, 5})
+    for (const Tensor& split : {cu({0, 70}), cu({0, 5, 5, 66, 70}), cu({0, 0, 33, 34, 70, 70})})
+      for (const AttentionOptions& o : kMasks) {
+        CAPTURE(d);
+        CAPTURE(o.window);
+        TensorList in = inputs({1, 70, 70, 2, 1, d});
+        in.push_back(split);
+        CHECK(disagreement(packed(o), in, {.all_orders = false}) == "");
+      }
+  TensorList none = inputs({1, 0, 0, 2, 1, 4});
+  none.push_back(cu({0}));
+  CHECK(disagreement(packed(), none, {.all_orders = false}) == "");
+  // Sequences that are still on the host.
+  CHECK(disagreement(op({.cu_seqlens = cu({0, 3, 9})}), inputs({1, 9, 9, 1, 1, 64}),
+                     {.all_orders = false}) == "");
+}
+
+TEST_CASE("attention: dropout draws the CPU's numbers") {
+  for (const Sizes& z :
+       {Sizes{2, 33, 35, 4, 2, 64}, Sizes{1, 18, 66, 1, 1, 128}, Sizes{1, 33, 33, 2, 1, 6}})
+    for (const std::uint64_t first : {0, 7}) {
+      CAPTURE(text(z));
+      const AttentionOptions o{.causal = true, .dropout = 0.3, .key = {11, 3, first}};
+      CHECK(disagreement(op(o), inputs(z), {.all_orders = false}) == "");
+    }
+  TensorList in = inputs({1, 70, 70, 2, 1, 64});
+  in.push_back(cu({0, 33, 70}));
+  CHECK(disagreement(packed({.dropout = 0.5, .key = {5, 1, 0}}), in, {.all_orders = false}) == "");
+}
+
+TEST_CASE("attention: slices of one packed projection, gaps, unaligned heads, one input thrice") {
+  for (const std::int64_t d : {64, 6}) {
+    const Op sliced = [d](const TensorList& in) {
+      const auto part = [&](std::int64_t first, std::int64_t heads) {
+        const Tensor t = in[0].slice(2, first * d, (first + heads) * d);
+        return t.reshape({in[0].dim(0), in[0].dim(1), heads, d});
+      };
+      return TensorList{attention(part(0, 2), part(2, 1), part(3, 1), {.causal = true})};
+    };
+    CHECK(disagreement(sliced, {random({2, 35, 4 * d})}, {.all_orders = false}) == "");
+    const TensorList in = inputs({2, 5, 5, 2, 1, d});
+    CHECK(disagreement(op(), {test::strided(in[0]), test::strided(in[1]), in[2]},
+                       {.all_orders = false}) == "");
+    const Op thrice = [](const TensorList& one) {
+      return TensorList{attention(one[0], one[0], one[0], {.causal = true})};
+    };
+    CHECK(disagreement(thrice, {random({1, 9, 2, d})}, {.all_orders = false}) == "");
+  }
+  // One element past a multiple of 16 bytes.
+  const Op odd = [](const TensorList& in) {
+    const Tensor t = in[0].slice(2, 1, 65).reshape({1, 9, 1, 64});
+    return TensorList{attention(t, t, t, {.causal = true})};
+  };
+  CHECK(disagreement(odd, {random({1, 9, 72})}, {.all_orders = false}) == "");
+}
+
+TEST_CASE("attention: scores far from 0 neither overflow nor vanish") {
+  for (const std::int64_t d : {64, 4})
+    for (const double size : {-100.0, 100.0}) {
+      TensorList in = inputs({1, 5, 150, 1, 1, d});
+      in[0] = Tensor::full(in[0].shape(), size, DType::f64);
+      CHECK(disagreement(op(), in, {.tolerance = 50, .gradients = false, .all_orders = false}) ==
+            "");
+    }
+}
+
+TEST_CASE("attention: the same bits every time, in every order of threads") {
+  for (const std::int64_t d : {64, 10}) {
+    TensorList in;
+    for (const Tensor& t : inputs({1, 40, 40, 2, 1, d}, DType::bf16))
+      in.push_back(t.to(kGpu).set_requires_grad());
+    const Tensor dy = random({1, 40, 2, d}, 9, DType::bf16).to(kGpu);
+    TensorList first;
+    test::for_each_order([&] {
+      Tape tape;
+      const Tensor y = attention(in[0], in[1], in[2], {.causal = true});
+      TensorList all = tape.gradients(y, in, dy);
+      all.push_back(y);
+      if (first.size() == 0) first = all;
+      for (int i = 0; i < all.size(); ++i)
+        CHECK(test::different_bits(all[i].to(kCpu), first[i].to(kCpu)) == "");
+    });
+  }
+}
+
+TEST_CASE("attention: a call without packed sequences does not wait for the device") {
+  TensorList in;
+  for (const Tensor& t : inputs({1, 9, 9, 1, 1, 64}, DType::bf16))
+    in.push_back(t.to(kGpu).set_requires_grad());
+  const Tensor dy = random({1, 9, 1, 64}, 9, DType::bf16).to(kGpu);
+  const std::int64_t before = cuda::host_syncs();
+  Tape tape;
+  const TensorList g = tape.gradients(attention(in[0], in[1], in[2], {.causal = true}), in, dy);
+  CHECK(cuda::host_syncs() == before);
+  cuda::synchronize();
+}
+
+TEST_CASE("attention: wrong uses give one line") {
+  const Tensor wide = Tensor::zeros({1, 2, 1, 257}, DType::bf16, kGpu);
+  CHECK(test::error_of([&] { attention(wide, wide, wide); }) ==
+        "attention: head dim must be at most 256 on a GPU, got 257");
+  const Tensor q = Tensor::zeros({1, 2, 1, 64}), split = cu({0, 2}).to(kGpu);
+  CHECK(test::error_of([&] { attention(q, q, q, {.cu_seqlens = split}); }) ==
+        "attention: cu_seqlens must be on the CPU or with q on cpu, got cuda:0");
+}
+
+}  // namespace weft
