@@ -12,7 +12,7 @@ namespace weft {
 ///
 /// Shapes  x any shape and strides; result like x
 /// Dtypes  f32, f64, bf16
-/// Device  cpu
+/// Device  cpu, cuda
 /// Saves   nothing but the key
 /// Throws  Error when p is outside [0, 1] or x is not floating
 /// Source  Srivastava et al. 2014, "Dropout"; the inverted form

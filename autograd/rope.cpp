@@ -7,6 +7,7 @@
 #include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
+#include "weft/core/kernels/indexing.h"
 #include "weft/core/kernels/rope.h"
 
 namespace weft {
@@ -37,7 +38,10 @@ void check_positions(const Tensor& positions, const Tensor& x, std::int64_t tabl
         positions.shape());
   check(positions.device() == x.device(), "rope: positions must be on the device of x, {}, got {}",
         x.device(), positions.device());
-  if (!x.device().is_cpu()) return;  // reading them would need the data, or a copy from the device
+  if (x.device().is_cuda())  // the host does not wait: a bad one throws the next time it does
+    dispatch<cpu::find_bad_index, cuda::find_bad_index>(positions, "rope", "positions", table,
+                                                        Tensor());
+  if (!x.device().is_cpu()) return;
   const std::int32_t* p = positions.data<std::int32_t>();
   for (std::int64_t i = 0; i < positions.numel(); ++i)
     check(p[i] >= 0 && p[i] < table, "rope: positions must be in [0, {}), got {}", table, p[i]);

@@ -7,7 +7,7 @@ namespace weft {
 ///
 /// Shapes   gate (..., F), up (..., F)  ->  (..., F)
 /// Dtypes   f32, f64, bf16 (computed in f32); both alike
-/// Device   cpu
+/// Device   cpu, cuda
 /// Saves    gate, up
 /// Throws   Error on different shapes or dtypes, a scalar, another dtype.
 /// Source   Shazeer 2020, arXiv:2002.05202 (SwiGLU with beta 1).
@@ -17,7 +17,7 @@ Tensor swiglu(const Tensor& gate, const Tensor& up);
 ///
 /// Shapes   x (..., 2F)  ->  (..., F)
 /// Dtypes   f32, f64, bf16 (computed in f32)
-/// Device   cpu
+/// Device   cpu, cuda
 /// Saves    x
 /// Throws   Error on a last axis of odd length, a scalar, another dtype.
 /// Source   Shazeer 2020, arXiv:2002.05202.

@@ -11,6 +11,7 @@ set(weft_cuda_kernels
   attention_bwd
   attention_generic
   copy
+  dropout
   elementwise
   elementwise_binary
   index_add
@@ -18,7 +19,9 @@ set(weft_cuda_kernels
   layer_norm
   reduce
   reduce_scan
-  rms_norm)
+  rms_norm
+  rope
+  swiglu)
 
 # tests/cuda/<stem>.cu, in the test programs only.
 set(weft_cuda_test_kernels

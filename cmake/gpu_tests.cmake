@@ -3,13 +3,16 @@
 set(weft_gpu_test_stems
   attention
   copy
+  dropout
   elementwise
   gemm
   indexing
   layer_norm
   ptx
   reduce
-  rms_norm)
+  rms_norm
+  rope
+  swiglu)
 add_library(weft_gpu_tests OBJECT tests/cuda/gpu.cpp)
 foreach(stem ${weft_gpu_test_stems})
   target_sources(weft_gpu_tests PRIVATE tests/cuda/test_${stem}.cpp)

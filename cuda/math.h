@@ -33,4 +33,8 @@ __device__ inline double pow_of(double x, double y) { return ::pow(x, y); }
 __device__ inline float rsqrt_of(float x) { return 1.0f / sqrtf(x); }
 __device__ inline double rsqrt_of(double x) { return 1.0 / ::sqrt(x); }
 
+/// 1 / (1 + exp(-x)); in f32 to a few units in the last place for x around 0, and 0 far below.
+__device__ inline float fast_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+__device__ inline double fast_sigmoid(double x) { return 1.0 / (1.0 + ::exp(-x)); }
+
 }  // namespace weft::cuda
