@@ -29,17 +29,13 @@ template <int Width = kWarp, class T, class Op>
 __device__ inline T warp_reduce(T v, Op op) {
 #if WEFT_CUDA_EMU
   // The same butterfly in one meeting of the lanes instead of one for each step.
-  emu::Engine::get().collective(kAllLanes, v, "warp_reduce", emu::Loc::current(),
-                                [op](T** lanes, unsigned present) {
-                                  if (present != kAllLanes)
-                                    emu::Engine::fail("warp_reduce: all 32 lanes must call it");
-                                  for (int step = Width / 2; step > 0; step /= 2) {
-                                    T next[kWarp];
-                                    for (int i = 0; i < kWarp; ++i)
-                                      next[i] = op(*lanes[i], *lanes[i ^ step]);
-                                    for (int i = 0; i < kWarp; ++i) *lanes[i] = next[i];
-                                  }
-                                });
+  emu::Engine::get().whole_warp(v, "warp_reduce", emu::Loc::current(), [op](T** lanes, unsigned) {
+    for (int step = Width / 2; step > 0; step /= 2) {
+      T next[kWarp];
+      for (int i = 0; i < kWarp; ++i) next[i] = op(*lanes[i], *lanes[i ^ step]);
+      for (int i = 0; i < kWarp; ++i) *lanes[i] = next[i];
+    }
+  });
 #else
 #pragma unroll
   for (int step = Width / 2; step > 0; step /= 2) v = op(v, __shfl_xor_sync(kAllLanes, v, step));

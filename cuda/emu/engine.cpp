@@ -13,8 +13,7 @@ thread_local constinit Here here{};
 
 namespace {
 
-constexpr std::size_t kRedZone = 32;                                // between shared variables
-constexpr std::size_t kSharedMapping = 2 * Engine::kShared + 4096;  // with room for the gaps
+constexpr std::size_t kRedZone = 32;  // between shared variables
 constexpr int kNobody = -1;
 
 bool same_place(const Loc& a, const Loc& b) {
@@ -267,12 +266,8 @@ WEFT_EMU_ENGINE void Engine::leave(Slot& slot) {
     threads_[(me & ~31) + std::countr_zero(rest)].state = State::ready;
 }
 
-WEFT_EMU_ENGINE void Engine::copy_later(void* to, const void* from, int bytes, const Loc& loc) {
+WEFT_EMU_ENGINE void Engine::copy_later(void* to, const void* from, int bytes) {
   const Quiet quiet;
-  const auto size = static_cast<std::uintptr_t>(bytes);
-  if (reinterpret_cast<std::uintptr_t>(to) % size || reinterpret_cast<std::uintptr_t>(from) % size)
-    fail(message("an asynchronous copy of {} bytes must be aligned to as many, at {}", bytes,
-                 where(loc)));
   Thread& t = threads_[here.current];
   t.copies.push_back({to, from, bytes, t.group});
 }

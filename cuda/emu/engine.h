@@ -44,6 +44,7 @@ class Engine {
  public:
   static constexpr int kMaxThreads = 1024;
   static constexpr std::size_t kShared = 232448;  // 227 KiB, the most that Hopper gives a block
+  static constexpr std::size_t kSharedMapping = 2 * kShared + 4096;  // with gaps between variables
 
   static Engine& get();
 
@@ -70,13 +71,23 @@ class Engine {
     leave(slot);
   }
 
+  /// The same for the 32 lanes of a whole warp.
+  template <class Arg, class Meet>
+  void whole_warp(Arg& arg, const char* what, const Loc& loc, Meet&& meet) {
+    const int me = here.current >> 5;
+    if (full_warp(me) != ~0u)
+      fail(message("{}: all 32 lanes of a warp must call it, at {}", what, where(loc)));
+    collective(~0u, arg, what, loc, meet);
+  }
+
   /// cp.async: performed at the wait that needs it, as late as the instruction set allows; never
-  /// when the thread does not wait. Both addresses must be multiples of `bytes`; from null: zeros.
-  void copy_later(void* to, const void* from, int bytes, const Loc& loc = Loc::current());
+  /// when the thread does not wait. From null: zeros.
+  void copy_later(void* to, const void* from, int bytes);
   void commit_copies();
   void finish_copies(int groups_left);
 
   char* dynamic_shared() { return shared_; }
+  bool is_shared(const void* p) const { return p >= shared_ && p < shared_ + kSharedMapping; }
   /// A static shared variable of the running block, filled with NaN when first named.
   void* shared_variable(const void* key, std::size_t bytes, std::size_t alignment);
 

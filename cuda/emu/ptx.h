@@ -13,8 +13,7 @@ namespace detail {
 inline void check_shared_address(const void* p, const char* what, const emu::Loc& loc) {
   emu::Engine& engine = emu::Engine::get();
   const auto at = reinterpret_cast<std::uintptr_t>(p);
-  const auto begin = reinterpret_cast<std::uintptr_t>(engine.dynamic_shared());
-  if (at < begin || at >= begin + emu::Engine::kShared)
+  if (!engine.is_shared(p))
     engine.fail(message("{}: the address is not in shared memory, at {}", what, engine.where(loc)));
   if (at % 16 != 0)
     engine.fail(message("{}: the shared address must be a multiple of 16, is {} past one, at {}",
@@ -55,7 +54,7 @@ inline void mma_of_warp(MmaOperands** lanes, unsigned) {
 inline void mma_16816(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                       std::uint32_t b1, emu::Loc loc = emu::Loc::current()) {
   detail::MmaOperands operands{c, a, {b0, b1}};
-  emu::Engine::get().collective(kAllLanes, operands, "mma.m16n8k16", loc, detail::mma_of_warp);
+  emu::Engine::get().whole_warp(operands, "mma.m16n8k16", loc, detail::mma_of_warp);
 }
 
 template <bool Transposed>
@@ -68,7 +67,7 @@ inline void ldmatrix_x4(std::uint32_t (&r)[4], const void* row,
   } arg;
   std::memcpy(arg.row, row, 16);  // before the lanes meet: it is this lane that reads the row
   arg.r = r;
-  emu::Engine::get().collective(kAllLanes, arg, "ldmatrix.x4", loc, [](Arg** lanes, unsigned) {
+  emu::Engine::get().whole_warp(arg, "ldmatrix.x4", loc, [](Arg** lanes, unsigned) {
     for (int lane = 0; lane < 32; ++lane)
       for (int j = 0; j < 4; ++j) {
         const int g = lane / 4, i = lane % 4 * 2;

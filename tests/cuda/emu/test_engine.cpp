@@ -5,6 +5,7 @@
 #include <numeric>
 #include <vector>
 
+#include "weft/cuda/ptx.h"
 #include "weft/cuda/reduce.h"
 #include "weft/tests/cuda/emu/run.h"
 #include "weft/tests/cuda/gpu.h"
@@ -181,21 +182,20 @@ __global__ void named_barriers_kernel(int* out) {
 __global__ void late_copies_kernel(const float* in, int* state) {
   WEFT_SHARED(s, float[3][128]);
   const int me = static_cast<int>(threadIdx.x);
-  Engine& engine = Engine::get();
   const auto arrived = [&] {
     int n = 0;
     for (int row = 0; row < 3; ++row) n += std::isnan(s[row][me * 4]) ? 0 : 1;
     return n;
   };
-  engine.copy_later(&s[0][me * 4], in + me * 4, 16);
-  engine.commit_copies();
-  engine.copy_later(&s[1][me * 4], in + 128 + me * 4, 16);
-  engine.copy_later(&s[2][me * 4], nullptr, 16);
-  engine.commit_copies();
+  cuda::cp_async16(&s[0][me * 4], in + me * 4);
+  cuda::cp_async_commit();
+  cuda::cp_async16(&s[1][me * 4], in + 128 + me * 4);
+  cuda::cp_async16(&s[2][me * 4], in, false);
+  cuda::cp_async_commit();
   state[me * 4] = arrived();
-  engine.finish_copies(1);
+  cuda::cp_async_wait<1>();
   state[me * 4 + 1] = arrived();
-  engine.finish_copies(0);
+  cuda::cp_async_wait<0>();
   state[me * 4 + 2] = arrived();
   __syncthreads();
   const int other = 31 - me;

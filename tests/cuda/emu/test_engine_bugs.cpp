@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "weft/cuda/ptx.h"
 #include "weft/cuda/reduce.h"
 #include "weft/tests/cuda/emu/run.h"
 #include "weft/tests/cuda/gpu.h"
@@ -79,7 +80,7 @@ __global__ void deadlock_kernel() {
 constexpr int kMisaligned = __LINE__ + 3;
 __global__ void misaligned_copy_kernel(const float* in) {
   WEFT_SHARED(s, float[8]);
-  Engine::get().copy_later(s, in + 1, 16);
+  cuda::cp_async16(s, in + 1);
 }
 
 __global__ void unwritten_shared_kernel(float* out) {
@@ -101,8 +102,8 @@ __global__ void missing_barrier_kernel(float* out) {
 
 __global__ void missing_copy_wait_kernel(const float* in, float* out) {
   WEFT_SHARED(s, float[64]);
-  if (threadIdx.x < 16) Engine::get().copy_later(s + threadIdx.x * 4, in + threadIdx.x * 4, 16);
-  Engine::get().commit_copies();
+  if (threadIdx.x < 16) cuda::cp_async16(s + threadIdx.x * 4, in + threadIdx.x * 4);
+  cuda::cp_async_commit();
   __syncthreads();
   out[threadIdx.x] = s[threadIdx.x];
 }
@@ -206,8 +207,8 @@ TEST_CASE("emulator: a mask without the calling lane, a warp that is not whole")
   test::for_each_order([] {
     CHECK(complaint(lane_not_in_mask_kernel, 32) ==
           "emulator: __ballot_sync: the mask must name the calling lane 3, at " + at(kMask));
-    CHECK(complaint(part_of_a_warp_reduces_kernel, 40) ==
-          "emulator: warp_reduce: all 32 lanes must call it");
+    CHECK(contains(complaint(part_of_a_warp_reduces_kernel, 40),
+                   "emulator: warp_reduce: all 32 lanes of a warp must call it, at reduce.h:"));
   });
 }
 
@@ -224,7 +225,7 @@ TEST_CASE("emulator: threads that wait at different barriers for ever") {
 TEST_CASE("emulator: addresses that an asynchronous copy cannot take") {
   alignas(16) float in[8] = {};
   CHECK(complaint(misaligned_copy_kernel, 1, static_cast<const float*>(in)) ==
-        "emulator: an asynchronous copy of 16 bytes must be aligned to as many, at " +
+        "emulator: cp.async: the global address must be a multiple of 16, is 4 past one, at " +
             at(kMisaligned));
 }
 

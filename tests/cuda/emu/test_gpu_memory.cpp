@@ -1,0 +1,217 @@
+// The allocator's blocks on a GPU.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "weft/core/allocator.h"
+#include "weft/core/kernels/cuda_runtime.h"
+#include "weft/core/storage.h"
+#include "weft/cuda/emu/control.h"
+#include "weft/tests/cuda/emu/run.h"
+#include "weft/tests/cuda/gpu.h"
+
+namespace weft {
+namespace {
+
+using cuda::Stream;
+using cuda::StreamScope;
+using test::error_of;
+using test::kGpu;
+
+constexpr Device kSecond{Device::Kind::cuda, 1};
+constexpr std::int64_t kMiB = 1 << 20;
+
+Tensor bytes_of(std::int64_t n, Device device = kGpu) {
+  return Tensor::empty({n}, DType::u8, device);
+}
+
+std::vector<double> values(const Tensor& t) {
+  std::vector<double> v(static_cast<std::size_t>(t.numel()));
+  t.to(kCpu).copy_to(v);
+  return v;
+}
+
+__global__ void read_kernel(const float* from, float* to) { to[threadIdx.x] = from[threadIdx.x]; }
+
+// Leaves the device `bytes` of memory beyond what is in use, until the end of the test.
+struct Limit {
+  explicit Limit(std::int64_t bytes) : before(emu::control.memory_bytes) {
+    release_cached_memory(kGpu);
+    std::int64_t free = 0, total = 0;
+    cuda::detail::use_device(0);
+    cuda::rt::memory_info(free, total);
+    emu::control.memory_bytes = total - free + bytes;
+  }
+  ~Limit() { emu::control.memory_bytes = before; }
+  const std::int64_t before;
+};
+
+}  // namespace
+
+TEST_CASE("gpu memory: a freed block serves the next request of its stream at once") {
+  const void* where = nullptr;
+  {
+    const Tensor a = bytes_of(5000);
+    where = a.raw();
+  }
+  const MemoryStats before = memory_stats(kGpu);
+  const Tensor b = bytes_of(4990);
+  CHECK(b.raw() == where);
+  CHECK(memory_stats(kGpu).hits == before.hits + 1);
+  CHECK(memory_stats(kGpu).system_allocs == before.system_allocs);
+}
+
+TEST_CASE("gpu memory: no other stream gets the block") {
+  const void* where = nullptr;
+  {
+    const Tensor a = bytes_of(5000);
+    where = a.raw();
+  }
+  Stream side = Stream::take();
+  {
+    const StreamScope scope(side);
+    const Tensor b = bytes_of(5000);
+    CHECK(b.raw() != where);
+    CHECK(b.storage()->stream == side.id());
+  }
+  CHECK(bytes_of(5000).raw() == where);
+  side.give_back();
+}
+
+TEST_CASE("gpu memory: size classes and counters, each device its own") {
+  const MemoryStats first = memory_stats(kGpu), second = memory_stats(kSecond);
+  reset_peak(kSecond);
+  {
+    const CategoryScope scope(Category::gradient);
+    const Tensor a = bytes_of(1025, kSecond), b = bytes_of(3 * kMiB + 1, kSecond);
+    const std::int64_t live = size_class_bytes(1025) + size_class_bytes(3 * kMiB + 1);
+    const MemoryStats now = memory_stats(kSecond);
+    CHECK(now.live_bytes == second.live_bytes + live);
+    CHECK(now.peak_bytes == second.live_bytes + live);
+    const auto gradient = static_cast<int>(Category::gradient);
+    CHECK(now.live_by_category[gradient] == second.live_by_category[gradient] + live);
+  }
+  const MemoryStats after = memory_stats(kSecond);
+  CHECK(after.live_bytes == second.live_bytes);
+  CHECK(after.cached_bytes >= size_class_bytes(1025) + size_class_bytes(3 * kMiB + 1));
+  release_cached_memory(kSecond);
+  CHECK(memory_stats(kSecond).cached_bytes == 0);
+  CHECK(memory_stats(kSecond).evictions >= after.evictions + 2);
+  const MemoryStats untouched = memory_stats(kGpu);
+  CHECK(untouched.live_bytes == first.live_bytes);
+  CHECK(untouched.hits + untouched.misses == first.hits + first.misses);
+}
+
+TEST_CASE("gpu memory: what another stream uses is kept until it got there") {
+  Stream side = Stream::take();
+  const Tensor out = Tensor::zeros({32}, DType::f32, kGpu);
+  cuda::synchronize();
+  const void* where = nullptr;
+  {
+    const Tensor a = Tensor::full({32}, 5, DType::f32, kGpu);
+    cuda::synchronize();
+    where = a.raw();
+    const StreamScope scope(side);
+    cuda::launch(read_kernel, 1, 32, 0, a.data<float>(), out.data<float>());
+    record_stream(a, side);
+  }
+  {
+    const Tensor b = Tensor::full({32}, 6, DType::f32, kGpu);
+    CHECK(b.raw() != where);
+    cuda::synchronize();
+  }
+  CHECK(values(out)[0] == 5);
+  const Tensor b = Tensor::empty({32}, DType::f32, kGpu), c = Tensor::empty({32}, DType::f32, kGpu);
+  CHECK((b.raw() == where || c.raw() == where));
+  side.give_back();
+}
+
+TEST_CASE("gpu memory: an evicted cache waits for streams that still use its blocks") {
+  Stream side = Stream::take();
+  const Tensor out = Tensor::zeros({32}, DType::f32, kGpu);
+  {
+    const Tensor a = Tensor::full({32}, 5, DType::f32, kGpu);
+    cuda::synchronize();
+    const StreamScope scope(side);
+    cuda::launch(read_kernel, 1, 32, 0, a.data<float>(), out.data<float>());
+    record_stream(a, side);
+  }
+  release_cached_memory(kGpu);
+  CHECK(memory_stats(kGpu).cached_bytes == 0);
+  CHECK(values(out)[31] == 5);
+  side.give_back();
+}
+
+#if !WEFT_EMU_ASAN  // which stops the program there
+TEST_CASE("gpu memory: fresh and freed memory is NaN") {
+  for (const double v : values(Tensor::empty({50}, DType::bf16, kGpu))) CHECK(std::isnan(v));
+  Stream side = Stream::take();
+  const Tensor out = Tensor::zeros({32}, DType::f32, kGpu);
+  {
+    const Tensor a = Tensor::full({32}, 5, DType::f32, kGpu);
+    cuda::synchronize();
+    const StreamScope scope(side);
+    cuda::launch(read_kernel, 1, 32, 0, a.data<float>(), out.data<float>());  // no record_stream
+  }
+  Stream().synchronize();
+  side.synchronize();
+  CHECK(std::isnan(values(out)[0]));
+  side.give_back();
+}
+#endif
+
+TEST_CASE("gpu memory: release_storage gives the block back and keeps the tensor") {
+  const Tensor t = bytes_of(9000);
+  const void* const where = t.raw();
+  const std::int64_t live = memory_stats(kGpu).live_bytes;
+  release_storage(t);
+  CHECK(memory_stats(kGpu).live_bytes == live - size_class_bytes(9000));
+  CHECK(error_of([&] { (void)t.data<std::uint8_t>(); }) != "no error");
+  CHECK(bytes_of(9000).raw() == where);
+}
+
+TEST_CASE("gpu memory: none left") {
+  const CategoryScope scope(Category::activation);
+  const Limit limit(16 * kMiB);
+  const MemoryStats before = memory_stats(kGpu);
+  const Tensor kept = bytes_of(4 * kMiB);
+  {
+    const CategoryScope inner(Category::optimizer);
+    const Tensor a = bytes_of(4 * kMiB), b = bytes_of(5 * kMiB);
+  }
+  // 9 MiB are cached, none of them large enough: given back, then it fits.
+  const MemoryStats full = memory_stats(kGpu);
+  CHECK(full.cached_bytes == before.cached_bytes + 9 * kMiB);
+  { CHECK(bytes_of(12 * kMiB)); }
+  CHECK(memory_stats(kGpu).evictions == full.evictions + 2);
+  const MemoryStats m = memory_stats(kGpu);
+  std::string held;
+  for (int i = 0; i < kCategories; ++i)
+    if (m.live_by_category[i] > 0)
+      held += message("{}{} {}", held.empty() ? "" : ", ", m.live_by_category[i],
+                      name(static_cast<Category>(i)));
+  CHECK(error_of([] { (void)bytes_of(13 * kMiB); }) ==
+        message("allocate: cuda:0 has no memory for {} bytes: {} are live ({}) and 0 cached, after "
+                "the cache was given back; use a smaller batch, or recompute",
+                13 * kMiB, m.live_bytes, held));
+  CHECK(m.live_by_category[static_cast<int>(Category::activation)] >= 4 * kMiB);
+  // Small blocks come from slabs of the same memory; the next request is served again.
+  CHECK(bytes_of(100));
+  CHECK(bytes_of(12 * kMiB, kSecond));
+}
+
+TEST_CASE("gpu memory: the device knows what is free") {
+  const Limit limit(16 * kMiB);
+  std::int64_t free = 0, total = 0;
+  cuda::rt::memory_info(free, total);
+  CHECK(total == emu::control.memory_bytes);
+  CHECK(free == 16 * kMiB);
+  const Tensor t = bytes_of(4 * kMiB);
+  cuda::rt::memory_info(free, total);
+  CHECK(free == 12 * kMiB);
+  CHECK(cuda::rt::device_name(1) == "emulated GPU 1");
+}
+
+}  // namespace weft
