@@ -199,6 +199,70 @@ void record_stream(const Tensor& t, const Stream& stream) {
   if (t.storage()->stream != stream.id()) t.storage()->used_on |= std::uint64_t{1} << stream.id();
 }
 
+// Pinned memory is a slow request to the driver: places are kept and used again.
+class PinnedNumbers {
+ public:
+  static PinnedNumbers& get() {
+    static PinnedNumbers* all = new PinnedNumbers;
+    return *all;
+  }
+  double* take() {
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) {
+      constexpr int kBlock = 64;
+      double* block = nullptr;
+      if constexpr (kWithCuda)
+        block = static_cast<double*>(rt::allocate_pinned(kBlock * sizeof(double)));
+      for (int i = 0; i < kBlock; ++i) free_.push_back(block + i);
+    }
+    double* const p = free_.back();
+    free_.pop_back();
+    return p;
+  }
+  void give(double* p) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(p);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<double*> free_;
+};
+
+Readback::Readback(const Tensor& t) {
+  check(t.numel() == 1, "readback: needs exactly 1 element, got shape {}", t.shape());
+  if (!t.device().is_cuda()) {
+    read_ = t.item();
+    return;
+  }
+  const Tensor number = t.detach().to(DType::f64);
+  const Stream stream = Stream::current(t.device());
+  pinned_ = PinnedNumbers::get().take();
+  detail::use_device(t.device().index);
+  if constexpr (kWithCuda)
+    rt::copy(pinned_, number.raw(), sizeof(double), rt::CopyKind::to_host, stream.handle());
+  written_.emplace();
+  written_->record(stream);
+}
+Readback::Readback(Readback&& o) noexcept
+    : read_(o.read_), pinned_(std::exchange(o.pinned_, nullptr)), written_(std::move(o.written_)) {}
+Readback& Readback::operator=(Readback&& o) noexcept {
+  std::swap(read_, o.read_);
+  std::swap(pinned_, o.pinned_);
+  std::swap(written_, o.written_);
+  return *this;
+}
+Readback::~Readback() {
+  if (!pinned_) return;
+  if (written_ && !written_->done()) written_->synchronize();  // the GPU still writes to it
+  PinnedNumbers::get().give(pinned_);
+}
+double Readback::value() const {
+  if (!pinned_) return read_;
+  if (!written_->done()) written_->synchronize();
+  return *pinned_;
+}
+
 namespace detail {
 
 void use_device(int index) {

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "weft/core/device.h"
@@ -92,6 +93,24 @@ class Event {
 /// Says that `stream` uses the tensor's memory too: once freed, it is reused only when the stream
 /// has got past what it was given until then.
 void record_stream(const Tensor& t, const Stream& stream);
+
+/// One number on its way from a tensor to the host. Making it does not wait; only value() does, so
+/// who asks late enough never stands still. On other devices than a GPU it is read at once.
+class Readback {
+ public:
+  Readback() = default;
+  /// `t` has one element of any floating dtype.
+  explicit Readback(const Tensor& t);
+  ~Readback();
+  Readback(Readback&& o) noexcept;
+  Readback& operator=(Readback&& o) noexcept;
+  double value() const;
+
+ private:
+  double read_ = 0;
+  double* pinned_ = nullptr;  // where a GPU writes it
+  std::optional<Event> written_;
+};
 
 namespace detail {
 

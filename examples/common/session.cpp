@@ -114,17 +114,16 @@ StepResult Session::step(std::int64_t step, const BatchSource& batches) {
   reset_peak(device_);
   StepResult result;
   result.lr = lr_.at(step);
-  const std::int64_t count = options_.batch * options_.seq;
-  const Tensor loss = schedule_->run(*model_, step, count, batches);
+  result.targets = options_.batch * options_.seq;
+  const Tensor loss = schedule_->run(*model_, step, result.targets, batches);
   {
     const optim::GradClip clip = optim::measure_clip(optimizer_->parameters(), options_.clip);
     if (!loss.is_meta()) {
-      result.loss = loss.item() / static_cast<double>(count);
-      result.grad_norm = clip.norm.item();
+      result.loss_sum.emplace(loss);
+      result.grad_norm.emplace(clip.norm);
     }
-    const bool finite =
-        loss.is_meta() || (std::isfinite(*result.loss) && std::isfinite(*result.grad_norm));
-    if (finite) {
+    const bool known = result.loss_sum && !device_.is_cuda();
+    if (!known || (std::isfinite(result.loss()) && std::isfinite(result.grad_norm->value()))) {
       optimizer_->set_lr(result.lr);
       optimizer_->step(clip);
       optimizer_->zero_grad();

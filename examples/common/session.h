@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "weft/core/cuda.h"
 #include "weft/data/loader.h"
 #include "weft/examples/common/options.h"
 #include "weft/nn/gpt.h"
@@ -15,12 +16,16 @@ namespace weft::train {
 /// Gives rows [first, first + rows) of the global batch of the step in hand.
 using BatchSource = std::function<data::Batch(std::int64_t first, std::int64_t rows)>;
 
-/// What one optimizer step produced. The numbers are empty on the meta device.
+/// What one optimizer step produced. The numbers are absent on the meta device. From a GPU they are
+/// on their way: reading them waits.
 struct StepResult {
-  std::optional<double> loss;       ///< nats per predicted token of the global batch
-  std::optional<double> grad_norm;  ///< before clipping
+  std::optional<cuda::Readback> loss_sum;   ///< nats, over all predicted tokens of the global batch
+  std::optional<cuda::Readback> grad_norm;  ///< before clipping
+  std::int64_t targets = 0;                 ///< how many these are
   double lr = 0;
   std::int64_t live_bytes = 0, peak_bytes = 0;
+
+  double loss() const { return loss_sum->value() / static_cast<double>(targets); }
 };
 
 /// How the micro-batches of one step go through the model. Another schedule (a pipeline's) is
@@ -48,12 +53,14 @@ class SequentialSchedule : public StepSchedule {
   bool leaves_checked_ = false;  ///< that visit() lists all that is trained
 };
 
-/// Model, optimizer and learning-rate schedule of a run, on the CPU or on the meta device.
+/// Model, optimizer and learning-rate schedule of a run on one device.
 class Session {
  public:
   Session(const Options& options, Device device);
 
-  /// Update number `step` (from 1) on the global batch that `batches` serves.
+  /// Update number `step` (from 1) on the global batch that `batches` serves. A loss or gradient
+  /// norm that is not finite leaves weights and states as they were; a GPU sees to that by itself,
+  /// and nothing waits for it.
   StepResult step(std::int64_t step, const BatchSource& batches);
   /// Mean loss over everything that `next` serves (null batch: the end). Nothing is recorded.
   double evaluate(const std::function<std::optional<data::Batch>()>& next);

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <optional>
+#include <utility>
 
 #include "weft/core/error.h"
 #include "weft/core/gemm_check.h"
@@ -81,50 +83,39 @@ class Run {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  /// A step whose numbers have not been read yet.
+  struct Pending {
+    std::int64_t step, tokens, all_tokens;
+    StepResult result;
+  };
+
   int one_step(Progress& progress) {
-    const std::int64_t step = state_.step + 1;
+    const std::int64_t step = state_.step + 1, tokens = options_.batch * options_.seq;
     inject_nan(session_, step);
-    const auto start = std::chrono::steady_clock::now();
-    const StepResult result = session_.step(step, [this](std::int64_t first, std::int64_t rows) {
+    if (!device_.is_cuda()) since_ = Clock::now();
+    StepResult result = session_.step(step, [this](std::int64_t first, std::int64_t rows) {
       return device_.is_meta() ? meta_batch(rows) : train_.rows(first, rows);
     });
-    const double seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (result.loss && !(std::isfinite(*result.loss) && std::isfinite(*result.grad_norm))) {
-      progress.finish();
-      std::fprintf(stderr,
-                   "train_gpt: step %lld: %s is not finite (loss %g, gradient norm %g); "
-                   "weights and checkpoints are as before this step\n",
-                   static_cast<long long>(step), session_.first_non_finite().c_str(), *result.loss,
-                   *result.grad_norm);
-      return static_cast<int>(Fault::non_finite);
-    }
+    // The numbers of a GPU's step are read while the next one runs, unless something needs them.
+    std::optional<Pending> earlier =
+        std::exchange(pending_, Pending{step, tokens, state_.tokens + tokens, std::move(result)});
+    const bool stop = interrupted(), last = step == options_.steps;
+    const bool saves = !device_.is_meta() &&
+                       (last || stop || (options_.save_every && step % options_.save_every == 0));
+    const bool evaluates = validation_.size() > 1 && !device_.is_meta() &&
+                           (last || (options_.eval_every && step % options_.eval_every == 0));
+    if (earlier)
+      if (const int status = settle(*earlier, progress, false)) return status;
+    if (saves || evaluates || !device_.is_cuda())
+      if (const int status = settle(*std::exchange(pending_, {}), progress, evaluates))
+        return status;
     train_.advance();
-    const std::int64_t tokens = options_.batch * options_.seq;
     state_.step = step;
     state_.tokens += tokens;
     state_.loader = train_.state();
-    peak_bytes_ = std::max(peak_bytes_, result.peak_bytes);
-    progress.step(step, result.loss.value_or(kNan), result.grad_norm.value_or(kNan), result.lr,
-                  tokens);
-
-    const bool stop = interrupted(), last = step == options_.steps;
-    io::Json row = io::Json::object();
-    row.set("step", step).set("loss", result.loss.value_or(kNan));
-    row.set("grad_norm", result.grad_norm.value_or(kNan)).set("lr", result.lr);
-    row.set("tokens", state_.tokens);
-    row.set("tokens_per_s", static_cast<double>(tokens) / seconds).set("step_ms", seconds * 1e3);
-    row.set("live_bytes", result.live_bytes).set("peak_bytes", peak_bytes_);
-    row.set("system_allocs", memory_stats(device_).system_allocs);
-    if (validation_.size() > 1 && !device_.is_meta() &&
-        (last || (options_.eval_every && step % options_.eval_every == 0))) {
-      val_loss_ = evaluate();
-      row.set("val_loss", val_loss_);
-      progress.evaluation(step, val_loss_);
-    }
-    metrics_.write(row);
-    if (!device_.is_meta() &&
-        (last || stop || (options_.save_every && step % options_.save_every == 0))) {
+    if (saves) {
       folder_.save(session_, state_, options_.keep);
       io::write_loss_svg(folder_.metrics(), folder_.plot());
     }
@@ -134,6 +125,38 @@ class Run {
                   static_cast<long long>(step));
       return 130;
     }
+    return 0;
+  }
+
+  /// Reads the numbers of a step, reports them, and stops the run when they are not finite.
+  int settle(const Pending& p, Progress& progress, bool evaluates) {
+    const double loss = p.result.loss_sum ? p.result.loss() : kNan;
+    const double norm = p.result.grad_norm ? p.result.grad_norm->value() : kNan;
+    const double seconds = std::chrono::duration<double>(Clock::now() - since_).count();
+    since_ = Clock::now();
+    if (p.result.loss_sum && !(std::isfinite(loss) && std::isfinite(norm))) {
+      progress.finish();
+      std::fprintf(stderr,
+                   "train_gpt: step %lld: %s is not finite (loss %g, gradient norm %g); "
+                   "weights and checkpoints are as before this step\n",
+                   static_cast<long long>(p.step), session_.first_non_finite().c_str(), loss, norm);
+      return static_cast<int>(Fault::non_finite);
+    }
+    peak_bytes_ = std::max(peak_bytes_, p.result.peak_bytes);
+    progress.step(p.step, loss, norm, p.result.lr, p.tokens);
+    io::Json row = io::Json::object();
+    row.set("step", p.step).set("loss", loss).set("grad_norm", norm).set("lr", p.result.lr);
+    row.set("tokens", p.all_tokens);
+    row.set("tokens_per_s", static_cast<double>(p.tokens) / seconds).set("step_ms", seconds * 1e3);
+    row.set("live_bytes", p.result.live_bytes).set("peak_bytes", peak_bytes_);
+    row.set("system_allocs", memory_stats(device_).system_allocs);
+    if (evaluates) {
+      val_loss_ = evaluate();
+      row.set("val_loss", val_loss_);
+      progress.evaluation(p.step, val_loss_);
+      since_ = Clock::now();
+    }
+    metrics_.write(row);
     return 0;
   }
 
@@ -170,6 +193,8 @@ class Run {
   data::TokenStream validation_;
   io::MetricsWriter metrics_;
   RunState state_;
+  std::optional<Pending> pending_;
+  Clock::time_point since_ = Clock::now();
   std::int64_t peak_bytes_ = 0;
   double val_loss_ = kNan;
 };
