@@ -17,10 +17,11 @@ struct CrossEntropyOptions {
 ///
 /// Shapes  logits (..., V), any strides; targets (...); result (...) for none, else a scalar
 /// Dtypes  logits f32, f64, bf16; targets i32, i64. The loss is f64 for f64 logits, else f32
-/// Device  cpu; nothing is copied to the host
+/// Device  cpu, cuda; nothing is copied to the host
 /// Saves   logits, targets, and per row the maximum and the sum of exp(logit - maximum)
 /// Throws  Error on shapes or dtypes that do not fit, V = 0, label_smoothing outside [0, 1), and a
-///         target that is neither in [0, V) nor ignore_index. Once differentiable.
+///         target that is neither in [0, V) nor ignore_index: at once in host memory, for a GPU
+///         the next time that the host waits for it. Once differentiable.
 /// Source  Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
                      const CrossEntropyOptions& options = {});

@@ -1,6 +1,7 @@
 #pragma once
 #include "weft/autograd/cross_entropy.h"
 #include "weft/autograd/operand.h"
+#include "weft/core/dispatch.h"
 #include "weft/core/error.h"
 #include "weft/core/kernels/cross_entropy.h"
 #include "weft/core/tensor.h"
@@ -18,13 +19,13 @@ inline void check_smoothing(const char* op, double smoothing) {
         smoothing);
 }
 
-/// Before any result exists. Only host memory is looked at: on another device it would cost a sync.
-/// The scratch exists on every device, so that meta counts the same bytes.
+/// Before any result exists, in host memory. Elsewhere it would cost a sync: a GPU reports by
+/// itself. The scratch exists on every device, so that meta counts the same bytes.
 inline void check_targets(const char* op, const Tensor& targets, std::int64_t classes,
                           std::int64_t ignore_index) {
   const Tensor bad = Tensor::empty({1}, DType::i64, targets.device());
+  dispatch<cpu::find_bad_target, cuda::find_bad_target>(targets, ignore_index, classes, op, bad);
   if (!targets.device().is_cpu()) return;
-  cpu::find_bad_target(targets, ignore_index, classes, bad);
   const std::int64_t row = *bad.data<std::int64_t>();
   if (row < 0) return;
   const std::int64_t got = targets.dtype() == DType::i64 ? targets.data<std::int64_t>()[row]

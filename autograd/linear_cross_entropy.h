@@ -13,7 +13,7 @@ namespace weft {
 /// Shapes  x (..., C), weight (V, C), any strides; targets (...); result (...) for none, else a
 ///         scalar
 /// Dtypes  x and weight f32, f64, bf16, alike; targets i32, i64. The loss is f64 for f64, else f32
-/// Device  cpu; nothing is copied to the host
+/// Device  cpu, cuda; nothing is copied to the host
 /// Saves   the gradients of x and weight for a loss of cotangent 1; with none x, weight, targets,
 ///         and per row the maximum and the sum of exp(logit - maximum)
 /// Throws  Error on shapes, dtypes or devices that do not fit, V = 0, label_smoothing outside

@@ -8,7 +8,7 @@ namespace weft {
 ///
 /// Shapes   x (..., C, ...)  ->  like x
 /// Dtypes   f32, f64, bf16 (computed in f32)
-/// Device   cpu
+/// Device   cpu, cuda
 /// Saves    y
 /// Throws   Error on a scalar x, an axis out of range, another dtype.
 /// Source   dx = y (dy - sum(dy y)); differentiable any number of times.
@@ -18,7 +18,7 @@ Tensor softmax(const Tensor& x, int dim = -1);
 ///
 /// Shapes   x (..., C, ...)  ->  like x
 /// Dtypes   f32, f64, bf16 (computed in f32)
-/// Device   cpu
+/// Device   cpu, cuda
 /// Saves    y
 /// Throws   Error on a scalar x, an axis out of range, another dtype.
 /// Source   dx = dy - exp(y) sum(dy); differentiable any number of times.

@@ -11,6 +11,7 @@ set(weft_cuda_kernels
   attention_bwd
   attention_generic
   copy
+  cross_entropy
   dropout
   elementwise
   elementwise_binary
@@ -21,6 +22,7 @@ set(weft_cuda_kernels
   reduce_scan
   rms_norm
   rope
+  softmax
   swiglu)
 
 # tests/cuda/<stem>.cu, in the test programs only.

@@ -3,6 +3,7 @@
 set(weft_gpu_test_stems
   attention
   copy
+  cross_entropy
   dropout
   elementwise
   gemm
@@ -12,6 +13,7 @@ set(weft_gpu_test_stems
   reduce
   rms_norm
   rope
+  softmax
   swiglu)
 add_library(weft_gpu_tests OBJECT tests/cuda/gpu.cpp)
 foreach(stem ${weft_gpu_test_stems})

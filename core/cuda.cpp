@@ -70,9 +70,11 @@ std::int16_t default_stream(Device device) {
 void waited() {
   sync_count.fetch_add(1, std::memory_order_relaxed);
   detail::IndexFault* f = registry().fault;
-  if (!f || !f->set) return;
+  if (!f || f->set != detail::IndexFault::complete) return;
   const detail::IndexFault seen = *f;
-  f->set = 0;
+  *f = {};
+  check(!seen.may_ignore, "{}: {} must be in [0, {}) or ignore_index {}, got {}", seen.op,
+        seen.label, seen.limit, seen.ignored, seen.value);
   check(false, "{}: {} must be in [0, {}), got {}", seen.op, seen.label, seen.limit, seen.value);
 }
 

@@ -122,9 +122,11 @@ void use_device(int index);
 /// host's. The next time the host waits for the device, the Error is thrown. Kernels that use the
 /// index meanwhile skip it.
 struct IndexFault {
-  std::int32_t set;
+  enum State : std::int32_t { none, being_written, complete };
+  std::int32_t set;  ///< a State
+  bool may_ignore;   ///< `ignored` is allowed too
   const char *op, *label;
-  std::int64_t limit, value;
+  std::int64_t limit, value, ignored;
 };
 IndexFault* index_fault();
 

@@ -20,6 +20,9 @@ __device__ inline T narrow(C x) {
 
 __device__ inline float exp_of(float x) { return expf(x); }
 __device__ inline double exp_of(double x) { return ::exp(x); }
+/// For sums and shares of exponentials, x <= 0: a few steps of f32 off where the result is small.
+__device__ inline float fast_exp(float x) { return __expf(x); }
+__device__ inline double fast_exp(double x) { return ::exp(x); }
 __device__ inline float log_of(float x) { return logf(x); }
 __device__ inline double log_of(double x) { return ::log(x); }
 __device__ inline float sqrt_of(float x) { return sqrtf(x); }

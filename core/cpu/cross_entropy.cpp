@@ -145,7 +145,7 @@ void count_valid(const Tensor& targets, std::int64_t ignore_index, const Tensor&
 }
 
 void find_bad_target(const Tensor& targets, std::int64_t ignore_index, std::int64_t classes,
-                     const Tensor& row) {
+                     const char*, const Tensor& row) {
   const Targets t(targets);
   const std::int64_t rows = targets.numel();
   std::int64_t r = 0;

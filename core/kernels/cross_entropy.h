@@ -10,9 +10,10 @@ namespace weft {
 using CountValidKernel = void(const Tensor& targets, std::int64_t ignore_index,
                               const Tensor& count);
 /// row (1) i64 = first row whose target is neither ignored nor in [0, classes); -1 when all are
-/// fine.
+/// fine. On a GPU, where the host does not wait to read it, the kernel reports that target as an
+/// error of `op` (a string that stays); all others treat such a row as ignored.
 using FindBadTargetKernel = void(const Tensor& targets, std::int64_t ignore_index,
-                                 std::int64_t classes, const Tensor& row);
+                                 std::int64_t classes, const char* op, const Tensor& row);
 /// losses (R) real, 0 where ignored; stats (R, 2) real: maximum m, sum of exp(x - m).
 using CrossEntropyFwdKernel = void(const Tensor& logits, const Tensor& targets,
                                    std::int64_t ignore_index, double label_smoothing,

@@ -20,9 +20,11 @@ TensorList run(const Op& op, const TensorList& inputs, const TensorList& cotange
   Tape tape;
   const TensorList outputs = op(leaves);
   for (int i = 0; i < outputs.size(); ++i) result.push_back(outputs[i]);
-  for (int i = 0; i < outputs.size(); ++i)
-    if (outputs[i].requires_grad())
-      for (const Tensor& g : tape.gradients(outputs[i], wanted, cotangents[i])) result.push_back(g);
+  for (int i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].requires_grad()) continue;
+    const Tensor dy = cotangents[i].to(outputs[i].dtype());  // a loss may be wider than its inputs
+    for (const Tensor& g : tape.gradients(outputs[i], wanted, dy)) result.push_back(g);
+  }
   return result;
 }
 

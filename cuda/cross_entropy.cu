@@ -1,0 +1,358 @@
+// Cross entropy of rows of logits. A row is read from memory once: for its maximum and its sum of
+// exponentials together. The gradient is taken from the logits again, never stored.
+#include <limits>
+
+#include "weft/core/kernels/cross_entropy.h"
+#include "weft/cuda/index_fault.h"
+#include "weft/cuda/long_row.h"
+
+namespace weft::cuda {
+namespace {
+
+constexpr int kRowsOfWarps = 8;            // rows in a block of warps
+constexpr int kMiddle = 256, kMost = 512;  // threads for a longer row
+constexpr std::int64_t kShortRow = 1024;   // for a warp
+constexpr std::int64_t kMiddleRow = 8192;  // for kMiddle threads
+// Of a row in shared memory: the 99 KiB that a block of every GPU has, less those for sums.
+constexpr std::int64_t kKeptBytes = (99 << 10) - 512;
+constexpr int kAlone = 1024;  // threads of the kernels of one block
+
+template <int Threads>
+constexpr int kBlock = Threads == kWarp ? kWarp* kRowsOfWarps : Threads;
+
+struct Targets {
+  const std::int64_t* wide;
+  const std::int32_t* narrow;
+  std::int64_t ignored, classes;
+
+  Targets(const Tensor& t, std::int64_t ignore_index, std::int64_t n)
+      : wide(t.dtype() == DType::i64 ? t.data<std::int64_t>() : nullptr),
+        narrow(t.dtype() == DType::i64 ? nullptr : t.data<std::int32_t>()),
+        ignored(ignore_index),
+        classes(n) {}
+  __device__ std::int64_t operator[](std::int64_t row) const {
+    return wide ? wide[row] : narrow[row];
+  }
+  __device__ bool bad(std::int64_t t) const { return t != ignored && (t < 0 || t >= classes); }
+  /// The row's class, -1 for a row that counts for nothing.
+  __device__ std::int64_t valid(std::int64_t row) const {
+    const std::int64_t t = (*this)[row];
+    return t == ignored || bad(t) ? -1 : t;
+  }
+};
+
+template <class R>
+struct RowStats : ExpSum<R> {
+  R plain = 0;  // the sum of x, for label smoothing
+};
+
+// keep(i, pack) sees each pack of the row.
+template <int Threads, class T, class Keep>
+__device__ inline RowStats<Real<T>> read_row(const T* x, std::int64_t classes, bool with_sum,
+                                             Real<T>* shared, Keep&& keep) {
+  using R = Real<T>;
+  RowStats<R> s;
+  static_cast<ExpSum<R>&>(s) = exp_sum<Threads>(x, classes, keep, [&](const auto& values) {
+    if (with_sum)
+      for (const R v : values) s.plain += v;
+  });
+  s.template join<Threads>(shared);
+  if (with_sum) s.plain = block_reduce<Threads>(s.plain, shared, R(0), Sum{});
+  return s;
+}
+
+template <class R>
+__device__ inline double row_loss(const RowStats<R>& s, R target_logit, std::int64_t classes,
+                                  double smoothing) {
+  if (s.sum == 0) return std::numeric_limits<double>::infinity();
+  const auto max = static_cast<double>(s.max);
+  const double log_sum = log_of(static_cast<double>(s.sum));
+  double loss = (1 - smoothing) * (log_sum + (max - static_cast<double>(target_logit)));
+  if (smoothing > 0)
+    loss +=
+        smoothing * (log_sum + (max - static_cast<double>(s.plain) / static_cast<double>(classes)));
+  return loss;
+}
+
+/// dlogits = dy * (softmax - target distribution), for all classes but the target.
+template <class R>
+struct Gradient {
+  R max, scale, spread;
+
+  __device__ Gradient(R m, R sum, double dy, double smoothing, std::int64_t classes)
+      : max(m),
+        scale(static_cast<R>(dy / static_cast<double>(sum))),
+        spread(static_cast<R>(dy * smoothing / static_cast<double>(classes))) {}
+
+  template <class T, int N>
+  __device__ Pack<T, N> operator()(Pack<T, N> x) const {
+#pragma unroll
+    for (int k = 0; k < N; ++k)
+      x[k] = narrow<T>(fast_exp(static_cast<R>(x[k]) - max) * scale - spread);
+    return x;
+  }
+};
+
+/// For the target: its p - 1 cancels when the row is confident, so in double.
+template <class R>
+__device__ inline R target_gradient(R x, R max, R sum, double dy, double smoothing,
+                                    std::int64_t classes) {
+  const double p =
+      exp_of(static_cast<double>(x) - static_cast<double>(max)) / static_cast<double>(sum);
+  return static_cast<R>(dy * (p - (1 - smoothing) - smoothing / static_cast<double>(classes)));
+}
+
+/// Waits for the threads of a row.
+template <int Threads>
+__device__ inline void sync_row() {
+  if constexpr (Threads == kWarp)
+    __syncwarp();
+  else
+    __syncthreads();
+}
+
+// The factor of a mean: 1 / count, 0 when nothing counts, 1 for a sum.
+__device__ inline double mean_scale(const std::int64_t* count) {
+  if (!count) return 1;
+  return *count > 0 ? 1 / static_cast<double>(*count) : 0;
+}
+
+template <int Threads, class T>
+__device__ inline void clear_row(T* dx, std::int64_t classes) {
+  each_pack<Threads>(
+      RowParts(classes, dx), classes,
+      [&]<int N>(std::int64_t at, Pack<T, N> v) {
+#pragma unroll
+        for (int k = 0; k < N; ++k) v[k] = T(0.0f);
+        store_pack(dx + at, v);
+      },
+      dx);
+}
+
+__device__ inline std::int64_t row_of_block() {
+  return std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+}
+
+template <int Threads, class T>
+__global__ void __launch_bounds__(kBlock<Threads>)
+    cross_entropy_fwd_kernel(const T* logits, Targets targets, std::int64_t rows, double smoothing,
+                             Real<T>* losses, Real<T>* stats) {
+  using R = Real<T>;
+  WEFT_SHARED(shared, R[kWarp]);
+  const std::int64_t row = row_of_block();
+  if (row >= rows) return;  // a whole warp, where warps have rows of their own
+  const std::int64_t target = targets.valid(row);
+  if (target < 0) {  // alike in all threads of the row
+    if (threadIdx.x == 0) losses[row] = stats[2 * row] = stats[2 * row + 1] = 0;
+    return;
+  }
+  const T* x = logits + row * targets.classes;
+  const auto s = read_row<Threads>(x, targets.classes, smoothing > 0, shared,
+                                   [](std::int64_t, const Pack<T>&) {});
+  if (threadIdx.x == 0) {
+    losses[row] =
+        static_cast<R>(row_loss(s, static_cast<R>(x[target]), targets.classes, smoothing));
+    stats[2 * row] = s.max;
+    stats[2 * row + 1] = s.sum;
+  }
+}
+
+template <int Threads, class T>
+__global__ void __launch_bounds__(kBlock<Threads>)
+    cross_entropy_bwd_kernel(const T* logits, Targets targets, std::int64_t rows,
+                             const Real<T>* stats, const Real<T>* dy, std::int64_t dy_stride,
+                             const std::int64_t* count, double smoothing, T* dlogits) {
+  const std::int64_t row = row_of_block(), classes = targets.classes;
+  if (row >= rows) return;
+  const T* x = logits + row * classes;
+  T* dx = dlogits + row * classes;
+  const std::int64_t target = targets.valid(row);
+  const Real<T> max = stats[2 * row], sum = stats[2 * row + 1];
+  if (target < 0 || sum == 0) {
+    clear_row<Threads>(dx, classes);
+    return;
+  }
+  const Real<T> target_logit = static_cast<Real<T>>(x[target]);
+  sync_row<Threads>();  // dlogits may be logits
+  const double factor = static_cast<double>(dy[row * dy_stride]) * mean_scale(count);
+  const Gradient<Real<T>> gradient(max, sum, factor, smoothing, classes);
+  each_pack<Threads>(
+      RowParts(classes, x, dx), classes,
+      [&]<int N>(std::int64_t at, const Pack<T, N>& v) { store_pack(dx + at, gradient(v)); }, x);
+  sync_row<Threads>();
+  if (threadIdx.x == 0)
+    dx[target] = narrow<T>(target_gradient(target_logit, max, sum, factor, smoothing, classes));
+}
+
+// The packs of a row wait in shared memory for the second look when `kept`; each thread comes back
+// to those it put there. Else they are read again.
+template <int Threads, class T>
+__global__ void __launch_bounds__(kBlock<Threads>)
+    cross_entropy_in_place_kernel(T* logits, Targets targets, std::int64_t rows,
+                                  const std::int64_t* count, double smoothing, bool kept,
+                                  Real<T>* losses) {
+  using R = Real<T>;
+  using P = Pack<T>;
+  WEFT_SHARED(shared, R[kWarp]);
+  const std::int64_t row = row_of_block(), classes = targets.classes;
+  if (row >= rows) return;
+  T* x = logits + row * classes;
+  const std::int64_t target = targets.valid(row);
+  if (target < 0) {
+    if (threadIdx.x == 0) losses[row] = 0;
+    clear_row<Threads>(x, classes);
+    return;
+  }
+  const R target_logit = static_cast<R>(x[target]);  // before anybody overwrites it
+  P* const store = dynamic_shared<P>();
+  const auto s =
+      read_row<Threads>(x, classes, smoothing > 0, shared, [&](std::int64_t i, const P& p) {
+        if (kept) store[i] = p;
+      });
+  if constexpr (Threads == kWarp) __syncwarp();
+  if (threadIdx.x == 0) losses[row] = static_cast<R>(row_loss(s, target_logit, classes, smoothing));
+  if (s.sum == 0) {
+    clear_row<Threads>(x, classes);
+    return;
+  }
+  const double factor = mean_scale(count);
+  const Gradient<R> gradient(s.max, s.sum, factor, smoothing, classes);
+  RowParts parts(classes, x);
+  if (kept) {
+    for (std::int64_t i = threadIdx.x; i < parts.packs; i += Threads) {
+      const std::int64_t at = parts.head + i * P::kCount;
+      store_pack(x + at, gradient(store[i]));
+    }
+    parts.packs = 0;
+  }
+  each_pack<Threads>(
+      parts, classes,
+      [&]<int N>(std::int64_t at, const Pack<T, N>& v) { store_pack(x + at, gradient(v)); }, x);
+  sync_row<Threads>();
+  if (threadIdx.x == 0)
+    x[target] = narrow<T>(target_gradient(target_logit, s.max, s.sum, factor, smoothing, classes));
+}
+
+__global__ void __launch_bounds__(kAlone)
+    cross_entropy_count_kernel(Targets targets, std::int64_t rows, std::int64_t* count) {
+  WEFT_SHARED(shared, std::int64_t[kWarp]);
+  std::int64_t n = 0;
+  for (std::int64_t r = threadIdx.x; r < rows; r += kAlone) n += targets[r] != targets.ignored;
+  n = block_reduce<kAlone>(n, shared, std::int64_t{0}, Sum{});
+  if (threadIdx.x == 0) *count = n;
+}
+
+__global__ void __launch_bounds__(kAlone)
+    cross_entropy_check_kernel(Targets targets, std::int64_t rows, const char* op,
+                               detail::IndexFault* fault, std::int64_t* row) {
+  WEFT_SHARED(shared, std::int64_t[kWarp]);
+  std::int64_t first = rows;
+  for (std::int64_t r = threadIdx.x; r < rows; r += kAlone)
+    if (targets.bad(targets[r]) && r < first) first = r;
+  first = block_reduce<kAlone>(first, shared, rows, Min{});
+  if (threadIdx.x > 0) return;
+  *row = first < rows ? first : -1;
+  if (first < rows) {
+    detail::IndexFault what{};
+    what.may_ignore = true;
+    what.op = op;
+    what.label = "target";
+    what.limit = targets.classes;
+    what.value = targets[first];
+    what.ignored = targets.ignored;
+    report(fault, what);
+  }
+}
+
+template <class R>
+__global__ void __launch_bounds__(kAlone)
+    cross_entropy_reduce_kernel(const R* losses, std::int64_t rows, const std::int64_t* count,
+                                R* loss) {
+  WEFT_SHARED(shared, double[kWarp]);
+  double total = 0;
+  for (std::int64_t r = threadIdx.x; r < rows; r += kAlone) total += static_cast<double>(losses[r]);
+  total = block_reduce<kAlone>(total, shared, 0.0, Sum{});
+  if (threadIdx.x > 0) return;
+  // Nothing but ignored rows: 0, and no 0 * infinity.
+  *loss = !count ? R(total) : *count > 0 ? R(total / static_cast<double>(*count)) : R(0);
+}
+
+// Calls run.operator()<Threads>(grid, block) with the threads that a row of so many classes is for.
+template <class F>
+void by_classes(std::int64_t classes, std::int64_t rows, F&& run) {
+  if (classes <= kShortRow)
+    run.template operator()<kWarp>(grid_of(blocks_for(rows, kRowsOfWarps)),
+                                   dim3(kWarp, kRowsOfWarps));
+  else if (classes <= kMiddleRow)
+    run.template operator()<kMiddle>(grid_of(rows), dim3(kMiddle));
+  else
+    run.template operator()<kMost>(grid_of(rows), dim3(kMost));
+}
+
+}  // namespace
+
+void count_valid(const Tensor& targets, std::int64_t ignore_index, const Tensor& count) {
+  launch(cross_entropy_count_kernel, 1, kAlone, 0, Targets(targets, ignore_index, 0),
+         targets.numel(), count.data<std::int64_t>());
+}
+
+void find_bad_target(const Tensor& targets, std::int64_t ignore_index, std::int64_t classes,
+                     const char* op, const Tensor& row) {
+  launch(cross_entropy_check_kernel, 1, kAlone, 0, Targets(targets, ignore_index, classes),
+         targets.numel(), op, detail::index_fault(), row.data<std::int64_t>());
+}
+
+void cross_entropy_fwd(const Tensor& logits, const Tensor& targets, std::int64_t ignore_index,
+                       double label_smoothing, const Tensor& losses, const Tensor& stats) {
+  const Targets t(targets, ignore_index, logits.dim(-1));
+  const std::int64_t rows = targets.numel();
+  dispatch_floating(logits.dtype(), [&]<class T>() {
+    by_classes(t.classes, rows, [&]<int Threads>(dim3 grid, dim3 block) {
+      launch(cross_entropy_fwd_kernel<Threads, T>, grid, block, 0, logits.data<T>(), t, rows,
+             label_smoothing, losses.data<Real<T>>(), stats.data<Real<T>>());
+    });
+  });
+}
+
+void cross_entropy_reduce(const Tensor& losses, const Tensor& count, const Tensor& loss) {
+  const auto run = [&]<class R>() {
+    launch(cross_entropy_reduce_kernel<R>, 1, kAlone, 0, losses.data<R>(), losses.numel(),
+           data_or_null<std::int64_t>(count), loss.data<R>());
+  };
+  if (losses.dtype() == DType::f64)
+    run.template operator()<double>();
+  else
+    run.template operator()<float>();
+}
+
+void cross_entropy_bwd(const Tensor& logits, const Tensor& targets, const Tensor& stats,
+                       const Tensor& dy, const Tensor& count, std::int64_t ignore_index,
+                       double label_smoothing, const Tensor& dlogits) {
+  const Targets t(targets, ignore_index, logits.dim(-1));
+  const std::int64_t rows = targets.numel(), dy_stride = dy.ndim() == 0 ? 0 : 1;
+  dispatch_floating(logits.dtype(), [&]<class T>() {
+    by_classes(t.classes, rows, [&]<int Threads>(dim3 grid, dim3 block) {
+      launch(cross_entropy_bwd_kernel<Threads, T>, grid, block, 0, logits.data<T>(), t, rows,
+             stats.data<Real<T>>(), dy.data<Real<T>>(), dy_stride,
+             data_or_null<std::int64_t>(count), label_smoothing, dlogits.data<T>());
+    });
+  });
+}
+
+void cross_entropy_in_place(const Tensor& logits, const Tensor& targets, const Tensor& count,
+                            std::int64_t ignore_index, double label_smoothing,
+                            const Tensor& losses) {
+  const Targets t(targets, ignore_index, logits.dim(-1));
+  const std::int64_t rows = targets.numel();
+  dispatch_floating(logits.dtype(), [&]<class T>() {
+    const std::int64_t bytes = t.classes * static_cast<std::int64_t>(sizeof(T)) / 16 * 16;
+    by_classes(t.classes, rows, [&]<int Threads>(dim3 grid, dim3 block) {
+      const bool kept = Threads > kWarp && bytes <= kKeptBytes;
+      launch(cross_entropy_in_place_kernel<Threads, T>, grid, block,
+             kept ? static_cast<std::size_t>(bytes) : 0, logits.data<T>(), t, rows,
+             data_or_null<std::int64_t>(count), label_smoothing, kept, losses.data<Real<T>>());
+    });
+  });
+}
+
+}  // namespace weft::cuda

@@ -1,0 +1,196 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "weft/autograd/cross_entropy.h"
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/linear_cross_entropy.h"
+#include "weft/tests/cuda/gpu.h"
+
+namespace weft {
+namespace {
+
+using test::Agreement;
+using test::disagreement;
+using test::error_of;
+using test::kGpu;
+using test::Op;
+using test::random;
+
+constexpr Reduction kReductions[] = {Reduction::none, Reduction::mean, Reduction::sum};
+
+// Times the number of classes, as the gradient of a wide row would hide behind any tolerance.
+Op loss_of(const CrossEntropyOptions& options) {
+  return [options](const TensorList& in) {
+    return TensorList{cross_entropy(in[0], in[1], options) * static_cast<double>(in[0].dim(-1))};
+  };
+}
+Op linear_loss_of(const CrossEntropyOptions& options) {
+  return [options](const TensorList& in) {
+    return TensorList{linear_cross_entropy(in[0], in[1], in[2], options) *
+                      static_cast<double>(in[1].dim(0))};
+  };
+}
+
+// Classes spread over the row, its ends among them; every fifth row is ignored.
+Tensor targets_for(const Shape& rows, std::int64_t classes, DType dtype = DType::i64) {
+  std::vector<std::int64_t> t;
+  for (std::int64_t r = 0; r < rows.numel(); ++r)
+    t.push_back(r % 5 == 3 ? -100 : r == 0 ? classes - 1 : r == 1 ? 0 : r * 977 % classes);
+  return Tensor::from(std::span<const std::int64_t>(t), rows).to(dtype);
+}
+
+Tensor ids(const std::vector<std::int64_t>& values) {
+  return Tensor::from(std::span<const std::int64_t>(values),
+                      {static_cast<std::int64_t>(values.size())});
+}
+
+// A forward and a backward pass.
+struct Result {
+  Tensor loss, grad;
+};
+Result run(const Tensor& x, const Tensor& t, const CrossEntropyOptions& options) {
+  Tensor leaf = x.detach();
+  leaf.set_requires_grad();
+  Tape tape;
+  const Tensor loss = cross_entropy(leaf, t, options);
+  const Tensor dy = Tensor::full(loss.shape(), 1, loss.dtype(), loss.device());
+  return {loss, tape.gradients(loss, {leaf}, dy)[0]};
+}
+
+}  // namespace
+
+TEST_CASE("cross_entropy: short rows, every reduction, smoothing, dtype of targets") {
+  for (const Shape& rows : {Shape{}, Shape{1}, Shape{6}, Shape{2, 9}, Shape{0}})
+    for (const std::int64_t classes : {1, 5, 64, 387}) {
+      Shape shape = rows;
+      shape.push_back(classes);
+      CAPTURE(to_string(shape));
+      const Tensor x = random(shape, 2) * 3.0;
+      for (const Reduction reduction : kReductions)
+        for (const double smoothing : {0.0, 0.1}) {
+          const CrossEntropyOptions o{.reduction = reduction, .label_smoothing = smoothing};
+          CHECK(disagreement(loss_of(o), {x, targets_for(rows, classes)},
+                             {.tolerance = 2, .all_orders = classes < 64}) == "");
+        }
+      CHECK(disagreement(loss_of({}), {test::strided(x), targets_for(rows, classes, DType::i32)},
+                         {.tolerance = 2, .all_orders = classes < 64}) == "");
+    }
+}
+
+TEST_CASE("cross_entropy: rows of a block, wide as a vocabulary") {
+  for (const std::int64_t classes : {1025, 2048, 8195, 50257})
+    for (const double smoothing : {0.0, 0.1}) {
+      CAPTURE(classes);
+      const std::int64_t rows = classes < 10000 ? 3 : 2;
+      CHECK(disagreement(loss_of({.label_smoothing = smoothing}),
+                         {random({rows, classes}, 3) * 3.0, targets_for({rows}, classes)},
+                         {.tolerance = 2, .all_orders = classes < 10000}) == "");
+    }
+}
+
+TEST_CASE("cross_entropy: fused with the product, rows that are kept and rows that are not") {
+  // Small logits: in bf16 they are rounded on the way, which the f64 oracle does not do.
+  for (const std::int64_t classes : {7, 1100, 12700, 25601})
+    for (const Reduction reduction : kReductions)
+      for (const double smoothing : {0.0, 0.1}) {
+        if (classes > 2000 && (reduction == Reduction::none || smoothing > 0)) continue;
+        CAPTURE(classes);
+        const CrossEntropyOptions o{.reduction = reduction, .label_smoothing = smoothing};
+        CHECK(
+            disagreement(linear_loss_of(o),
+                         {random({5, 3}) * 0.3, random({classes, 3}, 2), targets_for({5}, classes)},
+                         {.tolerance = 4, .all_orders = classes < 100}) == "");
+      }
+}
+
+TEST_CASE("cross_entropy: -inf and NaN among the logits, one reading or two") {
+  const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
+  const Tensor few = Tensor::of({-inf, 1, 2, -inf, -inf, -inf, 1, nan, 2, nan, -inf, -inf}, {4, 3});
+  const Tensor wide = Tensor::full({4, 1500}, -inf);
+  for (int i = 0; i < 3; ++i) wide.narrow(1, i * 700, 1).copy_(few.narrow(1, i, 1));
+  for (const DType dtype : test::kFloating)
+    for (const double smoothing : {0.0, 0.1})
+      for (const Tensor& logits : {few, wide}) {
+        CAPTURE(std::string(name(dtype)));
+        const std::int64_t step = logits.dim(1) == 3 ? 1 : 700;
+        const Tensor x = logits.to(dtype), t = ids({step, step, 0, 0});
+        const CrossEntropyOptions o{.reduction = Reduction::none, .label_smoothing = smoothing};
+        const Result want = run(x, t, o);
+        test::for_each_order([&] {
+          const Result got = run(x.to(kGpu), t.to(kGpu), o);
+          CHECK(test::mismatch(got.loss.to(kCpu), want.loss, test::tolerance(dtype)) == "");
+          CHECK(test::mismatch(got.grad.to(kCpu), want.grad, test::tolerance(dtype)) == "");
+        });
+      }
+}
+
+TEST_CASE("cross_entropy: all rows ignored: 0, whatever the logits") {
+  const Tensor x = Tensor::full({2, 3}, std::nan(""), DType::f32, kGpu);
+  const Result r = run(x, ids({-100, -100}).to(kGpu), {});
+  CHECK(r.loss.item() == 0);
+  CHECK(test::mismatch(r.grad.to(kCpu), Tensor::zeros({2, 3}), 0) == "");
+}
+
+TEST_CASE("count_valid: any number of rows") {
+  for (const std::int64_t rows : {0, 3, 2500}) {
+    const Tensor t = targets_for({rows}, 50);
+    test::for_each_order(
+        [&] { CHECK(count_valid(t.to(kGpu)).item_int() == count_valid(t).item_int()); });
+  }
+}
+
+TEST_CASE(
+    "cross_entropy: a target out of range is an Error at the next wait, and touches nothing") {
+  const std::int64_t huge = std::int64_t{1} << 40;
+  const Tensor x = random({4, 5}, 1, DType::f32);
+  const CrossEntropyOptions rows{.reduction = Reduction::none};
+  for (const std::int64_t bad : {std::int64_t{5}, std::int64_t{-1}, huge, -huge}) {
+    const Tensor gx = x.to(kGpu), t = ids({4, bad, 0, 77}).to(kGpu);
+    const Tensor w = random({5, 5}, 2, DType::f32).to(kGpu);
+    cuda::synchronize();
+    test::for_each_order([&] {
+      const Result r = run(gx, t, rows);
+      CHECK(error_of([] { cuda::synchronize(); }) ==
+            message("cross_entropy: target must be in [0, 5) or ignore_index -100, got {}", bad));
+      CHECK(error_of([] { cuda::synchronize(); }) == "no error");
+      const Result want = run(x, ids({4, -100, 0, -100}), rows);
+      CHECK(test::mismatch(r.loss.to(kCpu), want.loss, 2e-5) == "");
+      CHECK(test::mismatch(r.grad.to(kCpu), want.grad, 2e-5) == "");
+
+      Tensor leaf = gx.detach();
+      leaf.set_requires_grad();
+      Tape tape;
+      const Tensor loss = linear_cross_entropy(leaf, w, t, {.ignore_index = 77});
+      CHECK(error_of([] { cuda::synchronize(); }) ==
+            message("linear_cross_entropy: target must be in [0, 5) or ignore_index 77, got {}",
+                    bad));
+      CHECK(std::isfinite(loss.item()));
+    });
+  }
+}
+
+TEST_CASE("cross_entropy: the host never waits in a forward and backward pass") {
+  const Tensor x = random({6, 300}, 1, DType::f32).to(kGpu);
+  const Tensor t = targets_for({6}, 300).to(kGpu);
+  const Tensor w = random({40, 300}, 2, DType::f32).to(kGpu);
+  const Tensor small = targets_for({6}, 40).to(kGpu);
+  const auto step = [&] {
+    for (const Reduction reduction : kReductions) {
+      run(x, t, {.reduction = reduction, .label_smoothing = 0.1});
+      Tensor leaf = x.detach();
+      leaf.set_requires_grad();
+      Tape tape;
+      const Tensor loss = linear_cross_entropy(leaf, w, small, {.reduction = reduction});
+      tape.gradients(loss, {leaf}, Tensor::full(loss.shape(), 1, DType::f32, kGpu));
+    }
+  };
+  step();
+  const std::int64_t before = cuda::host_syncs();
+  step();
+  CHECK(cuda::host_syncs() == before);
+  cuda::synchronize();
+}
+
+}  // namespace weft
