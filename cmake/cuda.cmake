@@ -15,9 +15,11 @@ set(weft_cuda_kernels
   dropout
   elementwise
   elementwise_binary
+  grad_norm
   index_add
   indexing
   layer_norm
+  optimizer
   reduce
   reduce_scan
   rms_norm
@@ -85,6 +87,8 @@ endfunction()
 if(WEFT_HAVE_CUDA)
   list(TRANSFORM weft_cuda_kernels PREPEND cuda/ OUTPUT_VARIABLE files)
   list(TRANSFORM files APPEND .cu)
+  # Its products and sums are each rounded, as on the CPU.
+  set_source_files_properties(cuda/optimizer.cu PROPERTIES COMPILE_OPTIONS -fmad=false)
   weft_native_kernels(weft_cuda cuda/gemm.cpp cuda/gemm_plan.cpp cuda/lt_library.cpp cuda/runtime.cpp
     ${files})
 endif()

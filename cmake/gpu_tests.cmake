@@ -9,6 +9,7 @@ set(weft_gpu_test_stems
   gemm
   indexing
   layer_norm
+  optimizer
   ptx
   reduce
   rms_norm

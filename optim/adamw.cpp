@@ -61,7 +61,7 @@ void AdamW::update_all(bool wide, const double* grad_scale) {
     if ((p.dtype() == DType::f64) != wide || !fill_slot(i, slot)) continue;
     any = p;
     slot.n = p.numel();
-    chunks += optimizer_chunks(&slot, 1);
+    chunks += optimizer_chunks(&slot, 1, p.device().is_cuda());
     if (p.is_meta()) continue;
     const State &m = states_[m_], &v = states_[v_];
     slot.m = m.tensors[i].raw();
@@ -83,9 +83,10 @@ void AdamW::update_all(bool wide, const double* grad_scale) {
   step.decoupled = options_.decoupled;
   step.grad_scale = grad_scale;
   const CategoryScope category(Category::optimizer);
-  const Tensor scratch = Tensor::empty({2 * chunks}, DType::f32, any.device());
-  dispatch<cpu::adam_step, cuda::adam_step>(scratch, slots_.data(),
-                                            static_cast<std::int64_t>(slots_.size()), step);
+  const auto count = static_cast<std::int64_t>(slots_.size());
+  const std::int64_t table = slot_table_bytes<AdamSlot>(count, any.device().is_cuda());
+  const Tensor scratch = Tensor::empty({2 * chunks + table / 4}, DType::f32, any.device());
+  dispatch<cpu::adam_step, cuda::adam_step>(scratch, slots_.data(), count, step);
 }
 
 }  // namespace weft::optim

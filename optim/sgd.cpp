@@ -1,5 +1,6 @@
 #include "weft/optim/sgd.h"
 
+#include "weft/core/allocator.h"
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
 
@@ -29,8 +30,14 @@ void Sgd::update(const double* grad_scale) {
   }
   if (slots_.empty()) return;
   const SgdStep step{options_.momentum, options_.nesterov, grad_scale};
-  dispatch<cpu::sgd_step, cuda::sgd_step>(parameters_[0].tensor, slots_.data(),
-                                          static_cast<std::int64_t>(slots_.size()), step);
+  const auto count = static_cast<std::int64_t>(slots_.size());
+  const Tensor& any = parameters_[0].tensor;
+  const CategoryScope category(Category::optimizer);
+  const Tensor scratch =
+      any.device().is_cuda()
+          ? Tensor::empty({slot_table_bytes<SgdSlot>(count, true)}, DType::u8, any.device())
+          : any;
+  dispatch<cpu::sgd_step, cuda::sgd_step>(scratch, slots_.data(), count, step);
 }
 
 }  // namespace weft::optim

@@ -7,6 +7,8 @@ namespace weft {
 // chunks of this many elements, so that threads share the work evenly and results do not depend on
 // how many threads there are.
 inline constexpr std::int64_t kOptimizerChunk = 65536;
+/// A GPU has more to share: a chunk is one block of threads.
+inline constexpr std::int64_t kOptimizerGpuChunk = 16384;
 
 /// What every optimizer kernel needs to know about one parameter. Pointers are to contiguous memory
 /// on one device. lr and weight_decay differ between parameter groups.
@@ -64,22 +66,37 @@ struct SgdStep {
   const double* grad_scale = nullptr;  ///< as in AdamStep
 };
 
-/// How many chunks the tensors make: ceil(n / kOptimizerChunk) each.
+/// How many chunks the tensors make: ceil(n / chunk) each.
 template <class Slot>
-std::int64_t optimizer_chunks(const Slot* slots, std::int64_t count) {
+std::int64_t optimizer_chunks(const Slot* slots, std::int64_t count, bool gpu = false) {
+  const std::int64_t size = gpu ? kOptimizerGpuChunk : kOptimizerChunk;
   std::int64_t chunks = 0;
-  for (std::int64_t i = 0; i < count; ++i)
-    chunks += (slots[i].n + kOptimizerChunk - 1) / kOptimizerChunk;
+  for (std::int64_t i = 0; i < count; ++i) chunks += (slots[i].n + size - 1) / size;
   return chunks;
 }
 
-// The first argument tells dispatch() the device.
+/// A slot as a GPU finds it, in device memory.
+template <class Slot>
+struct PlacedSlot {
+  Slot slot;
+  std::int64_t first_chunk;  ///< number of its first chunk over all slots
+  bool packs;                ///< may four elements be accessed at once, in all of its tensors?
+};
+/// Bytes in front of a GPU's scratch: the slots, copied there in the order of the stream, since
+/// they lie in host memory and their lr differs in every step. 0 on the CPU.
+template <class Slot>
+constexpr std::int64_t slot_table_bytes(std::int64_t count, bool gpu) {
+  return gpu ? count * static_cast<std::int64_t>(sizeof(PlacedSlot<Slot>)) : 0;
+}
+
+// The first argument tells dispatch() the device. In front of what is said here a GPU's has
+// slot_table_bytes() more.
 
 /// scratch (f32, 2 * chunks) is written only when a state is f16.
 using AdamKernel = void(const Tensor& scratch, const AdamSlot* slots, std::int64_t count,
                         const AdamStep& step);
-/// `device_of` may be any tensor on the slots' device.
-using SgdKernel = void(const Tensor& device_of, const SgdSlot* slots, std::int64_t count,
+/// scratch may be any tensor on the CPU; of u8 on a GPU, which needs no more than the table.
+using SgdKernel = void(const Tensor& scratch, const SgdSlot* slots, std::int64_t count,
                        const SgdStep& step);
 /// Sums of squares of the gradients, in double: sums (f64, count + 1) gets one for each slot and,
 /// last, the total. An entry is NaN or infinite when the gradient has a value that is.

@@ -1,0 +1,212 @@
+// Adam and SGD over all parameters at once. Every product and sum is rounded by itself, as on the
+// CPU, so that both give the same bits: this file is compiled with -fmad=false.
+#include <algorithm>
+
+#include "weft/core/kernels/optimizer.h"
+#include "weft/cuda/reduce.h"
+#include "weft/cuda/slots.h"
+
+namespace weft::cuda {
+namespace {
+
+using AdamTable = const PlacedSlot<AdamSlot>*;
+
+__device__ inline double scale_of(const double* grad_scale) { return grad_scale ? *grad_scale : 1; }
+__device__ inline bool is_finite(double x) { return x - x == 0; }
+
+__host__ __device__ inline bool has_f16(const AdamSlot& s) {
+  return s.m_dtype == DType::f16 || s.v_dtype == DType::f16;
+}
+
+template <class C>
+struct Moments {
+  Pack<C, 4> p, m, v;
+};
+
+// What four elements become.
+template <class C>
+__device__ inline Moments<C> adam(const AdamSlot& s, const AdamStep& step, const Four& f, C scale,
+                                  C m_scale, C v_scale) {
+  Moments<C> r{read_four<C>(s.param, s.param_dtype, f), read_four<C>(s.m, s.m_dtype, f, m_scale),
+               read_four<C>(s.v, s.v_dtype, f, v_scale)};
+  const auto grad = read_four<C>(s.grad, s.grad_dtype, f);
+  const C beta1 = static_cast<C>(step.beta1), beta2 = static_cast<C>(step.beta2);
+  const C lr = static_cast<C>(s.lr), decay = static_cast<C>(s.weight_decay);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    C g = grad[j] * scale;
+    if (!step.decoupled) g += decay * r.p[j];
+    r.m[j] = beta1 * r.m[j] + (C(1) - beta1) * g;
+    r.v[j] = beta2 * r.v[j] + (C(1) - beta2) * g * g;
+    C u = (r.m[j] / static_cast<C>(step.bias_correction1)) /
+          (sqrt_of(r.v[j] / static_cast<C>(step.bias_correction2)) + static_cast<C>(step.eps));
+    if (step.decoupled) u += decay * r.p[j];
+    r.p[j] -= lr * u;
+  }
+  return r;
+}
+
+__device__ inline float stored_scale(const float* scale) { return scale ? *scale : 1.0f; }
+
+// The slots that compute in C. scales[2 * first_chunk] and the next: the new scales of f16 states.
+template <class C>
+__global__ void __launch_bounds__(kSlotThreads)
+    optimizer_adam_kernel(AdamTable slots, std::int64_t count, AdamStep step, const float* scales) {
+  const double scale = scale_of(step.grad_scale);
+  if (!is_finite(scale)) return;
+  const auto& placed = slot_of(slots, count, blockIdx.x);
+  const AdamSlot& s = placed.slot;
+  if ((s.param_dtype == DType::f64) != std::is_same_v<C, double>) return;
+  C m_old = 1, v_old = 1, m_new = 1, v_new = 1;
+  if (has_f16(s)) {
+    m_old = stored_scale(s.m_scale);
+    v_old = stored_scale(s.v_scale);
+    m_new = scales[2 * placed.first_chunk];
+    v_new = scales[2 * placed.first_chunk + 1];
+  }
+  each_four(placed, blockIdx.x, [&](const Four& f) {
+    const auto r = adam<C>(s, step, f, static_cast<C>(scale), m_old, v_old);
+    write_four(s.param, s.param_dtype, f, r.p);
+    write_four(s.m, s.m_dtype, f, r.m, m_new);
+    write_four(s.v, s.v_dtype, f, r.v, v_new);
+    if (s.bf16_copy) write_as<bf16>(s.bf16_copy, f, r.p);
+  });
+}
+
+// Before that, where a state is f16: how large the new moments of each chunk get.
+__global__ void __launch_bounds__(kSlotThreads)
+    optimizer_absmax_kernel(AdamTable slots, std::int64_t count, AdamStep step, float* absmax) {
+  WEFT_SHARED(shared, float[kSlotThreads / kWarp]);
+  const double scale = scale_of(step.grad_scale);
+  const auto& placed = slot_of(slots, count, blockIdx.x);
+  const AdamSlot& s = placed.slot;
+  if (!has_f16(s) || !is_finite(scale)) return;
+  float m = 0, v = 0;
+  each_four(placed, blockIdx.x, [&](const Four& f) {
+    const auto r = adam<float>(s, step, f, static_cast<float>(scale), stored_scale(s.m_scale),
+                               stored_scale(s.v_scale));
+    for (int j = 0; j < f.valid; ++j) {  // NaN does not count, as on the CPU
+      if (fabsf(r.m[j]) > m) m = fabsf(r.m[j]);
+      if (fabsf(r.v[j]) > v) v = fabsf(r.v[j]);
+    }
+  });
+  m = block_reduce<kSlotThreads>(m, shared, 0.0f, Max{});
+  v = block_reduce<kSlotThreads>(v, shared, 0.0f, Max{});
+  if (threadIdx.x == 0) {
+    absmax[2 * std::int64_t{blockIdx.x}] = m;
+    absmax[2 * std::int64_t{blockIdx.x} + 1] = v;
+  }
+}
+
+constexpr float kLargestF16 = 32752;  // half of what f16 holds
+
+// A block a slot: its scales, in place of its first chunk's maxima.
+__global__ void __launch_bounds__(kSlotThreads)
+    optimizer_scales_kernel(AdamTable slots, AdamStep step, float* absmax) {
+  WEFT_SHARED(shared, float[kSlotThreads / kWarp]);
+  const auto& placed = slots[blockIdx.x];
+  const AdamSlot& s = placed.slot;
+  if (!has_f16(s) || s.n == 0 || !is_finite(scale_of(step.grad_scale))) return;
+  float* const first = absmax + 2 * placed.first_chunk;
+  const std::int64_t chunks = (s.n + kOptimizerGpuChunk - 1) / kOptimizerGpuChunk;
+  float m = 0, v = 0;
+  for (std::int64_t c = threadIdx.x; c < chunks; c += kSlotThreads) {
+    m = Max{}(m, first[2 * c]);
+    v = Max{}(v, first[2 * c + 1]);
+  }
+  m = block_reduce<kSlotThreads>(m, shared, 0.0f, Max{});
+  v = block_reduce<kSlotThreads>(v, shared, 0.0f, Max{});
+  if (threadIdx.x == 0) {
+    first[0] = m / kLargestF16;
+    first[1] = v / kLargestF16;
+  }
+}
+
+// Last: a thread a slot puts the scales beside the states that now have them.
+__global__ void __launch_bounds__(kSlotThreads)
+    optimizer_store_scales_kernel(AdamTable slots, std::int64_t count, AdamStep step,
+                                  const float* scales) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kSlotThreads + threadIdx.x;
+  if (i >= count || !is_finite(scale_of(step.grad_scale))) return;
+  const AdamSlot& s = slots[i].slot;
+  if (!has_f16(s) || s.n == 0) return;
+  if (s.m_scale) *s.m_scale = scales[2 * slots[i].first_chunk];
+  if (s.v_scale) *s.v_scale = scales[2 * slots[i].first_chunk + 1];
+}
+
+template <class C>
+__global__ void __launch_bounds__(kSlotThreads)
+    optimizer_sgd_kernel(const PlacedSlot<SgdSlot>* slots, std::int64_t count, SgdStep step) {
+  const double grad_scale = scale_of(step.grad_scale);
+  if (!is_finite(grad_scale)) return;
+  const auto& placed = slot_of(slots, count, blockIdx.x);
+  const SgdSlot& s = placed.slot;
+  if ((s.param_dtype == DType::f64) != std::is_same_v<C, double>) return;
+  constexpr DType kReal = dtype_of<C>();
+  const C scale = static_cast<C>(grad_scale), lr = static_cast<C>(s.lr);
+  const C decay = static_cast<C>(s.weight_decay), momentum = static_cast<C>(step.momentum);
+  each_four(placed, blockIdx.x, [&](const Four& f) {
+    auto p = read_four<C>(s.param, s.param_dtype, f), g = read_four<C>(s.grad, s.grad_dtype, f);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) g[j] = g[j] * scale + decay * p[j];
+    if (s.momentum) {
+      auto v = read_four<C>(s.momentum, kReal, f);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        v[j] = momentum * v[j] + g[j];
+        g[j] = step.nesterov ? g[j] + momentum * v[j] : v[j];
+      }
+      write_four(s.momentum, kReal, f, v);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) p[j] -= lr * g[j];
+    write_four(s.param, s.param_dtype, f, p);
+    if (s.bf16_copy) write_as<bf16>(s.bf16_copy, f, p);
+  });
+}
+
+bool params_four_at_once(const ParamSlot& s) {
+  return four_at_once(s.param, s.param_dtype) && four_at_once(s.grad, s.grad_dtype) &&
+         four_at_once(s.bf16_copy, DType::bf16);
+}
+
+bool is_wide(const ParamSlot& s) { return s.param_dtype == DType::f64; }
+
+}  // namespace
+
+void adam_step(const Tensor& scratch, const AdamSlot* slots, std::int64_t count,
+               const AdamStep& step) {
+  const auto table = upload(scratch, slots, count, [](const AdamSlot& s) {
+    return params_four_at_once(s) && four_at_once(s.m, s.m_dtype) && four_at_once(s.v, s.v_dtype);
+  });
+  auto* const scales = static_cast<float*>(table.rest);
+  const dim3 chunks = grid_of(table.chunks);
+  const bool f16_states = std::any_of(slots, slots + count, has_f16);
+  const bool wide = std::any_of(slots, slots + count, is_wide);
+  if (f16_states) {
+    launch(optimizer_absmax_kernel, chunks, kSlotThreads, 0, table.slots, count, step, scales);
+    launch(optimizer_scales_kernel, grid_of(count), kSlotThreads, 0, table.slots, step, scales);
+  }
+  if (wide)
+    launch(optimizer_adam_kernel<double>, chunks, kSlotThreads, 0, table.slots, count, step,
+           scales);
+  if (!std::all_of(slots, slots + count, is_wide))
+    launch(optimizer_adam_kernel<float>, chunks, kSlotThreads, 0, table.slots, count, step, scales);
+  if (f16_states)
+    launch(optimizer_store_scales_kernel, grid_of(blocks_for(count, kSlotThreads)), kSlotThreads, 0,
+           table.slots, count, step, scales);
+}
+
+void sgd_step(const Tensor& scratch, const SgdSlot* slots, std::int64_t count,
+              const SgdStep& step) {
+  const auto table = upload(scratch, slots, count, [](const SgdSlot& s) {
+    return params_four_at_once(s) && four_at_once(s.momentum, is_wide(s) ? DType::f64 : DType::f32);
+  });
+  const dim3 chunks = grid_of(table.chunks);
+  if (std::any_of(slots, slots + count, is_wide))
+    launch(optimizer_sgd_kernel<double>, chunks, kSlotThreads, 0, table.slots, count, step);
+  if (!std::all_of(slots, slots + count, is_wide))
+    launch(optimizer_sgd_kernel<float>, chunks, kSlotThreads, 0, table.slots, count, step);
+}
+
+}  // namespace weft::cuda

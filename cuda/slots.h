@@ -1,0 +1,138 @@
+#pragma once
+// The tensors of a whole model in one launch: a table of slots in device memory, a block for each
+// chunk of a tensor, and accesses that know a tensor's dtype only when they run.
+#include <vector>
+
+#include "weft/core/kernels/cuda_runtime.h"
+#include "weft/core/kernels/optimizer.h"
+#include "weft/cuda/math.h"
+
+namespace weft::cuda {
+
+inline constexpr int kSlotThreads = 256;
+
+/// The table in front of `scratch`, and what lies behind it.
+template <class Slot>
+struct SlotTable {
+  const PlacedSlot<Slot>* slots;
+  std::int64_t count, chunks;
+  void* rest;
+};
+
+/// Copies the slots to the device. `packs(slot)`: may it be accessed four elements at a time?
+template <class Slot, class F>
+SlotTable<Slot> upload(const Tensor& scratch, const Slot* slots, std::int64_t count, F packs) {
+  static thread_local std::vector<PlacedSlot<Slot>> table;  // kept: a step touches no heap
+  table.clear();
+  std::int64_t chunks = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    table.push_back({slots[i], chunks, packs(slots[i])});
+    chunks += optimizer_chunks(slots + i, 1, true);
+  }
+  const std::int64_t bytes = slot_table_bytes<Slot>(count, true);
+  char* const to = static_cast<char*>(scratch.raw());
+  // From pageable memory: the values are taken at once.
+  if (bytes > 0)
+    rt::copy(to, table.data(), bytes, rt::CopyKind::to_device,
+             Stream::current(scratch.device()).handle());
+  return {reinterpret_cast<const PlacedSlot<Slot>*>(to), count, chunks, to + bytes};
+}
+
+/// May elements be accessed four at a time? True for a null pointer.
+inline bool four_at_once(const void* p, DType dtype) {
+  return reinterpret_cast<std::uintptr_t>(p) % (4 * size_of(dtype)) == 0;
+}
+
+/// The slot that chunk number `chunk` is part of: the last that begins at it or before.
+template <class Slot>
+__device__ inline const PlacedSlot<Slot>& slot_of(const PlacedSlot<Slot>* slots, std::int64_t count,
+                                                  std::int64_t chunk) {
+  std::int64_t low = 0, high = count - 1;
+  while (low < high) {
+    const std::int64_t middle = (low + high + 1) / 2;
+    if (slots[middle].first_chunk <= chunk)
+      low = middle;
+    else
+      high = middle - 1;
+  }
+  return slots[low];
+}
+
+/// Up to four neighbouring elements: the last ones of a tensor may be fewer.
+struct Four {
+  std::int64_t at;
+  int valid;
+  bool whole;  // one access for all
+};
+
+/// Calls f(four) for the elements of a chunk of n, shared by the block.
+template <class Slot, class F>
+__device__ inline void each_four(const PlacedSlot<Slot>& s, std::int64_t chunk, F f) {
+  const std::int64_t begin = (chunk - s.first_chunk) * kOptimizerGpuChunk;
+  const std::int64_t rest = s.slot.n - begin;
+  const std::int64_t end = begin + (rest < kOptimizerGpuChunk ? rest : kOptimizerGpuChunk);
+  for (std::int64_t i = begin + 4 * threadIdx.x; i < end; i += 4 * kSlotThreads) {
+    const int valid = end - i < 4 ? static_cast<int>(end - i) : 4;
+    f(Four{i, valid, s.packs && valid == 4});
+  }
+}
+
+template <class C, class T>
+__device__ inline Pack<C, 4> read_as(const void* base, const Four& f) {
+  const T* p = static_cast<const T*>(base) + f.at;
+  Pack<C, 4> out;
+  if (f.whole) {
+    const auto x = load_pack<T, 4>(p);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) out[j] = static_cast<C>(x[j]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) out[j] = j < f.valid ? static_cast<C>(p[j]) : C(0);
+  }
+  return out;
+}
+template <class T, class C>
+__device__ inline void write_as(void* base, const Four& f, const Pack<C, 4>& v) {
+  T* p = static_cast<T*>(base) + f.at;
+  if (f.whole) {
+    Pack<T, 4> out;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) out[j] = T(v[j]);
+    store_pack(p, out);
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if (j < f.valid) p[j] = T(v[j]);
+  }
+}
+
+/// Stored numbers as C: f64 for double; f32, bf16, and f16 times `scale` for float.
+template <class C>
+__device__ inline Pack<C, 4> read_four(const void* base, DType dtype, const Four& f, C scale = 1) {
+  if constexpr (std::is_same_v<C, double>) {
+    return read_as<double, double>(base, f);
+  } else {
+    if (dtype == DType::f32) return read_as<float, float>(base, f);
+    if (dtype == DType::bf16) return read_as<float, bf16>(base, f);
+    auto x = read_as<float, f16>(base, f);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) x[j] *= scale;
+    return x;
+  }
+}
+template <class C>
+__device__ inline void write_four(void* base, DType dtype, const Four& f, const Pack<C, 4>& v,
+                                  C scale = 1) {
+  if constexpr (std::is_same_v<C, double>) {
+    write_as<double>(base, f, v);
+  } else {
+    if (dtype == DType::f32) return write_as<float>(base, f, v);
+    if (dtype == DType::bf16) return write_as<bf16>(base, f, v);
+    Pack<C, 4> stored;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) stored[j] = scale == 0 ? 0 : v[j] / scale;
+    write_as<f16>(base, f, stored);
+  }
+}
+
+}  // namespace weft::cuda
