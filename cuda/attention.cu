@@ -2,9 +2,137 @@
 #include <cmath>
 
 #include "weft/core/error.h"
-#include "weft/cuda/attention_args.h"
+#include "weft/cuda/attention_tile.h"
 
 namespace weft::cuda {
+namespace {
+
+struct Larger {
+  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+
+// A block has 64 M queries of one head and passes over the keys that they see, 32 or 64 at a
+// time: while it works on a tile of keys and values, the next one is on its way.
+template <int D, bool Dropout>
+struct Forward {
+  // Two fragments of rows use each one of the keys twice. With wider heads, or random numbers on
+  // top, the registers do not last for it.
+  static constexpr int M = D == 64 && !Dropout ? 2 : 1;
+  static constexpr int kQueries = kTileWarps * 16 * M, kKeys = Dropout ? 32 : 64;
+  using Queries = std::conditional_t<M == 1, RowFragments<M, D>, RowsInTile<D>>;
+  static constexpr std::size_t kShared = sizeof(bf16) * D * (kQueries + 4 * kKeys);
+};
+
+template <int D, bool Dropout>
+__global__ void __launch_bounds__(kTileThreads, 2)
+    attention_fwd_kernel(AttentionArgs a, const bf16* q, const bf16* k, const bf16* v, bf16* y,
+                         float* lse) {
+  using Form = Forward<D, Dropout>;
+  constexpr int M = Form::M, kQueries = Form::kQueries, kKeys = Form::kKeys;
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  bf16* const query_tile = dynamic_shared<bf16>();
+  bf16* const key_tiles = query_tile + kQueries * D;  // key, value, key, value
+  WEFT_SHARED(seen, Range[kQueries]);
+  const int tiles = (a.queries + kQueries - 1) / kQueries;
+  const TileOfHead at(tiles, a.heads);
+  // With a causal mask later tiles take longer: they go first, so that the last blocks are short.
+  const int first = (tiles - 1 - at.tile) * kQueries, n = least(kQueries, a.queries - first);
+  const std::int64_t query = std::int64_t{at.batch} * a.queries + first;
+  const Range top_row = a.keys_of(first), last_row = a.keys_of(first + n - 1);
+  const int begin = top_row.begin, end = last_row.end, mine = warp_id() * 16 * M;
+  for (int i = static_cast<int>(threadIdx.x); i < kQueries; i += kTileThreads)
+    seen[i] = i < n ? a.keys_of(first + i) : Range{0, 0};
+  const auto start_copy = [&](int from, int stage) {
+    const std::int64_t token = std::int64_t{at.batch} * a.keys + from;
+    const int head = at.head / a.share() * D, count = least(kKeys, end - from);
+    bf16* const tile = key_tiles + stage * 2 * kKeys * D;
+    copy_tokens<kKeys, D>(tile, k + token * a.ldk + head, a.ldk, count);
+    copy_tokens<kKeys, D>(tile + kKeys * D, v + token * a.ldv + head, a.ldv, count);
+    cp_async_commit();
+  };
+  copy_tokens<kQueries, D>(query_tile, q + query * a.ldq + at.head * D, a.ldq, n);
+  if (begin < end) start_copy(begin, 0);
+
+  typename Form::Queries queries;
+  float out[M][D / 8][4] = {}, high[M][2], sum[M][2];
+  for (int m = 0; m < M; ++m)
+    for (int h = 0; h < 2; ++h) high[m][h] = -kInf, sum[m][h] = 0;
+  // Scores in powers of 2.
+  const float unit = static_cast<float>(a.scale) * kLog2E;
+
+  for (int from = begin, stage = 0; from < end; from += kKeys, stage ^= 1) {
+    cp_async_wait<0>();
+    __syncthreads();  // the tile is there, and nobody needs the one before it
+    if (from == begin) queries.load(query_tile, mine);
+    if (from + kKeys < end) start_copy(from + kKeys, stage ^ 1);
+    const bf16* const keys = key_tiles + stage * 2 * kKeys * D;
+    float x[M][kKeys / 8][4];
+    dot_tile<M, kKeys, D>(x, queries, keys);
+    each_element<M, kKeys>(
+        [&](int m, int i, int h, int e, int, int) { x[m][i][2 * h + e] *= unit; });
+    if (from < last_row.begin || from + kKeys > top_row.end)
+      each_element<M, kKeys>([&](int m, int i, int h, int e, int row, int column) {
+        if (!seen[mine + row].contains(from + column)) x[m][i][2 * h + e] = -kInf;
+      });
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float top = high[m][h];
+        for (int i = 0; i < kKeys / 8; ++i)
+          top = fmaxf(top, fmaxf(x[m][i][2 * h], x[m][i][2 * h + 1]));
+        top = warp_reduce<4>(top, Larger{});  // a row lies in four neighbouring lanes
+        const float shift = top == -kInf ? 0.0f : top;
+        const float shrink = exp2_approx(high[m][h] - shift);
+        high[m][h] = top;
+        sum[m][h] *= shrink;  // of this lane's columns only
+        for (int i = 0; i < kKeys / 8; ++i)
+          for (int e = 0; e < 2; ++e) {
+            float& p = x[m][i][2 * h + e];
+            p = exp2_approx(p - shift);
+            sum[m][h] += p;
+          }
+        for (int i = 0; i < D / 8; ++i)
+          for (int e = 0; e < 2; ++e) out[m][i][2 * h + e] *= shrink;
+      }
+    if constexpr (Dropout)
+      each_element<M, kKeys>([&](int m, int i, int h, int e, int row, int column) {
+        const bool drop = a.drops(a.row(at.batch, at.head, first + mine + row), from + column);
+        x[m][i][2 * h + e] *= drop ? 0.0f : static_cast<float>(a.kept);
+      });
+    add_weighted_tile<M, kKeys, D>(out, x, keys + kKeys * D);
+  }
+
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float total = warp_reduce<4>(sum[m][h], Sum{});
+      const float inverse = total == 0 ? 0.0f : 1.0f / total;
+      for (int i = 0; i < D / 8; ++i)
+        for (int e = 0; e < 2; ++e) out[m][i][2 * h + e] *= inverse;
+      const int row = mine + 16 * m + lane_id() / 4 + 8 * h;
+      if (lane_id() % 4 == 0 && row < n)
+        lse[a.row(at.batch, at.head, first + row)] =
+            total == 0 ? -kInf : high[m][h] / kLog2E + logf(total);
+    }
+  cp_async_wait<0>();  // where no key is seen the queries may still be on their way
+  __syncthreads();
+  const std::int64_t distance = std::int64_t{a.heads} * D;
+  store_tokens<M, D>(out, query_tile, mine, y + query * distance + at.head * D, distance, n);
+}
+
+template <int D, bool Dropout>
+void forward(const AttentionArgs& a, const Tensor& q, const Tensor& k, const Tensor& v,
+             const AttentionSpec& spec, const Tensor& y, const Tensor& lse) {
+  using Form = Forward<D, Dropout>;
+  const std::int64_t tiles = blocks_for(spec.queries, Form::kQueries);
+  launch(attention_fwd_kernel<D, Dropout>, grid_of(tiles * spec.heads * spec.batch),
+         dim3(kTileThreads), Form::kShared, a, q.data<bf16>(), k.data<bf16>(), v.data<bf16>(),
+         y.data<bf16>(), lse.data<float>());
+}
+
+}  // namespace
 
 AttentionArgs attention_args(const Tensor& q, const Tensor& k, const Tensor& v,
                              const Tensor& cu_seqlens, const AttentionSpec& a) {
@@ -32,7 +160,10 @@ AttentionArgs attention_args(const Tensor& q, const Tensor& k, const Tensor& v,
 
 void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
                    const AttentionSpec& spec, const Tensor& y, const Tensor& lse) {
-  generic::attention_fwd(q, k, v, cu_seqlens, spec, y, lse);
+  if (!fits_tiles(q, k, v)) return generic::attention_fwd(q, k, v, cu_seqlens, spec, y, lse);
+  const AttentionArgs a = attention_args(q, k, v, cu_seqlens, spec);
+  dispatch_tiles(spec,
+                 [&]<int D, bool Dropout>() { forward<D, Dropout>(a, q, k, v, spec, y, lse); });
 }
 
 }  // namespace weft::cuda
