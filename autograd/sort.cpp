@@ -18,6 +18,13 @@ Tensor rows_of(const char* op, const Tensor& x, int dim) {
   return contiguous(transpose(x.detach(), dim, -1));
 }
 
+Tensor sorted_order(const Tensor& rows, bool descending) {
+  const Tensor order = Tensor::empty(rows.shape(), DType::i64, rows.device());
+  const Tensor scratch = empty_like(order);
+  dispatch<cpu::sort, cuda::sort>(rows, descending, scratch, order);
+  return order;
+}
+
 // The order carries no gradient; picking the values by it does.
 ValuesIndices picked(const Tensor& x, int dim, const Tensor& order) {
   const Tensor indices = contiguous(transpose(order, dim, -1));
@@ -30,6 +37,8 @@ ValuesIndices topk(const Tensor& x, std::int64_t k, int dim) {
   dim = detail::axis_of("topk", x, dim);
   check(k >= 1 && k <= x.dim(dim), "topk: k must be in [1, {}], got {}", x.dim(dim), k);
   const Tensor rows = rows_of("topk", x, dim);
+  if (x.device().is_cuda() && k > kTopkMost)
+    return picked(x, dim, sorted_order(rows, true).narrow(-1, 0, k));
   Shape shape = rows.shape();
   shape[shape.size() - 1] = k;
   const Tensor order = Tensor::empty(shape, DType::i64, x.device());
@@ -40,10 +49,7 @@ ValuesIndices topk(const Tensor& x, std::int64_t k, int dim) {
 ValuesIndices sort(const Tensor& x, int dim, bool descending) {
   dim = detail::axis_of("sort", x, dim);
   const Tensor rows = rows_of("sort", x, dim);
-  const Tensor order = Tensor::empty(rows.shape(), DType::i64, x.device());
-  const Tensor scratch = empty_like(order);
-  dispatch<cpu::sort, cuda::sort>(rows, descending, scratch, order);
-  return picked(x, dim, order);
+  return picked(x, dim, sorted_order(rows, descending));
 }
 
 }  // namespace weft

@@ -25,6 +25,7 @@ set(weft_cuda_kernels
   rms_norm
   rope
   softmax
+  sort
   swiglu)
 
 # tests/cuda/<stem>.cu, in the test programs only.

@@ -15,6 +15,7 @@ set(weft_gpu_test_stems
   rms_norm
   rope
   softmax
+  sort
   swiglu)
 add_library(weft_gpu_tests OBJECT tests/cuda/gpu.cpp)
 foreach(stem ${weft_gpu_test_stems})

@@ -9,6 +9,9 @@ namespace weft {
 /// indices (..., n, i64) = the stable order; scratch is like indices.
 using SortKernel = void(const Tensor& x, bool descending, const Tensor& scratch,
                         const Tensor& indices);
+/// The largest k of topk on a GPU, which keeps them in the memory of a block; beyond it, sort.
+inline constexpr std::int64_t kTopkMost = 512;
+
 /// indices (..., k, i64) = the k largest, largest first, equal ones by position.
 using TopkKernel = void(const Tensor& x, const Tensor& indices);
 

@@ -124,6 +124,13 @@ TEST_CASE("reduce: NaN wins, infinities stay, an offset view") {
   }
 }
 
+TEST_CASE("reduce: gradients of extremes go to the first of them") {
+  const Tensor x = random({4, 9}, 7, DType::i32).to(DType::f64);
+  CHECK(disagreement(one([](const Tensor& t) { return max(t, 1); }), {x}) == "");
+  CHECK(disagreement(one([](const Tensor& t) { return min(t, 0); }), {x}) == "");
+  CHECK(disagreement(one([](const Tensor& t) { return max(t); }), {x}) == "");
+}
+
 TEST_CASE("cumsum: rows of a warp, of several tiles, columns, both directions") {
   for (const auto& [shape, dim] : kCases) {
     CAPTURE(to_string(shape));
