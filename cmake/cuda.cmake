@@ -20,6 +20,7 @@ set(weft_cuda_kernels
   indexing
   layer_norm
   optimizer
+  random
   reduce
   reduce_scan
   rms_norm
@@ -88,8 +89,8 @@ endfunction()
 if(WEFT_HAVE_CUDA)
   list(TRANSFORM weft_cuda_kernels PREPEND cuda/ OUTPUT_VARIABLE files)
   list(TRANSFORM files APPEND .cu)
-  # Its products and sums are each rounded, as on the CPU.
-  set_source_files_properties(cuda/optimizer.cu PROPERTIES COMPILE_OPTIONS -fmad=false)
+  # Their products and sums are each rounded, as on the CPU.
+  set_source_files_properties(cuda/optimizer.cu cuda/random.cu PROPERTIES COMPILE_OPTIONS -fmad=false)
   weft_native_kernels(weft_cuda cuda/gemm.cpp cuda/gemm_plan.cpp cuda/lt_library.cpp cuda/runtime.cpp
     ${files})
 endif()

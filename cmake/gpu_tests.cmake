@@ -11,6 +11,7 @@ set(weft_gpu_test_stems
   layer_norm
   optimizer
   ptx
+  random
   reduce
   rms_norm
   rope

@@ -7,7 +7,9 @@
 #include <numeric>
 #include <vector>
 
+#include "weft/core/dispatch.h"
 #include "weft/core/error.h"
+#include "weft/core/kernels/random.h"
 #include "weft/core/parallel.h"
 
 namespace weft {
@@ -105,14 +107,27 @@ double inverse_normal(double p) {
   return x - u / (1 + x * u / 2);
 }
 
+// Weights are drawn so, once in a run; a kernel would need the inverse of the distribution
+// function.
+void draw_on_host(const Tensor& t, const RandomKey& key, double mean, double std, double low,
+                  double high) {
+  t.copy_(truncated_normal_(Tensor::empty(t.shape(), t.dtype()), key, mean, std, low, high));
+}
+
 // Writes draw(i) to every element, in parallel; every range works with its own copy of draw, which
-// may keep state from one element to the next.
-template <class Draw>
-const Tensor& draw_into(const char* op, const Tensor& t, const Draw& draw) {
+// may keep state from one element to the next. On a GPU Cuda(t, args...) does all of it.
+template <auto Cuda, class Draw, class... Args>
+const Tensor& draw_into(const char* op, const Tensor& t, const Draw& draw, const Args&... args) {
   check(t.is_contiguous(), "{}: the tensor must be contiguous, got strides {}", op, t.strides());
   t.bump_version();
   if (t.is_meta()) return t;
-  check(t.device().is_cpu(), "{}: device must be cpu or meta, got {}", op, t.device());
+  if constexpr (kWithCuda) {
+    if (t.device().is_cuda()) {
+      cuda::detail::use_device(t.device().index);
+      Cuda(t, args...);
+      return t;
+    }
+  }
   dispatch_all(t.dtype(), [&]<class T>() {
     T* p = t.data<T>();
     parallel_for(t.numel(), 32, [&](std::int64_t begin, std::int64_t end) {
@@ -172,16 +187,18 @@ RandomKey RandomScope::key_for(std::uint64_t layer_stream, std::uint64_t row_ele
 
 const Tensor& uniform_(const Tensor& t, const RandomKey& key, double low, double high) {
   check(low <= high, "uniform_: low must be at most high {}, got {}", high, low);
-  return draw_into("uniform_", t, [=, bits = Bits(key)](std::uint64_t i) mutable {
+  const auto one = [=, bits = Bits(key)](std::uint64_t i) mutable {
     return low + (high - low) * bits.uniform(i);
-  });
+  };
+  return draw_into<cuda::draw>("uniform_", t, one, key, Distribution::uniform, low, high);
 }
 
 const Tensor& normal_(const Tensor& t, const RandomKey& key, double mean, double std) {
   check(std >= 0, "normal_: std must be at least 0, got {}", std);
-  return draw_into("normal_", t, [=, normals = Normals(key)](std::uint64_t i) mutable {
+  const auto one = [=, normals = Normals(key)](std::uint64_t i) mutable {
     return mean + std * normals.at(i);
-  });
+  };
+  return draw_into<cuda::draw>("normal_", t, one, key, Distribution::normal, mean, std);
 }
 
 const Tensor& truncated_normal_(const Tensor& t, const RandomKey& key, double mean, double std,
@@ -195,17 +212,19 @@ const Tensor& truncated_normal_(const Tensor& t, const RandomKey& key, double me
     return 0.5 * std::erfc(-side * (x - mean) / std / std::numbers::sqrt2);
   };
   const double from = cdf(low), to = cdf(high);
-  return draw_into("truncated_normal_", t, [=, bits = Bits(key)](std::uint64_t i) mutable {
+  const auto one = [=, bits = Bits(key)](std::uint64_t i) mutable {
     const double p = std::clamp(from + (to - from) * bits.open_uniform(i), 1e-300, 1 - 0x1p-53);
     return std::clamp(mean + side * std * inverse_normal(p), low, high);
-  });
+  };
+  return draw_into<draw_on_host>("truncated_normal_", t, one, key, mean, std, low, high);
 }
 
 const Tensor& bernoulli_(const Tensor& t, const RandomKey& key, double p) {
   check(p >= 0 && p <= 1, "bernoulli_: p must be in [0, 1], got {}", p);
-  return draw_into("bernoulli_", t, [=, bits = Bits(key)](std::uint64_t i) mutable {
+  const auto one = [=, bits = Bits(key)](std::uint64_t i) mutable {
     return bits.uniform(i) < p ? 1.0 : 0.0;
-  });
+  };
+  return draw_into<cuda::draw>("bernoulli_", t, one, key, Distribution::bernoulli, p, 0.0);
 }
 
 Tensor rand_uniform(const Shape& shape, double low, double high, DType dtype) {

@@ -1,4 +1,5 @@
 #include "weft/core/kernels/indexing.h"
+#include "weft/cuda/index_fault.h"
 #include "weft/cuda/math.h"
 #include "weft/cuda/reduce.h"
 
@@ -36,18 +37,19 @@ struct Quotient {
   }
 };
 
-// Whichever thread comes first reports; a later one finds the place taken.
 template <class I>
 __global__ void __launch_bounds__(kThreads)
     indexing_find_bad_kernel(std::int64_t n, const I* index, std::int64_t limit, const char* op,
                              const char* label, detail::IndexFault* fault) {
   const std::int64_t i = thread_number();
   if (i >= n || (index[i] >= 0 && index[i] < limit)) return;
-  if (atomicCAS(&fault->set, 0, 1) != 0) return;
-  fault->op = op;
-  fault->label = label;
-  fault->limit = limit;
-  fault->value = static_cast<std::int64_t>(index[i]);
+  report(fault, {.set = 0,
+                 .may_ignore = false,
+                 .op = op,
+                 .label = label,
+                 .limit = limit,
+                 .value = static_cast<std::int64_t>(index[i]),
+                 .ignored = 0});
 }
 
 // Rows of `inner` words; only the width of an element matters.

@@ -1,0 +1,69 @@
+// Random numbers, in double and then rounded, as the CPU draws them. Products and sums are rounded
+// one by one: this file is compiled with -fmad=false.
+#include <numbers>
+
+#include "weft/core/kernels/random.h"
+#include "weft/cuda/math.h"
+
+namespace weft::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+/// Uniform in (0, 1): the middle of one of 2^32 cells.
+__device__ inline double open_uniform(std::uint32_t bits) {
+  return (static_cast<double>(bits) + 0.5) * 0x1p-32;
+}
+
+template <class T>
+__device__ inline T rounded(double v) {
+  if constexpr (std::is_arithmetic_v<T>)
+    return static_cast<T>(v);
+  else
+    return T(static_cast<float>(v));
+}
+
+// A thread has the four elements of a Philox block, which two pairs of normal numbers share; the
+// first block may begin before t does.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    random_draw_kernel(std::int64_t n, RandomKey key, Distribution distribution, double a, double b,
+                       T* t) {
+  const std::int64_t block = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::int64_t begin = 4 * block - static_cast<std::int64_t>(key.first & 3);
+  if (begin >= n) return;
+  const auto bits = random_block(key, (key.first >> 2) + static_cast<std::uint64_t>(block));
+  double value[4];
+  if (distribution == Distribution::normal) {
+#pragma unroll
+    for (int pair = 0; pair < 4; pair += 2) {
+      const double radius = ::sqrt(-2 * ::log(open_uniform(bits[pair])));
+      const double angle = 2 * std::numbers::pi * open_uniform(bits[pair + 1]);
+      value[pair] = a + b * (radius * ::cos(angle));
+      value[pair + 1] = a + b * (radius * ::sin(angle));
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const auto u = static_cast<double>(uniform_from_bits(bits[j]));
+      value[j] = distribution == Distribution::uniform ? a + (b - a) * u : u < a ? 1.0 : 0.0;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
+    if (const std::int64_t i = begin + j; i >= 0 && i < n) t[i] = rounded<T>(value[j]);
+}
+
+}  // namespace
+
+void draw(const Tensor& t, const RandomKey& key, Distribution distribution, double a, double b) {
+  const std::int64_t n = t.numel();
+  if (n == 0) return;
+  const auto lead = static_cast<std::int64_t>(key.first & 3);
+  dispatch_all(t.dtype(), [&]<class T>() {
+    launch(random_draw_kernel<T>, grid_of(blocks_for(lead + n, 4 * kThreads)), kThreads, 0, n, key,
+           distribution, a, b, t.data<T>());
+  });
+}
+
+}  // namespace weft::cuda
