@@ -9,7 +9,10 @@ endif()
 set(weft_cuda_kernels
   attention
   attention_bwd
+  attention_dkdv
+  attention_dq
   attention_generic
+  attention_generic_bwd
   copy
   cross_entropy
   dropout

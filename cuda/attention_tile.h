@@ -165,7 +165,22 @@ __device__ inline void store_tokens(const float (&c)[M][D / 8][4], bf16* tile, i
   }
 }
 
-/// Can tensors whose tokens lie `distance` apart be copied 16 bytes at a time?
+/// The tile of rows in the backward's passes. Those of a narrow head stay in registers.
+inline constexpr int kRowsOfTile = kTileWarps * 16;
+template <int D>
+using Rows = std::conditional_t<D == 64, RowFragments<1, D>, RowsInTile<D>>;
+
+/// The two passes of the backward, for operands that fit. Both compute the probabilities again,
+/// from scores and lse. The first has a tile of 64 queries and passes over the keys, the second a
+/// tile of 64 keys and passes over the queries, so that every sum has one owner and one order.
+void attention_dq(const AttentionArgs& a, const Tensor& q, const Tensor& k, const Tensor& v,
+                  const AttentionSpec& spec, const Tensor& dy, const Tensor& scratch,
+                  const Tensor& dq);
+void attention_dkdv(const AttentionArgs& a, const Tensor& q, const Tensor& k, const Tensor& v,
+                    const AttentionSpec& spec, const Tensor& dy, const Tensor& scratch,
+                    const Tensor& dk, const Tensor& dv);
+
+/// Can the tokens be copied 16 bytes at a time?
 inline bool aligned_tokens(const Tensor& t) {
   return reinterpret_cast<std::uintptr_t>(t.data<bf16>()) % 16 == 0 && t.strides()[1] % 8 == 0;
 }

@@ -1,0 +1,148 @@
+#include "weft/cuda/attention_tile.h"
+
+namespace weft::cuda {
+namespace {
+
+// Two sums of the width of a head leave few registers for the scores.
+template <int D, bool Dropout>
+struct Keys {
+  static constexpr int kColumns = (D == 64 ? 64 : 32) / (Dropout ? 2 : 1);
+  static constexpr std::size_t kShared =
+      sizeof(bf16) * D * (2 * kRowsOfTile + 4 * kColumns) + sizeof(float) * 2 * 2 * kColumns;
+  static_assert(kAttentionPad % kColumns == 0);
+};
+
+// The heads of a group of queries pass by one after another.
+template <int D, bool Dropout>
+__global__ void __launch_bounds__(kTileThreads, 2)
+    attention_dkdv_kernel(AttentionArgs a, const bf16* q, const bf16* k, const bf16* v,
+                          const bf16* dy, const float* scratch, bf16* dk, bf16* dv) {
+  constexpr int kColumns = Keys<D, Dropout>::kColumns;
+  bf16* const key_tile = dynamic_shared<bf16>();
+  bf16* const value_tile = key_tile + kRowsOfTile * D;
+  bf16* const query_tiles = value_tile + kRowsOfTile * D;  // query, dy, query, dy
+  float* const pair_tiles = reinterpret_cast<float*>(query_tiles + 4 * kColumns * D);
+  WEFT_SHARED(seen, Range[kRowsOfTile]);
+  const TileOfHead at((a.keys + kRowsOfTile - 1) / kRowsOfTile, a.kv_heads);
+  const int first = at.tile * kRowsOfTile, n = least(kRowsOfTile, a.keys - first);
+  const int mine = warp_id() * 16;
+  const std::int64_t token = std::int64_t{at.batch} * a.keys + first;
+  const Range top_row = a.queries_of(first), last_row = a.queries_of(first + n - 1);
+  // From a whole tile on, as the scratch has them.
+  const int begin = top_row.begin / kColumns * kColumns, end = last_row.end;
+  const int tiles = end <= top_row.begin ? 0 : (end - begin + kColumns - 1) / kColumns;
+  for (int i = static_cast<int>(threadIdx.x); i < kRowsOfTile; i += kTileThreads)
+    seen[i] = i < n ? a.queries_of(first + i) : Range{0, 0};
+  const auto start_copy = [&](int head, int from, int stage) {
+    const std::int64_t query = std::int64_t{at.batch} * a.queries + from;
+    const std::int64_t distance = std::int64_t{a.heads} * D;
+    const int count = least(kColumns, a.queries - from);
+    bf16* const tile = query_tiles + stage * 2 * kColumns * D;
+    copy_tokens<kColumns, D>(tile, q + query * a.ldq + head * D, a.ldq, count);
+    copy_tokens<kColumns, D>(tile + kColumns * D, dy + query * distance + head * D, distance,
+                             count);
+    const int piece = static_cast<int>(threadIdx.x) * 4;  // 16 bytes of the pairs
+    if (piece < 2 * kColumns)
+      cp_async16(pair_tiles + stage * 2 * kColumns + piece,
+                 row_pairs(scratch, a, at.batch, head) + 2 * from + piece);
+    cp_async_commit();
+  };
+  copy_tokens<kRowsOfTile, D>(key_tile, k + token * a.ldk + at.head * D, a.ldk, n);
+  copy_tokens<kRowsOfTile, D>(value_tile, v + token * a.ldv + at.head * D, a.ldv, n);
+  int head = at.head * a.share(), from = begin;
+  if (tiles > 0) start_copy(head, from, 0);
+
+  const float unit = static_cast<float>(a.scale) * kLog2E;
+  Rows<D> keys, values;
+  float sum_k[1][D / 8][4] = {}, sum_v[1][D / 8][4] = {};
+
+  for (int left = tiles * a.share(), stage = 0; left > 0; --left, stage ^= 1) {
+    cp_async_wait<0>();
+    __syncthreads();  // the tile is there, and nobody needs the one before it
+    if (left == tiles * a.share()) {
+      keys.load(key_tile, mine);
+      values.load(value_tile, mine);
+    }
+    const bool turn = from + kColumns >= end;
+    const int next_head = head + turn, next_from = turn ? begin : from + kColumns;
+    if (left > 1) start_copy(next_head, next_from, stage ^ 1);
+    const bf16* const queries = query_tiles + stage * 2 * kColumns * D;
+    const bf16* const grads = queries + kColumns * D;
+    // Of this lane's two queries in piece i.
+    const auto pairs_of = [&](int i) {
+      return load_pack<float, 4>(pair_tiles + stage * 2 * kColumns + 16 * i + lane_id() % 4 * 4);
+    };
+    float p[1][kColumns / 8][4], ds[1][kColumns / 8][4];
+    dot_tile<1, kColumns, D>(p, keys, queries);
+#pragma unroll
+    for (int i = 0; i < kColumns / 8; ++i) {
+      const Pack<float, 4> two = pairs_of(i);
+      for (int h = 0; h < 2; ++h)
+        for (int e = 0; e < 2; ++e) {
+          float& x = p[0][i][2 * h + e];
+          x = exp2_approx(x * unit - two[2 * e]);
+        }
+    }
+    if (from < last_row.begin || from + kColumns > top_row.end)
+      each_element<1, kColumns>([&](int m, int i, int h, int e, int row, int column) {
+        if (!seen[mine + row].contains(from + column)) p[m][i][2 * h + e] = 0;
+      });
+    std::uint32_t dropped = 0;  // one bit an element
+    if constexpr (Dropout)
+      each_element<1, kColumns>([&](int, int i, int h, int e, int row, int column) {
+        if (a.drops(a.row(at.batch, head, from + column), first + mine + row))
+          dropped |= 1u << (4 * i + 2 * h + e);
+      });
+    const auto factor = [&](int i, int h, int e) {
+      return dropped >> (4 * i + 2 * h + e) & 1 ? 0.0f : static_cast<float>(a.kept);
+    };
+    if constexpr (Dropout) {
+      float w[1][kColumns / 8][4];
+      each_element<1, kColumns>([&](int m, int i, int h, int e, int, int) {
+        w[m][i][2 * h + e] = p[m][i][2 * h + e] * factor(i, h, e);
+      });
+      add_weighted_tile<1, kColumns, D>(sum_v, w, grads);
+    } else {
+      add_weighted_tile<1, kColumns, D>(sum_v, p, grads);
+    }
+    dot_tile<1, kColumns, D>(ds, values, grads);
+#pragma unroll
+    for (int i = 0; i < kColumns / 8; ++i) {
+      const Pack<float, 4> two = pairs_of(i);
+      for (int h = 0; h < 2; ++h)
+        for (int e = 0; e < 2; ++e) {
+          float& x = ds[0][i][2 * h + e];
+          if constexpr (Dropout) x *= factor(i, h, e);
+          x = p[0][i][2 * h + e] * (x - two[2 * e + 1]);
+        }
+    }
+    add_weighted_tile<1, kColumns, D>(sum_k, ds, queries);
+    head = next_head;
+    from = next_from;
+  }
+
+  each_element<1, D>([&](int m, int i, int h, int e, int, int) {
+    sum_k[m][i][2 * h + e] *= static_cast<float>(a.scale);
+  });
+  cp_async_wait<0>();  // where no query sees a key the keys may still be on their way
+  __syncthreads();
+  const std::int64_t distance = std::int64_t{a.kv_heads} * D, out = token * distance + at.head * D;
+  store_tokens<1, D>(sum_k, key_tile, mine, dk + out, distance, n);
+  store_tokens<1, D>(sum_v, value_tile, mine, dv + out, distance, n);
+}
+
+}  // namespace
+
+void attention_dkdv(const AttentionArgs& a, const Tensor& q, const Tensor& k, const Tensor& v,
+                    const AttentionSpec& spec, const Tensor& dy, const Tensor& scratch,
+                    const Tensor& dk, const Tensor& dv) {
+  dispatch_tiles(spec, [&]<int D, bool Dropout>() {
+    launch(attention_dkdv_kernel<D, Dropout>,
+           grid_of(blocks_for(spec.keys, kRowsOfTile) * spec.kv_heads * spec.batch),
+           dim3(kTileThreads), Keys<D, Dropout>::kShared, a, q.data<bf16>(), k.data<bf16>(),
+           v.data<bf16>(), dy.data<bf16>(), scratch.data<float>(), dk.data<bf16>(),
+           dv.data<bf16>());
+  });
+}
+
+}  // namespace weft::cuda

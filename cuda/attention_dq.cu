@@ -1,0 +1,101 @@
+#include "weft/cuda/attention_tile.h"
+
+namespace weft::cuda {
+namespace {
+
+template <int D>
+struct Queries {
+  static constexpr int kColumns = 64;
+  static constexpr std::size_t kShared = sizeof(bf16) * D * (2 * kRowsOfTile + 4 * kColumns);
+};
+
+template <int D, bool Dropout>
+__global__ void __launch_bounds__(kTileThreads, 2)
+    attention_dq_kernel(AttentionArgs a, const bf16* q, const bf16* k, const bf16* v,
+                        const bf16* dy, const float* scratch, bf16* dq) {
+  constexpr int kColumns = Queries<D>::kColumns;
+  bf16* const query_tile = dynamic_shared<bf16>();
+  bf16* const grad_tile = query_tile + kRowsOfTile * D;
+  bf16* const key_tiles = grad_tile + kRowsOfTile * D;  // key, value, key, value
+  WEFT_SHARED(seen, Range[kRowsOfTile]);
+  const int tiles = (a.queries + kRowsOfTile - 1) / kRowsOfTile;
+  const TileOfHead at(tiles, a.heads);
+  const int first = (tiles - 1 - at.tile) * kRowsOfTile, n = least(kRowsOfTile, a.queries - first);
+  const int mine = warp_id() * 16, lane_row = mine + lane_id() / 4;
+  const std::int64_t query = std::int64_t{at.batch} * a.queries + first;
+  const std::int64_t out = (query * a.heads + at.head) * D, distance = std::int64_t{a.heads} * D;
+  const Range top_row = a.keys_of(first), last_row = a.keys_of(first + n - 1);
+  const int begin = top_row.begin, end = last_row.end;
+  for (int i = static_cast<int>(threadIdx.x); i < kRowsOfTile; i += kTileThreads)
+    seen[i] = i < n ? a.keys_of(first + i) : Range{0, 0};
+  const auto start_copy = [&](int from, int stage) {
+    const std::int64_t token = std::int64_t{at.batch} * a.keys + from;
+    const int head = at.head / a.share() * D, count = least(kColumns, end - from);
+    bf16* const tile = key_tiles + stage * 2 * kColumns * D;
+    copy_tokens<kColumns, D>(tile, k + token * a.ldk + head, a.ldk, count);
+    copy_tokens<kColumns, D>(tile + kColumns * D, v + token * a.ldv + head, a.ldv, count);
+    cp_async_commit();
+  };
+  copy_tokens<kRowsOfTile, D>(query_tile, q + query * a.ldq + at.head * D, a.ldq, n);
+  copy_tokens<kRowsOfTile, D>(grad_tile, dy + out, distance, n);
+  if (begin < end) start_copy(begin, 0);
+
+  const float unit = static_cast<float>(a.scale) * kLog2E;
+  const float* const pairs = row_pairs(scratch, a, at.batch, at.head) + 2 * (first + lane_row);
+  const float level[2] = {pairs[0], pairs[16]}, delta[2] = {pairs[1], pairs[17]};
+  Rows<D> queries, grads;
+  float sum[1][D / 8][4] = {};
+
+  for (int from = begin, stage = 0; from < end; from += kColumns, stage ^= 1) {
+    cp_async_wait<0>();
+    __syncthreads();  // the tile is there, and nobody needs the one before it
+    if (from == begin) {
+      queries.load(query_tile, mine);
+      grads.load(grad_tile, mine);
+    }
+    if (from + kColumns < end) start_copy(from + kColumns, stage ^ 1);
+    const bf16* const keys = key_tiles + stage * 2 * kColumns * D;
+    float p[1][kColumns / 8][4], ds[1][kColumns / 8][4];
+    dot_tile<1, kColumns, D>(p, queries, keys);
+    each_element<1, kColumns>([&](int m, int i, int h, int e, int, int) {
+      float& x = p[m][i][2 * h + e];
+      x = exp2_approx(x * unit - level[h]);
+    });
+    if (from < last_row.begin || from + kColumns > top_row.end)
+      each_element<1, kColumns>([&](int m, int i, int h, int e, int row, int column) {
+        if (!seen[mine + row].contains(from + column)) p[m][i][2 * h + e] = 0;
+      });
+    dot_tile<1, kColumns, D>(ds, grads, keys + kColumns * D);
+    each_element<1, kColumns>([&](int m, int i, int h, int e, int row, int column) {
+      float& x = ds[m][i][2 * h + e];
+      if constexpr (Dropout) {
+        const bool drop = a.drops(a.row(at.batch, at.head, first + mine + row), from + column);
+        x *= drop ? 0.0f : static_cast<float>(a.kept);
+      }
+      x = p[m][i][2 * h + e] * (x - delta[h]);
+    });
+    add_weighted_tile<1, kColumns, D>(sum, ds, keys);
+  }
+
+  each_element<1, D>([&](int m, int i, int h, int e, int, int) {
+    sum[m][i][2 * h + e] *= static_cast<float>(a.scale);
+  });
+  cp_async_wait<0>();  // where no key is seen the queries may still be on their way
+  __syncthreads();
+  store_tokens<1, D>(sum, query_tile, mine, dq + out, distance, n);
+}
+
+}  // namespace
+
+void attention_dq(const AttentionArgs& a, const Tensor& q, const Tensor& k, const Tensor& v,
+                  const AttentionSpec& spec, const Tensor& dy, const Tensor& scratch,
+                  const Tensor& dq) {
+  dispatch_tiles(spec, [&]<int D, bool Dropout>() {
+    launch(attention_dq_kernel<D, Dropout>,
+           grid_of(blocks_for(spec.queries, kRowsOfTile) * spec.heads * spec.batch),
+           dim3(kTileThreads), Queries<D>::kShared, a, q.data<bf16>(), k.data<bf16>(),
+           v.data<bf16>(), dy.data<bf16>(), scratch.data<float>(), dq.data<bf16>());
+  });
+}
+
+}  // namespace weft::cuda
