@@ -31,14 +31,19 @@ struct RowPlan {
 };
 
 /// Calls f(plan) with a plan for rows of C elements; `packs`: may they be accessed 16 bytes at a
-/// time? A thread keeps kHeld packs, or a few times as many single elements.
+/// time? A thread keeps kHeld packs (of bf16 in a large block two: there are too few registers), or
+/// a few times as many single elements.
 template <class T, int kHeld, class F>
 void with_row_plan(std::int64_t C, bool packs, F f) {
-  constexpr int V = 16 / static_cast<int>(sizeof(T)), kScalars = kHeld * (sizeof(T) == 8 ? 2 : 4);
-  if (packs && C <= 8 * V * kHeld) return f(RowPlan<8, V, kHeld>{});
-  if (packs && C <= 32 * V * kHeld) return f(RowPlan<32, V, kHeld>{});
-  if (packs && C <= 128 * V * kHeld) return f(RowPlan<128, V, kHeld>{});
-  if (packs && C <= 512 * V * 2) return f(RowPlan<512, V, 2>{});
+  constexpr int V = 16 / static_cast<int>(sizeof(T)), kLarge = sizeof(T) == 2 ? 2 : kHeld;
+  constexpr int kScalars = kHeld * (sizeof(T) == 8 ? 2 : 4);
+  if (packs) {
+    if (C <= 8 * V * kHeld) return f(RowPlan<8, V, kHeld>{});
+    if (C <= 32 * V * kHeld) return f(RowPlan<32, V, kHeld>{});
+    if (C <= 128 * V * kHeld) return f(RowPlan<128, V, kHeld>{});
+    if (C <= 512 * V * kLarge) return f(RowPlan<512, V, kLarge>{});
+    return f(RowPlan<512, V, 0>{});
+  }
   if (C <= 32 * kScalars) return f(RowPlan<32, 1, kScalars>{});
   f(RowPlan<512, 1, 0>{});
 }
@@ -187,8 +192,11 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads,
   R dweight[Plan::kKept][V] = {}, dbias[Plan::kKept][V] = {};
   if constexpr (Held == 0)
     Plan::each(a.C, true, [&](int, std::int64_t i) {
-      if (to_weight) to_weight[i] = 0;
-      if (to_bias) to_bias[i] = 0;
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        if (to_weight) to_weight[i + j] = 0;
+        if (to_bias) to_bias[i + j] = 0;
+      }
     });
 
   for (std::int64_t first = begin; first < end; first += Plan::kGroups) {
@@ -232,8 +240,8 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads,
           dweight[k][j] += d * xhat;
           dbias[k][j] += d;
         } else {
-          if (to_weight) to_weight[i] += d * xhat;
-          if (to_bias) to_bias[i] += d;
+          if (to_weight) to_weight[i + j] += d * xhat;
+          if (to_bias) to_bias[i + j] += d;
         }
       }
       store_pack(a.dx + row + i, dx);

@@ -15,9 +15,9 @@ using test::Op;
 using test::random;
 
 // Every way to share a row, in every dtype: 8, 32, 128 and 512 threads and whole packs, single
-// elements, and a row that is too long for the registers.
-const Shape kShapes[] = {{1, 1},    {3, 5},    {2, 3, 7}, {21, 8}, {7},       {3, 200}, {6, 264},
-                         {2, 1032}, {2, 4104}, {3, 513},  {0, 4},  {130, 16}, {67, 3}};
+// elements, and rows that are too long for the registers.
+const Shape kShapes[] = {{1, 1},    {3, 5},    {2, 3, 7}, {21, 8},  {7},    {3, 200},  {6, 264},
+                         {2, 1032}, {2, 4104}, {2, 8200}, {3, 513}, {0, 4}, {130, 16}, {67, 3}};
 
 }  // namespace
 
