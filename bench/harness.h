@@ -12,7 +12,8 @@
 /// Reporting as a table and as JSON rows of {name, value, unit}.
 namespace weft::bench {
 
-/// A flag of one benchmark alone, whose value goes to `value`.
+/// A flag of one benchmark alone, whose value goes to `value`. One without a placeholder takes no
+/// value and sets "yes".
 struct Flag {
   std::string name;
   std::string* value;
@@ -27,14 +28,15 @@ class Report {
   Report(int argc, char** argv, std::initializer_list<Flag> more = {}) {
     std::vector<Flag> flags{{"--json", &json_, "FILE"}, {"--threads", nullptr, "N"}};
     flags.insert(flags.end(), more);
-    for (int i = 1; i < argc; i += 2) {
+    for (int i = 1; i < argc; ++i) {
       const auto flag = std::find_if(flags.begin(), flags.end(),
                                      [&](const Flag& f) { return argv[i] == f.name; });
-      if (flag == flags.end() || i + 1 == argc) usage(argv[0], flags);
+      const bool is_switch = flag != flags.end() && flag->placeholder.empty();
+      if (flag == flags.end() || (!is_switch && ++i == argc)) usage(argv[0], flags);
       if (flag->value)
-        *flag->value = argv[i + 1];
+        *flag->value = is_switch ? "yes" : argv[i];
       else
-        set_num_threads(std::atoi(argv[i + 1]));
+        set_num_threads(std::atoi(argv[i]));
     }
     std::printf("%d threads\n", num_threads());
   }
@@ -70,7 +72,8 @@ class Report {
   [[noreturn]] static void usage(const char* program, const std::vector<Flag>& flags) {
     std::fprintf(stderr, "usage: %s", program);
     for (const Flag& f : flags)
-      std::fprintf(stderr, " [%s %s]", f.name.c_str(), f.placeholder.c_str());
+      std::fprintf(stderr, " [%s%s%s]", f.name.c_str(), f.placeholder.empty() ? "" : " ",
+                   f.placeholder.c_str());
     std::fputc('\n', stderr);
     std::exit(2);
   }

@@ -4,3 +4,23 @@ foreach(stem ops overhead roof step)
   target_link_libraries(bench_${stem} PRIVATE weft weft_flags)
 endforeach()
 target_sources(bench_step PRIVATE bench/train_run.cpp)
+
+# Objects, not a program: a test links them with the library that imitates a GPU.
+if(NOT WEFT_CUDA STREQUAL "OFF")
+  add_library(weft_bench_gpu OBJECT EXCLUDE_FROM_ALL
+    bench/bench_gpu.cpp
+    bench/gpu/attention.cpp
+    bench/gpu/elementwise.cpp
+    bench/gpu/gpu_bench.cpp
+    bench/gpu/norm.cpp
+    bench/gpu/optimizer.cpp
+    bench/gpu/overhead.cpp
+    bench/gpu/products.cpp
+    bench/gpu/rows.cpp)
+  target_include_directories(weft_bench_gpu PRIVATE ${weft_include})
+  target_link_libraries(weft_bench_gpu PRIVATE weft_flags)
+endif()
+if(WEFT_HAVE_CUDA)
+  add_executable(bench_gpu $<TARGET_OBJECTS:weft_bench_gpu>)
+  target_link_libraries(bench_gpu PRIVATE weft weft_flags)
+endif()

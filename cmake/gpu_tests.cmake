@@ -73,6 +73,13 @@ if(WEFT_EXAMPLES)
     ENVIRONMENT "WEFT_BIN=$<TARGET_FILE_DIR:train_gpt>;PYTHONDONTWRITEBYTECODE=1")
 endif()
 
+# The benchmark of the kernels with an imitated GPU: only to see that it runs.
+if(WEFT_BENCH)
+  add_executable(bench_gpu_emulated $<TARGET_OBJECTS:weft_bench_gpu>)
+  target_link_libraries(bench_gpu_emulated PRIVATE weft_emu weft_flags)
+  add_test(NAME bench_gpu_emulated COMMAND bench_gpu_emulated --quick)
+endif()
+
 # What only a sanitizer finds: a planted bug a run, and what its report must say.
 if(WEFT_SANITIZE)
   add_executable(emulator_bugs tests/cuda/emu/emulator_bugs.cpp)

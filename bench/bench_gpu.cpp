@@ -1,0 +1,72 @@
+// The CUDA kernels on a GPU: memory-bound ones beside the rate of a copy in the same run, attention
+// and products in FLOP/s, and what launching costs. bench/peers/gpu_ops.py measures PyTorch at the
+// same shapes in the same way. On a machine without a GPU the status is 77.
+#include <string_view>
+
+#include "weft/bench/gpu/gpu_bench.h"
+#include "weft/core/allocator.h"
+#include "weft/core/cuda.h"
+
+using namespace weft;
+
+namespace {
+
+struct Part {
+  std::string_view name;
+  void (*run)(bench::GpuBench& bench);
+};
+
+constexpr Part kParts[] = {
+    {"norm", bench::norm_part},
+    {"rows", bench::rows_part},
+    {"elementwise", bench::elementwise_part},
+    {"optimizer", bench::optimizer_part},
+    {"attention", bench::attention_part},
+    {"products", bench::products_part},
+    {"overhead", bench::overhead_part},
+};
+
+/// Is the part named in a list with commas between? An empty list names all.
+bool wanted(const std::string& list, std::string_view part) {
+  const std::string padded = "," + list + ",";
+  return list.empty() || padded.find("," + std::string(part) + ",") != std::string::npos;
+}
+
+void check_names(const std::string& list) {
+  for (std::size_t begin = 0; begin < list.size();) {
+    const std::size_t end = std::min(list.find(',', begin), list.size());
+    const std::string name = list.substr(begin, end - begin);
+    std::string known;
+    bool found = false;
+    for (const Part& part : kParts) {
+      found = found || part.name == name;
+      known += (known.empty() ? "" : ", ") + std::string(part.name);
+    }
+    check(found, "--only: one of {}, got {}", known, name);
+    begin = end + 1;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  std::string only, quick;
+  bench::Report report(argc, argv, {{"--only", &only, "PART,..."}, {"--quick", &quick, ""}});
+  check_names(only);
+  if (cuda::device_count() == 0) {
+    std::fprintf(stderr, "bench_gpu: no GPU here\n");
+    return 77;
+  }
+  bench::GpuBench bench(report, !quick.empty());
+  bench.warm_up();
+  bench.copy_rate();
+  for (const Part& part : kParts) {
+    if (!wanted(only, part.name)) continue;
+    part.run(bench);
+    release_cached_memory(bench::kGpu);
+  }
+  return report.finish();
+} catch (const Error& e) {
+  std::fprintf(stderr, "bench_gpu: %s\n", e.what());
+  return static_cast<int>(e.fault());
+}

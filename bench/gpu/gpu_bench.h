@@ -1,0 +1,94 @@
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "weft/bench/harness.h"
+#include "weft/core/tensor.h"
+
+/// Measuring on a GPU, as bench/peers/gpu_ops.py measures PyTorch.
+///
+/// A row is named "op, dtype a x b x c", and gpu_ops.py finds the op and its shape in that name.
+/// Samples are groups of calls between two CUDA events, and the host only waits after the last of
+/// them, so that the GPU never waits for the host. Calls go through several sets of buffers, of
+/// which no cache holds one by the time it comes again.
+namespace weft::bench {
+
+inline constexpr Device kGpu{Device::Kind::cuda, 0};
+
+struct Spread {
+  double median = 0, p10 = 0, p90 = 0;  ///< seconds of one call
+};
+
+/// The same buffer several times; call i uses number i.
+class Buffers {
+ public:
+  enum class Values : std::uint8_t { uniform, poison, zeros };
+  /// Uniform numbers in [-1, 1], NaN, or zeros.
+  Buffers(const Shape& shape, DType dtype, int sets, Values values);
+  const Tensor& operator[](int call) const {
+    return sets_[static_cast<std::size_t>(call) % sets_.size()];
+  }
+  int sets() const { return static_cast<int>(sets_.size()); }
+  double bytes() const;  ///< of one set
+
+ private:
+  std::vector<Tensor> sets_;
+};
+
+/// How many sets of an array this large are twice the L2 cache, and at least two.
+int cold_sets(const Shape& shape, DType dtype);
+
+/// Uniform in [-1, 1].
+Tensor uniform(const Shape& shape, DType dtype);
+/// i32 numbers in [0, below), spread by a hash of their place.
+Tensor spread_ids(std::int64_t n, std::int64_t below);
+
+/// What one row measures.
+struct Case {
+  std::string name;
+  double work;                           ///< bytes or FLOPs of a call
+  std::vector<Buffers> outputs;          ///< poisoned before; every value must be written
+  std::function<void(int call)> launch;  ///< gives the work to the GPU and does not wait
+};
+
+class GpuBench {
+ public:
+  /// `quick`: a few calls on tiny shapes, to see that the program runs.
+  GpuBench(Report& report, bool quick) : report_(report), quick_(quick) {}
+
+  bool quick() const { return quick_; }
+  Report& report() const { return report_; }
+
+  /// Rows: microseconds, GB/s and percent of copy_rate().
+  void memory_bound(const Case& c);
+  /// Rows: microseconds and TFLOP/s.
+  void arithmetic(const Case& c);
+  Spread time(const std::function<void(int)>& launch) const;
+
+  /// Bytes read and written in a second when a large array is copied; measured when first asked
+  /// for.
+  double copy_rate();
+  /// Products for three seconds: clocks and temperature settle.
+  void warm_up() const;
+
+ private:
+  Spread time_row(const Case& c);
+  Report& report_;
+  bool quick_;
+  double copy_rate_ = 0;
+};
+
+/// "op, bf16 65536 x 768".
+std::string row_name(const std::string& op, DType dtype, const Shape& shape);
+
+// The parts of bench_gpu.
+void norm_part(GpuBench& bench);
+void rows_part(GpuBench& bench);
+void elementwise_part(GpuBench& bench);
+void optimizer_part(GpuBench& bench);
+void attention_part(GpuBench& bench);
+void products_part(GpuBench& bench);
+void overhead_part(GpuBench& bench);
+
+}  // namespace weft::bench
