@@ -1,6 +1,6 @@
 # WEFT_CUDA: AUTO builds the CUDA kernels where there is a toolkit. EMULATE builds them for the CPU,
 # into the library itself: an imitated GPU for the sanitizer jobs.
-set(WEFT_CUDA OFF CACHE STRING "CUDA kernels: AUTO, ON, OFF or EMULATE")
+set(WEFT_CUDA AUTO CACHE STRING "CUDA kernels: AUTO, ON, OFF or EMULATE")
 set_property(CACHE WEFT_CUDA PROPERTY STRINGS AUTO ON OFF EMULATE)
 if(NOT WEFT_CUDA MATCHES "^(AUTO|ON|OFF|EMULATE)$")
   message(FATAL_ERROR "WEFT_CUDA must be AUTO, ON, OFF or EMULATE, got ${WEFT_CUDA}")

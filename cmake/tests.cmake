@@ -97,6 +97,4 @@ target_link_libraries(test_oracle PRIVATE xtensor)
 set_source_files_properties(tests/oracle.cpp PROPERTIES COMPILE_OPTIONS
   "-Wno-array-bounds;-Wno-stringop-overflow;-Wno-stringop-overread")
 
-if(NOT WEFT_CUDA STREQUAL "OFF")
-  include(cmake/gpu_tests.cmake)
-endif()
+include(cmake/gpu_tests.cmake)

@@ -39,7 +39,7 @@ SUFFIXES = {".h", ".cpp", ".inc", ".cu", ".cuh"}
 
 def is_public_header(path):
     """Does installation copy it?"""
-    private = path.parts[:2] == ("core", "cpu") or path.parts[0] in UNCHECKED
+    private = path.parts[:2] == ("core", "cpu") or path.parts[0] in UNCHECKED | {"cuda"}
     return path.suffix == ".h" and not private
 
 

@@ -12,7 +12,7 @@ trap 'rm -rf "$work"' EXIT
 
 if [ "${1:-}" = --subproject ]; then
   cmake -S examples/consumer -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
-    -DWEFT_SOURCE="$root"
+    -DWEFT_SOURCE="$root" -DWEFT_CUDA=OFF
   cmake --build "$work/build" -j "$(nproc)"
   "$work/build/consumer"
   exit 0

@@ -29,25 +29,28 @@ part setup scripts/setup.sh all || give_up setup
 
 case "${1:-}" in
   "")
-    build release -DWEFT_EXAMPLES=ON -DWEFT_BENCH=ON
+    build release -DWEFT_EXAMPLES=ON -DWEFT_BENCH=ON -DWEFT_CUDA=AUTO
+    rm -f build/release/launched_kernels.txt
     ctest_in release
     check format scripts/check_format.sh
     check includes scripts/check_includes.py
     check ops scripts/check_ops.py --check
     check readme scripts/check_readme.py
+    check kernels scripts/check_kernels.py build/release
+    check registers scripts/check_registers.py --check
     check install scripts/check_install.sh
     part compile-time scripts/check_compile_time.sh && cat build/logs/compile-time.log
     ;;
   --sanitize)
     export ASAN_OPTIONS=detect_leaks=1:halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1
-    build asan -DWEFT_EXAMPLES=OFF -DWEFT_BENCH=OFF
+    build asan -DWEFT_EXAMPLES=OFF -DWEFT_BENCH=OFF -DWEFT_CUDA=EMULATE
     ctest_in asan -LE program
     ;;
   --tsan)
     export TSAN_OPTIONS=halt_on_error=1
     target=thread_tests
-    build tsan -DWEFT_EXAMPLES=OFF -DWEFT_BENCH=OFF
-    ctest_in tsan -L threads
+    build tsan -DWEFT_EXAMPLES=OFF -DWEFT_BENCH=OFF -DWEFT_CUDA=EMULATE
+    ctest_in tsan -L 'threads|race'
     ;;
   *)
     echo "test.sh: unknown option $1; known: --sanitize, --tsan" >&2

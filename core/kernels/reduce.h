@@ -37,8 +37,8 @@ enum class ReduceOp : std::uint8_t {
 
 /// out = scale * reduction of x; out has outer x inner elements, of x's dtype or of the dtype of
 /// sums (f64 for floating x, i64 for others). `center` (null or outer x inner, f64) is subtracted
-/// first. `partial` has the dtype of sums and outer x reduce_chunks() x inner elements (null for one
-/// chunk). Sums run in f32 over short blocks whose results are added in f64; always in the same
+/// first. `partial` has the dtype of sums and outer x reduce_chunks() x inner elements (null for
+/// one chunk). Sums run in f32 over short blocks whose results are added in f64; always in the same
 /// order.
 using ReduceKernel = void(const Tensor& x, ReduceOp op, const ReduceExtent& extent,
                           const Tensor& center, double scale, const Tensor& partial,
