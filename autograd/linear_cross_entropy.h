@@ -17,7 +17,8 @@ namespace weft {
 /// Saves   the gradients of x and weight for a loss of cotangent 1; with none x, weight, targets,
 ///         and per row the maximum and the sum of exp(logit - maximum)
 /// Throws  Error on shapes, dtypes or devices that do not fit, V = 0, label_smoothing outside
-///         [0, 1), and a target that is neither in [0, V) nor ignore_index. Once differentiable.
+///         [0, 1), and a target that is neither in [0, V) nor ignore_index (for a GPU the next
+///         time that the host waits for it). Once differentiable.
 /// Source  Wijmans et al. 2024, "Cut Your Losses in Large-Vocabulary Language Models",
 ///         arXiv:2411.09009, for the idea; the gradient in the forward pass is Hsu et al. 2024,
 ///         "Liger Kernel", arXiv:2410.10989

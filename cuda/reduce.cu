@@ -146,8 +146,10 @@ __device__ Total<T> reduce_run(const T* x, std::int64_t n, typename R::Center ce
 }
 
 // inner = 1: a result is a chunk of a row, and the work of a block when `wide`, else of a warp.
+// Four blocks a multiprocessor let the compiler use 64 registers; left alone it spills for f32
+// at 40.
 template <ReduceOp op, class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     reduce_rows_kernel(const T* x, Pieces p, const double* center, Output out, bool wide) {
   using R = Rule<op, T>;
   WEFT_SHARED(shared, Total<T>[kThreads / kWarp]);
