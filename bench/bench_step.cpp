@@ -2,7 +2,8 @@
 // token at a time. The same with --deterministic, whose cost docs/determinism.md quotes.
 //
 // With --model NAME: some steps of one of the models in bench/models.h, in the way that
-// bench/peers/gpt.py takes them in PyTorch; the result is one line of JSON.
+// bench/peers/gpt.py takes them in PyTorch; the result is one line of JSON. These run on a GPU too:
+// --device cuda.
 #include <cstdlib>
 
 #include "weft/bench/harness.h"
@@ -80,10 +81,12 @@ int run_one_model(const bench::TrainRun& run, const std::string& losses_file) {
   for (const double s : result.seconds) milliseconds.push_back(1e3 * s);
   const std::int64_t tokens = bench::step_model(run.model).step_tokens();
   io::Json out = io::Json::object();
-  out.set("model", run.model).set("threads", num_threads()).set("step_tokens", tokens);
+  out.set("model", run.model).set("device", run.device).set("dtype", run.dtype);
+  out.set("threads", num_threads()).set("step_tokens", tokens);
   out.set("step_ms", milliseconds);
   out.set("tokens_per_s", static_cast<double>(tokens) / result.median_seconds());
-  out.set("peak_rss_mib", result.peak_rss_mib).set("last_loss", result.losses.back());
+  out.set("peak_rss_mib", result.peak_rss_mib).set("peak_bytes", result.peak_bytes);
+  out.set("host_syncs", result.host_syncs).set("last_loss", result.losses.back());
   std::printf("%s\n", out.dump().c_str());
   return 0;
 }
@@ -95,6 +98,8 @@ int main(int argc, char** argv) try {
   std::string steps, warmup, losses;
   bench::Report report(argc, argv,
                        {{"--model", &run.model, "NAME"},
+                        {"--device", &run.device, "cpu|cuda"},
+                        {"--dtype", &run.dtype, "f32|bf16"},
                         {"--steps", &steps, "N"},
                         {"--warmup", &warmup, "N"},
                         {"--init", &run.init_file, "FILE"},

@@ -1,12 +1,12 @@
 #pragma once
-#include <cstring>
+#include <span>
 #include <string>
 
 #include "weft/core/error.h"
 #include "weft/nn/gpt.h"
 
 /// The models whose training steps are compared with those of other frameworks and with the floor
-/// of the machine: GPT-2 style, with a tied head, in f32.
+/// of the machine: GPT-2 style, with a tied head; in f32 on the CPU, in bf16 or f32 on a GPU.
 namespace weft::bench {
 
 struct StepModel {
@@ -42,13 +42,51 @@ inline const StepModel kStepModels[] = {
      64},
 };
 
+/// Those for a GPU; the last one only shows that an imitated GPU runs the program.
+inline const StepModel kGpuStepModels[] = {
+    {"124m-b4-t1024",
+     {.layers = 12, .heads = 12, .dim = 768, .seq = 1024, .vocab = kGpt2Vocab},
+     4,
+     1024},
+    {"124m-b16-t1024",
+     {.layers = 12, .heads = 12, .dim = 768, .seq = 1024, .vocab = kGpt2Vocab},
+     16,
+     1024},
+    {"124m-b64-t1024",
+     {.layers = 12, .heads = 12, .dim = 768, .seq = 1024, .vocab = kGpt2Vocab},
+     64,
+     1024},
+    {"350m-b32-t1024",
+     {.layers = 24, .heads = 16, .dim = 1024, .seq = 1024, .vocab = kGpt2Vocab},
+     32,
+     1024},
+    {"774m-b16-t1024",
+     {.layers = 36, .heads = 20, .dim = 1280, .seq = 1024, .vocab = kGpt2Vocab},
+     16,
+     1024},
+    {"1558m-b8-t1024",
+     {.layers = 48, .heads = 25, .dim = 1600, .seq = 1024, .vocab = kGpt2Vocab},
+     8,
+     1024},
+    {"smoke", {.layers = 1, .heads = 2, .dim = 32, .seq = 16, .vocab = 61}, 2, 16},
+};
+
+/// On a GPU the rows of the embedding and the head are padded to a multiple of this, here as in the
+/// peers: products need them aligned. No token has a padded number.
+inline constexpr std::int64_t kGpuVocabMultiple = 64;
+
 /// Throws Error that lists the names when there is none.
 inline const StepModel& step_model(const std::string& name) {
   std::string known;
-  for (const StepModel& m : kStepModels) {
-    if (name == m.name) return m;
-    known += (known.empty() ? "" : ", ") + std::string(m.name);
-  }
+  const auto find = [&](std::span<const StepModel> models) -> const StepModel* {
+    for (const StepModel& m : models) {
+      if (name == m.name) return &m;
+      known += (known.empty() ? "" : ", ") + std::string(m.name);
+    }
+    return nullptr;
+  };
+  if (const StepModel* m = find(kStepModels)) return *m;
+  if (const StepModel* m = find(kGpuStepModels)) return *m;
   check(false, "--model: one of {}, got {}", known, name);
   return kStepModels[0];
 }

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <fstream>
+#include <optional>
 
 #include "weft/bench/harness.h"
+#include "weft/core/cuda.h"
 #include "weft/data/loader.h"
 #include "weft/data/text.h"
 #include "weft/weft.h"
@@ -59,18 +61,77 @@ double peak_rss_mib() {
   return 0;
 }
 
-double one_step(nn::Gpt& model, optim::AdamW& optimizer, const data::Batch& batch) {
+DType parse_dtype(const std::string& name) {
+  check(name == "f32" || name == "bf16", "--dtype: f32 or bf16, got {}", name);
+  return name == "f32" ? DType::f32 : DType::bf16;
+}
+
+nn::Gpt make_model(const TrainRun& run, Device device) {
+  nn::GptConfig config = step_model(run.model).config;
+  if (device.is_cuda())
+    config.vocab = (config.vocab + kGpuVocabMultiple - 1) / kGpuVocabMultiple * kGpuVocabMultiple;
+  const DType dtype = parse_dtype(run.dtype);
+  std::optional<nn::DeviceScope> on_meta(std::in_place, kMeta, dtype);
+  nn::Gpt model(config);
+  on_meta.reset();
+  nn::materialise(model, device, 1);
+  if (dtype == DType::bf16)
+    for (Tensor& p : model.parameters())
+      p.set_main_grad(Tensor::zeros(p.shape(), DType::f32, device));
+  return model;
+}
+
+/// Returns the sum of the losses, on the device.
+Tensor one_step(nn::Gpt& model, optim::AdamW& optimizer, const data::Batch& batch) {
+  const Device device = model.head.weight.device();
   const auto count = static_cast<double>(batch.targets.numel());
-  double loss_value = 0;
+  Tensor loss;
   {
     Tape tape;
-    const Tensor loss = model.loss.sum(model.hidden(batch.inputs), model.head, batch.targets).loss;
-    loss.backward(Tensor::full(loss.shape(), 1 / count, loss.dtype()));
-    loss_value = loss.item() / count;
+    const Tensor inputs = batch.inputs.to(device), targets = batch.targets.to(device);
+    loss = model.loss.sum(model.hidden(inputs), model.head, targets).loss;
+    loss.backward(Tensor::full(loss.shape(), 1 / count, loss.dtype(), device));
   }
   optimizer.step(optim::measure_clip(optimizer.parameters(), 1.0));
   optimizer.zero_grad();
-  return loss_value;
+  return loss.detach();
+}
+
+void run_on_cpu(const TrainRun& run, const Batches& batches, nn::Gpt& model,
+                optim::AdamW& optimizer, TrainResult& result) {
+  for (int step = 0; step < run.warmup + run.steps; ++step) {
+    const data::Batch batch = batches.at(step);
+    const double start = now();
+    const double loss = one_step(model, optimizer, batch).item();
+    result.losses.push_back(loss / static_cast<double>(batch.targets.numel()));
+    if (step >= run.warmup) result.seconds.push_back(now() - start);
+  }
+}
+
+void run_on_gpu(const TrainRun& run, const Batches& batches, nn::Gpt& model,
+                optim::AdamW& optimizer, TrainResult& result) {
+  const Device device = model.head.weight.device();
+  std::vector<data::Batch> prepared;
+  for (int step = 0; step < run.warmup + run.steps; ++step) prepared.push_back(batches.at(step));
+  const auto count = static_cast<double>(prepared.at(0).targets.numel());
+
+  std::vector<Tensor> losses;  // read at the end
+  std::size_t next = 0;
+  for (int step = 0; step < run.warmup; ++step)
+    losses.push_back(one_step(model, optimizer, prepared[next++]));
+  cuda::synchronize(device);
+  reset_peak(device);
+  const std::int64_t syncs = cuda::host_syncs();
+  int waits = 0;
+  for (int step = 0; step < run.steps; step += kGroup, ++waits) {
+    const int steps = std::min(kGroup, run.steps - step);
+    const double start = now();
+    for (int i = 0; i < steps; ++i) losses.push_back(one_step(model, optimizer, prepared[next++]));
+    cuda::synchronize(device);
+    result.seconds.push_back((now() - start) / steps);
+  }
+  result.host_syncs = static_cast<double>(cuda::host_syncs() - syncs - waits) / run.steps;
+  for (const Tensor& loss : losses) result.losses.push_back(loss.item() / count);
 }
 
 }  // namespace
@@ -83,21 +144,18 @@ double TrainResult::median_seconds() const {
 }
 
 TrainResult train(const TrainRun& run) {
-  const StepModel& m = step_model(run.model);
-  const Batches batches(m, run.data_file);
-  nn::Gpt model(m.config);
-  nn::init(model, 1);
+  const Device device = Device::parse(run.device);
+  if (device.is_cuda()) cuda::check_device(device);
+  check(run.steps > 0, "--steps: must be at least 1, got {}", run.steps);
+  const Batches batches(step_model(run.model), run.data_file);
+  nn::Gpt model = make_model(run, device);
   if (!run.init_file.empty()) model.load_state_dict(io::load_safetensors(run.init_file));
   if (!run.export_file.empty()) io::save_safetensors(run.export_file, model.state_dict());
   optim::AdamW optimizer(model.named_parameters(), {.lr = run.lr});
 
   TrainResult result;
-  for (int step = 0; step < run.warmup + run.steps; ++step) {
-    const data::Batch batch = batches.at(step);
-    const double start = now();
-    result.losses.push_back(one_step(model, optimizer, batch));
-    if (step >= run.warmup) result.seconds.push_back(now() - start);
-  }
+  (device.is_cuda() ? run_on_gpu : run_on_cpu)(run, batches, model, optimizer, result);
+  result.peak_bytes = memory_stats(device).peak_bytes;
   result.peak_rss_mib = peak_rss_mib();
   return result;
 }

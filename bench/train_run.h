@@ -10,6 +10,7 @@ namespace weft::bench {
 
 struct TrainRun {
   std::string model;
+  std::string device = "cpu", dtype = "f32";  ///< bf16: sums of gradients and the optimizer are f32
   int warmup = 2, steps = 5;
   double lr = 3e-4;
   std::string init_file;    ///< .safetensors to start from; empty: seed 1
@@ -18,9 +19,11 @@ struct TrainRun {
 };
 
 struct TrainResult {
-  std::vector<double> seconds;  ///< of each step after the warm-up
+  std::vector<double> seconds;  ///< of each step after the warm-up; on a GPU the means of groups
   std::vector<double> losses;   ///< of every step, the warm-up's too
   double peak_rss_mib = 0;      ///< of the process, by the system's count
+  std::int64_t peak_bytes = 0;  ///< of tensors on the device after the warm-up
+  double host_syncs = 0;        ///< how often a timed step made the host wait for the GPU
   double median_seconds() const;
 };
 
@@ -28,7 +31,10 @@ struct TrainResult {
 /// s has number i = s * batch + r. With data, it starts at byte 1000003 i mod (size - T). Without,
 /// token t is (2654435761 (i (T + 1) + t) mod 2^32) / 256 mod vocab.
 /// Forward, loss, backward, clipping to norm 1, AdamW and zero_grad, as train_gpt does them.
+/// On a GPU the host waits once for every kGroup timed steps, and batches are made beforehand.
 /// Throws Error on files that cannot be read, or that belong to another model.
 TrainResult train(const TrainRun& run);
+
+inline constexpr int kGroup = 5;
 
 }  // namespace weft::bench

@@ -73,11 +73,17 @@ if(WEFT_EXAMPLES)
     ENVIRONMENT "WEFT_BIN=$<TARGET_FILE_DIR:train_gpt>;PYTHONDONTWRITEBYTECODE=1")
 endif()
 
-# The benchmark of the kernels with an imitated GPU: only to see that it runs.
+# The benchmarks with an imitated GPU: only to see that they run.
 if(WEFT_BENCH)
   add_executable(bench_gpu_emulated $<TARGET_OBJECTS:weft_bench_gpu>)
   target_link_libraries(bench_gpu_emulated PRIVATE weft_emu weft_flags)
   add_test(NAME bench_gpu_emulated COMMAND bench_gpu_emulated --quick)
+  add_executable(bench_step_emulated bench/bench_step.cpp bench/train_run.cpp)
+  target_link_libraries(bench_step_emulated PRIVATE weft_emu weft_flags)
+  add_test(NAME bench_step_emulated COMMAND bench_step_emulated --model smoke --device cuda
+    --dtype bf16 --warmup 1 --steps 6)
+  set_tests_properties(bench_step_emulated PROPERTIES
+    PASS_REGULAR_EXPRESSION "\"host_syncs\":0[.,}]")
 endif()
 
 # What only a sanitizer finds: a planted bug a run, and what its report must say.
