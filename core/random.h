@@ -69,7 +69,8 @@ class RandomReplay {
 
 // In-place draws into a contiguous tensor. Element i depends on (seed, stream, first + i) only. The
 // numbers are made in double and then rounded to the tensor's dtype, which may carry one of a
-// narrow dtype onto or just over a bound that it cannot represent.
+// narrow dtype onto or just over a bound that it cannot represent. A GPU draws the same numbers;
+// those of normal_() may differ in the last digits.
 
 /// Uniform in [low, high), 24 random bits each.
 const Tensor& uniform_(const Tensor& t, const RandomKey& key, double low = 0, double high = 1);
