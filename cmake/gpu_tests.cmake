@@ -115,5 +115,6 @@ if(WEFT_SANITIZE)
     list(TRANSFORM races PREPEND emulator_bug_)
     set_tests_properties(${races} emulator_bug_sound emulated_copy race_elementwise
       PROPERTIES LABELS race)
+    add_dependencies(thread_tests emulator_bugs emulated_tests)
   endif()
 endif()
