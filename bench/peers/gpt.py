@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
 """The models of bench/models.h in PyTorch, trained as bench_step --model trains them.
 
-usage: gpt.py --model NAME [--threads N] [--steps N] [--warmup N] [--compile]
-              [--init FILE] [--data FILE] [--losses FILE]
+usage: gpt.py --model NAME [--device cpu|cuda] [--dtype f32|bf16] [--threads N] [--steps N]
+              [--warmup N] [--compile [MODE]] [--sdpa BACKEND] [--init FILE] [--data FILE]
+              [--losses FILE]
 
 Prints one line of JSON. What PyTorch has for speed is used: fused attention, fused AdamW, foreach
-clipping, gradients set to None; with --compile, torch.compile over model and loss.
+clipping, gradients set to None; with --compile, torch.compile over model and loss. bf16 is autocast
+over f32 weights, as PyTorch trains GPTs. --sdpa names one attention backend; without it PyTorch
+chooses. On a GPU the vocabulary is padded and steps are timed as in bench/train_run.cpp.
 """
 import argparse
+import contextlib
 import json
 import re
 import statistics
@@ -35,7 +39,16 @@ MODELS = {
     "124m-b4-t256": Config(12, 12, 768, 1024, 50257, 4, 256),
     "124m-b1-t1024": Config(12, 12, 768, 1024, 50257, 1, 1024),
     "124m-b4-t64": Config(12, 12, 768, 1024, 50257, 4, 64),
+    "124m-b4-t1024": Config(12, 12, 768, 1024, 50257, 4, 1024),
+    "124m-b16-t1024": Config(12, 12, 768, 1024, 50257, 16, 1024),
+    "124m-b64-t1024": Config(12, 12, 768, 1024, 50257, 64, 1024),
+    "350m-b32-t1024": Config(24, 16, 1024, 1024, 50257, 32, 1024),
+    "774m-b16-t1024": Config(36, 20, 1280, 1024, 50257, 16, 1024),
+    "1558m-b8-t1024": Config(48, 25, 1600, 1024, 50257, 8, 1024),
+    "smoke": Config(1, 2, 32, 16, 61, 2, 16),
 }
+GPU_VOCAB_MULTIPLE = 64  # as in bench/models.h
+GROUP = 5  # timed steps between two waits for the GPU, as in bench/train_run.h
 
 
 class Block(nn.Module):
@@ -59,9 +72,9 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    def __init__(self, c):
+    def __init__(self, c, vocab):
         super().__init__()
-        self.embed = nn.Embedding(c.vocab, c.dim)
+        self.embed = nn.Embedding(vocab, c.dim)
         self.positions = nn.Embedding(c.seq, c.dim)
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.layers))
         self.norm = nn.LayerNorm(c.dim)
@@ -126,42 +139,93 @@ def peak_rss_mib():
         return int(re.search(r"VmHWM:\s+(\d+)", f.read())[1]) / 1024
 
 
+class Trainer:
+    def __init__(self, options):
+        self.options, self.config = options, MODELS[options.model]
+        self.cuda = options.device == "cuda"
+        vocab = self.config.vocab
+        if self.cuda:
+            vocab = -(-vocab // GPU_VOCAB_MULTIPLE) * GPU_VOCAB_MULTIPLE
+        model = Gpt(self.config, vocab)
+        if options.init:
+            load_weights(model, options.init)
+        model.to(options.device)
+        self.parameters = list(model.parameters())
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=3e-4, weight_decay=0.01, fused=True)
+        mode = None if options.compile in (None, "default") else options.compile
+        self.loss_of = torch.compile(model, mode=mode) if options.compile else model
+        self.batches = Batches(self.config, options.data)
+
+    def attention(self):
+        if not self.options.sdpa:
+            return contextlib.nullcontext()
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        return sdpa_kernel(getattr(SDPBackend, self.options.sdpa))
+
+    def step(self, ids, targets):
+        ids, targets = (t.to(self.options.device, non_blocking=True) for t in (ids, targets))
+        bf16 = self.options.dtype == "bf16"
+        with torch.autocast(self.options.device, torch.bfloat16, enabled=bf16), self.attention():
+            loss = self.loss_of(ids, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.parameters, 1.0, foreach=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    def run_on_cpu(self):
+        seconds, losses = [], []
+        for step in range(self.options.warmup + self.options.steps):
+            batch = self.batches.at(step)
+            start = time.perf_counter()
+            losses.append(self.step(*batch).item())
+            if step >= self.options.warmup:
+                seconds.append(time.perf_counter() - start)
+        return seconds, losses
+
+    def run_on_gpu(self):
+        """Seconds of a step in each group, and all losses. The host waits after each group only."""
+        o = self.options
+        prepared = [[t.pin_memory() for t in self.batches.at(s)] for s in range(o.warmup + o.steps)]
+        # A clone, because with CUDA graphs the next step writes where this one's loss is.
+        losses = [self.step(*batch).clone() for batch in prepared[: o.warmup]]
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        seconds = []
+        for first in range(o.warmup, len(prepared), GROUP):
+            group = prepared[first : first + GROUP]
+            start = time.perf_counter()
+            losses += [self.step(*batch).clone() for batch in group]
+            torch.cuda.synchronize()
+            seconds.append((time.perf_counter() - start) / len(group))
+        return seconds, [loss.item() for loss in losses]
+
+
 def train(options):
     torch.set_num_threads(options.threads)
     torch.manual_seed(1)
     imported = peak_rss_mib()
-    config = MODELS[options.model]
-    model = Gpt(config)
-    if options.init:
-        load_weights(model, options.init)
-    parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=3e-4, weight_decay=0.01, fused=True)
-    loss_of = torch.compile(model) if options.compile else model
-    batches = Batches(config, options.data)
-    seconds, losses = [], []
-    for step in range(options.warmup + options.steps):
-        ids, targets = batches.at(step)
-        start = time.perf_counter()
-        loss = loss_of(ids, targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.item())
-        if step >= options.warmup:
-            seconds.append(time.perf_counter() - start)
+    trainer = Trainer(options)
+    seconds, losses = trainer.run_on_gpu() if trainer.cuda else trainer.run_on_cpu()
     if options.losses:
         with open(options.losses, "w") as f:
             f.writelines(f"{loss:.9g}\n" for loss in losses)
-    tokens = config.batch * config.tokens
+    tokens = trainer.config.batch * trainer.config.tokens
+    memory = {
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+    } if trainer.cuda else {}
     return {
         "model": options.model,
+        "device": options.device,
+        "dtype": options.dtype,
         "threads": options.threads,
         "step_tokens": tokens,
         "step_ms": [1e3 * s for s in seconds],
         "tokens_per_s": tokens / statistics.median(seconds),
         "peak_rss_mib": peak_rss_mib(),
         "imported_rss_mib": imported,
+        **memory,
         "last_loss": losses[-1],
     }
 
@@ -169,10 +233,14 @@ def train(options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=MODELS, required=True)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
+    parser.add_argument("--sdpa", help="of torch.nn.attention.SDPBackend: FLASH_ATTENTION, ...")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile", nargs="?", const="default", metavar="MODE",
+                        help="default, reduce-overhead, max-autotune")
     parser.add_argument("--init")
     parser.add_argument("--data")
     parser.add_argument("--losses")
