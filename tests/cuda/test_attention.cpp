@@ -61,7 +61,9 @@ TEST_CASE("attention: masks, lengths and grouped heads, in every kernel") {
        {Sizes{2, 1, 1, 1, 1, 64}, Sizes{1, 65, 65, 2, 2, 64}, Sizes{1, 130, 130, 2, 1, 64},
         Sizes{1, 17, 65, 4, 1, 64}, Sizes{1, 65, 17, 1, 1, 64}, Sizes{1, 65, 65, 1, 1, 128},
         Sizes{2, 17, 70, 2, 1, 128}, Sizes{1, 33, 33, 4, 2, 20}, Sizes{1, 40, 70, 4, 1, 7},
-        Sizes{1, 70, 40, 2, 2, 1}, Sizes{1, 33, 40, 2, 1, 256}})
+        Sizes{1, 70, 40, 2, 2, 1}, Sizes{1, 33, 40, 2, 1, 256},
+        // Whole tiles.
+        Sizes{1, 128, 128, 2, 1, 64}, Sizes{1, 64, 64, 2, 1, 128}, Sizes{1, 32, 64, 2, 1, 9}})
     for (const AttentionOptions& o : kMasks) {
       CAPTURE(text(z));
       CAPTURE(o.window);
