@@ -6,6 +6,8 @@ if(NOT WEFT_CUDA MATCHES "^(AUTO|ON|OFF|EMULATE)$")
   message(FATAL_ERROR "WEFT_CUDA must be AUTO, ON, OFF or EMULATE, got ${WEFT_CUDA}")
 endif()
 
+option(WEFT_PTXAS_REPORT "Print registers and spills of every CUDA kernel, for scripts/check_registers.py" OFF)
+
 set(weft_cuda_kernels
   attention
   attention_bwd
@@ -83,6 +85,9 @@ function(weft_native_kernels name)
   target_compile_definitions(${name} PRIVATE WEFT_WITH_CUDA=1)
   target_include_directories(${name} PRIVATE ${weft_include})
   target_include_directories(${name} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  if(WEFT_PTXAS_REPORT)
+    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v>)
+  endif()
   if(WEFT_WERROR)
     target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>
       $<$<COMPILE_LANGUAGE:CXX>:-Werror>)

@@ -29,7 +29,7 @@ part setup scripts/setup.sh all || give_up setup
 
 case "${1:-}" in
   "")
-    build release -DWEFT_EXAMPLES=ON -DWEFT_BENCH=ON -DWEFT_CUDA=AUTO
+    build release -DWEFT_EXAMPLES=ON -DWEFT_BENCH=ON -DWEFT_CUDA=AUTO -DWEFT_PTXAS_REPORT=ON
     rm -f build/release/launched_kernels.txt
     ctest_in release
     check format scripts/check_format.sh
@@ -37,7 +37,7 @@ case "${1:-}" in
     check ops scripts/check_ops.py --check
     check readme scripts/check_readme.py
     check kernels scripts/check_kernels.py build/release
-    check registers scripts/check_registers.py --check
+    check registers scripts/check_registers.py --check build/logs/build-release.log
     check install scripts/check_install.sh
     part compile-time scripts/check_compile_time.sh && cat build/logs/compile-time.log
     ;;
