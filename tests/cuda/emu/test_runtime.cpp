@@ -44,7 +44,7 @@ __global__ void report_kernel(cuda::detail::IndexFault* fault) {
   fault->label = "index";
   fault->limit = 10;
   fault->value = 12;
-  fault->set = 1;
+  fault->set = cuda::detail::IndexFault::complete;
 }
 
 double first(const Tensor& t) {
