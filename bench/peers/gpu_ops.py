@@ -28,7 +28,8 @@ import gpu_cases
 
 # As in bench/gpu/gpu_bench.cpp.
 RUNS, SAMPLE_SECONDS, WARM_SECONDS = 25, 3e-3, 3
-NAME = re.compile(r"(?P<op>[a-z0-9_ ]+?)(?: kv_heads (?P<kv>\d+))?, (?P<dtype>bf16|f32) (?P<sizes>\d+(?: x \d+)*)")
+NAME = re.compile(r"(?P<op>[a-z0-9_ ]+?)(?: kv_heads (?P<kv>\d+))?, "
+                  r"(?P<dtype>bf16|f32) (?P<sizes>\d+(?: x \d+)*)")
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 
 
