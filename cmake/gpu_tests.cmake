@@ -11,6 +11,7 @@ set(weft_gpu_test_stems
   layer_norm
   optimizer
   ptx
+  race
   random
   reduce
   rms_norm
@@ -113,7 +114,7 @@ if(WEFT_SANITIZE)
     # A CUDA thread is a thread to ThreadSanitizer: only what is small.
     add_test(NAME race_elementwise COMMAND emulated_tests "--test-case=elementwise: updates in place")
     list(TRANSFORM races PREPEND emulator_bug_)
-    set_tests_properties(${races} emulator_bug_sound emulated_copy race_elementwise
+    set_tests_properties(${races} emulator_bug_sound emulated_copy emulated_race race_elementwise
       PROPERTIES LABELS race)
     add_dependencies(thread_tests emulator_bugs emulated_tests)
   endif()

@@ -15,15 +15,16 @@ TensorList run(const Op& op, const TensorList& inputs, const TensorList& cotange
     }
     leaves.push_back(leaf);
   }
-  if (!gradients) return op(leaves);
-  TensorList result;
-  Tape tape;
   const TensorList outputs = op(leaves);
-  for (int i = 0; i < outputs.size(); ++i) result.push_back(outputs[i]);
-  for (int i = 0; i < outputs.size(); ++i) {
-    if (!outputs[i].requires_grad()) continue;
-    const Tensor dy = cotangents[i].to(outputs[i].dtype());  // a loss may be wider than its inputs
-    for (const Tensor& g : tape.gradients(outputs[i], wanted, dy)) result.push_back(g);
+  TensorList result = outputs;
+  for (int i = 0; gradients && i < outputs.size(); ++i) {
+    if (!is_compute(outputs[i].dtype())) continue;
+    Tape tape;  // a tape runs backward once
+    const Tensor y = op(leaves)[i];
+    if (!y.requires_grad()) continue;
+    const Tensor dy = cotangents[i].to(y.dtype());  // a loss may be wider than its inputs
+    for (const Tensor& g : tape.gradients(y, wanted, dy))
+      result.push_back(g ? g : Tensor::zeros({1}));  // an input that this output does not depend on
   }
   return result;
 }

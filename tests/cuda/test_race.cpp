@@ -1,0 +1,121 @@
+// Every family of kernels on grids of a few blocks, for ThreadSanitizer: it takes each CUDA thread
+// for a thread of its own, which is thorough and slow. The shapes are the smallest that still make
+// threads of a block, and blocks, depend on each other.
+#include <doctest/doctest.h>
+
+#include "weft/autograd/attention.h"
+#include "weft/autograd/cross_entropy.h"
+#include "weft/autograd/dropout.h"
+#include "weft/autograd/indexing.h"
+#include "weft/autograd/layer_norm.h"
+#include "weft/autograd/reduce.h"
+#include "weft/autograd/rms_norm.h"
+#include "weft/autograd/rope.h"
+#include "weft/autograd/softmax.h"
+#include "weft/autograd/sort.h"
+#include "weft/autograd/swiglu.h"
+#include "weft/optim/adamw.h"
+#include "weft/optim/clip.h"
+#include "weft/tests/cuda/gpu.h"
+
+namespace weft {
+namespace {
+
+using test::Agreement;
+using test::disagreement;
+using test::kGpu;
+using test::random;
+
+Agreement in(DType dtype, double tolerance = 1) {
+  return {.dtypes = {dtype}, .tolerance = tolerance, .all_orders = false};
+}
+
+Tensor ids(std::initializer_list<double> values) {
+  return Tensor::of(values, {static_cast<std::int64_t>(values.size())}, DType::i32);
+}
+
+}  // namespace
+
+TEST_CASE("race: norms over rows of one warp and of one block") {
+  const auto layer = [](const TensorList& t) { return TensorList{layer_norm(t[0], t[1], t[2])}; };
+  const auto rms = [](const TensorList& t) { return TensorList{rms_norm(t[0], t[1])}; };
+  for (const std::int64_t width : {40, 300}) {
+    const Tensor x = random({2, width}, 1), w = random({width}, 2), b = random({width}, 3);
+    CHECK(disagreement(layer, {x, w, b}, in(DType::f32, 4)) == "");
+    CHECK(disagreement(rms, {x, w}, in(DType::f32, 4)) == "");
+  }
+}
+
+TEST_CASE("race: softmax and cross entropy") {
+  const auto soft = [](const TensorList& t) { return TensorList{softmax(t[0])}; };
+  const auto loss = [](const TensorList& t) { return TensorList{cross_entropy(t[0], t[1])}; };
+  for (const std::int64_t width : {40, 1100}) {
+    CHECK(disagreement(soft, {random({2, width})}, in(DType::f32)) == "");
+    CHECK(disagreement(loss, {random({2, width}), ids({3, 17})}, in(DType::f32)) == "");
+  }
+}
+
+TEST_CASE("race: reductions, places of extremes, cumulative sums") {
+  const auto sums = [](const TensorList& t) {
+    return TensorList{sum(t[0]), sum(t[0], {0}), sum(t[0], {1}), max(t[0], 1), cumsum(t[0], 1)};
+  };
+  CHECK(disagreement(sums, {random({5, 70})}, in(DType::f32, 4)) == "");
+}
+
+TEST_CASE("race: sorting") {
+  const auto order = [](const TensorList& t) {
+    return TensorList{sort(t[0]).values, topk(t[0], 3).values};
+  };
+  CHECK(disagreement(order, {random({2, 70})}, in(DType::f32)) == "");
+}
+
+TEST_CASE("race: embedding with a token that comes again, gather, scatter") {
+  const auto look_up = [](const TensorList& t) { return TensorList{embedding(t[0], t[1])}; };
+  CHECK(disagreement(look_up, {random({5, 33}), ids({1, 4, 1, 0, 1, 4})}, in(DType::f32, 4)) == "");
+  const auto scatter = [](const TensorList& t) {
+    return TensorList{scatter_add(t[0], 0, t[1], t[2]), gather(t[0], 0, t[1])};
+  };
+  CHECK(disagreement(scatter,
+                     {random({5}, 1), Tensor::of({2, 0, 2}, {3}, DType::i64), random({3}, 2)},
+                     in(DType::f32)) == "");
+}
+
+TEST_CASE("race: rope, swiglu, dropout") {
+  const RopeTables tables = rope_tables(8, 8, 10000, DType::f64);
+  const auto all = [&](const TensorList& t) {
+    const Tensor cos = tables.cos.to(t[0].dtype() == DType::f64 ? DType::f64 : DType::f32);
+    const Tensor sin = tables.sin.to(t[0].dtype() == DType::f64 ? DType::f64 : DType::f32);
+    return TensorList{rope(t[0], cos.to(t[0].device()), sin.to(t[0].device())), swiglu(t[0]),
+                      dropout(t[0], 0.3, RandomKey{1, 2, 3})};
+  };
+  CHECK(disagreement(all, {random({1, 3, 2, 8})}, in(DType::f32)) == "");
+}
+
+TEST_CASE("race: attention, generic and on tensor cores") {
+  const auto causal = [](const TensorList& t) {
+    return TensorList{attention(t[0], t[1], t[2], {.causal = true})};
+  };
+  const auto operands = [](std::int64_t tokens, std::int64_t dim) {
+    return TensorList{random({1, tokens, 1, dim}, 1), random({1, tokens, 1, dim}, 2),
+                      random({1, tokens, 1, dim}, 3)};
+  };
+  CHECK(disagreement(causal, operands(9, 8), in(DType::f32, 4)) == "");
+  CHECK(disagreement(causal, operands(70, 64), in(DType::bf16)) == "");
+}
+
+TEST_CASE("race: AdamW with clipping") {
+  const auto stepped = [](Device device) {
+    Tensor p = random({300}, 1, DType::f32).to(device), q = random({7}, 2, DType::f32).to(device);
+    p.set_requires_grad();
+    q.set_requires_grad();
+    const NamedTensors all{{"p", p}, {"q", q}};
+    optim::AdamW opt(all, {.m_dtype = DType::f16});
+    p.set_grad(random({300}, 3, DType::f32).to(device));
+    q.set_grad(random({7}, 4, DType::f32).to(device));
+    opt.step(optim::measure_clip(all, 1));
+    return p.detach().to(kCpu);
+  };
+  CHECK(test::mismatch(stepped(kGpu), stepped(kCpu), 1e-6) == "");
+}
+
+}  // namespace weft
