@@ -1,6 +1,6 @@
 // Unary kernels, clamp, and the updates in place.
 #include "weft/core/kernels/elementwise.h"
-#include "weft/core/kernels/elementwise_math.h"
+#include "weft/core/kernels/elementwise_ops.h"
 #include "weft/cuda/strided.h"
 
 namespace weft::cuda {
@@ -10,15 +10,6 @@ template <UnaryOp op, class T>
 struct Unary {
   __device__ T operator()(T x) const { return T(apply<op>(static_cast<Compute<T>>(x))); }
 };
-
-template <UnaryOp op>
-void unary_op(const Tensor& x, const Tensor& out) {
-  const auto run = [&]<class T>() { map<T, T>(out, Unary<op, T>{}, x); };
-  if constexpr (takes_integers(op))
-    dispatch_numeric(x.dtype(), run);
-  else
-    dispatch_floating(x.dtype(), run);
-}
 
 template <class T>
 struct Clamp {
@@ -67,37 +58,10 @@ struct ScaleBy {
 
 }  // namespace
 
-void unary(const Tensor& x, UnaryOp op, const Tensor& out) {
-  switch (op) {
-    case UnaryOp::neg:
-      return unary_op<UnaryOp::neg>(x, out);
-    case UnaryOp::exp:
-      return unary_op<UnaryOp::exp>(x, out);
-    case UnaryOp::log:
-      return unary_op<UnaryOp::log>(x, out);
-    case UnaryOp::sqrt:
-      return unary_op<UnaryOp::sqrt>(x, out);
-    case UnaryOp::rsqrt:
-      return unary_op<UnaryOp::rsqrt>(x, out);
-    case UnaryOp::abs:
-      return unary_op<UnaryOp::abs>(x, out);
-    case UnaryOp::tanh:
-      return unary_op<UnaryOp::tanh>(x, out);
-    case UnaryOp::sigmoid:
-      return unary_op<UnaryOp::sigmoid>(x, out);
-    case UnaryOp::relu:
-      return unary_op<UnaryOp::relu>(x, out);
-    case UnaryOp::gelu_tanh:
-      return unary_op<UnaryOp::gelu_tanh>(x, out);
-    case UnaryOp::gelu_erf:
-      return unary_op<UnaryOp::gelu_erf>(x, out);
-    case UnaryOp::silu:
-      return unary_op<UnaryOp::silu>(x, out);
-    case UnaryOp::square:
-      return unary_op<UnaryOp::square>(x, out);
-    case UnaryOp::sign:
-      return unary_op<UnaryOp::sign>(x, out);
-  }
+void unary(const Tensor& x, UnaryOp runtime_op, const Tensor& out) {
+  with_op(runtime_op, [&]<UnaryOp op>() {
+    with_dtype<op>(x.dtype(), [&]<class T>() { map<T, T>(out, Unary<op, T>{}, x); });
+  });
 }
 
 void clamp(const Tensor& x, double low, double high, const Tensor& out) {

@@ -1,6 +1,6 @@
 // Kernels of two operands: arithmetic, fused backwards, comparisons, where.
 #include "weft/core/kernels/elementwise.h"
-#include "weft/core/kernels/elementwise_math.h"
+#include "weft/core/kernels/elementwise_ops.h"
 #include "weft/cuda/strided.h"
 
 namespace weft::cuda {
@@ -27,22 +27,6 @@ struct WithNumber {
   }
 };
 
-template <CompareOp op, class C>
-__device__ bool holds(C a, C b) {
-  if constexpr (op == CompareOp::eq)
-    return a == b;
-  else if constexpr (op == CompareOp::ne)
-    return a != b;
-  else if constexpr (op == CompareOp::lt)
-    return a < b;
-  else if constexpr (op == CompareOp::le)
-    return a <= b;
-  else if constexpr (op == CompareOp::gt)
-    return a > b;
-  else
-    return a >= b;
-}
-
 template <CompareOp op, class T>
 struct Compare {
   __device__ bool operator()(T a, T b) const {
@@ -50,10 +34,6 @@ struct Compare {
     return holds<op, C>(static_cast<C>(a), static_cast<C>(b));
   }
 };
-
-// A float meets the number as its own type would store it; an integer meets 2.5 as 2.5.
-template <class T>
-using Comparable = std::conditional_t<std::is_integral_v<T>, double, Compute<T>>;
 
 template <CompareOp op, class T>
 struct CompareNumber {
@@ -70,78 +50,6 @@ struct Where {
   }
 };
 
-// Calls f.operator()<op>() for the op given at run time.
-template <class F>
-void with_op(BinaryOp op, F&& f) {
-  switch (op) {
-    case BinaryOp::add:
-      return f.template operator()<BinaryOp::add>();
-    case BinaryOp::sub:
-      return f.template operator()<BinaryOp::sub>();
-    case BinaryOp::mul:
-      return f.template operator()<BinaryOp::mul>();
-    case BinaryOp::div:
-      return f.template operator()<BinaryOp::div>();
-    case BinaryOp::pow:
-      return f.template operator()<BinaryOp::pow>();
-    case BinaryOp::minimum:
-      return f.template operator()<BinaryOp::minimum>();
-    case BinaryOp::maximum:
-      return f.template operator()<BinaryOp::maximum>();
-    case BinaryOp::relu_bwd:
-      return f.template operator()<BinaryOp::relu_bwd>();
-    case BinaryOp::tanh_bwd:
-      return f.template operator()<BinaryOp::tanh_bwd>();
-    case BinaryOp::sigmoid_bwd:
-      return f.template operator()<BinaryOp::sigmoid_bwd>();
-    case BinaryOp::gelu_tanh_bwd:
-      return f.template operator()<BinaryOp::gelu_tanh_bwd>();
-    case BinaryOp::gelu_erf_bwd:
-      return f.template operator()<BinaryOp::gelu_erf_bwd>();
-    case BinaryOp::silu_bwd:
-      return f.template operator()<BinaryOp::silu_bwd>();
-  }
-}
-
-template <class F>
-void with_op(CompareOp op, F&& f) {
-  switch (op) {
-    case CompareOp::eq:
-      return f.template operator()<CompareOp::eq>();
-    case CompareOp::ne:
-      return f.template operator()<CompareOp::ne>();
-    case CompareOp::lt:
-      return f.template operator()<CompareOp::lt>();
-    case CompareOp::le:
-      return f.template operator()<CompareOp::le>();
-    case CompareOp::gt:
-      return f.template operator()<CompareOp::gt>();
-    case CompareOp::ge:
-      return f.template operator()<CompareOp::ge>();
-  }
-}
-
-// Calls f.operator()<T>() for the dtypes that the op has.
-template <BinaryOp op, class F>
-void with_dtype(DType dtype, F&& f) {
-  if constexpr (takes_integers(op))
-    dispatch_numeric(dtype, f);
-  else
-    dispatch_floating(dtype, f);
-}
-
-// Comparisons take bool too, which no arithmetic does.
-template <class F>
-void with_comparable(DType dtype, F&& f) {
-  if (dtype == DType::boolean) return f.template operator()<bool>();
-  dispatch_numeric(dtype, f);
-}
-
-template <class Word>
-void where_words(const Tensor& condition, const Tensor& a, const Tensor& b, const Tensor& out) {
-  map<Word, bool, Word, Word>(out, Where{}, condition, a, b);
-}
-
 }  // namespace
 
 void binary(const Tensor& a, const Tensor& b, BinaryOp runtime_op, const Tensor& out) {
@@ -152,11 +60,8 @@ void binary(const Tensor& a, const Tensor& b, BinaryOp runtime_op, const Tensor&
 
 void binary_scalar(const Tensor& a, double value, BinaryOp runtime_op, bool reversed,
                    const Tensor& out) {
-  if (runtime_op == BinaryOp::pow && !reversed) {  // powers with a cheaper formula
-    if (value == 2) return unary(a, UnaryOp::square, out);
-    if (value == 0.5) return unary(a, UnaryOp::sqrt, out);
-    if (value == -0.5) return unary(a, UnaryOp::rsqrt, out);
-  }
+  UnaryOp simpler;
+  if (simpler_power(runtime_op, value, reversed, simpler)) return unary(a, simpler, out);
   with_op(runtime_op, [&]<BinaryOp op>() {
     if constexpr (op >= BinaryOp::relu_bwd)
       return;  // no op has a number for a gradient
@@ -178,24 +83,14 @@ void compare(const Tensor& a, const Tensor& b, CompareOp runtime_op, const Tenso
 
 void compare_scalar(const Tensor& a, double value, CompareOp runtime_op, const Tensor& out) {
   with_comparable(a.dtype(), [&]<class T>() {
-    auto v = static_cast<Comparable<T>>(value);
-    if constexpr (!std::is_integral_v<T>) v = static_cast<Comparable<T>>(T(v));
+    const auto v = comparable<T>(value);
     with_op(runtime_op, [&]<CompareOp op>() { map<bool, T>(out, CompareNumber<op, T>{v}, a); });
   });
 }
 
 void where(const Tensor& condition, const Tensor& a, const Tensor& b, const Tensor& out) {
-  // Values are only moved, so their width is all that matters.
-  switch (size_of(out.dtype())) {
-    case 1:
-      return where_words<std::uint8_t>(condition, a, b, out);
-    case 2:
-      return where_words<std::uint16_t>(condition, a, b, out);
-    case 4:
-      return where_words<std::uint32_t>(condition, a, b, out);
-    default:
-      return where_words<std::uint64_t>(condition, a, b, out);
-  }
+  with_word(size_of(out.dtype()),
+            [&]<class Word>() { map<Word, bool, Word, Word>(out, Where{}, condition, a, b); });
 }
 
 }  // namespace weft::cuda

@@ -5,6 +5,7 @@
 
 #include "weft/core/cpu/elementwise_loop.h"
 #include "weft/core/kernels/convert.h"
+#include "weft/core/kernels/elementwise_ops.h"
 
 namespace weft::cpu {
 namespace {
@@ -45,18 +46,8 @@ void convert_values(const Tensor& source, const Tensor& out) {
 }  // namespace
 
 void copy(const Tensor& source, const Tensor& out) {
-  if (source.dtype() == out.dtype()) {
-    switch (size_of(out.dtype())) {
-      case 1:
-        return move_values<std::uint8_t>(source, out);
-      case 2:
-        return move_values<std::uint16_t>(source, out);
-      case 4:
-        return move_values<std::uint32_t>(source, out);
-      default:
-        return move_values<std::uint64_t>(source, out);
-    }
-  }
+  if (source.dtype() == out.dtype())
+    return with_word(size_of(out.dtype()), [&]<class Word>() { move_values<Word>(source, out); });
   dispatch_all(source.dtype(), [&]<class From>() {
     dispatch_all(out.dtype(), [&]<class To>() {
       if constexpr (!std::is_same_v<From, To>) convert_values<From, To>(source, out);

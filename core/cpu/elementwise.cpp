@@ -1,7 +1,7 @@
 // Unary kernels, clamp, and the two in-place updates.
 #include "weft/core/cpu/elementwise_loop.h"
 #include "weft/core/cpu/elementwise_simd.h"
-#include "weft/core/kernels/elementwise_math.h"
+#include "weft/core/kernels/elementwise_ops.h"
 
 namespace weft::cpu {
 namespace {
@@ -29,14 +29,6 @@ void unary_typed(const Tensor& x, const Tensor& out) {
               });
 }
 
-template <UnaryOp op>
-void unary_op(const Tensor& x, const Tensor& out) {
-  if constexpr (takes_integers(op))
-    dispatch_numeric(x.dtype(), [&]<class T>() { unary_typed<op, T>(x, out); });
-  else
-    dispatch_floating(x.dtype(), [&]<class T>() { unary_typed<op, T>(x, out); });
-}
-
 // out[i] = f(x[i], out[i]) for kernels that are not worth special rows.
 template <class T, class F>
 void update(const Tensor& x, const Tensor& out, F f) {
@@ -57,37 +49,10 @@ void update(const Tensor& x, const Tensor& out, F f) {
 
 }  // namespace
 
-void unary(const Tensor& x, UnaryOp op, const Tensor& out) {
-  switch (op) {
-    case UnaryOp::neg:
-      return unary_op<UnaryOp::neg>(x, out);
-    case UnaryOp::exp:
-      return unary_op<UnaryOp::exp>(x, out);
-    case UnaryOp::log:
-      return unary_op<UnaryOp::log>(x, out);
-    case UnaryOp::sqrt:
-      return unary_op<UnaryOp::sqrt>(x, out);
-    case UnaryOp::rsqrt:
-      return unary_op<UnaryOp::rsqrt>(x, out);
-    case UnaryOp::abs:
-      return unary_op<UnaryOp::abs>(x, out);
-    case UnaryOp::tanh:
-      return unary_op<UnaryOp::tanh>(x, out);
-    case UnaryOp::sigmoid:
-      return unary_op<UnaryOp::sigmoid>(x, out);
-    case UnaryOp::relu:
-      return unary_op<UnaryOp::relu>(x, out);
-    case UnaryOp::gelu_tanh:
-      return unary_op<UnaryOp::gelu_tanh>(x, out);
-    case UnaryOp::gelu_erf:
-      return unary_op<UnaryOp::gelu_erf>(x, out);
-    case UnaryOp::silu:
-      return unary_op<UnaryOp::silu>(x, out);
-    case UnaryOp::square:
-      return unary_op<UnaryOp::square>(x, out);
-    case UnaryOp::sign:
-      return unary_op<UnaryOp::sign>(x, out);
-  }
+void unary(const Tensor& x, UnaryOp runtime_op, const Tensor& out) {
+  with_op(runtime_op, [&]<UnaryOp op>() {
+    with_dtype<op>(x.dtype(), [&]<class T>() { unary_typed<op, T>(x, out); });
+  });
 }
 
 void clamp(const Tensor& x, double low, double high, const Tensor& out) {

@@ -1,7 +1,7 @@
 // Kernels of two operands: arithmetic, fused backwards, comparisons, where.
 #include "weft/core/cpu/elementwise_loop.h"
 #include "weft/core/cpu/elementwise_simd.h"
-#include "weft/core/kernels/elementwise_math.h"
+#include "weft/core/kernels/elementwise_ops.h"
 
 namespace weft::cpu {
 namespace {
@@ -66,75 +66,8 @@ void scalar_typed(const Tensor& a, S value, const Tensor& out, std::int64_t work
               });
 }
 
-// Calls f.operator()<op>() for the op given at run time.
-template <class F>
-void with_op(BinaryOp op, F&& f) {
-  switch (op) {
-    case BinaryOp::add:
-      return f.template operator()<BinaryOp::add>();
-    case BinaryOp::sub:
-      return f.template operator()<BinaryOp::sub>();
-    case BinaryOp::mul:
-      return f.template operator()<BinaryOp::mul>();
-    case BinaryOp::div:
-      return f.template operator()<BinaryOp::div>();
-    case BinaryOp::pow:
-      return f.template operator()<BinaryOp::pow>();
-    case BinaryOp::minimum:
-      return f.template operator()<BinaryOp::minimum>();
-    case BinaryOp::maximum:
-      return f.template operator()<BinaryOp::maximum>();
-    case BinaryOp::relu_bwd:
-      return f.template operator()<BinaryOp::relu_bwd>();
-    case BinaryOp::tanh_bwd:
-      return f.template operator()<BinaryOp::tanh_bwd>();
-    case BinaryOp::sigmoid_bwd:
-      return f.template operator()<BinaryOp::sigmoid_bwd>();
-    case BinaryOp::gelu_tanh_bwd:
-      return f.template operator()<BinaryOp::gelu_tanh_bwd>();
-    case BinaryOp::gelu_erf_bwd:
-      return f.template operator()<BinaryOp::gelu_erf_bwd>();
-    case BinaryOp::silu_bwd:
-      return f.template operator()<BinaryOp::silu_bwd>();
-  }
-}
-
-// Calls f.operator()<T>() for the dtypes that the op has.
-template <BinaryOp op, class F>
-void with_dtype(DType dtype, F&& f) {
-  if constexpr (takes_integers(op))
-    dispatch_numeric(dtype, f);
-  else
-    dispatch_floating(dtype, f);
-}
-
 constexpr std::int64_t work_of(BinaryOp op) {
   return op == BinaryOp::pow || op > BinaryOp::relu_bwd ? 16 : 1;
-}
-
-template <class F>
-void with_compare(CompareOp op, F&& f) {
-  switch (op) {
-    case CompareOp::eq:
-      return f([](auto a, auto b) { return a == b; });
-    case CompareOp::ne:
-      return f([](auto a, auto b) { return a != b; });
-    case CompareOp::lt:
-      return f([](auto a, auto b) { return a < b; });
-    case CompareOp::le:
-      return f([](auto a, auto b) { return a <= b; });
-    case CompareOp::gt:
-      return f([](auto a, auto b) { return a > b; });
-    case CompareOp::ge:
-      return f([](auto a, auto b) { return a >= b; });
-  }
-}
-
-// Comparisons take bool too, which no arithmetic does.
-template <class F>
-void with_comparable(DType dtype, F&& f) {
-  if (dtype == DType::boolean) return f.template operator()<bool>();
-  dispatch_numeric(dtype, f);
 }
 
 template <class T>
@@ -178,11 +111,8 @@ void binary(const Tensor& a, const Tensor& b, BinaryOp runtime_op, const Tensor&
 
 void binary_scalar(const Tensor& a, double value, BinaryOp runtime_op, bool reversed,
                    const Tensor& out) {
-  if (runtime_op == BinaryOp::pow && !reversed) {  // powers with a cheaper formula
-    if (value == 2) return unary(a, UnaryOp::square, out);
-    if (value == 0.5) return unary(a, UnaryOp::sqrt, out);
-    if (value == -0.5) return unary(a, UnaryOp::rsqrt, out);
-  }
+  UnaryOp simpler;
+  if (simpler_power(runtime_op, value, reversed, simpler)) return unary(a, simpler, out);
   with_op(runtime_op, [&]<BinaryOp op>() {
     if constexpr (op >= BinaryOp::relu_bwd)
       return;  // no op has a number for a gradient
@@ -199,39 +129,27 @@ void binary_scalar(const Tensor& a, double value, BinaryOp runtime_op, bool reve
   });
 }
 
-void compare(const Tensor& a, const Tensor& b, CompareOp op, const Tensor& out) {
+void compare(const Tensor& a, const Tensor& b, CompareOp runtime_op, const Tensor& out) {
   with_comparable(a.dtype(), [&]<class T>() {
     using C = Compute<T>;
-    with_compare(op, [&](auto holds) {
-      binary_typed<T, bool>(a, b, out, 1, [=](C x, C y) { return holds(x, y); });
+    with_op(runtime_op, [&]<CompareOp op>() {
+      binary_typed<T, bool>(a, b, out, 1, [](C x, C y) { return holds<op, C>(x, y); });
     });
   });
 }
 
-void compare_scalar(const Tensor& a, double value, CompareOp op, const Tensor& out) {
+void compare_scalar(const Tensor& a, double value, CompareOp runtime_op, const Tensor& out) {
   with_comparable(a.dtype(), [&]<class T>() {
-    // A float meets the number as its own type would store it; an integer meets 2.5 as 2.5.
-    using C = std::conditional_t<std::is_integral_v<T>, double, Compute<T>>;
-    C v = static_cast<C>(value);
-    if constexpr (!std::is_integral_v<T>) v = static_cast<C>(T(v));
-    with_compare(op, [&](auto holds) {
-      scalar_typed<T, bool>(a, v, out, 1, [=](C x, C y) { return holds(x, y); });
+    using C = Comparable<T>;
+    with_op(runtime_op, [&]<CompareOp op>() {
+      scalar_typed<T, bool>(a, comparable<T>(value), out, 1,
+                            [](C x, C y) { return holds<op, C>(x, y); });
     });
   });
 }
 
 void where(const Tensor& condition, const Tensor& a, const Tensor& b, const Tensor& out) {
-  // Values are only moved, so their width is all that matters.
-  switch (size_of(out.dtype())) {
-    case 1:
-      return where_typed<std::uint8_t>(condition, a, b, out);
-    case 2:
-      return where_typed<std::uint16_t>(condition, a, b, out);
-    case 4:
-      return where_typed<std::uint32_t>(condition, a, b, out);
-    default:
-      return where_typed<std::uint64_t>(condition, a, b, out);
-  }
+  with_word(size_of(out.dtype()), [&]<class Word>() { where_typed<Word>(condition, a, b, out); });
 }
 
 }  // namespace weft::cpu

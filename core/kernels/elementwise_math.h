@@ -142,4 +142,32 @@ constexpr C apply(C a, C b) {
   }
 }
 
+/// Does a op b hold?
+template <CompareOp op, class C>
+constexpr bool holds(C a, C b) {
+  if constexpr (op == CompareOp::eq)
+    return a == b;
+  else if constexpr (op == CompareOp::ne)
+    return a != b;
+  else if constexpr (op == CompareOp::lt)
+    return a < b;
+  else if constexpr (op == CompareOp::le)
+    return a <= b;
+  else if constexpr (op == CompareOp::gt)
+    return a > b;
+  else
+    return a >= b;
+}
+
+/// A float meets a number as its own type would store it; an integer meets 2.5 as 2.5.
+template <class T>
+using Comparable = std::conditional_t<std::is_integral_v<T>, double, Compute<T>>;
+template <class T>
+constexpr Comparable<T> comparable(double value) {
+  if constexpr (std::is_integral_v<T>)
+    return value;
+  else
+    return static_cast<Comparable<T>>(T(static_cast<Comparable<T>>(value)));
+}
+
 }  // namespace weft
