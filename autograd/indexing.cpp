@@ -23,9 +23,10 @@ void check_index(const char* op, const char* label, const Tensor& index, std::in
         "{}: {} must be i32 or i64, got {}", op, label, index.dtype());
   check(index.device() == x.device(), "{}: {} must be on {}, got {}", op, label, x.device(),
         index.device());
-  const Tensor bad = index.device().is_cpu() ? Tensor::empty({2}, DType::i64) : Tensor();
+  const Device device = index.device();
+  const Tensor bad = device.is_gpu() ? Tensor() : Tensor::empty({2}, DType::i64, device);
   dispatch<cpu::find_bad_index, cuda::find_bad_index>(index, op, label, limit, bad);
-  if (!bad) return;
+  if (!bad || bad.is_meta()) return;
   const std::int64_t* result = bad.data<std::int64_t>();
   check(result[0] == 0, "{}: {} must be in [0, {}), got {}", op, label, limit, result[1]);
 }

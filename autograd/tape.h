@@ -59,8 +59,8 @@ class Backward {
   /// place of add(): no second buffer, no second pass. Null when there is none yet, when somebody
   /// else can see it, when an outer tape needs its history, and when it has not this shape and
   /// dtype (add() then says what is wrong). It may be the leaf's own grad() or, for a kernel that
-  /// can add to f32, its main_grad(); so until backward() has returned, those of a leaf may hold
-  /// part of a sum.
+  /// can add bf16 products to f32, its main_grad(); so until backward() has returned, those of a
+  /// leaf may hold part of a sum.
   Tensor accumulator(int i, const Shape& shape, DType dtype, bool can_add_to_f32 = false);
   /// To be called by a backward that runs a fused kernel.
   /// Throws Error when an outer tape records: the kernel's derivative is not known to it.

@@ -31,7 +31,8 @@ Tensor Backward::accumulator(int i, const Shape& shape, DType dtype, bool can_ad
   Tape::Slot& s = tape_->slot(slots_[i]);
   if (const Tensor main = tape_->main_grad_of(s);
       main && main.shape() == shape && main.is_contiguous() &&
-      (main.dtype() == dtype || (can_add_to_f32 && main.dtype() == DType::f32))) {
+      (main.dtype() == dtype ||
+       (can_add_to_f32 && dtype == DType::bf16 && main.dtype() == DType::f32))) {
     s.in_main = true;
     main.bump_version();
     return main;

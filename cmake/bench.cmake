@@ -6,7 +6,7 @@ endforeach()
 target_sources(bench_step PRIVATE bench/train_run.cpp)
 
 # Objects, not a program: a test links them with the library that imitates a GPU.
-if(NOT WEFT_CUDA STREQUAL "OFF")
+if(WEFT_TESTS OR NOT WEFT_CUDA STREQUAL "OFF")
   add_library(weft_bench_gpu OBJECT EXCLUDE_FROM_ALL
     bench/bench_gpu.cpp
     bench/gpu/attention.cpp

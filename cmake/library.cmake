@@ -172,6 +172,8 @@ if(WEFT_HAVE_CUDA)
   # libcudart needs them; itself it is linked statically, without the symbols becoming ours.
   target_link_libraries(weft PRIVATE CUDA::cudart_static ${CMAKE_DL_LIBS})
   target_link_options(weft PRIVATE -Wl,--exclude-libs,libcudart_static.a)
+  # core/dispatch.h in a program must know what the library has.
+  target_compile_definitions(weft INTERFACE WEFT_WITH_CUDA=1)
 elseif(WEFT_CUDA STREQUAL "EMULATE")
   weft_host_objects(weft_host 1)
   weft_library(weft weft_host weft_emulated)

@@ -186,6 +186,11 @@ void free_block(Storage* s) {
   }
 }
 
+void check_index(Device device) {
+  check(device.index >= 0 && device.index < cuda::kMaxDevices,
+        "device: index must be in [0, {}), got {}", cuda::kMaxDevices, device.index);
+}
+
 Storage* shared_empty_storage(Device device) {
   static Storage* const table = [] {
     auto* all = new Storage[Device::kKinds * 16];
@@ -195,8 +200,7 @@ Storage* shared_empty_storage(Device device) {
     }
     return all;
   }();
-  check(device.index >= 0 && device.index < 16, "device: index must be in [0, 16), got {}",
-        device.index);
+  check_index(device);
   return &table[static_cast<int>(device.kind) * 16 + device.index];
 }
 
@@ -329,6 +333,7 @@ CategoryScope::CategoryScope(Category category) : previous_(current_category) {
 CategoryScope::~CategoryScope() { current_category = previous_; }
 
 MemoryStats memory_stats(Device device) {
+  check_index(device);
   const MemoryCounters& c = counters_of(device);
   MemoryStats s;
   s.hits = c.hits.get();
@@ -343,6 +348,7 @@ MemoryStats memory_stats(Device device) {
 }
 
 void reset_peak(Device device) {
+  check_index(device);
   MemoryCounters& c = counters_of(device);
   c.peak = c.live.get();
 }
@@ -354,6 +360,7 @@ void set_max_cached_bytes(std::int64_t bytes) {
 
 void release_cached_memory(Device device) {
   if (device.is_cuda()) return SharedCache::evict_device(device);
+  if (!device.is_cpu()) return;
   front.flush();
   SharedCache::get().evict_all();
 }

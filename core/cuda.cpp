@@ -25,7 +25,7 @@ struct Registry {
   std::int16_t first_of[kMaxDevices];
   std::string why;
   int devices = 0;
-  detail::IndexFault* fault = nullptr;
+  std::atomic<detail::IndexFault*> fault = nullptr;
 
   Registry() {
     streams.reserve(kMaxStreams);
@@ -66,16 +66,23 @@ std::int16_t default_stream(Device device) {
   return id;
 }
 
-// The host has just waited for a device.
-void waited() {
-  sync_count.fetch_add(1, std::memory_order_relaxed);
-  detail::IndexFault* f = registry().fault;
-  if (!f || f->set != detail::IndexFault::complete) return;
+// Throws what a kernel has reported. It only reads what the device wrote before.
+void check_fault() {
+  detail::IndexFault* const f = registry().fault.load(std::memory_order_acquire);
+  if (!f) return;
+  const std::atomic_ref set(f->set);
+  if (set.load(std::memory_order_acquire) != detail::IndexFault::complete) return;
   const detail::IndexFault seen = *f;
-  *f = {};
+  set.store(detail::IndexFault::none, std::memory_order_release);  // last: the next may report
   check(!seen.may_ignore, "{}: {} must be in [0, {}) or ignore_index {}, got {}", seen.op,
         seen.label, seen.limit, seen.ignored, seen.value);
   check(false, "{}: {} must be in [0, {}), got {}", seen.op, seen.label, seen.limit, seen.value);
+}
+
+// The host has just waited for a device.
+void waited() {
+  sync_count.fetch_add(1, std::memory_order_relaxed);
+  check_fault();
 }
 
 }  // namespace
@@ -129,6 +136,7 @@ void Stream::give_back() {
 Stream Stream::current(Device device) {
   check(device.index >= 0 && device.index < kMaxDevices, "device: index must be in [0, {}), got {}",
         kMaxDevices, device.index);
+  check(device.is_cuda(), "device: must be a GPU, got {}", device);
   std::int16_t& id = current_of[device.index];
   if (id < 0) id = default_stream(device);
   return {device.index, id};
@@ -185,10 +193,14 @@ bool Event::done() const {
     if (handle_) return rt::event_done(handle_);
   return true;
 }
+void Event::wait() const {
+  if (done()) return;
+  if constexpr (kWithCuda) rt::synchronize_event(handle_);
+  sync_count.fetch_add(1, std::memory_order_relaxed);
+}
 void Event::synchronize() const {
-  if constexpr (kWithCuda)
-    if (handle_) rt::synchronize_event(handle_);
-  waited();
+  wait();
+  check_fault();
 }
 double Event::since(const Event& earlier) const {
   check(handle_ && earlier.handle_, "since: both events must have been recorded");
@@ -256,12 +268,17 @@ Readback& Readback::operator=(Readback&& o) noexcept {
 }
 Readback::~Readback() {
   if (!pinned_) return;
-  if (written_ && !written_->done()) written_->synchronize();  // the GPU still writes to it
+  try {
+    if (written_) written_->wait();  // the GPU still writes to it
+  } catch (const Error&) {
+    return;  // a broken device: the place is lost, and a destructor must not throw
+  }
   PinnedNumbers::get().give(pinned_);
 }
 double Readback::value() const {
   if (!pinned_) return read_;
-  if (!written_->done()) written_->synchronize();
+  written_->wait();
+  check_fault();
   return *pinned_;
 }
 
@@ -277,11 +294,8 @@ IndexFault* index_fault() {
   Registry& r = registry();
   const std::lock_guard lock(r.mutex);
   if constexpr (kWithCuda)
-    if (!r.fault) {
-      r.fault = static_cast<IndexFault*>(rt::allocate_pinned(sizeof(IndexFault)));
-      *r.fault = {};
-    }
-  return r.fault;
+    if (!r.fault.load()) r.fault = new (rt::allocate_pinned(sizeof(IndexFault))) IndexFault{};
+  return r.fault.load();
 }
 
 void copy_across(const Tensor& from, const Tensor& to) {

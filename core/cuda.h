@@ -80,6 +80,8 @@ class Event {
   /// What `stream` gets from now on waits for the mark.
   void hold(const Stream& stream) const;
   bool done() const;
+  /// Like synchronize(), but an index that a kernel has reported stays for the next wait.
+  void wait() const;
   void synchronize() const;
   /// Milliseconds from `earlier` to this one, both made with timing, recorded and done.
   double since(const Event& earlier) const;

@@ -137,7 +137,7 @@ void SharedCache::hold(Storage* s) {
 void SharedCache::take_back_held(bool wait) {
   for (std::size_t i = held_.size(); i-- > 0;) {
     const auto done = [wait](const cuda::Event& e) {
-      if (wait) e.synchronize();
+      if (wait) e.wait();
       return wait || e.done();
     };
     if (!std::all_of(held_[i].until.begin(), held_[i].until.end(), done)) continue;

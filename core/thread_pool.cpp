@@ -1,5 +1,7 @@
 #include "weft/core/thread_pool.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <system_error>
 #include <thread>
@@ -78,6 +80,11 @@ void ThreadPool::take_part(int who) {
 }
 
 void ThreadPool::work(int who) {
+  // Signals are the business of the program's own threads. A handler here would also write below a
+  // stack pointer that oneDNN's products use for something else.
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, nullptr);
   int seen = 0;
   for (;;) {
     await_change(turn_, seen, kSpinsForWork);

@@ -51,6 +51,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     cp_async_commit();
   };
   copy_tokens<kQueries, D>(query_tile, q + query * a.ldq + at.head * D, a.ldq, n);
+  cp_async_commit();  // of its own: where no key is seen, no tile's copy commits it
   if (begin < end) start_copy(begin, 0);
 
   typename Form::Queries queries;

@@ -49,6 +49,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   };
   copy_tokens<kRowsOfTile, D>(key_tile, k + token * a.ldk + at.head * D, a.ldk, n);
   copy_tokens<kRowsOfTile, D>(value_tile, v + token * a.ldv + at.head * D, a.ldv, n);
+  cp_async_commit();  // of its own: where no query sees a key, no tile's copy commits it
   int head = at.head * a.share(), from = begin;
   if (tiles > 0) start_copy(head, from, 0);
 

@@ -38,6 +38,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   };
   copy_tokens<kRowsOfTile, D>(query_tile, q + query * a.ldq + at.head * D, a.ldq, n);
   copy_tokens<kRowsOfTile, D>(grad_tile, dy + out, distance, n);
+  cp_async_commit();  // of its own: where no key is seen, no tile's copy commits it
   if (begin < end) start_copy(begin, 0);
 
   const float unit = static_cast<float>(a.scale) * kLog2E;

@@ -140,6 +140,10 @@ void run_product(Product p, const ProductData& data) {
   if (!handle) ok(l.create(&handle), "cublasLtCreate", p);
   void*& workspace = cache.workspaces[stream.id()];
   if (!workspace) workspace = rt::allocate(kWorkspace);
+  if (!workspace) {  // the tensors' cache may hold all there is
+    release_cached_memory({Device::Kind::cuda, static_cast<std::int16_t>(p.device)});
+    workspace = rt::allocate(kWorkspace);
+  }
   check_system(workspace != nullptr, "cuda: no memory for a workspace of {} bytes", kWorkspace);
 
   auto it = cache.plans.find(p);

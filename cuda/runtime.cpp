@@ -20,8 +20,6 @@ void ok(cudaError_t status, const char* what) {
 cudaStream_t stream_of(rt::StreamHandle s) { return static_cast<cudaStream_t>(s); }
 cudaEvent_t event_of(rt::EventHandle e) { return static_cast<cudaEvent_t>(e); }
 
-constexpr std::size_t kPlainShared = 48 << 10;  // beyond it a kernel must ask
-
 }  // namespace
 
 namespace detail {
@@ -30,7 +28,8 @@ void launch(const void* kernel, dim3 grid, dim3 block, void** args, std::size_t 
   int device = 0;
   ok(cudaGetDevice(&device), "cudaGetDevice");
   const Stream stream = Stream::current({Device::Kind::cuda, static_cast<std::int16_t>(device)});
-  if (shared > kPlainShared)
+  // Static and dynamic memory together may pass the 48 KiB that a block has without asking.
+  if (shared > 0)
     ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                             static_cast<int>(shared)),
        "cudaFuncSetAttribute");

@@ -39,7 +39,9 @@ class Optimizer {
   /// "step" (i64, one element) and for each parameter "<name>.<state>" as f32 (f64 for an f64
   /// model), whatever dtype the state is kept in; "<name>.master" where there is one. Copies.
   StateDict state_dict() const;
-  /// Throws Error on a missing or unexpected name, or another shape; nothing is changed then.
+  /// A model's own weights are loaded first: an f32 copy of a bf16 weight starts from the weight
+  /// again when that was written after the copy. Throws Error on a missing or unexpected name, or
+  /// another shape; nothing is changed then.
   void load_state_dict(const StateDict& state);
 
  protected:

@@ -181,6 +181,15 @@ TEST_CASE("accumulate: a bf16 weight's gradient goes into its f32 main_grad at o
   CHECK(test::mismatch(w.main_grad(), both, 1e-2) == "");
 }
 
+TEST_CASE("accumulate: an f64 weight may have an f32 main_grad") {
+  const Tensor x = test::random({5, 4}, 1);
+  Tensor w = test::random({3, 4}, 2).set_requires_grad();
+  w.set_main_grad(Tensor::zeros({3, 4}, DType::f32));
+  Tape tape;
+  sum(linear(x, w)).backward();
+  CHECK(test::mismatch(w.main_grad(), sum(x, {0}).expand({3, 4}), 1e-6) == "");
+}
+
 TEST_CASE("accumulate: under an outer tape the sum keeps its history") {
   const auto penalty = [](const TensorList& in) {
     Tape inner;

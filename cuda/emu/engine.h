@@ -166,7 +166,8 @@ class Engine {
     char* at;
   };
   std::vector<Variable> variables_;
-  std::size_t shared_top_ = 0, shared_used_ = 0;  // with and without the gaps between variables
+  std::size_t shared_top_ = 0,
+              shared_used_ = 0;  // with and without the gaps between variables
   int count_ = 0, live_ = 0, warp_count_ = 0, warp_ = 0;
   std::uint32_t random_state_ = 1;
   void (*body_)(void*) = nullptr;

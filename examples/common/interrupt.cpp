@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstddef>
 
 namespace weft::train {
 namespace {
@@ -16,9 +17,20 @@ void on_signal(int) {
 
 }  // namespace
 
+// On a stack of its own: oneDNN's products use the stack pointer for their packed operands, and a
+// handler that the kernel runs "below" it writes into the heap.
 void catch_interrupts() {
-  std::signal(SIGINT, on_signal);
-  std::signal(SIGTERM, on_signal);
+  constexpr std::size_t kStack = 64 << 10;
+  alignas(16) static char memory[kStack];
+  stack_t stack = {};
+  stack.ss_sp = memory;
+  stack.ss_size = kStack;
+  sigaltstack(&stack, nullptr);
+  struct sigaction action = {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_ONSTACK | SA_RESTART;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
 }
 
 bool interrupted() { return requested != 0; }

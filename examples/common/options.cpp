@@ -236,7 +236,11 @@ void check_values(const Options& o) {
   check_one_of("--tie", o.tie, {"auto", "on", "off"});
   check(o.dtype != "fp8", "--dtype: fp8 does not exist yet; use f32, bf16 or f64");
   check_one_of("--dtype", o.dtype, {"f32", "bf16", "f64"});
-  if (const Device device = Device::parse(o.device); device.is_cuda()) cuda::check_device(device);
+  const Device device = Device::parse(o.device);
+  check(device.kind != Device::Kind::meta_cuda,
+        "--device: predicting a GPU's memory does not exist yet; use meta for the CPU's, got {}",
+        o.device);
+  if (device.is_cuda()) cuda::check_device(device);
   const std::int64_t micro = o.micro_batch ? o.micro_batch : o.batch;
   check(o.batch % micro == 0, "--micro-batch: must divide --batch {}, got {}", o.batch, micro);
 }

@@ -154,7 +154,7 @@ std::string Session::first_non_finite() const {
   for (const auto& p : parameters)
     if (!all_finite(p.tensor)) return message("parameter {}", p.name);
   for (const auto& p : parameters)
-    if (!all_finite(p.tensor.grad())) return message("the gradient of {}", p.name);
+    if (!all_finite(optim::gradient_of(p.tensor))) return message("the gradient of {}", p.name);
   return "the loss";
 }
 

@@ -72,6 +72,7 @@ class Run {
       return 0;
     }
     catch_interrupts();
+    since_ = Clock::now();
     Progress progress(state_.step + 1, options_.steps, options_.log_every);
     while (state_.step < options_.steps) {
       const int status = one_step(progress);
@@ -118,6 +119,7 @@ class Run {
     if (saves) {
       folder_.save(session_, state_, options_.keep);
       io::write_loss_svg(folder_.metrics(), folder_.plot());
+      since_ = Clock::now();
     }
     if (stop && !last) {
       progress.finish();
@@ -138,8 +140,9 @@ class Run {
       progress.finish();
       std::fprintf(stderr,
                    "train_gpt: step %lld: %s is not finite (loss %g, gradient norm %g); "
-                   "weights and checkpoints are as before this step\n",
-                   static_cast<long long>(p.step), session_.first_non_finite().c_str(), loss, norm);
+                   "%s as before this step\n",
+                   static_cast<long long>(p.step), session_.first_non_finite().c_str(), loss, norm,
+                   device_.is_cuda() ? "checkpoints are" : "weights and checkpoints are");
       return static_cast<int>(Fault::non_finite);
     }
     peak_bytes_ = std::max(peak_bytes_, p.result.peak_bytes);

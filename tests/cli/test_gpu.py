@@ -50,6 +50,25 @@ def steady_memory(folder):
     assert allocations[3] == allocations[-1], allocations
 
 
+def not_finite(folder):
+    """The GPU's numbers are read a step late; the run still stops, and what was saved stays."""
+    done = run(GPU, *base(folder, "run", "--device", "cuda", "--save-every", "4"),
+               env={"WEFT_TEST_INJECT_NAN": "7"})
+    refused(done, 3, "step 7", "not finite", "checkpoints are as before")
+    assert [row["step"] for row in metrics(f"{folder}/run")] == [1, 2, 3, 4, 5, 6]
+    assert checkpoint_bytes(f"{folder}/run", 4)
+
+
+def evaluates(folder):
+    often = ["--eval-every", "5"]
+    train(*base(folder, "cpu", *often))
+    train(*base(folder, "gpu", "--device", "cuda", *often), program=GPU)
+    for got, want in zip(metrics(f"{folder}/gpu"), metrics(f"{folder}/cpu")):
+        assert ("val_loss" in got) == ("val_loss" in want) == (want["step"] % 5 == 0)
+        if "val_loss" in want:
+            assert abs(got["val_loss"] - want["val_loss"]) < 1e-5 * want["val_loss"]
+
+
 def wrong_uses(folder):
     refused(run(GPU, *base(folder, "a", "--device", "cuda:2")), 2, "cuda:2", "number of GPUs 2")
     refused(run(GPU, *base(folder, "a", "--device", "cuda"), env={"WEFT_EMU_DEVICES": "0"}), 2,
@@ -57,4 +76,5 @@ def wrong_uses(folder):
     refused(run(GPU, *base(folder, "a", "--device", "gpu")), 2, "cuda", "gpu")
 
 
-main([trains_like_the_cpu, trains_in_bf16, resumes, steady_memory, wrong_uses])
+main([trains_like_the_cpu, trains_in_bf16, resumes, steady_memory, not_finite, evaluates,
+      wrong_uses])
