@@ -20,6 +20,7 @@
 #include "weft/autograd/sort.h"
 #include "weft/autograd/swiglu.h"
 #include "weft/autograd/tape.h"
+#include "weft/autograd/token_permute.h"
 #include "weft/autograd/view.h"
 #include "weft/core/allocator.h"
 #include "weft/core/error.h"

@@ -32,7 +32,8 @@ set(weft_cuda_kernels
   rope
   softmax
   sort
-  swiglu)
+  swiglu
+  token_permute)
 
 # tests/cuda/<stem>.cu, in the test programs only.
 set(weft_cuda_test_kernels

@@ -18,7 +18,8 @@ set(weft_gpu_test_stems
   rope
   softmax
   sort
-  swiglu)
+  swiglu
+  token_permute)
 add_library(weft_gpu_tests OBJECT tests/cuda/gpu.cpp)
 foreach(stem ${weft_gpu_test_stems})
   target_sources(weft_gpu_tests PRIVATE tests/cuda/test_${stem}.cpp)

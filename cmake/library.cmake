@@ -34,6 +34,7 @@ set(weft_sources
   autograd/swiglu.cpp
   autograd/tape.cpp
   autograd/tape_backward.cpp
+  autograd/token_permute.cpp
   autograd/view.cpp
   core/allocator.cpp
   core/cpu/attention.cpp
@@ -59,6 +60,7 @@ set(weft_sources
   core/cpu/softmax.cpp
   core/cpu/sort.cpp
   core/cpu/swiglu.cpp
+  core/cpu/token_permute.cpp
   core/cuda.cpp
   core/device.cpp
   core/dtype.cpp

@@ -59,6 +59,7 @@ set(weft_test_stems
   swiglu
   tape
   tensor
+  token_permute
   view)
 add_library(weft_test_main OBJECT tests/main.cpp)
 target_link_libraries(weft_test_main PRIVATE weft_flags doctest::doctest)

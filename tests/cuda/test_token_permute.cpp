@@ -1,0 +1,83 @@
+#include <doctest/doctest.h>
+
+#include "weft/autograd/token_permute.h"
+#include "weft/core/cuda.h"
+#include "weft/tests/cuda/gpu.h"
+
+namespace weft {
+namespace {
+
+using test::disagreement;
+using test::kGpu;
+using test::random;
+
+// Uneven, with about one slot in eight in no row.
+Tensor some_experts(std::int64_t tokens, std::int64_t k, std::int64_t count) {
+  const Tensor ids = Tensor::empty({tokens, k}, DType::i64);
+  for (std::int64_t i = 0; i < tokens * k; ++i)
+    ids.data<std::int64_t>()[i] = i % 8 == 3 ? -1 : (i * i + i / 3) % count;
+  return ids;
+}
+
+struct Case {
+  std::int64_t tokens, k, count;
+};
+const Case kCases[] = {{0, 2, 3}, {1, 1, 1}, {37, 3, 5}, {300, 2, 8}, {130, 9, 300}};
+const RowOptions kOptions[] = {{}, {.alignment = 16}, {.capacity = 4}};
+
+}  // namespace
+
+TEST_CASE("sort_by_expert: the rows of the CPU, in every order") {
+  for (const auto& [tokens, k, count] : kCases)
+    for (const RowOptions& o : kOptions)
+      for (const DType t : {DType::i32, DType::i64}) {
+        CAPTURE(tokens);
+        CAPTURE(count);
+        CAPTURE(o.alignment);
+        CAPTURE(o.capacity);
+        const Tensor experts = some_experts(tokens, k, count).to(t);
+        const ExpertRows want = sort_by_expert(experts, count, o);
+        test::for_each_order([&] {
+          const ExpertRows got = sort_by_expert(experts.to(kGpu), count, o);
+          CHECK(test::different_bits(got.row_of.to(kCpu), want.row_of) == "");
+          CHECK(test::different_bits(got.slot_of.to(kCpu), want.slot_of) == "");
+          CHECK(test::different_bits(got.rows, want.rows) == "");
+        });
+      }
+}
+
+TEST_CASE("permute_tokens, permute_probs, combine_tokens: values and gradients, any width") {
+  for (const std::int64_t width : {1, 5, 16, 40})
+    for (const RowOptions& o : kOptions) {
+      CAPTURE(width);
+      const Tensor experts = some_experts(21, 2, 4);
+      const std::int64_t n = sort_by_expert(experts, 4, o).slot_of.dim(0);
+      const auto rows = [&](const TensorList& in) { return sort_by_expert(in[1], 4, o); };
+      const auto permute = [&](const TensorList& in) {
+        return TensorList{permute_tokens(in[0], rows(in))};
+      };
+      const auto combine = [&](const TensorList& in) {
+        return TensorList{combine_tokens(in[0], rows(in))};
+      };
+      CHECK(disagreement(permute, {random({21, width}), experts}) == "");
+      CHECK(disagreement(combine, {random({n, width}), experts}) == "");
+      CHECK(disagreement(combine, {test::strided(random({n, width})), experts}) == "");
+    }
+  const auto probs = [&](const TensorList& in) {
+    return TensorList{permute_probs(in[0], sort_by_expert(in[1], 4))};
+  };
+  CHECK(disagreement(probs, {random({21, 2}), some_experts(21, 2, 4)}) == "");
+}
+
+TEST_CASE("sort_by_expert: the host waits once, and not at all with capacity") {
+  const Tensor experts = some_experts(9, 2, 4).to(kGpu), x = random({9, 4}).to(kGpu);
+  const std::int64_t before = cuda::host_syncs();
+  const ExpertRows rows = sort_by_expert(experts, 4);
+  const Tensor y = combine_tokens(permute_tokens(x, rows), rows);
+  CHECK(cuda::host_syncs() == before + 1);
+  const ExpertRows full = sort_by_expert(experts, 4, {.capacity = 4});
+  const Tensor z = combine_tokens(permute_tokens(x, full), full);
+  CHECK(cuda::host_syncs() == before + 1);
+}
+
+}  // namespace weft
