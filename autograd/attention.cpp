@@ -32,7 +32,7 @@ void check_operands(const Tensor& q, const Tensor& k, const Tensor& v) {
   check(k.dim(0) == q.dim(0) && k.dim(3) == q.dim(3),
         "attention: batch and head_dim of q {} and k {} must be equal", q.shape(), k.shape());
   check(q.dim(3) > 0, "attention: head_dim must be at least 1, got q {}", q.shape());
-  check(!q.device().is_cuda() || q.dim(3) <= kAttentionMaxDim,
+  check(!q.device().is_gpu() || q.dim(3) <= kAttentionMaxDim,
         "attention: head dim must be at most {} on a GPU, got {}", kAttentionMaxDim, q.dim(3));
   check(q.dim(2) > 0 && k.dim(2) > 0 && q.dim(2) % k.dim(2) == 0,
         "attention: heads {} must be a multiple of kv_heads {}", q.dim(2), k.dim(2));
@@ -81,7 +81,7 @@ AttentionSpec make_spec(const Tensor& q, const Tensor& k, const AttentionOptions
 
 // What the kernels compute in: bf16 is for GPUs.
 DType kernel_dtype(const Tensor& t) {
-  return t.dtype() == DType::bf16 && !t.device().is_cuda() ? DType::f32 : t.dtype();
+  return t.dtype() == DType::bf16 && !t.device().is_gpu() ? DType::f32 : t.dtype();
 }
 
 // As the kernels read it: tokens without gaps inside and evenly spaced. A slice of a
@@ -107,7 +107,7 @@ void backward(Backward& b, const AttentionSpec& spec, const Tensor& q, const Ten
   b.once_differentiable();
   const Tensor dq = empty_readable(q), dk = empty_readable(k), dv = empty_readable(v);
   Tensor scratch;
-  if (q.device().is_cuda())
+  if (q.device().is_gpu())
     scratch = Tensor::empty({attention_scratch(spec)}, lse.dtype(), q.device());
   dispatch<cpu::attention_bwd, cuda::attention_bwd>(
       readable(q), readable(k), readable(v), cu, spec, contiguous(readable(y)), lse,
@@ -126,7 +126,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
   if (o.cu_seqlens) {
     cu = contiguous(o.cu_seqlens);
     check_cu_seqlens(cu, q, k);
-    if (q.device().is_cuda()) cu = cu.to(q.device());
+    if (q.device().is_gpu()) cu = cu.to(q.device());
   }
   const AttentionSpec spec = make_spec(q, k, o);
   Tensor y, lse;

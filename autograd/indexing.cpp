@@ -44,7 +44,7 @@ void check_beside(const char* op, const Tensor& x, int dim, const Tensor& index)
 void add_rows(const Tensor& source, const Tensor& index, int dim, const Tensor& y) {
   const std::int64_t n = index.numel();
   Tensor scratch;
-  if (source.device().is_cuda()) {
+  if (source.device().is_gpu()) {
     check(n <= INT32_MAX && y.dim(dim) < INT32_MAX,
           "index_add: on a GPU axis {} and the index must be shorter than {}, got {} and {}", dim,
           INT32_MAX, y.dim(dim), n);
@@ -55,7 +55,7 @@ void add_rows(const Tensor& source, const Tensor& index, int dim, const Tensor& 
 
 // Sums in bf16 cannot take one row after the other. The GPU's kernel sums in f32.
 bool needs_wider_sums(const Tensor& source) {
-  return source.dtype() == DType::bf16 && !source.device().is_cuda();
+  return source.dtype() == DType::bf16 && !source.device().is_gpu();
 }
 
 // The backward of index_select, and an op itself: zeros of the whole with source's rows added.

@@ -25,7 +25,7 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, bool has_bias,
   if (need_weight) dweight = Tensor::empty(row, x.dtype(), x.device());
   if (need_bias) dbias = Tensor::empty(row, x.dtype(), x.device());
   if (wanted)
-    partials = Tensor::empty({wanted, norm_chunks(mean.numel(), x.device().is_cuda()), C},
+    partials = Tensor::empty({wanted, norm_chunks(mean.numel(), x.device().is_gpu()), C},
                              mean.dtype(), x.device());
   dispatch<cpu::layer_norm_bwd, cuda::layer_norm_bwd>(x, contiguous(b.dy()), weight, mean, rstd,
                                                       dsum ? contiguous(dsum) : dsum, partials, dx,

@@ -114,6 +114,11 @@ const Tensor& Tensor::copy_(const Tensor& source) const {
         source.shape());
   check_separate("copy_", *this);
   begin_write("copy_", *this);
+  const bool moves = source.device() != device() && !source.is_meta() && !is_meta();
+  if (moves && source.dtype() == dtype() && source.is_contiguous() && is_contiguous()) {
+    cuda::detail::copy_across(source, *this);
+    return *this;
+  }
   const Tensor here = source.detach().to(device());
   dispatch<cpu::copy, cuda::copy>(here, *this);
   return *this;

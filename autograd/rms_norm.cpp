@@ -22,7 +22,7 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, const Tensor& 
   Tensor dx = empty_like(x), dweight, partials;
   if (weight && b.needs(2)) {
     dweight = empty_like(weight);
-    partials = Tensor::empty({1, norm_chunks(rstd.numel(), x.device().is_cuda()), C}, rstd.dtype(),
+    partials = Tensor::empty({1, norm_chunks(rstd.numel(), x.device().is_gpu()), C}, rstd.dtype(),
                              x.device());
   }
   dispatch<cpu::rms_norm_bwd, cuda::rms_norm_bwd>(

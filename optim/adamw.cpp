@@ -61,8 +61,11 @@ void AdamW::update_all(bool wide, const double* grad_scale) {
     if ((p.dtype() == DType::f64) != wide || !fill_slot(i, slot)) continue;
     any = p;
     slot.n = p.numel();
-    chunks += optimizer_chunks(&slot, 1, p.device().is_cuda());
-    if (p.is_meta()) continue;
+    chunks += optimizer_chunks(&slot, 1, p.device().is_gpu());
+    if (p.is_meta()) {
+      slots_.push_back(slot);
+      continue;
+    }
     const State &m = states_[m_], &v = states_[v_];
     slot.m = m.tensors[i].raw();
     slot.v = v.tensors[i].raw();
@@ -84,7 +87,7 @@ void AdamW::update_all(bool wide, const double* grad_scale) {
   step.grad_scale = grad_scale;
   const CategoryScope category(Category::optimizer);
   const auto count = static_cast<std::int64_t>(slots_.size());
-  const std::int64_t table = slot_table_bytes<AdamSlot>(count, any.device().is_cuda());
+  const std::int64_t table = slot_table_bytes<AdamSlot>(count, any.device().is_gpu());
   const Tensor scratch = Tensor::empty({2 * chunks + table / 4}, DType::f32, any.device());
   dispatch<cpu::adam_step, cuda::adam_step>(scratch, slots_.data(), count, step);
 }

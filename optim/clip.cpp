@@ -36,7 +36,7 @@ Gradients& collect(const NamedTensors& parameters) {
           "grad_norm: all gradients must be on device {}, but that of {} is on {}",
           all.first.device(), p.name, g.device());
     const GradSlot slot{g.is_meta() ? nullptr : g.raw(), g.numel(), g.dtype()};
-    all.chunks += optimizer_chunks(&slot, 1, g.device().is_cuda());
+    all.chunks += optimizer_chunks(&slot, 1, g.device().is_gpu());
     ++all.count;
     all.slots.push_back(slot);
   }
@@ -56,7 +56,7 @@ GradClip measure_clip(const NamedTensors& parameters, double max_norm) {
   Gradients& g = collect(parameters);
   if (!g.first) return {};
   const Device device = std::exchange(g.first, {}).device();
-  const std::int64_t table = slot_table_bytes<GradSlot>(g.count, device.is_cuda());
+  const std::int64_t table = slot_table_bytes<GradSlot>(g.count, device.is_gpu());
   const Tensor partials = Tensor::empty({g.chunks + table / 8}, DType::f64, device);
   const Tensor sums = Tensor::empty({g.count + 1}, DType::f64, device);
   dispatch<cpu::grad_squares, cuda::grad_squares>(partials, g.slots.data(), g.count, sums);

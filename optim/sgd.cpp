@@ -24,8 +24,9 @@ void Sgd::update(const double* grad_scale) {
   slots_.clear();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     SgdSlot slot;
-    if (!fill_slot(i, slot) || slot.param == nullptr) continue;
-    if (!states_.empty()) slot.momentum = states_[0].tensors[i].raw();
+    const Tensor& p = parameters_[i].tensor;
+    if (!fill_slot(i, slot) || p.numel() == 0) continue;
+    if (!states_.empty() && !p.is_meta()) slot.momentum = states_[0].tensors[i].raw();
     slots_.push_back(slot);
   }
   if (slots_.empty()) return;
@@ -34,7 +35,7 @@ void Sgd::update(const double* grad_scale) {
   const Tensor& any = parameters_[0].tensor;
   const CategoryScope category(Category::optimizer);
   const Tensor scratch =
-      any.device().is_cuda()
+      any.device().is_gpu()
           ? Tensor::empty({slot_table_bytes<SgdSlot>(count, true)}, DType::u8, any.device())
           : any;
   dispatch<cpu::sgd_step, cuda::sgd_step>(scratch, slots_.data(), count, step);

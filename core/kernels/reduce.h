@@ -18,7 +18,7 @@ inline constexpr std::int64_t kReduceColumns = 128;
 /// threads (or the many of a GPU) busy. It follows from the shape alone, so that the order of a sum
 /// does too.
 inline std::int64_t reduce_chunks(const ReduceExtent& e, Device device) {
-  const bool gpu = device.is_cuda();
+  const bool gpu = device.is_gpu();
   const std::int64_t most = gpu ? 1024 : 64;
   const std::int64_t items = e.outer * ((e.inner + kReduceColumns - 1) / kReduceColumns);
   if (items == 0 || items >= most) return 1;

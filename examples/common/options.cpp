@@ -116,8 +116,9 @@ void each_option(Options& o, V&& v) {
   v("--state-dtype", o.state_dtype, "AdamW's moments: f32, bf16 (first moment only) or f16",
     "Step");
 
-  v("--device", o.device, "cpu, or meta (shapes and bytes only)", "Machine");
-  v("--dtype", o.dtype, "f32 or f64", "Machine");
+  v("--device", o.device, "cpu, cuda or cuda:N, meta or meta:cuda (shapes and bytes only)",
+    "Machine");
+  v("--dtype", o.dtype, "f32, bf16 or f64", "Machine");
   v("--threads", o.threads, "threads; 0: all processors", "Machine");
   v("--seed", o.seed, "seed of weights, data order and dropout", "Machine");
   v("--deterministic", o.deterministic, "the same bits for any number of threads", "Machine");
@@ -237,9 +238,6 @@ void check_values(const Options& o) {
   check(o.dtype != "fp8", "--dtype: fp8 does not exist yet; use f32, bf16 or f64");
   check_one_of("--dtype", o.dtype, {"f32", "bf16", "f64"});
   const Device device = Device::parse(o.device);
-  check(device.kind != Device::Kind::meta_cuda,
-        "--device: predicting a GPU's memory does not exist yet; use meta for the CPU's, got {}",
-        o.device);
   if (device.is_cuda()) cuda::check_device(device);
   const std::int64_t micro = o.micro_batch ? o.micro_batch : o.batch;
   check(o.batch % micro == 0, "--micro-batch: must divide --batch {}, got {}", o.batch, micro);

@@ -108,6 +108,17 @@ Session::Session(const Options& options, Device device)
   const std::int64_t micro = options.micro_batch ? options.micro_batch : options.batch;
   schedule_ = std::make_unique<SequentialSchedule>(options.batch, micro,
                                                    static_cast<std::uint64_t>(options.seed));
+  if (device.is_gpu()) {
+    const Shape shape{options.batch, options.seq};
+    on_gpu_ = {Tensor::zeros(shape, DType::i32, device), Tensor::zeros(shape, DType::i32, device)};
+  }
+}
+
+void Session::load_batch(const BatchSource& batches) {
+  if (device_.is_meta()) return;
+  const data::Batch host = batches(0, options_.batch);
+  on_gpu_.inputs.copy_(host.inputs);
+  on_gpu_.targets.copy_(host.targets);
 }
 
 StepResult Session::step(std::int64_t step, const BatchSource& batches) {
@@ -115,7 +126,13 @@ StepResult Session::step(std::int64_t step, const BatchSource& batches) {
   StepResult result;
   result.lr = lr_.at(step);
   result.targets = options_.batch * options_.seq;
-  const Tensor loss = schedule_->run(*model_, step, result.targets, batches);
+  if (device_.is_gpu()) load_batch(batches);
+  const BatchSource loaded = [this](std::int64_t first, std::int64_t rows) {
+    return data::Batch{on_gpu_.inputs.narrow(0, first, rows),
+                       on_gpu_.targets.narrow(0, first, rows)};
+  };
+  const Tensor loss =
+      schedule_->run(*model_, step, result.targets, device_.is_gpu() ? loaded : batches);
   {
     const optim::GradClip clip = optim::measure_clip(optimizer_->parameters(), options_.clip);
     if (!loss.is_meta()) {
@@ -159,11 +176,13 @@ std::string Session::first_non_finite() const {
 }
 
 std::int64_t predict_peak_bytes(const Options& options) {
-  Session session(options, kMeta);
+  const Device device =
+      Device::parse(options.device).is_gpu() ? Device{Device::Kind::meta_cuda, 0} : kMeta;
+  Session session(options, device);
   const BatchSource batches = [&](std::int64_t, std::int64_t rows) {
     const Shape shape{rows, options.seq};
-    return data::Batch{Tensor::empty(shape, DType::i32, kMeta),
-                       Tensor::empty(shape, DType::i32, kMeta)};
+    return data::Batch{Tensor::empty(shape, DType::i32, device),
+                       Tensor::empty(shape, DType::i32, device)};
   };
   session.step(1, batches);
   return session.step(2, batches).peak_bytes;

@@ -71,8 +71,12 @@ class Session {
   optim::Optimizer& optimizer() { return *optimizer_; }
 
  private:
+  /// Copies the global batch to where a GPU's steps read it.
+  void load_batch(const BatchSource& batches);
+
   Options options_;
   Device device_;
+  data::Batch on_gpu_;  ///< the whole global batch, always in the same place; null on the CPU
   std::unique_ptr<nn::Gpt> model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<StepSchedule> schedule_;
@@ -80,7 +84,7 @@ class Session {
 };
 
 /// A real step on the meta device, twice (the second one has the optimizer's state): the bytes that
-/// a run with these options will have live at most.
+/// a run with these options will have live at most on its device.
 std::int64_t predict_peak_bytes(const Options& options);
 
 }  // namespace weft::train

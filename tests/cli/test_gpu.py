@@ -69,6 +69,30 @@ def evaluates(folder):
             assert abs(got["val_loss"] - want["val_loss"]) < 1e-5 * want["val_loss"]
 
 
+def meta_predicts_the_peak(folder):
+    """On meta:cuda a step counts the bytes that the GPU's step has, and --dry-run says so before."""
+    for i, more in enumerate((["--dtype", "bf16"], ["--arch", "llama", "--qk-norm"],
+                              ["--dtype", "bf16", "--micro-batch", "2", "--recompute", "full"],
+                              ["--arch", "llama", "--kv-heads", "1", "--recompute", "selective"],
+                              ["--optimizer", "sgd", "--micro-batch", "1", "--state-dtype", "f16"],
+                              ["--state-dtype", "f16", "--dim", "48", "--vocab", "300"])):
+        runs = {}
+        for device in ("cuda", "meta:cuda"):
+            done = train(*base(folder, f"{device}{i}", "--device", device, *more, steps=3),
+                         program=GPU)
+            planned = [line for line in done.stdout.splitlines() if line.startswith("peak memory")]
+            runs[device] = metrics(f"{folder}/{device}{i}"), planned
+        for a, b in zip(runs["cuda"][0], runs["meta:cuda"][0]):
+            assert b["loss"] is None
+            for key in ("peak_bytes", "live_bytes"):
+                assert a[key] == b[key], (more, key, a[key], b[key])
+        peak = runs["cuda"][0][-1]["peak_bytes"]
+        line = f"peak memory      {peak * 1e-6:.1f} MB of tensors"
+        assert runs["cuda"][1] == runs["meta:cuda"][1] == [line], (more, runs["cuda"][1], line)
+        dry = train(*base(folder, "none", "--device", "meta:cuda", "--dry-run", *more), program=GPU)
+        assert line in dry.stdout, (more, dry.stdout)
+
+
 def wrong_uses(folder):
     refused(run(GPU, *base(folder, "a", "--device", "cuda:2")), 2, "cuda:2", "number of GPUs 2")
     refused(run(GPU, *base(folder, "a", "--device", "cuda"), env={"WEFT_EMU_DEVICES": "0"}), 2,
@@ -77,4 +101,4 @@ def wrong_uses(folder):
 
 
 main([trains_like_the_cpu, trains_in_bf16, resumes, steady_memory, not_finite, evaluates,
-      wrong_uses])
+      meta_predicts_the_peak, wrong_uses])
