@@ -6,6 +6,7 @@
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/function.h"
 #include "weft/autograd/gradcheck.h"
+#include "weft/autograd/grouped_linear.h"
 #include "weft/autograd/indexing.h"
 #include "weft/autograd/layer_norm.h"
 #include "weft/autograd/linear.h"

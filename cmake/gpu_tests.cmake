@@ -7,6 +7,7 @@ set(weft_gpu_test_stems
   dropout
   elementwise
   gemm
+  grouped_linear
   indexing
   layer_norm
   optimizer

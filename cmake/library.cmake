@@ -16,6 +16,7 @@ set(weft_sources
   autograd/elementwise_compare.cpp
   autograd/elementwise_unary.cpp
   autograd/gradcheck.cpp
+  autograd/grouped_linear.cpp
   autograd/indexing.cpp
   autograd/join.cpp
   autograd/layer_norm.cpp
@@ -49,6 +50,7 @@ set(weft_sources
   core/cpu/gemm.cpp
   core/cpu/gemm_bias.cpp
   core/cpu/gemm_check.cpp
+  core/cpu/grouped_linear.cpp
   core/cpu/indexing.cpp
   core/cpu/layer_norm.cpp
   core/cpu/optimizer.cpp

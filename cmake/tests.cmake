@@ -19,6 +19,7 @@ set(weft_test_stems
   gpt_fixtures
   gpt_memory
   gpt_packing
+  grouped_linear
   indexing
   json
   layer_norm

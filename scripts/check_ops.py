@@ -151,7 +151,9 @@ def row(name, stem, results, tests):
     if backward != "none" and re.search(r"\brecord\(", text):
         backward = link(place)
     cpu = link(f"core/cpu/{kernel}.cpp") if kernel else "no kernel"
-    cuda = link(f"cuda/{kernel}.cu") if kernel else "no kernel"
+    cuda = "no kernel"
+    if kernel:  # a .cpp gives the work to a library
+        cuda = link(f"cuda/{kernel}.cpp" if (ROOT / f"cuda/{kernel}.cpp").exists() else f"cuda/{kernel}.cu")
     test = next(iter(tests), None)
     return (f"| {link(f'autograd/{stem}.h', f'`{name}`')} | {link(place) if place else '—'} | {backward} "
             f"| {cpu} | {cuda} | {link(test, pathlib.Path(test).stem) if test else '—'} |")

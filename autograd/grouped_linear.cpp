@@ -1,0 +1,116 @@
+#include "weft/autograd/grouped_linear.h"
+
+#include "weft/autograd/operand.h"
+#include "weft/autograd/tape.h"
+#include "weft/autograd/view.h"
+#include "weft/core/dispatch.h"
+#include "weft/core/error.h"
+#include "weft/core/kernels/copy.h"
+#include "weft/core/kernels/grouped_linear.h"
+
+namespace weft {
+namespace {
+
+void check_like_x(const char* label, const Tensor& t, const Shape& shape, const Tensor& x) {
+  check(t.shape() == shape, "grouped_linear: {} must have shape {}, got {}", label, shape,
+        t.shape());
+  check(t.dtype() == x.dtype() && t.device() == x.device(),
+        "grouped_linear: {} must be {} on {} like x, got {} on {}", label, x.dtype(), x.device(),
+        t.dtype(), t.device());
+}
+
+void check_operands(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& rows,
+                    const Tensor& bias_scale) {
+  detail::check_tensor("grouped_linear", "x", x);
+  detail::check_tensor("grouped_linear", "weight", weight);
+  detail::check_tensor("grouped_linear", "rows", rows);
+  if (!is_compute(x.dtype())) throw_bad_dtype("grouped_linear", x.dtype(), "f32, f64, bf16");
+  check(x.ndim() == 2, "grouped_linear: x must have shape (rows, inputs), got {}", x.shape());
+  check(weight.ndim() == 3 && weight.dim(1) > 0 && weight.dim(2) > 0,
+        "grouped_linear: weight must have shape (groups, outputs, inputs) with at least 1 output "
+        "and input, got {}",
+        weight.shape());
+  check_like_x("weight", weight, {weight.dim(0), weight.dim(1), x.dim(1)}, x);
+  check(rows.dtype() == DType::i64 && rows.device() == kCpu,
+        "grouped_linear: rows must be i64 on cpu, got {} on {}", rows.dtype(), rows.device());
+  check(rows.shape() == Shape{weight.dim(0)}, "grouped_linear: rows must have shape {}, got {}",
+        Shape{weight.dim(0)}, rows.shape());
+  std::int64_t sum = 0;
+  const std::int64_t* n = rows.data<std::int64_t>();
+  for (std::int64_t e = 0; e < rows.numel(); ++e) {
+    check(n[e] >= 0, "grouped_linear: rows must be at least 0, got {} for group {}", n[e], e);
+    sum += n[e];
+  }
+  check(sum == x.dim(0), "grouped_linear: rows must sum to the {} rows of x, got {}", x.dim(0),
+        sum);
+  check(bias || !bias_scale, "grouped_linear: bias_scale needs a bias");
+  if (bias) check_like_x("bias", bias, {weight.dim(0), weight.dim(1)}, x);
+  if (bias_scale) check_like_x("bias_scale", bias_scale, {x.dim(0)}, x);
+}
+
+void product(const Tensor& a, const Tensor& b, GroupedProduct kind, const Tensor& rows,
+             const Tensor& out, bool accumulate = false) {
+  Tensor scratch;
+  if (const std::int64_t n = grouped_scratch(a, b, kind))
+    scratch = Tensor::empty({n}, DType::f32, a.device());
+  dispatch<cpu::grouped_gemm, cuda::grouped_gemm>(a, b, kind, rows, accumulate, scratch, out);
+}
+
+Tensor weight_grad(const Tensor& dy, const Tensor& x, const Tensor& rows) {
+  const std::int64_t o = dy.dim(1), i = x.dim(1);
+  Tensor dw = Tensor::empty({rows.numel(), o, i}, dy.dtype(), dy.device());
+  for (std::int64_t e = 0; e < rows.numel(); ++e)
+    if (rows.data<std::int64_t>()[e] == 0)
+      dispatch<cpu::fill, cuda::fill>(dw.alias({o, i}, {i, 1}, e * o * i), 0.0);
+  product(dy, x, GroupedProduct::weight_grad, rows, dw);
+  return dw;
+}
+
+// A bias is a weight of one input: the scale of the row.
+Tensor as_column(const Tensor& t) {
+  Shape shape = t.shape(), strides = t.strides();
+  shape.push_back(1);
+  strides.push_back(1);
+  return t.alias(shape, strides, 0);
+}
+
+}  // namespace
+
+Tensor grouped_linear(const Tensor& given, const Tensor& weights, const Tensor& bias,
+                      const Tensor& rows, const Tensor& bias_scale) {
+  check_operands(given, weights, bias, rows, bias_scale);
+  const Tensor x = contiguous(given), weight = contiguous(weights);
+  const Tensor own_bias = bias ? contiguous(bias) : Tensor();
+  Tensor scale = bias_scale ? contiguous(bias_scale) : Tensor();
+  if (bias && !scale) scale = Tensor::ones({x.dim(0)}, x.dtype(), x.device());
+  Tensor y = Tensor::empty({x.dim(0), weight.dim(1)}, x.dtype(), x.device());
+  if (bias) product(as_column(scale), as_column(own_bias), GroupedProduct::forward, rows, y);
+  product(x, weight, GroupedProduct::forward, rows, y, static_cast<bool>(bias));
+  if (recording(x, weight, own_bias, scale))
+    Tape::record(
+        "grouped_linear", {&x, &weight, &own_bias, &scale}, {&y},
+        [sx = save(x, "x"), sw = save(weight, "weight"), sb = save(own_bias, "bias"),
+         ss = save(scale, "bias_scale"), n = save(rows, "rows")](Backward& b) {
+          b.once_differentiable();
+          const Tensor dy = contiguous(b.dy());
+          if (b.needs(0)) {
+            Tensor dx = empty_like(sx.get());
+            product(dy, sw.get(), GroupedProduct::input_grad, n.get(), dx);
+            b.add(0, std::move(dx));
+          }
+          if (const Tensor sum = b.accumulator(1, sw.get().shape(), dy.dtype(), true))
+            product(dy, sx.get(), GroupedProduct::weight_grad, n.get(), sum, true);
+          else if (b.needs(1))
+            b.add(1, weight_grad(dy, sx.get(), n.get()));
+          if (b.needs(2))
+            b.add(2, reshape(weight_grad(dy, as_column(ss.get()), n.get()), sb.get().shape()));
+          if (b.needs(3)) {
+            Tensor ds = empty_like(ss.get());
+            product(dy, as_column(sb.get()), GroupedProduct::input_grad, n.get(), as_column(ds));
+            b.add(3, std::move(ds));
+          }
+        });
+  return y;
+}
+
+}  // namespace weft

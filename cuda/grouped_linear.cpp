@@ -1,0 +1,92 @@
+// Products of groups of rows, one library call a group, spread over a few streams: a product of
+// one expert rarely fills a GPU.
+#include "weft/core/kernels/grouped_linear.h"
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "weft/core/cuda.h"
+
+namespace weft::cuda {
+namespace {
+
+constexpr int kStreams = 4;  // with the one that the caller is in
+
+// What a stream is told about an event holds from then on, so that a set may be used again at once.
+struct SideStreams {
+  Device device;
+  Stream streams[kStreams - 1];
+  Event forked, joined[kStreams - 1];
+
+  explicit SideStreams(Device d)
+      : device(d), streams{Stream::take(d), Stream::take(d), Stream::take(d)} {}
+};
+
+// Never destroyed, like the streams.
+class Pool {
+ public:
+  static Pool& get() {
+    static Pool* all = new Pool;
+    return *all;
+  }
+  std::unique_ptr<SideStreams> take(Device device) {
+    const std::lock_guard lock(mutex_);
+    for (std::unique_ptr<SideStreams>& s : free_)
+      if (s && s->device == device) return std::move(s);
+    return std::make_unique<SideStreams>(device);
+  }
+  void give(std::unique_ptr<SideStreams> set) {
+    const std::lock_guard lock(mutex_);
+    for (std::unique_ptr<SideStreams>& s : free_)
+      if (!s) {
+        s = std::move(set);
+        return;
+      }
+    free_.push_back(std::move(set));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<SideStreams>> free_;
+};
+
+Tensor from(const Tensor& t, std::int64_t offset) {
+  return t.alias({t.numel() - offset}, {1}, offset);
+}
+
+}  // namespace
+
+void grouped_gemm(const Tensor& a, const Tensor& b, GroupedProduct kind, const Tensor& rows,
+                  bool accumulate, const Tensor& scratch, const Tensor& out) {
+  const std::int64_t *n = rows.data<std::int64_t>(), groups = rows.numel();
+  const GroupedWidths width(a, b, kind);
+  std::int64_t busy = 0;
+  for (std::int64_t e = 0; e < groups; ++e) busy += n[e] > 0;
+  if (busy == 0) return;
+  const Stream main = Stream::current(a.device());
+  const int sides = static_cast<int>(std::min<std::int64_t>(busy, kStreams)) - 1;
+  std::unique_ptr<SideStreams> side;
+  if (sides > 0) {
+    side = Pool::get().take(a.device());
+    side->forked.record(main);
+    for (int i = 0; i < sides; ++i) side->forked.hold(side->streams[i]);
+  }
+  std::int64_t first = 0, index = 0;
+  for (std::int64_t e = 0; e < groups; first += n[e++]) {
+    if (n[e] == 0) continue;
+    const GroupOperands g(kind, e, first, n[e], width.outputs, width.inputs, accumulate);
+    const auto lane = static_cast<int>(index++ % (sides + 1));
+    const StreamScope scope(lane == 0 ? main : side->streams[lane - 1]);
+    gemm(from(a, g.a), from(b, g.b), g.shape, scratch, from(out, g.out));
+  }
+  if (!side) return;
+  for (int i = 0; i < sides; ++i) {
+    side->joined[i].record(side->streams[i]);
+    side->joined[i].hold(main);
+  }
+  Pool::get().give(std::move(side));
+}
+
+}  // namespace weft::cuda
