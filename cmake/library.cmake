@@ -73,6 +73,7 @@ set(weft_sources
   core/random.cpp
   core/shape.cpp
   core/shared_cache.cpp
+  core/staging.cpp
   core/tensor.cpp
   core/thread_pool.cpp
   data/loader.cpp

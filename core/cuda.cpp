@@ -8,6 +8,7 @@
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
 #include "weft/core/kernels/cuda_runtime.h"
+#include "weft/core/staging.h"
 
 namespace weft::cuda {
 namespace {
@@ -318,7 +319,8 @@ void copy_across(const Tensor& from, const Tensor& to) {
       copied.hold(target);
       return;
     }
-    const Kind kind = reads ? (writes ? Kind::on_device : Kind::to_host) : Kind::to_device;
+    if (!reads) return upload(to.raw(), from.raw(), bytes, stream);
+    const Kind kind = writes ? Kind::on_device : Kind::to_host;
     rt::copy(to.raw(), from.raw(), bytes, kind, stream.handle());
   }
   if (!writes) stream.synchronize();

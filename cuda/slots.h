@@ -3,8 +3,8 @@
 // chunk of a tensor, and accesses that know a tensor's dtype only when they run.
 #include <vector>
 
-#include "weft/core/kernels/cuda_runtime.h"
 #include "weft/core/kernels/optimizer.h"
+#include "weft/core/staging.h"
 #include "weft/cuda/math.h"
 
 namespace weft::cuda {
@@ -31,10 +31,7 @@ SlotTable<Slot> upload(const Tensor& scratch, const Slot* slots, std::int64_t co
   }
   const std::int64_t bytes = slot_table_bytes<Slot>(count, true);
   char* const to = static_cast<char*>(scratch.raw());
-  // From pageable memory: the values are taken at once.
-  if (bytes > 0)
-    rt::copy(to, table.data(), bytes, rt::CopyKind::to_device,
-             Stream::current(scratch.device()).handle());
+  detail::upload(to, table.data(), bytes, Stream::current(scratch.device()));
   return {reinterpret_cast<const PlacedSlot<Slot>*>(to), count, chunks, to + bytes};
 }
 

@@ -1,0 +1,101 @@
+// Copies from the host to an imitated GPU, which takes the values out of pinned memory as late as a
+// real one may.
+#include <doctest/doctest.h>
+
+#include <vector>
+
+#include "weft/core/kernels/cuda_runtime.h"
+#include "weft/core/staging.h"
+#include "weft/tests/cuda/gpu.h"
+
+namespace weft {
+namespace {
+
+using cuda::Event;
+using cuda::Stream;
+using cuda::detail::kMostStaged;
+using cuda::detail::staging_bytes;
+using cuda::detail::upload;
+using test::kGpu;
+
+constexpr std::int64_t kMiB = 1 << 20;
+
+Tensor bytes_of(std::int64_t n) { return Tensor::empty({n}, DType::u8, kGpu); }
+
+// "" when every byte of t is `value`.
+std::string not_all(const Tensor& t, int value) {
+  const Tensor host = t.to(kCpu);
+  const auto* p = host.data<std::uint8_t>();
+  for (std::int64_t i = 0; i < t.numel(); ++i)
+    if (p[i] != value) return message("byte {} is {}, not {}", i, int{p[i]}, value);
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("staging: the host's values may change at once, and nothing waits") {
+  const std::int64_t syncs = cuda::host_syncs();
+  std::vector<std::uint8_t> host(3 * kMiB);
+  std::vector<Tensor> copies;
+  for (int i = 0; i < 5; ++i) {
+    std::fill(host.begin(), host.end(), static_cast<std::uint8_t>(i));
+    copies.push_back(bytes_of(i == 3 ? 100 : 3 * kMiB));
+    upload(copies.back().raw(), host.data(), copies.back().numel(), Stream::current());
+  }
+  CHECK(cuda::host_syncs() == syncs);
+  for (int i = 0; i < 5; ++i) CHECK(not_all(copies[static_cast<std::size_t>(i)], i) == "");
+}
+
+TEST_CASE("staging: a buffer is used again once its copy has run") {
+  const std::vector<std::uint8_t> host(5 * kMiB, 7);
+  const Tensor a = bytes_of(5 * kMiB), b = bytes_of(4 * kMiB + 1);
+  const auto copy = [&](const Tensor& t) {
+    upload(t.raw(), host.data(), t.numel(), Stream::current());
+  };
+  cuda::synchronize();
+  copy(a);
+  copy(b);  // both on their way
+  cuda::synchronize();
+  const std::int64_t pinned = staging_bytes();
+  Event copied;
+  for (int i = 0; i < 20; ++i) {  // a host that is at most one step ahead
+    copy(a);
+    copied.wait();
+    copied.record();
+    copy(b);
+  }
+  // A copy finds the last two of b and the last of a still on their way: four buffers.
+  CHECK(staging_bytes() == pinned + 16 * kMiB);
+  CHECK(not_all(a, 7) == "");
+  CHECK(not_all(b, 7) == "");
+}
+
+TEST_CASE("staging: what is too large, and what is too much, goes through the driver") {
+  cuda::synchronize();
+  const std::vector<std::uint8_t> host(kMostStaged + 1, 9);
+  const Tensor t = bytes_of(kMostStaged + 1);
+  const std::int64_t pinned = staging_bytes();
+  upload(t.raw(), host.data(), t.numel(), Stream::current());
+  CHECK(staging_bytes() == pinned);
+  CHECK(not_all(t, 9) == "");
+  for (int i = 0; i < 6; ++i) upload(t.raw(), host.data(), kMostStaged, Stream::current());
+  CHECK(staging_bytes() <= 4 * kMostStaged);
+  CHECK(not_all(t, 9) == "");
+}
+
+TEST_CASE("staging: copies of tensors take it, and copy_ needs no tensor in between") {
+  const Tensor host = Tensor::full({2 * kMiB}, 3, DType::u8);
+  const Tensor t = bytes_of(2 * kMiB);
+  const MemoryStats before = memory_stats(kGpu);
+  const std::int64_t syncs = cuda::host_syncs();
+  t.copy_(host);
+  host.fill_(4);
+  const Tensor second = host.to(kGpu);
+  host.fill_(5);
+  CHECK(memory_stats(kGpu).hits + memory_stats(kGpu).misses == before.hits + before.misses + 1);
+  CHECK(cuda::host_syncs() == syncs);
+  CHECK(not_all(t, 3) == "");
+  CHECK(not_all(second, 4) == "");
+}
+
+}  // namespace weft
