@@ -17,6 +17,7 @@
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/rms_norm.h"
 #include "weft/autograd/rope.h"
+#include "weft/autograd/scaled_activation.h"
 #include "weft/autograd/softmax.h"
 #include "weft/autograd/sort.h"
 #include "weft/autograd/swiglu.h"

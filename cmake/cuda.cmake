@@ -30,6 +30,7 @@ set(weft_cuda_kernels
   reduce_scan
   rms_norm
   rope
+  scaled_activation
   softmax
   sort
   swiglu

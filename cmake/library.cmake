@@ -30,6 +30,7 @@ set(weft_sources
   autograd/reduce_moments.cpp
   autograd/rms_norm.cpp
   autograd/rope.cpp
+  autograd/scaled_activation.cpp
   autograd/softmax.cpp
   autograd/sort.cpp
   autograd/swiglu.cpp
@@ -58,6 +59,7 @@ set(weft_sources
   core/cpu/reduce_scan.cpp
   core/cpu/rms_norm.cpp
   core/cpu/rope.cpp
+  core/cpu/scaled_activation.cpp
   core/cpu/simd.cpp
   core/cpu/softmax.cpp
   core/cpu/sort.cpp

@@ -48,6 +48,7 @@ set(weft_test_stems
   rope
   safetensors
   sampling
+  scaled_activation
   schedule
   shape
   simd

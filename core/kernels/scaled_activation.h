@@ -1,0 +1,25 @@
+#pragma once
+#include "weft/core/tensor.h"
+
+namespace weft {
+
+/// swiglu: h (N, 2F) has rows [gate | up]; gelu: h (N, F).
+enum class ScaledKind : std::uint8_t { swiglu, gelu_tanh, gelu_erf };
+
+/// Row-contiguous. y (N, F) = act(h) times the scale (N) of its row, which is f32 (f64 for f64).
+using ScaledActivationKernel = void(const Tensor& h, const Tensor& scale, ScaledKind kind,
+                                    const Tensor& y);
+/// dscale is like scale.
+using ScaledActivationBwdKernel = void(const Tensor& h, const Tensor& scale, const Tensor& dy,
+                                       ScaledKind kind, const Tensor& dh, const Tensor& dscale);
+
+namespace cpu {
+ScaledActivationKernel scaled_activation_fwd;
+ScaledActivationBwdKernel scaled_activation_bwd;
+}  // namespace cpu
+namespace cuda {
+ScaledActivationKernel scaled_activation_fwd;
+ScaledActivationBwdKernel scaled_activation_bwd;
+}  // namespace cuda
+
+}  // namespace weft
