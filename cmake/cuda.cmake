@@ -30,6 +30,7 @@ set(weft_cuda_kernels
   reduce_scan
   rms_norm
   rope
+  router
   scaled_activation
   softmax
   sort

@@ -17,6 +17,7 @@ set(weft_gpu_test_stems
   reduce
   rms_norm
   rope
+  router
   scaled_activation
   softmax
   sort

@@ -30,6 +30,7 @@ set(weft_sources
   autograd/reduce_moments.cpp
   autograd/rms_norm.cpp
   autograd/rope.cpp
+  autograd/router.cpp
   autograd/scaled_activation.cpp
   autograd/softmax.cpp
   autograd/sort.cpp
@@ -59,6 +60,7 @@ set(weft_sources
   core/cpu/reduce_scan.cpp
   core/cpu/rms_norm.cpp
   core/cpu/rope.cpp
+  core/cpu/router.cpp
   core/cpu/scaled_activation.cpp
   core/cpu/simd.cpp
   core/cpu/softmax.cpp

@@ -46,6 +46,7 @@ set(weft_test_stems
   reduce_grad
   rms_norm
   rope
+  router
   safetensors
   sampling
   scaled_activation

@@ -5,33 +5,13 @@
 #include <limits>
 
 #include "weft/core/kernels/sort.h"
-#include "weft/cuda/device.h"
+#include "weft/cuda/order_key.h"
 
 namespace weft::cuda {
 namespace {
 
 constexpr int kThreads = 512;
 constexpr int kTile = 1024;  // elements that a block sorts at once
-
-template <class T>
-using Key = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;
-
-/// Smaller for what comes first. NaN is the largest value; signed zeros are equal.
-template <class T>
-__device__ inline Key<T> key_of(T x, bool descending) {
-  using K = Key<T>;
-  constexpr K kSign = K{1} << (8 * sizeof(K) - 1);
-  K key;
-  if constexpr (std::is_integral_v<T>) {
-    key = static_cast<K>(x);
-    if constexpr (std::is_signed_v<T>) key ^= kSign;
-  } else {
-    const Compute<T> v = static_cast<Compute<T>>(x) + Compute<T>(0);  // -0 becomes 0
-    const K bits = std::bit_cast<K>(v);
-    key = v != v ? ~K{0} : bits & kSign ? ~bits : bits | kSign;
-  }
-  return descending ? static_cast<K>(~key) : key;
-}
 
 template <class K, class P>
 __device__ inline bool before(K a, P place_a, K b, P place_b) {

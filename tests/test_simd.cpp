@@ -67,6 +67,7 @@ double tanh64(double x) { return std::tanh(x); }
 double erf64(double x) { return std::erf(x); }
 double sigmoid64(double x) { return 1 / (1 + std::exp(-x)); }
 double silu64(double x) { return x / (1 + std::exp(-x)); }
+double sqrt_softplus64(double x) { return std::sqrt(std::log1p(std::exp(x))); }
 double gelu_tanh64(double x) {
   return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
 }
@@ -147,7 +148,7 @@ void check_same_bits(const RowKernels<T>& a, const RowKernels<T>& b) {
       CAPTURE(n);
       int index = 0;
       for (auto f : {&K::exp, &K::log, &K::tanh, &K::erf, &K::sigmoid, &K::gelu_tanh, &K::gelu_erf,
-                     &K::silu}) {
+                     &K::silu, &K::sqrt_softplus}) {
         (a.*f)(x.data(), y1.data(), n);
         (b.*f)(x.data(), y2.data(), n);
         INFO("map ", index++);
@@ -203,6 +204,8 @@ TEST_CASE("simd: elementary functions agree with the f64 library") {
     CHECK(worst(k.erf, geometric(1e-37, 1), erf64, 0) < 3e-7);
     CHECK(worst(k.sigmoid, linear(-80, 80), sigmoid64, 0) < 4e-7);
     CHECK(worst(k.silu, linear(-80, 80), silu64, 1e-30) < 4e-7);
+    CHECK(worst(k.sqrt_softplus, linear(-160, 80), sqrt_softplus64, 0) < 4e-7);
+    CHECK(worst(k.sqrt_softplus, linear(-21, 21), sqrt_softplus64, 0) < 4e-7);
     // exp multiplies the rounding error of an argument of -13 into its result.
     CHECK(worst(k.gelu_tanh, linear(-5, 30), gelu_tanh64, 1e-4) < 3e-6);
     CHECK(worst(k.gelu_erf, linear(-5, 30), gelu_erf64, 1e-4) < 3e-6);
@@ -213,8 +216,11 @@ TEST_CASE("simd: special values") {
   for (const SimdTable* table : tables()) {
     CAPTURE(std::string(table->name));
     const RowKernels<float>& k = table->f32;
-    for (Map* f : {k.exp, k.log, k.tanh, k.erf, k.sigmoid, k.gelu_tanh, k.gelu_erf, k.silu})
+    for (Map* f :
+         {k.exp, k.log, k.tanh, k.erf, k.sigmoid, k.gelu_tanh, k.gelu_erf, k.silu, k.sqrt_softplus})
       CHECK(std::isnan(at(f, kNan)));
+    CHECK(at(k.sqrt_softplus, kInf) == kInf);
+    CHECK(at(k.sqrt_softplus, -kInf) == 0);
     CHECK(at(k.exp, 0) == 1);
     CHECK(at(k.exp, kInf) == kInf);
     CHECK(at(k.exp, 88.73f) == kInf);

@@ -15,6 +15,7 @@ struct RowKernels {
   using MapBwd = void(const T* x, const T* dy, T* dx, std::int64_t n);
 
   Map *exp, *log, *tanh, *erf, *sigmoid, *gelu_tanh, *gelu_erf, *silu;
+  Map* sqrt_softplus;  // sqrt(log(1 + exp(x)))
   MapBwd *tanh_bwd, *sigmoid_bwd, *gelu_tanh_bwd, *gelu_erf_bwd, *silu_bwd;
   Map *softmax, *log_softmax;
   MapBwd *softmax_bwd, *log_softmax_bwd;

@@ -1,0 +1,45 @@
+#pragma once
+#include "weft/core/kernels/router.h"
+#include "weft/core/tensor.h"
+
+namespace weft {
+
+/// Which experts a token goes to, and with what weight.
+struct Routing {
+  Tensor probs;    ///< (T, k): slot by slot, best first; differentiable
+  Tensor experts;  ///< (T, k) i64; -1: this slot was dropped, and its probability is 0
+};
+
+/// Sends each token to the k experts with the largest scores; equal ones go by lowest number.
+///
+///   softmax         the k largest logits, softmax over these k: the row sums to 1
+///   softmax, pre    softmax over all E first; the k largest as they are
+///   sigmoid         s = 1 / (1 + exp(-x)); the chosen ones divided by their sum + 1e-20 (k > 1)
+///   sqrt_softplus   s = sqrt(log(1 + exp(x))); likewise
+///
+/// and all times `scaling`. expert_bias is added to the scores for the choice only: it is not in
+/// the probabilities and gets no gradient. With groups, a group's score is the sum of its
+/// topk / group_topk best (biased) scores, and experts outside the best group_topk groups are out.
+/// Tokens with padding = true go nowhere.
+///
+/// Shapes   logits (T, E), expert_bias (E) or null, padding (T) or null  ->  two of (T, k)
+/// Dtypes   logits f32, f64, bf16; expert_bias f32; padding bool; probs f64 for f64, else f32
+/// Device   cpu, cuda, meta
+/// Saves    logits, experts
+/// Throws   Error unless 1 <= k <= E, k <= 32, E <= 1024; on k = 1 with a softmax over the chosen
+///          (its gradient is 0), on a bias with softmax, on groups that do not divide E or cannot
+///          hold k experts
+/// Source   Shazeer et al. 2017, arXiv:1701.06538; sigmoid scores, groups and bias: DeepSeek-AI
+///          2024, arXiv:2412.19437, and Wang et al. 2024, arXiv:2408.15664
+Routing route(const Tensor& logits, const Tensor& expert_bias, const RouterOptions& options,
+              const Tensor& padding = {});
+
+namespace detail {
+/// The rules of RouterOptions for E experts.
+void check_router(const char* op, std::int64_t experts, const RouterOptions& options,
+                  bool has_bias);
+/// logits must be (T, E) of a floating dtype; padding null or (T) bool beside them.
+void check_router_logits(const char* op, const Tensor& logits, const Tensor& padding);
+}  // namespace detail
+
+}  // namespace weft

@@ -1,0 +1,61 @@
+#pragma once
+// Rows of router scores: vector code in f32, plain loops in f64, which are the definition.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "weft/core/cpu/simd.h"
+#include "weft/core/kernels/router.h"
+
+namespace weft::cpu {
+
+/// The type that a router with logits of type T computes in.
+template <class T>
+using RouterReal = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+template <class R>
+struct RouterRows;
+
+template <>
+struct RouterRows<float> {
+  static const float* widened(const float* x, float*, std::int64_t) { return x; }
+  static const float* widened(const bf16* x, float* room, std::int64_t n) {
+    simd().optimizer.widen(x, room, n);
+    return room;
+  }
+  static float max(const float* x, std::int64_t n) { return simd().f32.max(x, n); }
+  static float sum_exp(const float* x, float shift, std::int64_t n) {
+    return simd().f32.sum_exp(x, shift, n);
+  }
+  static void softmax(const float* x, float* y, std::int64_t n) { simd().f32.softmax(x, y, n); }
+  /// sigmoid or sqrt(softplus).
+  static void score(RouterScore score, const float* x, float* y, std::int64_t n) {
+    RowKernels<float>::Map* map =
+        score == RouterScore::sigmoid ? simd().f32.sigmoid : simd().f32.sqrt_softplus;
+    map(x, y, n);
+  }
+};
+
+template <>
+struct RouterRows<double> {
+  static const double* widened(const double* x, double*, std::int64_t) { return x; }
+  static double max(const double* x, std::int64_t n) {
+    double top = -std::numeric_limits<double>::infinity();
+    for (std::int64_t i = 0; i < n; ++i) top = std::max(top, x[i]);
+    return top;
+  }
+  static double sum_exp(const double* x, double shift, std::int64_t n) {
+    double sum = 0;
+    for (std::int64_t i = 0; i < n; ++i) sum += std::exp(x[i] - shift);
+    return sum;
+  }
+  static void softmax(const double* x, double* y, std::int64_t n) {
+    const double top = max(x, n), sum = sum_exp(x, top, n);
+    for (std::int64_t i = 0; i < n; ++i) y[i] = std::exp(x[i] - top) / sum;
+  }
+  static void score(RouterScore score, const double* x, double* y, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) y[i] = router_score(score, x[i]);
+  }
+};
+
+}  // namespace weft::cpu

@@ -1,0 +1,116 @@
+#include <doctest/doctest.h>
+
+#include <limits>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/router.h"
+#include "weft/tests/cuda/gpu.h"
+
+namespace weft {
+namespace {
+
+using test::Agreement;
+using test::different_bits;
+using test::disagreement;
+using test::kGpu;
+using test::Op;
+using test::random;
+
+const RouterOptions kModes[] = {
+    {.topk = 2},
+    {.topk = 1, .pre_softmax = true},
+    {.topk = 5, .pre_softmax = true, .scaling = 2.5},
+    {.topk = 1, .score = RouterScore::sigmoid},
+    {.topk = 3, .score = RouterScore::sigmoid, .scaling = 2.5},
+    {.topk = 4, .score = RouterScore::sqrt_softplus},
+    {.topk = 1, .score = RouterScore::sqrt_softplus},
+    {.topk = 4, .groups = 4, .group_topk = 2},
+    {.topk = 4, .pre_softmax = true, .groups = 4, .group_topk = 3},
+    {.topk = 4, .score = RouterScore::sigmoid, .groups = 4, .group_topk = 2},
+    {.topk = 3, .score = RouterScore::sqrt_softplus, .groups = 2, .group_topk = 1},
+};
+
+Tensor to_gpu(const Tensor& t) { return t ? t.to(kGpu) : t; }
+
+// Multiples of 1/4 above 0, so that there are ties, and no two sums are equal by accident.
+Tensor tied(const Shape& shape, std::uint64_t seed) {
+  return div(test::random_in(shape, 1, 24, seed).to(DType::i64).to(DType::f64), 4);
+}
+
+// The GPU chooses what the CPU chooses, in every dtype and order.
+void same_choice(const Tensor& x, const Tensor& bias, const RouterOptions& o,
+                 const Tensor& padding = {}) {
+  for (const DType t : test::kFloating) {
+    CAPTURE(std::string(name(t)));
+    const Tensor logits = x.to(t), on_gpu = logits.to(kGpu);
+    const Routing want = route(logits, bias, o, padding);
+    test::for_each_order([&] {
+      const Routing got = route(on_gpu, to_gpu(bias), o, to_gpu(padding));
+      CHECK(different_bits(got.experts.to(kCpu), want.experts) == "");
+      CHECK(test::mismatch(got.probs.to(kCpu), want.probs, t == DType::f64 ? 1e-14 : 1e-6) == "");
+    });
+  }
+}
+
+}  // namespace
+
+TEST_CASE("router: the same experts as the CPU in every mode, ties included") {
+  for (const RouterOptions& o : kModes)
+    for (const Shape& s : {Shape{9, 8}, Shape{5, 36}, Shape{3, 64}, Shape{0, 8}}) {
+      CAPTURE(to_string(s));
+      CAPTURE(static_cast<int>(o.score));
+      CAPTURE(o.topk);
+      CAPTURE(o.groups);
+      same_choice(tied(s, 3), {}, o);
+      same_choice(random(s, 4), {}, o);
+      if (o.score == RouterScore::softmax) continue;
+      same_choice(tied(s, 5), div(tied({s[1]}, 6), 8).to(DType::f32), o);
+    }
+}
+
+TEST_CASE("router: extremes, padding, one expert, the most experts and slots") {
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::nan("");
+  const Tensor odd = Tensor::of(
+      {-inf, 3, -inf, -inf, 1, nan, 5, 2, -90, -70, -80, -60, 0, -0.0, 0, -0., 1e9, -1e9, 1e9, 0},
+      {5, 4}, DType::f64);
+  for (const RouterScore score : {RouterScore::softmax, RouterScore::sqrt_softplus})
+    same_choice(odd, {}, {.topk = 3, .score = score});
+  same_choice(random({6, 1}, 1), {}, {.topk = 1, .pre_softmax = true});
+  same_choice(tied({5, 3}, 1), {}, {.topk = 3});
+  same_choice(tied({5, 16}, 2), {}, {.topk = 2, .score = RouterScore::sigmoid},
+              Tensor::of({1, 0, 1, 0, 0}, {5}, DType::boolean));
+  same_choice(random({2, 1024}, 3), {}, {.topk = 32});
+  same_choice(tied({2, 1024}, 4), {}, {.topk = 32, .groups = 64, .group_topk = 8});
+  same_choice(random({1, 1000}, 5), {},
+              {.topk = 10, .score = RouterScore::sigmoid, .groups = 1000, .group_topk = 10});
+}
+
+TEST_CASE("router: probabilities and gradients, every mode") {
+  for (const RouterOptions& o : kModes)
+    for (const Shape& s : {Shape{9, 8}, Shape{3, 36}, Shape{2, 264}}) {
+      CAPTURE(to_string(s));
+      CAPTURE(static_cast<int>(o.score));
+      CAPTURE(o.topk);
+      const Agreement how{.dtypes = {DType::f32, DType::f64}, .all_orders = s.numel() < 100};
+      const Op op = [&](const TensorList& in) { return TensorList{route(in[0], {}, o).probs}; };
+      CHECK(disagreement(op, {random(s, 7)}, how) == "");
+      CHECK(disagreement(op, {test::strided(random(s, 8))}, how) == "");
+      // bf16 logits keep their own dtype in the gradient.
+      CHECK(disagreement(op, {random(s, 9)},
+                         {.dtypes = {DType::bf16}, .all_orders = s.numel() < 100}) == "");
+    }
+  const Tensor padding = Tensor::of({0, 1, 1, 0, 1}, {5}, DType::boolean);
+  for (const RouterOptions& o : {kModes[0], kModes[2], kModes[5]}) {
+    const Op padded = [&](const TensorList& in) {
+      return TensorList{route(in[0], {}, o, in[1]).probs};
+    };
+    CHECK(disagreement(padded, {random({5, 8}, 7), padding}) == "");
+  }
+  // Rows that begin between two packs.
+  const Op shifted = [](const TensorList& in) {
+    return TensorList{route(in[0].alias({4, 8}, {8, 1}, 1), {}, {.topk = 2}).probs};
+  };
+  CHECK(disagreement(shifted, {random({5, 8}, 9)}, {.gradients = false}) == "");
+}
+
+}  // namespace weft

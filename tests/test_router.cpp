@@ -1,0 +1,399 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/reduce.h"
+#include "weft/autograd/router.h"
+#include "weft/core/parallel.h"
+#include "weft/tests/support.h"
+
+namespace weft {
+namespace {
+
+using test::different_bits;
+using test::error_of;
+using test::mismatch;
+using test::random;
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+const RouterScore kScores[] = {RouterScore::softmax, RouterScore::sigmoid,
+                               RouterScore::sqrt_softplus};
+
+Tensor fixture(DType dtype = DType::f32) {
+  return Tensor::of({2, 1, .5, -1, 0, 3, .2, .1, -.5, .4, 1.5, 1.4, 1, 1.1, .9, .8}, {4, 4}, dtype);
+}
+
+std::vector<double> values(const Tensor& t) {
+  std::vector<double> v(static_cast<std::size_t>(t.numel()));
+  t.copy_to(v);
+  return v;
+}
+
+// The dense form: probability of each (token, expert), 0 where it was not chosen.
+Tensor dense(const Routing& r, std::int64_t E) {
+  const std::int64_t T = r.probs.dim(0), k = r.probs.dim(1);
+  const Tensor out = Tensor::zeros({T, E}, DType::f64);
+  const std::vector<double> p = values(r.probs), e = values(r.experts);
+  for (std::int64_t i = 0; i < T * k; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    if (e[at] >= 0) out.data<double>()[i / k * E + static_cast<std::int64_t>(e[at])] += p[at];
+  }
+  return out;
+}
+
+// The definition, written for one row at a time in f64: choose by sorting everything.
+Tensor by_definition(const Tensor& logits, const Tensor& bias, const RouterOptions& o) {
+  const std::int64_t T = logits.dim(0), E = logits.dim(1), k = o.topk;
+  const std::vector<double> all = values(logits);
+  const std::vector<double> b = bias ? values(bias) : std::vector<double>();
+  const Tensor out = Tensor::zeros({T, E}, DType::f64);
+  const auto at = [](std::int64_t i) { return static_cast<std::size_t>(i); };
+  for (std::int64_t t = 0; t < T; ++t) {
+    std::vector<double> x(all.begin() + t * E, all.begin() + (t + 1) * E), s = x, rank;
+    double total = 0;
+    for (const double v : x) total += std::exp(v);
+    for (double& v : s) {
+      if (o.score == RouterScore::sigmoid)
+        v = 1 / (1 + std::exp(-v));
+      else if (o.score == RouterScore::sqrt_softplus)
+        v = std::sqrt(std::log1p(std::exp(v)));
+      else if (o.pre_softmax)
+        v = std::exp(v) / total;
+    }
+    rank = s;
+    for (std::int64_t e = 0; bias && e < E; ++e) rank[at(e)] += b[at(e)];
+    const auto best = [](const std::vector<double>& v, std::int64_t n) {
+      std::vector<std::int64_t> order(v.size());
+      std::iota(order.begin(), order.end(), std::int64_t{0});
+      std::stable_sort(order.begin(), order.end(), [&](std::int64_t i, std::int64_t j) {
+        return v[static_cast<std::size_t>(i)] > v[static_cast<std::size_t>(j)];
+      });
+      order.resize(static_cast<std::size_t>(n));
+      return order;
+    };
+    if (o.groups) {
+      const std::int64_t size = E / o.groups;
+      std::vector<double> sums;
+      for (std::int64_t g = 0; g < o.groups; ++g) {
+        std::vector<double> part(rank.begin() + g * size, rank.begin() + (g + 1) * size);
+        std::sort(part.begin(), part.end(), std::greater<>());
+        sums.push_back(std::accumulate(part.begin(), part.begin() + k / o.group_topk, 0.0));
+      }
+      const std::vector<std::int64_t> kept = best(sums, o.group_topk);
+      for (std::int64_t e = 0; e < E; ++e)
+        if (std::find(kept.begin(), kept.end(), e / size) == kept.end()) rank[at(e)] = -kInf;
+    }
+    double sum = 0;
+    const std::vector<std::int64_t> chosen = best(rank, k);
+    const bool post = o.score == RouterScore::softmax && !o.pre_softmax;
+    for (const std::int64_t e : chosen) sum += post ? std::exp(x[at(e)]) : s[at(e)];
+    for (const std::int64_t e : chosen) {
+      double p = post ? std::exp(x[at(e)]) / sum : s[at(e)];
+      if (o.score != RouterScore::softmax && k > 1) p /= sum + 1e-20;
+      out.data<double>()[t * E + e] = p * o.scaling;
+    }
+  }
+  return out;
+}
+
+const RouterOptions kModes[] = {
+    {.topk = 2},
+    {.topk = 1, .pre_softmax = true},
+    {.topk = 4, .pre_softmax = true, .scaling = 2.5},
+    {.topk = 1, .score = RouterScore::sigmoid},
+    {.topk = 3, .score = RouterScore::sigmoid, .scaling = 2.5},
+    {.topk = 3, .score = RouterScore::sqrt_softplus},
+    {.topk = 1, .score = RouterScore::sqrt_softplus, .scaling = 0.5},
+    {.topk = 4, .groups = 4, .group_topk = 2},
+    {.topk = 4, .pre_softmax = true, .groups = 4, .group_topk = 2},
+    {.topk = 4, .score = RouterScore::sigmoid, .groups = 4, .group_topk = 2},
+    {.topk = 3, .score = RouterScore::sqrt_softplus, .groups = 2, .group_topk = 1},
+};
+
+bool takes_bias(const RouterOptions& o) { return o.score != RouterScore::softmax; }
+
+}  // namespace
+
+TEST_CASE("router: R1 fixture, every score mode") {
+  const Tensor bias = Tensor::of({0, -.9, .3, 0}, {4});
+  struct Case {
+    RouterOptions options;
+    Tensor bias, want;
+  };
+  const Case cases[] = {
+      {{.topk = 2},
+       {},
+       Tensor::of({.73105858, .26894142, 0, 0, 0, .94267582, .05732418, 0, 0, 0, .52497919,
+                   .47502081, .47502081, .52497919, 0, 0},
+                  {4, 4}, DType::f64)},
+      {{.topk = 2, .pre_softmax = true, .scaling = 2.5},
+       {},
+       Tensor::of({1.52365009, .56051955, 0, 0, 0, 2.14478067, .13042425, 0, 0, 0, 1.05349931,
+                   .9532456, .65295648, .72162851, 0, 0},
+                  {4, 4}, DType::f64)},
+      {{.topk = 2, .score = RouterScore::sigmoid},
+       {},
+       Tensor::of({.5464491, .4535509, 0, 0, 0, .63403153, .36596847, 0, 0, 0, .50475089, .49524911,
+                   .49351877, .50648123, 0, 0},
+                  {4, 4}, DType::f64)},
+      {{.topk = 2, .score = RouterScore::sigmoid},
+       bias,
+       Tensor::of({.58592604, 0, .41407396, 0, 0, 0, .51156239, .48843761, 0, 0, .50475089,
+                   .49524911, .50697259, 0, .49302741, 0},
+                  {4, 4}, DType::f64)},
+  };
+  for (const Case& c : cases)
+    for (const DType t : {DType::f32, DType::f64})
+      CHECK(mismatch(dense(route(fixture(t), c.bias, c.options), 4), c.want, 1e-6) == "");
+  // Slots are best first.
+  const Routing r = route(fixture(), {}, {.topk = 2});
+  CHECK(mismatch(r.experts, Tensor::of({0, 1, 1, 2, 2, 3, 1, 0}, {4, 2}, DType::i64), 0) == "");
+  CHECK(r.probs.dtype() == DType::f32);
+  CHECK(route(fixture(DType::bf16), {}, {.topk = 2}).probs.dtype() == DType::f32);
+  // Groups: 1.61185566 against .89140075 and so on chooses the groups 0, 0, 1, 0.
+  const Routing grouped = route(
+      fixture(), {}, {.topk = 2, .score = RouterScore::sigmoid, .groups = 2, .group_topk = 1});
+  CHECK(mismatch(grouped.experts, Tensor::of({0, 1, 1, 0, 2, 3, 1, 0}, {4, 2}, DType::i64), 0) ==
+        "");
+}
+
+TEST_CASE("router: every mode agrees with the definition; f32 and bf16 with f64") {
+  for (const RouterOptions& o : kModes)
+    for (const Shape& s : {Shape{37, 8}, Shape{5, 64}, Shape{0, 8}, Shape{3, 256}}) {
+      CAPTURE(to_string(s));
+      CAPTURE(static_cast<int>(o.score));
+      CAPTURE(o.topk);
+      CAPTURE(o.groups);
+      for (const bool biased : {false, true}) {
+        if (biased && !takes_bias(o)) continue;
+        const Tensor bias = biased ? test::random_in({s[1]}, -.4, .4, 9).to(DType::f32) : Tensor();
+        for (const DType t : {DType::f32, DType::f64, DType::bf16}) {
+          const Tensor x = random(s, 3).to(t);
+          const Tensor want = by_definition(x.to(DType::f64), bias, o);
+          CHECK(mismatch(dense(route(x, bias, o), s[1]), want, t == DType::f64 ? 1e-14 : 1e-6) ==
+                "");
+          CHECK(mismatch(dense(route(test::strided(x), bias, o), s[1]), want,
+                         t == DType::f64 ? 1e-14 : 1e-6) == "");
+        }
+      }
+    }
+}
+
+TEST_CASE("router: R3 groups: at most group_topk of them are touched") {
+  const RouterOptions o{.topk = 4, .score = RouterScore::sigmoid, .groups = 4, .group_topk = 2};
+  const Tensor x = random({200, 16}, 5, DType::f32);
+  const Routing r = route(x, {}, o);
+  CHECK(mismatch(dense(r, 16), by_definition(x.to(DType::f64), {}, o), 1e-6) == "");
+  const std::vector<double> e = values(r.experts);
+  for (std::size_t t = 0; t < 200; ++t) {
+    std::vector<int> touched;
+    for (std::size_t i = 0; i < 4; ++i) touched.push_back(static_cast<int>(e[t * 4 + i]) / 4);
+    std::sort(touched.begin(), touched.end());
+    CHECK(std::unique(touched.begin(), touched.end()) - touched.begin() <= 2);
+  }
+}
+
+TEST_CASE("router: equal scores go by lowest number; extremes stay in range") {
+  const auto chosen = [](const Tensor& x, const RouterOptions& o, const Tensor& bias = {}) {
+    return route(x, bias, o).experts;
+  };
+  const auto i64 = [](std::initializer_list<double> v, const Shape& s) {
+    return Tensor::of(v, s, DType::i64);
+  };
+  for (const DType t : {DType::f32, DType::f64, DType::bf16})
+    for (const RouterScore score : kScores) {
+      const RouterOptions o{.topk = 3, .score = score};
+      CHECK(mismatch(chosen(Tensor::zeros({2, 40}, t), o), i64({0, 1, 2, 0, 1, 2}, {2, 3}), 0) ==
+            "");
+      CHECK(mismatch(chosen(Tensor::of({1, 2, 0, 2, 1, 2}, {1, 6}, t), o), i64({1, 3, 5}, {1, 3}),
+                     0) == "");
+      CHECK(mismatch(chosen(Tensor::of({1, 2, 0, -0.0, 2, 1}, {1, 6}, t), o),
+                     i64({1, 4, 0}, {1, 3}), 0) == "");
+      // All far below 0, where a maximum that starts at 0 goes wrong.
+      CHECK(mismatch(chosen(Tensor::of({-90, -70, -80, -60}, {1, 4}, t), o), i64({3, 1, 2}, {1, 3}),
+                     0) == "");
+      CHECK(mismatch(chosen(Tensor::of({-kInf, 3, -kInf, -kInf}, {1, 4}, t), o),
+                     i64({1, 0, 2}, {1, 3}), 0) == "");
+      CHECK(mismatch(chosen(Tensor::of({1, std::nan(""), 5, 2}, {1, 4}, t), o),
+                     i64({1, 2, 3}, {1, 3}), 0) == "");
+      // k = E and E = 1.
+      CHECK(mismatch(chosen(Tensor::of({1, 3, 2}, {1, 3}, t), o), i64({1, 2, 0}, {1, 3}), 0) == "");
+    }
+  const RouterOptions one{.topk = 1, .pre_softmax = true};
+  CHECK(mismatch(route(Tensor::of({-5}, {1, 1}), {}, one).probs, Tensor::ones({1, 1}), 0) == "");
+  // Groups with equal sums, and equal experts inside.
+  const RouterOptions grouped{
+      .topk = 2, .score = RouterScore::sigmoid, .groups = 3, .group_topk = 2};
+  CHECK(mismatch(chosen(Tensor::zeros({1, 6}), grouped), i64({0, 1}, {1, 2}), 0) == "");
+  CHECK(mismatch(chosen(Tensor::of({0, 0, 1, 1, 1, 1}, {1, 6}), grouped), i64({2, 3}, {1, 2}), 0) ==
+        "");
+  // A saturated sigmoid still tells larger logits apart.
+  const RouterOptions sigmoid{.topk = 2, .score = RouterScore::sigmoid};
+  CHECK(mismatch(chosen(Tensor::of({40, 50, 60}, {1, 3}), sigmoid), i64({2, 1}, {1, 2}), 0) == "");
+}
+
+TEST_CASE("router: the bias chooses and is not in the probabilities") {
+  const RouterOptions o{.topk = 2, .score = RouterScore::sigmoid};
+  // A score of 1e-6 beside a bias of 1: subtracting the bias again would keep no digit of it.
+  const Tensor x = Tensor::of({-13.8, -13.0, -14.0}, {1, 3}), bias = Tensor::of({1, -1, 1}, {3});
+  const Routing r = route(x, bias, o);
+  CHECK(mismatch(r.experts, Tensor::of({0, 2}, {1, 2}, DType::i64), 0) == "");
+  const double a = 1 / (1 + std::exp(13.8)), c = 1 / (1 + std::exp(14.0));
+  CHECK(mismatch(r.probs, Tensor::of({a / (a + c), c / (a + c)}, {1, 2}), 1e-6) == "");
+}
+
+TEST_CASE("router: R15 gradients against differences, every mode") {
+  for (const RouterOptions& o : kModes)
+    for (const Shape& s : {Shape{5, 8}, Shape{2, 32}, Shape{0, 8}}) {
+      CAPTURE(static_cast<int>(o.score));
+      CAPTURE(o.topk);
+      CAPTURE(o.groups);
+      const Tensor bias =
+          takes_bias(o) ? test::random_in({s[1]}, -.4, .4, 9).to(DType::f32) : Tensor();
+      const auto f = [&](const TensorList& in) { return route(in[0], bias, o).probs; };
+      // Differences of this size do not change the choice.
+      CHECK(gradcheck(f, {random(s, 3)}) == "");
+      CHECK(gradcheck(f, {test::strided(random(s, 4))}) == "");
+      CHECK(gradcheck([&](const TensorList& in) { return mul(f(in), f({mul(in[0], 2)})); },
+                      {random(s, 5)}) == "");
+    }
+  // Far out, on both branches of sqrt(softplus).
+  const auto far = [](const TensorList& in) {
+    return route(in[0], {}, {.topk = 1, .score = RouterScore::sqrt_softplus}).probs;
+  };
+  CHECK(gradcheck(far, {Tensor::of({-25, -40, 30, 10, -3, 0.1}, {3, 2}, DType::f64)},
+                  {.tolerance = 1e-9}) == "");
+}
+
+TEST_CASE("router: gradients in f32 and bf16 agree with f64") {
+  for (const RouterOptions& o : kModes)
+    for (const DType t : {DType::f32, DType::bf16}) {
+      const Tensor narrow = random({33, 16}, 3).to(t);
+      const auto gradient = [&](const Tensor& x) {
+        Tensor leaf = x.detach().set_requires_grad();
+        Tape tape;
+        const Routing r = route(leaf, {}, o);
+        return tape.gradients(r.probs, {leaf},
+                              random({33, o.topk}, 8).to(DType::f32).to(r.probs.dtype()))[0];
+      };
+      const Tensor got = gradient(narrow);
+      CHECK(got.dtype() == t);
+      CHECK(mismatch(got, gradient(narrow.to(DType::f64)), t == DType::f32 ? 2e-6 : 1e-2) == "");
+    }
+}
+
+TEST_CASE("router: padding goes nowhere and gets no gradient") {
+  const Tensor pad = Tensor::of({0, 1, 0, 1, 1}, {5}, DType::boolean);
+  for (const RouterOptions& o : kModes) {
+    const Tensor x = random({5, 16}, 2);
+    Tensor leaf = x.detach().set_requires_grad();
+    Tape tape;
+    const Routing r = route(leaf, {}, o, pad);
+    const Routing whole = route(x, {}, o);
+    const Tensor g = tape.gradients(r.probs, {leaf}, random(r.probs.shape(), 3))[0];
+    for (std::int64_t t = 0; t < 5; ++t) {
+      const bool padded = t == 1 || t >= 3;
+      for (std::int64_t i = 0; i < o.topk; ++i) {
+        const std::int64_t at = t * o.topk + i;
+        CHECK(r.experts.data<std::int64_t>()[at] ==
+              (padded ? -1 : whole.experts.data<std::int64_t>()[at]));
+        CHECK(r.probs.data<double>()[at] == (padded ? 0 : whole.probs.data<double>()[at]));
+      }
+      for (std::int64_t e = 0; padded && e < 16; ++e) CHECK(g.data<double>()[t * 16 + e] == 0);
+    }
+  }
+}
+
+TEST_CASE("router: the number of threads changes no bit; meta gives the same shapes") {
+  const int threads = num_threads();
+  const RouterOptions o{.topk = 3, .score = RouterScore::sqrt_softplus};
+  const Tensor x = random({3000, 33}, 1, DType::f32);
+  set_num_threads(1);
+  const Routing one = route(x, {}, o);
+  set_num_threads(3);
+  const Routing three = route(x, {}, o);
+  set_num_threads(threads);
+  CHECK(different_bits(one.probs, three.probs) == "");
+  CHECK(different_bits(one.experts, three.experts) == "");
+
+  for (const DType t : {DType::f32, DType::f64, DType::bf16}) {
+    const Routing r = route(Tensor::empty({7, 8}, t, kMeta), {}, o);
+    CHECK(r.probs.shape() == Shape{7, 3});
+    CHECK(r.probs.dtype() == (t == DType::f64 ? DType::f64 : DType::f32));
+    CHECK(r.experts.dtype() == DType::i64);
+  }
+}
+
+TEST_CASE("router: R2 and the other rules, in words") {
+  const Tensor x = random({3, 8}, 1, DType::f32);
+  const auto text = [&](const RouterOptions& o, const Tensor& bias = {}) {
+    return error_of([&] { route(x, bias, o); });
+  };
+  const RouterScore sigmoid = RouterScore::sigmoid;
+  CHECK(text({.topk = 9}) == "route: topk must be at most the number of experts 8, got 9");
+  CHECK(text({.topk = 0}) == "route: topk must be in [1, 32], got 0");
+  CHECK(text({.topk = 33}) == "route: topk must be in [1, 32], got 33");
+  CHECK(text({.topk = 1}) ==
+        "route: topk 1 with softmax needs pre_softmax = true (a softmax over one expert is always "
+        "1 and has no gradient), got false");
+  CHECK(text({.score = sigmoid, .pre_softmax = true}) ==
+        "route: pre_softmax goes with score softmax only, got sigmoid");
+  CHECK(text({.score = RouterScore::sqrt_softplus, .pre_softmax = true}) ==
+        "route: pre_softmax goes with score softmax only, got sqrt_softplus");
+  CHECK(text({.topk = 2}, Tensor::zeros({8})) ==
+        "route: an expert bias goes with score sigmoid or sqrt_softplus, got softmax");
+  CHECK(text({.scaling = 0}) == "route: scaling must be above 0, got 0");
+  CHECK(text({.groups = 3, .group_topk = 1}) ==
+        "route: groups must divide the number of experts 8, got 3");
+  CHECK(text({.group_topk = 1}) ==
+        "route: group_topk needs groups, got group_topk 1 and no groups");
+  CHECK(text({.groups = 4, .group_topk = 5}) ==
+        "route: group_topk must be in [1, groups 4], got 5");
+  CHECK(text({.groups = 4, .group_topk = 0}) ==
+        "route: group_topk must be in [1, groups 4], got 0");
+  CHECK(text({.topk = 2, .groups = 4, .group_topk = 3}) ==
+        "route: topk must be at least group_topk 3 (a group's score is the sum of its topk / "
+        "group_topk best), got 2");
+  CHECK(text({.topk = 3, .groups = 4, .group_topk = 1}) ==
+        "route: topk must be at most 2 (group_topk 1 groups of 2 experts), got 3");
+  CHECK(text({.score = sigmoid}, Tensor::zeros({7})) ==
+        "route: expert_bias must have shape [8] (experts of logits [3, 8]), got [7]");
+  CHECK(text({.score = sigmoid}, Tensor::zeros({8}, DType::bf16)) ==
+        "route: expert_bias must have dtype f32 (its steps are lost in a narrower one), got bf16");
+  CHECK(text({.score = sigmoid}, Tensor::zeros({8}, DType::f32, kMeta)) ==
+        "route: expert_bias must be on device cpu like logits, got meta");
+  CHECK(error_of([&] {
+          route(Tensor::zeros({2, 1025}), {}, {});
+        }) == "route: experts must be in [1, 1024], got 1025");
+  CHECK(error_of([&] {
+          route(Tensor::zeros({2, 0}), {}, {});
+        }) == "route: experts must be in [1, 1024], got 0");
+  CHECK(error_of([&] { route(Tensor::zeros({8}), {}, {}); }) ==
+        "route: logits must have shape [tokens, experts], got [8]");
+  CHECK(error_of([&] { route({}, {}, {}); }) ==
+        "route: logits must be a tensor, got a null handle");
+  CHECK(error_of([&] { route(x.to(DType::i32), {}, {}); }) ==
+        "route: dtype must be one of f32, f64, bf16, got i32");
+  CHECK(error_of([&] { route(x, {}, {}, Tensor::zeros({4}, DType::boolean)); }) ==
+        "route: padding must have shape [3] (tokens of logits [3, 8]), got [4]");
+  CHECK(error_of([&] { route(x, {}, {}, Tensor::zeros({3})); }) ==
+        "route: padding must have dtype bool, got f32");
+  CHECK(error_of([&] { route(x, {}, {}, Tensor::zeros({3}, DType::boolean, kMeta)); }) ==
+        "route: padding must be on device cpu like logits, got meta");
+}
+
+TEST_CASE("router: the largest router, 1024 experts of which 32") {
+  const RouterOptions o{.topk = 32, .score = RouterScore::sigmoid, .groups = 8, .group_topk = 4};
+  const Tensor x = random({7, 1024}, 11);
+  CHECK(mismatch(dense(route(x, {}, o), 1024), by_definition(x, {}, o), 1e-14) == "");
+  CHECK(gradcheck(
+            [](const TensorList& in) {
+              return route(in[0], {}, {.topk = 32, .pre_softmax = true}).probs;
+            },
+            {random({1, 1024}, 12)}) == "");
+}
+
+}  // namespace weft
