@@ -35,6 +35,7 @@
 #include "weft/nn/block.h"
 #include "weft/nn/dropout.h"
 #include "weft/nn/embedding.h"
+#include "weft/nn/experts.h"
 #include "weft/nn/gpt.h"
 #include "weft/nn/init.h"
 #include "weft/nn/kv_cache.h"

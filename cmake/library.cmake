@@ -98,6 +98,7 @@ set(weft_sources
   nn/block.cpp
   nn/dropout.cpp
   nn/embedding.cpp
+  nn/experts.cpp
   nn/gpt.cpp
   nn/gpt_config.cpp
   nn/init.cpp

@@ -13,6 +13,7 @@ set(weft_test_stems
   dropout
   elementwise
   elementwise_grad
+  experts
   file
   gemm_check
   gpt

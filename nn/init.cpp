@@ -42,7 +42,9 @@ void Init::fill(const Tensor& t, const RandomKey& key) const {
 void init(Module& model, std::uint64_t seed) {
   assign_names(model);
   detail::for_each_distinct_tensor(model, [&](const std::string& name, const Slot& slot) {
-    if (!slot.is_buffer) slot.init.fill(*slot.tensor, {seed, stream_of(name), 0});
+    if (!slot.is_buffer)
+      slot.init.fill(*slot.tensor,
+                     {seed, stream_of(name), static_cast<std::uint64_t>(slot.first_element)});
   });
   detail::for_each_module(model, [](const std::string&, Module& m) { m.fill_tables(); });
 }

@@ -23,9 +23,10 @@ struct Slot {
   Slot(Tensor& t) : tensor(&t) {}
   Tensor* tensor;
   Init init;
-  bool is_buffer = false;    ///< no gradient, not seen by an optimizer
-  bool is_derived = false;   ///< a function of the configuration: not in state_dict()
-  bool keeps_dtype = false;  ///< to(DType) leaves it alone
+  std::int64_t first_element = 0;  ///< place of the first value in the whole that this is a part of
+  bool is_buffer = false;          ///< no gradient, not seen by an optimizer
+  bool is_derived = false;         ///< a function of the configuration: not in state_dict()
+  bool keeps_dtype = false;        ///< to(DType) leaves it alone
 };
 /// Part of the state, but not trained: counters, running statistics.
 Slot buffer(Tensor& t);

@@ -1,0 +1,90 @@
+#include "weft/nn/experts.h"
+
+#include "weft/autograd/grouped_linear.h"
+#include "weft/autograd/recompute.h"
+#include "weft/autograd/scaled_activation.h"
+#include "weft/autograd/view.h"
+#include "weft/core/error.h"
+
+namespace weft::nn {
+namespace {
+
+bool packed(Activation a) { return a == Activation::swiglu; }
+
+// A parameter whose first axis goes by expert.
+Slot of_experts(Tensor& t, const Init& init, std::int64_t first_expert) {
+  Slot slot(t);
+  slot.init = init;
+  if (t) slot.first_element = first_expert * (t.numel() / t.dim(0));
+  return slot;
+}
+
+Tensor activate(Activation kind, const Tensor& h, const Tensor& probs) {
+  if (packed(kind)) return scaled_swiglu(h, probs);
+  return scaled_gelu(h, probs, kind == Activation::gelu_tanh ? Gelu::tanh : Gelu::erf);
+}
+
+}  // namespace
+
+Experts::Experts(std::int64_t experts, std::int64_t dim, std::int64_t hidden,
+                 const ExpertsOptions& o)
+    : options(o) {
+  check(experts > 0 && dim > 0 && hidden > 0,
+        "experts: experts, dim and hidden must be at least 1, got {}, {} and {}", experts, dim,
+        hidden);
+  check(o.first_expert >= 0, "experts: first_expert must be at least 0, got {}", o.first_expert);
+  const std::int64_t wide = packed(o.activation) ? 2 * hidden : hidden;
+  up = make_parameter({experts, wide, dim}, o.init);
+  down = make_parameter({experts, dim, hidden}, o.proj_init);
+  if (!o.bias) return;
+  up_bias = make_parameter({experts, wide}, Init::constant(0));
+  down_bias = make_parameter({experts, dim}, Init::constant(0));
+}
+
+Tensor Experts::operator()(const Tensor& x, const Tensor& probs, const Tensor& rows) const {
+  const Tensor h = grouped_linear(x, up, up_bias, rows);
+  const auto rest = [this](const TensorList& in) {
+    const Tensor scale = down_bias ? cast(in[1], in[0].dtype()) : Tensor();
+    return TensorList{
+        grouped_linear(activate(options.activation, in[0], in[1]), down, down_bias, in[2], scale)};
+  };
+  const TensorList in{h, probs, rows};
+  return options.recompute ? recompute(rest, in)[0] : rest(in)[0];
+}
+
+void Experts::visit(Visitor& v) {
+  const bool two = packed(options.activation);
+  const std::int64_t first = options.first_expert;
+  v(two ? "gate_up" : "up", of_experts(up, options.init, first));
+  v(two ? "gate_up_bias" : "up_bias", of_experts(up_bias, Init::constant(0), first));
+  v("down", of_experts(down, options.proj_init, first));
+  v("down_bias", of_experts(down_bias, Init::constant(0), first));
+}
+
+std::string Experts::describe() const {
+  return message("Experts({} x {} -> {} -> {})", up.dim(0), up.dim(2), down.dim(2), down.dim(1));
+}
+
+Experts Experts::like() const { return Experts(up.dim(0), up.dim(2), down.dim(2), options); }
+
+SharedExpert::SharedExpert(std::int64_t dim, std::int64_t hidden, bool gated, const MlpOptions& o)
+    : mlp(dim, hidden, o) {
+  if (gated) gate.emplace(dim, 1, LinearOptions{.bias = false, .init = o.init});
+}
+
+Tensor SharedExpert::operator()(const Tensor& x) const {
+  const Tensor y = mlp(x);
+  return gate ? mul(y, sigmoid((*gate)(x))) : y;
+}
+
+void SharedExpert::visit(Visitor& v) {
+  v("mlp", mlp);
+  v("gate", gate);
+}
+
+SharedExpert SharedExpert::like() const {
+  return SharedExpert(mlp.down.weight.dim(0), mlp.down.weight.dim(1), gate.has_value(),
+                      mlp.options);
+}
+
+}  // namespace weft::nn

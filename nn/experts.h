@@ -1,0 +1,50 @@
+#pragma once
+#include "weft/nn/mlp.h"
+
+namespace weft::nn {
+
+struct ExpertsOptions {
+  Activation activation = Activation::swiglu;
+  bool bias = false;
+  bool recompute = false;  ///< keep the activation's input only, and compute it again in backward
+  Init init = Init::normal(0.02);
+  Init proj_init = Init::normal(0.02);  ///< of the projection back into the residual stream
+  /// Global number of the first expert held here: the values that init() draws follow from it, so
+  /// every way of spreading experts over ranks starts with the same model.
+  std::int64_t first_expert = 0;
+};
+
+/// MLPs without their neighbours' tokens: expert e works on its own rows of x.
+///   y_i = down_e (p_i act(up_e x_i + b1_e)) + p_i b2_e
+/// which is p_i times what the MLP e would give.
+struct Experts : Module {
+  ExpertsOptions options;
+  Tensor up;         // (experts, hidden, dim), or (experts, 2 * hidden, dim) for swiglu
+  Tensor up_bias;    // (experts, hidden) likewise, or null
+  Tensor down;       // (experts, dim, hidden)
+  Tensor down_bias;  // (experts, dim), or null
+
+  Experts(std::int64_t experts, std::int64_t dim, std::int64_t hidden,
+          const ExpertsOptions& options = {});
+  /// x (N, dim), probs (N) f32 (f64 for f64), rows (experts) i64 on the host with sum N -> (N, dim)
+  Tensor operator()(const Tensor& x, const Tensor& probs, const Tensor& rows) const;
+  std::int64_t count() const { return up.dim(0); }
+  void visit(Visitor& v) override;
+  std::string describe() const override;
+  Experts like() const;
+};
+
+/// An MLP that every token goes through, beside the experts. With a gate its output is multiplied
+/// by sigmoid(x . w).
+struct SharedExpert : Module {
+  Mlp mlp;
+  std::optional<Linear> gate;  // (1, dim)
+
+  SharedExpert(std::int64_t dim, std::int64_t hidden, bool gated, const MlpOptions& options = {});
+  Tensor operator()(const Tensor& x) const;
+  void visit(Visitor& v) override;
+  std::string describe() const override { return "SharedExpert"; }
+  SharedExpert like() const;
+};
+
+}  // namespace weft::nn
