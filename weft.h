@@ -12,6 +12,7 @@
 #include "weft/autograd/linear.h"
 #include "weft/autograd/linear_cross_entropy.h"
 #include "weft/autograd/matmul.h"
+#include "weft/autograd/mlp.h"
 #include "weft/autograd/mse.h"
 #include "weft/autograd/recompute.h"
 #include "weft/autograd/reduce.h"

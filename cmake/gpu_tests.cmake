@@ -10,6 +10,7 @@ set(weft_gpu_test_stems
   grouped_linear
   indexing
   layer_norm
+  mlp
   optimizer
   ptx
   race

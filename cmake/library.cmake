@@ -24,6 +24,7 @@ set(weft_sources
   autograd/linear_cross_entropy.cpp
   autograd/matmul.cpp
   autograd/methods.cpp
+  autograd/mlp.cpp
   autograd/mse.cpp
   autograd/recompute.cpp
   autograd/reduce.cpp
@@ -52,6 +53,7 @@ set(weft_sources
   core/cpu/gemm.cpp
   core/cpu/gemm_bias.cpp
   core/cpu/gemm_check.cpp
+  core/cpu/gemm_epilogue.cpp
   core/cpu/grouped_linear.cpp
   core/cpu/indexing.cpp
   core/cpu/layer_norm.cpp

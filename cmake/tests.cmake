@@ -31,6 +31,7 @@ set(weft_test_stems
   matmul
   memory
   metrics
+  mlp
   module
   mse
   npy

@@ -17,8 +17,10 @@ lt::ComputeType compute_of(DType t) {
   return t == DType::f32 && tf32_allowed() ? lt::kComputeTf32 : lt::kCompute32;
 }
 
-// Our matrices are stored by row, cuBLASLt's by column: what it reads there is the transpose, and
-// out^T = op(b)^T op(a)^T. So b comes first, and the transposition flags stay as they are.
+std::int64_t bytes(const Tensor& t) { return static_cast<std::int64_t>(size_of(t.dtype())); }
+
+}  // namespace
+
 Product by_column(const GemmShape& g, const Tensor& a, const Tensor& out) {
   Product p;
   p.rows = g.n;
@@ -36,10 +38,6 @@ Product by_column(const GemmShape& g, const Tensor& a, const Tensor& out) {
   p.compute = compute_of(a.dtype());
   return p;
 }
-
-std::int64_t bytes(const Tensor& t) { return static_cast<std::int64_t>(size_of(t.dtype())); }
-
-}  // namespace
 
 void gemm(const Tensor& a, const Tensor& b, const GemmShape& g, const Tensor&, const Tensor& out) {
   if (g.batch.numel() == 0 || g.m == 0 || g.n == 0) return;

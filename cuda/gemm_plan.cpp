@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::size_t kWorkspace = 32 << 20;  // what the library asks for on Hopper
 constexpr std::size_t kMostPlans = 4096;      // shapes that vary from step to step must not pile up
+constexpr lt::Status kNotSupported = 15;
 
 static_assert(std::has_unique_object_representations_v<Product>);
 
@@ -28,6 +29,7 @@ struct Plan {
   lt::Operation operation = nullptr;
   lt::Layout a = nullptr, b = nullptr, d = nullptr;
   lt::Algorithm algorithm{};
+  bool possible = false;
 
   ~Plan() {
     const lt::Library& l = lt::library();
@@ -76,13 +78,17 @@ void choose_algorithm(lt::Handle handle, const Product& p, Plan& plan) {
   const lt::Status status = l.heuristic(handle, plan.operation, plan.a, plan.b, plan.d, plan.d,
                                         preference, 1, &best, &found);
   l.destroy_preference(preference);
-  ok(status, "cublasLtMatmulAlgoGetHeuristic", p);
-  check_system(found > 0, "cuda: cuBLASLt has no algorithm for a product of {} x {} x {}, batch {}",
-               p.cols, p.rows, p.inner, p.batch);
+  plan.possible = status == 0 && found > 0;
+  if (status != kNotSupported) ok(status, "cublasLtMatmulAlgoGetHeuristic", p);
   plan.algorithm = best.algorithm;
 }
 
-void make_plan(lt::Handle handle, const Product& p, Plan& plan) {
+void set_pointers(const Plan& plan, const Product& p, const ProductData& data) {
+  if (data.bias) set(plan.operation, lt::kBiasPointer, data.bias, p);
+  if (data.aux) set(plan.operation, lt::kAuxPointer, data.aux, p);
+}
+
+void make_plan(lt::Handle handle, const Product& p, const ProductData& data, Plan& plan) {
   const int scale_type = p.compute == lt::kCompute64 ? lt::kF64 : lt::kF32;
   ok(lt::library().create_operation(&plan.operation, p.compute, scale_type),
      "cublasLtMatmulDescCreate", p);
@@ -95,6 +101,7 @@ void make_plan(lt::Handle handle, const Product& p, Plan& plan) {
   plan.b = p.trans_b ? layout(p, p.type, p.cols, p.inner, p.ldb, p.step_b)
                      : layout(p, p.type, p.inner, p.cols, p.ldb, p.step_b);
   plan.d = layout(p, p.result_type, p.rows, p.cols, p.ldd, p.step_d);
+  set_pointers(plan, p, data);  // the choice depends on how they are aligned
   choose_algorithm(handle, p, plan);
 }
 
@@ -128,11 +135,19 @@ std::int32_t alignment_of(const void* p) {
   return static_cast<std::int32_t>(bits & (~bits + 1));
 }
 
-void run_product(Product p, const ProductData& data) {
+void run_product(const Product& p, const ProductData& data) {
+  check_system(try_product(p, data),
+               "cuda: cuBLASLt has no algorithm for a product of {} x {} x {}, batch {}", p.cols,
+               p.rows, p.inner, p.batch);
+}
+
+bool try_product(Product p, const ProductData& data) {
   const Stream stream = Stream::current({Device::Kind::cuda, static_cast<std::int16_t>(p.device)});
   p.align_a = alignment_of(data.a);
   p.align_b = alignment_of(data.b);
   p.align_d = alignment_of(data.d);
+  if (data.bias) p.align_bias = alignment_of(data.bias);
+  if (data.aux) p.align_aux = alignment_of(data.aux);
   Plans& cache = all();
   const lt::Library& l = lt::library();
   const std::lock_guard lock(cache.mutex);
@@ -151,15 +166,15 @@ void run_product(Product p, const ProductData& data) {
     if (cache.plans.size() == kMostPlans) cache.plans.clear();
     it = cache.plans.try_emplace(p).first;
     try {
-      make_plan(handle, p, it->second);
+      make_plan(handle, p, data, it->second);
     } catch (...) {
       cache.plans.erase(it);
       throw;
     }
   }
   const Plan& plan = it->second;
-  if (data.bias) set(plan.operation, lt::kBiasPointer, data.bias, p);
-  if (data.aux) set(plan.operation, lt::kAuxPointer, data.aux, p);
+  if (!plan.possible) return false;
+  set_pointers(plan, p, data);
   const double one = 1, zero = 0;
   const float one32 = 1, zero32 = 0;
   const bool wide = p.compute == lt::kCompute64;
@@ -168,6 +183,7 @@ void run_product(Product p, const ProductData& data) {
   ok(l.matmul(handle, plan.operation, alpha, data.a, plan.a, data.b, plan.b, beta, data.d, plan.d,
               data.d, plan.d, &plan.algorithm, workspace, kWorkspace, stream.handle()),
      "cublasLtMatmul", p);
+  return true;
 }
 
 }  // namespace weft::cuda

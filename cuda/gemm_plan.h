@@ -1,7 +1,7 @@
 #pragma once
 #include <cstdint>
 
-#include "weft/core/tensor.h"
+#include "weft/core/kernels/gemm.h"
 #include "weft/cuda/lt.h"
 
 namespace weft::cuda {
@@ -16,8 +16,13 @@ struct Product {
   lt::DataType type = lt::kF32, result_type = lt::kF32;
   lt::ComputeType compute = lt::kCompute32;
   lt::Epilogue epilogue = lt::Epilogue::none;
-  std::int32_t align_a = 0, align_b = 0, align_d = 0, spare = 0;  ///< bytes
+  std::int32_t align_a = 0, align_b = 0, align_d = 0;  ///< bytes
+  std::int32_t align_bias = 0, align_aux = 0, spare = 0;
 };
+
+/// Our matrices are stored by row, cuBLASLt's by column: what it reads there is the transpose, and
+/// out^T = op(b)^T op(a)^T. So b comes first, and the transposition flags stay as they are.
+Product by_column(const GemmShape& shape, const Tensor& a, const Tensor& out);
 
 struct ProductData {
   const void *a = nullptr, *b = nullptr;
@@ -29,7 +34,11 @@ struct ProductData {
 /// Puts the product into the current stream. The algorithm is the first of cuBLASLt's heuristic,
 /// asked once for each description.
 /// Throws Error (Fault::system) when the library refuses.
-void run_product(Product p, const ProductData& data);
+void run_product(const Product& p, const ProductData& data);
+
+/// The same, but false, with nothing done, when the library has no algorithm for it: what epilogues
+/// it knows depends on its version, the GPU, dtypes and layouts.
+bool try_product(Product p, const ProductData& data);
 
 /// What a pointer is aligned to, in bytes, up to the 256 that cuBLASLt takes for granted.
 std::int32_t alignment_of(const void* p);

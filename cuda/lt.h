@@ -44,9 +44,11 @@ constexpr std::uint32_t kOrderedReductions = 2 | 4;
 enum class Epilogue : std::uint32_t {
   none = 1,
   bias = 4,
+  gelu_bias = 32 | 4,
   gelu_aux_bias = 32 | 128 | 4,
   dgelu = 64 | 128,
-  dgelu_bias_gradient = 64 | 128 | 16
+  dgelu_bias_gradient = 64 | 128 | 16,
+  bias_gradient_b = 512  ///< the sum of op(B) over the inner axis, one number a column of D
 };
 
 struct Algorithm {

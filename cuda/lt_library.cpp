@@ -39,7 +39,9 @@ static_assert(same(Epilogue::none, CUBLASLT_EPILOGUE_DEFAULT) &&
               same(Epilogue::bias, CUBLASLT_EPILOGUE_BIAS) &&
               same(Epilogue::gelu_aux_bias, CUBLASLT_EPILOGUE_GELU_AUX_BIAS) &&
               same(Epilogue::dgelu, CUBLASLT_EPILOGUE_DGELU) &&
-              same(Epilogue::dgelu_bias_gradient, CUBLASLT_EPILOGUE_DGELU_BGRAD));
+              same(Epilogue::dgelu_bias_gradient, CUBLASLT_EPILOGUE_DGELU_BGRAD) &&
+              same(Epilogue::gelu_bias, CUBLASLT_EPILOGUE_GELU_BIAS) &&
+              same(Epilogue::bias_gradient_b, CUBLASLT_EPILOGUE_BGRADB));
 static_assert(sizeof(Heuristic) == sizeof(cublasLtMatmulHeuristicResult_t) &&
               sizeof(Algorithm) == sizeof(cublasLtMatmulAlgo_t));
 

@@ -1,9 +1,10 @@
 #pragma once
+#include "weft/autograd/mlp.h"
 #include "weft/nn/linear.h"
 
 namespace weft::nn {
 
-enum class Activation : std::uint8_t { gelu_tanh, gelu_erf, swiglu };
+using weft::Activation;
 
 struct MlpOptions {
   Activation activation = Activation::gelu_tanh;

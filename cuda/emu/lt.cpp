@@ -62,6 +62,10 @@ void put(int type, void* p, std::int64_t i, double v) {
     static_cast<bf16*>(p)[i] = bf16(static_cast<float>(v));
 }
 
+bool gelu_of(Epilogue e) { return e == Epilogue::gelu_bias || e == Epilogue::gelu_aux_bias; }
+bool dgelu_of(Epilogue e) { return e == Epilogue::dgelu || e == Epilogue::dgelu_bias_gradient; }
+bool has_aux(Epilogue e) { return e == Epilogue::gelu_aux_bias || dgelu_of(e); }
+
 // `sum` (cols, rows) f32 or f64 is the product; d gets it after the epilogue.
 void finish(const OperationTag& op, const LayoutTag& l, const Tensor& sum, void* d) {
   std::vector<double> bias_gradient(static_cast<std::size_t>(l.rows), 0.0);
@@ -69,13 +73,10 @@ void finish(const OperationTag& op, const LayoutTag& l, const Tensor& sum, void*
   for (std::int64_t c = 0; c < l.cols; ++c)
     for (std::int64_t r = 0; r < l.rows; ++r) {
       double v = get(sum_type, sum.raw(), c * l.rows + r);
-      if (op.epilogue == Epilogue::bias || op.epilogue == Epilogue::gelu_aux_bias)
-        v += get(l.type, op.bias, r);
-      if (op.epilogue == Epilogue::gelu_aux_bias) {
-        put(l.type, op.aux, c * op.ld_aux + r, v);
-        v = apply<UnaryOp::gelu_tanh>(v);
-      }
-      if (op.epilogue == Epilogue::dgelu || op.epilogue == Epilogue::dgelu_bias_gradient)
+      if (op.epilogue == Epilogue::bias || gelu_of(op.epilogue)) v += get(l.type, op.bias, r);
+      if (op.epilogue == Epilogue::gelu_aux_bias) put(l.type, op.aux, c * op.ld_aux + r, v);
+      if (gelu_of(op.epilogue)) v = apply<UnaryOp::gelu_tanh>(v);
+      if (dgelu_of(op.epilogue))
         v = apply<BinaryOp::gelu_tanh_bwd>(get(l.type, op.aux, c * op.ld_aux + r), v);
       bias_gradient[static_cast<std::size_t>(r)] += v;
       put(l.type, d, c * l.ld + r, v);
@@ -85,6 +86,17 @@ void finish(const OperationTag& op, const LayoutTag& l, const Tensor& sum, void*
       put(l.type, op.bias, r, bias_gradient[static_cast<std::size_t>(r)]);
 }
 
+// out[i] = the sum of row i of x: what B, one column a row here, adds up to over the inner axis.
+void sum_columns(const Tensor& x, int type, void* out) {
+  const int from = x.dtype() == DType::f64 ? kF64 : x.dtype() == DType::f32 ? kF32 : kBf16;
+  for (std::int64_t i = 0; i < x.dim(0); ++i) {
+    double total = 0;
+    for (std::int64_t j = 0; j < x.dim(1); ++j)
+      total += get(from, x.raw(), i * x.strides()[0] + j * x.strides()[1]);
+    put(type, out, i, total);
+  }
+}
+
 void multiply(const OperationTag& op, const LayoutTag& la, const void* a, const LayoutTag& lb,
               const void* b, bool accumulate, const LayoutTag& ld, void* d) {
   for (int i = 0; i < ld.batch; ++i) {
@@ -92,8 +104,9 @@ void multiply(const OperationTag& op, const LayoutTag& la, const void* a, const 
     if (op.trans_b) left = transposed(left);
     if (op.trans_a) right = transposed(right);
     void* const target = const_cast<char*>(matrix(ld, d, i));
-    if (op.epilogue == Epilogue::none) {
+    if (op.epilogue == Epilogue::none || op.epilogue == Epilogue::bias_gradient_b) {
       gemm(left, right, by_row(ld, target), accumulate);
+      if (op.epilogue == Epilogue::bias_gradient_b) sum_columns(left, ld.type, op.bias);
       continue;
     }
     const Tensor sum = Tensor::empty({ld.cols, ld.rows}, ld.type == kF64 ? DType::f64 : DType::f32);
@@ -169,6 +182,17 @@ Status set_preference(Preference p, int attribute, const void* value, std::size_
   return kOk;
 }
 
+// What the library's manual demands of an epilogue: no f64, no batch without steps of its own, and
+// an auxiliary matrix whose columns begin at multiples of 8 elements and of 16 bytes.
+bool allowed(const OperationTag& op, const LayoutTag& d) {
+  if (op.epilogue == Epilogue::none) return true;
+  if (d.type == kF64 || d.batch > 1) return false;
+  if (op.epilogue != Epilogue::dgelu && !op.bias) return false;
+  if (!has_aux(op.epilogue)) return true;
+  return op.aux && op.ld_aux % 8 == 0 && op.ld_aux >= d.rows &&
+         reinterpret_cast<std::uintptr_t>(op.aux) % 16 == 0;
+}
+
 // The product's rules are checked here, as the library does, and the promised alignments kept for
 // matmul() to hold against.
 Status heuristic(Handle, Operation op, Layout a, Layout b, Layout c, Layout d, Preference p,
@@ -180,9 +204,7 @@ Status heuristic(Handle, Operation op, Layout a, Layout b, Layout c, Layout d, P
                     (op->trans_b ? b->cols : b->rows) == inner && a->type == b->type &&
                     a->batch == d->batch && b->batch == d->batch;
   if (!fits) return kInvalid;
-  const bool has_aux = op->epilogue != Epilogue::none && op->epilogue != Epilogue::bias;
-  const bool epilogue_f64 = d->type == kF64 && op->epilogue != Epilogue::none;
-  *found = epilogue_f64 || (has_aux && op->ld_aux % 8 != 0) ? 0 : 1;
+  *found = allowed(*op, *d) ? 1 : 0;
   *results = {};
   std::memcpy(results->algorithm.data, p->alignment, sizeof(p->alignment));
   return kOk;

@@ -1,0 +1,65 @@
+#pragma once
+#include "weft/autograd/matmul.h"
+#include "weft/autograd/reduce.h"
+#include "weft/autograd/tape.h"
+#include "weft/autograd/view.h"
+#include "weft/core/dispatch.h"
+#include "weft/core/gemm.h"
+#include "weft/core/kernels/elementwise.h"
+#include "weft/core/kernels/gemm_epilogue.h"
+
+namespace weft::detail {
+
+/// (..., C) -> (rows, C).
+inline Tensor as_matrix(const Tensor& t) {
+  std::int64_t rows = 1;
+  for (int i = 0; i + 1 < t.ndim(); ++i) rows *= t.dim(i);
+  return reshape(t, {rows, t.dim(-1)});
+}
+
+inline Tensor f32_scratch(std::int64_t n, Device device) {
+  return n ? Tensor::empty({n}, DType::f32, device) : Tensor();
+}
+
+/// Adds dbias, which a kernel made in the dtype of the weight's gradient.
+inline void add_bias_gradient(Backward& b, int bias, const Tensor& dbias, DType dtype) {
+  if (dbias.dtype() == dtype) return b.add(bias, dbias);
+  const Tensor main = b.accumulator(bias, dbias.shape(), dtype, true);
+  if (main && main.dtype() == dbias.dtype())
+    dispatch<cpu::add_scaled, cuda::add_scaled>(dbias, 1.0, main);
+  else
+    b.add(bias, dbias.to(dtype));
+}
+
+/// Both at once, where a GPU's product adds up the rows of dy on its way through them.
+inline void add_weight_and_bias(Backward& b, int weight, int bias, const Tensor& dy,
+                                const Tensor& x, const Tensor& sum) {
+  const Tensor out = sum ? sum : Tensor::empty({dy.dim(1), x.dim(1)}, dy.dtype(), dy.device());
+  const Tensor dbias = Tensor::empty({dy.dim(1)}, out.dtype(), dy.device());
+  const bool accumulate = static_cast<bool>(sum);
+  const Tensor scratch = f32_scratch(
+      gemm_scratch(bias_grad_shape(dy, x, accumulate), dy.dtype(), dy.device()), dy.device());
+  const Tensor partial =
+      Tensor::empty({epilogue_partial(dy.dim(0), dy.dim(1), dy.device())}, DType::f64, dy.device());
+  dispatch<cpu::gemm_bias_grad, cuda::gemm_bias_grad>(dy, x, accumulate, scratch, partial, out,
+                                                      dbias);
+  if (!sum) b.add(weight, out);
+  add_bias_gradient(b, bias, dbias, dy.dtype());
+}
+
+/// The gradients of a linear layer's weight and bias, its inputs number `weight` and `bias`, from
+/// dy (M, N) and x (M, K).
+inline void add_linear_gradients(Backward& b, int weight, int bias, const Tensor& dy,
+                                 const Tensor& x) {
+  const Tensor sum = b.accumulator(weight, {dy.dim(1), x.dim(1)}, dy.dtype(), true);
+  if (dy.device().is_cuda() && b.needs(weight) && b.needs(bias) && !Tape::current() &&
+      dy.is_contiguous() && x.is_contiguous() && dy.numel() > 0 && x.numel() > 0)
+    return add_weight_and_bias(b, weight, bias, dy, x, sum);
+  if (sum)
+    gemm(transposed(dy), x, sum, true);
+  else if (b.needs(weight))
+    b.add(weight, matmul(transpose(dy, 0, 1), x));
+  if (b.needs(bias)) b.add(bias, weft::sum(dy, {0}));
+}
+
+}  // namespace weft::detail

@@ -1,0 +1,208 @@
+#include "weft/autograd/mlp.h"
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/linear.h"
+#include "weft/autograd/linear_common.h"
+#include "weft/autograd/operand.h"
+#include "weft/autograd/swiglu.h"
+#include "weft/core/error.h"
+#include "weft/core/kernels/copy.h"
+#include "weft/core/kernels/swiglu.h"
+
+namespace weft {
+
+using namespace detail;
+
+namespace {
+
+bool is_tanh(Activation a) { return a == Activation::gelu_tanh; }
+
+void check_operand(const char* name, const Tensor& t, const Tensor& x, const Shape& shape) {
+  check(t.shape() == shape, "mlp: {} must have shape {}, got {}", name, shape, t.shape());
+  check(t.dtype() == x.dtype(), "mlp: {} must have the dtype of x, {}, got {}", name, x.dtype(),
+        t.dtype());
+  check(t.device() == x.device(), "mlp: {} must be on the device of x, {}, got {}", name,
+        x.device(), t.device());
+}
+
+void check_operands(const Tensor& x, const Tensor& up, const Tensor& up_bias, const Tensor& down,
+                    const Tensor& down_bias, Activation activation) {
+  check_tensor("mlp", "x", x);
+  check_tensor("mlp", "up", up);
+  check_tensor("mlp", "down", down);
+  check(x.ndim() >= 1, "mlp: x must have at least 1 axis, got shape {}", x.shape());
+  if (!is_compute(x.dtype())) throw_bad_dtype("mlp", x.dtype(), "f32, f64, bf16");
+  check(up.ndim() == 2 && down.ndim() == 2, "mlp: up and down must have 2 axes, got {} and {}",
+        up.shape(), down.shape());
+  const std::int64_t width = down.dim(1) * (activation == Activation::swiglu ? 2 : 1);
+  check_operand("up", up, x, {width, x.dim(-1)});
+  check_operand("down", down, x, {down.dim(0), down.dim(1)});
+  if (up_bias) check_operand("up_bias", up_bias, x, {width});
+  if (down_bias) check_operand("down_bias", down_bias, x, {down.dim(0)});
+}
+
+Tensor composed(const Tensor& x, const Tensor& up, const Tensor& up_bias, const Tensor& down,
+                const Tensor& down_bias, Activation activation) {
+  const Tensor hidden = linear(x, up, up_bias);
+  const Tensor act = activation == Activation::swiglu
+                         ? swiglu(hidden)
+                         : gelu(hidden, is_tanh(activation) ? Gelu::tanh : Gelu::erf);
+  return linear(act, down, down_bias);
+}
+
+void activate(const Tensor& hidden, Activation activation, const Tensor& act) {
+  if (activation == Activation::swiglu)
+    dispatch<cpu::swiglu_fwd, cuda::swiglu_fwd>(hidden, Tensor(), act);
+  else
+    dispatch<cpu::unary, cuda::unary>(
+        hidden, is_tanh(activation) ? UnaryOp::gelu_tanh : UnaryOp::gelu_erf, act);
+}
+
+/// The hidden layer before and behind its activation.
+struct Hidden {
+  Tensor before, behind;
+};
+
+// Without `keep` GELU runs in place, and there is no `before`.
+Hidden hidden_layer(const Tensor& x, const Tensor& up, const Tensor& bias, std::int64_t features,
+                    Activation activation, bool keep) {
+  const auto matrix = [&](std::int64_t cols) {
+    return Tensor::empty({x.dim(0), cols}, x.dtype(), x.device());
+  };
+  Hidden h;
+  h.behind = matrix(features);
+  if (keep || activation == Activation::swiglu) h.before = matrix(up.dim(0));
+  const Tensor& sums = h.before ? h.before : h.behind;
+  if (activation != Activation::swiglu && fuses_gelu(x, up, bias, is_tanh(activation))) {
+    const Tensor scratch =
+        f32_scratch(fuses_bias(x, up, sums) ? fused_bias_scratch(x, up) : 0, x.device());
+    dispatch<cpu::gemm_gelu, cuda::gemm_gelu>(x, up, bias, is_tanh(activation), scratch, h.before,
+                                              h.behind);
+  } else {
+    gemm_bias(x, up, bias, sums);
+    activate(sums, activation, h.behind);
+  }
+  return h;
+}
+
+/// What backward works with; dy (M, N) without gaps.
+struct Parts {
+  Tensor dy, up, down;
+  Activation activation;
+};
+
+/// The buffer of t, which is done with, for a result; another one when an outer tape holds t too.
+Tensor reused(const Tensor& t) { return t.impl()->refs.load() == 1 ? t : empty_like(t); }
+
+Tensor swiglu_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behind) {
+  const Tensor out = reused(before);
+  const Tensor grad =
+      Tensor::empty({before.dim(0), p.down.dim(1)}, before.dtype(), before.device());
+  gemm(p.dy, p.down, grad);
+  if (behind) {
+    *behind = empty_like(grad);
+    activate(before, Activation::swiglu, *behind);
+  }
+  dispatch<cpu::swiglu_bwd, cuda::swiglu_bwd>(before, Tensor(), grad, out, Tensor());
+  if (b.needs(2)) b.add(2, sum(out, {0}));
+  return out;
+}
+
+// The gradient of the hidden layer before its activation; `behind`, unless null, gets the activated
+// layer.
+Tensor hidden_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behind) {
+  if (p.activation == Activation::swiglu) return swiglu_gradient(b, p, std::move(before), behind);
+  const std::int64_t rows = before.dim(0), features = before.dim(1);
+  const Device device = before.device();
+  if (behind) *behind = reused(before);
+  const Tensor grad = empty_like(before);
+  Tensor dbias;
+  if (b.needs(2)) dbias = Tensor::empty({features}, before.dtype(), device);
+  if (grad.numel() == 0 || p.dy.numel() == 0) {
+    for (const Tensor& t : {grad, dbias})
+      if (t) dispatch<cpu::fill, cuda::fill>(t, 0.0);
+    if (behind) activate(before, p.activation, *behind);
+  } else {
+    Tensor partial;
+    if (dbias)
+      partial = Tensor::empty({epilogue_partial(rows, features, device)}, DType::f64, device);
+    const Tensor scratch =
+        f32_scratch(gemm_scratch(gelu_bwd_shape(p.dy, p.down), p.dy.dtype(), device), device);
+    dispatch<cpu::gemm_gelu_bwd, cuda::gemm_gelu_bwd>(p.dy, p.down, before, is_tanh(p.activation),
+                                                      scratch, partial, grad, dbias,
+                                                      behind ? *behind : Tensor());
+  }
+  if (dbias) b.add(2, std::move(dbias));
+  return grad;
+}
+
+// Each array goes as soon as the last product that reads it has run.
+void backward(Backward& b, const Parts& p, const Tensor& x, Tensor before, Tensor behind) {
+  const bool again = !behind, weights = b.needs(3) || b.needs(4);
+  if (!again && weights) add_linear_gradients(b, 3, 4, p.dy, behind);
+  behind = {};
+  if (b.needs(0) || b.needs(1) || b.needs(2) || (again && weights)) {
+    const Tensor grad =
+        hidden_gradient(b, p, std::move(before), again && weights ? &behind : nullptr);
+    if (behind) add_linear_gradients(b, 3, 4, p.dy, behind);
+    behind = {};
+    if (b.needs(1)) {
+      if (const Tensor sum = b.accumulator(1, {grad.dim(1), x.dim(1)}, grad.dtype(), true))
+        gemm(transposed(grad), x, sum, true);
+      else
+        b.add(1, matmul(transpose(grad, 0, 1), x));
+    }
+    if (b.needs(0)) {
+      Shape shape = b.dy().shape();
+      shape[shape.size() - 1] = x.dim(1);
+      b.add(0, reshape(matmul(grad, p.up), shape));
+    }
+  }
+}
+
+}  // namespace
+
+Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& up_bias, const Tensor& down,
+           const Tensor& down_bias, const MlpOptions& o) {
+  check_operands(x, up, up_bias, down, down_bias, o.activation);
+  const bool recorded = recording(x, up, up_bias, down, down_bias);
+  Shape shape = x.shape();
+  shape[shape.size() - 1] = down.dim(0);
+  Tensor y = Tensor::empty(shape, x.dtype(), x.device());
+  Hidden h;
+  {
+    const NoGradGuard quiet;
+    h = hidden_layer(contiguous(as_matrix(x)), contiguous(up), up_bias, down.dim(1), o.activation,
+                     recorded && !Tape::counting());
+    gemm_bias(h.behind, down, down_bias, as_matrix(y));
+  }
+  if (!recorded) return y;
+  if (o.recompute) h.behind = {};
+  Tape::record(
+      "mlp", {&x, &up, &up_bias, &down, &down_bias}, {&y},
+      [sx = save(x, "x"), su = save(up, "up"), sub = save(up_bias, "up_bias"),
+       sd = save(down, "down"), sdb = save(down_bias, "down_bias"),
+       before = save(h.before, "hidden"), behind = save(h.behind, "activated"),
+       activation = o.activation](Backward& b) mutable {
+        if (Tape::current()) {  // an outer tape: it hears the parts
+          const Tensor* operands[] = {&sx.get(), &su.get(), &sub.get(), &sd.get(), &sdb.get()};
+          Tape again;
+          const Tensor out = composed(*operands[0], *operands[1], *operands[2], *operands[3],
+                                      *operands[4], activation);
+          TensorList wanted;
+          for (int i = 0; i < 5; ++i)
+            if (b.needs(i)) wanted.push_back(*operands[i]);
+          const TensorList found = again.gradients(out, wanted, b.dy());
+          int next = 0;
+          for (int i = 0; i < 5; ++i)
+            if (b.needs(i)) b.add(i, found[next++]);
+          return;
+        }
+        const Parts p{contiguous(as_matrix(b.dy())), contiguous(su.get()), contiguous(sd.get()),
+                      activation};
+        backward(b, p, contiguous(as_matrix(sx.get())), before.take(), behind.take());
+      });
+  return y;
+}
+
+}  // namespace weft

@@ -1,0 +1,88 @@
+#include <doctest/doctest.h>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/mlp.h"
+#include "weft/autograd/tape.h"
+#include "weft/tests/cuda/gpu.h"
+
+namespace weft {
+namespace {
+
+using test::disagreement;
+using test::kGpu;
+using test::mismatch;
+using test::random;
+
+constexpr Activation kAll[] = {Activation::gelu_tanh, Activation::gelu_erf, Activation::swiglu};
+
+// Small weights, so that the sums behind them are near 1.
+TensorList inputs(std::int64_t rows, std::int64_t in, std::int64_t hidden, std::int64_t out,
+                  Activation a) {
+  const std::int64_t width = hidden * (a == Activation::swiglu ? 2 : 1);
+  return {random({rows, in}, 1), mul(random({width, in}, 2), 0.3), random({width}, 3),
+          mul(random({out, hidden}, 4), 0.3), random({out}, 5)};
+}
+
+}  // namespace
+
+TEST_CASE("mlp: widths that cuBLASLt's epilogues take, and others") {
+  for (const Activation a : kAll)
+    for (const bool recompute : {false, true})
+      for (const std::int64_t hidden : {16, 7}) {
+        CAPTURE(static_cast<int>(a));
+        CAPTURE(hidden);
+        const MlpOptions o{.activation = a, .recompute = recompute};
+        const TensorList in = inputs(9, 8, hidden, 6, a);
+        const bool orders = hidden == 7 && !recompute;
+        CHECK(disagreement(
+                  [&](const TensorList& t) {
+                    return TensorList{mlp(t[0], t[1], t[2], t[3], t[4], o)};
+                  },
+                  in, {.tolerance = 4, .all_orders = orders}) == "");
+        CHECK(disagreement(
+                  [&](const TensorList& t) { return TensorList{mlp(t[0], t[1], {}, t[2], {}, o)}; },
+                  {in[0], in[1], in[3]}, {.tolerance = 4, .all_orders = false}) == "");
+      }
+}
+
+TEST_CASE("mlp: no rows, and rows that are not aligned to 16 bytes") {
+  const auto op = [](const TensorList& t) { return TensorList{mlp(t[0], t[1], t[2], t[3], t[4])}; };
+  CHECK(disagreement(op, inputs(0, 4, 8, 3, Activation::gelu_tanh), {.all_orders = false}) == "");
+  const auto shifted = [](const TensorList& t) {
+    return TensorList{mlp(t[0].narrow(0, 1, 3), t[1], t[2].narrow(0, 1, 8), t[3], t[4])};
+  };
+  TensorList in = inputs(4, 5, 8, 3, Activation::gelu_tanh);
+  in[2] = random({9}, 3);
+  CHECK(disagreement(shifted, in, {.tolerance = 4, .all_orders = false}) == "");
+}
+
+TEST_CASE("mlp: bf16 gradients of weights and biases go into f32 sums") {
+  const auto sums = [](const Device& device) {
+    Tape tape;
+    TensorList leaves;
+    for (const Tensor& t : inputs(6, 8, 16, 8, Activation::gelu_tanh)) {
+      leaves.push_back(t.to(DType::bf16).to(device).detach().set_requires_grad());
+      leaves[leaves.size() - 1].set_main_grad(Tensor::ones(t.shape(), DType::f32).to(device));
+    }
+    const Tensor y = mlp(leaves[0], leaves[1], leaves[2], leaves[3], leaves[4]);
+    y.backward(random({6, 8}, 9, DType::bf16).to(device));
+    TensorList out;
+    for (const Tensor& t : leaves) out.push_back(t.main_grad().to(kCpu));
+    return out;
+  };
+  const TensorList want = sums(kCpu), got = sums(kGpu);
+  for (int i = 0; i < want.size(); ++i) CHECK(mismatch(got[i], want[i], 2e-2) == "");
+}
+
+TEST_CASE("mlp: nothing waits for the GPU") {
+  TensorList leaves;
+  for (const Tensor& t : inputs(6, 8, 16, 8, Activation::gelu_tanh))
+    leaves.push_back(t.to(DType::bf16).to(kGpu).detach().set_requires_grad());
+  const Tensor dy = random({6, 8}, 9, DType::bf16).to(kGpu);
+  Tape tape;
+  const std::int64_t before = cuda::host_syncs();
+  mlp(leaves[0], leaves[1], leaves[2], leaves[3], leaves[4]).backward(dy);
+  CHECK(cuda::host_syncs() == before);
+}
+
+}  // namespace weft
