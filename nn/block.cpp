@@ -23,11 +23,11 @@ Stream Block::operator()(const Stream& x, const RotaryTable* rotary, const Packi
   const Tensor a = attn_drop(attn(in.y, rotary, packing, cache, layer));
   in.y = {};  // unrecorded passes give the memory back before the MLP needs its own
   Norm::Added mid = mlp_norm(a, in.sum);
-  return {std::move(mid.sum), mlp_drop(mlp(mid.y))};
+  return {std::move(mid.sum), mlp_drop(mlp(mid.y)), x.aux};
 }
 
 Tensor Block::operator()(const Tensor& x, const RotaryTable* rotary, const Packing& packing) const {
-  const Stream out = (*this)(Stream{x, {}}, rotary, packing);
+  const Stream out = (*this)(Stream{x, {}, {}}, rotary, packing);
   return add(out.residual, out.delta);
 }
 

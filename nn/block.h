@@ -13,9 +13,10 @@ struct BlockOptions {
 };
 
 /// The residual stream between blocks: x = residual + delta. The sum is left to the next norm,
-/// which adds and normalises in one pass. `delta` is null at the first block.
+/// which adds and normalises in one pass. `delta` is null at the first block. `aux` is what the
+/// routers of the blocks so far add to the loss: a scalar, null without any.
 struct Stream {
-  Tensor residual, delta;
+  Tensor residual, delta, aux;
 };
 
 /// Pre-norm transformer block:  x += attn(norm(x));  x += mlp(norm(x)).

@@ -86,8 +86,8 @@ Tensor Gpt::embed_tokens(const Tensor& ids, const Packing& packing, std::int64_t
   return drop(x);
 }
 
-Tensor Gpt::run(const Tensor& ids, const Packing& packing, KvCache* cache) const {
-  Stream x{embed_tokens(ids, packing, cache ? cache->length() : 0), {}};
+Trunk Gpt::run(const Tensor& ids, const Packing& packing, KvCache* cache) const {
+  Stream x{embed_tokens(ids, packing, cache ? cache->length() : 0), {}, {}};
   const RotaryTable* angles = rotary ? &*rotary : nullptr;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const Block& block = blocks[i];
@@ -96,20 +96,29 @@ Tensor Gpt::run(const Tensor& ids, const Packing& packing, KvCache* cache) const
       continue;
     }
     const TensorList in{x.residual, x.delta, packing.cu_seqlens, packing.positions};
+    const Tensor aux = x.aux;
     x = {};
+    // The block's own part of aux comes out; the sum stays outside.
     TensorList out = recompute(
         [&block, angles](const TensorList& s) {
-          Stream y = block(Stream{s[0], s[1]}, angles, Packing{s[2], s[3]});
-          return TensorList{y.residual, y.delta};
+          Stream y = block(Stream{s[0], s[1], {}}, angles, Packing{s[2], s[3]});
+          TensorList results{y.residual, y.delta};
+          if (y.aux) results.push_back(y.aux);
+          return results;
         },
         in);
-    x = {std::move(out[0]), std::move(out[1])};
+    x = {std::move(out[0]), std::move(out[1]), aux};
+    if (out.size() > 2) x.aux = aux ? add(aux, out[2]) : std::move(out[2]);
   }
-  return norm(x.delta, x.residual).y;
+  return {norm(x.delta, x.residual).y, std::move(x.aux)};
+}
+
+Trunk Gpt::trunk(const Tensor& ids, const Packing& packing) const {
+  return run(ids, packing, nullptr);
 }
 
 Tensor Gpt::hidden(const Tensor& ids, const Packing& packing) const {
-  return run(ids, packing, nullptr);
+  return run(ids, packing, nullptr).hidden;
 }
 
 Tensor Gpt::operator()(const Tensor& ids, const Packing& packing) const {
@@ -121,7 +130,7 @@ Tensor Gpt::decode(const Tensor& ids, KvCache& cache) const {
         "gpt: decode needs ids of shape (batch, tokens) with at least 1 token, got {}",
         ids.shape());
   const NoGradGuard off;
-  const Tensor h = run(ids, {}, &cache);
+  const Tensor h = run(ids, {}, &cache).hidden;
   cache.advance(ids.dim(1));
   return head(h.select(1, ids.dim(1) - 1));
 }

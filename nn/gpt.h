@@ -46,6 +46,12 @@ struct GptConfig {
   double flops_per_token() const;
 };
 
+/// What comes out of the blocks.
+struct Trunk {
+  Tensor hidden;  ///< the final norm's output, before the head: (B, T, dim)
+  Tensor aux;     ///< to be added to the loss: a scalar; null in a model without routers
+};
+
 /// A decoder-only language model.
 ///
 ///   nn::Gpt model({.layers = 6, .heads = 6, .dim = 384, .vocab = 256});
@@ -67,7 +73,8 @@ struct Gpt : Module {
   /// ids (B, T) i32 or i64, T <= config.seq  ->  logits (B, T, vocab). With packing, ids are one
   /// row of sequences of at most config.seq tokens each.
   Tensor operator()(const Tensor& ids, const Packing& packing = {}) const;
-  /// The final norm's output, before the head: (B, T, dim).
+  [[nodiscard]] Trunk trunk(const Tensor& ids, const Packing& packing = {}) const;
+  /// trunk().hidden, for evaluation and models without routers.
   Tensor hidden(const Tensor& ids, const Packing& packing = {}) const;
   /// Logits of new tokens that follow those in the cache, which takes them up: ids (B, T) with any
   /// T >= 1, so a prompt goes in at once  ->  logits of the last of them, (B, vocab).
@@ -79,7 +86,7 @@ struct Gpt : Module {
 
  private:
   Tensor embed_tokens(const Tensor& ids, const Packing& packing, std::int64_t first) const;
-  Tensor run(const Tensor& ids, const Packing& packing, KvCache* cache) const;
+  Trunk run(const Tensor& ids, const Packing& packing, KvCache* cache) const;
 };
 
 }  // namespace weft::nn
