@@ -31,6 +31,7 @@ set(weft_cuda_kernels
   rms_norm
   rope
   router
+  router_loss
   scaled_activation
   softmax
   sort

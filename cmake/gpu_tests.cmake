@@ -19,6 +19,7 @@ set(weft_gpu_test_stems
   rms_norm
   rope
   router
+  router_loss
   scaled_activation
   softmax
   sort

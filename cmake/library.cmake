@@ -32,6 +32,7 @@ set(weft_sources
   autograd/rms_norm.cpp
   autograd/rope.cpp
   autograd/router.cpp
+  autograd/router_loss.cpp
   autograd/scaled_activation.cpp
   autograd/softmax.cpp
   autograd/sort.cpp
@@ -63,6 +64,7 @@ set(weft_sources
   core/cpu/rms_norm.cpp
   core/cpu/rope.cpp
   core/cpu/router.cpp
+  core/cpu/router_loss.cpp
   core/cpu/scaled_activation.cpp
   core/cpu/simd.cpp
   core/cpu/softmax.cpp

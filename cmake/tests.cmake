@@ -49,6 +49,7 @@ set(weft_test_stems
   rms_norm
   rope
   router
+  router_loss
   safetensors
   sampling
   scaled_activation

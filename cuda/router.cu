@@ -2,18 +2,13 @@
 #include <limits>
 
 #include "weft/core/kernels/router.h"
-#include "weft/cuda/math.h"
 #include "weft/cuda/order_key.h"
-#include "weft/cuda/reduce.h"
+#include "weft/cuda/router_rows.h"
 
 namespace weft::cuda {
 namespace {
 
-constexpr int kWarps = 4;  // tokens of a block
 constexpr int kNobody = std::numeric_limits<int>::max();
-
-template <class R>
-constexpr R kLowest = -std::numeric_limits<R>::infinity();
 
 /// A row in shared memory as a lane sees it: its elements lane, lane + 32, ... Those that are out
 /// have their bit set.
@@ -49,34 +44,6 @@ struct Candidates {
     return best;
   }
 };
-
-/// Copies a row of n into shared memory as R; the whole warp must call it.
-template <class T, class R>
-__device__ inline void load_row(const T* x, int n, bool packed, R* row) {
-  const int lane = static_cast<int>(threadIdx.x);
-  if (packed) {
-    constexpr int P = Pack<T>::kCount;
-    for (int e = lane * P; e < n; e += kWarp * P) {
-      const Pack<T> pack = load_pack(x + e);
-#pragma unroll
-      for (int i = 0; i < P; ++i) row[e + i] = static_cast<R>(pack[i]);
-    }
-  } else {
-    for (int e = lane; e < n; e += kWarp) row[e] = static_cast<R>(x[e]);
-  }
-  __syncwarp();
-}
-
-/// The largest element and the sum of exp(x - largest) of a row in shared memory.
-template <class R>
-__device__ inline void exp_sum_of(const R* row, int n, R& top, R& sum) {
-  top = kLowest<R>;
-  sum = 0;
-  for (int e = static_cast<int>(threadIdx.x); e < n; e += kWarp) top = Max{}(row[e], top);
-  top = warp_max(top);
-  for (int e = static_cast<int>(threadIdx.x); e < n; e += kWarp) sum += exp_of(row[e] - top);
-  sum = warp_sum(sum);
-}
 
 /// The sum of the `count` best of n neighbours, best first.
 template <class R>
@@ -121,11 +88,11 @@ __device__ inline void keep_best_groups(Candidates<R>& experts, const RouterOpti
 }
 
 template <class T, class R>
-__global__ void __launch_bounds__(kWarp* kWarps)
+__global__ void __launch_bounds__(kWarp* kTokensOfBlock)
     router_fwd_kernel(const T* logits, const R* select, const float* bias, const bool* padding,
                       RouterOptions o, std::int64_t tokens, int E, bool packed, R* probs,
                       std::int64_t* experts) {
-  const std::int64_t t = std::int64_t{blockIdx.x} * kWarps + threadIdx.y;
+  const std::int64_t t = std::int64_t{blockIdx.x} * kTokensOfBlock + threadIdx.y;
   if (t >= tokens) return;  // a whole warp
   R* row = dynamic_shared<R>() + threadIdx.y * (E + o.groups);
   const int lane = static_cast<int>(threadIdx.x), k = static_cast<int>(o.topk);
@@ -179,10 +146,10 @@ __global__ void __launch_bounds__(kWarp* kWarps)
 }
 
 template <class T, class R>
-__global__ void __launch_bounds__(kWarp* kWarps)
+__global__ void __launch_bounds__(kWarp* kTokensOfBlock)
     router_bwd_kernel(const T* logits, const std::int64_t* experts, const R* dprobs,
                       RouterOptions o, std::int64_t tokens, int E, bool packed, T* dlogits) {
-  const std::int64_t t = std::int64_t{blockIdx.x} * kWarps + threadIdx.y;
+  const std::int64_t t = std::int64_t{blockIdx.x} * kTokensOfBlock + threadIdx.y;
   if (t >= tokens) return;  // a whole warp
   R* row = dynamic_shared<R>() + threadIdx.y * E;
   const int lane = static_cast<int>(threadIdx.x), k = static_cast<int>(o.topk);
@@ -216,18 +183,7 @@ __global__ void __launch_bounds__(kWarp* kWarps)
   __syncwarp();
   if (routed) row[mine] = dx;
   __syncwarp();
-  T* out = dlogits + t * E;
-  if (packed) {
-    constexpr int P = Pack<T>::kCount;
-    for (int e = lane * P; e < E; e += kWarp * P) {
-      Pack<T> pack;
-#pragma unroll
-      for (int i = 0; i < P; ++i) pack[i] = narrow<T>(row[e + i]);
-      store_pack(out + e, pack);
-    }
-  } else {
-    for (int e = lane; e < E; e += kWarp) out[e] = narrow<T>(row[e]);
-  }
+  store_row(row, E, packed, dlogits + t * E);
 }
 
 }  // namespace
@@ -239,10 +195,12 @@ void route_fwd(const Tensor& logits, const Tensor& select, const Tensor& bias,
   dispatch_floating(logits.dtype(), [&]<class T>() {
     using R = Real<T>;
     const T* x = logits.data<T>();
-    launch(router_fwd_kernel<T, R>, grid_of(blocks_for(tokens, kWarps)), dim3(kWarp, kWarps),
-           sizeof(R) * kWarps * static_cast<std::size_t>(E + o.groups), x, data_or_null<R>(select),
-           data_or_null<float>(bias), data_or_null<bool>(padding), o, tokens, static_cast<int>(E),
-           packable(x, E), probs.data<R>(), experts.data<std::int64_t>());
+    launch(router_fwd_kernel<T, R>, grid_of(blocks_for(tokens, kTokensOfBlock)),
+           dim3(kWarp, kTokensOfBlock),
+           sizeof(R) * kTokensOfBlock * static_cast<std::size_t>(E + o.groups), x,
+           data_or_null<R>(select), data_or_null<float>(bias), data_or_null<bool>(padding), o,
+           tokens, static_cast<int>(E), packable(x, E), probs.data<R>(),
+           experts.data<std::int64_t>());
   });
 }
 
@@ -253,9 +211,10 @@ void route_bwd(const Tensor& logits, const Tensor& experts, const Tensor& dprobs
     using R = Real<T>;
     const T* x = logits.data<T>();
     T* dx = dlogits.data<T>();
-    launch(router_bwd_kernel<T, R>, grid_of(blocks_for(tokens, kWarps)), dim3(kWarp, kWarps),
-           sizeof(R) * kWarps * static_cast<std::size_t>(E), x, experts.data<std::int64_t>(),
-           dprobs.data<R>(), o, tokens, static_cast<int>(E), packable(x, E) && packable(dx, E), dx);
+    launch(router_bwd_kernel<T, R>, grid_of(blocks_for(tokens, kTokensOfBlock)),
+           dim3(kWarp, kTokensOfBlock), sizeof(R) * kTokensOfBlock * static_cast<std::size_t>(E), x,
+           experts.data<std::int64_t>(), dprobs.data<R>(), o, tokens, static_cast<int>(E),
+           packable(x, E) && packable(dx, E), dx);
   });
 }
 

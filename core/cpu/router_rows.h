@@ -27,6 +27,10 @@ struct RouterRows<float> {
   static float sum_exp(const float* x, float shift, std::int64_t n) {
     return simd().f32.sum_exp(x, shift, n);
   }
+  static float sum(const float* x, std::int64_t n) { return simd().f32.sum(x, n); }
+  static float dot(const float* x, const float* y, std::int64_t n) {
+    return simd().attention.dot(x, y, n);
+  }
   static void softmax(const float* x, float* y, std::int64_t n) { simd().f32.softmax(x, y, n); }
   /// sigmoid or sqrt(softplus).
   static void score(RouterScore score, const float* x, float* y, std::int64_t n) {
@@ -48,6 +52,16 @@ struct RouterRows<double> {
     double sum = 0;
     for (std::int64_t i = 0; i < n; ++i) sum += std::exp(x[i] - shift);
     return sum;
+  }
+  static double sum(const double* x, std::int64_t n) {
+    double total = 0;
+    for (std::int64_t i = 0; i < n; ++i) total += x[i];
+    return total;
+  }
+  static double dot(const double* x, const double* y, std::int64_t n) {
+    double total = 0;
+    for (std::int64_t i = 0; i < n; ++i) total += x[i] * y[i];
+    return total;
   }
   static void softmax(const double* x, double* y, std::int64_t n) {
     const double top = max(x, n), sum = sum_exp(x, top, n);

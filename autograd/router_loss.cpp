@@ -1,0 +1,96 @@
+#include "weft/autograd/router_loss.h"
+
+#include "weft/autograd/operand.h"
+#include "weft/autograd/router.h"
+#include "weft/autograd/tape.h"
+#include "weft/autograd/view.h"
+#include "weft/core/dispatch.h"
+#include "weft/core/error.h"
+#include "weft/core/kernels/router_loss.h"
+
+namespace weft {
+namespace {
+
+void check_parts(const char* op, std::int64_t tokens, std::int64_t parts) {
+  check(parts >= 1 && tokens % parts == 0,
+        "{}: sequences must be at least 1 and divide the number of tokens {}, got {}", op, tokens,
+        parts);
+}
+
+// A null counts stands for the z-loss.
+Tensor run(const char* op, const Tensor& input, const Tensor& counted, RouterScore score,
+           double coefficient, const Tensor& padded) {
+  const Tensor logits = contiguous(input), counts = counted ? contiguous(counted) : counted;
+  const Tensor padding = padded ? contiguous(padded) : padded;
+  const DType dtype = logits.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  Tensor loss = Tensor::empty({}, dtype, logits.device());
+  const Tensor share = empty_like(loss);
+  const Tensor terms = Tensor::empty({logits.dim(0)}, dtype, logits.device());
+  dispatch<cpu::router_loss_fwd, cuda::router_loss_fwd>(logits, counts, padding, score, coefficient,
+                                                        terms, loss, share);
+  if (recording(logits))
+    Tape::record(op, {&logits}, {&loss},
+                 [sx = save(logits, "logits"), sc = save(counts, "counts"),
+                  sp = save(padding, "padding"), ss = save(share, "share"), score](Backward& b) {
+                   b.once_differentiable();
+                   const Tensor& x = sx.get();
+                   Tensor dx = empty_like(x);
+                   dispatch<cpu::router_loss_bwd, cuda::router_loss_bwd>(
+                       x, sc.get(), sp.get(), score, ss.get(), contiguous(b.dy()), dx);
+                   b.add(0, std::move(dx));
+                 });
+  return loss;
+}
+
+void check_loss(const char* op, const Tensor& logits, const Tensor& padding) {
+  detail::check_router_logits(op, logits, padding);
+  check(logits.dim(1) >= 1 && logits.dim(1) <= kRouterExperts,
+        "{}: experts must be in [1, {}], got {}", op, kRouterExperts, logits.dim(1));
+}
+
+}  // namespace
+
+Tensor count_experts(const Tensor& experts, std::int64_t count, std::int64_t sequences) {
+  detail::check_tensor("count_experts", "experts", experts);
+  check(experts.ndim() == 2, "count_experts: experts must have shape [tokens, k], got {}",
+        experts.shape());
+  check(experts.dtype() == DType::i64, "count_experts: experts must have dtype i64, got {}",
+        experts.dtype());
+  check(count >= 1 && count <= kRouterExperts, "count_experts: count must be in [1, {}], got {}",
+        kRouterExperts, count);
+  check_parts("count_experts", experts.dim(0), sequences);
+  const Tensor counts = Tensor::zeros({sequences, count}, DType::i64, experts.device());
+  dispatch<cpu::count_experts, cuda::count_experts>(contiguous(experts), counts);
+  return counts;
+}
+
+Tensor count_top_experts(const Tensor& logits, std::int64_t k, std::int64_t sequences,
+                         const Tensor& padding) {
+  const RouterOptions o{.topk = k, .pre_softmax = true};
+  detail::check_router_logits("count_top_experts", logits, padding);
+  detail::check_router("count_top_experts", logits.dim(1), o, false);
+  check_parts("count_top_experts", logits.dim(0), sequences);
+  return count_experts(route(logits.detach(), {}, o, padding).experts, logits.dim(1), sequences);
+}
+
+Tensor balance_loss(const Tensor& logits, const Tensor& counts, RouterScore score,
+                    double coefficient, const Tensor& padding) {
+  const char* op = "balance_loss";
+  check_loss(op, logits, padding);
+  detail::check_tensor(op, "counts", counts);
+  check(counts.ndim() == 2 && counts.dim(1) == logits.dim(1),
+        "{}: counts must have shape [sequences, {}] (experts of logits {}), got {}", op,
+        logits.dim(1), logits.shape(), counts.shape());
+  check(counts.dtype() == DType::i64, "{}: counts must have dtype i64, got {}", op, counts.dtype());
+  check(counts.device() == logits.device(), "{}: counts must be on device {} like logits, got {}",
+        op, logits.device(), counts.device());
+  check_parts(op, logits.dim(0), counts.dim(0));
+  return run(op, logits, counts, score, coefficient, padding);
+}
+
+Tensor z_loss(const Tensor& logits, double coefficient, const Tensor& padding) {
+  check_loss("z_loss", logits, padding);
+  return run("z_loss", logits, {}, RouterScore::softmax, coefficient, padding);
+}
+
+}  // namespace weft

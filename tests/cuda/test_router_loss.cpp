@@ -1,0 +1,81 @@
+#include <doctest/doctest.h>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/router_loss.h"
+#include "weft/tests/cuda/gpu.h"
+
+namespace weft {
+namespace {
+
+using test::different_bits;
+using test::disagreement;
+using test::kGpu;
+using test::Op;
+using test::random;
+
+const RouterScore kScores[] = {RouterScore::softmax, RouterScore::sigmoid,
+                               RouterScore::sqrt_softplus};
+
+}  // namespace
+
+TEST_CASE("router_loss: values and gradients, every score, with sequences and padding") {
+  const Tensor pad = Tensor::of({0, 1, 1, 0, 1, 1, 0, 0}, {8}, DType::boolean);
+  for (const Shape& s : {Shape{8, 8}, Shape{8, 37}, Shape{8, 264}, Shape{0, 4}}) {
+    CAPTURE(to_string(s));
+    const Tensor x = random(s, 1);
+    for (const RouterScore score : kScores)
+      for (const std::int64_t sequences : {1, 4}) {
+        const Tensor counts = test::random({sequences, s[1]}, 2, DType::i64);
+        const Op plain = [=](const TensorList& in) {
+          return TensorList{balance_loss(in[0], in[1], score, 3)};
+        };
+        CHECK(disagreement(plain, {x, counts}, {.all_orders = s.numel() < 100}) == "");
+        const Op padded = [=](const TensorList& in) {
+          return TensorList{balance_loss(in[0], in[1], score, 3, in[2])};
+        };
+        if (s[0] == 8)
+          CHECK(disagreement(padded, {x, counts, pad}, {.all_orders = s.numel() < 100}) == "");
+      }
+    const Op z = [](const TensorList& in) { return TensorList{z_loss(in[0], 0.5)}; };
+    CHECK(disagreement(z, {x}, {.all_orders = s.numel() < 100}) == "");
+    const Op padded = [](const TensorList& in) { return TensorList{z_loss(in[0], 0.5, in[1])}; };
+    if (s[0] == 8) CHECK(disagreement(padded, {x, pad}, {.all_orders = s.numel() < 100}) == "");
+  }
+}
+
+TEST_CASE("router_loss: no counts, nothing but padding, more tokens than the summing block") {
+  const Op none = [](const TensorList& in) {
+    return TensorList{balance_loss(in[0], in[1], RouterScore::sigmoid, 3)};
+  };
+  CHECK(disagreement(none, {random({4, 6}, 1), Tensor::zeros({2, 6}, DType::i64)}) == "");
+  const Op all_padded = [](const TensorList& in) {
+    return TensorList{
+        add(z_loss(in[0], 1, in[2]), balance_loss(in[0], in[1], RouterScore::softmax, 3, in[2]))};
+  };
+  CHECK(disagreement(all_padded, {random({4, 6}, 1), Tensor::ones({2, 6}, DType::i64),
+                                  Tensor::ones({4}, DType::boolean)}) == "");
+  const Op z = [](const TensorList& in) { return TensorList{z_loss(in[0], 1)}; };
+  CHECK(disagreement(z, {random({1100, 2}, 1)}, {.gradients = false, .all_orders = false}) == "");
+}
+
+TEST_CASE("router_loss: counts are the CPU's") {
+  for (const std::int64_t sequences : {1, 2, 5}) {
+    const Tensor experts = sub(random({10, 3}, 3, DType::i64), 1);  // -1 .. 8
+    const Tensor want = count_experts(experts, 7, sequences);
+    test::for_each_order([&] {
+      CHECK(different_bits(count_experts(experts.to(kGpu), 7, sequences).to(kCpu), want) == "");
+    });
+  }
+  // More than a block of them, and every expert there is.
+  const Tensor many = test::random_in({2100, 2}, 0, 1024, 4).to(DType::i64);
+  CHECK(different_bits(count_experts(many.to(kGpu), 1024).to(kCpu), count_experts(many, 1024)) ==
+        "");
+  const Tensor x = random({10, 12}, 5, DType::f32);
+  const Tensor pad = Tensor::of({0, 1, 1, 0, 1, 1, 0, 0, 0, 1}, {10}, DType::boolean);
+  test::for_each_order([&] {
+    CHECK(different_bits(count_top_experts(x.to(kGpu), 3, 2, pad.to(kGpu)).to(kCpu),
+                         count_top_experts(x, 3, 2, pad)) == "");
+  });
+}
+
+}  // namespace weft
