@@ -1,10 +1,12 @@
 #pragma once
 // Everything a model's author needs, in one include. Inside the library, include what you use.
 #include "weft/autograd/attention.h"
+#include "weft/autograd/causal_conv1d.h"
 #include "weft/autograd/cross_entropy.h"
 #include "weft/autograd/dropout.h"
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/function.h"
+#include "weft/autograd/gated_delta.h"
 #include "weft/autograd/gradcheck.h"
 #include "weft/autograd/grouped_linear.h"
 #include "weft/autograd/indexing.h"

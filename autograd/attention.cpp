@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "weft/autograd/cu_seqlens.h"
 #include "weft/autograd/operand.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
@@ -42,27 +43,6 @@ void check_options(const AttentionOptions& o) {
   check(o.window >= 0, "attention: window must be at least 0, got {}", o.window);
   check(o.window == 0 || o.causal, "attention: window {} needs causal", o.window);
   check(o.dropout >= 0 && o.dropout < 1, "attention: dropout must be in [0, 1), got {}", o.dropout);
-}
-
-void check_cu_seqlens(const Tensor& cu, const Tensor& q, const Tensor& k) {
-  check(cu.dtype() == DType::i32 && cu.ndim() == 1 && cu.dim(0) >= 1,
-        "attention: cu_seqlens must be i32 with shape [n + 1], got {} {}", cu.dtype(), cu.shape());
-  check(cu.device() == q.device() || cu.device() == kCpu,
-        "attention: cu_seqlens must be on the CPU or with q on {}, got {}", q.device(),
-        cu.device());
-  check(q.dim(0) == 1 && q.dim(1) == k.dim(1),
-        "attention: with cu_seqlens q and k must be one row of the same tokens, got {} and {}",
-        q.shape(), k.shape());
-  if (cu.is_meta()) return;
-  const Tensor on_host = cu.to(kCpu);
-  const std::int32_t* p = on_host.data<std::int32_t>();
-  const std::int64_t n = cu.dim(0);
-  check(p[0] == 0, "attention: cu_seqlens must start at 0, got {}", p[0]);
-  for (std::int64_t i = 1; i < n; ++i)
-    check(p[i] >= p[i - 1], "attention: cu_seqlens must not decrease, got {} after {}", p[i],
-          p[i - 1]);
-  check(p[n - 1] == q.dim(1), "attention: cu_seqlens must end at the number of tokens {}, got {}",
-        q.dim(1), p[n - 1]);
 }
 
 AttentionSpec make_spec(const Tensor& q, const Tensor& k, const AttentionOptions& o) {
@@ -124,9 +104,10 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
   check_options(o);
   Tensor cu;
   if (o.cu_seqlens) {
-    cu = contiguous(o.cu_seqlens);
-    check_cu_seqlens(cu, q, k);
-    if (q.device().is_gpu()) cu = cu.to(q.device());
+    check(q.dim(0) == 1 && q.dim(1) == k.dim(1),
+          "attention: with cu_seqlens q and k must be one row of the same tokens, got {} and {}",
+          q.shape(), k.shape());
+    cu = detail::checked_cu_seqlens("attention", o.cu_seqlens, "q", q);
   }
   const AttentionSpec spec = make_spec(q, k, o);
   Tensor y, lse;

@@ -15,11 +15,14 @@ set(weft_cuda_kernels
   attention_dq
   attention_generic
   attention_generic_bwd
+  causal_conv1d
   copy
   cross_entropy
   dropout
   elementwise
   elementwise_binary
+  gated_delta
+  gated_delta_bwd
   grad_norm
   index_add
   indexing

@@ -2,10 +2,12 @@
 # one where there is one.
 set(weft_gpu_test_stems
   attention
+  causal_conv1d
   copy
   cross_entropy
   dropout
   elementwise
+  gated_delta
   gemm
   grouped_linear
   indexing

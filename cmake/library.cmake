@@ -8,6 +8,7 @@ endif()
 
 set(weft_sources
   autograd/attention.cpp
+  autograd/causal_conv1d.cpp
   autograd/copy.cpp
   autograd/cross_entropy.cpp
   autograd/dropout.cpp
@@ -15,6 +16,8 @@ set(weft_sources
   autograd/elementwise_activation.cpp
   autograd/elementwise_compare.cpp
   autograd/elementwise_unary.cpp
+  autograd/gated_delta.cpp
+  autograd/gated_delta_recurrent.cpp
   autograd/gradcheck.cpp
   autograd/grouped_linear.cpp
   autograd/indexing.cpp
@@ -44,6 +47,7 @@ set(weft_sources
   core/allocator.cpp
   core/cpu/attention.cpp
   core/cpu/attention_bwd.cpp
+  core/cpu/causal_conv1d.cpp
   core/cpu/copy.cpp
   core/cpu/cross_entropy.cpp
   core/cpu/dropout.cpp
@@ -51,6 +55,8 @@ set(weft_sources
   core/cpu/elementwise_binary.cpp
   core/cpu/elementwise_loop.cpp
   core/cpu/fma_loop.cpp
+  core/cpu/gated_delta.cpp
+  core/cpu/gated_delta_bwd.cpp
   core/cpu/gemm.cpp
   core/cpu/gemm_bias.cpp
   core/cpu/gemm_check.cpp

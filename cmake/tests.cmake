@@ -4,6 +4,7 @@ set(weft_test_stems
   accumulate
   allocator
   attention
+  causal_conv1d
   checkpoint
   clip
   cross_entropy
@@ -15,6 +16,7 @@ set(weft_test_stems
   elementwise_grad
   experts
   file
+  gated_delta
   gemm_check
   gpt
   gpt_fixtures

@@ -48,6 +48,16 @@ struct RowKernels {
   void (*rope)(const T* x, const float* cos, const float* sin, std::int64_t heads,
                std::int64_t half, float sign, T* y);
 
+  /// One token of a causal depthwise convolution: y = sum over d < taps of x[d * step] w[-d * n],
+  /// then silu; from dy, the gradient before the activation (added to the taps' own sums, unless
+  /// dw is null), and from that the gradient of x.
+  void (*conv)(const T* x, std::int64_t step, const float* w, std::int64_t taps, bool silu, T* y,
+               std::int64_t n);
+  void (*conv_bwd)(const T* x, std::int64_t step, const float* w, std::int64_t taps, bool silu,
+                   const T* dy, float* dpre, float* dw, std::int64_t n);
+  void (*conv_input_grad)(const float* dpre, std::int64_t step, const float* w, std::int64_t taps,
+                          T* dx, std::int64_t n);
+
   /// y = 0 where number < threshold, else x * scale.
   void (*dropout)(const T* x, const float* numbers, float threshold, float scale, T* y,
                   std::int64_t n);

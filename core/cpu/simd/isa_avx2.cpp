@@ -14,6 +14,7 @@ namespace weft::simd_avx2 {
 #include "weft/core/cpu/simd/softmax.inc"
 #include "weft/core/cpu/simd/norm.inc"
 #include "weft/core/cpu/simd/swiglu.inc"
+#include "weft/core/cpu/simd/conv.inc"
 #include "weft/core/cpu/simd/cross_entropy.inc"
 #include "weft/core/cpu/simd/optimizer.inc"
 #include "weft/core/cpu/simd/random.inc"
