@@ -36,6 +36,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
   const double smoothing = options.label_smoothing;
   detail::check_smoothing("cross_entropy", smoothing);
   const std::int64_t ignore = options.ignore_index;
+  detail::check_hits("cross_entropy", options.hits, targets);
 
   const Tensor x = contiguous(logits);
   const Tensor t = contiguous(targets);
@@ -44,7 +45,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
   const DType real = detail::loss_dtype(x.dtype());
   const Tensor stats = Tensor::empty({t.numel(), 2}, real, x.device());
   Tensor losses = Tensor::empty(rows, real, x.device());
-  dispatch<cpu::cross_entropy_fwd, cuda::cross_entropy_fwd>(x, t, ignore, smoothing, losses, stats);
+  dispatch<cpu::cross_entropy_fwd, cuda::cross_entropy_fwd>(x, t, ignore, smoothing, losses, stats,
+                                                            options.hits);
 
   Tensor count;
   if (options.reduction == Reduction::mean) count = count_valid(t, ignore);

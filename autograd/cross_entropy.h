@@ -8,6 +8,8 @@ struct CrossEntropyOptions {
   Reduction reduction = Reduction::mean;
   std::int64_t ignore_index = -100;  ///< rows with this target count for nothing
   double label_smoothing = 0;        ///< share of the target's mass that is spread over all classes
+  /// bool, one a row, to be filled: has the target the largest logit? False where ignored.
+  Tensor hits = {};
 };
 
 /// -log softmax(logits)[target] of each row, in nats, without ever storing the softmax.

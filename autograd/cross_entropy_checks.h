@@ -37,4 +37,13 @@ inline void check_targets(const char* op, const Tensor& targets, std::int64_t cl
 /// Losses and their statistics: f64 for f64 logits, else f32.
 inline DType loss_dtype(DType logits) { return logits == DType::f64 ? DType::f64 : DType::f32; }
 
+inline void check_hits(const char* op, const Tensor& hits, const Tensor& targets) {
+  if (!hits) return;
+  check(hits.dtype() == DType::boolean && hits.shape() == targets.shape() &&
+            hits.device() == targets.device() && hits.is_contiguous(),
+        "{}: hits must be a contiguous bool tensor of shape {} on device {} like the targets, got "
+        "{} {} on {}",
+        op, targets.shape(), targets.device(), hits.dtype(), hits.shape(), hits.device());
+}
+
 }  // namespace weft::detail

@@ -66,7 +66,8 @@ class Chunks {
     each([&](const Tensor& logits, std::int64_t first, std::int64_t n) {
       dispatch<cpu::cross_entropy_fwd, cuda::cross_entropy_fwd>(
           logits, rows_of(targets_, first, n), options_.ignore_index, options_.label_smoothing,
-          rows_of(losses, first, n), stats ? rows_of(stats, first, n) : rows_of(scratch, 0, n));
+          rows_of(losses, first, n), stats ? rows_of(stats, first, n) : rows_of(scratch, 0, n),
+          hits_of(first, n));
     });
   }
 
@@ -77,7 +78,7 @@ class Chunks {
     each([&](const Tensor& logits, std::int64_t first, std::int64_t n) {
       dispatch<cpu::cross_entropy_in_place, cuda::cross_entropy_in_place>(
           logits, rows_of(targets_, first, n), count, options_.ignore_index,
-          options_.label_smoothing, rows_of(losses, first, n));
+          options_.label_smoothing, rows_of(losses, first, n), hits_of(first, n));
       products(logits, first, n, dx, dw);
     });
   }
@@ -108,6 +109,10 @@ class Chunks {
                 const Tensor& dw) {
     if (dx) gemm(dlogits, weight_, rows_of(dx, first, n));
     if (dw) gemm(transposed(dlogits), rows_of(x_, first, n), dw, first > 0);
+  }
+
+  Tensor hits_of(std::int64_t first, std::int64_t n) const {
+    return options_.hits ? options_.hits.alias({n}, {1}, first) : Tensor();
   }
 
   void zero_if_no_rows(const Tensor& dw) const {
@@ -156,7 +161,8 @@ void record_reduced(const Tensor& x, const Tensor& weight, const Tensor& loss, c
 }
 
 void record_rows(const Tensor& x, const Tensor& weight, const Tensor& losses, const Tensor& targets,
-                 const Tensor& stats, const CrossEntropyOptions& options, std::int64_t chunk_rows) {
+                 const Tensor& stats, CrossEntropyOptions options, std::int64_t chunk_rows) {
+  options.hits = {};  // filled by now
   Tape::record(kOp, {&x, &weight}, {&losses},
                [sx = save(x, "x"), sw = save(weight, "weight"), st = save(targets, "targets"),
                 ss = save(stats, "stats"), options, chunk_rows](Backward& b) {
@@ -194,6 +200,7 @@ Tensor detail::linear_cross_entropy(const Tensor& x_in, const Tensor& weight_in,
                                     std::int64_t chunk_rows) {
   check_operands(x_in, weight_in, targets_in);
   check_smoothing(kOp, options.label_smoothing);
+  check_hits(kOp, options.hits, targets_in);
   const Tensor x = contiguous(x_in), weight = contiguous(weight_in), t = contiguous(targets_in);
   check_targets(kOp, t, weight.dim(0), options.ignore_index);
 

@@ -111,6 +111,7 @@ set(weft_sources
   nn/experts.cpp
   nn/gpt.cpp
   nn/gpt_config.cpp
+  nn/gpt_losses.cpp
   nn/init.cpp
   nn/kv_cache.cpp
   nn/leaves.cpp
@@ -118,6 +119,7 @@ set(weft_sources
   nn/loss.cpp
   nn/mlp.cpp
   nn/module.cpp
+  nn/mtp.cpp
   nn/norm.cpp
   nn/rotary.cpp
   nn/sampling.cpp

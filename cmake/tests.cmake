@@ -36,6 +36,7 @@ set(weft_test_stems
   mlp
   module
   mse
+  mtp
   npy
   null_operand
   optim

@@ -136,22 +136,26 @@ __device__ inline std::int64_t row_of_block() {
 template <int Threads, class T>
 __global__ void __launch_bounds__(kBlock<Threads>)
     cross_entropy_fwd_kernel(const T* logits, Targets targets, std::int64_t rows, double smoothing,
-                             Real<T>* losses, Real<T>* stats) {
+                             Real<T>* losses, Real<T>* stats, bool* hits) {
   using R = Real<T>;
   WEFT_SHARED(shared, R[kWarp]);
   const std::int64_t row = row_of_block();
   if (row >= rows) return;  // a whole warp, where warps have rows of their own
   const std::int64_t target = targets.valid(row);
   if (target < 0) {  // alike in all threads of the row
-    if (threadIdx.x == 0) losses[row] = stats[2 * row] = stats[2 * row + 1] = 0;
+    if (threadIdx.x == 0) {
+      losses[row] = stats[2 * row] = stats[2 * row + 1] = 0;
+      if (hits) hits[row] = false;
+    }
     return;
   }
   const T* x = logits + row * targets.classes;
   const auto s = read_row<Threads>(x, targets.classes, smoothing > 0, shared,
                                    [](std::int64_t, const Pack<T>&) {});
   if (threadIdx.x == 0) {
-    losses[row] =
-        static_cast<R>(row_loss(s, static_cast<R>(x[target]), targets.classes, smoothing));
+    const R target_logit = static_cast<R>(x[target]);
+    losses[row] = static_cast<R>(row_loss(s, target_logit, targets.classes, smoothing));
+    if (hits) hits[row] = target_logit >= s.max;
     stats[2 * row] = s.max;
     stats[2 * row + 1] = s.sum;
   }
@@ -192,7 +196,7 @@ template <int Threads, class T>
 __global__ void __launch_bounds__(kBlock<Threads>)
     cross_entropy_in_place_kernel(T* logits, Targets targets, std::int64_t rows,
                                   const std::int64_t* count, double smoothing, bool kept,
-                                  Real<T>* losses) {
+                                  Real<T>* losses, bool* hits) {
   using R = Real<T>;
   using P = Pack<T>;
   WEFT_SHARED(shared, R[kWarp]);
@@ -201,7 +205,10 @@ __global__ void __launch_bounds__(kBlock<Threads>)
   T* x = logits + row * classes;
   const std::int64_t target = targets.valid(row);
   if (target < 0) {
-    if (threadIdx.x == 0) losses[row] = 0;
+    if (threadIdx.x == 0) {
+      losses[row] = 0;
+      if (hits) hits[row] = false;
+    }
     clear_row<Threads>(x, classes);
     return;
   }
@@ -212,7 +219,10 @@ __global__ void __launch_bounds__(kBlock<Threads>)
         if (kept) store[i] = p;
       });
   if constexpr (Threads == kWarp) __syncwarp();
-  if (threadIdx.x == 0) losses[row] = static_cast<R>(row_loss(s, target_logit, classes, smoothing));
+  if (threadIdx.x == 0) {
+    losses[row] = static_cast<R>(row_loss(s, target_logit, classes, smoothing));
+    if (hits) hits[row] = target_logit >= s.max;
+  }
   if (s.sum == 0) {
     clear_row<Threads>(x, classes);
     return;
@@ -305,13 +315,15 @@ void find_bad_target(const Tensor& targets, std::int64_t ignore_index, std::int6
 }
 
 void cross_entropy_fwd(const Tensor& logits, const Tensor& targets, std::int64_t ignore_index,
-                       double label_smoothing, const Tensor& losses, const Tensor& stats) {
+                       double label_smoothing, const Tensor& losses, const Tensor& stats,
+                       const Tensor& hits) {
   const Targets t(targets, ignore_index, logits.dim(-1));
   const std::int64_t rows = targets.numel();
   dispatch_floating(logits.dtype(), [&]<class T>() {
     by_classes(t.classes, rows, [&]<int Threads>(dim3 grid, dim3 block) {
       launch(cross_entropy_fwd_kernel<Threads, T>, grid, block, 0, logits.data<T>(), t, rows,
-             label_smoothing, losses.data<Real<T>>(), stats.data<Real<T>>());
+             label_smoothing, losses.data<Real<T>>(), stats.data<Real<T>>(),
+             data_or_null<bool>(hits));
     });
   });
 }
@@ -342,8 +354,8 @@ void cross_entropy_bwd(const Tensor& logits, const Tensor& targets, const Tensor
 }
 
 void cross_entropy_in_place(const Tensor& logits, const Tensor& targets, const Tensor& count,
-                            std::int64_t ignore_index, double label_smoothing,
-                            const Tensor& losses) {
+                            std::int64_t ignore_index, double label_smoothing, const Tensor& losses,
+                            const Tensor& hits) {
   const Targets t(targets, ignore_index, logits.dim(-1));
   const std::int64_t rows = targets.numel();
   dispatch_floating(logits.dtype(), [&]<class T>() {
@@ -352,7 +364,8 @@ void cross_entropy_in_place(const Tensor& logits, const Tensor& targets, const T
       const bool kept = Threads > kWarp && bytes <= kKeptBytes;
       launch(cross_entropy_in_place_kernel<Threads, T>, grid, block,
              kept ? static_cast<std::size_t>(bytes) : 0, logits.data<T>(), t, rows,
-             data_or_null<std::int64_t>(count), label_smoothing, kept, losses.data<Real<T>>());
+             data_or_null<std::int64_t>(count), label_smoothing, kept, losses.data<Real<T>>(),
+             data_or_null<bool>(hits));
     });
   });
 }

@@ -19,6 +19,12 @@ struct Stream {
   Tensor residual, delta, aux;
 };
 
+/// What comes out of the blocks.
+struct Trunk {
+  Tensor hidden;  ///< the final norm's output, before the head: (B, T, dim)
+  Tensor aux;     ///< to be added to the loss: a scalar; null in a model without routers
+};
+
 /// Pre-norm transformer block:  x += attn(norm(x));  x += mlp(norm(x)).
 struct Block : Module {
   BlockOptions options;

@@ -1,9 +1,11 @@
 #include "weft/nn/gpt.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/recompute.h"
+#include "weft/autograd/view.h"
 #include "weft/core/error.h"
 
 namespace weft::nn {
@@ -57,6 +59,10 @@ Gpt::Gpt(const GptConfig& c)
     head.weight = embed.weight;
   else
     head = Linear(c.dim, c.vocab, {.bias = false, .init = Init::normal(0.02)});
+  const std::int64_t depths =
+      c.mtp.repeated ? std::min<std::int64_t>(c.mtp.depths, 1) : c.mtp.depths;
+  mtp.reserve(static_cast<std::size_t>(depths));
+  for (std::int64_t d = 0; d < depths; ++d) mtp.emplace_back(blocks.back().like());
   assign_names(*this);
 }
 
@@ -69,9 +75,12 @@ void Gpt::visit(Visitor& v) {
   v("norm", norm);
   v("head", head);
   v("loss", loss);
+  v("mtp", mtp);
 }
 
-Tensor Gpt::embed_tokens(const Tensor& ids, const Packing& packing, std::int64_t first) const {
+// The tokens at places first, first + 1, ... , each of them `ahead` positions later.
+Tensor Gpt::embed_tokens(const Tensor& ids, const Packing& packing, std::int64_t first,
+                         std::int64_t ahead) const {
   check(ids.ndim() == 2, "gpt: ids must have shape (batch, tokens), got {}", ids.shape());
   const std::int64_t tokens = ids.dim(1);
   if (packing)
@@ -80,9 +89,19 @@ Tensor Gpt::embed_tokens(const Tensor& ids, const Packing& packing, std::int64_t
     check(first + tokens <= config.seq, "gpt: at most seq {} tokens, got {}", config.seq,
           first + tokens);
   Tensor x = embed(ids);
-  if (positions)
-    x = add(x,
-            packing ? (*positions)(packing.positions) : positions->weight.narrow(0, first, tokens));
+  if (positions && packing) {
+    const Tensor& at = packing.positions;
+    // Behind the end of a sequence there is nothing to predict: any position will do.
+    const Tensor later =
+        ahead ? minimum(add(at, static_cast<double>(ahead)), static_cast<double>(config.seq - 1))
+              : at;
+    x = add(x, (*positions)(later));
+  } else if (positions) {
+    const std::int64_t from = std::min(first + ahead, config.seq);
+    const std::int64_t rows = std::min(tokens, config.seq - from);
+    const Tensor at = positions->weight.narrow(0, from, rows);
+    x = add(x, rows < tokens ? pad(at, 0, 0, tokens - rows) : at);
+  }
   return drop(x);
 }
 
@@ -119,6 +138,26 @@ Trunk Gpt::trunk(const Tensor& ids, const Packing& packing) const {
 
 Tensor Gpt::hidden(const Tensor& ids, const Packing& packing) const {
   return run(ids, packing, nullptr).hidden;
+}
+
+Trunk Gpt::mtp_trunk(int depth, const Tensor& later, const Tensor& h, const Packing& packing,
+                     KvCache* cache) const {
+  check(depth >= 1 && depth <= config.mtp.depths, "gpt: depth must be in [1, {}], got {}",
+        config.mtp.depths, depth);
+  const MtpDepth& layer = mtp[config.mtp.repeated ? 0 : static_cast<std::size_t>(depth - 1)];
+  const RotaryTable* angles = rotary ? &*rotary : nullptr;
+  Tensor e = embed_tokens(later, packing, cache ? cache->length() : 0, depth);
+  if (config.mtp.detached) e = e.detach();
+  if (config.recompute != Recompute::full || cache) return layer(e, h, angles, packing, cache);
+  TensorList out = recompute(
+      [&layer, angles](const TensorList& s) {
+        Trunk y = layer(s[0], s[1], angles, Packing{s[2], s[3]});
+        TensorList results{y.hidden};
+        if (y.aux) results.push_back(y.aux);
+        return results;
+      },
+      TensorList{e, h, packing.cu_seqlens, packing.positions});
+  return {std::move(out[0]), out.size() > 1 ? std::move(out[1]) : Tensor()};
 }
 
 Tensor Gpt::operator()(const Tensor& ids, const Packing& packing) const {

@@ -4,7 +4,8 @@
 #include "weft/autograd/elementwise.h"
 #include "weft/nn/block.h"
 #include "weft/nn/embedding.h"
-#include "weft/nn/loss.h"
+#include "weft/nn/gpt_losses.h"
+#include "weft/nn/mtp.h"
 
 namespace weft::nn {
 
@@ -31,6 +32,7 @@ struct GptConfig {
   std::int64_t window = 0;       ///< 0: all tokens see all earlier ones
   Gelu gelu = Gelu::tanh;        ///< gpt2 only
   Recompute recompute = Recompute::none;
+  MtpOptions mtp = {};
 
   /// Throws Error with the first rule that does not hold: "gpt: dim 130 must be a multiple of heads
   /// 4".
@@ -44,12 +46,6 @@ struct GptConfig {
   /// Floating-point operations of forward and backward for one token of a full sequence, without
   /// what recomputing adds.
   double flops_per_token() const;
-};
-
-/// What comes out of the blocks.
-struct Trunk {
-  Tensor hidden;  ///< the final norm's output, before the head: (B, T, dim)
-  Tensor aux;     ///< to be added to the loss: a scalar; null in a model without routers
 };
 
 /// A decoder-only language model.
@@ -68,6 +64,7 @@ struct Gpt : Module {
   Norm norm;
   Linear head;  // (vocab, dim), no bias; its weight is embed's when tied
   CrossEntropyLoss loss;
+  std::vector<MtpDepth> mtp;  // one a depth, or one for all of them
 
   explicit Gpt(const GptConfig& config);
   /// ids (B, T) i32 or i64, T <= config.seq  ->  logits (B, T, vocab). With packing, ids are one
@@ -76,6 +73,17 @@ struct Gpt : Module {
   [[nodiscard]] Trunk trunk(const Tensor& ids, const Packing& packing = {}) const;
   /// trunk().hidden, for evaluation and models without routers.
   Tensor hidden(const Tensor& ids, const Packing& packing = {}) const;
+  /// The loss of the head and of every depth of multi-token prediction. targets (B, T): the token
+  /// after each of ids, or loss.ignore_index.
+  ///   Tape tape;
+  ///   GptLosses l = model.losses(ids, targets);
+  ///   l.total().backward();
+  GptLosses losses(const Tensor& ids, const Tensor& targets, const Packing& packing = {}) const;
+  /// The output of MTP depth `depth` (from 1), ready for the head. later (B, T): the token `depth`
+  /// places after each; h (B, T, dim): the depth before's hidden, the trunk's for depth 1. With a
+  /// cache, of that depth alone, they follow the places in it.
+  [[nodiscard]] Trunk mtp_trunk(int depth, const Tensor& later, const Tensor& h,
+                                const Packing& packing = {}, KvCache* cache = nullptr) const;
   /// Logits of new tokens that follow those in the cache, which takes them up: ids (B, T) with any
   /// T >= 1, so a prompt goes in at once  ->  logits of the last of them, (B, vocab).
   Tensor decode(const Tensor& ids, KvCache& cache) const;
@@ -85,7 +93,8 @@ struct Gpt : Module {
   Gpt like() const { return Gpt(config); }
 
  private:
-  Tensor embed_tokens(const Tensor& ids, const Packing& packing, std::int64_t first) const;
+  Tensor embed_tokens(const Tensor& ids, const Packing& packing, std::int64_t first,
+                      std::int64_t ahead = 0) const;
   Trunk run(const Tensor& ids, const Packing& packing, KvCache* cache) const;
 };
 

@@ -34,9 +34,10 @@ CrossEntropyLoss::Sum CrossEntropyLoss::sum(const Tensor& logits, const Tensor& 
 }
 
 CrossEntropyLoss::Sum CrossEntropyLoss::sum(const Tensor& hidden, const Linear& head,
-                                            const Tensor& targets) const {
-  return {head_loss(hidden, head, targets, options(Reduction::sum)),
-          count_valid(targets, ignore_index)};
+                                            const Tensor& targets, const Tensor& hits) const {
+  CrossEntropyOptions o = options(Reduction::sum);
+  o.hits = hits;
+  return {head_loss(hidden, head, targets, o), count_valid(targets, ignore_index)};
 }
 
 std::string CrossEntropyLoss::describe() const {

@@ -23,7 +23,9 @@ struct CrossEntropyLoss : Module {
     Tensor count;  ///< i64 scalar on the targets' device: how many are not ignored
   };
   Sum sum(const Tensor& logits, const Tensor& targets) const;
-  Sum sum(const Tensor& hidden, const Linear& head, const Tensor& targets) const;
+  /// `hits` as in CrossEntropyOptions.
+  Sum sum(const Tensor& hidden, const Linear& head, const Tensor& targets,
+          const Tensor& hits = {}) const;
 
   void visit(Visitor&) override {}
   std::string describe() const override;

@@ -20,7 +20,15 @@ struct Size {
 };
 constexpr Size kSizes[] = {{16, 8, 2, DType::f32}, {64, 64, 4, DType::f64}};
 
-void check_steady(const Size& size, nn::Arch arch, nn::Recompute recompute, bool whole_logits) {
+enum class Loss { fused, whole_logits, with_mtp };
+
+Tensor loss_of(const nn::Gpt& model, const Tensor& ids, Loss loss) {
+  if (loss == Loss::with_mtp) return model.losses(ids, ids).total();
+  return loss == Loss::fused ? model.loss(model.hidden(ids), model.head, ids)
+                             : model.loss(model(ids), ids);
+}
+
+void check_steady(const Size& size, nn::Arch arch, nn::Recompute recompute, Loss kind) {
   const long news_at_start = test::news.load();
   nn::Gpt model({.arch = arch,
                  .layers = 2,
@@ -29,7 +37,8 @@ void check_steady(const Size& size, nn::Arch arch, nn::Recompute recompute, bool
                  .seq = size.seq,
                  .vocab = 11,
                  .dropout = 0.1,
-                 .recompute = recompute});
+                 .recompute = recompute,
+                 .mtp = {.depths = kind == Loss::with_mtp ? 2 : 0}});
   model.to(size.dtype);
   CHECK(test::news.load() > news_at_start);  // the counter counts: a model has names and lists
   optim::AdamW opt(model.named_parameters());
@@ -42,8 +51,7 @@ void check_steady(const Size& size, nn::Arch arch, nn::Recompute recompute, bool
     const std::int64_t system_before = memory_stats().system_allocs;
     const RandomScope scope({.seed = 1, .step = step});
     Tape tape;
-    const Tensor loss =
-        whole_logits ? model.loss(model(ids), ids) : model.loss(model.hidden(ids), model.head, ids);
+    const Tensor loss = loss_of(model, ids, kind);
     loss.backward();
     opt.step(optim::measure_clip(parameters, 1));
     opt.zero_grad();
@@ -61,11 +69,11 @@ TEST_CASE("gpt: from the third step on, a step makes no heap and no system alloc
   for (const Size& size : kSizes)
     for (const nn::Arch arch : {nn::Arch::gpt2, nn::Arch::llama})
       for (const nn::Recompute recompute : {nn::Recompute::none, nn::Recompute::full})
-        for (const bool whole_logits : {false, true}) {
+        for (const Loss kind : {Loss::fused, Loss::whole_logits, Loss::with_mtp}) {
           CAPTURE(size.dim);
           CAPTURE(static_cast<int>(arch));
           CAPTURE(static_cast<int>(recompute));
-          CAPTURE(whole_logits);
-          check_steady(size, arch, recompute, whole_logits);
+          CAPTURE(static_cast<int>(kind));
+          check_steady(size, arch, recompute, kind);
         }
 }

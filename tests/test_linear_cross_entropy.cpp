@@ -249,6 +249,59 @@ TEST_CASE("-inf and NaN among the logits, all rows ignored") {
   CHECK(mismatch(ignored.dw, Tensor::zeros({2, 1}), 0) == "");
 }
 
+TEST_CASE("hits: the target has the largest logit, alone or with others") {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const Tensor logits =
+      Tensor::of({1, 5, 2, 1, 5, 2, 5, 5, 2, 5, 5, 2, nan, 1, 2, 7, 8, 9, -kInf, -kInf, -kInf},
+                 {7, 3}, DType::f64);
+  const Tensor t = ids({1, 2, 0, 1, 1, -100, 0}, {7});
+  const std::vector<double> want = {1, 0, 1, 1, 0, 0, 1};
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
+    for (const Reduction reduction : kReductions)
+      for (const double smoothing : {0.0, 0.1}) {
+        CAPTURE(name(dtype));
+        CAPTURE(static_cast<int>(reduction));
+        const Tensor hits = Tensor::empty({7}, DType::boolean);
+        const CrossEntropyOptions o{
+            .reduction = reduction, .label_smoothing = smoothing, .hits = hits};
+        cross_entropy(logits.to(dtype), t, o);
+        CHECK(values(hits) == want);
+        // Products with the identity, of what is finite; recorded or not.
+        const Tensor x = logits.narrow(0, 0, 4).to(dtype), w = Tensor::eye(3, dtype);
+        const Tensor dy = cotangent(reduction, dtype);
+        const Tensor few_dy = dy.ndim() ? dy.narrow(0, 0, 4) : dy;
+        for (const std::int64_t chunk : kChunks) {
+          CrossEntropyOptions few = o;
+          few.hits = Tensor::empty({4}, DType::boolean);
+          const auto f = [&](const Tensor& a, const Tensor& b) {
+            return detail::linear_cross_entropy(a, b, t.narrow(0, 0, 4), few, chunk);
+          };
+          f(x, w);
+          CHECK(values(few.hits) == std::vector<double>{1, 0, 1, 1});
+          few.hits.fill_(0);
+          differentiate(x, w, few_dy, f);
+          CHECK(values(few.hits) == std::vector<double>{1, 0, 1, 1});
+        }
+      }
+  const Tensor no_rows = Tensor::empty({0}, DType::boolean);
+  cross_entropy(Tensor::empty({0, 3}), ids({}, {0}), {.hits = no_rows});
+  const auto refused = [&](const Tensor& hits) {
+    return error_of([&] { cross_entropy(logits, t, {.hits = hits}); });
+  };
+  CHECK(refused(Tensor::empty({7}, DType::u8)) ==
+        "cross_entropy: hits must be a contiguous bool tensor of shape [7] on device cpu like the "
+        "targets, got u8 [7] on cpu");
+  CHECK(refused(Tensor::empty({14}, DType::boolean).slice(0, 0, 14, 2)) ==
+        "cross_entropy: hits must be a contiguous bool tensor of shape [7] on device cpu like the "
+        "targets, got bool [7] on cpu");
+  CHECK(error_of([&] {
+          linear_cross_entropy(logits, Tensor::eye(3, DType::f64), t,
+                               {.hits = Tensor::empty({6}, DType::boolean)});
+        }) ==
+        "linear_cross_entropy: hits must be a contiguous bool tensor of shape [7] on device cpu "
+        "like the targets, got bool [6] on cpu");
+}
+
 TEST_CASE("the number of threads changes no bit") {
   // Rows that several threads share, products below what goes to the BLAS library.
   const Tensor x = test::random({33, 3}, 5, DType::f32), w = test::random({3000, 3}, 6, DType::f32);

@@ -14,10 +14,11 @@ using CountValidKernel = void(const Tensor& targets, std::int64_t ignore_index,
 /// error of `op` (a string that stays); all others treat such a row as ignored.
 using FindBadTargetKernel = void(const Tensor& targets, std::int64_t ignore_index,
                                  std::int64_t classes, const char* op, const Tensor& row);
-/// losses (R) real, 0 where ignored; stats (R, 2) real: maximum m, sum of exp(x - m).
+/// losses (R) real, 0 where ignored; stats (R, 2) real: maximum m, sum of exp(x - m); hits (R)
+/// bool: is the target's logit m? False where ignored. May be null.
 using CrossEntropyFwdKernel = void(const Tensor& logits, const Tensor& targets,
                                    std::int64_t ignore_index, double label_smoothing,
-                                   const Tensor& losses, const Tensor& stats);
+                                   const Tensor& losses, const Tensor& stats, const Tensor& hits);
 /// loss (1) = sum of losses (R), divided by count (1) i64 unless that is null; 0 when count is 0.
 using CrossEntropyReduceKernel = void(const Tensor& losses, const Tensor& count,
                                       const Tensor& loss);
@@ -31,7 +32,8 @@ using CrossEntropyBwdKernel = void(const Tensor& logits, const Tensor& targets, 
 /// (divided by count unless that is null). A row is still in the cache when its gradient is taken.
 using CrossEntropyInPlaceKernel = void(const Tensor& logits, const Tensor& targets,
                                        const Tensor& count, std::int64_t ignore_index,
-                                       double label_smoothing, const Tensor& losses);
+                                       double label_smoothing, const Tensor& losses,
+                                       const Tensor& hits);
 
 namespace cpu {
 CountValidKernel count_valid;

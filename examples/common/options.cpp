@@ -28,8 +28,6 @@ struct Reserved {
   const char* feature;
 };
 constexpr Reserved kReserved[] = {
-    {"--mtp", "multi-token prediction"},
-    {"--mtp-weight", "multi-token prediction"},
     {"--pattern", "mixing kinds of layers"},
     {"--trace", "writing a trace"},
     {"--ranks", "running several ranks"},
@@ -100,6 +98,10 @@ void each_option(Options& o, V&& v) {
   v("--rope-theta", o.rope_theta, "base of the rotary frequencies (llama)", "Model");
   v("--window", o.window, "keys a query sees, itself included; 0: all before it", "Model");
   v("--tie", o.tie, "share embedding and head: auto (gpt2 yes, llama no), on, off", "Model");
+  v("--mtp", o.mtp, "multi-token prediction: tokens predicted beyond the next one; 0: none",
+    "Model");
+  v("--mtp-weight", o.mtp_weight, "weight of the mean loss of the --mtp depths", "Model");
+
   v("--batch", o.batch, "sequences of one optimizer step", "Step");
   v("--micro-batch", o.micro_batch, "sequences of one forward pass; 0: the whole batch", "Step");
   v("--steps", o.steps, "optimizer steps in all; a resumed run goes on to it", "Step");
@@ -204,6 +206,7 @@ void check_values(const Options& o) {
                                     {"--ffn", o.ffn},
                                     {"--vocab", o.vocab},
                                     {"--window", o.window},
+                                    {"--mtp", o.mtp},
                                     {"--micro-batch", o.micro_batch},
                                     {"--threads", o.threads},
                                     {"--seed", o.seed},
@@ -225,6 +228,7 @@ void check_values(const Options& o) {
   check(o.rope_theta > 0, "--rope-theta: must be above 0, got {}", o.rope_theta);
   check_at_least("--weight-decay", o.weight_decay, 0);
   check_at_least("--clip", o.clip, 0);
+  check_at_least("--mtp-weight", o.mtp_weight, 0);
   check_fraction("--dropout", o.dropout);
   check_fraction("--beta1", o.beta1);
   check_fraction("--beta2", o.beta2);
@@ -260,6 +264,7 @@ nn::GptConfig Options::model() const {
   c.rope_theta = rope_theta;
   c.window = window;
   c.tie = tie == "auto" ? arch == "gpt2" : tie == "on";
+  c.mtp = {.depths = mtp, .weight = mtp_weight};
   c.recompute = recompute == "full"        ? nn::Recompute::full
                 : recompute == "selective" ? nn::Recompute::selective
                                            : nn::Recompute::none;

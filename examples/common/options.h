@@ -22,6 +22,8 @@ struct Options {
   double rope_theta = 10000;
   std::int64_t window = 0;
   std::string tie = "auto";
+  std::int64_t mtp = 0;
+  double mtp_weight = 0.1;
   // step
   std::int64_t batch = 8, micro_batch = 0, steps = 1000;
   double lr = 1e-3, min_lr = -1;

@@ -1,6 +1,7 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <vector>
 
 namespace weft::train {
 
@@ -9,8 +10,10 @@ class Progress {
  public:
   Progress(std::int64_t first_step, std::int64_t steps, std::int64_t log_every);
 
-  /// After step `step`. `loss` and `norm` are NaN where there are none (the meta device).
-  void step(std::int64_t step, double loss, double norm, double lr, std::int64_t tokens);
+  /// After step `step`. `loss` and `norm` are NaN where there are none (the meta device); `mtp` has
+  /// the loss of each depth of multi-token prediction.
+  void step(std::int64_t step, double loss, const std::vector<double>& mtp, double norm, double lr,
+            std::int64_t tokens);
   void evaluation(std::int64_t step, double val_loss);
   /// Ends the line that is being written over.
   void finish();

@@ -7,13 +7,14 @@ namespace weft::train {
 namespace {
 
 // A checkpoint of another model is a user's mistake: say which settings differ.
-void check_same_model(const io::Json& saved, const io::Json& asked) {
+void check_same_model(const nn::GptConfig& saved_config, const nn::GptConfig& asked_config) {
+  const io::Json saved = config_to_json(saved_config), asked = config_to_json(asked_config);
   std::string differences;
   for (const io::JsonMember& m : asked.members()) {
-    const io::Json* other = saved.find(m.key);
-    if (other && other->dump() == m.value.dump()) continue;
-    differences += message("{}{} {} (this run: {})", differences.empty() ? "" : ", ", m.key,
-                           other ? other->dump() : "unknown", m.value.dump());
+    const std::string other = saved.at(m.key).dump();
+    if (other == m.value.dump()) continue;
+    differences += message("{}{} {} (this run: {})", differences.empty() ? "" : ", ", m.key, other,
+                           m.value.dump());
   }
   check(differences.empty(), "--resume: the checkpoint is of another model: {}", differences);
 }
@@ -28,6 +29,7 @@ io::Json config_to_json(const nn::GptConfig& c) {
   j.set("seq", c.seq).set("vocab", c.vocab);
   j.set("rope_theta", c.rope_theta).set("norm_eps", c.norm_eps);
   j.set("qk_norm", c.qk_norm).set("tie", c.tied()).set("window", c.window);
+  j.set("mtp", c.mtp.depths).set("mtp_repeated", c.mtp.repeated);
   return j;
 }
 
@@ -49,6 +51,11 @@ nn::GptConfig config_from_json(const io::Json& j) {
   c.qk_norm = j.at("qk_norm").as_bool();
   c.tie = j.at("tie").as_bool();
   c.window = j.at("window").as_int();
+  // Checkpoints from before there was such a thing are without it.
+  if (const io::Json* depths = j.find("mtp")) {
+    c.mtp.depths = depths->as_int();
+    c.mtp.repeated = j.at("mtp_repeated").as_bool();
+  }
   return c;
 }
 
@@ -68,7 +75,7 @@ std::optional<RunState> RunFolder::restore(Session& session) const {
   const std::optional<io::Checkpoint> found = io::find_checkpoint(path_);
   if (!found) return std::nullopt;
   const io::Json state = io::Json::parse(found->state(), found->folder + "/state.json");
-  check_same_model(state.at("model"), config_to_json(session.model().config));
+  check_same_model(config_from_json(state.at("model")), session.model().config);
   session.model().load_state_dict(io::load_safetensors(found->model_path()));
   session.optimizer().load_state_dict(io::load_safetensors(found->optimizer_path()));
   RunState run;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "weft/autograd/elementwise.h"
 #include "weft/autograd/tape.h"
 #include "weft/core/error.h"
 #include "weft/core/random.h"
@@ -62,11 +63,37 @@ data::Batch on_device(const data::Batch& batch, Device device) {
   return {batch.inputs.to(device), batch.targets.to(device)};
 }
 
+// In f64, which holds every count exactly; 0 of 0 is 0.
+cuda::Readback ratio(const Tensor& sum, const Tensor& count) {
+  return cuda::Readback(div(sum.to(DType::f64), maximum(count.to(DType::f64), 1)));
+}
+
+void add_to(Tensor& sum, const Tensor& part) {
+  if (sum)
+    sum.add_(part.detach());
+  else
+    sum = part.detach();
+}
+
+void add_to(TensorList& sums, const TensorList& parts) {
+  for (int d = 0; d < parts.size(); ++d) {
+    if (sums.size() == d) sums.push_back({});
+    add_to(sums[d], parts[d]);
+  }
+}
+
 }  // namespace
 
-Tensor SequentialSchedule::run(nn::Gpt& model, std::int64_t step, std::int64_t count,
-                               const BatchSource& batches) {
-  Tensor total;
+void StepSums::add(const nn::GptLosses& part) {
+  add_to(loss, part.main.loss);
+  add_to(mtp, part.mtp);
+  add_to(mtp_count, part.mtp_count);
+  add_to(mtp_hits, part.mtp_hits);
+}
+
+StepSums SequentialSchedule::run(nn::Gpt& model, std::int64_t step, std::int64_t count,
+                                 const BatchSource& batches) {
+  StepSums sums;
   for (std::int64_t first = 0; first < batch_; first += micro_batch_) {
     const data::Batch batch = on_device(batches(first, micro_batch_), model.head.weight.device());
     RandomScope random({.seed = seed_,
@@ -75,7 +102,10 @@ Tensor SequentialSchedule::run(nn::Gpt& model, std::int64_t step, std::int64_t c
                         .first_global_row = static_cast<std::uint64_t>(first)});
     Tape tape;
     CategoryScope category(Category::activation);
-    const Tensor loss = model.loss.sum(model.hidden(batch.inputs), model.head, batch.targets).loss;
+    // Every row has all of its targets, so the counts of one micro-batch stand in the same ratio as
+    // those of the whole step.
+    const nn::GptLosses losses = model.losses(batch.inputs, batch.targets);
+    const Tensor loss = losses.total();
     if (!leaves_checked_) {
       const std::string problem = nn::compare_leaves(tape, model).text();
       check(problem.empty(), "model: {}", problem);
@@ -83,12 +113,9 @@ Tensor SequentialSchedule::run(nn::Gpt& model, std::int64_t step, std::int64_t c
     }
     loss.backward(
         Tensor::full(loss.shape(), 1.0 / static_cast<double>(count), loss.dtype(), loss.device()));
-    if (total)
-      total.add_(loss.detach());
-    else
-      total = loss.detach();
+    sums.add(losses);
   }
-  return total;
+  return sums;
 }
 
 Session::Session(const Options& options, Device device)
@@ -131,12 +158,15 @@ StepResult Session::step(std::int64_t step, const BatchSource& batches) {
     return data::Batch{on_gpu_.inputs.narrow(0, first, rows),
                        on_gpu_.targets.narrow(0, first, rows)};
   };
-  const Tensor loss =
+  const StepSums sums =
       schedule_->run(*model_, step, result.targets, device_.is_gpu() ? loaded : batches);
   {
     const optim::GradClip clip = optim::measure_clip(optimizer_->parameters(), options_.clip);
-    if (!loss.is_meta()) {
-      result.loss_sum.emplace(loss);
+    if (!device_.is_meta()) {
+      result.loss_sum.emplace(sums.loss);
+      for (int d = 0; d < sums.mtp.size(); ++d)
+        result.mtp.push_back(
+            {ratio(sums.mtp[d], sums.mtp_count[d]), ratio(sums.mtp_hits[d], sums.mtp_count[d])});
       result.grad_norm.emplace(clip.norm);
     }
     const bool known = result.loss_sum && !device_.is_cuda();

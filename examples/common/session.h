@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "weft/core/cuda.h"
 #include "weft/data/loader.h"
@@ -22,10 +23,24 @@ struct StepResult {
   std::optional<cuda::Readback> loss_sum;   ///< nats, over all predicted tokens of the global batch
   std::optional<cuda::Readback> grad_norm;  ///< before clipping
   std::int64_t targets = 0;                 ///< how many these are
+  /// Of each depth of multi-token prediction, over its targets in the global batch.
+  struct Depth {
+    cuda::Readback loss;        ///< mean, nats
+    cuda::Readback acceptance;  ///< share of the targets that have the largest logit
+  };
+  std::vector<Depth> mtp;
   double lr = 0;
   std::int64_t live_bytes = 0, peak_bytes = 0;
 
   double loss() const { return loss_sum->value() / static_cast<double>(targets); }
+};
+
+/// Sums over the micro-batches of a step, one element each; of MTP one for each depth.
+struct StepSums {
+  Tensor loss;
+  TensorList mtp, mtp_count, mtp_hits;
+
+  void add(const nn::GptLosses& part);
 };
 
 /// How the micro-batches of one step go through the model. Another schedule (a pipeline's) is
@@ -34,9 +49,9 @@ class StepSchedule {
  public:
   virtual ~StepSchedule() = default;
   /// Runs forward and backward of the whole step, leaving the gradient of the mean loss over
-  /// `count` targets in the parameters. Returns the sum of the losses, one element.
-  virtual Tensor run(nn::Gpt& model, std::int64_t step, std::int64_t count,
-                     const BatchSource& batches) = 0;
+  /// `count` targets, and that of the MTP depths with their weight, in the parameters.
+  virtual StepSums run(nn::Gpt& model, std::int64_t step, std::int64_t count,
+                       const BatchSource& batches) = 0;
 };
 
 /// One micro-batch after the other on one device.
@@ -44,8 +59,8 @@ class SequentialSchedule : public StepSchedule {
  public:
   SequentialSchedule(std::int64_t batch, std::int64_t micro_batch, std::uint64_t seed)
       : batch_(batch), micro_batch_(micro_batch), seed_(seed) {}
-  Tensor run(nn::Gpt& model, std::int64_t step, std::int64_t count,
-             const BatchSource& batches) override;
+  StepSums run(nn::Gpt& model, std::int64_t step, std::int64_t count,
+               const BatchSource& batches) override;
 
  private:
   std::int64_t batch_, micro_batch_;

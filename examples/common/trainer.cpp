@@ -8,6 +8,7 @@
 #include <limits>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "weft/core/error.h"
 #include "weft/core/gemm_check.h"
@@ -146,10 +147,18 @@ class Run {
       return static_cast<int>(Fault::non_finite);
     }
     peak_bytes_ = std::max(peak_bytes_, p.result.peak_bytes);
-    progress.step(p.step, loss, norm, p.result.lr, p.tokens);
+    std::vector<double> mtp_losses;
+    for (const StepResult::Depth& d : p.result.mtp) mtp_losses.push_back(d.loss.value());
+    progress.step(p.step, loss, mtp_losses, norm, p.result.lr, p.tokens);
     io::Json row = io::Json::object();
     row.set("step", p.step).set("loss", loss).set("grad_norm", norm).set("lr", p.result.lr);
     row.set("tokens", p.all_tokens);
+    for (std::size_t d = 0; d < static_cast<std::size_t>(options_.mtp); ++d) {
+      const bool known = d < mtp_losses.size();
+      row.set(message("mtp_{}_loss", d + 1), known ? mtp_losses[d] : kNan);
+      row.set(message("mtp_{}_acceptance", d + 1),
+              known ? p.result.mtp[d].acceptance.value() : kNan);
+    }
     row.set("tokens_per_s", static_cast<double>(p.tokens) / seconds).set("step_ms", seconds * 1e3);
     row.set("live_bytes", p.result.live_bytes).set("peak_bytes", peak_bytes_);
     row.set("system_allocs", memory_stats(device_).system_allocs);

@@ -126,6 +126,40 @@ TEST_CASE("cross_entropy: -inf and NaN among the logits, one reading or two") {
       }
 }
 
+TEST_CASE("cross_entropy: hits, of short rows, rows of a block, kept and not") {
+  // Small whole numbers: products without rounding, and many logits that are equal.
+  const auto whole = [](const Shape& shape, std::uint64_t seed) {
+    return test::random_in(shape, 0, 6, seed).to(DType::i32).to(DType::f64) - 3.0;
+  };
+  for (const DType dtype : test::kFloating)
+    for (const std::int64_t classes : {4, 1100, 12700, 25601}) {
+      if (classes > 2000 && dtype == DType::f64) continue;
+      const Tensor x = whole({9, 2}, 3).to(dtype), w = whole({classes, 2}, 4).to(dtype);
+      const Tensor logits = x.matmul(w.t());
+      const Tensor t = logits.argmax();  // the first of the largest: all hits, but
+      t.narrow(0, 3, 1).fill_(-100);
+      t.narrow(0, 5, 2).copy_((logits.narrow(0, 5, 2).to(DType::f32) * -1.0).argmax());
+      const Tensor want = Tensor::of({1, 1, 1, 0, 1, 0, 0, 1, 1}, {9}, DType::boolean);
+      CAPTURE(classes);
+      const auto check = [&] {
+        Tensor leaf = x.to(kGpu);
+        leaf.set_requires_grad();
+        const Tensor hits = Tensor::empty({9}, DType::boolean, kGpu);
+        const CrossEntropyOptions o{.reduction = Reduction::sum, .hits = hits};
+        linear_cross_entropy(x.to(kGpu), w.to(kGpu), t.to(kGpu), o);
+        CHECK(test::mismatch(hits.to(kCpu), want, 0) == "");
+        hits.fill_(0);
+        Tape tape;
+        linear_cross_entropy(leaf, w.to(kGpu), t.to(kGpu), o);
+        CHECK(test::mismatch(hits.to(kCpu), want, 0) == "");
+      };
+      if (classes < 100)
+        test::for_each_order(check);
+      else
+        check();
+    }
+}
+
 TEST_CASE("cross_entropy: all rows ignored: 0, whatever the logits") {
   const Tensor x = Tensor::full({2, 3}, std::nan(""), DType::f32, kGpu);
   const Result r = run(x, ids({-100, -100}).to(kGpu), {});

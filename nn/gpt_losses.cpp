@@ -1,0 +1,57 @@
+#include "weft/nn/gpt_losses.h"
+
+#include <utility>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/reduce.h"
+#include "weft/autograd/view.h"
+#include "weft/core/error.h"
+#include "weft/nn/gpt.h"
+
+namespace weft::nn {
+
+Tensor GptLosses::total(const Tensor& main_count, const TensorList& depth_counts) const {
+  check(depth_counts.size() == mtp.size(), "losses: counts must be given for {} depths, got {}",
+        mtp.size(), depth_counts.size());
+  Tensor sum = main.loss;
+  const double share = mtp.empty() ? 0 : mtp_weight / mtp.size();
+  for (int d = 0; d < mtp.size(); ++d) {
+    // In f64, which holds every count exactly.
+    const Tensor ratio = div(main_count.to(DType::f64), maximum(depth_counts[d].to(DType::f64), 1));
+    sum = add(sum, mul(mtp[d], mul(ratio, share).to(mtp[d].dtype())));
+  }
+  if (aux) sum = add(sum, mul(aux, main.count.to(aux.dtype())).to(sum.dtype()));
+  return sum;
+}
+
+GptLosses Gpt::losses(const Tensor& ids, const Tensor& targets, const Packing& packing) const {
+  auto [h, aux] = trunk(ids, packing);
+  GptLosses out;
+  out.main = loss.sum(h, head, targets);
+  out.aux = aux;
+  if (mtp.empty()) return out;
+  const MtpOptions& o = config.mtp;
+  out.mtp_weight = o.weight;
+  Linear own_head;
+  if (o.detached) {
+    h = h.detach();
+    own_head.weight = head.weight.detach();
+    if (head.bias) own_head.bias = head.bias.detach();
+  }
+  Tensor later = ids, goals = targets;
+  for (int depth = 1; depth <= o.depths; ++depth) {
+    later = roll_left(later, packing);
+    goals = roll_left(goals, packing, static_cast<double>(loss.ignore_index));
+    Trunk next = mtp_trunk(depth, later, h, packing);
+    h = std::move(next.hidden);
+    if (next.aux) out.aux = out.aux ? add(out.aux, next.aux) : std::move(next.aux);
+    const Tensor hits = Tensor::empty(goals.shape(), DType::boolean, goals.device());
+    const CrossEntropyLoss::Sum part = loss.sum(h, o.detached ? own_head : head, goals, hits);
+    out.mtp.push_back(part.loss);
+    out.mtp_count.push_back(part.count);
+    out.mtp_hits.push_back(sum(hits));
+  }
+  return out;
+}
+
+}  // namespace weft::nn

@@ -1,0 +1,50 @@
+#include "weft/nn/mtp.h"
+
+#include <utility>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/view.h"
+
+namespace weft::nn {
+namespace {
+
+Norm norm_like(const Block& block) { return block.attn_norm.like(); }
+std::int64_t width(const Block& block) { return block.attn_norm.weight.dim(0); }
+
+}  // namespace
+
+MtpDepth::MtpDepth(Block b)
+    : enorm(norm_like(b)),
+      hnorm(norm_like(b)),
+      eh_proj(2 * width(b), width(b), {.bias = false, .init = Init::normal(0.02)}),
+      block(std::move(b)),
+      norm(norm_like(block)) {}
+
+Trunk MtpDepth::operator()(const Tensor& embedded, const Tensor& h, const RotaryTable* rotary,
+                           const Packing& packing, KvCache* cache) const {
+  const Tensor both = cat({enorm(embedded), hnorm(h)}, -1);
+  const Stream x = block(Stream{eh_proj(both), {}, {}}, rotary, packing, cache);
+  return {norm(x.delta, x.residual).y, x.aux};
+}
+
+void MtpDepth::visit(Visitor& v) {
+  v("enorm", enorm);
+  v("hnorm", hnorm);
+  v("eh_proj", eh_proj);
+  v("block", block);
+  v("norm", norm);
+}
+
+Tensor roll_left(const Tensor& x, const Packing& packing, double filler) {
+  if (packing) packing.check_row(x);
+  const std::int64_t tokens = x.dim(-1);
+  if (tokens == 0) return x;
+  const Tensor moved = pad(narrow(x, -1, 1, tokens - 1), -1, 0, 1, filler);
+  if (!packing) return moved;
+  // A sequence ends where the next token begins one: that token's position is 0.
+  const Tensor next = narrow(packing.positions.reshape({1, tokens}), 1, 1, tokens - 1);
+  const Tensor ends = pad(eq(next, 0), 1, 0, 1, 1);
+  return where(ends, Tensor::full({}, filler, x.dtype(), x.device()), moved);
+}
+
+}  // namespace weft::nn

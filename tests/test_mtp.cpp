@@ -1,0 +1,496 @@
+// Multi-token prediction: what a depth sees, its loss among others', and that it leaves the rest of
+// the model alone. M1 to M6 are the cases that every implementation must get right.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/reduce.h"
+#include "weft/nn/gpt.h"
+#include "weft/nn/mtp.h"
+#include "weft/optim/adamw.h"
+#include "weft/optim/clip.h"
+#include "weft/tests/support.h"
+
+using namespace weft;
+using nn::Arch;
+using nn::Gpt;
+using nn::GptConfig;
+using nn::GptLosses;
+using nn::Packing;
+
+namespace {
+
+constexpr std::int64_t kVocab = 19;
+
+GptConfig small(Arch arch, std::int64_t depths, std::int64_t seq = 8) {
+  return {.arch = arch,
+          .layers = 2,
+          .heads = 4,
+          .kv_heads = 2,
+          .dim = 16,
+          .seq = seq,
+          .vocab = kVocab,
+          .mtp = {.depths = depths}};
+}
+
+// Weights large enough that a wrong position, token or scale shows. Named alike, filled alike.
+Gpt make(const GptConfig& config, DType dtype = DType::f64) {
+  Gpt model(config);
+  model.to(dtype);
+  for (const NamedTensor& p : model.named_parameters()) {
+    const bool norm = p.name.find("norm") != std::string::npos && p.name.ends_with("weight");
+    normal_(p.tensor, {7, stream_of(p.name), 0}, norm ? 1 : 0, p.tensor.ndim() == 2 ? 0.25 : 0.1);
+  }
+  return model;
+}
+
+Tensor tokens(const Shape& shape, std::uint64_t seed) {
+  return Tensor(uniform_(Tensor::empty(shape, DType::f64), {seed, 9, 0}, 0, kVocab)).to(DType::i32);
+}
+
+Tensor row(const std::vector<std::int32_t>& values) {
+  return Tensor::from<std::int32_t>(values, {1, static_cast<std::int64_t>(values.size())});
+}
+
+// Positions that belong to the boundaries, written out.
+Packing packing_of(const std::vector<std::int32_t>& bounds) {
+  std::vector<std::int32_t> positions;
+  for (std::size_t i = 1; i < bounds.size(); ++i)
+    for (std::int32_t t = bounds[i - 1]; t < bounds[i]; ++t) positions.push_back(t - bounds[i - 1]);
+  return {Tensor::from<std::int32_t>(bounds, {static_cast<std::int64_t>(bounds.size())}),
+          row(positions)};
+}
+
+NamedTensors gradients_of(Gpt& model) {
+  NamedTensors out;
+  for (const NamedTensor& p : model.named_parameters())
+    out.push_back({p.name, p.tensor.grad() ? p.tensor.grad() : zeros_like(p.tensor)});
+  model.zero_grad();
+  return out;
+}
+
+template <class F>
+NamedTensors gradients(Gpt& model, F&& total) {
+  Tape tape;
+  Tensor(total()).backward();
+  return gradients_of(model);
+}
+
+// The first name of `want` whose gradient is not there or is further off than `tol`.
+std::string apart(const NamedTensors& got, const NamedTensors& want, double tol) {
+  for (const NamedTensor& w : want) {
+    std::string why = "not there";
+    for (const NamedTensor& g : got)
+      if (g.name == w.name) why = test::mismatch(g.tensor, w.tensor, tol);
+    if (!why.empty()) return w.name + ": " + why;
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("M1: roll_left, plain and within the sequences of a packed row") {
+  const auto rolled = [](const Tensor& x, const Packing& p = {}, double filler = 0) {
+    return nn::roll_left(x, p, filler);
+  };
+  const Tensor plain = rolled(row({1, 2, 3, 4}));
+  CHECK(test::different_bits(plain, row({2, 3, 4, 0})) == "");
+  CHECK(sum(plain).item_int() == 9);
+  CHECK(test::different_bits(rolled(row({1, 2, 3, 4, 5}), packing_of({0, 3, 5})),
+                             row({2, 3, 0, 5, 0})) == "");
+  // Empty sequences: in front, in between, at the end.
+  CHECK(test::different_bits(rolled(row({1, 2, 3, 4, 5}), packing_of({0, 0, 2, 2, 2, 5, 5})),
+                             row({2, 0, 4, 5, 0})) == "");
+  // Sequences of one token, and a roll further than a sequence is long.
+  const Packing ones = packing_of({0, 1, 2, 5});
+  const Tensor once = rolled(row({1, 2, 3, 4, 5}), ones, -100);
+  CHECK(test::different_bits(once, row({-100, -100, 4, 5, -100})) == "");
+  CHECK(test::different_bits(rolled(rolled(once, ones, -100), ones, -100),
+                             row({-100, -100, -100, -100, -100})) == "");
+  // Rows of a batch, gaps in memory, i64, positions as (tokens).
+  const Tensor batch = Tensor::of({1, 2, 3, 4, 5, 6}, {2, 3}, DType::i64);
+  const Tensor want = Tensor::of({2, 3, -100, 5, 6, -100}, {2, 3}, DType::i64);
+  CHECK(test::different_bits(rolled(batch, {}, -100), want) == "");
+  CHECK(test::different_bits(rolled(test::strided(batch), {}, -100), want) == "");
+  Packing flat = packing_of({0, 3, 5});
+  flat.positions = flat.positions.view({5});
+  CHECK(test::different_bits(rolled(row({1, 2, 3, 4, 5}), flat), row({2, 3, 0, 5, 0})) == "");
+  CHECK(rolled(Tensor::empty({2, 0}, DType::i32)).shape() == Shape{2, 0});
+  CHECK(rolled(Tensor::empty({2, 3}, DType::i32, kMeta)).shape() == Shape{2, 3});
+  CHECK(test::error_of([&] { rolled(batch, flat); }) ==
+        "packing: the sequences must lie in one row, (1, tokens), got [2, 3]");
+}
+
+TEST_CASE("mtp: a depth is the formula, on the tokens that it may see") {
+  const GptConfig c = small(Arch::llama, 2);
+  const Gpt model = make(c);
+  const Tensor ids = tokens({2, 8}, 1);
+  const Tensor h0 = model.hidden(ids);
+  Tensor h = h0, later = ids;
+  for (int depth = 1; depth <= 2; ++depth) {
+    CAPTURE(depth);
+    later = nn::roll_left(later);
+    const nn::MtpDepth& d = model.mtp[static_cast<std::size_t>(depth - 1)];
+    // By rows of the projection: its left half takes the embedding, its right half h.
+    const Tensor left = d.eh_proj.weight.narrow(1, 0, 16),
+                 right = d.eh_proj.weight.narrow(1, 16, 16);
+    const Tensor x =
+        add(d.enorm(model.embed(later)).matmul(left.t()), d.hnorm(h).matmul(right.t()));
+    const Tensor want = d.norm(d.block(x, &*model.rotary));
+    h = model.mtp_trunk(depth, later, h).hidden;
+    CHECK(test::mismatch(h, want, 1e-12) == "");
+  }
+  // Place i of depth d depends on the tokens up to i + d, and on no later one.
+  const auto deepest = [&](const Tensor& x) {
+    Tensor out = model.hidden(x), next = x;
+    for (int depth = 1; depth <= 2; ++depth)
+      out = model.mtp_trunk(depth, next = nn::roll_left(next), out).hidden;
+    return out;
+  };
+  const Tensor other = ids.clone();
+  other.narrow(1, 5, 1).fill_(3);
+  const Tensor a = deepest(ids), b = deepest(other);
+  CHECK(test::mismatch(b.narrow(1, 0, 3), a.narrow(1, 0, 3), 1e-13) == "");
+  CHECK(test::mismatch(b.narrow(1, 3, 1), a.narrow(1, 3, 1), 1e-3) != "");
+}
+
+TEST_CASE("mtp: the loss of depth d is the cross entropy of the token d + 1 places on") {
+  for (const Arch arch : {Arch::gpt2, Arch::llama}) {
+    const Gpt model = make(small(arch, 2));
+    const Tensor text = tokens({2, 9}, 2);
+    const Tensor ids = text.narrow(1, 0, 8).contiguous(),
+                 targets = text.narrow(1, 1, 8).contiguous();
+    const GptLosses l = model.losses(ids, targets);
+    REQUIRE(l.mtp.size() == 2);
+    CHECK(test::mismatch(l.main.loss, model.loss.sum(model(ids), targets).loss, 1e-12) == "");
+    Tensor h = model.hidden(ids), later = ids;
+    double total = l.main.loss.item();
+    for (int depth = 1; depth <= 2; ++depth) {
+      h = model.mtp_trunk(depth, later = nn::roll_left(later), h).hidden;
+      const Tensor logits = model.head(h);
+      double want = 0;
+      std::int64_t hits = 0;
+      for (std::int64_t b = 0; b < 2; ++b)
+        for (std::int64_t i = 0; i + depth < 8; ++i) {
+          const Tensor z = logits.select(0, b).select(0, i);
+          const std::int64_t target = text.select(0, b).select(0, i + depth + 1).item_int();
+          want += std::log(z.exp().sum().item()) - z.select(0, target).item();
+          hits += z.argmax().item_int() == target;
+        }
+      CHECK(l.mtp[depth - 1].item() == doctest::Approx(want).epsilon(1e-12));
+      CHECK(l.mtp_count[depth - 1].item_int() == 2 * (8 - depth));
+      CHECK(l.mtp_hits[depth - 1].item_int() == hits);
+      total += 0.1 / 2 * want * 16 / static_cast<double>(2 * (8 - depth));
+    }
+    CHECK(l.total().item() == doctest::Approx(total).epsilon(1e-12));
+  }
+}
+
+TEST_CASE("M2: without depths, and with weight 0, the trunk trains as if there were none") {
+  for (const Arch arch : {Arch::gpt2, Arch::llama})
+    for (const bool detached : {false, true}) {
+      const Tensor ids = tokens({3, 8}, 3), targets = tokens({3, 8}, 4);
+      GptConfig unset = small(arch, 0);
+      unset.mtp = {};
+      Gpt plain = make(unset), none = make(small(arch, 0));
+      GptConfig c = small(arch, 1);
+      c.mtp.weight = detached ? 0.3 : 0;
+      c.mtp.detached = detached;
+      Gpt model = make(c);
+      const auto summed = [&](Gpt& m) { return m.loss.sum(m.hidden(ids), m.head, targets).loss; };
+      const NamedTensors want = gradients(plain, [&] { return summed(plain); });
+      const auto total = [&](Gpt& m) {
+        return gradients(m, [&] { return m.losses(ids, targets).total(); });
+      };
+      CHECK(apart(total(none), want, 0) == "");
+      const NamedTensors got = total(model);
+      CHECK(apart(got, want, 0) == "");
+      // Detached heads still train themselves.
+      for (const NamedTensor& g : got)
+        if (g.name.starts_with("mtp.") && g.name.ends_with("weight"))
+          CHECK((max(abs(g.tensor)).item() > 0) == detached);
+    }
+}
+
+TEST_CASE("M3: a packed row gives the losses and gradients of its sequences") {
+  const std::vector<std::vector<std::int32_t>> documents = {
+      {4, 9, 1, 17, 3}, {}, {2}, {8, 8, 0}, {5, 12}};
+  std::vector<std::int32_t> all, next, bounds = {0};
+  for (const auto& d : documents) {
+    for (std::size_t i = 0; i < d.size(); ++i) {
+      all.push_back(d[i]);
+      next.push_back(i + 1 < d.size() ? d[i + 1] : -100);
+    }
+    bounds.push_back(static_cast<std::int32_t>(all.size()));
+  }
+  const Packing packing = packing_of(bounds);
+  for (const Arch arch : {Arch::gpt2, Arch::llama})
+    for (const nn::Recompute how : {nn::Recompute::none, nn::Recompute::full}) {
+      GptConfig c = small(arch, 3);
+      c.recompute = how;
+      Gpt model = make(c);
+      GptLosses packed;
+      const NamedTensors got = gradients(model, [&] {
+        packed = model.losses(row(all), row(next), packing);
+        return packed.total();
+      });
+      // Pairs of neighbours inside a document; so many that lie d + 1 apart.
+      CHECK(packed.main.count.item_int() == 7);
+      CHECK(packed.mtp_count[0].item_int() == 4);
+      CHECK(packed.mtp_count[1].item_int() == 2);
+      CHECK(packed.mtp_count[2].item_int() == 1);
+      double main = 0, mtp[3] = {};
+      const NamedTensors want = gradients(model, [&] {
+        Tensor total;
+        std::size_t at = 0;
+        for (const auto& d : documents) {
+          if (d.empty()) continue;
+          const std::vector<std::int32_t> goals(
+              next.begin() + static_cast<std::ptrdiff_t>(at),
+              next.begin() + static_cast<std::ptrdiff_t>(at + d.size()));
+          at += d.size();
+          const GptLosses one = model.losses(row(d), row(goals));
+          main += one.main.loss.item();
+          for (int i = 0; i < 3; ++i) mtp[i] += one.mtp[i].item();
+          const Tensor part = one.total(packed.main.count, packed.mtp_count);
+          total = total ? total + part : part;
+        }
+        return total;
+      });
+      CHECK(packed.main.loss.item() == doctest::Approx(main).epsilon(1e-12));
+      for (int i = 0; i < 3; ++i)
+        CHECK(packed.mtp[i].item() == doctest::Approx(mtp[i]).epsilon(1e-12));
+      CHECK(apart(got, want, 1e-11) == "");
+    }
+}
+
+TEST_CASE("M4: a batch without targets gives 0 and gradients of 0") {
+  Gpt model = make(small(Arch::llama, 2));
+  const Tensor ids = tokens({2, 8}, 5), none = Tensor::full({2, 8}, -100, DType::i32);
+  GptLosses l;
+  const NamedTensors got = gradients(model, [&] { return (l = model.losses(ids, none)).total(); });
+  CHECK(l.total().item() == 0);
+  CHECK(l.mtp[1].item() == 0);
+  CHECK(l.mtp_count[1].item_int() == 0);
+  CHECK(l.mtp_hits[1].item_int() == 0);
+  for (const NamedTensor& g : got) CHECK(max(abs(g.tensor)).item() == 0);
+  // Targets for the head, none for the second depth.
+  const Tensor first = none.clone();
+  first.narrow(1, 0, 2).fill_(3);
+  const NamedTensors few = gradients(model, [&] { return (l = model.losses(ids, first)).total(); });
+  CHECK(l.mtp_count[0].item_int() == 2);
+  CHECK(l.mtp_count[1].item_int() == 0);
+  for (const NamedTensor& g : few) CHECK(std::isfinite(max(abs(g.tensor)).item()));
+}
+
+TEST_CASE("M5: micro-batches with different masks add up to one large batch") {
+  for (const DType dtype : {DType::f32, DType::f64}) {
+    Gpt model = make(small(Arch::llama, 2), dtype);
+    const Tensor ids = tokens({4, 8}, 6), targets = tokens({4, 8}, 7);
+    targets.narrow(0, 0, 1).narrow(1, 2, 6).fill_(-100);  // rows of 2, 5, 8 and 7 targets
+    targets.narrow(0, 1, 1).narrow(1, 5, 3).fill_(-100);
+    targets.narrow(0, 3, 1).narrow(1, 3, 1).fill_(-100);
+    GptLosses whole;
+    const NamedTensors want =
+        gradients(model, [&] { return (whole = model.losses(ids, targets)).total(); });
+    for (std::int64_t first = 0; first < 4; first += 2) {
+      Tape tape;
+      const GptLosses part = model.losses(ids.narrow(0, first, 2), targets.narrow(0, first, 2));
+      part.total(whole.main.count, whole.mtp_count).backward();
+    }
+    CHECK(apart(gradients_of(model), want, dtype == DType::f64 ? 1e-12 : 1e-5) == "");
+  }
+}
+
+TEST_CASE("mtp: finite differences through the whole model, tied and not") {
+  for (const Arch arch : {Arch::gpt2, Arch::llama})
+    for (const bool repeated : {false, true}) {
+      GptConfig c = small(arch, 2, 5);
+      c.mtp.weight = 0.7;
+      c.mtp.repeated = repeated;
+      Gpt model = make(c);
+      const Tensor ids = tokens({2, 5}, 8), targets = tokens({2, 5}, 9);
+      targets.narrow(1, 3, 1).fill_(-100);
+      const auto total = [&] { return model.losses(ids, targets).total(); };
+      const NamedTensors g = gradients(model, total);
+      const NamedTensors parameters = model.named_parameters();
+      for (std::size_t i = 0; i < g.size(); ++i) {
+        CAPTURE(g[i].name);
+        const Tensor p = parameters[i].tensor;
+        auto* x = p.data<double>();
+        // A few elements each, in different rows and columns.
+        for (std::int64_t at = p.numel() / 3; at < p.numel(); at += 1 + 2 * p.numel() / 5) {
+          const double was = x[at], step = 1e-5;
+          x[at] = was + step;
+          const double up = total().item();
+          x[at] = was - step;
+          const double down = total().item();
+          x[at] = was;
+          const double want = (up - down) / (2 * step), got = g[i].tensor.data<double>()[at];
+          CHECK(std::abs(got - want) <= 1e-6 * std::max(1.0, std::abs(want)));
+        }
+      }
+    }
+}
+
+TEST_CASE("mtp: recompute changes no bit of losses, counts and gradients") {
+  for (const Arch arch : {Arch::gpt2, Arch::llama}) {
+    const Tensor ids = tokens({2, 8}, 10), targets = tokens({2, 8}, 11);
+    GptLosses first;
+    NamedTensors want;
+    for (const nn::Recompute how :
+         {nn::Recompute::none, nn::Recompute::selective, nn::Recompute::full}) {
+      GptConfig c = small(arch, 2);
+      c.dropout = 0.2;
+      c.recompute = how;
+      Gpt model = make(c);
+      const RandomScope random({.seed = 5, .step = 3});
+      GptLosses l;
+      const NamedTensors got =
+          gradients(model, [&] { return (l = model.losses(ids, targets)).total(); });
+      if (want.empty()) {
+        want = got;
+        first = l;
+      }
+      CHECK(apart(got, want, 0) == "");
+      for (int d = 0; d < 2; ++d) {
+        CHECK(l.mtp[d].item() == first.mtp[d].item());
+        CHECK(l.mtp_hits[d].item_int() == first.mtp_hits[d].item_int());
+      }
+    }
+  }
+}
+
+TEST_CASE("mtp: one layer for all depths is several with the same weights") {
+  GptConfig c = small(Arch::llama, 2);
+  Gpt two = make(c);
+  c.mtp.repeated = true;
+  Gpt one = make(c);
+  CHECK(one.mtp.size() == 1);
+  StateDict state = two.state_dict();
+  for (auto& [name, tensor] : state)
+    if (name.starts_with("mtp.1.")) tensor.copy_(state.at("mtp.0." + name.substr(6)));
+  const Tensor ids = tokens({2, 8}, 12), targets = tokens({2, 8}, 13);
+  const auto total = [&](Gpt& m) {
+    return gradients(m, [&] { return m.losses(ids, targets).total(); });
+  };
+  NamedTensors want = total(two);
+  for (NamedTensor& w : want)
+    for (const NamedTensor& other : want)
+      if (w.name.starts_with("mtp.0.") && other.name == "mtp.1." + w.name.substr(6))
+        w.tensor = w.tensor + other.tensor;
+  std::erase_if(want, [](const NamedTensor& w) { return w.name.starts_with("mtp.1."); });
+  CHECK(apart(total(one), want, 1e-12) == "");
+}
+
+TEST_CASE("mtp: names, sizes and costs") {
+  for (const Arch arch : {Arch::gpt2, Arch::llama})
+    for (const bool repeated : {false, true}) {
+      GptConfig c = small(arch, 3);
+      c.mtp.repeated = repeated;
+      Gpt model(c);
+      CHECK(model.parameter_count() == c.parameter_count());
+      nn::init(model, 4);
+      Gpt plain(small(arch, 0));
+      nn::init(plain, 4);
+      for (const auto& [name, tensor] : plain.state_dict())
+        CHECK(test::different_bits(model.state_dict().at(name), tensor) == "");
+      const Gpt copy = nn::clone(model);
+      CHECK(copy.state_dict().size() == model.state_dict().size());
+    }
+  const Gpt model(small(Arch::llama, 2));
+  const StateDict s = model.state_dict();
+  for (const char* name : {"mtp.0.enorm.weight", "mtp.0.hnorm.weight", "mtp.1.norm.weight",
+                           "mtp.1.block.mlp.down.weight"})
+    CHECK(s.count(name) == 1);
+  CHECK(s.at("mtp.1.eh_proj.weight").shape() == Shape{16, 32});
+  CHECK(s.count("mtp.0.eh_proj.bias") == 0);
+  // A depth costs a block, a projection of 2 dim to dim, and the head once more.
+  const GptConfig none = small(Arch::llama, 0), one = small(Arch::llama, 1);
+  GptConfig longer = none;
+  longer.layers = 3;
+  CHECK(one.flops_per_token() - longer.flops_per_token() == 6.0 * (2 * 16 * 16 + kVocab * 16));
+  CHECK(one.parameter_count() - longer.parameter_count() == 2 * 16 * 16 + 3 * 16);
+}
+
+TEST_CASE("mtp: heads do not multiply the memory of logits") {
+  const auto peak = [](std::int64_t depths) {
+    nn::DeviceScope on_meta(kMeta);
+    const Gpt model({.layers = 1,
+                     .heads = 2,
+                     .dim = 8,
+                     .seq = 1024,
+                     .vocab = 40000,
+                     .mtp = {.depths = depths}});
+    const Tensor ids = Tensor::empty({4, 1024}, DType::i32, kMeta);
+    reset_peak(kMeta);
+    const std::int64_t before = memory_stats(kMeta).live_bytes;
+    Tape tape;
+    model.losses(ids, ids).total().backward();
+    return memory_stats(kMeta).peak_bytes - before;
+  };
+  constexpr std::int64_t kLogits = 4096LL * 40000 * 4;  // 655 MB
+  const std::int64_t none = peak(0), three = peak(3);
+  CHECK(none < kLogits / 4);
+  CHECK(three - none < kLogits / 16);
+}
+
+TEST_CASE("mtp: where token i + 2 follows from token i, depth 1 learns it") {
+  Gpt model({.arch = Arch::llama,
+             .layers = 1,
+             .heads = 2,
+             .dim = 32,
+             .seq = 16,
+             .vocab = kVocab,
+             .mtp = {.depths = 1, .weight = 0.3}});
+  nn::init(model, 6);
+  optim::AdamW opt(model.named_parameters(), {.lr = 1e-2});
+  double first = 0, last = 0, hits = 0;
+  for (std::uint64_t step = 0; step < 120; ++step) {
+    const Tensor text = tokens({8, 17}, 100 + step);
+    for (std::int64_t i = 2; i < 17; ++i) {
+      const Tensor from = text.narrow(1, i - 2, 1).to(DType::f64) * 7.0 + 3.0;
+      std::vector<double> v(8);
+      from.copy_to(v);
+      for (std::int64_t b = 0; b < 8; ++b)
+        text.narrow(0, b, 1).narrow(1, i, 1).fill_(
+            std::fmod(v[static_cast<std::size_t>(b)], kVocab));
+    }
+    Tape tape;
+    const GptLosses l =
+        model.losses(text.narrow(1, 0, 16).contiguous(), text.narrow(1, 1, 16).contiguous());
+    const auto count = static_cast<double>(l.mtp_count[0].item_int());
+    last = l.mtp[0].item() / count;
+    hits = static_cast<double>(l.mtp_hits[0].item_int()) / count;
+    if (step == 0) first = last;
+    l.total().backward(Tensor::full({}, 1.0 / 128, DType::f32));
+    opt.step(optim::measure_clip(opt.parameters(), 1));
+    opt.zero_grad();
+  }
+  CHECK(first == doctest::Approx(std::log(kVocab)).epsilon(0.1));
+  CHECK(last < 0.3 * std::log(kVocab));
+  CHECK(hits > 0.8);
+}
+
+TEST_CASE("mtp: wrong configurations name the rule") {
+  const auto error = [](const nn::MtpOptions& o) {
+    GptConfig c = small(Arch::llama, 0);
+    c.mtp = o;
+    return test::error_of([&] { Gpt model(c); });
+  };
+  CHECK(error({.depths = 7}) == "no error");
+  CHECK(
+      error({.depths = 8}) ==
+      "gpt: mtp depths must be below seq 8, as depth d predicts the token d + 1 places on, got 8");
+  CHECK(error({.depths = -1}) == "gpt: mtp depths must be at least 0, got -1");
+  CHECK(error({.depths = 1, .weight = -0.5}) == "gpt: mtp weight must be at least 0, got -0.5");
+  const Gpt model = make(small(Arch::llama, 1));
+  const Tensor ids = tokens({1, 4}, 1);
+  CHECK(test::error_of([&] { static_cast<void>(model.mtp_trunk(2, ids, model.hidden(ids))); }) ==
+        "gpt: depth must be in [1, 1], got 2");
+  const GptLosses l = model.losses(ids, ids);
+  CHECK(test::error_of([&] { l.total(l.main.count, {}); }) ==
+        "losses: counts must be given for 1 depths, got 0");
+}
