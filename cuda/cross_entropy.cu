@@ -154,8 +154,8 @@ __global__ void __launch_bounds__(kBlock<Threads>)
                                    [](std::int64_t, const Pack<T>&) {});
   if (threadIdx.x == 0) {
     const R target_logit = static_cast<R>(x[target]);
-    losses[row] = static_cast<R>(row_loss(s, target_logit, targets.classes, smoothing));
     if (hits) hits[row] = target_logit >= s.max;
+    losses[row] = static_cast<R>(row_loss(s, target_logit, targets.classes, smoothing));
     stats[2 * row] = s.max;
     stats[2 * row + 1] = s.sum;
   }
@@ -220,8 +220,8 @@ __global__ void __launch_bounds__(kBlock<Threads>)
       });
   if constexpr (Threads == kWarp) __syncwarp();
   if (threadIdx.x == 0) {
-    losses[row] = static_cast<R>(row_loss(s, target_logit, classes, smoothing));
     if (hits) hits[row] = target_logit >= s.max;
+    losses[row] = static_cast<R>(row_loss(s, target_logit, classes, smoothing));
   }
   if (s.sum == 0) {
     clear_row<Threads>(x, classes);
