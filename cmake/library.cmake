@@ -78,6 +78,7 @@ set(weft_sources
   core/cpu/swiglu.cpp
   core/cpu/token_permute.cpp
   core/cuda.cpp
+  core/cuda_graph.cpp
   core/device.cpp
   core/dtype.cpp
   core/error.cpp

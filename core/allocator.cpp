@@ -113,7 +113,7 @@ Storage* take_front_block(int size_class) {
 // was cached has been given back.
 Storage* take_block(int size_class, Device device) {
   const bool host = device.is_cpu();
-  SharedCache& cache = host ? SharedCache::get() : SharedCache::of(cuda::Stream::current(device));
+  SharedCache& cache = SharedCache::source(device);
   MemoryCounters& c = counters_of(device);
   Storage* s = host && size_class < kFrontClasses ? take_front_block(size_class) : nullptr;
   if (!s) s = cache.take(size_class);

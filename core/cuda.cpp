@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "weft/core/cuda_graph.h"
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
 #include "weft/core/kernels/cuda_runtime.h"
@@ -80,6 +81,24 @@ void check_fault() {
   check(false, "{}: {} must be in [0, {}), got {}", seen.op, seen.label, seen.limit, seen.value);
 }
 
+void refuse_waiting() {
+  detail::refuse_in_capture(
+      "graph: the host cannot wait inside a capture, since nothing runs before replay(); wait "
+      "after "
+      "it");
+}
+
+void refuse_reading() {
+  detail::refuse_in_capture(
+      "graph: no value can be read inside a capture, since nothing runs before replay(); read it "
+      "after that");
+}
+
+void refuse_other_streams() {
+  detail::refuse_in_capture(
+      "graph: a capture stays in the stream that it began in; change streams before or after it");
+}
+
 // The host has just waited for a device.
 void waited() {
   sync_count.fetch_add(1, std::memory_order_relaxed);
@@ -102,6 +121,7 @@ void check_device(Device device) {
 
 void synchronize(Device device) {
   check_device(device);
+  refuse_waiting();
   detail::use_device(device.index);
   if constexpr (kWithCuda) rt::synchronize_device();
   waited();
@@ -150,12 +170,14 @@ Stream Stream::of_id(int id) {
 void* Stream::handle() const { return registry().streams[static_cast<std::size_t>(id_)].handle; }
 
 void Stream::synchronize() const {
+  refuse_waiting();
   detail::use_device(device_);
   if constexpr (kWithCuda) rt::synchronize_stream(handle());
   waited();
 }
 
 StreamScope::StreamScope(const Stream& stream) : previous_(Stream::current(stream.device())) {
+  refuse_other_streams();
   current_of[stream.device().index] = static_cast<std::int16_t>(stream.id());
 }
 StreamScope::~StreamScope() {
@@ -175,6 +197,8 @@ Event::~Event() {
     if (handle_) rt::destroy_event(handle_);
 }
 void Event::record(const Stream& stream) {
+  detail::refuse_in_capture(
+      "graph: an event cannot be recorded inside a capture; record it after replay()");
   detail::use_device(stream.device().index);
   if constexpr (kWithCuda) {
     if (handle_ && device_ != stream.device().index)
@@ -185,6 +209,7 @@ void Event::record(const Stream& stream) {
   }
 }
 void Event::hold(const Stream& stream) const {
+  refuse_other_streams();
   detail::use_device(stream.device().index);
   if constexpr (kWithCuda)
     if (handle_) rt::wait_event(stream.handle(), handle_);
@@ -195,6 +220,7 @@ bool Event::done() const {
   return true;
 }
 void Event::wait() const {
+  refuse_waiting();
   if (done()) return;
   if constexpr (kWithCuda) rt::synchronize_event(handle_);
   sync_count.fetch_add(1, std::memory_order_relaxed);
@@ -211,6 +237,7 @@ double Event::since(const Event& earlier) const {
 
 void record_stream(const Tensor& t, const Stream& stream) {
   check(t.device().is_cuda(), "record_stream: t must be on a GPU, got {}", t.device());
+  refuse_other_streams();
   if (t.storage()->stream != stream.id()) t.storage()->used_on |= std::uint64_t{1} << stream.id();
 }
 
@@ -250,6 +277,7 @@ Readback::Readback(const Tensor& t) {
     read_ = t.item();
     return;
   }
+  refuse_reading();
   const Tensor number = t.detach().to(DType::f64);
   const Stream stream = Stream::current(t.device());
   pinned_ = PinnedNumbers::get().take();
@@ -303,6 +331,12 @@ void copy_across(const Tensor& from, const Tensor& to) {
   const std::int64_t bytes = from.numel() * static_cast<std::int64_t>(size_of(from.dtype()));
   if (bytes == 0) return;
   const bool reads = from.device().is_cuda(), writes = to.device().is_cuda();
+  if (!writes) refuse_reading();
+  if (!reads)
+    refuse_in_capture(
+        "graph: host memory cannot be copied to a GPU inside a capture, since every replay would "
+        "read it again; copy it into a tensor before replay()");
+  if (from.device() != to.device()) refuse_other_streams();
   const Stream stream = Stream::current(reads ? from.device() : to.device());
   use_device(stream.device().index);
   if constexpr (kWithCuda) {

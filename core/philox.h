@@ -26,7 +26,15 @@ struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
   std::uint64_t first = 0;
+  /// Where a GPU finds the stream instead, null for none: a captured step draws other numbers each
+  /// time it runs.
+  const std::uint64_t* stream_on_device = nullptr;
 };
+
+/// The key with its stream read from the device, for kernels of a GPU.
+constexpr RandomKey settled(const RandomKey& k) {
+  return {k.seed, k.stream_on_device ? *k.stream_on_device : k.stream, k.first};
+}
 
 /// Block number `block` of a key's sequence: the bits of elements 4 block ... 4 block + 3.
 constexpr std::array<std::uint32_t, 4> random_block(const RandomKey& k, std::uint64_t block) {

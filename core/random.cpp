@@ -7,6 +7,7 @@
 #include <numeric>
 #include <vector>
 
+#include "weft/core/cuda_graph.h"
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
 #include "weft/core/kernels/random.h"
@@ -153,7 +154,12 @@ std::uint64_t stream_of(std::string_view name) {
 }
 
 void manual_seed(std::uint64_t seed) { generator = {seed, 0}; }
-RandomKey next_random_key() { return {generator.seed, combine(1, generator.calls++), 0}; }
+RandomKey next_random_key() {
+  cuda::detail::refuse_in_capture(
+      "graph: random numbers inside a capture need a RandomScope, or every replay would draw the "
+      "same");
+  return {generator.seed, combine(1, generator.calls++), 0};
+}
 
 RandomScope::RandomScope(const RandomState& state) : state_(state), previous_(current_state) {
   current_state = &state_;
@@ -181,8 +187,15 @@ RandomKey RandomScope::key_for(std::uint64_t layer_stream, std::uint64_t row_ele
                                std::uint64_t token_elements) {
   if (!current_state) return next_random_key();
   const RandomState& s = *current_state;
-  return {s.seed, combine(combine(layer_stream, s.step), s.micro_batch),
-          s.first_global_row * row_elements + s.seq_offset * token_elements};
+  cuda::Graph* const graph = cuda::Graph::capturing();
+  return {s.seed, stream_for(layer_stream, s.step, s.micro_batch),
+          s.first_global_row * row_elements + s.seq_offset * token_elements,
+          graph ? graph->random_stream(layer_stream, s.micro_batch) : nullptr};
+}
+
+std::uint64_t RandomScope::stream_for(std::uint64_t layer_stream, std::uint64_t step,
+                                      std::uint64_t micro_batch) {
+  return combine(combine(layer_stream, step), micro_batch);
 }
 
 const Tensor& uniform_(const Tensor& t, const RandomKey& key, double low, double high) {

@@ -12,7 +12,8 @@ std::uint64_t stream_of(std::string_view name);
 
 /// Seeds the running counter that unkeyed draws (`rand_normal(shape)`) take their streams from.
 void manual_seed(std::uint64_t seed);
-/// The next key of the running counter of this thread.
+/// The next key of the running counter of this thread. Throws Error inside the capture of a
+/// cuda::Graph, which would draw the same numbers in every replay.
 RandomKey next_random_key();
 
 /// Keys what dropout and jitter draw inside a training step. Thread-local, nested by scope.
@@ -38,6 +39,9 @@ class RandomScope {
   /// `row_elements` is how many numbers one global row takes, `token_elements` one token.
   static RandomKey key_for(std::uint64_t layer_stream, std::uint64_t row_elements,
                            std::uint64_t token_elements);
+  /// The stream that such a key has.
+  static std::uint64_t stream_for(std::uint64_t layer_stream, std::uint64_t step,
+                                  std::uint64_t micro_batch);
 
  private:
   RandomState state_;

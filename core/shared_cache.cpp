@@ -51,6 +51,7 @@ void unmap_memory(void* p, std::int64_t bytes) {
 }
 
 constinit std::atomic<SharedCache*> stream_caches[cuda::kMaxStreams];
+constinit thread_local SharedCache* thread_pool = nullptr;
 
 std::int64_t half_of_memory() {
   return static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE) / 2;
@@ -73,6 +74,38 @@ SharedCache& SharedCache::of(const cuda::Stream& stream) {
   const std::lock_guard lock(mutex);
   if (!slot.load()) slot = new SharedCache(stream.device(), stream.id(), INT64_MAX);
   return *slot.load();
+}
+
+SharedCache& SharedCache::source(Device device) {
+  if (device.is_cpu()) return get();
+  if (thread_pool && thread_pool->device_ == device) return *thread_pool;
+  return of(cuda::Stream::current(device));
+}
+
+SharedCache* SharedCache::begin_pool(const cuda::Stream& stream) {
+  thread_pool = new SharedCache(stream.device(), stream.id(), INT64_MAX);
+  return thread_pool;
+}
+void SharedCache::end_pool() { thread_pool = nullptr; }
+
+SharedCache::~SharedCache() {
+  for (Storage* header : spare_headers_) delete header;
+}
+
+void SharedCache::retire() {
+  std::vector<Storage*> kept;
+  bool empty;
+  {
+    const std::lock_guard lock(mutex_);
+    retired_ = true;
+    limit_ = -1;
+    take_back_held(true);
+    while (tail_) evict(tail_);
+    kept.swap(kept_);
+    empty = blocks_ == 0;
+  }
+  for (Storage* s : kept) s->cache->put(s);
+  if (empty) delete this;
 }
 
 void SharedCache::evict_device(Device device) {
@@ -118,10 +151,27 @@ Storage* SharedCache::take(int size_class) {
 }
 
 void SharedCache::put(Storage* s) {
+  if (thread_pool && thread_pool != this && thread_pool->device_ == device_)
+    return thread_pool->keep(s);
+  bool last;
+  {
+    const std::lock_guard lock(mutex_);
+    if (s->used_on) {
+      hold(s);
+      if (!retired_) return;
+      take_back_held(true);
+    } else {
+      link(s);
+    }
+    while (cached_ > limit_ && tail_) evict(tail_);
+    last = retired_ && blocks_ == 0;
+  }
+  if (last) delete this;
+}
+
+void SharedCache::keep(Storage* s) {
   const std::lock_guard lock(mutex_);
-  if (s->used_on) return hold(s);
-  link(s);
-  while (cached_ > limit_ && tail_) evict(tail_);
+  kept_.push_back(s);
 }
 
 void SharedCache::hold(Storage* s) {
@@ -160,6 +210,7 @@ Storage* SharedCache::make(int size_class) {
   }
   if (!data) return nullptr;
   counters_of(device_).made.add(bytes);
+  ++blocks_;
   Storage* s = new_header();
   s->data = data;
   s->capacity = bytes;
@@ -234,6 +285,7 @@ void SharedCache::evict(Storage* s) {
   unlink(s);
   counters_of(device_).evictions.add(1);
   counters_of(device_).made.add(-s->capacity);
+  --blocks_;
   if (Slab* slab = s->slab) {
     slab->returned.push_back(static_cast<char*>(s->data));
     if (--slab->out == 0) {

@@ -65,6 +65,15 @@ class SharedCache {
   static SharedCache& get();
   /// A stream's.
   static SharedCache& of(const cuda::Stream& stream);
+  /// Where a new block of the device comes from on this thread.
+  static SharedCache& source(Device device);
+  /// Until end_pool() what this thread allocates on the stream's device comes from a cache of its
+  /// own, which nobody else takes from; blocks of other caches that it frees are kept there too.
+  static SharedCache* begin_pool(const cuda::Stream& stream);
+  static void end_pool();
+  /// For such a pool, when nothing uses its memory any more: gives its blocks back, those that are
+  /// live when they are freed. The last one takes the pool along.
+  void retire();
   /// Gives back the free blocks of all streams of a device, once they are done with.
   static void evict_device(Device device);
 
@@ -84,9 +93,11 @@ class SharedCache {
 
  private:
   SharedCache(Device device, int stream, std::int64_t limit);
+  ~SharedCache();  // of a retired pool: the others are never destroyed
   void* map(std::int64_t bytes);
   void unmap(void* p, std::int64_t bytes);
   void hold(Storage* s);
+  void keep(Storage* s);
   void take_back_held(bool wait);
   void link(Storage* s);
   void unlink(Storage* s);
@@ -107,6 +118,9 @@ class SharedCache {
   };
   std::vector<Held> held_;  // freed, but another stream may still use them
   std::int64_t cached_ = 0, limit_;
+  std::int64_t blocks_ = 0;     // made and not evicted
+  std::vector<Storage*> kept_;  // a pool's: freed while it was filled, but not its own
+  bool retired_ = false;
 };
 
 }  // namespace weft::detail

@@ -10,8 +10,9 @@ constexpr int kThreads = 256;
 // number begin of x, negative where the sequence starts inside a block.
 template <class T, int Blocks>
 __global__ void __launch_bounds__(kThreads)
-    dropout_kernel(std::int64_t n, RandomKey key, std::uint32_t threshold, Compute<T> scale,
+    dropout_kernel(std::int64_t n, RandomKey given, std::uint32_t threshold, Compute<T> scale,
                    bool packs, const T* x, T* y) {
+  const RandomKey key = settled(given);
   constexpr int kCount = 4 * Blocks, V = 16 / static_cast<int>(sizeof(T));
   constexpr int kPacks = kCount / V;
   const std::int64_t thread = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;

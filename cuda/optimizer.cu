@@ -23,6 +23,13 @@ struct Moments {
   Pack<C, 4> p, m, v;
 };
 
+// What a step has told the kernel, with its numbers read from the device where they lie there.
+template <class Step>
+__device__ inline Step settled(Step step) {
+  if (step.on_device) step.now = *step.on_device;
+  return step;
+}
+
 // What four elements become.
 template <class C>
 __device__ inline Moments<C> adam(const AdamSlot& s, const AdamStep& step, const Four& f, C scale,
@@ -31,15 +38,15 @@ __device__ inline Moments<C> adam(const AdamSlot& s, const AdamStep& step, const
                read_four<C>(s.v, s.v_dtype, f, v_scale)};
   const auto grad = read_four<C>(s.grad, s.grad_dtype, f);
   const C beta1 = static_cast<C>(step.beta1), beta2 = static_cast<C>(step.beta2);
-  const C lr = static_cast<C>(s.lr), decay = static_cast<C>(s.weight_decay);
+  const C lr = static_cast<C>(step.now.lr * s.lr_scale), decay = static_cast<C>(s.weight_decay);
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     C g = grad[j] * scale;
     if (!step.decoupled) g += decay * r.p[j];
     r.m[j] = beta1 * r.m[j] + (C(1) - beta1) * g;
     r.v[j] = beta2 * r.v[j] + (C(1) - beta2) * g * g;
-    C u = (r.m[j] / static_cast<C>(step.bias_correction1)) /
-          (sqrt_of(r.v[j] / static_cast<C>(step.bias_correction2)) + static_cast<C>(step.eps));
+    C u = (r.m[j] / static_cast<C>(step.now.bias_correction1)) /
+          (sqrt_of(r.v[j] / static_cast<C>(step.now.bias_correction2)) + static_cast<C>(step.eps));
     if (step.decoupled) u += decay * r.p[j];
     r.p[j] -= lr * u;
   }
@@ -51,7 +58,9 @@ __device__ inline float stored_scale(const float* scale) { return scale ? *scale
 // The slots that compute in C. scales[2 * first_chunk] and the next: the new scales of f16 states.
 template <class C>
 __global__ void __launch_bounds__(kSlotThreads)
-    optimizer_adam_kernel(AdamTable slots, std::int64_t count, AdamStep step, const float* scales) {
+    optimizer_adam_kernel(AdamTable slots, std::int64_t count, AdamStep given,
+                          const float* scales) {
+  const AdamStep step = settled(given);
   const double scale = scale_of(step.grad_scale);
   if (!is_finite(scale)) return;
   const auto& placed = slot_of(slots, count, blockIdx.x);
@@ -75,8 +84,9 @@ __global__ void __launch_bounds__(kSlotThreads)
 
 // Before that, where a state is f16: how large the new moments of each chunk get.
 __global__ void __launch_bounds__(kSlotThreads)
-    optimizer_absmax_kernel(AdamTable slots, std::int64_t count, AdamStep step, float* absmax) {
+    optimizer_absmax_kernel(AdamTable slots, std::int64_t count, AdamStep given, float* absmax) {
   WEFT_SHARED(shared, float[kSlotThreads / kWarp]);
+  const AdamStep step = settled(given);
   const double scale = scale_of(step.grad_scale);
   const auto& placed = slot_of(slots, count, blockIdx.x);
   const AdamSlot& s = placed.slot;
@@ -136,14 +146,15 @@ __global__ void __launch_bounds__(kSlotThreads)
 
 template <class C>
 __global__ void __launch_bounds__(kSlotThreads)
-    optimizer_sgd_kernel(const PlacedSlot<SgdSlot>* slots, std::int64_t count, SgdStep step) {
+    optimizer_sgd_kernel(const PlacedSlot<SgdSlot>* slots, std::int64_t count, SgdStep given) {
+  const SgdStep step = settled(given);
   const double grad_scale = scale_of(step.grad_scale);
   if (!is_finite(grad_scale)) return;
   const auto& placed = slot_of(slots, count, blockIdx.x);
   const SgdSlot& s = placed.slot;
   if ((s.param_dtype == DType::f64) != std::is_same_v<C, double>) return;
   constexpr DType kReal = dtype_of<C>();
-  const C scale = static_cast<C>(grad_scale), lr = static_cast<C>(s.lr);
+  const C scale = static_cast<C>(grad_scale), lr = static_cast<C>(step.now.lr * s.lr_scale);
   const C decay = static_cast<C>(s.weight_decay), momentum = static_cast<C>(step.momentum);
   each_four(placed, blockIdx.x, [&](const Four& f) {
     auto p = read_four<C>(s.param, s.param_dtype, f), g = read_four<C>(s.grad, s.grad_dtype, f);

@@ -3,6 +3,7 @@
 // chunk of a tensor, and accesses that know a tensor's dtype only when they run.
 #include <vector>
 
+#include "weft/core/cuda_graph.h"
 #include "weft/core/kernels/optimizer.h"
 #include "weft/core/staging.h"
 #include "weft/cuda/math.h"
@@ -19,7 +20,8 @@ struct SlotTable {
   void* rest;
 };
 
-/// Copies the slots to the device. `packs(slot)`: may it be accessed four elements at a time?
+/// Copies the slots to the device; those of a captured step go there once. `packs(slot)`: may it be
+/// accessed four elements at a time?
 template <class Slot, class F>
 SlotTable<Slot> upload(const Tensor& scratch, const Slot* slots, std::int64_t count, F packs) {
   static thread_local std::vector<PlacedSlot<Slot>> table;  // kept: a step touches no heap
@@ -30,9 +32,13 @@ SlotTable<Slot> upload(const Tensor& scratch, const Slot* slots, std::int64_t co
     chunks += optimizer_chunks(slots + i, 1, true);
   }
   const std::int64_t bytes = slot_table_bytes<Slot>(count, true);
-  char* const to = static_cast<char*>(scratch.raw());
-  detail::upload(to, table.data(), bytes, Stream::current(scratch.device()));
-  return {reinterpret_cast<const PlacedSlot<Slot>*>(to), count, chunks, to + bytes};
+  char* const front = static_cast<char*>(scratch.raw());
+  const void* slots_there = front;
+  if (Graph* graph = Graph::capturing())
+    slots_there = graph->constant(table.data(), bytes);
+  else
+    detail::upload(front, table.data(), bytes, Stream::current(scratch.device()));
+  return {static_cast<const PlacedSlot<Slot>*>(slots_there), count, chunks, front + bytes};
 }
 
 /// May elements be accessed four at a time? True for a null pointer.

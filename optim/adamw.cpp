@@ -47,6 +47,11 @@ AdamW::AdamW(NamedTensors parameters, const AdamWOptions& options)
   slots_.reserve(parameters_.size());
 }
 
+StepNumbers AdamW::numbers(bool wide) const {
+  const auto t = static_cast<double>(steps_);
+  return {lr_, bias_correction(options_.beta1, t, wide), bias_correction(options_.beta2, t, wide)};
+}
+
 void AdamW::update(const double* grad_scale) {
   for (const bool wide : {false, true}) update_all(wide, grad_scale);
 }
@@ -76,13 +81,12 @@ void AdamW::update_all(bool wide, const double* grad_scale) {
     slots_.push_back(slot);
   }
   if (chunks == 0) return;
-  const auto t = static_cast<double>(steps_);
   AdamStep step;
   step.beta1 = options_.beta1;
   step.beta2 = options_.beta2;
   step.eps = options_.eps;
-  step.bias_correction1 = bias_correction(options_.beta1, t, wide);
-  step.bias_correction2 = bias_correction(options_.beta2, t, wide);
+  step.now = numbers(wide);
+  step.on_device = numbers_on_device([this, wide] { return numbers(wide); });
   step.decoupled = options_.decoupled;
   step.grad_scale = grad_scale;
   const CategoryScope category(Category::optimizer);

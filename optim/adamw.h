@@ -31,6 +31,7 @@ class AdamW : public Optimizer {
   void update(const double* grad_scale) override;
   /// The f64 parameters (wide), or all others.
   void update_all(bool wide, const double* grad_scale);
+  StepNumbers numbers(bool wide) const;
   AdamWOptions options_;
   std::size_t m_, v_;            ///< indices in states_
   std::vector<AdamSlot> slots_;  ///< kept, so that a step touches no heap

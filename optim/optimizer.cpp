@@ -4,6 +4,7 @@
 #include <set>
 
 #include "weft/core/allocator.h"
+#include "weft/core/cuda_graph.h"
 #include "weft/core/error.h"
 
 namespace weft::optim {
@@ -110,25 +111,51 @@ bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) {
         "to()",
         name, p.dtype(), p.device());
   if (p.is_meta()) return true;
-  // Somebody else wrote the parameter, weights from a file for one: the copy starts from it again.
-  if (master && masters_[i].version != p.version()) master.copy_(p);
+  if (!cuda::Graph::capturing()) before_write(i);
   slot.param = master ? master.raw() : p.raw();
   slot.bf16_copy = master ? p.raw() : nullptr;
   slot.grad = g.raw();
   slot.n = p.numel();
   slot.param_dtype = master ? DType::f32 : p.dtype();
   slot.grad_dtype = g.dtype();
-  slot.lr = lr_ * settings_[i].lr_scale;
+  slot.lr_scale = settings_[i].lr_scale;
   slot.weight_decay = settings_[i].weight_decay;
+  return true;
+}
+
+void Optimizer::before_write(std::size_t i) {
+  const Tensor& p = parameters_[i].tensor;
+  const bool master = has_master(i);
+  if (master && masters_[i].version != p.version()) masters_[i].values.copy_(p);
   p.bump_version();
   if (master) masters_[i].version = p.version();
-  return true;
+}
+
+const StepNumbers* Optimizer::numbers_on_device(std::function<StepNumbers()> numbers) const {
+  cuda::Graph* const graph = cuda::Graph::capturing();
+  if (!graph) return nullptr;
+  const auto place = graph->varying<StepNumbers>();
+  graph->before_replay([host = place.host, numbers = std::move(numbers)] { *host = numbers(); });
+  return place.device;
+}
+
+void Optimizer::count_replays(cuda::Graph& graph) {
+  std::vector<std::size_t> written;
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (gradient_of(parameters_[i].tensor)) written.push_back(i);
+  graph.before_replay([this, written = std::move(written)] {
+    ++steps_;
+    for (const std::size_t i : written) before_write(i);
+  });
 }
 
 StepResult Optimizer::step(const GradClip& clip) {
   const bool readable = clip.scale && clip.scale.device().is_cpu();
   if (readable && !std::isfinite(*clip.scale.data<double>())) return {true};
-  ++steps_;
+  if (cuda::Graph* const graph = cuda::Graph::capturing())
+    count_replays(*graph);
+  else
+    ++steps_;
   const bool on_device = clip.scale && !clip.scale.is_meta();
   update(on_device ? clip.scale.data<double>() : nullptr);
   return {};

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -7,6 +8,10 @@
 #include "weft/core/named_tensor.h"
 #include "weft/optim/clip.h"
 #include "weft/optim/groups.h"
+
+namespace weft::cuda {
+class Graph;
+}
 
 namespace weft::optim {
 
@@ -26,6 +31,7 @@ class Optimizer {
   /// One update from the gradients: main_grad() where set, else grad(), multiplied by clip.scale
   /// where measure_clip() was asked. When that is not finite, parameters and state stay as they
   /// are. The host looks at it only where that costs no wait (CPU); a skipped step does not count.
+  /// Inside the capture of a cuda::Graph nothing is updated: each replay is an update.
   StepResult step(const GradClip& clip = {});
   /// Drops every grad() and zeroes every main_grad().
   void zero_grad();
@@ -60,9 +66,12 @@ class Optimizer {
   /// room for a step a thousand times smaller than itself. The parameter then holds the copy
   /// rounded.
   void add_masters();
-  /// Describes parameter i and its gradient to a kernel, and counts the write. False: no gradient.
-  /// On the meta device the pointers stay null.
+  /// Describes parameter i and its gradient to a kernel. False: no gradient. On the meta device the
+  /// pointers stay null.
   bool fill_slot(std::size_t i, ParamSlot& slot);
+  /// Where a kernel finds what numbers() returns when it runs: null for "as it is now", else the
+  /// place in device memory that each replay of the captured step writes.
+  const StepNumbers* numbers_on_device(std::function<StepNumbers()> numbers) const;
   /// Updates every parameter that has a gradient; steps_ already counts this one. `grad_scale` is
   /// one double on the device, or null.
   virtual void update(const double* grad_scale) = 0;
@@ -78,6 +87,11 @@ class Optimizer {
     Tensor values;          ///< f32; null for a parameter that needs none
     std::uint32_t version;  ///< of the parameter when both agreed last
   };
+  /// What is due before parameter i is written: its f32 copy starts from it again if somebody else
+  /// has written it, and the write is counted.
+  void before_write(std::size_t i);
+  /// Has replays of the step that is being captured count as updates.
+  void count_replays(cuda::Graph& graph);
   bool has_master(std::size_t i) const { return i < masters_.size() && masters_[i].values; }
   std::vector<Master> masters_;
 };

@@ -30,7 +30,8 @@ void Sgd::update(const double* grad_scale) {
     slots_.push_back(slot);
   }
   if (slots_.empty()) return;
-  const SgdStep step{options_.momentum, options_.nesterov, grad_scale};
+  const StepNumbers* const later = numbers_on_device([this] { return StepNumbers{lr_}; });
+  const SgdStep step{options_.momentum, options_.nesterov, {lr_}, later, grad_scale};
   const auto count = static_cast<std::int64_t>(slots_.size());
   const Tensor& any = parameters_[0].tensor;
   const CategoryScope category(Category::optimizer);

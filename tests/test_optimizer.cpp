@@ -45,7 +45,7 @@ struct Problem {
     s.n = p.numel();
     s.param_dtype = p.dtype();
     s.grad_dtype = g.dtype();
-    s.lr = lr;
+    s.lr_scale = lr;  // of a rate of 1
     s.weight_decay = weight_decay;
     s.m = m.raw();
     s.v = v.raw();
@@ -66,8 +66,7 @@ void adam(const std::vector<AdamSlot>& slots, const AdamStep& step) {
 AdamStep step_at(int t, double beta2 = 0.999) {
   AdamStep s;
   s.beta2 = beta2;
-  s.bias_correction1 = 1 - std::pow(s.beta1, t);
-  s.bias_correction2 = 1 - std::pow(beta2, t);
+  s.now = {1, 1 - std::pow(s.beta1, t), 1 - std::pow(beta2, t)};
   return s;
 }
 
@@ -107,8 +106,8 @@ TEST_CASE("adam_step: golden values of AdamW, bit for bit") {
     adam({wide.slot(1e-3, 0.01)}, step_at(t));
     // The program's bf16 run had its bias corrections from powf.
     AdamStep s = step_at(t);
-    s.bias_correction1 = 1.0f - std::pow(0.9f, static_cast<float>(t));
-    s.bias_correction2 = 1.0f - std::pow(0.999f, static_cast<float>(t));
+    s.now.bias_correction1 = 1.0f - std::pow(0.9f, static_cast<float>(t));
+    s.now.bias_correction2 = 1.0f - std::pow(0.999f, static_cast<float>(t));
     adam({narrow.slot(1e-3, 0.01)}, s);
     CHECK(std::bit_cast<std::uint32_t>(wide.p.data<float>()[0]) == f32_states[t - 1]);
     CHECK(wide.m.data<float>()[0] == f32_m[t - 1]);
@@ -238,7 +237,7 @@ TEST_CASE("sgd_step: momentum, Nesterov and decay as their formulas have them") 
           SgdSlot slot;
           static_cast<ParamSlot&>(slot) = a.slot(0.05, 0.02);
           slot.momentum = momentum > 0 ? a.m.raw() : nullptr;
-          cpu::sgd_step(a.p, &slot, 1, {momentum, nesterov});
+          cpu::sgd_step(a.p, &slot, 1, {momentum, nesterov, {.lr = 1}});
           for (std::size_t i = 0; i < 1000; ++i) {
             const double g = noise(static_cast<std::int64_t>(i), t) + 0.02 * p[i];
             buffer[i] = momentum * buffer[i] + g;

@@ -84,9 +84,9 @@ AdamConstants constants_of(const AdamSlot& slot, const AdamStep& s) {
           static_cast<float>(s.beta1),
           static_cast<float>(s.beta2),
           static_cast<float>(s.eps),
-          static_cast<float>(s.bias_correction1),
-          static_cast<float>(s.bias_correction2),
-          static_cast<float>(slot.lr),
+          static_cast<float>(s.now.bias_correction1),
+          static_cast<float>(s.now.bias_correction2),
+          static_cast<float>(s.now.lr * slot.lr_scale),
           static_cast<float>(slot.weight_decay),
           s.decoupled};
 }
@@ -99,7 +99,8 @@ using AdamChunk = Chunk<AdamSlot>;
 
 // The chunk in f64, for f64 params. Also the readable form of the update.
 void adam_f64(const AdamChunk& c, const AdamStep& s) {
-  const double scale = scale_of(s.grad_scale), lr = c.slot.lr, decay = c.slot.weight_decay;
+  const double scale = scale_of(s.grad_scale), decay = c.slot.weight_decay;
+  const double lr = s.now.lr * c.slot.lr_scale;
   double* p = at<double>(c.slot.param, c.begin);
   const double* grad = at<double>(c.slot.grad, c.begin);
   double *m = at<double>(c.slot.m, c.begin), *v = at<double>(c.slot.v, c.begin);
@@ -108,7 +109,7 @@ void adam_f64(const AdamChunk& c, const AdamStep& s) {
     if (!s.decoupled) g += decay * p[i];
     m[i] = s.beta1 * m[i] + (1 - s.beta1) * g;
     v[i] = s.beta2 * v[i] + (1 - s.beta2) * g * g;
-    double u = (m[i] / s.bias_correction1) / (std::sqrt(v[i] / s.bias_correction2) + s.eps);
+    double u = (m[i] / s.now.bias_correction1) / (std::sqrt(v[i] / s.now.bias_correction2) + s.eps);
     if (s.decoupled) u += decay * p[i];
     p[i] -= lr * u;
   }
@@ -163,7 +164,8 @@ void adam_chunk(const AdamChunk& c, const AdamStep& step, Scales fresh) {
 
 template <class C, class P, class G>
 void sgd_chunk(const Chunk<SgdSlot>& c, const SgdStep& s) {
-  const C scale = static_cast<C>(scale_of(s.grad_scale)), lr = static_cast<C>(c.slot.lr);
+  const C scale = static_cast<C>(scale_of(s.grad_scale)),
+          lr = static_cast<C>(s.now.lr * c.slot.lr_scale);
   const C decay = static_cast<C>(c.slot.weight_decay), momentum = static_cast<C>(s.momentum);
   P* p = at<P>(c.slot.param, c.begin);
   const G* grad = at<G>(c.slot.grad, c.begin);

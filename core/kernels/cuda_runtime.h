@@ -46,7 +46,8 @@ double elapsed_ms(EventHandle from, EventHandle to);
 /// In the order of the stream. From pageable host memory the values are taken before it returns.
 void copy(void* to, const void* from, std::int64_t bytes, CopyKind kind, StreamHandle s);
 
-/// What `s` is given between the two is recorded, not run.
+/// What `s` is given between the two is recorded, not run. Meanwhile nobody may wait for it or for
+/// its device, and copies must not touch pageable memory, which replays would use again.
 void begin_capture(StreamHandle s);
 GraphHandle end_capture(StreamHandle s);
 void launch_graph(GraphHandle g, StreamHandle s);

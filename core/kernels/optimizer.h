@@ -11,14 +11,14 @@ inline constexpr std::int64_t kOptimizerChunk = 65536;
 inline constexpr std::int64_t kOptimizerGpuChunk = 16384;
 
 /// What every optimizer kernel needs to know about one parameter. Pointers are to contiguous memory
-/// on one device. lr and weight_decay differ between parameter groups.
+/// on one device. lr_scale and weight_decay differ between parameter groups.
 struct ParamSlot {
   void* param = nullptr;       ///< f32, f64, bf16
   const void* grad = nullptr;  ///< f32, f64, bf16; f64 exactly when param is
   void* bf16_copy = nullptr;   ///< receives the new f32 param rounded to bf16; null: none
   std::int64_t n = 0;
   DType param_dtype = DType::f32, grad_dtype = DType::f32;
-  double lr = 0, weight_decay = 0;
+  double lr_scale = 1, weight_decay = 0;
 };
 
 /// A state is f32, bf16 (rounded to nearest even), or f16 with one f32 scale a tensor:
@@ -32,6 +32,12 @@ struct AdamSlot : ParamSlot {
   DType m_dtype = DType::f32, v_dtype = DType::f32;
 };
 
+/// What differs from one step to the next.
+struct StepNumbers {
+  double lr = 0;                                      ///< times a slot's lr_scale
+  double bias_correction1 = 1, bias_correction2 = 1;  ///< Adam: 1 - beta^t, or 1 for no correction
+};
+
 /// f32 params and states compute in f32, each operation rounded (nothing is contracted to an fma):
 ///   g *= grad_scale;                  L2 (not decoupled): g += weight_decay * p
 ///   m = beta1 m + (1 - beta1) g;      v = beta2 v + (1 - beta2) g g
@@ -39,8 +45,10 @@ struct AdamSlot : ParamSlot {
 ///   p -= lr u
 struct AdamStep {
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
-  double bias_correction1 = 1, bias_correction2 = 1;  ///< 1 - beta^t, or 1 for no correction
-  bool decoupled = true;                              ///< AdamW; false: Adam with L2
+  bool decoupled = true;  ///< AdamW; false: Adam with L2
+  StepNumbers now;
+  /// Where a GPU finds them instead, null for none: a captured step reads new ones each time.
+  const StepNumbers* on_device = nullptr;
   /// One double on the slots' device (see clip_scale); null means 1. When it is not finite, params
   /// and states stay untouched.
   const double* grad_scale = nullptr;
@@ -63,7 +71,9 @@ struct SgdSlot : ParamSlot {
 struct SgdStep {
   double momentum = 0;
   bool nesterov = false;
-  const double* grad_scale = nullptr;  ///< as in AdamStep
+  StepNumbers now;  ///< these three as in AdamStep
+  const StepNumbers* on_device = nullptr;
+  const double* grad_scale = nullptr;
 };
 
 /// How many chunks the tensors make: ceil(n / chunk) each.
@@ -83,7 +93,7 @@ struct PlacedSlot {
   bool packs;                ///< may four elements be accessed at once, in all of its tensors?
 };
 /// Bytes in front of a GPU's scratch: the slots, copied there in the order of the stream, since
-/// they lie in host memory and their lr differs in every step. 0 on the CPU.
+/// they lie in host memory. 0 on the CPU.
 template <class Slot>
 constexpr std::int64_t slot_table_bytes(std::int64_t count, bool gpu) {
   return gpu ? count * static_cast<std::int64_t>(sizeof(PlacedSlot<Slot>)) : 0;

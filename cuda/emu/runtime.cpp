@@ -56,6 +56,7 @@ struct Mark {
   int device = 0;
   Queue* queue = nullptr;  // where it was last recorded; null: nothing to wait for
   std::uint64_t number = 0;
+  bool captured = false;  // it was recorded into a graph
   Clock::time_point time;
 };
 
@@ -142,6 +143,9 @@ bool is_pinned(const void* p) {
 Queue& queue_of(rt::StreamHandle s) { return *static_cast<Queue*>(s); }
 using MarkHandle = std::shared_ptr<Mark>;
 MarkHandle& mark_of(rt::EventHandle e) { return *static_cast<MarkHandle*>(e); }
+void check_not_captured(const Mark& m) {
+  check(!m.captured, "graph: the host must not ask for an event that was recorded in a capture");
+}
 
 }  // namespace
 
@@ -194,6 +198,9 @@ void memory_info(std::int64_t& free, std::int64_t& total) {
 }
 void synchronize_device() {
   const std::lock_guard lock(driver().mutex);
+  for (const auto& q : driver().queues)
+    check(q->device != current_device || !q->recording,
+          "graph: the host must not wait for a device while a stream of it is captured");
   synchronize_queues(current_device);
 }
 
@@ -267,6 +274,7 @@ void record_event(EventHandle e, StreamHandle s) {
   check_system(mark->device == queue_of(s).device,
                "event: made on cuda:{}, it must be recorded there, got a stream of cuda:{}",
                mark->device, queue_of(s).device);
+  mark->captured = queue_of(s).recording != nullptr;
   give(queue_of(s), [mark] { mark->time = Clock::now(); });
   mark->queue = &queue_of(s);
   mark->number = queue_of(s).given;
@@ -274,17 +282,26 @@ void record_event(EventHandle e, StreamHandle s) {
 bool event_done(EventHandle e) {
   const std::lock_guard lock(driver().mutex);
   const Mark& m = *mark_of(e);
+  check_not_captured(m);
   return !m.queue || m.queue->finished >= m.number;
 }
 void synchronize_event(EventHandle e) {
   const std::lock_guard lock(driver().mutex);
   const Mark& m = *mark_of(e);
+  check_not_captured(m);
   if (m.queue) run_until(*m.queue, m.number);
 }
 void wait_event(StreamHandle s, EventHandle e) {
   const std::lock_guard lock(driver().mutex);
   const Mark m = *mark_of(e);
-  if (m.queue && m.queue != &queue_of(s)) give(queue_of(s), [m] { run_until(*m.queue, m.number); });
+  if (!m.queue) return;
+  const bool recording = queue_of(s).recording != nullptr;
+  check(recording || !m.captured,
+        "graph: a stream outside of a capture must not wait for an event inside");
+  check(!recording || m.captured,
+        "graph: a stream that is captured must not wait for an event from outside");
+  if (recording) return;  // the same stream: in order already
+  if (m.queue != &queue_of(s)) give(queue_of(s), [m] { run_until(*m.queue, m.number); });
 }
 double elapsed_ms(EventHandle from, EventHandle to) {
   return std::chrono::duration<double, std::milli>(mark_of(to)->time - mark_of(from)->time).count();
@@ -293,6 +310,10 @@ double elapsed_ms(EventHandle from, EventHandle to) {
 void copy(void* to, const void* from, std::int64_t bytes, CopyKind kind, StreamHandle s) {
   const std::lock_guard lock(driver().mutex);
   const auto n = static_cast<std::size_t>(bytes);
+  const bool pageable = (kind == CopyKind::to_device && !is_pinned(from)) ||
+                        (kind == CopyKind::to_host && !is_pinned(to));
+  check(!pageable || !queue_of(s).recording,
+        "graph: a copy from or to pageable memory must not be captured");
   if (kind == CopyKind::to_device && !is_pinned(from)) {
     const char* p = static_cast<const char*>(from);
     const auto staged = std::make_shared<std::vector<char>>(p, p + n);
@@ -310,9 +331,12 @@ void begin_capture(StreamHandle s) {
 }
 GraphHandle end_capture(StreamHandle s) {
   const std::lock_guard lock(driver().mutex);
+  check(queue_of(s).recording, "graph: end_capture() needs a stream that is captured");
   return std::exchange(queue_of(s).recording, nullptr);
 }
 void launch_graph(GraphHandle g, StreamHandle s) {
+  const std::lock_guard lock(driver().mutex);
+  check(!queue_of(s).recording, "graph: a graph must not be launched into a capture");
   for (const Work& work : *static_cast<std::vector<Work>*>(g)) give(queue_of(s), work);
 }
 void destroy_graph(GraphHandle g) { delete static_cast<std::vector<Work>*>(g); }

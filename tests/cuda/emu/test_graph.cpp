@@ -1,0 +1,351 @@
+// Steps that are captured and replayed, on an imitated GPU that runs them as late as it may.
+#include <doctest/doctest.h>
+
+#include <memory>
+#include <vector>
+
+#include "weft/autograd/dropout.h"
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/tape.h"
+#include "weft/core/allocator.h"
+#include "weft/core/cuda_graph.h"
+#include "weft/core/kernels/cuda_runtime.h"
+#include "weft/core/random.h"
+#include "weft/core/staging.h"
+#include "weft/nn/gpt.h"
+#include "weft/optim/adamw.h"
+#include "weft/optim/sgd.h"
+#include "weft/tests/cuda/gpu.h"
+
+namespace weft {
+namespace {
+
+using cuda::Event;
+using cuda::Graph;
+using cuda::Readback;
+using cuda::Stream;
+using cuda::StreamScope;
+using test::different_bits;
+using test::error_of;
+using test::kGpu;
+using test::random;
+
+Tensor on_gpu(std::uint64_t seed, const Shape& shape = {40}) {
+  return random(shape, seed, DType::f32).to(kGpu);
+}
+
+constexpr std::uint64_t kSteps = 9, kWarm = 2;
+constexpr std::int64_t kRows = 4, kTokens = 8, kVocab = 11;
+
+using Maker = std::function<std::unique_ptr<optim::Optimizer>(NamedTensors)>;
+
+// A GPT that trains with dropout, two micro-batches a step and a rate that changes, eagerly or from
+// step kWarm + 1 on as a graph.
+struct Training {
+  Training(DType dtype, nn::Arch arch, nn::Recompute recompute, const Maker& make)
+      : model({.arch = arch,
+               .layers = 1,
+               .heads = 2,
+               .dim = 16,
+               .seq = kTokens,
+               .vocab = kVocab,
+               .dropout = 0.2,
+               .recompute = recompute}) {
+    nn::init(model, 5);
+    model.to(dtype);
+    model.to(kGpu);
+    if (dtype == DType::bf16)
+      for (Tensor& p : model.parameters())
+        p.set_main_grad(Tensor::zeros(p.shape(), DType::f32, kGpu));
+    optimizer = make(model.named_parameters());
+  }
+
+  void update(std::uint64_t step) {
+    loss = Tensor();
+    for (std::int64_t first = 0; first < kRows; first += kRows / 2) {
+      const RandomScope scope(
+          {.seed = 3, .step = step, .first_global_row = static_cast<std::uint64_t>(first)});
+      Tape tape;
+      const Tensor part = model.loss
+                              .sum(model.hidden(ids.narrow(0, first, kRows / 2)), model.head,
+                                   ids.narrow(0, first, kRows / 2))
+                              .loss;
+      part.backward(Tensor::full(part.shape(), 1.0 / (kRows * kTokens), part.dtype(), kGpu));
+      if (loss)
+        loss.add_(part.detach());
+      else
+        loss = part.detach();
+    }
+    const optim::GradClip clip = optim::measure_clip(optimizer->parameters(), 0.5);
+    norm = clip.norm;
+    optimizer->step(clip);
+    optimizer->zero_grad();
+  }
+
+  void step(std::uint64_t n, bool as_graph) {
+    ids.copy_(random({kRows, kTokens}, 100 + n, DType::i32));
+    optimizer->set_lr(1e-2 / static_cast<double>(n));
+    if (as_graph && n > kWarm) {
+      if (!graph.captured()) graph.capture([&] { update(n); });
+      const RandomScope scope({.seed = 3, .step = n});
+      graph.replay();
+    } else {
+      update(n);
+    }
+    read.emplace_back(loss);
+    read.emplace_back(norm);
+  }
+
+  nn::Gpt model;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  Tensor ids = Tensor::zeros({kRows, kTokens}, DType::i32, kGpu);
+  Tensor loss, norm;
+  Graph graph;
+  std::vector<Readback> read;
+};
+
+std::string compare(DType dtype, nn::Arch arch, nn::Recompute recompute, const Maker& make) {
+  Training eager(dtype, arch, recompute, make), graphed(dtype, arch, recompute, make);
+  for (std::uint64_t n = 1; n <= kSteps; ++n) {
+    eager.step(n, false);
+    graphed.step(n, true);
+  }
+  for (std::size_t i = 0; i < eager.read.size(); ++i)
+    if (eager.read[i].value() != graphed.read[i].value())
+      return message("number {}: {} and {}", i, eager.read[i].value(), graphed.read[i].value());
+  if (eager.read[0].value() == eager.read[2].value()) return "nothing is trained";
+  const auto a = eager.model.named_parameters(), b = graphed.model.named_parameters();
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (const auto text = different_bits(a[i].tensor.to(kCpu), b[i].tensor.to(kCpu)); text != "")
+      return a[i].name + ": " + text;
+  const StateDict s = eager.optimizer->state_dict(), t = graphed.optimizer->state_dict();
+  for (const auto& [name, tensor] : s)
+    if (const auto text = different_bits(tensor.to(kCpu), t.at(name).to(kCpu)); text != "")
+      return name + ": " + text;
+  return "";
+}
+
+Maker adamw(const optim::AdamWOptions& options) {
+  return [=](NamedTensors p) { return std::make_unique<optim::AdamW>(std::move(p), options); };
+}
+
+}  // namespace
+
+TEST_CASE("graph: a replayed training step gives the bits of one that is run") {
+  const std::vector<optim::GroupRule> slower = {{.pattern = "head|embed", .lr_scale = 0.3}};
+  const auto adam = adamw({.groups = slower});
+  const auto compact = adamw({.m_dtype = DType::f16, .v_dtype = DType::f16});
+  const Maker sgd = [&](NamedTensors p) {
+    return std::make_unique<optim::Sgd>(std::move(p),
+                                        optim::SgdOptions{.momentum = 0.9, .groups = slower});
+  };
+  using nn::Arch, nn::Recompute;
+  CHECK(compare(DType::f32, Arch::gpt2, Recompute::none, adam) == "");
+  CHECK(compare(DType::f64, Arch::gpt2, Recompute::none, adam) == "");
+  CHECK(compare(DType::bf16, Arch::llama, Recompute::selective, adam) == "");
+  CHECK(compare(DType::f32, Arch::llama, Recompute::full, compact) == "");
+  CHECK(compare(DType::bf16, Arch::gpt2, Recompute::none, sgd) == "");
+}
+
+TEST_CASE("graph: replays neither wait nor allocate") {
+  Training t(DType::f32, nn::Arch::gpt2, nn::Recompute::none, adamw({}));
+  for (std::uint64_t n = 1; n <= 6; ++n) t.step(n, true);
+  t.read.clear();
+  const MemoryStats before = memory_stats(kGpu);
+  const std::int64_t syncs = cuda::host_syncs(), pinned = cuda::detail::staging_bytes();
+  for (std::uint64_t n = 7; n <= 12; ++n) {
+    const RandomScope scope({.seed = 3, .step = n});
+    t.optimizer->set_lr(1e-3);
+    t.graph.replay();
+  }
+  const MemoryStats after = memory_stats(kGpu);
+  CHECK(cuda::host_syncs() == syncs);
+  CHECK(after.hits + after.misses == before.hits + before.misses);
+  CHECK(after.system_allocs == before.system_allocs);
+  CHECK(t.optimizer->steps() == 12);
+  cuda::synchronize();
+  CHECK(cuda::detail::staging_bytes() <= pinned + (6 << 16));  // six on their way at once
+}
+
+TEST_CASE("graph: weights that somebody else writes between replays are taken over") {
+  const auto make = adamw({});
+  Training eager(DType::bf16, nn::Arch::gpt2, nn::Recompute::none, make);
+  Training graphed(DType::bf16, nn::Arch::gpt2, nn::Recompute::none, make);
+  for (std::uint64_t n = 1; n <= 6; ++n) {
+    if (n == 5)
+      for (Training* t : {&eager, &graphed}) t->model.head.weight.fill_(0.25);
+    eager.step(n, false);
+    graphed.step(n, true);
+  }
+  CHECK(different_bits(eager.model.head.weight.to(kCpu), graphed.model.head.weight.to(kCpu)) == "");
+  CHECK(eager.loss.item() == graphed.loss.item());
+}
+
+TEST_CASE("graph: its memory is its own until it is destroyed") {
+  const Tensor x = on_gpu(1);
+  Tensor result;
+  const std::int64_t live = memory_stats(kGpu).live_bytes;
+  {
+    Graph graph;
+    graph.capture([&] {
+      const void* where = (x * x).raw();
+      Tensor y = x + x;
+      CHECK(y.raw() == where);  // freed inside, used again inside
+      y = y * y;
+      result = y + x;
+    });
+    std::vector<Tensor> others;  // would take what the graph has freed, if they could
+    for (int i = 0; i < 40; ++i) others.push_back(Tensor::full({40}, 7, DType::f32, kGpu));
+    release_cached_memory(kGpu);
+    graph.replay();
+    for (const Tensor& t : others)
+      CHECK(different_bits(t.to(kCpu), Tensor::full({40}, 7, DType::f32)) == "");
+    const Tensor host = x.to(kCpu), twice = host + host;
+    CHECK(different_bits(result.to(kCpu), twice * twice + host) == "");
+  }
+  // A result outlives the graph; its block goes back to the device when it is dropped.
+  const Tensor host = x.to(kCpu), twice = host + host;
+  CHECK(different_bits(result.to(kCpu), twice * twice + host) == "");
+  result = Tensor();
+  CHECK(memory_stats(kGpu).live_bytes == live);
+  release_cached_memory(kGpu);
+  CHECK(memory_stats(kGpu).cached_bytes == 0);
+}
+
+TEST_CASE("graph: what is freed inside is not used again while it can be replayed") {
+  Tensor x = on_gpu(2), result;
+  const Tensor host = x.to(kCpu);
+  const void* const where = x.raw();
+  {
+    Graph graph;
+    graph.capture([&] {
+      result = x + x;
+      x = Tensor();
+    });
+    const Tensor other = Tensor::full({40}, 7, DType::f32, kGpu);
+    CHECK(other.raw() != where);
+    graph.replay();
+    CHECK(different_bits(result.to(kCpu), host + host) == "");
+  }
+  std::vector<Tensor> others;
+  bool again = false;
+  for (int i = 0; i < 40; ++i) {
+    others.push_back(Tensor::empty({40}, DType::f32, kGpu));
+    again = again || others.back().raw() == where;
+  }
+  CHECK(again);
+}
+
+TEST_CASE("graph: what cannot be inside") {
+  const Tensor x = on_gpu(3), host = random({40}, 3, DType::f32);
+  const Tensor elsewhere = host.to({Device::Kind::cuda, 1});
+  Stream side = Stream::take();
+  const auto inside = [&](const std::function<void()>& work) {
+    Graph graph;
+    const std::string text = error_of([&] { graph.capture(work); });
+    CHECK(!graph.captured());
+    CHECK(Graph::capturing() == nullptr);
+    CHECK(different_bits((x + x).to(kCpu), host + host) == "");  // the stream runs again
+    return text;
+  };
+  const std::string waits =
+      "graph: the host cannot wait inside a capture, since nothing runs before replay(); wait "
+      "after it";
+  CHECK(inside([] { cuda::synchronize(); }) == waits);
+  CHECK(inside([] { Stream::current().synchronize(); }) == waits);
+  Event mark;
+  mark.record();
+  CHECK(inside([&] { mark.wait(); }) == waits);
+  CHECK(inside([&] { mark.record(); }) ==
+        "graph: an event cannot be recorded inside a capture; record it after replay()");
+  const std::string reads =
+      "graph: no value can be read inside a capture, since nothing runs before replay(); read it "
+      "after that";
+  CHECK(inside([&] { (void)x.to(kCpu); }) == reads);
+  CHECK(inside([&] { (void)x.narrow(0, 0, 1).item(); }) == reads);
+  CHECK(inside([&] { const Readback r(x.narrow(0, 0, 1)); }) == reads);
+  CHECK(inside([&] { (void)host.to(kGpu); }) ==
+        "graph: host memory cannot be copied to a GPU inside a capture, since every replay would "
+        "read it again; copy it into a tensor before replay()");
+  const std::string leaves =
+      "graph: a capture stays in the stream that it began in; change streams before or after it";
+  CHECK(inside([&] { const StreamScope scope(side); }) == leaves);
+  CHECK(inside([&] { mark.hold(Stream()); }) == leaves);
+  CHECK(inside([&] { record_stream(x, side); }) == leaves);
+  CHECK(inside([&] { x.copy_(elsewhere); }) == leaves);
+  CHECK(inside([&] { (void)dropout(x, 0.5, next_random_key()); }) ==
+        "graph: random numbers inside a capture need a RandomScope, or every replay would draw the "
+        "same");
+  CHECK(inside([&] { Graph().capture([] {}); }) == "graph: a capture cannot begin inside another");
+  Graph done;
+  done.capture([&] { (void)(x + x); });
+  CHECK(inside([&] { done.replay(); }) == "graph: replay() cannot be called inside a capture");
+  side.give_back();
+}
+
+TEST_CASE("graph: replay() needs a capture, and a RandomScope when random layers were captured") {
+  Graph graph;
+  CHECK(error_of([&] { graph.replay(); }) == "graph: replay() needs a capture() before it");
+  const Tensor x = Tensor::ones({64}, DType::f32, kGpu);
+  Tensor y;
+  graph.capture([&] {
+    const RandomScope scope({.seed = 1, .step = 1});
+    y = dropout(x, 0.5, RandomScope::key_for(7, 64, 1));
+  });
+  CHECK(error_of([&] { graph.replay(); }) ==
+        "graph: replay() needs a RandomScope, since random layers were captured in one");
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    const RandomScope scope({.seed = 1, .step = step});
+    graph.replay();
+    CHECK(different_bits(y.to(kCpu), dropout(x.to(kCpu), 0.5, RandomScope::key_for(7, 64, 1))) ==
+          "");
+  }
+}
+
+TEST_CASE("graph: inputs keep the shape of the capture") {
+  const Tensor input = Tensor::zeros({4, 3}, DType::i32, kGpu);
+  CHECK(error_of([&] {
+          input.copy_(Tensor::zeros({4, 5}, DType::i32));
+        }) == "copy_: source must have shape [4, 3], got [4, 5]");
+}
+
+TEST_CASE("graph: the imitated driver refuses what a real one would") {
+  const Tensor x = on_gpu(4);
+  Stream side = Stream::take();
+  const auto stream = Stream::current().handle();
+  std::vector<float> pageable(40);
+  const auto inside = cuda::rt::create_event(false), outside = cuda::rt::create_event(false);
+  cuda::rt::record_event(outside, side.handle());
+  CHECK(error_of([&] { cuda::rt::end_capture(stream); }) ==
+        "graph: end_capture() needs a stream that is captured");
+  cuda::rt::begin_capture(stream);
+  const char* const copies = "graph: a copy from or to pageable memory must not be captured";
+  using Kind = cuda::rt::CopyKind;
+  CHECK(error_of([&] { cuda::rt::copy(x.raw(), pageable.data(), 160, Kind::to_device, stream); }) ==
+        copies);
+  CHECK(error_of([&] { cuda::rt::copy(pageable.data(), x.raw(), 160, Kind::to_host, stream); }) ==
+        copies);
+  CHECK(error_of([] { cuda::rt::synchronize_device(); }) ==
+        "graph: the host must not wait for a device while a stream of it is captured");
+  CHECK(error_of([&] { cuda::rt::wait_event(stream, outside); }) ==
+        "graph: a stream that is captured must not wait for an event from outside");
+  cuda::rt::record_event(inside, stream);
+  CHECK(error_of([&] { cuda::rt::wait_event(side.handle(), inside); }) ==
+        "graph: a stream outside of a capture must not wait for an event inside");
+  const char* const asks =
+      "graph: the host must not ask for an event that was recorded in a capture";
+  CHECK(error_of([&] { (void)cuda::rt::event_done(inside); }) == asks);
+  cuda::rt::wait_event(stream, inside);
+  const auto graph = cuda::rt::end_capture(stream);
+  CHECK(error_of([&] { cuda::rt::synchronize_event(inside); }) == asks);
+  cuda::rt::begin_capture(stream);
+  CHECK(error_of([&] { cuda::rt::launch_graph(graph, stream); }) ==
+        "graph: a graph must not be launched into a capture");
+  cuda::rt::destroy_graph(cuda::rt::end_capture(stream));
+  cuda::rt::destroy_graph(graph);
+  cuda::rt::destroy_event(inside);
+  cuda::rt::destroy_event(outside);
+  side.give_back();
+}
+
+}  // namespace weft
