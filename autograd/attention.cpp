@@ -34,7 +34,7 @@ void check_operands(const Tensor& q, const Tensor& k, const Tensor& v) {
         "attention: batch and head_dim of q {} and k {} must be equal", q.shape(), k.shape());
   check(q.dim(3) > 0, "attention: head_dim must be at least 1, got q {}", q.shape());
   check(!q.device().is_gpu() || q.dim(3) <= kAttentionMaxDim,
-        "attention: head dim must be at most {} on a GPU, got {}", kAttentionMaxDim, q.dim(3));
+        "attention: head_dim must be at most {} on a GPU, got {}", kAttentionMaxDim, q.dim(3));
   check(q.dim(2) > 0 && k.dim(2) > 0 && q.dim(2) % k.dim(2) == 0,
         "attention: heads {} must be a multiple of kv_heads {}", q.dim(2), k.dim(2));
 }

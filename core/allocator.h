@@ -46,8 +46,9 @@ struct MemoryStats {
 MemoryStats memory_stats(Device device = kCpu);
 /// Starts a new measurement of peak_bytes at the present live_bytes.
 void reset_peak(Device device = kCpu);
-/// Blocks kept for reuse above this many bytes are given back. Default: half of the machine's
-/// memory. Blocks of up to 64 KiB that a thread keeps for itself (16 MiB at most) do not count.
+/// Blocks of the host's memory kept for reuse above this many bytes are given back. Default: half
+/// of the machine's memory. A GPU's are given back when it has no memory left. Blocks of up to 64
+/// KiB that a thread keeps for itself (16 MiB at most) do not count.
 void set_max_cached_bytes(std::int64_t bytes);
 /// Gives every cached block of the device back to the system.
 void release_cached_memory(Device device = kCpu);

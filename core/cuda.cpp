@@ -149,8 +149,8 @@ Stream Stream::take(Device device) {
 void Stream::give_back() {
   Registry& r = registry();
   const std::lock_guard lock(r.mutex);
-  check(r.first_of[device_] != id_, "give_back: a default stream stays, got that of cuda:{}",
-        device_);
+  check(r.first_of[device_] != id_,
+        "give_back: the stream must not be a default stream, got that of cuda:{}", device_);
   r.streams[static_cast<std::size_t>(id_)].taken = false;
 }
 
@@ -230,7 +230,9 @@ void Event::synchronize() const {
   check_fault();
 }
 double Event::since(const Event& earlier) const {
-  check(handle_ && earlier.handle_, "since: both events must have been recorded");
+  check(handle_ && earlier.handle_,
+        "since: both events must have been recorded, got {} that was not",
+        handle_ ? "an earlier one" : "a later one");
   if constexpr (kWithCuda) return rt::elapsed_ms(earlier.handle_, handle_);
   return 0;
 }

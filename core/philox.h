@@ -1,6 +1,8 @@
 #pragma once
 #include <array>
+#include <cmath>
 #include <cstdint>
+#include <numbers>
 
 namespace weft {
 
@@ -53,6 +55,18 @@ constexpr std::uint32_t random_bits(const RandomKey& k, std::uint64_t i) {
 /// Uniform in [0, 1) with 24 bits: exact in f32.
 constexpr float uniform_from_bits(std::uint32_t bits) {
   return static_cast<float>(bits >> 8) * 0x1p-24f;
+}
+
+/// Uniform in (0, 1): the middle of one of 2^32 cells, so never 0 and never 1.
+constexpr double open_uniform(std::uint32_t bits) {
+  return (static_cast<double>(bits) + 0.5) * 0x1p-32;
+}
+
+/// Two standard normal numbers from the bits of two neighbouring elements (Box and Muller).
+constexpr std::array<double, 2> normal_pair(std::uint32_t a, std::uint32_t b) {
+  const double radius = std::sqrt(-2 * std::log(open_uniform(a)));
+  const double angle = 2 * std::numbers::pi * open_uniform(b);
+  return {radius * std::cos(angle), radius * std::sin(angle)};
 }
 
 }  // namespace weft

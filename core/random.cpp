@@ -45,8 +45,7 @@ class Bits {
     }
     return values_[n & 3];
   }
-  /// Uniform in (0, 1): the middle of one of 2^32 cells, so never 0 and never 1.
-  double open_uniform(std::uint64_t i) { return (static_cast<double>(at(i)) + 0.5) * 0x1p-32; }
+  double open_uniform(std::uint64_t i) { return weft::open_uniform(at(i)); }
   /// Uniform in [0, 1), exact in f32.
   double uniform(std::uint64_t i) { return static_cast<double>(uniform_from_bits(at(i))); }
 
@@ -65,9 +64,8 @@ class Normals {
     const std::uint64_t n = first_ + i, pair = n & ~std::uint64_t{1};
     if (pair != pair_) {
       pair_ = pair;
-      const double radius = std::sqrt(-2 * std::log(bits_.open_uniform(pair)));
-      const double angle = 2 * std::numbers::pi * bits_.open_uniform(pair + 1);
-      values_ = {radius * std::cos(angle), radius * std::sin(angle)};
+      const std::uint32_t first = bits_.at(pair);
+      values_ = normal_pair(first, bits_.at(pair + 1));
     }
     return values_[n & 1];
   }

@@ -1,7 +1,5 @@
 // Random numbers, in double and then rounded, as the CPU draws them. Products and sums are rounded
 // one by one: this file is compiled with -fmad=false.
-#include <numbers>
-
 #include "weft/core/kernels/random.h"
 #include "weft/cuda/math.h"
 
@@ -9,11 +7,6 @@ namespace weft::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-/// Uniform in (0, 1): the middle of one of 2^32 cells.
-__device__ inline double open_uniform(std::uint32_t bits) {
-  return (static_cast<double>(bits) + 0.5) * 0x1p-32;
-}
 
 template <class T>
 __device__ inline T rounded(double v) {
@@ -38,10 +31,9 @@ __global__ void __launch_bounds__(kThreads)
   if (distribution == Distribution::normal) {
 #pragma unroll
     for (int pair = 0; pair < 4; pair += 2) {
-      const double radius = ::sqrt(-2 * ::log(open_uniform(bits[pair])));
-      const double angle = 2 * std::numbers::pi * open_uniform(bits[pair + 1]);
-      value[pair] = a + b * (radius * ::cos(angle));
-      value[pair + 1] = a + b * (radius * ::sin(angle));
+      const auto normal = normal_pair(bits[pair], bits[pair + 1]);
+      value[pair] = a + b * normal[0];
+      value[pair + 1] = a + b * normal[1];
     }
   } else {
 #pragma unroll

@@ -46,6 +46,17 @@ def entries(log):
             kernel = None
 
 
+def is_wide(kernel, name):
+    """Is the kernel instantiated for f64? Scalars and sums in f64 that every instance has do not count."""
+    arguments = name.split(kernel, 1)[-1]
+    depth = 0
+    for end, c in enumerate(arguments):
+        depth += {"<": 1, ">": -1}.get(c, 0)
+        if depth == 0:
+            return "double" in arguments[:end]
+    return False
+
+
 def measure(log):
     """{(file, kernel, f64 or not): {architecture: (instances, most registers, most bytes spilled)}}"""
     found = list(entries(log))
@@ -53,8 +64,8 @@ def measure(log):
                            capture_output=True, text=True).stdout.split("\n")
     table = collections.defaultdict(dict)
     for (path, architecture, _, registers, spilled), name in zip(found, names):
-        kernel = re.findall(r"(\w+_kernel)\b", name)
-        entry = table[path, kernel[0] if kernel else name, "double" in name]
+        kernel = (re.findall(r"(\w+_kernel)\b", name) or [name])[0]
+        entry = table[path, kernel, is_wide(kernel, name)]
         n, most, worst = entry.get(architecture, (0, 0, 0))
         entry[architecture] = (n + 1, max(most, registers), max(worst, spilled))
     return table
@@ -67,7 +78,7 @@ def is_hot(kernel, wide):
 def page(table):
     lines = ["# Registers and spills of the CUDA kernels", "",
              "Written by `scripts/check_registers.py` from what `ptxas` reports in a release build; do not",
-             "edit. The most of all instances of a template; those with an f64 operand stand apart. A",
+             "edit. The most of all instances of a template; instances for f64 stand apart. A",
              "hot kernel must not spill: it is where a step's time goes. f64 is for checking gradients.",
              "",
              "| File | Kernel | Hot | Instances | Registers sm_80 | sm_90a | Spilled bytes sm_80 | sm_90a |",

@@ -183,25 +183,8 @@ void reduce_op(const Tensor& x, const ReduceExtent& e, const Tensor& center, dou
 
 void reduce(const Tensor& x, ReduceOp op, const ReduceExtent& e, const Tensor& center, double scale,
             const Tensor& partial, const Tensor& out) {
-  if (op == ReduceOp::sum_squares || op == ReduceOp::sum_exp) {
-    dispatch_floating(x.dtype(), [&]<class T>() {
-      if (op == ReduceOp::sum_squares)
-        reduce_op<ReduceOp::sum_squares, T>(x, e, center, scale, partial, out);
-      else
-        reduce_op<ReduceOp::sum_exp, T>(x, e, center, scale, partial, out);
-    });
-    return;
-  }
-  if (x.dtype() == DType::boolean)
-    return reduce_op<ReduceOp::sum, bool>(x, e, center, scale, partial, out);
-  dispatch_numeric(x.dtype(), [&]<class T>() {
-    if (op == ReduceOp::sum)
-      reduce_op<ReduceOp::sum, T>(x, e, center, scale, partial, out);
-    else if (op == ReduceOp::max)
-      reduce_op<ReduceOp::max, T>(x, e, center, scale, partial, out);
-    else
-      reduce_op<ReduceOp::min, T>(x, e, center, scale, partial, out);
-  });
+  with_reduce(op, x.dtype(),
+              [&]<ReduceOp R, class T>() { reduce_op<R, T>(x, e, center, scale, partial, out); });
 }
 
 }  // namespace weft::cpu

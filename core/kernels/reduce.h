@@ -35,6 +35,26 @@ enum class ReduceOp : std::uint8_t {
   sum_exp       ///< of x - center
 };
 
+/// Calls f.operator()<op, T>() for the dtypes that the reduction has.
+template <class F>
+void with_reduce(ReduceOp op, DType dtype, F&& f) {
+  if (op == ReduceOp::sum_squares)
+    return dispatch_floating(dtype,
+                             [&]<class T>() { f.template operator()<ReduceOp::sum_squares, T>(); });
+  if (op == ReduceOp::sum_exp)
+    return dispatch_floating(dtype,
+                             [&]<class T>() { f.template operator()<ReduceOp::sum_exp, T>(); });
+  if (dtype == DType::boolean) return f.template operator()<ReduceOp::sum, bool>();
+  dispatch_numeric(dtype, [&]<class T>() {
+    if (op == ReduceOp::sum)
+      f.template operator()<ReduceOp::sum, T>();
+    else if (op == ReduceOp::max)
+      f.template operator()<ReduceOp::max, T>();
+    else
+      f.template operator()<ReduceOp::min, T>();
+  });
+}
+
 /// out = scale * reduction of x; out has outer x inner elements, of x's dtype or of the dtype of
 /// sums (f64 for floating x, i64 for others). `center` (null or outer x inner, f64) is subtracted
 /// first. `partial` has the dtype of sums and outer x reduce_chunks() x inner elements (null for

@@ -2,9 +2,11 @@
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 BIN = pathlib.Path(os.environ["WEFT_BIN"])
 WORDS = "the cat sat on a mat and saw that dog who ran to it for some food in her old house".split()
@@ -56,6 +58,21 @@ def refused(done, status, *parts):
     assert len(lines) == 1, f"expected one line, got {lines}"
     for part in parts:
         assert part in lines[0], f"'{part}' is not in: {lines[0]}"
+
+
+def interrupt(program, out, data, *args):
+    """Ctrl-C in the first steps of a long run: status 130, and the last step is saved."""
+    process = subprocess.Popen(
+        [BIN / program, "--data", data, "--out", out, "--steps", "100000", *SMALL, *args],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    log = pathlib.Path(out) / "metrics.jsonl"
+    deadline = time.time() + 60
+    while time.time() < deadline and not (log.exists() and log.stat().st_size > 0):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, (process.returncode, errors)
+    assert checkpoint_bytes(out, metrics(out)[-1]["step"])
 
 
 def main(cases):

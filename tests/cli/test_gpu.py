@@ -2,7 +2,7 @@
 says."""
 import json
 
-from support import SMALL, checkpoint_bytes, main, metrics, refused, run, text, train
+from support import SMALL, checkpoint_bytes, interrupt, main, metrics, refused, run, text, train
 
 GPU = "train_gpt_emulated"
 STEPS = 20
@@ -59,6 +59,11 @@ def not_finite(folder):
     assert checkpoint_bytes(f"{folder}/run", 4)
 
 
+def interrupt_saves(folder):
+    """Also the step whose numbers have not been read yet."""
+    interrupt(GPU, f"{folder}/run", text(folder), "--device", "cuda")
+
+
 def evaluates(folder):
     often = ["--eval-every", "5"]
     train(*base(folder, "cpu", *often))
@@ -100,5 +105,5 @@ def wrong_uses(folder):
     refused(run(GPU, *base(folder, "a", "--device", "gpu")), 2, "cuda", "gpu")
 
 
-main([trains_like_the_cpu, trains_in_bf16, resumes, steady_memory, not_finite, evaluates,
+main([trains_like_the_cpu, trains_in_bf16, resumes, steady_memory, not_finite, interrupt_saves, evaluates,
       meta_predicts_the_peak, wrong_uses])

@@ -3,11 +3,9 @@ no harm to what was saved before."""
 import os
 import pathlib
 import resource
-import signal
 import subprocess
-import time
 
-from support import BIN, SMALL, checkpoint_bytes, main, metrics, refused, run, text, train
+from support import BIN, SMALL, checkpoint_bytes, interrupt, main, metrics, refused, run, text, train
 
 
 def base(folder, *args):
@@ -185,18 +183,7 @@ def wrong_uses_of_generate(folder):
 def interrupt_saves(folder):
     # Several times: what a signal hits is a matter of chance.
     for i in range(10):
-        out = f"{folder}/run{i}"
-        process = subprocess.Popen(
-            [BIN / "train_gpt", "--data", text(folder), "--out", out, "--steps", "100000", *SMALL],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        log = pathlib.Path(out) / "metrics.jsonl"
-        deadline = time.time() + 60
-        while time.time() < deadline and not (log.exists() and log.stat().st_size > 0):
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 130, (process.returncode, errors)
-        assert checkpoint_bytes(out, metrics(out)[-1]["step"])
+        interrupt("train_gpt", f"{folder}/run{i}", text(folder))
 
 
 main([unknown_flag, reserved_flag, missing_file, empty_file, data_too_short, heads_do_not_divide,

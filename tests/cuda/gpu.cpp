@@ -65,6 +65,10 @@ std::string disagreement(const Op& op, const TensorList& inputs, const Agreement
     std::string wrong;
     const auto once = [&] {
       const TensorList got = run(op, on_gpu, gpu_cotangents, how.gradients);
+      // A gradient that only the CPU has must not go unseen.
+      if (got.size() != want.size())
+        wrong =
+            message("{}: {} results where {} were expected", name(dtype), got.size(), want.size());
       for (int i = 0; i < got.size() && wrong.empty(); ++i) {
         const std::string text =
             mismatch(got[i].to(kCpu), want[i], how.tolerance * test::tolerance(dtype));

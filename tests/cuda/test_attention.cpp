@@ -149,7 +149,8 @@ TEST_CASE("attention: scores far from 0 neither overflow nor vanish") {
     for (const double size : {-100.0, 100.0}) {
       TensorList in = inputs({1, 5, 150, 1, 1, d});
       in[0] = Tensor::full(in[0].shape(), size, DType::f64);
-      CHECK(disagreement(op(), in, {.tolerance = 50, .gradients = false, .all_orders = false}) ==
+      // A score of hundreds has an error of 3e-5 in f32, and so has its exponential.
+      CHECK(disagreement(op(), in, {.tolerance = 8, .gradients = false, .all_orders = false}) ==
             "");
     }
 }
@@ -188,7 +189,7 @@ TEST_CASE("attention: a call without packed sequences does not wait for the devi
 TEST_CASE("attention: wrong uses give one line") {
   const Tensor wide = Tensor::zeros({1, 2, 1, 257}, DType::bf16, kGpu);
   CHECK(test::error_of([&] { attention(wide, wide, wide); }) ==
-        "attention: head dim must be at most 256 on a GPU, got 257");
+        "attention: head_dim must be at most 256 on a GPU, got 257");
   const Tensor q = Tensor::zeros({1, 2, 1, 64}), split = cu({0, 2}).to(kGpu);
   CHECK(test::error_of([&] { attention(q, q, q, {.cu_seqlens = split}); }) ==
         "attention: cu_seqlens must be on the CPU or with q on cpu, got cuda:0");

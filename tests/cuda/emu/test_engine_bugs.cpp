@@ -106,6 +106,16 @@ __global__ void missing_copy_wait_kernel(const float* in, float* out) {
   cuda::cp_async_commit();
   __syncthreads();
   out[threadIdx.x] = s[threadIdx.x];
+  __syncthreads();
+  cuda::cp_async_wait<0>();  // too late
+}
+
+// The wait is for committed copies, and nothing commits this one.
+__global__ void missing_commit_kernel(const float* in, float* out) {
+  WEFT_SHARED(s, float[4]);
+  cuda::cp_async16(s, in);
+  cuda::cp_async_wait<0>();
+  out[threadIdx.x] = s[threadIdx.x];
 }
 
 __global__ void inactive_source_kernel(float* out) {
@@ -245,6 +255,14 @@ TEST_CASE("emulator: what a missing barrier, a missing wait, an absent lane leav
             [&](float* out) { run_kernel(missing_copy_wait_kernel, 1, 64, 0, in, out); }) == 64);
   CHECK(nans_in_worst_order(
             [](float* out) { run_kernel(inactive_source_kernel, 1, 32, 0, out); }) == 32);
+}
+
+TEST_CASE("emulator: copies that are never waited for") {
+  alignas(16) float in[4] = {}, out[1];
+  test::for_each_order([&] {
+    CHECK(test::error_of([&] { run_kernel(missing_commit_kernel, 1, 1, 0, in, out); }) ==
+          "emulator: thread 0 ends with asynchronous copies that nobody waited for");
+  });
 }
 
 TEST_CASE("emulator: more shared memory than a block has") {

@@ -159,7 +159,7 @@ TEST_CASE("events: wait for what the stream had when they were recorded") {
   CHECK(moved.done());
   after = Event(true);
   CHECK(error_of([&] { (void)moved.since(after); }) ==
-        "since: both events must have been recorded");
+        "since: both events must have been recorded, got an earlier one that was not");
 }
 
 TEST_CASE("events: two streams that wait for one another in turn") {
@@ -210,7 +210,7 @@ TEST_CASE("streams: are taken, given back and taken again, and end at 64") {
   CHECK(text == "stream: at most 64 can exist, got a request for one more");
   for (Stream& s : all) s.give_back();
   CHECK(error_of([] { Stream().give_back(); }) ==
-        "give_back: a default stream stays, got that of cuda:0");
+        "give_back: the stream must not be a default stream, got that of cuda:0");
 }
 
 TEST_CASE("host_syncs: counts what waits, and only that") {

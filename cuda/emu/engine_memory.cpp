@@ -1,0 +1,76 @@
+// A block's shared memory, and the asynchronous copies into it.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "weft/cuda/emu/engine.h"
+
+namespace weft::emu {
+namespace {
+
+constexpr std::size_t kRedZone = 32;  // between shared variables
+
+}  // namespace
+
+WEFT_EMU_ENGINE void Engine::copy_later(void* to, const void* from, int bytes) {
+  const Quiet quiet;
+  Thread& t = threads_[here.current];
+  t.copies.push_back({to, from, bytes, t.group});
+}
+
+WEFT_EMU_ENGINE void Engine::commit_copies() {
+  const Quiet quiet;
+  ++threads_[here.current].group;
+}
+
+// Instrumented, unlike the rest: the copy itself is the kernel's reading and writing.
+void Engine::finish_copies(int groups_left) {
+  std::vector<Copy> due;
+  {
+    const Quiet quiet;
+    Thread& t = threads_[here.current];
+    const auto later = [&](const Copy& c) { return c.group >= t.group - groups_left; };
+    for (const Copy& c : t.copies)
+      if (!later(c)) due.push_back(c);
+    std::erase_if(t.copies, [&](const Copy& c) { return !later(c); });
+  }
+  for (const Copy& c : due) {
+    if (c.from)
+      std::memcpy(c.to, c.from, static_cast<std::size_t>(c.bytes));
+    else
+      std::memset(c.to, 0, static_cast<std::size_t>(c.bytes));
+  }
+}
+
+WEFT_EMU_ENGINE void* Engine::shared_variable(const void* key, std::size_t bytes,
+                                              std::size_t alignment) {
+  const Quiet quiet;
+  for (const Variable& v : variables_)
+    if (v.key == key) return v.at;
+  const std::size_t at = (shared_top_ + alignment - 1) / alignment * alignment;
+  shared_used_ = (shared_used_ + alignment - 1) / alignment * alignment + bytes;
+  if (shared_used_ > kShared) fail("a block must use at most 227 KiB of shared memory");
+  variables_.push_back({key, shared_ + at});
+  shared_top_ = at + bytes + kRedZone;
+  unpoison(shared_ + at, bytes);
+  std::memset(shared_ + at, 0xff, bytes);  // NaN in every floating format
+  return shared_ + at;
+}
+
+void Engine::set_up_shared(std::size_t dynamic) {
+  unpoison(shared_, kSharedMapping);
+#if WEFT_EMU_TSAN
+  // Fresh pages: what the last block did to its shared memory is no race with this one.
+  mmap(shared_, kSharedMapping, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
+       0);
+#endif
+  std::memset(shared_, 0xff, dynamic);
+  poison(shared_, kSharedMapping);
+  unpoison(shared_, dynamic);
+  variables_.clear();
+  shared_top_ = dynamic + kRedZone;
+  shared_used_ = dynamic;
+}
+
+}  // namespace weft::emu
