@@ -1,6 +1,7 @@
 #include "weft/autograd/router.h"
 
 #include "weft/autograd/operand.h"
+#include "weft/autograd/sinkhorn.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
@@ -104,6 +105,16 @@ Routing route(const Tensor& logits, const Tensor& expert_bias, const RouterOptio
           expert_bias.device());
   }
   return route_by("route", logits, {}, expert_bias, options, padding);
+}
+
+Routing route_sinkhorn(const Tensor& logits, std::int64_t topk, bool balanced,
+                       const Tensor& padding) {
+  RouterOptions o{.topk = topk, .pre_softmax = true};
+  if (topk == 1) o = {.topk = 1, .score = RouterScore::sigmoid};
+  detail::check_router_logits("route_sinkhorn", logits, padding);
+  detail::check_router("route_sinkhorn", logits.dim(1), o, false);
+  const Tensor even = balanced ? sinkhorn(logits.detach(), padding) : Tensor();
+  return route_by("route_sinkhorn", logits, even, {}, o, padding);
 }
 
 }  // namespace weft

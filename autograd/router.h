@@ -34,6 +34,19 @@ struct Routing {
 Routing route(const Tensor& logits, const Tensor& expert_bias, const RouterOptions& options,
               const Tensor& padding = {});
 
+/// The k experts with the largest entries of sinkhorn(logits), or (balanced = false, as evaluation
+/// does, where a token must not depend on the others) of the logits. The probabilities are those of
+/// the logits: sigmoid for k = 1, else softmax over all experts, not renormalised.
+///
+/// Shapes   logits (T, E), padding (T) or null  ->  two of (T, k)
+/// Dtypes   as route
+/// Device   cpu, cuda, meta
+/// Saves    logits, experts
+/// Throws   Error unless 1 <= k <= E, k <= 32, E <= 1024
+/// Source   Clark et al. 2022, arXiv:2202.01169, section 3
+Routing route_sinkhorn(const Tensor& logits, std::int64_t topk, bool balanced,
+                       const Tensor& padding = {});
+
 namespace detail {
 /// The rules of RouterOptions for E experts.
 void check_router(const char* op, std::int64_t experts, const RouterOptions& options,

@@ -21,6 +21,7 @@ set(weft_cuda_kernels
   dropout
   elementwise
   elementwise_binary
+  expert_capacity
   gated_delta
   gated_delta_bwd
   grad_norm
@@ -36,6 +37,7 @@ set(weft_cuda_kernels
   router
   router_loss
   scaled_activation
+  sinkhorn
   softmax
   sort
   swiglu

@@ -7,6 +7,7 @@ set(weft_gpu_test_stems
   cross_entropy
   dropout
   elementwise
+  expert_capacity
   gated_delta
   gemm
   grouped_linear
@@ -22,7 +23,9 @@ set(weft_gpu_test_stems
   rope
   router
   router_loss
+  router_noise
   scaled_activation
+  sinkhorn
   softmax
   sort
   swiglu

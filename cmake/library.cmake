@@ -16,6 +16,7 @@ set(weft_sources
   autograd/elementwise_activation.cpp
   autograd/elementwise_compare.cpp
   autograd/elementwise_unary.cpp
+  autograd/expert_capacity.cpp
   autograd/gated_delta.cpp
   autograd/gated_delta_recurrent.cpp
   autograd/gradcheck.cpp
@@ -35,8 +36,11 @@ set(weft_sources
   autograd/rms_norm.cpp
   autograd/rope.cpp
   autograd/router.cpp
+  autograd/router_gate.cpp
   autograd/router_loss.cpp
+  autograd/router_noise.cpp
   autograd/scaled_activation.cpp
+  autograd/sinkhorn.cpp
   autograd/softmax.cpp
   autograd/sort.cpp
   autograd/swiglu.cpp
@@ -54,6 +58,7 @@ set(weft_sources
   core/cpu/elementwise.cpp
   core/cpu/elementwise_binary.cpp
   core/cpu/elementwise_loop.cpp
+  core/cpu/expert_capacity.cpp
   core/cpu/fma_loop.cpp
   core/cpu/gated_delta.cpp
   core/cpu/gated_delta_bwd.cpp
@@ -73,6 +78,7 @@ set(weft_sources
   core/cpu/router_loss.cpp
   core/cpu/scaled_activation.cpp
   core/cpu/simd.cpp
+  core/cpu/sinkhorn.cpp
   core/cpu/softmax.cpp
   core/cpu/sort.cpp
   core/cpu/swiglu.cpp

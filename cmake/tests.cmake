@@ -14,6 +14,7 @@ set(weft_test_stems
   dropout
   elementwise
   elementwise_grad
+  expert_capacity
   experts
   file
   gated_delta
@@ -52,7 +53,9 @@ set(weft_test_stems
   rms_norm
   rope
   router
+  router_gate
   router_loss
+  router_noise
   safetensors
   sampling
   scaled_activation
@@ -62,6 +65,7 @@ set(weft_test_stems
   simd_attention
   simd_random
   simd_sums
+  sinkhorn
   softmax
   sort
   state_dict

@@ -17,8 +17,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 NOT_OPS = {"tape", "gradcheck", "recompute", "function"}
 # No gradient exists: the result is integer or boolean, does not depend on values, or has none
 # (the only other device of a build without CUDA is meta).
-NOT_DIFFERENTIABLE = {"argmax", "argmin", "count_experts", "count_top_experts", "count_valid", "eq", "ne", "lt", "le", "gt", "ge", "one_hot",
-                      "rope_tables", "sort_by_expert", "to_device"}
+NOT_DIFFERENTIABLE = {"argmax", "argmin", "count_experts", "count_top_experts", "count_valid", "eq", "ne",
+                      "lt", "le", "gt", "ge", "one_hot", "rope_tables", "sort_by_expert", "to_device",
+                      "random_logits", "sinkhorn"}
 
 
 def without_comments_and_text(source):

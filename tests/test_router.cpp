@@ -327,6 +327,36 @@ TEST_CASE("router: the number of threads changes no bit; meta gives the same sha
   }
 }
 
+TEST_CASE("router: R11 sinkhorn chooses evenly, its probabilities are those of the logits") {
+  // All tokens like the first two experts best.
+  const Tensor x = random({64, 8}, 3);
+  for (std::int64_t t = 0; t < 64; ++t)
+    for (const std::int64_t e : {0, 1}) x.data<double>()[t * 8 + e] += 2;
+  const auto most = [](const Routing& r) {
+    std::vector<int> count(8);
+    for (const double e : values(r.experts)) ++count[static_cast<std::size_t>(e)];
+    return *std::max_element(count.begin(), count.end());
+  };
+  for (const std::int64_t k : {1, 2}) {
+    const Routing even = route_sinkhorn(x, k, true), plain = route_sinkhorn(x, k, false);
+    CHECK(most(even) < 1.5 * 64 * k / 8);
+    CHECK(most(plain) > 2 * 64 * k / 8);
+    const RouterOptions o = k == 1 ? RouterOptions{.topk = 1, .score = RouterScore::sigmoid}
+                                   : RouterOptions{.topk = k, .pre_softmax = true};
+    CHECK(different_bits(plain.experts, route(x, {}, o).experts) == "");
+    CHECK(different_bits(plain.probs, route(x, {}, o).probs) == "");
+    const Tensor all = k == 1 ? sigmoid(x) : x.softmax();
+    CHECK(mismatch(even.probs, all.gather(1, even.experts), 1e-15) == "");
+    const auto f = [&](const TensorList& in) { return route_sinkhorn(in[0], k, true).probs; };
+    CHECK(gradcheck(f, {random({6, 5}, 4)}) == "");
+  }
+  const Tensor pad = Tensor::of({0, 1, 0}, {3}, DType::boolean);
+  const Routing r = route_sinkhorn(random({3, 4}, 1), 2, true, pad);
+  CHECK(r.experts.data<std::int64_t>()[2] == -1);
+  CHECK(error_of([&] { route_sinkhorn(x, 9, true); }) ==
+        "route_sinkhorn: topk must be at most the number of experts 8, got 9");
+}
+
 TEST_CASE("router: R2 and the other rules, in words") {
   const Tensor x = random({3, 8}, 1, DType::f32);
   const auto text = [&](const RouterOptions& o, const Tensor& bias = {}) {

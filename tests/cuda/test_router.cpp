@@ -4,6 +4,7 @@
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/router.h"
+#include "weft/autograd/router_gate.h"
 #include "weft/tests/cuda/gpu.h"
 
 namespace weft {
@@ -83,6 +84,29 @@ TEST_CASE("router: extremes, padding, one expert, the most experts and slots") {
   same_choice(tied({2, 1024}, 4), {}, {.topk = 32, .groups = 64, .group_topk = 8});
   same_choice(random({1, 1000}, 5), {},
               {.topk = 10, .score = RouterScore::sigmoid, .groups = 1000, .group_topk = 10});
+}
+
+TEST_CASE("router: sinkhorn chooses what the CPU chooses") {
+  const Tensor x = random({24, 9}, 3);
+  for (const std::int64_t k : {1, 3}) {
+    const Routing want = route_sinkhorn(x, k, true);
+    test::for_each_order([&] {
+      const Routing got = route_sinkhorn(x.to(kGpu), k, true);
+      CHECK(different_bits(got.experts.to(kCpu), want.experts) == "");
+    });
+    const Op op = [=](const TensorList& in) {
+      return TensorList{route_sinkhorn(in[0], k, true).probs};
+    };
+    CHECK(disagreement(op, {x}, {.dtypes = {DType::f64}}) == "");
+  }
+}
+
+TEST_CASE("router: logits of the gate, with gradients in the dtype of their operands") {
+  const Op gate = [](const TensorList& in) {
+    return TensorList{router_logits(in[0], in[1], in[2])};
+  };
+  CHECK(disagreement(gate, {random({5, 16}, 1), random({8, 16}, 2), random({8}, 3)},
+                     {.tolerance = 4}) == "");
 }
 
 TEST_CASE("router: probabilities and gradients, every mode") {

@@ -1,0 +1,55 @@
+#include "weft/core/kernels/expert_capacity.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "weft/core/parallel.h"
+
+namespace weft::cpu {
+
+void limit_capacity(const Tensor& probs, const Tensor& experts, std::int64_t count,
+                    std::int64_t capacity, DropPolicy policy, const Tensor& scratch,
+                    const Tensor& kept_probs, const Tensor& kept_experts) {
+  const std::int64_t slots = experts.numel();
+  const std::int64_t* chosen = experts.data<std::int64_t>();
+  std::int64_t* kept = kept_experts.data<std::int64_t>();
+  // The slots of each expert, in order, from start[e] on.
+  std::int64_t* bucket = scratch.data<std::int64_t>();
+  std::int64_t* start = bucket + slots;
+  const auto has_expert = [=](std::int64_t s) { return chosen[s] >= 0 && chosen[s] < count; };
+  std::fill_n(start, count + 1, std::int64_t{0});
+  for (std::int64_t s = 0; s < slots; ++s)
+    if (has_expert(s)) ++start[chosen[s] + 1];
+  for (std::int64_t e = 0; e < count; ++e) start[e + 1] += start[e];
+  for (std::int64_t s = 0; s < slots; ++s)
+    if (has_expert(s)) bucket[start[chosen[s]]++] = s;
+  for (std::int64_t e = count; e > 0; --e) start[e] = start[e - 1];
+  start[0] = 0;
+
+  dispatch_floating(probs.dtype(), [&]<class T>() {
+    const T* p = probs.data<T>();
+    T* out = kept_probs.data<T>();
+    std::fill_n(kept, slots, std::int64_t{-1});
+    std::fill_n(out, slots, T(0));
+    const auto before = [p](std::int64_t a, std::int64_t b) {
+      if (p[a] != p[b] && !(std::isnan(p[a]) && std::isnan(p[b])))
+        return p[a] > p[b] || (std::isnan(p[a]) && !std::isnan(p[b]));
+      return a < b;
+    };
+    const std::int64_t work = 8 * (slots / count + 1);
+    parallel_for(count, work, [=](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t e = begin; e < end; ++e) {
+        std::int64_t *first = bucket + start[e], *last = bucket + start[e + 1];
+        const std::int64_t room = std::min(capacity, last - first);
+        if (policy == DropPolicy::probability && room < last - first)
+          std::nth_element(first, first + room, last, before);
+        for (std::int64_t i = 0; i < room; ++i) {
+          kept[first[i]] = e;
+          out[first[i]] = p[first[i]];
+        }
+      }
+    });
+  });
+}
+
+}  // namespace weft::cpu

@@ -1,0 +1,95 @@
+// A block has an expert. It finds the smallest probability that is kept digit by digit, counting in
+// shared memory, then goes over the slots in order, so that equal ones are kept by position.
+#include "weft/core/kernels/expert_capacity.h"
+#include "weft/cuda/order_key.h"
+
+namespace weft::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kDigits = 256;  // one thread each
+constexpr int kWarps = kThreads / kWarp;
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    capacity_limit_kernel(const T* probs, const std::int64_t* experts, std::int64_t slots,
+                          std::int64_t count, std::int64_t capacity, bool by_probability,
+                          T* kept_probs, std::int64_t* kept_experts) {
+  using K = Key<T>;
+  WEFT_SHARED(found, int[kDigits]);
+  WEFT_SHARED(ties_of_warp, int[kWarps]);
+  WEFT_SHARED(chosen_digit, int);
+  WEFT_SHARED(left, std::int64_t);
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp;
+  const std::int64_t expert = blockIdx.x;
+
+  // Larger keys than `bar` are kept, and `left` of those that equal it. Without probabilities all
+  // keys are 0.
+  K bar = 0;
+  if (thread == 0) left = capacity;
+  __syncthreads();
+  for (int shift = 8 * static_cast<int>(sizeof(K)) - 8; by_probability && shift >= 0; shift -= 8) {
+    found[thread] = 0;
+    __syncthreads();
+    for (std::int64_t s = thread; s < slots; s += kThreads) {
+      if (experts[s] != expert) continue;
+      const K key = key_of(probs[s], false);
+      if (shift + 8 == 8 * static_cast<int>(sizeof(K)) || key >> (shift + 8) == bar >> (shift + 8))
+        atomicAdd(&found[static_cast<int>(key >> shift & 0xff)], 1);
+    }
+    __syncthreads();
+    if (thread == 0) {
+      int digit = kDigits - 1;
+      while (digit > 0 && found[digit] < left) left -= found[digit--];
+      chosen_digit = digit;
+    }
+    __syncthreads();
+    bar |= static_cast<K>(chosen_digit) << shift;
+  }
+
+  std::int64_t ties = left;  // still to be kept
+  for (std::int64_t first = 0; first < slots; first += kThreads) {
+    const std::int64_t s = first + thread;
+    const std::int64_t e = s < slots ? experts[s] : -1;
+    const bool mine = e == expert;
+    const K key = mine && by_probability ? key_of(probs[s], false) : 0;
+    const bool tie = mine && key == bar;
+    const unsigned tied = __ballot_sync(kAllLanes, tie);
+    if (lane == 0) ties_of_warp[thread / kWarp] = __popc(tied);
+    __syncthreads();
+    int ahead = __popc(tied & ((1u << lane) - 1)), all = 0;
+    for (int w = 0; w < kWarps; ++w) {
+      if (w < thread / kWarp) ahead += ties_of_warp[w];
+      all += ties_of_warp[w];
+    }
+    if (mine) {
+      const bool keep = key > bar || (tie && ahead < ties);
+      kept_probs[s] = keep ? probs[s] : T(0);
+      kept_experts[s] = keep ? expert : -1;
+    } else if (expert == 0 && s < slots && (e < 0 || e >= count)) {
+      kept_probs[s] = 0;
+      kept_experts[s] = -1;
+    }
+    ties -= all;
+    __syncthreads();
+  }
+}
+
+}  // namespace
+
+void limit_capacity(const Tensor& probs, const Tensor& experts, std::int64_t count,
+                    std::int64_t capacity, DropPolicy policy, const Tensor&,
+                    const Tensor& kept_probs, const Tensor& kept_experts) {
+  const auto run = [&]<class T>() {
+    launch(capacity_limit_kernel<T>, grid_of(count), kThreads, 0, probs.data<T>(),
+           experts.data<std::int64_t>(), experts.numel(), count, capacity,
+           policy == DropPolicy::probability, kept_probs.data<T>(),
+           kept_experts.data<std::int64_t>());
+  };
+  if (probs.dtype() == DType::f64)
+    run.template operator()<double>();
+  else
+    run.template operator()<float>();
+}
+
+}  // namespace weft::cuda
