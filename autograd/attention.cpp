@@ -82,19 +82,61 @@ Tensor empty_readable(const Tensor& t) {
   return Tensor::empty(t.shape(), kernel_dtype(t), t.device());
 }
 
-void backward(Backward& b, const AttentionSpec& spec, const Tensor& q, const Tensor& k,
-              const Tensor& v, const Tensor& cu, const Tensor& y, const Tensor& lse) {
-  b.once_differentiable();
-  const Tensor dq = empty_readable(q), dk = empty_readable(k), dv = empty_readable(v);
+struct Heads {
+  Tensor q, k, v;
+};
+
+// Of a packed projection, as no tape knows them.
+Heads heads_of(const Tensor& packed, std::int64_t heads, std::int64_t kv_heads) {
+  const auto part = [&](std::int64_t first, std::int64_t count) {
+    Shape shape = packed.shape();
+    shape[2] = count;
+    return packed.alias(shape, packed.strides(), first * packed.strides()[2]);
+  };
+  return {part(0, heads), part(heads, kv_heads), part(heads + kv_heads, kv_heads)};
+}
+
+void check_packed(const Tensor& packed, std::int64_t heads, std::int64_t kv_heads) {
+  detail::check_tensor("attention_packed", "packed", packed);
+  check(packed.ndim() == 4 && heads >= 1 && kv_heads >= 1 && packed.dim(2) == heads + 2 * kv_heads,
+        "attention_packed: packed must have shape (batch, tokens, {} query + 2 * {} key heads, "
+        "head_dim), got {}",
+        heads, kv_heads, packed.shape());
+}
+
+Tensor checked_sequences(const AttentionOptions& o, const Tensor& q, const Tensor& k) {
+  if (!o.cu_seqlens) return {};
+  check(q.dim(0) == 1 && q.dim(1) == k.dim(1),
+        "attention: with cu_seqlens q and k must be one row of the same tokens, got {} and {}",
+        q.shape(), k.shape());
+  return detail::checked_cu_seqlens("attention", o.cu_seqlens, "q", q);
+}
+
+struct Result {
+  Tensor y, lse;
+};
+
+Result forward(const AttentionSpec& spec, const Heads& in, const Tensor& cu) {
+  const NoGradGuard quiet;
+  const Tensor& q = in.q;
+  Result r{empty_readable(q),
+           Tensor::empty({q.dim(0), q.dim(2), q.dim(1)},
+                         q.dtype() == DType::f64 ? DType::f64 : DType::f32, q.device())};
+  dispatch<cpu::attention_fwd, cuda::attention_fwd>(readable(q), readable(in.k), readable(in.v), cu,
+                                                    spec, r.y, r.lse);
+  r.y = computed(r.y, q);
+  return r;
+}
+
+// Fills `grads`, which are laid out as the kernel can write them.
+void backward(Backward& b, const AttentionSpec& spec, const Heads& in, const Tensor& cu,
+              const Tensor& y, const Tensor& lse, const Heads& grads) {
   Tensor scratch;
-  if (q.device().is_gpu())
-    scratch = Tensor::empty({attention_scratch(spec)}, lse.dtype(), q.device());
+  if (in.q.device().is_gpu())
+    scratch = Tensor::empty({attention_scratch(spec)}, lse.dtype(), in.q.device());
   dispatch<cpu::attention_bwd, cuda::attention_bwd>(
-      readable(q), readable(k), readable(v), cu, spec, contiguous(readable(y)), lse,
-      contiguous(readable(b.dy())), scratch, dq, dk, dv);
-  b.add(0, computed(dq, q));
-  b.add(1, computed(dk, k));
-  b.add(2, computed(dv, v));
+      readable(in.q), readable(in.k), readable(in.v), cu, spec, contiguous(readable(y)), lse,
+      contiguous(readable(b.dy())), scratch, grads.q, grads.k, grads.v);
 }
 
 }  // namespace
@@ -102,32 +144,47 @@ void backward(Backward& b, const AttentionSpec& spec, const Tensor& q, const Ten
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o) {
   check_operands(q, k, v);
   check_options(o);
-  Tensor cu;
-  if (o.cu_seqlens) {
-    check(q.dim(0) == 1 && q.dim(1) == k.dim(1),
-          "attention: with cu_seqlens q and k must be one row of the same tokens, got {} and {}",
-          q.shape(), k.shape());
-    cu = detail::checked_cu_seqlens("attention", o.cu_seqlens, "q", q);
-  }
+  const Tensor cu = checked_sequences(o, q, k);
   const AttentionSpec spec = make_spec(q, k, o);
-  Tensor y, lse;
-  {
-    const NoGradGuard quiet;
-    y = empty_readable(q);
-    lse = Tensor::empty({q.dim(0), q.dim(2), q.dim(1)},
-                        q.dtype() == DType::f64 ? DType::f64 : DType::f32, q.device());
-    dispatch<cpu::attention_fwd, cuda::attention_fwd>(readable(q), readable(k), readable(v), cu,
-                                                      spec, y, lse);
-    y = computed(y, q);
-  }
+  Result r = forward(spec, {q, k, v}, cu);
   if (recording(q, k, v))
     Tape::record(
-        "attention", {&q, &k, &v}, {&y},
+        "attention", {&q, &k, &v}, {&r.y},
         [spec, sq = save(q, "q"), sk = save(k, "k"), sv = save(v, "v"), sc = save(cu, "cu_seqlens"),
-         sy = save(y, "y"), sl = save(lse, "lse")](Backward& b) {
-          backward(b, spec, sq.get(), sk.get(), sv.get(), sc.get(), sy.get(), sl.get());
+         sy = save(r.y, "y"), sl = save(r.lse, "lse")](Backward& b) {
+          b.once_differentiable();
+          const Heads in{sq.get(), sk.get(), sv.get()};
+          const Heads out{empty_readable(in.q), empty_readable(in.k), empty_readable(in.v)};
+          backward(b, spec, in, sc.get(), sy.get(), sl.get(), out);
+          b.add(0, computed(out.q, in.q));
+          b.add(1, computed(out.k, in.k));
+          b.add(2, computed(out.v, in.v));
         });
-  return y;
+  return r.y;
+}
+
+Tensor attention_packed(const Tensor& packed, std::int64_t heads, std::int64_t kv_heads,
+                        const AttentionOptions& o) {
+  check_packed(packed, heads, kv_heads);
+  const Heads in = heads_of(packed, heads, kv_heads);
+  check_operands(in.q, in.k, in.v);
+  check_options(o);
+  const Tensor cu = checked_sequences(o, in.q, in.k);
+  const AttentionSpec spec = make_spec(in.q, in.k, o);
+  Result r = forward(spec, in, cu);
+  if (recording(packed))
+    Tape::record("attention", {&packed}, {&r.y},
+                 [spec, sp = save(packed, "packed"), sc = save(cu, "cu_seqlens"),
+                  sy = save(r.y, "y"), sl = save(r.lse, "lse")](Backward& b) {
+                   b.once_differentiable();
+                   const Tensor& whole = sp.get();
+                   Tensor grad = empty_readable(whole);
+                   backward(b, spec, heads_of(whole, spec.heads, spec.kv_heads), sc.get(), sy.get(),
+                            sl.get(), heads_of(grad, spec.heads, spec.kv_heads));
+                   grad = computed(grad, whole);
+                   b.add(0, std::move(grad));
+                 });
+  return r.y;
 }
 
 }  // namespace weft

@@ -32,4 +32,16 @@ struct AttentionOptions {
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                  const AttentionOptions& options = {});
 
+/// The same for a projection that holds the heads of the queries, the keys and the values of each
+/// token one after the other. Its gradient is written where it belongs, not joined from three.
+///
+/// Shapes   packed (B, T, heads + 2 kv_heads, D) -> (B, T, heads, D)
+/// Dtypes   as attention
+/// Device   cpu, cuda
+/// Saves    packed, y, and the logarithm of each row's sum of exponentials (B, H, T)
+/// Throws   Error as attention, and on another number of heads; once differentiable
+/// Source   as attention
+Tensor attention_packed(const Tensor& packed, std::int64_t heads, std::int64_t kv_heads,
+                        const AttentionOptions& options = {});
+
 }  // namespace weft

@@ -52,7 +52,7 @@ inline void add_weight_and_bias(Backward& b, int weight, int bias, const Tensor&
 inline void add_linear_gradients(Backward& b, int weight, int bias, const Tensor& dy,
                                  const Tensor& x) {
   const Tensor sum = b.accumulator(weight, {dy.dim(1), x.dim(1)}, dy.dtype(), true);
-  if (dy.device().is_cuda() && b.needs(weight) && b.needs(bias) && !Tape::current() &&
+  if (dy.device().is_gpu() && b.needs(weight) && b.needs(bias) && !Tape::current() &&
       dy.is_contiguous() && x.is_contiguous() && dy.numel() > 0 && x.numel() > 0)
     return add_weight_and_bias(b, weight, bias, dy, x, sum);
   if (sum)

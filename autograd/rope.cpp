@@ -47,20 +47,43 @@ void check_positions(const Tensor& positions, const Tensor& x, std::int64_t tabl
     check(p[i] >= 0 && p[i] < table, "rope: positions must be in [0, {}), got {}", table, p[i]);
 }
 
+/// By which angles, and how many heads of a token.
+struct Turn {
+  std::int64_t offset, heads;
+  bool inverse;
+};
+
+// In place where that is allowed and nobody else can see x.
 Tensor turn(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions,
-            std::int64_t offset, bool inverse) {
-  Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
+            const Turn& t, bool in_place) {
+  in_place =
+      in_place && x.is_contiguous() && x.impl()->refs.load() == 1 && x.storage()->refs.load() == 1;
+  Tensor y = in_place ? x.alias(x.shape(), x.strides(), 0)
+                      : Tensor::empty(x.shape(), x.dtype(), x.device());
   {
     const NoGradGuard quiet;
-    dispatch<cpu::rope, cuda::rope>(contiguous(x), cos, sin, positions, offset, inverse, y);
+    dispatch<cpu::rope, cuda::rope>(contiguous(x), cos, sin, positions, t.offset, t.inverse,
+                                    t.heads, y);
   }
   if (recording(x))
     Tape::record("rope", {&x}, {&y},
                  [sc = save(cos, "cos"), ss = save(sin, "sin"), sp = save(positions, "positions"),
-                  offset, inverse](Backward& b) {
-                   b.add(0, turn(b.dy(), sc.get(), ss.get(), sp.get(), offset, !inverse));
+                  back = Turn{t.offset, t.heads, !t.inverse}](Backward& b) {
+                   b.add(0, turn(b.dy(), sc.get(), ss.get(), sp.get(), back, true));
                  });
   return y;
+}
+
+void check_range(const Tensor& x, const Tensor& cos, std::int64_t first) {
+  check(first >= 0 && first + x.dim(1) <= cos.dim(0),
+        "rope: positions [{}, {}) must be inside the {} rows of cos", first, first + x.dim(1),
+        cos.dim(0));
+}
+
+void check_heads(const Tensor& packed, std::int64_t heads) {
+  check(heads >= 0 && heads <= packed.dim(2),
+        "rope_packed: heads must be in [0, {}] (packed {}), got {}", packed.dim(2), packed.shape(),
+        heads);
 }
 
 }  // namespace
@@ -94,10 +117,8 @@ RopeTables rope_tables(std::int64_t max_seq, std::int64_t head_dim, double theta
 
 Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, std::int64_t position_offset) {
   check_operands(x, cos, sin);
-  check(position_offset >= 0 && position_offset + x.dim(1) <= cos.dim(0),
-        "rope: positions [{}, {}) must be inside the {} rows of cos", position_offset,
-        position_offset + x.dim(1), cos.dim(0));
-  return turn(x, contiguous(cos), contiguous(sin), {}, position_offset, false);
+  check_range(x, cos, position_offset);
+  return turn(x, contiguous(cos), contiguous(sin), {}, {position_offset, x.dim(2), false}, false);
 }
 
 Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions) {
@@ -105,7 +126,21 @@ Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor&
   if (!positions) return rope(x, cos, sin);
   const Tensor dense = contiguous(positions);
   check_positions(dense, x, cos.dim(0));
-  return turn(x, contiguous(cos), contiguous(sin), dense, 0, false);
+  return turn(x, contiguous(cos), contiguous(sin), dense, {0, x.dim(2), false}, false);
+}
+
+Tensor rope_packed(Tensor packed, std::int64_t heads, const Tensor& cos, const Tensor& sin,
+                   const Tensor& positions) {
+  check_operands(packed, cos, sin);
+  check_heads(packed, heads);
+  Tensor dense;
+  if (positions) {
+    dense = contiguous(positions);
+    check_positions(dense, packed, cos.dim(0));
+  } else {
+    check_range(packed, cos, 0);
+  }
+  return turn(packed, contiguous(cos), contiguous(sin), dense, {0, heads, false}, true);
 }
 
 }  // namespace weft

@@ -27,4 +27,19 @@ Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin,
             std::int64_t position_offset = 0);
 Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions);
 
+/// The same for the first `heads` heads of each token, the query and key heads of a projection that
+/// holds those of the values too; these stay as they are. What is moved into it and seen by nobody
+/// else is turned where it lies, and so is its gradient: no second array, and no pass over the
+/// values.
+///
+/// Shapes   packed (B, T, heads + more, D), cos, sin (max_T, D / 2) -> like packed. Token t has
+///          position t, or positions[t] of i32 (T) or (B, T) unless null
+/// Dtypes   as rope
+/// Device   cpu, cuda; all on one device
+/// Saves    cos, sin, positions
+/// Throws   Error as rope, and on heads outside [0, axis 2 of packed]
+/// Source   Su et al. 2021, arXiv:2104.09864
+Tensor rope_packed(Tensor packed, std::int64_t heads, const Tensor& cos, const Tensor& sin,
+                   const Tensor& positions = {});
+
 }  // namespace weft

@@ -25,6 +25,7 @@ struct AttentionArgs {
   std::uint32_t drop_below;    ///< a weight whose 24 bits are lower is dropped
   double kept;                 ///< factor of the others
   RandomKey key;
+  int dq_heads = 0, dkv_heads = 0;  ///< from one token of dq, and of dk and dv, to the next
 
   /// Which keys query i sees. Both ends grow with i: a tile of queries sees no other keys than from
   /// its first query's begin to its last query's end.

@@ -51,8 +51,10 @@ void fill_scratch(const AttentionArgs& a, const Tensor& y, const Tensor& dy, con
 void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
                    const AttentionSpec& spec, const Tensor& y, const Tensor& lse, const Tensor& dy,
                    const Tensor& scratch, const Tensor& dq, const Tensor& dk, const Tensor& dv) {
-  const AttentionArgs a = attention_args(q, k, v, cu_seqlens, spec);
-  if (fits_tiles(q, k, v) && aligned_tokens(y) && aligned_tokens(dy)) {
+  AttentionArgs a = attention_args(q, k, v, cu_seqlens, spec);
+  a.dq_heads = static_cast<int>(dq.strides()[1] / spec.head_dim);
+  a.dkv_heads = static_cast<int>(dk.strides()[1] / spec.head_dim);
+  if (fits_tiles(q, k, v) && fits_tiles(dq, dk, dv) && aligned_tokens(y) && aligned_tokens(dy)) {
     const auto fill = spec.head_dim == 64 ? fill_scratch<bf16, 8, 8> : fill_scratch<bf16, 16, 8>;
     fill(a, y, dy, lse, kLog2E, scratch);
     attention_dq(a, q, k, v, spec, dy, scratch, dq);

@@ -127,9 +127,9 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   });
   cp_async_wait<0>();  // where no query sees a key the keys may still be on their way
   __syncthreads();
-  const std::int64_t distance = std::int64_t{a.kv_heads} * D, out = token * distance + at.head * D;
-  store_tokens<1, D>(sum_k, key_tile, mine, dk + out, distance, n);
-  store_tokens<1, D>(sum_v, value_tile, mine, dv + out, distance, n);
+  const std::int64_t step = std::int64_t{a.dkv_heads} * D, out = token * step + at.head * D;
+  store_tokens<1, D>(sum_k, key_tile, mine, dk + out, step, n);
+  store_tokens<1, D>(sum_v, value_tile, mine, dv + out, step, n);
 }
 
 }  // namespace

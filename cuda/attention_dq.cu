@@ -83,7 +83,8 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   });
   cp_async_wait<0>();  // where no key is seen the queries may still be on their way
   __syncthreads();
-  store_tokens<1, D>(sum, query_tile, mine, dq + out, distance, n);
+  const std::int64_t step = std::int64_t{a.dq_heads} * D;
+  store_tokens<1, D>(sum, query_tile, mine, dq + (query * a.dq_heads + at.head) * D, step, n);
 }
 
 }  // namespace

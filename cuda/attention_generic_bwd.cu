@@ -50,7 +50,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 #pragma unroll
   for (int i = 0; i < kRows; ++i)
-    if (mine + i < n) store(dq + out + (mine + i) * distance, sums, i, static_cast<R>(a.scale), d);
+    if (mine + i < n)
+      store(dq + ((query + mine + i) * a.dq_heads + at.head) * d, sums, i, static_cast<R>(a.scale),
+            d);
 }
 
 // Rows are keys here and columns queries: all query heads of the key head pass by, one after
@@ -109,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     if (mine + i >= n) continue;
-    const std::int64_t out = ((token + mine + i) * a.kv_heads + at.head) * d;
+    const std::int64_t out = ((token + mine + i) * a.dkv_heads + at.head) * d;
     store(dk + out, sum_k, i, static_cast<R>(a.scale), d);
     store(dv + out, sum_v, i, R(1), d);
   }
@@ -121,7 +123,9 @@ void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
                    const AttentionSpec& spec, const Tensor& /*y*/, const Tensor& /*lse*/,
                    const Tensor& dy, const Tensor& scratch, const Tensor& dq, const Tensor& dk,
                    const Tensor& dv) {
-  const AttentionArgs a = attention_args(q, k, v, cu_seqlens, spec);
+  AttentionArgs a = attention_args(q, k, v, cu_seqlens, spec);
+  a.dq_heads = static_cast<int>(dq.strides()[1] / spec.head_dim);
+  a.dkv_heads = static_cast<int>(dk.strides()[1] / spec.head_dim);
   dispatch_heads(q.dtype(), spec.head_dim, [&]<class T, int Chunks>() {
     const Real<T>* pairs = scratch.data<Real<T>>();
     launch(attention_generic_dq_kernel<T, Chunks>,

@@ -6,9 +6,10 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// Everything in elements; half is D / 2.
+/// Everything in elements; half is D / 2. Of a token's `all` heads the first `heads` are looked at,
+/// and the first `turned` turn.
 struct Layout {
-  std::int64_t pairs, tokens, heads, half, table;
+  std::int64_t pairs, tokens, heads, turned, all, half, table;
   std::int64_t offset, given;  // given: how many positions there are
   bool inverse;
 };
@@ -34,8 +35,15 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t position =
       positions ? positions[token % l.given] : l.offset + token % l.tokens;
   if (position < 0 || position >= l.table) return;
-  const std::int64_t at = head * 2 * l.half + in_half, turn = position * l.half + in_half;
+  const std::int64_t of_token = head - token * l.heads;
+  const std::int64_t at = (token * l.all + of_token) * 2 * l.half + in_half;
+  const std::int64_t turn = position * l.half + in_half;
   const auto a = load_pack<T, V>(x + at), b = load_pack<T, V>(x + at + l.half);
+  if (of_token >= l.turned) {
+    store_pack(y + at, a);
+    store_pack(y + at + l.half, b);
+    return;
+  }
   const auto c = load_pack<A, V>(cos + turn), s = load_pack<A, V>(sin + turn);
   Pack<T, V> first, second;
 #pragma unroll
@@ -68,10 +76,13 @@ void run(const Layout& l, const T* x, const A* cos, const A* sin, const std::int
 }  // namespace
 
 void rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions,
-          std::int64_t offset, bool inverse, const Tensor& y) {
-  const Layout l{.pairs = x.numel() / 2,
+          std::int64_t offset, bool inverse, std::int64_t turned, const Tensor& y) {
+  const std::int64_t all = x.dim(2), heads = x.raw() == y.raw() ? turned : all;
+  const Layout l{.pairs = x.dim(0) * x.dim(1) * heads * (x.dim(3) / 2),
                  .tokens = x.dim(1),
-                 .heads = x.dim(2),
+                 .heads = heads,
+                 .turned = turned,
+                 .all = all,
                  .half = x.dim(3) / 2,
                  .table = cos.dim(0),
                  .offset = offset,

@@ -50,9 +50,28 @@ Tensor Attention::operator()(const Tensor& x, const RotaryTable* rotary, const P
   const std::int64_t all = qkv.weight.dim(0) / head_dim;  // query, key and value heads
   const std::int64_t kv_heads = all / (group_ + 2), heads = group_ * kv_heads;
 
-  const Tensor packed = qkv(x).view({batch, tokens, all, head_dim});
+  weft::AttentionOptions how;
+  how.causal = true;
+  how.window = options.window;
+  how.cu_seqlens = packing.cu_seqlens;
+  if (drop.p > 0 && is_training()) {
+    how.dropout = drop.p;
+    const auto per_token =
+        static_cast<std::uint64_t>(tokens + (cache ? cache->length() : std::int64_t{0}));
+    how.key = RandomScope::key_for(
+        drop.stream(), static_cast<std::uint64_t>(heads * tokens) * per_token, per_token);
+  }
+  const Shape out{batch, tokens, heads * head_dim};
+  Tensor packed = qkv(x).view({batch, tokens, all, head_dim});
+  if (!q_norm && !cache) {  // everything in one array, forward and backward
+    if (rotary)
+      packed = rope_packed(std::move(packed), heads + kv_heads, rotary->cos, rotary->sin,
+                           packing.positions);
+    return proj(attention_packed(packed, heads, kv_heads, how).view(out));
+  }
   // One split and not three slices: its backward writes the three gradients into one tensor.
   TensorList parts = split(packed, {heads, kv_heads, kv_heads}, 2);
+  packed = {};
   Tensor q = std::move(parts[0]), k = std::move(parts[1]), v = std::move(parts[2]);
   if (q_norm) q = (*q_norm)(q);
   if (k_norm) k = (*k_norm)(k);
@@ -69,17 +88,7 @@ Tensor Attention::operator()(const Tensor& x, const RotaryTable* rotary, const P
     k = std::move(seen.k);
     v = std::move(seen.v);
   }
-  weft::AttentionOptions how;
-  how.causal = true;
-  how.window = options.window;
-  how.cu_seqlens = packing.cu_seqlens;
-  if (drop.p > 0 && is_training()) {
-    how.dropout = drop.p;
-    const auto per_token = static_cast<std::uint64_t>(k.dim(1));
-    how.key = RandomScope::key_for(
-        drop.stream(), static_cast<std::uint64_t>(heads * tokens) * per_token, per_token);
-  }
-  return proj(attention(q, k, v, how).view({batch, tokens, heads * head_dim}));
+  return proj(attention(q, k, v, how).view(out));
 }
 
 void Attention::visit(Visitor& v) {

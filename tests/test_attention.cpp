@@ -228,6 +228,57 @@ TEST_CASE("attention: queries, keys and values may be parts of one projection") 
                              attention(q, cache.slice(1, 0, 9).clone(), v)) == "");
 }
 
+TEST_CASE("attention_packed: the same bits as of its parts, and one gradient") {
+  struct Case {
+    std::int64_t b, t, heads, kv, d;
+  };
+  for (const Case& c : {Case{2, 9, 4, 2, 4}, Case{1, 70, 2, 2, 6}, Case{1, 1, 1, 1, 1},
+                        Case{2, 0, 3, 1, 4}, Case{0, 3, 3, 1, 4}})
+    for (const DType t : {DType::f32, DType::f64, DType::bf16})
+      for (const AttentionOptions& o :
+           {AttentionOptions{}, AttentionOptions{.causal = true, .window = 5},
+            AttentionOptions{.causal = true, .dropout = 0.3, .key = {5, 1, 0}}}) {
+        const Tensor x = test::random({c.b, c.t, c.heads + 2 * c.kv, c.d}, 1, t);
+        const Tensor dy = test::random({c.b, c.t, c.heads, c.d}, 2, t);
+        const auto both = [&](auto f) {
+          Tape tape;
+          const Tensor leaf = x.clone().set_requires_grad();
+          const Tensor y = f(leaf);
+          return TensorList{y, tape.gradients(y, {leaf}, dy)[0]};
+        };
+        const TensorList got =
+            both([&](const Tensor& p) { return attention_packed(p, c.heads, c.kv, o); });
+        const TensorList want = both([&](const Tensor& p) {
+          return attention(p.narrow(2, 0, c.heads).contiguous(),
+                           p.narrow(2, c.heads, c.kv).contiguous(),
+                           p.narrow(2, c.heads + c.kv, c.kv).contiguous(), o);
+        });
+        for (int i = 0; i < 2; ++i) CHECK(test::different_bits(got[i], want[i]) == "");
+      }
+  const AttentionOptions packed_row{.causal = true, .cu_seqlens = cu({0, 4, 4, 9})};
+  for (const AttentionOptions& o : {AttentionOptions{.causal = true}, packed_row})
+    CHECK(gradcheck([&](const TensorList& in) { return attention_packed(in[0], 2, 1, o); },
+                    {test::random({1, 9, 4, 3}, 1)}) == "");
+  CHECK(gradcheck([](const TensorList& in) { return attention_packed(in[0], 2, 1); },
+                  {test::strided(test::random({2, 5, 4, 3}, 1))}) == "");
+}
+
+TEST_CASE("attention_packed: errors and the meta device") {
+  const auto text = [](const Shape& s, std::int64_t heads, std::int64_t kv) {
+    return test::error_of([&] { attention_packed(Tensor::zeros(s), heads, kv); });
+  };
+  CHECK(text({2, 3, 24}, 4, 2) ==
+        "attention_packed: packed must have shape (batch, tokens, 4 query + 2 * 2 key heads, "
+        "head_dim), got [2, 3, 24]");
+  CHECK(text({2, 3, 9, 4}, 4, 2) ==
+        "attention_packed: packed must have shape (batch, tokens, 4 query + 2 * 2 key heads, "
+        "head_dim), got [2, 3, 9, 4]");
+  CHECK(text({2, 3, 7, 4}, 3, 2) == "attention: heads 3 must be a multiple of kv_heads 2");
+  const Tensor y = attention_packed(Tensor::empty({2, 3, 8, 4}, DType::bf16, kMeta), 4, 2);
+  CHECK(y.is_meta());
+  CHECK(y.shape() == Shape{2, 3, 4, 4});
+}
+
 TEST_CASE("attention: dropout zeroes the weights that its key names, forward and backward") {
   // Equal keys make all weights 1 / S, and values of 1 make y the share of the kept ones.
   const std::int64_t n = 400;

@@ -183,7 +183,8 @@ TEST_CASE("mlp: bf16 gradients of weights and biases go into f32 sums") {
   const TensorList want = want_of(in, dy, Activation::gelu_tanh);
   for (int i = 0; i < 5; ++i) {
     CHECK_FALSE(leaves[i].grad());
-    CHECK(test::mismatch(leaves[i].main_grad(), add(want[i], 1), test::tolerance(DType::bf16)) == "");
+    CHECK(test::mismatch(leaves[i].main_grad(), add(want[i], 1), test::tolerance(DType::bf16)) ==
+          "");
   }
 }
 

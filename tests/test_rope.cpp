@@ -104,6 +104,69 @@ TEST_CASE("rope: a gradient that is not contiguous, in bf16") {
   CHECK(test::mismatch(x.grad(), by_definition(dy, back), 2e-2) == "");
 }
 
+TEST_CASE("rope_packed: the first heads turn, the others stay") {
+  const Tensor positions = Tensor::of({0, 1, 2, 0, 1}, {5}, DType::i32);
+  for (const DType t : {DType::f64, DType::f32, DType::bf16})
+    for (const std::int64_t heads : {0, 2, 5})
+      for (const Tensor& at : {Tensor(), positions}) {
+        const Tensor x = test::random({2, 5, 5, 6}, 1, t);
+        const RopeTables r = tables(6, t == DType::f64 ? DType::f64 : DType::f32);
+        const Tensor want = x.clone();
+        const Tensor first = want.narrow(2, 0, heads);
+        first.copy_(rope(x.narrow(2, 0, heads), r.cos, r.sin, at));
+        CHECK(test::different_bits(rope_packed(x, heads, r.cos, r.sin, at), want) == "");
+        CHECK(test::different_bits(rope_packed(test::strided(x), heads, r.cos, r.sin, at), want) ==
+              "");
+        CHECK(test::different_bits(rope_packed(x.clone(), heads, r.cos, r.sin, at), want) == "");
+        CHECK(test::different_bits(x, test::random({2, 5, 5, 6}, 1, t)) == "");  // as it was
+      }
+}
+
+TEST_CASE("rope_packed: in place only where nobody else can see it") {
+  const RopeTables r = tables(6);
+  const Tensor held = test::random({2, 5, 5, 6}, 1);
+  const void* const there = held.raw();
+  CHECK(rope_packed(held, 2, r.cos, r.sin).raw() != there);
+  CHECK(rope_packed(held.view({2, 5, 5, 6}), 2, r.cos, r.sin).raw() != there);
+  Tensor moved = held.clone();
+  const void* const own = moved.raw();
+  CHECK(rope_packed(std::move(moved), 2, r.cos, r.sin).raw() == own);
+}
+
+TEST_CASE("rope_packed: backward agrees with finite differences, twice") {
+  const RopeTables r = tables(6);
+  const Tensor x = test::random({2, 5, 5, 6}, 1);
+  for (const std::int64_t heads : {0, 2, 5}) {
+    const auto turned = [&](const TensorList& in) {
+      return rope_packed(in[0], heads, r.cos, r.sin);
+    };
+    CHECK(gradcheck(turned, {x}) == "");
+    // A moved one, and a gradient that two ops share.
+    CHECK(gradcheck(
+              [&](const TensorList& in) {
+                const Tensor y = rope_packed(mul(in[0], 2), heads, r.cos, r.sin);
+                return add(y, mul(y, in[0]));
+              },
+              {x}, {.second_order = true}) == "");
+  }
+}
+
+TEST_CASE("rope_packed: errors name the rule and what was given") {
+  const RopeTables r = tables(4, DType::f32);
+  const Tensor x = Tensor::zeros({2, 3, 5, 4});
+  for (const std::int64_t heads : {-1, 6})
+    CHECK(test::error_of([&] { rope_packed(x, heads, r.cos, r.sin); }) ==
+          message("rope_packed: heads must be in [0, 5] (packed [2, 3, 5, 4]), got {}", heads));
+  CHECK(test::error_of([&] {
+          rope_packed(Tensor::zeros({1, 17, 3, 4}), 2, r.cos, r.sin);
+        }) == "rope: positions [0, 17) must be inside the 16 rows of cos");
+  CHECK(test::error_of([&] {
+          rope_packed(x, 2, r.cos, r.sin, Tensor::of({0, 16, 1}, {3}, DType::i32));
+        }) == "rope: positions must be in [0, 16), got 16");
+  const Tensor table = Tensor::empty({kMaxT, 2}, DType::f32, kMeta);
+  CHECK(rope_packed(Tensor::empty({2, 3, 5, 4}, DType::bf16, kMeta), 2, table, table).is_meta());
+}
+
 TEST_CASE("rope_tables: angles of Llama's base at the first and a late position") {
   const RopeTables r = rope_tables(1001, 4, 10000);
   CHECK(r.cos.dtype() == DType::f32);

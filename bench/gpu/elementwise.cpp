@@ -39,7 +39,7 @@ void measure_rope(GpuBench& bench, const Shape& shape, DType dtype) {
   const RopeTables tables = rope_tables(shape[1], shape[3]);
   const Tensor cos = tables.cos.to(kGpu), sin = tables.sin.to(kGpu);
   bench.memory_bound({row_name("rope", dtype, shape), 2 * x.bytes(), {y}, [&](int i) {
-                        cuda::rope(x[i], cos, sin, Tensor(), 0, false, y[i]);
+                        cuda::rope(x[i], cos, sin, Tensor(), 0, false, x[i].dim(2), y[i]);
                       }});
 }
 

@@ -18,7 +18,8 @@ struct BackwardPass {
   T* dk;
   T* dv;
   std::int64_t ldq, ldk, ldv;  // of the inputs, which may be parts of wider rows
-  std::int64_t ldy, ldkv;      // of y, dy, dq and of dk, dv
+  std::int64_t ldy;            // of y and dy
+  std::int64_t lddq, ldkv;     // of dq, and of dk and dv
   Steps<T> steps;
 
   // One key head of one sequence: nobody else writes its dk and dv, nor dq of its query heads.
@@ -39,6 +40,7 @@ struct BackwardPass {
     const T* const qb = q + (seq.q0 + first) * ldq + head * d;
     const std::int64_t at = (seq.q0 + first) * ldy + head * d;
     const T* const dyb = dy + at;
+    T* const dqb = dq + (seq.q0 + first) * lddq + head * d;
     T delta[kQueryBlock] = {}, shift[kQueryBlock] = {};
     bool started[kGroups] = {};
     std::copy_n(
@@ -68,13 +70,12 @@ struct BackwardPass {
       keys.by_queries([&](int g, int groups, std::int64_t key, std::int64_t count) {
         const std::int64_t i = g * kLanes;
         steps.product(dp + key * kQueryBlock + i, 1, kQueryBlock, kb + key * ldk, ldk,
-                      dq + at + i * ldy, ldy, std::min(n - i, groups * kLanes), d, count,
-                      started[g]);
+                      dqb + i * lddq, lddq, std::min(n - i, groups * kLanes), d, count, started[g]);
         std::fill_n(started + g, groups, true);
       });
     }
     for (std::int64_t i = 0; i < n; ++i)
-      if (!started[i / kLanes]) std::fill_n(dq + at + i * ldy, d, T(0));
+      if (!started[i / kLanes]) std::fill_n(dqb + i * lddq, d, T(0));
   }
 
   // In a group of queries, p becomes the probabilities that dv needs and dp the gradient of the
@@ -120,6 +121,7 @@ void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
                                k.strides()[1],
                                v.strides()[1],
                                y.strides()[1],
+                               dq.strides()[1],
                                dk.strides()[1],
                                {}};
     const std::int64_t work =

@@ -1,5 +1,6 @@
 #include "weft/core/kernels/rope.h"
 
+#include <algorithm>
 #include <type_traits>
 
 #include "weft/core/cpu/simd.h"
@@ -29,7 +30,7 @@ void rotate(const T* x, const A* cos, const A* sin, std::int64_t heads, std::int
 }  // namespace
 
 void rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions,
-          std::int64_t offset, bool inverse, const Tensor& y) {
+          std::int64_t offset, bool inverse, std::int64_t turned, const Tensor& y) {
   if (x.numel() == 0) return;
   const std::int64_t tokens = x.dim(1), heads = x.dim(2), half = x.dim(3) / 2;
   const std::int32_t* given = positions ? positions.data<std::int32_t>() : nullptr;
@@ -41,8 +42,9 @@ void rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& p
       parallel_for(n, 2 * heads * half, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {
           const std::int64_t at = (given ? given[i % given_n] : offset + i % tokens) * half;
-          rotate(px + i * heads * 2 * half, c + at, s + at, heads, half, inverse ? A(-1) : A(1),
-                 py + i * heads * 2 * half);
+          const std::int64_t row = i * heads * 2 * half, rest = row + turned * 2 * half;
+          rotate(px + row, c + at, s + at, turned, half, inverse ? A(-1) : A(1), py + row);
+          if (px != py) std::copy_n(px + rest, (heads - turned) * 2 * half, py + rest);
         }
       });
     };

@@ -21,7 +21,8 @@ struct AttentionSpec {
 using AttentionFwd = void(const Tensor& q, const Tensor& k, const Tensor& v,
                           const Tensor& cu_seqlens, const AttentionSpec& spec, const Tensor& y,
                           const Tensor& lse);
-/// dy, y, dq, dk, dv without gaps. dq, dk, dv are overwritten. scratch: attention_scratch()
+/// dy and y without gaps; dq, dk and dv as q, k and v, those of dk and dv at one distance, and
+/// distances whole heads. They are overwritten. scratch: attention_scratch()
 /// elements of lse's dtype on a GPU; not looked at on the CPU.
 using AttentionBwd = void(const Tensor& q, const Tensor& k, const Tensor& v,
                           const Tensor& cu_seqlens, const AttentionSpec& spec, const Tensor& y,

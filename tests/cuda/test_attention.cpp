@@ -144,6 +144,21 @@ TEST_CASE("attention: slices of one packed projection, gaps, unaligned heads, on
   CHECK(disagreement(odd, {random({1, 9, 72})}, {.all_orders = false}) == "");
 }
 
+TEST_CASE("attention_packed: one gradient, from every kernel") {
+  for (const std::int64_t d : {64, 128, 6})
+    for (const AttentionOptions& o : kMasks) {
+      const Op whole = [&](const TensorList& in) {
+        return TensorList{attention_packed(in[0], 2, 1, o)};
+      };
+      CHECK(disagreement(whole, {random({2, 35, 4, d})}, {.all_orders = false}) == "");
+    }
+  // Heads that begin one element past a multiple of 16 bytes.
+  const Op odd = [](const TensorList& in) {
+    return TensorList{attention_packed(in[0].narrow(3, 1, 64), 2, 1, {.causal = true})};
+  };
+  CHECK(disagreement(odd, {random({1, 9, 4, 72})}, {.all_orders = false}) == "");
+}
+
 TEST_CASE("attention: scores far from 0 neither overflow nor vanish") {
   for (const std::int64_t d : {64, 4})
     for (const double size : {-100.0, 100.0}) {

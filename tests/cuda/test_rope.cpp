@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include "weft/autograd/elementwise.h"
 #include "weft/autograd/rope.h"
 #include "weft/tests/cuda/gpu.h"
 
@@ -43,6 +44,21 @@ TEST_CASE("rope: positions of each token, shared by the batch or not") {
     CHECK(disagreement(turned, {random(s), test::random_in({s[1]}, 0, 16, 5, DType::i32)}) == "");
     CHECK(disagreement(turned, {random(s), test::random_in({s[0], s[1]}, 0, 16, 6, DType::i32)}) ==
           "");
+  }
+}
+
+TEST_CASE("rope_packed: some of the heads, in place and not") {
+  for (const std::int64_t d : {4, 16, 32}) {
+    const RopeTables cpu = rope_tables(kMaxT, d, 100, DType::f64);
+    const Tensor cos = cpu.cos.to(kGpu), sin = cpu.sin.to(kGpu);
+    for (const std::int64_t heads : {0, 2, 5}) {
+      const auto turned = [&](const TensorList& in) {
+        const bool gpu = in[0].device().is_cuda();
+        const Tensor &c = gpu ? cos : cpu.cos, &s = gpu ? sin : cpu.sin;
+        return TensorList{rope_packed(in[0], heads, c, s), rope_packed(mul(in[0], 2), heads, c, s)};
+      };
+      CHECK(disagreement(turned, {random({2, 5, 5, d})}, {.all_orders = d == 16}) == "");
+    }
   }
 }
 
