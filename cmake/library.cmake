@@ -129,6 +129,8 @@ set(weft_sources
   nn/mtp.cpp
   nn/norm.cpp
   nn/rotary.cpp
+  nn/router.cpp
+  nn/router_step.cpp
   nn/sampling.cpp
   nn/state_dict.cpp
   optim/adamw.cpp

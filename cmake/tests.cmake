@@ -55,6 +55,7 @@ set(weft_test_stems
   router
   router_gate
   router_loss
+  router_module
   router_noise
   safetensors
   sampling
@@ -83,6 +84,12 @@ foreach(stem ${weft_test_stems})
     WEFT_FIXTURES="${PROJECT_SOURCE_DIR}/tests/fixtures")
   add_test(NAME ${stem} COMMAND test_${stem})
 endforeach()
+
+# What the compiler must refuse.
+add_test(NAME discarded_routing
+  COMMAND ${CMAKE_CXX_COMPILER} -std=c++20 -fsyntax-only -Werror=unused-result -I${weft_include}
+    ${PROJECT_SOURCE_DIR}/tests/discarded_routing.cpp)
+set_tests_properties(discarded_routing PROPERTIES PASS_REGULAR_EXPRESSION "nodiscard")
 
 # Tests of what several threads touch, for the ThreadSanitizer job.
 add_custom_target(thread_tests)

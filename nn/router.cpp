@@ -1,0 +1,177 @@
+#include "weft/nn/router.h"
+
+#include <cmath>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/recompute.h"
+#include "weft/autograd/router_gate.h"
+#include "weft/autograd/router_loss.h"
+#include "weft/autograd/router_noise.h"
+#include "weft/autograd/sinkhorn.h"
+#include "weft/autograd/tape.h"
+#include "weft/autograd/view.h"
+#include "weft/core/error.h"
+#include "weft/core/random.h"
+
+namespace weft::nn {
+namespace {
+
+// Streams beside that of the module's name.
+constexpr std::uint64_t kJitterStream = 1, kNoiseStream = 2, kForcedBiasStream = 3;
+
+constexpr const char* kScopes[] = {"aux", "sequence", "global"};
+
+Tensor plus(const Tensor& a, const Tensor& b) { return a ? add(a, b) : b; }
+
+}  // namespace
+
+void RouterConfig::validate(std::int64_t experts) const {
+  const auto share = [](const char* what, double v) {
+    check(v >= 0 && std::isfinite(v), "router: {} must be at least 0, got {}", what, v);
+  };
+  share("z_loss", z_loss);
+  share("capacity_factor", capacity_factor);
+  share("force_bias", force_bias);
+  check(jitter >= 0 && jitter < 1, "router: jitter must be in [0, 1), got {}", jitter);
+  check(force_bias == 0 || force_balance, "router: force_bias {} needs force_balance", force_bias);
+  int scopes = 0;
+  for (const BalanceLoss& l : balance) {
+    const int scope = 1 << static_cast<int>(l.scope);
+    check((scopes & scope) == 0, "router: balance may name each scope once, got {} twice",
+          kScopes[static_cast<std::size_t>(l.scope)]);
+    scopes |= scope;
+    share("a balance coefficient", l.coefficient);
+    check(
+        !sinkhorn || l.coefficient == 0,
+        "router: sinkhorn balances by itself; the coefficient of a balance loss must be 0, got {}",
+        l.coefficient);
+  }
+  if (!sinkhorn) return weft::detail::check_router("router", experts, route, expert_bias);
+  check(capacity_factor == 0,
+        "router: sinkhorn drops nothing; capacity_factor must be 0 with it, got {}",
+        capacity_factor);
+  check(!expert_bias, "router: sinkhorn balances by itself; expert_bias must be false with it");
+  check(route.score == RouterScore::softmax && !route.pre_softmax && route.scaling == 1 &&
+            route.groups == 0,
+        "router: sinkhorn has its own scores; of route, only topk may be set");
+  weft::detail::check_router("router", experts, {.topk = route.topk, .pre_softmax = true}, false);
+}
+
+Router::Router(std::int64_t count, std::int64_t dim, const RouterConfig& c) : config(c) {
+  check(dim >= 1, "router: dim must be at least 1, got {}", dim);
+  config.validate(count);
+  weight = make_parameter({count, dim}, config.init, config.dtype, config.device);
+  if (config.bias) bias = make_parameter({count}, Init::constant(0), config.dtype, config.device);
+  const auto zeros = [&](const Shape& s, DType t) { return Tensor::zeros(s, t, config.device); };
+  if (config.expert_bias) expert_bias = zeros({count}, DType::f32);
+  tokens_per_expert = zeros({count}, DType::i64);
+  for (const BalanceLoss& l : config.balance)
+    if (l.scope == Balance::global && l.coefficient > 0) global_counts = zeros({count}, DType::i64);
+  if (losses() > 0)
+    loss_sums = zeros({losses() + 1}, config.dtype == DType::f64 ? DType::f64 : DType::f32);
+}
+
+int Router::losses() const {
+  int n = config.z_loss > 0;
+  for (const BalanceLoss& l : config.balance) n += l.coefficient > 0;
+  return n;
+}
+
+Tensor Router::logits_of(const Tensor& input, std::int64_t sequences) const {
+  const auto key = [&](std::uint64_t stream_number, std::int64_t width) {
+    const std::int64_t length = input.dim(0) / std::max<std::int64_t>(sequences, 1);
+    return RandomScope::key_for(stream() + stream_number,
+                                static_cast<std::uint64_t>(length * width),
+                                static_cast<std::uint64_t>(width));
+  };
+  Tensor x = input;
+  if (is_training() && config.jitter > 0 && x && x.ndim() == 2)
+    x = jitter(x, config.jitter, key(kJitterStream, x.dim(1)));
+  const Tensor logits = router_logits(x, weight, bias);
+  if (!config.force_balance) return logits;
+  Tensor uneven;
+  if (config.force_bias > 0) {
+    const RandomState* scope = RandomScope::current();
+    uneven = Tensor::empty({experts()}, logits.dtype(), logits.device());
+    normal_(uneven, {scope ? scope->seed : 0, stream() + kForcedBiasStream, 0}, 0,
+            config.force_bias);
+  }
+  return random_logits(logits, key(kNoiseStream, experts()), uneven);
+}
+
+Tensor Router::counts_of(const BalanceLoss& l, const Tensor& logits, const Routing& routing,
+                         const RouterInput& in) const {
+  if (l.scope == Balance::global && recomputing()) return clone(global_counts).view({1, experts()});
+  const std::int64_t parts = l.scope == Balance::sequence ? in.sequences : 1;
+  // Without bias and groups the chosen experts are those with the largest logits.
+  const Tensor counts = expert_bias || config.route.groups > 0
+                            ? count_top_experts(logits, config.route.topk, parts, in.padding)
+                            : count_experts(routing.experts, experts(), parts);
+  if (l.scope != Balance::global) {
+    if (reduce_batch) reduce_batch(counts);
+    return counts;
+  }
+  if (reduce_global) reduce_global(counts);
+  global_counts.add_(counts.view({experts()}));
+  return clone(global_counts).view({1, experts()});
+}
+
+Tensor Router::loss_of(const Tensor& logits, const Routing& routing, const RouterInput& in) const {
+  Tensor total;
+  int number = 0;
+  const auto include = [&](const Tensor& loss, double coefficient) {
+    total = plus(total, loss);
+    if (!recomputing()) loss_sums.select(0, number).add_(loss.detach(), 1 / coefficient);
+    ++number;
+  };
+  for (const BalanceLoss& l : config.balance)
+    if (l.coefficient > 0)
+      include(balance_loss(logits, counts_of(l, logits, routing, in), config.route.score,
+                           l.coefficient, in.padding),
+              l.coefficient);
+  if (config.z_loss > 0) include(z_loss(logits, config.z_loss, in.padding), config.z_loss);
+  if (number > 0 && !recomputing())
+    loss_sums.select(0, number).add_(Tensor::ones({}, loss_sums.dtype(), loss_sums.device()));
+  return total;
+}
+
+Routed Router::operator()(const Tensor& x, const RouterInput& in) const {
+  const Tensor logits = logits_of(x, in.sequences);
+  Routed out;
+  out.routing = config.sinkhorn
+                    ? route_sinkhorn(logits, config.route.topk, is_training(), in.padding)
+                    : route(logits, expert_bias, config.route, in.padding);
+  const bool learns = is_training() && recording(logits);
+  if (learns) out.loss = loss_of(logits, out.routing, in);
+  if (config.capacity_factor > 0)
+    out.routing = limit_capacity(
+        out.routing, experts(),
+        expert_capacity(logits.dim(0), experts(), config.route.topk, config.capacity_factor),
+        config.drop);
+  if (learns && !recomputing())
+    tokens_per_expert.add_(count_experts(out.routing.experts, experts()).view({experts()}));
+  return out;
+}
+
+void Router::visit(Visitor& v) {
+  v("weight", weight, config.init);
+  v("bias", bias, Init::constant(0));
+  v("expert_bias", pinned(buffer(expert_bias)));
+  v("tokens_per_expert", pinned(table(tokens_per_expert)));
+  v("global_counts", pinned(table(global_counts)));
+  v("loss_sums", table(loss_sums));
+}
+
+std::string Router::describe() const {
+  return message("Router({} -> {} of {}{})", weight.dim(1), config.route.topk, experts(),
+                 expert_bias ? ", expert bias" : "");
+}
+
+Router Router::like() const {
+  RouterConfig c = config;
+  c.dtype = weight.dtype();
+  c.device = default_device();
+  return Router(experts(), weight.dim(1), c);
+}
+
+}  // namespace weft::nn

@@ -1,0 +1,90 @@
+#pragma once
+#include <functional>
+#include <vector>
+
+#include "weft/autograd/expert_capacity.h"
+#include "weft/autograd/router.h"
+#include "weft/nn/module.h"
+
+namespace weft::nn {
+
+/// Over which tokens a balance loss counts how often an expert was chosen: this batch, each of its
+/// sequences, or all micro-batches of the step so far (and of other ranks).
+enum class Balance : std::uint8_t { aux, sequence, global };
+
+struct BalanceLoss {
+  Balance scope = Balance::aux;
+  double coefficient = 0;  ///< 0: none
+};
+
+struct RouterConfig {
+  RouterOptions route = {};  ///< scores, groups, scaling; with sinkhorn only topk
+  bool bias = false;         ///< of the linear map
+  /// A number an expert that is added to scores for the choice only; update_expert_bias() moves it.
+  bool expert_bias = false;
+  std::vector<BalanceLoss> balance = {};
+  double z_loss = 0;           ///< coefficient of mean(logsumexp^2)
+  bool sinkhorn = false;       ///< while training, experts are chosen from the balanced matrix
+  double capacity_factor = 0;  ///< 0: nothing is dropped
+  DropPolicy drop = DropPolicy::probability;
+  double jitter = 0;           ///< while training, x is multiplied by 1 - jitter .. 1 + jitter
+  bool force_balance = false;  ///< benchmarks: choose by noise
+  double force_bias = 0;       ///< standard deviation of a fixed bias of each expert's noise
+  Init init = Init::normal(0.02);
+  DType dtype = default_dtype();
+  Device device = default_device();
+
+  /// Throws Error with the first rule that does not hold.
+  void validate(std::int64_t experts) const;
+};
+
+struct RouterInput {
+  Tensor padding = {};         ///< (T) bool; true: routed nowhere, in no loss and no count
+  std::int64_t sequences = 1;  ///< x holds this many sequences of equal length, one after another
+};
+
+/// What a router decided. Dropping `loss` would switch balancing off without a word.
+struct [[nodiscard]] Routed {
+  Routing routing;
+  Tensor loss;  ///< to be added to the mean loss: a scalar; null without any, or nothing recorded
+};
+
+/// The gate of a mixture of experts: logits = x weight^T in f32 (f64), then route(), or
+/// route_sinkhorn(), and the losses that keep the load even. In training, and only where a tape
+/// records, losses are made and tokens counted; a region that is recomputed counts once.
+struct Router : Module {
+  RouterConfig config;
+  Tensor weight;  // (experts, dim)
+  Tensor bias;    // (experts), or null
+  Tensor
+      expert_bias;  // (experts) f32 whatever the model's dtype: it moves in steps of 1e-3; or null
+  // Of the present optimizer step, and not saved.
+  Tensor tokens_per_expert;  // (experts) i64
+  Tensor global_counts;      // (experts) i64: what Balance::global counted; or null
+  Tensor
+      loss_sums;  // each loss / coefficient, summed over micro-batches, and at the end their number
+
+  /// Called with counts (sequences, experts) i64, to be summed over ranks in place: those that
+  /// share this batch's tokens, and all of them. Empty: one rank.
+  using Reduce = std::function<void(const Tensor& counts)>;
+  Reduce reduce_batch, reduce_global;
+
+  Router(std::int64_t experts, std::int64_t dim, const RouterConfig& config = {});
+  /// x (T, dim) -> T routings
+  Routed operator()(const Tensor& x, const RouterInput& input = {}) const;
+  std::int64_t experts() const { return weight.dim(0); }
+  /// How many losses have a coefficient: those of `balance` in order, then the z-loss.
+  int losses() const;
+
+  void visit(Visitor& v) override;
+  std::string describe() const override;
+  Router like() const;
+
+ private:
+  Tensor logits_of(const Tensor& x, std::int64_t sequences) const;
+  Tensor counts_of(const BalanceLoss& l, const Tensor& logits, const Routing& routing,
+                   const RouterInput& input) const;
+  Tensor loss_of(const Tensor& logits, const Routing& routing, const RouterInput& input) const;
+};
+
+}  // namespace weft::nn
