@@ -121,6 +121,7 @@ void each_option(Options& o, V&& v) {
   v("--device", o.device, "cpu, cuda or cuda:N, meta or meta:cuda (shapes and bytes only)",
     "Machine");
   v("--dtype", o.dtype, "f32, bf16 or f64", "Machine");
+  v("--graph", o.graph, "on a GPU: capture a step once and replay it", "Machine");
   v("--threads", o.threads, "threads; 0: all processors", "Machine");
   v("--seed", o.seed, "seed of weights, data order and dropout", "Machine");
   v("--deterministic", o.deterministic, "the same bits for any number of threads", "Machine");
@@ -243,6 +244,7 @@ void check_values(const Options& o) {
   check_one_of("--dtype", o.dtype, {"f32", "bf16", "f64"});
   const Device device = Device::parse(o.device);
   if (device.is_cuda()) cuda::check_device(device);
+  check(!o.graph || device.is_gpu(), "--graph: needs --device cuda, got {}", o.device);
   const std::int64_t micro = o.micro_batch ? o.micro_batch : o.batch;
   check(o.batch % micro == 0, "--micro-batch: must divide --batch {}, got {}", o.batch, micro);
 }

@@ -33,6 +33,7 @@ struct Options {
   std::string optimizer = "adamw", state_dtype = "f32";
   // machine
   std::string device = "cpu", dtype = "f32";
+  bool graph = false;
   std::int64_t threads = 0, seed = 1;
   bool deterministic = false;
   std::string recompute = "none";

@@ -16,6 +16,10 @@
 namespace weft::train {
 namespace {
 
+// Before a step is captured: what is made at first use (plans of products, the optimizer's lists,
+// the check of the model's leaves) is made in these.
+constexpr std::int64_t kEagerSteps = 2;
+
 DType parse_dtype(const std::string& name) {
   return name == "f64"    ? DType::f64
          : name == "bf16" ? DType::bf16
@@ -148,37 +152,60 @@ void Session::load_batch(const BatchSource& batches) {
   on_gpu_.targets.copy_(host.targets);
 }
 
+Session::Numbers Session::update(std::int64_t step, const BatchSource& batches) {
+  Numbers n;
+  n.sums = schedule_->run(*model_, step, options_.batch * options_.seq, batches);
+  const optim::GradClip clip = optim::measure_clip(optimizer_->parameters(), options_.clip);
+  n.grad_norm = clip.norm;
+  const auto finite = [](const Tensor& t) { return std::isfinite(t.item()); };
+  if (device_.is_cpu() && !(finite(n.sums.loss) && finite(n.grad_norm))) return n;
+  optimizer_->step(clip);
+  optimizer_->zero_grad();
+  return n;
+}
+
+void Session::replay(std::int64_t step, const BatchSource& batches) {
+  if (!captured_) {
+    captured_ = std::make_unique<Captured>(device_);
+    captured_->graph.capture([&] { captured_->numbers = update(step, batches); });
+    captured_->peak_bytes = memory_stats(device_).peak_bytes;
+  }
+  const RandomScope random({.seed = static_cast<std::uint64_t>(options_.seed),
+                            .step = static_cast<std::uint64_t>(step)});
+  captured_->graph.replay();
+}
+
 StepResult Session::step(std::int64_t step, const BatchSource& batches) {
   reset_peak(device_);
   StepResult result;
   result.lr = lr_.at(step);
   result.targets = options_.batch * options_.seq;
+  optimizer_->set_lr(result.lr);
   if (device_.is_gpu()) load_batch(batches);
   const BatchSource loaded = [this](std::int64_t first, std::int64_t rows) {
     return data::Batch{on_gpu_.inputs.narrow(0, first, rows),
                        on_gpu_.targets.narrow(0, first, rows)};
   };
-  const StepSums sums =
-      schedule_->run(*model_, step, result.targets, device_.is_gpu() ? loaded : batches);
-  {
-    const optim::GradClip clip = optim::measure_clip(optimizer_->parameters(), options_.clip);
-    if (!device_.is_meta()) {
-      result.loss_sum.emplace(sums.loss);
-      for (int d = 0; d < sums.mtp.size(); ++d)
-        result.mtp.push_back(
-            {ratio(sums.mtp[d], sums.mtp_count[d]), ratio(sums.mtp_hits[d], sums.mtp_count[d])});
-      result.grad_norm.emplace(clip.norm);
-    }
-    const bool known = result.loss_sum && !device_.is_cuda();
-    if (!known || (std::isfinite(result.loss()) && std::isfinite(result.grad_norm->value()))) {
-      optimizer_->set_lr(result.lr);
-      optimizer_->step(clip);
-      optimizer_->zero_grad();
-    }
+  const BatchSource& source = device_.is_gpu() ? loaded : batches;
+  const bool graphed = options_.graph && device_.is_cuda() && eager_steps_ == kEagerSteps;
+  Numbers run;
+  if (graphed) {
+    replay(step, source);
+  } else {
+    run = update(step, source);
+    ++eager_steps_;
+  }
+  const Numbers& n = graphed ? captured_->numbers : run;
+  if (!device_.is_meta()) {
+    result.loss_sum.emplace(n.sums.loss);
+    for (int d = 0; d < n.sums.mtp.size(); ++d)
+      result.mtp.push_back({ratio(n.sums.mtp[d], n.sums.mtp_count[d]),
+                            ratio(n.sums.mtp_hits[d], n.sums.mtp_count[d])});
+    result.grad_norm.emplace(n.grad_norm);
   }
   const MemoryStats stats = memory_stats(device_);
   result.live_bytes = stats.live_bytes;
-  result.peak_bytes = stats.peak_bytes;
+  result.peak_bytes = graphed ? captured_->peak_bytes : stats.peak_bytes;
   return result;
 }
 

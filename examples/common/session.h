@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "weft/core/cuda.h"
+#include "weft/core/cuda_graph.h"
 #include "weft/data/loader.h"
 #include "weft/examples/common/options.h"
 #include "weft/nn/gpt.h"
@@ -86,8 +87,25 @@ class Session {
   optim::Optimizer& optimizer() { return *optimizer_; }
 
  private:
+  /// What a step leaves behind, on the device.
+  struct Numbers {
+    StepSums sums;
+    Tensor grad_norm;
+  };
+  /// The step as a graph, and what its replays write.
+  struct Captured {
+    explicit Captured(Device device) : graph(device) {}
+    cuda::Graph graph;
+    Numbers numbers;
+    std::int64_t peak_bytes = 0;  ///< of the step that was captured: a replay allocates nothing
+  };
+
   /// Copies the global batch to where a GPU's steps read it.
   void load_batch(const BatchSource& batches);
+  /// Forward, backward and the optimizer; the last only on finite numbers.
+  Numbers update(std::int64_t step, const BatchSource& batches);
+  /// The same from the graph, which is captured first if there is none.
+  void replay(std::int64_t step, const BatchSource& batches);
 
   Options options_;
   Device device_;
@@ -96,6 +114,8 @@ class Session {
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<StepSchedule> schedule_;
   optim::Schedule lr_;
+  std::int64_t eager_steps_ = 0;
+  std::unique_ptr<Captured> captured_;
 };
 
 /// A real step on the meta device, twice (the second one has the optimizer's state): the bytes that

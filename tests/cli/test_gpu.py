@@ -82,9 +82,10 @@ def meta_predicts_the_peak(folder):
                               ["--optimizer", "sgd", "--micro-batch", "1", "--state-dtype", "f16"],
                               ["--state-dtype", "f16", "--dim", "48", "--vocab", "300"])):
         runs = {}
+        graph = ["--graph"] if i % 2 else []
         for device in ("cuda", "meta:cuda"):
-            done = train(*base(folder, f"{device}{i}", "--device", device, *more, steps=3),
-                         program=GPU)
+            done = train(*base(folder, f"{device}{i}", "--device", device, *more, *graph,
+                               steps=4), program=GPU)
             planned = [line for line in done.stdout.splitlines() if line.startswith("peak memory")]
             runs[device] = metrics(f"{folder}/{device}{i}"), planned
         for a, b in zip(runs["cuda"][0], runs["meta:cuda"][0]):
@@ -98,7 +99,44 @@ def meta_predicts_the_peak(folder):
         assert line in dry.stdout, (more, dry.stdout)
 
 
+def graph_gives_the_same_run(folder):
+    """With --graph: the same rows and files as without, through accumulation, dropout, warm-up and
+    cosine, evaluations, checkpoints, and a resume in the middle."""
+    both = ["--device", "cuda", "--micro-batch", "2", "--warmup", "6", "--schedule", "cosine",
+            "--clip", "0.5", "--eval-every", "5", "--save-every", "4", "--keep", "0"]
+    for dtype in ("f32", "bf16"):
+        def go(out, *more, **how):
+            return run(GPU, *base(folder, f"{out}-{dtype}", "--dtype", dtype, *both, *more), **how)
+
+        def result(out):
+            return metrics(f"{folder}/{out}-{dtype}"), [
+                checkpoint_bytes(f"{folder}/{out}-{dtype}", step) for step in (4, 12, STEPS)]
+
+        assert go("eager").returncode == 0
+        want = result("eager")
+        assert len(want[0]) == STEPS and all(want[1])
+        assert go("graph", "--graph").returncode == 0
+        assert result("graph") == want, dtype
+        # Step 10 is stopped by a NaN; the run goes on from the checkpoint of step 8.
+        for out, first, second in (("on-off", ["--graph"], []), ("on-on", ["--graph"], ["--graph"]),
+                                   ("off-on", [], ["--graph"])):
+            stopped = go(out, *first, env={"WEFT_TEST_INJECT_NAN": "10"})
+            refused(stopped, 3, "step 10", "not finite", "checkpoints are as before")
+            assert [row["step"] for row in metrics(f"{folder}/{out}-{dtype}")] == list(range(1, 10))
+            assert go(out, *second, "--resume").returncode == 0
+            assert result(out) == want, (dtype, out)
+
+
+def graph_allocates_nothing(folder):
+    train(*base(folder, "run", "--device", "cuda", "--graph"), program=GPU)
+    with open(f"{folder}/run/metrics.jsonl") as lines:
+        allocations = [json.loads(line)["system_allocs"] for line in lines]
+    # A row is written a step late: that of step 2 after the capture in step 3.
+    assert allocations[1] == allocations[-1] > allocations[0], allocations
+
+
 def wrong_uses(folder):
+    refused(run(GPU, *base(folder, "a", "--graph")), 2, "--graph: needs --device cuda, got cpu")
     refused(run(GPU, *base(folder, "a", "--device", "cuda:2")), 2, "cuda:2", "number of GPUs 2")
     refused(run(GPU, *base(folder, "a", "--device", "cuda"), env={"WEFT_EMU_DEVICES": "0"}), 2,
             "cuda:0 cannot be used")
@@ -106,4 +144,4 @@ def wrong_uses(folder):
 
 
 main([trains_like_the_cpu, trains_in_bf16, resumes, steady_memory, not_finite, interrupt_saves, evaluates,
-      meta_predicts_the_peak, wrong_uses])
+      meta_predicts_the_peak, graph_gives_the_same_run, graph_allocates_nothing, wrong_uses])
