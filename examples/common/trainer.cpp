@@ -218,8 +218,6 @@ void print_plan(const Options& o, std::int64_t data_tokens) {
   std::printf("training         %lld steps of %lld tokens, %.1f million in all\n",
               static_cast<long long>(o.steps), static_cast<long long>(o.batch * o.seq),
               static_cast<double>(o.steps * o.batch * o.seq) * 1e-6);
-  // What is predicted is the CPU's; a GPU's kernels need other scratch.
-  if (Device::parse(o.device).is_cuda()) return;
   std::printf("peak memory      %.1f MB of tensors\n",
               static_cast<double>(predict_peak_bytes(o)) * 1e-6);
 }
