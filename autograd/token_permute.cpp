@@ -74,7 +74,7 @@ ExpertRows sort_by_expert(const Tensor& experts, std::int64_t count, const RowOp
         "sort_by_expert: capacity must be 0 or a multiple of alignment {}, got {}", o.alignment,
         o.capacity);
   const Device device = experts.device();
-  check(!device.is_cuda() || count <= kMostExperts,
+  check(!device.is_gpu() || count <= kMostExperts,
         "sort_by_expert: on a GPU there can be at most {} experts, got {}", kMostExperts, count);
   const RowLayout layout{count, o.alignment, o.capacity};
   const std::int64_t slots = experts.numel();
@@ -83,7 +83,7 @@ ExpertRows sort_by_expert(const Tensor& experts, std::int64_t count, const RowOp
   ExpertRows out;
   out.row_of = Tensor::empty(experts.shape(), DType::i64, device);
   Tensor scratch;
-  if (device.is_cuda())
+  if (device.is_gpu())
     scratch = Tensor::empty({sort_by_expert_scratch(slots, count)}, DType::i64, device);
   dispatch<cpu::sort_by_expert, cuda::sort_by_expert>(contiguous(experts), layout, scratch,
                                                       out.row_of, slot_of, counted);

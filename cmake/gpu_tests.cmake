@@ -13,6 +13,7 @@ set(weft_gpu_test_stems
   grouped_linear
   indexing
   layer_norm
+  moe
   mlp
   optimizer
   ptx

@@ -126,6 +126,7 @@ set(weft_sources
   nn/loss.cpp
   nn/mlp.cpp
   nn/module.cpp
+  nn/moe.cpp
   nn/mtp.cpp
   nn/norm.cpp
   nn/rotary.cpp
@@ -133,6 +134,7 @@ set(weft_sources
   nn/router_step.cpp
   nn/sampling.cpp
   nn/state_dict.cpp
+  nn/token_dispatcher.cpp
   optim/adamw.cpp
   optim/clip.cpp
   optim/groups.cpp

@@ -22,6 +22,7 @@ set(weft_test_stems
   gpt
   gpt_fixtures
   gpt_memory
+  gpt_moe
   gpt_packing
   grouped_linear
   indexing
@@ -36,6 +37,7 @@ set(weft_test_stems
   metrics
   mlp
   module
+  moe
   mse
   mtp
   npy

@@ -1,6 +1,7 @@
 #include "weft/nn/block.h"
 
 #include "weft/autograd/elementwise.h"
+#include "weft/core/error.h"
 
 namespace weft::nn {
 
@@ -9,9 +10,13 @@ Block::Block(std::int64_t dim, std::int64_t heads, std::int64_t ffn, const Block
       attn_norm(o.norm, dim, o.norm_eps),
       attn(dim, heads, o.attention),
       mlp_norm(o.norm, dim, o.norm_eps),
-      mlp(dim, ffn, o.mlp),
       attn_drop(o.dropout),
-      mlp_drop(o.dropout) {}
+      mlp_drop(o.dropout) {
+  if (o.moe)
+    moe.emplace(dim, *o.moe);
+  else
+    mlp.emplace(dim, ffn, o.mlp);
+}
 
 Stream Block::operator()(const Stream& x, const RotaryTable* rotary, const Packing& packing,
                          KvCache* cache, int layer) const {
@@ -23,10 +28,14 @@ Stream Block::operator()(const Stream& x, const RotaryTable* rotary, const Packi
   const Tensor a = attn_drop(attn(in.y, rotary, packing, cache, layer));
   in.y = {};  // unrecorded passes give the memory back before the MLP needs its own
   Norm::Added mid = mlp_norm(a, in.sum);
-  return {std::move(mid.sum), mlp_drop(mlp(mid.y)), x.aux};
+  if (mlp) return {std::move(mid.sum), mlp_drop((*mlp)(mid.y)), x.aux};
+  MoeOutput out = (*moe)(mid.y);
+  if (x.aux) out.loss = out.loss ? add(x.aux, out.loss) : x.aux;
+  return {std::move(mid.sum), mlp_drop(out.y), std::move(out.loss)};
 }
 
 Tensor Block::operator()(const Tensor& x, const RotaryTable* rotary, const Packing& packing) const {
+  check(!moe, "block: a block with experts is called on a Stream, which carries its loss");
   const Stream out = (*this)(Stream{x, {}, {}}, rotary, packing);
   return add(out.residual, out.delta);
 }
@@ -37,12 +46,13 @@ void Block::visit(Visitor& v) {
   v("attn_drop", attn_drop);
   v("mlp_norm", mlp_norm);
   v("mlp", mlp);
+  v("moe", moe);
   v("mlp_drop", mlp_drop);
 }
 
 Block Block::like() const {
-  return Block(attn_norm.weight.dim(0), attn.proj.weight.dim(1) / attn.head_dim,
-               mlp.down.weight.dim(1), options);
+  const std::int64_t ffn = mlp ? mlp->down.weight.dim(1) : 0;
+  return Block(attn_norm.weight.dim(0), attn.proj.weight.dim(1) / attn.head_dim, ffn, options);
 }
 
 }  // namespace weft::nn

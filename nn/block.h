@@ -1,6 +1,7 @@
 #pragma once
 #include "weft/nn/attention.h"
 #include "weft/nn/mlp.h"
+#include "weft/nn/moe.h"
 
 namespace weft::nn {
 
@@ -10,6 +11,7 @@ struct BlockOptions {
   double dropout = 0;  ///< on what each branch adds to the residual stream
   AttentionOptions attention = {};
   MlpOptions mlp = {};
+  std::optional<MoeOptions> moe = {};  ///< experts in place of the MLP
 };
 
 /// The residual stream between blocks: x = residual + delta. The sum is left to the next norm,
@@ -25,17 +27,19 @@ struct Trunk {
   Tensor aux;     ///< to be added to the loss: a scalar; null in a model without routers
 };
 
-/// Pre-norm transformer block:  x += attn(norm(x));  x += mlp(norm(x)).
+/// Pre-norm transformer block:  x += attn(norm(x));  x += mlp(norm(x)), or moe in place of mlp.
 struct Block : Module {
   BlockOptions options;
   Norm attn_norm;
   Attention attn;
   Norm mlp_norm;
-  Mlp mlp;
+  std::optional<Mlp> mlp;  ///< one of these two
+  std::optional<MoE> moe;
   Dropout attn_drop, mlp_drop;
 
+  /// `ffn`: the width of the MLP, where there is one.
   Block(std::int64_t dim, std::int64_t heads, std::int64_t ffn, const BlockOptions& options = {});
-  /// x (B, T, C) -> (B, T, C)
+  /// x (B, T, C) -> (B, T, C). For blocks without a router, whose loss would be lost.
   Tensor operator()(const Tensor& x, const RotaryTable* rotary = nullptr,
                     const Packing& packing = {}) const;
   /// The same on the split stream.

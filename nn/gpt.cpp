@@ -16,7 +16,7 @@ const GptConfig& checked(const GptConfig& config) {
   return config;
 }
 
-BlockOptions block_options(const GptConfig& c) {
+BlockOptions block_options(const GptConfig& c, std::int64_t block) {
   const bool gpt2 = c.arch == Arch::gpt2;
   // What every block adds to the residual stream starts smaller, so that the sum over 2 * layers
   // branches keeps its scale. Source: Radford et al. 2019, section 2.3.
@@ -38,6 +38,14 @@ BlockOptions block_options(const GptConfig& c) {
            .bias = gpt2,
            .recompute = c.recompute == Recompute::selective,
            .proj_init = proj};
+  if (c.has_experts(block)) {
+    o.moe = c.moe;
+    o.moe->ffn = c.expert_ffn_dim();
+    o.moe->activation = o.mlp.activation;
+    o.moe->bias = gpt2;
+    o.moe->recompute = o.mlp.recompute;
+    o.moe->proj_init = proj;
+  }
   return o;
 }
 
@@ -54,7 +62,7 @@ Gpt::Gpt(const GptConfig& c)
     rotary.emplace(c.seq, c.head_dim(), c.rope_theta);
   blocks.reserve(static_cast<std::size_t>(c.layers));
   for (std::int64_t i = 0; i < c.layers; ++i)
-    blocks.emplace_back(c.dim, c.heads, c.ffn_dim(), block_options(c));
+    blocks.emplace_back(c.dim, c.heads, c.ffn_dim(), block_options(c, i));
   if (c.tied())
     head.weight = embed.weight;
   else

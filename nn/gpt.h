@@ -33,6 +33,11 @@ struct GptConfig {
   Gelu gelu = Gelu::tanh;        ///< gpt2 only
   Recompute recompute = Recompute::none;
   MtpOptions mtp = {};
+  /// With experts, MoE layers in place of MLPs; ffn 0: as wide as those. Activation, biases, first
+  /// values and recomputation follow from the rest of the configuration.
+  MoeOptions moe = {};
+  std::int64_t moe_every = 1;                 ///< block i has experts if i is a multiple
+  std::vector<std::uint8_t> moe_layers = {};  ///< or one 0 or 1 for each block
 
   /// Throws Error with the first rule that does not hold: "gpt: dim 130 must be a multiple of heads
   /// 4".
@@ -40,11 +45,13 @@ struct GptConfig {
   std::int64_t kv_head_count() const { return kv_heads ? kv_heads : heads; }
   std::int64_t head_dim() const { return dim / heads; }
   std::int64_t ffn_dim() const;
+  std::int64_t expert_ffn_dim() const { return moe.ffn ? moe.ffn : ffn_dim(); }
+  bool has_experts(std::int64_t block) const;
   bool tied() const { return tie.value_or(arch == Arch::gpt2); }
-  /// The number of trained values, by formula.
+  /// The number of trained values, by formula: all experts.
   std::int64_t parameter_count() const;
-  /// Floating-point operations of forward and backward for one token of a full sequence, without
-  /// what recomputing adds.
+  /// Floating-point operations of forward and backward for one token of a full sequence, by the
+  /// experts that it uses, without what recomputing adds.
   double flops_per_token() const;
 };
 

@@ -5,6 +5,23 @@
 #include "weft/nn/gpt.h"
 
 namespace weft::nn {
+namespace {
+
+void validate_experts(const GptConfig& c) {
+  if (c.moe.experts == 0)
+    return check(c.moe_layers.empty(), "gpt: moe_layers needs experts, got experts 0");
+  check(c.moe.experts >= 1, "gpt: experts must be at least 0, got {}", c.moe.experts);
+  check(c.moe.ffn >= 0, "gpt: expert_ffn must be at least 0, got {}", c.moe.ffn);
+  c.moe.router.validate(c.moe.experts);
+  check(c.moe_every >= 1, "gpt: moe_every must be at least 1, got {}", c.moe_every);
+  check(c.moe_layers.empty() || static_cast<std::int64_t>(c.moe_layers.size()) == c.layers,
+        "gpt: moe_layers must have one number for each of the {} layers, got {}", c.layers,
+        c.moe_layers.size());
+  for (const std::uint8_t has : c.moe_layers)
+    check(has <= 1, "gpt: moe_layers must hold 0 or 1, got {}", static_cast<int>(has));
+}
+
+}  // namespace
 
 void GptConfig::validate() const {
   check(layers >= 1, "gpt: layers must be at least 1, got {}", layers);
@@ -31,6 +48,7 @@ void GptConfig::validate() const {
       seq, mtp.depths);
   check(mtp.weight >= 0 && std::isfinite(mtp.weight), "gpt: mtp weight must be at least 0, got {}",
         mtp.weight);
+  validate_experts(*this);
 }
 
 std::int64_t GptConfig::ffn_dim() const {
@@ -39,27 +57,67 @@ std::int64_t GptConfig::ffn_dim() const {
   return (8 * dim + 95) / 96 * 32;  // 8/3 dim, rounded up to a multiple of 32
 }
 
+bool GptConfig::has_experts(std::int64_t block) const {
+  if (moe.experts == 0) return false;
+  return moe_layers.empty() ? block % moe_every == 0
+                            : moe_layers[static_cast<std::size_t>(block)] != 0;
+}
+
+namespace {
+
+// The blocks of `depths` MTP layers are like the last one.
+std::int64_t blocks_with_experts(const GptConfig& c, std::int64_t depths) {
+  std::int64_t n = c.has_experts(c.layers - 1) ? depths : 0;
+  for (std::int64_t i = 0; i < c.layers; ++i) n += c.has_experts(i);
+  return n;
+}
+
+// Weights of an MLP, without biases.
+std::int64_t mlp_weights(const GptConfig& c, std::int64_t in, std::int64_t width) {
+  return (c.arch == Arch::gpt2 ? 2 : 3) * in * width;
+}
+
+// Weights of an MoE layer, of which `experts` experts count.
+std::int64_t moe_weights(const GptConfig& c, std::int64_t experts) {
+  const std::int64_t in = c.moe.latent ? c.moe.latent : c.dim;
+  return c.dim * c.moe.experts + experts * mlp_weights(c, in, c.expert_ffn_dim()) +
+         mlp_weights(c, c.dim, c.moe.shared_ffn) + (c.moe.shared_gate ? c.dim : 0) +
+         2 * c.dim * c.moe.latent;
+}
+
+}  // namespace
+
 std::int64_t GptConfig::parameter_count() const {
   const bool gpt2 = arch == Arch::gpt2;
   const std::int64_t q = heads * head_dim(), kv = kv_head_count() * head_dim(), f = ffn_dim();
   const std::int64_t norm = gpt2 ? 2 * dim : dim;
   std::int64_t block = dim * (q + 2 * kv) + q * dim;  // qkv, proj
-  block += gpt2 ? 2 * dim * f : 3 * dim * f;
-  if (gpt2) block += q + 2 * kv + dim + f + dim;  // their biases
+  if (gpt2) block += q + 2 * kv + dim;                // their biases
   if (qk_norm) block += 2 * head_dim();
   block += 2 * norm;
+  std::int64_t dense = mlp_weights(*this, dim, f), sparse = moe_weights(*this, moe.experts);
+  if (moe.router.bias) sparse += moe.experts;
+  if (gpt2) {  // biases
+    dense += f + dim;
+    sparse += moe.experts * (expert_ffn_dim() + (moe.latent ? moe.latent : dim));
+    if (moe.shared_ffn) sparse += moe.shared_ffn + dim;
+  }
   const std::int64_t depths = mtp.repeated ? std::min<std::int64_t>(mtp.depths, 1) : mtp.depths;
-  return vocab * dim * (tied() ? 1 : 2) + (gpt2 ? seq * dim : 0) + layers * block + norm +
-         depths * (block + 2 * dim * dim + 3 * norm);
+  const std::int64_t with_experts = blocks_with_experts(*this, depths);
+  return vocab * dim * (tied() ? 1 : 2) + (gpt2 ? seq * dim : 0) + norm +
+         depths * (2 * dim * dim + 3 * norm) + (layers + depths) * block +
+         (layers + depths - with_experts) * dense + with_experts * sparse;
 }
 
 double GptConfig::flops_per_token() const {
-  const std::int64_t q = heads * head_dim(), kv = kv_head_count() * head_dim(), f = ffn_dim();
-  const std::int64_t mlp = (arch == Arch::gpt2 ? 2 : 3) * dim * f;
+  const std::int64_t q = heads * head_dim(), kv = kv_head_count() * head_dim();
+  const std::int64_t with_experts = blocks_with_experts(*this, mtp.depths);
   const std::int64_t all =
       layers + mtp.depths;  // each depth has a block, a projection and the head
-  const std::int64_t products = all * (dim * (q + 2 * kv) + q * dim + mlp) + vocab * dim +
-                                mtp.depths * (2 * dim * dim + vocab * dim);
+  const std::int64_t products = all * (dim * (q + 2 * kv) + q * dim) +
+                                (all - with_experts) * mlp_weights(*this, dim, ffn_dim()) +
+                                with_experts * moe_weights(*this, moe.router.route.topk) +
+                                vocab * dim + mtp.depths * (2 * dim * dim + vocab * dim);
   // A token attends to (seq + 1) / 2 others on average; with a window, the first ones to fewer.
   const double n = static_cast<double>(seq);
   const double w = window ? std::fmin(static_cast<double>(window), n) : n;

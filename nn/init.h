@@ -15,14 +15,14 @@ struct Init {
   double a = 0;  ///< constant: the value; normal: mean; uniform: the bound
   double b = 0;  ///< normal, truncated normal: standard deviation
 
-  static Init constant(double value) { return {Kind::constant, value, 0}; }
-  static Init normal(double std, double mean = 0) { return {Kind::normal, mean, std}; }
+  static constexpr Init constant(double value) { return {Kind::constant, value, 0}; }
+  static constexpr Init normal(double std, double mean = 0) { return {Kind::normal, mean, std}; }
   /// Normal, with everything outside mean +- 2 std drawn again.
-  static Init truncated_normal(double std, double mean = 0) {
+  static constexpr Init truncated_normal(double std, double mean = 0) {
     return {Kind::truncated_normal, mean, std};
   }
   /// Uniform in [-bound, bound).
-  static Init uniform(double bound) { return {Kind::uniform, bound, 0}; }
+  static constexpr Init uniform(double bound) { return {Kind::uniform, bound, 0}; }
   /// Uniform with variance 2 / (fan_in + fan_out). Source: Glorot, Bengio 2010.
   static Init xavier_uniform(std::int64_t fan_in, std::int64_t fan_out, double gain = 1);
   /// Uniform with variance 1 / fan_in for gain 1 (2 / fan_in with gain sqrt(2) for relu).

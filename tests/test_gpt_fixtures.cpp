@@ -14,15 +14,15 @@ using namespace weft;
 
 namespace {
 
-constexpr nn::GptConfig kGpt2{.layers = 2, .heads = 4, .dim = 32, .seq = 16, .vocab = 61};
-constexpr nn::GptConfig kLlama{.arch = nn::Arch::llama,
-                               .layers = 2,
-                               .heads = 4,
-                               .kv_heads = 2,
-                               .dim = 32,
-                               .ffn = 96,
-                               .seq = 16,
-                               .vocab = 61};
+const nn::GptConfig kGpt2{.layers = 2, .heads = 4, .dim = 32, .seq = 16, .vocab = 61};
+const nn::GptConfig kLlama{.arch = nn::Arch::llama,
+                           .layers = 2,
+                           .heads = 4,
+                           .kv_heads = 2,
+                           .dim = 32,
+                           .ffn = 96,
+                           .seq = 16,
+                           .vocab = 61};
 
 // The largest error, relative to the largest value of the tensor.
 double error(const Tensor& got, const Tensor& want) {

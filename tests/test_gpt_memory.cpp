@@ -20,10 +20,10 @@ struct Size {
 };
 constexpr Size kSizes[] = {{16, 8, 2, DType::f32}, {64, 64, 4, DType::f64}};
 
-enum class Loss { fused, whole_logits, with_mtp };
+enum class Loss { fused, whole_logits, with_mtp, with_experts };
 
 Tensor loss_of(const nn::Gpt& model, const Tensor& ids, Loss loss) {
-  if (loss == Loss::with_mtp) return model.losses(ids, ids).total();
+  if (loss == Loss::with_mtp || loss == Loss::with_experts) return model.losses(ids, ids).total();
   return loss == Loss::fused ? model.loss(model.hidden(ids), model.head, ids)
                              : model.loss(model(ids), ids);
 }
@@ -38,7 +38,10 @@ void check_steady(const Size& size, nn::Arch arch, nn::Recompute recompute, Loss
                  .vocab = 11,
                  .dropout = 0.1,
                  .recompute = recompute,
-                 .mtp = {.depths = kind == Loss::with_mtp ? 2 : 0}});
+                 .mtp = {.depths = kind == Loss::with_mtp ? 2 : 0},
+                 .moe = {.experts = kind == Loss::with_experts ? 4 : 0,
+                         .router = {.expert_bias = false, .balance = {{nn::Balance::aux, 0.01}}},
+                         .shared_ffn = 8}});
   model.to(size.dtype);
   CHECK(test::news.load() > news_at_start);  // the counter counts: a model has names and lists
   optim::AdamW opt(model.named_parameters());
@@ -69,7 +72,8 @@ TEST_CASE("gpt: from the third step on, a step makes no heap and no system alloc
   for (const Size& size : kSizes)
     for (const nn::Arch arch : {nn::Arch::gpt2, nn::Arch::llama})
       for (const nn::Recompute recompute : {nn::Recompute::none, nn::Recompute::full})
-        for (const Loss kind : {Loss::fused, Loss::whole_logits, Loss::with_mtp}) {
+        for (const Loss kind :
+             {Loss::fused, Loss::whole_logits, Loss::with_mtp, Loss::with_experts}) {
           CAPTURE(size.dim);
           CAPTURE(static_cast<int>(arch));
           CAPTURE(static_cast<int>(recompute));

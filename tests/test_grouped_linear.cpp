@@ -28,10 +28,12 @@ struct Case {
   std::int64_t groups() const { return static_cast<std::int64_t>(rows.size()); }
 };
 // One group, empty groups at both ends, all rows in one group, no rows, groups on both sides of
-// what is worth a library call, and enough work for several threads.
-const Case kCases[] = {{{3}, 2, 4},          {{0, 2, 0, 5, 0}, 3, 2}, {{0, 7, 0}, 5, 1},
-                       {{0, 0}, 3, 3},       {{1, 40, 3}, 37, 41},    {{70, 0, 130, 1, 55}, 65, 96},
-                       {{0, 300, 0}, 64, 80}};
+// what is worth a library call, enough work for several threads, and groups of
+// one row.
+const Case kCases[] = {{{3}, 2, 4},           {{0, 2, 0, 5, 0}, 3, 2},
+                       {{0, 7, 0}, 5, 1},     {{0, 0}, 3, 3},
+                       {{1, 40, 3}, 37, 41},  {{70, 0, 130, 1, 55}, 65, 96},
+                       {{0, 300, 0}, 64, 80}, {{1, 0, 1, 1}, 70, 600}};
 
 // A loop over the groups with products of their own.
 Tensor by_loop(const Tensor& x, const Tensor& w, const Tensor& bias, const Case& c,

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "weft/core/cpu/product.h"
+#include "weft/core/cpu/simd.h"
 #include "weft/core/parallel.h"
 
 namespace weft::cpu {
@@ -13,6 +14,19 @@ constexpr std::int64_t kTileRows = 256, kTileCols = 512;
 constexpr std::int64_t kRowStep = 16;  // pieces begin at multiples of it
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// A group of one row, as in generation: dot products with the rows of the weight, nothing to pack.
+constexpr std::int64_t kLongRow = 64;
+
+bool is_one_row(const Product<float>& p) {
+  return p.m == 1 && p.trans_b && !p.trans_a && p.k >= kLongRow;
+}
+
+void one_row(const Product<float>& p) {
+  const auto dot = simd().attention.dot;
+  for (std::int64_t j = 0; j < p.n; ++j)
+    p.c[j] = dot(p.a, p.b + j * p.ldb, p.k) + (p.accumulate ? p.c[j] : 0.0f);
+}
 
 template <class T>
 void run_piece(const Product<T>& p, bool by_library, std::int64_t begin, std::int64_t end) {
@@ -33,6 +47,11 @@ void run_tile(const Product<T>& p, bool by_library, std::int64_t index) {
 // Part [begin, end) of the `units` that group's product is worth.
 template <class T>
 void run_part(const Product<T>& p, std::int64_t begin, std::int64_t end, std::int64_t units) {
+  if constexpr (std::is_same_v<T, float>)
+    if (is_one_row(p)) {
+      if (begin == 0) one_row(p);  // deterministic mode may count several tiles
+      return;
+    }
   const bool by_library = for_library(p);
   if (deterministic()) {
     for (std::int64_t i = begin; i < end; ++i) run_tile(p, by_library, i);

@@ -1,0 +1,103 @@
+// An MoE layer against the MLP whose products cost as much: what sorting, moving and uneven groups
+// of tokens take away. Forward and backward; the two are timed in turn.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "weft/autograd/tape.h"
+#include "weft/bench/harness.h"
+#include "weft/core/random.h"
+#include "weft/nn/block.h"
+
+using namespace weft;
+
+namespace {
+
+struct Size {
+  const char* name;
+  std::int64_t dim, ffn, experts, topk, batch, tokens;
+};
+// The layers of a 1,000th of Mixtral and of DeepSeek-V2: few wide experts, many narrow ones.
+constexpr Size kSizes[] = {{"C256 F512 E8 k2", 256, 512, 8, 2, 8, 256},
+                           {"C384 F768 E8 k2", 384, 768, 8, 2, 8, 256},
+                           {"C384 F192 E32 k4", 384, 192, 32, 4, 8, 256},
+                           {"C128 F256 E8 k2", 128, 256, 8, 2, 8, 256}};
+constexpr int kRounds = 9;
+
+struct Pair {
+  std::vector<double> dense, sparse;
+
+  double ratio(double (*of)(std::vector<double>)) const { return of(dense) / of(sparse); }
+};
+
+double median_of(std::vector<double> v) {
+  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
+  return v[v.size() / 2];
+}
+double least_of(std::vector<double> v) { return *std::min_element(v.begin(), v.end()); }
+
+template <class Dense, class Sparse>
+Pair in_turn(Dense dense, Sparse sparse) {
+  Pair out;
+  for (int i = 0; i < kRounds + 2; ++i) {
+    const double start = bench::now();
+    dense();
+    const double middle = bench::now();
+    sparse();
+    const double end = bench::now();
+    if (i < 2) continue;
+    out.dense.push_back(middle - start);
+    out.sparse.push_back(end - middle);
+  }
+  return out;
+}
+
+void report(bench::Report& out, const std::string& name, const Pair& p, std::int64_t tokens) {
+  out.row(name + ", dense", static_cast<double>(tokens) / median_of(p.dense), "tokens/s");
+  out.row(name + ", experts", static_cast<double>(tokens) / median_of(p.sparse), "tokens/s");
+  out.row(name + ", experts / dense, median", p.ratio(median_of), "");
+  out.row(name + ", experts / dense, best", p.ratio(least_of), "");
+}
+
+void measure(bench::Report& out, const Size& s) {
+  const nn::MlpOptions mlp{.activation = nn::Activation::swiglu, .bias = false};
+  // Chosen by noise: the load is even but for chance.
+  const nn::MoeOptions moe{.experts = s.experts,
+                           .router = {.route = {.topk = s.topk}, .force_balance = true},
+                           .ffn = s.ffn};
+  nn::Mlp dense(s.dim, s.topk * s.ffn, mlp);
+  nn::MoE sparse(s.dim, moe);
+  Tensor x = rand_normal({s.batch, s.tokens, s.dim});
+  const Tensor dy = rand_normal(x.shape());
+  x.set_requires_grad();
+  const auto pass = [&](nn::Module& m, auto f) {
+    Tape tape;
+    f().backward(dy);
+    m.zero_grad();
+    x.set_grad({});
+  };
+  const std::int64_t tokens = s.batch * s.tokens;
+  report(out, std::string(s.name) + ", layer",
+         in_turn([&] { pass(dense, [&] { return dense(x); }); },
+                 [&] { pass(sparse, [&] { return sparse(x).y; }); }),
+         tokens);
+
+  const std::int64_t heads = s.dim / 64;
+  nn::BlockOptions options{.norm = nn::Norm::Kind::rms, .attention = {.bias = false}, .mlp = mlp};
+  nn::Block dense_block(s.dim, heads, s.topk * s.ffn, options);
+  options.moe = moe;
+  nn::Block sparse_block(s.dim, heads, 0, options);
+  const auto block = [&](nn::Block& b) {
+    pass(b, [&] { return b(nn::Stream{x, {}, {}}, nullptr).delta; });
+  };
+  report(out, std::string(s.name) + ", block",
+         in_turn([&] { block(dense_block); }, [&] { block(sparse_block); }), tokens);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bench::Report out(argc, argv);
+  for (const Size& s : kSizes) measure(out, s);
+  return out.finish();
+}

@@ -1,0 +1,101 @@
+#include "weft/nn/moe.h"
+
+#include <algorithm>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/view.h"
+#include "weft/core/error.h"
+
+namespace weft::nn {
+namespace {
+
+ExpertsOptions experts_options(const MoeOptions& o) {
+  return {.activation = o.activation,
+          .bias = o.bias,
+          .recompute = o.recompute,
+          .init = o.init,
+          .proj_init = o.proj_init};
+}
+
+// A configuration may be older than the scope that the model is made in.
+RouterConfig router_config(const MoeOptions& o) {
+  RouterConfig c = o.router;
+  c.dtype = default_dtype();
+  c.device = default_device();
+  return c;
+}
+
+const MoeOptions& checked(const MoeOptions& o) {
+  check(o.experts >= 1, "moe: experts must be at least 1, got {}", o.experts);
+  check(o.ffn >= 1, "moe: ffn must be at least 1, got {}", o.ffn);
+  check(o.shared_ffn >= 0, "moe: shared_ffn must be at least 0, got {}", o.shared_ffn);
+  check(o.shared_ffn > 0 || !o.shared_gate, "moe: shared_gate needs a shared_ffn");
+  check(o.latent >= 0, "moe: latent must be at least 0, got {}", o.latent);
+  check(o.alignment >= 1, "moe: alignment must be at least 1, got {}", o.alignment);
+  return o;
+}
+
+}  // namespace
+
+MoE::MoE(std::int64_t dim, const MoeOptions& o)
+    : options(checked(o)),
+      router(o.experts, dim, router_config(o)),
+      experts(o.experts, o.latent ? o.latent : dim, o.ffn, experts_options(o)),
+      dispatcher(std::make_unique<LocalDispatcher>(o.experts, o.alignment)) {
+  if (o.latent) {
+    latent_down.emplace(dim, o.latent, LinearOptions{.bias = false, .init = o.init});
+    latent_up.emplace(o.latent, dim, LinearOptions{.bias = false, .init = o.proj_init});
+  }
+  if (o.shared_ffn)
+    shared.emplace(dim, o.shared_ffn, o.shared_gate,
+                   MlpOptions{.activation = o.activation,
+                              .bias = o.bias,
+                              .recompute = o.recompute,
+                              .init = o.init,
+                              .proj_init = o.proj_init});
+}
+
+std::int64_t MoE::rows_of_expert(std::int64_t tokens) const {
+  const RouterConfig& c = options.router;
+  if (c.capacity_factor == 0 || !options.pad_to_capacity) return 0;
+  // No expert is chosen twice by a token.
+  return std::min(tokens,
+                  weft::expert_capacity(tokens, options.experts, c.route.topk, c.capacity_factor));
+}
+
+MoeOutput MoE::operator()(const Tensor& given, const Tensor& padding) const {
+  std::int64_t sequences = 1;
+  for (int i = 0; i + 2 < given.ndim(); ++i) sequences *= given.dim(i);
+  const std::int64_t tokens = given.ndim() > 1 ? sequences * given.dim(-2) : 1;
+  const Tensor x = reshape(given, {tokens, given.dim(-1)});
+  auto [routing, loss] = router(x, {.padding = padding, .sequences = sequences});
+  Dispatch d = dispatcher->dispatch_preprocess(latent_down ? (*latent_down)(x) : x, routing,
+                                               rows_of_expert(tokens));
+  dispatcher->token_dispatch(d);
+  dispatcher->dispatch_postprocess(d);
+  Tensor y = experts(d.tokens, d.probs, d.expert_rows);
+  y = dispatcher->combine_preprocess(y, d);
+  y = dispatcher->token_combine(y, d);
+  y = dispatcher->combine_postprocess(y, d);
+  if (latent_up) y = (*latent_up)(y);
+  if (shared) y = add(y, (*shared)(x));
+  return {reshape(y, given.shape()), std::move(loss)};
+}
+
+void MoE::visit(Visitor& v) {
+  v("router", router);
+  v("experts", experts);
+  v("latent_down", latent_down);
+  v("latent_up", latent_up);
+  v("shared", shared);
+}
+
+std::string MoE::describe() const {
+  return message("MoE({} experts, {} a token)", options.experts, options.router.route.topk);
+}
+
+MoE MoE::like() const {
+  return MoE(latent_up ? latent_up->weight.dim(0) : experts.down.dim(1), options);
+}
+
+}  // namespace weft::nn

@@ -1,0 +1,59 @@
+#pragma once
+#include <memory>
+
+#include "weft/nn/experts.h"
+#include "weft/nn/router.h"
+#include "weft/nn/token_dispatcher.h"
+
+namespace weft::nn {
+
+struct MoeOptions {
+  std::int64_t experts = 0;
+  RouterConfig router = {};
+  std::int64_t ffn = 0;  ///< width of one expert
+  Activation activation = Activation::swiglu;
+  bool bias = false;            ///< of the experts and the shared one
+  std::int64_t shared_ffn = 0;  ///< width of an MLP that every token goes through; 0: none
+  bool shared_gate = false;     ///< multiply its output by sigmoid(x . w)
+  std::int64_t latent = 0;      ///< the experts work on so many numbers a token; 0: on all
+  /// With router.capacity_factor: every expert gets exactly its capacity of rows, fillers where too
+  /// few tokens want it. Then all shapes are known without reading the routing, and the host waits
+  /// for nothing.
+  bool pad_to_capacity = true;
+  std::int64_t alignment = 1;  ///< the rows of an expert are filled up to a multiple
+  bool recompute = false;
+  Init init = Init::normal(0.02);
+  Init proj_init = Init::normal(0.02);  ///< of the projections back into the residual stream
+};
+
+struct [[nodiscard]] MoeOutput {
+  Tensor y;
+  Tensor loss;  ///< to be added to the mean loss: a scalar; null without any, or nothing recorded
+};
+
+/// Mixture of experts in place of an MLP: each token goes to the experts that the router chooses.
+///   y_t = sum over the chosen e of p_te expert_e(x_t)  [+ shared(x_t)]
+/// With `latent`, experts see down(x_t), and their sum goes through up.
+/// Source  Shazeer et al. 2017, arXiv:1701.06538; shared experts: Dai et al. 2024, arXiv:2401.06066
+struct MoE : Module {
+  MoeOptions options;
+  Router router;
+  Experts experts;
+  std::optional<Linear> latent_down, latent_up;
+  std::optional<SharedExpert> shared;
+  std::unique_ptr<TokenDispatcher> dispatcher;  ///< local; a parallel plan puts its own here
+
+  MoE(std::int64_t dim, const MoeOptions& options);
+  /// x (dim), (T, dim) or (B, ..., T, dim) -> y alike. Each axis before the last two is one of
+  /// sequences, by which Balance::sequence counts. padding (tokens of x in all) bool: true goes to
+  /// no expert.
+  MoeOutput operator()(const Tensor& x, const Tensor& padding = {}) const;
+  void visit(Visitor& v) override;
+  std::string describe() const override;
+  MoE like() const;
+
+ private:
+  std::int64_t rows_of_expert(std::int64_t tokens) const;
+};
+
+}  // namespace weft::nn

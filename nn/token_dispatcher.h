@@ -1,0 +1,54 @@
+#pragma once
+#include "weft/autograd/router.h"
+#include "weft/autograd/token_permute.h"
+
+namespace weft::nn {
+
+/// Tokens on their way to the experts, and what is needed to bring the results back. Values, not
+/// members of a dispatcher: a recomputed layer and the next micro-batch have their own.
+struct Dispatch {
+  ExpertRows rows;     ///< of this rank's tokens, by global expert
+  Tensor tokens;       ///< (N, C): in the end by local expert
+  Tensor probs;        ///< (N), beside them
+  Tensor expert_rows;  ///< (local experts) i64 on the host: what the experts are given
+  TensorList extra;    ///< what an implementation keeps for itself: split sizes, orders of chunks
+};
+
+/// Brings tokens to the experts that the router chose and adds up what comes back, in six steps of
+/// which only the two in the middle communicate: they can be overlapped with other work, or be
+/// captured in a graph. The order of a token's sum is that of its slots, whatever the layout.
+class TokenDispatcher {
+ public:
+  virtual ~TokenDispatcher() = default;
+  /// x (T, C) -> rows by global expert. With a capacity every expert gets exactly so many, and the
+  /// host reads nothing; 0: as many as there are.
+  [[nodiscard]] virtual Dispatch dispatch_preprocess(const Tensor& x, const Routing& routing,
+                                                     std::int64_t capacity) const = 0;
+  virtual void token_dispatch(Dispatch& d) const = 0;
+  virtual void dispatch_postprocess(Dispatch& d) const = 0;
+  /// y (N, C) by local expert -> as it is to be sent.
+  [[nodiscard]] virtual Tensor combine_preprocess(const Tensor& y, const Dispatch& d) const = 0;
+  [[nodiscard]] virtual Tensor token_combine(const Tensor& y, const Dispatch& d) const = 0;
+  /// -> (T, C)
+  [[nodiscard]] virtual Tensor combine_postprocess(const Tensor& y, const Dispatch& d) const = 0;
+};
+
+/// All experts are here: nothing is sent.
+class LocalDispatcher : public TokenDispatcher {
+ public:
+  /// `alignment`: the rows of each expert are filled up to a multiple.
+  explicit LocalDispatcher(std::int64_t experts, std::int64_t alignment = 1)
+      : experts_(experts), alignment_(alignment) {}
+  Dispatch dispatch_preprocess(const Tensor& x, const Routing& routing,
+                               std::int64_t capacity) const override;
+  void token_dispatch(Dispatch&) const override {}
+  void dispatch_postprocess(Dispatch& d) const override;
+  Tensor combine_preprocess(const Tensor& y, const Dispatch&) const override { return y; }
+  Tensor token_combine(const Tensor& y, const Dispatch&) const override { return y; }
+  Tensor combine_postprocess(const Tensor& y, const Dispatch& d) const override;
+
+ private:
+  std::int64_t experts_, alignment_;
+};
+
+}  // namespace weft::nn

@@ -1,0 +1,183 @@
+// Experts in a whole model.
+#include <doctest/doctest.h>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/nn/gpt.h"
+#include "weft/optim/adamw.h"
+#include "weft/tests/support.h"
+
+using namespace weft;
+
+namespace {
+
+using nn::Arch;
+using nn::Gpt;
+using nn::GptConfig;
+using nn::Recompute;
+using test::different_bits;
+using test::error_of;
+using test::mismatch;
+
+GptConfig tiny(Arch arch = Arch::llama) {
+  return {.arch = arch,
+          .layers = 3,
+          .heads = 2,
+          .dim = 16,
+          .ffn = 24,
+          .seq = 8,
+          .vocab = 13,
+          .moe = {.experts = 4,
+                  .router = {.balance = {{nn::Balance::aux, 0.01}}, .z_loss = 0.001},
+                  .ffn = 10,
+                  .shared_ffn = 6}};
+}
+
+const Tensor kIds = test::random({2, 8}, 1, DType::i32);
+
+struct Pass {
+  double loss, aux;
+  TensorList grads;
+};
+Pass pass(Gpt& model) {
+  Tape tape;
+  const nn::Trunk t = model.trunk(kIds);
+  const Tensor ce = model.loss(t.hidden, model.head, kIds);
+  const Tensor loss = t.aux ? add(ce, t.aux) : ce;
+  TensorList wanted;
+  for (const Tensor& p : model.parameters()) wanted.push_back(p);
+  return {ce.item(), t.aux ? t.aux.item() : 0, tape.gradients(loss, wanted)};
+}
+
+}  // namespace
+
+TEST_CASE("gpt with experts: parameters by formula, and which layers have them") {
+  for (const Arch arch : {Arch::gpt2, Arch::llama})
+    for (int kind = 0; kind < 6; ++kind) {
+      CAPTURE(kind);
+      GptConfig c = tiny(arch);
+      if (kind == 1) c.moe_every = 2;
+      if (kind == 2) c.moe_layers = {0, 1, 0};
+      if (kind == 3) c.moe.latent = 4;
+      if (kind == 4) c.moe.shared_gate = true;
+      if (kind == 5) c.moe = {.experts = 5, .router = {.bias = true}};
+      const Gpt model(c);
+      CHECK(model.parameter_count() == c.parameter_count());
+      for (std::size_t i = 0; i < 3; ++i) {
+        const bool experts = kind == 1 ? i != 1 : kind == 2 ? i == 1 : true;
+        CHECK(model.blocks[i].moe.has_value() == experts);
+        CHECK(model.blocks[i].mlp.has_value() == !experts);
+      }
+    }
+}
+
+TEST_CASE("gpt with experts: flops are those of the experts that a token uses") {
+  // Two of many experts of half the width cost what the dense model costs, but for the router.
+  GptConfig dense = tiny(), sparse = dense;
+  dense.moe = {};
+  sparse.moe = {.experts = 16, .ffn = 12};
+  CHECK(sparse.flops_per_token() == dense.flops_per_token() + 6.0 * 3 * 16 * 16);
+  sparse.moe.shared_ffn = 5;
+  CHECK(sparse.flops_per_token() == dense.flops_per_token() + 6.0 * 3 * (16 * 16 + 3 * 16 * 5));
+}
+
+TEST_CASE(
+    "gpt with experts: recomputing changes neither loss nor gradients, and aux comes through") {
+  for (const Arch arch : {Arch::gpt2, Arch::llama}) {
+    GptConfig c = tiny(arch);
+    c.moe_layers = {1, 0, 1};
+    Gpt plain(c);
+    nn::init(plain, 5);
+    const Pass want = pass(plain);
+    CHECK(want.aux > 0);
+    for (const Recompute r : {Recompute::selective, Recompute::full}) {
+      c.recompute = r;
+      Gpt again(c);
+      nn::init(again, 5);
+      const Pass got = pass(again);
+      CHECK(got.loss == want.loss);
+      CHECK(got.aux == want.aux);
+      for (int i = 0; i < got.grads.size(); ++i)
+        CHECK(different_bits(got.grads[i], want.grads[i]) == "");
+    }
+  }
+}
+
+TEST_CASE("gpt with experts: the layers of multi-token prediction have them too") {
+  GptConfig c = tiny();
+  c.mtp = {.depths = 2};
+  Gpt model(c);
+  nn::init(model, 1);
+  CHECK(model.parameter_count() == c.parameter_count());
+  Tape tape;
+  const nn::GptLosses all = model.losses(kIds, kIds);
+  CHECK(all.aux.item() > model.trunk(kIds).aux.item());
+  // Running backward from the total reaches their routers.
+  all.total().backward();
+  CHECK(model.mtp[1].block.moe->router.weight.grad().abs().max().item() > 0);
+}
+
+TEST_CASE("gpt: a dense model has no aux") {
+  GptConfig c = tiny();
+  c.moe = {};
+  Tape tape;
+  CHECK_FALSE(Gpt(c).trunk(kIds).aux);
+}
+
+TEST_CASE("gpt with experts: 30 steps learn a repeated text, and rerun to the same bits") {
+  std::vector<double> first;
+  for (int round = 0; round < 2; ++round) {
+    Gpt model(tiny());
+    nn::init(model, 3);
+    optim::AdamW opt(model.named_parameters(), {.lr = 0.01});
+    std::vector<double> losses;
+    for (int i = 0; i < 30; ++i) {
+      Tape tape;
+      const nn::Trunk t = model.trunk(kIds);
+      const Tensor ce = model.loss(t.hidden, model.head, kIds);
+      losses.push_back(ce.item());
+      add(ce, t.aux).backward();
+      opt.step();
+      opt.zero_grad();
+    }
+    CHECK(losses.front() > 2.4);
+    CHECK(losses.back() < 0.5);
+    if (round == 0)
+      first = losses;
+    else
+      CHECK(losses == first);
+  }
+}
+
+TEST_CASE("gpt with experts: generation sees the same logits as the whole pass") {
+  Gpt model(tiny());
+  nn::init(model, 3);
+  nn::KvCache cache(model.config, 1, 8);
+  const Tensor row = kIds.narrow(0, 0, 1);
+  const Tensor whole = model(row);
+  for (std::int64_t i = 0; i < 8; ++i)
+    CHECK(mismatch(model.decode(row.narrow(1, i, 1), cache).view({13}),
+                   whole.select(0, 0).select(0, i), 1e-5) == "");
+}
+
+TEST_CASE("gpt with experts: errors") {
+  const auto text = [](auto change) {
+    GptConfig c = tiny();
+    change(c);
+    return error_of([&] { c.validate(); });
+  };
+  CHECK(text([](GptConfig& c) { c.moe.experts = -1; }) ==
+        "gpt: experts must be at least 0, got -1");
+  CHECK(text([](GptConfig& c) { c.moe.ffn = -1; }) == "gpt: expert_ffn must be at least 0, got -1");
+  CHECK(text([](GptConfig& c) { c.moe.router.z_loss = -1; }) ==
+        "router: z_loss must be at least 0, got -1");
+  CHECK(text([](GptConfig& c) { c.moe_every = 0; }) == "gpt: moe_every must be at least 1, got 0");
+  CHECK(text([](GptConfig& c) { c.moe_layers = {1}; }) ==
+        "gpt: moe_layers must have one number for each of the 3 layers, got 1");
+  CHECK(text([](GptConfig& c) {
+          c.moe_layers = {1, 0, 2};
+        }) == "gpt: moe_layers must hold 0 or 1, got 2");
+  CHECK(text([](GptConfig& c) {
+          c.moe = {};
+          c.moe_layers = {0, 0, 0};
+        }) == "gpt: moe_layers needs experts, got experts 0");
+}
