@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "weft/core/cuda.h"
+#include "weft/core/cuda_graph.h"
 
 namespace weft::cuda {
 namespace {
@@ -66,7 +68,9 @@ void grouped_gemm(const Tensor& a, const Tensor& b, GroupedProduct kind, const T
   for (std::int64_t e = 0; e < groups; ++e) busy += n[e] > 0;
   if (busy == 0) return;
   const Stream main = Stream::current(a.device());
-  const int sides = static_cast<int>(std::min<std::int64_t>(busy, kStreams)) - 1;
+  // A capture stays in its stream.
+  const bool alone = Graph::capturing() != nullptr;
+  const int sides = alone ? 0 : static_cast<int>(std::min<std::int64_t>(busy, kStreams)) - 1;
   std::unique_ptr<SideStreams> side;
   if (sides > 0) {
     side = Pool::get().take(a.device());
@@ -78,7 +82,8 @@ void grouped_gemm(const Tensor& a, const Tensor& b, GroupedProduct kind, const T
     if (n[e] == 0) continue;
     const GroupOperands g(kind, e, first, n[e], width.outputs, width.inputs, accumulate);
     const auto lane = static_cast<int>(index++ % (sides + 1));
-    const StreamScope scope(lane == 0 ? main : side->streams[lane - 1]);
+    std::optional<StreamScope> scope;
+    if (lane > 0) scope.emplace(side->streams[lane - 1]);
     gemm(from(a, g.a), from(b, g.b), g.shape, scratch, from(out, g.out));
   }
   if (!side) return;

@@ -13,6 +13,7 @@
 #include "weft/core/random.h"
 #include "weft/core/staging.h"
 #include "weft/nn/gpt.h"
+#include "weft/nn/moe.h"
 #include "weft/optim/adamw.h"
 #include "weft/optim/sgd.h"
 #include "weft/tests/cuda/gpu.h"
@@ -300,6 +301,36 @@ TEST_CASE("graph: replay() needs a capture, and a RandomScope when random layers
     CHECK(different_bits(y.to(kCpu), dropout(x.to(kCpu), 0.5, RandomScope::key_for(7, 64, 1))) ==
           "");
   }
+}
+
+TEST_CASE("graph: experts with a capacity are captured; without one their rows must be read") {
+  const auto layer = [](double capacity) {
+    nn::MoE moe(8, {.experts = 4, .router = {.capacity_factor = capacity}, .ffn = 6});
+    nn::init(moe, 2);
+    moe.to(kGpu);
+    return moe;
+  };
+  const nn::MoE moe = layer(1);
+  Tensor x = on_gpu(1, {10, 8}), y, dx;
+  x.set_requires_grad();
+  const Tensor dy = on_gpu(2, {10, 8});
+  const auto work = [&] {
+    Tape tape;
+    y = moe(x).y;
+    dx = tape.gradients(y, {x}, dy)[0];
+  };
+  work();
+  const Tensor want = y.to(kCpu), dwant = dx.to(kCpu);
+  Graph graph;
+  graph.capture(work);
+  for (int i = 0; i < 2; ++i) {
+    graph.replay();
+    CHECK(different_bits(y.to(kCpu), want) == "");
+    CHECK(different_bits(dx.to(kCpu), dwant) == "");
+  }
+  const nn::MoE uneven = layer(0);
+  Graph other;
+  CHECK(error_of([&] { other.capture([&] { y = uneven(x).y; }); }).starts_with("graph: "));
 }
 
 TEST_CASE("graph: inputs keep the shape of the capture") {
