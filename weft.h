@@ -54,6 +54,7 @@
 #include "weft/nn/rotary.h"
 #include "weft/nn/router.h"
 #include "weft/nn/sampling.h"
+#include "weft/nn/speculative.h"
 #include "weft/nn/token_dispatcher.h"
 #include "weft/optim/adamw.h"
 #include "weft/optim/clip.h"

@@ -133,6 +133,7 @@ set(weft_sources
   nn/router.cpp
   nn/router_step.cpp
   nn/sampling.cpp
+  nn/speculative.cpp
   nn/state_dict.cpp
   nn/token_dispatcher.cpp
   optim/adamw.cpp

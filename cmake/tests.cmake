@@ -71,6 +71,7 @@ set(weft_test_stems
   sinkhorn
   softmax
   sort
+  speculative
   state_dict
   swiglu
   tape
@@ -104,7 +105,7 @@ endforeach()
 if(WEFT_EXAMPLES)
   add_test(NAME readme_model COMMAND readme_model)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
-  foreach(case mini_gpt repeat wrong_use)
+  foreach(case mini_gpt mtp repeat wrong_use)
     add_test(NAME cli_${case}
       COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_${case}.py)
     set_tests_properties(cli_${case} PROPERTIES

@@ -12,6 +12,7 @@
 #include "weft/examples/common/run_folder.h"
 #include "weft/nn/kv_cache.h"
 #include "weft/nn/sampling.h"
+#include "weft/nn/speculative.h"
 
 namespace {
 
@@ -21,7 +22,7 @@ struct Options {
   std::string checkpoint, model, prompt = "\n";
   std::int64_t tokens = 300, seed = 1, top_k = 0, threads = 0;
   double temperature = 0.8, top_p = 0.95;
-  bool print_config = false, dry_run = false;
+  bool speculative = false, print_config = false, dry_run = false;
 };
 
 void check_values(const Options& o) {
@@ -60,27 +61,23 @@ std::string to_toml(const Options& o) {
   using train::toml_value;
   return message(
       "checkpoint = {}\nprompt = {}\ntokens = {}\ntemperature = {}\ntopk = {}\ntopp = {}\n"
-      "seed = {}\nthreads = {}\n",
+      "seed = {}\nthreads = {}\nspeculative = {}\n",
       toml_value(o.checkpoint), toml_value(o.prompt), o.tokens, o.temperature, o.top_k, o.top_p,
-      o.seed, o.threads);
+      o.seed, o.threads, o.speculative);
 }
 
-void generate(const Options& o) {
-  const nn::Gpt model = load(o);
-  if (o.dry_run) {
-    std::printf("%s", nn::to_string(model).c_str());
-    return;
-  }
-  const data::ByteTokenizer tokenizer;
-  check(model.config.vocab <= tokenizer.vocab(),
-        "--checkpoint: the model writes {} different tokens; only the bytes tokenizer, with {}, "
-        "exists yet",
-        model.config.vocab, tokenizer.vocab());
-  std::vector<std::int32_t> text = tokenizer.encode(o.prompt);
+nn::SamplingOptions sampling(const Options& o) {
+  return {.temperature = o.temperature, .top_k = o.top_k, .top_p = o.top_p};
+}
+
+void print(std::span<const std::int32_t> tokens) {
+  std::fputs(data::ByteTokenizer().decode(tokens).c_str(), stdout);
+  std::fflush(stdout);
+}
+
+void one_by_one(const nn::Gpt& model, std::vector<std::int32_t> text, const Options& o) {
   const auto window = static_cast<std::size_t>(model.config.seq);
-  const DType dtype = model.embed.weight.dtype();
-  std::fputs(o.prompt.c_str(), stdout);
-  nn::KvCache cache(model.config, 1, model.config.seq, dtype);
+  nn::KvCache cache(model.config, 1, model.config.seq, model.embed.weight.dtype());
   std::span<const std::int32_t> fresh(text);
   if (fresh.size() > window) fresh = fresh.last(window);
   for (std::int64_t i = 0; i < o.tokens; ++i) {
@@ -92,14 +89,51 @@ void generate(const Options& o) {
     const Tensor logits = model.decode(to_ids(fresh), cache).select(0, 0);
     const RandomKey key{static_cast<std::uint64_t>(o.seed), stream_of("generate"),
                         static_cast<std::uint64_t>(i)};
-    const std::int64_t token = nn::sample_token(
-        logits, {.temperature = o.temperature, .top_k = o.top_k, .top_p = o.top_p}, key);
-    text.push_back(static_cast<std::int32_t>(token));
+    text.push_back(static_cast<std::int32_t>(nn::sample_token(logits, sampling(o), key)));
     fresh = std::span<const std::int32_t>(text).last(1);
-    std::fputs(tokenizer.decode(fresh).c_str(), stdout);
-    std::fflush(stdout);
+    print(fresh);
   }
+}
+
+nn::Speculator::Stats several_a_pass(const nn::Gpt& model, std::span<const std::int32_t> prompt,
+                                     const Options& o) {
+  nn::Speculator speculator(model, sampling(o), static_cast<std::uint64_t>(o.seed));
+  speculator.start(prompt);
+  while (speculator.stats().tokens < o.tokens)
+    print(speculator.next(o.tokens - speculator.stats().tokens));
+  return speculator.stats();
+}
+
+void generate(const Options& o) {
+  const nn::Gpt model = load(o);
+  check(!o.speculative || model.config.mtp.depths > 0,
+        "--speculative: the checkpoint has no multi-token prediction; remove the flag, or train a "
+        "model with --mtp 1");
+  if (o.dry_run) {
+    std::printf("%s", nn::to_string(model).c_str());
+    return;
+  }
+  const data::ByteTokenizer tokenizer;
+  check(model.config.vocab <= tokenizer.vocab(),
+        "--checkpoint: the model writes {} different tokens; only the bytes tokenizer, with {}, "
+        "exists yet",
+        model.config.vocab, tokenizer.vocab());
+  const std::vector<std::int32_t> prompt = tokenizer.encode(o.prompt);
+  std::fputs(o.prompt.c_str(), stdout);
+  if (!o.speculative) {
+    one_by_one(model, prompt, o);
+    std::fputs("\n", stdout);
+    return;
+  }
+  const nn::Speculator::Stats stats = several_a_pass(model, prompt, o);
   std::fputs("\n", stdout);
+  std::fflush(stdout);
+  // Beside the text, not in it.
+  std::fprintf(stderr,
+               "tokens per forward pass %.2f (%lld tokens in %lld passes, %lld of %lld drafts)\n",
+               stats.tokens_per_pass(), static_cast<long long>(stats.tokens),
+               static_cast<long long>(stats.passes), static_cast<long long>(stats.accepted),
+               static_cast<long long>(stats.drafted));
 }
 
 }  // namespace
@@ -120,13 +154,8 @@ int main(int argc, char** argv) try {
       ->capture_default_str();
   app.add_option("--seed", o.seed, "seed of the draws")->capture_default_str();
   app.add_option("--threads", o.threads, "threads; 0: all processors")->capture_default_str();
-  app.add_flag_callback(
-         "--speculative",
-         [] {
-           check(false,
-                 "--speculative: multi-token prediction does not exist yet; remove the flag");
-         })
-      ->group("Reserved");
+  app.add_flag("--speculative", o.speculative,
+               "draft with the multi-token prediction of the model: the same text in fewer passes");
   std::string config;  // taken out of the command line by expand_config(); here for --help
   app.add_option("--config", config, "TOML file with the same names; a flag wins");
   for (CLI::Option* option : app.get_options())

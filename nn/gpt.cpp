@@ -156,7 +156,11 @@ Trunk Gpt::mtp_trunk(int depth, const Tensor& later, const Tensor& h, const Pack
   const RotaryTable* angles = rotary ? &*rotary : nullptr;
   Tensor e = embed_tokens(later, packing, cache ? cache->length() : 0, depth);
   if (config.mtp.detached) e = e.detach();
-  if (config.recompute != Recompute::full || cache) return layer(e, h, angles, packing, cache);
+  if (config.recompute != Recompute::full || cache) {
+    Trunk y = layer(e, h, angles, packing, cache);
+    if (cache) cache->advance(later.dim(1));
+    return y;
+  }
   TensorList out = recompute(
       [&layer, angles](const TensorList& s) {
         Trunk y = layer(s[0], s[1], angles, Packing{s[2], s[3]});
@@ -172,14 +176,20 @@ Tensor Gpt::operator()(const Tensor& ids, const Packing& packing) const {
   return head(hidden(ids, packing));
 }
 
-Tensor Gpt::decode(const Tensor& ids, KvCache& cache) const {
+Tensor Gpt::extend(const Tensor& ids, KvCache& cache) const {
   check(ids.ndim() == 2 && ids.dim(1) > 0,
         "gpt: decode needs ids of shape (batch, tokens) with at least 1 token, got {}",
         ids.shape());
   const NoGradGuard off;
   const Tensor h = run(ids, {}, &cache).hidden;
   cache.advance(ids.dim(1));
-  return head(h.select(1, ids.dim(1) - 1));
+  return h;
+}
+
+Tensor Gpt::decode(const Tensor& ids, KvCache& cache) const {
+  const Tensor h = extend(ids, cache);
+  const NoGradGuard off;
+  return head(h.select(1, h.dim(1) - 1));
 }
 
 std::string Gpt::describe() const {

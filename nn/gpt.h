@@ -88,9 +88,12 @@ struct Gpt : Module {
   GptLosses losses(const Tensor& ids, const Tensor& targets, const Packing& packing = {}) const;
   /// The output of MTP depth `depth` (from 1), ready for the head. later (B, T): the token `depth`
   /// places after each; h (B, T, dim): the depth before's hidden, the trunk's for depth 1. With a
-  /// cache, of that depth alone, they follow the places in it.
+  /// cache, of that depth alone, they follow the places in it, and are taken up.
   [[nodiscard]] Trunk mtp_trunk(int depth, const Tensor& later, const Tensor& h,
                                 const Packing& packing = {}, KvCache* cache = nullptr) const;
+  /// hidden() of new tokens that follow those in the cache, which takes them up: ids (B, T) with
+  /// any T >= 1  ->  (B, T, dim).
+  Tensor extend(const Tensor& ids, KvCache& cache) const;
   /// Logits of new tokens that follow those in the cache, which takes them up: ids (B, T) with any
   /// T >= 1, so a prompt goes in at once  ->  logits of the last of them, (B, vocab).
   Tensor decode(const Tensor& ids, KvCache& cache) const;

@@ -34,9 +34,13 @@ std::vector<Candidate> candidates(const Tensor& logits) {
   return out;
 }
 
-}  // namespace
+/// The tokens that a draw chooses among, likeliest first, and the weight of each.
+struct Choice {
+  std::vector<Candidate> tokens;
+  std::vector<double> weights;
+};
 
-std::int64_t sample_token(const Tensor& logits, const SamplingOptions& o, const RandomKey& key) {
+Choice choice(const Tensor& logits, const SamplingOptions& o) {
   check(logits.ndim() == 1 && logits.numel() > 0,
         "sample_token: logits must have shape (V) with V at least 1, got {}", logits.shape());
   check(o.temperature >= 0 && std::isfinite(o.temperature),
@@ -45,7 +49,7 @@ std::int64_t sample_token(const Tensor& logits, const SamplingOptions& o, const 
   check(o.top_p > 0 && o.top_p <= 1, "sample_token: top_p must be in (0, 1], got {}", o.top_p);
 
   std::vector<Candidate> c = candidates(logits);
-  if (o.temperature == 0) return std::min_element(c.begin(), c.end(), likelier)->token;
+  if (o.temperature == 0) return {{*std::min_element(c.begin(), c.end(), likelier)}, {1}};
   std::sort(c.begin(), c.end(), likelier);
   if (o.top_k > 0 && o.top_k < static_cast<std::int64_t>(c.size()))
     c.resize(static_cast<std::size_t>(o.top_k));
@@ -53,22 +57,46 @@ std::int64_t sample_token(const Tensor& logits, const SamplingOptions& o, const 
   // Weights relative to the likeliest token, so a tiny temperature cannot overflow.
   std::vector<double> weight;
   for (const Candidate& x : c) weight.push_back(std::exp((x.logit - c[0].logit) / o.temperature));
-  double total = std::accumulate(weight.begin(), weight.end(), 0.0);
   if (o.top_p < 1) {
+    const double total = std::accumulate(weight.begin(), weight.end(), 0.0);
     double kept = 0;
     std::size_t n = 0;
     while (n < weight.size() && kept < o.top_p * total) kept += weight[n++];
     weight.resize(n);
-    total = kept;
   }
+  return {std::move(c), std::move(weight)};
+}
+
+}  // namespace
+
+std::int64_t sample_token(const Tensor& logits, const SamplingOptions& options,
+                          const RandomKey& key) {
+  const Choice c = choice(logits, options);
+  return c.tokens[static_cast<std::size_t>(draw_token(c.weights, key))].token;
+}
+
+std::vector<double> token_probabilities(const Tensor& logits, const SamplingOptions& options) {
+  const Choice c = choice(logits, options);
+  const double total = std::accumulate(c.weights.begin(), c.weights.end(), 0.0);
+  std::vector<double> p(static_cast<std::size_t>(logits.numel()));
+  for (std::size_t i = 0; i < c.weights.size(); ++i)
+    p[static_cast<std::size_t>(c.tokens[i].token)] = c.weights[i] / total;
+  return p;
+}
+
+std::int64_t draw_token(std::span<const double> weights, const RandomKey& key) {
+  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+  check(total > 0 && std::isfinite(total) &&
+            std::all_of(weights.begin(), weights.end(), [](double w) { return w >= 0; }),
+        "draw_token: weights must be at least 0 with a sum above 0, got a sum of {}", total);
   const double u = (static_cast<double>(random_bits(key, 0)) + 0.5) * 0x1p-32;
   double left = u * total;
-  for (std::size_t i = 0; i < weight.size(); ++i)
-    if ((left -= weight[i]) < 0) return c[i].token;
+  for (std::size_t i = 0; i < weights.size(); ++i)
+    if ((left -= weights[i]) < 0) return static_cast<std::int64_t>(i);
   // Rounding left a crumb: the last token that has any weight.
-  std::size_t last = weight.size() - 1;
-  while (last > 0 && weight[last] == 0) --last;
-  return c[last].token;
+  std::size_t last = weights.size() - 1;
+  while (last > 0 && weights[last] == 0) --last;
+  return static_cast<std::int64_t>(last);
 }
 
 }  // namespace weft::nn

@@ -1,4 +1,7 @@
 #pragma once
+#include <span>
+#include <vector>
+
 #include "weft/core/philox.h"
 #include "weft/core/tensor.h"
 
@@ -16,5 +19,11 @@ struct SamplingOptions {
 /// Throws  Error on a negative temperature or top_k, top_p outside (0, 1], NaN or only -inf logits
 std::int64_t sample_token(const Tensor& logits, const SamplingOptions& options,
                           const RandomKey& key);
+
+/// The distribution that sample_token() draws from, by token: 0 for those left out.
+std::vector<double> token_probabilities(const Tensor& logits, const SamplingOptions& options);
+/// Draws a place of `weights` with probability proportional to its weight.
+/// Throws  Error unless all weights are at least 0 and finite, and one is above 0
+std::int64_t draw_token(std::span<const double> weights, const RandomKey& key);
 
 }  // namespace weft::nn

@@ -185,6 +185,10 @@ TEST_CASE("mtp: the loss of depth d is the cross entropy of the token d + 1 plac
       total += 0.1 / 2 * want * 16 / static_cast<double>(2 * (8 - depth));
     }
     CHECK(l.total().item() == doctest::Approx(total).epsilon(1e-12));
+    // What routers add is a mean already.
+    GptLosses routed = l;
+    routed.aux = Tensor::full({}, 0.25, DType::f32);
+    CHECK(routed.total().item() == doctest::Approx(total + 16 * 0.25).epsilon(1e-12));
   }
 }
 

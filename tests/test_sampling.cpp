@@ -126,3 +126,33 @@ TEST_CASE("sample_token: errors name the rule") {
   CHECK(error(Tensor::of({-kInf, -kInf}, {2}), {}) ==
         "sample_token: at least one logit must be above -inf, got none of 2");
 }
+
+TEST_CASE("token_probabilities: what sample_token draws from") {
+  const Tensor logits = Tensor::of({1, 3, -INFINITY, 2, 2}, {5}, DType::f64);
+  const auto p = [&](const nn::SamplingOptions& o) { return nn::token_probabilities(logits, o); };
+  CHECK(p({.temperature = 0}) == std::vector<double>{0, 1, 0, 0, 0});
+  const double e = std::exp(1.0), all = 1 + e * e + 2 * e;
+  const std::vector<double> want = {1 / all, e * e / all, 0, e / all, e / all}, got = p({});
+  for (std::size_t i = 0; i < 5; ++i) CHECK(got[i] == doctest::Approx(want[i]).epsilon(1e-14));
+  const std::vector<double> two = p({.temperature = 0.5, .top_k = 2});
+  CHECK(two[1] == doctest::Approx(e * e / (e * e + 1)).epsilon(1e-14));
+  CHECK(two[3] == doctest::Approx(1 / (e * e + 1)).epsilon(1e-14));
+  CHECK(two[4] == 0);
+  CHECK(p({.top_p = 0.3}) == std::vector<double>{0, 1, 0, 0, 0});
+}
+
+TEST_CASE("draw_token: as often as its weight, never one without") {
+  const std::vector<double> weights = {0, 3, 0, 1, 0};
+  int seen[5] = {};
+  for (std::uint64_t i = 0; i < 4000; ++i)
+    ++seen[nn::draw_token(weights, {9, stream_of("draw"), i})];
+  CHECK(seen[0] + seen[2] + seen[4] == 0);
+  CHECK(seen[1] == doctest::Approx(3000).epsilon(0.05));
+  const auto error = [](const std::vector<double>& w) {
+    return test::error_of([&] { nn::draw_token(w, {}); });
+  };
+  CHECK(error({0, 0}) ==
+        "draw_token: weights must be at least 0 with a sum above 0, got a sum of 0");
+  CHECK(error({2, -1}) ==
+        "draw_token: weights must be at least 0 with a sum above 0, got a sum of 1");
+}

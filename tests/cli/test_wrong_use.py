@@ -170,8 +170,8 @@ def wrong_uses_of_generate(folder):
                         (["--checkpoint", good, "--seed", "-2"], ("--seed", "-2")),
                         (["--checkpoint", good, "--threads", "-2"], ("--threads", "-2")),
                         (["--checkpoint", good, "--tokns", "3"], ("--tokns", "--tokens")),
-                        (["--model", folder], ("--model", "does not exist yet")),
-                        (["--speculative"], ("--speculative", "does not exist yet"))):
+                        (["--checkpoint", good, "--speculative"], ("--speculative", "--mtp 1")),
+                        (["--model", folder], ("--model", "does not exist yet"))):
         done = run("generate", *args)
         refused(done, 2, *parts)
         assert done.stdout == "", done.stdout

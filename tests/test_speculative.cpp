@@ -1,0 +1,232 @@
+// Drafts of the MTP depths change how many passes a text takes, and nothing else.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <vector>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/nn/speculative.h"
+#include "weft/optim/adamw.h"
+#include "weft/optim/clip.h"
+#include "weft/tests/support.h"
+
+using namespace weft;
+using nn::Arch;
+using nn::Gpt;
+using nn::GptConfig;
+using nn::SamplingOptions;
+using nn::Speculator;
+
+namespace {
+
+constexpr std::int64_t kVocab = 13, kSeq = 16;
+using Text = std::vector<std::int32_t>;
+
+// Chains that mostly go on by rule, and now and then start anew.
+Text language(std::size_t length, std::uint64_t seed) {
+  Text out = {static_cast<std::int32_t>(seed % kVocab)};
+  while (out.size() < length) {
+    const std::uint32_t bits = random_bits({seed, 3, 0}, out.size());
+    const auto next = (5 * out.back() + 3) % kVocab;
+    out.push_back(static_cast<std::int32_t>(bits % 8 == 0 ? bits / 8 % kVocab : next));
+  }
+  return out;
+}
+
+GptConfig config(Arch arch, std::int64_t depths, bool repeated = false) {
+  return {.arch = arch,
+          .layers = 1,
+          .heads = 2,
+          .dim = 32,
+          .seq = kSeq,
+          .vocab = kVocab,
+          .mtp = {.depths = depths, .weight = 0.5, .repeated = repeated}};
+}
+
+Gpt trained(const GptConfig& c, int steps) {
+  Gpt model(c);
+  nn::init(model, 6);
+  optim::AdamW opt(model.named_parameters(), {.lr = 1e-2});
+  for (int step = 0; step < steps; ++step) {
+    const Text text = language(8 * (kSeq + 1), 50 + static_cast<std::uint64_t>(step));
+    const Tensor rows = Tensor::from<std::int32_t>(text, {8, kSeq + 1});
+    Tape tape;
+    model.losses(rows.narrow(1, 0, kSeq).contiguous(), rows.narrow(1, 1, kSeq).contiguous())
+        .total()
+        .backward(Tensor::full({}, 1.0 / (8 * kSeq), DType::f32));
+    opt.step(optim::measure_clip(opt.parameters(), 1));
+    opt.zero_grad();
+  }
+  model.eval();
+  return model;
+}
+
+// One token a pass, by the same rules for a full window; also the least distance between the two
+// largest logits on the way.
+struct Plain {
+  Text text;
+  double least_lead = 1e30;
+};
+Plain plain_greedy(const Gpt& model, const Text& prompt, std::size_t count) {
+  Plain out{prompt};
+  nn::KvCache cache(model.config, 1, kSeq, model.embed.weight.dtype());
+  std::size_t fresh = std::min<std::size_t>(prompt.size(), kSeq);
+  while (out.text.size() < prompt.size() + count) {
+    if (cache.length() + static_cast<std::int64_t>(fresh) > kSeq) {
+      cache.truncate(0);
+      fresh = kSeq / 2 + 1;
+    }
+    const Text ids(out.text.end() - static_cast<std::ptrdiff_t>(fresh), out.text.end());
+    const Tensor logits =
+        model.decode(Tensor::from<std::int32_t>(ids, {1, static_cast<std::int64_t>(fresh)}), cache);
+    std::vector<double> v(kVocab);
+    logits.copy_to(v);
+    const auto best = std::max_element(v.begin(), v.end());
+    out.text.push_back(static_cast<std::int32_t>(best - v.begin()));
+    const double top = *best;
+    *best = -1e30;
+    out.least_lead = std::min(out.least_lead, top - *std::max_element(v.begin(), v.end()));
+    fresh = 1;
+  }
+  return out;
+}
+
+Text speculative(Speculator& s, const Text& prompt, std::size_t count) {
+  Text out = prompt;
+  s.start(prompt);
+  while (out.size() < prompt.size() + count) {
+    const auto more = s.next(static_cast<std::int64_t>(prompt.size() + count - out.size()));
+    out.insert(out.end(), more.begin(), more.end());
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("speculative: greedy text is the plain one, in fewer passes") {
+  for (const Arch arch : {Arch::gpt2, Arch::llama})
+    for (const std::int64_t depths : {1, 3})
+      for (const bool repeated : {false, true}) {
+        CAPTURE(static_cast<int>(arch));
+        CAPTURE(depths);
+        const Gpt model = trained(config(arch, depths, repeated), 80);
+        Speculator s(model, {.temperature = 0}, 1);
+        // Prompts shorter than the window, as long as it, and longer; texts over many windows.
+        for (const std::size_t length : {1, 5, 16, 40}) {
+          const Text prompt = language(length, 7);
+          const Plain want = plain_greedy(model, prompt, 60);
+          REQUIRE(want.least_lead > 1e-4);
+          CHECK(speculative(s, prompt, 60) == want.text);
+          CHECK(s.stats().tokens == 60);
+          CHECK(s.stats().accepted > 0);
+          CHECK(s.stats().accepted + s.stats().passes == 60);
+          CHECK(s.stats().drafted >= s.stats().accepted);
+        }
+        CHECK(s.stats().tokens_per_pass() > 1.2);
+      }
+}
+
+TEST_CASE("speculative: bad drafts are thrown away, and leave no trace in the caches") {
+  Gpt model = trained(config(Arch::llama, 2), 40);
+  // Depths that know nothing: their drafts are nearly always wrong.
+  for (const NamedTensor& p : model.named_parameters())
+    if (p.name.starts_with("mtp.")) normal_(p.tensor, {3, stream_of(p.name), 0}, 0, 1);
+  const Text prompt = language(6, 9);
+  const Plain want = plain_greedy(model, prompt, 50);
+  REQUIRE(want.least_lead > 1e-4);
+  Speculator s(model, {.temperature = 0}, 1);
+  CHECK(speculative(s, prompt, 50) == want.text);
+  CHECK(s.stats().accepted < s.stats().drafted / 2);
+  // Asked for one token at a time, nothing is drafted.
+  s.start(prompt);
+  Text one = prompt;
+  for (int i = 0; i < 50; ++i) one.push_back(s.next(1)[0]);
+  CHECK(one == want.text);
+  CHECK(s.stats().drafted == 0);
+  CHECK(s.stats().passes == 50);
+}
+
+TEST_CASE("speculative: sampled tokens have the model's distribution, whatever is drafted") {
+  const Gpt model = trained(config(Arch::llama, 2), 16);
+  const Text prompt = language(5, 11);
+  for (const SamplingOptions& o : {SamplingOptions{.temperature = 1.2},
+                                   SamplingOptions{.temperature = 2, .top_k = 5, .top_p = 0.9}}) {
+    // The exact probability of the first three tokens together.
+    const auto next = [&](const Text& text) {
+      nn::KvCache cache(model.config, 1, kSeq);
+      const Tensor ids =
+          Tensor::from<std::int32_t>(text, {1, static_cast<std::int64_t>(text.size())});
+      return nn::token_probabilities(model.decode(ids, cache).select(0, 0), o);
+    };
+    std::map<Text, double> want;
+    Text text = prompt;
+    const std::vector<double> first = next(prompt);
+    for (std::int32_t a = 0; a < kVocab; ++a) {
+      text = prompt;
+      text.push_back(a);
+      const std::vector<double> second = next(text);
+      for (std::int32_t b = 0; b < kVocab; ++b) {
+        text.resize(prompt.size() + 1);
+        text.push_back(b);
+        const std::vector<double> third = next(text);
+        for (std::int32_t c = 0; c < kVocab; ++c)
+          want[{a, b, c}] = first[static_cast<std::size_t>(a)] *
+                            second[static_cast<std::size_t>(b)] *
+                            third[static_cast<std::size_t>(c)];
+      }
+    }
+    constexpr int kDraws = 4000;
+    std::map<Text, int> seen;
+    std::int64_t accepted = 0, drafted = 0;
+    for (int i = 0; i < kDraws; ++i) {
+      Speculator s(model, o, static_cast<std::uint64_t>(i));
+      // The first token comes from the prompt's pass; with room for four more, two are drafted.
+      const Text got = speculative(s, prompt, 5);
+      ++seen[Text(got.begin() + 5, got.begin() + 8)];
+      accepted += s.stats().accepted;
+      drafted += s.stats().drafted;
+    }
+    CHECK(accepted > 0);
+    CHECK(accepted < drafted);
+    // Chi squared over the triples that are expected often enough, the rest in one cell.
+    double chi = 0, rest_want = 0;
+    int cells = 0, rest_seen = 0;
+    for (const auto& [triple, p] : want) {
+      const int n = seen.count(triple) ? seen.at(triple) : 0;
+      if (p == 0) CHECK(n == 0);
+      if (p * kDraws < 10) {
+        rest_want += p * kDraws;
+        rest_seen += n;
+        continue;
+      }
+      chi += (n - p * kDraws) * (n - p * kDraws) / (p * kDraws);
+      ++cells;
+    }
+    if (rest_want > 5) chi += (rest_seen - rest_want) * (rest_seen - rest_want) / rest_want;
+    REQUIRE(cells > 10);
+    // Mean cells, deviation sqrt(2 cells): 5 of these are not chance.
+    CHECK(chi < cells + 5 * std::sqrt(2.0 * cells));
+  }
+}
+
+TEST_CASE("speculative: the seed decides the text") {
+  const Gpt model = trained(config(Arch::gpt2, 1), 20);
+  const Text prompt = language(5, 12);
+  Speculator a(model, {.temperature = 1.5}, 1), b(model, {.temperature = 1.5}, 2);
+  const Text text = speculative(a, prompt, 40);
+  CHECK(speculative(a, prompt, 40) == text);
+  CHECK(speculative(b, prompt, 40) != text);
+}
+
+TEST_CASE("speculative: errors name the rule") {
+  const Gpt none(config(Arch::llama, 0)), model(config(Arch::llama, 1));
+  CHECK(test::error_of([&] { Speculator s(none, {}, 1); }) ==
+        "speculative: the model must have at least 1 MTP depth, got 0");
+  Speculator s(model, {}, 1);
+  CHECK(test::error_of([&] { s.start({}); }) ==
+        "speculative: the prompt must have at least 1 token, got none");
+  s.start(Text{1});
+  CHECK(test::error_of([&] { s.next(0); }) == "speculative: most must be at least 1, got 0");
+}
