@@ -45,8 +45,9 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
   const DType real = detail::loss_dtype(x.dtype());
   const Tensor stats = Tensor::empty({t.numel(), 2}, real, x.device());
   Tensor losses = Tensor::empty(rows, real, x.device());
-  dispatch<cpu::cross_entropy_fwd, cuda::cross_entropy_fwd>(x, t, ignore, smoothing, losses, stats,
-                                                            options.hits);
+  dispatch<cpu::cross_entropy_fwd, cuda::cross_entropy_fwd>(x, t, ignore, smoothing, losses, stats);
+  if (options.hits)
+    dispatch<cpu::cross_entropy_hits, cuda::cross_entropy_hits>(x, t, ignore, options.hits);
 
   Tensor count;
   if (options.reduction == Reduction::mean) count = count_valid(t, ignore);

@@ -66,8 +66,7 @@ class Chunks {
     each([&](const Tensor& logits, std::int64_t first, std::int64_t n) {
       dispatch<cpu::cross_entropy_fwd, cuda::cross_entropy_fwd>(
           logits, rows_of(targets_, first, n), options_.ignore_index, options_.label_smoothing,
-          rows_of(losses, first, n), stats ? rows_of(stats, first, n) : rows_of(scratch, 0, n),
-          hits_of(first, n));
+          rows_of(losses, first, n), stats ? rows_of(stats, first, n) : rows_of(scratch, 0, n));
     });
   }
 
@@ -78,7 +77,7 @@ class Chunks {
     each([&](const Tensor& logits, std::int64_t first, std::int64_t n) {
       dispatch<cpu::cross_entropy_in_place, cuda::cross_entropy_in_place>(
           logits, rows_of(targets_, first, n), count, options_.ignore_index,
-          options_.label_smoothing, rows_of(losses, first, n), hits_of(first, n));
+          options_.label_smoothing, rows_of(losses, first, n));
       products(logits, first, n, dx, dw);
     });
   }
@@ -101,6 +100,10 @@ class Chunks {
       const std::int64_t n = std::min(size_, rows_ - first);
       const Tensor logits = rows_of(logits_, 0, n);
       gemm(rows_of(x_, first, n), transposed(weight_), logits);
+      if (options_.hits)
+        dispatch<cpu::cross_entropy_hits, cuda::cross_entropy_hits>(
+            logits, rows_of(targets_, first, n), options_.ignore_index,
+            options_.hits.alias({n}, {1}, first));
       f(logits, first, n);
     }
   }
@@ -109,10 +112,6 @@ class Chunks {
                 const Tensor& dw) {
     if (dx) gemm(dlogits, weight_, rows_of(dx, first, n));
     if (dw) gemm(transposed(dlogits), rows_of(x_, first, n), dw, first > 0);
-  }
-
-  Tensor hits_of(std::int64_t first, std::int64_t n) const {
-    return options_.hits ? options_.hits.alias({n}, {1}, first) : Tensor();
   }
 
   void zero_if_no_rows(const Tensor& dw) const {

@@ -15,6 +15,7 @@ set(weft_gpu_test_stems
   layer_norm
   moe
   mlp
+  mtp
   optimizer
   ptx
   race

@@ -136,26 +136,22 @@ __device__ inline std::int64_t row_of_block() {
 template <int Threads, class T>
 __global__ void __launch_bounds__(kBlock<Threads>)
     cross_entropy_fwd_kernel(const T* logits, Targets targets, std::int64_t rows, double smoothing,
-                             Real<T>* losses, Real<T>* stats, bool* hits) {
+                             Real<T>* losses, Real<T>* stats) {
   using R = Real<T>;
   WEFT_SHARED(shared, R[kWarp]);
   const std::int64_t row = row_of_block();
   if (row >= rows) return;  // a whole warp, where warps have rows of their own
   const std::int64_t target = targets.valid(row);
   if (target < 0) {  // alike in all threads of the row
-    if (threadIdx.x == 0) {
-      losses[row] = stats[2 * row] = stats[2 * row + 1] = 0;
-      if (hits) hits[row] = false;
-    }
+    if (threadIdx.x == 0) losses[row] = stats[2 * row] = stats[2 * row + 1] = 0;
     return;
   }
   const T* x = logits + row * targets.classes;
   const auto s = read_row<Threads>(x, targets.classes, smoothing > 0, shared,
                                    [](std::int64_t, const Pack<T>&) {});
   if (threadIdx.x == 0) {
-    const R target_logit = static_cast<R>(x[target]);
-    if (hits) hits[row] = target_logit >= s.max;
-    losses[row] = static_cast<R>(row_loss(s, target_logit, targets.classes, smoothing));
+    losses[row] =
+        static_cast<R>(row_loss(s, static_cast<R>(x[target]), targets.classes, smoothing));
     stats[2 * row] = s.max;
     stats[2 * row + 1] = s.sum;
   }
@@ -196,7 +192,7 @@ template <int Threads, class T>
 __global__ void __launch_bounds__(kBlock<Threads>)
     cross_entropy_in_place_kernel(T* logits, Targets targets, std::int64_t rows,
                                   const std::int64_t* count, double smoothing, bool kept,
-                                  Real<T>* losses, bool* hits) {
+                                  Real<T>* losses) {
   using R = Real<T>;
   using P = Pack<T>;
   WEFT_SHARED(shared, R[kWarp]);
@@ -205,10 +201,7 @@ __global__ void __launch_bounds__(kBlock<Threads>)
   T* x = logits + row * classes;
   const std::int64_t target = targets.valid(row);
   if (target < 0) {
-    if (threadIdx.x == 0) {
-      losses[row] = 0;
-      if (hits) hits[row] = false;
-    }
+    if (threadIdx.x == 0) losses[row] = 0;
     clear_row<Threads>(x, classes);
     return;
   }
@@ -219,10 +212,7 @@ __global__ void __launch_bounds__(kBlock<Threads>)
         if (kept) store[i] = p;
       });
   if constexpr (Threads == kWarp) __syncwarp();
-  if (threadIdx.x == 0) {
-    if (hits) hits[row] = target_logit >= s.max;
-    losses[row] = static_cast<R>(row_loss(s, target_logit, classes, smoothing));
-  }
+  if (threadIdx.x == 0) losses[row] = static_cast<R>(row_loss(s, target_logit, classes, smoothing));
   if (s.sum == 0) {
     clear_row<Threads>(x, classes);
     return;
@@ -243,6 +233,31 @@ __global__ void __launch_bounds__(kBlock<Threads>)
   sync_row<Threads>();
   if (threadIdx.x == 0)
     x[target] = narrow<T>(target_gradient(target_logit, s.max, s.sum, factor, smoothing, classes));
+}
+
+template <int Threads, class T>
+__global__ void __launch_bounds__(kBlock<Threads>)
+    cross_entropy_hits_kernel(const T* logits, Targets targets, std::int64_t rows, bool* hits) {
+  WEFT_SHARED(shared, int[kWarp]);
+  const std::int64_t row = row_of_block();
+  if (row >= rows) return;
+  const std::int64_t target = targets.valid(row);
+  if (target < 0) {
+    if (threadIdx.x == 0) hits[row] = false;
+    return;
+  }
+  const T* x = logits + row * targets.classes;
+  const auto own = static_cast<Real<T>>(x[target]);
+  int above = 0;  // or NaN
+  each_pack<Threads>(
+      RowParts(targets.classes, x), targets.classes,
+      [&]<int N>(std::int64_t, const Pack<T, N>& v) {
+#pragma unroll
+        for (int k = 0; k < N; ++k) above += !(static_cast<Real<T>>(v[k]) <= own);
+      },
+      x);
+  above = block_reduce<Threads>(above, shared, 0, Sum{});
+  if (threadIdx.x == 0) hits[row] = above == 0;
 }
 
 __global__ void __launch_bounds__(kAlone)
@@ -315,15 +330,13 @@ void find_bad_target(const Tensor& targets, std::int64_t ignore_index, std::int6
 }
 
 void cross_entropy_fwd(const Tensor& logits, const Tensor& targets, std::int64_t ignore_index,
-                       double label_smoothing, const Tensor& losses, const Tensor& stats,
-                       const Tensor& hits) {
+                       double label_smoothing, const Tensor& losses, const Tensor& stats) {
   const Targets t(targets, ignore_index, logits.dim(-1));
   const std::int64_t rows = targets.numel();
   dispatch_floating(logits.dtype(), [&]<class T>() {
     by_classes(t.classes, rows, [&]<int Threads>(dim3 grid, dim3 block) {
       launch(cross_entropy_fwd_kernel<Threads, T>, grid, block, 0, logits.data<T>(), t, rows,
-             label_smoothing, losses.data<Real<T>>(), stats.data<Real<T>>(),
-             data_or_null<bool>(hits));
+             label_smoothing, losses.data<Real<T>>(), stats.data<Real<T>>());
     });
   });
 }
@@ -354,8 +367,8 @@ void cross_entropy_bwd(const Tensor& logits, const Tensor& targets, const Tensor
 }
 
 void cross_entropy_in_place(const Tensor& logits, const Tensor& targets, const Tensor& count,
-                            std::int64_t ignore_index, double label_smoothing, const Tensor& losses,
-                            const Tensor& hits) {
+                            std::int64_t ignore_index, double label_smoothing,
+                            const Tensor& losses) {
   const Targets t(targets, ignore_index, logits.dim(-1));
   const std::int64_t rows = targets.numel();
   dispatch_floating(logits.dtype(), [&]<class T>() {
@@ -364,8 +377,19 @@ void cross_entropy_in_place(const Tensor& logits, const Tensor& targets, const T
       const bool kept = Threads > kWarp && bytes <= kKeptBytes;
       launch(cross_entropy_in_place_kernel<Threads, T>, grid, block,
              kept ? static_cast<std::size_t>(bytes) : 0, logits.data<T>(), t, rows,
-             data_or_null<std::int64_t>(count), label_smoothing, kept, losses.data<Real<T>>(),
-             data_or_null<bool>(hits));
+             data_or_null<std::int64_t>(count), label_smoothing, kept, losses.data<Real<T>>());
+    });
+  });
+}
+
+void cross_entropy_hits(const Tensor& logits, const Tensor& targets, std::int64_t ignore_index,
+                        const Tensor& hits) {
+  const Targets t(targets, ignore_index, logits.dim(-1));
+  const std::int64_t rows = targets.numel();
+  dispatch_floating(logits.dtype(), [&]<class T>() {
+    by_classes(t.classes, rows, [&]<int Threads>(dim3 grid, dim3 block) {
+      launch(cross_entropy_hits_kernel<Threads, T>, grid, block, 0, logits.data<T>(), t, rows,
+             hits.data<bool>());
     });
   });
 }

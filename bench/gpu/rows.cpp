@@ -34,8 +34,8 @@ void check_last_rows(const Tensor& logits, const Tensor& targets, const Tensor& 
   const std::int64_t few = std::min<std::int64_t>(4, logits.dim(0)), first = logits.dim(0) - few;
   const Tensor alone = logits.narrow(0, first, few).clone();
   cuda::cross_entropy_in_place(alone, targets.narrow(0, first, few).clone(), count, -100, 0,
-                               Tensor::empty({few}, losses.dtype(), kGpu), Tensor());
-  cuda::cross_entropy_in_place(logits, targets, count, -100, 0, losses, Tensor());
+                               Tensor::empty({few}, losses.dtype(), kGpu));
+  cuda::cross_entropy_in_place(logits, targets, count, -100, 0, losses);
   const double apart = max(abs(logits.narrow(0, first, few) - alone)).item();
   const double largest = max(abs(alone)).item();
   check(apart <= 0.01 * largest, "cross_entropy: the last of {} rows are {} apart from {} alone",
@@ -53,7 +53,7 @@ void measure_cross_entropy(GpuBench& bench, const Shape& shape, DType dtype) {
   check_last_rows(logits[0], targets, count, losses[0]);
   bench.memory_bound(
       {row_name("cross_entropy in place", dtype, shape), 2 * logits.bytes(), {losses}, [&](int i) {
-         cuda::cross_entropy_in_place(logits[i], targets, count, -100, 0, losses[i], Tensor());
+         cuda::cross_entropy_in_place(logits[i], targets, count, -100, 0, losses[i]);
        }});
 }
 

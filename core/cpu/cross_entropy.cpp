@@ -110,11 +110,6 @@ double row_loss(const RowStats<R>& s, double target_logit, std::int64_t classes,
   return loss;
 }
 
-template <class T>
-bool is_largest(const RowStats<Real<T>>& s, T target_logit) {
-  return static_cast<Real<T>>(target_logit) >= s.max;
-}
-
 // dlogits = dy * (softmax - target distribution): all in R, with one rounding to T at the end. dx
 // may be x.
 template <class T>
@@ -159,8 +154,7 @@ void find_bad_target(const Tensor& targets, std::int64_t ignore_index, std::int6
 }
 
 void cross_entropy_fwd(const Tensor& logits, const Tensor& targets, std::int64_t ignore_index,
-                       double label_smoothing, const Tensor& losses, const Tensor& stats,
-                       const Tensor& hits) {
+                       double label_smoothing, const Tensor& losses, const Tensor& stats) {
   const std::int64_t rows = targets.numel(), classes = logits.dim(-1);
   const Targets t(targets);
   dispatch_floating(logits.dtype(), [&]<class T>() {
@@ -168,19 +162,16 @@ void cross_entropy_fwd(const Tensor& logits, const Tensor& targets, std::int64_t
     const T* x = logits.data<T>();
     R* loss = losses.data<R>();
     R* stat = stats.data<R>();
-    bool* hit = hits ? hits.data<bool>() : nullptr;
     parallel_for(rows, classes * kWorkPerClass, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) {
         if (t[r] == ignore_index) {
           loss[r] = stat[2 * r] = stat[2 * r + 1] = 0;
-          if (hit) hit[r] = false;
           continue;
         }
         const T* row = x + r * classes;
         const RowStats<R> s = read_row(row, classes, label_smoothing > 0);
         loss[r] =
             static_cast<R>(row_loss(s, static_cast<double>(row[t[r]]), classes, label_smoothing));
-        if (hit) hit[r] = is_largest(s, row[t[r]]);
         stat[2 * r] = s.max;
         stat[2 * r + 1] = static_cast<R>(s.exp_sum);
       }
@@ -231,8 +222,8 @@ void cross_entropy_bwd(const Tensor& logits, const Tensor& targets, const Tensor
 }
 
 void cross_entropy_in_place(const Tensor& logits, const Tensor& targets, const Tensor& count,
-                            std::int64_t ignore_index, double label_smoothing, const Tensor& losses,
-                            const Tensor& hits) {
+                            std::int64_t ignore_index, double label_smoothing,
+                            const Tensor& losses) {
   const std::int64_t rows = targets.numel(), classes = logits.dim(-1);
   const Targets t(targets);
   const double scale = mean_scale(count);
@@ -240,24 +231,41 @@ void cross_entropy_in_place(const Tensor& logits, const Tensor& targets, const T
     using R = Real<T>;
     T* x = logits.data<T>();
     R* loss = losses.data<R>();
-    bool* hit = hits ? hits.data<bool>() : nullptr;
     parallel_for(rows, 2 * classes * kWorkPerClass, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) {
         T* row = x + r * classes;
         loss[r] = 0;
-        if (hit) hit[r] = false;
         RowStats<R> s;
         if (t[r] != ignore_index) {
           s = read_row(row, classes, label_smoothing > 0);
           loss[r] =
               static_cast<R>(row_loss(s, static_cast<double>(row[t[r]]), classes, label_smoothing));
-          if (hit) hit[r] = is_largest(s, row[t[r]]);
         }
         if (s.exp_sum == 0)
           std::fill_n(row, classes, T(0.f));
         else
           gradient_row(row, classes, t[r], s.max, static_cast<R>(s.exp_sum), scale, label_smoothing,
                        row);
+      }
+    });
+  });
+}
+
+void cross_entropy_hits(const Tensor& logits, const Tensor& targets, std::int64_t ignore_index,
+                        const Tensor& hits) {
+  const std::int64_t rows = targets.numel(), classes = logits.dim(-1);
+  const Targets t(targets);
+  bool* hit = hits.data<bool>();
+  dispatch_floating(logits.dtype(), [&]<class T>() {
+    using R = Real<T>;
+    const T* x = logits.data<T>();
+    parallel_for(rows, classes, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t r = begin; r < end; ++r) {
+        const T* row = x + r * classes;
+        hit[r] = t[r] != ignore_index;
+        if (!hit[r]) continue;
+        const R own = static_cast<R>(row[t[r]]);
+        hit[r] = std::all_of(row, row + classes, [=](T v) { return static_cast<R>(v) <= own; });
       }
     });
   });

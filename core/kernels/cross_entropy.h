@@ -14,11 +14,10 @@ using CountValidKernel = void(const Tensor& targets, std::int64_t ignore_index,
 /// error of `op` (a string that stays); all others treat such a row as ignored.
 using FindBadTargetKernel = void(const Tensor& targets, std::int64_t ignore_index,
                                  std::int64_t classes, const char* op, const Tensor& row);
-/// losses (R) real, 0 where ignored; stats (R, 2) real: maximum m, sum of exp(x - m); hits (R)
-/// bool: is the target's logit m? False where ignored. May be null.
+/// losses (R) real, 0 where ignored; stats (R, 2) real: maximum m, sum of exp(x - m).
 using CrossEntropyFwdKernel = void(const Tensor& logits, const Tensor& targets,
                                    std::int64_t ignore_index, double label_smoothing,
-                                   const Tensor& losses, const Tensor& stats, const Tensor& hits);
+                                   const Tensor& losses, const Tensor& stats);
 /// loss (1) = sum of losses (R), divided by count (1) i64 unless that is null; 0 when count is 0.
 using CrossEntropyReduceKernel = void(const Tensor& losses, const Tensor& count,
                                       const Tensor& loss);
@@ -32,8 +31,10 @@ using CrossEntropyBwdKernel = void(const Tensor& logits, const Tensor& targets, 
 /// (divided by count unless that is null). A row is still in the cache when its gradient is taken.
 using CrossEntropyInPlaceKernel = void(const Tensor& logits, const Tensor& targets,
                                        const Tensor& count, std::int64_t ignore_index,
-                                       double label_smoothing, const Tensor& losses,
-                                       const Tensor& hits);
+                                       double label_smoothing, const Tensor& losses);
+/// hits (R) bool: is no logit of the row larger than the target's? False where ignored.
+using CrossEntropyHitsKernel = void(const Tensor& logits, const Tensor& targets,
+                                    std::int64_t ignore_index, const Tensor& hits);
 
 namespace cpu {
 CountValidKernel count_valid;
@@ -42,6 +43,7 @@ CrossEntropyFwdKernel cross_entropy_fwd;
 CrossEntropyReduceKernel cross_entropy_reduce;
 CrossEntropyBwdKernel cross_entropy_bwd;
 CrossEntropyInPlaceKernel cross_entropy_in_place;
+CrossEntropyHitsKernel cross_entropy_hits;
 }  // namespace cpu
 namespace cuda {
 CountValidKernel count_valid;
@@ -50,6 +52,7 @@ CrossEntropyFwdKernel cross_entropy_fwd;
 CrossEntropyReduceKernel cross_entropy_reduce;
 CrossEntropyBwdKernel cross_entropy_bwd;
 CrossEntropyInPlaceKernel cross_entropy_in_place;
+CrossEntropyHitsKernel cross_entropy_hits;
 }  // namespace cuda
 
 }  // namespace weft

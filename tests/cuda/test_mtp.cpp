@@ -1,0 +1,94 @@
+// A model with multi-token prediction on a GPU: its losses and gradients, and that nobody waits.
+#include <doctest/doctest.h>
+
+#include "weft/nn/gpt.h"
+#include "weft/tests/cuda/gpu.h"
+
+namespace weft {
+namespace {
+
+using test::kGpu;
+
+nn::Gpt model_on(Device device, nn::Arch arch) {
+  nn::Gpt model({.arch = arch,
+                 .layers = 1,
+                 .heads = 2,
+                 .dim = 16,
+                 .seq = 8,
+                 .vocab = 11,
+                 .mtp = {.depths = 2, .weight = 0.5}});
+  nn::init(model, 3);
+  for (const NamedTensor& p : model.named_parameters())
+    if (p.tensor.ndim() == 2) normal_(p.tensor, {3, stream_of(p.name), 0}, 0, 0.3);
+  model.to(device);
+  return model;
+}
+
+Tensor ids(const std::vector<std::int32_t>& values, const Shape& shape) {
+  return Tensor::from<std::int32_t>(values, shape);
+}
+
+// Two rows; and one row of sequences of 5, 0, 1 and 4 tokens.
+struct Batch {
+  Tensor inputs, targets;
+  nn::Packing packing;
+  Batch on(Device device) const {
+    nn::Packing p = packing;
+    // The boundaries stay in host memory, where attention reads them.
+    if (p) p.positions = p.positions.to(device);
+    return {inputs.to(device), targets.to(device), p};
+  }
+};
+const Batch kPlain = {ids({1, 5, 2, 9, 0, 3, 7, 7, 4, 10}, {2, 5}),
+                      ids({5, 2, 9, 0, -100, 7, 7, 4, 10, 1}, {2, 5}),
+                      {}};
+const Batch kPacked = {ids({1, 5, 2, 9, 0, 3, 7, 7, 4, 10}, {1, 10}),
+                       ids({5, 2, 9, 0, -100, -100, 7, 4, 10, -100}, {1, 10}),
+                       {ids({0, 5, 5, 6, 10}, {5}), ids({0, 1, 2, 3, 4, 0, 0, 1, 2, 3}, {1, 10})}};
+
+// The total, each depth's loss, count and hits, and all gradients.
+TensorList results(nn::Gpt& model, const Batch& batch) {
+  model.zero_grad();
+  Tape tape;
+  const nn::GptLosses l = model.losses(batch.inputs, batch.targets, batch.packing);
+  const Tensor total = l.total();
+  total.backward();
+  TensorList out = {total, l.main.loss};
+  for (int d = 0; d < 2; ++d)
+    for (const Tensor& t : {l.mtp[d], l.mtp_count[d], l.mtp_hits[d]}) out.push_back(t);
+  for (const Tensor& p : model.parameters()) out.push_back(p.grad());
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("mtp: losses and gradients of a GPU, plain rows and packed ones") {
+  for (const nn::Arch arch : {nn::Arch::gpt2, nn::Arch::llama}) {
+    nn::Gpt on_cpu = model_on(kCpu, arch), on_gpu = model_on(kGpu, arch);
+    for (const Batch& batch : {kPlain, kPacked}) {
+      const TensorList want = results(on_cpu, batch);
+      const Batch there = batch.on(kGpu);
+      test::for_each_order([&] {
+        const TensorList got = results(on_gpu, there);
+        REQUIRE(got.size() == want.size());
+        for (int i = 0; i < want.size(); ++i) {
+          CAPTURE(i);
+          CHECK(test::mismatch(got[i].to(kCpu), want[i], test::tolerance(DType::f32)) == "");
+        }
+      });
+    }
+  }
+}
+
+TEST_CASE("mtp: the host never waits in a step") {
+  nn::Gpt model = model_on(kGpu, nn::Arch::llama);
+  for (const Batch& batch : {kPlain, kPacked}) {
+    const Batch there = batch.on(kGpu);
+    results(model, there);
+    const std::int64_t before = cuda::host_syncs();
+    results(model, there);
+    CHECK(cuda::host_syncs() == before);
+  }
+}
+
+}  // namespace weft
