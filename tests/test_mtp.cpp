@@ -192,6 +192,24 @@ TEST_CASE("mtp: the loss of depth d is the cross entropy of the token d + 1 plac
   }
 }
 
+TEST_CASE("mtp: documents of 3 and 2 tokens in a row, the example of docs/mtp.md") {
+  const Gpt model = make(small(Arch::llama, 2));
+  const GptLosses l =
+      model.losses(row({1, 2, 3, 4, 5}), row({2, 3, -100, 5, -100}), packing_of({0, 3, 5}));
+  CHECK(l.main.count.item_int() == 3);
+  CHECK(l.mtp_count[0].item_int() == 1);
+  CHECK(l.mtp_count[1].item_int() == 0);
+  // Depth 1 is asked for one token, 3, at place 0: the same as without the second document.
+  const Tensor ids = row({1, 2, 3});
+  const Tensor h = model.mtp_trunk(1, row({2, 3, 0}), model.hidden(ids)).hidden;
+  const Tensor z = model.head(h).select(0, 0).select(0, 0);
+  const double want = std::log(z.exp().sum().item()) - z.select(0, 3).item();
+  CHECK(l.mtp[0].item() == doctest::Approx(want).epsilon(1e-12));
+  CHECK(l.mtp[1].item() == 0);
+  CHECK(l.total().item() ==
+        doctest::Approx(l.main.loss.item() + 0.1 / 2 * want * 3).epsilon(1e-12));
+}
+
 TEST_CASE("M2: without depths, and with weight 0, the trunk trains as if there were none") {
   for (const Arch arch : {Arch::gpt2, Arch::llama})
     for (const bool detached : {false, true}) {
