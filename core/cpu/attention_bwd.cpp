@@ -25,16 +25,25 @@ struct BackwardPass {
   // One key head of one sequence: nobody else writes its dk and dv, nor dq of its query heads.
   void group(const Sequence& seq, std::int64_t kv) const {
     const std::int64_t d = a.head_dim, share = a.heads / a.kv_heads;
-    for (std::int64_t s = 0; s < seq.s; ++s) {
+    // Without a window the last query sees every key. So its block comes first and writes dk and
+    // dv, to which the others add.
+    const bool writes = a.window == 0 && seq.t > 0;
+    for (std::int64_t s = 0; !writes && s < seq.s; ++s) {
       std::fill_n(dk + (seq.k0 + s) * ldkv + kv * d, d, T(0));
       std::fill_n(dv + (seq.k0 + s) * ldkv + kv * d, d, T(0));
     }
-    for (std::int64_t head = kv * share; head < (kv + 1) * share; ++head)
-      for (std::int64_t first = 0; first < seq.t; first += kQueryBlock) block(seq, head, kv, first);
+    if (seq.t == 0) return;
+    const std::int64_t last = (seq.t - 1) / kQueryBlock * kQueryBlock;
+    for (std::int64_t head = kv * share; head < (kv + 1) * share; ++head) {
+      block(seq, head, kv, last, !writes || head > kv * share);
+      for (std::int64_t first = 0; first < last; first += kQueryBlock)
+        block(seq, head, kv, first, true);
+    }
   }
 
   // One block of queries: the probabilities are computed again from scores and lse.
-  void block(const Sequence& seq, std::int64_t head, std::int64_t kv, std::int64_t first) const {
+  void block(const Sequence& seq, std::int64_t head, std::int64_t kv, std::int64_t first,
+             bool add) const {
     const std::int64_t n = std::min(kQueryBlock, seq.t - first), d = a.head_dim;
     const KeyRange range = seq.visible(a, first, n);
     const T* const qb = q + (seq.q0 + first) * ldq + head * d;
@@ -63,9 +72,9 @@ struct BackwardPass {
       keys.by_keys([&](std::int64_t j, std::int64_t count, std::int64_t i, std::int64_t lanes) {
         const std::int64_t from = j * kQueryBlock + i, depth = std::min(lanes, n - i);
         steps.product(p + from, kQueryBlock, 1, dyb + i * ldy, ldy, dv + out + j * ldkv, ldkv,
-                      count, d, depth, true);
+                      count, d, depth, add);
         steps.product(dp + from, kQueryBlock, 1, qb + i * ldq, ldq, dk + out + j * ldkv, ldkv,
-                      count, d, depth, true);
+                      count, d, depth, add);
       });
       keys.by_queries([&](int g, int groups, std::int64_t key, std::int64_t count) {
         const std::int64_t i = g * kLanes;

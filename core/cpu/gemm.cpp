@@ -39,13 +39,17 @@ struct Tiles {
 template <class T>
 Tiles tiles_of(const Product<T>& p, std::int64_t batch) {
   if (deterministic()) return {256, 512};
+  // Rows of a cost the library more than columns of b, unless these have to be turned.
+  const auto packing = [&](const Tiles& t) {
+    return p.trans_b ? 2 * t.rows + 3 * t.cols : 2 * t.rows + t.cols;
+  };
   const std::int64_t threads = detail::in_parallel() ? 1 : num_threads();
   Tiles best{p.m, p.n};
   if (batch >= threads) return best;
   for (std::int64_t down = 1; down <= threads; ++down) {
     if (threads % down != 0) continue;
     const Tiles t{round_up(ceil_div(p.m, down), 16), round_up(ceil_div(p.n, threads / down), 16)};
-    if (down == 1 || t.rows + t.cols < best.rows + best.cols) best = t;
+    if (down == 1 || packing(t) < packing(best)) best = t;
   }
   return best;
 }
