@@ -38,14 +38,17 @@ void check_rows(const char* op, const char* label, const Tensor& x, int axes, st
 Tensor combine(const Tensor& y, const Tensor& row_of, const Tensor& slot_of);
 
 // row_of may have another k than the sort had: probabilities are T * k tokens with one slot each.
-Tensor permute(const Tensor& x, const Tensor& row_of, const Tensor& slot_of) {
+// `counts` is only kept: on the CPU the products keep it as `rows`, and the meta device must count
+// the same bytes.
+Tensor permute(const Tensor& x, const Tensor& row_of, const Tensor& slot_of,
+               const Tensor& counts = {}) {
   Tensor y = Tensor::empty({slot_of.dim(0), x.dim(1)}, x.dtype(), x.device());
   dispatch<cpu::permute_tokens, cuda::permute_tokens>(contiguous(x), slot_of, row_of.dim(1), y);
   if (recording(x))
-    Tape::record("permute_tokens", {&x}, {&y},
-                 [r = save(row_of, "row_of"), s = save(slot_of, "slot_of")](Backward& b) {
-                   b.add(0, combine(b.dy(), r.get(), s.get()));
-                 });
+    Tape::record(
+        "permute_tokens", {&x}, {&y},
+        [r = save(row_of, "row_of"), s = save(slot_of, "slot_of"), kept = save(counts, "counts")](
+            Backward& b) { b.add(0, combine(b.dy(), r.get(), s.get())); });
   return y;
 }
 
@@ -79,22 +82,23 @@ ExpertRows sort_by_expert(const Tensor& experts, std::int64_t count, const RowOp
   const RowLayout layout{count, o.alignment, o.capacity};
   const std::int64_t slots = experts.numel();
   const Tensor slot_of = Tensor::empty({most_rows(slots, layout)}, DType::i64, device);
-  const Tensor counted = Tensor::empty({count}, DType::i64, device);
   ExpertRows out;
+  out.counts = Tensor::empty({count}, DType::i64, device);
   out.row_of = Tensor::empty(experts.shape(), DType::i64, device);
   Tensor scratch;
   if (device.is_gpu())
     scratch = Tensor::empty({sort_by_expert_scratch(slots, count)}, DType::i64, device);
   dispatch<cpu::sort_by_expert, cuda::sort_by_expert>(contiguous(experts), layout, scratch,
-                                                      out.row_of, slot_of, counted);
-  out.rows = o.capacity || device.is_meta() ? planned_rows(slots, layout) : counted.to(kCpu);
+                                                      out.row_of, slot_of, out.counts);
+  const bool known = device.is_meta() || (device.is_cuda() && o.capacity);
+  out.rows = known ? planned_rows(slots, layout) : out.counts.to(kCpu);
   out.slot_of = slot_of.alias({sum_of(out.rows)}, {1}, 0);
   return out;
 }
 
 Tensor permute_tokens(const Tensor& x, const ExpertRows& rows) {
   check_rows("permute_tokens", "x", x, 2, rows.row_of.dim(0), rows);
-  return permute(x, rows.row_of, rows.slot_of);
+  return permute(x, rows.row_of, rows.slot_of, rows.counts);
 }
 
 Tensor permute_probs(const Tensor& probs, const ExpertRows& rows) {

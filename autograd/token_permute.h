@@ -9,6 +9,7 @@ struct ExpertRows {
   Tensor row_of;   ///< (T, k) i64; -1: the slot has no row
   Tensor slot_of;  ///< (N) i64; -1: a filler row
   Tensor rows;     ///< (E) i64 on the host: how many rows each expert has
+  Tensor counts;   ///< the same on the device of the others
 };
 
 struct RowOptions {

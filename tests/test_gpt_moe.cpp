@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "weft/autograd/elementwise.h"
+#include "weft/core/allocator.h"
 #include "weft/nn/gpt.h"
 #include "weft/optim/adamw.h"
 #include "weft/tests/support.h"
@@ -157,6 +158,25 @@ TEST_CASE("gpt with experts: generation sees the same logits as the whole pass")
   for (std::int64_t i = 0; i < 8; ++i)
     CHECK(mismatch(model.decode(row.narrow(1, i, 1), cache).view({13}),
                    whole.select(0, 0).select(0, i), 1e-5) == "");
+}
+
+TEST_CASE("gpt with experts: meta knows the peak of a step, where the load is even by capacity") {
+  const auto peak = [](Device device) {
+    GptConfig c = tiny();
+    c.moe.router.capacity_factor = 1;
+    const nn::DeviceScope scope(device);
+    Gpt model(c);
+    const Tensor ids = kIds.to(device);
+    std::int64_t before = 0;
+    for (int i = 0; i < 2; ++i) {  // the second step: gradients exist
+      before = memory_stats(device).live_bytes;
+      reset_peak(device);
+      Tape tape;
+      model.losses(ids, ids).total().backward();
+    }
+    return memory_stats(device).peak_bytes - before;
+  };
+  CHECK(peak(kMeta) == peak(kCpu));
 }
 
 TEST_CASE("gpt with experts: errors") {

@@ -6,14 +6,17 @@
 #include "weft/autograd/attention.h"
 #include "weft/autograd/cross_entropy.h"
 #include "weft/autograd/dropout.h"
+#include "weft/autograd/grouped_linear.h"
 #include "weft/autograd/indexing.h"
 #include "weft/autograd/layer_norm.h"
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/rms_norm.h"
 #include "weft/autograd/rope.h"
+#include "weft/autograd/scaled_activation.h"
 #include "weft/autograd/softmax.h"
 #include "weft/autograd/sort.h"
 #include "weft/autograd/swiglu.h"
+#include "weft/autograd/token_permute.h"
 #include "weft/optim/adamw.h"
 #include "weft/optim/clip.h"
 #include "weft/tests/cuda/gpu.h"
@@ -89,6 +92,18 @@ TEST_CASE("race: rope, swiglu, dropout") {
                       dropout(t[0], 0.3, RandomKey{1, 2, 3})};
   };
   CHECK(disagreement(all, {random({1, 3, 2, 8})}, in(DType::f32)) == "");
+}
+
+TEST_CASE("race: tokens to experts and back, a product for each, activations times a scale") {
+  const Tensor experts = Tensor::of({2, 0, 1, 2, 2, 1, -1, 0, 0, 2}, {5, 2}, DType::i64);
+  const auto op = [](const TensorList& t) {
+    const ExpertRows rows = sort_by_expert(t[2], 3);
+    const Tensor h = grouped_linear(permute_tokens(t[0], rows), t[1], {}, rows.rows);
+    const Tensor p = select(h, 1, 0);
+    return TensorList{combine_tokens(h, rows), scaled_swiglu(h, p), scaled_gelu(h, p)};
+  };
+  CHECK(disagreement(op, {random({5, 8}, 1), random({3, 12, 8}, 2), experts}, in(DType::f32, 8)) ==
+        "");
 }
 
 TEST_CASE("race: attention, generic and on tensor cores") {
