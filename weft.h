@@ -39,6 +39,7 @@
 #include "weft/nn/dropout.h"
 #include "weft/nn/embedding.h"
 #include "weft/nn/experts.h"
+#include "weft/nn/gated_delta_net.h"
 #include "weft/nn/gpt.h"
 #include "weft/nn/gpt_losses.h"
 #include "weft/nn/init.h"

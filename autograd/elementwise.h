@@ -70,13 +70,14 @@ Tensor rsqrt(const Tensor& x);
 
 enum class Gelu : std::uint8_t { tanh, erf };
 
-/// Activations: tanh, sigmoid 1 / (1 + e^-x), relu max(x, 0), silu x sigmoid(x), and gelu:
+/// Activations: tanh, sigmoid 1 / (1 + e^-x), relu max(x, 0), silu x sigmoid(x), softplus
+/// ln(1 + e^x), and gelu:
 /// x Phi(x) in the erf form, x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) in the tanh form.
 ///
 /// Shapes   x (...)  ->  (...)
 /// Dtypes   f32, f64, bf16; relu also i32, i64, u8
 /// Device   cpu, cuda, meta
-/// Saves    tanh, sigmoid, relu: the result; gelu, silu: x
+/// Saves    tanh, sigmoid, relu: the result; gelu, silu, softplus: x
 /// Throws   Error on other dtypes
 /// Source   Hendrycks, Gimpel 2016, arXiv:1606.08415 (gelu, silu). relu'(0) = 0
 Tensor tanh(const Tensor& x);
@@ -84,6 +85,7 @@ Tensor sigmoid(const Tensor& x);
 Tensor relu(const Tensor& x);
 Tensor gelu(const Tensor& x, Gelu form = Gelu::tanh);
 Tensor silu(const Tensor& x);
+Tensor softplus(const Tensor& x);
 
 /// a where condition is true, b elsewhere. The operand that is not chosen gets a gradient of 0.
 ///

@@ -97,6 +97,15 @@ Tensor gelu(const Tensor& x, Gelu form) {
   return y;
 }
 
+Tensor softplus(const Tensor& x) {
+  check_floating("softplus", x);
+  Tensor y = run_unary(x, UnaryOp::softplus);
+  if (recording(x))
+    Tape::record("softplus", {&x}, {&y},
+                 [s = save(x)](Backward& g) { g.add(0, mul(g.dy(), sigmoid(s.get()))); });
+  return y;
+}
+
 Tensor silu(const Tensor& x) {
   check_floating("silu", x);
   Tensor y = run_unary(x, UnaryOp::silu);

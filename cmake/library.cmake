@@ -116,6 +116,7 @@ set(weft_sources
   nn/dropout.cpp
   nn/embedding.cpp
   nn/experts.cpp
+  nn/gated_delta_net.cpp
   nn/gpt.cpp
   nn/gpt_config.cpp
   nn/gpt_losses.cpp

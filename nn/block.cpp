@@ -8,14 +8,23 @@ namespace weft::nn {
 Block::Block(std::int64_t dim, std::int64_t heads, std::int64_t ffn, const BlockOptions& o)
     : options(o),
       attn_norm(o.norm, dim, o.norm_eps),
-      attn(dim, heads, o.attention),
       mlp_norm(o.norm, dim, o.norm_eps),
       attn_drop(o.dropout),
       mlp_drop(o.dropout) {
+  if (o.delta)
+    delta.emplace(dim, *o.delta);
+  else
+    attn.emplace(dim, heads, o.attention);
   if (o.moe)
     moe.emplace(dim, *o.moe);
   else
     mlp.emplace(dim, ffn, o.mlp);
+}
+
+// Tokens get to know of each other here and nowhere else.
+Tensor Block::mix(const Tensor& x, const RotaryTable* rotary, const Packing& packing,
+                  KvCache* cache, int layer) const {
+  return delta ? (*delta)(x, packing, cache, layer) : (*attn)(x, rotary, packing, cache, layer);
 }
 
 Stream Block::operator()(const Stream& x, const RotaryTable* rotary, const Packing& packing,
@@ -25,7 +34,7 @@ Stream Block::operator()(const Stream& x, const RotaryTable* rotary, const Packi
     in = attn_norm(x.delta, x.residual);
   else
     in = {attn_norm(x.residual), x.residual};
-  const Tensor a = attn_drop(attn(in.y, rotary, packing, cache, layer));
+  const Tensor a = attn_drop(mix(in.y, rotary, packing, cache, layer));
   in.y = {};  // unrecorded passes give the memory back before the MLP needs its own
   Norm::Added mid = mlp_norm(a, in.sum);
   if (mlp) return {std::move(mid.sum), mlp_drop((*mlp)(mid.y)), x.aux};
@@ -43,6 +52,7 @@ Tensor Block::operator()(const Tensor& x, const RotaryTable* rotary, const Packi
 void Block::visit(Visitor& v) {
   v("attn_norm", attn_norm);
   v("attn", attn);
+  v("delta", delta);
   v("attn_drop", attn_drop);
   v("mlp_norm", mlp_norm);
   v("mlp", mlp);
@@ -51,8 +61,9 @@ void Block::visit(Visitor& v) {
 }
 
 Block Block::like() const {
+  const std::int64_t heads = attn ? attn->proj.weight.dim(1) / attn->head_dim : 1;
   const std::int64_t ffn = mlp ? mlp->down.weight.dim(1) : 0;
-  return Block(attn_norm.weight.dim(0), attn.proj.weight.dim(1) / attn.head_dim, ffn, options);
+  return Block(attn_norm.weight.dim(0), heads, ffn, options);
 }
 
 }  // namespace weft::nn

@@ -1,5 +1,6 @@
 #pragma once
 #include "weft/nn/attention.h"
+#include "weft/nn/gated_delta_net.h"
 #include "weft/nn/mlp.h"
 #include "weft/nn/moe.h"
 
@@ -10,6 +11,7 @@ struct BlockOptions {
   double norm_eps = 1e-5;
   double dropout = 0;  ///< on what each branch adds to the residual stream
   AttentionOptions attention = {};
+  std::optional<GatedDeltaNetOptions> delta = {};  ///< the layer has a gated delta net instead
   MlpOptions mlp = {};
   std::optional<MoeOptions> moe = {};  ///< experts in place of the MLP
 };
@@ -27,11 +29,13 @@ struct Trunk {
   Tensor aux;     ///< to be added to the loss: a scalar; null in a model without routers
 };
 
-/// Pre-norm transformer block:  x += attn(norm(x));  x += mlp(norm(x)), or moe in place of mlp.
+/// Pre-norm transformer block:  x += attn(norm(x));  x += mlp(norm(x)), with a gated delta net in
+/// the place of attention where the layer has one, and moe in that of mlp.
 struct Block : Module {
   BlockOptions options;
   Norm attn_norm;
-  Attention attn;
+  std::optional<Attention> attn;
+  std::optional<GatedDeltaNet> delta;
   Norm mlp_norm;
   std::optional<Mlp> mlp;  ///< one of these two
   std::optional<MoE> moe;
@@ -48,6 +52,10 @@ struct Block : Module {
   void visit(Visitor& v) override;
   std::string describe() const override { return "Block"; }
   Block like() const;
+
+ private:
+  Tensor mix(const Tensor& x, const RotaryTable* rotary, const Packing& packing, KvCache* cache,
+             int layer) const;
 };
 
 }  // namespace weft::nn

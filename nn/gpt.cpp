@@ -32,6 +32,10 @@ BlockOptions block_options(const GptConfig& c, std::int64_t block) {
                  .window = c.window,
                  .dropout = c.dropout,
                  .proj_init = proj};
+  if (c.is_delta(block)) {
+    o.delta = c.delta_options();
+    o.delta->proj_init = proj;
+  }
   o.mlp = {.activation = !gpt2                  ? Activation::swiglu
                          : c.gelu == Gelu::tanh ? Activation::gelu_tanh
                                                 : Activation::gelu_erf,

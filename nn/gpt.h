@@ -1,4 +1,5 @@
 #pragma once
+#include <string>
 #include <vector>
 
 #include "weft/autograd/elementwise.h"
@@ -30,7 +31,10 @@ struct GptConfig {
   bool qk_norm = false;
   std::optional<bool> tie = {};  ///< head shares the embedding's weight; unset: gpt2 yes, llama no
   std::int64_t window = 0;       ///< 0: all tokens see all earlier ones
-  Gelu gelu = Gelu::tanh;        ///< gpt2 only
+  /// One letter a layer, repeated over the layers: a for attention, d for a gated delta net, as in
+  /// "ddda". Empty: attention everywhere.
+  std::string pattern = {};
+  Gelu gelu = Gelu::tanh;  ///< gpt2 only
   Recompute recompute = Recompute::none;
   MtpOptions mtp = {};
   /// With experts, MoE layers in place of MLPs; ffn 0: as wide as those. Activation, biases, first
@@ -47,6 +51,9 @@ struct GptConfig {
   std::int64_t ffn_dim() const;
   std::int64_t expert_ffn_dim() const { return moe.ffn ? moe.ffn : ffn_dim(); }
   bool has_experts(std::int64_t block) const;
+  bool is_delta(std::int64_t block) const;
+  /// Gated delta nets have as many heads as attention, and of the same width.
+  GatedDeltaNetOptions delta_options() const;
   bool tied() const { return tie.value_or(arch == Arch::gpt2); }
   /// The number of trained values, by formula: all experts.
   std::int64_t parameter_count() const;

@@ -41,6 +41,8 @@ void GptConfig::validate() const {
   check(rope_theta > 0, "gpt: rope_theta must be above 0, got {}", rope_theta);
   check(norm_eps >= 0, "gpt: norm_eps must be at least 0, got {}", norm_eps);
   check(window >= 0, "gpt: window must be at least 0, got {}", window);
+  check(pattern.find_first_not_of("ad") == std::string::npos,
+        "gpt: pattern must consist of a (attention) and d (gated delta net), got \"{}\"", pattern);
   check(mtp.depths >= 0, "gpt: mtp depths must be at least 0, got {}", mtp.depths);
   check(
       mtp.depths < seq,
@@ -49,6 +51,18 @@ void GptConfig::validate() const {
   check(mtp.weight >= 0 && std::isfinite(mtp.weight), "gpt: mtp weight must be at least 0, got {}",
         mtp.weight);
   validate_experts(*this);
+}
+
+bool GptConfig::is_delta(std::int64_t block) const {
+  return !pattern.empty() && pattern[static_cast<std::size_t>(block) % pattern.size()] == 'd';
+}
+
+GatedDeltaNetOptions GptConfig::delta_options() const {
+  return {.key_heads = heads,
+          .value_heads = heads,
+          .key_dim = head_dim(),
+          .value_dim = head_dim(),
+          .norm_eps = norm_eps};
 }
 
 std::int64_t GptConfig::ffn_dim() const {
@@ -72,6 +86,19 @@ std::int64_t blocks_with_experts(const GptConfig& c, std::int64_t depths) {
   return n;
 }
 
+std::int64_t blocks_with_delta(const GptConfig& c, std::int64_t depths) {
+  std::int64_t n = c.is_delta(c.layers - 1) ? depths : 0;
+  for (std::int64_t i = 0; i < c.layers; ++i) n += c.is_delta(i);
+  return n;
+}
+
+// Weights of a gated delta net's products, and of its convolution.
+std::int64_t delta_weights(const GptConfig& c) {
+  const GatedDeltaNetOptions d = c.delta_options();
+  return c.dim * GatedDeltaNet::inputs(d) + d.conv * GatedDeltaNet::channels(d) +
+         d.value_heads * d.value_dim * c.dim;
+}
+
 // Weights of an MLP, without biases.
 std::int64_t mlp_weights(const GptConfig& c, std::int64_t in, std::int64_t width) {
   return (c.arch == Arch::gpt2 ? 2 : 3) * in * width;
@@ -91,10 +118,11 @@ std::int64_t GptConfig::parameter_count() const {
   const bool gpt2 = arch == Arch::gpt2;
   const std::int64_t q = heads * head_dim(), kv = kv_head_count() * head_dim(), f = ffn_dim();
   const std::int64_t norm = gpt2 ? 2 * dim : dim;
-  std::int64_t block = dim * (q + 2 * kv) + q * dim;  // qkv, proj
-  if (gpt2) block += q + 2 * kv + dim;                // their biases
-  if (qk_norm) block += 2 * head_dim();
-  block += 2 * norm;
+  std::int64_t attn = dim * (q + 2 * kv) + q * dim;  // qkv, proj
+  if (gpt2) attn += q + 2 * kv + dim;                // their biases
+  if (qk_norm) attn += 2 * head_dim();
+  // Decay and its bias of each head, and the norm of all heads.
+  const std::int64_t delta = delta_weights(*this) + 2 * heads + head_dim();
   std::int64_t dense = mlp_weights(*this, dim, f), sparse = moe_weights(*this, moe.experts);
   if (moe.router.bias) sparse += moe.experts;
   if (gpt2) {  // biases
@@ -104,17 +132,23 @@ std::int64_t GptConfig::parameter_count() const {
   }
   const std::int64_t depths = mtp.repeated ? std::min<std::int64_t>(mtp.depths, 1) : mtp.depths;
   const std::int64_t with_experts = blocks_with_experts(*this, depths);
+  const std::int64_t with_delta = blocks_with_delta(*this, depths);
   return vocab * dim * (tied() ? 1 : 2) + (gpt2 ? seq * dim : 0) + norm +
-         depths * (2 * dim * dim + 3 * norm) + (layers + depths) * block +
+         depths * (2 * dim * dim + 3 * norm) + (layers + depths) * 2 * norm +
+         (layers + depths - with_delta) * attn + with_delta * delta +
          (layers + depths - with_experts) * dense + with_experts * sparse;
 }
 
 double GptConfig::flops_per_token() const {
   const std::int64_t q = heads * head_dim(), kv = kv_head_count() * head_dim();
   const std::int64_t with_experts = blocks_with_experts(*this, mtp.depths);
+  const std::int64_t with_delta = blocks_with_delta(*this, mtp.depths);
   const std::int64_t all =
       layers + mtp.depths;  // each depth has a block, a projection and the head
-  const std::int64_t products = all * (dim * (q + 2 * kv) + q * dim) +
+  // The delta rule reads its state twice, writes it once and decays it.
+  const std::int64_t delta = delta_weights(*this) + 4 * q * head_dim();
+  const std::int64_t products = (all - with_delta) * (dim * (q + 2 * kv) + q * dim) +
+                                with_delta * delta +
                                 (all - with_experts) * mlp_weights(*this, dim, ffn_dim()) +
                                 with_experts * moe_weights(*this, moe.router.route.topk) +
                                 vocab * dim + mtp.depths * (2 * dim * dim + vocab * dim);
@@ -122,7 +156,8 @@ double GptConfig::flops_per_token() const {
   const double n = static_cast<double>(seq);
   const double w = window ? std::fmin(static_cast<double>(window), n) : n;
   const double attended = (w * (w + 1) / 2 + (n - w) * w) / n;
-  const double attention = 2.0 * static_cast<double>(all * q) * attended;  // scores and values
+  const double attention =
+      2.0 * static_cast<double>((all - with_delta) * q) * attended;  // scores and values
   return 6.0 * (static_cast<double>(products) + attention);
 }
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "weft/autograd/elementwise.h"
 #include "weft/autograd/tape.h"
 #include "weft/core/allocator.h"
 #include "weft/core/error.h"
@@ -35,6 +36,10 @@ void Init::fill(const Tensor& t, const RandomKey& key) const {
       break;
     case Kind::uniform:
       uniform_(t, key, -a, a);
+      break;
+    case Kind::log_uniform:
+      uniform_(t, key, a, b);
+      t.copy_(log(t));
       break;
   }
 }

@@ -10,10 +10,11 @@ class Module;
 
 /// How a parameter starts. Each module states the rule of each of its parameters in visit().
 struct Init {
-  enum class Kind : std::uint8_t { constant, normal, truncated_normal, uniform };
+  enum class Kind : std::uint8_t { constant, normal, truncated_normal, uniform, log_uniform };
   Kind kind = Kind::constant;
-  double a = 0;  ///< constant: the value; normal: mean; uniform: the bound
-  double b = 0;  ///< normal, truncated normal: standard deviation
+  double a =
+      0;  ///< constant: the value; normal: mean; uniform: the bound; log_uniform: the low end
+  double b = 0;  ///< normal, truncated normal: standard deviation; log_uniform: the high end
 
   static constexpr Init constant(double value) { return {Kind::constant, value, 0}; }
   static constexpr Init normal(double std, double mean = 0) { return {Kind::normal, mean, std}; }
@@ -23,6 +24,10 @@ struct Init {
   }
   /// Uniform in [-bound, bound).
   static constexpr Init uniform(double bound) { return {Kind::uniform, bound, 0}; }
+  /// The logarithm of a number that is uniform in [low, high).
+  static constexpr Init log_uniform(double low, double high) {
+    return {Kind::log_uniform, low, high};
+  }
   /// Uniform with variance 2 / (fan_in + fan_out). Source: Glorot, Bengio 2010.
   static Init xavier_uniform(std::int64_t fan_in, std::int64_t fan_out, double gain = 1);
   /// Uniform with variance 1 / fan_in for gain 1 (2 / fan_in with gain sqrt(2) for relu).

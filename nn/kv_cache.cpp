@@ -12,20 +12,56 @@ KvCache::KvCache(const GptConfig& config, std::int64_t batch, std::int64_t capac
   check(batch > 0 && capacity > 0, "kv_cache: batch and capacity must be at least 1, got {} and {}",
         batch, capacity);
   const Shape shape{batch, capacity, config.kv_head_count(), config.head_dim()};
-  for (std::int64_t i = 0; i < config.layers; ++i)
-    layers_.push_back({Tensor::zeros(shape, dtype, device), Tensor::zeros(shape, dtype, device)});
+  const DType real = dtype == DType::f64 ? DType::f64 : DType::f32;
+  for (std::int64_t i = 0; i < config.layers; ++i) {
+    layers_.emplace_back();
+    recurrent_.emplace_back();
+    if (config.is_delta(i)) {
+      const GatedDeltaNetOptions o = config.delta_options();
+      recurrent_.back() = {
+          Tensor::zeros({batch, o.conv - 1, GatedDeltaNet::channels(o)}, dtype, device),
+          Tensor::zeros({batch, o.value_heads, o.key_dim, o.value_dim}, real, device)};
+    } else {
+      layers_.back() = {Tensor::zeros(shape, dtype, device), Tensor::zeros(shape, dtype, device)};
+    }
+  }
 }
 
 void KvCache::truncate(std::int64_t length) {
   check(length >= 0 && length <= length_, "kv_cache: length must be in [0, {}], got {}", length_,
         length);
+  for (const Recurrent& r : recurrent_) {
+    if (!r.state || length == length_) continue;
+    check(length == 0,
+          "kv_cache: layers with a state forget all tokens or none: length must be 0 or {}, got {}",
+          length_, length);
+    r.conv.zero_();
+    r.state.zero_();
+  }
   length_ = length;
+}
+
+const KvCache::Recurrent& KvCache::recurrent(int layer) const {
+  check(layer >= 0 && layer < static_cast<int>(recurrent_.size()) &&
+            recurrent_[static_cast<std::size_t>(layer)].state,
+        "kv_cache: layer {} is not a gated delta layer of this model", layer);
+  return recurrent_[static_cast<std::size_t>(layer)];
+}
+
+void KvCache::set_recurrent(int layer, const Recurrent& after) {
+  const Recurrent& now = recurrent(layer);
+  check(after.conv.shape() == now.conv.shape() && after.state.shape() == now.state.shape(),
+        "kv_cache: a layer's state must keep its shapes {} and {}, got {} and {}", now.conv.shape(),
+        now.state.shape(), after.conv.shape(), after.state.shape());
+  recurrent_[static_cast<std::size_t>(layer)] = after;
 }
 
 KvCache::Pair KvCache::append(int layer, const Tensor& k, const Tensor& v) {
   check(layer >= 0 && layer < static_cast<int>(layers_.size()),
         "kv_cache: layer must be in [0, {}), got {}", layers_.size(), layer);
   const Pair& all = layers_[static_cast<std::size_t>(layer)];
+  check(static_cast<bool>(all.k), "kv_cache: layer {} is not an attention layer of this model",
+        layer);
   const std::int64_t tokens = k.dim(1);
   const Shape expected{batch_, tokens, all.k.dim(2), all.k.dim(3)};
   check(k.shape() == expected && v.shape() == expected,

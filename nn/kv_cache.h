@@ -7,8 +7,8 @@ namespace weft::nn {
 
 struct GptConfig;
 
-/// Keys and values of the tokens a model has already seen, so that decoding one more token costs
-/// one token.
+/// What the layers of a model keep of the tokens it has already seen, so that decoding one more
+/// token costs one token: keys and values, or a state.
 class KvCache {
  public:
   /// Room for `capacity` tokens of `batch` sequences.
@@ -19,6 +19,7 @@ class KvCache {
   std::int64_t capacity() const { return capacity_; }
   std::int64_t batch() const { return batch_; }
   /// Forgets the tokens from position `length` on.
+  /// Throws Error when the model has layers with a state, which forget all tokens or none.
   void truncate(std::int64_t length);
 
   /// Writes k, v (B, T, Hkv, D) of one layer behind the tokens already there, and returns all of
@@ -27,11 +28,22 @@ class KvCache {
     Tensor k, v;
   };
   Pair append(int layer, const Tensor& k, const Tensor& v);
+
+  /// What a gated delta layer remembers: the inputs of its convolution that later tokens still see,
+  /// (B, taps - 1, channels), and its state (B, Hv, K, V).
+  struct Recurrent {
+    Tensor conv, state;
+  };
+  const Recurrent& recurrent(int layer) const;
+  /// Replaces it by what it is behind new tokens. A layer does so once for each advance().
+  void set_recurrent(int layer, const Recurrent& after);
+
   /// Counts T tokens as seen, after every layer has appended them.
   void advance(std::int64_t tokens);
 
  private:
-  std::vector<Pair> layers_;  ///< (B, capacity, Hkv, D) each
+  std::vector<Pair> layers_;          ///< (B, capacity, Hkv, D) each; null for a gated delta layer
+  std::vector<Recurrent> recurrent_;  ///< null for attention
   std::int64_t batch_, capacity_, length_ = 0;
 };
 

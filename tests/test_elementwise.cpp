@@ -54,6 +54,7 @@ const Unary kUnary[] = {
     {"relu", relu, [](double x) { return x > 0 ? x : 0; }, -3, 3},
     {"square", square, [](double x) { return x * x; }, -3, 3},
     {"silu", silu, [](double x) { return x * (0.5 + 0.5 * std::tanh(x / 2)); }, -8, 8},
+    {"softplus", softplus, [](double x) { return std::log(1 + std::exp(x)); }, -8, 8},
     {"gelu_tanh", [](const Tensor& x) { return gelu(x); },
      [](double x) {
        return x / (1 + std::exp(-2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
@@ -241,6 +242,7 @@ TEST_CASE("elementwise: limits and NaN") {
     CHECK(mismatch(tanh(x), Tensor::of({-1, -1, 1, 1}, {4}), 0) == "");
     CHECK(mismatch(sigmoid(x), Tensor::of({0, 0, 1, 1}, {4}), 0) == "");
     CHECK(mismatch(silu(x.slice(0, 1)), Tensor::of({0, 1000, kInf}, {3}), 0) == "");
+    CHECK(mismatch(softplus(x), Tensor::of({0, 0, 1000, kInf}, {4}), 0) == "");
     CHECK(mismatch(gelu(x.slice(0, 1)), Tensor::of({0, 1000, kInf}, {3}), 0) == "");
     CHECK(mismatch(gelu(x.slice(0, 1), Gelu::erf), Tensor::of({0, 1000, kInf}, {3}), 0) == "");
     const Tensor nan = Tensor::full({2}, kNan, t), one = Tensor::ones({2}, t);

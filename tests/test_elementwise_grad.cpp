@@ -28,6 +28,7 @@ const Unary kUnary[] = {
     {"relu", relu},
     {"square", square},
     {"silu", silu},
+    {"softplus", softplus},
     {"gelu_tanh", [](const Tensor& x) { return gelu(x); }},
     {"gelu_erf", [](const Tensor& x) { return gelu(x, Gelu::erf); }},
     {"clamp", [](const Tensor& x) { return clamp(x, -0.5, 1); }},

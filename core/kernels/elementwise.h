@@ -16,6 +16,7 @@ enum class UnaryOp : std::uint8_t {
   gelu_tanh,
   gelu_erf,
   silu,
+  softplus,
   square,
   sign
 };

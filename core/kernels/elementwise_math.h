@@ -93,6 +93,8 @@ constexpr C apply(C x) {
     return sigmoid_of(x);
   } else if constexpr (op == UnaryOp::silu) {
     return x / (C(1) + std::exp(-x));
+  } else if constexpr (op == UnaryOp::softplus) {
+    return (x < C(0) ? C(0) : x) + std::log1p(std::exp(x < C(0) ? x : -x));
   } else if constexpr (op == UnaryOp::gelu_tanh) {
     const C u = C(kSqrt2OverPi) * (x + C(kGeluCubic) * x * x * x);
     return C(0.5) * x * (C(1) + std::tanh(u));

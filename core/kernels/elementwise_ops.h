@@ -33,6 +33,8 @@ void with_op(UnaryOp op, F&& f) {
       return f.template operator()<UnaryOp::gelu_erf>();
     case UnaryOp::silu:
       return f.template operator()<UnaryOp::silu>();
+    case UnaryOp::softplus:
+      return f.template operator()<UnaryOp::softplus>();
     case UnaryOp::square:
       return f.template operator()<UnaryOp::square>();
     case UnaryOp::sign:

@@ -28,7 +28,6 @@ struct Reserved {
   const char* feature;
 };
 constexpr Reserved kReserved[] = {
-    {"--pattern", "mixing kinds of layers"},
     {"--trace", "writing a trace"},
     {"--ranks", "running several ranks"},
     {"--backend", "running several ranks"},
@@ -97,6 +96,9 @@ void each_option(Options& o, V&& v) {
   v("--qk-norm", o.qk_norm, "RMSNorm on queries and keys", "Model");
   v("--rope-theta", o.rope_theta, "base of the rotary frequencies (llama)", "Model");
   v("--window", o.window, "keys a query sees, itself included; 0: all before it", "Model");
+  v("--pattern", o.pattern,
+    "one letter a layer, repeated: a attention, d gated delta net, as in ddda; empty: attention",
+    "Model");
   v("--tie", o.tie, "share embedding and head: auto (gpt2 yes, llama no), on, off", "Model");
   v("--mtp", o.mtp, "multi-token prediction: tokens predicted beyond the next one; 0: none",
     "Model");
@@ -239,6 +241,8 @@ void check_values(const Options& o) {
   check_one_of("--optimizer", o.optimizer, {"adamw", "sgd"});
   check_one_of("--state-dtype", o.state_dtype, {"f32", "bf16", "f16"});
   check_one_of("--recompute", o.recompute, {"none", "selective", "full"});
+  check(o.pattern.find_first_not_of("ad") == std::string::npos,
+        "--pattern: must consist of a (attention) and d (gated delta net), got '{}'", o.pattern);
   check_one_of("--tie", o.tie, {"auto", "on", "off"});
   check(o.dtype != "fp8", "--dtype: fp8 does not exist yet; use f32, bf16 or f64");
   check_one_of("--dtype", o.dtype, {"f32", "bf16", "f64"});
@@ -265,6 +269,7 @@ nn::GptConfig Options::model() const {
   c.qk_norm = qk_norm;
   c.rope_theta = rope_theta;
   c.window = window;
+  c.pattern = pattern;
   c.tie = tie == "auto" ? arch == "gpt2" : tie == "on";
   c.mtp = {.depths = mtp, .weight = mtp_weight};
   c.recompute = recompute == "full"        ? nn::Recompute::full

@@ -21,6 +21,7 @@ struct Options {
   bool qk_norm = false;
   double rope_theta = 10000;
   std::int64_t window = 0;
+  std::string pattern;
   std::string tie = "auto";
   std::int64_t mtp = 0;
   double mtp_weight = 0.1;

@@ -29,6 +29,7 @@ io::Json config_to_json(const nn::GptConfig& c) {
   j.set("seq", c.seq).set("vocab", c.vocab);
   j.set("rope_theta", c.rope_theta).set("norm_eps", c.norm_eps);
   j.set("qk_norm", c.qk_norm).set("tie", c.tied()).set("window", c.window);
+  j.set("pattern", c.pattern);
   j.set("mtp", c.mtp.depths).set("mtp_repeated", c.mtp.repeated);
   return j;
 }
@@ -56,6 +57,7 @@ nn::GptConfig config_from_json(const io::Json& j) {
     c.mtp.depths = depths->as_int();
     c.mtp.repeated = j.at("mtp_repeated").as_bool();
   }
+  if (const io::Json* pattern = j.find("pattern")) c.pattern = pattern->as_string();
   return c;
 }
 

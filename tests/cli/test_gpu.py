@@ -20,10 +20,11 @@ def close(a, b, tolerance):
 
 
 def trains_like_the_cpu(folder):
-    for arch in ("gpt2", "llama"):
-        train(*base(folder, f"cpu-{arch}", "--arch", arch))
-        train(*base(folder, f"gpu-{arch}", "--arch", arch, "--device", "cuda"), program=GPU)
-        close(metrics(f"{folder}/gpu-{arch}"), metrics(f"{folder}/cpu-{arch}"), 1e-5)
+    for name, model in (("gpt2", ["--arch", "gpt2"]), ("llama", ["--arch", "llama"]),
+                        ("hybrid", ["--arch", "llama", "--pattern", "da"])):
+        train(*base(folder, f"cpu-{name}", *model))
+        train(*base(folder, f"gpu-{name}", *model, "--device", "cuda"), program=GPU)
+        close(metrics(f"{folder}/gpu-{name}"), metrics(f"{folder}/cpu-{name}"), 1e-5)
 
 
 def trains_in_bf16(folder):
@@ -80,7 +81,8 @@ def meta_predicts_the_peak(folder):
                               ["--dtype", "bf16", "--micro-batch", "2", "--recompute", "full"],
                               ["--arch", "llama", "--kv-heads", "1", "--recompute", "selective"],
                               ["--optimizer", "sgd", "--micro-batch", "1", "--state-dtype", "f16"],
-                              ["--state-dtype", "f16", "--dim", "48", "--vocab", "300"])):
+                              ["--state-dtype", "f16", "--dim", "48", "--vocab", "300"],
+                              ["--pattern", "da", "--dtype", "bf16", "--recompute", "full"])):
         runs = {}
         graph = ["--graph"] if i % 2 else []
         for device in ("cuda", "meta:cuda"):

@@ -43,6 +43,7 @@ TEST_CASE("elementwise: every unary op and its gradient") {
                        {"gelu", one([](const Tensor& x) { return gelu(x); })},
                        {"gelu_erf", one([](const Tensor& x) { return gelu(x, Gelu::erf); })},
                        {"silu", one([](const Tensor& x) { return silu(x); })},
+                       {"softplus", one([](const Tensor& x) { return softplus(x); })},
                        {"square", one([](const Tensor& x) { return x.square(); })},
                        {"clamp", one([](const Tensor& x) { return x.clamp(-0.5, 0.75); })}};
   const Named positive[] = {{"log", one([](const Tensor& x) { return x.log(); })},

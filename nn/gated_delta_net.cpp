@@ -1,0 +1,104 @@
+#include "weft/nn/gated_delta_net.h"
+
+#include <cmath>
+
+#include "weft/autograd/causal_conv1d.h"
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/gated_delta.h"
+#include "weft/autograd/rms_norm.h"
+#include "weft/autograd/swiglu.h"
+#include "weft/autograd/view.h"
+#include "weft/core/error.h"
+
+namespace weft::nn {
+namespace {
+
+const GatedDeltaNetOptions& checked(const GatedDeltaNetOptions& o) {
+  check(o.key_heads > 0 && o.value_heads > 0 && o.value_heads % o.key_heads == 0,
+        "gated_delta_net: value_heads {} must be a multiple of key_heads {}", o.value_heads,
+        o.key_heads);
+  check(o.key_dim > 0 && o.value_dim > 0,
+        "gated_delta_net: key_dim and value_dim must be at least 1, got {} and {}", o.key_dim,
+        o.value_dim);
+  check(o.conv >= 2 && o.conv <= 8, "gated_delta_net: conv must be in [2, 8], got {}", o.conv);
+  return o;
+}
+
+Init conv_init(const GatedDeltaNetOptions& o) {
+  return Init::uniform(1 / std::sqrt(static_cast<double>(o.conv)));
+}
+Init decay_init() { return Init::log_uniform(1, 16); }
+
+}  // namespace
+
+GatedDeltaNet::GatedDeltaNet(std::int64_t dim, const GatedDeltaNetOptions& o)
+    : options(checked(o)),
+      in_proj(dim, inputs(o), {.bias = false, .init = o.init}),
+      conv(make_parameter({channels(o), o.conv}, conv_init(o))),
+      a_log(make_parameter({o.value_heads}, decay_init(), DType::f32)),
+      dt_bias(make_parameter({o.value_heads}, Init::constant(1), DType::f32)),
+      norm(o.value_dim, o.norm_eps),
+      out_proj(o.value_heads * o.value_dim, dim, {.bias = false, .init = o.proj_init}) {}
+
+Tensor GatedDeltaNet::operator()(const Tensor& x, const Packing& packing, KvCache* cache,
+                                 int layer) const {
+  check(x.ndim() == 3, "gated_delta_net: x must have shape (batch, tokens, dim), got {}",
+        x.shape());
+  if (packing) {
+    packing.check_row(x);
+    check(!cache, "gated_delta_net: a packed row cannot go with a cache");
+  }
+  const GatedDeltaNetOptions& o = options;
+  const std::int64_t batch = x.dim(0), tokens = x.dim(1), values = o.value_heads * o.value_dim;
+  const std::int64_t keys = o.key_heads * o.key_dim;
+  const DType real = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
+
+  const TensorList parts =
+      split(in_proj(x), {channels(o), values, o.value_heads, o.value_heads}, 2);
+  KvCache::Recurrent past;
+  if (cache) past = cache->recurrent(layer);
+  const Tensor mixed = causal_conv1d(
+      parts[0], conv, {.silu = true, .cu_seqlens = packing.cu_seqlens, .state = past.conv});
+  const TensorList heads = split(mixed, {keys, keys, values}, 2);
+  // rms_norm makes them sqrt(K) long instead of 1. For the keys beta makes up: the state is then
+  // smaller by sqrt(K), what is read from it with a longer query is not.
+  const double length = static_cast<double>(o.key_dim);
+  const auto unit = [&](const Tensor& t) {
+    return rms_norm(t.view({batch, tokens, o.key_heads, o.key_dim}), {}, 1e-6 / length);
+  };
+  const Tensor beta = mul(sigmoid(cast(parts[2], real)), 1 / length);
+  const Tensor rate = softplus(add(cast(parts[3], real), cast(dt_bias, real)));
+  const Tensor g = mul(neg(exp(cast(a_log, real))), rate);
+  const Tensor v = heads[2].view({batch, tokens, o.value_heads, o.value_dim});
+  GatedDelta rule = gated_delta(unit(heads[0]), unit(heads[1]), v, g, beta,
+                                {.cu_seqlens = packing.cu_seqlens, .state = past.state});
+  if (cache) {
+    const Tensor seen = cat({past.conv, parts[0]}, 1);
+    cache->set_recurrent(layer, {contiguous(seen.narrow(1, tokens, o.conv - 1)), rule.state});
+  }
+  const Tensor z = parts[1].view({batch, tokens, o.value_heads, o.value_dim});
+  return out_proj(swiglu(z, norm(rule.y)).view({batch, tokens, values}));
+}
+
+void GatedDeltaNet::visit(Visitor& v) {
+  v("in_proj", in_proj);
+  v("conv", conv, conv_init(options));
+  Slot decay = pinned(a_log);
+  decay.init = decay_init();
+  v("a_log", decay);
+  Slot bias = pinned(dt_bias);
+  bias.init = Init::constant(1);
+  v("dt_bias", bias);
+  v("norm", norm);
+  v("out_proj", out_proj);
+}
+
+std::string GatedDeltaNet::describe() const {
+  return message("GatedDeltaNet({} value heads of {}, {} key heads of {}, {} taps)",
+                 options.value_heads, options.value_dim, options.key_heads, options.key_dim,
+                 options.conv);
+}
+
+GatedDeltaNet GatedDeltaNet::like() const { return GatedDeltaNet(in_proj.weight.dim(1), options); }
+
+}  // namespace weft::nn

@@ -1,0 +1,52 @@
+#pragma once
+#include "weft/nn/attention.h"
+
+namespace weft::nn {
+
+struct GatedDeltaNetOptions {
+  std::int64_t key_heads = 1;
+  std::int64_t value_heads = 1;  ///< a multiple of key_heads, whose queries and keys they share
+  std::int64_t key_dim = 64, value_dim = 64;  ///< of one head
+  std::int64_t conv = 4;                      ///< taps of the convolution over tokens
+  double norm_eps = 1e-6;                     ///< of the norm behind the rule
+  Init init = Init::normal(0.02);
+  Init proj_init = Init::normal(0.02);
+};
+
+/// Gated delta net, in the place of attention:  x (B, T, C) -> (B, T, C). Its memory of the past is
+/// one matrix a head, whatever the number of tokens.
+///
+///   q, k, v, z, b, a = in_proj(x);  q, k, v = silu(conv(q, k, v))
+///   g = -exp(a_log) softplus(a + dt_bias);  beta = sigmoid(b)
+///   y = out_proj(norm(gated_delta(q / |q|, k / |k|, v, g, beta)) silu(z))
+///
+/// Source: Yang, Kautz, Hatamizadeh 2024, arXiv:2412.06464, section 3.4.
+struct GatedDeltaNet : Module {
+  GatedDeltaNetOptions options;
+  Linear in_proj;   // (2 Hk K + 2 Hv V + 2 Hv, C), rows in the order q, k, v, z, b, a
+  Tensor conv;      // (2 Hk K + Hv V, taps)
+  Tensor a_log;     // (Hv), f32 in every model
+  Tensor dt_bias;   // (Hv), f32 in every model
+  RMSNorm norm;     // (V)
+  Linear out_proj;  // (C, Hv V)
+
+  explicit GatedDeltaNet(std::int64_t dim, const GatedDeltaNetOptions& options);
+  /// With a cache, x is what follows the tokens in it, and `layer` says which of its entries is
+  /// ours; a packed row cannot have one.
+  Tensor operator()(const Tensor& x, const Packing& packing = {}, KvCache* cache = nullptr,
+                    int layer = 0) const;
+  void visit(Visitor& v) override;
+  std::string describe() const override;
+  GatedDeltaNet like() const;
+
+  /// Channels of the convolution: all of q, k and v.
+  static std::int64_t channels(const GatedDeltaNetOptions& o) {
+    return 2 * o.key_heads * o.key_dim + o.value_heads * o.value_dim;
+  }
+  /// Rows of in_proj.
+  static std::int64_t inputs(const GatedDeltaNetOptions& o) {
+    return channels(o) + o.value_heads * o.value_dim + 2 * o.value_heads;
+  }
+};
+
+}  // namespace weft::nn
