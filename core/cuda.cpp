@@ -27,7 +27,7 @@ struct Registry {
   std::int16_t first_of[kMaxDevices];
   std::string why;
   int devices = 0;
-  std::atomic<detail::IndexFault*> fault = nullptr;
+  std::atomic<detail::IndexFault*> faults[kMaxDevices] = {};
 
   Registry() {
     streams.reserve(kMaxStreams);
@@ -45,7 +45,6 @@ Registry& registry() {
 
 std::atomic<std::int64_t> sync_count{0};
 std::atomic<bool> tf32{false};
-constinit thread_local int used_device = -1;
 constinit thread_local std::int16_t current_of[kMaxDevices] = {-1, -1, -1, -1, -1, -1, -1, -1,
                                                                -1, -1, -1, -1, -1, -1, -1, -1};
 
@@ -68,9 +67,9 @@ std::int16_t default_stream(Device device) {
   return id;
 }
 
-// Throws what a kernel has reported. It only reads what the device wrote before.
-void check_fault() {
-  detail::IndexFault* const f = registry().fault.load(std::memory_order_acquire);
+// Throws what a kernel of the device has reported. It only reads what was written before.
+void check_fault(int device) {
+  detail::IndexFault* const f = registry().faults[device].load(std::memory_order_acquire);
   if (!f) return;
   const std::atomic_ref set(f->set);
   if (set.load(std::memory_order_acquire) != detail::IndexFault::complete) return;
@@ -100,9 +99,9 @@ void refuse_other_streams() {
 }
 
 // The host has just waited for a device.
-void waited() {
+void waited(int device) {
   sync_count.fetch_add(1, std::memory_order_relaxed);
-  check_fault();
+  check_fault(device);
 }
 
 }  // namespace
@@ -124,7 +123,7 @@ void synchronize(Device device) {
   refuse_waiting();
   detail::use_device(device.index);
   if constexpr (kWithCuda) rt::synchronize_device();
-  waited();
+  waited(device.index);
 }
 
 std::int64_t host_syncs() { return sync_count.load(std::memory_order_relaxed); }
@@ -173,7 +172,7 @@ void Stream::synchronize() const {
   refuse_waiting();
   detail::use_device(device_);
   if constexpr (kWithCuda) rt::synchronize_stream(handle());
-  waited();
+  waited(device_);
 }
 
 StreamScope::StreamScope(const Stream& stream) : previous_(Stream::current(stream.device())) {
@@ -227,7 +226,7 @@ void Event::wait() const {
 }
 void Event::synchronize() const {
   wait();
-  check_fault();
+  if (handle_) check_fault(device_);
 }
 double Event::since(const Event& earlier) const {
   check(handle_ && earlier.handle_,
@@ -308,25 +307,25 @@ Readback::~Readback() {
 }
 double Readback::value() const {
   if (!pinned_) return read_;
-  written_->wait();
-  check_fault();
+  written_->synchronize();
   return *pinned_;
 }
 
 namespace detail {
 
 void use_device(int index) {
-  if (used_device == index) return;
-  if constexpr (kWithCuda) rt::set_device(index);
-  used_device = index;
+  if constexpr (kWithCuda)
+    if (rt::current_device() != index) rt::set_device(index);
 }
 
-IndexFault* index_fault() {
+IndexFault* index_fault(Device device) {
+  check_device(device);
   Registry& r = registry();
   const std::lock_guard lock(r.mutex);
   if constexpr (kWithCuda)
-    if (!r.fault.load()) r.fault = new (rt::allocate_pinned(sizeof(IndexFault))) IndexFault{};
-  return r.fault.load();
+    if (!r.faults[device.index].load())
+      r.faults[device.index] = new (rt::allocate_pinned(sizeof(IndexFault))) IndexFault{};
+  return r.faults[device.index].load();
 }
 
 void copy_across(const Tensor& from, const Tensor& to) {

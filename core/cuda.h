@@ -116,13 +116,14 @@ class Readback {
 
 namespace detail {
 
-/// Makes the device the one that this thread's driver calls go to.
+/// Makes the device the one that this thread's driver calls go to. The driver is asked each time
+/// which one that is: another library may have changed it.
 void use_device(int index);
 
 /// What a kernel writes, in host memory, when an index is out of range: there is no way to throw
 /// from a GPU, and waiting for every check would cost a synchronisation an op. The pointers are the
 /// host's. The next time the host waits for the device, the Error is thrown. Kernels that use the
-/// index meanwhile skip it.
+/// index meanwhile skip it. Each device has its own.
 struct IndexFault {
   enum State : std::int32_t { none, being_written, complete };
   std::int32_t set;  ///< a State
@@ -130,7 +131,7 @@ struct IndexFault {
   const char *op, *label;
   std::int64_t limit, value, ignored;
 };
-IndexFault* index_fault();
+IndexFault* index_fault(Device device);
 
 /// Copies values between two devices, same dtype and shape, both row-contiguous. Waits when the
 /// host is to read them.

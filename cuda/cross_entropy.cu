@@ -326,7 +326,7 @@ void count_valid(const Tensor& targets, std::int64_t ignore_index, const Tensor&
 void find_bad_target(const Tensor& targets, std::int64_t ignore_index, std::int64_t classes,
                      const char* op, const Tensor& row) {
   launch(cross_entropy_check_kernel, 1, kAlone, 0, Targets(targets, ignore_index, classes),
-         targets.numel(), op, detail::index_fault(), row.data<std::int64_t>());
+         targets.numel(), op, detail::index_fault(targets.device()), row.data<std::int64_t>());
 }
 
 void cross_entropy_fwd(const Tensor& logits, const Tensor& targets, std::int64_t ignore_index,

@@ -165,7 +165,7 @@ void with_word(std::size_t bytes, F f) {
 
 void find_bad_index(const Tensor& index, const char* op, const char* label, std::int64_t limit,
                     const Tensor&) {
-  detail::IndexFault* fault = detail::index_fault();
+  detail::IndexFault* fault = detail::index_fault(index.device());
   dispatch_index(index.dtype(), [&]<class I>() {
     launch(indexing_find_bad_kernel<I>, threads_for(index.numel()), kThreads, 0, index.numel(),
            index.data<I>(), limit, op, label, fault);

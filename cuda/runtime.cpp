@@ -25,9 +25,8 @@ cudaEvent_t event_of(rt::EventHandle e) { return static_cast<cudaEvent_t>(e); }
 namespace detail {
 
 void launch(const void* kernel, dim3 grid, dim3 block, void** args, std::size_t shared) {
-  int device = 0;
-  ok(cudaGetDevice(&device), "cudaGetDevice");
-  const Stream stream = Stream::current({Device::Kind::cuda, static_cast<std::int16_t>(device)});
+  const Stream stream =
+      Stream::current({Device::Kind::cuda, static_cast<std::int16_t>(rt::current_device())});
   // Static and dynamic memory together may pass the 48 KiB that a block has without asking.
   if (shared > 0)
     ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -55,6 +54,11 @@ int device_count(std::string& why) {
   return 0;
 }
 void set_device(int index) { ok(cudaSetDevice(index), "cudaSetDevice"); }
+int current_device() {
+  int index = 0;
+  ok(cudaGetDevice(&index), "cudaGetDevice");
+  return index;
+}
 std::string device_name(int index) {
   cudaDeviceProp properties;
   ok(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");

@@ -17,6 +17,7 @@ enum class CopyKind : std::uint8_t { to_device, to_host, on_device, between_devi
 int device_count(std::string& why);
 /// The device of this thread's next calls.
 void set_device(int index);
+int current_device();
 std::string device_name(int index);
 /// Free and total bytes of the current device.
 void memory_info(std::int64_t& free, std::int64_t& total);

@@ -77,7 +77,7 @@ Driver& driver() {
   static Driver* d = new Driver;
   return *d;
 }
-constinit thread_local int current_device = 0;
+constinit thread_local int current_index = 0;
 
 constexpr std::int64_t kPage = 4096;
 constexpr std::size_t kGuard = kPage;  // behind each piece of device memory, never accessible
@@ -168,9 +168,10 @@ void launch(dim3 grid, dim3 block, std::size_t shared, void (*run)(void*), void*
   check_system(shared <= emu::Engine::kShared,
                "launch: a block must ask for at most {} bytes of shared memory, got {}",
                emu::Engine::kShared, shared);
-  give(queue_of(Stream::current({Device::Kind::cuda, static_cast<std::int16_t>(current_device)})
-                    .handle()),
-       [=] { emu::run_grid(run, packed.get(), grid, block, shared); });
+  give(
+      queue_of(
+          Stream::current({Device::Kind::cuda, static_cast<std::int16_t>(current_index)}).handle()),
+      [=] { emu::run_grid(run, packed.get(), grid, block, shared); });
 }
 
 }  // namespace detail
@@ -189,33 +190,34 @@ int device_count(std::string& why) {
   if (count == 0) why = "WEFT_EMU_DEVICES is 0";
   return count;
 }
-void set_device(int index) { current_device = index; }
+void set_device(int index) { current_index = index; }
+int current_device() { return current_index; }
 std::string device_name(int index) { return message("emulated GPU {}", index); }
 void memory_info(std::int64_t& free, std::int64_t& total) {
   const std::lock_guard lock(driver().mutex);
   total = emu::control.memory_bytes;
-  free = total - driver().used[current_device];
+  free = total - driver().used[current_index];
 }
 void synchronize_device() {
   const std::lock_guard lock(driver().mutex);
   for (const auto& q : driver().queues)
-    check(q->device != current_device || !q->recording,
+    check(q->device != current_index || !q->recording,
           "graph: the host must not wait for a device while a stream of it is captured");
-  synchronize_queues(current_device);
+  synchronize_queues(current_index);
 }
 
 void* allocate(std::int64_t bytes) {
   const std::lock_guard lock(driver().mutex);
   Driver& d = driver();
-  if (d.used[current_device] + bytes > emu::control.memory_bytes) return nullptr;
+  if (d.used[current_index] + bytes > emu::control.memory_bytes) return nullptr;
   const std::size_t room = whole_pages(bytes);
   void* p =
       mmap(nullptr, room + kGuard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) return nullptr;
   if (d.access) mprotect(p, room, PROT_READ | PROT_WRITE);
   emu::poison(p, room);
-  d.blocks[static_cast<char*>(p)] = {bytes, current_device};
-  d.used[current_device] += bytes;
+  d.blocks[static_cast<char*>(p)] = {bytes, current_index};
+  d.used[current_index] += bytes;
   return p;
 }
 void free(void* p) {
@@ -253,7 +255,7 @@ void free_pinned(void* p) {
 StreamHandle create_stream() {
   const std::lock_guard lock(driver().mutex);
   driver().queues.push_back(std::make_unique<Queue>());
-  driver().queues.back()->device = current_device;
+  driver().queues.back()->device = current_index;
   return driver().queues.back().get();
 }
 void synchronize_stream(StreamHandle s) {
@@ -264,7 +266,7 @@ void synchronize_stream(StreamHandle s) {
 
 EventHandle create_event(bool) {
   const auto mark = std::make_shared<Mark>();
-  mark->device = current_device;
+  mark->device = current_index;
   return new MarkHandle(mark);
 }
 void destroy_event(EventHandle e) { delete &mark_of(e); }

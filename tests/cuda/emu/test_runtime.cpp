@@ -279,10 +279,27 @@ TEST_CASE("devices: none") {
 }
 
 TEST_CASE("devices: an index out of range is reported when the host next waits") {
-  cuda::launch(report_kernel, 1, 1, 0, cuda::detail::index_fault());
+  cuda::launch(report_kernel, 1, 1, 0, cuda::detail::index_fault(kGpu));
   const char* const text = "lookup: index must be in [0, 10), got 12";
   CHECK(error_of([] { cuda::synchronize(); }) == text);
   CHECK(error_of([] { cuda::synchronize(); }) == "no error");
+  // Each device has its own report: waiting for the other one is no reason to stop.
+  cuda::launch(report_kernel, 1, 1, 0, cuda::detail::index_fault(kGpu));
+  Event seen;
+  seen.record();
+  seen.wait();
+  CHECK(error_of([] { cuda::synchronize(kSecond); }) == "no error");
+  CHECK(error_of([&] { seen.synchronize(); }) == text);
+}
+
+TEST_CASE("devices: another library may change the current one") {
+  for (const Device device : {kGpu, kSecond}) {
+    const Tensor x = ones(device);
+    Tensor sum = x + x;  // the device is this thread's current one now
+    cuda::rt::set_device(1 - device.index);
+    sum = sum + x;
+    CHECK(first(sum) == 3);
+  }
 }
 
 TEST_CASE("graphs: what a stream is given is recorded, then runs as often as it is launched") {
