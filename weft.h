@@ -52,6 +52,7 @@
 #include "weft/nn/moe.h"
 #include "weft/nn/mtp.h"
 #include "weft/nn/norm.h"
+#include "weft/nn/packing.h"
 #include "weft/nn/rotary.h"
 #include "weft/nn/router.h"
 #include "weft/nn/sampling.h"

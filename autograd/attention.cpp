@@ -109,7 +109,7 @@ Tensor checked_sequences(const AttentionOptions& o, const Tensor& q, const Tenso
   check(q.dim(0) == 1 && q.dim(1) == k.dim(1),
         "attention: with cu_seqlens q and k must be one row of the same tokens, got {} and {}",
         q.shape(), k.shape());
-  return detail::checked_cu_seqlens("attention", o.cu_seqlens, "q", q);
+  return detail::checked_cu_seqlens("attention", o.cu_seqlens, "q", q, o.cu_checked);
 }
 
 struct Result {

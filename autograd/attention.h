@@ -15,6 +15,7 @@ struct AttentionOptions {
   /// only itself. Empty sequences are legal. On the CPU or with q; a GPU's are read back once a
   /// call to be checked.
   Tensor cu_seqlens = {};
+  bool cu_checked = false;  ///< they are known to split the tokens, and are not read for it
 };
 
 /// y = dropout(softmax(scale q k^T)) v for every head, block by block: memory is linear in T. Query

@@ -7,9 +7,10 @@ namespace weft::detail {
 
 /// cu_seqlens of a packed row as kernels read it: contiguous, on the device of x, whose axis 1 are
 /// the tokens.
+/// `known`: the values have been checked already.
 /// Throws Error unless it is i32 (n + 1), starts at 0, never decreases and ends at the tokens.
 inline Tensor checked_cu_seqlens(const char* op, const Tensor& given, const char* name,
-                                 const Tensor& x) {
+                                 const Tensor& x, bool known = false) {
   check(given.dtype() == DType::i32 && given.ndim() == 1 && given.dim(0) >= 1,
         "{}: cu_seqlens must be i32 with shape [n + 1], got {} {}", op, given.dtype(),
         given.shape());
@@ -17,7 +18,7 @@ inline Tensor checked_cu_seqlens(const char* op, const Tensor& given, const char
         "{}: cu_seqlens must be on the CPU or with {} on {}, got {}", op, name, x.device(),
         given.device());
   const Tensor cu = contiguous(given);
-  if (!cu.is_meta()) {
+  if (!known && !cu.is_meta()) {
     const Tensor on_host = cu.to(kCpu);
     const std::int32_t* p = on_host.data<std::int32_t>();
     const std::int64_t n = cu.dim(0);

@@ -130,6 +130,7 @@ set(weft_sources
   nn/moe.cpp
   nn/mtp.cpp
   nn/norm.cpp
+  nn/packing.cpp
   nn/rotary.cpp
   nn/router.cpp
   nn/router_step.cpp

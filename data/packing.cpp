@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <span>
 
 #include "weft/core/error.h"
 #include "weft/data/loader.h"
@@ -85,6 +86,13 @@ PackedRows pack_documents(const std::vector<std::vector<std::int32_t>>& document
     if (bounds.back() < seq) bounds.push_back(static_cast<std::int32_t>(seq));
   }
   return out;
+}
+
+nn::Packing PackedRows::packing(std::int64_t first, std::int64_t count, Device device) const {
+  const Tensor cu = flat_cu_seqlens(first, count);
+  const std::span<const std::int32_t> boundaries(cu.data<std::int32_t>(),
+                                                 static_cast<std::size_t>(cu.numel()));
+  return nn::Packing::of(boundaries, tokens.dim(1), device);
 }
 
 Tensor PackedRows::flat_cu_seqlens(std::int64_t first, std::int64_t count) const {

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "weft/core/tensor.h"
+#include "weft/nn/packing.h"
 
 namespace weft::data {
 
@@ -17,6 +18,9 @@ struct PackedRows {
   std::int64_t rows() const { return tokens.dim(0); }
   /// Boundaries of `count` rows flattened to count * seq tokens, i32: what attention takes.
   Tensor flat_cu_seqlens(std::int64_t first, std::int64_t count) const;
+  /// The same rows as a model takes them, on its device: tokens and targets as one row go with it,
+  /// `model.losses(flat(tokens), flat(targets), rows.packing(first, count))`.
+  nn::Packing packing(std::int64_t first, std::int64_t count, Device device = kCpu) const;
 };
 
 /// Puts each document, in order, into the first row that has room for all of it. A document longer

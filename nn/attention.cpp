@@ -19,12 +19,6 @@ std::int64_t packed_rows(std::int64_t dim, std::int64_t heads, std::int64_t kv_h
 
 }  // namespace
 
-void Packing::check_row(const Tensor& tokens) const {
-  check(cu_seqlens && positions, "packing: cu_seqlens and positions must both be given");
-  check(tokens.ndim() >= 2 && tokens.dim(0) == 1,
-        "packing: the sequences must lie in one row, (1, tokens), got {}", tokens.shape());
-}
-
 Attention::Attention(std::int64_t dim, std::int64_t heads, const AttentionOptions& o)
     : options(o),
       head_dim(heads > 0 ? dim / heads : 0),
@@ -54,6 +48,7 @@ Tensor Attention::operator()(const Tensor& x, const RotaryTable* rotary, const P
   how.causal = true;
   how.window = options.window;
   how.cu_seqlens = packing.cu_seqlens;
+  how.cu_checked = packing.checked;
   if (drop.p > 0 && is_training()) {
     how.dropout = drop.p;
     const auto per_token =

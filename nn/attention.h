@@ -3,6 +3,7 @@
 #include "weft/nn/kv_cache.h"
 #include "weft/nn/linear.h"
 #include "weft/nn/norm.h"
+#include "weft/nn/packing.h"
 #include "weft/nn/rotary.h"
 
 namespace weft::nn {
@@ -16,18 +17,6 @@ struct AttentionOptions {
   double dropout = 0;       ///< on the attention weights
   Init init = Init::normal(0.02);
   Init proj_init = Init::normal(0.02);
-};
-
-/// Several sequences laid side by side in one row, (1, tokens), so that nothing is spent on
-/// padding. Without tensors (the default) every row is one sequence. data::pack_documents() makes
-/// both.
-struct Packing {
-  Tensor cu_seqlens;  ///< i32 (n + 1): sequence i is tokens [cu_seqlens[i], cu_seqlens[i + 1])
-  Tensor positions;   ///< i32 (tokens) or (1, tokens): place of each token in its sequence
-
-  explicit operator bool() const { return cu_seqlens || positions; }
-  /// Throws Error unless both tensors are there and ids (B, T), or x (B, T, C), is one row.
-  void check_row(const Tensor& tokens) const;
 };
 
 /// Causal self-attention:  x (B, T, C) -> (B, T, C). q, k and v come from one packed projection.

@@ -131,8 +131,8 @@ Trunk Gpt::run(const Tensor& ids, const Packing& packing, KvCache* cache) const 
     x = {};
     // The block's own part of aux comes out; the sum stays outside.
     TensorList out = recompute(
-        [&block, angles](const TensorList& s) {
-          Stream y = block(Stream{s[0], s[1], {}}, angles, Packing{s[2], s[3]});
+        [&block, angles, known = packing.checked](const TensorList& s) {
+          Stream y = block(Stream{s[0], s[1], {}}, angles, Packing{s[2], s[3], known});
           TensorList results{y.residual, y.delta};
           if (y.aux) results.push_back(y.aux);
           return results;
@@ -166,8 +166,8 @@ Trunk Gpt::mtp_trunk(int depth, const Tensor& later, const Tensor& h, const Pack
     return y;
   }
   TensorList out = recompute(
-      [&layer, angles](const TensorList& s) {
-        Trunk y = layer(s[0], s[1], angles, Packing{s[2], s[3]});
+      [&layer, angles, known = packing.checked](const TensorList& s) {
+        Trunk y = layer(s[0], s[1], angles, Packing{s[2], s[3], known});
         TensorList results{y.hidden};
         if (y.aux) results.push_back(y.aux);
         return results;

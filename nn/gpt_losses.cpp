@@ -44,7 +44,8 @@ GptLosses Gpt::losses(const Tensor& ids, const Tensor& targets, const Packing& p
     goals = roll_left(goals, packing, static_cast<double>(loss.ignore_index));
     Trunk next = mtp_trunk(depth, later, h, packing);
     h = std::move(next.hidden);
-    if (next.aux) out.aux = out.aux ? add(out.aux, next.aux) : std::move(next.aux);
+    // With weight 0 the depths are only watched: nothing of theirs reaches the trunk.
+    if (next.aux && o.weight > 0) out.aux = out.aux ? add(out.aux, next.aux) : std::move(next.aux);
     const Tensor hits = Tensor::empty(goals.shape(), DType::boolean, goals.device());
     const CrossEntropyLoss::Sum part = loss.sum(h, o.detached ? own_head : head, goals, hits);
     out.mtp.push_back(part.loss);

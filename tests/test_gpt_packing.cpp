@@ -66,7 +66,7 @@ Tensor one_by_one(const Gpt& model) {
 // The same from one packed row. First fit puts documents 0 and 2 into row 0, 1 into row 1, 3 into
 // row 2.
 Tensor packed(const Gpt& model, const data::PackedRows& p) {
-  const nn::Packing packing{p.flat_cu_seqlens(0, p.rows()), flat(p.positions)};
+  const nn::Packing packing = p.packing(0, p.rows());
   const Tensor y = model(flat(p.tokens), packing).select(0, 0);
   return cat({y.slice(0, 0, 5), y.slice(0, kSeq, 2 * kSeq), y.slice(0, 5, kSeq),
               y.slice(0, 2 * kSeq, 2 * kSeq + 1)},
@@ -120,6 +120,35 @@ TEST_CASE("gpt: gradients of a packed row are those of its sequences") {
     }
 }
 
+TEST_CASE("packing: boundaries become positions, once, on the device") {
+  const std::vector<std::int32_t> boundaries = {0, 2, 2, 5};
+  for (const Device device : {kCpu, kMeta}) {
+    const nn::Packing p = nn::Packing::of(boundaries, 3, device);
+    CHECK(p.checked);
+    CHECK(p.cu_seqlens.device() == device);
+    CHECK(p.positions.device() == device);
+    CHECK(p.positions.shape() == Shape{1, 5});
+    if (device == kMeta) continue;
+    CHECK(test::different_bits(p.cu_seqlens, Tensor::of({0, 2, 2, 5}, {4}, DType::i32)) == "");
+    CHECK(test::different_bits(p.positions, Tensor::of({0, 1, 0, 1, 2}, {1, 5}, DType::i32)) == "");
+  }
+  const std::vector<std::int32_t> no_tokens = {0};
+  CHECK(nn::Packing::of(no_tokens, 3).positions.shape() == Shape{1, 0});
+  // Rows of documents: the same as their own positions and boundaries.
+  const data::PackedRows rows = data::pack_documents(documents(), kSeq);
+  const nn::Packing two = rows.packing(1, 2);
+  CHECK(test::different_bits(two.cu_seqlens, rows.flat_cu_seqlens(1, 2)) == "");
+  CHECK(test::different_bits(two.positions, flat(rows.positions.narrow(0, 1, 2))) == "");
+
+  const auto error = [](const std::vector<std::int32_t>& b) {
+    return test::error_of([&] { nn::Packing::of(b, 3); });
+  };
+  CHECK(error({}) == "packing: boundaries must start at 0, got none");
+  CHECK(error({1, 2}) == "packing: boundaries must start at 0, got 1");
+  CHECK(error({0, 3, 2}) == "packing: boundaries must not decrease, got 2 after 3");
+  CHECK(error({0, 2, 6}) == "packing: sequences must have at most 3 tokens, got 4");
+}
+
 TEST_CASE("gpt: packing errors name the rule") {
   const Gpt model = make(small(Arch::llama));
   const Tensor ids = Tensor::of({1, 2, 3, 4}, {1, 4}, DType::i32);
@@ -133,6 +162,8 @@ TEST_CASE("gpt: packing errors name the rule") {
   CHECK(error(ids, {{}, positions}) == "packing: cu_seqlens and positions must both be given");
   CHECK(error(ids.view({2, 2}), {cu, positions}) ==
         "packing: the sequences must lie in one row, (1, tokens), got [2, 2]");
+  CHECK(error(ids, {cu, Tensor::of({0, 0, 1}, {3}, DType::i32)}) ==
+        "packing: the row must have 3 tokens, got 4");
   CHECK(error(ids, {cu, Tensor::of({0, 0, 1, 8}, {4}, DType::i32)}) ==
         "rope: positions must be in [0, 8), got 8");
   nn::KvCache cache(model.config, 1, 4, DType::f64);

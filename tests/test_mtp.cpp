@@ -54,14 +54,7 @@ Tensor row(const std::vector<std::int32_t>& values) {
   return Tensor::from<std::int32_t>(values, {1, static_cast<std::int64_t>(values.size())});
 }
 
-// Positions that belong to the boundaries, written out.
-Packing packing_of(const std::vector<std::int32_t>& bounds) {
-  std::vector<std::int32_t> positions;
-  for (std::size_t i = 1; i < bounds.size(); ++i)
-    for (std::int32_t t = bounds[i - 1]; t < bounds[i]; ++t) positions.push_back(t - bounds[i - 1]);
-  return {Tensor::from<std::int32_t>(bounds, {static_cast<std::int64_t>(bounds.size())}),
-          row(positions)};
-}
+Packing packing_of(const std::vector<std::int32_t>& bounds) { return Packing::of(bounds, 8); }
 
 NamedTensors gradients_of(Gpt& model) {
   NamedTensors out;
@@ -212,28 +205,36 @@ TEST_CASE("mtp: documents of 3 and 2 tokens in a row, the example of docs/mtp.md
 
 TEST_CASE("M2: without depths, and with weight 0, the trunk trains as if there were none") {
   for (const Arch arch : {Arch::gpt2, Arch::llama})
-    for (const bool detached : {false, true}) {
-      const Tensor ids = tokens({3, 8}, 3), targets = tokens({3, 8}, 4);
-      GptConfig unset = small(arch, 0);
-      unset.mtp = {};
-      Gpt plain = make(unset), none = make(small(arch, 0));
-      GptConfig c = small(arch, 1);
-      c.mtp.weight = detached ? 0.3 : 0;
-      c.mtp.detached = detached;
-      Gpt model = make(c);
-      const auto summed = [&](Gpt& m) { return m.loss.sum(m.hidden(ids), m.head, targets).loss; };
-      const NamedTensors want = gradients(plain, [&] { return summed(plain); });
-      const auto total = [&](Gpt& m) {
-        return gradients(m, [&] { return m.losses(ids, targets).total(); });
-      };
-      CHECK(apart(total(none), want, 0) == "");
-      const NamedTensors got = total(model);
-      CHECK(apart(got, want, 0) == "");
-      // Detached heads still train themselves.
-      for (const NamedTensor& g : got)
-        if (g.name.starts_with("mtp.") && g.name.ends_with("weight"))
-          CHECK((max(abs(g.tensor)).item() > 0) == detached);
-    }
+    for (const bool detached : {false, true})
+      for (const bool experts : {false, true}) {
+        const Tensor ids = tokens({3, 8}, 3), targets = tokens({3, 8}, 4);
+        GptConfig unset = small(arch, 0);
+        GptConfig zero = small(arch, 0), c = small(arch, 1);
+        unset.mtp = {};
+        for (GptConfig* with : {&unset, &zero, &c})
+          if (experts)
+            with->moe = {.experts = 4, .router = {.balance = {{nn::Balance::aux, 0.01}}}, .ffn = 8};
+        Gpt plain = make(unset), none = make(zero);
+        c.mtp.weight = detached ? 0.3 : 0;
+        c.mtp.detached = detached;
+        Gpt model = make(c);
+        const auto summed = [&](Gpt& m) {
+          const nn::Trunk t = m.trunk(ids);
+          const auto [sum, count] = m.loss.sum(t.hidden, m.head, targets);
+          return t.aux ? sum + t.aux.to(DType::f64) * static_cast<double>(count.item_int()) : sum;
+        };
+        const NamedTensors want = gradients(plain, [&] { return summed(plain); });
+        const auto total = [&](Gpt& m) {
+          return gradients(m, [&] { return m.losses(ids, targets).total(); });
+        };
+        CHECK(apart(total(none), want, 0) == "");
+        const NamedTensors got = total(model);
+        CHECK(apart(got, want, 0) == "");
+        // Detached heads still train themselves.
+        for (const NamedTensor& g : got)
+          if (g.name.starts_with("mtp.") && g.name.ends_with("weight"))
+            CHECK((max(abs(g.tensor)).item() > 0) == detached);
+      }
 }
 
 TEST_CASE("M3: a packed row gives the losses and gradients of its sequences") {

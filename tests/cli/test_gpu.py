@@ -77,7 +77,7 @@ def evaluates(folder):
 
 def meta_predicts_the_peak(folder):
     """On meta:cuda a step counts the bytes that the GPU's step has, and --dry-run says so before."""
-    for i, more in enumerate((["--dtype", "bf16"], ["--arch", "llama", "--qk-norm"],
+    for i, more in enumerate((["--dtype", "bf16", "--mtp", "1"], ["--arch", "llama", "--qk-norm", "--mtp", "2"],
                               ["--dtype", "bf16", "--micro-batch", "2", "--recompute", "full"],
                               ["--arch", "llama", "--kv-heads", "1", "--recompute", "selective"],
                               ["--optimizer", "sgd", "--micro-batch", "1", "--state-dtype", "f16"],
@@ -129,6 +129,33 @@ def graph_gives_the_same_run(folder):
             assert result(out) == want, (dtype, out)
 
 
+def predicts_several_tokens(folder):
+    """--mtp: the CPU's numbers; the same bits from a graph and after a resume; no allocation."""
+    mtp = ["--mtp", "2", "--micro-batch", "2", "--schedule", "constant", "--warmup", "5"]
+    train(*base(folder, "cpu", *mtp))
+    gpu = [*mtp, "--device", "cuda"]
+    train(*base(folder, "gpu", *gpu), program=GPU)
+    want, rows = metrics(f"{folder}/cpu"), metrics(f"{folder}/gpu")
+    close(rows, want, 1e-5)
+    for a, b in zip(rows, want):
+        for key in ("mtp_1_loss", "mtp_2_loss"):
+            assert abs(a[key] - b[key]) < 1e-5 * b[key], (a["step"], key, a[key], b[key])
+            share = key.replace("loss", "acceptance")
+            assert abs(a[share] - b[share]) < 0.02, (a["step"], share, a[share], b[share])
+    with open(f"{folder}/gpu/metrics.jsonl") as lines:
+        allocations = [json.loads(line)["system_allocs"] for line in lines]
+    assert allocations[3] == allocations[-1], allocations
+    train(*base(folder, "graph", *gpu, "--graph"), program=GPU)
+    train(*base(folder, "parts", *gpu, steps=STEPS // 2), program=GPU)
+    train(*base(folder, "parts", *gpu, "--resume"), program=GPU)
+    for out in ("graph", "parts"):
+        again = metrics(f"{folder}/{out}")
+        again[STEPS // 2 - 1].pop("val_loss", None)  # the first part evaluated after its last step
+        assert [{k: v for k, v in row.items() if not k.endswith("_bytes")} for row in again] == \
+            [{k: v for k, v in row.items() if not k.endswith("_bytes")} for row in rows], out
+        assert checkpoint_bytes(f"{folder}/{out}", STEPS) == checkpoint_bytes(f"{folder}/gpu", STEPS)
+
+
 def graph_allocates_nothing(folder):
     train(*base(folder, "run", "--device", "cuda", "--graph"), program=GPU)
     with open(f"{folder}/run/metrics.jsonl") as lines:
@@ -146,4 +173,5 @@ def wrong_uses(folder):
 
 
 main([trains_like_the_cpu, trains_in_bf16, resumes, steady_memory, not_finite, interrupt_saves, evaluates,
-      meta_predicts_the_peak, graph_gives_the_same_run, graph_allocates_nothing, wrong_uses])
+      meta_predicts_the_peak, graph_gives_the_same_run, predicts_several_tokens,
+      graph_allocates_nothing, wrong_uses])

@@ -28,15 +28,15 @@ Tensor ids(const std::vector<std::int32_t>& values, const Shape& shape) {
   return Tensor::from<std::int32_t>(values, shape);
 }
 
+constexpr std::int32_t kBoundaries[] = {0, 5, 5, 6, 10};
+
 // Two rows; and one row of sequences of 5, 0, 1 and 4 tokens.
 struct Batch {
   Tensor inputs, targets;
   nn::Packing packing;
   Batch on(Device device) const {
-    nn::Packing p = packing;
-    // The boundaries stay in host memory, where attention reads them.
-    if (p) p.positions = p.positions.to(device);
-    return {inputs.to(device), targets.to(device), p};
+    return {inputs.to(device), targets.to(device),
+            packing ? nn::Packing::of(kBoundaries, 8, device) : nn::Packing{}};
   }
 };
 const Batch kPlain = {ids({1, 5, 2, 9, 0, 3, 7, 7, 4, 10}, {2, 5}),
@@ -44,7 +44,7 @@ const Batch kPlain = {ids({1, 5, 2, 9, 0, 3, 7, 7, 4, 10}, {2, 5}),
                       {}};
 const Batch kPacked = {ids({1, 5, 2, 9, 0, 3, 7, 7, 4, 10}, {1, 10}),
                        ids({5, 2, 9, 0, -100, -100, 7, 4, 10, -100}, {1, 10}),
-                       {ids({0, 5, 5, 6, 10}, {5}), ids({0, 1, 2, 3, 4, 0, 0, 1, 2, 3}, {1, 10})}};
+                       nn::Packing::of(kBoundaries, 8)};
 
 // The total, each depth's loss, count and hits, and all gradients.
 TensorList results(nn::Gpt& model, const Batch& batch) {

@@ -1,0 +1,34 @@
+#include "weft/nn/packing.h"
+
+#include "weft/autograd/view.h"
+#include "weft/core/error.h"
+
+namespace weft::nn {
+
+Packing Packing::of(std::span<const std::int32_t> boundaries, std::int64_t longest, Device device) {
+  check(!boundaries.empty() && boundaries[0] == 0, "packing: boundaries must start at 0, got {}",
+        boundaries.empty() ? "none" : message("{}", boundaries[0]));
+  for (std::size_t i = 1; i < boundaries.size(); ++i) {
+    const std::int64_t length = std::int64_t{boundaries[i]} - boundaries[i - 1];
+    check(length >= 0, "packing: boundaries must not decrease, got {} after {}", boundaries[i],
+          boundaries[i - 1]);
+    check(length <= longest, "packing: sequences must have at most {} tokens, got {}", longest,
+          length);
+  }
+  const Tensor positions = Tensor::empty({1, boundaries.back()}, DType::i32);
+  auto* p = positions.data<std::int32_t>();
+  for (std::size_t i = 1; i < boundaries.size(); ++i)
+    for (std::int32_t t = boundaries[i - 1]; t < boundaries[i]; ++t) *p++ = t - boundaries[i - 1];
+  const Tensor cu = Tensor::from(boundaries, {static_cast<std::int64_t>(boundaries.size())});
+  return {cu.to(device), positions.to(device), true};
+}
+
+void Packing::check_row(const Tensor& tokens) const {
+  check(cu_seqlens && positions, "packing: cu_seqlens and positions must both be given");
+  check(tokens.ndim() >= 2 && tokens.dim(0) == 1,
+        "packing: the sequences must lie in one row, (1, tokens), got {}", tokens.shape());
+  check(positions.numel() == tokens.dim(1), "packing: the row must have {} tokens, got {}",
+        positions.numel(), tokens.dim(1));
+}
+
+}  // namespace weft::nn
