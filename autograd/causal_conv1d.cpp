@@ -68,7 +68,7 @@ Tensor causal_conv1d(const Tensor& x, const Tensor& weight, const CausalConv1dOp
   if (o.cu_seqlens) {
     check(x.dim(0) == 1, "causal_conv1d: with cu_seqlens x must be one row, got {}", x.shape());
     check(!o.state, "causal_conv1d: cu_seqlens cannot go with a state");
-    cu = detail::checked_cu_seqlens("causal_conv1d", o.cu_seqlens, "x", x);
+    cu = detail::checked_cu_seqlens("causal_conv1d", o.cu_seqlens, "x", x, o.cu_checked);
   }
   if (!o.state) return run(x, weight, cu, o.silu);
   const Shape expected{x.dim(0), weight.dim(1) - 1, x.dim(2)};

@@ -8,7 +8,8 @@ struct CausalConv1dOptions {
   /// i32 (n + 1): sequence i is tokens [cu_seqlens[i], cu_seqlens[i + 1]) of a packed row, and no
   /// token reads another sequence. Read back from a GPU once a call to be checked.
   Tensor cu_seqlens = {};
-  Tensor state = {};  ///< (B, K - 1, C): what stands before the first token; null: zeros
+  bool cu_checked = false;  ///< they are known to split the tokens, and are not read for it
+  Tensor state = {};        ///< (B, K - 1, C): what stands before the first token; null: zeros
 };
 
 /// Every channel is convolved with its own K taps over the tokens up to the present one:

@@ -8,7 +8,8 @@ struct GatedDeltaOptions {
   /// i32 (n + 1): sequence i is tokens [cu_seqlens[i], cu_seqlens[i + 1]) of a packed row, with a
   /// state of its own. Read back from a GPU once a call to be checked.
   Tensor cu_seqlens = {};
-  Tensor state = {};  ///< (sequences, Hv, K, V): what the first token finds; null: zeros
+  bool cu_checked = false;  ///< they are known to split the tokens, and are not read for it
+  Tensor state = {};        ///< (sequences, Hv, K, V): what the first token finds; null: zeros
 };
 
 struct GatedDelta {

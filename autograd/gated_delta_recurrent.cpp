@@ -41,7 +41,7 @@ void check_gated_delta(const char* op, const Tensor& q, const Tensor& k, const T
           q.device(), t->device());
   if (o.cu_seqlens) {
     check(q.dim(0) == 1, "{}: with cu_seqlens q must be one row, got {}", op, q.shape());
-    cu = checked_cu_seqlens(op, o.cu_seqlens, "q", q);
+    cu = checked_cu_seqlens(op, o.cu_seqlens, "q", q, o.cu_checked);
   }
   if (o.state) {
     const Shape expected = delta_state_shape(q, v, cu);

@@ -95,9 +95,8 @@ void one_by_one(const nn::Gpt& model, std::vector<std::int32_t> text, const Opti
   }
 }
 
-nn::Speculator::Stats several_a_pass(const nn::Gpt& model, std::span<const std::int32_t> prompt,
-                                     const Options& o) {
-  nn::Speculator speculator(model, sampling(o), static_cast<std::uint64_t>(o.seed));
+nn::Speculator::Stats several_a_pass(nn::Speculator& speculator,
+                                     std::span<const std::int32_t> prompt, const Options& o) {
   speculator.start(prompt);
   while (speculator.stats().tokens < o.tokens)
     print(speculator.next(o.tokens - speculator.stats().tokens));
@@ -119,13 +118,15 @@ void generate(const Options& o) {
         "exists yet",
         model.config.vocab, tokenizer.vocab());
   const std::vector<std::int32_t> prompt = tokenizer.encode(o.prompt);
+  std::optional<nn::Speculator> speculator;  // before anything is printed: it checks the model
+  if (o.speculative) speculator.emplace(model, sampling(o), static_cast<std::uint64_t>(o.seed));
   std::fputs(o.prompt.c_str(), stdout);
-  if (!o.speculative) {
+  if (!speculator) {
     one_by_one(model, prompt, o);
     std::fputs("\n", stdout);
     return;
   }
-  const nn::Speculator::Stats stats = several_a_pass(model, prompt, o);
+  const nn::Speculator::Stats stats = several_a_pass(*speculator, prompt, o);
   std::fputs("\n", stdout);
   std::fflush(stdout);
   // Beside the text, not in it.

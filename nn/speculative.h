@@ -27,7 +27,7 @@ class Speculator {
     }
   };
 
-  /// Throws Error when the model has no MTP depth.
+  /// Throws Error when the model has no MTP depth, or a layer without attention.
   Speculator(const Gpt& model, const SamplingOptions& sampling, std::uint64_t seed);
   /// Begins a text. Throws Error when it is empty.
   void start(std::span<const std::int32_t> prompt);

@@ -224,6 +224,12 @@ TEST_CASE("speculative: errors name the rule") {
   const Gpt none(config(Arch::llama, 0)), model(config(Arch::llama, 1));
   CHECK(test::error_of([&] { Speculator s(none, {}, 1); }) ==
         "speculative: the model must have at least 1 MTP depth, got 0");
+  GptConfig c = config(Arch::llama, 1);
+  c.pattern = "d";
+  const Gpt hybrid(c);
+  CHECK(test::error_of([&] { Speculator s(hybrid, {}, 1); }) ==
+        "speculative: every layer must have attention, as a gated delta net cannot take back a "
+        "draft, got pattern 'd'");
   Speculator s(model, {}, 1);
   CHECK(test::error_of([&] { s.start({}); }) ==
         "speculative: the prompt must have at least 1 token, got none");

@@ -112,6 +112,10 @@ def wrong_uses(folder):
     train(*base(folder, "b", "--steps", "2", "--mtp", "1"))
     refused(run("train_gpt", *base(folder, "b", "--steps", "4", "--resume")), 2, "another model",
             "mtp 1 (this run: 0)")
+    train(*base(folder, "c", "--steps", "1", "--mtp", "1", "--pattern", "da"))
+    done = run("generate", "--checkpoint", f"{folder}/c", "--speculative")
+    refused(done, 2, "every layer must have attention", "pattern 'da'")
+    assert done.stdout == "", done.stdout
     # Its weight is no part of the model.
     train(*base(folder, "b", "--steps", "4", "--mtp", "1", "--mtp-weight", "0.3", "--resume"))
 
