@@ -97,7 +97,9 @@ void measure(bench::Report& out, const Size& s) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  bench::Report out(argc, argv);
-  for (const Size& s : kSizes) measure(out, s);
+  std::string only;
+  bench::Report out(argc, argv, {{"--only", &only, "NAME"}});
+  for (const Size& s : kSizes)
+    if (std::string(s.name).find(only) != std::string::npos) measure(out, s);
   return out.finish();
 }
