@@ -12,9 +12,9 @@ constexpr int kWarps = kThreads / kWarp;
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    capacity_limit_kernel(const T* probs, const std::int64_t* experts, std::int64_t slots,
-                          std::int64_t count, std::int64_t capacity, bool by_probability,
-                          T* kept_probs, std::int64_t* kept_experts) {
+    expert_capacity_kernel(const T* probs, const std::int64_t* experts, std::int64_t slots,
+                           std::int64_t count, std::int64_t capacity, bool by_probability,
+                           T* kept_probs, std::int64_t* kept_experts) {
   using K = Key<T>;
   WEFT_SHARED(found, int[kDigits]);
   WEFT_SHARED(ties_of_warp, int[kWarps]);
@@ -81,7 +81,7 @@ void limit_capacity(const Tensor& probs, const Tensor& experts, std::int64_t cou
                     std::int64_t capacity, DropPolicy policy, const Tensor&,
                     const Tensor& kept_probs, const Tensor& kept_experts) {
   const auto run = [&]<class T>() {
-    launch(capacity_limit_kernel<T>, grid_of(count), kThreads, 0, probs.data<T>(),
+    launch(expert_capacity_kernel<T>, grid_of(count), kThreads, 0, probs.data<T>(),
            experts.data<std::int64_t>(), experts.numel(), count, capacity,
            policy == DropPolicy::probability, kept_probs.data<T>(),
            kept_experts.data<std::int64_t>());

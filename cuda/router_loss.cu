@@ -131,8 +131,8 @@ __global__ void __launch_bounds__(kWarp* kTokensOfBlock)
 }
 
 __global__ void __launch_bounds__(kCountThreads)
-    router_count_kernel(const std::int64_t* experts, std::int64_t size, int E,
-                        unsigned long long* counts) {
+    router_loss_count_kernel(const std::int64_t* experts, std::int64_t size, int E,
+                             unsigned long long* counts) {
   WEFT_SHARED(found, int[kRouterExperts]);
   for (int e = static_cast<int>(threadIdx.x); e < E; e += kCountThreads) found[e] = 0;
   __syncthreads();
@@ -190,7 +190,7 @@ void router_loss_bwd(const Tensor& logits, const Tensor& counts, const Tensor& p
 
 void count_experts(const Tensor& experts, const Tensor& counts) {
   const std::int64_t parts = counts.dim(0), size = experts.numel() / parts;
-  launch(router_count_kernel, grid_of(blocks_for(size, kCountThreads * kCountItems), parts),
+  launch(router_loss_count_kernel, grid_of(blocks_for(size, kCountThreads * kCountItems), parts),
          kCountThreads, 0, experts.data<std::int64_t>(), size, static_cast<int>(counts.dim(1)),
          reinterpret_cast<unsigned long long*>(counts.data<std::int64_t>()));
 }

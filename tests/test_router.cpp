@@ -307,6 +307,25 @@ TEST_CASE("router: padding goes nowhere and gets no gradient") {
   }
 }
 
+TEST_CASE("router: a token's bits do not depend on its neighbours") {
+  const Tensor bias = test::random_in({70}, -.4, .4, 9).to(DType::f32);
+  for (const RouterOptions& o : kModes)
+    for (const DType t : {DType::f32, DType::bf16}) {
+      const std::int64_t E = o.groups ? 16 : 70;
+      const Tensor b = takes_bias(o) ? bias.narrow(0, 0, E).contiguous() : Tensor();
+      const Tensor x = random({40, E}, 5).to(t), spoiled = x.clone();
+      spoiled.select(0, 3).fill_(std::nan(""));  // its block has to be taken token by token
+      const Routing whole = route(x, b, o), other = route(spoiled, b, o);
+      for (const std::int64_t i : {0, 2, 4, 15, 16, 39}) {
+        const Routing one = route(x.narrow(0, i, 1), b, o);
+        for (const Routing* r : {&whole, &other}) {
+          CHECK(different_bits(r->experts.narrow(0, i, 1), one.experts) == "");
+          CHECK(different_bits(r->probs.narrow(0, i, 1), one.probs) == "");
+        }
+      }
+    }
+}
+
 TEST_CASE("router: the number of threads changes no bit; meta gives the same shapes") {
   const int threads = num_threads();
   const RouterOptions o{.topk = 3, .score = RouterScore::sqrt_softplus};

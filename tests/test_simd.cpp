@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -327,6 +328,37 @@ TEST_CASE("simd: the table can be chosen by name") {
   CHECK(find_simd("mmx") == nullptr);
   CHECK(test::error_of([] { set_simd("mmx"); }) ==
         "set_simd: must be an instruction set of this CPU, got mmx");
+}
+
+TEST_CASE("simd: the largest of each lane, taken in two parts") {
+  for (const SimdTable* table : tables()) {
+    CAPTURE(std::string(table->name));
+    // Few different values, so that places decide.
+    std::vector<float> x;
+    for (int i = 0; i < 75 * 16; ++i) x.push_back(static_cast<float>(i * 37 % 113 * 11 % 23) - 15);
+    for (const std::size_t k : {1, 2, 9, 32}) {
+      std::vector<float> values(k * 16, kTopFloor), places(k * 16);
+      const auto n = static_cast<std::int64_t>(k);
+      REQUIRE(table->top_of_columns(x.data(), 40, 0, n, values.data(), places.data()));
+      REQUIRE(table->top_of_columns(x.data() + 40 * 16, 35, 40, n, values.data(), places.data()));
+      for (std::size_t lane = 0; lane < 16; ++lane) {
+        std::vector<std::size_t> want(75);
+        for (std::size_t i = 0; i < 75; ++i) want[i] = i;
+        std::stable_sort(want.begin(), want.end(), [&](std::size_t a, std::size_t b) {
+          return x[a * 16 + lane] > x[b * 16 + lane];
+        });
+        for (std::size_t j = 0; j < k; ++j) {
+          CHECK(places[j * 16 + lane] == static_cast<float>(want[j]));
+          CHECK(values[j * 16 + lane] == x[want[j] * 16 + lane]);
+        }
+      }
+    }
+    for (const float odd : {kNan, kInf, -kInf}) {
+      std::vector<float> with = x, values(16, kTopFloor), places(16);
+      with[40 * 16 + 3] = odd;
+      CHECK(!table->top_of_columns(with.data(), 75, 0, 1, values.data(), places.data()));
+    }
+  }
 }
 
 }  // namespace weft

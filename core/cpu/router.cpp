@@ -4,105 +4,46 @@
 #include <cmath>
 #include <limits>
 
-#include "weft/core/cpu/router_rows.h"
+#include "weft/core/cpu/router_choice.h"
 #include "weft/core/parallel.h"
 
 namespace weft::cpu {
 namespace {
 
-// a is chosen before b when both could be. NaN comes first, so that it shows in the loss.
-template <class R>
-bool before(R a, R b) {
-  return a > b || (std::isnan(a) && !std::isnan(b));
-}
-
-// The best `room` of what it is offered, best first. Offers come in ascending order of their
-// number, so the earlier one of two equals stays in front.
-template <class R>
-struct Best {
-  std::int64_t room, held = 0;
-  R value[kRouterTopk];
-  std::int64_t number[kRouterTopk];
-
-  void offer(R v, std::int64_t n) {
-    if (held == room && !before(v, value[room - 1])) return;
-    std::int64_t at = held < room ? held++ : room - 1;
-    for (; at > 0 && before(v, value[at - 1]); --at) {
-      value[at] = value[at - 1];
-      number[at] = number[at - 1];
-    }
-    value[at] = v;
-    number[at] = n;
-  }
-  // v[begin .. end): once full, whole blocks without a candidate are passed over.
-  void offer_all(const R* v, std::int64_t begin, std::int64_t end) {
-    constexpr std::int64_t kBlock = 16;
-    std::int64_t i = begin;
-    for (; i < end && held < room; ++i) offer(v[i], i);
-    for (; i + kBlock <= end; i += kBlock) {
-      const R bar = value[room - 1];
-      int candidates = 0;
-      for (std::int64_t j = 0; j < kBlock; ++j) candidates |= !(v[i + j] <= bar);
-      for (std::int64_t j = 0; candidates != 0 && j < kBlock; ++j) offer(v[i + j], i + j);
-    }
-    for (; i < end; ++i) offer(v[i], i);
-  }
-};
-
-// The best experts of the best groups.
-template <class R>
-void choose(const R* rank, std::int64_t E, const RouterOptions& o, Best<R>& best) {
-  if (o.groups == 0) return best.offer_all(rank, 0, E);
-  const std::int64_t size = E / o.groups;
-  // At most topk groups stay, and topk <= kRouterTopk.
-  Best<R> groups{o.group_topk, 0, {}, {}};
-  for (std::int64_t g = 0; g < o.groups; ++g) {
-    Best<R> inside{o.topk / o.group_topk, 0, {}, {}};
-    inside.offer_all(rank, g * size, (g + 1) * size);
-    R sum = 0;
-    for (std::int64_t i = 0; i < inside.held; ++i) sum += inside.value[i];
-    groups.offer(sum, g);
-  }
-  std::sort(groups.number, groups.number + groups.held);
-  for (std::int64_t i = 0; i < groups.held; ++i)
-    best.offer_all(rank, groups.number[i] * size, (groups.number[i] + 1) * size);
-}
-
-// What experts are compared by: x itself where scores have the same order.
-template <class R>
-const R* ranking(const R* x, const float* bias, std::int64_t E, const RouterOptions& o, R* room) {
-  const bool logits_do = o.groups == 0 || (o.score == RouterScore::softmax && !o.pre_softmax);
-  if (!bias && logits_do) return x;
-  if (o.score == RouterScore::softmax)
-    RouterRows<R>::softmax(x, room, E);
-  else
-    RouterRows<R>::score(o.score, x, room, E);
-  if (bias)
-    for (std::int64_t e = 0; e < E; ++e) room[e] += static_cast<R>(bias[e]);
-  return room;
-}
-
-// The probabilities of the k chosen experts, whose logits are v.
-template <class R>
-void probabilities(const R* x, std::int64_t E, const R* v, const RouterOptions& o, R* p) {
+// p (k, 16) = the probabilities of the chosen experts of a block of tokens, from their logits v
+// (k, 16); tokens lie side by side.
+template <class T, class R>
+void probabilities(const RouterBlock<T>& block, const R* v, const RouterOptions& o, R* p) {
+  constexpr std::int64_t L = kTokenLanes;
   const std::int64_t k = o.topk;
-  const R scaling = static_cast<R>(o.scaling);
+  R factor[L];
   if (o.score == RouterScore::softmax) {
-    const R* over = o.pre_softmax ? x : v;
-    const std::int64_t n = o.pre_softmax ? E : k;
-    const R top = RouterRows<R>::max(over, n),
-            factor = scaling / RouterRows<R>::sum_exp(over, top, n);
-    for (std::int64_t i = 0; i < k; ++i) p[i] = std::exp(v[i] - top) * factor;
-    return;
+    // Without a softmax over all experts, the first of the chosen logits is the largest.
+    R top[L];
+    std::copy_n(v, L, top);
+    alignas(64) R wide[kRouterExperts];
+    for (std::int64_t t = 0; o.pre_softmax && t < block.tokens; ++t) {
+      const R* x = RouterRows<R>::widened(block.logits + t * block.E, wide, block.E);
+      top[t] = RouterRows<R>::max(x, block.E);
+      factor[t] = RouterRows<R>::sum_exp(x, top[t], block.E);
+    }
+    for (std::int64_t i = 0; i < k; ++i)
+      for (std::int64_t t = 0; t < L; ++t) p[i * L + t] = v[i * L + t] - top[t];
+    RouterRows<R>::exp(p, p, k * L);
+  } else {
+    RouterRows<R>::score(o.score, v, p, k * L);
   }
-  RouterRows<R>::score(o.score, v, p, k);
-  R factor = scaling;
-  if (router_normalises(o)) {
-    R sum = 0;
-    for (std::int64_t i = 0; i < k; ++i) sum += p[i];
-    factor /= sum + static_cast<R>(kRouterEps);
+  if (!o.pre_softmax) {
+    const bool divides = o.score == RouterScore::softmax || router_normalises(o);
+    std::fill_n(factor, L, divides ? R(0) : R(1));
+    for (std::int64_t i = 0; divides && i < k; ++i)
+      for (std::int64_t t = 0; t < L; ++t) factor[t] += p[i * L + t];
+    for (std::int64_t t = 0; router_normalises(o) && t < L; ++t)
+      factor[t] += static_cast<R>(kRouterEps);
   }
-  for (std::int64_t i = 0; i < k; ++i) p[i] *= factor;
+  for (std::int64_t t = 0; t < block.tokens; ++t) factor[t] = static_cast<R>(o.scaling) / factor[t];
+  for (std::int64_t i = 0; i < k; ++i)
+    for (std::int64_t t = 0; t < block.tokens; ++t) p[i * L + t] *= factor[t];
 }
 
 // dx of the k chosen logits v from g, the gradients of their unscaled probabilities; not for
@@ -147,24 +88,26 @@ void route_fwd(const Tensor& logits, const Tensor& select, const Tensor& bias,
     const bool* pad = padding ? padding.data<bool>() : nullptr;
     R* pp = probs.data<R>();
     std::int64_t* pe = experts.data<std::int64_t>();
-    parallel_for(logits.dim(0), kWork * E, [=, &o](std::int64_t begin, std::int64_t end) {
-      alignas(64) R wide[kRouterExperts];
-      alignas(64) R room[kRouterExperts];
-      for (std::int64_t t = begin; t < end; ++t) {
-        if (pad && pad[t]) {
-          std::fill_n(pp + t * k, k, R(0));
-          std::fill_n(pe + t * k, k, std::int64_t{-1});
-          continue;
+    constexpr std::int64_t L = kTokenLanes;
+    const std::int64_t tokens = logits.dim(0), blocks = (tokens + L - 1) / L;
+    parallel_for(blocks, L * kWork * E, [=, &o](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t first = begin * L; first < std::min(end * L, tokens); first += L) {
+        const RouterBlock<T> block{std::min(L, tokens - first), E, px + first * E,
+                                   ps ? ps + first * E : nullptr, pb};
+        std::int64_t* chosen = pe + first * k;
+        choose_experts(block, o, chosen);
+        alignas(64) R v[kRouterTopk * L], p[kRouterTopk * L];
+        std::fill_n(v, k * L, R(0));
+        for (std::int64_t t = 0; t < block.tokens; ++t)
+          for (std::int64_t i = 0; i < k; ++i)
+            v[i * L + t] = static_cast<R>(block.logits[t * E + chosen[t * k + i]]);
+        probabilities(block, v, o, p);
+        for (std::int64_t t = 0; t < block.tokens; ++t) {
+          const bool padded = pad && pad[first + t];
+          for (std::int64_t i = 0; i < k; ++i)
+            pp[(first + t) * k + i] = padded ? R(0) : p[i * L + t];
+          if (padded) std::fill_n(chosen + t * k, k, std::int64_t{-1});
         }
-        const R* x = RouterRows<R>::widened(px + t * E, wide, E);
-        Best<R> best{k, 0, {}, {}};
-        choose(ps ? ps + t * E : ranking(x, pb, E, o, room), E, o, best);
-        R v[kRouterTopk];
-        for (std::int64_t i = 0; i < k; ++i) {
-          pe[t * k + i] = best.number[i];
-          v[i] = x[best.number[i]];
-        }
-        probabilities(x, E, v, o, pp + t * k);
       }
     });
   });

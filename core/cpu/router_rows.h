@@ -32,6 +32,7 @@ struct RouterRows<float> {
     return simd().attention.dot(x, y, n);
   }
   static void softmax(const float* x, float* y, std::int64_t n) { simd().f32.softmax(x, y, n); }
+  static void exp(const float* x, float* y, std::int64_t n) { simd().f32.exp(x, y, n); }
   /// sigmoid or sqrt(softplus).
   static void score(RouterScore score, const float* x, float* y, std::int64_t n) {
     RowKernels<float>::Map* map =
@@ -66,6 +67,9 @@ struct RouterRows<double> {
   static void softmax(const double* x, double* y, std::int64_t n) {
     const double top = max(x, n), sum = sum_exp(x, top, n);
     for (std::int64_t i = 0; i < n; ++i) y[i] = std::exp(x[i] - top) / sum;
+  }
+  static void exp(const double* x, double* y, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) y[i] = std::exp(x[i]);
   }
   static void score(RouterScore score, const double* x, double* y, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) y[i] = router_score(score, x[i]);

@@ -134,6 +134,9 @@ struct AttentionKernels {
   void (*product)(const BlockProduct& product);
 };
 
+/// Where a list of the largest numbers starts.
+inline constexpr float kTopFloor = -3.40282347e38f;
+
 struct SimdTable {
   const char* name;
   OptimizerKernels optimizer;
@@ -141,6 +144,11 @@ struct SimdTable {
   RowKernels<bf16> bf16_;
   AttentionKernels attention;
   RandomKernels random;
+  /// Takes n more numbers a lane into lists of the k largest so far, largest first, equal ones by
+  /// place: x (n, 16), whose row i has place first + i; values and places (k, 16), of which values
+  /// are kTopFloor before the first call. False, and nothing useful, when one is NaN or infinite.
+  bool (*top_of_columns)(const float* x, std::int64_t n, std::int64_t first, std::int64_t k,
+                         float* values, float* places);
 
   template <class T>
   const RowKernels<T>& of() const {

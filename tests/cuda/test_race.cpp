@@ -6,13 +6,16 @@
 #include "weft/autograd/attention.h"
 #include "weft/autograd/cross_entropy.h"
 #include "weft/autograd/dropout.h"
+#include "weft/autograd/expert_capacity.h"
 #include "weft/autograd/grouped_linear.h"
 #include "weft/autograd/indexing.h"
 #include "weft/autograd/layer_norm.h"
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/rms_norm.h"
 #include "weft/autograd/rope.h"
+#include "weft/autograd/router_loss.h"
 #include "weft/autograd/scaled_activation.h"
+#include "weft/autograd/sinkhorn.h"
 #include "weft/autograd/softmax.h"
 #include "weft/autograd/sort.h"
 #include "weft/autograd/swiglu.h"
@@ -81,6 +84,24 @@ TEST_CASE("race: embedding with a token that comes again, gather, scatter") {
   CHECK(disagreement(scatter,
                      {random({5}, 1), Tensor::of({2, 0, 2}, {3}, DType::i64), random({3}, 2)},
                      in(DType::f32)) == "");
+}
+
+TEST_CASE("race: routing with groups, losses, capacity, sinkhorn") {
+  const auto routing = [](const TensorList& t) {
+    const RouterOptions o{.topk = 2, .score = RouterScore::sigmoid, .groups = 2, .group_topk = 1};
+    return TensorList{limit_capacity(route(t[0], {}, o), 8, 1).probs};
+  };
+  const auto losses = [](const TensorList& t) {
+    const Tensor counts = count_top_experts(t[0], 2);
+    return TensorList{balance_loss(t[0], counts, RouterScore::softmax, 1), z_loss(t[0], 1)};
+  };
+  const auto even = [](const TensorList& t) { return TensorList{sinkhorn(t[0], {}, 2)}; };
+  const Tensor x = random({5, 8}, 1);
+  CHECK(disagreement(routing, {x}, in(DType::f32)) == "");
+  CHECK(disagreement(losses, {x}, in(DType::f32)) == "");
+  Agreement forward = in(DType::f32);
+  forward.gradients = false;
+  CHECK(disagreement(even, {x}, forward) == "");
 }
 
 TEST_CASE("race: rope, swiglu, dropout") {

@@ -20,6 +20,7 @@ namespace weft::simd_avx512 {
 #include "weft/core/cpu/simd/random.inc"
 #include "weft/core/cpu/simd/rope.inc"
 #include "weft/core/cpu/simd/sums.inc"
+#include "weft/core/cpu/simd/top.inc"
 #include "weft/core/cpu/simd/product.inc"
 #include "weft/core/cpu/simd/attention.inc"
 #include "weft/core/cpu/simd/table.inc"

@@ -1,0 +1,158 @@
+#pragma once
+// Which experts tokens get: sixteen tokens side by side in f32, one by one in f64, for groups and
+// where a logit is not finite. Both ways choose the same.
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "weft/core/cpu/router_rows.h"
+
+namespace weft::cpu {
+
+inline constexpr std::int64_t kTokenLanes = 16;
+
+/// Rows of a block of tokens, and what is compared in place of their logits.
+template <class T>
+struct RouterBlock {
+  using R = RouterReal<T>;
+  std::int64_t tokens, E;
+  const T* logits;
+  const R* select;    // (tokens, E), or null
+  const float* bias;  // (E), or null
+};
+
+// a is chosen before b when both could be. NaN comes first, so that it shows in the loss.
+template <class R>
+inline bool before(R a, R b) {
+  return a > b || (std::isnan(a) && !std::isnan(b));
+}
+
+// The best `room` of what it is offered, best first. Offers come in ascending order of their
+// number, so the earlier one of two equals stays in front.
+template <class R>
+struct Best {
+  explicit Best(std::int64_t n) : room(n) {}
+  std::int64_t room, held = 0;
+  R value[kRouterTopk];
+  std::int64_t number[kRouterTopk];
+
+  void offer(R v, std::int64_t n) {
+    if (held == room && !before(v, value[room - 1])) return;
+    std::int64_t at = held < room ? held++ : room - 1;
+    for (; at > 0 && before(v, value[at - 1]); --at) {
+      value[at] = value[at - 1];
+      number[at] = number[at - 1];
+    }
+    value[at] = v;
+    number[at] = n;
+  }
+  // v[begin .. end): once full, whole blocks without a candidate are passed over.
+  void offer_all(const R* v, std::int64_t begin, std::int64_t end) {
+    constexpr std::int64_t kBlock = 16;
+    std::int64_t i = begin;
+    for (; i < end && held < room; ++i) offer(v[i], i);
+    for (; i + kBlock <= end; i += kBlock) {
+      const R bar = value[room - 1];
+      int candidates = 0;
+      for (std::int64_t j = 0; j < kBlock; ++j) candidates |= !(v[i + j] <= bar);
+      for (std::int64_t j = 0; candidates != 0 && j < kBlock; ++j) offer(v[i + j], i + j);
+    }
+    for (; i < end; ++i) offer(v[i], i);
+  }
+};
+
+// The numbers of the k best experts, best first; of the best groups, where there are groups.
+template <class R>
+void choose(const R* rank, std::int64_t E, const RouterOptions& o, std::int64_t* chosen) {
+  Best<R> best(o.topk);
+  if (o.groups == 0) {
+    best.offer_all(rank, 0, E);
+  } else {
+    const std::int64_t size = E / o.groups;
+    Best<R> groups(o.group_topk);  // no more than topk of them
+    for (std::int64_t g = 0; g < o.groups; ++g) {
+      Best<R> inside(o.topk / o.group_topk);
+      inside.offer_all(rank, g * size, (g + 1) * size);
+      R sum = 0;
+      for (std::int64_t i = 0; i < inside.held; ++i) sum += inside.value[i];
+      groups.offer(sum, g);
+    }
+    std::sort(groups.number, groups.number + groups.held);
+    for (std::int64_t i = 0; i < groups.held; ++i)
+      best.offer_all(rank, groups.number[i] * size, (groups.number[i] + 1) * size);
+  }
+  std::copy_n(best.number, o.topk, chosen);
+}
+
+// What experts are compared by: x itself where scores have the same order.
+template <class R>
+const R* ranking(const R* x, const float* bias, std::int64_t E, const RouterOptions& o, R* room) {
+  const bool logits_do = o.groups == 0 || (o.score == RouterScore::softmax && !o.pre_softmax);
+  if (!bias && logits_do) return x;
+  if (o.score == RouterScore::softmax)
+    RouterRows<R>::softmax(x, room, E);
+  else
+    RouterRows<R>::score(o.score, x, room, E);
+  if (bias)
+    for (std::int64_t e = 0; e < E; ++e) room[e] += static_cast<R>(bias[e]);
+  return room;
+}
+
+// The choice of a block without groups. False where the tokens have to be taken one by one.
+template <class T>
+bool choose_side_by_side(const RouterBlock<T>& block, const RouterOptions& o,
+                         std::int64_t* chosen) {
+  constexpr std::int64_t kChunk = 64;  // experts at a time
+  const std::int64_t tokens = block.tokens, E = block.E, k = o.topk;
+  if (o.groups != 0) return false;
+  alignas(64) float rows[kTokenLanes * kChunk], columns[kChunk * kTokenLanes];
+  alignas(64) float values[kRouterTopk * kTokenLanes], places[kRouterTopk * kTokenLanes];
+  std::fill_n(values, k * kTokenLanes, kTopFloor);
+  for (std::int64_t first = 0; first < E; first += kChunk) {
+    const std::int64_t n = std::min(kChunk, E - first);
+    const float* from = block.select ? block.select + first : rows;
+    std::int64_t apart = block.select ? E : kChunk;
+    if (!block.select) {
+      if constexpr (std::is_same_v<T, float>) {
+        from = block.logits + first;
+        apart = E;
+      } else {
+        for (std::int64_t t = 0; t < tokens; ++t)
+          simd().optimizer.widen(block.logits + t * E + first, rows + t * kChunk, n);
+      }
+    }
+    if (tokens < kTokenLanes) std::fill_n(columns, n * kTokenLanes, 0.0f);
+    simd().attention.transpose(from, apart, tokens, n, 1.0f, columns, kTokenLanes);
+    if (block.bias) {
+      RouterRows<float>::score(o.score, columns, columns, n * kTokenLanes);
+      for (std::int64_t e = 0; e < n; ++e)
+        for (std::int64_t t = 0; t < kTokenLanes; ++t)
+          columns[e * kTokenLanes + t] += block.bias[first + e];
+    }
+    if (!simd().top_of_columns(columns, n, first, k, values, places)) return false;
+  }
+  for (std::int64_t t = 0; t < tokens; ++t)
+    if (!(values[(k - 1) * kTokenLanes + t] > kTopFloor)) return false;
+  for (std::int64_t t = 0; t < tokens; ++t)
+    for (std::int64_t j = 0; j < k; ++j)
+      chosen[t * k + j] = static_cast<std::int64_t>(places[j * kTokenLanes + t]);
+  return true;
+}
+
+/// chosen (tokens, k) = the numbers of the best experts of each token, best first.
+template <class T>
+void choose_experts(const RouterBlock<T>& block, const RouterOptions& o, std::int64_t* chosen) {
+  using R = RouterReal<T>;
+  if constexpr (std::is_same_v<R, float>)
+    if (choose_side_by_side(block, o, chosen)) return;
+  alignas(64) R wide[kRouterExperts], room[kRouterExperts];
+  for (std::int64_t t = 0; t < block.tokens; ++t) {
+    const R* rank = block.select
+                        ? block.select + t * block.E
+                        : ranking(RouterRows<R>::widened(block.logits + t * block.E, wide, block.E),
+                                  block.bias, block.E, o, room);
+    choose(rank, block.E, o, chosen + t * o.topk);
+  }
+}
+
+}  // namespace weft::cpu
