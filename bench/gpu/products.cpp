@@ -1,6 +1,7 @@
 // Matrix products at the shapes of GPT-2: M rows, N outputs, K inputs.
 #include "weft/bench/gpu/gpu_bench.h"
 #include "weft/core/gemm.h"
+#include "weft/core/kernels/gemm_epilogue.h"
 
 namespace weft::bench {
 namespace {
@@ -42,16 +43,52 @@ void measure(GpuBench& bench, std::int64_t m, std::int64_t n, std::int64_t k, DT
                     }});
 }
 
+// The first layer of an MLP with what its products do on the way, each in one call.
+void measure_mlp(GpuBench& bench, std::int64_t m, std::int64_t n, std::int64_t k) {
+  constexpr DType kType = DType::bf16;
+  const auto buffers = [&](const Shape& shape, Values values) {
+    return Buffers(shape, kType, cold_sets(shape, kType), values);
+  };
+  const double flops = 2 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+  const auto name = [&](const char* op) { return row_name(op, kType, {m, n, k}); };
+  const Tensor bias = uniform({n}, kType), dbias = uniform({n}, kType);
+  const Tensor partial = Tensor::empty({epilogue_partial(m, n, kGpu)}, DType::f64, kGpu);
+  const Buffers hidden = buffers({m, n}, Values::uniform);
+  {
+    const Buffers x = buffers({m, k}, Values::uniform), weight = buffers({n, k}, Values::uniform);
+    const Buffers act = buffers({m, n}, Values::poison);
+    bench.arithmetic({name("product forward bias gelu"), flops, {act}, [&](int i) {
+                        cuda::gemm_gelu(x[i], weight[i], bias, true, Tensor(), hidden[i], act[i]);
+                      }});
+    const Buffers dy = buffers({m, n}, Values::uniform), dweight = buffers({n, k}, Values::poison);
+    bench.arithmetic({name("product weight and bias gradient"), flops, {dweight}, [&](int i) {
+                        cuda::gemm_bias_grad(dy[i], x[i], false, Tensor(), partial, dweight[i],
+                                             dbias);
+                      }});
+  }
+  const Buffers dy = buffers({m, k}, Values::uniform), down = buffers({k, n}, Values::uniform);
+  const Buffers dhidden = buffers({m, n}, Values::poison);
+  bench.arithmetic({name("product gelu gradient"), flops, {dhidden}, [&](int i) {
+                      cuda::gemm_gelu_bwd(dy[i], down[i], hidden[i], true, Tensor(), partial,
+                                          dhidden[i], dbias, Tensor());
+                    }});
+}
+
 }  // namespace
 
 void products_part(GpuBench& bench) {
-  if (bench.quick()) return measure(bench, 16, 8, 24, DType::bf16, true);
+  if (bench.quick()) {
+    measure(bench, 16, 8, 24, DType::bf16, true);
+    return measure_mlp(bench, 16, 8, 24);
+  }
   constexpr std::int64_t kWeights[][2] = {{2304, 768},  {768, 768},   {3072, 768}, {768, 3072},
                                           {50304, 768}, {4800, 1600}, {6400, 1600}};
   bench.warm_up();
   measure(bench, 8192, 8192, 8192, DType::bf16, false);
   for (const auto& [n, k] : kWeights) measure(bench, 65536, n, k, DType::bf16, true);
   for (const auto& [n, k] : kWeights) measure(bench, 4096, n, k, DType::bf16, false);
+  measure_mlp(bench, 65536, 3072, 768);
+  measure_mlp(bench, 16384, 6400, 1600);
   measure(bench, 4096, 4096, 4096, DType::f32, false);
 }
 

@@ -239,6 +239,30 @@ def product(case, name):
     return forward(case, lambda x, w: F.linear(x, w, bias), buffers["x"], buffers["w"])
 
 
+@op("product forward bias gelu", "product weight and bias gradient", "product gelu gradient")
+def mlp_product(case, name):
+    m, n, k = case.shape
+
+    def made(*shape):
+        case.sets = case.cold_sets(shape)
+        return case.inputs(shape)
+
+    if name == "product forward bias gelu":
+        bias = uniform((n,), case.dtype, case.device)
+
+        def hidden_layer(x, w):
+            hidden = F.linear(x, w, bias)
+            return hidden, F.gelu(hidden, approximate="tanh")
+        return forward(case, hidden_layer, made(m, k), made(n, k))
+    if name == "product weight and bias gradient":
+        return forward(case, lambda dy, x: (torch.mm(dy.t(), x), dy.sum(0)), made(m, n), made(m, k))
+
+    def gelu_gradient(dy, w, hidden):
+        d = torch.ops.aten.gelu_backward(torch.mm(dy, w), hidden, approximate="tanh")
+        return d, d.sum(0)
+    return forward(case, gelu_gradient, made(m, k), made(k, n), made(m, n))
+
+
 def overhead(chain, device, synchronize):
     """Named functions that give the GPU `chain` ops and return when they began."""
     x, w, dy = (uniform((16,), torch.float32, device) for _ in range(3))
