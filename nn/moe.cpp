@@ -31,7 +31,7 @@ const MoeOptions& checked(const MoeOptions& o) {
   check(o.shared_ffn >= 0, "moe: shared_ffn must be at least 0, got {}", o.shared_ffn);
   check(o.shared_ffn > 0 || !o.shared_gate, "moe: shared_gate needs a shared_ffn");
   check(o.latent >= 0, "moe: latent must be at least 0, got {}", o.latent);
-  check(o.alignment >= 1, "moe: alignment must be at least 1, got {}", o.alignment);
+  check(o.alignment >= 0, "moe: alignment must be at least 0, got {}", o.alignment);
   return o;
 }
 

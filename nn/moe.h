@@ -20,7 +20,7 @@ struct MoeOptions {
   /// few tokens want it. Then all shapes are known without reading the routing, and the host waits
   /// for nothing.
   bool pad_to_capacity = true;
-  std::int64_t alignment = 1;  ///< the rows of an expert are filled up to a multiple
+  std::int64_t alignment = 0;  ///< see LocalDispatcher
   bool recompute = false;
   Init init = Init::normal(0.02);
   Init proj_init = Init::normal(0.02);  ///< of the projections back into the residual stream

@@ -36,8 +36,11 @@ class TokenDispatcher {
 /// All experts are here: nothing is sent.
 class LocalDispatcher : public TokenDispatcher {
  public:
-  /// `alignment`: the rows of each expert are filled up to a multiple.
-  explicit LocalDispatcher(std::int64_t experts, std::int64_t alignment = 1)
+  /// `alignment`: the rows of each expert are filled up to a multiple. 0: on the CPU not at all; on
+  /// a GPU, unless there is a capacity, to a power of two up to 128 that adds about 3 % at most.
+  /// There every shape of a product is planned once, which takes longer than many a product, and
+  /// the rows of experts are new in every step.
+  explicit LocalDispatcher(std::int64_t experts, std::int64_t alignment = 0)
       : experts_(experts), alignment_(alignment) {}
   Dispatch dispatch_preprocess(const Tensor& x, const Routing& routing,
                                std::int64_t capacity) const override;

@@ -322,5 +322,5 @@ TEST_CASE("MoE: errors") {
   CHECK(text({.ffn = 2, .shared_ffn = -1}) == "moe: shared_ffn must be at least 0, got -1");
   CHECK(text({.ffn = 2, .shared_gate = true}) == "moe: shared_gate needs a shared_ffn");
   CHECK(text({.ffn = 2, .latent = -1}) == "moe: latent must be at least 0, got -1");
-  CHECK(text({.ffn = 2, .alignment = 0}) == "moe: alignment must be at least 1, got 0");
+  CHECK(text({.ffn = 2, .alignment = -1}) == "moe: alignment must be at least 0, got -1");
 }
