@@ -19,7 +19,7 @@ TABLE = ROOT / "docs" / "registers.md"
 ARCHITECTURES = ["sm_80", "sm_90a"]
 # A training step spends its time in these. f64 is for checking gradients, and on no list.
 HOT = re.compile(r"^(map_dense|norm_|softmax|cross_entropy|rope|swiglu|attention|optimizer_adam|"
-                 r"grad_squares|reduce_|dropout|index_add_rows)")
+                 r"grad_squares|reduce_|dropout|index_add_rows|router)")
 OBJECT = re.compile(r"Building CUDA object \S*weft_cuda\.dir/cuda/(\w+\.cu)\.o")
 OTHER = re.compile(r"^\[\d+/\d+\] ")
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")

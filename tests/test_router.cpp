@@ -314,10 +314,18 @@ TEST_CASE("router: a token's bits do not depend on its neighbours") {
       const std::int64_t E = o.groups ? 16 : 70;
       const Tensor b = takes_bias(o) ? bias.narrow(0, 0, E).contiguous() : Tensor();
       const Tensor x = random({40, E}, 5).to(t), spoiled = x.clone();
+      const auto gradient = [&](const Tensor& logits) {
+        Tensor leaf = logits.detach().set_requires_grad();
+        Tape tape;
+        const Tensor p = route(leaf, b, o).probs;
+        return tape.gradients(p, {leaf}, mul(p.detach(), p.detach()))[0];
+      };
+      const Tensor g = gradient(x);
       spoiled.select(0, 3).fill_(std::nan(""));  // its block has to be taken token by token
       const Routing whole = route(x, b, o), other = route(spoiled, b, o);
       for (const std::int64_t i : {0, 2, 4, 15, 16, 39}) {
         const Routing one = route(x.narrow(0, i, 1), b, o);
+        CHECK(different_bits(gradient(x.narrow(0, i, 1)), g.narrow(0, i, 1)) == "");
         for (const Routing* r : {&whole, &other}) {
           CHECK(different_bits(r->experts.narrow(0, i, 1), one.experts) == "");
           CHECK(different_bits(r->probs.narrow(0, i, 1), one.probs) == "");

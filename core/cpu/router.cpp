@@ -46,30 +46,55 @@ void probabilities(const RouterBlock<T>& block, const R* v, const RouterOptions&
     for (std::int64_t t = 0; t < block.tokens; ++t) p[i * L + t] *= factor[t];
 }
 
-// dx of the k chosen logits v from g, the gradients of their unscaled probabilities; not for
-// softmax over all experts.
+// The gradients g (k, 16) of the unscaled probabilities of a block of tokens become those of the
+// chosen logits v (k, 16); not for a softmax over all experts.
 template <class R>
-void chosen_gradient(const R* v, R* g, const RouterOptions& o) {
+void chosen_gradients(const R* v, R* g, const RouterOptions& o) {
+  constexpr std::int64_t L = kTokenLanes;
   const std::int64_t k = o.topk;
-  R y[kRouterTopk];
-  R dot = 0;
-  if (o.score == RouterScore::softmax) {
-    RouterRows<R>::softmax(v, y, k);
-    for (std::int64_t i = 0; i < k; ++i) dot += y[i] * g[i];
-    for (std::int64_t i = 0; i < k; ++i) g[i] = y[i] * (g[i] - dot);
+  const bool softmax = o.score == RouterScore::softmax;
+  alignas(64) R y[kRouterTopk * L], s[kRouterTopk * L];
+  R sum[L] = {}, dot[L] = {};
+  if (softmax) {
+    for (std::int64_t i = 0; i < k * L; ++i) y[i] = v[i] - v[i % L];  // the first is the largest
+    RouterRows<R>::exp(y, y, k * L);
+  } else {
+    RouterRows<R>::score(o.score, v, y, k * L);
+  }
+  for (std::int64_t i = 0; i < k; ++i)
+    for (std::int64_t t = 0; t < L; ++t) {
+      sum[t] += y[i * L + t];
+      dot[t] += y[i * L + t] * g[i * L + t];
+    }
+  if (softmax || router_normalises(o))
+    for (std::int64_t t = 0; t < L; ++t) {
+      sum[t] += softmax ? R(0) : static_cast<R>(kRouterEps);
+      for (std::int64_t i = 0; i < k; ++i) g[i * L + t] = (g[i * L + t] - dot[t] / sum[t]) / sum[t];
+    }
+  if (softmax) {
+    for (std::int64_t i = 0; i < k * L; ++i) g[i] *= y[i];
     return;
   }
-  RouterRows<R>::score(o.score, v, y, k);
-  R sum = 0;
-  for (std::int64_t i = 0; i < k; ++i) {
-    sum += y[i];
-    dot += y[i] * g[i];
-  }
-  sum += static_cast<R>(kRouterEps);
-  for (std::int64_t i = 0; i < k; ++i) {
-    const R dy = router_normalises(o) ? (g[i] - dot / sum) / sum : g[i];
-    g[i] = dy * router_slope(o.score, v[i], y[i]);
-  }
+  // The slope of a sigmoid is y sigmoid(-v), that of sqrt(softplus) sigmoid(v) / (2 y).
+  const bool sigmoid = o.score == RouterScore::sigmoid;
+  for (std::int64_t i = 0; i < k * L; ++i) s[i] = sigmoid ? -v[i] : v[i];
+  RouterRows<R>::score(RouterScore::sigmoid, s, s, k * L);
+  for (std::int64_t i = 0; i < k * L; ++i)
+    g[i] *= sigmoid ? y[i] * s[i] : v[i] < R(kRouterLow) ? y[i] / 2 : s[i] / (2 * y[i]);
+}
+
+// The gradient of one token's logits through a softmax over all experts.
+template <class T, class R>
+void all_gradients(const RouterBlock<T>& block, std::int64_t t, const std::int64_t* chosen,
+                   const R* g, std::int64_t k, T* dx) {
+  alignas(64) R wide[kRouterExperts], s[kRouterExperts];
+  RouterRows<R>::softmax(RouterRows<R>::widened(block.logits + t * block.E, wide, block.E), s,
+                         block.E);
+  R dot = 0;
+  for (std::int64_t i = 0; i < k; ++i) dot += s[chosen[i]] * g[i * kTokenLanes + t];
+  for (std::int64_t e = 0; e < block.E; ++e) dx[e] = T(-s[e] * dot);
+  for (std::int64_t i = 0; i < k; ++i)
+    dx[chosen[i]] = T(s[chosen[i]] * (g[i * kTokenLanes + t] - dot));
 }
 
 constexpr std::int64_t kWork = 16;  // of an expert of a token
@@ -122,29 +147,30 @@ void route_bwd(const Tensor& logits, const Tensor& experts, const Tensor& dprobs
     const std::int64_t* pe = experts.data<std::int64_t>();
     const R* pdp = dprobs.data<R>();
     T* pdx = dlogits.data<T>();
-    parallel_for(logits.dim(0), kWork * E, [=, &o](std::int64_t begin, std::int64_t end) {
-      alignas(64) R wide[kRouterExperts];
-      alignas(64) R s[kRouterExperts];
-      for (std::int64_t t = begin; t < end; ++t) {
-        const std::int64_t* chosen = pe + t * k;
-        T* dx = pdx + t * E;
-        std::fill_n(dx, E, T(0));
-        if (chosen[0] < 0) continue;
-        const R* x = RouterRows<R>::widened(px + t * E, wide, E);
-        R v[kRouterTopk], g[kRouterTopk];
-        for (std::int64_t i = 0; i < k; ++i) {
-          v[i] = x[chosen[i]];
-          g[i] = pdp[t * k + i] * static_cast<R>(o.scaling);
-        }
-        if (o.pre_softmax) {
-          RouterRows<R>::softmax(x, s, E);
-          R dot = 0;
-          for (std::int64_t i = 0; i < k; ++i) dot += s[chosen[i]] * g[i];
-          for (std::int64_t e = 0; e < E; ++e) dx[e] = T(-s[e] * dot);
-          for (std::int64_t i = 0; i < k; ++i) dx[chosen[i]] = T(s[chosen[i]] * (g[i] - dot));
-        } else {
-          chosen_gradient(v, g, o);
-          for (std::int64_t i = 0; i < k; ++i) dx[chosen[i]] = T(g[i]);
+    constexpr std::int64_t L = kTokenLanes;
+    const std::int64_t tokens = logits.dim(0), blocks = (tokens + L - 1) / L;
+    parallel_for(blocks, L * kWork * E, [=, &o](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t first = begin * L; first < std::min(end * L, tokens); first += L) {
+        const RouterBlock<T> block{std::min(L, tokens - first), E, px + first * E, nullptr,
+                                   nullptr};
+        alignas(64) R v[kRouterTopk * L] = {}, g[kRouterTopk * L] = {};
+        for (std::int64_t t = 0; t < block.tokens; ++t)
+          for (std::int64_t i = 0; i < k; ++i) {
+            const std::int64_t slot = (first + t) * k + i;
+            if (pe[slot] < 0) continue;
+            v[i * L + t] = static_cast<R>(block.logits[t * E + pe[slot]]);
+            g[i * L + t] = pdp[slot] * static_cast<R>(o.scaling);
+          }
+        if (!o.pre_softmax) chosen_gradients(v, g, o);
+        for (std::int64_t t = 0; t < block.tokens; ++t) {
+          const std::int64_t* chosen = pe + (first + t) * k;
+          T* dx = pdx + (first + t) * E;
+          std::fill_n(dx, E, T(0));
+          if (chosen[0] < 0) continue;
+          if (o.pre_softmax)
+            all_gradients(block, t, chosen, g, k, dx);
+          else
+            for (std::int64_t i = 0; i < k; ++i) dx[chosen[i]] = T(g[i * L + t]);
         }
       }
     });

@@ -3,8 +3,11 @@
 #include <limits>
 
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/reduce.h"
 #include "weft/autograd/router.h"
 #include "weft/autograd/router_gate.h"
+#include "weft/core/random.h"
+#include "weft/nn/router_step.h"
 #include "weft/tests/cuda/gpu.h"
 
 namespace weft {
@@ -107,6 +110,39 @@ TEST_CASE("router: logits of the gate, with gradients in the dtype of their oper
   };
   CHECK(disagreement(gate, {random({5, 16}, 1), random({8, 16}, 2), random({8}, 3)},
                      {.tolerance = 4}) == "");
+}
+
+TEST_CASE("router: the module on a GPU: the CPU's loss, gradient and counts, and no waiting") {
+  nn::Router router(6, 16,
+                    {.route = {.topk = 2, .score = RouterScore::sigmoid},
+                     .expert_bias = true,
+                     .balance = {{nn::Balance::aux, 0.1},
+                                 {nn::Balance::sequence, 0.2},
+                                 {nn::Balance::global, 0.3}},
+                     .z_loss = 0.01,
+                     .capacity_factor = 1,
+                     .jitter = 0.1});
+  nn::Router there = nn::clone(router);
+  there.to(kGpu);
+  const Tensor x = random({24, 16}, 1, DType::f32), x_there = x.to(kGpu);
+  const Tensor dy = random({24, 2}, 2, DType::f32), dy_there = dy.to(kGpu);
+  const auto step = [](const nn::Router& r, const Tensor& in, const Tensor& cotangent) {
+    const RandomScope scope({.seed = 1, .step = 2});
+    Tape tape;
+    const nn::Routed out = r(in, {.sequences = 3});
+    const Tensor total = add(sum(mul(out.routing.probs, cotangent)), out.loss);
+    return tape.gradients(total, {r.weight})[0];
+  };
+  const Tensor want = step(router, x, dy), want_losses = nn::RouterStep(router).losses();
+  const Tensor want_load = nn::update_expert_bias(router, 1e-3);
+  const std::int64_t waited = cuda::host_syncs();
+  const Tensor got = step(there, x_there, dy_there), losses = nn::RouterStep(there).losses();
+  const Tensor load = nn::update_expert_bias(there, 1e-3);
+  CHECK(cuda::host_syncs() == waited);
+  CHECK(test::mismatch(got.to(kCpu), want, 2e-5) == "");
+  CHECK(test::mismatch(losses.to(kCpu), want_losses, 2e-6) == "");
+  CHECK(different_bits(load.to(kCpu), want_load) == "");
+  CHECK(different_bits(there.expert_bias.to(kCpu), router.expert_bias) == "");
 }
 
 TEST_CASE("router: probabilities and gradients, every mode") {
