@@ -3,7 +3,7 @@
 //
 // With --model NAME: some steps of one of the models in bench/models.h, in the way that
 // bench/peers/gpt.py takes them in PyTorch; the result is one line of JSON. These run on a GPU too:
-// --device cuda.
+// --device cuda, and with --graph on as one captured step that is replayed.
 #include <cstdlib>
 
 #include "weft/bench/harness.h"
@@ -82,6 +82,7 @@ int run_one_model(const bench::TrainRun& run, const std::string& losses_file) {
   const std::int64_t tokens = bench::step_model(run.model).step_tokens();
   io::Json out = io::Json::object();
   out.set("model", run.model).set("device", run.device).set("dtype", run.dtype);
+  if (run.graph) out.set("graph", true);
   out.set("threads", num_threads()).set("step_tokens", tokens);
   out.set("step_ms", milliseconds);
   out.set("tokens_per_s", static_cast<double>(tokens) / result.median_seconds());
@@ -95,11 +96,12 @@ int run_one_model(const bench::TrainRun& run, const std::string& losses_file) {
 
 int main(int argc, char** argv) try {
   bench::TrainRun run;
-  std::string steps, warmup, losses;
+  std::string steps, warmup, losses, graph;
   bench::Report report(argc, argv,
                        {{"--model", &run.model, "NAME"},
                         {"--device", &run.device, "cpu|cuda"},
                         {"--dtype", &run.dtype, "f32|bf16"},
+                        {"--graph", &graph, "on|off"},
                         {"--steps", &steps, "N"},
                         {"--warmup", &warmup, "N"},
                         {"--init", &run.init_file, "FILE"},
@@ -108,6 +110,9 @@ int main(int argc, char** argv) try {
                         {"--losses", &losses, "FILE"}});
   if (!steps.empty()) run.steps = std::atoi(steps.c_str());
   if (!warmup.empty()) run.warmup = std::atoi(warmup.c_str());
+  check(graph.empty() || graph == "on" || graph == "off", "--graph: must be on or off, got {}",
+        graph);
+  run.graph = graph == "on";
   if (!run.model.empty()) return run_one_model(run, losses);
 
   for (const Model& m : kModels) {

@@ -6,6 +6,7 @@
 
 #include "weft/bench/harness.h"
 #include "weft/core/cuda.h"
+#include "weft/core/cuda_graph.h"
 #include "weft/data/loader.h"
 #include "weft/data/text.h"
 #include "weft/weft.h"
@@ -106,7 +107,55 @@ void run_on_cpu(const TrainRun& run, const Batches& batches, nn::Gpt& model,
     result.losses.push_back(loss / static_cast<double>(batch.targets.numel()));
     if (step >= run.warmup) result.seconds.push_back(now() - start);
   }
+  result.peak_bytes = memory_stats().peak_bytes;
 }
+
+// Steps on a GPU, eager or replayed.
+class GpuSteps {
+ public:
+  GpuSteps(bool graphed, nn::Gpt& model, optim::AdamW& optimizer)
+      : graphed_(graphed),
+        model_(model),
+        optimizer_(optimizer),
+        graph_(model.head.weight.device()) {}
+
+  Tensor run(const data::Batch& batch) {
+    if (!graphed_) return one_step(model_, optimizer_, batch);
+    load(batch);
+    if (taken_++ < kEager) return one_step(model_, optimizer_, fixed_);
+    if (!graph_.captured()) {
+      reset_peak(fixed_.inputs.device());
+      graph_.capture([&] { loss_ = one_step(model_, optimizer_, fixed_); });
+      peak_bytes_ = memory_stats(fixed_.inputs.device()).peak_bytes;
+    }
+    graph_.replay();
+    return loss_.clone();  // the next replay writes another one
+  }
+  /// Of the step that was captured; 0 for none.
+  std::int64_t peak_bytes() const { return peak_bytes_; }
+
+  static constexpr int kEager = 2;
+
+ private:
+  void load(const data::Batch& batch) {
+    const Device device = model_.head.weight.device();
+    if (!fixed_.inputs) {
+      fixed_ = {batch.inputs.to(device), batch.targets.to(device)};
+    } else {
+      fixed_.inputs.copy_(batch.inputs);
+      fixed_.targets.copy_(batch.targets);
+    }
+  }
+
+  bool graphed_;
+  nn::Gpt& model_;
+  optim::AdamW& optimizer_;
+  cuda::Graph graph_;
+  data::Batch fixed_;
+  Tensor loss_;
+  int taken_ = 0;
+  std::int64_t peak_bytes_ = 0;
+};
 
 void run_on_gpu(const TrainRun& run, const Batches& batches, nn::Gpt& model,
                 optim::AdamW& optimizer, TrainResult& result) {
@@ -117,8 +166,8 @@ void run_on_gpu(const TrainRun& run, const Batches& batches, nn::Gpt& model,
 
   std::vector<Tensor> losses;  // read at the end
   std::size_t next = 0;
-  for (int step = 0; step < run.warmup; ++step)
-    losses.push_back(one_step(model, optimizer, prepared[next++]));
+  GpuSteps gpu(run.graph, model, optimizer);
+  for (int step = 0; step < run.warmup; ++step) losses.push_back(gpu.run(prepared[next++]));
   cuda::synchronize(device);
   reset_peak(device);
   const std::int64_t syncs = cuda::host_syncs();
@@ -126,10 +175,11 @@ void run_on_gpu(const TrainRun& run, const Batches& batches, nn::Gpt& model,
   for (int step = 0; step < run.steps; step += kGroup, ++waits) {
     const int steps = std::min(kGroup, run.steps - step);
     const double start = now();
-    for (int i = 0; i < steps; ++i) losses.push_back(one_step(model, optimizer, prepared[next++]));
+    for (int i = 0; i < steps; ++i) losses.push_back(gpu.run(prepared[next++]));
     cuda::synchronize(device);
     result.seconds.push_back((now() - start) / steps);
   }
+  result.peak_bytes = std::max(gpu.peak_bytes(), memory_stats(device).peak_bytes);
   result.host_syncs = static_cast<double>(cuda::host_syncs() - syncs - waits) / run.steps;
   for (const Tensor& loss : losses) result.losses.push_back(loss.item() / count);
 }
@@ -146,6 +196,9 @@ double TrainResult::median_seconds() const {
 TrainResult train(const TrainRun& run) {
   const Device device = Device::parse(run.device);
   if (device.is_cuda()) cuda::check_device(device);
+  check(!run.graph || device.is_cuda(), "--graph: needs --device cuda, got {}", run.device);
+  check(!run.graph || run.warmup > GpuSteps::kEager,
+        "--graph: needs --warmup of at least {}, got {}", GpuSteps::kEager + 1, run.warmup);
   check(run.steps > 0, "--steps: must be at least 1, got {}", run.steps);
   const Batches batches(step_model(run.model), run.data_file);
   nn::Gpt model = make_model(run, device);
@@ -155,7 +208,6 @@ TrainResult train(const TrainRun& run) {
 
   TrainResult result;
   (device.is_cuda() ? run_on_gpu : run_on_cpu)(run, batches, model, optimizer, result);
-  result.peak_bytes = memory_stats(device).peak_bytes;
   result.peak_rss_mib = peak_rss_mib();
   return result;
 }

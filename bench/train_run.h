@@ -12,6 +12,7 @@ struct TrainRun {
   std::string model;
   std::string device = "cpu", dtype = "f32";  ///< bf16: sums of gradients and the optimizer are f32
   int warmup = 2, steps = 5;
+  bool graph = false;  ///< on a GPU: from the third step on the steps replay one that was captured
   double lr = 3e-4;
   std::string init_file;    ///< .safetensors to start from; empty: seed 1
   std::string export_file;  ///< where the first weights go; empty: nowhere

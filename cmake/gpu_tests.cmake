@@ -96,7 +96,9 @@ if(WEFT_BENCH)
   target_link_libraries(bench_step_emulated PRIVATE weft_emu weft_flags)
   add_test(NAME bench_step_emulated COMMAND bench_step_emulated --model smoke --device cuda
     --dtype bf16 --warmup 1 --steps 6)
-  set_tests_properties(bench_step_emulated PROPERTIES
+  add_test(NAME bench_step_emulated_graph COMMAND bench_step_emulated --model smoke --device cuda
+    --dtype bf16 --warmup 3 --steps 6 --graph on)
+  set_tests_properties(bench_step_emulated bench_step_emulated_graph PROPERTIES
     PASS_REGULAR_EXPRESSION "\"host_syncs\":0(\\.0+)?[,}]")
 endif()
 

@@ -125,6 +125,8 @@ compare_steps() {
       run=(--model "$model" --device cuda --dtype "$dtype" --warmup 30 --steps 100)
       for turn in 1 2; do
         check "steps-$model-$dtype-weft-$turn" step weft "$bin/bench_step" "${run[@]}"
+        check "steps-$model-$dtype-weft-graph-$turn" step "weft, graph" "$bin/bench_step" "${run[@]}" \
+          --graph on
         if [ "$turn" = 2 ] || ! has_torch; then continue; fi
         local peer=("$python" bench/peers/gpt.py "${run[@]}")
         check "steps-$model-$dtype-eager" step eager "${peer[@]}"
