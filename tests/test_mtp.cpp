@@ -149,6 +149,47 @@ TEST_CASE("mtp: a depth is the formula, on the tokens that it may see") {
   CHECK(test::mismatch(b.narrow(1, 3, 1), a.narrow(1, 3, 1), 1e-3) != "");
 }
 
+TEST_CASE("mtp: learned positions go with the token that is read") {
+  const Gpt model = make(small(Arch::gpt2, 2));
+  const Tensor ids = tokens({2, 6}, 21), h = test::random({2, 6, 16}, 22);
+  const nn::MtpDepth& d = model.mtp[1];
+  // Depth 2 at place i reads token i + 2, at position i + 2; the last two places have none.
+  const Tensor e = add(model.embed(ids), model.positions->weight.narrow(0, 2, 6));
+  const Tensor both = cat({d.enorm(e), d.hnorm(h)}, 2);
+  const Tensor want = d.norm(d.block(d.eh_proj(both)));
+  const Tensor got = model.mtp_trunk(2, ids, h).hidden;
+  CHECK(test::mismatch(got.narrow(1, 0, 4), want.narrow(1, 0, 4), 1e-12) == "");
+  // A row as long as the table: behind its end there is no position.
+  const Tensor full = tokens({1, 8}, 23), wide = test::random({1, 8, 16}, 24);
+  CHECK(model.mtp_trunk(2, full, wide).hidden.shape() == Shape{1, 8, 16});
+}
+
+TEST_CASE("mtp: a depth with a cache goes on where it was") {
+  for (const Arch arch : {Arch::gpt2, Arch::llama}) {
+    GptConfig c = small(arch, 2);
+    const Gpt model = make(c);
+    const Tensor later = tokens({1, 6}, 25), h = test::random({1, 6, 16}, 26);
+    const Tensor want = model.mtp_trunk(2, later, h).hidden;
+    c.layers = 1;
+    nn::KvCache cache(c, 1, 8, DType::f64);
+    const NoGradGuard off;
+    std::int64_t at = 0;
+    for (const std::int64_t n : {3, 1, 2}) {
+      const Tensor got =
+          model.mtp_trunk(2, later.narrow(1, at, n), h.narrow(1, at, n), {}, &cache).hidden;
+      CHECK(test::mismatch(got, want.narrow(1, at, n), 1e-12) == "");
+      CHECK(cache.length() == (at += n));
+    }
+    // Taken back and given again, after something else.
+    cache.truncate(2);
+    static_cast<void>(model.mtp_trunk(2, tokens({1, 3}, 27), h.narrow(1, 2, 3), {}, &cache));
+    cache.truncate(2);
+    const Tensor again =
+        model.mtp_trunk(2, later.narrow(1, 2, 4), h.narrow(1, 2, 4), {}, &cache).hidden;
+    CHECK(test::mismatch(again, want.narrow(1, 2, 4), 1e-12) == "");
+  }
+}
+
 TEST_CASE("mtp: the loss of depth d is the cross entropy of the token d + 1 places on") {
   for (const Arch arch : {Arch::gpt2, Arch::llama}) {
     const Gpt model = make(small(arch, 2));

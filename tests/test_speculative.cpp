@@ -148,6 +148,39 @@ TEST_CASE("speculative: bad drafts are thrown away, and leave no trace in the ca
   CHECK(s.stats().passes == 50);
 }
 
+TEST_CASE("speculative: after drafts were rejected, the next ones are those of a fresh start") {
+  // Depths with noise: some drafts stay, some do not.
+  Gpt model = trained(config(Arch::llama, 3), 40);
+  for (const NamedTensor& p : model.named_parameters())
+    if (p.name.starts_with("mtp.") && p.tensor.ndim() == 2)
+      p.tensor.add_(test::random(p.tensor.shape(), stream_of(p.name), DType::f32), 0.25);
+  int rejected = 0, compared = 0;
+  for (std::uint64_t seed = 1; seed < 9; ++seed) {
+    Text text = language(3, seed);
+    Speculator s(model, {.temperature = 0}, 1);
+    s.start(text);
+    while (text.size() < kSeq - 4) {
+      const std::int64_t drafted = s.stats().drafted, accepted = s.stats().accepted;
+      const Text before = text;
+      const auto more = s.next(4);
+      text.insert(text.end(), more.begin(), more.end());
+      const std::int64_t wrong = s.stats().drafted - drafted - (s.stats().accepted - accepted);
+      rejected += wrong > 0;
+      if (before.size() == 3) continue;
+      // A fresh one has to come to the same place first: all but the last known token.
+      Speculator fresh(model, {.temperature = 0}, 1);
+      fresh.start(std::span(before).first(before.size() - 1));
+      REQUIRE(fresh.next(1)[0] == before.back());
+      const auto want = fresh.next(4);
+      CHECK(Text(more.begin(), more.end()) == Text(want.begin(), want.end()));
+      ++compared;
+    }
+  }
+  CHECK(compared > 20);
+  CHECK(rejected > 10);
+  CHECK(rejected < compared);
+}
+
 TEST_CASE("speculative: sampled tokens have the model's distribution, whatever is drafted") {
   const Gpt model = trained(config(Arch::llama, 2), 16);
   const Text prompt = language(5, 11);
