@@ -9,8 +9,6 @@
 
 namespace weft::cpu {
 
-inline constexpr std::int64_t kTokenLanes = 16;
-
 /// Rows of a block of tokens, and what is compared in place of their logits.
 template <class T>
 struct RouterBlock {
@@ -102,27 +100,17 @@ const R* ranking(const R* x, const float* bias, std::int64_t E, const RouterOpti
 template <class T>
 bool choose_side_by_side(const RouterBlock<T>& block, const RouterOptions& o,
                          std::int64_t* chosen) {
-  constexpr std::int64_t kChunk = 64;  // experts at a time
   const std::int64_t tokens = block.tokens, E = block.E, k = o.topk;
   if (o.groups != 0) return false;
-  alignas(64) float rows[kTokenLanes * kChunk], columns[kChunk * kTokenLanes];
+  alignas(64) float columns[kColumns * kTokenLanes];
   alignas(64) float values[kRouterTopk * kTokenLanes], places[kRouterTopk * kTokenLanes];
   std::fill_n(values, k * kTokenLanes, kTopFloor);
-  for (std::int64_t first = 0; first < E; first += kChunk) {
-    const std::int64_t n = std::min(kChunk, E - first);
-    const float* from = block.select ? block.select + first : rows;
-    std::int64_t apart = block.select ? E : kChunk;
-    if (!block.select) {
-      if constexpr (std::is_same_v<T, float>) {
-        from = block.logits + first;
-        apart = E;
-      } else {
-        for (std::int64_t t = 0; t < tokens; ++t)
-          simd().optimizer.widen(block.logits + t * E + first, rows + t * kChunk, n);
-      }
-    }
-    if (tokens < kTokenLanes) std::fill_n(columns, n * kTokenLanes, 0.0f);
-    simd().attention.transpose(from, apart, tokens, n, 1.0f, columns, kTokenLanes);
+  for (std::int64_t first = 0; first < E; first += kColumns) {
+    const std::int64_t n = std::min(kColumns, E - first);
+    if (block.select)
+      load_columns(block.select, E, tokens, first, n, columns);
+    else
+      load_columns(block.logits, E, tokens, first, n, columns);
     if (block.bias) {
       RouterRows<float>::score(o.score, columns, columns, n * kTokenLanes);
       for (std::int64_t e = 0; e < n; ++e)

@@ -9,67 +9,67 @@
 namespace weft::cpu {
 namespace {
 
-constexpr std::int64_t kWork = 32;  // of an expert of a token
+constexpr std::int64_t L = kTokenLanes, kWork = 16;  // of an expert of a token
 
-// f[e] = E * counts[b, e] / sum_e counts[b, e] of the sequence that a token belongs to.
-template <class R>
-class Fractions {
- public:
-  Fractions(const std::int64_t* counts, std::int64_t length, std::int64_t E)
-      : counts_(counts), length_(length), E_(E) {}
-  const R* of(std::int64_t token) {
-    if (token / length_ == at_) return f_;
-    at_ = token / length_;
-    const std::int64_t* c = counts_ + at_ * E_;
-    std::int64_t total = 0;
-    for (std::int64_t e = 0; e < E_; ++e) total += c[e];
-    const double scale = total > 0 ? static_cast<double>(E_) / static_cast<double>(total) : 0;
-    for (std::int64_t e = 0; e < E_; ++e) f_[e] = static_cast<R>(static_cast<double>(c[e]) * scale);
-    return f_;
-  }
-
- private:
-  const std::int64_t* counts_;
-  std::int64_t length_, E_, at_ = -1;
-  alignas(64) R f_[kRouterExperts];
+// Up to sixteen tokens of one sequence.
+struct Block {
+  std::int64_t first, tokens, sequence;
 };
 
-// The scores of all experts before they are divided by their sum (softmax: after), and the divisor.
-template <class R>
-R scores(RouterScore score, const R* x, R* s, std::int64_t E) {
-  if (score == RouterScore::softmax) {
-    RouterRows<R>::softmax(x, s, E);
-    return 1;
-  }
-  RouterRows<R>::score(score, x, s, E);
-  return RouterRows<R>::sum(s, E) + static_cast<R>(kRouterEps);
-}
-
-template <class R>
-R log_sum_exp(const R* x, std::int64_t E) {
-  const R top = RouterRows<R>::max(x, E);
-  return top + std::log(RouterRows<R>::sum_exp(x, top, E));
-}
-
-// Calls row(t, x, fractions) for every token that is not padding, skip(t) for the others.
-template <class T, class Row, class Skip>
-void each_token(const Tensor& logits, const Tensor& counts, const Tensor& padding, Row row,
-                Skip skip) {
-  using R = RouterReal<T>;
-  const std::int64_t tokens = logits.dim(0), E = logits.dim(1);
-  const T* px = logits.data<T>();
-  const std::int64_t* pc = counts ? counts.data<std::int64_t>() : nullptr;
-  const std::int64_t length = counts ? std::max<std::int64_t>(tokens / counts.dim(0), 1) : 1;
-  const bool* pad = padding ? padding.data<bool>() : nullptr;
-  parallel_for(tokens, kWork * E, [=](std::int64_t begin, std::int64_t end) {
-    alignas(64) R wide[kRouterExperts];
-    Fractions<R> fractions(pc, length, E);
-    for (std::int64_t t = begin; t < end; ++t)
-      if (pad && pad[t])
-        skip(t);
-      else
-        row(t, RouterRows<R>::widened(px + t * E, wide, E), fractions);
+// Calls run(block) for all blocks of tokens; a sequence begins with a block of its own.
+template <class F>
+void each_block(std::int64_t tokens, std::int64_t sequences, std::int64_t E, F run) {
+  const std::int64_t length = tokens / sequences, blocks = (length + L - 1) / L;
+  parallel_for(sequences * blocks, L * kWork * E, [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t at = i % blocks * L;
+      run(Block{i / blocks * length + at, std::min(L, length - at), i / blocks});
+    }
   });
+}
+
+// f[e] = E counts[e] / sum(counts).
+template <class R>
+void fractions(const std::int64_t* counts, std::int64_t E, R* f) {
+  std::int64_t total = 0;
+  for (std::int64_t e = 0; e < E; ++e) total += counts[e];
+  const double scale = total > 0 ? static_cast<double>(E) / static_cast<double>(total) : 0;
+  for (std::int64_t e = 0; e < E; ++e)
+    f[e] = static_cast<R>(static_cast<double>(counts[e]) * scale);
+}
+
+// The scores of a block before they are divided by their sum, and that sum: s (E, 16), which holds
+// the logits at the start. top: what was subtracted from the logits of a softmax.
+template <class R>
+struct Scores {
+  R top[L], sum[L];
+
+  Scores(RouterScore score, std::int64_t E, R* s) {
+    std::fill_n(sum, L, R(0));
+    if (score == RouterScore::softmax) {
+      std::copy_n(s, L, top);
+      for (std::int64_t e = 1; e < E; ++e)
+        for (std::int64_t t = 0; t < L; ++t) top[t] = std::max(top[t], s[e * L + t]);
+      for (std::int64_t e = 0; e < E; ++e)
+        for (std::int64_t t = 0; t < L; ++t) s[e * L + t] -= top[t];
+      RouterRows<R>::exp(s, s, E * L);
+    } else {
+      RouterRows<R>::score(score, s, s, E * L);
+      std::fill_n(sum, L, static_cast<R>(kRouterEps));
+    }
+    for (std::int64_t e = 0; e < E; ++e)
+      for (std::int64_t t = 0; t < L; ++t) sum[t] += s[e * L + t];
+  }
+  R log_sum(std::int64_t t) const { return top[t] + std::log(sum[t]); }
+};
+
+// mean[t] = sum_e s[e, t] f[e] / sum[t]
+template <class R>
+void weighted_means(const R* s, const R* f, const R* sum, std::int64_t E, R* mean) {
+  std::fill_n(mean, L, R(0));
+  for (std::int64_t e = 0; e < E; ++e)
+    for (std::int64_t t = 0; t < L; ++t) mean[t] += s[e * L + t] * f[e];
+  for (std::int64_t t = 0; t < L; ++t) mean[t] /= sum[t];
 }
 
 }  // namespace
@@ -78,25 +78,29 @@ void router_loss_fwd(const Tensor& logits, const Tensor& counts, const Tensor& p
                      RouterScore score, double coefficient, const Tensor& terms, const Tensor& loss,
                      const Tensor& share) {
   const std::int64_t tokens = logits.dim(0), E = logits.dim(1);
-  const bool balance = static_cast<bool>(counts);
+  const std::int64_t* pc = counts ? counts.data<std::int64_t>() : nullptr;
+  const bool* pad = padding ? padding.data<bool>() : nullptr;
   dispatch_floating(logits.dtype(), [&]<class T>() {
     using R = RouterReal<T>;
+    const T* px = logits.data<T>();
     R* term = terms.data<R>();
-    each_token<T>(
-        logits, counts, padding,
-        [=](std::int64_t t, const R* x, Fractions<R>& fractions) {
-          if (balance) {
-            alignas(64) R s[kRouterExperts];
-            const R sum = scores(score, x, s, E);
-            term[t] = RouterRows<R>::dot(s, fractions.of(t), E) / sum;
-          } else {
-            const R z = log_sum_exp(x, E);
-            term[t] = z * z;
-          }
-        },
-        [=](std::int64_t t) { term[t] = 0; });
+    each_block(tokens, counts ? counts.dim(0) : 1, E, [=](const Block& block) {
+      alignas(64) R s[kRouterExperts * L], f[kRouterExperts];
+      load_columns(px + block.first * E, E, block.tokens, 0, E, s);
+      const Scores<R> scores(score, E, s);
+      R value[L];
+      if (pc) {
+        fractions(pc + block.sequence * E, E, f);
+        weighted_means(s, f, scores.sum, E, value);
+      } else {
+        for (std::int64_t t = 0; t < block.tokens; ++t)
+          value[t] = scores.log_sum(t) * scores.log_sum(t);
+      }
+      for (std::int64_t t = 0; t < block.tokens; ++t)
+        term[block.first + t] = pad && pad[block.first + t] ? R(0) : value[t];
+    });
     std::int64_t counted = tokens;
-    for (std::int64_t t = 0; padding && t < tokens; ++t) counted -= padding.data<bool>()[t];
+    for (std::int64_t t = 0; pad && t < tokens; ++t) counted -= pad[t];
     double total = 0;
     for (std::int64_t t = 0; t < tokens; ++t) total += term[t];
     const double part = counted > 0 ? coefficient / static_cast<double>(counted) : 0;
@@ -108,32 +112,38 @@ void router_loss_fwd(const Tensor& logits, const Tensor& counts, const Tensor& p
 void router_loss_bwd(const Tensor& logits, const Tensor& counts, const Tensor& padding,
                      RouterScore score, const Tensor& share, const Tensor& dloss,
                      const Tensor& dlogits) {
-  const std::int64_t E = logits.dim(1);
-  const bool balance = static_cast<bool>(counts);
+  const std::int64_t tokens = logits.dim(0), E = logits.dim(1);
+  const std::int64_t* pc = counts ? counts.data<std::int64_t>() : nullptr;
+  const bool* pad = padding ? padding.data<bool>() : nullptr;
   dispatch_floating(logits.dtype(), [&]<class T>() {
     using R = RouterReal<T>;
+    const T* px = logits.data<T>();
     const R scale = *share.data<R>() * *dloss.data<R>();
     T* pdx = dlogits.data<T>();
-    each_token<T>(
-        logits, counts, padding,
-        [=](std::int64_t t, const R* x, Fractions<R>& fractions) {
-          alignas(64) R s[kRouterExperts];
-          T* dx = pdx + t * E;
-          if (!balance) {
-            RouterRows<R>::softmax(x, s, E);
-            const R factor = 2 * scale * log_sum_exp(x, E);
-            for (std::int64_t e = 0; e < E; ++e) dx[e] = T(s[e] * factor);
-            return;
-          }
-          const R* f = fractions.of(t);
-          const R sum = scores(score, x, s, E), mean = RouterRows<R>::dot(s, f, E) / sum;
-          if (score == RouterScore::softmax)
-            for (std::int64_t e = 0; e < E; ++e) dx[e] = T(scale * s[e] * (f[e] - mean));
-          else
-            for (std::int64_t e = 0; e < E; ++e)
-              dx[e] = T(scale / sum * (f[e] - mean) * router_slope(score, x[e], s[e]));
-        },
-        [=](std::int64_t t) { std::fill_n(pdx + t * E, E, T(0)); });
+    each_block(tokens, counts ? counts.dim(0) : 1, E, [=](const Block& block) {
+      alignas(64) R s[kRouterExperts * L], f[kRouterExperts];
+      load_columns(px + block.first * E, E, block.tokens, 0, E, s);
+      const Scores<R> scores(score, E, s);
+      R mean[L], factor[L];
+      for (std::int64_t t = 0; t < L; ++t) factor[t] = scale / scores.sum[t];
+      if (pc) {
+        fractions(pc + block.sequence * E, E, f);
+        weighted_means(s, f, scores.sum, E, mean);
+      } else {
+        for (std::int64_t t = 0; t < block.tokens; ++t) factor[t] *= 2 * scores.log_sum(t);
+      }
+      if (score != RouterScore::softmax)
+        for (std::int64_t e = 0; e < E; ++e)
+          for (std::int64_t t = 0; t < block.tokens; ++t)
+            s[e * L + t] =
+                router_slope(score, static_cast<R>(px[(block.first + t) * E + e]), s[e * L + t]);
+      for (std::int64_t e = 0; e < E; ++e)
+        for (std::int64_t t = 0; t < L; ++t)
+          s[e * L + t] *= factor[t] * (pc ? f[e] - mean[t] : R(1));
+      store_columns(s, E, block.tokens, pdx + block.first * E);
+      for (std::int64_t t = 0; t < block.tokens; ++t)
+        if (pad && pad[block.first + t]) std::fill_n(pdx + (block.first + t) * E, E, T(0));
+    });
   });
 }
 

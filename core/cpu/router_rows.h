@@ -27,7 +27,6 @@ struct RouterRows<float> {
   static float sum_exp(const float* x, float shift, std::int64_t n) {
     return simd().f32.sum_exp(x, shift, n);
   }
-  static float sum(const float* x, std::int64_t n) { return simd().f32.sum(x, n); }
   static float dot(const float* x, const float* y, std::int64_t n) {
     return simd().attention.dot(x, y, n);
   }
@@ -54,11 +53,6 @@ struct RouterRows<double> {
     for (std::int64_t i = 0; i < n; ++i) sum += std::exp(x[i] - shift);
     return sum;
   }
-  static double sum(const double* x, std::int64_t n) {
-    double total = 0;
-    for (std::int64_t i = 0; i < n; ++i) total += x[i];
-    return total;
-  }
   static double dot(const double* x, const double* y, std::int64_t n) {
     double total = 0;
     for (std::int64_t i = 0; i < n; ++i) total += x[i] * y[i];
@@ -75,5 +69,51 @@ struct RouterRows<double> {
     for (std::int64_t i = 0; i < n; ++i) y[i] = router_score(score, x[i]);
   }
 };
+
+inline constexpr std::int64_t kTokenLanes = 16;  // tokens that are computed side by side
+inline constexpr std::int64_t kColumns = 64;     // experts that are turned at a time
+
+/// columns (n, 16) = elements first .. first + n of `tokens` rows of E; 0 for tokens that are not
+/// there.
+template <class T>
+void load_columns(const T* x, std::int64_t E, std::int64_t tokens, std::int64_t first,
+                  std::int64_t n, RouterReal<T>* columns) {
+  constexpr std::int64_t L = kTokenLanes;
+  if (tokens < L) std::fill_n(columns, n * L, RouterReal<T>(0));
+  if constexpr (std::is_same_v<T, double>) {
+    for (std::int64_t t = 0; t < tokens; ++t)
+      for (std::int64_t e = 0; e < n; ++e) columns[e * L + t] = x[t * E + first + e];
+  } else if constexpr (std::is_same_v<T, float>) {
+    simd().attention.transpose(x + first, E, tokens, n, 1.0f, columns, L);
+  } else {
+    alignas(64) float rows[L * kColumns];
+    for (std::int64_t e = 0; e < n; e += kColumns) {
+      const std::int64_t some = std::min(kColumns, n - e);
+      for (std::int64_t t = 0; t < tokens; ++t)
+        simd().optimizer.widen(x + t * E + first + e, rows + t * kColumns, some);
+      simd().attention.transpose(rows, kColumns, tokens, some, 1.0f, columns + e * L, L);
+    }
+  }
+}
+
+/// The way back: `tokens` rows of E from columns (E, 16).
+template <class T>
+void store_columns(const RouterReal<T>* columns, std::int64_t E, std::int64_t tokens, T* out) {
+  constexpr std::int64_t L = kTokenLanes;
+  if constexpr (std::is_same_v<T, double>) {
+    for (std::int64_t t = 0; t < tokens; ++t)
+      for (std::int64_t e = 0; e < E; ++e) out[t * E + e] = columns[e * L + t];
+  } else if constexpr (std::is_same_v<T, float>) {
+    simd().attention.transpose(columns, L, E, tokens, 1.0f, out, E);
+  } else {
+    alignas(64) float rows[L * kColumns];
+    for (std::int64_t e = 0; e < E; e += kColumns) {
+      const std::int64_t some = std::min(kColumns, E - e);
+      simd().attention.transpose(columns + e * L, L, some, tokens, 1.0f, rows, kColumns);
+      for (std::int64_t t = 0; t < tokens; ++t)
+        simd().optimizer.narrow(rows + t * kColumns, out + t * E + e, some);
+    }
+  }
+}
 
 }  // namespace weft::cpu
