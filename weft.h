@@ -53,6 +53,7 @@
 #include "weft/nn/leaves.h"
 #include "weft/nn/linear.h"
 #include "weft/nn/loss.h"
+#include "weft/nn/mla.h"
 #include "weft/nn/mlp.h"
 #include "weft/nn/module.h"
 #include "weft/nn/moe.h"

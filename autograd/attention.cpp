@@ -1,5 +1,6 @@
 #include "weft/autograd/attention.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "weft/autograd/cu_seqlens.h"
@@ -28,13 +29,15 @@ void check_operands(const Tensor& q, const Tensor& k, const Tensor& v) {
   check(k.device() == q.device() && v.device() == q.device(),
         "attention: q, k and v must be on one device, got {}, {} and {}", q.device(), k.device(),
         v.device());
-  check(k.shape() == v.shape(), "attention: k and v must have one shape, got {} and {}", k.shape(),
-        v.shape());
+  check(v.dim(0) == k.dim(0) && v.dim(1) == k.dim(1) && v.dim(2) == k.dim(2),
+        "attention: batch, tokens and heads of k {} and v {} must be equal", k.shape(), v.shape());
   check(k.dim(0) == q.dim(0) && k.dim(3) == q.dim(3),
         "attention: batch and head_dim of q {} and k {} must be equal", q.shape(), k.shape());
-  check(q.dim(3) > 0, "attention: head_dim must be at least 1, got q {}", q.shape());
-  check(!q.device().is_gpu() || q.dim(3) <= kAttentionMaxDim,
-        "attention: head_dim must be at most {} on a GPU, got {}", kAttentionMaxDim, q.dim(3));
+  const std::int64_t wide = std::max(q.dim(3), v.dim(3));
+  check(q.dim(3) > 0 && v.dim(3) > 0, "attention: head_dim must be at least 1, got q {} and v {}",
+        q.shape(), v.shape());
+  check(!q.device().is_gpu() || wide <= kAttentionMaxDim,
+        "attention: head_dim must be at most {} on a GPU, got {}", kAttentionMaxDim, wide);
   check(q.dim(2) > 0 && k.dim(2) > 0 && q.dim(2) % k.dim(2) == 0,
         "attention: heads {} must be a multiple of kv_heads {}", q.dim(2), k.dim(2));
 }
@@ -45,13 +48,15 @@ void check_options(const AttentionOptions& o) {
   check(o.dropout >= 0 && o.dropout < 1, "attention: dropout must be in [0, 1), got {}", o.dropout);
 }
 
-AttentionSpec make_spec(const Tensor& q, const Tensor& k, const AttentionOptions& o) {
+AttentionSpec make_spec(const Tensor& q, const Tensor& k, const Tensor& v,
+                        const AttentionOptions& o) {
   return {.batch = q.dim(0),
           .heads = q.dim(2),
           .kv_heads = k.dim(2),
           .queries = q.dim(1),
           .keys = k.dim(1),
           .head_dim = q.dim(3),
+          .value_dim = v.dim(3),
           .causal = o.causal,
           .window = o.window,
           .scale = o.scale != 0 ? o.scale : 1 / std::sqrt(static_cast<double>(q.dim(3))),
@@ -119,7 +124,7 @@ struct Result {
 Result forward(const AttentionSpec& spec, const Heads& in, const Tensor& cu) {
   const NoGradGuard quiet;
   const Tensor& q = in.q;
-  Result r{empty_readable(q),
+  Result r{Tensor::empty({q.dim(0), q.dim(1), q.dim(2), in.v.dim(3)}, kernel_dtype(q), q.device()),
            Tensor::empty({q.dim(0), q.dim(2), q.dim(1)},
                          q.dtype() == DType::f64 ? DType::f64 : DType::f32, q.device())};
   dispatch<cpu::attention_fwd, cuda::attention_fwd>(readable(q), readable(in.k), readable(in.v), cu,
@@ -145,7 +150,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
   check_operands(q, k, v);
   check_options(o);
   const Tensor cu = checked_sequences(o, q, k);
-  const AttentionSpec spec = make_spec(q, k, o);
+  const AttentionSpec spec = make_spec(q, k, v, o);
   Result r = forward(spec, {q, k, v}, cu);
   if (recording(q, k, v))
     Tape::record(
@@ -170,7 +175,7 @@ Tensor attention_packed(const Tensor& packed, std::int64_t heads, std::int64_t k
   check_operands(in.q, in.k, in.v);
   check_options(o);
   const Tensor cu = checked_sequences(o, in.q, in.k);
-  const AttentionSpec spec = make_spec(in.q, in.k, o);
+  const AttentionSpec spec = make_spec(in.q, in.k, in.v, o);
   Result r = forward(spec, in, cu);
   if (recording(packed))
     Tape::record("attention", {&packed}, {&r.y},

@@ -21,10 +21,10 @@ struct AttentionOptions {
 /// y = dropout(softmax(scale q k^T)) v for every head, block by block: memory is linear in T. Query
 /// head h uses key head h / (H / Hkv). A query that sees no key gives 0 and gets no gradient.
 ///
-/// Shapes   q (B, T, H, D), k, v (B, S, Hkv, D) -> (B, T, H, D)
+/// Shapes   q (B, T, H, D), k (B, S, Hkv, D), v (B, S, Hkv, V) -> (B, T, H, V)
 /// Dtypes   f32, f64, bf16, all alike; bf16 is computed in f32. On a GPU, with heads of 64 or 128,
 ///          bf16 products take the weights and the gradients of the scores rounded to bf16
-/// Device   cpu, cuda (D at most 256); all on one device
+/// Device   cpu, cuda (D and V at most 256); all on one device
 /// Saves    q, k, v, y, and the logarithm of each row's sum of exponentials (B, H, T)
 /// Throws   Error on operands that are not 4-D or disagree, H not a multiple of Hkv, a window
 ///          without causal, dropout outside [0, 1), cu_seqlens that do not split the tokens of a

@@ -125,6 +125,7 @@ set(weft_sources
   nn/leaves.cpp
   nn/linear.cpp
   nn/loss.cpp
+  nn/mla.cpp
   nn/mlp.cpp
   nn/module.cpp
   nn/moe.cpp

@@ -36,6 +36,7 @@ set(weft_test_stems
   matmul
   memory
   metrics
+  mla
   mlp
   module
   moe

@@ -15,7 +15,7 @@ struct Range {
 };
 
 struct AttentionArgs {
-  int queries, keys, heads, kv_heads, head_dim;
+  int queries, keys, heads, kv_heads, head_dim, value_dim;
   int window;
   bool causal;
   const std::int32_t* cu_seqlens;  ///< null: one sequence a batch row

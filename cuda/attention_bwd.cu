@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(kRowThreads)
   R sum = 0;
   if (real) {
     const std::int64_t batch = of_head / a.heads, head = of_head % a.heads;
-    const std::int64_t from = ((batch * a.queries + i) * a.heads + head) * a.head_dim;
-    for (int d = lane * N; d < a.head_dim; d += Lanes * N) {
+    const std::int64_t from = ((batch * a.queries + i) * a.heads + head) * a.value_dim;
+    for (int d = lane * N; d < a.value_dim; d += Lanes * N) {
       const Pack<T, N> u = load_pack<T, N>(y + from + d), w = load_pack<T, N>(dy + from + d);
       for (int j = 0; j < N; ++j) sum += static_cast<R>(u[j]) * static_cast<R>(w[j]);
     }

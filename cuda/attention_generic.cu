@@ -16,6 +16,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int mine = static_cast<int>(threadIdx.x) / kWarp * kRows;
   const int first = at.tile * kTile, n = least(kTile, a.queries - first), d = a.head_dim;
+  const int w = a.value_dim;
   const int kv = at.head / a.share();
   const std::int64_t query = std::int64_t{at.batch} * a.queries + first;
   const Tokens<T> queries{q + query * a.ldq + at.head * d, a.ldq, n};
@@ -50,13 +51,13 @@ __global__ void __launch_bounds__(kThreads, 1)
         for (int h = 0; h < 2; ++h) sums[c][i][h] *= shrink;
     }
     __syncwarp();
-    add_products(sums, Tokens<T>{v + token * a.ldv + kv * d, a.ldv, m}, d, s);
+    add_products(sums, Tokens<T>{v + token * a.ldv + kv * w, a.ldv, m}, w, s);
   }
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     if (mine + i >= n) continue;
     const int row = mine + i;
-    store(y + ((query + row) * a.heads + at.head) * d, sums, i, sum[i] == 0 ? R(0) : 1 / sum[i], d);
+    store(y + ((query + row) * a.heads + at.head) * w, sums, i, sum[i] == 0 ? R(0) : 1 / sum[i], w);
     if (lane == 0)
       lse[a.row(at.batch, at.head, first + row)] = sum[i] == 0 ? -kInf : high[i] + log_of(sum[i]);
   }
@@ -67,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
                    const AttentionSpec& spec, const Tensor& y, const Tensor& lse) {
   const AttentionArgs a = attention_args(q, k, v, cu_seqlens, spec);
-  dispatch_heads(q.dtype(), spec.head_dim, [&]<class T, int Chunks>() {
+  dispatch_heads(q.dtype(), spec, [&]<class T, int Chunks>() {
     launch(attention_generic_fwd_kernel<T, Chunks>,
            tiles_of_heads(spec.queries, spec.heads, spec.batch), dim3(kThreads), 0, a, q.data<T>(),
            k.data<T>(), v.data<T>(), y.data<T>(), lse.data<Real<T>>());

@@ -109,9 +109,10 @@ __device__ inline void store(T* out, const R (&sums)[Chunks][kRows][2], int i, R
 
 /// f.template operator()<T, Chunks>(): the dtype and how many times 64 elements a head has at most.
 template <class F>
-void dispatch_heads(DType dtype, std::int64_t head_dim, F f) {
+void dispatch_heads(DType dtype, const AttentionSpec& a, F f) {
   dispatch_floating(dtype, [&]<class T>() {
-    head_dim <= kDepth ? f.template operator()<T, 1>() : f.template operator()<T, 4>();
+    a.head_dim <= kDepth&& a.value_dim <= kDepth ? f.template operator()<T, 1>()
+                                                 : f.template operator()<T, 4>();
   });
 }
 

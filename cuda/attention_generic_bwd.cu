@@ -13,9 +13,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int mine = static_cast<int>(threadIdx.x) / kWarp * kRows;
   const int first = at.tile * kTile, n = least(kTile, a.queries - first), d = a.head_dim;
+  const int w = a.value_dim;
   const int kv = at.head / a.share();
   const std::int64_t query = std::int64_t{at.batch} * a.queries + first;
-  const std::int64_t out = (query * a.heads + at.head) * d, distance = std::int64_t{a.heads} * d;
+  const std::int64_t out = (query * a.heads + at.head) * w, distance = std::int64_t{a.heads} * w;
   const Tokens<T> queries{q + query * a.ldq + at.head * d, a.ldq, n};
   const Tokens<T> grads{dy + out, distance, n};
   const R* pairs = row_pairs(scratch, a, at.batch, at.head) + 2 * (first + mine);
@@ -31,7 +32,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const Tokens<T> keys{k + token * a.ldk + kv * d, a.ldk, m};
     R x[kRows], dp[kRows];
     dot_products(x, queries, keys, d, s);
-    dot_products(dp, grads, Tokens<T>{v + token * a.ldv + kv * d, a.ldv, m}, d, s);
+    dot_products(dp, grads, Tokens<T>{v + token * a.ldv + kv * w, a.ldv, m}, w, s);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       R ds = 0;
@@ -67,9 +68,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int mine = static_cast<int>(threadIdx.x) / kWarp * kRows;
   const int first = at.tile * kTile, n = least(kTile, a.keys - first), d = a.head_dim;
+  const int w = a.value_dim;
   const std::int64_t token = std::int64_t{at.batch} * a.keys + first;
   const Tokens<T> keys{k + token * a.ldk + at.head * d, a.ldk, n};
-  const Tokens<T> values{v + token * a.ldv + at.head * d, a.ldv, n};
+  const Tokens<T> values{v + token * a.ldv + at.head * w, a.ldv, n};
   const int begin = a.queries_of(first).begin, end = a.queries_of(first + n - 1).end;
   Range seen[kRows];
   R sum_k[Chunks][kRows][2] = {}, sum_v[Chunks][kRows][2] = {};
@@ -82,10 +84,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       const int m = least(kTile, end - from), query = from + lane;
       const std::int64_t row = std::int64_t{at.batch} * a.queries + from;
       const Tokens<T> queries{q + row * a.ldq + head * d, a.ldq, m};
-      const Tokens<T> grads{dy + (row * a.heads + head) * d, std::int64_t{a.heads} * d, m};
+      const Tokens<T> grads{dy + (row * a.heads + head) * w, std::int64_t{a.heads} * w, m};
       R x[kRows], ds[kRows];
       dot_products(x, keys, queries, d, s);
-      dot_products(ds, values, grads, d, s);
+      dot_products(ds, values, grads, w, s);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         R p = 0, factor = 1;
@@ -102,7 +104,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         s.weights[mine + i][lane] = p * factor;
       }
       __syncwarp();
-      add_products(sum_v, grads, d, s);
+      add_products(sum_v, grads, w, s);
       for (int i = 0; i < kRows; ++i) s.weights[mine + i][lane] = ds[i];
       __syncwarp();
       add_products(sum_k, queries, d, s);
@@ -111,9 +113,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     if (mine + i >= n) continue;
-    const std::int64_t out = ((token + mine + i) * a.dkv_heads + at.head) * d;
-    store(dk + out, sum_k, i, static_cast<R>(a.scale), d);
-    store(dv + out, sum_v, i, R(1), d);
+    const std::int64_t out = (token + mine + i) * a.dkv_heads + at.head;
+    store(dk + out * d, sum_k, i, static_cast<R>(a.scale), d);
+    store(dv + out * w, sum_v, i, R(1), w);
   }
 }
 
@@ -126,7 +128,7 @@ void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
   AttentionArgs a = attention_args(q, k, v, cu_seqlens, spec);
   a.dq_heads = static_cast<int>(dq.strides()[1] / spec.head_dim);
   a.dkv_heads = static_cast<int>(dk.strides()[1] / spec.head_dim);
-  dispatch_heads(q.dtype(), spec.head_dim, [&]<class T, int Chunks>() {
+  dispatch_heads(q.dtype(), spec, [&]<class T, int Chunks>() {
     const Real<T>* pairs = scratch.data<Real<T>>();
     launch(attention_generic_dq_kernel<T, Chunks>,
            tiles_of_heads(spec.queries, spec.heads, spec.batch), dim3(kThreads), 0, a, q.data<T>(),

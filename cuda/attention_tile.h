@@ -186,8 +186,8 @@ inline bool aligned_tokens(const Tensor& t) {
 }
 /// Are there kernels on tensor cores for these operands?
 inline bool fits_tiles(const Tensor& q, const Tensor& k, const Tensor& v) {
-  return q.dtype() == DType::bf16 && (q.dim(3) == 64 || q.dim(3) == 128) && aligned_tokens(q) &&
-         aligned_tokens(k) && aligned_tokens(v);
+  return q.dtype() == DType::bf16 && (q.dim(3) == 64 || q.dim(3) == 128) && v.dim(3) == q.dim(3) &&
+         aligned_tokens(q) && aligned_tokens(k) && aligned_tokens(v);
 }
 
 /// f.template operator()<D, Dropout>() for operands that fit.

@@ -13,6 +13,8 @@ Block::Block(std::int64_t dim, std::int64_t heads, std::int64_t ffn, const Block
       mlp_drop(o.dropout) {
   if (o.delta)
     delta.emplace(dim, *o.delta);
+  else if (o.mla)
+    mla.emplace(dim, heads, *o.mla);
   else
     attn.emplace(dim, heads, o.attention);
   if (o.moe)
@@ -24,7 +26,10 @@ Block::Block(std::int64_t dim, std::int64_t heads, std::int64_t ffn, const Block
 // Tokens get to know of each other here and nowhere else.
 Tensor Block::mix(const Tensor& x, const RotaryTable* rotary, const Packing& packing,
                   KvCache* cache, int layer) const {
-  return delta ? (*delta)(x, packing, cache, layer) : (*attn)(x, rotary, packing, cache, layer);
+  if (delta) return (*delta)(x, packing, cache, layer);
+  if (!mla) return (*attn)(x, rotary, packing, cache, layer);
+  check(rotary != nullptr, "block: multi-head latent attention needs a rotary table");
+  return (*mla)(x, *rotary, packing, cache, layer);
 }
 
 Stream Block::operator()(const Stream& x, const RotaryTable* rotary, const Packing& packing,
@@ -53,6 +58,7 @@ void Block::visit(Visitor& v) {
   v("attn_norm", attn_norm);
   v("attn", attn);
   v("delta", delta);
+  v("mla", mla);
   v("attn_drop", attn_drop);
   v("mlp_norm", mlp_norm);
   v("mlp", mlp);
@@ -61,7 +67,9 @@ void Block::visit(Visitor& v) {
 }
 
 Block Block::like() const {
-  const std::int64_t heads = attn ? attn->proj.weight.dim(1) / attn->head_dim : 1;
+  const std::int64_t heads = attn  ? attn->proj.weight.dim(1) / attn->head_dim
+                             : mla ? mla->heads()
+                                   : 1;
   const std::int64_t ffn = mlp ? mlp->down.weight.dim(1) : 0;
   return Block(attn_norm.weight.dim(0), heads, ffn, options);
 }

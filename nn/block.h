@@ -1,6 +1,7 @@
 #pragma once
 #include "weft/nn/attention.h"
 #include "weft/nn/gated_delta_net.h"
+#include "weft/nn/mla.h"
 #include "weft/nn/mlp.h"
 #include "weft/nn/moe.h"
 
@@ -11,7 +12,9 @@ struct BlockOptions {
   double norm_eps = 1e-5;
   double dropout = 0;  ///< on what each branch adds to the residual stream
   AttentionOptions attention = {};
-  std::optional<GatedDeltaNetOptions> delta = {};  ///< the layer has a gated delta net instead
+  // Set: the layer has this in the place of attention.
+  std::optional<GatedDeltaNetOptions> delta = {};
+  std::optional<MlaOptions> mla = {};
   MlpOptions mlp = {};
   std::optional<MoeOptions> moe = {};  ///< experts in place of the MLP
 };
@@ -36,6 +39,7 @@ struct Block : Module {
   Norm attn_norm;
   std::optional<Attention> attn;
   std::optional<GatedDeltaNet> delta;
+  std::optional<Mla> mla;
   Norm mlp_norm;
   std::optional<Mlp> mlp;  ///< one of these two
   std::optional<MoE> moe;

@@ -32,6 +32,10 @@ BlockOptions block_options(const GptConfig& c, std::int64_t block) {
                  .window = c.window,
                  .dropout = c.dropout,
                  .proj_init = proj};
+  if (c.attention == AttentionKind::mla) {
+    o.mla = c.mla_options();
+    o.mla->proj_init = proj;
+  }
   if (c.is_delta(block)) {
     o.delta = c.delta_options();
     o.delta->proj_init = proj;
@@ -60,10 +64,11 @@ Gpt::Gpt(const GptConfig& c)
       embed(c.vocab, c.dim),
       drop(c.dropout),
       norm(c.arch == Arch::gpt2 ? Norm::Kind::layer : Norm::Kind::rms, c.dim, c.norm_eps) {
+  const bool mla = c.attention == AttentionKind::mla;
   if (c.arch == Arch::gpt2)
     positions.emplace(c.seq, c.dim);
   else
-    rotary.emplace(c.seq, c.head_dim(), c.rope_theta);
+    rotary.emplace(c.seq, mla ? c.mla_options().rope : c.head_dim(), c.rope_theta);
   blocks.reserve(static_cast<std::size_t>(c.layers));
   for (std::int64_t i = 0; i < c.layers; ++i)
     blocks.emplace_back(c.dim, c.heads, c.ffn_dim(), block_options(c, i));

@@ -12,6 +12,8 @@ namespace weft::nn {
 
 /// gpt2: learned positions, LayerNorm, GELU, biases. llama: RoPE, RMSNorm, SwiGLU, no biases.
 enum class Arch : std::uint8_t { gpt2, llama };
+/// mha: multi-head attention, grouped by kv_heads; mla: multi-head latent attention.
+enum class AttentionKind : std::uint8_t { mha, mla };
 /// What is computed again in backward instead of being kept: nothing; the MLP's activation; whole
 /// blocks, of which only the input is kept.
 enum class Recompute : std::uint8_t { none, selective, full };
@@ -31,6 +33,9 @@ struct GptConfig {
   bool qk_norm = false;
   std::optional<bool> tie = {};  ///< head shares the embedding's weight; unset: gpt2 yes, llama no
   std::int64_t window = 0;       ///< 0: all tokens see all earlier ones
+  AttentionKind attention = AttentionKind::mha;
+  // Sizes of mla, see MlaOptions. 0: 4 head_dim, head_dim, head_dim / 2, head_dim; no q_lora.
+  std::int64_t q_lora = 0, kv_lora = 0, qk_nope = 0, qk_rope = 0, v_head = 0;
   /// One letter a layer, repeated over the layers: a for attention, d for a gated delta net, as in
   /// "ddda". Empty: attention everywhere.
   std::string pattern = {};
@@ -54,6 +59,7 @@ struct GptConfig {
   bool is_delta(std::int64_t block) const;
   /// Gated delta nets have as many heads as attention, and of the same width.
   GatedDeltaNetOptions delta_options() const;
+  MlaOptions mla_options() const;
   bool tied() const { return tie.value_or(arch == Arch::gpt2); }
   /// The number of trained values, by formula: all experts.
   std::int64_t parameter_count() const;

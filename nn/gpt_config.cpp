@@ -43,6 +43,20 @@ void GptConfig::validate() const {
   check(window >= 0, "gpt: window must be at least 0, got {}", window);
   check(pattern.find_first_not_of("ad") == std::string::npos,
         "gpt: pattern must consist of a (attention) and d (gated delta net), got \"{}\"", pattern);
+  if (attention == AttentionKind::mla) {
+    const MlaOptions m = mla_options();
+    check(arch == Arch::llama, "gpt: attention mla needs arch llama and its rotary positions");
+    check(kv_heads == 0, "gpt: attention mla has no kv_heads, got {}", kv_heads);
+    check(!qk_norm, "gpt: attention mla has norms of its own and takes no qk_norm");
+    check(m.q_lora >= 0 && m.kv_lora >= 1 && m.nope >= 1 && m.v_head >= 1,
+          "gpt: q_lora, kv_lora, qk_nope and v_head must be at least 0, got {}, {}, {} and {}",
+          q_lora, kv_lora, qk_nope, v_head);
+    check(m.rope >= 2 && m.rope % 2 == 0, "gpt: qk_rope must be even and at least 2, got {}",
+          m.rope);
+  } else {
+    check(q_lora == 0 && kv_lora == 0 && qk_nope == 0 && qk_rope == 0 && v_head == 0,
+          "gpt: q_lora, kv_lora, qk_nope, qk_rope and v_head need attention mla");
+  }
   check(mtp.depths >= 0, "gpt: mtp depths must be at least 0, got {}", mtp.depths);
   check(
       mtp.depths < seq,
@@ -63,6 +77,18 @@ GatedDeltaNetOptions GptConfig::delta_options() const {
           .key_dim = head_dim(),
           .value_dim = head_dim(),
           .norm_eps = norm_eps};
+}
+
+MlaOptions GptConfig::mla_options() const {
+  const std::int64_t d = head_dim();
+  return {.q_lora = q_lora,
+          .kv_lora = kv_lora ? kv_lora : 4 * d,
+          .nope = qk_nope ? qk_nope : d,
+          .rope = qk_rope ? qk_rope : d / 2,
+          .v_head = v_head ? v_head : d,
+          .norm_eps = norm_eps,
+          .window = window,
+          .dropout = dropout};
 }
 
 std::int64_t GptConfig::ffn_dim() const {
@@ -99,6 +125,17 @@ std::int64_t delta_weights(const GptConfig& c) {
          d.value_heads * d.value_dim * c.dim;
 }
 
+// Weights of attention's products, without biases.
+std::int64_t attention_weights(const GptConfig& c) {
+  if (c.attention == AttentionKind::mha)
+    return 2 * c.dim * c.head_dim() * (c.heads + c.kv_head_count());
+  const MlaOptions m = c.mla_options();
+  const std::int64_t queries = c.heads * (m.nope + m.rope);
+  return (m.q_lora ? (c.dim + queries) * m.q_lora : c.dim * queries) +
+         c.dim * (m.kv_lora + m.rope) + m.kv_lora * c.heads * (m.nope + m.v_head) +
+         c.heads * m.v_head * c.dim;
+}
+
 // Weights of an MLP, without biases.
 std::int64_t mlp_weights(const GptConfig& c, std::int64_t in, std::int64_t width) {
   return (c.arch == Arch::gpt2 ? 2 : 3) * in * width;
@@ -118,9 +155,10 @@ std::int64_t GptConfig::parameter_count() const {
   const bool gpt2 = arch == Arch::gpt2;
   const std::int64_t q = heads * head_dim(), kv = kv_head_count() * head_dim(), f = ffn_dim();
   const std::int64_t norm = gpt2 ? 2 * dim : dim;
-  std::int64_t attn = dim * (q + 2 * kv) + q * dim;  // qkv, proj
-  if (gpt2) attn += q + 2 * kv + dim;                // their biases
+  std::int64_t attn = attention_weights(*this);
+  if (gpt2) attn += q + 2 * kv + dim;  // biases of qkv and proj
   if (qk_norm) attn += 2 * head_dim();
+  if (attention == AttentionKind::mla) attn += mla_options().q_lora + mla_options().kv_lora;
   // Decay and its bias of each head, and the norm of all heads.
   const std::int64_t delta = delta_weights(*this) + 2 * heads + head_dim();
   std::int64_t dense = mlp_weights(*this, dim, f), sparse = moe_weights(*this, moe.experts);
@@ -140,15 +178,14 @@ std::int64_t GptConfig::parameter_count() const {
 }
 
 double GptConfig::flops_per_token() const {
-  const std::int64_t q = heads * head_dim(), kv = kv_head_count() * head_dim();
+  const std::int64_t q = heads * head_dim();
   const std::int64_t with_experts = blocks_with_experts(*this, mtp.depths);
   const std::int64_t with_delta = blocks_with_delta(*this, mtp.depths);
   const std::int64_t all =
       layers + mtp.depths;  // each depth has a block, a projection and the head
   // The delta rule reads its state twice, writes it once and decays it.
   const std::int64_t delta = delta_weights(*this) + 4 * q * head_dim();
-  const std::int64_t products = (all - with_delta) * (dim * (q + 2 * kv) + q * dim) +
-                                with_delta * delta +
+  const std::int64_t products = (all - with_delta) * attention_weights(*this) + with_delta * delta +
                                 (all - with_experts) * mlp_weights(*this, dim, ffn_dim()) +
                                 with_experts * moe_weights(*this, moe.router.route.topk) +
                                 vocab * dim + mtp.depths * (2 * dim * dim + vocab * dim);
@@ -156,9 +193,11 @@ double GptConfig::flops_per_token() const {
   const double n = static_cast<double>(seq);
   const double w = window ? std::fmin(static_cast<double>(window), n) : n;
   const double attended = (w * (w + 1) / 2 + (n - w) * w) / n;
-  const double attention =
-      2.0 * static_cast<double>((all - with_delta) * q) * attended;  // scores and values
-  return 6.0 * (static_cast<double>(products) + attention);
+  const MlaOptions m = mla_options();
+  const std::int64_t scores_and_values =
+      attention == AttentionKind::mla ? heads * (m.nope + m.rope + m.v_head) : 2 * q;
+  const double pairs = static_cast<double>((all - with_delta) * scores_and_values) * attended;
+  return 6.0 * (static_cast<double>(products) + pairs);
 }
 
 }  // namespace weft::nn

@@ -11,7 +11,11 @@ KvCache::KvCache(const GptConfig& config, std::int64_t batch, std::int64_t capac
     : batch_(batch), capacity_(capacity) {
   check(batch > 0 && capacity > 0, "kv_cache: batch and capacity must be at least 1, got {} and {}",
         batch, capacity);
-  const Shape shape{batch, capacity, config.kv_head_count(), config.head_dim()};
+  Shape keys{batch, capacity, config.kv_head_count(), config.head_dim()}, values = keys;
+  if (config.attention == AttentionKind::mla) {
+    keys = {batch, capacity, 1, config.mla_options().kv_lora};
+    values = {batch, capacity, 1, config.mla_options().rope};
+  }
   const DType real = dtype == DType::f64 ? DType::f64 : DType::f32;
   for (std::int64_t i = 0; i < config.layers; ++i) {
     layers_.emplace_back();
@@ -22,7 +26,7 @@ KvCache::KvCache(const GptConfig& config, std::int64_t batch, std::int64_t capac
           Tensor::zeros({batch, o.conv - 1, GatedDeltaNet::channels(o)}, dtype, device),
           Tensor::zeros({batch, o.value_heads, o.key_dim, o.value_dim}, real, device)};
     } else {
-      layers_.back() = {Tensor::zeros(shape, dtype, device), Tensor::zeros(shape, dtype, device)};
+      layers_.back() = {Tensor::zeros(keys, dtype, device), Tensor::zeros(values, dtype, device)};
     }
   }
 }
@@ -63,9 +67,11 @@ KvCache::Pair KvCache::append(int layer, const Tensor& k, const Tensor& v) {
   check(static_cast<bool>(all.k), "kv_cache: layer {} is not an attention layer of this model",
         layer);
   const std::int64_t tokens = k.dim(1);
-  const Shape expected{batch_, tokens, all.k.dim(2), all.k.dim(3)};
-  check(k.shape() == expected && v.shape() == expected,
-        "kv_cache: k and v must have shape {}, got {} and {}", expected, k.shape(), v.shape());
+  const Shape keys{batch_, tokens, all.k.dim(2), all.k.dim(3)};
+  const Shape values{batch_, tokens, all.v.dim(2), all.v.dim(3)};
+  check(k.shape() == keys && v.shape() == values,
+        "kv_cache: k and v must have shapes {} and {}, got {} and {}", keys, values, k.shape(),
+        v.shape());
   check(length_ + tokens <= capacity_,
         "kv_cache: {} tokens and {} new ones must fit the capacity {}", length_, tokens, capacity_);
   const NoGradGuard off;

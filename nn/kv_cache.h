@@ -23,7 +23,8 @@ class KvCache {
   void truncate(std::int64_t length);
 
   /// Writes k, v (B, T, Hkv, D) of one layer behind the tokens already there, and returns all of
-  /// them, (B, length + T, Hkv, D).
+  /// them, (B, length + T, Hkv, D). Multi-head latent attention keeps other things: its latents
+  /// (B, T, 1, kv_lora) as k, and rotated keys (B, T, 1, rope) as v.
   struct Pair {
     Tensor k, v;
   };

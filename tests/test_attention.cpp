@@ -24,10 +24,11 @@ TensorList inputs(const Sizes& z, DType dtype = DType::f64) {
 Tensor by_definition(const TensorList& in, const AttentionOptions& o) {
   const Tensor q = in[0].to(DType::f64), k = in[1].to(DType::f64), v = in[2].to(DType::f64);
   const std::int64_t B = q.dim(0), T = q.dim(1), H = q.dim(2), D = q.dim(3), S = k.dim(1);
-  const std::int64_t G = k.dim(2);
+  const std::int64_t G = k.dim(2), V = v.dim(3);
   std::vector<double> a(static_cast<std::size_t>(q.numel())),
       x(static_cast<std::size_t>(k.numel()));
-  std::vector<double> z(x.size()), y(a.size());
+  std::vector<double> z(static_cast<std::size_t>(v.numel()));
+  std::vector<double> y(static_cast<std::size_t>(B * T * H * V));
   q.copy_to(a);
   k.copy_to(x);
   v.copy_to(z);
@@ -45,6 +46,9 @@ Tensor by_definition(const TensorList& in, const AttentionOptions& o) {
         const auto key = [&](std::int64_t s) {
           return static_cast<std::size_t>(((b * S + s) * G + h * G / H) * D);
         };
+        const auto value = [&](std::int64_t s) {
+          return static_cast<std::size_t>(((b * S + s) * G + h * G / H) * V);
+        };
         std::vector<double> score(static_cast<std::size_t>(S), -INFINITY);
         double high = -INFINITY, sum = 0;
         for (std::int64_t s = 0; s < S; ++s) {
@@ -61,11 +65,12 @@ Tensor by_definition(const TensorList& in, const AttentionOptions& o) {
         for (double& w : score) sum += w = w == -INFINITY ? 0 : std::exp(w - high);
         if (sum == 0) continue;
         for (std::int64_t s = 0; s < S; ++s)
-          for (std::int64_t d = 0; d < D; ++d)
-            y[static_cast<std::size_t>(((b * T + t) * H + h) * D + d)] +=
-                score[static_cast<std::size_t>(s)] / sum * z[key(s) + static_cast<std::size_t>(d)];
+          for (std::int64_t d = 0; d < V; ++d)
+            y[static_cast<std::size_t>(((b * T + t) * H + h) * V + d)] +=
+                score[static_cast<std::size_t>(s)] / sum *
+                z[value(s) + static_cast<std::size_t>(d)];
       }
-  return Tensor::from<double>(y, q.shape());
+  return Tensor::from<double>(y, {B, T, H, V});
 }
 
 auto op(const AttentionOptions& o = {}) {
@@ -109,6 +114,27 @@ TEST_CASE("attention: agrees with the definition for every mask, shape and dtype
         CHECK(y.dtype() == t);
         CHECK(test::mismatch(y, by_definition(in, o), test::tolerance(t)) == "");
       }
+}
+
+TEST_CASE("attention: values narrower and wider than queries and keys") {
+  for (const std::int64_t width : {1, 5, 40, 150})
+    for (const AttentionOptions& o :
+         {AttentionOptions{}, {.causal = true}, {.causal = true, .window = 30}}) {
+      CAPTURE(width);
+      for (const DType t : {DType::f64, DType::f32, DType::bf16}) {
+        TensorList in = inputs({2, 70, 70, 4, 2, 17}, t);
+        in[2] = test::random({2, 70, 2, width}, 3, t);
+        CHECK(test::mismatch(op(o)(in), by_definition(in, o), test::tolerance(t)) == "");
+      }
+    }
+  for (const std::int64_t width : {1, 4})
+    CHECK(gradcheck(op({.causal = true}),
+                    {test::random({1, 5, 2, 3}, 1), test::random({1, 5, 1, 3}, 2),
+                     test::random({1, 5, 1, width}, 3)}) == "");
+  AttentionOptions packed{.causal = true};
+  packed.cu_seqlens = Tensor::of({0, 2, 2, 5}, {4}, DType::i32);
+  CHECK(gradcheck(op(packed), {test::random({1, 5, 2, 3}, 1), test::random({1, 5, 2, 3}, 2),
+                               test::strided(test::random({1, 5, 2, 2}, 3))}) == "");
 }
 
 TEST_CASE("attention: scores far from 0 neither overflow nor vanish") {
@@ -353,7 +379,7 @@ TEST_CASE("attention: errors name the rule and what was given") {
   CHECK(text(x, {2, 4, 2, 3}) ==
         "attention: batch and head_dim of q [1, 4, 2, 3] and k [2, 4, 2, 3] must be equal");
   CHECK(text({1, 4, 2, 0}, {1, 4, 2, 0}) ==
-        "attention: head_dim must be at least 1, got q [1, 4, 2, 0]");
+        "attention: head_dim must be at least 1, got q [1, 4, 2, 0] and v [1, 4, 2, 0]");
   CHECK(text({1, 4, 6, 3}, {1, 4, 4, 3}) == "attention: heads 6 must be a multiple of kv_heads 4");
   CHECK(text(x, x, {.causal = true, .window = -1}) ==
         "attention: window must be at least 0, got -1");
@@ -362,7 +388,8 @@ TEST_CASE("attention: errors name the rule and what was given") {
   const Tensor a = Tensor::zeros(x);
   CHECK(test::error_of([&] {
           attention(a, a, Tensor::zeros({1, 5, 2, 3}));
-        }) == "attention: k and v must have one shape, got [1, 4, 2, 3] and [1, 5, 2, 3]");
+        }) ==
+        "attention: batch, tokens and heads of k [1, 4, 2, 3] and v [1, 5, 2, 3] must be equal");
   CHECK(test::error_of([&] { attention(a, a, Tensor::zeros(x, DType::f64)); }) ==
         "attention: q, k and v must have one dtype, got f32, f32 and f64");
   CHECK(test::error_of([&] { attention(a, a, Tensor::empty(x, DType::f32, kMeta)); }) ==

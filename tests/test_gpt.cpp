@@ -393,7 +393,9 @@ TEST_CASE("kv_cache: errors name the rule") {
         "kv_cache: layer must be in [0, 2), got 2");
   CHECK(test::error_of([&] {
           cache.append(0, k, Tensor::zeros({1, 5, 1, 8}));
-        }) == "kv_cache: k and v must have shape [1, 5, 2, 8], got [1, 5, 2, 8] and [1, 5, 1, 8]");
+        }) ==
+        "kv_cache: k and v must have shapes [1, 5, 2, 8] and [1, 5, 2, 8], got [1, 5, 2, 8] and "
+        "[1, 5, 1, 8]");
   CHECK(test::error_of([&] { cache.truncate(1); }) == "kv_cache: length must be in [0, 0], got 1");
   CHECK(test::error_of([&] { cache.advance(9); }) ==
         "kv_cache: 0 tokens and 9 new ones must fit the capacity 4");

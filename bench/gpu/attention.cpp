@@ -35,6 +35,7 @@ void measure(GpuBench& bench, const Heads& h, bool causal, DType dtype) {
                            .queries = h.tokens,
                            .keys = h.tokens,
                            .head_dim = h.dim,
+                           .value_dim = h.dim,
                            .causal = causal,
                            .scale = 1 / std::sqrt(static_cast<double>(h.dim))};
   const Tensor scratch = Tensor::empty({attention_scratch(spec)}, DType::f32, kGpu);

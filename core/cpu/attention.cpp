@@ -21,10 +21,10 @@ struct Forward {
   // sum of exponentials are kept up to date (online softmax).
   void block(const Sequence& seq, std::int64_t head, std::int64_t first) const {
     constexpr T kInf = std::numeric_limits<T>::infinity();
-    const std::int64_t n = std::min(kQueryBlock, seq.t - first), d = a.head_dim;
+    const std::int64_t n = std::min(kQueryBlock, seq.t - first), d = a.head_dim, w = a.value_dim;
     const std::int64_t kv = head / (a.heads / a.kv_heads);
     const KeyRange range = seq.visible(a, first, n);
-    T* const yb = y + (seq.q0 + first) * ldy + head * d;
+    T* const yb = y + (seq.q0 + first) * ldy + head * w;
     T high[kQueryBlock], sum[kQueryBlock], p[kKeyBlock * kQueryBlock];
     bool started[kGroups] = {};
     std::fill_n(high, kQueryBlock, -kInf);
@@ -42,24 +42,24 @@ struct Forward {
         T shrink[kLanes];
         steps.softmax_step(p + at, keys[g], high + at, sum + at, shrink);
         for (std::int64_t i = 0; started[g] && i < keys.queries(g); ++i)
-          if (shrink[i] != T(1)) steps.scale(yb + (at + i) * ldy, d, shrink[i]);
+          if (shrink[i] != T(1)) steps.scale(yb + (at + i) * ldy, w, shrink[i]);
         if (a.dropout > 0) drop(seq, head, first + at, s, keys[g], p + at);
       }
-      const T* const vb = v + (seq.k0 + s) * ldv + kv * d;
+      const T* const vb = v + (seq.k0 + s) * ldv + kv * w;
       keys.by_queries([&](int g, int groups, std::int64_t key, std::int64_t count) {
         // Groups that see the same keys here began with the same block, or did not begin yet.
         const std::int64_t at = g * kLanes;
         steps.product(p + key * kQueryBlock + at, 1, kQueryBlock, vb + key * ldv, ldv,
-                      yb + at * ldy, ldy, std::min(n - at, groups * kLanes), d, count, started[g]);
+                      yb + at * ldy, ldy, std::min(n - at, groups * kLanes), w, count, started[g]);
         std::fill_n(started + g, groups, true);
       });
     }
     T* const lse_row =
         lse + (seq.batch * a.heads + head) * a.queries + seq.q0 - seq.batch * a.queries + first;
     for (std::int64_t i = 0; i < n; ++i) {
-      if (!started[i / kLanes]) std::fill_n(yb + i * ldy, d, T(0));
+      if (!started[i / kLanes]) std::fill_n(yb + i * ldy, w, T(0));
       lse_row[i] = sum[i] == T(0) ? -kInf : high[i] + std::log(sum[i]);
-      if (sum[i] != T(0)) steps.scale(yb + i * ldy, d, T(1) / sum[i]);
+      if (sum[i] != T(0)) steps.scale(yb + i * ldy, w, T(1) / sum[i]);
     }
   }
 

@@ -19,18 +19,18 @@ struct BackwardPass {
   T* dv;
   std::int64_t ldq, ldk, ldv;  // of the inputs, which may be parts of wider rows
   std::int64_t ldy;            // of y and dy
-  std::int64_t lddq, ldkv;     // of dq, and of dk and dv
+  std::int64_t lddq, lddk, lddv;
   Steps<T> steps;
 
   // One key head of one sequence: nobody else writes its dk and dv, nor dq of its query heads.
   void group(const Sequence& seq, std::int64_t kv) const {
-    const std::int64_t d = a.head_dim, share = a.heads / a.kv_heads;
+    const std::int64_t d = a.head_dim, w = a.value_dim, share = a.heads / a.kv_heads;
     // Without a window the last query sees every key. So its block comes first and writes dk and
     // dv, to which the others add.
     const bool writes = a.window == 0 && seq.t > 0;
     for (std::int64_t s = 0; !writes && s < seq.s; ++s) {
-      std::fill_n(dk + (seq.k0 + s) * ldkv + kv * d, d, T(0));
-      std::fill_n(dv + (seq.k0 + s) * ldkv + kv * d, d, T(0));
+      std::fill_n(dk + (seq.k0 + s) * lddk + kv * d, d, T(0));
+      std::fill_n(dv + (seq.k0 + s) * lddv + kv * w, w, T(0));
     }
     if (seq.t == 0) return;
     const std::int64_t last = (seq.t - 1) / kQueryBlock * kQueryBlock;
@@ -44,10 +44,10 @@ struct BackwardPass {
   // One block of queries: the probabilities are computed again from scores and lse.
   void block(const Sequence& seq, std::int64_t head, std::int64_t kv, std::int64_t first,
              bool add) const {
-    const std::int64_t n = std::min(kQueryBlock, seq.t - first), d = a.head_dim;
+    const std::int64_t n = std::min(kQueryBlock, seq.t - first), d = a.head_dim, w = a.value_dim;
     const KeyRange range = seq.visible(a, first, n);
     const T* const qb = q + (seq.q0 + first) * ldq + head * d;
-    const std::int64_t at = (seq.q0 + first) * ldy + head * d;
+    const std::int64_t at = (seq.q0 + first) * ldy + head * w;
     const T* const dyb = dy + at;
     T* const dqb = dq + (seq.q0 + first) * lddq + head * d;
     T delta[kQueryBlock] = {}, shift[kQueryBlock] = {};
@@ -55,26 +55,27 @@ struct BackwardPass {
     std::copy_n(
         lse + (seq.batch * a.heads + head) * a.queries + seq.q0 - seq.batch * a.queries + first, n,
         shift);
-    for (std::int64_t i = 0; i < n; ++i) delta[i] = steps.dot(dyb + i * ldy, y + at + i * ldy, d);
+    for (std::int64_t i = 0; i < n; ++i) delta[i] = steps.dot(dyb + i * ldy, y + at + i * ldy, w);
     LaneScores<T> queries(qb, ldq, n, d, static_cast<T>(a.scale), steps);
-    LaneScores<T> grads(dyb, ldy, n, d, T(1), steps);
+    LaneScores<T> grads(dyb, ldy, n, w, T(1), steps);
 
     T p[kKeyBlock * kQueryBlock], dp[kKeyBlock * kQueryBlock];
     for (std::int64_t s = range.begin; s < range.end; s += kKeyBlock) {
       const BlockKeys keys(seq, a, first, n, s, std::min(kKeyBlock, range.end - s));
       const T* const kb = k + (seq.k0 + s) * ldk + kv * d;
       queries.against(kb, ldk, keys, steps, p);
-      grads.against(v + (seq.k0 + s) * ldv + kv * d, ldv, keys, steps, dp);
+      grads.against(v + (seq.k0 + s) * ldv + kv * w, ldv, keys, steps, dp);
       for (int g = 0; g < kGroups; ++g)
         if (!keys.empty(g)) score_gradients(seq, head, first, s, keys, g, delta, shift, p, dp);
 
-      const std::int64_t out = (seq.k0 + s) * ldkv + kv * d;
+      T* const dkb = dk + (seq.k0 + s) * lddk + kv * d;
+      T* const dvb = dv + (seq.k0 + s) * lddv + kv * w;
       keys.by_keys([&](std::int64_t j, std::int64_t count, std::int64_t i, std::int64_t lanes) {
         const std::int64_t from = j * kQueryBlock + i, depth = std::min(lanes, n - i);
-        steps.product(p + from, kQueryBlock, 1, dyb + i * ldy, ldy, dv + out + j * ldkv, ldkv,
-                      count, d, depth, add);
-        steps.product(dp + from, kQueryBlock, 1, qb + i * ldq, ldq, dk + out + j * ldkv, ldkv,
-                      count, d, depth, add);
+        steps.product(p + from, kQueryBlock, 1, dyb + i * ldy, ldy, dvb + j * lddv, lddv, count, w,
+                      depth, add);
+        steps.product(dp + from, kQueryBlock, 1, qb + i * ldq, ldq, dkb + j * lddk, lddk, count, d,
+                      depth, add);
       });
       keys.by_queries([&](int g, int groups, std::int64_t key, std::int64_t count) {
         const std::int64_t i = g * kLanes;
@@ -132,6 +133,7 @@ void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
                                y.strides()[1],
                                dq.strides()[1],
                                dk.strides()[1],
+                               dv.strides()[1],
                                {}};
     const std::int64_t work =
         a.batch * a.heads * (a.queries + 1) * (a.keys + 1) / items * a.head_dim;

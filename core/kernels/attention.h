@@ -6,7 +6,8 @@ namespace weft {
 
 /// What the attention kernels compute; see autograd/attention.h.
 struct AttentionSpec {
-  std::int64_t batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, head_dim = 0;
+  std::int64_t batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0;
+  std::int64_t head_dim = 0, value_dim = 0;  ///< of queries and keys, and of values
   bool causal = false;
   std::int64_t window = 0;  ///< 0: unlimited
   double scale = 1;
@@ -14,15 +15,15 @@ struct AttentionSpec {
   RandomKey key = {};
 };
 
-/// q (B, T, H, D), k, v (B, S, Hkv, D): f32 or f64, on a GPU bf16 too, tokens without gaps inside,
-/// at any distance from each other (stride of axis 1). cu_seqlens: i32 (n + 1) or null. Fills y
-/// (B, T, H, D), in the dtype of q, and lse (B, H, T), f64 for f64 and else f32: the logarithm of
-/// each row's sum of exponentials (-inf: the query sees no key).
+/// q (B, T, H, D), k (B, S, Hkv, D), v (B, S, Hkv, V): f32 or f64, on a GPU bf16 too, tokens
+/// without gaps inside, at any distance from each other (stride of axis 1). cu_seqlens: i32 (n + 1)
+/// or null. Fills y (B, T, H, V), in the dtype of q, and lse (B, H, T), f64 for f64 and else f32:
+/// the logarithm of each row's sum of exponentials (-inf: the query sees no key).
 using AttentionFwd = void(const Tensor& q, const Tensor& k, const Tensor& v,
                           const Tensor& cu_seqlens, const AttentionSpec& spec, const Tensor& y,
                           const Tensor& lse);
-/// dy and y without gaps; dq, dk and dv as q, k and v, those of dk and dv at one distance, and
-/// distances whole heads. They are overwritten. scratch: attention_scratch()
+/// dy and y without gaps; dq, dk and dv as q, k and v, with as many heads from one token
+/// of dk and of dv to the next. They are overwritten. scratch: attention_scratch()
 /// elements of lse's dtype on a GPU; not looked at on the CPU.
 using AttentionBwd = void(const Tensor& q, const Tensor& k, const Tensor& v,
                           const Tensor& cu_seqlens, const AttentionSpec& spec, const Tensor& y,

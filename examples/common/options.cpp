@@ -96,6 +96,13 @@ void each_option(Options& o, V&& v) {
   v("--qk-norm", o.qk_norm, "RMSNorm on queries and keys", "Model");
   v("--rope-theta", o.rope_theta, "base of the rotary frequencies (llama)", "Model");
   v("--window", o.window, "keys a query sees, itself included; 0: all before it", "Model");
+  v("--attention", o.attention, "mha (with --kv-heads) or mla, latent attention (llama)", "Model");
+  v("--q-lora", o.q_lora, "mla: width of the queries' latent; 0: none", "Model");
+  v("--kv-lora", o.kv_lora, "mla: width of the keys' and values' latent; 0: 4 dim / heads",
+    "Model");
+  v("--qk-nope", o.qk_nope, "mla: elements of a head without position; 0: dim / heads", "Model");
+  v("--qk-rope", o.qk_rope, "mla: rotated elements of a head; 0: half of dim / heads", "Model");
+  v("--v-head", o.v_head, "mla: elements of a value head; 0: dim / heads", "Model");
   v("--pattern", o.pattern,
     "one letter a layer, repeated: a attention, d gated delta net, as in ddda; empty: attention",
     "Model");
@@ -149,15 +156,6 @@ void bind_options(CLI::App& app, Options& o) {
       option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->capture_default_str();
     option->group(group);
   });
-  app.add_option_function<std::string>(
-         "--attention",
-         [](const std::string& kind) {
-           check_one_of("--attention", kind, {"mha", "mla"});
-           check(kind == "mha", "--attention: mla does not exist yet; remove the flag");
-         },
-         "mha")
-      ->group("Model");
-
   for (const Reserved& r : kReserved)
     app.add_option_function<std::vector<std::string>>(
            r.flag,
@@ -209,6 +207,11 @@ void check_values(const Options& o) {
                                     {"--ffn", o.ffn},
                                     {"--vocab", o.vocab},
                                     {"--window", o.window},
+                                    {"--q-lora", o.q_lora},
+                                    {"--kv-lora", o.kv_lora},
+                                    {"--qk-nope", o.qk_nope},
+                                    {"--qk-rope", o.qk_rope},
+                                    {"--v-head", o.v_head},
                                     {"--mtp", o.mtp},
                                     {"--micro-batch", o.micro_batch},
                                     {"--threads", o.threads},
@@ -241,6 +244,7 @@ void check_values(const Options& o) {
   check_one_of("--optimizer", o.optimizer, {"adamw", "sgd"});
   check_one_of("--state-dtype", o.state_dtype, {"f32", "bf16", "f16"});
   check_one_of("--recompute", o.recompute, {"none", "selective", "full"});
+  check_one_of("--attention", o.attention, {"mha", "mla"});
   check(o.pattern.find_first_not_of("ad") == std::string::npos,
         "--pattern: must consist of a (attention) and d (gated delta net), got '{}'", o.pattern);
   check_one_of("--tie", o.tie, {"auto", "on", "off"});
@@ -269,6 +273,12 @@ nn::GptConfig Options::model() const {
   c.qk_norm = qk_norm;
   c.rope_theta = rope_theta;
   c.window = window;
+  c.attention = attention == "mla" ? nn::AttentionKind::mla : nn::AttentionKind::mha;
+  c.q_lora = q_lora;
+  c.kv_lora = kv_lora;
+  c.qk_nope = qk_nope;
+  c.qk_rope = qk_rope;
+  c.v_head = v_head;
   c.pattern = pattern;
   c.tie = tie == "auto" ? arch == "gpt2" : tie == "on";
   c.mtp = {.depths = mtp, .weight = mtp_weight};

@@ -21,6 +21,8 @@ struct Options {
   bool qk_norm = false;
   double rope_theta = 10000;
   std::int64_t window = 0;
+  std::string attention = "mha";
+  std::int64_t q_lora = 0, kv_lora = 0, qk_nope = 0, qk_rope = 0, v_head = 0;
   std::string pattern;
   std::string tie = "auto";
   std::int64_t mtp = 0;

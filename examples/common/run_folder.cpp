@@ -30,6 +30,9 @@ io::Json config_to_json(const nn::GptConfig& c) {
   j.set("rope_theta", c.rope_theta).set("norm_eps", c.norm_eps);
   j.set("qk_norm", c.qk_norm).set("tie", c.tied()).set("window", c.window);
   j.set("pattern", c.pattern);
+  const bool mla = c.attention == nn::AttentionKind::mla;
+  j.set("attention", mla ? "mla" : "mha").set("q_lora", c.q_lora).set("kv_lora", c.kv_lora);
+  j.set("qk_nope", c.qk_nope).set("qk_rope", c.qk_rope).set("v_head", c.v_head);
   j.set("mtp", c.mtp.depths).set("mtp_repeated", c.mtp.repeated);
   return j;
 }
@@ -58,6 +61,15 @@ nn::GptConfig config_from_json(const io::Json& j) {
     c.mtp.repeated = j.at("mtp_repeated").as_bool();
   }
   if (const io::Json* pattern = j.find("pattern")) c.pattern = pattern->as_string();
+  if (const io::Json* attention = j.find("attention")) {
+    if (attention->as_string() == "mla") c.attention = nn::AttentionKind::mla;
+    c.q_lora = j.at("q_lora").as_int();
+    c.kv_lora = j.at("kv_lora").as_int();
+    c.qk_nope = j.at("qk_nope").as_int();
+    c.qk_rope = j.at("qk_rope").as_int();
+    c.v_head = j.at("v_head").as_int();
+    if (c.attention == nn::AttentionKind::mla) c.kv_heads = 0;
+  }
   return c;
 }
 

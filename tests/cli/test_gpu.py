@@ -21,7 +21,8 @@ def close(a, b, tolerance):
 
 def trains_like_the_cpu(folder):
     for name, model in (("gpt2", ["--arch", "gpt2"]), ("llama", ["--arch", "llama"]),
-                        ("hybrid", ["--arch", "llama", "--pattern", "da"])):
+                        ("hybrid", ["--arch", "llama", "--pattern", "da"]),
+                        ("mla", ["--arch", "llama", "--attention", "mla", "--v-head", "24"])):
         train(*base(folder, f"cpu-{name}", *model))
         train(*base(folder, f"gpu-{name}", *model, "--device", "cuda"), program=GPU)
         close(metrics(f"{folder}/gpu-{name}"), metrics(f"{folder}/cpu-{name}"), 1e-5)
@@ -82,6 +83,7 @@ def meta_predicts_the_peak(folder):
                               ["--arch", "llama", "--kv-heads", "1", "--recompute", "selective"],
                               ["--optimizer", "sgd", "--micro-batch", "1", "--state-dtype", "f16"],
                               ["--state-dtype", "f16", "--dim", "48", "--vocab", "300"],
+                              ["--arch", "llama", "--attention", "mla", "--q-lora", "24"],
                               ["--pattern", "da", "--dtype", "bf16", "--recompute", "full"])):
         runs = {}
         graph = ["--graph"] if i % 2 else []

@@ -1,9 +1,12 @@
-"""A model whose layers are of two kinds, as a user trains it: first losses, resume, text, errors."""
+"""Models with gated delta nets and with latent attention, as a user trains them: first losses,
+resume, text, errors."""
 from support import SMALL, checkpoint_bytes, main, metrics, refused, run, text, train
 
 MODEL = ["--arch", "llama", "--pattern", "da"]
 STEPS = 30
+LATENT = ["--arch", "llama", "--attention", "mla", "--q-lora", "24"]
 # Of the first steps with these flags. They change only with the model, its start or its data.
+LATENT_FIRST_LOSSES = [5.54373, 5.33384, 5.15814, 5.04079, 4.92868]
 FIRST_LOSSES = [5.54074, 5.39245, 5.18994, 5.03392, 4.89706]
 
 
@@ -12,11 +15,13 @@ def base(folder, out, *args, steps=STEPS):
 
 
 def learns(folder):
-    train(*base(folder, "run", *MODEL, "--lr", "3e-3"))
-    losses = [row["loss"] for row in metrics(f"{folder}/run")]
-    for got, want in zip(losses, FIRST_LOSSES):
-        assert abs(got - want) <= 1e-4 * want, losses[:len(FIRST_LOSSES)]
-    assert losses[-1] < 0.75 * losses[0], losses
+    for out, model, first in (("hybrid", MODEL, FIRST_LOSSES),
+                              ("latent", LATENT, LATENT_FIRST_LOSSES)):
+        train(*base(folder, out, *model, "--lr", "3e-3"))
+        losses = [row["loss"] for row in metrics(f"{folder}/{out}")]
+        for got, want in zip(losses, first):
+            assert abs(got - want) <= 1e-4 * want, losses[:len(first)]
+        assert losses[-1] < 0.75 * losses[0], losses
 
 
 def resumes(folder):
@@ -31,15 +36,24 @@ def resumes(folder):
 
 
 def writes_text(folder):
-    train(*base(folder, "run", *MODEL, steps=5))
-    done = run("generate", "--checkpoint", f"{folder}/run", "--prompt", "the cat", "--tokens", "20")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("the cat"), done.stdout
+    # More tokens than the model's longest sequence: the cache is emptied on the way.
+    for out, model in (("hybrid", MODEL), ("latent", LATENT)):
+        train(*base(folder, out, *model, "--mtp", "1", steps=5))
+        go_on = ["--checkpoint", f"{folder}/{out}", "--prompt", "the cat", "--tokens", "60"]
+        done = run("generate", *go_on)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("the cat"), done.stdout
 
 
-def wrong_pattern(folder):
+def wrong_use(folder):
     done = run("train_gpt", *base(folder, "run", "--pattern", "dxa"))
     refused(done, 2, "--pattern: must consist of a (attention) and d (gated delta net), got 'dxa'")
+    done = run("train_gpt", *base(folder, "run", "--attention", "gqa"))
+    refused(done, 2, "--attention: must be one of mha, mla, got 'gqa'")
+    done = run("train_gpt", *base(folder, "run", "--attention", "mla"))
+    refused(done, 2, "gpt: attention mla needs arch llama and its rotary positions")
+    done = run("train_gpt", *base(folder, "run", "--kv-lora", "-1"))
+    refused(done, 2, "--kv-lora: must be at least 0, got -1")
 
 
-main([learns, resumes, writes_text, wrong_pattern])
+main([learns, resumes, writes_text, wrong_use])

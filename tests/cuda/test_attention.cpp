@@ -71,6 +71,16 @@ TEST_CASE("attention: masks, lengths and grouped heads, in every kernel") {
     }
 }
 
+TEST_CASE("attention: values narrower and wider than queries and keys") {
+  for (const auto& [d, width] : {std::pair{64, 9}, {6, 70}, {64, 128}, {3, 2}})
+    for (const AttentionOptions& o : kMasks) {
+      CAPTURE(d);
+      TensorList in = inputs({1, 33, 40, 4, 2, d});
+      in[2] = random({1, 40, 2, width}, 3);
+      CHECK(disagreement(op(o), in, {.all_orders = d == 3}) == "");
+    }
+}
+
 TEST_CASE("attention: a scale of one's own, also a negative one") {
   for (const std::int64_t d : {64, 9})
     for (const double scale : {0.2, -0.1})

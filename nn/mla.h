@@ -1,0 +1,50 @@
+#pragma once
+#include "weft/nn/attention.h"
+
+namespace weft::nn {
+
+struct MlaOptions {
+  std::int64_t q_lora = 0;   ///< queries come from a latent this wide; 0: from x itself
+  std::int64_t kv_lora = 0;  ///< keys and values come from a latent this wide, which is all that is
+                             ///< kept of a token, with its rotated key
+  std::int64_t nope = 0;     ///< of a query and key head: elements without a position
+  std::int64_t rope = 0;     ///< and elements that are rotated; all heads share those of the key
+  std::int64_t v_head = 0;   ///< elements of a value head
+  double norm_eps = 1e-6;    ///< of the norms of both latents
+  std::int64_t window = 0;   ///< a token sees this many latest tokens, itself included; 0: all
+  double dropout = 0;        ///< on the attention weights
+  Init init = Init::normal(0.02);
+  Init proj_init = Init::normal(0.02);
+};
+
+/// Multi-head latent attention:  x (B, T, C) -> (B, T, C), causal.
+///
+///   q = q_up(q_norm(q_down(x)));  latent, shared = kv_down(x);  k, v = kv_up(kv_norm(latent))
+///   y = proj(attention([q, rope(q')], [k, rope(shared)], v))
+///
+/// with scores divided by sqrt(nope + rope).
+/// Source: DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
+struct Mla : Module {
+  MlaOptions options;
+  std::optional<Linear> q_down;   // (q_lora, C)
+  std::optional<RMSNorm> q_norm;  // (q_lora)
+  Linear q_up;                    // (H (nope + rope), q_lora or C)
+  Linear kv_down;                 // (kv_lora + rope, C)
+  RMSNorm kv_norm;                // (kv_lora)
+  Linear kv_up;                   // (H (nope + v_head), kv_lora)
+  Linear proj;                    // (C, H v_head)
+  Dropout drop;
+
+  Mla(std::int64_t dim, std::int64_t heads, const MlaOptions& options);
+  /// `rotary` has angles for `rope` elements. With a cache, x is what follows the tokens in it, and
+  /// `layer` says which of its entries is ours; a packed row cannot have one. Keys and values of
+  /// the tokens in the cache are computed again from their latents.
+  Tensor operator()(const Tensor& x, const RotaryTable& rotary, const Packing& packing = {},
+                    KvCache* cache = nullptr, int layer = 0) const;
+  void visit(Visitor& v) override;
+  std::string describe() const override;
+  Mla like() const;
+  std::int64_t heads() const { return q_up.weight.dim(0) / (options.nope + options.rope); }
+};
+
+}  // namespace weft::nn
