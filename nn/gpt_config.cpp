@@ -12,7 +12,9 @@ void validate_experts(const GptConfig& c) {
     return check(c.moe_layers.empty(), "gpt: moe_layers needs experts, got experts 0");
   check(c.moe.experts >= 1, "gpt: experts must be at least 0, got {}", c.moe.experts);
   check(c.moe.ffn >= 0, "gpt: expert_ffn must be at least 0, got {}", c.moe.ffn);
-  c.moe.router.validate(c.moe.experts);
+  MoeOptions moe = c.moe;
+  moe.ffn = c.expert_ffn_dim();
+  moe.validate();
   check(c.moe_every >= 1, "gpt: moe_every must be at least 1, got {}", c.moe_every);
   check(c.moe_layers.empty() || static_cast<std::int64_t>(c.moe_layers.size()) == c.layers,
         "gpt: moe_layers must have one number for each of the {} layers, got {}", c.layers,

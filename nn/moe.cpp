@@ -26,16 +26,21 @@ RouterConfig router_config(const MoeOptions& o) {
 }
 
 const MoeOptions& checked(const MoeOptions& o) {
-  check(o.experts >= 1, "moe: experts must be at least 1, got {}", o.experts);
-  check(o.ffn >= 1, "moe: ffn must be at least 1, got {}", o.ffn);
-  check(o.shared_ffn >= 0, "moe: shared_ffn must be at least 0, got {}", o.shared_ffn);
-  check(o.shared_ffn > 0 || !o.shared_gate, "moe: shared_gate needs a shared_ffn");
-  check(o.latent >= 0, "moe: latent must be at least 0, got {}", o.latent);
-  check(o.alignment >= 0, "moe: alignment must be at least 0, got {}", o.alignment);
+  o.validate();
   return o;
 }
 
 }  // namespace
+
+void MoeOptions::validate() const {
+  check(experts >= 1, "moe: experts must be at least 1, got {}", experts);
+  check(ffn >= 1, "moe: ffn must be at least 1, got {}", ffn);
+  check(shared_ffn >= 0, "moe: shared_ffn must be at least 0, got {}", shared_ffn);
+  check(shared_ffn > 0 || !shared_gate, "moe: shared_gate needs a shared_ffn");
+  check(latent >= 0, "moe: latent must be at least 0, got {}", latent);
+  check(alignment >= 0, "moe: alignment must be at least 0, got {}", alignment);
+  router.validate(experts);
+}
 
 MoE::MoE(std::int64_t dim, const MoeOptions& o)
     : options(checked(o)),

@@ -24,6 +24,9 @@ struct MoeOptions {
   bool recompute = false;
   Init init = Init::normal(0.02);
   Init proj_init = Init::normal(0.02);  ///< of the projections back into the residual stream
+
+  /// Throws Error with the first rule that does not hold.
+  void validate() const;
 };
 
 struct [[nodiscard]] MoeOutput {
