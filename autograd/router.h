@@ -10,7 +10,8 @@ struct Routing {
   Tensor experts;  ///< (T, k) i64; -1: this slot was dropped, and its probability is 0
 };
 
-/// Sends each token to the k experts with the largest scores; equal ones go by lowest number.
+/// Sends each token to the k experts with the largest scores; equal ones go by lowest number, and
+/// NaN counts as the largest, so that it reaches the loss.
 ///
 ///   softmax         the k largest logits, softmax over these k: the row sums to 1
 ///   softmax, pre    softmax over all E first; the k largest as they are

@@ -58,9 +58,11 @@ set(weft_test_stems
   rope
   router
   router_gate
+  router_grad
   router_loss
   router_module
   router_noise
+  router_step
   safetensors
   sampling
   scaled_activation

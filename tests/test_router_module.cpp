@@ -3,16 +3,13 @@
 #include <cmath>
 
 #include "weft/autograd/elementwise.h"
-#include "weft/autograd/recompute.h"
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/router_loss.h"
 #include "weft/autograd/view.h"
-#include "weft/core/allocator.h"
 #include "weft/core/random.h"
 #include "weft/nn/router.h"
 #include "weft/nn/router_step.h"
-#include "weft/tests/count_new.h"
-#include "weft/tests/support.h"
+#include "weft/tests/router_support.h"
 
 namespace weft {
 namespace {
@@ -24,44 +21,12 @@ using nn::RouterConfig;
 using test::different_bits;
 using test::error_of;
 using test::mismatch;
+using test::Pass;
 using test::random;
+using test::run;
+using test::Stack;
 
 const RouterOptions kSigmoid{.topk = 2, .score = RouterScore::sigmoid};
-
-Tensor i64(std::initializer_list<double> v) {
-  return Tensor::of(v, {static_cast<std::int64_t>(v.size())}, DType::i64);
-}
-
-// A model of several routers on one input.
-struct Stack : nn::Module {
-  std::vector<Router> routers;
-  Stack(int layers, const RouterConfig& c) {
-    for (int i = 0; i < layers; ++i) routers.emplace_back(4, 8, c);
-  }
-  void visit(nn::Visitor& v) override { v("routers", routers); }
-};
-
-struct Pass {
-  Tensor loss, dweight, dx;
-};
-
-// One forward and backward of loss * scale + (probabilities times fixed numbers).
-Pass run(const Router& router, const Tensor& x, const nn::RouterInput& in = {}, double scale = 1,
-         bool again = false) {
-  Tensor leaf = x.detach().set_requires_grad();
-  Tape tape;
-  TensorList out;
-  const auto forward = [&](const TensorList& v) {
-    Routed r = router(v[0], in);
-    return r.loss ? TensorList{r.routing.probs, r.loss} : TensorList{r.routing.probs};
-  };
-  out = again ? recompute(forward, TensorList{leaf}) : forward({leaf});
-  const Tensor fixed = random(out[0].shape(), 77).to(out[0].dtype());
-  Tensor total = sum(mul(out[0], fixed));
-  if (out.size() > 1) total = add(total, mul(out[1], scale));
-  const TensorList g = tape.gradients(total, {router.weight, leaf});
-  return {out.size() > 1 ? out[1].detach() : Tensor(), g[0], g[1]};
-}
 
 }  // namespace
 
@@ -72,128 +37,6 @@ TEST_CASE("router_module: R4 a zero weight gives the coefficient, in every scope
       const Pass p = run(router, random({24, 16}, 1, DType::f32), {.sequences = 4});
       CHECK(p.loss.item() == doctest::Approx(0.02).epsilon(1e-6));
     }
-}
-
-TEST_CASE("router_module: R8 global counts of three micro-batches, then back to 0") {
-  Router router(6, 8, {.route = {.topk = 2}, .balance = {{Balance::global, 1}}});
-  Tensor all = Tensor::zeros({6}, DType::i64);
-  for (int micro = 0; micro < 3; ++micro) {
-    const Tensor x = random({10, 8}, 5 + static_cast<std::uint64_t>(micro), DType::f32);
-    const Pass p = run(router, x);
-    const Tensor logits = x.matmul(router.weight.detach().t());
-    all = add(all, count_top_experts(logits, 2).view({6}));
-    const Tensor want = balance_loss(logits, all.view({1, 6}), RouterScore::softmax, 1);
-    CHECK(p.loss.item() == doctest::Approx(want.item()).epsilon(1e-5));
-    // The first micro-batch of a step is the aux loss.
-    if (micro == 0) {
-      const Tensor aux =
-          balance_loss(logits, count_top_experts(logits, 2), RouterScore::softmax, 1);
-      CHECK(p.loss.item() == doctest::Approx(aux.item()).epsilon(1e-5));
-    }
-  }
-  CHECK(different_bits(router.global_counts, all) == "");
-  CHECK(sum(router.global_counts).item_int() == 10 * 3 * 2);
-  nn::update_expert_bias(router, 0);
-  CHECK(sum(router.global_counts).item_int() == 0);
-  CHECK(sum(router.tokens_per_expert).item_int() == 0);
-}
-
-TEST_CASE(
-    "router_module: R9 the bias falls where the load is above the mean, by exactly the rate") {
-  Router router(4, 8, {.route = kSigmoid, .expert_bias = true});
-  router.tokens_per_expert.copy_(i64({2, 3, 2, 1}));
-  const Tensor load = nn::update_expert_bias(router, 1e-3);
-  CHECK(different_bits(router.expert_bias, Tensor::of({0, -.001, 0, .001}, {4})) == "");
-  CHECK(mismatch(load, Tensor::of({1.5}, {1}), 0) == "");
-  CHECK(sum(router.tokens_per_expert).item_int() == 0);
-  // Equal counts, or none: no change.
-  router.tokens_per_expert.copy_(i64({5, 5, 5, 5}));
-  nn::update_expert_bias(router, 1e-3);
-  nn::update_expert_bias(router, 1e-3);
-  CHECK(different_bits(router.expert_bias, Tensor::of({0, -.001, 0, .001}, {4})) == "");
-  // One token more than the mean among very many: f32 could not tell.
-  const double many = 1 << 26;
-  router.tokens_per_expert.copy_(i64({many + 1, many, many - 1, many}));
-  nn::update_expert_bias(router, 1e-3);
-  CHECK(different_bits(router.expert_bias, Tensor::of({-.001, -.001, .001, .001}, {4})) == "");
-  // A frozen router keeps its bias.
-  router.weight.set_requires_grad(false);
-  router.tokens_per_expert.copy_(i64({2, 3, 2, 1}));
-  nn::update_expert_bias(router, 1e-3);
-  CHECK(different_bits(router.expert_bias, Tensor::of({-.001, -.001, .001, .001}, {4})) == "");
-}
-
-TEST_CASE("router_module: R9 bias and counts keep f32 and i64 in a bf16 model") {
-  Router router(4, 8, {.route = kSigmoid, .expert_bias = true, .balance = {{Balance::global, 1}}});
-  router.expert_bias.fill_(1);
-  router.to(DType::bf16);
-  CHECK(router.weight.dtype() == DType::bf16);
-  CHECK(router.expert_bias.dtype() == DType::f32);
-  CHECK(router.tokens_per_expert.dtype() == DType::i64);
-  CHECK(router.global_counts.dtype() == DType::i64);
-  router.tokens_per_expert.copy_(i64({2, 3, 2, 1}));
-  nn::update_expert_bias(router, 1e-3);  // bf16 has no number between 1 and 1.0078
-  CHECK(mismatch(router.expert_bias, Tensor::of({1, .999, 1, 1.001}, {4}), 1e-7) == "");
-  // Counting goes on one by one where bf16 would stand still at 256 and f32 lose the last digits.
-  router.tokens_per_expert.fill_(40000);
-  run(router, random({10, 8}, 1, DType::bf16));
-  CHECK(sum(router.tokens_per_expert).item_int() == 4 * 40000 + 20);
-}
-
-TEST_CASE("router_module: R9 counting only where a tape records in training; saved is the bias") {
-  Router router(4, 8, {.route = kSigmoid, .expert_bias = true, .balance = {{Balance::aux, 1}}});
-  const Tensor x = random({10, 8}, 1, DType::f32);
-  CHECK(!router(x).loss);
-  {
-    Tape tape;
-    const NoGradGuard off;
-    CHECK(!router(x).loss);
-  }
-  router.eval();
-  {
-    Tape tape;
-    CHECK(!router(x).loss);
-  }
-  CHECK(sum(router.tokens_per_expert).item_int() == 0);
-  CHECK(sum(router.loss_sums).item() == 0);
-  router.train();
-  run(router, x);
-  CHECK(sum(router.tokens_per_expert).item_int() == 20);
-
-  nn::update_expert_bias(router, 1e-3);
-  Router other = nn::clone(router);
-  CHECK(different_bits(other.expert_bias, router.expert_bias) == "");
-  const StateDict state = router.state_dict();
-  CHECK(state.size() == 2);  // weight and expert_bias
-  Router fresh(4, 8, {.route = kSigmoid, .expert_bias = true, .balance = {{Balance::aux, 1}}});
-  fresh.load_state_dict(state);
-  CHECK(different_bits(fresh.expert_bias, router.expert_bias) == "");
-  CHECK(different_bits(fresh(x).routing.probs, router(x).routing.probs) == "");
-}
-
-TEST_CASE("router_module: R9 ranks with different tokens and one reduction have one bias") {
-  Stack a(2, {.route = kSigmoid, .expert_bias = true});
-  Stack b(2, {.route = kSigmoid, .expert_bias = true});
-  for (std::size_t i = 0; i < 2; ++i) {
-    for (const auto& [stack, seed] : {std::pair{&a, 1}, {&b, 20}})
-      run(stack->routers[i], random({16, 8}, static_cast<std::uint64_t>(seed) + i, DType::f32));
-  }
-  Tensor both = Tensor::zeros({2, 4}, DType::i64);
-  for (const Stack* s : {&a, &b})
-    for (std::size_t i = 0; i < 2; ++i)
-      both.select(0, static_cast<std::int64_t>(i)).add_(s->routers[i].tokens_per_expert);
-  for (Stack* s : {&a, &b}) {
-    int calls = 0;
-    nn::update_expert_bias(*s, 1e-3, [&](const Tensor& counts) {
-      ++calls;
-      counts.copy_(both);
-    });
-    CHECK(calls == 1);
-  }
-  for (std::size_t i = 0; i < 2; ++i) {
-    CHECK(different_bits(a.routers[i].expert_bias, b.routers[i].expert_bias) == "");
-    CHECK(sum(abs(a.routers[i].expert_bias)).item() > 0);
-  }
 }
 
 TEST_CASE("router_module: R12 forced balance differs by rank, and the gate still gets a gradient") {
@@ -285,7 +128,7 @@ TEST_CASE("router_module: a recomputed region gives the same bits and counts onc
     for (std::uint64_t micro = 0; micro < 3; ++micro) {
       const RandomScope scope({.seed = 1, .step = 1, .micro_batch = micro});
       const Tensor x = random({12, 8}, 5 + micro, DType::f32);
-      const Pass a = run(once, x, {.sequences = 2}), b = run(twice, x, {.sequences = 2}, 1, true);
+      const Pass a = run(once, x, {.sequences = 2}), b = run(twice, x, {.sequences = 2}, true);
       CHECK(different_bits(a.loss, b.loss) == "");
       CHECK(different_bits(a.dweight, b.dweight) == "");
       CHECK(different_bits(a.dx, b.dx) == "");
@@ -294,22 +137,6 @@ TEST_CASE("router_module: a recomputed region gives the same bits and counts onc
     CHECK(different_bits(once.tokens_per_expert, twice.tokens_per_expert) == "");
     CHECK(different_bits(once.global_counts, twice.global_counts) == "");
     CHECK(different_bits(once.loss_sums, twice.loss_sums) == "");
-  }
-}
-
-TEST_CASE("router_module: a constant loss is logged as itself over layers, passes and recompute") {
-  Stack stack(3, {.route = {.topk = 2},
-                  .balance = {{Balance::global, 0.02}, {Balance::aux, 0.5}},
-                  .z_loss = 1e-3,
-                  .init = nn::Init::constant(0)});
-  nn::RouterStep step(stack);
-  for (const bool again : {false, true}) {
-    for (int micro = 0; micro < 4; ++micro)
-      for (const Router& r : stack.routers) run(r, random({6, 8}, 1, DType::f32), {}, 1, again);
-    const double z = std::log(4.0) * std::log(4.0);
-    CHECK(mismatch(step.losses(), Tensor::of({1, 0, 1, z}, {4}), 1e-6) == "");
-    step.finish(0);
-    CHECK(mismatch(step.losses(), Tensor::zeros({4}), 0) == "");
   }
 }
 
@@ -468,30 +295,6 @@ TEST_CASE("router_module: meta, materialise, the printed line") {
   CHECK(run(router, random({6, 8}, 1, DType::f32)).loss.item() > 0);
   CHECK(router.describe() == "Router(8 -> 2 of 4, expert bias)");
   CHECK(router.parameter_count() == 32);
-}
-
-TEST_CASE("router_module: a warm step asks nobody for memory") {
-  for (const bool again : {false, true}) {
-    Stack stack(2, {.route = kSigmoid,
-                    .expert_bias = true,
-                    .balance = {{Balance::aux, 1}, {Balance::sequence, 1}, {Balance::global, 1}},
-                    .z_loss = 1,
-                    .capacity_factor = 1,
-                    .jitter = 0.1});
-    nn::RouterStep step(stack);
-    const Tensor x = random({64, 8}, 1, DType::f32);
-    std::int64_t news = 0, system = 0;
-    for (int i = 0; i < 5; ++i) {
-      news = test::news;
-      system = memory_stats().system_allocs;
-      const RandomScope scope({.seed = 1, .step = static_cast<std::uint64_t>(i)});
-      for (const Router& r : stack.routers) run(r, x, {.sequences = 4}, 1, again);
-      step.losses();
-      step.finish(1e-3);
-    }
-    CHECK(test::news == news);
-    CHECK(memory_stats().system_allocs == system);
-  }
 }
 
 TEST_CASE("router_module: wrong configurations, in words") {
