@@ -1,6 +1,7 @@
 // The sort of slots by expert, and the ops that move rows by it.
 #include <doctest/doctest.h>
 
+#include <numeric>
 #include <vector>
 
 #include "weft/autograd/elementwise.h"
@@ -74,6 +75,21 @@ void check_sort(const Tensor& experts, std::int64_t count, const RowOptions& o) 
   }
 }
 
+// Rows in another order of chunks, and the way back, by the same two ops.
+ExpertRows chunks_in_order(const Numbers& sizes, const Numbers& order) {
+  Numbers source;
+  for (const std::int64_t chunk : order) {
+    const auto at = sizes.begin() + chunk;
+    const std::int64_t first = std::accumulate(sizes.begin(), at, std::int64_t{0});
+    for (std::int64_t i = 0; i < *at; ++i) source.push_back(first + i);
+  }
+  Numbers target(source.size());
+  for (std::size_t i = 0; i < source.size(); ++i)
+    target[static_cast<std::size_t>(source[i])] = static_cast<std::int64_t>(i);
+  const auto n = static_cast<std::int64_t>(source.size());
+  return {experts_of(target, 1), experts_of(source, 1).view({n}), {}, {}};
+}
+
 }  // namespace
 
 TEST_CASE("sort_by_expert: by expert, then by token, for every alignment and capacity") {
@@ -99,6 +115,38 @@ TEST_CASE("D2: the worked example, both ranks' local halves") {
   const Tensor x = Tensor::arange(0, 4, 1, DType::f64).view({4, 1});
   CHECK(mismatch(permute_tokens(x, a), Tensor::of({0, 3, 0, 1, 3, 1, 2, 2}, {8, 1}), 0) == "");
   CHECK(mismatch(permute_tokens(x, b), Tensor::of({0, 3, 1, 3, 2, 0, 1, 2}, {8, 1}), 0) == "");
+}
+
+TEST_CASE("D2, D4: the worked example over two ranks, imitated by slices, and back") {
+  const ExpertRows rows[] = {sort_by_expert(experts_of({0, 1, 1, 2, 2, 3, 1, 0}, 2), 4),
+                             sort_by_expert(experts_of({3, 0, 3, 1, 3, 2, 0, 1}, 2), 4)};
+  // Tokens a0 .. a3 are 0 .. 3, tokens b0 .. b3 are 10 .. 13.
+  Tensor x = Tensor::of({0, 1, 2, 3, 10, 11, 12, 13}, {8, 1}, DType::f64);
+  x.set_requires_grad();
+  Tape tape;
+  Tensor sent[2];
+  for (int r = 0; r < 2; ++r) sent[r] = permute_tokens(x.narrow(0, 4 * r, 4), rows[r]);
+  // Experts 0 and 1 are on rank 0: input splits [5, 3] and [4, 4].
+  const Tensor received[] = {cat({sent[0].narrow(0, 0, 5), sent[1].narrow(0, 0, 4)}, 0),
+                             cat({sent[0].narrow(0, 5, 3), sent[1].narrow(0, 4, 4)}, 0)};
+  CHECK(mismatch(received[0].view({9}), Tensor::of({0, 3, 0, 1, 3, 10, 13, 11, 13}, {9}), 0) == "");
+  CHECK(mismatch(received[1].view({7}), Tensor::of({1, 2, 2, 12, 10, 11, 12}, {7}), 0) == "");
+  const ExpertRows order[] = {chunks_in_order({2, 3, 2, 2}, {0, 2, 1, 3}),
+                              chunks_in_order({2, 1, 1, 3}, {0, 2, 1, 3})};
+  Tensor back[2];
+  for (int r = 0; r < 2; ++r) {
+    const Tensor by_expert = permute_tokens(received[r], order[r]);
+    const Tensor want = r == 0 ? Tensor::of({0, 3, 10, 13, 0, 1, 3, 11, 13}, {9, 1})
+                               : Tensor::of({1, 2, 12, 2, 10, 11, 12}, {7, 1});
+    CHECK(mismatch(by_expert, want, 0) == "");
+    back[r] = combine_tokens(by_expert, order[r]);
+  }
+  const Tensor home[] = {cat({back[0].narrow(0, 0, 5), back[1].narrow(0, 0, 3)}, 0),
+                         cat({back[0].narrow(0, 5, 4), back[1].narrow(0, 3, 4)}, 0)};
+  const Tensor y = cat({combine_tokens(home[0], rows[0]), combine_tokens(home[1], rows[1])}, 0);
+  CHECK(mismatch(y, mul(x.detach(), 2.0), 0) == "");
+  const Tensor dy = random({8, 1}, 3);
+  CHECK(mismatch(tape.gradients(y, {x}, dy)[0], mul(dy, 2.0), 0) == "");
 }
 
 TEST_CASE("D6: every count is a multiple of the alignment, also above the number of tokens") {
