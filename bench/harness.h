@@ -23,10 +23,13 @@ struct Flag {
 /// Collects rows; prints each as it comes, and writes all of them at the end.
 class Report {
  public:
-  /// Reads "--json FILE", "--threads N" and the flags in `more`; leaves with status 2 on anything
-  /// else.
+  /// Reads "--json FILE", "--threads N", "--clock wall|processor" and the flags in `more`; leaves
+  /// with status 2 on anything else.
   Report(int argc, char** argv, std::initializer_list<Flag> more = {}) {
-    std::vector<Flag> flags{{"--json", &json_, "FILE"}, {"--threads", nullptr, "N"}};
+    std::string clock = "wall";
+    std::vector<Flag> flags{{"--json", &json_, "FILE"},
+                            {"--threads", nullptr, "N"},
+                            {"--clock", &clock, "wall|processor"}};
     flags.insert(flags.end(), more);
     for (int i = 1; i < argc; ++i) {
       const auto flag = std::find_if(flags.begin(), flags.end(),
@@ -38,6 +41,8 @@ class Report {
       else
         set_num_threads(std::atoi(argv[i]));
     }
+    if (clock != "wall" && clock != "processor") usage(argv[0], flags);
+    count_processor_time = clock == "processor";
     std::printf("%d threads\n", num_threads());
   }
 

@@ -1,12 +1,22 @@
 #pragma once
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <vector>
 
 /// Measuring; bench/peers uses it too, so that both sides are timed in the same way.
 namespace weft::bench {
 
+/// Count processor time of this process instead of time that passes. For one thread the two are the
+/// same on a machine that does nothing else, and on one that does only the first can be compared.
+inline bool count_processor_time = false;
+
 inline double now() {
+  if (count_processor_time) {
+    timespec t{};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+  }
   const auto t = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration<double>(t).count();
 }

@@ -3,11 +3,13 @@
 #include "weft/autograd/linear.h"
 #include "weft/autograd/matmul.h"
 #include "weft/core/gemm.h"
+#include "weft/cuda/gemm_plan.h"
 #include "weft/tests/cuda/gpu.h"
 
 namespace weft {
 namespace {
 
+namespace lt = cuda::lt;
 using test::disagreement;
 using test::kGpu;
 using test::mismatch;
@@ -68,6 +70,31 @@ TEST_CASE("gemm: views that start at an odd element") {
   const Tensor ga = a.to(kGpu), gb = b.to(kGpu);
   CHECK(mismatch(matmul(ga.narrow(1, 1, 5), gb.narrow(0, 3, 5).narrow(1, 1, 3)).to(kCpu),
                  matmul(a.narrow(1, 1, 5), b.narrow(0, 3, 5).narrow(1, 1, 3)), 1e-5) == "");
+}
+
+TEST_CASE("gemm: an epilogue that the library does not know is said and does nothing") {
+  const auto asked = [](DType t, std::int64_t n, lt::Epilogue epilogue) {
+    const Tensor a = random({4, 8}, 1, t).to(kGpu), b = random({8, n}, 2, t).to(kGpu);
+    const Tensor out = Tensor::full({4, n}, 7, t, kGpu), bias = Tensor::zeros({n}, t, kGpu);
+    const Tensor aux = random({4, n}, 3, t).to(kGpu);
+    GemmShape g;
+    g.m = 4;
+    g.n = g.ldb = g.ldc = n;
+    g.k = g.lda = 8;
+    cuda::Product p = cuda::by_column(g, a, out);
+    p.epilogue = epilogue;
+    p.ld_aux = n;
+    const bool done = cuda::try_product(
+        p, {.a = b.raw(), .b = a.raw(), .d = out.raw(), .bias = bias.raw(), .aux = aux.raw()});
+    if (!done) CHECK(mismatch(out.to(kCpu), Tensor::full({4, n}, 7, t), 0) == "");
+    return done;
+  };
+  for (const auto e : {lt::Epilogue::gelu_aux_bias, lt::Epilogue::dgelu_bias_gradient}) {
+    CHECK(asked(DType::bf16, 16, e));
+    CHECK_FALSE(asked(DType::bf16, 12, e));  // rows of aux begin at multiples of 8 elements
+    CHECK_FALSE(asked(DType::f64, 16, e));
+  }
+  CHECK_FALSE(asked(DType::f64, 16, lt::Epilogue::bias));
 }
 
 TEST_CASE("gemm: nothing waits for the GPU") {
