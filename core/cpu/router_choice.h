@@ -1,6 +1,6 @@
 #pragma once
-// Which experts tokens get: sixteen tokens side by side in f32, one by one in f64, for groups and
-// where a logit is not finite. Both ways choose the same.
+// Which experts tokens get: sixteen tokens side by side in f32, one by one in f64, for groups under
+// a softmax over all experts, and where a logit is not finite. Both ways choose the same.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -96,34 +96,72 @@ const R* ranking(const R* x, const float* bias, std::int64_t E, const RouterOpti
   return room;
 }
 
-// The choice of a block without groups. False where the tokens have to be taken one by one.
+// The largest numbers of each token so far, side by side.
+struct BestOfColumns {
+  std::int64_t room;
+  alignas(64) float values[kRouterTopk * kTokenLanes], places[kRouterTopk * kTokenLanes];
+
+  explicit BestOfColumns(std::int64_t n) : room(n) {
+    std::fill_n(values, n * kTokenLanes, kTopFloor);
+  }
+  bool offer(const float* columns, std::int64_t n, std::int64_t first = 0) {
+    return simd().top_of_columns(columns, n, first, room, values, places);
+  }
+};
+
+// Fills the columns (E, 16) of experts outside the best groups with kTopFloor.
+inline bool keep_best_groups(float* columns, std::int64_t E, const RouterOptions& o) {
+  constexpr std::int64_t L = kTokenLanes;
+  const std::int64_t size = E / o.groups;
+  alignas(64) float sums[kRouterExperts * L], kept[kRouterExperts * L];
+  for (std::int64_t g = 0; g < o.groups; ++g) {
+    BestOfColumns inside(o.topk / o.group_topk);
+    if (!inside.offer(columns + g * size * L, size)) return false;
+    std::fill_n(sums + g * L, L, 0.0f);
+    for (std::int64_t i = 0; i < inside.room; ++i)
+      for (std::int64_t t = 0; t < L; ++t) sums[g * L + t] += inside.values[i * L + t];
+  }
+  BestOfColumns groups(o.group_topk);
+  if (!groups.offer(sums, o.groups)) return false;
+  std::fill_n(kept, o.groups * L, 0.0f);
+  for (std::int64_t i = 0; i < o.group_topk; ++i)
+    for (std::int64_t t = 0; t < L; ++t)
+      kept[static_cast<std::int64_t>(groups.places[i * L + t]) * L + t] = 1;
+  for (std::int64_t e = 0; e < E; ++e)
+    for (std::int64_t t = 0; t < L; ++t)
+      columns[e * L + t] = kept[e / size * L + t] > 0 ? columns[e * L + t] : kTopFloor;
+  return true;
+}
+
+// The choice of a block. False where the tokens have to be taken one by one.
 template <class T>
 bool choose_side_by_side(const RouterBlock<T>& block, const RouterOptions& o,
                          std::int64_t* chosen) {
+  constexpr std::int64_t L = kTokenLanes;
   const std::int64_t tokens = block.tokens, E = block.E, k = o.topk;
-  if (o.groups != 0) return false;
-  alignas(64) float columns[kColumns * kTokenLanes];
-  alignas(64) float values[kRouterTopk * kTokenLanes], places[kRouterTopk * kTokenLanes];
-  std::fill_n(values, k * kTokenLanes, kTopFloor);
-  for (std::int64_t first = 0; first < E; first += kColumns) {
-    const std::int64_t n = std::min(kColumns, E - first);
+  if (o.groups > 0 && o.pre_softmax) return false;
+  const bool scores = block.bias || (o.groups > 0 && o.score != RouterScore::softmax);
+  // Groups are compared before experts are; else a part of the experts at a time is enough.
+  const std::int64_t part = o.groups > 0 ? E : kColumns;
+  alignas(64) float columns[kRouterExperts * L];
+  BestOfColumns best(k);
+  for (std::int64_t first = 0; first < E; first += part) {
+    const std::int64_t n = std::min(part, E - first);
     if (block.select)
       load_columns(block.select, E, tokens, first, n, columns);
     else
       load_columns(block.logits, E, tokens, first, n, columns);
-    if (block.bias) {
-      RouterRows<float>::score(o.score, columns, columns, n * kTokenLanes);
-      for (std::int64_t e = 0; e < n; ++e)
-        for (std::int64_t t = 0; t < kTokenLanes; ++t)
-          columns[e * kTokenLanes + t] += block.bias[first + e];
-    }
-    if (!simd().top_of_columns(columns, n, first, k, values, places)) return false;
+    if (scores) RouterRows<float>::score(o.score, columns, columns, n * L);
+    for (std::int64_t e = 0; block.bias && e < n; ++e)
+      for (std::int64_t t = 0; t < L; ++t) columns[e * L + t] += block.bias[first + e];
+    if (o.groups > 0 && !keep_best_groups(columns, E, o)) return false;
+    if (!best.offer(columns, n, first)) return false;
   }
   for (std::int64_t t = 0; t < tokens; ++t)
-    if (!(values[(k - 1) * kTokenLanes + t] > kTopFloor)) return false;
+    if (!(best.values[(k - 1) * L + t] > kTopFloor)) return false;
   for (std::int64_t t = 0; t < tokens; ++t)
     for (std::int64_t j = 0; j < k; ++j)
-      chosen[t * k + j] = static_cast<std::int64_t>(places[j * kTokenLanes + t]);
+      chosen[t * k + j] = static_cast<std::int64_t>(best.places[j * L + t]);
   return true;
 }
 
