@@ -10,6 +10,7 @@ set(weft_gpu_test_stems
   expert_capacity
   gated_delta
   gemm
+  graph
   grouped_linear
   indexing
   layer_norm
@@ -68,7 +69,7 @@ endif()
 
 # The emulator itself, and what Weft does with streams and memory on the GPUs that it imitates.
 add_executable(test_emulator tests/cuda/orders_emulated.cpp $<TARGET_OBJECTS:weft_test_main>)
-foreach(stem engine engine_bugs gpu_memory graph runtime staging)
+foreach(stem capture engine engine_bugs gpu_memory runtime staging)
   target_sources(test_emulator PRIVATE tests/cuda/emu/test_${stem}.cpp)
 endforeach()
 target_link_libraries(test_emulator PRIVATE weft_emu weft_flags doctest::doctest)

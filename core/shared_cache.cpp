@@ -26,6 +26,9 @@ namespace {
 
 constexpr std::int64_t kHugePage = 2 << 20;
 constexpr int kLargerClasses = 8;  // one doubling
+// Of every block on a GPU: a product's algorithm, and with it its last bits, depends on how
+// operands are aligned, which must not depend on what was allocated before.
+constexpr std::int64_t kGpuAlignment = 256;
 
 // Blocks of 2 MiB and more start on a huge page and may be backed by them.
 void* map_memory(std::int64_t bytes) {
@@ -305,7 +308,9 @@ void SharedCache::evict(Storage* s) {
 Slab* SharedCache::slab_for(int size_class) {
   for (Slab* slab : slabs_[size_class])
     if (!slab->returned.empty()) return slab;
-  const std::int64_t block = class_bytes(size_class) + (device_.is_cuda() ? kRedZone : 0);
+  std::int64_t block = class_bytes(size_class);
+  if (device_.is_cuda())
+    block = (block + kRedZone + kGpuAlignment - 1) / kGpuAlignment * kGpuAlignment;
   const std::int64_t bytes =
       (std::clamp<std::int64_t>(16 * block, 64 << 10, kHugePage) + 4095) & ~std::int64_t{4095};
   char* base = static_cast<char*>(map(bytes));

@@ -140,12 +140,20 @@ const StepNumbers* Optimizer::numbers_on_device(std::function<StepNumbers()> num
 }
 
 void Optimizer::count_replays(cuda::Graph& graph) {
-  std::vector<std::size_t> written;
+  struct Written {
+    std::size_t i;
+    const void* where;
+  };
+  std::vector<Written> written;
   for (std::size_t i = 0; i < parameters_.size(); ++i)
-    if (gradient_of(parameters_[i].tensor)) written.push_back(i);
+    if (gradient_of(parameters_[i].tensor)) written.push_back({i, parameters_[i].tensor.raw()});
   graph.before_replay([this, written = std::move(written)] {
+    for (const Written& w : written)
+      check(parameters_[w.i].tensor.raw() == w.where,
+            "optimizer: {} has moved since the step was captured; capture it again",
+            parameters_[w.i].name);
     ++steps_;
-    for (const std::size_t i : written) before_write(i);
+    for (const Written& w : written) before_write(w.i);
   });
 }
 

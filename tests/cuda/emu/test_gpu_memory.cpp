@@ -63,6 +63,15 @@ TEST_CASE("gpu memory: a freed block serves the next request of its stream at on
   CHECK(memory_stats(kGpu).system_allocs == before.system_allocs);
 }
 
+TEST_CASE("gpu memory: every block begins at a multiple of 256 bytes") {
+  std::vector<Tensor> all;
+  for (const std::int64_t bytes : {1, 64, 65, 200, 1000, 1100, 1900, 3000, 70'000})
+    for (int i = 0; i < 3; ++i) {
+      all.push_back(bytes_of(bytes));
+      CHECK(reinterpret_cast<std::uintptr_t>(all.back().raw()) % 256 == 0);
+    }
+}
+
 TEST_CASE("gpu memory: no other stream gets the block") {
   const void* where = nullptr;
   {

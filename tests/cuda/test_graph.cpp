@@ -1,4 +1,4 @@
-// Steps that are captured and replayed, on an imitated GPU that runs them as late as it may.
+// Steps that are captured and replayed give the bits of steps that are run.
 #include <doctest/doctest.h>
 
 #include <memory>
@@ -9,10 +9,10 @@
 #include "weft/autograd/tape.h"
 #include "weft/core/allocator.h"
 #include "weft/core/cuda_graph.h"
-#include "weft/core/kernels/cuda_runtime.h"
 #include "weft/core/random.h"
 #include "weft/core/staging.h"
 #include "weft/nn/gpt.h"
+#include "weft/nn/walk.h"
 #include "weft/nn/moe.h"
 #include "weft/optim/adamw.h"
 #include "weft/optim/sgd.h"
@@ -182,6 +182,23 @@ TEST_CASE("graph: weights that somebody else writes between replays are taken ov
   CHECK(eager.loss.item() == graphed.loss.item());
 }
 
+TEST_CASE("graph: a parameter must stay where it was captured") {
+  nn::Linear layer(3, 2, {.bias = false});
+  layer.to(kGpu);
+  optim::Sgd sgd(layer.named_parameters(), {.lr = 1});
+  const Tensor g = on_gpu(9, {2, 3});
+  Graph graph;
+  graph.capture([&] {
+    layer.weight.set_grad(g);
+    sgd.step();
+  });
+  graph.replay();
+  nn::detail::replace_storage(layer.weight, layer.weight.clone());
+  CHECK(error_of([&] { graph.replay(); }) ==
+        "optimizer: weight has moved since the step was captured; capture it again");
+  CHECK(sgd.steps() == 1);
+}
+
 TEST_CASE("graph: its memory is its own until it is destroyed") {
   const Tensor x = on_gpu(1);
   Tensor result;
@@ -239,7 +256,6 @@ TEST_CASE("graph: what is freed inside is not used again while it can be replaye
 
 TEST_CASE("graph: what cannot be inside") {
   const Tensor x = on_gpu(3), host = random({40}, 3, DType::f32);
-  const Tensor elsewhere = host.to({Device::Kind::cuda, 1});
   Stream side = Stream::take();
   const auto inside = [&](const std::function<void()>& work) {
     Graph graph;
@@ -273,7 +289,10 @@ TEST_CASE("graph: what cannot be inside") {
   CHECK(inside([&] { const StreamScope scope(side); }) == leaves);
   CHECK(inside([&] { mark.hold(Stream()); }) == leaves);
   CHECK(inside([&] { record_stream(x, side); }) == leaves);
-  CHECK(inside([&] { x.copy_(elsewhere); }) == leaves);
+  if (cuda::device_count() > 1) {
+    const Tensor elsewhere = host.to({Device::Kind::cuda, 1});
+    CHECK(inside([&] { x.copy_(elsewhere); }) == leaves);
+  }
   CHECK(inside([&] { (void)dropout(x, 0.5, next_random_key()); }) ==
         "graph: random numbers inside a capture need a RandomScope, or every replay would draw the "
         "same");
@@ -338,45 +357,6 @@ TEST_CASE("graph: inputs keep the shape of the capture") {
   CHECK(error_of([&] {
           input.copy_(Tensor::zeros({4, 5}, DType::i32));
         }) == "copy_: source must have shape [4, 3], got [4, 5]");
-}
-
-TEST_CASE("graph: the imitated driver refuses what a real one would") {
-  const Tensor x = on_gpu(4);
-  Stream side = Stream::take();
-  const auto stream = Stream::current().handle();
-  std::vector<float> pageable(40);
-  const auto inside = cuda::rt::create_event(false), outside = cuda::rt::create_event(false);
-  cuda::rt::record_event(outside, side.handle());
-  CHECK(error_of([&] { cuda::rt::end_capture(stream); }) ==
-        "graph: end_capture() needs a stream that is captured");
-  cuda::rt::begin_capture(stream);
-  const char* const copies = "graph: a copy from or to pageable memory must not be captured";
-  using Kind = cuda::rt::CopyKind;
-  CHECK(error_of([&] { cuda::rt::copy(x.raw(), pageable.data(), 160, Kind::to_device, stream); }) ==
-        copies);
-  CHECK(error_of([&] { cuda::rt::copy(pageable.data(), x.raw(), 160, Kind::to_host, stream); }) ==
-        copies);
-  CHECK(error_of([] { cuda::rt::synchronize_device(); }) ==
-        "graph: the host must not wait for a device while a stream of it is captured");
-  CHECK(error_of([&] { cuda::rt::wait_event(stream, outside); }) ==
-        "graph: a stream that is captured must not wait for an event from outside");
-  cuda::rt::record_event(inside, stream);
-  CHECK(error_of([&] { cuda::rt::wait_event(side.handle(), inside); }) ==
-        "graph: a stream outside of a capture must not wait for an event inside");
-  const char* const asks =
-      "graph: the host must not ask for an event that was recorded in a capture";
-  CHECK(error_of([&] { (void)cuda::rt::event_done(inside); }) == asks);
-  cuda::rt::wait_event(stream, inside);
-  const auto graph = cuda::rt::end_capture(stream);
-  CHECK(error_of([&] { cuda::rt::synchronize_event(inside); }) == asks);
-  cuda::rt::begin_capture(stream);
-  CHECK(error_of([&] { cuda::rt::launch_graph(graph, stream); }) ==
-        "graph: a graph must not be launched into a capture");
-  cuda::rt::destroy_graph(cuda::rt::end_capture(stream));
-  cuda::rt::destroy_graph(graph);
-  cuda::rt::destroy_event(inside);
-  cuda::rt::destroy_event(outside);
-  side.give_back();
 }
 
 }  // namespace weft
