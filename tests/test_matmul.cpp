@@ -44,9 +44,11 @@ struct Threads {
   }
 };
 
-// One number, a row, a column, odd, wider than every block, no rows, no columns, no depth.
-const std::int64_t kSizes[][3] = {{1, 1, 1},     {1, 9, 5},     {7, 1, 3}, {3, 5, 7}, {33, 47, 29},
-                                  {64, 64, 300}, {70, 257, 65}, {0, 3, 2}, {3, 0, 2}, {3, 2, 0}};
+// One number, a row, a column, odd, few long rows, wider than every block, no rows, no columns, no
+// depth.
+const std::int64_t kSizes[][3] = {
+    {1, 1, 1},   {1, 9, 5},     {7, 1, 3},     {3, 5, 7}, {33, 47, 29}, {1, 20, 70}, {2, 128, 128},
+    {5, 9, 100}, {64, 64, 300}, {70, 257, 65}, {0, 3, 2}, {3, 0, 2},    {3, 2, 0}};
 
 }  // namespace
 

@@ -54,12 +54,15 @@ Tiles tiles_of(const Product<T>& p, std::int64_t batch) {
   return best;
 }
 
-// One row times the rows of a weight, as in generation: dot products, and nothing to pack.
+// One row times the rows of a weight, as in generation, or few: dot products, and nothing to pack.
 void row_product(const Product<float>& p) {
   const auto dot = simd().attention.dot;
-  parallel_for(p.n, p.k, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(p.n, p.m * p.k, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t j = begin; j < end; ++j)
-      p.c[j] = dot(p.a, p.b + j * p.ldb, p.k) + (p.accumulate ? p.c[j] : 0.0f);
+      for (std::int64_t i = 0; i < p.m; ++i) {
+        float& c = p.c[i * p.ldc + j];
+        c = dot(p.a + i * p.lda, p.b + j * p.ldb, p.k) + (p.accumulate ? c : 0.0f);
+      }
   });
 }
 
@@ -69,7 +72,8 @@ void run(std::int64_t batch, const At& at) {
   const Product<T> first = at(0);
   const std::int64_t m = first.m, n = first.n;
   if constexpr (std::is_same_v<T, float>) {
-    if (batch == 1 && m == 1 && first.trans_b && !first.trans_a && first.k >= kLongRow)
+    if (batch == 1 && (m == 1 || first.small()) && first.trans_b && !first.trans_a &&
+        first.k >= kLongRow)
       return row_product(first);
     if (cpu::for_library(first)) {
       const Tiles t = tiles_of(first, batch);
