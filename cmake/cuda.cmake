@@ -24,6 +24,7 @@ set(weft_cuda_kernels
   expert_capacity
   gated_delta
   gated_delta_bwd
+  gated_delta_grads
   grad_norm
   index_add
   indexing

@@ -124,6 +124,15 @@ TEST_CASE("causal_conv1d: gradients, also packed, strided, repeated and of a sta
             {random({1, 3, 3}, 5)}) == "");
 }
 
+TEST_CASE("causal_conv1d: the gradient of x is the same when nobody wants that of the weight") {
+  const Tensor w = random({5, 4}, 2), dy = random({1, 9, 5}, 3);
+  const Tensor both = run({random({1, 9, 5}, 1), w}, dy, {.silu = true})[0];
+  const Tensor x = random({1, 9, 5}, 1).set_requires_grad();
+  Tape tape;
+  const Tensor y = causal_conv1d(x, w, {.silu = true});
+  CHECK(different_bits(tape.gradients(y, {x}, dy)[0], both) == "");
+}
+
 TEST_CASE("causal_conv1d: f32 and bf16 agree with f64; the number of threads changes no bit") {
   const int threads = num_threads();
   for (const DType t : {DType::f32, DType::bf16})

@@ -20,7 +20,7 @@ struct Size {
 };
 constexpr Size kSizes[] = {{16, 8, 2, DType::f32}, {64, 64, 4, DType::f64}};
 
-enum class Loss { fused, whole_logits, with_mtp, with_experts };
+enum class Loss { fused, whole_logits, with_mtp, with_experts, with_delta, with_latents };
 
 Tensor loss_of(const nn::Gpt& model, const Tensor& ids, Loss loss) {
   if (loss == Loss::with_mtp || loss == Loss::with_experts) return model.losses(ids, ids).total();
@@ -30,18 +30,21 @@ Tensor loss_of(const nn::Gpt& model, const Tensor& ids, Loss loss) {
 
 void check_steady(const Size& size, nn::Arch arch, nn::Recompute recompute, Loss kind) {
   const long news_at_start = test::news.load();
-  nn::Gpt model({.arch = arch,
-                 .layers = 2,
-                 .heads = 2,
-                 .dim = size.dim,
-                 .seq = size.seq,
-                 .vocab = 11,
-                 .dropout = 0.1,
-                 .recompute = recompute,
-                 .mtp = {.depths = kind == Loss::with_mtp ? 2 : 0},
-                 .moe = {.experts = kind == Loss::with_experts ? 4 : 0,
-                         .router = {.expert_bias = false, .balance = {{nn::Balance::aux, 0.01}}},
-                         .shared_ffn = 8}});
+  nn::Gpt model(
+      {.arch = arch,
+       .layers = 2,
+       .heads = 2,
+       .dim = size.dim,
+       .seq = size.seq,
+       .vocab = 11,
+       .dropout = 0.1,
+       .attention = kind == Loss::with_latents ? nn::AttentionKind::mla : nn::AttentionKind::mha,
+       .pattern = kind == Loss::with_delta ? "da" : "",
+       .recompute = recompute,
+       .mtp = {.depths = kind == Loss::with_mtp ? 2 : 0},
+       .moe = {.experts = kind == Loss::with_experts ? 4 : 0,
+               .router = {.expert_bias = false, .balance = {{nn::Balance::aux, 0.01}}},
+               .shared_ffn = 8}});
   model.to(size.dtype);
   CHECK(test::news.load() > news_at_start);  // the counter counts: a model has names and lists
   optim::AdamW opt(model.named_parameters());
@@ -72,8 +75,9 @@ TEST_CASE("gpt: from the third step on, a step makes no heap and no system alloc
   for (const Size& size : kSizes)
     for (const nn::Arch arch : {nn::Arch::gpt2, nn::Arch::llama})
       for (const nn::Recompute recompute : {nn::Recompute::none, nn::Recompute::full})
-        for (const Loss kind :
-             {Loss::fused, Loss::whole_logits, Loss::with_mtp, Loss::with_experts}) {
+        for (const Loss kind : {Loss::fused, Loss::whole_logits, Loss::with_mtp, Loss::with_experts,
+                                Loss::with_delta, Loss::with_latents}) {
+          if (kind == Loss::with_latents && arch == nn::Arch::gpt2) continue;
           CAPTURE(size.dim);
           CAPTURE(static_cast<int>(arch));
           CAPTURE(static_cast<int>(recompute));

@@ -4,9 +4,11 @@
 #include <doctest/doctest.h>
 
 #include "weft/autograd/attention.h"
+#include "weft/autograd/causal_conv1d.h"
 #include "weft/autograd/cross_entropy.h"
 #include "weft/autograd/dropout.h"
 #include "weft/autograd/expert_capacity.h"
+#include "weft/autograd/gated_delta.h"
 #include "weft/autograd/grouped_linear.h"
 #include "weft/autograd/indexing.h"
 #include "weft/autograd/layer_norm.h"
@@ -137,6 +139,20 @@ TEST_CASE("race: attention, generic and on tensor cores") {
   };
   CHECK(disagreement(causal, operands(9, 8), in(DType::f32, 4)) == "");
   CHECK(disagreement(causal, operands(70, 64), in(DType::bf16)) == "");
+}
+
+TEST_CASE("race: the gated delta rule over two chunks, and its convolution") {
+  const auto rule = [](const TensorList& t) {
+    return TensorList{gated_delta(t[0], t[0], t[1], t[2], t[2]).y};
+  };
+  CHECK(disagreement(rule,
+                     {random({1, 66, 1, 3}, 1), random({1, 66, 1, 2}, 2),
+                      test::random_in({1, 66, 1}, -0.1, 0, 3)},
+                     in(DType::f32, 8)) == "");
+  const auto conv = [](const TensorList& t) {
+    return TensorList{causal_conv1d(t[0], t[1], {.silu = true})};
+  };
+  CHECK(disagreement(conv, {random({1, 70, 3}, 1), random({3, 4}, 2)}, in(DType::f32, 4)) == "");
 }
 
 TEST_CASE("race: AdamW with clipping") {
