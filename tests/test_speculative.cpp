@@ -106,12 +106,16 @@ Text speculative(Speculator& s, const Text& prompt, std::size_t count) {
 }  // namespace
 
 TEST_CASE("speculative: greedy text is the plain one, in fewer passes") {
-  for (const Arch arch : {Arch::gpt2, Arch::llama})
+  for (const char* kind : {"gpt2", "llama", "mla", "experts"})
     for (const std::int64_t depths : {1, 3})
       for (const bool repeated : {false, true}) {
-        CAPTURE(static_cast<int>(arch));
+        CAPTURE(kind);
         CAPTURE(depths);
-        const Gpt model = trained(config(arch, depths, repeated), 80);
+        const std::string name = kind;
+        GptConfig c = config(name == "gpt2" ? Arch::gpt2 : Arch::llama, depths, repeated);
+        if (name == "mla") c.attention = nn::AttentionKind::mla;
+        if (name == "experts") c.moe = {.experts = 4, .ffn = 24};
+        const Gpt model = trained(c, 80);
         Speculator s(model, {.temperature = 0}, 1);
         // Prompts shorter than the window, as long as it, and longer; texts over many windows.
         for (const std::size_t length : {1, 5, 16, 40}) {
