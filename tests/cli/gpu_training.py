@@ -1,4 +1,5 @@
-"""20 steps of training on the CPU and on a GPU: the losses must agree. Run by scripts/gpu_check.sh.
+"""20 steps of training on the CPU and on a GPU: the losses must agree, and those of the GPU be the same
+with --graph. Run by scripts/gpu_check.sh.
 
 usage: WEFT_BIN=build/gpu/bin gpu_training.py [--program NAME] [--small]
 
@@ -26,7 +27,10 @@ def case(arch, options):
         sizes = ["--arch", arch, *(SMALL if options.small else SIZES)]
         want = losses(folder, "cpu", "train_gpt", *sizes)
         for dtype, tolerance in TOLERANCE.items():
-            got = losses(folder, dtype, options.program, *sizes, "--device", "cuda", "--dtype", dtype)
+            gpu = [*sizes, "--device", "cuda", "--dtype", dtype]
+            got = losses(folder, dtype, options.program, *gpu)
+            replayed = losses(folder, f"{dtype}-graph", options.program, *gpu, "--graph")
+            assert replayed == got, f"{dtype}: --graph gives other losses: {replayed}, {got}"
             assert len(got) == len(want) == STEPS
             apart = [abs(a - b) / abs(b) for a, b in zip(got, want)]
             worst = max(range(STEPS), key=apart.__getitem__)
