@@ -59,8 +59,11 @@ def micro_batches_and_recompute_agree(folder):
 def weight_zero_is_off(folder):
     train(*base(folder, "off", "--steps", "5"))
     train(*base(folder, "zero", "--steps", "5", "--mtp", "1", "--mtp-weight", "0"))
+    assert "val_loss" in metrics(f"{folder}/zero")[-1]
     for a, b in zip(metrics(f"{folder}/off"), metrics(f"{folder}/zero")):
-        assert a["loss"] == b["loss"] and a["grad_norm"] == b["grad_norm"], (a, b)
+        # val_loss, of the last step, is the head's alone.
+        for key in ("loss", "grad_norm", "val_loss"):
+            assert a.get(key) == b.get(key), (key, a, b)
         assert "mtp_1_loss" in b and "mtp_1_loss" not in a
 
 
@@ -69,7 +72,6 @@ def learns(folder):
     rows = metrics(f"{folder}/a")
     assert rows[0]["mtp_1_loss"] > 5.4 and rows[-1]["mtp_1_loss"] < 3.2, rows[-1]
     assert rows[-1]["mtp_1_acceptance"] > 0.15, rows[-1]
-    assert rows[-1]["val_loss"] < rows[-1]["mtp_1_loss"], rows[-1]
 
 
 def meta_predicts_the_peak(folder):
