@@ -279,3 +279,37 @@ TEST_CASE("mla gpt: a packed row gives what its sequences give one by one") {
   for (const auto& [from, n] : {std::pair{0, 5}, {5, 1}, {6, 6}})
     CHECK(mismatch(packed.narrow(1, from, n), model(ids.narrow(1, from, n)), 1e-12) == "");
 }
+
+TEST_CASE("mla gpt: recomputing changes no bit, dropout included") {
+  GptConfig c = latent();
+  c.dropout = 0.2;
+  const auto run = [&](nn::Recompute how, bool training) {
+    c.recompute = how;
+    Gpt model(c);
+    nn::init(model, 4);
+    model.train(training);
+    const RandomScope scope({.seed = 1, .step = 3});
+    Tape tape;
+    const Tensor loss = model.loss(model.hidden(tokens(2, 12)), model.head, tokens(2, 12));
+    loss.backward();
+    TensorList out{loss.detach()};
+    for (const Tensor& p : model.parameters()) out.push_back(p.grad());
+    return out;
+  };
+  const TensorList plain = run(nn::Recompute::none, true), again = run(nn::Recompute::full, true);
+  REQUIRE(plain.size() == again.size());
+  for (int i = 0; i < plain.size(); ++i) CHECK(test::different_bits(plain[i], again[i]) == "");
+  CHECK(test::different_bits(plain[0], run(nn::Recompute::none, false)[0]) != "");
+}
+
+TEST_CASE("mla: dropout falls on the attention weights, in training only") {
+  MlaOptions o = kSmall;
+  o.dropout = 0.5;
+  Mla m = wide(Mla(8, 3, o));
+  const Tensor x = test::random({1, 9, 8}, 1), whole = by_definition(m, x);
+  const RandomScope scope({.seed = 1, .step = 3});
+  nn::assign_names(m);
+  CHECK(mismatch(m(x, angles(4)), whole, 1e-3) != "");
+  m.eval();
+  CHECK(mismatch(m(x, angles(4)), whole, 1e-12) == "");
+}

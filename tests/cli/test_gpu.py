@@ -131,6 +131,17 @@ def graph_gives_the_same_run(folder):
             assert result(out) == want, (dtype, out)
 
 
+def graph_with_other_layers(folder):
+    for name, model in (("delta", ["--pattern", "da", "--dtype", "bf16"]),
+                        ("latent", ["--attention", "mla"])):
+        same = ["--arch", "llama", "--device", "cuda", *model]
+        train(*base(folder, f"{name}-eager", *same, steps=6), program=GPU)
+        train(*base(folder, f"{name}-graph", *same, "--graph", steps=6), program=GPU)
+        eager, graph = (f"{folder}/{name}-{how}" for how in ("eager", "graph"))
+        assert metrics(eager) == metrics(graph), name
+        assert checkpoint_bytes(eager, 6) == checkpoint_bytes(graph, 6), name
+
+
 def predicts_several_tokens(folder):
     """--mtp: the CPU's numbers; the same bits from a graph and after a resume; no allocation."""
     mtp = ["--mtp", "2", "--micro-batch", "2", "--schedule", "constant", "--warmup", "5"]
@@ -175,5 +186,5 @@ def wrong_uses(folder):
 
 
 main([trains_like_the_cpu, trains_in_bf16, resumes, steady_memory, not_finite, interrupt_saves, evaluates,
-      meta_predicts_the_peak, graph_gives_the_same_run, predicts_several_tokens,
+      meta_predicts_the_peak, graph_gives_the_same_run, graph_with_other_layers, predicts_several_tokens,
       graph_allocates_nothing, wrong_uses])

@@ -43,6 +43,9 @@ def writes_text(folder):
         done = run("generate", *go_on)
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("the cat"), done.stdout
+    greedy = [*go_on[:-1], "20", "--temperature", "0"]
+    plain, drafted = run("generate", *greedy), run("generate", *greedy, "--speculative")
+    assert drafted.returncode == 0 and drafted.stdout == plain.stdout, drafted
 
 
 def wrong_use(folder):
