@@ -11,6 +11,7 @@ set(weft_gpu_test_stems
   gated_delta
   gemm
   graph
+  graph_training
   grouped_linear
   indexing
   layer_norm
