@@ -80,13 +80,17 @@ GatedDelta gated_delta(const Tensor& q, const Tensor& k, const Tensor& v, const 
   const bool recorded = recording(q, k, v, g, beta, start);
   Tensor y, states;
   const Tensor final = Tensor::empty(detail::delta_state_shape(q, v, cu), g.dtype(), g.device());
-  if (recorded || g.device().is_gpu())
+  const bool gpu = g.device().is_gpu();
+  const bool one_by_one = gpu && !recorded && !cu && q.dim(1) > 0 && q.dim(1) <= kDeltaStep;
+  if (recorded || (gpu && !one_by_one))
     states =
         Tensor::empty({s.slots(), s.value_heads, s.key_dim, s.value_dim}, g.dtype(), g.device());
   {
     const NoGradGuard quiet;
     const Tensor wide_v = readable(v), wide_y = empty_like(wide_v);
-    const Tensor scratch = scratch_for(s, g, delta_fwd_scratch_cpu(s), delta_fwd_scratch_gpu(s));
+    Tensor scratch;
+    if (!one_by_one)
+      scratch = scratch_for(s, g, delta_fwd_scratch_cpu(s), delta_fwd_scratch_gpu(s));
     dispatch<cpu::gated_delta_fwd, cuda::gated_delta_fwd>(readable(q), readable(k), wide_v, g, beta,
                                                           start, s, scratch, states, wide_y, final);
     y = cast(wide_y, v.dtype());

@@ -149,6 +149,51 @@ __global__ void gated_delta_output_kernel(GatedDeltaSpec s, const T* q, const T*
   }
 }
 
+// Token by token, as when text is generated. A lane has a column of the state, which the warps
+// share by rows; `final` holds the state in between.
+template <class T, class R>
+__global__ void gated_delta_step_kernel(GatedDeltaSpec s, const T* q, const T* k, const T* v,
+                                        const R* g, const R* beta, const R* start, R* final, T* y) {
+  constexpr int kWarps = kDeltaThreads / kWarp;
+  WEFT_SHARED(parts, R[kWarps][kWarp]);
+  const std::int64_t sequence = blockIdx.x / s.value_heads, head = blockIdx.x % s.value_heads;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int column = static_cast<int>(blockIdx.y) * kWarp + lane;
+  const int K = column < s.value_dim ? static_cast<int>(s.key_dim) : 0;  // rows to look at
+  const std::int64_t state = blockIdx.x * s.state_size() + column, first = s.all.begin(sequence);
+  // The sum over all warps, for every one of them; always in the same order.
+  const auto total = [&](R part) {
+    parts[warp][lane] = part;
+    __syncthreads();
+    R sum = 0;
+    for (int i = 0; i < kWarps; ++i) sum += parts[i][lane];
+    __syncthreads();
+    return sum;
+  };
+  for (std::int64_t t = first; t < s.all.end(sequence); ++t) {
+    const DeltaRows<T, R> row(s, {sequence, t, 1}, head, q, k, v, g, beta);
+    const R decay = exp_of(row.g[0]);
+    const R* before = t == first ? start : final;
+    R found = 0, out = 0;
+    for (int p = warp; p < K; p += kWarps) {
+      const std::int64_t at = state + p * s.value_dim;
+      const R now = before ? decay * before[at] : R(0);
+      final[at] = now;
+      found += now * row.key(0, p);
+    }
+    const R update = row.beta[0] * (row.value(0, column) - total(found));
+    for (int p = warp; p < K; p += kWarps) {
+      const std::int64_t at = state + p * s.value_dim;
+      final[at] += row.key(0, p) * update;
+      out += final[at] * row.query(0, p);
+    }
+    out = total(out);
+    if (warp == 0 && K > 0)
+      y[t * row.value_row + head * s.value_dim + column] = T(static_cast<R>(s.scale) * out);
+  }
+}
+
 }  // namespace
 
 template <class T, class R>
@@ -172,6 +217,13 @@ void gated_delta_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Te
                      const Tensor& final) {
   dispatch_floating(q.dtype(), [&]<class T>() {
     using R = Real<T>;
+    if (!states) {
+      launch(gated_delta_step_kernel<T, R>,
+             grid_of(s.all.count * s.value_heads, blocks_for(s.value_dim, kWarp)), kDeltaThreads, 0,
+             s, q.data<T>(), k.data<T>(), v.data<T>(), g.data<R>(), beta.data<R>(),
+             data_or_null<R>(state), final.data<R>(), y.data<T>());
+      return;
+    }
     R* w = scratch.data<R>();
     R* x = w + s.slots() * s.value_heads * kDeltaChunk * s.key_dim;
     delta_prepare<T, R>(s, k, v, g, beta, w, x, nullptr);

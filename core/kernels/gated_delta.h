@@ -5,6 +5,7 @@
 namespace weft {
 
 inline constexpr std::int64_t kDeltaChunk = 64;  ///< tokens that are worked on as matrices
+inline constexpr std::int64_t kDeltaStep = 4;    ///< as when text is generated
 
 /// Neighbouring tokens of one sequence, at most kDeltaChunk, counted through B * T.
 struct DeltaChunk {
@@ -44,8 +45,9 @@ struct GatedDeltaSpec {
 
 /// q, k (B, T, Hk, K), v, y (B, T, Hv, V); g, beta (B, T, Hv), state (sequences, Hv, K, V; null:
 /// 0), final and states in f64 for f64 and else f32. On the CPU q, k and v are f32 or f64. states
-/// (slots, Hv, K, V): the state before each chunk; null on the CPU when nobody wants it. scratch:
-/// delta_fwd_scratch() numbers.
+/// (slots, Hv, K, V): the state before each chunk; null on the CPU when nobody wants it, and on a
+/// GPU for kDeltaStep tokens or fewer, which it then takes one by one. scratch: as many numbers as
+/// the functions below say for each head of a sequence (CPU) or chunk (GPU).
 using GatedDeltaFwdKernel = void(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
                                  const Tensor& beta, const Tensor& state,
                                  const GatedDeltaSpec& spec, const Tensor& scratch,

@@ -53,6 +53,21 @@ TEST_CASE("gated_delta: outputs and gradients, one chunk and several, wide heads
   }
 }
 
+TEST_CASE("gated_delta: a few tokens that no tape follows, with and without a state") {
+  for (const std::int64_t tokens : {1, 4, 5})
+    for (const std::int64_t width : {3, 40}) {
+      CAPTURE(tokens);
+      CAPTURE(width);
+      const TensorList in = operands(2, tokens, 1, 2, 11, width);
+      const test::Op op = [](const TensorList& x) {
+        const DType real = x[0].dtype() == DType::f64 ? DType::f64 : DType::f32;
+        const GatedDelta fresh = run(x), after = run(x, {.state = cast(x[5], real)});
+        return TensorList{fresh.y, fresh.state, after.y, after.state};
+      };
+      CHECK(disagreement(op, in, {.tolerance = 4, .gradients = false}) == "");
+    }
+}
+
 TEST_CASE("gated_delta: packed sequences") {
   const Tensor cu = Tensor::of({0, 3, 3, 68, 70}, {5}, DType::i32);
   const TensorList in = operands(1, 70, 1, 2, 4, 3);
