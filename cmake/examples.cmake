@@ -7,6 +7,7 @@ find_package(tomlplusplus REQUIRED)
 add_library(weft_train OBJECT
   examples/common/config_file.cpp
   examples/common/interrupt.cpp
+  examples/common/model_options.cpp
   examples/common/options.cpp
   examples/common/progress.cpp
   examples/common/run_folder.cpp
@@ -16,7 +17,7 @@ add_library(weft_train OBJECT
 target_include_directories(weft_train PRIVATE ${weft_include})
 target_link_libraries(weft_train PRIVATE weft_flags CLI11::CLI11 tomlplusplus::tomlplusplus)
 
-foreach(program train_gpt generate)
+foreach(program train_gpt train_moe generate)
   add_executable(${program} examples/${program}.cpp $<TARGET_OBJECTS:weft_train>)
   target_link_libraries(${program} PRIVATE weft weft_flags CLI11::CLI11 tomlplusplus::tomlplusplus)
 endforeach()

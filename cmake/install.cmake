@@ -9,7 +9,7 @@ set_target_properties(weft PROPERTIES
 
 install(TARGETS weft EXPORT weft_targets
   LIBRARY DESTINATION ${weft_lib} INCLUDES DESTINATION include)
-foreach(program train_gpt generate)
+foreach(program train_gpt train_moe generate)
   if(TARGET ${program})
     set_target_properties(${program} PROPERTIES INSTALL_RPATH "$ORIGIN/../${weft_lib}")
     install(TARGETS ${program} RUNTIME DESTINATION bin OPTIONAL)

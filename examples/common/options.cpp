@@ -28,31 +28,12 @@ struct Reserved {
   const char* feature;
 };
 constexpr Reserved kReserved[] = {
-    {"--trace", "writing a trace"},
-    {"--ranks", "running several ranks"},
-    {"--backend", "running several ranks"},
-    {"--dp", "data parallelism"},
-    {"--tp", "tensor parallelism"},
-    {"--sp", "sequence parallelism"},
-    {"--ep", "expert parallelism"},
-    {"--etp", "expert parallelism"},
-    {"--zero", "the sharded optimizer"},
-    {"--pp", "pipeline parallelism"},
-    {"--cp", "context parallelism"},
-    {"--fsdp", "sharded parameters"},
-    {"--experts", "mixture of experts"},
-    {"--topk", "mixture of experts"},
-    {"--expert-ffn", "mixture of experts"},
-    {"--shared-ffn", "mixture of experts"},
-    {"--moe-every", "mixture of experts"},
-    {"--router", "mixture of experts"},
-    {"--groups", "mixture of experts"},
-    {"--group-topk", "mixture of experts"},
-    {"--aux", "mixture of experts"},
-    {"--aux-coeff", "mixture of experts"},
-    {"--z-loss", "mixture of experts"},
-    {"--capacity", "mixture of experts"},
-    {"--force-balance", "mixture of experts"},
+    {"--trace", "writing a trace"},         {"--ranks", "running several ranks"},
+    {"--backend", "running several ranks"}, {"--dp", "data parallelism"},
+    {"--tp", "tensor parallelism"},         {"--sp", "sequence parallelism"},
+    {"--ep", "expert parallelism"},         {"--etp", "expert parallelism"},
+    {"--zero", "the sharded optimizer"},    {"--pp", "pipeline parallelism"},
+    {"--cp", "context parallelism"},        {"--fsdp", "sharded parameters"},
 };
 
 std::string join(Names names) {
@@ -110,6 +91,27 @@ void each_option(Options& o, V&& v) {
   v("--mtp", o.mtp, "multi-token prediction: tokens predicted beyond the next one; 0: none",
     "Model");
   v("--mtp-weight", o.mtp_weight, "weight of the mean loss of the --mtp depths", "Model");
+
+  v("--experts", o.experts, "experts in place of an MLP; 0: none", "Experts");
+  v("--topk", o.topk, "experts that a token goes to", "Experts");
+  v("--expert-ffn", o.expert_ffn,
+    "hidden width of an expert; 0: a token's experts together are as wide as the MLP", "Experts");
+  v("--shared-ffn", o.shared_ffn,
+    "hidden width of an expert for all tokens; 0: none; below 0: as wide as the others", "Experts");
+  v("--moe-every", o.moe_every, "every so many layers have experts, the first one too", "Experts");
+  v("--router", o.router, "softmax (over the chosen experts) or sigmoid", "Experts");
+  v("--groups", o.groups, "groups that the experts stand in; 0: no groups", "Experts");
+  v("--group-topk", o.group_topk, "groups that a token may choose from", "Experts");
+  v("--aux", o.aux,
+    "what evens out the load: aux, seq or global (a loss over the batch, a sequence, a step), bias "
+    "(no loss: a bias on the choice; needs --router sigmoid) or none",
+    "Experts");
+  v("--aux-coeff", o.aux_coeff, "weight of that loss", "Experts");
+  v("--bias-rate", o.bias_rate, "step of that bias", "Experts");
+  v("--z-loss", o.z_loss, "weight of the loss on large router logits", "Experts");
+  v("--capacity", o.capacity,
+    "an expert takes at most this times its even share of tokens; 0: all that come", "Experts");
+  v("--force-balance", o.force_balance, "route by chance, for benchmarks", "Experts");
 
   v("--batch", o.batch, "sequences of one optimizer step", "Step");
   v("--micro-batch", o.micro_batch, "sequences of one forward pass; 0: the whole batch", "Step");
@@ -191,6 +193,22 @@ std::string preset_of(const std::vector<std::string>& args) {
   return name;
 }
 
+void check_experts(const Options& o) {
+  check_one_of("--router", o.router, {"softmax", "sigmoid"});
+  check_one_of("--aux", o.aux, {"aux", "seq", "global", "bias", "none"});
+  for (const auto& [flag, value] : {std::pair{"--aux-coeff", o.aux_coeff},
+                                    {"--bias-rate", o.bias_rate},
+                                    {"--z-loss", o.z_loss},
+                                    {"--capacity", o.capacity}})
+    check_at_least(flag, value, 0);
+  if (o.experts == 0) return;
+  check(o.aux != "bias" || o.router == "sigmoid", "--aux: bias needs --router sigmoid, got {}",
+        o.router);
+  check(!o.graph || o.capacity > 0,
+        "--graph: with --experts needs --capacity, or the host reads how many tokens each expert "
+        "got");
+}
+
 void check_values(const Options& o) {
   check(o.tokenizer == "bytes", "--tokenizer: only 'bytes' exists yet, got '{}'", o.tokenizer);
   check_fraction("--val-fraction", o.val_fraction);
@@ -198,6 +216,8 @@ void check_values(const Options& o) {
   for (const auto& [flag, value] : {std::pair{"--layers", o.layers},
                                     {"--heads", o.heads},
                                     {"--dim", o.dim},
+                                    {"--topk", o.topk},
+                                    {"--moe-every", o.moe_every},
                                     {"--seq", o.seq},
                                     {"--batch", o.batch},
                                     {"--steps", o.steps},
@@ -213,6 +233,10 @@ void check_values(const Options& o) {
                                     {"--qk-rope", o.qk_rope},
                                     {"--v-head", o.v_head},
                                     {"--mtp", o.mtp},
+                                    {"--experts", o.experts},
+                                    {"--expert-ffn", o.expert_ffn},
+                                    {"--groups", o.groups},
+                                    {"--group-topk", o.group_topk},
                                     {"--micro-batch", o.micro_batch},
                                     {"--threads", o.threads},
                                     {"--seed", o.seed},
@@ -253,47 +277,19 @@ void check_values(const Options& o) {
   const Device device = Device::parse(o.device);
   if (device.is_cuda()) cuda::check_device(device);
   check(!o.graph || device.is_gpu(), "--graph: needs --device cuda, got {}", o.device);
+  check_experts(o);
   const std::int64_t micro = o.micro_batch ? o.micro_batch : o.batch;
   check(o.batch % micro == 0, "--micro-batch: must divide --batch {}, got {}", o.batch, micro);
 }
 
 }  // namespace
 
-nn::GptConfig Options::model() const {
-  nn::GptConfig c;
-  c.arch = arch == "llama" ? nn::Arch::llama : nn::Arch::gpt2;
-  c.layers = layers;
-  c.heads = heads;
-  c.kv_heads = kv_heads;
-  c.dim = dim;
-  c.ffn = ffn;
-  c.seq = seq;
-  c.vocab = vocab;
-  c.dropout = dropout;
-  c.qk_norm = qk_norm;
-  c.rope_theta = rope_theta;
-  c.window = window;
-  c.attention = attention == "mla" ? nn::AttentionKind::mla : nn::AttentionKind::mha;
-  c.q_lora = q_lora;
-  c.kv_lora = kv_lora;
-  c.qk_nope = qk_nope;
-  c.qk_rope = qk_rope;
-  c.v_head = v_head;
-  c.pattern = pattern;
-  c.tie = tie == "auto" ? arch == "gpt2" : tie == "on";
-  c.mtp = {.depths = mtp, .weight = mtp_weight};
-  c.recompute = recompute == "full"        ? nn::Recompute::full
-                : recompute == "selective" ? nn::Recompute::selective
-                                           : nn::Recompute::none;
-  return c;
-}
-
-Parsed parse_options(const std::string& program, int argc, char** argv) {
-  Parsed parsed;
+Parsed parse_options(const Options& defaults, int argc, char** argv) {
+  Parsed parsed{.options = defaults};
   Options& o = parsed.options;
   std::vector<std::string> args = expand_config(argc, argv);
   if (const std::string preset = preset_of(args); !preset.empty()) apply_preset(preset, o);
-  CLI::App app("Trains a GPT on text. All times are seconds, all sizes bytes.", program);
+  CLI::App app("Trains a GPT on text. All times are seconds, all sizes bytes.", o.program);
   bind_options(app, o);
   std::string preset;
   bool print_config = false;

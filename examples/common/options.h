@@ -10,6 +10,7 @@ namespace weft::train {
 /// Every setting of a training run, with the name of its flag. The same names are the keys of a
 /// --config file; a flag wins over the file, the file over a preset, a preset over the default.
 struct Options {
+  std::string program = "train_gpt";  ///< in messages; not a flag
   // data
   std::vector<std::string> data;
   std::string tokenizer = "bytes";
@@ -27,6 +28,12 @@ struct Options {
   std::string tie = "auto";
   std::int64_t mtp = 0;
   double mtp_weight = 0.1;
+  // experts
+  std::int64_t experts = 0, topk = 2, expert_ffn = 0, shared_ffn = 0, moe_every = 1;
+  std::string router = "softmax", aux = "aux";
+  std::int64_t groups = 0, group_topk = 0;
+  double aux_coeff = 0.01, bias_rate = 1e-3, z_loss = 0, capacity = 0;
+  bool force_balance = false;
   // step
   std::int64_t batch = 8, micro_batch = 0, steps = 1000;
   double lr = 1e-3, min_lr = -1;
@@ -46,6 +53,8 @@ struct Options {
   std::int64_t save_every = 0, keep = 2, eval_every = 0, log_every = 10;
   bool dry_run = false;
 
+  /// Is a balance loss part of what is trained?
+  bool counts_balance() const;
   nn::GptConfig model() const;  ///< vocab as given; 0 until the data is known
 };
 
@@ -55,10 +64,10 @@ struct Parsed {
   int exit_status = -1;  ///< -1: go on; else leave with it (help and --print-config have printed)
 };
 
-/// Reads flags, --config and --preset, and checks every value.
+/// Reads flags, --config and --preset on top of `defaults`, and checks every value.
 /// Throws Error (Fault::user) with one line: an unknown name with the nearest match, a value out of
 /// range, or a flag whose feature does not exist yet.
-Parsed parse_options(const std::string& program, int argc, char** argv);
+Parsed parse_options(const Options& defaults, int argc, char** argv);
 
 /// A complete TOML file that reproduces the run.
 std::string to_toml(const Options& options);

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 namespace weft::train {
@@ -35,9 +36,8 @@ Progress::Progress(std::int64_t first_step, std::int64_t steps, std::int64_t log
       start_(Clock::now()),
       since_(start_) {}
 
-void Progress::step(std::int64_t step, double loss, const std::vector<double>& mtp, double norm,
-                    double lr, std::int64_t tokens) {
-  tokens_since_ += tokens;
+void Progress::step(std::int64_t step, const Numbers& n) {
+  tokens_since_ += n.tokens;
   const bool due = step % log_every_ == 0 || step == steps_ || step == first_step_;
   const Clock::time_point now = Clock::now();
   if (!due && !(terminal_ && seconds_between(since_, now) > 1)) return;
@@ -46,9 +46,10 @@ void Progress::step(std::int64_t step, double loss, const std::vector<double>& m
   const double per_step = seconds_between(start_, now) /
                           static_cast<double>(std::max<std::int64_t>(1, step - first_step_ + 1));
   std::printf("%sstep %5lld/%lld  loss %.4f", terminal_ ? "\r\033[K" : "",
-              static_cast<long long>(step), static_cast<long long>(steps_), loss);
-  for (std::size_t d = 0; d < mtp.size(); ++d) std::printf("  mtp_%zu %.4f", d + 1, mtp[d]);
-  std::printf("  norm %.3f  lr %.2e  %.0f tok/s  left %s%s", norm, lr, rate,
+              static_cast<long long>(step), static_cast<long long>(steps_), n.loss);
+  for (std::size_t d = 0; d < n.mtp.size(); ++d) std::printf("  mtp_%zu %.4f", d + 1, n.mtp[d]);
+  if (std::isfinite(n.load)) std::printf("  load %.2f", n.load);
+  std::printf("  norm %.3f  lr %.2e  %.0f tok/s  left %s%s", n.norm, n.lr, rate,
               format_duration(per_step * static_cast<double>(steps_ - step)),
               terminal_ ? "" : "\n");
   std::fflush(stdout);

@@ -10,10 +10,15 @@ class Progress {
  public:
   Progress(std::int64_t first_step, std::int64_t steps, std::int64_t log_every);
 
-  /// After step `step`. `loss` and `norm` are NaN where there are none (the meta device); `mtp` has
-  /// the loss of each depth of multi-token prediction.
-  void step(std::int64_t step, double loss, const std::vector<double>& mtp, double norm, double lr,
-            std::int64_t tokens);
+  /// Of one step. NaN where there is no such number (on the meta device, without experts).
+  struct Numbers {
+    double loss;
+    const std::vector<double>& mtp;  ///< the loss of each depth of multi-token prediction
+    double load;  ///< the busiest expert's tokens over the mean, in the worst layer
+    double norm, lr;
+    std::int64_t tokens;
+  };
+  void step(std::int64_t step, const Numbers& n);
   void evaluation(std::int64_t step, double val_loss);
   /// Ends the line that is being written over.
   void finish();

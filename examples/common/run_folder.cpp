@@ -6,12 +6,45 @@
 namespace weft::train {
 namespace {
 
+// What a pass through the model depends on; how its routers are trained may change on the way.
+void set_experts(io::Json& j, const nn::GptConfig& c) {
+  const nn::RouterConfig& r = c.moe.router;
+  j.set("experts", c.moe.experts);
+  if (c.moe.experts == 0) return;
+  j.set("topk", r.route.topk).set("expert_ffn", c.expert_ffn_dim());
+  j.set("shared_ffn", c.moe.shared_ffn).set("moe_every", c.moe_every);
+  j.set("router", r.route.score == RouterScore::sigmoid ? "sigmoid" : "softmax");
+  j.set("expert_bias", r.expert_bias);
+  j.set("groups", r.route.groups).set("group_topk", r.route.group_topk);
+  j.set("capacity", r.capacity_factor);
+}
+
+void get_experts(const io::Json& j, nn::GptConfig& c) {
+  const io::Json* const experts = j.find("experts");
+  c.moe.experts = experts ? experts->as_int() : 0;  // none before there was such a thing
+  if (c.moe.experts == 0) return;
+  nn::RouterConfig& r = c.moe.router;
+  c.moe.ffn = j.at("expert_ffn").as_int();
+  c.moe.shared_ffn = j.at("shared_ffn").as_int();
+  c.moe_every = j.at("moe_every").as_int();
+  const std::string& score = j.at("router").as_string();
+  check_system(score == "softmax" || score == "sigmoid",
+               "state.json: router must be softmax or sigmoid, got '{}'", score);
+  r.route = {.topk = j.at("topk").as_int(),
+             .score = score == "sigmoid" ? RouterScore::sigmoid : RouterScore::softmax,
+             .groups = j.at("groups").as_int(),
+             .group_topk = j.at("group_topk").as_int()};
+  r.expert_bias = j.at("expert_bias").as_bool();
+  r.capacity_factor = j.at("capacity").as_double();
+}
+
 // A checkpoint of another model is a user's mistake: say which settings differ.
 void check_same_model(const nn::GptConfig& saved_config, const nn::GptConfig& asked_config) {
   const io::Json saved = config_to_json(saved_config), asked = config_to_json(asked_config);
   std::string differences;
   for (const io::JsonMember& m : asked.members()) {
-    const std::string other = saved.at(m.key).dump();
+    const io::Json* const found = saved.find(m.key);
+    const std::string other = found ? found->dump() : "none";
     if (other == m.value.dump()) continue;
     differences += message("{}{} {} (this run: {})", differences.empty() ? "" : ", ", m.key, other,
                            m.value.dump());
@@ -34,6 +67,7 @@ io::Json config_to_json(const nn::GptConfig& c) {
   j.set("attention", mla ? "mla" : "mha").set("q_lora", c.q_lora).set("kv_lora", c.kv_lora);
   j.set("qk_nope", c.qk_nope).set("qk_rope", c.qk_rope).set("v_head", c.v_head);
   j.set("mtp", c.mtp.depths).set("mtp_repeated", c.mtp.repeated);
+  set_experts(j, c);
   return j;
 }
 
@@ -70,6 +104,7 @@ nn::GptConfig config_from_json(const io::Json& j) {
     c.v_head = j.at("v_head").as_int();
     if (c.attention == nn::AttentionKind::mla) c.kv_heads = 0;
   }
+  get_experts(j, c);
   return c;
 }
 

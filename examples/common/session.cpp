@@ -136,6 +136,7 @@ Session::Session(const Options& options, Device device)
       p.set_main_grad(Tensor::zeros(p.shape(), DType::f32, device));
   }
   optimizer_ = make_optimizer(options, *model_);
+  routers_ = std::make_unique<nn::RouterStep>(*model_);
   const std::int64_t micro = options.micro_batch ? options.micro_batch : options.batch;
   schedule_ = std::make_unique<SequentialSchedule>(options.batch, micro,
                                                    static_cast<std::uint64_t>(options.seed));
@@ -161,6 +162,8 @@ Session::Numbers Session::update(std::int64_t step, const BatchSource& batches) 
   if (device_.is_cpu() && !(finite(n.sums.loss) && finite(n.grad_norm))) return n;
   optimizer_->step(clip);
   optimizer_->zero_grad();
+  n.router_losses = routers_->losses();
+  n.load = routers_->finish(options_.aux == "bias" ? options_.bias_rate : 0);
   return n;
 }
 
@@ -173,6 +176,19 @@ void Session::replay(std::int64_t step, const BatchSource& batches) {
   const RandomScope random({.seed = static_cast<std::uint64_t>(options_.seed),
                             .step = static_cast<std::uint64_t>(step)});
   captured_->graph.replay();
+}
+
+void Session::start_reading(const Numbers& n, StepResult& result) const {
+  result.loss_sum.emplace(n.sums.loss);
+  for (int d = 0; d < n.sums.mtp.size(); ++d)
+    result.mtp.push_back({ratio(n.sums.mtp[d], n.sums.mtp_count[d]),
+                          ratio(n.sums.mtp_hits[d], n.sums.mtp_count[d])});
+  result.grad_norm.emplace(n.grad_norm);
+  if (!n.load) return;  // stopped before
+  for (std::int64_t i = 0; i < n.load.dim(0); ++i) result.load.emplace_back(n.load.select(0, i));
+  if (options_.counts_balance()) result.balance_loss.emplace(n.router_losses.narrow(0, 0, 3).sum());
+  if (options_.experts > 0 && options_.z_loss > 0)
+    result.z_loss.emplace(n.router_losses.select(0, 3));
 }
 
 StepResult Session::step(std::int64_t step, const BatchSource& batches) {
@@ -196,13 +212,7 @@ StepResult Session::step(std::int64_t step, const BatchSource& batches) {
     ++eager_steps_;
   }
   const Numbers& n = graphed ? captured_->numbers : run;
-  if (!device_.is_meta()) {
-    result.loss_sum.emplace(n.sums.loss);
-    for (int d = 0; d < n.sums.mtp.size(); ++d)
-      result.mtp.push_back({ratio(n.sums.mtp[d], n.sums.mtp_count[d]),
-                            ratio(n.sums.mtp_hits[d], n.sums.mtp_count[d])});
-    result.grad_norm.emplace(n.grad_norm);
-  }
+  if (!device_.is_meta()) start_reading(n, result);
   const MemoryStats stats = memory_stats(device_);
   result.live_bytes = stats.live_bytes;
   result.peak_bytes = graphed ? captured_->peak_bytes : stats.peak_bytes;

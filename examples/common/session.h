@@ -10,6 +10,7 @@
 #include "weft/data/loader.h"
 #include "weft/examples/common/options.h"
 #include "weft/nn/gpt.h"
+#include "weft/nn/router_step.h"
 #include "weft/optim/optimizer.h"
 #include "weft/optim/schedule.h"
 
@@ -30,6 +31,10 @@ struct StepResult {
     cuda::Readback acceptance;  ///< share of the targets that have the largest logit
   };
   std::vector<Depth> mtp;
+  std::optional<cuda::Readback> balance_loss;  ///< over its coefficient: 1 for an even load
+  std::optional<cuda::Readback> z_loss;        ///< over its coefficient
+  /// The busiest expert's tokens over the mean, for each layer with experts.
+  std::vector<cuda::Readback> load;
   double lr = 0;
   std::int64_t live_bytes = 0, peak_bytes = 0;
 
@@ -91,6 +96,7 @@ class Session {
   struct Numbers {
     StepSums sums;
     Tensor grad_norm;
+    Tensor router_losses, load;  ///< as RouterStep gives them
   };
   /// The step as a graph, and what its replays write.
   struct Captured {
@@ -102,16 +108,18 @@ class Session {
 
   /// Copies the global batch to where a GPU's steps read it.
   void load_batch(const BatchSource& batches);
-  /// Forward, backward and the optimizer; the last only on finite numbers.
+  /// Forward, backward, the optimizer and the routers' biases; these two only on finite numbers.
   Numbers update(std::int64_t step, const BatchSource& batches);
   /// The same from the graph, which is captured first if there is none.
   void replay(std::int64_t step, const BatchSource& batches);
+  void start_reading(const Numbers& n, StepResult& result) const;
 
   Options options_;
   Device device_;
   data::Batch on_gpu_;  ///< the whole global batch, always in the same place; null on the CPU
   std::unique_ptr<nn::Gpt> model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<nn::RouterStep> routers_;
   std::unique_ptr<StepSchedule> schedule_;
   optim::Schedule lr_;
   std::int64_t eager_steps_ = 0;

@@ -140,16 +140,20 @@ class Run {
     if (p.result.loss_sum && !(std::isfinite(loss) && std::isfinite(norm))) {
       progress.finish();
       std::fprintf(stderr,
-                   "train_gpt: step %lld: %s is not finite (loss %g, gradient norm %g); "
+                   "%s: step %lld: %s is not finite (loss %g, gradient norm %g); "
                    "%s as before this step\n",
-                   static_cast<long long>(p.step), session_.first_non_finite().c_str(), loss, norm,
+                   options_.program.c_str(), static_cast<long long>(p.step),
+                   session_.first_non_finite().c_str(), loss, norm,
                    device_.is_cuda() ? "checkpoints are" : "weights and checkpoints are");
       return static_cast<int>(Fault::non_finite);
     }
     peak_bytes_ = std::max(peak_bytes_, p.result.peak_bytes);
     std::vector<double> mtp_losses;
     for (const StepResult::Depth& d : p.result.mtp) mtp_losses.push_back(d.loss.value());
-    progress.step(p.step, loss, mtp_losses, norm, p.result.lr, p.tokens);
+    load_.clear();
+    for (const cuda::Readback& l : p.result.load) load_.push_back(l.value());
+    const double busiest = load_.empty() ? kNan : *std::max_element(load_.begin(), load_.end());
+    progress.step(p.step, {loss, mtp_losses, busiest, norm, p.result.lr, p.tokens});
     io::Json row = io::Json::object();
     row.set("step", p.step).set("loss", loss).set("grad_norm", norm).set("lr", p.result.lr);
     row.set("tokens", p.all_tokens);
@@ -158,6 +162,13 @@ class Run {
       row.set(message("mtp_{}_loss", d + 1), known ? mtp_losses[d] : kNan);
       row.set(message("mtp_{}_acceptance", d + 1),
               known ? p.result.mtp[d].acceptance.value() : kNan);
+    }
+    if (p.result.balance_loss) row.set("aux_loss", p.result.balance_loss->value());
+    if (p.result.z_loss) row.set("z_loss", p.result.z_loss->value());
+    if (!load_.empty()) {
+      io::Json layers;
+      for (const double l : load_) layers.push_back(l);
+      row.set("load_max_over_mean", busiest).set("layer_loads", std::move(layers));
     }
     row.set("tokens_per_s", static_cast<double>(p.tokens) / seconds).set("step_ms", seconds * 1e3);
     row.set("live_bytes", p.result.live_bytes).set("peak_bytes", peak_bytes_);
@@ -192,6 +203,11 @@ class Run {
       return;
     }
     if (std::isfinite(val_loss_)) std::printf("validation loss  %.4f nats per token\n", val_loss_);
+    if (!load_.empty()) {
+      std::printf("load by layer   ");
+      for (const double l : load_) std::printf(" %.2f", l);
+      std::printf("  (busiest expert over the mean, last step)\n");
+    }
     std::printf("checkpoint       %s/checkpoints\n", options_.out.c_str());
     std::printf("metrics          %s\n", folder_.metrics().c_str());
     std::printf("plot             %s\n", folder_.plot().c_str());
@@ -209,6 +225,7 @@ class Run {
   Clock::time_point since_ = Clock::now();
   std::int64_t peak_bytes_ = 0;
   double val_loss_ = kNan;
+  std::vector<double> load_;  ///< of the last step that was read, by layer with experts
 };
 
 void print_plan(const Options& o, std::int64_t data_tokens) {
@@ -227,7 +244,7 @@ void warn_of_slow_products(const Options& o) {
   if (!Device::parse(o.device).is_cpu() || o.dtype != "f32") return;
   if (const std::optional<GemmCheck> rates = check_gemm_speed())
     if (const std::string warning = gemm_warning(*rates); !warning.empty())
-      std::fprintf(stderr, "train_gpt: %s\n", warning.c_str());
+      std::fprintf(stderr, "%s: %s\n", o.program.c_str(), warning.c_str());
 }
 
 }  // namespace
@@ -246,6 +263,20 @@ int train(const Options& given) {
   if (options.dry_run) return 0;
   warn_of_slow_products(options);
   return Run(options, training, std::move(validation)).loop();
+}
+
+int train_main(const Options& defaults, int argc, char** argv) try {
+  set_log_handler([](std::string_view line) {
+    std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
+  });
+  const Parsed parsed = parse_options(defaults, argc, argv);
+  return parsed.exit_status >= 0 ? parsed.exit_status : train(parsed.options);
+} catch (const Error& e) {
+  std::fprintf(stderr, "%s: %s\n", defaults.program.c_str(), e.what());
+  return static_cast<int>(e.fault());
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "%s: %s\n", defaults.program.c_str(), e.what());
+  return 1;
 }
 
 }  // namespace weft::train

@@ -9,4 +9,8 @@ namespace weft::train {
 /// Throws Error on a user's mistake and on failing files.
 int train(const Options& options);
 
+/// The main() of a trainer whose options start from `defaults`: messages go to standard error, and
+/// an Error's line ends the program with its status.
+int train_main(const Options& defaults, int argc, char** argv);
+
 }  // namespace weft::train

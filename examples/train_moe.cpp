@@ -1,0 +1,17 @@
+// Trains a mixture of experts on text: train_moe --data book.txt --out run. The trainer and its
+// options are those of train_gpt; what is set here are other defaults, and any flag wins over them.
+#include "weft/examples/common/trainer.h"
+
+int main(int argc, char** argv) {
+  weft::train::Options o;
+  o.program = "train_moe";
+  o.arch = "llama";
+  o.experts = 8;  // of which a token uses two, and one more that all tokens use
+  o.topk = 2;
+  o.shared_ffn = -1;
+  o.router = "sigmoid";
+  o.aux = "bias";      // nothing is added to the loss: overused experts are chosen less often
+  o.bias_rate = 0.01;  // a run of a few hundred steps has no time for 0.001
+  o.mtp = 1;
+  return weft::train::train_main(o, argc, argv);
+}

@@ -1,0 +1,138 @@
+"""The trainer with experts: exact resume, what is logged, generation, an imitated GPU, wrong uses."""
+import json
+import pathlib
+import re
+
+from support import SMALL, checkpoint_bytes, main, metrics, refused, run, text, train
+
+GPU = "train_gpt_emulated"
+# What train_moe starts from, for programs that start without experts.
+MOE = ["--arch", "llama", "--experts", "8", "--shared-ffn", "-1", "--router", "sigmoid", "--aux",
+       "bias", "--bias-rate", "0.01", "--mtp", "1"]
+
+
+def base(folder, out, *args):
+    return ["--data", text(folder), "--out", f"{folder}/{out}", *SMALL, *args]
+
+
+def is_train_gpt_with_other_defaults(folder):
+    train(*base(folder, "a", "--steps", "3"), program="train_moe")
+    train(*base(folder, "b", "--steps", "3", *MOE))
+    assert metrics(f"{folder}/a") == metrics(f"{folder}/b")
+    saved = [json.loads(next(pathlib.Path(folder).glob(f"{out}/checkpoints/step_*/state.json"))
+                        .read_text())["model"] for out in "ab"]
+    assert saved[0] == saved[1] and saved[0]["experts"] == 8, saved
+
+
+def resumes(folder):
+    """X2: experts, multi-token prediction and the bias, whose counts are of one step."""
+    for i, more in enumerate(([], ["--aux", "global", "--z-loss", "0.001", "--micro-batch", "2"],
+                              ["--aux", "seq", "--capacity", "1.25", "--recompute", "full"])):
+        same = [*more, "--schedule", "constant", "--warmup", "5"]
+        train(*base(folder, f"{i}a", "--steps", "20", *same), program="train_moe")
+        train(*base(folder, f"{i}b", "--steps", "10", *same), program="train_moe")
+        train(*base(folder, f"{i}b", "--steps", "20", *same, "--resume"), program="train_moe")
+        whole, parts = metrics(f"{folder}/{i}a"), metrics(f"{folder}/{i}b")
+        parts[9].pop("val_loss")  # the first part evaluated after its last step
+        assert whole == parts, f"metrics differ: {more}"
+        once, twice = (checkpoint_bytes(f"{folder}/{i}{out}", 20) for out in "ab")
+        assert once and once == twice, f"weights or optimizer states differ: {more}"
+
+
+def logs_losses_and_loads(folder):
+    train(*base(folder, "a", "--steps", "8", "--moe-every", "2", "--layers", "4", "--aux", "aux",
+                "--z-loss", "0.001", "--mtp", "0"), program="train_moe")
+    for row in metrics(f"{folder}/a"):
+        loads = row["layer_loads"]
+        assert len(loads) == 2 and all(1 <= load <= 4 for load in loads), loads  # 8 experts, 2 each
+        assert row["load_max_over_mean"] == max(loads)
+        assert 0.9 < row["aux_loss"] < 4 and row["z_loss"] > 1, row
+    train(*base(folder, "b", "--steps", "2"), program="train_moe")
+    row = metrics(f"{folder}/b")[-1]
+    assert "aux_loss" not in row and "z_loss" not in row and len(row["layer_loads"]) == 3, row
+
+
+def micro_batches_agree(folder):
+    """Nothing of the loss depends on how a step is cut when no balance loss is part of it."""
+    train(*base(folder, "whole", "--steps", "5"), program="train_moe")
+    for i, more in enumerate((["--micro-batch", "1"], ["--recompute", "full"],
+                              ["--recompute", "selective", "--micro-batch", "2"])):
+        train(*base(folder, f"parts{i}", "--steps", "5", *more), program="train_moe")
+        for a, b in zip(metrics(f"{folder}/whole"), metrics(f"{folder}/parts{i}")):
+            for key in ("loss", "grad_norm", "mtp_1_loss"):
+                assert abs(a[key] - b[key]) < 1e-5 * max(1, abs(a[key])), (more, key, a, b)
+            assert a["layer_loads"] == b["layer_loads"], (more, a, b)
+
+
+def evens_out_the_load(folder):
+    same = ["--steps", "80", "--lr", "1e-2", "--dropout", "0", "--mtp", "0"]
+    worst = {}
+    for aux in ("none", "bias", "aux"):
+        train(*base(folder, aux, "--aux", aux, *same), program="train_moe")
+        rows = metrics(f"{folder}/{aux}")[-20:]
+        worst[aux] = sum(row["load_max_over_mean"] for row in rows) / len(rows)
+    assert worst["none"] > 2 and max(worst["bias"], worst["aux"]) < 0.8 * worst["none"], worst
+
+
+def allocates_nothing_in_a_steady_step(folder):
+    train(*base(folder, "a", "--steps", "30"), program="train_moe")
+    with open(f"{folder}/a/metrics.jsonl") as lines:
+        allocations = [json.loads(line)["system_allocs"] for line in lines]
+    assert allocations[5] == allocations[-2], allocations  # the last step evaluates
+
+
+def generates(folder):
+    train(*base(folder, "a", "--steps", "120", "--lr", "1e-2", "--seq", "64"), program="train_moe")
+    greedy = ["--checkpoint", f"{folder}/a", "--prompt", "the cat", "--tokens", "100",
+              "--temperature", "0"]
+    plain, fast = run("generate", *greedy), run("generate", *greedy, "--speculative")
+    assert plain.returncode == 0 and fast.returncode == 0, plain.stderr + fast.stderr
+    assert plain.stdout == fast.stdout and len(plain.stdout) == 7 + 100 + 1, fast.stdout
+    assert float(re.match(r"tokens per forward pass (\S+)", fast.stderr)[1]) > 1.2, fast.stderr
+
+
+def trains_on_a_gpu(folder):
+    moe = [*MOE, "--dropout", "0", "--steps", "10"]
+    train(*base(folder, "cpu", *moe))
+    train(*base(folder, "gpu", *moe, "--device", "cuda"), program=GPU)
+    for a, b in zip(metrics(f"{folder}/gpu"), metrics(f"{folder}/cpu")):
+        for key in ("loss", "grad_norm", "mtp_1_loss"):
+            assert abs(a[key] - b[key]) <= 1e-5 * abs(b[key]), (a["step"], key, a[key], b[key])
+        assert a["layer_loads"] == b["layer_loads"], (a, b)
+    fixed = [*base(folder, "eager", *moe, "--capacity", "1.5", "--device", "cuda")]
+    train(*fixed, program=GPU)
+    train(*fixed, "--out", f"{folder}/graph", "--graph", program=GPU)
+    a, b = (metrics(f"{folder}/{out}") for out in ("eager", "graph"))
+    for x, y in zip(a, b):
+        for key in ("loss", "grad_norm", "mtp_1_loss", "layer_loads"):
+            assert x[key] == y[key], (x["step"], key, x, y)
+    once, twice = (checkpoint_bytes(f"{folder}/{out}", 10) for out in ("eager", "graph"))
+    assert once and once == twice, "weights or optimizer states differ"
+
+
+def wrong_uses(folder):
+    def wrong(*parts, args):
+        refused(run("train_moe", *base(folder, "a", *args)), 2, *parts)
+
+    wrong("topk", "9", "8", args=["--topk", "9"])
+    wrong("--topk", "at least 1", "got 0", args=["--topk", "0"])
+    wrong("groups", "3", args=["--groups", "3", "--group-topk", "1"])
+    wrong("topk 1", args=["--topk", "1", "--router", "softmax", "--aux", "none"])
+    wrong("--aux", "bias needs --router sigmoid", "softmax", args=["--router", "softmax"])
+    wrong("--aux", "one of aux, seq, global, bias, none", "'both'", args=["--aux", "both"])
+    wrong("--router", "one of softmax, sigmoid", args=["--router", "relu"])
+    wrong("--capacity", "at least 0", args=["--capacity", "-1"])
+    wrong("--moe-every", "at least 1", args=["--moe-every", "0"])
+    refused(run(GPU, *base(folder, "a", *MOE, "--device", "cuda", "--graph")), 2, "--graph",
+            "--capacity")
+    train(*base(folder, "b", "--steps", "2"), program="train_moe")
+    refused(run("train_gpt", *base(folder, "b", "--steps", "4", "--arch", "llama", "--mtp", "1",
+                                   "--resume")), 2, "another model", "experts 8 (this run: 0)")
+    # How the load is evened out is no part of the model, but for the bias.
+    refused(run("train_moe", *base(folder, "b", "--steps", "4", "--aux", "aux", "--resume")), 2,
+            "expert_bias true (this run: false)")
+
+
+main([is_train_gpt_with_other_defaults, resumes, logs_losses_and_loads, micro_batches_agree,
+      evens_out_the_load, allocates_nothing_in_a_steady_step, generates, trains_on_a_gpu,
+      wrong_uses])
