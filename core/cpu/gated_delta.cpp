@@ -20,7 +20,7 @@ void forward(const DeltaHead<T>& h, std::int64_t head, DeltaMatrix<T> state, T* 
     const T e = static_cast<T>(h.s.scale) * h.decay.from_start[i];
     for (std::int64_t c = 0; c < V; ++c) y[i][c] *= e;
   }
-  h.math.product({p.p, C}, {x.p, V}, y, n, V, n, true);
+  h.math.by_lower({p.p, C}, {x.p, V}, y, n, V, true);
 
   for (std::int64_t i = 0; i < n; ++i)
     for (std::int64_t c = 0; c < V; ++c) late[i][c] = h.decay.to_end[i] * x[i][c];

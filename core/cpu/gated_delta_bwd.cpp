@@ -63,15 +63,15 @@ class BackwardHead {
     h.math.product(h.k, fixed(dstate), dx, h.n, h.V, h.K);
     for (std::int64_t i = 0; i < h.n; ++i)
       for (std::int64_t c = 0; c < h.V; ++c) dx[i][c] *= h.decay.to_end[i];
-    h.math.product(fixed(p).t(), dout, dx, h.n, h.V, h.n, true);
+    h.math.by_lower_transposed(fixed(p), dout, dx, h.n, h.V, true);
     solve_lower_transposed(h.math, fixed(below), dx, h.n, h.V);
   }
 
   // f and e: the gradients of q k^T and k k^T. From here on dlog and dbeta are added to.
   void score_gradients() {
     h.math.transpose(fixed(x), h.n, h.V, xt);
-    h.math.product(dout, fixed(xt), f, h.n, h.n, h.V);
-    h.math.product(fixed(dx), fixed(xt), e, h.n, h.n, h.V);
+    h.math.lower_part(dout, fixed(xt), f, h.n, h.V);
+    h.math.lower_part(fixed(dx), fixed(xt), e, h.n, h.V);
     const T scale = static_cast<T>(h.s.scale);
     for (std::int64_t i = 0; i < h.n; ++i) {
       const T b = h.beta[i * h.Hv];
@@ -99,13 +99,13 @@ class BackwardHead {
       dlog[i] += static_cast<double>(factor * h.math.dot(wide[i], h.q[i], h.K));
       for (std::int64_t c = 0; c < h.K; ++c) dq[i][c] = factor * wide[i][c];
     }
-    h.math.product(fixed(f), h.k, dq, h.n, h.K, h.n, true);
+    h.math.by_lower(fixed(f), h.k, dq, h.n, h.K, true);
   }
 
   void key_gradients() {
-    h.math.product(fixed(f).t(), h.q, dk, h.n, h.K, h.n);
-    h.math.product(fixed(e), h.k, dk, h.n, h.K, h.n, true);
-    h.math.product(fixed(e).t(), h.k, dk, h.n, h.K, h.n, true);
+    h.math.by_lower_transposed(fixed(f), h.q, dk, h.n, h.K);
+    h.math.by_lower(fixed(e), h.k, dk, h.n, h.K, true);
+    h.math.by_lower_transposed(fixed(e), h.k, dk, h.n, h.K, true);
     h.math.product(fixed(dx), fixed(turned), wide, h.n, h.K, h.V);
     for (std::int64_t i = 0; i < h.n; ++i) {
       const T b = h.beta[i * h.Hv], factor = h.decay.from_start[i];

@@ -24,6 +24,33 @@ struct DeltaArithmetic {
                std::int64_t n, std::int64_t k, bool add = false) const {
     if (m > 0 && n > 0) steps.product(a.p, a.row, a.col, b.p, b.row, c.p, c.row, m, n, k, add);
   }
+  // The same where a square matrix is triangular: blocks of rows leave out what is 0.
+  static constexpr std::int64_t kRows = 16;
+
+  /// The part on and below the diagonal of c (n, n) = a (n, k) b (k, n).
+  void lower_part(DeltaMatrix<const T> a, DeltaMatrix<const T> b, DeltaMatrix<T> c, std::int64_t n,
+                  std::int64_t k) const {
+    for (std::int64_t r = 0; r < n; r += kRows) {
+      const std::int64_t end = std::min(n, r + kRows);
+      product({a[r], a.row, a.col}, b, {c[r], c.row}, end - r, end, k);
+    }
+  }
+  /// c (n, d) = a (n, n) b (n, d) for a lower triangular a, plus c when `add`.
+  void by_lower(DeltaMatrix<const T> a, DeltaMatrix<const T> b, DeltaMatrix<T> c, std::int64_t n,
+                std::int64_t d, bool add = false) const {
+    for (std::int64_t r = 0; r < n; r += kRows) {
+      const std::int64_t end = std::min(n, r + kRows);
+      product({a[r], a.row, a.col}, b, {c[r], c.row}, end - r, d, end, add);
+    }
+  }
+  /// c (n, d) = a^T b for a lower triangular a.
+  void by_lower_transposed(DeltaMatrix<const T> a, DeltaMatrix<const T> b, DeltaMatrix<T> c,
+                           std::int64_t n, std::int64_t d, bool add = false) const {
+    for (std::int64_t r = 0; r < n; r += kRows) {
+      const std::int64_t end = std::min(n, r + kRows);
+      product({a[r] + r, a.col, a.row}, {b[r], b.row}, {c[r], c.row}, end - r, d, n - r, add);
+    }
+  }
   /// out (d, n) = the transpose of x (n, d).
   void transpose(DeltaMatrix<const T> x, std::int64_t n, std::int64_t d, DeltaMatrix<T> out) const {
     if constexpr (std::is_same_v<T, float>) {
@@ -140,8 +167,8 @@ struct DeltaHead {
   void couple(DeltaMatrix<T> kt, DeltaMatrix<T> below, DeltaMatrix<T> p, Each each) const {
     const DeltaMatrix<const T> keys{kt.p, kt.row};
     math.transpose(k, n, K, kt);
-    math.product(k, keys, below, n, n, K);
-    math.product(q, keys, p, n, n, K);
+    math.lower_part(k, keys, below, n, K);
+    math.lower_part(q, keys, p, n, K);
     const T scale = static_cast<T>(s.scale);
     T d[C];
     for (std::int64_t i = 0; i < n; ++i) {
