@@ -63,9 +63,16 @@ struct Hidden {
   Tensor before, behind;
 };
 
-// Without `keep` GELU runs in place, and there is no `before`.
+// On a GPU the library may choose other kernels where it does not write the layer before the
+// activation: a region's first pass then does as its second one, which must give the same bits.
+bool keeps(const Tensor& x, bool recorded) {
+  return recorded && (!Tape::counting() || x.device().is_gpu());
+}
+
+// Without `keep` GELU runs in place, and there is no `before`. `again`: backward will activate what
+// was kept, so that is what is activated here too, and not the sums before they were rounded.
 Hidden hidden_layer(const Tensor& x, const Tensor& up, const Tensor& bias, std::int64_t features,
-                    Activation activation, bool keep) {
+                    Activation activation, bool keep, bool again) {
   const auto matrix = [&](std::int64_t cols) {
     return Tensor::empty({x.dim(0), cols}, x.dtype(), x.device());
   };
@@ -73,7 +80,7 @@ Hidden hidden_layer(const Tensor& x, const Tensor& up, const Tensor& bias, std::
   h.behind = matrix(features);
   if (keep || activation == Activation::swiglu) h.before = matrix(up.dim(0));
   const Tensor& sums = h.before ? h.before : h.behind;
-  if (activation != Activation::swiglu && fuses_gelu(x, up, bias, is_tanh(activation))) {
+  if (activation != Activation::swiglu && !again && fuses_gelu(x, up, bias, is_tanh(activation))) {
     const Tensor scratch =
         f32_scratch(fuses_bias(x, up, sums) ? fused_bias_scratch(x, up) : 0, x.device());
     dispatch<cpu::gemm_gelu, cuda::gemm_gelu>(x, up, bias, is_tanh(activation), scratch, h.before,
@@ -173,7 +180,7 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& up_bias, const Tenso
   {
     const NoGradGuard quiet;
     h = hidden_layer(contiguous(as_matrix(x)), contiguous(up), up_bias, down.dim(1), o.activation,
-                     recorded && !Tape::counting());
+                     keeps(x, recorded), o.recompute && x.device().is_gpu());
     gemm_bias(h.behind, down, down_bias, as_matrix(y));
   }
   if (!recorded) return y;
@@ -189,13 +196,19 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& up_bias, const Tenso
           Tape again;
           const Tensor out = composed(*operands[0], *operands[1], *operands[2], *operands[3],
                                       *operands[4], activation);
+          // An operand in two places has one gradient, which is the sum of both.
+          const auto first_place = [&](int i) {
+            for (int j = 0; j < i; ++j)
+              if (operands[j]->same(*operands[i])) return false;
+            return b.needs(i);
+          };
           TensorList wanted;
           for (int i = 0; i < 5; ++i)
-            if (b.needs(i)) wanted.push_back(*operands[i]);
+            if (first_place(i)) wanted.push_back(*operands[i]);
           const TensorList found = again.gradients(out, wanted, b.dy());
           int next = 0;
           for (int i = 0; i < 5; ++i)
-            if (b.needs(i)) b.add(i, found[next++]);
+            if (first_place(i)) b.add(i, found[next++]);
           return;
         }
         const Parts p{contiguous(as_matrix(b.dy())), contiguous(su.get()), contiguous(sd.get()),

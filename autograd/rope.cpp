@@ -53,11 +53,12 @@ struct Turn {
   bool inverse;
 };
 
-// In place where that is allowed and nobody else can see x.
+// In place where that is allowed and nobody else can see x: no handle, no owner outside, no stream.
 Tensor turn(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions,
             const Turn& t, bool in_place) {
-  in_place =
-      in_place && x.is_contiguous() && x.impl()->refs.load() == 1 && x.storage()->refs.load() == 1;
+  const Storage& memory = *x.storage();
+  in_place = in_place && x.is_contiguous() && x.impl()->refs.load() == 1 &&
+             memory.refs.load() == 1 && !memory.deleter && memory.used_on == 0;
   Tensor y = in_place ? x.alias(x.shape(), x.strides(), 0)
                       : Tensor::empty(x.shape(), x.dtype(), x.device());
   {

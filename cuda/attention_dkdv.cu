@@ -55,15 +55,17 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 
   const float unit = static_cast<float>(a.scale) * kLog2E;
   Rows<D> keys, values;
+  if (tiles > 0) {
+    cp_async_wait<1>();  // the keys are there; the first tile may still be on its way
+    __syncthreads();
+    keys.load(key_tile, mine);
+    values.load(value_tile, mine);
+  }
   float sum_k[1][D / 8][4] = {}, sum_v[1][D / 8][4] = {};
 
   for (int left = tiles * a.share(), stage = 0; left > 0; --left, stage ^= 1) {
     cp_async_wait<0>();
     __syncthreads();  // the tile is there, and nobody needs the one before it
-    if (left == tiles * a.share()) {
-      keys.load(key_tile, mine);
-      values.load(value_tile, mine);
-    }
     const bool turn = from + kColumns >= end;
     const int next_head = head + turn, next_from = turn ? begin : from + kColumns;
     if (left > 1) start_copy(next_head, next_from, stage ^ 1);

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kWorkspace = 32 << 20;  // what the library asks for on Hopper
 constexpr std::size_t kMostPlans = 4096;      // shapes that vary from step to step must not pile up
-constexpr lt::Status kNotSupported = 15;
+constexpr lt::Status kInvalidValue = 7, kNotSupported = 15;
 
 static_assert(std::has_unique_object_representations_v<Product>);
 
@@ -79,9 +79,9 @@ void choose_algorithm(lt::Handle handle, const Product& p, Plan& plan) {
                                         preference, 1, &best, &found);
   l.destroy_preference(preference);
   plan.possible = status == 0 && found > 0;
-  // What it says to an epilogue that it does not know depends on its version.
-  if (p.epilogue == lt::Epilogue::none && status != kNotSupported)
-    ok(status, "cublasLtMatmulAlgoGetHeuristic", p);
+  // Which of the two it says to an epilogue that it does not know depends on its version.
+  const bool unknown = p.epilogue != lt::Epilogue::none && status == kInvalidValue;
+  if (status != kNotSupported && !unknown) ok(status, "cublasLtMatmulAlgoGetHeuristic", p);
   plan.algorithm = best.algorithm;
 }
 

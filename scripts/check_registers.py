@@ -17,9 +17,11 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TABLE = ROOT / "docs" / "registers.md"
 ARCHITECTURES = ["sm_80", "sm_90a"]
-# A training step spends its time in these. f64 is for checking gradients, and on no list.
+# A training step spends its time in these. f64 is for checking gradients, integers are few: neither is
+# on the list.
 HOT = re.compile(r"^(map_dense|norm_|softmax|cross_entropy|rope|swiglu|attention|optimizer_adam|"
-                 r"grad_squares|reduce_|dropout|index_add_rows|router)")
+                 r"grad_squares|reduce_|dropout|index_add_rows|router|token_permute|gated_delta|"
+                 r"causal_conv1d)")
 OBJECT = re.compile(r"Building CUDA object \S*weft_cuda\.dir/cuda/(\w+\.cu)\.o")
 OTHER = re.compile(r"^\[\d+/\d+\] ")
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
@@ -46,47 +48,51 @@ def entries(log):
             kernel = None
 
 
-def is_wide(kernel, name):
-    """Is the kernel instantiated for f64? Scalars and sums in f64 that every instance has do not count."""
+def kind_of(kernel, name):
+    """What the kernel is instantiated for: "f64", "integers" or "". Scalars and sums of such a type that
+    every instance has do not count."""
     arguments = name.split(kernel, 1)[-1]
     depth = 0
     for end, c in enumerate(arguments):
         depth += {"<": 1, ">": -1}.get(c, 0)
         if depth == 0:
-            return "double" in arguments[:end]
-    return False
+            types = arguments[:end]
+            floats = re.search(r"\b(float|bf16|f16)\b", types)
+            integers = re.search(r"\b(int|long|char)\b", types)
+            return "f64" if "double" in types else "integers" if integers and not floats else ""
+    return ""
 
 
 def measure(log):
-    """{(file, kernel, f64 or not): {architecture: (instances, most registers, most bytes spilled)}}"""
+    """{(file, kernel, kind): {architecture: (instances, most registers, most bytes spilled)}}"""
     found = list(entries(log))
     names = subprocess.run(["c++filt"], input="\n".join(e[2] for e in found), check=True,
                            capture_output=True, text=True).stdout.split("\n")
     table = collections.defaultdict(dict)
     for (path, architecture, _, registers, spilled), name in zip(found, names):
         kernel = (re.findall(r"(\w+_kernel)\b", name) or [name])[0]
-        entry = table[path, kernel, is_wide(kernel, name)]
+        entry = table[path, kernel, kind_of(kernel, name)]
         n, most, worst = entry.get(architecture, (0, 0, 0))
         entry[architecture] = (n + 1, max(most, registers), max(worst, spilled))
     return table
 
 
-def is_hot(kernel, wide):
-    return bool(HOT.match(kernel)) and not wide
+def is_hot(kernel, kind):
+    return bool(HOT.match(kernel)) and not kind
 
 
 def page(table):
     lines = ["# Registers and spills of the CUDA kernels", "",
              "Written by `scripts/check_registers.py` from what `ptxas` reports in a release build; do not",
-             "edit. The most of all instances of a template; instances for f64 stand apart. A",
+             "edit. The most of all instances of a template; instances for f64 and integers stand apart. A",
              "hot kernel must not spill: it is where a step's time goes. f64 is for checking gradients.",
              "",
              "| File | Kernel | Hot | Instances | Registers sm_80 | sm_90a | Spilled bytes sm_80 | sm_90a |",
              "| --- | --- | --- | --- | --- | --- | --- | --- |"]
-    for (path, kernel, wide), by in sorted(table.items()):
+    for (path, kernel, kind), by in sorted(table.items()):
         counts = [by.get(a, (0, 0, 0)) for a in ARCHITECTURES]
-        lines.append(f"| {path} | `{kernel}`{' f64' if wide else ''} | "
-                     f"{'yes' if is_hot(kernel, wide) else ''} | {counts[0][0]} | {counts[0][1]} | "
+        lines.append(f"| {path} | `{kernel}`{' ' * bool(kind)}{kind} | "
+                     f"{'yes' if is_hot(kernel, kind) else ''} | {counts[0][0]} | {counts[0][1]} | "
                      f"{counts[1][1]} | {counts[0][2]} | {counts[1][2]} |")
     return "\n".join(lines) + "\n"
 
@@ -101,8 +107,8 @@ def main():
         print("registers: no CUDA object was compiled, nothing to see")
         return 0
     wrong = [f"{path}: {kernel} spills {spilled} bytes on {a}"
-             for (path, kernel, wide), by in sorted(table.items())
-             for a, (_, _, spilled) in by.items() if spilled and is_hot(kernel, wide)]
+             for (path, kernel, kind), by in sorted(table.items())
+             for a, (_, _, spilled) in by.items() if spilled and is_hot(kernel, kind)]
     if check:
         text = TABLE.read_text() if TABLE.exists() else ""
         missing = {kernel for _, kernel, _ in table} - set(re.findall(r"`(\w+)`", text))

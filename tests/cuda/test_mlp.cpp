@@ -2,6 +2,7 @@
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/mlp.h"
+#include "weft/autograd/recompute.h"
 #include "weft/autograd/tape.h"
 #include "weft/tests/cuda/gpu.h"
 
@@ -72,6 +73,28 @@ TEST_CASE("mlp: bf16 gradients of weights and biases go into f32 sums") {
   };
   const TensorList want = sums(kCpu), got = sums(kGpu);
   for (int i = 0; i < want.size(); ++i) CHECK(mismatch(got[i], want[i], 2e-2) == "");
+}
+
+TEST_CASE("mlp: a recomputed region has the same bits") {
+  for (const DType t : {DType::f32, DType::bf16}) {
+    TensorList leaves;
+    for (const Tensor& x : inputs(6, 8, 16, 8, Activation::gelu_tanh))
+      leaves.push_back(x.to(t).to(kGpu).detach().set_requires_grad());
+    const Tensor dy = random({6, 8}, 9, t).to(kGpu);
+    const auto run = [&leaves](const TensorList& in) {
+      return TensorList{mlp(in[0], leaves[1], leaves[2], leaves[3], leaves[4])};
+    };
+    const auto results = [&](bool again) {
+      Tape tape;
+      const Tensor y = again ? recompute(run, TensorList{leaves[0]})[0] : run(leaves)[0];
+      TensorList out = tape.gradients(y, leaves, dy);
+      out.push_back(y);
+      return out;
+    };
+    const TensorList want = results(false), got = results(true);
+    for (int i = 0; i < want.size(); ++i)
+      CHECK(test::different_bits(got[i].to(kCpu), want[i].to(kCpu)) == "");
+  }
 }
 
 TEST_CASE("mlp: nothing waits for the GPU") {
