@@ -154,7 +154,10 @@ Trunk Gpt::trunk(const Tensor& ids, const Packing& packing) const {
 }
 
 Tensor Gpt::hidden(const Tensor& ids, const Packing& packing) const {
-  return run(ids, packing, nullptr).hidden;
+  Trunk t = run(ids, packing, nullptr);
+  check(!t.aux,
+        "gpt: hidden() would lose what the routers add to the loss; use losses() or trunk()");
+  return std::move(t.hidden);
 }
 
 Trunk Gpt::mtp_trunk(int depth, const Tensor& later, const Tensor& h, const Packing& packing,

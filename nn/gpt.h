@@ -91,7 +91,8 @@ struct Gpt : Module {
   /// row of sequences of at most config.seq tokens each.
   Tensor operator()(const Tensor& ids, const Packing& packing = {}) const;
   [[nodiscard]] Trunk trunk(const Tensor& ids, const Packing& packing = {}) const;
-  /// trunk().hidden, for evaluation and models without routers.
+  /// trunk().hidden, for evaluation and models whose routers add nothing to the loss: throws Error
+  /// where trunk() would have aux, and so does operator().
   Tensor hidden(const Tensor& ids, const Packing& packing = {}) const;
   /// The loss of the head and of every depth of multi-token prediction. targets (B, T): the token
   /// after each of ids, or loss.ignore_index.

@@ -44,8 +44,12 @@ GptLosses Gpt::losses(const Tensor& ids, const Tensor& targets, const Packing& p
     goals = roll_left(goals, packing, static_cast<double>(loss.ignore_index));
     Trunk next = mtp_trunk(depth, later, h, packing);
     h = std::move(next.hidden);
-    // With weight 0 the depths are only watched: nothing of theirs reaches the trunk.
-    if (next.aux && o.weight > 0) out.aux = out.aux ? add(out.aux, next.aux) : std::move(next.aux);
+    // With weight 0 the depths are only watched: nothing of theirs reaches the trunk. A layer that
+    // is used for all depths counts once, with the mean of its losses.
+    if (next.aux && o.weight > 0) {
+      if (o.repeated) next.aux = mul(next.aux, 1.0 / o.depths);
+      out.aux = out.aux ? add(out.aux, next.aux) : std::move(next.aux);
+    }
     const Tensor hits = Tensor::empty(goals.shape(), DType::boolean, goals.device());
     const CrossEntropyLoss::Sum part = loss.sum(h, o.detached ? own_head : head, goals, hits);
     out.mtp.push_back(part.loss);

@@ -12,7 +12,9 @@ struct GptLosses {
   TensorList mtp_count;  ///< i64: how many targets count
   TensorList mtp_hits;   ///< i64: for how many of them the target has the largest logit
   double mtp_weight = 0;
-  Tensor aux;  ///< what routers add to the mean loss; null without any
+  /// What routers add to the mean loss, with the mean over depths where one layer serves them all;
+  /// null without any.
+  Tensor aux;
 
   /// What to run backward from, as a sum: divided by the main count it is
   ///   mean(main) + weight / depths * sum over depths of mean(mtp) + aux.

@@ -16,9 +16,9 @@ struct MoeOptions {
   std::int64_t shared_ffn = 0;  ///< width of an MLP that every token goes through; 0: none
   bool shared_gate = false;     ///< multiply its output by sigmoid(x . w)
   std::int64_t latent = 0;      ///< the experts work on so many numbers a token; 0: on all
-  /// With router.capacity_factor: every expert gets exactly its capacity of rows, fillers where too
-  /// few tokens want it. Then all shapes are known without reading the routing, and the host waits
-  /// for nothing.
+  /// With router.capacity_factor, while training: every expert gets exactly its capacity of rows,
+  /// fillers where too few tokens want it. Then all shapes are known without reading the routing,
+  /// and the host waits for nothing. Evaluation drops nothing, so there the host reads.
   bool pad_to_capacity = true;
   std::int64_t alignment = 0;  ///< see LocalDispatcher
   bool recompute = false;

@@ -143,7 +143,8 @@ Routed Router::operator()(const Tensor& x, const RouterInput& in) const {
                     : route(logits, expert_bias, config.route, in.padding);
   const bool learns = is_training() && recording(logits);
   if (learns) out.loss = loss_of(logits, out.routing, in);
-  if (config.capacity_factor > 0)
+  // Which tokens are dropped depends on all of them, later ones too.
+  if (is_training() && config.capacity_factor > 0)
     out.routing = limit_capacity(
         out.routing, experts(),
         expert_capacity(logits.dim(0), experts(), config.route.topk, config.capacity_factor),

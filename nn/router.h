@@ -23,9 +23,12 @@ struct RouterConfig {
   /// A number an expert that is added to scores for the choice only; update_expert_bias() moves it.
   bool expert_bias = false;
   std::vector<BalanceLoss> balance = {};
-  double z_loss = 0;           ///< coefficient of mean(logsumexp^2)
-  bool sinkhorn = false;       ///< while training, experts are chosen from the balanced matrix
-  double capacity_factor = 0;  ///< 0: nothing is dropped
+  double z_loss = 0;      ///< coefficient of mean(logsumexp^2)
+  bool sinkhorn = false;  ///< while training, experts are chosen from the balanced matrix
+  /// While training, an expert takes at most tokens * topk / experts times this; 0: nothing is
+  /// dropped. Evaluation drops nothing: an earlier token would depend on later ones, and decoding
+  /// would differ from the whole pass.
+  double capacity_factor = 0;
   DropPolicy drop = DropPolicy::probability;
   double jitter = 0;           ///< while training, x is multiplied by 1 - jitter .. 1 + jitter
   bool force_balance = false;  ///< benchmarks: choose by noise

@@ -15,6 +15,12 @@ std::regex compile(const std::string& pattern) {
   }
 }
 
+// The biases of experts have an axis for the experts, so axes alone do not tell.
+bool is_bias(const std::string& name) {
+  const std::string last = name.substr(name.rfind('.') + 1);
+  return last == "bias" || last.ends_with("_bias");
+}
+
 }  // namespace
 
 std::vector<ParamSettings> assign_groups(const NamedTensors& parameters,
@@ -24,7 +30,7 @@ std::vector<ParamSettings> assign_groups(const NamedTensors& parameters,
   std::vector<bool> used(rules.size(), false);
   std::vector<ParamSettings> out;
   for (const NamedTensor& p : parameters) {
-    ParamSettings settings{1, p.tensor.ndim() >= 2 ? weight_decay : 0};
+    ParamSettings settings{1, p.tensor.ndim() >= 2 && !is_bias(p.name) ? weight_decay : 0};
     bool decided = false;
     for (std::size_t r = 0; r < rules.size(); ++r) {
       if (!std::regex_search(p.name, patterns[r])) continue;

@@ -22,7 +22,8 @@ struct ParamSettings {
 };
 
 /// Settings for each parameter. Unless a rule says otherwise, `weight_decay` applies to tensors
-/// with at least 2 axes, and 0 to biases and norms. Throws Error on an ill-formed pattern, and on
+/// with at least 2 axes, and 0 to norms and biases, also those of experts: where the last part of
+/// the name is "bias" or ends with "_bias". Throws Error on an ill-formed pattern, and on
 /// one that matches no parameter at all.
 std::vector<ParamSettings> assign_groups(const NamedTensors& parameters,
                                          const std::vector<GroupRule>& rules, double weight_decay);

@@ -117,6 +117,24 @@ TEST_CASE("gpt with experts: the layers of multi-token prediction have them too"
   CHECK(model.mtp[1].block.moe->router.weight.grad().abs().max().item() > 0);
 }
 
+TEST_CASE("gpt with experts: the router of a repeated layer counts once, with its mean") {
+  GptConfig c = tiny();
+  c.mtp = {.depths = 3, .repeated = true};
+  Gpt model(c);
+  nn::init(model, 1);
+  Tape tape;
+  const nn::GptLosses all = model.losses(kIds, kIds);
+  auto [h, want] = model.trunk(kIds);
+  Tensor later = kIds;
+  for (int depth = 1; depth <= 3; ++depth) {
+    later = nn::roll_left(later);
+    nn::Trunk next = model.mtp_trunk(depth, later, h);
+    h = next.hidden;
+    want = add(want, mul(next.aux, 1. / 3));
+  }
+  CHECK(all.aux.item() == doctest::Approx(want.item()).epsilon(1e-6).scale(0));
+}
+
 TEST_CASE("gpt: a dense model has no aux") {
   GptConfig c = tiny();
   c.moe = {};
@@ -160,6 +178,21 @@ TEST_CASE("gpt with experts: generation sees the same logits as the whole pass")
                    whole.select(0, 0).select(0, i), 1e-5) == "");
 }
 
+TEST_CASE("gpt with experts: a capacity drops nothing in evaluation, token by token or at once") {
+  GptConfig c = tiny();
+  c.moe.router.capacity_factor = 1;
+  Gpt model(c);
+  nn::init(model, 3);
+  const Tensor dropped = model(kIds);
+  model.eval();
+  const Tensor whole = model(kIds);
+  CHECK(different_bits(dropped, whole) != "");
+  nn::KvCache cache(model.config, 2, 8);
+  for (std::int64_t i = 0; i < 8; ++i)
+    CHECK(mismatch(model.decode(kIds.narrow(1, i, 1), cache), contiguous(whole.select(1, i)),
+                   1e-5) == "");
+}
+
 TEST_CASE("gpt with experts: meta knows the peak of a step, where the load is even by capacity") {
   const auto peak = [](Device device) {
     GptConfig c = tiny();
@@ -177,6 +210,26 @@ TEST_CASE("gpt with experts: meta knows the peak of a step, where the load is ev
     return memory_stats(device).peak_bytes - before;
   };
   CHECK(peak(kMeta) == peak(kCpu));
+}
+
+TEST_CASE("gpt with experts: hidden() does not lose the routers' loss") {
+  const std::string refused =
+      "gpt: hidden() would lose what the routers add to the loss; use losses() or trunk()";
+  GptConfig c = tiny();
+  Gpt model(c);
+  {
+    Tape tape;
+    CHECK(error_of([&] { model.hidden(kIds); }) == refused);
+    CHECK(error_of([&] { model(kIds); }) == refused);
+    model.eval();  // no loss is made
+    CHECK(model.hidden(kIds).shape() == Shape{2, 8, 16});
+  }
+  model.train();
+  CHECK(model.hidden(kIds).shape() == Shape{2, 8, 16});  // nothing is recorded
+  c.moe.router.balance = {};
+  c.moe.router.z_loss = 0;
+  Tape tape;
+  CHECK(Gpt(c).hidden(kIds).shape() == Shape{2, 8, 16});
 }
 
 TEST_CASE("gpt with experts: errors") {

@@ -149,10 +149,21 @@ TEST_CASE("D8: the shared expert is a term of its own, added to what the others 
   MoE alone = layer({.experts = 4, .bias = true});
   alone.load_state_dict(m.state_dict(), false);
   const Tensor x = random({9, 6}, 2);
-  const TensorList got = run(m, x);
-  const TensorList want =
-      run(m, x, [&](const Tensor& in) { return add((*m.shared)(in), nn::clone(alone)(in).y); });
-  CHECK(mismatch(got[got.size() - 1], want[want.size() - 1], 1e-12) == "");
+  const TensorList got = run(m, x), rest = run(alone, x);
+  const TensorList shared = run(m, x, [&](const Tensor& in) { return (*m.shared)(in); });
+  CHECK(mismatch(got[0], add(rest[0], shared[0]), 1e-12) == "");
+  const int last = got.size() - 1;
+  CHECK(mismatch(got[last], add(rest[rest.size() - 1], shared[last]), 1e-12) == "");
+  // Neither part is in the gradients of the other's weights.
+  int of_rest = 0;
+  const NamedTensors names = m.named_parameters();
+  for (int i = 1; i < last; ++i) {
+    const std::string& name = names[static_cast<std::size_t>(i) - 1].name;
+    CAPTURE(name);
+    const bool own = name.starts_with("shared.");
+    CHECK(mismatch(got[i], own ? shared[i] : rest[++of_rest], 1e-12) == "");
+  }
+  CHECK(of_rest == rest.size() - 2);
 }
 
 TEST_CASE("D7: experts without tokens, a batch without tokens, one expert with all tokens") {

@@ -227,6 +227,16 @@ TEST_CASE("groups: the first match wins, and decay defaults to tensors with two 
   CHECK(ruled[3].lr_scale == 0.5);
 }
 
+TEST_CASE("groups: biases do not decay, those of experts with two axes neither") {
+  const Tensor p = parameter(Tensor::zeros({2, 3}));
+  const NamedTensors ps{{"experts.up_bias", p}, {"experts.down.bias", p}, {"bias", p},
+                        {"experts.up", p},      {"bias.up", p},           {"unbias", p}};
+  const auto plain = optim::assign_groups(ps, {}, 0.1);
+  for (std::size_t i = 0; i < 6; ++i) CHECK(plain[i].weight_decay == (i < 3 ? 0 : 0.1));
+  CHECK(optim::assign_groups(ps, {{.pattern = "up_bias", .weight_decay = 0.5}}, 0.1)[0]
+            .weight_decay == 0.5);
+}
+
 TEST_CASE("groups: a rule that another one shadows everywhere is no error, an idle one is") {
   const NamedTensors ps = model();
   CHECK(optim::assign_groups(ps, {{.pattern = "."}, {.pattern = "bias"}}, 0).size() == 4);

@@ -222,6 +222,24 @@ TEST_CASE("router: equal scores go by lowest number; extremes stay in range") {
   CHECK(mismatch(chosen(Tensor::of({40, 50, 60}, {1, 3}), sigmoid), i64({2, 1}, {1, 2}), 0) == "");
 }
 
+TEST_CASE("router: groups whose logits are the lowest numbers, or -inf") {
+  const RouterOptions o{.topk = 2, .groups = 2, .group_topk = 2};
+  const double lowest = -std::numeric_limits<float>::max();
+  const Tensor want = Tensor::of({1, 0}, {1, 2}, DType::i64);
+  for (const double low : {lowest, -kInf})
+    for (const DType t : {DType::f32, DType::f64}) {
+      CAPTURE(low);
+      const Routing r = route(Tensor::of({1, 2, low, low}, {1, 4}, t), {}, o);
+      CHECK(mismatch(r.experts, want, 0) == "");
+    }
+  // The second group's two best sum to the lowest number, and it is kept all the same.
+  const double half = lowest / 2;
+  const Tensor x = Tensor::of({5, 4, -3e38, -3e38, half, half, half, half}, {1, 8});
+  const RouterOptions pairs{.topk = 4, .groups = 2, .group_topk = 2};
+  CHECK(mismatch(route(x, {}, pairs).experts, Tensor::of({0, 1, 4, 5}, {1, 4}, DType::i64), 0) ==
+        "");
+}
+
 TEST_CASE("router: the bias chooses and is not in the probabilities") {
   const RouterOptions o{.topk = 2, .score = RouterScore::sigmoid};
   // A score of 1e-6 beside a bias of 1: subtracting the bias again would keep no digit of it.

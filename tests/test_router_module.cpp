@@ -35,7 +35,7 @@ TEST_CASE("router_module: R4 a zero weight gives the coefficient, in every scope
     for (const RouterOptions& o : {RouterOptions{.topk = 2}, kSigmoid}) {
       Router router(8, 16, {.route = o, .balance = {{scope, 0.02}}, .init = nn::Init::constant(0)});
       const Pass p = run(router, random({24, 16}, 1, DType::f32), {.sequences = 4});
-      CHECK(p.loss.item() == doctest::Approx(0.02).epsilon(1e-6));
+      CHECK(p.loss.item() == doctest::Approx(0.02).epsilon(1e-6).scale(0));
     }
 }
 
@@ -217,6 +217,9 @@ TEST_CASE("router_module: capacity drops, counts what is kept, and leaves the lo
   CHECK(sum(tight.tokens_per_expert).item_int() < sum(open.tokens_per_expert).item_int());
   const Tensor experts = tight(x).routing.experts;
   CHECK(max(count_experts(experts, 4)).item_int() == 15);
+  tight.eval();
+  open.eval();
+  CHECK(different_bits(tight(x).routing.experts, open(x).routing.experts) == "");
 }
 
 TEST_CASE("router_module: sinkhorn balances in training only") {

@@ -103,14 +103,17 @@ struct BestOfColumns {
 
   explicit BestOfColumns(std::int64_t n) : room(n) {
     std::fill_n(values, n * kTokenLanes, kTopFloor);
+    std::fill_n(places, n * kTokenLanes, 0.0f);  // what is not above kTopFloor never enters
   }
   bool offer(const float* columns, std::int64_t n, std::int64_t first = 0) {
     return simd().top_of_columns(columns, n, first, room, values, places);
   }
 };
 
-// Fills the columns (E, 16) of experts outside the best groups with kTopFloor.
-inline bool keep_best_groups(float* columns, std::int64_t E, const RouterOptions& o) {
+// Fills the columns (E, 16) of experts outside the best groups with kTopFloor. False where a token
+// has too few groups above it.
+inline bool keep_best_groups(float* columns, std::int64_t E, std::int64_t tokens,
+                             const RouterOptions& o) {
   constexpr std::int64_t L = kTokenLanes;
   const std::int64_t size = E / o.groups;
   alignas(64) float sums[kRouterExperts * L], kept[kRouterExperts * L];
@@ -123,6 +126,8 @@ inline bool keep_best_groups(float* columns, std::int64_t E, const RouterOptions
   }
   BestOfColumns groups(o.group_topk);
   if (!groups.offer(sums, o.groups)) return false;
+  for (std::int64_t t = 0; t < tokens; ++t)
+    if (!(groups.values[(o.group_topk - 1) * L + t] > kTopFloor)) return false;
   std::fill_n(kept, o.groups * L, 0.0f);
   for (std::int64_t i = 0; i < o.group_topk; ++i)
     for (std::int64_t t = 0; t < L; ++t)
@@ -154,7 +159,7 @@ bool choose_side_by_side(const RouterBlock<T>& block, const RouterOptions& o,
     if (scores) RouterRows<float>::score(o.score, columns, columns, n * L);
     for (std::int64_t e = 0; block.bias && e < n; ++e)
       for (std::int64_t t = 0; t < L; ++t) columns[e * L + t] += block.bias[first + e];
-    if (o.groups > 0 && !keep_best_groups(columns, E, o)) return false;
+    if (o.groups > 0 && !keep_best_groups(columns, E, tokens, o)) return false;
     if (!best.offer(columns, n, first)) return false;
   }
   for (std::int64_t t = 0; t < tokens; ++t)

@@ -62,6 +62,15 @@ def micro_batches_agree(folder):
             for key in ("loss", "grad_norm", "mtp_1_loss"):
                 assert abs(a[key] - b[key]) < 1e-5 * max(1, abs(a[key])), (more, key, a, b)
             assert a["layer_loads"] == b["layer_loads"], (more, a, b)
+    # A balance loss depends on the micro-batches, but not on what is computed again.
+    for mode in ("none", "full"):
+        train(*base(folder, f"aux_{mode}", "--steps", "5", "--aux", "aux", "--recompute", mode),
+              program="train_moe")
+    none, full = metrics(f"{folder}/aux_none"), metrics(f"{folder}/aux_full")
+    assert len(none) == len(full) == 5
+    for a, b in zip(none, full):
+        assert a["loss"] == b["loss"], (a, b)
+        assert abs(a["aux_loss"] - b["aux_loss"]) < 1e-6, (a, b)
 
 
 def evens_out_the_load(folder):
