@@ -70,10 +70,10 @@ struct Graph::State {
   rt::GraphHandle handle = nullptr;
   weft::detail::SharedCache* pool = nullptr;
   Area constants, values;
-  std::vector<std::function<void()>> before;
+  std::vector<std::function<void()>> checks, before;
   struct RandomStream {
     std::uint64_t* now;
-    std::uint64_t layer, micro_batch;
+    std::uint64_t layer, micro_batch, seed;
   };
   std::vector<RandomStream> random;
 
@@ -103,6 +103,10 @@ Graph* Graph::capturing() { return current; }
 Graph::Recording::Recording(Graph& graph) : graph_(graph) {
   check(current == nullptr, "graph: a capture cannot begin inside another");
   const Stream stream = graph.state_->stream;
+  check(Stream::current(stream.device()) == stream,
+        "graph: capture() must run under the stream that the graph was made under, got another "
+        "current stream of {}",
+        stream.device());
   release_cached_memory(stream.device());
   graph.state_ = std::make_unique<State>(stream);
   detail::use_device(stream.device().index);
@@ -144,6 +148,12 @@ void Graph::replay() {
   const RandomState* const random = RandomScope::current();
   check(s.random.empty() || random,
         "graph: replay() needs a RandomScope, since random layers were captured in one");
+  for (const auto& r : s.random)
+    check(r.seed == random->seed,
+          "graph: replay() needs a RandomScope with the seed of the capture {}, got {}", r.seed,
+          random->seed);
+  const StreamScope in(s.stream);
+  for (const auto& f : s.checks) f();
   for (const auto& f : s.before) f();
   for (const auto& r : s.random)
     *r.now = RandomScope::stream_for(r.layer, random->step, r.micro_batch);
@@ -163,11 +173,12 @@ Graph::Place Graph::place_value(std::size_t bytes) {
   return {host, device};
 }
 
+void Graph::check_replay(std::function<void()> f) { state_->checks.push_back(std::move(f)); }
 void Graph::before_replay(std::function<void()> f) { state_->before.push_back(std::move(f)); }
 
-const std::uint64_t* Graph::random_stream(std::uint64_t layer_stream, std::uint64_t micro_batch) {
+const std::uint64_t* Graph::random_stream(std::uint64_t layer_stream, const RandomState& at) {
   const auto v = varying<std::uint64_t>();
-  state_->random.push_back({v.host, layer_stream, micro_batch});
+  state_->random.push_back({v.host, layer_stream, at.micro_batch, at.seed});
   return v.device;
 }
 

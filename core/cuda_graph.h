@@ -7,6 +7,10 @@
 
 #include "weft/core/cuda.h"
 
+namespace weft {
+struct RandomState;
+}
+
 namespace weft::cuda {
 
 /// Work on a GPU that is recorded once and then started again with a single call: a training step
@@ -28,7 +32,8 @@ namespace weft::cuda {
 /// A replay launches the kernels that were recorded, on the memory that they were recorded with: it
 /// gives the bits that running the work again would give. Between replays may change: the values of
 /// tensors (copy into them; their shapes stay), the learning rate, the optimizer's count of updates
-/// and with it Adam's corrections, and the step of the RandomScope that replay() is called in.
+/// and with it Adam's corrections, and the step of the RandomScope that replay() is called in. Its
+/// seed must be that of the capture; micro-batch, first row and offset stay those of the capture.
 ///
 /// What cannot be inside throws Error, and the capture is given up: waiting for a GPU or reading a
 /// value (nothing runs before replay()), copying from the host, random numbers without a
@@ -47,7 +52,8 @@ class Graph {
   Graph(const Graph&) = delete;
 
   /// Runs `work` once, recording what it gives to the stream instead of running it. Cached memory
-  /// of the device is given back first, since the graph will have its own.
+  /// of the device is given back first, since the graph will have its own. Throws Error when the
+  /// graph's stream is not the current one.
   template <class F>
   void capture(F&& work) {
     Recording recording(*this);
@@ -55,7 +61,7 @@ class Graph {
     recording.finish();
   }
   bool captured() const;
-  /// Runs it. The host does not wait.
+  /// Runs it in the graph's stream, whatever the current one is. The host does not wait.
   void replay();
 
   /// The one that this thread is capturing, or null.
@@ -76,10 +82,13 @@ class Graph {
     const Place p = place_value(sizeof(T));
     return {new (p.host) T{}, static_cast<const T*>(p.device)};
   }
-  /// Called at the beginning of every replay, in the order of these calls.
+  /// Called at the beginning of every replay; throws Error where one cannot be. It must not change
+  /// anything: another's may still throw.
+  void check_replay(std::function<void()> f);
+  /// Called in every replay after all checks, in the order of these calls.
   void before_replay(std::function<void()> f);
-  /// The stream of random numbers of a layer, by the step of the replay.
-  const std::uint64_t* random_stream(std::uint64_t layer_stream, std::uint64_t micro_batch);
+  /// The stream of random numbers of a layer, by the step of the replay; `at` is of the capture.
+  const std::uint64_t* random_stream(std::uint64_t layer_stream, const RandomState& at);
 
  private:
   struct State;

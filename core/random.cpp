@@ -188,7 +188,7 @@ RandomKey RandomScope::key_for(std::uint64_t layer_stream, std::uint64_t row_ele
   cuda::Graph* const graph = cuda::Graph::capturing();
   return {s.seed, stream_for(layer_stream, s.step, s.micro_batch),
           s.first_global_row * row_elements + s.seq_offset * token_elements,
-          graph ? graph->random_stream(layer_stream, s.micro_batch) : nullptr};
+          graph ? graph->random_stream(layer_stream, s) : nullptr};
 }
 
 std::uint64_t RandomScope::stream_for(std::uint64_t layer_stream, std::uint64_t step,

@@ -154,8 +154,8 @@ Storage* SharedCache::take(int size_class) {
 }
 
 void SharedCache::put(Storage* s) {
-  if (thread_pool && thread_pool != this && thread_pool->device_ == device_)
-    return thread_pool->keep(s);
+  // In a capture no event can be recorded, on no device: what others use is kept like the rest.
+  if (thread_pool && thread_pool != this && device_.is_cuda()) return thread_pool->keep(s);
   bool last;
   {
     const std::lock_guard lock(mutex_);
@@ -244,7 +244,7 @@ void SharedCache::drop_header(Storage* s) {
 
 void SharedCache::evict_all() {
   const std::lock_guard lock(mutex_);
-  take_back_held(true);
+  if (!thread_pool) take_back_held(true);  // a capture must not wait
   while (tail_) evict(tail_);
 }
 

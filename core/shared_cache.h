@@ -68,13 +68,15 @@ class SharedCache {
   /// Where a new block of the device comes from on this thread.
   static SharedCache& source(Device device);
   /// Until end_pool() what this thread allocates on the stream's device comes from a cache of its
-  /// own, which nobody else takes from; blocks of other caches that it frees are kept there too.
+  /// own, which nobody else takes from; blocks of any GPU's caches that it frees are kept there
+  /// too.
   static SharedCache* begin_pool(const cuda::Stream& stream);
   static void end_pool();
   /// For such a pool, when nothing uses its memory any more: gives its blocks back, those that are
   /// live when they are freed. The last one takes the pool along.
   void retire();
-  /// Gives back the free blocks of all streams of a device, once they are done with.
+  /// Gives back the free blocks of all streams of a device, once they are done with. Inside a
+  /// capture, which cannot wait, without those that another stream may still use.
   static void evict_device(Device device);
 
   /// A free block of the class, or of a larger one where blocks are mappings of their own; or null.

@@ -147,11 +147,13 @@ void Optimizer::count_replays(cuda::Graph& graph) {
   std::vector<Written> written;
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (gradient_of(parameters_[i].tensor)) written.push_back({i, parameters_[i].tensor.raw()});
-  graph.before_replay([this, written = std::move(written)] {
+  graph.check_replay([this, written] {
     for (const Written& w : written)
       check(parameters_[w.i].tensor.raw() == w.where,
             "optimizer: {} has moved since the step was captured; capture it again",
             parameters_[w.i].name);
+  });
+  graph.before_replay([this, written = std::move(written)] {
     ++steps_;
     for (const Written& w : written) before_write(w.i);
   });

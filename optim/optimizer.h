@@ -30,7 +30,8 @@ class Optimizer {
 
   /// One update from the gradients: main_grad() where set, else grad(), multiplied by clip.scale
   /// where measure_clip() was asked. When that is not finite, parameters and state stay as they
-  /// are. The host looks at it only where that costs no wait (CPU); a skipped step does not count.
+  /// are. The host looks at it only where that costs no wait: a skipped step is reported and does
+  /// not count on the CPU, while on a GPU steps() and Adam's corrections go on as if it had run.
   /// Inside the capture of a cuda::Graph nothing is updated: each replay is an update.
   StepResult step(const GradClip& clip = {});
   /// Drops every grad() and zeroes every main_grad().

@@ -58,12 +58,12 @@ class Run {
                           .seed = static_cast<std::uint64_t>(options.seed)}),
         validation_(std::move(validation)),
         metrics_(folder_.metrics()) {
-    folder_.write_config(to_toml(options));
     if (options.resume) {
       if (const std::optional<RunState> state = folder_.restore(session_)) state_ = *state;
       train_.set_state(state_.loader);
       io::truncate_to_step(folder_.metrics(), state_.step);
     }
+    folder_.write_config(to_toml(options));  // of what has been accepted
   }
 
   int loop() {

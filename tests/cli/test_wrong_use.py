@@ -21,7 +21,6 @@ def unknown_flag(folder):
 
 def reserved_flag(folder):
     refused(run("train_gpt", *base(folder), "--tp", "2"), 2, "--tp", "does not exist yet")
-    refused(run("train_gpt", *base(folder), "--experts", "8"), 2, "--experts")
 
 
 def missing_file(folder):
@@ -95,8 +94,11 @@ def every_checkpoint_damaged(folder):
 
 def checkpoint_of_another_shape(folder):
     train(*base(folder))
+    config = pathlib.Path(folder) / "run/config.toml"
+    before = config.read_text()
     refused(run("train_gpt", *base(folder, "--resume", "--dim", "64", "--steps", "8")), 2,
             "another model", "dim", "32", "64")
+    assert config.read_text() == before
 
 
 def unwritable_folder(folder):

@@ -36,13 +36,16 @@ Tensor on_gpu(std::uint64_t seed, const Shape& shape = {40}) {
 }  // namespace
 
 TEST_CASE("graph: a parameter must stay where it was captured") {
-  nn::Linear layer(3, 2, {.bias = false});
+  nn::Linear layer(3, 2, {.bias = false}), other(3, 2, {.bias = false});
   layer.to(kGpu);
-  optim::Sgd sgd(layer.named_parameters(), {.lr = 1});
+  other.to(kGpu);
+  optim::Sgd sgd(layer.named_parameters(), {.lr = 1}), first(other.named_parameters(), {.lr = 1});
   const Tensor g = on_gpu(9, {2, 3});
   Graph graph;
   graph.capture([&] {
     layer.weight.set_grad(g);
+    other.weight.set_grad(g);
+    first.step();
     sgd.step();
   });
   graph.replay();
@@ -50,6 +53,40 @@ TEST_CASE("graph: a parameter must stay where it was captured") {
   CHECK(error_of([&] { graph.replay(); }) ==
         "optimizer: weight has moved since the step was captured; capture it again");
   CHECK(sgd.steps() == 1);
+  CHECK(first.steps() == 1);  // a replay that is refused changes nothing
+}
+
+TEST_CASE("graph: captured under its own stream, replayed under any") {
+  nn::Linear layer(3, 2, {.bias = false});
+  layer.to(DType::bf16);
+  layer.to(kGpu);
+  layer.weight.fill_(1);
+  optim::Sgd sgd(layer.named_parameters(), {.lr = 1});
+  const Tensor g = on_gpu(9, {2, 3}).to(DType::bf16);
+  Stream side = Stream::take();
+  Graph graph;
+  const auto step = [&] {
+    layer.weight.set_grad(g);
+    sgd.step();
+  };
+  {
+    const StreamScope scope(side);
+    CHECK(error_of([&] { graph.capture(step); }) ==
+          "graph: capture() must run under the stream that the graph was made under, got another "
+          "current stream of cuda:0");
+  }
+  CHECK(!graph.captured());
+  graph.capture(step);
+  graph.replay();
+  layer.weight.fill_(0.25);  // the f32 copy follows, before the replay reads it
+  {
+    const StreamScope scope(side);
+    graph.replay();
+  }
+  const Tensor want = sub(Tensor::full({2, 3}, 0.25, DType::f32), g.to(kCpu).to(DType::f32));
+  CHECK(different_bits(layer.weight.to(kCpu), want.to(DType::bf16)) == "");
+  side.synchronize();
+  side.give_back();
 }
 
 TEST_CASE("graph: its memory is its own until it is destroyed") {
@@ -167,6 +204,11 @@ TEST_CASE("graph: replay() needs a capture, and a RandomScope when random layers
   });
   CHECK(error_of([&] { graph.replay(); }) ==
         "graph: replay() needs a RandomScope, since random layers were captured in one");
+  {
+    const RandomScope scope({.seed = 2, .step = 1});
+    CHECK(error_of([&] { graph.replay(); }) ==
+          "graph: replay() needs a RandomScope with the seed of the capture 1, got 2");
+  }
   for (std::uint64_t step = 1; step <= 3; ++step) {
     const RandomScope scope({.seed = 1, .step = step});
     graph.replay();

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <thread>
 #include <vector>
 
 #include "weft/core/allocator.h"
+#include "weft/core/cuda_graph.h"
 #include "weft/core/kernels/cuda_runtime.h"
 #include "weft/core/storage.h"
 #include "weft/cuda/emu/control.h"
@@ -209,6 +211,33 @@ TEST_CASE("gpu memory: none left") {
   // Small blocks come from slabs of the same memory; the next request is served again.
   CHECK(bytes_of(100));
   CHECK(bytes_of(12 * kMiB, kSecond));
+}
+
+TEST_CASE("gpu memory: a capture keeps what other streams use, and waits for nothing") {
+  Stream side = Stream::take(), second = Stream::take(kSecond);
+  const MemoryStats before = memory_stats(kSecond);
+  Tensor here = bytes_of(4 * kMiB), there = bytes_of(4 * kMiB, kSecond);
+  record_stream(here, side);
+  record_stream(there, second);
+  const Limit limit(8 * kMiB);
+  {
+    cuda::Graph graph;
+    std::string text;
+    graph.capture([&] {
+      there = Tensor();
+      std::thread([&] { here = Tensor(); }).join();  // to the stream's cache, with an event
+      text = error_of([] { (void)bytes_of(9 * kMiB); });
+    });
+    CHECK(text.starts_with("allocate: cuda:0 has no memory for 9437184 bytes: "));
+    CHECK(graph.captured());
+  }
+  release_cached_memory(kGpu);
+  CHECK(bytes_of(9 * kMiB));
+  release_cached_memory(kSecond);
+  CHECK(memory_stats(kSecond).live_bytes == before.live_bytes);
+  CHECK(memory_stats(kSecond).cached_bytes == 0);
+  side.give_back();
+  second.give_back();
 }
 
 TEST_CASE("gpu memory: the device knows what is free") {
