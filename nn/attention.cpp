@@ -48,7 +48,7 @@ Tensor Attention::operator()(const Tensor& x, const RotaryTable* rotary, const P
   how.causal = true;
   how.window = options.window;
   how.cu_seqlens = packing.cu_seqlens;
-  how.cu_checked = packing.checked;
+  how.cu_checked = packing.checked();
   if (drop.p > 0 && is_training()) {
     how.dropout = drop.p;
     const auto per_token =

@@ -60,7 +60,7 @@ Tensor GatedDeltaNet::operator()(const Tensor& x, const Packing& packing, KvCach
   const Tensor mixed = causal_conv1d(parts[0], conv,
                                      {.silu = true,
                                       .cu_seqlens = packing.cu_seqlens,
-                                      .cu_checked = packing.checked,
+                                      .cu_checked = packing.checked(),
                                       .state = past.conv});
   const TensorList heads = split(mixed, {keys, keys, values}, 2);
   // rms_norm makes them sqrt(K) long instead of 1. For the keys beta makes up: the state is then
@@ -75,7 +75,7 @@ Tensor GatedDeltaNet::operator()(const Tensor& x, const Packing& packing, KvCach
   const Tensor v = heads[2].view({batch, tokens, o.value_heads, o.value_dim});
   GatedDelta rule = gated_delta(
       unit(heads[0]), unit(heads[1]), v, g, beta,
-      {.cu_seqlens = packing.cu_seqlens, .cu_checked = packing.checked, .state = past.state});
+      {.cu_seqlens = packing.cu_seqlens, .cu_checked = packing.checked(), .state = past.state});
   if (cache) {
     const Tensor seen = cat({past.conv, parts[0]}, 1);
     cache->set_recurrent(layer, {contiguous(seen.narrow(1, tokens, o.conv - 1)), rule.state});

@@ -57,6 +57,13 @@ BlockOptions block_options(const GptConfig& c, std::int64_t block) {
   return o;
 }
 
+// The packing that a recompute region was given, made again from its tensors.
+Packing packing_of(const Tensor& cu_seqlens, const Tensor& positions, bool checked) {
+  Packing out{cu_seqlens, positions};
+  if (checked) out.mark_checked();
+  return out;
+}
+
 }  // namespace
 
 Gpt::Gpt(const GptConfig& c)
@@ -136,8 +143,8 @@ Trunk Gpt::run(const Tensor& ids, const Packing& packing, KvCache* cache) const 
     x = {};
     // The block's own part of aux comes out; the sum stays outside.
     TensorList out = recompute(
-        [&block, angles, known = packing.checked](const TensorList& s) {
-          Stream y = block(Stream{s[0], s[1], {}}, angles, Packing{s[2], s[3], known});
+        [&block, angles, known = packing.checked()](const TensorList& s) {
+          Stream y = block(Stream{s[0], s[1], {}}, angles, packing_of(s[2], s[3], known));
           TensorList results{y.residual, y.delta};
           if (y.aux) results.push_back(y.aux);
           return results;
@@ -174,8 +181,8 @@ Trunk Gpt::mtp_trunk(int depth, const Tensor& later, const Tensor& h, const Pack
     return y;
   }
   TensorList out = recompute(
-      [&layer, angles, known = packing.checked](const TensorList& s) {
-        Trunk y = layer(s[0], s[1], angles, Packing{s[2], s[3], known});
+      [&layer, angles, known = packing.checked()](const TensorList& s) {
+        Trunk y = layer(s[0], s[1], angles, packing_of(s[2], s[3], known));
         TensorList results{y.hidden};
         if (y.aux) results.push_back(y.aux);
         return results;

@@ -72,7 +72,7 @@ Tensor Mla::operator()(const Tensor& x, const RotaryTable& rotary, const Packing
   how.causal = true;
   how.window = o.window;
   how.cu_seqlens = packing.cu_seqlens;
-  how.cu_checked = packing.checked;
+  how.cu_checked = packing.checked();
   if (drop.p > 0 && is_training()) {
     how.dropout = drop.p;
     const auto per_token = static_cast<std::uint64_t>(keys);

@@ -20,7 +20,14 @@ Packing Packing::of(std::span<const std::int32_t> boundaries, std::int64_t longe
   for (std::size_t i = 1; i < boundaries.size(); ++i)
     for (std::int32_t t = boundaries[i - 1]; t < boundaries[i]; ++t) *p++ = t - boundaries[i - 1];
   const Tensor cu = Tensor::from(boundaries, {static_cast<std::int64_t>(boundaries.size())});
-  return {cu.to(device), positions.to(device), true};
+  Packing out{cu.to(device), positions.to(device)};
+  out.mark_checked();
+  return out;
+}
+
+void Packing::mark_checked() {
+  known = cu_seqlens;
+  known_version = known ? known.version() : 0;
 }
 
 void Packing::check_row(const Tensor& tokens) const {

@@ -124,7 +124,11 @@ TEST_CASE("packing: boundaries become positions, once, on the device") {
   const std::vector<std::int32_t> boundaries = {0, 2, 2, 5};
   for (const Device device : {kCpu, kMeta}) {
     const nn::Packing p = nn::Packing::of(boundaries, 3, device);
-    CHECK(p.checked);
+    CHECK(p.checked());
+    nn::Packing replaced = p;
+    CHECK(replaced.checked());
+    replaced.cu_seqlens = p.cu_seqlens.clone();
+    CHECK(!replaced.checked());
     CHECK(p.cu_seqlens.device() == device);
     CHECK(p.positions.device() == device);
     CHECK(p.positions.shape() == Shape{1, 5});
@@ -132,6 +136,9 @@ TEST_CASE("packing: boundaries become positions, once, on the device") {
     CHECK(test::different_bits(p.cu_seqlens, Tensor::of({0, 2, 2, 5}, {4}, DType::i32)) == "");
     CHECK(test::different_bits(p.positions, Tensor::of({0, 1, 0, 1, 2}, {1, 5}, DType::i32)) == "");
   }
+  const nn::Packing written = nn::Packing::of(boundaries, 3);
+  written.cu_seqlens.fill_(0);
+  CHECK(!written.checked());
   const std::vector<std::int32_t> no_tokens = {0};
   CHECK(nn::Packing::of(no_tokens, 3).positions.shape() == Shape{1, 0});
   // Rows of documents: the same as their own positions and boundaries.
