@@ -41,7 +41,10 @@ std::vector<std::string> read_config(const std::string& path,
       flags.push_back(flag);
       for (const toml::node& item : *list) flags.push_back(text_of(item, name));
     } else {
-      flags.push_back(flag + "=" + text_of(value, name));
+      // CLI11 takes "--name=" for a flag whose value is the next argument.
+      const std::string text = text_of(value, name);
+      flags.push_back(text.empty() ? flag : flag + "=" + text);
+      if (text.empty()) flags.push_back(text);
     }
   }
   return flags;

@@ -162,6 +162,7 @@ Session::Numbers Session::update(std::int64_t step, const BatchSource& batches) 
   if (device_.is_cpu() && !(finite(n.sums.loss) && finite(n.grad_norm))) return n;
   optimizer_->step(clip);
   optimizer_->zero_grad();
+  if (routers_->empty()) return n;
   n.router_losses = routers_->losses();
   n.load = routers_->finish(options_.aux == "bias" ? options_.bias_rate : 0);
   return n;
@@ -184,7 +185,7 @@ void Session::start_reading(const Numbers& n, StepResult& result) const {
     result.mtp.push_back({ratio(n.sums.mtp[d], n.sums.mtp_count[d]),
                           ratio(n.sums.mtp_hits[d], n.sums.mtp_count[d])});
   result.grad_norm.emplace(n.grad_norm);
-  if (!n.load) return;  // stopped before
+  if (!n.load) return;  // no routers, or stopped before
   for (std::int64_t i = 0; i < n.load.dim(0); ++i) result.load.emplace_back(n.load.select(0, i));
   if (options_.counts_balance()) result.balance_loss.emplace(n.router_losses.narrow(0, 0, 3).sum());
   if (options_.experts > 0 && options_.z_loss > 0)
