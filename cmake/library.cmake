@@ -102,6 +102,14 @@ set(weft_sources
   data/text.cpp
   data/token_file.cpp
   data/tokenizer.cpp
+  distributed/comm_thread.cpp
+  distributed/fake_world.cpp
+  distributed/flight_recorder.cpp
+  distributed/operation.cpp
+  distributed/process_group.cpp
+  distributed/sum_ranks.cpp
+  distributed/thread_world.cpp
+  distributed/world.cpp
   io/checkpoint.cpp
   io/crc32c.cpp
   io/file.cpp

@@ -50,6 +50,7 @@ set(weft_test_stems
   oracle
   parallel
   print
+  process_group
   random
   recompute
   reduce

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 
@@ -14,6 +15,7 @@ namespace {
 std::atomic<int> requested_threads{0};
 std::atomic<bool> deterministic_mode{false};
 thread_local bool inside = false;
+constinit thread_local int thread_share = 0;  // 0: no limit
 
 int default_threads() {
   // The variable that every other numeric program obeys; a list is for nested loops.
@@ -32,11 +34,20 @@ void set_num_threads(int n) {
 }
 
 int num_threads() {
-  const int n = requested_threads.load(std::memory_order_relaxed);
-  if (n > 0) return n;
-  static const int standard = default_threads();
-  return standard;
+  int n = requested_threads.load(std::memory_order_relaxed);
+  if (n <= 0) {
+    static const int standard = default_threads();
+    n = standard;
+  }
+  return thread_share > 0 ? std::min(n, thread_share) : n;
 }
+
+ThreadShare::ThreadShare(int n) : previous_(thread_share) {
+  check(n >= 1, "ThreadShare: must be at least 1, got {}", n);
+  thread_share = n;
+}
+
+ThreadShare::~ThreadShare() { thread_share = previous_; }
 
 void set_deterministic(bool on) { deterministic_mode = on; }
 bool deterministic() { return deterministic_mode.load(std::memory_order_relaxed); }

@@ -10,6 +10,18 @@ namespace weft {
 void set_num_threads(int n);
 int num_threads();
 
+/// Until the end of the scope kernels of this thread use n threads at most, whatever
+/// set_num_threads() says: the share of a rank that is one thread among several.
+class ThreadShare {
+ public:
+  explicit ThreadShare(int n);
+  ~ThreadShare();
+  ThreadShare(const ThreadShare&) = delete;
+
+ private:
+  int previous_;
+};
+
 /// With it on, results do not depend on the number of threads either (GEMM is cut into tiles whose
 /// sizes follow from the shape alone). Off by default; what it costs stands in docs/determinism.md.
 void set_deterministic(bool on);

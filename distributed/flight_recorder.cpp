@@ -1,0 +1,89 @@
+#include "weft/distributed/flight_recorder.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "weft/core/error.h"
+
+namespace weft::distributed {
+namespace {
+
+const char* name(FlightEntry::State s) {
+  constexpr const char* kNames[] = {"queued", "running", "done", "failed"};
+  return kNames[static_cast<int>(s)];
+}
+
+}  // namespace
+
+std::string FlightEntry::text() const {
+  const bool reduces = kind == Collective::all_reduce || kind == Collective::reduce_scatter;
+  constexpr const char* kReduces[] = {" sum", " max", " min"};
+  return message("{} {} of group {}{} {}", distributed::name(kind), sequence, group,
+                 reduces ? kReduces[static_cast<int>(reduce)] : "", weft::name(dtype));
+}
+
+FlightRecorder::FlightRecorder(int capacity)
+    : ring_(static_cast<std::size_t>(capacity)), start_(std::chrono::steady_clock::now()) {
+  check(capacity > 0, "flight recorder: capacity must be at least 1, got {}", capacity);
+}
+
+double FlightRecorder::now() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+}
+
+std::int64_t FlightRecorder::called(const Operation& op) {
+  const std::lock_guard lock(mutex_);
+  FlightEntry& e = ring_[static_cast<std::size_t>(count_) % ring_.size()];
+  e = {};
+  e.number = count_;
+  e.sequence = op.sequence;
+  e.kind = op.kind;
+  e.reduce = op.reduce;
+  e.dtype = op.dtype();
+  std::strncpy(e.group, op.channel->name().c_str(), sizeof e.group - 1);
+  e.out_elements = op.out ? op.out.numel() : 0;
+  e.in_elements = op.in ? op.in.numel() : 0;
+  e.called_s = now();
+  return count_++;
+}
+
+void FlightRecorder::started(std::int64_t number) {
+  const std::lock_guard lock(mutex_);
+  FlightEntry& e = ring_[static_cast<std::size_t>(number) % ring_.size()];
+  if (e.number != number) return;  // so many were called since that it is no longer kept
+  e.state = FlightEntry::State::running;
+  e.started_s = now();
+}
+
+void FlightRecorder::ended(std::int64_t number, bool well) {
+  const std::lock_guard lock(mutex_);
+  FlightEntry& e = ring_[static_cast<std::size_t>(number) % ring_.size()];
+  if (e.number != number) return;
+  e.state = well ? FlightEntry::State::done : FlightEntry::State::failed;
+  e.ended_s = now();
+}
+
+std::vector<FlightEntry> FlightRecorder::entries() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<FlightEntry> list;
+  const auto size = static_cast<std::int64_t>(ring_.size());
+  for (std::int64_t n = std::max<std::int64_t>(0, count_ - size); n < count_; ++n)
+    list.push_back(ring_[static_cast<std::size_t>(n % size)]);
+  return list;
+}
+
+std::int64_t FlightRecorder::count() const {
+  const std::lock_guard lock(mutex_);
+  return count_;
+}
+
+std::string FlightRecorder::dump() const {
+  std::string text;
+  for (const FlightEntry& e : entries())
+    text +=
+        message("{} {} out {} in {} {} called {} started {} ended {}\n", e.number, e.text(),
+                e.out_elements, e.in_elements, name(e.state), e.called_s, e.started_s, e.ended_s);
+  return text;
+}
+
+}  // namespace weft::distributed

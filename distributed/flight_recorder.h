@@ -1,0 +1,54 @@
+#pragma once
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "weft/core/dtype.h"
+#include "weft/distributed/operation.h"
+
+namespace weft::distributed {
+
+/// One collective as the recorder keeps it.
+struct FlightEntry {
+  enum class State : std::uint8_t { queued, running, done, failed };
+  std::int64_t number = 0;    ///< among all of this rank
+  std::int64_t sequence = 0;  ///< among those of its group
+  Collective kind = Collective::barrier;
+  Reduce reduce = Reduce::sum;
+  DType dtype = DType::u8;
+  State state = State::queued;
+  char group[24] = {};
+  std::int64_t out_elements = 0, in_elements = 0;
+  double called_s = 0, started_s = 0, ended_s = 0;  ///< since the recorder was made
+
+  /// The same on every rank whenever the layout is what decides: no times, no numbers of elements
+  /// for collectives whose rows may differ between ranks.
+  std::string text() const;
+};
+
+/// A ring of the latest collectives of one rank: cheap enough to be always on. The communication
+/// thread writes, anybody may read.
+class FlightRecorder {
+ public:
+  explicit FlightRecorder(int capacity = 2048);
+  std::int64_t called(const Operation& op);
+  void started(std::int64_t number);
+  void ended(std::int64_t number, bool well);
+
+  /// Oldest first.
+  std::vector<FlightEntry> entries() const;
+  /// Collectives called so far, also those that are no longer kept.
+  std::int64_t count() const;
+  /// One line an entry.
+  std::string dump() const;
+
+ private:
+  double now() const;
+  mutable std::mutex mutex_;
+  std::vector<FlightEntry> ring_;
+  std::int64_t count_ = 0;
+  std::chrono::steady_clock::time_point start_;
+};
+
+}  // namespace weft::distributed

@@ -1,0 +1,86 @@
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "weft/core/tensor.h"
+
+namespace weft::distributed {
+
+enum class Collective : std::uint8_t {
+  all_reduce,
+  all_gather,
+  reduce_scatter,
+  all_to_all,
+  broadcast,
+  exchange,
+  send,
+  receive,
+  barrier
+};
+const char* name(Collective c);
+
+/// How the values of several ranks become one.
+enum class Reduce : std::uint8_t { sum, max, min };
+
+/// Rows (of the first axis) for each rank of a group; empty: the same for all.
+using Rows = std::vector<std::int64_t>;
+
+class Channel;
+class CommThread;
+
+/// One collective of one rank, from the call until its result is there.
+struct Operation {
+  Collective kind = Collective::barrier;
+  Reduce reduce = Reduce::sum;
+  std::int64_t sequence = 0;  ///< number of this call among those of its group
+  std::shared_ptr<Channel> channel;
+  CommThread* thread = nullptr;                   ///< that carries it out
+  Tensor out, in;                                 ///< contiguous; null where there is none
+  std::vector<std::int64_t> out_count, in_count;  ///< elements by rank of the group
+  int to = -1, from = -1;  ///< exchange, send, receive: ranks of the group; from: broadcast's root
+  std::chrono::steady_clock::time_point called, started, ended;
+  std::exception_ptr error;
+  std::atomic<int> done{0};
+
+  DType dtype() const { return out ? out.dtype() : in ? in.dtype() : DType::u8; }
+  /// Bytes that this rank sends to others.
+  std::int64_t bytes_sent(int rank, int size) const;
+};
+
+/// What moves the bytes of one group, behind a ProcessGroup. A backend is a subclass.
+class Channel {
+ public:
+  Channel(std::string name, std::vector<int> ranks, int rank)
+      : name_(std::move(name)), ranks_(std::move(ranks)), rank_(rank) {}
+  virtual ~Channel() = default;
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  /// Carries the operation out: called in program order by this rank's communication thread.
+  /// Throws Error (Fault::system) when a rank is lost or the ranks called different things.
+  virtual void run(Operation& op) = 0;
+
+  const std::string& name() const { return name_; }
+  const std::vector<int>& ranks() const { return ranks_; }  ///< of the world
+  int rank() const { return rank_; }                        ///< in the group
+  int size() const { return static_cast<int>(ranks_.size()); }
+
+ private:
+  std::string name_;
+  std::vector<int> ranks_;
+  int rank_;
+};
+
+/// "all_reduce 17 of group dp, f32 [4096]": how an operation is called in messages.
+std::string describe(const Operation& op);
+/// "" when two ranks of a group called the same thing, else what differs.
+std::string difference(const Operation& a, int rank_a, const Operation& b, int rank_b,
+                       const Channel& channel);
+
+}  // namespace weft::distributed

@@ -1,0 +1,82 @@
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "weft/distributed/operation.h"
+
+namespace weft::distributed {
+
+class CommThread;
+
+/// A collective under way. Its tensors must not be touched before wait() has returned.
+class [[nodiscard]] Work {
+ public:
+  Work() = default;
+  explicit Work(std::shared_ptr<Operation> op) : op_(std::move(op)) {}
+  /// Returns when the result is there. Throws Error (Fault::system) when a rank was lost, the ranks
+  /// called different collectives, or one of them did not come in time.
+  void wait();
+  /// Has it ended, well or not? Waits for nothing.
+  bool done() const;
+
+ private:
+  std::shared_ptr<Operation> op_;
+};
+
+/// Ranks that move data among themselves. Every member makes the same calls in the same order; each
+/// call returns at once, and the work is done in that order by a thread of its own while this one
+/// computes. Ranks here are numbers in the group, 0 .. size - 1.
+///
+///   group.all_reduce(x).wait();
+///
+/// Dtypes   all of them; reductions f32, f64, bf16 (added in f32, rounded once), i32, i64, u8
+/// Device   cpu, meta (nothing is moved)
+/// Order    values are added in the order of ranks: every backend and every rank has the same bits
+/// Throws   Error on tensors that are not contiguous, dtypes that differ, and rows that do not add
+///          up
+///
+/// Tensors are seen along their first axis: `rows` says how many rows each rank has; 0 is legal.
+class ProcessGroup {
+ public:
+  ProcessGroup(std::shared_ptr<Channel> channel, std::shared_ptr<CommThread> thread);
+
+  const std::string& name() const { return channel_->name(); }
+  int rank() const { return channel_->rank(); }
+  int size() const { return channel_->size(); }
+  /// The members' numbers in the world, by rank.
+  const std::vector<int>& ranks() const { return channel_->ranks(); }
+
+  /// x <- the reduction of every rank's x, element by element.
+  Work all_reduce(const Tensor& x, Reduce reduce = Reduce::sum);
+  /// out <- the rows of all ranks, in their order. `in` may be its own part of `out`.
+  Work all_gather(const Tensor& out, const Tensor& in, const Rows& rows = {});
+  /// out <- this rank's rows of the reduction of every rank's `in`. `out` may be that part of `in`.
+  Work reduce_scatter(const Tensor& out, const Tensor& in, const Rows& rows = {},
+                      Reduce reduce = Reduce::sum);
+  /// The first in_rows[0] rows of `in` go to rank 0, and so on; out_rows[r] rows come from rank r.
+  Work all_to_all(const Tensor& out, const Tensor& in, const Rows& out_rows = {},
+                  const Rows& in_rows = {});
+  /// x <- x of rank `root`.
+  Work broadcast(const Tensor& x, int root);
+  /// Sends `in` and receives `out` at once: what a ring needs.
+  Work exchange(const Tensor& out, int from, const Tensor& in, int to);
+  /// Two ranks that both send first would wait for each other: exchange() is for those.
+  Work send(const Tensor& x, int to);
+  Work receive(const Tensor& x, int from);
+  /// Ends when every rank has come to it.
+  Work barrier();
+
+  /// Collectives called so far.
+  std::int64_t calls() const { return sequence_; }
+
+ private:
+  std::shared_ptr<Operation> make(Collective kind, const Tensor& out, const Tensor& in);
+  Work submit(std::shared_ptr<Operation> op);
+
+  std::shared_ptr<Channel> channel_;
+  std::shared_ptr<CommThread> thread_;
+  std::int64_t sequence_ = 0;
+};
+
+}  // namespace weft::distributed

@@ -1,0 +1,52 @@
+#include "weft/distributed/world.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "weft/core/error.h"
+#include "weft/distributed/comm_thread.h"
+
+namespace weft::distributed {
+
+World::World(int rank, int size, const WorldOptions& options)
+    : rank_(rank), size_(size), options_(options) {
+  check(size >= 1 && rank >= 0 && rank < size, "world: rank must be below size {}, got {}", size,
+        rank);
+  check(options.timeout_s > 0, "world: timeout_s must be positive, got {}", options.timeout_s);
+}
+
+World::~World() { stop(); }
+
+void World::start(bool threaded) {
+  thread_ = std::make_shared<CommThread>(options_, threaded);
+  std::vector<int> everybody(static_cast<std::size_t>(size_));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  all_ = group("world", everybody);
+}
+
+void World::stop() {
+  if (thread_) thread_->stop();
+}
+
+std::shared_ptr<ProcessGroup> World::group(const std::string& name, const std::vector<int>& ranks) {
+  check(!ranks.empty(), "group {}: needs at least one rank", name);
+  std::vector<int> sorted = ranks;
+  std::sort(sorted.begin(), sorted.end());
+  for (std::size_t i = 0; i < sorted.size(); ++i) {
+    check(sorted[i] >= 0 && sorted[i] < size_, "group {}: ranks must be below {}, got {}", name,
+          size_, sorted[i]);
+    check(i == 0 || sorted[i] != sorted[i - 1], "group {}: rank {} is named twice", name,
+          sorted[i]);
+  }
+  const int number = groups_++;
+  const auto place = std::find(ranks.begin(), ranks.end(), rank_);
+  if (place == ranks.end()) return nullptr;
+  return std::make_shared<ProcessGroup>(
+      open(name, ranks, static_cast<int>(place - ranks.begin()), number), thread_);
+}
+
+CommStats World::stats() const { return thread_->stats(); }
+
+const FlightRecorder& World::recorder() const { return thread_->recorder(); }
+
+}  // namespace weft::distributed

@@ -1,0 +1,26 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "weft/core/shape.h"
+
+namespace weft::nn {
+
+/// Which values of a whole parameter a rank holds: along some axes only some ranges, laid one after
+/// another. A packed projection of queries, keys and values has three ranges of rows, one of each.
+struct Part {
+  struct Cut {
+    int axis = 0;
+    std::vector<std::pair<std::int64_t, std::int64_t>> ranges;  ///< [begin, end), ascending
+  };
+  Shape whole;            ///< of the parameter on one rank
+  std::vector<Cut> cuts;  ///< each axis at most once; none: the whole
+};
+
+/// The parameters that are held in part, by dotted name.
+using Parts = std::map<std::string, Part>;
+
+}  // namespace weft::nn
