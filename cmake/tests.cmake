@@ -42,6 +42,7 @@ set(weft_test_stems
   moe
   mse
   mtp
+  mtp_losses
   npy
   null_operand
   optim

@@ -67,6 +67,14 @@ GradClip measure_clip(const NamedTensors& parameters, double max_norm) {
   return clip;
 }
 
+void require_finite(const GradClip& clip, const Tensor& number) {
+  check(number.numel() == 1, "require_finite: number must have 1 element, got shape {}",
+        number.shape());
+  if (!clip.scale) return;
+  // 0 times what is not finite is NaN.
+  clip.scale.add_(number.detach().to(DType::f64).view({}), 0.0);
+}
+
 Tensor clip_grad_norm(const NamedTensors& parameters, double max_norm) {
   const GradClip clip = measure_clip(parameters, max_norm);
   if (!clip.scale || clip.scale.is_meta()) return clip.norm;

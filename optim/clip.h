@@ -20,8 +20,13 @@ struct GradClip {
 /// Throws Error on a negative max_norm.
 GradClip measure_clip(const NamedTensors& parameters, double max_norm);
 
-/// The same, with the gradients scaled in place at once (left alone when the norm is not finite).
-/// Returns the norm before clipping.
+/// Makes the scale NaN unless `number`, a loss, is finite too: the optimizer then leaves everything
+/// as it is. Nothing waits. Without gradients there is nothing to do. Throws Error unless number
+/// has one element.
+void require_finite(const GradClip& clip, const Tensor& number);
+
+/// measure_clip(), with the gradients scaled in place at once (left alone when the norm is not
+/// finite). Returns the norm before clipping.
 Tensor clip_grad_norm(const NamedTensors& parameters, double max_norm);
 
 /// Limits every element of every gradient to [-limit, limit].

@@ -57,12 +57,6 @@ inline Tensor ids(const std::vector<std::int64_t>& values, const Shape& shape,
   return Tensor::from(std::span<const std::int64_t>(values), shape).to(dtype);
 }
 
-inline std::vector<double> values(const Tensor& t) {
-  std::vector<double> v(static_cast<std::size_t>(t.numel()));
-  t.copy_to(v);
-  return v;
-}
-
 // The first element off by more than rel * |want| + abs, in words.
 inline std::string far(const Tensor& got, const std::vector<double>& want, double rel, double abs) {
   const std::vector<double> g = values(got);

@@ -44,13 +44,17 @@ inline Tensor strided(const Tensor& x) {
 /// Relative tolerance for comparing one op in this dtype with f64.
 inline double tolerance(DType t) { return t == DType::f64 ? 1e-12 : t == DType::f32 ? 2e-5 : 2e-2; }
 
+inline std::vector<double> values(const Tensor& t) {
+  std::vector<double> v(static_cast<std::size_t>(t.numel()));
+  t.copy_to(v);
+  return v;
+}
+
 /// "" when all elements agree within tol * max(1, |want|) (NaN agrees with NaN), else a sentence.
 inline std::string mismatch(const Tensor& got, const Tensor& want, double tol) {
   if (!(got.shape() == want.shape()))
     return message("shape {} where {} was expected", got.shape(), want.shape());
-  std::vector<double> a(static_cast<std::size_t>(got.numel())), b(a.size());
-  got.copy_to(a);
-  want.copy_to(b);
+  const std::vector<double> a = values(got), b = values(want);
   for (std::size_t i = 0; i < a.size(); ++i) {
     if (std::isnan(a[i]) && std::isnan(b[i])) continue;
     if (a[i] == b[i]) continue;
@@ -60,10 +64,20 @@ inline std::string mismatch(const Tensor& got, const Tensor& want, double tol) {
   return "";
 }
 
+/// Two runs that both broke are not the same run: a NaN must be asked for.
+enum class Nan { refused, allowed };
+
 /// "" when both have the same dtype, shape and bits.
-inline std::string different_bits(const Tensor& a, const Tensor& b) {
+inline std::string different_bits(const Tensor& a, const Tensor& b, Nan nan = Nan::refused) {
   if (a.dtype() != b.dtype()) return message("dtype {} and {}", a.dtype(), b.dtype());
-  return mismatch(a, b, 0);
+  if (const std::string why = mismatch(a, b, 0); !why.empty()) return why;
+  const std::vector<double> v = values(a), w = values(b);
+  for (std::size_t i = 0; i < v.size(); ++i) {
+    if (std::isnan(v[i]) && nan == Nan::refused) return message("element {} is NaN", i);
+    if (std::isnan(v[i])) continue;
+    if (std::signbit(v[i]) != std::signbit(w[i])) return message("element {}: 0 and -0", i);
+  }
+  return "";
 }
 
 /// The text of the Error that f throws, or "no error".

@@ -66,6 +66,23 @@ TEST_CASE("clip: a gradient that is not finite shows in the norm and stops the s
   }
 }
 
+TEST_CASE("clip: a loss that is not finite stops the scaling too, and any other changes no bit") {
+  const NamedTensors ps = of_norm_five();
+  for (const double bad : {std::numeric_limits<double>::infinity(), std::nan("")}) {
+    const optim::GradClip clip = optim::measure_clip(ps, 2);
+    optim::require_finite(clip, Tensor::full({}, bad, DType::f32));
+    CHECK(std::isnan(clip.scale.item()));
+    CHECK(clip.norm.item() == 5);
+  }
+  const optim::GradClip clip = optim::measure_clip(ps, 2);
+  const double scale = clip.scale.item();
+  optim::require_finite(clip, Tensor::full({1}, -3e38, DType::f32));
+  CHECK(clip.scale.item() == scale);
+  optim::require_finite({}, Tensor::ones({}));
+  CHECK(test::error_of([&] { optim::require_finite(clip, Tensor::ones({2})); }) ==
+        "require_finite: number must have 1 element, got shape [2]");
+}
+
 TEST_CASE("clip: squares that overflow f32 still give a norm") {
   NamedTensors ps{parameter("a", {2})};
   ps[0].tensor.set_grad(Tensor::of({3e30, 4e30}, {2}));

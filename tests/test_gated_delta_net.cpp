@@ -17,6 +17,7 @@ using nn::Gpt;
 using nn::GptConfig;
 using test::error_of;
 using test::mismatch;
+using test::values;
 
 namespace {
 
@@ -37,12 +38,6 @@ M wide(M model) {
 }
 
 using Row = std::vector<double>;
-
-Row values(const Tensor& t) {
-  Row out(static_cast<std::size_t>(t.numel()));
-  t.copy_to(out);
-  return out;
-}
 
 double sigmoid_of(double x) { return 1 / (1 + std::exp(-x)); }
 

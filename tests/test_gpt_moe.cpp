@@ -253,6 +253,13 @@ TEST_CASE("gpt with experts: errors") {
           c.moe_layers = {1, 0, 2};
         }) == "gpt: moe_layers must hold 0 or 1, got 2");
   CHECK(text([](GptConfig& c) {
+          c.moe.router.balance = {{nn::Balance::global, 0.01}};
+          c.mtp = {.depths = 2, .repeated = true};
+          c.recompute = Recompute::full;
+        }) ==
+        "gpt: a repeated mtp layer with a global balance loss cannot be recomputed; take recompute "
+        "none or selective, or another balance loss");
+  CHECK(text([](GptConfig& c) {
           c.moe = {};
           c.moe_layers = {0, 0, 0};
         }) == "gpt: moe_layers needs experts, got experts 0");

@@ -13,11 +13,7 @@ using namespace weft;
 
 namespace {
 
-std::vector<double> values(const Tensor& t) {
-  std::vector<double> v(static_cast<std::size_t>(t.numel()));
-  t.copy_to(v);
-  return v;
-}
+using test::values;
 
 // (M, K) x (K, N) by definition, in f64.
 Tensor by_definition(const Tensor& a, const Tensor& b) {

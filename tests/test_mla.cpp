@@ -17,6 +17,7 @@ using nn::MlaOptions;
 using nn::RotaryTable;
 using test::error_of;
 using test::mismatch;
+using test::values;
 
 namespace {
 
@@ -41,12 +42,6 @@ RotaryTable angles(std::int64_t rope) {
 }
 
 using Row = std::vector<double>;
-
-Row values(const Tensor& t) {
-  Row out(static_cast<std::size_t>(t.numel()));
-  t.copy_to(out);
-  return out;
-}
 
 // y = W x for the rows of a weight (rows, x's length).
 Row times(const Tensor& weight, const Row& x) {

@@ -20,6 +20,7 @@ using test::kRouterModes;
 using test::mismatch;
 using test::random;
 using test::takes_bias;
+using test::values;
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 const RouterScore kScores[] = {RouterScore::softmax, RouterScore::sigmoid,
@@ -27,12 +28,6 @@ const RouterScore kScores[] = {RouterScore::softmax, RouterScore::sigmoid,
 
 Tensor fixture(DType dtype = DType::f32) {
   return Tensor::of({2, 1, .5, -1, 0, 3, .2, .1, -.5, .4, 1.5, 1.4, 1, 1.1, .9, .8}, {4, 4}, dtype);
-}
-
-std::vector<double> values(const Tensor& t) {
-  std::vector<double> v(static_cast<std::size_t>(t.numel()));
-  t.copy_to(v);
-  return v;
 }
 
 // The dense form: probability of each (token, expert), 0 where it was not chosen.

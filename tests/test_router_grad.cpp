@@ -17,12 +17,7 @@ using test::kRouterModes;
 using test::mismatch;
 using test::random;
 using test::takes_bias;
-
-std::vector<double> values(const Tensor& t) {
-  std::vector<double> v(static_cast<std::size_t>(t.numel()));
-  t.copy_to(v);
-  return v;
-}
+using test::values;
 
 }  // namespace
 

@@ -15,15 +15,10 @@ namespace {
 using test::different_bits;
 using test::error_of;
 using test::strided;
+using test::values;
 
 constexpr DType kAll[] = {DType::f32,  DType::f64, DType::bf16, DType::f16, DType::e4m3,
                           DType::e5m2, DType::i32, DType::i64,  DType::u8,  DType::boolean};
-
-std::vector<double> values(const Tensor& t) {
-  std::vector<double> out(static_cast<std::size_t>(t.numel()));
-  t.copy_to(out);
-  return out;
-}
 
 }  // namespace
 

@@ -36,6 +36,8 @@ DType dtype_of(int type) {
   return type == kF64 ? DType::f64 : type == kF32 ? DType::f32 : DType::bf16;
 }
 
+int type_of(DType t) { return t == DType::f64 ? kF64 : t == DType::f32 ? kF32 : kBf16; }
+
 // What is stored by column is the transpose of what is stored by row: (cols, rows).
 Tensor by_row(const LayoutTag& l, const void* data) {
   const DType t = dtype_of(l.type);
@@ -69,7 +71,7 @@ bool has_aux(Epilogue e) { return e == Epilogue::gelu_aux_bias || dgelu_of(e); }
 // `sum` (cols, rows) f32 or f64 is the product; d gets it after the epilogue.
 void finish(const OperationTag& op, const LayoutTag& l, const Tensor& sum, void* d) {
   std::vector<double> bias_gradient(static_cast<std::size_t>(l.rows), 0.0);
-  const int sum_type = sum.dtype() == DType::f64 ? kF64 : kF32;
+  const int sum_type = type_of(sum.dtype());
   for (std::int64_t c = 0; c < l.cols; ++c)
     for (std::int64_t r = 0; r < l.rows; ++r) {
       double v = get(sum_type, sum.raw(), c * l.rows + r);
@@ -88,13 +90,22 @@ void finish(const OperationTag& op, const LayoutTag& l, const Tensor& sum, void*
 
 // out[i] = the sum of row i of x: what B, one column a row here, adds up to over the inner axis.
 void sum_columns(const Tensor& x, int type, void* out) {
-  const int from = x.dtype() == DType::f64 ? kF64 : x.dtype() == DType::f32 ? kF32 : kBf16;
+  const int from = type_of(x.dtype());
   for (std::int64_t i = 0; i < x.dim(0); ++i) {
     double total = 0;
     for (std::int64_t j = 0; j < x.dim(1); ++j)
       total += get(from, x.raw(), i * x.strides()[0] + j * x.strides()[1]);
     put(type, out, i, total);
   }
+}
+
+Tensor in_f64(const Tensor& x) {
+  const Tensor out = Tensor::empty(x.shape(), DType::f64);
+  for (std::int64_t i = 0, at = 0; i < x.dim(0); ++i)
+    for (std::int64_t j = 0; j < x.dim(1); ++j)
+      out.data<double>()[at++] =
+          get(type_of(x.dtype()), x.raw(), i * x.strides()[0] + j * x.strides()[1]);
+  return out;
 }
 
 void multiply(const OperationTag& op, const LayoutTag& la, const void* a, const LayoutTag& lb,
@@ -109,8 +120,11 @@ void multiply(const OperationTag& op, const LayoutTag& la, const void* a, const 
       if (op.epilogue == Epilogue::bias_gradient_b) sum_columns(left, ld.type, op.bias);
       continue;
     }
-    const Tensor sum = Tensor::empty({ld.cols, ld.rows}, ld.type == kF64 ? DType::f64 : DType::f32);
-    gemm(left, right, sum);
+    // The library may choose another kernel for every epilogue, which adds up in another order.
+    const bool other = op.epilogue == Epilogue::gelu_bias;
+    const Tensor sum =
+        Tensor::empty({ld.cols, ld.rows}, other || ld.type == kF64 ? DType::f64 : DType::f32);
+    gemm(other ? in_f64(left) : left, other ? in_f64(right) : right, sum);
     finish(op, ld, sum, target);
   }
 }

@@ -160,6 +160,7 @@ Session::Numbers Session::update(std::int64_t step, const BatchSource& batches) 
   n.grad_norm = clip.norm;
   const auto finite = [](const Tensor& t) { return std::isfinite(t.item()); };
   if (device_.is_cpu() && !(finite(n.sums.loss) && finite(n.grad_norm))) return n;
+  if (device_.is_gpu()) optim::require_finite(clip, n.sums.loss);
   optimizer_->step(clip);
   optimizer_->zero_grad();
   if (routers_->empty()) return n;

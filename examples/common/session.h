@@ -80,8 +80,8 @@ class Session {
   Session(const Options& options, Device device);
 
   /// Update number `step` (from 1) on the global batch that `batches` serves. A loss or gradient
-  /// norm that is not finite leaves weights and states as they were. On a GPU, which nobody waits
-  /// for, only the norm decides; the optimizer still counts the step, and routers' biases move.
+  /// norm that is not finite leaves weights and states as they were; on a GPU, which nobody waits
+  /// for, the optimizer still counts the step, and routers' biases move.
   StepResult step(std::int64_t step, const BatchSource& batches);
   /// Mean loss over everything that `next` serves (null batch: the end). Nothing is recorded.
   double evaluate(const std::function<std::optional<data::Batch>()>& next);
@@ -109,7 +109,7 @@ class Session {
   /// Copies the global batch to where a GPU's steps read it.
   void load_batch(const BatchSource& batches);
   /// Forward, backward, the optimizer and the routers' biases; these two on the CPU only on finite
-  /// numbers. A GPU's optimizer writes nothing when the norm is not finite.
+  /// numbers. A GPU's optimizer writes nothing when one of them is not finite.
   Numbers update(std::int64_t step, const BatchSource& batches);
   /// The same from the graph, which is captured first if there is none.
   void replay(std::int64_t step, const BatchSource& batches);

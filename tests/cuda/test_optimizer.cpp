@@ -173,6 +173,23 @@ TEST_CASE("optimizer: every order of threads, and gradients of every dtype in on
   });
 }
 
+TEST_CASE(
+    "optimizer: a loss that is not finite leaves everything as it is, with finite gradients") {
+  const Side gpu = side(kGpu, {DType::f32}, adam({}));
+  step(gpu, 1, 1, DType::f32);
+  const std::int64_t waits = cuda::host_syncs();
+  const GradClip clip = measure_clip(gpu.parameters, 1);
+  const Tensor before = clone(gpu.parameters[0].tensor.detach());
+  const Tensor loss = Tensor::full({}, std::numeric_limits<double>::infinity(), DType::f32, kGpu);
+  optim::require_finite(clip, loss);
+  gpu.optimizer->step(clip);
+  CHECK(cuda::host_syncs() == waits);
+  CHECK(std::isfinite(clip.norm.item()));
+  CHECK(test::different_bits(gpu.parameters[0].tensor.detach().to(kCpu), before.to(kCpu)) == "");
+  gpu.optimizer->step(measure_clip(gpu.parameters, 1));
+  CHECK(test::different_bits(gpu.parameters[0].tensor.detach().to(kCpu), before.to(kCpu)) != "");
+}
+
 TEST_CASE("optimizer: a norm that is not finite leaves everything as it is") {
   for (const double bad :
        {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()})
