@@ -97,7 +97,8 @@ std::shared_ptr<Operation> ProcessGroup::make(Collective kind, const Tensor& out
   op->kind = kind;
   op->out = out;
   op->in = in;
-  op->sequence = sequence_++;
+  const bool message = kind >= Collective::exchange && kind <= Collective::receive;
+  op->sequence = message ? messages_++ : sequence_++;
   op->channel = channel_;
   if (out) out.bump_version();
   return op;

@@ -67,7 +67,7 @@ class ProcessGroup {
   /// Ends when every rank has come to it.
   Work barrier();
 
-  /// Collectives called so far.
+  /// Collectives called so far, the same number on every rank: messages between two do not count.
   std::int64_t calls() const { return sequence_; }
 
  private:
@@ -76,7 +76,7 @@ class ProcessGroup {
 
   std::shared_ptr<Channel> channel_;
   std::shared_ptr<CommThread> thread_;
-  std::int64_t sequence_ = 0;
+  std::int64_t sequence_ = 0, messages_ = 0;
 };
 
 }  // namespace weft::distributed

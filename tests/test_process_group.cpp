@@ -4,6 +4,8 @@
 
 #include "weft/core/parallel.h"
 #include "weft/distributed/world.h"
+#include "weft/tests/group_conformance.h"
+#include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
 
 namespace weft::distributed {
@@ -16,6 +18,10 @@ std::vector<double> values(const Tensor& t) {
 }
 
 }  // namespace
+
+TEST_CASE("conformance") {
+  test::distributed_test({1, 2, 3, 4, 8}, [](World& w) { test::check_groups(w); });
+}
 
 TEST_CASE("all_reduce adds what every rank has") {
   for (const int ranks : {1, 2, 3, 4})
