@@ -103,6 +103,7 @@ set(weft_sources
   data/token_file.cpp
   data/tokenizer.cpp
   distributed/comm_thread.cpp
+  distributed/device_mesh.cpp
   distributed/fake_world.cpp
   distributed/flight_recorder.cpp
   distributed/operation.cpp

@@ -11,6 +11,7 @@ set(weft_test_stems
   cross_entropy_bugs
   data
   debug_allocator
+  device_mesh
   dropout
   elementwise
   elementwise_grad

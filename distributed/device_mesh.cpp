@@ -1,0 +1,144 @@
+#include "weft/distributed/device_mesh.h"
+
+#include <algorithm>
+
+#include "weft/core/error.h"
+
+namespace weft::distributed {
+namespace {
+
+/// Which axes of which grid a group of this name runs along.
+struct GroupAxes {
+  const char* name;
+  bool expert;
+  std::vector<std::string_view> axes;
+};
+
+const std::vector<GroupAxes>& group_axes() {
+  static const std::vector<GroupAxes> all = {
+      {"tp", false, {"tp"}},
+      {"cp", false, {"cp"}},
+      {"dp", false, {"dp"}},
+      {"pp", false, {"pp"}},
+      {"dp_cp", false, {"dp", "cp"}},
+      {"tp_cp", false, {"tp", "cp"}},
+      {"tp_dp_cp", false, {"tp", "dp", "cp"}},
+      {"mp", false, {"tp", "pp"}},
+      {"etp", true, {"etp"}},
+      {"ep", true, {"ep"}},
+      {"edp", true, {"edp"}},
+      {"tp_ep", true, {"etp", "ep"}},
+      {"tp_ep_pp", true, {"etp", "ep", "pp"}},
+      {"world", false, {"tp", "cp", "dp", "pp"}},
+  };
+  return all;
+}
+
+const GroupAxes& axes_of(std::string_view name) {
+  std::string known;
+  for (const GroupAxes& g : group_axes()) {
+    if (g.name == name) return g;
+    known += (known.empty() ? "" : " ") + std::string(g.name);
+  }
+  throw Error(message("mesh: a group must be one of {}, got {}", known, name));
+}
+
+RankGrid grid(int world_size, const Degrees& d, bool expert) {
+  if (expert)
+    return RankGrid({{"etp", d.etp}, {"ep", d.ep}, {"edp", d.edp(world_size)}, {"pp", d.pp}});
+  return RankGrid({{"tp", d.tp}, {"cp", d.cp}, {"dp", d.dp}, {"pp", d.pp}});
+}
+
+void check_fits(bool ok, const char* rule, int world_size, const Degrees& d) {
+  check(ok, "mesh: {}; got world size {}, dp {}, tp {}, cp {}, pp {}, ep {}, etp {}", rule,
+        world_size, d.dp, d.tp, d.cp, d.pp, d.ep, d.etp);
+}
+
+}  // namespace
+
+Degrees settle(int world_size, Degrees d) {
+  const auto fits = [&](bool ok, const char* rule) { check_fits(ok, rule, world_size, d); };
+  fits(world_size >= 1, "the world must have at least one rank");
+  fits(d.dp >= -1 && d.tp >= 1 && d.cp >= 1 && d.pp >= 1 && d.ep >= 1 && d.etp >= 0,
+       "degrees must be at least 1 (dp 0: what is left over, etp 0: as tp)");
+  if (d.etp == 0) d.etp = d.tp;
+  // In double, because degrees may be anything that somebody typed.
+  const double model = 1.0 * d.tp * d.cp * d.pp, experts = 1.0 * d.etp * d.ep * d.pp;
+  const auto divides = [&](double n) {
+    return n <= world_size && world_size % static_cast<int>(n) == 0;
+  };
+  if (d.dp <= 0) {
+    fits(divides(model), "tp * cp * pp must divide the world size");
+    d.dp = world_size / static_cast<int>(model);
+  }
+  fits(model * d.dp == world_size, "dp * tp * cp * pp must be the world size");
+  fits(divides(experts), "etp * ep * pp must divide the world size");
+  return d;
+}
+
+RankGrid::RankGrid(std::vector<Axis> axes) : axes_(std::move(axes)) {}
+
+int RankGrid::size() const {
+  int n = 1;
+  for (const Axis& a : axes_) n *= a.size;
+  return n;
+}
+
+int RankGrid::coordinate(int rank, std::string_view axis) const {
+  for (const Axis& a : axes_) {
+    if (a.name == axis) return rank % a.size;
+    rank /= a.size;
+  }
+  throw Error(message("mesh: the grid has no axis {}", axis));
+}
+
+RankLists RankGrid::groups(const std::vector<std::string_view>& axes) const {
+  // Ranks of one group have one place among the other axes.
+  RankLists lists;
+  std::map<int, std::size_t> list_of;
+  for (int rank = 0; rank < size(); ++rank) {
+    int place = 0, stride = 1, rest = rank;
+    for (const Axis& a : axes_) {
+      const bool along = std::find(axes.begin(), axes.end(), a.name) != axes.end();
+      if (!along) place += stride * (rest % a.size);
+      stride *= a.size;
+      rest /= a.size;
+    }
+    const auto [it, fresh] = list_of.emplace(place, lists.size());
+    if (fresh) lists.emplace_back();
+    lists[it->second].push_back(rank);
+  }
+  return lists;
+}
+
+const std::vector<std::string>& mesh_group_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (const GroupAxes& g : group_axes()) all.emplace_back(g.name);
+    return all;
+  }();
+  return names;
+}
+
+RankLists rank_lists(int world_size, const Degrees& degrees, std::string_view name) {
+  const GroupAxes& g = axes_of(name);
+  return grid(world_size, settle(world_size, degrees), g.expert).groups(g.axes);
+}
+
+DeviceMesh::DeviceMesh(World& world, const Degrees& degrees)
+    : world_(world), degrees_(settle(world.size(), degrees)) {
+  for (const std::string& name : mesh_group_names()) {
+    if (name == "world") continue;  // it is there already
+    for (const std::vector<int>& ranks : rank_lists(world.size(), degrees_, name))
+      if (auto mine = world.group(name, ranks)) groups_[name] = std::move(mine);
+  }
+}
+
+ProcessGroup& DeviceMesh::group(std::string_view name) const {
+  if (name == "world") return world_.all();
+  const auto it = groups_.find(name);
+  if (it == groups_.end()) axes_of(name);  // says which names there are
+  return *it->second;
+}
+
+}  // namespace weft::distributed

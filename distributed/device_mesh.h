@@ -1,0 +1,94 @@
+#pragma once
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "weft/distributed/world.h"
+
+namespace weft::distributed {
+
+/// How many ways each kind of parallelism splits the work. The dense grid has the axes tp, cp, dp,
+/// pp and the expert grid etp, ep, edp, pp: two ways to count the same ranks, in both of which the
+/// axis named first varies fastest and pp slowest. So ep may reach over tp and dp, and edp is what
+/// then is left of the ranks.
+struct Degrees {
+  int dp = 0;   ///< data; 0 or -1: what the others leave over
+  int tp = 1;   ///< tensor
+  int cp = 1;   ///< context
+  int pp = 1;   ///< pipeline
+  int ep = 1;   ///< experts
+  int etp = 0;  ///< tensor, inside experts; 0: as tp
+
+  int edp(int world_size) const { return world_size / (etp * ep * pp); }
+};
+
+/// The degrees with dp and etp filled in.
+/// Throws Error when they do not fit the world size, in one line with all numbers.
+Degrees settle(int world_size, Degrees degrees);
+
+using RankLists = std::vector<std::vector<int>>;
+
+/// Ranks counted along several axes, the first varying fastest.
+class RankGrid {
+ public:
+  struct Axis {
+    std::string name;
+    int size = 1;
+  };
+  explicit RankGrid(std::vector<Axis> axes);
+  int size() const;
+  int coordinate(int rank, std::string_view axis) const;
+  /// One list for each combination of the other axes' coordinates: the ranks that differ along
+  /// `axes` only, ascending. The lists come in the order of their first ranks.
+  RankLists groups(const std::vector<std::string_view>& axes) const;
+
+ private:
+  std::vector<Axis> axes_;
+};
+
+/// The groups that a mesh has, in the order in which it makes them.
+const std::vector<std::string>& mesh_group_names();
+/// The ranks of every group of this name. Talks to nobody.
+/// Throws Error on a name that is not a mesh's, and where settle() does.
+RankLists rank_lists(int world_size, const Degrees& degrees, std::string_view name);
+
+/// All the groups that the parts of a parallel job need, by name:
+///
+///   tp cp dp pp         along one axis of the dense grid
+///   dp_cp               sums the gradients of dense parameters
+///   tp_cp, tp_dp_cp     see all parts of a sequence, of a batch
+///   mp                  tp and pp: the parts of one model
+///   etp ep edp          along one axis of the expert grid; edp sums the gradients of experts
+///   tp_ep, tp_ep_pp     etp and ep, and pp
+///   world
+///
+/// Groups of one rank exist too: their collectives do nothing.
+class DeviceMesh {
+ public:
+  /// Called by every rank with the same degrees. Throws Error where settle() does.
+  explicit DeviceMesh(World& world, const Degrees& degrees = {});
+
+  World& world() const { return world_; }
+  const Degrees& degrees() const { return degrees_; }
+  /// The group of this name that this rank is in. Along one axis its rank() is the coordinate.
+  /// Throws Error on an unknown name.
+  ProcessGroup& group(std::string_view name) const;
+  ProcessGroup& tp() const { return group("tp"); }
+  ProcessGroup& cp() const { return group("cp"); }
+  ProcessGroup& dp() const { return group("dp"); }
+  ProcessGroup& pp() const { return group("pp"); }
+  ProcessGroup& dp_cp() const { return group("dp_cp"); }
+  ProcessGroup& ep() const { return group("ep"); }
+  ProcessGroup& etp() const { return group("etp"); }
+  ProcessGroup& edp() const { return group("edp"); }
+  ProcessGroup& tp_ep() const { return group("tp_ep"); }
+
+ private:
+  World& world_;
+  Degrees degrees_;
+  std::map<std::string, std::shared_ptr<ProcessGroup>, std::less<>> groups_;
+};
+
+}  // namespace weft::distributed

@@ -1,0 +1,185 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "weft/distributed/device_mesh.h"
+#include "weft/tests/support.h"
+
+namespace weft::distributed {
+namespace {
+
+using Lists = RankLists;
+
+Lists pairs(int ranks) {
+  Lists out;
+  for (int r = 0; r < ranks; r += 2) out.push_back({r, r + 1});
+  return out;
+}
+
+Lists singletons(int ranks) {
+  Lists out;
+  for (int r = 0; r < ranks; ++r) out.push_back({r});
+  return out;
+}
+
+const Lists kApart4 = {{0, 4}, {1, 5}, {2, 6}, {3, 7}};
+const Lists kApart2 = {{0, 2}, {1, 3}, {4, 6}, {5, 7}};
+const Lists kFours = {{0, 1, 2, 3}, {4, 5, 6, 7}};
+const Lists kAll8 = {{0, 1, 2, 3, 4, 5, 6, 7}};
+
+}  // namespace
+
+TEST_CASE("mesh: tp 2 x cp 2 with experts over four ranks") {
+  const auto lists = [](const char* name) {
+    return rank_lists(8, {.tp = 2, .cp = 2, .ep = 4, .etp = 1}, name);
+  };
+  CHECK(lists("tp") == pairs(8));
+  CHECK(lists("cp") == kApart2);
+  CHECK(lists("dp") == kApart4);
+  CHECK(lists("dp_cp") == Lists{{0, 2, 4, 6}, {1, 3, 5, 7}});
+  CHECK(lists("tp_cp") == kFours);
+  CHECK(lists("tp_dp_cp") == kAll8);
+  CHECK(lists("ep") == kFours);
+  CHECK(lists("edp") == kApart4);
+  CHECK(lists("world") == kAll8);
+}
+
+TEST_CASE("mesh: tp 2 x pp 2 with experts cut as the rest") {
+  const auto lists = [](const char* name) {
+    return rank_lists(8, {.tp = 2, .pp = 2, .ep = 2, .etp = 2}, name);
+  };
+  CHECK(lists("tp") == pairs(8));
+  CHECK(lists("dp") == kApart2);
+  CHECK(lists("pp") == kApart4);
+  CHECK(lists("mp") == Lists{{0, 1, 4, 5}, {2, 3, 6, 7}});
+  CHECK(lists("ep") == kApart2);
+  CHECK(lists("etp") == pairs(8));
+  CHECK(lists("edp") == singletons(8));
+  CHECK(lists("tp_ep") == kFours);
+  CHECK(lists("tp_ep_pp") == kAll8);
+}
+
+TEST_CASE("mesh: experts over more ranks than dp has") {
+  const auto lists = [](const char* name) {
+    return rank_lists(8, {.tp = 4, .ep = 8, .etp = 1}, name);
+  };
+  CHECK(lists("dp") == kApart4);
+  CHECK(lists("ep") == kAll8);
+  CHECK(lists("etp") == singletons(8));
+  CHECK(lists("edp") == singletons(8));
+}
+
+TEST_CASE("mesh: sixteen ranks with every axis in use") {
+  const auto lists = [](const char* name) {
+    return rank_lists(16, {.tp = 2, .cp = 2, .pp = 2, .ep = 4, .etp = 1}, name);
+  };
+  CHECK(lists("pp") == Lists{{0, 8}, {1, 9}, {2, 10}, {3, 11}, {4, 12}, {5, 13}, {6, 14}, {7, 15}});
+  CHECK(lists("ep") == Lists{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}, {12, 13, 14, 15}});
+  CHECK(lists("edp") ==
+        Lists{{0, 4}, {1, 5}, {2, 6}, {3, 7}, {8, 12}, {9, 13}, {10, 14}, {11, 15}});
+  CHECK(lists("mp") == Lists{{0, 1, 8, 9}, {2, 3, 10, 11}, {4, 5, 12, 13}, {6, 7, 14, 15}});
+  CHECK(lists("tp_ep_pp") == Lists{{0, 1, 2, 3, 8, 9, 10, 11}, {4, 5, 6, 7, 12, 13, 14, 15}});
+}
+
+TEST_CASE("mesh: dp is what the others leave over") {
+  CHECK(settle(8, {.tp = 2}).dp == 4);
+  CHECK(settle(8, {.dp = -1, .tp = 2, .pp = 2}).dp == 2);
+  const auto lists = [](const char* name) {
+    return rank_lists(8, {.dp = -1, .tp = 2, .ep = 4, .etp = 1}, name);
+  };
+  CHECK(lists("tp") == pairs(8));
+  CHECK(lists("dp") == Lists{{0, 2, 4, 6}, {1, 3, 5, 7}});
+  CHECK(lists("ep") == kFours);
+  CHECK(lists("edp") == kApart4);
+}
+
+TEST_CASE("mesh: a grid with data parallelism in two axes") {
+  const RankGrid dense({{"tp", 2}, {"shard", 2}, {"replicate", 2}});
+  CHECK(dense.groups({"replicate"}) == kApart4);
+  CHECK(dense.groups({"shard"}) == kApart2);
+  CHECK(dense.coordinate(6, "tp") == 0);
+  CHECK(dense.coordinate(6, "shard") == 1);
+  CHECK(dense.coordinate(6, "replicate") == 1);
+  const RankGrid experts({{"ep", 4}, {"shard", 1}, {"replicate", 2}});
+  CHECK(experts.groups({"ep"}) == kFours);
+  CHECK(experts.groups({"shard"}) == singletons(8));
+  CHECK(test::error_of([&] { experts.coordinate(0, "tp"); }) == "mesh: the grid has no axis tp");
+}
+
+TEST_CASE("mesh: every kind of group holds every rank once") {
+  for (const int world : {1, 2, 4, 6, 8, 24})
+    for (const int tp : {1, 2, 3})
+      for (const int pp : {1, 2})
+        for (const int ep : {1, 2, 4}) {
+          if (world % (tp * pp) != 0 || world % (ep * pp) != 0) continue;
+          const Degrees d = {.tp = tp, .pp = pp, .ep = ep, .etp = 1};
+          for (const std::string& name : mesh_group_names()) {
+            std::vector<int> all;
+            const Lists lists = rank_lists(world, d, name);
+            for (const std::vector<int>& ranks : lists) {
+              CHECK(ranks.size() == lists[0].size());
+              all.insert(all.end(), ranks.begin(), ranks.end());
+            }
+            std::sort(all.begin(), all.end());
+            for (int r = 0; r < world; ++r) CHECK(all[static_cast<std::size_t>(r)] == r);
+          }
+          const int edp = world / (ep * pp);
+          const RankGrid experts({{"etp", 1}, {"ep", ep}, {"edp", edp}, {"pp", pp}});
+          CHECK(experts.groups({"pp"}) == rank_lists(world, d, "pp"));
+        }
+}
+
+TEST_CASE("mesh: degrees that do not fit are refused with all numbers") {
+  const auto refused = [](int world, const Degrees& d) {
+    return test::error_of([&] { settle(world, d); });
+  };
+  CHECK(refused(8, {.dp = 3, .tp = 2}) ==
+        "mesh: dp * tp * cp * pp must be the world size; got world size 8, dp 3, tp 2, cp 1, pp 1, "
+        "ep 1, etp 2");
+  CHECK(refused(8, {.tp = 3}) ==
+        "mesh: tp * cp * pp must divide the world size; got world size 8, dp 0, tp 3, cp 1, pp 1, "
+        "ep 1, etp 3");
+  CHECK(refused(2, {.tp = 2, .ep = 3, .etp = 1}) ==
+        "mesh: etp * ep * pp must divide the world size; got world size 2, dp 1, tp 2, cp 1, pp 1, "
+        "ep 3, etp 1");
+  CHECK(refused(4, {.cp = 0}) ==
+        "mesh: degrees must be at least 1 (dp 0: what is left over, etp 0: as tp); got world size "
+        "4, dp 0, tp 1, cp 0, pp 1, ep 1, etp 0");
+  CHECK(refused(0, {}) ==
+        "mesh: the world must have at least one rank; got world size 0, dp 0, tp 1, cp 1, pp 1, ep "
+        "1, etp 0");
+  CHECK(refused(4, {.dp = 65536, .tp = 65536, .cp = 65536, .pp = 65536}) ==
+        "mesh: dp * tp * cp * pp must be the world size; got world size 4, dp 65536, tp 65536, cp "
+        "65536, pp 65536, ep 1, etp 65536");
+}
+
+TEST_CASE("mesh: groups of the right ranks that work") {
+  run_ranks(4, [](World& w) {
+    const DeviceMesh mesh(w, {.dp = 2, .tp = 2, .ep = 4, .etp = 1});
+    CHECK(mesh.degrees().dp == 2);
+    CHECK(mesh.tp().rank() == w.rank() % 2);
+    CHECK(mesh.dp().rank() == w.rank() / 2);
+    CHECK(mesh.ep().rank() == w.rank());
+    CHECK(mesh.edp().size() == 1);
+    CHECK(mesh.etp().size() == 1);
+    CHECK(mesh.pp().size() == 1);
+    CHECK(mesh.cp().size() == 1);
+    CHECK(mesh.dp_cp().ranks() == mesh.dp().ranks());
+    CHECK(mesh.tp_ep().size() == 4);
+    CHECK(mesh.group("world").size() == 4);
+    CHECK(&mesh.world() == &w);
+    const auto sum_over = [&](ProcessGroup& group) {
+      const Tensor x = Tensor::full({1}, w.rank());
+      group.all_reduce(x).wait();
+      return x.item();
+    };
+    CHECK(sum_over(mesh.tp()) == (w.rank() < 2 ? 1 : 5));
+    CHECK(sum_over(mesh.dp()) == (w.rank() % 2 == 0 ? 2 : 4));
+    CHECK(sum_over(mesh.edp()) == w.rank());
+    CHECK(test::error_of([&] { mesh.group("ddp"); }) ==
+          "mesh: a group must be one of tp cp dp pp dp_cp tp_cp tp_dp_cp mp etp ep edp tp_ep "
+          "tp_ep_pp world, got ddp");
+  });
+}
+
+}  // namespace weft::distributed
