@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "weft/autograd/reduce.h"
 #include "weft/nn/gpt.h"
 #include "weft/nn/mtp.h"
 #include "weft/optim/adamw.h"
