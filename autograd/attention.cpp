@@ -46,6 +46,7 @@ void check_options(const AttentionOptions& o) {
   check(o.window >= 0, "attention: window must be at least 0, got {}", o.window);
   check(o.window == 0 || o.causal, "attention: window {} needs causal", o.window);
   check(o.dropout >= 0 && o.dropout < 1, "attention: dropout must be in [0, 1), got {}", o.dropout);
+  check(o.key_heads >= 0, "attention: key_heads must be at least 0, got {}", o.key_heads);
 }
 
 AttentionSpec make_spec(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -61,7 +62,8 @@ AttentionSpec make_spec(const Tensor& q, const Tensor& k, const Tensor& v,
           .window = o.window,
           .scale = o.scale != 0 ? o.scale : 1 / std::sqrt(static_cast<double>(q.dim(3))),
           .dropout = o.dropout,
-          .key = o.key};
+          .key = o.key,
+          .key_heads = o.key_heads ? o.key_heads : q.dim(2)};
 }
 
 // What the kernels compute in: bf16 is for GPUs.

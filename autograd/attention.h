@@ -11,6 +11,9 @@ struct AttentionOptions {
   double dropout = 0;       ///< probability that a weight is zeroed; the others grow by 1 / (1 - p)
   /// Weight (b, h, t, s) is dropped by random number ((b H + h) T + t) S + s of this key.
   RandomKey key = {};
+  /// The H of that number, for heads that are some of H: the key then begins with their first. 0:
+  /// those of q.
+  std::int64_t key_heads = 0;
   /// i32 (n + 1): sequence i is tokens [cu_seqlens[i], cu_seqlens[i + 1]) of a packed row, and sees
   /// only itself. Empty sequences are legal. On the CPU or with q; a GPU's are read back once a
   /// call to be checked.

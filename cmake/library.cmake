@@ -102,6 +102,7 @@ set(weft_sources
   data/text.cpp
   data/token_file.cpp
   data/tokenizer.cpp
+  distributed/comm_ops.cpp
   distributed/comm_thread.cpp
   distributed/device_mesh.cpp
   distributed/fake_world.cpp
@@ -141,6 +142,7 @@ set(weft_sources
   nn/mtp.cpp
   nn/norm.cpp
   nn/packing.cpp
+  nn/part.cpp
   nn/rotary.cpp
   nn/router.cpp
   nn/router_step.cpp

@@ -7,6 +7,7 @@ set(weft_test_stems
   causal_conv1d
   checkpoint
   clip
+  comm_ops
   cross_entropy
   cross_entropy_bugs
   data
@@ -51,6 +52,7 @@ set(weft_test_stems
   optimizer
   oracle
   parallel
+  part
   print
   process_group
   random

@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
       }
     if constexpr (Dropout)
       each_element<M, kKeys>([&](int m, int i, int h, int e, int row, int column) {
-        const bool drop = a.drops(a.row(at.batch, at.head, first + mine + row), from + column);
+        const bool drop = a.drops(a.key_row(at.batch, at.head, first + mine + row), from + column);
         x[m][i][2 * h + e] *= drop ? 0.0f : static_cast<float>(a.kept);
       });
     add_weighted_tile<M, kKeys, D>(out, x, keys + kKeys * D);
@@ -157,7 +157,8 @@ AttentionArgs attention_args(const Tensor& q, const Tensor& k, const Tensor& v,
           .ldv = v.strides()[1],
           .drop_below = static_cast<std::uint32_t>(std::ceil(a.dropout * 0x1p24)),
           .kept = 1 / (1 - a.dropout),
-          .key = a.key};
+          .key = a.key,
+          .key_heads = static_cast<int>(a.key_heads)};
 }
 
 void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,

@@ -25,6 +25,7 @@ struct AttentionArgs {
   std::uint32_t drop_below;    ///< a weight whose 24 bits are lower is dropped
   double kept;                 ///< factor of the others
   RandomKey key;
+  int key_heads;                    ///< of a batch row in the numbers of the key
   int dq_heads = 0, dkv_heads = 0;  ///< from one token of dq, and of dk and dv, to the next
 
   /// Which keys query i sees. Both ends grow with i: a tile of queries sees no other keys than from
@@ -58,7 +59,11 @@ struct AttentionArgs {
   __device__ std::int64_t row(int batch, int head, int i) const {
     return (std::int64_t{batch} * heads + head) * queries + i;
   }
-  /// Is the weight of key j in that row dropped?
+  /// The row as the key's numbers count it.
+  __device__ std::int64_t key_row(int batch, int head, int i) const {
+    return (std::int64_t{batch} * key_heads + head) * queries + i;
+  }
+  /// Is the weight of key j in that row of key_row() dropped?
   __device__ bool drops(std::int64_t row, int j) const {
     const std::uint64_t n = key.first + static_cast<std::uint64_t>(row * keys + j);
     const auto words = random_block(settled(key), n >> 2);

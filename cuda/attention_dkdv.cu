@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     std::uint32_t dropped = 0;  // one bit an element
     if constexpr (Dropout)
       each_element<1, kColumns>([&](int, int i, int h, int e, int row, int column) {
-        if (a.drops(a.row(at.batch, head, from + column), first + mine + row))
+        if (a.drops(a.key_row(at.batch, head, from + column), first + mine + row))
           dropped |= 1u << (4 * i + 2 * h + e);
       });
     const auto factor = [&](int i, int h, int e) {

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     each_element<1, kColumns>([&](int m, int i, int h, int e, int row, int column) {
       float& x = ds[m][i][2 * h + e];
       if constexpr (Dropout) {
-        const bool drop = a.drops(a.row(at.batch, at.head, first + mine + row), from + column);
+        const bool drop = a.drops(a.key_row(at.batch, at.head, first + mine + row), from + column);
         x *= drop ? 0.0f : static_cast<float>(a.kept);
       }
       x = p[m][i][2 * h + e] * (x - delta[h]);

@@ -5,6 +5,7 @@
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
 #include "weft/core/random.h"
+#include "weft/nn/token_scope.h"
 
 namespace weft::nn {
 namespace {
@@ -24,8 +25,7 @@ Attention::Attention(std::int64_t dim, std::int64_t heads, const AttentionOption
       head_dim(heads > 0 ? dim / heads : 0),
       qkv(dim, packed_rows(dim, heads, o.kv_heads), {.bias = o.bias, .init = o.init}),
       proj(dim, dim, {.bias = o.bias, .init = o.proj_init}),
-      drop(o.dropout),
-      group_(o.kv_heads ? heads / o.kv_heads : 1) {
+      drop(o.dropout) {
   check(o.window >= 0, "attention: window must be at least 0, got {}", o.window);
   if (o.qk_norm) {
     q_norm.emplace(head_dim, o.norm_eps);
@@ -36,13 +36,15 @@ Attention::Attention(std::int64_t dim, std::int64_t heads, const AttentionOption
 Tensor Attention::operator()(const Tensor& x, const RotaryTable* rotary, const Packing& packing,
                              KvCache* cache, int layer) const {
   check(x.ndim() == 3, "attention: x must have shape (batch, tokens, dim), got {}", x.shape());
+  const TokenPart* const part = TokenScope::current();
   if (packing) {
-    packing.check_row(x);
+    if (!part) packing.check_row(x);
     check(!cache, "attention: a packed row cannot go with a cache");
   }
-  const std::int64_t batch = x.dim(0), tokens = x.dim(1);
+  const std::int64_t batch = part ? part->sequences : x.dim(0);
+  const std::int64_t tokens = part ? part->tokens : x.dim(1);
   const std::int64_t all = qkv.weight.dim(0) / head_dim;  // query, key and value heads
-  const std::int64_t kv_heads = all / (group_ + 2), heads = group_ * kv_heads;
+  const std::int64_t heads = proj.weight.dim(1) / head_dim, kv_heads = (all - heads) / 2;
 
   weft::AttentionOptions how;
   how.causal = true;
@@ -53,8 +55,11 @@ Tensor Attention::operator()(const Tensor& x, const RotaryTable* rotary, const P
     how.dropout = drop.p;
     const auto per_token =
         static_cast<std::uint64_t>(tokens + (cache ? cache->length() : std::int64_t{0}));
+    how.key_heads = part_of_heads ? part_of_heads->all : heads;
     how.key = RandomScope::key_for(
-        drop.stream(), static_cast<std::uint64_t>(heads * tokens) * per_token, per_token);
+        drop.stream(), static_cast<std::uint64_t>(how.key_heads * tokens) * per_token, per_token);
+    if (part_of_heads)
+      how.key.first += static_cast<std::uint64_t>(part_of_heads->first * tokens) * per_token;
   }
   const Shape out{batch, tokens, heads * head_dim};
   Tensor packed = qkv(x).view({batch, tokens, all, head_dim});
@@ -95,9 +100,9 @@ void Attention::visit(Visitor& v) {
 }
 
 std::string Attention::describe() const {
-  const std::int64_t kv_heads = qkv.weight.dim(0) / head_dim / (group_ + 2);
-  return message("Attention({} heads, {} key heads, {} wide)", group_ * kv_heads, kv_heads,
-                 head_dim);
+  const std::int64_t heads = proj.weight.dim(1) / head_dim;
+  return message("Attention({} heads, {} key heads, {} wide)", heads,
+                 (qkv.weight.dim(0) / head_dim - heads) / 2, head_dim);
 }
 
 Attention Attention::like() const {

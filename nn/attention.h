@@ -19,8 +19,13 @@ struct AttentionOptions {
   Init proj_init = Init::normal(0.02);
 };
 
+/// Which of a layer's heads are held here: dropout goes by their numbers in the whole.
+struct PartOfHeads {
+  std::int64_t first = 0, all = 0;
+};
+
 /// Causal self-attention:  x (B, T, C) -> (B, T, C). q, k and v come from one packed projection.
-/// The number of heads follows from the weight's rows, so a shard with fewer heads just works.
+/// The numbers of heads follow from the weights, so a part with fewer heads just works.
 struct Attention : Module {
   AttentionOptions options;
   std::int64_t head_dim;
@@ -28,6 +33,7 @@ struct Attention : Module {
   Linear proj;  // (C, H*D)
   std::optional<RMSNorm> q_norm, k_norm;
   Dropout drop;
+  std::optional<PartOfHeads> part_of_heads = {};  ///< a parallel plan puts fewer heads here
 
   Attention(std::int64_t dim, std::int64_t heads, const AttentionOptions& options = {});
   /// `rotary` null: no rotation. With a cache, x is what follows the tokens in it, and `layer` says
@@ -37,9 +43,6 @@ struct Attention : Module {
   void visit(Visitor& v) override;
   std::string describe() const override;
   Attention like() const;
-
- private:
-  std::int64_t group_;  ///< query heads for each key head
 };
 
 }  // namespace weft::nn

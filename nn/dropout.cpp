@@ -3,6 +3,7 @@
 #include "weft/autograd/dropout.h"
 #include "weft/core/error.h"
 #include "weft/core/random.h"
+#include "weft/nn/token_scope.h"
 
 namespace weft::nn {
 
@@ -12,6 +13,14 @@ Dropout::Dropout(double p) : p(p) {
 
 Tensor Dropout::operator()(const Tensor& x) const {
   if (p == 0 || !is_training() || x.numel() == 0) return x;
+  const TokenPart* const part = TokenScope::current();
+  if (part && part->is_part(x)) {
+    const auto token = static_cast<std::uint64_t>(x.dim(-1));
+    RandomKey key =
+        RandomScope::key_for(stream(), static_cast<std::uint64_t>(part->tokens) * token, token);
+    key.first += static_cast<std::uint64_t>(part->first) * token;
+    return dropout(x, p, key);
+  }
   const auto row = static_cast<std::uint64_t>(x.ndim() ? x.numel() / x.dim(0) : 1);
   const auto token = static_cast<std::uint64_t>(x.ndim() ? x.dim(-1) : 1);
   return dropout(x, p, RandomScope::key_for(stream(), row, token));

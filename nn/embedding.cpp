@@ -12,7 +12,11 @@ Embedding::Embedding(std::int64_t vocab, std::int64_t dim, const EmbeddingOption
   weight = make_parameter({vocab, dim}, init, o.dtype, o.device);
 }
 
-Tensor Embedding::operator()(const Tensor& ids) const { return embedding(weight, ids); }
+Tensor Embedding::operator()(const Tensor& ids) const {
+  if (!boundary) return embedding(weight, ids);
+  const Tensor y = boundary->product ? boundary->product(ids, weight, {}) : embedding(weight, ids);
+  return boundary->after ? boundary->after(y) : y;
+}
 
 void Embedding::visit(Visitor& v) { v("weight", weight, init); }
 

@@ -1,4 +1,5 @@
 #pragma once
+#include "weft/nn/boundary.h"
 #include "weft/nn/module.h"
 
 namespace weft::nn {
@@ -13,6 +14,7 @@ struct EmbeddingOptions {
 struct Embedding : Module {
   Tensor weight;  // (vocab, dim)
   Init init;
+  std::shared_ptr<const Boundary> boundary = {};  ///< its `product` looks x up in the weight
 
   Embedding(std::int64_t vocab, std::int64_t dim, const EmbeddingOptions& options = {});
   Tensor operator()(const Tensor& ids) const;

@@ -126,10 +126,23 @@ Tensor Gpt::embed_tokens(const Tensor& ids, const Packing& packing, std::int64_t
     const Tensor at = positions->weight.narrow(0, from, rows);
     x = add(x, rows < tokens ? pad(at, 0, 0, tokens - rows) : at);
   }
-  return drop(x);
+  return drop(boundary && boundary->before ? boundary->before(x) : x);
+}
+
+std::optional<TokenPart> Gpt::part_of(const Tensor& ids, const KvCache* cache) const {
+  if (!split) return {};
+  check(!cache, "gpt: tokens that are split over ranks cannot go with a cache");
+  check(ids.ndim() == 2, "gpt: ids must have shape (batch, tokens), got {}", ids.shape());
+  const std::int64_t n = ids.numel();
+  check(n % split->ranks == 0,
+        "gpt: the {} tokens of a batch of {} sequences do not divide among {} ranks", n, ids.dim(0),
+        split->ranks);
+  const std::int64_t count = n / split->ranks;
+  return TokenPart{ids.dim(0), ids.dim(1), split->rank * count, count};
 }
 
 Trunk Gpt::run(const Tensor& ids, const Packing& packing, KvCache* cache) const {
+  const TokenScope scope(part_of(ids, cache));
   Stream x{embed_tokens(ids, packing, cache ? cache->length() : 0), {}, {}};
   const RotaryTable* angles = rotary ? &*rotary : nullptr;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
@@ -143,7 +156,8 @@ Trunk Gpt::run(const Tensor& ids, const Packing& packing, KvCache* cache) const 
     x = {};
     // The block's own part of aux comes out; the sum stays outside.
     TensorList out = recompute(
-        [&block, angles, known = packing.checked()](const TensorList& s) {
+        [&block, angles, known = packing.checked(), part = scope.part()](const TensorList& s) {
+          const TokenScope again(part);
           Stream y = block(Stream{s[0], s[1], {}}, angles, packing_of(s[2], s[3], known));
           TensorList results{y.residual, y.delta};
           if (y.aux) results.push_back(y.aux);
@@ -173,6 +187,7 @@ Trunk Gpt::mtp_trunk(int depth, const Tensor& later, const Tensor& h, const Pack
         config.mtp.depths, depth);
   const MtpDepth& layer = mtp[config.mtp.repeated ? 0 : static_cast<std::size_t>(depth - 1)];
   const RotaryTable* angles = rotary ? &*rotary : nullptr;
+  const TokenScope scope(part_of(later, cache));
   Tensor e = embed_tokens(later, packing, cache ? cache->length() : 0, depth);
   if (config.mtp.detached) e = e.detach();
   if (config.recompute != Recompute::full || cache) {
@@ -181,7 +196,8 @@ Trunk Gpt::mtp_trunk(int depth, const Tensor& later, const Tensor& h, const Pack
     return y;
   }
   TensorList out = recompute(
-      [&layer, angles, known = packing.checked()](const TensorList& s) {
+      [&layer, angles, known = packing.checked(), part = scope.part()](const TensorList& s) {
+        const TokenScope again(part);
         Trunk y = layer(s[0], s[1], angles, packing_of(s[2], s[3], known));
         TensorList results{y.hidden};
         if (y.aux) results.push_back(y.aux);
@@ -192,7 +208,8 @@ Trunk Gpt::mtp_trunk(int depth, const Tensor& later, const Tensor& h, const Pack
 }
 
 Tensor Gpt::operator()(const Tensor& ids, const Packing& packing) const {
-  return head(hidden(ids, packing));
+  const Tensor logits = head(hidden(ids, packing));
+  return split ? logits.view({ids.dim(0), ids.dim(1), logits.dim(-1)}) : logits;
 }
 
 Tensor Gpt::extend(const Tensor& ids, KvCache& cache) const {

@@ -7,6 +7,7 @@
 #include "weft/nn/embedding.h"
 #include "weft/nn/gpt_losses.h"
 #include "weft/nn/mtp.h"
+#include "weft/nn/token_scope.h"
 
 namespace weft::nn {
 
@@ -85,6 +86,11 @@ struct Gpt : Module {
   Linear head;  // (vocab, dim), no bias; its weight is embed's when tied
   CrossEntropyLoss loss;
   std::vector<MtpDepth> mtp;  // one a depth, or one for all of them
+  // What a parallel plan puts here: embedded tokens go through `boundary->before` in front of the
+  // first dropout; with `split` everything between them and the head, outside of attention and
+  // products, is about this rank's part of the tokens only, (1, B T / ranks, dim).
+  std::shared_ptr<const Boundary> boundary = {};
+  std::optional<TokenSplit> split = {};
 
   explicit Gpt(const GptConfig& config);
   /// ids (B, T) i32 or i64, T <= config.seq  ->  logits (B, T, vocab). With packing, ids are one
@@ -120,6 +126,7 @@ struct Gpt : Module {
   Tensor embed_tokens(const Tensor& ids, const Packing& packing, std::int64_t first,
                       std::int64_t ahead = 0) const;
   Trunk run(const Tensor& ids, const Packing& packing, KvCache* cache) const;
+  std::optional<TokenPart> part_of(const Tensor& ids, const KvCache* cache) const;
 };
 
 }  // namespace weft::nn

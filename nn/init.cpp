@@ -44,17 +44,26 @@ void Init::fill(const Tensor& t, const RandomKey& key) const {
   }
 }
 
-void init(Module& model, std::uint64_t seed) {
+void init(Module& model, std::uint64_t seed, const Parts& parts) {
   assign_names(model);
   detail::for_each_distinct_tensor(model, [&](const std::string& name, const Slot& slot) {
-    if (!slot.is_buffer)
-      slot.init.fill(*slot.tensor,
-                     {seed, stream_of(name), static_cast<std::uint64_t>(slot.first_element)});
+    if (slot.is_buffer) return;
+    RandomKey key{seed, stream_of(name), static_cast<std::uint64_t>(slot.first_element)};
+    const auto part = parts.find(name);
+    if (part == parts.end()) return slot.init.fill(*slot.tensor, key);
+    check(shape_of(part->second) == slot.tensor->shape(),
+          "init: {} must have the shape {} of its part of {}, got {}", name, shape_of(part->second),
+          part->second.whole, slot.tensor->shape());
+    for_each_run(part->second, [&](std::int64_t whole, std::int64_t own, std::int64_t count) {
+      RandomKey of_run = key;
+      of_run.first += static_cast<std::uint64_t>(whole);
+      slot.init.fill(slot.tensor->detach().alias({count}, {1}, own), of_run);
+    });
   });
   detail::for_each_module(model, [](const std::string&, Module& m) { m.fill_tables(); });
 }
 
-void materialise(Module& model, Device device, std::uint64_t seed) {
+void materialise(Module& model, Device device, std::uint64_t seed, const Parts& parts) {
   detail::for_each_distinct_tensor(model, [&](const std::string&, const Slot& slot) {
     const Tensor& t = *slot.tensor;
     if (!t.is_meta()) return;
@@ -63,7 +72,7 @@ void materialise(Module& model, Device device, std::uint64_t seed) {
     if (slot.is_buffer) fresh.zero_();
     detail::replace_storage(t, fresh);
   });
-  init(model, seed);
+  init(model, seed, parts);
 }
 
 }  // namespace weft::nn

@@ -3,6 +3,7 @@
 
 #include "weft/core/philox.h"
 #include "weft/core/tensor.h"
+#include "weft/nn/part.h"
 
 namespace weft::nn {
 
@@ -40,14 +41,16 @@ struct Init {
 
 /// Refills every parameter by the rule of its module, keyed by (seed, dotted name, element), so the
 /// values depend neither on the order of construction nor on how a tensor is sharded. Also names
-/// the modules (assign_names).
-void init(Module& model, std::uint64_t seed);
+/// the modules (assign_names). A parameter in `parts` gets the values that its part of the whole
+/// has.
+/// Throws Error when a part is not what the parameter's shape says.
+void init(Module& model, std::uint64_t seed, const Parts& parts = {});
 
 /// Gives a model that was built on the meta device its memory on `device`, and fills it like
 /// init().
 ///   DeviceScope on_meta(kMeta);
 ///   Gpt model(config);
 ///   materialise(model, kCpu, seed);
-void materialise(Module& model, Device device, std::uint64_t seed);
+void materialise(Module& model, Device device, std::uint64_t seed, const Parts& parts = {});
 
 }  // namespace weft::nn

@@ -12,7 +12,14 @@ Linear::Linear(std::int64_t in, std::int64_t out, const LinearOptions& o) {
   if (o.bias) bias = make_parameter({out}, Init::constant(0), o.dtype, o.device);
 }
 
-Tensor Linear::operator()(const Tensor& x) const { return linear(x, weight, bias); }
+Tensor Linear::operator()(const Tensor& x) const {
+  if (!boundary) return linear(x, weight, bias);
+  const Boundary& b = *boundary;
+  const Tensor in = b.before ? b.before(x) : x;
+  const Tensor own = b.after ? Tensor() : bias;
+  const Tensor y = b.product ? b.product(in, weight, own) : linear(in, weight, own);
+  return b.after ? b.finish(y, bias) : y;
+}
 
 void Linear::visit(Visitor& v) {
   v("weight", weight, init);

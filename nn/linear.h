@@ -1,4 +1,5 @@
 #pragma once
+#include "weft/nn/boundary.h"
 #include "weft/nn/module.h"
 
 namespace weft::nn {
@@ -15,6 +16,7 @@ struct Linear : Module {
   Tensor weight;  // (out, in)
   Tensor bias;    // (out), or null
   Init init;
+  std::shared_ptr<const Boundary> boundary = {};
 
   /// No weight yet: to be tied, `head.weight = embed.weight`.
   Linear() = default;

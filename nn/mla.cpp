@@ -7,6 +7,7 @@
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
 #include "weft/core/random.h"
+#include "weft/nn/token_scope.h"
 
 namespace weft::nn {
 namespace {
@@ -37,9 +38,12 @@ Mla::Mla(std::int64_t dim, std::int64_t heads, const MlaOptions& o)
   q_norm.emplace(o.q_lora, o.norm_eps);
 }
 
-Tensor Mla::operator()(const Tensor& x, const RotaryTable& rotary, const Packing& packing,
+Tensor Mla::operator()(const Tensor& given, const RotaryTable& rotary, const Packing& packing,
                        KvCache* cache, int layer) const {
-  check(x.ndim() == 3, "mla: x must have shape (batch, tokens, dim), got {}", x.shape());
+  check(given.ndim() == 3, "mla: x must have shape (batch, tokens, dim), got {}", given.shape());
+  const TokenPart* const part = TokenScope::current();
+  Tensor x = boundary && boundary->before ? boundary->before(given) : given;
+  if (part) x = x.view({part->sequences, part->tokens, x.dim(-1)});
   if (packing) {
     packing.check_row(x);
     check(!cache, "mla: a packed row cannot go with a cache");
@@ -76,8 +80,11 @@ Tensor Mla::operator()(const Tensor& x, const RotaryTable& rotary, const Packing
   if (drop.p > 0 && is_training()) {
     how.dropout = drop.p;
     const auto per_token = static_cast<std::uint64_t>(keys);
-    how.key = RandomScope::key_for(drop.stream(),
-                                   static_cast<std::uint64_t>(H * tokens) * per_token, per_token);
+    how.key_heads = part_of_heads ? part_of_heads->all : H;
+    how.key = RandomScope::key_for(
+        drop.stream(), static_cast<std::uint64_t>(how.key_heads * tokens) * per_token, per_token);
+    if (part_of_heads)
+      how.key.first += static_cast<std::uint64_t>(part_of_heads->first * tokens) * per_token;
   }
   return proj(attention(q, k, of_kv[1], how).view({batch, tokens, H * o.v_head}));
 }

@@ -1,5 +1,8 @@
 #include "weft/nn/mlp.h"
 
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/swiglu.h"
+
 namespace weft::nn {
 
 Mlp::Mlp(std::int64_t dim, std::int64_t hidden, const MlpOptions& o)
@@ -9,8 +12,21 @@ Mlp::Mlp(std::int64_t dim, std::int64_t hidden, const MlpOptions& o)
       down(hidden, dim, {.bias = o.bias, .init = o.proj_init}) {}
 
 Tensor Mlp::operator()(const Tensor& x) const {
-  return mlp(x, up.weight, up.bias, down.weight, down.bias,
-             {.activation = options.activation, .recompute = options.recompute});
+  const Boundary* const in = up.boundary.get();
+  const Boundary* const out = down.boundary.get();
+  if ((in && (in->product || in->after)) || (out && (out->product || out->before)))
+    return composed(x);
+  const bool finish = out && out->after;
+  const Tensor y = mlp(in && in->before ? in->before(x) : x, up.weight, up.bias, down.weight,
+                       finish ? Tensor() : down.bias,
+                       {.activation = options.activation, .recompute = options.recompute});
+  return finish ? out->finish(y, down.bias) : y;
+}
+
+Tensor Mlp::composed(const Tensor& x) const {
+  const Tensor hidden = up(x);
+  if (options.activation == Activation::swiglu) return down(swiglu(hidden));
+  return down(gelu(hidden, options.activation == Activation::gelu_tanh ? Gelu::tanh : Gelu::erf));
 }
 
 void Mlp::visit(Visitor& v) {

@@ -15,7 +15,8 @@ struct MlpOptions {
 };
 
 /// dim -> hidden -> dim. For swiglu `up` holds gate and up rows packed, (2 * hidden, dim), and is
-/// named gate_up:  down(silu(gate) * up).
+/// named gate_up:  down(silu(gate) * up). One fused op, unless a plan has given one of the two a
+/// product of its own.
 struct Mlp : Module {
   MlpOptions options;
   Linear up;    // (hidden, dim), or (2 * hidden, dim)
@@ -26,6 +27,10 @@ struct Mlp : Module {
   void visit(Visitor& v) override;
   std::string describe() const override { return "Mlp"; }
   Mlp like() const;
+
+ private:
+  /// Op by op: what keeps the activated layer even with `recompute`.
+  Tensor composed(const Tensor& x) const;
 };
 
 }  // namespace weft::nn

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -19,6 +20,14 @@ struct Part {
   Shape whole;            ///< of the parameter on one rank
   std::vector<Cut> cuts;  ///< each axis at most once; none: the whole
 };
+
+/// The shape that a rank holds.
+Shape shape_of(const Part& part);
+/// Calls run(whole, own, count) for each stretch of elements that lie one after another both in the
+/// whole and in the part, from `whole` and `own` on, in the order of the part.
+void for_each_run(
+    const Part& part,
+    const std::function<void(std::int64_t whole, std::int64_t own, std::int64_t count)>& run);
 
 /// The parameters that are held in part, by dotted name.
 using Parts = std::map<std::string, Part>;

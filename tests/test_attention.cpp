@@ -325,6 +325,25 @@ TEST_CASE("attention: dropout zeroes the weights that its key names, forward and
                   inputs({1, 5, 5, 2, 1, 3})) == "");
 }
 
+TEST_CASE("attention: a part of the heads drops what it would among all of them") {
+  const TensorList in = inputs({2, 6, 7, 4, 2, 3});
+  const AttentionOptions whole{.causal = true, .dropout = 0.4, .key = {5, 6, 11}};
+  const Tensor want = attention(in[0], in[1], in[2], whole);
+  for (const std::int64_t first : {0, 2}) {
+    AttentionOptions part = whole;
+    part.key_heads = 4;
+    part.key.first += static_cast<std::uint64_t>(first * 6 * 7);
+    const auto heads = [&](int i, std::int64_t from, std::int64_t n) {
+      return narrow(in[i], 2, from, n);
+    };
+    const Tensor got =
+        attention(heads(0, first, 2), heads(1, first / 2, 1), heads(2, first / 2, 1), part);
+    CHECK(test::different_bits(got, narrow(want, 2, first, 2).contiguous()) == "");
+    CHECK(gradcheck(op(part),
+                    {heads(0, first, 2), heads(1, first / 2, 1), heads(2, first / 2, 1)}) == "");
+  }
+}
+
 TEST_CASE("attention: memory grows with T, not with its square") {
   const auto peak = [](std::int64_t t) {
     TensorList in = inputs({1, t, t, 2, 2, 8}, DType::f32);
@@ -384,6 +403,7 @@ TEST_CASE("attention: errors name the rule and what was given") {
   CHECK(text(x, x, {.causal = true, .window = -1}) ==
         "attention: window must be at least 0, got -1");
   CHECK(text(x, x, {.window = 2}) == "attention: window 2 needs causal");
+  CHECK(text(x, x, {.key_heads = -1}) == "attention: key_heads must be at least 0, got -1");
   CHECK(text(x, x, {.dropout = 1}) == "attention: dropout must be in [0, 1), got 1");
   const Tensor a = Tensor::zeros(x);
   CHECK(test::error_of([&] {

@@ -53,11 +53,11 @@ inline KeyRange within(KeyRange seen, std::int64_t begin, std::int64_t n) {
 }
 
 /// The number that the first weight of a query, that of key `begin`, has in the key's sequence.
-/// Weight ((b H + h) T + t) S + s of the whole has that number.
+/// Weight ((b H + h) T + t) S + s of the whole has that number, where H is key_heads.
 inline std::uint64_t dropout_number(const AttentionSpec& a, const Sequence& seq, std::int64_t head,
                                     std::int64_t query, std::int64_t begin) {
   const std::int64_t row =
-      (seq.batch * a.heads + head) * a.queries + seq.q0 - seq.batch * a.queries + query;
+      (seq.batch * a.key_heads + head) * a.queries + seq.q0 - seq.batch * a.queries + query;
   return a.key.first +
          static_cast<std::uint64_t>(row * a.keys + seq.k0 - seq.batch * a.keys + begin);
 }

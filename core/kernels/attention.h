@@ -13,6 +13,7 @@ struct AttentionSpec {
   double scale = 1;
   double dropout = 0;
   RandomKey key = {};
+  std::int64_t key_heads = 0;  ///< of a batch row in the numbers of the key
 };
 
 /// q (B, T, H, D), k (B, S, Hkv, D), v (B, S, Hkv, V): f32 or f64, on a GPU bf16 too, tokens
