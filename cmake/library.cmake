@@ -110,6 +110,8 @@ set(weft_sources
   distributed/operation.cpp
   distributed/process_group.cpp
   distributed/sum_ranks.cpp
+  distributed/thread_channel.cpp
+  distributed/thread_job.cpp
   distributed/thread_world.cpp
   distributed/world.cpp
   io/checkpoint.cpp
@@ -172,7 +174,7 @@ set_source_files_properties(core/cpu/simd/isa_avx2.cpp PROPERTIES COMPILE_OPTION
 set_source_files_properties(core/cpu/simd/isa_avx512.cpp PROPERTIES COMPILE_OPTIONS
   "-ffp-contract=off;-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mfma;-mf16c;-mprefer-vector-width=512;-Wno-uninitialized;-Wno-maybe-uninitialized")
 foreach(file ${weft_sources})
-  if(file MATCHES "/core/cpu/[a-z_]*.cpp$")
+  if(file MATCHES "/core/cpu/[a-z_]*.cpp$|/distributed/sum_ranks.cpp$")
     set_property(SOURCE ${file} APPEND PROPERTY COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
   endif()
 endforeach()

@@ -11,7 +11,11 @@ double seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 
 }  // namespace
 
-CommThread::CommThread(const WorldOptions& options, bool threaded) : link_(options.link) {
+CommThread::CommThread(int rank, const WorldOptions& options, bool threaded)
+    : rank_(rank),
+      link_(options.link),
+      dump_folder_(options.dump_folder),
+      recorder_(std::make_shared<FlightRecorder>()) {
   if (threaded) thread_ = std::thread([this] { work(); });
 }
 
@@ -26,66 +30,139 @@ void CommThread::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void CommThread::submit(const std::shared_ptr<Operation>& op) {
-  op->thread = this;
-  op->called = Clock::now();
-  const std::int64_t number = recorder_.called(*op);
-  if (!thread_.joinable()) {
-    run(*op, number);
-    return;
+Operation& CommThread::take() {
+  if (abandoned_ > 0)
+    for (const auto& op : operations_)
+      if (op->channel && !op->held && op->done.load(std::memory_order_acquire)) {
+        --abandoned_;
+        recycle(*op);
+      }
+  if (!free_) {
+    operations_.push_back(std::make_unique<Operation>());
+    free_ = operations_.back().get();
   }
+  Operation& op = *free_;
+  free_ = std::exchange(op.next, nullptr);
+  op.held = true;
+  return op;
+}
+
+void CommThread::give_back(Operation& op) {
+  op.held = false;
+  if (op.done.load(std::memory_order_acquire))
+    recycle(op);
+  else
+    ++abandoned_;
+}
+
+// Here, on the rank's own thread: its allocator gets the blocks of the tensors back.
+void CommThread::recycle(Operation& op) {
+  op.out = {};
+  op.in = {};
+  op.channel.reset();
+  op.out_count.clear();
+  op.in_count.clear();
+  op.reduce = Reduce::sum;
+  op.to = op.from = -1;
+  op.failed = false;
+  op.next = free_;
+  free_ = &op;
+}
+
+void CommThread::submit(Operation& op) {
+  op.done.store(false, std::memory_order_relaxed);
+  op.number = recorder_->called(op);
+  std::unique_lock lock(mutex_);
+  (first_ ? last_->next : first_) = &op;
+  last_ = &op;
+  if (!thread_.joinable())
+    make_next(lock);
+  else if (!running_)
+    wake_.notify_one();
+}
+
+void CommThread::wait(Operation& op) {
+  if (!op.done.load(std::memory_order_acquire)) {
+    const auto begin = Clock::now();
+    std::unique_lock lock(mutex_);
+    while (!op.done.load(std::memory_order_relaxed)) {
+      if (!running_) {
+        make_next(lock);
+        continue;
+      }
+      waiting_ = true;
+      finished_.wait(lock);
+      waiting_ = false;
+    }
+    stats_.waiting_s += seconds(Clock::now() - begin);
+    if (first_ && !running_) wake_.notify_one();
+  }
+  if (!op.failed) return;
+  std::string why;
   {
     const std::lock_guard lock(mutex_);
-    queue_.push_back({op, number});
+    why = failure_;
   }
-  wake_.notify_one();
+  throw Error(why, Fault::system);
 }
 
 void CommThread::work() {
+  std::unique_lock lock(mutex_);
   for (;;) {
-    Job job;
-    {
-      std::unique_lock lock(mutex_);
-      wake_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      job = std::move(queue_.front());
-      queue_.pop_front();
-    }
-    run(*job.op, job.number);
+    wake_.wait(lock, [this] { return first_ ? !running_ : stopping_; });
+    if (!first_) return;
+    make_next(lock);
   }
 }
 
-void CommThread::run(Operation& op, std::int64_t number) {
-  op.started = Clock::now();
-  recorder_.started(number);
+// Called with the lock, and gives it up meanwhile.
+void CommThread::make_next(std::unique_lock<std::mutex>& lock) {
+  Operation& op = *first_;
+  first_ = std::exchange(op.next, nullptr);
+  running_ = true;
+  const std::string failure = failure_;
+  lock.unlock();
+  const bool well = run(op, failure);
+  lock.lock();
+  running_ = false;
+  op.failed = !well;
+  ++stats_.calls;
+  if (well) stats_.bytes_sent += op.bytes_sent(op.channel->rank(), op.channel->size());
+  stats_.busy_s += seconds(op.ended - op.started);
+  // From here on the operation is the caller's.
+  op.done.store(true, std::memory_order_release);
+  if (waiting_) finished_.notify_one();
+}
+
+bool CommThread::run(Operation& op, const std::string& failure) {
+  op.started = op.ended = Clock::now();
+  if (!failure.empty()) {
+    recorder_->ended(op.number, false);
+    return false;
+  }
+  recorder_->started(op.number);
+  std::string error;
   try {
     op.channel->run(op);
-  } catch (...) {
-    op.error = std::current_exception();
-  }
-  const std::int64_t sent = op.bytes_sent(op.channel->rank(), op.channel->size());
-  if (!op.error && (link_.bytes_per_s > 0 || link_.latency_s > 0) && op.channel->size() > 1) {
-    const double least =
-        link_.latency_s +
-        (link_.bytes_per_s > 0 ? static_cast<double>(sent) / link_.bytes_per_s : 0.0);
-    std::this_thread::sleep_until(op.started + std::chrono::duration_cast<Clock::duration>(
-                                                   std::chrono::duration<double>(least)));
+    const int size = op.channel->size();
+    if (size > 1 && (link_.bytes_per_s > 0 || link_.latency_s > 0)) {
+      double least = link_.latency_s;
+      if (link_.bytes_per_s > 0)
+        least += static_cast<double>(op.bytes_sent(op.channel->rank(), size)) / link_.bytes_per_s;
+      std::this_thread::sleep_until(op.started + std::chrono::duration_cast<Clock::duration>(
+                                                     std::chrono::duration<double>(least)));
+    }
+  } catch (const std::exception& e) {
+    error = e.what();
+    if (error.empty()) error = describe(op) + " failed";
   }
   op.ended = Clock::now();
-  recorder_.ended(number, !op.error);
-  {
-    const std::lock_guard lock(mutex_);
-    ++stats_.calls;
-    stats_.bytes_sent += sent;
-    stats_.busy_s += seconds(op.ended - op.started);
-  }
-  op.done.store(1, std::memory_order_release);
-  op.done.notify_all();
-}
-
-void CommThread::waited(double s) {
+  recorder_->ended(op.number, error.empty());
+  if (error.empty()) return true;
+  if (!dump_folder_.empty()) recorder_->write(dump_folder_, rank_, error);
   const std::lock_guard lock(mutex_);
-  stats_.waiting_s += s;
+  failure_ = error;
+  return false;
 }
 
 CommStats CommThread::stats() const {

@@ -1,44 +1,60 @@
 #pragma once
 #include <condition_variable>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "weft/distributed/world.h"
 
 namespace weft::distributed {
 
-/// The thread that makes all collectives of one rank, in the order of the calls, while the rank's
-/// own thread computes. Without a thread (fake ranks) they are made at once by the caller.
+/// Makes all collectives of one rank, in the order of the calls, while the rank's own thread
+/// computes. When that one waits and the next collective has not begun, it makes it itself: a
+/// change of threads costs more than a small collective. Without a thread (fake ranks) the caller
+/// makes all of them at once.
 class CommThread {
  public:
-  CommThread(const WorldOptions& options, bool threaded);
+  CommThread(int rank, const WorldOptions& options, bool threaded);
   ~CommThread();
   CommThread(const CommThread&) = delete;
 
-  void submit(const std::shared_ptr<Operation>& op);
+  // For the rank's own thread.
+  /// An empty operation, held until give_back().
+  Operation& take();
+  void submit(Operation& op);
+  /// Throws Error when this collective or one before it failed.
+  void wait(Operation& op);
+  void give_back(Operation& op);
   /// Ends after what is queued; nothing may be submitted any more.
   void stop();
-  void waited(double seconds);
 
   CommStats stats() const;
-  const FlightRecorder& recorder() const { return recorder_; }
+  const std::shared_ptr<FlightRecorder>& recorder() const { return recorder_; }
 
  private:
-  struct Job {
-    std::shared_ptr<Operation> op;
-    std::int64_t number;  // in the recorder
-  };
   void work();
-  void run(Operation& op, std::int64_t number);
+  void make_next(std::unique_lock<std::mutex>& lock);
+  bool run(Operation& op, const std::string& failure);
+  void recycle(Operation& op);
 
+  const int rank_;
   const SimulatedLink link_;
-  FlightRecorder recorder_;
+  const std::string dump_folder_;
+  const std::shared_ptr<FlightRecorder> recorder_;
+
+  // The rank's own thread only.
+  std::vector<std::unique_ptr<Operation>> operations_;
+  Operation* free_ = nullptr;
+  int abandoned_ = 0;  // given back before they were done
+
   mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<Job> queue_;
+  std::condition_variable wake_, finished_;
+  Operation *first_ = nullptr, *last_ = nullptr;  // the queue
+  bool running_ = false;                          // somebody makes a collective
+  bool waiting_ = false;                          // the rank's own thread sleeps
   bool stopping_ = false;
+  std::string failure_;  // of the first collective that failed: no other one is tried
   CommStats stats_;
   std::thread thread_;
 };

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "weft/core/error.h"
+#include "weft/io/file.h"
 
 namespace weft::distributed {
 namespace {
@@ -84,6 +85,22 @@ std::string FlightRecorder::dump() const {
         message("{} {} out {} in {} {} called {} started {} ended {}\n", e.number, e.text(),
                 e.out_elements, e.in_elements, name(e.state), e.called_s, e.started_s, e.ended_s);
   return text;
+}
+
+void FlightRecorder::write(const std::string& folder, int rank, const std::string& why) const {
+  try {
+    io::make_directories(folder);
+    io::write_file(message("{}/rank_{}.txt", folder, rank), why + "\n" + dump());
+  } catch (const Error& e) {
+    log_line(e.what());
+  }
+}
+
+std::vector<std::string> collective_trace(const FlightRecorder& recorder) {
+  std::vector<std::string> texts;
+  for (const FlightEntry& e : recorder.entries())
+    if (!is_message(e.kind)) texts.push_back(e.text());
+  return texts;
 }
 
 }  // namespace weft::distributed

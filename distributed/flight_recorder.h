@@ -1,4 +1,5 @@
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -42,13 +43,21 @@ class FlightRecorder {
   std::int64_t count() const;
   /// One line an entry.
   std::string dump() const;
+  /// Writes why the job stopped, and the dump, to rank_<rank>.txt in `folder`, which is made. A
+  /// disk that refuses is no reason to end worse: then nothing is written.
+  void write(const std::string& folder, int rank, const std::string& why) const;
 
  private:
   double now() const;
+
   mutable std::mutex mutex_;
   std::vector<FlightEntry> ring_;
   std::int64_t count_ = 0;
   std::chrono::steady_clock::time_point start_;
 };
+
+/// The texts of the collectives that whole groups make, oldest first: where the layout is what
+/// decides, the same on every rank. Messages between two ranks are left out.
+std::vector<std::string> collective_trace(const FlightRecorder& recorder);
 
 }  // namespace weft::distributed

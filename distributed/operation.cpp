@@ -67,11 +67,10 @@ std::string difference(const Operation& a, int rank_a, const Operation& b, int r
     return message("{}: rank {} called {}, rank {} called {}", rule, rank(rank_a), describe(a),
                    rank(rank_b), describe(b));
   };
-  const bool point_to_point = a.kind >= Collective::exchange && a.kind <= Collective::receive;
   const auto at = [](const std::vector<std::int64_t>& v, int r) {
     return v[static_cast<std::size_t>(r)];
   };
-  if (point_to_point) {
+  if (is_message(a.kind)) {
     // Only what one of the two sends and the other one receives has to agree.
     if (a.to == rank_b &&
         (b.from != rank_a || a.in.numel() != b.out.numel() || a.in.dtype() != b.out.dtype()))

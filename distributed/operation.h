@@ -2,9 +2,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <exception>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -24,29 +22,34 @@ enum class Collective : std::uint8_t {
   barrier
 };
 const char* name(Collective c);
+/// Between two ranks: the others of the group do not call it.
+inline bool is_message(Collective c) {
+  return c >= Collective::exchange && c <= Collective::receive;
+}
 
 /// How the values of several ranks become one.
 enum class Reduce : std::uint8_t { sum, max, min };
 
-/// Rows (of the first axis) for each rank of a group; empty: the same for all.
-using Rows = std::vector<std::int64_t>;
-
 class Channel;
-class CommThread;
 
-/// One collective of one rank, from the call until its result is there.
+/// One collective of one rank, from the call until its result is there. Recycled: filling one in
+/// touches no heap once its lists have grown.
 struct Operation {
   Collective kind = Collective::barrier;
   Reduce reduce = Reduce::sum;
   std::int64_t sequence = 0;  ///< number of this call among those of its group
   std::shared_ptr<Channel> channel;
-  CommThread* thread = nullptr;                   ///< that carries it out
   Tensor out, in;                                 ///< contiguous; null where there is none
   std::vector<std::int64_t> out_count, in_count;  ///< elements by rank of the group
   int to = -1, from = -1;  ///< exchange, send, receive: ranks of the group; from: broadcast's root
-  std::chrono::steady_clock::time_point called, started, ended;
-  std::exception_ptr error;
-  std::atomic<int> done{0};
+
+  // Of the communication thread.
+  std::chrono::steady_clock::time_point started, ended;
+  std::int64_t number = 0;  ///< in the flight recorder
+  Operation* next = nullptr;
+  bool failed = false;
+  bool held = false;  ///< by a Work
+  std::atomic<bool> done{true};
 
   DType dtype() const { return out ? out.dtype() : in ? in.dtype() : DType::u8; }
   /// Bytes that this rank sends to others.
@@ -62,8 +65,10 @@ class Channel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  /// Carries the operation out: called in program order by this rank's communication thread.
-  /// Throws Error (Fault::system) when a rank is lost or the ranks called different things.
+  /// Carries the operation out. Called in program order, for all channels of a rank by one thread
+  /// at a time: its communication thread, or its own one when that would only wait.
+  /// Throws Error (Fault::system) when a rank is lost or the ranks called different things; after
+  /// that nothing is called any more, on no channel of the rank.
   virtual void run(Operation& op) = 0;
 
   const std::string& name() const { return name_; }

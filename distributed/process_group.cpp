@@ -1,6 +1,7 @@
 #include "weft/distributed/process_group.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "weft/core/error.h"
 #include "weft/distributed/comm_thread.h"
@@ -10,36 +11,36 @@ namespace {
 
 using Counts = std::vector<std::int64_t>;
 
+std::int64_t rows_of(const Tensor& t) { return t.ndim() ? t.dim(0) : 1; }
+
 std::int64_t row_elements(const Tensor& t) {
   std::int64_t n = 1;
   for (int i = 1; i < t.ndim(); ++i) n *= t.dim(i);
   return n;
 }
 
-// Elements by rank: from `rows`, or equal parts of `whole` rows.
-Counts elements_by_rank(const char* op, const Rows& rows, int size, std::int64_t whole,
-                        std::int64_t row) {
-  Counts counts(rows);
+// Elements by rank: from `rows`, or equal parts of the rows of `whole`.
+void elements_by_rank(const char* op, RowList rows, int size, const Tensor& whole, Counts& counts) {
+  const std::int64_t total = rows_of(whole), row = row_elements(whole);
   if (rows.empty()) {
-    check(whole % size == 0, "{}: {} rows do not divide among {} ranks; say how many each has", op,
-          whole, size);
-    counts.assign(static_cast<std::size_t>(size), whole / size);
+    check(total % size == 0, "{}: {} rows do not divide among {} ranks; say how many each has", op,
+          total, size);
+    counts.assign(static_cast<std::size_t>(size), total / size * row);
+    return;
   }
-  check(static_cast<int>(counts.size()) == size,
-        "{}: rows must have one number for each of {} ranks, got {}", op, size, counts.size());
+  check(rows.size() == size, "{}: rows must have one number for each of {} ranks, got {}", op, size,
+        rows.size());
   std::int64_t sum = 0;
-  for (std::int64_t& c : counts) {
-    check(c >= 0, "{}: rows must be at least 0, got {}", op, c);
-    sum += c;
-    c *= row;
+  for (int r = 0; r < size; ++r) {
+    check(rows[r] >= 0, "{}: rows must be at least 0, got {}", op, rows[r]);
+    sum += rows[r];
+    counts.push_back(rows[r] * row);
   }
-  check(sum == whole, "{}: rows must add up to {}, got {}", op, whole, sum);
-  return counts;
+  check(sum == total, "{}: rows must add up to {}, got {}", op, total, sum);
 }
 
 void check_tensor(const char* op, const Tensor& t) {
   check(static_cast<bool>(t), "{}: a tensor is null", op);
-  check(t.ndim() >= 1 || t.numel() == 1, "{}: tensors must have a first axis", op);
   check(t.is_contiguous(), "{}: tensors must be contiguous, got {} with strides {}", op, t.shape(),
         t.strides());
   check(t.device().is_cpu() || t.is_meta(), "{}: device must be cpu or meta, got {}", op,
@@ -49,149 +50,196 @@ void check_tensor(const char* op, const Tensor& t) {
 void check_pair(const char* op, const Tensor& out, const Tensor& in) {
   check_tensor(op, out);
   check_tensor(op, in);
-  check(out.dtype() == in.dtype(), "{}: out must have the dtype of in, {}, got {}", op,
-        weft::name(in.dtype()), weft::name(out.dtype()));
+  check(out.dtype() == in.dtype(), "{}: out must have the dtype of in, {}, got {}", op, in.dtype(),
+        out.dtype());
   check(out.device() == in.device(), "{}: out must be on the device of in, {}, got {}", op,
         in.device(), out.device());
   check(row_elements(out) == row_elements(in),
         "{}: rows of out must be as long as those of in {}, got {}", op, in.shape(), out.shape());
 }
 
-std::int64_t rows_of(const Tensor& t) { return t.ndim() ? t.dim(0) : 1; }
+void check_reducible(const char* op, DType t) {
+  if (!is_compute(t) && !is_integral(t)) throw_bad_dtype(op, t, "f32, f64, bf16, i32, i64, u8");
+}
+
+bool overlap(const Tensor& a, const Tensor& b) {
+  return a.numel() > 0 && b.numel() > 0 && a.storage() == b.storage() &&
+         a.offset() < b.offset() + b.numel() && b.offset() < a.offset() + a.numel();
+}
+
+// `part` must be the elements of this rank in `whole`, or memory of its own.
+void check_in_place(const char* op, const char* name, const Tensor& part, const Tensor& whole,
+                    const Counts& counts, int rank) {
+  if (!overlap(part, whole)) return;
+  std::int64_t begin = whole.offset();
+  for (int r = 0; r < rank; ++r) begin += counts[static_cast<std::size_t>(r)];
+  check(part.offset() == begin, "{}: {} shares memory with more than the rows of its own rank", op,
+        name);
+}
 
 // Where each rank's share of a sum begins does not change its bits: any split will do.
-Counts equal_shares(std::int64_t elements, int size) {
+void equal_shares(std::int64_t elements, int size, Counts& counts) {
   constexpr std::int64_t kLine = 64;
   const std::int64_t share = (elements / size + kLine - 1) / kLine * kLine;
-  Counts counts;
   for (int r = 0; r < size; ++r) {
     const std::int64_t n = r + 1 == size ? elements : std::min(share, elements);
     counts.push_back(n);
     elements -= n;
   }
-  return counts;
 }
 
 }  // namespace
 
-void Work::wait() {
-  if (!op_) return;
-  const std::shared_ptr<Operation> op = std::move(op_);
-  if (op->done.load(std::memory_order_acquire) == 0) {
-    const auto begin = std::chrono::steady_clock::now();
-    op->done.wait(0, std::memory_order_acquire);
-    op->thread->waited(
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-  }
-  if (op->error) std::rethrow_exception(op->error);
+Work::Work(Work&& o) noexcept : thread_(std::move(o.thread_)), op_(std::exchange(o.op_, nullptr)) {}
+
+Work& Work::operator=(Work&& o) noexcept {
+  std::swap(thread_, o.thread_);
+  std::swap(op_, o.op_);
+  return *this;
 }
 
-bool Work::done() const { return !op_ || op_->done.load(std::memory_order_acquire) != 0; }
+Work::~Work() {
+  if (op_) thread_->give_back(*op_);
+}
+
+void Work::wait() {
+  if (!op_) return;
+  const Work ending = std::move(*this);
+  ending.thread_->wait(*ending.op_);
+}
+
+bool Work::done() const { return !op_ || op_->done.load(std::memory_order_acquire); }
+
+// An operation while it is filled in: a check that throws gives it back.
+struct ProcessGroup::Call {
+  Call(const ProcessGroup& group, Collective kind)
+      : op(group.thread_->take()), work(group.thread_, op) {
+    op.kind = kind;
+  }
+  Operation& op;
+  Work work;
+};
 
 ProcessGroup::ProcessGroup(std::shared_ptr<Channel> channel, std::shared_ptr<CommThread> thread)
     : channel_(std::move(channel)), thread_(std::move(thread)) {}
 
-std::shared_ptr<Operation> ProcessGroup::make(Collective kind, const Tensor& out,
-                                              const Tensor& in) {
-  auto op = std::make_shared<Operation>();
-  op->kind = kind;
-  op->out = out;
-  op->in = in;
-  const bool message = kind >= Collective::exchange && kind <= Collective::receive;
-  op->sequence = message ? messages_++ : sequence_++;
-  op->channel = channel_;
-  if (out) out.bump_version();
-  return op;
-}
-
-Work ProcessGroup::submit(std::shared_ptr<Operation> op) {
+Work ProcessGroup::submit(Call& call) {
+  Operation& op = call.op;
+  op.sequence = is_message(op.kind) ? messages_++ : sequence_++;
+  op.channel = channel_;
+  if (op.out) op.out.bump_version();
   thread_->submit(op);
-  return Work(std::move(op));
+  return std::move(call.work);
 }
 
 Work ProcessGroup::all_reduce(const Tensor& x, Reduce reduce) {
   check_tensor("all_reduce", x);
-  auto op = make(Collective::all_reduce, x, x);
-  op->reduce = reduce;
-  op->in_count = op->out_count = equal_shares(x.numel(), size());
-  return submit(std::move(op));
+  check_reducible("all_reduce", x.dtype());
+  Call call(*this, Collective::all_reduce);
+  Operation& op = call.op;
+  op.out = op.in = x;
+  op.reduce = reduce;
+  equal_shares(x.numel(), size(), op.in_count);
+  op.out_count = op.in_count;
+  return submit(call);
 }
 
-Work ProcessGroup::all_gather(const Tensor& out, const Tensor& in, const Rows& rows) {
+Work ProcessGroup::all_gather(const Tensor& out, const Tensor& in, RowList rows) {
   check_pair("all_gather", out, in);
-  Counts counts = elements_by_rank("all_gather", rows, size(), rows_of(out), row_elements(out));
-  check(in.numel() == counts[static_cast<std::size_t>(rank())],
+  Call call(*this, Collective::all_gather);
+  Operation& op = call.op;
+  elements_by_rank("all_gather", rows, size(), out, op.out_count);
+  check(in.numel() == op.out_count[static_cast<std::size_t>(rank())],
         "all_gather: in must have {} rows, got {}",
-        rows.empty() ? rows_of(out) / size() : rows[static_cast<std::size_t>(rank())], rows_of(in));
-  auto op = make(Collective::all_gather, out, in);
-  op->in_count = op->out_count = std::move(counts);
-  return submit(std::move(op));
+        rows.empty() ? rows_of(out) / size() : rows[rank()], rows_of(in));
+  check_in_place("all_gather", "in", in, out, op.out_count, rank());
+  op.in_count = op.out_count;
+  op.out = out;
+  op.in = in;
+  return submit(call);
 }
 
-Work ProcessGroup::reduce_scatter(const Tensor& out, const Tensor& in, const Rows& rows,
+Work ProcessGroup::reduce_scatter(const Tensor& out, const Tensor& in, RowList rows,
                                   Reduce reduce) {
   check_pair("reduce_scatter", out, in);
-  Counts counts = elements_by_rank("reduce_scatter", rows, size(), rows_of(in), row_elements(in));
-  check(out.numel() == counts[static_cast<std::size_t>(rank())],
+  check_reducible("reduce_scatter", in.dtype());
+  Call call(*this, Collective::reduce_scatter);
+  Operation& op = call.op;
+  elements_by_rank("reduce_scatter", rows, size(), in, op.in_count);
+  check(out.numel() == op.in_count[static_cast<std::size_t>(rank())],
         "reduce_scatter: out must have {} rows, got {}",
-        rows.empty() ? rows_of(in) / size() : rows[static_cast<std::size_t>(rank())], rows_of(out));
-  auto op = make(Collective::reduce_scatter, out, in);
-  op->reduce = reduce;
-  op->in_count = op->out_count = std::move(counts);
-  return submit(std::move(op));
+        rows.empty() ? rows_of(in) / size() : rows[rank()], rows_of(out));
+  check_in_place("reduce_scatter", "out", out, in, op.in_count, rank());
+  op.reduce = reduce;
+  op.out_count = op.in_count;
+  op.out = out;
+  op.in = in;
+  return submit(call);
 }
 
-Work ProcessGroup::all_to_all(const Tensor& out, const Tensor& in, const Rows& out_rows,
-                              const Rows& in_rows) {
+Work ProcessGroup::all_to_all(const Tensor& out, const Tensor& in, RowList out_rows,
+                              RowList in_rows) {
   check_pair("all_to_all", out, in);
-  check(out.numel() == 0 || !out.storage() || out.storage() != in.storage(),
-        "all_to_all: out must not share memory with in");
-  Counts to_me = elements_by_rank("all_to_all", out_rows, size(), rows_of(out), row_elements(out));
-  Counts from_me = elements_by_rank("all_to_all", in_rows, size(), rows_of(in), row_elements(in));
-  auto op = make(Collective::all_to_all, out, in);
-  op->out_count = std::move(to_me);
-  op->in_count = std::move(from_me);
-  return submit(std::move(op));
+  check(!overlap(out, in), "all_to_all: out must not share memory with in");
+  Call call(*this, Collective::all_to_all);
+  Operation& op = call.op;
+  elements_by_rank("all_to_all", out_rows, size(), out, op.out_count);
+  elements_by_rank("all_to_all", in_rows, size(), in, op.in_count);
+  op.out = out;
+  op.in = in;
+  return submit(call);
 }
 
 Work ProcessGroup::broadcast(const Tensor& x, int root) {
   check_tensor("broadcast", x);
   check(root >= 0 && root < size(), "broadcast: root must be a rank below {}, got {}", size(),
         root);
-  auto op = make(Collective::broadcast, x, x);
-  op->from = root;
-  op->in_count = op->out_count = {x.numel()};
-  return submit(std::move(op));
+  Call call(*this, Collective::broadcast);
+  Operation& op = call.op;
+  op.out = op.in = x;
+  op.from = root;
+  op.in_count.push_back(x.numel());
+  op.out_count = op.in_count;
+  return submit(call);
 }
 
 Work ProcessGroup::exchange(const Tensor& out, int from, const Tensor& in, int to) {
   check_pair("exchange", out, in);
+  check(!overlap(out, in), "exchange: out must not share memory with in");
   check(from >= 0 && from < size() && to >= 0 && to < size(),
         "exchange: from and to must be ranks below {}, got {} and {}", size(), from, to);
-  auto op = make(Collective::exchange, out, in);
-  op->from = from;
-  op->to = to;
-  return submit(std::move(op));
+  Call call(*this, Collective::exchange);
+  Operation& op = call.op;
+  op.out = out;
+  op.in = in;
+  op.from = from;
+  op.to = to;
+  return submit(call);
 }
 
 Work ProcessGroup::send(const Tensor& x, int to) {
   check_tensor("send", x);
   check(to >= 0 && to < size() && to != rank(), "send: to must be another rank below {}, got {}",
         size(), to);
-  auto op = make(Collective::send, {}, x);
-  op->to = to;
-  return submit(std::move(op));
+  Call call(*this, Collective::send);
+  call.op.in = x;
+  call.op.to = to;
+  return submit(call);
 }
 
 Work ProcessGroup::receive(const Tensor& x, int from) {
   check_tensor("receive", x);
   check(from >= 0 && from < size() && from != rank(),
         "receive: from must be another rank below {}, got {}", size(), from);
-  auto op = make(Collective::receive, x, {});
-  op->from = from;
-  return submit(std::move(op));
+  Call call(*this, Collective::receive);
+  call.op.out = x;
+  call.op.from = from;
+  return submit(call);
 }
 
-Work ProcessGroup::barrier() { return submit(make(Collective::barrier, {}, {})); }
+Work ProcessGroup::barrier() {
+  Call call(*this, Collective::barrier);
+  return submit(call);
+}
 
 }  // namespace weft::distributed

@@ -1,5 +1,7 @@
 #pragma once
+#include <initializer_list>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -9,11 +11,16 @@ namespace weft::distributed {
 
 class CommThread;
 
-/// A collective under way. Its tensors must not be touched before wait() has returned.
+/// A collective under way. Its tensors must not be touched before wait() has returned, or done()
+/// has said so. Belongs to the thread that called the collective. Dropped without wait() it goes
+/// on, and a failure shows at the next one that is waited for.
 class [[nodiscard]] Work {
  public:
   Work() = default;
-  explicit Work(std::shared_ptr<Operation> op) : op_(std::move(op)) {}
+  Work(std::shared_ptr<CommThread> thread, Operation& op) : thread_(std::move(thread)), op_(&op) {}
+  Work(Work&& o) noexcept;
+  Work& operator=(Work&& o) noexcept;
+  ~Work();
   /// Returns when the result is there. Throws Error (Fault::system) when a rank was lost, the ranks
   /// called different collectives, or one of them did not come in time.
   void wait();
@@ -21,7 +28,25 @@ class [[nodiscard]] Work {
   bool done() const;
 
  private:
-  std::shared_ptr<Operation> op_;
+  std::shared_ptr<CommThread> thread_;
+  Operation* op_ = nullptr;
+};
+
+/// How many rows (of the first axis) each rank of a group has: a list that the caller keeps until
+/// the call has returned. Empty: the same for all.
+using Rows = std::vector<std::int64_t>;
+class RowList {
+ public:
+  RowList() = default;
+  RowList(const Rows& rows) : rows_(rows) {}
+  RowList(std::span<const std::int64_t> rows) : rows_(rows) {}
+  RowList(std::initializer_list<std::int64_t> rows) : rows_(rows.begin(), rows.size()) {}
+  bool empty() const { return rows_.empty(); }
+  int size() const { return static_cast<int>(rows_.size()); }
+  std::int64_t operator[](int rank) const { return rows_[static_cast<std::size_t>(rank)]; }
+
+ private:
+  std::span<const std::int64_t> rows_;
 };
 
 /// Ranks that move data among themselves. Every member makes the same calls in the same order; each
@@ -33,8 +58,8 @@ class [[nodiscard]] Work {
 /// Dtypes   all of them; reductions f32, f64, bf16 (added in f32, rounded once), i32, i64, u8
 /// Device   cpu, meta (nothing is moved)
 /// Order    values are added in the order of ranks: every backend and every rank has the same bits
-/// Throws   Error on tensors that are not contiguous, dtypes that differ, and rows that do not add
-///          up
+/// Throws   Error on tensors that are not contiguous or overlap, dtypes that differ or cannot be
+///          added, and rows that do not add up
 ///
 /// Tensors are seen along their first axis: `rows` says how many rows each rank has; 0 is legal.
 class ProcessGroup {
@@ -50,13 +75,12 @@ class ProcessGroup {
   /// x <- the reduction of every rank's x, element by element.
   Work all_reduce(const Tensor& x, Reduce reduce = Reduce::sum);
   /// out <- the rows of all ranks, in their order. `in` may be its own part of `out`.
-  Work all_gather(const Tensor& out, const Tensor& in, const Rows& rows = {});
+  Work all_gather(const Tensor& out, const Tensor& in, RowList rows = {});
   /// out <- this rank's rows of the reduction of every rank's `in`. `out` may be that part of `in`.
-  Work reduce_scatter(const Tensor& out, const Tensor& in, const Rows& rows = {},
+  Work reduce_scatter(const Tensor& out, const Tensor& in, RowList rows = {},
                       Reduce reduce = Reduce::sum);
   /// The first in_rows[0] rows of `in` go to rank 0, and so on; out_rows[r] rows come from rank r.
-  Work all_to_all(const Tensor& out, const Tensor& in, const Rows& out_rows = {},
-                  const Rows& in_rows = {});
+  Work all_to_all(const Tensor& out, const Tensor& in, RowList out_rows = {}, RowList in_rows = {});
   /// x <- x of rank `root`.
   Work broadcast(const Tensor& x, int root);
   /// Sends `in` and receives `out` at once: what a ring needs.
@@ -71,8 +95,8 @@ class ProcessGroup {
   std::int64_t calls() const { return sequence_; }
 
  private:
-  std::shared_ptr<Operation> make(Collective kind, const Tensor& out, const Tensor& in);
-  Work submit(std::shared_ptr<Operation> op);
+  struct Call;
+  Work submit(Call& call);
 
   std::shared_ptr<Channel> channel_;
   std::shared_ptr<CommThread> thread_;

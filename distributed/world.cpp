@@ -13,12 +13,15 @@ World::World(int rank, int size, const WorldOptions& options)
   check(size >= 1 && rank >= 0 && rank < size, "world: rank must be below size {}, got {}", size,
         rank);
   check(options.timeout_s > 0, "world: timeout_s must be positive, got {}", options.timeout_s);
+  check(options.link.bytes_per_s >= 0 && options.link.latency_s >= 0,
+        "world: the link's bytes_per_s and latency_s must be at least 0, got {} and {}",
+        options.link.bytes_per_s, options.link.latency_s);
 }
 
 World::~World() { stop(); }
 
 void World::start(bool threaded) {
-  thread_ = std::make_shared<CommThread>(options_, threaded);
+  thread_ = std::make_shared<CommThread>(rank_, options_, threaded);
   std::vector<int> everybody(static_cast<std::size_t>(size_));
   std::iota(everybody.begin(), everybody.end(), 0);
   all_ = group("world", everybody);
@@ -40,13 +43,15 @@ std::shared_ptr<ProcessGroup> World::group(const std::string& name, const std::v
   }
   const int number = groups_++;
   const auto place = std::find(ranks.begin(), ranks.end(), rank_);
-  if (place == ranks.end()) return nullptr;
-  return std::make_shared<ProcessGroup>(
-      open(name, ranks, static_cast<int>(place - ranks.begin()), number), thread_);
+  const bool member = place != ranks.end();
+  auto channel = open(name, ranks, member ? static_cast<int>(place - ranks.begin()) : -1, number);
+  return member ? std::make_shared<ProcessGroup>(std::move(channel), thread_) : nullptr;
 }
 
 CommStats World::stats() const { return thread_->stats(); }
 
-const FlightRecorder& World::recorder() const { return thread_->recorder(); }
+std::shared_ptr<const FlightRecorder> World::shared_recorder() const { return thread_->recorder(); }
+
+const FlightRecorder& World::recorder() const { return *thread_->recorder(); }
 
 }  // namespace weft::distributed

@@ -19,6 +19,9 @@ struct SimulatedLink {
 struct WorldOptions {
   double timeout_s = 600;  ///< a collective that takes longer stops the job
   SimulatedLink link = {};
+  /// Where every rank writes its latest collectives (rank_<rank>.txt) when the job fails; empty:
+  /// nowhere.
+  std::string dump_folder = {};
 };
 
 /// What this rank has sent since the start, and how long it has waited.
@@ -56,12 +59,14 @@ class World {
   /// Called once by the constructor of the subclass, when open() works. Without a thread the caller
   /// carries everything out at once.
   void start(bool threaded);
-  /// The backend's part of group(): `number` counts the calls of group(), equal on all ranks.
+  /// The backend's part of group(): `number` counts the calls of group(), equal on all ranks. On a
+  /// rank that is not in the group rank_in_group is -1; what comes back is not used.
   virtual std::shared_ptr<Channel> open(const std::string& name, const std::vector<int>& ranks,
                                         int rank_in_group, int number) = 0;
   /// Ends the communication thread, after what is queued.
   void stop();
   const WorldOptions& options() const { return options_; }
+  std::shared_ptr<const FlightRecorder> shared_recorder() const;
 
  private:
   int rank_, size_;
@@ -71,11 +76,11 @@ class World {
   int groups_ = 0;
 };
 
-/// Runs f on `ranks` threads of this process, each a rank with its own tape, random state and
+/// Runs f on `ranks` new threads of this process, each a rank with its own tape, random state and
 /// communication thread. Returns when all have ended. The threads of the machine are shared out:
 /// kernels of a rank run on num_threads() / ranks of them, and at least one.
-/// Throws Error of the first rank that failed, as "rank 2: ..."; the others are stopped at their
-/// next collective.
+/// Throws Error of the first rank that failed, as "rank 2: ...", or of the collective that did; the
+/// other ranks are stopped at their next collective.
 void run_ranks(int ranks, const std::function<void(World&)>& f, const WorldOptions& options = {});
 
 /// Rank `rank` of a job that does not exist: collectives count their bytes and move nothing. For

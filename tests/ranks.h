@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <functional>
 #include <initializer_list>
+#include <string>
+#include <vector>
 
+#include "weft/core/error.h"
 #include "weft/distributed/world.h"
 
 namespace weft::test {
@@ -31,6 +34,24 @@ inline void distributed_test(std::initializer_list<int> sizes,
 inline void distributed_test(int size, const std::function<void(distributed::World&)>& f,
                              const distributed::WorldOptions& options = {}) {
   distributed_test({size}, f, options);
+}
+
+/// Called by every rank: have all made the same collectives so far? Only for groups that have the
+/// same name on each rank, and as far back as the recorder goes.
+inline void check_same_traces(distributed::World& world) {
+  const std::vector<std::string> trace = distributed::collective_trace(world.recorder());
+  std::string text;
+  for (const std::string& line : trace) text += line + "\n";
+  // The first rank's text comes to all.
+  const Tensor length = Tensor::full({1}, static_cast<double>(text.size()), DType::i64);
+  world.all().broadcast(length, 0).wait();
+  std::string first = text;
+  first.resize(static_cast<std::size_t>(length.item_int()));
+  const auto bytes = static_cast<std::int64_t>(first.size());
+  world.all().broadcast(Tensor::wrap(first.data(), {bytes}, DType::u8), 0).wait();
+  CHECK_MESSAGE(first == text,
+                message("rank {} made other collectives than rank 0:\n{}instead of\n{}",
+                        world.rank(), text, first));
 }
 
 }  // namespace weft::test

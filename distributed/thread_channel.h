@@ -1,0 +1,31 @@
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "weft/distributed/thread_job.h"
+
+namespace weft::distributed {
+
+/// One rank's way into a group whose ranks are threads of this process: each reads the tensors of
+/// the others where they are.
+class ThreadChannel : public Channel {
+ public:
+  ThreadChannel(const std::string& name, const std::vector<int>& ranks, int rank,
+                std::shared_ptr<Job> job, std::shared_ptr<Meeting> meeting);
+  void run(Operation& op) override;
+
+ private:
+  void carry_out(Operation& op);
+  void check_same() const;
+  void all_reduce(Operation& op);
+  void combine(const Operation& op, void* to, std::int64_t first, std::int64_t elements);
+  void receive(const Operation& op);
+
+  const std::shared_ptr<Job> job_;
+  const std::shared_ptr<Meeting> meeting_;
+  std::vector<const void*> parts_;  // of a sum, by rank
+  std::vector<char> scratch_;       // sums of few bytes
+};
+
+}  // namespace weft::distributed

@@ -1,0 +1,205 @@
+#include "weft/distributed/thread_job.h"
+
+#include <sched.h>
+
+#include <thread>
+
+namespace weft::distributed {
+namespace {
+
+std::string list(const std::vector<int>& ranks) {
+  std::string text = "[";
+  for (const int r : ranks) text += message("{}{}", text.size() > 1 ? ", " : "", r);
+  return text + "]";
+}
+
+}  // namespace
+
+Job::Job(int ranks, const WorldOptions& options)
+    : options_(options),
+      left_(static_cast<std::size_t>(ranks)),
+      recorders_(static_cast<std::size_t>(ranks)) {}
+
+void Job::fail(const std::string& why, Fault fault) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failed_.load(std::memory_order_relaxed)) return;
+    why_ = why;
+    fault_ = fault;
+    if (!options_.dump_folder.empty())
+      for (std::size_t r = 0; r < recorders_.size(); ++r)
+        if (recorders_[r]) recorders_[r]->write(options_.dump_folder, static_cast<int>(r), why);
+    failed_.store(true, std::memory_order_release);
+  }
+  // A rank that computes for ever would keep the job from ending, and the reason from being seen.
+  log_line(why);
+  wake_all();
+}
+
+void Job::leave(int rank) {
+  left_[static_cast<std::size_t>(rank)].store(true, std::memory_order_release);
+  wake_all();
+}
+
+void Job::wake_all() {
+  const std::lock_guard lock(mutex_);
+  for (const Called& g : groups_)
+    if (g.meeting) g.meeting->wake();
+}
+
+void Job::add_recorder(int rank, std::shared_ptr<const FlightRecorder> recorder) {
+  const std::lock_guard lock(mutex_);
+  recorders_[static_cast<std::size_t>(rank)] = std::move(recorder);
+}
+
+std::shared_ptr<Meeting> Job::meeting(int rank, int number, const std::string& name,
+                                      const std::vector<int>& ranks) {
+  const std::lock_guard lock(mutex_);
+  if (number >= static_cast<int>(groups_.size()))
+    groups_.resize(static_cast<std::size_t>(number) + 1);
+  Called& g = groups_[static_cast<std::size_t>(number)];
+  if (!g.meeting) g = {rank, name, std::make_shared<Meeting>(*this, ranks)};
+  check(g.name == name && g.meeting->ranks() == ranks,
+        "group: all ranks must make the same groups in the same order: rank {} made {} {}, rank {} "
+        "{} {}",
+        g.rank, g.name, list(g.meeting->ranks()), rank, name, list(ranks));
+  return g.meeting;
+}
+
+Meeting::Meeting(Job& job, std::vector<int> ranks)
+    : job_(job),
+      ranks_(std::move(ranks)),
+      here_(ranks_.size()),
+      visits_(ranks_.size()),
+      reads_(ranks_.size()),
+      messages_(ranks_.size() * ranks_.size()) {}
+
+void Meeting::wake() {
+  const std::lock_guard lock(mutex_);
+  changed_.notify_all();
+}
+
+template <class Missing>
+std::string Meeting::why_not(const Operation& op, Missing missing, bool timed_out) const {
+  std::string who;
+  int many = 0;
+  for (std::size_t r = 0; r < ranks_.size(); ++r)
+    if (missing(static_cast<int>(r)) && (timed_out || job_.has_left(ranks_[r])))
+      who += weft::message("{}{}", many++ ? ", " : "", ranks_[r]);
+  if (many == 0) return "";
+  const char* ranks = many > 1 ? "ranks" : "rank";
+  if (timed_out)
+    return weft::message("{}: {} {} did not come within {} s", describe(op), ranks, who,
+                         job_.timeout_s());
+  return weft::message("{}: {} {} ended before", describe(op), ranks, who);
+}
+
+// Until ready(), with the lock. missing(r): is it rank r of the group that is waited for?
+template <class Ready, class Missing>
+void Meeting::wait(std::unique_lock<std::mutex>& lock, const Operation& op, Ready ready,
+                   Missing missing) {
+  const auto deadline = std::chrono::steady_clock::now() +
+                        std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                            std::chrono::duration<double>(job_.timeout_s()));
+  bool timed_out = false;
+  while (!ready()) {
+    if (job_.failed()) throw job_.failure();
+    if (const std::string why = why_not(op, missing, timed_out); !why.empty()) {
+      lock.unlock();
+      job_.fail(why, Fault::system);
+      lock.lock();
+      continue;
+    }
+    ++asleep_;
+    timed_out = changed_.wait_until(lock, deadline) == std::cv_status::timeout;
+    --asleep_;
+  }
+}
+
+void Meeting::come(int rank, const Operation& op, bool reads) {
+  const auto me = static_cast<std::size_t>(rank);
+  std::unique_lock lock(mutex_);
+  if (reads_[me]) {
+    reads_[me] = false;
+    if (--reading_ == 0 && asleep_) changed_.notify_all();
+  }
+  if (job_.failed()) throw job_.failure();
+  here_[me] = &op;
+  ++visits_[me];
+  const std::int64_t round = round_.load(std::memory_order_relaxed);
+  if (++arrived_ == static_cast<int>(ranks_.size())) {
+    arrived_ = 0;
+    if (reads) {
+      reading_ = static_cast<int>(ranks_.size());
+      reads_.assign(ranks_.size(), true);
+    }
+    round_.store(round + 1, std::memory_order_release);
+    if (asleep_) changed_.notify_all();
+    return;
+  }
+  // The others are mostly near: on a machine with fewer processors than ranks they need this one.
+  lock.unlock();
+  constexpr int kLooks = 20;
+  for (int i = 0; i < kLooks; ++i) {
+    if (round_.load(std::memory_order_acquire) != round) return;
+    sched_yield();
+  }
+  lock.lock();
+  wait(
+      lock, op, [&] { return round_.load(std::memory_order_relaxed) != round; },
+      [&](int r) { return visits_[static_cast<std::size_t>(r)] < visits_[me]; });
+}
+
+void Meeting::withdraw(int rank, const Operation& op) {
+  const auto me = static_cast<std::size_t>(rank);
+  std::unique_lock lock(mutex_);
+  if (reads_[me]) {
+    reads_[me] = false;
+    if (--reading_ == 0) changed_.notify_all();
+  }
+  const auto wait_for = [&](auto over) {
+    ++asleep_;
+    changed_.wait(lock, over);
+    --asleep_;
+  };
+  wait_for([&] { return reading_ == 0; });
+  here_[me] = nullptr;
+  if (op.to < 0) return;
+  Message& m = message(rank, op.to);
+  if (m.op != &op) return;
+  wait_for([&] { return !m.being_taken; });
+  if (m.op == &op) m = {};
+}
+
+void Meeting::show(int rank, const Operation& op) {
+  std::unique_lock lock(mutex_);
+  if (job_.failed()) throw job_.failure();
+  message(rank, op.to).op = &op;
+  if (asleep_) changed_.notify_all();
+}
+
+const Operation& Meeting::begin_taking(int rank, const Operation& op) {
+  std::unique_lock lock(mutex_);
+  Message& m = message(op.from, rank);
+  if (job_.failed()) throw job_.failure();
+  wait(
+      lock, op, [&] { return m.op != nullptr; }, [&](int r) { return r == op.from; });
+  m.being_taken = true;
+  return *m.op;
+}
+
+void Meeting::end_taking(int rank, const Operation& op) {
+  const std::lock_guard lock(mutex_);
+  message(op.from, rank) = {};
+  if (asleep_) changed_.notify_all();
+}
+
+void Meeting::wait_taken(int rank, const Operation& op) {
+  std::unique_lock lock(mutex_);
+  const Message& m = message(rank, op.to);
+  wait(
+      lock, op, [&] { return m.op != &op; }, [&](int r) { return r == op.to; });
+  if (job_.failed()) throw job_.failure();
+}
+
+}  // namespace weft::distributed

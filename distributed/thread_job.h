@@ -1,0 +1,107 @@
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "weft/core/error.h"
+#include "weft/distributed/flight_recorder.h"
+#include "weft/distributed/world.h"
+
+namespace weft::distributed {
+
+class Meeting;
+
+/// What the threads of a job share: who is still there, whether it failed and why.
+class Job {
+ public:
+  Job(int ranks, const WorldOptions& options);
+
+  double timeout_s() const { return options_.timeout_s; }
+  /// Stops every rank at its next meeting; the first failure is the one that counts. Not to be
+  /// called with the lock of a meeting.
+  void fail(const std::string& why, Fault fault);
+  /// The rank will come to no meeting any more.
+  void leave(int rank);
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  bool has_left(int rank) const {
+    return left_[static_cast<std::size_t>(rank)].load(std::memory_order_acquire);
+  }
+  /// Once failed() says so.
+  Error failure() const { return Error(why_, fault_); }
+
+  void add_recorder(int rank, std::shared_ptr<const FlightRecorder> recorder);
+  /// The meeting of this call of World::group().
+  /// Throws Error when another rank made that call with another name or list.
+  std::shared_ptr<Meeting> meeting(int rank, int number, const std::string& name,
+                                   const std::vector<int>& ranks);
+
+ private:
+  void wake_all();
+
+  const WorldOptions options_;
+  std::mutex mutex_;
+  std::vector<std::atomic<bool>> left_;
+  std::atomic<bool> failed_{false};
+  std::string why_;
+  Fault fault_ = Fault::system;
+  std::vector<std::shared_ptr<const FlightRecorder>> recorders_;
+  struct Called {
+    int rank = -1;  // that called first
+    std::string name;
+    std::shared_ptr<Meeting> meeting;
+  };
+  std::vector<Called> groups_;  // by number
+};
+
+/// Where the ranks of one group meet and see each other's operations. From the moment in which all
+/// have come until a rank comes again it reads what the others have shown; nobody leaves while
+/// somebody reads, not even when the job fails: his tensors would go with him.
+class Meeting {
+ public:
+  Meeting(Job& job, std::vector<int> ranks);
+  const std::vector<int>& ranks() const { return ranks_; }
+
+  /// Returns when all have come with the same number of calls. Then, if `reads`, at() is valid
+  /// until this rank comes again or withdraws.
+  void come(int rank, const Operation& op, bool reads);
+  const Operation& at(int rank) const { return *here_[static_cast<std::size_t>(rank)]; }
+  /// After an exception: returns when nobody reads what this rank has shown.
+  void withdraw(int rank, const Operation& op);
+
+  /// Messages: shown to one rank, which takes a copy.
+  void show(int rank, const Operation& op);
+  const Operation& begin_taking(int rank, const Operation& op);
+  void end_taking(int rank, const Operation& op);
+  void wait_taken(int rank, const Operation& op);
+
+  void wake();
+
+ private:
+  struct Message {
+    const Operation* op = nullptr;
+    bool being_taken = false;
+  };
+  Message& message(int from, int to) {
+    return messages_[static_cast<std::size_t>(from) * ranks_.size() + static_cast<std::size_t>(to)];
+  }
+  template <class Ready, class Missing>
+  void wait(std::unique_lock<std::mutex>& lock, const Operation& op, Ready ready, Missing missing);
+  template <class Missing>
+  std::string why_not(const Operation& op, Missing missing, bool timed_out) const;
+
+  Job& job_;
+  const std::vector<int> ranks_;  // of the world
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<const Operation*> here_;
+  std::vector<std::int64_t> visits_;  // by rank
+  std::vector<char> reads_;           // by rank: does it read now?
+  std::atomic<std::int64_t> round_{0};
+  int arrived_ = 0, reading_ = 0, asleep_ = 0;
+  std::vector<Message> messages_;  // [from * size + to]
+};
+
+}  // namespace weft::distributed
