@@ -90,10 +90,23 @@ ExpertRows sort_by_expert(const Tensor& experts, std::int64_t count, const RowOp
     scratch = Tensor::empty({sort_by_expert_scratch(slots, count)}, DType::i64, device);
   dispatch<cpu::sort_by_expert, cuda::sort_by_expert>(contiguous(experts), layout, scratch,
                                                       out.row_of, slot_of, out.counts);
-  const bool known = device.is_meta() || (device.is_cuda() && o.capacity);
-  out.rows = known ? planned_rows(slots, layout) : out.counts.to(kCpu);
-  out.slot_of = slot_of.alias({sum_of(out.rows)}, {1}, 0);
+  out.slot_of = slot_of;
+  const bool known = device.is_meta() || o.capacity;
+  if (known || o.read) know_rows(out, known ? planned_rows(slots, layout) : out.counts.to(kCpu));
   return out;
+}
+
+void know_rows(ExpertRows& sorted, const Tensor& rows) {
+  detail::check_tensor("know_rows", "rows", rows);
+  check(
+      rows.shape() == sorted.counts.shape() && rows.dtype() == DType::i64 && rows.device() == kCpu,
+      "know_rows: rows must be i64 of shape {} on cpu, got {} of shape {} on {}",
+      sorted.counts.shape(), rows.dtype(), rows.shape(), rows.device());
+  const std::int64_t total = sum_of(rows);
+  check(total <= sorted.slot_of.dim(0), "know_rows: rows must sum to at most {}, got {}",
+        sorted.slot_of.dim(0), total);
+  sorted.rows = rows;
+  sorted.slot_of = sorted.slot_of.alias({total}, {1}, 0);
 }
 
 Tensor permute_tokens(const Tensor& x, const ExpertRows& rows) {

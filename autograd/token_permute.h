@@ -8,13 +8,14 @@ namespace weft {
 struct ExpertRows {
   Tensor row_of;   ///< (T, k) i64; -1: the slot has no row
   Tensor slot_of;  ///< (N) i64; -1: a filler row
-  Tensor rows;     ///< (E) i64 on the host: how many rows each expert has
+  Tensor rows;     ///< (E) i64 on the host: how many rows each expert has; null: see know_rows()
   Tensor counts;   ///< the same on the device of the others
 };
 
 struct RowOptions {
   std::int64_t alignment = 1;
   std::int64_t capacity = 0;  ///< 0: as many rows as slots
+  bool read = true;           ///< false: the host reads nothing, and know_rows() has to follow
 };
 
 /// Sorts slots by expert. Without capacity the host reads the number of rows of each expert: on a
@@ -28,6 +29,10 @@ struct RowOptions {
 /// Saves    nothing
 /// Throws   Error on other shapes and dtypes, alignment < 1, capacity < 0 or not a multiple of it
 ExpertRows sort_by_expert(const Tensor& experts, std::int64_t count, const RowOptions& o = {});
+/// Ends a sort with read = false, by the number of rows of each expert: (E) i64 on the host, which
+/// the caller knows from elsewhere, as from an exchange of `counts` between ranks.
+/// Throws Error when they are more rows than the slots can make
+void know_rows(ExpertRows& sorted, const Tensor& rows);
 
 /// The rows of the experts: row i is a copy of its slot's token, a filler row is 0. The gradient of
 /// a token is the sum over its slots, in their order.

@@ -102,13 +102,18 @@ set(weft_sources
   data/text.cpp
   data/token_file.cpp
   data/tokenizer.cpp
+  distributed/all_gather_dispatcher.cpp
+  distributed/all_to_all_dispatcher.cpp
   distributed/comm_ops.cpp
   distributed/comm_thread.cpp
   distributed/device_mesh.cpp
+  distributed/expert_dispatcher.cpp
   distributed/fake_world.cpp
   distributed/flight_recorder.cpp
   distributed/operation.cpp
   distributed/process_group.cpp
+  distributed/row_path.cpp
+  distributed/shard_experts.cpp
   distributed/sum_ranks.cpp
   distributed/thread_channel.cpp
   distributed/thread_job.cpp

@@ -17,6 +17,7 @@ set(weft_test_stems
   elementwise
   elementwise_grad
   expert_capacity
+  expert_parallel
   experts
   file
   gated_delta

@@ -1,5 +1,6 @@
 #include "weft/nn/experts.h"
 
+#include "weft/autograd/elementwise.h"
 #include "weft/autograd/grouped_linear.h"
 #include "weft/autograd/recompute.h"
 #include "weft/autograd/scaled_activation.h"
@@ -45,8 +46,11 @@ Tensor Experts::operator()(const Tensor& x, const Tensor& probs, const Tensor& r
   const Tensor h = grouped_linear(x, up, up_bias, rows);
   const auto rest = [this](const TensorList& in) {
     const Tensor scale = down_bias ? cast(in[1], in[0].dtype()) : Tensor();
+    Tensor bias = down_bias;
+    if (bias && options.bias_parts > 1)
+      bias = add(bias, mul(bias.detach(), 1.0 / options.bias_parts - 1));
     return TensorList{
-        grouped_linear(activate(options.activation, in[0], in[1]), down, down_bias, in[2], scale)};
+        grouped_linear(activate(options.activation, in[0], in[1]), down, bias, in[2], scale)};
   };
   const TensorList in{h, probs, rows};
   return options.recompute ? recompute(rest, in)[0] : rest(in)[0];

@@ -12,6 +12,9 @@ struct ExpertsOptions {
   /// Global number of the first expert held here: the values that init() draws follow from it, so
   /// every way of spreading experts over ranks starts with the same model.
   std::int64_t first_expert = 0;
+  /// Among so many ranks the hidden units of the experts are split; each adds its share of
+  /// down_bias, and has all of its gradient.
+  int bias_parts = 1;
 };
 
 /// MLPs without their neighbours' tokens: expert e works on its own rows of x.

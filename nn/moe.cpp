@@ -77,13 +77,15 @@ MoeOutput MoE::operator()(const Tensor& given, const Tensor& padding) const {
   Dispatch d = dispatcher->dispatch_preprocess(latent_down ? (*latent_down)(x) : x, routing,
                                                rows_of_expert(tokens));
   dispatcher->token_dispatch(d);
+  Tensor always;
+  if (shared && overlap_shared) always = (*shared)(x);
   dispatcher->dispatch_postprocess(d);
   Tensor y = experts(d.tokens, d.probs, d.expert_rows);
   y = dispatcher->combine_preprocess(y, d);
   y = dispatcher->token_combine(y, d);
   y = dispatcher->combine_postprocess(y, d);
   if (latent_up) y = (*latent_up)(y);
-  if (shared) y = add(y, (*shared)(x));
+  if (shared) y = add(y, always ? always : (*shared)(x));
   return {reshape(y, given.shape()), std::move(loss)};
 }
 

@@ -45,6 +45,8 @@ struct MoE : Module {
   std::optional<Linear> latent_down, latent_up;
   std::optional<SharedExpert> shared;
   std::unique_ptr<TokenDispatcher> dispatcher;  ///< local; a parallel plan puts its own here
+  /// Compute the shared expert while tokens are on their way, in place of at the end.
+  bool overlap_shared = false;
 
   MoE(std::int64_t dim, const MoeOptions& options);
   /// x (dim), (T, dim) or (B, ..., T, dim) -> y alike. Each axis before the last two is one of

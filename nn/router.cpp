@@ -125,11 +125,11 @@ Tensor Router::loss_of(const Tensor& logits, const Routing& routing, const Route
     ++number;
   };
   for (const BalanceLoss& l : config.balance)
-    if (l.coefficient > 0)
-      include(balance_loss(logits, counts_of(l, logits, routing, in), config.route.score,
-                           l.coefficient, in.padding),
-              l.coefficient);
-  if (config.z_loss > 0) include(z_loss(logits, config.z_loss, in.padding), config.z_loss);
+    if (const double c = l.coefficient * loss_share; c > 0)
+      include(balance_loss(logits, counts_of(l, logits, routing, in), config.route.score, c,
+                           in.padding),
+              c);
+  if (const double c = config.z_loss * loss_share; c > 0) include(z_loss(logits, c, in.padding), c);
   if (number > 0 && !recomputing())
     loss_sums.select(0, number).add_(Tensor::ones({}, loss_sums.dtype(), loss_sums.device()));
   return total;

@@ -71,6 +71,8 @@ struct Router : Module {
   /// share this batch's tokens, and all of them. Empty: one rank.
   using Reduce = std::function<void(const Tensor& counts)>;
   Reduce reduce_batch, reduce_global;
+  /// The part of this batch's losses that this rank adds: one over the ranks that share its tokens.
+  double loss_share = 1;
 
   Router(std::int64_t experts, std::int64_t dim, const RouterConfig& config = {});
   /// x (T, dim) -> T routings

@@ -12,14 +12,17 @@ std::int64_t alignment_for(std::int64_t rows_per_expert) {
 
 }  // namespace
 
+std::int64_t row_alignment(std::int64_t alignment, Device device, std::int64_t capacity,
+                           std::int64_t rows_per_expert) {
+  if (alignment > 0) return alignment;
+  return device.is_gpu() && capacity == 0 ? alignment_for(rows_per_expert) : 1;
+}
+
 Dispatch LocalDispatcher::dispatch_preprocess(const Tensor& x, const Routing& routing,
                                               std::int64_t capacity) const {
   Dispatch d;
-  std::int64_t alignment = alignment_;
-  if (alignment == 0)
-    alignment = x.device().is_gpu() && capacity == 0
-                    ? alignment_for(routing.experts.numel() / experts_)
-                    : 1;
+  const std::int64_t alignment =
+      row_alignment(alignment_, x.device(), capacity, routing.experts.numel() / experts_);
   const std::int64_t rows = (capacity + alignment - 1) / alignment * alignment;
   d.rows = sort_by_expert(routing.experts, experts_, {.alignment = alignment, .capacity = rows});
   d.tokens = permute_tokens(x, d.rows);

@@ -1,4 +1,6 @@
 #pragma once
+#include <memory>
+
 #include "weft/autograd/router.h"
 #include "weft/autograd/token_permute.h"
 
@@ -7,16 +9,23 @@ namespace weft::nn {
 /// Tokens on their way to the experts, and what is needed to bring the results back. Values, not
 /// members of a dispatcher: a recomputed layer and the next micro-batch have their own.
 struct Dispatch {
-  ExpertRows rows;     ///< of this rank's tokens, by global expert
-  Tensor tokens;       ///< (N, C): in the end by local expert
-  Tensor probs;        ///< (N), beside them
-  Tensor expert_rows;  ///< (local experts) i64 on the host: what the experts are given
-  TensorList extra;    ///< what an implementation keeps for itself: split sizes, orders of chunks
+  ExpertRows rows;            ///< of this rank's tokens, by global expert
+  Tensor tokens;              ///< (N, C): in the end by local expert
+  Tensor probs;               ///< (N), beside them
+  Tensor expert_rows;         ///< (local experts) i64 on the host: what the experts are given
+  std::shared_ptr<void> way;  ///< what an implementation keeps for itself: split sizes, order
 };
 
+/// The multiple to which the rows of each expert are filled up: `alignment`, or for 0 the one that
+/// suits the device, see LocalDispatcher.
+std::int64_t row_alignment(std::int64_t alignment, Device device, std::int64_t capacity,
+                           std::int64_t rows_per_expert);
+
 /// Brings tokens to the experts that the router chose and adds up what comes back, in six steps of
-/// which only the two in the middle communicate: they can be overlapped with other work, or be
-/// captured in a graph. The order of a token's sum is that of its slots, whatever the layout.
+/// which only token_dispatch and token_combine move tokens (before them ranks may tell each other
+/// how many there are). Between token_dispatch and dispatch_postprocess the tokens are under way:
+/// what does not need them can be computed there. The order of a token's sum is that of its slots,
+/// whatever the layout.
 class TokenDispatcher {
  public:
   virtual ~TokenDispatcher() = default;

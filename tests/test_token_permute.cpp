@@ -251,8 +251,31 @@ TEST_CASE("token_permute: the number of threads changes no bit; meta plans an ev
   CHECK(combine_tokens(Tensor::empty({20, 3}, DType::bf16, kMeta), full).shape() == Shape{7, 3});
 }
 
+TEST_CASE("know_rows: the numbers of rows from elsewhere end a sort like those it would read") {
+  const Tensor experts = some_experts(7, 2, 4);
+  for (const std::int64_t alignment : {1, 4}) {
+    const ExpertRows want = sort_by_expert(experts, 4, {.alignment = alignment});
+    ExpertRows got = sort_by_expert(experts, 4, {.alignment = alignment, .read = false});
+    CHECK(!got.rows);
+    CHECK(different_bits(got.counts, want.rows) == "");
+    know_rows(got, want.rows);
+    CHECK(different_bits(got.rows, want.rows) == "");
+    CHECK(different_bits(got.slot_of, want.slot_of) == "");
+  }
+  // With a capacity, and on the meta device, they are known anyway.
+  CHECK(sort_by_expert(experts, 4, {.capacity = 3, .read = false}).slot_of.dim(0) == 12);
+  CHECK(sort_by_expert(experts.to(kMeta), 4, {.read = false}).slot_of.dim(0) == 14);
+}
+
 TEST_CASE("token_permute: errors") {
   const Tensor experts = some_experts(3, 2, 4);
+  ExpertRows sorted = sort_by_expert(experts, 4, {.read = false});
+  CHECK(error_of([&] { know_rows(sorted, {}); }) ==
+        "know_rows: rows must be a tensor, got a null handle");
+  CHECK(error_of([&] { know_rows(sorted, Tensor::zeros({3}, DType::i64)); }) ==
+        "know_rows: rows must be i64 of shape [4] on cpu, got i64 of shape [3] on cpu");
+  CHECK(error_of([&] { know_rows(sorted, Tensor::full({4}, 2, DType::i64)); }) ==
+        "know_rows: rows must sum to at most 6, got 8");
   CHECK(error_of([&] { sort_by_expert({}, 4); }) ==
         "sort_by_expert: experts must be a tensor, got a null handle");
   CHECK(error_of([&] { sort_by_expert(experts.flatten(), 4); }) ==

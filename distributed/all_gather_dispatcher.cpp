@@ -1,0 +1,173 @@
+#include <algorithm>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/router_loss.h"
+#include "weft/autograd/tape.h"
+#include "weft/autograd/view.h"
+#include "weft/distributed/expert_dispatcher.h"
+#include "weft/distributed/row_path.h"
+
+namespace weft::distributed {
+namespace {
+
+// Tokens on their way to all ranks. Their gradient comes back slot by slot.
+struct Trip {
+  Tensor tokens, mark;  // of all ranks; what stands for them on the tape
+  std::vector<Work> forth, home;
+};
+
+struct Way {
+  std::shared_ptr<RowPath> per_token = std::make_shared<RowPath>();  // one row a token
+  std::shared_ptr<RowPath> per_slot = std::make_shared<RowPath>();   // k rows a token
+  std::shared_ptr<Trip> trip = std::make_shared<Trip>();
+  RowsUnderWay probs;
+  Tensor experts;  // of this rank's slots, then of all
+  std::vector<Work> gathered;
+  std::int64_t topk = 0, capacity = 0;
+  Tensor rows;     // of the experts here, on the host; null with a capacity
+  ExpertRows own;  // this rank's slots in their order: combine_tokens() sums up tokens by it
+};
+
+Way& way_of(const nn::Dispatch& d) { return *static_cast<Way*>(d.way.get()); }
+
+ExpertRows slots_in_order(std::int64_t tokens, std::int64_t k, Device device) {
+  ExpertRows out;
+  out.slot_of = Tensor::arange(0, static_cast<double>(tokens * k), 1, DType::i64, device);
+  out.row_of = out.slot_of.view({tokens, k});
+  return out;
+}
+
+// The same rows, with each slot of each token in the place of a token.
+ExpertRows by_slot(const ExpertRows& rows) {
+  ExpertRows out = rows;
+  out.row_of = reshape(rows.row_of, {rows.row_of.numel(), 1});
+  return out;
+}
+
+// x (T, C) to all ranks. What the tape sees is a view with each token k times, so that a gradient
+// of every slot comes back; they are added up here, in their order.
+void depart_tokens(const Tensor& x, Way& way) {
+  Trip& trip = *way.trip;
+  const Tensor whole = contiguous(x);
+  trip.tokens = way.per_token->post(whole, false, trip.forth);
+  trip.mark = whole.alias({x.dim(0), way.topk, x.dim(1)}, {x.dim(1), 0, 1}, whole.offset());
+  if (recording(x))
+    Tape::record(
+        "depart_tokens", {&x}, {&trip.mark}, [trip = way.trip, own = way.own](Backward& b) {
+          b.once_differentiable();
+          for (Work& w : trip->home) w.wait();
+          trip->home.clear();
+          const Tensor& slots = b.dy();
+          b.add(0, combine_tokens(reshape(slots, {own.slot_of.dim(0), slots.dim(2)}), own));
+        });
+}
+
+Tensor arrive_tokens(Way& way, const ExpertRows& rows) {
+  Trip& trip = *way.trip;
+  for (Work& w : trip.forth) w.wait();
+  trip.forth.clear();
+  Tensor y;
+  {
+    const NoGradGuard quiet;
+    y = permute_tokens(trip.tokens, rows);
+  }
+  trip.tokens = {};
+  if (recording(trip.mark)) {
+    const Tensor mark = std::move(trip.mark);
+    Tape::record("arrive_tokens", {&mark}, {&y},
+                 [trip = way.trip, path = way.per_slot, rows = by_slot(rows),
+                  shape = mark.shape()](Backward& b) {
+                   b.once_differentiable();
+                   const Tensor sums = path->post(combine_tokens(b.dy(), rows), true, trip->home);
+                   b.add(0, sums.alias(shape, {shape[1] * shape[2], shape[2], 1}, sums.offset()));
+                 });
+  }
+  trip.mark = {};
+  return y;
+}
+
+}  // namespace
+
+nn::Dispatch AllGatherDispatcher::dispatch_preprocess(const Tensor& x, const Routing& routing,
+                                                      std::int64_t capacity) const {
+  const auto way = std::make_shared<Way>();
+  const std::int64_t T = x.dim(0), E = local_experts(), first = first_expert();
+  way->topk = routing.experts.dim(1);
+  way->experts = routing.experts;
+  way->own = slots_in_order(T, way->topk, x.device());
+  Rows tokens(static_cast<std::size_t>(ranks()), T);
+  if (capacity) {
+    // What finds no room at home is taken nowhere.
+    const Tensor row_of =
+        sort_by_expert(routing.experts, experts_, {.capacity = capacity, .read = false}).row_of;
+    way->experts =
+        where(ge(row_of, 0.0), routing.experts, Tensor::full({}, -1, DType::i64, x.device()));
+    way->capacity = capacity * ranks();
+  } else {
+    const Tensor own = Tensor::empty({experts_ + 1}, DType::i64, x.device());
+    own.narrow(0, 0, experts_).copy_(count_experts(routing.experts, experts_).view({experts_}));
+    own.narrow(0, experts_, 1).fill_(static_cast<double>(T));
+    Tensor planned =
+        Tensor::full({experts_ + 1}, static_cast<double>(T * way->topk / experts_), DType::i64);
+    planned.select(0, experts_).fill_(static_cast<double>(T));
+    const Tensor table = exchange_counts(own, planned);
+    way->rows = Tensor::zeros({E}, DType::i64);
+    for (std::int64_t r = 0; r < ranks(); ++r) {
+      const std::int64_t* n = table.data<std::int64_t>() + r * (experts_ + 1);
+      tokens[static_cast<std::size_t>(r)] = n[experts_];
+      for (std::int64_t e = 0; e < E; ++e) way->rows.data<std::int64_t>()[e] += n[first + e];
+    }
+  }
+  Rows slots = tokens;
+  for (std::int64_t& n : slots) n *= way->topk;
+  way->per_token->gather(*groups_.tp_ep, std::move(tokens));
+  way->per_slot->gather(*groups_.tp_ep, std::move(slots));
+  nn::Dispatch d;
+  d.tokens = x;
+  d.probs = routing.probs;
+  d.way = way;
+  return d;
+}
+
+void AllGatherDispatcher::token_dispatch(nn::Dispatch& d) const {
+  Way& way = way_of(d);
+  way.experts = way.per_token->post(way.experts, false, way.gathered);
+  depart_tokens(d.tokens, way);
+  way.probs = depart(d.probs, way.per_token);
+  d.tokens = d.probs = {};
+}
+
+void AllGatherDispatcher::dispatch_postprocess(nn::Dispatch& d) const {
+  Way& way = way_of(d);
+  for (Work& w : way.gathered) w.wait();
+  way.gathered.clear();
+  // Experts that are elsewhere have numbers out of range here, and get no row.
+  const Tensor local = sub(way.experts, static_cast<double>(first_expert()));
+  const std::int64_t E = local_experts();
+  const std::int64_t a =
+      nn::row_alignment(alignment_, local.device(), way.capacity, local.numel() / experts_);
+  d.rows = sort_by_expert(
+      local, E, {.alignment = a, .capacity = (way.capacity + a - 1) / a * a, .read = false});
+  if (!way.capacity) {
+    std::int64_t* n = way.rows.data<std::int64_t>();
+    for (std::int64_t e = 0; e < E; ++e) n[e] = (n[e] + a - 1) / a * a;
+    know_rows(d.rows, way.rows);
+  }
+  d.tokens = arrive_tokens(way, d.rows);
+  d.probs = permute_probs(arrive(std::move(way.probs)), d.rows);
+  d.expert_rows = d.rows.rows;
+}
+
+Tensor AllGatherDispatcher::combine_preprocess(const Tensor& y, const nn::Dispatch& d) const {
+  return combine_tokens(y, by_slot(d.rows));
+}
+
+Tensor AllGatherDispatcher::token_combine(const Tensor& y, const nn::Dispatch& d) const {
+  return arrive(depart(y, way_of(d).per_slot, true));
+}
+
+Tensor AllGatherDispatcher::combine_postprocess(const Tensor& y, const nn::Dispatch& d) const {
+  return combine_tokens(y, way_of(d).own);
+}
+
+}  // namespace weft::distributed

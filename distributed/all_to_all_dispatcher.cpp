@@ -1,0 +1,171 @@
+#include <algorithm>
+#include <numeric>
+
+#include "weft/autograd/view.h"
+#include "weft/distributed/expert_dispatcher.h"
+#include "weft/distributed/row_path.h"
+
+namespace weft::distributed {
+namespace {
+
+// Rows on the way of one layer: from this rank by expert, over ep, then over etp; they arrive by
+// rank (etp, then ep) and expert.
+struct Way {
+  std::shared_ptr<RowPath> path = std::make_shared<RowPath>();
+  RowsUnderWay tokens, probs;
+  std::int64_t capacity = 0;  // rows of each rank for each expert; 0: as many as there are
+  ExpertRows sorted;          // of the rows that arrive, each as a token with one slot
+  Tensor rows;                // of the experts
+};
+
+Way& way_of(const nn::Dispatch& d) { return *static_cast<Way*>(d.way.get()); }
+
+// Rows of each rank of tp_ep for each expert.
+class Counts {
+ public:
+  Counts(Tensor table, std::int64_t etp) : table_(std::move(table)), etp_(etp) {}
+  std::int64_t of(std::int64_t p, std::int64_t q, std::int64_t expert) const {
+    return table_.data<std::int64_t>()[(p * etp_ + q) * table_.dim(1) + expert];
+  }
+  std::int64_t sum(std::int64_t p, std::int64_t q, std::int64_t first, std::int64_t n) const {
+    std::int64_t total = 0;
+    for (std::int64_t e = first; e < first + n; ++e) total += of(p, q, e);
+    return total;
+  }
+
+ private:
+  Tensor table_;
+  std::int64_t etp_;
+};
+
+// From (q, p, expert) to (expert, p, q), the rows of each expert filled up to a multiple.
+ExpertRows sort_chunks(const Counts& counts, std::int64_t P, std::int64_t Q, std::int64_t first,
+                       std::int64_t E, std::int64_t alignment, Device device) {
+  const auto n = static_cast<std::size_t>(P * Q * E);
+  std::vector<std::int64_t> source(n + 1, 0);  // where a chunk (q, p, expert) begins
+  std::size_t at = 0;
+  for (std::int64_t q = 0; q < Q; ++q)
+    for (std::int64_t p = 0; p < P; ++p)
+      for (std::int64_t e = 0; e < E; ++e, ++at)
+        source[at + 1] = source[at] + counts.of(p, q, first + e);
+  ExpertRows out;
+  out.rows = Tensor::empty({E}, DType::i64);
+  std::int64_t total = 0;
+  for (std::int64_t e = 0; e < E; ++e) {
+    std::int64_t rows = 0;
+    for (std::int64_t p = 0; p < P; ++p)
+      for (std::int64_t q = 0; q < Q; ++q) rows += counts.of(p, q, first + e);
+    rows = (rows + alignment - 1) / alignment * alignment;
+    out.rows.data<std::int64_t>()[e] = rows;
+    total += rows;
+  }
+  const Tensor row_of = Tensor::empty({source[n], 1}, DType::i64);
+  const Tensor slot_of = Tensor::full({total}, -1, DType::i64);
+  std::int64_t begin = 0;
+  for (std::int64_t e = 0; e < E; ++e) {
+    std::int64_t row = begin;
+    for (std::int64_t p = 0; p < P; ++p)
+      for (std::int64_t q = 0; q < Q; ++q) {
+        std::int64_t from = source[static_cast<std::size_t>((q * P + p) * E + e)];
+        for (std::int64_t i = counts.of(p, q, first + e); i > 0; --i) {
+          row_of.data<std::int64_t>()[from] = row;
+          slot_of.data<std::int64_t>()[row++] = from++;
+        }
+      }
+    begin += out.rows.data<std::int64_t>()[e];
+  }
+  out.row_of = to_device(row_of, device);
+  out.slot_of = to_device(slot_of, device);
+  return out;
+}
+
+// The same where all chunks have `capacity` rows; one of the two orders is the other's way back.
+Tensor swap_chunks(const Tensor& x, std::int64_t a, std::int64_t b, std::int64_t c) {
+  const std::int64_t row = x.ndim() > 1 ? x.dim(1) : 1;
+  const std::int64_t chunk = a * b * c > 0 ? x.numel() / (a * b * c) : 0;
+  return reshape(permute(reshape(x, {a, b, c, chunk}), {2, 1, 0, 3}),
+                 x.ndim() > 1 ? Shape{x.dim(0), row} : Shape{x.dim(0)});
+}
+
+}  // namespace
+
+nn::Dispatch AllToAllDispatcher::dispatch_preprocess(const Tensor& x, const Routing& routing,
+                                                     std::int64_t capacity) const {
+  const auto way = std::make_shared<Way>();
+  const std::int64_t P = groups_.ep->size(), Q = groups_.etp->size(), E = local_experts();
+  const std::int64_t p = groups_.ep->rank(), q = groups_.etp->rank(), first = first_expert();
+  const std::int64_t alignment = nn::row_alignment(alignment_, x.device(), capacity,
+                                                   routing.experts.numel() * ranks() / experts_);
+  way->capacity = (capacity + alignment - 1) / alignment * alignment;
+  nn::Dispatch d;
+  d.rows = sort_by_expert(
+      routing.experts, experts_,
+      {.alignment = capacity ? alignment : 1, .capacity = way->capacity, .read = false});
+  const auto each = [](std::int64_t n, auto f) {
+    Rows rows;
+    for (std::int64_t r = 0; r < n; ++r) rows.push_back(f(r));
+    return rows;
+  };
+  if (capacity) {
+    const auto of_rank = [&](std::int64_t) { return E * way->capacity; };
+    way->path->all_to_all(*groups_.ep, each(P, of_rank), each(P, of_rank));
+    way->path->gather(*groups_.etp, each(Q, [&](std::int64_t) { return P * of_rank(0); }));
+    way->rows = Tensor::full({E}, static_cast<double>(P * Q * way->capacity), DType::i64);
+  } else {
+    const Tensor table = exchange_counts(d.rows.counts, d.rows.rows);
+    const Counts counts(table, Q);
+    if (!d.rows.rows) know_rows(d.rows, table.select(0, p * Q + q));
+    way->path->all_to_all(*groups_.ep,
+                          each(P, [&](std::int64_t r) { return counts.sum(p, q, r * E, E); }),
+                          each(P, [&](std::int64_t r) { return counts.sum(r, q, first, E); }));
+    way->path->gather(*groups_.etp, each(Q, [&](std::int64_t r) {
+                        std::int64_t total = 0;
+                        for (std::int64_t s = 0; s < P; ++s) total += counts.sum(s, r, first, E);
+                        return total;
+                      }));
+    way->sorted = sort_chunks(counts, P, Q, first, E, alignment, x.device());
+    way->rows = way->sorted.rows;
+  }
+  d.tokens = permute_tokens(x, d.rows);
+  d.probs = permute_probs(routing.probs, d.rows);
+  d.way = way;
+  return d;
+}
+
+void AllToAllDispatcher::token_dispatch(nn::Dispatch& d) const {
+  Way& way = way_of(d);
+  way.tokens = depart(d.tokens, way.path);
+  way.probs = depart(d.probs, way.path);
+  d.tokens = d.probs = {};
+}
+
+void AllToAllDispatcher::dispatch_postprocess(nn::Dispatch& d) const {
+  Way& way = way_of(d);
+  d.tokens = arrive(std::move(way.tokens));
+  d.probs = arrive(std::move(way.probs));
+  d.expert_rows = way.rows;
+  if (way.capacity) {
+    const std::int64_t P = groups_.ep->size(), Q = groups_.etp->size(), E = local_experts();
+    d.tokens = swap_chunks(d.tokens, Q, P, E);
+    d.probs = swap_chunks(d.probs, Q, P, E);
+  } else {
+    d.tokens = permute_tokens(d.tokens, way.sorted);
+    d.probs = permute_probs(reshape(d.probs, way.sorted.row_of.shape()), way.sorted);
+  }
+}
+
+Tensor AllToAllDispatcher::combine_preprocess(const Tensor& y, const nn::Dispatch& d) const {
+  const Way& way = way_of(d);
+  if (way.capacity) return swap_chunks(y, local_experts(), groups_.ep->size(), groups_.etp->size());
+  return combine_tokens(y, way.sorted);
+}
+
+Tensor AllToAllDispatcher::token_combine(const Tensor& y, const nn::Dispatch& d) const {
+  return arrive(depart(y, way_of(d).path, true));
+}
+
+Tensor AllToAllDispatcher::combine_postprocess(const Tensor& y, const nn::Dispatch& d) const {
+  return combine_tokens(y, d.rows);
+}
+
+}  // namespace weft::distributed

@@ -1,0 +1,122 @@
+#include "weft/distributed/shard_experts.h"
+
+#include "weft/autograd/tape.h"
+#include "weft/autograd/view.h"
+#include "weft/core/error.h"
+#include "weft/distributed/expert_dispatcher.h"
+#include "weft/nn/moe.h"
+#include "weft/nn/walk.h"
+
+namespace weft::distributed {
+namespace {
+
+std::function<void(const Tensor&)> sum_over(ProcessGroup& group) {
+  if (group.size() == 1) return {};
+  return [&group](const Tensor& counts) { group.all_reduce(counts).wait(); };
+}
+
+// Rank r's of n equal parts of `whole` units, `packed` times one after another.
+nn::Part::Cut part_of(int axis, std::int64_t length, int packed, int r, int n) {
+  const std::int64_t one = length / packed, units = one / n;
+  nn::Part::Cut cut{axis, {}};
+  for (int i = 0; i < packed; ++i)
+    cut.ranges.emplace_back(i * one + r * units, i * one + (r + 1) * units);
+  return cut;
+}
+
+// Inside the same tensor, so that every handle to it follows.
+void keep_part(const Tensor& t, const nn::Part& part) {
+  const NoGradGuard quiet;
+  Tensor own = t.detach();
+  for (const nn::Part::Cut& cut : part.cuts) {
+    TensorList pieces;
+    for (const auto& [begin, end] : cut.ranges)
+      pieces.push_back(narrow(own, cut.axis, begin, end - begin));
+    own = cat(pieces, cut.axis);
+  }
+  if (!part.cuts.empty()) nn::detail::replace_storage(t, own);
+}
+
+class Sharding {
+ public:
+  Sharding(const DeviceMesh& mesh, const ExpertPlan& plan)
+      : mesh_(mesh), plan_(plan), ep_(mesh.ep()), etp_(mesh.etp()) {}
+
+  void shard(const std::string& name, nn::MoE& moe) {
+    const std::int64_t experts = moe.options.experts, ffn = moe.options.ffn;
+    check(experts % ep_.size() == 0, "{}: experts {} must be a multiple of ep {}", name, experts,
+          ep_.size());
+    check(ffn % etp_.size() == 0, "{}: the width {} of an expert must be a multiple of etp {}",
+          name, ffn, etp_.size());
+    nn::Experts& e = moe.experts;
+    const bool swiglu = e.options.activation == nn::Activation::swiglu;
+    const std::string at = name + ".experts.", up = at + (swiglu ? "gate_up" : "up");
+    keep(up, e.up, 1, swiglu ? 2 : 1);
+    keep(up + "_bias", e.up_bias, 1, swiglu ? 2 : 1);
+    keep(at + "down", e.down, 2, 1);
+    keep(at + "down_bias", e.down_bias, -1, 1);
+    e.options.bias_parts = etp_.size();
+    if (mesh_.tp_ep().size() > 1) {
+      const ExpertGroups groups(mesh_);
+      if (plan_.dispatcher == Dispatcher::all_gather)
+        moe.dispatcher =
+            std::make_unique<AllGatherDispatcher>(groups, experts, moe.options.alignment);
+      else
+        moe.dispatcher =
+            std::make_unique<AllToAllDispatcher>(groups, experts, moe.options.alignment);
+      moe.overlap_shared = plan_.overlap_shared;
+    }
+    moe.router.reduce_batch = sum_over(mesh_.group("tp_cp"));
+    moe.router.reduce_global = sum_over(mesh_.group("tp_dp_cp"));
+    moe.router.loss_share = 1.0 / mesh_.group("tp_cp").size();
+    if (mesh_.tp().size() == 1) return;
+    for (const NamedTensor& p : moe.named_parameters())
+      if (p.name.starts_with("router.") || p.name.starts_with("latent_") ||
+          p.name == "shared.gate.weight")
+        layout_[name + "." + p.name] = {.part = {p.tensor.shape(), {}}, .tp_partial = true};
+  }
+
+  Layout take() { return std::move(layout_); }
+
+ private:
+  // Axis 0 goes by expert, `axis` (-1: none) by hidden unit.
+  void keep(const std::string& name, const Tensor& t, int axis, int packed) {
+    if (!t) return;
+    ParameterLayout& own = layout_[name];
+    own.expert = true;
+    own.tp_cut = axis >= 0 && etp_.size() > 1;
+    own.part.whole = t.shape();
+    if (ep_.size() > 1) own.part.cuts.push_back(part_of(0, t.dim(0), 1, ep_.rank(), ep_.size()));
+    if (own.tp_cut)
+      own.part.cuts.push_back(part_of(axis, t.dim(axis), packed, etp_.rank(), etp_.size()));
+    keep_part(t, own.part);
+  }
+
+  const DeviceMesh& mesh_;
+  const ExpertPlan& plan_;
+  ProcessGroup &ep_, &etp_;
+  Layout layout_;
+};
+
+}  // namespace
+
+Layout shard_experts(nn::Module& model, const DeviceMesh& mesh, const ExpertPlan& plan) {
+  Sharding sharding(mesh, plan);
+  const int tp = mesh.tp().size();
+  nn::detail::for_each_module(model, [&](const std::string& name, nn::Module& m) {
+    auto* moe = dynamic_cast<nn::MoE*>(&m);
+    if (!moe) return;
+    check(tp == 1 || plan.sequence_parallel,
+          "{}: experts with tp {} need sequence parallelism (--sp): without it all tp ranks have "
+          "the same tokens, and each would be sent {} times",
+          name, tp, tp);
+    sharding.shard(name, *moe);
+  });
+  return sharding.take();
+}
+
+std::function<void(const Tensor&)> sum_router_counts(const DeviceMesh& mesh) {
+  return sum_over(mesh.group("tp_dp_cp"));
+}
+
+}  // namespace weft::distributed
