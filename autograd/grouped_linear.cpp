@@ -98,12 +98,18 @@ Tensor grouped_linear(const Tensor& given, const Tensor& weights, const Tensor& 
             product(dy, sw.get(), GroupedProduct::input_grad, n.get(), dx);
             b.add(0, std::move(dx));
           }
-          if (const Tensor sum = b.accumulator(1, sw.get().shape(), dy.dtype(), true))
-            product(dy, sx.get(), GroupedProduct::weight_grad, n.get(), sum, true);
-          else if (b.needs(1))
-            b.add(1, weight_grad(dy, sx.get(), n.get()));
-          if (b.needs(2))
-            b.add(2, reshape(weight_grad(dy, as_column(ss.get()), n.get()), sb.get().shape()));
+          if (b.needs(1) || b.needs(2))
+            b.put_off({1, 2}, [sx, ss, n, dy, groups = sw.get().dim(0)](Backward& later) {
+              const std::int64_t outputs = dy.dim(1);
+              const Shape shape{groups, outputs, sx.get().dim(1)};
+              if (const Tensor sum = later.accumulator(1, shape, dy.dtype(), true))
+                product(dy, sx.get(), GroupedProduct::weight_grad, n.get(), sum, true);
+              else if (later.needs(1))
+                later.add(1, weight_grad(dy, sx.get(), n.get()));
+              if (later.needs(2))
+                later.add(
+                    2, reshape(weight_grad(dy, as_column(ss.get()), n.get()), {groups, outputs}));
+            });
           if (b.needs(3)) {
             Tensor ds = empty_like(ss.get());
             product(dy, as_column(sb.get()), GroupedProduct::input_grad, n.get(), as_column(ds));

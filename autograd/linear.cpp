@@ -48,7 +48,9 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
                  [sx = save(x, "x"), sw = save(weight, "weight")](Backward& b) {
                    if (b.needs(0)) b.add(0, matmul(b.dy(), sw.get()));
                    if (!b.needs(1) && !b.needs(2)) return;
-                   add_linear_gradients(b, 1, 2, as_matrix(b.dy()), as_matrix(sx.get()));
+                   b.put_off({1, 2}, [sx, dy = b.dy()](Backward& later) {
+                     add_linear_gradients(later, 1, 2, as_matrix(dy), as_matrix(sx.get()));
+                   });
                  });
   return y;
 }

@@ -9,6 +9,8 @@ namespace weft {
 
 constinit thread_local Tape* Tape::current_ = nullptr;
 constinit thread_local Tape* Tape::innermost_ = nullptr;
+constinit thread_local Tape* Tape::running_ = nullptr;
+constinit thread_local bool DelayWeightGradients::on_ = false;
 constinit thread_local std::uint64_t Tape::outermost_base_ = Tape::kNoBase;
 
 namespace {
@@ -76,6 +78,10 @@ void Tape::clear() {
   while (Node* n = state_->last) {
     state_->last = n->previous;
     n->destroy(n->fn);
+  }
+  while (PutOff* p = state_->first_put_off) {  // after an exception
+    state_->first_put_off = p->next;
+    p->destroy(p->fn);
   }
   state_->slots.clear();
   state_->old.clear();

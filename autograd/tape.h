@@ -62,6 +62,11 @@ class Backward {
   /// can add bf16 products to f32, its main_grad(); so until backward() has returned, those of a
   /// leaf may hold part of a sum.
   Tensor accumulator(int i, const Shape& shape, DType dtype, bool can_add_to_f32 = false);
+  /// Runs fn(Backward&), which adds the gradients of these inputs and keeps what it needs itself,
+  /// dy included: at once, or under DelayWeightGradients, if all of them are leaves, later in this
+  /// pass. A leaf's gradient is ready when nothing of it waits any more.
+  template <class F>
+  void put_off(std::initializer_list<int> inputs, F&& fn);
   /// To be called by a backward that runs a fused kernel.
   /// Throws Error when an outer tape records: the kernel's derivative is not known to it.
   void once_differentiable() const;
@@ -164,7 +169,9 @@ class Tape {
   friend class NoGradGuard;
   friend class RecomputeRegion;
   friend class ReplayTape;
+  friend class DelayWeightGradients;
   struct Node;
+  struct PutOff;
   struct Slot;
   struct Leaf;
   struct OldSlots;
@@ -190,6 +197,10 @@ class Tape {
   void accumulate(Slot& slot, const char* op, Tensor dx);
   Tensor main_grad_of(const Slot& s) const;
   bool can_add_in_place(Slot& slot);
+  void* begin_put_off(const Backward& b, std::initializer_list<int> inputs, std::size_t fn_bytes,
+                      Invoke invoke, Destroy destroy);
+  void run_put_off();
+  void run_put_off_before(std::uint64_t id);
   void leaf_used(Slot& slot, int uses);
   void finish_leaf(Leaf& leaf, Slot& slot);
   void want_gradient(const Tensor& x);
@@ -205,14 +216,16 @@ class Tape {
   std::uint64_t base_;        ///< tensors with smaller ids are older than this tape
   std::uint64_t outer_base_;  ///< outermost_base_ before this tape
   int nodes_ = 0;
-  bool collect_only_ = false;  ///< gradients(): leaves keep their grad()
-  Tape* parent_ = nullptr;     ///< of a replay: gets the gradients of leaves it knows
+  bool collect_only_ = false;     ///< gradients(): leaves keep their grad()
+  bool running_put_off_ = false;  ///< what is put off runs, in its order
+  Tape* parent_ = nullptr;        ///< of a replay: gets the gradients of leaves it knows
   Mode mode_ = Mode::recording;
   std::function<void(const Tensor&)> grad_ready_;
   std::function<void(const std::vector<Tensor>&)> backward_end_;
 
   static constinit thread_local Tape* current_;
   static constinit thread_local Tape* innermost_;
+  static constinit thread_local Tape* running_;  ///< the innermost one that runs backwards
   static constinit thread_local std::uint64_t outermost_base_;
   friend void backward_from(const Tensor& loss, const Tensor& dy);
   friend TensorList grad(const Tensor& y, const TensorList& xs, const Tensor& dy);
@@ -240,6 +253,38 @@ class NoGradGuard {
  private:
   Tape* previous_;
 };
+
+/// While one exists on a thread, its backward passes compute the gradients of weights (of linear,
+/// grouped_linear and mlp) not where they come up but at the end of the pass, or when flush() is
+/// called: by a backward that has started to communicate, for example, and would otherwise wait.
+/// What they are computed from lives as long. Every gradient is the sum of the same parts in the
+/// same order, so no bit of it changes. A recomputed region is a pass of its own.
+class DelayWeightGradients {
+ public:
+  DelayWeightGradients() : previous_(std::exchange(on_, true)) {}
+  ~DelayWeightGradients() { on_ = previous_; }
+  DelayWeightGradients(const DelayWeightGradients&) = delete;
+  /// Computes now what the passes that run on this thread have put off.
+  static void flush();
+
+ private:
+  friend class Tape;
+  static constinit thread_local bool on_;
+  bool previous_;
+};
+
+template <class F>
+void Backward::put_off(std::initializer_list<int> inputs, F&& fn) {
+  using Fn = std::decay_t<F>;
+  static_assert(alignof(Fn) <= alignof(std::max_align_t));
+  void* place = tape_->begin_put_off(
+      *this, inputs, sizeof(Fn), [](void* f, Backward& b) { (*static_cast<Fn*>(f))(b); },
+      [](void* f) { static_cast<Fn*>(f)->~Fn(); });
+  if (place)
+    new (place) Fn(std::forward<F>(fn));
+  else
+    fn(*this);
+}
 
 template <class F>
 void Tape::record_refs(const char* name, const TensorRefs& inputs, const TensorRefs& outputs,

@@ -8,6 +8,12 @@ namespace {
 /// Names the op in messages of what it saved.
 constinit thread_local const char* running_op = nullptr;
 
+struct RunningOp {
+  explicit RunningOp(const char* op) : previous(std::exchange(running_op, op)) {}
+  ~RunningOp() { running_op = previous; }
+  const char* previous;
+};
+
 bool owned_by(const Tensor& t, int handles) {
   return t.impl()->refs.load(std::memory_order_acquire) == handles &&
          t.storage()->refs.load(std::memory_order_acquire) == 1;
@@ -23,11 +29,13 @@ void Saved::throw_changed() const {
 
 void Backward::add(int i, Tensor dx) {
   if (!needs(i)) return;
+  tape_->run_put_off_before(slots_[i]);
   tape_->accumulate(tape_->slot(slots_[i]), op_, std::move(dx));
 }
 
 Tensor Backward::accumulator(int i, const Shape& shape, DType dtype, bool can_add_to_f32) {
   if (!needs(i)) return {};
+  tape_->run_put_off_before(slots_[i]);
   Tape::Slot& s = tape_->slot(slots_[i]);
   if (const Tensor main = tape_->main_grad_of(s);
       main && main.shape() == shape && main.is_contiguous() &&
@@ -91,11 +99,12 @@ void Tape::accumulate(Slot& s, const char* op, Tensor dx) {
 void Tape::leaf_used(Slot& s, int uses) {
   Leaf& leaf = state_->leaves[s.leaf];
   leaf.uses -= uses;
-  if (leaf.uses > 0 || collect_only_) return;
+  if (leaf.uses > 0 || s.put_off > 0 || collect_only_) return;
   if (parent_) {
     // A leaf older than the replay belongs to the tape that asked for it; inputs are collected.
     const std::uint64_t id = leaf.tensor.impl()->tape_id;
     if (id >= base_) return;
+    parent_->run_put_off_before(id);
     Slot& theirs = parent_->slot(id);
     if (s.grad) parent_->accumulate(theirs, "recompute", std::move(s.grad));
     s.grad = {};
@@ -135,6 +144,58 @@ void Tape::finish_leaf(Leaf& leaf, Slot& s) {
   if (grad_ready_) grad_ready_(x);
 }
 
+void* Tape::begin_put_off(const Backward& b, std::initializer_list<int> inputs,
+                          std::size_t fn_bytes, Invoke invoke, Destroy destroy) {
+  if (!DelayWeightGradients::on_ || current_ != nullptr) return nullptr;
+  for (const int i : inputs)
+    if (b.needs(i) && slot(b.slots_[i]).leaf < 0) return nullptr;
+  State& s = *state_;
+  auto* ids = static_cast<std::uint64_t*>(s.arena.take(inputs.size() * sizeof(std::uint64_t)));
+  auto* p = static_cast<PutOff*>(s.arena.take(sizeof(PutOff)));
+  *p = {nullptr, b, s.arena.take(fn_bytes), invoke, destroy, ids, 0};
+  p->backward.dy_ = nullptr;
+  for (const int i : inputs) {
+    if (!b.needs(i)) continue;
+    ids[p->slot_count++] = b.slots_[i];
+    ++slot(b.slots_[i]).put_off;
+  }
+  (s.first_put_off ? s.last_put_off->next : s.first_put_off) = p;
+  s.last_put_off = p;
+  return p->fn;
+}
+
+void Tape::run_put_off() {
+  if (running_put_off_ || !state_->first_put_off) return;
+  running_put_off_ = true;
+  const NoGradGuard off;  // it may be called while a region is recorded once more
+  struct Done {
+    bool& flag;
+    ~Done() { flag = false; }
+  } done{running_put_off_};
+  while (PutOff* p = state_->first_put_off) {
+    state_->first_put_off = p->next;
+    for (int i = 0; i < p->slot_count; ++i) --slot(p->slots[i]).put_off;
+    {
+      struct Destroyed {
+        PutOff* p;
+        ~Destroyed() { p->destroy(p->fn); }
+      } destroyed{p};
+      const RunningOp op(p->backward.op_);
+      p->invoke(p->fn, p->backward);
+    }
+    for (int i = 0; i < p->slot_count; ++i) leaf_used(slot(p->slots[i]), 0);
+  }
+}
+
+// A sum of which parts wait goes on in its order.
+void Tape::run_put_off_before(std::uint64_t id) {
+  if (state_->first_put_off && slot(id).put_off > 0) run_put_off();
+}
+
+void DelayWeightGradients::flush() {
+  for (Tape* t = Tape::running_; t; t = t->parent_) t->run_put_off();
+}
+
 void Tape::run_node(Node& node) {
   TensorList dy;
   bool reached = false;
@@ -152,7 +213,7 @@ void Tape::run_node(Node& node) {
     b.op_ = node.name;
     b.slots_ = node.inputs;
     b.dy_ = dy.begin();
-    running_op = node.name;
+    const RunningOp op(node.name);
     node.invoke(node.fn, b);
   }
 }
@@ -183,14 +244,15 @@ void Tape::run(const char* caller, const TensorList& ys, const TensorList& dys) 
   struct Restore {
     Tape* tape;
     Tape* previous;
-    const char* op;
+    Tape* running;
     ~Restore() {
       current_ = previous == tape ? tape->outer_ : previous;
-      running_op = op;
+      running_ = running;
       tape->mode_ = Mode::spent;
     }
     // Under a NoGradGuard the outer tape hears nothing of this pass either.
-  } restore{this, std::exchange(current_, current_ ? outer_ : nullptr), running_op};
+  } restore{this, std::exchange(current_, current_ ? outer_ : nullptr),
+            std::exchange(running_, this)};
   for (int i = 0; i < ys.size(); ++i) {
     const Tensor& y = ys[i];
     accumulate(slot(y.impl()->tape_id), caller,
@@ -213,6 +275,7 @@ void Tape::run(const char* caller, const TensorList& ys, const TensorList& dys) 
       if (s.leaf >= 0) leaf_used(s, 1);
     }
   }
+  run_put_off();
 }
 
 void Tape::backward(const Tensor& loss, const Tensor& dy) {

@@ -53,12 +53,24 @@ struct Tape::Node {
   Shape shape;  ///< of the first output
 };
 
+/// A part of a backward that waits. Lives in the arena, followed by the slots and the lambda.
+struct Tape::PutOff {
+  PutOff* next;
+  Backward backward;
+  void* fn;
+  Invoke invoke;
+  Destroy destroy;
+  const std::uint64_t* slots;  ///< of the leaves whose gradients wait for it
+  int slot_count;
+};
+
 struct Tape::Slot {
   Tensor grad;
   std::int32_t leaf = -1;
-  bool wanted = false;     ///< gradients() returns it: keep it after its node has run
-  bool in_main = false;    ///< part of the gradient was added to the leaf's main_grad already
-  bool continued = false;  ///< grad began as the leaf's grad() of earlier passes
+  std::int32_t put_off = 0;  ///< how many parts of the gradient wait
+  bool wanted = false;       ///< gradients() returns it: keep it after its node has run
+  bool in_main = false;      ///< part of the gradient was added to the leaf's main_grad already
+  bool continued = false;    ///< grad began as the leaf's grad() of earlier passes
 };
 
 /// Slots of tensors that are older than the tape: open addressing, kept warm between tapes.
@@ -113,6 +125,7 @@ struct Tape::Leaf {
 struct Tape::State {
   TapeArena arena;
   Node* last = nullptr;
+  PutOff *first_put_off = nullptr, *last_put_off = nullptr;
   std::vector<Slot> slots;  ///< by id - base
   OldSlots old;             ///< ids below base: tensors of an outer tape
   std::vector<Leaf> leaves;

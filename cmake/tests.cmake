@@ -12,6 +12,7 @@ set(weft_test_stems
   cross_entropy_bugs
   data
   debug_allocator
+  delay_gradients
   device_mesh
   dropout
   elementwise
