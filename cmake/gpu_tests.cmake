@@ -70,13 +70,20 @@ endif()
 
 # The emulator itself, and what Weft does with streams and memory on the GPUs that it imitates.
 add_executable(test_emulator tests/cuda/orders_emulated.cpp $<TARGET_OBJECTS:weft_test_main>)
-foreach(stem capture engine engine_bugs gpu_memory runtime staging)
+foreach(stem capture energy engine engine_bugs gpu_memory runtime staging)
   target_sources(test_emulator PRIVATE tests/cuda/emu/test_${stem}.cpp)
 endforeach()
 target_link_libraries(test_emulator PRIVATE weft_emu weft_flags doctest::doctest)
 target_compile_definitions(test_emulator PRIVATE WEFT_WITH_CUDA=1 WEFT_CUDA_EMU=1)
 target_compile_options(test_emulator PRIVATE -fno-strict-aliasing -Wno-unknown-pragmas)
 add_test(NAME emulator COMMAND test_emulator)
+# In a folder of its own, under the name by which it is looked for.
+add_library(fake_nvml MODULE tests/cuda/emu/fake_nvml.cpp)
+set_target_properties(fake_nvml PROPERTIES PREFIX "" OUTPUT_NAME libnvidia-ml SUFFIX .so.1
+  LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/fake_nvml)
+add_dependencies(test_emulator fake_nvml)
+target_compile_definitions(test_emulator PRIVATE
+  WEFT_FAKE_NVML="${PROJECT_BINARY_DIR}/fake_nvml")
 
 # The trainer with an imitated GPU.
 if(WEFT_EXAMPLES)

@@ -87,6 +87,7 @@ set(weft_sources
   core/cuda_graph.cpp
   core/device.cpp
   core/dtype.cpp
+  core/energy.cpp
   core/error.cpp
   core/gemm.cpp
   core/parallel.cpp

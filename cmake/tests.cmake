@@ -17,6 +17,7 @@ set(weft_test_stems
   dropout
   elementwise
   elementwise_grad
+  energy
   expert_capacity
   expert_parallel
   experts

@@ -64,6 +64,11 @@ std::string device_name(int index) {
   ok(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
   return properties.name;
 }
+std::string pci_address(int index) {
+  char text[32] = {};
+  ok(cudaDeviceGetPCIBusId(text, sizeof text, index), "cudaDeviceGetPCIBusId");
+  return text;
+}
 void memory_info(std::int64_t& free, std::int64_t& total) {
   std::size_t f = 0, t = 0;
   ok(cudaMemGetInfo(&f, &t), "cudaMemGetInfo");

@@ -19,6 +19,11 @@ int device_count(std::string& why);
 void set_device(int index);
 int current_device();
 std::string device_name(int index);
+/// Where it is plugged in, by which every library of the driver knows it.
+std::string pci_address(int index);
+/// Millijoules that the GPU there has used since its driver was loaded. False when nobody counts
+/// them. Defined in cuda/nvml.cpp.
+bool energy(const std::string& pci_address, std::uint64_t& millijoules);
 /// Free and total bytes of the current device.
 void memory_info(std::int64_t& free, std::int64_t& total);
 void synchronize_device();

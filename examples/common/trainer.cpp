@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "weft/core/energy.h"
 #include "weft/core/error.h"
 #include "weft/core/gemm_check.h"
 #include "weft/core/parallel.h"
@@ -36,6 +37,12 @@ void inject_nan(Session& session, std::int64_t step) {
   session.model().parameters().front().flatten().narrow(0, 0, 1).fill_(kNan);
 }
 
+// Test aid: WEFT_TEST_POWERCAP names the folder in the place of Linux's power zones.
+EnergyMonitor energy_of(Device device) {
+  const char* const zones = std::getenv("WEFT_TEST_POWERCAP");
+  return EnergyMonitor(zones ? energy_counters(device, zones) : energy_counters(device));
+}
+
 // Text files are bytes to the tokenizer; a .bin file holds token ids already.
 data::TokenStream read_tokens(const std::vector<std::string>& paths) {
   const auto is_tokens = [](const std::string& p) { return p.ends_with(".bin"); };
@@ -57,7 +64,8 @@ class Run {
                           .seq = options.seq,
                           .seed = static_cast<std::uint64_t>(options.seed)}),
         validation_(std::move(validation)),
-        metrics_(folder_.metrics()) {
+        metrics_(folder_.metrics()),
+        energy_(energy_of(device_)) {
     if (options.resume) {
       if (const std::optional<RunState> state = folder_.restore(session_)) state_ = *state;
       train_.set_state(state_.loader);
@@ -74,6 +82,7 @@ class Run {
     }
     catch_interrupts();
     since_ = Clock::now();
+    energy_.resume();
     Progress progress(state_.step + 1, options_.steps, options_.log_every);
     while (state_.step < options_.steps) {
       const int status = one_step(progress);
@@ -118,9 +127,11 @@ class Run {
     state_.tokens += tokens;
     state_.loader = train_.state();
     if (saves) {
+      energy_.pause();
       folder_.save(session_, state_, options_.keep);
       io::write_loss_svg(folder_.metrics(), folder_.plot());
       since_ = Clock::now();
+      energy_.resume();
     }
     if (stop && !last) {
       progress.finish();
@@ -137,6 +148,7 @@ class Run {
     const double norm = p.result.grad_norm ? p.result.grad_norm->value() : kNan;
     const double seconds = std::chrono::duration<double>(Clock::now() - since_).count();
     since_ = Clock::now();
+    const double joules = energy_.lap();
     if (p.result.loss_sum && !(std::isfinite(loss) && std::isfinite(norm))) {
       progress.finish();
       std::fprintf(stderr,
@@ -173,11 +185,14 @@ class Run {
     row.set("tokens_per_s", static_cast<double>(p.tokens) / seconds).set("step_ms", seconds * 1e3);
     row.set("live_bytes", p.result.live_bytes).set("peak_bytes", peak_bytes_);
     row.set("system_allocs", memory_stats(device_).system_allocs);
+    if (energy_.available()) row.set("joules", joules);
     if (evaluates) {
+      energy_.pause();
       val_loss_ = evaluate();
       row.set("val_loss", val_loss_);
       progress.evaluation(p.step, val_loss_);
       since_ = Clock::now();
+      energy_.resume();
     }
     metrics_.write(row);
     return 0;
@@ -220,6 +235,7 @@ class Run {
   data::TokenLoader train_;
   data::TokenStream validation_;
   io::MetricsWriter metrics_;
+  EnergyMonitor energy_;
   RunState state_;
   std::optional<Pending> pending_;
   Clock::time_point since_ = Clock::now();

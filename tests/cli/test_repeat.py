@@ -1,7 +1,11 @@
 """Equal runs give equal bytes: twice, in two parts, with another number of threads, from a config
-file; and what the first steps promise about memory."""
+file; and what the first steps promise about memory. Numbers that no two runs share: energy."""
+import json
+import os
 import pathlib
 import subprocess
+import threading
+import time
 
 from support import BIN, SMALL, checkpoint_bytes, main, metrics, run, text, train
 
@@ -71,7 +75,6 @@ def config_file(folder):
 
 
 def steady_memory(folder):
-    import json
     train(*base(folder, "a", "--steps", "12"))
     rows = [json.loads(line) for line in open(f"{folder}/a/metrics.jsonl")]
     assert len({row["system_allocs"] for row in rows[1:]}) == 1, [r["system_allocs"] for r in rows]
@@ -115,5 +118,40 @@ def generates(folder):
     assert longer == greedy, (greedy, longer)
 
 
-main([repeats, resume, threads, micro_batches_agree, config_file, steady_memory,
+def counts_energy(folder):
+    zone = pathlib.Path(folder) / "zones" / "intel-rapl:0"
+    zone.mkdir(parents=True)
+    (zone / "name").write_text("package-0\n")
+    (zone / "max_energy_range_uj").write_text("1000000\n")
+
+    def joules(out):
+        train(*base(folder, out, "--steps", "12", "--eval-every", "4", "--save-every", "3"),
+              env={"WEFT_TEST_POWERCAP": str(zone.parent)})
+        rows = [json.loads(line) for line in open(f"{folder}/{out}/metrics.jsonl")]
+        return [row.get("joules") for row in rows]
+
+    assert joules("none") == [None] * 12  # a counter that may not be read
+    (zone / "energy_uj").write_text("999999\n")
+    assert joules("still") == [0] * 12
+    done = threading.Event()
+
+    def use_energy():
+        value = 0
+        while not done.is_set():
+            value = (value + 1000) % 1000000  # 1 mJ, again and again from 0
+            (zone / "next").write_text(f"{value}\n")
+            os.replace(zone / "next", zone / "energy_uj")
+            time.sleep(0.0005)
+
+    user = threading.Thread(target=use_energy)
+    user.start()
+    try:
+        moving = joules("moving")
+    finally:
+        done.set()
+        user.join()
+    assert all(j >= 0 for j in moving) and 0 < sum(moving) < 1000, moving
+
+
+main([counts_energy, repeats, resume, threads, micro_batches_agree, config_file, steady_memory,
       meta_predicts_the_peak, dry_run, generates])

@@ -1,0 +1,34 @@
+// The energy of a GPU, by the address under which the driver's monitoring library knows it.
+#include "weft/core/energy.h"
+
+#include <dlfcn.h>
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+
+#include "weft/tests/cuda/gpu.h"
+
+namespace weft {
+
+TEST_CASE("X3: the energy of the GPU that computes, and of no other") {
+  setenv("WEFT_CUDA_LIBS", WEFT_FAKE_NVML, 1);
+  // The imitated GPUs are plugged in the other way round: the library knows cuda:1 only.
+  CHECK(energy_counters(test::kGpu).empty());
+  EnergyCounters counters = energy_counters({Device::Kind::cuda, 1});
+  REQUIRE(counters.size() == 1);
+  void* const library = dlopen(WEFT_FAKE_NVML "/libnvidia-ml.so.1", RTLD_NOW);
+  REQUIRE(library != nullptr);
+  auto* millijoules = static_cast<unsigned long long*>(dlsym(library, "fake_millijoules"));
+  const auto* starts = static_cast<const int*>(dlsym(library, "fake_starts"));
+  EnergyMonitor m(std::move(counters));
+  *millijoules = 1000;
+  m.resume();
+  *millijoules += 2750;
+  CHECK(m.lap() == 2.75);
+  *millijoules += 1;
+  CHECK(m.total() == 2.751);
+  CHECK(*starts == 1);
+  CHECK(energy_counters({Device::Kind::meta_cuda, 0}).empty());
+}
+
+}  // namespace weft
