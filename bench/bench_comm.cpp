@@ -1,0 +1,112 @@
+// Collectives over ranks that are threads of this process: how long each takes, what it moves, and
+// how much of it computing hides.
+#include <algorithm>
+#include <vector>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/bench/harness.h"
+#include "weft/core/tensor.h"
+#include "weft/distributed/world.h"
+
+namespace weft::bench {
+namespace {
+
+using distributed::ProcessGroup;
+using distributed::World;
+constexpr int kBatches = 9;
+
+struct Timing {
+  double median_s, best_s;
+};
+
+/// Seconds of one f(), on this rank, over batches in which all ranks take part.
+template <class F>
+Timing time_together(World& w, int repeats, F f) {
+  f();
+  std::vector<double> seconds;
+  for (int batch = 0; batch < kBatches; ++batch) {
+    w.all().barrier().wait();
+    const double begin = now();
+    for (int i = 0; i < repeats; ++i) f();
+    seconds.push_back((now() - begin) / repeats);
+  }
+  std::sort(seconds.begin(), seconds.end());
+  return {seconds[kBatches / 2], seconds[0]};
+}
+
+void each_collective(World& w, Report& report) {
+  ProcessGroup& g = w.all();
+  const int n = g.size(), next = (g.rank() + 1) % n, last = (g.rank() + n - 1) % n;
+  const auto row = [&](const std::string& name, std::int64_t bytes, int repeats, auto f) {
+    const std::int64_t before = w.stats().bytes_sent;
+    f();
+    const auto sent = static_cast<double>(w.stats().bytes_sent - before);
+    const Timing t = time_together(w, repeats, f);
+    if (w.rank() != 0) return;
+    const std::string what = message("{} ranks, {} {} B", n, name, bytes);
+    report.row(what, 1e6 * t.median_s, "us");
+    report.row(what + ", best", 1e6 * t.best_s, "us");
+    if (bytes >= 1 << 20) report.row(what + ", sent by each", 1e-9 * sent / t.median_s, "GB/s");
+  };
+  row("barrier", 0, 500, [&] { g.barrier().wait(); });
+  for (const std::int64_t bytes : {4, 4 << 10, 256 << 10, 4 << 20}) {
+    const int repeats = bytes < 1 << 16 ? 500 : bytes < 1 << 20 ? 50 : 10;
+    const std::int64_t elements = bytes / 4;
+    const Tensor x = Tensor::zeros({elements}), y = Tensor::zeros({elements});
+    const Tensor whole = Tensor::zeros({elements * n});
+    row("all_reduce", bytes, repeats, [&] { g.all_reduce(x).wait(); });
+    row("all_gather of", bytes, repeats, [&] { g.all_gather(whole, x).wait(); });
+    row("reduce_scatter to", bytes, repeats, [&] { g.reduce_scatter(x, whole).wait(); });
+    row("broadcast", bytes, repeats, [&] { g.broadcast(x, 0).wait(); });
+    row("exchange", bytes, repeats, [&] { g.exchange(y, last, x, next).wait(); });
+    if (elements % n == 0) row("all_to_all", bytes, repeats, [&] { g.all_to_all(y, x).wait(); });
+  }
+}
+
+/// What part of a step goes into waiting when each of its pieces is waited for at once, and when
+/// all are waited for in the end. Communication is as long as computing, by a slow link.
+void share_of_waiting(int ranks, Report& report) {
+  distributed::WorldOptions options;
+  options.link.latency_s = 2e-3;
+  run_ranks(
+      ranks,
+      [&](World& w) {
+        const Tensor x = Tensor::zeros({1 << 14}), y = Tensor::ones({1 << 16});
+        const auto compute = [&] {
+          const double begin = now();
+          while (now() - begin < 2e-3) (void)(y * y);
+        };
+        for (const bool blocking : {true, false}) {
+          const double before = w.stats().waiting_s;
+          const double begin = now();
+          for (int step = 0; step < 5; ++step) {
+            distributed::Work works[8];
+            for (distributed::Work& work : works) {
+              compute();
+              work = w.all().all_reduce(x);
+              if (blocking) work.wait();
+            }
+            for (distributed::Work& work : works) work.wait();
+          }
+          if (w.rank() == 0)
+            report.row(message("{} ranks, waiting, {}", w.size(),
+                               blocking ? "each at once" : "all in the end"),
+                       100 * (w.stats().waiting_s - before) / (now() - begin), "%");
+        }
+      },
+      options);
+}
+
+}  // namespace
+}  // namespace weft::bench
+
+int main(int argc, char** argv) {
+  using namespace weft;
+  bench::Report report(argc, argv);
+  for (const int ranks : {2, 4}) {
+    distributed::run_ranks(ranks,
+                           [&](distributed::World& w) { bench::each_collective(w, report); });
+    bench::share_of_waiting(ranks, report);
+  }
+  return report.finish();
+}
