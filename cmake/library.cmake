@@ -105,6 +105,7 @@ set(weft_sources
   data/tokenizer.cpp
   distributed/all_gather_dispatcher.cpp
   distributed/all_to_all_dispatcher.cpp
+  distributed/checkpoint.cpp
   distributed/comm_ops.cpp
   distributed/comm_thread.cpp
   distributed/device_mesh.cpp
@@ -112,6 +113,7 @@ set(weft_sources
   distributed/fake_world.cpp
   distributed/flight_recorder.cpp
   distributed/operation.cpp
+  distributed/pieces.cpp
   distributed/process_group.cpp
   distributed/row_path.cpp
   distributed/shard_experts.cpp

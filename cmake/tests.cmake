@@ -56,6 +56,7 @@ set(weft_test_stems
   oracle
   parallel
   part
+  pieces
   print
   process_group
   process_group_errors
@@ -77,6 +78,7 @@ set(weft_test_stems
   scaled_activation
   schedule
   shape
+  sharded_checkpoint
   simd
   simd_attention
   simd_random

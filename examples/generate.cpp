@@ -7,6 +7,7 @@
 #include "weft/core/parallel.h"
 #include "weft/core/random.h"
 #include "weft/data/tokenizer.h"
+#include "weft/distributed/pieces.h"
 #include "weft/examples/common/command_line.h"
 #include "weft/examples/common/config_file.h"
 #include "weft/examples/common/run_folder.h"
@@ -48,7 +49,7 @@ nn::Gpt load(const Options& o) {
   check(found.has_value(), "--checkpoint: no checkpoint in '{}'", o.checkpoint);
   const io::Json state = io::Json::parse(found->state(), found->folder + "/state.json");
   nn::Gpt model(train::config_from_json(state.at("model")));
-  model.load_state_dict(io::load_safetensors(found->model_path()));
+  model.load_state_dict(distributed::PieceFiles(found->shards("model")).state_dict());
   model.eval();
   return model;
 }

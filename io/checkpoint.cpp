@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <iterator>
 #include <vector>
 
 #include "weft/core/error.h"
@@ -13,7 +12,9 @@ namespace {
 
 constexpr std::string_view kStepPrefix = "step_";
 constexpr std::string_view kTemporary = ".tmp";
-constexpr const char* kFiles[] = {"model-r000.safetensors", "optim-r000.safetensors", "state.json"};
+constexpr const char* kState = "state.json";
+// What every checkpoint has.
+constexpr const char* kRequired[] = {"model-r000.safetensors", "optim-r000.safetensors", kState};
 
 std::string root_of(const std::string& out_dir) { return out_dir + "/checkpoints"; }
 
@@ -51,13 +52,13 @@ std::string hex(std::uint32_t v) {
   return text;
 }
 
-std::string manifest_text(std::int64_t step, const FileSummary (&files)[std::size(kFiles)]) {
+std::string manifest_text(std::int64_t step, const std::vector<CheckpointFile>& files) {
   Json list = Json::Array();
-  for (std::size_t i = 0; i < std::size(kFiles); ++i)
+  for (const CheckpointFile& f : files)
     list.push_back(Json()
-                       .set("name", kFiles[i])
-                       .set("bytes", files[i].bytes)
-                       .set("crc32c", hex(files[i].crc32c)));
+                       .set("name", f.name)
+                       .set("bytes", f.summary.bytes)
+                       .set("crc32c", hex(f.summary.crc32c)));
   return Json()
              .set("step", step)
              .set("folder", folder_name(step))
@@ -66,26 +67,35 @@ std::string manifest_text(std::int64_t step, const FileSummary (&files)[std::siz
          "\n";
 }
 
+/// Throws Error when a file that every checkpoint has is not listed.
+Checkpoint listed(const std::string& folder, const Json& manifest) {
+  Checkpoint c{manifest.at("step").as_int(), folder, {}};
+  for (const Json& f : manifest.at("files").items()) c.files.push_back(f.at("name").as_string());
+  for (const char* required : kRequired)
+    check_system(std::find(c.files.begin(), c.files.end(), required) != c.files.end(),
+                 "checkpoint: the manifest of '{}' does not list {}", folder, required);
+  return c;
+}
+
 /// Checks the files of one folder against a manifest.
 /// Throws Error naming the first file that is not as it was written.
-void verify(const std::string& folder, const Json& manifest) {
-  for (const char* required : kFiles) {
-    const auto& files = manifest.at("files").items();
-    const auto found = std::find_if(files.begin(), files.end(), [&](const Json& f) {
-      return f.at("name").as_string() == required;
-    });
-    check_system(found != files.end(), "checkpoint: the manifest of '{}' does not list {}", folder,
-                 required);
-    const std::string path = folder + "/" + required;
+Checkpoint verified(const std::string& folder, const Json& manifest) {
+  Checkpoint c = listed(folder, manifest);
+  for (const Json& f : manifest.at("files").items()) {
+    const std::string& name = f.at("name").as_string();
+    const std::string path = folder + "/" + name;
+    check_system(name.find('/') == std::string::npos,
+                 "checkpoint: the manifest of '{}' must list names of its folder, got '{}'", folder,
+                 name);
     check_system(exists(path), "checkpoint: '{}' is missing", path);
-    const std::int64_t bytes = found->at("bytes").as_int();
+    const std::int64_t bytes = f.at("bytes").as_int();
     check_system(file_size(path) == bytes, "checkpoint: '{}' must have {} bytes, got {}", path,
                  bytes, file_size(path));
     const std::string crc = hex(summarize(path).crc32c);
-    check_system(crc == found->at("crc32c").as_string(),
-                 "checkpoint: '{}' must have CRC-32C {}, got {}", path,
-                 found->at("crc32c").as_string(), crc);
+    check_system(crc == f.at("crc32c").as_string(), "checkpoint: '{}' must have CRC-32C {}, got {}",
+                 path, f.at("crc32c").as_string(), crc);
   }
+  return c;
 }
 
 Json read_manifest(const std::string& path) {
@@ -109,42 +119,74 @@ void prune(const std::string& root, std::int64_t newest, int keep) {
 
 }  // namespace
 
-void save_checkpoint(const std::string& out_dir, std::int64_t step,
-                     const CheckpointContent& content, int keep) {
+std::string shard_name(std::string_view kind, int rank) {
+  char text[32];
+  std::snprintf(text, sizeof text, "-r%03d.safetensors", rank);
+  return std::string(kind) + text;
+}
+
+std::vector<std::string> Checkpoint::shards(std::string_view kind) const {
+  std::vector<std::string> paths;
+  for (const std::string& name : files)
+    if (name.starts_with(std::string(kind) + "-r")) paths.push_back(folder + "/" + name);
+  return paths;
+}
+
+std::string checkpoint_folder(const std::string& out_dir, std::int64_t step, bool complete) {
+  const std::string folder = root_of(out_dir) + "/" + folder_name(step);
+  return complete ? folder : folder + std::string(kTemporary);
+}
+
+std::string begin_checkpoint(const std::string& out_dir, std::int64_t step) {
   check(step >= 0, "save_checkpoint: step must be at least 0, got {}", step);
-  check(keep >= 0, "save_checkpoint: keep must be at least 0, got {}", keep);
-  const std::string root = root_of(out_dir), folder = root + "/" + folder_name(step);
-  const std::string temporary = folder + std::string(kTemporary);
+  const std::string root = root_of(out_dir), temporary = checkpoint_folder(out_dir, step);
   make_directories(root);
   remove_temporaries(root);
   make_directories(temporary);
-  std::string manifest;
-  try {
-    const Metadata metadata = {{"step", std::to_string(step)}};
-    const FileSummary files[] = {
-        save_safetensors(temporary + "/" + kFiles[0], content.model, metadata),
-        save_safetensors(temporary + "/" + kFiles[1], content.optimizer, metadata),
-        write_file(temporary + "/" + kFiles[2], content.state)};
-    manifest = manifest_text(step, files);
-    write_file(temporary + "/manifest.json", manifest);
-    rename_synced(temporary, folder);
-    write_file(root + "/latest.json", manifest);
-  } catch (const Error&) {
-    // Make room again; the error that led here is the one to report.
-    try {
-      remove_all(temporary);
-    } catch (const Error&) {
-    }
-    throw;
-  }
+  return temporary;
+}
+
+void commit_checkpoint(const std::string& out_dir, std::int64_t step,
+                       std::vector<CheckpointFile> files, const std::string& state, int keep) {
+  const std::string root = root_of(out_dir), temporary = checkpoint_folder(out_dir, step);
+  files.push_back({kState, write_file(temporary + "/" + kState, state)});
+  const std::string manifest = manifest_text(step, files);
+  write_file(temporary + "/manifest.json", manifest);
+  rename_synced(temporary, checkpoint_folder(out_dir, step, true));
+  write_file(root + "/latest.json", manifest);
   remove_temporaries(root);  // a folder of the same step that changed places with the new one
   prune(root, step, keep);
 }
 
-Checkpoint open_checkpoint(const std::string& folder) {
+void abandon_checkpoint(const std::string& out_dir, std::int64_t step) {
+  remove_all(checkpoint_folder(out_dir, step));
+}
+
+void save_checkpoint(const std::string& out_dir, std::int64_t step,
+                     const CheckpointContent& content, int keep) {
+  check(keep >= 0, "save_checkpoint: keep must be at least 0, got {}", keep);
+  const std::string folder = begin_checkpoint(out_dir, step);
+  try {
+    const Metadata metadata = {{"step", std::to_string(step)}};
+    const std::string model = shard_name("model", 0), optim = shard_name("optim", 0);
+    commit_checkpoint(
+        out_dir, step,
+        {{model, save_safetensors(folder + "/" + model, content.model, metadata)},
+         {optim, save_safetensors(folder + "/" + optim, content.optimizer, metadata)}},
+        content.state, keep);
+  } catch (const Error&) {
+    // Make room again; the error that led here is the one to report.
+    try {
+      abandon_checkpoint(out_dir, step);
+    } catch (const Error&) {
+    }
+    throw;
+  }
+}
+
+Checkpoint open_checkpoint(const std::string& folder, bool verify) {
   const Json manifest = read_manifest(folder + "/manifest.json");
-  verify(folder, manifest);
-  return {manifest.at("step").as_int(), folder};
+  return verify ? verified(folder, manifest) : listed(folder, manifest);
 }
 
 std::optional<Checkpoint> find_checkpoint(const std::string& out_dir) {
@@ -158,8 +200,7 @@ std::optional<Checkpoint> find_checkpoint(const std::string& out_dir) {
       const std::int64_t step = manifest.at("step").as_int();
       const std::string folder = root + "/" + folder_name(step);
       newest = step;
-      verify(folder, manifest);
-      return Checkpoint{step, folder};
+      return verified(folder, manifest);
     } catch (const Error& e) {
       fault = e.what();
     }

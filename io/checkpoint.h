@@ -2,6 +2,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "weft/io/safetensors.h"
 
@@ -23,12 +25,34 @@ struct CheckpointContent {
 void save_checkpoint(const std::string& out_dir, std::int64_t step,
                      const CheckpointContent& content, int keep = 0);
 
+// The same in steps, for several processes that share a file system and write one file each.
+
+/// A file of a checkpoint, and what its manifest says of it.
+struct CheckpointFile {
+  std::string name;
+  FileSummary summary;
+};
+/// "model-r003.safetensors".
+std::string shard_name(std::string_view kind, int rank);
+/// The folder of a checkpoint: the one in which it is being written, or the one it then has.
+std::string checkpoint_folder(const std::string& out_dir, std::int64_t step, bool complete = false);
+/// Makes the empty folder in which the files of a save are written, and returns its path; what an
+/// interrupted save left is removed. Called by one process, before all others write.
+std::string begin_checkpoint(const std::string& out_dir, std::int64_t step);
+/// Adds state.json and the manifest to the files that are in it, and makes it the checkpoint to
+/// resume from, as save_checkpoint() does. Called by one process, when all others have written.
+void commit_checkpoint(const std::string& out_dir, std::int64_t step,
+                       std::vector<CheckpointFile> files, const std::string& state, int keep = 0);
+/// Removes what begin_checkpoint() made.
+void abandon_checkpoint(const std::string& out_dir, std::int64_t step);
+
 /// A checkpoint whose files all have the size and checksum of its manifest.
 struct Checkpoint {
   std::int64_t step = 0;
   std::string folder;
-  std::string model_path() const { return folder + "/model-r000.safetensors"; }
-  std::string optimizer_path() const { return folder + "/optim-r000.safetensors"; }
+  std::vector<std::string> files;  ///< names in it, in the manifest's order
+  /// Paths of the files of one kind, "model" or "optim": one for each rank that wrote.
+  std::vector<std::string> shards(std::string_view kind) const;
   std::string state() const { return read_file(folder + "/state.json"); }
 };
 
@@ -38,8 +62,9 @@ struct Checkpoint {
 /// and all are damaged.
 std::optional<Checkpoint> find_checkpoint(const std::string& out_dir);
 
-/// The same for a step folder that the user names.
+/// The same for a step folder that the user names. Without `verify` only the manifest is read: for
+/// a rank to which another one that has verified it gave the folder.
 /// Throws Error when a file is missing or damaged.
-Checkpoint open_checkpoint(const std::string& folder);
+Checkpoint open_checkpoint(const std::string& folder, bool verify = true);
 
 }  // namespace weft::io

@@ -30,9 +30,9 @@ int value_of(const io::Checkpoint& c) {
   const auto first = [](const std::string& path, const char* name) {
     return io::SafetensorsFile::open(path).tensor(name).data<float>()[0];
   };
-  const float value = first(c.model_path(), "w");
-  CHECK(first(c.optimizer_path(), "w.m") == 10 * value);
-  CHECK(first(c.optimizer_path(), "w.v") == 100 * value);
+  const float value = first(c.shards("model").at(0), "w");
+  CHECK(first(c.shards("optim").at(0), "w.m") == 10 * value);
+  CHECK(first(c.shards("optim").at(0), "w.v") == 100 * value);
   CHECK(c.state() == "{\"value\":" + std::to_string(static_cast<int>(value)) + "}");
   return static_cast<int>(value);
 }

@@ -1,6 +1,7 @@
 #include "weft/examples/common/run_folder.h"
 
 #include "weft/core/error.h"
+#include "weft/distributed/pieces.h"
 #include "weft/io/file.h"
 
 namespace weft::train {
@@ -125,8 +126,8 @@ std::optional<RunState> RunFolder::restore(Session& session) const {
   if (!found) return std::nullopt;
   const io::Json state = io::Json::parse(found->state(), found->folder + "/state.json");
   check_same_model(config_from_json(state.at("model")), session.model().config);
-  session.model().load_state_dict(io::load_safetensors(found->model_path()));
-  session.optimizer().load_state_dict(io::load_safetensors(found->optimizer_path()));
+  session.model().load_state_dict(distributed::PieceFiles(found->shards("model")).state_dict());
+  session.optimizer().load_state_dict(distributed::PieceFiles(found->shards("optim")).state_dict());
   RunState run;
   run.step = state.at("step").as_int();
   run.tokens = state.at("tokens").as_int();

@@ -1,0 +1,107 @@
+#include "weft/distributed/checkpoint.h"
+
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "weft/core/error.h"
+
+namespace weft::distributed {
+namespace {
+
+constexpr std::int64_t kFailed = -2, kNone = -1;
+
+// What rank 0 says.
+std::int64_t from_first(World& world, std::int64_t value) {
+  const Tensor t = Tensor::zeros({1}, DType::i64);
+  t.data<std::int64_t>()[0] = value;
+  world.all().broadcast(t, 0).wait();
+  return t.data<std::int64_t>()[0];
+}
+
+// What every rank says, in their order.
+template <std::size_t N>
+std::vector<std::array<std::int64_t, N>> from_all(World& world,
+                                                  const std::array<std::int64_t, N>& own) {
+  const Tensor in = Tensor::from(std::span<const std::int64_t>(own), {1, std::int64_t{N}});
+  const Tensor out = Tensor::empty({world.size(), std::int64_t{N}}, DType::i64);
+  world.all().all_gather(out, in).wait();
+  std::vector<std::array<std::int64_t, N>> all(static_cast<std::size_t>(world.size()));
+  for (std::size_t r = 0; r < all.size(); ++r)
+    for (std::size_t i = 0; i < N; ++i) all[r][i] = out.data<std::int64_t>()[r * N + i];
+  return all;
+}
+
+// The text of what f throws, or "".
+template <class F>
+std::string failure_of(F&& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+// What one rank has written; the checksums are of its model and its optimizer file.
+using Written = std::array<std::int64_t, 5>;
+
+}  // namespace
+
+void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step,
+                     const Pieces& model, const Pieces& optimizer, const std::string& state,
+                     int keep) {
+  check(keep >= 0, "save_checkpoint: keep must be at least 0, got {}", keep);
+  const std::string folder = io::checkpoint_folder(out_dir, step);
+  std::string failure;
+  if (world.rank() == 0) failure = failure_of([&] { io::begin_checkpoint(out_dir, step); });
+  check_system(from_first(world, failure.empty() ? 0 : kFailed) == 0, "{}",
+               failure.empty() ? "save_checkpoint: rank 0 could not make the folder" : failure);
+
+  io::FileSummary files[2];
+  const std::string names[2] = {io::shard_name("model", world.rank()),
+                                io::shard_name("optim", world.rank())};
+  failure = failure_of([&] {
+    const io::Metadata metadata = {{"step", std::to_string(step)}};
+    files[0] = save_pieces(folder + "/" + names[0], model, metadata);
+    files[1] = save_pieces(folder + "/" + names[1], optimizer, metadata);
+  });
+  const std::vector<Written> all = from_all(
+      world, Written{failure.empty() ? 0 : kFailed, files[0].bytes, std::int64_t{files[0].crc32c},
+                     files[1].bytes, std::int64_t{files[1].crc32c}});
+  std::vector<io::CheckpointFile> list;
+  for (int r = 0; r < world.size(); ++r) {
+    const Written& w = all[static_cast<std::size_t>(r)];
+    if (w[0] == kFailed && failure.empty())
+      failure = message("save_checkpoint: rank {} could not write its files", r);
+    list.push_back({io::shard_name("model", r), {w[1], static_cast<std::uint32_t>(w[2])}});
+    list.push_back({io::shard_name("optim", r), {w[3], static_cast<std::uint32_t>(w[4])}});
+  }
+  if (world.rank() == 0) {
+    if (failure.empty())
+      failure =
+          failure_of([&] { io::commit_checkpoint(out_dir, step, std::move(list), state, keep); });
+    // Make room again; the error that led here is the one to report.
+    if (!failure.empty()) failure_of([&] { io::abandon_checkpoint(out_dir, step); });
+  }
+  const bool done = from_first(world, failure.empty() ? 0 : kFailed) == 0;
+  check_system(done, "{}",
+               failure.empty() ? "save_checkpoint: rank 0 could not finish it" : failure);
+}
+
+std::optional<io::Checkpoint> find_checkpoint(World& world, const std::string& out_dir) {
+  std::optional<io::Checkpoint> found;
+  std::string failure;
+  if (world.rank() == 0) failure = failure_of([&] { found = io::find_checkpoint(out_dir); });
+  const std::int64_t step = from_first(world, !failure.empty() ? kFailed
+                                              : found          ? found->step
+                                                               : kNone);
+  check_system(step != kFailed, "{}",
+               failure.empty() ? "find_checkpoint: rank 0 found none that is whole" : failure);
+  if (step == kNone) return std::nullopt;
+  if (world.rank() != 0)
+    found = io::open_checkpoint(io::checkpoint_folder(out_dir, step, true), false);
+  return found;
+}
+
+}  // namespace weft::distributed

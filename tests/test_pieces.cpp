@@ -1,0 +1,134 @@
+#include <doctest/doctest.h>
+
+#include <vector>
+
+#include "weft/distributed/pieces.h"
+#include "weft/io/file.h"
+#include "weft/tests/support.h"
+#include "weft/tests/temp_folder.h"
+
+namespace weft::distributed {
+namespace {
+
+using test::error_of;
+using Cut = nn::Part::Cut;
+
+// Element i of a whole is i.
+Tensor counting(const Shape& shape, DType dtype = DType::f32) {
+  return Tensor::arange(0, static_cast<double>(shape.numel()), 1, dtype).view(shape);
+}
+
+PiecedTensor whole_tensor(const Tensor& t) { return {t, Piece::of(t.shape())}; }
+
+// A whole (6, 4): one file has rows 0, 1 and 4, the other one the rest of them in two pieces.
+struct Files {
+  test::TempFolder folder;
+  std::vector<std::string> paths;
+  const nn::Part upper{{6, 4}, {Cut{0, {{0, 2}, {4, 5}}}}},
+      lower{{6, 4}, {Cut{0, {{2, 4}, {5, 6}}}}};
+
+  explicit Files(bool complete = true) {
+    const Tensor w = counting({6, 4}, DType::f64);
+    const Tensor above = Tensor::of({0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19}, {3, 4}, DType::f64);
+    write({{"w", {above, Piece::of(upper)}}, {"norm", whole_tensor(counting({3}))}});
+    write({{"w", {Tensor::of({8, 9, 10, 11, 12}, {5}, DType::f64), {lower, 0, 5}}}});
+    if (complete)
+      write({{"w", {Tensor::of({13, 14, 15, 20, 21, 22, 23}, {7}, DType::f64), {lower, 5, 12}}},
+             {"empty", whole_tensor(Tensor::zeros({0, 4}))}});
+  }
+  void write(const Pieces& pieces) {
+    paths.push_back(folder / "shard" + std::to_string(paths.size()));
+    save_pieces(paths.back(), pieces);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a whole is put together from ranges of rows and ranges of elements") {
+  const Files f;
+  const PieceFiles files(f.paths);
+  CHECK(files.names() == std::vector<std::string>{"empty", "norm", "w"});
+  CHECK(files.shape("w") == Shape{6, 4});
+  CHECK(files.dtype("w") == DType::f64);
+  CHECK(test::different_bits(files.whole("w"), counting({6, 4}, DType::f64)) == "");
+  CHECK(test::different_bits(files.whole("norm"), counting({3})) == "");
+  CHECK(files.whole("empty").shape() == Shape{0, 4});
+}
+
+TEST_CASE("any other cut reads its own part of it") {
+  const Files f;
+  const PieceFiles files(f.paths);
+  const Tensor w = counting({6, 4}, DType::f64);
+  const auto read = [&](const Piece& piece, const Shape& shape, DType dtype = DType::f64) {
+    const Tensor out = Tensor::full(shape, -1, dtype);
+    files.read_into("w", piece, out);
+    return out;
+  };
+  const nn::Part columns{{6, 4}, {Cut{1, {{1, 3}}}}};
+  CHECK(test::different_bits(read(Piece::of(columns), {6, 2}), w.narrow(1, 1, 2)) == "");
+  const nn::Part corner{{6, 4}, {Cut{0, {{1, 2}, {3, 6}}}, Cut{1, {{0, 1}, {3, 4}}}}};
+  CHECK(test::different_bits(read(Piece::of(corner), {4, 2}),
+                             Tensor::of({4, 7, 12, 15, 16, 19, 20, 23}, {4, 2}, DType::f64)) == "");
+  CHECK(test::different_bits(read({corner, 3, 6}, {3}),
+                             Tensor::of({15, 16, 19}, {3}, DType::f64)) == "");
+  // The very piece of a file, and into another dtype.
+  CHECK(test::different_bits(read({f.lower, 0, 5}, {5}),
+                             Tensor::of({8, 9, 10, 11, 12}, {5}, DType::f64)) == "");
+  CHECK(test::different_bits(read(Piece::of({6, 4}), {6, 4}, DType::f32), counting({6, 4})) == "");
+  CHECK(read({columns, 4, 4}, {0}).numel() == 0);
+}
+
+TEST_CASE("what is wrong is named") {
+  SUBCASE("an element that nobody wrote") {
+    const Files f(false);
+    const PieceFiles files(f.paths);
+    CHECK(error_of([&] { files.whole("w"); }) ==
+          "checkpoint: element 13 of w [6, 4] is in none of the files");
+    CHECK(error_of([&] { files.whole("v"); }) == "checkpoint: there is no tensor 'v'");
+    CHECK(error_of([&] {
+            files.read_into("w", Piece::of({6, 5}), Tensor::zeros({6, 5}));
+          }) == "checkpoint: w must have shape [6, 5], got [6, 4]");
+    CHECK(error_of([&] {
+            files.read_into("w", Piece::of({6, 4}), Tensor::zeros({5}));
+          }) == "checkpoint: w needs room for 24 values, got 5");
+  }
+  SUBCASE("files that disagree") {
+    Files f;
+    f.write({{"norm", whole_tensor(counting({4}))}});
+    CHECK(error_of([&] { PieceFiles files(f.paths); }) ==
+          "'" + f.paths[3] + "': norm must be f32 [3] as in the other files, got f32 [4]");
+  }
+  SUBCASE("metadata that do not fit") {
+    const test::TempFolder folder;
+    const auto opening = [&](const std::string& pieces) {
+      io::save_safetensors(folder / "f", {{"w", counting({4})}}, {{"pieces", pieces}});
+      const std::string text = error_of([&] { PieceFiles files({folder / "f"}); });
+      const std::string start = "'" + (folder / "f") + "': ";
+      REQUIRE(text.starts_with(start));
+      return text.substr(start.size());
+    };
+    const auto piece = [](const std::string& cuts, const std::string& end) {
+      return R"({"w":{"whole":[6,4],"cuts":[)" + cuts + R"(],"begin":0,"end":)" + end + "}}";
+    };
+    CHECK(opening(piece("", "5")) == "w must have 5 values, got 4");
+    CHECK(opening(piece("", "25")) ==
+          "piece of w: begin and end must be among 24 elements, got 0 and 25");
+    CHECK(opening(piece(R"({"axis":2,"ranges":[]})", "4")) ==
+          "piece of w: part: a cut must be along an axis of [6, 4], got axis 2");
+    CHECK(opening(piece(R"({"axis":0,"ranges":[[1]]})", "4")) ==
+          "piece of w: a range must have two ends");
+    CHECK(opening(piece(R"({"axis":0,"ranges":[[4,9]]})", "4")) ==
+          "piece of w: part: the ranges of axis 0 of [6, 4] must ascend inside it, got [4, 9) "
+          "behind 0");
+    CHECK(opening(R"({"w":{"whole":[4611686018427387904,4]}})") ==
+          "piece of w: sizes must be at least 0 and their product a number, got 4");
+    CHECK(opening("{").starts_with("pieces: "));
+  }
+  SUBCASE("values that are not the piece's") {
+    CHECK(error_of([&] {
+            save_pieces("nowhere", {{"w", {counting({3}), Piece::of({4})}}});
+          }) == "save_pieces: w must have 4 values, got 3");
+  }
+}
+
+}  // namespace weft::distributed

@@ -1,0 +1,141 @@
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "weft/distributed/checkpoint.h"
+#include "weft/io/file.h"
+#include "weft/tests/ranks.h"
+#include "weft/tests/support.h"
+#include "weft/tests/temp_folder.h"
+
+namespace weft::distributed {
+namespace {
+
+using test::error_of;
+
+// Rank r's rows of a whole (8, 2) that holds value, value + 1, ...; its state is cut by elements.
+struct Held {
+  Pieces model, optimizer;
+  Held(const World& w, double value) {
+    const std::int64_t rows = 8 / w.size(), first = rows * w.rank();
+    const nn::Part part{{8, 2}, {nn::Part::Cut{0, {{first, first + rows}}}}};
+    const Tensor all = Tensor::arange(value, value + 16);
+    model["w"] = {all.view({8, 2}).narrow(0, first, rows).contiguous(), Piece::of(part)};
+    optimizer["w.m"] = {all.narrow(0, 2 * first, 2 * rows).contiguous(),
+                        {nn::Part{{8, 2}, {}}, 2 * first, 2 * (first + rows)}};
+    if (w.rank() == 0) model["norm"] = {Tensor::full({3}, value), Piece::of({3})};
+  }
+};
+
+double value_of(const io::Checkpoint& c) {
+  const PieceFiles model(c.shards("model")), optimizer(c.shards("optim"));
+  const double value = model.whole("norm").select(0, 0).item();
+  const Tensor want = Tensor::arange(value, value + 16).view({8, 2});
+  CHECK(test::different_bits(model.whole("w"), want) == "");
+  CHECK(test::different_bits(optimizer.whole("w.m"), want) == "");
+  return value;
+}
+
+}  // namespace
+
+TEST_CASE("what ranks have written together, any number of them reads") {
+  const test::TempFolder out;
+  for (const int writers : {1, 2, 4, 8}) {
+    run_ranks(writers, [&](World& w) {
+      CHECK((writers == 1) == !find_checkpoint(w, out.path()));
+      const Held held(w, writers);
+      save_checkpoint(w, out.path(), writers, held.model, held.optimizer, "{}", 1);
+    });
+    CHECK(io::list_directory(out / "checkpoints") ==
+          std::vector<std::string>{"latest.json", "step_0000000" + std::to_string(writers)});
+    for (const int readers : {1, 4})
+      run_ranks(readers, [&](World& w) {
+        const auto found = find_checkpoint(w, out.path());
+        REQUIRE(found);
+        CHECK(found->step == writers);
+        CHECK(found->shards("model").size() == static_cast<std::size_t>(writers));
+        CHECK(value_of(*found) == writers);
+        const Held want(w, writers);
+        const PiecedTensor& rows = want.model.at("w");
+        const Tensor got = Tensor::empty(rows.values.shape());
+        PieceFiles(found->shards("model")).read_into("w", rows.piece, got);
+        CHECK(test::different_bits(got, rows.values) == "");
+      });
+  }
+}
+
+TEST_CASE("a disk that is full for one of the ranks leaves the checkpoint before") {
+  // Which rank's file no longer fits depends on who writes first; all of them hear of it.
+  int refused = 0;
+  for (std::int64_t room = 0;; room += 83) {
+    const test::TempFolder out;
+    const auto save = [&](std::int64_t step) {
+      std::vector<std::string> texts(3);
+      run_ranks(2, [&](World& w) {
+        const Held held(w, static_cast<double>(step));
+        texts[static_cast<std::size_t>(w.rank())] = error_of(
+            [&] { save_checkpoint(w, out.path(), step, held.model, held.optimizer, "{}", 0); });
+      });
+      return texts;
+    };
+    CHECK(save(1)[0] == "no error");
+    io::testing::fail_writes_after(room);
+    const std::vector<std::string> texts = save(2);
+    io::testing::fail_writes_after(-1);
+    if (texts[0] == "no error") {
+      CHECK(texts[1] == "no error");
+      break;
+    }
+    ++refused;
+    for (int rank : {0, 1}) {
+      const std::string& text = texts[static_cast<std::size_t>(rank)];
+      CAPTURE(text);
+      CHECK((text.ends_with("No space left on device") ||
+             text.starts_with("save_checkpoint: rank ")));
+    }
+    const auto found = io::find_checkpoint(out.path());
+    REQUIRE(found);
+    CHECK(value_of(*found) == 1);
+    for (const std::string& name : io::list_directory(out / "checkpoints"))
+      CHECK_FALSE(name.ends_with(".tmp"));
+    CHECK(save(3)[0] == "no error");
+    CHECK(value_of(*io::find_checkpoint(out.path())) == 3);
+  }
+  CHECK(refused > 5);
+}
+
+TEST_CASE("a damaged file of any rank is found, and said on all of them") {
+  const test::TempFolder out;
+  run_ranks(2, [&](World& w) {
+    const Held held(w, 1);
+    save_checkpoint(w, out.path(), 1, held.model, held.optimizer, "{}");
+  });
+  const std::string damaged = out / "checkpoints/step_00000001/optim-r001.safetensors";
+  io::write_file(damaged, io::read_file(damaged) + " ");
+  run_ranks(2, [&](World& w) {
+    const std::string text = error_of([&] { find_checkpoint(w, out.path()); });
+    if (w.rank() == 0)
+      CHECK(text.starts_with("checkpoint: '" + damaged + "' must have "));
+    else
+      CHECK(text == "find_checkpoint: rank 0 found none that is whole");
+  });
+}
+
+TEST_CASE("sharded checkpoint: a folder that cannot be made") {
+  const test::TempFolder out;
+  io::write_file(out / "file", "");
+  run_ranks(2, [&](World& w) {
+    const Held held(w, 1);
+    const std::string text =
+        error_of([&] { save_checkpoint(w, out / "file", 1, held.model, held.optimizer, "{}"); });
+    CHECK(text == (w.rank() == 0
+                       ? "write: cannot create folder '" + (out / "file") + "': Not a directory"
+                       : "save_checkpoint: rank 0 could not make the folder"));
+    CHECK(error_of([&] {
+            save_checkpoint(w, out.path(), 1, held.model, held.optimizer, "{}", -1);
+          }) == "save_checkpoint: keep must be at least 0, got -1");
+  });
+}
+
+}  // namespace weft::distributed
