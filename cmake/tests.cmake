@@ -19,6 +19,7 @@ set(weft_test_stems
   elementwise_grad
   energy
   expert_capacity
+  expert_layouts
   expert_parallel
   experts
   file

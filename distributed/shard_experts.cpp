@@ -15,6 +15,10 @@ std::function<void(const Tensor&)> sum_over(ProcessGroup& group) {
   return [&group](const Tensor& counts) { group.all_reduce(counts).wait(); };
 }
 
+std::string joined(const std::string& module, const std::string& tensor) {
+  return module.empty() ? tensor : module + "." + tensor;
+}
+
 // Rank r's of n equal parts of `whole` units, `packed` times one after another.
 nn::Part::Cut part_of(int axis, std::int64_t length, int packed, int r, int n) {
   const std::int64_t one = length / packed, units = one / n;
@@ -50,7 +54,7 @@ class Sharding {
           name, ffn, etp_.size());
     nn::Experts& e = moe.experts;
     const bool swiglu = e.options.activation == nn::Activation::swiglu;
-    const std::string at = name + ".experts.", up = at + (swiglu ? "gate_up" : "up");
+    const std::string at = joined(name, "experts."), up = at + (swiglu ? "gate_up" : "up");
     keep(up, e.up, 1, swiglu ? 2 : 1);
     keep(up + "_bias", e.up_bias, 1, swiglu ? 2 : 1);
     keep(at + "down", e.down, 2, 1);
@@ -73,7 +77,7 @@ class Sharding {
     for (const NamedTensor& p : moe.named_parameters())
       if (p.name.starts_with("router.") || p.name.starts_with("latent_") ||
           p.name == "shared.gate.weight")
-        layout_[name + "." + p.name] = {.part = {p.tensor.shape(), {}}, .tp_partial = true};
+        layout_[joined(name, p.name)] = {.part = {p.tensor.shape(), {}}, .tp_partial = true};
   }
 
   Layout take() { return std::move(layout_); }

@@ -1,6 +1,7 @@
 #include "weft/nn/router.h"
 
 #include <cmath>
+#include <numeric>
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/recompute.h"
@@ -22,6 +23,12 @@ constexpr std::uint64_t kJitterStream = 1, kNoiseStream = 2, kForcedBiasStream =
 constexpr const char* kScopes[] = {"aux", "sequence", "global"};
 
 Tensor plus(const Tensor& a, const Tensor& b) { return a ? add(a, b) : b; }
+
+// The part of a batch that the `tokens` of a call are; null where they are whole sequences.
+const TokenPart* part_of_batch(std::int64_t tokens, std::int64_t sequences) {
+  const TokenPart* part = TokenScope::current();
+  return part && sequences == 1 && part->count == tokens && tokens > 0 ? part : nullptr;
+}
 
 }  // namespace
 
@@ -79,10 +86,14 @@ int Router::losses() const {
 
 Tensor Router::logits_of(const Tensor& input, std::int64_t sequences) const {
   const auto key = [&](std::uint64_t stream_number, std::int64_t width) {
-    const std::int64_t length = input.dim(0) / std::max<std::int64_t>(sequences, 1);
-    return RandomScope::key_for(stream() + stream_number,
-                                static_cast<std::uint64_t>(length * width),
-                                static_cast<std::uint64_t>(width));
+    const TokenPart* part = part_of_batch(input.dim(0), sequences);
+    const std::int64_t length =
+        part ? part->tokens : input.dim(0) / std::max<std::int64_t>(sequences, 1);
+    RandomKey k =
+        RandomScope::key_for(stream() + stream_number, static_cast<std::uint64_t>(length * width),
+                             static_cast<std::uint64_t>(width));
+    if (part) k.first += static_cast<std::uint64_t>(part->first * width);
+    return k;
   };
   Tensor x = input;
   if (is_training() && config.jitter > 0 && x && x.ndim() == 2)
@@ -99,14 +110,35 @@ Tensor Router::logits_of(const Tensor& input, std::int64_t sequences) const {
   return random_logits(logits, key(kNoiseStream, experts()), uneven);
 }
 
+// counts: of pieces of this rank's tokens, each inside one sequence. They become those of the whole
+// sequences that the pieces are from.
+void Router::count_whole_sequences(const Tensor& counts, const TokenPart& part) const {
+  const std::int64_t pieces = counts.dim(0), length = part.count / pieces;
+  const Tensor whole = Tensor::zeros({part.sequences, experts()}, DType::i64, counts.device());
+  const auto sequence_of = [&](std::int64_t piece) {
+    return whole.select(0, (part.first + piece * length) / part.tokens);
+  };
+  for (std::int64_t i = 0; i < pieces; ++i) sequence_of(i).add_(counts.select(0, i));
+  if (reduce_batch) reduce_batch(whole);
+  for (std::int64_t i = 0; i < pieces; ++i) counts.select(0, i).copy_(sequence_of(i));
+}
+
 Tensor Router::counts_of(const BalanceLoss& l, const Tensor& logits, const Routing& routing,
                          const RouterInput& in) const {
   if (l.scope == Balance::global && recomputing()) return clone(global_counts).view({1, experts()});
-  const std::int64_t parts = l.scope == Balance::sequence ? in.sequences : 1;
+  const bool by_sequence = l.scope == Balance::sequence;
+  const TokenPart* part = by_sequence ? part_of_batch(logits.dim(0), in.sequences) : nullptr;
+  const std::int64_t parts = part          ? part->count / std::gcd(part->tokens, part->count)
+                             : by_sequence ? in.sequences
+                                           : 1;
   // Without bias and groups the chosen experts are those with the largest logits.
   const Tensor counts = expert_bias || config.route.groups > 0
                             ? count_top_experts(logits, config.route.topk, parts, in.padding)
                             : count_experts(routing.experts, experts(), parts);
+  if (part) {
+    count_whole_sequences(counts, *part);
+    return counts;
+  }
   if (l.scope != Balance::global) {
     if (reduce_batch) reduce_batch(counts);
     return counts;

@@ -5,6 +5,7 @@
 #include "weft/autograd/expert_capacity.h"
 #include "weft/autograd/router.h"
 #include "weft/nn/module.h"
+#include "weft/nn/token_scope.h"
 
 namespace weft::nn {
 
@@ -42,8 +43,10 @@ struct RouterConfig {
 };
 
 struct RouterInput {
-  Tensor padding = {};         ///< (T) bool; true: routed nowhere, in no loss and no count
-  std::int64_t sequences = 1;  ///< x holds this many sequences of equal length, one after another
+  Tensor padding = {};  ///< (T) bool; true: routed nowhere, in no loss and no count
+  /// x holds this many sequences of equal length, one after another. Under a TokenScope x is the
+  /// part of the batch that it says, and this must be 1.
+  std::int64_t sequences = 1;
 };
 
 /// What a router decided. Dropping `loss` would switch balancing off without a word.
@@ -68,7 +71,8 @@ struct Router : Module {
       loss_sums;  // each loss / coefficient, summed over micro-batches, and at the end their number
 
   /// Called with counts (sequences, experts) i64, to be summed over ranks in place: those that
-  /// share this batch's tokens, and all of them. Empty: one rank.
+  /// share this batch's tokens, and all of them. With a TokenScope a sequence may lie on several
+  /// ranks, and all sequences of the batch are summed. Empty: one rank.
   using Reduce = std::function<void(const Tensor& counts)>;
   Reduce reduce_batch, reduce_global;
   /// The part of this batch's losses that this rank adds: one over the ranks that share its tokens.
@@ -87,6 +91,7 @@ struct Router : Module {
 
  private:
   Tensor logits_of(const Tensor& x, std::int64_t sequences) const;
+  void count_whole_sequences(const Tensor& counts, const TokenPart& part) const;
   Tensor counts_of(const BalanceLoss& l, const Tensor& logits, const Routing& routing,
                    const RouterInput& input) const;
   Tensor loss_of(const Tensor& logits, const Routing& routing, const RouterInput& input) const;
