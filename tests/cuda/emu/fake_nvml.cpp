@@ -1,4 +1,5 @@
-// Stands in for the monitoring library of NVIDIA's driver, with one GPU whose counter the test sets.
+// Stands in for the monitoring library of NVIDIA's driver, with one GPU whose counter the test
+// sets.
 #include <cstring>
 
 extern "C" {

@@ -1,11 +1,10 @@
 // The energy of a GPU, by the address under which the driver's monitoring library knows it.
-#include "weft/core/energy.h"
-
 #include <dlfcn.h>
 #include <doctest/doctest.h>
 
 #include <cstdlib>
 
+#include "weft/core/energy.h"
 #include "weft/tests/cuda/gpu.h"
 
 namespace weft {
