@@ -26,6 +26,7 @@ set(weft_test_stems
   gated_delta
   gated_delta_net
   gemm_check
+  golden_moe
   gpt
   gpt_fixtures
   gpt_memory
