@@ -64,6 +64,7 @@ set(weft_test_stems
   process_group_errors
   random
   recompute
+  recompute_models
   reduce
   reduce_grad
   rms_norm
