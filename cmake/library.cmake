@@ -6,6 +6,23 @@ if(WEFT_SANITIZE STREQUAL "")
   find_package(OpenMP REQUIRED)
 endif()
 
+# WEFT_MPI: AUTO builds the mpi backend where there is an MPI. Only distributed/mpi_*.cpp see its
+# headers, and the library's users need none of it. Sanitizers would report MPI's own leaks and races.
+set(WEFT_MPI AUTO CACHE STRING "Ranks as processes: AUTO, ON or OFF")
+set_property(CACHE WEFT_MPI PROPERTY STRINGS AUTO ON OFF)
+if(NOT WEFT_MPI MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "WEFT_MPI must be AUTO, ON or OFF, got ${WEFT_MPI}")
+endif()
+set(WEFT_HAVE_MPI OFF)
+if(WEFT_MPI STREQUAL "ON" OR (WEFT_MPI STREQUAL "AUTO" AND WEFT_SANITIZE STREQUAL ""))
+  set(MPI_CXX_SKIP_MPICXX ON)  # the C interface is enough
+  find_package(MPI QUIET COMPONENTS CXX)
+  set(WEFT_HAVE_MPI ${MPI_CXX_FOUND})
+  if(WEFT_MPI STREQUAL "ON" AND NOT WEFT_HAVE_MPI)
+    message(FATAL_ERROR "WEFT_MPI is ON, but there is no MPI: install libopenmpi-dev, or set MPI_HOME")
+  endif()
+endif()
+
 set(weft_sources
   autograd/attention.cpp
   autograd/causal_conv1d.cpp
@@ -112,6 +129,7 @@ set(weft_sources
   distributed/expert_dispatcher.cpp
   distributed/fake_world.cpp
   distributed/flight_recorder.cpp
+  distributed/mpi_world.cpp
   distributed/operation.cpp
   distributed/pieces.cpp
   distributed/process_group.cpp
@@ -166,6 +184,10 @@ set(weft_sources
   optim/optimizer.cpp
   optim/schedule.cpp
   optim/sgd.cpp)
+if(WEFT_HAVE_MPI)
+  list(APPEND weft_sources distributed/mpi_channel.cpp distributed/mpi_job.cpp
+    distributed/mpi_messages.cpp)
+endif()
 list(TRANSFORM weft_sources PREPEND ${PROJECT_SOURCE_DIR}/)
 
 # core/cpu/simd/*.inc: one translation unit for each instruction set, chosen at run time.
@@ -193,6 +215,13 @@ target_link_libraries(weft_needs INTERFACE weft_flags DNNL::dnnl Threads::Thread
 if(WEFT_SANITIZE STREQUAL "")
   target_link_libraries(weft_needs INTERFACE OpenMP::OpenMP_CXX)
 endif()
+set_source_files_properties(distributed/mpi_world.cpp PROPERTIES COMPILE_DEFINITIONS
+  WEFT_WITH_MPI=$<BOOL:${WEFT_HAVE_MPI}>)
+if(WEFT_HAVE_MPI)
+  set_source_files_properties(distributed/mpi_messages.cpp PROPERTIES
+    INCLUDE_DIRECTORIES "${MPI_CXX_INCLUDE_DIRS}"
+    COMPILE_DEFINITIONS "OMPI_SKIP_MPICXX;MPICH_SKIP_MPICXX")
+endif()
 
 # weft_host_objects(NAME WITH_CUDA): everything but the CUDA kernels; WITH_CUDA 1 calls them.
 function(weft_host_objects name with_cuda)
@@ -218,6 +247,9 @@ function(weft_library name)
   target_include_directories(${name} PUBLIC
     $<BUILD_INTERFACE:${weft_include}> $<INSTALL_INTERFACE:include>)
   target_link_libraries(${name} PRIVATE weft_needs)
+  if(WEFT_HAVE_MPI)
+    target_link_libraries(${name} PRIVATE MPI::MPI_CXX)
+  endif()
   set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
 endfunction()
 

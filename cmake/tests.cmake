@@ -132,6 +132,14 @@ if(WEFT_EXAMPLES)
   endforeach()
 endif()
 
+# Ranks as processes.
+if(WEFT_HAVE_MPI)
+  add_executable(mpi_bits_program tests/mpi_bits_program.cpp)
+  target_link_libraries(mpi_bits_program PRIVATE weft weft_flags)
+  add_executable(mpi_fault_program tests/mpi_fault_program.cpp)
+  target_link_libraries(mpi_fault_program PRIVATE weft weft_flags)
+endif()
+
 # xtensor is an independent oracle for array arithmetic; it compiles slowly, so one file includes it.
 find_package(xtensor REQUIRED)
 target_sources(test_oracle PRIVATE tests/oracle.cpp)

@@ -6,15 +6,18 @@ namespace weft::distributed {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds kIdle{10};
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
 }  // namespace
 
-CommThread::CommThread(int rank, const WorldOptions& options, bool threaded)
+CommThread::CommThread(int rank, const WorldOptions& options, bool threaded,
+                       std::function<void()> idle)
     : rank_(rank),
       link_(options.link),
       dump_folder_(options.dump_folder),
+      idle_(std::move(idle)),
       recorder_(std::make_shared<FlightRecorder>()) {
   if (threaded) thread_ = std::thread([this] { work(); });
 }
@@ -109,10 +112,24 @@ void CommThread::wait(Operation& op) {
 void CommThread::work() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    wake_.wait(lock, [this] { return first_ ? !running_ : stopping_; });
+    const auto ready = [this] { return first_ ? !running_ : stopping_; };
+    if (idle_)
+      while (!wake_.wait_for(lock, kIdle, ready)) look_around(lock);
+    else
+      wake_.wait(lock, ready);
     if (!first_) return;
     make_next(lock);
   }
+}
+
+void CommThread::look_around(std::unique_lock<std::mutex>& lock) {
+  if (running_) return;
+  running_ = true;  // no collective begins meanwhile
+  lock.unlock();
+  idle_();
+  lock.lock();
+  running_ = false;
+  if (waiting_) finished_.notify_one();
 }
 
 // Called with the lock, and gives it up meanwhile.

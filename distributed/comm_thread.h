@@ -1,5 +1,6 @@
 #pragma once
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -15,7 +16,9 @@ namespace weft::distributed {
 /// makes all of them at once.
 class CommThread {
  public:
-  CommThread(int rank, const WorldOptions& options, bool threaded);
+  /// `idle`, if any, is called every few milliseconds while there is nothing to do, between
+  /// collectives: other ranks may ask something. It must not throw.
+  CommThread(int rank, const WorldOptions& options, bool threaded, std::function<void()> idle = {});
   ~CommThread();
   CommThread(const CommThread&) = delete;
 
@@ -34,6 +37,7 @@ class CommThread {
 
  private:
   void work();
+  void look_around(std::unique_lock<std::mutex>& lock);
   void make_next(std::unique_lock<std::mutex>& lock);
   bool run(Operation& op, const std::string& failure);
   void recycle(Operation& op);
@@ -41,6 +45,7 @@ class CommThread {
   const int rank_;
   const SimulatedLink link_;
   const std::string dump_folder_;
+  const std::function<void()> idle_;
   const std::shared_ptr<FlightRecorder> recorder_;
 
   // The rank's own thread only.

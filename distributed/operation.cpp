@@ -56,8 +56,13 @@ std::int64_t Operation::bytes_sent(int rank, int size) const {
 }
 
 std::string describe(const Operation& op) {
-  return message("{} {} of group {}{}", name(op.kind), op.sequence, op.channel->name(),
-                 shape_text(op));
+  constexpr const char* kReduces[] = {"", " max", " min"};
+  const std::string root =
+      op.kind == Collective::broadcast
+          ? message(", from rank {}", op.channel->ranks()[static_cast<std::size_t>(op.from)])
+          : "";
+  return message("{}{} {} of group {}{}{}", name(op.kind), kReduces[static_cast<int>(op.reduce)],
+                 op.sequence, op.channel->name(), shape_text(op), root);
 }
 
 std::string difference(const Operation& a, int rank_a, const Operation& b, int rank_b,

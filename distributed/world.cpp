@@ -20,8 +20,8 @@ World::World(int rank, int size, const WorldOptions& options)
 
 World::~World() { stop(); }
 
-void World::start(bool threaded) {
-  thread_ = std::make_shared<CommThread>(rank_, options_, threaded);
+void World::start(bool threaded, std::function<void()> idle) {
+  thread_ = std::make_shared<CommThread>(rank_, options_, threaded, std::move(idle));
   std::vector<int> everybody(static_cast<std::size_t>(size_));
   std::iota(everybody.begin(), everybody.end(), 0);
   all_ = group("world", everybody);

@@ -57,8 +57,9 @@ class World {
  protected:
   World(int rank, int size, const WorldOptions& options);
   /// Called once by the constructor of the subclass, when open() works. Without a thread the caller
-  /// carries everything out at once.
-  void start(bool threaded);
+  /// carries everything out at once. `idle` is called now and then while the thread has nothing to
+  /// do, and must not throw.
+  void start(bool threaded, std::function<void()> idle = {});
   /// The backend's part of group(): `number` counts the calls of group(), equal on all ranks. On a
   /// rank that is not in the group rank_in_group is -1; what comes back is not used.
   virtual std::shared_ptr<Channel> open(const std::string& name, const std::vector<int>& ranks,

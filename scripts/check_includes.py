@@ -29,6 +29,7 @@ UNCHECKED = {"examples", "tests", "bench"}
 ONE_PLACE = {  # header: the file that may include it
     "omp.h": "core/cpu/gemm.cpp",
 }
+MPI_FILE = re.compile(r"distributed/mpi_\w+\.cpp")
 GPU_HEADER = re.compile(r"(cuda|cublas|cudnn|cufft|curand|nccl|nvtx|nvToolsExt|cooperative_groups|mma\.h)")
 # The one public header that needs another package, for those who ask for it by including it.
 THIRD_PARTY_HEADERS = {"xtensor.h"}
@@ -52,6 +53,8 @@ def problems(root, path):
         where = f"{path}:{text.count(chr(10), 0, match.start()) + 1}"
         if GPU_HEADER.match(name) and folder != "cuda":
             yield f"{where}: <{name}> may be included in cuda/ only"
+        if name == "mpi.h" and not MPI_FILE.fullmatch(str(path)):
+            yield f"{where}: <mpi.h> may be included in distributed/mpi_*.cpp only"
         if name in ONE_PLACE and str(path) != ONE_PLACE[name]:
             yield f"{where}: <{name}> may be included in {ONE_PLACE[name]} only"
         if folder in UNCHECKED:

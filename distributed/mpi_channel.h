@@ -1,0 +1,64 @@
+#pragma once
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "weft/distributed/mpi_job.h"
+
+namespace weft::distributed {
+
+/// What ranks compare before they believe each other's bytes.
+struct CallPrint {
+  Collective kind = Collective::barrier;
+  Reduce reduce = Reduce::sum;
+  DType dtype = DType::u8;
+  bool has_out = false, has_in = false, in_place = false;
+  std::int32_t from = -1, to = -1;
+  std::int64_t call = 0, sequence = 0;
+  std::uint64_t counts = 0;                ///< a hash of the elements by rank
+  std::int64_t sends = 0, expects = 0;     ///< elements, between this pair of ranks
+  std::int32_t out_dims = 0, in_dims = 0;  ///< the shapes, for messages
+  std::int64_t out_shape[kMaxDims] = {}, in_shape[kMaxDims] = {};
+};
+
+/// A group over MPI: parts go to their owners, are added there in the order of ranks, and come
+/// back, in pieces of a bounded size.
+class MpiChannel : public Channel {
+ public:
+  MpiChannel(const std::string& name, const std::vector<int>& ranks, int rank,
+             std::shared_ptr<MpiJob> job, int number);
+  void run(Operation& op) override;
+
+ private:
+  enum Batch : int { kParts, kParts2, kSendParts, kSendParts2, kSums, kSums2, kPrints, kData };
+
+  void carry_out(Operation& op);
+  void pair(Operation& op);
+  void reduce(Operation& op);
+  void move(Operation& op);
+  void barrier();
+
+  CallPrint print_for(const Operation& op, int peer) const;
+  void compare_with_ring(const Operation& op);
+  void compare_with_all(const Operation& op);
+  void send_print(const Operation& op, int to, int slot);
+  void expect_print(int from, int slot);
+  /// Once they are there; throws when a rank has called something else.
+  void check_prints(const Operation& op);
+  void check_print(const Operation& op, const CallPrint& print, int peer);
+  void wait(const Operation& op, std::initializer_list<Batch> batches);
+
+  void send(int to, const void* data, std::int64_t bytes, Batch batch);
+  void receive(int from, void* data, std::int64_t bytes, Batch batch);
+
+  std::shared_ptr<MpiJob> job_;
+  MpiMessages& messages_;
+  const std::int64_t number_;
+  std::int64_t calls_ = 0;  // of collectives
+  int tag_ = 0;
+  std::vector<CallPrint> own_prints_, prints_;
+  std::vector<int> print_peers_;  // whose prints_ are awaited
+  std::vector<const void*> parts_;
+};
+
+}  // namespace weft::distributed

@@ -1,0 +1,290 @@
+#include "weft/distributed/mpi_job.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "weft/core/allocator.h"
+#include "weft/core/error.h"
+
+namespace weft::distributed {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+// A poll costs some 100 ns. At first as many as possible; then other threads of a busy machine may
+// go first; then they have the processor.
+constexpr int kSpins = 50, kYields = 400, kShortSleeps = 100, kPollsAWatch = 16;
+constexpr microseconds kShortSleep{20}, kLongSleep{200};
+// A message of a rank that has ended is already on its way.
+constexpr milliseconds kOnTheWay{300};
+// How long the others get to write why they end.
+constexpr milliseconds kLastWords{1000};
+// Seconds that a rank may compute on after the job has failed.
+constexpr double kLastResort = 30;
+
+double seconds(std::chrono::steady_clock::duration d) {
+  return std::chrono::duration<double>(d).count();
+}
+
+}  // namespace
+
+MpiJob::MpiJob(const WorldOptions& options)
+    : timeout_(options.timeout_s),
+      grace_(std::clamp(options.timeout_s / 2, 0.5, 5.0)),
+      dump_folder_(options.dump_folder),
+      places_(static_cast<std::size_t>(messages_.size())) {}
+
+void MpiJob::enter(const Operation& op, std::int64_t group, std::int64_t call) {
+  check_system(failure_.empty(), "{}", failure_);
+  check_system(!ended_, "{}: the world has ended", describe(op));
+  op_ = &op;
+  group_ = group;
+  call_ = call;
+  entered_ = moved_at_ = Clock::now();
+  asked_at_ = {};
+}
+
+void MpiJob::abandon(const Operation& op) {
+  messages_.abandon();
+  abandoned_.push_back(op.out);
+  abandoned_.push_back(op.in);
+  leave();
+}
+
+char* MpiJob::staging(std::int64_t bytes) {
+  if (!staging_ || staging_.numel() < bytes) {
+    const CategoryScope scope(Category::communication);
+    staging_ = Tensor();
+    staging_ = Tensor::empty({bytes}, DType::u8);
+  }
+  return static_cast<char*>(staging_.raw());
+}
+
+void MpiJob::between(bool something) {
+  if (something) {
+    without_ = 0;
+    moved_ = true;
+    return;
+  }
+  if (++without_ < kSpins) return;
+  if (without_ % kPollsAWatch == 0) watch();
+  if (without_ < kYields)
+    sched_yield();
+  else
+    std::this_thread::sleep_for(without_ < kYields + kShortSleeps ? kShortSleep : kLongSleep);
+}
+
+void MpiJob::watch() {
+  listen();
+  check_system(failure_.empty(), "{}", failure_);
+  if (giving_up_) fail(message("rank {} has ended with an error", messages_.rank()));
+  const Clock::time_point now = Clock::now();
+  if (moved_) moved_at_ = now;
+  moved_ = false;
+  if (!messages_.trouble().empty() && now - moved_at_ > kOnTheWay)
+    fail(message("{}: {}", describe(*op_), messages_.trouble()));
+  for (int r = 0; r < messages_.size(); ++r) {
+    const Place& place = places_[static_cast<std::size_t>(r)];
+    if (place.with_error) fail(message("rank {} has ended with an error", r));
+    if (place.ended && messages_.waits_for(r) &&
+        now - std::max({place.ended_at, entered_, moved_at_}) > kOnTheWay)
+      fail(message("rank {} has ended, and rank {} waits for it in {}", r, messages_.rank(),
+                   describe(*op_)));
+  }
+  if (seconds(now - moved_at_) < timeout_) return;
+  if (asked_at_ == Clock::time_point{}) {
+    ask(needed());
+    asked_at_ = now;
+  } else if (answered(needed()) || seconds(now - asked_at_) > grace_) {
+    fail(diagnosis());
+  }
+}
+
+std::vector<int> MpiJob::needed() const {
+  std::vector<int> list;
+  const Channel& c = *op_->channel;
+  const bool everybody = op_->kind < Collective::exchange || op_->kind > Collective::receive;
+  for (int r = 0; r < c.size(); ++r)
+    if (r != c.rank() && (everybody || r == op_->to || r == op_->from))
+      list.push_back(c.ranks()[static_cast<std::size_t>(r)]);
+  return list;
+}
+
+void MpiJob::ask(const std::vector<int>& ranks) {
+  for (const int r : ranks) {
+    places_[static_cast<std::size_t>(r)].answered = false;
+    messages_.tell(r, {});
+  }
+}
+
+bool MpiJob::answered(const std::vector<int>& ranks) const {
+  return std::all_of(ranks.begin(), ranks.end(), [&](int r) {
+    const Place& place = places_[static_cast<std::size_t>(r)];
+    return place.answered || place.ended;
+  });
+}
+
+std::string MpiJob::where() const {
+  if (op_) return "it is in " + describe(*op_);
+  const FlightRecorder* recorder = recorder_;
+  const std::vector<FlightEntry> entries =
+      recorder ? recorder->entries() : std::vector<FlightEntry>{};
+  if (entries.empty()) return "it has called no collective";
+  return "it has called nothing since " + entries.back().text();
+}
+
+std::string MpiJob::diagnosis() const {
+  std::string text;
+  for (const int r : needed()) {
+    const Place& place = places_[static_cast<std::size_t>(r)];
+    std::string why;
+    if (place.ended)
+      why = "it has ended";
+    else if (!place.answered)
+      why = "it does not answer, so it was stopped or has died";
+    else if (place.answer.group != group_ || place.answer.call != call_)
+      why = place.answer.text;
+    else
+      continue;  // it waits, too
+    text += message("{}rank {} did not come within {} s: {}", text.empty() ? "" : "; ", r, timeout_,
+                    why);
+  }
+  if (text.empty()) text = message("every rank came, and nothing moved for {} s", timeout_);
+  return message("{}: {}", describe(*op_), text);
+}
+
+void MpiJob::listen() {
+  Note note;
+  while (messages_.hear(note)) {
+    Place& place = places_[static_cast<std::size_t>(note.from)];
+    switch (note.kind) {
+      case Note::Kind::ask: {
+        Note answer{.kind = Note::Kind::answer};
+        if (op_) {
+          answer.group = group_;
+          answer.call = call_;
+        }
+        answer.set_text(where());
+        messages_.tell(note.from, answer);
+        break;
+      }
+      case Note::Kind::answer:
+        place.answered = true;
+        place.answer = note;
+        break;
+      case Note::Kind::failed:
+        fell(note.text);
+        break;
+      case Note::Kind::ended:
+        place.ended = true;
+        place.with_error = note.with_error != 0;
+        place.ended_at = Clock::now();
+        break;
+    }
+  }
+}
+
+void MpiJob::tell_all(const Note& note) {
+  for (int r = 0; r < messages_.size(); ++r)
+    if (r != messages_.rank()) messages_.tell(r, note);
+}
+
+void MpiJob::fell(const std::string& why) {
+  if (!failure_.empty()) return;
+  failed_at_ = Clock::now();
+  messages_.doom();
+  failure_ = why + dump();
+}
+
+void MpiJob::fail(const std::string& why) {
+  Note note{.kind = Note::Kind::failed};
+  note.set_text(why);
+  tell_all(note);
+  fell(why);
+  throw Error(failure_, Fault::system);
+}
+
+std::string MpiJob::dump() const {
+  const FlightRecorder* recorder = recorder_;
+  if (!recorder) return "";
+  std::error_code code;
+  const std::filesystem::path folder = dump_folder_.empty()
+                                           ? std::filesystem::temp_directory_path(code)
+                                           : std::filesystem::path(dump_folder_);
+  const std::string file =
+      (folder / message("weft_flight_r{}_{}.txt", messages_.rank(), getpid())).string();
+  std::ofstream out(file);
+  out << recorder->dump();
+  out.close();
+  return out ? "; latest collectives: " + file : "";
+}
+
+void MpiJob::idle() {
+  try {
+    listen();
+  } catch (const Error& e) {
+    fell(e.what());
+  }
+  if (failure_.empty() || seconds(Clock::now() - failed_at_) < kLastResort) return;
+  std::fprintf(stderr, "rank %d: still computing %g s after the job has failed: %s\n",
+               messages_.rank(), kLastResort, failure_.c_str());
+  MpiMessages::abort(1);
+}
+
+std::vector<int> MpiJob::still_there() const {
+  std::vector<int> list;
+  for (int r = 0; r < messages_.size(); ++r)
+    if (r != messages_.rank() && !places_[static_cast<std::size_t>(r)].ended) list.push_back(r);
+  return list;
+}
+
+void MpiJob::finish() {
+  ended_ = true;
+  tell_all({.kind = Note::Kind::ended, .with_error = giving_up_ ? 1 : 0});
+  const Clock::time_point begin = Clock::now();
+  Clock::time_point patient = begin, asked{};
+  while (!still_there().empty()) {
+    std::this_thread::sleep_for(milliseconds(1));
+    listen();
+    const Clock::time_point now = Clock::now();
+    if (!failure_.empty()) {
+      if (now - std::max(begin, failed_at_) > kLastWords) break;
+    } else if (asked == Clock::time_point{}) {
+      if (seconds(now - patient) < timeout_) continue;
+      ask(still_there());
+      asked = now;
+    } else if (answered(still_there())) {  // it has much to do, and that is fine
+      patient = now;
+      asked = {};
+    } else if (seconds(now - asked) > grace_) {
+      lost_at_the_end();
+    }
+  }
+  if (failure_.empty()) messages_.finish();
+}
+
+// Nobody waits in a collective whose wait() could throw this.
+void MpiJob::lost_at_the_end() {
+  std::string who;
+  for (const int r : still_there())
+    if (!places_[static_cast<std::size_t>(r)].answered)
+      who += message("{}{}", who.empty() ? "" : ", ", r);
+  const std::string why = message(
+      "rank {} has ended; these ranks have not, and do not answer, so they were stopped or have "
+      "died: {}",
+      messages_.rank(), who);
+  Note note{.kind = Note::Kind::failed};
+  note.set_text(why);
+  tell_all(note);
+  fell(why);
+  std::fprintf(stderr, "rank %d: error: %s\n", messages_.rank(), failure_.c_str());
+}
+
+}  // namespace weft::distributed

@@ -1,0 +1,95 @@
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "weft/core/tensor.h"
+#include "weft/distributed/mpi_messages.h"
+#include "weft/distributed/world.h"
+
+namespace weft::distributed {
+
+/// What the groups of one process share: its messages, how it waits for them, and how it finds out
+/// why they do not come. A rank that is alive answers other ranks' questions while it computes,
+/// while it waits and after it has ended; so a rank that was stopped can be told from one that is
+/// elsewhere.
+class MpiJob {
+ public:
+  explicit MpiJob(const WorldOptions& options);
+
+  MpiMessages& messages() { return messages_; }
+
+  // By the communication thread.
+
+  /// What is carried out from here to leave(): what other ranks are told, and what a timeout names.
+  /// Throws Error when the job has failed.
+  void enter(const Operation& op, std::int64_t group, std::int64_t call);
+  void leave() { op_ = nullptr; }
+  /// Gives up the operation that was entered.
+  void abandon(const Operation& op);
+  /// Polls until done(). Throws Error when the job fails, or when nothing moves for too long.
+  template <class Done>
+  void wait(Done done) {
+    without_ = 0;
+    while (!done() || !messages_.trouble().empty()) between(messages_.progress());
+  }
+  /// Tells every rank why the job has failed, and throws it.
+  [[noreturn]] void fail(const std::string& why);
+  /// At least this many bytes for what arrives; the same ones at each call.
+  char* staging(std::int64_t bytes);
+  /// While there is nothing to do: listens to other ranks. Does not throw.
+  void idle();
+
+  // By the rank's own thread.
+
+  /// Whose entries are written to a file when the job fails.
+  void set_recorder(const FlightRecorder* recorder) { recorder_ = recorder; }
+  /// This rank is about to end with an error.
+  void give_up() { giving_up_ = true; }
+  /// After the communication thread has ended: waits until the other ranks end too, and ends MPI.
+  void finish();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Place {  // of another rank
+    bool ended = false, with_error = false, answered = false;
+    Clock::time_point ended_at{};
+    Note answer;
+  };
+
+  void between(bool something);
+  void watch();
+  void listen();
+  void tell_all(const Note& note);
+  void ask(const std::vector<int>& ranks);
+  bool answered(const std::vector<int>& ranks) const;
+  std::vector<int> needed() const;  // ranks of the world
+  std::string where() const;
+  std::string diagnosis() const;
+  void fell(const std::string& why);
+  std::string dump() const;
+  std::vector<int> still_there() const;
+  void lost_at_the_end();
+
+  MpiMessages messages_;
+  const double timeout_, grace_;
+  const std::string dump_folder_;
+  std::atomic<const FlightRecorder*> recorder_{nullptr};
+  std::atomic<bool> giving_up_{false};
+  bool ended_ = false;
+
+  const Operation* op_ = nullptr;
+  std::int64_t group_ = -1, call_ = -1;
+  Clock::time_point entered_{}, moved_at_{}, asked_at_{};  // asked_at_: zero until asked
+  bool moved_ = false;
+  int without_ = 0;  // polls since something arrived
+
+  std::vector<Place> places_;  // by rank
+  std::string failure_;
+  Clock::time_point failed_at_{};
+  Tensor staging_;
+  std::vector<Tensor> abandoned_;  // MPI may still write to them
+};
+
+}  // namespace weft::distributed

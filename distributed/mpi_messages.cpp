@@ -1,0 +1,264 @@
+#include "weft/distributed/mpi_messages.h"
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <list>
+#include <thread>
+#include <vector>
+
+#include "weft/core/error.h"
+
+namespace weft::distributed {
+namespace {
+
+// MPI counts in int; a large tensor goes in pieces.
+constexpr std::int64_t kLongest = std::int64_t{1} << 30;
+constexpr int kNoteTag = 1;
+
+bool doomed = false;
+
+// main() has returned or exit() was called: messages are out, and a failed job must not look well.
+void at_exit(int status, void*) {
+  if (!doomed) return;
+  // The others learned of it at the same moment, and have a line to write.
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  MpiMessages::abort(status ? status : 1);
+}
+
+std::string error_text(int code) {
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  return text;
+}
+
+void ok(int code, const char* what) {
+  check_system(code == MPI_SUCCESS, "mpi: {} failed: {}", what, error_text(code));
+}
+
+}  // namespace
+
+void Note::set_text(const std::string& s) {
+  std::strncpy(text, s.c_str(), sizeof text - 1);
+  text[sizeof text - 1] = 0;
+}
+
+struct MpiMessages::State {
+  bool started_here = false;
+  MPI_Comm data = MPI_COMM_NULL, notes = MPI_COMM_NULL;
+  int rank = 0, size = 1, local_size = 1, largest_tag = 32767;
+
+  struct About {
+    int batch, peer;
+    std::int64_t bytes;  // that must come; -1: sent
+  };
+  std::vector<MPI_Request> requests;
+  std::vector<About> about;  // of each request
+  std::vector<int> through;
+  std::vector<MPI_Status> statuses;
+  std::array<int, kBatches> under_way{};
+  std::string trouble;
+
+  Note incoming;
+  MPI_Request listening = MPI_REQUEST_NULL;
+  struct Telling {
+    Note note;
+    MPI_Request request = MPI_REQUEST_NULL;
+  };
+  std::list<Telling> telling;
+
+  void listen() {
+    ok(MPI_Irecv(&incoming, sizeof incoming, MPI_BYTE, MPI_ANY_SOURCE, kNoteTag, notes, &listening),
+       "MPI_Irecv");
+  }
+};
+
+MpiMessages::MpiMessages() : state_(std::make_unique<State>()) {
+  State& s = *state_;
+  int initialised = 0, finalised = 0, level = MPI_THREAD_SINGLE;
+  MPI_Initialized(&initialised);
+  MPI_Finalized(&finalised);
+  check(!finalised, "mpi_world: MPI has ended; make one world for the life of the program");
+  if (initialised) {
+    ok(MPI_Query_thread(&level), "MPI_Query_thread");
+  } else {
+    ok(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level), "MPI_Init_thread");
+    s.started_here = true;
+  }
+  on_exit(at_exit, nullptr);
+  check_system(level >= MPI_THREAD_SERIALIZED,
+               "mpi_world: MPI must allow calls from more than one thread (MPI_THREAD_SERIALIZED, "
+               "{}), got level {}; call MPI_Init_thread with it, or use an MPI built with threads",
+               MPI_THREAD_SERIALIZED, level);
+  ok(MPI_Comm_dup(MPI_COMM_WORLD, &s.data), "MPI_Comm_dup");
+  ok(MPI_Comm_dup(MPI_COMM_WORLD, &s.notes), "MPI_Comm_dup");
+  MPI_Comm_set_errhandler(s.data, MPI_ERRORS_RETURN);
+  MPI_Comm_set_errhandler(s.notes, MPI_ERRORS_RETURN);
+  MPI_Comm_rank(s.data, &s.rank);
+  MPI_Comm_size(s.data, &s.size);
+  int* largest = nullptr;
+  int known = 0;
+  MPI_Comm_get_attr(s.data, MPI_TAG_UB, &largest, &known);
+  if (known) s.largest_tag = *largest;
+  MPI_Comm machine = MPI_COMM_NULL;
+  ok(MPI_Comm_split_type(s.data, MPI_COMM_TYPE_SHARED, s.rank, MPI_INFO_NULL, &machine),
+     "MPI_Comm_split_type");
+  MPI_Comm_size(machine, &s.local_size);
+  MPI_Comm_free(&machine);
+  s.listen();
+}
+
+MpiMessages::~MpiMessages() {
+  if (doomed) state_.release();  // MPI still reads the last notes from it
+}
+
+int MpiMessages::rank() const { return state_->rank; }
+int MpiMessages::size() const { return state_->size; }
+int MpiMessages::local_size() const { return state_->local_size; }
+
+int MpiMessages::tag(std::int64_t group, std::int64_t call) const {
+  // Equal tags of calls that are far apart do no harm: messages of a pair keep their order.
+  const std::int64_t half = state_->largest_tag / 2;
+  if (call < 0) return static_cast<int>(2 * (group % half) + 1);
+  return static_cast<int>(2 * ((group * 4099 + call) % half));
+}
+
+void MpiMessages::send(int to, int tag, const void* data, std::int64_t bytes, int batch) {
+  State& s = *state_;
+  for (std::int64_t begin = 0; begin < bytes; begin += kLongest) {
+    const std::int64_t n = std::min(kLongest, bytes - begin);
+    MPI_Request request = MPI_REQUEST_NULL;
+    ok(MPI_Isend(static_cast<const char*>(data) + begin, static_cast<int>(n), MPI_BYTE, to, tag,
+                 s.data, &request),
+       "MPI_Isend");
+    s.requests.push_back(request);
+    s.about.push_back({batch, to, -1});
+    ++s.under_way[static_cast<std::size_t>(batch)];
+  }
+}
+
+void MpiMessages::receive(int from, int tag, void* data, std::int64_t bytes, int batch) {
+  State& s = *state_;
+  for (std::int64_t begin = 0; begin < bytes; begin += kLongest) {
+    const std::int64_t n = std::min(kLongest, bytes - begin);
+    MPI_Request request = MPI_REQUEST_NULL;
+    ok(MPI_Irecv(static_cast<char*>(data) + begin, static_cast<int>(n), MPI_BYTE, from, tag, s.data,
+                 &request),
+       "MPI_Irecv");
+    s.requests.push_back(request);
+    s.about.push_back({batch, from, n});
+    ++s.under_way[static_cast<std::size_t>(batch)];
+  }
+}
+
+bool MpiMessages::progress() {
+  State& s = *state_;
+  if (s.requests.empty()) return false;
+  const std::size_t n = s.requests.size();
+  s.through.resize(n);
+  s.statuses.resize(n);
+  int done = 0;
+  const int code = MPI_Testsome(static_cast<int>(n), s.requests.data(), &done, s.through.data(),
+                                s.statuses.data());
+  if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) ok(code, "MPI_Testsome");
+  if (done == MPI_UNDEFINED || done == 0) return false;
+  for (int i = 0; i < done; ++i) {
+    const auto index = static_cast<std::size_t>(s.through[static_cast<std::size_t>(i)]);
+    const MPI_Status& status = s.statuses[static_cast<std::size_t>(i)];
+    const State::About& about = s.about[index];
+    --s.under_way[static_cast<std::size_t>(about.batch)];
+    int came = 0;
+    if (code == MPI_ERR_IN_STATUS && status.MPI_ERROR != MPI_SUCCESS) {
+      s.trouble = message("a message of rank {}: {}", about.peer, error_text(status.MPI_ERROR));
+    } else if (about.bytes >= 0) {
+      MPI_Get_count(&status, MPI_BYTE, &came);
+      if (came != about.bytes)
+        s.trouble = message("a message of rank {} had {} bytes instead of {}", about.peer, came,
+                            about.bytes);
+    }
+  }
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < n; ++i)
+    if (s.requests[i] != MPI_REQUEST_NULL) {
+      s.requests[kept] = s.requests[i];
+      s.about[kept++] = s.about[i];
+    }
+  s.requests.resize(kept);
+  s.about.resize(kept);
+  return true;
+}
+
+int MpiMessages::under_way(int batch) const {
+  return state_->under_way[static_cast<std::size_t>(batch)];
+}
+
+int MpiMessages::under_way() const { return static_cast<int>(state_->requests.size()); }
+
+bool MpiMessages::waits_for(int rank) const {
+  return std::any_of(state_->about.begin(), state_->about.end(),
+                     [&](const State::About& a) { return a.peer == rank; });
+}
+
+const std::string& MpiMessages::trouble() const { return state_->trouble; }
+
+void MpiMessages::abandon() {
+  State& s = *state_;
+  for (std::size_t i = 0; i < s.requests.size(); ++i) {
+    if (s.about[i].bytes >= 0) MPI_Cancel(&s.requests[i]);
+    MPI_Request_free(&s.requests[i]);
+  }
+  s.requests.clear();
+  s.about.clear();
+  s.under_way = {};
+  s.trouble.clear();
+}
+
+void MpiMessages::tell(int to, const Note& note) {
+  State& s = *state_;
+  State::Telling& t = s.telling.emplace_back();
+  t.note = note;
+  t.note.from = s.rank;
+  ok(MPI_Isend(&t.note, sizeof t.note, MPI_BYTE, to, kNoteTag, s.notes, &t.request), "MPI_Isend");
+}
+
+bool MpiMessages::hear(Note& note) {
+  State& s = *state_;
+  for (auto t = s.telling.begin(); t != s.telling.end();) {
+    int sent = 0;
+    MPI_Test(&t->request, &sent, MPI_STATUS_IGNORE);
+    t = sent ? s.telling.erase(t) : std::next(t);
+  }
+  int came = 0;
+  ok(MPI_Test(&s.listening, &came, MPI_STATUS_IGNORE), "MPI_Test");
+  if (!came) return false;
+  note = s.incoming;
+  s.listen();
+  return true;
+}
+
+void MpiMessages::finish() {
+  State& s = *state_;
+  for (State::Telling& t : s.telling) MPI_Wait(&t.request, MPI_STATUS_IGNORE);
+  s.telling.clear();
+  MPI_Cancel(&s.listening);
+  MPI_Wait(&s.listening, MPI_STATUS_IGNORE);
+  MPI_Comm_free(&s.data);
+  MPI_Comm_free(&s.notes);
+  if (s.started_here) MPI_Finalize();
+}
+
+void MpiMessages::doom() { doomed = true; }
+
+void MpiMessages::abort(int status) {
+  int finalised = 0;
+  MPI_Finalized(&finalised);
+  if (!finalised) MPI_Abort(MPI_COMM_WORLD, status);
+  std::_Exit(status);
+}
+
+}  // namespace weft::distributed

@@ -1,0 +1,73 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace weft::distributed {
+
+/// What ranks say to each other beside the data: who waits for whom, who has ended, what failed.
+struct Note {
+  enum class Kind : std::int32_t { ask, answer, failed, ended };
+  Kind kind = Kind::ask;
+  std::int32_t from = 0;
+  std::int32_t with_error = 0;  ///< ended: with an exception on its way
+  /// An answer: the group and the call that its rank is in; -1: in none.
+  std::int64_t group = -1, call = -1;
+  char text[1000] = {};
+
+  void set_text(const std::string& s);
+};
+
+/// Messages between pairs of ranks: all of MPI that Weft uses. MPI is started by the constructor
+/// (unless the program has) and ended by finish(). One thread at a time may call.
+///
+/// Messages of one pair and one tag arrive in the order in which they were sent. A batch is a
+/// number for the messages that somebody will wait for together.
+class MpiMessages {
+ public:
+  static constexpr int kBatches = 8;
+
+  MpiMessages();
+  ~MpiMessages();
+  MpiMessages(const MpiMessages&) = delete;
+
+  int rank() const;
+  int size() const;
+  /// Ranks of this job that share this one's machine.
+  int local_size() const;
+
+  /// A tag for a collective (or, with call -1, for the pairs' own messages) of a group.
+  int tag(std::int64_t group, std::int64_t call) const;
+  /// Starts. Any number of bytes; the memory must stay until the batch is through.
+  void send(int to, int tag, const void* data, std::int64_t bytes, int batch);
+  void receive(int from, int tag, void* data, std::int64_t bytes, int batch);
+  /// Looks what has arrived; true when something has.
+  bool progress();
+  /// Messages of the batch, or of all, that are not through.
+  int under_way(int batch) const;
+  int under_way() const;
+  /// Of those, are there any from or to this rank?
+  bool waits_for(int rank) const;
+  /// "" or what MPI said about a message: "8 bytes came instead of 4".
+  const std::string& trouble() const;
+  /// Gives up what is under way. Its memory may still be written to.
+  void abandon();
+
+  void tell(int to, const Note& note);
+  /// The next note, if one has come.
+  bool hear(Note& note);
+
+  /// Ends MPI, if it was started here: every rank has to come, and nothing may be under way.
+  void finish();
+  /// From now on this process ends with MPI_Abort, and with a status other than 0: the other ranks
+  /// cannot be left waiting for it.
+  void doom();
+  /// Ends every rank now.
+  [[noreturn]] static void abort(int status);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace weft::distributed

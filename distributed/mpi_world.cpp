@@ -1,0 +1,79 @@
+#include "weft/distributed/mpi_world.h"
+
+#include <cstdlib>
+
+#include "weft/core/error.h"
+
+#if WEFT_WITH_MPI
+#include <algorithm>
+#include <exception>
+#include <thread>
+
+#include "weft/core/parallel.h"
+#include "weft/distributed/mpi_channel.h"
+#endif
+
+namespace weft::distributed {
+
+bool under_mpi() {
+  // Open MPI, MPICH and Intel MPI, and srun with either of its two ways of starting MPI.
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"})
+    if (std::getenv(name)) return true;
+  return false;
+}
+
+#if WEFT_WITH_MPI
+
+namespace {
+
+class MpiWorld : public World {
+ public:
+  MpiWorld(const std::shared_ptr<MpiJob>& job, const WorldOptions& options)
+      : World(job->messages().rank(), job->messages().size(), options),
+        job_(job),
+        exceptions_(std::uncaught_exceptions()) {
+    start(true, [job] { job->idle(); });
+    job_->set_recorder(&recorder());
+  }
+  ~MpiWorld() override {
+    if (std::uncaught_exceptions() > exceptions_) job_->give_up();
+    stop();
+    try {
+      job_->finish();
+    } catch (const std::exception&) {
+      job_->messages().doom();
+    }
+    job_->set_recorder(nullptr);
+  }
+  const char* backend() const override { return "mpi"; }
+
+ protected:
+  std::shared_ptr<Channel> open(const std::string& name, const std::vector<int>& ranks,
+                                int rank_in_group, int number) override {
+    return std::make_shared<MpiChannel>(name, ranks, rank_in_group, job_, number);
+  }
+
+ private:
+  std::shared_ptr<MpiJob> job_;
+  const int exceptions_;
+};
+
+}  // namespace
+
+std::unique_ptr<World> mpi_world(const WorldOptions& options) {
+  const auto job = std::make_shared<MpiJob>(options);
+  const int processors = static_cast<int>(std::thread::hardware_concurrency());
+  const int share = std::max(1, processors / job->messages().local_size());
+  if (!std::getenv("OMP_NUM_THREADS") && num_threads() > share) set_num_threads(share);
+  return std::make_unique<MpiWorld>(job, options);
+}
+
+#else
+
+std::unique_ptr<World> mpi_world(const WorldOptions&) {
+  throw Error("mpi_world: this library was built without MPI; configure it with -DWEFT_MPI=ON");
+}
+
+#endif
+
+}  // namespace weft::distributed

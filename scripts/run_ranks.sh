@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Runs a program as several ranks on this machine: what mpirun needs as root, in a container and on
+# fewer processors than ranks. The status is the program's.
+# usage: scripts/run_ranks.sh 4 build/release/bin/train_gpt --dp 4 ...
+set -eu
+if ! [[ "${1:-}" =~ ^[1-9][0-9]*$ ]] || [ $# -lt 2 ]; then
+  echo "run_ranks: usage: run_ranks.sh RANKS PROGRAM [ARGUMENTS]" >&2
+  exit 2
+fi
+ranks=$1
+shift
+if ! mpirun=$(command -v mpirun); then
+  echo "run_ranks: there is no mpirun; install openmpi-bin (Debian), or run with --ranks $ranks instead" >&2
+  exit 2
+fi
+if ! command -v "$1" >/dev/null; then
+  echo "run_ranks: there is no program $1" >&2
+  exit 2
+fi
+
+processors=$(nproc)
+threads=$((processors / ranks))
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"
+case $("$mpirun" --version 2>/dev/null) in
+  *"Open MPI"* | *OpenRTE*)
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
+    # --bind-to none: bound to one processor, a rank would have it for all of its threads.
+    exec "$mpirun" --oversubscribe --bind-to none -n "$ranks" "$@"
+    ;;
+  *)
+    exec "$mpirun" -n "$ranks" "$@"
+    ;;
+esac

@@ -1,0 +1,74 @@
+// One rank of a job in which something goes wrong, for tests/cli/test_mpi_faults.py.
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <thread>
+
+#include "weft/core/error.h"
+#include "weft/distributed/mpi_world.h"
+
+namespace {
+
+using weft::DType;
+using weft::Error;
+using weft::Tensor;
+using weft::distributed::World;
+
+// Rank 1 does it, after a few collectives that are well. What the others do is the same each time.
+void go_wrong(World& w, const std::string& fault) {
+  const bool wrong = w.rank() == 1;
+  const Tensor x = Tensor::full({1000}, 1.0);
+  const auto pair = w.group("pair", {0, 1});
+  if (fault == "kill" && wrong) raise(SIGKILL);
+  if (fault == "stop" && wrong) raise(SIGSTOP);
+  if (fault == "exit" && wrong) return;
+  if (fault == "exit_now" && wrong) _exit(0);
+  if (fault == "throw" && wrong) throw Error("bad luck");
+  if (fault == "compute" && wrong) std::this_thread::sleep_for(std::chrono::seconds(20));
+  if (fault == "kind" && wrong) w.all().all_reduce(x, weft::distributed::Reduce::max).wait();
+  if (fault == "count" && wrong) w.all().all_reduce(Tensor::full({999}, 1.0)).wait();
+  if (fault == "dtype" && wrong) w.all().all_reduce(Tensor::full({1000}, 1.0, DType::i32)).wait();
+  if (fault == "skip" && wrong) {
+    pair->barrier().wait();
+    return;
+  }
+  if (fault == "rows") {
+    // Rank 0 sends rank 1 three rows; rank 1 expects two.
+    const int n = w.size();
+    weft::distributed::Rows out(static_cast<std::size_t>(n), 1), in = out;
+    if (w.rank() == 0) in[1] = 3;
+    if (w.rank() == 1) out[0] = 2;
+    std::int64_t sent = 0, came = 0;
+    for (const auto r : in) sent += r;
+    for (const auto r : out) came += r;
+    w.all().all_to_all(Tensor::empty({came, 4}), Tensor::full({sent, 4}, 1.0), out, in).wait();
+  }
+  for (int i = 0; i < 20; ++i) w.all().all_reduce(x).wait();
+  if (fault == "late" && wrong) raise(SIGSTOP);  // the others are at their end
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string fault = argc > 1 ? argv[1] : "";
+  weft::distributed::WorldOptions options;
+  options.timeout_s = argc > 2 ? std::atof(argv[2]) : 2;
+  if (argc > 3) options.dump_folder = argv[3];
+  int rank = -1;
+  try {
+    const auto world = weft::distributed::mpi_world(options);
+    rank = world->rank();
+    for (int i = 0; i < 3; ++i) world->all().barrier().wait();
+    go_wrong(*world, fault);
+  } catch (const Error& e) {
+    std::fprintf(stderr, "rank %d: error: %s\n", rank, e.what());
+    return static_cast<int>(e.fault());
+  }
+  std::fprintf(stderr, "rank %d: well\n", rank);
+  return 0;
+}
