@@ -134,10 +134,26 @@ endif()
 
 # Ranks as processes.
 if(WEFT_HAVE_MPI)
-  add_executable(mpi_bits_program tests/mpi_bits_program.cpp)
-  target_link_libraries(mpi_bits_program PRIVATE weft weft_flags)
-  add_executable(mpi_fault_program tests/mpi_fault_program.cpp)
-  target_link_libraries(mpi_fault_program PRIVATE weft weft_flags)
+  foreach(program bits fault)
+    add_executable(mpi_${program}_program tests/mpi_${program}_program.cpp)
+    target_link_libraries(mpi_${program}_program PRIVATE weft weft_flags)
+  endforeach()
+  set(run_ranks ${PROJECT_SOURCE_DIR}/scripts/run_ranks.sh)
+  foreach(ranks 2 4)
+    add_test(NAME mpi_process_group_${ranks}
+      COMMAND ${run_ranks} ${ranks} $<TARGET_FILE:test_process_group> --test-case=conformance)
+    list(APPEND weft_mpi_tests mpi_process_group_${ranks})
+  endforeach()
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+  foreach(case mpi mpi_faults)
+    add_test(NAME cli_${case}
+      COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_${case}.py)
+    set_tests_properties(cli_${case} PROPERTIES ENVIRONMENT
+      "WEFT_BIN=$<TARGET_FILE_DIR:mpi_fault_program>;PYTHONDONTWRITEBYTECODE=1")
+    list(APPEND weft_mpi_tests cli_${case})
+  endforeach()
+  # On few processors other tests would make a rank look as if it did not come.
+  set_tests_properties(${weft_mpi_tests} PROPERTIES PROCESSORS 2 LABELS mpi)
 endif()
 
 # xtensor is an independent oracle for array arithmetic; it compiles slowly, so one file includes it.

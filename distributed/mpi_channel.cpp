@@ -59,8 +59,7 @@ MpiChannel::MpiChannel(const std::string& name, const std::vector<int>& ranks, i
       parts_(ranks.size()) {}
 
 void MpiChannel::run(Operation& op) {
-  const bool pairs = is_pair(op.kind);
-  const std::int64_t call = pairs ? -1 : calls_++;
+  const std::int64_t call = is_pair(op.kind) ? -1 : op.sequence;
   tag_ = messages_.tag(number_, call);
   job_->enter(op, number_, call);
   try {
@@ -229,7 +228,6 @@ CallPrint MpiChannel::print_for(const Operation& op, int peer) const {
   p.in_place = op.out && op.in && op.out.same(op.in);
   p.from = op.from;
   p.to = op.to;
-  p.call = is_pair(op.kind) ? -1 : calls_;
   p.sequence = op.sequence;
   if (op.kind == Collective::all_to_all) {
     p.sends = at(op.in_count, peer);
@@ -283,7 +281,7 @@ void MpiChannel::check_print(const Operation& op, const CallPrint& print, int pe
   const CallPrint own = print_for(op, peer);
   const bool pairs = is_pair(op.kind);
   if (!pairs && print.kind == own.kind && print.reduce == own.reduce && print.dtype == own.dtype &&
-      print.from == own.from && print.call == own.call && print.counts == own.counts &&
+      print.from == own.from && print.sequence == own.sequence && print.counts == own.counts &&
       print.sends == own.expects && print.expects == own.sends)
     return;
   // The other rank's operation, as far as it matters, for the one comparison that all backends use.

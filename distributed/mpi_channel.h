@@ -14,7 +14,7 @@ struct CallPrint {
   DType dtype = DType::u8;
   bool has_out = false, has_in = false, in_place = false;
   std::int32_t from = -1, to = -1;
-  std::int64_t call = 0, sequence = 0;
+  std::int64_t sequence = 0;
   std::uint64_t counts = 0;                ///< a hash of the elements by rank
   std::int64_t sends = 0, expects = 0;     ///< elements, between this pair of ranks
   std::int32_t out_dims = 0, in_dims = 0;  ///< the shapes, for messages
@@ -54,7 +54,6 @@ class MpiChannel : public Channel {
   std::shared_ptr<MpiJob> job_;
   MpiMessages& messages_;
   const std::int64_t number_;
-  std::int64_t calls_ = 0;  // of collectives
   int tag_ = 0;
   std::vector<CallPrint> own_prints_, prints_;
   std::vector<int> print_peers_;  // whose prints_ are awaited

@@ -246,6 +246,7 @@ std::vector<int> MpiJob::still_there() const {
 }
 
 void MpiJob::finish() {
+  const bool was_well = failure_.empty();
   ended_ = true;
   tell_all({.kind = Note::Kind::ended, .with_error = giving_up_ ? 1 : 0});
   const Clock::time_point begin = Clock::now();
@@ -267,10 +268,11 @@ void MpiJob::finish() {
       lost_at_the_end();
     }
   }
-  if (failure_.empty()) messages_.finish();
+  if (failure_.empty()) return messages_.finish();
+  // Nobody is left in a collective whose wait() could throw this.
+  if (was_well) std::fprintf(stderr, "rank %d: error: %s\n", messages_.rank(), failure_.c_str());
 }
 
-// Nobody waits in a collective whose wait() could throw this.
 void MpiJob::lost_at_the_end() {
   std::string who;
   for (const int r : still_there())
@@ -284,7 +286,6 @@ void MpiJob::lost_at_the_end() {
   note.set_text(why);
   tell_all(note);
   fell(why);
-  std::fprintf(stderr, "rank %d: error: %s\n", messages_.rank(), failure_.c_str());
 }
 
 }  // namespace weft::distributed

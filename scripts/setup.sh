@@ -7,7 +7,8 @@ set -eu
 # ocl-icd-opencl-dev: Weft uses no OpenCL, but the CMake package of libdnnl-dev looks for it.
 build="g++ cmake ninja-build libdnnl-dev ocl-icd-opencl-dev libfmt-dev libcli11-dev
        libtomlplusplus-dev python3"
-tests="git doctest-dev libxtensor-dev clang-format pkg-config"
+# libopenmpi-dev, openmpi-bin: ranks as processes; Weft builds without them.
+tests="git doctest-dev libxtensor-dev clang-format pkg-config libopenmpi-dev openmpi-bin"
 
 case "${1:-all}" in
   build) wanted=$build ;;

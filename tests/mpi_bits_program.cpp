@@ -1,9 +1,10 @@
-// Every collective over odd, uneven, empty and large shapes; prints a checksum of each result, so
-// that tests/cli/test_mpi.py can compare ranks as threads with ranks as processes.
-// usage: mpi_bits_program [thread RANKS]     without arguments: under mpirun
+// Every collective over odd, uneven, empty and large shapes; each rank writes checksums of the
+// results to FOLDER/RANK, so that tests/cli/test_mpi.py can compare ranks as threads with ranks as
+// processes.
+// usage: mpi_bits_program FOLDER [RANKS]     RANKS: so many threads; otherwise under mpirun
 #include <cstdio>
 #include <cstdlib>
-#include <mutex>
+#include <fstream>
 #include <string>
 
 #include "weft/core/error.h"
@@ -32,7 +33,7 @@ Tensor values(const Shape& shape, DType dtype, int rank, int salt) {
 void run(World& w, std::string& out) {
   const auto note = [&](const std::string& what, const Tensor& t) {
     const std::size_t bytes = static_cast<std::size_t>(t.numel()) * size_of(t.dtype());
-    out += message("rank {} {} {} {} {}\n", w.rank(), what, t.dtype(), t.shape(),
+    out += message("{} {} {} {}\n", what, t.dtype(), t.shape(),
                    io::crc32c(t.numel() ? t.raw() : nullptr, bytes));
   };
   const auto over = [&](ProcessGroup& g) {
@@ -102,20 +103,16 @@ void run(World& w, std::string& out) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  if (argc == 3) {
-    std::mutex mutex;
-    run_ranks(std::atoi(argv[2]), [&](World& w) {
-      std::string out;
-      run(w, out);
-      const std::lock_guard lock(mutex);
-      std::fputs(out.c_str(), stdout);
-    });
-  } else {
-    const auto world = mpi_world({.timeout_s = 60});
+  const std::string folder = argc > 1 ? argv[1] : ".";
+  const auto write = [&](World& w) {
     std::string out;
-    run(*world, out);
-    std::fputs(out.c_str(), stdout);
-  }
+    run(w, out);
+    std::ofstream(folder + "/" + std::to_string(w.rank())) << out;
+  };
+  if (argc > 2)
+    run_ranks(std::atoi(argv[2]), write);
+  else
+    write(*mpi_world({.timeout_s = 60}));
   return 0;
 } catch (const weft::Error& e) {
   std::fprintf(stderr, "error: %s\n", e.what());

@@ -4,16 +4,21 @@
 #include <algorithm>
 #include <functional>
 #include <initializer_list>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "weft/core/error.h"
-#include "weft/distributed/world.h"
+#include "weft/distributed/mpi_world.h"
 
 namespace weft::test {
 
 /// The world that a launcher has started this program in, or null when it runs alone.
-inline distributed::World* launched_world() { return nullptr; }
+inline distributed::World* launched_world() {
+  static const std::unique_ptr<distributed::World> world =
+      distributed::under_mpi() ? distributed::mpi_world({.timeout_s = 60}) : nullptr;
+  return world.get();
+}
 
 /// Runs f on all ranks of a world of each of these sizes, one after another, over threads. Under a
 /// launcher: once, over its ranks, when their number is among the sizes.

@@ -1,0 +1,10 @@
+"""Starting ranks as processes."""
+import pathlib
+import subprocess
+
+RUN_RANKS = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "run_ranks.sh"
+
+
+def run_ranks(ranks, program, *args, timeout=120):
+    return subprocess.run([str(RUN_RANKS), str(ranks), str(program), *map(str, args)],
+                          capture_output=True, text=True, errors="replace", timeout=timeout)

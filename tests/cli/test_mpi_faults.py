@@ -1,0 +1,107 @@
+"""A rank that stops, dies, ends early or calls something else is found and named, and every rank
+ends. Collectives have 2 seconds to finish here; MPI itself would wait for ever in most of these."""
+import pathlib
+import time
+
+from support import BIN, main
+from support_mpi import run_ranks
+
+SECONDS = 2
+LIMIT = 30  # of a whole run, on a machine with other work
+
+
+def start(folder, ranks, fault):
+    return run_ranks(ranks, BIN / "mpi_fault_program", fault, SECONDS, folder)
+
+
+def faulty(folder, ranks, fault, *parts):
+    """Every rank but number 1 must say all of `parts`, and write down its latest collectives."""
+    records = pathlib.Path(folder, f"{fault}{ranks}")
+    records.mkdir()
+    begin = time.time()
+    done = start(records, ranks, fault)
+    took = time.time() - begin
+    assert done.returncode != 0, (fault, done)
+    assert took < LIMIT, (fault, took)
+    named = [line for line in done.stderr.splitlines() if all(part in line for part in parts)]
+    for rank in set(range(ranks)) - {1}:
+        assert any(line.startswith(f"rank {rank}: ") for line in named), (ranks, rank, done.stderr)
+        written = list(records.glob(f"weft_flight_r{rank}_*.txt"))
+        assert len(written) == 1, (rank, written)
+        assert "2 barrier 2 of group world u8 out 0 in 0 done" in written[0].read_text()
+    return done
+
+
+def both(folder, fault, *parts):
+    return [faulty(folder, ranks, fault, *parts) for ranks in (2, 4)]
+
+
+COME = "all_reduce 3 of group world, f32 [1000]: rank 1 did not come within 2 s: "
+
+
+def killed(folder):
+    """mpirun itself notices, and says which rank."""
+    for ranks in (2, 4):
+        done = start(folder, ranks, "kill")
+        assert done.returncode == 137, done
+        assert "rank 1 with PID" in done.stderr and "signal 9" in done.stderr, done.stderr
+
+
+def left_without_a_word(folder):
+    for ranks in (2, 4):
+        done = start(folder, ranks, "exit_now")
+        assert done.returncode != 0 and "rank 1 with PID" in done.stderr, done
+
+
+def stopped(folder):
+    both(folder, "stop", COME + "it does not answer, so it was stopped or has died; latest collectives: ")
+
+
+def computes(folder):
+    both(folder, "compute", COME + "it has called nothing since barrier 2 of group world u8; ")
+
+
+def ended(folder):
+    both(folder, "exit", "rank 1 has ended, and rank ",
+         " waits for it in all_reduce 3 of group world, f32 [1000]; ")
+
+
+def threw(folder):
+    for done in both(folder, "throw", "error: rank 1 has ended with an error; "):
+        assert "rank 1: error: bad luck\n" in done.stderr, done.stderr
+
+
+def skipped(folder):
+    """Rank 1 goes on to a barrier of a smaller group, in which rank 0 is missing."""
+    for done in both(folder, "skip"):
+        assert (COME + "it is in barrier 0 of group pair" in done.stderr or
+                "barrier 0 of group pair: rank 0 did not come within 2 s: it is in all_reduce 3 of "
+                "group world, f32 [1000]" in done.stderr), done.stderr
+
+
+def called_something_else(folder):
+    same, well = "all ranks of a group must ", "called all_reduce 3 of group world, f32 [1000]"
+    both(folder, "kind", same + "make the same calls: rank ",
+         "rank 1 called all_reduce max 3 of group world, f32 [1000]", well)
+    both(folder, "count", same + "give the same rows: rank ",
+         "rank 1 called all_reduce 3 of group world, f32 [999]", well)
+    both(folder, "dtype", same + "give the same dtype: rank ",
+         "rank 1 called all_reduce 3 of group world, i32 [1000]", well)
+    both(folder, "rows", "rank 1 must expect what rank 0 sends, 12 elements, got 8: rank 0 called "
+         "all_to_all 3 of group world, f32 ")
+
+
+def stopped_at_the_end(folder):
+    both(folder, "late", "error: rank ", " has ended; these ranks have not, and do not answer, so they "
+         "were stopped or have died: 1; ")
+
+
+def nothing_wrong(folder):
+    for ranks, status in ((1, 2), (2, 0), (4, 0)):  # a job of one has no group of two
+        assert start(folder, ranks, "none").returncode == status
+        assert not list(pathlib.Path(folder).iterdir())
+
+
+if __name__ == "__main__":
+    main([nothing_wrong, killed, left_without_a_word, stopped, computes, ended, threw, skipped,
+          called_something_else, stopped_at_the_end])
