@@ -23,10 +23,11 @@ std::int64_t before(const Counts& counts, int rank) {
   return sum;
 }
 
-std::uint64_t hash(const Operation& op) {
-  std::uint64_t h = 14695981039346656037u;  // FNV-1a
-  for (const Counts* counts : {&op.out_count, &op.in_count})
-    for (const std::int64_t c : *counts) h = (h ^ static_cast<std::uint64_t>(c)) * 1099511628211u;
+// FNV-1a.
+constexpr std::uint64_t kHash = 14695981039346656037u;
+template <class Numbers>
+std::uint64_t hash(std::uint64_t h, const Numbers& numbers) {
+  for (const auto n : numbers) h = (h ^ static_cast<std::uint64_t>(n)) * 1099511628211u;
   return h;
 }
 
@@ -54,6 +55,7 @@ MpiChannel::MpiChannel(const std::string& name, const std::vector<int>& ranks, i
       job_(std::move(job)),
       messages_(job_->messages()),
       number_(number),
+      group_hash_(hash(hash(kHash, name), ranks)),
       own_prints_(ranks.size()),
       prints_(ranks.size()),
       parts_(ranks.size()) {}
@@ -229,11 +231,12 @@ CallPrint MpiChannel::print_for(const Operation& op, int peer) const {
   p.from = op.from;
   p.to = op.to;
   p.sequence = op.sequence;
+  p.group = group_hash_;
   if (op.kind == Collective::all_to_all) {
     p.sends = at(op.in_count, peer);
     p.expects = at(op.out_count, peer);
   } else {
-    p.counts = hash(op);
+    p.counts = hash(hash(kHash, op.out_count), op.in_count);
   }
   if (p.has_out) {
     p.out_dims = op.out.ndim();
@@ -280,6 +283,12 @@ void MpiChannel::check_prints(const Operation& op) {
 void MpiChannel::check_print(const Operation& op, const CallPrint& print, int peer) {
   const CallPrint own = print_for(op, peer);
   const bool pairs = is_pair(op.kind);
+  if (print.group != own.group)
+    job_->fail(message(
+        "world: every rank must make the same calls of group() in the same order: call {}, group "
+        "{} of rank {}, is another one on rank {}",
+        number_, name(), ranks()[static_cast<std::size_t>(rank())],
+        ranks()[static_cast<std::size_t>(peer)]));
   if (!pairs && print.kind == own.kind && print.reduce == own.reduce && print.dtype == own.dtype &&
       print.from == own.from && print.sequence == own.sequence && print.counts == own.counts &&
       print.sends == own.expects && print.expects == own.sends)

@@ -16,6 +16,7 @@ struct CallPrint {
   std::int32_t from = -1, to = -1;
   std::int64_t sequence = 0;
   std::uint64_t counts = 0;                ///< a hash of the elements by rank
+  std::uint64_t group = 0;                 ///< one of the group's name and ranks
   std::int64_t sends = 0, expects = 0;     ///< elements, between this pair of ranks
   std::int32_t out_dims = 0, in_dims = 0;  ///< the shapes, for messages
   std::int64_t out_shape[kMaxDims] = {}, in_shape[kMaxDims] = {};
@@ -54,6 +55,7 @@ class MpiChannel : public Channel {
   std::shared_ptr<MpiJob> job_;
   MpiMessages& messages_;
   const std::int64_t number_;
+  const std::uint64_t group_hash_;
   int tag_ = 0;
   std::vector<CallPrint> own_prints_, prints_;
   std::vector<int> print_peers_;  // whose prints_ are awaited

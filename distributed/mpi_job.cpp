@@ -1,12 +1,9 @@
 #include "weft/distributed/mpi_job.h"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include "weft/core/allocator.h"
@@ -200,7 +197,9 @@ void MpiJob::fell(const std::string& why) {
   if (!failure_.empty()) return;
   failed_at_ = Clock::now();
   messages_.doom();
-  failure_ = why + dump();
+  failure_ = why;
+  const FlightRecorder* const recorder = recorder_;
+  if (recorder && !dump_folder_.empty()) recorder->write(dump_folder_, messages_.rank(), why);
 }
 
 void MpiJob::fail(const std::string& why) {
@@ -209,21 +208,6 @@ void MpiJob::fail(const std::string& why) {
   tell_all(note);
   fell(why);
   throw Error(failure_, Fault::system);
-}
-
-std::string MpiJob::dump() const {
-  const FlightRecorder* recorder = recorder_;
-  if (!recorder) return "";
-  std::error_code code;
-  const std::filesystem::path folder = dump_folder_.empty()
-                                           ? std::filesystem::temp_directory_path(code)
-                                           : std::filesystem::path(dump_folder_);
-  const std::string file =
-      (folder / message("weft_flight_r{}_{}.txt", messages_.rank(), getpid())).string();
-  std::ofstream out(file);
-  out << recorder->dump();
-  out.close();
-  return out ? "; latest collectives: " + file : "";
 }
 
 void MpiJob::idle() {

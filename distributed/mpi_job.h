@@ -20,7 +20,7 @@ class MpiJob {
 
   MpiMessages& messages() { return messages_; }
 
-  // By the communication thread.
+  // By whoever carries out a collective.
 
   /// What is carried out from here to leave(): what other ranks are told, and what a timeout names.
   /// Throws Error when the job has failed.
@@ -68,7 +68,6 @@ class MpiJob {
   std::string where() const;
   std::string diagnosis() const;
   void fell(const std::string& why);
-  std::string dump() const;
   std::vector<int> still_there() const;
   void lost_at_the_end();
 

@@ -50,6 +50,7 @@ class MpiWorld : public World {
  protected:
   std::shared_ptr<Channel> open(const std::string& name, const std::vector<int>& ranks,
                                 int rank_in_group, int number) override {
+    if (rank_in_group < 0) return nullptr;
     return std::make_shared<MpiChannel>(name, ranks, rank_in_group, job_, number);
   }
 

@@ -33,6 +33,7 @@ void go_wrong(World& w, const std::string& fault) {
   if (fault == "kind" && wrong) w.all().all_reduce(x, weft::distributed::Reduce::max).wait();
   if (fault == "count" && wrong) w.all().all_reduce(Tensor::full({999}, 1.0)).wait();
   if (fault == "dtype" && wrong) w.all().all_reduce(Tensor::full({1000}, 1.0, DType::i32)).wait();
+  if (fault == "group") w.group(wrong ? "this" : "that", {0, 1})->barrier().wait();
   if (fault == "skip" && wrong) {
     pair->barrier().wait();
     return;
