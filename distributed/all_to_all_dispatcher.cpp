@@ -119,10 +119,10 @@ nn::Dispatch AllToAllDispatcher::dispatch_preprocess(const Tensor& x, const Rout
                           each(P, [&](std::int64_t r) { return counts.sum(p, q, r * E, E); }),
                           each(P, [&](std::int64_t r) { return counts.sum(r, q, first, E); }));
     way->path->gather(*groups_.etp, each(Q, [&](std::int64_t r) {
-                        std::int64_t total = 0;
-                        for (std::int64_t s = 0; s < P; ++s) total += counts.sum(s, r, first, E);
-                        return total;
-                      }));
+      std::int64_t total = 0;
+      for (std::int64_t s = 0; s < P; ++s) total += counts.sum(s, r, first, E);
+      return total;
+    }));
     way->sorted = sort_chunks(counts, P, Q, first, E, alignment, x.device());
     way->rows = way->sorted.rows;
   }

@@ -21,8 +21,7 @@ struct RowsUnderWay::Trip {
 };
 
 void RowPath::all_to_all(ProcessGroup& group, Rows in_rows, Rows out_rows) {
-  if (group.size() > 1)
-    legs_.push_back({&group, std::move(in_rows), std::move(out_rows)});
+  if (group.size() > 1) legs_.push_back({&group, std::move(in_rows), std::move(out_rows)});
 }
 
 void RowPath::gather(ProcessGroup& group, Rows rows) {
