@@ -14,8 +14,9 @@ struct Way {
   std::shared_ptr<RowPath> path = std::make_shared<RowPath>();
   RowsUnderWay tokens, probs;
   std::int64_t capacity = 0;  // rows of each rank for each expert; 0: as many as there are
-  ExpertRows sorted;          // of the rows that arrive, each as a token with one slot
-  Tensor rows;                // of the experts
+  // Of the rows that arrive, each as a token with one slot; without `slot_of` they are in order.
+  ExpertRows sorted;
+  Tensor rows;  // of the experts
 };
 
 Way& way_of(const nn::Dispatch& d) { return *static_cast<Way*>(d.way.get()); }
@@ -59,6 +60,8 @@ ExpertRows sort_chunks(const Counts& counts, std::int64_t P, std::int64_t Q, std
     out.rows.data<std::int64_t>()[e] = rows;
     total += rows;
   }
+  // Nothing to move where one expert's rows come from one rank after the other.
+  if (alignment == 1 && (P * Q == 1 || (E == 1 && (P == 1 || Q == 1)))) return out;
   const Tensor row_of = Tensor::empty({source[n], 1}, DType::i64);
   const Tensor slot_of = Tensor::full({total}, -1, DType::i64);
   std::int64_t begin = 0;
@@ -148,7 +151,7 @@ void AllToAllDispatcher::dispatch_postprocess(nn::Dispatch& d) const {
     const std::int64_t P = groups_.ep->size(), Q = groups_.etp->size(), E = local_experts();
     d.tokens = swap_chunks(d.tokens, Q, P, E);
     d.probs = swap_chunks(d.probs, Q, P, E);
-  } else {
+  } else if (way.sorted.slot_of) {
     d.tokens = permute_tokens(d.tokens, way.sorted);
     d.probs = permute_probs(reshape(d.probs, way.sorted.row_of.shape()), way.sorted);
   }
@@ -157,7 +160,7 @@ void AllToAllDispatcher::dispatch_postprocess(nn::Dispatch& d) const {
 Tensor AllToAllDispatcher::combine_preprocess(const Tensor& y, const nn::Dispatch& d) const {
   const Way& way = way_of(d);
   if (way.capacity) return swap_chunks(y, local_experts(), groups_.ep->size(), groups_.etp->size());
-  return combine_tokens(y, way.sorted);
+  return way.sorted.slot_of ? combine_tokens(y, way.sorted) : y;
 }
 
 Tensor AllToAllDispatcher::token_combine(const Tensor& y, const nn::Dispatch& d) const {

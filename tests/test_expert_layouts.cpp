@@ -11,6 +11,7 @@
 #include "weft/distributed/shard_experts.h"
 #include "weft/nn/gpt.h"
 #include "weft/nn/router_step.h"
+#include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
 
 namespace weft::distributed {
@@ -136,7 +137,7 @@ TEST_CASE("P2: loss, gradients and expert biases of every layout are those of on
         CAPTURE(by_bias);
         CAPTURE(grid.ranks);
         CAPTURE(grid.degrees.ep);
-        run_ranks(grid.ranks, [&](World& w) {
+        test::distributed_test(grid.ranks, [&](World& w) {
           const DeviceMesh mesh(w, grid.degrees);
           Gpt shape_only = seeded(c, DType::f64);
           const Layout layout = shard_experts(shape_only, mesh);
@@ -156,7 +157,7 @@ TEST_CASE("P2: loss, gradients and expert biases of every layout are those of on
 }
 
 TEST_CASE("a layout repeats itself bit by bit") {
-  run_ranks(4, [](World& w) {
+  test::distributed_test(4, [](World& w) {
     const Degrees degrees{.ep = 2, .etp = 2};
     const Pass a = step(w, degrees, tiny(false), DType::f32);
     const Pass b = step(w, degrees, tiny(false), DType::f32);
@@ -167,7 +168,7 @@ TEST_CASE("a layout repeats itself bit by bit") {
 
 TEST_CASE("experts on other ranks: a model's output has the bits of one rank") {
   for (const int ranks : {2, 4})
-    run_ranks(ranks, [&](World& w) {
+    test::distributed_test(ranks, [&](World& w) {
       const DeviceMesh mesh(w, {.ep = ranks, .etp = 1});
       const Gpt one = seeded(tiny(true), DType::f32);
       const Tensor ids = kIds.narrow(0, 2 * w.rank(), 2);
@@ -181,7 +182,7 @@ TEST_CASE("experts on other ranks: a model's output has the bits of one rank") {
 }
 
 TEST_CASE("every layout starts with the same model, made whole or on the meta device") {
-  run_ranks(4, [](World& w) {
+  test::distributed_test(4, [](World& w) {
     const DeviceMesh mesh(w, {.ep = 2, .etp = 2});
     const Gpt whole = seeded(tiny(false), DType::f32);
     Gpt cut = seeded(tiny(false), DType::f32);
@@ -217,8 +218,7 @@ TEST_CASE("O2: ranks make the same collectives when one has no tokens, or its ex
   for (const Dispatcher kind : {Dispatcher::all_to_all, Dispatcher::all_gather})
     for (const Degrees& degrees : {Degrees{.ep = 4, .etp = 1}, Degrees{.ep = 2, .etp = 2}})
       for (const bool idle : {false, true}) {
-        std::array<std::vector<std::string>, 4> traces;
-        run_ranks(4, [&](World& w) {
+        test::distributed_test(4, [&](World& w) {
           const DeviceMesh mesh(w, degrees);
           nn::MoE moe(8, {.experts = 4,
                           .router = {.balance = {{Balance::global, 0.1}}},
@@ -238,11 +238,9 @@ TEST_CASE("O2: ranks make the same collectives when one has no tokens, or its ex
             if (idle && degrees.ep == 4 && w.rank() > 1 && p.name.starts_with("experts."))
               CHECK(max(p.tensor.grad().abs()).item() == 0);
           }
-          for (const FlightEntry& e : w.recorder().entries())
-            traces[static_cast<std::size_t>(w.rank())].push_back(e.text());
+          CHECK(w.recorder().count() > 5);
+          test::check_same_traces(w);
         });
-        CHECK(traces[0].size() > 5);
-        for (int r = 1; r < 4; ++r) CHECK(traces[static_cast<std::size_t>(r)] == traces[0]);
       }
 }
 
@@ -285,7 +283,7 @@ TEST_CASE(
         nn::MoE whole = make();
         double want_loss;
         run(whole, x, dy, &want_loss);
-        run_ranks(k.ranks, [&](World& w) {
+        test::distributed_test(k.ranks, [&](World& w) {
           const DeviceMesh mesh(w, k.degrees);
           nn::MoE m = make();
           const Layout layout = shard_experts(m, mesh, {.sequence_parallel = true});
@@ -318,7 +316,7 @@ TEST_CASE(
 
 TEST_CASE("R7: with the same data on all dp ranks, counts over all of them say the same as aux") {
   for (const int ranks : {2, 4})
-    run_ranks(ranks, [&](World& w) {
+    test::distributed_test(ranks, [&](World& w) {
       const DeviceMesh mesh(w, {.ep = ranks, .etp = 1});
       std::array<Tensor, 2> grads;
       for (const bool global : {false, true}) {
@@ -342,7 +340,7 @@ TEST_CASE("R7: with the same data on all dp ranks, counts over all of them say t
 }
 
 TEST_CASE("R9: ranks with different tokens move the expert bias alike, by the counts of all") {
-  run_ranks(2, [](World& w) {
+  test::distributed_test(2, [](World& w) {
     const DeviceMesh mesh(w, {.ep = 2});
     nn::MoE m(4,
               {.experts = 4,

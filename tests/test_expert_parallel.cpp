@@ -10,6 +10,7 @@
 #include "weft/distributed/expert_dispatcher.h"
 #include "weft/distributed/shard_experts.h"
 #include "weft/nn/moe.h"
+#include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
 
 namespace weft::distributed {
@@ -165,7 +166,7 @@ TEST_CASE("D3, D7: every grid and dispatcher gives the dense sum, with a rank wi
         const std::int64_t T = tokens_of(grid.ranks, false);
         const Tensor x = random({T, kDim}, 1);
         const Result want = dense(whole, x, whole.router(x).routing, random({T, kDim}, 2));
-        run_ranks(grid.ranks, [&](World& w) {
+        test::distributed_test(grid.ranks, [&](World& w) {
           const DeviceMesh mesh(w, grid.degrees);
           MoE shape_only = layer(o);
           const Layout layout = shard_experts(shape_only, mesh);
@@ -193,7 +194,7 @@ TEST_CASE("D4: dispatchers agree bit by bit, and with one rank") {
       const std::int64_t T = tokens_of(grid.ranks, false);
       const Tensor x = random({T, kDim}, 1).to(dtype), dy = random({T, kDim}, 2).to(dtype);
       const Result one = through(whole, x, whole.router(x).routing, dy);
-      run_ranks(grid.ranks, [&](World& w) {
+      test::distributed_test(grid.ranks, [&](World& w) {
         const Result a = run(w, grid, kLayers[0], Dispatcher::all_to_all, dtype);
         const Result b = run(w, grid, kLayers[0], Dispatcher::all_gather, dtype);
         CHECK(different_bits(a.y, b.y) == "");
@@ -210,7 +211,7 @@ TEST_CASE("D4: dispatchers agree bit by bit, and with one rank") {
 }
 
 TEST_CASE("D2: two ranks with four tokens and two experts each") {
-  run_ranks(2, [](World& w) {
+  test::distributed_test(2, [](World& w) {
     const DeviceMesh mesh(w, {.ep = 2});
     const bool a = w.rank() == 0;
     // Tokens a0 ... a3 are 0 ... 3, b0 ... b3 are 10 ... 13.
@@ -240,7 +241,7 @@ TEST_CASE("D5: with a capacity nothing is exchanged, and slots that find no row 
     for (const std::int64_t capacity : {1, 2, 5}) {
       CAPTURE(grid.ranks);
       CAPTURE(capacity);
-      run_ranks(grid.ranks, [&](World& w) {
+      test::distributed_test(grid.ranks, [&](World& w) {
         const DeviceMesh mesh(w, grid.degrees);
         const MoeOptions& o = kLayers[1];
         MoE m = layer(o);
@@ -277,7 +278,7 @@ TEST_CASE("D5: with a capacity nothing is exchanged, and slots that find no row 
 
 TEST_CASE("D8: the shared expert on the way or afterwards: the same bits") {
   for (const Grid& grid : kGrids)
-    run_ranks(grid.ranks, [&](World& w) {
+    test::distributed_test(grid.ranks, [&](World& w) {
       const DeviceMesh mesh(w, grid.degrees);
       MoeOptions o = kLayers[1];
       o.shared_ffn = 5;
@@ -305,7 +306,7 @@ TEST_CASE("D8: the shared expert on the way or afterwards: the same bits") {
 }
 
 TEST_CASE("the shared expert is computed between departure and arrival, in backward too") {
-  run_ranks(2, [](World& w) {
+  test::distributed_test(2, [](World& w) {
     const DeviceMesh mesh(w, {.ep = 2});
     MoeOptions o = kLayers[0];
     o.shared_ffn = 5;
@@ -324,7 +325,7 @@ TEST_CASE("the shared expert is computed between departure and arrival, in backw
 }
 
 TEST_CASE("aligned rows change no bit") {
-  run_ranks(4, [](World& w) {
+  test::distributed_test(4, [](World& w) {
     const Grid grid{4, {.ep = 2, .etp = 2}};
     MoeOptions o = kLayers[0];
     const Result plain = run(w, grid, o, Dispatcher::all_to_all, DType::f32);
@@ -363,7 +364,7 @@ TEST_CASE("a fake rank plans the bytes of an even share") {
 }
 
 TEST_CASE("expert parallelism: what does not fit is refused with the layer's name") {
-  run_ranks(4, [](World& w) {
+  test::distributed_test(4, [](World& w) {
     struct Model : nn::Module {
       MoE moe = layer(kLayers[0]);
       void visit(nn::Visitor& v) override { v("moe", moe); }
