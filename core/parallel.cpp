@@ -45,9 +45,13 @@ int num_threads() {
 ThreadShare::ThreadShare(int n) : previous_(thread_share) {
   check(n >= 1, "ThreadShare: must be at least 1, got {}", n);
   thread_share = n;
+  previous_pool_ = detail::ThreadPool::borrow();
 }
 
-ThreadShare::~ThreadShare() { thread_share = previous_; }
+ThreadShare::~ThreadShare() {
+  detail::ThreadPool::put_back(previous_pool_);
+  thread_share = previous_;
+}
 
 void set_deterministic(bool on) { deterministic_mode = on; }
 bool deterministic() { return deterministic_mode.load(std::memory_order_relaxed); }

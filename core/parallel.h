@@ -4,6 +4,9 @@
 #include <type_traits>
 
 namespace weft {
+namespace detail {
+class ThreadPool;
+}
 
 /// Threads that kernels may use, at least 1. Default: OMP_NUM_THREADS where it is set, else the
 /// processors this process may run on.
@@ -11,7 +14,8 @@ void set_num_threads(int n);
 int num_threads();
 
 /// Until the end of the scope kernels of this thread use n threads at most, whatever
-/// set_num_threads() says: the share of a rank that is one thread among several.
+/// set_num_threads() says, and these are its own: the share of a rank that is one thread among
+/// several, whose loops run at the same time.
 class ThreadShare {
  public:
   explicit ThreadShare(int n);
@@ -20,6 +24,7 @@ class ThreadShare {
 
  private:
   int previous_;
+  detail::ThreadPool* previous_pool_;
 };
 
 /// With it on, results do not depend on the number of threads either (GEMM is cut into tiles whose

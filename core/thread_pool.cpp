@@ -3,8 +3,10 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 namespace weft::detail {
 namespace {
@@ -12,6 +14,10 @@ namespace {
 // About 100 and 30 microseconds: longer than the gap between two kernels of a step, far shorter
 // than a time slice.
 constexpr int kSpinsForWork = 3000, kSpinsForOthers = 1000;
+
+constinit thread_local ThreadPool* borrowed = nullptr;
+constinit std::mutex spare_mutex;
+constinit ThreadPool* spare_pools = nullptr;
 
 void pause() {
 #if defined(__x86_64__)
@@ -30,10 +36,27 @@ void await_change(const std::atomic<int>& value, int old, int spins) {
 
 }  // namespace
 
-// Never destroyed: its threads sleep in it until the process ends.
+// Never destroyed, like the borrowed ones: its threads sleep in it until the process ends.
 ThreadPool& ThreadPool::get() {
+  if (borrowed) return *borrowed;
   static ThreadPool* pool = new ThreadPool;
   return *pool;
+}
+
+ThreadPool* ThreadPool::borrow() {
+  const std::lock_guard lock(spare_mutex);
+  ThreadPool* const before = borrowed;
+  if (!spare_pools) spare_pools = new ThreadPool;
+  borrowed = spare_pools;
+  spare_pools = std::exchange(borrowed->next_spare_, nullptr);
+  return before;
+}
+
+void ThreadPool::put_back(ThreadPool* before) {
+  const std::lock_guard lock(spare_mutex);
+  borrowed->next_spare_ = spare_pools;
+  spare_pools = borrowed;
+  borrowed = before;
 }
 
 void ThreadPool::grow(int workers) {

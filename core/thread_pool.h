@@ -19,7 +19,12 @@ class ThreadPool {
  public:
   using RangeFn = void (*)(void* context, std::int64_t begin, std::int64_t end);
 
+  /// The calling thread's: the one that it has borrowed, else the process's.
   static ThreadPool& get();
+  /// A pool of its own for the calling thread until put_back(), so that its loops run beside those
+  /// of others; returns what it had before.
+  static ThreadPool* borrow();
+  static void put_back(ThreadPool* before);
   bool run(std::int64_t n, int chunks, int threads, RangeFn fn, void* context);
 
  private:
@@ -46,6 +51,7 @@ class ThreadPool {
   alignas(kLine) std::atomic<int> inside_{0};
   std::atomic<bool> open_{false}, taken_{false};
   int workers_ = 0;
+  ThreadPool* next_spare_ = nullptr;
 };
 
 }  // namespace weft::detail

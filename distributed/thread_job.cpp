@@ -124,7 +124,8 @@ void Meeting::come(int rank, const Operation& op, bool reads) {
     if (--reading_ == 0 && asleep_) changed_.notify_all();
   }
   if (job_.failed()) throw job_.failure();
-  here_[me] = &op;
+  // When it comes again in the same operation the others may be reading this.
+  if (here_[me] != &op) here_[me] = &op;
   ++visits_[me];
   const std::int64_t round = round_.load(std::memory_order_relaxed);
   if (++arrived_ == static_cast<int>(ranks_.size())) {

@@ -111,6 +111,36 @@ TEST_CASE("loops from several threads at once") {
   CHECK(total == 600);
 }
 
+TEST_CASE("threads with a share each run their loops at the same time, each on all of its share") {
+  const Threads scope(7);
+  std::atomic<int> there{0}, counts_right{0};
+  const auto rank = [&] {
+    const ThreadShare share(2);
+    counts_right += num_threads() == 2;
+    for (int round = 1; round <= 5; ++round)
+      parallel_for(2, kHeavy, [&](std::int64_t, std::int64_t) {
+        // Three threads of two each: six wait for one another.
+        ++there;
+        const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        while (there < 6 * round && std::chrono::steady_clock::now() < give_up)
+          std::this_thread::yield();
+        CHECK(there >= 6 * round);
+      });
+    {
+      const ThreadShare inner(1);
+      counts_right += num_threads() == 1;
+    }
+    counts_right += num_threads() == 2;
+  };
+  std::vector<std::thread> threads;
+  for (int k = 0; k < 3; ++k) threads.emplace_back(rank);
+  for (std::thread& t : threads) t.join();
+  CHECK(counts_right == 9);
+  CHECK(num_threads() == 7);
+  CHECK(test::error_of([] { const ThreadShare none(0); }) ==
+        "ThreadShare: must be at least 1, got 0");
+}
+
 TEST_CASE("the number of threads") {
   CHECK(num_threads() >= 1);
   {

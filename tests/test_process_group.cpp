@@ -1,9 +1,15 @@
 #include <doctest/doctest.h>
 
+#include <chrono>
+#include <thread>
 #include <vector>
 
+#include "weft/autograd/dropout.h"
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/matmul.h"
 #include "weft/core/parallel.h"
 #include "weft/distributed/world.h"
+#include "weft/tests/count_new.h"
 #include "weft/tests/group_conformance.h"
 #include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
@@ -11,10 +17,33 @@
 namespace weft::distributed {
 namespace {
 
-std::vector<double> values(const Tensor& t) {
-  std::vector<double> v(static_cast<std::size_t>(t.numel()));
-  t.copy_to(v);
-  return v;
+constexpr int kRows = 48, kWidth = 64;
+
+struct Threads {
+  explicit Threads(int n) : before(num_threads()) { set_num_threads(n); }
+  ~Threads() { set_num_threads(before); }
+  int before;
+};
+
+/// Three steps of gradient descent on sum((dropout(tanh(x w)) - 1)^2) over these rows of the batch;
+/// `reduce` makes the gradient that of all rows.
+template <class F>
+Tensor train(std::int64_t first, std::int64_t rows, F reduce) {
+  Tensor w = test::random({kWidth, kWidth}, 7);
+  for (std::uint64_t step = 0; step < 3; ++step) {
+    w.set_requires_grad();
+    {
+      Tape tape;
+      const Tensor x = test::random({kRows, kWidth}, 8 + step).narrow(0, first, rows);
+      const RandomKey key{1, step, static_cast<std::uint64_t>(first * kWidth)};
+      const Tensor y = dropout(matmul(x, w).tanh(), 0.3, key);
+      square(sub(y, 1.0)).sum().backward();
+    }
+    const Tensor gradient = w.grad();
+    reduce(gradient);
+    w = Tensor(w.detach().clone().add_(gradient, -1e-3));
+  }
+  return w;
 }
 
 }  // namespace
@@ -23,31 +52,135 @@ TEST_CASE("conformance") {
   test::distributed_test({1, 2, 3, 4, 8}, [](World& w) { test::check_groups(w); });
 }
 
-TEST_CASE("all_reduce adds what every rank has") {
-  for (const int ranks : {1, 2, 3, 4})
-    run_ranks(ranks, [&](World& w) {
-      const Tensor x = Tensor::full({5}, w.rank() + 1.0);
-      w.all().all_reduce(x).wait();
-      CHECK(values(x) == std::vector<double>(5, ranks * (ranks + 1) / 2.0));
-    });
-}
-
-TEST_CASE("ring of exchanges") {
-  run_ranks(4, [](World& w) {
-    Tensor x = Tensor::full({2}, w.rank()), y = Tensor::empty({2});
-    const int next = (w.rank() + 1) % 4, last = (w.rank() + 3) % 4;
-    w.all().exchange(y, last, x, next).wait();
-    CHECK(y.select(0, 0).item() == last);
+TEST_CASE("ranks train side by side, each with its tape, and get what one gets") {
+  const Threads threads(4);
+  const Tensor want = train(0, kRows, [](const Tensor&) {});
+  test::distributed_test({1, 2, 3, 4}, [&](World& w) {
+    const std::int64_t rows = kRows / w.size();
+    const Tensor got = train(w.rank() * rows, rows,
+                             [&](const Tensor& gradient) { w.all().all_reduce(gradient).wait(); });
+    CHECK(test::mismatch(got, want, 1e-12) == "");
+    Tensor first = got.clone();
+    w.all().broadcast(first, 0).wait();
+    CHECK(test::different_bits(got, first) == "");
   });
 }
 
-TEST_CASE("a rank that fails stops the others") {
-  CHECK_THROWS_WITH_AS(run_ranks(3,
-                                 [](World& w) {
-                                   if (w.rank() == 1) throw Error("no more");
-                                   w.all().barrier().wait();
-                                 }),
-                       "rank 1: no more", Error);
+TEST_CASE("every rank begins with the same random state") {
+  Tensor drawn[3];
+  (void)rand_normal({4});
+  run_ranks(3, [&](World& w) { drawn[w.rank()] = rand_normal({4}); });
+  CHECK(test::different_bits(drawn[0], drawn[1]) == "");
+  CHECK(test::different_bits(drawn[0], drawn[2]) == "");
+}
+
+TEST_CASE("ranks share out the threads of the machine") {
+  const Threads threads(7);
+  run_ranks(3, [](World&) { CHECK(num_threads() == 2); });
+  run_ranks(8, [](World&) { CHECK(num_threads() == 1); });
+}
+
+TEST_CASE("a collective goes on while its caller computes") {
+  test::distributed_test(2, [](World& w) {
+    const Tensor x = Tensor::full({1000}, w.rank() + 1);
+    const Work work = w.all().all_reduce(x);
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!work.done() && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
+    CHECK(work.done());
+    CHECK(x.select(0, 999).item() == 3);
+    CHECK(w.stats().waiting_s == 0);
+  });
+}
+
+TEST_CASE("a slow link is waited for, and its waiting is counted") {
+  WorldOptions options;
+  options.link = {1e6, 0.01};
+  run_ranks(
+      2,
+      [](World& w) {
+        const Tensor x = Tensor::zeros({5000});
+        const auto begin = std::chrono::steady_clock::now();
+        w.all().all_reduce(x).wait();
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+        // 20000 bytes: to each other rank its half, and the sum of the own half.
+        CHECK(w.stats().bytes_sent == 20000);
+        CHECK(took.count() >= 0.03);
+        CHECK(w.stats().waiting_s >= 0.03);
+        CHECK(w.stats().busy_s >= 0.03);
+        CHECK(w.stats().calls == 1);
+      },
+      options);
+}
+
+TEST_CASE("a warm collective touches no heap") {
+  long before = 0, after = 0;
+  run_ranks(3, [&](World& w) {
+    const auto ring = w.group("ring", {2, 0, 1});
+    const Tensor x = Tensor::ones({3000}), part = Tensor::empty({1000}), y = Tensor::empty({3000});
+    const Rows rows{1000, 1500, 500};
+    const Tensor mine = x.narrow(0, 0, rows[static_cast<std::size_t>(w.rank())]);
+    const int next = (ring->rank() + 1) % 3, last = (ring->rank() + 2) % 3;
+    const auto step = [&] {
+      Work first = w.all().all_reduce(x, Reduce::max);
+      Work second = w.all().reduce_scatter(part, x);
+      (void)w.all().all_gather(y, mine, rows);
+      ring->exchange(y, last, x, next).wait();
+      first.wait();
+      second.wait();
+      w.all().all_to_all(y, x).wait();
+    };
+    for (int i = 0; i < 5; ++i) step();
+    w.all().barrier().wait();
+    if (w.rank() == 0) before = test::news;
+    w.all().barrier().wait();
+    for (int i = 0; i < 20; ++i) step();
+    w.all().barrier().wait();
+    if (w.rank() == 0) after = test::news;
+  });
+  CHECK(after == before);
+}
+
+TEST_CASE("a rank that does not exist sends what a real one would") {
+  const auto use = [](World& w) {
+    const int n = w.size(), me = w.rank();
+    Rows rows, to;
+    for (int r = 0; r < n; ++r) {
+      rows.push_back(r + 1);
+      to.push_back((me + r) % 3);
+    }
+    const auto total = [](const Rows& list) {
+      std::int64_t sum = 0;
+      for (const std::int64_t r : list) sum += r;
+      return sum;
+    };
+    const Device device = w.backend() == std::string("fake") ? kMeta : kCpu;
+    const auto make = [&](std::int64_t first, DType t = DType::f32) {
+      return Tensor::zeros({first, 3}, t, device);
+    };
+    ProcessGroup& g = w.all();
+    const auto half = w.group("half", {0, n - 1});
+    g.all_reduce(make(1000)).wait();
+    g.all_reduce(make(1, DType::bf16)).wait();
+    g.all_gather(make(total(rows)), make(me + 1), rows).wait();
+    g.reduce_scatter(make(me + 1), make(total(rows)), rows).wait();
+    g.all_to_all(make(total(to)), make(total(to)), to, to).wait();
+    g.broadcast(make(5, DType::i64), 2).wait();
+    g.exchange(make(2), (me + 1) % n, make(2), (me + n - 1) % n).wait();
+    if (half) half->all_reduce(make(64)).wait();
+    g.barrier().wait();
+  };
+  CommStats real[4];
+  run_ranks(4, [&](World& w) {
+    use(w);
+    real[w.rank()] = w.stats();
+  });
+  for (int rank = 0; rank < 4; ++rank) {
+    const auto world = fake_world(rank, 4);
+    CHECK(world->backend() == std::string("fake"));
+    use(*world);
+    CHECK(world->stats().bytes_sent == real[rank].bytes_sent);
+    CHECK(world->stats().calls == real[rank].calls);
+  }
 }
 
 }  // namespace weft::distributed
