@@ -19,8 +19,10 @@ set(weft_test_stems
   elementwise_grad
   energy
   expert_capacity
+  expert_dispatch
   expert_layouts
   expert_parallel
+  expert_router
   experts
   file
   gated_delta
