@@ -5,12 +5,12 @@
 
 namespace weft::detail {
 
-/// cu_seqlens of a packed row as kernels read it: contiguous, on the device of x, whose axis 1 are
-/// the tokens.
+/// cu_seqlens of a packed row as kernels read it: contiguous, on the device of x, whose axis
+/// `tokens` are the tokens.
 /// `known`: the values have been checked already.
 /// Throws Error unless it is i32 (n + 1), starts at 0, never decreases and ends at the tokens.
 inline Tensor checked_cu_seqlens(const char* op, const Tensor& given, const char* name,
-                                 const Tensor& x, bool known = false) {
+                                 const Tensor& x, bool known = false, int tokens = 1) {
   check(given.dtype() == DType::i32 && given.ndim() == 1 && given.dim(0) >= 1,
         "{}: cu_seqlens must be i32 with shape [n + 1], got {} {}", op, given.dtype(),
         given.shape());
@@ -26,8 +26,8 @@ inline Tensor checked_cu_seqlens(const char* op, const Tensor& given, const char
     for (std::int64_t i = 1; i < n; ++i)
       check(p[i] >= p[i - 1], "{}: cu_seqlens must not decrease, got {} after {}", op, p[i],
             p[i - 1]);
-    check(p[n - 1] == x.dim(1), "{}: cu_seqlens must end at the number of tokens {}, got {}", op,
-          x.dim(1), p[n - 1]);
+    check(p[n - 1] == x.dim(tokens), "{}: cu_seqlens must end at the number of tokens {}, got {}",
+          op, x.dim(tokens), p[n - 1]);
   }
   return x.device().is_gpu() ? cu.to(x.device()) : cu;
 }

@@ -4,24 +4,33 @@
 
 namespace weft {
 
-/// How often each expert was chosen, in each of `sequences` equal parts of the tokens.
+/// Tokens that are cut into sequences of any length; null: into equal ones. Empty ones are legal.
+struct PackedTokens {
+  Tensor cu_seqlens = {};  ///< i32 (n + 1): sequence i is tokens [cu_seqlens[i], cu_seqlens[i + 1])
+  bool checked = false;    ///< they are known to split the tokens, and are not read for it
+};
+
+/// How often each expert was chosen, in each of `sequences` equal parts of the tokens, or in each
+/// packed sequence.
 ///
-/// Shapes   experts (T, k), T a multiple of sequences  ->  (sequences, count)
+/// Shapes   experts (T, k), T a multiple of sequences  ->  (sequences, count), packed: (n, count)
 /// Dtypes   experts i64 (a number outside [0, count), like -1 for a dropped slot, counts for
 ///          nothing); the result i64
 /// Device   cpu, cuda, meta
-/// Throws   Error on other shapes and dtypes, count < 1, sequences that do not divide T
-Tensor count_experts(const Tensor& experts, std::int64_t count, std::int64_t sequences = 1);
+/// Throws   Error on other shapes and dtypes, count < 1, sequences that do not divide T, cu_seqlens
+///          that do not split T
+Tensor count_experts(const Tensor& experts, std::int64_t count, std::int64_t sequences = 1,
+                     const PackedTokens& packed = {});
 
 /// The same for the experts with the k largest logits of each token: without bias, groups or
 /// dropping, as the balance losses count. Padding counts for nothing.
 ///
-/// Shapes   logits (T, E), padding (T) or null  ->  (sequences, E)
+/// Shapes   logits (T, E), padding (T) or null  ->  (sequences, E), packed: (n, E)
 /// Dtypes   logits f32, f64, bf16; padding bool; the result i64
 /// Device   cpu, cuda, meta
 /// Throws   Error unless 1 <= k <= E, k <= 32, E <= 1024, and as count_experts
 Tensor count_top_experts(const Tensor& logits, std::int64_t k, std::int64_t sequences = 1,
-                         const Tensor& padding = {});
+                         const Tensor& padding = {}, const PackedTokens& packed = {});
 
 /// The load-balancing loss
 ///   L = coefficient * E * sum_e f[e] * P[e],   f = counts / sum(counts),   P = mean_t s[t, e],
@@ -30,23 +39,25 @@ Tensor count_top_experts(const Tensor& logits, std::int64_t k, std::int64_t sequ
 /// in what was counted:
 ///
 ///   aux        count_top_experts of this batch
-///   sequence   of each sequence by itself: counts (B, E), and L is the mean over their tokens
+///   sequence   of each sequence by itself: counts (B, E), and L is the mean over their tokens, so
+///              that a long one weighs more than a short one
 ///   global     running sums over micro-batches and data-parallel ranks
 ///
 /// f has no gradient. P is the mean over the local tokens: a rank whose gradients are weighted by
 /// its tokens and then averaged needs no further factor, whatever group the counts were summed
 /// over. Tokens with padding = true are not in the mean; with no other, L is 0.
 ///
-/// Shapes   logits (T, E), counts (B, E) with T a multiple of B (token t in row t / (T / B)),
-///          padding (T) or null  ->  ()
+/// Shapes   logits (T, E), counts (B, E) with T a multiple of B (token t in row t / (T / B)), or a
+///          row for each packed sequence, padding (T) or null  ->  ()
 /// Dtypes   logits f32, f64, bf16; counts i64; padding bool; the result f64 for f64, else f32
 /// Device   cpu, cuda, meta; sums have a fixed order
-/// Saves    logits, counts, padding
+/// Saves    logits, counts, padding, cu_seqlens
 /// Throws   Error on other shapes and dtypes
 /// Source   Shazeer et al. 2017, arXiv:1701.06538; Fedus et al. 2021, arXiv:2101.03961, eq. 4;
 ///          by sequence: DeepSeek-AI 2024, arXiv:2412.19437, eq. 17
 Tensor balance_loss(const Tensor& logits, const Tensor& counts, RouterScore score,
-                    double coefficient, const Tensor& padding = {});
+                    double coefficient, const Tensor& padding = {},
+                    const PackedTokens& packed = {});
 
 /// coefficient * mean_t logsumexp(logits[t])^2 keeps logits small.
 ///

@@ -77,6 +77,7 @@ set(weft_test_stems
   router_loss
   router_module
   router_noise
+  router_packed
   router_step
   safetensors
   sampling

@@ -44,7 +44,7 @@ __device__ inline R scaled(std::int64_t count, double fraction) {
 template <class T, class R>
 __global__ void __launch_bounds__(kWarp* kTokensOfBlock)
     router_loss_terms_kernel(const T* logits, const std::int64_t* counts, const bool* padding,
-                             RouterScore score, std::int64_t tokens, std::int64_t length, int E,
+                             RouterScore score, std::int64_t tokens, Sequences all, int E,
                              bool packed, R* terms) {
   const std::int64_t t = std::int64_t{blockIdx.x} * kTokensOfBlock + threadIdx.y;
   if (t >= tokens) return;  // a whole warp
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kWarp* kTokensOfBlock)
   load_row(logits + t * E, E, packed, row);
   R term;
   if (counts) {
-    const std::int64_t* c = counts + t / length * E;
+    const std::int64_t* c = counts + all.of(t) * E;
     const double fraction = fraction_of(c, E);
     const R sum = scores_of(score, row, E);
     R dot = 0;
@@ -95,9 +95,11 @@ template <class T, class R>
 __global__ void __launch_bounds__(kWarp* kTokensOfBlock)
     router_loss_bwd_kernel(const T* logits, const std::int64_t* counts, const bool* padding,
                            RouterScore score, const R* share, const R* dloss, std::int64_t tokens,
-                           std::int64_t length, int E, bool packed, T* dlogits) {
+                           Sequences all, int E, bool packed, T* dlogits) {
   const std::int64_t t = std::int64_t{blockIdx.x} * kTokensOfBlock + threadIdx.y;
   if (t >= tokens) return;  // a whole warp
+  // Searched for while few registers are in use.
+  const int sequence = counts ? static_cast<int>(all.of(t)) : 0;
   R* row = dynamic_shared<R>() + threadIdx.y * E;
   const T* x = logits + t * E;
   const int lane = static_cast<int>(threadIdx.x);
@@ -107,7 +109,7 @@ __global__ void __launch_bounds__(kWarp* kTokensOfBlock)
   } else {
     load_row(x, E, packed, row);
     if (counts) {
-      const std::int64_t* c = counts + t / length * E;
+      const std::int64_t* c = counts + std::int64_t{sequence} * E;
       const double fraction = fraction_of(c, E);
       const R sum = scores_of(score, row, E);
       R dot = 0;
@@ -149,15 +151,22 @@ __global__ void __launch_bounds__(kCountThreads)
     if (found[e] != 0) atomicAdd(&counts[part * E + e], static_cast<unsigned long long>(found[e]));
 }
 
-std::int64_t length_of(const Tensor& logits, const Tensor& counts) {
-  return counts ? logits.dim(0) / counts.dim(0) : 1;
+// Sequences differ in length: nobody knows how many blocks one of them would need, so a block takes
+// slots as they come.
+__global__ void __launch_bounds__(kCountThreads)
+    router_loss_count_packed_kernel(const std::int64_t* experts, std::int64_t size, int k,
+                                    Sequences all, int E, unsigned long long* counts) {
+  const std::int64_t at = std::int64_t{blockIdx.x} * kCountThreads + threadIdx.x;
+  if (at >= size) return;
+  const std::int64_t e = experts[at];
+  if (e >= 0 && e < E) atomicAdd(&counts[all.of(at / k) * E + e], 1ULL);
 }
 
 }  // namespace
 
-void router_loss_fwd(const Tensor& logits, const Tensor& counts, const Tensor& padding,
-                     RouterScore score, double coefficient, const Tensor& terms, const Tensor& loss,
-                     const Tensor& share) {
+void router_loss_fwd(const Tensor& logits, const Tensor& counts, const Tensor& cu_seqlens,
+                     const Tensor& padding, RouterScore score, double coefficient,
+                     const Tensor& terms, const Tensor& loss, const Tensor& share) {
   const std::int64_t tokens = logits.dim(0), E = logits.dim(1);
   const bool* pad = data_or_null<bool>(padding);
   dispatch_floating(logits.dtype(), [&]<class T>() {
@@ -165,16 +174,17 @@ void router_loss_fwd(const Tensor& logits, const Tensor& counts, const Tensor& p
     const T* x = logits.data<T>();
     launch(router_loss_terms_kernel<T, R>, grid_of(blocks_for(tokens, kTokensOfBlock)),
            dim3(kWarp, kTokensOfBlock), sizeof(R) * kTokensOfBlock * static_cast<std::size_t>(E), x,
-           data_or_null<std::int64_t>(counts), pad, score, tokens, length_of(logits, counts),
-           static_cast<int>(E), packable(x, E), terms.data<R>());
+           data_or_null<std::int64_t>(counts), pad, score, tokens,
+           counted_sequences(tokens, counts, cu_seqlens), static_cast<int>(E), packable(x, E),
+           terms.data<R>());
     launch(router_loss_sum_kernel<R>, dim3(1), kSumThreads, 0, terms.data<R>(), pad, tokens,
            coefficient, loss.data<R>(), share.data<R>());
   });
 }
 
-void router_loss_bwd(const Tensor& logits, const Tensor& counts, const Tensor& padding,
-                     RouterScore score, const Tensor& share, const Tensor& dloss,
-                     const Tensor& dlogits) {
+void router_loss_bwd(const Tensor& logits, const Tensor& counts, const Tensor& cu_seqlens,
+                     const Tensor& padding, RouterScore score, const Tensor& share,
+                     const Tensor& dloss, const Tensor& dlogits) {
   const std::int64_t tokens = logits.dim(0), E = logits.dim(1);
   dispatch_floating(logits.dtype(), [&]<class T>() {
     using R = Real<T>;
@@ -183,16 +193,25 @@ void router_loss_bwd(const Tensor& logits, const Tensor& counts, const Tensor& p
     launch(router_loss_bwd_kernel<T, R>, grid_of(blocks_for(tokens, kTokensOfBlock)),
            dim3(kWarp, kTokensOfBlock), sizeof(R) * kTokensOfBlock * static_cast<std::size_t>(E), x,
            data_or_null<std::int64_t>(counts), data_or_null<bool>(padding), score, share.data<R>(),
-           dloss.data<R>(), tokens, length_of(logits, counts), static_cast<int>(E),
-           packable(x, E) && packable(dx, E), dx);
+           dloss.data<R>(), tokens, counted_sequences(tokens, counts, cu_seqlens),
+           static_cast<int>(E), packable(x, E) && packable(dx, E), dx);
   });
 }
 
-void count_experts(const Tensor& experts, const Tensor& counts) {
-  const std::int64_t parts = counts.dim(0), size = experts.numel() / parts;
+void count_experts(const Tensor& experts, const Tensor& cu_seqlens, const Tensor& counts) {
+  const std::int64_t parts = counts.dim(0), total = experts.numel();
+  const int E = static_cast<int>(counts.dim(1));
+  const std::int64_t* chosen = experts.data<std::int64_t>();
+  auto* out = reinterpret_cast<unsigned long long*>(counts.data<std::int64_t>());
+  if (cu_seqlens) {
+    launch(router_loss_count_packed_kernel, grid_of(blocks_for(total, kCountThreads)),
+           kCountThreads, 0, chosen, total, static_cast<int>(experts.dim(1)),
+           counted_sequences(experts.dim(0), counts, cu_seqlens), E, out);
+    return;
+  }
+  const std::int64_t size = total / parts;
   launch(router_loss_count_kernel, grid_of(blocks_for(size, kCountThreads * kCountItems), parts),
-         kCountThreads, 0, experts.data<std::int64_t>(), size, static_cast<int>(counts.dim(1)),
-         reinterpret_cast<unsigned long long*>(counts.data<std::int64_t>()));
+         kCountThreads, 0, chosen, size, E, out);
 }
 
 }  // namespace weft::cuda

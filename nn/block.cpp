@@ -43,7 +43,7 @@ Stream Block::operator()(const Stream& x, const RotaryTable* rotary, const Packi
   in.y = {};  // unrecorded passes give the memory back before the MLP needs its own
   Norm::Added mid = mlp_norm(a, in.sum);
   if (mlp) return {std::move(mid.sum), mlp_drop((*mlp)(mid.y)), x.aux};
-  MoeOutput out = (*moe)(mid.y);
+  MoeOutput out = (*moe)(mid.y, packing);
   if (x.aux) out.loss = out.loss ? add(x.aux, out.loss) : x.aux;
   return {std::move(mid.sum), mlp_drop(out.y), std::move(out.loss)};
 }

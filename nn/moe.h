@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "weft/nn/experts.h"
+#include "weft/nn/packing.h"
 #include "weft/nn/router.h"
 #include "weft/nn/token_dispatcher.h"
 
@@ -50,9 +51,10 @@ struct MoE : Module {
 
   MoE(std::int64_t dim, const MoeOptions& options);
   /// x (dim), (T, dim) or (B, ..., T, dim) -> y alike. Each axis before the last two is one of
-  /// sequences, by which Balance::sequence counts. padding (tokens of x in all) bool: true goes to
-  /// no expert.
-  MoeOutput operator()(const Tensor& x, const Tensor& padding = {}) const;
+  /// sequences, by which Balance::sequence counts; those of a packed row are counted one by one.
+  /// padding (tokens of x in all) bool: true goes to no expert.
+  MoeOutput operator()(const Tensor& x, const Packing& packing = {},
+                       const Tensor& padding = {}) const;
   void visit(Visitor& v) override;
   std::string describe() const override;
   MoE like() const;

@@ -30,6 +30,19 @@ const TokenPart* part_of_batch(std::int64_t tokens, std::int64_t sequences) {
   return part && sequences == 1 && part->count == tokens && tokens > 0 ? part : nullptr;
 }
 
+// What is said of a whole packed row, for the part of it that the `tokens` of a call are.
+RouterInput here(RouterInput in, std::int64_t tokens) {
+  const TokenPart* part = part_of_batch(tokens, in.sequences);
+  if (!part) return in;
+  if (in.padding && in.padding.dim(0) != tokens)
+    in.padding = in.padding.narrow(0, part->first, tokens);
+  Tensor& cu = in.packed.cu_seqlens;
+  if (cu)
+    cu =
+        minimum(maximum(sub(cu, static_cast<double>(part->first)), 0), static_cast<double>(tokens));
+  return in;
+}
+
 }  // namespace
 
 void RouterConfig::validate(std::int64_t experts) const {
@@ -127,14 +140,17 @@ Tensor Router::counts_of(const BalanceLoss& l, const Tensor& logits, const Routi
                          const RouterInput& in) const {
   if (l.scope == Balance::global && recomputing()) return clone(global_counts).view({1, experts()});
   const bool by_sequence = l.scope == Balance::sequence;
-  const TokenPart* part = by_sequence ? part_of_batch(logits.dim(0), in.sequences) : nullptr;
+  const PackedTokens packed = by_sequence ? in.packed : PackedTokens{};
+  const TokenPart* part =
+      by_sequence && !packed.cu_seqlens ? part_of_batch(logits.dim(0), in.sequences) : nullptr;
   const std::int64_t parts = part          ? part->count / std::gcd(part->tokens, part->count)
                              : by_sequence ? in.sequences
                                            : 1;
   // Without bias and groups the chosen experts are those with the largest logits.
-  const Tensor counts = expert_bias || config.route.groups > 0
-                            ? count_top_experts(logits, config.route.topk, parts, in.padding)
-                            : count_experts(routing.experts, experts(), parts);
+  const Tensor counts =
+      expert_bias || config.route.groups > 0
+          ? count_top_experts(logits, config.route.topk, parts, in.padding, packed)
+          : count_experts(routing.experts, experts(), parts, packed);
   if (part) {
     count_whole_sequences(counts, *part);
     return counts;
@@ -159,7 +175,7 @@ Tensor Router::loss_of(const Tensor& logits, const Routing& routing, const Route
   for (const BalanceLoss& l : config.balance)
     if (const double c = l.coefficient * loss_share; c > 0)
       include(balance_loss(logits, counts_of(l, logits, routing, in), config.route.score, c,
-                           in.padding),
+                           in.padding, l.scope == Balance::sequence ? in.packed : PackedTokens{}),
               c);
   if (const double c = config.z_loss * loss_share; c > 0) include(z_loss(logits, c, in.padding), c);
   if (number > 0 && !recomputing())
@@ -167,8 +183,9 @@ Tensor Router::loss_of(const Tensor& logits, const Routing& routing, const Route
   return total;
 }
 
-Routed Router::operator()(const Tensor& x, const RouterInput& in) const {
-  const Tensor logits = logits_of(x, in.sequences);
+Routed Router::operator()(const Tensor& x, const RouterInput& given) const {
+  const Tensor logits = logits_of(x, given.sequences);
+  const RouterInput in = here(given, logits.dim(0));
   Routed out;
   out.routing = config.sinkhorn
                     ? route_sinkhorn(logits, config.route.topk, is_training(), in.padding)

@@ -4,6 +4,7 @@
 
 #include "weft/autograd/expert_capacity.h"
 #include "weft/autograd/router.h"
+#include "weft/autograd/router_loss.h"
 #include "weft/nn/module.h"
 #include "weft/nn/token_scope.h"
 
@@ -47,6 +48,9 @@ struct RouterInput {
   /// x holds this many sequences of equal length, one after another. Under a TokenScope x is the
   /// part of the batch that it says, and this must be 1.
   std::int64_t sequences = 1;
+  /// Or one row of sequences, by which Balance::sequence counts then. Under a TokenScope these and
+  /// padding are those of the whole row.
+  PackedTokens packed = {};
 };
 
 /// What a router decided. Dropping `loss` would switch balancing off without a word.

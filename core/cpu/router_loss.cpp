@@ -16,14 +16,16 @@ struct Block {
   std::int64_t first, tokens, sequence;
 };
 
-// Calls run(block) for all blocks of tokens; a sequence begins with a block of its own.
+// Calls run(block) for all blocks of tokens. Sixteen tokens are one block or, where a sequence ends
+// among them, several.
 template <class F>
-void each_block(std::int64_t tokens, std::int64_t sequences, std::int64_t E, F run) {
-  const std::int64_t length = tokens / sequences, blocks = (length + L - 1) / L;
-  parallel_for(sequences * blocks, L * kWork * E, [=](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      const std::int64_t at = i % blocks * L;
-      run(Block{i / blocks * length + at, std::min(L, length - at), i / blocks});
+void each_block(std::int64_t tokens, const Sequences& all, std::int64_t E, F run) {
+  parallel_for((tokens + L - 1) / L, L * kWork * E, [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin * L; t < std::min(end * L, tokens);) {
+      const std::int64_t sequence = all.of(t), next = (t / L + 1) * L;
+      const std::int64_t stop = std::min({all.end(sequence), next, tokens});
+      run(Block{t, stop - t, sequence});
+      t = stop;
     }
   });
 }
@@ -74,17 +76,18 @@ void weighted_means(const R* s, const R* f, const R* sum, std::int64_t E, R* mea
 
 }  // namespace
 
-void router_loss_fwd(const Tensor& logits, const Tensor& counts, const Tensor& padding,
-                     RouterScore score, double coefficient, const Tensor& terms, const Tensor& loss,
-                     const Tensor& share) {
+void router_loss_fwd(const Tensor& logits, const Tensor& counts, const Tensor& cu_seqlens,
+                     const Tensor& padding, RouterScore score, double coefficient,
+                     const Tensor& terms, const Tensor& loss, const Tensor& share) {
   const std::int64_t tokens = logits.dim(0), E = logits.dim(1);
+  const Sequences all = counted_sequences(tokens, counts, cu_seqlens);
   const std::int64_t* pc = counts ? counts.data<std::int64_t>() : nullptr;
   const bool* pad = padding ? padding.data<bool>() : nullptr;
   dispatch_floating(logits.dtype(), [&]<class T>() {
     using R = RouterReal<T>;
     const T* px = logits.data<T>();
     R* term = terms.data<R>();
-    each_block(tokens, counts ? counts.dim(0) : 1, E, [=](const Block& block) {
+    each_block(tokens, all, E, [=](const Block& block) {
       alignas(64) R s[kRouterExperts * L], f[kRouterExperts];
       load_columns(px + block.first * E, E, block.tokens, 0, E, s);
       const Scores<R> scores(score, E, s);
@@ -109,10 +112,11 @@ void router_loss_fwd(const Tensor& logits, const Tensor& counts, const Tensor& p
   });
 }
 
-void router_loss_bwd(const Tensor& logits, const Tensor& counts, const Tensor& padding,
-                     RouterScore score, const Tensor& share, const Tensor& dloss,
-                     const Tensor& dlogits) {
+void router_loss_bwd(const Tensor& logits, const Tensor& counts, const Tensor& cu_seqlens,
+                     const Tensor& padding, RouterScore score, const Tensor& share,
+                     const Tensor& dloss, const Tensor& dlogits) {
   const std::int64_t tokens = logits.dim(0), E = logits.dim(1);
+  const Sequences all = counted_sequences(tokens, counts, cu_seqlens);
   const std::int64_t* pc = counts ? counts.data<std::int64_t>() : nullptr;
   const bool* pad = padding ? padding.data<bool>() : nullptr;
   dispatch_floating(logits.dtype(), [&]<class T>() {
@@ -120,7 +124,7 @@ void router_loss_bwd(const Tensor& logits, const Tensor& counts, const Tensor& p
     const T* px = logits.data<T>();
     const R scale = *share.data<R>() * *dloss.data<R>();
     T* pdx = dlogits.data<T>();
-    each_block(tokens, counts ? counts.dim(0) : 1, E, [=](const Block& block) {
+    each_block(tokens, all, E, [=](const Block& block) {
       alignas(64) R s[kRouterExperts * L], f[kRouterExperts];
       load_columns(px + block.first * E, E, block.tokens, 0, E, s);
       const Scores<R> scores(score, E, s);
@@ -147,13 +151,16 @@ void router_loss_bwd(const Tensor& logits, const Tensor& counts, const Tensor& p
   });
 }
 
-void count_experts(const Tensor& experts, const Tensor& counts) {
-  const std::int64_t parts = counts.dim(0), E = counts.dim(1), size = experts.numel() / parts;
+void count_experts(const Tensor& experts, const Tensor& cu_seqlens, const Tensor& counts) {
+  const std::int64_t parts = counts.dim(0), E = counts.dim(1), k = experts.dim(1);
+  const Sequences all = counted_sequences(experts.dim(0), counts, cu_seqlens);
   const std::int64_t* chosen = experts.data<std::int64_t>();
   std::int64_t* out = counts.data<std::int64_t>();
-  parallel_for(parts, size, [=](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin * size; i < end * size; ++i)
-      if (chosen[i] >= 0 && chosen[i] < E) ++out[i / size * E + chosen[i]];
+  const std::int64_t work = parts > 0 ? experts.numel() / parts : 0;
+  parallel_for(parts, work, [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t part = begin; part < end; ++part)
+      for (std::int64_t i = all.begin(part) * k; i < all.end(part) * k; ++i)
+        if (chosen[i] >= 0 && chosen[i] < E) ++out[part * E + chosen[i]];
   });
 }
 

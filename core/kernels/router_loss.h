@@ -1,24 +1,38 @@
 #pragma once
+#include <algorithm>
+
 #include "weft/core/kernels/router.h"
+#include "weft/core/kernels/sequences.h"
 
 namespace weft {
 
 /// loss = coefficient * the mean over the tokens that are not padding of
 ///   E * sum_e s[t, e] counts[b, e] / sum_e counts[b, e]   with s the scores that sum to 1, or,
 ///   logsumexp(logits[t])^2                                where counts is null.
-/// counts (B, E) i64; token t belongs to row b = t / (T / B). padding (T, bool) or null. terms (T,
+/// counts (B, E) i64; token t belongs to row b = t / (T / B), or where cu_seqlens (i32, B + 1) is
+/// not null, to the row of its sequence. padding (T, bool) or null. terms (T,
 /// like loss) is scratch; share becomes coefficient / tokens, which the backward multiplies with.
 /// loss and share have one element of f64 for f64 logits, else f32.
-using RouterLossFwdKernel = void(const Tensor& logits, const Tensor& counts, const Tensor& padding,
-                                 RouterScore score, double coefficient, const Tensor& terms,
-                                 const Tensor& loss, const Tensor& share);
+using RouterLossFwdKernel = void(const Tensor& logits, const Tensor& counts,
+                                 const Tensor& cu_seqlens, const Tensor& padding, RouterScore score,
+                                 double coefficient, const Tensor& terms, const Tensor& loss,
+                                 const Tensor& share);
 /// All of dlogits.
-using RouterLossBwdKernel = void(const Tensor& logits, const Tensor& counts, const Tensor& padding,
-                                 RouterScore score, const Tensor& share, const Tensor& dloss,
-                                 const Tensor& dlogits);
-/// counts (B, E), zero at the start: how often each number stands in the B parts of experts (T, k);
-/// others than 0 .. E-1 count for nothing.
-using CountExpertsKernel = void(const Tensor& experts, const Tensor& counts);
+using RouterLossBwdKernel = void(const Tensor& logits, const Tensor& counts,
+                                 const Tensor& cu_seqlens, const Tensor& padding, RouterScore score,
+                                 const Tensor& share, const Tensor& dloss, const Tensor& dlogits);
+/// counts (B, E), zero at the start: how often each number stands in the B equal parts, or the
+/// sequences of cu_seqlens, of experts (T, k); others than 0 .. E-1 count for nothing.
+using CountExpertsKernel = void(const Tensor& experts, const Tensor& cu_seqlens,
+                                const Tensor& counts);
+
+/// The rows of counts that `tokens` tokens belong to; null counts: one for all.
+inline Sequences counted_sequences(std::int64_t tokens, const Tensor& counts,
+                                   const Tensor& cu_seqlens) {
+  if (cu_seqlens) return {cu_seqlens.data<std::int32_t>(), cu_seqlens.numel() - 1, 0};
+  const std::int64_t rows = counts ? std::max<std::int64_t>(counts.dim(0), 1) : 1;
+  return {nullptr, rows, tokens / rows};
+}
 
 namespace cpu {
 RouterLossFwdKernel router_loss_fwd;

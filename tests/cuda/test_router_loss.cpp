@@ -78,4 +78,35 @@ TEST_CASE("router_loss: counts are the CPU's") {
   });
 }
 
+TEST_CASE("router_loss: packed sequences of any length, counted and weighed") {
+  const std::int32_t bounds[] = {0, 0, 3, 4, 4, 9, 10, 10};
+  const Tensor cu = Tensor::from<std::int32_t>(bounds, {8});
+  const Tensor pad = Tensor::of({0, 1, 1, 0, 1, 1, 0, 0, 0, 1}, {10}, DType::boolean);
+  const Tensor counts = random({7, 37}, 2, DType::i64);
+  for (const RouterScore score : kScores) {
+    const Op plain = [=](const TensorList& in) {
+      return TensorList{balance_loss(in[0], in[1], score, 3, {}, {in[2], true})};
+    };
+    CHECK(disagreement(plain, {random({10, 37}, 1), counts, cu}) == "");
+    const Op padded = [=](const TensorList& in) {
+      return TensorList{balance_loss(in[0], in[1], score, 3, in[3], {in[2]})};
+    };
+    CHECK(disagreement(padded, {random({10, 37}, 1), counts, cu, pad}) == "");
+  }
+  const Tensor experts = sub(random({10, 3}, 3, DType::i64), 1);  // -1 .. 8
+  const Tensor want = count_experts(experts, 7, 1, {cu});
+  test::for_each_order([&] {
+    CHECK(different_bits(count_experts(experts.to(kGpu), 7, 1, {cu.to(kGpu)}).to(kCpu), want) ==
+          "");
+  });
+  // More than a block of slots; no tokens at all.
+  const std::int32_t far[] = {0, 999, 1000, 2100};
+  const PackedTokens many{Tensor::from<std::int32_t>(far, {4}).to(kGpu), true};
+  const Tensor chosen = test::random_in({2100, 2}, 0, 1024, 4).to(DType::i64);
+  CHECK(different_bits(count_experts(chosen.to(kGpu), 1024, 1, many).to(kCpu),
+                       count_experts(chosen, 1024, 1, {many.cu_seqlens.to(kCpu)})) == "");
+  const PackedTokens none{Tensor::zeros({1}, DType::i32, kGpu)};
+  CHECK(count_experts(Tensor::zeros({0, 2}, DType::i64, kGpu), 3, 1, none).shape() == Shape{0, 3});
+}
+
 }  // namespace weft
