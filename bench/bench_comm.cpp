@@ -48,18 +48,21 @@ void each_collective(World& w, Report& report) {
     report.row(what + ", best", 1e6 * t.best_s, "us");
     if (bytes >= 1 << 20) report.row(what + ", sent by each", 1e-9 * sent / t.median_s, "GB/s");
   };
-  row("barrier", 0, 500, [&] { g.barrier().wait(); });
+  const Tensor one = Tensor::zeros({1});
+  row("all_reduce, thread woken,", 4, 500, [&] { g.all_reduce(one).wait(); });
+  row("barrier", 0, 500, [&] { g.at_once().barrier().wait(); });
   for (const std::int64_t bytes : {4, 4 << 10, 256 << 10, 4 << 20}) {
     const int repeats = bytes < 1 << 16 ? 500 : bytes < 1 << 20 ? 50 : 10;
     const std::int64_t elements = bytes / 4;
     const Tensor x = Tensor::zeros({elements}), y = Tensor::zeros({elements});
     const Tensor whole = Tensor::zeros({elements * n});
-    row("all_reduce", bytes, repeats, [&] { g.all_reduce(x).wait(); });
-    row("all_gather of", bytes, repeats, [&] { g.all_gather(whole, x).wait(); });
-    row("reduce_scatter to", bytes, repeats, [&] { g.reduce_scatter(x, whole).wait(); });
-    row("broadcast", bytes, repeats, [&] { g.broadcast(x, 0).wait(); });
-    row("exchange", bytes, repeats, [&] { g.exchange(y, last, x, next).wait(); });
-    if (elements % n == 0) row("all_to_all", bytes, repeats, [&] { g.all_to_all(y, x).wait(); });
+    row("all_reduce", bytes, repeats, [&] { g.at_once().all_reduce(x).wait(); });
+    row("all_gather of", bytes, repeats, [&] { g.at_once().all_gather(whole, x).wait(); });
+    row("reduce_scatter to", bytes, repeats, [&] { g.at_once().reduce_scatter(x, whole).wait(); });
+    row("broadcast", bytes, repeats, [&] { g.at_once().broadcast(x, 0).wait(); });
+    row("exchange", bytes, repeats, [&] { g.at_once().exchange(y, last, x, next).wait(); });
+    if (elements % n == 0)
+      row("all_to_all", bytes, repeats, [&] { g.at_once().all_to_all(y, x).wait(); });
   }
 }
 

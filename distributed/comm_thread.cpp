@@ -72,7 +72,7 @@ void CommThread::recycle(Operation& op) {
   free_ = &op;
 }
 
-void CommThread::submit(Operation& op) {
+void CommThread::submit(Operation& op, bool wake) {
   op.done.store(false, std::memory_order_relaxed);
   op.number = recorder_->called(op);
   std::unique_lock lock(mutex_);
@@ -80,7 +80,7 @@ void CommThread::submit(Operation& op) {
   last_ = &op;
   if (!thread_.joinable())
     make_next(lock);
-  else if (!running_)
+  else if (!running_ && wake)
     wake_.notify_one();
 }
 

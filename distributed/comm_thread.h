@@ -25,7 +25,8 @@ class CommThread {
   // For the rank's own thread.
   /// An empty operation, held until give_back().
   Operation& take();
-  void submit(Operation& op);
+  /// Without `wake` it may begin only when it, or a later one, is waited for.
+  void submit(Operation& op, bool wake);
   /// Throws Error when this collective or one before it failed.
   void wait(Operation& op);
   void give_back(Operation& op);

@@ -128,7 +128,7 @@ Work ProcessGroup::submit(Call& call) {
   op.sequence = is_message(op.kind) ? messages_++ : sequence_++;
   op.channel = channel_;
   if (op.out) op.out.bump_version();
-  thread_->submit(op);
+  thread_->submit(op, !std::exchange(at_once_, false));
   return std::move(call.work);
 }
 

@@ -72,6 +72,14 @@ class ProcessGroup {
   /// The members' numbers in the world, by rank.
   const std::vector<int>& ranks() const { return channel_->ranks(); }
 
+  /// group.at_once().all_reduce(x).wait(): for one call that is waited for at once. The calling
+  /// thread makes it itself, and the communication thread is not even woken, which costs more than
+  /// a small collective. Without the wait() it may begin no earlier than the next one.
+  ProcessGroup& at_once() {
+    at_once_ = true;
+    return *this;
+  }
+
   /// x <- the reduction of every rank's x, element by element.
   Work all_reduce(const Tensor& x, Reduce reduce = Reduce::sum);
   /// out <- the rows of all ranks, in their order. `in` may be its own part of `out`.
@@ -101,6 +109,7 @@ class ProcessGroup {
   std::shared_ptr<Channel> channel_;
   std::shared_ptr<CommThread> thread_;
   std::int64_t sequence_ = 0, messages_ = 0;
+  bool at_once_ = false;
 };
 
 }  // namespace weft::distributed

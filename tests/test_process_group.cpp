@@ -92,6 +92,24 @@ TEST_CASE("a collective goes on while its caller computes") {
   });
 }
 
+TEST_CASE("a collective that is to be waited for at once") {
+  test::distributed_test({1, 2, 3}, [](World& w) {
+    const double sum = w.size() * (w.size() + 1) / 2;
+    const Tensor x = Tensor::full({4}, w.rank() + 1), y = Tensor::full({4}, w.rank() + 1);
+    for (int i = 0; i < 50; ++i) {
+      w.all().at_once().all_reduce(x.fill_(w.rank() + 1)).wait();
+      CHECK(x.select(0, 3).item() == sum);
+    }
+    // Nobody waits for the first; the next one brings it along.
+    const Work first = w.all().at_once().all_reduce(y);
+    w.all().all_reduce(x).wait();
+    CHECK(first.done());
+    CHECK(y.select(0, 3).item() == sum);
+    // Nor for this one: it is made when the world ends.
+    (void)w.all().at_once().all_reduce(y);
+  });
+}
+
 TEST_CASE("a slow link is waited for, and its waiting is counted") {
   WorldOptions options;
   options.link = {1e6, 0.01};
