@@ -110,7 +110,7 @@ nn::Dispatch AllGatherDispatcher::dispatch_preprocess(const Tensor& x, const Rou
     Tensor planned =
         Tensor::full({experts_ + 1}, static_cast<double>(T * way->topk / experts_), DType::i64);
     planned.select(0, experts_).fill_(static_cast<double>(T));
-    const Tensor table = exchange_counts(own, planned);
+    const Tensor table = receive_counts(send_counts(own), planned);
     way->rows = Tensor::zeros({E}, DType::i64);
     for (std::int64_t r = 0; r < ranks(); ++r) {
       const std::int64_t* n = table.data<std::int64_t>() + r * (experts_ + 1);

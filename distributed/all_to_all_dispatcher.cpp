@@ -22,9 +22,9 @@ struct Way {
 Way& way_of(const nn::Dispatch& d) { return *static_cast<Way*>(d.way.get()); }
 
 // Rows of each rank of tp_ep for each expert.
-class Counts {
+class RowCounts {
  public:
-  Counts(Tensor table, std::int64_t etp) : table_(std::move(table)), etp_(etp) {}
+  RowCounts(Tensor table, std::int64_t etp) : table_(std::move(table)), etp_(etp) {}
   std::int64_t of(std::int64_t p, std::int64_t q, std::int64_t expert) const {
     return table_.data<std::int64_t>()[(p * etp_ + q) * table_.dim(1) + expert];
   }
@@ -40,7 +40,7 @@ class Counts {
 };
 
 // From (q, p, expert) to (expert, p, q), the rows of each expert filled up to a multiple.
-ExpertRows sort_chunks(const Counts& counts, std::int64_t P, std::int64_t Q, std::int64_t first,
+ExpertRows sort_chunks(const RowCounts& counts, std::int64_t P, std::int64_t Q, std::int64_t first,
                        std::int64_t E, std::int64_t alignment, Device device) {
   const auto n = static_cast<std::size_t>(P * Q * E);
   std::vector<std::int64_t> source(n + 1, 0);  // where a chunk (q, p, expert) begins
@@ -109,15 +109,25 @@ nn::Dispatch AllToAllDispatcher::dispatch_preprocess(const Tensor& x, const Rout
     for (std::int64_t r = 0; r < n; ++r) rows.push_back(f(r));
     return rows;
   };
+  const auto permute_rows = [&] {
+    d.tokens = permute_tokens(x, d.rows);
+    d.probs = permute_probs(routing.probs, d.rows);
+  };
   if (capacity) {
     const auto of_rank = [&](std::int64_t) { return E * way->capacity; };
     way->path->all_to_all(*groups_.ep, each(P, of_rank), each(P, of_rank));
     way->path->gather(*groups_.etp, each(Q, [&](std::int64_t) { return P * of_rank(0); }));
     way->rows = Tensor::full({E}, static_cast<double>(P * Q * way->capacity), DType::i64);
   } else {
-    const Tensor table = exchange_counts(d.rows.counts, d.rows.rows);
-    const Counts counts(table, Q);
+    Counts sent = send_counts(d.rows.counts);
+    // On the CPU this rank's own are known, and its rows are copied in the meantime.
+    if (x.device().is_cpu()) {
+      know_rows(d.rows, d.rows.counts);
+      permute_rows();
+    }
+    const Tensor table = receive_counts(std::move(sent), d.rows.rows);
     if (!d.rows.rows) know_rows(d.rows, table.select(0, p * Q + q));
+    const RowCounts counts(table, Q);
     way->path->all_to_all(*groups_.ep,
                           each(P, [&](std::int64_t r) { return counts.sum(p, q, r * E, E); }),
                           each(P, [&](std::int64_t r) { return counts.sum(r, q, first, E); }));
@@ -129,8 +139,7 @@ nn::Dispatch AllToAllDispatcher::dispatch_preprocess(const Tensor& x, const Rout
     way->sorted = sort_chunks(counts, P, Q, first, E, alignment, x.device());
     way->rows = way->sorted.rows;
   }
-  d.tokens = permute_tokens(x, d.rows);
-  d.probs = permute_probs(routing.probs, d.rows);
+  if (!d.tokens) permute_rows();
   d.way = way;
   return d;
 }

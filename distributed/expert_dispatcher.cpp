@@ -13,11 +13,17 @@ ExpertDispatcher::ExpertDispatcher(ExpertGroups groups, std::int64_t experts,
         groups.ep->size());
 }
 
-Tensor ExpertDispatcher::exchange_counts(const Tensor& own, const Tensor& planned) const {
-  const std::int64_t n = own.numel();
-  const Tensor all = Tensor::empty({ranks(), n}, DType::i64, own.device());
-  groups_.tp_ep->all_gather(all, own.view({1, n})).wait();
-  return all.is_meta() ? contiguous(expand(planned, {ranks(), n})) : to_device(all, kCpu);
+ExpertDispatcher::Counts ExpertDispatcher::send_counts(const Tensor& own) const {
+  Counts counts;
+  counts.all = Tensor::empty({ranks(), own.numel()}, DType::i64, own.device());
+  counts.work = groups_.tp_ep->all_gather(counts.all, own.view({1, own.numel()}));
+  return counts;
+}
+
+Tensor ExpertDispatcher::receive_counts(Counts counts, const Tensor& planned) const {
+  counts.work.wait();
+  if (!counts.all.is_meta()) return to_device(counts.all, kCpu);
+  return contiguous(expand(planned, counts.all.shape()));
 }
 
 }  // namespace weft::distributed

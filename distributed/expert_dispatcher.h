@@ -35,9 +35,16 @@ class ExpertDispatcher : public nn::TokenDispatcher {
   std::int64_t local_experts() const { return experts_ / groups_.ep->size(); }
   std::int64_t first_expert() const { return groups_.ep->rank() * local_experts(); }
   std::int64_t ranks() const { return groups_.tp_ep->size(); }
-  /// `own` (n) i64 of every rank of tp_ep: (ranks, n) on the host. On the meta device every rank is
-  /// taken to have `planned` (n), which is on the host.
-  Tensor exchange_counts(const Tensor& own, const Tensor& planned) const;
+  /// Numbers of all ranks of tp_ep, which are on their way to this one.
+  struct Counts {
+    Tensor all;
+    Work work;
+  };
+  /// own (n) i64
+  Counts send_counts(const Tensor& own) const;
+  /// (ranks, n) on the host. On the meta device every rank is taken to have `planned` (n), which is
+  /// on the host.
+  Tensor receive_counts(Counts counts, const Tensor& planned) const;
 
   const ExpertGroups groups_;
   const std::int64_t experts_, alignment_;
