@@ -49,6 +49,7 @@ set(weft_test_stems
   mlp
   module
   moe
+  moe_fp8
   mse
   mtp
   mtp_losses
