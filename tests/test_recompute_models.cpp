@@ -17,7 +17,7 @@ namespace {
 
 struct Step {
   TensorList gradients;
-  std::int64_t peak = 0;
+  std::int64_t peak = 0, left = 0;  // over what was there before
 };
 
 // Large enough for what layers keep to be most of it.
@@ -67,6 +67,7 @@ Step step_of(GptConfig c, Recompute how) {
     Tape tape;
     model.losses(ids, ids).total().backward();
     out.peak = memory_stats().peak_bytes - before;
+    if (i > 0) out.left = memory_stats().live_bytes - before;
   }
   for (const Tensor& p : model.parameters()) out.gradients.push_back(p.grad());
   return out;
@@ -87,6 +88,9 @@ TEST_CASE("X1: recomputing gives the same gradients with less memory") {
       CHECK(test::different_bits(some.gradients[i], none.gradients[i]) == "");
       CHECK(test::different_bits(full.gradients[i], none.gradients[i]) == "");
     }
+    // The gradients, and nothing that a region has kept.
+    CHECK(some.left == none.left);
+    CHECK(full.left == none.left);
     // Activations of MLPs are the smaller part of what a layer keeps.
     CHECK(static_cast<double>(some.peak) < 0.96 * static_cast<double>(none.peak));
     CHECK(static_cast<double>(full.peak) < 0.7 * static_cast<double>(none.peak));

@@ -20,13 +20,14 @@ GatedDelta run(const TensorList& in, const GatedDeltaOptions& o = {}) {
 }
 
 TensorList operands(std::int64_t batch, std::int64_t tokens, std::int64_t key_heads,
-                    std::int64_t value_heads, std::int64_t key_dim, std::int64_t value_dim) {
+                    std::int64_t value_heads, std::int64_t key_dim, std::int64_t value_dim,
+                    double decay = -0.3) {
   const double length = 1 / std::sqrt(static_cast<double>(key_dim));
   const Shape keys{batch, tokens, key_heads, key_dim}, gates{batch, tokens, value_heads};
   return {mul(random(keys, 1), length),
           mul(random(keys, 2), length),
           random({batch, tokens, value_heads, value_dim}, 3),
-          random_in(gates, -0.3, 0, 4),
+          random_in(gates, decay, 0, 4),
           random_in(gates, 0, 1, 5),
           random({batch, value_heads, key_dim, value_dim}, 6)};
 }
@@ -65,6 +66,22 @@ TEST_CASE("gated_delta: a few tokens that no tape follows, with and without a st
         return TensorList{fresh.y, fresh.state, after.y, after.state};
       };
       CHECK(disagreement(op, in, {.tolerance = 4, .gradients = false}) == "");
+    }
+}
+
+TEST_CASE("gated_delta: many chunks, and gates from hardly any decay to all of it") {
+  // exp(-120) is 0 in f32: across a token like that nothing comes, forward or back.
+  for (const double decay : {-1e-4, -3.0, -120.0})
+    for (const std::int64_t tokens : {130, 257}) {
+      CAPTURE(decay);
+      CAPTURE(tokens);
+      const TensorList in = operands(1, tokens, 1, 2, 6, 5, decay);
+      const test::Op both = [](const TensorList& x) {
+        const DType real = x[0].dtype() == DType::f64 ? DType::f64 : DType::f32;
+        const GatedDelta r = run(x, {.state = cast(x[5], real)});
+        return TensorList{r.y, r.state};
+      };
+      CHECK(disagreement(both, in, {.tolerance = 8, .all_orders = false}) == "");
     }
 }
 
