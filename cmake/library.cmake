@@ -122,9 +122,11 @@ set(weft_sources
   data/tokenizer.cpp
   distributed/all_gather_dispatcher.cpp
   distributed/all_to_all_dispatcher.cpp
+  distributed/bucket_layout.cpp
   distributed/checkpoint.cpp
   distributed/comm_ops.cpp
   distributed/comm_thread.cpp
+  distributed/ddp.cpp
   distributed/device_mesh.cpp
   distributed/expert_dispatcher.cpp
   distributed/fake_world.cpp
@@ -135,6 +137,7 @@ set(weft_sources
   distributed/process_group.cpp
   distributed/row_path.cpp
   distributed/shard_experts.cpp
+  distributed/sharded_optimizer.cpp
   distributed/sum_ranks.cpp
   distributed/thread_channel.cpp
   distributed/thread_job.cpp

@@ -4,6 +4,7 @@ set(weft_test_stems
   accumulate
   allocator
   attention
+  bucket_layout
   causal_conv1d
   checkpoint
   clip
@@ -11,6 +12,7 @@ set(weft_test_stems
   cross_entropy
   cross_entropy_bugs
   data
+  ddp
   debug_allocator
   delay_gradients
   device_mesh
@@ -86,6 +88,7 @@ set(weft_test_stems
   schedule
   shape
   sharded_checkpoint
+  sharded_optimizer
   simd
   simd_attention
   simd_random

@@ -26,7 +26,8 @@ double bias_correction(double beta, double t, bool wide) {
 }  // namespace
 
 AdamW::AdamW(NamedTensors parameters, const AdamWOptions& options)
-    : Optimizer(std::move(parameters), options.groups, options.lr, options.weight_decay),
+    : Optimizer(std::move(parameters), options.groups, options.lr, options.weight_decay,
+                options.settings),
       options_(options) {
   const AdamWOptions& o = options_;
   check(o.beta1 >= 0 && o.beta1 < 1, "adamw: beta1 must be in [0, 1), got {}", o.beta1);
@@ -52,15 +53,15 @@ StepNumbers AdamW::numbers(bool wide) const {
   return {lr_, bias_correction(options_.beta1, t, wide), bias_correction(options_.beta2, t, wide)};
 }
 
-void AdamW::update(const double* grad_scale) {
-  for (const bool wide : {false, true}) update_all(wide, grad_scale);
+void AdamW::update(const double* grad_scale, std::size_t begin, std::size_t end) {
+  for (const bool wide : {false, true}) update_all(wide, grad_scale, begin, end);
 }
 
-void AdamW::update_all(bool wide, const double* grad_scale) {
+void AdamW::update_all(bool wide, const double* grad_scale, std::size_t begin, std::size_t end) {
   slots_.clear();
   std::int64_t chunks = 0;
   Tensor any;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+  for (std::size_t i = begin; i < end; ++i) {
     const Tensor& p = parameters_[i].tensor;
     AdamSlot slot;
     if ((p.dtype() == DType::f64) != wide || !fill_slot(i, slot)) continue;

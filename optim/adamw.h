@@ -12,6 +12,8 @@ struct AdamWOptions {
   DType v_dtype = DType::f32;
   bool master_weights = true;  ///< bf16 parameters: update an f32 copy and round it to them
   std::vector<GroupRule> groups = {};
+  /// One for each parameter, in the place of weight_decay and groups.
+  std::optional<std::vector<ParamSettings>> settings = {};
 };
 
 /// Adam with decoupled weight decay, all parameters in one fused pass:
@@ -28,9 +30,9 @@ class AdamW : public Optimizer {
   explicit AdamW(NamedTensors parameters, const AdamWOptions& options = {});
 
  private:
-  void update(const double* grad_scale) override;
-  /// The f64 parameters (wide), or all others.
-  void update_all(bool wide, const double* grad_scale);
+  void update(const double* grad_scale, std::size_t begin, std::size_t end) override;
+  /// Of them the f64 ones (wide), or all others.
+  void update_all(bool wide, const double* grad_scale, std::size_t begin, std::size_t end);
   StepNumbers numbers(bool wide) const;
   AdamWOptions options_;
   std::size_t m_, v_;            ///< indices in states_

@@ -1,7 +1,5 @@
 #include "weft/optim/clip.h"
 
-#include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "weft/core/allocator.h"
@@ -12,35 +10,26 @@
 namespace weft::optim {
 namespace {
 
-// Every gradient, contiguous, as the kernel wants it. Kept per thread: a step touches no heap.
-struct Gradients {
-  std::vector<GradSlot> slots;
-  Tensor first;
-  std::int64_t count = 0, chunks = 0;
-};
+// What the kernel wants to know. Kept per thread: a step touches no heap.
+std::vector<GradSlot>& empty_slots() {
+  static thread_local std::vector<GradSlot> slots;
+  slots.clear();
+  return slots;
+}
 
-Gradients& collect(const NamedTensors& parameters) {
-  static thread_local Gradients all;
-  all.slots.clear();
-  all.first = {};
-  all.count = all.chunks = 0;
-  for (const NamedTensor& p : parameters) {
-    const Tensor g = gradient_of(p.tensor);
-    if (!g) continue;
-    check(is_compute(g.dtype()), "grad_norm: the gradient of {} must be f32, f64 or bf16, got {}",
-          p.name, g.dtype());
-    check(g.is_contiguous(), "grad_norm: the gradient of {} must be contiguous, got strides {}",
-          p.name, g.strides());
-    if (!all.first) all.first = g;
-    check(g.device() == all.first.device(),
-          "grad_norm: all gradients must be on device {}, but that of {} is on {}",
-          all.first.device(), p.name, g.device());
-    const GradSlot slot{g.is_meta() ? nullptr : g.raw(), g.numel(), g.dtype()};
-    all.chunks += optimizer_chunks(&slot, 1, g.device().is_gpu());
-    ++all.count;
-    all.slots.push_back(slot);
-  }
-  return all;
+GradSlot slot_of(const Tensor& t) {
+  return {t.is_meta() ? nullptr : t.raw(), t.numel(), t.dtype()};
+}
+
+Tensor squares_of(const std::vector<GradSlot>& slots, Device device) {
+  const CategoryScope category(Category::optimizer);
+  const auto count = static_cast<std::int64_t>(slots.size());
+  const std::int64_t chunks = optimizer_chunks(slots.data(), count, device.is_gpu());
+  const std::int64_t table = slot_table_bytes<GradSlot>(count, device.is_gpu());
+  const Tensor partials = Tensor::empty({chunks + table / 8}, DType::f64, device);
+  Tensor sums = Tensor::empty({count + 1}, DType::f64, device);
+  dispatch<cpu::grad_squares, cuda::grad_squares>(partials, slots.data(), count, sums);
+  return sums;
 }
 
 }  // namespace
@@ -50,21 +39,48 @@ Tensor gradient_of(const Tensor& parameter) {
   return main ? main : parameter.grad();
 }
 
-GradClip measure_clip(const NamedTensors& parameters, double max_norm) {
+Tensor sums_of_squares(const std::vector<Tensor>& tensors) {
+  if (tensors.empty()) return {};
+  std::vector<GradSlot>& slots = empty_slots();
+  for (const Tensor& t : tensors) {
+    check(is_compute(t.dtype()) && t.is_contiguous(),
+          "sums_of_squares: tensors must be f32, f64 or bf16 and contiguous, got {} with strides "
+          "{}",
+          name(t.dtype()), t.strides());
+    slots.push_back(slot_of(t));
+  }
+  return squares_of(slots, tensors[0].device());
+}
+
+GradClip clip_from(const Tensor& squares, double max_norm) {
   check(max_norm >= 0, "clip: max_norm must be at least 0, got {}", max_norm);
   const CategoryScope category(Category::optimizer);
-  Gradients& g = collect(parameters);
-  if (!g.first) return {};
-  const Device device = std::exchange(g.first, {}).device();
-  const std::int64_t table = slot_table_bytes<GradSlot>(g.count, device.is_gpu());
-  const Tensor partials = Tensor::empty({g.chunks + table / 8}, DType::f64, device);
-  const Tensor sums = Tensor::empty({g.count + 1}, DType::f64, device);
-  dispatch<cpu::grad_squares, cuda::grad_squares>(partials, g.slots.data(), g.count, sums);
-  GradClip clip{Tensor::empty({}, DType::f64, device), Tensor::empty({}, DType::f64, device)};
+  const Device device = squares.device();
+  GradClip clip{{}, Tensor::empty({}, DType::f64, device)};
   const double limit = max_norm > 0 ? max_norm : std::numeric_limits<double>::infinity();
-  dispatch<cpu::clip_scale, cuda::clip_scale>(sums, limit, clip.scale);
-  clip.norm = sums.select(0, g.count).sqrt();
+  dispatch<cpu::clip_scale, cuda::clip_scale>(squares, limit, clip.scale);
+  clip.norm = squares.select(0, squares.numel() - 1).sqrt();
   return clip;
+}
+
+GradClip measure_clip(const NamedTensors& parameters, double max_norm) {
+  check(max_norm >= 0, "clip: max_norm must be at least 0, got {}", max_norm);
+  std::vector<GradSlot>& slots = empty_slots();
+  Device device = kCpu;
+  for (const NamedTensor& p : parameters) {
+    const Tensor g = gradient_of(p.tensor);
+    if (!g) continue;
+    check(is_compute(g.dtype()), "grad_norm: the gradient of {} must be f32, f64 or bf16, got {}",
+          p.name, g.dtype());
+    check(g.is_contiguous(), "grad_norm: the gradient of {} must be contiguous, got strides {}",
+          p.name, g.strides());
+    if (slots.empty()) device = g.device();
+    check(g.device() == device,
+          "grad_norm: all gradients must be on device {}, but that of {} is on {}", device, p.name,
+          g.device());
+    slots.push_back(slot_of(g));
+  }
+  return slots.empty() ? GradClip{} : clip_from(squares_of(slots, device), max_norm);
 }
 
 void require_finite(const GradClip& clip, const Tensor& number) {

@@ -13,6 +13,13 @@ struct GradClip {
   Tensor scale;  ///< min(1, max_norm / (norm + 1e-6)); NaN when the norm is not finite
 };
 
+/// Sums of squares in f64: one for each tensor and, last, the total. Null for no tensors.
+/// Throws Error on tensors that are not f32, f64 or bf16, or not contiguous.
+Tensor sums_of_squares(const std::vector<Tensor>& tensors);
+/// From a sum of squares (f64; the last element counts) to norm and scale; see measure_clip().
+/// Throws Error on a negative max_norm.
+GradClip clip_from(const Tensor& squares, double max_norm);
+
 /// The Euclidean norm over all gradients (main_grad() where set, else grad()) taken together.
 /// Changes no gradient: hand the result to Optimizer::step(), which multiplies on the way. Sums run
 /// in f64 in the order of the parameters. Both tensors are null when no parameter has a gradient.

@@ -44,7 +44,7 @@ void store(const Tensor& values, const Tensor& stored, const Tensor& scale) {
 }  // namespace
 
 Optimizer::Optimizer(NamedTensors parameters, const std::vector<GroupRule>& rules, double lr,
-                     double weight_decay)
+                     double weight_decay, const std::optional<std::vector<ParamSettings>>& settings)
     : parameters_(std::move(parameters)), lr_(lr) {
   std::set<std::string> names;
   for (const NamedTensor& p : parameters_) {
@@ -56,7 +56,10 @@ Optimizer::Optimizer(NamedTensors parameters, const std::vector<GroupRule>& rule
           "twice",
           p.name);
   }
-  settings_ = assign_groups(parameters_, rules, weight_decay);
+  settings_ = settings ? *settings : assign_groups(parameters_, rules, weight_decay);
+  check(settings_.size() == parameters_.size(),
+        "optimizer: settings must be one for each of {} parameters, got {}", parameters_.size(),
+        settings_.size());
   set_lr(lr);
 }
 
@@ -111,7 +114,6 @@ bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) {
         "to()",
         name, p.dtype(), p.device());
   if (p.is_meta()) return true;
-  if (!cuda::Graph::capturing()) before_write(i);
   slot.param = master ? master.raw() : p.raw();
   slot.bf16_copy = master ? p.raw() : nullptr;
   slot.grad = g.raw();
@@ -123,12 +125,30 @@ bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) {
   return true;
 }
 
-void Optimizer::before_write(std::size_t i) {
-  const Tensor& p = parameters_[i].tensor;
-  const bool master = has_master(i);
-  if (master && masters_[i].version != p.version()) masters_[i].values.copy_(p);
-  p.bump_version();
-  if (master) masters_[i].version = p.version();
+void Optimizer::before_write(const std::vector<std::size_t>& written) {
+  for (std::size_t i = 0; i < masters_.size(); ++i)
+    if (const Tensor& p = parameters_[i].tensor;
+        has_master(i) && !p.is_meta() && masters_[i].version != p.version() &&
+        p.device() == masters_[i].values.device())
+      masters_[i].values.copy_(p);
+  for (const std::size_t i : written) parameters_[i].tensor.bump_version();
+  keep_masters();
+}
+
+void Optimizer::keep_masters() {
+  for (std::size_t i = 0; i < masters_.size(); ++i)
+    masters_[i].version = parameters_[i].tensor.version();
+}
+
+const Tensor& Optimizer::value(std::size_t i) const {
+  return has_master(i) ? masters_[i].values : parameters_[i].tensor;
+}
+
+const std::vector<std::size_t>& Optimizer::with_gradient() {
+  with_gradient_.clear();
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (gradient_of(parameters_[i].tensor)) with_gradient_.push_back(i);
+  return with_gradient_;
 }
 
 const StepNumbers* Optimizer::numbers_on_device(std::function<StepNumbers()> numbers) const {
@@ -140,35 +160,43 @@ const StepNumbers* Optimizer::numbers_on_device(std::function<StepNumbers()> num
 }
 
 void Optimizer::count_replays(cuda::Graph& graph) {
-  struct Written {
-    std::size_t i;
-    const void* where;
-  };
-  std::vector<Written> written;
-  for (std::size_t i = 0; i < parameters_.size(); ++i)
-    if (gradient_of(parameters_[i].tensor)) written.push_back({i, parameters_[i].tensor.raw()});
-  graph.check_replay([this, written] {
-    for (const Written& w : written)
-      check(parameters_[w.i].tensor.raw() == w.where,
+  std::vector<const void*> places;
+  for (const std::size_t i : with_gradient()) places.push_back(parameters_[i].tensor.raw());
+  graph.check_replay([this, written = with_gradient_, places] {
+    for (std::size_t k = 0; k < written.size(); ++k)
+      check(parameters_[written[k]].tensor.raw() == places[k],
             "optimizer: {} has moved since the step was captured; capture it again",
-            parameters_[w.i].name);
+            parameters_[written[k]].name);
   });
-  graph.before_replay([this, written = std::move(written)] {
+  graph.before_replay([this, written = with_gradient_] {
     ++steps_;
-    for (const Written& w : written) before_write(w.i);
+    before_write(written);
   });
 }
 
 StepResult Optimizer::step(const GradClip& clip) {
+  const auto nothing = [](std::size_t) {};
+  const std::size_t all[] = {parameters_.size()};
+  return step(clip, all, nothing);
+}
+
+StepResult Optimizer::step(const GradClip& clip, std::span<const std::size_t> ends,
+                           const std::function<void(std::size_t portion)>& after) {
   const bool readable = clip.scale && clip.scale.device().is_cpu();
-  if (readable && !std::isfinite(*clip.scale.data<double>())) return {true};
-  if (cuda::Graph* const graph = cuda::Graph::capturing())
+  const bool skipped = readable && !std::isfinite(*clip.scale.data<double>());
+  if (cuda::Graph* const graph = skipped ? nullptr : cuda::Graph::capturing()) {
     count_replays(*graph);
-  else
+  } else if (!skipped) {
     ++steps_;
+    before_write(with_gradient());
+  }
   const bool on_device = clip.scale && !clip.scale.is_meta();
-  update(on_device ? clip.scale.data<double>() : nullptr);
-  return {};
+  std::size_t begin = 0;
+  for (std::size_t k = 0; k < ends.size(); begin = ends[k++]) {
+    if (!skipped) update(on_device ? clip.scale.data<double>() : nullptr, begin, ends[k]);
+    after(k);
+  }
+  return {skipped};
 }
 
 void Optimizer::zero_grad() {

@@ -1,6 +1,8 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -34,6 +36,10 @@ class Optimizer {
   /// not count on the CPU, while on a GPU steps() and Adam's corrections go on as if it had run.
   /// Inside the capture of a cuda::Graph nothing is updated: each replay is an update.
   StepResult step(const GradClip& clip = {});
+  /// The same in portions: parameters up to ends[0] and then after(0), up to ends[1] and after(1),
+  /// and so on. A skipped step calls after() too.
+  StepResult step(const GradClip& clip, std::span<const std::size_t> ends,
+                  const std::function<void(std::size_t portion)>& after);
   /// Drops every grad() and zeroes every main_grad().
   void zero_grad();
 
@@ -42,6 +48,10 @@ class Optimizer {
   /// Updates made so far.
   std::int64_t steps() const { return steps_; }
   const NamedTensors& parameters() const { return parameters_; }
+  /// What parameter i is updated in: its f32 copy where there is one, else the parameter itself.
+  const Tensor& value(std::size_t i) const;
+  /// Whoever has written parameters since the last step wrote what the f32 copies say: these stay.
+  void keep_masters();
 
   /// "step" (i64, one element) and for each parameter "<name>.<state>" as f32 (f64 for an f64
   /// model), whatever dtype the state is kept in; "<name>.master" where there is one. Copies.
@@ -52,8 +62,9 @@ class Optimizer {
   void load_state_dict(const StateDict& state);
 
  protected:
+  /// `settings` has one for each parameter, where `rules` and `weight_decay` are not to say.
   Optimizer(NamedTensors parameters, const std::vector<GroupRule>& rules, double lr,
-            double weight_decay);
+            double weight_decay, const std::optional<std::vector<ParamSettings>>& settings);
 
   /// One state tensor of each parameter: AdamW's "m", SGD's "momentum".
   struct State {
@@ -73,9 +84,9 @@ class Optimizer {
   /// Where a kernel finds what numbers() returns when it runs: null for "as it is now", else the
   /// place in device memory that each replay of the captured step writes.
   const StepNumbers* numbers_on_device(std::function<StepNumbers()> numbers) const;
-  /// Updates every parameter that has a gradient; steps_ already counts this one. `grad_scale` is
-  /// one double on the device, or null.
-  virtual void update(const double* grad_scale) = 0;
+  /// Updates the parameters [begin, end) that have a gradient; steps_ already counts this one.
+  /// `grad_scale` is one double on the device, or null.
+  virtual void update(const double* grad_scale, std::size_t begin, std::size_t end) = 0;
 
   NamedTensors parameters_;
   std::vector<ParamSettings> settings_;
@@ -88,13 +99,17 @@ class Optimizer {
     Tensor values;          ///< f32; null for a parameter that needs none
     std::uint32_t version;  ///< of the parameter when both agreed last
   };
-  /// What is due before parameter i is written: its f32 copy starts from it again if somebody else
-  /// has written it, and the write is counted.
-  void before_write(std::size_t i);
+  /// What is due before these parameters are written: an f32 copy starts from its parameter again
+  /// if somebody else has written that, and the write is counted. Before the first is written,
+  /// because several may be views of one storage.
+  void before_write(const std::vector<std::size_t>& written);
+  /// The parameters that have a gradient. Kept, so that a step touches no heap.
+  const std::vector<std::size_t>& with_gradient();
   /// Has replays of the step that is being captured count as updates.
   void count_replays(cuda::Graph& graph);
   bool has_master(std::size_t i) const { return i < masters_.size() && masters_[i].values; }
   std::vector<Master> masters_;
+  std::vector<std::size_t> with_gradient_;
 };
 
 }  // namespace weft::optim

@@ -7,7 +7,8 @@
 namespace weft::optim {
 
 Sgd::Sgd(NamedTensors parameters, const SgdOptions& options)
-    : Optimizer(std::move(parameters), options.groups, options.lr, options.weight_decay),
+    : Optimizer(std::move(parameters), options.groups, options.lr, options.weight_decay,
+                options.settings),
       options_(options) {
   check(options.momentum >= 0 && options.momentum < 1, "sgd: momentum must be in [0, 1), got {}",
         options.momentum);
@@ -20,9 +21,9 @@ Sgd::Sgd(NamedTensors parameters, const SgdOptions& options)
   slots_.reserve(parameters_.size());
 }
 
-void Sgd::update(const double* grad_scale) {
+void Sgd::update(const double* grad_scale, std::size_t begin, std::size_t end) {
   slots_.clear();
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+  for (std::size_t i = begin; i < end; ++i) {
     SgdSlot slot;
     const Tensor& p = parameters_[i].tensor;
     if (!fill_slot(i, slot) || p.numel() == 0) continue;

@@ -10,6 +10,8 @@ struct SgdOptions {
   double weight_decay = 0;     ///< L2: added to the gradient
   bool master_weights = true;  ///< bf16 parameters: update an f32 copy and round it to them
   std::vector<GroupRule> groups = {};
+  /// One for each parameter, in the place of weight_decay and groups.
+  std::optional<std::vector<ParamSettings>> settings = {};
 };
 
 /// Stochastic gradient descent:  v = momentum v + g;  p -= lr v  (Nesterov: p -= lr (g + momentum
@@ -21,7 +23,7 @@ class Sgd : public Optimizer {
   explicit Sgd(NamedTensors parameters, const SgdOptions& options = {});
 
  private:
-  void update(const double* grad_scale) override;
+  void update(const double* grad_scale, std::size_t begin, std::size_t end) override;
   SgdOptions options_;
   std::vector<SgdSlot> slots_;  ///< kept, so that a step touches no heap
 };

@@ -1,0 +1,85 @@
+#include "weft/distributed/bucket_layout.h"
+
+#include <algorithm>
+#include <numeric>
+#include <tuple>
+
+#include "weft/core/error.h"
+
+namespace weft::distributed {
+namespace {
+
+constexpr std::int64_t kStart = 64;  // elements: whole cache lines in every dtype
+constexpr std::int64_t kEnd128 = 128;
+
+std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+
+using Kind = std::tuple<bool, bool, DType, DType>;
+Kind kind_of(const BucketLayout& b) {
+  return {b.expert, b.tp_partial, b.param_dtype, b.grad_dtype};
+}
+
+int ranks_of(const BucketLayout& b, const BucketOptions& o) {
+  return b.expert ? o.expert_ranks : o.dense_ranks;
+}
+
+}  // namespace
+
+std::vector<BucketLayout> plan_buckets(const NamedTensors& parameters, const Layout& layout,
+                                       const BucketOptions& options) {
+  check(options.grad_dtype == DType::f32 || options.grad_dtype == DType::bf16,
+        "ddp: grad_dtype must be f32 or bf16, got {}", name(options.grad_dtype));
+  check(options.bucket_size >= 0, "ddp: bucket_size must be at least 0, got {}",
+        options.bucket_size);
+  std::vector<BucketLayout> done, open;
+  const auto close = [&](std::size_t i) {
+    BucketLayout& b = open[i];
+    b.size = round_up(b.size, std::lcm(std::int64_t{ranks_of(b, options)}, kEnd128));
+    done.push_back(std::move(b));
+    open.erase(open.begin() + static_cast<std::ptrdiff_t>(i));
+  };
+  for (std::size_t p = parameters.size(); p-- > 0;) {
+    const Tensor& t = parameters[p].tensor;
+    const auto found = layout.find(parameters[p].name);
+    BucketLayout fresh;
+    if (found != layout.end()) {
+      fresh.expert = found->second.expert;
+      fresh.tp_partial = found->second.tp_partial;
+    }
+    fresh.param_dtype = t.dtype();
+    fresh.grad_dtype = t.dtype() == DType::f64 ? DType::f64 : options.grad_dtype;
+    const auto same = std::find_if(open.begin(), open.end(), [&](const BucketLayout& b) {
+      return kind_of(b) == kind_of(fresh);
+    });
+    const auto i = static_cast<std::size_t>(same - open.begin());
+    if (same == open.end()) open.push_back(fresh);
+    BucketLayout& b = open[i];
+    const std::int64_t begin = round_up(b.size, kStart);
+    b.entries.push_back({p, begin, t.numel()});
+    b.size = begin + t.numel();
+    const std::int64_t enough =
+        options.bucket_size > 0
+            ? options.bucket_size
+            : std::max<std::int64_t>(40'000'000, 1'000'000 * std::int64_t{ranks_of(b, options)});
+    if (b.size >= enough) close(i);
+  }
+  while (!open.empty()) close(0);
+  std::sort(done.begin(), done.end(), [](const BucketLayout& a, const BucketLayout& b) {
+    return a.entries.back().parameter > b.entries.back().parameter;
+  });
+  return done;
+}
+
+std::vector<OwnedRange> owned_ranges(const BucketLayout& bucket, int rank, int ranks) {
+  const std::int64_t slice = bucket.size / ranks, first = rank * slice;
+  std::vector<OwnedRange> out;
+  for (const BucketEntry& e : bucket.entries) {
+    const std::int64_t begin = std::max(e.begin, first);
+    const std::int64_t end = std::min(e.begin + e.size, first + slice);
+    if (begin < end)
+      out.push_back({e.parameter, begin, begin - first, begin - e.begin, end - begin});
+  }
+  return out;
+}
+
+}  // namespace weft::distributed

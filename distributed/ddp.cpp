@@ -1,0 +1,201 @@
+#include "weft/distributed/ddp.h"
+
+#include <cmath>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/core/allocator.h"
+#include "weft/core/error.h"
+#include "weft/nn/walk.h"
+
+namespace weft::distributed {
+namespace {
+
+Tensor view_of(const Tensor& flat, std::int64_t begin, const Shape& shape) {
+  return flat.alias(shape, contiguous_strides(shape), flat.offset() + begin);
+}
+
+}  // namespace
+
+Ddp::Ddp(nn::Module& model, const DeviceMesh& mesh, const Layout& layout, const DdpOptions& options)
+    : mesh_(mesh), layout_(layout), options_(options), parameters_(model.named_parameters()) {
+  check(!parameters_.empty(), "ddp: the model must have parameters, got none");
+  for (const NamedTensor& p : parameters_) {
+    check(p.tensor.is_contiguous(), "ddp: {} must be contiguous, got strides {}", p.name,
+          p.tensor.strides());
+    check(p.tensor.device() == parameters_[0].tensor.device(),
+          "ddp: all parameters must be on device {}, but {} is on {}",
+          parameters_[0].tensor.device(), p.name, p.tensor.device());
+  }
+  sums_ = Tensor::zeros({2}, DType::f64, parameters_[0].tensor.device());
+  BucketOptions buckets;
+  buckets.bucket_size = options.bucket_size;
+  buckets.grad_dtype = options.grad_dtype;
+  buckets.dense_ranks = mesh.dp_cp().size();
+  buckets.expert_ranks = mesh.edp().size();
+  for (BucketLayout& b : plan_buckets(parameters_, layout_, buckets)) open(std::move(b));
+  works_.reserve(2 * buckets_.size());
+}
+
+Ddp::~Ddp() {
+  for (const NamedTensor& p : parameters_) p.tensor.set_main_grad({});
+}
+
+void Ddp::open(BucketLayout layout) {
+  Bucket b;
+  b.layout = std::move(layout);
+  const BucketLayout& l = b.layout;
+  b.group = l.expert ? &mesh_.edp() : &mesh_.dp_cp();
+  if (l.tp_partial) b.then = l.expert ? &mesh_.etp() : &mesh_.tp();
+  const int rank = b.group->rank(), ranks = b.group->size();
+  const std::int64_t slice = l.size / ranks;
+  const Device device = parameters_[0].tensor.device();
+  {
+    const CategoryScope category(Category::gradient);
+    b.grad = Tensor::zeros({l.size}, l.grad_dtype, device);
+  }
+  b.slice = view_of(b.grad, rank * slice, {slice});
+  b.owned = owned_ranges(l, rank, ranks);
+  if (options_.shard) take_parameters(b);
+  for (const OwnedRange& r : b.owned)
+    if (counts(r.parameter)) b.counted.push_back(view_of(b.grad, r.in_bucket, {r.size}));
+  for (const BucketEntry& e : l.entries) {
+    const Tensor& p = parameters_[e.parameter].tensor;
+    b.whole.push_back(view_of(b.grad, e.begin, p.shape()));
+    p.set_grad({});
+    p.set_main_grad(b.whole.back());
+    places_[p.impl()] = {e.parameter, buckets_.size(), false};
+  }
+  buckets_.push_back(std::move(b));
+}
+
+// The model's tensors become views of one flat buffer, of which each rank updates its slice.
+void Ddp::take_parameters(Bucket& b) {
+  const CategoryScope category(Category::parameter);
+  b.param = Tensor::zeros({b.layout.size}, b.layout.param_dtype, b.grad.device());
+  b.param_slice = view_of(b.param, b.slice.offset(), b.slice.shape());
+  for (const BucketEntry& e : b.layout.entries) {
+    const Tensor& p = parameters_[e.parameter].tensor;
+    const Tensor place = view_of(b.param, e.begin, p.shape());
+    place.copy_(p.detach());
+    nn::detail::replace_storage(p, place);
+  }
+}
+
+bool Ddp::counts(std::size_t parameter) const {
+  const auto found = layout_.find(parameters_[parameter].name);
+  if (found == layout_.end()) return mesh_.tp().rank() == 0;
+  const ParameterLayout& l = found->second;
+  return l.tp_cut || (l.expert ? mesh_.etp() : mesh_.tp()).rank() == 0;
+}
+
+void Ddp::watch(Tape& tape) {
+  check(!watching_, "ddp: finish() must be called before the next watch()");
+  watching_ = true;
+  for (Bucket& b : buckets_) b.missing = b.layout.entries.size();
+  for (auto& [impl, place] : places_) place.came = false;
+  tape.on_grad_ready([this](const Tensor& leaf) { gradient_came(leaf); });
+  tape.on_backward_end([this](const std::vector<Tensor>&) { backward_ended(); });
+}
+
+void Ddp::gradient_came(const Tensor& leaf) {
+  const auto found = places_.find(leaf.impl());
+  if (found == places_.end() || std::exchange(found->second.came, true)) return;
+  --buckets_[found->second.bucket].missing;
+  if (options_.overlap) launch_ready();
+}
+
+void Ddp::launch_ready() {
+  while (next_ < buckets_.size() && buckets_[next_].missing == 0) launch(buckets_[next_++]);
+}
+
+// Whoever got no gradient counts as zeros, or as what earlier micro-batches have left there.
+void Ddp::backward_ended() {
+  std::size_t count = 0;
+  std::string first;
+  for (const NamedTensor& p : parameters_) {
+    if (places_.at(p.tensor.impl()).came) continue;
+    if (count++ == 0) first = p.name;
+  }
+  if (count > 0 && !std::exchange(has_warned_, true))
+    log_line(
+        message("ddp: no gradient reached {} of {} parameters, the first is {}; their buckets "
+                "are sent after backward",
+                count, parameters_.size(), first));
+  for (Bucket& b : buckets_) b.missing = 0;
+  if (options_.overlap) launch_ready();
+}
+
+void Ddp::launch(Bucket& b) {
+  if (options_.check_finite) check_bucket(b);
+  if (options_.shard)
+    works_.push_back(b.group->reduce_scatter(b.slice, b.grad));
+  else
+    works_.push_back(b.group->all_reduce(b.grad));
+  if (b.then) works_.push_back(b.then->all_reduce(options_.shard ? b.slice : b.grad));
+}
+
+void Ddp::check_bucket(const Bucket& b) const {
+  const Tensor sums = optim::sums_of_squares(b.whole);
+  for (std::size_t i = 0; !sums.is_meta() && i < b.whole.size(); ++i)
+    if (!std::isfinite(sums.select(0, static_cast<std::int64_t>(i)).item()))
+      throw Error(message("ddp: the gradient of {} is not finite on rank {}",
+                          parameters_[b.layout.entries[i].parameter].name, mesh_.world().rank()),
+                  Fault::non_finite);
+}
+
+void Ddp::measure(const Bucket& b) {
+  if (b.counted.empty()) return;
+  const Tensor squares = optim::sums_of_squares(b.counted);
+  sums_.narrow(0, 0, 1).add_(squares.narrow(0, squares.numel() - 1, 1));
+  if (!options_.count_zeros) return;
+  for (const Tensor& g : b.counted)
+    sums_.narrow(0, 1, 1).add_(eq(g, 0).to(DType::f64).sum({0}, true));
+}
+
+optim::GradClip Ddp::finish(double max_norm) {
+  const NoGradGuard off;
+  while (next_ < buckets_.size()) launch(buckets_[next_++]);
+  sums_.zero_();
+  auto work = works_.begin();
+  for (const Bucket& b : buckets_) {
+    (work++)->wait();
+    if (b.then) (work++)->wait();
+    measure(b);  // while the next bucket travels
+  }
+  works_.clear();
+  next_ = 0;
+  watching_ = false;
+  mesh_.world().all().all_reduce(sums_).wait();
+  return optim::clip_from(sums_.narrow(0, 0, 1), max_norm);
+}
+
+void Ddp::zero_grad() {
+  check(works_.empty(), "ddp: finish() must be called before zero_grad()");
+  for (const Bucket& b : buckets_) b.grad.zero_();
+}
+
+std::int64_t Ddp::zeros() const {
+  check(options_.count_zeros, "ddp: zeros() needs count_zeros");
+  return static_cast<std::int64_t>(sums_.select(0, 1).item());
+}
+
+double Ddp::joint_norm(const std::vector<Tensor>& values) const {
+  const NoGradGuard off;
+  const Tensor total = Tensor::zeros({1}, DType::f64, sums_.device());
+  if (const Tensor squares = optim::sums_of_squares(values))
+    total.copy_(squares.narrow(0, squares.numel() - 1, 1));
+  mesh_.world().all().all_reduce(total).wait();
+  return total.is_meta() ? 0 : std::sqrt(total.item());
+}
+
+double Ddp::parameter_norm(const std::vector<Tensor>& values) const {
+  std::vector<Tensor> counted;
+  for (const Bucket& b : buckets_)
+    for (const BucketEntry& e : b.layout.entries)
+      if (b.group->rank() == 0 && counts(e.parameter))
+        counted.push_back(values.empty() ? parameters_[e.parameter].tensor
+                                         : values.at(e.parameter));
+  return joint_norm(counted);
+}
+
+}  // namespace weft::distributed

@@ -1,0 +1,243 @@
+#include <doctest/doctest.h>
+
+#include <optional>
+
+#include "weft/core/allocator.h"
+#include "weft/distributed/sharded_optimizer.h"
+#include "weft/nn/gpt.h"
+#include "weft/tests/parallel_support.h"
+#include "weft/tests/temp_folder.h"
+
+namespace weft::distributed {
+namespace {
+
+using test::cotangent;
+using test::Stack;
+
+constexpr std::int64_t kBatch = 24;
+constexpr double kCount = kBatch * 6;
+
+void backward(const Stack& model, World& w, Ddp& ddp, int step) {
+  Tape tape;
+  const Tensor x = test::rows_of(kBatch, w.rank(), w.size(), model.layers[0].up.weight.dtype());
+  const Tensor loss = test::loss_of(model, x.mul_(1 + 0.1 * step));
+  ddp.watch(tape);
+  loss.backward(cotangent(loss, kCount));
+}
+
+struct Outcome {
+  std::vector<Tensor> parameters;
+  std::vector<double> norms;
+};
+
+template <class Options>
+Outcome train(World& w, bool shard, DType dtype, const Options& options, int steps = 6) {
+  Stack model(3, dtype);
+  const DeviceMesh mesh(w);
+  Ddp ddp(model, mesh, {}, {.bucket_size = 200, .shard = shard});
+  Outcome out;
+  std::optional<ShardedOptimizer> sharded;
+  std::unique_ptr<optim::Optimizer> plain;
+  if (shard)
+    sharded.emplace(ddp, options);
+  else if constexpr (std::is_same_v<Options, optim::AdamWOptions>)
+    plain = std::make_unique<optim::AdamW>(model.named_parameters(), options);
+  else
+    plain = std::make_unique<optim::Sgd>(model.named_parameters(), options);
+  for (int step = 0; step < steps; ++step) {
+    if (sharded) sharded->wait();
+    ddp.zero_grad();
+    backward(model, w, ddp, step);
+    const optim::GradClip clip = ddp.finish(0.5);
+    out.norms.push_back(clip.norm.item());
+    if (sharded)
+      sharded->step(clip);
+    else
+      plain->step(clip);
+  }
+  if (sharded) {
+    sharded->wait();
+    out.norms.push_back(sharded->parameter_norm());
+  } else {
+    std::vector<Tensor> values;
+    for (std::size_t i = 0; i < plain->parameters().size(); ++i) values.push_back(plain->value(i));
+    out.norms.push_back(ddp.parameter_norm(values));
+  }
+  out.parameters = test::copies(model.parameters());
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("sharded_optimizer: the bits of the plain optimizer") {
+  for (const int ranks : {1, 2, 4})
+    run_ranks(ranks, [](World& w) {
+      for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+        CAPTURE(name(dtype));
+        const auto compare = [&](const auto& options) {
+          const Outcome plain = train(w, false, dtype, options);
+          const Outcome sharded = train(w, true, dtype, options);
+          CHECK(test::same_bits(sharded.parameters, plain.parameters));
+          for (std::size_t i = 0; i < plain.norms.size(); ++i)
+            CHECK(sharded.norms[i] == doctest::Approx(plain.norms[i]).epsilon(1e-12));
+        };
+        compare(optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
+        compare(optim::AdamWOptions{.lr = 1e-2,
+                                    .weight_decay = 0.1,
+                                    .master_weights = false,
+                                    .groups = {{"bias", 0.5}, {"layers.1", 2, 0.2}}});
+        compare(optim::SgdOptions{.lr = 1e-2, .momentum = 0.9, .nesterov = true});
+      }
+    });
+}
+
+TEST_CASE("sharded_optimizer: weights written from outside are taken up") {
+  run_ranks(2, [](World& w) {
+    const auto run = [&](bool shard) {
+      Stack model(2, DType::bf16);
+      const DeviceMesh mesh(w);
+      Ddp ddp(model, mesh, {}, {.shard = shard});
+      std::optional<ShardedOptimizer> sharded;
+      std::optional<optim::AdamW> plain;
+      if (shard)
+        sharded.emplace(ddp, optim::AdamWOptions{.lr = 1e-3});
+      else
+        plain.emplace(model.named_parameters(), optim::AdamWOptions{.lr = 1e-3});
+      for (int step = 0; step < 4; ++step) {
+        ddp.zero_grad();
+        backward(model, w, ddp, step);
+        const optim::GradClip clip = ddp.finish(1);
+        if (shard)
+          sharded->step(clip);
+        else
+          plain->step(clip);
+        if (shard) sharded->wait();
+        if (step == 1)
+          for (const Tensor& p : model.parameters()) p.mul_(0.9);
+      }
+      return test::copies(model.parameters());
+    };
+    CHECK(test::same_bits(run(true), run(false)));
+  });
+}
+
+TEST_CASE("sharded_optimizer: bytes for each parameter") {
+  for (const int ranks : {1, 2, 4})
+    run_ranks(ranks, [&](World& w) {
+      // One tensor of 2^16 elements in one bucket: no rounding to size classes.
+      struct One : nn::Module {
+        Tensor weight;
+        void visit(nn::Visitor& v) override { v("weight", weight); }
+      };
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        const auto live = [&](Category c) {
+          return memory_stats().live_by_category[static_cast<int>(c)];
+        };
+        const DeviceMesh mesh(w);
+        constexpr std::int64_t n = 1 << 16;
+        One model;
+        w.all().barrier().wait();
+        const std::int64_t before[] = {live(Category::parameter), live(Category::gradient),
+                                       live(Category::optimizer)};
+        w.all().barrier().wait();
+        {
+          const CategoryScope scope(Category::parameter);
+          model.weight = Tensor::ones({256, 256}, dtype).set_requires_grad();
+        }
+        Ddp ddp(model, mesh, {}, {.shard = true});
+        const ShardedOptimizer adam(ddp, optim::AdamWOptions{});
+        w.all().barrier().wait();
+        // All ranks are in this process.
+        const std::int64_t all = w.size() * n;
+        CHECK(live(Category::parameter) - before[0] ==
+              all * static_cast<std::int64_t>(size_of(dtype)));
+        CHECK(live(Category::gradient) - before[1] == all * 4);
+        CHECK(live(Category::optimizer) - before[2] ==
+              all * (dtype == DType::bf16 ? 12 : 8) / w.size());
+        w.all().barrier().wait();
+      }
+    });
+}
+
+TEST_CASE("sharded_optimizer: the same collectives in every step, skipped or not") {
+  run_ranks(2, [](World& w) {
+    Stack model(3);
+    const DeviceMesh mesh(w);
+    Ddp ddp(model, mesh, {}, {.bucket_size = 200, .shard = true});
+    ShardedOptimizer adam(ddp, optim::AdamWOptions{.lr = 1e-2});
+    std::vector<std::int64_t> counts;
+    for (int step = 0; step < 3; ++step) {
+      const std::int64_t before = w.recorder().count();
+      ddp.zero_grad();
+      backward(model, w, ddp, step);
+      // One rank has a value that no rank may use.
+      if (step == 1 && w.rank() == 1) ddp.buckets()[0].slice.fill_(NAN);
+      const std::vector<Tensor> old = test::copies(model.parameters());
+      const optim::StepResult result = adam.step(ddp.finish(1));
+      adam.wait();
+      CHECK(result.skipped == (step == 1));
+      CHECK(test::same_bits(model.parameters(), old) == (step == 1));
+      counts.push_back(w.recorder().count() - before);
+    }
+    const auto buckets = static_cast<std::int64_t>(ddp.buckets().size());
+    CHECK(counts == std::vector<std::int64_t>(3, 2 * buckets + 1));
+    CHECK(adam.steps() == 2);
+  });
+}
+
+TEST_CASE("sharded_optimizer: state from any number of ranks") {
+  const test::TempFolder folder;
+  const auto file = [&](int ranks, int rank) {
+    return folder / message("state-{}-{}.safetensors", ranks, rank);
+  };
+  const auto run = [&](World& w, int saved_by, int steps, bool save) {
+    Stack model(3, DType::bf16);
+    const DeviceMesh mesh(w);
+    Ddp ddp(model, mesh, {}, {.bucket_size = 200, .shard = true});
+    ShardedOptimizer adam(ddp, optim::AdamWOptions{.lr = 1e-2});
+    int first = 0;
+    if (saved_by > 0) {
+      first = 3;
+      std::vector<std::string> states;
+      for (int r = 0; r < saved_by; ++r) states.push_back(file(saved_by, r));
+      model.load_state_dict(PieceFiles({folder / "model.safetensors"}).state_dict());
+      adam.load_state(PieceFiles(states));
+      CHECK(adam.steps() == 3);
+    }
+    for (int step = first; step < steps; ++step) {
+      adam.wait();
+      ddp.zero_grad();
+      // Every rank has the whole batch, so that sums do not depend on their number.
+      Tape tape;
+      const Tensor loss = test::loss_of(model, test::rows_of(kBatch, 0, 1, DType::bf16));
+      ddp.watch(tape);
+      loss.backward(cotangent(loss, kCount * w.size()));
+      adam.step(ddp.finish());
+    }
+    adam.wait();
+    if (save) {
+      save_pieces(file(w.size(), w.rank()), adam.state());
+      if (w.rank() == 0) io::save_safetensors(folder / "model.safetensors", model.state_dict());
+    }
+    return test::copies(model.parameters());
+  };
+  std::vector<Tensor> want;
+  run_ranks(1, [&](World& w) { want = run(w, 0, 6, false); });
+  for (const int ranks : {1, 2, 4}) {
+    run_ranks(ranks, [&](World& w) { run(w, 0, 3, true); });
+    for (const int others : {1, 2, 4})
+      run_ranks(others, [&](World& w) { CHECK(test::same_bits(run(w, ranks, 6, false), want)); });
+  }
+}
+
+TEST_CASE("sharded_optimizer: a Ddp that sends whole sums is refused") {
+  run_ranks(1, [](World& w) {
+    Stack model(1);
+    const DeviceMesh mesh(w);
+    Ddp ddp(model, mesh);
+    CHECK(test::error_of([&] { ShardedOptimizer(ddp, optim::AdamWOptions{}); }) ==
+          "sharded_optimizer: the Ddp must be made with shard");
+  });
+}
+
+}  // namespace weft::distributed
