@@ -45,10 +45,11 @@ TEST_CASE("ranks that call different things are told what each called") {
                 w.all().all_reduce(Tensor::zeros({4}), w.rank() ? Reduce::max : Reduce::sum).wait();
               }) ==
       "all ranks of a group must make the same calls: rank 0 called all_reduce 1 of group "
-      "world, f32 [4], rank 1 called all_reduce 1 of group world, f32 [4]");
+      "world, f32 [4], rank 1 called all_reduce max 1 of group world, f32 [4]");
   CHECK(failure(2, [&](World& w) { w.all().broadcast(Tensor::zeros({4}), w.rank()).wait(); }) ==
         "all ranks of a group must make the same calls: rank 0 called broadcast 0 of group "
-        "world, f32 [4], rank 1 called broadcast 0 of group world, f32 [4]");
+        "world, f32 [4], from rank 0, rank 1 called broadcast 0 of group world, f32 [4], from rank "
+        "1");
   CHECK(failure(2,
                 [&](World& w) {
                   w.all().all_reduce(Tensor::zeros({4}, w.rank() ? DType::f64 : DType::f32)).wait();
