@@ -72,10 +72,10 @@ TensorList recompute(F fn, const TensorList& inputs) {
   }
   if (!followed) return outputs;
   struct SavedInputs {
-    Saved items[4];
+    Saved items[5];
     int size = 0;
   } saved;
-  check(inputs.size() <= 4, "recompute: at most 4 inputs, got {}", inputs.size());
+  check(inputs.size() <= 5, "recompute: at most 5 inputs, got {}", inputs.size());
   for (const Tensor& x : inputs) saved.items[saved.size++] = save(x, "an input");
   Tape::record("recompute", inputs, outputs, [fn = std::move(fn), saved, snapshot](Backward& b) {
     TensorList originals;

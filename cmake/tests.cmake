@@ -36,6 +36,7 @@ set(weft_test_stems
   gpt_memory
   gpt_moe
   gpt_packing
+  gpt_padding
   grouped_linear
   indexing
   json

@@ -65,7 +65,7 @@ PackedRows pack_documents(const std::vector<std::vector<std::int32_t>>& document
   }
 
   const auto count = static_cast<std::int64_t>(rows.size());
-  PackedRows out{filled(count, seq, 0), filled(count, seq, kIgnore), filled(count, seq, 0), {}};
+  PackedRows out{filled(count, seq, 0), filled(count, seq, kIgnore), filled(count, seq, 0), {}, {}};
   auto* tokens = out.tokens.data<std::int32_t>();
   auto* targets = out.targets.data<std::int32_t>();
   auto* positions = out.positions.data<std::int32_t>();
@@ -82,6 +82,7 @@ PackedRows pack_documents(const std::vector<std::vector<std::int32_t>>& document
       }
       bounds.push_back(static_cast<std::int32_t>(at - r * seq));
     }
+    out.filled.push_back(bounds.back());
     for (std::int32_t i = 0; at < (r + 1) * seq; ++at) positions[at] = i++;
     if (bounds.back() < seq) bounds.push_back(static_cast<std::int32_t>(seq));
   }
@@ -92,7 +93,13 @@ nn::Packing PackedRows::packing(std::int64_t first, std::int64_t count, Device d
   const Tensor cu = flat_cu_seqlens(first, count);
   const std::span<const std::int32_t> boundaries(cu.data<std::int32_t>(),
                                                  static_cast<std::size_t>(cu.numel()));
-  return nn::Packing::of(boundaries, tokens.dim(1), device);
+  std::vector<std::uint8_t> is_padding;
+  for (std::int64_t r = first; r < first + count; ++r) {
+    const auto row = static_cast<std::size_t>(r);
+    for (std::size_t i = 0; i + 1 < cu_seqlens[row].size(); ++i)
+      is_padding.push_back(cu_seqlens[row][i] >= filled[row]);
+  }
+  return nn::Packing::of(boundaries, tokens.dim(1), device, is_padding);
 }
 
 Tensor PackedRows::flat_cu_seqlens(std::int64_t first, std::int64_t count) const {

@@ -14,12 +14,13 @@ struct PackedRows {
   Tensor positions;  ///< (rows, seq), i32: place in the document piece, from 0
   /// Per row: where each piece begins, then seq. Padding counts as a last piece of its own.
   std::vector<std::vector<std::int32_t>> cu_seqlens;
+  std::vector<std::int32_t> filled;  ///< per row: how many tokens are not padding
 
   std::int64_t rows() const { return tokens.dim(0); }
   /// Boundaries of `count` rows flattened to count * seq tokens, i32: what attention takes.
   Tensor flat_cu_seqlens(std::int64_t first, std::int64_t count) const;
   /// The same rows as a model takes them, on its device: tokens and targets as one row go with it,
-  /// `model.losses(flat(tokens), flat(targets), rows.packing(first, count))`.
+  /// `model.losses(flat(tokens), flat(targets), rows.packing(first, count))`. It knows the padding.
   nn::Packing packing(std::int64_t first, std::int64_t count, Device device = kCpu) const;
 };
 

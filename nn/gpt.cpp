@@ -57,9 +57,9 @@ BlockOptions block_options(const GptConfig& c, std::int64_t block) {
   return o;
 }
 
-// The packing that a recompute region was given, made again from its tensors.
-Packing packing_of(const Tensor& cu_seqlens, const Tensor& positions, bool checked) {
-  Packing out{cu_seqlens, positions};
+// The packing that a recompute region was given, made again from its inputs after the first two.
+Packing packing_of(const TensorList& s, bool checked) {
+  Packing out{s[2], s[3], s[4]};
   if (checked) out.mark_checked();
   return out;
 }
@@ -151,14 +151,15 @@ Trunk Gpt::run(const Tensor& ids, const Packing& packing, KvCache* cache) const 
       x = block(x, angles, packing, cache, static_cast<int>(i));
       continue;
     }
-    const TensorList in{x.residual, x.delta, packing.cu_seqlens, packing.positions};
+    const TensorList in{x.residual, x.delta, packing.cu_seqlens, packing.positions,
+                        packing.padding};
     const Tensor aux = x.aux;
     x = {};
     // The block's own part of aux comes out; the sum stays outside.
     TensorList out = recompute(
         [&block, angles, known = packing.checked(), part = scope.part()](const TensorList& s) {
           const TokenScope again(part);
-          Stream y = block(Stream{s[0], s[1], {}}, angles, packing_of(s[2], s[3], known));
+          Stream y = block(Stream{s[0], s[1], {}}, angles, packing_of(s, known));
           TensorList results{y.residual, y.delta};
           if (y.aux) results.push_back(y.aux);
           return results;
@@ -198,12 +199,12 @@ Trunk Gpt::mtp_trunk(int depth, const Tensor& later, const Tensor& h, const Pack
   TensorList out = recompute(
       [&layer, angles, known = packing.checked(), part = scope.part()](const TensorList& s) {
         const TokenScope again(part);
-        Trunk y = layer(s[0], s[1], angles, packing_of(s[2], s[3], known));
+        Trunk y = layer(s[0], s[1], angles, packing_of(s, known));
         TensorList results{y.hidden};
         if (y.aux) results.push_back(y.aux);
         return results;
       },
-      TensorList{e, h, packing.cu_seqlens, packing.positions});
+      TensorList{e, h, packing.cu_seqlens, packing.positions, packing.padding});
   return {std::move(out[0]), out.size() > 1 ? std::move(out[1]) : Tensor()};
 }
 

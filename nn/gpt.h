@@ -101,7 +101,7 @@ struct Gpt : Module {
   /// where trunk() would have aux, and so does operator().
   Tensor hidden(const Tensor& ids, const Packing& packing = {}) const;
   /// The loss of the head and of every depth of multi-token prediction. targets (B, T): the token
-  /// after each of ids, or loss.ignore_index.
+  /// after each of ids, or loss.ignore_index. Those in the padding of `packing` count for nothing.
   ///   Tape tape;
   ///   GptLosses l = model.losses(ids, targets);
   ///   l.total().backward();

@@ -25,9 +25,10 @@ Tensor GptLosses::total(const Tensor& main_count, const TensorList& depth_counts
 }
 
 GptLosses Gpt::losses(const Tensor& ids, const Tensor& targets, const Packing& packing) const {
+  Tensor goals = packing.masked(targets, static_cast<double>(loss.ignore_index));
   auto [h, aux] = trunk(ids, packing);
   GptLosses out;
-  out.main = loss.sum(h, head, targets);
+  out.main = loss.sum(h, head, goals);
   out.aux = aux;
   if (mtp.empty()) return out;
   const MtpOptions& o = config.mtp;
@@ -38,7 +39,8 @@ GptLosses Gpt::losses(const Tensor& ids, const Tensor& targets, const Packing& p
     own_head.weight = head.weight.detach();
     if (head.bias) own_head.bias = head.bias.detach();
   }
-  Tensor later = ids, goals = targets;
+  // A depth looks over the end of a row that is one sequence, into its padding.
+  Tensor later = packing.masked(ids, 0);
   for (int depth = 1; depth <= o.depths; ++depth) {
     later = roll_left(later, packing);
     goals = roll_left(goals, packing, static_cast<double>(loss.ignore_index));

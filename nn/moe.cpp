@@ -68,12 +68,13 @@ std::int64_t MoE::rows_of_expert(std::int64_t tokens) const {
                   weft::expert_capacity(tokens, options.experts, c.route.topk, c.capacity_factor));
 }
 
-MoeOutput MoE::operator()(const Tensor& given, const Packing& packing,
-                          const Tensor& padding) const {
+MoeOutput MoE::operator()(const Tensor& given, const Packing& packing) const {
   std::int64_t sequences = 1;
   for (int i = 0; i + 2 < given.ndim(); ++i) sequences *= given.dim(i);
   const std::int64_t tokens = given.ndim() > 1 ? sequences * given.dim(-2) : 1;
   const Tensor x = reshape(given, {tokens, given.dim(-1)});
+  const Tensor& mask = packing.padding;
+  const Tensor padding = mask ? reshape(mask, {mask.numel()}) : mask;
   auto [routing, loss] = router(x, {.padding = padding,
                                     .sequences = sequences,
                                     .packed = {packing.cu_seqlens, packing.checked()}});

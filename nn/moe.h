@@ -52,9 +52,8 @@ struct MoE : Module {
   MoE(std::int64_t dim, const MoeOptions& options);
   /// x (dim), (T, dim) or (B, ..., T, dim) -> y alike. Each axis before the last two is one of
   /// sequences, by which Balance::sequence counts; those of a packed row are counted one by one.
-  /// padding (tokens of x in all) bool: true goes to no expert.
-  MoeOutput operator()(const Tensor& x, const Packing& packing = {},
-                       const Tensor& padding = {}) const;
+  /// Its padding goes to no expert.
+  MoeOutput operator()(const Tensor& x, const Packing& packing = {}) const;
   void visit(Visitor& v) override;
   std::string describe() const override;
   MoE like() const;

@@ -1,11 +1,15 @@
 #include "weft/nn/packing.h"
 
+#include <algorithm>
+
+#include "weft/autograd/elementwise.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
 
 namespace weft::nn {
 
-Packing Packing::of(std::span<const std::int32_t> boundaries, std::int64_t longest, Device device) {
+Packing Packing::of(std::span<const std::int32_t> boundaries, std::int64_t longest, Device device,
+                    std::span<const std::uint8_t> is_padding) {
   check(!boundaries.empty() && boundaries[0] == 0, "packing: boundaries must start at 0, got {}",
         boundaries.empty() ? "none" : message("{}", boundaries[0]));
   for (std::size_t i = 1; i < boundaries.size(); ++i) {
@@ -22,6 +26,15 @@ Packing Packing::of(std::span<const std::int32_t> boundaries, std::int64_t longe
   const Tensor cu = Tensor::from(boundaries, {static_cast<std::int64_t>(boundaries.size())});
   Packing out{cu.to(device), positions.to(device)};
   out.mark_checked();
+  if (is_padding.empty()) return out;
+  check(is_padding.size() + 1 == boundaries.size(),
+        "packing: is_padding must have one element for each of the {} sequences, got {}",
+        boundaries.size() - 1, is_padding.size());
+  const Tensor padding = Tensor::empty({1, boundaries.back()}, DType::boolean);
+  for (std::size_t i = 1; i < boundaries.size(); ++i)
+    std::fill(padding.data<bool>() + boundaries[i - 1], padding.data<bool>() + boundaries[i],
+              is_padding[i - 1] != 0);
+  out.padding = padding.to(device);
   return out;
 }
 
@@ -36,6 +49,15 @@ void Packing::check_row(const Tensor& tokens) const {
         "packing: the sequences must lie in one row, (1, tokens), got {}", tokens.shape());
   check(positions.numel() == tokens.dim(1), "packing: the row must have {} tokens, got {}",
         positions.numel(), tokens.dim(1));
+}
+
+Tensor Packing::masked(const Tensor& values, double filler) const {
+  if (!padding) return values;
+  check(padding.dtype() == DType::boolean && padding.numel() == values.numel(),
+        "packing: padding must be bool with an element for each of the {} tokens, got {} {}",
+        values.numel(), padding.dtype(), padding.shape());
+  return where(padding.reshape(values.shape()),
+               Tensor::full({}, filler, values.dtype(), values.device()), values);
 }
 
 }  // namespace weft::nn

@@ -251,7 +251,7 @@ TEST_CASE("padding tokens are not dispatched, and get nothing from the experts")
   const MoE m = layer({.experts = 4});
   const Tensor x = random({2, 3, 6});
   const Tensor padding = Tensor::of({0, 0, 1, 0, 1, 1}, {6}).to(DType::boolean);
-  const Tensor y = m(x, {}, padding).y.view({6, 6}), whole = m(x).y.view({6, 6});
+  const Tensor y = m(x, {.padding = padding}).y.view({6, 6}), whole = m(x).y.view({6, 6});
   for (std::int64_t t = 0; t < 6; ++t) {
     const bool pad = t == 2 || t > 3;
     CHECK(mismatch(y.select(0, t), pad ? Tensor::zeros({6}, DType::f64) : whole.select(0, t),

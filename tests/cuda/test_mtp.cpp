@@ -30,14 +30,17 @@ Tensor ids(const std::vector<std::int32_t>& values, const Shape& shape) {
 }
 
 constexpr std::int32_t kBoundaries[] = {0, 5, 5, 6, 10};
+constexpr std::uint8_t kLastIsPadding[] = {0, 0, 0, 1};
 
 // Two rows; and one row of sequences of 5, 0, 1 and 4 tokens.
 struct Batch {
   Tensor inputs, targets;
   nn::Packing packing;
   Batch on(Device device) const {
-    return {inputs.to(device), targets.to(device),
-            packing ? nn::Packing::of(kBoundaries, 8, device) : nn::Packing{}};
+    nn::Packing there;
+    if (packing) there = nn::Packing::of(kBoundaries, 8, device);
+    if (packing.padding) there.padding = packing.padding.to(device);
+    return {inputs.to(device), targets.to(device), there};
   }
 };
 const Batch kPlain = {ids({1, 5, 2, 9, 0, 3, 7, 7, 4, 10}, {2, 5}),
@@ -46,6 +49,8 @@ const Batch kPlain = {ids({1, 5, 2, 9, 0, 3, 7, 7, 4, 10}, {2, 5}),
 const Batch kPacked = {ids({1, 5, 2, 9, 0, 3, 7, 7, 4, 10}, {1, 10}),
                        ids({5, 2, 9, 0, -100, -100, 7, 4, 10, -100}, {1, 10}),
                        nn::Packing::of(kBoundaries, 8)};
+const Batch kPadded = {kPacked.inputs, kPacked.targets,
+                       nn::Packing::of(kBoundaries, 8, kCpu, kLastIsPadding)};
 
 // The total, each depth's loss, count and hits, and all gradients.
 TensorList results(nn::Gpt& model, const Batch& batch) {
@@ -66,7 +71,7 @@ TensorList results(nn::Gpt& model, const Batch& batch) {
 TEST_CASE("mtp: losses and gradients of a GPU, plain rows and packed ones") {
   for (const nn::Arch arch : {nn::Arch::gpt2, nn::Arch::llama}) {
     nn::Gpt on_cpu = model_on(kCpu, arch), on_gpu = model_on(kGpu, arch);
-    for (const Batch& batch : {kPlain, kPacked}) {
+    for (const Batch& batch : {kPlain, kPacked, kPadded}) {
       const TensorList want = results(on_cpu, batch);
       const Batch there = batch.on(kGpu);
       test::for_each_order([&] {
@@ -84,7 +89,7 @@ TEST_CASE("mtp: losses and gradients of a GPU, plain rows and packed ones") {
 TEST_CASE("mtp: the host never waits in a step, packed or not, with any layer") {
   for (const char* pattern : {"a", "d"}) {
     nn::Gpt model = model_on(kGpu, nn::Arch::llama, pattern);
-    for (const Batch& batch : {kPlain, kPacked}) {
+    for (const Batch& batch : {kPlain, kPacked, kPadded}) {
       const Batch there = batch.on(kGpu);
       results(model, there);
       const std::int64_t before = cuda::host_syncs();
