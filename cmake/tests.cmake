@@ -39,6 +39,7 @@ set(weft_test_stems
   gpt_padding
   grouped_linear
   indexing
+  joint_norm
   json
   layer_norm
   leaves
@@ -151,7 +152,8 @@ if(WEFT_HAVE_MPI)
     add_test(NAME mpi_process_group_${ranks}
       COMMAND ${run_ranks} ${ranks} $<TARGET_FILE:test_process_group> --test-case=conformance)
     list(APPEND weft_mpi_tests mpi_process_group_${ranks})
-    foreach(stem expert_dispatch expert_layouts expert_parallel expert_router)
+    foreach(stem ddp expert_dispatch expert_layouts expert_parallel expert_router joint_norm
+        sharded_optimizer)
       add_test(NAME mpi_${stem}_${ranks} COMMAND ${run_ranks} ${ranks} $<TARGET_FILE:test_${stem}>)
       list(APPEND weft_mpi_tests mpi_${stem}_${ranks})
     endforeach()

@@ -6,6 +6,7 @@
 #include "weft/distributed/sharded_optimizer.h"
 #include "weft/nn/gpt.h"
 #include "weft/tests/parallel_support.h"
+#include "weft/tests/ranks.h"
 #include "weft/tests/temp_folder.h"
 
 namespace weft::distributed {
@@ -70,29 +71,28 @@ Outcome train(World& w, bool shard, DType dtype, const Options& options, int ste
 }  // namespace
 
 TEST_CASE("sharded_optimizer: the bits of the plain optimizer") {
-  for (const int ranks : {1, 2, 4})
-    run_ranks(ranks, [](World& w) {
-      for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
-        CAPTURE(name(dtype));
-        const auto compare = [&](const auto& options) {
-          const Outcome plain = train(w, false, dtype, options);
-          const Outcome sharded = train(w, true, dtype, options);
-          CHECK(test::same_bits(sharded.parameters, plain.parameters));
-          for (std::size_t i = 0; i < plain.norms.size(); ++i)
-            CHECK(sharded.norms[i] == doctest::Approx(plain.norms[i]).epsilon(1e-12));
-        };
-        compare(optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
-        compare(optim::AdamWOptions{.lr = 1e-2,
-                                    .weight_decay = 0.1,
-                                    .master_weights = false,
-                                    .groups = {{"bias", 0.5}, {"layers.1", 2, 0.2}}});
-        compare(optim::SgdOptions{.lr = 1e-2, .momentum = 0.9, .nesterov = true});
-      }
-    });
+  test::distributed_test({1, 2, 4}, [](World& w) {
+    for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+      CAPTURE(name(dtype));
+      const auto compare = [&](const auto& options) {
+        const Outcome plain = train(w, false, dtype, options);
+        const Outcome sharded = train(w, true, dtype, options);
+        CHECK(test::same_bits(sharded.parameters, plain.parameters));
+        for (std::size_t i = 0; i < plain.norms.size(); ++i)
+          CHECK(sharded.norms[i] == doctest::Approx(plain.norms[i]).epsilon(1e-12));
+      };
+      compare(optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
+      compare(optim::AdamWOptions{.lr = 1e-2,
+                                  .weight_decay = 0.1,
+                                  .master_weights = false,
+                                  .groups = {{"bias", 0.5}, {"layers.1", 2, 0.2}}});
+      compare(optim::SgdOptions{.lr = 1e-2, .momentum = 0.9, .nesterov = true});
+    }
+  });
 }
 
 TEST_CASE("sharded_optimizer: weights written from outside are taken up") {
-  run_ranks(2, [](World& w) {
+  test::distributed_test({2, 4}, [](World& w) {
     const auto run = [&](bool shard) {
       Stack model(2, DType::bf16);
       const DeviceMesh mesh(w);
@@ -160,7 +160,7 @@ TEST_CASE("sharded_optimizer: bytes for each parameter") {
 }
 
 TEST_CASE("sharded_optimizer: the same collectives in every step, skipped or not") {
-  run_ranks(2, [](World& w) {
+  test::distributed_test({2, 4}, [](World& w) {
     Stack model(3);
     const DeviceMesh mesh(w);
     Ddp ddp(model, mesh, {}, {.bucket_size = 200, .shard = true});
