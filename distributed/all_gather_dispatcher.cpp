@@ -163,7 +163,7 @@ Tensor AllGatherDispatcher::combine_preprocess(const Tensor& y, const nn::Dispat
 }
 
 Tensor AllGatherDispatcher::token_combine(const Tensor& y, const nn::Dispatch& d) const {
-  return arrive(depart(y, way_of(d).per_slot, true));
+  return travel_back(y, way_of(d).per_slot);
 }
 
 Tensor AllGatherDispatcher::combine_postprocess(const Tensor& y, const nn::Dispatch& d) const {

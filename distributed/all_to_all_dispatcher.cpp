@@ -173,7 +173,7 @@ Tensor AllToAllDispatcher::combine_preprocess(const Tensor& y, const nn::Dispatc
 }
 
 Tensor AllToAllDispatcher::token_combine(const Tensor& y, const nn::Dispatch& d) const {
-  return arrive(depart(y, way_of(d).path, true));
+  return travel_back(y, way_of(d).path);
 }
 
 Tensor AllToAllDispatcher::combine_postprocess(const Tensor& y, const nn::Dispatch& d) const {

@@ -10,7 +10,7 @@ namespace weft::distributed {
 
 struct RowsUnderWay::Trip {
   std::shared_ptr<const RowPath> path;
-  bool back = false;
+  bool back = false;  // and then nothing is computed in between
   Tensor result;
   std::vector<Work> forth, home;
 
@@ -28,7 +28,7 @@ void RowPath::gather(ProcessGroup& group, Rows rows) {
   if (group.size() > 1) legs_.push_back({&group, {}, std::move(rows)});
 }
 
-Tensor RowPath::post(const Tensor& x, bool back, std::vector<Work>& works) const {
+Tensor RowPath::post(const Tensor& x, bool back, std::vector<Work>& works, bool at_once) const {
   const NoGradGuard quiet;
   Tensor in = contiguous(x);
   const auto result = [&](std::int64_t rows) {
@@ -38,7 +38,7 @@ Tensor RowPath::post(const Tensor& x, bool back, std::vector<Work>& works) const
   };
   for (std::size_t i = 0; i < legs_.size(); ++i) {
     const Leg& leg = legs_[back ? legs_.size() - 1 - i : i];
-    ProcessGroup& group = *leg.group;
+    ProcessGroup& group = at_once ? leg.group->at_once() : *leg.group;
     const Rows& come = back && !leg.in.empty() ? leg.in : leg.out;
     const bool sums = back && leg.in.empty();
     const Tensor out = result(sums ? come[static_cast<std::size_t>(group.rank())]
@@ -55,14 +55,11 @@ Tensor RowPath::post(const Tensor& x, bool back, std::vector<Work>& works) const
   return in;
 }
 
-RowsUnderWay depart(const Tensor& x, const std::shared_ptr<const RowPath>& path, bool back) {
+RowsUnderWay RowsUnderWay::begin(const Tensor& x, std::shared_ptr<Trip> trip) {
   RowsUnderWay rows;
   rows.mark = x;
-  if (path->empty()) return rows;
-  auto trip = std::make_shared<RowsUnderWay::Trip>();
-  trip->path = path;
-  trip->back = back;
-  trip->result = path->post(x, back, trip->forth);
+  if (trip->path->empty()) return rows;
+  trip->result = trip->path->post(x, trip->back, trip->forth, trip->back);
   if (recording(x)) {
     rows.mark = x.detach();
     Tape::record("depart", {&x}, {&rows.mark}, [trip](Backward& b) {
@@ -75,6 +72,19 @@ RowsUnderWay depart(const Tensor& x, const std::shared_ptr<const RowPath>& path,
   return rows;
 }
 
+RowsUnderWay depart(const Tensor& x, const std::shared_ptr<const RowPath>& path) {
+  auto trip = std::make_shared<RowsUnderWay::Trip>();
+  trip->path = path;
+  return RowsUnderWay::begin(x, std::move(trip));
+}
+
+Tensor travel_back(const Tensor& x, const std::shared_ptr<const RowPath>& path) {
+  auto trip = std::make_shared<RowsUnderWay::Trip>();
+  trip->path = path;
+  trip->back = true;
+  return arrive(RowsUnderWay::begin(x, std::move(trip)));
+}
+
 Tensor arrive(RowsUnderWay rows) {
   if (!rows.trip) return rows.mark;
   const std::shared_ptr<RowsUnderWay::Trip> trip = std::move(rows.trip);
@@ -83,7 +93,7 @@ Tensor arrive(RowsUnderWay rows) {
   if (recording(rows.mark))
     Tape::record("arrive", {&rows.mark}, {&result}, [trip](Backward& b) {
       b.once_differentiable();
-      b.add(0, trip->path->post(b.dy(), !trip->back, trip->home));
+      b.add(0, trip->path->post(b.dy(), !trip->back, trip->home, trip->back));
     });
   return result;
 }

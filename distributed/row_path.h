@@ -17,8 +17,9 @@ class RowPath {
   /// Every rank gets the rows of all.
   void gather(ProcessGroup& group, Rows rows);
   /// Calls the collectives, one after the other on the communication thread, and returns where the
-  /// result will be once the last of `works` is done. back: the other way round.
-  Tensor post(const Tensor& x, bool back, std::vector<Work>& works) const;
+  /// result will be once the last of `works` is done. back: the other way round. at_once: the
+  /// caller waits for them next.
+  Tensor post(const Tensor& x, bool back, std::vector<Work>& works, bool at_once = false) const;
   bool empty() const { return legs_.empty(); }
 
  private:
@@ -35,9 +36,11 @@ class RowsUnderWay {
   RowsUnderWay() = default;
 
  private:
-  friend RowsUnderWay depart(const Tensor&, const std::shared_ptr<const RowPath>&, bool);
+  friend RowsUnderWay depart(const Tensor&, const std::shared_ptr<const RowPath>&);
   friend Tensor arrive(RowsUnderWay);
+  friend Tensor travel_back(const Tensor&, const std::shared_ptr<const RowPath>&);
   struct Trip;
+  static RowsUnderWay begin(const Tensor& x, std::shared_ptr<Trip> trip);
   Tensor mark;  // stands for them on the tape
   std::shared_ptr<Trip> trip;
 };
@@ -51,8 +54,11 @@ class RowsUnderWay {
 /// Device   cpu, meta
 /// Saves    nothing
 /// Throws   Error as ProcessGroup does
-[[nodiscard]] RowsUnderWay depart(const Tensor& x, const std::shared_ptr<const RowPath>& path,
-                                  bool back = false);
+[[nodiscard]] RowsUnderWay depart(const Tensor& x, const std::shared_ptr<const RowPath>& path);
 [[nodiscard]] Tensor arrive(RowsUnderWay rows);
+/// The way back at once: results of what has arrived, to where it came from.
+///
+/// Shapes   x (M, ...)  ->  (N, ...) by the path
+Tensor travel_back(const Tensor& x, const std::shared_ptr<const RowPath>& path);
 
 }  // namespace weft::distributed

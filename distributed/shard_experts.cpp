@@ -12,7 +12,7 @@ namespace {
 
 std::function<void(const Tensor&)> sum_over(ProcessGroup& group) {
   if (group.size() == 1) return {};
-  return [&group](const Tensor& counts) { group.all_reduce(counts).wait(); };
+  return [&group](const Tensor& counts) { group.at_once().all_reduce(counts).wait(); };
 }
 
 std::string joined(const std::string& module, const std::string& tensor) {
