@@ -1,6 +1,7 @@
 #include "weft/autograd/linear_cross_entropy.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "weft/autograd/cross_entropy_checks.h"
 #include "weft/autograd/tape.h"
@@ -17,15 +18,18 @@ namespace {
 
 constexpr const char* kOp = "linear_cross_entropy";
 
-void check_operands(const Tensor& x, const Tensor& weight, const Tensor& targets) {
+using Gather = std::function<Tensor(const Tensor& own)>;
+
+void check_operands(const Tensor& x, const Tensor& weight, const Tensor& targets,
+                    std::int64_t least_classes) {
   detail::check_tensor(kOp, "x", x);
   detail::check_tensor(kOp, "weight", weight);
   check(is_compute(x.dtype()), "{}: x must have dtype f32, f64 or bf16, got {}", kOp, x.dtype());
   detail::check_targets_dtype(kOp, targets);
   check(x.ndim() >= 1, "{}: x must have at least 1 axis, got shape {}", kOp, x.shape());
-  check(weight.ndim() == 2 && weight.dim(0) >= 1 && weight.dim(1) == x.dim(-1),
-        "{}: weight must have shape [V, {}] with V >= 1 (last axis of x {}), got {}", kOp,
-        x.dim(-1), x.shape(), weight.shape());
+  check(weight.ndim() == 2 && weight.dim(0) >= least_classes && weight.dim(1) == x.dim(-1),
+        "{}: weight must have shape [V, {}] with V >= {} (last axis of x {}), got {}", kOp,
+        x.dim(-1), least_classes, x.shape(), weight.shape());
   check(weight.dtype() == x.dtype(), "{}: weight must have dtype {} like x, got {}", kOp, x.dtype(),
         weight.dtype());
   check(weight.device() == x.device(), "{}: weight must be on device {} like x, got {}", kOp,
@@ -49,14 +53,18 @@ Tensor rows_of(const Tensor& t, std::int64_t first, std::int64_t count) {
 /// The operands with their rows in one axis, and the scratch that every chunk's logits go through.
 class Chunks {
  public:
+  /// `part`: of a head that is cut over ranks; `gather` as in ClassPart, null in backward.
   Chunks(const Tensor& x, const Tensor& weight, const Tensor& targets,
-         const CrossEntropyOptions& options, std::int64_t chunk_rows)
+         const CrossEntropyOptions& options, std::int64_t chunk_rows,
+         const std::optional<ClassRange>& part, const Gather* gather)
       : rows_(targets.numel()),
         size_(std::max<std::int64_t>(1, std::min(chunk_rows, rows_))),
         x_(x.alias({rows_, x.dim(-1)}, {x.dim(-1), 1}, 0)),
         weight_(weight.detach()),
         targets_(targets.alias({rows_}, {1}, 0)),
         options_(options),
+        part_(part),
+        gather_(gather),
         logits_(Tensor::empty({std::min(size_, rows_), weight.dim(0)}, x.dtype(), x.device())) {}
 
   /// losses (R); stats (R, 2) may be null.
@@ -64,9 +72,11 @@ class Chunks {
     const Tensor scratch =
         stats ? Tensor() : Tensor::empty({logits_.dim(0), 2}, losses.dtype(), x_.device());
     each([&](const Tensor& logits, std::int64_t first, std::int64_t n) {
+      const Tensor of_rows = stats ? rows_of(stats, first, n) : rows_of(scratch, 0, n);
+      if (part_) return joined(logits, first, n, rows_of(losses, first, n), of_rows);
       dispatch<cpu::cross_entropy_fwd, cuda::cross_entropy_fwd>(
           logits, rows_of(targets_, first, n), options_.ignore_index, options_.label_smoothing,
-          rows_of(losses, first, n), stats ? rows_of(stats, first, n) : rows_of(scratch, 0, n));
+          rows_of(losses, first, n), of_rows);
     });
   }
 
@@ -74,7 +84,15 @@ class Chunks {
   void losses_and_gradients(const Tensor& losses, const Tensor& count, const Tensor& dx,
                             const Tensor& dw) {
     zero_if_no_rows(dw);
+    Tensor stats;
+    if (part_) stats = Tensor::empty({logits_.dim(0), 2}, losses.dtype(), x_.device());
     each([&](const Tensor& logits, std::int64_t first, std::int64_t n) {
+      if (part_) {
+        const Tensor of_rows = rows_of(stats, 0, n);
+        joined(logits, first, n, rows_of(losses, first, n), of_rows);
+        part_gradient(logits, first, n, of_rows, Tensor(), count);
+        return products(logits, first, n, dx, dw);
+      }
       dispatch<cpu::cross_entropy_in_place, cuda::cross_entropy_in_place>(
           logits, rows_of(targets_, first, n), count, options_.ignore_index,
           options_.label_smoothing, rows_of(losses, first, n));
@@ -86,6 +104,10 @@ class Chunks {
   void gradients(const Tensor& stats, const Tensor& dy, const Tensor& dx, const Tensor& dw) {
     zero_if_no_rows(dw);
     each([&](const Tensor& logits, std::int64_t first, std::int64_t n) {
+      if (part_) {
+        part_gradient(logits, first, n, rows_of(stats, first, n), rows_of(dy, first, n), {});
+        return products(logits, first, n, dx, dw);
+      }
       dispatch<cpu::cross_entropy_bwd, cuda::cross_entropy_bwd>(
           logits, rows_of(targets_, first, n), rows_of(stats, first, n), rows_of(dy, first, n),
           Tensor(), options_.ignore_index, options_.label_smoothing, logits);
@@ -100,12 +122,33 @@ class Chunks {
       const std::int64_t n = std::min(size_, rows_ - first);
       const Tensor logits = rows_of(logits_, 0, n);
       gemm(rows_of(x_, first, n), transposed(weight_), logits);
-      if (options_.hits)
+      if (options_.hits && !part_)
         dispatch<cpu::cross_entropy_hits, cuda::cross_entropy_hits>(
             logits, rows_of(targets_, first, n), options_.ignore_index,
             options_.hits.alias({n}, {1}, first));
       f(logits, first, n);
     }
+  }
+
+  // What all ranks together say about a chunk, alike on each of them.
+  void joined(const Tensor& logits, std::int64_t first, std::int64_t n, const Tensor& losses,
+              const Tensor& stats) {
+    const Tensor targets = rows_of(targets_, first, n);
+    const Tensor own = Tensor::empty({n, 4}, losses.dtype(), x_.device());
+    dispatch<cpu::cross_entropy_part_stats, cuda::cross_entropy_part_stats>(
+        logits, targets, options_.ignore_index, *part_, options_.label_smoothing > 0, own);
+    const Tensor all = (*gather_)(own);
+    dispatch<cpu::cross_entropy_part_merge, cuda::cross_entropy_part_merge>(
+        all, targets, options_.ignore_index, part_->all, options_.label_smoothing, losses, stats,
+        options_.hits ? options_.hits.alias({n}, {1}, first) : Tensor());
+  }
+
+  // In the place of the logits.
+  void part_gradient(const Tensor& logits, std::int64_t first, std::int64_t n, const Tensor& stats,
+                     const Tensor& dy, const Tensor& count) {
+    dispatch<cpu::cross_entropy_part_bwd, cuda::cross_entropy_part_bwd>(
+        logits, rows_of(targets_, first, n), stats, dy, count, options_.ignore_index, *part_,
+        options_.label_smoothing, logits);
   }
 
   void products(const Tensor& dlogits, std::int64_t first, std::int64_t n, const Tensor& dx,
@@ -121,6 +164,8 @@ class Chunks {
   std::int64_t rows_, size_;
   Tensor x_, weight_, targets_;
   CrossEntropyOptions options_;
+  std::optional<ClassRange> part_;
+  const Gather* gather_;
   Tensor logits_;
 };
 
@@ -160,21 +205,74 @@ void record_reduced(const Tensor& x, const Tensor& weight, const Tensor& loss, c
 }
 
 void record_rows(const Tensor& x, const Tensor& weight, const Tensor& losses, const Tensor& targets,
-                 const Tensor& stats, CrossEntropyOptions options, std::int64_t chunk_rows) {
+                 const Tensor& stats, CrossEntropyOptions options, std::int64_t chunk_rows,
+                 const std::optional<ClassRange>& range) {
   options.hits = {};  // filled by now
   Tape::record(kOp, {&x, &weight}, {&losses},
                [sx = save(x, "x"), sw = save(weight, "weight"), st = save(targets, "targets"),
-                ss = save(stats, "stats"), options, chunk_rows](Backward& b) {
+                ss = save(stats, "stats"), options, chunk_rows, range](Backward& b) {
                  b.once_differentiable();
                  const Tensor dy = contiguous(b.dy());
                  const std::int64_t rows = dy.numel();
                  const DType dtype = sw.get().dtype();
                  const Gradients g(sx.get(), b.needs(0), sw.get(), b.needs(1));
-                 Chunks chunks(sx.get(), sw.get(), st.get(), options, chunk_rows);
+                 Chunks chunks(sx.get(), sw.get(), st.get(), options, chunk_rows, range, nullptr);
                  chunks.gradients(ss.get(), dy.alias({rows}, {1}, 0), g.dx_rows(rows), g.dw);
                  if (b.needs(0)) b.add(0, g.dx);
                  if (b.needs(1)) b.add(1, g.dw_as(dtype));
                });
+}
+
+Tensor head_loss(const Tensor& x_in, const Tensor& weight_in, const Tensor& targets_in,
+                 const CrossEntropyOptions& options, std::int64_t chunk_rows,
+                 const detail::ClassPart* part) {
+  check_operands(x_in, weight_in, targets_in, part ? 0 : 1);
+  detail::check_smoothing(kOp, options.label_smoothing);
+  detail::check_hits(kOp, options.hits, targets_in);
+  const Tensor x = contiguous(x_in), weight = contiguous(weight_in), t = contiguous(targets_in);
+  const std::int64_t classes = part ? part->range.all : weight.dim(0);
+  detail::check_targets(kOp, t, classes, options.ignore_index);
+  std::optional<ClassRange> range;
+  if (part) range = part->range;
+  const Gather* const gather = part ? &part->gather : nullptr;
+
+  const std::int64_t rows = t.numel();
+  if (chunk_rows == 0)
+    chunk_rows = detail::loss_chunk_rows(rows, part ? part->most : classes, x.dtype());
+  const DType real = detail::loss_dtype(x.dtype());
+  const bool reduced = options.reduction != Reduction::none;
+  const bool recorded = recording(x, weight);
+  // A region that is recomputed asks for the loss now and for the gradient in its second pass.
+  const bool keeps = recorded && !Tape::counting();
+
+  Tensor losses = Tensor::empty(t.shape(), real, x.device());
+  const Tensor flat = losses.alias({rows}, {1}, 0);
+  Tensor count, stats, loss = losses;
+  if (options.reduction == Reduction::mean) count = count_valid(t, options.ignore_index);
+  if (reduced) loss = Tensor::empty({}, real, x.device());
+
+  Tensor dx, dw;
+  {
+    const NoGradGuard quiet;
+    Chunks chunks(x, weight, t, options, chunk_rows, range, gather);
+    if (keeps && reduced) {
+      const Gradients g(x, Tape::follows(x), weight, Tape::follows(weight));
+      chunks.losses_and_gradients(flat, count, g.dx_rows(rows), g.dw);
+      dx = g.dx;
+      dw = g.dw_as(weight.dtype());
+    } else {
+      if (keeps) stats = Tensor::empty({rows, 2}, real, x.device());
+      chunks.losses(flat, stats);
+    }
+  }
+  if (reduced) dispatch<cpu::cross_entropy_reduce, cuda::cross_entropy_reduce>(losses, count, loss);
+  if (!recorded) return loss;
+
+  if (reduced)
+    record_reduced(x, weight, loss, dx, dw);
+  else
+    record_rows(x, weight, loss, t, stats, options, chunk_rows, range);
+  return loss;
 }
 
 }  // namespace
@@ -194,51 +292,15 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
   return detail::linear_cross_entropy(x, weight, targets, options, 0);
 }
 
-Tensor detail::linear_cross_entropy(const Tensor& x_in, const Tensor& weight_in,
-                                    const Tensor& targets_in, const CrossEntropyOptions& options,
+Tensor detail::linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
+                                    const CrossEntropyOptions& options, std::int64_t chunk_rows) {
+  return head_loss(x, weight, targets, options, chunk_rows, nullptr);
+}
+
+Tensor detail::linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
+                                    const CrossEntropyOptions& options, const ClassPart& part,
                                     std::int64_t chunk_rows) {
-  check_operands(x_in, weight_in, targets_in);
-  check_smoothing(kOp, options.label_smoothing);
-  check_hits(kOp, options.hits, targets_in);
-  const Tensor x = contiguous(x_in), weight = contiguous(weight_in), t = contiguous(targets_in);
-  check_targets(kOp, t, weight.dim(0), options.ignore_index);
-
-  const std::int64_t rows = t.numel();
-  if (chunk_rows == 0) chunk_rows = loss_chunk_rows(rows, weight.dim(0), x.dtype());
-  const DType real = loss_dtype(x.dtype());
-  const bool reduced = options.reduction != Reduction::none;
-  const bool recorded = recording(x, weight);
-  // A region that is recomputed asks for the loss now and for the gradient in its second pass.
-  const bool keeps = recorded && !Tape::counting();
-
-  Tensor losses = Tensor::empty(t.shape(), real, x.device());
-  const Tensor flat = losses.alias({rows}, {1}, 0);
-  Tensor count, stats, loss = losses;
-  if (options.reduction == Reduction::mean) count = count_valid(t, options.ignore_index);
-  if (reduced) loss = Tensor::empty({}, real, x.device());
-
-  Tensor dx, dw;
-  {
-    const NoGradGuard quiet;
-    Chunks chunks(x, weight, t, options, chunk_rows);
-    if (keeps && reduced) {
-      const Gradients g(x, Tape::follows(x), weight, Tape::follows(weight));
-      chunks.losses_and_gradients(flat, count, g.dx_rows(rows), g.dw);
-      dx = g.dx;
-      dw = g.dw_as(weight.dtype());
-    } else {
-      if (keeps) stats = Tensor::empty({rows, 2}, real, x.device());
-      chunks.losses(flat, stats);
-    }
-  }
-  if (reduced) dispatch<cpu::cross_entropy_reduce, cuda::cross_entropy_reduce>(losses, count, loss);
-  if (!recorded) return loss;
-
-  if (reduced)
-    record_reduced(x, weight, loss, dx, dw);
-  else
-    record_rows(x, weight, loss, t, stats, options, chunk_rows);
-  return loss;
+  return head_loss(x, weight, targets, options, chunk_rows, &part);
 }
 
 }  // namespace weft

@@ -1,5 +1,8 @@
 #pragma once
+#include <functional>
+
 #include "weft/autograd/cross_entropy.h"
+#include "weft/core/kernels/cross_entropy_part.h"
 #include "weft/core/tensor.h"
 
 namespace weft {
@@ -29,6 +32,19 @@ namespace detail {
 
 /// Rows of one chunk: follows from shapes alone.
 std::int64_t loss_chunk_rows(std::int64_t rows, std::int64_t classes, DType dtype);
+/// A head of which every rank has some of the classes.
+struct ClassPart {
+  ClassRange range;       ///< those of this weight
+  std::int64_t most = 0;  ///< of any rank
+  /// What the ranks tell each other: (n, 4) of this rank -> (ranks, n, 4), in the same order on
+  /// all of them. Called once for each chunk of rows, as often on every rank.
+  std::function<Tensor(const Tensor& own)> gather;
+};
+/// linear_cross_entropy of a part: the same loss on every rank, its share of the gradient of x, and
+/// the gradient of its own weight (n, C), where n may be 0.
+Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
+                            const CrossEntropyOptions& options, const ClassPart& part,
+                            std::int64_t chunk_rows = 0);
 /// linear_cross_entropy with at most `chunk_rows` rows at a time; 0 leaves the choice to
 /// loss_chunk_rows().
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,

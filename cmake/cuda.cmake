@@ -18,6 +18,7 @@ set(weft_cuda_kernels
   causal_conv1d
   copy
   cross_entropy
+  cross_entropy_part
   dropout
   elementwise
   elementwise_binary

@@ -5,6 +5,7 @@ set(weft_gpu_test_stems
   causal_conv1d
   copy
   cross_entropy
+  cross_entropy_part
   dropout
   elementwise
   expert_capacity

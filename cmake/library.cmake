@@ -71,6 +71,7 @@ set(weft_sources
   core/cpu/causal_conv1d.cpp
   core/cpu/copy.cpp
   core/cpu/cross_entropy.cpp
+  core/cpu/cross_entropy_part.cpp
   core/cpu/dropout.cpp
   core/cpu/elementwise.cpp
   core/cpu/elementwise_binary.cpp
@@ -133,15 +134,19 @@ set(weft_sources
   distributed/flight_recorder.cpp
   distributed/mpi_world.cpp
   distributed/operation.cpp
+  distributed/parallelize.cpp
   distributed/pieces.cpp
+  distributed/plan.cpp
   distributed/process_group.cpp
   distributed/row_path.cpp
   distributed/shard_experts.cpp
   distributed/sharded_optimizer.cpp
+  distributed/shared_rows.cpp
   distributed/sum_ranks.cpp
   distributed/thread_channel.cpp
   distributed/thread_job.cpp
   distributed/thread_world.cpp
+  distributed/vocab.cpp
   distributed/world.cpp
   io/checkpoint.cpp
   io/crc32c.cpp

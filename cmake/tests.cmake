@@ -104,7 +104,8 @@ set(weft_test_stems
   tape
   tensor
   token_permute
-  view)
+  view
+  vocab)
 add_library(weft_test_main OBJECT tests/main.cpp)
 target_link_libraries(weft_test_main PRIVATE weft_flags doctest::doctest)
 foreach(stem ${weft_test_stems})

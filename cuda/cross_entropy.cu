@@ -3,63 +3,18 @@
 #include <limits>
 
 #include "weft/core/kernels/cross_entropy.h"
+#include "weft/cuda/cross_entropy_row.h"
 #include "weft/cuda/index_fault.h"
-#include "weft/cuda/long_row.h"
 
 namespace weft::cuda {
+
+using namespace cross_entropy;
+
 namespace {
 
-constexpr int kRowsOfWarps = 8;            // rows in a block of warps
-constexpr int kMiddle = 256, kMost = 512;  // threads for a longer row
-constexpr std::int64_t kShortRow = 1024;   // for a warp
-constexpr std::int64_t kMiddleRow = 8192;  // for kMiddle threads
 // Of a row in shared memory: the 99 KiB that a block of every GPU has, less those for sums.
 constexpr std::int64_t kKeptBytes = (99 << 10) - 512;
 constexpr int kAlone = 1024;  // threads of the kernels of one block
-
-template <int Threads>
-constexpr int kBlock = Threads == kWarp ? kWarp* kRowsOfWarps : Threads;
-
-struct Targets {
-  const std::int64_t* wide;
-  const std::int32_t* narrow;
-  std::int64_t ignored, classes;
-
-  Targets(const Tensor& t, std::int64_t ignore_index, std::int64_t n)
-      : wide(t.dtype() == DType::i64 ? t.data<std::int64_t>() : nullptr),
-        narrow(t.dtype() == DType::i64 ? nullptr : t.data<std::int32_t>()),
-        ignored(ignore_index),
-        classes(n) {}
-  __device__ std::int64_t operator[](std::int64_t row) const {
-    return wide ? wide[row] : narrow[row];
-  }
-  __device__ bool bad(std::int64_t t) const { return t != ignored && (t < 0 || t >= classes); }
-  /// The row's class, -1 for a row that counts for nothing.
-  __device__ std::int64_t valid(std::int64_t row) const {
-    const std::int64_t t = (*this)[row];
-    return t == ignored || bad(t) ? -1 : t;
-  }
-};
-
-template <class R>
-struct RowStats : ExpSum<R> {
-  R plain = 0;  // the sum of x, for label smoothing
-};
-
-// keep(i, pack) sees each pack of the row.
-template <int Threads, class T, class Keep>
-__device__ inline RowStats<Real<T>> read_row(const T* x, std::int64_t classes, bool with_sum,
-                                             Real<T>* shared, Keep&& keep) {
-  using R = Real<T>;
-  RowStats<R> s;
-  static_cast<ExpSum<R>&>(s) = exp_sum<Threads>(x, classes, keep, [&](const auto& values) {
-    if (with_sum)
-      for (const R v : values) s.plain += v;
-  });
-  s.template join<Threads>(shared);
-  if (with_sum) s.plain = block_reduce<Threads>(s.plain, shared, R(0), Sum{});
-  return s;
-}
 
 template <class R>
 __device__ inline double row_loss(const RowStats<R>& s, R target_logit, std::int64_t classes,
@@ -72,65 +27,6 @@ __device__ inline double row_loss(const RowStats<R>& s, R target_logit, std::int
     loss +=
         smoothing * (log_sum + (max - static_cast<double>(s.plain) / static_cast<double>(classes)));
   return loss;
-}
-
-/// dlogits = dy * (softmax - target distribution), for all classes but the target.
-template <class R>
-struct Gradient {
-  R max, scale, spread;
-
-  __device__ Gradient(R m, R sum, double dy, double smoothing, std::int64_t classes)
-      : max(m),
-        scale(static_cast<R>(dy / static_cast<double>(sum))),
-        spread(static_cast<R>(dy * smoothing / static_cast<double>(classes))) {}
-
-  template <class T, int N>
-  __device__ Pack<T, N> operator()(Pack<T, N> x) const {
-#pragma unroll
-    for (int k = 0; k < N; ++k)
-      x[k] = narrow<T>(fast_exp(static_cast<R>(x[k]) - max) * scale - spread);
-    return x;
-  }
-};
-
-/// For the target: its p - 1 cancels when the row is confident, so in double.
-template <class R>
-__device__ inline R target_gradient(R x, R max, R sum, double dy, double smoothing,
-                                    std::int64_t classes) {
-  const double p =
-      exp_of(static_cast<double>(x) - static_cast<double>(max)) / static_cast<double>(sum);
-  return static_cast<R>(dy * (p - (1 - smoothing) - smoothing / static_cast<double>(classes)));
-}
-
-/// Waits for the threads of a row.
-template <int Threads>
-__device__ inline void sync_row() {
-  if constexpr (Threads == kWarp)
-    __syncwarp();
-  else
-    __syncthreads();
-}
-
-// The factor of a mean: 1 / count, 0 when nothing counts, 1 for a sum.
-__device__ inline double mean_scale(const std::int64_t* count) {
-  if (!count) return 1;
-  return *count > 0 ? 1 / static_cast<double>(*count) : 0;
-}
-
-template <int Threads, class T>
-__device__ inline void clear_row(T* dx, std::int64_t classes) {
-  each_pack<Threads>(
-      RowParts(classes, dx), classes,
-      [&]<int N>(std::int64_t at, Pack<T, N> v) {
-#pragma unroll
-        for (int k = 0; k < N; ++k) v[k] = T(0.0f);
-        store_pack(dx + at, v);
-      },
-      dx);
-}
-
-__device__ inline std::int64_t row_of_block() {
-  return std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
 }
 
 template <int Threads, class T>
@@ -302,18 +198,6 @@ __global__ void __launch_bounds__(kAlone)
   if (threadIdx.x > 0) return;
   // Nothing but ignored rows: 0, and no 0 * infinity.
   *loss = !count ? R(total) : *count > 0 ? R(total / static_cast<double>(*count)) : R(0);
-}
-
-// Calls run.operator()<Threads>(grid, block) with the threads that a row of so many classes is for.
-template <class F>
-void by_classes(std::int64_t classes, std::int64_t rows, F&& run) {
-  if (classes <= kShortRow)
-    run.template operator()<kWarp>(grid_of(blocks_for(rows, kRowsOfWarps)),
-                                   dim3(kWarp, kRowsOfWarps));
-  else if (classes <= kMiddleRow)
-    run.template operator()<kMiddle>(grid_of(rows), dim3(kMiddle));
-  else
-    run.template operator()<kMost>(grid_of(rows), dim3(kMost));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "weft/autograd/elementwise.h"
 #include "weft/core/tensor.h"
@@ -12,13 +13,13 @@ namespace weft::nn {
 struct Boundary {
   std::function<Tensor(const Tensor& x)> before;  ///< what the layer is called on
   /// What comes out, without the layer's bias, which is added once behind it.
-  std::function<Tensor(const Tensor& y)> after;
+  std::function<Tensor(Tensor y)> after;
   /// In the place of x weight^T + bias. The bias is null where there is an `after`.
   std::function<Tensor(const Tensor& x, const Tensor& weight, const Tensor& bias)> product;
 
   /// after(y) + bias
-  Tensor finish(const Tensor& y, const Tensor& bias) const {
-    const Tensor whole = after(y);
+  Tensor finish(Tensor y, const Tensor& bias) const {
+    const Tensor whole = after(std::move(y));
     return bias ? add(whole, bias) : whole;
   }
 };

@@ -14,8 +14,8 @@ Embedding::Embedding(std::int64_t vocab, std::int64_t dim, const EmbeddingOption
 
 Tensor Embedding::operator()(const Tensor& ids) const {
   if (!boundary) return embedding(weight, ids);
-  const Tensor y = boundary->product ? boundary->product(ids, weight, {}) : embedding(weight, ids);
-  return boundary->after ? boundary->after(y) : y;
+  Tensor y = boundary->product ? boundary->product(ids, weight, {}) : embedding(weight, ids);
+  return boundary->after ? boundary->after(std::move(y)) : y;
 }
 
 void Embedding::visit(Visitor& v) { v("weight", weight, init); }

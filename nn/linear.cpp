@@ -17,8 +17,8 @@ Tensor Linear::operator()(const Tensor& x) const {
   const Boundary& b = *boundary;
   const Tensor in = b.before ? b.before(x) : x;
   const Tensor own = b.after ? Tensor() : bias;
-  const Tensor y = b.product ? b.product(in, weight, own) : linear(in, weight, own);
-  return b.after ? b.finish(y, bias) : y;
+  Tensor y = b.product ? b.product(in, weight, own) : linear(in, weight, own);
+  return b.after ? b.finish(std::move(y), bias) : y;
 }
 
 void Linear::visit(Visitor& v) {

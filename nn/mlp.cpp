@@ -17,10 +17,10 @@ Tensor Mlp::operator()(const Tensor& x) const {
   if ((in && (in->product || in->after)) || (out && (out->product || out->before)))
     return composed(x);
   const bool finish = out && out->after;
-  const Tensor y = mlp(in && in->before ? in->before(x) : x, up.weight, up.bias, down.weight,
-                       finish ? Tensor() : down.bias,
-                       {.activation = options.activation, .recompute = options.recompute});
-  return finish ? out->finish(y, down.bias) : y;
+  Tensor y = mlp(in && in->before ? in->before(x) : x, up.weight, up.bias, down.weight,
+                 finish ? Tensor() : down.bias,
+                 {.activation = options.activation, .recompute = options.recompute});
+  return finish ? out->finish(std::move(y), down.bias) : y;
 }
 
 Tensor Mlp::composed(const Tensor& x) const {

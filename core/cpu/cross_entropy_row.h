@@ -1,0 +1,134 @@
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <type_traits>
+
+#include "weft/core/cpu/simd.h"
+#include "weft/core/tensor.h"
+
+// One row of logits at a time, for the losses that are made of them.
+namespace weft::cpu::cross_entropy {
+
+// A row is read from memory once, in blocks that stay in the first-level cache while the passes
+// over them run. The size is part of the summation order: it must not depend on the machine.
+inline constexpr std::int64_t kBlock = 2048;
+
+template <class T>
+using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+class Targets {
+ public:
+  explicit Targets(const Tensor& t)
+      : wide_(t.dtype() == DType::i64 ? t.data<std::int64_t>() : nullptr),
+        narrow_(wide_ || t.dtype() == DType::i64 ? nullptr : t.data<std::int32_t>()) {}
+  std::int64_t operator[](std::int64_t row) const { return wide_ ? wide_[row] : narrow_[row]; }
+
+ private:
+  const std::int64_t* wide_;
+  const std::int32_t* narrow_;
+};
+
+// One block: f32 and bf16 through the row kernels, f64 in plain loops.
+
+template <class T>
+Real<T> block_max(const T* x, std::int64_t n) {
+  if constexpr (!std::is_same_v<T, double>)
+    return simd().of<T>().max(x, n);
+  else
+    return std::accumulate(x, x + n, -HUGE_VAL, [](double m, double v) { return m > v ? m : v; });
+}
+
+template <class T>
+Real<T> block_sum(const T* x, std::int64_t n) {
+  if constexpr (!std::is_same_v<T, double>)
+    return simd().of<T>().sum(x, n);
+  else
+    return std::accumulate(x, x + n, 0.0);
+}
+
+// sum of exp(x - shift)
+template <class T>
+Real<T> block_sum_exp(const T* x, Real<T> shift, std::int64_t n) {
+  if constexpr (!std::is_same_v<T, double>)
+    return simd().of<T>().sum_exp(x, shift, n);
+  else
+    return std::accumulate(x, x + n, 0.0,
+                           [=](double s, double v) { return s + std::exp(v - shift); });
+}
+
+// dx = exp(x - shift) * scale - offset
+template <class T>
+void block_gradient(const T* x, Real<T> shift, Real<T> scale, Real<T> offset, T* dx,
+                    std::int64_t n) {
+  if constexpr (!std::is_same_v<T, double>)
+    simd().of<T>().cross_entropy_bwd(x, shift, scale, offset, dx, n);
+  else
+    for (std::int64_t i = 0; i < n; ++i) dx[i] = std::exp(x[i] - shift) * scale - offset;
+}
+
+template <class R>
+struct RowStats {
+  R max = -std::numeric_limits<R>::infinity();
+  double exp_sum = 0;  // of exp(x - max)
+  double sum = 0;      // of x, for label smoothing
+};
+
+template <class T>
+RowStats<Real<T>> read_row(const T* x, std::int64_t classes, bool with_sum) {
+  using R = Real<T>;
+  RowStats<R> s;
+  for (std::int64_t at = 0; at < classes; at += kBlock) {
+    const std::int64_t n = std::min(kBlock, classes - at);
+    const T* block = x + at;
+    const R max = std::max(s.max, block_max(block, n));
+    if (with_sum) s.sum += static_cast<double>(block_sum(block, n));
+    // While everything is -inf there is no mass to add, and -inf - -inf would be NaN. A block that
+    // holds a NaN must not be skipped.
+    if (max == -std::numeric_limits<R>::infinity() && !std::isnan(block_sum(block, n))) continue;
+    if (s.exp_sum != 0)
+      s.exp_sum *= std::exp(static_cast<double>(s.max) - static_cast<double>(max));
+    s.exp_sum += static_cast<double>(block_sum_exp(block, max, n));
+    s.max = max;
+  }
+  return s;
+}
+
+template <class R>
+double row_loss(const RowStats<R>& s, double target_logit, std::int64_t classes, double smoothing) {
+  if (s.exp_sum == 0) return std::numeric_limits<double>::infinity();
+  const double max = static_cast<double>(s.max), log_sum = std::log(s.exp_sum);
+  double loss = (1 - smoothing) * (log_sum + (max - target_logit));
+  if (smoothing > 0) loss += smoothing * (log_sum + (max - s.sum / static_cast<double>(classes)));
+  return loss;
+}
+
+// dlogits = dy * (softmax - target distribution): all in R, with one rounding to T at the end. dx
+// may be x. The row may be a part of all_classes, in which a target outside of [0, classes) is in
+// another one.
+template <class T>
+void gradient_row(const T* x, std::int64_t classes, std::int64_t all_classes, std::int64_t target,
+                  Real<T> max, Real<T> exp_sum, double dy, double smoothing, T* dx) {
+  using R = Real<T>;
+  const double spread = smoothing / static_cast<double>(all_classes);
+  const bool here = target >= 0 && target < classes;
+  // The target's p - 1 cancels when the row is confident: in double, from the saved sum.
+  const double p = here ? std::exp(static_cast<double>(x[target]) - static_cast<double>(max)) /
+                              static_cast<double>(exp_sum)
+                        : 0;
+  block_gradient(x, max, static_cast<R>(dy / static_cast<double>(exp_sum)),
+                 static_cast<R>(dy * spread), dx, classes);
+  if (here) dx[target] = T(static_cast<R>(dy * (p - (1 - smoothing) - spread)));
+}
+
+// The factor of a mean: 1 / count, 0 when nothing counts, 1 for a sum.
+inline double mean_scale(const Tensor& count) {
+  const std::int64_t valid = count ? *count.data<std::int64_t>() : 1;
+  return valid > 0 ? 1 / static_cast<double>(valid) : 0;
+}
+
+// One exp a class and one pass or two over it.
+inline constexpr std::int64_t kWorkPerClass = 8;
+
+}  // namespace weft::cpu::cross_entropy

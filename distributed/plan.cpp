@@ -1,0 +1,81 @@
+#include "weft/distributed/plan.h"
+
+#include "weft/core/error.h"
+
+namespace weft::distributed {
+namespace {
+
+// Blocks of the trunk and of MTP depths.
+constexpr const char* kBlock = R"((blocks\.\d+|mtp\.\d+\.block)\.)";
+
+std::string in_block(const char* name) { return std::string(kBlock) + name; }
+
+void add_attention(std::vector<Plan::Rule>& rules, const nn::GptConfig& c) {
+  const Units heads{"heads", c.heads, c.head_dim()};
+  const Units kv{"key heads", c.kv_head_count(), c.head_dim(), true};
+  rules.push_back({in_block("attn"), Placement::heads(c.heads, false)});
+  rules.push_back({in_block(R"(attn\.qkv)"), Placement::column({heads, kv, kv})});
+  rules.push_back({in_block(R"(attn\.proj)"), Placement::row(heads)});
+  // A rank's heads say only their share of these.
+  rules.push_back({in_block(R"(attn\.[qk]_norm)"), Placement::whole(true)});
+}
+
+// Everything between x and the heads is computed by all ranks, with gradients from their own heads:
+// so x alone is gathered (or its gradient summed), and the latents' weights get shares.
+void add_latent_attention(std::vector<Plan::Rule>& rules, const nn::GptConfig& c) {
+  const nn::MlaOptions m = c.mla_options();
+  rules.push_back({in_block("mla"), Placement::heads(c.heads, true)});
+  rules.push_back(
+      {in_block(R"(mla\.q_up)"), Placement::column({{"heads", c.heads, m.nope + m.rope}}, false)});
+  rules.push_back({in_block(R"(mla\.kv_up)"),
+                   Placement::column({{"heads", c.heads, m.nope + m.v_head}}, false)});
+  rules.push_back({in_block(R"(mla\.proj)"), Placement::row({"heads", c.heads, m.v_head})});
+  rules.push_back({in_block(R"(mla\.(q_down|q_norm|kv_down|kv_norm))"), Placement::whole(true)});
+}
+
+void add_mlp(std::vector<Plan::Rule>& rules, const std::string& name, const nn::GptConfig& c,
+             std::int64_t width) {
+  const Units features{"hidden features", width};
+  if (c.arch == nn::Arch::gpt2)
+    rules.push_back({name + R"(\.up)", Placement::column({features})});
+  else
+    rules.push_back({name + R"(\.gate_up)", Placement::column({features, features})});
+  rules.push_back({name + R"(\.down)", Placement::row(features)});
+}
+
+}  // namespace
+
+Plan gpt_plan(const nn::GptConfig& c, const GptPlanOptions& o) {
+  std::int64_t deltas = 0, experts = 0;
+  for (std::int64_t i = 0; i < c.layers; ++i) {
+    deltas += c.is_delta(i);
+    experts += c.has_experts(i);
+  }
+  check(deltas == 0 || !o.sequence,
+        "gpt_plan: a gated delta net needs all tokens of a sequence; leave sequence parallelism "
+        "out for pattern \"{}\"",
+        c.pattern);
+  const bool scatters = o.sequence && c.arch == nn::Arch::gpt2;
+  Plan plan;
+  plan.sequence = o.sequence;
+  std::vector<Plan::Rule>& rules = plan.rules;
+  if (o.sequence) rules.push_back({"", Placement::tokens(scatters)});
+  rules.push_back({"embed", Placement::vocabulary(c.vocab, o.sequence && !scatters)});
+  rules.push_back({"head|loss", Placement::vocabulary(c.vocab)});
+  // Added before tokens are split, so that every rank sees all of their gradient.
+  if (c.arch == nn::Arch::gpt2) rules.push_back({"positions", Placement::whole(false)});
+  if (deltas < c.layers) {
+    if (c.attention == nn::AttentionKind::mla)
+      add_latent_attention(rules, c);
+    else
+      add_attention(rules, c);
+  }
+  if (experts < c.layers) add_mlp(rules, in_block("mlp"), c, c.ffn_dim());
+  if (experts > 0 && c.moe.shared_ffn > 0)
+    add_mlp(rules, in_block(R"(moe\.shared\.mlp)"), c, c.moe.shared_ffn);
+  // What is left: norms, routers, experts, projections of MTP depths, gated delta nets.
+  rules.push_back({".*", Placement::whole(o.sequence)});
+  return plan;
+}
+
+}  // namespace weft::distributed

@@ -1,0 +1,46 @@
+#include "weft/distributed/shared_rows.h"
+
+#include "weft/autograd/operand.h"
+#include "weft/autograd/tape.h"
+#include "weft/autograd/view.h"
+#include "weft/core/error.h"
+
+namespace weft::distributed {
+namespace {
+
+Tensor rows(const Tensor& t, std::int64_t first, std::int64_t count) {
+  Shape shape = t.shape();
+  shape[0] = count;
+  return t.alias(shape, t.strides(), first * t.strides()[0]);
+}
+
+Tensor summed(const Tensor& dy, ProcessGroup& group, const std::vector<SharedRows>& mine,
+              std::int64_t all) {
+  const NoGradGuard quiet;
+  Shape shape = dy.shape();
+  shape[0] = all;
+  const Tensor sum = Tensor::zeros(shape, dy.dtype(), dy.device());
+  for (const SharedRows& s : mine) rows(sum, s.whole, s.count).add_(rows(dy, s.own, s.count));
+  group.all_reduce(sum).wait();
+  const Tensor dx = dy.clone();
+  for (const SharedRows& s : mine) rows(dx, s.own, s.count).copy_(rows(sum, s.whole, s.count));
+  return dx;
+}
+
+}  // namespace
+
+Tensor share_rows(const Tensor& x, ProcessGroup& group, const std::vector<SharedRows>& mine,
+                  std::int64_t all) {
+  weft::detail::check_tensor("share_rows", "x", x);
+  check(is_compute(x.dtype()), "share_rows: x must have dtype f32, f64 or bf16, got {}", x.dtype());
+  if (group.size() == 1) return x;
+  Tensor y = x.alias(x.shape(), x.strides(), 0);
+  if (recording(x))
+    Tape::record("share_rows", {&x}, {&y}, [g = &group, m = &mine, all](Backward& b) {
+      b.once_differentiable();
+      b.add(0, summed(contiguous(b.dy()), *g, *m, all));
+    });
+  return y;
+}
+
+}  // namespace weft::distributed
