@@ -103,6 +103,7 @@ set(weft_test_stems
   swiglu
   tape
   tensor
+  tensor_parallel
   token_permute
   view
   vocab)

@@ -5,6 +5,8 @@
 #include <regex>
 
 #include "weft/autograd/linear.h"
+#include "weft/autograd/tape.h"
+#include "weft/core/allocator.h"
 #include "weft/core/error.h"
 #include "weft/distributed/comm_ops.h"
 #include "weft/distributed/shared_rows.h"

@@ -17,7 +17,7 @@ void add_attention(std::vector<Plan::Rule>& rules, const nn::GptConfig& c) {
   rules.push_back({in_block(R"(attn\.qkv)"), Placement::column({heads, kv, kv})});
   rules.push_back({in_block(R"(attn\.proj)"), Placement::row(heads)});
   // A rank's heads say only their share of these.
-  rules.push_back({in_block(R"(attn\.[qk]_norm)"), Placement::whole(true)});
+  if (c.qk_norm) rules.push_back({in_block(R"(attn\.[qk]_norm)"), Placement::whole(true)});
 }
 
 // Everything between x and the heads is computed by all ranks, with gradients from their own heads:

@@ -1,0 +1,124 @@
+#include <doctest/doctest.h>
+
+#include "weft/tests/model_layouts.h"
+
+namespace weft::distributed {
+namespace {
+
+using nn::Arch;
+using nn::GptConfig;
+using test::Batch;
+using test::distributed_test;
+using test::Pass;
+
+constexpr std::int64_t kTokens = 8, kSequences = 2;
+
+GptConfig small(Arch arch) {
+  return {.arch = arch,
+          .layers = 2,
+          .heads = 4,
+          .dim = 16,
+          .ffn = 24,
+          .seq = 12,
+          .vocab = 257,
+          .norm_eps = 1e-5};
+}
+
+struct Named {
+  std::string name;
+  GptConfig config;
+};
+
+std::vector<Named> models() {
+  std::vector<Named> out;
+  const auto add = [&](const char* name, GptConfig c, auto&& change) {
+    change(c);
+    out.push_back({name, c});
+  };
+  const auto nothing = [](GptConfig&) {};
+  add("gpt2, tied", small(Arch::gpt2), nothing);
+  add("llama, untied", small(Arch::llama), nothing);
+  add("gpt2, untied, mtp", small(Arch::gpt2), [](GptConfig& c) {
+    c.tie = false;
+    c.mtp = {.depths = 2, .weight = 0.3};
+  });
+  add("llama, tied, mtp of one layer", small(Arch::llama), [](GptConfig& c) {
+    c.tie = true;
+    c.mtp = {.depths = 2, .weight = 0.3, .repeated = true};
+  });
+  add("llama, detached mtp", small(Arch::llama),
+      [](GptConfig& c) { c.mtp = {.depths = 1, .weight = 0.3, .detached = true}; });
+  add("llama, two key heads, norms of queries and keys", small(Arch::llama), [](GptConfig& c) {
+    c.kv_heads = 2;
+    c.qk_norm = true;
+  });
+  add("gpt2, one key head", small(Arch::gpt2), [](GptConfig& c) { c.kv_heads = 1; });
+  add("latent attention", small(Arch::llama), [](GptConfig& c) {
+    c.attention = nn::AttentionKind::mla;
+    c.q_lora = 6;
+  });
+  add("latent attention without a latent of queries", small(Arch::llama),
+      [](GptConfig& c) { c.attention = nn::AttentionKind::mla; });
+  add("gpt2, dropout", small(Arch::gpt2), [](GptConfig& c) { c.dropout = 0.2; });
+  add("llama, key heads shared, dropout, mtp", small(Arch::llama), [](GptConfig& c) {
+    c.dropout = 0.2;
+    c.kv_heads = 2;
+    c.mtp = {.depths = 1, .weight = 0.3};
+  });
+  add("latent attention, dropout", small(Arch::llama), [](GptConfig& c) {
+    c.attention = nn::AttentionKind::mla;
+    c.dropout = 0.2;
+  });
+  return out;
+}
+
+Pass one_rank(const GptConfig& config, DType dtype, const Batch& batch) {
+  nn::Gpt model = test::make_whole(config, dtype);
+  return test::pass_of(model, batch);
+}
+
+Pass on_ranks(const GptConfig& config, DType dtype, const Batch& batch, World& w,
+              const GptPlanOptions& options) {
+  test::Parallel p = test::make_parallel(config, dtype, w.all(), options);
+  return test::gathered(test::pass_of(p.model, batch), p.layout, w.all());
+}
+
+}  // namespace
+
+TEST_CASE("layouts: loss, norm and every gradient of one rank") {
+  const Batch batch = test::some_batch(kSequences, kTokens, 257);
+  for (const Named& m : models())
+    for (const DType dtype : {DType::f64, DType::f32}) {
+      const Pass want = one_rank(m.config, dtype, batch);
+      CHECK(want.norm() > 0.01);
+      for (const bool sequence : {false, true})
+        distributed_test({1, 2, 4}, [&](World& w) {
+          CAPTURE(m.name);
+          CAPTURE(w.size());
+          CAPTURE(sequence);
+          const Pass got = on_ranks(m.config, dtype, batch, w, {.sequence = sequence});
+          CHECK(test::difference(got, want, dtype == DType::f64 ? 1e-9 : 1e-5) == "");
+        });
+    }
+}
+
+TEST_CASE("layouts: the same bits on a rerun, and with blocks that are recomputed") {
+  const Batch batch = test::some_batch(kSequences, kTokens, 257);
+  for (const Arch arch : {Arch::gpt2, Arch::llama})
+    for (const bool sequence : {false, true})
+      distributed_test({2}, [&](World& w) {
+        GptConfig c = small(arch);
+        c.dropout = 0.1;
+        c.mtp = {.depths = 1, .weight = 0.3};
+        const Pass first = on_ranks(c, DType::f32, batch, w, {.sequence = sequence});
+        CHECK(test::difference(on_ranks(c, DType::f32, batch, w, {.sequence = sequence}), first,
+                               0) == "");
+        for (const nn::Recompute how : {nn::Recompute::selective, nn::Recompute::full}) {
+          c.recompute = how;
+          CHECK(test::difference(on_ranks(c, DType::f32, batch, w, {.sequence = sequence}), first,
+                                 0) == "");
+        }
+      });
+}
+
+}  // namespace weft::distributed
