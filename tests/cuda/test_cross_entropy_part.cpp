@@ -1,10 +1,10 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "weft/autograd/elementwise.h"
-#include "weft/core/dispatch.h"
-#include "weft/core/kernels/cross_entropy_part.h"
+#include "weft/autograd/linear_cross_entropy.h"
 #include "weft/tests/cuda/gpu.h"
 
 namespace weft {
@@ -14,71 +14,67 @@ using test::disagreement;
 using test::Op;
 using test::random;
 
-Tensor targets_for(std::int64_t rows, std::int64_t classes, DType dtype) {
+constexpr double kNothing = -std::numeric_limits<double>::infinity();
+
+// Ends of both parts, ignored rows, and others.
+std::vector<std::int64_t> targets_for(std::int64_t rows, const ClassRange& range, std::int64_t n) {
   std::vector<std::int64_t> t;
   for (std::int64_t r = 0; r < rows; ++r)
-    t.push_back(r % 5 == 3 ? -100 : r == 0 ? classes - 1 : r == 1 ? 0 : r * 977 % classes);
-  return Tensor::from(std::span<const std::int64_t>(t), {rows}).to(dtype);
+    t.push_back(r % 5 == 3   ? -100
+                : r == 0     ? std::min(range.first, range.all - 1)
+                : r == 1     ? std::min(range.first + std::max<std::int64_t>(n, 1), range.all) - 1
+                : r % 2 == 0 ? r * 977 % range.all
+                             : 0);
+  return t;
 }
 
-DType real_of(const Tensor& t) { return t.dtype() == DType::f64 ? DType::f64 : DType::f32; }
+struct Case {
+  std::int64_t first, classes, all;  // this rank's, of all
+  double smoothing = 0;
+  Reduction reduction = Reduction::sum;
+};
 
-// The rows of two ranks, joined, and the gradient of each rank: times the number of classes, as
-// that of a wide row would hide behind any tolerance.
-Op whole_loss(std::int64_t first, std::int64_t all, double smoothing, bool mean) {
-  return [=](const TensorList& in) {
-    const NoGradGuard off;
-    const Tensor &a = in[0], &b = in[1], &targets = in[2];
-    const std::int64_t rows = targets.numel();
-    const Tensor parts = Tensor::empty({2, rows, 4}, real_of(a), a.device());
-    const ClassRange ranges[] = {{0, all}, {first, all}};
-    for (int w = 0; w < 2; ++w)
-      dispatch<cpu::cross_entropy_part_stats, cuda::cross_entropy_part_stats>(
-          w ? b : a, targets, -100, ranges[w], smoothing > 0, parts.select(0, w));
-    const Tensor losses = Tensor::empty({rows}, real_of(a), a.device());
-    const Tensor stats = Tensor::empty({rows, 2}, real_of(a), a.device());
-    const Tensor hits = Tensor::empty({rows}, DType::boolean, a.device());
-    dispatch<cpu::cross_entropy_part_merge, cuda::cross_entropy_part_merge>(
-        parts, targets, -100, all, smoothing, losses, stats, hits);
-    Tensor count, dy;
-    if (mean)
-      count = Tensor::full({1}, 3, DType::i64).to(a.device());
-    else
-      dy = losses;  // some number for each row
-    TensorList out{losses, hits};
-    for (int w = 0; w < 2; ++w) {
-      const Tensor dx = (w ? b : a).clone();
-      dispatch<cpu::cross_entropy_part_bwd, cuda::cross_entropy_part_bwd>(
-          dx, targets, stats, dy, count, -100, ranges[w], smoothing, dx);
-      out.push_back(dx * static_cast<double>(all));
-    }
-    return out;
+// The loss of one rank's classes beside another's, whose numbers are given; hits too.
+std::string check(const Case& c, std::int64_t rows, bool all_orders) {
+  const ClassRange range{c.first, c.all};
+  const std::vector<std::int64_t> t = targets_for(rows, range, c.classes);
+  const Tensor other = random({rows, 4}, 5);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    other.select(0, r).narrow(0, 1, 1).fill_(2.5);
+    const std::int64_t own = t[static_cast<std::size_t>(r)] - c.first;
+    if (own >= 0 && own < c.classes) other.select(0, r).narrow(0, 2, 1).fill_(kNothing);
+  }
+  const Op op = [=](const TensorList& in) {
+    const Tensor hits = Tensor::empty({rows}, DType::boolean, in[0].device());
+    detail::ClassPart part;
+    part.range = range;
+    part.most = c.all;
+    part.gather = [&](const Tensor& own) {
+      const Tensor theirs = other.to(own.dtype()).to(own.device());
+      return cat({own.view({1, rows, 4}), theirs.view({1, rows, 4})}, 0);
+    };
+    const Tensor loss = detail::linear_cross_entropy(
+        in[0], in[1], in[2],
+        {.reduction = c.reduction, .label_smoothing = c.smoothing, .hits = hits}, part);
+    return TensorList{loss, cast(hits, DType::i32)};
   };
+  const TensorList in{random({rows, 3}, 1), random({c.classes, 3}, 2),
+                      Tensor::from(std::span<const std::int64_t>(t), {rows}).to(DType::i32)};
+  return disagreement(op, in, {.all_orders = all_orders});
 }
 
 }  // namespace
 
-TEST_CASE("cross entropy in parts: statistics, their sum, and gradients as on the CPU") {
-  for (const auto& [first, all] :
-       {std::pair<std::int64_t, std::int64_t>{6, 11}, {37, 64}, {1025, 2050}, {9001, 9003}, {5, 5}})
+TEST_CASE("cross entropy in parts: losses, hits and gradients as on the CPU") {
+  for (const Reduction reduction : {Reduction::none, Reduction::mean, Reduction::sum})
     for (const double smoothing : {0.0, 0.1}) {
-      CAPTURE(all);
-      const std::int64_t rows = all < 100 ? 7 : 3;
-      const TensorList in{random({rows, first}, 1), random({rows, all - first}, 2),
-                          targets_for(rows, all, all == 11 ? DType::i32 : DType::i64)};
-      CHECK(disagreement(whole_loss(first, all, smoothing, smoothing > 0), in,
-                         {.gradients = false, .all_orders = all < 100}) == "");
+      CHECK(check({0, 6, 11, smoothing, reduction}, 9, true) == "");
+      CHECK(check({6, 5, 11, smoothing, reduction}, 9, true) == "");
+      CHECK(check({4, 0, 4, smoothing, reduction}, 5, false) == "");
     }
-}
-
-TEST_CASE("cross entropy in parts: rows of -inf, and none") {
-  const Tensor down = Tensor::full({3, 4}, -std::numeric_limits<double>::infinity(), DType::f64);
-  const Op op = whole_loss(4, 8, 0, true);
-  CHECK(disagreement(op, {down, random({3, 4}, 2), targets_for(3, 8, DType::i64)},
-                     {.gradients = false}) == "");
-  CHECK(disagreement(op, {down, down, targets_for(3, 8, DType::i64)}, {.gradients = false}) == "");
-  CHECK(disagreement(op, {random({0, 4}, 2), random({0, 4}, 2), Tensor::empty({0}, DType::i64)},
-                     {.gradients = false}) == "");
+  CHECK(check({37, 129, 300, 0.1}, 7, true) == "");
+  CHECK(check({1000, 1025, 3000, 0.1}, 3, false) == "");
+  CHECK(check({5, 8193, 8200, 0.1}, 3, false) == "");
 }
 
 }  // namespace weft
