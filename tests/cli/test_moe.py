@@ -74,20 +74,24 @@ def micro_batches_agree(folder):
 
 
 def evens_out_the_load(folder):
-    same = ["--steps", "80", "--lr", "1e-2", "--dropout", "0", "--mtp", "0"]
+    same = ["--steps", "250", "--batch", "16", "--lr", "3e-3", "--dropout", "0", "--mtp", "0"]
     worst = {}
     for aux in ("none", "bias", "aux"):
         train(*base(folder, aux, "--aux", aux, *same), program="train_moe")
         rows = metrics(f"{folder}/{aux}")[-20:]
         worst[aux] = sum(row["load_max_over_mean"] for row in rows) / len(rows)
-    assert worst["none"] > 2 and max(worst["bias"], worst["aux"]) < 0.8 * worst["none"], worst
+    # Letters come in words, and those of a kind go the same way: 1 is out of reach in one step.
+    assert worst["none"] > 2.5 and worst["bias"] < 1.8 and worst["aux"] < 1.6, worst
 
 
 def allocates_nothing_in_a_steady_step(folder):
-    train(*base(folder, "a", "--steps", "30"), program="train_moe")
-    with open(f"{folder}/a/metrics.jsonl") as lines:
-        allocations = [json.loads(line)["system_allocs"] for line in lines]
-    assert allocations[5] == allocations[-2], allocations  # the last step evaluates
+    for more in ([], ["--recompute", "selective"], ["--recompute", "full"],
+                 ["--recompute", "full", "--pattern", "da", "--micro-batch", "2"]):
+        out = "-".join(["run", *more])
+        train(*base(folder, out, "--steps", "30", *more), program="train_moe")
+        with open(f"{folder}/{out}/metrics.jsonl") as lines:
+            allocations = [json.loads(line)["system_allocs"] for line in lines]
+        assert allocations[5] == allocations[-2], (more, allocations)  # the last step evaluates
 
 
 def generates(folder):
