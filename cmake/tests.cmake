@@ -64,6 +64,7 @@ set(weft_test_stems
   optimizer
   oracle
   parallel
+  parallelize
   part
   pieces
   print

@@ -51,7 +51,7 @@ bool is_alone(const Tensor& x) {
 Tensor gathered(const char* op, const Tensor& x, ProcessGroup& group) {
   const std::int64_t rows = row_count(op, x), all = rows * group.size();
   Tensor y = Tensor::empty(with_rows(x, all), x.dtype(), x.device());
-  group.all_gather(matrix(y, all), matrix(x, rows)).wait();
+  group.at_once().all_gather(matrix(y, all), matrix(x, rows)).wait();
   return y;
 }
 
@@ -77,7 +77,7 @@ Tensor reduce_from_group(Tensor x, ProcessGroup& group) {
     const NoGradGuard quiet;
     y = x.clone();
   }
-  group.all_reduce(y).wait();
+  group.at_once().all_reduce(y).wait();
   if (recording(x))
     Tape::record("reduce_from_group", {&x}, {&y},
                  [g = &group](Backward& b) { b.add(0, copy_to_group(b.dy(), *g)); });
@@ -133,7 +133,7 @@ Tensor reduce_scatter_rows(const Tensor& x, ProcessGroup& group) {
   const std::int64_t own = share("reduce_scatter_rows", x, group);
   const Tensor in = contiguous(x);
   Tensor y = Tensor::empty(with_rows(in, own), in.dtype(), in.device());
-  group.reduce_scatter(matrix(y, own), matrix(in, own * group.size())).wait();
+  group.at_once().reduce_scatter(matrix(y, own), matrix(in, own * group.size())).wait();
   if (recording(in))
     Tape::record("reduce_scatter_rows", {&in}, {&y}, [g = &group, shape = in.shape()](Backward& b) {
       b.add(0, reshape(gather_rows(b.dy(), *g), shape));
@@ -162,7 +162,7 @@ Tensor gather_columns(const Tensor& x, ProcessGroup& group, const Rows& columns)
     const NoGradGuard quiet;
     const Tensor turned = contiguous(transpose(reshape(x, {rows, own}), 0, 1));
     const Tensor together = Tensor::empty({all, rows}, x.dtype(), x.device());
-    group.all_gather(together, turned, columns).wait();
+    group.at_once().all_gather(together, turned, columns).wait();
     y = reshape(contiguous(transpose(together, 0, 1)), shape);
   }
   if (recording(x))

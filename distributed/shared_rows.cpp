@@ -21,7 +21,7 @@ Tensor summed(const Tensor& dy, ProcessGroup& group, const std::vector<SharedRow
   shape[0] = all;
   const Tensor sum = Tensor::zeros(shape, dy.dtype(), dy.device());
   for (const SharedRows& s : mine) rows(sum, s.whole, s.count).add_(rows(dy, s.own, s.count));
-  group.all_reduce(sum).wait();
+  group.at_once().all_reduce(sum).wait();
   const Tensor dx = dy.clone();
   for (const SharedRows& s : mine) rows(dx, s.own, s.count).copy_(rows(sum, s.whole, s.count));
   return dx;

@@ -86,7 +86,7 @@ Tensor detail::vocab_cross_entropy(const Tensor& x, const Tensor& weight, const 
     const std::int64_t n = own.dim(0);
     Tensor all = Tensor::empty({group.size() * n, 4}, own.dtype(), own.device());
     if (group.size() == 1) return own.view({1, n, 4});
-    group.all_gather(all, own).wait();
+    group.at_once().all_gather(all, own).wait();
     return all.view({group.size(), n, 4});
   };
   return weft::detail::linear_cross_entropy(x, weight, targets, options, part, chunk_rows);

@@ -47,7 +47,7 @@ inline Batch some_batch(std::int64_t sequences, std::int64_t tokens, std::int64_
   const Tensor text = Tensor(uniform_(Tensor::empty({sequences, tokens + 1}, DType::f64), {3, 9, 0},
                                       0, static_cast<double>(vocab)))
                           .to(DType::i32);
-  Batch b{text.narrow(1, 0, tokens).contiguous(), text.narrow(1, 1, tokens).contiguous()};
+  Batch b{text.narrow(1, 0, tokens).contiguous(), text.narrow(1, 1, tokens).clone()};
   b.targets.narrow(1, 0, 1).fill_(-100);
   return b;
 }

@@ -1,0 +1,251 @@
+#include <doctest/doctest.h>
+
+#include "weft/distributed/comm_ops.h"
+#include "weft/distributed/shard_experts.h"
+#include "weft/distributed/shared_rows.h"
+#include "weft/tests/model_layouts.h"
+
+namespace weft::distributed {
+namespace {
+
+using nn::Arch;
+using nn::GptConfig;
+using test::distributed_test;
+using test::error_of;
+using test::Pass;
+
+GptConfig small(Arch arch) {
+  return {.arch = arch, .layers = 2, .heads = 4, .dim = 16, .ffn = 24, .seq = 12, .vocab = 13};
+}
+
+Layout try_plan(const GptConfig& c, int tp, const Plan& plan) {
+  const auto world = fake_world(tp - 1, tp);
+  const nn::DeviceScope on_meta(kMeta);
+  nn::Gpt model(c);
+  return parallelize(model, world->all(), plan);
+}
+
+Layout try_gpt(const GptConfig& c, int tp, const GptPlanOptions& o = {}) {
+  return try_plan(c, tp, gpt_plan(c, o));
+}
+
+}  // namespace
+
+TEST_CASE("a model with values keeps those of its part, a meta one is filled with the same") {
+  for (const Arch arch : {Arch::gpt2, Arch::llama})
+    distributed_test({1, 2, 4}, [&](World& w) {
+      GptConfig c = small(arch);
+      c.kv_heads = 2;
+      c.mtp.depths = 1;
+      nn::Gpt whole(c);
+      nn::init(whole, 21);
+      nn::Gpt cut(c);
+      nn::init(cut, 21);
+      const Layout layout = parallelize(cut, w.all(), gpt_plan(c));
+      const nn::DeviceScope on_meta(kMeta);
+      nn::Gpt fresh(c);
+      CHECK(parallelize(fresh, w.all(), gpt_plan(c)).size() == layout.size());
+      nn::materialise(fresh, kCpu, 21, parts(layout));
+      const NamedTensors a = whole.named_parameters(), b = cut.named_parameters(),
+                         d = fresh.named_parameters();
+      REQUIRE(a.size() == layout.size());
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        const ParameterLayout& l = layout.at(a[i].name);
+        CHECK(l.part.whole == a[i].tensor.shape());
+        CHECK(b[i].tensor.requires_grad());
+        CHECK(test::different_bits(
+                  test::whole_of(b[i].tensor, {.part = l.part, .tp_cut = true}, w.all()),
+                  a[i].tensor.to(DType::f64)) == "");
+        CHECK(test::different_bits(b[i].tensor, d[i].tensor) == "");
+      }
+    });
+}
+
+TEST_CASE("layout: what is cut, what is a share, what is shared") {
+  GptConfig c = small(Arch::llama);
+  c.kv_heads = 2;
+  c.qk_norm = true;
+  const Layout plain = try_gpt(c, 4), split = try_gpt(c, 4, {.sequence = true});
+  const ParameterLayout& qkv = plain.at("blocks.0.attn.qkv.weight");
+  CHECK(qkv.tp_cut);
+  CHECK(nn::shape_of(qkv.part) == Shape{12, 16});
+  CHECK(qkv.part.cuts[0].ranges ==
+        std::vector<std::pair<std::int64_t, std::int64_t>>{{12, 16}, {20, 24}, {28, 32}});
+  CHECK(qkv.shared_from == 4);
+  CHECK(qkv.shared_by == 2);
+  CHECK(plain.at("blocks.0.attn.q_norm.weight").tp_partial);
+  CHECK(plain.at("blocks.1.mlp.gate_up.weight").part.cuts[0].ranges ==
+        std::vector<std::pair<std::int64_t, std::int64_t>>{{18, 24}, {42, 48}});
+  CHECK(plain.at("blocks.1.mlp.down.weight").part.cuts[0].axis == 1);
+  CHECK(nn::shape_of(plain.at("head.weight").part) == Shape{1, 16});  // 4, 4, 4, 1
+  CHECK_FALSE(plain.at("norm.weight").tp_partial);
+  CHECK(split.at("norm.weight").tp_partial);
+  CHECK(split.at("blocks.0.attn_norm.weight").tp_partial);
+  CHECK_FALSE(split.at("embed.weight").tp_partial);
+  const Layout gpt2 = try_gpt(small(Arch::gpt2), 2, {.sequence = true});
+  CHECK(gpt2.at("blocks.0.attn.proj.bias").tp_partial);
+  CHECK(gpt2.at("blocks.0.attn.qkv.bias").tp_cut);
+  CHECK_FALSE(gpt2.at("positions.weight").tp_partial);
+  CHECK_FALSE(gpt2.contains("head.weight"));  // tied: embed.weight
+  CHECK(parts(try_gpt(c, 1)).empty());
+}
+
+TEST_CASE("what a plan refuses") {
+  GptConfig c = small(Arch::gpt2);
+  c.heads = 6;
+  c.dim = 24;
+  CHECK(error_of([&] { try_gpt(c, 4); }) ==
+        "parallelize: blocks.0.attn has 6 heads, which do not divide among tp 4");
+  c.kv_heads = 3;
+  CHECK(error_of([&] { try_gpt(c, 2); }) ==
+        "parallelize: blocks.0.attn.qkv has 3 key heads, which do not divide among tp 2, nor tp "
+        "among them");
+  c = small(Arch::llama);
+  c.ffn = 25;
+  CHECK(error_of([&] { try_gpt(c, 2); }) ==
+        "parallelize: blocks.0.mlp.gate_up has 25 hidden features, which do not divide among tp 2");
+  c = small(Arch::llama);
+  c.pattern = "da";
+  CHECK(error_of([&] { gpt_plan(c, {.sequence = true}); }) ==
+        "gpt_plan: a gated delta net needs all tokens of a sequence; leave sequence parallelism "
+        "out for pattern \"da\"");
+  c = small(Arch::gpt2);
+  const auto with = [](Plan plan, const Plan::Rule& rule) {
+    plan.rules.insert(plan.rules.begin(), rule);
+    return plan;
+  };
+  CHECK(error_of([&] {
+          try_plan(c, 2, with(gpt_plan(c), {"nothing", Placement::whole(false)}));
+        }) == "parallelize: the pattern \"nothing\" matches no layer of the model");
+  CHECK(error_of([&] {
+          try_plan(c, 2, with(gpt_plan(c), {"norm", Placement::row({"features", 16})}));
+        }) == "parallelize: the rule for norm does not fit a LayerNorm(16)");
+  CHECK(error_of([&] {
+          try_plan(c, 2, with(gpt_plan(c), {"blocks.0.mlp.up", Placement::column({{"x", 20}})}));
+        }) == "parallelize: blocks.0.mlp.up must have 20 features by its rule, got 24");
+  Plan less = gpt_plan(c);
+  less.rules.pop_back();
+  CHECK(error_of([&] { try_plan(c, 2, less); }) ==
+        "parallelize: no rule of the plan is about blocks.0.attn_norm.weight");
+  distributed_test({2}, [&](World& w) {
+    test::Parallel p = test::make_parallel(c, DType::f32, w.all(), {.sequence = true});
+    const Tensor ids = Tensor::zeros({1, 5}, DType::i32);
+    CHECK(error_of([&] { p.model.hidden(ids); }) ==
+          "gpt: the 5 tokens of a batch of 1 sequences do not divide among 2 ranks");
+    nn::KvCache cache(c, 1, 8);
+    CHECK(error_of([&] {
+            p.model.extend(Tensor::zeros({1, 4}, DType::i32), cache);
+          }) == "gpt: tokens that are split over ranks cannot go with a cache");
+    p.model.head.bias = Tensor::zeros({7});
+    CHECK(error_of([&] { p.model.losses(ids.narrow(1, 0, 4), ids.narrow(1, 0, 4)); }) ==
+          "loss: a head that is cut over ranks must have no bias");
+  });
+  c.tie = false;
+  const auto world = fake_world(0, 2);
+  nn::Gpt biased(c);
+  biased.head.bias = Tensor::zeros({13});
+  CHECK(error_of([&] { parallelize(biased, world->all(), gpt_plan(c)); }) ==
+        "parallelize: a head that is cut over ranks must have no bias");
+}
+
+TEST_CASE("logits of a cut model, and packed rows") {
+  for (const Arch arch : {Arch::gpt2, Arch::llama})
+    for (const bool sequence : {false, true})
+      distributed_test({2, 4}, [&](World& w) {
+        const GptConfig c = small(arch);
+        const nn::Gpt whole = test::make_whole(c, DType::f64);
+        const test::Parallel p =
+            test::make_parallel(c, DType::f64, w.all(), {.sequence = sequence});
+        const test::Batch b = test::some_batch(2, 6, 13);
+        CHECK(test::mismatch(p.model(b.ids), whole(b.ids), 1e-12) == "");
+        const test::Batch row = test::some_batch(1, 12, 13);
+        const std::vector<std::int32_t> bounds{0, 5, 5, 7, 12};
+        const nn::Packing packing = nn::Packing::of(bounds, 12);
+        CHECK(test::mismatch(p.model(row.ids, packing), whole(row.ids, packing), 1e-12) == "");
+      });
+}
+
+TEST_CASE("gated delta nets and experts are whole") {
+  GptConfig delta = small(Arch::llama);
+  delta.pattern = "da";
+  GptConfig moe = small(Arch::llama);
+  moe.moe = {.experts = 4, .ffn = 8, .shared_ffn = 12, .shared_gate = true};
+  moe.moe.router.route.topk = 2;
+  moe.moe_every = 2;
+  moe.mtp = {.depths = 1, .weight = 0.3};
+  const test::Batch batch = test::some_batch(2, 8, 13);
+  for (const GptConfig& c : {delta, moe}) {
+    nn::Gpt whole = test::make_whole(c, DType::f64);
+    const Pass want = test::pass_of(whole, batch);
+    for (const bool sequence : {false, true}) {
+      if (sequence && !c.pattern.empty()) continue;
+      distributed_test({2}, [&](World& w) {
+        test::Parallel p = test::make_parallel(c, DType::f64, w.all(), {.sequence = sequence});
+        const Pass got = test::gathered(test::pass_of(p.model, batch), p.layout, w.all());
+        CHECK(test::difference(got, want, 1e-9) == "");
+      });
+    }
+  }
+}
+
+TEST_CASE("shared rows: the ranks that share one add up what they say about it") {
+  distributed_test({4}, [](World& w) {
+    // Two shared rows; ranks 0 and 1 have the first, 2 and 3 the second, behind a row of their own.
+    const std::vector<SharedRows> mine{{1, w.rank() / 2, 1}};
+    Tensor x = test::random({2, 3}, 1);
+    x.set_requires_grad();
+    Tape tape;
+    const Tensor y = share_rows(x, w.all(), mine, 2);
+    CHECK(test::different_bits(y.detach(), x.detach()) == "");
+    const Tensor dx = tape.gradients(y, {x}, Tensor::full({2, 3}, w.rank() + 1.0, DType::f64))[0];
+    CHECK(dx.select(0, 0).select(0, 1).item() == w.rank() + 1.0);
+    CHECK(dx.select(0, 1).select(0, 2).item() == (w.rank() < 2 ? 3 : 7));
+    CHECK(error_of([&] { share_rows(Tensor::zeros({2}, DType::i32), w.all(), mine, 2); }) ==
+          "share_rows: x must have dtype f32, f64 or bf16, got i32");
+  });
+}
+
+TEST_CASE(
+    "boundary: the bias of a row-parallel layer is added once, products replace the fused op") {
+  distributed_test({2}, [](World& w) {
+    nn::DeviceScope in(kCpu, DType::f64);
+    for (const nn::Activation act :
+         {nn::Activation::gelu_tanh, nn::Activation::gelu_erf, nn::Activation::swiglu}) {
+      nn::Mlp mlp(4, 6, {.activation = act});
+      normal_(mlp.up.bias.detach(), {1, 1, 0});
+      normal_(mlp.down.bias.detach(), {1, 2, 0});
+      const Tensor x = test::random({3, 4}, 2), want = mlp(x);
+      nn::Boundary halves;  // both ranks have all of it: half of each
+      halves.after = [&](Tensor y) { return reduce_from_group(mul(y, 0.5), w.all()); };
+      mlp.down.boundary = std::make_shared<const nn::Boundary>(halves);
+      CHECK(test::mismatch(mlp(x), want, 1e-13) == "");
+      CHECK(test::mismatch(mlp.down(test::random({3, 6}, 4)).detach(),
+                           nn::clone(mlp.down)(test::random({3, 6}, 4)), 1e-13) == "");
+      int calls = 0;
+      nn::Boundary product;
+      product.product = [&](const Tensor& t, const Tensor& weight, const Tensor& bias) {
+        ++calls;
+        return bias ? add(t.matmul(weight.t()), bias) : t.matmul(weight.t());
+      };
+      mlp.up.boundary = std::make_shared<const nn::Boundary>(product);
+      CHECK(test::mismatch(mlp(x), want, 1e-13) == "");
+      CHECK(calls == 1);
+    }
+  });
+}
+
+TEST_CASE("dropout: a part of the tokens draws its part of the mask") {
+  nn::Dropout drop(0.4);
+  const Tensor x = Tensor::ones({3, 4, 5});
+  const RandomScope random({.seed = 5, .step = 3, .first_global_row = 7});
+  const Tensor want = drop(x).view({12, 5});
+  for (const int ranks : {2, 3, 4, 6})
+    for (int r = 0; r < ranks; ++r) {
+      const std::int64_t n = 12 / ranks;
+      const nn::TokenScope scope(nn::TokenPart{3, 4, r * n, n});
+      const Tensor got = drop(Tensor::ones({1, n, 5}));
+      CHECK(test::different_bits(got.view({n, 5}), want.narrow(0, r * n, n).contiguous()) == "");
+    }
+}
+
+}  // namespace weft::distributed
