@@ -5,6 +5,26 @@ namespace {
 constinit thread_local int replays = 0;
 }  // namespace
 
+constinit thread_local RegionMemory* RegionMemory::innermost_ = nullptr;
+
+Tensor RegionMemory::next() {
+  RegionMemory* m = innermost_;
+  while (m && !m->given_) m = m->outer_;
+  if (!m) return {};
+  check(m->given_out_ < m->given_->size,
+        "recompute: the second pass asks for more values than the first, which had {}",
+        m->given_->size);
+  return m->given_->items[m->given_out_++].get();
+}
+
+void RegionMemory::keep(const Tensor& value) {
+  for (RegionMemory* m = innermost_; m && !m->given_; m = m->outer_) {
+    RegionValues& all = m->collected_;
+    check(all.size < 8, "recompute: at most 8 values may be kept for the second pass of a region");
+    all.items[all.size++] = save(value, "a value of the first pass");
+  }
+}
+
 bool recomputing() { return replays > 0; }
 
 RecomputeRegion::RecomputeRegion()
@@ -29,8 +49,8 @@ TensorList RecomputeRegion::stand_ins(const TensorList& inputs) {
   return out;
 }
 
-ReplayTape::ReplayTape(const RandomSnapshot& snapshot)
-    : random_(snapshot), category_(Category::activation) {
+ReplayTape::ReplayTape(const RandomSnapshot& snapshot, const RegionValues& values)
+    : random_(snapshot), memory_(&values), category_(Category::activation) {
   ++replays;
 }
 ReplayTape::~ReplayTape() { --replays; }

@@ -10,6 +10,46 @@ namespace weft {
 /// here so that they never count twice.
 bool recomputing();
 
+/// What first_pass_value() keeps of a region's first pass for its second.
+struct RegionValues {
+  Saved items[8];
+  int size = 0;
+};
+
+/// Takes part in first_pass_value() until the end of its scope.
+class RegionMemory {
+ public:
+  /// Of a first pass: collects. Of a second: `given` gives back.
+  explicit RegionMemory(const RegionValues* given = nullptr) : given_(given), outer_(innermost_) {
+    innermost_ = this;
+  }
+  ~RegionMemory() { innermost_ = outer_; }
+  RegionMemory(const RegionMemory&) = delete;
+  const RegionValues& collected() const { return collected_; }
+  /// The next value that the innermost second pass has to give; null outside of one.
+  static Tensor next();
+  /// Kept by every first pass that runs, inside the innermost second pass.
+  static void keep(const Tensor& value);
+
+ private:
+  const RegionValues* given_;
+  int given_out_ = 0;
+  RegionValues collected_;
+  RegionMemory* outer_;
+  static constinit thread_local RegionMemory* innermost_;
+};
+
+/// fn(), a tensor; in the second pass of a region what fn() gave in the first: for what comes from
+/// a state that moves on between the two, like a running count. Values come back in their order.
+/// Throws Error for more than 8 in a region, and when the second pass asks for more than the first
+template <class F>
+Tensor first_pass_value(F fn) {
+  Tensor value = RegionMemory::next();
+  if (!value) value = fn();
+  RegionMemory::keep(value);
+  return value;
+}
+
 /// The unrecorded first pass of a region: its ops count the leaves they use and save nothing.
 class RecomputeRegion {
  public:
@@ -20,6 +60,7 @@ class RecomputeRegion {
   /// Backward will run the region again. Otherwise (nothing to differentiate, or an exception) the
   /// uses that were counted do not count.
   void keep() { kept_ = true; }
+  const RegionValues& values() const { return memory_.collected(); }
   /// Stand-ins for the inputs: same values, followed like any intermediate.
   static TensorList stand_ins(const TensorList& inputs);
 
@@ -28,12 +69,13 @@ class RecomputeRegion {
   Tape::Mode previous_;
   std::size_t first_use_;
   bool kept_ = false;
+  RegionMemory memory_;
 };
 
 /// The second pass: a tape of its own whose leaf gradients go to the tape that is running.
 class ReplayTape {
  public:
-  explicit ReplayTape(const RandomSnapshot& snapshot);
+  ReplayTape(const RandomSnapshot& snapshot, const RegionValues& values);
   ~ReplayTape();
   /// Leaves with the values of the inputs; those that need a gradient require one.
   TensorList leaves(const TensorList& inputs, const Backward& b);
@@ -42,6 +84,7 @@ class ReplayTape {
 
  private:
   RandomReplay random_;
+  RegionMemory memory_;
   CategoryScope category_;
   Tape tape_;
 };
@@ -52,7 +95,7 @@ class ReplayTape {
 /// fn      TensorList -> TensorList; must compute the same thing when called again with equal
 /// inputs.
 ///         It may use parameters directly: their gradients arrive as usual.
-/// Saves   the inputs only
+/// Saves   the inputs, and what first_pass_value() keeps
 /// Throws  Error when more than one tape records (a recomputed region is once differentiable)
 /// Source  Chen, Xu, Zhang, Guestrin 2016, arXiv:1604.06174
 template <class F>
@@ -60,6 +103,7 @@ TensorList recompute(F fn, const TensorList& inputs) {
   if (!Tape::current()) return fn(inputs);
   const RandomSnapshot snapshot = RandomSnapshot::take();
   TensorList outputs;
+  RegionValues values;
   bool followed = false;
   {
     RecomputeRegion region;
@@ -69,6 +113,7 @@ TensorList recompute(F fn, const TensorList& inputs) {
       outputs.push_back(y.detach());
     }
     if (followed) region.keep();
+    values = region.values();
   }
   if (!followed) return outputs;
   struct SavedInputs {
@@ -77,13 +122,14 @@ TensorList recompute(F fn, const TensorList& inputs) {
   } saved;
   check(inputs.size() <= 5, "recompute: at most 5 inputs, got {}", inputs.size());
   for (const Tensor& x : inputs) saved.items[saved.size++] = save(x, "an input");
-  Tape::record("recompute", inputs, outputs, [fn = std::move(fn), saved, snapshot](Backward& b) {
-    TensorList originals;
-    for (int i = 0; i < saved.size; ++i) originals.push_back(saved.items[i].get());
-    ReplayTape replay(snapshot);
-    const TensorList xs = replay.leaves(originals, b);
-    replay.finish(fn(xs), xs, b);
-  });
+  Tape::record("recompute", inputs, outputs,
+               [fn = std::move(fn), saved, values, snapshot](Backward& b) {
+                 TensorList originals;
+                 for (int i = 0; i < saved.size; ++i) originals.push_back(saved.items[i].get());
+                 ReplayTape replay(snapshot, values);
+                 const TensorList xs = replay.leaves(originals, b);
+                 replay.finish(fn(xs), xs, b);
+               });
   return outputs;
 }
 

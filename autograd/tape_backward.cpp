@@ -276,6 +276,11 @@ void Tape::run(const char* caller, const TensorList& ys, const TensorList& dys) 
     }
   }
   run_put_off();
+  // A region that the loss does not reach is not run again, and its uses are still to come.
+  for (std::size_t i = 0; i < state_->leaves.size(); ++i) {
+    const Leaf& leaf = state_->leaves[i];
+    if (leaf.uses > 0) leaf_used(slot(leaf.tensor.impl()->tape_id), leaf.uses);
+  }
 }
 
 void Tape::backward(const Tensor& loss, const Tensor& dy) {

@@ -15,14 +15,6 @@ void validate_experts(const GptConfig& c) {
   MoeOptions moe = c.moe;
   moe.ffn = c.expert_ffn_dim();
   moe.validate();
-  const auto& balance = c.moe.router.balance;
-  const bool global = std::any_of(balance.begin(), balance.end(), [](const BalanceLoss& l) {
-    return l.scope == Balance::global && l.coefficient > 0;
-  });
-  // The running counts that the second depth leaves are not those that the first one saw.
-  check(!(global && c.mtp.repeated && c.mtp.depths > 1 && c.recompute == Recompute::full),
-        "gpt: a repeated mtp layer with a global balance loss cannot be recomputed; take recompute "
-        "none or selective, or another balance loss");
   check(c.moe_every >= 1, "gpt: moe_every must be at least 1, got {}", c.moe_every);
   check(c.moe_layers.empty() || static_cast<std::int64_t>(c.moe_layers.size()) == c.layers,
         "gpt: moe_layers must have one number for each of the {} layers, got {}", c.layers,

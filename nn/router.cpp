@@ -136,9 +136,28 @@ void Router::count_whole_sequences(const Tensor& counts, const TokenPart& part) 
   for (std::int64_t i = 0; i < pieces; ++i) counts.select(0, i).copy_(sequence_of(i));
 }
 
+Tensor Router::chosen(const Tensor& logits, const Routing& routing, const RouterInput& in,
+                      std::int64_t parts, const PackedTokens& packed) const {
+  // Without bias and groups the chosen experts are those with the largest logits.
+  return expert_bias || config.route.groups > 0
+             ? count_top_experts(logits, config.route.topk, parts, in.padding, packed)
+             : count_experts(routing.experts, experts(), parts, packed);
+}
+
+// The choices of all micro-batches of the step so far, with this one's.
+Tensor Router::count_for_step(const Tensor& logits, const Routing& routing,
+                              const RouterInput& in) const {
+  const Tensor counts = chosen(logits, routing, in, 1, {});
+  if (reduce_global) reduce_global(counts);
+  global_counts.add_(counts.view({experts()}));
+  return clone(global_counts).view({1, experts()});
+}
+
 Tensor Router::counts_of(const BalanceLoss& l, const Tensor& logits, const Routing& routing,
                          const RouterInput& in) const {
-  if (l.scope == Balance::global && recomputing()) return clone(global_counts).view({1, experts()});
+  if (l.scope == Balance::global)
+    // Between the passes of a region other micro-batches or depths may have counted.
+    return first_pass_value([&] { return count_for_step(logits, routing, in); });
   const bool by_sequence = l.scope == Balance::sequence;
   const PackedTokens packed = by_sequence ? in.packed : PackedTokens{};
   const TokenPart* part =
@@ -146,22 +165,12 @@ Tensor Router::counts_of(const BalanceLoss& l, const Tensor& logits, const Routi
   const std::int64_t parts = part          ? part->count / std::gcd(part->tokens, part->count)
                              : by_sequence ? in.sequences
                                            : 1;
-  // Without bias and groups the chosen experts are those with the largest logits.
-  const Tensor counts =
-      expert_bias || config.route.groups > 0
-          ? count_top_experts(logits, config.route.topk, parts, in.padding, packed)
-          : count_experts(routing.experts, experts(), parts, packed);
-  if (part) {
+  const Tensor counts = chosen(logits, routing, in, parts, packed);
+  if (part)
     count_whole_sequences(counts, *part);
-    return counts;
-  }
-  if (l.scope != Balance::global) {
-    if (reduce_batch) reduce_batch(counts);
-    return counts;
-  }
-  if (reduce_global) reduce_global(counts);
-  global_counts.add_(counts.view({experts()}));
-  return clone(global_counts).view({1, experts()});
+  else if (reduce_batch)
+    reduce_batch(counts);
+  return counts;
 }
 
 Tensor Router::loss_of(const Tensor& logits, const Routing& routing, const RouterInput& in) const {

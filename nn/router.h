@@ -96,6 +96,10 @@ struct Router : Module {
  private:
   Tensor logits_of(const Tensor& x, std::int64_t sequences) const;
   void count_whole_sequences(const Tensor& counts, const TokenPart& part) const;
+  Tensor chosen(const Tensor& logits, const Routing& routing, const RouterInput& input,
+                std::int64_t parts, const PackedTokens& packed) const;
+  Tensor count_for_step(const Tensor& logits, const Routing& routing,
+                        const RouterInput& input) const;
   Tensor counts_of(const BalanceLoss& l, const Tensor& logits, const Routing& routing,
                    const RouterInput& input) const;
   Tensor loss_of(const Tensor& logits, const Routing& routing, const RouterInput& input) const;

@@ -125,6 +125,81 @@ TEST_CASE(
   CHECK(test::mismatch(w.grad(), c, 1e-12) == "");
 }
 
+TEST_CASE("recompute: the second pass gets the values of the first, in their order") {
+  double count = 0;
+  int calls = 0;
+  const auto counted = [&] {
+    return first_pass_value([&] {
+      ++calls;
+      return Tensor::full({}, ++count, DType::f64);
+    });
+  };
+  const auto twice = [&](const Tensor& v) {
+    const Tensor a = counted(), b = counted();
+    return v * a * a * b;
+  };
+  // Outside of regions it is a plain call.
+  CHECK(counted().item() == 1);
+  for (const bool nested : {false, true}) {
+    count = calls = 0;
+    const Tensor x = Tensor(test::random({3}, 1)).set_requires_grad();
+    const auto region = [&](const Tensor& v) {
+      if (!nested) return recompute(twice, v);
+      const auto outer = [&](const Tensor& w) {
+        const Tensor inner = recompute(twice, w);
+        return inner * counted();
+      };
+      return recompute(outer, v);
+    };
+    Tape tape;
+    const Tensor first = region(x), second = region(x);
+    const double want = nested ? 1 * 1 * 2 * 3 + 4 * 4 * 5 * 6 : 1 * 1 * 2 + 3 * 3 * 4;
+    CHECK(test::mismatch(first + second, x.detach() * want, 1e-15) == "");
+    sum(first + second).backward();
+    CHECK(test::mismatch(x.grad(), Tensor::full({3}, want, DType::f64), 1e-15) == "");
+    CHECK(calls == (nested ? 6 : 4));
+  }
+  const Tensor x = Tensor(test::random({3}, 1)).set_requires_grad();
+  Tape tape;
+  const auto many = [&](const Tensor& v) {
+    for (int i = 0; i < 9; ++i) counted();
+    return v * v;
+  };
+  CHECK(test::error_of([&] { recompute(many, x); }) ==
+        "recompute: at most 8 values may be kept for the second pass of a region");
+  int asked = 0;
+  const Tensor y = recompute(
+      [&](const Tensor& v) {
+        for (int i = 0; i <= asked; ++i) counted();
+        ++asked;
+        return v * v;
+      },
+      x);
+  CHECK(test::error_of([&] { sum(y).backward(); }) ==
+        "recompute: the second pass asks for more values than the first, which had 1");
+}
+
+TEST_CASE("recompute: a region that the loss does not reach holds no gradient back") {
+  const Tensor w = Tensor(test::random({3}, 2)).set_requires_grad();
+  const auto times_w = [&w](const Tensor& v) { return v * w; };
+  for (const bool nested : {false, true}) {
+    w.set_grad({});
+    const Tensor x = Tensor(test::random({3}, 1)).set_requires_grad();
+    const auto region = [&](const Tensor& v) {
+      const Tensor idle = recompute(times_w, v);
+      return v * w + idle.detach() * 0;
+    };
+    int ready = 0;
+    Tape tape;
+    tape.on_grad_ready([&](const Tensor&) { ++ready; });
+    const Tensor y = nested ? recompute(region, x) : region(x);
+    sum(y).backward();
+    REQUIRE(w.grad());
+    CHECK(test::mismatch(w.grad(), x.detach(), 1e-15) == "");
+    CHECK(ready == 2);
+  }
+}
+
 TEST_CASE("recompute: without a tape it is a plain call") {
   int passes = 0;
   const Tensor y = recompute([&](const Tensor& x) { return ++passes, x * 2.0; }, test::random({3}));
