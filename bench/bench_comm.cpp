@@ -4,9 +4,11 @@
 #include <vector>
 
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/tape.h"
 #include "weft/bench/harness.h"
-#include "weft/core/tensor.h"
-#include "weft/distributed/world.h"
+#include "weft/core/random.h"
+#include "weft/distributed/shard_experts.h"
+#include "weft/nn/moe.h"
 
 namespace weft::bench {
 namespace {
@@ -100,6 +102,40 @@ void share_of_waiting(int ranks, Report& report) {
       options);
 }
 
+/// A layer with experts on all ranks and one that every token goes through, forward and backward,
+/// behind a slow link: what the second one hides of the tokens' way when it is computed meanwhile.
+void shared_expert(int ranks, Report& report) {
+  distributed::WorldOptions options;
+  options.link.latency_s = 5e-3;
+  run_ranks(
+      ranks,
+      [&](World& w) {
+        const distributed::DeviceMesh mesh(w, {.ep = w.size()});
+        nn::MoE moe(256, {.experts = 8, .ffn = 16, .shared_ffn = 1024});
+        shard_experts(moe, mesh);
+        Tensor x = rand_normal({256, 256});
+        const Tensor dy = rand_normal(x.shape());
+        x.set_requires_grad();
+        for (const bool overlap : {false, true}) {
+          moe.overlap_shared = overlap;
+          const double before = w.stats().waiting_s;
+          const Timing t = time_together(w, 2, [&] {
+            Tape tape;
+            moe(x).y.backward(dy);
+            moe.zero_grad();
+            x.set_grad({});
+          });
+          if (w.rank() != 0) continue;
+          const std::string what =
+              message("{} ranks, experts, shared one {}", w.size(), overlap ? "meanwhile" : "last");
+          const double passes = 1 + 2 * kBatches;
+          report.row(what, 1e3 * t.median_s, "ms");
+          report.row(what + ", waiting", 1e3 * (w.stats().waiting_s - before) / passes, "ms");
+        }
+      },
+      options);
+}
+
 }  // namespace
 }  // namespace weft::bench
 
@@ -110,6 +146,7 @@ int main(int argc, char** argv) {
     distributed::run_ranks(ranks,
                            [&](distributed::World& w) { bench::each_collective(w, report); });
     bench::share_of_waiting(ranks, report);
+    if (ranks == 2) bench::shared_expert(ranks, report);
   }
   return report.finish();
 }
