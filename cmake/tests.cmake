@@ -25,6 +25,7 @@ set(weft_test_stems
   expert_layouts
   expert_parallel
   expert_router
+  expert_tensor
   experts
   file
   gated_delta
