@@ -268,6 +268,7 @@ class DelayWeightGradients {
   static void flush();
 
  private:
+  friend class Backward;
   friend class Tape;
   static constinit thread_local bool on_;
   bool previous_;
@@ -275,6 +276,7 @@ class DelayWeightGradients {
 
 template <class F>
 void Backward::put_off(std::initializer_list<int> inputs, F&& fn) {
+  if (!DelayWeightGradients::on_) return fn(*this);
   using Fn = std::decay_t<F>;
   static_assert(alignof(Fn) <= alignof(std::max_align_t));
   void* place = tape_->begin_put_off(

@@ -146,7 +146,7 @@ void Tape::finish_leaf(Leaf& leaf, Slot& s) {
 
 void* Tape::begin_put_off(const Backward& b, std::initializer_list<int> inputs,
                           std::size_t fn_bytes, Invoke invoke, Destroy destroy) {
-  if (!DelayWeightGradients::on_ || current_ != nullptr) return nullptr;
+  if (current_ != nullptr) return nullptr;
   for (const int i : inputs)
     if (b.needs(i) && slot(b.slots_[i]).leaf < 0) return nullptr;
   State& s = *state_;

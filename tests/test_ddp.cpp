@@ -71,6 +71,9 @@ TEST_CASE("ddp: the same bits with overlap and without, in any buckets, and agai
                           want));
     CHECK(test::same_bits(ddp_gradients(w, DType::f32, {.bucket_size = 1}), want));
     CHECK(test::same_bits(ddp_gradients(w, DType::f32, {}), want));
+    const DelayWeightGradients later;  // a bucket is not sent before they are there
+    CHECK(test::same_bits(ddp_gradients(w, DType::f32, {.bucket_size = 1}), want));
+    CHECK(test::same_bits(ddp_gradients(w, DType::f32, {.bucket_size = 200}), want));
   });
 }
 

@@ -52,6 +52,32 @@ def logs_losses_and_loads(folder):
     assert "aux_loss" not in row and "z_loss" not in row and len(row["layer_loads"]) == 3, row
 
 
+def logs_router_losses_once(folder):
+    """Every batch is the same and nothing is learnt: a loss that is counted twice, not at all or over
+    too many layers, micro-batches or passes is another number."""
+    path = pathlib.Path(folder) / "same.txt"
+    path.write_text("a" * 8000)
+    for aux in ("aux", "seq", "global"):
+        seen = {}
+        for i, more in enumerate(([], ["--micro-batch", "1"], ["--log-every", "3"],
+                                  ["--micro-batch", "2", "--recompute", "full"],
+                                  ["--recompute", "selective"], ["--layers", "4", "--moe-every", "2"])):
+            train("--data", path, "--out", f"{folder}/{aux}{i}", *SMALL, "--steps", "4", "--lr", "1e-12",
+                  "--dropout", "0", "--aux", aux, "--z-loss", "0.001", "--mtp", "0", *more,
+                  program="train_moe")
+            rows = metrics(f"{folder}/{aux}{i}")
+            # All tokens are alike, and 2 of 8 experts get them: aux_loss is their probability, of 1 / 4
+            # that would be even.
+            for row in rows:
+                assert 0.9 < row["aux_loss"] < 1.3 and row["layer_loads"] == [4, 4], row
+            if "--layers" in more:
+                continue
+            for row in rows:
+                for key in ("aux_loss", "z_loss"):
+                    want = seen.setdefault(key, row[key])
+                    assert abs(row[key] - want) < 1e-5 * want, (aux, more, key, row[key], want)
+
+
 def micro_batches_agree(folder):
     """Nothing of the loss depends on how a step is cut when no balance loss is part of it."""
     train(*base(folder, "whole", "--steps", "5"), program="train_moe")
@@ -146,6 +172,6 @@ def wrong_uses(folder):
             "expert_bias true (this run: false)")
 
 
-main([is_train_gpt_with_other_defaults, resumes, logs_losses_and_loads, micro_batches_agree,
+main([is_train_gpt_with_other_defaults, resumes, logs_losses_and_loads, logs_router_losses_once, micro_batches_agree,
       evens_out_the_load, allocates_nothing_in_a_steady_step, generates, trains_on_a_gpu,
       wrong_uses])
