@@ -91,8 +91,10 @@ ExpertRows sort_by_expert(const Tensor& experts, std::int64_t count, const RowOp
   dispatch<cpu::sort_by_expert, cuda::sort_by_expert>(contiguous(experts), layout, scratch,
                                                       out.row_of, slot_of, out.counts);
   out.slot_of = slot_of;
-  const bool known = device.is_meta() || o.capacity;
-  if (known || o.read) know_rows(out, known ? planned_rows(slots, layout) : out.counts.to(kCpu));
+  // On the CPU the counts are there to be read, with or without a capacity.
+  const bool planned = device.is_meta() || (o.capacity && !device.is_cpu());
+  if (planned || o.capacity || o.read)
+    know_rows(out, planned ? planned_rows(slots, layout) : out.counts.to(kCpu));
   return out;
 }
 
