@@ -134,6 +134,7 @@ set(weft_sources
   distributed/flight_recorder.cpp
   distributed/mpi_world.cpp
   distributed/operation.cpp
+  distributed/overlap.cpp
   distributed/parallelize.cpp
   distributed/pieces.cpp
   distributed/plan.cpp

@@ -65,6 +65,7 @@ set(weft_test_stems
   optimizer
   oracle
   parallel
+  overlap
   parallelize
   part
   pieces

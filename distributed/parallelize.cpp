@@ -175,12 +175,18 @@ class Parallelizer {
         }
     if (tp_.size() == 1) return;
     nn::Boundary b;
-    if (p.communicates) b = *entrance();
+    const bool overlaps = p.communicates && plan_.overlap != Overlap::none;
+    if (p.communicates && !overlaps) b = *entrance();
     if (!cut.shared.empty())
-      b.product = [g = &tp_, shared = cut.shared, all = cut.all_shared](
+      b.product = [g = &tp_, shared = cut.shared, all = cut.all_shared, overlaps](
                       const Tensor& x, const Tensor& weight, const Tensor& bias) {
         const Tensor own = bias ? share_rows(bias, *g, shared, all) : bias;
-        return linear(x, share_rows(weight, *g, shared, all), own);
+        const Tensor used = share_rows(weight, *g, shared, all);
+        return overlaps ? gather_linear(x, used, own, *g) : linear(x, used, own);
+      };
+    else if (overlaps)
+      b.product = [g = &tp_](const Tensor& x, const Tensor& weight, const Tensor& bias) {
+        return gather_linear(x, weight, bias, *g);
       };
     if (b.before || b.product) l.boundary = std::make_shared<const nn::Boundary>(std::move(b));
   }
@@ -192,7 +198,13 @@ class Parallelizer {
     if (tp_.size() == 1) return;
     nn::Boundary b;
     ProcessGroup* const g = &tp_;
-    if (plan_.sequence)
+    if (plan_.overlap != Overlap::none)
+      b.product = [g, form = plan_.overlap](const Tensor& x, const Tensor& weight,
+                                            const Tensor& bias) {
+        const Tensor y = linear_scatter(x, weight, *g, form);
+        return bias ? add(y, bias) : y;
+      };
+    else if (plan_.sequence)
       b.after = [g](Tensor y) { return reduce_scatter_rows(y, *g); };
     else
       b.after = [g](Tensor y) { return reduce_from_group(std::move(y), *g); };

@@ -55,9 +55,12 @@ Plan gpt_plan(const nn::GptConfig& c, const GptPlanOptions& o) {
         "gpt_plan: a gated delta net needs all tokens of a sequence; leave sequence parallelism "
         "out for pattern \"{}\"",
         c.pattern);
+  check(o.sequence || o.overlap == Overlap::none,
+        "gpt_plan: overlap hides the gathers and scatters of sequence parallelism; set sequence");
   const bool scatters = o.sequence && c.arch == nn::Arch::gpt2;
   Plan plan;
   plan.sequence = o.sequence;
+  plan.overlap = o.overlap;
   std::vector<Plan::Rule>& rules = plan.rules;
   if (o.sequence) rules.push_back({"", Placement::tokens(scatters)});
   rules.push_back({"embed", Placement::vocabulary(c.vocab, o.sequence && !scatters)});

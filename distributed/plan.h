@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "weft/distributed/overlap.h"
 #include "weft/nn/gpt.h"
 
 namespace weft::distributed {
@@ -60,19 +61,23 @@ struct Plan {
     Placement placement;
   };
   std::vector<Rule> rules;
-  bool sequence = false;  ///< tokens are split between products: see GptPlanOptions
+  bool sequence = false;            ///< tokens are split between products: see GptPlanOptions
+  Overlap overlap = Overlap::none;  ///< likewise
 };
 
 struct GptPlanOptions {
   /// Between the products of attention and MLPs every rank works on its part of the tokens only:
   /// the activations there are cut too, and two halves of an all-reduce take its place.
   bool sequence = false;
+  /// With `sequence`: how attention and MLPs hide what their products wait for. The fused MLP then
+  /// is three ops. Latent attention hides only what comes out of it.
+  Overlap overlap = Overlap::none;
 };
 
 /// The plan of a GPT: attention by heads, MLPs by hidden features, embedding, head and loss by rows
 /// of the vocabulary, MTP depths likewise, latent attention behind its latents; norms, routers,
 /// experts and gated delta nets whole.
-/// Throws Error when gated delta nets meet `sequence`.
+/// Throws Error when gated delta nets meet `sequence`, and on `overlap` without it.
 Plan gpt_plan(const nn::GptConfig& config, const GptPlanOptions& options = {});
 
 }  // namespace weft::distributed

@@ -109,6 +109,8 @@ TEST_CASE("what a plan refuses") {
   CHECK(error_of([&] { gpt_plan(c, {.sequence = true}); }) ==
         "gpt_plan: a gated delta net needs all tokens of a sequence; leave sequence parallelism "
         "out for pattern \"da\"");
+  CHECK(error_of([&] { gpt_plan(small(Arch::gpt2), {.overlap = Overlap::ring}); }) ==
+        "gpt_plan: overlap hides the gathers and scatters of sequence parallelism; set sequence");
   c = small(Arch::gpt2);
   const auto with = [](Plan plan, const Plan::Rule& rule) {
     plan.rules.insert(plan.rules.begin(), rule);

@@ -102,6 +102,20 @@ TEST_CASE("layouts: loss, norm and every gradient of one rank") {
     }
 }
 
+TEST_CASE("layouts: hidden communication") {
+  const Batch batch = test::some_batch(kSequences, kTokens, 257);
+  for (const Named& m : models()) {
+    const Pass want = one_rank(m.config, DType::f64, batch);
+    for (const Overlap form : {Overlap::ring, Overlap::pipeline})
+      distributed_test({2, 4}, [&](World& w) {
+        CAPTURE(m.name);
+        const GptPlanOptions options{.sequence = true, .overlap = form};
+        CHECK(test::difference(on_ranks(m.config, DType::f64, batch, w, options), want, 1e-9) ==
+              "");
+      });
+  }
+}
+
 TEST_CASE("layouts: the same bits on a rerun, and with blocks that are recomputed") {
   const Batch batch = test::some_batch(kSequences, kTokens, 257);
   for (const Arch arch : {Arch::gpt2, Arch::llama})
