@@ -5,6 +5,7 @@
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/linear.h"
+#include "weft/autograd/tape.h"
 #include "weft/bench/harness.h"
 #include "weft/core/random.h"
 #include "weft/distributed/comm_ops.h"
