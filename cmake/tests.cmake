@@ -37,6 +37,7 @@ set(weft_test_stems
   gpt_memory
   gpt_moe
   gpt_packing
+  gpt_norms
   gpt_padding
   grouped_linear
   indexing

@@ -127,9 +127,9 @@ bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) {
 
 void Optimizer::before_write(const std::vector<std::size_t>& written) {
   for (std::size_t i = 0; i < masters_.size(); ++i)
-    if (const Tensor& p = parameters_[i].tensor;
-        has_master(i) && !p.is_meta() && masters_[i].version != p.version() &&
-        p.device() == masters_[i].values.device())
+    if (const Tensor& p = parameters_[i].tensor; has_master(i) && !p.is_meta() &&
+                                                 masters_[i].version != p.version() &&
+                                                 p.device() == masters_[i].values.device())
       masters_[i].values.copy_(p);
   for (const std::size_t i : written) parameters_[i].tensor.bump_version();
   keep_masters();
@@ -142,6 +142,19 @@ void Optimizer::keep_masters() {
 
 const Tensor& Optimizer::value(std::size_t i) const {
   return has_master(i) ? masters_[i].values : parameters_[i].tensor;
+}
+
+Tensor Optimizer::parameter_norm() const {
+  const CategoryScope category(Category::optimizer);
+  std::vector<Tensor> values;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor& p = parameters_[i].tensor;
+    // A weight that somebody else has written is ahead of its copy.
+    const bool copied = has_master(i) && masters_[i].version == p.version();
+    values.push_back(copied ? masters_[i].values : p);
+  }
+  const Tensor squares = sums_of_squares(values);
+  return squares ? squares.select(0, squares.numel() - 1).sqrt() : squares;
 }
 
 const std::vector<std::size_t>& Optimizer::with_gradient() {

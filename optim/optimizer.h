@@ -50,6 +50,9 @@ class Optimizer {
   const NamedTensors& parameters() const { return parameters_; }
   /// What parameter i is updated in: its f32 copy where there is one, else the parameter itself.
   const Tensor& value(std::size_t i) const;
+  /// The Euclidean norm over all parameters, a tied one counted once, from the f32 copies where
+  /// these are what is trained: one f64 on the device, null without parameters. Nothing waits.
+  Tensor parameter_norm() const;
   /// Whoever has written parameters since the last step wrote what the f32 copies say: these stay.
   void keep_masters();
 
