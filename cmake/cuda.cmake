@@ -111,5 +111,5 @@ if(WEFT_HAVE_CUDA)
   # Their products and sums are each rounded, as on the CPU.
   set_source_files_properties(cuda/optimizer.cu cuda/random.cu PROPERTIES COMPILE_OPTIONS -fmad=false)
   weft_native_kernels(weft_cuda cuda/gemm.cpp cuda/gemm_epilogue.cpp cuda/gemm_plan.cpp
-    cuda/grouped_linear.cpp cuda/lt_library.cpp cuda/nvml.cpp cuda/runtime.cpp ${files})
+    cuda/grouped_linear.cpp cuda/lt_library.cpp cuda/nccl.cpp cuda/nvml.cpp cuda/open_library.cpp cuda/runtime.cpp ${files})
 endif()

@@ -19,6 +19,7 @@ set(weft_gpu_test_stems
   moe
   mlp
   mtp
+  nccl
   optimizer
   ptx
   race
@@ -71,7 +72,7 @@ endif()
 
 # The emulator itself, and what Weft does with streams and memory on the GPUs that it imitates.
 add_executable(test_emulator tests/cuda/orders_emulated.cpp $<TARGET_OBJECTS:weft_test_main>)
-foreach(stem capture energy engine engine_bugs gpu_memory runtime staging)
+foreach(stem capture energy engine engine_bugs gpu_memory nccl runtime staging)
   target_sources(test_emulator PRIVATE tests/cuda/emu/test_${stem}.cpp)
 endforeach()
 target_link_libraries(test_emulator PRIVATE weft_emu weft_flags doctest::doctest)

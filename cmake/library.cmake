@@ -133,6 +133,9 @@ set(weft_sources
   distributed/fake_world.cpp
   distributed/flight_recorder.cpp
   distributed/mpi_world.cpp
+  distributed/nccl_channel.cpp
+  distributed/nccl_job.cpp
+  distributed/nccl_world.cpp
   distributed/operation.cpp
   distributed/overlap.cpp
   distributed/parallelize.cpp

@@ -59,6 +59,7 @@ set(weft_test_stems
   mse
   mtp
   mtp_losses
+  nccl_library
   npy
   null_operand
   optim
@@ -145,6 +146,14 @@ if(WEFT_EXAMPLES)
     set_tests_properties(cli_${case} PROPERTIES
       ENVIRONMENT "WEFT_BIN=$<TARGET_FILE_DIR:train_gpt>;PYTHONDONTWRITEBYTECODE=1" PROCESSORS 2)
   endforeach()
+endif()
+
+if(WEFT_HAVE_CUDA)
+  add_library(old_nccl MODULE tests/old_nccl.cpp)
+  set_target_properties(old_nccl PROPERTIES PREFIX lib OUTPUT_NAME nccl SUFFIX .so.2
+    LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/old_nccl)
+  add_dependencies(test_nccl_library old_nccl)
+  target_compile_definitions(test_nccl_library PRIVATE WEFT_OLD_NCCL="${PROJECT_BINARY_DIR}/old_nccl")
 endif()
 
 # Ranks as processes.

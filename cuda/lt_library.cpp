@@ -1,11 +1,10 @@
 #include <cublasLt.h>
-#include <dlfcn.h>
 
-#include <cstdlib>
 #include <string>
 
 #include "weft/core/error.h"
 #include "weft/cuda/lt.h"
+#include "weft/cuda/open_library.h"
 
 namespace weft::cuda::lt {
 namespace {
@@ -49,42 +48,11 @@ static_assert(sizeof(Heuristic) == sizeof(cublasLtMatmulHeuristicResult_t) &&
 constexpr int kMajor = CUBLAS_VER_MAJOR;
 constexpr std::size_t kOldest = static_cast<std::size_t>(kMajor) * 10000;
 
-std::string own_folder() {
-  Dl_info info;
-  if (!dladdr(reinterpret_cast<const void*>(&library), &info) || !info.dli_fname) return "";
-  const std::string file = info.dli_fname;
-  const std::size_t slash = file.rfind('/');
-  return slash == std::string::npos ? "" : file.substr(0, slash + 1);
-}
-
-void* open_library() {
-  const std::string name = "libcublasLt.so." + std::to_string(kMajor);
-  if (void* loaded = dlopen(name.c_str(), RTLD_NOW | RTLD_NOLOAD)) return loaded;
-  std::string tried;
-  const auto attempt = [&](const std::string& file) -> void* {
-    if (void* p = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) return p;
-    tried += (tried.empty() ? "" : ", ") + file;
-    return nullptr;
-  };
-  if (const std::string folder = own_folder(); !folder.empty())
-    if (void* p = attempt(folder + name)) return p;
-  if (const char* folder = std::getenv("WEFT_CUDA_LIBS"))
-    if (void* p = attempt(std::string(folder) + "/" + name)) return p;
-  if (void* p = attempt(name)) return p;
-  check_system(false,
-               "cuda: matrix products need {}, and it was not found; tried {}; set WEFT_CUDA_LIBS "
-               "to its folder",
-               name, tried);
-  return nullptr;
-}
-
 Library load() {
-  void* const file = open_library();
+  void* const file = open_library("libcublasLt.so." + std::to_string(kMajor), "matrix products");
   Library l{};
   const auto find = [file](auto& function, const char* name) {
-    void* const symbol = dlsym(file, name);
-    check_system(symbol != nullptr, "cuda: libcublasLt has no {}; it is of another version", name);
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
+    find_function(file, "libcublasLt", function, name);
   };
   find(l.create, "cublasLtCreate");
   find(l.version, "cublasLtGetVersion");

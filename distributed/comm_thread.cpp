@@ -100,7 +100,7 @@ void CommThread::wait(Operation& op) {
     stats_.waiting_s += seconds(Clock::now() - begin);
     if (first_ && !running_) wake_.notify_one();
   }
-  if (!op.failed) return;
+  if (!op.failed) return op.channel->finish(op);
   std::string why;
   {
     const std::lock_guard lock(mutex_);

@@ -70,6 +70,11 @@ class Channel {
   /// Throws Error (Fault::system) when a rank is lost or the ranks called different things; after
   /// that nothing is called any more, on no channel of the rank.
   virtual void run(Operation& op) = 0;
+  /// The rank's own thread waits for an operation that run() has begun on a GPU: what it does next
+  /// has to come after it. Throws Error (Fault::system) when a rank is lost.
+  virtual void finish(Operation&) {}
+  /// Where tensors have to be, unless they are on the meta device.
+  virtual Device device() const { return kCpu; }
 
   const std::string& name() const { return name_; }
   const std::vector<int>& ranks() const { return ranks_; }  ///< of the world

@@ -39,17 +39,17 @@ void elements_by_rank(const char* op, RowList rows, int size, const Tensor& whol
   check(sum == total, "{}: rows must add up to {}, got {}", op, total, sum);
 }
 
-void check_tensor(const char* op, const Tensor& t) {
+void check_tensor(const char* op, const Channel& channel, const Tensor& t) {
   check(static_cast<bool>(t), "{}: a tensor is null", op);
   check(t.is_contiguous(), "{}: tensors must be contiguous, got {} with strides {}", op, t.shape(),
         t.strides());
-  check(t.device().is_cpu() || t.is_meta(), "{}: device must be cpu or meta, got {}", op,
-        t.device());
+  check(t.device() == channel.device() || t.is_meta(), "{}: device must be {} or meta, got {}", op,
+        channel.device(), t.device());
 }
 
-void check_pair(const char* op, const Tensor& out, const Tensor& in) {
-  check_tensor(op, out);
-  check_tensor(op, in);
+void check_pair(const char* op, const Channel& channel, const Tensor& out, const Tensor& in) {
+  check_tensor(op, channel, out);
+  check_tensor(op, channel, in);
   check(out.dtype() == in.dtype(), "{}: out must have the dtype of in, {}, got {}", op, in.dtype(),
         out.dtype());
   check(out.device() == in.device(), "{}: out must be on the device of in, {}, got {}", op,
@@ -133,7 +133,7 @@ Work ProcessGroup::submit(Call& call) {
 }
 
 Work ProcessGroup::all_reduce(const Tensor& x, Reduce reduce) {
-  check_tensor("all_reduce", x);
+  check_tensor("all_reduce", *channel_, x);
   check_reducible("all_reduce", x.dtype());
   Call call(*this, Collective::all_reduce);
   Operation& op = call.op;
@@ -145,7 +145,7 @@ Work ProcessGroup::all_reduce(const Tensor& x, Reduce reduce) {
 }
 
 Work ProcessGroup::all_gather(const Tensor& out, const Tensor& in, RowList rows) {
-  check_pair("all_gather", out, in);
+  check_pair("all_gather", *channel_, out, in);
   Call call(*this, Collective::all_gather);
   Operation& op = call.op;
   elements_by_rank("all_gather", rows, size(), out, op.out_count);
@@ -161,7 +161,7 @@ Work ProcessGroup::all_gather(const Tensor& out, const Tensor& in, RowList rows)
 
 Work ProcessGroup::reduce_scatter(const Tensor& out, const Tensor& in, RowList rows,
                                   Reduce reduce) {
-  check_pair("reduce_scatter", out, in);
+  check_pair("reduce_scatter", *channel_, out, in);
   check_reducible("reduce_scatter", in.dtype());
   Call call(*this, Collective::reduce_scatter);
   Operation& op = call.op;
@@ -179,7 +179,7 @@ Work ProcessGroup::reduce_scatter(const Tensor& out, const Tensor& in, RowList r
 
 Work ProcessGroup::all_to_all(const Tensor& out, const Tensor& in, RowList out_rows,
                               RowList in_rows) {
-  check_pair("all_to_all", out, in);
+  check_pair("all_to_all", *channel_, out, in);
   check(!overlap(out, in), "all_to_all: out must not share memory with in");
   Call call(*this, Collective::all_to_all);
   Operation& op = call.op;
@@ -191,7 +191,7 @@ Work ProcessGroup::all_to_all(const Tensor& out, const Tensor& in, RowList out_r
 }
 
 Work ProcessGroup::broadcast(const Tensor& x, int root) {
-  check_tensor("broadcast", x);
+  check_tensor("broadcast", *channel_, x);
   check(root >= 0 && root < size(), "broadcast: root must be a rank below {}, got {}", size(),
         root);
   Call call(*this, Collective::broadcast);
@@ -204,7 +204,7 @@ Work ProcessGroup::broadcast(const Tensor& x, int root) {
 }
 
 Work ProcessGroup::exchange(const Tensor& out, int from, const Tensor& in, int to) {
-  check_pair("exchange", out, in);
+  check_pair("exchange", *channel_, out, in);
   check(!overlap(out, in), "exchange: out must not share memory with in");
   check(from >= 0 && from < size() && to >= 0 && to < size(),
         "exchange: from and to must be ranks below {}, got {} and {}", size(), from, to);
@@ -218,7 +218,7 @@ Work ProcessGroup::exchange(const Tensor& out, int from, const Tensor& in, int t
 }
 
 Work ProcessGroup::send(const Tensor& x, int to) {
-  check_tensor("send", x);
+  check_tensor("send", *channel_, x);
   check(to >= 0 && to < size() && to != rank(), "send: to must be another rank below {}, got {}",
         size(), to);
   Call call(*this, Collective::send);
@@ -228,7 +228,7 @@ Work ProcessGroup::send(const Tensor& x, int to) {
 }
 
 Work ProcessGroup::receive(const Tensor& x, int from) {
-  check_tensor("receive", x);
+  check_tensor("receive", *channel_, x);
   check(from >= 0 && from < size() && from != rank(),
         "receive: from must be another rank below {}, got {}", size(), from);
   Call call(*this, Collective::receive);

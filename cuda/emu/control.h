@@ -1,4 +1,5 @@
 #pragma once
+#include <atomic>
 #include <cstdint>
 
 namespace weft::emu {
@@ -12,6 +13,8 @@ struct Control {
   std::int64_t memory_bytes = std::int64_t{4} << 30;
 };
 extern Control control;
+/// What every communicator of the imitated NCCL says has gone wrong; null: nothing.
+extern std::atomic<const char*> nccl_failure;
 
 /// How many GPUs are imitated; WEFT_EMU_DEVICES in the environment overrides it.
 inline constexpr int kDevices = 2;

@@ -1,0 +1,149 @@
+#include "weft/core/error.h"
+#include "weft/distributed/nccl_job.h"
+
+#if WEFT_WITH_CUDA
+
+namespace weft::distributed {
+namespace {
+
+namespace nccl = cuda::nccl;
+using Counts = std::vector<std::int64_t>;
+
+std::int64_t at(const Counts& counts, int rank) { return counts[static_cast<std::size_t>(rank)]; }
+
+bool equal(const Counts& counts) {
+  for (const std::int64_t c : counts)
+    if (c != counts[0]) return false;
+  return true;
+}
+
+nccl::Reduce how(Reduce r) {
+  return r == Reduce::sum   ? nccl::Reduce::sum
+         : r == Reduce::max ? nccl::Reduce::max
+                            : nccl::Reduce::min;
+}
+
+std::int64_t width(const Operation& op) { return static_cast<std::int64_t>(size_of(op.dtype())); }
+
+char* bytes_of(const Tensor& t, std::int64_t element) {
+  return static_cast<char*>(t.raw()) + element * static_cast<std::int64_t>(size_of(t.dtype()));
+}
+
+// Several calls as one, which is also ended when one of them throws.
+template <class Calls>
+void together(Calls calls) {
+  nccl::begin();
+  try {
+    calls();
+  } catch (...) {
+    try {
+      nccl::end();
+    } catch (const Error&) {  // the first one says why
+    }
+    throw;
+  }
+  nccl::end();
+}
+
+}  // namespace
+
+NcclChannel::NcclChannel(const std::string& name, const std::vector<int>& ranks, int rank,
+                         std::shared_ptr<NcclJob> job, const nccl::Id& id)
+    : Channel(name, ranks, rank), job_(std::move(job)) {
+  cuda::detail::use_device(job_->device().index);
+  comm_ = nccl::connect(id, rank, size());
+  job_->add(comm_);
+  token_ = Tensor::zeros({1}, DType::f32, job_->device());
+}
+
+void NcclChannel::run(Operation& op) {
+  if (op.out ? op.out.is_meta() : op.in && op.in.is_meta()) return;
+  job_->begin(op);
+  call(op);
+  job_->end(op);
+}
+
+void NcclChannel::finish(Operation& op) {
+  if (op.out ? op.out.is_meta() : op.in && op.in.is_meta()) return;
+  job_->join(op, op.kind == Collective::barrier);
+}
+
+void NcclChannel::call(const Operation& op) {
+  const cuda::rt::StreamHandle s = job_->stream();
+  switch (op.kind) {
+    case Collective::all_reduce:
+      return nccl::all_reduce(op.in.raw(), op.out.raw(), op.in.numel(), op.dtype(), how(op.reduce),
+                              comm_, s);
+    case Collective::all_gather:
+      return gather(op);
+    case Collective::reduce_scatter:
+      return reduce(op);
+    case Collective::all_to_all:
+      return all_to_all(op);
+    case Collective::broadcast:
+      return nccl::broadcast(op.in.raw(), op.out.raw(), op.in.numel() * width(op), op.from, comm_,
+                             s);
+    case Collective::exchange:
+    case Collective::send:
+    case Collective::receive:
+      return together([&] {
+        if (op.to >= 0) nccl::send(op.in.raw(), op.in.numel() * width(op), op.to, comm_, s);
+        if (op.from >= 0)
+          nccl::receive(op.out.raw(), op.out.numel() * width(op), op.from, comm_, s);
+      });
+    case Collective::barrier:
+      return nccl::all_reduce(token_.raw(), token_.raw(), 1, DType::f32, nccl::Reduce::max, comm_,
+                              s);
+  }
+}
+
+void NcclChannel::gather(const Operation& op) {
+  const cuda::rt::StreamHandle s = job_->stream();
+  if (equal(op.out_count))
+    return nccl::all_gather(op.in.raw(), op.out.raw(), op.in.numel() * width(op), comm_, s);
+  together([&] {
+    std::int64_t first = 0;
+    for (int r = 0; r < size(); ++r) {
+      char* const to = bytes_of(op.out, first);
+      if (at(op.out_count, r) > 0)
+        nccl::broadcast(r == rank() ? op.in.raw() : to, to, at(op.out_count, r) * width(op), r,
+                        comm_, s);
+      first += at(op.out_count, r);
+    }
+  });
+}
+
+void NcclChannel::reduce(const Operation& op) {
+  const cuda::rt::StreamHandle s = job_->stream();
+  if (equal(op.in_count))
+    return nccl::reduce_scatter(op.in.raw(), op.out.raw(), op.out.numel(), op.dtype(),
+                                how(op.reduce), comm_, s);
+  together([&] {
+    std::int64_t first = 0;
+    for (int r = 0; r < size(); ++r) {
+      if (at(op.in_count, r) > 0)
+        nccl::reduce(bytes_of(op.in, first), op.out.raw(), at(op.in_count, r), op.dtype(),
+                     how(op.reduce), r, comm_, s);
+      first += at(op.in_count, r);
+    }
+  });
+}
+
+void NcclChannel::all_to_all(const Operation& op) {
+  const cuda::rt::StreamHandle s = job_->stream();
+  together([&] {
+    std::int64_t in = 0, out = 0;
+    for (int r = 0; r < size(); ++r) {
+      if (at(op.in_count, r) > 0)
+        nccl::send(bytes_of(op.in, in), at(op.in_count, r) * width(op), r, comm_, s);
+      if (at(op.out_count, r) > 0)
+        nccl::receive(bytes_of(op.out, out), at(op.out_count, r) * width(op), r, comm_, s);
+      in += at(op.in_count, r);
+      out += at(op.out_count, r);
+    }
+  });
+}
+
+}  // namespace weft::distributed
+
+#endif

@@ -1,0 +1,141 @@
+#include "weft/distributed/nccl_job.h"
+
+#include "weft/core/error.h"
+
+#if WEFT_WITH_CUDA
+
+namespace weft::distributed {
+namespace {
+
+constexpr std::chrono::milliseconds kLook{50};
+
+}  // namespace
+
+NcclJob::NcclJob(Device device, int rank, const WorldOptions& options)
+    : device_(device),
+      rank_(rank),
+      timeout_(options.timeout_s),
+      dump_folder_(options.dump_folder),
+      stream_(cuda::Stream::take(device)),
+      watcher_([this] { watch(); }) {}
+
+NcclJob::~NcclJob() {
+  finish();
+  stream_.give_back();
+}
+
+void NcclJob::add(cuda::nccl::Comm comm) {
+  const std::lock_guard lock(mutex_);
+  comms_.push_back(comm);
+}
+
+void NcclJob::set_recorder(std::shared_ptr<const FlightRecorder> recorder) {
+  const std::lock_guard lock(mutex_);
+  recorder_ = std::move(recorder);
+}
+
+void NcclJob::check_well() {
+  const std::lock_guard lock(mutex_);
+  check_system(failure_.empty(), "{}", failure_);
+}
+
+void NcclJob::begin(const Operation& op) {
+  check_well();
+  cuda::detail::use_device(device_.index);
+  Slot& s = slot(op.number);
+  if (s.busy) s.done.synchronize();  // so many are under way
+  ready_.record(cuda::Stream::current(device_));
+  ready_.hold(stream_);
+  for (const Tensor& t : {op.out, op.in})
+    if (t) cuda::record_stream(t, stream_);
+  const std::lock_guard lock(mutex_);
+  s.number = op.number;
+  s.begun = Clock::now();
+  s.busy = true;
+  s.marked = false;
+}
+
+void NcclJob::end(const Operation& op) {
+  const std::lock_guard lock(mutex_);
+  Slot& s = slot(op.number);
+  s.done.record(stream_);
+  s.marked = true;
+}
+
+void NcclJob::join(const Operation& op, bool host) {
+  check_well();
+  cuda::detail::use_device(device_.index);
+  const Slot& s = slot(op.number);
+  if (s.number != op.number) return;  // its place was needed again: it has ended
+  s.done.hold(cuda::Stream::current(device_));
+  if (host) s.done.synchronize();
+  check_well();
+}
+
+// "" or why the job has failed.
+std::string NcclJob::look() {
+  for (const cuda::nccl::Comm comm : comms_)
+    if (const std::string why = cuda::nccl::failure(comm); !why.empty())
+      return message("rank {}: nccl: {}", rank_, why);
+  const Clock::time_point now = Clock::now();
+  for (Slot& s : slots_) {
+    if (!s.busy) continue;
+    if (s.marked && s.done.done()) {
+      s.busy = false;
+    } else if (std::chrono::duration<double>(now - s.begun).count() > timeout_) {
+      return message("{} did not end within {} s on rank {}: a rank did not come",
+                     describe(s.number), timeout_, rank_);
+    }
+  }
+  return "";
+}
+
+std::string NcclJob::describe(std::int64_t number) const {
+  if (recorder_)
+    for (const FlightEntry& e : recorder_->entries())
+      if (e.number == number) return e.text();
+  return "a collective";
+}
+
+void NcclJob::watch() {
+  cuda::detail::use_device(device_.index);
+  std::unique_lock lock(mutex_);
+  while (!wake_.wait_for(lock, kLook, [this] { return stopping_; })) {
+    if (!failure_.empty()) continue;
+    try {
+      failure_ = look();
+    } catch (const Error& e) {
+      failure_ = e.what();
+    }
+    if (failure_.empty()) continue;
+    if (recorder_ && !dump_folder_.empty()) recorder_->write(dump_folder_, rank_, failure_);
+    // Kernels that wait for other ranks end now, and who waits for them goes on.
+    for (const cuda::nccl::Comm comm : comms_) {
+      try {
+        cuda::nccl::abort(comm);
+      } catch (const Error&) {  // the first failure is the one to tell
+      }
+    }
+    comms_.clear();
+  }
+}
+
+void NcclJob::finish() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  if (watcher_.joinable()) watcher_.join();
+  if (comms_.empty()) return;
+  try {
+    stream_.synchronize();
+    for (const cuda::nccl::Comm comm : comms_) cuda::nccl::disconnect(comm);
+  } catch (const Error&) {  // a destructor calls this; whoever waited was told
+  }
+  comms_.clear();
+}
+
+}  // namespace weft::distributed
+
+#endif

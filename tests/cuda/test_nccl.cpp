@@ -1,0 +1,23 @@
+// One rank: all that one GPU can show of NCCL. Several ranks, imitated:
+// tests/cuda/emu/test_nccl.cpp.
+#include <doctest/doctest.h>
+
+#include "weft/distributed/nccl_world.h"
+#include "weft/tests/cuda/gpu.h"
+#include "weft/tests/group_conformance.h"
+
+namespace weft::distributed {
+
+TEST_CASE("nccl: one rank") {
+  if (const std::string why = test::error_of([] { nccl_version(); }); why != "no error") {
+    MESSAGE("skipped: ", why);
+    return;
+  }
+  run_ranks(1, [](World& bootstrap) {
+    const auto world = nccl_world(bootstrap, test::kGpu);
+    CHECK(world->size() == 1);
+    test::check_groups(*world, test::kGpu);
+  });
+}
+
+}  // namespace weft::distributed

@@ -1,0 +1,63 @@
+// Finding NCCL: all of it that can be tested without a GPU.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "weft/core/error.h"
+#include "weft/distributed/nccl_world.h"
+#include "weft/tests/support.h"
+#if WEFT_WITH_CUDA
+#include "weft/cuda/open_library.h"
+#endif
+
+namespace weft::distributed {
+
+TEST_CASE("a build without CUDA says so") {
+#if !WEFT_WITH_CUDA
+  const std::string why = test::error_of([] { nccl_version(); });
+  if (why == "no error") return;  // GPUs are imitated, and so is NCCL
+  CHECK(why == "nccl_world: this library was built without CUDA; configure it with -DWEFT_CUDA=ON");
+  run_ranks(1, [&](World& w) {
+    CHECK(test::error_of([&] { nccl_world(w, {Device::Kind::cuda, 0}); }) == why);
+  });
+#endif
+}
+
+#if WEFT_WITH_CUDA
+
+using cuda::find_function;
+using cuda::open_library;
+
+TEST_CASE("a library that is nowhere: what was tried") {
+  setenv("WEFT_CUDA_LIBS", "/nowhere", 1);
+  const std::string why = test::error_of([] { open_library("libweft_none.so.3", "tests"); });
+  const std::string begin = "cuda: tests need libweft_none.so.3, and it was not found; tried /";
+  const std::string end =
+      "/libweft_none.so.3, /nowhere/libweft_none.so.3, libweft_none.so.3; set WEFT_CUDA_LIBS to "
+      "its folder";
+  CHECK(why.substr(0, begin.size()) == begin);
+  REQUIRE(why.size() > end.size());
+  CHECK(why.substr(why.size() - end.size()) == end);
+}
+
+TEST_CASE("a function that is missing") {
+  void* const library = open_library("libm.so.6", "tests");
+  CHECK(find_function(library, "libm", "cos") != nullptr);
+  CHECK(test::error_of([&] { find_function(library, "libm", "no_such"); }) ==
+        "cuda: libm has no no_such; it is of another version");
+}
+
+// WEFT_OLD_NCCL has a library of that name which says that it is of version 2.10.3.
+TEST_CASE("a version that is too old, in the folder that the user names") {
+  setenv("WEFT_CUDA_LIBS", WEFT_OLD_NCCL, 1);
+  const std::string why = test::error_of([] { nccl_version(); });
+  CHECK(why == "cuda: libnccl must be at least version 21800, got 21003");
+  run_ranks(1, [&](World& w) {
+    CHECK(test::error_of([&] { nccl_world(w, {Device::Kind::cuda, 0}); }) == why);
+  });
+}
+
+#endif
+
+}  // namespace weft::distributed
