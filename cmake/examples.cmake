@@ -11,7 +11,9 @@ add_library(weft_train OBJECT
   examples/common/options.cpp
   examples/common/progress.cpp
   examples/common/run_folder.cpp
+  examples/common/ranks.cpp
   examples/common/session.cpp
+  examples/common/session_state.cpp
   examples/common/trainer.cpp
   examples/common/unknown_flag.cpp)
 target_include_directories(weft_train PRIVATE ${weft_include})

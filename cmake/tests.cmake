@@ -140,7 +140,7 @@ endforeach()
 if(WEFT_EXAMPLES)
   add_test(NAME readme_model COMMAND readme_model)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
-  foreach(case hybrid mini_gpt moe mtp repeat wrong_use)
+  foreach(case hybrid mini_gpt moe mtp ranks repeat wrong_use)
     add_test(NAME cli_${case}
       COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_${case}.py)
     set_tests_properties(cli_${case} PROPERTIES

@@ -1,5 +1,6 @@
 #include "weft/distributed/ddp.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "weft/autograd/elementwise.h"
@@ -57,7 +58,8 @@ void Ddp::open(BucketLayout layout) {
   b.owned = owned_ranges(l, rank, ranks);
   if (options_.shard) take_parameters(b);
   for (const OwnedRange& r : b.owned)
-    if (counts(r.parameter)) b.counted.push_back(view_of(b.grad, r.in_bucket, {r.size}));
+    if (const std::int64_t n = counted(r); n > 0)
+      b.counted.push_back(view_of(b.grad, r.in_bucket, {n}));
   for (const BucketEntry& e : l.entries) {
     const Tensor& p = parameters_[e.parameter].tensor;
     b.whole.push_back(view_of(b.grad, e.begin, p.shape()));
@@ -81,11 +83,18 @@ void Ddp::take_parameters(Bucket& b) {
   }
 }
 
-bool Ddp::counts(std::size_t parameter) const {
+std::int64_t Ddp::counted(std::size_t parameter) const {
+  const Tensor& p = parameters_[parameter].tensor;
   const auto found = layout_.find(parameters_[parameter].name);
-  if (found == layout_.end()) return mesh_.tp().rank() == 0;
-  const ParameterLayout& l = found->second;
-  return l.tp_cut || (l.expert ? mesh_.etp() : mesh_.tp()).rank() == 0;
+  const ParameterLayout l = found == layout_.end() ? ParameterLayout{} : found->second;
+  const int rank = (l.expert ? mesh_.etp() : mesh_.tp()).rank();
+  if (!l.tp_cut) return rank == 0 ? p.numel() : 0;
+  if (l.shared_by == 1 || rank % l.shared_by == 0) return p.numel();
+  return l.shared_from * (p.numel() / p.dim(0));
+}
+
+std::int64_t Ddp::counted(const OwnedRange& r) const {
+  return std::clamp<std::int64_t>(counted(r.parameter) - r.in_parameter, 0, r.size);
 }
 
 void Ddp::watch(Tape& tape) {
@@ -189,13 +198,14 @@ double Ddp::joint_norm(const std::vector<Tensor>& values) const {
 }
 
 double Ddp::parameter_norm(const std::vector<Tensor>& values) const {
-  std::vector<Tensor> counted;
+  std::vector<Tensor> parts;
   for (const Bucket& b : buckets_)
     for (const BucketEntry& e : b.layout.entries)
-      if (b.group->rank() == 0 && counts(e.parameter))
-        counted.push_back(values.empty() ? parameters_[e.parameter].tensor
-                                         : values.at(e.parameter));
-  return joint_norm(counted);
+      if (const std::int64_t n = counted(e.parameter); n > 0 && b.group->rank() == 0) {
+        const Tensor& t = values.empty() ? parameters_[e.parameter].tensor : values.at(e.parameter);
+        parts.push_back(view_of(t, t.offset(), {n}));
+      }
+  return joint_norm(parts);
 }
 
 }  // namespace weft::distributed

@@ -77,9 +77,11 @@ class Ddp {
   /// The norm of all parameters of the job, each value counted once; of `values` in their place
   /// where given, in the order of parameters(). With `shard` a ShardedOptimizer knows it.
   double parameter_norm(const std::vector<Tensor>& values = {}) const;
-  /// Of the ranks that hold the same part of this parameter along tp (etp), is this the one that
-  /// counts it?
-  bool counts(std::size_t parameter) const;
+  /// How many values of this rank's part of a parameter, from the first one on, no other rank of tp
+  /// (etp) counts: several may hold the same.
+  std::int64_t counted(std::size_t parameter) const;
+  /// The same for a range of it.
+  std::int64_t counted(const OwnedRange& range) const;
 
   const DeviceMesh& mesh() const { return mesh_; }
   const Layout& layout() const { return layout_; }

@@ -36,7 +36,7 @@ void ShardedOptimizer::make(const Options& options) {
       slices.push_back({ddp_.parameters()[r.parameter].name, slice});
       settings.push_back(whole.at(r.parameter));
       ranges_.push_back(r);
-      counted_.push_back(ddp_.counts(r.parameter));
+      counted_.push_back(ddp_.counted(r));
     }
     ends_.push_back(slices.size());
   }
@@ -73,7 +73,7 @@ void ShardedOptimizer::wait() {
 double ShardedOptimizer::parameter_norm() const {
   std::vector<Tensor> values;
   for (std::size_t i = 0; i < ranges_.size(); ++i)
-    if (counted_[i]) values.push_back(slices_->value(i));
+    if (counted_[i] > 0) values.push_back(slices_->value(i).narrow(0, 0, counted_[i]));
   return ddp_.joint_norm(values);
 }
 

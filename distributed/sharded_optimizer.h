@@ -69,9 +69,9 @@ class ShardedOptimizer {
 
   Ddp& ddp_;
   std::unique_ptr<optim::Optimizer> slices_;
-  std::vector<OwnedRange> ranges_;  ///< by parameter of slices_
-  std::vector<bool> counted_;       ///< does no other rank count it?
-  std::vector<std::size_t> ends_;   ///< of each bucket's ranges
+  std::vector<OwnedRange> ranges_;     ///< by parameter of slices_
+  std::vector<std::int64_t> counted_;  ///< values that no other rank counts
+  std::vector<std::size_t> ends_;      ///< of each bucket's ranges
   std::vector<Work> works_;
 };
 

@@ -28,12 +28,10 @@ struct Reserved {
   const char* feature;
 };
 constexpr Reserved kReserved[] = {
-    {"--trace", "writing a trace"},         {"--ranks", "running several ranks"},
-    {"--backend", "running several ranks"}, {"--dp", "data parallelism"},
-    {"--tp", "tensor parallelism"},         {"--sp", "sequence parallelism"},
-    {"--ep", "expert parallelism"},         {"--etp", "expert parallelism"},
-    {"--zero", "the sharded optimizer"},    {"--pp", "pipeline parallelism"},
-    {"--cp", "context parallelism"},        {"--fsdp", "sharded parameters"},
+    {"--trace", "writing a trace"},
+    {"--pp", "pipeline parallelism"},
+    {"--cp", "context parallelism"},
+    {"--fsdp", "sharded parameters"},
 };
 
 std::string join(Names names) {
@@ -138,6 +136,18 @@ void each_option(Options& o, V&& v) {
   v("--deterministic", o.deterministic, "the same bits for any number of threads", "Machine");
   v("--recompute", o.recompute, "none, selective or full: trade time for memory", "Machine");
 
+  v("--ranks", o.ranks, "ranks as threads of this process; 0: one, or those of the launcher",
+    "Layout");
+  v("--backend", o.backend, "auto, thread, mpi or fake (with --device meta)", "Layout");
+  v("--rank", o.rank, "with --device meta: the rank to plan for", "Layout");
+  v("--dp", o.dp, "ranks that share the sequences of a step; 0: what the others leave over",
+    "Layout");
+  v("--tp", o.tp, "ranks that share each layer's heads and hidden units", "Layout");
+  v("--sp", o.sp, "with --tp: these ranks share the tokens between such layers", "Layout");
+  v("--ep", o.ep, "ranks that share the experts of a layer", "Layout");
+  v("--etp", o.etp, "ranks that share the hidden units of an expert; 0: as --tp", "Layout");
+  v("--zero", o.zero, "each rank of --dp keeps a part of the optimizer's state", "Layout");
+
   v("--out", o.out, "folder for checkpoints, metrics.jsonl and loss.svg", "Run");
   v("--resume", o.resume, "go on from the last checkpoint in --out", "Run");
   v("--save-every", o.save_every, "steps between checkpoints; 0: only the last step", "Run");
@@ -209,6 +219,28 @@ void check_experts(const Options& o) {
         "got");
 }
 
+void check_layout(const Options& o, Device device) {
+  check_one_of("--backend", o.backend, {"auto", "thread", "mpi", "fake"});
+  for (const auto& [flag, value] : {std::pair{"--tp", o.tp}, {"--ep", o.ep}})
+    check_at_least(flag, static_cast<double>(value), 1);
+  for (const auto& [flag, value] :
+       {std::pair{"--ranks", o.ranks}, {"--rank", o.rank}, {"--dp", o.dp}, {"--etp", o.etp}}) {
+    check_at_least(flag, static_cast<double>(value), 0);
+    check(value <= 1'000'000, "{}: must be at most 1000000, got {}", flag, value);
+  }
+  check(!o.sp || o.tp > 1, "--sp: needs --tp of at least 2, got {}", o.tp);
+  check(o.ep == 1 || o.experts > 0, "--ep: needs --experts");
+  check(
+      !o.zero || o.state_dtype != "f16",
+      "--zero: the scales of f16 states would be those of a slice; use --state-dtype f32 or bf16");
+  check(o.backend != "fake" || device.is_meta(), "--backend: fake needs --device meta, got {}",
+        device);
+  const bool several = o.ranks > 1 || o.dp > 1 || o.tp > 1;
+  check(!several || !device.is_cuda(),
+        "--ranks: ranks on a GPU do not exist yet; use --device cpu");
+  check(!several || !o.graph, "--graph: does not exist yet for several ranks");
+}
+
 void check_values(const Options& o) {
   check(o.tokenizer == "bytes", "--tokenizer: only 'bytes' exists yet, got '{}'", o.tokenizer);
   check_fraction("--val-fraction", o.val_fraction);
@@ -278,6 +310,7 @@ void check_values(const Options& o) {
   if (device.is_cuda()) cuda::check_device(device);
   check(!o.graph || device.is_gpu(), "--graph: needs --device cuda, got {}", o.device);
   check_experts(o);
+  check_layout(o, device);
   const std::int64_t micro = o.micro_batch ? o.micro_batch : o.batch;
   check(o.batch % micro == 0, "--micro-batch: must divide --batch {}, got {}", o.batch, micro);
 }

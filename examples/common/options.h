@@ -47,6 +47,10 @@ struct Options {
   std::int64_t threads = 0, seed = 1;
   bool deterministic = false;
   std::string recompute = "none";
+  // layout
+  std::int64_t ranks = 0, rank = 0, dp = 0, tp = 1, ep = 1, etp = 0;
+  std::string backend = "auto";
+  bool sp = false, zero = false;
   // run
   std::string out = "out";
   bool resume = false;

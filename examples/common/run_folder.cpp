@@ -1,7 +1,7 @@
 #include "weft/examples/common/run_folder.h"
 
 #include "weft/core/error.h"
-#include "weft/distributed/pieces.h"
+#include "weft/distributed/checkpoint.h"
 #include "weft/io/file.h"
 
 namespace weft::train {
@@ -109,12 +109,16 @@ nn::GptConfig config_from_json(const io::Json& j) {
   return c;
 }
 
-RunFolder::RunFolder(const std::string& path, bool resume) : path_(path) {
-  const bool holds_run = io::exists(metrics()) || io::exists(path + "/checkpoints");
-  check(resume || !holds_run,
-        "--out: '{}' already holds a run; add --resume to go on with it, or name another folder",
-        path);
-  io::make_directories(path);
+RunFolder::RunFolder(const std::string& path, bool resume, const Ranks* ranks)
+    : path_(path), ranks_(ranks) {
+  if (!ranks || ranks->is_first()) {
+    const bool holds_run = io::exists(metrics()) || io::exists(path + "/checkpoints");
+    check(resume || !holds_run,
+          "--out: '{}' already holds a run; add --resume to go on with it, or name another folder",
+          path);
+    io::make_directories(path);
+  }
+  if (ranks) ranks->world().all().barrier().wait();
 }
 
 void RunFolder::write_config(const std::string& toml) const {
@@ -122,12 +126,13 @@ void RunFolder::write_config(const std::string& toml) const {
 }
 
 std::optional<RunState> RunFolder::restore(Session& session) const {
-  const std::optional<io::Checkpoint> found = io::find_checkpoint(path_);
+  const std::optional<io::Checkpoint> found =
+      ranks_ ? distributed::find_checkpoint(ranks_->world(), path_) : io::find_checkpoint(path_);
   if (!found) return std::nullopt;
   const io::Json state = io::Json::parse(found->state(), found->folder + "/state.json");
   check_same_model(config_from_json(state.at("model")), session.model().config);
-  session.model().load_state_dict(distributed::PieceFiles(found->shards("model")).state_dict());
-  session.optimizer().load_state_dict(distributed::PieceFiles(found->shards("optim")).state_dict());
+  session.load(distributed::PieceFiles(found->shards("model")),
+               distributed::PieceFiles(found->shards("optim")));
   RunState run;
   run.step = state.at("step").as_int();
   run.tokens = state.at("tokens").as_int();
@@ -140,10 +145,15 @@ std::string RunFolder::save(Session& session, const RunState& run, std::int64_t 
   state.set("step", run.step).set("tokens", run.tokens).set("loader", data::to_json(run.loader));
   state.set("tokenizer", "bytes");
   state.set("model", config_to_json(session.model().config));
-  const io::CheckpointContent content{.model = session.model().state_dict(),
-                                      .optimizer = session.optimizer().state_dict(),
-                                      .state = state.dump()};
-  io::save_checkpoint(path_, run.step, content, static_cast<int>(keep));
+  if (ranks_) {
+    distributed::save_checkpoint(ranks_->world(), path_, run.step, session.model_pieces(),
+                                 session.optimizer_pieces(), state.dump(), static_cast<int>(keep));
+  } else {
+    const io::CheckpointContent content{.model = session.model().state_dict(),
+                                        .optimizer = session.optimizer().state_dict(),
+                                        .state = state.dump()};
+    io::save_checkpoint(path_, run.step, content, static_cast<int>(keep));
+  }
   return message("{}/checkpoints", path_);
 }
 

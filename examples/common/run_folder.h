@@ -20,15 +20,16 @@ struct RunState {
 /// The folder of a run: config.toml, metrics.jsonl, loss.svg and checkpoints/.
 class RunFolder {
  public:
-  /// Opens or creates it.
+  /// Opens or creates it. With `ranks` the first one does, and all come together.
   /// Throws Error when it holds a run and `resume` is off (Fault::user), or cannot be written.
-  RunFolder(const std::string& path, bool resume);
+  RunFolder(const std::string& path, bool resume, const Ranks* ranks = nullptr);
 
   std::string metrics() const { return path_ + "/metrics.jsonl"; }
   std::string plot() const { return path_ + "/loss.svg"; }
   void write_config(const std::string& toml) const;
 
-  /// Puts the last good checkpoint into the session; empty when there is none.
+  /// Puts the last good checkpoint, whatever ranks have written it, into the session; empty when
+  /// there is none.
   /// Throws Error when the checkpoint's model differs from the session's, naming what differs.
   std::optional<RunState> restore(Session& session) const;
   /// Writes a checkpoint; earlier ones stay until it is complete. Returns its folder.
@@ -36,6 +37,7 @@ class RunFolder {
 
  private:
   std::string path_;
+  const Ranks* ranks_;
 };
 
 /// The model's configuration as it stands in a checkpoint, and back.

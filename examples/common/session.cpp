@@ -8,6 +8,8 @@
 #include "weft/autograd/tape.h"
 #include "weft/core/error.h"
 #include "weft/core/random.h"
+#include "weft/distributed/parallelize.h"
+#include "weft/distributed/shard_experts.h"
 #include "weft/nn/leaves.h"
 #include "weft/optim/adamw.h"
 #include "weft/optim/clip.h"
@@ -38,22 +40,37 @@ optim::Schedule make_lr_schedule(const Options& o) {
   return s;
 }
 
-std::unique_ptr<optim::Optimizer> make_optimizer(const Options& o, nn::Gpt& model) {
-  if (o.optimizer == "sgd")
-    return std::make_unique<optim::Sgd>(
-        model.named_parameters(),
-        optim::SgdOptions{.lr = o.lr, .momentum = o.beta1, .weight_decay = o.weight_decay});
+// Calls make(options of SGD or of AdamW).
+template <class Make>
+auto with_optimizer_options(const Options& o, Make make) {
   const DType state = parse_dtype(o.state_dtype);
-  return std::make_unique<optim::AdamW>(
-      model.named_parameters(),
-      optim::AdamWOptions{.lr = o.lr,
-                          .beta1 = o.beta1,
-                          .beta2 = o.beta2,
-                          .eps = o.eps,
-                          .weight_decay = o.weight_decay,
-                          .m_dtype = state,
-                          // bf16 cannot hold a second moment that decays slowly
-                          .v_dtype = state == DType::bf16 ? DType::f32 : state});
+  const optim::AdamWOptions adamw{.lr = o.lr,
+                                  .beta1 = o.beta1,
+                                  .beta2 = o.beta2,
+                                  .eps = o.eps,
+                                  .weight_decay = o.weight_decay,
+                                  .m_dtype = state,
+                                  // bf16 cannot hold a second moment that decays slowly
+                                  .v_dtype = state == DType::bf16 ? DType::f32 : state};
+  const optim::SgdOptions sgd{.lr = o.lr, .momentum = o.beta1, .weight_decay = o.weight_decay};
+  return o.optimizer == "sgd" ? make(sgd) : make(adamw);
+}
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const Options& o, nn::Gpt& model) {
+  const NamedTensors parameters = model.named_parameters();
+  return with_optimizer_options(o, [&](const auto& options) -> std::unique_ptr<optim::Optimizer> {
+    if constexpr (std::is_same_v<decltype(options), const optim::SgdOptions&>)
+      return std::make_unique<optim::Sgd>(parameters, options);
+    else
+      return std::make_unique<optim::AdamW>(parameters, options);
+  });
+}
+
+std::unique_ptr<distributed::ShardedOptimizer> make_sharded(const Options& o,
+                                                            distributed::Ddp& ddp) {
+  return with_optimizer_options(o, [&](const auto& options) {
+    return std::make_unique<distributed::ShardedOptimizer>(ddp, options);
+  });
 }
 
 bool all_finite(const Tensor& t) {
@@ -98,7 +115,8 @@ void StepSums::add(const nn::GptLosses& part) {
 StepSums SequentialSchedule::run(nn::Gpt& model, std::int64_t step, std::int64_t count,
                                  const BatchSource& batches) {
   StepSums sums;
-  for (std::int64_t first = 0; first < batch_; first += micro_batch_) {
+  const std::int64_t end = first_ + rows_;
+  for (std::int64_t first = first_; first < end; first += micro_batch_) {
     const data::Batch batch = on_device(batches(first, micro_batch_), model.head.weight.device());
     RandomScope random({.seed = seed_,
                         .step = static_cast<std::uint64_t>(step),
@@ -115,6 +133,7 @@ StepSums SequentialSchedule::run(nn::Gpt& model, std::int64_t step, std::int64_t
       check(problem.empty(), "model: {}", problem);
       leaves_checked_ = true;
     }
+    if (ddp_ && first + micro_batch_ == end) ddp_->watch(tape);
     loss.backward(
         Tensor::full(loss.shape(), 1.0 / static_cast<double>(count), loss.dtype(), loss.device()));
     sums.add(losses);
@@ -122,28 +141,64 @@ StepSums SequentialSchedule::run(nn::Gpt& model, std::int64_t step, std::int64_t
   return sums;
 }
 
-Session::Session(const Options& options, Device device)
-    : options_(options), device_(device), lr_(make_lr_schedule(options)) {
+Session::Session(const Options& options, Device device, const Ranks* ranks)
+    : options_(options), device_(device), ranks_(ranks), lr_(make_lr_schedule(options)) {
   {
     nn::DeviceScope on_meta(kMeta, parse_dtype(options.dtype));
     model_ = std::make_unique<nn::Gpt>(options.model());
   }
-  nn::materialise(*model_, device, static_cast<std::uint64_t>(options.seed));
-  if (options.dtype == "bf16") {
+  if (ranks_) spread_over_ranks();
+  nn::materialise(*model_, device, static_cast<std::uint64_t>(options.seed),
+                  distributed::parts(layout_));
+  if (ranks_) {
+    ddp_ = std::make_unique<distributed::Ddp>(*model_, ranks_->mesh(), layout_,
+                                              distributed::DdpOptions{.shard = options.zero});
+  } else if (options.dtype == "bf16") {
     // Sums over micro-batches and over the tokens of one would lose small gradients in bf16.
     const CategoryScope category(Category::gradient);
     for (Tensor& p : model_->parameters())
       p.set_main_grad(Tensor::zeros(p.shape(), DType::f32, device));
   }
-  optimizer_ = make_optimizer(options, *model_);
+  if (ddp_ && options.zero)
+    sharded_ = make_sharded(options, *ddp_);
+  else
+    optimizer_ = make_optimizer(options, *model_);
   routers_ = std::make_unique<nn::RouterStep>(*model_);
-  const std::int64_t micro = options.micro_batch ? options.micro_batch : options.batch;
-  schedule_ = std::make_unique<SequentialSchedule>(options.batch, micro,
-                                                   static_cast<std::uint64_t>(options.seed));
+  const std::int64_t rows = options.batch / (ranks_ ? ranks_->data_ranks() : 1);
+  schedule_ =
+      std::make_unique<SequentialSchedule>(ranks_ ? ranks_->data_rank() * rows : 0, rows,
+                                           options.micro_batch ? options.micro_batch : rows,
+                                           static_cast<std::uint64_t>(options.seed), ddp_.get());
   if (device.is_gpu()) {
     const Shape shape{options.batch, options.seq};
     on_gpu_ = {Tensor::zeros(shape, DType::i32, device), Tensor::zeros(shape, DType::i32, device)};
   }
+}
+
+void Session::spread_over_ranks() {
+  const distributed::DeviceMesh& mesh = ranks_->mesh();
+  layout_ = distributed::parallelize(
+      *model_, mesh.tp(), distributed::gpt_plan(model_->config, {.sequence = options_.sp}));
+  if (options_.experts > 0)
+    for (auto& [name, l] :
+         distributed::shard_experts(*model_, mesh, {.sequence_parallel = options_.sp}))
+      layout_[name] = std::move(l);
+}
+
+void Session::add_up(StepSums& sums) const {
+  if (!ranks_ || device_.is_meta()) return;
+  // Ranks of tp see the same rows, so one of them speaks. In f64, which holds every count exactly.
+  TensorList parts{sums.loss};
+  for (const TensorList* list : {&sums.mtp, &sums.mtp_count, &sums.mtp_hits})
+    for (const Tensor& t : *list) parts.push_back(t);
+  const Tensor all = Tensor::zeros({parts.size()}, DType::f64);
+  if (ranks_->speaks_for_its_rows())
+    for (int i = 0; i < parts.size(); ++i) all.select(0, i).copy_(parts[i]);
+  ranks_->add_up(all);
+  int next = 0;
+  sums.loss = all.select(0, next++);
+  for (TensorList* list : {&sums.mtp, &sums.mtp_count, &sums.mtp_hits})
+    for (Tensor& t : *list) t = all.select(0, next++);
 }
 
 void Session::load_batch(const BatchSource& batches) {
@@ -155,17 +210,34 @@ void Session::load_batch(const BatchSource& batches) {
 
 Session::Numbers Session::update(std::int64_t step, const BatchSource& batches) {
   Numbers n;
+  wait_for_parameters();
   n.sums = schedule_->run(*model_, step, options_.batch * options_.seq, batches);
-  const optim::GradClip clip = optim::measure_clip(optimizer_->parameters(), options_.clip);
+  add_up(n.sums);
+  const optim::GradClip clip = ddp_ ? ddp_->finish(options_.clip)
+                                    : optim::measure_clip(optimizer_->parameters(), options_.clip);
   n.grad_norm = clip.norm;
   const auto finite = [](const Tensor& t) { return std::isfinite(t.item()); };
   if (device_.is_cpu() && !(finite(n.sums.loss) && finite(n.grad_norm))) return n;
   if (device_.is_gpu()) optim::require_finite(clip, n.sums.loss);
-  optimizer_->step(clip);
-  optimizer_->zero_grad();
+  if (sharded_)
+    sharded_->step(clip);
+  else
+    optimizer_->step(clip);
+  if (ddp_)
+    ddp_->zero_grad();
+  else
+    optimizer_->zero_grad();
   if (routers_->empty()) return n;
   n.router_losses = routers_->losses();
-  n.load = routers_->finish(options_.aux == "bias" ? options_.bias_rate : 0);
+  const double rate = options_.aux == "bias" ? options_.bias_rate : 0;
+  if (!ranks_) {
+    n.load = routers_->finish(rate);
+    return n;
+  }
+  // Each rank's is the mean over its own tokens.
+  n.router_losses = mul(n.router_losses.to(DType::f64), 1.0 / ranks_->world().size());
+  if (!device_.is_meta()) ranks_->add_up(n.router_losses);
+  n.load = routers_->finish(rate, distributed::sum_router_counts(ranks_->mesh()));
   return n;
 }
 
@@ -198,7 +270,7 @@ StepResult Session::step(std::int64_t step, const BatchSource& batches) {
   StepResult result;
   result.lr = lr_.at(step);
   result.targets = options_.batch * options_.seq;
-  optimizer_->set_lr(result.lr);
+  sharded_ ? sharded_->set_lr(result.lr) : optimizer_->set_lr(result.lr);
   if (device_.is_gpu()) load_batch(batches);
   const BatchSource loaded = [this](std::int64_t first, std::int64_t rows) {
     return data::Batch{on_gpu_.inputs.narrow(0, first, rows),
@@ -221,18 +293,28 @@ StepResult Session::step(std::int64_t step, const BatchSource& batches) {
   return result;
 }
 
-double Session::evaluate(const std::function<std::optional<data::Batch>()>& next) {
+double Session::evaluate(std::int64_t batches, const EvalSource& batch_at) {
+  wait_for_parameters();
   model_->eval();
-  double sum = 0;
-  std::int64_t count = 0;
-  while (const std::optional<data::Batch> read = next()) {
-    const std::optional<data::Batch> batch = on_device(*read, device_);
-    const auto part = model_->loss.sum(model_->hidden(batch->inputs), model_->head, batch->targets);
-    sum += part.loss.item();
-    count += part.count.item_int();
+  const Tensor totals = Tensor::zeros({2}, DType::f64);  // of the loss, and how many targets
+  double* const total = totals.data<double>();
+  const std::int64_t ranks = ranks_ ? ranks_->data_ranks() : 1;
+  for (std::int64_t first = 0; first < batches; first += ranks) {
+    const std::int64_t own = first + (ranks_ ? ranks_->data_rank() : 0);
+    // A rank that is left over goes along with a batch that counts for nothing: the model's
+    // collectives need it.
+    data::Batch batch = on_device(batch_at(std::min(own, batches - 1)), device_);
+    if (own >= batches)
+      batch.targets =
+          Tensor::full(batch.targets.shape(), data::kIgnore, batch.targets.dtype(), device_);
+    const auto part = model_->loss.sum(model_->hidden(batch.inputs), model_->head, batch.targets);
+    total[0] += part.loss.item();
+    total[1] += static_cast<double>(part.count.item_int());
   }
   model_->train();
-  return count ? sum / static_cast<double>(count) : 0;
+  if (ranks_ && !ranks_->speaks_for_its_rows()) totals.zero_();
+  if (ranks_) ranks_->add_up(totals);
+  return total[1] > 0 ? total[0] / total[1] : 0;
 }
 
 std::string Session::first_non_finite() const {
@@ -241,13 +323,15 @@ std::string Session::first_non_finite() const {
     if (!all_finite(p.tensor)) return message("parameter {}", p.name);
   for (const auto& p : parameters)
     if (!all_finite(optim::gradient_of(p.tensor))) return message("the gradient of {}", p.name);
-  return "the loss";
+  return "";
 }
 
-std::int64_t predict_peak_bytes(const Options& options) {
+std::int64_t predict_peak_bytes(const Options& options, int ranks) {
   const Device device =
       Device::parse(options.device).is_gpu() ? Device{Device::Kind::meta_cuda, 0} : kMeta;
-  Session session(options, device);
+  const auto world = distributed::fake_world(0, ranks);
+  const Ranks first(*world, options);
+  Session session(options, device, ranks > 1 ? &first : nullptr);
   const BatchSource batches = [&](std::int64_t, std::int64_t rows) {
     const Shape shape{rows, options.seq};
     return data::Batch{Tensor::empty(shape, DType::i32, device),

@@ -8,7 +8,11 @@
 #include "weft/core/cuda.h"
 #include "weft/core/cuda_graph.h"
 #include "weft/data/loader.h"
+#include "weft/distributed/ddp.h"
+#include "weft/distributed/pieces.h"
+#include "weft/distributed/sharded_optimizer.h"
 #include "weft/examples/common/options.h"
+#include "weft/examples/common/ranks.h"
 #include "weft/nn/gpt.h"
 #include "weft/nn/router_step.h"
 #include "weft/optim/optimizer.h"
@@ -18,6 +22,9 @@ namespace weft::train {
 
 /// Gives rows [first, first + rows) of the global batch of the step in hand.
 using BatchSource = std::function<data::Batch(std::int64_t first, std::int64_t rows)>;
+
+/// Gives evaluation batch i.
+using EvalSource = std::function<data::Batch(std::int64_t i)>;
 
 /// What one optimizer step produced. The numbers are absent on the meta device. From a GPU they are
 /// on their way: reading them waits.
@@ -63,33 +70,52 @@ class StepSchedule {
 /// One micro-batch after the other on one device.
 class SequentialSchedule : public StepSchedule {
  public:
-  SequentialSchedule(std::int64_t batch, std::int64_t micro_batch, std::uint64_t seed)
-      : batch_(batch), micro_batch_(micro_batch), seed_(seed) {}
+  /// Of rows [first, first + rows) of the global batch. `ddp`, or null, is told of the last one.
+  SequentialSchedule(std::int64_t first, std::int64_t rows, std::int64_t micro_batch,
+                     std::uint64_t seed, distributed::Ddp* ddp = nullptr)
+      : first_(first), rows_(rows), micro_batch_(micro_batch), seed_(seed), ddp_(ddp) {}
   StepSums run(nn::Gpt& model, std::int64_t step, std::int64_t count,
                const BatchSource& batches) override;
 
  private:
-  std::int64_t batch_, micro_batch_;
+  std::int64_t first_, rows_, micro_batch_;
   std::uint64_t seed_;
+  distributed::Ddp* ddp_;
   bool leaves_checked_ = false;  ///< that visit() lists all that is trained
 };
 
-/// Model, optimizer and learning-rate schedule of a run on one device.
+/// Model, optimizer and learning-rate schedule of a run on one device, or of one rank of it.
 class Session {
  public:
-  Session(const Options& options, Device device);
+  /// `ranks`, which outlives it, is null for a run alone. Otherwise all of them make every call
+  /// together, and what step() and evaluate() give is that of the whole job on each of them.
+  Session(const Options& options, Device device, const Ranks* ranks = nullptr);
 
   /// Update number `step` (from 1) on the global batch that `batches` serves. A loss or gradient
   /// norm that is not finite leaves weights and states as they were; on a GPU, which nobody waits
   /// for, the optimizer still counts the step, and routers' biases move.
   StepResult step(std::int64_t step, const BatchSource& batches);
-  /// Mean loss over everything that `next` serves (null batch: the end). Nothing is recorded.
-  double evaluate(const std::function<std::optional<data::Batch>()>& next);
-  /// Names the first tensor with a NaN or an infinity: parameters first, then gradients.
+  /// Mean loss over the targets of so many batches; with several ranks each takes some of them.
+  /// Nothing is recorded.
+  double evaluate(std::int64_t batches, const EvalSource& batch_at);
+  /// Names the first tensor of this rank with a NaN or an infinity: parameters first, then
+  /// gradients. Empty without any.
   std::string first_non_finite() const;
 
   nn::Gpt& model() { return *model_; }
+  /// Of a run without ranks that share its state.
   optim::Optimizer& optimizer() { return *optimizer_; }
+
+  /// Waits for parameters that other ranks have updated. Before anybody else reads them.
+  void wait_for_parameters() {
+    if (sharded_) sharded_->wait();
+  }
+  /// What this rank adds to a checkpoint. Of ranks that hold the same, one writes it.
+  distributed::Pieces model_pieces();
+  distributed::Pieces optimizer_pieces() const;
+  /// Takes what it needs from the files of a checkpoint, in whatever layout they were written.
+  /// Throws Error on a missing or unexpected name, or another shape.
+  void load(const distributed::PieceFiles& model, const distributed::PieceFiles& optimizer);
 
  private:
   /// What a step leaves behind, on the device.
@@ -114,12 +140,20 @@ class Session {
   /// The same from the graph, which is captured first if there is none.
   void replay(std::int64_t step, const BatchSource& batches);
   void start_reading(const Numbers& n, StepResult& result) const;
+  void spread_over_ranks();
+  /// Makes sums of this rank's micro-batches those of the whole batch.
+  void add_up(StepSums& sums) const;
 
   Options options_;
   Device device_;
+  const Ranks* ranks_;
+  distributed::Layout layout_;
   data::Batch on_gpu_;  ///< the whole global batch, always in the same place; null on the CPU
   std::unique_ptr<nn::Gpt> model_;
+  std::unique_ptr<distributed::Ddp> ddp_;  ///< null for a run alone
+  // One of these two.
   std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<distributed::ShardedOptimizer> sharded_;
   std::unique_ptr<nn::RouterStep> routers_;
   std::unique_ptr<StepSchedule> schedule_;
   optim::Schedule lr_;
@@ -128,7 +162,7 @@ class Session {
 };
 
 /// A real step on the meta device, twice (the second one has the optimizer's state): the bytes that
-/// a run with these options will have live at most on its device.
-std::int64_t predict_peak_bytes(const Options& options);
+/// the first of so many ranks with these options will have live at most on its device.
+std::int64_t predict_peak_bytes(const Options& options, int ranks = 1);
 
 }  // namespace weft::train

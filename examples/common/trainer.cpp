@@ -55,41 +55,45 @@ data::TokenStream read_tokens(const std::vector<std::string>& paths) {
 /// The loop over steps, with all that happens between them.
 class Run {
  public:
-  Run(const Options& options, const data::TokenStream& training, data::TokenStream validation)
+  Run(const Options& options, const data::TokenStream& training, data::TokenStream validation,
+      const Ranks* ranks)
       : options_(options),
+        ranks_(ranks),
         device_(Device::parse(options.device)),
-        session_(options, device_),
-        folder_(options.out, options.resume),
+        session_(options, device_, ranks),
+        folder_(options.out, options.resume, ranks),
         train_(training, {.batch = options.batch,
                           .seq = options.seq,
                           .seed = static_cast<std::uint64_t>(options.seed)}),
         validation_(std::move(validation)),
-        metrics_(folder_.metrics()),
         energy_(energy_of(device_)) {
     if (options.resume) {
       if (const std::optional<RunState> state = folder_.restore(session_)) state_ = *state;
       train_.set_state(state_.loader);
-      io::truncate_to_step(folder_.metrics(), state_.step);
     }
+    if (!is_first()) return;
+    if (options.resume) io::truncate_to_step(folder_.metrics(), state_.step);
+    metrics_.emplace(folder_.metrics());
     folder_.write_config(to_toml(options));  // of what has been accepted
   }
 
   int loop() {
     if (state_.step >= options_.steps) {
-      std::printf("already at step %lld of %lld\n", static_cast<long long>(state_.step),
-                  static_cast<long long>(options_.steps));
+      if (is_first())
+        std::printf("already at step %lld of %lld\n", static_cast<long long>(state_.step),
+                    static_cast<long long>(options_.steps));
       return 0;
     }
     catch_interrupts();
     since_ = Clock::now();
     energy_.resume();
-    Progress progress(state_.step + 1, options_.steps, options_.log_every);
+    if (is_first()) progress_.emplace(state_.step + 1, options_.steps, options_.log_every);
     while (state_.step < options_.steps) {
-      const int status = one_step(progress);
+      const int status = one_step();
       if (status != 0) return status;
     }
-    progress.finish();
-    report();
+    end_progress();
+    if (is_first()) report();
     return 0;
   }
 
@@ -102,7 +106,7 @@ class Run {
     StepResult result;
   };
 
-  int one_step(Progress& progress) {
+  int one_step() {
     const std::int64_t step = state_.step + 1, tokens = options_.batch * options_.seq;
     inject_nan(session_, step);
     if (!device_.is_cuda()) since_ = Clock::now();
@@ -112,16 +116,15 @@ class Run {
     // The numbers of a GPU's step are read while the next one runs, unless something needs them.
     std::optional<Pending> earlier =
         std::exchange(pending_, Pending{step, tokens, state_.tokens + tokens, std::move(result)});
-    const bool stop = interrupted(), last = step == options_.steps;
+    const bool stop = all_stop(), last = step == options_.steps;
     const bool saves = !device_.is_meta() &&
                        (last || stop || (options_.save_every && step % options_.save_every == 0));
     const bool evaluates = validation_.size() > 1 && !device_.is_meta() &&
                            (last || (options_.eval_every && step % options_.eval_every == 0));
     if (earlier)
-      if (const int status = settle(*earlier, progress, false)) return status;
+      if (const int status = settle(*earlier, false)) return status;
     if (saves || evaluates || !device_.is_cuda())
-      if (const int status = settle(*std::exchange(pending_, {}), progress, evaluates))
-        return status;
+      if (const int status = settle(*std::exchange(pending_, {}), evaluates)) return status;
     train_.advance();
     state_.step = step;
     state_.tokens += tokens;
@@ -129,34 +132,36 @@ class Run {
     if (saves) {
       energy_.pause();
       folder_.save(session_, state_, options_.keep);
-      io::write_loss_svg(folder_.metrics(), folder_.plot());
+      if (is_first()) io::write_loss_svg(folder_.metrics(), folder_.plot());
       since_ = Clock::now();
       energy_.resume();
     }
     if (stop && !last) {
-      progress.finish();
-      std::printf("interrupted: saved step %lld; --resume goes on from it\n",
-                  static_cast<long long>(step));
+      end_progress();
+      if (is_first())
+        std::printf("interrupted: saved step %lld; --resume goes on from it\n",
+                    static_cast<long long>(step));
       return 130;
     }
     return 0;
   }
 
   /// Reads the numbers of a step, reports them, and stops the run when they are not finite.
-  int settle(const Pending& p, Progress& progress, bool evaluates) {
+  int settle(const Pending& p, bool evaluates) {
     const double loss = p.result.loss_sum ? p.result.loss() : kNan;
     const double norm = p.result.grad_norm ? p.result.grad_norm->value() : kNan;
     const double seconds = std::chrono::duration<double>(Clock::now() - since_).count();
     since_ = Clock::now();
     const double joules = energy_.lap();
     if (p.result.loss_sum && !(std::isfinite(loss) && std::isfinite(norm))) {
-      progress.finish();
-      std::fprintf(stderr,
-                   "%s: step %lld: %s is not finite (loss %g, gradient norm %g); "
-                   "%s as before this step\n",
-                   options_.program.c_str(), static_cast<long long>(p.step),
-                   session_.first_non_finite().c_str(), loss, norm,
-                   device_.is_cuda() ? "checkpoints are" : "weights and checkpoints are");
+      end_progress();
+      const std::optional<std::string> what = first_non_finite();
+      if (what)
+        std::fprintf(stderr,
+                     "%s: step %lld: %s is not finite (loss %g, gradient norm %g); "
+                     "%s as before this step\n",
+                     options_.program.c_str(), static_cast<long long>(p.step), what->c_str(), loss,
+                     norm, device_.is_cuda() ? "checkpoints are" : "weights and checkpoints are");
       return static_cast<int>(Fault::non_finite);
     }
     peak_bytes_ = std::max(peak_bytes_, p.result.peak_bytes);
@@ -165,7 +170,8 @@ class Run {
     load_.clear();
     for (const cuda::Readback& l : p.result.load) load_.push_back(l.value());
     const double busiest = load_.empty() ? kNan : *std::max_element(load_.begin(), load_.end());
-    progress.step(p.step, {loss, mtp_losses, busiest, norm, p.result.lr, p.tokens});
+    if (progress_)
+      progress_->step(p.step, {loss, mtp_losses, busiest, norm, p.result.lr, p.tokens});
     io::Json row = io::Json::object();
     row.set("step", p.step).set("loss", loss).set("grad_norm", norm).set("lr", p.result.lr);
     row.set("tokens", p.all_tokens);
@@ -190,12 +196,41 @@ class Run {
       energy_.pause();
       val_loss_ = evaluate();
       row.set("val_loss", val_loss_);
-      progress.evaluation(p.step, val_loss_);
+      if (progress_) progress_->evaluation(p.step, val_loss_);
       since_ = Clock::now();
       energy_.resume();
     }
-    metrics_.write(row);
+    if (metrics_) metrics_->write(row);
     return 0;
+  }
+
+  void end_progress() {
+    if (progress_) progress_->finish();
+  }
+
+  bool is_first() const { return !ranks_ || ranks_->is_first(); }
+
+  /// Ctrl-C reaches ranks at different steps: they stop together.
+  bool all_stop() const {
+    const bool own = interrupted();
+    if (!ranks_ || device_.is_meta()) return own;
+    const Tensor stops = Tensor::full({1}, own ? 1 : 0, DType::f64);
+    ranks_->add_up(stops);
+    return stops.item() > 0;
+  }
+
+  /// What is not finite, on the first rank that finds it; the loss, on the first one, where nobody
+  /// does.
+  std::optional<std::string> first_non_finite() const {
+    const std::string own = session_.first_non_finite();
+    if (!ranks_) return own.empty() ? "the loss" : own;
+    const int size = ranks_->world().size(), rank = ranks_->world().rank();
+    const Tensor first = Tensor::full({1}, own.empty() ? size : rank, DType::i64);
+    ranks_->world().all().all_reduce(first, distributed::Reduce::min).wait();
+    const std::int64_t finder = first.item_int();
+    if (finder == size) return is_first() ? std::optional<std::string>("the loss") : std::nullopt;
+    if (finder != rank) return std::nullopt;
+    return message("{} of rank {}", own, rank);
   }
 
   data::Batch meta_batch(std::int64_t rows) const {
@@ -205,11 +240,7 @@ class Run {
 
   double evaluate() {
     const data::EvalLoader loader(validation_, options_.batch, options_.seq);
-    std::int64_t next = 0;
-    return session_.evaluate([&]() -> std::optional<data::Batch> {
-      if (next == loader.batches()) return std::nullopt;
-      return loader.batch(next++);
-    });
+    return session_.evaluate(loader.batches(), [&](std::int64_t i) { return loader.batch(i); });
   }
 
   void report() const {
@@ -229,12 +260,15 @@ class Run {
   }
 
   const Options& options_;
+  const Ranks* ranks_;
   Device device_;
   Session session_;
   RunFolder folder_;
   data::TokenLoader train_;
   data::TokenStream validation_;
-  io::MetricsWriter metrics_;
+  // Of the first rank only.
+  std::optional<io::MetricsWriter> metrics_;
+  std::optional<Progress> progress_;
   EnergyMonitor energy_;
   RunState state_;
   std::optional<Pending> pending_;
@@ -244,7 +278,7 @@ class Run {
   std::vector<double> load_;  ///< of the last step that was read, by layer with experts
 };
 
-void print_plan(const Options& o, std::int64_t data_tokens) {
+void print_plan(const Options& o, std::int64_t data_tokens, const Ranks* ranks) {
   const nn::GptConfig model = o.model();
   std::printf("parameters       %lld\n", static_cast<long long>(model.parameter_count()));
   std::printf("data             %lld tokens\n", static_cast<long long>(data_tokens));
@@ -252,7 +286,7 @@ void print_plan(const Options& o, std::int64_t data_tokens) {
               static_cast<long long>(o.steps), static_cast<long long>(o.batch * o.seq),
               static_cast<double>(o.steps * o.batch * o.seq) * 1e-6);
   std::printf("peak memory      %.1f MB of tensors\n",
-              static_cast<double>(predict_peak_bytes(o)) * 1e-6);
+              static_cast<double>(predict_peak_bytes(o, ranks ? ranks->world().size() : 1)) * 1e-6);
 }
 
 // Only where the products of this run are the library's: f32 on the CPU.
@@ -261,6 +295,11 @@ void warn_of_slow_products(const Options& o) {
   if (const std::optional<GemmCheck> rates = check_gemm_speed())
     if (const std::string warning = gemm_warning(*rates); !warning.empty())
       std::fprintf(stderr, "%s: %s\n", o.program.c_str(), warning.c_str());
+}
+
+std::string& last_logged() {
+  static std::string line;
+  return line;
 }
 
 }  // namespace
@@ -274,21 +313,27 @@ int train(const Options& given) {
   if (options.vocab == 0) options.vocab = data::ByteTokenizer().vocab();
   data::check_vocab(tokens, options.vocab);
   options.model().validate();
-  auto [training, validation] = data::split_tokens(tokens, options.val_fraction);
-  print_plan(options, tokens.size());
-  if (options.dry_run) return 0;
-  warn_of_slow_products(options);
-  return Run(options, training, std::move(validation)).loop();
+  const auto [training, validation] = data::split_tokens(tokens, options.val_fraction);
+  return run_on_ranks(options, [&](const Ranks* ranks) {
+    const bool first = !ranks || ranks->is_first();
+    if (first) print_plan(options, tokens.size(), ranks);
+    if (options.dry_run) return 0;
+    if (first) warn_of_slow_products(options);
+    return Run(options, training, validation, ranks).loop();
+  });
 }
 
 int train_main(const Options& defaults, int argc, char** argv) try {
   set_log_handler([](std::string_view line) {
+    // What stops one of several ranks is said at once: the others may take a while to notice.
+    last_logged() = line;
     std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
   });
   const Parsed parsed = parse_options(defaults, argc, argv);
   return parsed.exit_status >= 0 ? parsed.exit_status : train(parsed.options);
 } catch (const Error& e) {
-  std::fprintf(stderr, "%s: %s\n", defaults.program.c_str(), e.what());
+  if (last_logged() != e.what())
+    std::fprintf(stderr, "%s: %s\n", defaults.program.c_str(), e.what());
   return static_cast<int>(e.fault());
 } catch (const std::exception& e) {
   std::fprintf(stderr, "%s: %s\n", defaults.program.c_str(), e.what());

@@ -20,7 +20,7 @@ def unknown_flag(folder):
 
 
 def reserved_flag(folder):
-    refused(run("train_gpt", *base(folder), "--tp", "2"), 2, "--tp", "does not exist yet")
+    refused(run("train_gpt", *base(folder), "--pp", "2"), 2, "--pp", "does not exist yet")
 
 
 def missing_file(folder):
@@ -146,7 +146,7 @@ def damaged_config(folder):
                            ("[model]\nlayers = 3", ("'model'",)),
                            ("day = 2020-01-01", ("'day'",)),
                            ("config = 'more.toml'", ("another config file",)),
-                           ("tp = 2", ("--tp", "does not exist yet")),
+                           ("pp = 2", ("--pp", "does not exist yet")),
                            ("arch = 'bert'", ("--arch", "bert"))):
         config.write_text(content + "\n")
         refused(run("train_gpt", *base(folder), "--config", config), 2, *parts)

@@ -1,0 +1,41 @@
+#pragma once
+#include <functional>
+#include <memory>
+
+#include "weft/distributed/device_mesh.h"
+#include "weft/distributed/world.h"
+#include "weft/examples/common/options.h"
+
+namespace weft::train {
+
+/// The ranks of a run, seen from one of them.
+class Ranks {
+ public:
+  /// Called by every rank together. Throws Error when the degrees do not fit their number, or ranks
+  /// were started with different options.
+  Ranks(distributed::World& world, const Options& options);
+
+  distributed::World& world() const { return world_; }
+  const distributed::DeviceMesh& mesh() const { return mesh_; }
+  /// The one that prints and writes what there is once: on the meta device the one that there is.
+  bool is_first() const { return world_.rank() == 0 || imagined_; }
+  /// Ranks that work on different rows of the batch, and the place of this one among them.
+  int data_ranks() const { return mesh_.dp().size(); }
+  int data_rank() const { return mesh_.dp().rank(); }
+  /// Does this rank's count for those that work on the same rows?
+  bool speaks_for_its_rows() const { return mesh_.tp().rank() == 0 && mesh_.cp().rank() == 0; }
+  /// Sums f64 values over all ranks, in place.
+  void add_up(const Tensor& values) const { world_.all().all_reduce(values).wait(); }
+
+ private:
+  distributed::World& world_;
+  const bool imagined_;
+  distributed::DeviceMesh mesh_;
+};
+
+/// Runs f once for each rank that the options ask for: on threads of this process (--ranks), in
+/// this process as one of those that a launcher started, as a rank that --device meta imagines, or,
+/// with null, alone. Returns f's status: that of the first rank where they differ.
+int run_on_ranks(const Options& options, const std::function<int(Ranks*)>& f);
+
+}  // namespace weft::train

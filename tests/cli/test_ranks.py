@@ -1,0 +1,143 @@
+"""The trainers over several ranks: the numbers of one rank, whatever the layout and the backend."""
+import json
+import pathlib
+
+from support import SMALL, BIN, checkpoint_bytes, interrupt, main, metrics, refused, run, text, train
+from support_mpi import run_ranks
+
+MODEL = [*SMALL, "--steps", "8", "--threads", "1"]
+MOE = ["--experts", "4", "--expert-ffn", "16", "--shared-ffn", "16", "--router", "sigmoid"]
+
+
+def base(folder, out, *args):
+    return ["--data", text(folder), "--out", f"{folder}/{out}", *MODEL, *args]
+
+
+def agree(folder, one, other, tolerance=1e-5):
+    """Losses, norms and validation losses of two runs, relative."""
+    rows = metrics(f"{folder}/{one}"), metrics(f"{folder}/{other}")
+    assert len(rows[0]) == len(rows[1]) > 0
+    for a, b in zip(*rows):
+        assert a.keys() == b.keys(), (a.keys(), b.keys())
+        for key in a.keys() - {"live_bytes", "peak_bytes"}:
+            for x, y in zip(*([v] if isinstance(v, (int, float)) else v for v in (a[key], b[key]))):
+                assert abs(x - y) <= tolerance * max(1, abs(x)), (a["step"], key, x, y)
+
+
+def same_bits(folder, one, other, step=8):
+    once, twice = (checkpoint_bytes(f"{folder}/{out}", step) for out in (one, other))
+    assert once and once == twice, f"{one} and {other} differ: {sorted(once)}, {sorted(twice)}"
+
+
+def data_parallel(folder):
+    """Dropout, accumulation, ZeRO and uneven evaluation batches: the steps of one rank."""
+    for i, more in enumerate(([], ["--arch", "llama", "--mtp", "1", "--eval-every", "3"])):
+        train(*base(folder, f"{i}one", *more))
+        train(*base(folder, f"{i}two", *more, "--ranks", "2"))
+        train(*base(folder, f"{i}four", *more, "--ranks", "4", "--zero"))
+        train(*base(folder, f"{i}micro", *more, "--ranks", "2", "--micro-batch", "1"))
+        for other in ("two", "four", "micro"):
+            agree(folder, f"{i}one", f"{i}{other}")
+
+
+def tensor_parallel(folder):
+    """Heads, hidden units and a vocabulary that does not divide; tokens shared between them."""
+    for i, more in enumerate((["--heads", "4", "--vocab", "257"],
+                              ["--arch", "llama", "--heads", "4", "--kv-heads", "2", "--mtp", "1"])):
+        train(*base(folder, f"{i}one", *more))
+        train(*base(folder, f"{i}tp2", *more, "--ranks", "2", "--tp", "2"))
+        train(*base(folder, f"{i}sp2", *more, "--ranks", "2", "--tp", "2", "--sp"))
+        train(*base(folder, f"{i}tp4", *more, "--ranks", "4", "--tp", "4"))
+        train(*base(folder, f"{i}both", *more, "--ranks", "4", "--tp", "2", "--sp", "--zero",
+                    "--recompute", "full"))
+        for other in ("tp2", "sp2", "tp4", "both"):
+            agree(folder, f"{i}one", f"{i}{other}", 2e-5)
+
+
+def expert_parallel(folder):
+    for i, aux in enumerate((["--aux", "bias"], ["--aux", "seq", "--z-loss", "0.001"])):
+        more = [*MOE, *aux, "--mtp", "1"]
+        train(*base(folder, f"{i}one", *more), program="train_moe")
+        train(*base(folder, f"{i}ep2", *more, "--ranks", "2", "--ep", "2"), program="train_moe")
+        train(*base(folder, f"{i}ep2dp4", *more, "--ranks", "4", "--ep", "2", "--zero"),
+              program="train_moe")
+        train(*base(folder, f"{i}ep4", *more, "--ranks", "4", "--ep", "4"), program="train_moe")
+        train(*base(folder, f"{i}tp2ep2", *more, "--ranks", "4", "--tp", "2", "--sp", "--ep", "2",
+                    "--zero"), program="train_moe")
+        train(*base(folder, f"{i}etp1", *more, "--ranks", "4", "--tp", "2", "--sp", "--ep", "4",
+                    "--etp", "1"), program="train_moe")
+        for other in ("ep2", "ep2dp4", "ep4", "tp2ep2", "etp1"):
+            agree(folder, f"{i}one", f"{i}{other}", 2e-5)
+
+
+def backends_have_the_same_bits(folder):
+    for i, (program, more) in enumerate((("train_gpt", []), ("train_moe", [*MOE, "--ep", "2"]))):
+        train(*base(folder, f"{i}threads", *more, "--ranks", "2"), program=program)
+        train(*base(folder, f"{i}again", *more, "--ranks", "2"), program=program)
+        done = run_ranks(2, BIN / program, *base(folder, f"{i}mpi", *more))
+        assert done.returncode == 0, done.stderr
+        same_bits(folder, f"{i}threads", f"{i}again")
+        same_bits(folder, f"{i}threads", f"{i}mpi")
+        for rows in zip(metrics(f"{folder}/{i}threads"), metrics(f"{folder}/{i}mpi")):
+            assert rows[0]["loss"] == rows[1]["loss"] and rows[0]["grad_norm"] == rows[1]["grad_norm"]
+
+
+def resumes_in_any_layout(folder):
+    """X2: half of the steps in one layout, half in another; the same layout has the same bits."""
+    same = [*MOE, "--aux", "bias", "--mtp", "1", "--schedule", "constant", "--warmup", "2"]
+    layouts = {"one": [], "ep2": ["--ranks", "2", "--ep", "2"],
+               "zero": ["--ranks", "4", "--tp", "2", "--sp", "--ep", "2", "--zero"]}
+    for name, layout in layouts.items():
+        train(*base(folder, f"{name}whole", *same, *layout), program="train_moe")
+        train(*base(folder, name, *same, *layout, "--steps", "4"), program="train_moe")
+        train(*base(folder, name, *same, *layout, "--resume"), program="train_moe")
+        same_bits(folder, f"{name}whole", name)
+    for start, end in (("ep2", "zero"), ("zero", "one"), ("one", "ep2"), ("zero", "ep2")):
+        out = f"{start}_{end}"
+        train(*base(folder, out, *same, *layouts[start], "--steps", "4"), program="train_moe")
+        train(*base(folder, out, *same, *layouts[end], "--resume"), program="train_moe")
+        for a, b in zip(metrics(f"{folder}/onewhole"), metrics(f"{folder}/{out}")):
+            assert abs(a["loss"] - b["loss"]) < 2e-5 * a["loss"], (out, a, b)
+    plain = run("generate", "--checkpoint", f"{folder}/one", "--prompt", "the", "--tokens", "8")
+    parts = run("generate", "--checkpoint", f"{folder}/zero_one", "--prompt", "the", "--tokens", "8")
+    assert plain.returncode == parts.returncode == 0 and plain.stdout == parts.stdout
+
+
+def stops_together(folder):
+    interrupt("train_gpt", f"{folder}/stopped", text(folder), "--ranks", "2", "--threads", "1")
+    done = run("train_gpt", *base(folder, "nan", "--ranks", "2"), env={"WEFT_TEST_INJECT_NAN": "5"})
+    refused(done, 3, "step 5: parameter", "of rank 0 is not finite")
+    assert metrics(f"{folder}/nan")[-1]["step"] == 4
+
+
+def wrong_uses(folder):
+    data = ["--data", text(folder), "--out", f"{folder}/never", *MODEL]
+    refused(run("train_gpt", *data, "--ranks", "3", "--dp", "2"), 2, "dp 2", "3")
+    refused(run("train_gpt", *data, "--dp", "2"), 2, "--ranks: one rank cannot share work among",
+            "--dp 2")
+    refused(run("train_gpt", *data, "--ranks", "3"), 2, "--batch: must be a multiple of dp 3, got 4")
+    refused(run("train_gpt", *data, "--ranks", "2", "--micro-batch", "3"), 2, "--micro-batch")
+    refused(run("train_gpt", *data, "--sp"), 2, "--sp: needs --tp of at least 2, got 1")
+    refused(run("train_gpt", *data, "--ep", "2"), 2, "--ep: needs --experts")
+    refused(run("train_gpt", *data, "--ranks", "-1"), 2, "--ranks: must be at least 0, got -1")
+    refused(run("train_moe", *data, "--ranks", "3", "--batch", "3", "--ep", "3", "--experts", "8"), 2,
+            "8", "3")
+    refused(run("train_gpt", *data, "--zero", "--state-dtype", "f16"), 2, "--zero")
+    refused(run("train_gpt", *data, "--backend", "gloo"), 2, "--backend: must be one of")
+    refused(run("train_gpt", *data, "--backend", "fake"), 2, "--backend: fake needs --device meta")
+    pathlib.Path(f"{folder}/never").mkdir()
+    pathlib.Path(f"{folder}/never/metrics.jsonl").write_text("")
+    refused(run("train_gpt", *data, "--ranks", "2"), 2, "rank 0: --out:", "already holds a run")
+    done = run_ranks(2, "bash", "-c", f"exec {BIN}/train_gpt \"$@\" --seed $OMPI_COMM_WORLD_RANK",
+                     "bash", *base(folder, "differ"))
+    assert done.returncode == 2 and "same flags and config" in done.stderr, done
+
+
+def plans_on_meta(folder):
+    done = run("train_gpt", *base(folder, "plan", "--device", "meta", "--dp", "4", "--rank", "3"))
+    assert done.returncode == 0 and "peak" in done.stdout, done
+
+
+if __name__ == "__main__":
+    main([data_parallel, tensor_parallel, expert_parallel, backends_have_the_same_bits, resumes_in_any_layout,
+          stops_together, wrong_uses, plans_on_meta])
