@@ -76,7 +76,7 @@ MoeOutput MoE::operator()(const Tensor& given, const Packing& packing) const {
   const Tensor& mask = packing.padding;
   const Tensor padding = mask ? reshape(mask, {mask.numel()}) : mask;
   auto [routing, loss] = router(x, {.padding = padding,
-                                    .sequences = sequences,
+                                    .sequences = std::max<std::int64_t>(sequences, 1),
                                     .packed = {packing.cu_seqlens, packing.checked()}});
   Dispatch d = dispatcher->dispatch_preprocess(latent_down ? (*latent_down)(x) : x, routing,
                                                rows_of_expert(tokens));

@@ -156,6 +156,32 @@ TEST_CASE("what is recomputed sends its tokens again, and changes no bit") {
     });
 }
 
+TEST_CASE("D7: a rank without any sequence takes part") {
+  const GptConfig c = tiny(false);
+  Gpt whole = seeded(c, DType::f64);
+  const Pass want = step(whole, 0, kSequences);
+  for (const Dispatcher kind : {Dispatcher::all_to_all, Dispatcher::all_gather})
+    test::distributed_test(2, [&](World& w) {
+      const DeviceMesh mesh(w, {.ep = 2});
+      Gpt model = seeded(c, DType::f64);
+      const Layout layout = shard_experts(model, mesh, {.dispatcher = kind});
+      const Pass got = w.rank() == 0 ? step(model, 0, kSequences) : step(model, kSequences, 0);
+      CHECK(got.loss == doctest::Approx(w.rank() == 0 ? want.loss : 0).epsilon(1e-12));
+      for (const auto& [name, g] : want.grads) {
+        CAPTURE(name);
+        const auto entry = layout.find(name);
+        REQUIRE(got.grads.at(name));
+        if (entry != layout.end())
+          CHECK(mismatch(got.grads.at(name), part(g, entry->second.part), 1e-12) == "");
+        else if (w.rank() == 0)
+          CHECK(mismatch(got.grads.at(name), g, 1e-12) == "");
+        else
+          CHECK(max(got.grads.at(name).abs()).item() == 0);
+      }
+      test::check_same_traces(w);
+    });
+}
+
 TEST_CASE("a layout repeats itself bit by bit") {
   test::distributed_test(4, [](World& w) {
     const Degrees degrees{.ep = 2, .etp = 2};
