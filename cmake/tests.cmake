@@ -26,6 +26,7 @@ set(weft_test_stems
   expert_parallel
   expert_router
   expert_tensor
+  expert_training
   experts
   file
   gated_delta
