@@ -57,6 +57,7 @@ set(weft_test_stems
   module
   moe
   moe_fp8
+  mpi_world
   mse
   mtp
   mtp_losses
@@ -163,6 +164,8 @@ if(WEFT_HAVE_MPI)
     add_executable(mpi_${program}_program tests/mpi_${program}_program.cpp)
     target_link_libraries(mpi_${program}_program PRIVATE weft weft_flags)
   endforeach()
+  target_link_libraries(mpi_fault_program PRIVATE MPI::MPI_CXX)
+  target_compile_definitions(test_mpi_world PRIVATE WEFT_WITH_MPI=1)
   set(run_ranks ${PROJECT_SOURCE_DIR}/scripts/run_ranks.sh)
   foreach(ranks 2 4)
     add_test(NAME mpi_process_group_${ranks}

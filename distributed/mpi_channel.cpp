@@ -105,6 +105,7 @@ void MpiChannel::wait(const Operation& op, std::initializer_list<Batch> batches)
 }
 
 void MpiChannel::send(int to, const void* data, std::int64_t bytes, Batch batch) {
+  if (to != rank()) job_->count(bytes);
   messages_.send(ranks()[static_cast<std::size_t>(to)], tag_, data, bytes, batch);
 }
 
@@ -196,7 +197,8 @@ void MpiChannel::move(Operation& op) {
 void MpiChannel::barrier() {
   char out = 0, in = 0;
   for (int ahead = 1; ahead < size(); ahead *= 2) {
-    send((rank() + ahead) % size(), &out, 1, kSums);
+    messages_.send(ranks()[static_cast<std::size_t>((rank() + ahead) % size())], tag_, &out, 1,
+                   kSums);
     receive((rank() + size() - ahead) % size(), &in, 1, kSums);
     job_->wait([&] { return messages_.under_way(kSums) == 0; });
   }
@@ -252,7 +254,7 @@ CallPrint MpiChannel::print_for(const Operation& op, int peer) const {
 void MpiChannel::send_print(const Operation& op, int to, int slot) {
   CallPrint& print = own_prints_[static_cast<std::size_t>(slot)];
   print = print_for(op, to);
-  send(to, &print, sizeof print, kData);
+  messages_.send(ranks()[static_cast<std::size_t>(to)], tag_, &print, sizeof print, kData);
 }
 
 void MpiChannel::expect_print(int from, int slot) {

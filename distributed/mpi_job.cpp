@@ -21,6 +21,7 @@ constexpr int kSpins = 50, kYields = 400, kShortSleeps = 100, kPollsAWatch = 16;
 constexpr microseconds kShortSleep{20}, kLongSleep{200};
 // A message of a rank that has ended is already on its way.
 constexpr milliseconds kOnTheWay{300};
+constexpr milliseconds kGap{1000};
 // How long the others get to write why they end.
 constexpr milliseconds kLastWords{1000};
 // Seconds that a rank may compute on after the job has failed.
@@ -44,7 +45,7 @@ void MpiJob::enter(const Operation& op, std::int64_t group, std::int64_t call) {
   op_ = &op;
   group_ = group;
   call_ = call;
-  entered_ = moved_at_ = Clock::now();
+  entered_ = moved_at_ = watched_at_ = Clock::now();
   asked_at_ = {};
 }
 
@@ -83,6 +84,10 @@ void MpiJob::watch() {
   check_system(failure_.empty(), "{}", failure_);
   if (giving_up_) fail(message("rank {} has ended with an error", messages_.rank()));
   const Clock::time_point now = Clock::now();
+  // Polls are some 3 ms apart at most: after a longer gap this process, and others with it, had
+  // been stopped, and gets its time back.
+  if (now - watched_at_ > kGap) moved_at_ += now - std::max(watched_at_, entered_);
+  watched_at_ = now;
   if (moved_) moved_at_ = now;
   moved_ = false;
   if (!messages_.trouble().empty() && now - moved_at_ > kOnTheWay)

@@ -36,6 +36,8 @@ class MpiJob {
   }
   /// Tells every rank why the job has failed, and throws it.
   [[noreturn]] void fail(const std::string& why);
+  void count(std::int64_t bytes) { moved_bytes_ += bytes; }
+  std::int64_t moved_bytes() const { return moved_bytes_; }
   /// At least this many bytes for what arrives; the same ones at each call.
   char* staging(std::int64_t bytes);
   /// While there is nothing to do: listens to other ranks. Does not throw.
@@ -80,11 +82,13 @@ class MpiJob {
 
   const Operation* op_ = nullptr;
   std::int64_t group_ = -1, call_ = -1;
-  Clock::time_point entered_{}, moved_at_{}, asked_at_{};  // asked_at_: zero until asked
+  Clock::time_point entered_{}, watched_at_{}, moved_at_{};
+  Clock::time_point asked_at_{};  // zero until asked
   bool moved_ = false;
   int without_ = 0;  // polls since something arrived
 
   std::vector<Place> places_;  // by rank
+  std::atomic<std::int64_t> moved_bytes_{0};
   std::string failure_;
   Clock::time_point failed_at_{};
   Tensor staging_;

@@ -46,6 +46,7 @@ class MpiWorld : public World {
     job_->set_recorder(nullptr);
   }
   const char* backend() const override { return "mpi"; }
+  std::int64_t bytes_moved() const { return job_->moved_bytes(); }
 
  protected:
   std::shared_ptr<Channel> open(const std::string& name, const std::vector<int>& ranks,
@@ -69,10 +70,22 @@ std::unique_ptr<World> mpi_world(const WorldOptions& options) {
   return std::make_unique<MpiWorld>(job, options);
 }
 
+std::int64_t mpi_bytes_moved(const World& world) {
+  const auto* const mpi = dynamic_cast<const MpiWorld*>(&world);
+  check(mpi != nullptr, "mpi_bytes_moved: the world must be mpi_world()'s, got backend {}",
+        world.backend());
+  return mpi->bytes_moved();
+}
+
 #else
 
 std::unique_ptr<World> mpi_world(const WorldOptions&) {
   throw Error("mpi_world: this library was built without MPI; configure it with -DWEFT_MPI=ON");
+}
+
+std::int64_t mpi_bytes_moved(const World& world) {
+  throw Error(
+      message("mpi_bytes_moved: the world must be mpi_world()'s, got backend {}", world.backend()));
 }
 
 #endif

@@ -19,4 +19,9 @@ bool under_mpi();
 /// Throws Error in a library built without MPI, and when MPI does not allow calls from threads.
 std::unique_ptr<World> mpi_world(const WorldOptions& options = {});
 
+/// Bytes of tensors that this rank's collectives have given to MPI for other ranks: what
+/// CommStats::bytes_sent counts in advance.
+/// Throws Error when the world is not mpi_world()'s.
+std::int64_t mpi_bytes_moved(const World& world);
+
 }  // namespace weft::distributed

@@ -109,10 +109,14 @@ int main(int argc, char** argv) try {
     run(w, out);
     std::ofstream(folder + "/" + std::to_string(w.rank())) << out;
   };
-  if (argc > 2)
+  if (argc > 2) {
     run_ranks(std::atoi(argv[2]), write);
-  else
-    write(*mpi_world({.timeout_s = 60}));
+  } else {
+    const auto world = mpi_world({.timeout_s = 60});
+    write(*world);
+    const std::int64_t counted = world->stats().bytes_sent, moved = mpi_bytes_moved(*world);
+    check_system(counted == moved, "{} bytes counted, {} moved", counted, moved);
+  }
   return 0;
 } catch (const weft::Error& e) {
   std::fprintf(stderr, "error: %s\n", e.what());

@@ -12,6 +12,9 @@
 #include "weft/core/error.h"
 #include "weft/distributed/mpi_world.h"
 
+// Of mpi.h, which only the library includes.
+extern "C" int MPI_Init_thread(int* argc, char*** argv, int wanted, int* level);
+
 namespace {
 
 using weft::DType;
@@ -61,6 +64,8 @@ int main(int argc, char** argv) {
   options.timeout_s = argc > 2 ? std::atof(argv[2]) : 2;
   if (argc > 3) options.dump_folder = argv[3];
   int rank = -1;
+  int level = 0;
+  if (fault == "single") MPI_Init_thread(nullptr, nullptr, level, &level);
   try {
     const auto world = weft::distributed::mpi_world(options);
     rank = world->rank();

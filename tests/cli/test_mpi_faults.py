@@ -97,6 +97,15 @@ def stopped_at_the_end(folder):
          "were stopped or have died: 1")
 
 
+def one_thread(folder):
+    """MPI was started by somebody else, for one thread only."""
+    done = start(folder, 2, "single")
+    assert done.returncode != 0
+    assert ("rank -1: error: mpi_world: MPI must allow calls from more than one thread "
+            "(MPI_THREAD_SERIALIZED, 2), got level 0; call MPI_Init_thread with it, or use an MPI "
+            "built with threads\n") in done.stderr, done.stderr
+
+
 def nothing_wrong(folder):
     for ranks, status in ((1, 2), (2, 0), (4, 0)):  # a job of one has no group of two
         assert start(folder, ranks, "none").returncode == status
@@ -104,5 +113,5 @@ def nothing_wrong(folder):
 
 
 if __name__ == "__main__":
-    main([nothing_wrong, killed, left_without_a_word, stopped, computes, ended, threw, skipped,
+    main([nothing_wrong, one_thread, killed, left_without_a_word, stopped, computes, ended, threw, skipped,
           called_something_else, stopped_at_the_end])
