@@ -34,6 +34,7 @@
 #include "weft/autograd/token_permute.h"
 #include "weft/autograd/view.h"
 #include "weft/core/allocator.h"
+#include "weft/core/energy.h"
 #include "weft/core/error.h"
 #include "weft/core/named_tensor.h"
 #include "weft/core/parallel.h"

@@ -10,7 +10,6 @@ namespace weft {
 constinit thread_local Tape* Tape::current_ = nullptr;
 constinit thread_local Tape* Tape::innermost_ = nullptr;
 constinit thread_local Tape* Tape::running_ = nullptr;
-constinit thread_local bool DelayWeightGradients::on_ = false;
 constinit thread_local std::uint64_t Tape::outermost_base_ = Tape::kNoBase;
 
 namespace {

@@ -5,15 +5,6 @@
 namespace weft {
 namespace {
 
-/// Names the op in messages of what it saved.
-constinit thread_local const char* running_op = nullptr;
-
-struct RunningOp {
-  explicit RunningOp(const char* op) : previous(std::exchange(running_op, op)) {}
-  ~RunningOp() { running_op = previous; }
-  const char* previous;
-};
-
 bool owned_by(const Tensor& t, int handles) {
   return t.impl()->refs.load(std::memory_order_acquire) == handles &&
          t.storage()->refs.load(std::memory_order_acquire) == 1;
@@ -22,9 +13,12 @@ bool uniquely_owned(const Tensor& t) { return owned_by(t, 1); }
 
 }  // namespace
 
+constinit thread_local const char* RunningOp::current = nullptr;
+
 void Saved::throw_changed() const {
-  detail::raise(Fault::user, "{}: saved {} was changed in place (version {}, saved at {})",
-                {running_op ? running_op : "backward", label_, tensor_.version(), version_});
+  detail::raise(
+      Fault::user, "{}: saved {} was changed in place (version {}, saved at {})",
+      {RunningOp::current ? RunningOp::current : "backward", label_, tensor_.version(), version_});
 }
 
 void Backward::add(int i, Tensor dx) {
@@ -142,58 +136,6 @@ void Tape::finish_leaf(Leaf& leaf, Slot& s) {
   }
   g = {};
   if (grad_ready_) grad_ready_(x);
-}
-
-void* Tape::begin_put_off(const Backward& b, std::initializer_list<int> inputs,
-                          std::size_t fn_bytes, Invoke invoke, Destroy destroy) {
-  if (current_ != nullptr) return nullptr;
-  for (const int i : inputs)
-    if (b.needs(i) && slot(b.slots_[i]).leaf < 0) return nullptr;
-  State& s = *state_;
-  auto* ids = static_cast<std::uint64_t*>(s.arena.take(inputs.size() * sizeof(std::uint64_t)));
-  auto* p = static_cast<PutOff*>(s.arena.take(sizeof(PutOff)));
-  *p = {nullptr, b, s.arena.take(fn_bytes), invoke, destroy, ids, 0};
-  p->backward.dy_ = nullptr;
-  for (const int i : inputs) {
-    if (!b.needs(i)) continue;
-    ids[p->slot_count++] = b.slots_[i];
-    ++slot(b.slots_[i]).put_off;
-  }
-  (s.first_put_off ? s.last_put_off->next : s.first_put_off) = p;
-  s.last_put_off = p;
-  return p->fn;
-}
-
-void Tape::run_put_off() {
-  if (running_put_off_ || !state_->first_put_off) return;
-  running_put_off_ = true;
-  const NoGradGuard off;  // it may be called while a region is recorded once more
-  struct Done {
-    bool& flag;
-    ~Done() { flag = false; }
-  } done{running_put_off_};
-  while (PutOff* p = state_->first_put_off) {
-    state_->first_put_off = p->next;
-    for (int i = 0; i < p->slot_count; ++i) --slot(p->slots[i]).put_off;
-    {
-      struct Destroyed {
-        PutOff* p;
-        ~Destroyed() { p->destroy(p->fn); }
-      } destroyed{p};
-      const RunningOp op(p->backward.op_);
-      p->invoke(p->fn, p->backward);
-    }
-    for (int i = 0; i < p->slot_count; ++i) leaf_used(slot(p->slots[i]), 0);
-  }
-}
-
-// A sum of which parts wait goes on in its order.
-void Tape::run_put_off_before(std::uint64_t id) {
-  if (state_->first_put_off && slot(id).put_off > 0) run_put_off();
-}
-
-void DelayWeightGradients::flush() {
-  for (Tape* t = Tape::running_; t; t = t->parent_) t->run_put_off();
 }
 
 void Tape::run_node(Node& node) {

@@ -1,7 +1,9 @@
 #pragma once
-// What a tape is made of: seen by tape.cpp (recording) and tape_backward.cpp (running) only.
+// What a tape is made of: seen by tape.cpp (recording), tape_backward.cpp (running) and
+// delay_gradients.cpp only.
 #include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "weft/autograd/tape.h"
@@ -37,6 +39,18 @@ class TapeArena {
   };
   std::vector<Chunk> chunks_;
   std::size_t chunk_ = 0, used_ = 0;
+};
+
+/// Names the op whose backward runs, for messages of what it saved.
+class RunningOp {
+ public:
+  explicit RunningOp(const char* op) : previous_(std::exchange(current, op)) {}
+  ~RunningOp() { current = previous_; }
+  RunningOp(const RunningOp&) = delete;
+  static constinit thread_local const char* current;
+
+ private:
+  const char* previous_;
 };
 
 /// Lives in the arena, followed by input ids, output ids and the lambda.
@@ -131,5 +145,11 @@ struct Tape::State {
   std::vector<Leaf> leaves;
   std::vector<std::int32_t> counted;  ///< the leaf of each use by an unrecorded first pass
 };
+
+// A sum of which parts wait goes on in its order.
+inline void Tape::run_put_off_before(std::uint64_t id) {
+  if (state_->first_put_off && slot(id).put_off > 0) [[unlikely]]
+    run_put_off();
+}
 
 }  // namespace weft

@@ -28,6 +28,7 @@ set(weft_sources
   autograd/causal_conv1d.cpp
   autograd/copy.cpp
   autograd/cross_entropy.cpp
+  autograd/delay_gradients.cpp
   autograd/dropout.cpp
   autograd/elementwise.cpp
   autograd/elementwise_activation.cpp
