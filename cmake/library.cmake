@@ -139,6 +139,7 @@ set(weft_sources
   distributed/nccl_world.cpp
   distributed/operation.cpp
   distributed/overlap.cpp
+  distributed/parallel_optimizer.cpp
   distributed/parallelize.cpp
   distributed/pieces.cpp
   distributed/plan.cpp

@@ -58,7 +58,7 @@ void Ddp::open(BucketLayout layout) {
   b.owned = owned_ranges(l, rank, ranks);
   if (options_.shard) take_parameters(b);
   for (const OwnedRange& r : b.owned)
-    if (const std::int64_t n = counted(r); n > 0)
+    if (const std::int64_t n = std::min(r.size, counted(r.parameter) - r.in_parameter); n > 0)
       b.counted.push_back(view_of(b.grad, r.in_bucket, {n}));
   for (const BucketEntry& e : l.entries) {
     const Tensor& p = parameters_[e.parameter].tensor;
@@ -84,17 +84,14 @@ void Ddp::take_parameters(Bucket& b) {
 }
 
 std::int64_t Ddp::counted(std::size_t parameter) const {
-  const Tensor& p = parameters_[parameter].tensor;
-  const auto found = layout_.find(parameters_[parameter].name);
+  const NamedTensor& p = parameters_[parameter];
+  const auto found = layout_.find(p.name);
   const ParameterLayout l = found == layout_.end() ? ParameterLayout{} : found->second;
   const int rank = (l.expert ? mesh_.etp() : mesh_.tp()).rank();
-  if (!l.tp_cut) return rank == 0 ? p.numel() : 0;
-  if (l.shared_by == 1 || rank % l.shared_by == 0) return p.numel();
-  return l.shared_from * (p.numel() / p.dim(0));
-}
-
-std::int64_t Ddp::counted(const OwnedRange& r) const {
-  return std::clamp<std::int64_t>(counted(r.parameter) - r.in_parameter, 0, r.size);
+  if (!l.tp_cut) return rank == 0 ? p.tensor.numel() : 0;
+  // Of neighbours that share rows the first one counts them.
+  if (rank % l.shared_by == 0) return p.tensor.numel();
+  return p.tensor.numel() / p.tensor.dim(0) * l.shared_from;
 }
 
 void Ddp::watch(Tape& tape) {
@@ -174,7 +171,7 @@ optim::GradClip Ddp::finish(double max_norm) {
   works_.clear();
   next_ = 0;
   watching_ = false;
-  mesh_.world().all().all_reduce(sums_).wait();
+  mesh_.world().all().at_once().all_reduce(sums_).wait();
   return optim::clip_from(sums_.narrow(0, 0, 1), max_norm);
 }
 
@@ -193,19 +190,8 @@ double Ddp::joint_norm(const std::vector<Tensor>& values) const {
   const Tensor total = Tensor::zeros({1}, DType::f64, sums_.device());
   if (const Tensor squares = optim::sums_of_squares(values))
     total.copy_(squares.narrow(0, squares.numel() - 1, 1));
-  mesh_.world().all().all_reduce(total).wait();
+  mesh_.world().all().at_once().all_reduce(total).wait();
   return total.is_meta() ? 0 : std::sqrt(total.item());
-}
-
-double Ddp::parameter_norm(const std::vector<Tensor>& values) const {
-  std::vector<Tensor> parts;
-  for (const Bucket& b : buckets_)
-    for (const BucketEntry& e : b.layout.entries)
-      if (const std::int64_t n = counted(e.parameter); n > 0 && b.group->rank() == 0) {
-        const Tensor& t = values.empty() ? parameters_[e.parameter].tensor : values.at(e.parameter);
-        parts.push_back(view_of(t, t.offset(), {n}));
-      }
-  return joint_norm(parts);
 }
 
 }  // namespace weft::distributed

@@ -74,14 +74,9 @@ class Ddp {
   /// The Euclidean norm of values that lie on several ranks: of all that the ranks hand in. One
   /// collective.
   double joint_norm(const std::vector<Tensor>& values) const;
-  /// The norm of all parameters of the job, each value counted once; of `values` in their place
-  /// where given, in the order of parameters(). With `shard` a ShardedOptimizer knows it.
-  double parameter_norm(const std::vector<Tensor>& values = {}) const;
-  /// How many values of this rank's part of a parameter, from the first one on, no other rank of tp
-  /// (etp) counts: several may hold the same.
+  /// Other ranks of tp (etp) may hold the same values of a parameter: so many of its first elements
+  /// are this rank's to count.
   std::int64_t counted(std::size_t parameter) const;
-  /// The same for a range of it.
-  std::int64_t counted(const OwnedRange& range) const;
 
   const DeviceMesh& mesh() const { return mesh_; }
   const Layout& layout() const { return layout_; }

@@ -1,5 +1,7 @@
 #include "weft/distributed/sharded_optimizer.h"
 
+#include <algorithm>
+
 #include "weft/core/error.h"
 
 namespace weft::distributed {
@@ -11,39 +13,34 @@ Tensor range_of(const Tensor& flat, const OwnedRange& r) {
 
 }  // namespace
 
-ShardedOptimizer::ShardedOptimizer(Ddp& ddp, const optim::AdamWOptions& options) : ddp_(ddp) {
+ShardedOptimizer::ShardedOptimizer(Ddp& ddp, const optim::AdamWOptions& options, Members members)
+    : RangeOptimizer(ddp) {
+  take_slices(members);
   make<optim::AdamW>(options);
 }
 
-ShardedOptimizer::ShardedOptimizer(Ddp& ddp, const optim::SgdOptions& options) : ddp_(ddp) {
+ShardedOptimizer::ShardedOptimizer(Ddp& ddp, const optim::SgdOptions& options, Members members)
+    : RangeOptimizer(ddp) {
+  take_slices(members);
   make<optim::Sgd>(options);
 }
 
-// What a parameter trains with follows from its own name and shape, not from those of a slice.
-template <class Optimizer, class Options>
-void ShardedOptimizer::make(const Options& options) {
+void ShardedOptimizer::take_slices(Members members) {
   check(ddp_.options().shard, "sharded_optimizer: the Ddp must be made with shard");
-  const std::vector<optim::ParamSettings> whole =
-      options.settings
-          ? *options.settings
-          : optim::assign_groups(ddp_.parameters(), options.groups, options.weight_decay);
-  NamedTensors slices;
-  std::vector<optim::ParamSettings> settings;
-  for (const Ddp::Bucket& b : ddp_.buckets()) {
-    for (const OwnedRange& r : b.owned) {
-      const Tensor slice = range_of(b.param, r);
-      slice.set_main_grad(range_of(b.grad, r));
-      slices.push_back({ddp_.parameters()[r.parameter].name, slice});
-      settings.push_back(whole.at(r.parameter));
-      ranges_.push_back(r);
-      counted_.push_back(ddp_.counted(r));
+  std::size_t ranges = 0;
+  for (auto b = ddp_.buckets().rbegin(); b != ddp_.buckets().rend(); ++b) {
+    if (!includes(members, b->layout)) continue;
+    for (const BucketEntry& e : b->layout.entries)
+      portion_of_[ddp_.parameters()[e.parameter].tensor.impl()] = ends_.size();
+    for (const OwnedRange& r : b->owned) {
+      const Tensor slice = range_of(b->param, r);
+      slice.set_main_grad(range_of(b->grad, r));
+      add(r.parameter, r.in_parameter, slice, true);
     }
-    ends_.push_back(slices.size());
+    portions_.push_back(&*b);
+    ends_.push_back(ranges += b->owned.size());
   }
   works_.reserve(ends_.size());
-  Options own = options;
-  own.settings = std::move(settings);
-  slices_ = std::make_unique<Optimizer>(std::move(slices), own);
 }
 
 ShardedOptimizer::~ShardedOptimizer() {
@@ -56,57 +53,38 @@ ShardedOptimizer::~ShardedOptimizer() {
 
 optim::StepResult ShardedOptimizer::step(const optim::GradClip& clip) {
   wait();
-  const auto gather = [this](std::size_t k) {
-    const Ddp::Bucket& b = ddp_.buckets()[k];
+  works_.clear();
+  arrived_ = 0;
+  const auto gather = [this](std::size_t portion) {
+    const Ddp::Bucket& b = *portions_[portion];
     works_.push_back(b.group->all_gather(b.param, b.param_slice));
   };
-  const optim::StepResult result = slices_->step(clip, ends_, gather);
-  slices_->keep_masters();
+  const optim::StepResult result = inner_->step(clip, ends_, gather);
+  inner_->keep_masters();
   return result;
 }
 
-void ShardedOptimizer::wait() {
-  for (Work& w : works_) w.wait();
-  works_.clear();
+void ShardedOptimizer::wait() { wait_for(works_.size()); }
+
+void ShardedOptimizer::wait(const nn::Module& part) {
+  if (arrived_ == works_.size()) return;
+  const auto [known, fresh] = portions_of_.emplace(&part, 0);
+  if (fresh) known->second = portions_of(part);
+  wait_for(std::min(known->second, works_.size()));
 }
 
-double ShardedOptimizer::parameter_norm() const {
-  std::vector<Tensor> values;
-  for (std::size_t i = 0; i < ranges_.size(); ++i)
-    if (counted_[i] > 0) values.push_back(slices_->value(i).narrow(0, 0, counted_[i]));
-  return ddp_.joint_norm(values);
-}
-
-Piece ShardedOptimizer::piece_of(std::size_t range) const {
-  const OwnedRange& r = ranges_[range];
-  const NamedTensor& p = ddp_.parameters()[r.parameter];
-  const auto found = ddp_.layout().find(p.name);
-  const bool cut = found != ddp_.layout().end() && !found->second.part.cuts.empty();
-  Piece piece = cut ? Piece::of(found->second.part) : Piece::of(p.tensor.shape());
-  piece.begin = r.in_parameter;
-  piece.end = r.in_parameter + r.size;
-  return piece;
-}
-
-Pieces ShardedOptimizer::state() const {
-  StateDict state = slices_->state_dict();
-  Pieces out;
-  const Tensor step = state.at("step");
-  out["step"] = {step, Piece::of(step.shape())};
-  for (std::size_t i = 0; i < ranges_.size(); ++i) {
-    const std::string prefix = slices_->parameters()[i].name + '.';
-    for (auto it = state.lower_bound(prefix); it != state.end() && it->first.starts_with(prefix);
-         ++it)
-      out[it->first] = {it->second, piece_of(i)};
+// Portions up to the last one that has a parameter of this part.
+std::size_t ShardedOptimizer::portions_of(const nn::Module& part) const {
+  std::size_t portions = 0;
+  for (const NamedTensor& p : part.named_parameters()) {
+    const auto found = portion_of_.find(p.tensor.impl());
+    if (found != portion_of_.end()) portions = std::max(portions, found->second + 1);
   }
-  return out;
+  return portions;
 }
 
-void ShardedOptimizer::load_state(const PieceFiles& files) {
-  StateDict state = slices_->state_dict();
-  for (const auto& [name, piece] : this->state())
-    files.read_into(name, piece.piece, state.at(name));
-  slices_->load_state_dict(state);
+void ShardedOptimizer::wait_for(std::size_t portions) {
+  while (arrived_ < portions) works_[arrived_++].wait();
 }
 
 }  // namespace weft::distributed

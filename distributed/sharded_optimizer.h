@@ -1,19 +1,16 @@
 #pragma once
-#include <memory>
-#include <string>
+#include <unordered_map>
 #include <vector>
 
-#include "weft/distributed/ddp.h"
-#include "weft/distributed/pieces.h"
-#include "weft/optim/adamw.h"
-#include "weft/optim/sgd.h"
+#include "weft/distributed/parallel_optimizer.h"
 
 namespace weft::distributed {
 
 /// An optimizer of which each rank does its share: rank r of the n that sum a bucket's gradients
 /// owns the r-th n-th of the bucket, whatever parameters begin or end there. It receives the sums
 /// of that slice only, keeps states and f32 copies of that slice only, updates it, and gathers what
-/// the others have updated, a bucket while the next is updated. Bytes for each parameter value, n
+/// the others have updated: while the next bucket is updated, and while the next forward pass comes
+/// to it. Bytes for each parameter value, n
 /// ranks, AdamW with f32 gradients: f32 8 + 8 / n, bf16 6 + 12 / n.
 ///
 /// The parameters come out as those of the same optimizer on every rank, bit by bit, except with
@@ -21,58 +18,42 @@ namespace weft::distributed {
 ///
 ///   Ddp ddp(model, mesh, layout, {.shard = true});
 ///   ShardedOptimizer adam(ddp, optim::AdamWOptions{.lr = 3e-4});
+///   model.before_use = [&](const nn::Module& part) { adam.wait(part); };
 ///   for (each step) {
-///     adam.wait();  // before the model is used
-///     ...           // backward as with any Ddp
+///     ...  // forward and backward as with any Ddp
 ///     adam.step(ddp.finish(max_norm));
 ///   }
+///   adam.wait();  // before anybody else reads the parameters
 ///
 /// Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
 /// Models", arXiv:1910.02054, stage 1.
-class ShardedOptimizer {
+class ShardedOptimizer : public RangeOptimizer {
  public:
-  /// The Ddp has to outlive it. Throws Error when that was made without `shard`.
-  ShardedOptimizer(Ddp& ddp, const optim::AdamWOptions& options);
-  ShardedOptimizer(Ddp& ddp, const optim::SgdOptions& options);
+  /// Throws Error when the Ddp was made without `shard`.
+  ShardedOptimizer(Ddp& ddp, const optim::AdamWOptions& options, Members members = Members::all);
+  ShardedOptimizer(Ddp& ddp, const optim::SgdOptions& options, Members members = Members::all);
   /// Waits for parameters that are on their way.
-  ~ShardedOptimizer();
-  ShardedOptimizer(const ShardedOptimizer&) = delete;
-  ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
+  ~ShardedOptimizer() override;
 
-  /// Updates this rank's slices and starts to gather those of the others. Gathers after a skipped
-  /// step too, so that every rank does.
-  optim::StepResult step(const optim::GradClip& clip);
-  /// Returns when the parameters of all ranks are there. To be called before anybody reads them:
-  /// forward, evaluation, checkpoint.
-  void wait();
-
-  double lr() const { return slices_->lr(); }
-  void set_lr(double lr) { slices_->set_lr(lr); }
-  std::int64_t steps() const { return slices_->steps(); }
-  /// The optimizer of the slices: its parameters are flat and have the names of those that they are
-  /// parts of.
-  const optim::Optimizer& slices() const { return *slices_; }
-  /// The norm of all parameters of the job, of their f32 copies where there are such. One
-  /// collective.
-  double parameter_norm() const;
-
-  /// This rank's part of the state: "step", and "<parameter>.<state>" with its place in the whole.
-  /// Handles of copies.
-  Pieces state() const;
-  /// Takes this rank's part out of the state of any layout. Load the model's weights first.
-  void load_state(const PieceFiles& files);
+  /// Updates this rank's slices and starts to gather those of the others; after a skipped step too,
+  /// so that every rank does.
+  optim::StepResult step(const optim::GradClip& clip) override;
+  void wait() override;
+  /// Parameters arrive in the order of named_parameters().
+  void wait(const nn::Module& part) override;
 
  private:
-  template <class Optimizer, class Options>
-  void make(const Options& options);
-  Piece piece_of(std::size_t range) const;
+  void take_slices(Members members);
+  std::size_t portions_of(const nn::Module& part) const;
+  void wait_for(std::size_t portions);
 
-  Ddp& ddp_;
-  std::unique_ptr<optim::Optimizer> slices_;
-  std::vector<OwnedRange> ranges_;     ///< by parameter of slices_
-  std::vector<std::int64_t> counted_;  ///< values that no other rank counts
-  std::vector<std::size_t> ends_;      ///< of each bucket's ranges
-  std::vector<Work> works_;
+  /// A bucket is a portion of the update. The last bucket comes first: forward begins with it.
+  std::vector<const Ddp::Bucket*> portions_;
+  std::vector<std::size_t> ends_;  ///< of each portion's ranges
+  std::unordered_map<const TensorImpl*, std::size_t> portion_of_;
+  std::unordered_map<const nn::Module*, std::size_t> portions_of_;  ///< that a part needs
+  std::vector<Work> works_;                                         ///< by portion
+  std::size_t arrived_ = 0;
 };
 
 }  // namespace weft::distributed

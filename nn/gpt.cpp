@@ -112,6 +112,8 @@ Tensor Gpt::embed_tokens(const Tensor& ids, const Packing& packing, std::int64_t
   else
     check(first + tokens <= config.seq, "gpt: at most seq {} tokens, got {}", config.seq,
           first + tokens);
+  about_to_use(embed);
+  if (positions) about_to_use(*positions);
   Tensor x = embed(ids);
   if (positions && packing) {
     const Tensor& at = packing.positions;
@@ -147,6 +149,7 @@ Trunk Gpt::run(const Tensor& ids, const Packing& packing, KvCache* cache) const 
   const RotaryTable* angles = rotary ? &*rotary : nullptr;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const Block& block = blocks[i];
+    about_to_use(block);
     if (config.recompute != Recompute::full || cache) {
       x = block(x, angles, packing, cache, static_cast<int>(i));
       continue;
@@ -168,6 +171,8 @@ Trunk Gpt::run(const Tensor& ids, const Packing& packing, KvCache* cache) const 
     x = {std::move(out[0]), std::move(out[1]), aux};
     if (out.size() > 2) x.aux = aux ? add(aux, out[2]) : std::move(out[2]);
   }
+  about_to_use(norm);
+  about_to_use(head);
   return {norm(x.delta, x.residual).y, std::move(x.aux)};
 }
 
@@ -187,6 +192,7 @@ Trunk Gpt::mtp_trunk(int depth, const Tensor& later, const Tensor& h, const Pack
   check(depth >= 1 && depth <= config.mtp.depths, "gpt: depth must be in [1, {}], got {}",
         config.mtp.depths, depth);
   const MtpDepth& layer = mtp[config.mtp.repeated ? 0 : static_cast<std::size_t>(depth - 1)];
+  about_to_use(layer);
   const RotaryTable* angles = rotary ? &*rotary : nullptr;
   const TokenScope scope(part_of(later, cache));
   Tensor e = embed_tokens(later, packing, cache ? cache->length() : 0, depth);

@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -86,6 +87,9 @@ struct Gpt : Module {
   Linear head;  // (vocab, dim), no bias; its weight is embed's when tied
   CrossEntropyLoss loss;
   std::vector<MtpDepth> mtp;  // one a depth, or one for all of them
+  /// Told of each part (embeddings, blocks, norm and head, MTP depths) right before its parameters
+  /// are read in a forward pass; null: nobody is. For parameters that are still on their way.
+  std::function<void(const Module& part)> before_use;
   // What a parallel plan puts here: embedded tokens go through `boundary->before` in front of the
   // first dropout; with `split` everything between them and the head, outside of attention and
   // products, is about this rank's part of the tokens only, (1, B T / ranks, dim).
@@ -126,6 +130,9 @@ struct Gpt : Module {
   Tensor embed_tokens(const Tensor& ids, const Packing& packing, std::int64_t first,
                       std::int64_t ahead = 0) const;
   Trunk run(const Tensor& ids, const Packing& packing, KvCache* cache) const;
+  void about_to_use(const Module& part) const {
+    if (before_use) before_use(part);
+  }
   std::optional<TokenPart> part_of(const Tensor& ids, const KvCache* cache) const;
 };
 

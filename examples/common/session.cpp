@@ -159,10 +159,12 @@ Session::Session(const Options& options, Device device, const Ranks* ranks)
     for (Tensor& p : model_->parameters())
       p.set_main_grad(Tensor::zeros(p.shape(), DType::f32, device));
   }
-  if (ddp_ && options.zero)
+  if (ddp_ && options.zero) {
     sharded_ = make_sharded(options, *ddp_);
-  else
+    model_->before_use = [this](const nn::Module& part) { sharded_->wait(part); };
+  } else {
     optimizer_ = make_optimizer(options, *model_);
+  }
   routers_ = std::make_unique<nn::RouterStep>(*model_);
   const std::int64_t rows = options.batch / (ranks_ ? ranks_->data_ranks() : 1);
   schedule_ =
@@ -210,7 +212,6 @@ void Session::load_batch(const BatchSource& batches) {
 
 Session::Numbers Session::update(std::int64_t step, const BatchSource& batches) {
   Numbers n;
-  wait_for_parameters();
   n.sums = schedule_->run(*model_, step, options_.batch * options_.seq, batches);
   add_up(n.sums);
   const optim::GradClip clip = ddp_ ? ddp_->finish(options_.clip)

@@ -1,0 +1,165 @@
+// Training steps of data-parallel ranks that are threads of this process: what part of the waiting
+// for gradients and parameters disappears when they are on their way while the ranks compute, and
+// whether that costs anything where there is no link to wait for.
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "weft/autograd/tape.h"
+#include "weft/bench/harness.h"
+#include "weft/distributed/parallel_optimizer.h"
+#include "weft/nn/gpt.h"
+
+namespace weft::bench {
+namespace {
+
+using namespace distributed;
+constexpr int kSteps = 9;
+
+struct Form {
+  bool shard = false, overlap = true;
+};
+
+struct Cost {
+  double step_s = 0, waiting_s = 0;  ///< medians over the steps, of rank 0
+};
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+/// Steps of any model: `forward` returns a loss.
+template <class Model, class Forward>
+Cost train(World& w, const Form& form, Model& model, std::int64_t bucket_size, Forward forward) {
+  const DeviceMesh mesh(w);
+  Ddp ddp(model, mesh, {},
+          {.bucket_size = bucket_size, .overlap = form.overlap, .shard = form.shard});
+  const auto adam = make_optimizer(ddp, optim::AdamWOptions{});
+  if (form.overlap) model.before_use = [&](const nn::Module& part) { adam->wait(part); };
+  std::vector<double> steps, waits;
+  for (int step = -2; step < kSteps; ++step) {
+    const CommStats before = w.stats();
+    const double begin = now();
+    adam->zero_grad();
+    Tape tape;
+    const Tensor loss = forward();
+    ddp.watch(tape);
+    loss.backward();
+    adam->step(ddp.finish(1));
+    if (!form.overlap) adam->wait();
+    if (step < 0) continue;
+    steps.push_back(now() - begin);
+    waits.push_back(w.stats().waiting_s - before.waiting_s);
+  }
+  adam->wait();
+  return {median(steps), median(waits)};
+}
+
+template <class Run>
+Cost on_ranks(int ranks, const SimulatedLink& link, Run run) {
+  Cost cost;
+  WorldOptions options;
+  options.link = link;
+  run_ranks(
+      ranks,
+      [&](World& w) {
+        const Cost c = run(w);
+        if (w.rank() == 0) cost = c;
+      },
+      options);
+  return cost;
+}
+
+/// Layers that take their time as a GPU's would, without the processor: what is seen is the order
+/// of things alone.
+struct Sleepers : nn::Module {
+  struct Layer : nn::Module {
+    Tensor weight = nn::make_parameter({1 << 14}, nn::Init::constant(1));
+    void visit(nn::Visitor& v) override { v("weight", weight); }
+  };
+  std::vector<Layer> layers;
+  std::function<void(const nn::Module&)> before_use;
+
+  explicit Sleepers(int depth) : layers(static_cast<std::size_t>(depth)) {}
+  void visit(nn::Visitor& v) override { v("layers", layers); }
+
+  static void sleep(double seconds) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+  }
+  Tensor operator()() const {
+    Tensor x = Tensor::zeros({});
+    for (const Layer& layer : layers) {
+      if (before_use) before_use(layer);
+      sleep(kForward);
+      const Tensor y = x.clone();
+      Tape::record("sleeper", {&layer.weight, &x}, {&y}, [](Backward& b) {
+        sleep(2 * kForward);
+        b.add(0, Tensor::ones({1 << 14}));
+        b.add(1, b.dy());
+      });
+      x = y;
+    }
+    return x;
+  }
+  static constexpr double kForward = 6e-3;
+};
+
+void slow_link(int ranks, bool shard, Report& report) {
+  // A bucket's collective takes about as long as a layer's forward: both directions together are as
+  // long as all computing but a third.
+  const SimulatedLink link{0, 0.8 * Sleepers::kForward};
+  const auto run = [&](bool overlap) {
+    return on_ranks(ranks, link, [&](World& w) {
+      Sleepers model(24);
+      return train(w, {shard, overlap}, model, 1, [&] { return model(); });
+    });
+  };
+  const Cost hidden = run(true), blocking = run(false);
+  const std::string what = message("{} ranks, {}, slow link", ranks, shard ? "sharded" : "ddp");
+  report.row(what + ", step", 1e3 * hidden.step_s, "ms");
+  report.row(what + ", step, blocking", 1e3 * blocking.step_s, "ms");
+  report.row(what + ", waiting", 1e3 * hidden.waiting_s, "ms");
+  report.row(what + ", waiting, blocking", 1e3 * blocking.waiting_s, "ms");
+  report.row(what + ", hidden", 100 * (1 - hidden.waiting_s / blocking.waiting_s), "%");
+}
+
+/// A real model without a link, the forms in turn.
+void no_link(int ranks, bool shard, Report& report) {
+  std::vector<double> ratios, steps;
+  for (int pair = 0; pair < 9; ++pair) {
+    Cost cost[2];
+    for (const bool overlap : {false, true})
+      cost[overlap] = on_ranks(ranks, {}, [&](World& w) {
+        nn::GptConfig config;
+        config.layers = 4;
+        config.seq = 64;
+        nn::Gpt model(config);
+        const Tensor ids = Tensor::zeros({4, config.seq}, DType::i32);
+        return train(w, {shard, overlap}, model, 60'000,
+                     [&] { return model.losses(ids, ids).total(); });
+      });
+    steps.push_back(cost[0].step_s);
+    ratios.push_back(cost[1].step_s / cost[0].step_s);
+  }
+  const std::string what = message("{} ranks, {}, no link", ranks, shard ? "sharded" : "ddp");
+  report.row(what + ", step, blocking", 1e3 * median(steps), "ms");
+  report.row(what + ", overlapped / blocking, median", median(ratios), "");
+  report.row(what + ", overlapped / blocking, best",
+             *std::min_element(ratios.begin(), ratios.end()), "");
+}
+
+}  // namespace
+}  // namespace weft::bench
+
+int main(int argc, char** argv) {
+  weft::bench::Report report(argc, argv);
+  for (const bool shard : {false, true}) {
+    weft::bench::slow_link(2, shard, report);
+    weft::bench::no_link(2, shard, report);
+  }
+  return report.finish();
+}

@@ -1,0 +1,163 @@
+#include "weft/distributed/parallel_optimizer.h"
+
+#include <algorithm>
+
+#include "weft/core/error.h"
+#include "weft/distributed/sharded_optimizer.h"
+
+namespace weft::distributed {
+namespace {
+
+// Elements [begin, end) of what this rank holds of a parameter.
+Piece piece_of(const Ddp& ddp, std::size_t parameter, std::int64_t begin, std::int64_t end) {
+  const NamedTensor& p = ddp.parameters()[parameter];
+  const auto found = ddp.layout().find(p.name);
+  const bool cut = found != ddp.layout().end() && !found->second.part.cuts.empty();
+  Piece piece = cut ? Piece::of(found->second.part) : Piece::of(p.tensor.shape());
+  piece.begin = begin;
+  piece.end = end;
+  return piece;
+}
+
+/// Every rank updates all that it holds.
+class ReplicatedOptimizer : public RangeOptimizer {
+ public:
+  template <class Options>
+  ReplicatedOptimizer(Ddp& ddp, const Options& options, Members members) : RangeOptimizer(ddp) {
+    for (const Ddp::Bucket& b : ddp.buckets()) {
+      if (!includes(members, b.layout)) continue;
+      for (const BucketEntry& e : b.layout.entries)
+        add(e.parameter, 0, ddp.parameters()[e.parameter].tensor, b.group->rank() == 0);
+    }
+    if constexpr (std::is_same_v<Options, optim::AdamWOptions>)
+      make<optim::AdamW>(options);
+    else
+      make<optim::Sgd>(options);
+  }
+  optim::StepResult step(const optim::GradClip& clip) override { return inner_->step(clip); }
+};
+
+template <class Options>
+std::unique_ptr<ParallelOptimizer> make_either(Ddp& ddp, const Options& options, Members members) {
+  if (ddp.options().shard) return std::make_unique<ShardedOptimizer>(ddp, options, members);
+  return std::make_unique<ReplicatedOptimizer>(ddp, options, members);
+}
+
+}  // namespace
+
+bool includes(Members members, const BucketLayout& bucket) {
+  return members == Members::all || (members == Members::experts) == bucket.expert;
+}
+
+void RangeOptimizer::add(std::size_t parameter, std::int64_t begin, const Tensor& values,
+                         bool first) {
+  const std::int64_t end = begin + values.numel();
+  const std::int64_t counted =
+      std::clamp(ddp_.counted(parameter) - begin, std::int64_t{0}, values.numel());
+  ranges_.push_back({parameter, begin, end, first ? counted : 0});
+  values_.push_back({ddp_.parameters()[parameter].name, values});
+}
+
+// What a parameter trains with follows from its own name and shape, not from those of a range, and
+// a pattern may be about parameters that another optimizer trains.
+template <class Optimizer, class Options>
+void RangeOptimizer::make(const Options& options) {
+  const std::vector<optim::ParamSettings> all =
+      options.settings
+          ? *options.settings
+          : optim::assign_groups(ddp_.parameters(), options.groups, options.weight_decay);
+  Options own = options;
+  own.settings.emplace();
+  for (const Range& r : ranges_) own.settings->push_back(all.at(r.parameter));
+  inner_ = std::make_unique<Optimizer>(std::move(values_), own);
+}
+
+template void RangeOptimizer::make<optim::AdamW>(const optim::AdamWOptions&);
+template void RangeOptimizer::make<optim::Sgd>(const optim::SgdOptions&);
+
+Pieces RangeOptimizer::pieces(bool all) const {
+  StateDict state = inner_->state_dict();
+  Pieces out;
+  const Tensor step = state.at("step");
+  if (all || ddp_.mesh().world().rank() == 0) out["step"] = {step, Piece::of(step.shape())};
+  for (std::size_t i = 0; i < ranges_.size(); ++i) {
+    const Range& r = ranges_[i];
+    if (r.begin == r.end || !(all || r.counted > 0)) continue;
+    const std::string prefix = inner_->parameters()[i].name + '.';
+    for (auto it = state.lower_bound(prefix); it != state.end() && it->first.starts_with(prefix);
+         ++it)
+      out[it->first] = {it->second.view({-1}), piece_of(ddp_, r.parameter, r.begin, r.end)};
+  }
+  return out;
+}
+
+Pieces RangeOptimizer::state() const { return pieces(false); }
+
+void RangeOptimizer::load_state(const PieceFiles& files) {
+  StateDict state = inner_->state_dict();
+  for (const auto& [name, piece] : pieces(true))
+    files.read_into(name, piece.piece, state.at(name).view({-1}));
+  inner_->load_state_dict(state);
+}
+
+std::vector<Tensor> RangeOptimizer::counted_values() const {
+  std::vector<Tensor> out;
+  for (std::size_t i = 0; i < ranges_.size(); ++i)
+    if (ranges_[i].counted > 0)
+      out.push_back(inner_->value(i).detach().view({-1}).narrow(0, 0, ranges_[i].counted));
+  return out;
+}
+
+std::unique_ptr<ParallelOptimizer> make_optimizer(Ddp& ddp, const optim::AdamWOptions& options,
+                                                  Members members) {
+  return make_either(ddp, options, members);
+}
+
+std::unique_ptr<ParallelOptimizer> make_optimizer(Ddp& ddp, const optim::SgdOptions& options,
+                                                  Members members) {
+  return make_either(ddp, options, members);
+}
+
+ChainedOptimizer::ChainedOptimizer(Ddp& ddp,
+                                   std::vector<std::unique_ptr<ParallelOptimizer>> children)
+    : ParallelOptimizer(ddp), children_(std::move(children)) {
+  check(!children_.empty(), "chained_optimizer: needs at least one optimizer, got none");
+  for (const auto& child : children_) ratios_.push_back(lr() > 0 ? child->lr() / lr() : 1);
+}
+
+optim::StepResult ChainedOptimizer::step(const optim::GradClip& clip) {
+  optim::StepResult result;
+  for (const auto& child : children_) result.skipped |= child->step(clip).skipped;
+  return result;
+}
+
+void ChainedOptimizer::wait() {
+  for (const auto& child : children_) child->wait();
+}
+
+void ChainedOptimizer::wait(const nn::Module& part) {
+  for (const auto& child : children_) child->wait(part);
+}
+
+void ChainedOptimizer::set_lr(double lr) {
+  for (std::size_t i = 0; i < children_.size(); ++i) children_[i]->set_lr(lr * ratios_[i]);
+}
+
+Pieces ChainedOptimizer::state() const {
+  Pieces out;
+  for (const auto& child : children_) out.merge(child->state());
+  return out;
+}
+
+void ChainedOptimizer::load_state(const PieceFiles& files) {
+  for (const auto& child : children_) child->load_state(files);
+}
+
+std::vector<Tensor> ChainedOptimizer::counted_values() const {
+  std::vector<Tensor> out;
+  for (const auto& child : children_)
+    for (Tensor& value : child->counted_values()) out.push_back(std::move(value));
+  return out;
+}
+
+}  // namespace weft::distributed

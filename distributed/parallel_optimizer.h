@@ -1,0 +1,116 @@
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "weft/distributed/ddp.h"
+#include "weft/distributed/pieces.h"
+#include "weft/optim/adamw.h"
+#include "weft/optim/sgd.h"
+
+namespace weft::distributed {
+
+/// Which of a model's parameters an optimizer trains.
+enum class Members : std::uint8_t { all, dense, experts };
+bool includes(Members members, const BucketLayout& bucket);
+
+/// An optimizer of a parallel job: each rank updates what it holds, from the sums of a Ddp. Every
+/// rank has the same optimizers, also one that holds no parameter of theirs, and calls the same
+/// functions of them: so all make the same collectives. The Ddp has to outlive it.
+class ParallelOptimizer {
+ public:
+  virtual ~ParallelOptimizer() = default;
+  ParallelOptimizer(const ParallelOptimizer&) = delete;
+  ParallelOptimizer& operator=(const ParallelOptimizer&) = delete;
+
+  /// One update. Not finite: nothing is changed, on any rank.
+  virtual optim::StepResult step(const optim::GradClip& clip) = 0;
+  /// Returns when all parameters are there. To be called before anybody reads them who does not ask
+  /// by part: a checkpoint, a message, another model's forward.
+  virtual void wait() {}
+  /// The same for those of one part of the model, which is always the same object: what a model
+  /// calls right before it uses that part.
+  virtual void wait(const nn::Module&) {}
+
+  virtual double lr() const = 0;
+  virtual void set_lr(double lr) = 0;
+  virtual std::int64_t steps() const = 0;
+  void zero_grad() { ddp_.zero_grad(); }
+  /// The norm of all parameters that it trains, in all of the job, each value counted once; of
+  /// their f32 copies where there are such. One collective.
+  double parameter_norm() const { return ddp_.joint_norm(counted_values()); }
+
+  /// The state that this rank has to write, all ranks together everything: "step" and
+  /// "<parameter>.<state>" with its place in the whole. Copies.
+  virtual Pieces state() const = 0;
+  /// Takes this rank's part out of the state of any layout. Load the model's weights first.
+  virtual void load_state(const PieceFiles& files) = 0;
+  /// What this rank holds of the parameters and no other one counts.
+  virtual std::vector<Tensor> counted_values() const = 0;
+
+ protected:
+  explicit ParallelOptimizer(Ddp& ddp) : ddp_(ddp) {}
+  Ddp& ddp_;
+};
+
+/// One that keeps an optim::Optimizer of ranges of parameters.
+class RangeOptimizer : public ParallelOptimizer {
+ public:
+  double lr() const override { return inner_->lr(); }
+  void set_lr(double lr) override { inner_->set_lr(lr); }
+  std::int64_t steps() const override { return inner_->steps(); }
+  Pieces state() const override;
+  void load_state(const PieceFiles& files) override;
+  std::vector<Tensor> counted_values() const override;
+  /// Its parameters are the ranges, under the names of the parameters that they are parts of.
+  const optim::Optimizer& inner() const { return *inner_; }
+
+ protected:
+  using ParallelOptimizer::ParallelOptimizer;
+  /// Adds the elements of a parameter from `begin` on, which lie in `values`. Of several ranks that
+  /// hold the same one, one is `first`.
+  void add(std::size_t parameter, std::int64_t begin, const Tensor& values, bool first);
+  /// When all are added.
+  template <class Optimizer, class Options>
+  void make(const Options& options);
+  std::unique_ptr<optim::Optimizer> inner_;
+
+ private:
+  struct Range {
+    std::size_t parameter;
+    std::int64_t begin, end;
+    std::int64_t counted;  ///< so many of its first elements no other rank counts
+  };
+  Pieces pieces(bool all) const;
+  std::vector<Range> ranges_;
+  NamedTensors values_;  ///< until make()
+};
+
+/// Shards when the Ddp does (see ShardedOptimizer); otherwise every rank updates all that it holds.
+std::unique_ptr<ParallelOptimizer> make_optimizer(Ddp& ddp, const optim::AdamWOptions& options,
+                                                  Members members = Members::all);
+std::unique_ptr<ParallelOptimizer> make_optimizer(Ddp& ddp, const optim::SgdOptions& options,
+                                                  Members members = Members::all);
+
+/// Optimizers of different parameters as one: for the dense ones and the experts, for example.
+class ChainedOptimizer : public ParallelOptimizer {
+ public:
+  /// Throws Error when there are none.
+  ChainedOptimizer(Ddp& ddp, std::vector<std::unique_ptr<ParallelOptimizer>> children);
+  optim::StepResult step(const optim::GradClip& clip) override;
+  void wait() override;
+  void wait(const nn::Module& part) override;
+  /// The first one's.
+  double lr() const override { return children_[0]->lr(); }
+  /// The others keep the ratio to it that they were made with.
+  void set_lr(double lr) override;
+  std::int64_t steps() const override { return children_[0]->steps(); }
+  Pieces state() const override;
+  void load_state(const PieceFiles& files) override;
+  std::vector<Tensor> counted_values() const override;
+
+ private:
+  std::vector<std::unique_ptr<ParallelOptimizer>> children_;
+  std::vector<double> ratios_;
+};
+
+}  // namespace weft::distributed
