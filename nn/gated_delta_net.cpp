@@ -14,13 +14,7 @@ namespace weft::nn {
 namespace {
 
 const GatedDeltaNetOptions& checked(const GatedDeltaNetOptions& o) {
-  check(o.key_heads > 0 && o.value_heads > 0 && o.value_heads % o.key_heads == 0,
-        "gated_delta_net: value_heads {} must be a multiple of key_heads {}", o.value_heads,
-        o.key_heads);
-  check(o.key_dim > 0 && o.value_dim > 0,
-        "gated_delta_net: key_dim and value_dim must be at least 1, got {} and {}", o.key_dim,
-        o.value_dim);
-  check(o.conv >= 2 && o.conv <= 8, "gated_delta_net: conv must be in [2, 8], got {}", o.conv);
+  o.validate();
   return o;
 }
 
@@ -30,6 +24,16 @@ Init conv_init(const GatedDeltaNetOptions& o) {
 Init decay_init() { return Init::log_uniform(1, 16); }
 
 }  // namespace
+
+void GatedDeltaNetOptions::validate() const {
+  check(key_heads > 0 && value_heads > 0 && value_heads % key_heads == 0,
+        "gated_delta_net: value_heads {} must be a multiple of key_heads {}", value_heads,
+        key_heads);
+  check(key_dim > 0 && value_dim > 0,
+        "gated_delta_net: key_dim and value_dim must be at least 1, got {} and {}", key_dim,
+        value_dim);
+  check(conv >= 2 && conv <= 8, "gated_delta_net: conv must be in [2, 8], got {}", conv);
+}
 
 GatedDeltaNet::GatedDeltaNet(std::int64_t dim, const GatedDeltaNetOptions& o)
     : options(checked(o)),

@@ -11,6 +11,9 @@ struct GatedDeltaNetOptions {
   double norm_eps = 1e-6;                     ///< of the norm behind the rule
   Init init = Init::normal(0.02);
   Init proj_init = Init::normal(0.02);
+
+  /// Throws Error with the first rule that does not hold.
+  void validate() const;
 };
 
 /// Gated delta net, in the place of attention:  x (B, T, C) -> (B, T, C). Its memory of the past is

@@ -41,6 +41,10 @@ struct GptConfig {
   /// One letter a layer, repeated over the layers: a for attention, d for a gated delta net, as in
   /// "ddda". Empty: attention everywhere.
   std::string pattern = {};
+  // Sizes of the gated delta nets, see GatedDeltaNetOptions. 0: heads, heads, head_dim,
+  // head_dim, 4.
+  std::int64_t delta_key_heads = 0, delta_value_heads = 0, delta_key_dim = 0, delta_value_dim = 0,
+               delta_conv = 0;
   Gelu gelu = Gelu::tanh;  ///< gpt2 only
   Recompute recompute = Recompute::none;
   MtpOptions mtp = {};
@@ -59,7 +63,6 @@ struct GptConfig {
   std::int64_t expert_ffn_dim() const { return moe.ffn ? moe.ffn : ffn_dim(); }
   bool has_experts(std::int64_t block) const;
   bool is_delta(std::int64_t block) const;
-  /// Gated delta nets have as many heads as attention, and of the same width.
   GatedDeltaNetOptions delta_options() const;
   MlaOptions mla_options() const;
   bool tied() const { return tie.value_or(arch == Arch::gpt2); }

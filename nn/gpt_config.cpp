@@ -45,6 +45,14 @@ void GptConfig::validate() const {
   check(window >= 0, "gpt: window must be at least 0, got {}", window);
   check(pattern.find_first_not_of("ad") == std::string::npos,
         "gpt: pattern must consist of a (attention) and d (gated delta net), got \"{}\"", pattern);
+  if (pattern.find('d') != std::string::npos)
+    delta_options().validate();
+  else
+    check(delta_key_heads == 0 && delta_value_heads == 0 && delta_key_dim == 0 &&
+              delta_value_dim == 0 && delta_conv == 0,
+          "gpt: delta_key_heads, delta_value_heads, delta_key_dim, delta_value_dim and delta_conv "
+          "need a pattern with d, got \"{}\"",
+          pattern);
   if (attention == AttentionKind::mla) {
     const MlaOptions m = mla_options();
     check(arch == Arch::llama, "gpt: attention mla needs arch llama and its rotary positions");
@@ -74,10 +82,11 @@ bool GptConfig::is_delta(std::int64_t block) const {
 }
 
 GatedDeltaNetOptions GptConfig::delta_options() const {
-  return {.key_heads = heads,
-          .value_heads = heads,
-          .key_dim = head_dim(),
-          .value_dim = head_dim(),
+  return {.key_heads = delta_key_heads ? delta_key_heads : heads,
+          .value_heads = delta_value_heads ? delta_value_heads : heads,
+          .key_dim = delta_key_dim ? delta_key_dim : head_dim(),
+          .value_dim = delta_value_dim ? delta_value_dim : head_dim(),
+          .conv = delta_conv ? delta_conv : 4,
           .norm_eps = norm_eps};
 }
 
@@ -162,7 +171,8 @@ std::int64_t GptConfig::parameter_count() const {
   if (qk_norm) attn += 2 * head_dim();
   if (attention == AttentionKind::mla) attn += mla_options().q_lora + mla_options().kv_lora;
   // Decay and its bias of each head, and the norm of all heads.
-  const std::int64_t delta = delta_weights(*this) + 2 * heads + head_dim();
+  const GatedDeltaNetOptions d = delta_options();
+  const std::int64_t delta = delta_weights(*this) + 2 * d.value_heads + d.value_dim;
   std::int64_t dense = mlp_weights(*this, dim, f), sparse = moe_weights(*this, moe.experts);
   if (moe.router.bias) sparse += moe.experts;
   if (gpt2) {  // biases
@@ -186,7 +196,8 @@ double GptConfig::flops_per_token() const {
   const std::int64_t all =
       layers + mtp.depths;  // each depth has a block, a projection and the head
   // The delta rule reads its state twice, writes it once and decays it.
-  const std::int64_t delta = delta_weights(*this) + 4 * q * head_dim();
+  const GatedDeltaNetOptions d = delta_options();
+  const std::int64_t delta = delta_weights(*this) + 4 * d.value_heads * d.key_dim * d.value_dim;
   const std::int64_t products = (all - with_delta) * attention_weights(*this) + with_delta * delta +
                                 (all - with_experts) * mlp_weights(*this, dim, ffn_dim()) +
                                 with_experts * moe_weights(*this, moe.router.route.topk) +

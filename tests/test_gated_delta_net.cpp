@@ -174,6 +174,30 @@ TEST_CASE("gated_delta_net: gradients of x and of the weights") {
                       test::random({1}, 6)}) == "");
 }
 
+TEST_CASE("gated_delta_net: a model says how large they are, and knows what they have and cost") {
+  GptConfig c = hybrid(Arch::llama);
+  const double plain = c.flops_per_token();
+  CHECK(Gpt(c).blocks[0].delta->options.key_heads == c.heads);
+  c.delta_key_heads = 1;
+  c.delta_value_heads = 3;
+  c.delta_key_dim = 5;
+  c.delta_value_dim = 7;
+  c.delta_conv = 3;
+  const Gpt model(c);
+  const GatedDeltaNet& m = *model.blocks[0].delta;
+  CHECK(m.in_proj.weight.dim(0) == 2 * 5 + 2 * 3 * 7 + 2 * 3);
+  CHECK(m.conv.shape() == Shape{2 * 5 + 3 * 7, 3});
+  CHECK(model.parameter_count() == c.parameter_count());
+  CHECK(c.flops_per_token() != plain);
+  // Token by token as in one pass: the cache has the sizes too.
+  const Tensor ids = test::random({1, 6}, 1, DType::i32);
+  nn::KvCache cache(c, 1, 6);
+  const Tensor whole = model(ids);
+  for (std::int64_t i = 0; i < 6; ++i)
+    CHECK(test::mismatch(model.decode(ids.narrow(1, i, 1), cache).view({c.vocab}),
+                         whole.select(0, 0).select(0, i), 1e-5) == "");
+}
+
 TEST_CASE("gated_delta_net: errors name the rule") {
   const auto text = [](const GatedDeltaNetOptions& o) {
     return error_of([&] { GatedDeltaNet(8, o); });
@@ -198,6 +222,14 @@ TEST_CASE("gated_delta_net: errors name the rule") {
   wrong.pattern = "dxa";
   CHECK(error_of([&] { wrong.validate(); }) ==
         "gpt: pattern must consist of a (attention) and d (gated delta net), got \"dxa\"");
+  wrong = hybrid(Arch::llama);
+  wrong.delta_value_heads = 3;
+  CHECK(error_of([&] { wrong.validate(); }) ==
+        "gated_delta_net: value_heads 3 must be a multiple of key_heads 4");
+  wrong.pattern = "a";
+  CHECK(error_of([&] { wrong.validate(); }) ==
+        "gpt: delta_key_heads, delta_value_heads, delta_key_dim, delta_value_dim and delta_conv "
+        "need a pattern with d, got \"a\"");
   CHECK(error_of([&] { cache.recurrent(1); }) ==
         "kv_cache: layer 1 is not a gated delta layer of this model");
   CHECK(error_of([&] {

@@ -51,13 +51,20 @@ nn::GptConfig Options::model() const {
   c.qk_rope = qk_rope;
   c.v_head = v_head;
   c.pattern = pattern;
+  c.delta_key_heads = delta_key_heads;
+  c.delta_value_heads = delta_value_heads;
+  c.delta_key_dim = delta_key_dim;
+  c.delta_value_dim = delta_value_dim;
+  c.delta_conv = delta_conv;
   c.tie = tie == "auto" ? arch == "gpt2" : tie == "on";
-  c.mtp = {.depths = mtp, .weight = mtp_weight};
+  c.mtp = {.depths = mtp, .weight = mtp_weight, .repeated = mtp_repeat, .detached = mtp_detach};
   c.recompute = recompute == "full"        ? nn::Recompute::full
                 : recompute == "selective" ? nn::Recompute::selective
                                            : nn::Recompute::none;
   if (experts == 0) return c;
   c.moe.experts = experts;
+  c.moe.latent = latent;
+  c.moe.shared_gate = shared_gate;
   nn::RouterConfig& r = c.moe.router;
   r.route = {.topk = topk,
              .score = router == "sigmoid" ? RouterScore::sigmoid : RouterScore::softmax,

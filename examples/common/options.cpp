@@ -85,10 +85,21 @@ void each_option(Options& o, V&& v) {
   v("--pattern", o.pattern,
     "one letter a layer, repeated: a attention, d gated delta net, as in ddda; empty: attention",
     "Model");
+  v("--delta-key-heads", o.delta_key_heads,
+    "delta net: heads of queries and keys; 0: as many as heads", "Model");
+  v("--delta-value-heads", o.delta_value_heads,
+    "delta net: heads of values, a multiple of those of keys; 0: as many as heads", "Model");
+  v("--delta-key-dim", o.delta_key_dim, "delta net: elements of a key head; 0: dim / heads",
+    "Model");
+  v("--delta-value-dim", o.delta_value_dim, "delta net: elements of a value head; 0: dim / heads",
+    "Model");
+  v("--delta-conv", o.delta_conv, "delta net: tokens its convolution sees, 2 to 8; 0: 4", "Model");
   v("--tie", o.tie, "share embedding and head: auto (gpt2 yes, llama no), on, off", "Model");
   v("--mtp", o.mtp, "multi-token prediction: tokens predicted beyond the next one; 0: none",
     "Model");
   v("--mtp-weight", o.mtp_weight, "weight of the mean loss of the --mtp depths", "Model");
+  v("--mtp-repeat", o.mtp_repeat, "one layer for all --mtp depths", "Model");
+  v("--mtp-detach", o.mtp_detach, "--mtp trains its own layers only", "Model");
 
   v("--experts", o.experts, "experts in place of an MLP; 0: none", "Experts");
   v("--topk", o.topk, "experts that a token goes to", "Experts");
@@ -96,6 +107,9 @@ void each_option(Options& o, V&& v) {
     "hidden width of an expert; 0: a token's experts together are as wide as the MLP", "Experts");
   v("--shared-ffn", o.shared_ffn,
     "hidden width of an expert for all tokens; 0: none; below 0: as wide as the others", "Experts");
+  v("--shared-gate", o.shared_gate, "a gate on the expert for all tokens", "Experts");
+  v("--latent", o.latent, "numbers of a token that the experts work on; 0: all of --dim",
+    "Experts");
   v("--moe-every", o.moe_every, "every so many layers have experts, the first one too", "Experts");
   v("--router", o.router, "softmax (over the chosen experts) or sigmoid", "Experts");
   v("--groups", o.groups, "groups that the experts stand in; 0: no groups", "Experts");
@@ -211,7 +225,10 @@ void check_experts(const Options& o) {
                                     {"--z-loss", o.z_loss},
                                     {"--capacity", o.capacity}})
     check_at_least(flag, value, 0);
+  check(o.experts > 0 || o.latent == 0, "--latent: needs --experts, got {} without", o.latent);
+  check(o.experts > 0 || !o.shared_gate, "--shared-gate: needs --experts");
   if (o.experts == 0) return;
+  check(!o.shared_gate || o.shared_ffn != 0, "--shared-gate: needs --shared-ffn, got 0");
   check(o.aux != "bias" || o.router == "sigmoid", "--aux: bias needs --router sigmoid, got {}",
         o.router);
   check(!o.graph || o.capacity > 0,
@@ -264,9 +281,15 @@ void check_values(const Options& o) {
                                     {"--qk-nope", o.qk_nope},
                                     {"--qk-rope", o.qk_rope},
                                     {"--v-head", o.v_head},
+                                    {"--delta-key-heads", o.delta_key_heads},
+                                    {"--delta-value-heads", o.delta_value_heads},
+                                    {"--delta-key-dim", o.delta_key_dim},
+                                    {"--delta-value-dim", o.delta_value_dim},
+                                    {"--delta-conv", o.delta_conv},
                                     {"--mtp", o.mtp},
                                     {"--experts", o.experts},
                                     {"--expert-ffn", o.expert_ffn},
+                                    {"--latent", o.latent},
                                     {"--groups", o.groups},
                                     {"--group-topk", o.group_topk},
                                     {"--micro-batch", o.micro_batch},
@@ -291,6 +314,8 @@ void check_values(const Options& o) {
   check_at_least("--weight-decay", o.weight_decay, 0);
   check_at_least("--clip", o.clip, 0);
   check_at_least("--mtp-weight", o.mtp_weight, 0);
+  check(o.mtp > 0 || !o.mtp_repeat, "--mtp-repeat: needs --mtp, got 0");
+  check(o.mtp > 0 || !o.mtp_detach, "--mtp-detach: needs --mtp, got 0");
   check_fraction("--dropout", o.dropout);
   check_fraction("--beta1", o.beta1);
   check_fraction("--beta2", o.beta2);

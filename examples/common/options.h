@@ -25,11 +25,15 @@ struct Options {
   std::string attention = "mha";
   std::int64_t q_lora = 0, kv_lora = 0, qk_nope = 0, qk_rope = 0, v_head = 0;
   std::string pattern;
+  std::int64_t delta_key_heads = 0, delta_value_heads = 0, delta_key_dim = 0, delta_value_dim = 0;
+  std::int64_t delta_conv = 0;
   std::string tie = "auto";
   std::int64_t mtp = 0;
   double mtp_weight = 0.1;
+  bool mtp_repeat = false, mtp_detach = false;
   // experts
-  std::int64_t experts = 0, topk = 2, expert_ffn = 0, shared_ffn = 0, moe_every = 1;
+  std::int64_t experts = 0, topk = 2, expert_ffn = 0, shared_ffn = 0, latent = 0, moe_every = 1;
+  bool shared_gate = false;
   std::string router = "softmax", aux = "aux";
   std::int64_t groups = 0, group_topk = 0;
   double aux_coeff = 0.01, bias_rate = 1e-3, z_loss = 0, capacity = 0;

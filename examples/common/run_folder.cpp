@@ -18,6 +18,7 @@ void set_experts(io::Json& j, const nn::GptConfig& c) {
   j.set("expert_bias", r.expert_bias);
   j.set("groups", r.route.groups).set("group_topk", r.route.group_topk);
   j.set("capacity", r.capacity_factor);
+  j.set("latent", c.moe.latent).set("shared_gate", c.moe.shared_gate);
 }
 
 void get_experts(const io::Json& j, nn::GptConfig& c) {
@@ -37,6 +38,10 @@ void get_experts(const io::Json& j, nn::GptConfig& c) {
              .group_topk = j.at("group_topk").as_int()};
   r.expert_bias = j.at("expert_bias").as_bool();
   r.capacity_factor = j.at("capacity").as_double();
+  if (const io::Json* latent = j.find("latent")) {
+    c.moe.latent = latent->as_int();
+    c.moe.shared_gate = j.at("shared_gate").as_bool();
+  }
 }
 
 // A checkpoint of another model is a user's mistake: say which settings differ.
@@ -64,6 +69,9 @@ io::Json config_to_json(const nn::GptConfig& c) {
   j.set("rope_theta", c.rope_theta).set("norm_eps", c.norm_eps);
   j.set("qk_norm", c.qk_norm).set("tie", c.tied()).set("window", c.window);
   j.set("pattern", c.pattern);
+  j.set("delta_key_heads", c.delta_key_heads).set("delta_value_heads", c.delta_value_heads);
+  j.set("delta_key_dim", c.delta_key_dim).set("delta_value_dim", c.delta_value_dim);
+  j.set("delta_conv", c.delta_conv);
   const bool mla = c.attention == nn::AttentionKind::mla;
   j.set("attention", mla ? "mla" : "mha").set("q_lora", c.q_lora).set("kv_lora", c.kv_lora);
   j.set("qk_nope", c.qk_nope).set("qk_rope", c.qk_rope).set("v_head", c.v_head);
@@ -96,6 +104,13 @@ nn::GptConfig config_from_json(const io::Json& j) {
     c.mtp.repeated = j.at("mtp_repeated").as_bool();
   }
   if (const io::Json* pattern = j.find("pattern")) c.pattern = pattern->as_string();
+  if (const io::Json* conv = j.find("delta_conv")) {
+    c.delta_key_heads = j.at("delta_key_heads").as_int();
+    c.delta_value_heads = j.at("delta_value_heads").as_int();
+    c.delta_key_dim = j.at("delta_key_dim").as_int();
+    c.delta_value_dim = j.at("delta_value_dim").as_int();
+    c.delta_conv = conv->as_int();
+  }
   if (const io::Json* attention = j.find("attention")) {
     if (attention->as_string() == "mla") c.attention = nn::AttentionKind::mla;
     c.q_lora = j.at("q_lora").as_int();

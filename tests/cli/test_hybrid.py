@@ -1,5 +1,7 @@
 """Models with gated delta nets and with latent attention, as a user trains them: first losses,
 resume, text, errors."""
+import pathlib
+
 from support import SMALL, checkpoint_bytes, main, metrics, refused, run, text, train
 
 MODEL = ["--arch", "llama", "--pattern", "da"]
@@ -48,7 +50,31 @@ def writes_text(folder):
     assert drafted.returncode == 0 and drafted.stdout == plain.stdout, drafted
 
 
+def sizes_of_the_layers(folder):
+    sizes = {"delta_key_heads": 1, "delta_value_heads": 3, "delta_key_dim": 5, "delta_value_dim": 7,
+             "delta_conv": 3}
+    flags = [part for name, n in sizes.items() for part in ("--" + name.replace("_", "-"), n)]
+    train(*base(folder, "a", *MODEL, *flags, steps=5))
+    config = pathlib.Path(folder, "a/config.toml").read_text()
+    for name, n in sizes.items():
+        assert f"\n{name.replace('_', '-')} = {n}\n" in config, config
+    # The file that was written says it all; without the sizes it is another model.
+    train("--config", f"{folder}/a/config.toml", "--out", f"{folder}/b")
+    once, twice = (checkpoint_bytes(f"{folder}/{out}", 5) for out in "ab")
+    assert once and once == twice, "the config file does not reproduce the run"
+    refused(run("train_gpt", *base(folder, "a", *MODEL, "--resume", steps=6)), 2, "another model",
+            "delta_key_heads 1 (this run: 0)", "delta_conv 3 (this run: 0)")
+    done = run("generate", "--checkpoint", f"{folder}/a", "--prompt", "the cat", "--tokens", "8")
+    assert done.returncode == 0 and done.stdout.startswith("the cat"), done.stderr
+
+
 def wrong_use(folder):
+    for flags, said in ((["--delta-conv", "9", "--pattern", "d"], "conv must be in [2, 8], got 9"),
+                        (["--delta-key-dim", "-1"], "--delta-key-dim: must be at least 0, got -1"),
+                        (["--delta-key-dim", "8"], "need a pattern with d"),
+                        (["--delta-value-heads", "3", "--pattern", "d"],
+                         "value_heads 3 must be a multiple of key_heads 2")):
+        refused(run("train_gpt", *base(folder, "run", *flags)), 2, said)
     done = run("train_gpt", *base(folder, "run", "--pattern", "dxa"))
     refused(done, 2, "--pattern: must consist of a (attention) and d (gated delta net), got 'dxa'")
     done = run("train_gpt", *base(folder, "run", "--attention", "gqa"))
@@ -59,4 +85,4 @@ def wrong_use(folder):
     refused(done, 2, "--kv-lora: must be at least 0, got -1")
 
 
-main([learns, resumes, writes_text, wrong_use])
+main([learns, resumes, writes_text, sizes_of_the_layers, wrong_use])

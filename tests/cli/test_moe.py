@@ -39,6 +39,23 @@ def resumes(folder):
         assert once and once == twice, f"weights or optimizer states differ: {more}"
 
 
+def latent_width_and_gate_are_of_the_model(folder):
+    sizes = ["--latent", "12", "--shared-gate", "--schedule", "constant", "--warmup", "5"]
+    train(*base(folder, "a", "--steps", "10", *sizes), program="train_moe")
+    train(*base(folder, "b", "--steps", "5", *sizes), program="train_moe")
+    train(*base(folder, "b", "--steps", "10", *sizes, "--resume"), program="train_moe")
+    once, twice = (checkpoint_bytes(f"{folder}/{out}", 10) for out in "ab")
+    assert once and once == twice, "weights or optimizer states differ"
+    names = "".join(map(str, pathlib.Path(folder).glob("a/checkpoints/*/state.json")))
+    model = json.loads(pathlib.Path(names).read_text())["model"]
+    assert model["latent"] == 12 and model["shared_gate"] is True, model
+    assert 'latent = 12' in pathlib.Path(folder, "a/config.toml").read_text()
+    refused(run("train_moe", *base(folder, "a", "--steps", "12", "--resume")), 2, "another model",
+            "latent 12 (this run: 0)", "shared_gate true (this run: false)")
+    done = run("generate", "--checkpoint", f"{folder}/a", "--prompt", "the", "--tokens", "8")
+    assert done.returncode == 0 and done.stdout.startswith("the"), done.stderr
+
+
 def logs_losses_and_loads(folder):
     train(*base(folder, "a", "--steps", "8", "--moe-every", "2", "--layers", "4", "--aux", "aux",
                 "--z-loss", "0.001", "--mtp", "0"), program="train_moe")
@@ -162,6 +179,10 @@ def wrong_uses(folder):
     wrong("--router", "one of softmax, sigmoid", args=["--router", "relu"])
     wrong("--capacity", "at least 0", args=["--capacity", "-1"])
     wrong("--moe-every", "at least 1", args=["--moe-every", "0"])
+    wrong("--latent: must be at least 0, got -1", args=["--latent", "-1"])
+    wrong("--latent: needs --experts, got 4 without", args=["--latent", "4", "--experts", "0"])
+    wrong("--shared-gate: needs --experts", args=["--shared-gate", "--experts", "0"])
+    wrong("--shared-gate: needs --shared-ffn, got 0", args=["--shared-gate", "--shared-ffn", "0"])
     refused(run(GPU, *base(folder, "a", *MOE, "--device", "cuda", "--graph")), 2, "--graph",
             "--capacity")
     train(*base(folder, "b", "--steps", "2"), program="train_moe")
@@ -172,6 +193,6 @@ def wrong_uses(folder):
             "expert_bias true (this run: false)")
 
 
-main([is_train_gpt_with_other_defaults, resumes, logs_losses_and_loads, logs_router_losses_once, micro_batches_agree,
+main([is_train_gpt_with_other_defaults, resumes, latent_width_and_gate_are_of_the_model, logs_losses_and_loads, logs_router_losses_once, micro_batches_agree,
       evens_out_the_load, allocates_nothing_in_a_steady_step, generates, trains_on_a_gpu,
       wrong_uses])

@@ -67,6 +67,29 @@ def weight_zero_is_off(folder):
         assert "mtp_1_loss" in b and "mtp_1_loss" not in a
 
 
+def one_layer_for_all_depths(folder):
+    same = ["--mtp", "2", "--mtp-repeat", "--schedule", "constant", "--warmup", "5"]
+    train(*base(folder, "a", "--steps", "10", *same))
+    train(*base(folder, "b", "--steps", "5", *same))
+    train(*base(folder, "b", "--steps", "10", *same, "--resume"))
+    once, twice = (checkpoint_bytes(f"{folder}/{out}", 10) for out in "ab")
+    assert once and once == twice, "weights or optimizer states differ"
+    assert all("mtp_2_loss" in row for row in metrics(f"{folder}/a"))
+    refused(run("train_gpt", *base(folder, "a", "--mtp", "2", "--steps", "12", "--resume")), 2,
+            "another model", "mtp_repeated true (this run: false)")
+    greedy = ["--checkpoint", f"{folder}/a", "--prompt", "the cat", "--tokens", "20",
+              "--temperature", "0"]
+    plain, fast = run("generate", *greedy), run("generate", *greedy, "--speculative")
+    assert fast.returncode == 0 and fast.stdout == plain.stdout, fast
+
+
+def detached_depths_leave_the_model_alone(folder):
+    train(*base(folder, "off", "--steps", "5", "--clip", "0"))
+    train(*base(folder, "on", "--steps", "5", "--clip", "0", "--mtp", "1", "--mtp-detach"))
+    for a, b in zip(metrics(f"{folder}/off"), metrics(f"{folder}/on")):
+        assert a["loss"] == b["loss"] and a["grad_norm"] < b["grad_norm"], (a, b)
+
+
 def learns(folder):
     train(*base(folder, "a", "--steps", "60", "--lr", "1e-2", "--mtp", "1", "--dropout", "0"))
     rows = metrics(f"{folder}/a")
@@ -111,6 +134,8 @@ def wrong_uses(folder):
     refused(run("train_gpt", *base(folder, "a", "--mtp", "-1")), 2, "--mtp", "at least 0", "-1")
     refused(run("train_gpt", *base(folder, "a", "--mtp", "1", "--mtp-weight", "-1")), 2,
             "--mtp-weight", "at least 0")
+    for flag in ("--mtp-repeat", "--mtp-detach"):
+        refused(run("train_gpt", *base(folder, "a", flag)), 2, f"{flag}: needs --mtp, got 0")
     train(*base(folder, "b", "--steps", "2", "--mtp", "1"))
     refused(run("train_gpt", *base(folder, "b", "--steps", "4", "--resume")), 2, "another model",
             "mtp 1 (this run: 0)")
@@ -123,4 +148,4 @@ def wrong_uses(folder):
 
 
 main([resumes, logs_the_loss_whatever_the_interval, micro_batches_and_recompute_agree,
-      weight_zero_is_off, learns, meta_predicts_the_peak, generates_speculatively, wrong_uses])
+      weight_zero_is_off, one_layer_for_all_depths, detached_depths_leave_the_model_alone, learns, meta_predicts_the_peak, generates_speculatively, wrong_uses])
