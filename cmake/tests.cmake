@@ -171,8 +171,8 @@ if(WEFT_HAVE_MPI)
     add_test(NAME mpi_process_group_${ranks}
       COMMAND ${run_ranks} ${ranks} $<TARGET_FILE:test_process_group> --test-case=conformance)
     list(APPEND weft_mpi_tests mpi_process_group_${ranks})
-    foreach(stem ddp expert_dispatch expert_layouts expert_parallel expert_router joint_norm
-        sharded_optimizer)
+    foreach(stem comm_ops ddp expert_dispatch expert_layouts expert_parallel expert_router joint_norm
+        overlap parallelize sharded_optimizer tensor_parallel vocab)
       add_test(NAME mpi_${stem}_${ranks} COMMAND ${run_ranks} ${ranks} $<TARGET_FILE:test_${stem}>)
       list(APPEND weft_mpi_tests mpi_${stem}_${ranks})
     endforeach()

@@ -184,7 +184,7 @@ Tensor linear_scatter(const Tensor& x, const Tensor& weight_in, ProcessGroup& gr
   {
     const NoGradGuard quiet;
     const Tensor out = y.alias({n, columns}, {columns, 1}, 0);
-    if (form == Overlap::ring)
+    if (form == Overlap::ring && !in.device().is_gpu())  // its sums are the host's
       ring_scatter(matrix, weight, group, out);
     else
       pipeline_scatter(matrix, weight, group, out);

@@ -4,7 +4,7 @@
 
 #include "weft/autograd/elementwise.h"
 #include "weft/distributed/comm_ops.h"
-#include "weft/distributed/world.h"
+#include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
 
 namespace weft::distributed {
@@ -30,47 +30,47 @@ std::string check_gradient(const Program& f, const Tensor& x) {
 }  // namespace
 
 TEST_CASE("values") {
-  for (const int ranks : {1, 2, 4})
-    run_ranks(ranks, [&](World& w) {
-      ProcessGroup& g = w.all();
-      const int r = w.rank();
-      const Tensor whole = test::random({4 * ranks, 3}, 3);
-      const Tensor own = part(whole, r, ranks);
-      CHECK(test::different_bits(gather_rows(own, g), whole) == "");
-      CHECK(test::different_bits(gather_rows_replicated(test::strided(own), g), whole) == "");
-      CHECK(test::different_bits(scatter_rows(whole, g), own.contiguous()) == "");
-      CHECK(test::different_bits(copy_to_group(whole, g), whole) == "");
+  test::distributed_test({1, 2, 4}, [](World& w) {
+    const int ranks = w.size();
+    ProcessGroup& g = w.all();
+    const int r = w.rank();
+    const Tensor whole = test::random({4 * ranks, 3}, 3);
+    const Tensor own = part(whole, r, ranks);
+    CHECK(test::different_bits(gather_rows(own, g), whole) == "");
+    CHECK(test::different_bits(gather_rows_replicated(test::strided(own), g), whole) == "");
+    CHECK(test::different_bits(scatter_rows(whole, g), own.contiguous()) == "");
+    CHECK(test::different_bits(copy_to_group(whole, g), whole) == "");
 
-      Tensor total = zeros_like(whole);
-      for (int i = 0; i < ranks; ++i) total = add(total, mul(whole, i + 1.0));
-      const Tensor mine = mul(whole, r + 1.0);
-      CHECK(test::different_bits(reduce_from_group(mine, g), total) == "");
-      CHECK(test::different_bits(reduce_from_group(test::strided(mine), g), total) == "");
-      CHECK(test::different_bits(mine, mul(whole, r + 1.0)) == "");  // somebody has a handle
-      CHECK(test::different_bits(reduce_scatter_rows(mine, g), part(total, r, ranks)) == "");
+    Tensor total = zeros_like(whole);
+    for (int i = 0; i < ranks; ++i) total = add(total, mul(whole, i + 1.0));
+    const Tensor mine = mul(whole, r + 1.0);
+    CHECK(test::different_bits(reduce_from_group(mine, g), total) == "");
+    CHECK(test::different_bits(reduce_from_group(test::strided(mine), g), total) == "");
+    CHECK(test::different_bits(mine, mul(whole, r + 1.0)) == "");  // somebody has a handle
+    CHECK(test::different_bits(reduce_scatter_rows(mine, g), part(total, r, ranks)) == "");
 
-      // Axes in front of the rows.
-      const Tensor three = whole.view({2 * ranks, 2, 3});
-      const Shape cut = ranks > 1 ? Shape{1, 4, 3} : three.shape();
-      CHECK(scatter_rows(three, g).shape() == cut);
-      CHECK(reduce_scatter_rows(three, g).shape() == cut);
-      CHECK(test::different_bits(scatter_rows(three, g).view({4, 3}), own.contiguous()) == "");
-      const Shape all = ranks > 1 ? Shape{1, 4 * ranks, 3} : Shape{1, 4, 3};
-      CHECK(gather_rows(own.reshape({1, 4, 3}), g).shape() == all);
+    // Axes in front of the rows.
+    const Tensor three = whole.view({2 * ranks, 2, 3});
+    const Shape cut = ranks > 1 ? Shape{1, 4, 3} : three.shape();
+    CHECK(scatter_rows(three, g).shape() == cut);
+    CHECK(reduce_scatter_rows(three, g).shape() == cut);
+    CHECK(test::different_bits(scatter_rows(three, g).view({4, 3}), own.contiguous()) == "");
+    const Shape all = ranks > 1 ? Shape{1, 4 * ranks, 3} : Shape{1, 4, 3};
+    CHECK(gather_rows(own.reshape({1, 4, 3}), g).shape() == all);
 
-      // No rows at all.
-      const Tensor none = Tensor::empty({0, 3}, DType::f64);
-      for (const auto op : {gather_rows, gather_rows_replicated, scatter_rows, reduce_scatter_rows})
-        CHECK(op(none, g).shape() == Shape{0, 3});
-      const Tensor meta = Tensor::empty({4, 3}, DType::bf16, kMeta);
-      CHECK(gather_rows(meta, g).shape() == Shape{4 * ranks, 3});
-      CHECK(scatter_rows(meta, g).shape() == Shape{4 / ranks, 3});
-      CHECK(reduce_from_group(meta, g).dtype() == DType::bf16);
-    });
+    // No rows at all.
+    const Tensor none = Tensor::empty({0, 3}, DType::f64);
+    for (const auto op : {gather_rows, gather_rows_replicated, scatter_rows, reduce_scatter_rows})
+      CHECK(op(none, g).shape() == Shape{0, 3});
+    const Tensor meta = Tensor::empty({4, 3}, DType::bf16, kMeta);
+    CHECK(gather_rows(meta, g).shape() == Shape{4 * ranks, 3});
+    CHECK(scatter_rows(meta, g).shape() == Shape{4 / ranks, 3});
+    CHECK(reduce_from_group(meta, g).dtype() == DType::bf16);
+  });
 }
 
 TEST_CASE("an x that is moved in is summed where it lies") {
-  run_ranks(2, [](World& w) {
+  test::distributed_test(2, [](World& w) {
     Tensor x = Tensor::full({3}, w.rank() + 1.0);
     const void* const memory = x.raw();
     const Tensor y = reduce_from_group(std::move(x), w.all());
@@ -80,7 +80,7 @@ TEST_CASE("an x that is moved in is summed where it lies") {
 }
 
 TEST_CASE("columns of unequal width") {
-  run_ranks(4, [](World& w) {
+  test::distributed_test(4, [](World& w) {
     const Rows columns{2, 3, 0, 1};
     const Tensor whole = test::random({2, 5, 6}, 4);
     std::int64_t first = 0;
@@ -91,51 +91,51 @@ TEST_CASE("columns of unequal width") {
 }
 
 TEST_CASE("gradients: each backward is the dual of its forward") {
-  for (const int ranks : {1, 2, 4})
-    run_ranks(ranks, [&](World& w) {
-      ProcessGroup& g = w.all();
-      const int r = w.rank();
-      const Tensor x = test::random({4, 3}, 5), a = weights({4, 3}, r);
-      const Tensor own = part(test::random({4, 3}, 6), r, ranks);
-      const auto nonlinear = [](const Tensor& t) { return mul(t, t); };
-      CHECK(check_gradient(
-                [&](const Tensor& t) {
-                  return nonlinear(reduce_from_group(mul(nonlinear(copy_to_group(t, g)), a), g));
-                },
-                x) == "");
-      CHECK(check_gradient(
-                [&](const Tensor& t) {
-                  const Tensor mine = mul(nonlinear(scatter_rows(t, g)), own);
-                  return nonlinear(gather_rows_replicated(mine, g));
-                },
-                x) == "");
-      CHECK(check_gradient(
-                [&](const Tensor& t) {
-                  const Tensor all = gather_rows(nonlinear(scatter_rows(t, g)), g);
-                  return nonlinear(reduce_from_group(mul(all, a), g));
-                },
-                x) == "");
-      CHECK(check_gradient(
-                [&](const Tensor& t) {
-                  const Tensor mine = mul(nonlinear(copy_to_group(t, g)), a);
-                  return nonlinear(
-                      gather_rows_replicated(nonlinear(reduce_scatter_rows(mine, g)), g));
-                },
-                x) == "");
-      if (ranks == 4) return;
-      const Rows columns = ranks == 1 ? Rows{3} : Rows{1, 2};
-      CHECK(check_gradient(
-                [&](const Tensor& t) {
-                  const std::int64_t n = columns[static_cast<std::size_t>(r)];
-                  const Tensor mine = narrow(copy_to_group(t, g), 1, r, n);
-                  return nonlinear(gather_columns(nonlinear(mine), g, columns));
-                },
-                x) == "");
-    });
+  test::distributed_test({1, 2, 4}, [](World& w) {
+    const int ranks = w.size();
+    ProcessGroup& g = w.all();
+    const int r = w.rank();
+    const Tensor x = test::random({4, 3}, 5), a = weights({4, 3}, r);
+    const Tensor own = part(test::random({4, 3}, 6), r, ranks);
+    const auto nonlinear = [](const Tensor& t) { return mul(t, t); };
+    CHECK(check_gradient(
+              [&](const Tensor& t) {
+                return nonlinear(reduce_from_group(mul(nonlinear(copy_to_group(t, g)), a), g));
+              },
+              x) == "");
+    CHECK(check_gradient(
+              [&](const Tensor& t) {
+                const Tensor mine = mul(nonlinear(scatter_rows(t, g)), own);
+                return nonlinear(gather_rows_replicated(mine, g));
+              },
+              x) == "");
+    CHECK(check_gradient(
+              [&](const Tensor& t) {
+                const Tensor all = gather_rows(nonlinear(scatter_rows(t, g)), g);
+                return nonlinear(reduce_from_group(mul(all, a), g));
+              },
+              x) == "");
+    CHECK(check_gradient(
+              [&](const Tensor& t) {
+                const Tensor mine = mul(nonlinear(copy_to_group(t, g)), a);
+                return nonlinear(
+                    gather_rows_replicated(nonlinear(reduce_scatter_rows(mine, g)), g));
+              },
+              x) == "");
+    if (ranks == 4) return;
+    const Rows columns = ranks == 1 ? Rows{3} : Rows{1, 2};
+    CHECK(check_gradient(
+              [&](const Tensor& t) {
+                const std::int64_t n = columns[static_cast<std::size_t>(r)];
+                const Tensor mine = narrow(copy_to_group(t, g), 1, r, n);
+                return nonlinear(gather_columns(nonlinear(mine), g, columns));
+              },
+              x) == "");
+  });
 }
 
 TEST_CASE("f32 and bf16: added in f32, rounded once") {
-  run_ranks(4, [](World& w) {
+  test::distributed_test(4, [](World& w) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       Tensor total = Tensor::zeros({8, 3});
       for (int r = 0; r < 4; ++r) total = add(total, weights({8, 3}, r, dtype).to(DType::f32));
@@ -148,7 +148,7 @@ TEST_CASE("f32 and bf16: added in f32, rounded once") {
 }
 
 TEST_CASE("what they refuse") {
-  run_ranks(2, [](World& w) {
+  test::distributed_test(2, [](World& w) {
     ProcessGroup& g = w.all();
     const auto error = [&](auto&& f) { return test::error_of(f); };
     CHECK(error([&] {

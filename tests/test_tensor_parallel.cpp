@@ -136,8 +136,25 @@ TEST_CASE("layouts: the same bits on a rerun, and with blocks that are recompute
       });
 }
 
+TEST_CASE("layouts: a vocabulary of which the last rank has nothing") {
+  const Batch batch = test::some_batch(kSequences, kTokens, 5);
+  for (const Arch arch : {Arch::gpt2, Arch::llama}) {
+    GptConfig c = small(arch);
+    c.vocab = 5;
+    c.mtp = {.depths = 1, .weight = 0.3};
+    const Pass want = one_rank(c, DType::f64, batch);
+    for (const bool sequence : {false, true})
+      distributed_test({2, 4}, [&](World& w) {
+        CHECK(test::difference(on_ranks(c, DType::f64, batch, w, {.sequence = sequence}), want,
+                               1e-9) == "");
+        test::check_same_traces(w);
+      });
+  }
+}
+
 TEST_CASE("a warm step asks the system for nothing") {
   const Batch batch = test::some_batch(kSequences, kTokens, 257);
+  if (test::launched_world()) return;  // the count is that of one process
   for (const GptPlanOptions& options :
        {GptPlanOptions{}, GptPlanOptions{.sequence = true},
         GptPlanOptions{.sequence = true, .overlap = Overlap::ring},
