@@ -68,7 +68,7 @@ void ShardedOptimizer::wait() { wait_for(works_.size()); }
 
 void ShardedOptimizer::wait(const nn::Module& part) {
   if (arrived_ == works_.size()) return;
-  const auto [known, fresh] = portions_of_.emplace(&part, 0);
+  const auto [known, fresh] = portions_of_.try_emplace(&part, 0);
   if (fresh) known->second = portions_of(part);
   wait_for(std::min(known->second, works_.size()));
 }

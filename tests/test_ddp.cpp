@@ -167,7 +167,8 @@ TEST_CASE("ddp: parameters without a gradient, on some ranks or on all, in any o
 }
 
 TEST_CASE("ddp: tied parameters and recomputed regions are sent when the last use has come") {
-  const auto run = [](World& w, bool again) {
+  const auto run = [](World& w, bool again, DType dtype) {
+    const nn::DeviceScope scope(kCpu, dtype);
     nn::GptConfig config;
     config.layers = 2;
     config.heads = 2;
@@ -190,10 +191,24 @@ TEST_CASE("ddp: tied parameters and recomputed regions are sent when the last us
     ddp.finish();
     return test::gradients(model);
   };
-  std::vector<Tensor> want;
-  run_ranks(1, [&](World& w) { want = run(w, false); });
-  test::distributed_test({2, 4}, [&](World& w) {
-    for (const bool again : {false, true}) CHECK(test::distance(run(w, again), want) < 1e-5);
+  for (const DType dtype : {DType::f32, DType::f64}) {
+    std::vector<Tensor> want;
+    run_ranks(1, [&](World& w) { want = run(w, false, dtype); });
+    const double limit = dtype == DType::f64 ? 1e-12 : 1e-5;
+    test::distributed_test({2, 4}, [&](World& w) {
+      for (const bool again : {false, true})
+        CHECK(test::distance(run(w, again, dtype), want) < limit);
+    });
+  }
+}
+
+TEST_CASE("ddp: gradients that are put off to the end of backward are sent then, the same bits") {
+  test::distributed_test(2, [](World& w) {
+    const std::vector<Tensor> want = ddp_gradients(w, DType::f32, {.bucket_size = 200});
+    const DelayWeightGradients later;
+    CHECK(test::same_bits(ddp_gradients(w, DType::f32, {.bucket_size = 200}, 2),
+                          ddp_gradients(w, DType::f32, {.bucket_size = 1}, 2)));
+    CHECK(test::same_bits(ddp_gradients(w, DType::f32, {.bucket_size = 200}), want));
   });
 }
 
