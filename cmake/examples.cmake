@@ -10,8 +10,8 @@ add_library(weft_train OBJECT
   examples/common/model_options.cpp
   examples/common/options.cpp
   examples/common/progress.cpp
-  examples/common/run_folder.cpp
   examples/common/ranks.cpp
+  examples/common/run_folder.cpp
   examples/common/session.cpp
   examples/common/session_state.cpp
   examples/common/trainer.cpp
@@ -19,7 +19,7 @@ add_library(weft_train OBJECT
 target_include_directories(weft_train PRIVATE ${weft_include})
 target_link_libraries(weft_train PRIVATE weft_flags CLI11::CLI11 tomlplusplus::tomlplusplus)
 
-foreach(program train_gpt train_moe generate)
+foreach(program train_gpt train_moe generate loss_compare)
   add_executable(${program} examples/${program}.cpp $<TARGET_OBJECTS:weft_train>)
   target_link_libraries(${program} PRIVATE weft weft_flags CLI11::CLI11 tomlplusplus::tomlplusplus)
 endforeach()

@@ -15,12 +15,14 @@
 
 namespace weft::distributed {
 
-bool under_mpi() {
+int launched_rank() {
   // Open MPI, MPICH and Intel MPI, and srun with either of its two ways of starting MPI.
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"})
-    if (std::getenv(name)) return true;
-  return false;
+    if (const char* rank = std::getenv(name)) return std::atoi(rank);
+  return -1;
 }
+
+bool under_mpi() { return launched_rank() >= 0; }
 
 #if WEFT_WITH_MPI
 

@@ -7,6 +7,8 @@ namespace weft::distributed {
 
 /// Was this process started by mpirun or srun, as one of several? Looks at the environment only.
 bool under_mpi();
+/// This process's number among those, or -1. For what only one of them should say before they meet.
+int launched_rank();
 
 /// This process's place among the ranks that mpirun or srun has started. Without a launcher: the
 /// only rank of a job of one. Every rank makes it once, at its start, and keeps it until its end:

@@ -1,5 +1,4 @@
 """The trainers over several ranks: the numbers of one rank, whatever the layout and the backend."""
-import json
 import pathlib
 
 from support import SMALL, BIN, checkpoint_bytes, interrupt, main, metrics, refused, run, text, train
@@ -128,9 +127,36 @@ def wrong_uses(folder):
     pathlib.Path(f"{folder}/never").mkdir()
     pathlib.Path(f"{folder}/never/metrics.jsonl").write_text("")
     refused(run("train_gpt", *data, "--ranks", "2"), 2, "rank 0: --out:", "already holds a run")
+    done = run_ranks(2, BIN / "train_gpt", *data, "--batch", "3")
+    assert done.returncode == 2 and done.stderr.count("train_gpt:") == 1, done
+    assert "--batch: must be a multiple of dp 2, got 3" in done.stderr, done
     done = run_ranks(2, "bash", "-c", f"exec {BIN}/train_gpt \"$@\" --seed $OMPI_COMM_WORLD_RANK",
                      "bash", *base(folder, "differ"))
     assert done.returncode == 2 and "same flags and config" in done.stderr, done
+
+
+def compares_two_runs(folder):
+    """examples/loss_compare, on runs that agree, that have the same bits, and that do neither."""
+    def compare(out, one, other, *limits):
+        command = ["--data", text(folder), *MODEL]
+        return run("loss_compare", "--out", f"{folder}/{out}", *limits,
+                   "--", BIN / "train_gpt", *command, *one, "--", BIN / "train_gpt", *command, *other)
+
+    done = compare("layouts", [], ["--ranks", "4", "--dp", "2", "--tp", "2"])
+    assert done.returncode == 0 and "DIFFER" not in done.stdout, done
+    exact = ["--loss", "0", "--norm", "0", "--weights", "0"]
+    done = compare("bits", ["--ranks", "2"], ["--ranks", "2", "--zero"], *exact)
+    assert done.returncode == 0, done
+    done = compare("seeds", [], ["--seed", "4"])
+    lines = [line for line in done.stdout.splitlines() if "limit" in line]
+    assert done.returncode == 1 and len(lines) == 4, done
+    assert all("DIFFER" in line for line in lines), lines
+    done = compare("seeds", [], [])
+    refused(done, 2, "--out:", "exists")
+    refused(run("loss_compare", "--", "true"), 2, "two command lines must follow")
+    refused(compare("steps", [], ["--steps", "4"]), 2, "same number of steps, got 8 and 4")
+    done = run("loss_compare", "--out", f"{folder}/none", "--", "/nowhere", "--", "true")
+    assert done.returncode == 1 and "cannot run /nowhere" in done.stderr, done
 
 
 def plans_on_meta(folder):
@@ -140,4 +166,4 @@ def plans_on_meta(folder):
 
 if __name__ == "__main__":
     main([data_parallel, tensor_parallel, expert_parallel, backends_have_the_same_bits, resumes_in_any_layout,
-          stops_together, wrong_uses, plans_on_meta])
+          stops_together, wrong_uses, compares_two_runs, plans_on_meta])
