@@ -46,7 +46,7 @@ void MpiJob::enter(const Operation& op, std::int64_t group, std::int64_t call) {
   group_ = group;
   call_ = call;
   entered_ = moved_at_ = watched_at_ = Clock::now();
-  asked_at_ = {};
+  if (asked_at_ != Clock::time_point{}) forget_answers();
 }
 
 void MpiJob::abandon(const Operation& op) {
@@ -103,9 +103,12 @@ void MpiJob::watch() {
   if (seconds(now - moved_at_) < timeout_) return;
   if (asked_at_ == Clock::time_point{}) {
     ask(needed());
-    asked_at_ = now;
-  } else if (answered(needed()) || seconds(now - asked_at_) > grace_) {
-    fail(diagnosis());
+  } else if (all_answered() || seconds(now - asked_at_) > grace_) {
+    // A rank that waits elsewhere may wait for one that this operation does not need.
+    if (const std::vector<int> others = not_needed(); somebody_waits_elsewhere() && !others.empty())
+      ask(others);
+    else
+      fail(diagnosis());
   }
 }
 
@@ -119,18 +122,44 @@ std::vector<int> MpiJob::needed() const {
   return list;
 }
 
-void MpiJob::ask(const std::vector<int>& ranks) {
-  for (const int r : ranks) {
-    places_[static_cast<std::size_t>(r)].answered = false;
-    messages_.tell(r, {});
-  }
+// None once they have been asked, too.
+std::vector<int> MpiJob::not_needed() const {
+  std::vector<int> list;
+  const std::vector<int> in_it = needed();
+  for (int r = 0; r < messages_.size(); ++r)
+    if (r != messages_.rank() && !places_[static_cast<std::size_t>(r)].asked &&
+        std::find(in_it.begin(), in_it.end(), r) == in_it.end())
+      list.push_back(r);
+  return list;
 }
 
-bool MpiJob::answered(const std::vector<int>& ranks) const {
-  return std::all_of(ranks.begin(), ranks.end(), [&](int r) {
-    const Place& place = places_[static_cast<std::size_t>(r)];
-    return place.answered || place.ended;
-  });
+bool MpiJob::is_elsewhere(const Place& place) const {
+  return place.answered && (place.answer.group != group_ || place.answer.call != call_);
+}
+
+bool MpiJob::somebody_waits_elsewhere() const {
+  return std::any_of(places_.begin(), places_.end(),
+                     [&](const Place& p) { return is_elsewhere(p) && p.answer.group >= 0; });
+}
+
+void MpiJob::ask(const std::vector<int>& ranks) {
+  for (const int r : ranks) {
+    Place& place = places_[static_cast<std::size_t>(r)];
+    place.asked = true;
+    place.answered = false;
+    messages_.tell(r, {});
+  }
+  asked_at_ = Clock::now();
+}
+
+void MpiJob::forget_answers() {
+  for (Place& p : places_) p.asked = p.answered = false;
+  asked_at_ = {};
+}
+
+bool MpiJob::all_answered() const {
+  return std::all_of(places_.begin(), places_.end(),
+                     [](const Place& p) { return !p.asked || p.answered || p.ended; });
 }
 
 std::string MpiJob::where() const {
@@ -151,12 +180,19 @@ std::string MpiJob::diagnosis() const {
       why = "it has ended";
     else if (!place.answered)
       why = "it does not answer, so it was stopped or has died";
-    else if (place.answer.group != group_ || place.answer.call != call_)
+    else if (is_elsewhere(place))
       why = place.answer.text;
     else
       continue;  // it waits, too
     text += message("{}rank {} did not come within {} s: {}", text.empty() ? "" : "; ", r, timeout_,
                     why);
+  }
+  const std::vector<int> in_it = needed();
+  for (int r = 0; r < messages_.size(); ++r) {
+    const Place& place = places_[static_cast<std::size_t>(r)];
+    if (place.asked && !place.answered && !place.ended &&
+        std::find(in_it.begin(), in_it.end(), r) == in_it.end())
+      text += message("; rank {} does not answer, so it was stopped or has died", r);
   }
   if (text.empty()) text = message("every rank came, and nothing moved for {} s", timeout_);
   return message("{}: {}", describe(*op_), text);
@@ -239,21 +275,20 @@ void MpiJob::finish() {
   ended_ = true;
   tell_all({.kind = Note::Kind::ended, .with_error = giving_up_ ? 1 : 0});
   const Clock::time_point begin = Clock::now();
-  Clock::time_point patient = begin, asked{};
+  Clock::time_point patient = begin;
+  forget_answers();
   while (!still_there().empty()) {
     std::this_thread::sleep_for(milliseconds(1));
     listen();
     const Clock::time_point now = Clock::now();
     if (!failure_.empty()) {
       if (now - std::max(begin, failed_at_) > kLastWords) break;
-    } else if (asked == Clock::time_point{}) {
-      if (seconds(now - patient) < timeout_) continue;
-      ask(still_there());
-      asked = now;
-    } else if (answered(still_there())) {  // it has much to do, and that is fine
+    } else if (asked_at_ == Clock::time_point{}) {
+      if (seconds(now - patient) > timeout_) ask(still_there());
+    } else if (all_answered()) {  // they have much to do, and that is fine
       patient = now;
-      asked = {};
-    } else if (seconds(now - asked) > grace_) {
+      forget_answers();
+    } else if (seconds(now - asked_at_) > grace_) {
       lost_at_the_end();
     }
   }

@@ -55,7 +55,7 @@ class MpiJob {
  private:
   using Clock = std::chrono::steady_clock;
   struct Place {  // of another rank
-    bool ended = false, with_error = false, answered = false;
+    bool ended = false, with_error = false, asked = false, answered = false;
     Clock::time_point ended_at{};
     Note answer;
   };
@@ -65,8 +65,12 @@ class MpiJob {
   void listen();
   void tell_all(const Note& note);
   void ask(const std::vector<int>& ranks);
-  bool answered(const std::vector<int>& ranks) const;
+  void forget_answers();
+  bool all_answered() const;
   std::vector<int> needed() const;  // ranks of the world
+  std::vector<int> not_needed() const;
+  bool is_elsewhere(const Place& place) const;
+  bool somebody_waits_elsewhere() const;
   std::string where() const;
   std::string diagnosis() const;
   void fell(const std::string& why);

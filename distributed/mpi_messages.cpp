@@ -26,7 +26,7 @@ bool doomed = false;
 void at_exit(int status, void*) {
   if (!doomed) return;
   // The others learned of it at the same moment, and have a line to write.
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
   MpiMessages::abort(status ? status : 1);
 }
 

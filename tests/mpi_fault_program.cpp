@@ -41,6 +41,17 @@ void go_wrong(World& w, const std::string& fault) {
     pair->barrier().wait();
     return;
   }
+  if (fault == "far") {
+    // Rank 0 waits for rank 1, which waits for rank 3.
+    const auto far = w.group("far", {1, 3});
+    if (w.rank() == 3) raise(SIGSTOP);
+    if (far) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(700));
+      far->barrier().wait();
+    }
+    if (pair) pair->all_reduce(x).wait();
+    std::this_thread::sleep_for(std::chrono::seconds(20));
+  }
   if (fault == "rows") {
     // Rank 0 sends rank 1 three rows; rank 1 expects two.
     const int n = w.size();

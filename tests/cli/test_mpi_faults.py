@@ -1,6 +1,7 @@
 """A rank that stops, dies, ends early or calls something else is found and named, and every rank
 ends. Collectives have 2 seconds to finish here; MPI itself would wait for ever in most of these."""
 import pathlib
+import re
 import time
 
 from support import BIN, main
@@ -15,7 +16,8 @@ def start(folder, ranks, fault):
 
 
 def faulty(folder, ranks, fault, *parts):
-    """Every rank but number 1 must say all of `parts`, and write down its latest collectives."""
+    """Ranks other than number 1 must say all of `parts`, and write down their latest collectives.
+    On a busy machine mpirun may end one before it has a word, but not all of them."""
     records = pathlib.Path(folder, f"{fault}{ranks}")
     records.mkdir()
     begin = time.time()
@@ -23,16 +25,18 @@ def faulty(folder, ranks, fault, *parts):
     took = time.time() - begin
     assert done.returncode != 0, (fault, done)
     assert took < LIMIT, (fault, took)
-    named = [line for line in done.stderr.splitlines() if all(part in line for part in parts)]
-    for rank in set(range(ranks)) - {1}:
-        assert any(line.startswith(f"rank {rank}: ") for line in named), (ranks, rank, done.stderr)
-        record = (records / f"rank_{rank}.txt").read_text()
+    lines = [line for line in done.stderr.splitlines()
+             if re.match(r"rank \d+: error: ", line) and not line.startswith("rank 1: ")]
+    assert lines, done.stderr
+    for line in lines:
+        assert all(part in line for part in parts), (ranks, line)
+        record = (records / f"rank_{line.split()[1][:-1]}.txt").read_text()
         assert "2 barrier 2 of group world u8 out 0 in 0 done" in record, record
     return done
 
 
-def both(folder, fault, *parts):
-    return [faulty(folder, ranks, fault, *parts) for ranks in (2, 4)]
+def each(folder, fault, *parts, sizes=(4,)):
+    return [faulty(folder, ranks, fault, *parts) for ranks in sizes]
 
 
 COME = "all_reduce 3 of group world, f32 [1000]: rank 1 did not come within 2 s: "
@@ -47,32 +51,41 @@ def killed(folder):
 
 
 def left_without_a_word(folder):
-    for ranks in (2, 4):
-        done = start(folder, ranks, "exit_now")
-        assert done.returncode != 0 and "rank 1 with PID" in done.stderr, done
+    done = start(folder, 4, "exit_now")
+    assert done.returncode != 0 and "rank 1 with PID" in done.stderr, done
 
 
 def stopped(folder):
-    both(folder, "stop", COME + "it does not answer, so it was stopped or has died")
+    each(folder, "stop", COME + "it does not answer, so it was stopped or has died",
+         sizes=(2, 4))
+
+
+def stopped_far_away(folder):
+    """The first to run out of time does not need the rank that is stopped, and names it anyway."""
+    done = start(folder, 4, "far")
+    assert done.returncode != 0
+    assert ("all_reduce 0 of group pair, f32 [1000]: rank 1 did not come within 2 s: it is in barrier "
+            "0 of group far; rank 3 does not answer, so it was stopped or has died\n") in done.stderr, (
+                done.stderr)
 
 
 def computes(folder):
-    both(folder, "compute", COME + "it has called nothing since barrier 2 of group world u8")
+    each(folder, "compute", COME + "it has called nothing since barrier 2 of group world u8")
 
 
 def ended(folder):
-    both(folder, "exit", "rank 1 has ended, and rank ",
-         " waits for it in all_reduce 3 of group world, f32 [1000]")
+    each(folder, "exit", "rank 1 has ended, and rank ",
+         " waits for it in all_reduce 3 of group world, f32 [1000]", sizes=(2, 4))
 
 
 def threw(folder):
-    for done in both(folder, "throw", "error: rank 1 has ended with an error"):
+    for done in each(folder, "throw", "error: rank 1 has ended with an error"):
         assert "rank 1: error: bad luck\n" in done.stderr, done.stderr
 
 
 def skipped(folder):
     """Rank 1 goes on to a barrier of a smaller group, in which rank 0 is missing."""
-    for done in both(folder, "skip"):
+    for done in each(folder, "skip"):
         assert (COME + "it is in barrier 0 of group pair" in done.stderr or
                 "barrier 0 of group pair: rank 0 did not come within 2 s: it is in all_reduce 3 of "
                 "group world, f32 [1000]" in done.stderr), done.stderr
@@ -80,20 +93,20 @@ def skipped(folder):
 
 def called_something_else(folder):
     same, well = "all ranks of a group must ", "called all_reduce 3 of group world, f32 [1000]"
-    both(folder, "kind", same + "make the same calls: rank ",
+    each(folder, "kind", same + "make the same calls: rank ",
          "rank 1 called all_reduce max 3 of group world, f32 [1000]", well)
-    both(folder, "count", same + "give the same rows: rank ",
-         "rank 1 called all_reduce 3 of group world, f32 [999]", well)
-    both(folder, "dtype", same + "give the same dtype: rank ",
+    each(folder, "count", same + "give the same rows: rank ",
+         "rank 1 called all_reduce 3 of group world, f32 [999]", well, sizes=(2, 4))
+    each(folder, "dtype", same + "give the same dtype: rank ",
          "rank 1 called all_reduce 3 of group world, i32 [1000]", well)
     faulty(folder, 2, "group", "world: every rank must make the same calls of group() in the same order: "
            "call 2, group ")
-    both(folder, "rows", "rank 1 must expect what rank 0 sends, 12 elements, got 8: rank 0 called "
+    each(folder, "rows", "rank 1 must expect what rank 0 sends, 12 elements, got 8: rank 0 called "
          "all_to_all 3 of group world, f32 ")
 
 
 def stopped_at_the_end(folder):
-    both(folder, "late", "error: rank ", " has ended; these ranks have not, and do not answer, so they "
+    each(folder, "late", "error: rank ", " has ended; these ranks have not, and do not answer, so they "
          "were stopped or have died: 1")
 
 
@@ -113,5 +126,6 @@ def nothing_wrong(folder):
 
 
 if __name__ == "__main__":
-    main([nothing_wrong, one_thread, killed, left_without_a_word, stopped, computes, ended, threw, skipped,
+    main([nothing_wrong, one_thread, killed, left_without_a_word, stopped, computes, ended, threw,
+          stopped_far_away, skipped,
           called_something_else, stopped_at_the_end])
