@@ -35,16 +35,22 @@ void MtpDepth::visit(Visitor& v) {
   v("norm", norm);
 }
 
+Tensor piece_ends(const Tensor& positions) {
+  const std::int64_t tokens = positions.numel();
+  const Tensor at = positions.reshape({1, tokens});
+  if (tokens == 0) return at.to(DType::boolean);
+  const Tensor here = narrow(at, 1, 0, tokens - 1), right = narrow(at, 1, 1, tokens - 1);
+  return pad(ne(right, add(here, 1)), 1, 0, 1, 1);
+}
+
 Tensor roll_left(const Tensor& x, const Packing& packing, double filler) {
   if (packing) packing.check_row(x);
   const std::int64_t tokens = x.dim(-1);
   if (tokens == 0) return x;
   const Tensor moved = pad(narrow(x, -1, 1, tokens - 1), -1, 0, 1, filler);
   if (!packing) return moved;
-  // A sequence ends where the next token begins one: that token's position is 0.
-  const Tensor next = narrow(packing.positions.reshape({1, tokens}), 1, 1, tokens - 1);
-  const Tensor ends = pad(eq(next, 0), 1, 0, 1, 1);
-  return where(ends, Tensor::full({}, filler, x.dtype(), x.device()), moved);
+  return where(piece_ends(packing.positions), Tensor::full({}, filler, x.dtype(), x.device()),
+               moved);
 }
 
 }  // namespace weft::nn

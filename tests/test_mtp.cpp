@@ -1,6 +1,8 @@
 // Multi-token prediction: what a depth sees and where it stands in the model.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/reduce.h"
 #include "weft/nn/gpt.h"
@@ -41,6 +43,60 @@ TEST_CASE("M1: roll_left, plain and within the sequences of a packed row") {
   CHECK(rolled(Tensor::empty({2, 3}, DType::i32, kMeta)).shape() == Shape{2, 3});
   CHECK(test::error_of([&] { rolled(batch, flat); }) ==
         "packing: the sequences must lie in one row, (1, tokens), got [2, 3]");
+}
+
+TEST_CASE("M1: two ranks roll the pieces that they hold of every sequence of a packed row") {
+  using Ints = std::vector<std::int32_t>;
+  const Ints sequences[] = {{1, 2, 3, 4, 5, 6, 7, 8},
+                            {11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22}};
+  // The pieces of a sequence that a rank holds, out of how many: one from the front and its mirror
+  // image, as causal attention is shared out evenly; or neighbours.
+  struct Split {
+    int pieces;
+    std::vector<Ints> of_rank;
+    std::vector<Ints> held, rolled;
+  };
+  const Split mirrored = {
+      4,
+      {{0, 3}, {1, 2}},
+      {{1, 2, 7, 8, 11, 12, 13, 20, 21, 22}, {3, 4, 5, 6, 14, 15, 16, 17, 18, 19}},
+      {{2, 3, 8, 0, 12, 13, 14, 21, 22, 0}, {4, 5, 6, 7, 15, 16, 17, 18, 19, 20}}};
+  const Split neighbours = {
+      2,
+      {{0}, {1}},
+      {{1, 2, 3, 4, 11, 12, 13, 14, 15, 16}, {5, 6, 7, 8, 17, 18, 19, 20, 21, 22}},
+      {{2, 3, 4, 5, 12, 13, 14, 15, 16, 17}, {6, 7, 8, 0, 18, 19, 20, 21, 22, 0}}};
+  for (const Split& split : {mirrored, neighbours})
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      Ints tokens, positions, bounds = {0}, behind;
+      for (const Ints& s : sequences) {
+        const auto length = static_cast<int>(s.size()) / split.pieces;
+        const Ints& mine = split.of_rank[rank];
+        for (const int piece : mine)
+          for (int i = piece * length; i < (piece + 1) * length; ++i) {
+            tokens.push_back(s[static_cast<std::size_t>(i)]);
+            positions.push_back(i);
+            // What the rank of the piece behind sends: its first token. The last rank may have
+            // both.
+            const auto next = static_cast<std::size_t>(i + 1);
+            const bool mine_goes_on = std::ranges::find(mine, piece + 1) != mine.end();
+            const bool ends = (i + 1) % length == 0 && !mine_goes_on;
+            behind.push_back(!ends ? -1 : next < s.size() ? s[next] : 0);
+          }
+        bounds.push_back(static_cast<std::int32_t>(tokens.size()));
+      }
+      CHECK(tokens == split.held[rank]);
+      Packing part = packing_of(bounds);
+      part.positions = row(positions);
+      const Tensor ends = nn::piece_ends(part.positions);
+      CHECK(test::different_bits(ends, ne(row(behind), -1)) == "");
+      // Places that are no end have their answer already; at the others stands the filler.
+      const Tensor here = nn::roll_left(row(tokens), part, -100);
+      CHECK(test::different_bits(eq(here, -100), ends) == "");
+      CHECK(test::different_bits(where(ends, row(behind), here), row(split.rolled[rank])) == "");
+    }
+  CHECK(nn::piece_ends(Tensor::empty({0}, DType::i32)).shape() == Shape{1, 0});
+  CHECK(nn::piece_ends(Tensor::empty({3}, DType::i32, kMeta)).shape() == Shape{1, 3});
 }
 
 TEST_CASE("mtp: a depth is the formula, on the tokens that it may see") {
