@@ -83,6 +83,21 @@ TEST_CASE("clip: a loss that is not finite stops the scaling too, and any other 
         "require_finite: number must have 1 element, got shape [2]");
 }
 
+TEST_CASE("clip: sums of squares of any tensors, and a clip from a sum of them") {
+  const Tensor sums = optim::sums_of_squares(
+      {Tensor::of({3, 4}, {2}), Tensor::of({12}, {1}, DType::f64), Tensor::zeros({0, 2})});
+  CHECK(test::different_bits(sums, Tensor::of({25, 144, 0, 169}, {4}, DType::f64)) == "");
+  const optim::GradClip clip = optim::clip_from(sums, 6.5);
+  CHECK(clip.norm.item() == 13);
+  CHECK(clip.scale.item() == doctest::Approx(0.5).epsilon(1e-7));
+  CHECK_FALSE(optim::sums_of_squares({}));
+  CHECK(test::error_of([] { optim::sums_of_squares({Tensor::zeros({2}, DType::i32)}); }) ==
+        "sums_of_squares: tensors must be f32, f64 or bf16 and contiguous, got i32 with strides "
+        "[1]");
+  CHECK(test::error_of([&] { optim::clip_from(sums, -1); }) ==
+        "clip: max_norm must be at least 0, got -1");
+}
+
 TEST_CASE("clip: squares that overflow f32 still give a norm") {
   NamedTensors ps{parameter("a", {2})};
   ps[0].tensor.set_grad(Tensor::of({3e30, 4e30}, {2}));

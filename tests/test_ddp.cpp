@@ -297,6 +297,13 @@ TEST_CASE("ddp: what it refuses") {
     Stack empty(0);
     CHECK(test::error_of([&] { Ddp(empty, mesh); }) ==
           "ddp: the model must have parameters, got none");
+    Stack strided(1), apart(1);
+    strided.layers[0].up.weight = Tensor::ones({6, 13}).t().detach();
+    CHECK(test::error_of([&] { Ddp(strided, mesh); }) ==
+          "ddp: layers.0.up.weight must be contiguous, got strides [1, 13]");
+    apart.layers[0].down.bias = Tensor::ones({6}, DType::f32, kMeta);
+    CHECK(test::error_of([&] { Ddp(apart, mesh); }) ==
+          "ddp: all parameters must be on device cpu, but layers.0.down.bias is on meta");
     {
       Ddp ddp(model, mesh);
       Tape tape;

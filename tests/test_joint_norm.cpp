@@ -188,6 +188,16 @@ TEST_CASE("joint_norm: of the f32 copies of bf16 parameters") {
   });
 }
 
+TEST_CASE("joint_norm: a chain of nothing is refused") {
+  run_ranks(1, [](World& w) {
+    const DeviceMesh mesh(w);
+    test::Stack model(1);
+    Ddp ddp(model, mesh);
+    CHECK(test::error_of([&] { ChainedOptimizer(ddp, {}); }) ==
+          "chained_optimizer: needs at least one optimizer, got none");
+  });
+}
+
 TEST_CASE("joint_norm: a rank without experts, or with nothing, makes the same collectives") {
   struct Uneven : nn::Module {
     Tensor dense, experts, bias;

@@ -256,6 +256,49 @@ TEST_CASE("groups: settings reach the update") {
   CHECK(ps[1].tensor.item() == 1 - 0.5 * 0.25 * (1 + 2));
 }
 
+TEST_CASE("optimizer: settings of each parameter in the place of groups, and steps in portions") {
+  NamedTensors ps;
+  for (const char* name : {"a", "b", "c"}) {
+    ps.push_back({name, Tensor::ones({2})});
+    ps.back().tensor.set_grad(Tensor::ones({2}));
+  }
+  using Settings = std::vector<optim::ParamSettings>;
+  optim::Sgd sgd(ps, {.lr = 0.5, .settings = Settings{{1, 0}, {2, 0}, {1, 1}}});
+  std::vector<double> seen;
+  const std::size_t ends[] = {1, 1, 3};
+  const auto look = [&](std::size_t) {
+    seen.push_back(ps[0].tensor.max().item() + ps[2].tensor.max().item());
+  };
+  CHECK_FALSE(sgd.step({}, ends, look).skipped);
+  CHECK(seen == std::vector<double>{1.5, 1.5, 0.5});
+  CHECK(ps[1].tensor.max().item() == 0);
+  CHECK(sgd.steps() == 1);
+  const optim::GradClip bad{Tensor::zeros({}, DType::f64), Tensor::full({}, NAN, DType::f64)};
+  CHECK(sgd.step(bad, ends, look).skipped);
+  CHECK(seen.size() == 6);
+  CHECK(test::error_of([&] { optim::Sgd(ps, {.settings = Settings{}}); }) ==
+        "optimizer: settings must be one for each of 3 parameters, got 0");
+}
+
+TEST_CASE("optimizer: f32 copies of views of one buffer stay what they are") {
+  // As those of a flat bucket: to write one of them counts as a write of all.
+  const Tensor flat = Tensor::ones({4}, DType::bf16);
+  NamedTensors ps{{"a", flat.alias({2}, {1}, 0)}, {"b", flat.alias({2}, {1}, 2)}};
+  for (const NamedTensor& p : ps) p.tensor.set_main_grad(Tensor::ones({2}));
+  optim::Sgd sgd(ps, {.lr = 1e-4});
+  for (int i = 0; i < 30; ++i) {
+    sgd.step();
+    flat.bump_version();  // somebody gathers what all have updated
+    sgd.keep_masters();
+  }
+  for (const std::size_t i : {0, 1}) CHECK(sgd.value(i).max().item() == doctest::Approx(0.997));
+  CHECK(flat.min().item() < 1);
+  // Without a word the parameter is what counts.
+  flat.fill_(3);
+  sgd.step();
+  CHECK(sgd.value(1).max().item() == doctest::Approx(3 - 1e-4));
+}
+
 TEST_CASE("optimizer: on the meta device a step needs no values") {
   Tensor p = Tensor::empty({4, 4}, DType::f32, kMeta);
   p.set_requires_grad();
