@@ -111,6 +111,7 @@ set(weft_test_stems
   tape
   tensor
   tensor_parallel
+  tensor_parallel_steps
   token_permute
   view
   vocab)
@@ -172,7 +173,7 @@ if(WEFT_HAVE_MPI)
       COMMAND ${run_ranks} ${ranks} $<TARGET_FILE:test_process_group> --test-case=conformance)
     list(APPEND weft_mpi_tests mpi_process_group_${ranks})
     foreach(stem comm_ops ddp expert_dispatch expert_layouts expert_parallel expert_router joint_norm
-        overlap parallelize sharded_optimizer tensor_parallel vocab)
+        overlap parallelize sharded_optimizer tensor_parallel tensor_parallel_steps vocab)
       add_test(NAME mpi_${stem}_${ranks} COMMAND ${run_ranks} ${ranks} $<TARGET_FILE:test_${stem}>)
       list(APPEND weft_mpi_tests mpi_${stem}_${ranks})
     endforeach()
