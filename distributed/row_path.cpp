@@ -21,11 +21,11 @@ struct RowsUnderWay::Trip {
 };
 
 void RowPath::all_to_all(ProcessGroup& group, Rows in_rows, Rows out_rows) {
-  if (group.size() > 1) legs_.push_back({&group, std::move(in_rows), std::move(out_rows)});
+  if (group.size() > 1) legs_.push_back({&group, false, std::move(in_rows), std::move(out_rows)});
 }
 
 void RowPath::gather(ProcessGroup& group, Rows rows) {
-  if (group.size() > 1) legs_.push_back({&group, {}, std::move(rows)});
+  if (group.size() > 1) legs_.push_back({&group, true, {}, std::move(rows)});
 }
 
 Tensor RowPath::post(const Tensor& x, bool back, std::vector<Work>& works, bool at_once) const {
@@ -39,14 +39,14 @@ Tensor RowPath::post(const Tensor& x, bool back, std::vector<Work>& works, bool 
   for (std::size_t i = 0; i < legs_.size(); ++i) {
     const Leg& leg = legs_[back ? legs_.size() - 1 - i : i];
     ProcessGroup& group = at_once ? leg.group->at_once() : *leg.group;
-    const Rows& come = back && !leg.in.empty() ? leg.in : leg.out;
-    const bool sums = back && leg.in.empty();
+    const Rows& come = back && !leg.gathers ? leg.in : leg.out;
+    const bool sums = back && leg.gathers;
     const Tensor out = result(sums ? come[static_cast<std::size_t>(group.rank())]
                                    : std::accumulate(come.begin(), come.end(), std::int64_t{0}));
     // The next leg reads what this one writes: the communication thread keeps their order.
     if (sums)
       works.push_back(group.reduce_scatter(out, in, come));
-    else if (leg.in.empty())
+    else if (leg.gathers)
       works.push_back(group.all_gather(out, in, come));
     else
       works.push_back(group.all_to_all(out, in, come, back ? leg.out : leg.in));

@@ -25,6 +25,7 @@ class RowPath {
  private:
   struct Leg {
     ProcessGroup* group;
+    bool gathers;
     Rows in, out;  // of a gather only `out`: the rows of each rank
   };
   std::vector<Leg> legs_;

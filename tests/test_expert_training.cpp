@@ -26,7 +26,7 @@ constexpr std::int64_t kSequences = 16, kTokens = 6;
 constexpr int kSteps = 20;
 
 GptConfig tiny(bool by_bias) {
-  GptConfig c{.arch = nn::Arch::llama,
+  GptConfig c{.arch = by_bias ? nn::Arch::gpt2 : nn::Arch::llama,
               .layers = 2,
               .heads = 4,
               .dim = 16,
