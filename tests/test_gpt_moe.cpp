@@ -156,6 +156,55 @@ TEST_CASE("gpt with experts: the layers of multi-token prediction have them too"
   CHECK(model.mtp[1].block.moe->router.weight.grad().abs().max().item() > 0);
 }
 
+TEST_CASE("gpt with experts: every loss keeps its weight, in one batch and in micro-batches") {
+  GptConfig c = tiny();
+  c.moe.router.balance = {{nn::Balance::sequence, 0.5}};
+  c.moe.router.z_loss = 0.1;
+  c.mtp = {.depths = 2, .weight = 0.7};
+  const nn::DeviceScope f64(kCpu, DType::f64);
+  Gpt model(c);
+  nn::init(model, 5);
+  const Tensor ids = test::random({4, 8}, 1, DType::i32);
+  const Tensor targets = test::random({4, 8}, 2, DType::i32).clone();
+  // Both halves have 13 targets, but the depths 11 and 9 in the first, 12 and 10 in the second.
+  targets.narrow(0, 0, 1).narrow(1, 5, 3).fill_(-100);
+  for (const std::int64_t t : {0, 3, 5}) targets.narrow(0, 2, 1).narrow(1, t, 1).fill_(-100);
+  const auto gradients = [&](auto run) {
+    model.zero_grad();
+    run();
+    TensorList out;
+    for (const Tensor& p : model.parameters()) out.push_back(p.grad());
+    return out;
+  };
+  nn::GptLosses whole;
+  const TensorList want = gradients([&] {
+    Tape tape;
+    whole = model.losses(ids, targets);
+    whole.total().backward();
+  });
+  REQUIRE(whole.main.count.item_int() == 26);
+  const TensorList parts = gradients([&] {
+    for (const std::int64_t first : {0, 2}) {
+      Tape tape;
+      const nn::GptLosses l = model.losses(ids.narrow(0, first, 2), targets.narrow(0, first, 2));
+      REQUIRE(l.main.count.item_int() == 13);
+      l.total(whole.main.count, whole.mtp_count).backward();
+    }
+  });
+  // The definition: mean + 0.7 / 2 * the means of the depths + what the routers add, times 26.
+  const TensorList defined = gradients([&] {
+    Tape tape;
+    const nn::GptLosses l = model.losses(ids, targets);
+    Tensor sum = add(div(l.main.loss, 26), l.aux);
+    for (int d = 0; d < 2; ++d) sum = add(sum, mul(div(l.mtp[d], l.mtp_count[d].item()), 0.35));
+    mul(sum, 26).backward();
+  });
+  for (int i = 0; i < want.size(); ++i) {
+    CHECK(mismatch(parts[i], want[i], 1e-12) == "");
+    CHECK(mismatch(defined[i], want[i], 1e-12) == "");
+  }
+}
+
 TEST_CASE("gpt with experts: the router of a repeated layer counts once, with its mean") {
   GptConfig c = tiny();
   c.mtp = {.depths = 3, .repeated = true};
