@@ -152,6 +152,7 @@ set(weft_sources
   distributed/thread_channel.cpp
   distributed/thread_job.cpp
   distributed/thread_world.cpp
+  distributed/unit_cut.cpp
   distributed/vocab.cpp
   distributed/world.cpp
   io/checkpoint.cpp

@@ -6,10 +6,11 @@
 
 #include "weft/autograd/linear.h"
 #include "weft/autograd/tape.h"
+#include "weft/autograd/view.h"
 #include "weft/core/allocator.h"
 #include "weft/core/error.h"
 #include "weft/distributed/comm_ops.h"
-#include "weft/distributed/shared_rows.h"
+#include "weft/distributed/unit_cut.h"
 #include "weft/distributed/vocab.h"
 #include "weft/nn/walk.h"
 
@@ -17,49 +18,6 @@ namespace weft::distributed {
 namespace {
 
 using Kind = Placement::Kind;
-using Ranges = std::vector<std::pair<std::int64_t, std::int64_t>>;
-
-/// Which of some packed units are here, and which of those others have too.
-struct Cut {
-  Ranges ranges;
-  std::vector<SharedRows> shared;
-  std::int64_t all_shared = 0, shared_from = 0;
-  int sharers = 1;
-};
-
-Cut cut_units(const std::string& layer, const std::vector<Units>& packed, const ProcessGroup& tp) {
-  const std::int64_t ranks = tp.size(), rank = tp.rank();
-  Cut cut;
-  std::int64_t before = 0, own = 0;
-  for (const Units& u : packed) {
-    const bool divides = u.count % ranks == 0, shares = u.shareable && ranks % u.count == 0;
-    if (u.shareable)
-      check(divides || shares,
-            "parallelize: {} has {} {}, which do not divide among tp {}, nor tp among them", layer,
-            u.count, u.what, ranks);
-    check(divides || shares, "parallelize: {} has {} {}, which do not divide among tp {}", layer,
-          u.count, u.what, ranks);
-    const std::int64_t here = divides ? u.count / ranks : 1;
-    const std::int64_t first = divides ? rank * here : rank * u.count / ranks;
-    cut.ranges.emplace_back(before + first * u.width, before + (first + here) * u.width);
-    if (!divides) {
-      if (cut.shared.empty()) cut.shared_from = own;
-      cut.sharers = static_cast<int>(ranks / u.count);
-      cut.shared.push_back({own, cut.all_shared + first * u.width, u.width});
-      cut.all_shared += u.count * u.width;
-    }
-    before += u.count * u.width;
-    own += here * u.width;
-  }
-  return cut;
-}
-
-std::int64_t width_of(const std::vector<Units>& packed) {
-  std::int64_t n = 0;
-  for (const Units& u : packed) n += u.count * u.width;
-  return n;
-}
-
 class Parallelizer {
  public:
   Parallelizer(nn::Module& model, ProcessGroup& tp, const Plan& plan)
@@ -118,8 +76,6 @@ class Parallelizer {
           name.empty() ? "the model" : name, m.describe());
   }
 
-  // --- what a rank keeps of a parameter
-
   ParameterLayout& layout_of(const Tensor& t) {
     const auto found = std::find_if(names_.begin(), names_.end(),
                                     [&](const auto& n) { return n.first == t.impl(); });
@@ -128,7 +84,7 @@ class Parallelizer {
   }
 
   /// Null when it was cut under another name: a tied weight.
-  ParameterLayout* keep(const Tensor& t, int axis, const Ranges& ranges) {
+  ParameterLayout* keep(const Tensor& t, int axis, const UnitCut::Ranges& ranges) {
     if (std::find(placed_.begin(), placed_.end(), t.impl()) != placed_.end()) return nullptr;
     ParameterLayout& layout = layout_of(t);
     if (tp_.size() == 1) return &layout;
@@ -152,8 +108,6 @@ class Parallelizer {
           name, width_of(p.units), got);
   }
 
-  // --- layers
-
   std::shared_ptr<const nn::Boundary> entrance() const {
     nn::Boundary b;
     ProcessGroup* const g = &tp_;
@@ -166,7 +120,7 @@ class Parallelizer {
 
   void column(const std::string& name, nn::Linear& l, const Placement& p) {
     check_width(name, l.weight.dim(0), p);
-    const Cut cut = cut_units(name, p.units, tp_);
+    const UnitCut cut = cut_units(name, p.units, tp_);
     for (const Tensor& t : {l.weight, l.bias})
       if (t)
         if (ParameterLayout* layout = keep(t, 0, cut.ranges); layout && !cut.shared.empty()) {
@@ -211,7 +165,7 @@ class Parallelizer {
     l.boundary = std::make_shared<const nn::Boundary>(std::move(b));
   }
 
-  Ranges vocabulary(const Placement& p) const {
+  UnitCut::Ranges vocabulary(const Placement& p) const {
     const VocabRange r = vocab_range(p.units[0].count, tp_.rank(), tp_.size());
     return {{r.first, r.first + r.count}};
   }
@@ -253,14 +207,14 @@ class Parallelizer {
             const CrossEntropyOptions& options) {
           Shape shape = targets.shape();
           shape.push_back(hidden.dim(-1));
-          return vocab_cross_entropy(in->before(hidden).view(shape), weight, targets, vocab, *g,
+          return vocab_cross_entropy(reshape(in->before(hidden), shape), weight, targets, vocab, *g,
                                      options);
         });
   }
 
   void heads(const std::string& name, std::optional<nn::PartOfHeads>& part, const Placement& p) {
     if (tp_.size() == 1) return;
-    const Cut cut = cut_units(name, p.units, tp_);
+    const UnitCut cut = cut_units(name, p.units, tp_);
     part = nn::PartOfHeads{cut.ranges[0].first, p.units[0].count};
   }
 

@@ -1,0 +1,143 @@
+#pragma once
+#include <algorithm>
+#include <functional>
+#include <optional>
+
+#include "weft/autograd/cross_entropy.h"
+#include "weft/core/dispatch.h"
+#include "weft/core/gemm.h"
+#include "weft/core/kernels/copy.h"
+#include "weft/core/kernels/cross_entropy.h"
+#include "weft/core/kernels/cross_entropy_part.h"
+
+namespace weft::detail {
+
+using Gather = std::function<Tensor(const Tensor& own)>;
+
+/// `count` of the outermost axis from `first` on, as a tensor that no tape knows.
+inline Tensor rows_of(const Tensor& t, std::int64_t first, std::int64_t count) {
+  Shape shape = t.shape();
+  shape[0] = count;
+  return t.alias(shape, t.strides(), first * t.strides()[0]);
+}
+
+/// The operands with their rows in one axis, and the scratch that every chunk's logits go through.
+class HeadChunks {
+ public:
+  /// `part`: of a head that is cut over ranks; `gather` as in ClassPart, null in backward.
+  HeadChunks(const Tensor& x, const Tensor& weight, const Tensor& targets,
+             const CrossEntropyOptions& options, std::int64_t chunk_rows,
+             const std::optional<ClassRange>& part, const Gather* gather)
+      : rows_(targets.numel()),
+        size_(std::max<std::int64_t>(1, std::min(chunk_rows, rows_))),
+        x_(x.alias({rows_, x.dim(-1)}, {x.dim(-1), 1}, 0)),
+        weight_(weight.detach()),
+        targets_(targets.alias({rows_}, {1}, 0)),
+        options_(options),
+        part_(part),
+        gather_(gather),
+        logits_(Tensor::empty({std::min(size_, rows_), weight.dim(0)}, x.dtype(), x.device())) {}
+
+  /// losses (R); stats (R, 2) may be null.
+  void losses(const Tensor& losses, const Tensor& stats) {
+    const Tensor scratch =
+        stats ? Tensor() : Tensor::empty({logits_.dim(0), 2}, losses.dtype(), x_.device());
+    each([&](const Tensor& logits, std::int64_t first, std::int64_t n) {
+      const Tensor of_rows = stats ? rows_of(stats, first, n) : rows_of(scratch, 0, n);
+      if (part_) return joined(logits, first, n, rows_of(losses, first, n), of_rows);
+      dispatch<cpu::cross_entropy_fwd, cuda::cross_entropy_fwd>(
+          logits, rows_of(targets_, first, n), options_.ignore_index, options_.label_smoothing,
+          rows_of(losses, first, n), of_rows);
+    });
+  }
+
+  /// The same, and the gradients of the reduced loss; dx (R, C) and dw (V, C) may be null.
+  void losses_and_gradients(const Tensor& losses, const Tensor& count, const Tensor& dx,
+                            const Tensor& dw) {
+    zero_if_no_rows(dw);
+    Tensor stats;
+    if (part_) stats = Tensor::empty({logits_.dim(0), 2}, losses.dtype(), x_.device());
+    each([&](const Tensor& logits, std::int64_t first, std::int64_t n) {
+      if (part_) {
+        const Tensor of_rows = rows_of(stats, 0, n);
+        joined(logits, first, n, rows_of(losses, first, n), of_rows);
+        part_gradient(logits, first, n, of_rows, Tensor(), count);
+        return products(logits, first, n, dx, dw);
+      }
+      dispatch<cpu::cross_entropy_in_place, cuda::cross_entropy_in_place>(
+          logits, rows_of(targets_, first, n), count, options_.ignore_index,
+          options_.label_smoothing, rows_of(losses, first, n));
+      products(logits, first, n, dx, dw);
+    });
+  }
+
+  /// The gradients for one cotangent a row, dy (R), from logits that are made again.
+  void gradients(const Tensor& stats, const Tensor& dy, const Tensor& dx, const Tensor& dw) {
+    zero_if_no_rows(dw);
+    each([&](const Tensor& logits, std::int64_t first, std::int64_t n) {
+      if (part_) {
+        part_gradient(logits, first, n, rows_of(stats, first, n), rows_of(dy, first, n), {});
+        return products(logits, first, n, dx, dw);
+      }
+      dispatch<cpu::cross_entropy_bwd, cuda::cross_entropy_bwd>(
+          logits, rows_of(targets_, first, n), rows_of(stats, first, n), rows_of(dy, first, n),
+          Tensor(), options_.ignore_index, options_.label_smoothing, logits);
+      products(logits, first, n, dx, dw);
+    });
+  }
+
+ private:
+  template <class F>
+  void each(F&& f) {
+    for (std::int64_t first = 0; first < rows_; first += size_) {
+      const std::int64_t n = std::min(size_, rows_ - first);
+      const Tensor logits = rows_of(logits_, 0, n);
+      gemm(rows_of(x_, first, n), transposed(weight_), logits);
+      if (options_.hits && !part_)
+        dispatch<cpu::cross_entropy_hits, cuda::cross_entropy_hits>(
+            logits, rows_of(targets_, first, n), options_.ignore_index,
+            options_.hits.alias({n}, {1}, first));
+      f(logits, first, n);
+    }
+  }
+
+  // What all ranks together say about a chunk, alike on each of them.
+  void joined(const Tensor& logits, std::int64_t first, std::int64_t n, const Tensor& losses,
+              const Tensor& stats) {
+    const Tensor targets = rows_of(targets_, first, n);
+    const Tensor own = Tensor::empty({n, 4}, losses.dtype(), x_.device());
+    dispatch<cpu::cross_entropy_part_stats, cuda::cross_entropy_part_stats>(
+        logits, targets, options_.ignore_index, *part_, options_.label_smoothing > 0, own);
+    const Tensor all = (*gather_)(own);
+    dispatch<cpu::cross_entropy_part_merge, cuda::cross_entropy_part_merge>(
+        all, targets, options_.ignore_index, part_->all, options_.label_smoothing, losses, stats,
+        options_.hits ? options_.hits.alias({n}, {1}, first) : Tensor());
+  }
+
+  // In the place of the logits.
+  void part_gradient(const Tensor& logits, std::int64_t first, std::int64_t n, const Tensor& stats,
+                     const Tensor& dy, const Tensor& count) {
+    dispatch<cpu::cross_entropy_part_bwd, cuda::cross_entropy_part_bwd>(
+        logits, rows_of(targets_, first, n), stats, dy, count, options_.ignore_index, *part_,
+        options_.label_smoothing, logits);
+  }
+
+  void products(const Tensor& dlogits, std::int64_t first, std::int64_t n, const Tensor& dx,
+                const Tensor& dw) {
+    if (dx) gemm(dlogits, weight_, rows_of(dx, first, n));
+    if (dw) gemm(transposed(dlogits), rows_of(x_, first, n), dw, first > 0);
+  }
+
+  void zero_if_no_rows(const Tensor& dw) const {
+    if (dw && rows_ == 0) dispatch<cpu::fill, cuda::fill>(dw, 0.0);
+  }
+
+  std::int64_t rows_, size_;
+  Tensor x_, weight_, targets_;
+  CrossEntropyOptions options_;
+  std::optional<ClassRange> part_;
+  const Gather* gather_;
+  Tensor logits_;
+};
+
+}  // namespace weft::detail

@@ -1,0 +1,41 @@
+#include "weft/distributed/unit_cut.h"
+
+#include "weft/core/error.h"
+
+namespace weft::distributed {
+
+UnitCut cut_units(const std::string& layer, const std::vector<Units>& packed,
+                  const ProcessGroup& tp) {
+  const std::int64_t ranks = tp.size(), rank = tp.rank();
+  UnitCut cut;
+  std::int64_t before = 0, own = 0;
+  for (const Units& u : packed) {
+    const bool divides = u.count % ranks == 0, shares = u.shareable && ranks % u.count == 0;
+    if (u.shareable)
+      check(divides || shares,
+            "parallelize: {} has {} {}, which do not divide among tp {}, nor tp among them", layer,
+            u.count, u.what, ranks);
+    check(divides || shares, "parallelize: {} has {} {}, which do not divide among tp {}", layer,
+          u.count, u.what, ranks);
+    const std::int64_t here = divides ? u.count / ranks : 1;
+    const std::int64_t first = divides ? rank * here : rank * u.count / ranks;
+    cut.ranges.emplace_back(before + first * u.width, before + (first + here) * u.width);
+    if (!divides) {
+      if (cut.shared.empty()) cut.shared_from = own;
+      cut.sharers = static_cast<int>(ranks / u.count);
+      cut.shared.push_back({own, cut.all_shared + first * u.width, u.width});
+      cut.all_shared += u.count * u.width;
+    }
+    before += u.count * u.width;
+    own += here * u.width;
+  }
+  return cut;
+}
+
+std::int64_t width_of(const std::vector<Units>& packed) {
+  std::int64_t n = 0;
+  for (const Units& u : packed) n += u.count * u.width;
+  return n;
+}
+
+}  // namespace weft::distributed
