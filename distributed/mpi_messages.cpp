@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -20,7 +21,7 @@ namespace {
 constexpr std::int64_t kLongest = std::int64_t{1} << 30;
 constexpr int kNoteTag = 1;
 
-bool doomed = false;
+std::atomic<bool> doomed{false};
 
 // main() has returned or exit() was called: messages are out, and a failed job must not look well.
 void at_exit(int status, void*) {

@@ -43,7 +43,7 @@ void NcclJob::begin(const Operation& op) {
   check_well();
   cuda::detail::use_device(device_.index);
   Slot& s = slot(op.number);
-  if (s.busy) s.done.synchronize();  // so many are under way
+  if (s.number >= 0 && !s.done.done()) s.done.synchronize();  // so many are under way
   ready_.record(cuda::Stream::current(device_));
   ready_.hold(stream_);
   for (const Tensor& t : {op.out, op.in})

@@ -131,8 +131,13 @@ Comm connect(const Id& id, int rank, int size) {
 
 void disconnect(Comm comm) { delete comm; }
 
-// Who waits in it still looks at it: it stays.
+// Who waits in it still looks at it: it stays, here.
 void abort(Comm comm) {
+  static auto* aborted = new std::vector<Comm>;
+  {
+    const std::lock_guard lock(boards_mutex);
+    aborted->push_back(comm);
+  }
   const std::lock_guard lock(comm->board->mutex);
   comm->aborted = true;
   comm->board->changed.notify_all();
