@@ -125,6 +125,15 @@ foreach(stem ${weft_test_stems})
   add_test(NAME ${stem} COMMAND test_${stem})
 endforeach()
 
+# The trainer's own parts.
+if(WEFT_EXAMPLES)
+  add_executable(test_session_layouts tests/test_session_layouts.cpp $<TARGET_OBJECTS:weft_test_main>
+    $<TARGET_OBJECTS:weft_train>)
+  target_link_libraries(test_session_layouts PRIVATE weft weft_flags doctest::doctest CLI11::CLI11
+    tomlplusplus::tomlplusplus)
+  add_test(NAME session_layouts COMMAND test_session_layouts)
+endif()
+
 # What the compiler must refuse.
 add_test(NAME discarded_routing
   COMMAND ${CMAKE_CXX_COMPILER} -std=c++20 -fsyntax-only -Werror=unused-result -I${weft_include}
@@ -172,8 +181,12 @@ if(WEFT_HAVE_MPI)
     add_test(NAME mpi_process_group_${ranks}
       COMMAND ${run_ranks} ${ranks} $<TARGET_FILE:test_process_group> --test-case=conformance)
     list(APPEND weft_mpi_tests mpi_process_group_${ranks})
-    foreach(stem comm_ops ddp expert_dispatch expert_layouts expert_parallel expert_router joint_norm
-        overlap parallelize sharded_optimizer tensor_parallel tensor_parallel_steps vocab)
+    set(stems comm_ops ddp expert_dispatch expert_layouts expert_parallel expert_router joint_norm
+      overlap parallelize sharded_optimizer tensor_parallel tensor_parallel_steps vocab)
+    if(WEFT_EXAMPLES)
+      list(APPEND stems session_layouts)
+    endif()
+    foreach(stem ${stems})
       add_test(NAME mpi_${stem}_${ranks} COMMAND ${run_ranks} ${ranks} $<TARGET_FILE:test_${stem}>)
       list(APPEND weft_mpi_tests mpi_${stem}_${ranks})
     endforeach()

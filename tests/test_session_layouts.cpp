@@ -1,0 +1,284 @@
+// The trainer's session over every layout, held against one rank.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "weft/core/random.h"
+#include "weft/examples/common/session.h"
+#include "weft/tests/ranks.h"
+#include "weft/tests/support.h"
+
+namespace weft::train {
+namespace {
+
+using distributed::World;
+
+constexpr std::int64_t kRows = 16, kTokens = 8;
+
+// Row i of the global batch of every step is the same for all layouts.
+data::Batch batch_of(std::int64_t step, std::int64_t first, std::int64_t rows, std::int64_t vocab) {
+  const Tensor text = Tensor::empty({kRows, kTokens + 1});
+  uniform_(text, {17, static_cast<std::uint64_t>(step), 0}, 0, static_cast<double>(vocab));
+  const Tensor ids = text.to(DType::i32).narrow(0, first, rows);
+  return {ids.narrow(1, 0, kTokens).clone(), ids.narrow(1, 1, kTokens).clone()};
+}
+
+struct Layout {
+  const char* name;
+  std::int64_t ranks, tp = 1, ep = 1, etp = 0;
+  bool sp = false;
+};
+constexpr Layout kDense[] = {{"dp2", 2},
+                             {"dp4", 4},
+                             {"tp2", 2, 2},
+                             {"tp4", 4, 4},
+                             {"tp2 x dp2", 4, 2},
+                             {"tp2 + sp", 2, 2, 1, 0, true},
+                             {"tp2 + sp x dp2", 4, 2, 1, 0, true}};
+constexpr Layout kExperts[] = {{"dp2", 2},
+                               {"ep2", 2, 1, 2},
+                               {"ep4", 4, 1, 4},
+                               {"ep2 x dp2", 4, 1, 2},
+                               {"tp2 + sp", 2, 2, 1, 0, true},
+                               {"tp2 x ep2, etp 1", 4, 2, 2, 1, true},
+                               {"tp2 x ep2, etp 2", 4, 2, 2, 2, true},
+                               {"tp2 x ep4, etp 1", 4, 2, 4, 1, true}};
+
+struct Model {
+  const char* name;
+  bool experts;
+  const char* arch;
+  const char* tie;
+  const char* aux = "none";
+};
+// 37 rows of vocabulary divide among no number of ranks.
+constexpr Model kModels[] = {{"gpt2, tied", false, "gpt2", "on"},
+                             {"gpt2, untied", false, "gpt2", "off"},
+                             {"llama, tied", false, "llama", "on"},
+                             {"llama, untied", false, "llama", "off"},
+                             {"experts, sequence loss, untied", true, "llama", "off", "seq"},
+                             {"experts, bias, tied", true, "llama", "on", "bias"},
+                             {"experts, sequence loss, gpt2, tied", true, "gpt2", "on", "seq"}};
+
+Options options_of(const Model& m, const char* dtype) {
+  Options o;
+  o.arch = m.arch;
+  o.tie = m.tie;
+  o.layers = 2;
+  o.heads = 4;
+  o.dim = 16;
+  o.ffn = 24;
+  o.seq = kTokens;
+  o.vocab = 37;
+  o.mtp = m.experts ? 1 : 0;
+  o.experts = m.experts ? 4 : 0;
+  o.expert_ffn = 8;
+  o.shared_ffn = 8;
+  o.router = m.experts ? "sigmoid" : "softmax";
+  o.aux = m.aux;
+  o.z_loss = m.experts ? 1e-3 : 0;
+  o.batch = kRows;
+  o.schedule = "constant";
+  o.warmup = 0;
+  o.dtype = dtype;
+  return o;
+}
+
+// What a step of it takes away is the gradient times the rate. A large one makes that large beside
+// the rounding of the weights.
+Options plain_sgd(Options o, double lr) {
+  o.optimizer = "sgd";
+  o.lr = o.min_lr = lr;
+  o.beta1 = o.weight_decay = o.clip = 0;
+  return o;
+}
+
+Options laid_out(Options o, const Layout& l, bool zero, std::int64_t accumulation) {
+  o.ranks = l.ranks;
+  o.tp = l.tp;
+  o.ep = l.ep;
+  o.etp = l.etp;
+  o.sp = l.sp;
+  o.zero = zero;
+  o.micro_batch = kRows / (l.ranks / l.tp) / accumulation;
+  return o;
+}
+
+struct Result {
+  std::vector<double> losses, norms;
+  StateDict first, last;  ///< weights before and after; of ranks, what one of them would write
+};
+
+StateDict copies(const StateDict& state) {
+  StateDict out;
+  for (const auto& [name, t] : state) out[name] = t.clone();
+  return out;
+}
+
+StateDict values_of(const distributed::Pieces& pieces) {
+  StateDict out;
+  for (const auto& [name, p] : pieces) out[name] = p.values.clone();
+  return out;
+}
+
+Result run(const Options& o, int steps, const Ranks* ranks, distributed::Pieces* pieces) {
+  Session session(o, kCpu, ranks);
+  const auto weights = [&] {
+    return ranks ? values_of(session.model_pieces()) : copies(session.model().state_dict());
+  };
+  Result r;
+  r.first = weights();
+  for (int step = 1; step <= steps; ++step) {
+    const StepResult s = session.step(step, [&](std::int64_t first, std::int64_t rows) {
+      return batch_of(step, first, rows, o.vocab);
+    });
+    r.losses.push_back(s.loss());
+    for (const StepResult::Depth& d : s.mtp) r.losses.push_back(d.loss.value());
+    r.norms.push_back(s.grad_norm->value());
+  }
+  r.last = weights();
+  if (pieces) *pieces = session.model_pieces();
+  return r;
+}
+
+// A rank's piece of a whole tensor.
+Tensor cut(const Tensor& whole, const distributed::Piece& piece, const Shape& shape) {
+  const Tensor out = Tensor::empty({piece.end - piece.begin}, whole.dtype());
+  const Tensor flat = whole.flatten();
+  nn::for_each_run(piece.part, [&](std::int64_t from, std::int64_t to, std::int64_t count) {
+    out.narrow(0, to, count).copy_(flat.narrow(0, from, count));
+  });
+  return out.view(shape);
+}
+
+double squares(const Tensor& t) {
+  double sum = 0;
+  for (const double v : test::values(t)) sum += v * v;
+  return sum;
+}
+
+struct Tolerance {
+  double losses;       ///< relative
+  double change;       ///< of what the steps have taken away from each parameter, relative to that
+  double weights = 1;  ///< of each parameter, relative
+};
+
+// "" or what is further apart than it may be; said on every rank for its own pieces.
+std::string difference(const Result& got, const Result& want, const distributed::Pieces& pieces,
+                       const Tolerance& tolerance) {
+  const auto apart = [](double a, double b) { return std::abs(a - b) / std::abs(b); };
+  for (std::size_t i = 0; i < want.losses.size(); ++i)
+    if (!(apart(got.losses.at(i), want.losses[i]) <= tolerance.losses))
+      return message("loss {}: {}, not {}", i, got.losses[i], want.losses[i]);
+  for (std::size_t i = 0; i < want.norms.size(); ++i)
+    if (!(apart(got.norms.at(i), want.norms[i]) <= 10 * tolerance.losses))
+      return message("norm {}: {}, not {}", i, got.norms[i], want.norms[i]);
+  for (const auto& [name, p] : pieces) {
+    if (!is_compute(p.values.dtype())) continue;
+    const Shape& shape = p.values.shape();
+    const Tensor &first = want.first.at(name), &last = want.last.at(name);
+    if (const std::string text =
+            test::different_bits(got.first.at(name), cut(first, p.piece, shape));
+        !text.empty())
+      return message("{} starts otherwise: {}", name, text);
+    // Against the whole parameter: a part of it may hardly change.
+    const double d = std::sqrt(squares(sub(got.last.at(name), cut(last, p.piece, shape))));
+    const double change = std::sqrt(squares(sub(first, last)));
+    if (!(d <= tolerance.change * change && d <= tolerance.weights * std::sqrt(squares(last))))
+      return message("{}: {} apart, after a change of {}", name, d, change);
+  }
+  return "";
+}
+
+template <class F>
+void each_case(F f) {
+  for (const Model& m : kModels) {
+    const auto visit = [&](const Layout& l) {
+      for (const bool zero : {false, true})
+        for (const std::int64_t accumulation : {1, 4}) f(m, l, zero, accumulation);
+    };
+    if (m.experts)
+      for (const Layout& l : kExperts) visit(l);
+    else
+      for (const Layout& l : kDense) visit(l);
+  }
+}
+
+// Runs a case on its ranks and compares; the reference is run once for each model.
+void against_one_rank(const char* dtype, int steps, const Tolerance& tolerance, double sgd_rate,
+                      bool every_case) {
+  const Model* model = nullptr;
+  Result want;
+  int cases = 0;
+  each_case([&](const Model& m, const Layout& l, bool zero, std::int64_t accumulation) {
+    // Of the four ways to run a layout the longer tests take one, each layout another.
+    const int number = cases++;
+    if (!every_case && number % 4 != number / 4 % 4) return;
+    Options o = options_of(m, dtype);
+    if (sgd_rate > 0) o = plain_sgd(o, sgd_rate);
+    if (model != &m) want = run(o, steps, nullptr, nullptr);
+    model = &m;
+    test::distributed_test(static_cast<int>(l.ranks), [&](World& world) {
+      CAPTURE(std::string(m.name));
+      CAPTURE(std::string(l.name));
+      CAPTURE(zero);
+      CAPTURE(accumulation);
+      const Options own = laid_out(o, l, zero, accumulation);
+      const Ranks ranks(world, own);
+      distributed::Pieces pieces;
+      const Result got = run(own, steps, &ranks, &pieces);
+      CHECK(difference(got, want, pieces, tolerance) == "");
+    });
+  });
+}
+
+}  // namespace
+
+TEST_CASE("f64: losses, norm and every gradient of the first step are those of one rank") {
+  against_one_rank("f64", 1, {1e-9, 1e-9}, 1, true);
+}
+
+TEST_CASE("f32: losses, norm and every gradient of the first step") {
+  against_one_rank("f32", 1, {1e-5, 1e-5}, 1024, true);
+}
+
+TEST_CASE("f32: weights after 20 steps of SGD, losses of 20 steps of AdamW") {
+  against_one_rank("f32", 20, {1e-4, 1, 1e-5}, 0.1, false);
+  against_one_rank("f32", 20, {1e-4, 1}, 0, false);
+}
+
+TEST_CASE("a layout repeats itself bit by bit, and ZeRO has the bits of the plain optimizer") {
+  for (const auto& [m, l] : {std::pair{kModels[0], kDense[6]}, {kModels[5], kExperts[6]}})
+    test::distributed_test(static_cast<int>(l.ranks), [&, m = m, l = l](World& world) {
+      CAPTURE(std::string(m.name));
+      std::vector<Result> results;
+      for (const bool zero : {false, false, true}) {
+        const Options o = laid_out(options_of(m, "f32"), l, zero, 1);
+        const Ranks ranks(world, o);
+        results.push_back(run(o, 5, &ranks, nullptr));
+      }
+      for (const Result& r : results) {
+        CHECK(r.losses == results[0].losses);
+        CHECK(r.norms == results[0].norms);
+        for (const auto& [name, t] : results[0].last)
+          CHECK(test::different_bits(r.last.at(name), t) == "");
+      }
+    });
+}
+
+TEST_CASE("every rank makes the same collectives in a step") {
+  each_case([](const Model& m, const Layout& l, bool zero, std::int64_t accumulation) {
+    test::distributed_test(static_cast<int>(l.ranks), [&](World& world) {
+      CAPTURE(std::string(m.name));
+      CAPTURE(std::string(l.name));
+      const Options o = laid_out(options_of(m, "f32"), l, zero, accumulation);
+      const Ranks ranks(world, o);
+      run(o, 1, &ranks, nullptr);
+      test::check_same_traces(world);
+    });
+  });
+}
+
+}  // namespace weft::train
