@@ -1,11 +1,31 @@
 #!/usr/bin/env python3
 """Fails when the first C++ block of README.md is not examples/readme_model.cpp, which the build
-compiles and runs, or when a relative link of a page leads nowhere."""
+compiles and runs, when a relative link of a page leads nowhere, or when a table names a test case
+("test_mtp: M1: roll_left; tests/cli/test_mtp.py: resumes") that is not there."""
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def missing_tests(page):
+    """The test cases in tables of a page that do not exist; a case may be named by its beginning."""
+    for line in page.read_text().splitlines():
+        if not line.startswith("|"):
+            continue
+        for file, names in re.findall(r"((?:tests/cli/)?test_\w+(?:\.py)?): ([^;|]+)", line):
+            python = file.endswith(".py")
+            path = ROOT / (file if python else f"tests/{file}.cpp")
+            source = path.read_text() if path.exists() else ""
+            if python:
+                found = all(f"def {name}(" in source for name in names.strip().split(", "))
+            else:
+                cases = re.findall(r'TEST_CASE\(\s*((?:"[^"]*"\s*)+)\)', source)
+                joined = [re.sub(r'"\s*"', "", case) for case in cases]
+                found = any(names.strip() in case for case in joined)
+            if not found:
+                yield f"{page.relative_to(ROOT)}: test case {file}: {names.strip()}, which is not there"
 
 
 def main():
@@ -19,6 +39,7 @@ def main():
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", prose):
             if "://" not in target and not (page.parent / target).exists():
                 wrong.append(f"{page.relative_to(ROOT)}: link to {target}, which is not there")
+        wrong += missing_tests(page)
     print("\n".join(wrong + [f"pages: {len(pages)}, {len(wrong)} problems"]))
     return 1 if wrong else 0
 
