@@ -42,6 +42,7 @@ set(weft_cuda_kernels
   sinkhorn
   softmax
   sort
+  sum_ranks
   swiglu
   token_permute)
 

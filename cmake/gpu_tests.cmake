@@ -35,6 +35,7 @@ set(weft_gpu_test_stems
   softmax
   sort
   swiglu
+  thread_ranks
   token_permute)
 add_library(weft_gpu_tests OBJECT tests/cuda/gpu.cpp)
 foreach(stem ${weft_gpu_test_stems})

@@ -65,6 +65,7 @@ void CommThread::recycle(Operation& op) {
   op.channel.reset();
   op.out_count.clear();
   op.in_count.clear();
+  op.stream.reset();
   op.reduce = Reduce::sum;
   op.to = op.from = -1;
   op.failed = false;

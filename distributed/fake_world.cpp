@@ -7,6 +7,7 @@ class FakeChannel : public Channel {
  public:
   using Channel::Channel;
   void run(Operation&) override {}
+  bool takes(Device) const override { return true; }
 };
 
 class FakeWorld : public World {

@@ -3,9 +3,12 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "weft/core/cuda.h"
+#include "weft/core/kernels/sum_ranks.h"
 #include "weft/core/tensor.h"
 
 namespace weft::distributed {
@@ -27,8 +30,8 @@ inline bool is_message(Collective c) {
   return c >= Collective::exchange && c <= Collective::receive;
 }
 
-/// How the values of several ranks become one.
-enum class Reduce : std::uint8_t { sum, max, min };
+/// How the values of several ranks become one: Reduce::sum, max or min.
+using Reduce = RankSum;
 
 class Channel;
 
@@ -43,6 +46,8 @@ struct Operation {
   std::vector<std::int64_t> out_count, in_count;  ///< elements by rank of the group
   int to = -1, from = -1;  ///< exchange, send, receive: ranks of the group; from: broadcast's root
 
+  std::optional<cuda::Stream> stream;  ///< on a GPU: where the caller's kernels went
+
   // Of the communication thread.
   std::chrono::steady_clock::time_point started, ended;
   std::int64_t number = 0;  ///< in the flight recorder
@@ -50,6 +55,9 @@ struct Operation {
   bool failed = false;
   bool held = false;  ///< by a Work
   std::atomic<bool> done{true};
+  // Marks in `stream` that other ranks on the GPU wait for: the inputs are there, this rank's share
+  // is, and it has read what it needs of the others.
+  cuda::Event ready, summed, read;
 
   DType dtype() const { return out ? out.dtype() : in ? in.dtype() : DType::u8; }
   /// Bytes that this rank sends to others.
@@ -75,6 +83,8 @@ class Channel {
   virtual void finish(Operation&) {}
   /// Where tensors have to be, unless they are on the meta device.
   virtual Device device() const { return kCpu; }
+  /// May they be there too?
+  virtual bool takes(Device) const { return false; }
 
   const std::string& name() const { return name_; }
   const std::vector<int>& ranks() const { return ranks_; }  ///< of the world

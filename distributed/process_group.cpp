@@ -43,8 +43,8 @@ void check_tensor(const char* op, const Channel& channel, const Tensor& t) {
   check(static_cast<bool>(t), "{}: a tensor is null", op);
   check(t.is_contiguous(), "{}: tensors must be contiguous, got {} with strides {}", op, t.shape(),
         t.strides());
-  check(t.device() == channel.device() || t.is_meta(), "{}: device must be {} or meta, got {}", op,
-        channel.device(), t.device());
+  check(t.device() == channel.device() || t.is_meta() || channel.takes(t.device()),
+        "{}: device must be {} or meta, got {}", op, channel.device(), t.device());
 }
 
 void check_pair(const char* op, const Channel& channel, const Tensor& out, const Tensor& in) {
@@ -125,6 +125,8 @@ ProcessGroup::ProcessGroup(std::shared_ptr<Channel> channel, std::shared_ptr<Com
 
 Work ProcessGroup::submit(Call& call) {
   Operation& op = call.op;
+  if (const Tensor& t = op.out ? op.out : op.in)
+    if (t.device().is_cuda()) op.stream = cuda::Stream::current(t.device());
   op.sequence = is_message(op.kind) ? messages_++ : sequence_++;
   op.channel = channel_;
   if (op.out) op.out.bump_version();

@@ -56,7 +56,9 @@ class RowList {
 ///   group.all_reduce(x).wait();
 ///
 /// Dtypes   all of them; reductions f32, f64, bf16 (added in f32, rounded once), i32, i64, u8
-/// Device   cpu, meta (nothing is moved)
+/// Device   cpu, meta (nothing is moved); over threads also cuda, the same GPU for all ranks: each
+///          rank's collectives go where its kernels go, in its current stream, and wait() waits for
+///          the other ranks but not for the GPU
 /// Order    values are added in the order of ranks: every backend and every rank has the same bits
 /// Throws   Error on tensors that are not contiguous or overlap, dtypes that differ or cannot be
 ///          added, and rows that do not add up

@@ -9,15 +9,16 @@ namespace {
 
 constexpr std::int64_t kBlock = 1024;  // values that stay in the first cache beside those read
 
+template <Reduce how, class A>
+void add_to(A* sum, const A* x, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) sum[i] = add_rank(how, sum[i], x[i]);
+}
+
 template <class A>
 void add_to(A* sum, const A* x, std::int64_t n, Reduce reduce) {
-  // max and min keep a NaN, whichever side it comes from.
-  if (reduce == Reduce::sum)
-    for (std::int64_t i = 0; i < n; ++i) sum[i] = static_cast<A>(sum[i] + x[i]);
-  else if (reduce == Reduce::max)
-    for (std::int64_t i = 0; i < n; ++i) sum[i] = x[i] > sum[i] || x[i] != x[i] ? x[i] : sum[i];
-  else
-    for (std::int64_t i = 0; i < n; ++i) sum[i] = x[i] < sum[i] || x[i] != x[i] ? x[i] : sum[i];
+  if (reduce == Reduce::sum) return add_to<Reduce::sum>(sum, x, n);
+  if (reduce == Reduce::max) return add_to<Reduce::max>(sum, x, n);
+  add_to<Reduce::min>(sum, x, n);
 }
 
 template <class T>

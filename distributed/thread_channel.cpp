@@ -2,6 +2,9 @@
 
 #include <cstring>
 
+#include "weft/core/dispatch.h"
+#include "weft/core/kernels/cuda_runtime.h"
+#include "weft/core/kernels/sum_ranks.h"
 #include "weft/distributed/sum_ranks.h"
 
 namespace weft::distributed {
@@ -26,8 +29,24 @@ char* element(const Tensor& t, std::int64_t i) {
 }
 
 // `to` may be `from`, when a tensor is used in place.
-void copy(void* to, const void* from, std::int64_t bytes) {
-  if (to != from && bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
+void copy(const Operation& op, void* to, const void* from, std::int64_t bytes) {
+  if (to == from || bytes == 0) return;
+  if (!op.stream) {
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+    return;
+  }
+  if constexpr (kWithCuda) {
+    cuda::detail::use_device(op.stream->device().index);
+    cuda::rt::copy(to, from, bytes, cuda::rt::CopyKind::on_device, op.stream->handle());
+  }
+}
+
+void mark(cuda::Event& event, const Operation& op) {
+  if (op.stream) event.record(*op.stream);
+}
+
+Device device_of(const Operation& op) {
+  return op.out ? op.out.device() : op.in ? op.in.device() : kCpu;
 }
 
 }  // namespace
@@ -50,8 +69,13 @@ void ThreadChannel::run(Operation& op) {
   }
 }
 
+bool ThreadChannel::takes(Device device) const {
+  return device.is_cuda() && size() <= kMaxGpuRanks;
+}
+
 void ThreadChannel::carry_out(Operation& op) {
   const int me = rank();
+  mark(op.ready, op);
   if (op.kind == Collective::send || op.kind == Collective::exchange) meeting_->show(me, op);
   if (op.kind == Collective::receive || op.kind == Collective::exchange) receive(op);
   if (op.kind == Collective::send || op.kind == Collective::exchange) meeting_->wait_taken(me, op);
@@ -59,32 +83,48 @@ void ThreadChannel::carry_out(Operation& op) {
 
   meeting_->come(me, op, true);
   check_same();
-  const bool moves = op.kind != Collective::barrier && !op.out.is_meta();
-  if (op.kind == Collective::all_reduce && moves) return all_reduce(op);
-  if (moves) {
-    const std::int64_t w = width(op);
-    switch (op.kind) {
-      case Collective::all_gather:
-        for (int r = 0; r < size(); ++r)
-          copy(element(op.out, before(op.out_count, r)), meeting_->at(r).in.raw(),
-               at(op.out_count, r) * w);
-        break;
-      case Collective::reduce_scatter:
-        combine(op, op.out.raw(), before(op.in_count, me), at(op.in_count, me));
-        break;
-      case Collective::all_to_all:
-        for (int r = 0; r < size(); ++r) {
-          const Operation& other = meeting_->at(r);
-          copy(element(op.out, before(op.out_count, r)),
-               element(other.in, before(other.in_count, me)), at(op.out_count, r) * w);
-        }
-        break;
-      default:
-        copy(op.out.raw(), meeting_->at(op.from).in.raw(), op.out.numel() * w);
-    }
+  if (op.kind == Collective::barrier || op.out.is_meta()) return meeting_->come(me, op, false);
+  hold(op, &Operation::ready);
+  const std::int64_t w = width(op);
+  switch (op.kind) {
+    case Collective::all_reduce:
+      return all_reduce(op);
+    case Collective::all_gather:
+      for (int r = 0; r < size(); ++r)
+        copy(op, element(op.out, before(op.out_count, r)), meeting_->at(r).in.raw(),
+             at(op.out_count, r) * w);
+      break;
+    case Collective::reduce_scatter:
+      combine(op, 0, before(op.in_count, me), at(op.in_count, me));
+      break;
+    case Collective::all_to_all:
+      for (int r = 0; r < size(); ++r) {
+        const Operation& other = meeting_->at(r);
+        copy(op, element(op.out, before(op.out_count, r)),
+             element(other.in, before(other.in_count, me)), at(op.out_count, r) * w);
+      }
+      break;
+    default:
+      copy(op, op.out.raw(), meeting_->at(op.from).in.raw(), op.out.numel() * w);
   }
-  // Nobody goes before all have read: then a tensor may change again.
-  meeting_->come(me, op, false);
+  leave(op);
+}
+
+void ThreadChannel::hold(const Operation& op, cuda::Event Operation::*event) const {
+  if (!op.stream) return;
+  for (int r = 0; r < size(); ++r)
+    if (r != rank()) (meeting_->at(r).*event).hold(*op.stream);
+}
+
+// Nobody goes before all have read: then a tensor may change again. On a GPU their streams wait for
+// that, not the host.
+void ThreadChannel::leave(Operation& op) {
+  if (op.stream) {
+    mark(op.read, op);
+    for (int r = 0; r < size(); ++r)
+      if (r != rank()) op.read.hold(*meeting_->at(r).stream);
+  }
+  meeting_->come(rank(), op, false);
 }
 
 // Every rank compares the same pairs and comes to the same verdict.
@@ -95,42 +135,77 @@ void ThreadChannel::check_same() const {
       if (const std::string text = difference(meeting_->at(a), a, meeting_->at(b), b, *this);
           !text.empty())
         throw Error(text, Fault::system);
+  for (int r = 1; r < size(); ++r) check_same_device(meeting_->at(0), 0, meeting_->at(r), r);
+}
+
+void ThreadChannel::check_same_device(const Operation& a, int rank_a, const Operation& b,
+                                      int rank_b) const {
+  if (device_of(a) == device_of(b)) return;
+  const auto rank = [&](int r) { return ranks()[static_cast<std::size_t>(r)]; };
+  throw Error(
+      message("{}: all ranks of a group must use the same device, rank {} uses {}, rank {} {}",
+              describe(a), rank(rank_a), device_of(a), rank(rank_b), device_of(b)),
+      Fault::system);
 }
 
 void ThreadChannel::all_reduce(Operation& op) {
   const int me = rank();
   const std::int64_t w = width(op), bytes = op.out.numel() * w;
-  if (bytes <= kSmall) {
-    combine(op, scratch_.data(), 0, op.out.numel());
+  if (bytes <= kSmall && !op.stream) {
+    for (int r = 0; r < size(); ++r) parts_[static_cast<std::size_t>(r)] = meeting_->at(r).in.raw();
+    if (bytes > 0) combine_ranks(op.dtype(), op.reduce, scratch_.data(), parts_, op.out.numel());
     meeting_->come(me, op, false);
-    copy(op.out.raw(), scratch_.data(), bytes);
+    copy(op, op.out.raw(), scratch_.data(), bytes);
     return;
   }
   // Each rank adds its share, into its own tensor, where nobody else reads that share ...
   const std::int64_t own = before(op.in_count, me);
-  combine(op, element(op.out, own), own, at(op.in_count, me));
+  combine(op, own, own, at(op.in_count, me));
+  mark(op.summed, op);
   meeting_->come(me, op, true);
+  hold(op, &Operation::summed);
   // ... and then takes the other shares from their owners.
   for (int r = 0; r < size(); ++r) {
     const std::int64_t first = before(op.in_count, r);
-    copy(element(op.out, first), element(meeting_->at(r).out, first), at(op.in_count, r) * w);
+    copy(op, element(op.out, first), element(meeting_->at(r).out, first), at(op.in_count, r) * w);
   }
-  meeting_->come(me, op, false);
+  leave(op);
 }
 
-void ThreadChannel::combine(const Operation& op, void* to, std::int64_t first,
+// Elements to, to + 1, ... of op.out <- the reduction of elements first, first + 1, ... of all
+// ranks.
+void ThreadChannel::combine(const Operation& op, std::int64_t to, std::int64_t first,
                             std::int64_t elements) {
   if (elements == 0) return;
   for (int r = 0; r < size(); ++r)
     parts_[static_cast<std::size_t>(r)] = element(meeting_->at(r).in, first);
-  combine_ranks(op.dtype(), op.reduce, to, parts_, elements);
+  if (!op.stream)
+    return combine_ranks(op.dtype(), op.reduce, element(op.out, to), parts_, elements);
+  if constexpr (kWithCuda) {
+    RankParts parts{{}, size()};
+    for (int r = 0; r < size(); ++r) parts.at[r] = parts_[static_cast<std::size_t>(r)];
+    const cuda::StreamScope scope(*op.stream);
+    cuda::detail::use_device(op.stream->device().index);
+    cuda::sum_ranks(op.out, to, elements, parts, op.reduce);
+  }
 }
 
-void ThreadChannel::receive(const Operation& op) {
+void ThreadChannel::receive(Operation& op) {
   const Operation& sent = meeting_->begin_taking(rank(), op);
-  const std::string text = difference(sent, op.from, op, rank(), *this);
-  if (text.empty() && !op.out.is_meta())
-    copy(op.out.raw(), sent.in.raw(), op.out.numel() * width(op));
+  std::string text = difference(sent, op.from, op, rank(), *this);
+  try {
+    check_same_device(sent, op.from, op, rank());
+    if (text.empty() && !op.out.is_meta()) {
+      if (op.stream) sent.ready.hold(*op.stream);
+      copy(op, op.out.raw(), sent.in.raw(), op.out.numel() * width(op));
+      if (op.stream) {
+        mark(op.read, op);
+        op.read.hold(*sent.stream);
+      }
+    }
+  } catch (const Error& e) {
+    text = e.what();
+  }
   if (!text.empty()) job_->fail(text, Fault::system);  // before the sender goes on
   meeting_->end_taking(rank(), op);
   if (!text.empty()) throw Error(text, Fault::system);

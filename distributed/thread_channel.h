@@ -8,19 +8,24 @@
 namespace weft::distributed {
 
 /// One rank's way into a group whose ranks are threads of this process: each reads the tensors of
-/// the others where they are.
+/// the others where they are. On a GPU the host only meets: each rank's stream waits for marks in
+/// the others', one kernel reads all ranks' tensors, and no kernel waits for another one.
 class ThreadChannel : public Channel {
  public:
   ThreadChannel(const std::string& name, const std::vector<int>& ranks, int rank,
                 std::shared_ptr<Job> job, std::shared_ptr<Meeting> meeting);
   void run(Operation& op) override;
+  bool takes(Device device) const override;
 
  private:
   void carry_out(Operation& op);
   void check_same() const;
+  void check_same_device(const Operation& a, int rank_a, const Operation& b, int rank_b) const;
   void all_reduce(Operation& op);
-  void combine(const Operation& op, void* to, std::int64_t first, std::int64_t elements);
-  void receive(const Operation& op);
+  void combine(const Operation& op, std::int64_t to, std::int64_t first, std::int64_t elements);
+  void receive(Operation& op);
+  void hold(const Operation& op, cuda::Event Operation::*event) const;
+  void leave(Operation& op);
 
   const std::shared_ptr<Job> job_;
   const std::shared_ptr<Meeting> meeting_;

@@ -1,0 +1,102 @@
+// Several ranks, threads of one process, on one GPU.
+#include <doctest/doctest.h>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/distributed/world.h"
+#include "weft/tests/cuda/gpu.h"
+#include "weft/tests/group_conformance.h"
+
+namespace weft::distributed {
+namespace {
+
+using cuda::Stream;
+using cuda::StreamScope;
+using test::kGpu;
+
+/// Ranks whose kernels go to streams of their own.
+void run_streams(int ranks, const std::function<void(World&)>& f) {
+  run_ranks(ranks, [&](World& w) {
+    Stream stream = Stream::take(kGpu);
+    {
+      const StreamScope scope(stream);
+      f(w);
+    }
+    stream.synchronize();
+    stream.give_back();
+  });
+}
+
+}  // namespace
+
+TEST_CASE("thread ranks: conformance on one GPU") {
+  run_ranks(2, [](World& w) { test::check_groups(w, kGpu); });
+  run_streams(3, [](World& w) { test::check_groups(w, kGpu); });
+}
+
+TEST_CASE("thread ranks: sums in every order of threads, one element and 16 bytes at a time") {
+  test::for_each_order([] {
+    run_streams(3, [](World& w) {
+      for (const std::int64_t n : {1, 7, 192, 3 * 64 * 37, 5003}) {
+        const Tensor x = test::random({n}, 1 + static_cast<std::uint64_t>(w.rank()), DType::f32);
+        const Tensor here = x.to(kGpu);
+        w.all().all_reduce(here).wait();
+        w.all().all_reduce(x).wait();
+        CHECK(test::different_bits(here.to(kCpu), x) == "");
+      }
+    });
+  });
+}
+
+TEST_CASE("thread ranks: the host waits for no GPU, and memory is used again after its readers") {
+  run_streams(3, [](World& w) {
+    const auto value = [&](int rank, int step) { return 10.0 * rank + step; };
+    Tensor out = Tensor::zeros({3, 100}, DType::f32, kGpu),
+           sums = Tensor::zeros({}, DType::f32, kGpu);
+    w.all().all_gather(out, out.narrow(0, w.rank(), 1)).wait();
+    w.all().barrier().wait();
+    const std::int64_t syncs = cuda::host_syncs();
+    w.all().barrier().wait();
+    for (int step = 0; step < 20; ++step) {
+      {
+        const Tensor x = Tensor::full({1, 100}, value(w.rank(), step), DType::f32, kGpu);
+        w.all().all_gather(out, x).wait();
+      }
+      // In the memory of x, which others may still have to read.
+      const Tensor other = Tensor::full({1, 100}, -1e6, DType::f32, kGpu);
+      sums = sums + out.sum();
+      const Tensor y = Tensor::full({64}, value(w.rank(), step), DType::f32, kGpu);
+      w.all()
+          .exchange(other.narrow(1, 0, 64).view({64}), (w.rank() + 1) % 3, y, (w.rank() + 2) % 3)
+          .wait();
+      sums = sums + other.sum();
+    }
+    w.all().barrier().wait();
+    CHECK(cuda::host_syncs() == syncs);
+    w.all().barrier().wait();
+    double want = 0;
+    for (int step = 0; step < 20; ++step) {
+      for (int r = 0; r < 3; ++r) want += 100 * value(r, step);
+      want += 64 * value((w.rank() + 1) % 3, step) - 36e6;
+    }
+    CHECK(sums.item() == doctest::Approx(want));
+  });
+}
+
+TEST_CASE("thread ranks: all on one device") {
+  const auto failure = [](const auto& f) { return test::error_of([&] { run_ranks(2, f); }); };
+  CHECK(failure([](World& w) {
+          w.all().all_reduce(Tensor::zeros({4}, DType::f32, w.rank() ? kGpu : kCpu)).wait();
+        }) ==
+        "all_reduce 0 of group world, f32 [4]: all ranks of a group must use the same device, "
+        "rank 0 uses cpu, rank 1 cuda:0");
+  CHECK(failure([](World& w) {
+          if (w.rank() == 0)
+            w.all().send(Tensor::zeros({4}, DType::f32, kGpu), 1).wait();
+          else
+            w.all().receive(Tensor::zeros({4}), 0).wait();
+        }) ==
+        "send 0 of group world, f32 [4]: all ranks of a group must use the same device, rank "
+        "0 uses cuda:0, rank 1 cpu");
+}
+
+}  // namespace weft::distributed
