@@ -83,6 +83,49 @@ TEST_CASE("MoE: the host waits once a layer, and never with a capacity") {
   }
 }
 
+TEST_CASE(
+    "MoE: a packed row with padding, counted by sequence: the CPU's losses, and nobody waits") {
+  // Sequences of 5, 0, 2 and 6 tokens and 3 of padding.
+  const std::int32_t bounds[] = {0, 5, 5, 7, 13, 16};
+  const std::uint8_t is_padding[] = {0, 0, 0, 0, 1};
+  nn::GptConfig c{.arch = nn::Arch::llama,
+                  .layers = 2,
+                  .heads = 2,
+                  .dim = 16,
+                  .seq = 8,
+                  .vocab = 13,
+                  .moe = {.experts = 4,
+                          .router = {.balance = {{nn::Balance::sequence, 0.5}},
+                                     .z_loss = 0.1,
+                                     .capacity_factor = 1.5},
+                          .ffn = 8}};
+  const nn::DeviceScope f64(kCpu, DType::f64);
+  nn::Gpt model(c);
+  nn::init(model, 1);
+  const Tensor ids = random({1, 16}, 1, DType::i32);
+  const auto results = [&](Device device) {
+    model.zero_grad();
+    const nn::Packing packing = nn::Packing::of(bounds, 8, device, is_padding);
+    const Tensor here = ids.to(device);
+    const std::int64_t before = cuda::host_syncs();
+    Tape tape;
+    const nn::GptLosses l = model.losses(here, here, packing);
+    l.total().backward();
+    CHECK(cuda::host_syncs() == before);
+    TensorList out{l.main.loss.detach(), l.main.count, l.aux.detach()};
+    for (const Tensor& p : model.parameters()) out.push_back(p.grad());
+    return out;
+  };
+  const TensorList want = results(kCpu);
+  CHECK(want[1].item_int() == 13);
+  model.to(kGpu);
+  test::for_each_order([&] {
+    const TensorList got = results(kGpu);
+    for (int i = 0; i < got.size(); ++i)
+      CHECK(test::mismatch(got[i].to(kCpu), want[i], 1e-12) == "");
+  });
+}
+
 TEST_CASE("MoE: 20 steps in bf16 stay close to the CPU's") {
   const Tensor ids = random({2, 8}, 1, DType::i32);
   const auto train = [&](Device device) {
