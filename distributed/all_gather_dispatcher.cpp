@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/router_loss.h"
 #include "weft/autograd/tape.h"
@@ -10,25 +8,26 @@
 namespace weft::distributed {
 namespace {
 
-// Tokens on their way to all ranks. Their gradient comes back slot by slot.
-struct Trip {
-  Tensor tokens, mark;  // of all ranks; what stands for them on the tape
-  std::vector<Work> forth, home;
-};
-
 struct Way {
-  std::shared_ptr<RowPath> per_token = std::make_shared<RowPath>();  // one row a token
-  std::shared_ptr<RowPath> per_slot = std::make_shared<RowPath>();   // k rows a token
-  std::shared_ptr<Trip> trip = std::make_shared<Trip>();
-  RowsUnderWay probs;
+  RowPath per_token, per_slot;  // one row a token, k rows a token
+  RowTrip probs, results;
+  // Tokens on their way to all ranks, and what stands for them on the tape. Their gradient comes
+  // back slot by slot.
+  Tensor tokens, mark;
+  RowPath::Works forth, home;
   Tensor experts;  // of this rank's slots, then of all
-  std::vector<Work> gathered;
+  RowPath::Works gathered;
   std::int64_t topk = 0, capacity = 0;
   Tensor rows;     // of the experts here, on the host; null with a capacity
   ExpertRows own;  // this rank's slots in their order: combine_tokens() sums up tokens by it
 };
 
 Way& way_of(const nn::Dispatch& d) { return *static_cast<Way*>(d.way.get()); }
+
+// A trip keeps the whole way.
+std::shared_ptr<RowTrip> trip_of(const nn::Dispatch& d, RowTrip Way::*which) {
+  return {d.way, &(way_of(d).*which)};
+}
 
 ExpertRows slots_in_order(std::int64_t tokens, std::int64_t k, Device device) {
   ExpertRows out;
@@ -46,43 +45,36 @@ ExpertRows by_slot(const ExpertRows& rows) {
 
 // x (T, C) to all ranks. What the tape sees is a view with each token k times, so that a gradient
 // of every slot comes back; they are added up here, in their order.
-void depart_tokens(const Tensor& x, Way& way) {
-  Trip& trip = *way.trip;
+void depart_tokens(const Tensor& x, const std::shared_ptr<Way>& way) {
   const Tensor whole = contiguous(x);
-  trip.tokens = way.per_token->post(whole, false, trip.forth);
-  trip.mark = whole.alias({x.dim(0), way.topk, x.dim(1)}, {x.dim(1), 0, 1}, whole.offset());
+  way->tokens = way->per_token.post(whole, false, way->forth);
+  way->mark = whole.alias({x.dim(0), way->topk, x.dim(1)}, {x.dim(1), 0, 1}, whole.offset());
   if (recording(x))
-    Tape::record(
-        "depart_tokens", {&x}, {&trip.mark}, [trip = way.trip, own = way.own](Backward& b) {
-          b.once_differentiable();
-          for (Work& w : trip->home) w.wait();
-          trip->home.clear();
-          const Tensor& slots = b.dy();
-          b.add(0, combine_tokens(reshape(slots, {own.slot_of.dim(0), slots.dim(2)}), own));
-        });
+    Tape::record("depart_tokens", {&x}, {&way->mark}, [way, own = way->own](Backward& b) {
+      b.once_differentiable();
+      way->home.wait();
+      const Tensor& slots = b.dy();
+      b.add(0, combine_tokens(reshape(slots, {own.slot_of.dim(0), slots.dim(2)}), own));
+    });
 }
 
-Tensor arrive_tokens(Way& way, const ExpertRows& rows) {
-  Trip& trip = *way.trip;
-  for (Work& w : trip.forth) w.wait();
-  trip.forth.clear();
+Tensor arrive_tokens(const std::shared_ptr<Way>& way, const ExpertRows& rows) {
+  way->forth.wait();
   Tensor y;
   {
     const NoGradGuard quiet;
-    y = permute_tokens(trip.tokens, rows);
+    y = permute_tokens(way->tokens, rows);
   }
-  trip.tokens = {};
-  if (recording(trip.mark)) {
-    const Tensor mark = std::move(trip.mark);
+  way->tokens = {};
+  const Tensor mark = std::move(way->mark);
+  if (recording(mark))
     Tape::record("arrive_tokens", {&mark}, {&y},
-                 [trip = way.trip, path = way.per_slot, rows = by_slot(rows),
-                  shape = mark.shape()](Backward& b) {
+                 [way, rows = by_slot(rows), shape = mark.shape()](Backward& b) {
                    b.once_differentiable();
-                   const Tensor sums = path->post(combine_tokens(b.dy(), rows), true, trip->home);
+                   const Tensor sums =
+                       way->per_slot.post(combine_tokens(b.dy(), rows), true, way->home);
                    b.add(0, sums.alias(shape, {shape[1] * shape[2], shape[2], 1}, sums.offset()));
                  });
-  }
-  trip.mark = {};
   return y;
 }
 
@@ -90,12 +82,12 @@ Tensor arrive_tokens(Way& way, const ExpertRows& rows) {
 
 nn::Dispatch AllGatherDispatcher::dispatch_preprocess(const Tensor& x, const Routing& routing,
                                                       std::int64_t capacity) const {
-  const auto way = std::make_shared<Way>();
+  const auto way = new_way<Way>();
   const std::int64_t T = x.dim(0), E = local_experts(), first = first_expert();
   way->topk = routing.experts.dim(1);
   way->experts = routing.experts;
   way->own = slots_in_order(T, way->topk, x.device());
-  Rows tokens(static_cast<std::size_t>(ranks()), T);
+  const Tensor tokens = row_counts(ranks(), [&](std::int64_t) { return T; });
   if (capacity) {
     // What finds no room at home is taken nowhere.
     const Tensor row_of =
@@ -114,14 +106,14 @@ nn::Dispatch AllGatherDispatcher::dispatch_preprocess(const Tensor& x, const Rou
     way->rows = Tensor::zeros({E}, DType::i64);
     for (std::int64_t r = 0; r < ranks(); ++r) {
       const std::int64_t* n = table.data<std::int64_t>() + r * (experts_ + 1);
-      tokens[static_cast<std::size_t>(r)] = n[experts_];
+      tokens.data<std::int64_t>()[r] = n[experts_];
       for (std::int64_t e = 0; e < E; ++e) way->rows.data<std::int64_t>()[e] += n[first + e];
     }
   }
-  Rows slots = tokens;
-  for (std::int64_t& n : slots) n *= way->topk;
-  way->per_token->gather(*groups_.tp_ep, std::move(tokens));
-  way->per_slot->gather(*groups_.tp_ep, std::move(slots));
+  way->per_token.gather(*groups_.tp_ep, tokens);
+  way->per_slot.gather(*groups_.tp_ep, row_counts(ranks(), [&](std::int64_t r) {
+    return tokens.data<std::int64_t>()[r] * way->topk;
+  }));
   nn::Dispatch d;
   d.tokens = x;
   d.probs = routing.probs;
@@ -131,16 +123,15 @@ nn::Dispatch AllGatherDispatcher::dispatch_preprocess(const Tensor& x, const Rou
 
 void AllGatherDispatcher::token_dispatch(nn::Dispatch& d) const {
   Way& way = way_of(d);
-  way.experts = way.per_token->post(way.experts, false, way.gathered);
-  depart_tokens(d.tokens, way);
-  way.probs = depart(d.probs, way.per_token);
+  way.experts = way.per_token.post(way.experts, false, way.gathered);
+  depart_tokens(d.tokens, std::static_pointer_cast<Way>(d.way));
+  depart(d.probs, way.per_token, trip_of(d, &Way::probs));
   d.tokens = d.probs = {};
 }
 
 void AllGatherDispatcher::dispatch_postprocess(nn::Dispatch& d) const {
   Way& way = way_of(d);
-  for (Work& w : way.gathered) w.wait();
-  way.gathered.clear();
+  way.gathered.wait();
   // Experts that are elsewhere have numbers out of range here, and get no row.
   const Tensor local = sub(way.experts, static_cast<double>(first_expert()));
   const std::int64_t E = local_experts();
@@ -153,8 +144,8 @@ void AllGatherDispatcher::dispatch_postprocess(nn::Dispatch& d) const {
     for (std::int64_t e = 0; e < E; ++e) n[e] = (n[e] + a - 1) / a * a;
     know_rows(d.rows, way.rows);
   }
-  d.tokens = arrive_tokens(way, d.rows);
-  d.probs = permute_probs(arrive(std::move(way.probs)), d.rows);
+  d.tokens = arrive_tokens(std::static_pointer_cast<Way>(d.way), d.rows);
+  d.probs = permute_probs(arrive(trip_of(d, &Way::probs)), d.rows);
   d.expert_rows = d.rows.rows;
 }
 
@@ -163,7 +154,7 @@ Tensor AllGatherDispatcher::combine_preprocess(const Tensor& y, const nn::Dispat
 }
 
 Tensor AllGatherDispatcher::token_combine(const Tensor& y, const nn::Dispatch& d) const {
-  return travel_back(y, way_of(d).per_slot);
+  return travel_back(y, way_of(d).per_slot, trip_of(d, &Way::results));
 }
 
 Tensor AllGatherDispatcher::combine_postprocess(const Tensor& y, const nn::Dispatch& d) const {

@@ -1,6 +1,3 @@
-#include <algorithm>
-#include <numeric>
-
 #include "weft/autograd/view.h"
 #include "weft/distributed/expert_dispatcher.h"
 #include "weft/distributed/row_path.h"
@@ -11,8 +8,8 @@ namespace {
 // Rows on the way of one layer: from this rank by expert, over ep, then over etp; they arrive by
 // rank (etp, then ep) and expert.
 struct Way {
-  std::shared_ptr<RowPath> path = std::make_shared<RowPath>();
-  RowsUnderWay tokens, probs;
+  RowPath path;
+  RowTrip tokens, probs, results;
   std::int64_t capacity = 0;  // rows of each rank for each expert; 0: as many as there are
   // Of the rows that arrive, each as a token with one slot; without `slot_of` they are in order.
   ExpertRows sorted;
@@ -20,6 +17,11 @@ struct Way {
 };
 
 Way& way_of(const nn::Dispatch& d) { return *static_cast<Way*>(d.way.get()); }
+
+// A trip keeps the whole way.
+std::shared_ptr<RowTrip> trip_of(const nn::Dispatch& d, RowTrip Way::*which) {
+  return {d.way, &(way_of(d).*which)};
+}
 
 // Rows of each rank of tp_ep for each expert.
 class RowCounts {
@@ -42,13 +44,12 @@ class RowCounts {
 // From (q, p, expert) to (expert, p, q), the rows of each expert filled up to a multiple.
 ExpertRows sort_chunks(const RowCounts& counts, std::int64_t P, std::int64_t Q, std::int64_t first,
                        std::int64_t E, std::int64_t alignment, Device device) {
-  const auto n = static_cast<std::size_t>(P * Q * E);
-  std::vector<std::int64_t> source(n + 1, 0);  // where a chunk (q, p, expert) begins
-  std::size_t at = 0;
-  for (std::int64_t q = 0; q < Q; ++q)
-    for (std::int64_t p = 0; p < P; ++p)
-      for (std::int64_t e = 0; e < E; ++e, ++at)
-        source[at + 1] = source[at] + counts.of(p, q, first + e);
+  // Where a chunk (q, p, expert) begins.
+  const Tensor begins = Tensor::empty({P * Q * E + 1}, DType::i64);
+  std::int64_t* source = begins.data<std::int64_t>();
+  source[0] = 0;
+  for (std::int64_t i = 0; i < P * Q * E; ++i)
+    source[i + 1] = source[i] + counts.of(i / E % P, i / E / P, first + i % E);
   ExpertRows out;
   out.rows = Tensor::empty({E}, DType::i64);
   std::int64_t total = 0;
@@ -62,14 +63,14 @@ ExpertRows sort_chunks(const RowCounts& counts, std::int64_t P, std::int64_t Q, 
   }
   // Nothing to move where one expert's rows come from one rank after the other.
   if (alignment == 1 && (P * Q == 1 || (E == 1 && (P == 1 || Q == 1)))) return out;
-  const Tensor row_of = Tensor::empty({source[n], 1}, DType::i64);
+  const Tensor row_of = Tensor::empty({source[P * Q * E], 1}, DType::i64);
   const Tensor slot_of = Tensor::full({total}, -1, DType::i64);
   std::int64_t begin = 0;
   for (std::int64_t e = 0; e < E; ++e) {
     std::int64_t row = begin;
     for (std::int64_t p = 0; p < P; ++p)
       for (std::int64_t q = 0; q < Q; ++q) {
-        std::int64_t from = source[static_cast<std::size_t>((q * P + p) * E + e)];
+        std::int64_t from = source[(q * P + p) * E + e];
         for (std::int64_t i = counts.of(p, q, first + e); i > 0; --i) {
           row_of.data<std::int64_t>()[from] = row;
           slot_of.data<std::int64_t>()[row++] = from++;
@@ -94,7 +95,7 @@ Tensor swap_chunks(const Tensor& x, std::int64_t a, std::int64_t b, std::int64_t
 
 nn::Dispatch AllToAllDispatcher::dispatch_preprocess(const Tensor& x, const Routing& routing,
                                                      std::int64_t capacity) const {
-  const auto way = std::make_shared<Way>();
+  const auto way = new_way<Way>();
   const std::int64_t P = groups_.ep->size(), Q = groups_.etp->size(), E = local_experts();
   const std::int64_t p = groups_.ep->rank(), q = groups_.etp->rank(), first = first_expert();
   const std::int64_t alignment = nn::row_alignment(alignment_, x.device(), capacity,
@@ -104,19 +105,14 @@ nn::Dispatch AllToAllDispatcher::dispatch_preprocess(const Tensor& x, const Rout
   d.rows = sort_by_expert(
       routing.experts, experts_,
       {.alignment = capacity ? alignment : 1, .capacity = way->capacity, .read = false});
-  const auto each = [](std::int64_t n, auto f) {
-    Rows rows;
-    for (std::int64_t r = 0; r < n; ++r) rows.push_back(f(r));
-    return rows;
-  };
   const auto permute_rows = [&] {
     d.tokens = permute_tokens(x, d.rows);
     d.probs = permute_probs(routing.probs, d.rows);
   };
   if (capacity) {
     const auto of_rank = [&](std::int64_t) { return E * way->capacity; };
-    way->path->all_to_all(*groups_.ep, each(P, of_rank), each(P, of_rank));
-    way->path->gather(*groups_.etp, each(Q, [&](std::int64_t) { return P * of_rank(0); }));
+    way->path.all_to_all(*groups_.ep, row_counts(P, of_rank), row_counts(P, of_rank));
+    way->path.gather(*groups_.etp, row_counts(Q, [&](std::int64_t) { return P * of_rank(0); }));
     way->rows = Tensor::full({E}, static_cast<double>(P * Q * way->capacity), DType::i64);
   } else {
     Counts sent = send_counts(d.rows.counts);
@@ -128,10 +124,10 @@ nn::Dispatch AllToAllDispatcher::dispatch_preprocess(const Tensor& x, const Rout
     const Tensor table = receive_counts(std::move(sent), d.rows.rows);
     if (!d.rows.rows) know_rows(d.rows, table.select(0, p * Q + q));
     const RowCounts counts(table, Q);
-    way->path->all_to_all(*groups_.ep,
-                          each(P, [&](std::int64_t r) { return counts.sum(p, q, r * E, E); }),
-                          each(P, [&](std::int64_t r) { return counts.sum(r, q, first, E); }));
-    way->path->gather(*groups_.etp, each(Q, [&](std::int64_t r) {
+    way->path.all_to_all(*groups_.ep,
+                         row_counts(P, [&](std::int64_t r) { return counts.sum(p, q, r * E, E); }),
+                         row_counts(P, [&](std::int64_t r) { return counts.sum(r, q, first, E); }));
+    way->path.gather(*groups_.etp, row_counts(Q, [&](std::int64_t r) {
       std::int64_t total = 0;
       for (std::int64_t s = 0; s < P; ++s) total += counts.sum(s, r, first, E);
       return total;
@@ -146,15 +142,15 @@ nn::Dispatch AllToAllDispatcher::dispatch_preprocess(const Tensor& x, const Rout
 
 void AllToAllDispatcher::token_dispatch(nn::Dispatch& d) const {
   Way& way = way_of(d);
-  way.tokens = depart(d.tokens, way.path);
-  way.probs = depart(d.probs, way.path);
+  depart(d.tokens, way.path, trip_of(d, &Way::tokens));
+  depart(d.probs, way.path, trip_of(d, &Way::probs));
   d.tokens = d.probs = {};
 }
 
 void AllToAllDispatcher::dispatch_postprocess(nn::Dispatch& d) const {
   Way& way = way_of(d);
-  d.tokens = arrive(std::move(way.tokens));
-  d.probs = arrive(std::move(way.probs));
+  d.tokens = arrive(trip_of(d, &Way::tokens));
+  d.probs = arrive(trip_of(d, &Way::probs));
   d.expert_rows = way.rows;
   if (way.capacity) {
     const std::int64_t P = groups_.ep->size(), Q = groups_.etp->size(), E = local_experts();
@@ -173,7 +169,7 @@ Tensor AllToAllDispatcher::combine_preprocess(const Tensor& y, const nn::Dispatc
 }
 
 Tensor AllToAllDispatcher::token_combine(const Tensor& y, const nn::Dispatch& d) const {
-  return travel_back(y, way_of(d).path);
+  return travel_back(y, way_of(d).path, trip_of(d, &Way::results));
 }
 
 Tensor AllToAllDispatcher::combine_postprocess(const Tensor& y, const nn::Dispatch& d) const {

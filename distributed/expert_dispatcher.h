@@ -1,5 +1,6 @@
 #pragma once
 #include <memory>
+#include <vector>
 
 #include "weft/distributed/device_mesh.h"
 #include "weft/nn/token_dispatcher.h"
@@ -46,9 +47,35 @@ class ExpertDispatcher : public nn::TokenDispatcher {
   /// on the host.
   Tensor receive_counts(Counts counts, const Tensor& planned) const;
 
+  /// Where a layer keeps what it knows of its rows: as new, but in the memory of one that no tape
+  /// and no layer under way holds any more.
+  template <class Way>
+  std::shared_ptr<Way> new_way() const {
+    for (const std::shared_ptr<void>& old : ways_) {
+      if (old.use_count() > 1) continue;
+      auto way = std::static_pointer_cast<Way>(old);
+      *way = Way();
+      return way;
+    }
+    auto way = std::make_shared<Way>();
+    ways_.push_back(way);
+    return way;
+  }
+
   const ExpertGroups groups_;
   const std::int64_t experts_, alignment_;
+
+ private:
+  mutable std::vector<std::shared_ptr<void>> ways_;
 };
+
+/// (n) i64 on the host, f(0) ... f(n - 1)
+template <class F>
+Tensor row_counts(std::int64_t n, F f) {
+  Tensor rows = Tensor::empty({n}, DType::i64);
+  for (std::int64_t r = 0; r < n; ++r) rows.data<std::int64_t>()[r] = f(r);
+  return rows;
+}
 
 /// Takes every token to all ranks, which pick what their experts want; each slot's result is summed
 /// over the ranks, of which one has it. Few and even collectives, but each token goes to all ranks

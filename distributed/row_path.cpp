@@ -1,34 +1,38 @@
 #include "weft/distributed/row_path.h"
 
-#include <numeric>
+#include <span>
 #include <utility>
 
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
+#include "weft/core/error.h"
 
 namespace weft::distributed {
+namespace {
 
-struct RowsUnderWay::Trip {
-  std::shared_ptr<const RowPath> path;
-  bool back = false;  // and then nothing is computed in between
-  Tensor result;
-  std::vector<Work> forth, home;
-
-  void wait(std::vector<Work>& works) {
-    for (Work& w : works) w.wait();
-    works.clear();
-  }
-};
-
-void RowPath::all_to_all(ProcessGroup& group, Rows in_rows, Rows out_rows) {
-  if (group.size() > 1) legs_.push_back({&group, false, std::move(in_rows), std::move(out_rows)});
+std::span<const std::int64_t> numbers(const Tensor& rows) {
+  return {rows.data<std::int64_t>(), static_cast<std::size_t>(rows.numel())};
 }
 
-void RowPath::gather(ProcessGroup& group, Rows rows) {
-  if (group.size() > 1) legs_.push_back({&group, true, {}, std::move(rows)});
+}  // namespace
+
+void RowPath::Works::wait() {
+  for (Work& w : legs) w.wait();
 }
 
-Tensor RowPath::post(const Tensor& x, bool back, std::vector<Work>& works, bool at_once) const {
+void RowPath::all_to_all(ProcessGroup& group, Tensor in_rows, Tensor out_rows) {
+  if (group.size() == 1) return;
+  check(size_ < kLegs, "row path: at most {} legs", kLegs);
+  legs_[size_++] = {&group, false, std::move(in_rows), std::move(out_rows)};
+}
+
+void RowPath::gather(ProcessGroup& group, Tensor rows) {
+  if (group.size() == 1) return;
+  check(size_ < kLegs, "row path: at most {} legs", kLegs);
+  legs_[size_++] = {&group, true, {}, std::move(rows)};
+}
+
+Tensor RowPath::post(const Tensor& x, bool back, Works& works, bool at_once) const {
   const NoGradGuard quiet;
   Tensor in = contiguous(x);
   const auto result = [&](std::int64_t rows) {
@@ -36,64 +40,61 @@ Tensor RowPath::post(const Tensor& x, bool back, std::vector<Work>& works, bool 
     shape[0] = rows;
     return Tensor::empty(shape, in.dtype(), in.device());
   };
-  for (std::size_t i = 0; i < legs_.size(); ++i) {
-    const Leg& leg = legs_[back ? legs_.size() - 1 - i : i];
+  for (int i = 0; i < size_; ++i) {
+    const Leg& leg = legs_[back ? size_ - 1 - i : i];
     ProcessGroup& group = at_once ? leg.group->at_once() : *leg.group;
-    const Rows& come = back && !leg.gathers ? leg.in : leg.out;
+    const auto come = numbers(back && !leg.gathers ? leg.in : leg.out);
     const bool sums = back && leg.gathers;
-    const Tensor out = result(sums ? come[static_cast<std::size_t>(group.rank())]
-                                   : std::accumulate(come.begin(), come.end(), std::int64_t{0}));
+    std::int64_t rows = 0;
+    for (const std::int64_t n : come) rows += n;
+    if (sums) rows = come[static_cast<std::size_t>(group.rank())];
+    const Tensor out = result(rows);
     // The next leg reads what this one writes: the communication thread keeps their order.
     if (sums)
-      works.push_back(group.reduce_scatter(out, in, come));
+      works.legs[i] = group.reduce_scatter(out, in, come);
     else if (leg.gathers)
-      works.push_back(group.all_gather(out, in, come));
+      works.legs[i] = group.all_gather(out, in, come);
     else
-      works.push_back(group.all_to_all(out, in, come, back ? leg.out : leg.in));
+      works.legs[i] = group.all_to_all(out, in, come, numbers(back ? leg.out : leg.in));
     in = out;
   }
   return in;
 }
 
-RowsUnderWay RowsUnderWay::begin(const Tensor& x, std::shared_ptr<Trip> trip) {
-  RowsUnderWay rows;
-  rows.mark = x;
-  if (trip->path->empty()) return rows;
-  trip->result = trip->path->post(x, trip->back, trip->forth, trip->back);
-  if (recording(x)) {
-    rows.mark = x.detach();
-    Tape::record("depart", {&x}, {&rows.mark}, [trip](Backward& b) {
+void RowTrip::begin(const Tensor& x, const std::shared_ptr<RowTrip>& trip) {
+  trip->mark_ = x;
+  if (trip->path_->empty()) return;
+  trip->result_ = trip->path_->post(x, trip->back_, trip->forth_, trip->back_);
+  if (!recording(x)) return;
+  trip->mark_ = x.detach();
+  Tape::record("depart", {&x}, {&trip->mark_}, [trip](Backward& b) {
+    b.once_differentiable();
+    trip->home_.wait();
+    b.add(0, b.dy());
+  });
+}
+
+void depart(const Tensor& x, const RowPath& path, const std::shared_ptr<RowTrip>& trip) {
+  trip->path_ = &path;
+  RowTrip::begin(x, trip);
+}
+
+Tensor travel_back(const Tensor& x, const RowPath& path, const std::shared_ptr<RowTrip>& trip) {
+  trip->path_ = &path;
+  trip->back_ = true;
+  RowTrip::begin(x, trip);
+  return arrive(trip);
+}
+
+Tensor arrive(const std::shared_ptr<RowTrip>& trip) {
+  const Tensor mark = std::move(trip->mark_);
+  if (trip->path_->empty()) return mark;
+  trip->forth_.wait();
+  Tensor result = std::move(trip->result_);
+  if (recording(mark))
+    Tape::record("arrive", {&mark}, {&result}, [trip](Backward& b) {
       b.once_differentiable();
-      trip->wait(trip->home);
-      b.add(0, b.dy());
-    });
-  }
-  rows.trip = std::move(trip);
-  return rows;
-}
-
-RowsUnderWay depart(const Tensor& x, const std::shared_ptr<const RowPath>& path) {
-  auto trip = std::make_shared<RowsUnderWay::Trip>();
-  trip->path = path;
-  return RowsUnderWay::begin(x, std::move(trip));
-}
-
-Tensor travel_back(const Tensor& x, const std::shared_ptr<const RowPath>& path) {
-  auto trip = std::make_shared<RowsUnderWay::Trip>();
-  trip->path = path;
-  trip->back = true;
-  return arrive(RowsUnderWay::begin(x, std::move(trip)));
-}
-
-Tensor arrive(RowsUnderWay rows) {
-  if (!rows.trip) return rows.mark;
-  const std::shared_ptr<RowsUnderWay::Trip> trip = std::move(rows.trip);
-  trip->wait(trip->forth);
-  Tensor result = std::move(trip->result);
-  if (recording(rows.mark))
-    Tape::record("arrive", {&rows.mark}, {&result}, [trip](Backward& b) {
-      b.once_differentiable();
-      b.add(0, trip->path->post(b.dy(), !trip->back, trip->home, trip->back));
+      b.add(0, trip->path_->post(b.dy(), !trip->back_, trip->home_, trip->back_));
     });
   return result;
 }

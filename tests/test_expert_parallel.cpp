@@ -9,6 +9,7 @@
 #include "weft/distributed/shard_experts.h"
 #include "weft/nn/gpt.h"
 #include "weft/nn/router_step.h"
+#include "weft/tests/count_new.h"
 #include "weft/tests/expert_support.h"
 
 namespace weft::distributed {
@@ -193,6 +194,39 @@ TEST_CASE("expert parallelism: what does not fit is refused with the layer's nam
     CHECK(error_of([&] { shard_experts(model, halves); }) ==
           "moe: the width 3 of an expert must be a multiple of etp 2");
   });
+}
+
+TEST_CASE("a warm pass through experts on other ranks asks the heap for nothing") {
+  for (const Dispatcher kind : {Dispatcher::all_to_all, Dispatcher::all_gather})
+    for (const double capacity : {0.0, 1.5})
+      test::distributed_test(4, [&](World& w) {
+        CAPTURE(capacity);
+        const DeviceMesh mesh(w, {.ep = 2, .etp = 2});
+        MoeOptions o = kLayer;
+        o.shared_ffn = 5;
+        o.router.balance = {{Balance::global, 0.1}};
+        o.router.capacity_factor = capacity;
+        MoE m = seeded(o);
+        shard_experts(m, mesh, {.dispatcher = kind});
+        Tensor x = random({6, kDim}, 3, DType::f32);
+        x.set_requires_grad();
+        const std::vector<Tensor> parameters = m.parameters();
+        const auto step = [&] {
+          Tape tape;
+          const nn::MoeOutput one = m(x), two = m(one.y);
+          add(sum(two.y), add(one.loss, two.loss)).backward();
+          for (const Tensor& t : parameters) t.set_grad({});
+          x.set_grad({});
+        };
+        for (int i = 0; i < 4; ++i) step();
+        w.all().barrier().wait();
+        const long before = test::news;
+        w.all().barrier().wait();
+        for (int i = 0; i < 3; ++i) step();
+        w.all().barrier().wait();
+        CHECK(test::news - before == 0);
+        w.all().barrier().wait();
+      });
 }
 
 }  // namespace weft::distributed
