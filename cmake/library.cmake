@@ -200,8 +200,8 @@ set(weft_sources
   optim/schedule.cpp
   optim/sgd.cpp)
 if(WEFT_HAVE_MPI)
-  list(APPEND weft_sources distributed/mpi_channel.cpp distributed/mpi_job.cpp
-    distributed/mpi_messages.cpp)
+  list(APPEND weft_sources distributed/mpi_channel.cpp distributed/mpi_compare.cpp
+    distributed/mpi_job.cpp distributed/mpi_messages.cpp distributed/mpi_questions.cpp)
 endif()
 list(TRANSFORM weft_sources PREPEND ${PROJECT_SOURCE_DIR}/)
 

@@ -39,6 +39,8 @@ class MpiChannel : public Channel {
   void move(Operation& op);
   void barrier();
 
+  // distributed/mpi_compare.cpp
+  static std::uint64_t hash_of(const std::string& name, const std::vector<int>& ranks);
   CallPrint print_for(const Operation& op, int peer) const;
   void compare_with_ring(const Operation& op);
   void compare_with_all(const Operation& op);

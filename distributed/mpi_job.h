@@ -64,6 +64,7 @@ class MpiJob {
   void watch();
   void listen();
   void tell_all(const Note& note);
+  // distributed/mpi_questions.cpp
   void ask(const std::vector<int>& ranks);
   void forget_answers();
   bool all_answered() const;

@@ -1,0 +1,95 @@
+// Which rank does not come, and where it is instead.
+#include <algorithm>
+
+#include "weft/core/error.h"
+#include "weft/distributed/mpi_job.h"
+
+namespace weft::distributed {
+
+std::vector<int> MpiJob::needed() const {
+  std::vector<int> list;
+  const Channel& c = *op_->channel;
+  const bool everybody = !is_message(op_->kind);
+  for (int r = 0; r < c.size(); ++r)
+    if (r != c.rank() && (everybody || r == op_->to || r == op_->from))
+      list.push_back(c.ranks()[static_cast<std::size_t>(r)]);
+  return list;
+}
+
+// None once they have been asked, too.
+std::vector<int> MpiJob::not_needed() const {
+  std::vector<int> list;
+  const std::vector<int> in_it = needed();
+  for (int r = 0; r < messages_.size(); ++r)
+    if (r != messages_.rank() && !places_[static_cast<std::size_t>(r)].asked &&
+        std::find(in_it.begin(), in_it.end(), r) == in_it.end())
+      list.push_back(r);
+  return list;
+}
+
+bool MpiJob::is_elsewhere(const Place& place) const {
+  return place.answered && (place.answer.group != group_ || place.answer.call != call_);
+}
+
+bool MpiJob::somebody_waits_elsewhere() const {
+  return std::any_of(places_.begin(), places_.end(),
+                     [&](const Place& p) { return is_elsewhere(p) && p.answer.group >= 0; });
+}
+
+void MpiJob::ask(const std::vector<int>& ranks) {
+  for (const int r : ranks) {
+    Place& place = places_[static_cast<std::size_t>(r)];
+    place.asked = true;
+    place.answered = false;
+    messages_.tell(r, {});
+  }
+  asked_at_ = Clock::now();
+}
+
+void MpiJob::forget_answers() {
+  for (Place& p : places_) p.asked = p.answered = false;
+  asked_at_ = {};
+}
+
+bool MpiJob::all_answered() const {
+  return std::all_of(places_.begin(), places_.end(),
+                     [](const Place& p) { return !p.asked || p.answered || p.ended; });
+}
+
+std::string MpiJob::where() const {
+  if (op_) return "it is in " + describe(*op_);
+  const FlightRecorder* recorder = recorder_;
+  const std::vector<FlightEntry> entries =
+      recorder ? recorder->entries() : std::vector<FlightEntry>{};
+  if (entries.empty()) return "it has called no collective";
+  return "it has called nothing since " + entries.back().text();
+}
+
+std::string MpiJob::diagnosis() const {
+  std::string text;
+  for (const int r : needed()) {
+    const Place& place = places_[static_cast<std::size_t>(r)];
+    std::string why;
+    if (place.ended)
+      why = "it has ended";
+    else if (!place.answered)
+      why = "it does not answer, so it was stopped or has died";
+    else if (is_elsewhere(place))
+      why = place.answer.text;
+    else
+      continue;  // it waits, too
+    text += message("{}rank {} did not come within {} s: {}", text.empty() ? "" : "; ", r, timeout_,
+                    why);
+  }
+  const std::vector<int> in_it = needed();
+  for (int r = 0; r < messages_.size(); ++r) {
+    const Place& place = places_[static_cast<std::size_t>(r)];
+    if (place.asked && !place.answered && !place.ended &&
+        std::find(in_it.begin(), in_it.end(), r) == in_it.end())
+      text += message("; rank {} does not answer, so it was stopped or has died", r);
+  }
+  if (text.empty()) text = message("every rank came, and nothing moved for {} s", timeout_);
+  return message("{}: {}", describe(*op_), text);
+}
+
+}  // namespace weft::distributed
