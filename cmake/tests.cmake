@@ -192,7 +192,11 @@ if(WEFT_HAVE_MPI)
     endforeach()
   endforeach()
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
-  foreach(case mpi mpi_faults)
+  set(cases mpi mpi_faults)
+  if(WEFT_EXAMPLES)
+    list(APPEND cases rank_faults)
+  endif()
+  foreach(case ${cases})
     add_test(NAME cli_${case}
       COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_${case}.py)
     set_tests_properties(cli_${case} PROPERTIES ENVIRONMENT
