@@ -45,6 +45,7 @@ set(weft_test_stems
   joint_norm
   json
   layer_norm
+  layouts
   leaves
   linear
   linear_cross_entropy
@@ -182,7 +183,7 @@ if(WEFT_HAVE_MPI)
       COMMAND ${run_ranks} ${ranks} $<TARGET_FILE:test_process_group> --test-case=conformance)
     list(APPEND weft_mpi_tests mpi_process_group_${ranks})
     set(stems comm_ops ddp expert_dispatch expert_layouts expert_parallel expert_router joint_norm
-      overlap parallelize sharded_optimizer tensor_parallel tensor_parallel_steps vocab)
+      layouts overlap parallelize sharded_optimizer tensor_parallel tensor_parallel_steps vocab)
     if(WEFT_EXAMPLES)
       list(APPEND stems session_layouts)
     endif()

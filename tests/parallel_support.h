@@ -44,7 +44,7 @@ inline Tensor cotangent(const Tensor& loss, double count) {
   return Tensor::full(loss.shape(), 1 / count, loss.dtype());
 }
 
-/// |a - b| / |b| over all values.
+/// |a - b| / |b| over all values; |a| where b is 0.
 inline double distance(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
   double difference = 0, size = 0;
   for (std::size_t i = 0; i < b.size(); ++i) {
@@ -56,7 +56,7 @@ inline double distance(const std::vector<Tensor>& a, const std::vector<Tensor>& 
       size += y[k] * y[k];
     }
   }
-  return std::sqrt(difference / size);
+  return std::sqrt(size > 0 ? difference / size : difference);
 }
 
 inline std::vector<Tensor> copies(const std::vector<Tensor>& tensors) {
