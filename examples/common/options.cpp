@@ -158,6 +158,9 @@ void each_option(Options& o, V&& v) {
     "Layout");
   v("--tp", o.tp, "ranks that share each layer's heads and hidden units", "Layout");
   v("--sp", o.sp, "with --tp: these ranks share the tokens between such layers", "Layout");
+  v("--tp-overlap", o.tp_overlap,
+    "with --sp: none, ring or pipeline: products hide what is gathered and summed beside them",
+    "Layout");
   v("--ep", o.ep, "ranks that share the experts of a layer", "Layout");
   v("--etp", o.etp, "ranks that share the hidden units of an expert; 0: as --tp", "Layout");
   v("--zero", o.zero, "each rank of --dp keeps a part of the optimizer's state", "Layout");
@@ -246,6 +249,8 @@ void check_layout(const Options& o, Device device) {
     check(value <= 1'000'000, "{}: must be at most 1000000, got {}", flag, value);
   }
   check(!o.sp || o.tp > 1, "--sp: needs --tp of at least 2, got {}", o.tp);
+  check_one_of("--tp-overlap", o.tp_overlap, {"none", "ring", "pipeline"});
+  check(o.sp || o.tp_overlap == "none", "--tp-overlap: needs --sp");
   check(o.ep == 1 || o.experts > 0, "--ep: needs --experts");
   check(
       !o.zero || o.state_dtype != "f16",

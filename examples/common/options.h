@@ -55,6 +55,7 @@ struct Options {
   std::int64_t ranks = 0, rank = 0, dp = 0, tp = 1, ep = 1, etp = 0;
   std::string backend = "auto";
   bool sp = false, zero = false;
+  std::string tp_overlap = "none";
   // run
   std::string out = "out";
   bool resume = false;

@@ -179,8 +179,13 @@ Session::Session(const Options& options, Device device, const Ranks* ranks)
 
 void Session::spread_over_ranks() {
   const distributed::DeviceMesh& mesh = ranks_->mesh();
+  using distributed::Overlap;
+  const Overlap overlap = options_.tp_overlap == "ring"       ? Overlap::ring
+                          : options_.tp_overlap == "pipeline" ? Overlap::pipeline
+                                                              : Overlap::none;
   layout_ = distributed::parallelize(
-      *model_, mesh.tp(), distributed::gpt_plan(model_->config, {.sequence = options_.sp}));
+      *model_, mesh.tp(),
+      distributed::gpt_plan(model_->config, {.sequence = options_.sp, .overlap = overlap}));
   if (options_.experts > 0)
     for (auto& [name, l] :
          distributed::shard_experts(*model_, mesh, {.sequence_parallel = options_.sp}))

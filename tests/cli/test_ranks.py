@@ -46,10 +46,12 @@ def tensor_parallel(folder):
         train(*base(folder, f"{i}one", *more))
         train(*base(folder, f"{i}tp2", *more, "--ranks", "2", "--tp", "2"))
         train(*base(folder, f"{i}sp2", *more, "--ranks", "2", "--tp", "2", "--sp"))
+        train(*base(folder, f"{i}ring", *more, "--ranks", "2", "--tp", "2", "--sp", "--tp-overlap",
+                    ["ring", "pipeline"][i]))
         train(*base(folder, f"{i}tp4", *more, "--ranks", "4", "--tp", "4"))
         train(*base(folder, f"{i}both", *more, "--ranks", "4", "--tp", "2", "--sp", "--zero",
                     "--recompute", "full"))
-        for other in ("tp2", "sp2", "tp4", "both"):
+        for other in ("tp2", "sp2", "ring", "tp4", "both"):
             agree(folder, f"{i}one", f"{i}{other}", 2e-5)
 
 
@@ -118,6 +120,8 @@ def wrong_uses(folder):
     refused(run("train_gpt", *data, "--ranks", "2", "--micro-batch", "3"), 2, "--micro-batch")
     refused(run("train_gpt", *data, "--sp"), 2, "--sp: needs --tp of at least 2, got 1")
     refused(run("train_gpt", *data, "--ep", "2"), 2, "--ep: needs --experts")
+    refused(run("train_gpt", *data, "--tp", "2", "--ranks", "2", "--tp-overlap", "ring"), 2,
+            "--tp-overlap: needs --sp")
     refused(run("train_gpt", *data, "--ranks", "-1"), 2, "--ranks: must be at least 0, got -1")
     refused(run("train_moe", *data, "--ranks", "3", "--batch", "3", "--ep", "3", "--experts", "8"), 2,
             "8", "3")
