@@ -113,6 +113,22 @@ TEST_CASE("loss and gradients against the oracle, over classes that do not divid
   });
 }
 
+TEST_CASE("gradients by differences: 3 rows of 7 classes") {
+  distributed_test({1, 2, 4}, [](World& w) {
+    const Tensor weight = own_rows(test::random({7, kWidth}, 2), w);
+    for (const Reduction reduction : kReductions)
+      for (const double smoothing : {0.0, 0.1}) {
+        const auto f = [&](const TensorList& in) {
+          const Tensor loss = detail::vocab_cross_entropy(
+              copy_to_group(in[0], w.all()), weight, ids({6, -100, 2}, {3}), 7, w.all(),
+              {.reduction = reduction, .label_smoothing = smoothing}, 2);
+          return mul(loss, loss);
+        };
+        CHECK(gradcheck(f, {test::random({3, kWidth}, 1)}) == "");
+      }
+  });
+}
+
 TEST_CASE("golden: V 10 over 4 ranks, and label smoothing of a wide vocabulary") {
   distributed_test({4}, [](World& w) {
     // One row of logits 0, 1, ..., 9: log(sum exp) = 9 + log((1 - e^-10) / (1 - e^-1)).
