@@ -11,9 +11,9 @@ namespace weft::distributed {
 
 class CommThread;
 
-/// A collective under way. Its tensors must not be touched before wait() has returned, or done()
-/// has said so. Belongs to the thread that called the collective. Dropped without wait() it goes
-/// on, and a failure shows at the next one that is waited for.
+/// A collective under way. Its tensors must not be touched before wait() has returned. Belongs to
+/// the thread that called the collective. Dropped without wait() it goes on, and a failure shows at
+/// the next one that is waited for.
 class [[nodiscard]] Work {
  public:
   Work() = default;

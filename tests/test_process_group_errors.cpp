@@ -142,16 +142,21 @@ TEST_CASE("a rank that throws stops the others") {
 }
 
 TEST_CASE("a rank that does not come in time is named, with the collective and its shapes") {
-  const auto late = [](int rank) {
-    return [rank](World& w) {
-      const auto group = w.group("dp", {2, 0, 1});
-      group->barrier().wait();
-      if (w.rank() == rank) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  std::atomic<int> given_up{0};
+  const auto late = [&](World& w) {
+    const auto group = w.group("dp", {2, 0, 1});
+    group->barrier().wait();
+    if (w.rank() == 1)
+      while (given_up < 2) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    try {
       group->all_gather(Tensor::zeros({3, 5}), Tensor::zeros({1, 5})).wait();
-    };
+    } catch (const Error&) {
+      ++given_up;
+      throw;
+    }
   };
-  CHECK(failure(3, late(1), in_time(0.1)) ==
-        "all_gather 1 of group dp, f32 [3, 5] from f32 [1, 5]: rank 1 did not come within 0.1 s");
+  CHECK(failure(3, late, in_time(1)) ==
+        "all_gather 1 of group dp, f32 [3, 5] from f32 [1, 5]: rank 1 did not come within 1 s");
   CHECK(failure(
             2,
             [](World& w) {
@@ -275,22 +280,25 @@ TEST_CASE("a rank that unwinds waits until nobody reads its tensors") {
 
 TEST_CASE("on a failure every rank's latest collectives are written") {
   const test::TempFolder folder;
-  WorldOptions options = in_time(0.2);
+  WorldOptions options = in_time(1);
   options.dump_folder = folder.path() + "/a/b";
-  const std::string text = failure(
-      3,
-      [](World& w) {
-        const auto dp = w.group("dp", {0, 1, 2});
-        dp->all_reduce(Tensor::zeros({4})).wait();
-        // Skips one, and computes for too long.
-        if (w.rank() == 1)
-          std::this_thread::sleep_for(std::chrono::milliseconds(500));
-        else
-          dp->all_reduce(Tensor::zeros({7})).wait();
-        dp->barrier().wait();
-      },
-      options);
-  CHECK(text == "all_reduce 1 of group dp, f32 [7]: rank 1 did not come within 0.2 s");
+  std::atomic<int> given_up{0};
+  const auto skip_one = [&](World& w) {
+    const auto dp = w.group("dp", {0, 1, 2});
+    dp->all_reduce(Tensor::zeros({4})).wait();
+    // Rank 1 skips one, and computes for too long.
+    if (w.rank() == 1)
+      while (given_up < 2) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    try {
+      if (w.rank() != 1) dp->all_reduce(Tensor::zeros({7})).wait();
+    } catch (const Error&) {
+      ++given_up;
+      throw;
+    }
+    dp->barrier().wait();
+  };
+  const std::string text = failure(3, skip_one, options);
+  CHECK(text == "all_reduce 1 of group dp, f32 [7]: rank 1 did not come within 1 s");
   for (int r = 0; r < 3; ++r) {
     const std::string dump = io::read_file(message("{}/rank_{}.txt", options.dump_folder, r));
     CAPTURE(dump);
