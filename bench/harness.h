@@ -49,6 +49,10 @@ class Report {
   void row(const std::string& name, double value, const std::string& unit) {
     std::printf("%-44s %12.4g %s\n", name.c_str(), value, unit.c_str());
     std::fflush(stdout);
+    add(name, value, unit);
+  }
+  /// The same without printing.
+  void add(const std::string& name, double value, const std::string& unit) {
     rows_.push_back({name, unit, value});
   }
 

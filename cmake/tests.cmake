@@ -8,6 +8,7 @@ set(weft_test_stems
   causal_conv1d
   checkpoint
   clip
+  comm_cost
   comm_ops
   cross_entropy
   cross_entropy_bugs
@@ -126,13 +127,18 @@ foreach(stem ${weft_test_stems})
   add_test(NAME ${stem} COMMAND test_${stem})
 endforeach()
 
+target_sources(test_comm_cost PRIVATE bench/comm_cost.cpp bench/comm_timeline.cpp)
+
 # The trainer's own parts.
 if(WEFT_EXAMPLES)
-  add_executable(test_session_layouts tests/test_session_layouts.cpp $<TARGET_OBJECTS:weft_test_main>
-    $<TARGET_OBJECTS:weft_train>)
-  target_link_libraries(test_session_layouts PRIVATE weft weft_flags doctest::doctest CLI11::CLI11
-    tomlplusplus::tomlplusplus)
-  add_test(NAME session_layouts COMMAND test_session_layouts)
+  foreach(stem comm_model session_layouts)
+    add_executable(test_${stem} tests/test_${stem}.cpp $<TARGET_OBJECTS:weft_test_main>
+      $<TARGET_OBJECTS:weft_train>)
+    target_link_libraries(test_${stem} PRIVATE weft weft_flags doctest::doctest CLI11::CLI11
+      tomlplusplus::tomlplusplus)
+    add_test(NAME ${stem} COMMAND test_${stem})
+  endforeach()
+  target_sources(test_comm_model PRIVATE bench/comm_timeline.cpp bench/comm_trace.cpp)
 endif()
 
 # What the compiler must refuse.
@@ -185,7 +191,7 @@ if(WEFT_HAVE_MPI)
     set(stems comm_ops ddp expert_dispatch expert_layouts expert_parallel expert_router joint_norm
       layouts overlap parallelize sharded_optimizer tensor_parallel tensor_parallel_steps vocab)
     if(WEFT_EXAMPLES)
-      list(APPEND stems session_layouts)
+      list(APPEND stems comm_model session_layouts)
     endif()
     foreach(stem ${stems})
       add_test(NAME mpi_${stem}_${ranks} COMMAND ${run_ranks} ${ranks} $<TARGET_FILE:test_${stem}>)

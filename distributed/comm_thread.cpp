@@ -18,7 +18,7 @@ CommThread::CommThread(int rank, const WorldOptions& options, bool threaded,
       link_(options.link),
       dump_folder_(options.dump_folder),
       idle_(std::move(idle)),
-      recorder_(std::make_shared<FlightRecorder>()) {
+      recorder_(std::make_shared<FlightRecorder>(options.recorded)) {
   if (threaded) thread_ = std::thread([this] { work(); });
 }
 
@@ -86,6 +86,7 @@ void CommThread::submit(Operation& op, bool wake) {
 }
 
 void CommThread::wait(Operation& op) {
+  recorder_->waited(op.number);
   if (!op.done.load(std::memory_order_acquire)) {
     const auto begin = Clock::now();
     std::unique_lock lock(mutex_);

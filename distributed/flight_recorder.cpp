@@ -44,6 +44,7 @@ std::int64_t FlightRecorder::called(const Operation& op) {
   std::strncpy(e.group, op.channel->name().c_str(), sizeof e.group - 1);
   e.out_elements = op.out ? op.out.numel() : 0;
   e.in_elements = op.in ? op.in.numel() : 0;
+  e.bytes_sent = op.bytes_sent(op.channel->rank(), op.channel->size());
   e.called_s = now();
   return count_++;
 }
@@ -62,6 +63,12 @@ void FlightRecorder::ended(std::int64_t number, bool well) {
   if (e.number != number) return;
   e.state = well ? FlightEntry::State::done : FlightEntry::State::failed;
   e.ended_s = now();
+}
+
+void FlightRecorder::waited(std::int64_t number) {
+  const std::lock_guard lock(mutex_);
+  FlightEntry& e = ring_[static_cast<std::size_t>(number) % ring_.size()];
+  if (e.number == number) e.waited_s = now();
 }
 
 std::vector<FlightEntry> FlightRecorder::entries() const {

@@ -21,7 +21,9 @@ struct FlightEntry {
   State state = State::queued;
   char group[24] = {};
   std::int64_t out_elements = 0, in_elements = 0;
+  std::int64_t bytes_sent = 0;                      ///< by this rank
   double called_s = 0, started_s = 0, ended_s = 0;  ///< since the recorder was made
+  double waited_s = 0;                              ///< when Work::wait() was called; 0: not yet
 
   /// The same on every rank whenever the layout is what decides: no times, no numbers of elements
   /// for collectives whose rows may differ between ranks.
@@ -36,9 +38,12 @@ class FlightRecorder {
   std::int64_t called(const Operation& op);
   void started(std::int64_t number);
   void ended(std::int64_t number, bool well);
+  void waited(std::int64_t number);
 
   /// Oldest first.
   std::vector<FlightEntry> entries() const;
+  /// Seconds since the recorder was made.
+  double now() const;
   /// Collectives called so far, also those that are no longer kept.
   std::int64_t count() const;
   /// One line an entry.
@@ -48,8 +53,6 @@ class FlightRecorder {
   void write(const std::string& folder, int rank, const std::string& why) const;
 
  private:
-  double now() const;
-
   mutable std::mutex mutex_;
   std::vector<FlightEntry> ring_;
   std::int64_t count_ = 0;

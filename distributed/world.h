@@ -22,6 +22,7 @@ struct WorldOptions {
   /// Where every rank writes its latest collectives (rank_<rank>.txt) when the job fails; empty:
   /// nowhere.
   std::string dump_folder = {};
+  int recorded = 2048;  ///< collectives that the flight recorder keeps
 };
 
 /// What this rank has sent since the start, and how long it has waited.

@@ -31,13 +31,12 @@ void check_same_options(World& world, const Options& o) {
         "ranks must be started with the same flags and config, but they differ");
 }
 
-// How many ranks a plan on the meta device is for.
-int imagined_ranks(const Options& o) {
+}  // namespace
+
+int ranks_of(const Options& o) {
   if (o.ranks > 0) return static_cast<int>(o.ranks);
   return static_cast<int>(std::max<std::int64_t>(o.dp, 1) * o.tp);
 }
-
-}  // namespace
 
 Ranks::Ranks(World& world, const Options& options)
     : world_(world),
@@ -53,9 +52,8 @@ Ranks::Ranks(World& world, const Options& options)
 }
 
 int run_on_ranks(const Options& options, const std::function<int(Ranks*)>& f) {
-  if (Device::parse(options.device).is_meta() && imagined_ranks(options) > 1) {
-    const auto world =
-        distributed::fake_world(static_cast<int>(options.rank), imagined_ranks(options));
+  if (Device::parse(options.device).is_meta() && ranks_of(options) > 1) {
+    const auto world = distributed::fake_world(static_cast<int>(options.rank), ranks_of(options));
     Ranks ranks(*world, options);
     return f(&ranks);
   }

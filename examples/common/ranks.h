@@ -8,6 +8,9 @@
 
 namespace weft::train {
 
+/// How many ranks a plan on the meta device is for.
+int ranks_of(const Options& options);
+
 /// The ranks of a run, seen from one of them.
 class Ranks {
  public:

@@ -118,6 +118,7 @@ StepSums SequentialSchedule::run(nn::Gpt& model, std::int64_t step, std::int64_t
   const std::int64_t end = first_ + rows_;
   for (std::int64_t first = first_; first < end; first += micro_batch_) {
     const data::Batch batch = on_device(batches(first, micro_batch_), model.head.weight.device());
+    begin(Phase::forward);
     RandomScope random({.seed = seed_,
                         .step = static_cast<std::uint64_t>(step),
                         .micro_batch = 0,
@@ -134,6 +135,7 @@ StepSums SequentialSchedule::run(nn::Gpt& model, std::int64_t step, std::int64_t
       leaves_checked_ = true;
     }
     if (ddp_ && first + micro_batch_ == end) ddp_->watch(tape);
+    begin(Phase::backward);
     loss.backward(
         Tensor::full(loss.shape(), 1.0 / static_cast<double>(count), loss.dtype(), loss.device()));
     sums.add(losses);
@@ -193,12 +195,12 @@ void Session::spread_over_ranks() {
 }
 
 void Session::add_up(StepSums& sums) const {
-  if (!ranks_ || device_.is_meta()) return;
+  if (!ranks_) return;
   // Ranks of tp see the same rows, so one of them speaks. In f64, which holds every count exactly.
   TensorList parts{sums.loss};
   for (const TensorList* list : {&sums.mtp, &sums.mtp_count, &sums.mtp_hits})
     for (const Tensor& t : *list) parts.push_back(t);
-  const Tensor all = Tensor::zeros({parts.size()}, DType::f64);
+  const Tensor all = Tensor::zeros({parts.size()}, DType::f64, device_.is_meta() ? device_ : kCpu);
   if (ranks_->speaks_for_its_rows())
     for (int i = 0; i < parts.size(); ++i) all.select(0, i).copy_(parts[i]);
   ranks_->add_up(all);
@@ -218,6 +220,7 @@ void Session::load_batch(const BatchSource& batches) {
 Session::Numbers Session::update(std::int64_t step, const BatchSource& batches) {
   Numbers n;
   n.sums = schedule_->run(*model_, step, options_.batch * options_.seq, batches);
+  if (on_phase_) on_phase_(Phase::update);
   add_up(n.sums);
   const optim::GradClip clip = ddp_ ? ddp_->finish(options_.clip)
                                     : optim::measure_clip(optimizer_->parameters(), options_.clip);
@@ -225,6 +228,8 @@ Session::Numbers Session::update(std::int64_t step, const BatchSource& batches) 
   const auto finite = [](const Tensor& t) { return std::isfinite(t.item()); };
   if (device_.is_cpu() && !(finite(n.sums.loss) && finite(n.grad_norm))) return n;
   if (device_.is_gpu()) optim::require_finite(clip, n.sums.loss);
+  finish_routers(n);
+  // Last: what it sends then has until the next forward pass.
   if (sharded_)
     sharded_->step(clip);
   else
@@ -233,18 +238,21 @@ Session::Numbers Session::update(std::int64_t step, const BatchSource& batches) 
     ddp_->zero_grad();
   else
     optimizer_->zero_grad();
-  if (routers_->empty()) return n;
+  return n;
+}
+
+void Session::finish_routers(Numbers& n) {
+  if (routers_->empty()) return;
   n.router_losses = routers_->losses();
   const double rate = options_.aux == "bias" ? options_.bias_rate : 0;
   if (!ranks_) {
     n.load = routers_->finish(rate);
-    return n;
+    return;
   }
   // Each rank's is the mean over its own tokens.
   n.router_losses = mul(n.router_losses.to(DType::f64), 1.0 / ranks_->world().size());
-  if (!device_.is_meta()) ranks_->add_up(n.router_losses);
+  ranks_->add_up(n.router_losses);
   n.load = routers_->finish(rate, distributed::sum_router_counts(ranks_->mesh()));
-  return n;
 }
 
 void Session::replay(std::int64_t step, const BatchSource& batches) {
@@ -332,12 +340,12 @@ std::string Session::first_non_finite() const {
   return "";
 }
 
-std::int64_t predict_peak_bytes(const Options& options, int ranks) {
+std::int64_t predict_peak_bytes(const Options& options, int ranks, int rank) {
   const Device device =
       Device::parse(options.device).is_gpu() ? Device{Device::Kind::meta_cuda, 0} : kMeta;
-  const auto world = distributed::fake_world(0, ranks);
-  const Ranks first(*world, options);
-  Session session(options, device, ranks > 1 ? &first : nullptr);
+  const auto world = distributed::fake_world(rank, ranks);
+  const Ranks self(*world, options);
+  Session session(options, device, ranks > 1 ? &self : nullptr);
   const BatchSource batches = [&](std::int64_t, std::int64_t rows) {
     const Shape shape{rows, options.seq};
     return data::Batch{Tensor::empty(shape, DType::i32, device),

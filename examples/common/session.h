@@ -56,6 +56,9 @@ struct StepSums {
   void add(const nn::GptLosses& part);
 };
 
+/// What a rank's own thread is at, within a step.
+enum class Phase : std::uint8_t { forward, backward, update };
+
 /// How the micro-batches of one step go through the model. Another schedule (a pipeline's) is
 /// another subclass; the trainer's loop does not change.
 class StepSchedule {
@@ -65,6 +68,13 @@ class StepSchedule {
   /// `count` targets, and that of the MTP depths with their weight, in the parameters.
   virtual StepSums run(nn::Gpt& model, std::int64_t step, std::int64_t count,
                        const BatchSource& batches) = 0;
+  /// Called where a phase of a micro-batch begins, if set.
+  std::function<void(Phase)> on_phase;
+
+ protected:
+  void begin(Phase phase) const {
+    if (on_phase) on_phase(phase);
+  }
 };
 
 /// One micro-batch after the other on one device.
@@ -102,7 +112,12 @@ class Session {
   /// gradients. Empty without any.
   std::string first_non_finite() const;
 
+  /// For whoever wants to know what happens when: f is called where a phase begins.
+  void on_phase(const std::function<void(Phase)>& f) { schedule_->on_phase = on_phase_ = f; }
+
   nn::Gpt& model() { return *model_; }
+  /// Null for a run alone.
+  const distributed::Ddp* ddp() const { return ddp_.get(); }
   /// Of a run without ranks that share its state.
   optim::Optimizer& optimizer() { return *optimizer_; }
 
@@ -137,6 +152,8 @@ class Session {
   /// Forward, backward, the optimizer and the routers' biases; these two on the CPU only on finite
   /// numbers. A GPU's optimizer writes nothing when one of them is not finite.
   Numbers update(std::int64_t step, const BatchSource& batches);
+  /// What routers have counted in the step, over all ranks, and their biases.
+  void finish_routers(Numbers& n);
   /// The same from the graph, which is captured first if there is none.
   void replay(std::int64_t step, const BatchSource& batches);
   void start_reading(const Numbers& n, StepResult& result) const;
@@ -156,13 +173,14 @@ class Session {
   std::unique_ptr<distributed::ShardedOptimizer> sharded_;
   std::unique_ptr<nn::RouterStep> routers_;
   std::unique_ptr<StepSchedule> schedule_;
+  std::function<void(Phase)> on_phase_;
   optim::Schedule lr_;
   std::int64_t eager_steps_ = 0;
   std::unique_ptr<Captured> captured_;
 };
 
 /// A real step on the meta device, twice (the second one has the optimizer's state): the bytes that
-/// the first of so many ranks with these options will have live at most on its device.
-std::int64_t predict_peak_bytes(const Options& options, int ranks = 1);
+/// rank `rank` of so many with these options will have live at most on its device.
+std::int64_t predict_peak_bytes(const Options& options, int ranks = 1, int rank = 0);
 
 }  // namespace weft::train

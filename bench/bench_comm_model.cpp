@@ -1,0 +1,167 @@
+// What a training step takes on a cluster that is not at hand: the collectives of one rank's step,
+// recorded on the meta device, and what a model of links says they cost. docs/comm_model.md.
+#include <map>
+
+#include "weft/bench/comm_cost.h"
+#include "weft/bench/comm_trace.h"
+#include "weft/bench/harness.h"
+#include "weft/examples/common/command_line.h"
+
+namespace weft::bench {
+namespace {
+
+using distributed::FlightEntry;
+
+struct Settings {
+  std::string cluster = "h100-8", json;
+  std::int64_t devices = 8;
+  double base_us = 6.6, hop_us = 0.6, hop_across_us = 2.7;
+  double inside = 450, across = 50;  // 1e9 bytes/s
+  bool trees = false;
+  double tflops = 989, utilisation = 0.4;
+};
+
+// Rates as the makers give them, and latencies of the cost model of PyTorch's DTensor: assumptions.
+void apply_cluster(const std::string& name, Settings& s) {
+  s.cluster = name;
+  if (name == "h100-8") return;
+  check(name == "a100-8", "--cluster: must be one of h100-8, a100-8, got '{}'", name);
+  s.inside = 300;
+  s.across = 25;
+  s.tflops = 312;
+}
+
+// False when --help was asked for and printed.
+bool parse(std::vector<std::string> args, Settings& s) {
+  for (std::size_t i = 0; i + 1 < args.size(); ++i)
+    if (args[i] == "--cluster") apply_cluster(args[i + 1], s);
+  CLI::App app(
+      "Estimates a training step on a cluster: bench_comm_model [these flags] -- [flags of "
+      "train_gpt]\nThe ranks are --dp times --tp. All defaults are assumptions: put in what your "
+      "machines reach.",
+      "bench_comm_model");
+  app.add_option("--cluster", s.cluster,
+                 "h100-8 or a100-8: hosts of 8 GPUs, NVLink inside, one InfiniBand port a GPU; "
+                 "sets the defaults below to the makers' rates");
+  app.add_option("--devices-per-host", s.devices, "devices that share a host");
+  app.add_option("--inside", s.inside, "1e9 bytes/s that a device sends inside its host");
+  app.add_option("--across", s.across, "1e9 bytes/s that a device sends to other hosts");
+  app.add_option("--base-us", s.base_us, "microseconds before a collective begins");
+  app.add_option("--hop-us", s.hop_us, "microseconds of a message inside a host");
+  app.add_option("--hop-across-us", s.hop_across_us, "microseconds of a message across hosts");
+  app.add_flag("--trees", s.trees, "all_reduce by a tree where that is faster than a ring");
+  app.add_option("--tflops", s.tflops, "1e12 operations/s of a device at its peak (bf16, dense)");
+  app.add_option("--utilisation", s.utilisation, "share of the peak that computing alone reaches");
+  app.add_option("--json", s.json, "file for the rows");
+  for (CLI::Option* option : app.get_options())
+    if (option->get_name() != "--help" && option->get_name() != "--json")
+      option->capture_default_str();
+  if (!train::parse_command_line(app, std::move(args))) return false;
+  check(s.devices >= 1 && s.devices <= 1 << 20, "--devices-per-host: must be at least 1, got {}",
+        s.devices);
+  for (const auto& [flag, value] : {std::pair{"--inside", s.inside},
+                                    {"--across", s.across},
+                                    {"--tflops", s.tflops},
+                                    {"--utilisation", s.utilisation}})
+    check(value > 0, "{}: must be above 0, got {}", flag, value);
+  for (const auto& [flag, value] : {std::pair{"--base-us", s.base_us},
+                                    {"--hop-us", s.hop_us},
+                                    {"--hop-across-us", s.hop_across_us}})
+    check(value >= 0, "{}: must be at least 0, got {}", flag, value);
+  check(s.utilisation <= 1, "--utilisation: must be at most 1, got {}", s.utilisation);
+  return true;
+}
+
+struct Total {
+  std::int64_t calls = 0, bytes = 0;
+  double us = 0, exposed_us = 0;
+};
+
+void estimate(const Settings& s, const train::Options& options) {
+  const Cluster cluster{.devices_per_host = static_cast<int>(s.devices),
+                        .base_us = s.base_us,
+                        .inside = {s.hop_us, 1e9 * s.inside},
+                        .across = {s.hop_across_us, 1e9 * s.across},
+                        .trees = s.trees};
+  const StepTrace trace = trace_step(options);
+  std::vector<double> us;
+  for (const FlightEntry& e : trace.calls)
+    us.push_back(collective_us(cluster, e.kind, whole_bytes(e), trace.groups.at(e.group)));
+  const double compute_us = 1e-6 * trace.flops / (s.tflops * s.utilisation);
+  const StepTimes times = play_steps(trace.events, us, compute_us);
+
+  std::map<std::pair<std::string, std::string>, Total> totals;
+  for (std::size_t i = 0; i < us.size(); ++i) {
+    const FlightEntry& e = trace.calls[i];
+    if (trace.groups.at(e.group).size() == 1) continue;
+    Total& t = totals[{e.group, name(e.kind)}];
+    ++t.calls;
+    t.bytes += e.bytes_sent;
+    t.us += us[i];
+    t.exposed_us += times.exposed_us[i];
+  }
+  std::vector<std::string> no_flags{"bench_comm_model"};
+  if (!s.json.empty()) no_flags.insert(no_flags.end(), {"--json", s.json});
+  std::vector<char*> argv;
+  for (std::string& a : no_flags) argv.push_back(a.data());
+  Report report(static_cast<int>(argv.size()), argv.data());
+  std::printf("%-8s %5s %-6s %-14s %7s %12s %12s %12s\n", "group", "ranks", "link", "kind", "calls",
+              "MB sent", "us", "exposed us");
+  for (const auto& [key, t] : totals) {
+    const auto& [group, kind] = key;
+    const std::vector<int>& ranks = trace.groups.at(group);
+    std::printf("%-8s %5zu %-6s %-14s %7lld %12.3f %12.1f %12.1f\n", group.c_str(), ranks.size(),
+                crosses_hosts(cluster, ranks) ? "across" : "inside", kind.c_str(),
+                static_cast<long long>(t.calls), 1e-6 * static_cast<double>(t.bytes), t.us,
+                t.exposed_us);
+    const std::string what = group + " " + kind;
+    report.add(what + ": calls", static_cast<double>(t.calls), "");
+    report.add(what + ": sent", static_cast<double>(t.bytes), "B");
+    report.add(what + ": takes", t.us, "us");
+    report.add(what + ": exposed", t.exposed_us, "us");
+  }
+  double exposed_us = 0;
+  for (const double e : times.exposed_us) exposed_us += e;
+  const int ranks = train::ranks_of(options);
+  const double rate = static_cast<double>(trace.tokens) / (1e-6 * times.step_us);
+  report.row("ranks", ranks, "");
+  report.row("compute", 1e-3 * compute_us, "ms");
+  report.row("exposed communication", 1e-3 * exposed_us, "ms");
+  report.row("step", 1e-3 * times.step_us, "ms");
+  report.row("share of the step", 100 * exposed_us / times.step_us, "%");
+  report.row("rate", rate, "tokens/s");
+  report.row("rate of a device", rate / ranks, "tokens/s");
+  check(report.finish() == 0, "--json: cannot write {}", s.json);
+}
+
+int run(int argc, char** argv) {
+  const std::vector<std::string> args(argv + 1, argv + argc);
+  const auto split = std::find(args.begin(), args.end(), "--");
+  Settings settings;
+  if (!parse({args.begin(), split}, settings)) return 0;
+  train::Options defaults;
+  defaults.program = "bench_comm_model";
+  defaults.device = "meta";
+  std::vector<char*> rest{argv[0]};
+  for (auto a = split; a != args.end(); ++a)
+    if (a != split) rest.push_back(argv[1 + (a - args.begin())]);
+  const train::Parsed parsed =
+      train::parse_options(defaults, static_cast<int>(rest.size()), rest.data());
+  if (parsed.exit_status >= 0) return parsed.exit_status;
+  train::Options options = parsed.options;
+  check(options.device == "meta", "--device: the step is made on meta, got {}", options.device);
+  if (options.vocab == 0) options.vocab = 256;
+  options.model().validate();
+  estimate(settings, options);
+  return 0;
+}
+
+}  // namespace
+}  // namespace weft::bench
+
+int main(int argc, char** argv) try {
+  return weft::bench::run(argc, argv);
+} catch (const weft::Error& e) {
+  std::fprintf(stderr, "bench_comm_model: %s\n", e.what());
+  return static_cast<int>(e.fault());
+}

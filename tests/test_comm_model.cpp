@@ -1,0 +1,203 @@
+// Ranks that do not exist against those that do: the same collectives in a step of the trainers,
+// with as many bytes, and the same memory.
+#include <doctest/doctest.h>
+
+#include <map>
+
+#include "weft/bench/comm_trace.h"
+#include "weft/core/allocator.h"
+#include "weft/tests/ranks.h"
+
+namespace weft::bench {
+namespace {
+
+using distributed::FlightEntry;
+using distributed::World;
+
+struct Sent {
+  std::int64_t calls = 0, bytes = 0;
+  bool operator==(const Sent&) const = default;
+};
+using ByGroup = std::map<std::string, Sent>;
+
+ByGroup by_group(const std::vector<FlightEntry>& entries) {
+  ByGroup sums;
+  for (const FlightEntry& e : entries) {
+    Sent& s = sums[message("{} {}", e.group, distributed::name(e.kind))];
+    ++s.calls;
+    s.bytes += e.bytes_sent;
+  }
+  return sums;
+}
+
+std::string text(const ByGroup& sums) {
+  std::string out;
+  for (const auto& [name, s] : sums)
+    out += message("{}: {} calls, {} bytes\n", name, s.calls, s.bytes);
+  return out;
+}
+
+std::int64_t bytes_of(const ByGroup& sums) {
+  std::int64_t total = 0;
+  for (const auto& [name, s] : sums) total += s.bytes;
+  return total;
+}
+
+// What has left this rank, as the backend counts it while it moves tensors.
+std::int64_t moved(const World& w) {
+  return std::string(w.backend()) == "mpi" ? distributed::mpi_bytes_moved(w) : w.stats().bytes_sent;
+}
+
+train::Options small() {
+  train::Options o;
+  o.layers = 2;
+  o.heads = 4;
+  o.dim = 32;
+  o.seq = 16;
+  o.vocab = 67;
+  o.batch = 8;
+  o.threads = 1;
+  return o;
+}
+
+train::Options experts() {
+  train::Options o = small();
+  o.arch = "llama";
+  o.experts = 4;
+  o.expert_ffn = 16;
+  o.shared_ffn = 16;
+  o.router = "sigmoid";
+  o.aux = "bias";
+  o.force_balance = true;
+  return o;
+}
+
+data::Batch batch(const train::Options& o, std::int64_t rows, Device device) {
+  const Shape shape{rows, o.seq};
+  if (device.is_meta())
+    return {Tensor::empty(shape, DType::i32, device), Tensor::empty(shape, DType::i32, device)};
+  return {Tensor::full(shape, 3, DType::i32), Tensor::full(shape, 5, DType::i32)};
+}
+
+struct Step {
+  ByGroup sums;
+  std::int64_t moved = 0, peak_bytes = 0;
+};
+
+Step second_step(World& w, const train::Options& o, Device device) {
+  const train::Ranks ranks(w, o);
+  train::Session session(o, device, &ranks);
+  const train::BatchSource batches = [&](std::int64_t, std::int64_t rows) {
+    return batch(o, rows, device);
+  };
+  session.step(1, batches);
+  session.wait_for_parameters();
+  Step s;
+  const std::int64_t before = moved(w);
+  s.sums = by_group(record_step(w, session, 2, batches));
+  session.wait_for_parameters();
+  s.moved = moved(w) - before;
+  s.peak_bytes = memory_stats(device).peak_bytes;
+  return s;
+}
+
+// Ranks one after another compare themselves with what a plan says of them.
+void check_layout(World& w, const std::string& what, train::Options o) {
+  const Step real = second_step(w, o, kCpu);
+  CAPTURE(what);
+  CAPTURE(w.size());
+  CAPTURE(w.rank());
+  o.device = "meta";
+  o.rank = w.rank();
+  const auto plan = distributed::fake_world(w.rank(), w.size());
+  const Step planned = second_step(*plan, o, kMeta);
+  CHECK_MESSAGE(planned.sums == real.sums,
+                message("planned:\n{}moved:\n{}", text(planned.sums), text(real.sums)));
+  CHECK(bytes_of(planned.sums) == real.moved);
+  CHECK(bytes_of(real.sums) > 0);
+}
+
+}  // namespace
+
+TEST_CASE("comm_model: bytes by group are those that ranks move") {
+  test::distributed_test({2, 4}, [](World& w) {
+    for (const bool zero : {false, true}) {
+      const std::string with = zero ? ", zero" : "";
+      train::Options o = small();
+      o.zero = zero;
+      check_layout(w, "dp" + with, o);
+      o.batch = 16;
+      o.micro_batch = 2;
+      check_layout(w, "dp, micro-batches" + with, o);
+      o = small();
+      o.zero = zero;
+      for (const std::int64_t tp : {2, 4}) {
+        if (tp > w.size()) continue;
+        o.tp = tp;
+        o.sp = false;
+        check_layout(w, message("tp {}{}", tp, with), o);
+        o.sp = true;
+        check_layout(w, message("tp {} sp{}", tp, with), o);
+      }
+      o = experts();
+      o.zero = zero;
+      o.ep = w.size();
+      check_layout(w, "ep" + with, o);
+      o.ep = 2;
+      o.mtp = 1;
+      check_layout(w, "ep 2, mtp" + with, o);
+      o.force_balance = false;
+      o.capacity = 1.25;
+      check_layout(w, "ep 2, capacity" + with, o);
+      if (w.size() < 4) continue;
+      o.tp = 2;
+      o.sp = true;
+      check_layout(w, "tp 2 sp ep 2, capacity" + with, o);
+    }
+  });
+}
+
+TEST_CASE("comm_model: a step of many ranks") {
+  train::Options o = small();
+  o.device = "meta";
+  o.arch = "llama";
+  o.dp = 64;
+  o.tp = 2;
+  o.sp = true;
+  o.zero = true;
+  o.batch = 256;
+  o.micro_batch = 2;
+  const StepTrace trace = trace_step(o);
+  CHECK(trace.tokens == 256 * 16);
+  CHECK(trace.groups.at("tp") == std::vector<int>{0, 1});
+  CHECK(trace.groups.at("dp_cp").size() == 64);
+  CHECK(trace.groups.at("world").size() == 128);
+  CHECK(trace.flops == doctest::Approx(o.model().flops_per_token() * 4096 / 128));
+  CHECK(trace.phases.size() == trace.calls.size());
+  // Computing goes on from event to event, to its end.
+  double last = 0;
+  int waits = 0, calls = 0;
+  for (const StepEvent& e : trace.events) {
+    CHECK(e.share >= last);
+    last = e.share;
+    e.kind == StepEvent::Kind::call ? ++calls : ++waits;
+  }
+  CHECK(last == 1);
+  CHECK(calls == static_cast<int>(trace.calls.size()));
+  CHECK(waits == calls);
+  // Two micro-batches; a dense layer gathers and scatters twice each way.
+  std::map<train::Phase, int> of_tp, of_dp;
+  for (std::size_t i = 0; i < trace.calls.size(); ++i)
+    ++(trace.calls[i].group == std::string("tp") ? of_tp : of_dp)[trace.phases[i]];
+  CHECK(of_tp[train::Phase::forward] > 2 * 4 * 2);
+  CHECK(of_tp[train::Phase::backward] > 2 * 4 * 2);
+  CHECK(of_dp[train::Phase::forward] == 0);
+  CHECK(of_dp[train::Phase::backward] > 0);
+  // With links that cost nothing a step computes, with slow ones it waits for each at once.
+  std::vector<double> us(trace.calls.size(), 0.0);
+  CHECK(play_steps(trace.events, us, 100).step_us == doctest::Approx(100));
+  us.assign(us.size(), 1e6);
+  CHECK(play_steps(trace.events, us, 100).step_us >= 1e6 * static_cast<double>(us.size() - 2));
+}
+
+}  // namespace weft::bench
