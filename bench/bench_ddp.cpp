@@ -17,7 +17,7 @@ namespace weft::bench {
 namespace {
 
 using namespace distributed;
-constexpr int kSteps = 9;
+constexpr int kSteps = 5, kWarmSteps = 2, kPairs = 9;
 
 struct Form {
   bool shard = false, overlap = true;
@@ -41,7 +41,7 @@ Cost train(World& w, const Form& form, Model& model, std::int64_t bucket_size, F
   const auto adam = make_optimizer(ddp, optim::AdamWOptions{});
   if (form.overlap) model.before_use = [&](const nn::Module& part) { adam->wait(part); };
   std::vector<double> steps, waits;
-  for (int step = -2; step < kSteps; ++step) {
+  for (int step = -kWarmSteps; step < kSteps; ++step) {
     const CommStats before = w.stats();
     const double begin = now();
     adam->zero_grad();
@@ -130,7 +130,7 @@ void slow_link(int ranks, bool shard, Report& report) {
 /// A real model without a link, the forms in turn.
 void no_link(int ranks, bool shard, Report& report) {
   std::vector<double> ratios, steps;
-  for (int pair = 0; pair < 9; ++pair) {
+  for (int pair = 0; pair < kPairs; ++pair) {
     Cost cost[2];
     for (const bool overlap : {false, true})
       cost[overlap] = on_ranks(ranks, {}, [&](World& w) {
