@@ -34,7 +34,8 @@ double seconds(std::chrono::steady_clock::duration d) {
 }  // namespace
 
 MpiJob::MpiJob(const WorldOptions& options)
-    : timeout_(options.timeout_s),
+    : messages_(options.timeout_s),
+      timeout_(options.timeout_s),
       grace_(std::clamp(options.timeout_s / 2, 0.5, 5.0)),
       dump_folder_(options.dump_folder),
       places_(static_cast<std::size_t>(messages_.size())) {}

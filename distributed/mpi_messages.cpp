@@ -6,9 +6,12 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <list>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -20,6 +23,8 @@ namespace {
 // MPI counts in int; a large tensor goes in pieces.
 constexpr std::int64_t kLongest = std::int64_t{1} << 30;
 constexpr int kNoteTag = 1;
+// Seconds that starting MPI may take on a busy machine, however short the timeout.
+constexpr double kStart = 10;
 
 std::atomic<bool> doomed{false};
 
@@ -30,6 +35,33 @@ void at_exit(int status, void*) {
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   MpiMessages::abort(status ? status : 1);
 }
+
+// MPI_Init waits for every rank, and nothing can call it off: when one ended before it came to it,
+// the others would wait for ever. So this is the one place where the process is ended from here.
+class Deadline {
+ public:
+  explicit Deadline(double s) : thread_([this, s] { watch(s); }) {}
+  ~Deadline() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  void watch(double s) {
+    std::unique_lock lock(mutex_);
+    if (changed_.wait_for(lock, std::chrono::duration<double>(s), [this] { return over_; })) return;
+    std::fprintf(stderr, "error: mpi_world: not every rank came within %g s\n", s);
+    std::_Exit(1);
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false;
+  std::thread thread_;
+};
 
 std::string error_text(int code) {
   char text[MPI_MAX_ERROR_STRING] = {};
@@ -79,8 +111,9 @@ struct MpiMessages::State {
   }
 };
 
-MpiMessages::MpiMessages() : state_(std::make_unique<State>()) {
+MpiMessages::MpiMessages(double timeout_s) : state_(std::make_unique<State>()) {
   State& s = *state_;
+  const Deadline deadline(std::max(timeout_s, kStart));
   int initialised = 0, finalised = 0, level = MPI_THREAD_SINGLE;
   MPI_Initialized(&initialised);
   MPI_Finalized(&finalised);

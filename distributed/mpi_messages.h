@@ -27,7 +27,9 @@ class MpiMessages {
  public:
   static constexpr int kBatches = 8;
 
-  MpiMessages();
+  /// Waits until every rank has come; when that takes longer than timeout_s (and 10 s), the
+  /// process ends.
+  explicit MpiMessages(double timeout_s);
   ~MpiMessages();
   MpiMessages(const MpiMessages&) = delete;
 

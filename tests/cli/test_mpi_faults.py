@@ -110,6 +110,13 @@ def stopped_at_the_end(folder):
          "were stopped or have died: 1")
 
 
+def absent(folder):
+    """Rank 1 ends before it has made its world."""
+    done = start(folder, 2, "absent")
+    assert done.returncode != 0
+    assert "error: mpi_world: not every rank came within 10 s\n" in done.stderr, done.stderr
+
+
 def one_thread(folder):
     """MPI was started by somebody else, for one thread only."""
     done = start(folder, 2, "single")
@@ -126,6 +133,6 @@ def nothing_wrong(folder):
 
 
 if __name__ == "__main__":
-    main([nothing_wrong, one_thread, killed, left_without_a_word, stopped, computes, ended, threw,
+    main([nothing_wrong, absent, one_thread, killed, left_without_a_word, stopped, computes, ended, threw,
           stopped_far_away, skipped,
           called_something_else, stopped_at_the_end])
