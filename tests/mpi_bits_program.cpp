@@ -7,6 +7,7 @@
 #include <fstream>
 #include <string>
 
+#include "weft/core/allocator.h"
 #include "weft/core/error.h"
 #include "weft/distributed/mpi_world.h"
 #include "weft/io/crc32c.h"
@@ -100,6 +101,20 @@ void run(World& w, std::string& out) {
   over(*w.group("backwards", backwards));
 }
 
+// "" when warm collectives ask the system for nothing and keep to the staging that they may have.
+std::string memory_used(World& w) {
+  const Tensor big = values({1500001}, DType::f32, w.rank(), 10);
+  for (int i = 0; i < 2; ++i) w.all().all_reduce(big, Reduce::max).wait();
+  const std::int64_t before = memory_stats().system_allocs;
+  for (int i = 0; i < 10; ++i) w.all().all_reduce(big, Reduce::max).wait();
+  const MemoryStats now = memory_stats();
+  const std::int64_t staging = now.live_by_category[static_cast<int>(Category::communication)];
+  if (now.system_allocs != before)
+    return message("{} requests to the system", now.system_allocs - before);
+  if (staging <= 0 || staging > (8 << 20)) return message("{} bytes of staging", staging);
+  return "";
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -116,6 +131,8 @@ int main(int argc, char** argv) try {
     write(*world);
     const std::int64_t counted = world->stats().bytes_sent, moved = mpi_bytes_moved(*world);
     check_system(counted == moved, "{} bytes counted, {} moved", counted, moved);
+    const std::string why = memory_used(*world);
+    check_system(why.empty(), "{}", why);
   }
   return 0;
 } catch (const weft::Error& e) {
