@@ -26,7 +26,8 @@ void Job::fail(const std::string& why, Fault fault) {
     if (failed_.load(std::memory_order_relaxed)) return;
     why_ = why;
     fault_ = fault;
-    if (!options_.dump_folder.empty())
+    // Who looks for a user's mistake does not need them.
+    if (!options_.dump_folder.empty() && fault != Fault::user)
       for (std::size_t r = 0; r < recorders_.size(); ++r)
         if (recorders_[r]) recorders_[r]->write(options_.dump_folder, static_cast<int>(r), why);
     failed_.store(true, std::memory_order_release);

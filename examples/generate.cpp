@@ -11,6 +11,7 @@
 #include "weft/examples/common/command_line.h"
 #include "weft/examples/common/config_file.h"
 #include "weft/examples/common/run_folder.h"
+#include "weft/io/safetensors.h"
 #include "weft/nn/kv_cache.h"
 #include "weft/nn/sampling.h"
 #include "weft/nn/speculative.h"
@@ -20,7 +21,7 @@ namespace {
 using namespace weft;
 
 struct Options {
-  std::string checkpoint, model, prompt = "\n";
+  std::string checkpoint, model, export_to, prompt = "\n";
   std::int64_t tokens = 300, seed = 1, top_k = 0, threads = 0;
   double temperature = 0.8, top_p = 0.95;
   bool speculative = false, print_config = false, dry_run = false;
@@ -113,6 +114,11 @@ void generate(const Options& o) {
     std::printf("%s", nn::to_string(model).c_str());
     return;
   }
+  if (!o.export_to.empty()) {
+    io::save_safetensors(o.export_to, model.state_dict());
+    std::printf("wrote %s\n", o.export_to.c_str());
+    return;
+  }
   const data::ByteTokenizer tokenizer;
   check(model.config.vocab <= tokenizer.vocab(),
         "--checkpoint: the model writes {} different tokens; only the bytes tokenizer, with {}, "
@@ -148,6 +154,8 @@ int main(int argc, char** argv) try {
   CLI::App app("Continues a prompt with a trained model.", "generate");
   app.add_option("--checkpoint", o.checkpoint, "folder of a run (--out of train_gpt) or of a step");
   app.add_option("--model", o.model, "Hugging Face folder")->group("Reserved");
+  app.add_option("--export", o.export_to,
+                 "write the whole model to this .safetensors file, and stop");
   app.add_option("--prompt", o.prompt, "text to go on from")->default_str("\\n");
   app.add_option("--tokens", o.tokens, "tokens to add")->capture_default_str();
   app.add_option("--temperature", o.temperature, "0: always the likeliest")->capture_default_str();

@@ -309,6 +309,10 @@ TEST_CASE("on a failure every rank's latest collectives are written") {
     CHECK(shown == (r != 1));
   }
   CHECK(io::list_directory(options.dump_folder).size() == 3);
+  options.dump_folder = folder.path() + "/mistake";
+  failure(
+      2, [](World& w) { check(w.rank() == 0, "a user's mistake"); }, options);
+  CHECK(!io::exists(options.dump_folder));
 }
 
 TEST_CASE("the trace of collectives is the same on all ranks") {

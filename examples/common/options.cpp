@@ -164,8 +164,10 @@ void each_option(Options& o, V&& v) {
   v("--ep", o.ep, "ranks that share the experts of a layer", "Layout");
   v("--etp", o.etp, "ranks that share the hidden units of an expert; 0: as --tp", "Layout");
   v("--zero", o.zero, "each rank of --dp keeps a part of the optimizer's state", "Layout");
+  v("--timeout", o.timeout, "seconds that ranks wait for one that does not come", "Layout");
 
   v("--out", o.out, "folder for checkpoints, metrics.jsonl and loss.svg", "Run");
+  v("--weights", o.weights, "a .safetensors file of a whole model to start from", "Run");
   v("--resume", o.resume, "go on from the last checkpoint in --out", "Run");
   v("--save-every", o.save_every, "steps between checkpoints; 0: only the last step", "Run");
   v("--keep", o.keep, "checkpoints to keep; 0: all", "Run");
@@ -248,6 +250,7 @@ void check_layout(const Options& o, Device device) {
     check_at_least(flag, static_cast<double>(value), 0);
     check(value <= 1'000'000, "{}: must be at most 1000000, got {}", flag, value);
   }
+  check(o.timeout > 0, "--timeout: must be above 0, got {}", o.timeout);
   check(!o.sp || o.tp > 1, "--sp: needs --tp of at least 2, got {}", o.tp);
   check_one_of("--tp-overlap", o.tp_overlap, {"none", "ring", "pipeline"});
   check(o.sp || o.tp_overlap == "none", "--tp-overlap: needs --sp");

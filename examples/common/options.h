@@ -56,8 +56,9 @@ struct Options {
   std::string backend = "auto";
   bool sp = false, zero = false;
   std::string tp_overlap = "none";
+  double timeout = 600;
   // run
-  std::string out = "out";
+  std::string out = "out", weights;
   bool resume = false;
   std::int64_t save_every = 0, keep = 2, eval_every = 0, log_every = 10;
   bool dry_run = false;

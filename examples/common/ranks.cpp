@@ -52,6 +52,9 @@ Ranks::Ranks(World& world, const Options& options)
 }
 
 int run_on_ranks(const Options& options, const std::function<int(Ranks*)>& f) {
+  // Where a job stopped: the latest collectives of every rank.
+  const distributed::WorldOptions world_options{.timeout_s = options.timeout,
+                                                .dump_folder = options.out + "/flight"};
   if (Device::parse(options.device).is_meta() && ranks_of(options) > 1) {
     const auto world = distributed::fake_world(static_cast<int>(options.rank), ranks_of(options));
     Ranks ranks(*world, options);
@@ -60,7 +63,7 @@ int run_on_ranks(const Options& options, const std::function<int(Ranks*)>& f) {
   if (options.backend == "mpi" || (options.backend == "auto" && distributed::under_mpi())) {
     check(options.ranks == 0,
           "--ranks: is for threads; the launcher has said how many ranks there are");
-    const auto world = distributed::mpi_world();
+    const auto world = distributed::mpi_world(world_options);
     Ranks ranks(*world, options);
     return f(&ranks);
   }
@@ -72,11 +75,14 @@ int run_on_ranks(const Options& options, const std::function<int(Ranks*)>& f) {
     return f(nullptr);
   }
   std::atomic<int> status{0};
-  distributed::run_ranks(static_cast<int>(options.ranks), [&](World& world) {
-    Ranks ranks(world, options);
-    const int own = f(&ranks);
-    if (ranks.is_first()) status = own;
-  });
+  distributed::run_ranks(
+      static_cast<int>(options.ranks),
+      [&](World& world) {
+        Ranks ranks(world, options);
+        const int own = f(&ranks);
+        if (ranks.is_first()) status = own;
+      },
+      world_options);
   return status;
 }
 

@@ -128,6 +128,9 @@ class Session {
   /// What this rank adds to a checkpoint. Of ranks that hold the same, one writes it.
   distributed::Pieces model_pieces();
   distributed::Pieces optimizer_pieces() const;
+  /// Starts from these weights instead of its own.
+  /// Throws Error on a missing or unexpected name, or another shape.
+  void load_weights(const distributed::PieceFiles& model);
   /// Takes what it needs from the files of a checkpoint, in whatever layout they were written.
   /// Throws Error on a missing or unexpected name, or another shape.
   void load(const distributed::PieceFiles& model, const distributed::PieceFiles& optimizer);

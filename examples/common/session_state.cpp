@@ -71,8 +71,12 @@ Pieces Session::optimizer_pieces() const {
   return sharded_ ? sharded_->state() : pieces_of(optimizer_->state_dict(), layout_, *ranks_);
 }
 
-void Session::load(const PieceFiles& model, const PieceFiles& optimizer) {
+void Session::load_weights(const PieceFiles& model) {
   model_->load_state_dict(read(model_->state_dict(), layout_, model));
+}
+
+void Session::load(const PieceFiles& model, const PieceFiles& optimizer) {
+  load_weights(model);
   if (sharded_)
     sharded_->load_state(optimizer);
   else

@@ -68,9 +68,13 @@ class Run {
                           .seed = static_cast<std::uint64_t>(options.seed)}),
         validation_(std::move(validation)),
         energy_(energy_of(device_)) {
-    if (options.resume) {
-      if (const std::optional<RunState> state = folder_.restore(session_)) state_ = *state;
+    const std::optional<RunState> saved =
+        options.resume ? folder_.restore(session_) : std::optional<RunState>();
+    if (saved) {
+      state_ = *saved;
       train_.set_state(state_.loader);
+    } else if (!options.weights.empty()) {
+      session_.load_weights(distributed::PieceFiles({options.weights}));
     }
     if (!is_first()) return;
     if (options.resume) io::truncate_to_step(folder_.metrics(), state_.step);

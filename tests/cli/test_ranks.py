@@ -104,6 +104,24 @@ def resumes_in_any_layout(folder):
     assert plain.returncode == parts.returncode == 0 and plain.stdout == parts.stdout
 
 
+def whole_models(folder):
+    """A file of all weights, from any layout and into any."""
+    train(*base(folder, "two", *MOE, "--ranks", "2", "--ep", "2"), program="train_moe")
+    file = f"{folder}/whole.safetensors"
+    done = run("generate", "--checkpoint", f"{folder}/two", "--export", file)
+    assert done.returncode == 0 and file in done.stdout, done
+    more = [*MOE, "--weights", file, "--seed", "9"]
+    train(*base(folder, "on1", *more), program="train_moe")
+    train(*base(folder, "on4", *more, "--ranks", "4", "--tp", "2", "--sp", "--tp-overlap", "ring", "--ep",
+                "4", "--etp", "1", "--zero"), program="train_moe")
+    agree(folder, "on1", "on4", 2e-5)
+    # It goes on where the other one ended, not where a new model starts.
+    first = metrics(f"{folder}/two")[0]["loss"], metrics(f"{folder}/on1")[0]["loss"]
+    assert first[1] < first[0] - 0.1, first
+    refused(run("train_gpt", *base(folder, "other", "--weights", file)), 2, "load_state_dict")
+    refused(run("train_gpt", *base(folder, "none", "--weights", "nowhere")), 1, "nowhere")
+
+
 def stops_together(folder):
     interrupt("train_gpt", f"{folder}/stopped", text(folder), "--ranks", "2", "--threads", "1")
     done = run("train_gpt", *base(folder, "nan", "--ranks", "2"), env={"WEFT_TEST_INJECT_NAN": "5"})
@@ -122,6 +140,7 @@ def wrong_uses(folder):
     refused(run("train_gpt", *data, "--ep", "2"), 2, "--ep: needs --experts")
     refused(run("train_gpt", *data, "--tp", "2", "--ranks", "2", "--tp-overlap", "ring"), 2,
             "--tp-overlap: needs --sp")
+    refused(run("train_gpt", *data, "--timeout", "0"), 2, "--timeout: must be above 0, got 0")
     refused(run("train_gpt", *data, "--ranks", "-1"), 2, "--ranks: must be at least 0, got -1")
     refused(run("train_moe", *data, "--ranks", "3", "--batch", "3", "--ep", "3", "--experts", "8"), 2,
             "8", "3")
@@ -169,5 +188,6 @@ def plans_on_meta(folder):
 
 
 if __name__ == "__main__":
-    main([data_parallel, tensor_parallel, expert_parallel, backends_have_the_same_bits, resumes_in_any_layout,
-          stops_together, wrong_uses, compares_two_runs, plans_on_meta])
+    main([data_parallel, tensor_parallel, expert_parallel, backends_have_the_same_bits,
+          resumes_in_any_layout, whole_models, stops_together, wrong_uses, compares_two_runs,
+          plans_on_meta])
