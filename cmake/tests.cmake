@@ -149,8 +149,8 @@ set_tests_properties(discarded_routing PROPERTIES PASS_REGULAR_EXPRESSION "nodis
 
 # Tests of what several threads touch, for the ThreadSanitizer job.
 add_custom_target(thread_tests)
-foreach(stem allocator ddp grouped_linear joint_norm layer_norm matmul parallel process_group
-    process_group_errors random sharded_optimizer simd tape)
+foreach(stem allocator ddp grouped_linear joint_norm layer_norm matmul overlap parallel process_group
+    process_group_errors random sharded_optimizer simd tape tensor_parallel)
   add_dependencies(thread_tests test_${stem})
   set_tests_properties(${stem} PROPERTIES LABELS threads)
 endforeach()
