@@ -32,9 +32,10 @@ bool crosses_hosts(const Cluster& cluster, const std::vector<int>& ranks);
 /// round twice. A group that crosses hosts is as slow as its slowest link, all the way. In an
 /// all_to_all a rank sends an n-th of its bytes to each, inside the host and across at the same
 /// time. A tree of all_reduce goes up and down its levels with all of the bytes in pieces.
-/// Source: Hockney 1994, "The communication challenge for MPP" (latency and bandwidth); Patarasuk
-/// and Yuan 2009, "Bandwidth optimal all-reduce algorithms" (rings); Sanders, Speck and Traff 2009,
-/// "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (trees).
+/// Source: Hockney 1994, "The communication challenge for MPP: Intel Paragon and Meiko CS-2"
+/// (latency and bandwidth); Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms"
+/// (rings); Sanders, Speck and Traff 2009, "Two-tree algorithms for full bandwidth broadcast,
+/// reduction and scan" (trees).
 double collective_us(const Cluster& cluster, distributed::Collective kind, std::int64_t bytes,
                      const std::vector<int>& ranks);
 

@@ -83,9 +83,11 @@ data::Batch batch(const train::Options& o, std::int64_t rows, Device device) {
 struct Step {
   ByGroup sums;
   std::int64_t moved = 0, peak_bytes = 0;
+  std::int64_t host_bytes = 0;  ///< of a plan: tables of experts' rows, on the host on any device
 };
 
 Step second_step(World& w, const train::Options& o, Device device) {
+  const std::int64_t host = memory_stats(kCpu).live_bytes;
   const train::Ranks ranks(w, o);
   train::Session session(o, device, &ranks);
   const train::BatchSource batches = [&](std::int64_t, std::int64_t rows) {
@@ -99,12 +101,14 @@ Step second_step(World& w, const train::Options& o, Device device) {
   session.wait_for_parameters();
   s.moved = moved(w) - before;
   s.peak_bytes = memory_stats(device).peak_bytes;
+  if (device.is_meta()) s.host_bytes = memory_stats(kCpu).live_bytes - host;
   return s;
 }
 
 // Ranks one after another compare themselves with what a plan says of them.
 void check_layout(World& w, const std::string& what, train::Options o) {
   const Step real = second_step(w, o, kCpu);
+  const std::int64_t stays = memory_stats(kCpu).live_bytes;
   CAPTURE(what);
   CAPTURE(w.size());
   CAPTURE(w.rank());
@@ -116,6 +120,9 @@ void check_layout(World& w, const std::string& what, train::Options o) {
                 message("planned:\n{}moved:\n{}", text(planned.sums), text(real.sums)));
   CHECK(bytes_of(planned.sums) == real.moved);
   CHECK(bytes_of(real.sums) > 0);
+  // Threads share one process, and its memory. What stays is the backend's own.
+  if (std::string(w.backend()) == "mpi")
+    CHECK(real.peak_bytes - stays == planned.peak_bytes + planned.host_bytes);
 }
 
 }  // namespace
