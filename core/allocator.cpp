@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "weft/core/error.h"
+#include "weft/core/memory_domain.h"
 #include "weft/core/shared_cache.h"
 #include "weft/core/size_class.h"
 #include "weft/core/storage.h"
@@ -12,6 +13,7 @@
 namespace weft {
 namespace {
 
+using detail::cache_counters_of;
 using detail::class_bytes;
 using detail::class_of;
 using detail::Counter;
@@ -30,6 +32,12 @@ constexpr int kFrontClasses = class_of(kFrontBlock) + 1;
 std::atomic<bool> debug_mode{false};
 std::atomic<std::int64_t> broken_guards{0};
 constinit thread_local Category current_category = Category::other;
+constinit thread_local int memory_domain = 0;  // 0: none
+
+void set_domain(int domain) {
+  memory_domain = domain;
+  detail::domain_counters = detail::memory_counters[domain];
+}
 
 void count_alloc(const Storage* s, MemoryCounters& c) {
   const bool alone = Counter::counts_alone();
@@ -50,7 +58,7 @@ void count_free(const Storage* s) {
 
 // Counts a block that is not live as one of this many bytes.
 void count_as(Storage* s, std::int64_t bytes) {
-  if (s->capacity != bytes) counters_of(s->device).made.add(bytes - s->capacity);
+  if (s->capacity != bytes) cache_counters_of(s->device).made.add(bytes - s->capacity);
   s->capacity = bytes;
 }
 
@@ -332,25 +340,39 @@ CategoryScope::CategoryScope(Category category) : previous_(current_category) {
 }
 CategoryScope::~CategoryScope() { current_category = previous_; }
 
+MemoryDomain::MemoryDomain(int number) : previous_(memory_domain) {
+  check(number >= 0, "MemoryDomain: number must be at least 0, got {}", number);
+  set_domain(1 + number % (detail::kMemoryDomains - 1));
+}
+MemoryDomain::~MemoryDomain() { set_domain(previous_); }
+
 MemoryStats memory_stats(Device device) {
   check_index(device);
-  const MemoryCounters& c = counters_of(device);
   MemoryStats s;
-  s.hits = c.hits.get();
-  s.misses = c.misses.get();
-  s.evictions = c.evictions.get();
-  s.system_allocs = c.system_allocs.get();
-  s.live_bytes = c.live.get();
-  s.peak_bytes = c.peak;
-  s.cached_bytes = device.is_meta() ? 0 : c.made.get() - s.live_bytes;
-  for (int i = 0; i < kCategories; ++i) s.live_by_category[i] = c.by_category[i].get();
+  std::int64_t live = 0;
+  for (int d = 0; d < detail::kMemoryDomains; ++d) {
+    const MemoryCounters& c = detail::memory_counters[d][detail::index_of(device)];
+    live += c.live.get();
+    if (memory_domain != 0 && memory_domain != d) continue;
+    s.hits += c.hits.get();
+    s.misses += c.misses.get();
+    s.live_bytes += c.live.get();
+    s.peak_bytes += c.peak.load(std::memory_order_relaxed);
+    for (int i = 0; i < kCategories; ++i) s.live_by_category[i] += c.by_category[i].get();
+  }
+  const detail::CacheCounters& shared = cache_counters_of(device);
+  s.evictions = shared.evictions.get();
+  s.system_allocs = shared.system_allocs.get();
+  s.cached_bytes = device.is_meta() ? 0 : shared.made.get() - live;
   return s;
 }
 
 void reset_peak(Device device) {
   check_index(device);
-  MemoryCounters& c = counters_of(device);
-  c.peak = c.live.get();
+  for (int d = 0; d < detail::kMemoryDomains; ++d) {
+    MemoryCounters& c = detail::memory_counters[d][detail::index_of(device)];
+    if (memory_domain == 0 || memory_domain == d) c.peak = c.live.get();
+  }
 }
 
 void set_max_cached_bytes(std::int64_t bytes) {

@@ -37,7 +37,7 @@ void* map_memory(std::int64_t bytes) {
   void* p = mmap(nullptr, static_cast<std::size_t>(room), PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) return nullptr;
-  counters_of(kCpu).system_allocs.add(1);
+  cache_counters_of(kCpu).system_allocs.add(1);
   if (!huge) return p;
   char* const base = static_cast<char*>(p);
   char* const aligned = reinterpret_cast<char*>(
@@ -62,7 +62,9 @@ std::int64_t half_of_memory() {
 
 }  // namespace
 
-constinit MemoryCounters memory_counters[Device::kKinds * cuda::kMaxDevices];
+constinit MemoryCounters memory_counters[kMemoryDomains][kMemories];
+constinit CacheCounters cache_counters[kMemories];
+constinit thread_local MemoryCounters* domain_counters = memory_counters[0];
 
 // Never destroyed: tensors with static storage duration may outlive any static cache.
 SharedCache& SharedCache::get() {
@@ -126,7 +128,7 @@ void* SharedCache::map(std::int64_t bytes) {
     cuda::detail::use_device(device_.index);
     p = cuda::rt::allocate(bytes);
   }
-  if (p) counters_of(device_).system_allocs.add(1);
+  if (p) cache_counters_of(device_).system_allocs.add(1);
   return p;
 }
 
@@ -212,7 +214,7 @@ Storage* SharedCache::make(int size_class) {
     ++slab->out;
   }
   if (!data) return nullptr;
-  counters_of(device_).made.add(bytes);
+  cache_counters_of(device_).made.add(bytes);
   ++blocks_;
   Storage* s = new_header();
   s->data = data;
@@ -286,8 +288,8 @@ void SharedCache::unlink(Storage* s) {
 
 void SharedCache::evict(Storage* s) {
   unlink(s);
-  counters_of(device_).evictions.add(1);
-  counters_of(device_).made.add(-s->capacity);
+  cache_counters_of(device_).evictions.add(1);
+  cache_counters_of(device_).made.add(-s->capacity);
   --blocks_;
   if (Slab* slab = s->slab) {
     slab->returned.push_back(static_cast<char*>(s->data));

@@ -36,16 +36,27 @@ class Counter {
   std::atomic<std::int64_t> own_{0}, others_{0};
 };
 
-/// What memory_stats() reads, one for each device. Relaxed atomics: they order nothing.
+/// What memory_stats() reads, one for each device and MemoryDomain. Relaxed atomics: they order
+/// nothing.
 struct MemoryCounters {
-  Counter hits, misses, evictions, system_allocs, live, by_category[kCategories];
-  Counter made;  ///< bytes of all blocks, live ones as they are counted
+  Counter hits, misses, live, by_category[kCategories];
   std::atomic<std::int64_t> peak{0};
 };
-extern MemoryCounters memory_counters[Device::kKinds * cuda::kMaxDevices];
-inline MemoryCounters& counters_of(Device d) {
-  return memory_counters[static_cast<int>(d.kind) * cuda::kMaxDevices + d.index];
-}
+inline constexpr int kMemoryDomains = 65;
+inline constexpr int kMemories = Device::kKinds * cuda::kMaxDevices;
+extern MemoryCounters memory_counters[kMemoryDomains][kMemories];
+inline int index_of(Device d) { return static_cast<int>(d.kind) * cuda::kMaxDevices + d.index; }
+/// Those of this thread's domain.
+extern constinit thread_local MemoryCounters* domain_counters;
+inline MemoryCounters& counters_of(Device d) { return domain_counters[index_of(d)]; }
+
+/// The same for the memory behind them, which all domains share.
+struct CacheCounters {
+  Counter evictions, system_allocs;
+  Counter made;  ///< bytes of all blocks, live ones as they are counted
+};
+extern CacheCounters cache_counters[kMemories];
+inline CacheCounters& cache_counters_of(Device d) { return cache_counters[index_of(d)]; }
 
 /// Bytes between neighbouring blocks of a slab on a GPU, which AddressSanitizer watches on an
 /// imitated one.

@@ -3,6 +3,7 @@
 #include <system_error>
 #include <thread>
 
+#include "weft/core/memory_domain.h"
 #include "weft/core/parallel.h"
 #include "weft/distributed/comm_thread.h"
 #include "weft/distributed/thread_channel.h"
@@ -54,6 +55,7 @@ void run_ranks(int ranks, const std::function<void(World&)>& f, const WorldOptio
   };
   const auto body = [&](int rank) {
     const ThreadShare share(threads);
+    const MemoryDomain domain(rank);
     std::optional<ThreadWorld> world;  // outlives the failure, which stops what is queued
     try {
       world.emplace(rank, ranks, options, job);

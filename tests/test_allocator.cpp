@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "weft/core/allocator.h"
+#include "weft/core/memory_domain.h"
 #include "weft/tests/count_new.h"
 #include "weft/tests/support.h"
 
@@ -423,6 +424,50 @@ TEST_CASE("the meta device counts the bytes that the CPU would take") {
     CHECK(memory_stats(kCpu).live_bytes == cpu.live_bytes);
   }
   CHECK(memory_stats(kMeta).live_bytes == meta.live_bytes);
+}
+
+TEST_CASE("ranks that are threads are counted apart") {
+  const MemoryStats before = memory_stats();
+  std::int64_t live[2] = {}, peak[2] = {}, parameters[2] = {}, left[2] = {};
+  const auto rank = [&](int number) {
+    const MemoryDomain domain(number);
+    reset_peak();
+    const MemoryStats begin = memory_stats();
+    {
+      const CategoryScope category(Category::parameter);
+      const Tensor weight = Tensor::empty({1024 * (number + 1)});
+      { const Tensor gone = Tensor::empty({4096}); }
+      live[number] = memory_stats().live_bytes - begin.live_bytes;
+      peak[number] = memory_stats().peak_bytes - begin.live_bytes;
+      parameters[number] = memory_stats().live_by_category[static_cast<int>(Category::parameter)];
+    }
+    left[number] = memory_stats().live_bytes - begin.live_bytes;
+  };
+  std::thread first(rank, 0), second(rank, 1);
+  first.join();
+  second.join();
+  for (const int number : {0, 1}) {
+    CHECK(live[number] == 4096 * (number + 1));
+    CHECK(peak[number] == 4096 * (number + 1) + 4 * 4096);
+    CHECK(parameters[number] == live[number]);
+    CHECK(left[number] == 0);
+  }
+  CHECK(memory_stats().live_bytes == before.live_bytes);
+  // Outside of the domains everything counts, wherever it was allocated.
+  Tensor x;
+  {
+    const MemoryDomain domain(64);  // the first one again
+    const std::int64_t empty = memory_stats().live_bytes;
+    x = Tensor::empty({1024});
+    CHECK(memory_stats().live_bytes == empty + 4096);
+    const MemoryDomain inner(1);
+    CHECK(memory_stats().live_bytes == 0);
+  }
+  CHECK(memory_stats().live_bytes == before.live_bytes + 4096);
+  x = {};
+  CHECK(memory_stats().live_bytes == before.live_bytes);
+  CHECK(test::error_of([] { const MemoryDomain none(-1); }) ==
+        "MemoryDomain: number must be at least 0, got -1");
 }
 
 }  // namespace weft
