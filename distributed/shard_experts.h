@@ -21,7 +21,9 @@ struct ExpertPlan {
 ///
 /// Gradients: those of experts come from the tokens of all ranks of tp_ep and are to be summed over
 /// edp; those of routers as of any other parameter.
-/// Call it before the optimizer is made. On the meta device, materialise() fills in the values.
+/// Call it before the optimizer is made and after parallelize(), of whose layout these entries take
+/// the place. On the meta device, materialise() fills in the values. The mesh has to outlive the
+/// model.
 /// Throws Error when experts or hidden units do not divide, and for tp > 1 without sequence
 /// parallelism, where all tp ranks would send the same tokens.
 Layout shard_experts(nn::Module& model, const DeviceMesh& mesh, const ExpertPlan& plan = {});
