@@ -17,7 +17,7 @@ struct Settings {
   std::int64_t devices = 8;
   double base_us = 6.6, hop_us = 0.6, hop_across_us = 2.7;
   double inside = 450, across = 50;  // 1e9 bytes/s
-  bool trees = false;
+  bool trees = false, lanes = false;
   double tflops = 989, utilisation = 0.4;
 };
 
@@ -50,6 +50,10 @@ bool parse(std::vector<std::string> args, Settings& s) {
   app.add_option("--hop-us", s.hop_us, "microseconds of a message inside a host");
   app.add_option("--hop-across-us", s.hop_across_us, "microseconds of a message across hosts");
   app.add_flag("--trees", s.trees, "all_reduce by a tree where that is faster than a ring");
+  app.add_flag(
+      "--lanes", s.lanes,
+      "each group's collectives go beside those of other groups, with all of the bandwidth: "
+      "what backends do not do yet");
   app.add_option("--tflops", s.tflops, "1e12 operations/s of a device at its peak (bf16, dense)");
   app.add_option("--utilisation", s.utilisation, "share of the peak that computing alone reaches");
   app.add_option("--json", s.json, "file for the rows");
@@ -85,10 +89,14 @@ void estimate(const Settings& s, const train::Options& options) {
                         .trees = s.trees};
   const StepTrace trace = trace_step(options);
   std::vector<double> us;
-  for (const FlightEntry& e : trace.calls)
-    us.push_back(collective_us(cluster, e.kind, whole_bytes(e), trace.groups.at(e.group)));
+  std::vector<int> lanes;
+  for (const FlightEntry& e : trace.calls) {
+    const auto group = trace.groups.find(e.group);
+    us.push_back(collective_us(cluster, e.kind, whole_bytes(e), group->second));
+    lanes.push_back(s.lanes ? static_cast<int>(std::distance(trace.groups.begin(), group)) : 0);
+  }
   const double compute_us = 1e-6 * trace.flops / (s.tflops * s.utilisation);
-  const StepTimes times = play_steps(trace.events, us, compute_us);
+  const StepTimes times = play_steps(trace.events, us, compute_us, lanes);
 
   std::map<std::pair<std::string, std::string>, Total> totals;
   for (std::size_t i = 0; i < us.size(); ++i) {

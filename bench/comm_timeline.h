@@ -18,9 +18,10 @@ struct StepTimes {
 };
 
 /// How long a step takes when computing takes compute_us and collective i op_us[i], in a run of
-/// such steps. Collectives are made one after the other in the order of their calls, beside what
-/// the rank computes; a wait ends when its collective has, and so those before it.
+/// such steps. Collectives of a lane are made one after the other in the order of their calls,
+/// beside those of other lanes and what the rank computes; a wait ends when its collective has, and
+/// so those before it. `lanes`: by collective, from 0; empty: there is one.
 StepTimes play_steps(const std::vector<StepEvent>& events, const std::vector<double>& op_us,
-                     double compute_us);
+                     double compute_us, const std::vector<int>& lanes = {});
 
 }  // namespace weft::bench

@@ -120,6 +120,16 @@ TEST_CASE("comm_timeline: one after the other, and each pays for its own time") 
   CHECK(t.step_us == doctest::Approx(125));
 }
 
+TEST_CASE("comm_timeline: a lane of its own need not wait for the others") {
+  // The first one has 40 left to hide behind.
+  const StepTimes t = play_steps(
+      {{Kind::call, 0, 0.5}, {Kind::call, 1, 0.6}, {Kind::wait, 1, 0.6}, {Kind::wait, 0, 1}},
+      {70, 5}, 100, {1, 0});
+  CHECK(t.exposed_us[0] == doctest::Approx(15));
+  CHECK(t.exposed_us[1] == doctest::Approx(5));
+  CHECK(t.step_us == doctest::Approx(120));
+}
+
 TEST_CASE("comm_timeline: what the next step waits for") {
   // 70 from the end of one step, which hides nothing, to 40 % of the next one.
   const StepTimes t = play_steps({{Kind::wait, 0, 0.4, true}, {Kind::call, 0, 1}}, {70}, 100);

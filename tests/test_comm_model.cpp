@@ -7,6 +7,7 @@
 #include "weft/bench/comm_trace.h"
 #include "weft/core/allocator.h"
 #include "weft/tests/ranks.h"
+#include "weft/tests/support.h"
 
 namespace weft::bench {
 namespace {
@@ -160,6 +161,19 @@ TEST_CASE("comm_model: bytes by group are those that ranks move") {
       check_layout(w, "tp 2 sp ep 2, mtp" + with, o);
     }
   });
+}
+
+TEST_CASE("comm_model: a recorder that is too short") {
+  train::Options o = small();
+  o.device = "meta";
+  o.dp = 2;
+  const auto world = distributed::fake_world(0, 2, {.recorded = 1});
+  const train::Ranks ranks(*world, o);
+  train::Session session(o, kMeta, &ranks);
+  CHECK(test::error_of([&] {
+          record_step(*world, session, 1,
+                      [&](std::int64_t, std::int64_t rows) { return batch(o, rows, kMeta); });
+        }) == "record_step: the step made 3 collectives, but the world keeps 1");
 }
 
 TEST_CASE("comm_model: a step of many ranks") {
