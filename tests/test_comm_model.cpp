@@ -121,6 +121,7 @@ void check_layout(World& w, const std::string& what, train::Options o) {
                 message("planned:\n{}moved:\n{}", text(planned.sums), text(real.sums)));
   CHECK(bytes_of(planned.sums) == real.moved);
   CHECK(bytes_of(real.sums) > 0);
+  CHECK(train::predict_peak_bytes(o, w.size(), w.rank()) == planned.peak_bytes);
   // Threads share one process, and its memory. What stays is the backend's own.
   if (std::string(w.backend()) == "mpi")
     CHECK(real.peak_bytes - stays == planned.peak_bytes + planned.host_bytes);
