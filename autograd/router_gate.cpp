@@ -7,6 +7,7 @@
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
+#include "weft/core/cuda.h"
 #include "weft/core/error.h"
 #include "weft/core/gemm.h"
 
@@ -40,26 +41,30 @@ void check_operands(const Tensor& x, const Tensor& weight, const Tensor& bias) {
 
 Tensor router_logits(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   check_operands(x, weight, bias);
-  if (x.dtype() != DType::bf16) return linear(x, weight, bias);
+  const DType dtype = x.dtype();
+  const bool rounds = dtype == DType::bf16 || (dtype == DType::f32 && cuda::tf32_allowed());
+  if (!rounds) return linear(x, weight, bias);
   Tensor y = Tensor::empty({x.dim(0), weight.dim(0)}, DType::f32, x.device());
   {
     const NoGradGuard quiet;
+    const cuda::ExactProducts exact;
     gemm(x, transposed(weight), y);
     if (bias) y = add(y, cast(bias, DType::f32));
   }
   if (recording(x, weight, bias))
     Tape::record("router_logits", {&x, &weight, &bias}, {&y},
-                 [sx = save(x), sw = save(weight, "weight")](Backward& b) {
+                 [sx = save(x), sw = save(weight, "weight"), dtype](Backward& b) {
+                   const cuda::ExactProducts exact;
                    const Tensor &dy = b.dy(), &w = sw.get();
-                   if (b.needs(0)) b.add(0, cast(matmul(dy, cast(w, DType::f32)), DType::bf16));
+                   if (b.needs(0)) b.add(0, cast(matmul(dy, cast(w, DType::f32)), dtype));
                    if (b.needs(1)) {
                      const Tensor wide = cast(sx.get(), DType::f32);
                      if (const Tensor sum = b.accumulator(1, w.shape(), DType::f32))
                        gemm(transposed(dy), wide, sum, true);
                      else
-                       b.add(1, cast(matmul(transpose(dy, 0, 1), wide), DType::bf16));
+                       b.add(1, cast(matmul(transpose(dy, 0, 1), wide), dtype));
                    }
-                   if (b.needs(2)) b.add(2, cast(sum(dy, {0}), DType::bf16));
+                   if (b.needs(2)) b.add(2, cast(sum(dy, {0}), dtype));
                  });
   return y;
 }

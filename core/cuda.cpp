@@ -45,6 +45,7 @@ Registry& registry() {
 
 std::atomic<std::int64_t> sync_count{0};
 std::atomic<bool> tf32{false};
+constinit thread_local bool exact_products = false;
 constinit thread_local std::int16_t current_of[kMaxDevices] = {-1, -1, -1, -1, -1, -1, -1, -1,
                                                                -1, -1, -1, -1, -1, -1, -1, -1};
 
@@ -129,7 +130,10 @@ void synchronize(Device device) {
 std::int64_t host_syncs() { return sync_count.load(std::memory_order_relaxed); }
 
 void allow_tf32(bool on) { tf32 = on; }
-bool tf32_allowed() { return tf32; }
+bool tf32_allowed() { return tf32 && !exact_products; }
+
+ExactProducts::ExactProducts() : previous_(std::exchange(exact_products, true)) {}
+ExactProducts::~ExactProducts() { exact_products = previous_; }
 
 Stream::Stream(Device device) : device_(device.index), id_(default_stream(device)) {}
 

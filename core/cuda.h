@@ -28,6 +28,16 @@ std::int64_t host_syncs();
 /// May f32 matrix products round their operands to TF32 (10 bits of mantissa)? Off at the start.
 void allow_tf32(bool on);
 bool tf32_allowed();
+/// Until the end of the scope they may not, on this thread.
+class ExactProducts {
+ public:
+  ExactProducts();
+  ~ExactProducts();
+  ExactProducts(const ExactProducts&) = delete;
+
+ private:
+  bool previous_;
+};
 
 /// A queue of work on one device. Kernels of a thread go to its current stream, one after another.
 /// A handle; streams live as long as the process and are reused. The first of a device is its

@@ -2,6 +2,7 @@
 // takes descriptors apart as the library does, so that a wrong layout gives wrong numbers here too.
 #include "weft/cuda/lt.h"
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -14,6 +15,7 @@
 namespace weft::cuda::lt {
 
 struct OperationTag {
+  int compute = kCompute32;
   std::int32_t trans_a = 0, trans_b = 0;
   Epilogue epilogue = Epilogue::none;
   void *bias = nullptr, *aux = nullptr;
@@ -108,12 +110,27 @@ Tensor in_f64(const Tensor& x) {
   return out;
 }
 
+// Rounded to nearest, ties to even, at 10 bits of mantissa.
+Tensor in_tf32(const Tensor& x) {
+  const Tensor out = Tensor::empty(x.shape(), DType::f32);
+  float* to = out.data<float>();
+  for (std::int64_t i = 0; i < x.dim(0); ++i)
+    for (std::int64_t j = 0; j < x.dim(1); ++j) {
+      auto bits =
+          std::bit_cast<std::uint32_t>(x.data<float>()[i * x.strides()[0] + j * x.strides()[1]]);
+      bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
+      *to++ = std::bit_cast<float>(bits);
+    }
+  return out;
+}
+
 void multiply(const OperationTag& op, const LayoutTag& la, const void* a, const LayoutTag& lb,
               const void* b, bool accumulate, const LayoutTag& ld, void* d) {
   for (int i = 0; i < ld.batch; ++i) {
     Tensor left = by_row(lb, matrix(lb, b, i)), right = by_row(la, matrix(la, a, i));
     if (op.trans_b) left = transposed(left);
     if (op.trans_a) right = transposed(right);
+    if (op.compute == kComputeTf32) left = in_tf32(left), right = in_tf32(right);
     void* const target = const_cast<char*>(matrix(ld, d, i));
     if (op.epilogue == Epilogue::none || op.epilogue == Epilogue::bias_gradient_b) {
       gemm(left, right, by_row(ld, target), accumulate);
@@ -134,8 +151,8 @@ Status create(Handle* h) {
   return kOk;
 }
 std::size_t version() { return 0; }
-Status create_operation(Operation* op, int, int) {
-  *op = new OperationTag;
+Status create_operation(Operation* op, int compute, int) {
+  *op = new OperationTag{.compute = compute};
   return kOk;
 }
 Status destroy_operation(Operation op) {

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/linear.h"
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/router.h"
 #include "weft/autograd/router_gate.h"
@@ -110,6 +111,17 @@ TEST_CASE("router: logits of the gate, with gradients in the dtype of their oper
   };
   CHECK(disagreement(gate, {random({5, 16}, 1), random({8, 16}, 2), random({8}, 3)},
                      {.tolerance = 4}) == "");
+}
+
+TEST_CASE("router: logits and their gradients are exact where other products may round") {
+  cuda::allow_tf32(true);
+  const TensorList in{random({5, 16}, 1), random({8, 16}, 2)};
+  const Op gate = [](const TensorList& t) { return TensorList{router_logits(t[0], t[1])}; };
+  const Op layer = [](const TensorList& t) { return TensorList{linear(t[0], t[1])}; };
+  CHECK(disagreement(gate, in, {.dtypes = {DType::f32}}) == "");
+  CHECK(disagreement(layer, in, {.dtypes = {DType::f32}}) != "");
+  cuda::allow_tf32(false);
+  CHECK(disagreement(layer, in, {.dtypes = {DType::f32}}) == "");
 }
 
 TEST_CASE("router: the module on a GPU: the CPU's loss, gradient and counts, and no waiting") {
