@@ -32,19 +32,25 @@ std::vector<BucketLayout> plan_buckets(const NamedTensors& parameters, const Lay
   check(options.bucket_size >= 0, "ddp: bucket_size must be at least 0, got {}",
         options.bucket_size);
   std::vector<BucketLayout> done, open;
+  std::vector<std::int64_t> typical;  // sizes of the open ones by typical parts, not this rank's
   const auto close = [&](std::size_t i) {
     BucketLayout& b = open[i];
     b.size = round_up(b.size, std::lcm(std::int64_t{ranks_of(b, options)}, kEnd128));
     done.push_back(std::move(b));
     open.erase(open.begin() + static_cast<std::ptrdiff_t>(i));
+    typical.erase(typical.begin() + static_cast<std::ptrdiff_t>(i));
   };
   for (std::size_t p = parameters.size(); p-- > 0;) {
     const Tensor& t = parameters[p].tensor;
     const auto found = layout.find(parameters[p].name);
     BucketLayout fresh;
+    std::int64_t part = t.numel();
     if (found != layout.end()) {
-      fresh.expert = found->second.expert;
-      fresh.tp_partial = found->second.tp_partial;
+      const ParameterLayout& l = found->second;
+      fresh.expert = l.expert;
+      fresh.tp_partial = l.tp_partial;
+      const int parts = l.expert ? options.expert_parts : options.dense_parts;
+      if (!l.part.cuts.empty()) part = (l.part.whole.numel() + parts - 1) / parts;
     }
     fresh.param_dtype = t.dtype();
     fresh.grad_dtype = t.dtype() == DType::f64 ? DType::f64 : options.grad_dtype;
@@ -52,16 +58,20 @@ std::vector<BucketLayout> plan_buckets(const NamedTensors& parameters, const Lay
       return kind_of(b) == kind_of(fresh);
     });
     const auto i = static_cast<std::size_t>(same - open.begin());
-    if (same == open.end()) open.push_back(fresh);
+    if (same == open.end()) {
+      open.push_back(fresh);
+      typical.push_back(0);
+    }
     BucketLayout& b = open[i];
     const std::int64_t begin = round_up(b.size, kStart);
     b.entries.push_back({p, begin, t.numel()});
     b.size = begin + t.numel();
+    typical[i] = round_up(typical[i], kStart) + part;
     const std::int64_t enough =
         options.bucket_size > 0
             ? options.bucket_size
             : std::max<std::int64_t>(40'000'000, 1'000'000 * std::int64_t{ranks_of(b, options)});
-    if (b.size >= enough) close(i);
+    if (typical[i] >= enough) close(i);
   }
   while (!open.empty()) close(0);
   std::sort(done.begin(), done.end(), [](const BucketLayout& a, const BucketLayout& b) {

@@ -25,13 +25,15 @@ struct BucketOptions {
   std::int64_t bucket_size = 0;           ///< elements that close a bucket; 0: max(40e6, 1e6 dp)
   DType grad_dtype = DType::f32;          ///< or bf16; gradients of f64 parameters are f64
   int dense_ranks = 1, expert_ranks = 1;  ///< that each kind's gradients are summed over
+  int dense_parts = 1, expert_parts = 1;  ///< that a cut parameter of each kind comes in
 };
 
 /// The buckets of a model: parameters in reverse order, because backward comes to the last ones
 /// first, of one kind and dtype each. Every parameter starts at a multiple of 64 elements, and a
 /// bucket's size is a multiple of 128 and of the number of ranks, so that each of them can own an
-/// equal slice. The list is in the order of the buckets' last parameters: ranks that hold different
-/// parts of the same parameters have compatible orders.
+/// equal slice. The list is in the order of the buckets' last parameters. Where a bucket ends
+/// follows from sizes that are the same on every rank, whatever part of a parameter it holds: all
+/// ranks have the same parameters in the same buckets, and send them at the same point of backward.
 /// Throws Error on a dtype of gradients other than f32 and bf16.
 std::vector<BucketLayout> plan_buckets(const NamedTensors& parameters, const Layout& layout,
                                        const BucketOptions& options);

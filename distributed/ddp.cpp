@@ -33,6 +33,8 @@ Ddp::Ddp(nn::Module& model, const DeviceMesh& mesh, const Layout& layout, const 
   buckets.grad_dtype = options.grad_dtype;
   buckets.dense_ranks = mesh.dp_cp().size();
   buckets.expert_ranks = mesh.edp().size();
+  buckets.dense_parts = mesh.tp().size();
+  buckets.expert_parts = mesh.tp_ep().size();
   for (BucketLayout& b : plan_buckets(parameters_, layout_, buckets)) open(std::move(b));
   works_.reserve(2 * buckets_.size());
 }

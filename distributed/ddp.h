@@ -59,7 +59,9 @@ class Ddp {
 
   /// To be called on the tape of the last micro-batch before its backward: buckets are sent during
   /// that. A parameter that gets no gradient counts as zeros; the first time, a line is logged.
-  /// Throws Error when finish() has not been called since the last time.
+  /// The Ddp has to outlive the tape's backward. When that throws, on every rank alike, finish()
+  /// has to be called before anything else. Throws Error when finish() has not been called since
+  /// the last time.
   void watch(Tape& tape);
   /// Waits until every gradient is summed (with `shard`: this rank's slices). Returns the norm over
   /// all parameters of the job, each value counted once, and its scale; the same on every rank and

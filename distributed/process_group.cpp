@@ -110,14 +110,17 @@ void Work::wait() {
 
 bool Work::done() const { return !op_ || op_->done.load(std::memory_order_acquire); }
 
-// An operation while it is filled in: a check that throws gives it back.
+// An operation while it is filled in: a check that throws gives it back, and ends at_once().
 struct ProcessGroup::Call {
-  Call(const ProcessGroup& group, Collective kind)
-      : op(group.thread_->take()), work(group.thread_, op) {
+  Call(ProcessGroup& group, Collective kind)
+      : op(group.thread_->take()),
+        work(group.thread_, op),
+        wakes(!std::exchange(group.at_once_, false)) {
     op.kind = kind;
   }
   Operation& op;
   Work work;
+  bool wakes;
 };
 
 ProcessGroup::ProcessGroup(std::shared_ptr<Channel> channel, std::shared_ptr<CommThread> thread)
@@ -130,14 +133,14 @@ Work ProcessGroup::submit(Call& call) {
   op.sequence = is_message(op.kind) ? messages_++ : sequence_++;
   op.channel = channel_;
   if (op.out) op.out.bump_version();
-  thread_->submit(op, !std::exchange(at_once_, false));
+  thread_->submit(op, call.wakes);
   return std::move(call.work);
 }
 
 Work ProcessGroup::all_reduce(const Tensor& x, Reduce reduce) {
+  Call call(*this, Collective::all_reduce);
   check_tensor("all_reduce", *channel_, x);
   check_reducible("all_reduce", x.dtype());
-  Call call(*this, Collective::all_reduce);
   Operation& op = call.op;
   op.out = op.in = x;
   op.reduce = reduce;
@@ -147,8 +150,8 @@ Work ProcessGroup::all_reduce(const Tensor& x, Reduce reduce) {
 }
 
 Work ProcessGroup::all_gather(const Tensor& out, const Tensor& in, RowList rows) {
-  check_pair("all_gather", *channel_, out, in);
   Call call(*this, Collective::all_gather);
+  check_pair("all_gather", *channel_, out, in);
   Operation& op = call.op;
   elements_by_rank("all_gather", rows, size(), out, op.out_count);
   check(in.numel() == op.out_count[static_cast<std::size_t>(rank())],
@@ -163,9 +166,9 @@ Work ProcessGroup::all_gather(const Tensor& out, const Tensor& in, RowList rows)
 
 Work ProcessGroup::reduce_scatter(const Tensor& out, const Tensor& in, RowList rows,
                                   Reduce reduce) {
+  Call call(*this, Collective::reduce_scatter);
   check_pair("reduce_scatter", *channel_, out, in);
   check_reducible("reduce_scatter", in.dtype());
-  Call call(*this, Collective::reduce_scatter);
   Operation& op = call.op;
   elements_by_rank("reduce_scatter", rows, size(), in, op.in_count);
   check(out.numel() == op.in_count[static_cast<std::size_t>(rank())],
@@ -181,9 +184,9 @@ Work ProcessGroup::reduce_scatter(const Tensor& out, const Tensor& in, RowList r
 
 Work ProcessGroup::all_to_all(const Tensor& out, const Tensor& in, RowList out_rows,
                               RowList in_rows) {
+  Call call(*this, Collective::all_to_all);
   check_pair("all_to_all", *channel_, out, in);
   check(!overlap(out, in), "all_to_all: out must not share memory with in");
-  Call call(*this, Collective::all_to_all);
   Operation& op = call.op;
   elements_by_rank("all_to_all", out_rows, size(), out, op.out_count);
   elements_by_rank("all_to_all", in_rows, size(), in, op.in_count);
@@ -193,10 +196,10 @@ Work ProcessGroup::all_to_all(const Tensor& out, const Tensor& in, RowList out_r
 }
 
 Work ProcessGroup::broadcast(const Tensor& x, int root) {
+  Call call(*this, Collective::broadcast);
   check_tensor("broadcast", *channel_, x);
   check(root >= 0 && root < size(), "broadcast: root must be a rank below {}, got {}", size(),
         root);
-  Call call(*this, Collective::broadcast);
   Operation& op = call.op;
   op.out = op.in = x;
   op.from = root;
@@ -206,11 +209,11 @@ Work ProcessGroup::broadcast(const Tensor& x, int root) {
 }
 
 Work ProcessGroup::exchange(const Tensor& out, int from, const Tensor& in, int to) {
+  Call call(*this, Collective::exchange);
   check_pair("exchange", *channel_, out, in);
   check(!overlap(out, in), "exchange: out must not share memory with in");
   check(from >= 0 && from < size() && to >= 0 && to < size(),
         "exchange: from and to must be ranks below {}, got {} and {}", size(), from, to);
-  Call call(*this, Collective::exchange);
   Operation& op = call.op;
   op.out = out;
   op.in = in;
@@ -220,20 +223,20 @@ Work ProcessGroup::exchange(const Tensor& out, int from, const Tensor& in, int t
 }
 
 Work ProcessGroup::send(const Tensor& x, int to) {
+  Call call(*this, Collective::send);
   check_tensor("send", *channel_, x);
   check(to >= 0 && to < size() && to != rank(), "send: to must be another rank below {}, got {}",
         size(), to);
-  Call call(*this, Collective::send);
   call.op.in = x;
   call.op.to = to;
   return submit(call);
 }
 
 Work ProcessGroup::receive(const Tensor& x, int from) {
+  Call call(*this, Collective::receive);
   check_tensor("receive", *channel_, x);
   check(from >= 0 && from < size() && from != rank(),
         "receive: from must be another rank below {}, got {}", size(), from);
-  Call call(*this, Collective::receive);
   call.op.out = x;
   call.op.from = from;
   return submit(call);

@@ -5,6 +5,7 @@
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/recompute.h"
+#include "weft/autograd/reduce.h"
 #include "weft/autograd/router_gate.h"
 #include "weft/autograd/router_loss.h"
 #include "weft/autograd/router_noise.h"
@@ -173,10 +174,12 @@ Tensor Router::counts_of(const BalanceLoss& l, const Tensor& logits, const Routi
   return counts;
 }
 
-Tensor Router::loss_of(const Tensor& logits, const Routing& routing, const RouterInput& in) const {
+Tensor Router::loss_of(const Tensor& logits, const Routing& routing, const RouterInput& in,
+                       const Tensor& weight_here) const {
   Tensor total;
   int number = 0;
-  const auto include = [&](const Tensor& loss, double coefficient) {
+  const auto include = [&](Tensor loss, double coefficient) {
+    if (weight_here) loss = mul(loss, weight_here.to(loss.dtype()));
     total = plus(total, loss);
     if (!recomputing()) loss_sums.select(0, number).add_(loss.detach(), 1 / coefficient);
     ++number;
@@ -192,6 +195,16 @@ Tensor Router::loss_of(const Tensor& logits, const Routing& routing, const Route
   return total;
 }
 
+// Ranks whose tokens are equally many, but not those that count: how this one's weigh, where
+// loss_share weighs them alike. Null where they do.
+Tensor Router::uneven_share(const Tensor& own, const Tensor& all) const {
+  if (!own || own.numel() == all.numel()) return {};
+  const auto counted = [](const Tensor& padding) {
+    return sub(static_cast<double>(padding.numel()), sum(padding.to(DType::f64)));
+  };
+  return mul(div(counted(own), maximum(counted(all), 1)), 1 / loss_share);
+}
+
 Routed Router::operator()(const Tensor& x, const RouterInput& given) const {
   const Tensor logits = logits_of(x, given.sequences);
   const RouterInput in = here(given, logits.dim(0));
@@ -200,7 +213,7 @@ Routed Router::operator()(const Tensor& x, const RouterInput& given) const {
                     ? route_sinkhorn(logits, config.route.topk, is_training(), in.padding)
                     : route(logits, expert_bias, config.route, in.padding);
   const bool learns = is_training() && recording(logits);
-  if (learns) out.loss = loss_of(logits, out.routing, in);
+  if (learns) out.loss = loss_of(logits, out.routing, in, uneven_share(in.padding, given.padding));
   // Which tokens are dropped depends on all of them, later ones too.
   if (is_training() && config.capacity_factor > 0)
     out.routing = limit_capacity(

@@ -102,7 +102,9 @@ struct Router : Module {
                         const RouterInput& input) const;
   Tensor counts_of(const BalanceLoss& l, const Tensor& logits, const Routing& routing,
                    const RouterInput& input) const;
-  Tensor loss_of(const Tensor& logits, const Routing& routing, const RouterInput& input) const;
+  Tensor loss_of(const Tensor& logits, const Routing& routing, const RouterInput& in,
+                 const Tensor& weight_here) const;
+  Tensor uneven_share(const Tensor& own, const Tensor& all) const;
 };
 
 }  // namespace weft::nn

@@ -79,6 +79,22 @@ TEST_CASE("bucket_layout: kinds and dtypes have buckets of their own, in the ord
         " f32 bf16 384:ca\n");
 }
 
+TEST_CASE(
+    "bucket_layout: ranks that hold unlike parts have the same parameters in the same buckets") {
+  for (const std::int64_t rows : {6, 6, 6, 3}) {  // of 21, cut for four ranks
+    const NamedTensors ps = {
+        {"a", Tensor::zeros({100})}, {"b", Tensor::zeros({64})}, {"c", Tensor::zeros({rows, 16})}};
+    Layout layout;
+    layout["c"].part = {{21, 16}, {nn::Part::Cut{0, {{0, rows}}}}};
+    std::string text;
+    for (const BucketLayout& b : plan_buckets(ps, layout, {.bucket_size = 80, .dense_parts = 4})) {
+      for (const BucketEntry& e : b.entries) text += ps[e.parameter].name;
+      text += ' ';
+    }
+    CHECK(text == "c ba ");
+  }
+}
+
 TEST_CASE("bucket_layout: slices cover every element of every parameter once") {
   for (const int ranks : {1, 2, 3, 4, 7, 64}) {
     const NamedTensors ps = four();

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "weft/autograd/elementwise.h"
+#include "weft/distributed/ddp.h"
 #include "weft/distributed/parallelize.h"
 #include "weft/distributed/shard_experts.h"
 #include "weft/nn/gpt.h"
@@ -159,6 +160,73 @@ TEST_CASE("recomputed blocks change no bit of tensor, sequence and expert parall
       }
     }
   });
+}
+
+TEST_CASE("padding weighs nothing, wherever the tokens of a batch are cut") {
+  // One row of two sequences; the last twelve tokens, which one rank has, are filler.
+  constexpr std::int64_t kRow = 48, kPadding = 12;
+  const std::vector<std::int32_t> ends{0, 20, kRow - kPadding, kRow};
+  const std::vector<std::uint8_t> is_padding{0, 0, 1};
+  const Tensor ids = random({1, kRow}, 1, DType::i32), targets = random({1, kRow}, 2, DType::i32);
+  const auto step = [&](World& w, const Degrees& degrees, const GptConfig& c) {
+    const DeviceMesh mesh(w, degrees);
+    Gpt model = seeded(c, DType::f64);
+    const bool sequence = degrees.tp > 1;
+    Layout layout = parallelize(model, mesh.tp(), gpt_plan(c, {.sequence = sequence}));
+    for (const auto& [name, l] : shard_experts(model, mesh, {.sequence_parallel = sequence}))
+      layout[name] = l;
+    Ddp ddp(model, mesh, layout);
+    Tape tape;
+    const nn::GptLosses losses =
+        model.losses(ids, targets, nn::Packing::of(ends, kRow, kCpu, is_padding));
+    const Tensor total = losses.total();
+    ddp.watch(tape);
+    total.backward(Tensor::full({}, 1.0 / (kRow - kPadding), DType::f64));
+    const Tensor aux = losses.aux.detach().view({1}).clone();
+    mesh.tp().all_reduce(aux).wait();
+    return std::pair{aux.item(), ddp.finish().norm.item()};
+  };
+  for (const int kind : {0, 1, 2}) {
+    GptConfig c = tiny(nn::Arch::llama, true);
+    c.seq = kRow;
+    c.mtp = {};
+    c.moe.router.expert_bias = false;
+    if (kind == 0)
+      c.moe.router.z_loss = 0.1;
+    else
+      c.moe.router.balance = {{kind == 1 ? Balance::aux : Balance::sequence, 0.5}};
+    std::pair<double, double> want;
+    test::distributed_test(1, [&](World& w) { want = step(w, {}, c); });
+    if (test::launched_world()) return;  // which is of one size
+    run_ranks(2, [&](World& w) {
+      CAPTURE(kind);
+      const auto got = step(w, {.tp = 2}, c);
+      CHECK(got.first == doctest::Approx(want.first).epsilon(1e-12));
+      CHECK(got.second == doctest::Approx(want.second).epsilon(1e-12));
+    });
+  }
+}
+
+TEST_CASE("buckets of any size leave at the same point of backward on all ranks") {
+  // Ranks hold unlike parts of the head, and gradients of experts come out of order.
+  for (const std::int64_t bucket : {192, 256, 320, 384, 448, 512, 576, 1024})
+    test::distributed_test(4, [&](World& w) {
+      CAPTURE(bucket);
+      GptConfig c = tiny(nn::Arch::llama, true);
+      c.vocab = 21;
+      const DeviceMesh mesh(w, {.tp = 4, .ep = 2, .etp = 1});
+      Gpt model = seeded(c, DType::f32);
+      Layout layout = parallelize(model, mesh.tp(), gpt_plan(c, {.sequence = true}));
+      for (const auto& [name, l] : shard_experts(model, mesh, {.sequence_parallel = true}))
+        layout[name] = l;
+      Ddp ddp(model, mesh, layout, {.bucket_size = bucket});
+      Tape tape;
+      const Tensor loss = model.losses(kIds, kTargets).total();
+      ddp.watch(tape);
+      loss.backward();
+      ddp.finish();
+      test::check_same_traces(w);
+    });
 }
 
 }  // namespace weft::distributed
