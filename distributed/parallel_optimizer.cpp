@@ -1,6 +1,7 @@
 #include "weft/distributed/parallel_optimizer.h"
 
 #include <algorithm>
+#include <set>
 
 #include "weft/core/error.h"
 #include "weft/distributed/sharded_optimizer.h"
@@ -93,8 +94,26 @@ Pieces RangeOptimizer::pieces(bool all) const {
 
 Pieces RangeOptimizer::state() const { return pieces(false); }
 
+// A file without what this rank needs, or with a state of these parameters that this optimizer does
+// not have: that of another one, or of another dtype.
+void RangeOptimizer::check_names(const PieceFiles& files, const StateDict& state) const {
+  for (const auto& [name, piece] : pieces(true))
+    check(files.contains(name), "load_state_dict: {} is missing from the optimizer state", name);
+  std::set<std::string> kinds;
+  for (const auto& [name, tensor] : state) kinds.insert(name.substr(name.rfind('.') + 1));
+  std::set<std::string> own;
+  for (const NamedTensor& p : inner_->parameters()) own.insert(p.name);
+  for (const std::string& name : files.names()) {
+    const std::size_t dot = name.rfind('.');
+    if (dot == std::string::npos || !own.contains(name.substr(0, dot))) continue;
+    check(kinds.contains(name.substr(dot + 1)),
+          "load_state_dict: {} is not part of this optimizer's state", name);
+  }
+}
+
 void RangeOptimizer::load_state(const PieceFiles& files) {
   StateDict state = inner_->state_dict();
+  check_names(files, state);
   for (const auto& [name, piece] : pieces(true))
     files.read_into(name, piece.piece, state.at(name).view({-1}));
   inner_->load_state_dict(state);

@@ -81,6 +81,7 @@ class RangeOptimizer : public ParallelOptimizer {
     std::int64_t counted;  ///< so many of its first elements no other rank counts
   };
   Pieces pieces(bool all) const;
+  void check_names(const PieceFiles& files, const StateDict& state) const;
   std::vector<Range> ranges_;
   NamedTensors values_;  ///< until make()
 };

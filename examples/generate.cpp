@@ -38,19 +38,25 @@ void check_values(const Options& o) {
   check(o.threads >= 0, "--threads: must be at least 0, got {}", o.threads);
 }
 
-nn::Gpt load(const Options& o) {
+io::Checkpoint checkpoint_of(const Options& o) {
   check(o.model.empty(),
         "--model: importing a Hugging Face folder does not exist yet; remove the flag");
   check(!o.checkpoint.empty(), "--checkpoint: name the --out folder of a run, or a step folder");
-  std::optional<io::Checkpoint> found;
-  if (io::exists(o.checkpoint + "/state.json"))
-    found = io::open_checkpoint(o.checkpoint);
-  else
-    found = io::find_checkpoint(o.checkpoint);
+  if (io::exists(o.checkpoint + "/state.json")) return io::open_checkpoint(o.checkpoint);
+  const std::optional<io::Checkpoint> found = io::find_checkpoint(o.checkpoint);
   check(found.has_value(), "--checkpoint: no checkpoint in '{}'", o.checkpoint);
-  const io::Json state = io::Json::parse(found->state(), found->folder + "/state.json");
+  return *found;
+}
+
+StateDict weights_of(const io::Checkpoint& checkpoint) {
+  return distributed::PieceFiles(checkpoint.shards("model")).state_dict();
+}
+
+nn::Gpt load(const Options& o) {
+  const io::Checkpoint found = checkpoint_of(o);
+  const io::Json state = io::Json::parse(found.state(), found.folder + "/state.json");
   nn::Gpt model(train::config_from_json(state.at("model")));
-  model.load_state_dict(distributed::PieceFiles(found->shards("model")).state_dict());
+  model.load_state_dict(weights_of(found));
   model.eval();
   return model;
 }
@@ -62,10 +68,11 @@ Tensor to_ids(std::span<const std::int32_t> tokens) {
 std::string to_toml(const Options& o) {
   using train::toml_value;
   return message(
-      "checkpoint = {}\nprompt = {}\ntokens = {}\ntemperature = {}\ntopk = {}\ntopp = {}\n"
+      "checkpoint = {}\nexport = {}\nprompt = {}\ntokens = {}\ntemperature = {}\ntopk = {}\ntopp = "
+      "{}\n"
       "seed = {}\nthreads = {}\nspeculative = {}\n",
-      toml_value(o.checkpoint), toml_value(o.prompt), o.tokens, o.temperature, o.top_k, o.top_p,
-      o.seed, o.threads, o.speculative);
+      toml_value(o.checkpoint), toml_value(o.export_to), toml_value(o.prompt), o.tokens,
+      o.temperature, o.top_k, o.top_p, o.seed, o.threads, toml_value(o.speculative));
 }
 
 nn::SamplingOptions sampling(const Options& o) {
@@ -106,17 +113,17 @@ nn::Speculator::Stats several_a_pass(nn::Speculator& speculator,
 }
 
 void generate(const Options& o) {
+  if (!o.export_to.empty()) {
+    io::save_safetensors(o.export_to, weights_of(checkpoint_of(o)));
+    std::printf("wrote %s\n", o.export_to.c_str());
+    return;
+  }
   const nn::Gpt model = load(o);
   check(!o.speculative || model.config.mtp.depths > 0,
         "--speculative: the checkpoint has no multi-token prediction; remove the flag, or train a "
         "model with --mtp 1");
   if (o.dry_run) {
     std::printf("%s", nn::to_string(model).c_str());
-    return;
-  }
-  if (!o.export_to.empty()) {
-    io::save_safetensors(o.export_to, model.state_dict());
-    std::printf("wrote %s\n", o.export_to.c_str());
     return;
   }
   const data::ByteTokenizer tokenizer;

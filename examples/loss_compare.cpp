@@ -94,30 +94,44 @@ double relative(double a, double b) {
   return std::isnan(d) ? INFINITY : d;
 }
 
-/// The largest difference of one number of the metrics, and where.
+/// The largest difference of one number of the metrics, and where; and that of its first row.
 struct Worst {
-  double difference = 0, first_step = 0;
-  std::int64_t step = 0;
+  double difference = 0, first = 0;
+  std::int64_t step = 0, first_step = 0;
 };
 
-// Numbers that depend on losses, by name; not times, rates or bytes.
+// The numbers that depend on losses, by name; not times, rates or bytes.
+std::map<std::string, double> numbers_of(const io::Json& row) {
+  std::map<std::string, double> numbers;
+  for (const io::JsonMember& m : row.members())
+    if (m.key.ends_with("loss") || m.key == "grad_norm")
+      numbers[m.key] = m.value.is_number() ? m.value.as_double() : NAN;
+  return numbers;
+}
+
 std::map<std::string, Worst> compare_metrics(const std::string& a, const std::string& b) {
   const std::vector<io::Json> left = rows_of(a), right = rows_of(b);
   check(left.size() == right.size() && !left.empty(),
         "both must make the same number of steps, got {} and {}", left.size(), right.size());
   std::map<std::string, Worst> worst;
-  for (std::size_t i = 0; i < left.size(); ++i)
-    for (const io::JsonMember& m : left[i].members()) {
-      if (!m.key.ends_with("loss") && m.key != "grad_norm") continue;
-      const io::Json* other = right[i].find(m.key);
-      const double d = other && other->is_number() && m.value.is_number()
-                           ? relative(m.value.as_double(), other->as_double())
-                           : INFINITY;
-      Worst& w = worst[m.key];
-      if (i == 0) w.first_step = d;
-      if (d > w.difference) w = {d, w.first_step, left[i].at("step").as_int()};
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    const std::int64_t step = left[i].at("step").as_int();
+    std::map<std::string, double> x = numbers_of(left[i]), y = numbers_of(right[i]);
+    // What only one of them has is infinitely far from the other.
+    for (const auto& [key, value] : x) y.try_emplace(key, NAN);
+    for (const auto& [key, value] : y) {
+      const double d = relative(x.try_emplace(key, NAN).first->second, value);
+      Worst& w = worst.try_emplace(key, Worst{d, d, step, step}).first->second;
+      if (d > w.difference) w.difference = d, w.step = step;
     }
+  }
   return worst;
+}
+
+// 0 only when both are the same; a NaN is infinitely far from everything.
+double ratio(double difference, double size) {
+  if (difference == 0) return 0;
+  return std::isnan(difference) ? INFINITY : std::sqrt(difference / size);
 }
 
 /// |a - b| / |b| over all weights, and the parameter that is furthest apart.
@@ -148,12 +162,12 @@ WeightDifference compare_weights(const std::string& a, const std::string& b) {
       own_difference += (u[i] - v[i]) * (u[i] - v[i]);
       own_size += v[i] * v[i];
     }
-    const double own = own_difference > 0 ? std::sqrt(own_difference / own_size) : 0;
+    const double own = ratio(own_difference, own_size);
     if (own > d.worst) d.worst = own, d.worst_name = name;
     difference += own_difference;
     size += own_size;
   }
-  d.all = difference > 0 ? std::sqrt(difference / size) : 0;
+  d.all = ratio(difference, size);
   return d;
 }
 
@@ -168,7 +182,7 @@ bool report(const Options& o) {
   };
   for (const auto& [key, w] : compare_metrics(o.out + "/a", o.out + "/b"))
     line(key, w.difference, key == "grad_norm" ? o.norm : o.loss,
-         message("largest in step {}; first step {}", w.step, w.first_step));
+         message("largest in step {}; in step {} {}", w.step, w.first_step, w.first));
   const WeightDifference d = compare_weights(o.out + "/a", o.out + "/b");
   line("weights", d.all, o.weights,
        d.worst_name.empty() ? "" : message("largest {}: {}", d.worst_name, d.worst));

@@ -21,13 +21,27 @@ fi
 processors=$(nproc)
 threads=$((processors / ranks))
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"
+# Ctrl-C: mpirun would end the ranks within a second, which is too short for a step and a save. It has
+# a session of its own, and hands SIGUSR1 on to the ranks, which then stop as after Ctrl-C.
+run() {
+  setsid "$mpirun" "$@" <&0 &
+  local child=$! status
+  trap 'kill -USR1 "$child" 2>/dev/null' INT
+  trap 'kill -TERM "$child" 2>/dev/null' TERM HUP
+  while true; do
+    status=0
+    wait "$child" || status=$?
+    kill -0 "$child" 2>/dev/null || exit "$status"
+  done
+}
+
 case $("$mpirun" --version 2>/dev/null) in
   *"Open MPI"* | *OpenRTE*)
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
     # --bind-to none: bound to one processor, a rank would have it for all of its threads.
-    exec "$mpirun" --oversubscribe --bind-to none -n "$ranks" "$@"
+    run --oversubscribe --bind-to none -n "$ranks" "$@"
     ;;
   *)
-    exec "$mpirun" -n "$ranks" "$@"
+    run -n "$ranks" "$@"
     ;;
 esac

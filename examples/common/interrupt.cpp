@@ -31,6 +31,8 @@ void catch_interrupts() {
   action.sa_flags = SA_ONSTACK | SA_RESTART;
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGUSR1, &action,
+            nullptr);  // which mpirun hands on; after Ctrl-C it kills within a second
 }
 
 bool interrupted() { return requested != 0; }

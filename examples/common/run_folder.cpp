@@ -126,13 +126,13 @@ nn::GptConfig config_from_json(const io::Json& j) {
 
 RunFolder::RunFolder(const std::string& path, bool resume, const Ranks* ranks)
     : path_(path), ranks_(ranks) {
-  if (!ranks || ranks->is_first()) {
-    const bool holds_run = io::exists(metrics()) || io::exists(path + "/checkpoints");
-    check(resume || !holds_run,
-          "--out: '{}' already holds a run; add --resume to go on with it, or name another folder",
-          path);
-    io::make_directories(path);
-  }
+  // Every rank looks before the first one writes, and so all of them refuse alike.
+  const bool holds_run = io::exists(metrics()) || io::exists(path + "/checkpoints");
+  if (ranks) ranks->world().all().barrier().wait();
+  check(resume || !holds_run,
+        "--out: '{}' already holds a run; add --resume to go on with it, or name another folder",
+        path);
+  if (!ranks || ranks->is_first()) io::make_directories(path);
   if (ranks) ranks->world().all().barrier().wait();
 }
 

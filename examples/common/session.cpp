@@ -331,13 +331,13 @@ double Session::evaluate(std::int64_t batches, const EvalSource& batch_at) {
   return total[1] > 0 ? total[0] / total[1] : 0;
 }
 
-std::string Session::first_non_finite() const {
+Session::NonFinite Session::first_non_finite() const {
   const auto parameters = model_->named_parameters();
   for (const auto& p : parameters)
-    if (!all_finite(p.tensor)) return message("parameter {}", p.name);
+    if (!all_finite(p.tensor)) return {message("parameter {}", p.name), true};
   for (const auto& p : parameters)
-    if (!all_finite(optim::gradient_of(p.tensor))) return message("the gradient of {}", p.name);
-  return "";
+    if (!all_finite(optim::gradient_of(p.tensor))) return {message("the gradient of {}", p.name)};
+  return {};
 }
 
 std::int64_t predict_peak_bytes(const Options& options, int ranks, int rank) {

@@ -108,9 +108,13 @@ class Session {
   /// Mean loss over the targets of so many batches; with several ranks each takes some of them.
   /// Nothing is recorded.
   double evaluate(std::int64_t batches, const EvalSource& batch_at);
-  /// Names the first tensor of this rank with a NaN or an infinity: parameters first, then
-  /// gradients. Empty without any.
-  std::string first_non_finite() const;
+  /// The first tensor of this rank with a NaN or an infinity, parameters before gradients; empty
+  /// without any.
+  struct NonFinite {
+    std::string what;
+    bool is_parameter = false;
+  };
+  NonFinite first_non_finite() const;
 
   /// For whoever wants to know what happens when: f is called where a phase begins.
   void on_phase(const std::function<void(Phase)>& f) { schedule_->on_phase = on_phase_ = f; }

@@ -224,18 +224,18 @@ class Run {
     return stops.item() > 0;
   }
 
-  /// What is not finite, on the first rank that finds it; the loss, on the first one, where nobody
-  /// does.
+  /// What is not finite: on the first rank with such a parameter, else, since gradients are sums
+  /// over ranks, on the first one. Empty on all others.
   std::optional<std::string> first_non_finite() const {
-    const std::string own = session_.first_non_finite();
-    if (!ranks_) return own.empty() ? "the loss" : own;
+    const Session::NonFinite own = session_.first_non_finite();
+    const std::string text = own.what.empty() ? "the loss" : own.what;
+    if (!ranks_) return text;
     const int size = ranks_->world().size(), rank = ranks_->world().rank();
-    const Tensor first = Tensor::full({1}, own.empty() ? size : rank, DType::i64);
+    const Tensor first = Tensor::full({1}, own.is_parameter ? rank : size, DType::i64);
     ranks_->world().all().all_reduce(first, distributed::Reduce::min).wait();
     const std::int64_t finder = first.item_int();
-    if (finder == size) return is_first() ? std::optional<std::string>("the loss") : std::nullopt;
-    if (finder != rank) return std::nullopt;
-    return message("{} of rank {}", own, rank);
+    if (finder == rank) return message("{} of rank {}", text, rank);
+    return finder == size && is_first() ? std::optional(text) : std::nullopt;
   }
 
   data::Batch meta_batch(std::int64_t rows) const {

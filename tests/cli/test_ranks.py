@@ -20,7 +20,8 @@ def agree(folder, one, other, tolerance=1e-5):
         assert a.keys() == b.keys(), (a.keys(), b.keys())
         for key in a.keys() - {"live_bytes", "peak_bytes"}:
             for x, y in zip(*([v] if isinstance(v, (int, float)) else v for v in (a[key], b[key]))):
-                assert abs(x - y) <= tolerance * max(1, abs(x)), (a["step"], key, x, y)
+                allowed = 0 if key in ("step", "lr", "tokens") else tolerance * abs(x)
+                assert abs(x - y) <= allowed, (a["step"], key, x, y)
 
 
 def same_bits(folder, one, other, step=8):
@@ -97,8 +98,15 @@ def resumes_in_any_layout(folder):
         out = f"{start}_{end}"
         train(*base(folder, out, *same, *layouts[start], "--steps", "4"), program="train_moe")
         train(*base(folder, out, *same, *layouts[end], "--resume"), program="train_moe")
-        for a, b in zip(metrics(f"{folder}/onewhole"), metrics(f"{folder}/{out}")):
+        rows = metrics(f"{folder}/onewhole"), metrics(f"{folder}/{out}")
+        assert len(rows[0]) == len(rows[1]) == 8, out
+        for a, b in zip(*rows):
             assert abs(a["loss"] - b["loss"]) < 2e-5 * a["loss"], (out, a, b)
+    # The whole state fits, and nothing but it: not that of another optimizer or dtype.
+    for layout in ([], ["--ranks", "2"], ["--ranks", "2", "--zero"]):
+        done = run("train_moe", *base(folder, "onewhole", *same, *layout, "--steps", "9", "--resume",
+                                      "--optimizer", "sgd"))
+        refused(done, 2, "load_state_dict:")
     plain = run("generate", "--checkpoint", f"{folder}/one", "--prompt", "the", "--tokens", "8")
     parts = run("generate", "--checkpoint", f"{folder}/zero_one", "--prompt", "the", "--tokens", "8")
     assert plain.returncode == parts.returncode == 0 and plain.stdout == parts.stdout
@@ -127,6 +135,11 @@ def stops_together(folder):
     done = run("train_gpt", *base(folder, "nan", "--ranks", "2"), env={"WEFT_TEST_INJECT_NAN": "5"})
     refused(done, 3, "step 5: parameter", "of rank 0 is not finite")
     assert metrics(f"{folder}/nan")[-1]["step"] == 4
+    done = run_ranks(2, "bash", "-c", "[ $OMPI_COMM_WORLD_RANK = 0 ] || export "
+                     f"WEFT_TEST_INJECT_NAN=3; exec {BIN}/train_gpt \"$@\"", "bash",
+                     *base(folder, "nan1"))
+    assert done.returncode == 3, done
+    assert "step 3: parameter embed.weight of rank 1 is not finite" in done.stderr, done.stderr
 
 
 def wrong_uses(folder):
@@ -149,7 +162,10 @@ def wrong_uses(folder):
     refused(run("train_gpt", *data, "--backend", "fake"), 2, "--backend: fake needs --device meta")
     pathlib.Path(f"{folder}/never").mkdir()
     pathlib.Path(f"{folder}/never/metrics.jsonl").write_text("")
-    refused(run("train_gpt", *data, "--ranks", "2"), 2, "rank 0: --out:", "already holds a run")
+    refused(run("train_gpt", *data, "--ranks", "2"), 2, "--out:", "already holds a run")
+    done = run_ranks(2, BIN / "train_gpt", *data)
+    assert done.returncode == 2 and done.stderr.count("already holds a run") == 1, done
+    assert not pathlib.Path(f"{folder}/never/flight").exists()
     done = run_ranks(2, BIN / "train_gpt", *data, "--batch", "3")
     assert done.returncode == 2 and done.stderr.count("train_gpt:") == 1, done
     assert "--batch: must be a multiple of dp 2, got 3" in done.stderr, done
