@@ -4,12 +4,30 @@
 
 #include "weft/autograd/cross_entropy.h"
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/tape.h"
 #include "weft/tests/support.h"
 
 // The oracle of the cross entropy tests: double loops, written out.
 namespace weft::test {
 
 inline constexpr double kInf = std::numeric_limits<double>::infinity();
+inline constexpr Reduction kReductions[] = {Reduction::none, Reduction::mean, Reduction::sum};
+
+struct Outcome {
+  Tensor loss, dx, dw;
+};
+
+/// f(x, w) and its gradients; a null one where an operand is not to get one.
+template <class F>
+Outcome differentiate(const Tensor& x_in, const Tensor& w_in, const Tensor& dy, const F& f) {
+  Tensor x = x_in.detach(), w = w_in.detach();
+  x.set_requires_grad();
+  w.set_requires_grad();
+  Tape tape;
+  const Tensor loss = f(x, w);
+  const TensorList g = tape.gradients(loss, {x, w}, dy);
+  return {loss.detach(), g[0], g[1]};
+}
 
 struct Oracle {
   std::vector<double> loss, grad;  // the loss after the reduction

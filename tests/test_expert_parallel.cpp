@@ -9,8 +9,8 @@
 #include "weft/distributed/shard_experts.h"
 #include "weft/nn/gpt.h"
 #include "weft/nn/router_step.h"
-#include "weft/tests/count_new.h"
 #include "weft/tests/expert_support.h"
+#include "weft/tests/warm_ranks.h"
 
 namespace weft::distributed {
 namespace {
@@ -219,14 +219,7 @@ TEST_CASE("a warm pass through experts on other ranks asks the heap for nothing"
           for (const Tensor& t : parameters) t.set_grad({});
           x.set_grad({});
         };
-        for (int i = 0; i < 4; ++i) step();
-        w.all().barrier().wait();
-        const long before = test::news;
-        w.all().barrier().wait();
-        for (int i = 0; i < 3; ++i) step();
-        w.all().barrier().wait();
-        CHECK(test::news - before == 0);
-        w.all().barrier().wait();
+        test::check_warm(w, step);
       });
 }
 

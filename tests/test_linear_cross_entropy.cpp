@@ -12,29 +12,11 @@
 namespace weft::test {
 namespace {
 
-constexpr Reduction kReductions[] = {Reduction::none, Reduction::mean, Reduction::sum};
-
 // 7 rows: chunks of 1, 2, 3 and 7 rows, the last one short or not.
 constexpr std::int64_t kChunks[] = {1, 2, 3, 7};
 constexpr std::int64_t kRows = 7, kWidth = 5, kClasses = 6;
 
 Tensor some_targets() { return ids({0, 5, -100, 2, 2, 1, -100}, {kRows}); }
-
-struct Outcome {
-  Tensor loss, dx, dw;
-};
-
-// A null gradient where an operand is not to get one.
-template <class F>
-Outcome differentiate(const Tensor& x_in, const Tensor& w_in, const Tensor& dy, const F& f) {
-  Tensor x = x_in.detach(), w = w_in.detach();
-  x.set_requires_grad();
-  w.set_requires_grad();
-  Tape tape;
-  const Tensor loss = f(x, w);
-  const TensorList g = tape.gradients(loss, {x, w}, dy);
-  return {loss.detach(), g[0], g[1]};
-}
 
 Tensor cotangent(Reduction reduction, DType x) {
   const DType real = x == DType::f64 ? DType::f64 : DType::f32;

@@ -1,7 +1,7 @@
 #include <doctest/doctest.h>
 
-#include "weft/tests/count_new.h"
 #include "weft/tests/model_layouts.h"
+#include "weft/tests/warm_ranks.h"
 
 namespace weft::distributed {
 namespace {
@@ -171,14 +171,7 @@ TEST_CASE("a warm step asks the system for nothing") {
         p.model.losses(batch.ids, batch.targets).total().backward();
         for (const Tensor& t : parameters) t.set_grad({});
       };
-      for (int i = 0; i < 4; ++i) step();
-      w.all().barrier().wait();
-      const long before = test::news;
-      w.all().barrier().wait();
-      for (int i = 0; i < 3; ++i) step();
-      w.all().barrier().wait();
-      CHECK(test::news - before == 0);
-      w.all().barrier().wait();
+      test::check_warm(w, step);
     });
 }
 

@@ -11,30 +11,17 @@
 namespace weft::distributed {
 namespace {
 
+using test::differentiate;
 using test::distributed_test;
 using test::ids;
+using test::kReductions;
+using test::Outcome;
 
 constexpr std::int64_t kRows = 7, kWidth = 5;
-constexpr Reduction kReductions[] = {Reduction::none, Reduction::mean, Reduction::sum};
 
 Tensor own_rows(const Tensor& weight, const World& w) {
   const VocabRange r = vocab_range(weight.dim(0), w.rank(), w.size());
   return weight.narrow(0, r.first, r.count).contiguous();
-}
-
-struct Outcome {
-  Tensor loss, dx, dw;
-};
-
-template <class F>
-Outcome differentiate(const Tensor& x_in, const Tensor& w_in, const Tensor& dy, const F& f) {
-  Tensor x = x_in.detach(), w = w_in.detach();
-  x.set_requires_grad();
-  w.set_requires_grad();
-  Tape tape;
-  const Tensor loss = f(x, w);
-  const TensorList g = tape.gradients(loss, {x, w}, dy);
-  return {loss.detach(), g[0], g[1]};
 }
 
 // Every rank's bits.

@@ -1,0 +1,22 @@
+#pragma once
+#include <doctest/doctest.h>
+
+#include "weft/distributed/world.h"
+#include "weft/tests/count_new.h"
+
+namespace weft::test {
+
+/// Called by every rank of a world of threads: once warm, `step` asks the heap for nothing.
+template <class Step>
+void check_warm(distributed::World& world, const Step& step) {
+  for (int i = 0; i < 4; ++i) step();
+  world.all().barrier().wait();
+  const long before = news;
+  world.all().barrier().wait();
+  for (int i = 0; i < 3; ++i) step();
+  world.all().barrier().wait();
+  CHECK(news - before == 0);
+  world.all().barrier().wait();
+}
+
+}  // namespace weft::test
