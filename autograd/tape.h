@@ -196,6 +196,7 @@ class Tape {
   void run_node(Node& node);
   Slot& slot(std::uint64_t id);
   void accumulate(Slot& slot, const char* op, Tensor dx);
+  Tape& summing(std::uint64_t id);
   Tensor main_grad_of(const Slot& s) const;
   bool can_add_in_place(Slot& slot);
   void* begin_put_off(const Backward& b, std::initializer_list<int> inputs, std::size_t fn_bytes,
@@ -219,7 +220,7 @@ class Tape {
   int nodes_ = 0;
   bool collect_only_ = false;     ///< gradients(): leaves keep their grad()
   bool running_put_off_ = false;  ///< what is put off runs, in its order
-  Tape* parent_ = nullptr;        ///< of a replay: gets the gradients of leaves it knows
+  Tape* parent_ = nullptr;        ///< of a replay: sums the gradients of what is older than it
   Mode mode_ = Mode::recording;
   std::function<void(const Tensor&)> grad_ready_;
   std::function<void(const std::vector<Tensor>&)> backward_end_;

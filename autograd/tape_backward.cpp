@@ -23,15 +23,15 @@ void Saved::throw_changed() const {
 
 void Backward::add(int i, Tensor dx) {
   if (!needs(i)) return;
-  tape_->run_put_off_before(slots_[i]);
-  tape_->accumulate(tape_->slot(slots_[i]), op_, std::move(dx));
+  Tape& tape = tape_->summing(slots_[i]);
+  tape.accumulate(tape.slot(slots_[i]), op_, std::move(dx));
 }
 
 Tensor Backward::accumulator(int i, const Shape& shape, DType dtype, bool can_add_to_f32) {
   if (!needs(i)) return {};
-  tape_->run_put_off_before(slots_[i]);
-  Tape::Slot& s = tape_->slot(slots_[i]);
-  if (const Tensor main = tape_->main_grad_of(s);
+  Tape& tape = tape_->summing(slots_[i]);
+  Tape::Slot& s = tape.slot(slots_[i]);
+  if (const Tensor main = tape.main_grad_of(s);
       main && main.shape() == shape && main.is_contiguous() &&
       (main.dtype() == dtype ||
        (can_add_to_f32 && dtype == DType::bf16 && main.dtype() == DType::f32))) {
@@ -39,7 +39,7 @@ Tensor Backward::accumulator(int i, const Shape& shape, DType dtype, bool can_ad
     main.bump_version();
     return main;
   }
-  if (!tape_->can_add_in_place(s)) return {};
+  if (!tape.can_add_in_place(s)) return {};
   if (s.grad.shape() != shape || s.grad.dtype() != dtype) return {};
   s.grad.bump_version();
   return s.grad;
@@ -50,6 +50,19 @@ void Backward::once_differentiable() const {
         "{}: its backward is a fused kernel and can be differentiated only once; build it from "
         "primitive ops, or open a NoGradGuard around the backward pass",
         op_);
+}
+
+// The tape that sums a gradient, after what was put off before it. A replayed region's inputs are
+// its own; what is older belongs to the tape that asked for the replay, and is summed there as if
+// the region had not been: with the same bits, and without a second buffer.
+Tape& Tape::summing(std::uint64_t id) {
+  Tape* tape = this;
+  tape->run_put_off_before(id);
+  while (tape->parent_ && id < tape->base_) {
+    tape = tape->parent_;
+    tape->run_put_off_before(id);
+  }
+  return *tape;
 }
 
 // Where the gradient of a leaf ends up at once, when it has a main_grad.
@@ -95,14 +108,9 @@ void Tape::leaf_used(Slot& s, int uses) {
   leaf.uses -= uses;
   if (leaf.uses > 0 || s.put_off > 0 || collect_only_) return;
   if (parent_) {
-    // A leaf older than the replay belongs to the tape that asked for it; inputs are collected.
     const std::uint64_t id = leaf.tensor.impl()->tape_id;
-    if (id >= base_) return;
-    parent_->run_put_off_before(id);
-    Slot& theirs = parent_->slot(id);
-    if (s.grad) parent_->accumulate(theirs, "recompute", std::move(s.grad));
-    s.grad = {};
-    return parent_->leaf_used(theirs, leaf.total);
+    if (id < base_) parent_->leaf_used(parent_->slot(id), leaf.total);
+    return;
   }
   if (s.grad || s.in_main) finish_leaf(leaf, s);
 }
