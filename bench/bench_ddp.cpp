@@ -27,11 +27,6 @@ struct Cost {
   double step_s = 0, waiting_s = 0;  ///< medians over the steps, of rank 0
 };
 
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
-
 /// Steps of any model: `forward` returns a loss.
 template <class Model, class Forward>
 Cost train(World& w, const Form& form, Model& model, std::int64_t bucket_size, Forward forward) {

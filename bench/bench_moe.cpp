@@ -30,10 +30,6 @@ struct Pair {
   double ratio(double (*of)(std::vector<double>)) const { return of(dense) / of(sparse); }
 };
 
-double median_of(std::vector<double> v) {
-  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-  return v[v.size() / 2];
-}
 double least_of(std::vector<double> v) { return *std::min_element(v.begin(), v.end()); }
 
 template <class Dense, class Sparse>
@@ -53,9 +49,9 @@ Pair in_turn(Dense dense, Sparse sparse) {
 }
 
 void report(bench::Report& out, const std::string& name, const Pair& p, std::int64_t tokens) {
-  out.row(name + ", dense", static_cast<double>(tokens) / median_of(p.dense), "tokens/s");
-  out.row(name + ", experts", static_cast<double>(tokens) / median_of(p.sparse), "tokens/s");
-  out.row(name + ", experts / dense, median", p.ratio(median_of), "");
+  out.row(name + ", dense", static_cast<double>(tokens) / bench::median(p.dense), "tokens/s");
+  out.row(name + ", experts", static_cast<double>(tokens) / bench::median(p.sparse), "tokens/s");
+  out.row(name + ", experts / dense, median", p.ratio(bench::median), "");
   out.row(name + ", experts / dense, best", p.ratio(least_of), "");
 }
 

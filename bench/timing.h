@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <utility>
 #include <vector>
 
 /// Measuring; bench/peers uses it too, so that both sides are timed in the same way.
@@ -21,6 +22,12 @@ inline double now() {
   return std::chrono::duration<double>(t).count();
 }
 
+inline double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 /// The median of `runs` samples after two that are thrown away: first calls fill caches, and a
 /// median shrugs off what else the machine does.
 template <class F>
@@ -30,8 +37,7 @@ double median(int runs, F&& sample) {
     const double value = sample();
     if (i >= 2) samples.push_back(value);
   }
-  std::nth_element(samples.begin(), samples.begin() + runs / 2, samples.end());
-  return samples[static_cast<std::size_t>(runs / 2)];
+  return median(std::move(samples));
 }
 
 /// Seconds of one call of f. A sample is as many calls as take about 10 ms.
