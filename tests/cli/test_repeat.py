@@ -1,5 +1,6 @@
-"""Equal runs give equal bytes: twice, in two parts, with another number of threads, from a config
-file; and what the first steps promise about memory. Numbers that no two runs share: energy."""
+"""Equal runs give equal bytes: twice, in two parts, with another number of threads, with recomputed
+layers, from a config file; and what the first steps promise about memory. Numbers that no two runs
+share: energy."""
 import json
 import os
 import pathlib
@@ -52,6 +53,23 @@ def threads(folder):
         train(*base(folder, n, "--steps", "8", "--deterministic", "--threads", n))
     same(folder, "1", "2", 8)
     same(folder, "1", "4", 8)
+
+
+def recompute_changes_no_bit(folder):
+    for arch, *more in (["gpt2"], ["llama", "--kv-heads", "1", "--mtp", "2", "--dtype", "bf16"]):
+        results = []
+        for how in ("none", "selective", "full"):
+            out = f"{arch}-{how}"
+            train(*base(folder, out, "--steps", "6", "--micro-batch", "2", "--arch", arch, *more,
+                        "--recompute", how))
+            results.append(([(row["loss"], row["grad_norm"]) for row in metrics(f"{folder}/{out}")],
+                            checkpoint_bytes(f"{folder}/{out}", 6)))
+        numbers, files = results[0]
+        assert len(numbers) == 6 and files
+        for how, (other, bytes_of) in zip(("selective", "full"), results[1:]):
+            assert other == numbers, f"{arch}: --recompute {how} has other numbers"
+            for name in files:
+                assert bytes_of[name] == files[name], f"{arch}, --recompute {how}: {name} differs"
 
 
 def micro_batches_agree(folder):
@@ -153,5 +171,5 @@ def counts_energy(folder):
     assert all(j >= 0 for j in moving) and 0 < sum(moving) < 1000, moving
 
 
-main([counts_energy, repeats, resume, threads, micro_batches_agree, config_file, steady_memory,
-      meta_predicts_the_peak, dry_run, generates])
+main([counts_energy, repeats, resume, threads, recompute_changes_no_bit, micro_batches_agree,
+      config_file, steady_memory, meta_predicts_the_peak, dry_run, generates])
