@@ -27,7 +27,6 @@ set(weft_test_stems
   expert_parallel
   expert_router
   expert_tensor
-  expert_training
   experts
   file
   gated_delta

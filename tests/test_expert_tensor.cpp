@@ -5,9 +5,6 @@
 
 #include "weft/autograd/elementwise.h"
 #include "weft/distributed/ddp.h"
-#include "weft/distributed/parallelize.h"
-#include "weft/distributed/shard_experts.h"
-#include "weft/nn/gpt.h"
 #include "weft/nn/router_step.h"
 #include "weft/tests/expert_support.h"
 
@@ -17,11 +14,13 @@ namespace {
 using nn::Balance;
 using nn::Gpt;
 using nn::GptConfig;
+using test::cut;
 using test::different_bits;
 using test::Grid;
 using test::mismatch;
 using test::part;
 using test::random;
+using test::seeded;
 
 constexpr std::int64_t kSequences = 4, kTokens = 6;
 const Tensor kIds = random({kSequences, kTokens}, 1, DType::i32);
@@ -56,13 +55,6 @@ GptConfig tiny(nn::Arch arch, bool by_bias, nn::Recompute recompute = nn::Recomp
   return c;
 }
 
-Gpt seeded(const GptConfig& c, DType dtype) {
-  Gpt model(c);
-  nn::init(model, 7);
-  model.to(dtype);
-  return model;
-}
-
 struct Pass {
   double loss = 0, aux = 0;  // sums over this rank's tokens
   std::map<std::string, Tensor> grads, biases;
@@ -84,15 +76,6 @@ Pass step(Gpt& model, std::int64_t first, std::int64_t count, const nn::Router::
   for (const auto& [name, t] : model.state_dict())
     if (name.ends_with("expert_bias")) p.biases[name] = t.clone();
   return p;
-}
-
-Layout cut(Gpt& model, DeviceMesh& mesh, Dispatcher kind) {
-  const bool sequence = mesh.tp().size() > 1;
-  Layout layout = parallelize(model, mesh, gpt_plan(model.config, {.sequence = sequence}));
-  for (const auto& [name, l] :
-       shard_experts(model, mesh, {.dispatcher = kind, .sequence_parallel = sequence}))
-    layout[name] = l;
-  return layout;
 }
 
 const Grid kGrids[] = {{2, {.tp = 2, .ep = 2, .etp = 1}}, {2, {.tp = 2, .ep = 1, .etp = 2}},
@@ -117,7 +100,7 @@ TEST_CASE("P2: tensor, sequence and expert parallelism together give one rank's 
           test::distributed_test(grid.ranks, [&](World& w) {
             DeviceMesh mesh(w, grid.degrees);
             Gpt model = seeded(c, DType::f64);
-            const Layout layout = cut(model, mesh, kind);
+            const Layout layout = cut(model, mesh, true, kind);
             const std::int64_t count = kSequences / mesh.dp().size();
             const Pass got = step(model, mesh.dp().rank() * count, count, sum_router_counts(mesh));
             const Tensor sums = Tensor::of({got.loss / mesh.tp().size(), got.aux}, {2}, DType::f64);
@@ -147,7 +130,7 @@ TEST_CASE("recomputed blocks change no bit of tensor, sequence and expert parall
     DeviceMesh mesh(w, {.tp = 2, .ep = 2, .etp = 2});
     const auto pass = [&](nn::Recompute r) {
       Gpt model = seeded(tiny(nn::Arch::llama, false, r), DType::f32);
-      cut(model, mesh, Dispatcher::all_to_all);
+      cut(model, mesh, true);
       return step(model, 2 * mesh.dp().rank(), 2, sum_router_counts(mesh));
     };
     const Pass want = pass(nn::Recompute::none);
@@ -169,13 +152,9 @@ TEST_CASE("padding weighs nothing, wherever the tokens of a batch are cut") {
   const std::vector<std::uint8_t> is_padding{0, 0, 1};
   const Tensor ids = random({1, kRow}, 1, DType::i32), targets = random({1, kRow}, 2, DType::i32);
   const auto step = [&](World& w, const Degrees& degrees, const GptConfig& c) {
-    const DeviceMesh mesh(w, degrees);
+    DeviceMesh mesh(w, degrees);
     Gpt model = seeded(c, DType::f64);
-    const bool sequence = degrees.tp > 1;
-    Layout layout = parallelize(model, mesh.tp(), gpt_plan(c, {.sequence = sequence}));
-    for (const auto& [name, l] : shard_experts(model, mesh, {.sequence_parallel = sequence}))
-      layout[name] = l;
-    Ddp ddp(model, mesh, layout);
+    Ddp ddp(model, mesh, cut(model, mesh, degrees.tp > 1));
     Tape tape;
     const nn::GptLosses losses =
         model.losses(ids, targets, nn::Packing::of(ends, kRow, kCpu, is_padding));
@@ -214,12 +193,9 @@ TEST_CASE("buckets of any size leave at the same point of backward on all ranks"
       CAPTURE(bucket);
       GptConfig c = tiny(nn::Arch::llama, true);
       c.vocab = 21;
-      const DeviceMesh mesh(w, {.tp = 4, .ep = 2, .etp = 1});
+      DeviceMesh mesh(w, {.tp = 4, .ep = 2, .etp = 1});
       Gpt model = seeded(c, DType::f32);
-      Layout layout = parallelize(model, mesh.tp(), gpt_plan(c, {.sequence = true}));
-      for (const auto& [name, l] : shard_experts(model, mesh, {.sequence_parallel = true}))
-        layout[name] = l;
-      Ddp ddp(model, mesh, layout, {.bucket_size = bucket});
+      Ddp ddp(model, mesh, cut(model, mesh, true), {.bucket_size = bucket});
       Tape tape;
       const Tensor loss = model.losses(kIds, kTargets).total();
       ddp.watch(tape);

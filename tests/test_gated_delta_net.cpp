@@ -6,8 +6,7 @@
 
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/view.h"
-#include "weft/nn/gpt.h"
-#include "weft/tests/support.h"
+#include "weft/tests/gpt_support.h"
 
 using namespace weft;
 using nn::Arch;
@@ -272,45 +271,14 @@ TEST_CASE("hybrid gpt: kinds of layers, parameters and operations") {
 TEST_CASE("hybrid gpt: decoding with a cache equals the full forward") {
   for (const Arch arch : {Arch::gpt2, Arch::llama}) {
     const Gpt model = wide(Gpt(hybrid(arch)));
-    const Tensor ids = tokens(3, 12);
-    const Tensor all = model(ids);
     nn::KvCache cache(model.config, 3, 12, DType::f64);
     for (int again = 0; again < 2; ++again) {
-      Tensor last = model.decode(ids.narrow(1, 0, 5), cache);
-      CHECK(mismatch(last, all.select(1, 4), 1e-12) == "");
-      for (int t = 5; t < 9; ++t) {
-        last = model.decode(ids.narrow(1, t, 1), cache);
-        CHECK(mismatch(last, all.select(1, t), 1e-12) == "");
-      }
-      CHECK(mismatch(model.decode(ids.narrow(1, 9, 3), cache), all.select(1, 11), 1e-12) == "");
+      test::check_decoding(model, tokens(3, 12), cache);
       cache.truncate(0);
     }
   }
 }
 
 TEST_CASE("hybrid gpt: a packed row gives what its sequences give one by one") {
-  const Gpt model = wide(Gpt(hybrid(Arch::llama)));
-  const Tensor ids = tokens(1, 12), cu = Tensor::of({0, 5, 5, 6, 12}, {5}, DType::i32);
-  const Tensor at = Tensor::of({0, 1, 2, 3, 4, 0, 0, 1, 2, 3, 4, 5}, {12}, DType::i32);
-  const Tensor packed = model(ids, {cu, at});
-  for (const auto& [from, n] : {std::pair{0, 5}, {5, 1}, {6, 6}})
-    CHECK(mismatch(packed.narrow(1, from, n), model(ids.narrow(1, from, n)), 1e-12) == "");
-}
-
-TEST_CASE("hybrid gpt: recomputing changes no bit of loss and gradients") {
-  GptConfig c = hybrid(Arch::llama);
-  const auto run = [&](nn::Recompute how) {
-    c.recompute = how;
-    Gpt model(c);
-    nn::init(model, 4);
-    Tape tape;
-    const Tensor loss = model.loss(model.hidden(tokens(2, 12)), model.head, tokens(2, 12));
-    loss.backward();
-    TensorList out{loss.detach()};
-    for (const Tensor& p : model.parameters()) out.push_back(p.grad());
-    return out;
-  };
-  const TensorList plain = run(nn::Recompute::none), again = run(nn::Recompute::full);
-  REQUIRE(plain.size() == again.size());
-  for (int i = 0; i < plain.size(); ++i) CHECK(test::different_bits(plain[i], again[i]) == "");
+  test::check_packing(wide(Gpt(hybrid(Arch::llama))), tokens(1, 12));
 }

@@ -5,8 +5,7 @@
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/tape.h"
-#include "weft/nn/gpt.h"
-#include "weft/tests/support.h"
+#include "weft/tests/gpt_support.h"
 
 using namespace weft;
 using nn::Arch;
@@ -198,18 +197,9 @@ TEST_CASE("gpt: decoding with a cache equals the full forward") {
       c.qk_norm = arch == Arch::llama;
       const Gpt model = make(c);
       const Tensor ids = tokens(3, 12);
-      const Tensor all = model(ids);
       nn::KvCache cache(c, 3, 12, DType::f64);
-      Tensor last = model.decode(ids.narrow(1, 0, 5), cache);  // the prompt at once
-      CHECK(test::mismatch(last, all.select(1, 4), 1e-12) == "");
-      for (int t = 5; t < 9; ++t) {
-        last = model.decode(ids.narrow(1, t, 1), cache);
-        CHECK(last.shape() == Shape{3, 19});
-        CHECK(test::mismatch(last, all.select(1, t), 1e-12) == "");
-      }
-      last = model.decode(ids.narrow(1, 9, 3), cache);  // several behind a filled cache
-      CHECK(test::mismatch(last, all.select(1, 11), 1e-12) == "");
-      CHECK(cache.length() == 12);
+      const Tensor all = test::check_decoding(model, ids, cache);
+      CHECK(all.shape() == Shape{3, 12, 19});
       cache.truncate(5);  // and back again
       CHECK(test::mismatch(model.decode(ids.narrow(1, 5, 1), cache), all.select(1, 5), 1e-12) ==
             "");

@@ -4,8 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "weft/nn/gpt.h"
-#include "weft/tests/support.h"
+#include "weft/tests/gpt_support.h"
 
 using namespace weft;
 using nn::Arch;
@@ -252,49 +251,15 @@ TEST_CASE("mla gpt: decoding with a cache of latents equals the full forward") {
     c.window = window;
     const Gpt model = wide(Gpt(c));
     const Tensor ids = tokens(3, 12);
-    const Tensor all = model(ids);
     nn::KvCache cache(c, 3, 12, DType::f64);
-    Tensor last = model.decode(ids.narrow(1, 0, 5), cache);
-    CHECK(mismatch(last, all.select(1, 4), 1e-12) == "");
-    for (int t = 5; t < 9; ++t) {
-      last = model.decode(ids.narrow(1, t, 1), cache);
-      CHECK(mismatch(last, all.select(1, t), 1e-12) == "");
-    }
-    CHECK(mismatch(model.decode(ids.narrow(1, 9, 3), cache), all.select(1, 11), 1e-12) == "");
+    const Tensor all = test::check_decoding(model, ids, cache);
     cache.truncate(5);
     CHECK(mismatch(model.decode(ids.narrow(1, 5, 1), cache), all.select(1, 5), 1e-12) == "");
   }
 }
 
 TEST_CASE("mla gpt: a packed row gives what its sequences give one by one") {
-  const Gpt model = wide(Gpt(latent()));
-  const Tensor ids = tokens(1, 12), cu = Tensor::of({0, 5, 5, 6, 12}, {5}, DType::i32);
-  const Tensor at = Tensor::of({0, 1, 2, 3, 4, 0, 0, 1, 2, 3, 4, 5}, {12}, DType::i32);
-  const Tensor packed = model(ids, {cu, at});
-  for (const auto& [from, n] : {std::pair{0, 5}, {5, 1}, {6, 6}})
-    CHECK(mismatch(packed.narrow(1, from, n), model(ids.narrow(1, from, n)), 1e-12) == "");
-}
-
-TEST_CASE("mla gpt: recomputing changes no bit, dropout included") {
-  GptConfig c = latent();
-  c.dropout = 0.2;
-  const auto run = [&](nn::Recompute how, bool training) {
-    c.recompute = how;
-    Gpt model(c);
-    nn::init(model, 4);
-    model.train(training);
-    const RandomScope scope({.seed = 1, .step = 3});
-    Tape tape;
-    const Tensor loss = model.loss(model.hidden(tokens(2, 12)), model.head, tokens(2, 12));
-    loss.backward();
-    TensorList out{loss.detach()};
-    for (const Tensor& p : model.parameters()) out.push_back(p.grad());
-    return out;
-  };
-  const TensorList plain = run(nn::Recompute::none, true), again = run(nn::Recompute::full, true);
-  REQUIRE(plain.size() == again.size());
-  for (int i = 0; i < plain.size(); ++i) CHECK(test::different_bits(plain[i], again[i]) == "");
-  CHECK(test::different_bits(plain[0], run(nn::Recompute::none, false)[0]) != "");
+  test::check_packing(wide(Gpt(latent())), tokens(1, 12));
 }
 
 TEST_CASE("mla: dropout falls on the attention weights, in training only") {
