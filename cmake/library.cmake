@@ -201,7 +201,7 @@ set(weft_sources
   optim/sgd.cpp)
 if(WEFT_HAVE_MPI)
   list(APPEND weft_sources distributed/mpi_channel.cpp distributed/mpi_compare.cpp
-    distributed/mpi_job.cpp distributed/mpi_messages.cpp distributed/mpi_questions.cpp)
+    distributed/mpi_end.cpp distributed/mpi_job.cpp distributed/mpi_messages.cpp distributed/mpi_questions.cpp)
 endif()
 list(TRANSFORM weft_sources PREPEND ${PROJECT_SOURCE_DIR}/)
 

@@ -1,5 +1,6 @@
 #include "weft/distributed/checkpoint.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 #include <vector>
@@ -17,6 +18,25 @@ std::int64_t from_first(World& world, std::int64_t value) {
   t.data<std::int64_t>()[0] = value;
   world.all().broadcast(t, 0).wait();
   return t.data<std::int64_t>()[0];
+}
+
+// What rank `from` says, on all of them.
+std::string text_from(World& world, int from, const std::string& own) {
+  const Tensor size = Tensor::full({1}, static_cast<double>(own.size()), DType::i64);
+  world.all().broadcast(size, from).wait();
+  std::string text = own;
+  text.resize(static_cast<std::size_t>(size.item_int()));
+  const Tensor bytes = Tensor::empty({size.item_int()}, DType::u8);
+  std::copy(text.begin(), text.end(), bytes.data<std::uint8_t>());
+  world.all().broadcast(bytes, from).wait();
+  std::copy_n(bytes.data<std::uint8_t>(), text.size(), text.begin());
+  return text;
+}
+
+// Throws what rank 0 has to say, if anything, on all of them: a job has one reason to stop.
+void fail_as_first(World& world, const std::string& failure) {
+  if (from_first(world, failure.empty() ? 0 : kFailed) == kFailed)
+    throw Error(text_from(world, 0, failure), Fault::system);
 }
 
 // What every rank says, in their order.
@@ -55,8 +75,7 @@ void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step
   const std::string folder = io::checkpoint_folder(out_dir, step);
   std::string failure;
   if (world.rank() == 0) failure = failure_of([&] { io::begin_checkpoint(out_dir, step); });
-  check_system(from_first(world, failure.empty() ? 0 : kFailed) == 0, "{}",
-               failure.empty() ? "save_checkpoint: rank 0 could not make the folder" : failure);
+  fail_as_first(world, failure);
 
   io::FileSummary files[2];
   const std::string names[2] = {io::shard_name("model", world.rank()),
@@ -69,11 +88,15 @@ void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step
   const std::vector<Written> all = from_all(
       world, Written{failure.empty() ? 0 : kFailed, files[0].bytes, std::int64_t{files[0].crc32c},
                      files[1].bytes, std::int64_t{files[1].crc32c}});
+  const auto failed =
+      std::find_if(all.begin(), all.end(), [](const Written& w) { return w[0] == kFailed; });
+  if (failed != all.end()) {
+    const int rank = static_cast<int>(failed - all.begin());
+    failure = message("save_checkpoint: rank {}: {}", rank, text_from(world, rank, failure));
+  }
   std::vector<io::CheckpointFile> list;
   for (int r = 0; r < world.size(); ++r) {
     const Written& w = all[static_cast<std::size_t>(r)];
-    if (w[0] == kFailed && failure.empty())
-      failure = message("save_checkpoint: rank {} could not write its files", r);
     list.push_back({io::shard_name("model", r), {w[1], static_cast<std::uint32_t>(w[2])}});
     list.push_back({io::shard_name("optim", r), {w[3], static_cast<std::uint32_t>(w[4])}});
   }
@@ -84,20 +107,15 @@ void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step
     // Make room again; the error that led here is the one to report.
     if (!failure.empty()) failure_of([&] { io::abandon_checkpoint(out_dir, step); });
   }
-  const bool done = from_first(world, failure.empty() ? 0 : kFailed) == 0;
-  check_system(done, "{}",
-               failure.empty() ? "save_checkpoint: rank 0 could not finish it" : failure);
+  fail_as_first(world, failure);
 }
 
 std::optional<io::Checkpoint> find_checkpoint(World& world, const std::string& out_dir) {
   std::optional<io::Checkpoint> found;
   std::string failure;
   if (world.rank() == 0) failure = failure_of([&] { found = io::find_checkpoint(out_dir); });
-  const std::int64_t step = from_first(world, !failure.empty() ? kFailed
-                                              : found          ? found->step
-                                                               : kNone);
-  check_system(step != kFailed, "{}",
-               failure.empty() ? "find_checkpoint: rank 0 found none that is whole" : failure);
+  fail_as_first(world, failure);
+  const std::int64_t step = from_first(world, found ? found->step : kNone);
   if (step == kNone) return std::nullopt;
   if (world.rank() != 0)
     found = io::open_checkpoint(io::checkpoint_folder(out_dir, step, true), false);

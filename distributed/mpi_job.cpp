@@ -22,8 +22,6 @@ constexpr microseconds kShortSleep{20}, kLongSleep{200};
 // A message of a rank that has ended is already on its way.
 constexpr milliseconds kOnTheWay{300};
 constexpr milliseconds kGap{1000};
-// How long the others get to write why they end.
-constexpr milliseconds kLastWords{1000};
 // Seconds that a rank may compute on after the job has failed.
 constexpr double kLastResort = 30;
 
@@ -33,8 +31,8 @@ double seconds(std::chrono::steady_clock::duration d) {
 
 }  // namespace
 
-MpiJob::MpiJob(const WorldOptions& options)
-    : messages_(options.timeout_s),
+MpiJob::MpiJob(const WorldOptions& options, std::function<void()> too_late)
+    : messages_(options.timeout_s, std::move(too_late)),
       timeout_(options.timeout_s),
       grace_(std::clamp(options.timeout_s / 2, 0.5, 5.0)),
       dump_folder_(options.dump_folder),
@@ -83,7 +81,8 @@ void MpiJob::between(bool something) {
 void MpiJob::watch() {
   listen();
   check_system(failure_.empty(), "{}", failure_);
-  if (giving_up_) fail(message("rank {} has ended with an error", messages_.rank()));
+  if (giving_up_)
+    fail(message("rank {} has ended with an error", messages_.rank()), messages_.rank());
   const Clock::time_point now = Clock::now();
   // Polls are some 3 ms apart at most: after a longer gap this process, and others with it, had
   // been stopped, and gets its time back.
@@ -95,7 +94,7 @@ void MpiJob::watch() {
     fail(message("{}: {}", describe(*op_), messages_.trouble()));
   for (int r = 0; r < messages_.size(); ++r) {
     const Place& place = places_[static_cast<std::size_t>(r)];
-    if (place.with_error) fail(message("rank {} has ended with an error", r));
+    if (place.end == Note::End::own_error) fail(message("rank {} has ended with an error", r), r);
     if (place.ended && messages_.waits_for(r) &&
         now - std::max({place.ended_at, entered_, moved_at_}) > kOnTheWay)
       fail(message("rank {} has ended, and rank {} waits for it in {}", r, messages_.rank(),
@@ -133,11 +132,13 @@ void MpiJob::listen() {
         place.answer = note;
         break;
       case Note::Kind::failed:
-        fell(note.text);
+        was_told_ = was_told_ || failure_.empty();
+        fell(note.text, note.culprit);
         break;
       case Note::Kind::ended:
         place.ended = true;
-        place.with_error = note.with_error != 0;
+        place.end = note.end;
+        place.words = note.text;
         place.ended_at = Clock::now();
         break;
     }
@@ -149,8 +150,9 @@ void MpiJob::tell_all(const Note& note) {
     if (r != messages_.rank()) messages_.tell(r, note);
 }
 
-void MpiJob::fell(const std::string& why) {
+void MpiJob::fell(const std::string& why, int culprit) {
   if (!failure_.empty()) return;
+  culprit_ = culprit;
   failed_at_ = Clock::now();
   messages_.doom();
   failure_ = why;
@@ -158,11 +160,11 @@ void MpiJob::fell(const std::string& why) {
   if (recorder && !dump_folder_.empty()) recorder->write(dump_folder_, messages_.rank(), why);
 }
 
-void MpiJob::fail(const std::string& why) {
-  Note note{.kind = Note::Kind::failed};
+void MpiJob::fail(const std::string& why, int culprit) {
+  Note note{.kind = Note::Kind::failed, .culprit = culprit};
   note.set_text(why);
   tell_all(note);
-  fell(why);
+  fell(why, culprit);
   throw Error(failure_, Fault::system);
 }
 
@@ -176,55 +178,6 @@ void MpiJob::idle() {
   std::fprintf(stderr, "rank %d: still computing %g s after the job has failed: %s\n",
                messages_.rank(), kLastResort, failure_.c_str());
   MpiMessages::abort(1);
-}
-
-std::vector<int> MpiJob::still_there() const {
-  std::vector<int> list;
-  for (int r = 0; r < messages_.size(); ++r)
-    if (r != messages_.rank() && !places_[static_cast<std::size_t>(r)].ended) list.push_back(r);
-  return list;
-}
-
-void MpiJob::finish() {
-  const bool was_well = failure_.empty();
-  ended_ = true;
-  tell_all({.kind = Note::Kind::ended, .with_error = giving_up_ ? 1 : 0});
-  const Clock::time_point begin = Clock::now();
-  Clock::time_point patient = begin;
-  forget_answers();
-  while (!still_there().empty()) {
-    std::this_thread::sleep_for(milliseconds(1));
-    listen();
-    const Clock::time_point now = Clock::now();
-    if (!failure_.empty()) {
-      if (now - std::max(begin, failed_at_) > kLastWords) break;
-    } else if (asked_at_ == Clock::time_point{}) {
-      if (seconds(now - patient) > timeout_) ask(still_there());
-    } else if (all_answered()) {  // they have much to do, and that is fine
-      patient = now;
-      forget_answers();
-    } else if (seconds(now - asked_at_) > grace_) {
-      lost_at_the_end();
-    }
-  }
-  if (failure_.empty()) return messages_.finish();
-  // Nobody is left in a collective whose wait() could throw this.
-  if (was_well) std::fprintf(stderr, "rank %d: error: %s\n", messages_.rank(), failure_.c_str());
-}
-
-void MpiJob::lost_at_the_end() {
-  std::string who;
-  for (const int r : still_there())
-    if (!places_[static_cast<std::size_t>(r)].answered)
-      who += message("{}{}", who.empty() ? "" : ", ", r);
-  const std::string why = message(
-      "rank {} has ended; these ranks have not, and do not answer, so they were stopped or have "
-      "died: {}",
-      messages_.rank(), who);
-  Note note{.kind = Note::Kind::failed};
-  note.set_text(why);
-  tell_all(note);
-  fell(why);
 }
 
 }  // namespace weft::distributed

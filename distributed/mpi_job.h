@@ -1,6 +1,7 @@
 #pragma once
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,10 @@ namespace weft::distributed {
 /// elsewhere.
 class MpiJob {
  public:
-  explicit MpiJob(const WorldOptions& options);
+  using Print = std::function<void(const std::string&)>;
+
+  /// `too_late`: see MpiMessages.
+  explicit MpiJob(const WorldOptions& options, std::function<void()> too_late = {});
 
   MpiMessages& messages() { return messages_; }
 
@@ -34,8 +38,9 @@ class MpiJob {
     without_ = 0;
     while (!done() || !messages_.trouble().empty()) between(messages_.progress());
   }
-  /// Tells every rank why the job has failed, and throws it.
-  [[noreturn]] void fail(const std::string& why);
+  /// Tells every rank why the job has failed, and throws it. `culprit`: the rank that has ended
+  /// with an error, where that is why.
+  [[noreturn]] void fail(const std::string& why, int culprit = -1);
   void count(std::int64_t bytes) { moved_bytes_ += bytes; }
   std::int64_t moved_bytes() const { return moved_bytes_; }
   /// At least this many bytes for what arrives; the same ones at each call.
@@ -47,16 +52,20 @@ class MpiJob {
 
   /// Whose entries are written to a file when the job fails.
   void set_recorder(const FlightRecorder* recorder) { recorder_ = recorder; }
-  /// This rank is about to end with an error.
-  void give_up() { giving_up_ = true; }
+  /// This rank is about to end with an error, and has this to say; "": it says that itself.
+  void give_up(const std::string& error = "");
   /// After the communication thread has ended: waits until the other ranks end too, and ends MPI.
-  void finish();
+  /// Calls `print`, if any, with what this rank has to say, unless another one does: see
+  /// end_with_error().
+  void finish(const Print& print = {});
 
  private:
   using Clock = std::chrono::steady_clock;
   struct Place {  // of another rank
-    bool ended = false, with_error = false, asked = false, answered = false;
+    bool ended = false, asked = false, answered = false;
     Clock::time_point ended_at{};
+    Note::End end = Note::End::well;
+    std::string words;  // that it has to say
     Note answer;
   };
 
@@ -74,15 +83,20 @@ class MpiJob {
   bool somebody_waits_elsewhere() const;
   std::string where() const;
   std::string diagnosis() const;
-  void fell(const std::string& why);
+  void fell(const std::string& why, int culprit = -1);
+  // distributed/mpi_end.cpp
   std::vector<int> still_there() const;
   void lost_at_the_end();
+  bool is_due(const std::vector<int>& others, Clock::duration waited) const;
+  std::string own_line(Clock::time_point begin) const;
 
   MpiMessages messages_;
   const double timeout_, grace_;
   const std::string dump_folder_;
   std::atomic<const FlightRecorder*> recorder_{nullptr};
   std::atomic<bool> giving_up_{false};
+  Note::End end_ = Note::End::well;
+  std::string words_;  // whole; others see what fits into a note
   bool ended_ = false;
 
   const Operation* op_ = nullptr;
@@ -95,6 +109,8 @@ class MpiJob {
   std::vector<Place> places_;  // by rank
   std::atomic<std::int64_t> moved_bytes_{0};
   std::string failure_;
+  int culprit_ = -1;
+  bool was_told_ = false;  // the failure, by another rank
   Clock::time_point failed_at_{};
   Tensor staging_;
   std::vector<Tensor> abandoned_;  // MPI may still write to them

@@ -40,7 +40,8 @@ void at_exit(int status, void*) {
 // the others would wait for ever. So this is the one place where the process is ended from here.
 class Deadline {
  public:
-  explicit Deadline(double s) : thread_([this, s] { watch(s); }) {}
+  Deadline(double s, std::function<void()> too_late)
+      : too_late_(std::move(too_late)), thread_([this, s] { watch(s); }) {}
   ~Deadline() {
     {
       const std::lock_guard lock(mutex_);
@@ -54,9 +55,13 @@ class Deadline {
   void watch(double s) {
     std::unique_lock lock(mutex_);
     if (changed_.wait_for(lock, std::chrono::duration<double>(s), [this] { return over_; })) return;
-    std::fprintf(stderr, "error: mpi_world: not every rank came within %g s\n", s);
+    if (too_late_)
+      too_late_();
+    else
+      std::fprintf(stderr, "error: mpi_world: not every rank came within %g s\n", s);
     std::_Exit(1);
   }
+  const std::function<void()> too_late_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool over_ = false;
@@ -111,9 +116,10 @@ struct MpiMessages::State {
   }
 };
 
-MpiMessages::MpiMessages(double timeout_s) : state_(std::make_unique<State>()) {
+MpiMessages::MpiMessages(double timeout_s, std::function<void()> too_late)
+    : state_(std::make_unique<State>()) {
   State& s = *state_;
-  const Deadline deadline(std::max(timeout_s, kStart));
+  const Deadline deadline(std::max(timeout_s, kStart), std::move(too_late));
   int initialised = 0, finalised = 0, level = MPI_THREAD_SINGLE;
   MPI_Initialized(&initialised);
   MPI_Finalized(&finalised);

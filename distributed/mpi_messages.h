@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -8,11 +9,15 @@ namespace weft::distributed {
 /// What ranks say to each other beside the data: who waits for whom, who has ended, what failed.
 struct Note {
   enum class Kind : std::int32_t { ask, answer, failed, ended };
+  /// How a rank has ended: with an error that is its own, or with what has stopped the job.
+  enum class End : std::int32_t { well, own_error, job_failed };
   Kind kind = Kind::ask;
   std::int32_t from = 0;
-  std::int32_t with_error = 0;  ///< ended: with an exception on its way
+  End end = End::well;        ///< ended
+  std::int32_t culprit = -1;  ///< failed: the rank whose error that is, if it has ended with one
   /// An answer: the group and the call that its rank is in; -1: in none.
   std::int64_t group = -1, call = -1;
+  /// An answer: where it is; failed: why; ended: the error that it has to say, if any.
   char text[1000] = {};
 
   void set_text(const std::string& s);
@@ -28,8 +33,8 @@ class MpiMessages {
   static constexpr int kBatches = 8;
 
   /// Waits until every rank has come; when that takes longer than timeout_s (and 10 s), the
-  /// process ends.
-  explicit MpiMessages(double timeout_s);
+  /// process ends, after it has called `too_late`, or, without one, printed a line.
+  explicit MpiMessages(double timeout_s, std::function<void()> too_late = {});
   ~MpiMessages();
   MpiMessages(const MpiMessages&) = delete;
 

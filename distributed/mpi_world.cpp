@@ -38,14 +38,13 @@ class MpiWorld : public World {
     job_->set_recorder(&recorder());
   }
   ~MpiWorld() override {
+    if (ended_) return;
     if (std::uncaught_exceptions() > exceptions_) job_->give_up();
-    stop();
-    try {
-      job_->finish();
-    } catch (const std::exception&) {
-      job_->messages().doom();
-    }
-    job_->set_recorder(nullptr);
+    end({});
+  }
+  void end_with_error(const std::string& error, const MpiJob::Print& print) {
+    job_->give_up(error);
+    end(print);
   }
   const char* backend() const override { return "mpi"; }
   std::int64_t bytes_moved() const { return job_->moved_bytes(); }
@@ -58,9 +57,33 @@ class MpiWorld : public World {
   }
 
  private:
+  void end(const MpiJob::Print& print) {
+    ended_ = true;
+    stop();
+    try {
+      job_->finish(print);
+    } catch (const std::exception&) {
+      job_->messages().doom();
+    }
+    job_->set_recorder(nullptr);
+  }
+
   std::shared_ptr<MpiJob> job_;
   const int exceptions_;
+  bool ended_ = false;
 };
+
+// Of a rank that has not come to make its world: the others may be in theirs, or fail as it does.
+void meet_and_end(const std::string& error, const MpiJob::Print& print) {
+  const std::string line = message("rank {}: {}", launched_rank(), error);
+  try {
+    MpiJob job({.timeout_s = 10}, [&] { print(line); });
+    job.give_up(error);
+    job.finish(print);
+  } catch (const std::exception&) {
+    print(line);
+  }
+}
 
 }  // namespace
 
@@ -70,6 +93,16 @@ std::unique_ptr<World> mpi_world(const WorldOptions& options) {
   const int share = std::max(1, processors / job->messages().local_size());
   if (!std::getenv("OMP_NUM_THREADS") && num_threads() > share) set_num_threads(share);
   return std::make_unique<MpiWorld>(job, options);
+}
+
+void end_with_error(std::unique_ptr<World> world, const std::string& error,
+                    const std::function<void(const std::string&)>& print) {
+  if (auto* const mpi = dynamic_cast<MpiWorld*>(world.get()))
+    mpi->end_with_error(error, print);
+  else if (!world && under_mpi())
+    meet_and_end(error, print);
+  else
+    print(error);
 }
 
 std::int64_t mpi_bytes_moved(const World& world) {
@@ -83,6 +116,11 @@ std::int64_t mpi_bytes_moved(const World& world) {
 
 std::unique_ptr<World> mpi_world(const WorldOptions&) {
   throw Error("mpi_world: this library was built without MPI; configure it with -DWEFT_MPI=ON");
+}
+
+void end_with_error(std::unique_ptr<World>, const std::string& error,
+                    const std::function<void(const std::string&)>& print) {
+  if (launched_rank() <= 0) print(error);  // they cannot meet; all make the same mistake
 }
 
 std::int64_t mpi_bytes_moved(const World& world) {

@@ -1,5 +1,7 @@
 #pragma once
+#include <functional>
 #include <memory>
+#include <string>
 
 #include "weft/distributed/world.h"
 
@@ -9,6 +11,18 @@ namespace weft::distributed {
 bool under_mpi();
 /// This process's number among those, or -1. For what only one of them should say before they meet.
 int launched_rank();
+
+/// For a rank of a job that ends with an error which nothing has printed yet: what its users should
+/// read, once and not once a rank. Calls `print` with `error` itself when all ranks end with it or
+/// it is what has stopped the job, behind "rank 2: " or "ranks 1, 3: " when only some do. Never
+/// calls it on a rank that is not the first of those, or that was stopped by the error of another
+/// one, which says so. Ends this rank's world; a rank that has made none (null) meets the others
+/// for this, if they come within 10 seconds.
+///
+/// Whoever does not hear from the others within 5 seconds speaks: they may be computing. So a line
+/// can come twice, and none gets lost. Without a launcher, and for other worlds: prints at once.
+void end_with_error(std::unique_ptr<World> world, const std::string& error,
+                    const std::function<void(const std::string&)>& print);
 
 /// This process's place among the ranks that mpirun or srun has started. Without a launcher: the
 /// only rank of a job of one. Every rank makes it once, at its start, and keeps it until its end:

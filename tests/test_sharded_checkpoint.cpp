@@ -88,12 +88,9 @@ TEST_CASE("a disk that is full for one of the ranks leaves the checkpoint before
       break;
     }
     ++refused;
-    for (int rank : {0, 1}) {
-      const std::string& text = texts[static_cast<std::size_t>(rank)];
-      CAPTURE(text);
-      CHECK((text.ends_with("No space left on device") ||
-             text.starts_with("save_checkpoint: rank ")));
-    }
+    CAPTURE(texts[0]);
+    CHECK(texts[0].ends_with("No space left on device"));
+    CHECK(texts[1] == texts[0]);
     const auto found = io::find_checkpoint(out.path());
     REQUIRE(found);
     CHECK(value_of(*found) == 1);
@@ -115,10 +112,7 @@ TEST_CASE("a damaged file of any rank is found, and said on all of them") {
   io::write_file(damaged, io::read_file(damaged) + " ");
   run_ranks(2, [&](World& w) {
     const std::string text = error_of([&] { find_checkpoint(w, out.path()); });
-    if (w.rank() == 0)
-      CHECK(text.starts_with("checkpoint: '" + damaged + "' must have "));
-    else
-      CHECK(text == "find_checkpoint: rank 0 found none that is whole");
+    CHECK(text.starts_with("checkpoint: '" + damaged + "' must have "));
   });
 }
 
@@ -129,9 +123,7 @@ TEST_CASE("sharded checkpoint: a folder that cannot be made") {
     const Held held(w, 1);
     const std::string text =
         error_of([&] { save_checkpoint(w, out / "file", 1, held.model, held.optimizer, "{}"); });
-    CHECK(text == (w.rank() == 0
-                       ? "write: cannot create folder '" + (out / "file") + "': Not a directory"
-                       : "save_checkpoint: rank 0 could not make the folder"));
+    CHECK(text == "write: cannot create folder '" + (out / "file") + "': Not a directory");
     CHECK(error_of([&] {
             save_checkpoint(w, out.path(), 1, held.model, held.optimizer, "{}", -1);
           }) == "save_checkpoint: keep must be at least 0, got -1");

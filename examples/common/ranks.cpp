@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 
 #include "weft/core/error.h"
 #include "weft/core/random.h"
@@ -31,7 +32,26 @@ void check_same_options(World& world, const Options& o) {
         "ranks must be started with the same flags and config, but they differ");
 }
 
+// The end of one rank is that of the job, and its ranks agree on who says why.
+int as_process(const Options& options, std::unique_ptr<World> world,
+               const std::function<int(Ranks*)>& f) {
+  try {
+    Ranks ranks(*world, options);
+    return f(&ranks);
+  } catch (const std::exception& e) {
+    return end_process(options.program, std::move(world), e);
+  }
+}
+
 }  // namespace
+
+int end_process(const std::string& program, std::unique_ptr<World> world, const std::exception& e) {
+  distributed::end_with_error(std::move(world), e.what(), [&](const std::string& line) {
+    std::fprintf(stderr, "%s: %s\n", program.c_str(), line.c_str());
+  });
+  const auto* const error = dynamic_cast<const Error*>(&e);
+  return static_cast<int>(error ? error->fault() : Fault::system);
+}
 
 int ranks_of(const Options& o) {
   if (o.ranks > 0) return static_cast<int>(o.ranks);
@@ -63,9 +83,7 @@ int run_on_ranks(const Options& options, const std::function<int(Ranks*)>& f) {
   if (options.backend == "mpi" || (options.backend == "auto" && distributed::under_mpi())) {
     check(options.ranks == 0,
           "--ranks: is for threads; the launcher has said how many ranks there are");
-    const auto world = distributed::mpi_world(world_options);
-    Ranks ranks(*world, options);
-    return f(&ranks);
+    return as_process(options, distributed::mpi_world(world_options), f);
   }
   if (options.ranks <= 1) {
     check(options.tp == 1 && options.ep == 1 && options.dp <= 1 && options.etp <= 1,

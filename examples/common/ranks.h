@@ -1,6 +1,8 @@
 #pragma once
+#include <exception>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "weft/distributed/device_mesh.h"
 #include "weft/distributed/world.h"
@@ -36,9 +38,15 @@ class Ranks {
   distributed::DeviceMesh mesh_;
 };
 
+/// What a program does with an error that ends it: says it, once for all ranks of a job that a
+/// launcher started (see distributed::end_with_error), and returns the status to exit with.
+int end_process(const std::string& program, std::unique_ptr<distributed::World> world,
+                const std::exception& e);
+
 /// Runs f once for each rank that the options ask for: on threads of this process (--ranks), in
 /// this process as one of those that a launcher started, as a rank that --device meta imagines, or,
-/// with null, alone. Returns f's status: that of the first rank where they differ.
+/// with null, alone. Returns f's status: that of the first rank where they differ. What f throws in
+/// a process of several is said here, and its status returned.
 int run_on_ranks(const Options& options, const std::function<int(Ranks*)>& f);
 
 }  // namespace weft::train

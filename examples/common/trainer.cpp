@@ -18,7 +18,6 @@
 #include "weft/data/text.h"
 #include "weft/data/token_file.h"
 #include "weft/data/tokenizer.h"
-#include "weft/distributed/mpi_world.h"
 #include "weft/examples/common/interrupt.h"
 #include "weft/examples/common/progress.h"
 #include "weft/examples/common/run_folder.h"
@@ -338,14 +337,10 @@ int train_main(const Options& defaults, int argc, char** argv) try {
   const Parsed parsed = parse_options(defaults, argc, argv);
   return parsed.exit_status >= 0 ? parsed.exit_status : train(parsed.options);
 } catch (const Error& e) {
-  // All ranks make the same mistake: one of them says so.
-  const bool said = e.fault() == Fault::user && distributed::launched_rank() > 0;
-  if (!said && last_logged() != e.what())
-    std::fprintf(stderr, "%s: %s\n", defaults.program.c_str(), e.what());
-  return static_cast<int>(e.fault());
+  if (last_logged() == e.what()) return static_cast<int>(e.fault());
+  return end_process(defaults.program, nullptr, e);
 } catch (const std::exception& e) {
-  std::fprintf(stderr, "%s: %s\n", defaults.program.c_str(), e.what());
-  return 1;
+  return end_process(defaults.program, nullptr, e);
 }
 
 }  // namespace weft::train
