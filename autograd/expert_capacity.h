@@ -26,4 +26,14 @@ std::int64_t expert_capacity(std::int64_t tokens, std::int64_t experts, std::int
 Routing limit_capacity(const Routing& routing, std::int64_t experts, std::int64_t capacity,
                        DropPolicy policy = DropPolicy::probability);
 
+/// limit_capacity() with the capacity of the slots that have an expert: ceil(slots / experts *
+/// factor). Padding has none, so it neither takes room nor makes any. How much there is is known on
+/// the device only: the host reads nothing.
+///
+/// Shapes, dtypes, device, saves   as limit_capacity
+/// Throws   Error unless 1 <= experts <= 1024 and factor > 0, and on other shapes and dtypes
+/// Source   as limit_capacity
+Routing limit_capacity_factor(const Routing& routing, std::int64_t experts, double factor,
+                              DropPolicy policy = DropPolicy::probability);
+
 }  // namespace weft

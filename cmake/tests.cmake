@@ -5,6 +5,7 @@ set(weft_test_stems
   allocator
   attention
   bucket_layout
+  capacity_layouts
   causal_conv1d
   checkpoint
   clip
@@ -187,8 +188,8 @@ if(WEFT_HAVE_MPI)
     add_test(NAME mpi_process_group_${ranks}
       COMMAND ${run_ranks} ${ranks} $<TARGET_FILE:test_process_group> --test-case=conformance)
     list(APPEND weft_mpi_tests mpi_process_group_${ranks})
-    set(stems comm_ops ddp expert_dispatch expert_layouts expert_parallel expert_router joint_norm
-      layouts overlap parallelize sharded_optimizer tensor_parallel tensor_parallel_steps vocab)
+    set(stems capacity_layouts comm_ops ddp expert_dispatch expert_layouts expert_parallel
+      expert_router joint_norm layouts overlap parallelize sharded_optimizer tensor_parallel tensor_parallel_steps vocab)
     if(WEFT_EXAMPLES)
       list(APPEND stems comm_model session_layouts)
     endif()

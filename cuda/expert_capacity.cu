@@ -13,8 +13,8 @@ constexpr int kWarps = kThreads / kWarp;
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     expert_capacity_kernel(const T* probs, const std::int64_t* experts, std::int64_t slots,
-                           std::int64_t count, std::int64_t capacity, bool by_probability,
-                           T* kept_probs, std::int64_t* kept_experts) {
+                           std::int64_t count, std::int64_t capacity, double factor,
+                           bool by_probability, T* kept_probs, std::int64_t* kept_experts) {
   using K = Key<T>;
   WEFT_SHARED(found, int[kDigits]);
   WEFT_SHARED(ties_of_warp, int[kWarps]);
@@ -23,10 +23,24 @@ __global__ void __launch_bounds__(kThreads)
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp;
   const std::int64_t expert = blockIdx.x;
 
+  if (factor > 0) {
+    int with_expert = 0;
+    for (std::int64_t s = thread; s < slots; s += kThreads)
+      with_expert += experts[s] >= 0 && experts[s] < count;
+    found[thread] = with_expert;
+    __syncthreads();
+  }
   // Larger keys than `bar` are kept, and `left` of those that equal it. Without probabilities all
   // keys are 0.
   K bar = 0;
-  if (thread == 0) left = capacity;
+  if (thread == 0) {
+    left = capacity;
+    if (factor > 0) {
+      std::int64_t all = 0;
+      for (int i = 0; i < kThreads; ++i) all += found[i];
+      left = expert_room(all, count, factor);
+    }
+  }
   __syncthreads();
   for (int shift = 8 * static_cast<int>(sizeof(K)) - 8; by_probability && shift >= 0; shift -= 8) {
     found[thread] = 0;
@@ -78,11 +92,11 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void limit_capacity(const Tensor& probs, const Tensor& experts, std::int64_t count,
-                    std::int64_t capacity, DropPolicy policy, const Tensor&,
+                    std::int64_t capacity, double factor, DropPolicy policy, const Tensor&,
                     const Tensor& kept_probs, const Tensor& kept_experts) {
   const auto run = [&]<class T>() {
     launch(expert_capacity_kernel<T>, grid_of(count), kThreads, 0, probs.data<T>(),
-           experts.data<std::int64_t>(), experts.numel(), count, capacity,
+           experts.data<std::int64_t>(), experts.numel(), count, capacity, factor,
            policy == DropPolicy::probability, kept_probs.data<T>(),
            kept_experts.data<std::int64_t>());
   };

@@ -15,6 +15,17 @@ std::function<void(const Tensor&)> sum_over(ProcessGroup& group) {
   return [&group](const Tensor& counts) { group.at_once().all_reduce(counts).wait(); };
 }
 
+std::function<Tensor(const Tensor&)> gather_over(ProcessGroup& group) {
+  if (group.size() == 1) return {};
+  return [&group](const Tensor& own) {
+    Shape shape = own.shape();
+    shape[0] *= group.size();
+    Tensor all = Tensor::empty(shape, own.dtype(), own.device());
+    group.at_once().all_gather(all, contiguous(own)).wait();
+    return all;
+  };
+}
+
 std::string joined(const std::string& module, const std::string& tensor) {
   return module.empty() ? tensor : module + "." + tensor;
 }
@@ -70,9 +81,12 @@ class Sharding {
             std::make_unique<AllToAllDispatcher>(groups, experts, moe.options.alignment);
       moe.overlap_shared = plan_.overlap_shared;
     }
-    moe.router.reduce_batch = sum_over(mesh_.group("tp_cp"));
+    ProcessGroup& batch = mesh_.group("tp_cp");
+    moe.router.reduce_batch = sum_over(batch);
+    moe.router.gather_batch = gather_over(batch);
+    moe.router.batch_split = {batch.rank(), batch.size()};
     moe.router.reduce_global = sum_over(mesh_.group("tp_dp_cp"));
-    moe.router.loss_share = 1.0 / mesh_.group("tp_cp").size();
+    moe.router.loss_share = 1.0 / batch.size();
     if (mesh_.tp().size() == 1) return;
     for (const NamedTensor& p : moe.named_parameters())
       if (p.name.starts_with("router.") || p.name.starts_with("latent_") ||

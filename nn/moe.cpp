@@ -63,9 +63,10 @@ MoE::MoE(std::int64_t dim, const MoeOptions& o)
 std::int64_t MoE::rows_of_expert(std::int64_t tokens) const {
   const RouterConfig& c = options.router;
   if (!router.is_training() || c.capacity_factor == 0 || !options.pad_to_capacity) return 0;
+  const std::int64_t batch = tokens * router.batch_split.ranks;
   // No expert is chosen twice by a token.
   return std::min(tokens,
-                  weft::expert_capacity(tokens, options.experts, c.route.topk, c.capacity_factor));
+                  weft::expert_capacity(batch, options.experts, c.route.topk, c.capacity_factor));
 }
 
 MoeOutput MoE::operator()(const Tensor& given, const Packing& packing) const {

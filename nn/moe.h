@@ -18,8 +18,10 @@ struct MoeOptions {
   bool shared_gate = false;     ///< multiply its output by sigmoid(x . w)
   std::int64_t latent = 0;      ///< the experts work on so many numbers a token; 0: on all
   /// With router.capacity_factor, while training: every expert gets exactly its capacity of rows,
-  /// fillers where too few tokens want it. Then all shapes are known without reading the routing,
-  /// and the host waits for nothing. Evaluation drops nothing, so there the host reads.
+  /// fillers where too few tokens want it or some are padding. Then all shapes are known without
+  /// reading the routing, and the host waits for nothing. Where ranks share a batch's tokens, those
+  /// that an expert keeps may all be on one of them: each sends it the whole capacity of rows, or
+  /// as many as it has tokens. Evaluation drops nothing, so there the host reads.
   bool pad_to_capacity = true;
   std::int64_t alignment = 0;  ///< see LocalDispatcher
   bool recompute = false;

@@ -12,8 +12,7 @@ namespace weft::nn {
 ///
 /// Padding fills the ends of rows: packed rows have it in sequences of its own, rows that are one
 /// sequence each behind their last token, with `padding` alone. What stands there, and how much of
-/// it, changes no loss, no gradient and no count of a router. Only the capacity of experts, which
-/// must not depend on data, counts it.
+/// it, changes no loss, no gradient, no count of a router and no capacity of an expert.
 struct Packing {
   Tensor cu_seqlens = {};  ///< i32 (n + 1): sequence i is tokens [cu_seqlens[i], cu_seqlens[i + 1])
   Tensor positions = {};   ///< i32 (tokens) or (1, tokens): place of each token in its sequence

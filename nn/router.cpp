@@ -205,6 +205,27 @@ Tensor Router::uneven_share(const Tensor& own, const Tensor& all) const {
   return mul(div(counted(own), maximum(counted(all), 1)), 1 / loss_share);
 }
 
+// The slots that are kept. Which they are depends on all tokens of the batch, on other ranks too.
+Routing Router::with_room(const Routing& own) const {
+  const auto keep = [&](const Routing& r) {
+    return limit_capacity_factor(r, experts(), config.capacity_factor, config.drop);
+  };
+  if (!gather_batch) return keep(own);
+  // No expert is chosen twice by a token: there is room for all of them, whatever they choose.
+  if (config.capacity_factor * static_cast<double>(config.route.topk) >=
+      static_cast<double>(experts()))
+    return own;
+  const std::int64_t tokens = own.experts.dim(0);
+  Tensor kept;
+  {
+    const NoGradGuard choosing;
+    const Routing all{gather_batch(own.probs), gather_batch(own.experts)};
+    kept = keep(all).experts.narrow(0, batch_split.rank * tokens, tokens).clone();
+  }
+  const Tensor none = Tensor::zeros({}, own.probs.dtype(), own.probs.device());
+  return {where(ge(kept, 0.0), own.probs, none), kept};
+}
+
 Routed Router::operator()(const Tensor& x, const RouterInput& given) const {
   const Tensor logits = logits_of(x, given.sequences);
   const RouterInput in = here(given, logits.dim(0));
@@ -214,12 +235,7 @@ Routed Router::operator()(const Tensor& x, const RouterInput& given) const {
                     : route(logits, expert_bias, config.route, in.padding);
   const bool learns = is_training() && recording(logits);
   if (learns) out.loss = loss_of(logits, out.routing, in, uneven_share(in.padding, given.padding));
-  // Which tokens are dropped depends on all of them, later ones too.
-  if (is_training() && config.capacity_factor > 0)
-    out.routing = limit_capacity(
-        out.routing, experts(),
-        expert_capacity(logits.dim(0), experts(), config.route.topk, config.capacity_factor),
-        config.drop);
+  if (is_training() && config.capacity_factor > 0) out.routing = with_room(out.routing);
   if (learns && !recomputing())
     tokens_per_expert.add_(count_experts(out.routing.experts, experts()).view({experts()}));
   return out;

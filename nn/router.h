@@ -27,9 +27,9 @@ struct RouterConfig {
   std::vector<BalanceLoss> balance = {};
   double z_loss = 0;      ///< coefficient of mean(logsumexp^2)
   bool sinkhorn = false;  ///< while training, experts are chosen from the balanced matrix
-  /// While training, an expert takes at most tokens * topk / experts times this; 0: nothing is
-  /// dropped. Evaluation drops nothing: an earlier token would depend on later ones, and decoding
-  /// would differ from the whole pass.
+  /// While training, an expert takes at most tokens * topk / experts times this, of the tokens of
+  /// the batch that are no padding; 0: nothing is dropped. Evaluation drops nothing: an earlier
+  /// token would depend on later ones, and decoding would differ from the whole pass.
   double capacity_factor = 0;
   DropPolicy drop = DropPolicy::probability;
   double jitter = 0;           ///< while training, x is multiplied by 1 - jitter .. 1 + jitter
@@ -79,6 +79,12 @@ struct Router : Module {
   /// ranks, and all sequences of the batch are summed. Empty: one rank.
   using Reduce = std::function<void(const Tensor& counts)>;
   Reduce reduce_batch, reduce_global;
+  /// Called with what this rank has of each of its tokens, (T, k); gives that of all ranks that
+  /// share this batch's tokens, in their order. T must be the same on each. Empty: one rank.
+  using Gather = std::function<Tensor(const Tensor& own)>;
+  Gather gather_batch;
+  /// Which of those ranks this one is.
+  TokenSplit batch_split = {};
   /// The part of this batch's losses that this rank adds: one over the ranks that share its tokens.
   double loss_share = 1;
 
@@ -104,6 +110,7 @@ struct Router : Module {
                    const RouterInput& input) const;
   Tensor loss_of(const Tensor& logits, const Routing& routing, const RouterInput& in,
                  const Tensor& weight_here) const;
+  Routing with_room(const Routing& own) const;
   Tensor uneven_share(const Tensor& own, const Tensor& all) const;
 };
 

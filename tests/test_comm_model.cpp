@@ -151,6 +151,11 @@ TEST_CASE("comm_model: bytes by group are those that ranks move") {
       }
       o = experts();
       o.zero = zero;
+      o.tp = w.size();
+      o.sp = true;
+      check_layout(w, message("tp {} sp, capacity{}", w.size(), with), o);
+      o.tp = 1;
+      o.sp = false;
       o.ep = w.size();
       check_layout(w, "ep" + with, o);
       o.ep = 2;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "weft/autograd/expert_capacity.h"
+#include "weft/autograd/reduce.h"
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
@@ -83,6 +84,38 @@ TEST_CASE("expert_capacity: random routings against the definition, ties include
       }
 }
 
+TEST_CASE("expert_capacity: by a factor, of the slots that have an expert") {
+  for (const std::uint64_t seed : {1, 2, 3})
+    for (const double factor : {0.1, 0.5, 1.0, 1.25, 2.9, 3.0})
+      for (const DropPolicy policy : {DropPolicy::probability, DropPolicy::position}) {
+        CAPTURE(factor);
+        const Routing r = route(random({50, 6}, seed), {}, {.topk = 2});
+        const Routing all = limit_capacity_factor(r, 6, factor, policy);
+        const Routing want = limit_capacity(r, 6, expert_capacity(50, 6, 2, factor), policy);
+        CHECK(different_bits(all.experts, want.experts) == "");
+        CHECK(different_bits(all.probs, want.probs) == "");
+        // Every third token is padding: the same as if it were not there.
+        const Tensor padding = Tensor::zeros({50}, DType::boolean);
+        const Tensor x = random({50, 6}, seed), rows = Tensor::empty({33, 6}, DType::f64);
+        for (std::int64_t t = 0, n = 0; t < 50; ++t) {
+          padding.data<bool>()[t] = t % 3 == 0;
+          if (t % 3 != 0) rows.select(0, n++).copy_(x.select(0, t));
+        }
+        const Routing few =
+            limit_capacity_factor(route(x, {}, {.topk = 2}, padding), 6, factor, policy);
+        const Routing alone =
+            limit_capacity_factor(route(rows, {}, {.topk = 2}), 6, factor, policy);
+        for (std::int64_t t = 0, n = 0; t < 50; ++t) {
+          if (t % 3 == 0) {
+            CHECK(max(few.experts.select(0, t)).item_int() == -1);
+            continue;
+          }
+          CHECK(different_bits(few.experts.select(0, t), alone.experts.select(0, n)) == "");
+          CHECK(different_bits(few.probs.select(0, t), alone.probs.select(0, n++)) == "");
+        }
+      }
+}
+
 TEST_CASE("expert_capacity: dropped slots get no gradient, the others theirs") {
   const auto f = [](const TensorList& in) {
     const Routing r = route(in[0], {}, {.topk = 2});
@@ -95,6 +128,10 @@ TEST_CASE("expert_capacity: dropped slots get no gradient, the others theirs") {
     return limit_capacity(r, 4, 2, DropPolicy::position).probs;
   };
   CHECK(gradcheck(first, {random({9, 4}, 6)}) == "");
+  const auto factor = [](const TensorList& in) {
+    return limit_capacity_factor(route(in[0], {}, {.topk = 2}), 4, 0.6).probs;
+  };
+  CHECK(gradcheck(factor, {random({9, 4}, 5)}) == "");
 }
 
 TEST_CASE("expert_capacity: no tokens, threads, meta") {
@@ -104,6 +141,8 @@ TEST_CASE("expert_capacity: no tokens, threads, meta") {
       limit_capacity(route(Tensor::zeros({6, 4}, DType::bf16, kMeta), {}, o), 4, 1);
   CHECK(meta.probs.dtype() == DType::f32);
   CHECK(meta.experts.shape() == Shape{6, 2});
+  const Routing some = route(random({6, 4}), {}, o, Tensor::ones({6}, DType::boolean));
+  CHECK(max(limit_capacity_factor(some, 4, 1).experts).item_int() == -1);
   const Routing r = route(random({4000, 16}, 3, DType::f32), {}, o);
   const int threads = num_threads();
   set_num_threads(1);
@@ -141,6 +180,12 @@ TEST_CASE("expert_capacity: errors name the rule") {
         }) == "limit_capacity: experts must have dtype i64, got f32");
   CHECK(error_of([] { expert_capacity(-1, 4, 2, 1); }) ==
         "expert_capacity: tokens must be at least 0, topk and experts at least 1, got -1, 2 and 4");
+  CHECK(error_of([&] {
+          limit_capacity_factor({p, e}, 4, 0);
+        }) == "limit_capacity_factor: factor must be above 0, got 0");
+  CHECK(error_of([&] {
+          limit_capacity_factor({p, e}, 0, 1);
+        }) == "limit_capacity_factor: experts must be in [1, 1024], got 0");
   CHECK(error_of([] { expert_capacity(4, 4, 2, 0); }) ==
         "expert_capacity: factor must be above 0, got 0");
 }

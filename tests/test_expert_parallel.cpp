@@ -198,16 +198,17 @@ TEST_CASE("expert parallelism: what does not fit is refused with the layer's nam
 TEST_CASE("a warm pass through experts on other ranks asks the heap for nothing") {
   if (test::launched_world()) return;  // MPI itself allocates
   for (const Dispatcher kind : {Dispatcher::all_to_all, Dispatcher::all_gather})
-    for (const double capacity : {0.0, 1.5})
-      run_ranks(4, [&](World& w) {
+    for (const auto& [capacity, tp] : {std::pair{0.0, 1}, {1.5, 1}, {1.1, 2}})
+      run_ranks(4, [&, capacity = capacity, tp = tp](World& w) {
         CAPTURE(capacity);
-        const DeviceMesh mesh(w, {.ep = 2, .etp = 2});
+        CAPTURE(tp);
+        const DeviceMesh mesh(w, {.tp = tp, .ep = 2, .etp = 2});
         MoeOptions o = kLayer;
         o.shared_ffn = 5;
         o.router.balance = {{Balance::global, 0.1}};
         o.router.capacity_factor = capacity;
         MoE m = seeded(o);
-        shard_experts(m, mesh, {.dispatcher = kind});
+        shard_experts(m, mesh, {.dispatcher = kind, .sequence_parallel = tp > 1});
         Tensor x = random({6, kDim}, 3, DType::f32);
         x.set_requires_grad();
         const std::vector<Tensor> parameters = m.parameters();

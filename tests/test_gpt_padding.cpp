@@ -38,11 +38,15 @@ std::vector<GptConfig> configs() {
   std::vector<GptConfig> out{small(Arch::gpt2), small(Arch::llama), small(Arch::llama),
                              small(Arch::llama)};
   out[1].recompute = nn::Recompute::full;
+  out[1].moe.router.capacity_factor = 0.75;
   out[2].pattern = "da";
   out[2].moe.router.route.score = RouterScore::softmax;
   out[2].moe.router.expert_bias = false;
   out[2].recompute = nn::Recompute::selective;
   out[3].attention = nn::AttentionKind::mla;
+  out[3].moe.router.capacity_factor = 1;
+  out[3].moe.router.drop = DropPolicy::position;
+  out[3].moe.pad_to_capacity = false;
   return out;
 }
 

@@ -53,6 +53,8 @@ struct Model {
   const char* arch;
   const char* tie;
   const char* aux = "none";
+  double capacity = 0;
+  const char* recompute = "none";
 };
 // 37 rows of vocabulary divide among no number of ranks.
 constexpr Model kModels[] = {{"gpt2, tied", false, "gpt2", "on"},
@@ -62,6 +64,10 @@ constexpr Model kModels[] = {{"gpt2, tied", false, "gpt2", "on"},
                              {"experts, sequence loss, untied", true, "llama", "off", "seq"},
                              {"experts, bias, tied", true, "llama", "on", "bias"},
                              {"experts, sequence loss, gpt2, tied", true, "gpt2", "on", "seq"}};
+// Defined by the tokens of a data-parallel rank's micro-batch.
+constexpr Model kByBatch[] = {{"experts, aux loss", true, "llama", "off", "aux"},
+                              {"experts, aux loss, capacity", true, "gpt2", "on", "aux", 0.8},
+                              {"experts, bias, capacity", true, "llama", "on", "bias", 1, "full"}};
 
 Options options_of(const Model& m, const char* dtype) {
   Options o;
@@ -79,6 +85,8 @@ Options options_of(const Model& m, const char* dtype) {
   o.shared_ffn = 8;
   o.router = m.experts ? "sigmoid" : "softmax";
   o.aux = m.aux;
+  o.capacity = m.capacity;
+  o.recompute = m.recompute;
   o.z_loss = m.experts ? 1e-3 : 0;
   o.batch = kRows;
   o.schedule = "constant";
@@ -206,7 +214,22 @@ void each_case(F f) {
   }
 }
 
-// Runs a case on its ranks and compares; the reference is run once for each model.
+// Runs a case on its ranks and compares.
+void on_ranks(const Model& m, const Layout& l, const Options& own, const Result& want,
+              const Tolerance& tolerance) {
+  test::distributed_test(static_cast<int>(l.ranks), [&](World& world) {
+    CAPTURE(std::string(m.name));
+    CAPTURE(std::string(l.name));
+    CAPTURE(own.zero);
+    CAPTURE(own.micro_batch);
+    const Ranks ranks(world, own);
+    distributed::Pieces pieces;
+    const Result got = run(own, static_cast<int>(want.norms.size()), &ranks, &pieces);
+    CHECK(difference(got, want, pieces, tolerance) == "");
+  });
+}
+
+// Over all layouts; the reference is run once for each model.
 void against_one_rank(const char* dtype, int steps, const Tolerance& tolerance, double sgd_rate,
                       bool every_case) {
   const Model* model = nullptr;
@@ -220,17 +243,7 @@ void against_one_rank(const char* dtype, int steps, const Tolerance& tolerance, 
     if (sgd_rate > 0) o = plain_sgd(o, sgd_rate);
     if (model != &m) want = run(o, steps, nullptr, nullptr);
     model = &m;
-    test::distributed_test(static_cast<int>(l.ranks), [&](World& world) {
-      CAPTURE(std::string(m.name));
-      CAPTURE(std::string(l.name));
-      CAPTURE(zero);
-      CAPTURE(accumulation);
-      const Options own = laid_out(o, l, zero, accumulation);
-      const Ranks ranks(world, own);
-      distributed::Pieces pieces;
-      const Result got = run(own, steps, &ranks, &pieces);
-      CHECK(difference(got, want, pieces, tolerance) == "");
-    });
+    on_ranks(m, l, laid_out(o, l, zero, accumulation), want, tolerance);
   });
 }
 
@@ -238,6 +251,20 @@ void against_one_rank(const char* dtype, int steps, const Tolerance& tolerance, 
 
 TEST_CASE("f64: losses, norm and every gradient of the first step are those of one rank") {
   against_one_rank("f64", 1, {1e-9, 1e-9}, 1, true);
+}
+
+TEST_CASE("f64: the aux loss and capacities are those of one rank with the same micro-batches") {
+  for (const Model& m : kByBatch)
+    for (const std::int64_t micro_batch : {16, 8, 4, 2}) {
+      Options o = plain_sgd(options_of(m, "f64"), 1);
+      o.micro_batch = micro_batch;
+      const Result want = run(o, 1, nullptr, nullptr);
+      for (const Layout& l : kExperts)
+        for (const std::int64_t accumulation : {1, 4}) {
+          const Options own = laid_out(o, l, accumulation == 4, accumulation);
+          if (own.micro_batch == micro_batch) on_ranks(m, l, own, want, {1e-9, 1e-9});
+        }
+    }
 }
 
 TEST_CASE("f32: weights after 20 steps of SGD, losses of 20 steps of AdamW") {

@@ -8,8 +8,8 @@
 namespace weft::cpu {
 
 void limit_capacity(const Tensor& probs, const Tensor& experts, std::int64_t count,
-                    std::int64_t capacity, DropPolicy policy, const Tensor& scratch,
-                    const Tensor& kept_probs, const Tensor& kept_experts) {
+                    std::int64_t given_capacity, double factor, DropPolicy policy,
+                    const Tensor& scratch, const Tensor& kept_probs, const Tensor& kept_experts) {
   const std::int64_t slots = experts.numel();
   const std::int64_t* chosen = experts.data<std::int64_t>();
   std::int64_t* kept = kept_experts.data<std::int64_t>();
@@ -21,6 +21,8 @@ void limit_capacity(const Tensor& probs, const Tensor& experts, std::int64_t cou
   for (std::int64_t s = 0; s < slots; ++s)
     if (has_expert(s)) ++start[chosen[s] + 1];
   for (std::int64_t e = 0; e < count; ++e) start[e + 1] += start[e];
+  const std::int64_t capacity =
+      factor > 0 ? expert_room(start[count], count, factor) : given_capacity;
   for (std::int64_t s = 0; s < slots; ++s)
     if (has_expert(s)) bucket[start[chosen[s]]++] = s;
   for (std::int64_t e = count; e > 0; --e) start[e] = start[e - 1];

@@ -24,11 +24,10 @@ TEST_CASE("expert_capacity: keeps what the CPU keeps, ties included") {
           if (tied)  // quarters: many equal ones
             r.probs = div(mul(r.probs, 4).to(DType::i64).to(t), 4);
           r.experts.data<std::int64_t>()[0] = -1;
-          for (const std::int64_t capacity : {std::int64_t{0}, std::int64_t{1}, tokens / 4}) {
-            const Routing want = limit_capacity(r, 6, capacity, policy);
-            const Routing on_gpu{r.probs.to(kGpu), r.experts.to(kGpu)};
+          const auto compare = [&](auto limit) {
+            const Routing want = limit(r), on_gpu{r.probs.to(kGpu), r.experts.to(kGpu)};
             const auto once = [&] {
-              const Routing got = limit_capacity(on_gpu, 6, capacity, policy);
+              const Routing got = limit(on_gpu);
               CHECK(different_bits(got.experts.to(kCpu), want.experts) == "");
               CHECK(different_bits(got.probs.to(kCpu), want.probs) == "");
             };
@@ -36,7 +35,12 @@ TEST_CASE("expert_capacity: keeps what the CPU keeps, ties included") {
               test::for_each_order(once);
             else
               once();
-          }
+          };
+          for (const std::int64_t capacity : {std::int64_t{0}, std::int64_t{1}, tokens / 4})
+            compare([&](const Routing& in) { return limit_capacity(in, 6, capacity, policy); });
+          for (const double factor : {0.1, 0.75})
+            compare(
+                [&](const Routing& in) { return limit_capacity_factor(in, 6, factor, policy); });
         }
 }
 

@@ -2,7 +2,9 @@
 #include <doctest/doctest.h>
 
 #include "weft/autograd/elementwise.h"
-#include "weft/distributed/world.h"
+#include "weft/autograd/reduce.h"
+#include "weft/distributed/shard_experts.h"
+#include "weft/nn/moe.h"
 #include "weft/tests/cuda/gpu.h"
 #include "weft/tests/group_conformance.h"
 
@@ -80,6 +82,40 @@ TEST_CASE("thread ranks: the host waits for no GPU, and memory is used again aft
     }
     CHECK(sums.item() == doctest::Approx(want));
   });
+}
+
+TEST_CASE("thread ranks: experts with a capacity keep what the CPU's keep, and nobody waits") {
+  for (const Dispatcher kind : {Dispatcher::all_to_all, Dispatcher::all_gather})
+    run_streams(2, [&](World& w) {
+      const DeviceMesh mesh(w, {.tp = 2, .ep = 2, .etp = 1});
+      const auto rank = static_cast<std::uint64_t>(w.rank());
+      const auto run = [&](Device device) {
+        nn::MoE m(8, {.experts = 4,
+                      .router = {.capacity_factor = 0.5, .init = nn::Init::normal(1)},
+                      .ffn = 6});
+        nn::init(m, 3);
+        m.to(DType::f64);
+        shard_experts(m, mesh, {.dispatcher = kind, .sequence_parallel = true});
+        m.to(device);
+        Tensor x = test::random({9, 8}, 1 + rank).to(device);
+        x.set_requires_grad();
+        const Tensor dy = test::random({9, 8}, 5 + rank).to(device);
+        w.all().barrier().wait();
+        const std::int64_t syncs = cuda::host_syncs();
+        w.all().barrier().wait();
+        Tape tape;
+        const Tensor y = m(x).y;
+        const Tensor dx = tape.gradients(y, {x}, dy)[0];
+        w.all().barrier().wait();
+        CHECK(cuda::host_syncs() == syncs);
+        w.all().barrier().wait();
+        return TensorList{m.router(x).routing.experts.to(kCpu), y.detach().to(kCpu), dx.to(kCpu)};
+      };
+      const TensorList want = run(kCpu), got = run(kGpu);
+      CHECK(test::different_bits(got[0], want[0]) == "");
+      CHECK(min(want[0]).item_int() == -1);
+      for (const int i : {1, 2}) CHECK(test::mismatch(got[i], want[i], 1e-12) == "");
+    });
 }
 
 TEST_CASE("thread ranks: all on one device") {
