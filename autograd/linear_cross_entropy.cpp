@@ -110,7 +110,8 @@ Tensor head_loss(const Tensor& x_in, const Tensor& weight_in, const Tensor& targ
 
   const std::int64_t rows = t.numel();
   if (chunk_rows == 0)
-    chunk_rows = detail::loss_chunk_rows(rows, part ? part->most : classes, x.dtype());
+    chunk_rows = detail::loss_chunk_rows(rows, part ? part->most : classes, x.dtype(),
+                                         !part && !x.device().is_gpu());
   const DType real = detail::loss_dtype(x.dtype());
   const bool reduced = options.reduction != Reduction::none;
   const bool recorded = recording(x, weight);
@@ -149,12 +150,15 @@ Tensor head_loss(const Tensor& x_in, const Tensor& weight_in, const Tensor& targ
 
 }  // namespace
 
-std::int64_t detail::loss_chunk_rows(std::int64_t rows, std::int64_t classes, DType dtype) {
+std::int64_t detail::loss_chunk_rows(std::int64_t rows, std::int64_t classes, DType dtype,
+                                     bool cached) {
   // Enough rows that reading and writing the weight's gradient once more for each chunk does not
-  // show beside the products; beyond that, 64 MiB of logits. Chunks of one size.
-  constexpr std::int64_t kLeastRows = 512, kBytes = 64 << 20;
-  const std::int64_t most =
-      std::max(kLeastRows, kBytes / (classes * static_cast<std::int64_t>(size_of(dtype))));
+  // show beside the products. Where so few stay in the second cache of a processor, there are no
+  // more; else 64 MiB of logits. Chunks of one size.
+  constexpr std::int64_t kLeastRows = 512, kBytes = 64 << 20, kCachedBytes = 512 << 10;
+  const std::int64_t row_bytes = classes * static_cast<std::int64_t>(size_of(dtype));
+  std::int64_t most = std::max(kLeastRows, kBytes / row_bytes);
+  if (cached && kLeastRows * row_bytes <= kCachedBytes) most = kCachedBytes / row_bytes;
   const std::int64_t chunks = std::max<std::int64_t>(1, (rows + most - 1) / most);
   return (rows + chunks - 1) / chunks;
 }

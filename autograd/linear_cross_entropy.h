@@ -30,8 +30,10 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
 
 namespace detail {
 
-/// Rows of one chunk: follows from shapes alone.
-std::int64_t loss_chunk_rows(std::int64_t rows, std::int64_t classes, DType dtype);
+/// Rows of one chunk: follows from shapes alone. `cached`: few rows that stay in a processor's
+/// cache beat many.
+std::int64_t loss_chunk_rows(std::int64_t rows, std::int64_t classes, DType dtype,
+                             bool cached = false);
 /// A head of which every rank has some of the classes.
 struct ClassPart {
   ClassRange range;       ///< those of this weight

@@ -340,6 +340,9 @@ TEST_CASE("chunks: one for a small vocabulary, otherwise of one size and at leas
   CHECK(detail::loss_chunk_rows(1025, 50257, DType::f32) == 342);
   CHECK(detail::loss_chunk_rows(4096, 50257, DType::bf16) == 586);
   CHECK(detail::loss_chunk_rows(0, 50257, DType::f32) == 0);
+  CHECK(detail::loss_chunk_rows(2048, 256, DType::f32, true) == 512);
+  CHECK(detail::loss_chunk_rows(1100, 128, DType::f32, true) == 550);
+  CHECK(detail::loss_chunk_rows(2048, 257, DType::f32, true) == 2048);
 }
 
 TEST_CASE("errors") {

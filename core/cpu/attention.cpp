@@ -25,7 +25,7 @@ struct Forward {
     const std::int64_t kv = head / (a.heads / a.kv_heads);
     const KeyRange range = seq.visible(a, first, n);
     T* const yb = y + (seq.q0 + first) * ldy + head * w;
-    T high[kQueryBlock], sum[kQueryBlock], p[kKeyBlock * kQueryBlock];
+    alignas(64) T high[kQueryBlock], sum[kQueryBlock], p[kKeyBlock * kQueryBlock];
     bool started[kGroups] = {};
     std::fill_n(high, kQueryBlock, -kInf);
     std::fill_n(sum, kQueryBlock, T(0));
@@ -65,7 +65,7 @@ struct Forward {
 
   void drop(const Sequence& seq, std::int64_t head, std::int64_t query, std::int64_t s,
             const LaneKeys& keys, T* p) const {
-    T factors[kKeyBlock * kLanes];
+    alignas(64) T factors[kKeyBlock * kLanes];
     const std::int64_t count = keys.end - keys.begin;
     dropout_factors(a, seq, head, query, s + keys.begin, count, steps, factors);
     multiply_lanes(p + keys.begin * kQueryBlock, factors, count);

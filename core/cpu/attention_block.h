@@ -306,7 +306,7 @@ class LaneScores {
   const T* x_;
   std::int64_t ld_, n_, d_;
   T scale_;
-  T packed_[kDepth * kQueryBlock];
+  alignas(64) T packed_[kDepth * kQueryBlock];  // each load inside one line of the cache
 };
 
 }  // namespace weft::cpu

@@ -59,7 +59,7 @@ struct BackwardPass {
     LaneScores<T> queries(qb, ldq, n, d, static_cast<T>(a.scale), steps);
     LaneScores<T> grads(dyb, ldy, n, w, T(1), steps);
 
-    T p[kKeyBlock * kQueryBlock], dp[kKeyBlock * kQueryBlock];
+    alignas(64) T p[kKeyBlock * kQueryBlock], dp[kKeyBlock * kQueryBlock];
     for (std::int64_t s = range.begin; s < range.end; s += kKeyBlock) {
       const BlockKeys keys(seq, a, first, n, s, std::min(kKeyBlock, range.end - s));
       const T* const kb = k + (seq.k0 + s) * ldk + kv * d;
@@ -96,7 +96,7 @@ struct BackwardPass {
     const LaneKeys& seen = keys[g];
     const std::int64_t at = g * kLanes, count = seen.end - seen.begin;
     const std::int64_t from = seen.begin * kQueryBlock + at;
-    T factors[kKeyBlock * kLanes];
+    alignas(64) T factors[kKeyBlock * kLanes];
     steps.probabilities(p + at, seen, shift + at);
     if (a.dropout > 0) {
       dropout_factors(a, seq, head, first + at, s + seen.begin, count, steps, factors);

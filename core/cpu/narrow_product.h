@@ -6,10 +6,14 @@
 
 namespace weft::cpu {
 
-// Rows of x are narrow enough to stay in the first cache with a panel of the weight. There the bias
-// is free in the sums' registers, where a pass of its own costs 3 to 7 % of the product; for wider
-// rows the library's blocking wins it back.
-inline constexpr std::int64_t kNarrow = 256, kFewRows = 64;
+// Rows of x are narrow enough to stay in the first cache with a panel of the weight, or the whole
+// weight stays in the second one. There the bias is free in the sums' registers, where a pass of
+// its own costs 3 to 7 % of the product; for others the library's blocking wins it back.
+inline constexpr std::int64_t kFewRows = 64;
+inline bool is_narrow(std::int64_t n, std::int64_t k) {
+  constexpr std::int64_t kNarrow = 256, kCached = 512 << 10;
+  return k <= kNarrow || (k <= 2 * kNarrow && 4 * n * k <= kCached);
+}
 
 inline constexpr std::int64_t kPanel = 32, kRows = 64;
 
