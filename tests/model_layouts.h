@@ -28,7 +28,7 @@ inline void fill_parameters(nn::Gpt& model, const nn::Parts& parts) {
 
 /// Loss and gradients by name, in f64.
 struct Pass {
-  double loss = 0;
+  double loss = 0, aux = 0;  ///< what balances the experts is a part of the loss
   std::vector<double> mtp, hits;
   std::map<std::string, Tensor> gradients;
 
@@ -61,6 +61,7 @@ inline Pass pass_of(nn::Gpt& model, const Batch& batch) {
   const Tensor loss = mul(l.total(), 1.0 / l.main.count.item());
   loss.backward();
   out.loss = loss.item();
+  if (l.aux) out.aux = l.aux.item();
   for (int d = 0; d < l.mtp.size(); ++d) {
     out.mtp.push_back(l.mtp[d].item());
     out.hits.push_back(l.mtp_hits[d].item());

@@ -44,7 +44,8 @@ MoE seeded(const MoeOptions& o) {
 
 TEST_CASE("D8: the shared expert on the way or afterwards: the same bits") {
   for (const Grid& grid :
-       {Grid{1, {.ep = 1, .etp = 1}}, Grid{4, {.ep = 4, .etp = 1}}, Grid{4, {.ep = 2, .etp = 2}}})
+       {Grid{1, {.ep = 1, .etp = 1}}, Grid{2, {.ep = 2, .etp = 1}}, Grid{4, {.ep = 4, .etp = 1}},
+        Grid{4, {.ep = 2, .etp = 2}}, Grid{8, {.ep = 4, .etp = 2}}})
     test::distributed_test(grid.ranks, [&](World& w) {
       const DeviceMesh mesh(w, grid.degrees);
       MoeOptions o = kLayer;
@@ -81,13 +82,25 @@ TEST_CASE("the shared expert is computed between departure and arrival, in backw
     shard_experts(m, mesh);
     Tensor x = random({3, kDim}, 1, DType::f32);
     x.set_requires_grad();
+    const Tensor shared = m.shared->parameters().front(), other = m.experts.parameters().front();
+    std::int64_t by_shared = 0, by_other = 0;  // collectives called when their gradients are there
     Tape tape;
+    tape.on_grad_ready([&](const Tensor& leaf) {
+      if (leaf.impl() == shared.impl()) by_shared = w.recorder().count();
+      if (leaf.impl() == other.impl()) by_other = w.recorder().count();
+    });
     const Tensor y = m(x).y;
     const std::string record = tape.print();
     CAPTURE(record);
-    CHECK(record.find("depart") < record.find("mlp"));
-    CHECK(record.find("mlp") < record.find("arrive"));
-    tape.gradients(y, {x}, y.detach());
+    const std::size_t departure = record.find("depart"), mlp = record.find("mlp"),
+                      arrival = record.find("arrive");
+    CHECK(arrival != std::string::npos);
+    CHECK(departure < mlp);
+    CHECK(mlp < arrival);
+    y.backward(y.detach());
+    // Between the two the gradients of tokens and probabilities have left.
+    CHECK(by_other > 0);
+    CHECK(by_shared == by_other + 2);
   });
 }
 

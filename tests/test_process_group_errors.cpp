@@ -19,6 +19,15 @@ std::string failure(int ranks, const std::function<void(World&)>& f,
   return test::error_of([&] { run_ranks(ranks, f, options); });
 }
 
+/// Raises a number when the thread ends: a rank has left by then, and the others find it gone.
+struct AtThreadEnd {
+  std::atomic<int>* number = nullptr;
+  ~AtThreadEnd() {
+    if (number) ++*number;
+  }
+};
+thread_local AtThreadEnd at_thread_end;
+
 WorldOptions in_time(double timeout_s) {
   WorldOptions options;
   options.timeout_s = timeout_s;
@@ -107,9 +116,13 @@ TEST_CASE("ranks that make different groups") {
 }
 
 TEST_CASE("a rank that ended is named by those that wait for it") {
-  CHECK(failure(4, [](World& w) {
-          if (w.rank() == 1 || w.rank() == 2) return;
-          std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  std::atomic<int> gone{0};
+  CHECK(failure(4, [&](World& w) {
+          if (w.rank() == 1 || w.rank() == 2) {
+            at_thread_end.number = &gone;
+            return;
+          }
+          while (gone < 2) std::this_thread::yield();
           w.all().all_reduce(Tensor::zeros({3})).wait();
         }) == "all_reduce 0 of group world, f32 [3]: ranks 1, 2 ended before");
   CHECK(failure(2, [](World& w) {
