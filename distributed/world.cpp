@@ -12,7 +12,9 @@ World::World(int rank, int size, const WorldOptions& options)
     : rank_(rank), size_(size), options_(options) {
   check(size >= 1 && rank >= 0 && rank < size, "world: rank must be below size {}, got {}", size,
         rank);
-  check(options.timeout_s > 0, "world: timeout_s must be positive, got {}", options.timeout_s);
+  // Clocks count nanoseconds in 64 bits: 292 years, and a deadline is added to what they show.
+  check(options.timeout_s > 0 && options.timeout_s <= 1e8,
+        "world: timeout_s must be above 0 and at most 1e8, got {}", options.timeout_s);
   check(options.link.bytes_per_s >= 0 && options.link.latency_s >= 0,
         "world: the link's bytes_per_s and latency_s must be at least 0, got {} and {}",
         options.link.bytes_per_s, options.link.latency_s);

@@ -262,7 +262,9 @@ TEST_CASE("wrong arguments, on the rank that gives them") {
   CHECK(test::error_of([] { (void)fake_world(4, 4); }) ==
         "world: rank must be below size 4, got 4");
   CHECK(test::error_of([] { (void)fake_world(0, 4, in_time(0)); }) ==
-        "world: timeout_s must be positive, got 0");
+        "world: timeout_s must be above 0 and at most 1e8, got 0");
+  CHECK(test::error_of([] { (void)fake_world(0, 4, in_time(1e10)); }) ==
+        "world: timeout_s must be above 0 and at most 1e8, got 1e+10");
   WorldOptions options;
   options.link.latency_s = -1;
   CHECK(test::error_of([&] { (void)fake_world(0, 4, options); }) ==

@@ -126,7 +126,7 @@ void each_option(Options& o, V&& v) {
   v("--force-balance", o.force_balance, "route by chance, for benchmarks", "Experts");
 
   v("--batch", o.batch, "sequences of one optimizer step", "Step");
-  v("--micro-batch", o.micro_batch, "sequences of one forward pass; 0: the whole batch", "Step");
+  v("--micro-batch", o.micro_batch, "sequences of one forward pass; 0: all of a rank's", "Step");
   v("--steps", o.steps, "optimizer steps in all; a resumed run goes on to it", "Step");
   v("--lr", o.lr, "highest learning rate", "Step");
   v("--min-lr", o.min_lr, "learning rate at the end; below 0: a tenth of --lr", "Step");
@@ -250,7 +250,8 @@ void check_layout(const Options& o, Device device) {
     check_at_least(flag, static_cast<double>(value), 0);
     check(value <= 1'000'000, "{}: must be at most 1000000, got {}", flag, value);
   }
-  check(o.timeout > 0, "--timeout: must be above 0, got {}", o.timeout);
+  check(o.timeout > 0 && o.timeout <= 1e8,
+        "--timeout: must be above 0 and at most 100000000, got {}", o.timeout);
   check(!o.sp || o.tp > 1, "--sp: needs --tp of at least 2, got {}", o.tp);
   check_one_of("--tp-overlap", o.tp_overlap, {"none", "ring", "pipeline"});
   check(o.sp || o.tp_overlap == "none", "--tp-overlap: needs --sp");

@@ -69,12 +69,18 @@ io::Json config_to_json(const nn::GptConfig& c) {
   j.set("rope_theta", c.rope_theta).set("norm_eps", c.norm_eps);
   j.set("qk_norm", c.qk_norm).set("tie", c.tied()).set("window", c.window);
   j.set("pattern", c.pattern);
-  j.set("delta_key_heads", c.delta_key_heads).set("delta_value_heads", c.delta_value_heads);
-  j.set("delta_key_dim", c.delta_key_dim).set("delta_value_dim", c.delta_value_dim);
-  j.set("delta_conv", c.delta_conv);
+  // Sizes as they are used, so that a default that is spelled out is no other model.
+  const bool mixes = c.pattern.find('d') != std::string::npos;
   const bool mla = c.attention == nn::AttentionKind::mla;
-  j.set("attention", mla ? "mla" : "mha").set("q_lora", c.q_lora).set("kv_lora", c.kv_lora);
-  j.set("qk_nope", c.qk_nope).set("qk_rope", c.qk_rope).set("v_head", c.v_head);
+  nn::GatedDeltaNetOptions delta{0, 0, 0, 0, 0};
+  if (mixes) delta = c.delta_options();
+  const nn::MlaOptions latent = mla ? c.mla_options() : nn::MlaOptions{};
+  j.set("delta_key_heads", delta.key_heads).set("delta_value_heads", delta.value_heads);
+  j.set("delta_key_dim", delta.key_dim).set("delta_value_dim", delta.value_dim);
+  j.set("delta_conv", delta.conv);
+  j.set("attention", mla ? "mla" : "mha");
+  j.set("q_lora", latent.q_lora).set("kv_lora", latent.kv_lora);
+  j.set("qk_nope", latent.nope).set("qk_rope", latent.rope).set("v_head", latent.v_head);
   j.set("mtp", c.mtp.depths).set("mtp_repeated", c.mtp.repeated);
   set_experts(j, c);
   return j;

@@ -321,6 +321,10 @@ double Session::evaluate(std::int64_t batches, const EvalSource& batch_at) {
     if (own >= batches)
       batch.targets =
           Tensor::full(batch.targets.shape(), data::kIgnore, batch.targets.dtype(), device_);
+    // What is drawn even here, as forced routing, depends on the row alone.
+    const RandomScope random(
+        {.seed = static_cast<std::uint64_t>(options_.seed),
+         .first_global_row = static_cast<std::uint64_t>(own * batch.inputs.dim(0))});
     const auto part = model_->loss.sum(model_->hidden(batch.inputs), model_->head, batch.targets);
     total[0] += part.loss.item();
     total[1] += static_cast<double>(part.count.item_int());

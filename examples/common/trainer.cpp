@@ -76,7 +76,10 @@ class Run {
       session_.load_weights(distributed::PieceFiles({options.weights}));
     }
     if (!is_first()) return;
-    if (options.resume) io::truncate_to_step(folder_.metrics(), state_.step);
+    if (options.resume) {
+      io::truncate_to_step(folder_.metrics(), state_.step);
+      peak_bytes_ = earlier_peak();
+    }
     metrics_.emplace(folder_.metrics());
     folder_.write_config(to_toml(options));  // of what has been accepted
   }
@@ -110,6 +113,14 @@ class Run {
     StepResult result;
   };
 
+  /// The highest peak of the run before it was stopped.
+  std::int64_t earlier_peak() const {
+    if (!io::exists(folder_.metrics())) return 0;
+    const std::vector<io::Json> rows = io::read_metrics(folder_.metrics());
+    const io::Json* const peak = rows.empty() ? nullptr : rows.back().find("peak_bytes");
+    return peak && peak->is_int() ? peak->as_int() : 0;
+  }
+
   int one_step() {
     const std::int64_t step = state_.step + 1, tokens = options_.batch * options_.seq;
     inject_nan(session_, step);
@@ -125,18 +136,24 @@ class Run {
                        (last || stop || (options_.save_every && step % options_.save_every == 0));
     const bool evaluates = validation_.size() > 1 && !device_.is_meta() &&
                            (last || (options_.eval_every && step % options_.eval_every == 0));
-    if (earlier)
-      if (const int status = settle(*earlier, false)) return status;
+    if (earlier) {
+      if (const int status = settle(*earlier)) return status;
+      write_row();
+    }
     if (saves || evaluates || !device_.is_cuda())
-      if (const int status = settle(*std::exchange(pending_, {}), evaluates)) return status;
+      if (const int status = settle(*std::exchange(pending_, {}))) return status;
     train_.advance();
     state_.step = step;
     state_.tokens += tokens;
     state_.loader = train_.state();
-    if (saves) {
-      energy_.pause();
-      folder_.save(session_, state_, options_.keep);
-      if (is_first()) io::write_loss_svg(folder_.metrics(), folder_.plot());
+    const bool pauses = saves || evaluates;
+    if (pauses) energy_.pause();
+    // First what must not be lost: an evaluation may run out of memory, or be what is interrupted.
+    if (saves) folder_.save(session_, state_, options_.keep);
+    if (evaluates) evaluate(step);
+    write_row();
+    if (saves && is_first()) io::write_loss_svg(folder_.metrics(), folder_.plot());
+    if (pauses) {
       since_ = Clock::now();
       energy_.resume();
     }
@@ -151,21 +168,14 @@ class Run {
   }
 
   /// Reads the numbers of a step, reports them, and stops the run when they are not finite.
-  int settle(const Pending& p, bool evaluates) {
+  int settle(const Pending& p) {
     const double loss = p.result.loss_sum ? p.result.loss() : kNan;
     const double norm = p.result.grad_norm ? p.result.grad_norm->value() : kNan;
     const double seconds = std::chrono::duration<double>(Clock::now() - since_).count();
     since_ = Clock::now();
     const double joules = energy_.lap();
     if (p.result.loss_sum && !(std::isfinite(loss) && std::isfinite(norm))) {
-      end_progress();
-      const std::optional<std::string> what = first_non_finite();
-      if (what)
-        std::fprintf(stderr,
-                     "%s: step %lld: %s is not finite (loss %g, gradient norm %g); "
-                     "%s as before this step\n",
-                     options_.program.c_str(), static_cast<long long>(p.step), what->c_str(), loss,
-                     norm, device_.is_cuda() ? "checkpoints are" : "weights and checkpoints are");
+      say_non_finite(p.step, loss, norm);
       return static_cast<int>(Fault::non_finite);
     }
     peak_bytes_ = std::max(peak_bytes_, p.result.peak_bytes);
@@ -176,36 +186,48 @@ class Run {
     const double busiest = load_.empty() ? kNan : *std::max_element(load_.begin(), load_.end());
     if (progress_)
       progress_->step(p.step, {loss, mtp_losses, busiest, norm, p.result.lr, p.tokens});
-    io::Json row = io::Json::object();
-    row.set("step", p.step).set("loss", loss).set("grad_norm", norm).set("lr", p.result.lr);
-    row.set("tokens", p.all_tokens);
+    row_ = io::Json::object();
+    row_.set("step", p.step).set("loss", loss).set("grad_norm", norm).set("lr", p.result.lr);
+    row_.set("tokens", p.all_tokens);
+    add_parts(p, mtp_losses, busiest);
+    row_.set("tokens_per_s", static_cast<double>(p.tokens) / seconds);
+    row_.set("step_ms", seconds * 1e3);
+    row_.set("live_bytes", p.result.live_bytes).set("peak_bytes", peak_bytes_);
+    row_.set("system_allocs", memory_stats(device_).system_allocs);
+    if (energy_.available()) row_.set("joules", joules);
+    return 0;
+  }
+
+  /// What models with more than one loss, or with experts, have in a row.
+  void add_parts(const Pending& p, const std::vector<double>& mtp_losses, double busiest) {
     for (std::size_t d = 0; d < static_cast<std::size_t>(options_.mtp); ++d) {
       const bool known = d < mtp_losses.size();
-      row.set(message("mtp_{}_loss", d + 1), known ? mtp_losses[d] : kNan);
-      row.set(message("mtp_{}_acceptance", d + 1),
-              known ? p.result.mtp[d].acceptance.value() : kNan);
+      row_.set(message("mtp_{}_loss", d + 1), known ? mtp_losses[d] : kNan);
+      row_.set(message("mtp_{}_acceptance", d + 1),
+               known ? p.result.mtp[d].acceptance.value() : kNan);
     }
-    if (p.result.balance_loss) row.set("aux_loss", p.result.balance_loss->value());
-    if (p.result.z_loss) row.set("z_loss", p.result.z_loss->value());
-    if (!load_.empty()) {
-      io::Json layers;
-      for (const double l : load_) layers.push_back(l);
-      row.set("load_max_over_mean", busiest).set("layer_loads", std::move(layers));
-    }
-    row.set("tokens_per_s", static_cast<double>(p.tokens) / seconds).set("step_ms", seconds * 1e3);
-    row.set("live_bytes", p.result.live_bytes).set("peak_bytes", peak_bytes_);
-    row.set("system_allocs", memory_stats(device_).system_allocs);
-    if (energy_.available()) row.set("joules", joules);
-    if (evaluates) {
-      energy_.pause();
-      val_loss_ = evaluate();
-      row.set("val_loss", val_loss_);
-      if (progress_) progress_->evaluation(p.step, val_loss_);
-      since_ = Clock::now();
-      energy_.resume();
-    }
-    if (metrics_) metrics_->write(row);
-    return 0;
+    if (p.result.balance_loss) row_.set("aux_loss", p.result.balance_loss->value());
+    if (p.result.z_loss) row_.set("z_loss", p.result.z_loss->value());
+    if (load_.empty()) return;
+    io::Json layers;
+    for (const double l : load_) layers.push_back(l);
+    row_.set("load_max_over_mean", busiest).set("layer_loads", std::move(layers));
+  }
+
+  /// Of the step that was settled last, once.
+  void write_row() {
+    if (metrics_ && !row_.is_null()) metrics_->write(row_);
+    row_ = {};
+  }
+
+  void say_non_finite(std::int64_t step, double loss, double norm) {
+    end_progress();
+    if (const std::optional<std::string> what = first_non_finite())
+      std::fprintf(stderr,
+                   "%s: step %lld: %s is not finite (loss %g, gradient norm %g); "
+                   "%s as before this step\n",
+                   options_.program.c_str(), static_cast<long long>(step), what->c_str(), loss,
+                   norm, device_.is_cuda() ? "checkpoints are" : "weights and checkpoints are");
   }
 
   void end_progress() {
@@ -242,9 +264,20 @@ class Run {
     return {Tensor::empty(shape, DType::i32, device_), Tensor::empty(shape, DType::i32, device_)};
   }
 
-  double evaluate() {
-    const data::EvalLoader loader(validation_, options_.batch, options_.seq);
-    return session_.evaluate(loader.batches(), [&](std::int64_t i) { return loader.batch(i); });
+  void evaluate(std::int64_t step) {
+    // As many rows at once as in training, so that it needs no more memory than a step.
+    const std::int64_t own = options_.batch / (ranks_ ? ranks_->data_ranks() : 1);
+    const std::int64_t rows = options_.micro_batch ? options_.micro_batch : own;
+    const data::EvalLoader loader(validation_, rows, options_.seq);
+    try {
+      val_loss_ =
+          session_.evaluate(loader.batches(), [&](std::int64_t i) { return loader.batch(i); });
+    } catch (...) {
+      write_row();
+      throw;
+    }
+    row_.set("val_loss", val_loss_);
+    if (progress_) progress_->evaluation(step, val_loss_);
   }
 
   void report() const {
@@ -276,6 +309,7 @@ class Run {
   EnergyMonitor energy_;
   RunState state_;
   std::optional<Pending> pending_;
+  io::Json row_;  ///< of metrics.jsonl, until it is written
   Clock::time_point since_ = Clock::now();
   std::int64_t peak_bytes_ = 0;
   double val_loss_ = kNan;

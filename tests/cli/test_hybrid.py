@@ -35,6 +35,8 @@ def resumes(folder):
     assert once and once == twice, "weights or optimizer states differ"
     other = run("train_gpt", *base(folder, "parts", "--arch", "llama", "--pattern", "dd", "--resume"))
     refused(other, 2, "--resume", "pattern")
+    # A default that is spelled out is the same model.
+    train(*base(folder, "parts", *flat, "--delta-conv", "4", "--resume", steps=11))
 
 
 def writes_text(folder):
@@ -63,7 +65,7 @@ def sizes_of_the_layers(folder):
     once, twice = (checkpoint_bytes(f"{folder}/{out}", 5) for out in "ab")
     assert once and once == twice, "the config file does not reproduce the run"
     refused(run("train_gpt", *base(folder, "a", *MODEL, "--resume", steps=6)), 2, "another model",
-            "delta_key_heads 1 (this run: 0)", "delta_conv 3 (this run: 0)")
+            "delta_key_heads 1 (this run: 2)", "delta_conv 3 (this run: 4)")
     done = run("generate", "--checkpoint", f"{folder}/a", "--prompt", "the cat", "--tokens", "8")
     assert done.returncode == 0 and done.stdout.startswith("the cat"), done.stderr
 

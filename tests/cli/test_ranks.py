@@ -153,7 +153,9 @@ def wrong_uses(folder):
     refused(run("train_gpt", *data, "--ep", "2"), 2, "--ep: needs --experts")
     refused(run("train_gpt", *data, "--tp", "2", "--ranks", "2", "--tp-overlap", "ring"), 2,
             "--tp-overlap: needs --sp")
-    refused(run("train_gpt", *data, "--timeout", "0"), 2, "--timeout: must be above 0, got 0")
+    for seconds in ("0", "1e12"):
+        refused(run("train_gpt", *data, "--timeout", seconds), 2,
+                "--timeout: must be above 0 and at most 100000000, got " + seconds.replace("e", "e+"))
     refused(run("train_gpt", *data, "--ranks", "-1"), 2, "--ranks: must be at least 0, got -1")
     refused(run("train_moe", *data, "--ranks", "3", "--batch", "3", "--ep", "3", "--experts", "8"), 2,
             "8", "3")

@@ -1,4 +1,4 @@
-"""Equal runs give equal bytes: twice, in two parts, with another number of threads, with recomputed
+"""Equal runs give equal bytes: twice, in two parts, with another number of evaluates_in_micro_batches, threads, with recomputed
 layers, from a config file; and what the first steps promise about memory. Numbers that no two runs
 share: energy."""
 import json
@@ -46,6 +46,16 @@ def resume(folder):
         assert once and once == twice, "weights or optimizer states differ"
         done = train(*base(folder, f"{arch}2", "--steps", "40", *more, "--resume"))
         assert "already" in done.stdout
+
+
+def evaluates_in_micro_batches(folder):
+    """Losses are added up batch by batch, so their bits tell how many rows one had."""
+    still = ["--steps", "1", "--lr", "0"]
+    train(*base(folder, "a", *still, "--batch", "1"))
+    train(*base(folder, "b", *still, "--batch", "4", "--micro-batch", "1"))
+    train(*base(folder, "c", *still, "--batch", "4"))
+    one, micro, whole = (metrics(f"{folder}/{out}")[-1]["val_loss"] for out in "abc")
+    assert one == micro and one != whole and abs(one - whole) < 1e-6, (one, micro, whole)
 
 
 def threads(folder):
@@ -171,5 +181,5 @@ def counts_energy(folder):
     assert all(j >= 0 for j in moving) and 0 < sum(moving) < 1000, moving
 
 
-main([counts_energy, repeats, resume, threads, recompute_changes_no_bit, micro_batches_agree,
+main([counts_energy, repeats, resume, evaluates_in_micro_batches, threads, recompute_changes_no_bit, micro_batches_agree,
       config_file, steady_memory, meta_predicts_the_peak, dry_run, generates])
