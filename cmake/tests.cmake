@@ -202,7 +202,7 @@ if(WEFT_HAVE_MPI)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
   set(cases mpi mpi_faults)
   if(WEFT_EXAMPLES)
-    list(APPEND cases rank_errors rank_faults)
+    list(APPEND cases mpi_ranks rank_errors rank_faults)
   endif()
   foreach(case ${cases})
     add_test(NAME cli_${case}
