@@ -232,6 +232,9 @@ void check_experts(const Options& o) {
     check_at_least(flag, value, 0);
   check(o.experts > 0 || o.latent == 0, "--latent: needs --experts, got {} without", o.latent);
   check(o.experts > 0 || !o.shared_gate, "--shared-gate: needs --experts");
+  check(o.experts > 0 || o.capacity == 0, "--capacity: needs --experts");
+  check(o.experts > 0 || o.z_loss == 0, "--z-loss: needs --experts");
+  check(o.experts > 0 || !o.force_balance, "--force-balance: needs --experts");
   if (o.experts == 0) return;
   check(!o.shared_gate || o.shared_ffn != 0, "--shared-gate: needs --shared-ffn, got 0");
   check(o.aux != "bias" || o.router == "sigmoid", "--aux: bias needs --router sigmoid, got {}",
@@ -250,6 +253,7 @@ void check_layout(const Options& o, Device device) {
     check_at_least(flag, static_cast<double>(value), 0);
     check(value <= 1'000'000, "{}: must be at most 1000000, got {}", flag, value);
   }
+  check(o.rank == 0 || device.is_meta(), "--rank: needs --device meta, got {}", device);
   check(o.timeout > 0 && o.timeout <= 1e8,
         "--timeout: must be above 0 and at most 100000000, got {}", o.timeout);
   check(!o.sp || o.tp > 1, "--sp: needs --tp of at least 2, got {}", o.tp);

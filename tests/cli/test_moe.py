@@ -184,6 +184,9 @@ def wrong_uses(folder):
     wrong("--latent: must be at least 0, got -1", args=["--latent", "-1"])
     wrong("--latent: needs --experts, got 4 without", args=["--latent", "4", "--experts", "0"])
     wrong("--shared-gate: needs --experts", args=["--shared-gate", "--experts", "0"])
+    wrong("--capacity: needs --experts", args=["--capacity", "1.5", "--experts", "0"])
+    wrong("--z-loss: needs --experts", args=["--z-loss", "0.1", "--experts", "0"])
+    wrong("--force-balance: needs --experts", args=["--force-balance", "--experts", "0"])
     wrong("--shared-gate: needs --shared-ffn, got 0", args=["--shared-gate", "--shared-ffn", "0"])
     refused(run(GPU, *base(folder, "a", *MOE, "--device", "cuda", "--graph")), 2, "--graph",
             "--capacity")

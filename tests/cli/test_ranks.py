@@ -111,6 +111,7 @@ def wrong_uses(folder):
     refused(run("train_gpt", *data, "--ranks", "2", "--micro-batch", "3"), 2, "--micro-batch")
     refused(run("train_gpt", *data, "--sp"), 2, "--sp: needs --tp of at least 2, got 1")
     refused(run("train_gpt", *data, "--ep", "2"), 2, "--ep: needs --experts")
+    refused(run("train_gpt", *data, "--rank", "1"), 2, "--rank: needs --device meta, got cpu")
     refused(run("train_gpt", *data, "--tp", "2", "--ranks", "2", "--tp-overlap", "ring"), 2,
             "--tp-overlap: needs --sp")
     for seconds in ("0", "1e12"):
