@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/router_loss.h"
 #include "weft/autograd/tape.h"
@@ -81,20 +83,21 @@ Tensor arrive_tokens(const std::shared_ptr<Way>& way, const ExpertRows& rows) {
 }  // namespace
 
 nn::Dispatch AllGatherDispatcher::dispatch_preprocess(const Tensor& x, const Routing& routing,
-                                                      std::int64_t capacity) const {
+                                                      const nn::FixedRows& fixed) const {
   const auto way = new_way<Way>();
   const std::int64_t T = x.dim(0), E = local_experts(), first = first_expert();
   way->topk = routing.experts.dim(1);
   way->experts = routing.experts;
   way->own = slots_in_order(T, way->topk, x.device());
   const Tensor tokens = row_counts(ranks(), [&](std::int64_t) { return T; });
-  if (capacity) {
+  if (fixed.of_rank) {
     // What finds no room at home is taken nowhere.
     const Tensor row_of =
-        sort_by_expert(routing.experts, experts_, {.capacity = capacity, .read = false}).row_of;
+        sort_by_expert(routing.experts, experts_, {.capacity = fixed.of_rank, .read = false})
+            .row_of;
     way->experts =
         where(ge(row_of, 0.0), routing.experts, Tensor::full({}, -1, DType::i64, x.device()));
-    way->capacity = capacity * ranks();
+    way->capacity = std::min(ranks() * fixed.of_rank, groups_.batches * fixed.of_batch);
   } else {
     const Tensor own = Tensor::empty({experts_ + 1}, DType::i64, x.device());
     own.narrow(0, 0, experts_).copy_(count_experts(routing.experts, experts_).view({experts_}));

@@ -1,3 +1,7 @@
+#include <algorithm>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/router_loss.h"
 #include "weft/autograd/view.h"
 #include "weft/distributed/expert_dispatcher.h"
 #include "weft/distributed/row_path.h"
@@ -11,8 +15,11 @@ struct Way {
   RowPath path;
   RowTrip tokens, probs, results;
   std::int64_t capacity = 0;  // rows of each rank for each expert; 0: as many as there are
+  std::int64_t most = 0;      // rows of an expert without fillers; 0: they stay
   // Of the rows that arrive, each as a token with one slot; without `slot_of` they are in order.
   ExpertRows sorted;
+  Tensor counts;  // (ranks, experts): what each rank sends beside fillers; and its gather
+  Work counted;
   Tensor rows;  // of the experts
 };
 
@@ -91,29 +98,56 @@ Tensor swap_chunks(const Tensor& x, std::int64_t a, std::int64_t b, std::int64_t
                  x.ndim() > 1 ? Shape{x.dim(0), row} : Shape{x.dim(0)});
 }
 
+// `rows` rows of each rank for each of E experts, of which `most` of an expert are no fillers:
+// moved together. counts (ranks, experts): of each rank's, those that are none.
+ExpertRows without_fillers(const Tensor& counts, std::int64_t first, std::int64_t E,
+                           std::int64_t rows, std::int64_t most) {
+  const Device device = counts.device();
+  const auto numbers = [&](std::int64_t n) {
+    return Tensor::arange(0, static_cast<double>(n), 1, DType::i64, device);
+  };
+  const Tensor used = counts.narrow(1, first, E).t().contiguous().view({E, counts.dim(0), 1});
+  const Tensor expert = where(lt(numbers(rows).view({1, 1, rows}), used),
+                              numbers(E).view({E, 1, 1}), Tensor::full({}, -1, DType::i64, device));
+  ExpertRows out =
+      sort_by_expert(expert.view({expert.numel(), 1}), E, {.capacity = most, .read = false});
+  out.rows = {};  // the way has them
+  return out;
+}
+
 }  // namespace
 
 nn::Dispatch AllToAllDispatcher::dispatch_preprocess(const Tensor& x, const Routing& routing,
-                                                     std::int64_t capacity) const {
+                                                     const nn::FixedRows& fixed) const {
   const auto way = new_way<Way>();
   const std::int64_t P = groups_.ep->size(), Q = groups_.etp->size(), E = local_experts();
   const std::int64_t p = groups_.ep->rank(), q = groups_.etp->rank(), first = first_expert();
-  const std::int64_t alignment = nn::row_alignment(alignment_, x.device(), capacity,
+  const std::int64_t alignment = nn::row_alignment(alignment_, x.device(), fixed.of_rank,
                                                    routing.experts.numel() * ranks() / experts_);
-  way->capacity = (capacity + alignment - 1) / alignment * alignment;
+  const auto aligned = [&](std::int64_t n) { return (n + alignment - 1) / alignment * alignment; };
+  way->capacity = aligned(fixed.of_rank);
   nn::Dispatch d;
   d.rows = sort_by_expert(
       routing.experts, experts_,
-      {.alignment = capacity ? alignment : 1, .capacity = way->capacity, .read = false});
+      {.alignment = way->capacity ? alignment : 1, .capacity = way->capacity, .read = false});
   const auto permute_rows = [&] {
     d.tokens = permute_tokens(x, d.rows);
     d.probs = permute_probs(routing.probs, d.rows);
   };
-  if (capacity) {
+  if (way->capacity) {
     const auto of_rank = [&](std::int64_t) { return E * way->capacity; };
     way->path.all_to_all(*groups_.ep, row_counts(P, of_rank), row_counts(P, of_rank));
     way->path.gather(*groups_.etp, row_counts(Q, [&](std::int64_t) { return P * of_rank(0); }));
-    way->rows = Tensor::full({E}, static_cast<double>(P * Q * way->capacity), DType::i64);
+    const std::int64_t all = P * Q * way->capacity;
+    const std::int64_t most = aligned(groups_.batches * fixed.of_batch);
+    if (most < all) {
+      way->most = most;
+      Counts sent = send_counts(
+          minimum(count_experts(routing.experts, experts_), static_cast<double>(way->capacity)));
+      way->counts = std::move(sent.all);
+      way->counted = std::move(sent.work);
+    }
+    way->rows = Tensor::full({E}, static_cast<double>(std::min(most, all)), DType::i64);
   } else {
     Counts sent = send_counts(d.rows.counts);
     // On the CPU this rank's own are known, and its rows are copied in the meantime.
@@ -156,7 +190,13 @@ void AllToAllDispatcher::dispatch_postprocess(nn::Dispatch& d) const {
     const std::int64_t P = groups_.ep->size(), Q = groups_.etp->size(), E = local_experts();
     d.tokens = swap_chunks(d.tokens, Q, P, E);
     d.probs = swap_chunks(d.probs, Q, P, E);
-  } else if (way.sorted.slot_of) {
+    if (way.most) {
+      way.counted.wait();
+      way.sorted = without_fillers(way.counts, first_expert(), E, way.capacity, way.most);
+      way.counts = {};
+    }
+  }
+  if (way.sorted.slot_of) {
     d.tokens = permute_tokens(d.tokens, way.sorted);
     d.probs = permute_probs(reshape(d.probs, way.sorted.row_of.shape()), way.sorted);
   }
@@ -164,8 +204,9 @@ void AllToAllDispatcher::dispatch_postprocess(nn::Dispatch& d) const {
 
 Tensor AllToAllDispatcher::combine_preprocess(const Tensor& y, const nn::Dispatch& d) const {
   const Way& way = way_of(d);
-  if (way.capacity) return swap_chunks(y, local_experts(), groups_.ep->size(), groups_.etp->size());
-  return way.sorted.slot_of ? combine_tokens(y, way.sorted) : y;
+  const Tensor rows = way.sorted.slot_of ? combine_tokens(y, way.sorted) : y;
+  return way.capacity ? swap_chunks(rows, local_experts(), groups_.ep->size(), groups_.etp->size())
+                      : rows;
 }
 
 Tensor AllToAllDispatcher::token_combine(const Tensor& y, const nn::Dispatch& d) const {

@@ -1,9 +1,19 @@
 #include "weft/distributed/expert_dispatcher.h"
 
+#include <algorithm>
+
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
 
 namespace weft::distributed {
+
+ExpertGroups::ExpertGroups(const DeviceMesh& mesh)
+    : ep(&mesh.ep()), etp(&mesh.etp()), tp_ep(&mesh.tp_ep()), batches(0) {
+  const std::vector<int>& here = tp_ep->ranks();
+  for (const std::vector<int>& batch : rank_lists(mesh.world().size(), mesh.degrees(), "tp_cp"))
+    batches +=
+        std::find_first_of(batch.begin(), batch.end(), here.begin(), here.end()) != batch.end();
+}
 
 ExpertDispatcher::ExpertDispatcher(ExpertGroups groups, std::int64_t experts,
                                    std::int64_t alignment)

@@ -12,18 +12,19 @@ namespace weft::distributed {
 /// its number in ep * the size of etp + its number in etp.
 struct ExpertGroups {
   ProcessGroup *ep, *etp, *tp_ep;  ///< outlive whoever holds them
+  int batches;                     ///< of how many data-parallel ranks there are some in tp_ep
 
-  explicit ExpertGroups(const DeviceMesh& mesh)
-      : ep(&mesh.ep()), etp(&mesh.etp()), tp_ep(&mesh.tp_ep()) {}
+  explicit ExpertGroups(const DeviceMesh& mesh);
 };
 
 /// What dispatchers over ranks have in common. Rank p of ep holds the experts p E/P ... (p+1) E/P.
 ///
 /// An expert sees the tokens of all ranks of tp_ep, in the order of the ranks and of each rank's
 /// tokens: the rows of one rank that had all tokens. How many there are is known from one exchange
-/// of counts a layer, which on a GPU is also the one time that the host reads. With a capacity
-/// every rank sends that many rows to each expert, nothing is exchanged and nothing read; then all
-/// ranks must have the same number of tokens.
+/// of counts a layer, which on a GPU is also the one time that the host reads. With a fixed number
+/// every rank sends that many rows to each expert, and the host reads nothing; then all ranks must
+/// have the same number of tokens. Where several share a batch, of which an expert keeps only so
+/// much, most of these are fillers: they are left out before the expert's products.
 ///
 /// A token's sum has the order of its slots, like that of its gradient: for all dispatchers and
 /// numbers of ranks y and dx have the same bits. With etp > 1 each row is itself a sum over ranks.
@@ -84,7 +85,7 @@ class AllGatherDispatcher : public ExpertDispatcher {
  public:
   using ExpertDispatcher::ExpertDispatcher;
   nn::Dispatch dispatch_preprocess(const Tensor& x, const Routing& routing,
-                                   std::int64_t capacity) const override;
+                                   const nn::FixedRows& fixed) const override;
   void token_dispatch(nn::Dispatch& d) const override;
   void dispatch_postprocess(nn::Dispatch& d) const override;
   Tensor combine_preprocess(const Tensor& y, const nn::Dispatch& d) const override;
@@ -99,7 +100,7 @@ class AllToAllDispatcher : public ExpertDispatcher {
  public:
   using ExpertDispatcher::ExpertDispatcher;
   nn::Dispatch dispatch_preprocess(const Tensor& x, const Routing& routing,
-                                   std::int64_t capacity) const override;
+                                   const nn::FixedRows& fixed) const override;
   void token_dispatch(nn::Dispatch& d) const override;
   void dispatch_postprocess(nn::Dispatch& d) const override;
   Tensor combine_preprocess(const Tensor& y, const nn::Dispatch& d) const override;

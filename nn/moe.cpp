@@ -60,13 +60,14 @@ MoE::MoE(std::int64_t dim, const MoeOptions& o)
                               .proj_init = o.proj_init});
 }
 
-std::int64_t MoE::rows_of_expert(std::int64_t tokens) const {
+FixedRows MoE::rows_of_expert(std::int64_t tokens) const {
   const RouterConfig& c = options.router;
   if (!router.is_training() || c.capacity_factor == 0 || !options.pad_to_capacity) return 0;
   const std::int64_t batch = tokens * router.batch_split.ranks;
+  const std::int64_t capacity =
+      weft::expert_capacity(batch, options.experts, c.route.topk, c.capacity_factor);
   // No expert is chosen twice by a token.
-  return std::min(tokens,
-                  weft::expert_capacity(batch, options.experts, c.route.topk, c.capacity_factor));
+  return {std::min(tokens, capacity), std::min(batch, capacity)};
 }
 
 MoeOutput MoE::operator()(const Tensor& given, const Packing& packing) const {

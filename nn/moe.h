@@ -21,7 +21,8 @@ struct MoeOptions {
   /// fillers where too few tokens want it or some are padding. Then all shapes are known without
   /// reading the routing, and the host waits for nothing. Where ranks share a batch's tokens, those
   /// that an expert keeps may all be on one of them: each sends it the whole capacity of rows, or
-  /// as many as it has tokens. Evaluation drops nothing, so there the host reads.
+  /// as many as it has tokens, and what it multiplies is its capacity again, without the fillers in
+  /// between. Evaluation drops nothing, so there the host reads.
   bool pad_to_capacity = true;
   std::int64_t alignment = 0;  ///< see LocalDispatcher
   bool recompute = false;
@@ -61,7 +62,7 @@ struct MoE : Module {
   MoE like() const;
 
  private:
-  std::int64_t rows_of_expert(std::int64_t tokens) const;
+  FixedRows rows_of_expert(std::int64_t tokens) const;
 };
 
 }  // namespace weft::nn

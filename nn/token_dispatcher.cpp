@@ -19,8 +19,9 @@ std::int64_t row_alignment(std::int64_t alignment, Device device, std::int64_t c
 }
 
 Dispatch LocalDispatcher::dispatch_preprocess(const Tensor& x, const Routing& routing,
-                                              std::int64_t capacity) const {
+                                              const FixedRows& fixed) const {
   Dispatch d;
+  const std::int64_t capacity = fixed.of_rank;
   const std::int64_t alignment =
       row_alignment(alignment_, x.device(), capacity, routing.experts.numel() / experts_);
   const std::int64_t rows = (capacity + alignment - 1) / alignment * alignment;

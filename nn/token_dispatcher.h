@@ -16,6 +16,14 @@ struct Dispatch {
   std::shared_ptr<void> way;  ///< what an implementation keeps for itself: split sizes, order
 };
 
+/// Rows of an expert that are fixed beforehand, whatever the routing; 0: as many as there are.
+struct FixedRows {
+  std::int64_t of_rank;   ///< from each rank: its slots, and fillers behind them
+  std::int64_t of_batch;  ///< slots at most of all ranks together that share a batch's tokens
+  FixedRows(std::int64_t each) : of_rank(each), of_batch(each) {}
+  FixedRows(std::int64_t rank, std::int64_t batch) : of_rank(rank), of_batch(batch) {}
+};
+
 /// The multiple to which the rows of each expert are filled up: `alignment`, or for 0 the one that
 /// suits the device, see LocalDispatcher.
 std::int64_t row_alignment(std::int64_t alignment, Device device, std::int64_t capacity,
@@ -29,10 +37,10 @@ std::int64_t row_alignment(std::int64_t alignment, Device device, std::int64_t c
 class TokenDispatcher {
  public:
   virtual ~TokenDispatcher() = default;
-  /// x (T, C) -> rows by global expert. With a capacity every expert gets exactly so many, and the
-  /// host reads nothing; 0: as many as there are.
+  /// x (T, C) -> rows by global expert. Where their number is fixed the host reads nothing, and
+  /// slots that find no row are dropped.
   [[nodiscard]] virtual Dispatch dispatch_preprocess(const Tensor& x, const Routing& routing,
-                                                     std::int64_t capacity) const = 0;
+                                                     const FixedRows& fixed) const = 0;
   virtual void token_dispatch(Dispatch& d) const = 0;
   virtual void dispatch_postprocess(Dispatch& d) const = 0;
   /// y (N, C) by local expert -> as it is to be sent.
@@ -52,7 +60,7 @@ class LocalDispatcher : public TokenDispatcher {
   explicit LocalDispatcher(std::int64_t experts, std::int64_t alignment = 0)
       : experts_(experts), alignment_(alignment) {}
   Dispatch dispatch_preprocess(const Tensor& x, const Routing& routing,
-                               std::int64_t capacity) const override;
+                               const FixedRows& fixed) const override;
   void token_dispatch(Dispatch&) const override {}
   void dispatch_postprocess(Dispatch& d) const override;
   Tensor combine_preprocess(const Tensor& y, const Dispatch&) const override { return y; }

@@ -2,6 +2,8 @@
 // drop, held against one rank that has all of it.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/router_loss.h"
@@ -161,6 +163,33 @@ TEST_CASE("capacity: ranks that share a batch keep and drop what one rank does")
     });
 }
 
+TEST_CASE("capacity: an expert multiplies as many rows as it may keep of the batches here") {
+  for (const Grid& grid : kGrids)
+    test::distributed_test(grid.ranks, [&](World& w) {
+      const DeviceMesh mesh(w, grid.degrees);
+      CAPTURE(grid.degrees.tp);
+      CAPTURE(grid.degrees.ep);
+      CAPTURE(grid.degrees.etp);
+      const std::int64_t tokens = kTokens / mesh.tp().size(), room = 5;
+      for (const Dispatcher kind : {Dispatcher::all_to_all, Dispatcher::all_gather}) {
+        MoE m = layer(options(0.4, DropPolicy::probability, true));
+        shard_experts(m, mesh, {.dispatcher = kind, .sequence_parallel = true});
+        const Tensor x = random({tokens, kDim}, 1 + static_cast<std::uint64_t>(w.rank()));
+        nn::Dispatch d = m.dispatcher->dispatch_preprocess(x, m.router(x).routing, {room, room});
+        m.dispatcher->token_dispatch(d);
+        m.dispatcher->dispatch_postprocess(d);
+        const int batches = std::max(1, mesh.tp_ep().size() / mesh.tp().size());
+        for (const double rows : test::values(d.expert_rows))
+          CHECK(rows == static_cast<double>(batches * room));
+        CHECK(d.tokens.dim(0) == sum(d.expert_rows).item_int());
+        const Tensor y =
+            m.dispatcher->token_combine(m.dispatcher->combine_preprocess(d.tokens, d), d);
+        CHECK(m.dispatcher->combine_postprocess(y, d).shape() == x.shape());
+      }
+      test::check_same_traces(w);
+    });
+}
+
 TEST_CASE("capacity: forced routing, and a rank that takes more than its share of an expert") {
   test::distributed_test({2, 4}, [](World& w) {
     const DeviceMesh mesh(w, {.tp = 2, .ep = 2, .etp = 1});
@@ -196,10 +225,9 @@ TEST_CASE("capacity: the collectives of a layer do not depend on data") {
       CHECK(calls(0.9, pads, same, {}) == usual);
       CHECK(calls(0.9, pads, x, some_padding()) == usual);
       CHECK(calls(0.9, pads, x, nothing) == usual);
-      // Two slots a token and factor 2: an expert has room for every token.
-      CHECK(calls(2, pads, x, {}) == usual - 2);
-      // Counts of rows are exchanged only where these are not known.
-      CHECK(calls(0.9, false, x, {}) == calls(0.9, true, x, {}) + 1);
+      // Two slots a token and factor 2: an expert has room for every token, and nothing of that is
+      // a filler that a rank would have to tell from slots.
+      CHECK(calls(2, pads, x, {}) == usual - (pads ? 3 : 2));
     }
     test::check_same_traces(w);
     // Evaluation drops nothing.

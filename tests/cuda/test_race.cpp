@@ -91,7 +91,8 @@ TEST_CASE("race: embedding with a token that comes again, gather, scatter") {
 TEST_CASE("race: routing with groups, losses, capacity, sinkhorn") {
   const auto routing = [](const TensorList& t) {
     const RouterOptions o{.topk = 2, .score = RouterScore::sigmoid, .groups = 2, .group_topk = 1};
-    return TensorList{limit_capacity(route(t[0], {}, o), 8, 1).probs};
+    return TensorList{limit_capacity(route(t[0], {}, o), 8, 1).probs,
+                      limit_capacity_factor(route(t[0], {}, o), 8, 0.5).probs};
   };
   const auto losses = [](const TensorList& t) {
     const Tensor counts = count_top_experts(t[0], 2);
