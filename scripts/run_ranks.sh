@@ -21,13 +21,13 @@ fi
 processors=$(nproc)
 threads=$((processors / ranks))
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"
-# Ctrl-C: mpirun would end the ranks within a second, which is too short for a step and a save. It has
-# a session of its own, and hands SIGUSR1 on to the ranks, which then stop as after Ctrl-C.
+# Ctrl-C, or what ends a job: mpirun would end the ranks within a second, which is too short for a step
+# and a save. It has a session of its own, and hands SIGUSR1 on to the ranks, which then stop as after
+# Ctrl-C. A second signal ends them.
 run() {
   setsid "$mpirun" "$@" <&0 &
-  local child=$! status
-  trap 'kill -USR1 "$child" 2>/dev/null' INT
-  trap 'kill -TERM "$child" 2>/dev/null' TERM HUP
+  local child=$! signal=USR1 status
+  trap 'kill -"$signal" "$child" 2>/dev/null; signal=TERM' INT TERM HUP
   while true; do
     status=0
     wait "$child" || status=$?

@@ -72,18 +72,36 @@ def killed(folder):
     assert metrics(out)[-1]["step"] == step + 2
 
 
-def interrupted(folder):
-    """Ctrl-C in the terminal, in steps that take longer than mpirun would wait."""
-    process = start(folder, "interrupted", 2, "--dim", "256", "--heads", "4", "--layers", "4",
-                    "--seq", "256", "--batch", "16", "--save-every", "0")
-    out = f"{folder}/interrupted"
+def stops(folder, name, how, *then):
+    """A job is told to stop in steps that take longer than mpirun would wait; returns its status."""
+    process = start(folder, name, 2, "--dim", "256", "--heads", "4", "--layers", "4", "--seq", "256",
+                    "--batch", "16", "--save-every", "0")
+    out = f"{folder}/{name}"
     wait_for_steps(out, 1)
-    os.killpg(process.pid, signal.SIGINT)
+    how(process)
+    for signal_again in then:
+        time.sleep(0.2)
+        process.send_signal(signal_again)
     errors = end(process, 120)
-    assert process.returncode == 130, (process.returncode, errors)
     saved = pathlib.Path(out, "checkpoints", f"step_{metrics(out)[-1]['step']:08d}")
-    assert saved.exists() and run("generate", "--checkpoint", out, "--tokens", "1").returncode == 0
+    return process.returncode, saved.exists(), errors
+
+
+def interrupted(folder):
+    """Ctrl-C in the terminal."""
+    done = stops(folder, "interrupted", lambda p: os.killpg(p.pid, signal.SIGINT))
+    assert done[:2] == (130, True), done
+    assert run("generate", "--checkpoint", f"{folder}/interrupted", "--tokens", "1").returncode == 0
+
+
+def terminated(folder):
+    """What a queue or a closed terminal sends to the script: the same; a second one ends the job."""
+    for sent in (signal.SIGTERM, signal.SIGHUP):
+        done = stops(folder, sent.name, lambda p: p.send_signal(sent))
+        assert done[:2] == (130, True), (sent, done)
+    status, saved, _ = stops(folder, "twice", lambda p: p.send_signal(signal.SIGTERM), signal.SIGTERM)
+    assert status != 0 and not saved, (status, saved)
 
 
 if __name__ == "__main__":
-    main([killed, interrupted])
+    main([killed, interrupted, terminated])
