@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <tuple>
 
 #include "weft/core/cuda.h"
 #include "weft/core/error.h"
@@ -13,6 +14,8 @@ namespace weft::train {
 namespace {
 
 using Names = std::initializer_list<const char*>;
+
+constexpr std::int64_t kMostRanks = 1'000'000;
 
 struct Preset {
   const char* name;
@@ -246,14 +249,18 @@ void check_experts(const Options& o) {
 
 void check_layout(const Options& o, Device device) {
   check_one_of("--backend", o.backend, {"auto", "thread", "mpi", "fake"});
-  for (const auto& [flag, value] : {std::pair{"--tp", o.tp}, {"--ep", o.ep}})
-    check_at_least(flag, static_cast<double>(value), 1);
-  for (const auto& [flag, value] :
-       {std::pair{"--ranks", o.ranks}, {"--rank", o.rank}, {"--dp", o.dp}, {"--etp", o.etp}}) {
-    check_at_least(flag, static_cast<double>(value), 0);
-    check(value <= 1'000'000, "{}: must be at most 1000000, got {}", flag, value);
+  for (const auto& [flag, value, low] : {std::tuple{"--ranks", o.ranks, 0},
+                                         {"--rank", o.rank, 0},
+                                         {"--dp", o.dp, 0},
+                                         {"--tp", o.tp, 1},
+                                         {"--ep", o.ep, 1},
+                                         {"--etp", o.etp, 0}}) {
+    check_at_least(flag, static_cast<double>(value), low);
+    check(value <= kMostRanks, "{}: must be at most {}, got {}", flag, kMostRanks, value);
   }
   check(o.rank == 0 || device.is_meta(), "--rank: needs --device meta, got {}", device);
+  check(std::max<std::int64_t>(o.dp, 1) * o.tp <= kMostRanks,
+        "--dp: with --tp must be at most {} ranks, got {} x {}", kMostRanks, o.dp, o.tp);
   check(o.timeout > 0 && o.timeout <= 1e8,
         "--timeout: must be above 0 and at most 100000000, got {}", o.timeout);
   check(!o.sp || o.tp > 1, "--sp: needs --tp of at least 2, got {}", o.tp);

@@ -75,7 +75,13 @@ int run_on_ranks(const Options& options, const std::function<int(Ranks*)>& f) {
   // Where a job stopped: the latest collectives of every rank.
   const distributed::WorldOptions world_options{.timeout_s = options.timeout,
                                                 .dump_folder = options.out + "/flight"};
-  if (Device::parse(options.device).is_meta() && ranks_of(options) > 1) {
+  const bool plans = Device::parse(options.device).is_meta();
+  // In a shell that a launcher has started there may be one process all the same.
+  check(!plans || !distributed::under_mpi() ||
+            (options.backend == "fake" && distributed::launched_rank() == 0),
+        "--device: meta plans for any number of ranks in one process; start it without a launcher, "
+        "or alone with --backend fake");
+  if (plans && ranks_of(options) > 1) {
     const auto world = distributed::fake_world(static_cast<int>(options.rank), ranks_of(options));
     Ranks ranks(*world, options);
     return f(&ranks);

@@ -60,6 +60,10 @@ def wrong_uses(folder):
     done = run_ranks(2, BIN / "train_gpt", *data, "--batch", "3")
     assert done.returncode == 2 and done.stderr.count("train_gpt:") == 1, done
     assert "--batch: must be a multiple of dp 2, got 3" in done.stderr, done
+    done = run_ranks(2, BIN / "train_gpt", *base(folder, "plan", "--device", "meta"))
+    assert done.returncode == 2 and done.stderr.count("train_gpt:") == 1, done
+    assert "--device: meta plans for any number of ranks in one process" in done.stderr, done
+    assert not pathlib.Path(folder, "plan").exists()
     # One that changes nobody's shapes, and one that ranks would make other groups by.
     for i, flag in enumerate(("--seed $OMPI_COMM_WORLD_RANK",
                               "--tp $((OMPI_COMM_WORLD_RANK + 1))")):

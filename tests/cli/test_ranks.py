@@ -105,6 +105,11 @@ def stops_together(folder):
 def wrong_uses(folder):
     data = ["--data", text(folder), "--out", f"{folder}/never", *MODEL]
     refused(run("train_gpt", *data, "--ranks", "3", "--dp", "2"), 2, "dp 2", "3")
+    for flag in ("--ranks", "--rank", "--dp", "--tp", "--ep", "--etp"):  # 2, were it cut to 32 bits
+        refused(run("train_gpt", *data, "--ranks", "2", flag, 2**32 + 2), 2,
+                f"{flag}: must be at most 1000000, got 4294967298")
+    refused(run("train_gpt", *data, "--device", "meta", "--dp", "65536", "--tp", "65536"), 2,
+            "--dp: with --tp must be at most 1000000 ranks, got 65536 x 65536")
     refused(run("train_gpt", *data, "--dp", "2"), 2, "--ranks: one rank cannot share work among",
             "--dp 2")
     refused(run("train_gpt", *data, "--ranks", "3"), 2, "--batch: must be a multiple of dp 3, got 4")
@@ -153,8 +158,12 @@ def compares_two_runs(folder):
 
 
 def plans_on_meta(folder):
-    done = run("train_gpt", *base(folder, "plan", "--device", "meta", "--dp", "4", "--rank", "3"))
+    plan = base(folder, "plan", "--device", "meta", "--dp", "4", "--rank", "3")
+    done = run("train_gpt", *plan)
     assert done.returncode == 0 and "peak" in done.stdout, done
+    # In a shell that a launcher has started.
+    shell = base(folder, "shell", *plan[4:], "--backend", "fake")
+    assert run("train_gpt", *shell, env={"PMIX_RANK": "0"}).returncode == 0
 
 
 if __name__ == "__main__":
