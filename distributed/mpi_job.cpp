@@ -94,11 +94,14 @@ void MpiJob::watch() {
     fail(message("{}: {}", describe(*op_), messages_.trouble()));
   for (int r = 0; r < messages_.size(); ++r) {
     const Place& place = places_[static_cast<std::size_t>(r)];
+    // This operation may need nothing of it, or have got it: ranks leave a collective one by one.
+    if (!place.ended || now - std::max({place.ended_at, entered_, moved_at_}) <= kOnTheWay)
+      continue;
+    moved_ = messages_.progress() || moved_;
+    if (moved_ || !messages_.waits_for(r)) continue;
     if (place.end == Note::End::own_error) fail(message("rank {} has ended with an error", r), r);
-    if (place.ended && messages_.waits_for(r) &&
-        now - std::max({place.ended_at, entered_, moved_at_}) > kOnTheWay)
-      fail(message("rank {} has ended, and rank {} waits for it in {}", r, messages_.rank(),
-                   describe(*op_)));
+    fail(message("rank {} has ended, and rank {} waits for it in {}", r, messages_.rank(),
+                 describe(*op_)));
   }
   if (seconds(now - moved_at_) < timeout_) return;
   if (asked_at_ == Clock::time_point{}) {

@@ -32,6 +32,14 @@ void go_wrong(World& w, const std::string& fault) {
   if (fault == "exit" && wrong) return;
   if (fault == "exit_now" && wrong) _exit(0);
   if (fault == "throw" && wrong) throw Error("bad luck");
+  if (fault == "throw_elsewhere") {
+    // What ranks 2 and 3 do together does not end with rank 1.
+    const auto rest = w.group("rest", {2, 3});
+    if (wrong) throw Error("bad luck");
+    std::this_thread::sleep_for(std::chrono::seconds(w.rank() == 0 ? 4 : w.rank() - 2));
+    if (rest) rest->all_reduce(x).wait();
+    std::fprintf(stderr, "rank %d: this far\n", w.rank());
+  }
   if (fault == "compute" && wrong) std::this_thread::sleep_for(std::chrono::seconds(20));
   if (fault == "kind" && wrong) w.all().all_reduce(x, weft::distributed::Reduce::max).wait();
   if (fault == "count" && wrong) w.all().all_reduce(Tensor::full({999}, 1.0)).wait();

@@ -83,6 +83,13 @@ def threw(folder):
         assert "rank 1: error: bad luck\n" in done.stderr, done.stderr
 
 
+def threw_elsewhere(folder):
+    """A collective that does not wait for rank 1 is carried out; the next one that does ends the job."""
+    done, = each(folder, "throw_elsewhere", "error: rank 1 has ended with an error")
+    for rank in (2, 3):
+        assert f"rank {rank}: this far\n" in done.stderr, done.stderr
+
+
 def skipped(folder):
     """Rank 1 goes on to a barrier of a smaller group, in which rank 0 is missing."""
     for done in each(folder, "skip"):
@@ -134,5 +141,4 @@ def nothing_wrong(folder):
 
 if __name__ == "__main__":
     main([nothing_wrong, absent, one_thread, killed, left_without_a_word, stopped, computes, ended, threw,
-          stopped_far_away, skipped,
-          called_something_else, stopped_at_the_end])
+          threw_elsewhere, stopped_far_away, skipped, called_something_else, stopped_at_the_end])
