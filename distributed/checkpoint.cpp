@@ -10,7 +10,7 @@
 namespace weft::distributed {
 namespace {
 
-constexpr std::int64_t kFailed = -2, kNone = -1;
+constexpr std::int64_t kWell = 0, kFailed = -2, kVerify = 1;
 
 // What rank 0 says.
 std::int64_t from_first(World& world, std::int64_t value) {
@@ -35,7 +35,7 @@ std::string text_from(World& world, int from, const std::string& own) {
 
 // Throws what rank 0 has to say, if anything, on all of them: a job has one reason to stop.
 void fail_as_first(World& world, const std::string& failure) {
-  if (from_first(world, failure.empty() ? 0 : kFailed) == kFailed)
+  if (from_first(world, failure.empty() ? kWell : kFailed) == kFailed)
     throw Error(text_from(world, 0, failure), Fault::system);
 }
 
@@ -86,8 +86,8 @@ void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step
     files[1] = save_pieces(folder + "/" + names[1], optimizer, metadata);
   });
   const std::vector<Written> all = from_all(
-      world, Written{failure.empty() ? 0 : kFailed, files[0].bytes, std::int64_t{files[0].crc32c},
-                     files[1].bytes, std::int64_t{files[1].crc32c}});
+      world, Written{failure.empty() ? kWell : kFailed, files[0].bytes,
+                     std::int64_t{files[0].crc32c}, files[1].bytes, std::int64_t{files[1].crc32c}});
   const auto failed =
       std::find_if(all.begin(), all.end(), [](const Written& w) { return w[0] == kFailed; });
   if (failed != all.end()) {
@@ -111,14 +111,34 @@ void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step
 }
 
 std::optional<io::Checkpoint> find_checkpoint(World& world, const std::string& out_dir) {
+  // All end with the manifest that rank 0 has read: another copy of it may be damaged.
   std::optional<io::Checkpoint> found;
+  const auto verify_together = [&](const std::string& folder, const std::string& manifest) {
+    const std::string fault = failure_of(
+        [&] { found = io::verify_checkpoint(folder, manifest, world.rank(), world.size()); });
+    const auto all = from_all(world, std::array{fault.empty() ? kWell : kFailed});
+    const auto failed = std::find(all.begin(), all.end(), std::array{kFailed});
+    return failed == all.end() ? ""
+                               : text_from(world, static_cast<int>(failed - all.begin()), fault);
+  };
   std::string failure;
-  if (world.rank() == 0) failure = failure_of([&] { found = io::find_checkpoint(out_dir); });
+  if (world.rank() == 0) {
+    failure = failure_of([&] {
+      io::find_checkpoint(out_dir, [&](const std::string& folder, const std::string& manifest) {
+        from_first(world, kVerify);
+        text_from(world, 0, folder);
+        text_from(world, 0, manifest);
+        return verify_together(folder, manifest);
+      });
+    });
+    from_first(world, kWell);
+  } else {
+    while (from_first(world, kWell) == kVerify) {
+      const std::string folder = text_from(world, 0, "");
+      verify_together(folder, text_from(world, 0, ""));
+    }
+  }
   fail_as_first(world, failure);
-  const std::int64_t step = from_first(world, found ? found->step : kNone);
-  if (step == kNone) return std::nullopt;
-  if (world.rank() != 0)
-    found = io::open_checkpoint(io::checkpoint_folder(out_dir, step, true), false);
   return found;
 }
 

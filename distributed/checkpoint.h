@@ -18,7 +18,7 @@ void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step
                      const Pieces& model, const Pieces& optimizer, const std::string& state,
                      int keep = 0);
 
-/// io::find_checkpoint() by rank 0, which verifies it for all.
+/// io::find_checkpoint() by rank 0; each rank reads a share of the files to verify them.
 /// Throws Error, the same on every rank, where that does.
 std::optional<io::Checkpoint> find_checkpoint(World& world, const std::string& out_dir);
 

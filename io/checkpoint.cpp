@@ -67,40 +67,32 @@ std::string manifest_text(std::int64_t step, const std::vector<CheckpointFile>& 
          "\n";
 }
 
-/// Throws Error when a file that every checkpoint has is not listed.
+/// Throws Error when a file that every checkpoint has is not listed, or one elsewhere is.
 Checkpoint listed(const std::string& folder, const Json& manifest) {
   Checkpoint c{manifest.at("step").as_int(), folder, {}};
   for (const Json& f : manifest.at("files").items()) c.files.push_back(f.at("name").as_string());
   for (const char* required : kRequired)
     check_system(std::find(c.files.begin(), c.files.end(), required) != c.files.end(),
                  "checkpoint: the manifest of '{}' does not list {}", folder, required);
-  return c;
-}
-
-/// Checks the files of one folder against a manifest.
-/// Throws Error naming the first file that is not as it was written.
-Checkpoint verified(const std::string& folder, const Json& manifest) {
-  Checkpoint c = listed(folder, manifest);
-  for (const Json& f : manifest.at("files").items()) {
-    const std::string& name = f.at("name").as_string();
-    const std::string path = folder + "/" + name;
+  for (const std::string& name : c.files)
     check_system(name.find('/') == std::string::npos,
                  "checkpoint: the manifest of '{}' must list names of its folder, got '{}'", folder,
                  name);
-    check_system(exists(path), "checkpoint: '{}' is missing", path);
-    const std::int64_t bytes = f.at("bytes").as_int();
-    check_system(file_size(path) == bytes, "checkpoint: '{}' must have {} bytes, got {}", path,
-                 bytes, file_size(path));
-    const std::string crc = hex(summarize(path).crc32c);
-    check_system(crc == f.at("crc32c").as_string(), "checkpoint: '{}' must have CRC-32C {}, got {}",
-                 path, f.at("crc32c").as_string(), crc);
-  }
   return c;
 }
 
-Json read_manifest(const std::string& path) {
+/// Throws Error when a file is not as it was written.
+void verify_file(const std::string& path, std::int64_t bytes, const std::string& crc32c) {
   check_system(exists(path), "checkpoint: '{}' is missing", path);
-  return Json::parse(read_file(path), message("checkpoint: '{}'", path));
+  check_system(file_size(path) == bytes, "checkpoint: '{}' must have {} bytes, got {}", path, bytes,
+               file_size(path));
+  const std::string crc = hex(summarize(path).crc32c);
+  check_system(crc == crc32c, "checkpoint: '{}' must have CRC-32C {}, got {}", path, crc32c, crc);
+}
+
+std::string read_manifest(const std::string& path) {
+  check_system(exists(path), "checkpoint: '{}' is missing", path);
+  return read_file(path);
 }
 
 /// What an interrupted save left.
@@ -184,39 +176,72 @@ void save_checkpoint(const std::string& out_dir, std::int64_t step,
   }
 }
 
-Checkpoint open_checkpoint(const std::string& folder, bool verify) {
-  const Json manifest = read_manifest(folder + "/manifest.json");
-  return verify ? verified(folder, manifest) : listed(folder, manifest);
+Checkpoint verify_checkpoint(const std::string& folder, const std::string& manifest, int rank,
+                             int ranks) {
+  check(rank >= 0 && rank < ranks, "verify_checkpoint: rank must be in [0, {}), got {}", ranks,
+        rank);
+  const Json json = Json::parse(manifest, message("checkpoint: the manifest of '{}'", folder));
+  Checkpoint c = listed(folder, json);
+  std::vector<std::int64_t> shares(static_cast<std::size_t>(ranks));  // bytes
+  for (const Json& f : json.at("files").items()) {
+    const std::int64_t bytes = f.at("bytes").as_int();
+    const auto least = std::min_element(shares.begin(), shares.end());
+    *least += bytes;
+    if (least - shares.begin() == rank)
+      verify_file(folder + "/" + f.at("name").as_string(), bytes, f.at("crc32c").as_string());
+  }
+  return c;
 }
 
-std::optional<Checkpoint> find_checkpoint(const std::string& out_dir) {
+Checkpoint open_checkpoint(const std::string& folder) {
+  return verify_checkpoint(folder, read_manifest(folder + "/manifest.json"));
+}
+
+std::optional<Checkpoint> find_checkpoint(const std::string& out_dir, const Verify& verify) {
   const std::string root = root_of(out_dir), latest = root + "/latest.json";
   if (!is_directory(root)) return {};
   std::int64_t newest = INT64_MAX;
   std::string fault;
-  if (exists(latest)) {
+  // None when it is damaged; the first fault is the one to tell.
+  const auto attempt = [&](const std::string& path,
+                           std::optional<std::int64_t> step) -> std::optional<Checkpoint> {
+    std::string manifest, wrong;
+    Checkpoint found;
     try {
-      const Json manifest = read_manifest(latest);
-      const std::int64_t step = manifest.at("step").as_int();
-      const std::string folder = root + "/" + folder_name(step);
-      newest = step;
-      return verified(folder, manifest);
+      manifest = read_manifest(path);
+      const Json json = Json::parse(manifest, message("checkpoint: '{}'", path));
+      if (!step) newest = json.at("step").as_int();
+      found = listed(root + "/" + folder_name(step.value_or(newest)), json);
     } catch (const Error& e) {
-      fault = e.what();
+      wrong = e.what();
     }
-  }
+    if (wrong.empty()) wrong = verify(found.folder, manifest);
+    if (wrong.empty()) return found;
+    if (fault.empty()) fault = wrong;
+    return std::nullopt;
+  };
+  if (exists(latest))
+    if (auto found = attempt(latest, std::nullopt)) return found;
   for (const std::int64_t step : steps_in(root)) {
     if (step > newest) continue;
-    try {
-      Checkpoint found = open_checkpoint(root + "/" + folder_name(step));
+    if (auto found = attempt(root + "/" + folder_name(step) + "/manifest.json", step)) {
       if (!fault.empty()) log_line(message("{}; going back to step {}", fault, step));
       return found;
-    } catch (const Error& e) {
-      if (fault.empty()) fault = e.what();
     }
   }
   check_system(fault.empty(), "{}; no earlier checkpoint in '{}' is whole", fault, root);
   return {};
+}
+
+std::optional<Checkpoint> find_checkpoint(const std::string& out_dir) {
+  return find_checkpoint(out_dir, [](const std::string& folder, const std::string& manifest) {
+    try {
+      verify_checkpoint(folder, manifest);
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  });
 }
 
 }  // namespace weft::io

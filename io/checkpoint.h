@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -56,15 +57,24 @@ struct Checkpoint {
   std::string state() const { return read_file(folder + "/state.json"); }
 };
 
+/// The files of a folder that a manifest (JSON text) lists, after a look at a share of them: of
+/// `ranks` processes that call this, each reads other files, about as many bytes as the others.
+/// Throws Error (Fault::system) naming the first of these that is missing or damaged.
+Checkpoint verify_checkpoint(const std::string& folder, const std::string& manifest, int rank = 0,
+                             int ranks = 1);
+
+/// What is wrong with a checkpoint, or "": verify_checkpoint(), by one process or several.
+using Verify = std::function<std::string(const std::string& folder, const std::string& manifest)>;
+
 /// The newest checkpoint that verifies: the one that latest.json names, else the newest step folder
 /// before it (each carries its own manifest.json), which log_line() tells. None when there never
 /// was a checkpoint. Throws Error (Fault::system) naming file and fault when there are checkpoints
 /// and all are damaged.
 std::optional<Checkpoint> find_checkpoint(const std::string& out_dir);
+std::optional<Checkpoint> find_checkpoint(const std::string& out_dir, const Verify& verify);
 
-/// The same for a step folder that the user names. Without `verify` only the manifest is read: for
-/// a rank to which another one that has verified it gave the folder.
+/// The same for a step folder that the user names.
 /// Throws Error when a file is missing or damaged.
-Checkpoint open_checkpoint(const std::string& folder, bool verify = true);
+Checkpoint open_checkpoint(const std::string& folder);
 
 }  // namespace weft::io

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "weft/core/error.h"
 #include "weft/distributed/checkpoint.h"
 #include "weft/io/file.h"
 #include "weft/tests/ranks.h"
@@ -102,18 +103,70 @@ TEST_CASE("a disk that is full for one of the ranks leaves the checkpoint before
   CHECK(refused > 5);
 }
 
-TEST_CASE("a damaged file of any rank is found, and said on all of them") {
+TEST_CASE("a damaged file of any rank is found, whoever reads it, and said on all of them") {
   const test::TempFolder out;
-  run_ranks(2, [&](World& w) {
+  const std::string folder = out / "checkpoints/step_00000001/";
+  for (const char* file : {"model-r000.safetensors", "optim-r000.safetensors",
+                           "model-r001.safetensors", "optim-r001.safetensors", "state.json"}) {
+    run_ranks(2, [&](World& w) {
+      const Held held(w, 1);
+      save_checkpoint(w, out.path(), 1, held.model, held.optimizer, "{}");
+    });
+    io::write_file(folder + file, io::read_file(folder + file) + " ");
+    for (const int readers : {1, 2, 3, 8})
+      run_ranks(readers, [&](World& w) {
+        const std::string text = error_of([&] { find_checkpoint(w, out.path()); });
+        CHECK(text.starts_with("checkpoint: '" + folder + file + "' must have "));
+      });
+  }
+}
+
+TEST_CASE("of ranks that verify a checkpoint each reads other files") {
+  const test::TempFolder out;
+  run_ranks(4, [&](World& w) {
     const Held held(w, 1);
     save_checkpoint(w, out.path(), 1, held.model, held.optimizer, "{}");
   });
-  const std::string damaged = out / "checkpoints/step_00000001/optim-r001.safetensors";
-  io::write_file(damaged, io::read_file(damaged) + " ");
+  const std::string folder = out / "checkpoints/step_00000001";
+  const std::string manifest = io::read_file(folder + "/manifest.json");
+  for (const std::string& name : io::open_checkpoint(folder).files) {
+    const std::string whole = io::read_file(folder + "/" + name);
+    io::write_file(folder + "/" + name, whole + " ");
+    int noticed = 0;
+    for (int rank = 0; rank < 3; ++rank)
+      noticed += error_of([&] { io::verify_checkpoint(folder, manifest, rank, 3); }) != "no error";
+    CHECK(noticed == 1);
+    io::write_file(folder + "/" + name, whole);
+  }
+}
+
+TEST_CASE("any number of ranks finds the checkpoint that one finds") {
+  const test::TempFolder out;
+  set_log_handler([](std::string_view) {});  // each step back is one line
   run_ranks(2, [&](World& w) {
-    const std::string text = error_of([&] { find_checkpoint(w, out.path()); });
-    CHECK(text.starts_with("checkpoint: '" + damaged + "' must have "));
+    for (const int step : {1, 2, 3}) {
+      const Held held(w, step);
+      save_checkpoint(w, out.path(), step, held.model, held.optimizer, "{}");
+    }
   });
+  const auto all_find = [&](std::int64_t step) {
+    CHECK(io::find_checkpoint(out.path())->step == step);
+    for (const int readers : {1, 2, 3})
+      run_ranks(readers, [&](World& w) {
+        const auto found = find_checkpoint(w, out.path());
+        REQUIRE(found);
+        CHECK(found->step == step);
+        CHECK(value_of(*found) == static_cast<double>(step));
+      });
+  };
+  // latest.json says the same as this one, which nobody needs.
+  io::write_file(out / "checkpoints/step_00000003/manifest.json", "{");
+  all_find(3);
+  io::write_file(out / "checkpoints/step_00000003/optim-r001.safetensors", "x");
+  all_find(2);
+  io::write_file(out / "checkpoints/step_00000002/manifest.json", "{");
+  all_find(1);
+  set_log_handler(nullptr);
 }
 
 TEST_CASE("sharded checkpoint: a folder that cannot be made") {
