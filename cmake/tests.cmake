@@ -118,6 +118,7 @@ set(weft_test_stems
   view
   vocab)
 add_library(weft_test_main OBJECT tests/main.cpp)
+target_include_directories(weft_test_main PRIVATE ${weft_include})
 target_link_libraries(weft_test_main PRIVATE weft_flags doctest::doctest)
 foreach(stem ${weft_test_stems})
   add_executable(test_${stem} tests/test_${stem}.cpp $<TARGET_OBJECTS:weft_test_main>)

@@ -2,14 +2,17 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "weft/core/error.h"
 #include "weft/distributed/mpi_world.h"
+#include "weft/tests/at_end.h"
 
 namespace weft::test {
 
@@ -20,8 +23,30 @@ inline distributed::World* launched_world() {
   return world.get();
 }
 
+/// The test cases of a launched program that have called distributed_test(): did a body of theirs
+/// run?
+inline std::map<std::string, bool>& launched_cases() {
+  static std::map<std::string, bool> cases;
+  return cases;
+}
+
+/// Names what a launched program has skipped. 1 when that was everything, else 0.
+inline int end_of_launched() {
+  if (!distributed::under_mpi()) return 0;
+  bool any = false;
+  for (const auto& [name, ran] : launched_cases()) {
+    any |= ran;
+    if (!ran && distributed::launched_rank() == 0)
+      std::printf("skipped, for other numbers of ranks: %s\n", name.c_str());
+  }
+  if (!any) std::fprintf(stderr, "no test is for this number of ranks\n");
+  return any ? 0 : 1;
+}
+inline const bool kEndOfLaunched = (at_end = end_of_launched) != nullptr;
+
 /// Runs f on all ranks of a world of each of these sizes, one after another, over threads. Under a
-/// launcher: once, over its ranks, when their number is among the sizes.
+/// launcher: once, over its ranks, when their number is among the sizes; a program in which it is
+/// among none of them fails.
 ///
 ///   distributed_test({1, 2, 4}, [](World& w) { CHECK(w.all().size() == w.size()); });
 ///
@@ -30,7 +55,9 @@ inline void distributed_test(std::initializer_list<int> sizes,
                              const std::function<void(distributed::World&)>& f,
                              const distributed::WorldOptions& options = {}) {
   if (distributed::World* world = launched_world()) {
-    if (std::count(sizes.begin(), sizes.end(), world->size())) f(*world);
+    const bool own = std::count(sizes.begin(), sizes.end(), world->size()) > 0;
+    launched_cases()[doctest::getContextOptions()->currentTest->m_name] |= own;
+    if (own) f(*world);
     return;
   }
   for (const int size : sizes) distributed::run_ranks(size, f, options);

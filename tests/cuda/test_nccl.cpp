@@ -10,7 +10,7 @@ namespace weft::distributed {
 
 TEST_CASE("nccl: one rank") {
   if (const std::string why = test::error_of([] { nccl_version(); }); why != "no error") {
-    MESSAGE("skipped: ", why);
+    MESSAGE("skipped: nccl: one rank: ", why);  // scripts/gpu_check.sh says so
     return;
   }
   run_ranks(1, [](World& bootstrap) {

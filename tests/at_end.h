@@ -1,0 +1,8 @@
+#pragma once
+
+namespace weft::test {
+
+/// Called when all tests have passed, if set; another status than 0 makes the program fail.
+inline int (*at_end)() = nullptr;
+
+}  // namespace weft::test
