@@ -240,4 +240,20 @@ TEST_CASE("capacity: the collectives of a layer do not depend on data") {
   });
 }
 
+TEST_CASE("capacity: ranks that share a batch but have unequal parts of it are named") {
+  if (test::launched_world()) return;  // the error ends the world
+  const std::string text = test::error_of([] {
+    run_ranks(2, [](World& w) {
+      const DeviceMesh mesh(w, {.tp = 2, .ep = 1, .etp = 2});
+      MoE m = layer(options(0.9, DropPolicy::probability, true));
+      shard_experts(m, mesh, {.sequence_parallel = true});
+      (void)m.router(random({w.rank() ? 5 : 6, kDim}, 1));
+    });
+  });
+  CHECK(text ==
+        "all ranks of a group must give the same rows: rank 0 called all_gather 0 of group tp_cp, "
+        "f64 [12, 2] from f64 [6, 2], rank 1 called all_gather 0 of group tp_cp, f64 [10, 2] from "
+        "f64 [5, 2]");
+}
+
 }  // namespace weft::distributed
