@@ -34,6 +34,7 @@ set(weft_cuda_kernels
   random
   reduce
   reduce_scan
+  remainder
   rms_norm
   rope
   router

@@ -91,6 +91,7 @@ set(weft_sources
   core/cpu/optimizer.cpp
   core/cpu/reduce.cpp
   core/cpu/reduce_scan.cpp
+  core/cpu/remainder.cpp
   core/cpu/rms_norm.cpp
   core/cpu/rope.cpp
   core/cpu/router.cpp

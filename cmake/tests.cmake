@@ -51,6 +51,7 @@ set(weft_test_stems
   linear
   linear_cross_entropy
   low_precision
+  master_weights
   matmul
   memory
   metrics
@@ -83,6 +84,7 @@ set(weft_test_stems
   recompute_models
   reduce
   reduce_grad
+  remainder
   rms_norm
   rope
   router

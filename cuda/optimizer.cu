@@ -33,8 +33,8 @@ __device__ inline Step settled(Step step) {
 // What four elements become.
 template <class C>
 __device__ inline Moments<C> adam(const AdamSlot& s, const AdamStep& step, const Four& f, C scale,
-                                  C m_scale, C v_scale) {
-  Moments<C> r{read_four<C>(s.param, s.param_dtype, f), read_four<C>(s.m, s.m_dtype, f, m_scale),
+                                  C m_scale, C v_scale, bool split) {
+  Moments<C> r{read_param<C>(s, f, split), read_four<C>(s.m, s.m_dtype, f, m_scale),
                read_four<C>(s.v, s.v_dtype, f, v_scale)};
   const auto grad = read_four<C>(s.grad, s.grad_dtype, f);
   const C beta1 = static_cast<C>(step.beta1), beta2 = static_cast<C>(step.beta2);
@@ -55,8 +55,9 @@ __device__ inline Moments<C> adam(const AdamSlot& s, const AdamStep& step, const
 
 __device__ inline float stored_scale(const float* scale) { return scale ? *scale : 1.0f; }
 
-// The slots that compute in C. scales[2 * first_chunk] and the next: the new scales of f16 states.
-template <class C>
+// The slots that compute in C, those with remainders or those without. scales[2 * first_chunk] and
+// the next: the new scales of f16 states.
+template <class C, bool Split>
 __global__ void __launch_bounds__(kSlotThreads)
     optimizer_adam_kernel(AdamTable slots, std::int64_t count, AdamStep given,
                           const float* scales) {
@@ -66,6 +67,7 @@ __global__ void __launch_bounds__(kSlotThreads)
   const auto& placed = slot_of(slots, count, blockIdx.x);
   const AdamSlot& s = placed.slot;
   if ((s.param_dtype == DType::f64) != std::is_same_v<C, double>) return;
+  if ((s.remainder != nullptr) != Split) return;
   C m_old = 1, v_old = 1, m_new = 1, v_new = 1;
   if (has_f16(s)) {
     m_old = stored_scale(s.m_scale);
@@ -74,11 +76,10 @@ __global__ void __launch_bounds__(kSlotThreads)
     v_new = scales[2 * placed.first_chunk + 1];
   }
   each_four(placed, blockIdx.x, [&](const Four& f) {
-    const auto r = adam<C>(s, step, f, static_cast<C>(scale), m_old, v_old);
-    write_four(s.param, s.param_dtype, f, r.p);
+    const auto r = adam<C>(s, step, f, static_cast<C>(scale), m_old, v_old, Split);
+    write_param(s, f, r.p, Split);
     write_four(s.m, s.m_dtype, f, r.m, m_new);
     write_four(s.v, s.v_dtype, f, r.v, v_new);
-    if (s.bf16_copy) write_as<bf16>(s.bf16_copy, f, r.p);
   });
 }
 
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(kSlotThreads)
   float m = 0, v = 0;
   each_four(placed, blockIdx.x, [&](const Four& f) {
     const auto r = adam<float>(s, step, f, static_cast<float>(scale), stored_scale(s.m_scale),
-                               stored_scale(s.v_scale));
+                               stored_scale(s.v_scale), s.remainder != nullptr);
     for (int j = 0; j < f.valid; ++j) {  // NaN does not count, as on the CPU
       if (fabsf(r.m[j]) > m) m = fabsf(r.m[j]);
       if (fabsf(r.v[j]) > v) v = fabsf(r.v[j]);
@@ -157,7 +158,7 @@ __global__ void __launch_bounds__(kSlotThreads)
   const C scale = static_cast<C>(grad_scale), lr = static_cast<C>(step.now.lr * s.lr_scale);
   const C decay = static_cast<C>(s.weight_decay), momentum = static_cast<C>(step.momentum);
   each_four(placed, blockIdx.x, [&](const Four& f) {
-    auto p = read_four<C>(s.param, s.param_dtype, f), g = read_four<C>(s.grad, s.grad_dtype, f);
+    auto p = read_param<C>(s, f, s.remainder != nullptr), g = read_four<C>(s.grad, s.grad_dtype, f);
 #pragma unroll
     for (int j = 0; j < 4; ++j) g[j] = g[j] * scale + decay * p[j];
     if (s.momentum) {
@@ -171,17 +172,17 @@ __global__ void __launch_bounds__(kSlotThreads)
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j) p[j] -= lr * g[j];
-    write_four(s.param, s.param_dtype, f, p);
-    if (s.bf16_copy) write_as<bf16>(s.bf16_copy, f, p);
+    write_param(s, f, p, s.remainder != nullptr);
   });
 }
 
 bool params_four_at_once(const ParamSlot& s) {
   return four_at_once(s.param, s.param_dtype) && four_at_once(s.grad, s.grad_dtype) &&
-         four_at_once(s.bf16_copy, DType::bf16);
+         four_at_once(s.bf16_copy, DType::bf16) && four_at_once(s.remainder, DType::bf16);
 }
 
 bool is_wide(const ParamSlot& s) { return s.param_dtype == DType::f64; }
+bool is_split(const ParamSlot& s) { return s.remainder != nullptr; }
 
 }  // namespace
 
@@ -193,16 +194,18 @@ void adam_step(const Tensor& scratch, const AdamSlot* slots, std::int64_t count,
   auto* const scales = static_cast<float*>(table.rest);
   const dim3 chunks = grid_of(table.chunks);
   const bool f16_states = std::any_of(slots, slots + count, has_f16);
-  const bool wide = std::any_of(slots, slots + count, is_wide);
+  const auto launch_adam = [&](auto kernel) {
+    launch(kernel, chunks, kSlotThreads, 0, table.slots, count, step, scales);
+  };
   if (f16_states) {
     launch(optimizer_absmax_kernel, chunks, kSlotThreads, 0, table.slots, count, step, scales);
     launch(optimizer_scales_kernel, grid_of(count), kSlotThreads, 0, table.slots, step, scales);
   }
-  if (wide)
-    launch(optimizer_adam_kernel<double>, chunks, kSlotThreads, 0, table.slots, count, step,
-           scales);
-  if (!std::all_of(slots, slots + count, is_wide))
-    launch(optimizer_adam_kernel<float>, chunks, kSlotThreads, 0, table.slots, count, step, scales);
+  if (std::any_of(slots, slots + count, is_wide)) launch_adam(optimizer_adam_kernel<double, false>);
+  if (std::any_of(slots, slots + count, is_split)) launch_adam(optimizer_adam_kernel<float, true>);
+  if (std::any_of(slots, slots + count,
+                  [](const AdamSlot& s) { return !is_wide(s) && !is_split(s); }))
+    launch_adam(optimizer_adam_kernel<float, false>);
   if (f16_states)
     launch(optimizer_store_scales_kernel, grid_of(blocks_for(count, kSlotThreads)), kSlotThreads, 0,
            table.slots, count, step, scales);

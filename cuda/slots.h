@@ -5,6 +5,7 @@
 
 #include "weft/core/cuda_graph.h"
 #include "weft/core/kernels/optimizer.h"
+#include "weft/core/kernels/remainder.h"
 #include "weft/core/staging.h"
 #include "weft/cuda/math.h"
 
@@ -136,6 +137,41 @@ __device__ inline void write_four(void* base, DType dtype, const Four& f, const 
     for (int j = 0; j < 4; ++j) stored[j] = scale == 0 ? 0 : v[j] / scale;
     write_as<f16>(base, f, stored);
   }
+}
+
+/// The numbers that a slot's step updates. `split`: has it remainders? A constant where registers
+/// are scarce.
+template <class C>
+__device__ inline Pack<C, 4> read_param(const ParamSlot& s, const Four& f, bool split) {
+  if constexpr (std::is_same_v<C, float>)
+    if (split) {
+      const auto upper = read_as<bf16, bf16>(s.param, f);
+      const auto remainder = read_as<std::int16_t, std::int16_t>(s.remainder, f);
+      Pack<C, 4> out;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) out[j] = merge_float(upper[j], remainder[j]);
+      return out;
+    }
+  return read_four<C>(s.param, s.param_dtype, f);
+}
+template <class C>
+__device__ inline void write_param(const ParamSlot& s, const Four& f, const Pack<C, 4>& p,
+                                   bool split) {
+  if constexpr (std::is_same_v<C, float>)
+    if (split) {
+      Pack<bf16, 4> upper;
+      Pack<std::int16_t, 4> remainder;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const SplitFloat halves = split_float(p[j]);
+        upper[j] = halves.upper;
+        remainder[j] = halves.remainder;
+      }
+      write_as<bf16>(s.param, f, upper);
+      return write_as<std::int16_t>(s.remainder, f, remainder);
+    }
+  write_four(s.param, s.param_dtype, f, p);
+  if (s.bf16_copy) write_as<bf16>(s.bf16_copy, f, p);
 }
 
 }  // namespace weft::cuda

@@ -187,11 +187,10 @@ std::int64_t Ddp::zeros() const {
   return static_cast<std::int64_t>(sums_.select(0, 1).item());
 }
 
-double Ddp::joint_norm(const std::vector<Tensor>& values) const {
+double Ddp::joint_norm(const Tensor& squares) const {
   const NoGradGuard off;
   const Tensor total = Tensor::zeros({1}, DType::f64, sums_.device());
-  if (const Tensor squares = optim::sums_of_squares(values))
-    total.copy_(squares.narrow(0, squares.numel() - 1, 1));
+  if (squares) total.copy_(squares.view({1}));
   mesh_.world().all().at_once().all_reduce(total).wait();
   return total.is_meta() ? 0 : std::sqrt(total.item());
 }

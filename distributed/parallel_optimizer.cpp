@@ -119,12 +119,10 @@ void RangeOptimizer::load_state(const PieceFiles& files) {
   inner_->load_state_dict(state);
 }
 
-std::vector<Tensor> RangeOptimizer::counted_values() const {
-  std::vector<Tensor> out;
-  for (std::size_t i = 0; i < ranges_.size(); ++i)
-    if (ranges_[i].counted > 0)
-      out.push_back(inner_->value(i).detach().view({-1}).narrow(0, 0, ranges_[i].counted));
-  return out;
+Tensor RangeOptimizer::counted_squares() const {
+  std::vector<std::int64_t> counts;
+  for (const Range& r : ranges_) counts.push_back(r.counted);
+  return inner_->sum_of_squares(counts);
 }
 
 std::unique_ptr<ParallelOptimizer> make_optimizer(Ddp& ddp, const optim::AdamWOptions& options,
@@ -172,11 +170,16 @@ void ChainedOptimizer::load_state(const PieceFiles& files) {
   for (const auto& child : children_) child->load_state(files);
 }
 
-std::vector<Tensor> ChainedOptimizer::counted_values() const {
-  std::vector<Tensor> out;
-  for (const auto& child : children_)
-    for (Tensor& value : child->counted_values()) out.push_back(std::move(value));
-  return out;
+Tensor ChainedOptimizer::counted_squares() const {
+  Tensor total;
+  for (const auto& child : children_) {
+    const Tensor squares = child->counted_squares();
+    if (total && squares)
+      total.add_(squares);
+    else if (squares)
+      total = squares;
+  }
+  return total;
 }
 
 }  // namespace weft::distributed

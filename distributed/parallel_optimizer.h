@@ -36,16 +36,17 @@ class ParallelOptimizer {
   virtual std::int64_t steps() const = 0;
   void zero_grad() { ddp_.zero_grad(); }
   /// The norm of all parameters that it trains, in all of the job, each value counted once; of
-  /// their f32 copies where there are such. One collective.
-  double parameter_norm() const { return ddp_.joint_norm(counted_values()); }
+  /// their f32 master weights where there are such. One collective.
+  double parameter_norm() const { return ddp_.joint_norm(counted_squares()); }
 
   /// The state that this rank has to write, all ranks together everything: "step" and
   /// "<parameter>.<state>" with its place in the whole. Copies.
   virtual Pieces state() const = 0;
   /// Takes this rank's part out of the state of any layout. Load the model's weights first.
   virtual void load_state(const PieceFiles& files) = 0;
-  /// What this rank holds of the parameters and no other one counts.
-  virtual std::vector<Tensor> counted_values() const = 0;
+  /// The sum of squares of what this rank holds of the parameters and no other one counts: one f64,
+  /// null when that is nothing.
+  virtual Tensor counted_squares() const = 0;
 
  protected:
   explicit ParallelOptimizer(Ddp& ddp) : ddp_(ddp) {}
@@ -60,7 +61,7 @@ class RangeOptimizer : public ParallelOptimizer {
   std::int64_t steps() const override { return inner_->steps(); }
   Pieces state() const override;
   void load_state(const PieceFiles& files) override;
-  std::vector<Tensor> counted_values() const override;
+  Tensor counted_squares() const override;
   /// Its parameters are the ranges, under the names of the parameters that they are parts of.
   const optim::Optimizer& inner() const { return *inner_; }
 
@@ -107,7 +108,7 @@ class ChainedOptimizer : public ParallelOptimizer {
   std::int64_t steps() const override { return children_[0]->steps(); }
   Pieces state() const override;
   void load_state(const PieceFiles& files) override;
-  std::vector<Tensor> counted_values() const override;
+  Tensor counted_squares() const override;
 
  private:
   std::vector<std::unique_ptr<ParallelOptimizer>> children_;

@@ -52,16 +52,30 @@ ShardedOptimizer::~ShardedOptimizer() {
 }
 
 optim::StepResult ShardedOptimizer::step(const optim::GradClip& clip) {
+  forget_arrived();
+  const optim::StepResult result =
+      inner_->step(clip, ends_, [this](std::size_t portion) { gather(portion); });
+  inner_->keep_masters();
+  return result;
+}
+
+void ShardedOptimizer::load_state(const PieceFiles& files) {
+  forget_arrived();
+  RangeOptimizer::load_state(files);
+  if (inner_->master_weights() != optim::MasterWeights::remainder) return;
+  for (std::size_t portion = 0; portion < portions_.size(); ++portion) gather(portion);
+  inner_->keep_masters();
+}
+
+void ShardedOptimizer::forget_arrived() {
   wait();
   works_.clear();
   arrived_ = 0;
-  const auto gather = [this](std::size_t portion) {
-    const Ddp::Bucket& b = *portions_[portion];
-    works_.push_back(b.group->all_gather(b.param, b.param_slice));
-  };
-  const optim::StepResult result = inner_->step(clip, ends_, gather);
-  inner_->keep_masters();
-  return result;
+}
+
+void ShardedOptimizer::gather(std::size_t portion) {
+  const Ddp::Bucket& b = *portions_[portion];
+  works_.push_back(b.group->all_gather(b.param, b.param_slice));
 }
 
 void ShardedOptimizer::wait() { wait_for(works_.size()); }

@@ -8,10 +8,10 @@ namespace weft::distributed {
 
 /// An optimizer of which each rank does its share: rank r of the n that sum a bucket's gradients
 /// owns the r-th n-th of the bucket, whatever parameters begin or end there. It receives the sums
-/// of that slice only, keeps states and f32 copies of that slice only, updates it, and gathers what
-/// the others have updated: while the next bucket is updated, and while the next forward pass comes
-/// to it. Bytes for each parameter value, n
-/// ranks, AdamW with f32 gradients: f32 8 + 8 / n, bf16 6 + 12 / n.
+/// of that slice only, keeps states and master weights of that slice only, updates it, and gathers
+/// what the others have updated: while the next bucket is updated, and while the next forward pass
+/// comes to it. Bytes for each parameter value, n ranks, AdamW with f32 gradients: f32 8 + 8 / n,
+/// bf16 6 + 12 / n, with remainders 6 + 10 / n.
 ///
 /// The parameters come out as those of the same optimizer on every rank, bit by bit, except with
 /// f16 states, whose scales are those of a slice.
@@ -35,6 +35,9 @@ class ShardedOptimizer : public RangeOptimizer {
   /// Waits for parameters that are on their way.
   ~ShardedOptimizer() override;
 
+  /// In the remainder form loading writes weights (see Optimizer::load_state_dict()): each rank its
+  /// slices, and starts to gather those of the others as after a step.
+  void load_state(const PieceFiles& files) override;
   /// Updates this rank's slices and starts to gather those of the others; after a skipped step too,
   /// so that every rank does.
   optim::StepResult step(const optim::GradClip& clip) override;
@@ -46,6 +49,9 @@ class ShardedOptimizer : public RangeOptimizer {
   void take_slices(Members members);
   std::size_t portions_of(const nn::Module& part) const;
   void wait_for(std::size_t portions);
+  /// Waits, and begins to count anew.
+  void forget_arrived();
+  void gather(std::size_t portion);
 
   /// A bucket is a portion of the update. The last bucket comes first: forward begins with it.
   std::vector<const Ddp::Bucket*> portions_;

@@ -44,7 +44,7 @@ AdamW::AdamW(NamedTensors parameters, const AdamWOptions& options)
                 o.beta2));
   m_ = add_state("m", o.m_dtype);
   v_ = add_state("v", o.v_dtype);
-  if (o.master_weights) add_masters();
+  add_masters(o.master_weights);
   slots_.reserve(parameters_.size());
 }
 

@@ -10,7 +10,7 @@ struct AdamWOptions {
   bool decoupled = true;       ///< false: Adam with L2, the decay is added to the gradient
   DType m_dtype = DType::f32;  ///< f32, bf16 or f16; an f64 parameter always has f64 states
   DType v_dtype = DType::f32;
-  bool master_weights = true;  ///< bf16 parameters: update an f32 copy and round it to them
+  MasterWeights master_weights = MasterWeights::f32;  ///< of bf16 parameters
   std::vector<GroupRule> groups = {};
   /// One for each parameter, in the place of weight_decay and groups.
   std::optional<std::vector<ParamSettings>> settings = {};

@@ -5,7 +5,9 @@
 
 #include "weft/core/allocator.h"
 #include "weft/core/cuda_graph.h"
+#include "weft/core/dispatch.h"
 #include "weft/core/error.h"
+#include "weft/core/kernels/remainder.h"
 
 namespace weft::optim {
 namespace {
@@ -82,11 +84,31 @@ std::size_t Optimizer::add_state(const char* name, DType dtype) {
   return states_.size() - 1;
 }
 
-void Optimizer::add_masters() {
+void Optimizer::add_masters(MasterWeights form) {
+  master_form_ = form;
+  if (form == MasterWeights::none) return;
   const CategoryScope category(Category::optimizer);
-  for (const NamedTensor& p : parameters_)
-    masters_.push_back(
-        {p.tensor.dtype() == DType::bf16 ? p.tensor.to(DType::f32) : Tensor(), p.tensor.version()});
+  for (const NamedTensor& p : parameters_) {
+    const Tensor& t = p.tensor;
+    Tensor kept;
+    if (t.dtype() == DType::bf16 && form == MasterWeights::remainder) {
+      check(t.is_contiguous(),
+            "optimizer: {} must be contiguous to have remainders, got strides {}", p.name,
+            t.strides());
+      kept = Tensor::zeros({t.numel(), 2}, DType::u8, t.device());
+    } else if (t.dtype() == DType::bf16) {
+      kept = t.to(DType::f32);
+    }
+    masters_.push_back({kept, t.version()});
+  }
+}
+
+void Optimizer::check_master(std::size_t i) const {
+  const Tensor& p = parameters_[i].tensor;
+  check(!has_master(i) || (p.dtype() == DType::bf16 && p.device() == masters_[i].kept.device()),
+        "optimizer: {} changed to {} on {} after its master weight was made; make the optimizer "
+        "after to()",
+        parameters_[i].name, p.dtype(), p.device());
 }
 
 bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) {
@@ -108,17 +130,16 @@ bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) {
           "optimizer: {} changed to {} on {} after its state was made; make the optimizer after "
           "to()",
           name, p.dtype(), p.device());
-  const Tensor master = has_master(i) ? masters_[i].values : Tensor();
-  check(!master || (p.dtype() == DType::bf16 && p.device() == master.device()),
-        "optimizer: {} changed to {} on {} after its f32 copy was made; make the optimizer after "
-        "to()",
-        name, p.dtype(), p.device());
+  check_master(i);
   if (p.is_meta()) return true;
-  slot.param = master ? master.raw() : p.raw();
-  slot.bf16_copy = master ? p.raw() : nullptr;
+  const Tensor master = has_master(i) ? masters_[i].kept : Tensor();
+  const bool copied = master && master_form_ == MasterWeights::f32;
+  slot.param = copied ? master.raw() : p.raw();
+  slot.bf16_copy = copied ? p.raw() : nullptr;
+  slot.remainder = master && !copied ? master.raw() : nullptr;
   slot.grad = g.raw();
   slot.n = p.numel();
-  slot.param_dtype = master ? DType::f32 : p.dtype();
+  slot.param_dtype = copied ? DType::f32 : p.dtype();
   slot.grad_dtype = g.dtype();
   slot.lr_scale = settings_[i].lr_scale;
   slot.weight_decay = settings_[i].weight_decay;
@@ -129,8 +150,12 @@ void Optimizer::before_write(const std::vector<std::size_t>& written) {
   for (std::size_t i = 0; i < masters_.size(); ++i)
     if (const Tensor& p = parameters_[i].tensor; has_master(i) && !p.is_meta() &&
                                                  masters_[i].version != p.version() &&
-                                                 p.device() == masters_[i].values.device())
-      masters_[i].values.copy_(p);
+                                                 p.device() == masters_[i].kept.device()) {
+      if (master_form_ == MasterWeights::remainder)
+        masters_[i].kept.zero_();
+      else
+        masters_[i].kept.copy_(p);
+    }
   for (const std::size_t i : written) parameters_[i].tensor.bump_version();
   keep_masters();
 }
@@ -140,21 +165,51 @@ void Optimizer::keep_masters() {
     masters_[i].version = parameters_[i].tensor.version();
 }
 
-const Tensor& Optimizer::value(std::size_t i) const {
-  return has_master(i) ? masters_[i].values : parameters_[i].tensor;
+bool Optimizer::master_counts(std::size_t i) const {
+  const Tensor& p = parameters_[i].tensor;
+  return has_master(i) && masters_[i].version == p.version() && p.dtype() == DType::bf16 &&
+         p.device() == masters_[i].kept.device();
+}
+
+Tensor Optimizer::value(std::size_t i) const {
+  const Tensor& p = parameters_[i].tensor;
+  if (!master_counts(i)) return p;
+  const Tensor& kept = masters_[i].kept;
+  if (master_form_ == MasterWeights::f32) return kept;
+  const CategoryScope category(Category::optimizer);
+  const Tensor merged = Tensor::empty(p.shape(), DType::f32, p.device());
+  dispatch<cpu::merge_remainder, cuda::merge_remainder>(p, kept, merged);
+  return merged;
+}
+
+Tensor Optimizer::sum_of_squares(std::span<const std::int64_t> counts) const {
+  const CategoryScope category(Category::optimizer);
+  Tensor total;
+  std::vector<Tensor> values;
+  const auto add_up = [&] {
+    const Tensor sums = optim::sums_of_squares(values);
+    values.clear();
+    if (!sums) return;
+    const Tensor sum = sums.select(0, sums.numel() - 1);
+    if (total)
+      total.add_(sum);
+    else
+      total = sum;
+  };
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!counts.empty() && counts[i] == 0) continue;
+    const Tensor all = value(i).detach();
+    values.push_back(counts.empty() ? all : all.view({-1}).narrow(0, 0, counts[i]));
+    // All of them at once as f32 would be what this form is there to save.
+    if (master_form_ == MasterWeights::remainder && master_counts(i)) add_up();
+  }
+  add_up();
+  return total;
 }
 
 Tensor Optimizer::parameter_norm() const {
-  const CategoryScope category(Category::optimizer);
-  std::vector<Tensor> values;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const Tensor& p = parameters_[i].tensor;
-    // A weight that somebody else has written is ahead of its copy.
-    const bool copied = has_master(i) && masters_[i].version == p.version();
-    values.push_back(copied ? masters_[i].values : p);
-  }
-  const Tensor squares = sums_of_squares(values);
-  return squares ? squares.select(0, squares.numel() - 1).sqrt() : squares;
+  const Tensor squares = sum_of_squares();
+  return squares ? squares.sqrt() : squares;
 }
 
 const std::vector<std::size_t>& Optimizer::with_gradient() {
@@ -228,7 +283,8 @@ StateDict Optimizer::state_dict() const {
       out.emplace(parameters_[i].name + '.' + s.name, unscaled(s.tensors[i], s.scales[i], dtype));
     }
   for (std::size_t i = 0; i < parameters_.size(); ++i)
-    if (has_master(i)) out.emplace(parameters_[i].name + ".master", masters_[i].values.clone());
+    if (has_master(i))
+      out.emplace(parameters_[i].name + ".master", unscaled(value(i), Tensor(), DType::f32));
   return out;
 }
 
@@ -247,7 +303,9 @@ void Optimizer::load_state_dict(const StateDict& state) {
   };
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     for (const State& s : states_) expect(parameters_[i], parameters_[i].name + '.' + s.name);
-    if (has_master(i)) expect(parameters_[i], parameters_[i].name + ".master");
+    if (!has_master(i)) continue;
+    expect(parameters_[i], parameters_[i].name + ".master");
+    check_master(i);
   }
   for (const auto& [name, tensor] : state)
     check(known.count(name), "load_state_dict: {} is not part of this optimizer's state", name);
@@ -258,10 +316,18 @@ void Optimizer::load_state_dict(const StateDict& state) {
             s.scales[i]);
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (has_master(i)) {
-      masters_[i].values.copy_(
-          state.at(parameters_[i].name + ".master").to(parameters_[i].tensor.device()));
-      masters_[i].version = parameters_[i].tensor.version();
+      const Tensor& p = parameters_[i].tensor;
+      const Tensor& kept = masters_[i].kept;
+      const Tensor master = state.at(parameters_[i].name + ".master").to(p.device());
+      if (master_form_ == MasterWeights::f32) {
+        kept.copy_(master);
+      } else {
+        const Tensor values = master.to(DType::f32).contiguous();
+        dispatch<cpu::split_remainder, cuda::split_remainder>(values, p, kept);
+        p.bump_version();
+      }
     }
+  keep_masters();
 }
 
 }  // namespace weft::optim

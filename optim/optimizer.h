@@ -17,6 +17,19 @@ class Graph;
 
 namespace weft::optim {
 
+/// What bf16 parameters are updated in: they themselves have no room for a step a thousand times
+/// smaller than their value.
+enum class MasterWeights : std::uint8_t {
+  /// In themselves: small steps are lost.
+  none,
+  /// In an f32 copy, 4 bytes a value. The parameter holds it rounded to nearest, ties to even.
+  f32,
+  /// In the same f32 number cut in two: the parameter is the bf16 next to it, ties away from zero,
+  /// and 2 bytes a value say what is missing (core/kernels/remainder.h). Both forms take the same
+  /// steps, bit by bit; parameters differ in ties.
+  remainder
+};
+
 struct StepResult {
   bool skipped = false;  ///< the gradient norm was not finite: parameters and state are as before
 };
@@ -48,20 +61,31 @@ class Optimizer {
   /// Updates made so far.
   std::int64_t steps() const { return steps_; }
   const NamedTensors& parameters() const { return parameters_; }
-  /// What parameter i is updated in: its f32 copy where there is one, else the parameter itself.
-  const Tensor& value(std::size_t i) const;
-  /// The Euclidean norm over all parameters, a tied one counted once, from the f32 copies where
-  /// these are what is trained: one f64 on the device, null without parameters. Nothing waits.
+  MasterWeights master_weights() const { return master_form_; }
+  /// What parameter i is updated in: its f32 master weight (a new tensor in the remainder form), or
+  /// the parameter itself where it has none or somebody else has written it since.
+  Tensor value(std::size_t i) const;
+  /// The sum of squares of all value(i), of the first counts[i] elements each where `counts` is
+  /// given: one f64 on the device, null when there is nothing to add up. Nothing waits. In the
+  /// remainder form one parameter at a time is there as f32.
+  Tensor sum_of_squares(std::span<const std::int64_t> counts = {}) const;
+  /// The Euclidean norm over all parameters, a tied one counted once, from the f32 master weights
+  /// where these are what is trained: one f64 on the device, null without parameters. Nothing
+  /// waits.
   Tensor parameter_norm() const;
-  /// Whoever has written parameters since the last step wrote what the f32 copies say: these stay.
+  /// Whoever has written parameters since the last step wrote what the master weights say: these
+  /// stay.
   void keep_masters();
 
   /// "step" (i64, one element) and for each parameter "<name>.<state>" as f32 (f64 for an f64
-  /// model), whatever dtype the state is kept in; "<name>.master" where there is one. Copies.
+  /// model), whatever dtype the state is kept in; "<name>.master" (f32) where there is one, in
+  /// whatever form it is kept. Copies.
   StateDict state_dict() const;
-  /// A model's own weights are loaded first: an f32 copy of a bf16 weight starts from the weight
-  /// again when that was written after the copy. Throws Error on a missing or unexpected name, or
-  /// another shape; nothing is changed then.
+  /// A model's own weights are loaded first: the master weight of a bf16 parameter starts from that
+  /// again when it was written after the master weight. In the remainder form the parameter is set
+  /// as well, to its half: where a state of the f32 form has a tie, that is another bf16 than the
+  /// model's file has. Throws Error on a missing or unexpected name, or another shape; nothing is
+  /// changed then.
   void load_state_dict(const StateDict& state);
 
  protected:
@@ -77,10 +101,8 @@ class Optimizer {
   };
   /// Zeros for each parameter (f64 for an f64 one); returns the index in states_.
   std::size_t add_state(const char* name, DType dtype);
-  /// Keeps an f32 copy of every bf16 parameter, which is what gets updated: a bf16 weight has no
-  /// room for a step a thousand times smaller than itself. The parameter then holds the copy
-  /// rounded.
-  void add_masters();
+  /// Keeps a master weight of every bf16 parameter, which is what gets updated.
+  void add_masters(MasterWeights form);
   /// Describes parameter i and its gradient to a kernel. False: no gradient. On the meta device the
   /// pointers stay null.
   bool fill_slot(std::size_t i, ParamSlot& slot);
@@ -99,18 +121,23 @@ class Optimizer {
 
  private:
   struct Master {
-    Tensor values;          ///< f32; null for a parameter that needs none
+    Tensor kept;            ///< f32, or remainders (u8, two a value); null: the parameter has none
     std::uint32_t version;  ///< of the parameter when both agreed last
   };
-  /// What is due before these parameters are written: an f32 copy starts from its parameter again
-  /// if somebody else has written that, and the write is counted. Before the first is written,
-  /// because several may be views of one storage.
+  /// What is due before these parameters are written: a master weight starts from its parameter
+  /// again if somebody else has written that, and the write is counted. Before the first is
+  /// written, because several may be views of one storage.
   void before_write(const std::vector<std::size_t>& written);
   /// The parameters that have a gradient. Kept, so that a step touches no heap.
   const std::vector<std::size_t>& with_gradient();
   /// Has replays of the step that is being captured count as updates.
   void count_replays(cuda::Graph& graph);
-  bool has_master(std::size_t i) const { return i < masters_.size() && masters_[i].values; }
+  bool has_master(std::size_t i) const { return i < masters_.size() && masters_[i].kept; }
+  /// Has it one that nobody has overtaken by writing or moving the parameter?
+  bool master_counts(std::size_t i) const;
+  /// Throws Error when the parameter has moved, or has another dtype.
+  void check_master(std::size_t i) const;
+  MasterWeights master_form_ = MasterWeights::none;
   std::vector<Master> masters_;
   std::vector<std::size_t> with_gradient_;
 };

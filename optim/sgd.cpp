@@ -17,7 +17,7 @@ Sgd::Sgd(NamedTensors parameters, const SgdOptions& options)
   check(!options.nesterov || options.momentum > 0, "sgd: nesterov needs a momentum above 0, got {}",
         options.momentum);
   if (options.momentum > 0) add_state("momentum", DType::f32);
-  if (options.master_weights) add_masters();
+  add_masters(options.master_weights);
   slots_.reserve(parameters_.size());
 }
 

@@ -7,8 +7,8 @@ struct SgdOptions {
   double lr = 1e-2;
   double momentum = 0;
   bool nesterov = false;
-  double weight_decay = 0;     ///< L2: added to the gradient
-  bool master_weights = true;  ///< bf16 parameters: update an f32 copy and round it to them
+  double weight_decay = 0;                            ///< L2: added to the gradient
+  MasterWeights master_weights = MasterWeights::f32;  ///< of bf16 parameters
   std::vector<GroupRule> groups = {};
   /// One for each parameter, in the place of weight_decay and groups.
   std::optional<std::vector<ParamSettings>> settings = {};

@@ -373,17 +373,18 @@ TEST_CASE("optimizer: a state that does not fit is refused whole") {
 
 TEST_CASE("optimizer: bf16 weights are updated through an f32 copy") {
   // Steps of 1e-3 against a weight of 1, whose neighbours in bf16 are 2^-8 away: lost one by one.
-  const auto after = [](bool master_weights, int steps) {
+  const auto after = [](optim::MasterWeights form, int steps) {
     const Tensor p = parameter(Tensor::full({3}, 1, DType::bf16));
-    Sgd opt({{"p", p}}, {.lr = 1e-3, .master_weights = master_weights});
+    Sgd opt({{"p", p}}, {.lr = 1e-3, .master_weights = form});
     for (int i = 0; i < steps; ++i) {
       p.set_grad(Tensor::ones({3}, DType::bf16));
       opt.step();
     }
     return p.detach().narrow(0, 0, 1).item();
   };
-  CHECK(after(false, 100) == 1.0);
-  CHECK(after(true, 100) == static_cast<double>(static_cast<float>(bf16(0.9f))));
+  CHECK(after(optim::MasterWeights::none, 100) == 1.0);
+  CHECK(after(optim::MasterWeights::f32, 100) ==
+        static_cast<double>(static_cast<float>(bf16(0.9f))));
 }
 
 TEST_CASE("optimizer: the f32 copy is saved, loaded, and follows a weight that others write") {

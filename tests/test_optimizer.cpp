@@ -7,6 +7,7 @@
 
 #include "weft/core/cpu/simd.h"
 #include "weft/core/kernels/optimizer.h"
+#include "weft/core/kernels/remainder.h"
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
@@ -222,6 +223,55 @@ TEST_CASE("adam_step: the bf16 copy is the new f32 param, rounded") {
   slot.bf16_copy = copy.raw();
   adam({slot}, step_at(1));
   for (int i = 0; i < 40; ++i) CHECK(copy.data<bf16>()[i].bits == bf16(a.p.data<float>()[i]).bits);
+}
+
+TEST_CASE("adam_step: a bf16 param with its remainder is the f32 param, golden values too") {
+  // Golden first: the halves of 0.5 and what the three steps above make of it.
+  const float gradients[] = {0.1f, -0.2f, 0.05f};
+  const std::uint16_t halves[] = {0x3eff, 0x3f00, 0x3f00};
+  const std::int16_t remainders[] = {31'814, -21'605, -17'186};
+  Problem one(1, DType::bf16, DType::f32, DType::f32, DType::f32);
+  Problem::set(one.p, 0, 0.5);
+  std::int16_t remainder = 0;
+  for (int t = 1; t <= 3; ++t) {
+    CAPTURE(t);
+    Problem::set(one.g, 0, gradients[t - 1]);
+    AdamSlot slot = one.slot(1e-3, 0.01);
+    slot.remainder = &remainder;
+    adam({slot}, step_at(t));
+    CHECK(one.p.data<bf16>()[0].bits == halves[t - 1]);
+    CHECK(remainder == remainders[t - 1]);
+  }
+  // Then two chunks of them beside the f32 update, with every instruction set.
+  const std::string best = simd().name;
+  for (const DType state : {DType::f32, DType::bf16, DType::f16})
+    for (const char* isa : {"scalar", "avx2", "avx512"}) {
+      if (find_simd(isa) == nullptr) continue;
+      set_simd(isa);
+      Problem whole(kUneven, DType::f32, DType::bf16, state, state);
+      Problem split(kUneven, DType::bf16, DType::bf16, state, state);
+      std::vector<std::int16_t> rest(static_cast<std::size_t>(kUneven));
+      for (std::int64_t i = 0; i < kUneven; ++i) {
+        const SplitFloat s = split_float(whole.p.data<float>()[i]);
+        split.p.data<bf16>()[i] = s.upper;
+        rest[static_cast<std::size_t>(i)] = s.remainder;
+      }
+      for (int t = 1; t <= 3; ++t) {
+        AdamSlot slot = split.slot();
+        slot.remainder = rest.data();
+        adam({slot}, step_at(t, 0.95));
+        adam({whole.slot()}, step_at(t, 0.95));
+      }
+      std::int64_t wrong = 0;
+      for (std::int64_t i = 0; i < kUneven; ++i)
+        wrong += std::bit_cast<std::uint32_t>(
+                     merge_float(split.p.data<bf16>()[i], rest[static_cast<std::size_t>(i)])) !=
+                 std::bit_cast<std::uint32_t>(whole.p.data<float>()[i]);
+      CHECK(wrong == 0);
+      CHECK(same_bytes(split.m, whole.m));
+      CHECK(same_bytes(split.v, whole.v));
+    }
+  set_simd(best.c_str());
 }
 
 TEST_CASE("sgd_step: momentum, Nesterov and decay as their formulas have them") {

@@ -91,9 +91,11 @@ TEST_CASE("sharded_optimizer: the bits of the plain optimizer") {
       compare(optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
       compare(optim::AdamWOptions{.lr = 1e-2,
                                   .weight_decay = 0.1,
-                                  .master_weights = false,
+                                  .master_weights = optim::MasterWeights::none,
                                   .groups = {{"bias", 0.5}, {"layers.1", 2, 0.2}}});
       compare(optim::AdamWOptions{.lr = 1e-2, .m_dtype = DType::bf16});
+      compare(optim::AdamWOptions{
+          .lr = 1e-2, .weight_decay = 0.1, .master_weights = optim::MasterWeights::remainder});
       compare(optim::SgdOptions{.lr = 1e-2, .momentum = 0.9, .nesterov = true});
     }
   });
@@ -101,11 +103,12 @@ TEST_CASE("sharded_optimizer: the bits of the plain optimizer") {
 
 TEST_CASE("sharded_optimizer: weights written from outside are taken up") {
   test::distributed_test({2, 4}, [](World& w) {
-    const auto run = [&](bool shard) {
+    const auto run = [&](bool shard, optim::MasterWeights form) {
       Stack model(2, DType::bf16);
       const DeviceMesh mesh(w);
       Ddp ddp(model, mesh, {}, {.shard = shard});
-      const auto adam = make_optimizer(ddp, optim::AdamWOptions{.lr = 1e-3});
+      const auto adam =
+          make_optimizer(ddp, optim::AdamWOptions{.lr = 1e-3, .master_weights = form});
       for (int step = 0; step < 4; ++step) {
         ddp.zero_grad();
         backward(model, w, ddp, step);
@@ -117,7 +120,8 @@ TEST_CASE("sharded_optimizer: weights written from outside are taken up") {
       }
       return test::copies(model.parameters());
     };
-    CHECK(test::same_bits(run(true), run(false)));
+    for (const auto form : {optim::MasterWeights::f32, optim::MasterWeights::remainder})
+      CHECK(test::same_bits(run(true, form), run(false, form)));
   });
 }
 
@@ -170,7 +174,15 @@ TEST_CASE("sharded_optimizer: bytes for each parameter") {
         Tensor weight;
         void visit(nn::Visitor& v) override { v("weight", weight); }
       };
-      for (const DType dtype : {DType::f32, DType::bf16}) {
+      struct Kept {
+        DType dtype;
+        optim::MasterWeights form;
+        std::int64_t bytes;  // by the optimizer, for each value of all ranks together
+      };
+      for (const auto& [dtype, form, bytes] :
+           {Kept{DType::f32, optim::MasterWeights::f32, 8},
+            Kept{DType::bf16, optim::MasterWeights::f32, 12},
+            Kept{DType::bf16, optim::MasterWeights::remainder, 10}}) {
         const auto live = [&](Category c) {
           return memory_stats().live_by_category[static_cast<int>(c)];
         };
@@ -186,13 +198,12 @@ TEST_CASE("sharded_optimizer: bytes for each parameter") {
           model.weight = Tensor::ones({256, 256}, dtype).set_requires_grad();
         }
         Ddp ddp(model, mesh, {}, {.shard = true});
-        const ShardedOptimizer adam(ddp, optim::AdamWOptions{});
+        const ShardedOptimizer adam(ddp, optim::AdamWOptions{.master_weights = form});
         w.all().barrier().wait();
         CHECK(live(Category::parameter) - before[0] ==
               n * static_cast<std::int64_t>(size_of(dtype)));
         CHECK(live(Category::gradient) - before[1] == n * 4);
-        CHECK(live(Category::optimizer) - before[2] ==
-              n * (dtype == DType::bf16 ? 12 : 8) / w.size());
+        CHECK(live(Category::optimizer) - before[2] == n * bytes / w.size());
         w.all().barrier().wait();
       }
     });
@@ -225,16 +236,17 @@ TEST_CASE("sharded_optimizer: the same collectives in every step, skipped or not
   });
 }
 
-TEST_CASE("sharded_optimizer: state from any number of ranks") {
+TEST_CASE("sharded_optimizer: state from any number of ranks, in either form of master weights") {
   const test::TempFolder folder;
+  constexpr auto kCopies = optim::MasterWeights::f32, kSplit = optim::MasterWeights::remainder;
   const auto file = [&](int ranks, int rank) {
     return folder / message("state-{}-{}.safetensors", ranks, rank);
   };
-  const auto run = [&](World& w, int saved_by, int steps, bool save) {
+  const auto run = [&](World& w, int saved_by, int steps, bool save, optim::MasterWeights form) {
     Stack model(3, DType::bf16);
     const DeviceMesh mesh(w);
     Ddp ddp(model, mesh, {}, {.bucket_size = 200, .shard = true});
-    ShardedOptimizer adam(ddp, optim::AdamWOptions{.lr = 1e-2});
+    ShardedOptimizer adam(ddp, optim::AdamWOptions{.lr = 1e-2, .master_weights = form});
     int first = 0;
     if (saved_by > 0) {
       first = 3;
@@ -261,42 +273,88 @@ TEST_CASE("sharded_optimizer: state from any number of ranks") {
     }
     return test::copies(model.parameters());
   };
+  // No master weight of this model comes to a tie, so that both forms have the same weights.
   std::vector<Tensor> want;
-  run_ranks(1, [&](World& w) { want = run(w, 0, 6, false); });
-  for (const int ranks : {1, 2, 4}) {
-    run_ranks(ranks, [&](World& w) { run(w, 0, 3, true); });
-    for (const int others : {1, 2, 4})
-      run_ranks(others, [&](World& w) { CHECK(test::same_bits(run(w, ranks, 6, false), want)); });
-  }
+  run_ranks(1, [&](World& w) { want = run(w, 0, 6, false, kCopies); });
+  for (const int ranks : {1, 2, 4})
+    for (const auto saved : {kCopies, kSplit}) {
+      run_ranks(ranks, [&](World& w) { run(w, 0, 3, true, saved); });
+      for (const int others : {1, 2, 4})
+        for (const auto loaded : {kCopies, kSplit})
+          run_ranks(others, [&](World& w) {
+            CHECK(test::same_bits(run(w, ranks, 6, false, loaded), want));
+          });
+    }
+}
+
+TEST_CASE("sharded_optimizer: after loading all ranks have the same halves of ties") {
+  // Every master weight of the file is a tie. The f32 form rounded half of them down, and no rank
+  // may go on with that for the slices of others.
+  const test::TempFolder folder;
+  const std::string file = folder / "state.safetensors";
+  constexpr float kTie = 1 + 1.0f / 256;  // between 1 and 1 + 2^-7
+  run_ranks(1, [&](World& w) {
+    Stack model(2, DType::bf16);
+    const DeviceMesh mesh(w);
+    Ddp ddp(model, mesh, {}, {.bucket_size = 200, .shard = true});
+    const ShardedOptimizer adam(ddp, optim::AdamWOptions{});
+    const Pieces state = adam.state();
+    for (const auto& [name, piece] : state)
+      if (name.ends_with(".master")) piece.values.fill_(kTie);
+    save_pieces(file, state);
+  });
+  for (const int ranks : {1, 2, 4})
+    run_ranks(ranks, [&](World& w) {
+      Stack model(2, DType::bf16);
+      for (const Tensor& p : model.parameters()) p.fill_(kTie);  // 1 in bf16
+      const DeviceMesh mesh(w);
+      Ddp ddp(model, mesh, {}, {.bucket_size = 200, .shard = true});
+      ShardedOptimizer adam(ddp,
+                            optim::AdamWOptions{.master_weights = optim::MasterWeights::remainder});
+      adam.load_state(PieceFiles({file}));
+      adam.wait();
+      for (const Tensor& p : model.parameters()) {
+        CHECK(p.min().item() == 1 + 1.0 / 128);
+        CHECK(p.max().item() == 1 + 1.0 / 128);
+      }
+      // The master weights are still what the file says.
+      const double squares = adam.parameter_norm() * adam.parameter_norm();
+      double count = 0;
+      for (const Tensor& p : model.parameters()) count += static_cast<double>(p.numel());
+      CHECK(squares == doctest::Approx(count * kTie * kTie).epsilon(1e-12));
+      test::check_same_traces(w);
+    });
 }
 
 TEST_CASE("sharded_optimizer: a warm step touches no heap") {
   if (test::launched_world()) return;  // whose messages take memory when they like
-  long before = 0, after = 0;
-  run_ranks(2, [&](World& w) {
-    Stack model(3, DType::bf16);
-    const DeviceMesh mesh(w);
-    Ddp ddp(model, mesh, {}, {.bucket_size = 200, .shard = true, .count_zeros = true});
-    ShardedOptimizer adam(ddp, optim::AdamWOptions{});
-    const Tensor x = test::rows_of(kBatch, w.rank(), 2, DType::bf16);
-    const auto step = [&] {
-      adam.wait(model);
-      adam.zero_grad();
-      Tape tape;
-      const Tensor loss = test::loss_of(model, x);
-      ddp.watch(tape);
-      loss.backward(cotangent(loss, kCount));
-      adam.step(ddp.finish(1));
-    };
-    for (int i = 0; i < 5; ++i) step();
-    w.all().barrier().wait();
-    if (w.rank() == 0) before = test::news;
-    w.all().barrier().wait();
-    for (int i = 0; i < 5; ++i) step();
-    w.all().barrier().wait();
-    if (w.rank() == 0) after = test::news;
-  });
-  CHECK(after == before);
+  for (const auto form : {optim::MasterWeights::f32, optim::MasterWeights::remainder}) {
+    long before = 0, after = 0;
+    run_ranks(2, [&](World& w) {
+      Stack model(3, DType::bf16);
+      const DeviceMesh mesh(w);
+      Ddp ddp(model, mesh, {}, {.bucket_size = 200, .shard = true, .count_zeros = true});
+      ShardedOptimizer adam(ddp, optim::AdamWOptions{.master_weights = form});
+      const Tensor x = test::rows_of(kBatch, w.rank(), 2, DType::bf16);
+      const auto step = [&] {
+        adam.wait(model);
+        adam.zero_grad();
+        Tape tape;
+        const Tensor loss = test::loss_of(model, x);
+        ddp.watch(tape);
+        loss.backward(cotangent(loss, kCount));
+        adam.step(ddp.finish(1));
+      };
+      for (int i = 0; i < 5; ++i) step();
+      w.all().barrier().wait();
+      if (w.rank() == 0) before = test::news;
+      w.all().barrier().wait();
+      for (int i = 0; i < 5; ++i) step();
+      w.all().barrier().wait();
+      if (w.rank() == 0) after = test::news;
+    });
+    CHECK(after == before);
+  }
 }
 
 TEST_CASE("sharded_optimizer: what a rank of a job that does not exist would send") {

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "weft/core/cpu/simd.h"
+#include "weft/core/kernels/remainder.h"
 #include "weft/core/parallel.h"
 
 namespace weft::cpu {
@@ -68,9 +69,24 @@ class Block {
     else if (dtype == DType::f16)
       k.narrow_scaled(buffer_, scale, at<f16>(base, offset), n);
   }
+  /// The numbers that a slot's step updates.
+  float* read_param(const ParamSlot& s, std::int64_t offset, std::int64_t n) {
+    if (!s.remainder) return read(s.param, s.param_dtype, offset, n);
+    simd().optimizer.merge(at<bf16>(s.param, offset), at<std::int16_t>(s.remainder, offset),
+                           buffer_, n);
+    return buffer_;
+  }
+  /// `p` is what read_param() gave.
+  void write_param(const ParamSlot& s, const float* p, std::int64_t offset, std::int64_t n) const {
+    const OptimizerKernels& k = simd().optimizer;
+    if (s.remainder)
+      k.split(p, at<bf16>(s.param, offset), at<std::int16_t>(s.remainder, offset), n);
+    else
+      write(s.param, s.param_dtype, offset, n);
+    if (s.bf16_copy) k.narrow(p, at<bf16>(s.bf16_copy, offset), n);
+  }
   /// For a pass that must leave memory as it is.
-  float* copy(void* base, DType dtype, std::int64_t offset, std::int64_t n, float scale = 1) {
-    const float* x = read(base, dtype, offset, n, scale);
+  float* copy(const float* x, std::int64_t n) {
     if (x != buffer_) std::copy(x, x + n, buffer_);
     return buffer_;
   }
@@ -133,9 +149,10 @@ Scales adam_absmax(const AdamChunk& c, const AdamStep& step) {
   Block pb, gb, mb, vb;
   for (std::int64_t i = 0; i < c.n; i += kBlock) {
     const std::int64_t n = std::min(kBlock, c.n - i), o = c.begin + i;
-    float* p = pb.copy(s.param, s.param_dtype, o, n);
+    float* p = pb.copy(pb.read_param(s, o, n), n);
     const float* g = gb.read(const_cast<void*>(s.grad), s.grad_dtype, o, n);
-    float *m = mb.copy(s.m, s.m_dtype, o, n, old.m), *v = vb.copy(s.v, s.v_dtype, o, n, old.v);
+    float* m = mb.copy(mb.read(s.m, s.m_dtype, o, n, old.m), n);
+    float* v = vb.copy(vb.read(s.v, s.v_dtype, o, n, old.v), n);
     k.adam(p, g, m, v, n, constants);
     most.m = std::max(most.m, k.absmax(m, n));
     most.v = std::max(most.v, k.absmax(v, n));
@@ -151,14 +168,13 @@ void adam_chunk(const AdamChunk& c, const AdamStep& step, Scales fresh) {
   Block pb, gb, mb, vb;
   for (std::int64_t i = 0; i < c.n; i += kBlock) {
     const std::int64_t n = std::min(kBlock, c.n - i), o = c.begin + i;
-    float* p = pb.read(s.param, s.param_dtype, o, n);
+    float* p = pb.read_param(s, o, n);
     const float* g = gb.read(const_cast<void*>(s.grad), s.grad_dtype, o, n);
     float *m = mb.read(s.m, s.m_dtype, o, n, old.m), *v = vb.read(s.v, s.v_dtype, o, n, old.v);
     k.adam(p, g, m, v, n, constants);
-    pb.write(s.param, s.param_dtype, o, n);
+    pb.write_param(s, p, o, n);
     mb.write(s.m, s.m_dtype, o, n, fresh.m);
     vb.write(s.v, s.v_dtype, o, n, fresh.v);
-    if (s.bf16_copy) k.narrow(p, at<bf16>(s.bf16_copy, o), n);
   }
 }
 
@@ -171,15 +187,31 @@ void sgd_chunk(const Chunk<SgdSlot>& c, const SgdStep& s) {
   const G* grad = at<G>(c.slot.grad, c.begin);
   C* buffer = at<C>(c.slot.momentum, c.begin);
   bf16* copy = at<bf16>(c.slot.bf16_copy, c.begin);
+  auto* remainder = at<std::int16_t>(c.slot.remainder, c.begin);
+  const auto read = [=](std::int64_t i) {
+    if constexpr (std::is_same_v<P, bf16>)
+      if (remainder) return merge_float(p[i], remainder[i]);
+    return static_cast<C>(p[i]);
+  };
+  const auto write = [=](std::int64_t i, C x) {
+    if constexpr (std::is_same_v<P, bf16>)
+      if (remainder) {
+        const SplitFloat halves = split_float(x);
+        p[i] = halves.upper;
+        remainder[i] = halves.remainder;
+        return;
+      }
+    p[i] = P(x);
+    if (copy) copy[i] = bf16(static_cast<float>(x));
+  };
   for (std::int64_t i = 0; i < c.n; ++i) {
-    const C old = static_cast<C>(p[i]);
+    const C old = read(i);
     C g = static_cast<C>(grad[i]) * scale + decay * old;
     if (buffer) {
       buffer[i] = momentum * buffer[i] + g;
       g = s.nesterov ? g + momentum * buffer[i] : buffer[i];
     }
-    p[i] = P(old - lr * g);
-    if (copy) copy[i] = bf16(static_cast<float>(p[i]));
+    write(i, old - lr * g);
   }
 }
 

@@ -85,6 +85,9 @@ struct OptimizerKernels {
   /// y = x * scale, and y = x / scale (0 for scale 0).
   void (*widen_scaled)(const f16* x, float scale, float* y, std::int64_t n);
   void (*narrow_scaled)(const float* x, float scale, f16* y, std::int64_t n);
+  /// f32 numbers out of their halves and back (core/kernels/remainder.h).
+  void (*merge)(const bf16* upper, const std::int16_t* remainder, float* y, std::int64_t n);
+  void (*split)(const float* x, bf16* upper, std::int16_t* remainder, std::int64_t n);
   float (*absmax)(const float* x, std::int64_t n);
   /// In place: p, m, v.
   void (*adam)(float* p, const float* g, float* m, float* v, std::int64_t n,

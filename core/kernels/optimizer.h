@@ -16,6 +16,9 @@ struct ParamSlot {
   void* param = nullptr;       ///< f32, f64, bf16
   const void* grad = nullptr;  ///< f32, f64, bf16; f64 exactly when param is
   void* bf16_copy = nullptr;   ///< receives the new f32 param rounded to bf16; null: none
+  /// Null, or 16 bits for each element of a bf16 param: what is updated then is the f32 number that
+  /// both make together (core/kernels/remainder.h), and neither is rounded.
+  void* remainder = nullptr;
   std::int64_t n = 0;
   DType param_dtype = DType::f32, grad_dtype = DType::f32;
   double lr_scale = 1, weight_decay = 0;

@@ -143,6 +143,9 @@ void each_option(Options& o, V&& v) {
   v("--optimizer", o.optimizer, "adamw or sgd", "Step");
   v("--state-dtype", o.state_dtype, "AdamW's moments: f32, bf16 (first moment only) or f16",
     "Step");
+  v("--master-weights", o.master_weights,
+    "with --dtype bf16: f32 copies, or remainder: the same numbers in 2 bytes a weight less",
+    "Step");
 
   v("--device", o.device, "cpu, cuda or cuda:N, meta or meta:cuda (shapes and bytes only)",
     "Machine");
@@ -344,6 +347,9 @@ void check_values(const Options& o) {
   check(o.optimizer != "muon", "--optimizer: muon does not exist yet; use adamw or sgd");
   check_one_of("--optimizer", o.optimizer, {"adamw", "sgd"});
   check_one_of("--state-dtype", o.state_dtype, {"f32", "bf16", "f16"});
+  check_one_of("--master-weights", o.master_weights, {"f32", "remainder"});
+  check(o.master_weights == "f32" || o.dtype == "bf16",
+        "--master-weights: remainder needs --dtype bf16, got {}", o.dtype);
   check_one_of("--recompute", o.recompute, {"none", "selective", "full"});
   check_one_of("--attention", o.attention, {"mha", "mla"});
   check(o.pattern.find_first_not_of("ad") == std::string::npos,

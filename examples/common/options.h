@@ -44,7 +44,7 @@ struct Options {
   std::int64_t warmup = -1;
   std::string schedule = "cosine";
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1;
-  std::string optimizer = "adamw", state_dtype = "f32";
+  std::string optimizer = "adamw", state_dtype = "f32", master_weights = "f32";
   // machine
   std::string device = "cpu", dtype = "f32";
   bool graph = false;

@@ -44,6 +44,8 @@ optim::Schedule make_lr_schedule(const Options& o) {
 template <class Make>
 auto with_optimizer_options(const Options& o, Make make) {
   const DType state = parse_dtype(o.state_dtype);
+  const auto masters =
+      o.master_weights == "remainder" ? optim::MasterWeights::remainder : optim::MasterWeights::f32;
   const optim::AdamWOptions adamw{.lr = o.lr,
                                   .beta1 = o.beta1,
                                   .beta2 = o.beta2,
@@ -51,8 +53,10 @@ auto with_optimizer_options(const Options& o, Make make) {
                                   .weight_decay = o.weight_decay,
                                   .m_dtype = state,
                                   // bf16 cannot hold a second moment that decays slowly
-                                  .v_dtype = state == DType::bf16 ? DType::f32 : state};
-  const optim::SgdOptions sgd{.lr = o.lr, .momentum = o.beta1, .weight_decay = o.weight_decay};
+                                  .v_dtype = state == DType::bf16 ? DType::f32 : state,
+                                  .master_weights = masters};
+  const optim::SgdOptions sgd{
+      .lr = o.lr, .momentum = o.beta1, .weight_decay = o.weight_decay, .master_weights = masters};
   return o.optimizer == "sgd" ? make(sgd) : make(adamw);
 }
 

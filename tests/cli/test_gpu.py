@@ -80,6 +80,7 @@ def meta_predicts_the_peak(folder):
     """On meta:cuda a step counts the bytes that the GPU's step has, and --dry-run says so before."""
     for i, more in enumerate((["--dtype", "bf16", "--mtp", "1"], ["--arch", "llama", "--qk-norm", "--mtp", "2"],
                               ["--dtype", "bf16", "--micro-batch", "2", "--recompute", "full"],
+                              ["--dtype", "bf16", "--master-weights", "remainder", "--mtp", "1"],
                               ["--arch", "llama", "--kv-heads", "1", "--recompute", "selective"],
                               ["--optimizer", "sgd", "--micro-batch", "1", "--state-dtype", "f16"],
                               ["--state-dtype", "f16", "--dim", "48", "--vocab", "300"],

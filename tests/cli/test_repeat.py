@@ -58,6 +58,24 @@ def evaluates_in_micro_batches(folder):
     assert one == micro and one != whole and abs(one - whole) < 1e-6, (one, micro, whole)
 
 
+def either_form_of_master_weights(folder):
+    """A run in bf16 goes on in the same form to the same bytes, and in the other one to the same losses but for
+    what ties of the weights change."""
+    in_bf16 = ["--dtype", "bf16", "--schedule", "constant", "--warmup", "5"]
+    forms = {form: [*in_bf16, "--master-weights", form] for form in ("f32", "remainder")}
+    for form, flags in forms.items():
+        train(*base(folder, form, "--steps", "20", *flags))
+    for first, then in (("remainder", "remainder"), ("f32", "remainder"), ("remainder", "f32")):
+        out = f"{first}-{then}"
+        train(*base(folder, out, "--steps", "10", *forms[first]))
+        train(*base(folder, out, "--steps", "20", *forms[then], "--resume"))
+        if first == then:
+            once, twice = (checkpoint_bytes(f"{folder}/{name}", 20) for name in (then, out))
+            assert once and once == twice, "weights or optimizer states differ"
+        for a, b in zip(metrics(f"{folder}/f32"), metrics(f"{folder}/{out}"), strict=True):
+            assert abs(a["loss"] - b["loss"]) < 1e-3 * a["loss"], (out, a, b)
+
+
 def threads(folder):
     for n in ("1", "2", "4"):
         train(*base(folder, n, "--steps", "8", "--deterministic", "--threads", n))
@@ -181,5 +199,5 @@ def counts_energy(folder):
     assert all(j >= 0 for j in moving) and 0 < sum(moving) < 1000, moving
 
 
-main([counts_energy, repeats, resume, evaluates_in_micro_batches, threads, recompute_changes_no_bit, micro_batches_agree,
-      config_file, steady_memory, meta_predicts_the_peak, dry_run, generates])
+main([counts_energy, repeats, resume, evaluates_in_micro_batches, either_form_of_master_weights, threads,
+      recompute_changes_no_bit, micro_batches_agree, config_file, steady_memory, meta_predicts_the_peak, dry_run, generates])

@@ -51,6 +51,8 @@ def bad_values(folder):
     refused(run("train_gpt", *base(folder), "--micro-batch", "3"), 2, "--micro-batch", "3")
     refused(run("train_gpt", *base(folder), "--arch", "bert"), 2, "--arch", "bert")
     refused(run("train_gpt", *base(folder), "--lr", "inf"), 2, "--lr", "finite")
+    refused(run("train_gpt", *base(folder), "--master-weights", "remainder"), 2, "--dtype bf16", "f32")
+    refused(run("train_gpt", *base(folder), "--master-weights", "none"), 2, "--master-weights", "none")
     refused(run("train_gpt", *base(folder), "--steps", "9" * 20), 2, "--steps")
     for kind in ("gpt2:file", "sp:file", "words"):
         refused(run("train_gpt", *base(folder), "--tokenizer", kind), 2, "--tokenizer", kind)

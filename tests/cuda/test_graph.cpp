@@ -57,36 +57,38 @@ TEST_CASE("graph: a parameter must stay where it was captured") {
 }
 
 TEST_CASE("graph: captured under its own stream, replayed under any") {
-  nn::Linear layer(3, 2, {.bias = false});
-  layer.to(DType::bf16);
-  layer.to(kGpu);
-  layer.weight.fill_(1);
-  optim::Sgd sgd(layer.named_parameters(), {.lr = 1});
-  const Tensor g = on_gpu(9, {2, 3}).to(DType::bf16);
-  Stream side = Stream::take();
-  Graph graph;
-  const auto step = [&] {
-    layer.weight.set_grad(g);
-    sgd.step();
-  };
-  {
-    const StreamScope scope(side);
-    CHECK(error_of([&] { graph.capture(step); }) ==
-          "graph: capture() must run under the stream that the graph was made under, got another "
-          "current stream of cuda:0");
-  }
-  CHECK(!graph.captured());
-  graph.capture(step);
-  graph.replay();
-  layer.weight.fill_(0.25);  // the f32 copy follows, before the replay reads it
-  {
-    const StreamScope scope(side);
+  for (const auto form : {optim::MasterWeights::f32, optim::MasterWeights::remainder}) {
+    nn::Linear layer(3, 2, {.bias = false});
+    layer.to(DType::bf16);
+    layer.to(kGpu);
+    layer.weight.fill_(1);
+    optim::Sgd sgd(layer.named_parameters(), {.lr = 1, .master_weights = form});
+    const Tensor g = on_gpu(9, {2, 3}).to(DType::bf16);
+    Stream side = Stream::take();
+    Graph graph;
+    const auto step = [&] {
+      layer.weight.set_grad(g);
+      sgd.step();
+    };
+    {
+      const StreamScope scope(side);
+      CHECK(error_of([&] { graph.capture(step); }) ==
+            "graph: capture() must run under the stream that the graph was made under, got another "
+            "current stream of cuda:0");
+    }
+    CHECK(!graph.captured());
+    graph.capture(step);
     graph.replay();
+    layer.weight.fill_(0.25);  // the master weight follows, before the replay reads it
+    {
+      const StreamScope scope(side);
+      graph.replay();
+    }
+    const Tensor want = sub(Tensor::full({2, 3}, 0.25, DType::f32), g.to(kCpu).to(DType::f32));
+    CHECK(different_bits(layer.weight.to(kCpu), want.to(DType::bf16)) == "");
+    side.synchronize();
+    side.give_back();
   }
-  const Tensor want = sub(Tensor::full({2, 3}, 0.25, DType::f32), g.to(kCpu).to(DType::f32));
-  CHECK(different_bits(layer.weight.to(kCpu), want.to(DType::bf16)) == "");
-  side.synchronize();
-  side.give_back();
 }
 
 TEST_CASE("graph: its memory is its own until it is destroyed") {

@@ -106,6 +106,58 @@ TEST_CASE("optimizer: AdamW on a GPU has the CPU's bits") {
       }
 }
 
+TEST_CASE("optimizer: master weights as remainders have the CPU's bits, and its norm") {
+  const std::vector<DType> dtypes = {DType::bf16, DType::f32};
+  constexpr auto kSplit = optim::MasterWeights::remainder;
+  const Maker makers[] = {
+      adam({.lr = 1e-3, .weight_decay = 0.1, .master_weights = kSplit}),
+      adam({.lr = 1e-3, .decoupled = false, .master_weights = kSplit}),
+      adam({.beta2 = 0.95,
+            .m_dtype = DType::bf16,
+            .v_dtype = DType::bf16,
+            .master_weights = kSplit}),
+      adam({.beta2 = 0.95, .m_dtype = DType::f16, .v_dtype = DType::f16, .master_weights = kSplit}),
+      sgd({.lr = 1e-2, .momentum = 0.9, .nesterov = true, .master_weights = kSplit}),
+      sgd({.lr = 1e-2, .master_weights = kSplit})};
+  for (const Maker& make : makers) {
+    const Side gpu = side(kGpu, dtypes, make), cpu = side(kCpu, dtypes, make);
+    for (std::uint64_t i = 1; i <= 3; ++i)
+      for (const Side* s : {&gpu, &cpu}) step(*s, i, 0, i == 2 ? DType::bf16 : DType::f32);
+    CHECK(differences(gpu, cpu, 0) == "");
+    CHECK(test::mismatch(gpu.optimizer->parameter_norm().to(kCpu), cpu.optimizer->parameter_norm(),
+                         1e-12) == "");
+    // A norm that is not finite leaves both halves alone; what was saved goes on.
+    const StateDict before = cpu.optimizer->state_dict();
+    for (const NamedTensor& p : gpu.parameters)
+      p.tensor.set_grad(Tensor::full(p.tensor.shape(), NAN, DType::f32, kGpu));
+    gpu.optimizer->step(measure_clip(gpu.parameters, 1));
+    Side other = side(kGpu, dtypes, make);
+    other.optimizer->load_state_dict(before);
+    for (std::size_t i = 0; i < cpu.parameters.size(); ++i)
+      if (cpu.parameters[i].tensor.dtype() == DType::f32)
+        other.parameters[i].tensor.detach().copy_(cpu.parameters[i].tensor.detach().to(kGpu));
+    CHECK(differences(other, cpu, 0) == "");
+    gpu.optimizer->load_state_dict(before);  // the count of steps
+    CHECK(differences(gpu, cpu, 0) == "");
+  }
+}
+
+TEST_CASE("optimizer: remainders of ties and of NaN on a GPU") {
+  const float numbers[] = {0x1.01p0f, -0x1.03p0f, 0x1.fffffep127f, NAN, -0.0f, 0x1p-149f};
+  const Tensor p = Tensor::zeros({6}, DType::bf16, kGpu).set_requires_grad();
+  AdamW opt({{"p", p}}, {.master_weights = optim::MasterWeights::remainder});
+  StateDict state = opt.state_dict();
+  const Tensor master = Tensor::from<float>(numbers, {6});
+  state.at("p.master").copy_(master.to(kGpu));
+  opt.load_state_dict(state);
+  CHECK(test::different_bits(opt.value(0).to(kCpu), master, test::Nan::allowed) == "");
+  const std::vector<double> half = test::values(p.detach().to(kCpu));
+  CHECK(half[0] == 0x1.02p0);
+  CHECK(half[1] == -0x1.04p0);
+  CHECK(std::isinf(half[2]));
+  CHECK(std::isnan(half[3]));
+}
+
 TEST_CASE("optimizer: AdamW follows the CPU over 50 steps with clipping") {
   const auto make = adam({.lr = 3e-3, .beta2 = 0.999, .weight_decay = 0.1});
   const Side gpu = side(kGpu, {DType::f32}, make), cpu = side(kCpu, {DType::f32}, make);
@@ -146,11 +198,12 @@ TEST_CASE("optimizer: SGD on a GPU has the CPU's bits") {
       for (const bool nesterov : {false, true})
         for (const bool masters : {false, true}) {
           if (nesterov && momentum == 0) continue;
-          const auto make = sgd({.lr = 0.1,
-                                 .momentum = momentum,
-                                 .nesterov = nesterov,
-                                 .weight_decay = 0.01,
-                                 .master_weights = masters});
+          const auto make = sgd(
+              {.lr = 0.1,
+               .momentum = momentum,
+               .nesterov = nesterov,
+               .weight_decay = 0.01,
+               .master_weights = masters ? optim::MasterWeights::f32 : optim::MasterWeights::none});
           const Side gpu = side(kGpu, dtypes, make), cpu = side(kCpu, dtypes, make);
           for (std::uint64_t i = 1; i <= 3; ++i)
             for (const Side* s : {&gpu, &cpu}) step(*s, i, 0, masters ? DType::bf16 : DType::f32);
@@ -217,7 +270,8 @@ TEST_CASE("optimizer: a norm that is not finite leaves everything as it is") {
 
 TEST_CASE("optimizer: a step on a GPU never makes the host wait") {
   for (const Maker& make :
-       {adam({}), adam({.m_dtype = DType::f16, .v_dtype = DType::f16}), sgd({.momentum = 0.9})}) {
+       {adam({}), adam({.m_dtype = DType::f16, .v_dtype = DType::f16}),
+        adam({.master_weights = optim::MasterWeights::remainder}), sgd({.momentum = 0.9})}) {
     const Side s = side(kGpu, {DType::f32, DType::f64, DType::bf16}, make);
     for (const NamedTensor& p : s.parameters)
       p.tensor.set_grad(Tensor::ones(p.tensor.shape(), p.tensor.dtype(), kGpu));
