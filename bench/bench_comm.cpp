@@ -1,5 +1,5 @@
 // Collectives over ranks that are threads of this process: how long each takes, what it moves, and
-// how much of it computing hides.
+// how much of it computing hides. Under mpirun: the same collectives over its processes.
 #include <algorithm>
 #include <vector>
 
@@ -7,6 +7,7 @@
 #include "weft/autograd/tape.h"
 #include "weft/bench/harness.h"
 #include "weft/core/random.h"
+#include "weft/distributed/mpi_world.h"
 #include "weft/distributed/shard_experts.h"
 #include "weft/nn/moe.h"
 
@@ -142,6 +143,11 @@ void shared_expert(int ranks, Report& report) {
 int main(int argc, char** argv) {
   using namespace weft;
   bench::Report report(argc, argv);
+  if (distributed::under_mpi()) {
+    const auto world = distributed::mpi_world();
+    bench::each_collective(*world, report);
+    return world->rank() == 0 ? report.finish() : 0;
+  }
   for (const int ranks : {2, 4}) {
     distributed::run_ranks(ranks,
                            [&](distributed::World& w) { bench::each_collective(w, report); });

@@ -147,6 +147,41 @@ void no_link(int ranks, bool shard, Report& report) {
              *std::min_element(ratios.begin(), ratios.end()), "");
 }
 
+/// Steps of a model of 3.2 million parameters in a single bucket and in those that it gets by
+/// default, in turn: the least of each, to which other programs only add. Returns the former.
+double default_buckets(int ranks, bool shard, const SimulatedLink& link, const std::string& what,
+                       Report& report) {
+  constexpr std::int64_t kOne = std::int64_t{1} << 40;
+  std::vector<double> steps[2];
+  for (int pair = 0; pair < kPairs; ++pair)
+    for (const bool one : {true, false})
+      steps[one].push_back(on_ranks(ranks, link, [&](World& w) {
+                             nn::GptConfig config;
+                             config.layers = 4;
+                             config.dim = 256;
+                             config.seq = 64;
+                             nn::Gpt model(config);
+                             const Tensor ids = Tensor::zeros({4, config.seq}, DType::i32);
+                             return train(w, {shard}, model, one ? kOne : 0,
+                                          [&] { return model.losses(ids, ids).total(); });
+                           }).step_s);
+  const auto least = [&](bool one) {
+    return *std::min_element(steps[one].begin(), steps[one].end());
+  };
+  report.row(what + ", step, one bucket", 1e3 * least(true), "ms");
+  report.row(what + ", step, default buckets", 1e3 * least(false), "ms");
+  return least(true);
+}
+
+void default_buckets(int ranks, bool shard, Report& report) {
+  const std::string what = message("{} ranks, {}", ranks, shard ? "sharded" : "ddp");
+  const double step_s = default_buckets(ranks, shard, {}, what + ", no link", report);
+  // What a rank sends in a step, 4 bytes of every parameter and as many again, takes half of it.
+  const double bytes = 4.0 * 3.25e6 * 2 * (ranks - 1) / ranks;
+  const SimulatedLink slow{bytes / (0.5 * step_s), 0};
+  default_buckets(ranks, shard, slow, what + ", link", report);
+}
+
 }  // namespace
 }  // namespace weft::bench
 
@@ -155,6 +190,7 @@ int main(int argc, char** argv) {
   for (const bool shard : {false, true}) {
     weft::bench::slow_link(2, shard, report);
     weft::bench::no_link(2, shard, report);
+    weft::bench::default_buckets(2, shard, report);
   }
   return report.finish();
 }

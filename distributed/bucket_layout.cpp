@@ -1,6 +1,7 @@
 #include "weft/distributed/bucket_layout.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <tuple>
 
@@ -11,6 +12,8 @@ namespace {
 
 constexpr std::int64_t kStart = 64;  // elements: whole cache lines in every dtype
 constexpr std::int64_t kEnd128 = 128;
+// Elements of a bucket, for each rank that shares it or in all.
+constexpr std::int64_t kLeastForRank = 1 << 18, kMostForRank = 1'000'000, kMost = 40'000'000;
 
 std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
@@ -23,7 +26,34 @@ int ranks_of(const BucketLayout& b, const BucketOptions& o) {
   return b.expert ? o.expert_ranks : o.dense_ranks;
 }
 
+// The kind of bucket that a parameter goes to, and as how many elements it counts there: the same
+// on every rank, whatever part of it this one holds.
+struct Member {
+  BucketLayout bucket;
+  std::int64_t typical = 0;
+};
+
+Member member_of(const NamedTensor& p, const Layout& layout, const BucketOptions& o) {
+  Member m;
+  m.typical = p.tensor.numel();
+  if (const auto found = layout.find(p.name); found != layout.end()) {
+    const ParameterLayout& l = found->second;
+    m.bucket.expert = l.expert;
+    m.bucket.tp_partial = l.tp_partial;
+    const int parts = l.expert ? o.expert_parts : o.dense_parts;
+    if (!l.part.cuts.empty()) m.typical = (l.part.whole.numel() + parts - 1) / parts;
+  }
+  m.bucket.param_dtype = p.tensor.dtype();
+  m.bucket.grad_dtype = p.tensor.dtype() == DType::f64 ? DType::f64 : o.grad_dtype;
+  return m;
+}
+
 }  // namespace
+
+std::int64_t default_bucket_size(std::int64_t total, int ranks) {
+  const std::int64_t n = ranks;
+  return std::clamp(total / 8, kLeastForRank * n, std::max(kMost, kMostForRank * n));
+}
 
 std::vector<BucketLayout> plan_buckets(const NamedTensors& parameters, const Layout& layout,
                                        const BucketOptions& options) {
@@ -31,6 +61,11 @@ std::vector<BucketLayout> plan_buckets(const NamedTensors& parameters, const Lay
         "ddp: grad_dtype must be f32 or bf16, got {}", name(options.grad_dtype));
   check(options.bucket_size >= 0, "ddp: bucket_size must be at least 0, got {}",
         options.bucket_size);
+  std::map<Kind, std::int64_t> totals;
+  for (const NamedTensor& p : parameters) {
+    const Member m = member_of(p, layout, options);
+    totals[kind_of(m.bucket)] += m.typical;
+  }
   std::vector<BucketLayout> done, open;
   std::vector<std::int64_t> typical;  // sizes of the open ones by typical parts, not this rank's
   const auto close = [&](std::size_t i) {
@@ -41,36 +76,23 @@ std::vector<BucketLayout> plan_buckets(const NamedTensors& parameters, const Lay
     typical.erase(typical.begin() + static_cast<std::ptrdiff_t>(i));
   };
   for (std::size_t p = parameters.size(); p-- > 0;) {
-    const Tensor& t = parameters[p].tensor;
-    const auto found = layout.find(parameters[p].name);
-    BucketLayout fresh;
-    std::int64_t part = t.numel();
-    if (found != layout.end()) {
-      const ParameterLayout& l = found->second;
-      fresh.expert = l.expert;
-      fresh.tp_partial = l.tp_partial;
-      const int parts = l.expert ? options.expert_parts : options.dense_parts;
-      if (!l.part.cuts.empty()) part = (l.part.whole.numel() + parts - 1) / parts;
-    }
-    fresh.param_dtype = t.dtype();
-    fresh.grad_dtype = t.dtype() == DType::f64 ? DType::f64 : options.grad_dtype;
+    const Member m = member_of(parameters[p], layout, options);
     const auto same = std::find_if(open.begin(), open.end(), [&](const BucketLayout& b) {
-      return kind_of(b) == kind_of(fresh);
+      return kind_of(b) == kind_of(m.bucket);
     });
     const auto i = static_cast<std::size_t>(same - open.begin());
     if (same == open.end()) {
-      open.push_back(fresh);
+      open.push_back(m.bucket);
       typical.push_back(0);
     }
     BucketLayout& b = open[i];
-    const std::int64_t begin = round_up(b.size, kStart);
-    b.entries.push_back({p, begin, t.numel()});
-    b.size = begin + t.numel();
-    typical[i] = round_up(typical[i], kStart) + part;
-    const std::int64_t enough =
-        options.bucket_size > 0
-            ? options.bucket_size
-            : std::max<std::int64_t>(40'000'000, 1'000'000 * std::int64_t{ranks_of(b, options)});
+    const std::int64_t begin = round_up(b.size, kStart), size = parameters[p].tensor.numel();
+    b.entries.push_back({p, begin, size});
+    b.size = begin + size;
+    typical[i] = round_up(typical[i], kStart) + m.typical;
+    const std::int64_t enough = options.bucket_size > 0
+                                    ? options.bucket_size
+                                    : default_bucket_size(totals[kind_of(b)], ranks_of(b, options));
     if (typical[i] >= enough) close(i);
   }
   while (!open.empty()) close(0);

@@ -22,11 +22,19 @@ struct BucketLayout {
 };
 
 struct BucketOptions {
-  std::int64_t bucket_size = 0;           ///< elements that close a bucket; 0: max(40e6, 1e6 dp)
-  DType grad_dtype = DType::f32;          ///< or bf16; gradients of f64 parameters are f64
+  std::int64_t bucket_size = 0;   ///< elements that close a bucket; 0: default_bucket_size()
+  DType grad_dtype = DType::f32;  ///< or bf16; gradients of f64 parameters are f64
   int dense_ranks = 1, expert_ranks = 1;  ///< that each kind's gradients are summed over
   int dense_parts = 1, expert_parts = 1;  ///< that a cut parameter of each kind comes in
 };
+
+/// Elements that close a bucket of gradients unless somebody says otherwise. `total`: those of one
+/// kind and dtype that a rank holds; `ranks`: that they are summed over.
+///
+/// An eighth of the total, so that what is left to send when backward ends is a small part. At
+/// least 262144 for each rank: the messages of a ring are then 1 MiB in f32, long beside their
+/// latency. At most max(40e6, 1e6 ranks), the default of Megatron-LM.
+std::int64_t default_bucket_size(std::int64_t total, int ranks);
 
 /// The buckets of a model: parameters in reverse order, because backward comes to the last ones
 /// first, of one kind and dtype each. Every parameter starts at a multiple of 64 elements, and a

@@ -13,7 +13,7 @@
 namespace weft::distributed {
 
 struct DdpOptions {
-  std::int64_t bucket_size = 0;   ///< elements; 0: max(40e6, 1e6 dp)
+  std::int64_t bucket_size = 0;   ///< elements that close a bucket; 0: default_bucket_size()
   DType grad_dtype = DType::f32;  ///< of the buckets, or bf16; f64 parameters have f64 ones
   bool overlap = true;            ///< false: everything is sent by finish(), with the same bits
   bool shard = false;             ///< for a ShardedOptimizer: each rank receives its slices only

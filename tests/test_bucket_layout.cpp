@@ -95,6 +95,35 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("bucket_layout: unless told otherwise a bucket is an eighth, within bounds") {
+  CHECK(default_bucket_size(0, 1) == 262'144);
+  CHECK(default_bucket_size(8 * 262'144 + 8, 1) == 262'145);
+  CHECK(default_bucket_size(1'000'000, 8) == 8 * 262'144);
+  CHECK(default_bucket_size(124'000'000, 2) == 15'500'000);
+  CHECK(default_bucket_size(8'000'000'000, 2) == 40'000'000);
+  CHECK(default_bucket_size(8'000'000'000, 64) == 64'000'000);
+  CHECK(default_bucket_size(1'000'000'000, 1024) == 262'144LL * 1024);
+
+  // Each kind's bound follows from its own total, of parts that are the same on every rank.
+  NamedTensors ps;
+  Layout layout;
+  for (int i = 0; i < 16; ++i) {
+    ps.push_back({"dense" + std::to_string(i), Tensor::empty({1 << 18}, DType::f32, kMeta)});
+    const std::string expert = "expert" + std::to_string(i);
+    const std::int64_t held = i < 8 ? 0 : 1 << 17;
+    ps.push_back({expert, Tensor::empty({held}, DType::f32, kMeta)});
+    layout[expert].expert = true;
+    layout[expert].part = {{1 << 17}, {nn::Part::Cut{0, {{0, held}}}}};
+  }
+  int dense = 0, experts = 0;
+  for (const BucketLayout& b : plan_buckets(ps, layout, {.expert_parts = 2})) {
+    b.expert ? ++experts : ++dense;
+    CHECK(b.entries.size() == (b.expert ? 4u : 2u));
+  }
+  CHECK(dense == 8);
+  CHECK(experts == 4);
+}
+
 TEST_CASE("bucket_layout: slices cover every element of every parameter once") {
   for (const int ranks : {1, 2, 3, 4, 7, 64}) {
     const NamedTensors ps = four();

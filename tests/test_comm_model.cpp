@@ -136,6 +136,9 @@ TEST_CASE("comm_model: bytes by group are those that ranks move") {
       train::Options o = small();
       o.zero = zero;
       check_layout(w, "dp" + with, o);
+      o.bucket_size = 5000;
+      check_layout(w, "dp, more buckets" + with, o);
+      o.bucket_size = 0;
       o.batch = 16;
       o.micro_batch = 2;
       check_layout(w, "dp, micro-batches" + with, o);
@@ -167,6 +170,19 @@ TEST_CASE("comm_model: bytes by group are those that ranks move") {
       check_layout(w, "tp 2 sp ep 2, mtp" + with, o);
     }
   });
+}
+
+TEST_CASE("comm_model: --bucket-size says how many buckets gradients have") {
+  train::Options o = small();
+  o.device = "meta";
+  o.dp = 2;
+  for (const bool every : {false, true}) {
+    o.bucket_size = every ? 1 : 0;
+    const auto world = distributed::fake_world(0, 2);
+    const train::Ranks ranks(*world, o);
+    train::Session session(o, kMeta, &ranks);
+    CHECK(session.ddp()->buckets().size() == (every ? session.model().parameters().size() : 1));
+  }
 }
 
 TEST_CASE("comm_model: a recorder that is too short") {

@@ -34,10 +34,11 @@ struct Outcome {
 };
 
 template <class Options>
-Outcome train(World& w, bool shard, DType dtype, const Options& options, int steps = 20) {
+Outcome train(World& w, bool shard, DType dtype, const Options& options, int steps = 20,
+              std::int64_t bucket_size = 200) {
   Stack model(3, dtype);
   const DeviceMesh mesh(w);
-  Ddp ddp(model, mesh, {}, {.bucket_size = 200, .shard = shard});
+  Ddp ddp(model, mesh, {}, {.bucket_size = bucket_size, .shard = shard});
   const auto optimizer = make_optimizer(ddp, options);
   Outcome out;
   for (int step = 0; step < steps; ++step) {
@@ -98,6 +99,23 @@ TEST_CASE("sharded_optimizer: the bits of the plain optimizer") {
           .lr = 1e-2, .weight_decay = 0.1, .master_weights = optim::MasterWeights::remainder});
       compare(optim::SgdOptions{.lr = 1e-2, .momentum = 0.9, .nesterov = true});
     }
+  });
+}
+
+TEST_CASE("sharded_optimizer: the same bits in any buckets") {
+  test::distributed_test({2, 4}, [](World& w) {
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const bool shard : {false, true}) {
+        const optim::AdamWOptions adam{.lr = 1e-2, .weight_decay = 0.1};
+        const Outcome one = train(w, shard, dtype, adam, 6, 1 << 20);
+        for (const std::int64_t bucket_size : {0, 1, 200}) {
+          const Outcome other = train(w, shard, dtype, adam, 6, bucket_size);
+          CHECK(test::same_bits(other.parameters, one.parameters));
+          // A norm's values are added up bucket by bucket, in f64.
+          for (std::size_t i = 0; i < one.gradient_norms.size(); ++i)
+            CHECK(other.gradient_norms[i] == doctest::Approx(one.gradient_norms[i]).epsilon(1e-14));
+        }
+      }
   });
 }
 

@@ -170,6 +170,9 @@ void each_option(Options& o, V&& v) {
   v("--ep", o.ep, "ranks that share the experts of a layer", "Layout");
   v("--etp", o.etp, "ranks that share the hidden units of an expert; 0: as --tp", "Layout");
   v("--zero", o.zero, "each rank of --dp keeps a part of the optimizer's state", "Layout");
+  v("--bucket-size", o.bucket_size,
+    "gradients that leave together while backward runs; 0: an eighth of them all, within bounds",
+    "Layout");
   v("--timeout", o.timeout, "seconds that ranks wait for one that does not come", "Layout");
 
   v("--out", o.out, "folder for checkpoints, metrics.jsonl and loss.svg", "Run");
@@ -264,6 +267,7 @@ void check_layout(const Options& o, Device device) {
   check(o.rank == 0 || device.is_meta(), "--rank: needs --device meta, got {}", device);
   check(std::max<std::int64_t>(o.dp, 1) * o.tp <= kMostRanks,
         "--dp: with --tp must be at most {} ranks, got {} x {}", kMostRanks, o.dp, o.tp);
+  check_at_least("--bucket-size", static_cast<double>(o.bucket_size), 0);
   check(o.timeout > 0 && o.timeout <= 1e8,
         "--timeout: must be above 0 and at most 100000000, got {}", o.timeout);
   check(!o.sp || o.tp > 1, "--sp: needs --tp of at least 2, got {}", o.tp);

@@ -56,6 +56,7 @@ struct Options {
   std::string backend = "auto";
   bool sp = false, zero = false;
   std::string tp_overlap = "none";
+  std::int64_t bucket_size = 0;
   double timeout = 600;
   // run
   std::string out = "out", weights;

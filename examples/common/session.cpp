@@ -157,8 +157,9 @@ Session::Session(const Options& options, Device device, const Ranks* ranks)
   nn::materialise(*model_, device, static_cast<std::uint64_t>(options.seed),
                   distributed::parts(layout_));
   if (ranks_) {
-    ddp_ = std::make_unique<distributed::Ddp>(*model_, ranks_->mesh(), layout_,
-                                              distributed::DdpOptions{.shard = options.zero});
+    ddp_ = std::make_unique<distributed::Ddp>(
+        *model_, ranks_->mesh(), layout_,
+        distributed::DdpOptions{.bucket_size = options.bucket_size, .shard = options.zero});
   } else if (options.dtype == "bf16") {
     // Sums over micro-batches and over the tokens of one would lose small gradients in bf16.
     const CategoryScope category(Category::gradient);

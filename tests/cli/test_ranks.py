@@ -49,6 +49,28 @@ def expert_parallel(folder):
             agree(folder, f"{i}one", f"{i}{other}", 2e-5)
 
 
+def buckets_of_any_size(folder):
+    """Losses and weights have the same bits in any buckets, and a checkpoint does not know of them."""
+    def exported(out):
+        file = f"{folder}/{out}.safetensors"
+        assert run("generate", "--checkpoint", f"{folder}/{out}", "--export", file).returncode == 0
+        return pathlib.Path(file).read_bytes()
+
+    # A norm is added up bucket by bucket, so without clipping.
+    plain = ["--clip", "0", "--schedule", "constant", "--eval-every", "4"]
+    for i, layout in enumerate((["--ranks", "2"], ["--ranks", "4", "--tp", "2", "--sp", "--zero"])):
+        default = f"{i}default"
+        train(*base(folder, default, *plain, *layout))
+        for size in (1, 3000):
+            train(*base(folder, f"{i}by{size}", *plain, *layout, "--bucket-size", size))
+        train(*base(folder, f"{i}changed", *plain, *layout, "--steps", "4", "--bucket-size", "1"))
+        train(*base(folder, f"{i}changed", *plain, *layout, "--resume"))
+        for other in (f"{i}by1", f"{i}by3000", f"{i}changed"):
+            agree(folder, default, other, 1e-14)
+            losses = [[row["loss"] for row in metrics(f"{folder}/{out}")] for out in (default, other)]
+            assert losses[0] == losses[1] and exported(default) == exported(other), other
+
+
 def resumes_in_any_layout(folder):
     """X2: half of the steps in one layout, half in another; the same layout has the same bits."""
     same = [*MOE, "--aux", "bias", "--mtp", "1", "--schedule", "constant", "--warmup", "2"]
@@ -122,6 +144,7 @@ def wrong_uses(folder):
     for seconds in ("0", "1e12"):
         refused(run("train_gpt", *data, "--timeout", seconds), 2,
                 "--timeout: must be above 0 and at most 100000000, got " + seconds.replace("e", "e+"))
+    refused(run("train_gpt", *data, "--bucket-size", "-1"), 2, "--bucket-size: must be at least 0, got -1")
     refused(run("train_gpt", *data, "--ranks", "-1"), 2, "--ranks: must be at least 0, got -1")
     refused(run("train_moe", *data, "--ranks", "3", "--batch", "3", "--ep", "3", "--experts", "8"), 2,
             "8", "3")
@@ -167,5 +190,5 @@ def plans_on_meta(folder):
 
 
 if __name__ == "__main__":
-    main([data_parallel, tensor_parallel, expert_parallel, resumes_in_any_layout, whole_models,
-          stops_together, wrong_uses, compares_two_runs, plans_on_meta])
+    main([data_parallel, tensor_parallel, expert_parallel, buckets_of_any_size, resumes_in_any_layout,
+          whole_models, stops_together, wrong_uses, compares_two_runs, plans_on_meta])
