@@ -49,6 +49,17 @@ TensorList RecomputeRegion::stand_ins(const TensorList& inputs) {
   return out;
 }
 
+TensorList RecomputeRegion::outputs(const TensorList& ys) {
+  TensorList out;
+  for (const Tensor& y : ys) {
+    Tensor own = y.detach();
+    if (recording(y))
+      Tape::record("recompute", {&y}, {&own}, [](Backward& b) { b.add(0, b.dy()); });
+    out.push_back(std::move(own));
+  }
+  return out;
+}
+
 ReplayTape::ReplayTape(const RandomSnapshot& snapshot, const RegionValues& values)
     : random_(snapshot), memory_(&values), category_(Category::activation) {
   ++replays;
@@ -66,7 +77,8 @@ TensorList ReplayTape::leaves(const TensorList& inputs, const Backward& b) {
   return out;
 }
 
-void ReplayTape::finish(const TensorList& outputs, const TensorList& inputs, Backward& b) {
+void ReplayTape::finish(const TensorList& results, const TensorList& inputs, Backward& b) {
+  const TensorList outputs = RecomputeRegion::outputs(results);
   TensorList ys, dys;
   for (int i = 0; i < outputs.size(); ++i) {
     if (!b.dy(i) || !Tape::follows(outputs[i])) continue;

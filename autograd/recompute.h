@@ -63,6 +63,9 @@ class RecomputeRegion {
   const RegionValues& values() const { return memory_.collected(); }
   /// Stand-ins for the inputs: same values, followed like any intermediate.
   static TensorList stand_ins(const TensorList& inputs);
+  /// What a region returns, each as the output of an op of its own: an input that it hands on, or a
+  /// tensor from outside, is older than the region, and its gradient needs a way back there.
+  static TensorList outputs(const TensorList& ys);
 
  private:
   Tape* tape_;
@@ -79,8 +82,8 @@ class ReplayTape {
   ~ReplayTape();
   /// Leaves with the values of the inputs; those that need a gradient require one.
   TensorList leaves(const TensorList& inputs, const Backward& b);
-  /// Runs backward from the outputs and hands the gradients of the inputs to b.
-  void finish(const TensorList& outputs, const TensorList& inputs, Backward& b);
+  /// Runs backward from what the region returned and hands the gradients of the inputs to b.
+  void finish(const TensorList& results, const TensorList& inputs, Backward& b);
 
  private:
   RandomReplay random_;
@@ -96,18 +99,20 @@ class ReplayTape {
 /// inputs.
 ///         It may use parameters directly: their gradients arrive as usual.
 /// Saves   the inputs, and what first_pass_value() keeps
-/// Throws  Error when more than one tape records (a recomputed region is once differentiable)
+/// Throws  Error when more than one tape records (a recomputed region is once differentiable), on
+///         more than 5 inputs, and, in backward, when an input or a kept value was changed in place
 /// Source  Chen, Xu, Zhang, Guestrin 2016, arXiv:1604.06174
 template <class F>
 TensorList recompute(F fn, const TensorList& inputs) {
   if (!Tape::current()) return fn(inputs);
+  check(inputs.size() <= 5, "recompute: at most 5 inputs, got {}", inputs.size());
   const RandomSnapshot snapshot = RandomSnapshot::take();
   TensorList outputs;
   RegionValues values;
   bool followed = false;
   {
     RecomputeRegion region;
-    const TensorList ys = fn(RecomputeRegion::stand_ins(inputs));
+    const TensorList ys = RecomputeRegion::outputs(fn(RecomputeRegion::stand_ins(inputs)));
     for (const Tensor& y : ys) {
       followed = followed || Tape::follows(y);
       outputs.push_back(y.detach());
@@ -120,7 +125,6 @@ TensorList recompute(F fn, const TensorList& inputs) {
     Saved items[5];
     int size = 0;
   } saved;
-  check(inputs.size() <= 5, "recompute: at most 5 inputs, got {}", inputs.size());
   for (const Tensor& x : inputs) saved.items[saved.size++] = save(x, "an input");
   Tape::record("recompute", inputs, outputs,
                [fn = std::move(fn), saved, values, snapshot](Backward& b) {

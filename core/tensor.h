@@ -149,7 +149,7 @@ class Tensor {
   /// The gradient of a leaf; null before backward().
   Tensor grad() const { return handle(impl_->grad); }
   void set_grad(const Tensor& g) const { replace(impl_->grad, g); }
-  /// A buffer (f64 for f64, else f32, bf16) that backward() fills in place of grad(); or null.
+  /// A buffer (f64 for f64, else f32, bf16) that backward() adds to in place of grad(); or null.
   Tensor main_grad() const { return handle(impl_->main_grad); }
   void set_main_grad(const Tensor& g) const { replace(impl_->main_grad, g); }
   /// Runs the innermost tape of this thread from this scalar (or with the cotangent dy).

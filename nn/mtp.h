@@ -33,9 +33,11 @@ struct MtpDepth : Module {
 };
 
 /// Where the place to the right is not the next token: the ends of the sequences of a packed row
-/// and, in the part of a row that one of several ranks holds, the ends of its pieces. Shapes
-/// positions (T) or (1, T) of tokens in their sequences  ->  (1, T) bool Dtypes  i32, i64 Device
-/// cpu, cuda, meta
+/// and, in the part of a row that one of several ranks holds, the ends of its pieces.
+///
+/// Shapes  positions (T) or (1, T), of tokens in their sequences  ->  (1, T) bool
+/// Dtypes  i32, i64
+/// Device  cpu, cuda, meta
 Tensor piece_ends(const Tensor& positions);
 
 /// x moved one place to the left, as a sequence is seen from one token later; `filler` comes in
