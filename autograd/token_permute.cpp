@@ -104,6 +104,10 @@ void know_rows(ExpertRows& sorted, const Tensor& rows) {
       rows.shape() == sorted.counts.shape() && rows.dtype() == DType::i64 && rows.device() == kCpu,
       "know_rows: rows must be i64 of shape {} on cpu, got {} of shape {} on {}",
       sorted.counts.shape(), rows.dtype(), rows.shape(), rows.device());
+  for (std::int64_t e = 0; e < rows.numel(); ++e)
+    check(rows.data<std::int64_t>()[e] >= 0,
+          "know_rows: rows must be at least 0, got {} for expert {}", rows.data<std::int64_t>()[e],
+          e);
   const std::int64_t total = sum_of(rows);
   check(total <= sorted.slot_of.dim(0), "know_rows: rows must sum to at most {}, got {}",
         sorted.slot_of.dim(0), total);

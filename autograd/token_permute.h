@@ -31,7 +31,8 @@ struct RowOptions {
 ExpertRows sort_by_expert(const Tensor& experts, std::int64_t count, const RowOptions& o = {});
 /// Ends a sort with read = false, by the number of rows of each expert: (E) i64 on the host, which
 /// the caller knows from elsewhere, as from an exchange of `counts` between ranks.
-/// Throws Error when they are more rows than the slots can make
+/// Throws Error unless rows is such a tensor, on a number below 0, and when they are more rows than
+/// the slots can make
 void know_rows(ExpertRows& sorted, const Tensor& rows);
 
 /// The rows of the experts: row i is a copy of its slot's token, a filler row is 0. The gradient of

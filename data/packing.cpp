@@ -90,6 +90,9 @@ PackedRows pack_documents(const std::vector<std::vector<std::int32_t>>& document
 }
 
 nn::Packing PackedRows::packing(std::int64_t first, std::int64_t count, Device device) const {
+  check(static_cast<std::int64_t>(filled.size()) == rows(),
+        "packing: filled must have one number for each of the {} rows, got {}", rows(),
+        filled.size());
   const Tensor cu = flat_cu_seqlens(first, count);
   const std::span<const std::int32_t> boundaries(cu.data<std::int32_t>(),
                                                  static_cast<std::size_t>(cu.numel()));
@@ -105,6 +108,9 @@ nn::Packing PackedRows::packing(std::int64_t first, std::int64_t count, Device d
 Tensor PackedRows::flat_cu_seqlens(std::int64_t first, std::int64_t count) const {
   check(first >= 0 && count >= 0 && first + count <= rows(),
         "flat_cu_seqlens: rows [{}, {}) must lie in [0, {})", first, first + count, rows());
+  check(static_cast<std::int64_t>(cu_seqlens.size()) == rows(),
+        "flat_cu_seqlens: cu_seqlens must have one list for each of the {} rows, got {}", rows(),
+        cu_seqlens.size());
   const std::int64_t seq = tokens.dim(1);
   std::vector<std::int32_t> bounds = {0};
   for (std::int64_t r = 0; r < count; ++r) {

@@ -18,9 +18,11 @@ struct PackedRows {
 
   std::int64_t rows() const { return tokens.dim(0); }
   /// Boundaries of `count` rows flattened to count * seq tokens, i32: what attention takes.
+  /// Throws Error on rows that there are not, and unless every row has its boundaries.
   Tensor flat_cu_seqlens(std::int64_t first, std::int64_t count) const;
   /// The same rows as a model takes them, on its device: tokens and targets as one row go with it,
   /// `model.losses(flat(tokens), flat(targets), rows.packing(first, count))`. It knows the padding.
+  /// Throws Error as flat_cu_seqlens(), and unless every row says how much of it is filled.
   nn::Packing packing(std::int64_t first, std::int64_t count, Device device = kCpu) const;
 };
 

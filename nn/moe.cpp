@@ -74,6 +74,10 @@ MoeOutput MoE::operator()(const Tensor& given, const Packing& packing) const {
   std::int64_t sequences = 1;
   for (int i = 0; i + 2 < given.ndim(); ++i) sequences *= given.dim(i);
   const std::int64_t tokens = given.ndim() > 1 ? sequences * given.dim(-2) : 1;
+  // Its boundaries were checked for that many tokens. With a TokenScope the row is whole, x is not.
+  check(!packing.positions || TokenScope::current() || packing.positions.numel() == tokens,
+        "moe: the packed row must have the {} tokens of x, got {}", tokens,
+        packing.positions ? packing.positions.numel() : 0);
   const Tensor x = reshape(given, {tokens, given.dim(-1)});
   const Tensor& mask = packing.padding;
   const Tensor padding = mask ? reshape(mask, {mask.numel()}) : mask;

@@ -55,7 +55,8 @@ struct MoE : Module {
   MoE(std::int64_t dim, const MoeOptions& options);
   /// x (dim), (T, dim) or (B, ..., T, dim) -> y alike. Each axis before the last two is one of
   /// sequences, by which Balance::sequence counts; those of a packed row are counted one by one.
-  /// Its padding goes to no expert.
+  /// Its padding goes to no expert. Throws Error when the packed row has not x's tokens, and as the
+  /// router does.
   MoeOutput operator()(const Tensor& x, const Packing& packing = {}) const;
   void visit(Visitor& v) override;
   std::string describe() const override;

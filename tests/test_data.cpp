@@ -303,6 +303,13 @@ TEST_CASE("documents are packed into the first row with room") {
   CHECK(ints(p.flat_cu_seqlens(4, 1)) == Ints{0, 2, 5});
   CHECK(error_of([&] { p.flat_cu_seqlens(4, 2); }) ==
         "flat_cu_seqlens: rows [4, 6) must lie in [0, 5)");
+  // Rows made by hand, of which a list is missing.
+  PackedRows by_hand{p.tokens, p.targets, p.positions, p.cu_seqlens, {}};
+  CHECK(error_of([&] { (void)by_hand.packing(0, 5); }) ==
+        "packing: filled must have one number for each of the 5 rows, got 0");
+  by_hand.cu_seqlens.pop_back();
+  CHECK(error_of([&] { by_hand.flat_cu_seqlens(0, 5); }) ==
+        "flat_cu_seqlens: cu_seqlens must have one list for each of the 5 rows, got 4");
 }
 
 TEST_CASE("packing keeps all tokens, fills rows, and takes nothing") {

@@ -335,3 +335,16 @@ TEST_CASE("MoE: errors") {
   CHECK(text({.ffn = 2, .latent = -1}) == "moe: latent must be at least 0, got -1");
   CHECK(text({.ffn = 2, .alignment = -1}) == "moe: alignment must be at least 0, got -1");
 }
+
+TEST_CASE("MoE: boundaries that were checked for other tokens are refused") {
+  const MoE moe = layer({.experts = 4, .router = {.balance = {{nn::Balance::sequence, 0.1}}}});
+  const Tensor x = random({1, 8, 6});
+  Tape tape;
+  const auto error = [&](std::vector<std::int32_t> boundaries) {
+    const nn::Packing packing = nn::Packing::of(boundaries, 4096);
+    return error_of([&] { (void)moe(x, packing); });
+  };
+  CHECK(error({0, 4, 4096}) == "moe: the packed row must have the 8 tokens of x, got 4096");
+  CHECK(error({0, 4, 7}) == "moe: the packed row must have the 8 tokens of x, got 7");
+  CHECK(error({0, 4, 8}) == "no error");
+}

@@ -276,6 +276,9 @@ TEST_CASE("token_permute: errors") {
         "know_rows: rows must be i64 of shape [4] on cpu, got i64 of shape [3] on cpu");
   CHECK(error_of([&] { know_rows(sorted, Tensor::full({4}, 2, DType::i64)); }) ==
         "know_rows: rows must sum to at most 6, got 8");
+  CHECK(error_of([&] {
+          know_rows(sorted, Tensor::of({1, -1, 5, 0}, {4}, DType::i64));
+        }) == "know_rows: rows must be at least 0, got -1 for expert 1");
   CHECK(error_of([&] { sort_by_expert({}, 4); }) ==
         "sort_by_expert: experts must be a tensor, got a null handle");
   CHECK(error_of([&] { sort_by_expert(experts.flatten(), 4); }) ==
