@@ -50,7 +50,7 @@ ExpertRows by_slot(const ExpertRows& rows) {
 void depart_tokens(const Tensor& x, const std::shared_ptr<Way>& way) {
   const Tensor whole = contiguous(x);
   way->tokens = way->per_token.post(whole, false, way->forth);
-  way->mark = whole.alias({x.dim(0), way->topk, x.dim(1)}, {x.dim(1), 0, 1}, whole.offset());
+  way->mark = whole.alias({x.dim(0), way->topk, x.dim(1)}, {x.dim(1), 0, 1}, 0);
   if (recording(x))
     Tape::record("depart_tokens", {&x}, {&way->mark}, [way, own = way->own](Backward& b) {
       b.once_differentiable();
@@ -75,7 +75,7 @@ Tensor arrive_tokens(const std::shared_ptr<Way>& way, const ExpertRows& rows) {
                    b.once_differentiable();
                    const Tensor sums =
                        way->per_slot.post(combine_tokens(b.dy(), rows), true, way->home);
-                   b.add(0, sums.alias(shape, {shape[1] * shape[2], shape[2], 1}, sums.offset()));
+                   b.add(0, sums.alias(shape, {shape[1] * shape[2], shape[2], 1}, 0));
                  });
   return y;
 }

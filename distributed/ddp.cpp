@@ -12,7 +12,7 @@ namespace weft::distributed {
 namespace {
 
 Tensor view_of(const Tensor& flat, std::int64_t begin, const Shape& shape) {
-  return flat.alias(shape, contiguous_strides(shape), flat.offset() + begin);
+  return flat.alias(shape, contiguous_strides(shape), begin);
 }
 
 }  // namespace
@@ -76,7 +76,7 @@ void Ddp::open(BucketLayout layout) {
 void Ddp::take_parameters(Bucket& b) {
   const CategoryScope category(Category::parameter);
   b.param = Tensor::zeros({b.layout.size}, b.layout.param_dtype, b.grad.device());
-  b.param_slice = view_of(b.param, b.slice.offset(), b.slice.shape());
+  b.param_slice = view_of(b.param, b.slice.offset() - b.grad.offset(), b.slice.shape());
   for (const BucketEntry& e : b.layout.entries) {
     const Tensor& p = parameters_[e.parameter].tensor;
     const Tensor place = view_of(b.param, e.begin, p.shape());

@@ -21,7 +21,8 @@ struct Degrees {
   int ep = 1;   ///< experts
   int etp = 0;  ///< tensor, inside experts; 0: as tp
 
-  int edp(int world_size) const { return world_size / (etp * ep * pp); }
+  /// Data, for the experts: what etp, ep and pp leave over.
+  int edp(int world_size) const { return world_size / ((etp == 0 ? tp : etp) * ep * pp); }
 };
 
 /// The degrees with dp and etp filled in.

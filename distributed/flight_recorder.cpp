@@ -23,9 +23,9 @@ std::string FlightEntry::text() const {
                  reduces ? kReduces[static_cast<int>(reduce)] : "", weft::name(dtype));
 }
 
-FlightRecorder::FlightRecorder(int capacity)
-    : ring_(static_cast<std::size_t>(capacity)), start_(std::chrono::steady_clock::now()) {
+FlightRecorder::FlightRecorder(int capacity) : start_(std::chrono::steady_clock::now()) {
   check(capacity > 0, "flight recorder: capacity must be at least 1, got {}", capacity);
+  ring_.resize(static_cast<std::size_t>(capacity));
 }
 
 double FlightRecorder::now() const {

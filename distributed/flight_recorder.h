@@ -34,6 +34,7 @@ struct FlightEntry {
 /// thread writes, anybody may read.
 class FlightRecorder {
  public:
+  /// Throws Error unless capacity is at least 1.
   explicit FlightRecorder(int capacity = 2048);
   std::int64_t called(const Operation& op);
   void started(std::int64_t number);

@@ -8,7 +8,7 @@ namespace weft::distributed {
 namespace {
 
 Tensor range_of(const Tensor& flat, const OwnedRange& r) {
-  return flat.alias({r.size}, {1}, flat.offset() + r.in_bucket);
+  return flat.alias({r.size}, {1}, r.in_bucket);
 }
 
 }  // namespace

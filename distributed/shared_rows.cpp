@@ -36,9 +36,9 @@ Tensor share_rows(const Tensor& x, ProcessGroup& group, const std::vector<Shared
   if (group.size() == 1) return x;
   Tensor y = x.alias(x.shape(), x.strides(), 0);
   if (recording(x))
-    Tape::record("share_rows", {&x}, {&y}, [g = &group, m = &mine, all](Backward& b) {
+    Tape::record("share_rows", {&x}, {&y}, [g = &group, mine, all](Backward& b) {
       b.once_differentiable();
-      b.add(0, summed(contiguous(b.dy()), *g, *m, all));
+      b.add(0, summed(contiguous(b.dy()), *g, mine, all));
     });
   return y;
 }

@@ -93,6 +93,13 @@ TEST_CASE("mesh: dp is what the others leave over") {
   CHECK(lists("edp") == kApart4);
 }
 
+TEST_CASE("mesh: what is left for the experts' data parallelism, also before etp is settled") {
+  CHECK(Degrees{}.edp(8) == 8);
+  CHECK(Degrees{.tp = 2, .ep = 2}.edp(8) == 2);
+  CHECK(Degrees{.tp = 2, .ep = 2, .etp = 1}.edp(8) == 4);
+  CHECK(settle(8, {.tp = 2, .ep = 2}).edp(8) == 2);
+}
+
 TEST_CASE("mesh: a grid with data parallelism in two axes") {
   const RankGrid dense({{"tp", 2}, {"shard", 2}, {"replicate", 2}});
   CHECK(dense.groups({"replicate"}) == kApart4);

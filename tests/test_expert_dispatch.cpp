@@ -63,7 +63,9 @@ struct Result {
 
 Result through(const MoE& m, const Tensor& given, const Routing& routing, const Tensor& dy,
                std::int64_t capacity = 0) {
-  Tensor x = given.clone(), probs = routing.probs.clone();
+  // Not at the beginning of its storage, like a part of a batch.
+  const std::int64_t tokens = given.dim(0);
+  Tensor x = cat({given, given}, 0).narrow(0, tokens, tokens), probs = routing.probs.clone();
   x.set_requires_grad();
   probs.set_requires_grad();
   TensorList wanted{x, probs};

@@ -1,5 +1,7 @@
 #include <doctest/doctest.h>
 
+#include <memory>
+
 #include "weft/distributed/comm_ops.h"
 #include "weft/distributed/shard_experts.h"
 #include "weft/distributed/shared_rows.h"
@@ -241,6 +243,21 @@ TEST_CASE("shared rows: the ranks that share one add up what they say about it")
     CHECK(dx.select(0, 1).select(0, 2).item() == (w.rank() < 2 ? 3 : 7));
     CHECK(error_of([&] { share_rows(Tensor::zeros({2}, DType::i32), w.all(), mine, 2); }) ==
           "share_rows: x must have dtype f32, f64 or bf16, got i32");
+  });
+}
+
+TEST_CASE("shared rows: backward comes after the list of them is gone") {
+  distributed_test({2}, [](World& w) {
+    Tensor x = test::random({2, 3}, 1);
+    x.set_requires_grad();
+    Tape tape;
+    auto mine = std::make_unique<std::vector<SharedRows>>(1, SharedRows{0, 0, 1});
+    const Tensor y = share_rows(x, w.all(), *mine, 1);
+    (*mine)[0] = {1 << 20, 1 << 20, 1 << 20};
+    mine.reset();
+    const Tensor dx = tape.gradients(y, {x}, Tensor::full({2, 3}, w.rank() + 1.0, DType::f64))[0];
+    CHECK(dx.select(0, 0).select(0, 2).item() == 3);
+    CHECK(dx.select(0, 1).select(0, 2).item() == w.rank() + 1.0);
   });
 }
 

@@ -265,6 +265,9 @@ TEST_CASE("wrong arguments, on the rank that gives them") {
         "world: timeout_s must be above 0 and at most 1e8, got 0");
   CHECK(test::error_of([] { (void)fake_world(0, 4, in_time(1e10)); }) ==
         "world: timeout_s must be above 0 and at most 1e8, got 1e+10");
+  for (const int recorded : {0, -1})
+    CHECK(test::error_of([&] { (void)fake_world(0, 4, {.recorded = recorded}); }) ==
+          message("flight recorder: capacity must be at least 1, got {}", recorded));
   WorldOptions options;
   options.link.latency_s = -1;
   CHECK(test::error_of([&] { (void)fake_world(0, 4, options); }) ==
