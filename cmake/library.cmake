@@ -134,6 +134,7 @@ set(weft_sources
   distributed/expert_dispatcher.cpp
   distributed/fake_world.cpp
   distributed/flight_recorder.cpp
+  distributed/gpu_of_rank.cpp
   distributed/mpi_world.cpp
   distributed/nccl_channel.cpp
   distributed/nccl_job.cpp

@@ -11,9 +11,10 @@ constexpr std::chrono::milliseconds kLook{50};
 
 }  // namespace
 
-NcclJob::NcclJob(Device device, int rank, const WorldOptions& options)
+NcclJob::NcclJob(Device device, const World& bootstrap, const WorldOptions& options)
     : device_(device),
-      rank_(rank),
+      bootstrap_(bootstrap),
+      rank_(bootstrap.rank()),
       timeout_(options.timeout_s),
       dump_folder_(options.dump_folder),
       stream_(cuda::Stream::take(device)),
@@ -74,6 +75,7 @@ void NcclJob::join(const Operation& op, bool host) {
 
 // "" or why the job has failed.
 std::string NcclJob::look() {
+  if (std::string why = bootstrap_.failure(); !why.empty()) return why;
   for (const cuda::nccl::Comm comm : comms_)
     if (const std::string why = cuda::nccl::failure(comm); !why.empty())
       return message("rank {}: nccl: {}", rank_, why);
@@ -109,24 +111,32 @@ void NcclJob::watch() {
     }
     if (failure_.empty()) continue;
     if (recorder_ && !dump_folder_.empty()) recorder_->write(dump_folder_, rank_, failure_);
-    // Kernels that wait for other ranks end now, and who waits for them goes on.
-    for (const cuda::nccl::Comm comm : comms_) {
-      try {
-        cuda::nccl::abort(comm);
-      } catch (const Error&) {  // the first failure is the one to tell
-      }
-    }
-    comms_.clear();
+    abort_all();
   }
 }
 
-void NcclJob::finish() {
+// Kernels that wait for other ranks end now, and who waits for them goes on.
+void NcclJob::abort_all() {
+  for (const cuda::nccl::Comm comm : comms_) {
+    try {
+      cuda::nccl::abort(comm);
+    } catch (const Error&) {  // the first failure is the one to tell
+    }
+  }
+  comms_.clear();
+}
+
+void NcclJob::stop_watching() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_all();
   if (watcher_.joinable()) watcher_.join();
+}
+
+void NcclJob::finish() {
+  stop_watching();
   if (comms_.empty()) return;
   try {
     stream_.synchronize();
@@ -134,6 +144,11 @@ void NcclJob::finish() {
   } catch (const Error&) {  // a destructor calls this; whoever waited was told
   }
   comms_.clear();
+}
+
+void NcclJob::give_up() {
+  stop_watching();
+  abort_all();
 }
 
 }  // namespace weft::distributed

@@ -19,7 +19,8 @@ namespace weft::distributed {
 /// program's own, marks to wait for them, and a thread that looks for those that do not end.
 class NcclJob {
  public:
-  NcclJob(Device device, int rank, const WorldOptions& options);
+  /// Also fails when `bootstrap`, which outlives it, says that the job has.
+  NcclJob(Device device, const World& bootstrap, const WorldOptions& options);
   ~NcclJob();
 
   Device device() const { return device_; }
@@ -34,8 +35,10 @@ class NcclJob {
   void end(const Operation& op);
   /// What the caller's stream gets next comes after the operation; with `host`, so does the caller.
   void join(const Operation& op, bool host);
-  /// Disconnects. Nothing may be called any more.
+  /// Waits for what is under way, and disconnects. Nothing may be called any more.
   void finish();
+  /// The same without waiting.
+  void give_up();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -50,11 +53,14 @@ class NcclJob {
     return slots_[static_cast<std::size_t>(number) % slots_.size()];
   }
   void watch();
+  void stop_watching();
+  void abort_all();
   std::string look();
   std::string describe(std::int64_t number) const;
   void check_well();
 
   const Device device_;
+  const World& bootstrap_;
   const int rank_;
   const double timeout_;
   const std::string dump_folder_;

@@ -1,5 +1,7 @@
 #include "weft/distributed/nccl_world.h"
 
+#include <exception>
+
 #include "weft/core/error.h"
 
 #if WEFT_WITH_CUDA
@@ -17,13 +19,18 @@ class NcclWorld : public World {
   NcclWorld(World& bootstrap, Device device, const WorldOptions& options)
       : World(bootstrap.rank(), bootstrap.size(), options),
         bootstrap_(bootstrap),
-        job_(std::make_shared<NcclJob>(device, bootstrap.rank(), options)) {
+        job_(std::make_shared<NcclJob>(device, bootstrap, options)),
+        exceptions_(std::uncaught_exceptions()) {
     start(false);  // the GPU is what works beside the caller
     job_->set_recorder(shared_recorder());
   }
   ~NcclWorld() override {
     stop();
-    job_->finish();
+    // A rank that ends with an error makes no more collectives: what waits for those is given up.
+    if (std::uncaught_exceptions() > exceptions_)
+      job_->give_up();
+    else
+      job_->finish();
   }
   const char* backend() const override { return "nccl"; }
 
@@ -42,6 +49,7 @@ class NcclWorld : public World {
  private:
   World& bootstrap_;
   std::shared_ptr<NcclJob> job_;
+  const int exceptions_;
 };
 
 }  // namespace

@@ -12,7 +12,8 @@ namespace weft::distributed {
 ///
 /// Sums are NCCL's: the same on every rank and in every run of one layout, not the bits of the
 /// other backends (bf16 is rounded on the way). A rank that is lost shows as an error of NCCL's or
-/// as a collective that does not end in time; which rank it is, NCCL does not say. Collectives
+/// as a collective that does not end in time; which rank it is, NCCL does not say. What bootstrap
+/// hears of (World::failure()) ends the collectives here too. Collectives
 /// cannot be recorded into a cuda::Graph. Throws Error without CUDA in the library, without
 /// libnccl.so.2 (version 2.18 or newer) on the machine, and where NCCL refuses: two ranks on one
 /// GPU, for instance.

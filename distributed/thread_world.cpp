@@ -21,6 +21,9 @@ class ThreadWorld : public World {
   /// Ends what is queued while this rank still counts as there.
   void finish() { stop(); }
   const char* backend() const override { return "thread"; }
+  std::string failure() const override {
+    return job_->failed() ? std::string(job_->failure().what()) : std::string();
+  }
 
  protected:
   std::shared_ptr<Channel> open(const std::string& name, const std::vector<int>& ranks,

@@ -51,6 +51,9 @@ class World {
   /// Throws Error on a rank that is not in the world or named twice.
   std::shared_ptr<ProcessGroup> group(const std::string& name, const std::vector<int>& ranks);
 
+  /// Why the job has failed, where this rank has heard of it already; else "". Any thread may ask.
+  virtual std::string failure() const { return {}; }
+
   CommStats stats() const;
   /// The latest collectives, for whoever looks for the one that hangs.
   const FlightRecorder& recorder() const;

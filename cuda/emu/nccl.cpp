@@ -1,20 +1,18 @@
-// NCCL without GPUs: ranks that are threads of this process, on imitated devices. A collective
-// waits on the host for the other ranks, which the library does on the device; the order of calls,
-// their counts and places in memory are what is tested with it.
+// NCCL without GPUs: ranks are threads or processes on imitated devices. A collective waits on the
+// host for the other ranks, which the library does on the device; the order of calls, their counts
+// and places in memory are what is tested with it.
 #include "weft/core/kernels/nccl.h"
 
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
 #include <functional>
-#include <map>
-#include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "weft/core/error.h"
+#include "weft/cuda/emu/board.h"
 #include "weft/cuda/emu/control.h"
 
 namespace weft::emu {
@@ -24,31 +22,9 @@ constinit std::atomic<const char*> nccl_failure{nullptr};
 namespace weft::cuda::nccl {
 namespace {
 
-using Bytes = std::vector<char>;
+using emu::Board;
+using emu::Bytes;
 using Stream = rt::StreamHandle;
-
-/// Where the ranks of a communicator meet.
-struct Board {
-  explicit Board(int size) : shown(static_cast<std::size_t>(size)) {}
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::vector<Bytes> shown;  // by each rank, to all, in the present collective
-  int came = 0, left = 0, connected = 0;
-  std::uint64_t round = 0;
-  std::map<std::pair<int, int>, std::deque<Bytes>> mail;  // by (from, to)
-};
-
-std::mutex boards_mutex;
-std::map<std::uint64_t, std::shared_ptr<Board>>& boards() {
-  static auto* all = new std::map<std::uint64_t, std::shared_ptr<Board>>;
-  return *all;
-}
-
-std::uint64_t number_of(const Id& id) {
-  std::uint64_t n;
-  std::memcpy(&n, id.bytes, sizeof n);
-  return n;
-}
 
 // Between begin() and end().
 struct Group {
@@ -75,72 +51,43 @@ void write(void* to, const char* from, std::int64_t bytes, Stream s) {
 }  // namespace
 
 struct CommTag {
-  std::shared_ptr<Board> board;
+  CommTag(const Id& id, int r, int n) : board(id.bytes, r, n), rank(r), size(n) {}
+  Board board;
   int rank, size;
-  std::atomic<bool> aborted{false};
-
-  template <class Ready>
-  bool wait(std::unique_lock<std::mutex>& lock, Ready ready) {
-    board->changed.wait(lock, [&] { return ready() || aborted; });
-    return !aborted;
-  }
 
   /// Shows `own` to all, and calls use() with what all have shown.
-  void meet(Bytes own, const std::function<void(const std::vector<Bytes>&)>& use) {
-    Board& b = *board;
-    std::unique_lock lock(b.mutex);
-    if (!wait(lock, [&] { return b.left == 0; })) return;  // the last one is over for all
-    b.shown[static_cast<std::size_t>(rank)] = std::move(own);
-    const std::uint64_t round = b.round;
-    if (++b.came == size) {
-      b.came = 0;
-      b.left = size;
-      ++b.round;
-      b.changed.notify_all();
-    } else if (!wait(lock, [&] { return b.round != round; })) {
-      return;
-    }
-    use(b.shown);
-    if (--b.left == 0) b.changed.notify_all();
+  template <class Use>
+  void meet(const Bytes& own, Use use) {
+    if (const std::vector<Bytes> all = board.meet(own); !all.empty()) use(all);
   }
 };
 
 int version() { return 22809; }
 
 Id make_id() {
-  static std::atomic<std::uint64_t> count{0};
   Id id;
-  const std::uint64_t n = ++count;
-  std::memcpy(id.bytes, &n, sizeof n);
+  const std::string folder = Board::make();
+  check_system(folder.size() < sizeof id.bytes, "nccl: the path {} is too long", folder);
+  std::memcpy(id.bytes, folder.data(), folder.size());
   return id;
 }
 
-Comm connect(const Id& id, int rank, int size) {
-  std::shared_ptr<Board> board;
-  {
-    const std::lock_guard lock(boards_mutex);
-    std::shared_ptr<Board>& entry = boards()[number_of(id)];
-    if (!entry) entry = std::make_shared<Board>(size);
-    board = entry;
-  }
-  std::unique_lock lock(board->mutex);
-  if (++board->connected == size) board->changed.notify_all();
-  board->changed.wait(lock, [&] { return board->connected == size; });
-  return new CommTag{board, rank, size};
-}
+Comm connect(const Id& id, int rank, int size) { return new CommTag(id, rank, size); }
 
-void disconnect(Comm comm) { delete comm; }
+void disconnect(Comm comm) {
+  comm->board.leave();
+  delete comm;
+}
 
 // Who waits in it still looks at it: it stays, here.
 void abort(Comm comm) {
+  static std::mutex mutex;
   static auto* aborted = new std::vector<Comm>;
   {
-    const std::lock_guard lock(boards_mutex);
+    const std::lock_guard lock(mutex);
     aborted->push_back(comm);
   }
-  const std::lock_guard lock(comm->board->mutex);
-  comm->aborted = true;
-  comm->board->changed.notify_all();
+  comm->board.give_up();
 }
 
 std::string failure(Comm) {
@@ -240,22 +187,14 @@ void broadcast(const void* in, void* out, std::int64_t bytes, int root, Comm com
 }
 
 void send(const void* data, std::int64_t bytes, int to, Comm comm, Stream s) {
-  call([=] {
-    Bytes b = read(data, bytes, s);
-    const std::lock_guard lock(comm->board->mutex);
-    comm->board->mail[{comm->rank, to}].push_back(std::move(b));
-    comm->board->changed.notify_all();
-  });
+  call([=] { comm->board.send(to, read(data, bytes, s)); });
 }
 
 void receive(void* data, std::int64_t bytes, int from, Comm comm, Stream s) {
   call(
       [=] {
-        std::unique_lock lock(comm->board->mutex);
-        auto& mail = comm->board->mail[{from, comm->rank}];
-        if (!comm->wait(lock, [&] { return !mail.empty(); })) return;
-        const Bytes b = std::move(mail.front());
-        mail.pop_front();
+        const Bytes b = comm->board.receive(from);
+        if (b.empty()) return;  // given up, or nothing was sent
         check_system(static_cast<std::int64_t>(b.size()) == bytes,
                      "nccl: {} bytes sent, {} expected", b.size(), bytes);
         put(data, b, s);

@@ -11,6 +11,7 @@
 #include "weft/autograd/elementwise.h"
 #include "weft/core/cuda.h"
 #include "weft/cuda/emu/control.h"
+#include "weft/distributed/gpu_of_rank.h"
 #include "weft/distributed/nccl_world.h"
 #include "weft/tests/group_conformance.h"
 #include "weft/tests/support.h"
@@ -85,6 +86,33 @@ TEST_CASE("a rank that does not come") {
       CHECK(std::filesystem::exists(folder.path() + "/rank_0.txt"));
     }
     bootstrap.all().barrier().wait();
+  });
+}
+
+TEST_CASE("a rank that throws ends the others at once") {
+  std::string heard;
+  CHECK(test::error_of([&] {
+          over_nccl(2, [&](World& w, Device gpu) {
+            w.all().all_reduce(Tensor::ones({4}, DType::f32, gpu)).wait();
+            if (w.rank() == 1) throw Error("out of patience");
+            heard = test::error_of(
+                [&] { w.all().all_reduce(Tensor::ones({4}, DType::f32, gpu)).wait(); });
+          });
+        }) == "rank 1: out of patience");
+  CHECK(heard == "rank 1: out of patience");
+}
+
+TEST_CASE("a GPU for each rank") {
+  run_ranks(2, [](World& w) {
+    for (const bool alone : {false, true})
+      CHECK(gpu_of_rank(w, alone) ==
+            Device{Device::Kind::cuda, static_cast<std::int16_t>(w.rank())});
+  });
+  run_ranks(3, [](World& w) {
+    CHECK(gpu_of_rank(w, false).index == w.rank() % 2);
+    CHECK(test::error_of([&] { gpu_of_rank(w, true); }) ==
+          "nccl: ranks 0 and 2 would share a GPU, and each needs its own; start no more ranks on a "
+          "machine than it has GPUs, or use another backend");
   });
 }
 
