@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "weft/core/allocator.h"
 #include "weft/core/error.h"
 #include "weft/distributed/sum_ranks.h"
 
@@ -45,6 +46,38 @@ MpiChannel::MpiChannel(const std::string& name, const std::vector<int>& ranks, i
       parts_(ranks.size()) {}
 
 void MpiChannel::run(Operation& op) {
+  if (op.stream)
+    run_over_host(op);
+  else
+    run_on_host(op);
+}
+
+// Copies in the caller's stream: what it gives to it after wait() comes after the result, and
+// memory that it frees is used again after that.
+void MpiChannel::run_over_host(const Operation& op) {
+  const cuda::StreamScope scope(*op.stream);
+  Operation& host = on_host_;
+  host.kind = op.kind;
+  host.reduce = op.reduce;
+  host.sequence = op.sequence;
+  host.number = op.number;
+  host.channel = op.channel;
+  host.out_count = op.out_count;
+  host.in_count = op.in_count;
+  host.to = op.to;
+  host.from = op.from;
+  const CategoryScope category(Category::communication);
+  if (op.in) host.in = Tensor::empty(op.in.shape(), op.in.dtype());
+  const bool in_place = op.out && op.in && op.out.same(op.in);
+  if (op.out) host.out = in_place ? host.in : Tensor::empty(op.out.shape(), op.out.dtype());
+  if (op.in) cuda::detail::copy_across(op.in, host.in);  // waits for the GPU
+  run_on_host(host);
+  if (op.out) cuda::detail::copy_across(host.out, op.out);
+  host.in = host.out = {};
+  host.channel.reset();
+}
+
+void MpiChannel::run_on_host(Operation& op) {
   const std::int64_t call = is_message(op.kind) ? -1 : op.sequence;
   tag_ = messages_.tag(number_, call);
   job_->enter(op, number_, call);

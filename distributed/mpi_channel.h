@@ -23,16 +23,19 @@ struct CallPrint {
 };
 
 /// A group over MPI: parts go to their owners, are added there in the order of ranks, and come
-/// back, in pieces of a bounded size.
+/// back, in pieces of a bounded size. Tensors on a GPU travel as copies in host memory.
 class MpiChannel : public Channel {
  public:
   MpiChannel(const std::string& name, const std::vector<int>& ranks, int rank,
              std::shared_ptr<MpiJob> job, int number);
   void run(Operation& op) override;
+  bool takes(Device device) const override { return device.is_cuda(); }
 
  private:
   enum Batch : int { kParts, kParts2, kSendParts, kSendParts2, kSums, kSums2, kPrints, kData };
 
+  void run_on_host(Operation& op);
+  void run_over_host(const Operation& op);
   void carry_out(Operation& op);
   void pair(Operation& op);
   void reduce(Operation& op);
@@ -62,6 +65,7 @@ class MpiChannel : public Channel {
   std::vector<CallPrint> own_prints_, prints_;
   std::vector<int> print_peers_;  // whose prints_ are awaited
   std::vector<const void*> parts_;
+  Operation on_host_;  // what stands for one whose tensors are on a GPU
 };
 
 }  // namespace weft::distributed

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "weft/core/cuda_graph.h"
 #include "weft/core/error.h"
 #include "weft/distributed/comm_thread.h"
 
@@ -127,6 +128,9 @@ ProcessGroup::ProcessGroup(std::shared_ptr<Channel> channel, std::shared_ptr<Com
     : channel_(std::move(channel)), thread_(std::move(thread)) {}
 
 Work ProcessGroup::submit(Call& call) {
+  cuda::detail::refuse_in_capture(
+      "graph: a collective cannot be inside a capture, since other ranks would wait for it; call "
+      "it before or after replay()");
   Operation& op = call.op;
   if (const Tensor& t = op.out ? op.out : op.in)
     if (t.device().is_cuda()) op.stream = cuda::Stream::current(t.device());

@@ -3,6 +3,7 @@
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/reduce.h"
+#include "weft/core/cuda_graph.h"
 #include "weft/distributed/shard_experts.h"
 #include "weft/nn/moe.h"
 #include "weft/tests/cuda/gpu.h"
@@ -116,6 +117,20 @@ TEST_CASE("thread ranks: experts with a capacity keep what the CPU's keep, and n
       CHECK(min(want[0]).item_int() == -1);
       for (const int i : {1, 2}) CHECK(test::mismatch(got[i], want[i], 1e-12) == "");
     });
+}
+
+TEST_CASE("thread ranks: no collective inside a capture") {
+  run_streams(2, [](World& w) {
+    const Tensor x = Tensor::ones({4}, DType::f32, kGpu);
+    cuda::Graph graph(kGpu);
+    const std::string why =
+        test::error_of([&] { graph.capture([&] { w.all().all_reduce(x).wait(); }); });
+    CHECK(why ==
+          "graph: a collective cannot be inside a capture, since other ranks would wait for it; "
+          "call it before or after replay()");
+    w.all().all_reduce(x).wait();
+    CHECK(x.to(kCpu).select(0, 0).item() == 2);
+  });
 }
 
 TEST_CASE("thread ranks: all on one device") {
