@@ -93,10 +93,18 @@ if(WEFT_EXAMPLES)
   add_executable(train_gpt_emulated examples/train_gpt.cpp $<TARGET_OBJECTS:weft_train>)
   target_link_libraries(train_gpt_emulated PRIVATE weft_emu weft_flags CLI11::CLI11
     tomlplusplus::tomlplusplus)
-  add_test(NAME cli_gpu
-    COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_gpu.py)
-  set_tests_properties(cli_gpu PROPERTIES
-    ENVIRONMENT "WEFT_BIN=$<TARGET_FILE_DIR:train_gpt>;PYTHONDONTWRITEBYTECODE=1")
+  add_executable(test_rank_steps tests/cuda/emu/test_rank_steps.cpp $<TARGET_OBJECTS:weft_train>
+    $<TARGET_OBJECTS:weft_test_main>)
+  target_link_libraries(test_rank_steps PRIVATE weft_emu weft_flags doctest::doctest CLI11::CLI11
+    tomlplusplus::tomlplusplus)
+  add_test(NAME emulated_rank_steps COMMAND test_rank_steps)
+  foreach(case gpu gpu_ranks)
+    add_test(NAME cli_${case}
+      COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_${case}.py)
+    set_tests_properties(cli_${case} PROPERTIES
+      ENVIRONMENT "WEFT_BIN=$<TARGET_FILE_DIR:train_gpt>;PYTHONDONTWRITEBYTECODE=1")
+  endforeach()
+  set_tests_properties(cli_gpu_ranks PROPERTIES PROCESSORS 2)
 endif()
 
 # The benchmarks with an imitated GPU: only to see that they run.

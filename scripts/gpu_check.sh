@@ -8,6 +8,7 @@
 #   native   the tests of the kernels on the GPU
 #   ctest    all tests
 #   train    20 steps on the CPU and on the GPU: losses within 1e-4 in f32, 1e-2 in bf16
+#   ranks    groups of ranks that share the GPU and of one rank over NCCL; then the same of training
 #   rows     bench_gpu and bench/peers/gpu_ops.py in turns; --rows names parts of bench_gpu
 #   steps    bench_step and bench/peers/gpt.py in turns, for each of --models and --dtypes
 #   report   the table of what --out holds: bench/peers/gpu_report.py
@@ -28,7 +29,7 @@ cd "$(dirname "$0")/.."
 
 fail() { echo "gpu_check: $1" >&2; exit 2; }
 
-all="build ptx native ctest train rows steps report"
+all="build ptx native ctest train ranks rows steps report"
 only="" out="" rows="" arch=90a-real jobs=$(nproc)
 models=124m-b64-t1024,124m-b16-t1024,124m-b4-t1024,124m-b1-t1024
 dtypes=bf16
@@ -155,6 +156,10 @@ if wanted ctest; then
   tests gpu-ctest ctest --test-dir "$build" -j "$jobs" --output-on-failure --no-tests=error --timeout 600
 fi
 if wanted train; then check train env WEFT_BIN="$bin" "$python" tests/cli/gpu_training.py; fi
+if wanted ranks; then
+  check ranks-groups "$bin/gpu_tests" '--source-file=*cuda/test_thread_ranks.cpp,*cuda/test_nccl.cpp'
+  check ranks-train env WEFT_BIN="$bin" "$python" tests/cli/gpu_training.py --ranks
+fi
 if wanted rows; then compare_rows; fi
 if wanted steps; then compare_steps; fi
 case " $only " in

@@ -7,6 +7,7 @@
 
 #include "weft/core/cuda.h"
 #include "weft/core/error.h"
+#include "weft/core/kernels/sum_ranks.h"
 #include "weft/examples/common/command_line.h"
 #include "weft/examples/common/config_file.h"
 
@@ -156,9 +157,14 @@ void each_option(Options& o, V&& v) {
   v("--deterministic", o.deterministic, "the same bits for any number of threads", "Machine");
   v("--recompute", o.recompute, "none, selective or full: trade time for memory", "Machine");
 
-  v("--ranks", o.ranks, "ranks as threads of this process; 0: one, or those of the launcher",
+  v("--ranks", o.ranks,
+    "ranks as threads of this process, on one GPU with --device cuda; 0: one, or those of the "
+    "launcher",
     "Layout");
-  v("--backend", o.backend, "auto, thread, mpi or fake (with --device meta)", "Layout");
+  v("--backend", o.backend,
+    "what moves tensors between ranks: thread, mpi, nccl (a GPU for each rank), fake (with "
+    "--device meta); auto: thread with --ranks, under a launcher mpi, on GPUs nccl",
+    "Layout");
   v("--rank", o.rank, "with --device meta: the rank to plan for", "Layout");
   v("--dp", o.dp, "ranks that share the sequences of a step; 0: what the others leave over",
     "Layout");
@@ -254,7 +260,7 @@ void check_experts(const Options& o) {
 }
 
 void check_layout(const Options& o, Device device) {
-  check_one_of("--backend", o.backend, {"auto", "thread", "mpi", "fake"});
+  check_one_of("--backend", o.backend, {"auto", "thread", "mpi", "nccl", "fake"});
   for (const auto& [flag, value, low] : {std::tuple{"--ranks", o.ranks, 0},
                                          {"--rank", o.rank, 0},
                                          {"--dp", o.dp, 0},
@@ -279,9 +285,11 @@ void check_layout(const Options& o, Device device) {
       "--zero: the scales of f16 states would be those of a slice; use --state-dtype f32 or bf16");
   check(o.backend != "fake" || device.is_meta(), "--backend: fake needs --device meta, got {}",
         device);
+  check(o.backend != "nccl" || device.is_cuda(), "--backend: nccl needs --device cuda, got {}",
+        device);
+  check(!device.is_cuda() || o.backend == "nccl" || o.ranks <= kMaxGpuRanks,
+        "--ranks: must be at most {} on one GPU, got {}", kMaxGpuRanks, o.ranks);
   const bool several = o.ranks > 1 || o.dp > 1 || o.tp > 1;
-  check(!several || !device.is_cuda(),
-        "--ranks: ranks on a GPU do not exist yet; use --device cpu");
   check(!several || !o.graph, "--graph: does not exist yet for several ranks");
 }
 

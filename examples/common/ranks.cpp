@@ -6,13 +6,16 @@
 
 #include "weft/core/error.h"
 #include "weft/core/random.h"
+#include "weft/distributed/gpu_of_rank.h"
 #include "weft/distributed/mpi_world.h"
+#include "weft/distributed/nccl_world.h"
 
 namespace weft::train {
 namespace {
 
 using distributed::Degrees;
 using distributed::World;
+using distributed::WorldOptions;
 
 Degrees degrees_of(const Options& o) {
   return {.dp = static_cast<int>(o.dp),
@@ -32,12 +35,59 @@ void check_same_options(World& world, const Options& o) {
         "ranks must be started with the same flags and config, but they differ");
 }
 
-// The end of one rank is that of the job, and its ranks agree on who says why.
-int as_process(const Options& options, std::unique_ptr<World> world,
-               const std::function<int(Ranks*)>& f) {
-  try {
-    Ranks ranks(*world, options);
+// Before a group is made: ranks that differ would wait for each other in other groups.
+Degrees agreed_degrees(World& host, const Options& o) {
+  check_same_options(host, o);
+  return degrees_of(o);
+}
+
+// What a rank gives to its GPU goes to a stream of its own: ranks on one GPU run side by side.
+class OwnStream {
+ public:
+  explicit OwnStream(Device device) : stream_(cuda::Stream::take(device)), scope_(stream_) {}
+  ~OwnStream() { stream_.give_back(); }
+  OwnStream(const OwnStream&) = delete;
+
+ private:
+  cuda::Stream stream_;
+  cuda::StreamScope scope_;
+};
+
+bool over_nccl(const Options& o) {
+  return o.backend == "nccl" || (o.backend == "auto" && distributed::under_mpi());
+}
+
+// As one of the ranks of `world`, which moves what lies on the host.
+int run_as_rank(World& world, const Options& options, const WorldOptions& world_options,
+                const std::function<int(Ranks*)>& f) {
+  Device device = Device::parse(options.device);
+  if (!device.is_cuda()) {
+    Ranks ranks(world, options);
     return f(&ranks);
+  }
+  check(!options.graph, "--graph: does not exist yet for several ranks");
+  const bool nccl = over_nccl(options), threads = !nccl && options.ranks > 0;
+  check(!nccl || options.device == "cuda",
+        "--device: must be cuda over NCCL, where each rank takes its own GPU, got {}",
+        options.device);
+  // Ranks that are threads share the GPU that was named; others take those of their machine in
+  // turn, unless one was named.
+  if (!threads && options.device == "cuda") device = distributed::gpu_of_rank(world, nccl);
+  const OwnStream stream(device);
+  if (!nccl) {
+    Ranks ranks(world, world, device, options);
+    return f(&ranks);
+  }
+  const auto gpus = distributed::nccl_world(world, device, world_options);
+  Ranks ranks(*gpus, world, device, options);
+  return f(&ranks);
+}
+
+// The end of one rank is that of the job, and its ranks agree on who says why.
+int as_process(std::unique_ptr<World> world, const Options& options,
+               const WorldOptions& world_options, const std::function<int(Ranks*)>& f) {
+  try {
+    return run_as_rank(*world, options, world_options, f);
   } catch (const std::exception& e) {
     return end_process(options.program, std::move(world), e);
   }
@@ -59,10 +109,14 @@ int ranks_of(const Options& o) {
 }
 
 Ranks::Ranks(World& world, const Options& options)
+    : Ranks(world, world, Device::parse(options.device), options) {}
+
+Ranks::Ranks(World& world, World& host, Device device, const Options& options)
     : world_(world),
-      imagined_(Device::parse(options.device).is_meta()),
-      mesh_(world, degrees_of(options)) {
-  check_same_options(world, options);
+      host_(host),
+      device_(device),
+      imagined_(device.is_meta()),
+      mesh_(world, agreed_degrees(host, options)) {
   const std::int64_t rows = options.batch / data_ranks(), micro = options.micro_batch;
   check(options.batch % data_ranks() == 0, "--batch: must be a multiple of dp {}, got {}",
         data_ranks(), options.batch);
@@ -73,9 +127,13 @@ Ranks::Ranks(World& world, const Options& options)
 
 int run_on_ranks(const Options& options, const std::function<int(Ranks*)>& f) {
   // Where a job stopped: the latest collectives of every rank.
-  const distributed::WorldOptions world_options{.timeout_s = options.timeout,
-                                                .dump_folder = options.out + "/flight"};
-  const bool plans = Device::parse(options.device).is_meta();
+  const WorldOptions world_options{.timeout_s = options.timeout,
+                                   .dump_folder = options.out + "/flight"};
+  // Beside NCCL's, those by which the hosts agree.
+  WorldOptions host_options = world_options;
+  const Device device = Device::parse(options.device);
+  if (device.is_cuda() && over_nccl(options)) host_options.dump_folder += "/host";
+  const bool plans = device.is_meta();
   // In a shell that a launcher has started there may be one process all the same.
   check(!plans || !distributed::under_mpi() ||
             (options.backend == "fake" && distributed::launched_rank() == 0),
@@ -86,12 +144,13 @@ int run_on_ranks(const Options& options, const std::function<int(Ranks*)>& f) {
     Ranks ranks(*world, options);
     return f(&ranks);
   }
-  if (options.backend == "mpi" || (options.backend == "auto" && distributed::under_mpi())) {
+  const bool launched = options.backend == "auto" || options.backend == "nccl";
+  if (options.backend == "mpi" || (launched && distributed::under_mpi())) {
     check(options.ranks == 0,
           "--ranks: is for threads; the launcher has said how many ranks there are");
-    return as_process(options, distributed::mpi_world(world_options), f);
+    return as_process(distributed::mpi_world(host_options), options, world_options, f);
   }
-  if (options.ranks <= 1) {
+  if (options.ranks <= 1 && options.backend != "nccl") {
     check(options.tp == 1 && options.ep == 1 && options.dp <= 1 && options.etp <= 1,
           "--ranks: one rank cannot share work among --dp {}, --tp {}, --ep {}, --etp {}; say how "
           "many there are",
@@ -100,13 +159,12 @@ int run_on_ranks(const Options& options, const std::function<int(Ranks*)>& f) {
   }
   std::atomic<int> status{0};
   distributed::run_ranks(
-      static_cast<int>(options.ranks),
+      std::max(1, static_cast<int>(options.ranks)),
       [&](World& world) {
-        Ranks ranks(world, options);
-        const int own = f(&ranks);
-        if (ranks.is_first()) status = own;
+        const int own = run_as_rank(world, options, world_options, f);
+        if (world.rank() == 0) status = own;
       },
-      world_options);
+      host_options);
   return status;
 }
 

@@ -19,8 +19,15 @@ class Ranks {
   /// Called by every rank together. Throws Error when the degrees do not fit their number, or ranks
   /// were started with different options.
   Ranks(distributed::World& world, const Options& options);
+  /// The same with this rank's own device, and what moves what lies on the host where `world` moves
+  /// a GPU's tensors only.
+  Ranks(distributed::World& world, distributed::World& host, Device device, const Options& options);
 
+  /// Of tensors on device().
   distributed::World& world() const { return world_; }
+  /// The same ranks, for what lies on the host.
+  distributed::World& host() const { return host_; }
+  Device device() const { return device_; }
   const distributed::DeviceMesh& mesh() const { return mesh_; }
   /// The one that prints and writes what there is once: on the meta device the one that there is.
   bool is_first() const { return world_.rank() == 0 || imagined_; }
@@ -29,11 +36,14 @@ class Ranks {
   int data_rank() const { return mesh_.dp().rank(); }
   /// Does this rank's count for those that work on the same rows?
   bool speaks_for_its_rows() const { return mesh_.tp().rank() == 0 && mesh_.cp().rank() == 0; }
-  /// Sums f64 values over all ranks, in place.
-  void add_up(const Tensor& values) const { world_.all().all_reduce(values).wait(); }
+  /// Sums values over all ranks, in place. Those on a GPU nobody waits for.
+  void add_up(const Tensor& values) const {
+    (values.device().is_cpu() ? host_ : world_).all().all_reduce(values).wait();
+  }
 
  private:
-  distributed::World& world_;
+  distributed::World &world_, &host_;
+  const Device device_;
   const bool imagined_;
   distributed::DeviceMesh mesh_;
 };
@@ -45,8 +55,9 @@ int end_process(const std::string& program, std::unique_ptr<distributed::World> 
 
 /// Runs f once for each rank that the options ask for: on threads of this process (--ranks), in
 /// this process as one of those that a launcher started, as a rank that --device meta imagines, or,
-/// with null, alone. Returns f's status: that of the first rank where they differ. What f throws in
-/// a process of several is said here, and its status returned.
+/// with null, alone. On GPUs each rank has a stream of its own. Returns f's status: that of the
+/// first rank where they differ. What f throws in a process of several is said here, and its status
+/// returned.
 int run_on_ranks(const Options& options, const std::function<int(Ranks*)>& f);
 
 }  // namespace weft::train

@@ -134,12 +134,12 @@ RunFolder::RunFolder(const std::string& path, bool resume, const Ranks* ranks)
     : path_(path), ranks_(ranks) {
   // Every rank looks before the first one writes, and so all of them refuse alike.
   const bool holds_run = io::exists(metrics()) || io::exists(path + "/checkpoints");
-  if (ranks) ranks->world().all().barrier().wait();
+  if (ranks) ranks->host().all().barrier().wait();
   check(resume || !holds_run,
         "--out: '{}' already holds a run; add --resume to go on with it, or name another folder",
         path);
   if (!ranks || ranks->is_first()) io::make_directories(path);
-  if (ranks) ranks->world().all().barrier().wait();
+  if (ranks) ranks->host().all().barrier().wait();
 }
 
 void RunFolder::write_config(const std::string& toml) const {
@@ -148,7 +148,7 @@ void RunFolder::write_config(const std::string& toml) const {
 
 std::optional<RunState> RunFolder::restore(Session& session) const {
   const std::optional<io::Checkpoint> found =
-      ranks_ ? distributed::find_checkpoint(ranks_->world(), path_) : io::find_checkpoint(path_);
+      ranks_ ? distributed::find_checkpoint(ranks_->host(), path_) : io::find_checkpoint(path_);
   if (!found) return std::nullopt;
   const io::Json state = io::Json::parse(found->state(), found->folder + "/state.json");
   check_same_model(config_from_json(state.at("model")), session.model().config);
@@ -167,7 +167,7 @@ std::string RunFolder::save(Session& session, const RunState& run, std::int64_t 
   state.set("tokenizer", "bytes");
   state.set("model", config_to_json(session.model().config));
   if (ranks_) {
-    distributed::save_checkpoint(ranks_->world(), path_, run.step, session.model_pieces(),
+    distributed::save_checkpoint(ranks_->host(), path_, run.step, session.model_pieces(),
                                  session.optimizer_pieces(), state.dump(), static_cast<int>(keep));
   } else {
     const io::CheckpointContent content{.model = session.model().state_dict(),

@@ -205,7 +205,7 @@ void Session::add_up(StepSums& sums) const {
   TensorList parts{sums.loss};
   for (const TensorList* list : {&sums.mtp, &sums.mtp_count, &sums.mtp_hits})
     for (const Tensor& t : *list) parts.push_back(t);
-  const Tensor all = Tensor::zeros({parts.size()}, DType::f64, device_.is_meta() ? device_ : kCpu);
+  const Tensor all = Tensor::zeros({parts.size()}, DType::f64, device_);
   if (ranks_->speaks_for_its_rows())
     for (int i = 0; i < parts.size(); ++i) all.select(0, i).copy_(parts[i]);
   ranks_->add_up(all);

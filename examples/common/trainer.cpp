@@ -59,7 +59,7 @@ class Run {
       const Ranks* ranks)
       : options_(options),
         ranks_(ranks),
-        device_(Device::parse(options.device)),
+        device_(ranks ? ranks->device() : Device::parse(options.device)),
         session_(options, device_, ranks),
         folder_(options.out, options.resume, ranks),
         train_(training, {.batch = options.batch,
@@ -253,7 +253,7 @@ class Run {
     if (!ranks_) return text;
     const int size = ranks_->world().size(), rank = ranks_->world().rank();
     const Tensor first = Tensor::full({1}, own.is_parameter ? rank : size, DType::i64);
-    ranks_->world().all().all_reduce(first, distributed::Reduce::min).wait();
+    ranks_->host().all().all_reduce(first, distributed::Reduce::min).wait();
     const std::int64_t finder = first.item_int();
     if (finder == rank) return message("{} of rank {}", text, rank);
     return finder == size && is_first() ? std::optional(text) : std::nullopt;

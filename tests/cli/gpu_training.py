@@ -1,11 +1,13 @@
 """20 steps of training on the CPU and on a GPU: the losses must agree, and those of the GPU be the same
-with --graph. Run by scripts/gpu_check.sh.
+with --graph. With --ranks instead: several ranks that share the GPU agree with one rank on the CPU, and
+give the same losses again; NCCL with one rank, where there is an NCCL. Run by scripts/gpu_check.sh.
 
-usage: WEFT_BIN=build/gpu/bin gpu_training.py [--program NAME] [--small]
+usage: WEFT_BIN=build/gpu/bin gpu_training.py [--program NAME] [--small] [--ranks]
 
 --program names another trainer than train_gpt for the GPU's side.
 """
 import argparse
+import tempfile
 
 import support
 
@@ -41,8 +43,46 @@ def case(arch, options):
     return agrees
 
 
+def layout_case(name, model, layout, options):
+    def agrees(folder):
+        sizes = [*model, *(SMALL if options.small else SIZES)]
+        want = losses(folder, "cpu", "train_gpt", *sizes)
+        for dtype, tolerance in TOLERANCE.items():
+            gpu = [*sizes, *layout, "--device", "cuda", "--dtype", dtype]
+            got, again = (losses(folder, f"{dtype}-{i}", options.program, *gpu) for i in range(2))
+            assert got == again, f"{dtype}: a second run gives other losses: {got}, {again}"
+            apart = max(abs(a - b) / abs(b) for a, b in zip(got, want, strict=True))
+            print(f"{name} {dtype}: at most {apart:.2e} apart; loss {got[0]:.4f} to {got[-1]:.4f}")
+            assert apart <= tolerance, f"{dtype}: {apart:.2e} is above {tolerance}"
+    agrees.__name__ = f"agrees_{name}"
+    return agrees
+
+
+MOE = ["--arch", "llama", "--experts", 4, "--router", "sigmoid", "--aux", "bias"]
+LAYOUTS = (("dp2", ["--arch", "gpt2"], ["--ranks", 2]),
+           ("dp2_zero", ["--arch", "gpt2"], ["--ranks", 2, "--zero"]),
+           ("tp2_sp", ["--arch", "llama"], ["--ranks", 2, "--tp", 2, "--sp"]),
+           ("ep2", MOE, ["--ranks", 2, "--ep", 2]),
+           ("nccl1", ["--arch", "gpt2"], ["--ranks", 1, "--backend", "nccl", "--zero"]))
+
+
+def has_nccl(options):
+    with tempfile.TemporaryDirectory() as folder:
+        done = support.run(options.program, "--data", __file__, "--out", folder, *SMALL, "--dry-run",
+                           "--device", "cuda", "--ranks", 1, "--backend", "nccl")
+    if "libnccl" in done.stderr:
+        print(f"nccl1 skipped: {done.stderr.strip()}")
+    return "libnccl" not in done.stderr
+
+
+def cases(options):
+    if not options.ranks:
+        return [case(arch, options) for arch in ("gpt2", "llama")]
+    return [layout_case(*l, options) for l in LAYOUTS if l[0] != "nccl1" or has_nccl(options)]
+
+
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--program", default="train_gpt")
 parser.add_argument("--small", action="store_true")
-arguments = parser.parse_args()
-support.main([case(arch, arguments) for arch in ("gpt2", "llama")])
+parser.add_argument("--ranks", action="store_true")
+support.main(cases(parser.parse_args()))

@@ -1,0 +1,118 @@
+"""Ranks of the trainer on imitated GPUs: threads that share one, threads with one each over an
+imitated NCCL, processes over MPI. The losses of one rank on the CPU, bit by bit the same again and
+after a resume."""
+import json
+
+from support import SMALL, BIN, checkpoint_bytes, interrupt, main, metrics, refused, run, text, train
+from support_mpi import run_ranks
+
+GPU = "train_gpt_emulated"
+STEPS = 6
+MODEL = [*SMALL, "--layers", "1", "--vocab", "257", "--threads", "1", "--steps", STEPS, "--eval-every", "3"]
+MOE = ["--arch", "llama", "--experts", "4", "--expert-ffn", "16", "--shared-ffn", "16", "--mtp", "1",
+       "--router", "sigmoid", "--aux", "bias"]
+TWO = ["--ranks", "2", "--device", "cuda"]
+LAYOUTS = {"dp2": (["--arch", "gpt2", "--micro-batch", "1"], []),
+           "tp2": (["--arch", "llama"], ["--tp", "2", "--sp"]),
+           "zero": (["--arch", "gpt2"], ["--zero"]),
+           "ep2": (MOE, ["--ep", "2"])}
+
+
+def base(folder, out, *args):
+    return ["--data", text(folder), "--out", f"{folder}/{out}", *MODEL, *args]
+
+
+def close(folder, got, want):
+    """Every number of two runs but their bytes, to the tolerance of test_gpu.py."""
+    rows = metrics(f"{folder}/{got}"), metrics(f"{folder}/{want}")
+    assert len(rows[0]) == len(rows[1]) == STEPS
+    for a, b in zip(*rows):
+        assert a.keys() == b.keys(), (a.keys(), b.keys())
+        for key in a.keys() - {"live_bytes", "peak_bytes"}:
+            for x, y in zip(*([v] if isinstance(v, (int, float)) else v for v in (a[key], b[key]))):
+                limit = 0.02 if key.endswith("acceptance") else 1e-5 * abs(y)
+                assert abs(x - y) <= limit, (got, a["step"], key, x, y)
+
+
+def same_bits(folder, one, other):
+    """All numbers but those of bytes, and the last checkpoint."""
+    rows = [[{k: v for k, v in row.items() if not k.endswith("_bytes")}
+             for row in metrics(f"{folder}/{out}")] for out in (one, other)]
+    assert len(rows[0]) == STEPS and rows[0] == rows[1], (one, other)
+    once, twice = (checkpoint_bytes(f"{folder}/{out}", STEPS) for out in (one, other))
+    assert once and once == twice, (one, other, sorted(once), sorted(twice))
+
+
+def threads_on_one_gpu(folder):
+    for name, (model, layout) in LAYOUTS.items():
+        train(*base(folder, f"{name}-cpu", *model))
+        gpu = [*model, *layout, *TWO]
+        train(*base(folder, name, *gpu), program=GPU)
+        close(folder, name, f"{name}-cpu")
+        # Once in one go, once stopped and gone on with: what a rerun and a resume give.
+        steady = [*gpu, "--schedule", "constant", "--warmup", "2"]
+        train(*base(folder, f"{name}-whole", *steady), program=GPU)
+        train(*base(folder, f"{name}-parts", *steady, "--steps", STEPS // 2), program=GPU)
+        train(*base(folder, f"{name}-parts", *steady, "--resume"), program=GPU)
+        same_bits(folder, f"{name}-whole", f"{name}-parts")
+
+
+def backends_on_gpus(folder):
+    """A GPU each: over the imitated NCCL, which like the others adds in the order of ranks, and over
+    MPI, through the host. The bits of threads that share one GPU."""
+    for name in ("zero", "ep2"):
+        model, layout = LAYOUTS[name]
+        same_args = [*model, *layout]
+        train(*base(folder, f"{name}-thread", *same_args, *TWO), program=GPU)
+        train(*base(folder, f"{name}-nccl", *same_args, *TWO, "--backend", "nccl"), program=GPU)
+        for backend in ("auto", "mpi"):  # auto: NCCL, whose ranks find each other over MPI
+            done = run_ranks(2, BIN / GPU, *base(folder, f"{name}-{backend}", *same_args, "--device", "cuda",
+                                                 "--backend", backend))
+            assert done.returncode == 0, done.stderr
+        for backend in ("nccl", "auto", "mpi"):
+            same_bits(folder, f"{name}-thread", f"{name}-{backend}")
+
+
+def memory(folder):
+    """The plan's peak is the rank's own, and a steady step asks the device for nothing."""
+    for name in ("dp2", "zero"):
+        model, layout = LAYOUTS[name]
+        done = train(*base(folder, name, *model, *layout, *TWO, "--eval-every", "0"), program=GPU)
+        with open(f"{folder}/{name}/metrics.jsonl") as lines:
+            rows = [json.loads(line) for line in lines]
+        planned = [line for line in done.stdout.splitlines() if line.startswith("peak memory")]
+        assert planned == [f"peak memory      {rows[1]['peak_bytes'] * 1e-6:.1f} MB of tensors"], (
+            planned, [row["peak_bytes"] for row in rows])
+        # When the last row is written the other rank may evaluate already.
+        allocations = [row["system_allocs"] for row in rows][2:-1]
+        assert len(set(allocations)) == 1, allocations
+
+
+def stops_together(folder):
+    interrupt(GPU, f"{folder}/stopped", text(folder), *TWO, "--threads", "1")
+    for backend in ("thread", "nccl"):
+        out = f"nan-{backend}"
+        done = run(GPU, *base(folder, out, *TWO, "--backend", backend), env={"WEFT_TEST_INJECT_NAN": "5"})
+        refused(done, 3, "step 5: parameter", "of rank 0 is not finite", "checkpoints are as before")
+        assert metrics(f"{folder}/{out}")[-1]["step"] == 4
+
+
+def wrong_uses(folder):
+    refused(run(GPU, *base(folder, "a", *TWO, "--graph")), 2, "--graph: does not exist yet for several")
+    refused(run(GPU, *base(folder, "a", *TWO, "--ranks", "17")), 2, "--ranks: must be at most 16 on one GPU")
+    refused(run(GPU, *base(folder, "a", *TWO, "--backend", "nccl", "--device", "cpu")), 2,
+            "--backend: nccl needs --device cuda", "got cpu")
+    refused(run(GPU, *base(folder, "a", *TWO, "--backend", "nccl"), env={"WEFT_EMU_DEVICES": "1"}), 2,
+            "ranks 0 and 1 would share a GPU")
+    refused(run(GPU, *base(folder, "a", *TWO, "--backend", "nccl", "--device", "cuda:1")), 2,
+            "--device: must be cuda over NCCL", "got cuda:1")
+    for backend in ("auto", "nccl"):
+        done = run_ranks(2, "env", "WEFT_EMU_DEVICES=1", BIN / GPU,
+                         *base(folder, "a", "--device", "cuda", "--backend", backend))
+        assert done.returncode == 2 and done.stderr.count("train_gpt:") == 1, done
+        assert "nccl: ranks 0 and 1 would share a GPU" in done.stderr, done
+    done = run_ranks(2, BIN / GPU, *base(folder, "a", "--device", "cuda", "--backend", "mpi", "--graph"))
+    assert done.returncode == 2 and "--graph: does not exist yet" in done.stderr, done
+
+
+main([threads_on_one_gpu, backends_on_gpus, memory, stops_together, wrong_uses])

@@ -1,0 +1,125 @@
+// Steps of the trainers' sessions on imitated GPUs: ranks that share one, and ranks with one each
+// over an imitated NCCL.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "weft/core/random.h"
+#include "weft/distributed/nccl_world.h"
+#include "weft/examples/common/session.h"
+#include "weft/tests/support.h"
+
+namespace weft::train {
+namespace {
+
+using distributed::World;
+
+constexpr std::int64_t kRows = 4, kTokens = 8, kVocab = 37;
+
+Options options_of(bool nccl, bool zero) {
+  Options o;
+  o.layers = 1;
+  o.heads = 2;
+  o.dim = 16;
+  o.seq = kTokens;
+  o.vocab = kVocab;
+  o.batch = kRows;
+  o.micro_batch = 1;
+  o.steps = 20;
+  o.device = "cuda";
+  o.backend = nccl ? "nccl" : "thread";
+  o.zero = zero;
+  return o;
+}
+
+data::Batch batch_of(std::int64_t step) {
+  const Tensor text = Tensor::empty({kRows, kTokens + 1});
+  uniform_(text, {17, static_cast<std::uint64_t>(step), 0}, 0, kVocab);
+  const Tensor ids = text.to(DType::i32);
+  return {ids.narrow(1, 0, kTokens).clone(), ids.narrow(1, 1, kTokens).clone()};
+}
+
+// f(session, world of the hosts) on two ranks.
+template <class F>
+void over_two_ranks(const Options& o, F f) {
+  distributed::run_ranks(2, [&](World& host) {
+    const bool nccl = o.backend == "nccl";
+    const Device gpu{Device::Kind::cuda, static_cast<std::int16_t>(nccl ? host.rank() : 0)};
+    cuda::Stream stream = cuda::Stream::take(gpu);
+    {
+      const cuda::StreamScope scope(stream);
+      const auto gpus = nccl ? distributed::nccl_world(host, gpu) : nullptr;
+      const Ranks ranks(nccl ? *gpus : host, host, gpu, o);
+      Session session(o, gpu, &ranks);
+      f(session, host);
+    }
+    stream.give_back();
+  });
+}
+
+StepResult make_step(Session& session, std::int64_t step) {
+  return session.step(step, [step](std::int64_t, std::int64_t) { return batch_of(step); });
+}
+
+// f(nccl, zero) for all four.
+template <class F>
+void each_form(F f) {
+  for (const bool nccl : {false, true})
+    for (const bool zero : {false, true}) {
+      CAPTURE(nccl);
+      CAPTURE(zero);
+      f(nccl, zero);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("a step of several ranks: no host waits for a GPU, and all see the same numbers") {
+  std::vector<double> first;  // of each form, after six steps
+  each_form([&](bool nccl, bool zero) {
+    double losses[2] = {}, norms[2] = {};
+    over_two_ranks(options_of(nccl, zero), [&](Session& session, World& host) {
+      std::vector<StepResult> results;  // who drops a number waits until it is there
+      for (std::int64_t step = 1; step <= 3; ++step) results.push_back(make_step(session, step));
+      host.all().barrier().wait();
+      const std::int64_t syncs = cuda::host_syncs();  // of both
+      host.all().barrier().wait();
+      for (std::int64_t step = 4; step <= 6; ++step) results.push_back(make_step(session, step));
+      host.all().barrier().wait();
+      CHECK(cuda::host_syncs() == syncs);
+      host.all().barrier().wait();
+      losses[host.rank()] = results.back().loss();
+      norms[host.rank()] = results.back().grad_norm->value();
+    });
+    CHECK(losses[0] == losses[1]);
+    CHECK(norms[0] == norms[1]);
+    CHECK(losses[0] > 0);
+    first.push_back(losses[0]);
+  });
+  for (const double loss : first) CHECK(loss == first[0]);
+}
+
+TEST_CASE("a loss that is not finite on one rank leaves the weights of all ranks as they were") {
+  each_form([](bool nccl, bool zero) {
+    over_two_ranks(options_of(nccl, zero), [](Session& session, World& host) {
+      make_step(session, 1);
+      session.wait_for_parameters();
+      if (host.rank() == 1)
+        session.model().parameters().front().flatten().narrow(0, 0, 1).fill_(
+            std::numeric_limits<double>::quiet_NaN());
+      std::vector<Tensor> before;
+      for (const Tensor& p : session.model().parameters()) before.push_back(p.to(kCpu));
+      const StepResult result = make_step(session, 2);
+      session.wait_for_parameters();
+      CHECK(!std::isfinite(result.loss()));
+      // Not the first one: with ZeRO its owner's values, the NaN among them, come back to all.
+      const auto after = session.model().parameters();
+      for (std::size_t i = 1; i < after.size(); ++i)
+        CHECK(test::different_bits(after[i].to(kCpu), before[i]) == "");
+    });
+  });
+}
+
+}  // namespace weft::train
