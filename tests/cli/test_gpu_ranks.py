@@ -8,7 +8,8 @@ from support_mpi import run_ranks
 
 GPU = "train_gpt_emulated"
 STEPS = 6
-MODEL = [*SMALL, "--layers", "1", "--vocab", "257", "--threads", "1", "--steps", STEPS, "--eval-every", "3"]
+MODEL = [*SMALL, "--layers", "1", "--vocab", "257", "--threads", "1", "--steps", STEPS, "--eval-every", "3",
+         "--schedule", "constant", "--warmup", "2"]
 MOE = ["--arch", "llama", "--experts", "4", "--expert-ffn", "16", "--shared-ffn", "16", "--mtp", "1",
        "--router", "sigmoid", "--aux", "bias"]
 TWO = ["--ranks", "2", "--device", "cuda"]
@@ -49,12 +50,10 @@ def threads_on_one_gpu(folder):
         gpu = [*model, *layout, *TWO]
         train(*base(folder, name, *gpu), program=GPU)
         close(folder, name, f"{name}-cpu")
-        # Once in one go, once stopped and gone on with: what a rerun and a resume give.
-        steady = [*gpu, "--schedule", "constant", "--warmup", "2"]
-        train(*base(folder, f"{name}-whole", *steady), program=GPU)
-        train(*base(folder, f"{name}-parts", *steady, "--steps", STEPS // 2), program=GPU)
-        train(*base(folder, f"{name}-parts", *steady, "--resume"), program=GPU)
-        same_bits(folder, f"{name}-whole", f"{name}-parts")
+        # Once more, stopped on the way and gone on with: what a rerun and a resume give.
+        train(*base(folder, f"{name}-parts", *gpu, "--steps", STEPS // 2), program=GPU)
+        train(*base(folder, f"{name}-parts", *gpu, "--resume"), program=GPU)
+        same_bits(folder, name, f"{name}-parts")
 
 
 def backends_on_gpus(folder):
