@@ -111,6 +111,7 @@ set(weft_sources
   core/error.cpp
   core/gemm.cpp
   core/parallel.cpp
+  core/pattern.cpp
   core/print.cpp
   core/random.cpp
   core/shape.cpp

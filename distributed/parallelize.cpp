@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <optional>
-#include <regex>
 
 #include "weft/autograd/linear.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/allocator.h"
 #include "weft/core/error.h"
+#include "weft/core/pattern.h"
 #include "weft/distributed/comm_ops.h"
 #include "weft/distributed/unit_cut.h"
 #include "weft/distributed/vocab.h"
@@ -22,7 +22,7 @@ class Parallelizer {
  public:
   Parallelizer(nn::Module& model, ProcessGroup& tp, const Plan& plan)
       : model_(model), tp_(tp), plan_(plan) {
-    for (const Plan::Rule& rule : plan.rules) patterns_.emplace_back(rule.pattern);
+    for (const Plan::Rule& rule : plan.rules) patterns_.push_back(compile_pattern(rule.pattern));
     used_.assign(plan.rules.size(), false);
     nn::detail::for_each_distinct_tensor(model, [&](const std::string& name, const nn::Slot& slot) {
       if (slot.is_buffer) return;

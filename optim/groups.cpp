@@ -1,15 +1,14 @@
 #include "weft/optim/groups.h"
 
-#include <regex>
-
 #include "weft/core/error.h"
+#include "weft/core/pattern.h"
 
 namespace weft::optim {
 namespace {
 
 std::regex compile(const std::string& pattern) {
   try {
-    return std::regex(pattern, std::regex::ECMAScript | std::regex::optimize);
+    return compile_pattern(pattern);
   } catch (const std::regex_error&) {
     throw Error(message("groups: pattern \"{}\" is not a regular expression", pattern));
   }
