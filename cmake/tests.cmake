@@ -152,8 +152,10 @@ set_tests_properties(discarded_routing PROPERTIES PASS_REGULAR_EXPRESSION "nodis
 
 # Tests of what several threads touch, for the ThreadSanitizer job.
 add_custom_target(thread_tests)
-foreach(stem allocator ddp grouped_linear joint_norm layer_norm matmul overlap parallel process_group
-    process_group_errors random sharded_optimizer simd tape tensor_parallel)
+foreach(stem allocator comm_ops ddp expert_dispatch expert_layouts expert_parallel expert_router
+    expert_tensor grouped_linear joint_norm layer_norm matmul overlap parallel parallelize pieces
+    process_group process_group_errors random sharded_checkpoint sharded_optimizer simd tape
+    tensor_parallel vocab)
   add_dependencies(thread_tests test_${stem})
   set_tests_properties(${stem} PROPERTIES LABELS threads)
 endforeach()
