@@ -8,6 +8,8 @@ namespace weft::distributed {
 namespace {
 
 constexpr std::chrono::milliseconds kLook{50};
+// For a call that has begun: long enough to be handed over, unless it waits for other ranks.
+constexpr std::chrono::seconds kHandOver{1};
 
 }  // namespace
 
@@ -50,6 +52,8 @@ void NcclJob::begin(const Operation& op) {
   for (const Tensor& t : {op.out, op.in})
     if (t) cuda::record_stream(t, stream_);
   const std::lock_guard lock(mutex_);
+  check_system(failure_.empty(), "{}", failure_);
+  calling_ = true;
   s.number = op.number;
   s.begun = Clock::now();
   s.busy = true;
@@ -58,9 +62,11 @@ void NcclJob::begin(const Operation& op) {
 
 void NcclJob::end(const Operation& op) {
   const std::lock_guard lock(mutex_);
+  calling_ = false;
   Slot& s = slot(op.number);
   s.done.record(stream_);
   s.marked = true;
+  wake_.notify_all();
 }
 
 void NcclJob::join(const Operation& op, bool host) {
@@ -111,6 +117,9 @@ void NcclJob::watch() {
     }
     if (failure_.empty()) continue;
     if (recorder_ && !dump_folder_.empty()) recorder_->write(dump_folder_, rank_, failure_);
+    // Whoever is between begin() and end() may be about to use a communicator. One that is waiting
+    // inside the library comes out by the abort alone.
+    wake_.wait_for(lock, kHandOver, [this] { return !calling_; });
     abort_all();
   }
 }
@@ -136,12 +145,15 @@ void NcclJob::stop_watching() {
 }
 
 void NcclJob::finish() {
-  stop_watching();
-  if (comms_.empty()) return;
   try {
+    // The watcher is still there: it ends what waits for a rank that never comes.
     stream_.synchronize();
-    for (const cuda::nccl::Comm comm : comms_) cuda::nccl::disconnect(comm);
   } catch (const Error&) {  // a destructor calls this; whoever waited was told
+  }
+  stop_watching();
+  try {
+    for (const cuda::nccl::Comm comm : comms_) cuda::nccl::disconnect(comm);
+  } catch (const Error&) {
   }
   comms_.clear();
 }

@@ -73,6 +73,7 @@ class NcclJob {
   std::vector<cuda::nccl::Comm> comms_;
   std::shared_ptr<const FlightRecorder> recorder_;
   std::string failure_;
+  bool calling_ = false;  // a call of the library has begun and not ended
   bool stopping_ = false;
   std::thread watcher_;
 };
