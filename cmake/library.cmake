@@ -147,6 +147,7 @@ set(weft_sources
   distributed/pieces.cpp
   distributed/plan.cpp
   distributed/process_group.cpp
+  distributed/processor_share.cpp
   distributed/row_path.cpp
   distributed/shard_experts.cpp
   distributed/sharded_optimizer.cpp

@@ -6,21 +6,25 @@
 #include <atomic>
 #include <cstdlib>
 
+#include "weft/core/default_threads.h"
 #include "weft/core/error.h"
 #include "weft/core/thread_pool.h"
 
 namespace weft {
 namespace {
 
-std::atomic<int> requested_threads{0};
+std::atomic<int> requested_threads{0}, standard_threads{0};  // 0: not known yet
 std::atomic<bool> deterministic_mode{false};
 thread_local bool inside = false;
 constinit thread_local int thread_share = 0;  // 0: no limit
 
-int default_threads() {
-  // The variable that every other numeric program obeys; a list is for nested loops.
-  if (const char* wanted = std::getenv("OMP_NUM_THREADS"))
-    if (const int n = std::atoi(wanted); n > 0) return n;
+// The variable that every other numeric program obeys; a list is for nested loops.
+int environment_threads() {
+  const char* const wanted = std::getenv("OMP_NUM_THREADS");
+  return wanted ? std::max(0, std::atoi(wanted)) : 0;
+}
+
+int allowed_processors() {
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return CPU_COUNT(&allowed);
   return 1;
@@ -33,11 +37,19 @@ void set_num_threads(int n) {
   requested_threads = n;
 }
 
+void set_default_threads(int n) {
+  check(n >= 1, "set_default_threads: must be at least 1, got {}", n);
+  if (environment_threads() == 0) standard_threads = n;
+}
+
 int num_threads() {
   int n = requested_threads.load(std::memory_order_relaxed);
+  if (n <= 0) n = standard_threads.load(std::memory_order_relaxed);
   if (n <= 0) {
-    static const int standard = default_threads();
-    n = standard;
+    const int environment = environment_threads();
+    n = environment > 0 ? environment : allowed_processors();
+    int unknown = 0;  // unless set_default_threads() was faster
+    if (!standard_threads.compare_exchange_strong(unknown, n)) n = unknown;
   }
   return thread_share > 0 ? std::min(n, thread_share) : n;
 }

@@ -1,6 +1,7 @@
 #include "weft/distributed/mpi_messages.h"
 
 #include <mpi.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "weft/core/error.h"
+#include "weft/distributed/processor_share.h"
 
 namespace weft::distributed {
 namespace {
@@ -75,6 +77,14 @@ std::string error_text(int code) {
   return text;
 }
 
+Processors own_processors() {
+  Processors own;
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return own;
+  for (std::size_t p = 0; p < own.size(); ++p) own[p] = CPU_ISSET(p, &allowed);
+  return own;
+}
+
 void ok(int code, const char* what) {
   check_system(code == MPI_SUCCESS, "mpi: {} failed: {}", what, error_text(code));
 }
@@ -89,7 +99,7 @@ void Note::set_text(const std::string& s) {
 struct MpiMessages::State {
   bool started_here = false;
   MPI_Comm data = MPI_COMM_NULL, notes = MPI_COMM_NULL;
-  int rank = 0, size = 1, local_size = 1, largest_tag = 32767;
+  int rank = 0, size = 1, processors = 1, largest_tag = 32767;
 
   struct About {
     int batch, peer;
@@ -148,7 +158,14 @@ MpiMessages::MpiMessages(double timeout_s, std::function<void()> too_late)
   MPI_Comm machine = MPI_COMM_NULL;
   ok(MPI_Comm_split_type(s.data, MPI_COMM_TYPE_SHARED, s.rank, MPI_INFO_NULL, &machine),
      "MPI_Comm_split_type");
-  MPI_Comm_size(machine, &s.local_size);
+  int neighbours = 1, own = 0;
+  MPI_Comm_size(machine, &neighbours);
+  MPI_Comm_rank(machine, &own);
+  std::vector<Processors> allowed(static_cast<std::size_t>(neighbours));
+  const Processors mine = own_processors();
+  ok(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, allowed.data(), sizeof mine, MPI_BYTE, machine),
+     "MPI_Allgather");
+  s.processors = processor_share(allowed, static_cast<std::size_t>(own));
   MPI_Comm_free(&machine);
   s.listen();
 }
@@ -159,7 +176,7 @@ MpiMessages::~MpiMessages() {
 
 int MpiMessages::rank() const { return state_->rank; }
 int MpiMessages::size() const { return state_->size; }
-int MpiMessages::local_size() const { return state_->local_size; }
+int MpiMessages::processors() const { return state_->processors; }
 
 int MpiMessages::tag(std::int64_t group, std::int64_t call) const {
   // Equal tags of calls that are far apart do no harm: messages of a pair keep their order.

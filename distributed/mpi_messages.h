@@ -40,8 +40,8 @@ class MpiMessages {
 
   int rank() const;
   int size() const;
-  /// Ranks of this job that share this one's machine.
-  int local_size() const;
+  /// This rank's share of the processors that it may run on: see processor_share().
+  int processors() const;
 
   /// A tag for a collective (or, with call -1, for the pairs' own messages) of a group.
   int tag(std::int64_t group, std::int64_t call) const;

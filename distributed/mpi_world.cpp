@@ -5,11 +5,9 @@
 #include "weft/core/error.h"
 
 #if WEFT_WITH_MPI
-#include <algorithm>
 #include <exception>
-#include <thread>
 
-#include "weft/core/parallel.h"
+#include "weft/core/default_threads.h"
 #include "weft/distributed/mpi_channel.h"
 #endif
 
@@ -89,9 +87,7 @@ void meet_and_end(const std::string& error, const MpiJob::Print& print) {
 
 std::unique_ptr<World> mpi_world(const WorldOptions& options) {
   const auto job = std::make_shared<MpiJob>(options);
-  const int processors = static_cast<int>(std::thread::hardware_concurrency());
-  const int share = std::max(1, processors / job->messages().local_size());
-  if (!std::getenv("OMP_NUM_THREADS") && num_threads() > share) set_num_threads(share);
+  set_default_threads(job->messages().processors());
   return std::make_unique<MpiWorld>(job, options);
 }
 

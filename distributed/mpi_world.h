@@ -27,7 +27,8 @@ void end_with_error(std::unique_ptr<World> world, const std::string& error,
 /// This process's place among the ranks that mpirun or srun has started. Without a launcher: the
 /// only rank of a job of one. Every rank makes it once, at its start, and keeps it until its end:
 /// its destructor waits for the other ranks' destructors and ends MPI. Kernels use this rank's
-/// share of the machine's processors, unless OMP_NUM_THREADS says otherwise.
+/// share of the processors that it may run on, unless set_num_threads() or OMP_NUM_THREADS says
+/// otherwise.
 ///
 /// A job that fails (a rank was stopped, has died or ended, called something else) throws Error
 /// (Fault::system) from Work::wait() on every rank; such a process ends with a status other than 0

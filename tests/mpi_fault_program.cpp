@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "weft/core/error.h"
+#include "weft/core/parallel.h"
 #include "weft/distributed/mpi_world.h"
 
 // Of mpi.h, which only the library includes.
@@ -89,10 +90,13 @@ int main(int argc, char** argv) {
     if (std::getenv("OMPI_COMM_WORLD_RANK") == std::string("1")) return 0;
     std::this_thread::sleep_for(std::chrono::seconds(1));
   }
+  if (fault == "three threads") weft::set_num_threads(3);
   if (fault == "single") MPI_Init_thread(nullptr, nullptr, level, &level);
   try {
     const auto world = weft::distributed::mpi_world(options);
     rank = world->rank();
+    if (fault.ends_with("threads"))
+      std::fprintf(stderr, "rank %d: %d threads\n", rank, weft::num_threads());
     for (int i = 0; i < 3; ++i) world->all().barrier().wait();
     go_wrong(*world, fault);
   } catch (const Error& e) {

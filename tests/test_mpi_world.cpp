@@ -3,8 +3,10 @@
 
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "weft/distributed/mpi_world.h"
+#include "weft/distributed/processor_share.h"
 #include "weft/tests/group_conformance.h"
 #include "weft/tests/support.h"
 
@@ -19,6 +21,27 @@ TEST_CASE("under_mpi looks for a launcher's variables") {
     CHECK(under_mpi());
     unsetenv(name);
   }
+}
+
+TEST_CASE("processes that may run on the same processors share them out") {
+  const auto range = [](std::size_t first, std::size_t last) {
+    Processors set;
+    for (std::size_t p = first; p < last; ++p) set[p] = true;
+    return set;
+  };
+  const auto shares = [](const std::vector<Processors>& allowed) {
+    std::vector<int> all;
+    for (std::size_t i = 0; i < allowed.size(); ++i) all.push_back(processor_share(allowed, i));
+    return all;
+  };
+  // Whatever else the machine has: a job's part of it, one processor each, some and all of 8, and
+  // more processes than processors.
+  CHECK(shares(std::vector(4, range(16, 24))) == std::vector{2, 2, 2, 2});
+  CHECK(shares(std::vector(3, range(0, 6))) == std::vector{2, 2, 2});
+  CHECK(shares({range(0, 1), range(1, 2)}) == std::vector{1, 1});
+  CHECK(shares({range(0, 8), range(0, 4)}) == std::vector{6, 2});
+  CHECK(shares(std::vector(3, range(0, 2))) == std::vector{1, 1, 1});
+  CHECK(shares({range(0, 0)}) == std::vector{1});
 }
 
 TEST_CASE("bytes of another world") {

@@ -7,6 +7,7 @@
 #include <set>
 #include <thread>
 
+#include "weft/core/default_threads.h"
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
@@ -146,6 +147,8 @@ TEST_CASE("the number of threads") {
   {
     const Threads scope(5);
     CHECK(num_threads() == 5);
+    set_default_threads(3);
+    CHECK(num_threads() == 5);
     int elsewhere = 0;
     std::thread([&] { elsewhere = num_threads(); }).join();
     CHECK(elsewhere == 5);
@@ -153,6 +156,8 @@ TEST_CASE("the number of threads") {
   CHECK(test::error_of([] { set_num_threads(0); }) == "set_num_threads: must be at least 1, got 0");
   CHECK(test::error_of([] { set_num_threads(-3); }) ==
         "set_num_threads: must be at least 1, got -3");
+  CHECK(test::error_of([] { set_default_threads(0); }) ==
+        "set_default_threads: must be at least 1, got 0");
 }
 
 TEST_CASE("deterministic mode is a switch") {

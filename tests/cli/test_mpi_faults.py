@@ -1,5 +1,6 @@
 """A rank that stops, dies, ends early or calls something else is found and named, and every rank
 ends. Collectives have 2 seconds to finish here; MPI itself would wait for ever in most of these."""
+import os
 import pathlib
 import re
 import time
@@ -139,6 +140,15 @@ def nothing_wrong(folder):
         assert not list(pathlib.Path(folder).iterdir())
 
 
+def threads(folder):
+    """Ranks share the processors out, unless they are told how many threads to have."""
+    for how, told, want in (("threads", "-uOMP_NUM_THREADS", len(os.sched_getaffinity(0)) // 2 or 1),
+                            ("threads", "OMP_NUM_THREADS=3", 3),
+                            ("three threads", "-uOMP_NUM_THREADS", 3)):
+        done = run_ranks(2, "env", told, BIN / "mpi_fault_program", how)
+        assert done.returncode == 0 and done.stderr.count(f": {want} threads\n") == 2, (how, told, done)
+
+
 if __name__ == "__main__":
-    main([nothing_wrong, absent, one_thread, killed, left_without_a_word, stopped, computes, ended, threw,
+    main([nothing_wrong, threads, absent, one_thread, killed, left_without_a_word, stopped, computes, ended, threw,
           threw_elsewhere, stopped_far_away, skipped, called_something_else, stopped_at_the_end])

@@ -1,0 +1,18 @@
+#include "weft/distributed/processor_share.h"
+
+#include <algorithm>
+
+namespace weft::distributed {
+
+int processor_share(std::span<const Processors> allowed, std::size_t own) {
+  double share = 0;
+  for (std::size_t p = 0; p < allowed[own].size(); ++p) {
+    if (!allowed[own][p]) continue;
+    const auto users = std::count_if(allowed.begin(), allowed.end(),
+                                     [&](const Processors& other) { return other[p]; });
+    share += 1.0 / static_cast<double>(users);
+  }
+  return std::max(1, static_cast<int>(share + 1e-6));  // 6 thirds are 2
+}
+
+}  // namespace weft::distributed

@@ -1,0 +1,15 @@
+#pragma once
+#include <bitset>
+#include <cstddef>
+#include <span>
+
+namespace weft::distributed {
+
+/// Processors of a machine, by their number.
+using Processors = std::bitset<1024>;
+
+/// How many processors of its machine process `own` may call its own, at least 1. `allowed`: where
+/// each process of a job on that machine may run; those that may use a processor share it alike.
+int processor_share(std::span<const Processors> allowed, std::size_t own);
+
+}  // namespace weft::distributed
