@@ -201,6 +201,7 @@ set(weft_sources
   optim/clip.cpp
   optim/groups.cpp
   optim/optimizer.cpp
+  optim/optimizer_state.cpp
   optim/schedule.cpp
   optim/sgd.cpp)
 if(WEFT_HAVE_MPI)
