@@ -14,6 +14,7 @@ add_library(weft_train OBJECT
   examples/common/run_folder.cpp
   examples/common/session.cpp
   examples/common/session_state.cpp
+  examples/common/test_aids.cpp
   examples/common/trainer.cpp
   examples/common/unknown_flag.cpp)
 target_include_directories(weft_train PRIVATE ${weft_include})

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -39,11 +40,13 @@ std::atomic<std::int64_t>& bytes_left() {
 }
 
 std::atomic<std::int64_t> operations_left{kNoLimit};
+std::atomic<bool> crash_kills{false};
 
 /// Every change of the file system asks first. False, with errno set, after a simulated crash.
 bool alive() {
   if (operations_left == kNoLimit) return true;
   if (operations_left == 0) {
+    if (crash_kills) std::raise(SIGKILL);
     errno = EIO;
     return false;
   }
@@ -296,6 +299,13 @@ MappedFile::~MappedFile() {
 }
 
 void testing::fail_writes_after(std::int64_t bytes) { bytes_left() = bytes; }
-void testing::crash_after(std::int64_t operations) { operations_left = operations; }
+void testing::crash_after(std::int64_t operations) {
+  crash_kills = false;
+  operations_left = operations;
+}
+void testing::kill_after(std::int64_t operations) {
+  crash_kills = true;
+  operations_left = operations;
+}
 
 }  // namespace weft::io

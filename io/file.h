@@ -108,6 +108,8 @@ void fail_writes_after(std::int64_t bytes);
 /// A crash: after `operations` changes of the file system (create, write, fsync, rename, remove)
 /// every further one fails with an input/output error, clean-up included. Negative: no limit.
 void crash_after(std::int64_t operations);
+/// In the place of the one after so many changes the process gets SIGKILL. Negative: no limit.
+void kill_after(std::int64_t operations);
 }  // namespace testing
 
 }  // namespace weft::io

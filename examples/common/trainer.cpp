@@ -22,6 +22,7 @@
 #include "weft/examples/common/progress.h"
 #include "weft/examples/common/run_folder.h"
 #include "weft/examples/common/session.h"
+#include "weft/examples/common/test_aids.h"
 #include "weft/io/metrics.h"
 #include "weft/io/plot.h"
 
@@ -29,13 +30,6 @@ namespace weft::train {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-
-// Test aid: WEFT_TEST_INJECT_NAN=N puts a NaN into the first parameter before step N.
-void inject_nan(Session& session, std::int64_t step) {
-  static const char* const at = std::getenv("WEFT_TEST_INJECT_NAN");
-  if (!at || std::atoll(at) != step) return;
-  session.model().parameters().front().flatten().narrow(0, 0, 1).fill_(kNan);
-}
 
 // Test aid: WEFT_TEST_POWERCAP names the folder in the place of Linux's power zones.
 EnergyMonitor energy_of(Device device) {
@@ -124,6 +118,7 @@ class Run {
   int one_step() {
     const std::int64_t step = state_.step + 1, tokens = options_.batch * options_.seq;
     inject_nan(session_, step);
+    kill_in_step(session_, rank(), step);
     if (!device_.is_cuda()) since_ = Clock::now();
     StepResult result = session_.step(step, [this](std::int64_t first, std::int64_t rows) {
       return device_.is_meta() ? meta_batch(rows) : train_.rows(first, rows);
@@ -149,7 +144,10 @@ class Run {
     const bool pauses = saves || evaluates;
     if (pauses) energy_.pause();
     // First what must not be lost: an evaluation may run out of memory, or be what is interrupted.
-    if (saves) folder_.save(session_, state_, options_.keep);
+    if (saves) {
+      const KillInSave aid(rank(), step);
+      folder_.save(session_, state_, options_.keep);
+    }
     if (evaluates) evaluate(step);
     write_row();
     if (saves && is_first()) io::write_loss_svg(folder_.metrics(), folder_.plot());
@@ -234,6 +232,7 @@ class Run {
     if (progress_) progress_->finish();
   }
 
+  int rank() const { return ranks_ ? ranks_->world().rank() : 0; }
   bool is_first() const { return !ranks_ || ranks_->is_first(); }
 
   /// Ctrl-C reaches ranks at different steps: they stop together.

@@ -12,25 +12,11 @@ SMALL = ["--layers", "2", "--heads", "2", "--dim", "32", "--seq", "32", "--batch
          "--val-fraction", "0.01", "--threads", "1"]
 
 
-def start(folder, out, ranks, *args, program="train_gpt"):
+def start(folder, out, ranks, *args, program="train_gpt", env=None):
     command = [str(RUN_RANKS), str(ranks), str(BIN / program), "--data", text(folder),
-               "--out", f"{folder}/{out}", *SMALL, "--steps", "100000", "--save-every", "1",
-               "--schedule", "constant", *args]
+               "--out", f"{folder}/{out}", *SMALL, "--save-every", "1", "--schedule", "constant", *args]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            errors="replace", start_new_session=True)
-
-
-def process_of(rank, out):
-    """The process of a rank that trains into this folder."""
-    for entry in pathlib.Path("/proc").iterdir():
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            environment = (entry / "environ").read_bytes().split(b"\0")
-        except (OSError, ValueError):
-            continue
-        if b"OMPI_COMM_WORLD_RANK=%d" % rank in environment and out.encode() in words:
-            return int(entry.name)
-    raise AssertionError(f"rank {rank} of {out} is not running")
+                            errors="replace", start_new_session=True, env={**os.environ, **(env or {})})
 
 
 def wait_for_steps(out, steps, seconds=60):
@@ -50,32 +36,42 @@ def end(process, seconds):
         raise AssertionError("the job did not end")
 
 
+def killed_at(folder, out, ranks, victim, when, *args, program="train_gpt"):
+    """The victim's process is killed in step 3, and nothing that was saved before it is lost."""
+    process = start(folder, out, ranks, "--steps", "5", *args, program=program,
+                    env={"WEFT_TEST_KILL": f"{victim}:3:{when}"})
+    errors = end(process, 60)
+    assert process.returncode == 137, (when, process.returncode, errors)
+    assert f"rank {victim} with PID" in errors and "signal 9" in errors, (when, errors)
+    done = run("generate", "--checkpoint", f"{folder}/{out}", "--prompt", "the", "--tokens", "1")
+    assert done.returncode == 0, (when, done.stderr)
+    steps = [row["step"] for row in metrics(f"{folder}/{out}")]
+    assert steps in ([1, 2], [1, 2, 3]), (when, steps)
+
+
 def killed(folder):
-    """20 times, at moments that fall into forward, backward, a collective and a save."""
-    for i in range(20):
-        out = f"{folder}/killed{i}"
-        layout = (["--zero"], ["--tp", "2"], ["--tp", "2", "--sp"], [])[i % 4]
-        process = start(folder, f"killed{i}", 2, *layout)
-        wait_for_steps(out, 2)
-        time.sleep(0.003 * i)
-        victim = i // 2 % 2
-        os.kill(process_of(victim, out), signal.SIGKILL)
-        errors = end(process, 60)
-        assert process.returncode != 0, errors
-        assert f"rank {victim}" in errors, errors
-        done = run("generate", "--checkpoint", out, "--prompt", "the", "--tokens", "1")
-        assert done.returncode == 0, (i, done.stderr)
+    """Five times each in forward, in backward, with gradients on their way and in a save."""
+    layouts = ["--zero"], ["--tp", "2"], ["--tp", "2", "--sp"], [], ["--zero", "--tp", "2"]
+    for i, layout in enumerate(layouts):
+        for j, phase in enumerate(("forward", "backward", "update", f"save:{2 * i}")):
+            killed_at(folder, f"{phase}{i}", 2, (i + j) % 2, phase, *layout)
     # What is left goes on, in another layout.
-    step = metrics(out)[-1]["step"]
+    out = f"{folder}/save:8{len(layouts) - 1}"
     train("--data", text(folder), "--out", out, *SMALL, "--schedule", "constant", "--resume",
-          "--steps", step + 2)
-    assert metrics(out)[-1]["step"] == step + 2
+          "--steps", "6")
+    assert [row["step"] for row in metrics(out)] == [1, 2, 3, 4, 5, 6]
+
+
+def killed_among_experts(folder):
+    more = ["--experts", "4", "--expert-ffn", "16", "--tp", "2", "--sp", "--ep", "2", "--zero"]
+    for victim, phase in ((3, "backward"), (2, "save:1")):
+        killed_at(folder, f"experts{victim}", 4, victim, phase, *more, program="train_moe")
 
 
 def stops(folder, name, how, *then):
     """A job is told to stop in steps that take longer than mpirun would wait; returns its status."""
-    process = start(folder, name, 2, "--dim", "256", "--heads", "4", "--layers", "4", "--seq", "256",
-                    "--batch", "16", "--save-every", "0")
+    process = start(folder, name, 2, "--steps", "100000", "--dim", "256", "--heads", "4", "--layers", "4",
+                    "--seq", "256", "--batch", "16", "--save-every", "0")
     out = f"{folder}/{name}"
     wait_for_steps(out, 1)
     how(process)
@@ -104,4 +100,4 @@ def terminated(folder):
 
 
 if __name__ == "__main__":
-    main([killed, interrupted, terminated])
+    main([killed, killed_among_experts, interrupted, terminated])

@@ -1,0 +1,25 @@
+#pragma once
+#include <cstdint>
+
+#include "weft/examples/common/session.h"
+
+// What environment variables make a trainer go through, for its tests: docs/training.md.
+namespace weft::train {
+
+/// WEFT_TEST_INJECT_NAN=N puts a NaN into the first parameter before step N.
+void inject_nan(Session& session, std::int64_t step);
+
+/// WEFT_TEST_KILL=RANK:STEP:PHASE ends this rank's process by SIGKILL where the first such phase of
+/// that step begins: forward, backward or update, in which gradients are on their way.
+void kill_in_step(Session& session, int rank, std::int64_t step);
+
+/// WEFT_TEST_KILL=RANK:STEP:save:N does it while one of these lives, in the place of the rank's
+/// change N of the file system, from 0.
+class KillInSave {
+ public:
+  KillInSave(int rank, std::int64_t step);
+  ~KillInSave();
+  KillInSave(const KillInSave&) = delete;
+};
+
+}  // namespace weft::train
