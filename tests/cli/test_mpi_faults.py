@@ -71,7 +71,8 @@ def stopped_far_away(folder):
 
 
 def computes(folder):
-    each(folder, "compute", COME + "it has called nothing since barrier 2 of group world u8")
+    each(folder, "compute", COME + "it has called nothing since barrier 2 of group world u8",
+         sizes=(2, 4))
 
 
 def ended(folder):
@@ -80,7 +81,7 @@ def ended(folder):
 
 
 def threw(folder):
-    for done in each(folder, "throw", "error: rank 1 has ended with an error"):
+    for done in each(folder, "throw", "error: rank 1 has ended with an error", sizes=(2, 4)):
         assert "rank 1: error: bad luck\n" in done.stderr, done.stderr
 
 
@@ -115,7 +116,7 @@ def called_something_else(folder):
 
 def stopped_at_the_end(folder):
     each(folder, "late", "error: rank ", " has ended; these ranks have not, and do not answer, so they "
-         "were stopped or have died: 1")
+         "were stopped or have died: 1", sizes=(2, 4))
 
 
 def absent(folder):
