@@ -112,7 +112,7 @@ bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) {
   return true;
 }
 
-void Optimizer::before_write(const std::vector<std::size_t>& written) {
+void Optimizer::follow_parameters() {
   for (std::size_t i = 0; i < masters_.size(); ++i)
     if (const Tensor& p = parameters_[i].tensor; has_master(i) && !p.is_meta() &&
                                                  masters_[i].version != p.version() &&
@@ -122,6 +122,11 @@ void Optimizer::before_write(const std::vector<std::size_t>& written) {
       else
         masters_[i].kept.copy_(p);
     }
+  keep_masters();
+}
+
+void Optimizer::before_write(const std::vector<std::size_t>& written) {
+  follow_parameters();
   for (const std::size_t i : written) parameters_[i].tensor.bump_version();
   keep_masters();
 }
@@ -218,9 +223,12 @@ StepResult Optimizer::step(const GradClip& clip, std::span<const std::size_t> en
                            const std::function<void(std::size_t portion)>& after) {
   const bool readable = clip.scale && clip.scale.device().is_cpu();
   const bool skipped = readable && !std::isfinite(*clip.scale.data<double>());
-  if (cuda::Graph* const graph = skipped ? nullptr : cuda::Graph::capturing()) {
+  if (skipped) {
+    // after() may write parameters and keep_masters(): what came before it must not be forgotten.
+    follow_parameters();
+  } else if (cuda::Graph* const graph = cuda::Graph::capturing()) {
     count_replays(*graph);
-  } else if (!skipped) {
+  } else {
     ++steps_;
     before_write(with_gradient());
   }

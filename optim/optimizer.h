@@ -124,9 +124,10 @@ class Optimizer {
     Tensor kept;            ///< f32, or remainders (u8, two a value); null: the parameter has none
     std::uint32_t version;  ///< of the parameter when both agreed last
   };
-  /// What is due before these parameters are written: a master weight starts from its parameter
-  /// again if somebody else has written that, and the write is counted. Before the first is
-  /// written, because several may be views of one storage.
+  /// A master weight starts from its parameter again if somebody else has written that.
+  void follow_parameters();
+  /// What is due before these parameters are written: master weights follow, and the write is
+  /// counted. Before the first is written, because several may be views of one storage.
   void before_write(const std::vector<std::size_t>& written);
   /// The parameters that have a gradient. Kept, so that a step touches no heap.
   const std::vector<std::size_t>& with_gradient();
