@@ -50,6 +50,8 @@ class Ddp {
  public:
   /// Called by every rank of the mesh. `layout` says what parallelize() has made of the model.
   /// The model must not change dtype or device afterwards.
+  /// Throws Error on a model without parameters, on parameters that are not contiguous or on
+  /// several devices, unless grad_dtype is f32 or bf16, and when bucket_size is below 0.
   Ddp(nn::Module& model, const DeviceMesh& mesh, const Layout& layout = {},
       const DdpOptions& options = {});
   /// The parameters have no main_grad afterwards.
@@ -66,12 +68,14 @@ class Ddp {
   /// Waits until every gradient is summed (with `shard`: this rank's slices). Returns the norm over
   /// all parameters of the job, each value counted once, and its scale; the same on every rank and
   /// NaN there if one rank's gradients are not finite. max_norm 0 sets no limit.
+  /// Throws Error with check_finite (as backward then does): of the first parameter whose gradient
+  /// is not finite, with this rank.
   optim::GradClip finish(double max_norm = 0);
-  /// Zeroes the buckets.
+  /// Zeroes the buckets. Throws Error while they are on their way: before finish().
   void zero_grad();
 
   /// With count_zeros: how many gradient values were exactly 0 at the last finish(), in all of the
-  /// job.
+  /// job. Throws Error without.
   std::int64_t zeros() const;
   /// The Euclidean norm of values that lie on several ranks, from the sum of squares (f64, one
   /// element) of those that this rank has to count; null for none. One collective.

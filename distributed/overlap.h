@@ -17,7 +17,7 @@ enum class Overlap : std::uint8_t {
 /// Shapes   x (..., n, C) with R rows, as many on every rank, weight (N, C), bias (N) or null
 ///          -> (1, ..., R ranks, N)
 /// Dtypes   f32, f64, bf16, all alike
-/// Device   cpu, cuda, meta
+/// Device   as ProcessGroup
 /// Saves    x, weight
 /// Throws   Error on an x with fewer than 2 axes, a weight or bias of another shape, mixed dtypes;
 ///          once differentiable
@@ -33,7 +33,7 @@ Tensor gather_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
 /// Shapes   x (..., n, K) with R rows, a multiple of the ranks, weight (N, K)
 ///          -> (1, ..., R / ranks, N)
 /// Dtypes   f32, f64, bf16 (added in f32, rounded once), all alike
-/// Device   cpu, cuda, meta
+/// Device   as ProcessGroup
 /// Saves    x, weight
 /// Throws   Error as gather_linear, and on rows that do not divide among the ranks
 /// Source   as gather_linear

@@ -43,6 +43,8 @@ class ParallelOptimizer {
   /// "<parameter>.<state>" with its place in the whole. Copies.
   virtual Pieces state() const = 0;
   /// Takes this rank's part out of the state of any layout. Load the model's weights first.
+  /// Throws Error when a state of a parameter is missing, on a state that this kind of optimizer
+  /// does not have, on other shapes, and where a file cannot be read.
   virtual void load_state(const PieceFiles& files) = 0;
   /// The sum of squares of what this rank holds of the parameters and no other one counts: one f64,
   /// null when that is nothing.

@@ -44,14 +44,16 @@ class PieceFiles {
   bool contains(const std::string& name) const { return entries_.contains(name); }
   /// Of the whole tensor. Throws Error on a name that no file has.
   Shape shape(const std::string& name) const;
+  /// Throws Error as shape().
   DType dtype(const std::string& name) const;
   /// Fills `out` with a piece of the tensor, converting the dtype if need be. Memory: `out` where
   /// a file has this very piece, else the whole tensor once.
-  /// Throws Error when the shape of the whole differs or elements are in none of the files.
+  /// Throws Error as shape(), when the shape of the whole differs, `out` has not as many elements
+  /// as the piece, or elements are in none of the files, and when reading fails.
   void read_into(const std::string& name, const Piece& piece, const Tensor& out) const;
-  /// A new CPU tensor.
+  /// A new CPU tensor. Throws Error as read_into().
   Tensor whole(const std::string& name) const;
-  /// All of them.
+  /// All of them. Throws Error as read_into().
   StateDict state_dict() const;
 
  private:

@@ -24,7 +24,8 @@ class [[nodiscard]] Work {
   /// Returns when the result is there. Throws Error (Fault::system) when a rank was lost, the ranks
   /// called different collectives, or one of them did not come in time.
   void wait();
-  /// Has it ended, well or not? Waits for nothing.
+  /// Has it ended, well or not? Waits for nothing. Of tensors on a GPU: is it in the GPU's streams?
+  /// That the result is there, kernels that follow wait() know.
   bool done() const;
 
  private:
@@ -56,10 +57,12 @@ class RowList {
 ///   group.all_reduce(x).wait();
 ///
 /// Dtypes   all of them; reductions f32, f64, bf16 (added in f32, rounded once), i32, i64, u8
-/// Device   cpu, meta (nothing is moved); over threads also cuda, the same GPU for all ranks: each
-///          rank's collectives go where its kernels go, in its current stream, and wait() waits for
-///          the other ranks but not for the GPU
-/// Order    values are added in the order of ranks: every backend and every rank has the same bits
+/// Device   meta (nothing is moved); over MPI cpu; over threads cpu, and cuda with the same GPU for
+///          all ranks, at most 16 of them: each rank's collectives go where its kernels go, in its
+///          current stream, and wait() waits for the other ranks but not for the GPU; over NCCL the
+///          rank's own GPU, in a stream beside, and wait() makes the current stream wait
+/// Order    every rank has the same bits. Values are added in the order of ranks, so that threads
+///          and MPI agree; over NCCL in its order, bf16 rounded on the way
 /// Throws   Error on tensors that are not contiguous or overlap, dtypes that differ or cannot be
 ///          added, and rows that do not add up
 ///

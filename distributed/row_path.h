@@ -61,14 +61,15 @@ class RowTrip {
 ///
 /// Shapes   x (N, ...)  ->  (M, ...) by the path
 /// Dtypes   any; sums as ProcessGroup, gradients f32, f64, bf16
-/// Device   cpu, meta
+/// Device   as ProcessGroup
 /// Saves    nothing
-/// Throws   Error as ProcessGroup does
+/// Throws   Error as ProcessGroup does; once differentiable
 void depart(const Tensor& x, const RowPath& path, const std::shared_ptr<RowTrip>& trip);
 [[nodiscard]] Tensor arrive(const std::shared_ptr<RowTrip>& trip);
 /// The way back at once: results of what has arrived, to where it came from.
 ///
 /// Shapes   x (M, ...)  ->  (N, ...) by the path
+/// Dtypes, Device, Saves, Throws   as depart()
 Tensor travel_back(const Tensor& x, const RowPath& path, const std::shared_ptr<RowTrip>& trip);
 
 }  // namespace weft::distributed

@@ -16,9 +16,10 @@ struct SharedRows {
 ///
 /// Shapes   x (N, ...) with the rows of `mine`, which lie in [0, all) of the shared ones -> like x
 /// Dtypes   f32, f64, bf16
-/// Device   cpu, meta
+/// Device   as ProcessGroup
 /// Saves    nothing
 /// Throws   Error on a dtype that no floating op computes with; once differentiable
+/// Source   Ainslie et al. 2023, arXiv:2305.13245 (key heads of several query heads)
 Tensor share_rows(const Tensor& x, ProcessGroup& group, const std::vector<SharedRows>& mine,
                   std::int64_t all);
 

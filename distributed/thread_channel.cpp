@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "weft/core/dispatch.h"
+#include "weft/core/error.h"
 #include "weft/core/kernels/cuda_runtime.h"
 #include "weft/core/kernels/sum_ranks.h"
 #include "weft/distributed/sum_ranks.h"
@@ -70,7 +71,9 @@ void ThreadChannel::run(Operation& op) {
 }
 
 bool ThreadChannel::takes(Device device) const {
-  return device.is_cuda() && size() <= kMaxGpuRanks;
+  check(!device.is_cuda() || size() <= kMaxGpuRanks,
+        "group {}: at most {} threads can share a GPU, got {} ranks", name(), kMaxGpuRanks, size());
+  return device.is_cuda();
 }
 
 void ThreadChannel::carry_out(Operation& op) {

@@ -16,7 +16,7 @@ VocabRange vocab_range(std::int64_t vocab, int rank, int ranks);
 ///
 /// Shapes  weight (vocab_range(...).count, C), ids (...) -> (..., C)
 /// Dtypes  weight f32, f64, bf16; ids i32, i64, alike on all ranks
-/// Device  cpu, cuda
+/// Device  cpu, cuda, meta; communicates nothing
 /// Saves   ids
 /// Throws  Error "embedding: ids must be in [0, vocab), got i", and on a weight of another shape
 /// Source  Shoeybi et al. 2019, arXiv:1909.08053
@@ -32,7 +32,7 @@ Tensor vocab_embedding(const Tensor& weight, const Tensor& ids, std::int64_t voc
 /// Shapes  x (..., C), weight (vocab_range(...).count, C), targets (...); result (...) for none,
 ///         else a scalar
 /// Dtypes  x and weight f32, f64, bf16, alike; targets i32, i64. The loss is f64 for f64, else f32
-/// Device  cpu, cuda
+/// Device  as ProcessGroup
 /// Saves   as linear_cross_entropy()
 /// Throws  Error as linear_cross_entropy(), and on a weight of another shape. Once differentiable.
 /// Source  Shoeybi et al. 2019, arXiv:1909.08053

@@ -90,6 +90,7 @@ void run_ranks(int ranks, const std::function<void(World&)>& f, const WorldOptio
 
 /// Rank `rank` of a job that does not exist: collectives count their bytes and move nothing. For
 /// planning, mostly on the meta device.
+/// Throws Error unless 0 <= rank < size, and on options out of range.
 std::unique_ptr<World> fake_world(int rank, int size, const WorldOptions& options = {});
 
 }  // namespace weft::distributed

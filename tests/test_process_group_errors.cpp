@@ -4,6 +4,7 @@
 #include <chrono>
 #include <thread>
 
+#include "weft/distributed/thread_channel.h"
 #include "weft/distributed/world.h"
 #include "weft/io/file.h"
 #include "weft/tests/ranks.h"
@@ -274,6 +275,16 @@ TEST_CASE("wrong arguments, on the rank that gives them") {
         "world: the link's bytes_per_s and latency_s must be at least 0, got 0 and -1");
   CHECK(test::error_of([] { run_ranks(0, [](World&) {}); }) ==
         "run_ranks: ranks must be at least 1, got 0");
+}
+
+TEST_CASE("so many threads can share a GPU") {
+  const auto takes = [](int ranks) {
+    const ThreadChannel channel("dp", std::vector<int>(static_cast<std::size_t>(ranks)), 0, {}, {});
+    return channel.takes({Device::Kind::cuda, 0});
+  };
+  CHECK(takes(16));
+  CHECK(test::error_of([&] { takes(17); }) ==
+        "group dp: at most 16 threads can share a GPU, got 17 ranks");
 }
 
 TEST_CASE("a rank that unwinds waits until nobody reads its tensors") {
