@@ -352,9 +352,9 @@ Session::NonFinite Session::first_non_finite() const {
 std::int64_t predict_peak_bytes(const Options& options, int ranks, int rank) {
   const Device device =
       Device::parse(options.device).is_gpu() ? Device{Device::Kind::meta_cuda, 0} : kMeta;
-  const auto world = distributed::fake_world(rank, ranks);
+  const auto world = distributed::fake_world(rank, std::max(1, ranks));
   const Ranks self(*world, options);
-  Session session(options, device, ranks > 1 ? &self : nullptr);
+  Session session(options, device, ranks > 0 ? &self : nullptr);
   const BatchSource batches = [&](std::int64_t, std::int64_t rows) {
     const Shape shape{rows, options.seq};
     return data::Batch{Tensor::empty(shape, DType::i32, device),

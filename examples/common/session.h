@@ -187,7 +187,8 @@ class Session {
 };
 
 /// A real step on the meta device, twice (the second one has the optimizer's state): the bytes that
-/// rank `rank` of so many with these options will have live at most on its device.
-std::int64_t predict_peak_bytes(const Options& options, int ranks = 1, int rank = 0);
+/// rank `rank` of so many with these options will have live at most on its device. 0 ranks: a
+/// process that is alone, and has no buffers to send gradients from.
+std::int64_t predict_peak_bytes(const Options& options, int ranks, int rank);
 
 }  // namespace weft::train

@@ -322,7 +322,7 @@ void print_plan(const Options& o, std::int64_t data_tokens, const Ranks* ranks) 
   std::printf("training         %lld steps of %lld tokens, %.1f million in all\n",
               static_cast<long long>(o.steps), static_cast<long long>(o.batch * o.seq),
               static_cast<double>(o.steps * o.batch * o.seq) * 1e-6);
-  const int size = ranks ? ranks->world().size() : 1, rank = ranks ? ranks->world().rank() : 0;
+  const int size = ranks ? ranks->world().size() : 0, rank = ranks ? ranks->world().rank() : 0;
   std::printf("peak memory      %.1f MB of tensors\n",
               static_cast<double>(predict_peak_bytes(o, size, rank)) * 1e-6);
 }
