@@ -132,8 +132,9 @@ class Parallelizer {
     const bool overlaps = p.communicates && plan_.overlap != Overlap::none;
     if (p.communicates && !overlaps) b = *entrance();
     if (!cut.shared.empty())
-      b.product = [g = &tp_, shared = cut.shared, all = cut.all_shared, overlaps](
-                      const Tensor& x, const Tensor& weight, const Tensor& bias) {
+      b.product = [g = &tp_, shared = std::make_shared<const std::vector<SharedRows>>(cut.shared),
+                   all = cut.all_shared,
+                   overlaps](const Tensor& x, const Tensor& weight, const Tensor& bias) {
         const Tensor own = bias ? share_rows(bias, *g, shared, all) : bias;
         const Tensor used = share_rows(weight, *g, shared, all);
         return overlaps ? gather_linear(x, used, own, *g) : linear(x, used, own);

@@ -29,7 +29,7 @@ Tensor summed(const Tensor& dy, ProcessGroup& group, const std::vector<SharedRow
 
 }  // namespace
 
-Tensor share_rows(const Tensor& x, ProcessGroup& group, const std::vector<SharedRows>& mine,
+Tensor share_rows(const Tensor& x, ProcessGroup& group, const SharedRowsList& mine,
                   std::int64_t all) {
   weft::detail::check_tensor("share_rows", "x", x);
   check(is_compute(x.dtype()), "share_rows: x must have dtype f32, f64 or bf16, got {}", x.dtype());
@@ -38,7 +38,7 @@ Tensor share_rows(const Tensor& x, ProcessGroup& group, const std::vector<Shared
   if (recording(x))
     Tape::record("share_rows", {&x}, {&y}, [g = &group, mine, all](Backward& b) {
       b.once_differentiable();
-      b.add(0, summed(contiguous(b.dy()), *g, mine, all));
+      b.add(0, summed(contiguous(b.dy()), *g, *mine, all));
     });
   return y;
 }

@@ -1,4 +1,5 @@
 #pragma once
+#include <memory>
 #include <vector>
 
 #include "weft/distributed/process_group.h"
@@ -11,6 +12,9 @@ struct SharedRows {
   std::int64_t own = 0, whole = 0, count = 0;
 };
 
+/// Of one layer, for all of its steps.
+using SharedRowsList = std::shared_ptr<const std::vector<SharedRows>>;
+
 /// x as it is; backward adds up, over the ranks that share a row, what each of them says about it:
 /// a key head that the query heads of several ranks use. One all-reduce of all shared rows.
 ///
@@ -20,7 +24,7 @@ struct SharedRows {
 /// Saves    nothing
 /// Throws   Error on a dtype that no floating op computes with; once differentiable
 /// Source   Ainslie et al. 2023, arXiv:2305.13245 (key heads of several query heads)
-Tensor share_rows(const Tensor& x, ProcessGroup& group, const std::vector<SharedRows>& mine,
+Tensor share_rows(const Tensor& x, ProcessGroup& group, const SharedRowsList& mine,
                   std::int64_t all);
 
 }  // namespace weft::distributed
