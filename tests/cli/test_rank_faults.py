@@ -68,10 +68,10 @@ def killed_among_experts(folder):
         killed_at(folder, f"experts{victim}", 4, victim, phase, *more, program="train_moe")
 
 
-def stops(folder, name, how, *then):
+def stops(folder, name, how, *then, more=()):
     """A job is told to stop in steps that take longer than mpirun would wait; returns its status."""
     process = start(folder, name, 2, "--steps", "100000", "--dim", "256", "--heads", "4", "--layers", "4",
-                    "--seq", "256", "--batch", "16", "--save-every", "0")
+                    "--seq", "256", "--batch", "16", "--save-every", "0", *more)
     out = f"{folder}/{name}"
     wait_for_steps(out, 1)
     how(process)
@@ -95,7 +95,9 @@ def terminated(folder):
     for sent in (signal.SIGTERM, signal.SIGHUP):
         done = stops(folder, sent.name, lambda p: p.send_signal(sent))
         assert done[:2] == (130, True), (sent, done)
-    status, saved, _ = stops(folder, "twice", lambda p: p.send_signal(signal.SIGTERM), signal.SIGTERM)
+    # Steps of seconds: the second signal comes in the middle of one.
+    status, saved, _ = stops(folder, "twice", lambda p: p.send_signal(signal.SIGTERM), signal.SIGTERM,
+                             more=("--batch", "512", "--micro-batch", "8"))
     assert status != 0 and not saved, (status, saved)
 
 
