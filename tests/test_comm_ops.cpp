@@ -69,6 +69,20 @@ TEST_CASE("values") {
   });
 }
 
+TEST_CASE("from rows over the whole to columns, and back, changes no bit") {
+  test::distributed_test({1, 2, 4, 8}, [](World& w) {
+    ProcessGroup& g = w.all();
+    const std::int64_t width = 3;
+    const Tensor own = weights({4, width * w.size()}, w.rank(), DType::f32);
+    const Tensor whole = gather_rows_replicated(own, g);
+    const Tensor columns = narrow(whole, 1, width * w.rank(), width);
+    const Rows widths(static_cast<std::size_t>(w.size()), width);
+    const Tensor again = gather_columns(columns, g, widths);
+    CHECK(test::different_bits(again, whole) == "");
+    CHECK(test::different_bits(scatter_rows(again, g), own) == "");
+  });
+}
+
 TEST_CASE("an x that is moved in is summed where it lies") {
   test::distributed_test(2, [](World& w) {
     Tensor x = Tensor::full({3}, w.rank() + 1.0);

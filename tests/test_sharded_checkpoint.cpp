@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,31 @@ TEST_CASE("what ranks have written together, any number of them reads") {
         const Tensor got = Tensor::empty(rows.values.shape());
         PieceFiles(found->shards("model")).read_into("w", rows.piece, got);
         CHECK(test::different_bits(got, rows.values) == "");
+      });
+  }
+}
+
+TEST_CASE("a rank whose part is empty writes it, and reads it") {
+  const test::TempFolder out;
+  const Tensor whole = Tensor::arange(0, 10).view({5, 2});
+  // Of five rows, in pieces of one size as far as they go: 2, 2, 1, 0 for four ranks.
+  const auto cut = [&](const World& w) {
+    const std::int64_t size = (5 + w.size() - 1) / w.size();
+    const std::int64_t first = std::min<std::int64_t>(5, size * w.rank());
+    const std::int64_t last = std::min<std::int64_t>(5, first + size);
+    const nn::Part part{{5, 2}, {nn::Part::Cut{0, {{first, last}}}}};
+    return PiecedTensor{whole.narrow(0, first, last - first).contiguous(), Piece::of(part)};
+  };
+  for (const int writers : {4, 8, 2}) {
+    run_ranks(writers, [&](World& w) {
+      save_checkpoint(w, out.path(), writers, {{"w", cut(w)}}, {}, "{}", 1);
+    });
+    for (const int readers : {1, 4, 8})
+      run_ranks(readers, [&](World& w) {
+        const PiecedTensor own = cut(w);
+        const Tensor got = Tensor::empty(own.values.shape());
+        PieceFiles(find_checkpoint(w, out.path())->shards("model")).read_into("w", own.piece, got);
+        CHECK(test::different_bits(got, own.values) == "");
       });
   }
 }
