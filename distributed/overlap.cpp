@@ -15,9 +15,10 @@ namespace {
 
 using weft::detail::as_matrix;
 
-// Columns of one part of a pipeline: enough of them that the first product and the last transfer,
-// which nothing hides, are short.
-constexpr std::int64_t kParts = 4;
+// A pipeline has two parts, since each product packs its operands anew: a fourth of the columns at
+// a time took 13 % more time than all at once. The second, whose transfer nothing hides, is one of
+// so many of all columns.
+constexpr std::int64_t kLastPart = 4;
 
 void check_operands(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias) {
   weft::detail::check_tensor(op, "x", x);
@@ -93,27 +94,24 @@ void ring_scatter(const Tensor& x, const Tensor& weight, ProcessGroup& group, co
   combine_ranks(out.dtype(), Reduce::sum, out.raw(), parts, out.numel());
 }
 
-/// The same, some columns at a time.
+/// The same, most columns first.
 void pipeline_scatter(const Tensor& x, const Tensor& weight, ProcessGroup& group,
                       const Tensor& out) {
-  const std::int64_t columns = weight.dim(0);
-  const std::int64_t width = std::max<std::int64_t>(1, (columns + kParts - 1) / kParts);
+  const std::int64_t columns = weight.dim(0), last = columns / kLastPart;
   struct Part {
-    Tensor product, sum;
-    Work scattered;
-  } parts[kParts];
-  int used = 0;
-  for (std::int64_t first = 0; first < columns; first += width) {
-    const std::int64_t count = std::min(width, columns - first);
-    Part& p = parts[used++];
-    p.product = Tensor::empty({x.dim(0), count}, x.dtype(), x.device());
-    p.sum = Tensor::empty({out.dim(0), count}, x.dtype(), x.device());
-    gemm(x, weft::transposed(rows(weight, first, count)), p.product);
+    std::int64_t first, count;
+    Tensor product = {}, sum = {};
+    Work scattered = {};
+  } parts[] = {{0, columns - last}, {columns - last, last}};
+  for (Part& p : parts) {
+    p.product = Tensor::empty({x.dim(0), p.count}, x.dtype(), x.device());
+    p.sum = Tensor::empty({out.dim(0), p.count}, x.dtype(), x.device());
+    gemm(x, weft::transposed(rows(weight, p.first, p.count)), p.product);
     p.scattered = group.reduce_scatter(p.sum, p.product);
   }
-  for (int i = 0; i < used; ++i) {
-    parts[i].scattered.wait();
-    narrow(out, 1, i * width, parts[i].sum.dim(1)).copy_(parts[i].sum);
+  for (Part& p : parts) {
+    p.scattered.wait();
+    narrow(out, 1, p.first, p.count).copy_(p.sum);
   }
 }
 
