@@ -44,7 +44,7 @@ case "${1:-}" in
   --sanitize)
     export ASAN_OPTIONS=detect_leaks=1:halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1
     build asan -DWEFT_EXAMPLES=OFF -DWEFT_BENCH=OFF -DWEFT_CUDA=EMULATE
-    ctest_in asan
+    ctest_in asan -LE long
     ;;
   --tsan)
     export TSAN_OPTIONS=halt_on_error=1
