@@ -3,6 +3,7 @@
 #include <fstream>
 #include <string>
 
+#include "weft/bench/arithmetic.h"
 #include "weft/bench/copy_rate.h"
 #include "weft/bench/floor.h"
 #include "weft/bench/fma_peak.h"
@@ -71,6 +72,19 @@ void products_of_step(bench::Report& report, const bench::StepModel& m) {
   report.row(message("{}: products at these shapes", m.name), total_flops / total / 1e9, "GFLOP/s");
 }
 
+/// What the floor leaves out; `products`: the seconds of the products in it.
+void arithmetic_rows(bench::Report& report, const bench::StepModel& m, double products) {
+  const bench::ArithmeticSeconds s = bench::arithmetic_seconds(m);
+  const auto row = [&](const char* what, double seconds) {
+    report.row(message("{}: {}", m.name, what), 1e3 * seconds, "ms");
+  };
+  row("arithmetic of GELU", s.gelu);
+  row("arithmetic of softmax", s.softmax);
+  row("arithmetic of norms", s.norm);
+  row("arithmetic of the loss", s.loss);
+  row("products and arithmetic", products + s.total());
+}
+
 double copy_row(bench::Report& report, const char* name, double bytes) {
   const double plain = bench::copy_rate(bytes, bench::Stores::plain);
   const double streaming = bench::copy_rate(bytes, bench::Stores::streaming);
@@ -97,8 +111,9 @@ double cache_bytes(int level, double otherwise) {
   return best > 0 ? best : otherwise;
 }
 
-void floor_rows(bench::Report& report, const bench::StepModel& m, const bench::Rates& rates,
-                double last_level) {
+/// Returns the seconds of the products.
+double floor_rows(bench::Report& report, const bench::StepModel& m, const bench::Rates& rates,
+                  double last_level) {
   const bench::StepWork work = bench::step_work(m, last_level);
   const double seconds = bench::floor_seconds(work, rates);
   const auto row = [&](const char* what, double value, const char* unit) {
@@ -111,6 +126,7 @@ void floor_rows(bench::Report& report, const bench::StepModel& m, const bench::R
   row("floor, products", 1e3 * work.product_flops / rates.gemm, "ms");
   row("floor", 1e3 * seconds, "ms");
   row("ceiling", static_cast<double>(m.step_tokens()) / seconds, "tokens/s");
+  return work.product_flops / rates.gemm;
 }
 
 }  // namespace
@@ -135,8 +151,10 @@ int main(int argc, char** argv) {
   rates.block = std::max(rates.block, rates.near);
 
   for (const bench::StepModel& m : bench::kStepModels) {
-    floor_rows(report, m, rates, last_level);
-    if (shapes == "yes") products_of_step(report, m);
+    const double products = floor_rows(report, m, rates, last_level);
+    if (shapes != "yes") continue;
+    products_of_step(report, m);
+    arithmetic_rows(report, m, products);
   }
   return report.finish();
 }

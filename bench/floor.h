@@ -39,7 +39,8 @@
 /// is far. Parameters and their states are far by the same rule.
 ///
 /// Not counted, so that it stays a bound from below: arithmetic outside products (exp, rsqrt),
-/// starting threads, edges of tiles, the difference between a product's shape and the best one.
+/// which bench/arithmetic.h measures, starting threads, edges of tiles, the difference between a
+/// product's shape and the best one.
 namespace weft::bench {
 
 struct StepWork {
