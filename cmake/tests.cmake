@@ -4,6 +4,9 @@ file(GLOB weft_test_sources tests/test_*.cpp tests/cuda/test_*.cpp tests/oracle.
 set(weft_test_level $<IF:$<BOOL:${WEFT_SANITIZE}>,-O0,-O1>)
 set_source_files_properties(${weft_test_sources} PROPERTIES
   COMPILE_OPTIONS $<$<NOT:$<CONFIG:Debug>>:${weft_test_level}>)
+# But this one goes through all bit patterns itself.
+set_source_files_properties(tests/test_remainder.cpp PROPERTIES
+  COMPILE_OPTIONS $<$<NOT:$<CONFIG:Debug>>:-O1>)
 
 # One executable a stem: tests/test_<stem>.cpp.
 find_package(doctest REQUIRED)
@@ -158,7 +161,7 @@ add_test(NAME discarded_routing
 set_tests_properties(discarded_routing PROPERTIES PASS_REGULAR_EXPRESSION "nodiscard")
 
 # Whole models, again and again: without sanitizers only.
-set_tests_properties(gpt_memory layouts PROPERTIES LABELS long)
+set_tests_properties(gpt_memory layouts speculative PROPERTIES LABELS long)
 
 # Tests of what several threads touch, for the ThreadSanitizer job.
 add_custom_target(thread_tests)

@@ -16,8 +16,8 @@ namespace {
 using weft::detail::as_matrix;
 
 // A pipeline has two parts, since each product packs its operands anew: a fourth of the columns at
-// a time took 13 % more time than all at once. The second, whose transfer nothing hides, is one of
-// so many of all columns.
+// a time took 9 to 16 % longer than all at once. The second, whose transfer nothing hides, is one
+// of so many of all columns.
 constexpr std::int64_t kLastPart = 4;
 
 void check_operands(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias) {

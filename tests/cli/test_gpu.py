@@ -5,7 +5,7 @@ import json
 from support import SMALL, checkpoint_bytes, interrupt, main, metrics, refused, run, text, train
 
 GPU = "train_gpt_emulated"
-STEPS = 20
+STEPS = 12
 
 
 def base(folder, out, *args, steps=STEPS):
@@ -67,11 +67,11 @@ def interrupt_saves(folder):
 
 
 def evaluates(folder):
-    often = ["--eval-every", "5"]
+    often = ["--eval-every", "4"]
     train(*base(folder, "cpu", *often))
     train(*base(folder, "gpu", "--device", "cuda", *often), program=GPU)
     for got, want in zip(metrics(f"{folder}/gpu"), metrics(f"{folder}/cpu")):
-        assert ("val_loss" in got) == ("val_loss" in want) == (want["step"] % 5 == 0)
+        assert ("val_loss" in got) == ("val_loss" in want) == (want["step"] % 4 == 0)
         if "val_loss" in want:
             assert abs(got["val_loss"] - want["val_loss"]) < 1e-5 * want["val_loss"]
 
@@ -115,19 +115,19 @@ def graph_gives_the_same_run(folder):
 
         def result(out):
             return metrics(f"{folder}/{out}-{dtype}"), [
-                checkpoint_bytes(f"{folder}/{out}-{dtype}", step) for step in (4, 12, STEPS)]
+                checkpoint_bytes(f"{folder}/{out}-{dtype}", step) for step in (4, 8, STEPS)]
 
         assert go("eager").returncode == 0
         want = result("eager")
         assert len(want[0]) == STEPS and all(want[1])
         assert go("graph", "--graph").returncode == 0
         assert result("graph") == want, dtype
-        # Step 10 is stopped by a NaN; the run goes on from the checkpoint of step 8.
+        # Step 6 is stopped by a NaN; the run goes on from the checkpoint of step 4.
         for out, first, second in (("on-off", ["--graph"], []), ("on-on", ["--graph"], ["--graph"]),
                                    ("off-on", [], ["--graph"])):
-            stopped = go(out, *first, env={"WEFT_TEST_INJECT_NAN": "10"})
-            refused(stopped, 3, "step 10", "not finite", "checkpoints are as before")
-            assert [row["step"] for row in metrics(f"{folder}/{out}-{dtype}")] == list(range(1, 10))
+            stopped = go(out, *first, env={"WEFT_TEST_INJECT_NAN": "6"})
+            refused(stopped, 3, "step 6", "not finite", "checkpoints are as before")
+            assert [row["step"] for row in metrics(f"{folder}/{out}-{dtype}")] == list(range(1, 6))
             assert go(out, *second, "--resume").returncode == 0
             assert result(out) == want, (dtype, out)
 
