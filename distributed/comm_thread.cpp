@@ -7,18 +7,23 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kIdle{10};
+// Operations at the start. How many a program has under way depends on who is quick: without some
+// in reserve a late step might need one more than all before it, and touch the heap.
+constexpr int kOperations = 16;
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
 }  // namespace
 
-CommThread::CommThread(int rank, const WorldOptions& options, bool threaded,
+CommThread::CommThread(int rank, int ranks, const WorldOptions& options, bool threaded,
                        std::function<void()> idle)
     : rank_(rank),
+      ranks_(ranks),
       link_(options.link),
       dump_folder_(options.dump_folder),
       idle_(std::move(idle)),
       recorder_(std::make_shared<FlightRecorder>(options.recorded)) {
+  for (int i = 0; i < kOperations; ++i) recycle(add_operation());
   if (threaded) thread_ = std::thread([this] { work(); });
 }
 
@@ -40,13 +45,17 @@ Operation& CommThread::take() {
         --abandoned_;
         recycle(*op);
       }
-  if (!free_) {
-    operations_.push_back(std::make_unique<Operation>());
-    free_ = operations_.back().get();
-  }
+  if (!free_) recycle(add_operation());
   Operation& op = *free_;
   free_ = std::exchange(op.next, nullptr);
   op.held = true;
+  return op;
+}
+
+Operation& CommThread::add_operation() {
+  Operation& op = *operations_.emplace_back(std::make_unique<Operation>());
+  op.out_count.reserve(static_cast<std::size_t>(ranks_));
+  op.in_count.reserve(static_cast<std::size_t>(ranks_));
   return op;
 }
 

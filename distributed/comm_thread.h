@@ -16,9 +16,11 @@ namespace weft::distributed {
 /// makes all of them at once.
 class CommThread {
  public:
-  /// `idle`, if any, is called every few milliseconds while there is nothing to do, between
-  /// collectives: other ranks may ask something. It must not throw.
-  CommThread(int rank, const WorldOptions& options, bool threaded, std::function<void()> idle = {});
+  /// `ranks` is how many the largest group may have. `idle`, if any, is called every few
+  /// milliseconds while there is nothing to do, between collectives: other ranks may ask something.
+  /// It must not throw.
+  CommThread(int rank, int ranks, const WorldOptions& options, bool threaded,
+             std::function<void()> idle = {});
   ~CommThread();
   CommThread(const CommThread&) = delete;
 
@@ -42,8 +44,9 @@ class CommThread {
   void make_next(std::unique_lock<std::mutex>& lock);
   bool run(Operation& op, const std::string& failure);
   void recycle(Operation& op);
+  Operation& add_operation();
 
-  const int rank_;
+  const int rank_, ranks_;
   const SimulatedLink link_;
   const std::string dump_folder_;
   const std::function<void()> idle_;

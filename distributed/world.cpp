@@ -23,7 +23,7 @@ World::World(int rank, int size, const WorldOptions& options)
 World::~World() { stop(); }
 
 void World::start(bool threaded, std::function<void()> idle) {
-  thread_ = std::make_shared<CommThread>(rank_, options_, threaded, std::move(idle));
+  thread_ = std::make_shared<CommThread>(rank_, size_, options_, threaded, std::move(idle));
   std::vector<int> everybody(static_cast<std::size_t>(size_));
   std::iota(everybody.begin(), everybody.end(), 0);
   all_ = group("world", everybody);

@@ -25,6 +25,16 @@ check() {
   if part "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
 }
 
+# failures LOG: of a log of ctest, what the tests that failed have printed, the last lines of each.
+failures() {
+  awk '
+    function flush() { for (i = n > 60 ? n - 60 : 0; i < n; i++) print line[i % 60]; n = 0 }
+    /^ *[0-9]+\/[0-9]+ Test +#[0-9]+:/ { flush(); shown = !/(Passed|Skipped) +[0-9.]+ sec/ }
+    /^ *Start +[0-9]+:/ { flush(); shown = 0 }
+    /^[0-9]+% tests passed/ { flush(); exit }
+    shown { line[n++ % 60] = $0 }' "$1"
+}
+
 # tests NAME COMMAND...: a part that runs ctest and counts its tests.
 tests() {
   local summary bad total
@@ -39,6 +49,7 @@ tests() {
   total=$(sed -E 's/.* ([0-9]+)$/\1/' <<<"$summary")
   passed=$((passed + total - bad))
   failed=$((failed + bad))
+  failures "$logs/$1.log"
 }
 
 # The last line of the script and its exit status.
