@@ -20,6 +20,12 @@ int launched_rank() {
   return -1;
 }
 
+int launched_ranks() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
+    if (const char* ranks = std::getenv(name)) return std::atoi(ranks);
+  return 1;
+}
+
 bool under_mpi() { return launched_rank() >= 0; }
 
 #if WEFT_WITH_MPI

@@ -11,6 +11,8 @@ namespace weft::distributed {
 bool under_mpi();
 /// This process's number among those, or -1. For what only one of them should say before they meet.
 int launched_rank();
+/// How many processes the launcher has started together; 1 where it does not say.
+int launched_ranks();
 
 /// For a rank of a job that ends with an error which nothing has printed yet: what its users should
 /// read, once and not once a rank. Calls `print` with `error` itself when all ranks end with it or

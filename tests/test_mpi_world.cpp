@@ -23,6 +23,17 @@ TEST_CASE("under_mpi looks for a launcher's variables") {
   }
 }
 
+TEST_CASE("a launcher says how many processes it has started") {
+  const char* const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"};
+  for (const char* name : names) unsetenv(name);
+  CHECK(launched_ranks() == 1);
+  for (const char* name : names) {
+    setenv(name, "3", 1);
+    CHECK(launched_ranks() == 3);
+    unsetenv(name);
+  }
+}
+
 TEST_CASE("processes that may run on the same processors share them out") {
   const auto range = [](std::size_t first, std::size_t last) {
     Processors set;

@@ -64,6 +64,10 @@ def wrong_uses(folder):
     assert done.returncode == 2 and done.stderr.count("train_gpt:") == 1, done
     assert "--device: meta plans for any number of ranks in one process" in done.stderr, done
     assert not pathlib.Path(folder, "plan").exists()
+    done = run_ranks(2, BIN / "train_gpt", *base(folder, "each", "--backend", "thread"))
+    assert done.returncode == 2 and done.stderr.count("train_gpt:") == 1, done
+    assert "--backend: thread runs all ranks in one process, and here are 2, each" in done.stderr, done
+    assert not pathlib.Path(folder, "each").exists()
     # One that changes nobody's shapes, and one that ranks would make other groups by.
     for i, flag in enumerate(("--seed $OMPI_COMM_WORLD_RANK",
                               "--tp $((OMPI_COMM_WORLD_RANK + 1))")):
