@@ -31,8 +31,9 @@ failures() {
     function flush() { for (i = n > 60 ? n - 60 : 0; i < n; i++) print line[i % 60]; n = 0 }
     /^ *[0-9]+\/[0-9]+ Test +#[0-9]+:/ { flush(); shown = !/(Passed|Skipped) +[0-9.]+ sec/ }
     /^ *Start +[0-9]+:/ { flush(); shown = 0 }
-    /^[0-9]+% tests passed/ { flush(); exit }
-    shown { line[n++ % 60] = $0 }' "$1"
+    /^[0-9]+% tests passed/ { exit }
+    shown { line[n++ % 60] = $0 }
+    END { flush() }' "$1"
 }
 
 # tests NAME COMMAND...: a part that runs ctest and counts its tests.

@@ -139,7 +139,7 @@ int run_on_ranks(const Options& options, const std::function<int(Ranks*)>& f) {
             (options.backend == "fake" && distributed::launched_rank() == 0),
         "--device: meta plans for any number of ranks in one process; start it without a launcher, "
         "or alone with --backend fake");
-  check(options.backend != "thread" || distributed::launched_ranks() == 1,
+  check(options.backend != "thread" || distributed::launched_ranks() <= 1,
         "--backend: thread runs all ranks in one process, and here are {}, each with a run of its "
         "own; start it without a launcher",
         distributed::launched_ranks());
