@@ -6,7 +6,13 @@ if(NOT WEFT_CUDA MATCHES "^(AUTO|ON|OFF|EMULATE)$")
   message(FATAL_ERROR "WEFT_CUDA must be AUTO, ON, OFF or EMULATE, got ${WEFT_CUDA}")
 endif()
 
-option(WEFT_PTXAS_REPORT "Print registers and spills of every CUDA kernel, for scripts/check_registers.py" OFF)
+option(WEFT_PTXAS_REPORT "Keep registers and spills of every CUDA kernel beside its object, for scripts/check_registers.py" OFF)
+
+# The compiler runs once, to PTX for compute_80; from that ptxas makes the code of each GPU. No kernel
+# is written for a later architecture: the code is the same, byte for byte, as from PTX of its own.
+# compute_80 in the list keeps the PTX, which GPUs without code of their own compile when they load it.
+set(WEFT_CUDA_CODE "sm_80;sm_90a;compute_80" CACHE STRING
+  "Code of the CUDA kernels, unless CMAKE_CUDA_ARCHITECTURES says it; compute_80 is PTX")
 
 set(weft_cuda_kernels
   attention
@@ -60,13 +66,11 @@ if(WEFT_CUDA MATCHES "^(AUTO|ON)$")
       set(CMAKE_CUDA_COMPILER ${WEFT_NVCC} CACHE FILEPATH "The CUDA compiler")
     endif()
   endif()
+  set(weft_cuda_code)
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    # "native" fails on a machine without a GPU. Debug builds compile for one architecture.
-    if(CMAKE_BUILD_TYPE STREQUAL "Debug")
-      set(CMAKE_CUDA_ARCHITECTURES 90a-real)
-    else()
-      set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real)
-    endif()
+    set(CMAKE_CUDA_ARCHITECTURES OFF)
+    list(JOIN WEFT_CUDA_CODE "," weft_cuda_code)
+    set(weft_cuda_code "--generate-code=arch=compute_80,code=[${weft_cuda_code}]")
   endif()
   include(CheckLanguage)
   check_language(CUDA)
@@ -92,7 +96,7 @@ function(weft_native_kernels name)
   # happens in templates.
   target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-restrict>)
   target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr
-    --diag-suppress=186 -Xcompiler=-Wall,-Wextra,-ftls-model=initial-exec>)
+    ${weft_cuda_code} --diag-suppress=186 -Xcompiler=-Wall,-Wextra,-ftls-model=initial-exec>)
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_STANDARD 20
     CUDA_RUNTIME_LIBRARY Static)
   target_compile_definitions(${name} PRIVATE WEFT_WITH_CUDA=1)
@@ -100,6 +104,8 @@ function(weft_native_kernels name)
   target_include_directories(${name} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
   if(WEFT_PTXAS_REPORT)
     target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v>)
+    set_target_properties(${name} PROPERTIES CUDA_COMPILER_LAUNCHER
+      "${PROJECT_SOURCE_DIR}/scripts/keep_report.sh;${CMAKE_CUDA_COMPILER_LAUNCHER}")
   endif()
   if(WEFT_WERROR)
     target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Registers and spills of the CUDA kernels, as ptxas reports them while they are compiled.
 
-usage: check_registers.py LOG           writes docs/registers.md
-       check_registers.py --check LOG   fails when a kernel on the hot list spills, or when the table
-                                        does not list the kernels of the log
+usage: check_registers.py BUILD           writes docs/registers.md
+       check_registers.py --check BUILD   fails when a kernel on the hot list spills, or when the table
+                                          does not list the kernels of the build
 
-LOG is the output of a complete build with -DWEFT_PTXAS_REPORT=ON (scripts/test.sh makes one). A log
-without CUDA objects says so and passes. A template's row holds the most of its instances.
+BUILD is made with -DWEFT_PTXAS_REPORT=ON: the reports lie beside the objects, so that it does not
+matter which of them the last run of the compiler made. One that is missing is an error; a build
+without CUDA ends with status 77. A template's row holds the most of its instances. The table needs
+the code of all architectures, the check takes what there is.
 """
 import collections
 import pathlib
@@ -22,30 +24,42 @@ ARCHITECTURES = ["sm_80", "sm_90a"]
 HOT = re.compile(r"^(map_dense|norm_|softmax|cross_entropy|rope|swiglu|attention|optimizer_adam|"
                  r"grad_squares|reduce_|dropout|index_add_rows|router|token_permute|gated_delta|"
                  r"causal_conv1d)")
-OBJECT = re.compile(r"Building CUDA object \S*weft_cuda\.dir/cuda/(\w+\.cu)\.o")
-OTHER = re.compile(r"^\[\d+/\d+\] ")
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 SPILL = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
 
 
-def entries(log):
+def reports(build):
+    """{file: its report}; every kernel file of the library must have one as new as its object."""
+    found, problems = {}, []
+    for source in sorted(ROOT.glob("cuda/*.cu")):
+        item = build / "CMakeFiles/weft_cuda.dir/cuda" / f"{source.name}.o"
+        report = item.with_name(item.name + ".ptxas")
+        if not item.exists():
+            problems.append(f"cuda/{source.name} was not compiled in {build}")
+        elif not report.exists() or report.stat().st_mtime_ns < item.stat().st_mtime_ns:
+            problems.append(f"{item} has no report of its own; build it with -DWEFT_PTXAS_REPORT=ON")
+        elif not ENTRY.search(report.read_text(errors="replace")):
+            problems.append(f"{report} reports no kernel")
+        else:
+            found[source.name] = report
+    if problems:
+        sys.exit("\n".join(problems + [f"registers: {len(problems)} reports are missing"]))
+    return found
+
+
+def entries(found):
     """(file, architecture, mangled kernel, registers, bytes spilled), one by one."""
-    path = kernel = None
-    spilled = 0
-    for line in log.read_text(errors="replace").splitlines():
-        if OTHER.match(line):
-            m = OBJECT.search(line)
-            path = m[1] if m else None
-        elif path is None:
-            continue
-        elif m := ENTRY.search(line):
-            kernel, spilled = m.groups(), 0
-        elif m := SPILL.search(line):
-            spilled = int(m[1]) + int(m[2])
-        elif (m := USED.search(line)) and kernel:
-            yield path, kernel[1], kernel[0], int(m[1]), spilled
-            kernel = None
+    for path, report in found.items():
+        kernel, spilled = None, 0
+        for line in report.read_text(errors="replace").splitlines():
+            if m := ENTRY.search(line):
+                kernel, spilled = m.groups(), 0
+            elif m := SPILL.search(line):
+                spilled = int(m[1]) + int(m[2])
+            elif (m := USED.search(line)) and kernel:
+                yield path, kernel[1], kernel[0], int(m[1]), spilled
+                kernel = None
 
 
 def kind_of(kernel, name):
@@ -63,9 +77,9 @@ def kind_of(kernel, name):
     return ""
 
 
-def measure(log):
+def measure(build):
     """{(file, kernel, kind): {architecture: (instances, most registers, most bytes spilled)}}"""
-    found = list(entries(log))
+    found = list(entries(reports(build)))
     names = subprocess.run(["c++filt"], input="\n".join(e[2] for e in found), check=True,
                            capture_output=True, text=True).stdout.split("\n")
     table = collections.defaultdict(dict)
@@ -102,21 +116,30 @@ def main():
     check = arguments[:1] == ["--check"]
     if len(arguments) != 1 + check:
         sys.exit(__doc__)
-    table = measure(pathlib.Path(arguments[-1]))
-    if not table:
-        print("registers: no CUDA object was compiled, nothing to see")
-        return 0
+    build = pathlib.Path(arguments[-1])
+    if not (build / "CMakeCache.txt").exists():
+        sys.exit(f"registers: {build} is no build")
+    if not (build / "CMakeFiles/weft_cuda.dir").exists():
+        print("registers: skipped: the build has no CUDA")
+        return 77
+    table = measure(build)
+    seen = {a for by in table.values() for a in by}
+    if not table or not seen <= set(ARCHITECTURES) or not check and seen != set(ARCHITECTURES):
+        sys.exit(f"registers: reports for {', '.join(ARCHITECTURES)} are expected, got "
+                 f"{', '.join(sorted(seen)) or 'none'}")
     wrong = [f"{path}: {kernel} spills {spilled} bytes on {a}"
              for (path, kernel, kind), by in sorted(table.items())
              for a, (_, _, spilled) in by.items() if spilled and is_hot(kernel, kind)]
     if check:
         text = TABLE.read_text() if TABLE.exists() else ""
         missing = {kernel for _, kernel, _ in table} - set(re.findall(r"`(\w+)`", text))
-        wrong += [f"docs/registers.md does not list {kernel}; run scripts/check_registers.py LOG"
+        wrong += [f"docs/registers.md does not list {kernel}; run scripts/check_registers.py BUILD"
                   for kernel in sorted(missing)]
     else:
         TABLE.write_text(page(table))
-    print("\n".join(wrong + [f"registers: {len(table)} rows, {len(wrong)} problems"]))
+    kernels = sum(n for by in table.values() for n, _, _ in by.values())
+    print("\n".join(wrong + [f"registers: {kernels} kernels for {', '.join(sorted(seen))}, "
+                             f"{len(wrong)} problems"]))
     return 1 if wrong else 0
 
 

@@ -3,7 +3,7 @@
 # The last line reads "N passed, N failed"; without a GPU one line says so and the status is 77.
 # usage: scripts/gpu_check.sh --out DIR [--only PART,...] [--rows PART,...] [--models NAME,...]
 #                             [--dtypes bf16,f32] [--arch 90a-real] [--jobs N]
-#   build    a release with CUDA, in build/gpu
+#   build    a release with CUDA, in build/gpu, for all architectures or the one of --arch
 #   ptx      the wrappers of instructions against their host bodies (tests/cuda/test_ptx.cpp)
 #   native   the tests of the kernels on the GPU
 #   ctest    all tests
@@ -30,7 +30,7 @@ cd "$(dirname "$0")/.."
 fail() { echo "gpu_check: $1" >&2; exit 2; }
 
 all="build ptx native ctest train ranks rows steps report"
-only="" out="" rows="" arch=90a-real jobs=$(nproc)
+only="" out="" rows="" arch="" jobs=$(nproc)
 models=124m-b64-t1024,124m-b16-t1024,124m-b4-t1024,124m-b1-t1024
 dtypes=bf16
 while [ $# -gt 0 ]; do
@@ -86,7 +86,7 @@ configure() {
   if command -v ninja >/dev/null; then generator=(-G Ninja); fi
   # CMake looks below a prefix for the libraries of the machine's own architecture only if told.
   cmake -S . -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DWEFT_CUDA=ON \
-    -DCMAKE_CUDA_ARCHITECTURES="$arch" -DWEFT_TESTS=ON -DWEFT_EXAMPLES=ON -DWEFT_BENCH=ON \
+    ${arch:+-DCMAKE_CUDA_ARCHITECTURES="$arch"} -DWEFT_TESTS=ON -DWEFT_EXAMPLES=ON -DWEFT_BENCH=ON \
     ${deps:+-DCMAKE_LIBRARY_ARCHITECTURE="$(basename "$libraries")"}
 }
 
