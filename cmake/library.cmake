@@ -124,6 +124,7 @@ set(weft_sources
   data/text.cpp
   data/token_file.cpp
   data/tokenizer.cpp
+  distributed/agree.cpp
   distributed/all_gather_dispatcher.cpp
   distributed/all_to_all_dispatcher.cpp
   distributed/bucket_layout.cpp
@@ -162,6 +163,8 @@ set(weft_sources
   io/checkpoint.cpp
   io/crc32c.cpp
   io/file.cpp
+  io/file_write.cpp
+  io/folder_lock.cpp
   io/json.cpp
   io/json_parse.cpp
   io/metrics.cpp

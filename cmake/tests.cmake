@@ -40,6 +40,7 @@ set(weft_test_stems
   expert_tensor
   experts
   file
+  folder_lock
   gated_delta
   gated_delta_net
   gemm_check
@@ -141,6 +142,9 @@ foreach(stem ${weft_test_stems})
 endforeach()
 
 target_sources(test_comm_cost PRIVATE bench/comm_cost.cpp bench/comm_timeline.cpp)
+foreach(stem checkpoint file metrics sharded_checkpoint)
+  target_sources(test_${stem} PRIVATE tests/power_cut.cpp)
+endforeach()
 
 # The trainer's own parts.
 if(WEFT_EXAMPLES)

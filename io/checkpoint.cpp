@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <mutex>
+#include <set>
 #include <vector>
 
 #include "weft/core/error.h"
@@ -37,13 +39,26 @@ std::optional<std::int64_t> step_of(std::string_view name) {
   return step;
 }
 
+/// "x" of "x.old", a name that rename_synced() gives for a moment; "" for any other one.
+std::string name_before(const std::string& name) {
+  const std::string old = aside_of("");
+  return name.ends_with(old) ? name.substr(0, name.size() - old.size()) : "";
+}
+
 /// Steps that have a folder, newest first.
 std::vector<std::int64_t> steps_in(const std::string& root) {
-  std::vector<std::int64_t> steps;
+  std::set<std::int64_t> steps;
   for (const std::string& name : list_directory(root))
-    if (const auto step = step_of(name)) steps.push_back(*step);
-  std::sort(steps.rbegin(), steps.rend());
-  return steps;
+    for (const std::string& text : {name, name_before(name)})
+      if (const auto step = step_of(text)) steps.insert(*step);
+  return {steps.rbegin(), steps.rend()};
+}
+
+/// Where a step's files are: in its folder, or, after a crash in the middle of its replacement, in
+/// the one that had moved aside.
+std::string place_of(const std::string& root, std::int64_t step) {
+  const std::string folder = root + "/" + folder_name(step), aside = aside_of(folder);
+  return !is_directory(folder) && is_directory(aside) ? aside : folder;
 }
 
 std::string hex(std::uint32_t v) {
@@ -95,10 +110,28 @@ std::string read_manifest(const std::string& path) {
   return read_file(path);
 }
 
-/// What an interrupted save left.
-void remove_temporaries(const std::string& root) {
-  for (const std::string& name : list_directory(root))
-    if (name.ends_with(kTemporary)) remove_all(root + "/" + name);
+/// What cannot be removed is in nobody's way: that is told once, and the run goes on.
+void try_remove(const std::string& path) {
+  try {
+    remove_all(path);
+  } catch (const FileError& e) {
+    static std::mutex mutex;
+    static std::set<std::string> told;
+    const std::lock_guard lock(mutex);
+    if (told.insert(path).second) log_line(message("{}; it stays", e.what()));
+  }
+}
+
+/// Removes what an interrupted save left, and gives a folder that it had moved aside its name back.
+void tidy(const std::string& root) {
+  for (const std::string& name : list_directory(root)) {
+    const std::string path = root + "/" + name, before = root + "/" + name_before(name);
+    const bool aside = step_of(name_before(name)).has_value();
+    if (aside && !exists(before))
+      rename_synced(path, before);
+    else if (aside || name.ends_with(kTemporary))
+      try_remove(path);
+  }
 }
 
 void prune(const std::string& root, std::int64_t newest, int keep) {
@@ -106,7 +139,7 @@ void prune(const std::string& root, std::int64_t newest, int keep) {
   int kept = 0;
   // Folders of later steps come from a run that went back to an older checkpoint: they are stale.
   for (const std::int64_t step : steps_in(root))
-    if (step > newest || kept++ >= keep) remove_all(root + "/" + folder_name(step));
+    if (step > newest || kept++ >= keep) try_remove(root + "/" + folder_name(step));
 }
 
 }  // namespace
@@ -133,7 +166,7 @@ std::string begin_checkpoint(const std::string& out_dir, std::int64_t step) {
   check(step >= 0, "save_checkpoint: step must be at least 0, got {}", step);
   const std::string root = root_of(out_dir), temporary = checkpoint_folder(out_dir, step);
   make_directories(root);
-  remove_temporaries(root);
+  tidy(root);
   make_directories(temporary);
   return temporary;
 }
@@ -146,7 +179,7 @@ void commit_checkpoint(const std::string& out_dir, std::int64_t step,
   write_file(temporary + "/manifest.json", manifest);
   rename_synced(temporary, checkpoint_folder(out_dir, step, true));
   write_file(root + "/latest.json", manifest);
-  remove_temporaries(root);  // a folder of the same step that changed places with the new one
+  tidy(root);  // of a folder of the same step that changed places with the new one
   prune(root, step, keep);
 }
 
@@ -211,7 +244,10 @@ std::optional<Checkpoint> find_checkpoint(const std::string& out_dir, const Veri
       manifest = read_manifest(path);
       const Json json = Json::parse(manifest, message("checkpoint: '{}'", path));
       if (!step) newest = json.at("step").as_int();
-      found = listed(root + "/" + folder_name(step.value_or(newest)), json);
+      found = listed(place_of(root, step.value_or(newest)), json);
+    } catch (const FileError& e) {
+      if (!e.is_missing()) throw;
+      wrong = e.what();
     } catch (const Error& e) {
       wrong = e.what();
     }
@@ -224,7 +260,7 @@ std::optional<Checkpoint> find_checkpoint(const std::string& out_dir, const Veri
     if (auto found = attempt(latest, std::nullopt)) return found;
   for (const std::int64_t step : steps_in(root)) {
     if (step > newest) continue;
-    if (auto found = attempt(root + "/" + folder_name(step) + "/manifest.json", step)) {
+    if (auto found = attempt(place_of(root, step) + "/manifest.json", step)) {
       if (!fault.empty()) log_line(message("{}; going back to step {}", fault, step));
       return found;
     }
@@ -237,6 +273,9 @@ std::optional<Checkpoint> find_checkpoint(const std::string& out_dir) {
   return find_checkpoint(out_dir, [](const std::string& folder, const std::string& manifest) {
     try {
       verify_checkpoint(folder, manifest);
+    } catch (const FileError& e) {
+      if (!e.is_missing()) throw;
+      return std::string(e.what());
     } catch (const Error& e) {
       return std::string(e.what());
     }

@@ -20,9 +20,10 @@ struct CheckpointContent {
 /// Writes OUT/checkpoints/step_00000100/{model-r000.safetensors, optim-r000.safetensors,
 /// state.json}. All of it is written and fsynced in a folder beside, which then gets its name;
 /// renaming the new OUT/checkpoints/latest.json into place makes it the checkpoint to resume from.
-/// Killed or out of disk at any point, the one before stays. Afterwards only the `keep` newest
-/// steps are kept (0: all), and what an interrupted save left is removed. Throws Error when writing
-/// fails.
+/// Killed, out of disk or without power at any point, the one before stays. Afterwards only the
+/// `keep` newest steps are kept (0: all), and what an interrupted save left is removed; what cannot
+/// be removed is told by log_line(). One process at a time may save in OUT: see io::FolderLock.
+/// Throws Error when writing fails.
 void save_checkpoint(const std::string& out_dir, std::int64_t step,
                      const CheckpointContent& content, int keep = 0);
 
@@ -63,13 +64,14 @@ struct Checkpoint {
 Checkpoint verify_checkpoint(const std::string& folder, const std::string& manifest, int rank = 0,
                              int ranks = 1);
 
-/// What is wrong with a checkpoint, or "": verify_checkpoint(), by one process or several.
+/// What is damaged in a checkpoint, or "": verify_checkpoint(), by one process or several. Throws
+/// what says nothing about the checkpoint, as FileError does of a file that is there.
 using Verify = std::function<std::string(const std::string& folder, const std::string& manifest)>;
 
 /// The newest checkpoint that verifies: the one that latest.json names, else the newest step folder
 /// before it (each carries its own manifest.json), which log_line() tells. None when there never
 /// was a checkpoint. Throws Error (Fault::system) naming file and fault when there are checkpoints
-/// and all are damaged.
+/// and all are damaged, or when one cannot be read now: going back would cost the newer one.
 std::optional<Checkpoint> find_checkpoint(const std::string& out_dir);
 std::optional<Checkpoint> find_checkpoint(const std::string& out_dir, const Verify& verify);
 

@@ -1,17 +1,12 @@
 #include "weft/io/file.h"
 
 #include <fcntl.h>
-#include <linux/fs.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <csignal>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <utility>
@@ -23,79 +18,26 @@ namespace weft::io {
 namespace {
 
 [[noreturn]] void fail(const char* op, const char* verb, const std::string& path) {
-  const char* reason = std::strerror(errno);
-  detail::raise(Fault::system, "{}: cannot {} '{}': {}", {op, verb, path, reason});
+  throw FileError(op, verb, path, errno);
 }
 
-constexpr std::int64_t kNoLimit = -1;
-
-std::int64_t disk_limit_of_environment() {
-  const char* text = std::getenv("WEFT_TEST_DISK_FULL_AFTER");
-  return text ? std::strtoll(text, nullptr, 10) : kNoLimit;
-}
-
-std::atomic<std::int64_t>& bytes_left() {
-  static std::atomic<std::int64_t> left{disk_limit_of_environment()};
-  return left;
-}
-
-std::atomic<std::int64_t> operations_left{kNoLimit};
-std::atomic<bool> crash_kills{false};
-
-/// Every change of the file system asks first. False, with errno set, after a simulated crash.
-bool alive() {
-  if (operations_left == kNoLimit) return true;
-  if (operations_left == 0) {
-    if (crash_kills) std::raise(SIGKILL);
-    errno = EIO;
-    return false;
-  }
-  --operations_left;
-  return true;
-}
-
-ssize_t write_some(int fd, const void* data, std::size_t bytes) {
-  if (!alive()) return -1;
-  std::atomic<std::int64_t>& left = bytes_left();
-  if (left != kNoLimit) {
-    if (left == 0) {
-      errno = ENOSPC;
-      return -1;
-    }
-    bytes = std::min(bytes, static_cast<std::size_t>(left));
-    left -= static_cast<std::int64_t>(bytes);
-  }
-  return ::write(fd, data, bytes);
-}
-
-void write_whole(int fd, const void* data, std::size_t bytes, const std::string& path) {
-  const char* next = static_cast<const char*>(data);
-  while (bytes > 0) {
-    // One call takes at most 2 GiB; smaller pieces also keep a signal from waiting long.
-    const ssize_t done = write_some(fd, next, std::min(bytes, std::size_t{1} << 26));
-    if (done < 0 && errno == EINTR) continue;
-    if (done < 0) fail("write", "write", path);
-    next += done;
-    bytes -= static_cast<std::size_t>(done);
-  }
-}
-
-bool sync_path(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return false;
-  const bool ok = alive() && ::fsync(fd) == 0;
-  const int reason = errno;
-  ::close(fd);
-  errno = reason;
-  return ok;
-}
-
-std::string parent_of(const std::string& path) {
-  const std::string parent = std::filesystem::path(path).parent_path().string();
-  return parent.empty() ? "." : parent;
+/// False where there is nothing of that name. Whatever else keeps the system from telling is an
+/// Error: a file that cannot be reached now must not count as one that is not there.
+bool look_at(const std::string& path, struct stat& s) {
+  if (::stat(path.c_str(), &s) == 0) return true;
+  if (errno != ENOENT && errno != ENOTDIR) fail("read", "open", path);
+  return false;
 }
 
 }  // namespace
+
+FileError::FileError(const char* op, const char* verb, const std::string& path, int code)
+    : Error(message("{}: cannot {} '{}': {}", op, verb, path, std::strerror(code)), Fault::system),
+      code_(code) {}
+
+bool FileError::is_missing() const {
+  return code_ == ENOENT || code_ == ENOTDIR || code_ == EISDIR;
+}
 
 std::string read_file(const std::string& path) {
   const InputFile file(path);
@@ -104,11 +46,14 @@ std::string read_file(const std::string& path) {
   return bytes;
 }
 
-bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
+bool exists(const std::string& path) {
+  struct stat s;
+  return look_at(path, s);
+}
 
 bool is_directory(const std::string& path) {
   struct stat s;
-  return ::stat(path.c_str(), &s) == 0 && S_ISDIR(s.st_mode);
+  return look_at(path, s) && S_ISDIR(s.st_mode);
 }
 
 std::int64_t file_size(const std::string& path) {
@@ -120,57 +65,15 @@ std::int64_t file_size(const std::string& path) {
 std::vector<std::string> list_directory(const std::string& path) {
   std::vector<std::string> names;
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(path, error))
-    names.push_back(entry.path().filename().string());
+  std::filesystem::directory_iterator entry(path, error);
+  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error))
+    names.push_back(entry->path().filename().string());
   if (error) {
     errno = error.value();
     fail("read", "list", path);
   }
   std::sort(names.begin(), names.end());
   return names;
-}
-
-void make_directories(const std::string& path) {
-  if (is_directory(path)) return;
-  if (const std::string parent = parent_of(path); parent != path) make_directories(parent);
-  if (!alive() || (::mkdir(path.c_str(), 0777) != 0 && errno != EEXIST))
-    fail("write", "create folder", path);
-  if (!is_directory(path)) {
-    errno = ENOTDIR;
-    fail("write", "create folder", path);
-  }
-}
-
-void sync_directory(const std::string& path) {
-  if (!sync_path(path)) fail("write", "sync", path);
-}
-
-void rename_synced(const std::string& from, const std::string& to) {
-  if (!alive()) fail("write", "rename to", to);
-  const unsigned flags = is_directory(to) ? RENAME_EXCHANGE : 0;
-  long rc = ::syscall(SYS_renameat2, AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags);
-  if (rc != 0 && flags != 0 && (errno == EINVAL || errno == ENOSYS)) {
-    // A file system without the exchange: the old folder moves aside for a moment.
-    const std::string aside = from + ".old.tmp";
-    rc = ::rename(to.c_str(), aside.c_str());
-    if (rc == 0) rc = ::rename(from.c_str(), to.c_str());
-    if (rc == 0) rc = ::rename(aside.c_str(), from.c_str());
-  }
-  if (rc != 0) fail("write", "rename to", to);
-  sync_directory(parent_of(to));
-}
-
-void remove_all(const std::string& path) {
-  if (!exists(path)) return;
-  std::error_code error;
-  if (alive())
-    std::filesystem::remove_all(path, error);
-  else
-    error.assign(errno, std::generic_category());
-  if (error) {
-    errno = error.value();
-    fail("write", "remove", path);
-  }
 }
 
 FileSummary summarize(const std::string& path) {
@@ -185,52 +88,6 @@ FileSummary summarize(const std::string& path) {
     at += n;
   }
   return {file.size(), crc};
-}
-
-AtomicFile::AtomicFile(std::string path) : path_(std::move(path)), temporary_(path_ + ".tmp") {
-  if (alive()) fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd_ < 0) fail("write", "create", path_);
-}
-
-AtomicFile::~AtomicFile() {
-  if (fd_ < 0) return;
-  ::close(fd_);
-  if (alive()) ::unlink(temporary_.c_str());
-}
-
-void AtomicFile::write(const void* data, std::size_t bytes) {
-  write_whole(fd_, data, bytes, path_);
-  summary_.bytes += static_cast<std::int64_t>(bytes);
-  summary_.crc32c = crc32c(data, bytes, summary_.crc32c);
-}
-
-FileSummary AtomicFile::commit() {
-  if (!alive() || ::fsync(fd_) != 0) fail("write", "write", path_);
-  if (!alive() || ::rename(temporary_.c_str(), path_.c_str()) != 0)
-    fail("write", "rename to", path_);
-  // From here on the new file is in place; the destructor must not look for the temporary one.
-  ::close(std::exchange(fd_, -1));
-  sync_directory(parent_of(path_));
-  return summary_;
-}
-
-FileSummary write_file(const std::string& path, std::string_view text) {
-  AtomicFile file(path);
-  file.write(text);
-  return file.commit();
-}
-
-void append_file(const std::string& path, std::string_view text) {
-  const int fd =
-      alive() ? ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666) : -1;
-  if (fd < 0) fail("write", "open", path);
-  try {
-    write_whole(fd, text.data(), text.size(), path);
-  } catch (...) {
-    ::close(fd);
-    throw;
-  }
-  ::close(fd);
 }
 
 InputFile::InputFile(std::string path) : path_(std::move(path)) {
@@ -296,16 +153,6 @@ MappedFile::MappedFile(const std::string& path) {
 
 MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(data_, static_cast<std::size_t>(size_));
-}
-
-void testing::fail_writes_after(std::int64_t bytes) { bytes_left() = bytes; }
-void testing::crash_after(std::int64_t operations) {
-  crash_kills = false;
-  operations_left = operations;
-}
-void testing::kill_after(std::int64_t operations) {
-  crash_kills = true;
-  operations_left = operations;
 }
 
 }  // namespace weft::io

@@ -5,27 +5,45 @@
 #include <string_view>
 #include <vector>
 
+#include "weft/core/error.h"
+
 namespace weft::io {
 
-// Files that survive a full disk and a killed process. Every function throws Error (Fault::system)
-// that names the path and the system's reason: "write: cannot write '/x/y': No space left on
-// device".
+/// An Error (Fault::system) with the path and the system's reason: "write: cannot write '/x/y': No
+/// space left on device".
+class FileError : public Error {
+ public:
+  FileError(const char* op, const char* verb, const std::string& path, int code);
+  /// There is no file of that name. Any other reason may pass: it says nothing about the file.
+  bool is_missing() const;
+
+ private:
+  int code_;
+};
+
+// Files that survive a full disk, a killed process and a power cut. Every function throws FileError
+// when the system refuses.
 
 /// The whole file as bytes.
 std::string read_file(const std::string& path);
+/// False only where there is nothing; a path that cannot be looked at now is an error.
 bool exists(const std::string& path);
 bool is_directory(const std::string& path);
 std::int64_t file_size(const std::string& path);
 /// Names (not paths) of the entries of a folder, sorted.
 std::vector<std::string> list_directory(const std::string& path);
 
-/// Creates the folder and its parents; one that exists is fine.
+/// Creates the folder and its parents, and makes their names durable; one that exists is fine.
 void make_directories(const std::string& path);
-/// Renames within one file system, then fsyncs the parent folder. Replaces a file; when `to` is a
-/// folder that exists, the two change places, so that at no time `to` is missing.
+/// Renames within one folder, then fsyncs it. Replaces a file; when `to` is a folder that exists,
+/// the two change places, so that at no time `to` is missing. Where the file system cannot do this
+/// (NFS, FUSE), the old folder becomes aside_of(to) instead, and a crash may leave it there alone.
 void rename_synced(const std::string& from, const std::string& to);
+std::string aside_of(const std::string& path);
 /// Makes the names in a folder durable.
 void sync_directory(const std::string& path);
+/// Makes what append_file() has written durable.
+void sync_file(const std::string& path);
 /// Removes a file or a folder with all it holds; nothing there is fine.
 void remove_all(const std::string& path);
 
@@ -108,6 +126,8 @@ void fail_writes_after(std::int64_t bytes);
 /// A crash: after `operations` changes of the file system (create, write, fsync, rename, remove)
 /// every further one fails with an input/output error, clean-up included. Negative: no limit.
 void crash_after(std::int64_t operations);
+/// Has one failed so since crash_after()?
+bool crashed();
 /// In the place of the one after so many changes the process gets SIGKILL. Negative: no limit.
 void kill_after(std::int64_t operations);
 }  // namespace testing

@@ -6,41 +6,84 @@
 namespace weft::io {
 namespace {
 
-/// Calls f(line, object) for every whole line.
+/// Calls f(line, object, fault) for every whole line that is not blank; `fault` says why it is no
+/// object, or is "".
 template <class F>
-void for_each_line(const std::string& path, F&& f) {
-  const std::string text = read_file(path);
+void for_each_line(std::string_view text, const std::string& path, F&& f) {
   std::int64_t number = 0;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = text.find('\n', at);
-    if (end == std::string::npos) break;
-    const std::string_view line = std::string_view(text).substr(at, end - at);
-    Json object = Json::parse(line, message("metrics: '{}' line {}", path, ++number));
-    check_system(object.is_object(), "metrics: '{}' line {}: expected a JSON object", path, number);
-    f(line, std::move(object));
-    at = end + 1;
+  for (std::size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
+    const std::string_view line = text.substr(at, end - at);
+    ++number;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    const std::string place = message("metrics: '{}' line {}", path, number);
+    Json object;
+    std::string fault;
+    try {
+      object = Json::parse(line, place);
+      if (!object.is_object()) fault = place + ": expected a JSON object";
+    } catch (const Error& e) {
+      fault = e.what();
+    }
+    f(line, std::move(object), fault);
   }
+}
+
+/// "x.damaged", or "x.damaged.2" and so on where there was damage before.
+std::string unused_name(const std::string& path) {
+  std::string name = path + ".damaged";
+  for (std::int64_t i = 2; exists(name); ++i) name = message("{}.damaged.{}", path, i);
+  return name;
 }
 
 }  // namespace
 
 void MetricsWriter::write(const Json& object) const { append_file(path_, object.dump() + "\n"); }
 
+void MetricsWriter::sync() const {
+  if (exists(path_)) sync_file(path_);
+}
+
 std::vector<Json> read_metrics(const std::string& path) {
   std::vector<Json> lines;
-  for_each_line(path, [&](std::string_view, Json object) { lines.push_back(std::move(object)); });
+  for_each_line(read_file(path), path,
+                [&](std::string_view, Json object, const std::string& fault) {
+                  check_system(fault.empty(), "{}", fault);
+                  lines.push_back(std::move(object));
+                });
+  return lines;
+}
+
+std::vector<Json> read_whole_metrics(const std::string& path) {
+  std::vector<Json> lines;
+  for_each_line(read_file(path), path,
+                [&](std::string_view, Json object, const std::string& fault) {
+                  if (fault.empty()) lines.push_back(std::move(object));
+                });
   return lines;
 }
 
 void truncate_to_step(const std::string& path, std::int64_t step) {
   if (!exists(path)) return;
-  std::string kept;
-  for_each_line(path, [&](std::string_view line, const Json& object) {
-    const Json* at = object.find("step");
-    if (at && at->is_int() && at->as_int() > step) return;
-    kept += line;
-    kept += '\n';
-  });
+  const std::string text = read_file(path);
+  std::string kept, first_fault;
+  std::int64_t damaged = 0;
+  for_each_line(text, path,
+                [&](std::string_view line, const Json& object, const std::string& fault) {
+                  if (!fault.empty()) {
+                    if (damaged++ == 0) first_fault = fault;
+                    return;
+                  }
+                  const Json* at = object.find("step");
+                  if (at && at->is_int() && at->as_int() > step) return;
+                  kept += line;
+                  kept += '\n';
+                });
+  if (damaged > 0) {
+    const std::string beside = unused_name(path);
+    write_file(beside, text);
+    log_line(message("{}; {} damaged {} dropped, the file as it was is '{}'", first_fault, damaged,
+                     damaged == 1 ? "line" : "lines", beside));
+  }
   write_file(path, kept);
 }
 

@@ -180,7 +180,7 @@ class Picture {
 
 void write_loss_svg(const std::string& metrics_path, const std::string& svg_path,
                     const std::string& title) {
-  const std::vector<Json> lines = read_metrics(metrics_path);
+  const std::vector<Json> lines = read_whole_metrics(metrics_path);
   const Series loss = read_series(lines, "loss"), val = read_series(lines, "val_loss");
   double low_x = INFINITY, high_x = -INFINITY, low_y = INFINITY, high_y = -INFINITY;
   for (const Series* series : {&loss, &val})

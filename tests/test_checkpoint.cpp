@@ -1,11 +1,15 @@
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "weft/core/error.h"
 #include "weft/io/checkpoint.h"
+#include "weft/tests/power_cut.h"
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
@@ -187,33 +191,141 @@ TEST_CASE("a full disk at any byte leaves the checkpoint before, and the next sa
 
 TEST_CASE("killed between any two steps of a save, a whole checkpoint is found") {
   const LogCapture capture;
-  for (const int second : {2, 1}) {  // a new step, and the same step again
-    int crashes = 0, old_found = 0;
-    for (std::int64_t operations = 0;; ++operations) {
-      const test::TempFolder out;
-      io::save_checkpoint(out.path(), 1, content(1), 1);
-      io::testing::crash_after(operations);
-      const std::string text =
-          error_of([&] { io::save_checkpoint(out.path(), second, content(2), 1); });
-      io::testing::crash_after(-1);
-      if (text == "no error") break;
-      ++crashes;
-      CAPTURE(operations);
-      CHECK(text.ends_with("Input/output error"));
-      const auto found = io::find_checkpoint(out.path());
-      REQUIRE(found);
-      const int value = value_of(*found);
-      CHECK((value == 1 || value == 2));
-      old_found += value == 1;
-      io::save_checkpoint(out.path(), 3, content(3), 1);
-      CHECK(value_of(*io::find_checkpoint(out.path())) == 3);
-      CHECK(io::list_directory(out / "checkpoints") ==
-            std::vector<std::string>{"latest.json", "step_00000003"});
+  for (const bool exchange : {true, false})
+    for (const int second : {2, 1}) {  // a new step, and the same step again
+      test::refuse_exchange(!exchange);
+      int crashes = 0, old_found = 0;
+      for (std::int64_t operations = 0;; ++operations) {
+        const test::TempFolder out;
+        io::save_checkpoint(out.path(), 1, content(1), 1);
+        io::testing::crash_after(operations);
+        const std::string text =
+            error_of([&] { io::save_checkpoint(out.path(), second, content(2), 1); });
+        const bool crashed = io::testing::crashed();
+        io::testing::crash_after(-1);
+        if (!crashed) break;
+        ++crashes;
+        CAPTURE(operations);
+        // When it has all been written, what cannot be removed is no error.
+        CHECK((text == "no error" || text.ends_with("Input/output error")));
+        const auto found = io::find_checkpoint(out.path());
+        REQUIRE(found);
+        const int value = value_of(*found);
+        CHECK((value == 1 || value == 2));
+        if (text == "no error") CHECK(value == 2);
+        old_found += value == 1;
+        io::save_checkpoint(out.path(), 3, content(3), 1);
+        CHECK(value_of(*io::find_checkpoint(out.path())) == 3);
+        CHECK(io::list_directory(out / "checkpoints") ==
+              std::vector<std::string>{"latest.json", "step_00000003"});
+      }
+      CHECK(crashes > 15);
+      CHECK(old_found > 10);
+      CHECK(old_found < crashes);
     }
-    CHECK(crashes > 15);
-    CHECK(old_found > 10);
-    CHECK(old_found < crashes);
+  test::refuse_exchange(false);
+}
+
+TEST_CASE(
+    "power cut: at any step of a save a whole checkpoint stays; a save that is done is kept") {
+  const LogCapture capture;
+  for (const bool exchange : {true, false})
+    for (const int second : {2, 1}) {
+      test::refuse_exchange(!exchange);
+      bool crashed = true;
+      for (std::int64_t operations = 0; crashed && operations < 100; ++operations)
+        for (const std::uint64_t seed : {0, 1, 2}) {
+          const test::TempFolder out;
+          test::PowerCut disk(out.path());
+          io::save_checkpoint(out.path(), 1, content(1), 1);
+          io::testing::crash_after(operations);
+          const std::string text =
+              error_of([&] { io::save_checkpoint(out.path(), second, content(2), 1); });
+          crashed = io::testing::crashed();
+          io::testing::crash_after(-1);
+          disk.cut(seed);
+          CAPTURE(exchange);
+          CAPTURE(second);
+          CAPTURE(operations);
+          CAPTURE(seed);
+          const auto found = io::find_checkpoint(out.path());
+          REQUIRE(found);
+          const int value = value_of(*found);
+          CHECK((value == 2 || (value == 1 && text != "no error")));
+          // Nobody goes back behind what has been found, whatever is cut.
+          io::testing::crash_after(3);
+          error_of([&] { io::save_checkpoint(out.path(), 3, content(3), 1); });
+          io::testing::crash_after(-1);
+          disk.cut(seed);
+          CHECK(value_of(*io::find_checkpoint(out.path())) == value);
+          io::save_checkpoint(out.path(), 3, content(3), 1);
+          disk.cut();
+          CHECK(value_of(*io::find_checkpoint(out.path())) == 3);
+        }
+      CHECK_FALSE(crashed);
+    }
+  test::refuse_exchange(false);
+}
+
+TEST_CASE("power cut: a first save into folders that it has made") {
+  const test::TempFolder folder;
+  test::PowerCut disk(folder.path());
+  io::save_checkpoint(folder / "runs/a", 1, content(1));
+  disk.cut();
+  CHECK(value_of(*io::find_checkpoint(folder / "runs/a")) == 1);
+}
+
+TEST_CASE("a file that cannot be read now is no damage: nobody goes back") {
+  const test::TempFolder out;
+  const LogCapture capture;
+  io::save_checkpoint(out.path(), 1, content(1));
+  io::save_checkpoint(out.path(), 2, content(2));
+  const auto refused = [&](const std::string& reason) {
+    const std::string text = error_of([&] { io::find_checkpoint(out.path()); });
+    CAPTURE(text);
+    CHECK(text.starts_with("read: cannot "));
+    CHECK(text.ends_with(reason));
+    CHECK(logged.empty());
+  };
+  // Each of these reads one of its files: latest.json, model, optimizer, state.
+  for (const int error : {EIO, ESTALE})
+    for (const int after : {0, 1, 2, 3}) {
+      test::fail_reads(error, after);
+      refused(error == EIO ? "Input/output error" : "Stale file handle");
+      test::fail_reads(0);
+    }
+  rlimit all{};
+  getrlimit(RLIMIT_NOFILE, &all);
+  rlimit none = all;
+  none.rlim_cur = 0;
+  setrlimit(RLIMIT_NOFILE, &none);
+  refused("Too many open files");
+  setrlimit(RLIMIT_NOFILE, &all);
+  const std::string root = out / "checkpoints", latest = root + "/latest.json";
+  std::filesystem::rename(latest, latest + "x");
+  std::filesystem::create_symlink(latest, latest);
+  refused("Too many levels of symbolic links");
+  std::filesystem::rename(latest + "x", latest);
+  CHECK(io::find_checkpoint(out.path())->step == 2);
+}
+
+TEST_CASE("what cannot be removed is told once, and saves go on") {
+  const test::TempFolder out;
+  const LogCapture capture;
+  const std::string stuck = out / "checkpoints/step_00000001";
+  io::save_checkpoint(out.path(), 1, content(1), 1);
+  io::write_file(stuck + "/busy", "");
+  test::refuse_removal(true);
+  for (const int step : {2, 3}) {
+    io::save_checkpoint(out.path(), step, content(static_cast<float>(step)), 1);
+    CHECK(io::find_checkpoint(out.path())->step == step);
   }
+  test::refuse_removal(false);
+  CHECK(logged == std::vector<std::string>{"write: cannot remove '" + stuck +
+                                           "': Device or resource busy; it stays"});
+  io::save_checkpoint(out.path(), 4, content(4), 1);
+  CHECK(io::list_directory(out / "checkpoints") ==
+        std::vector<std::string>{"latest.json", "step_00000004"});
 }
 
 TEST_CASE("a first save that is killed leaves an empty start") {

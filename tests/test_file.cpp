@@ -1,10 +1,13 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <string>
 
 #include "weft/core/error.h"
 #include "weft/io/crc32c.h"
 #include "weft/io/file.h"
+#include "weft/tests/power_cut.h"
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
@@ -99,6 +102,106 @@ TEST_CASE("folders") {
   io::remove_all(folder / "e");
   io::remove_all(folder / "e");
   CHECK(io::list_directory(folder.path()) == std::vector<std::string>{"a"});
+}
+
+TEST_CASE("power cut: what nobody has synced is gone") {
+  const test::TempFolder folder;
+  io::write_file(folder / "old", "old");
+  test::PowerCut disk(folder.path());
+  io::append_file(folder / "x", "x");
+  io::append_file(folder / "old", " and more");
+  disk.cut();
+  CHECK(io::list_directory(folder.path()) == std::vector<std::string>{"old"});
+  CHECK(io::read_file(folder / "old") == "old");
+}
+
+TEST_CASE("power cut: a file that was written is there, whole, and so are the folders above it") {
+  const test::TempFolder folder;
+  test::PowerCut disk(folder.path());
+  io::make_directories(folder / "a/b/c");
+  disk.cut();
+  REQUIRE(io::is_directory(folder / "a/b/c"));
+  io::write_file(folder / "a/b/c/x", "one");
+  disk.cut();
+  CHECK(io::read_file(folder / "a/b/c/x") == "one");
+  for (std::int64_t operations = 0; operations < 20; ++operations) {
+    io::testing::crash_after(operations);
+    const std::string text = error_of([&] { io::write_file(folder / "a/b/c/x", "two"); });
+    io::testing::crash_after(-1);
+    disk.cut(static_cast<std::uint64_t>(operations));
+    if (text == "no error") break;
+    const std::string found = io::read_file(folder / "a/b/c/x");
+    CHECK((found == "one" || found == "two"));
+  }
+  CHECK(io::read_file(folder / "a/b/c/x") == "two");
+}
+
+TEST_CASE("power cut: appended lines are there once the file is synced") {
+  const test::TempFolder folder;
+  test::PowerCut disk(folder.path());
+  io::append_file(folder / "x", "1\n2\n");
+  io::sync_file(folder / "x");
+  io::append_file(folder / "x", "3\n");
+  disk.cut();
+  CHECK(io::read_file(folder / "x") == "1\n2\n");
+}
+
+TEST_CASE("power cut: a folder that takes the place of another, with and without the exchange") {
+  for (const bool exchange : {true, false}) {
+    test::refuse_exchange(!exchange);
+    bool done = false;
+    for (std::int64_t operations = 0; !done && operations < 20; ++operations)
+      for (const std::uint64_t seed : {0, 1, 2, 3, 4, 5, 6, 7}) {
+        const test::TempFolder folder;
+        for (const char* name : {"old", "new"}) {
+          io::make_directories(folder / name);
+          io::write_file(folder / name + "/x", name);
+        }
+        test::PowerCut disk(folder.path());
+        io::testing::crash_after(operations);
+        done = error_of([&] { io::rename_synced(folder / "new", folder / "old"); }) == "no error";
+        io::testing::crash_after(-1);
+        disk.cut(seed);
+        CAPTURE(exchange);
+        CAPTURE(operations);
+        // At any time one of the two has the name or, for a moment, the one beside it.
+        const std::string place =
+            io::exists(folder / "old") ? folder / "old" : io::aside_of(folder / "old");
+        REQUIRE(io::exists(place + "/x"));
+        const std::string found = io::read_file(place + "/x");
+        CHECK((found == "new" || (found == "old" && !done)));
+        if (done) {
+          const std::string before = exchange ? "new" : "old.old";
+          CHECK(io::list_directory(folder.path()) ==
+                std::vector<std::string>{std::min(before, std::string("old")),
+                                         std::max(before, std::string("old"))});
+          CHECK(io::read_file(folder / before + "/x") == "old");
+        }
+      }
+    CHECK(done);
+  }
+  test::refuse_exchange(false);
+}
+
+TEST_CASE("power cut: a rename is durable when it returns") {
+  const test::TempFolder folder;
+  io::make_directories(folder / "a");
+  test::PowerCut disk(folder.path());
+  io::rename_synced(folder / "a", folder / "b");
+  disk.cut();
+  CHECK(io::list_directory(folder.path()) == std::vector<std::string>{"b"});
+}
+
+TEST_CASE("what cannot be looked at is not called missing") {
+  const test::TempFolder folder;
+  const std::string loop = folder / "loop";
+  std::filesystem::create_symlink(loop, loop);
+  const std::string want = "read: cannot open '" + loop + "': Too many levels of symbolic links";
+  CHECK(error_of([&] { io::exists(loop); }) == want);
+  CHECK(error_of([&] { io::is_directory(loop); }) == want);
+  CHECK_FALSE(io::exists(folder / "none"));
+  io::write_file(folder / "x", "");
+  CHECK_FALSE(io::exists(folder / "x/y"));
 }
 
 TEST_CASE("errors name the path and the system's reason") {

@@ -7,6 +7,7 @@
 #include "weft/io/file.h"
 #include "weft/io/metrics.h"
 #include "weft/io/plot.h"
+#include "weft/tests/power_cut.h"
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
@@ -56,6 +57,58 @@ TEST_CASE("a resumed run drops the lines after its step") {
   CHECK(io::read_file(path) == "{\"step\":1}\n{\"step\":3,\"x\": 1e0}\n{\"note\":1}\n");
   io::truncate_to_step(path, 0);
   CHECK(io::read_file(path) == "{\"note\":1}\n");
+}
+
+TEST_CASE("a resumed run keeps what can be read, and the damaged file beside it") {
+  const test::TempFolder folder;
+  const std::string path = folder / "m";
+  const std::pair<std::string, std::string> damages[] = {
+      {std::string(3, '\0'), "unexpected character at byte 0"},
+      {"{\"step\":2,\"lo{\"step\":2}", "expected ':' at byte 15"},
+      {"{\"a\":\"\xff\"}", "invalid UTF-8 at byte 6"},
+      {"7", "expected a JSON object"}};
+  for (const auto& [line, reason] : damages) {
+    const test::TempFolder one;
+    const std::string m = one / "m", text = "{\"step\":1}\n" + line + "\n{\"step\":3}\n";
+    static std::string logged;
+    logged.clear();
+    set_log_handler([](std::string_view said) { logged += said; });
+    io::write_file(m, text);
+    io::truncate_to_step(m, 3);
+    set_log_handler(nullptr);
+    CHECK(io::read_file(m) == "{\"step\":1}\n{\"step\":3}\n");
+    CHECK(io::read_file(m + ".damaged") == text);
+    CHECK(logged == "metrics: '" + m + "' line 2: " + reason +
+                        "; 1 damaged line dropped, the file as it was is '" + m + ".damaged'");
+    // Once more: what was kept before stays.
+    io::write_file(m, "x\n");
+    io::truncate_to_step(m, 3);
+    CHECK(io::read_file(m + ".damaged") == text);
+    CHECK(io::read_file(m + ".damaged.2") == "x\n");
+  }
+  // A blank line is nothing lost.
+  io::write_file(path, "{\"step\":1}\n\n \n{\"step\":2}\n");
+  CHECK(io::read_metrics(path).size() == 2);
+  io::truncate_to_step(path, 2);
+  CHECK(io::read_file(path) == "{\"step\":1}\n{\"step\":2}\n");
+  CHECK(io::list_directory(folder.path()) == std::vector<std::string>{"m"});
+}
+
+TEST_CASE("a plot leaves out what cannot be read") {
+  CHECK(svg_of("{\"step\":5,\"loss\":2.5}\nx\n") == svg_of("{\"step\":5,\"loss\":2.5}\n"));
+}
+
+TEST_CASE("power cut: lines that were synced stay") {
+  const test::TempFolder folder;
+  test::PowerCut disk(folder.path());
+  const io::MetricsWriter writer(folder / "m");
+  writer.sync();
+  CHECK_FALSE(io::exists(folder / "m"));
+  writer.write(Json().set("step", 1));
+  writer.sync();
+  writer.write(Json().set("step", 2));
+  disk.cut();
+  CHECK(io::read_file(folder / "m") == "{\"step\":1}\n");
 }
 
 TEST_CASE("damaged lines are named") {

@@ -1,12 +1,14 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <string>
 #include <vector>
 
 #include "weft/core/error.h"
 #include "weft/distributed/checkpoint.h"
 #include "weft/io/file.h"
+#include "weft/tests/power_cut.h"
 #include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
@@ -193,6 +195,29 @@ TEST_CASE("any number of ranks finds the checkpoint that one finds") {
   io::write_file(out / "checkpoints/step_00000002/manifest.json", "{");
   all_find(1);
   set_log_handler(nullptr);
+}
+
+TEST_CASE("sharded checkpoint: a file that one rank cannot read now is no damage") {
+  const test::TempFolder out;
+  run_ranks(2, [&](World& w) {
+    for (const int step : {1, 2}) {
+      const Held held(w, step);
+      save_checkpoint(w, out.path(), step, held.model, held.optimizer, "{}");
+    }
+  });
+  for (const int after : {0, 1, 2, 4}) {
+    test::fail_reads(EIO, after);
+    std::vector<std::string> texts(3);
+    run_ranks(3, [&](World& w) {
+      texts[static_cast<std::size_t>(w.rank())] = error_of([&] { find_checkpoint(w, out.path()); });
+    });
+    test::fail_reads(0);
+    CHECK(texts[0].starts_with("read: cannot read '" + out.path()));
+    CHECK(texts[0].ends_with("Input/output error"));
+    CHECK(texts[1] == texts[0]);
+    CHECK(texts[2] == texts[0]);
+  }
+  CHECK(io::find_checkpoint(out.path())->step == 2);
 }
 
 TEST_CASE("sharded checkpoint: a folder that cannot be made") {
