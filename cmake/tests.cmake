@@ -148,7 +148,7 @@ endforeach()
 
 # The trainer's own parts.
 if(WEFT_EXAMPLES)
-  foreach(stem comm_model session_layouts)
+  foreach(stem comm_model run_folder session_layouts)
     add_executable(test_${stem} tests/test_${stem}.cpp $<TARGET_OBJECTS:weft_test_main>
       $<TARGET_OBJECTS:weft_train>)
     target_link_libraries(test_${stem} PRIVATE weft weft_flags doctest::doctest CLI11::CLI11
@@ -156,6 +156,7 @@ if(WEFT_EXAMPLES)
     add_test(NAME ${stem} COMMAND test_${stem})
   endforeach()
   target_sources(test_comm_model PRIVATE bench/comm_timeline.cpp bench/comm_trace.cpp)
+  target_sources(test_run_folder PRIVATE tests/power_cut.cpp)
 endif()
 
 # What the compiler must refuse.

@@ -3,6 +3,7 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <cstdio>
 
 #include "weft/core/error.h"
 #include "weft/io/file.h"
@@ -78,12 +79,14 @@ std::string toml_value(double v) { return message("{}", v); }  // the shortest t
 std::string toml_value(const std::string& v) {
   std::string out = "\"";
   for (const char c : v) {
-    if (c == '\n') {
-      out += "\\n";
-    } else if (c == '\t') {
-      out += "\\t";
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      char code[8];
+      std::snprintf(code, sizeof code, "\\u%04X", static_cast<unsigned>(c));
+      out += code;
     } else {
-      if (c == '"' || c == '\\') out += '\\';
       out += c;
     }
   }

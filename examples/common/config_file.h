@@ -11,7 +11,7 @@ namespace weft::train {
 /// Throws Error (Fault::user) on a file that is missing or no flat TOML table.
 std::vector<std::string> expand_config(int argc, char** argv);
 
-/// A value as TOML writes it.
+/// A value as TOML writes it. Text is UTF-8.
 std::string toml_value(bool v);
 std::string toml_value(std::int64_t v);
 std::string toml_value(double v);

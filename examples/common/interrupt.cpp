@@ -1,5 +1,6 @@
 #include "weft/examples/common/interrupt.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -33,6 +34,17 @@ void catch_interrupts() {
   sigaction(SIGTERM, &action, nullptr);
   sigaction(SIGUSR1, &action,
             nullptr);  // which mpirun hands on; after Ctrl-C it kills within a second
+  // A terminal that is closed, unless the run was told to outlive it (nohup).
+  struct sigaction before = {};
+  sigaction(SIGHUP, nullptr, &before);
+  if (before.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
+}
+
+// What is closed would be the number of the next file that is opened, and printf() write into it.
+void outlive_readers() {
+  signal(SIGPIPE, SIG_IGN);
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd)
+    if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", O_RDWR);  // takes the lowest free number
 }
 
 bool interrupted() { return requested != 0; }

@@ -10,6 +10,7 @@
 #include "weft/core/kernels/sum_ranks.h"
 #include "weft/examples/common/command_line.h"
 #include "weft/examples/common/config_file.h"
+#include "weft/io/json.h"
 
 namespace weft::train {
 namespace {
@@ -48,6 +49,12 @@ void check_one_of(const char* flag, const std::string& value, Names allowed) {
   const bool ok =
       std::any_of(allowed.begin(), allowed.end(), [&](const char* a) { return value == a; });
   check(ok, "{}: must be one of {}, got '{}'", flag, join(allowed), value);
+}
+
+// config.toml must be able to say it.
+void check_text(const char* flag, const std::string& value) {
+  check(io::find_invalid_utf8(value) == std::string::npos, "{}: must be UTF-8, got '{}'", flag,
+        value);
 }
 
 void check_at_least(const char* flag, double value, double low) {
@@ -338,6 +345,9 @@ void check_values(const Options& o) {
   each_option(copy, []<class T>(const char* flag, const T& value, const char*, const char*) {
     if constexpr (std::is_same_v<T, double>)
       check(std::isfinite(value), "{}: must be finite, got {}", flag, value);
+    if constexpr (std::is_same_v<T, std::string>) check_text(flag, value);
+    if constexpr (std::is_same_v<T, std::vector<std::string>>)
+      for (const std::string& item : value) check_text(flag, item);
   });
   check(static_cast<double>(o.steps) * static_cast<double>(o.batch) * static_cast<double>(o.seq) <
             9e18,

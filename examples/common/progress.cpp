@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 
 namespace weft::train {
 namespace {
@@ -52,7 +54,7 @@ void Progress::step(std::int64_t step, const Numbers& n) {
   std::printf("  norm %.3f  lr %.2e  %.0f tok/s  left %s%s", n.norm, n.lr, rate,
               format_duration(per_step * static_cast<double>(steps_ - step)),
               terminal_ ? "" : "\n");
-  std::fflush(stdout);
+  flush();
   open_line_ = terminal_;
   since_ = now;
   tokens_since_ = 0;
@@ -62,9 +64,17 @@ void Progress::evaluation(std::int64_t step, double val_loss) {
   finish();
   std::printf("step %5lld/%lld  validation loss %.4f nats per token\n",
               static_cast<long long>(step), static_cast<long long>(steps_), val_loss);
-  std::fflush(stdout);
+  flush();
   since_ = Clock::now();
   tokens_since_ = 0;
+}
+
+// A reader that has left (a pipe into `head`) costs the lines, not the run.
+void Progress::flush() {
+  if (std::fflush(stdout) == 0 || gone_) return;
+  std::fprintf(stderr, "standard output cannot be written (%s); the run goes on without it\n",
+               std::strerror(errno));
+  gone_ = true;
 }
 
 void Progress::finish() {

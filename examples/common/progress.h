@@ -24,10 +24,12 @@ class Progress {
   void finish();
 
  private:
+  void flush();
+
   using Clock = std::chrono::steady_clock;
   std::int64_t first_step_, steps_, log_every_;
   std::int64_t tokens_since_ = 0;
-  bool terminal_, open_line_ = false;
+  bool terminal_, open_line_ = false, gone_ = false;
   Clock::time_point start_, since_;
 };
 

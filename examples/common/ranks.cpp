@@ -6,6 +6,7 @@
 
 #include "weft/core/error.h"
 #include "weft/core/random.h"
+#include "weft/distributed/agree.h"
 #include "weft/distributed/gpu_of_rank.h"
 #include "weft/distributed/mpi_world.h"
 #include "weft/distributed/nccl_world.h"
@@ -123,6 +124,17 @@ Ranks::Ranks(World& world, World& host, Device device, const Options& options)
   check(micro == 0 || rows % micro == 0,
         "--micro-batch: must divide the {} sequences of a rank (--batch {} / dp {}), got {}", rows,
         options.batch, data_ranks(), micro);
+}
+
+void Ranks::on_first(const std::function<void()>& f) const {
+  if (imagined_)
+    f();
+  else
+    distributed::on_rank_0(host_, f);
+}
+
+std::int64_t Ranks::of_first(std::int64_t own) const {
+  return imagined_ ? own : distributed::from_rank_0(host_, own);
 }
 
 int run_on_ranks(const Options& options, const std::function<int(Ranks*)>& f) {

@@ -31,6 +31,10 @@ class Ranks {
   const distributed::DeviceMesh& mesh() const { return mesh_; }
   /// The one that prints and writes what there is once: on the meta device the one that there is.
   bool is_first() const { return world_.rank() == 0 || imagined_; }
+  /// Runs f on the first rank. Throws on every rank the Error that f throws there.
+  void on_first(const std::function<void()>& f) const;
+  /// The value of the first rank, on all of them.
+  std::int64_t of_first(std::int64_t own) const;
   /// Ranks that work on different rows of the batch, and the place of this one among them.
   int data_ranks() const { return mesh_.dp().size(); }
   int data_rank() const { return mesh_.dp().rank(); }

@@ -132,14 +132,20 @@ nn::GptConfig config_from_json(const io::Json& j) {
 
 RunFolder::RunFolder(const std::string& path, bool resume, const Ranks* ranks)
     : path_(path), ranks_(ranks) {
-  // Every rank looks before the first one writes, and so all of them refuse alike.
-  const bool holds_run = io::exists(metrics()) || io::exists(path + "/checkpoints");
-  if (ranks) ranks->host().all().barrier().wait();
-  check(resume || !holds_run,
-        "--out: '{}' already holds a run; add --resume to go on with it, or name another folder",
-        path);
-  if (!ranks || ranks->is_first()) io::make_directories(path);
-  if (ranks) ranks->host().all().barrier().wait();
+  const auto open = [&] {
+    io::make_directories(path);
+    lock_.emplace(path);
+    check(lock_->holder().empty(),
+          "--out: '{}' is in use by {}; wait until that run ends, or name another folder", path,
+          lock_->holder());
+    check(resume || !(io::exists(metrics()) || io::exists(path + "/checkpoints")),
+          "--out: '{}' already holds a run; add --resume to go on with it, or name another folder",
+          path);
+  };
+  if (ranks)
+    ranks->on_first(open);
+  else
+    open();
 }
 
 void RunFolder::write_config(const std::string& toml) const {
@@ -158,6 +164,11 @@ std::optional<RunState> RunFolder::restore(Session& session) const {
   run.step = state.at("step").as_int();
   run.tokens = state.at("tokens").as_int();
   run.loader = data::loader_state_from_json(state.at("loader"));
+  // Checkpoints from before there was such a thing are without it.
+  if (const io::Json* row = state.find("row")) {
+    run.row = *row;
+    run.evaluates = state.at("evaluates").as_bool();
+  }
   return run;
 }
 
@@ -166,6 +177,7 @@ std::string RunFolder::save(Session& session, const RunState& run, std::int64_t 
   state.set("step", run.step).set("tokens", run.tokens).set("loader", data::to_json(run.loader));
   state.set("tokenizer", "bytes");
   state.set("model", config_to_json(session.model().config));
+  state.set("row", run.row).set("evaluates", run.evaluates);
   if (ranks_) {
     distributed::save_checkpoint(ranks_->host(), path_, run.step, session.model_pieces(),
                                  session.optimizer_pieces(), state.dump(), static_cast<int>(keep));

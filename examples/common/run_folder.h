@@ -6,6 +6,7 @@
 #include "weft/data/loader.h"
 #include "weft/examples/common/session.h"
 #include "weft/io/checkpoint.h"
+#include "weft/io/folder_lock.h"
 #include "weft/io/json.h"
 
 namespace weft::train {
@@ -15,13 +16,19 @@ struct RunState {
   std::int64_t step = 0;
   std::int64_t tokens = 0;
   data::LoaderState loader;
+  /// What metrics.jsonl says of this step when the save, and an evaluation if one follows it, are
+  /// done: a run that ends before makes it up when it is resumed.
+  io::Json row;
+  bool evaluates = false;
 };
 
-/// The folder of a run: config.toml, metrics.jsonl, loss.svg and checkpoints/.
+/// The folder of a run: config.toml, metrics.jsonl, loss.svg and checkpoints/. One run at a time
+/// has it: as long as this lives, nobody else's can.
 class RunFolder {
  public:
   /// Opens or creates it. With `ranks` the first one does, and all come together.
-  /// Throws Error when it holds a run and `resume` is off (Fault::user), or cannot be written.
+  /// Throws Error, the same on all of them, when another run has it, or when it holds a run and
+  /// `resume` is off (Fault::user), or cannot be written.
   RunFolder(const std::string& path, bool resume, const Ranks* ranks = nullptr);
 
   std::string metrics() const { return path_ + "/metrics.jsonl"; }
@@ -38,6 +45,7 @@ class RunFolder {
  private:
   std::string path_;
   const Ranks* ranks_;
+  std::optional<io::FolderLock> lock_;  ///< of the first rank
 };
 
 /// The model's configuration as it stands in a checkpoint, and back.

@@ -51,9 +51,12 @@ void kill_in_step(Session& session, int rank, std::int64_t step) {
 
 KillInSave::KillInSave(int rank, std::int64_t step) {
   const Kill kill = kill_of(rank, step);
-  if (kill.phase == "save") io::testing::kill_after(kill.operations);
+  armed_ = kill.phase == "save";
+  if (armed_) io::testing::kill_after(kill.operations);
 }
 
-KillInSave::~KillInSave() { io::testing::kill_after(-1); }
+KillInSave::~KillInSave() {
+  if (armed_) io::testing::kill_after(-1);
+}
 
 }  // namespace weft::train

@@ -20,6 +20,9 @@ class KillInSave {
   KillInSave(int rank, std::int64_t step);
   ~KillInSave();
   KillInSave(const KillInSave&) = delete;
+
+ private:
+  bool armed_ = false;
 };
 
 }  // namespace weft::train

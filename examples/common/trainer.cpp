@@ -54,8 +54,8 @@ class Run {
       : options_(options),
         ranks_(ranks),
         device_(ranks ? ranks->device() : Device::parse(options.device)),
-        session_(options, device_, ranks),
         folder_(options.out, options.resume, ranks),
+        session_(options, device_, ranks),
         train_(training, {.batch = options.batch,
                           .seq = options.seq,
                           .seed = static_cast<std::uint64_t>(options.seed)}),
@@ -70,22 +70,20 @@ class Run {
       session_.load_weights(distributed::PieceFiles({options.weights}));
     }
     if (!is_first()) return;
-    if (options.resume) {
-      io::truncate_to_step(folder_.metrics(), state_.step);
-      peak_bytes_ = earlier_peak();
-    }
+    if (options.resume) io::truncate_to_step(folder_.metrics(), state_.step);
     metrics_.emplace(folder_.metrics());
     folder_.write_config(to_toml(options));  // of what has been accepted
   }
 
   int loop() {
+    catch_interrupts();
+    if (options_.resume) make_up();
     if (state_.step >= options_.steps) {
       if (is_first())
         std::printf("already at step %lld of %lld\n", static_cast<long long>(state_.step),
                     static_cast<long long>(options_.steps));
       return 0;
     }
-    catch_interrupts();
     since_ = Clock::now();
     energy_.resume();
     if (is_first()) progress_.emplace(state_.step + 1, options_.steps, options_.log_every);
@@ -107,12 +105,34 @@ class Run {
     StepResult result;
   };
 
-  /// The highest peak of the run before it was stopped.
-  std::int64_t earlier_peak() const {
-    if (!io::exists(folder_.metrics())) return 0;
-    const std::vector<io::Json> rows = io::read_metrics(folder_.metrics());
-    const io::Json* const peak = rows.empty() ? nullptr : rows.back().find("peak_bytes");
-    return peak && peak->is_int() ? peak->as_int() : 0;
+  /// What the run before still had to do after its last save: the row of that step, the evaluation
+  /// that belongs to it, the plot.
+  void make_up() {
+    bool evaluates = false;
+    if (is_first()) {
+      std::vector<io::Json> rows;
+      if (io::exists(folder_.metrics())) rows = io::read_metrics(folder_.metrics());
+      const auto of_this_step = [&](const io::Json& row) {
+        const io::Json* const step = row.find("step");
+        return step && step->is_int() && step->as_int() == state_.step;
+      };
+      const bool written = !rows.empty() && of_this_step(rows.back());
+      row_ = written ? rows.back() : state_.row;
+      evaluates = state_.evaluates && validation_.size() > 1 && !row_.find("val_loss");
+      if (written && evaluates) io::truncate_to_step(folder_.metrics(), state_.step - 1);
+      if (written && !evaluates) row_ = {};
+      for (const io::Json& row : {rows.empty() ? io::Json() : rows.back(), state_.row})
+        if (const io::Json* const peak = row.find("peak_bytes"); peak && peak->is_int())
+          peak_bytes_ = std::max(peak_bytes_, peak->as_int());
+    }
+    if (ranks_) evaluates = ranks_->of_first(evaluates) != 0;
+    if (evaluates) {
+      if (is_first()) progress_.emplace(state_.step, options_.steps, options_.log_every);
+      evaluate(state_.step);
+    }
+    write_row();
+    if (is_first() && io::exists(folder_.metrics()))
+      io::write_loss_svg(folder_.metrics(), folder_.plot());
   }
 
   int one_step() {
@@ -145,6 +165,9 @@ class Run {
     if (pauses) energy_.pause();
     // First what must not be lost: an evaluation may run out of memory, or be what is interrupted.
     if (saves) {
+      state_.row = row_;
+      state_.evaluates = evaluates;
+      if (metrics_) metrics_->sync();
       const KillInSave aid(rank(), step);
       folder_.save(session_, state_, options_.keep);
     }
@@ -298,8 +321,8 @@ class Run {
   const Options& options_;
   const Ranks* ranks_;
   Device device_;
+  RunFolder folder_;  // before anything is done: it may be somebody else's
   Session session_;
-  RunFolder folder_;
   data::TokenLoader train_;
   data::TokenStream validation_;
   // Of the first rank only.
@@ -362,6 +385,7 @@ int train(const Options& given) {
 }
 
 int train_main(const Options& defaults, int argc, char** argv) try {
+  outlive_readers();
   set_log_handler([](std::string_view line) {
     // What stops one of several ranks is said at once: the others may take a while to notice.
     last_logged() = line;

@@ -60,16 +60,22 @@ def refused(done, status, *parts):
         assert part in lines[0], f"'{part}' is not in: {lines[0]}"
 
 
-def interrupt(program, out, data, *args):
-    """Ctrl-C in the first steps of a long run: status 130, and the last step is saved."""
+def start(program, out, data, *args, **how):
+    """A long run in its first steps."""
     process = subprocess.Popen(
         [BIN / program, "--data", data, "--out", out, "--steps", "100000", *SMALL, *args],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how)
     log = pathlib.Path(out) / "metrics.jsonl"
     deadline = time.time() + 60
     while time.time() < deadline and not (log.exists() and log.stat().st_size > 0):
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    return process
+
+
+def interrupt(program, out, data, *args, sent=signal.SIGINT):
+    """Ctrl-C in the first steps of a long run: status 130, and the last step is saved."""
+    process = start(program, out, data, *args)
+    process.send_signal(sent)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, (process.returncode, errors)
     assert checkpoint_bytes(out, metrics(out)[-1]["step"])

@@ -1,4 +1,5 @@
 """The trainers over ranks that are processes: the bits of ranks that are threads."""
+import fcntl
 import pathlib
 
 from support import BIN, main, metrics, text, train
@@ -57,6 +58,10 @@ def wrong_uses(folder):
     done = run_ranks(2, BIN / "train_gpt", *data)
     assert done.returncode == 2 and done.stderr.count("already holds a run") == 1, done
     assert not pathlib.Path(f"{folder}/never/flight").exists()
+    with open(f"{folder}/never/lock", "w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        done = run_ranks(2, BIN / "train_gpt", *data, "--resume")
+    assert done.returncode == 2 and done.stderr.count("is in use by another process") == 1, done
     done = run_ranks(2, BIN / "train_gpt", *data, "--batch", "3")
     assert done.returncode == 2 and done.stderr.count("train_gpt:") == 1, done
     assert "--batch: must be a multiple of dp 2, got 3" in done.stderr, done

@@ -3,9 +3,12 @@ no harm to what was saved before."""
 import os
 import pathlib
 import resource
+import signal
 import subprocess
+import time
 
-from support import BIN, SMALL, checkpoint_bytes, interrupt, main, metrics, refused, run, text, train
+from support import (BIN, SMALL, checkpoint_bytes, interrupt, main, metrics, refused, run, start, text,
+                     train)
 
 
 def base(folder, *args):
@@ -187,10 +190,54 @@ def wrong_uses_of_generate(folder):
 def interrupt_saves(folder):
     # Several times: what a signal hits is a matter of chance.
     for i in range(10):
-        interrupt("train_gpt", f"{folder}/run{i}", text(folder))
+        interrupt("train_gpt", f"{folder}/run{i}", text(folder),
+                  sent=signal.SIGHUP if i % 3 == 2 else signal.SIGINT)
+
+
+def outlives_its_terminal(folder):
+    """Started by nohup: SIGHUP is ignored, and stays so."""
+    nohup = start("train_gpt", f"{folder}/run", text(folder),
+                  preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    nohup.send_signal(signal.SIGHUP)
+    before = len(metrics(f"{folder}/run"))
+    deadline = time.time() + 60
+    while len(metrics(f"{folder}/run")) < before + 3:
+        assert nohup.poll() is None and time.time() < deadline, nohup.stderr.read()
+        time.sleep(0.01)
+    nohup.kill()
+    nohup.communicate()
+
+
+def outlives_its_reader(folder):
+    """A run whose output nobody reads any more goes on to its end, and says so once."""
+    process = subprocess.Popen([BIN / "train_gpt", *base(folder, "--log-every", "1")], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.readline()
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.wait(60)
+    refused(subprocess.CompletedProcess("", process.returncode, "", errors), 0, "Broken pipe", "goes on")
+    assert checkpoint_bytes(f"{folder}/run", 4)
+    closed = subprocess.run([BIN / "train_gpt", *base(folder, "--out", f"{folder}/closed")],
+                            preexec_fn=lambda: (os.close(1), os.close(2)))
+    assert closed.returncode == 0 and checkpoint_bytes(f"{folder}/closed", 4)
+    assert pathlib.Path(f"{folder}/closed/lock").read_text().count("\n") == 1
+
+
+def one_run_a_folder(folder):
+    """A second one is refused while the first one lives, and goes on at once when it was killed."""
+    first = start("train_gpt", f"{folder}/run", text(folder), "--save-every", "1")
+    refused(run("train_gpt", *base(folder, "--resume", "--steps", "100000")), 2,
+            f"'{folder}/run' is in use by process {first.pid} on host '")
+    first.kill()
+    first.communicate()
+    train(*base(folder, "--resume", "--steps", str(len(metrics(f"{folder}/run")) + 3)))
+    steps = [row["step"] for row in metrics(f"{folder}/run")]
+    assert steps == list(range(1, len(steps) + 1)), steps
 
 
 main([unknown_flag, reserved_flag, missing_file, empty_file, data_too_short, heads_do_not_divide,
       bad_values, vocabulary_too_small, no_data, holds_a_run, damaged_checkpoint,
       every_checkpoint_damaged, checkpoint_of_another_shape, unwritable_folder, injected_nan,
-      full_disk, out_of_memory, damaged_config, wrong_uses_of_generate, interrupt_saves])
+      full_disk, out_of_memory, damaged_config, wrong_uses_of_generate, interrupt_saves,
+      outlives_its_terminal, outlives_its_reader, one_run_a_folder])
