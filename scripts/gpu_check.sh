@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks Weft on a machine with a GPU, measures it beside PyTorch, and writes all of it into a folder.
-# The last line reads "N passed, N failed"; without a GPU one line says so and the status is 77.
+# The last line reads "N passed, N failed, N skipped"; without a GPU one line says so and the status is 77.
 # usage: scripts/gpu_check.sh --out DIR [--only PART,...] [--rows PART,...] [--models NAME,...]
 #                             [--dtypes bf16,f32] [--arch 90a-real] [--jobs N]
 #   build    a release with CUDA, in build/gpu, for all architectures or the one of --arch

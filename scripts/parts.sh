@@ -1,6 +1,8 @@
 # Sourced by test.sh and .ci/run: runs named parts, times them, counts what passed.
 passed=0
 failed=0
+skipped=0
+skipped_names=()
 logs=build/logs
 mkdir -p "$logs"
 if command -v ccache >/dev/null; then export CMAKE_CXX_COMPILER_LAUNCHER=ccache; fi
@@ -38,7 +40,7 @@ failures() {
 
 # tests NAME COMMAND...: a part that runs ctest and counts its tests.
 tests() {
-  local summary bad total
+  local summary bad total left_out
   part "$@" || true
   summary=$(grep -E '^[0-9]+% tests passed, [0-9]+ tests? failed out of [0-9]+' "$logs/$1.log" || true)
   if [ -z "$summary" ]; then
@@ -48,14 +50,19 @@ tests() {
   fi
   bad=$(sed -E 's/.*passed, ([0-9]+) .*/\1/' <<<"$summary")
   total=$(sed -E 's/.* ([0-9]+)$/\1/' <<<"$summary")
-  passed=$((passed + total - bad))
+  mapfile -t left_out < <(sed -nE 's/^\t *[0-9]+ - (.*) \(Skipped\)$/\1/p' "$logs/$1.log")
+  skipped=$((skipped + ${#left_out[@]}))
+  skipped_names+=("${left_out[@]}")
+  passed=$((passed + total - bad - ${#left_out[@]}))
   failed=$((failed + bad))
   failures "$logs/$1.log"
 }
 
-# The last line of the script and its exit status.
+# The last lines of the script, and its exit status. A test that could not run here, for want of a GPU
+# or an instruction set, is named.
 finish() {
-  echo "$passed passed, $failed failed"
+  [ "$skipped" -eq 0 ] || echo "skipped: ${skipped_names[*]}"
+  echo "$passed passed, $failed failed, $skipped skipped"
   [ "$failed" -eq 0 ]
 }
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds and tests everything. The last line reads "N passed, N failed"; the status is 1 on a failure.
+# Builds and tests everything. The last line reads "N passed, N failed, N skipped"; the status is 1 on a
+# failure.
 # usage: scripts/test.sh              release build with warnings as errors, all tests and checks
 #        scripts/test.sh --all-archs  the same with the CUDA kernels for every architecture, not sm_90a alone
 #        scripts/test.sh --sanitize   library and op tests under AddressSanitizer and UBSan
