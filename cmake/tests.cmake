@@ -122,6 +122,7 @@ set(weft_test_stems
   sort
   speculative
   state_dict
+  support
   swiglu
   tape
   tensor

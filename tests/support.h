@@ -1,5 +1,7 @@
 #pragma once
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -50,32 +52,59 @@ inline std::vector<double> values(const Tensor& t) {
   return v;
 }
 
-/// "" when all elements agree within tol * max(1, |want|) (NaN agrees with NaN), else a sentence.
-inline std::string mismatch(const Tensor& got, const Tensor& want, double tol) {
+/// The root of the mean of the squares of the finite elements.
+inline double rms(const Tensor& t) {
+  double squares = 0, count = 0;
+  for (const double v : values(t)) {
+    if (!std::isfinite(v)) continue;
+    squares += v * v;
+    ++count;
+  }
+  return count > 0 ? std::sqrt(squares / count) : 0;
+}
+
+/// "" when all elements agree within tol * max(|want|, scale), else the worst of them. NaN agrees
+/// with NaN, infinity with itself only. The scale is that of the tensor, rms(want), but not above
+/// 1: an error must be small beside what is there, however small that is. Where larger terms cancel
+/// in a result, to which rounding is relative, the caller gives their size.
+inline std::string mismatch(const Tensor& got, const Tensor& want, double tol, double terms = 0) {
   if (!(got.shape() == want.shape()))
     return message("shape {} where {} was expected", got.shape(), want.shape());
+  const double scale = std::max(terms, std::min(1.0, rms(want)));
   const std::vector<double> a = values(got), b = values(want);
+  double most = 0;
+  std::size_t worst = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
-    if (std::isnan(a[i]) && std::isnan(b[i])) continue;
-    if (a[i] == b[i]) continue;
-    if (!(std::abs(a[i] - b[i]) <= tol * std::max(1.0, std::abs(b[i]))))
-      return message("element {}: {} where {} was expected", i, a[i], b[i]);
+    if ((std::isnan(a[i]) && std::isnan(b[i])) || a[i] == b[i]) continue;
+    const double apart = std::abs(a[i] - b[i]), allowed = tol * std::max(scale, std::abs(b[i]));
+    if (std::isfinite(b[i]) && apart <= allowed) continue;
+    const double excess = std::isfinite(apart) ? apart / allowed : INFINITY;
+    if (excess <= most) continue;
+    most = excess;
+    worst = i;
   }
-  return "";
+  if (most == 0) return "";
+  return message("element {}: {} where {} was expected, {} times what is allowed", worst, a[worst],
+                 b[worst], most);
 }
 
 /// Two runs that both broke are not the same run: a NaN must be asked for.
 enum class Nan { refused, allowed };
 
-/// "" when both have the same dtype, shape and bits.
+/// "" when both have the same dtype, shape and bits: 0 is not -0. Allowed NaNs are all alike.
 inline std::string different_bits(const Tensor& a, const Tensor& b, Nan nan = Nan::refused) {
   if (a.dtype() != b.dtype()) return message("dtype {} and {}", a.dtype(), b.dtype());
-  if (const std::string why = mismatch(a, b, 0); !why.empty()) return why;
-  const std::vector<double> v = values(a), w = values(b);
+  if (!(a.shape() == b.shape())) return message("shape {} and {}", a.shape(), b.shape());
+  const Tensor x = a.detach().to(kCpu).contiguous(), y = b.detach().to(kCpu).contiguous();
+  const std::size_t size = size_of(a.dtype());
+  const auto *p = static_cast<const char*>(x.raw()), *q = static_cast<const char*>(y.raw());
+  const std::vector<double> v = values(x), w = values(y);
   for (std::size_t i = 0; i < v.size(); ++i) {
     if (std::isnan(v[i]) && nan == Nan::refused) return message("element {} is NaN", i);
-    if (std::isnan(v[i])) continue;
-    if (std::signbit(v[i]) != std::signbit(w[i])) return message("element {}: 0 and -0", i);
+    if (std::isnan(v[i]) && std::isnan(w[i])) continue;
+    if (std::memcmp(p + i * size, q + i * size, size) == 0) continue;
+    if (v[i] == 0 && w[i] == 0) return message("element {}: 0 and -0", i);
+    return message("element {}: {} and {}", i, v[i], w[i]);
   }
   return "";
 }

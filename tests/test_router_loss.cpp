@@ -81,10 +81,12 @@ TEST_CASE("router_loss: R5 aux fixture, value and gradient") {
   CHECK(aux(x, 2, 0.01).item() == doctest::Approx(0.011047948113997574).epsilon(1e-6).scale(0));
   CHECK(aux(fixture(DType::f64), 2).item() == doctest::Approx(1.1047948113997574).epsilon(1e-15));
   const Tensor g = gradient([](const Tensor& v) { return aux(v, 2); }, x);
-  CHECK(mismatch(row(g, 0), Tensor::of({-.01476909, .02259273, -.00329543, -.00452821}, {4}),
-                 1e-7) == "");
-  CHECK(mismatch(row(g, 1), Tensor::of({-.00432846, .02029958, -.00528679, -.01068433}, {4}),
-                 1e-7) == "");
+  // What is left where terms of a quarter cancel, p times a weight of at most 1.5, over four
+  // tokens.
+  CHECK(mismatch(row(g, 0), Tensor::of({-.01476909, .02259273, -.00329543, -.00452821}, {4}), 1e-7,
+                 0.25) == "");
+  CHECK(mismatch(row(g, 1), Tensor::of({-.00432846, .02029958, -.00528679, -.01068433}, {4}), 1e-7,
+                 0.25) == "");
 }
 
 TEST_CASE("router_loss: by sequence, the fixture in batch-major order") {

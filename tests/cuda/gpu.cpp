@@ -71,7 +71,8 @@ std::string disagreement(const Op& op, const TensorList& inputs, const Agreement
             message("{}: {} results where {} were expected", name(dtype), got.size(), want.size());
       for (int i = 0; i < got.size() && wrong.empty(); ++i) {
         const std::string text =
-            mismatch(got[i].to(kCpu), want[i], how.tolerance * test::tolerance(dtype));
+            mismatch(got[i].to(kCpu), want[i], how.tolerance * test::tolerance(dtype),
+                     i < cotangents.size() ? 0 : how.terms);
         if (!text.empty()) wrong = message("{}, result {}: {}", name(dtype), i, text);
       }
     };

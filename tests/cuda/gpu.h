@@ -26,6 +26,7 @@ struct Agreement {
   double tolerance = 1;    ///< times that of the dtype
   bool gradients = true;   ///< compare these too, for a random cotangent
   bool all_orders = true;  ///< false for shapes that take long
+  double terms = 0;        ///< in gradients: the size of what cancels there, see mismatch()
 };
 
 /// "" when op gives on the GPU, in every dtype and order, what it gives on the CPU in f64, outputs

@@ -35,7 +35,7 @@ struct Case {
 };
 
 // The loss of one rank's classes beside another's, whose numbers are given; hits too.
-std::string check(const Case& c, std::int64_t rows, bool all_orders) {
+std::string check(const Case& c, std::int64_t rows, bool all_orders, double tolerance = 1) {
   const ClassRange range{c.first, c.all};
   const std::vector<std::int64_t> t = targets_for(rows, range, c.classes);
   const Tensor other = random({rows, 4}, 5);
@@ -60,7 +60,7 @@ std::string check(const Case& c, std::int64_t rows, bool all_orders) {
   };
   const TensorList in{random({rows, 3}, 1), random({c.classes, 3}, 2),
                       Tensor::from(std::span<const std::int64_t>(t), {rows}).to(DType::i32)};
-  return disagreement(op, in, {.all_orders = all_orders});
+  return disagreement(op, in, {.tolerance = tolerance, .all_orders = all_orders});
 }
 
 }  // namespace
@@ -73,8 +73,10 @@ TEST_CASE("cross entropy in parts: losses, hits and gradients as on the CPU") {
       CHECK(check({4, 0, 4, smoothing, reduction}, 5, false) == "");
     }
   CHECK(check({37, 129, 300, 0.1}, 7, true) == "");
-  CHECK(check({1000, 1025, 3000, 0.1}, 3, false) == "");
-  CHECK(check({5, 8193, 8200, 0.1}, 3, false) == "");
+  // Of many classes those with logits of 8 count. In bf16 such a logit is off by up to 2^-6, and so
+  // is its exponential, beside what all other roundings do.
+  CHECK(check({1000, 1025, 3000, 0.1}, 3, false, 2) == "");
+  CHECK(check({5, 8193, 8200, 0.1}, 3, false, 2) == "");
 }
 
 }  // namespace weft

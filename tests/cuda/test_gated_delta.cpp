@@ -70,7 +70,9 @@ TEST_CASE("gated_delta: a few tokens that no tape follows, with and without a st
 }
 
 TEST_CASE("gated_delta: many chunks, and gates from hardly any decay to all of it") {
-  // exp(-120) is 0 in f32: across a token like that nothing comes, forward or back.
+  // exp(-120) is 0 in f32: across a token like that nothing comes, forward or back. What is left of
+  // a gradient is then small beside what it was made of, and the rest of sums of gates in the
+  // thousands.
   for (const double decay : {-1e-4, -3.0, -120.0})
     for (const std::int64_t tokens : {130, 257}) {
       CAPTURE(decay);
@@ -81,7 +83,8 @@ TEST_CASE("gated_delta: many chunks, and gates from hardly any decay to all of i
         const GatedDelta r = run(x, {.state = cast(x[5], real)});
         return TensorList{r.y, r.state};
       };
-      CHECK(disagreement(both, in, {.tolerance = 8, .all_orders = false}) == "");
+      const double terms = decay < -1 ? 1 : 0;
+      CHECK(disagreement(both, in, {.tolerance = 8, .all_orders = false, .terms = terms}) == "");
     }
 }
 
