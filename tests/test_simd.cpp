@@ -7,27 +7,19 @@
 #include <vector>
 
 #include "weft/core/cpu/simd.h"
+#include "weft/tests/simd_tables.h"
 #include "weft/tests/support.h"
 
 namespace weft {
 namespace {
+
+using test::simd_tables;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr double kSmallestNormal = std::numeric_limits<float>::min();
 
 using Map = RowKernels<float>::Map;
-
-std::vector<const SimdTable*> tables() {
-  std::vector<const SimdTable*> found;
-  for (const char* name : {"scalar", "avx2", "avx512"}) {
-    if (const SimdTable* table = find_simd(name))
-      found.push_back(table);
-    else
-      MESSAGE("skipped: this CPU has no ", name);
-  }
-  return found;
-}
 
 std::vector<float> linear(double low, double high, int n = 20011) {
   std::vector<float> x;
@@ -191,7 +183,7 @@ void check_same_bits(const RowKernels<T>& a, const RowKernels<T>& b) {
 }  // namespace
 
 TEST_CASE("simd: elementary functions agree with the f64 library") {
-  for (const SimdTable* table : tables()) {
+  for (const SimdTable* table : simd_tables()) {
     CAPTURE(std::string(table->name));
     const RowKernels<float>& k = table->f32;
     CHECK(worst(k.exp, linear(-87, 88.72), exp64, kSmallestNormal) < 2e-7);
@@ -214,7 +206,7 @@ TEST_CASE("simd: elementary functions agree with the f64 library") {
 }
 
 TEST_CASE("simd: special values") {
-  for (const SimdTable* table : tables()) {
+  for (const SimdTable* table : simd_tables()) {
     CAPTURE(std::string(table->name));
     const RowKernels<float>& k = table->f32;
     for (Map* f :
@@ -263,7 +255,7 @@ TEST_CASE("simd: derivatives agree with differences of the f64 library") {
     bool of_y;
   };
   using K = RowKernels<float>;
-  for (const SimdTable* table : tables())
+  for (const SimdTable* table : simd_tables())
     for (const Case& c : {Case{"tanh", &K::tanh_bwd, tanh64, true},
                           Case{"sigmoid", &K::sigmoid_bwd, sigmoid64, true},
                           Case{"gelu_tanh", &K::gelu_tanh_bwd, gelu_tanh64, false},
@@ -286,7 +278,7 @@ TEST_CASE("simd: derivatives agree with differences of the f64 library") {
 }
 
 TEST_CASE("simd: bf16 rows are the f32 results, rounded to nearest even") {
-  for (const SimdTable* table : tables()) {
+  for (const SimdTable* table : simd_tables()) {
     CAPTURE(std::string(table->name));
     const std::vector<bf16> x = as<bf16>(difficult(3));
     std::vector<float> wide, y(x.size());
@@ -299,7 +291,7 @@ TEST_CASE("simd: bf16 rows are the f32 results, rounded to nearest even") {
 }
 
 TEST_CASE("simd: a tail neither reads nor writes beyond the end") {
-  for (const SimdTable* table : tables()) {
+  for (const SimdTable* table : simd_tables()) {
     CAPTURE(std::string(table->name));
     for (std::int64_t n = 0; n < 40; ++n) {
       std::vector<float> x(static_cast<std::size_t>(n), 0.5f),
@@ -311,7 +303,7 @@ TEST_CASE("simd: a tail neither reads nor writes beyond the end") {
 }
 
 TEST_CASE("simd: every instruction set gives the same bits") {
-  const auto found = tables();
+  const auto found = simd_tables();
   for (std::size_t i = 1; i < found.size(); ++i) {
     CAPTURE(std::string(found[i]->name));
     check_same_bits(found[0]->f32, found[i]->f32);
@@ -331,7 +323,7 @@ TEST_CASE("simd: the table can be chosen by name") {
 }
 
 TEST_CASE("simd: the largest of each lane, taken in two parts") {
-  for (const SimdTable* table : tables()) {
+  for (const SimdTable* table : simd_tables()) {
     CAPTURE(std::string(table->name));
     // Few different values, so that places decide.
     std::vector<float> x;

@@ -7,21 +7,17 @@
 #include <vector>
 
 #include "weft/core/cpu/simd.h"
+#include "weft/tests/simd_tables.h"
 #include "weft/tests/support.h"
 
 namespace weft {
 namespace {
 
+using test::simd_tables;
+
 using Floats = std::vector<float>;
 constexpr int kLanes = 16;
 constexpr float kInf = std::numeric_limits<float>::infinity();
-
-std::vector<const SimdTable*> tables() {
-  std::vector<const SimdTable*> found;
-  for (const char* name : {"scalar", "avx2", "avx512"})
-    if (const SimdTable* table = find_simd(name)) found.push_back(table);
-  return found;
-}
 
 Floats normal(std::int64_t n, std::uint64_t seed) {
   const Tensor x = test::random({n}, seed).to(DType::f32);
@@ -64,7 +60,7 @@ TEST_CASE("simd product: any layout of a, any size, added to c, to a bias, or to
             const Floats before = normal(m * ldc, 3), bias = normal(n, 10);
             const double bound = k <= 40 ? 1e-5 : 2e-5;  // a longer chain rounds more often
             Floats first;
-            for (const SimdTable* table : tables()) {
+            for (const SimdTable* table : simd_tables()) {
               CAPTURE(table->name);
               Floats c = before;
               const float* start = from == Start::none ? nullptr
@@ -99,7 +95,7 @@ TEST_CASE("simd attention: two steps of the online softmax are the softmax of al
   std::fill_n(all.stop, kLanes, static_cast<float>(kKeys));
   const LaneKeys stairs = staircase(kKeys);
   Floats first;
-  for (const SimdTable* table : tables()) {
+  for (const SimdTable* table : simd_tables()) {
     CAPTURE(table->name);
     Floats x = scores;
     Floats high(kLanes, -kInf), sum(kLanes, 0.0f), shrink(kLanes), shrink2(kLanes);
@@ -134,7 +130,7 @@ TEST_CASE("simd attention: two steps of the online softmax are the softmax of al
 TEST_CASE("simd attention: a query that sees nothing has sum 0 and probabilities 0") {
   LaneKeys none{0, 3, 3, 3, {}, {}};
   none.stop[0] = 3;  // lane 0 sees all three
-  for (const SimdTable* table : tables()) {
+  for (const SimdTable* table : simd_tables()) {
     Floats x = normal(3 * kLanes, 5), high(kLanes, -kInf), sum(kLanes, 0.0f), shrink(kLanes);
     table->attention.softmax_step(x.data(), kLanes, none, high.data(), sum.data(), shrink.data());
     CHECK(sum[0] >= 1.0f);
@@ -150,7 +146,7 @@ TEST_CASE("simd attention: probabilities and the gradient of the scores") {
   const Floats lse = normal(kLanes, 8), delta = normal(kLanes, 9);
   const LaneKeys stairs = staircase(kKeys);
   Floats first;
-  for (const SimdTable* table : tables()) {
+  for (const SimdTable* table : simd_tables()) {
     CAPTURE(table->name);
     Floats p = scores, dp = grads;
     table->attention.probabilities(p.data(), kLanes, stairs, lse.data());

@@ -4,20 +4,16 @@
 #include <vector>
 
 #include "weft/core/cpu/simd.h"
+#include "weft/tests/simd_tables.h"
 #include "weft/tests/support.h"
 
 namespace weft {
 namespace {
 
+using test::simd_tables;
+
 constexpr std::uint64_t kFar = (std::uint64_t{1} << 32) - 5;  // the block number crosses 32 bits
 constexpr std::uint64_t kSeed = 0x123456789abcdef0u, kStream = 0xfedcba9876543210u;
-
-std::vector<const SimdTable*> tables() {
-  std::vector<const SimdTable*> found;
-  for (const char* name : {"scalar", "avx2", "avx512"})
-    if (const SimdTable* table = find_simd(name)) found.push_back(table);
-  return found;
-}
 
 // Number i of the sequence, one Philox call for each.
 float number(std::uint64_t i) {
@@ -27,7 +23,7 @@ float number(std::uint64_t i) {
 }  // namespace
 
 TEST_CASE("simd random: draw gives the numbers of random_bits in their order") {
-  for (const SimdTable* table : tables())
+  for (const SimdTable* table : simd_tables())
     for (const std::uint64_t first : {std::uint64_t{0}, std::uint64_t{77}, kFar})
       for (const std::int64_t blocks : {16, 48}) {
         CAPTURE(table->name);
@@ -43,7 +39,7 @@ TEST_CASE("simd random: draw gives the numbers of random_bits in their order") {
 
 TEST_CASE("simd random: sixteen sequences begin anywhere in their blocks") {
   constexpr float kThreshold = 5e6f;
-  for (const SimdTable* table : tables())
+  for (const SimdTable* table : simd_tables())
     for (const std::int64_t step : {0, 1, 64, 131})
       for (const std::int64_t rows : {1, 3, 4, 21, 128}) {
         CAPTURE(table->name);
@@ -67,7 +63,7 @@ TEST_CASE_TEMPLATE("simd random: dropout of a row at any place and length", T, f
   const Tensor x = test::random({70}, 1).to(dtype_of<T>());
   std::vector<float> numbers;
   for (int i = 0; i < 70; ++i) numbers.push_back(static_cast<float>(i * 37 % 70));
-  for (const SimdTable* table : tables())
+  for (const SimdTable* table : simd_tables())
     for (const std::int64_t begin : {0, 1, 3})
       for (const std::int64_t n : {0, 1, 15, 16, 33, 64}) {
         CAPTURE(table->name);
@@ -87,7 +83,7 @@ TEST_CASE_TEMPLATE("simd random: dropout of a row at any place and length", T, f
 
 TEST_CASE("simd attention: the transpose, whole groups and what is left") {
   const Tensor x = test::random({40, 37}, 2).to(DType::f32);
-  for (const SimdTable* table : tables())
+  for (const SimdTable* table : simd_tables())
     for (const std::int64_t n : {1, 15, 16, 21, 32, 40})
       for (const std::int64_t d : {1, 3, 4, 18, 32, 37}) {
         CAPTURE(table->name);

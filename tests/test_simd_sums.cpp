@@ -4,23 +4,19 @@
 #include <vector>
 
 #include "weft/core/cpu/simd.h"
+#include "weft/tests/simd_tables.h"
 #include "weft/tests/support.h"
 
 namespace weft {
 namespace {
 
-std::vector<const SimdTable*> tables() {
-  std::vector<const SimdTable*> found;
-  for (const char* name : {"scalar", "avx2", "avx512"})
-    if (const SimdTable* table = find_simd(name)) found.push_back(table);
-  return found;
-}
+using test::simd_tables;
 
 }  // namespace
 
 TEST_CASE_TEMPLATE("simd sums: squares in sixteen sums of f64", T, float, bf16) {
   const Tensor x = test::random({203}, 1).to(dtype_of<T>());
-  for (const SimdTable* table : tables())
+  for (const SimdTable* table : simd_tables())
     for (const std::int64_t begin : {0, 1, 3})
       for (const std::int64_t n : {0, 1, 15, 16, 17, 64, 199}) {
         CAPTURE(table->name);
@@ -40,7 +36,7 @@ TEST_CASE_TEMPLATE("simd sums: squares in sixteen sums of f64", T, float, bf16) 
 TEST_CASE_TEMPLATE("simd sums: columns, row after row in f32", T, float, bf16) {
   constexpr std::int64_t kStride = 71;
   const Tensor x = test::random({9, kStride}, 2).to(dtype_of<T>());
-  for (const SimdTable* table : tables())
+  for (const SimdTable* table : simd_tables())
     for (const std::int64_t rows : {1, 3, 4, 5, 8, 9})
       for (const std::int64_t width : {1, 15, 16, 40, 64, 70}) {
         CAPTURE(table->name);
@@ -62,7 +58,7 @@ TEST_CASE_TEMPLATE("simd rope: halves of any length turn by sine and cosine", T,
   constexpr std::int64_t kHeads = 3;
   const Tensor x = test::random({kHeads * 80 + 1}, 3).to(dtype_of<T>());
   const Tensor cos = test::random({41}, 4, DType::f32), sin = test::random({41}, 5, DType::f32);
-  for (const SimdTable* table : tables())
+  for (const SimdTable* table : simd_tables())
     for (const std::int64_t half : {1, 8, 15, 16, 32, 40})
       for (const float sign : {1.0f, -1.0f}) {
         CAPTURE(table->name);

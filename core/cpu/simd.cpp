@@ -1,6 +1,9 @@
 #include "weft/core/cpu/simd.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
+#include <iterator>
 #include <string_view>
 
 #include "weft/core/error.h"
@@ -8,8 +11,11 @@
 namespace weft {
 namespace {
 
+constexpr const SimdTable* kTables[] = {&detail::simd_avx512, &detail::simd_avx2,
+                                        &detail::simd_scalar};
+
 // AVX-512 here means what every CPU since Skylake-SP has: F, BW, DQ, VL.
-bool runs(const SimdTable& table) {
+bool processor_runs(const SimdTable& table) {
   if (&table == &detail::simd_scalar) return true;
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("f16c");
@@ -18,8 +24,21 @@ bool runs(const SimdTable& table) {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-constexpr const SimdTable* kTables[] = {&detail::simd_avx512, &detail::simd_avx2,
-                                        &detail::simd_scalar};
+// The first of kTables that this process may use: WEFT_ISA stands for a lesser processor.
+const SimdTable* const* first_allowed() {
+  const char* const wanted = std::getenv("WEFT_ISA");
+  if (wanted == nullptr || *wanted == 0) return std::begin(kTables);
+  const auto found = std::find_if(std::begin(kTables), std::end(kTables), [&](const SimdTable* t) {
+    return std::string_view(wanted) == t->name;
+  });
+  check(found != std::end(kTables), "WEFT_ISA: must be scalar, avx2 or avx512, got {}", wanted);
+  return found;
+}
+
+bool runs(const SimdTable& table) {
+  static const SimdTable* const* const first = first_allowed();
+  return std::find(first, std::end(kTables), &table) != std::end(kTables) && processor_runs(table);
+}
 
 const SimdTable* widest() {
   for (const SimdTable* table : kTables)

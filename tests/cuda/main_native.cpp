@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "weft/core/cuda.h"
+#include "weft/tests/count_cases.h"
 
 // ctest counts the status as "skipped".
 constexpr int kSkipped = 77;
@@ -13,5 +14,6 @@ int main(int argc, char** argv) {
     std::puts("no GPU: skipped");
     return kSkipped;
   }
-  return doctest::Context(argc, argv).run();
+  doctest::Context context(argc, argv);
+  return weft::test::status_of_run(context, context.run());
 }

@@ -1,0 +1,17 @@
+#pragma once
+#include <vector>
+
+#include "weft/core/cpu/simd.h"
+
+namespace weft::test {
+
+/// Of every instruction set that this processor has. The test isa_avx512_simd, skipped where it has
+/// not all, says so.
+inline std::vector<const SimdTable*> simd_tables() {
+  std::vector<const SimdTable*> found;
+  for (const char* name : {"scalar", "avx2", "avx512"})
+    if (const SimdTable* table = find_simd(name)) found.push_back(table);
+  return found;
+}
+
+}  // namespace weft::test
