@@ -80,8 +80,8 @@ class Engine {
     collective(~0u, arg, what, loc, meet);
   }
 
-  /// cp.async: performed at the wait that needs it, as late as the instruction set allows; never
-  /// when the thread does not wait. From null: zeros.
+  /// cp.async. It may land at any time up to the wait: in Order::forward as late as that, in
+  /// Order::reverse at once, in Order::random either way. From null: zeros.
   void copy_later(void* to, const void* from, int bytes);
   void commit_copies();
   void finish_copies(int groups_left);

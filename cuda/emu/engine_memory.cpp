@@ -11,12 +11,30 @@ namespace {
 
 constexpr std::size_t kRedZone = 32;  // between shared variables
 
+void copy(void* to, const void* from, int bytes) {
+  if (from)
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  else
+    std::memset(to, 0, static_cast<std::size_t>(bytes));
+}
+
 }  // namespace
 
-WEFT_EMU_ENGINE void Engine::copy_later(void* to, const void* from, int bytes) {
-  const Quiet quiet;
-  Thread& t = threads_[here.current];
-  t.copies.push_back({to, from, bytes, t.group});
+// Instrumented, unlike the rest: the copy is the kernel's reading and writing.
+void Engine::copy_later(void* to, const void* from, int bytes) {
+  bool now;
+  {
+    const Quiet quiet;
+    Thread& t = threads_[here.current];
+    now = options.order == Order::reverse || (options.order == Order::random && random() % 2 == 0);
+    t.copies.push_back({to, from, now ? 0 : bytes, t.group});  // it must be waited for all the same
+  }
+  if (now) return copy(to, from, bytes);
+#if WEFT_EMU_TSAN
+  // Now or later: from here on nobody else may use what it overwrites.
+  auto* const p = static_cast<volatile char*>(to);
+  for (int i = 0; i < bytes; ++i) p[i] = p[i];
+#endif
 }
 
 WEFT_EMU_ENGINE void Engine::commit_copies() {
@@ -24,7 +42,6 @@ WEFT_EMU_ENGINE void Engine::commit_copies() {
   ++threads_[here.current].group;
 }
 
-// Instrumented, unlike the rest: the copy itself is the kernel's reading and writing.
 void Engine::finish_copies(int groups_left) {
   std::vector<Copy> due;
   {
@@ -35,12 +52,7 @@ void Engine::finish_copies(int groups_left) {
       if (!later(c)) due.push_back(c);
     std::erase_if(t.copies, [&](const Copy& c) { return !later(c); });
   }
-  for (const Copy& c : due) {
-    if (c.from)
-      std::memcpy(c.to, c.from, static_cast<std::size_t>(c.bytes));
-    else
-      std::memset(c.to, 0, static_cast<std::size_t>(c.bytes));
-  }
+  for (const Copy& c : due) copy(c.to, c.from, c.bytes);
 }
 
 WEFT_EMU_ENGINE void* Engine::shared_variable(const void* key, std::size_t bytes,

@@ -140,6 +140,12 @@ TEST_CASE("race: attention, generic and on tensor cores") {
   };
   CHECK(disagreement(causal, operands(9, 8), in(DType::f32, 4)) == "");
   CHECK(disagreement(causal, operands(70, 64), in(DType::bf16)) == "");
+  // Three tiles of keys, and of queries: a stage is used again.
+  const auto whole = [](const TensorList& t) { return TensorList{attention(t[0], t[1], t[2])}; };
+  CHECK(disagreement(
+            whole,
+            {random({1, 9, 3, 64}, 1), random({1, 130, 1, 64}, 2), random({1, 130, 1, 64}, 3)},
+            in(DType::bf16)) == "");
 }
 
 TEST_CASE("race: the gated delta rule over two chunks, and its convolution") {

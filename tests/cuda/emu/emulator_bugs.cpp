@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "weft/cuda/ptx.h"
 #include "weft/cuda/reduce.h"
 #include "weft/tests/cuda/emu/run.h"
 
@@ -68,6 +69,31 @@ __global__ void missing_second_barrier_kernel(float* out, int missing) {
   out[threadIdx.x] = sum;
 }
 
+// Two stages in turns: the next copy goes where others may still read, unless it waits for the
+// barrier.
+__global__ void early_copy_kernel(const float* in, float* out, int early) {
+  WEFT_SHARED(s, float[2][64]);
+  const int me = static_cast<int>(threadIdx.x);
+  const auto start_copy = [&](int tile) {
+    if (tile < 4 && me < 16) cuda::cp_async16(&s[tile % 2][4 * me], in + 4 * me);
+    cuda::cp_async_commit();
+  };
+  start_copy(0);
+  float sum = 0;
+  for (int tile = 0; tile < 4; ++tile) {
+    if (early) start_copy(tile + 1);
+    if (early)
+      cuda::cp_async_wait<1>();
+    else
+      cuda::cp_async_wait<0>();
+    __syncthreads();
+    if (!early) start_copy(tile + 1);
+    sum += s[tile % 2][me ^ 33];
+  }
+  cuda::cp_async_wait<0>();
+  out[me] = sum;
+}
+
 __global__ void atomics_kernel(int* out) {
   WEFT_SHARED(s, int);
   if (threadIdx.x == 0) s = 0;
@@ -122,6 +148,7 @@ void run(const char* name) {
   if (is("race_between_blocks")) run_kernel(race_between_blocks_kernel, 2, 32, 0, out);
   if (is("missing_barrier")) run_kernel(missing_barrier_kernel, 1, 64, 0, out, 1);
   if (is("missing_second_barrier")) run_kernel(missing_second_barrier_kernel, 1, 64, 0, out, 1);
+  if (is("early_copy")) run_kernel(early_copy_kernel, 1, 64, 0, neighbour.data<float>(), out, 1);
   if (is("sound")) {
     const Tensor count = Tensor::empty({1}, DType::i32, kGpu);
     auto* const n = count.data<std::int32_t>();
@@ -132,6 +159,7 @@ void run(const char* name) {
     run_kernel(misaligned_kernel, 1, 16, 0, out, 0);
     run_kernel(missing_barrier_kernel, 1, 64, 0, out, 0);
     run_kernel(missing_second_barrier_kernel, 1, 64, 0, out, 0);
+    run_kernel(early_copy_kernel, 1, 64, 0, neighbour.data<float>(), out, 0);
     run_kernel(clear_kernel, 1, 1, 0, n);
     run_kernel(atomics_kernel, 3, 64, 0, n);
     run_kernel(meetings_kernel, 3, 64, 0, n);
