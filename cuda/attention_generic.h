@@ -108,11 +108,13 @@ __device__ inline void store(T* out, const R (&sums)[Chunks][kRows][2], int i, R
 }
 
 /// f.template operator()<T, Chunks>(): the dtype and how many times 64 elements a head has at most.
+/// f64 checks gradients; kernels for wide heads do for narrow ones too.
 template <class F>
 void dispatch_heads(DType dtype, const AttentionSpec& a, F f) {
   dispatch_floating(dtype, [&]<class T>() {
-    a.head_dim <= kDepth&& a.value_dim <= kDepth ? f.template operator()<T, 1>()
-                                                 : f.template operator()<T, 4>();
+    if constexpr (!std::is_same_v<T, double>)
+      if (a.head_dim <= kDepth && a.value_dim <= kDepth) return f.template operator()<T, 1>();
+    f.template operator()<T, 4>();
   });
 }
 

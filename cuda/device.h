@@ -2,7 +2,6 @@
 // All that a kernel file needs besides its seam header, and the only file that knows which of the
 // two worlds it is compiled for: nvcc and a GPU, or g++ and the emulator (WEFT_CUDA_EMU).
 #include <cstdint>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -34,27 +33,20 @@ void launch(dim3 grid, dim3 block, std::size_t shared, void (*run)(void*), void*
 }  // namespace detail
 
 /// kernel<<<grid, block, shared, current stream>>>(args...), checked. An empty grid is no work.
-template <class... P, class... A>
-void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, A&&... args) {
+template <class... P>
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared,
+            std::type_identity_t<P>... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  std::tuple<std::remove_cv_t<P>...> values(std::forward<A>(args)...);
 #if WEFT_CUDA_EMU
   emu::note_launch(reinterpret_cast<const void*>(kernel));
-  auto* packed = new std::pair{kernel, std::move(values)};
-  using Packed = std::remove_pointer_t<decltype(packed)>;
-  const auto run = [](void* context) {
-    auto* p = static_cast<Packed*>(context);
-    std::apply([p](const auto&... v) { p->first(v...); }, p->second);
-  };
-  detail::launch(grid, block, shared, run, packed,
-                 [](void* context) { delete static_cast<Packed*>(context); });
+  const auto call = [=] { kernel(args...); };
+  using Call = decltype(call);
+  detail::launch(
+      grid, block, shared, [](void* context) { (*static_cast<Call*>(context))(); }, new auto(call),
+      [](void* context) { delete static_cast<Call*>(context); });
 #else
-  std::apply(
-      [&](auto&... v) {
-        void* pointers[] = {&v..., nullptr};
-        detail::launch(reinterpret_cast<const void*>(kernel), grid, block, pointers, shared);
-      },
-      values);
+  void* pointers[] = {&args..., nullptr};
+  detail::launch(reinterpret_cast<const void*>(kernel), grid, block, pointers, shared);
 #endif
 }
 

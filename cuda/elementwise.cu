@@ -12,6 +12,18 @@ struct Unary {
 };
 
 template <class T>
+struct AnyUnary {
+  UnaryOp op;
+  __device__ T operator()(T x) const {
+    T y{};
+    with_running_op<UnaryOp::sign>(op, [&]<UnaryOp known>() {
+      if constexpr (!std::is_integral_v<T> || takes_integers(known)) y = Unary<known, T>{}(x);
+    });
+    return y;
+  }
+};
+
+template <class T>
 struct Clamp {
   Compute<T> low, high;
   __device__ T operator()(T x) const {  // keeps NaN
@@ -46,11 +58,15 @@ struct Scale {
   }
 };
 
-template <class T, class S>
+template <class T>
 struct ScaleBy {
-  const S* factor;
+  const void* factor;
+  DType dtype;
   __device__ T operator()(T old) const {
-    const auto by = static_cast<double>(*factor);
+    const double by = dtype == DType::f32 ? static_cast<double>(*static_cast<const float*>(factor))
+                      : dtype == DType::bf16
+                          ? static_cast<double>(*static_cast<const bf16*>(factor))
+                          : *static_cast<const double*>(factor);
     return T(
         apply<BinaryOp::mul, Compute<T>>(Compute<T>(old), number<BinaryOp::mul, Compute<T>>(by)));
   }
@@ -58,23 +74,28 @@ struct ScaleBy {
 
 }  // namespace
 
-void unary(const Tensor& x, UnaryOp runtime_op, const Tensor& out) {
-  with_op(runtime_op, [&]<UnaryOp op>() {
-    with_dtype<op>(x.dtype(), [&]<class T>() { map<T, T>(out, Unary<op, T>{}, x); });
+void unary(const Tensor& x, UnaryOp op, const Tensor& out) {
+  bool done = false;
+  with_op(op, [&]<UnaryOp known>() {
+    done =
+        try_dense(x.dtype(), [&]<class T>() { return map_dense<T, T>(out, Unary<known, T>{}, x); });
   });
+  if (done) return;
+  const auto any = [&]<class T>() { map_strided<T, T>(out, AnyUnary<T>{op}, x); };
+  takes_integers(op) ? dispatch_numeric(x.dtype(), any) : dispatch_floating(x.dtype(), any);
 }
 
 void clamp(const Tensor& x, double low, double high, const Tensor& out) {
   dispatch_numeric(x.dtype(), [&]<class T>() {
     using C = Compute<T>;
-    map<T, T>(out, Clamp<T>{nearest<C>(low), nearest<C>(high)}, x);
+    map_numbers<T>(out, Clamp<T>{nearest<C>(low), nearest<C>(high)}, x);
   });
 }
 
 void clamp_bwd(const Tensor& x, const Tensor& dy, double low, double high, const Tensor& out) {
   dispatch_floating(x.dtype(), [&]<class T>() {
     using C = Compute<T>;
-    map<T, T, T>(out, ClampBwd<T>{static_cast<C>(low), static_cast<C>(high)}, x, dy);
+    map_numbers<T>(out, ClampBwd<T>{static_cast<C>(low), static_cast<C>(high)}, x, dy);
   });
 }
 
@@ -82,7 +103,7 @@ void add_scaled(const Tensor& x, double alpha, const Tensor& out) {
   dispatch_numeric(
       out.dtype(),
       [&]<class T>() {
-        map<T, T, T>(out, AddScaled<T>{number<BinaryOp::mul, Compute<T>>(alpha)}, x, out);
+        map_numbers<T>(out, AddScaled<T>{number<BinaryOp::mul, Compute<T>>(alpha)}, x, out);
       },
       "add_");
 }
@@ -90,14 +111,19 @@ void add_scaled(const Tensor& x, double alpha, const Tensor& out) {
 void scale(const Tensor& out, double factor) {
   dispatch_numeric(
       out.dtype(),
-      [&]<class T>() { map<T, T>(out, Scale<T>{number<BinaryOp::mul, Compute<T>>(factor)}, out); },
+      [&]<class T>() {
+        map_numbers<T>(out, Scale<T>{number<BinaryOp::mul, Compute<T>>(factor)}, out);
+      },
       "mul_");
 }
 
 void scale_by(const Tensor& out, const Tensor& factor) {
-  dispatch_floating(factor.dtype(), [&]<class S>() {
+  dispatch_floating(factor.dtype(), [&]<class>() {
     dispatch_numeric(
-        out.dtype(), [&]<class T>() { map<T, T>(out, ScaleBy<T, S>{factor.data<S>()}, out); },
+        out.dtype(),
+        [&]<class T>() {
+          map_numbers<T>(out, ScaleBy<T>{factor.raw(), factor.dtype()}, out);
+        },
         "mul_");
   });
 }

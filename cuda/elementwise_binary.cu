@@ -14,6 +14,23 @@ struct Binary {
   }
 };
 
+template <class T>
+struct AnyBinary {
+  BinaryOp op;
+  __device__ Compute<T> apply_to(Compute<T> a, Compute<T> b) const {
+    Compute<T> y{};
+    with_running_op<BinaryOp::silu_bwd>(op, [&]<BinaryOp known>() {
+      if constexpr (!std::is_integral_v<T> || takes_integers(known))
+        y = apply<known, Compute<T>>(a, b);
+    });
+    return y;
+  }
+  __device__ T operator()(T a, T b) const {
+    using C = Compute<T>;
+    return T(apply_to(static_cast<C>(a), static_cast<C>(b)));
+  }
+};
+
 // The number stays in the computing type: a bf16 tensor times 0.1 does not round 0.1 to bf16.
 template <BinaryOp op, bool reversed, class T>
 struct WithNumber {
@@ -27,21 +44,62 @@ struct WithNumber {
   }
 };
 
-template <CompareOp op, class T>
-struct Compare {
-  __device__ bool operator()(T a, T b) const {
-    using C = Compute<T>;
-    return holds<op, C>(static_cast<C>(a), static_cast<C>(b));
+template <class T>
+struct AnyWithNumber {
+  BinaryOp op;
+  bool reversed;
+  Compute<T> value;
+  __device__ T operator()(T a) const {
+    const auto x = static_cast<Compute<T>>(a);
+    return T(AnyBinary<T>{op}.apply_to(reversed ? value : x, reversed ? x : value));
   }
 };
 
-template <CompareOp op, class T>
-struct CompareNumber {
-  Comparable<T> value;
-  __device__ bool operator()(T a) const {
-    return holds<op, Comparable<T>>(static_cast<Comparable<T>>(a), value);
+// How two numbers may lie to each other, in bits: less, equal, greater, and neither beside a NaN.
+// An op is the set of those that it accepts, so that one kernel does for all.
+unsigned accepted(CompareOp op) {
+  switch (op) {
+    case CompareOp::eq:
+      return 2;
+    case CompareOp::ne:
+      return 1 | 4 | 8;
+    case CompareOp::lt:
+      return 1;
+    case CompareOp::le:
+      return 1 | 2;
+    case CompareOp::gt:
+      return 4;
+    case CompareOp::ge:
+      return 2 | 4;
+  }
+  return 0;
+}
+
+template <class C>
+__device__ inline bool accepts(unsigned accepted, C a, C b) {
+  return accepted & (a < b ? 1u : a == b ? 2u : a > b ? 4u : 8u);
+}
+
+template <class T>
+struct Compare {
+  unsigned accepted;
+  __device__ bool operator()(T a, T b) const {
+    return accepts<Compute<T>>(accepted, static_cast<Compute<T>>(a), static_cast<Compute<T>>(b));
   }
 };
+
+template <class T>
+struct CompareNumber {
+  unsigned accepted;
+  Comparable<T> value;
+  __device__ bool operator()(T a) const {
+    return accepts<Comparable<T>>(accepted, static_cast<Comparable<T>>(a), value);
+  }
+};
+
+// A bool is 0 or 1, and is compared as such.
+template <class T>
+using Compared = std::conditional_t<std::is_same_v<T, bool>, std::uint8_t, T>;
 
 struct Where {
   template <class T>
@@ -52,39 +110,64 @@ struct Where {
 
 }  // namespace
 
-void binary(const Tensor& a, const Tensor& b, BinaryOp runtime_op, const Tensor& out) {
-  with_op(runtime_op, [&]<BinaryOp op>() {
-    with_dtype<op>(out.dtype(), [&]<class T>() { map<T, T, T>(out, Binary<op, T>{}, a, b); });
+void binary(const Tensor& a, const Tensor& b, BinaryOp op, const Tensor& out) {
+  bool done = false;
+  with_op(op, [&]<BinaryOp known>() {
+    // The dense kernel, and for what meets broadcast operands in models a strided one of its own.
+    // Powers take so long that indices do not count.
+    constexpr bool often = known == BinaryOp::add || known == BinaryOp::sub ||
+                           known == BinaryOp::mul || known == BinaryOp::div;
+    if constexpr (known != BinaryOp::pow)
+      done = try_dense(out.dtype(), [&]<class T>() {
+        const Binary<known, T> f;
+        if (map_dense<T, T, T>(out, f, a, b)) return true;
+        if constexpr (often) map_strided<T, T, T>(out, f, a, b);
+        return often;
+      });
   });
+  if (done) return;
+  const auto any = [&]<class T>() { map_strided<T, T, T>(out, AnyBinary<T>{op}, a, b); };
+  takes_integers(op) ? dispatch_numeric(out.dtype(), any) : dispatch_floating(out.dtype(), any);
 }
 
-void binary_scalar(const Tensor& a, double value, BinaryOp runtime_op, bool reversed,
-                   const Tensor& out) {
+void binary_scalar(const Tensor& a, double value, BinaryOp op, bool reversed, const Tensor& out) {
   UnaryOp simpler;
-  if (simpler_power(runtime_op, value, reversed, simpler)) return unary(a, simpler, out);
-  with_op(runtime_op, [&]<BinaryOp op>() {
-    if constexpr (op >= BinaryOp::relu_bwd)
-      return;  // no op has a number for a gradient
-    else
-      with_dtype<op>(out.dtype(), [&]<class T>() {
-        const auto v = number<op, Compute<T>>(value);
-        if constexpr (op == BinaryOp::sub || op == BinaryOp::div || op == BinaryOp::pow)
-          if (reversed) return map<T, T>(out, WithNumber<op, true, T>{v}, a);
-        map<T, T>(out, WithNumber<op, false, T>{v}, a);
+  if (simpler_power(op, value, reversed, simpler)) return unary(a, simpler, out);
+  with_op(op, [&]<BinaryOp known>() {
+    if constexpr (known < BinaryOp::relu_bwd)  // no op has a number for a gradient
+      with_dtype<known>(out.dtype(), [&]<class T>() {
+        constexpr bool turns =
+            known == BinaryOp::sub || known == BinaryOp::div || known == BinaryOp::pow;
+        const auto v = number<known, Compute<T>>(value);
+        if constexpr (kHasDense<T> && known != BinaryOp::pow) {
+          if (turns && reversed ? map_dense<T, T>(out, WithNumber<known, turns, T>{v}, a)
+                                : map_dense<T, T>(out, WithNumber<known, false, T>{v}, a))
+            return;
+        }
+        map_strided<T, T>(out, AnyWithNumber<T>{known, turns && reversed, v}, a);
       });
   });
 }
 
-void compare(const Tensor& a, const Tensor& b, CompareOp runtime_op, const Tensor& out) {
-  with_comparable(a.dtype(), [&]<class T>() {
-    with_op(runtime_op, [&]<CompareOp op>() { map<bool, T, T>(out, Compare<op, T>{}, a, b); });
+void compare(const Tensor& a, const Tensor& b, CompareOp op, const Tensor& out) {
+  with_comparable(a.dtype(), [&]<class Stored>() {
+    using T = Compared<Stored>;
+    const Compare<T> f{accepted(op)};
+    if constexpr (kHasDense<T>)
+      map<bool, T, T>(out, f, a, b);
+    else
+      map_strided<bool, T, T>(out, f, a, b);
   });
 }
 
-void compare_scalar(const Tensor& a, double value, CompareOp runtime_op, const Tensor& out) {
-  with_comparable(a.dtype(), [&]<class T>() {
-    const auto v = comparable<T>(value);
-    with_op(runtime_op, [&]<CompareOp op>() { map<bool, T>(out, CompareNumber<op, T>{v}, a); });
+void compare_scalar(const Tensor& a, double value, CompareOp op, const Tensor& out) {
+  with_comparable(a.dtype(), [&]<class Stored>() {
+    using T = Compared<Stored>;
+    const CompareNumber<T> f{accepted(op), comparable<T>(value)};
+    if constexpr (kHasDense<T>)
+      map<bool, T>(out, f, a);
+    else
+      map_strided<bool, T>(out, f, a);
   });
 }
 

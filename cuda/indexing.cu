@@ -1,3 +1,5 @@
+#include <bit>
+
 #include "weft/core/kernels/indexing.h"
 #include "weft/cuda/index_fault.h"
 #include "weft/cuda/math.h"
@@ -37,9 +39,24 @@ struct Quotient {
   }
 };
 
-template <class I>
+// i64 or i32; which of them, a kernel learns when it runs.
+struct Index {
+  const std::int64_t* wide = nullptr;
+  const std::int32_t* narrow = nullptr;
+
+  explicit Index(const Tensor& t) {
+    dispatch_index(t.dtype(), [&]<class I>() {
+      if constexpr (std::is_same_v<I, std::int64_t>)
+        wide = t.data<I>();
+      else
+        narrow = t.data<I>();
+    });
+  }
+  __device__ std::int64_t operator[](std::int64_t i) const { return wide ? wide[i] : narrow[i]; }
+};
+
 __global__ void __launch_bounds__(kThreads)
-    indexing_find_bad_kernel(std::int64_t n, const I* index, std::int64_t limit, const char* op,
+    indexing_find_bad_kernel(std::int64_t n, Index index, std::int64_t limit, const char* op,
                              const char* label, detail::IndexFault* fault) {
   const std::int64_t i = thread_number();
   if (i >= n || (index[i] >= 0 && index[i] < limit)) return;
@@ -48,38 +65,38 @@ __global__ void __launch_bounds__(kThreads)
                  .op = op,
                  .label = label,
                  .limit = limit,
-                 .value = static_cast<std::int64_t>(index[i]),
+                 .value = index[i],
                  .ignored = 0});
 }
 
 // Rows of `inner` words; only the width of an element matters.
-template <class Word, class I>
+template <class Word>
 __global__ void __launch_bounds__(kThreads)
     indexing_select_kernel(std::int64_t total, std::int64_t n, std::int64_t length,
-                           std::int64_t inner, const Word* x, const I* index, Word* out) {
+                           std::int64_t inner, const Word* x, Index index, Word* out) {
   const std::int64_t at = thread_number();
   if (at >= total) return;
   const Quotient row(at, inner), place(row.quotient, n);  // place: which o, which j
-  const auto id = static_cast<std::int64_t>(index[place.rest]);
+  const std::int64_t id = index[place.rest];
   if (id >= 0 && id < length) out[at] = x[(place.quotient * length + id) * inner + row.rest];
 }
 
-template <class Word, class I>
+template <class Word>
 __global__ void __launch_bounds__(kThreads)
     indexing_gather_kernel(std::int64_t total, std::int64_t n, std::int64_t length,
-                           std::int64_t inner, const Word* x, const I* index, Word* out) {
+                           std::int64_t inner, const Word* x, Index index, Word* out) {
   const std::int64_t at = thread_number();
   if (at >= total) return;
   const Quotient row(at, inner), place(row.quotient, n);
-  const auto id = static_cast<std::int64_t>(index[at]);
+  const std::int64_t id = index[at];
   if (id >= 0 && id < length) out[at] = x[(place.quotient * length + id) * inner + row.rest];
 }
 
 // A thread has a column (o, i) and adds its terms for j upwards.
-template <class T, class I>
+template <class T>
 __global__ void __launch_bounds__(kThreads)
     indexing_scatter_add_kernel(std::int64_t columns, std::int64_t n, std::int64_t length,
-                                std::int64_t inner, const T* source, const I* index, T* out) {
+                                std::int64_t inner, const T* source, Index index, T* out) {
   using A = Compute<T>;
   const std::int64_t column = thread_number();
   if (column >= columns) return;
@@ -87,7 +104,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t from = c.quotient * n * inner + c.rest;
   T* const to = out + c.quotient * length * inner + c.rest;
   for (std::int64_t j = 0; j < n; ++j) {
-    const auto id = static_cast<std::int64_t>(index[from + j * inner]);
+    const std::int64_t id = index[from + j * inner];
     if (id < 0 || id >= length) continue;
     T& sum = to[id * inner];
     sum = T(static_cast<A>(static_cast<A>(sum) + static_cast<A>(source[from + j * inner])));
@@ -96,10 +113,10 @@ __global__ void __launch_bounds__(kThreads)
 
 // The last axis: a warp has a row o and takes 32 terms at a time. Lanes with the same index leave
 // the sum to the first of them.
-template <class T, class I>
+template <class T>
 __global__ void __launch_bounds__(kThreads)
     indexing_scatter_add_row_kernel(std::int64_t rows, std::int64_t n, std::int64_t length,
-                                    const T* source, const I* index, T* out) {
+                                    const T* source, Index index, T* out) {
   using A = Compute<T>;
   const std::int64_t o = thread_number() / kWarp;
   if (o >= rows) return;
@@ -107,7 +124,7 @@ __global__ void __launch_bounds__(kThreads)
   T* const to = out + o * length;
   for (std::int64_t first = 0; first < n; first += kWarp) {
     const std::int64_t j = first + lane;
-    const std::int64_t id = j < n ? static_cast<std::int64_t>(index[o * n + j]) : -1;
+    const std::int64_t id = j < n ? index[o * n + j] : -1;
     const A x = j < n ? static_cast<A>(source[o * n + j]) : A(0);
     const unsigned alike = __match_any_sync(kAllLanes, id);
     const bool sums = id >= 0 && id < length && (alike & ((1u << lane) - 1)) == 0;
@@ -123,11 +140,12 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <class T, class I>
+template <class Word>
 __global__ void __launch_bounds__(kThreads)
-    indexing_one_hot_kernel(std::int64_t n, std::int64_t classes, const I* ids, T* out) {
+    indexing_one_hot_kernel(std::int64_t n, std::int64_t classes, Index ids, Word one, Word* out) {
   const std::int64_t i = thread_number();
-  if (i < n && ids[i] >= 0 && ids[i] < classes) out[i * classes + ids[i]] = T(1.0f);
+  if (i >= n) return;
+  if (const std::int64_t id = ids[i]; id >= 0 && id < classes) out[i * classes + id] = one;
 }
 
 template <class Word>
@@ -165,11 +183,8 @@ void with_word(std::size_t bytes, F f) {
 
 void find_bad_index(const Tensor& index, const char* op, const char* label, std::int64_t limit,
                     const Tensor&) {
-  detail::IndexFault* fault = detail::index_fault(index.device());
-  dispatch_index(index.dtype(), [&]<class I>() {
-    launch(indexing_find_bad_kernel<I>, threads_for(index.numel()), kThreads, 0, index.numel(),
-           index.data<I>(), limit, op, label, fault);
-  });
+  launch(indexing_find_bad_kernel, threads_for(index.numel()), kThreads, 0, index.numel(),
+         Index(index), limit, op, label, detail::index_fault(index.device()));
 }
 
 void index_select(const Tensor& x, const Tensor& index, int dim, const Tensor& out) {
@@ -185,23 +200,19 @@ void index_select(const Tensor& x, const Tensor& index, int dim, const Tensor& o
     inner = row_bytes / std::int64_t{sizeof(Wide)};
   }
   const std::int64_t total = to.outer * to.length * inner;
-  dispatch_index(index.dtype(), [&]<class I>() {
-    with_word(word, [&]<class Word>(Word) {
-      launch(indexing_select_kernel<Word, I>, threads_for(total), kThreads, 0, total, to.length,
-             from.length, inner, static_cast<const Word*>(x.raw()), index.data<I>(),
-             static_cast<Word*>(out.raw()));
-    });
+  with_word(word, [&]<class Word>(Word) {
+    launch(indexing_select_kernel<Word>, threads_for(total), kThreads, 0, total, to.length,
+           from.length, inner, static_cast<const Word*>(x.raw()), Index(index),
+           static_cast<Word*>(out.raw()));
   });
 }
 
 void gather(const Tensor& x, const Tensor& index, int dim, const Tensor& out) {
   const Around from(x, dim), to(out, dim);
-  dispatch_index(index.dtype(), [&]<class I>() {
-    with_word(size_of(x.dtype()), [&]<class Word>(Word) {
-      launch(indexing_gather_kernel<Word, I>, threads_for(out.numel()), kThreads, 0, out.numel(),
-             to.length, from.length, from.inner, static_cast<const Word*>(x.raw()), index.data<I>(),
-             static_cast<Word*>(out.raw()));
-    });
+  with_word(size_of(x.dtype()), [&]<class Word>(Word) {
+    launch(indexing_gather_kernel<Word>, threads_for(out.numel()), kThreads, 0, out.numel(),
+           to.length, from.length, from.inner, static_cast<const Word*>(x.raw()), Index(index),
+           static_cast<Word*>(out.raw()));
   });
 }
 
@@ -209,23 +220,23 @@ void scatter_add(const Tensor& source, const Tensor& index, int dim, const Tenso
   const Around from(source, dim), to(out, dim);
   const std::int64_t columns = to.outer * to.inner, n = from.length;
   if (n == 0) return;
-  dispatch_index(index.dtype(), [&]<class I>() {
-    dispatch_numeric(out.dtype(), [&]<class T>() {
-      if (to.inner == 1)
-        launch(indexing_scatter_add_row_kernel<T, I>, threads_for(columns * kWarp), kThreads, 0,
-               columns, n, to.length, source.data<T>(), index.data<I>(), out.data<T>());
-      else
-        launch(indexing_scatter_add_kernel<T, I>, threads_for(columns), kThreads, 0, columns, n,
-               to.length, to.inner, source.data<T>(), index.data<I>(), out.data<T>());
-    });
+  dispatch_numeric(out.dtype(), [&]<class T>() {
+    if (to.inner == 1)
+      launch(indexing_scatter_add_row_kernel<T>, threads_for(columns * kWarp), kThreads, 0, columns,
+             n, to.length, source.data<T>(), Index(index), out.data<T>());
+    else
+      launch(indexing_scatter_add_kernel<T>, threads_for(columns), kThreads, 0, columns, n,
+             to.length, to.inner, source.data<T>(), Index(index), out.data<T>());
   });
 }
 
 void one_hot(const Tensor& ids, const Tensor& out) {
-  dispatch_index(ids.dtype(), [&]<class I>() {
-    dispatch_all(out.dtype(), [&]<class T>() {
-      launch(indexing_one_hot_kernel<T, I>, threads_for(ids.numel()), kThreads, 0, ids.numel(),
-             out.dim(-1), ids.data<I>(), out.data<T>());
+  dispatch_all(out.dtype(), [&]<class T>() {
+    with_word(sizeof(T), [&]<class Word>(Word) {
+      if constexpr (sizeof(Word) == sizeof(T))
+        launch(indexing_one_hot_kernel<Word>, threads_for(ids.numel()), kThreads, 0, ids.numel(),
+               out.dim(-1), Index(ids), std::bit_cast<Word>(T(1.0f)),
+               static_cast<Word*>(out.raw()));
     });
   });
 }

@@ -11,7 +11,9 @@ namespace weft::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kUnroll = 4;  // loads in flight
+// Loads in flight. Integers are few, and add up to the same in any grouping: less code for them.
+template <class T>
+constexpr int kUnroll = std::is_integral_v<T> ? 1 : 4;
 
 template <class T>
 using Total = std::conditional_t<std::is_integral_v<T>, std::int64_t, double>;
@@ -124,13 +126,13 @@ __device__ Total<T> reduce_run(const T* x, std::int64_t n, typename R::Center ce
   auto total = static_cast<Total<T>>(edge);
 
   std::int64_t i = thread;
-  for (; i + (kUnroll - 1) * threads < packs; i += kUnroll * threads) {
-    P v[kUnroll];
+  for (; i + (kUnroll<T> - 1) * threads < packs; i += kUnroll<T> * threads) {
+    P v[kUnroll<T>];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) v[u] = load_pack(body + (i + u * threads) * P::kCount);
+    for (int u = 0; u < kUnroll<T>; ++u) v[u] = load_pack(body + (i + u * threads) * P::kCount);
     Lane lane = R::template start<Lane>();
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u)
+    for (int u = 0; u < kUnroll<T>; ++u)
 #pragma unroll
       for (int k = 0; k < P::kCount; ++k) lane = R::take(lane, v[u][k], center);
     total = join(total, static_cast<Total<T>>(lane));
@@ -198,11 +200,11 @@ __global__ void __launch_bounds__(kThreads)
     at[v] = (i / p.inner * p.reduced + chunk * p.step) * p.inner + i % p.inner;
     about[v] = R::center(center, i);
   }
-  for (std::int64_t r = line; r < n; r += std::int64_t{kUnroll} * lines) {
+  for (std::int64_t r = line; r < n; r += std::int64_t{kUnroll<T>} * lines) {
     Lane lane[V];
-    Pack<T, V> values[kUnroll];
+    Pack<T, V> values[kUnroll<T>];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
+    for (int u = 0; u < kUnroll<T>; ++u) {
       const std::int64_t row = r + u * lines;
       if (row >= n) continue;
       if (packed) {
@@ -216,7 +218,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int v = 0; v < V; ++v) {
       lane[v] = R::template start<Lane>();
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u)
+      for (int u = 0; u < kUnroll<T>; ++u)
         if (r + u * lines < n) lane[v] = R::take(lane[v], values[u][v], about[v]);
       total[v] = join(total[v], static_cast<Total<T>>(lane[v]));
     }
@@ -258,14 +260,13 @@ void reduce_pieces(const T* x, const Pieces& p, const double* center, const Outp
            kThreads, 0, x, p, center, out, wide);
     return;
   }
-  // 16 bytes, or 4 of the types of one byte, whose sums would need too many registers.
-  constexpr int V = sizeof(T) == 1 ? 4 : 16 / static_cast<int>(sizeof(T));
+  constexpr int V = std::is_integral_v<T> ? 1 : 16 / static_cast<int>(sizeof(T));
   const bool packed = packable(x, p.inner);
   // More lines for few columns, as long as a warp reads side by side and each has rows to add.
   const std::int64_t columns = blocks_for(results, V);
   int lines = 1;
-  while (lines < kThreads && columns * lines * p.chunks < (1 << 17) && lines * kUnroll < p.step &&
-         kThreads / lines > std::min<std::int64_t>(kWarp, columns))
+  while (lines < kThreads && columns * lines * p.chunks < (1 << 17) &&
+         lines * kUnroll<T> < p.step && kThreads / lines > std::min<std::int64_t>(kWarp, columns))
     lines *= 2;
   launch(reduce_columns_kernel<op, T, V>,
          grid_of(blocks_for(results, std::int64_t{V} * kThreads / lines), p.chunks), kThreads, 0, x,

@@ -28,6 +28,7 @@ struct Strided {
         for (int k = 0; k < N; ++k) at[k] += index * step[a][k];
       }
     } else {
+#pragma unroll 1
       for (int a = 0; a < axes; ++a) {
         const std::int64_t next = i / length[a], index = i - next * length[a];
         i = next;
@@ -38,7 +39,7 @@ struct Strided {
 };
 
 template <int N>
-Strided<N> strided(const std::array<const Tensor*, N>& tensors) {
+[[gnu::noinline]] Strided<N> strided(const std::array<const Tensor*, N>& tensors) {
   Strided<N> s;
   const Shape& shape = tensors[0]->shape();
   s.total = shape.numel();
@@ -98,29 +99,79 @@ __global__ void __launch_bounds__(kMapThreads)
   out[at[0]] = call_at(f, at, std::index_sequence_for<I...>{}, in...);
 }
 
+namespace detail {
+
+/// The number of elements when all lie without gaps, `pack` elements at a time at a multiple of
+/// their size, else -1. Not inlined, as strided() is not: there are a hundred calls.
+[[gnu::noinline]] inline std::int64_t count_dense(std::size_t pack,
+                                                  std::initializer_list<const Tensor*> all) {
+  for (const Tensor* t : all)
+    if (!t->is_contiguous() ||
+        reinterpret_cast<std::uintptr_t>(t->raw()) % (pack * size_of(t->dtype())) != 0)
+      return -1;
+  return (*all.begin())->numel();
+}
+
+}  // namespace detail
+
 /// out = f(operands...), element by element, for operands of out's shape and any strides (0 on a
 /// broadcast axis). f takes stored values and returns a stored value.
-template <class O, class... I, class F, class... T>
-void map(const Tensor& out, F f, const T&... operands) {
-  constexpr int kOperands = 1 + static_cast<int>(sizeof...(T));
-  constexpr std::size_t kWidest = std::max({sizeof(O), sizeof(I)...});
-  constexpr int kPack = 16 / static_cast<int>(kWidest);
-  const std::int64_t n = out.numel();
-  if (n == 0) return;
-  const auto aligned = [](const Tensor& t) {
-    return t.is_contiguous() &&
-           reinterpret_cast<std::uintptr_t>(t.raw()) % (kPack * size_of(t.dtype())) == 0;
-  };
-  O* const po = static_cast<O*>(out.raw());
-  if ((aligned(out) && ... && aligned(operands))) {
-    const std::int64_t threads = n / kPack + n % kPack;
-    launch(map_dense_kernel<kPack, O, F, I...>, grid_of(blocks_for(threads, kMapThreads)),
-           kMapThreads, 0, n, po, f, static_cast<const I*>(operands.raw())...);
-  } else {
-    const auto s = strided<kOperands>({&out, &operands...});
-    launch(map_strided_kernel<kOperands, O, F, I...>, grid_of(blocks_for(n, kMapThreads)),
-           kMapThreads, 0, s, po, f, static_cast<const I*>(operands.raw())...);
+template <class O, class... I, class F, class... X>
+void map_strided(const Tensor& out, const F& f, const X&... operands) {
+  constexpr int N = 1 + static_cast<int>(sizeof...(X));
+  const Strided<N> s = strided<N>({&out, &operands...});
+  launch(map_strided_kernel<N, O, F, I...>, grid_of(blocks_for(s.total, kMapThreads)), kMapThreads,
+         0, s, static_cast<O*>(out.raw()), f, static_cast<const I*>(operands.raw())...);
+}
+
+/// The same for operands without gaps; false when there is one, or one that is not aligned.
+template <class O, class... I, class F, class... X>
+bool map_dense(const Tensor& out, const F& f, const X&... operands) {
+  constexpr int kPack = 16 / static_cast<int>(std::max({sizeof(O), sizeof(I)...}));
+  const std::int64_t n = detail::count_dense(kPack, {&out, &operands...});
+  if (n < 0) return false;
+  const std::int64_t threads = n / kPack + n % kPack;
+  launch(map_dense_kernel<kPack, O, F, I...>, grid_of(blocks_for(threads, kMapThreads)),
+         kMapThreads, 0, n, static_cast<O*>(out.raw()), f,
+         static_cast<const I*>(operands.raw())...);
+  return true;
+}
+
+/// The fast one of the two.
+template <class O, class... I, class F, class... X>
+void map(const Tensor& out, const F& f, const X&... operands) {
+  if (!map_dense<O, I...>(out, f, operands...)) map_strided<O, I...>(out, f, operands...);
+}
+
+/// The types that models are made of have dense kernels. f64 checks gradients and integers are few:
+/// both are left to the strided ones, which are as right and slower.
+template <class T>
+inline constexpr bool kHasDense = std::is_same_v<T, float> || std::is_same_v<T, bf16>;
+/// f.operator()<T>() of such a type; false for another one, and when f says so.
+template <class F>
+bool try_dense(DType t, F f) {
+  return t == DType::f32    ? f.template operator()<float>()
+         : t == DType::bf16 ? f.template operator()<bf16>()
+                            : false;
+}
+
+/// map() of operands of one type.
+template <class T, class F, class... X>
+void map_numbers(const Tensor& out, const F& f, const X&... operands) {
+  if constexpr (kHasDense<T>)
+    if (map_dense<T, std::conditional_t<true, T, X>...>(out, f, operands...)) return;
+  map_strided<T, std::conditional_t<true, T, X>...>(out, f, operands...);
+}
+
+/// Calls f.operator()<op>() for an op that is known when the kernel runs; `last` is the last of its
+/// kind.
+template <auto last, class F>
+__device__ inline void with_running_op(decltype(last) op, F f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) {
+    using Op = decltype(last);
+    (void)((op == Op(I) && (f.template operator()<Op(I)>(), true)) || ...);
   }
+  (std::make_integer_sequence<int, static_cast<int>(last) + 1>{});
 }
 
 }  // namespace weft::cuda

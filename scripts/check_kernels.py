@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Fails when a CUDA kernel has no emulated test.
+"""Fails when a CUDA kernel has no emulated test, or an instance of a hot kernel has none.
 
-usage: check_kernels.py BUILD
+usage: check_kernels.py BUILD [--list]    --list names the instances of the others too
 
-BUILD/launched_kernels.txt lists what the emulated tests of that build launched: run ctest first.
+BUILD/launched_kernels.txt lists what the emulated tests of that build launched: run ctest first. A
+kernel is hot when scripts/check_registers.py says so. Of the others one instance must have run: f64
+and integers take the same lines of code.
 """
 import collections
 import pathlib
@@ -11,8 +13,13 @@ import re
 import subprocess
 import sys
 
+import check_registers
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNEL = re.compile(r"__global__\s+void(?:\s+__launch_bounds__\([^)]*\))?\s+(\w+)\s*\(")
+INSTANCE = re.compile(r"(?:void )?(?:\w+::)*(\w+_kernel)(?:<.*>)?\(")
+# A lambda or variable of a kernel, or a part of it that the compiler cut off.
+INSIDE = re.compile(r"\)::|\[clone")
 
 
 def declared():
@@ -24,34 +31,45 @@ def declared():
     return found
 
 
-def launched(listing):
-    """The names of the kernels that lie at the listed offsets of the listed libraries."""
+def instances(listing):
+    """{(kernel, symbol): was it launched} of the listed libraries."""
     offsets = collections.defaultdict(set)
     for line in listing.read_text().splitlines():
         library, offset = line.rsplit(" ", 1)
         offsets[library].add(int(offset, 16))
-    names = set()
+    found = {}
     for library, wanted in offsets.items():
         table = subprocess.run(["nm", "--demangle", library], check=True, capture_output=True,
                                text=True).stdout
         for line in table.splitlines():
-            parts = line.split(" ", 2)
-            if len(parts) == 3 and parts[0] and int(parts[0], 16) in wanted:
-                names |= set(re.findall(r"(\w+_kernel)\b", parts[2]))
-    return names
+            offset, _, symbol = line.partition(" ")
+            symbol = symbol[2:].replace("(anonymous namespace)::", "")
+            m = offset and INSTANCE.match(symbol)
+            if m and not INSIDE.search(symbol):
+                key = m[1], symbol
+                found[key] = int(offset, 16) in wanted or found.get(key, False)
+    return found
 
 
 def main():
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in (2, 3) or sys.argv[2:] not in ([], ["--list"]):
         sys.exit(__doc__)
     listing = pathlib.Path(sys.argv[1]) / "launched_kernels.txt"
     if not listing.exists():
         sys.exit(f"kernels: {listing} does not exist; run ctest in that build first")
-    kernels, seen = declared(), launched(listing)
+    kernels, found = declared(), instances(listing)
+    seen = {kernel for (kernel, _), launched in found.items() if launched}
     untested = [f"{path}: {name} has no emulated test"
                 for name, path in kernels.items() if name not in seen]
-    print("\n".join(untested + [f"kernels: {len(kernels)}, {len(untested)} without a test"]))
-    return 1 if untested else 0
+    missing = {symbol: check_registers.is_hot(kernel, check_registers.kind_of(kernel, symbol))
+               for (kernel, symbol), launched in found.items()
+               if kernel in kernels and kernel in seen and not launched}
+    untested += [f"no emulated test launches {symbol}" for symbol, hot in sorted(missing.items())
+                 if hot or sys.argv[2:]]
+    n = sum(kernel in kernels for kernel, _ in found)
+    print("\n".join(untested + [f"kernels: {len(kernels)} of {n} instances, {n - len(missing)} "
+                                f"launched; {sum(missing.values())} hot ones without a test"]))
+    return 1 if len(kernels) != len(seen & set(kernels)) or any(missing.values()) else 0
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def kind_of(kernel, name):
         if depth == 0:
             types = arguments[:end]
             floats = re.search(r"\b(float|bf16|f16)\b", types)
-            integers = re.search(r"\b(int|long|char)\b", types)
+            integers = re.search(r"\b(int|long|char|bool)\b", types)
             return "f64" if "double" in types else "integers" if integers and not floats else ""
     return ""
 

@@ -1,5 +1,7 @@
 #include <doctest/doctest.h>
 
+#include <limits>
+
 #include "weft/autograd/elementwise.h"
 #include "weft/tests/cuda/gpu.h"
 
@@ -95,7 +97,12 @@ TEST_CASE("elementwise: numbers as operands, on either side, in every dtype") {
       CHECK(different_bits((g + 3.0).to(kCpu), x + 3.0) == "");
       CHECK(different_bits((2.0 - g).to(kCpu), 2.0 - x) == "");
       CHECK(different_bits((g * 3.0).to(kCpu), x * 3.0) == "");
-      if (is_floating(t)) CHECK(test::mismatch((2.0 / g).to(kCpu), 2.0 / x, 1e-6) == "");
+      CHECK(different_bits(minimum(g, 4.0).to(kCpu), minimum(x, 4.0)) == "");
+      CHECK(different_bits(maximum(g, 4.0).to(kCpu), maximum(x, 4.0)) == "");
+      if (is_floating(t)) {
+        CHECK(test::mismatch((2.0 / g).to(kCpu), 2.0 / x, 1e-6) == "");
+        CHECK(test::mismatch((g / 3.0).to(kCpu), x / 3.0, 1e-6) == "");
+      }
     });
   }
 }
@@ -104,7 +111,8 @@ TEST_CASE("elementwise: comparisons and where") {
   for (const DType t : kNumbers) {
     CAPTURE(std::string(name(t)));
     const Tensor a = random({4, 9}, 1, DType::i32).to(t), b = random({9}, 2, DType::i32).to(t);
-    const Tensor ga = a.to(kGpu), gb = b.to(kGpu);
+    const Tensor x = random({4, 9}, 3, DType::i32).to(t);
+    const Tensor ga = a.to(kGpu), gb = b.to(kGpu), gx = x.to(kGpu);
     test::for_each_order([&] {
       CHECK(different_bits(eq(ga, gb).to(kCpu), eq(a, b)) == "");
       CHECK(different_bits(ne(ga, gb).to(kCpu), ne(a, b)) == "");
@@ -113,6 +121,7 @@ TEST_CASE("elementwise: comparisons and where") {
       CHECK(different_bits(gt(ga, gb).to(kCpu), gt(a, b)) == "");
       CHECK(different_bits(ge(ga, 4).to(kCpu), ge(a, 4)) == "");
       CHECK(different_bits(where(lt(ga, gb), ga, gb).to(kCpu), where(lt(a, b), a, b)) == "");
+      CHECK(different_bits(le(ga, gx).to(kCpu), le(a, x)) == "");
     });
   }
 }
@@ -126,6 +135,30 @@ TEST_CASE("elementwise: updates in place") {
       a.add_(x, 0.5).mul_(1.5);
       b.add_(x.to(kGpu), 0.5).mul_(1.5);
       CHECK(test::mismatch(b.to(kCpu), a, test::tolerance(t)) == "");
+    });
+  }
+}
+
+TEST_CASE("elementwise: every comparison of less, equal, greater and NaN, dense and strided") {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const DType t : {DType::f32, DType::bf16, DType::f64}) {
+    CAPTURE(std::string(name(t)));
+    const Tensor a = Tensor::of({1, 2, 3, nan, 2, nan}, {2, 3}, t);
+    const Tensor b = Tensor::of({2, 2, 2, 2, nan, nan}, {2, 3}, t);
+    const Tensor ga = a.to(kGpu), gb = b.to(kGpu);
+    using Compare = Tensor (*)(const Tensor&, const Tensor&);
+    for (const Compare f :
+         {Compare(eq), Compare(ne), Compare(lt), Compare(le), Compare(gt), Compare(ge)})
+      test::for_each_order([&] {
+        CHECK(different_bits(f(ga, gb).to(kCpu), f(a, b)) == "");
+        CHECK(different_bits(f(ga.transpose(0, 1), gb.transpose(0, 1)).to(kCpu),
+                             f(a, b).transpose(0, 1)) == "");
+        CHECK(different_bits(f(ga, Tensor::full({}, 2, t, kGpu).expand({2, 3})).to(kCpu),
+                             f(a, Tensor::full({2, 3}, 2, t))) == "");
+      });
+    test::for_each_order([&] {
+      CHECK(different_bits(ne(ga, 2).to(kCpu), ne(a, 2)) == "");
+      CHECK(different_bits(le(ga, 2).to(kCpu), le(a, 2)) == "");
     });
   }
 }
