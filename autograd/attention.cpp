@@ -76,9 +76,10 @@ DType kernel_dtype(const Tensor& t) {
 Tensor readable(const Tensor& t) {
   if (kernel_dtype(t) != t.dtype()) return contiguous(cast(t, kernel_dtype(t)));
   const Shape& s = t.strides();
-  const bool dense_token = s[3] == 1 && (t.dim(2) == 1 || s[2] == t.dim(3));
-  const bool even = t.dim(0) == 1 || s[0] == t.dim(1) * s[1];
-  return dense_token && even && s[1] >= t.dim(2) * t.dim(3) ? t : contiguous(t);
+  const std::int64_t distance = token_distance(t);
+  const bool dense_token = (t.dim(3) == 1 || s[3] == 1) && (t.dim(2) == 1 || s[2] == t.dim(3));
+  const bool even = t.dim(0) == 1 || s[0] == t.dim(1) * distance;
+  return dense_token && even && distance >= t.dim(2) * t.dim(3) ? t : contiguous(t);
 }
 
 Tensor computed(const Tensor& t, const Tensor& like) {

@@ -52,8 +52,8 @@ void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
                    const AttentionSpec& spec, const Tensor& y, const Tensor& lse, const Tensor& dy,
                    const Tensor& scratch, const Tensor& dq, const Tensor& dk, const Tensor& dv) {
   AttentionArgs a = attention_args(q, k, v, cu_seqlens, spec);
-  a.dq_heads = static_cast<int>(dq.strides()[1] / spec.head_dim);
-  a.dkv_heads = static_cast<int>(dk.strides()[1] / spec.head_dim);
+  a.dq_heads = static_cast<int>(token_distance(dq) / spec.head_dim);
+  a.dkv_heads = static_cast<int>(token_distance(dk) / spec.head_dim);
   if (fits_tiles(q, k, v) && fits_tiles(dq, dk, dv) && aligned_tokens(y) && aligned_tokens(dy)) {
     const auto fill = spec.head_dim == 64 ? fill_scratch<bf16, 8, 8> : fill_scratch<bf16, 16, 8>;
     fill(a, y, dy, lse, kLog2E, scratch);

@@ -126,8 +126,8 @@ void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
                    const Tensor& dy, const Tensor& scratch, const Tensor& dq, const Tensor& dk,
                    const Tensor& dv) {
   AttentionArgs a = attention_args(q, k, v, cu_seqlens, spec);
-  a.dq_heads = static_cast<int>(dq.strides()[1] / spec.head_dim);
-  a.dkv_heads = static_cast<int>(dk.strides()[1] / spec.head_dim);
+  a.dq_heads = static_cast<int>(token_distance(dq) / spec.head_dim);
+  a.dkv_heads = static_cast<int>(token_distance(dk) / spec.head_dim);
   dispatch_heads(q.dtype(), spec, [&]<class T, int Chunks>() {
     const Real<T>* pairs = scratch.data<Real<T>>();
     launch(attention_generic_dq_kernel<T, Chunks>,

@@ -182,7 +182,7 @@ void attention_dkdv(const AttentionArgs& a, const Tensor& q, const Tensor& k, co
 
 /// Can the tokens be copied 16 bytes at a time?
 inline bool aligned_tokens(const Tensor& t) {
-  return reinterpret_cast<std::uintptr_t>(t.data<bf16>()) % 16 == 0 && t.strides()[1] % 8 == 0;
+  return reinterpret_cast<std::uintptr_t>(t.data<bf16>()) % 16 == 0 && token_distance(t) % 8 == 0;
 }
 /// Are there kernels on tensor cores for these operands?
 inline bool fits_tiles(const Tensor& q, const Tensor& k, const Tensor& v) {

@@ -1,5 +1,8 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
+
 #include "weft/autograd/attention.h"
 #include "weft/autograd/elementwise.h"
 #include "weft/core/allocator.h"
@@ -86,6 +89,21 @@ TensorList gradients(const TensorList& in, const AttentionOptions& o, const Tens
   TensorList leaves;
   for (const Tensor& t : in) leaves.push_back(t.detach().set_requires_grad());
   return tape.gradients(attention(leaves[0], leaves[1], leaves[2], o), leaves, dy);
+}
+
+// The same values with the axes in this order in memory; where an axis has length 1, its stride is
+// any number.
+Tensor in_memory(const Tensor& x, const std::array<int, 4>& order, std::int64_t any) {
+  Shape strides = x.shape();
+  std::int64_t step = 1;
+  for (int i = 3; i >= 0; --i) {
+    const int axis = order[static_cast<std::size_t>(i)];
+    strides[axis] = x.dim(axis) == 1 ? any : step;
+    step *= x.dim(axis);
+  }
+  const Tensor t = empty_like(x).alias(x.shape(), strides, 0);
+  t.copy_(x);
+  return t;
 }
 
 // One key, odd, grouped, multi-query, more keys than queries and fewer, wider than the blocks of
@@ -287,6 +305,50 @@ TEST_CASE("attention_packed: the same bits as of its parts, and one gradient") {
                     {test::random({1, 9, 4, 3}, 1)}) == "");
   CHECK(gradcheck([](const TensorList& in) { return attention_packed(in[0], 2, 1); },
                   {test::strided(test::random({2, 5, 4, 3}, 1))}) == "");
+}
+
+TEST_CASE("attention: axes of length 1 may have any stride, in any order of memory") {
+  // One token a row is a decode step; (B, H, 1, D) seen as (B, 1, H, D) is the usual way to it.
+  for (const Sizes& z : {Sizes{3, 1, 1, 2, 2, 5}, Sizes{2, 1, 4, 4, 2, 3}, Sizes{2, 3, 1, 2, 1, 4},
+                         Sizes{2, 1, 1, 1, 1, 4}, Sizes{2, 1, 1, 3, 1, 1}, Sizes{1, 1, 1, 2, 1, 3},
+                         Sizes{2, 3, 3, 1, 1, 2}})
+    for (const DType t : {DType::f64, DType::f32, DType::bf16}) {
+      const TensorList in = inputs(z, t);
+      const Tensor dy = test::random({z.b, z.t, z.h, z.d}, 4, t);
+      const Tensor want = attention(in[0], in[1], in[2]);
+      const TensorList grads = gradients(in, {}, dy);
+      std::array<int, 4> order = {0, 1, 2, 3};
+      do {
+        for (const std::int64_t any : {std::int64_t{0}, std::int64_t{1}, std::int64_t{1} << 40}) {
+          TensorList moved;
+          for (const Tensor& x : in) moved.push_back(in_memory(x, order, any));
+          CHECK(test::different_bits(attention(moved[0], moved[1], moved[2]), want) == "");
+          const TensorList g = gradients(moved, {}, in_memory(dy, order, any));
+          for (int i = 0; i < 3; ++i) CHECK(test::different_bits(g[i], grads[i]) == "");
+        }
+      } while (std::next_permutation(order.begin(), order.end()));
+    }
+}
+
+TEST_CASE("attention_packed: axes of length 1 may have any stride, in any order of memory") {
+  for (const DType t : {DType::f64, DType::f32, DType::bf16})
+    for (const std::int64_t tokens : {1, 3})
+      for (const std::int64_t batch : {1, 2}) {
+        const Tensor x = test::random({batch, tokens, 8, 3}, 1, t);
+        const Tensor dy = test::random({batch, tokens, 4, 3}, 2, t);
+        const auto both = [&](const Tensor& packed, const Tensor& of_y) {
+          Tape tape;
+          const Tensor leaf = packed.detach().set_requires_grad();
+          const Tensor y = attention_packed(leaf, 4, 2);
+          return TensorList{y, tape.gradients(y, {leaf}, of_y)[0]};
+        };
+        const TensorList want = both(x, dy);
+        std::array<int, 4> order = {0, 1, 2, 3};
+        do {
+          const TensorList got = both(in_memory(x, order, 7), in_memory(dy, order, 7));
+          for (int i = 0; i < 2; ++i) CHECK(test::different_bits(got[i], want[i]) == "");
+        } while (std::next_permutation(order.begin(), order.end()));
+      }
 }
 
 TEST_CASE("attention_packed: errors and the meta device") {

@@ -89,10 +89,10 @@ void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
                        v.data<T>(),
                        y.data<T>(),
                        lse.data<T>(),
-                       q.strides()[1],
-                       k.strides()[1],
-                       v.strides()[1],
-                       y.strides()[1],
+                       token_distance(q),
+                       token_distance(k),
+                       token_distance(v),
+                       token_distance(y),
                        {}};
     const std::int64_t work = a.batch * a.heads * a.queries * (a.keys + 1) / items * a.head_dim / 4;
     parallel_for(items, work + 1, [&](std::int64_t begin, std::int64_t end) {

@@ -127,13 +127,13 @@ void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
                                dq.data<T>(),
                                dk.data<T>(),
                                dv.data<T>(),
-                               q.strides()[1],
-                               k.strides()[1],
-                               v.strides()[1],
-                               y.strides()[1],
-                               dq.strides()[1],
-                               dk.strides()[1],
-                               dv.strides()[1],
+                               token_distance(q),
+                               token_distance(k),
+                               token_distance(v),
+                               token_distance(y),
+                               token_distance(dq),
+                               token_distance(dk),
+                               token_distance(dv),
                                {}};
     const std::int64_t work =
         a.batch * a.heads * (a.queries + 1) * (a.keys + 1) / items * a.head_dim;

@@ -16,8 +16,17 @@ struct AttentionSpec {
   std::int64_t key_heads = 0;  ///< of a batch row in the numbers of the key
 };
 
+/// Elements from one token of t (B, T, H, D) to the next, those of all rows being evenly spaced.
+/// The stride of an axis of length 1 says nothing: with one token a row, the next one is a row
+/// away.
+inline std::int64_t token_distance(const Tensor& t) {
+  const Shape &n = t.shape(), &stride = t.strides();
+  if (n[1] > 1) return stride[1];
+  return n[0] > 1 ? stride[0] : n[2] * n[3];
+}
+
 /// q (B, T, H, D), k (B, S, Hkv, D), v (B, S, Hkv, V): f32 or f64, on a GPU bf16 too, tokens
-/// without gaps inside, at any distance from each other (stride of axis 1). cu_seqlens: i32 (n + 1)
+/// without gaps inside, at any token_distance() from each other. cu_seqlens: i32 (n + 1)
 /// or null. Fills y (B, T, H, V), in the dtype of q, and lse (B, H, T), f64 for f64 and else f32:
 /// the logarithm of each row's sum of exponentials (-inf: the query sees no key).
 using AttentionFwd = void(const Tensor& q, const Tensor& k, const Tensor& v,

@@ -188,6 +188,34 @@ TEST_CASE("attention_packed: one gradient, from every kernel") {
   CHECK(difference(odd, {random({1, 9, 4, 72})}, {.all_orders = false}) == "");
 }
 
+TEST_CASE("attention: one token a row, wherever the rows are in memory") {
+  const Op heads_first = [](const TensorList& in) {
+    return TensorList{
+        attention(in[0].transpose(1, 2), in[1].transpose(1, 2), in[2].transpose(1, 2))};
+  };
+  const Op tokens_first = [](const TensorList& in) {
+    return TensorList{
+        attention(in[0].transpose(0, 1), in[1].transpose(0, 1), in[2].transpose(0, 1))};
+  };
+  const Op packed_heads_first = [](const TensorList& in) {
+    return TensorList{attention_packed(in[0].transpose(1, 2), 2, 1)};
+  };
+  for (const std::int64_t d : {64, 128, 6}) {
+    CAPTURE(d);
+    for (const std::int64_t keys : {1, 5}) {
+      CHECK(difference(
+                heads_first,
+                {random({3, 2, 1, d}, 1), random({3, 1, keys, d}, 2), random({3, 1, keys, d}, 3)},
+                {.all_orders = false}) == "");
+      CHECK(difference(
+                tokens_first,
+                {random({1, 3, 2, d}, 1), random({keys, 3, 1, d}, 2), random({keys, 3, 1, d}, 3)},
+                {.all_orders = false}) == "");
+    }
+    CHECK(difference(packed_heads_first, {random({3, 4, 1, d})}, {.all_orders = false}) == "");
+  }
+}
+
 TEST_CASE("attention: scores far from 0 neither overflow nor vanish") {
   for (const std::int64_t d : {64, 4})
     for (const double size : {-100.0, 100.0}) {
