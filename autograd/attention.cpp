@@ -106,7 +106,8 @@ Heads heads_of(const Tensor& packed, std::int64_t heads, std::int64_t kv_heads) 
 
 void check_packed(const Tensor& packed, std::int64_t heads, std::int64_t kv_heads) {
   detail::check_tensor("attention_packed", "packed", packed);
-  check(packed.ndim() == 4 && heads >= 1 && kv_heads >= 1 && packed.dim(2) == heads + 2 * kv_heads,
+  check(packed.ndim() == 4 && heads >= 1 && kv_heads >= 1 && heads <= packed.dim(2) &&
+            kv_heads <= packed.dim(2) && packed.dim(2) == heads + 2 * kv_heads,
         "attention_packed: packed must have shape (batch, tokens, {} query + 2 * {} key heads, "
         "head_dim), got {}",
         heads, kv_heads, packed.shape());

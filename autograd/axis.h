@@ -19,7 +19,7 @@ inline Tensor part_of(const Tensor& x, int dim, std::int64_t begin, std::int64_t
                       std::int64_t step = 1) {
   Shape shape = x.shape(), strides = x.strides();
   shape[dim] = length;
-  strides[dim] *= step;
+  if (length > 1) strides[dim] *= step;  // else the step may be any number
   return x.alias(shape, strides, begin * x.strides()[dim]);
 }
 

@@ -88,12 +88,15 @@ TensorList split(const Tensor& x, std::initializer_list<std::int64_t> sizes, int
   dim = axis_of("split", x, dim);
   Lengths lengths;
   std::int64_t total = 0, smallest = 0;
+  bool fits = true;
   for (const std::int64_t n : sizes) {
     lengths.push_back(n);
-    total += n;
+    fits = !__builtin_add_overflow(total, n, &total) && fits;
     smallest = std::min(smallest, n);
   }
   check(smallest >= 0, "split: every size must be at least 0, got {}", smallest);
+  check(fits, "split: the sizes must add up to {} (axis {} of x {}), got more than fits an integer",
+        x.dim(dim), dim, x.shape());
   check(total == x.dim(dim) && lengths.size() > 0,
         "split: the sizes must add up to {} (axis {} of x {}), got {}", x.dim(dim), dim, x.shape(),
         total);
@@ -117,7 +120,8 @@ Tensor cat(const TensorList& xs, int dim) {
     check(like == shape, "cat: every tensor must have the shape {} but for axis {}, got {}", shape,
           dim, x.shape());
     lengths.push_back(x.dim(dim));
-    total += x.dim(dim);
+    check(!__builtin_add_overflow(total, x.dim(dim), &total),
+          "cat: the lengths of axis {} must add up to an integer, got more", dim);
   }
   shape[dim] = total;
   Tensor y = Tensor::empty(shape, first.dtype(), first.device());
@@ -157,7 +161,10 @@ Tensor pad(const Tensor& x, int dim, std::int64_t before, std::int64_t after, do
         before, after);
   const std::int64_t n = x.dim(dim);
   Shape shape = x.shape();
-  shape[dim] = before + n + after;
+  const bool fits = !__builtin_add_overflow(before, n, &shape[dim]) &&
+                    !__builtin_add_overflow(shape[dim], after, &shape[dim]);
+  check(fits, "pad: too many elements, got {} before and {} after axis {} of x {}", before, after,
+        dim, x.shape());
   Tensor y = Tensor::empty(shape, x.dtype(), x.device());
   dispatch<cpu::fill, cuda::fill>(part_of(y, dim, 0, before), value);
   copy_into(x, part_of(y, dim, before, n));

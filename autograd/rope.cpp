@@ -76,9 +76,11 @@ Tensor turn(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor&
 }
 
 void check_range(const Tensor& x, const Tensor& cos, std::int64_t first) {
-  check(first >= 0 && first + x.dim(1) <= cos.dim(0),
-        "rope: positions [{}, {}) must be inside the {} rows of cos", first, first + x.dim(1),
-        cos.dim(0));
+  std::int64_t end = 0;
+  const bool overflows = __builtin_add_overflow(first, x.dim(1), &end);
+  check(!overflows && first >= 0 && end <= cos.dim(0),
+        "rope: positions [{}, {}) must be inside the {} rows of cos", first,
+        overflows ? INT64_MAX : end, cos.dim(0));
 }
 
 void check_heads(const Tensor& packed, std::int64_t heads) {

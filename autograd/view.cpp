@@ -35,6 +35,7 @@ Shape resolve(const char* op, const Tensor& x, const Shape& shape) {
   check(fits, "{}: shape must have the {} elements of x {}, got {}", op, x.numel(), x.shape(),
         shape);
   if (open >= 0) out[open] = x.numel() / known;
+  if (known == 0) checked_numel(op, out);  // its strides must not overflow either
   return out;
 }
 
@@ -175,6 +176,7 @@ Tensor expand(const Tensor& x, const Shape& shape) {
       fits = n == 1 && to[i] >= 0;
   }
   check(fits, "expand: x must broadcast to {}, got shape {}", shape, x.shape());
+  checked_numel("expand", to);
   Tensor y = x.alias(to, strides, 0);
   if (recording(x))
     Tape::record("expand", {&x}, {&y},

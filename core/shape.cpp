@@ -19,6 +19,21 @@ std::string to_string(const Shape& s) {
   return out + "]";
 }
 
+std::int64_t checked_numel(const char* op, const Shape& shape) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 56;
+  std::int64_t n = 1;
+  bool empty = false;
+  for (const std::int64_t d : shape) {
+    check(d >= 0, "{}: every axis must be at least 0, got shape {}", op, shape);
+    if (d == 0)
+      empty = true;
+    else
+      check(!__builtin_mul_overflow(n, d, &n) && n < kMost, "{}: too many elements, got shape {}",
+            op, shape);
+  }
+  return empty ? 0 : n;
+}
+
 Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b) {
   const int n = std::max(a.size(), b.size());
   Shape out = Shape::filled(n, 1);

@@ -92,6 +92,11 @@ class Shape {
 /// "[2, 4]".
 std::string to_string(const Shape& s);
 
+/// The number of elements.
+/// Throws Error prefixed by `op` on a negative axis, and when the axes other than 0 have a product
+/// of 2^56 or more, so that neither strides nor bytes overflow.
+std::int64_t checked_numel(const char* op, const Shape& shape);
+
 /// Strides (in elements) of a row-contiguous tensor of this shape.
 inline Shape contiguous_strides(const Shape& shape) {
   Shape strides = shape;

@@ -67,12 +67,7 @@ void TensorImpl::recycle(TensorImpl* t) {
 }
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
-  std::int64_t n = 1;
-  for (const std::int64_t d : shape) {
-    check(d >= 0, "empty: every axis must be at least 0, got shape {}", shape);
-    check(!__builtin_mul_overflow(n, d, &n) && n < (std::int64_t{1} << 56),
-          "empty: too many elements, got shape {}", shape);
-  }
+  const std::int64_t n = checked_numel("empty", shape);
   const auto bytes = n * static_cast<std::int64_t>(size_of(dtype));
   return make(shape, dtype, allocate_storage(bytes, device, is_floating(dtype)));
 }
@@ -119,8 +114,8 @@ Tensor Tensor::of(std::initializer_list<double> values, const Shape& shape, DTyp
 }
 
 Tensor Tensor::from_bytes(const void* data, std::int64_t count, const Shape& shape, DType dtype) {
-  check(count == shape.numel(), "from: shape {} needs {} values, got {}", shape, shape.numel(),
-        count);
+  const std::int64_t n = checked_numel("from", shape);
+  check(count == n, "from: shape {} needs {} values, got {}", shape, n, count);
   Tensor out = empty(shape, dtype);
   if (count) std::memcpy(out.raw(), data, static_cast<std::size_t>(count) * size_of(dtype));
   return out;
@@ -128,18 +123,21 @@ Tensor Tensor::from_bytes(const void* data, std::int64_t count, const Shape& sha
 
 Tensor Tensor::wrap(void* data, const Shape& shape, DType dtype, void (*deleter)(void*),
                     void* context) {
-  const auto bytes = shape.numel() * static_cast<std::int64_t>(size_of(dtype));
+  const std::int64_t n = checked_numel("wrap", shape);
+  check(data != nullptr || n == 0, "wrap: data must not be null for shape {}", shape);
+  const auto bytes = n * static_cast<std::int64_t>(size_of(dtype));
   return make(shape, dtype, wrap_storage(data, bytes, deleter, context));
 }
 
 bool Tensor::is_contiguous() const {
+  const TensorImpl& t = at("is_contiguous");
   std::int64_t step = 1;
-  for (int i = ndim() - 1; i >= 0; --i) {
-    const std::int64_t d = impl_->shape[i];
+  for (int i = t.shape.size() - 1; i >= 0; --i) {
+    const std::int64_t d = t.shape[i];
     if (d == 0) return true;
-    if (d != 1 && impl_->strides[i] != step) {
+    if (d != 1 && t.strides[i] != step) {
       // An empty axis further left makes the tensor empty, hence contiguous.
-      return numel() == 0;
+      return t.shape.numel() == 0;
     }
     step *= d;
   }
@@ -147,19 +145,42 @@ bool Tensor::is_contiguous() const {
 }
 
 Tensor Tensor::alias(const Shape& shape, const Shape& strides, std::int64_t offset) const {
+  const TensorImpl& whole = at("alias");
   TensorImpl* impl = TensorImpl::create();
-  impl->dtype = impl_->dtype;
-  impl->storage = impl_->storage;
+  impl->dtype = whole.dtype;
+  impl->storage = whole.storage;
   impl->storage->retain();
-  impl->offset = impl_->offset + offset;
+  impl->offset = whole.offset + offset;
   impl->shape = shape;
   impl->strides = strides;
   return adopt(impl);
 }
 
-Tensor Tensor::detach() const { return alias(shape(), strides(), 0); }
+Tensor Tensor::detach() const {
+  const TensorImpl& t = at("detach");
+  return alias(t.shape, t.strides, 0);
+}
+
+void Tensor::set_grad(const Tensor& g) const {
+  TensorImpl& t = at("set_grad");
+  if (g && (g.shape() != t.shape || g.device() != device())) [[unlikely]]
+    detail::raise(Fault::user,
+                  "set_grad: the gradient must be {} on {} like its tensor, got {} on {}",
+                  {t.shape, device(), g.shape(), g.device()});
+  replace(t.grad, g);
+}
+
+void Tensor::set_main_grad(const Tensor& g) const {
+  TensorImpl& t = at("set_main_grad");
+  if (g && (g.shape() != t.shape || g.device() != device())) [[unlikely]]
+    detail::raise(Fault::user,
+                  "set_main_grad: the gradient must be {} on {} like its tensor, got {} on {}",
+                  {t.shape, device(), g.shape(), g.device()});
+  replace(t.main_grad, g);
+}
 
 Tensor& Tensor::set_requires_grad(bool on) {
+  at("set_requires_grad");
   check(!on || is_compute(dtype()),
         "set_requires_grad: dtype must be one of f32, f64, bf16, got {}", dtype());
   // Its place in the recording would be lost, and with it the gradient of all that it came from.
@@ -190,7 +211,9 @@ std::int64_t Tensor::item_int() const {
   check(impl_ != nullptr, "item: needs a tensor, got a null handle");
   check(numel() == 1, "item: needs exactly 1 element, got shape {}", shape());
   if (dtype() == DType::i64) return *to(kCpu).data<std::int64_t>();
-  return static_cast<std::int64_t>(item_double());
+  const double v = item_double();
+  check(v >= -0x1p63 && v < 0x1p63, "item: the value must fit an integer, got {}", v);
+  return static_cast<std::int64_t>(v);
 }
 
 void Tensor::copy_to(std::span<double> out) const {
@@ -201,6 +224,15 @@ void Tensor::copy_to(std::span<double> out) const {
     const T* p = host.data<T>();
     for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<double>(p[i]);
   });
+}
+
+void Tensor::throw_null(const char* member) {
+  detail::raise(Fault::user, "{}: needs a tensor, got a null handle", {member});
+}
+
+void Tensor::throw_no_axis(int i) const {
+  detail::raise(Fault::user, "dim: axis must be in [{}, {}) for shape {}, got {}",
+                {-ndim(), ndim(), shape(), i});
 }
 
 void Tensor::throw_wrong_type(DType asked) const {
@@ -239,6 +271,9 @@ void TensorList::swap(TensorList& o) noexcept {
   std::swap(size_, o.size_);
   std::swap(room_, o.room_);
   for (int i = 0; i < kInline; ++i) std::swap(inline_[i], o.inline_[i]);
+}
+void TensorList::throw_no_item(int i) const {
+  detail::raise(Fault::user, "list: the index must be in [0, {}), got {}", {size_, i});
 }
 void TensorList::push_back(Tensor t) {
   if (size_ == room_) {

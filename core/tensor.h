@@ -87,36 +87,46 @@ class Tensor {
   }
   /// A tensor over memory that somebody else owns; `deleter(context)` runs when the last handle
   /// goes.
+  /// Throws Error on a negative axis, and on null data for a tensor that has elements.
   static Tensor wrap(void* data, const Shape& shape, DType dtype, void (*deleter)(void*) = nullptr,
                      void* context = nullptr);
 
   // Looking at it.
   explicit operator bool() const { return impl_ != nullptr; }
-  const Shape& shape() const { return impl_->shape; }
-  const Shape& strides() const { return impl_->strides; }
-  int ndim() const { return impl_->shape.size(); }
+  // The members below throw Error "shape: needs a tensor, got a null handle" on a null handle.
+  const Shape& shape() const { return at("shape").shape; }
+  /// The stride of an axis of length 1 says nothing about memory, nor does any of an empty tensor.
+  const Shape& strides() const { return at("strides").strides; }
+  int ndim() const { return at("ndim").shape.size(); }
   /// Length of axis i; negative i counts from the end.
-  std::int64_t dim(int i) const { return impl_->shape[i < 0 ? i + ndim() : i]; }
-  std::int64_t numel() const { return impl_->shape.numel(); }
-  std::int64_t offset() const { return impl_->offset; }
-  DType dtype() const { return impl_->dtype; }
-  Device device() const { return impl_->storage->device; }
+  /// Throws Error when there is no such axis.
+  std::int64_t dim(int i) const {
+    const Shape& s = at("dim").shape;
+    const int axis = i < 0 ? i + s.size() : i;
+    if (static_cast<unsigned>(axis) >= static_cast<unsigned>(s.size())) [[unlikely]]
+      throw_no_axis(i);
+    return s[axis];
+  }
+  std::int64_t numel() const { return at("numel").shape.numel(); }
+  std::int64_t offset() const { return at("offset").offset; }
+  DType dtype() const { return at("dtype").dtype; }
+  Device device() const { return at("device").storage->device; }
   bool is_meta() const { return device().is_meta(); }
   bool is_contiguous() const;
   /// Typed pointer to the first element.
   /// Throws Error when T is not the dtype, on the meta device, and after release_storage().
   template <class T>
   T* data() const {
-    if (dtype_of<T>() != impl_->dtype) [[unlikely]]
+    if (dtype_of<T>() != at("data").dtype) [[unlikely]]
       throw_wrong_type(dtype_of<T>());
     return static_cast<T*>(raw());
   }
   void* raw() const {
-    Storage* s = impl_->storage;
-    if (s->data == nullptr && numel() != 0) [[unlikely]]
+    const TensorImpl& t = at("raw");
+    if (t.storage->data == nullptr && t.shape.numel() != 0) [[unlikely]]
       throw_no_data();
-    return static_cast<char*>(s->data) +
-           impl_->offset * static_cast<std::int64_t>(size_of(impl_->dtype));
+    return static_cast<char*>(t.storage->data) +
+           t.offset * static_cast<std::int64_t>(size_of(t.dtype));
   }
   /// The value of a one-element tensor of any dtype, converted.
   /// Throws Error when it has not exactly one element, and on the meta device.
@@ -131,12 +141,13 @@ class Tensor {
   std::int64_t item_int() const;
   /// Copies every element out as double, row-major.
   void copy_to(std::span<double> out) const;
-  Storage* storage() const { return impl_->storage; }
-  std::uint32_t version() const { return impl_->storage->version; }
+  Storage* storage() const { return at("storage").storage; }
+  std::uint32_t version() const { return at("version").storage->version; }
   /// Every in-place write announces itself, so that a backward that saved the old value notices.
   /// The shared empty storage has no values to change.
   void bump_version() const {
-    if (!impl_->storage->shared_empty) ++impl_->storage->version;
+    Storage* s = storage();
+    if (!s->shared_empty) ++s->version;
   }
   TensorImpl* impl() const { return impl_; }
   bool same(const Tensor& o) const { return impl_ == o.impl_; }
@@ -147,11 +158,13 @@ class Tensor {
   /// Throws Error on a dtype that no floating op computes with, and on the output of a recorded op.
   Tensor& set_requires_grad(bool on = true);
   /// The gradient of a leaf; null before backward().
-  Tensor grad() const { return handle(impl_->grad); }
-  void set_grad(const Tensor& g) const { replace(impl_->grad, g); }
+  Tensor grad() const { return handle(at("grad").grad); }
+  /// Throws Error when g has another shape or device.
+  void set_grad(const Tensor& g) const;
   /// A buffer (f64 for f64, else f32, bf16) that backward() adds to in place of grad(); or null.
-  Tensor main_grad() const { return handle(impl_->main_grad); }
-  void set_main_grad(const Tensor& g) const { replace(impl_->main_grad, g); }
+  Tensor main_grad() const { return handle(at("main_grad").main_grad); }
+  /// Throws Error when g has another shape or device.
+  void set_main_grad(const Tensor& g) const;
   /// Runs the innermost tape of this thread from this scalar (or with the cotangent dy).
   void backward() const;
   void backward(const Tensor& dy) const;
@@ -226,6 +239,14 @@ class Tensor {
   }
 
  private:
+  /// What the handle points to. `member` names the caller in the message.
+  TensorImpl& at(const char* member) const {
+    if (impl_ == nullptr) [[unlikely]]
+      throw_null(member);
+    return *impl_;
+  }
+  [[noreturn]] static void throw_null(const char* member);
+  [[noreturn]] void throw_no_axis(int i) const;
   static Tensor from_bytes(const void* data, std::int64_t count, const Shape& shape, DType dtype);
   static void replace(TensorImpl*& slot, const Tensor& value);
   double item_double() const;
@@ -250,8 +271,9 @@ class TensorList {
   void push_back(Tensor t);
   int size() const { return size_; }
   bool empty() const { return size_ == 0; }
-  Tensor& operator[](int i) { return begin()[i]; }
-  const Tensor& operator[](int i) const { return begin()[i]; }
+  /// Throws Error when there is no such tensor.
+  Tensor& operator[](int i) { return begin()[checked(i)]; }
+  const Tensor& operator[](int i) const { return begin()[checked(i)]; }
   Tensor* begin() { return heap_ ? heap_ : inline_; }
   Tensor* end() { return begin() + size_; }
   const Tensor* begin() const { return heap_ ? heap_ : inline_; }
@@ -259,6 +281,12 @@ class TensorList {
 
  private:
   void swap(TensorList& o) noexcept;
+  int checked(int i) const {
+    if (static_cast<unsigned>(i) >= static_cast<unsigned>(size_)) [[unlikely]]
+      throw_no_item(i);
+    return i;
+  }
+  [[noreturn]] void throw_no_item(int i) const;
   static constexpr int kInline = 8;
   Tensor inline_[kInline];
   Tensor* heap_ = nullptr;

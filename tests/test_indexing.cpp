@@ -99,6 +99,11 @@ TEST_CASE("indexing: one_hot and tril") {
   CHECK(different_bits(tril(x, 1), Tensor::of({1, 2, 0, 4, 5, 6}, {2, 3}, DType::f64)) == "");
   CHECK(different_bits(tril(x, -1), Tensor::of({0, 0, 0, 4, 0, 0}, {2, 3}, DType::f64)) == "");
   CHECK(different_bits(tril(x, -9), Tensor::zeros({2, 3}, DType::f64)) == "");
+  for (const std::int64_t far : {INT64_MAX, INT64_MAX - 1}) {
+    CHECK(different_bits(tril(x, far), x) == "");
+    CHECK(different_bits(tril(x, -far), Tensor::zeros({2, 3}, DType::f64)) == "");
+  }
+  CHECK(different_bits(tril(x, INT64_MIN), Tensor::zeros({2, 3}, DType::f64)) == "");
   const Tensor batch = expand(x, {4, 2, 3});
   CHECK(different_bits(tril(batch, 1).select(0, 3), tril(x, 1)) == "");
   CHECK(tril(Tensor::empty({2, 0, 3})).shape() == Shape{2, 0, 3});

@@ -206,6 +206,9 @@ TEST_CASE("rope: errors name the rule and what was given") {
   CHECK(text(x, r.cos, Tensor::empty({kMaxT, 2}, DType::f32, kMeta), 0) ==
         "rope: cos and sin must be on the device of x, cpu, got cpu and meta");
   CHECK(text(x, r.cos, r.sin, 14) == "rope: positions [14, 17) must be inside the 16 rows of cos");
+  CHECK(text(x, r.cos, r.sin, INT64_MAX - 1) ==
+        "rope: positions [9223372036854775806, 9223372036854775807) must be inside the 16 rows of "
+        "cos");
   CHECK(text(x, r.cos, r.sin, -1) == "rope: positions [-1, 2) must be inside the 16 rows of cos");
   CHECK(text(x, r.cos, r.sin, Tensor::zeros({3}, DType::i64)) ==
         "rope: positions must be i32 with shape [3] or [2, 3], got i64 [3]");

@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <climits>
 #include <cmath>
 #include <utility>
 #include <vector>
@@ -279,6 +280,45 @@ TEST_CASE("tensor: error texts") {
   CHECK(error_of([] {
           Tensor::empty({std::int64_t{1} << 40, std::int64_t{1} << 40});
         }) == "empty: too many elements, got shape [1099511627776, 1099511627776]");
+  // The order of the axes does not matter, nor does one of length 0.
+  const std::int64_t big = std::int64_t{1} << 32;
+  CHECK(error_of([&] {
+          Tensor::empty({big, big, 0});
+        }) == "empty: too many elements, got shape [4294967296, 4294967296, 0]");
+  CHECK(error_of([&] {
+          Tensor::empty({0, big, big});
+        }) == "empty: too many elements, got shape [0, 4294967296, 4294967296]");
+  CHECK(Tensor::empty({0, big}).strides() == Shape{big, 1});
+  float number = 0;
+  CHECK(error_of([&] { Tensor::wrap(&number, {-2}, DType::f32); }) ==
+        "wrap: every axis must be at least 0, got shape [-2]");
+  CHECK(error_of([&] {
+          Tensor::wrap(&number, {big, big}, DType::f32);
+        }) == "wrap: too many elements, got shape [4294967296, 4294967296]");
+  CHECK(error_of([] { Tensor::wrap(nullptr, {2}, DType::f32); }) ==
+        "wrap: data must not be null for shape [2]");
+  CHECK(Tensor::wrap(nullptr, {0}, DType::f32).numel() == 0);
+  CHECK(error_of([] {
+          Tensor::of({}, {-1, 0});
+        }) == "from: every axis must be at least 0, got shape [-1, 0]");
+  for (const int axis : {2, -3, 99, INT_MIN})
+    CHECK(error_of([&] { x.dim(axis); }) ==
+          message("dim: axis must be in [-2, 2) for shape [2, 3], got {}", axis));
+  CHECK(error_of([] { Tensor::ones({}).dim(-1); }) ==
+        "dim: axis must be in [0, 0) for shape [], got -1");
+  const TensorList two{x, x};
+  CHECK(error_of([&] { two[2]; }) == "list: the index must be in [0, 2), got 2");
+  TensorList mine = two;
+  CHECK(error_of([&] { mine[-1]; }) == "list: the index must be in [0, 2), got -1");
+  CHECK(error_of([&] {
+          x.set_grad(Tensor::ones({3, 2}));
+        }) == "set_grad: the gradient must be [2, 3] on cpu like its tensor, got [3, 2] on cpu");
+  CHECK(error_of([&] {
+          x.set_main_grad(Tensor::ones({3, 2}));
+        }) ==
+        "set_main_grad: the gradient must be [2, 3] on cpu like its tensor, got [3, 2] on cpu");
+  CHECK(error_of([] { Tensor::full({1}, HUGE_VAL).item<int>(); }) ==
+        "item: the value must fit an integer, got inf");
   CHECK(error_of([] { Tensor::arange(0, 1, 0); }) ==
         "arange: step must lead from start 0 to end 1, got 0");
   CHECK(error_of([] { Tensor::arange(0, 1, -1); }) ==

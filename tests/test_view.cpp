@@ -349,6 +349,38 @@ TEST_CASE("view: error texts of the views") {
   CHECK(error_of([&] { flatten(x, 1, 0); }) == "flatten: first must not come after last 0, got 1");
 }
 
+TEST_CASE("view: sizes that overflow are refused") {
+  const std::int64_t big = std::int64_t{1} << 32;
+  const Tensor one = Tensor::ones({1, 1}), four = Tensor::ones({4});
+  CHECK(error_of([&] {
+          one.expand({big, big});
+        }) == "expand: too many elements, got shape [4294967296, 4294967296]");
+  CHECK(error_of([&] {
+          one.expand({big, big / 2});
+        }) == "expand: too many elements, got shape [4294967296, 2147483648]");
+  CHECK(one.expand({big, 4}).numel() == 4 * big);
+  CHECK(error_of([&] {
+          Tensor::empty({0}).view({0, big, big});
+        }) == "view: too many elements, got shape [0, 4294967296, 4294967296]");
+  CHECK(error_of([&] { pad(four, 0, INT64_MAX, INT64_MAX); }) ==
+        "pad: too many elements, got 9223372036854775807 before and 9223372036854775807 after axis "
+        "0 of x [4]");
+  CHECK(error_of([&] { pad(four, 0, 0, INT64_MAX); }) ==
+        "pad: too many elements, got 0 before and 9223372036854775807 after axis 0 of x [4]");
+  CHECK(error_of([&] {
+          split(four, {INT64_MAX, INT64_MAX, 6});
+        }) == "split: the sizes must add up to 4 (axis 0 of x [4]), got more than fits an integer");
+  CHECK(split(four, INT64_MAX).size() == 1);
+  const Tensor huge = Tensor::ones({1}).expand({std::int64_t{1} << 55});
+  TensorList many;
+  for (int i = 0; i < 256; ++i) many.push_back(huge);
+  CHECK(error_of([&] { cat(many); }) ==
+        "cat: the lengths of axis 0 must add up to an integer, got more");
+  // A step beyond the end leaves one element.
+  CHECK(test::values(Tensor::arange(0, 8).view({2, 4}).slice(0, 1, kEnd, INT64_MAX)) ==
+        std::vector<double>{4, 5, 6, 7});
+}
+
 TEST_CASE("view: error texts of joins and moves") {
   const Tensor x = counting({2, 3});
   CHECK(error_of([&] { split(x, 0); }) == "split: size must be at least 1, got 0");

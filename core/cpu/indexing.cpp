@@ -162,6 +162,7 @@ void one_hot(const Tensor& ids, const Tensor& out) {
 void tril(const Tensor& x, std::int64_t diagonal, const Tensor& out) {
   const std::int64_t rows = x.dim(-2), columns = x.dim(-1);
   if (x.numel() == 0) return;
+  diagonal = std::clamp(diagonal, -rows, columns);  // beyond them nothing or all is kept
   dispatch_all(x.dtype(), [&]<class T>() {
     const T* px = x.data<T>();
     T* py = out.data<T>();

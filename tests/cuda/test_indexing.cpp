@@ -140,7 +140,9 @@ TEST_CASE("indexing: one_hot and tril") {
       CHECK(different_bits(one_hot(ids.to(kind).to(kGpu), 5, t).to(kCpu), one_hot(ids, 5, t)) ==
             "");
     const Tensor x = random({2, 5, 7}, 1).to(t);
-    for (const std::int64_t diagonal : {0, 2, -1, -9, 9})
+    for (const std::int64_t diagonal :
+         {std::int64_t{0}, std::int64_t{2}, std::int64_t{-1}, std::int64_t{-9}, std::int64_t{9},
+          INT64_MAX, INT64_MAX - 1, INT64_MIN})
       CHECK(different_bits(tril(x.to(kGpu), diagonal).to(kCpu), tril(x, diagonal)) == "");
   }
   CHECK(tril(Tensor::empty({2, 0, 3}, DType::f32, kGpu)).shape() == Shape{2, 0, 3});
