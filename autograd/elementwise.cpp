@@ -1,9 +1,10 @@
 // Arithmetic of two operands: tensor with tensor, tensor with number.
 #include "weft/autograd/elementwise.h"
 
-#include <cmath>
+#include <limits>
 
 #include "weft/autograd/elementwise_common.h"
+#include "weft/core/numbers.h"
 
 namespace weft {
 
@@ -26,8 +27,13 @@ Tensor floating(const char* name, const Tensor& a, const Tensor& b, BinaryOp op)
 Tensor arithmetic(const char* name, const Tensor& a, double value, BinaryOp op,
                   bool reversed = false) {
   check_numeric(name, a, reversed ? "b" : "a");
-  check(is_compute(a.dtype()) || value == std::trunc(value),
-        "{}: the number must be whole for a tensor of {}, got {}", name, a.dtype(), value);
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (op == BinaryOp::maximum)
+    check_bounds(name, a.dtype(), value, kInfinity);
+  else if (op == BinaryOp::minimum)
+    check_bounds(name, a.dtype(), -kInfinity, value);
+  else
+    check_operand(name, a.dtype(), value);
   return run_scalar(a, value, op, reversed);
 }
 

@@ -4,7 +4,9 @@
 namespace weft {
 
 // Arithmetic of two tensors, or of a tensor and a number. A number is taken in the precision of the
-// arithmetic: a bf16 tensor times 0.1 does not round 0.1 to bf16. Integers wrap around.
+// arithmetic: a bf16 tensor times 0.1 does not round 0.1 to bf16. Integers wrap around, but a
+// number must be whole and in the range of their dtype (u8 takes -255 to 255): no infinity, no NaN.
+// As a double it is exact up to 2^53; beyond that, give a tensor.
 
 /// a + b, a - b, a * b; minimum and maximum element by element.
 ///
@@ -47,7 +49,8 @@ Tensor pow(const Tensor& a, double exponent);
 /// Dtypes   f32, f64, bf16, i32, i64, u8
 /// Device   cpu, cuda, meta
 /// Saves    neg: nothing; the others: x
-/// Throws   Error on other dtypes; clamp: when low > high
+/// Throws   Error on other dtypes; clamp: when low > high, and with integers on a fraction or when
+///          no number of the dtype is within [low, high] (an infinite bound is none)
 /// Source   definition. abs'(0) = 0; clamp passes the gradient on the closed interval; NaN stays
 /// NaN
 Tensor neg(const Tensor& x);
@@ -101,7 +104,8 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
 ///
 /// Shapes   a and b broadcast by NumPy's rule
 /// Dtypes   f32, f64, bf16, i32, i64, u8, bool, both alike  ->  bool. A number is rounded to a
-///          floating tensor's dtype first, so that a tensor filled with 0.1 equals 0.1
+///          floating tensor's dtype first, so that a tensor filled with 0.1 equals 0.1; integers
+///          are compared with it exactly, 2.5 and 1e300 included
 /// Device   cpu, cuda, meta; both on one
 /// Saves    nothing
 /// Throws   Error on shapes that do not broadcast, on mixed dtypes or devices, on other dtypes

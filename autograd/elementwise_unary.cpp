@@ -1,8 +1,7 @@
 // Functions of one operand whose derivative needs no fused kernel.
-#include <cmath>
-
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/elementwise_common.h"
+#include "weft/core/numbers.h"
 
 namespace weft {
 
@@ -73,9 +72,7 @@ Tensor square(const Tensor& x) {
 Tensor clamp(const Tensor& x, double low, double high) {
   check_numeric("clamp", x);
   check(low <= high, "clamp: low must be at most high, got {} and {}", low, high);
-  check(is_compute(x.dtype()) || (low == std::trunc(low) && high == std::trunc(high)),
-        "clamp: low and high must be whole for a tensor of {}, got {} and {}", x.dtype(), low,
-        high);
+  check_bounds("clamp", x.dtype(), low, high);
   Tensor y = empty_like(x);
   dispatch<cpu::clamp, cuda::clamp>(x, low, high, y);
   if (recording(x))

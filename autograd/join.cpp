@@ -8,6 +8,7 @@
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
 #include "weft/core/kernels/copy.h"
+#include "weft/core/numbers.h"
 
 namespace weft {
 namespace {
@@ -159,6 +160,7 @@ Tensor pad(const Tensor& x, int dim, std::int64_t before, std::int64_t after, do
   dim = axis_of("pad", x, dim);
   check(before >= 0 && after >= 0, "pad: counts must be at least 0, got {} before and {} after",
         before, after);
+  check_element("pad", x.dtype(), value);
   const std::int64_t n = x.dim(dim);
   Shape shape = x.shape();
   const bool fits = !__builtin_add_overflow(before, n, &shape[dim]) &&

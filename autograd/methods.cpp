@@ -1,5 +1,5 @@
 // Tensor's members that need ops: declared in core/tensor.h, each forwards to the free function.
-#include <cmath>
+#include <cstdint>
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/indexing.h"
@@ -13,6 +13,7 @@
 #include "weft/core/error.h"
 #include "weft/core/kernels/copy.h"
 #include "weft/core/kernels/elementwise.h"
+#include "weft/core/numbers.h"
 
 namespace weft {
 
@@ -102,7 +103,9 @@ void check_whole(const char* op, const Tensor& t, double value) {
 
 const Tensor& Tensor::fill_(double value) const {
   detail::check_tensor("fill_", "the tensor", *this);
-  begin_write("fill_", *this);
+  check_element("fill_", dtype(), value);
+  check_target("fill_", *this);
+  bump_version();
   dispatch<cpu::fill, cuda::fill>(*this, value);
   return *this;
 }
@@ -139,7 +142,7 @@ const Tensor& Tensor::add_(const Tensor& other, double alpha) const {
 
 const Tensor& Tensor::mul_(double factor) const {
   detail::check_tensor("mul_", "the tensor", *this);
-  check_whole("mul_", *this, factor);
+  check_operand("mul_", dtype(), factor);
   check_separate("mul_", *this);
   begin_write("mul_", *this);
   dispatch<cpu::scale, cuda::scale>(*this, factor);

@@ -110,6 +110,7 @@ set(weft_sources
   core/energy.cpp
   core/error.cpp
   core/gemm.cpp
+  core/numbers.cpp
   core/parallel.cpp
   core/pattern.cpp
   core/print.cpp

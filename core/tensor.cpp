@@ -5,6 +5,7 @@
 
 #include "weft/core/error.h"
 #include "weft/core/kernels/copy.h"
+#include "weft/core/numbers.h"
 
 namespace weft {
 namespace {
@@ -73,6 +74,7 @@ Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
 }
 
 Tensor Tensor::full(const Shape& shape, double value, DType dtype, Device device) {
+  check_element("full", dtype, value);
   return Tensor(empty(shape, dtype, device)).fill_(value);
 }
 Tensor Tensor::zeros(const Shape& shape, DType dtype, Device device) {
@@ -88,6 +90,9 @@ Tensor Tensor::arange(double start, double end, double step, DType dtype, Device
   const double count = std::ceil((end - start) / step);
   check(count < 0x1p56, "arange: too many elements from {} to {} in steps of {}", start, end, step);
   const auto n = static_cast<std::int64_t>(count);
+  check_element("arange", dtype, start);
+  check_operand("arange", dtype, step);
+  if (n > 0) check_element("arange", dtype, start + static_cast<double>(n - 1) * step);
   Tensor out = empty({n}, dtype);
   dispatch_all(dtype, [&]<class T>() {
     T* p = out.data<T>();
@@ -109,6 +114,7 @@ Tensor Tensor::eye(std::int64_t n, DType dtype, Device device) {
 }
 
 Tensor Tensor::of(std::initializer_list<double> values, const Shape& shape, DType dtype) {
+  for (const double v : values) check_element("of", dtype, v);
   return from_bytes(values.begin(), static_cast<std::int64_t>(values.size()), shape, DType::f64)
       .to(dtype);
 }

@@ -91,9 +91,9 @@ struct Compare {
 template <class T>
 struct CompareNumber {
   unsigned accepted;
-  Comparable<T> value;
+  Compute<T> value;
   __device__ bool operator()(T a) const {
-    return accepts<Comparable<T>>(accepted, static_cast<Comparable<T>>(a), value);
+    return accepts<Compute<T>>(accepted, static_cast<Compute<T>>(a), value);
   }
 };
 
@@ -163,7 +163,8 @@ void compare(const Tensor& a, const Tensor& b, CompareOp op, const Tensor& out) 
 void compare_scalar(const Tensor& a, double value, CompareOp op, const Tensor& out) {
   with_comparable(a.dtype(), [&]<class Stored>() {
     using T = Compared<Stored>;
-    const CompareNumber<T> f{accepted(op), comparable<T>(value)};
+    const NumberComparison<T> to = comparison<T>(op, value);
+    const CompareNumber<T> f{accepted(to.op), to.value};
     if constexpr (kHasDense<T>)
       map<bool, T>(out, f, a);
     else

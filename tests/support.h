@@ -35,7 +35,7 @@ inline Tensor strided(const Tensor& x) {
   if (x.ndim() == 0) return x;
   Shape wide = x.shape();
   wide[wide.size() - 1] *= 2;
-  const Tensor big = Tensor::full(wide, -77, x.dtype());
+  const Tensor big = Tensor::full(wide, 77, x.dtype());
   Shape strides = big.strides();
   strides[strides.size() - 1] = 2;
   const Tensor gaps = big.alias(x.shape(), strides, 0);

@@ -210,7 +210,95 @@ TEST_CASE("elementwise: integers add, subtract, multiply, compare and wrap aroun
                              Tensor::of({4, 4}, {2}, DType::i64)) == "");
   CHECK(neg(Tensor::of({1}, {1}, DType::u8)).item() == 255);
   CHECK((Tensor::of({1}, {1}, DType::u8) + -3.0).item() == 254);
-  CHECK((largest + 4294967297.0).item() == -2147483648.0);
+  CHECK((Tensor::of({1}, {1}, DType::u8) * -255.0).item() == 1);
+  CHECK((largest + 2147483647.0).item() == -2);
+}
+
+TEST_CASE("elementwise: a number that an integer type does not have is refused") {
+  struct Range {
+    DType dtype;
+    const char* text;
+    double low, high;
+  };
+  for (const Range& r :
+       {Range{DType::i32, "[-2147483648, 2147483647]", -0x1p31, 0x1p31 - 1},
+        Range{DType::i64, "[-9223372036854775808, 9223372036854775807]", -0x1p63, 0x1p63 - 1024},
+        Range{DType::u8, "[-255, 255]", -255, 255}}) {
+    CAPTURE(name(r.dtype));
+    const Tensor x = Tensor::of({1, 2}, {2}, r.dtype);
+    const auto refused = [&](const char* op, double v, auto f) {
+      CAPTURE(v);
+      CHECK(error_of([&] { f(v); }) == message("{}: the number must be in {} for a tensor of {}, "
+                                               "got {}",
+                                               op, r.text, r.dtype, v));
+    };
+    for (const double v : {kInf, -kInf, 1e300, -1e300, 2 * r.high + 2, 2 * r.low - 2}) {
+      refused("add", v, [&](double n) { x + n; });
+      refused("sub", v, [&](double n) { x - n; });
+      refused("sub", v, [&](double n) { n - x; });
+      refused("mul", v, [&](double n) { x* n; });
+      refused("mul_", v, [&](double n) { x.clone().mul_(n); });
+      refused("add_", v, [&](double n) { x.clone().add_(x, n); });
+    }
+    for (const double v : {kNan, 0.5, -2.5})
+      for (const std::string& text :
+           {error_of([&] { x + v; }), error_of([&] { maximum(x, v); }),
+            error_of([&] { minimum(x, v); }), error_of([&] { x.clone().mul_(v); })})
+        CHECK(text.ends_with(
+            message(": the number must be whole for a tensor of {}, got {}", r.dtype, v)));
+    CHECK(error_of([&] { x + r.high; }) == "no error");
+    CHECK(error_of([&] { x* r.low; }) == "no error");
+  }
+}
+
+TEST_CASE("elementwise: a bound that no number of an integer type keeps is refused") {
+  const Tensor x = Tensor::of({1, 200}, {2}, DType::u8);
+  const std::string text = "a tensor of u8 must have a number from ";
+  CHECK(error_of([&] { maximum(x, 256); }) ==
+        "maximum: " + text + "256 to inf, its range is [0, 255]");
+  CHECK(error_of([&] { maximum(x, kInf); }) ==
+        "maximum: " + text + "inf to inf, its range is [0, 255]");
+  CHECK(error_of([&] { minimum(x, -1); }) ==
+        "minimum: " + text + "-inf to -1, its range is [0, 255]");
+  CHECK(error_of([&] { clamp(x, 300, 400); }) ==
+        "clamp: " + text + "300 to 400, its range is [0, 255]");
+  CHECK(error_of([&] { clamp(x, -9, -1); }) ==
+        "clamp: " + text + "-9 to -1, its range is [0, 255]");
+  CHECK(error_of([&] { clamp(x.to(DType::i64), 1e300, kInf); }) ==
+        "clamp: a tensor of i64 must have a number from 1e+300 to inf, its range is "
+        "[-9223372036854775808, 9223372036854775807]");
+  CHECK(test::different_bits(maximum(x, 255), Tensor::full({2}, 255, DType::u8)) == "");
+  CHECK(test::different_bits(clamp(x, -kInf, 100), Tensor::of({1, 100}, {2}, DType::u8)) == "");
+}
+
+TEST_CASE("elementwise: integers are compared with any number exactly") {
+  const std::int64_t big = std::int64_t{1} << 53;
+  const std::int64_t values[] = {INT64_MIN, -big - 1, -big, -1, 0, 1, 2, big, big + 1, INT64_MAX};
+  const Tensor x = Tensor::from<std::int64_t>(values, {10});
+  for (const double v : {-kInf, -1e300, -0x1p63, -0x1p53, -1.5, -1.0, -0.0, 0.5, 1.0, 0x1p53,
+                         0x1p53 + 2, 0x1p63, 1e300, kInf, kNan})
+    for (const Comparison& c : kComparisons) {
+      CAPTURE(v);
+      const Tensor got = c.with_number(x, v);
+      for (std::size_t i = 0; i < 10; ++i) {
+        // long double holds every i64 and every double.
+        const auto a = static_cast<long double>(values[i]), b = static_cast<long double>(v);
+        const bool want = std::isnan(v)
+                              ? c.op == static_cast<Tensor (*)(const Tensor&, const Tensor&)>(ne)
+                              : c.definition(a > b ? 1 : 0, a < b ? 1 : 0);
+        CHECK(got.data<bool>()[i] == want);
+      }
+    }
+  for (const DType t : {DType::u8, DType::i32, DType::boolean}) {
+    CAPTURE(name(t));
+    const Tensor y = Tensor::of({0, 1}, {2}, t);
+    for (const double v : {-kInf, -0.5, 0.0, 0.5, 1.0, 1.5, 256.0, 0x1p31, kInf})
+      for (const Comparison& c : kComparisons) {
+        CAPTURE(v);
+        CHECK(test::values(c.with_number(y, v)) ==
+              std::vector<double>{double(c.definition(0, v)), double(c.definition(1, v))});
+      }
+  }
 }
 
 TEST_CASE("elementwise: a bound beyond the range of an integer type stays a bound") {
@@ -315,7 +403,7 @@ TEST_CASE("elementwise: errors name the rule and the values") {
         "eq: dtype must be one of f32, f64, bf16, i32, i64, u8, bool, got f16");
   CHECK(error_of([&] { clamp(f, 1, 0); }) == "clamp: low must be at most high, got 1 and 0");
   CHECK(error_of([&] { clamp(i, 0.5, 2); }) ==
-        "clamp: low and high must be whole for a tensor of i64, got 0.5 and 2");
+        "clamp: the number must be whole for a tensor of i64, got 0.5");
   CHECK(error_of([&] { where(f, f, f); }) == "where: condition must be bool, got f32");
   CHECK(error_of([&] { where(flag, f, f); }) == "where: shapes must broadcast, got [2] and [2, 3]");
   CHECK(error_of([&] { where(flag.to(kMeta), f, f); }) ==

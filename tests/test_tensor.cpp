@@ -55,6 +55,69 @@ TEST_CASE("tensor: arange stops before its end") {
   CHECK(Tensor::arange(3, 3).numel() == 0);
 }
 
+TEST_CASE("tensor: a number that an integer type does not have never becomes an element") {
+  const Tensor u = Tensor::zeros({2}, DType::u8), i = Tensor::zeros({2}, DType::i32),
+               l = Tensor::zeros({2}, DType::i64);
+  const auto whole = [](const char* op, const char* dtype, double v) {
+    return message("{}: the number must be whole for a tensor of {}, got {}", op, dtype, v);
+  };
+  for (const double v : {0.5, std::nan("")}) {
+    CHECK(error_of([&] { Tensor::full({2}, v, DType::i32); }) == whole("full", "i32", v));
+    CHECK(error_of([&] { i.fill_(v); }) == whole("fill_", "i32", v));
+    CHECK(error_of([&] { Tensor::of({v}, {1}, DType::u8); }) == whole("of", "u8", v));
+    CHECK(error_of([&] { pad(i, 0, 1, 1, v); }) == whole("pad", "i32", v));
+  }
+  CHECK(error_of([] { Tensor::arange(0, 1, 0.5, DType::i64); }) == whole("arange", "i64", 0.5));
+  CHECK(error_of([] { Tensor::arange(0, 300, 1, DType::u8); }) ==
+        "arange: the number must be in [0, 255] for a tensor of u8, got 299");
+  for (const double v : {-1.0, 256.0, 1e300, HUGE_VAL}) {
+    const std::string text =
+        message(": the number must be in [0, 255] for a tensor of u8, got {}", v);
+    CHECK(error_of([&] { u.fill_(v); }) == "fill_" + text);
+    CHECK(error_of([&] { Tensor::full({2}, v, DType::u8); }) == "full" + text);
+    CHECK(error_of([&] { Tensor::of({3, v}, {2}, DType::u8); }) == "of" + text);
+    CHECK(error_of([&] { pad(u, 0, 1, 1, v); }) == "pad" + text);
+  }
+  CHECK(error_of([&] { l.fill_(0x1p63); }) ==
+        "fill_: the number must be in [-9223372036854775808, 9223372036854775807] for a tensor of "
+        "i64, got 9223372036854775808");
+  CHECK(values(u) == std::vector<double>{0, 0});
+  CHECK(values(l.fill_(-0x1p63)) == std::vector<double>(2, -0x1p63));
+  CHECK(values(u.fill_(255)) == std::vector<double>(2, 255));
+}
+
+TEST_CASE("tensor: members of a null handle throw") {
+  const Tensor none;
+  const auto text = [](const char* member) {
+    return std::string(member) + ": needs a tensor, got a null handle";
+  };
+  CHECK(error_of([&] { none.shape(); }) == text("shape"));
+  CHECK(error_of([&] { none.strides(); }) == text("strides"));
+  CHECK(error_of([&] { none.ndim(); }) == text("ndim"));
+  CHECK(error_of([&] { none.dim(0); }) == text("dim"));
+  CHECK(error_of([&] { none.numel(); }) == text("numel"));
+  CHECK(error_of([&] { none.offset(); }) == text("offset"));
+  CHECK(error_of([&] { none.dtype(); }) == text("dtype"));
+  CHECK(error_of([&] { none.device(); }) == text("device"));
+  CHECK(error_of([&] { none.is_meta(); }) == text("device"));
+  CHECK(error_of([&] { none.is_contiguous(); }) == text("is_contiguous"));
+  CHECK(error_of([&] { none.data<float>(); }) == text("data"));
+  CHECK(error_of([&] { none.raw(); }) == text("raw"));
+  CHECK(error_of([&] { none.storage(); }) == text("storage"));
+  CHECK(error_of([&] { none.version(); }) == text("version"));
+  CHECK(error_of([&] { none.bump_version(); }) == text("storage"));
+  CHECK(error_of([&] { none.grad(); }) == text("grad"));
+  CHECK(error_of([&] { none.set_grad({}); }) == text("set_grad"));
+  CHECK(error_of([&] { none.main_grad(); }) == text("main_grad"));
+  CHECK(error_of([&] { none.set_main_grad({}); }) == text("set_main_grad"));
+  CHECK(error_of([&] { none.detach(); }) == text("detach"));
+  CHECK(error_of([&] { none.alias({}, {}, 0); }) == text("alias"));
+  CHECK(error_of([&] { Tensor().set_requires_grad(); }) == text("set_requires_grad"));
+  std::vector<double> out;
+  CHECK(error_of([&] { none.copy_to(out); }) == text("numel"));
+  CHECK(!none.requires_grad());
+}
+
 TEST_CASE("tensor: from copies, wrap does not") {
   std::array<float, 4> data{1, 2, 3, 4};
   const Tensor copied = Tensor::from<float>(data, {2, 2});

@@ -140,10 +140,10 @@ void compare(const Tensor& a, const Tensor& b, CompareOp runtime_op, const Tenso
 
 void compare_scalar(const Tensor& a, double value, CompareOp runtime_op, const Tensor& out) {
   with_comparable(a.dtype(), [&]<class T>() {
-    using C = Comparable<T>;
-    with_op(runtime_op, [&]<CompareOp op>() {
-      scalar_typed<T, bool>(a, comparable<T>(value), out, 1,
-                            [](C x, C y) { return holds<op, C>(x, y); });
+    using C = Compute<T>;
+    const NumberComparison<T> to = comparison<T>(runtime_op, value);
+    with_op(to.op, [&]<CompareOp op>() {
+      scalar_typed<T, bool>(a, to.value, out, 1, [](C x, C y) { return holds<op, C>(x, y); });
     });
   });
 }

@@ -42,8 +42,8 @@ constexpr bool takes_integers(BinaryOp op) {
          op == BinaryOp::minimum || op == BinaryOp::maximum;
 }
 
-/// A number as the second operand of an op. Integer sums and products wrap around, so the number
-/// may; a bound beyond the range must stay a bound.
+/// A number as the second operand of an op. Integer sums and products wrap around, so that -1 is
+/// 255 to u8; a bound beyond the range must stay a bound.
 template <BinaryOp op, class C>
 constexpr C number(double v) {
   if constexpr (std::is_integral_v<C> && op != BinaryOp::minimum && op != BinaryOp::maximum)
@@ -161,15 +161,38 @@ constexpr bool holds(C a, C b) {
     return a >= b;
 }
 
-/// A float meets a number as its own type would store it; an integer meets 2.5 as 2.5.
+/// x op value for every x of type T.
 template <class T>
-using Comparable = std::conditional_t<std::is_integral_v<T>, double, Compute<T>>;
+struct NumberComparison {
+  CompareOp op;
+  Compute<T> value;
+};
+
+/// A float meets a number as its own type would store it. An integer meets it exactly: i64 is not
+/// rounded to double, and a number that T does not have (2.5, 2^70, NaN) becomes one that it has,
+/// with the same answers.
 template <class T>
-constexpr Comparable<T> comparable(double value) {
-  if constexpr (std::is_integral_v<T>)
-    return value;
-  else
-    return static_cast<Comparable<T>>(T(static_cast<Comparable<T>>(value)));
+NumberComparison<T> comparison(CompareOp op, double number) {
+  if constexpr (!std::is_integral_v<T>) {
+    return {op, static_cast<Compute<T>>(T(static_cast<Compute<T>>(number)))};
+  } else {
+    using Limits = std::numeric_limits<T>;
+    const NumberComparison<T> never{CompareOp::lt, Limits::min()};
+    const NumberComparison<T> always{CompareOp::ge, Limits::min()};
+    if (number != number) return op == CompareOp::ne ? always : never;
+    // x < 2.5 is x < 3, and x <= 2.5 is x <= 2.
+    const bool up = op == CompareOp::lt || op == CompareOp::ge;
+    const double edge = up ? std::ceil(number) : std::floor(number);
+    const bool below = edge < static_cast<double>(Limits::min());
+    const bool above = edge >= std::ldexp(1.0, Limits::digits);  // the double after the largest T
+    if (op == CompareOp::eq || op == CompareOp::ne) {
+      if (below || above || edge != number) return op == CompareOp::ne ? always : never;
+    } else if (below || above) {
+      const bool smaller = op == CompareOp::lt || op == CompareOp::le;
+      return smaller == above ? always : never;
+    }
+    return {op, static_cast<T>(edge)};
+  }
 }
 
 }  // namespace weft
