@@ -37,32 +37,39 @@ Tensor arithmetic(const char* name, const Tensor& a, double value, BinaryOp op,
   return run_scalar(a, value, op, reversed);
 }
 
-// The share of the gradient that goes to a: 1 where it won, 1/2 at a tie. `direction` is 1 when the
-// larger operand wins, -1 when the smaller does.
-template <class B>
-Tensor winner(const Tensor& a, const B& b, double direction) {
-  return add(mul(sign(sub(a, b)), 0.5 * direction), 0.5);
+// A 0 that broadcasts: what a gradient is where it is chosen to be 0. It is never multiplied by 0,
+// which makes NaN of infinity.
+Tensor zero_like(const Tensor& x) { return Tensor::zeros({}, x.dtype(), x.device()); }
+
+// The part of dy of an operand that won or lost here: half of it at a tie.
+Tensor share(const Tensor& dy, const Tensor& won, const Tensor& lost) {
+  return where(won, dy, where(lost, zero_like(dy), mul(dy, 0.5)));
 }
 
-Tensor extremum(const char* name, const Tensor& a, const Tensor& b, BinaryOp op, double direction) {
+Tensor extremum(const char* name, const Tensor& a, const Tensor& b, BinaryOp op) {
   Tensor y = arithmetic(name, a, b, op);
   if (recording(a, b))
-    Tape::record(name, {&a, &b}, {&y},
-                 [sa = save(a, "a"), sb = save(b, "b"), direction](Backward& g) {
-                   const Tensor &x = sa.get(), &z = sb.get();
-                   const Tensor da = mul(g.dy(), winner(x, z, direction));
-                   if (g.needs(0)) g.add(0, to_operand(da, x.shape()));
-                   if (g.needs(1)) g.add(1, to_operand(sub(g.dy(), da), z.shape()));
-                 });
+    Tape::record(
+        name, {&a, &b}, {&y},
+        [sa = save(a, "a"), sb = save(b, "b"), larger = op == BinaryOp::maximum](Backward& g) {
+          const Tensor &x = sa.get(), &z = sb.get();
+          const Tensor of_x = larger ? gt(x, z) : lt(x, z), of_z = larger ? lt(x, z) : gt(x, z);
+          if (g.needs(0)) g.add(0, to_operand(share(g.dy(), of_x, of_z), x.shape()));
+          if (g.needs(1)) g.add(1, to_operand(share(g.dy(), of_z, of_x), z.shape()));
+        });
   return y;
 }
 
-Tensor extremum(const char* name, const Tensor& a, double b, BinaryOp op, double direction) {
+Tensor extremum(const char* name, const Tensor& a, double b, BinaryOp op) {
   Tensor y = arithmetic(name, a, b, op);
   if (recording(a))
-    Tape::record(name, {&a}, {&y}, [s = save(a, "a"), b, direction](Backward& g) {
-      g.add(0, mul(g.dy(), winner(s.get(), b, direction)));
-    });
+    Tape::record(
+        name, {&a}, {&y}, [s = save(a, "a"), b, larger = op == BinaryOp::maximum](Backward& g) {
+          // A comparison would round the number to bf16, as the arithmetic does not.
+          const Tensor& saved = s.get();
+          const Tensor x = saved.dtype() == DType::bf16 ? saved.detach().to(DType::f32) : saved;
+          g.add(0, larger ? share(g.dy(), gt(x, b), lt(x, b)) : share(g.dy(), lt(x, b), gt(x, b)));
+        });
   return y;
 }
 
@@ -117,34 +124,36 @@ Tensor pow(const Tensor& a, const Tensor& b) {
   if (recording(a, b))
     Tape::record("pow", {&a, &b}, {&y},
                  [sa = save(a, "a"), sb = save(b, "b"), sy = save(y, "y")](Backward& g) {
-                   const Tensor &x = sa.get(), &z = sb.get();
-                   const Tensor zero = Tensor::zeros({}, x.dtype(), x.device());
+                   const Tensor &x = sa.get(), &z = sb.get(), &power = sy.get();
+                   const Tensor zero = zero_like(x), one = Tensor::ones({}, x.dtype(), x.device());
+                   // Where the slope is 0, the formula gets operands at which it and its own
+                   // derivatives are finite: a 0 that comes back to them must stay 0.
                    if (g.needs(0)) {
-                     // a^0 is constant, also at a = 0 where the formula has 0 * infinity.
-                     const Tensor slope = where(eq(z, 0), zero, mul(z, pow(x, sub(z, 1))));
-                     g.add(0, to_operand(mul(g.dy(), slope), x.shape()));
+                     const Tensor constant = eq(z, 0);  // a^0
+                     const Tensor e = where(constant, one, z);
+                     const Tensor dx = mul(g.dy(), mul(e, pow(x, sub(e, 1))));
+                     g.add(0, to_operand(where(constant, zero, dx), x.shape()));
                    }
                    if (g.needs(1)) {
-                     // 0^b is constant for b > 0, where the formula has 0 * log 0.
-                     const Tensor slope = where(eq(sy.get(), 0), zero, mul(sy.get(), log(x)));
-                     g.add(1, to_operand(mul(g.dy(), slope), z.shape()));
+                     // 0^b for b >= 0; and where the power is too small for its type.
+                     const Tensor value = power.detach();
+                     const Tensor at_0 = where(eq(z, 0), x.detach(), one);
+                     const Tensor constant = eq(where(eq(value, 0), value, at_0), 0);
+                     const Tensor dz = mul(g.dy(), mul(power, log(where(constant, one, x))));
+                     g.add(1, to_operand(where(constant, zero, dz), z.shape()));
                    }
                  });
   return y;
 }
 
 Tensor minimum(const Tensor& a, const Tensor& b) {
-  return extremum("minimum", a, b, BinaryOp::minimum, -1);
+  return extremum("minimum", a, b, BinaryOp::minimum);
 }
 Tensor maximum(const Tensor& a, const Tensor& b) {
-  return extremum("maximum", a, b, BinaryOp::maximum, 1);
+  return extremum("maximum", a, b, BinaryOp::maximum);
 }
-Tensor minimum(const Tensor& a, double b) {
-  return extremum("minimum", a, b, BinaryOp::minimum, -1);
-}
-Tensor maximum(const Tensor& a, double b) {
-  return extremum("maximum", a, b, BinaryOp::maximum, 1);
-}
+Tensor minimum(const Tensor& a, double b) { return extremum("minimum", a, b, BinaryOp::minimum); }
+Tensor maximum(const Tensor& a, double b) { return extremum("maximum", a, b, BinaryOp::maximum); }
 
 Tensor add(const Tensor& a, double b) {
   Tensor y = arithmetic("add", a, b, BinaryOp::add);
@@ -192,9 +201,9 @@ Tensor pow(const Tensor& a, double exponent) {
   Tensor y = run_scalar(a, exponent, BinaryOp::pow);
   if (recording(a))
     Tape::record("pow", {&a}, {&y}, [s = save(a, "a"), exponent](Backward& g) {
+      const Tensor& x = s.get();
       // a^0 is constant, also at a = 0 where the formula has 0 * infinity.
-      g.add(0, exponent == 0 ? mul(g.dy(), 0)
-                             : mul(g.dy(), mul(pow(s.get(), exponent - 1), exponent)));
+      g.add(0, exponent == 0 ? zeros_like(x) : mul(g.dy(), mul(pow(x, exponent - 1), exponent)));
     });
   return y;
 }

@@ -14,9 +14,10 @@ namespace weft {
 /// Dtypes   f32, f64, bf16, i32, i64, u8; both operands alike; a whole number with integers
 /// Device   cpu, cuda, meta; both on one
 /// Saves    add, sub: nothing; mul, minimum, maximum: a and b
-/// Throws   Error on shapes that do not broadcast, on mixed dtypes or devices, on other dtypes
-/// Source   definition. NaN wins in minimum and maximum; at a tie each operand gets half the
-/// gradient
+/// Throws   Error on shapes that do not broadcast, on mixed dtypes or devices, on other dtypes; on
+///          a number that an integer dtype does not have (of a bound: where a result may need it)
+/// Source   definition. NaN wins in minimum and maximum; at a tie and at NaN each operand gets half
+///          the gradient; the one that lost gets 0, whatever the gradient is
 Tensor add(const Tensor& a, const Tensor& b);
 Tensor sub(const Tensor& a, const Tensor& b);
 Tensor mul(const Tensor& a, const Tensor& b);
@@ -36,7 +37,8 @@ Tensor maximum(const Tensor& a, double b);
 /// Device   cpu, cuda, meta; both on one
 /// Saves    div: b and the result; pow: a, b and the result (a number as exponent: a)
 /// Throws   Error on shapes that do not broadcast, on mixed dtypes or devices, on other dtypes
-/// Source   definition. The gradient of a^0 with respect to a, and of 0^b to b, is 0
+/// Source   definition. The gradient of a^0 with respect to a is 0, and that of 0^b with respect to
+///          b for b >= 0 (it is -infinity for b < 0)
 Tensor div(const Tensor& a, const Tensor& b);
 Tensor pow(const Tensor& a, const Tensor& b);
 Tensor div(const Tensor& a, double b);

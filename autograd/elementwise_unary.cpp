@@ -55,8 +55,11 @@ Tensor abs(const Tensor& x) {
   check_numeric("abs", x);
   Tensor y = run_unary(x, UnaryOp::abs);
   if (recording(x))
-    Tape::record("abs", {&x}, {&y},
-                 [s = save(x)](Backward& g) { g.add(0, mul(g.dy(), sign(s.get()))); });
+    Tape::record("abs", {&x}, {&y}, [s = save(x)](Backward& g) {
+      const Tensor& saved = s.get();  // at 0 the slope is 0, also to an infinite dy
+      const Tensor zero = Tensor::zeros({}, saved.dtype(), saved.device());
+      g.add(0, where(eq(saved, 0), zero, mul(g.dy(), sign(saved))));
+    });
   return y;
 }
 

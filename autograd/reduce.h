@@ -71,8 +71,9 @@ Tensor var(const Tensor& x, std::initializer_list<int> dims = {}, int correction
 /// Dtypes   f32, f64, bf16; sums in f64
 /// Device   cpu, cuda, meta
 /// Saves    x and the result
-/// Throws   Error unless p > 0; on other dtypes
-/// Source   definition; where all of x is 0 the gradient is 0
+/// Throws   Error unless p > 0; for p = infinity on an empty x; on other dtypes
+/// Source   definition; where all of x is 0 the gradient is 0, and for p other than 2 at every
+///          element of 0, of second order too
 Tensor norm(const Tensor& x, double p = 2);
 
 /// ln(sum of e^x) along an axis, without overflow.

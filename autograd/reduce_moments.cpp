@@ -71,14 +71,18 @@ Tensor norm(const Tensor& x, double p) {
     Tape::record("norm", {&x}, {&y}, [s = save(x), sy = save(y, "y"), p](Backward& g) {
       const Tensor &saved = s.get(), &length = sy.get();
       // 0 where all of x is 0: one of the subgradients.
-      const Tensor safe =
-          where(eq(length, 0), Tensor::ones({}, length.dtype(), length.device()), length);
+      const Tensor zero = Tensor::zeros({}, length.dtype(), length.device());
+      const Tensor one = Tensor::ones({}, length.dtype(), length.device());
+      const Tensor nowhere = eq(length, 0), safe = where(nowhere, one, length);
       if (p == 2) {
-        g.add(0, mul(saved, div(g.dy(), safe)));
+        g.add(0, mul(saved, where(nowhere, zero, div(g.dy(), safe))));
         return;
       }
-      const Tensor slope = mul(pow(div(abs(saved), safe), p - 1), sign(saved));
-      g.add(0, mul(slope, g.dy()));
+      // At an element of 0 the power or its derivative is infinite; the formula gets 1 there, so
+      // that its derivatives are finite, and the result is not chosen.
+      const Tensor none = eq(saved, 0), away = where(none, one, saved);
+      const Tensor slope = mul(pow(div(abs(away), safe), p - 1), sign(away));
+      g.add(0, where(none, zero, mul(slope, g.dy())));
     });
   return y;
 }

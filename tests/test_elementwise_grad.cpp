@@ -203,3 +203,74 @@ TEST_CASE("elementwise: a saved operand that changes in place is noticed") {
   CHECK(test::error_of([&] { loss.backward(); }) ==
         "mul: saved b was changed in place (version 2, saved at 1)");
 }
+
+TEST_CASE("elementwise: the operand that lost gets 0, whatever gradient comes back") {
+  constexpr double kInf = INFINITY;
+  const auto leaf = [](std::initializer_list<double> v) {
+    return Tensor::of(v, {static_cast<std::int64_t>(v.size())}, DType::f64).set_requires_grad();
+  };
+  using Values = std::vector<double>;
+  {
+    const Tensor x = leaf({-1, 4}), z = leaf({0, 0});
+    Tape tape;
+    const TensorList g = tape.gradients(sum(log(maximum(x, z))), {x, z});
+    CHECK(test::values(g[0]) == Values{0, 0.25});
+    CHECK(test::values(g[1]) == Values{kInf, 0});
+  }
+  {
+    const Tensor x = leaf({1, -4}), z = leaf({0, 0});
+    Tape tape;
+    const TensorList g = tape.gradients(sum(log(neg(minimum(x, z)))), {x, z});
+    CHECK(test::values(g[0]) == Values{0, -0.25});
+    CHECK(test::values(g[1]) == Values{kInf, 0});
+  }
+  for (const bool nested : {false, true})
+    for (const DType t : {DType::f64, DType::f32, DType::bf16}) {
+      const Tensor x = Tensor::of({-1, 4, 0, NAN}, {4}, t), r = Tensor::of({kInf, 3, 8, 2}, {4}, t);
+      const auto at = [&](Tensor (*f)(const Tensor&)) {
+        return test::values(gradient(f, x, r, nested));
+      };
+      CHECK(at([](const Tensor& v) { return maximum(v, 0); }) == Values{0, 3, 4, 1});
+      CHECK(at([](const Tensor& v) { return minimum(v, 0); }) == Values{kInf, 0, 4, 1});
+      CHECK(at([](const Tensor& v) { return pow(v, 0); }) == Values{0, 0, 0, 0});
+      CHECK(at([](const Tensor& v) { return pow(v, Tensor::zeros({}, v.dtype())); }) ==
+            Values{0, 0, 0, 0});
+    }
+  // The number is not rounded to bf16: 0.1 is less than the bf16 next to it.
+  const Tensor tenth = Tensor::full({1}, 0.1, DType::bf16), one = Tensor::ones({1}, DType::bf16);
+  CHECK(tenth.item() > 0.1);
+  CHECK(gradient([](const Tensor& v) { return maximum(v, 0.1); }, tenth, one, false).item() == 1);
+}
+
+TEST_CASE("elementwise: the slope of abs at 0, of a^0 and of 0^b is 0 to any gradient") {
+  constexpr double kInf = INFINITY;
+  const Tensor inf = Tensor::full({1}, kInf, DType::f64);
+  for (const bool nested : {false, true})
+    CHECK(gradient(abs, Tensor::zeros({1}, DType::f64), inf, nested).item() == 0);
+  for (const double base : {0.0, 1.0, -2.0, kInf})
+    for (const double exponent : {0.0, 0.5, 1.0, 2.0, -1.0})
+      for (const double dy : {1.0, kInf}) {
+        CAPTURE(base);
+        CAPTURE(exponent);
+        const Tensor a = Tensor::full({1}, base, DType::f64).set_requires_grad();
+        const Tensor b = Tensor::full({1}, exponent, DType::f64).set_requires_grad();
+        Tape tape;
+        const TensorList g = tape.gradients(pow(a, b), {a, b}, Tensor::full({1}, dy, DType::f64));
+        if (exponent == 0) CHECK(g[0].item() == 0);
+        if (base == 0) CHECK(g[1].item() == (exponent < 0 ? -kInf : 0));
+      }
+  // The derivatives of those gradients are finite too.
+  for (const double exponent : {0.0, 2.0}) {
+    const Tensor a = Tensor::zeros({1}, DType::f64).set_requires_grad();
+    const Tensor b = Tensor::full({1}, exponent, DType::f64).set_requires_grad();
+    Tape outer;
+    TensorList g;
+    {
+      Tape inner;
+      g = inner.gradients(pow(a, b), {a, b});
+    }
+    const TensorList second = outer.gradients(sum(g[0] + g[1]), {a, b});
+    CHECK(second[0].item() == exponent);  // 2 for a^2, 0 for a^0
+    CHECK(second[1].item() == 0);
+  }
+}

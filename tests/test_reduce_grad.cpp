@@ -127,12 +127,47 @@ TEST_CASE("reduce: the gradient of max and min goes to the first of equals") {
                  Tensor::of({1, 1, 1, 0, 0, 0}, {2, 3}), 0) == "");
 }
 
+TEST_CASE("reduce: second gradients of norms with elements of 0 are finite, and 0 there") {
+  for (const double p : {0.5, 1.0, 1.5, 1.9, 3.0}) {
+    CAPTURE(p);
+    const auto second = [&](std::initializer_list<double> v) {
+      const Tensor x =
+          Tensor::of(v, {static_cast<std::int64_t>(v.size())}, DType::f64).set_requires_grad();
+      Tape outer;
+      Tensor dx;
+      {
+        Tape inner;
+        dx = inner.gradients(square(norm(x, p)), {x})[0];
+      }
+      return test::values(outer.gradients(sum(dx * dx), {x})[0]);
+    };
+    // The others do not notice the 0, except through p < 1, whose powers they do not share.
+    const std::vector<double> with = second({0, 4, -3}), without = second({4, -3});
+    CHECK(with[0] == 0);
+    CHECK(with[1] == doctest::Approx(without[0]));
+    CHECK(with[2] == doctest::Approx(without[1]));
+    CHECK(second({0, 0}) == std::vector<double>{0, 0});
+  }
+}
+
 TEST_CASE("reduce: gradients at the edge of the domain are finite") {
-  for (const double p : {1.0, 2.0, 3.0, kInf}) {
+  for (const double p : {0.3, 0.5, 1.0, 1.5, 2.0, 3.0, kInf}) {
     Tensor x = Tensor::zeros({4}, DType::f64);
     x.set_requires_grad();
     Tape tape;
     CHECK(mismatch(tape.gradients(norm(x, p), {x})[0], Tensor::zeros({4}), 0) == "");
+  }
+  for (const double dy : {1.0, kInf}) {
+    const Tensor x = Tensor::of({0, 4}, {2}, DType::f64).set_requires_grad();
+    Tape tape;
+    const Tensor dx = tape.gradients(norm(x, 0.5), {x}, Tensor::full({}, dy, DType::f64))[0];
+    CHECK(test::values(dx) == std::vector<double>{0, dy});
+  }
+  // The root's infinite slope meets a slope of 0.
+  for (const double p : {0.5, 2.0, 3.0}) {
+    const Tensor x = Tensor::zeros({3}, DType::f64).set_requires_grad();
+    Tape tape;
+    CHECK(mismatch(tape.gradients(sqrt(norm(x, p)), {x})[0], Tensor::zeros({3}), 0) == "");
   }
   const Tensor x = Tensor::of({-kInf, -kInf, -kInf, 1}, {2, 2});
   CHECK(mismatch(gradient([](const Tensor& t) { return logsumexp(t); }, x, Tensor::ones({2})),

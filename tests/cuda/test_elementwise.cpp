@@ -164,4 +164,39 @@ TEST_CASE("elementwise: every comparison of less, equal, greater and NaN, dense 
   }
 }
 
+TEST_CASE("elementwise: integers are compared with any number exactly") {
+  const std::int64_t big = std::int64_t{1} << 53;
+  const std::int64_t many[] = {INT64_MIN, -big - 1, -big, -1, 0, 1, 2, big, big + 1, INT64_MAX};
+  for (const Tensor& x :
+       {Tensor::from<std::int64_t>(many, {10}), Tensor::of({0, 1, 255}, {3}, DType::u8),
+        Tensor::of({0, 1}, {2}, DType::boolean), random({9}, 1, DType::i32)}) {
+    const Tensor g = x.to(kGpu);
+    for (const double v : {-HUGE_VAL, -1e300, -0x1p63, -1.5, 0.5, 1.0, 255.0, 0x1p53, 0x1p53 + 2,
+                           0x1p63, HUGE_VAL, std::nan("")}) {
+      CAPTURE(v);
+      CHECK(different_bits(eq(g, v).to(kCpu), eq(x, v)) == "");
+      CHECK(different_bits(ne(g, v).to(kCpu), ne(x, v)) == "");
+      CHECK(different_bits(lt(g, v).to(kCpu), lt(x, v)) == "");
+      CHECK(different_bits(le(g, v).to(kCpu), le(x, v)) == "");
+      CHECK(different_bits(gt(g, v).to(kCpu), gt(x, v)) == "");
+      CHECK(different_bits(ge(g, v).to(kCpu), ge(x, v)) == "");
+    }
+  }
+}
+
+TEST_CASE("elementwise: the gradient of what lost is 0, whatever comes back") {
+  const Op ops[] = {
+      two([](const Tensor& a, const Tensor& b) { return log(maximum(a, b)); }),
+      two([](const Tensor& a, const Tensor& b) { return log(neg(minimum(a, b))); }),
+      one([](const Tensor& a) { return sqrt(maximum(a, 0)); }),
+      one([](const Tensor& a) { return sqrt(abs(a)); }),
+      one([](const Tensor& a) { return sqrt(pow(a, 0) - 1); }),
+  };
+  for (const Op& op : ops)
+    for (const double v : {-2.0, 0.0, 3.0}) {
+      const Tensor x = Tensor::full({5}, v, DType::f64);
+      CHECK(disagreement(op, {x, Tensor::zeros({5}, DType::f64)}) == "");
+    }
+}
+
 }  // namespace weft
