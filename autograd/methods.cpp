@@ -76,12 +76,11 @@ Tensor Tensor::matmul(const Tensor& other) const { return weft::matmul(*this, ot
 namespace {
 
 // In-place writes would falsify what a tape has recorded about this tensor.
-void begin_write(const char* op, const Tensor& t) {
+void check_target(const char* op, const Tensor& t) {
   check(!(Tape::current() && Tape::follows(t)),
         "{}: cannot change a tensor that is part of a recording; use the out-of-place op, or a "
         "NoGradGuard, got shape {}",
         op, t.shape());
-  t.bump_version();
 }
 
 // One element in several places would be updated several times, by several threads.
@@ -93,10 +92,58 @@ void check_separate(const char* op, const Tensor& t) {
         t.shape(), t.strides());
 }
 
-// 0.5 would silently become 0.
-void check_whole(const char* op, const Tensor& t, double value) {
-  check(!is_integral(t.dtype()) || value == std::trunc(value),
-        "{}: the number must be whole for a tensor of {}, got {}", op, t.dtype(), value);
+// A plain tensor cannot take a recorded value: its gradient would be cut without a word.
+void check_source(const char* op, const char* label, const Tensor& t) {
+  check(!recording(t),
+        "{}: {} is part of a recording, and its gradient would end here; give {}.detach(), or use "
+        "the out-of-place op, got shape {}",
+        op, label, label, t.shape());
+}
+
+struct Bytes {
+  std::uintptr_t begin, end;
+  bool meets(const Bytes& o) const { return begin < o.end && o.begin < end; }
+};
+
+// From the first to behind the last byte of a storage or of a tensor's elements.
+Bytes bytes_of(const Storage& s) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(s.data);
+  return {begin, begin + static_cast<std::uintptr_t>(s.bytes)};
+}
+Bytes bytes_of(const Tensor& t) {
+  const auto size = static_cast<std::int64_t>(size_of(t.dtype()));
+  std::int64_t low = t.offset(), high = low + 1;
+  for (int i = 0; i < t.ndim(); ++i) {
+    if (t.dim(i) == 0) return {0, 0};
+    const std::int64_t reach = (t.dim(i) - 1) * t.strides()[i];
+    (reach < 0 ? low : high) += reach;
+  }
+  const auto begin = reinterpret_cast<std::uintptr_t>(t.storage()->data);
+  return {begin + static_cast<std::uintptr_t>(low * size),
+          begin + static_cast<std::uintptr_t>(high * size)};
+}
+
+bool same_places(const Tensor& a, const Tensor& b) {
+  if (a.storage() != b.storage() || a.offset() != b.offset() || a.dtype() != b.dtype())
+    return false;
+  for (int i = 0; i < a.ndim(); ++i)
+    if (a.dim(i) > 1 && a.strides()[i] != b.strides()[i]) return false;
+  return true;
+}
+
+// Would a kernel that writes `out` read elements of the source that it has written already? It may
+// well read each one just before it writes it.
+bool overlaps(const Tensor& source, const Tensor& out) {
+  const Storage &from = *source.storage(), &to = *out.storage();
+  if (&from != &to && (from.data == nullptr || !bytes_of(from).meets(bytes_of(to)))) return false;
+  return !same_places(source, out) && bytes_of(source).meets(bytes_of(out));
+}
+
+// Null, or a copy of a source that would be overwritten while it is read.
+Tensor copy_if_overlapping(const Tensor& source, const Tensor& out) {
+  if (!overlaps(source, out)) return {};
+  const NoGradGuard off;
+  return clone(source);
 }
 
 }  // namespace
@@ -116,14 +163,17 @@ const Tensor& Tensor::copy_(const Tensor& source) const {
   check(source.shape() == shape(), "copy_: source must have shape {}, got {}", shape(),
         source.shape());
   check_separate("copy_", *this);
-  begin_write("copy_", *this);
+  check_target("copy_", *this);
+  check_source("copy_", "source", source);
+  bump_version();
   const bool moves = source.device() != device() && !source.is_meta() && !is_meta();
   if (moves && source.dtype() == dtype() && source.is_contiguous() && is_contiguous()) {
     cuda::detail::copy_across(source, *this);
     return *this;
   }
-  const Tensor here = source.detach().to(device());
-  dispatch<cpu::copy, cuda::copy>(here, *this);
+  const Tensor here = source.device() == device() ? copy_if_overlapping(source, *this)
+                                                  : source.detach().to(device());
+  dispatch<cpu::copy, cuda::copy>(here ? here : source, *this);
   return *this;
 }
 
@@ -133,10 +183,15 @@ const Tensor& Tensor::add_(const Tensor& other, double alpha) const {
   check(other.shape() == shape() && other.dtype() == dtype(),
         "add_: other must have shape {} and dtype {}, got {} and {}", shape(), dtype(),
         other.shape(), other.dtype());
-  check_whole("add_", *this, alpha);
+  check(other.device() == device(), "add_: other must be on device {}, got {}", device(),
+        other.device());
+  check_operand("add_", dtype(), alpha);
   check_separate("add_", *this);
-  begin_write("add_", *this);
-  dispatch<cpu::add_scaled, cuda::add_scaled>(other, alpha, *this);
+  check_target("add_", *this);
+  check_source("add_", "other", other);
+  bump_version();
+  const Tensor apart = copy_if_overlapping(other, *this);
+  dispatch<cpu::add_scaled, cuda::add_scaled>(apart ? apart : other, alpha, *this);
   return *this;
 }
 
@@ -144,7 +199,8 @@ const Tensor& Tensor::mul_(double factor) const {
   detail::check_tensor("mul_", "the tensor", *this);
   check_operand("mul_", dtype(), factor);
   check_separate("mul_", *this);
-  begin_write("mul_", *this);
+  check_target("mul_", *this);
+  bump_version();
   dispatch<cpu::scale, cuda::scale>(*this, factor);
   return *this;
 }

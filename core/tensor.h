@@ -220,7 +220,9 @@ class Tensor {
   Tensor softmax(int dim = -1) const;
   Tensor matmul(const Tensor& other) const;
 
-  // In place; each bumps the version and throws on a tensor that is part of a recording.
+  // In place; each bumps the version and throws on a tensor that is part of a recording. A source
+  // that is part of one is refused too: its gradient would be cut. A source that shares memory with
+  // the tensor is read as it was before. Numbers for integers: see autograd/elementwise.h.
   const Tensor& fill_(double value) const;
   const Tensor& zero_() const { return fill_(0); }
   const Tensor& copy_(const Tensor& source) const;

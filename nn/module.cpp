@@ -203,7 +203,7 @@ void detail::copy_state(Module& from, Module& to) {
     if (fresh) {
       const CategoryScope category(category_of(source));
       const Tensor values = empty_like(*source.tensor);
-      values.copy_(*source.tensor);
+      values.copy_(source.tensor->detach());
       replace_storage(it->second, values);
       it->second.impl()->requires_grad = source.tensor->requires_grad();
     }

@@ -120,7 +120,7 @@ void Optimizer::follow_parameters() {
       if (master_form_ == MasterWeights::remainder)
         masters_[i].kept.zero_();
       else
-        masters_[i].kept.copy_(p);
+        masters_[i].kept.copy_(p.detach());
     }
   keep_masters();
 }

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "weft/autograd/elementwise.h"
 #include "weft/core/allocator.h"
 #include "weft/core/tensor.h"
 #include "weft/tests/support.h"
@@ -227,6 +228,75 @@ TEST_CASE("tensor: in-place ops change every view and the version") {
   CHECK(x.version() == before + 4);
   x.zero_();
   CHECK(values(x) == std::vector<double>(4, 0));
+}
+
+TEST_CASE("tensor: in-place ops read a source that shares memory with the tensor as it was") {
+  const auto square = [] { return Tensor::arange(0, 4, 1, DType::f64).view({2, 2}); };
+  Tensor a = square();
+  CHECK(values(a.add_(a.t())) == std::vector<double>{0, 3, 3, 6});
+  a = square();
+  CHECK(values(a.copy_(a.t())) == std::vector<double>{0, 2, 1, 3});
+  a = square();
+  CHECK(values(a.add_(a, 2)) == std::vector<double>{0, 3, 6, 9});
+  for (const DType t : kAll) {
+    CAPTURE(name(t));
+    // A row moved by one place, to either side, in each layout.
+    const std::vector<double> ones{1, 0, 0, 1, 1, 0, 1, 0};
+    for (const bool up : {false, true}) {
+      const Tensor row = Tensor::of({1, 0, 0, 1, 1, 0, 1, 0}, {8}, DType::f64).to(t);
+      row.narrow(0, up, 7).copy_(row.narrow(0, !up, 7));
+      std::vector<double> want = ones;
+      for (std::size_t i = 0; i < 7; ++i) want[i + up] = ones[i + !up];
+      CHECK(values(row) == want);
+    }
+  }
+  // Every second element into the others: their ranges overlap, the elements do not.
+  const Tensor row = Tensor::arange(0, 6);
+  row.slice(0, 0, 6, 2).add_(row.slice(0, 1, 6, 2));
+  CHECK(values(row) == std::vector<double>{1, 1, 5, 3, 9, 5});
+  // The same memory, wrapped twice; and seen as another type.
+  std::array<float, 4> data{1, 2, 3, 4};
+  const Tensor low = Tensor::wrap(data.data(), {3}, DType::f32);
+  const Tensor high = Tensor::wrap(data.data() + 1, {3}, DType::f32);
+  high.copy_(low);
+  CHECK(values(high) == std::vector<double>{1, 2, 3});
+  const Tensor bits = Tensor::wrap(data.data(), {3}, DType::i32);
+  bits.copy_(low);
+  CHECK(values(bits) == std::vector<double>{1, 1, 2});
+  // What does not overlap is not copied.
+  const Tensor whole = Tensor::ones({1 << 20});
+  const std::int64_t before = memory_stats(kCpu).hits + memory_stats(kCpu).misses;
+  whole.narrow(0, 0, 1 << 19).copy_(whole.narrow(0, 1 << 19, 1 << 19));
+  whole.add_(whole);
+  CHECK(memory_stats(kCpu).hits + memory_stats(kCpu).misses == before);
+  const Tensor meta = Tensor::ones({4}, DType::f32, kMeta), other = Tensor::ones({4}).to(kMeta);
+  CHECK(meta.copy_(other).is_meta());
+}
+
+TEST_CASE("tensor: in-place ops refuse a recorded source, except under NoGradGuard") {
+  const Tensor x = Tensor::of({1, 2}, {2}, DType::f64).set_requires_grad();
+  const Tensor plain = Tensor::zeros({2}, DType::f64), wide = Tensor::zeros({2, 2}, DType::f64);
+  plain.copy_(x);  // no tape records
+  Tape tape;
+  const Tensor y = x * 2;
+  const auto text = [](const char* op, const char* label) {
+    return message(
+        "{}: {} is part of a recording, and its gradient would end here; give {}.detach(), or use "
+        "the out-of-place op, got shape [2]",
+        op, label, label);
+  };
+  for (const Tensor& source : {x, y}) {
+    const std::uint32_t version = plain.version();
+    CHECK(error_of([&] { plain.copy_(source); }) == text("copy_", "source"));
+    CHECK(error_of([&] { plain.add_(source); }) == text("add_", "other"));
+    CHECK(error_of([&] { wide.select(0, 1).copy_(source); }) == text("copy_", "source"));
+    CHECK(plain.version() == version);
+    CHECK(values(plain) == std::vector<double>{1, 2});
+    plain.add_(source.detach(), 0);
+  }
+  const NoGradGuard off;
+  plain.copy_(y);
+  CHECK(values(plain) == std::vector<double>{2, 4});
 }
 
 TEST_CASE("tensor: in-place ops refuse a recorded tensor, except under NoGradGuard") {

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include "weft/autograd/elementwise.h"
 #include "weft/tests/cuda/gpu.h"
 
 namespace weft {
@@ -51,6 +52,21 @@ TEST_CASE("copy: strided sources and targets") {
     const Tensor target = Tensor::zeros({10, 6, 4}, DType::f32, kGpu);
     target.transpose(0, 2).copy_(g);
     CHECK(different_bits(target.to(kCpu), x.transpose(0, 2)) == "");
+  });
+}
+
+TEST_CASE("copy: a source that shares memory with the target is read as it was") {
+  const Tensor x = random({6, 6}, 1, DType::f32);
+  test::for_each_order([&] {
+    Tensor g = x.to(kGpu);
+    g.copy_(g.t());
+    CHECK(different_bits(g.to(kCpu), x.t()) == "");
+    g = x.to(kGpu);
+    g.add_(g.t());
+    CHECK(different_bits(g.to(kCpu), x + x.t()) == "");
+    g = x.to(kGpu);
+    g.narrow(0, 1, 5).copy_(g.narrow(0, 0, 5));
+    CHECK(different_bits(g.narrow(0, 1, 5).to(kCpu), x.narrow(0, 0, 5)) == "");
   });
 }
 
