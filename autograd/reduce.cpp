@@ -101,7 +101,7 @@ Tensor mean(const Tensor& x, std::initializer_list<int> dims, bool keepdim) {
 
 Tensor sum_to(const Tensor& x, const Shape& shape) {
   check_tensor("sum_to", "x", x);
-  if (x.shape() == shape) return x;
+  if (x.shape() == shape) return cast(x, sum_dtype("sum_to", x.dtype()));
   const int front = x.ndim() - shape.size();
   Axes axes;
   bool fits = front >= 0;

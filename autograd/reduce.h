@@ -54,7 +54,7 @@ Tensor argmax(const Tensor& x, int dim = -1, bool keepdim = false);
 Tensor argmin(const Tensor& x, int dim = -1, bool keepdim = false);
 
 /// The variance: squared distances from the mean, summed and divided by n - correction. 1 gives the
-/// unbiased estimate. NaN when nothing is left to divide by.
+/// unbiased estimate. Infinity or, where x does not vary, NaN when nothing is left to divide by.
 ///
 /// Shapes   x (...)  ->  x's shape without `dims` (or with 1 there)
 /// Dtypes   f32, f64, bf16; sums in f64

@@ -55,7 +55,10 @@ Tensor norm(const Tensor& x, double p) {
   check_floating("norm", x);
   check(p > 0, "norm: p must be positive (or infinity), got {}", p);
   if (p == 1) return sum(abs(x));
-  if (std::isinf(p)) return max(abs(x));
+  if (std::isinf(p)) {
+    check(x.numel() > 0, "norm: x must have an element for p = infinity, got shape {}", x.shape());
+    return max(abs(x));
+  }
   Tensor y;
   {
     NoGradGuard off;

@@ -195,6 +195,17 @@ TEST_CASE("reduce: sum_to is the inverse of broadcasting") {
   CHECK(mismatch(sum_to(x, {1, 1}), by_definition(x, {}, false, total).view({1, 1}), 1e-12) == "");
 }
 
+TEST_CASE("reduce: the dtype of sum_to does not depend on the shape") {
+  for (const DType t : {DType::i32, DType::i64, DType::u8, DType::boolean})
+    for (const Shape& s : {Shape{2, 1}, Shape{1, 1}, Shape{}}) {
+      const Tensor x = Tensor::ones({2, 1}, t);
+      CHECK(sum_to(x, s).dtype() == DType::i64);
+      CHECK(sum_to(x, s).dtype() == sum(x).dtype());
+    }
+  CHECK(test::values(sum_to(Tensor::full({2}, 255, DType::u8), {2})) ==
+        std::vector<double>{255, 255});
+}
+
 TEST_CASE("reduce: sums of integers and of comparisons count in i64") {
   const Tensor u = Tensor::full({300}, 255, DType::u8);
   CHECK(sum(u).dtype() == DType::i64);
@@ -276,6 +287,9 @@ TEST_CASE("reduce: errors name the rule and the values") {
         "argmin: dtype must be one of f32, f64, bf16, i32, i64, u8, got bool");
   CHECK(error_of([&] { var(i); }) == "var: dtype must be one of f32, f64, bf16, got i64");
   CHECK(error_of([&] { norm(i); }) == "norm: dtype must be one of f32, f64, bf16, got i64");
+  CHECK(error_of([&] {
+          norm(Tensor::empty({0, 3}), kInf);
+        }) == "norm: x must have an element for p = infinity, got shape [0, 3]");
   CHECK(error_of([&] { norm(x, 0); }) == "norm: p must be positive (or infinity), got 0");
   CHECK(error_of([&] { logsumexp(i); }) ==
         "logsumexp: dtype must be one of f32, f64, bf16, got i64");
