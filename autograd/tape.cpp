@@ -87,6 +87,7 @@ void Tape::clear() {
   state_->leaves.clear();
   state_->counted.clear();
   state_->arena.reset();
+  state_->heard_backward = false;
   nodes_ = 0;
 }
 

@@ -118,10 +118,11 @@ class Tape {
 
   /// Runs the record backwards from `loss` with cotangent `dy` (null: 1, for a one-element loss),
   /// and fills grad() of every leaf. The tape is spent afterwards.
-  /// Throws Error when the loss is not on this tape (the tape stays usable), or the tape is spent.
+  /// Throws Error when the loss is not on this tape, or no leaf is (the tape stays usable), or the
+  /// tape is spent. A gradient of an inner tape that depends on nothing counts as on the tape.
   void backward(const Tensor& loss, const Tensor& dy = {});
 
-  /// d(loss)/d(x) for each x (null where the loss does not depend on it); touches no grad().
+  /// d(loss)/d(x) for each x (zeros where the loss does not depend on it); touches no grad().
   TensorList gradients(const Tensor& loss, const TensorList& xs, const Tensor& dy = {});
 
   /// Called when a leaf has received its last gradient of this backward pass.
@@ -241,8 +242,8 @@ inline bool recording(const Ts&... inputs) {
 
 void backward_from(const Tensor& loss, const Tensor& dy);
 
-/// dy/dx for each x by the innermost tape, leaving every grad() alone; null where y does not depend
-/// on x. `dy` is the cotangent (null: 1, for a one-element y).
+/// dy/dx for each x by the innermost tape, leaving every grad() alone; zeros where y does not
+/// depend on x. `dy` is the cotangent (null: 1, for a one-element y).
 TensorList grad(const Tensor& y, const TensorList& xs, const Tensor& dy = {});
 
 /// Nothing is recorded on this thread until the end of the scope.

@@ -11,6 +11,13 @@ bool owned_by(const Tensor& t, int handles) {
 }
 bool uniquely_owned(const Tensor& t) { return owned_by(t, 1); }
 
+// A gradient that an inner tape has found may depend on nothing, as that of a linear function does:
+// its own gradient is 0. Any other such loss is taken for a mistake.
+template <class State>
+bool is_constant(const State& state, const Tensor& y) {
+  return !y.requires_grad() && state.heard_backward;
+}
+
 }  // namespace
 
 constinit thread_local const char* RunningOp::current = nullptr;
@@ -181,7 +188,8 @@ void Tape::check_loss(const char* caller, const Tensor& y, const Tensor& dy) con
   check(!dy || (dy.shape() == y.shape() && dy.dtype() == y.dtype()),
         "{}: dy must have the loss's shape {} and dtype {}, got {} and {}", caller, y.shape(),
         y.dtype(), dy ? dy.shape() : Shape{}, dy ? dy.dtype() : y.dtype());
-  check(y.requires_grad() && numbered(y.impl()->tape_id) && y.impl()->tape_id >= base_,
+  check(is_constant(*state_, y) ||
+            (y.requires_grad() && numbered(y.impl()->tape_id) && y.impl()->tape_id >= base_),
         "{}: the loss is not on this tape; no input of it required a gradient, or it was computed "
         "before the tape was opened",
         caller);
@@ -190,6 +198,10 @@ void Tape::check_loss(const char* caller, const Tensor& y, const Tensor& dy) con
 void Tape::run(const char* caller, const TensorList& ys, const TensorList& dys) {
   check_runnable(caller);
   for (int i = 0; i < ys.size(); ++i) check_loss(caller, ys[i], dys[i]);
+  check(collect_only_ || parent_ || !state_->leaves.empty(),
+        "{}: no op on this tape has used a leaf, so that every gradient would be lost; run the "
+        "outer tape, on which they are, or use grad()",
+        caller);
   CategoryScope category(Category::gradient);
   struct Restore {
     Tape* tape;
@@ -205,9 +217,11 @@ void Tape::run(const char* caller, const TensorList& ys, const TensorList& dys) 
             std::exchange(running_, this)};
   for (int i = 0; i < ys.size(); ++i) {
     const Tensor& y = ys[i];
+    if (is_constant(*state_, y)) continue;
     accumulate(slot(y.impl()->tape_id), caller,
                dys[i] ? dys[i] : Tensor::ones(y.shape(), y.dtype(), y.device()));
   }
+  for (Tape* outer = current_; outer; outer = outer->outer_) outer->state_->heard_backward = true;
   mode_ = Mode::running;
   while (Node* node = state_->last) {
     state_->last = node->previous;
@@ -258,7 +272,10 @@ TensorList Tape::gradients(const Tensor& loss, const TensorList& xs, const Tenso
   collect_only_ = true;
   run("grad", {loss}, {dy});
   TensorList out;
-  for (const Tensor& x : xs) out.push_back(take_gradient(x));
+  for (const Tensor& x : xs) {
+    Tensor dx = take_gradient(x);
+    out.push_back(dx ? std::move(dx) : zeros_like(x));
+  }
   clear();
   return out;
 }

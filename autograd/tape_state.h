@@ -144,6 +144,7 @@ struct Tape::State {
   OldSlots old;             ///< ids below base: tensors of an outer tape
   std::vector<Leaf> leaves;
   std::vector<std::int32_t> counted;  ///< the leaf of each use by an unrecorded first pass
+  bool heard_backward = false;        ///< a tape inside this one has run backwards
 };
 
 // A sum of which parts wait goes on in its order.
