@@ -1,8 +1,12 @@
 #include "weft/core/random.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
+#include <mutex>
 #include <numbers>
 #include <numeric>
 #include <vector>
@@ -17,10 +21,42 @@ namespace weft {
 namespace {
 
 constinit thread_local const RandomState* current_state = nullptr;
+
+// Draws are numbered so that no two threads of one seed have a number in common: the thread that
+// was seeded counts from 0, others from k * 2^40.
+constexpr int kCallBits = 40;
+constexpr std::uint64_t kOwnSeed = UINT64_MAX;
 struct Generator {
   std::uint64_t seed = 0, calls = 0;
+  std::uint64_t epoch = 0;  ///< of the process's seed that it follows; kOwnSeed: of none
 };
 constinit thread_local Generator generator;
+
+// The seed of the threads that have none of their own.
+struct ProcessSeed {
+  std::mutex mutex;
+  std::atomic<std::uint64_t> epoch{1};  ///< grows by one with each manual_seed()
+  std::uint64_t seed = 0, threads = 0;
+};
+constinit ProcessSeed process_seed;
+
+bool is_main_thread() { return gettid() == getpid(); }
+
+// Before the first draw of a thread, and its first one after another thread's manual_seed().
+void follow_process_seed() {
+  const std::lock_guard lock(process_seed.mutex);
+  const std::uint64_t epoch = process_seed.epoch.load(std::memory_order_relaxed);
+  const bool first = epoch == 1 && is_main_thread();
+  const std::uint64_t thread = first ? 0 : ++process_seed.threads;
+  generator = {process_seed.seed, thread << kCallBits, epoch};
+}
+
+Generator& own_generator() {
+  if (generator.epoch != kOwnSeed &&
+      generator.epoch != process_seed.epoch.load(std::memory_order_relaxed))
+    follow_process_seed();
+  return generator;
+}
 
 constexpr std::uint64_t mix(std::uint64_t x) {  // SplitMix64's finaliser
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -151,12 +187,20 @@ std::uint64_t stream_of(std::string_view name) {
   return mix(h);
 }
 
-void manual_seed(std::uint64_t seed) { generator = {seed, 0}; }
+void manual_seed(std::uint64_t seed) {
+  generator = {seed, 0, kOwnSeed};
+  const std::lock_guard lock(process_seed.mutex);
+  process_seed.seed = seed;
+  process_seed.threads = 0;
+  process_seed.epoch.fetch_add(1, std::memory_order_relaxed);
+}
+
 RandomKey next_random_key() {
   cuda::detail::refuse_in_capture(
       "graph: random numbers inside a capture need a RandomScope, or every replay would draw the "
       "same");
-  return {generator.seed, combine(1, generator.calls++), 0};
+  Generator& g = own_generator();
+  return {g.seed, combine(1, g.calls++), 0};
 }
 
 RandomScope::RandomScope(const RandomState& state) : state_(state), previous_(current_state) {
@@ -166,19 +210,24 @@ RandomScope::~RandomScope() { current_state = previous_; }
 const RandomState* RandomScope::current() { return current_state; }
 
 RandomSnapshot RandomSnapshot::take() {
-  RandomSnapshot s{current_state != nullptr, {}, generator.seed, generator.calls};
+  const Generator& g = own_generator();
+  RandomSnapshot s{current_state != nullptr, {}, g.seed, g.calls};
   if (current_state) s.state = *current_state;
   return s;
 }
 
 RandomReplay::RandomReplay(const RandomSnapshot& s)
-    : state_(s.state), previous_(current_state), seed_(generator.seed), calls_(generator.calls) {
+    : state_(s.state),
+      previous_(current_state),
+      seed_(generator.seed),
+      calls_(generator.calls),
+      epoch_(generator.epoch) {
   current_state = s.scoped ? &state_ : nullptr;
-  generator = {s.seed, s.calls};
+  generator = {s.seed, s.calls, kOwnSeed};
 }
 RandomReplay::~RandomReplay() {
   current_state = previous_;
-  generator = {seed_, calls_};
+  generator = {seed_, calls_, epoch_};
 }
 
 RandomKey RandomScope::key_for(std::uint64_t layer_stream, std::uint64_t row_elements,

@@ -10,7 +10,11 @@ namespace weft {
 /// A stream number for a name ("blocks.3.attn.qkv.weight"); equal names give equal streams.
 std::uint64_t stream_of(std::string_view name);
 
-/// Seeds the running counter that unkeyed draws (`rand_normal(shape)`) take their streams from.
+/// Seeds the running counter of this thread that unkeyed draws (`rand_normal(shape)`) take their
+/// streams from: what it draws then depends on the seed and on its own earlier draws only. Threads
+/// that have never called it themselves begin anew too, with the same seed and each with streams of
+/// its own, numbered in the order of their first draws: no two of them, nor this one, ever draw the
+/// same. Before any call the seed is 0, and the main thread draws as if it had called this.
 void manual_seed(std::uint64_t seed);
 /// The next key of the running counter of this thread. Throws Error inside the capture of a
 /// cuda::Graph, which would draw the same numbers in every replay.
@@ -68,7 +72,7 @@ class RandomReplay {
  private:
   RandomState state_;
   const RandomState* previous_;
-  std::uint64_t seed_, calls_;
+  std::uint64_t seed_, calls_, epoch_;
 };
 
 // In-place draws into a contiguous tensor. Element i depends on (seed, stream, first + i) only. The

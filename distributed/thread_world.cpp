@@ -5,6 +5,7 @@
 
 #include "weft/core/memory_domain.h"
 #include "weft/core/parallel.h"
+#include "weft/core/random.h"
 #include "weft/distributed/comm_thread.h"
 #include "weft/distributed/thread_channel.h"
 
@@ -49,6 +50,8 @@ void run_ranks(int ranks, const std::function<void(World&)>& f, const WorldOptio
   check(ranks >= 1, "run_ranks: ranks must be at least 1, got {}", ranks);
   const auto job = std::make_shared<Job>(ranks, options);
   const int threads = std::max(1, num_threads() / ranks);
+  RandomSnapshot start;
+  start.seed = RandomSnapshot::take().seed;
   std::atomic<bool> thrown{false};
   const auto failed = [&](int rank, const std::string& what, Fault fault) {
     // What every rank throws when a collective has failed is nobody's own.
@@ -59,6 +62,8 @@ void run_ranks(int ranks, const std::function<void(World&)>& f, const WorldOptio
   const auto body = [&](int rank) {
     const ThreadShare share(threads);
     const MemoryDomain domain(rank);
+    // Every rank draws what the others draw, as processes do.
+    const RandomReplay draws(start);
     std::optional<ThreadWorld> world;  // outlives the failure, which stops what is queued
     try {
       world.emplace(rank, ranks, options, job);

@@ -1,12 +1,15 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <functional>
+#include <thread>
 #include <vector>
 
 #include "weft/core/parallel.h"
 #include "weft/core/random.h"
+#include "weft/distributed/world.h"
 #include "weft/tests/support.h"
 
 namespace weft {
@@ -196,6 +199,98 @@ TEST_CASE("random: unkeyed draws follow the seed") {
   CHECK(u.dtype() == DType::f32);
   CHECK(*std::min_element(x.begin(), x.end()) >= 2);
   CHECK(*std::max_element(x.begin(), x.end()) <= 4);
+}
+
+namespace {
+
+// The keys of the first draws of a new thread.
+std::vector<RandomKey> keys_of_a_thread(int n = 3) {
+  std::vector<RandomKey> keys;
+  std::thread([&] {
+    for (int i = 0; i < n; ++i) keys.push_back(next_random_key());
+  }).join();
+  return keys;
+}
+
+bool same(const RandomKey& a, const RandomKey& b) {
+  return a.seed == b.seed && a.stream == b.stream;
+}
+
+}  // namespace
+
+TEST_CASE("random: manual_seed governs threads too, each with numbers of its own") {
+  manual_seed(9);
+  std::vector<RandomKey> all = keys_of_a_thread();
+  for (const RandomKey& k : keys_of_a_thread()) all.push_back(k);
+  for (int i = 0; i < 3; ++i) all.push_back(next_random_key());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    CHECK(all[i].seed == 9);
+    for (std::size_t j = 0; j < i; ++j) CHECK_FALSE(same(all[i], all[j]));
+  }
+  // The same again, and in a thread that was there before.
+  std::vector<RandomKey> again;
+  std::atomic<bool> seeded{false}, started{false};
+  std::thread early([&] {
+    next_random_key();
+    started = true;
+    while (!seeded) std::this_thread::yield();
+    for (int i = 0; i < 3; ++i) again.push_back(next_random_key());
+  });
+  while (!started) std::this_thread::yield();
+  manual_seed(9);
+  seeded = true;
+  early.join();
+  for (std::size_t i = 0; i < 3; ++i) CHECK(same(again[i], all[i]));
+  // Another seed, other numbers.
+  manual_seed(10);
+  CHECK(keys_of_a_thread()[0].seed == 10);
+}
+
+TEST_CASE("random: a thread that seeds itself draws what any other would, and keeps its seed") {
+  manual_seed(4);
+  const RandomKey here[] = {next_random_key(), next_random_key()};
+  std::vector<RandomKey> there;
+  std::atomic<int> turn{0};
+  std::thread seeded([&] {
+    manual_seed(4);
+    there.push_back(next_random_key());
+    turn = 1;
+    while (turn < 2) std::this_thread::yield();
+    there.push_back(next_random_key());
+  });
+  while (turn < 1) std::this_thread::yield();
+  manual_seed(5);
+  turn = 2;
+  seeded.join();
+  for (const int i : {0, 1}) CHECK(same(there[static_cast<std::size_t>(i)], here[i]));
+  CHECK(next_random_key().seed == 5);
+}
+
+TEST_CASE("random: ranks that are threads draw alike, as processes would") {
+  manual_seed(7);
+  const RandomKey here[] = {next_random_key(), next_random_key()};
+  distributed::run_ranks(3, [&](distributed::World& w) {
+    CHECK(same(next_random_key(), here[0]));
+    if (w.rank() == 1) manual_seed(8);
+    w.all().barrier().wait();
+    if (w.rank() != 1) CHECK(same(next_random_key(), here[1]));
+  });
+}
+
+TEST_CASE("random: a recomputed region replays the numbers of its thread") {
+  manual_seed(6);
+  std::string difference = "not run";
+  std::thread([&] {
+    const RandomSnapshot snapshot = RandomSnapshot::take();
+    const Tensor first = rand_normal({5});
+    const Tensor next = rand_normal({5});
+    {
+      const RandomReplay replay(snapshot);
+      difference = different_bits(rand_normal({5}), first);
+    }
+    CHECK(different_bits(rand_normal({5}), next) != "");
+  }).join();
+  CHECK(difference == "");
 }
 
 TEST_CASE("random: a permutation is a bijection and depends on its key") {
