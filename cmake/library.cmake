@@ -103,6 +103,7 @@ set(weft_sources
   core/cpu/sort.cpp
   core/cpu/swiglu.cpp
   core/cpu/token_permute.cpp
+  core/cgroup.cpp
   core/cuda.cpp
   core/cuda_graph.cpp
   core/device.cpp

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 
+#include "weft/core/cgroup.h"
 #include "weft/core/default_threads.h"
 #include "weft/core/error.h"
 #include "weft/core/thread_pool.h"
@@ -24,13 +26,19 @@ int environment_threads() {
   return wanted ? std::max(0, std::atoi(wanted)) : 0;
 }
 
-int allowed_processors() {
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return CPU_COUNT(&allowed);
-  return 1;
-}
-
 }  // namespace
+
+// A quota of the control group below the number of processors would be used up early in each
+// period, by threads that wait for one another, and all of them would stand still until the next.
+int allowed_processors(const std::string& root) {
+  // As many as Linux can have; a set that is shorter than the machine's is refused.
+  cpu_set_t allowed[kMostProcessors / CPU_SETSIZE];
+  int n = 1;
+  if (sched_getaffinity(0, sizeof allowed, allowed) == 0) n = CPU_COUNT_S(sizeof allowed, allowed);
+  if (const auto quota = detail::cgroup_limits(root).processors)
+    n = std::min(n, std::max(1, static_cast<int>(std::ceil(*quota - 1e-6))));
+  return n;
+}
 
 void set_num_threads(int n) {
   check(n >= 1, "set_num_threads: must be at least 1, got {}", n);

@@ -9,7 +9,7 @@ class ThreadPool;
 }
 
 /// Threads that kernels may use, at least 1. Default: OMP_NUM_THREADS where it is set, else the
-/// processors this process may run on.
+/// processors this process may run on, or the quota of its control group, rounded up.
 void set_num_threads(int n);
 int num_threads();
 

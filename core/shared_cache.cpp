@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "weft/core/cgroup.h"
 #include "weft/core/dispatch.h"
 #include "weft/core/kernels/cuda_runtime.h"
 
@@ -57,7 +58,9 @@ constinit std::atomic<SharedCache*> stream_caches[cuda::kMaxStreams];
 constinit thread_local SharedCache* thread_pool = nullptr;
 
 std::int64_t half_of_memory() {
-  return static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE) / 2;
+  const std::int64_t all =
+      static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
+  return std::min(all, cgroup_limits().memory.value_or(all)) / 2;
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 #include "weft/core/thread_pool.h"
 
+#include <pthread.h>
 #include <signal.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -14,10 +16,25 @@ namespace {
 // About 100 and 30 microseconds: longer than the gap between two kernels of a step, far shorter
 // than a time slice.
 constexpr int kSpinsForWork = 3000, kSpinsForOthers = 1000;
+constexpr std::size_t kHandlerStack = 64 << 10;  // bytes
 
 constinit thread_local ThreadPool* borrowed = nullptr;
 constinit std::mutex spare_mutex;
 constinit ThreadPool* spare_pools = nullptr;
+constinit std::atomic<bool> forked{false};
+
+// A child has one thread. Pools as the parent left them, with workers that are not there and may
+// have been counted inside a loop, would keep it waiting; a lock that another thread held, too.
+const int at_fork = pthread_atfork(
+    [] {
+      ThreadPool::get();  // not while another thread makes it
+      spare_mutex.lock();
+    },
+    [] { spare_mutex.unlock(); },
+    [] {
+      forked.store(true, std::memory_order_relaxed);
+      spare_mutex.unlock();
+    });
 
 void pause() {
 #if defined(__x86_64__)
@@ -70,6 +87,7 @@ void ThreadPool::grow(int workers) {
 }
 
 bool ThreadPool::run(std::int64_t n, int chunks, int threads, RangeFn fn, void* context) {
+  if (forked.load(std::memory_order_relaxed)) return false;
   if (taken_.exchange(true, std::memory_order_acquire)) return false;
   threads = std::min({threads, chunks, kMaxThreads});
   grow(threads - 1);
@@ -103,11 +121,17 @@ void ThreadPool::take_part(int who) {
 }
 
 void ThreadPool::work(int who) {
-  // Signals are the business of the program's own threads. A handler here would also write below a
-  // stack pointer that oneDNN's products use for something else.
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, nullptr);
+  // Signals are the business of the program's own threads. But those that a thread causes itself
+  // stay open, or the kernel would end the process before any handler saw them, and so does a
+  // profiler's. oneDNN's products use the stack pointer for something else: a handler with
+  // SA_ONSTACK does not write below it.
+  const stack_t own_stack{std::malloc(kHandlerStack), 0, kHandlerStack};
+  if (own_stack.ss_sp) sigaltstack(&own_stack, nullptr);
+  sigset_t blocked;
+  sigfillset(&blocked);
+  for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS, SIGPROF})
+    sigdelset(&blocked, own);
+  pthread_sigmask(SIG_SETMASK, &blocked, nullptr);
   int seen = 0;
   for (;;) {
     await_change(turn_, seen, kSpinsForWork);

@@ -11,8 +11,8 @@ namespace weft::detail {
 /// and finds them in its cache; who is done early takes from the others, so that a thread which the
 /// system took away for a while delays only the range that it had begun. Workers wait for the next
 /// loop by spinning, but not for long: a machine that other programs share gets its processors
-/// back. After a fork() the child has no workers and does its loops alone; not to be called inside
-/// one.
+/// back. After a fork() the child has no workers and does its loops alone; fork() is not to be
+/// called inside one.
 ///
 /// One loop at a time: false, and nothing done, while another thread's loop has the workers.
 class ThreadPool {

@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "weft/core/cgroup.h"
 #include "weft/core/error.h"
 #include "weft/distributed/processor_share.h"
 
@@ -79,9 +80,9 @@ std::string error_text(int code) {
 
 Processors own_processors() {
   Processors own;
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return own;
-  for (std::size_t p = 0; p < own.size(); ++p) own[p] = CPU_ISSET(p, &allowed);
+  cpu_set_t allowed[kMostProcessors / CPU_SETSIZE];
+  if (sched_getaffinity(0, sizeof allowed, allowed) != 0) return own;
+  for (std::size_t p = 0; p < own.size(); ++p) own[p] = CPU_ISSET_S(p, sizeof allowed, allowed);
   return own;
 }
 
@@ -166,6 +167,9 @@ MpiMessages::MpiMessages(double timeout_s, std::function<void()> too_late)
   ok(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, allowed.data(), sizeof mine, MPI_BYTE, machine),
      "MPI_Allgather");
   s.processors = processor_share(allowed, static_cast<std::size_t>(own));
+  // A quota is that of all of them: a job on one machine is started in one group.
+  if (const auto quota = weft::detail::cgroup_limits().processors)
+    s.processors = std::min(s.processors, std::max(1, static_cast<int>(*quota / neighbours)));
   MPI_Comm_free(&machine);
   s.listen();
 }

@@ -3,10 +3,12 @@
 #include <cstddef>
 #include <span>
 
+#include "weft/core/default_threads.h"
+
 namespace weft::distributed {
 
 /// Processors of a machine, by their number.
-using Processors = std::bitset<1024>;
+using Processors = std::bitset<kMostProcessors>;
 
 /// How many processors of its machine process `own` may call its own, at least 1. `allowed`: where
 /// each process of a job on that machine may run; those that may use a processor share it alike.

@@ -1,15 +1,40 @@
 #include <doctest/doctest.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <thread>
 
+#include "weft/core/cgroup.h"
 #include "weft/core/default_threads.h"
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
+#include "weft/tests/temp_folder.h"
+
+namespace {
+std::atomic<bool> large_machine{false};
+}
+
+// In the place of libc's: of a machine with 1,500 processors on request. As Linux does, it refuses
+// a set that is shorter than the machine's.
+extern "C" int sched_getaffinity(pid_t pid, std::size_t size, cpu_set_t* set) noexcept {
+  std::memset(set, 0, size);
+  if (!large_machine) return syscall(SYS_sched_getaffinity, pid, size, set) < 0 ? -1 : 0;
+  if (size * 8 < 2048) return errno = EINVAL, -1;
+  for (std::size_t p = 0; p < 1500; ++p) CPU_SET_S(p, size, set);
+  return 0;
+}
 
 namespace weft {
 namespace {
@@ -158,6 +183,125 @@ TEST_CASE("the number of threads") {
         "set_num_threads: must be at least 1, got -3");
   CHECK(test::error_of([] { set_default_threads(0); }) ==
         "set_default_threads: must be at least 1, got 0");
+}
+
+TEST_CASE("workers keep the signals open that a thread causes itself, and a profiler's") {
+  const Threads scope(3);
+  std::atomic<int> there{0}, wrong{0};
+  const std::thread::id here = std::this_thread::get_id();
+  parallel_for(3, kHeavy, [&](std::int64_t, std::int64_t) {
+    ++there;
+    const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (there < 3 && std::chrono::steady_clock::now() < late) std::this_thread::yield();
+    if (std::this_thread::get_id() == here) return;
+    sigset_t blocked;
+    pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+    for (const int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS, SIGPROF})
+      wrong += sigismember(&blocked, s) != 0;
+    for (const int s : {SIGINT, SIGTERM, SIGHUP, SIGALRM, SIGUSR1})
+      wrong += !sigismember(&blocked, s);
+  });
+  CHECK(there == 3);
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("a child of fork() does its loops alone and waits for nobody") {
+  // More threads than processors: after most loops some worker still comes to look. And one thread
+  // that takes and gives back pools, so that their lock is often held.
+  const Threads scope(32);
+  std::atomic<bool> stop{false};
+  std::thread borrower([&] {
+    while (!stop) const ThreadShare share(1);
+  });
+  int stuck = 0;
+  for (int i = 0; i < 100 && stuck == 0; ++i) {
+    std::atomic<int> calls{0};
+    parallel_for(32, kHeavy, [&](std::int64_t, std::int64_t) { ++calls; });
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      alarm(20);
+      std::atomic<std::int64_t> sum{0};
+      const std::thread::id here = std::this_thread::get_id();
+      bool alone = true;
+      for (int k = 0; k < 3; ++k)
+        parallel_for(32, kHeavy, [&](std::int64_t begin, std::int64_t end) {
+          alone = alone && std::this_thread::get_id() == here;
+          sum += end - begin;
+        });
+      const ThreadShare share(2);  // takes the lock of the spare pools
+      _exit(sum == 96 && alone ? 0 : 1);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child);
+    stuck += !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+  }
+  stop = true;
+  borrower.join();
+  CHECK(stuck == 0);
+}
+
+namespace {
+
+// A tree in the place of / with what the kernel would say.
+struct Machine {
+  test::TempFolder folder;
+  void write(const std::string& path, const std::string& text) const {
+    std::filesystem::create_directories(std::filesystem::path(folder / path).parent_path());
+    std::ofstream(folder / path) << text;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("control groups, version 2: the tightest from the process's own group upwards") {
+  const Machine m;
+  CHECK_FALSE(detail::cgroup_limits(m.folder.path()).processors);
+  CHECK_FALSE(detail::cgroup_limits(m.folder.path()).memory);
+  m.write("proc/self/cgroup", "0::/jobs/mine\n");
+  m.write("proc/self/mountinfo",
+          "22 1 0:20 / /proc rw - proc proc rw\n"
+          "30 23 0:27 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n");
+  m.write("sys/fs/cgroup/jobs/mine/cpu.max", "max 100000\n");
+  m.write("sys/fs/cgroup/jobs/mine/memory.max", "max\n");
+  CHECK_FALSE(detail::cgroup_limits(m.folder.path()).processors);
+  CHECK_FALSE(detail::cgroup_limits(m.folder.path()).memory);
+  m.write("sys/fs/cgroup/jobs/cpu.max", "150000 100000\n");
+  m.write("sys/fs/cgroup/jobs/memory.max", "8589934592\n");
+  m.write("sys/fs/cgroup/jobs/mine/memory.max", "1073741824\n");
+  const detail::CgroupLimits limits = detail::cgroup_limits(m.folder.path());
+  CHECK(limits.processors == 1.5);
+  CHECK(limits.memory == std::int64_t{1} << 30);
+  CHECK(allowed_processors(m.folder.path()) == std::min(2, allowed_processors("/nowhere")));
+  m.write("sys/fs/cgroup/jobs/cpu.max", "20000 100000\n");
+  CHECK(allowed_processors(m.folder.path()) == 1);
+}
+
+TEST_CASE("control groups, version 1, also in a container that sees only its own") {
+  const Machine m;
+  m.write("proc/self/cgroup", "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n0::/\n");
+  m.write("proc/self/mountinfo",
+          "31 30 0:28 /docker/abc /sys/fs/cgroup/cpu,cpuacct ro - cgroup cgroup rw,cpu,cpuacct\n"
+          "32 30 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
+  m.write("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n");
+  m.write("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n");
+  m.write("sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", "9223372036854771712\n");
+  m.write("sys/fs/cgroup/memory/docker/memory.limit_in_bytes", "9223372036854771712\n");
+  CHECK_FALSE(detail::cgroup_limits(m.folder.path()).processors);
+  CHECK_FALSE(detail::cgroup_limits(m.folder.path()).memory);
+  m.write("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "50000\n");
+  m.write("sys/fs/cgroup/memory/docker/memory.limit_in_bytes", "4096\n");
+  const detail::CgroupLimits limits = detail::cgroup_limits(m.folder.path());
+  CHECK(limits.processors == 0.5);
+  CHECK(limits.memory == 4096);
+}
+
+TEST_CASE("a machine with more than 1,024 processors") {
+  large_machine = true;
+  const int n = allowed_processors("/nowhere");
+  large_machine = false;
+  CHECK(n == 1500);
+  CHECK(allowed_processors("/nowhere") < 1500);
 }
 
 TEST_CASE("deterministic mode is a switch") {

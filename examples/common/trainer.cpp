@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -358,8 +359,25 @@ void warn_of_slow_products(const Options& o) {
       std::fprintf(stderr, "%s: %s\n", o.program.c_str(), warning.c_str());
 }
 
-std::string& last_logged() {
-  static std::string line;
+/// The last line of the log; ranks that are threads log at once.
+class LastLogged {
+ public:
+  void set(std::string_view line) {
+    const std::lock_guard lock(mutex_);
+    line_ = line;
+  }
+  bool is(std::string_view line) {
+    const std::lock_guard lock(mutex_);
+    return line_ == line;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::string line_;
+};
+
+LastLogged& last_logged() {
+  static LastLogged line;
   return line;
 }
 
@@ -388,13 +406,13 @@ int train_main(const Options& defaults, int argc, char** argv) try {
   outlive_readers();
   set_log_handler([](std::string_view line) {
     // What stops one of several ranks is said at once: the others may take a while to notice.
-    last_logged() = line;
+    last_logged().set(line);
     std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
   });
   const Parsed parsed = parse_options(defaults, argc, argv);
   return parsed.exit_status >= 0 ? parsed.exit_status : train(parsed.options);
 } catch (const Error& e) {
-  if (last_logged() == e.what()) return static_cast<int>(e.fault());
+  if (last_logged().is(e.what())) return static_cast<int>(e.fault());
   return end_process(defaults.program, nullptr, e);
 } catch (const std::exception& e) {
   return end_process(defaults.program, nullptr, e);
