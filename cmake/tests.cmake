@@ -268,4 +268,19 @@ target_link_libraries(test_oracle PRIVATE xtensor)
 set_source_files_properties(tests/oracle.cpp PROPERTIES COMPILE_OPTIONS
   "-Wno-array-bounds;-Wno-stringop-overflow;-Wno-stringop-overread")
 
+# What only AddressSanitizer finds in the memory of CPU tensors: a planted bug a run.
+if(WEFT_SANITIZE STREQUAL "address")
+  add_executable(allocator_bugs tests/allocator_bugs.cpp)
+  target_link_libraries(allocator_bugs PRIVATE weft weft_flags)
+  set(bugs past_request past_block past_large before before_large read_past freed_small freed_large
+    released shrunk guard)
+  foreach(name ${bugs} sound)
+    add_test(NAME allocator_bug_${name} COMMAND allocator_bugs ${name})
+    set_tests_properties(allocator_bug_${name} PROPERTIES
+      PASS_REGULAR_EXPRESSION "use-after-poison.*allocator_bugs.cpp"
+      ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0")
+  endforeach()
+  set_tests_properties(allocator_bug_sound PROPERTIES PASS_REGULAR_EXPRESSION "^no report\n$")
+endif()
+
 include(cmake/gpu_tests.cmake)

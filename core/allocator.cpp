@@ -18,8 +18,10 @@ using detail::class_bytes;
 using detail::class_of;
 using detail::Counter;
 using detail::counters_of;
+using detail::forbid;
 using detail::kClasses;
 using detail::MemoryCounters;
+using detail::permit;
 using detail::SharedCache;
 
 constexpr std::int64_t kFrontBlock = 64 << 10;  // larger blocks go to the shared cache directly
@@ -158,16 +160,20 @@ Storage* take_block(int size_class, Device device) {
 // Debug mode: [guard][payload][guard], the payload NaN when fresh.
 void arm_guards(Storage* s, bool fill_nan) {
   char* base = static_cast<char*>(s->data);
+  permit(base, s->capacity);
   std::memset(base, kGuardByte, kGuard);
   std::memset(base + kGuard + s->bytes, kGuardByte,
               static_cast<std::size_t>(s->capacity - kGuard - s->bytes));
   if (fill_nan) std::memset(base + kGuard, kPoisonByte, static_cast<std::size_t>(s->bytes));
   s->data = base + kGuard;
   s->guarded = true;
+  forbid(base, kGuard);
+  forbid(base + kGuard + s->bytes, s->capacity - kGuard - s->bytes);
 }
 
 void disarm_guards(Storage* s) {
   char* base = static_cast<char*>(s->data) - kGuard;
+  permit(base, s->capacity);
   const auto intact = [](const char* p, std::int64_t n) {
     return std::all_of(p, p + n,
                        [](char c) { return static_cast<unsigned char>(c) == kGuardByte; });
@@ -183,6 +189,7 @@ void disarm_guards(Storage* s) {
 
 void free_block(Storage* s) {
   if (s->guarded) disarm_guards(s);
+  if (s->device.is_cpu()) forbid(s->data, class_bytes(s->size_class));
   if (s->size_class >= kFrontClasses) count_as(s, class_bytes(s->size_class));
   if (s->device.is_cpu() && s->size_class < kFrontClasses && front.alive &&
       front.bytes + s->capacity <= kFrontBytes) {
@@ -241,7 +248,10 @@ Storage* start(Storage* s, std::int64_t bytes, Device device) {
   } else {
     s = take_block(guarded ? class_of(bytes + 2 * kGuard) : size_class, device);
     if (!s) throw_out_of_memory(bytes, device);
-    if (device.is_cuda()) s->cache->mark_usable(s, bytes);
+    if (device.is_cuda())
+      s->cache->mark_usable(s, bytes);
+    else
+      permit(s->data, bytes);
   }
   start(s, bytes, device);
   if (guarded) arm_guards(s, fill_nan);
@@ -259,6 +269,7 @@ Storage* allocate_storage(std::int64_t bytes, Device device, bool fill_nan) {
       MemoryCounters& c = counters_of(kCpu);
       c.hits.add(1);
       start(s, bytes, kCpu);
+      permit(s->data, bytes);
       count_alloc(s, c);
       return s;
     }

@@ -31,27 +31,40 @@ constexpr int kLargerClasses = 8;  // one doubling
 // operands are aligned, which must not depend on what was allocated before.
 constexpr std::int64_t kGpuAlignment = 256;
 
+// On each side of a mapping of its own, for AddressSanitizer.
+constexpr std::int64_t kMargin = kRedZone > 0 ? 4096 : 0;
+
 // Blocks of 2 MiB and more start on a huge page and may be backed by them.
 void* map_memory(std::int64_t bytes) {
   const bool huge = bytes >= kHugePage;
-  const std::int64_t room = huge ? bytes + kHugePage : bytes;
+  const std::int64_t room = huge ? bytes + kHugePage + 2 * kMargin : bytes;
   void* p = mmap(nullptr, static_cast<std::size_t>(room), PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) return nullptr;
   cache_counters_of(kCpu).system_allocs.add(1);
-  if (!huge) return p;
+  if (!huge) {
+    forbid(p, bytes);
+    return p;
+  }
   char* const base = static_cast<char*>(p);
-  char* const aligned = reinterpret_cast<char*>(
-      (reinterpret_cast<std::uintptr_t>(base) + kHugePage - 1) & ~std::uintptr_t{kHugePage - 1});
-  if (aligned > base) munmap(base, static_cast<std::size_t>(aligned - base));
-  char* const end = aligned + ((bytes + 4095) & ~std::int64_t{4095});
+  char* const aligned =
+      reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(base) + kMargin + kHugePage - 1) &
+                              ~std::uintptr_t{kHugePage - 1});
+  char* const begin = aligned - kMargin;
+  if (begin > base) munmap(base, static_cast<std::size_t>(begin - base));
+  char* const end = aligned + ((bytes + 4095) & ~std::int64_t{4095}) + kMargin;
   if (base + room > end) munmap(end, static_cast<std::size_t>(base + room - end));
-  madvise(aligned, static_cast<std::size_t>(end - aligned), MADV_HUGEPAGE);
+  madvise(aligned, static_cast<std::size_t>(end - kMargin - aligned), MADV_HUGEPAGE);
+  forbid(begin, end - begin);
   return aligned;
 }
 
 void unmap_memory(void* p, std::int64_t bytes) {
-  munmap(p, static_cast<std::size_t>((bytes + 4095) & ~std::int64_t{4095}));
+  const std::int64_t margin = bytes >= kHugePage ? kMargin : 0;
+  char* const begin = static_cast<char*>(p) - margin;
+  const std::int64_t room = ((bytes + 4095) & ~std::int64_t{4095}) + 2 * margin;
+  permit(begin, room);  // whoever gets the addresses next
+  munmap(begin, static_cast<std::size_t>(room));
 }
 
 constinit std::atomic<SharedCache*> stream_caches[cuda::kMaxStreams];
@@ -314,15 +327,17 @@ Slab* SharedCache::slab_for(int size_class) {
   for (Slab* slab : slabs_[size_class])
     if (!slab->returned.empty()) return slab;
   std::int64_t block = class_bytes(size_class);
-  if (device_.is_cuda())
-    block = (block + kRedZone + kGpuAlignment - 1) / kGpuAlignment * kGpuAlignment;
-  const std::int64_t bytes =
-      (std::clamp<std::int64_t>(16 * block, 64 << 10, kHugePage) + 4095) & ~std::int64_t{4095};
+  if (device_.is_cuda()) block = (block + kGpuAlignment - 1) / kGpuAlignment * kGpuAlignment;
+  const std::int64_t room = std::clamp<std::int64_t>(16 * block, 64 << 10, kHugePage);
+  const std::int64_t blocks = room / block;
+  const std::int64_t bytes = (room + (blocks + 1) * kRedZone + 4095) & ~std::int64_t{4095};
+  block += kRedZone;
   char* base = static_cast<char*>(map(bytes));
   if (!base) return nullptr;
   Slab* slab = new Slab{base, bytes, static_cast<std::int16_t>(size_class), 0, 0, {}};
-  slab->blocks = static_cast<std::int32_t>(bytes / block);
-  for (std::int32_t i = slab->blocks; i-- > 0;) slab->returned.push_back(base + i * block);
+  slab->blocks = static_cast<std::int32_t>(blocks);
+  for (std::int32_t i = slab->blocks; i-- > 0;)
+    slab->returned.push_back(base + kRedZone + i * block);
   slabs_[size_class].push_back(slab);
   return slab;
 }

@@ -8,6 +8,11 @@
 #include "weft/core/size_class.h"
 #include "weft/core/storage.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+extern "C" void __asan_poison_memory_region(const volatile void* p, std::size_t bytes);
+extern "C" void __asan_unpoison_memory_region(const volatile void* p, std::size_t bytes);
+#endif
+
 namespace weft::detail {
 
 /// A sum that many threads add to and few read. The first thread that counts anything, in most
@@ -58,12 +63,21 @@ struct CacheCounters {
 extern CacheCounters cache_counters[kMemories];
 inline CacheCounters& cache_counters_of(Device d) { return cache_counters[index_of(d)]; }
 
-/// Bytes between neighbouring blocks of a slab on a GPU, which AddressSanitizer watches on an
-/// imitated one.
+/// Bytes between neighbouring blocks, which nobody may touch: AddressSanitizer watches them, and
+/// with them what a block has beyond its request, and free blocks. On the host, and on an imitated
+/// GPU.
 #if defined(__SANITIZE_ADDRESS__)
 inline constexpr std::int64_t kRedZone = 256;
+inline void forbid(void* p, std::int64_t bytes) {
+  __asan_poison_memory_region(p, static_cast<std::size_t>(bytes));
+}
+inline void permit(void* p, std::int64_t bytes) {
+  __asan_unpoison_memory_region(p, static_cast<std::size_t>(bytes));
+}
 #else
 inline constexpr std::int64_t kRedZone = 0;
+inline void forbid(void*, std::int64_t) {}
+inline void permit(void*, std::int64_t) {}
 #endif
 
 /// The process-wide cache of the blocks of one memory: the host's, or what one stream of a GPU uses
