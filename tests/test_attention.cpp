@@ -332,23 +332,27 @@ TEST_CASE("attention: axes of length 1 may have any stride, in any order of memo
 
 TEST_CASE("attention_packed: axes of length 1 may have any stride, in any order of memory") {
   for (const DType t : {DType::f64, DType::f32, DType::bf16})
-    for (const std::int64_t tokens : {1, 3})
-      for (const std::int64_t batch : {1, 2}) {
-        const Tensor x = test::random({batch, tokens, 8, 3}, 1, t);
-        const Tensor dy = test::random({batch, tokens, 4, 3}, 2, t);
-        const auto both = [&](const Tensor& packed, const Tensor& of_y) {
-          Tape tape;
-          const Tensor leaf = packed.detach().set_requires_grad();
-          const Tensor y = attention_packed(leaf, 4, 2);
-          return TensorList{y, tape.gradients(y, {leaf}, of_y)[0]};
-        };
-        const TensorList want = both(x, dy);
-        std::array<int, 4> order = {0, 1, 2, 3};
-        do {
-          const TensorList got = both(in_memory(x, order, 7), in_memory(dy, order, 7));
-          for (int i = 0; i < 2; ++i) CHECK(test::different_bits(got[i], want[i]) == "");
-        } while (std::next_permutation(order.begin(), order.end()));
-      }
+    for (const std::int64_t heads : {1, 4})
+      for (const std::int64_t tokens : {1, 3})
+        for (const std::int64_t batch : {1, 2}) {
+          const std::int64_t kv = heads == 1 ? 1 : 2;
+          const Tensor x = test::random({batch, tokens, heads + 2 * kv, 3}, 1, t);
+          const Tensor dy = test::random({batch, tokens, heads, 3}, 2, t);
+          const auto both = [&](const Tensor& packed, const Tensor& of_y) {
+            Tape tape;
+            const Tensor leaf = packed.detach().set_requires_grad();
+            const Tensor y = attention_packed(leaf, heads, kv);
+            return TensorList{y, tape.gradients(y, {leaf}, of_y)[0]};
+          };
+          const TensorList want = both(x, dy);
+          std::array<int, 4> order = {0, 1, 2, 3};
+          do {
+            for (const std::int64_t any : {0, 1, 7, 100}) {
+              const TensorList got = both(in_memory(x, order, any), in_memory(dy, order, any));
+              for (int i = 0; i < 2; ++i) CHECK(test::different_bits(got[i], want[i]) == "");
+            }
+          } while (std::next_permutation(order.begin(), order.end()));
+        }
 }
 
 TEST_CASE("attention_packed: errors and the meta device") {

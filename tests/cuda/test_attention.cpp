@@ -200,8 +200,13 @@ TEST_CASE("attention: one token a row, wherever the rows are in memory") {
   const Op packed_heads_first = [](const TensorList& in) {
     return TensorList{attention_packed(in[0].transpose(1, 2), 2, 1)};
   };
+  // (heads, batch, tokens, d): one head is contiguous, one token a row or not.
+  const Op packed_by_head = [](const TensorList& in) {
+    return TensorList{attention_packed(in[0].permute({1, 2, 0, 3}), 1, 1)};
+  };
   for (const std::int64_t d : {64, 128, 6}) {
     CAPTURE(d);
+    CHECK(difference(packed_by_head, {random({3, 4, 1, d})}, {.all_orders = false}) == "");
     for (const std::int64_t keys : {1, 5}) {
       CHECK(difference(
                 heads_first,
