@@ -142,6 +142,16 @@ const Json::Object& Json::members() const {
   return std::get<Object>(value_);
 }
 
+std::string Json::take_string() {
+  if (!is_string()) throw_kind("a string");
+  return std::exchange(std::get<std::string>(value_), {});
+}
+
+Json::Object Json::take_members() {
+  if (!is_object()) throw_kind("an object");
+  return std::exchange(std::get<Object>(value_), {});
+}
+
 const Json* Json::find(std::string_view key) const {
   if (!is_object()) return nullptr;
   for (const JsonMember& m : std::get<Object>(value_))

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -10,10 +11,11 @@ namespace weft::io {
 
 struct JsonMember;
 
-/// Bounds on what parse() builds, so that a small hostile text cannot take the stack or all memory.
+/// Bounds on what parse() builds, so that a small hostile text cannot take the stack or all memory:
+/// a value of two bytes takes 40 to 150.
 struct JsonLimits {
-  int depth = 64;                    ///< nested arrays and objects
-  std::int64_t values = 10'000'000;  ///< values of all kinds, the nested ones included
+  int depth = 64;                 ///< nested arrays and objects
+  std::int64_t values = 500'000;  ///< values of all kinds, the nested ones included
 };
 
 /// A JSON value. Objects keep the order of their members. Numbers written without fraction and
@@ -38,6 +40,13 @@ class Json {
   /// Throws Error (Fault::system) "what: reason at byte n".
   static Json parse(std::string_view text, std::string_view what = "json",
                     const JsonLimits& limits = {});
+  /// Reads one object as parse() does and hands out each member as it comes, with the byte at which
+  /// it begins, keeping none: for large texts of small members. The limits are those of a member;
+  /// whether keys differ is the caller's to check. False, without a call, when `text` is no object.
+  static bool each_member(
+      std::string_view text, std::string_view what,
+      const std::function<void(std::string key, Json value, std::size_t byte)>& f,
+      const JsonLimits& limits = {});
   /// One line. Doubles are the shortest text that reads back the same; NaN and infinities are null.
   std::string dump() const;
 
@@ -56,6 +65,9 @@ class Json {
   const std::string& as_string() const;
   const Array& items() const;
   const Object& members() const;
+  // The same, leaving the value empty.
+  std::string take_string();
+  Object take_members();
 
   /// The member of an object; null when there is none or this is no object.
   const Json* find(std::string_view key) const;

@@ -1,6 +1,7 @@
+#include <algorithm>
 #include <charconv>
+#include <numeric>
 #include <system_error>
-#include <unordered_set>
 
 #include "weft/core/error.h"
 #include "weft/io/json.h"
@@ -58,21 +59,50 @@ std::size_t find_invalid_utf8(std::string_view text) {
 class JsonParser {
  public:
   JsonParser(std::string_view text, std::string_view what, const JsonLimits& limits)
-      : text_(text), what_(what), depth_left_(limits.depth), values_left_(limits.values) {}
+      : text_(text),
+        what_(what),
+        limits_(limits),
+        depth_left_(limits.depth),
+        values_left_(limits.values) {}
 
   Json document() {
-    const std::size_t bad = find_invalid_utf8(text_);
-    if (bad != std::string_view::npos) fail("invalid UTF-8", bad);
+    check_utf8();
     Json v = value();
-    skip_space();
-    if (at_ < text_.size()) fail("text after the value");
+    end();
     return v;
+  }
+
+  template <class F>
+  bool each_member_of_document(F&& f) {
+    check_utf8();
+    skip_space();
+    if (peek() != '{') {
+      value();
+      end();
+      return false;
+    }
+    --depth_left_;
+    each_member([&](std::string key, std::size_t start) {
+      values_left_ = limits_.values;
+      f(std::move(key), value(), start);
+    });
+    end();
+    return true;
   }
 
  private:
   [[noreturn]] void fail(std::string_view reason) const { fail(reason, at_); }
   [[noreturn]] void fail(std::string_view reason, std::size_t at) const {
     weft::detail::raise(Fault::system, "{}: {} at byte {}", {what_, reason, at});
+  }
+
+  void check_utf8() const {
+    const std::size_t bad = find_invalid_utf8(text_);
+    if (bad != std::string_view::npos) fail("invalid UTF-8", bad);
+  }
+  void end() {
+    skip_space();
+    if (at_ < text_.size()) fail("text after the value");
   }
 
   char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
@@ -112,7 +142,6 @@ class JsonParser {
   template <class F>
   Json nested(F&& f) {
     if (--depth_left_ < 0) fail("nesting too deep");
-    ++at_;
     Json v = f();
     ++depth_left_;
     return v;
@@ -124,31 +153,62 @@ class JsonParser {
     return v;
   }
 
+  // Of the object that begins here; f(key, byte of the key) reads the value.
+  template <class F>
+  void each_member(F&& f) {
+    ++at_;
+    skip_space();
+    if (take('}')) return;
+    do {
+      skip_space();
+      if (peek() != '"') fail("expected a key");
+      const std::size_t start = at_;
+      std::string key = string();
+      skip_space();
+      if (!take(':')) fail("expected ':'");
+      f(std::move(key), start);
+      skip_space();
+    } while (take(','));
+    if (!take('}')) fail("expected ',' or '}'");
+  }
+
   Json object() {
     Json::Object members;
-    std::unordered_set<std::string> keys;
-    skip_space();
-    if (!take('}')) {
-      do {
-        skip_space();
-        if (peek() != '"') fail("expected a key");
-        const std::size_t start = at_;
-        std::string key = string();
-        if (!keys.insert(key).second) fail("duplicate key " + json_quote(key), start);
-        skip_space();
-        if (!take(':')) fail("expected ':'");
-        Json v = value();
-        members.push_back({std::move(key), std::move(v)});
-        skip_space();
-      } while (take(','));
-      if (!take('}')) fail("expected ',' or '}'");
-    }
+    std::vector<std::size_t> starts;
+    each_member([&](std::string key, std::size_t start) {
+      starts.push_back(start);
+      Json v = value();
+      members.push_back({std::move(key), std::move(v)});
+    });
+    check_keys(members, starts);
     Json out;
     out.value_ = std::move(members);
     return out;
   }
 
+  void check_keys(const Json::Object& members, const std::vector<std::size_t>& starts) const {
+    const std::size_t n = members.size();
+    std::size_t repeats = n;  // the first member that has the key of an earlier one
+    if (n <= 8) {             // most objects: no list, no sort
+      for (std::size_t i = n; i-- > 1;)
+        for (std::size_t k = 0; k < i; ++k)
+          if (members[k].key == members[i].key) repeats = i;
+    } else {
+      std::vector<std::size_t> order(n);
+      std::iota(order.begin(), order.end(), std::size_t{0});
+      std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+        const int c = members[a].key.compare(members[b].key);
+        return c != 0 ? c < 0 : a < b;
+      });
+      for (std::size_t i = 1; i < n; ++i)
+        if (members[order[i]].key == members[order[i - 1]].key)
+          repeats = std::min(repeats, order[i]);
+    }
+    if (repeats < n) fail("duplicate key " + json_quote(members[repeats].key), starts[repeats]);
+  }
+
   Json array() {
+    ++at_;
     Json::Array items;
     skip_space();
     if (!take(']')) {
@@ -163,17 +223,17 @@ class JsonParser {
 
   std::string string() {
     ++at_;  // the quote
+    const auto is_plain = [](char c) {
+      return c != '"' && c != '\\' && static_cast<unsigned char>(c) >= 0x20;
+    };
     std::string out;
     for (;;) {
+      const std::size_t start = at_;
+      while (at_ < text_.size() && is_plain(text_[at_])) ++at_;
+      out.append(text_, start, at_ - start);
       if (at_ >= text_.size()) fail("unexpected end");
-      const char c = text_[at_];
-      if (static_cast<unsigned char>(c) < 0x20) fail("control character in a string");
-      ++at_;
-      if (c == '"') return out;
-      if (c != '\\') {
-        out += c;
-        continue;
-      }
+      if (static_cast<unsigned char>(text_[at_]) < 0x20) fail("control character in a string");
+      if (text_[at_++] == '"') return out;
       escape(out);
     }
   }
@@ -261,6 +321,7 @@ class JsonParser {
   }
 
   std::string_view text_, what_;
+  JsonLimits limits_;
   std::size_t at_ = 0;
   int depth_left_;
   std::int64_t values_left_;
@@ -268,6 +329,12 @@ class JsonParser {
 
 Json Json::parse(std::string_view text, std::string_view what, const JsonLimits& limits) {
   return JsonParser(text, what, limits).document();
+}
+
+bool Json::each_member(std::string_view text, std::string_view what,
+                       const std::function<void(std::string key, Json value, std::size_t byte)>& f,
+                       const JsonLimits& limits) {
+  return JsonParser(text, what, limits).each_member_of_document(f);
 }
 
 }  // namespace weft::io

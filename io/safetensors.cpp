@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 #include <optional>
 
 #include "weft/core/error.h"
@@ -57,6 +58,16 @@ std::int64_t byte_count(const Tensor& t) {
   return t.numel() * static_cast<std::int64_t>(size_of(t.dtype()));
 }
 
+/// A name that is quoted only where it is shown.
+struct Named {
+  std::string_view name;
+};
+std::string shown(const Named& q) { return json_quote(q.name); }
+template <class T>
+const T& shown(const T& v) {
+  return v;
+}
+
 }  // namespace
 
 /// Checks one header against the rules of the format and fills a SafetensorsFile with it.
@@ -78,45 +89,62 @@ class SafetensorsHeader {
     out_.file_.read(kLengthBytes, text.data(), header_bytes);
     out_.data_start_ = kLengthBytes + header_bytes;
 
-    const Json header = Json::parse(text, message("safetensors: '{}': header", out_.path()));
-    require(header.is_object(), "the header must be a JSON object");
-    for (const JsonMember& m : header.members()) {
-      if (m.key == kMetadataKey)
-        read_metadata(m.value);
-      else
-        out_.entries_.push_back(read_entry(m.key, m.value));
-    }
+    out_.entries_.reserve(occurrences(text, "\"data_offsets\""));
+    std::vector<std::uint32_t> starts;  // of each entry in the text
+    bool has_metadata = false;
+    const std::string what = message("safetensors: '{}': header", out_.path());
+    const auto member = [&](const std::string& key, Json value, std::size_t byte) {
+      if (key != kMetadataKey) {
+        read_entry(key, value);
+        starts.push_back(static_cast<std::uint32_t>(byte));
+        return;
+      }
+      if (has_metadata) repeated(kMetadataKey, byte);
+      has_metadata = true;
+      read_metadata(std::move(value));
+    };
+    require(Json::each_member(text, what, member), "the header must be a JSON object");
+    sort_names(starts);
     check_layout(size - out_.data_start_);
-    for (std::size_t i = 0; i < out_.entries_.size(); ++i)
-      out_.by_name_.emplace(out_.entries_[i].name, i);
   }
 
  private:
   template <class... Args>
   void require(bool ok, const char* rule, const Args&... args) const {
     if (!ok) [[unlikely]]
-      check_system(false, "safetensors: '{}': {}", out_.path(), message(rule, args...));
+      check_system(false, "safetensors: '{}': {}", out_.path(), message(rule, shown(args)...));
   }
 
-  void read_metadata(const Json& v) {
+  static std::size_t occurrences(std::string_view text, std::string_view part) {
+    std::size_t n = 0;
+    for (std::size_t at = text.find(part); at != std::string_view::npos;
+         at = text.find(part, at + part.size()))
+      ++n;
+    return n;
+  }
+
+  void repeated(std::string_view name, std::size_t byte) const {
+    require(false, "header: duplicate key {} at byte {}", json_quote(name), byte);
+  }
+
+  void read_metadata(Json v) {
     require(v.is_object(), "__metadata__ must be an object");
-    for (const JsonMember& m : v.members()) {
+    for (JsonMember& m : v.take_members()) {
       require(m.value.is_string(), "__metadata__ value {} must be a string", json_quote(m.key));
-      out_.metadata_.emplace(m.key, m.value.as_string());
+      out_.metadata_.emplace(std::move(m.key), m.value.take_string());
     }
   }
 
-  SafetensorsFile::Entry read_entry(const std::string& name, const Json& v) const {
-    const std::string q = json_quote(name);
+  void read_entry(const std::string& name, const Json& v) {
+    const Named q{name};
     const Json* dtype = v.find("dtype");
     const Json* shape = v.find("shape");
     const Json* offsets = v.find("data_offsets");
     require(dtype && shape && offsets && v.members().size() == 3,
             "tensor {} must have exactly dtype, shape and data_offsets", q);
     SafetensorsFile::Entry e;
-    e.name = name;
     e.dtype = read_dtype(q, *dtype);
-    e.shape = read_shape(q, *shape);
+    const Shape dims = read_shape(q, *shape);
     require(offsets->is_array() && offsets->items().size() == 2 && is_count(offsets->items()[0]) &&
                 is_count(offsets->items()[1]),
             "tensor {}: data_offsets must be two non-negative integers", q);
@@ -124,15 +152,23 @@ class SafetensorsHeader {
     e.end = offsets->items()[1].as_int();
     require(e.begin <= e.end, "tensor {}: data_offsets [{}, {}] must not decrease", q, e.begin,
             e.end);
-    const std::int64_t bytes = checked_bytes(q, e);
+    const FileDType& type = kFileDTypes[e.dtype];
+    const std::int64_t bytes = checked_bytes(q, dims, type);
     require(e.end - e.begin == bytes, "tensor {}: {} {} needs {} bytes, data_offsets give {}", q,
-            kFileDTypes[e.dtype].name, e.shape, bytes, e.end - e.begin);
-    return e;
+            type.name, dims, bytes, e.end - e.begin);
+    // Names and axes take less room than their text, which is below 2^32 bytes.
+    e.name = static_cast<std::uint32_t>(out_.names_.size());
+    e.name_bytes = static_cast<std::uint32_t>(name.size());
+    out_.names_ += name;
+    e.axes = static_cast<std::uint32_t>(out_.axes_.size());
+    e.ndim = static_cast<std::uint8_t>(dims.size());
+    out_.axes_.insert(out_.axes_.end(), dims.begin(), dims.end());
+    out_.entries_.push_back(e);
   }
 
   static bool is_count(const Json& v) { return v.is_int() && v.as_int() >= 0; }
 
-  int read_dtype(const std::string& q, const Json& v) const {
+  std::uint8_t read_dtype(const Named& q, const Json& v) const {
     require(v.is_string(), "tensor {}: dtype must be a string", q);
     const auto* found = std::find_if(std::begin(kFileDTypes), std::end(kFileDTypes),
                                      [&](const FileDType& f) { return f.name == v.as_string(); });
@@ -142,10 +178,10 @@ class SafetensorsHeader {
         known += (known.empty() ? "" : " ") + std::string(f.name);
       require(false, "tensor {}: dtype {} is not one of {}", q, json_quote(v.as_string()), known);
     }
-    return static_cast<int>(found - std::begin(kFileDTypes));
+    return static_cast<std::uint8_t>(found - std::begin(kFileDTypes));
   }
 
-  Shape read_shape(const std::string& q, const Json& v) const {
+  Shape read_shape(const Named& q, const Json& v) const {
     require(v.is_array(), "tensor {}: shape must be an array", q);
     require(v.items().size() <= kMaxDims, "tensor {}: shape must have at most {} axes, got {}", q,
             kMaxDims, v.items().size());
@@ -158,24 +194,47 @@ class SafetensorsHeader {
   }
 
   /// Bytes that dtype and shape ask for. A zero axis does not excuse an overflow of the others.
-  std::int64_t checked_bytes(const std::string& q, const SafetensorsFile::Entry& e) const {
+  std::int64_t checked_bytes(const Named& q, const Shape& shape, const FileDType& type) const {
     std::int64_t elements = 1, bits = 0;
     bool fits = true;
     bool empty = false;
-    for (const std::int64_t d : e.shape) {
+    for (const std::int64_t d : shape) {
       empty = empty || d == 0;
       if (d != 0) fits = fits && !__builtin_mul_overflow(elements, d, &elements);
     }
-    require(fits, "tensor {}: the product of shape {} overflows", q, e.shape);
-    fits = !__builtin_mul_overflow(elements, std::int64_t{kFileDTypes[e.dtype].bits}, &bits);
-    require(fits, "tensor {}: the size of shape {} in bits overflows", q, e.shape);
+    require(fits, "tensor {}: the product of shape {} overflows", q, shape);
+    fits = !__builtin_mul_overflow(elements, std::int64_t{type.bits}, &bits);
+    require(fits, "tensor {}: the size of shape {} in bits overflows", q, shape);
     if (empty) bits = 0;
-    require(bits % 8 == 0, "tensor {}: {} {} does not fill whole bytes", q,
-            kFileDTypes[e.dtype].name, e.shape);
+    require(bits % 8 == 0, "tensor {}: {} {} does not fill whole bytes", q, type.name, shape);
     return bits / 8;
   }
 
-  void check_layout(std::int64_t data_bytes) const {
+  /// `starts` has the byte of each entry in the header, in its order.
+  void sort_names(const std::vector<std::uint32_t>& starts) {
+    std::vector<std::uint32_t>& order = out_.by_name_;
+    order.resize(out_.entries_.size());
+    std::iota(order.begin(), order.end(), 0U);
+    sort_by_name();
+    std::uint32_t first = UINT32_MAX;  // byte that repeats an earlier name
+    std::string_view name;
+    for (std::size_t i = 1; i < order.size(); ++i) {
+      if (out_.name(order[i - 1]) != out_.name(order[i])) continue;
+      const std::uint32_t later = std::max(starts[order[i - 1]], starts[order[i]]);
+      if (later < first) name = out_.name(order[i]);
+      first = std::min(first, later);
+    }
+    if (first != UINT32_MAX) repeated(name, first);
+  }
+
+  void sort_by_name() {
+    std::sort(out_.by_name_.begin(), out_.by_name_.end(), [&](std::uint32_t a, std::uint32_t b) {
+      const int c = out_.name(a).compare(out_.name(b));
+      return c != 0 ? c < 0 : a < b;
+    });
+  }
+
+  void check_layout(std::int64_t data_bytes) {
     auto& entries = out_.entries_;
     std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
       return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
@@ -183,12 +242,13 @@ class SafetensorsHeader {
     std::int64_t end = 0;
     for (const auto& e : entries) {
       require(e.begin == end, "tensor {} must begin at byte {} of the data, where {}, got {}",
-              json_quote(e.name), end, end == 0 ? "the data begin" : "the one before ends",
+              Named{out_.name_of(e)}, end, end == 0 ? "the data begin" : "the one before ends",
               e.begin);
       end = e.end;
     }
     require(end == data_bytes, "the tensors end at byte {} of the data, the file at byte {}", end,
             data_bytes);
+    sort_by_name();  // the places have changed
   }
 
   SafetensorsFile& out_;
@@ -202,38 +262,51 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
 
 std::vector<std::string> SafetensorsFile::names() const {
   std::vector<std::string> out;
-  for (const Entry& e : entries_) out.push_back(e.name);
+  out.reserve(entries_.size());
+  for (const Entry& e : entries_) out.emplace_back(name_of(e));
   return out;
 }
 
+std::size_t SafetensorsFile::find(std::string_view name) const {
+  const auto found =
+      std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                       [&](std::uint32_t i, std::string_view n) { return this->name(i) < n; });
+  return found != by_name_.end() && this->name(*found) == name ? *found : size();
+}
+
 const SafetensorsFile::Entry& SafetensorsFile::entry(const std::string& name) const {
-  const auto found = by_name_.find(name);
-  check(found != by_name_.end(), "safetensors: '{}': no tensor {}", path(), json_quote(name));
-  return entries_[found->second];
+  const std::size_t found = find(name);
+  check(found < size(), "safetensors: '{}': no tensor {}", path(), json_quote(name));
+  return entries_[found];
 }
 
 DType SafetensorsFile::dtype_of_entry(const Entry& e) const {
   const FileDType& f = kFileDTypes[e.dtype];
   check(f.dtype.has_value(), "safetensors: '{}': tensor {}: dtype must be one of {}, got {}",
-        path(), json_quote(e.name), kReadable, f.name);
+        path(), json_quote(name_of(e)), kReadable, f.name);
   return *f.dtype;
 }
 
-Shape SafetensorsFile::shape(const std::string& name) const { return entry(name).shape; }
+Shape SafetensorsFile::shape_of(const Entry& e) const {
+  const auto first = axes_.begin() + e.axes;
+  return Shape(first, first + e.ndim);
+}
+
+Shape SafetensorsFile::shape(const std::string& name) const { return shape_of(entry(name)); }
 
 DType SafetensorsFile::dtype(const std::string& name) const { return dtype_of_entry(entry(name)); }
 
 Tensor SafetensorsFile::tensor(const std::string& name) const {
   const Entry& e = entry(name);
-  Tensor out = Tensor::empty(e.shape, dtype_of_entry(e));
+  Tensor out = Tensor::empty(shape_of(e), dtype_of_entry(e));
   read_data(e, out);
   return out;
 }
 
 void SafetensorsFile::read_into(const std::string& name, const Tensor& out) const {
   const Entry& e = entry(name);
-  check(e.shape == out.shape(), "safetensors: '{}': tensor {} must have shape {}, got {}", path(),
-        json_quote(name), out.shape(), e.shape);
+  check(shape_of(e) == out.shape(), "safetensors: '{}': tensor {} must have shape {}, got {}",
+        path(), json_quote(name), out.shape(), shape_of(e));
   if (out.device().is_cpu() && out.is_contiguous() && out.dtype() == dtype_of_entry(e)) {
     read_data(e, out);
     out.bump_version();
@@ -250,7 +323,7 @@ void SafetensorsFile::read_data(const Entry& e, const Tensor& out) const {
   const auto* bytes = static_cast<const unsigned char*>(out.raw());
   for (std::int64_t i = 0; i < out.numel(); ++i)
     check_system(bytes[i] <= 1, "safetensors: '{}': tensor {}: BOOL must be 0 or 1, got {}", path(),
-                 json_quote(e.name), std::int64_t{bytes[i]});
+                 json_quote(name_of(e)), std::int64_t{bytes[i]});
 }
 
 FileSummary save_safetensors(const std::string& path, const StateDict& tensors,

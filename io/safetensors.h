@@ -1,8 +1,9 @@
 #pragma once
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -35,7 +36,12 @@ class SafetensorsFile {
   const std::string& path() const { return file_.path(); }
   /// In the order of the data.
   std::vector<std::string> names() const;
-  bool contains(const std::string& name) const { return by_name_.contains(name); }
+  std::size_t size() const { return entries_.size(); }
+  /// Of tensor i in the order of the data, until the file is closed or moved.
+  std::string_view name(std::size_t i) const { return name_of(entries_[i]); }
+  /// The place of a tensor in that order; size() when there is no such tensor.
+  std::size_t find(std::string_view name) const;
+  bool contains(std::string_view name) const { return find(name) < size(); }
   const Metadata& metadata() const { return metadata_; }
 
   /// Shape and dtype without the data. Throws Error when the file has no such tensor, or one of a
@@ -50,15 +56,21 @@ class SafetensorsFile {
   void read_into(const std::string& name, const Tensor& out) const;
 
  private:
+  // A header may list a tensor in 50 bytes: what is kept of one is not much more.
   struct Entry {
-    std::string name;
-    int dtype = 0;  ///< index into the table of the format's dtypes
-    Shape shape;
     std::int64_t begin = 0, end = 0;  ///< bytes, counted from the end of the header
+    std::uint32_t name = 0, name_bytes = 0;
+    std::uint32_t axes = 0;  ///< where its lengths begin
+    std::uint8_t ndim = 0;
+    std::uint8_t dtype = 0;  ///< index into the table of the format's dtypes
   };
 
   explicit SafetensorsFile(InputFile file) : file_(std::move(file)) {}
   const Entry& entry(const std::string& name) const;
+  std::string_view name_of(const Entry& e) const {
+    return std::string_view(names_).substr(e.name, e.name_bytes);
+  }
+  Shape shape_of(const Entry& e) const;
   DType dtype_of_entry(const Entry& e) const;
   void read_data(const Entry& e, const Tensor& out) const;
 
@@ -66,7 +78,9 @@ class SafetensorsFile {
   InputFile file_;
   std::int64_t data_start_ = 0;
   std::vector<Entry> entries_;
-  std::unordered_map<std::string, std::size_t> by_name_;
+  std::vector<std::uint32_t> by_name_;  ///< the entries in the order of their names
+  std::string names_;                   ///< one after the other
+  std::vector<std::int64_t> axes_;
   Metadata metadata_;
 };
 

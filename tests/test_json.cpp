@@ -121,3 +121,39 @@ TEST_CASE("building and asking for the wrong kind") {
   CHECK(error_of([&] { Json(true).set("a", 1); }) == "json: expected an object, got a boolean");
   CHECK(error_of([&] { Json().at("a"); }) == "json: expected an object, got null");
 }
+
+TEST_CASE("the members of a large object are handed out one by one") {
+  std::string seen;
+  const auto each = [&](const std::string& text, const io::JsonLimits& limits = {}) {
+    seen.clear();
+    return error_of([&] {
+      const bool object = Json::each_member(
+          text, "x.json",
+          [&](const std::string& key, const Json& value, std::size_t byte) {
+            seen += message("{}@{}={} ", key, byte, value.dump());
+          },
+          limits);
+      if (!object) seen = "no object";
+    });
+  };
+  CHECK(each(R"( {"a": 1, "b" : [2, {"c":3}], "a":{}} )") == "no error");
+  CHECK(seen == "a@2=1 b@10=[2,{\"c\":3}] a@30={} ");
+  CHECK(each("{}") == "no error");
+  CHECK(seen.empty());
+  CHECK(each("[1]") == "no error");
+  CHECK(seen == "no object");
+  CHECK(each(R"({"a":[1,2],"b":[3,4]})", {.values = 3}) == "no error");
+  CHECK(each(R"({"a":[1,2,3]})", {.values = 3}) == "x.json: too many values at byte 10");
+  CHECK(each(R"({"a":{"b":1,"b":2}})") == "x.json: duplicate key \"b\" at byte 12");
+  CHECK(each(R"({"a":1}x)") == "x.json: text after the value at byte 7");
+  CHECK(each(R"({"a":[[]]})", {.depth = 2}) == "x.json: nesting too deep at byte 6");
+  CHECK(each("{\"a\":1,\"\xFF\":2}") == "x.json: invalid UTF-8 at byte 8");
+}
+
+TEST_CASE("the first of the keys that repeat is named, in small objects and large ones") {
+  std::string text = "{";
+  for (int i = 0; i < 100; ++i) text += message("\"k{}\":{},", i % 70, i);
+  text.back() = '}';
+  const std::size_t second = text.find("\"k0\"", 10);
+  CHECK(refusal(text) == message("x.json: duplicate key \"k0\" at byte {}", second));
+}
