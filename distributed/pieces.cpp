@@ -27,10 +27,10 @@ bool same(const Piece& a, const Piece& b) {
 // Calls f(first element in the whole, first in the piece, how many) for all that lies together.
 template <class F>
 void each_run(const Piece& p, F&& f) {
-  nn::for_each_run(p.part, [&](std::int64_t whole, std::int64_t own, std::int64_t count) {
-    const std::int64_t begin = std::max(own, p.begin), end = std::min(own + count, p.end);
-    if (begin < end) f(whole + begin - own, begin - p.begin, end - begin);
-  });
+  nn::for_each_run(p.part, p.begin, p.end,
+                   [&](std::int64_t whole, std::int64_t own, std::int64_t count) {
+                     f(whole, own - p.begin, count);
+                   });
 }
 
 io::Json to_json(const Piece& p) {
@@ -53,26 +53,40 @@ io::Json to_json(const Piece& p) {
       .set("end", p.end);
 }
 
+Shape whole_from_json(const io::Json& json, const std::string& where) {
+  Shape whole;
+  std::int64_t elements = 1;
+  for (const io::Json& n : json.items()) {
+    check_system(whole.size() < kMaxDims, "{}: at most {} axes", where, kMaxDims);
+    const std::int64_t d = n.as_int();
+    // An axis of length 0 does not excuse an overflow of the others: strides are their products.
+    check_system(d == 0 || (d > 0 && !__builtin_mul_overflow(elements, d, &elements)),
+                 "{}: sizes must be at least 0 and their product a number, got {}", where, d);
+    whole.push_back(d);
+  }
+  return whole;
+}
+
+nn::Part::Cut cut_from_json(const io::Json& json, const Shape& whole, const std::string& where) {
+  const std::int64_t axis = json.at("axis").as_int();
+  check_system(0 <= axis && axis < whole.size(),
+               "{}: part: a cut must be along an axis of {}, got axis {}", where, whole, axis);
+  nn::Part::Cut cut{static_cast<int>(axis), {}};
+  for (const io::Json& range : json.at("ranges").items()) {
+    check_system(range.items().size() == 2, "{}: a range must have two ends", where);
+    cut.ranges.emplace_back(range.items()[0].as_int(), range.items()[1].as_int());
+  }
+  return cut;
+}
+
 Piece piece_from_json(const io::Json& json, const std::string& where) {
   Piece p;
-  std::int64_t elements = 1;
-  for (const io::Json& n : json.at("whole").items()) {
-    check_system(p.part.whole.size() < kMaxDims, "{}: at most {} axes", where, kMaxDims);
-    check_system(n.as_int() >= 0 && !__builtin_mul_overflow(elements, n.as_int(), &elements),
-                 "{}: sizes must be at least 0 and their product a number, got {}", where,
-                 n.as_int());
-    p.part.whole.push_back(n.as_int());
-  }
-  for (const io::Json& c : json.at("cuts").items()) {
-    nn::Part::Cut cut{static_cast<int>(c.at("axis").as_int()), {}};
-    for (const io::Json& range : c.at("ranges").items()) {
-      check_system(range.items().size() == 2, "{}: a range must have two ends", where);
-      cut.ranges.emplace_back(range.items()[0].as_int(), range.items()[1].as_int());
-    }
-    p.part.cuts.push_back(std::move(cut));
-  }
+  p.part.whole = whole_from_json(json.at("whole"), where);
+  for (const io::Json& cut : json.at("cuts").items())
+    p.part.cuts.push_back(cut_from_json(cut, p.part.whole, where));
   p.begin = json.at("begin").as_int();
   p.end = json.at("end").as_int();
+  std::int64_t elements = 0;
   try {
     elements = shape_of(p.part).numel();
   } catch (const Error& e) {
@@ -109,59 +123,110 @@ io::FileSummary save_pieces(const std::string& path, const Pieces& pieces,
 }
 
 PieceFiles::PieceFiles(const std::vector<std::string>& paths) {
-  for (const std::string& path : paths) {
-    files_.push_back(io::SafetensorsFile::open(path));
-    const io::SafetensorsFile& file = files_.back();
-    io::Json list = io::Json::object();
-    if (const auto found = file.metadata().find(kKey); found != file.metadata().end())
-      list = io::Json::parse(found->second, message("'{}': {}", path, kKey));
-    for (const std::string& name : file.names()) {
-      const io::Json* const described = list.find(name);
-      const Piece piece =
-          described ? piece_from_json(*described, message("'{}': piece of {}", path, name))
-                    : Piece::of(file.shape(name));
-      check_system(file.shape(name).numel() == piece.end - piece.begin,
-                   "'{}': {} must have {} values, got {}", path, name, piece.end - piece.begin,
-                   file.shape(name).numel());
-      Entry& e =
-          entries_.try_emplace(name, Entry{piece.part.whole, file.dtype(name), {}}).first->second;
-      check_system(e.shape == piece.part.whole && e.dtype == file.dtype(name),
-                   "'{}': {} must be {} {} as in the other files, got {} {}", path, name, e.dtype,
-                   e.shape, file.dtype(name), piece.part.whole);
-      e.sources.push_back({files_.size() - 1, piece});
-    }
+  for (const std::string& path : paths) add_file(path);
+  std::sort(sources_.begin(), sources_.end(), [this](const Source& a, const Source& b) {
+    const int c = name(a).compare(name(b));
+    return c != 0 ? c < 0 : a.file < b.file;
+  });
+  const Source* first = nullptr;
+  for (const Source& s : sources_) {
+    if (first && name(*first) == name(s))
+      check_agreement(*first, s);
+    else
+      first = &s;
   }
+}
+
+void PieceFiles::add_file(const std::string& path) {
+  const auto number = static_cast<std::uint32_t>(files_.size());
+  const io::SafetensorsFile& file = files_.emplace_back(io::SafetensorsFile::open(path));
+  std::vector<std::uint32_t> described(file.size(), kWhole);
+  if (const auto found = file.metadata().find(kKey); found != file.metadata().end()) {
+    const std::string what = message("'{}': {}", path, kKey);
+    const auto member = [&](const std::string& name, const io::Json& json, std::size_t byte) {
+      const std::size_t i = file.find(name);
+      check_system(i < file.size() && described[i] == kWhole,
+                   "{}: must name tensors of the file, each once, got {} at byte {}", what, name,
+                   byte);
+      described[i] = static_cast<std::uint32_t>(pieces_.size());
+      pieces_.push_back(piece_from_json(json, message("'{}': piece of {}", path, name)));
+    };
+    check_system(io::Json::each_member(found->second, what, member), "{}: must be a JSON object",
+                 what);
+  }
+  for (std::uint32_t i = 0; i < file.size(); ++i) {
+    const std::string name(file.name(i));
+    const std::int64_t values = file.shape(name).numel();
+    file.dtype(name);  // one that can be read
+    if (described[i] != kWhole) {
+      const Piece& p = pieces_[described[i]];
+      check_system(values == p.end - p.begin, "'{}': {} must have {} values, got {}", path, name,
+                   p.end - p.begin, values);
+    }
+    sources_.push_back({number, i, described[i]});
+  }
+}
+
+void PieceFiles::check_agreement(const Source& first, const Source& other) const {
+  const std::string name(this->name(other));
+  const io::SafetensorsFile &a = files_[first.file], &b = files_[other.file];
+  const Shape shape = whole_shape(first), other_shape = whole_shape(other);
+  check_system(shape == other_shape && a.dtype(name) == b.dtype(name),
+               "'{}': {} must be {} {} as in the other files, got {} {}", b.path(), name,
+               a.dtype(name), shape, b.dtype(name), other_shape);
+}
+
+Shape PieceFiles::whole_shape(const Source& s) const {
+  return s.piece == kWhole ? files_[s.file].shape(std::string(name(s)))
+                           : pieces_[s.piece].part.whole;
+}
+
+Piece PieceFiles::piece(const Source& s) const {
+  return s.piece == kWhole ? Piece::of(whole_shape(s)) : pieces_[s.piece];
 }
 
 std::vector<std::string> PieceFiles::names() const {
   std::vector<std::string> list;
-  for (const auto& [name, entry] : entries_) list.push_back(name);
+  for (const Source& s : sources_)
+    if (list.empty() || list.back() != name(s)) list.emplace_back(name(s));
   return list;
 }
 
 StateDict PieceFiles::state_dict() const {
   StateDict all;
-  for (const auto& [name, entry] : entries_) all[name] = whole(name);
+  for (const std::string& name : names()) all[name] = whole(name);
   return all;
 }
 
-const PieceFiles::Entry& PieceFiles::entry(const std::string& name) const {
-  const auto found = entries_.find(name);
-  check_system(found != entries_.end(), "checkpoint: there is no tensor '{}'", name);
-  return found->second;
+bool PieceFiles::contains(const std::string& name) const {
+  return std::any_of(files_.begin(), files_.end(),
+                     [&](const io::SafetensorsFile& f) { return f.contains(name); });
 }
 
-Shape PieceFiles::shape(const std::string& name) const { return entry(name).shape; }
-DType PieceFiles::dtype(const std::string& name) const { return entry(name).dtype; }
+std::span<const PieceFiles::Source> PieceFiles::sources(const std::string& name) const {
+  const auto first =
+      std::lower_bound(sources_.begin(), sources_.end(), name,
+                       [this](const Source& s, const std::string& n) { return this->name(s) < n; });
+  auto last = first;
+  while (last != sources_.end() && this->name(*last) == name) ++last;
+  check_system(first != last, "checkpoint: there is no tensor '{}'", name);
+  return {first, last};
+}
+
+Shape PieceFiles::shape(const std::string& name) const { return whole_shape(sources(name)[0]); }
+DType PieceFiles::dtype(const std::string& name) const {
+  return files_[sources(name)[0].file].dtype(name);
+}
 
 void PieceFiles::read_into(const std::string& name, const Piece& piece, const Tensor& out) const {
-  const Entry& e = entry(name);
-  check(piece.part.whole == e.shape, "checkpoint: {} must have shape {}, got {}", name,
-        piece.part.whole, e.shape);
+  const std::span<const Source> found = sources(name);
+  const Shape shape = whole_shape(found[0]);
+  check(piece.part.whole == shape, "checkpoint: {} must have shape {}, got {}", name,
+        piece.part.whole, shape);
   check(out.numel() == piece.end - piece.begin, "checkpoint: {} needs room for {} values, got {}",
         name, piece.end - piece.begin, out.numel());
-  for (const Source& s : e.sources) {
-    if (!same(s.piece, piece)) continue;
+  for (const Source& s : found) {
+    if (!same(this->piece(s), piece)) continue;
     const io::SafetensorsFile& file = files_[s.file];
     if (file.shape(name) == out.shape()) return file.read_into(name, out);
     out.copy_(file.tensor(name).view(out.shape()));
@@ -172,8 +237,8 @@ void PieceFiles::read_into(const std::string& name, const Piece& piece, const Te
     out.copy_(all.view(out.shape()));
     return;
   }
-  const Tensor part = Tensor::empty({piece.end - piece.begin}, e.dtype);
-  const auto width = static_cast<std::int64_t>(size_of(e.dtype));
+  const Tensor part = Tensor::empty({piece.end - piece.begin}, all.dtype());
+  const auto width = static_cast<std::int64_t>(size_of(all.dtype()));
   each_run(piece, [&](std::int64_t from, std::int64_t to, std::int64_t count) {
     std::memcpy(static_cast<char*>(part.raw()) + to * width,
                 static_cast<const char*>(all.raw()) + from * width,
@@ -182,25 +247,38 @@ void PieceFiles::read_into(const std::string& name, const Piece& piece, const Te
   out.copy_(part.view(out.shape()));
 }
 
+void PieceFiles::check_complete(const std::string& name, std::span<const Source> sources) const {
+  const Shape shape = whole_shape(sources[0]);
+  const std::int64_t elements = shape.numel();
+  std::int64_t there = 0;
+  for (const Source& s : sources)
+    if (__builtin_add_overflow(there, piece(s).end - piece(s).begin, &there)) there = elements;
+  // One of any `there` + 1 elements is missing, so that as many places are enough to find it.
+  const std::int64_t places = std::min(elements, there + (there < elements));
+  std::vector<bool> written(static_cast<std::size_t>(places));
+  for (const Source& s : sources)
+    each_run(piece(s), [&](std::int64_t to, std::int64_t, std::int64_t count) {
+      if (to < places) std::fill_n(written.begin() + to, std::min(count, places - to), true);
+    });
+  const auto missing = std::find(written.begin(), written.end(), false) - written.begin();
+  check_system(missing == elements, "checkpoint: element {} of {} {} is in none of the files",
+               missing, name, shape);
+}
+
 Tensor PieceFiles::whole(const std::string& name) const {
-  const Entry& e = entry(name);
-  if (e.sources.size() == 1 && is_whole(e.sources[0].piece))
-    return files_[e.sources[0].file].tensor(name);
-  const Tensor out = Tensor::empty(e.shape, e.dtype);
-  const auto width = static_cast<std::int64_t>(size_of(e.dtype));
-  std::vector<bool> there(static_cast<std::size_t>(out.numel()));
-  for (const Source& s : e.sources) {
+  const std::span<const Source> found = sources(name);
+  if (found.size() == 1 && is_whole(piece(found[0]))) return files_[found[0].file].tensor(name);
+  check_complete(name, found);  // before memory is asked for
+  const Tensor out = Tensor::empty(whole_shape(found[0]), dtype(name));
+  const auto width = static_cast<std::int64_t>(size_of(out.dtype()));
+  for (const Source& s : found) {
     const Tensor part = files_[s.file].tensor(name);
-    each_run(s.piece, [&](std::int64_t to, std::int64_t from, std::int64_t count) {
+    each_run(piece(s), [&](std::int64_t to, std::int64_t from, std::int64_t count) {
       std::memcpy(static_cast<char*>(out.raw()) + to * width,
                   static_cast<const char*>(part.raw()) + from * width,
                   static_cast<std::size_t>(count * width));
-      std::fill_n(there.begin() + to, count, true);
     });
   }
-  const auto missing = std::find(there.begin(), there.end(), false) - there.begin();
-  check_system(missing == out.numel(), "checkpoint: element {} of {} {} is in none of the files",
-               missing, name, e.shape);
   return out;
 }
 

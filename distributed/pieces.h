@@ -1,7 +1,10 @@
 #pragma once
 #include <cstdint>
+#include <deque>
 #include <map>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "weft/core/tensor.h"
@@ -36,12 +39,12 @@ io::FileSummary save_pieces(const std::string& path, const Pieces& pieces,
 /// The files of all ranks together: tensors as if they had never been cut, or cut another way.
 class PieceFiles {
  public:
-  /// Reads headers only. Throws Error naming the file that is damaged, or two files that disagree
-  /// about a tensor.
+  /// Reads headers only: in time and memory that grow with these. Throws Error naming the file that
+  /// is damaged, or two files that disagree about a tensor.
   explicit PieceFiles(const std::vector<std::string>& paths);
 
   std::vector<std::string> names() const;
-  bool contains(const std::string& name) const { return entries_.contains(name); }
+  bool contains(const std::string& name) const;
   /// Of the whole tensor. Throws Error on a name that no file has.
   Shape shape(const std::string& name) const;
   /// Throws Error as shape().
@@ -57,19 +60,25 @@ class PieceFiles {
   StateDict state_dict() const;
 
  private:
+  // One file's part of a tensor. A file may name hundreds of thousands: a whole one has no Piece.
   struct Source {
-    std::size_t file;
-    Piece piece;
+    std::uint32_t file, tensor;
+    std::uint32_t piece;  // kWhole or its place in pieces_
   };
-  struct Entry {
-    Shape shape;
-    DType dtype;
-    std::vector<Source> sources;
-  };
-  const Entry& entry(const std::string& name) const;
+  static constexpr std::uint32_t kWhole = UINT32_MAX;
+
+  void add_file(const std::string& path);
+  std::string_view name(const Source& s) const { return files_[s.file].name(s.tensor); }
+  Shape whole_shape(const Source& s) const;
+  Piece piece(const Source& s) const;
+  /// All sources of a tensor. Throws Error when there is none.
+  std::span<const Source> sources(const std::string& name) const;
+  void check_agreement(const Source& first, const Source& other) const;
+  void check_complete(const std::string& name, std::span<const Source> sources) const;
 
   std::vector<io::SafetensorsFile> files_;
-  std::map<std::string, Entry> entries_;
+  std::deque<Piece> pieces_;
+  std::vector<Source> sources_;  // in the order of their names, then of the files
 };
 
 }  // namespace weft::distributed

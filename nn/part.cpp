@@ -1,5 +1,8 @@
 #include "weft/nn/part.h"
 
+#include <algorithm>
+#include <cstddef>
+
 #include "weft/core/error.h"
 
 namespace weft::nn {
@@ -7,21 +10,27 @@ namespace {
 
 using Ranges = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
-// The ranges of every axis: all of it where nothing is cut.
+// The ranges of every axis, none of them empty: all of it where nothing is cut.
 std::vector<Ranges> ranges_by_axis(const Part& part) {
   std::vector<Ranges> out;
   for (int axis = 0; axis < part.whole.size(); ++axis) out.push_back({{0, part.whole[axis]}});
+  int seen = 0;  // a bit for each axis
   for (const Part::Cut& cut : part.cuts) {
     check(cut.axis >= 0 && cut.axis < part.whole.size(),
           "part: a cut must be along an axis of {}, got axis {}", part.whole, cut.axis);
+    check((seen >> cut.axis & 1) == 0, "part: an axis must be cut once, got two cuts of axis {}",
+          cut.axis);
+    seen |= 1 << cut.axis;
+    Ranges& kept = out[static_cast<std::size_t>(cut.axis)];
+    kept.clear();
     std::int64_t last = 0;
     for (const auto& [begin, end] : cut.ranges) {
       check(last <= begin && begin <= end && end <= part.whole[cut.axis],
             "part: the ranges of axis {} of {} must ascend inside it, got [{}, {}) behind {}",
             cut.axis, part.whole, begin, end, last);
       last = end;
+      if (begin < end) kept.emplace_back(begin, end);
     }
-    out[static_cast<std::size_t>(cut.axis)] = cut.ranges;
   }
   return out;
 }
@@ -31,6 +40,37 @@ std::int64_t length(const Ranges& ranges) {
   for (const auto& [begin, end] : ranges) n += end - begin;
   return n;
 }
+
+// The stretches among the part's elements [begin, end), none of them empty.
+struct Walk {
+  const Part& part;
+  const std::vector<Ranges>& axes;
+  std::vector<std::int64_t> inner;  // by axis: the part's elements below one index of it
+  int last;                         // axis that is cut; behind it everything lies together
+  std::int64_t begin, end;
+  const Run& run;
+
+  // `index` counts the whole's indices of the axes before, `own` the part's elements before it.
+  void visit(int axis, std::int64_t index, std::int64_t own) const {
+    const std::int64_t step = inner[static_cast<std::size_t>(axis)];
+    for (const auto& [first, behind] : axes[static_cast<std::size_t>(axis)]) {
+      if (own >= end) return;
+      const std::int64_t next = own + (behind - first) * step;
+      if (next > begin) {
+        const std::int64_t at = index * part.whole[axis];
+        if (axis == last) {
+          const std::int64_t low = std::max(own, begin), high = std::min(next, end);
+          run((at + first) * step + low - own, low, high - low);
+        } else {
+          for (std::int64_t i = std::max<std::int64_t>(begin - own, 0) / step;
+               i < behind - first && own + i * step < end; ++i)
+            visit(axis + 1, at + first + i, own + i * step);
+        }
+      }
+      own = next;
+    }
+  }
+};
 
 }  // namespace
 
@@ -42,36 +82,25 @@ Shape shape_of(const Part& part) {
   return shape;
 }
 
-void for_each_run(
-    const Part& part,
-    const std::function<void(std::int64_t whole, std::int64_t own, std::int64_t count)>& run) {
+void for_each_run(const Part& part, const Run& run) {
+  for_each_run(part, 0, shape_of(part).numel(), run);
+}
+
+void for_each_run(const Part& part, std::int64_t begin, std::int64_t end, const Run& run) {
   const std::vector<Ranges> axes = ranges_by_axis(part);
-  // Behind the last axis that is cut everything lies together.
+  const Shape own = shape_of(part);
+  const std::int64_t elements = own.numel();
+  check(0 <= begin && begin <= end && end <= elements,
+        "part: [{}, {}) must lie among the {} elements of the part", begin, end, elements);
+  if (begin == end) return;
   int last = part.whole.size() - 1;
-  const auto uncut = [&](int axis) {
-    const Ranges& r = axes[static_cast<std::size_t>(axis)];
-    return r.size() == 1 && r[0].second - r[0].first == part.whole[axis];
-  };
-  std::int64_t together = 1;
-  while (last >= 0 && uncut(last)) together *= part.whole[last--];
-  if (last < 0) {
-    if (together > 0) run(0, 0, together);
-    return;
-  }
-  std::int64_t own = 0;
-  const auto visit = [&](const auto& self, int axis, std::int64_t index) -> void {
-    for (const auto& [begin, end] : axes[static_cast<std::size_t>(axis)]) {
-      if (axis == last) {
-        const std::int64_t count = (end - begin) * together;
-        if (count > 0) run((index * part.whole[axis] + begin) * together, own, count);
-        own += count;
-      } else {
-        for (std::int64_t i = begin; i < end; ++i)
-          self(self, axis + 1, index * part.whole[axis] + i);
-      }
-    }
-  };
-  visit(visit, 0, 0);
+  while (last >= 0 && own[last] == part.whole[last]) --last;
+  if (last < 0) return run(begin, begin, end - begin);
+  std::vector<std::int64_t> inner(static_cast<std::size_t>(own.size()), 1);
+  for (int axis = own.size() - 2; axis >= 0; --axis)
+    inner[static_cast<std::size_t>(axis)] =
+        inner[static_cast<std::size_t>(axis) + 1] * own[axis + 1];
+  Walk{part, axes, std::move(inner), last, begin, end, run}.visit(0, 0, 0);
 }
 
 }  // namespace weft::nn

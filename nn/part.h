@@ -23,11 +23,15 @@ struct Part {
 
 /// The shape that a rank holds.
 Shape shape_of(const Part& part);
-/// Calls run(whole, own, count) for each stretch of elements that lie one after another both in the
-/// whole and in the part, from `whole` and `own` on, in the order of the part.
-void for_each_run(
-    const Part& part,
-    const std::function<void(std::int64_t whole, std::int64_t own, std::int64_t count)>& run);
+/// Takes a stretch of elements that lie one after another both in the whole and in the part, from
+/// `whole` and `own` on.
+using Run = std::function<void(std::int64_t whole, std::int64_t own, std::int64_t count)>;
+
+/// Calls `run` for every stretch, in the order of the part.
+void for_each_run(const Part& part, const Run& run);
+/// The same for the part's elements [begin, end): as many steps as there are stretches among these,
+/// however large the part is.
+void for_each_run(const Part& part, std::int64_t begin, std::int64_t end, const Run& run);
 
 /// The parameters that are held in part, by dotted name.
 using Parts = std::map<std::string, Part>;

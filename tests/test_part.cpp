@@ -61,7 +61,41 @@ TEST_CASE("init: parts have the bits of the whole") {
     }
 }
 
+TEST_CASE("part: a stretch of a part visits what is in it, however large the part is") {
+  using Stretch = std::vector<std::int64_t>;
+  const auto runs = [](const Part& part, std::int64_t begin, std::int64_t end) {
+    std::vector<Stretch> out;
+    for_each_run(part, begin, end, [&](std::int64_t whole, std::int64_t own, std::int64_t count) {
+      out.push_back({whole, own, count});
+    });
+    return out;
+  };
+  constexpr std::int64_t kMany = std::int64_t{1} << 50;
+  CHECK(runs({{kMany, 2}, {{1, {{0, 1}}}}}, 5, 7) == std::vector<Stretch>{{10, 5, 1}, {12, 6, 1}});
+  CHECK(runs({{kMany, 0}, {{1, {}}}}, 0, 0).empty());
+  CHECK(runs({{kMany, 4}, {{1, {{1, 1}, {2, 2}}}}}, 0, 0).empty());
+  const Part part{{3, 4, 5}, {{1, {{1, 2}, {2, 2}, {3, 4}}}, {0, {{0, 1}, {2, 3}}}}};
+  const std::vector<Stretch> all = runs(part, 0, 20);
+  CHECK(all == std::vector<Stretch>{{5, 0, 5}, {15, 5, 5}, {45, 10, 5}, {55, 15, 5}});
+  // Any cut of it gives the same elements.
+  for (std::int64_t begin = 0; begin <= 20; ++begin)
+    for (std::int64_t end = begin; end <= 20; ++end) {
+      std::vector<std::int64_t> want, got;
+      for (const Stretch& r : all)
+        for (std::int64_t i = 0; i < r[2]; ++i)
+          if (r[1] + i >= begin && r[1] + i < end) want.push_back(r[0] + i);
+      for (const Stretch& r : runs(part, begin, end))
+        for (std::int64_t i = 0; i < r[2]; ++i) got.push_back(r[0] + i);
+      CHECK(got == want);
+    }
+  CHECK(test::error_of([&] { runs(part, 3, 21); }) ==
+        "part: [3, 21) must lie among the 20 elements of the part");
+}
+
 TEST_CASE("part: what it refuses") {
+  CHECK(test::error_of([] {
+          shape_of({{4, 2}, {{0, {{0, 1}}}, {0, {{1, 2}}}}});
+        }) == "part: an axis must be cut once, got two cuts of axis 0");
   CHECK(test::error_of([] {
           shape_of({{4, 2}, {{2, {{0, 1}}}}});
         }) == "part: a cut must be along an axis of [4, 2], got axis 2");
