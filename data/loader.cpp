@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <span>
+#include <vector>
 
 #include "weft/core/error.h"
 #include "weft/core/random.h"
@@ -11,13 +11,16 @@
 namespace weft::data {
 namespace {
 
+constexpr std::int64_t kMostEpochs = UINT32_MAX;  // the key of an epoch's order has 32 bits for it
+
 /// Fills a row of seq inputs and targets from `count` + 1 tokens; the rest is padding.
 void fill_row(const TokenStream& tokens, std::int64_t first, std::int64_t count, std::int64_t seq,
               std::int32_t* inputs, std::int32_t* targets) {
   if (count > 0) {
-    const auto n = static_cast<std::size_t>(count);
-    tokens.read(first, {inputs, n});
-    tokens.read(first + 1, {targets, n});
+    std::vector<std::int32_t> row(static_cast<std::size_t>(count) + 1);  // one read for both
+    tokens.read(first, row);
+    std::copy_n(row.begin(), count, inputs);
+    std::copy_n(row.begin() + 1, count, targets);
   }
   std::fill(inputs + count, inputs + seq, 0);
   std::fill(targets + count, targets + seq, kIgnore);
@@ -98,7 +101,7 @@ void TokenLoader::set_state(const LoaderState& s) {
         s.tokens, own.tokens);
   check(s.seq == own.seq, "loader: the saved position is for seq {}, got {}", s.seq, own.seq);
   check(s.seed == own.seed, "loader: the saved position is for seed {}, got {}", s.seed, own.seed);
-  check(s.epoch >= 0 && s.index >= 0 && s.index < windows_,
+  check(s.epoch >= 0 && s.epoch <= kMostEpochs && s.index >= 0 && s.index < windows_,
         "loader: the saved position (epoch {}, window {}) must lie in an epoch of {} windows",
         s.epoch, s.index, windows_);
   epoch_ = s.epoch;

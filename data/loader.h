@@ -58,6 +58,11 @@ class TokenLoader {
   Batch next(std::int64_t first, std::int64_t count);
   Batch next() { return next(0, options_.batch); }
 
+  /// Have the data been written to since they were opened? rows() then throws Error.
+  bool changed() const { return tokens_.changed(); }
+  /// Throws Error when they have.
+  void check_unchanged() const { tokens_.check_unchanged(); }
+
   LoaderState state() const;
   /// Throws Error when the state belongs to other data, another seed or sequence length.
   void set_state(const LoaderState& state);

@@ -4,17 +4,25 @@
 #include "weft/io/file.h"
 
 namespace weft::data {
+namespace {
+
+std::string read_one(const std::string& path) {
+  const io::PathKind kind = io::path_kind(path);
+  check(kind != io::PathKind::none, "data: no file '{}'", path);
+  check(kind != io::PathKind::folder, "data: '{}' is a folder; name the files in it", path);
+  check(kind != io::PathKind::other, "data: '{}' must be a file or a pipe, got a device", path);
+  std::string text = kind == io::PathKind::pipe ? io::read_pipe(path) : io::read_file(path);
+  check(!text.empty(), "data: '{}' is empty", path);
+  return text;
+}
+
+}  // namespace
 
 std::string read_text(const std::vector<std::string>& paths) {
   check(!paths.empty(), "data: name at least one text file");
+  if (paths.size() == 1) return read_one(paths[0]);
   std::string text;
-  for (const std::string& path : paths) {
-    check(io::exists(path), "data: no file '{}'", path);
-    check(!io::is_directory(path), "data: '{}' is a folder; name the files in it", path);
-    const std::string part = io::read_file(path);
-    check(!part.empty(), "data: '{}' is empty", path);
-    text += part;
-  }
+  for (const std::string& path : paths) text += read_one(path);
   return text;
 }
 

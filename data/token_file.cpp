@@ -11,6 +11,7 @@ namespace weft::data {
 namespace {
 
 constexpr std::int64_t kHeaderInts = 256, kHeaderBytes = 4 * kHeaderInts;
+constexpr std::int64_t kPiece = 1 << 16;  // tokens that max_token() takes at a time
 constexpr std::int32_t kMagic = 20240520, kVersion = 1;
 // Other files of the same family: reading them as raw uint16 would train on garbage.
 constexpr std::int32_t kMagicLlama3 = 20240801, kMagicEval = 20240522;
@@ -61,20 +62,50 @@ void TokenStream::read(std::int64_t first, std::span<std::int32_t> out) const {
   const auto count = static_cast<std::int64_t>(out.size());
   check(first >= 0 && count <= size_ - first, "tokens: [{}, {}) must lie in [0, {})", first,
         first + count, size_);
-  with_type(data_, width_, [&](const auto* p) { std::copy_n(p + first, count, out.begin()); });
+  if (!file_)
+    return with_type(data_, width_,
+                     [&](const auto* p) { std::copy_n(p + first, count, out.begin()); });
+  // The file's two bytes a token go into the second half of `out` and are widened from there.
+  auto* const narrow = reinterpret_cast<unsigned char*>(out.data()) + 2 * count;
+  file_->read(first_byte_ + 2 * first, narrow, 2 * count);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    std::uint16_t token;
+    std::memcpy(&token, narrow + 2 * i, 2);
+    out[i] = token;
+  }
+  check_unchanged();
+}
+
+bool TokenStream::changed() const { return file_ && file_->changed(); }
+
+void TokenStream::check_unchanged() const {
+  check_system(!changed(), "data: '{}' must stay as it is while it is read, but was written to",
+               file_->path());
 }
 
 TokenStream TokenStream::slice(std::int64_t first, std::int64_t count) const {
   check(first >= 0 && count >= 0 && count <= size_ - first, "tokens: [{}, {}) must lie in [0, {})",
         first, first + count, size_);
   TokenStream s = *this;
-  s.data_ += first * width_;
+  if (file_)
+    s.first_byte_ += first * width_;
+  else
+    s.data_ += first * width_;
   s.size_ = count;
   return s;
 }
 
 std::int32_t TokenStream::max_token() const {
   std::int32_t highest = -1;
+  if (file_) {
+    std::vector<std::int32_t> piece(static_cast<std::size_t>(std::min(size_, kPiece)));
+    for (std::int64_t at = 0; at < size_; at += kPiece) {
+      const auto n = static_cast<std::size_t>(std::min(size_ - at, kPiece));
+      read(at, {piece.data(), n});
+      highest = std::max(highest, *std::max_element(piece.begin(), piece.begin() + n));
+    }
+    return highest;
+  }
   with_type(data_, width_, [&](const auto* p) {
     for (std::int64_t i = 0; i < size_; ++i) highest = std::max<std::int32_t>(highest, p[i]);
   });
@@ -82,16 +113,28 @@ std::int32_t TokenStream::max_token() const {
 }
 
 TokenStream open_token_file(const std::string& path) {
-  check(io::exists(path), "data: no file '{}'", path);
-  auto file = std::make_shared<const io::MappedFile>(path);
-  const std::int64_t bytes = file->size();
-  check(bytes > 0, "data: '{}' is empty", path);
   TokenStream s;
-  s.data_ = reinterpret_cast<const unsigned char*>(file->data());
   s.width_ = 2;
-  s.owner_ = file;
+  std::int64_t bytes = 0;
   std::int32_t header[3] = {};
-  std::memcpy(header, s.data_, static_cast<std::size_t>(std::min<std::int64_t>(bytes, 12)));
+  switch (io::path_kind(path)) {
+    case io::PathKind::none:
+      check(false, "data: no file '{}'", path);
+      break;
+    case io::PathKind::pipe: {
+      auto all = std::make_shared<const std::string>(io::read_pipe(path));
+      bytes = static_cast<std::int64_t>(all->size());
+      s.data_ = reinterpret_cast<const unsigned char*>(all->data());
+      std::memcpy(header, s.data_, std::min(all->size(), sizeof header));
+      s.owner_ = std::move(all);
+      break;
+    }
+    default:
+      s.file_ = std::make_shared<const io::InputFile>(path);
+      bytes = s.file_->size();
+      s.file_->read(0, header, std::min<std::int64_t>(bytes, sizeof header));
+  }
+  check(bytes > 0, "data: '{}' is empty", path);
   check(header[0] != kMagicLlama3 && header[0] != kMagicEval,
         "data: '{}' has magic {}, which Weft does not read; expected {} or raw uint16 tokens", path,
         header[0], kMagic);
@@ -107,9 +150,8 @@ TokenStream open_token_file(const std::string& path) {
   check(tokens >= 0 && bytes == kHeaderBytes + 2 * tokens,
         "data: '{}' must have {} bytes for the {} tokens of its header, got {}", path,
         kHeaderBytes + 2 * tokens, tokens, bytes);
-  s.data_ += kHeaderBytes;
-  s.size_ = tokens;
-  return s;
+  s.size_ = bytes / 2;
+  return s.slice(kHeaderBytes / 2, tokens);
 }
 
 void write_token_file(const std::string& path, std::span<const std::int32_t> tokens) {

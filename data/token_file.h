@@ -5,10 +5,14 @@
 #include <string>
 #include <vector>
 
+namespace weft::io {
+class InputFile;
+}
+
 namespace weft::data {
 
-/// A read-only sequence of token ids: in memory, or the mapped part of a file that is read when
-/// touched. Copies and slices share the tokens.
+/// A read-only sequence of token ids: in memory, or a part of a file from which read() takes what
+/// it is asked for. Copies and slices share the tokens.
 class TokenStream {
  public:
   TokenStream() = default;
@@ -19,23 +23,31 @@ class TokenStream {
 
   std::int64_t size() const { return size_; }
   /// Tokens first .. first + out.size() - 1 as int32.
-  /// Throws Error when they are not all there.
+  /// Throws Error when they are not all there, and when the file has been written to since it was
+  /// opened: what has been checked of it need not hold any more.
   void read(std::int64_t first, std::span<std::int32_t> out) const;
   /// Throws Error when the range is not inside the stream.
   TokenStream slice(std::int64_t first, std::int64_t count) const;
   /// The highest id; -1 without tokens. Reads them all.
   std::int32_t max_token() const;
+  /// Would read() refuse a file that has been written to?
+  bool changed() const;
+  /// Throws Error when it has.
+  void check_unchanged() const;
 
  private:
   friend TokenStream open_token_file(const std::string& path);
+
   std::shared_ptr<const void> owner_;
-  const unsigned char* data_ = nullptr;
+  const unsigned char* data_ = nullptr;  ///< in memory; null in a file
+  std::shared_ptr<const io::InputFile> file_;
+  std::int64_t first_byte_ = 0;  ///< in the file
   std::int64_t size_ = 0;
   int width_ = 1;  ///< bytes of a token: 1, 2 or 4
 };
 
-/// Opens a file of uint16 tokens: with the 1024-byte header of llm.c (256 int32: magic 20240520,
-/// version 1, number of tokens) or without one, as nanoGPT writes them.
+/// Opens a file of uint16 tokens, or reads a pipe of them: with the 1024-byte header of llm.c (256
+/// int32: magic 20240520, version 1, number of tokens) or without one, as nanoGPT writes them.
 /// Throws Error when the size does not match, or the magic is that of another format.
 TokenStream open_token_file(const std::string& path);
 

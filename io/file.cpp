@@ -1,14 +1,16 @@
 #include "weft/io/file.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 #include <utility>
 
 #include "weft/core/error.h"
@@ -29,6 +31,28 @@ bool look_at(const std::string& path, struct stat& s) {
   return false;
 }
 
+PathKind kind_of(mode_t mode) {
+  if (S_ISREG(mode)) return PathKind::file;
+  if (S_ISDIR(mode)) return PathKind::folder;
+  return S_ISFIFO(mode) ? PathKind::pipe : PathKind::other;
+}
+
+// O_NONBLOCK: opening a pipe would wait for its other end, opening a device for its hardware.
+int open_to_read(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (fd < 0) fail("read", "open", path);
+  return fd;
+}
+
+struct Closer {
+  int fd;
+  ~Closer() {
+    const int reason = errno;
+    if (fd >= 0) ::close(fd);
+    errno = reason;
+  }
+};
+
 }  // namespace
 
 FileError::FileError(const char* op, const char* verb, const std::string& path, int code)
@@ -44,6 +68,43 @@ std::string read_file(const std::string& path) {
   std::string bytes(static_cast<std::size_t>(file.size()), '\0');
   file.read(0, bytes.data(), file.size());
   return bytes;
+}
+
+PathKind path_kind(const std::string& path) {
+  struct stat s;
+  return look_at(path, s) ? kind_of(s.st_mode) : PathKind::none;
+}
+
+std::string read_pipe(const std::string& path, const PipeLimits& limits) {
+  using Clock = std::chrono::steady_clock;
+  const Closer file{open_to_read(path)};
+  const Clock::time_point start = Clock::now();
+  std::string bytes;
+  bool has_writer = false;
+  std::vector<char> piece(1 << 16);  // what the system holds for a pipe
+  for (;;) {
+    const ssize_t done = ::read(file.fd, piece.data(), piece.size());
+    if (done > 0) {
+      has_writer = true;
+      check_system(static_cast<std::int64_t>(bytes.size()) + done <= limits.bytes,
+                   "read: pipe '{}' must carry at most {} bytes; write a file instead", path,
+                   limits.bytes);
+      bytes.append(piece.data(), static_cast<std::size_t>(done));
+    } else if (done == 0) {  // no writer: not yet, or not any more
+      const std::chrono::duration<double> waited = Clock::now() - start;
+      if (has_writer || waited.count() > limits.writer_s) return bytes;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    } else if (errno == EAGAIN) {
+      has_writer = true;
+      pollfd waiting{file.fd, POLLIN, 0};
+      const int ready = ::poll(&waiting, 1, static_cast<int>(limits.silence_s * 1e3));
+      check_system(ready != 0, "read: pipe '{}' must not be silent for {} s", path,
+                   limits.silence_s);
+      if (ready < 0 && errno != EINTR) fail("read", "read", path);
+    } else if (errno != EINTR) {
+      fail("read", "read", path);
+    }
+  }
 }
 
 bool exists(const std::string& path) {
@@ -91,17 +152,20 @@ FileSummary summarize(const std::string& path) {
 }
 
 InputFile::InputFile(std::string path) : path_(std::move(path)) {
-  fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd_ < 0) fail("read", "open", path_);
+  Closer file{open_to_read(path_)};
   struct stat s;
-  if (::fstat(fd_, &s) != 0 || S_ISDIR(s.st_mode)) {
-    if (S_ISDIR(s.st_mode)) errno = EISDIR;
-    const int reason = errno;
-    ::close(std::exchange(fd_, -1));
-    errno = reason;
+  if (::fstat(file.fd, &s) != 0) fail("read", "open", path_);
+  const PathKind kind = kind_of(s.st_mode);
+  if (kind == PathKind::folder) {
+    errno = EISDIR;
     fail("read", "open", path_);
   }
+  check_system(kind == PathKind::file, "read: cannot open '{}': it must be a file, got a {}", path_,
+               kind == PathKind::pipe ? "pipe" : "device");
   size_ = s.st_size;
+  modified_s_ = s.st_mtim.tv_sec;
+  modified_ns_ = s.st_mtim.tv_nsec;
+  fd_ = std::exchange(file.fd, -1);
 }
 
 InputFile::~InputFile() {
@@ -109,12 +173,18 @@ InputFile::~InputFile() {
 }
 
 InputFile::InputFile(InputFile&& o) noexcept
-    : path_(std::move(o.path_)), fd_(std::exchange(o.fd_, -1)), size_(o.size_) {}
+    : path_(std::move(o.path_)),
+      fd_(std::exchange(o.fd_, -1)),
+      size_(o.size_),
+      modified_s_(o.modified_s_),
+      modified_ns_(o.modified_ns_) {}
 
 InputFile& InputFile::operator=(InputFile&& o) noexcept {
   std::swap(path_, o.path_);
   std::swap(fd_, o.fd_);
   std::swap(size_, o.size_);
+  std::swap(modified_s_, o.modified_s_);
+  std::swap(modified_ns_, o.modified_ns_);
   return *this;
 }
 
@@ -133,26 +203,10 @@ void InputFile::read(std::int64_t offset, void* data, std::int64_t bytes) const 
   }
 }
 
-MappedFile::MappedFile(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) fail("read", "open", path);
+bool InputFile::changed() const {
   struct stat s;
-  void* memory = nullptr;
-  bool ok = ::fstat(fd, &s) == 0;
-  if (ok && s.st_size > 0) {  // an empty map is not allowed, and not needed
-    memory = ::mmap(nullptr, static_cast<std::size_t>(s.st_size), PROT_READ, MAP_SHARED, fd, 0);
-    ok = memory != MAP_FAILED;
-  }
-  const int reason = errno;
-  ::close(fd);
-  errno = reason;
-  if (!ok) fail("read", "map", path);
-  data_ = static_cast<std::byte*>(memory);
-  size_ = s.st_size;
-}
-
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(data_, static_cast<std::size_t>(size_));
+  return ::fstat(fd_, &s) != 0 || s.st_size != size_ || s.st_mtim.tv_sec != modified_s_ ||
+         s.st_mtim.tv_nsec != modified_ns_;
 }
 
 }  // namespace weft::io

@@ -24,8 +24,25 @@ class FileError : public Error {
 // Files that survive a full disk, a killed process and a power cut. Every function throws FileError
 // when the system refuses.
 
-/// The whole file as bytes.
+/// The whole file as bytes. Throws Error as InputFile.
 std::string read_file(const std::string& path);
+
+/// What there is at the end of a path; nobody waits for a pipe to be opened. `other` is a device or
+/// a socket.
+enum class PathKind : std::uint8_t { none, file, folder, pipe, other };
+PathKind path_kind(const std::string& path);
+
+/// How much a pipe may carry, and how long it may be silent: it says neither how much will come nor
+/// when it ends.
+struct PipeLimits {
+  std::int64_t bytes = std::int64_t{1} << 30;
+  double silence_s = 60;  ///< while somebody has it open for writing
+  double writer_s = 0.5;  ///< until somebody has
+};
+/// What is written to a pipe until its writers close it; empty when nobody opens it for writing.
+/// Throws Error when a limit is passed.
+std::string read_pipe(const std::string& path, const PipeLimits& limits = {});
+
 /// False only where there is nothing; a path that cannot be looked at now is an error.
 bool exists(const std::string& path);
 bool is_directory(const std::string& path);
@@ -82,8 +99,8 @@ FileSummary write_file(const std::string& path, std::string_view text);
 /// Appends with one system call, so that lines of several writers do not mix.
 void append_file(const std::string& path, std::string_view text);
 
-/// A file open for reading at any offset. Its size is taken once; a file that shrinks meanwhile
-/// gives an Error.
+/// A regular file open for reading at any offset. Its size is taken once; a file that shrinks
+/// meanwhile gives an Error. Anything else, as a pipe or a device, is an Error at once.
 class InputFile {
  public:
   explicit InputFile(std::string path);
@@ -94,27 +111,14 @@ class InputFile {
   const std::string& path() const { return path_; }
   std::int64_t size() const { return size_; }
   void read(std::int64_t offset, void* data, std::int64_t bytes) const;
+  /// Has somebody written to it or cut it since it was opened?
+  bool changed() const;
 
  private:
   std::string path_;
   int fd_ = -1;
   std::int64_t size_ = 0;
-};
-
-/// A file as read-only memory; pages are read when touched.
-class MappedFile {
- public:
-  explicit MappedFile(const std::string& path);
-  ~MappedFile();
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-
-  const std::byte* data() const { return data_; }
-  std::int64_t size() const { return size_; }
-
- private:
-  std::byte* data_ = nullptr;
-  std::int64_t size_ = 0;
+  std::int64_t modified_s_ = 0, modified_ns_ = 0;
 };
 
 /// Test aids. The environment variable WEFT_TEST_DISK_FULL_AFTER=N, read once at the first write,

@@ -1,7 +1,11 @@
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -144,6 +148,51 @@ TEST_CASE("hostile token files") {
             "has magic 20240801, which Weft does not read; expected 20240520 or raw uint16 "
             "tokens");
   CHECK(refusal(little_endian({20240520, 1, 0}), 1024) == "no error");
+}
+
+TEST_CASE("a token file is read as it was opened, or not at all") {
+  const test::TempFolder folder;
+  const std::string path = folder / "x.bin";
+  write_token_file(path, count_to(1000));
+  const TokenStream tokens = open_token_file(path).slice(10, 900);
+  CHECK(all(tokens.slice(5, 3)) == Ints{15, 16, 17});
+  CHECK(tokens.max_token() == 909);
+  CHECK(!tokens.changed());
+  TokenLoader loader(tokens, {.batch = 2, .seq = 4});
+  loader.next();
+  std::filesystem::resize_file(path, 1100);  // a map of it would end the process
+  CHECK(tokens.changed());
+  CHECK(loader.changed());
+  Ints some(900);
+  CHECK(error_of([&] { tokens.read(0, some); }) ==
+        "read: '" + path + "' ends at byte 1100, 1744 more were expected");
+  Ints few(3);
+  const std::string changed =
+      "data: '" + path + "' must stay as it is while it is read, but was written to";
+  CHECK(error_of([&] { tokens.read(0, few); }) == changed);
+  CHECK(error_of([&] { loader.check_unchanged(); }) == changed);
+  CHECK(!TokenStream::of_bytes("abc").changed());
+}
+
+TEST_CASE("pipes are read: text and tokens") {
+  const test::TempFolder folder;
+  const std::string text = folder / "text", tokens = folder / "tokens.bin";
+  write_token_file(folder / "file", Ints{3, 1, 4});
+  for (const auto& [path, bytes] :
+       {std::pair{text, std::string("some words")}, {tokens, io::read_file(folder / "file")}}) {
+    REQUIRE(mkfifo(path.c_str(), 0600) == 0);
+    const int ends = ::open(path.c_str(), O_RDWR);
+    const int reader = ::open(path.c_str(), O_RDONLY | O_NONBLOCK);  // or the bytes would be lost
+    CHECK(::write(ends, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
+    ::close(ends);
+    if (path == text)
+      CHECK(read_text({path}) == bytes);
+    else
+      CHECK(all(open_token_file(path)) == Ints{3, 1, 4});
+    ::close(reader);
+  }
+  CHECK(error_of([] { read_text({"/dev/zero"}); }) ==
+        "data: '/dev/zero' must be a file or a pipe, got a device");
 }
 
 TEST_CASE("an epoch visits every window once; the next in another order") {

@@ -1,8 +1,12 @@
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <string>
+#include <thread>
 
 #include "weft/core/error.h"
 #include "weft/io/crc32c.h"
@@ -50,7 +54,7 @@ TEST_CASE("what is written reads back") {
   CHECK(io::read_file(path) == text + "!");
   io::write_file(path, "");
   CHECK(io::read_file(path).empty());
-  CHECK(io::MappedFile(path).size() == 0);
+  CHECK(io::InputFile(path).size() == 0);
   CHECK(io::list_directory(folder.path()) == std::vector<std::string>{"x"});
 }
 
@@ -61,8 +65,7 @@ TEST_CASE("a file larger than one piece has the checksum of its bytes") {
   const io::FileSummary written = io::write_file(folder / "x", text);
   CHECK(written.crc32c == io::crc32c_table(text.data(), text.size()));
   CHECK(io::summarize(folder / "x") == written);
-  const io::MappedFile map(folder / "x");
-  CHECK(std::string(reinterpret_cast<const char*>(map.data()), 3'000'001) == text);
+  CHECK(io::read_file(folder / "x") == text);
 }
 
 TEST_CASE("a file that is not committed leaves nothing") {
@@ -210,7 +213,7 @@ TEST_CASE("errors name the path and the system's reason") {
   const std::string no_such = "No such file or directory";
   CHECK(error_of([&] { io::read_file(none); }) == "read: cannot open '" + none + "': " + no_such);
   CHECK(error_of([&] { io::file_size(none); }) == "read: cannot open '" + none + "': " + no_such);
-  CHECK(error_of([&] { io::MappedFile map(none); }) ==
+  CHECK(error_of([&] { io::InputFile file(none); }) ==
         "read: cannot open '" + none + "': " + no_such);
   CHECK(error_of([&] { io::list_directory(none); }) ==
         "read: cannot list '" + none + "': " + no_such);
@@ -232,4 +235,63 @@ TEST_CASE("errors name the path and the system's reason") {
   } catch (const Error& e) {
     CHECK(e.fault() == Fault::system);
   }
+}
+
+TEST_CASE("what is no file is refused at once, nobody waits for it") {
+  const test::TempFolder folder;
+  const std::string fifo = folder / "fifo";
+  REQUIRE(mkfifo(fifo.c_str(), 0600) == 0);
+  io::write_file(folder / "file", "1");
+  CHECK(io::path_kind(fifo) == io::PathKind::pipe);
+  CHECK(io::path_kind(folder / "file") == io::PathKind::file);
+  CHECK(io::path_kind(folder.path()) == io::PathKind::folder);
+  CHECK(io::path_kind("/dev/zero") == io::PathKind::other);
+  CHECK(io::path_kind(folder / "none") == io::PathKind::none);
+  const auto refused = [](const std::string& path, const std::string& why) {
+    const std::string want = "read: cannot open '" + path + "': " + why;
+    CHECK(error_of([&] { io::InputFile file(path); }) == want);
+    CHECK(error_of([&] { io::read_file(path); }) == want);
+    CHECK(error_of([&] { io::summarize(path); }) == want);
+  };
+  refused(fifo, "it must be a file, got a pipe");
+  refused("/dev/zero", "it must be a file, got a device");
+  refused(folder.path(), "Is a directory");
+}
+
+TEST_CASE("a pipe is read until it ends, within limits") {
+  const test::TempFolder folder;
+  const std::string fifo = folder / "fifo";
+  REQUIRE(mkfifo(fifo.c_str(), 0600) == 0);
+  CHECK(io::read_pipe(fifo, {.writer_s = 0.01}).empty());  // nobody writes
+  std::string text(300'000, 'x');
+  text.back() = '\n';
+  // Both ends at once: nothing waits for the other one to be opened.
+  int ends = ::open(fifo.c_str(), O_RDWR);
+  std::thread writer([&] {  // more than fits into a pipe
+    for (std::size_t at = 0; at < text.size();)
+      at += static_cast<std::size_t>(::write(ends, text.data() + at, text.size() - at));
+    ::close(ends);
+  });
+  CHECK(io::read_pipe(fifo) == text);
+  writer.join();
+  ends = ::open(fifo.c_str(), O_RDWR);
+  CHECK(::write(ends, text.data(), 1001) == 1001);
+  CHECK(error_of([&] { io::read_pipe(fifo, {.bytes = 1000}); }) ==
+        "read: pipe '" + fifo + "' must carry at most 1000 bytes; write a file instead");
+  CHECK(error_of([&] { io::read_pipe(fifo, {.silence_s = 0.01}); }) ==
+        "read: pipe '" + fifo + "' must not be silent for 0.01 s");
+  ::close(ends);
+}
+
+TEST_CASE("a file says that it was written to") {
+  const test::TempFolder folder;
+  io::write_file(folder / "x", "abc");
+  const io::InputFile file(folder / "x");
+  CHECK(!file.changed());
+  io::write_file(folder / "x", "another file of that name");
+  CHECK(!file.changed());  // the one that is open is as it was
+  io::append_file(folder / "y", "abc");
+  const io::InputFile grows(folder / "y");
+  io::append_file(folder / "y", "d");
+  CHECK(grows.changed());
 }
