@@ -93,6 +93,11 @@ Checkpoint listed(const std::string& folder, const Json& manifest) {
     check_system(name.find('/') == std::string::npos,
                  "checkpoint: the manifest of '{}' must list names of its folder, got '{}'", folder,
                  name);
+  std::vector<std::string> names = c.files;
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  check_system(twice == names.end(), "checkpoint: the manifest of '{}' must list {} once", folder,
+               twice == names.end() ? std::string() : *twice);
   return c;
 }
 
@@ -219,7 +224,9 @@ Checkpoint verify_checkpoint(const std::string& folder, const std::string& manif
   for (const Json& f : json.at("files").items()) {
     const std::int64_t bytes = f.at("bytes").as_int();
     const auto least = std::min_element(shares.begin(), shares.end());
-    *least += bytes;
+    check_system(bytes >= 0 && !__builtin_add_overflow(*least, bytes, &*least),
+                 "checkpoint: the manifest of '{}' must give sizes with a sum, got {}", folder,
+                 bytes);
     if (least - shares.begin() == rank)
       verify_file(folder + "/" + f.at("name").as_string(), bytes, f.at("crc32c").as_string());
   }

@@ -1,11 +1,49 @@
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "weft/core/error.h"
 #include "weft/nn/gpt.h"
 
 namespace weft::nn {
 namespace {
+
+// Sums and products of two sizes fit 64 bits; all products are bounded by kMostParameters.
+constexpr std::int64_t kMostSize = 1 << 30;
+// What is made one by one. A model of hundreds of layers is a deep one.
+constexpr std::int64_t kMostLayers = 10'000, kMostDepths = 1'000, kMostExperts = 1 << 20;
+// As far as a double counts: parameter_count() is exact.
+constexpr double kMostParameters = 0x1p53;
+
+void validate_sizes(const GptConfig& c) {
+  const std::pair<const char*, std::int64_t> sizes[] = {{"heads", c.heads},
+                                                        {"kv_heads", c.kv_heads},
+                                                        {"dim", c.dim},
+                                                        {"ffn", c.ffn},
+                                                        {"seq", c.seq},
+                                                        {"vocab", c.vocab},
+                                                        {"q_lora", c.q_lora},
+                                                        {"kv_lora", c.kv_lora},
+                                                        {"qk_nope", c.qk_nope},
+                                                        {"qk_rope", c.qk_rope},
+                                                        {"v_head", c.v_head},
+                                                        {"delta_key_heads", c.delta_key_heads},
+                                                        {"delta_value_heads", c.delta_value_heads},
+                                                        {"delta_key_dim", c.delta_key_dim},
+                                                        {"delta_value_dim", c.delta_value_dim},
+                                                        {"expert_ffn", c.moe.ffn},
+                                                        {"shared_ffn", c.moe.shared_ffn},
+                                                        {"latent", c.moe.latent}};
+  for (const auto& [name, size] : sizes)
+    check(size <= kMostSize, "gpt: {} must be at most {}, got {}", name, kMostSize, size);
+  check(c.layers <= kMostLayers, "gpt: layers must be at most {}, got {}", kMostLayers, c.layers);
+  check(c.mtp.depths <= kMostDepths, "gpt: mtp depths must be at most {}, got {}", kMostDepths,
+        c.mtp.depths);
+  check(c.moe.experts <= kMostExperts, "gpt: experts must be at most {}, got {}", kMostExperts,
+        c.moe.experts);
+}
+
+double count_parameters(const GptConfig& c);
 
 void validate_experts(const GptConfig& c) {
   if (c.moe.experts == 0)
@@ -26,6 +64,7 @@ void validate_experts(const GptConfig& c) {
 }  // namespace
 
 void GptConfig::validate() const {
+  validate_sizes(*this);
   check(layers >= 1, "gpt: layers must be at least 1, got {}", layers);
   check(heads >= 1, "gpt: heads must be at least 1, got {}", heads);
   check(dim >= 1, "gpt: dim must be at least 1, got {}", dim);
@@ -75,6 +114,9 @@ void GptConfig::validate() const {
   check(mtp.weight >= 0 && std::isfinite(mtp.weight), "gpt: mtp weight must be at least 0, got {}",
         mtp.weight);
   validate_experts(*this);
+  const double parameters = count_parameters(*this);
+  check(parameters <= kMostParameters, "gpt: the model must have at most {} parameters, got {}",
+        kMostParameters, parameters);
 }
 
 bool GptConfig::is_delta(std::int64_t block) const {
@@ -129,88 +171,104 @@ std::int64_t blocks_with_delta(const GptConfig& c, std::int64_t depths) {
   return n;
 }
 
+// Counts of weights are doubles: exact up to kMostParameters, and without overflow behind it.
+double real(std::int64_t n) { return static_cast<double>(n); }
+
 // Weights of a gated delta net's products, and of its convolution.
-std::int64_t delta_weights(const GptConfig& c) {
+double delta_weights(const GptConfig& c) {
   const GatedDeltaNetOptions d = c.delta_options();
-  return c.dim * GatedDeltaNet::inputs(d) + d.conv * GatedDeltaNet::channels(d) +
-         d.value_heads * d.value_dim * c.dim;
+  return real(c.dim) * real(GatedDeltaNet::inputs(d)) +
+         real(d.conv) * real(GatedDeltaNet::channels(d)) +
+         real(d.value_heads * d.value_dim) * real(c.dim);
 }
 
 // Weights of attention's products, without biases.
-std::int64_t attention_weights(const GptConfig& c) {
+double attention_weights(const GptConfig& c) {
+  const double dim = real(c.dim);
   if (c.attention == AttentionKind::mha)
-    return 2 * c.dim * c.head_dim() * (c.heads + c.kv_head_count());
+    return 2 * dim * real(c.head_dim()) * real(c.heads + c.kv_head_count());
   const MlaOptions m = c.mla_options();
-  const std::int64_t queries = c.heads * (m.nope + m.rope);
-  return (m.q_lora ? (c.dim + queries) * m.q_lora : c.dim * queries) +
-         c.dim * (m.kv_lora + m.rope) + m.kv_lora * c.heads * (m.nope + m.v_head) +
-         c.heads * m.v_head * c.dim;
+  const double queries = real(c.heads * (m.nope + m.rope));
+  return (m.q_lora ? (dim + queries) * real(m.q_lora) : dim * queries) +
+         dim * real(m.kv_lora + m.rope) + real(m.kv_lora) * real(c.heads * (m.nope + m.v_head)) +
+         real(c.heads * m.v_head) * dim;
 }
 
 // Weights of an MLP, without biases.
-std::int64_t mlp_weights(const GptConfig& c, std::int64_t in, std::int64_t width) {
-  return (c.arch == Arch::gpt2 ? 2 : 3) * in * width;
+double mlp_weights(const GptConfig& c, std::int64_t in, std::int64_t width) {
+  return (c.arch == Arch::gpt2 ? 2 : 3) * real(in) * real(width);
 }
 
 // Weights of an MoE layer, of which `experts` experts count.
-std::int64_t moe_weights(const GptConfig& c, std::int64_t experts) {
+double moe_weights(const GptConfig& c, std::int64_t experts) {
   const std::int64_t in = c.moe.latent ? c.moe.latent : c.dim;
-  return c.dim * c.moe.experts + experts * mlp_weights(c, in, c.expert_ffn_dim()) +
-         mlp_weights(c, c.dim, c.moe.shared_ffn) + (c.moe.shared_gate ? c.dim : 0) +
-         2 * c.dim * c.moe.latent;
+  return real(c.dim * c.moe.experts) + real(experts) * mlp_weights(c, in, c.expert_ffn_dim()) +
+         mlp_weights(c, c.dim, c.moe.shared_ffn) + (c.moe.shared_gate ? real(c.dim) : 0) +
+         2 * real(c.dim) * real(c.moe.latent);
+}
+
+double count_parameters(const GptConfig& c) {
+  const bool gpt2 = c.arch == Arch::gpt2;
+  const double dim = real(c.dim), q = real(c.heads * c.head_dim());
+  const double kv = real(c.kv_head_count() * c.head_dim()), f = real(c.ffn_dim());
+  const double norm = gpt2 ? 2 * dim : dim;
+  double attn = attention_weights(c);
+  if (gpt2) attn += q + 2 * kv + dim;  // biases of qkv and proj
+  if (c.qk_norm) attn += 2 * real(c.head_dim());
+  if (c.attention == AttentionKind::mla)
+    attn += real(c.mla_options().q_lora + c.mla_options().kv_lora);
+  // Decay and its bias of each head, and the norm of all heads.
+  const GatedDeltaNetOptions d = c.delta_options();
+  const double delta = delta_weights(c) + real(2 * d.value_heads + d.value_dim);
+  double dense = mlp_weights(c, c.dim, c.ffn_dim()), sparse = moe_weights(c, c.moe.experts);
+  if (c.moe.router.bias) sparse += real(c.moe.experts);
+  if (gpt2) {  // biases
+    dense += f + dim;
+    sparse +=
+        real(c.moe.experts) * real(c.expert_ffn_dim() + (c.moe.latent ? c.moe.latent : c.dim));
+    if (c.moe.shared_ffn) sparse += real(c.moe.shared_ffn + c.dim);
+  }
+  const std::int64_t depths =
+      c.mtp.repeated ? std::min<std::int64_t>(c.mtp.depths, 1) : c.mtp.depths;
+  const std::int64_t with_experts = blocks_with_experts(c, depths);
+  const std::int64_t with_delta = blocks_with_delta(c, depths);
+  const std::int64_t all = c.layers + depths;
+  return real(c.vocab) * dim * (c.tied() ? 1 : 2) + (gpt2 ? real(c.seq) * dim : 0) + norm +
+         real(depths) * (2 * dim * dim + 3 * norm) + real(all) * 2 * norm +
+         real(all - with_delta) * attn + real(with_delta) * delta +
+         real(all - with_experts) * dense + real(with_experts) * sparse;
 }
 
 }  // namespace
 
 std::int64_t GptConfig::parameter_count() const {
-  const bool gpt2 = arch == Arch::gpt2;
-  const std::int64_t q = heads * head_dim(), kv = kv_head_count() * head_dim(), f = ffn_dim();
-  const std::int64_t norm = gpt2 ? 2 * dim : dim;
-  std::int64_t attn = attention_weights(*this);
-  if (gpt2) attn += q + 2 * kv + dim;  // biases of qkv and proj
-  if (qk_norm) attn += 2 * head_dim();
-  if (attention == AttentionKind::mla) attn += mla_options().q_lora + mla_options().kv_lora;
-  // Decay and its bias of each head, and the norm of all heads.
-  const GatedDeltaNetOptions d = delta_options();
-  const std::int64_t delta = delta_weights(*this) + 2 * d.value_heads + d.value_dim;
-  std::int64_t dense = mlp_weights(*this, dim, f), sparse = moe_weights(*this, moe.experts);
-  if (moe.router.bias) sparse += moe.experts;
-  if (gpt2) {  // biases
-    dense += f + dim;
-    sparse += moe.experts * (expert_ffn_dim() + (moe.latent ? moe.latent : dim));
-    if (moe.shared_ffn) sparse += moe.shared_ffn + dim;
-  }
-  const std::int64_t depths = mtp.repeated ? std::min<std::int64_t>(mtp.depths, 1) : mtp.depths;
-  const std::int64_t with_experts = blocks_with_experts(*this, depths);
-  const std::int64_t with_delta = blocks_with_delta(*this, depths);
-  return vocab * dim * (tied() ? 1 : 2) + (gpt2 ? seq * dim : 0) + norm +
-         depths * (2 * dim * dim + 3 * norm) + (layers + depths) * 2 * norm +
-         (layers + depths - with_delta) * attn + with_delta * delta +
-         (layers + depths - with_experts) * dense + with_experts * sparse;
+  return static_cast<std::int64_t>(count_parameters(*this));
 }
 
 double GptConfig::flops_per_token() const {
-  const std::int64_t q = heads * head_dim();
+  const double q = real(heads * head_dim());
   const std::int64_t with_experts = blocks_with_experts(*this, mtp.depths);
   const std::int64_t with_delta = blocks_with_delta(*this, mtp.depths);
   const std::int64_t all =
       layers + mtp.depths;  // each depth has a block, a projection and the head
   // The delta rule reads its state twice, writes it once and decays it.
   const GatedDeltaNetOptions d = delta_options();
-  const std::int64_t delta = delta_weights(*this) + 4 * d.value_heads * d.key_dim * d.value_dim;
-  const std::int64_t products = (all - with_delta) * attention_weights(*this) + with_delta * delta +
-                                (all - with_experts) * mlp_weights(*this, dim, ffn_dim()) +
-                                with_experts * moe_weights(*this, moe.router.route.topk) +
-                                vocab * dim + mtp.depths * (2 * dim * dim + vocab * dim);
+  const double delta =
+      delta_weights(*this) + 4 * real(d.value_heads * d.key_dim) * real(d.value_dim);
+  const double products = real(all - with_delta) * attention_weights(*this) +
+                          real(with_delta) * delta +
+                          real(all - with_experts) * mlp_weights(*this, dim, ffn_dim()) +
+                          real(with_experts) * moe_weights(*this, moe.router.route.topk) +
+                          real(vocab * dim) + real(mtp.depths) * real(2 * dim * dim + vocab * dim);
   // A token attends to (seq + 1) / 2 others on average; with a window, the first ones to fewer.
-  const double n = static_cast<double>(seq);
-  const double w = window ? std::fmin(static_cast<double>(window), n) : n;
+  const double n = real(seq);
+  const double w = window ? std::fmin(real(window), n) : n;
   const double attended = (w * (w + 1) / 2 + (n - w) * w) / n;
   const MlaOptions m = mla_options();
-  const std::int64_t scores_and_values =
-      attention == AttentionKind::mla ? heads * (m.nope + m.rope + m.v_head) : 2 * q;
-  const double pairs = static_cast<double>((all - with_delta) * scores_and_values) * attended;
-  return 6.0 * (static_cast<double>(products) + pairs);
+  const double scores_and_values =
+      attention == AttentionKind::mla ? real(heads * (m.nope + m.rope + m.v_head)) : 2 * q;
+  const double pairs = real(all - with_delta) * scores_and_values * attended;
+  return 6.0 * (products + pairs);
 }
 
 }  // namespace weft::nn

@@ -344,6 +344,20 @@ TEST_CASE("gpt: errors name the rule") {
     return test::error_of([&] { c.validate(); });
   };
   CHECK(error([](GptConfig&) {}) == "no error");
+  constexpr std::int64_t kHuge = INT64_MAX;
+  CHECK(error([](GptConfig& c) { c.layers = kHuge; }) ==
+        "gpt: layers must be at most 10000, got 9223372036854775807");
+  CHECK(error([](GptConfig& c) { c.mtp.depths = 1001; }) ==
+        "gpt: mtp depths must be at most 1000, got 1001");
+  for (auto member :
+       {&GptConfig::heads, &GptConfig::kv_heads, &GptConfig::dim, &GptConfig::ffn, &GptConfig::seq,
+        &GptConfig::vocab, &GptConfig::kv_lora, &GptConfig::delta_key_dim})
+    CHECK(error([&](GptConfig& c) {
+            c.*member = kHuge;
+          }).ends_with(" must be at most 1073741824, got 9223372036854775807"));
+  CHECK(error([](GptConfig& c) {
+          c.dim = c.ffn = 1 << 28;
+        }).starts_with("gpt: the model must have at most 9007199254740992 parameters, got "));
   CHECK(error([](GptConfig& c) { c.layers = 0; }) == "gpt: layers must be at least 1, got 0");
   CHECK(error([](GptConfig& c) { c.heads = 0; }) == "gpt: heads must be at least 1, got 0");
   CHECK(error([](GptConfig& c) { c.dim = -1; }) == "gpt: dim must be at least 1, got -1");
