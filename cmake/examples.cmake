@@ -5,6 +5,8 @@ find_package(tomlplusplus REQUIRED)
 # Objects, not a library: the trainer is linked with the library, and for a test with the one that
 # imitates a GPU.
 add_library(weft_train OBJECT
+  examples/common/check_memory.cpp
+  examples/common/check_weights.cpp
   examples/common/config_file.cpp
   examples/common/interrupt.cpp
   examples/common/model_options.cpp

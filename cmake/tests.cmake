@@ -53,6 +53,7 @@ set(weft_test_stems
   gpt_norms
   gpt_padding
   grouped_linear
+  hostile_files
   indexing
   joint_norm
   json
@@ -204,7 +205,7 @@ endforeach()
 if(WEFT_EXAMPLES)
   add_test(NAME readme_model COMMAND readme_model)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
-  foreach(case hybrid mini_gpt moe mtp ranks repeat wrong_use)
+  foreach(case hostile hybrid mini_gpt moe mtp ranks repeat wrong_use)
     add_test(NAME cli_${case}
       COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_${case}.py)
     set_tests_properties(cli_${case} PROPERTIES

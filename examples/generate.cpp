@@ -1,13 +1,16 @@
 // Continues a prompt with a trained model: generate --checkpoint run --prompt "It is a truth".
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <optional>
+#include <utility>
 
 #include "weft/core/error.h"
 #include "weft/core/parallel.h"
 #include "weft/core/random.h"
 #include "weft/data/tokenizer.h"
 #include "weft/distributed/pieces.h"
+#include "weft/examples/common/check_weights.h"
 #include "weft/examples/common/command_line.h"
 #include "weft/examples/common/config_file.h"
 #include "weft/examples/common/run_folder.h"
@@ -30,12 +33,14 @@ struct Options {
 void check_values(const Options& o) {
   check(!o.prompt.empty(), "--prompt: must not be empty");
   check(o.tokens >= 1, "--tokens: must be at least 1, got {}", o.tokens);
+  check(o.tokens <= INT32_MAX, "--tokens: must be at most {}, got {}", INT32_MAX, o.tokens);
   check(o.temperature >= 0 && std::isfinite(o.temperature),
         "--temperature: must be at least 0, got {}", o.temperature);
   check(o.top_k >= 0, "--topk: must be at least 0, got {}", o.top_k);
   check(o.top_p > 0 && o.top_p <= 1, "--topp: must be in (0, 1], got {}", o.top_p);
   check(o.seed >= 0, "--seed: must be at least 0, got {}", o.seed);
-  check(o.threads >= 0, "--threads: must be at least 0, got {}", o.threads);
+  check(o.threads >= 0 && o.threads <= train::kMostThreads, "--threads: must be in [0, {}], got {}",
+        train::kMostThreads, o.threads);
 }
 
 io::Checkpoint checkpoint_of(const Options& o) {
@@ -48,15 +53,30 @@ io::Checkpoint checkpoint_of(const Options& o) {
   return *found;
 }
 
-StateDict weights_of(const io::Checkpoint& checkpoint) {
-  return distributed::PieceFiles(checkpoint.shards("model")).state_dict();
-}
+struct Found {
+  nn::GptConfig config;
+  distributed::PieceFiles files;
+};
 
-nn::Gpt load(const Options& o) {
+// What the checkpoint says of its model, once its files have all that is needed for it.
+Found find(const Options& o) {
   const io::Checkpoint found = checkpoint_of(o);
   const io::Json state = io::Json::parse(found.state(), found.folder + "/state.json");
-  nn::Gpt model(train::config_from_json(state.at("model")));
-  model.load_state_dict(weights_of(found));
+  Found all{train::config_from_json(state.at("model")),
+            distributed::PieceFiles(found.shards("model"))};
+  train::check_weights(all.config, all.files);
+  return all;
+}
+
+// Tables and caches for as many tokens as there will be, not for as many as the model could have:
+// of that number a file says what it likes.
+nn::Gpt load(Found found, std::int64_t tokens) {
+  nn::GptConfig& c = found.config;
+  const std::int64_t seq = std::clamp(tokens + c.mtp.depths, c.mtp.depths + 1, c.seq);
+  if (c.arch == nn::Arch::llama) c.seq = seq;  // gpt2 has a trained position for each
+  nn::Gpt model(c);
+  model.load_state_dict(found.files.state_dict());
+  model.config.seq = seq;
   model.eval();
   return model;
 }
@@ -114,24 +134,27 @@ nn::Speculator::Stats several_a_pass(nn::Speculator& speculator,
 
 void generate(const Options& o) {
   if (!o.export_to.empty()) {
-    io::save_safetensors(o.export_to, weights_of(checkpoint_of(o)));
+    io::save_safetensors(o.export_to,
+                         distributed::PieceFiles(checkpoint_of(o).shards("model")).state_dict());
     std::printf("wrote %s\n", o.export_to.c_str());
     return;
   }
-  const nn::Gpt model = load(o);
-  check(!o.speculative || model.config.mtp.depths > 0,
+  Found found = find(o);
+  const nn::GptConfig config = found.config;
+  check(!o.speculative || config.mtp.depths > 0,
         "--speculative: the checkpoint has no multi-token prediction; remove the flag, or train a "
         "model with --mtp 1");
   if (o.dry_run) {
-    std::printf("%s", nn::to_string(model).c_str());
+    std::printf("%s", nn::to_string(load(std::move(found), config.seq)).c_str());
     return;
   }
   const data::ByteTokenizer tokenizer;
-  check(model.config.vocab <= tokenizer.vocab(),
+  check(config.vocab <= tokenizer.vocab(),
         "--checkpoint: the model writes {} different tokens; only the bytes tokenizer, with {}, "
         "exists yet",
-        model.config.vocab, tokenizer.vocab());
+        config.vocab, tokenizer.vocab());
   const std::vector<std::int32_t> prompt = tokenizer.encode(o.prompt);
+  const nn::Gpt model = load(std::move(found), static_cast<std::int64_t>(prompt.size()) + o.tokens);
   std::optional<nn::Speculator> speculator;  // before anything is printed: it checks the model
   if (o.speculative) speculator.emplace(model, sampling(o), static_cast<std::uint64_t>(o.seed));
   std::fputs(o.prompt.c_str(), stdout);

@@ -123,7 +123,7 @@ int main(int argc, char** argv) try {
   check(argc == 2 || argc == 3, "usage: mini_gpt TEXT_FILE [STEPS]");
   const std::string text = data::read_text({argv[1]});
   check(text.size() > kSeq, "the text must be longer than {} bytes, got {}", kSeq, text.size());
-  const int steps = argc == 3 ? std::atoi(argv[2]) : 300;
+  const long steps = argc == 3 ? std::strtol(argv[2], nullptr, 10) : 300;
   check(steps >= 1, "STEPS must be a number of at least 1, got '{}'", argv[argc - 1]);
 
   MiniGpt model;
@@ -131,7 +131,7 @@ int main(int argc, char** argv) try {
   optim::AdamW opt(model.named_parameters(), {.lr = 2e-3, .beta2 = 0.95, .weight_decay = 0.1});
   std::printf("%lld parameters\n", static_cast<long long>(model.parameter_count()));
 
-  for (int step = 0; step < steps; ++step) {
+  for (long step = 0; step < steps; ++step) {
     const Batch batch = random_batch(text, static_cast<std::uint64_t>(step));
     Tape tape;
     const Tensor loss = cross_entropy(model(batch.inputs), batch.targets);
@@ -140,7 +140,7 @@ int main(int argc, char** argv) try {
     opt.step();
     opt.zero_grad();
     if (step % 20 == 0 || step + 1 == steps)
-      std::printf("step %4d  loss %.4f\n", step, loss.item());
+      std::printf("step %4ld  loss %.4f\n", step, loss.item());
   }
   std::printf("%s\n", sample(model, "It is ", 300).c_str());
   return 0;

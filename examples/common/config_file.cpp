@@ -11,6 +11,8 @@
 namespace weft::train {
 namespace {
 
+constexpr std::int64_t kMostBytes = 1 << 20;
+
 std::string text_of(const toml::node& value, const std::string& key) {
   if (const auto* v = value.as_string()) return v->get();
   if (const auto* v = value.as_integer()) return toml_value(v->get());
@@ -21,11 +23,18 @@ std::string text_of(const toml::node& value, const std::string& key) {
 
 std::vector<std::string> read_config(const std::string& path,
                                      const std::vector<std::string>& command_line) {
-  check(io::exists(path), "--config: no file '{}'", path);
-  check(!io::is_directory(path), "--config: '{}' is a folder", path);
+  const io::PathKind kind = io::path_kind(path);
+  check(kind != io::PathKind::none, "--config: no file '{}'", path);
+  check(kind != io::PathKind::folder, "--config: '{}' is a folder", path);
+  check(kind == io::PathKind::file || kind == io::PathKind::pipe,
+        "--config: '{}' must be a file or a pipe, got a device", path);
+  check(kind == io::PathKind::pipe || io::file_size(path) <= kMostBytes,
+        "--config: '{}' must have at most {} bytes, got {}", path, kMostBytes, io::file_size(path));
+  const std::string content =
+      kind == io::PathKind::pipe ? io::read_pipe(path, {.bytes = kMostBytes}) : io::read_file(path);
   toml::table table;
   try {
-    table = toml::parse(io::read_file(path));
+    table = toml::parse(content);
   } catch (const toml::parse_error& e) {
     throw Error(message("--config: '{}' line {}: {}", path, e.source().begin.line,
                         std::string(e.description())));

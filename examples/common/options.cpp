@@ -18,6 +18,7 @@ namespace {
 using Names = std::initializer_list<const char*>;
 
 constexpr std::int64_t kMostRanks = 1'000'000;
+constexpr std::int64_t kMostCount = INT32_MAX;
 
 struct Preset {
   const char* name;
@@ -59,6 +60,10 @@ void check_text(const char* flag, const std::string& value) {
 
 void check_at_least(const char* flag, double value, double low) {
   check(value >= low, "{}: must be at least {}, got {}", flag, low, value);
+}
+
+void check_at_most(const char* flag, std::int64_t value, std::int64_t high) {
+  check(value <= high, "{}: must be at most {}, got {}", flag, high, value);
 }
 
 void check_fraction(const char* flag, double value) {
@@ -275,8 +280,9 @@ void check_layout(const Options& o, Device device) {
                                          {"--ep", o.ep, 1},
                                          {"--etp", o.etp, 0}}) {
     check_at_least(flag, static_cast<double>(value), low);
-    check(value <= kMostRanks, "{}: must be at most {}, got {}", flag, kMostRanks, value);
+    check_at_most(flag, value, kMostRanks);
   }
+  if (!device.is_meta()) check_at_most("--ranks", o.ranks, kMostThreads);
   check(o.rank == 0 || device.is_meta(), "--rank: needs --device meta, got {}", device);
   check(std::max<std::int64_t>(o.dp, 1) * o.tp <= kMostRanks,
         "--dp: with --tp must be at most {} ranks, got {} x {}", kMostRanks, o.dp, o.tp);
@@ -341,6 +347,15 @@ void check_values(const Options& o) {
                                     {"--keep", o.keep},
                                     {"--eval-every", o.eval_every}})
     check_at_least(flag, static_cast<double>(value), 0);
+  for (const auto& [flag, value] : {std::pair{"--topk", o.topk},
+                                    {"--groups", o.groups},
+                                    {"--group-topk", o.group_topk},
+                                    {"--moe-every", o.moe_every},
+                                    {"--batch", o.batch},
+                                    {"--micro-batch", o.micro_batch},
+                                    {"--keep", o.keep}})
+    check_at_most(flag, value, kMostCount);
+  check_at_most("--threads", o.threads, kMostThreads);
   Options copy = o;
   each_option(copy, []<class T>(const char* flag, const T& value, const char*, const char*) {
     if constexpr (std::is_same_v<T, double>)

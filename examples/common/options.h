@@ -7,6 +7,9 @@
 
 namespace weft::train {
 
+/// Threads that a flag may ask for, to compute with or as ranks: they are started.
+inline constexpr std::int64_t kMostThreads = 1024;
+
 /// Every setting of a training run, with the name of its flag. The same names are the keys of a
 /// --config file; a flag wins over the file, the file over a preset, a preset over the default.
 struct Options {

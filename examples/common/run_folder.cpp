@@ -44,6 +44,14 @@ void get_experts(const io::Json& j, nn::GptConfig& c) {
   }
 }
 
+// A number that more are added to.
+std::int64_t count_of(const io::Json& state, const char* key) {
+  const std::int64_t n = state.at(key).as_int();
+  check_system(0 <= n && n <= INT64_MAX / 2, "state.json: {} must be in [0, {}], got {}", key,
+               INT64_MAX / 2, n);
+  return n;
+}
+
 // A checkpoint of another model is a user's mistake: say which settings differ.
 void check_same_model(const nn::GptConfig& saved_config, const nn::GptConfig& asked_config) {
   const io::Json saved = config_to_json(saved_config), asked = config_to_json(asked_config);
@@ -127,6 +135,12 @@ nn::GptConfig config_from_json(const io::Json& j) {
     if (c.attention == nn::AttentionKind::mla) c.kv_heads = 0;
   }
   get_experts(j, c);
+  // Sizes out of all bounds must not reach whoever computes with them.
+  try {
+    c.validate();
+  } catch (const Error& e) {
+    throw Error(message("state.json: {}", std::string(e.what())), Fault::system);
+  }
   return c;
 }
 
@@ -161,8 +175,8 @@ std::optional<RunState> RunFolder::restore(Session& session) const {
   session.load(distributed::PieceFiles(found->shards("model")),
                distributed::PieceFiles(found->shards("optim")));
   RunState run;
-  run.step = state.at("step").as_int();
-  run.tokens = state.at("tokens").as_int();
+  run.step = count_of(state, "step");
+  run.tokens = count_of(state, "tokens");
   run.loader = data::loader_state_from_json(state.at("loader"));
   // Checkpoints from before there was such a thing are without it.
   if (const io::Json* row = state.find("row")) {

@@ -354,14 +354,23 @@ std::int64_t predict_peak_bytes(const Options& options, int ranks, int rank) {
       Device::parse(options.device).is_gpu() ? Device{Device::Kind::meta_cuda, 0} : kMeta;
   const auto world = distributed::fake_world(rank, std::max(1, ranks));
   const Ranks self(*world, options);
-  Session session(options, device, ranks > 0 ? &self : nullptr);
+  // Micro-batches are alike, so that nobody has to wait for a million of them.
+  constexpr std::int64_t kPlanned = 64;
+  Options plan = options;
+  const std::int64_t data_ranks = self.data_ranks(), rows_of_rank = options.batch / data_ranks;
+  const std::int64_t micro = options.micro_batch ? options.micro_batch : rows_of_rank;
+  plan.batch = std::min(rows_of_rank, kPlanned * micro) * data_ranks;
+  Session session(plan, device, ranks > 0 ? &self : nullptr);
   const BatchSource batches = [&](std::int64_t, std::int64_t rows) {
     const Shape shape{rows, options.seq};
     return data::Batch{Tensor::empty(shape, DType::i32, device),
                        Tensor::empty(shape, DType::i32, device)};
   };
   session.step(1, batches);
-  return session.step(2, batches).peak_bytes;
+  // A GPU has the inputs and targets of the whole batch.
+  const std::int64_t more =
+      device.is_gpu() ? 2 * 4 * (options.batch - plan.batch) * options.seq : 0;
+  return session.step(2, batches).peak_bytes + more;
 }
 
 }  // namespace weft::train

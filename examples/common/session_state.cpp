@@ -43,14 +43,15 @@ Pieces pieces_of(const StateDict& state, const Layout& layout, const Ranks& rank
   return pieces;
 }
 
-// The dictionary `like` with the values of the files; names that only these have are kept, so that
-// whoever loads it refuses them.
+// The dictionary `like` with the values of the files; of what only these have the names are kept,
+// so that whoever loads it refuses them.
 StateDict read(const StateDict& like, const Layout& layout, const PieceFiles& files) {
   StateDict out;
+  const Tensor unread = Tensor::empty({}, DType::f32, kMeta);
   for (const std::string& name : files.names()) {
     const auto own = like.find(name);
     if (own == like.end()) {
-      out[name] = files.whole(name);
+      out[name] = unread;
       continue;
     }
     const Tensor values = Tensor::empty(own->second.shape(), files.dtype(name));

@@ -19,6 +19,8 @@
 #include "weft/data/text.h"
 #include "weft/data/token_file.h"
 #include "weft/data/tokenizer.h"
+#include "weft/examples/common/check_memory.h"
+#include "weft/examples/common/check_weights.h"
 #include "weft/examples/common/interrupt.h"
 #include "weft/examples/common/progress.h"
 #include "weft/examples/common/run_folder.h"
@@ -47,6 +49,11 @@ data::TokenStream read_tokens(const std::vector<std::string>& paths) {
   return data::open_token_file(paths[0]);
 }
 
+// Throws Error when the data are too short.
+data::TokenLoader loader_of(const data::TokenStream& tokens, const Options& o) {
+  return {tokens, {.batch = o.batch, .seq = o.seq, .seed = static_cast<std::uint64_t>(o.seed)}};
+}
+
 /// The loop over steps, with all that happens between them.
 class Run {
  public:
@@ -57,15 +64,14 @@ class Run {
         device_(ranks ? ranks->device() : Device::parse(options.device)),
         folder_(options.out, options.resume, ranks),
         session_(options, device_, ranks),
-        train_(training, {.batch = options.batch,
-                          .seq = options.seq,
-                          .seed = static_cast<std::uint64_t>(options.seed)}),
+        train_(loader_of(training, options)),
         validation_(std::move(validation)),
         energy_(energy_of(device_)) {
     const std::optional<RunState> saved =
         options.resume ? folder_.restore(session_) : std::optional<RunState>();
     if (saved) {
       state_ = *saved;
+      saved_step_ = state_.step;
       train_.set_state(state_.loader);
     } else if (!options.weights.empty()) {
       session_.load_weights(distributed::PieceFiles({options.weights}));
@@ -141,13 +147,12 @@ class Run {
     inject_nan(session_, step);
     kill_in_step(session_, rank(), step);
     if (!device_.is_cuda()) since_ = Clock::now();
-    StepResult result = session_.step(step, [this](std::int64_t first, std::int64_t rows) {
-      return device_.is_meta() ? meta_batch(rows) : train_.rows(first, rows);
-    });
+    StepResult result = step_or_save(step);
     // The numbers of a GPU's step are read while the next one runs, unless something needs them.
     std::optional<Pending> earlier =
         std::exchange(pending_, Pending{step, tokens, state_.tokens + tokens, std::move(result)});
-    const bool stop = all_stop(), last = step == options_.steps;
+    // Data that have been written to are noticed here by all ranks together.
+    const bool stop = all_stop(interrupted() || train_.changed()), last = step == options_.steps;
     const bool saves = !device_.is_meta() &&
                        (last || stop || (options_.save_every && step % options_.save_every == 0));
     const bool evaluates = validation_.size() > 1 && !device_.is_meta() &&
@@ -171,6 +176,7 @@ class Run {
       if (metrics_) metrics_->sync();
       const KillInSave aid(rank(), step);
       folder_.save(session_, state_, options_.keep);
+      saved_step_ = step;
     }
     if (evaluates) evaluate(step);
     write_row();
@@ -181,12 +187,38 @@ class Run {
     }
     if (stop && !last) {
       end_progress();
+      train_.check_unchanged();
       if (is_first())
         std::printf("interrupted: saved step %lld; --resume goes on from it\n",
                     static_cast<long long>(step));
       return 130;
     }
     return 0;
+  }
+
+  /// When data cannot be read in the middle of a step, what there is from the steps before is
+  /// saved: weights change at a step's end. Ranks, which may fail one by one, cannot save together.
+  StepResult step_or_save(std::int64_t step) {
+    bool reading = false;
+    try {
+      return session_.step(step, [&](std::int64_t first, std::int64_t rows) {
+        if (device_.is_meta()) return meta_batch(rows);
+        reading = true;
+        data::Batch batch = train_.rows(first, rows);
+        reading = false;
+        return batch;
+      });
+    } catch (const Error&) {
+      if (!reading || ranks_ || state_.step == saved_step_) throw;
+      if (pending_)
+        if (settle(*std::exchange(pending_, {})) != 0) throw;
+      state_.row = row_;
+      state_.evaluates = false;
+      if (metrics_) metrics_->sync();
+      folder_.save(session_, state_, options_.keep);
+      write_row();
+      throw;
+    }
   }
 
   /// Reads the numbers of a step, reports them, and stops the run when they are not finite.
@@ -260,8 +292,7 @@ class Run {
   bool is_first() const { return !ranks_ || ranks_->is_first(); }
 
   /// Ctrl-C reaches ranks at different steps: they stop together.
-  bool all_stop() const {
-    const bool own = interrupted();
+  bool all_stop(bool own) const {
     if (!ranks_ || device_.is_meta()) return own;
     const Tensor stops = Tensor::full({1}, own ? 1 : 0, DType::f64);
     ranks_->add_up(stops);
@@ -331,6 +362,7 @@ class Run {
   std::optional<Progress> progress_;
   EnergyMonitor energy_;
   RunState state_;
+  std::int64_t saved_step_ = 0;  ///< or where the run begins
   std::optional<Pending> pending_;
   io::Json row_;  ///< of metrics.jsonl, until it is written
   Clock::time_point since_ = Clock::now();
@@ -386,13 +418,19 @@ LastLogged& last_logged() {
 int train(const Options& given) {
   Options options = given;
   check(!options.data.empty(), "--data: name at least one file");
+  if (options.vocab == 0) options.vocab = data::ByteTokenizer().vocab();
+  // Every rule, from the cheapest on, before anything is allocated by the size of a flag.
+  options.model().validate();
   if (options.threads) set_num_threads(static_cast<int>(options.threads));
   set_deterministic(options.deterministic);
   const data::TokenStream tokens = read_tokens(options.data);
-  if (options.vocab == 0) options.vocab = data::ByteTokenizer().vocab();
-  data::check_vocab(tokens, options.vocab);
-  options.model().validate();
   const auto [training, validation] = data::split_tokens(tokens, options.val_fraction);
+  static_cast<void>(loader_of(training, options));
+  if (!options.dry_run) check_least_memory(options);
+  if (!options.weights.empty())
+    check_weights(options.model(), distributed::PieceFiles({options.weights}));
+  data::check_vocab(tokens, options.vocab);
+  if (!options.dry_run) check_peak_memory(options);
   return run_on_ranks(options, [&](const Ranks* ranks) {
     const bool first = !ranks || ranks->is_first();
     if (first) print_plan(options, tokens.size(), ranks);

@@ -26,7 +26,8 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
 }  // namespace
 
 void throw_unknown_flag(const std::string& given, const std::vector<std::string>& known) {
-  const std::string name = given.substr(0, given.find('='));
+  // A flag that long is none of ours; what follows takes time by its length.
+  const std::string name = given.substr(0, std::min<std::size_t>(given.find('='), 64));
   const auto nearest = std::min_element(known.begin(), known.end(), [&](const auto& a, auto& b) {
     return edit_distance(name, a) < edit_distance(name, b);
   });

@@ -1,0 +1,60 @@
+#include "weft/examples/common/check_memory.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "weft/core/cgroup.h"
+#include "weft/core/error.h"
+#include "weft/distributed/mpi_world.h"
+#include "weft/examples/common/ranks.h"
+#include "weft/examples/common/session.h"
+
+namespace weft::train {
+namespace {
+
+double real(std::int64_t n) { return static_cast<double>(n); }
+
+double memory_there_is() {
+  const double machine = real(sysconf(_SC_PHYS_PAGES)) * real(sysconf(_SC_PAGE_SIZE));
+  const std::optional<std::int64_t> group = detail::cgroup_limits().memory;
+  return group ? std::min(machine, real(*group)) : machine;
+}
+
+double gigabytes(double bytes) { return std::round(bytes * 1e-8) / 10; }
+
+// Ranks whose tensors this process holds; 0: a launcher's, which may be on other machines.
+std::int64_t own_ranks(const Options& o) {
+  return distributed::launched_ranks() > 1 ? 0 : std::max<std::int64_t>(o.ranks, 1);
+}
+
+}  // namespace
+
+void check_memory(double bytes, const char* what) {
+  const double there = memory_there_is();
+  check(bytes <= there, "memory: {} needs {} GB at least, and there are {} GB", what,
+        gigabytes(bytes), gigabytes(there));
+}
+
+void check_least_memory(const Options& o) {
+  if (!Device::parse(o.device).is_cpu()) return;
+  const double width = o.dtype == "f64" ? 8 : o.dtype == "bf16" ? 2 : 4;
+  const std::int64_t own = own_ranks(o);
+  // Ranks together hold the model at least once; of a launcher's, one holds its share.
+  const double shares = own ? 1 : real(o.tp) * real(o.ep);
+  check_memory(2 * width * real(o.model().parameter_count()) / shares, "the model");
+  if (own)
+    check_memory(width * real(o.micro_batch ? o.micro_batch : o.batch) * real(o.seq) * real(o.dim),
+                 "a batch");
+}
+
+void check_peak_memory(const Options& o) {
+  const std::int64_t own = own_ranks(o);
+  if (!Device::parse(o.device).is_cpu() || own == 0) return;
+  const int ranks = o.ranks > 0 ? static_cast<int>(o.ranks) : 0;
+  check_memory(real(own) * real(predict_peak_bytes(o, ranks, 0)), "a step");
+}
+
+}  // namespace weft::train

@@ -1,0 +1,23 @@
+#include "weft/examples/common/check_weights.h"
+
+#include "weft/core/error.h"
+
+namespace weft::train {
+
+void check_weights(const nn::GptConfig& config, const distributed::PieceFiles& files) {
+  config.validate();
+  const std::vector<std::string> names = files.names();
+  double values = 0;
+  for (const std::string& name : names) values += static_cast<double>(files.shape(name).numel());
+  // First by number: a model of ten thousand layers takes a while to make, even without values.
+  check(static_cast<double>(config.parameter_count()) <= values,
+        "weights: the model has {} parameters, the files hold {} values", config.parameter_count(),
+        values);
+  StateDict headers;
+  for (const std::string& name : names)
+    headers[name] = Tensor::empty(files.shape(name), files.dtype(name), kMeta);
+  const nn::DeviceScope on_meta(kMeta, DType::f32);
+  nn::Gpt(config).load_state_dict(headers);
+}
+
+}  // namespace weft::train

@@ -1,0 +1,54 @@
+#pragma once
+// Counts what operator new hands out: how often, and how much of it there is at a time. For one
+// source file of an executable, as count_new.h.
+#include <malloc.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+namespace weft::test {
+inline std::atomic<long> news{0}, heap_bytes{0}, heap_peak{0};
+
+inline void* counted(void* p) {
+  if (!p) throw std::bad_alloc();
+  news.fetch_add(1, std::memory_order_relaxed);
+  const long now = heap_bytes += static_cast<long>(malloc_usable_size(p));
+  long peak = heap_peak.load();
+  while (now > peak && !heap_peak.compare_exchange_weak(peak, now)) {
+  }
+  return p;
+}
+inline void uncounted(void* p) {
+  if (p) heap_bytes -= static_cast<long>(malloc_usable_size(p));
+  std::free(p);
+}
+
+/// Allocations, and bytes beyond those that were there before.
+struct HeapUse {
+  long news = 0, peak = 0;
+};
+template <class F>
+HeapUse heap_use(F&& f) {
+  const long before = heap_bytes, calls = news;
+  heap_peak = before;
+  f();
+  return {news - calls, heap_peak - before};
+}
+}  // namespace weft::test
+
+[[gnu::noinline]] void* operator new(std::size_t n) {
+  return weft::test::counted(std::malloc(n ? n : 1));
+}
+[[gnu::noinline]] void* operator new(std::size_t n, std::align_val_t align) {
+  const auto a = static_cast<std::size_t>(align);
+  return weft::test::counted(std::aligned_alloc(a, (n + a - 1) / a * a));
+}
+[[gnu::noinline]] void operator delete(void* p) noexcept { weft::test::uncounted(p); }
+[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { weft::test::uncounted(p); }
+[[gnu::noinline]] void operator delete(void* p, std::align_val_t) noexcept {
+  weft::test::uncounted(p);
+}
+[[gnu::noinline]] void operator delete(void* p, std::size_t, std::align_val_t) noexcept {
+  weft::test::uncounted(p);
+}
