@@ -171,7 +171,7 @@ endif()
 
 # The trainer's own parts.
 if(WEFT_EXAMPLES)
-  foreach(stem comm_model run_folder session_layouts)
+  foreach(stem comm_model hostile_config run_folder session_layouts)
     add_executable(test_${stem} tests/test_${stem}.cpp $<TARGET_OBJECTS:weft_test_main>
       $<TARGET_OBJECTS:weft_train>)
     target_link_libraries(test_${stem} PRIVATE weft weft_flags doctest::doctest CLI11::CLI11

@@ -14,8 +14,7 @@
 #include "weft/io/json.h"
 #include "weft/io/npy.h"
 #include "weft/io/safetensors.h"
-#include "weft/tests/heap_peak.h"
-#include "weft/tests/mutations.h"
+#include "weft/tests/damaged.h"
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
@@ -23,45 +22,10 @@ using namespace weft;
 using test::error_of;
 using test::heap_use;
 using test::HeapUse;
+using test::put;
+using test::survives;
 
 namespace {
-
-constexpr int kMutations = 1500;
-
-// Without AtomicFile: thousands of files need not be durable.
-void put(const std::string& path, const std::string& bytes) {
-  io::remove_all(path);
-  io::append_file(path, bytes);
-}
-
-// Reads damaged copies of a seed; only Error may come out of it. The seed itself must be read.
-void survives(const std::string& seed, const std::function<void(const std::string&)>& read) {
-  read(seed);
-  test::Mutations mutations(seed.size());
-  int refused = 0;
-  long most_heap = 0, most_news = 0;
-  std::int64_t most_tensors = 0;
-  for (int i = 0; i < kMutations; ++i) {
-    const std::string input = mutations.of(seed);
-    CAPTURE(i);
-    reset_peak(kCpu);
-    const std::int64_t before = memory_stats(kCpu).live_bytes;
-    const HeapUse use = heap_use([&] {
-      try {
-        read(input);
-      } catch (const Error&) {
-        ++refused;
-      }
-    });
-    most_heap = std::max(most_heap, use.peak);
-    most_news = std::max(most_news, use.news);
-    most_tensors = std::max(most_tensors, memory_stats(kCpu).peak_bytes - before);
-  }
-  CHECK(refused > kMutations / 4);  // or they are not read at all
-  CHECK(most_heap < 4'000'000);
-  CHECK(most_news < 20'000);
-  CHECK(most_tensors < 100'000);
-}
 
 std::string with_header(const std::string& header, std::size_t data = 0) {
   std::string file(8, '\0');

@@ -135,7 +135,7 @@ def full_disk(folder):
 def out_of_memory(folder):
     def limit():
         resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-    done = subprocess.run([BIN / "train_gpt", *base(folder, "--batch", "4096", "--seq", "512")],
+    done = subprocess.run([BIN / "train_gpt", *base(folder, "--batch", "1024", "--seq", "512")],
                           capture_output=True, text=True, preexec_fn=limit,
                           env={**os.environ, "OMP_NUM_THREADS": "2"})
     refused(done, 1, "memory")

@@ -1,0 +1,53 @@
+#pragma once
+// For one source file of an executable, as heap_peak.h.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+
+#include "weft/core/allocator.h"
+#include "weft/core/error.h"
+#include "weft/io/file.h"
+#include "weft/tests/heap_peak.h"
+#include "weft/tests/mutations.h"
+
+namespace weft::test {
+
+// Without AtomicFile: thousands of files need not be durable.
+inline void put(const std::string& path, const std::string& bytes) {
+  io::remove_all(path);
+  io::append_file(path, bytes);
+}
+
+// Reads damaged copies of a seed; only Error may come out of it. The seed itself must be read.
+inline void survives(const std::string& seed, const std::function<void(const std::string&)>& read) {
+  constexpr int kMutations = 1500;
+  read(seed);
+  Mutations mutations(seed.size());
+  int refused = 0;
+  long most_heap = 0, most_news = 0;
+  std::int64_t most_tensors = 0;
+  for (int i = 0; i < kMutations; ++i) {
+    const std::string input = mutations.of(seed);
+    CAPTURE(i);
+    reset_peak(kCpu);
+    const std::int64_t before = memory_stats(kCpu).live_bytes;
+    const HeapUse use = heap_use([&] {
+      try {
+        read(input);
+      } catch (const Error&) {
+        ++refused;
+      }
+    });
+    most_heap = std::max(most_heap, use.peak);
+    most_news = std::max(most_news, use.news);
+    most_tensors = std::max(most_tensors, memory_stats(kCpu).peak_bytes - before);
+  }
+  CHECK(refused > kMutations / 4);  // or they are not read at all
+  CHECK(most_heap < 4'000'000);
+  CHECK(most_news < 20'000);
+  CHECK(most_tensors < 100'000);
+}
+
+}  // namespace weft::test
