@@ -19,8 +19,8 @@ namespace weft {
 /// for none; written with public ops it can be differentiated again.
 ///
 /// Saves    all inputs and y
-/// Throws   Error when backward returns another number of gradients, or an input was changed in
-///          place
+/// Throws   Error when forward returns a null tensor, backward another number of gradients, or an
+///          input was changed in place
 template <class Forward, class BackwardFn>
 Tensor custom_function(const char* name, const TensorList& inputs, Forward&& forward,
                        BackwardFn backward) {
@@ -29,6 +29,7 @@ Tensor custom_function(const char* name, const TensorList& inputs, Forward&& for
     NoGradGuard off;
     y = forward(inputs);
   }
+  check(static_cast<bool>(y), "{}: forward must return a tensor, got a null handle", name);
   bool followed = false;
   for (const Tensor& x : inputs) followed = followed || recording(x);
   if (!followed) return y;

@@ -49,7 +49,13 @@ TensorList RecomputeRegion::stand_ins(const TensorList& inputs) {
   return out;
 }
 
+void RecomputeRegion::check_outputs(const TensorList& ys) {
+  for (int i = 0; i < ys.size(); ++i)
+    check(static_cast<bool>(ys[i]), "recompute: output {} must be a tensor, got a null handle", i);
+}
+
 TensorList RecomputeRegion::outputs(const TensorList& ys) {
+  check_outputs(ys);
   TensorList out;
   for (const Tensor& y : ys) {
     Tensor own = y.detach();
@@ -77,7 +83,11 @@ TensorList ReplayTape::leaves(const TensorList& inputs, const Backward& b) {
   return out;
 }
 
-void ReplayTape::finish(const TensorList& results, const TensorList& inputs, Backward& b) {
+void ReplayTape::finish(const TensorList& results, int count, const TensorList& inputs,
+                        Backward& b) {
+  check(results.size() == count,
+        "recompute: the second pass must return as many tensors as the first, {}, got {}", count,
+        results.size());
   const TensorList outputs = RecomputeRegion::outputs(results);
   TensorList ys, dys;
   for (int i = 0; i < outputs.size(); ++i) {

@@ -65,7 +65,9 @@ class RecomputeRegion {
   static TensorList stand_ins(const TensorList& inputs);
   /// What a region returns, each as the output of an op of its own: an input that it hands on, or a
   /// tensor from outside, is older than the region, and its gradient needs a way back there.
+  /// Throws Error when one is null.
   static TensorList outputs(const TensorList& ys);
+  static void check_outputs(const TensorList& ys);
 
  private:
   Tape* tape_;
@@ -83,7 +85,8 @@ class ReplayTape {
   /// Leaves with the values of the inputs; those that need a gradient require one.
   TensorList leaves(const TensorList& inputs, const Backward& b);
   /// Runs backward from what the region returned and hands the gradients of the inputs to b.
-  void finish(const TensorList& results, const TensorList& inputs, Backward& b);
+  /// Throws Error unless these are `count` tensors.
+  void finish(const TensorList& results, int count, const TensorList& inputs, Backward& b);
 
  private:
   RandomReplay random_;
@@ -97,14 +100,20 @@ class ReplayTape {
 ///
 /// fn      TensorList -> TensorList; must compute the same thing when called again with equal
 /// inputs.
-///         It may use parameters directly: their gradients arrive as usual.
+///         It may use parameters directly: their gradients arrive as usual. A null input is
+///         handed to it as it is
 /// Saves   the inputs, and what first_pass_value() keeps
 /// Throws  Error when more than one tape records (a recomputed region is once differentiable), on
-///         more than 5 inputs, and, in backward, when an input or a kept value was changed in place
+///         more than 5 inputs, when fn returns a null tensor, and, in backward, when an input or a
+///         kept value was changed in place or fn returns another number of tensors
 /// Source  Chen, Xu, Zhang, Guestrin 2016, arXiv:1604.06174
 template <class F>
 TensorList recompute(F fn, const TensorList& inputs) {
-  if (!Tape::current()) return fn(inputs);
+  if (!Tape::current()) {
+    TensorList outputs = fn(inputs);
+    RecomputeRegion::check_outputs(outputs);
+    return outputs;
+  }
   check(inputs.size() <= 5, "recompute: at most 5 inputs, got {}", inputs.size());
   const RandomSnapshot snapshot = RandomSnapshot::take();
   TensorList outputs;
@@ -127,12 +136,12 @@ TensorList recompute(F fn, const TensorList& inputs) {
   } saved;
   for (const Tensor& x : inputs) saved.items[saved.size++] = save(x, "an input");
   Tape::record("recompute", inputs, outputs,
-               [fn = std::move(fn), saved, values, snapshot](Backward& b) {
+               [fn = std::move(fn), saved, values, snapshot, count = outputs.size()](Backward& b) {
                  TensorList originals;
                  for (int i = 0; i < saved.size; ++i) originals.push_back(saved.items[i].get());
                  ReplayTape replay(snapshot, values);
                  const TensorList xs = replay.leaves(originals, b);
-                 replay.finish(fn(xs), xs, b);
+                 replay.finish(fn(xs), count, xs, b);
                });
   return outputs;
 }

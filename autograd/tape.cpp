@@ -10,12 +10,14 @@ namespace weft {
 constinit thread_local Tape* Tape::current_ = nullptr;
 constinit thread_local Tape* Tape::innermost_ = nullptr;
 constinit thread_local Tape* Tape::running_ = nullptr;
+constinit thread_local TapeSwitch* TapeSwitch::innermost_ = nullptr;
 constinit thread_local std::uint64_t Tape::outermost_base_ = Tape::kNoBase;
 
 namespace {
 
-// Every thread numbers tensors in blocks of its own, so that a tensor which was recorded on another
-// thread is never taken for one of this thread's.
+// Every thread numbers the outputs of ops in blocks of its own, so that a tensor which was recorded
+// on another thread is never taken for one of this thread's. A leaf may be on the tapes of several
+// threads at once: each tape numbers its leaves for itself (LeafTable).
 constexpr std::uint64_t kIdBlock = 2 * Tape::kReach;
 std::atomic<std::uint64_t> next_block{kIdBlock};  // 0 means: not numbered
 constinit thread_local std::uint64_t next_id = 0, id_block_half = 0;
@@ -68,9 +70,37 @@ Tape::Tape()
 Tape::~Tape() {
   clear();
   if (current_ == this) current_ = outer_;
-  innermost_ = scope_outer_;
-  outermost_base_ = outer_base_;
+  TapeSwitch::forget(*this, outer_);
+  if (innermost_ == this) {
+    innermost_ = scope_outer_;
+    outermost_base_ = outer_base_;
+  } else {
+    unlink();
+  }
   Pool::get().free.emplace_back(state_);
+}
+
+// A tape that ends before one that was opened inside it: the inner one takes its place.
+void Tape::unlink() {
+  for (Tape* t = innermost_; t; t = t->scope_outer_) {
+    if (t->outer_ == this) t->outer_ = outer_;
+    if (t->scope_outer_ != this) continue;
+    t->scope_outer_ = scope_outer_;
+    t->outer_base_ = outer_base_;
+    return;
+  }
+}
+
+void TapeSwitch::forget(const Tape& ended, Tape* outer) {
+  for (TapeSwitch* s = innermost_; s; s = s->below_)
+    if (s->previous_ == &ended) s->previous_ = outer;
+}
+
+// One that does not end in the order of its scope, because it lives on the heap.
+void TapeSwitch::unlink() {
+  TapeSwitch** s = &innermost_;
+  while (*s && *s != this) s = &(*s)->below_;
+  if (*s) *s = below_;
 }
 
 void Tape::clear() {
@@ -85,6 +115,7 @@ void Tape::clear() {
   state_->slots.clear();
   state_->old.clear();
   state_->leaves.clear();
+  state_->leaf_table.clear();
   state_->counted.clear();
   state_->arena.reset();
   state_->heard_backward = false;
@@ -106,6 +137,35 @@ void Tape::follow_outputs(const TensorRefs& outputs) {
     impl->requires_grad = true;
     impl->leaf = false;
   }
+}
+
+std::uint64_t Tape::use_leaf(const Tensor& x) {
+  std::int32_t i = state_->leaf_table.find(x.impl());
+  if (i < 0) {
+    i = static_cast<std::int32_t>(state_->leaves.size());
+    // A replay sums the gradient where the tape does that it replays for.
+    std::uint64_t id = 0;
+    for (const Tape* t = parent_; t && id == 0; t = t->parent_) id = t->leaf_id(x);
+    if (id == 0) id = next_id++;
+    state_->leaves.push_back({x, id});
+    state_->leaf_table.add(x.impl(), i);
+    slot(id).leaf = i;
+  }
+  Leaf& leaf = state_->leaves[static_cast<std::size_t>(i)];
+  ++leaf.uses;
+  ++leaf.total;
+  if (mode_ == Mode::counting) state_->counted.push_back(i);
+  return leaf.id;
+}
+
+std::uint64_t Tape::leaf_id(const Tensor& x) const {
+  const std::int32_t i = state_->leaf_table.find(x.impl());
+  return i < 0 ? 0 : state_->leaves[static_cast<std::size_t>(i)].id;
+}
+
+std::uint64_t Tape::id_of(const Tensor& x) const {
+  const TensorImpl* const impl = x.impl();
+  return impl->leaf ? leaf_id(x) : numbered(impl->tape_id) ? impl->tape_id : 0;
 }
 
 void* Tape::begin_node(const char* name, const TensorRefs& inputs, const TensorRefs& outputs,
@@ -132,21 +192,7 @@ void* Tape::begin_node(const char* name, const TensorRefs& inputs, const TensorR
   for (int i = 0; i < inputs.size(); ++i) {
     const Tensor& x = inputs[i];
     std::uint64_t id = 0;
-    if (x && follows(x)) {
-      TensorImpl* impl = x.impl();
-      if (!numbered(impl->tape_id)) impl->tape_id = next_id++;
-      id = impl->tape_id;
-      if (impl->leaf) {
-        Slot& s = slot(id);
-        if (s.leaf < 0) {
-          s.leaf = static_cast<std::int32_t>(state_->leaves.size());
-          state_->leaves.push_back({x});
-        }
-        ++state_->leaves[s.leaf].uses;
-        ++state_->leaves[s.leaf].total;
-        if (mode_ == Mode::counting) state_->counted.push_back(s.leaf);
-      }
-    }
+    if (x && follows(x)) id = x.impl()->leaf ? use_leaf(x) : x.impl()->tape_id;
     if (ids) *ids++ = id;
   }
   if (!node) return nullptr;

@@ -107,9 +107,15 @@ class TensorRefs {
 ///
 /// A tape that is opened inside another one hears the same ops, so the gradient of a gradient
 /// works: run the inner tape, and the outer one has recorded its backward.
+///
+/// A tape belongs to the thread that made it. Tapes of several threads may use the same leaves at
+/// the same time, and their grad() is exact; backward() adds to what the leaf owns, so one thread
+/// at a time may run it for a leaf: another one's throws Error, and may be called again later. A
+/// tensor that another thread has recorded is a constant.
 class Tape {
  public:
   Tape();
+  /// Tapes may end in any order, except inside their own backward() or recompute().
   ~Tape();
   Tape(const Tape&) = delete;
 
@@ -118,8 +124,9 @@ class Tape {
 
   /// Runs the record backwards from `loss` with cotangent `dy` (null: 1, for a one-element loss),
   /// and fills grad() of every leaf. The tape is spent afterwards.
-  /// Throws Error when the loss is not on this tape, or no leaf is (the tape stays usable), or the
-  /// tape is spent. A gradient of an inner tape that depends on nothing counts as on the tape.
+  /// Throws Error when the loss is not on this tape, no leaf is, or another thread's backward()
+  /// adds to one of its leaves (the tape stays usable), or the tape is spent. A gradient of an
+  /// inner tape that depends on nothing counts as on the tape.
   void backward(const Tensor& loss, const Tensor& dy = {});
 
   /// d(loss)/d(x) for each x (zeros where the loss does not depend on it); touches no grad().
@@ -168,7 +175,7 @@ class Tape {
 
  private:
   friend class Backward;
-  friend class NoGradGuard;
+  friend class TapeSwitch;
   friend class RecomputeRegion;
   friend class ReplayTape;
   friend class DelayWeightGradients;
@@ -176,6 +183,7 @@ class Tape {
   struct PutOff;
   struct Slot;
   struct Leaf;
+  struct LeafTable;
   struct OldSlots;
   struct State;
   struct Pool;
@@ -196,6 +204,15 @@ class Tape {
   void check_loss(const char* caller, const Tensor& y, const Tensor& dy) const;
   void run_node(Node& node);
   Slot& slot(std::uint64_t id);
+  /// Counts a use of the leaf; returns its number on this tape.
+  std::uint64_t use_leaf(const Tensor& x);
+  /// 0 when no op of this tape has used it.
+  std::uint64_t leaf_id(const Tensor& x) const;
+  /// The same of any tensor: 0 for one that this thread does not follow.
+  std::uint64_t id_of(const Tensor& x) const;
+  void claim_leaves();
+  void give_leaves_back();
+  void unlink();
   void accumulate(Slot& slot, const char* op, Tensor dx);
   Tape& summing(std::uint64_t id);
   Tensor main_grad_of(const Slot& s) const;
@@ -246,15 +263,36 @@ void backward_from(const Tensor& loss, const Tensor& dy);
 /// depend on x. `dy` is the cotangent (null: 1, for a one-element y).
 TensorList grad(const Tensor& y, const TensorList& xs, const Tensor& dy = {});
 
-/// Nothing is recorded on this thread until the end of the scope.
-class NoGradGuard {
+/// Makes a tape, or none, the current one of this thread until the end of the scope; then the
+/// previous one again, or, where that has ended, the one around it.
+class TapeSwitch {
  public:
-  NoGradGuard() : previous_(std::exchange(Tape::current_, nullptr)) {}
-  ~NoGradGuard() { Tape::current_ = previous_; }
-  NoGradGuard(const NoGradGuard&) = delete;
+  TapeSwitch(const TapeSwitch&) = delete;
+
+ protected:
+  friend class Tape;
+  explicit TapeSwitch(Tape* now)
+      : previous_(std::exchange(Tape::current_, now)), below_(std::exchange(innermost_, this)) {}
+  ~TapeSwitch() {
+    Tape::current_ = previous_;
+    if (innermost_ == this)
+      innermost_ = below_;
+    else
+      unlink();
+  }
 
  private:
+  static void forget(const Tape& ended, Tape* outer);
+  void unlink();
   Tape* previous_;
+  TapeSwitch* below_;
+  static constinit thread_local TapeSwitch* innermost_;
+};
+
+/// Nothing is recorded on this thread until the end of the scope.
+class NoGradGuard : public TapeSwitch {
+ public:
+  NoGradGuard() : TapeSwitch(nullptr) {}
 };
 
 template <class F>

@@ -1,6 +1,7 @@
 // Running a tape backwards.
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/tape_state.h"
+#include "weft/core/cuda_graph.h"
 
 namespace weft {
 namespace {
@@ -16,6 +17,15 @@ bool uniquely_owned(const Tensor& t) { return owned_by(t, 1); }
 template <class State>
 bool is_constant(const State& state, const Tensor& y) {
   return !y.requires_grad() && state.heard_backward;
+}
+
+// Each replay of a captured backward fills it too.
+void fill_main_grad(const Tensor& x) {
+  x.set_main_grad_filled(true);
+  if (cuda::Graph* const graph = cuda::Graph::capturing())
+    graph->before_replay([x] {
+      if (x.main_grad()) x.set_main_grad_filled(true);
+    });
 }
 
 }  // namespace
@@ -115,8 +125,7 @@ void Tape::leaf_used(Slot& s, int uses) {
   leaf.uses -= uses;
   if (leaf.uses > 0 || s.put_off > 0 || collect_only_) return;
   if (parent_) {
-    const std::uint64_t id = leaf.tensor.impl()->tape_id;
-    if (id < base_) parent_->leaf_used(parent_->slot(id), leaf.total);
+    if (leaf.id < base_) parent_->leaf_used(parent_->slot(leaf.id), leaf.total);
     return;
   }
   if (s.grad || s.in_main) finish_leaf(leaf, s);
@@ -128,9 +137,12 @@ void Tape::finish_leaf(Leaf& leaf, Slot& s) {
   Tensor g = std::move(s.grad);
   s.grad = {};
   const bool continued = std::exchange(s.continued, false);
-  if (std::exchange(s.in_main, false) && !g) {
-    if (grad_ready_) grad_ready_(x);
-    return;
+  if (std::exchange(s.in_main, false)) {
+    fill_main_grad(x);
+    if (!g) {
+      if (grad_ready_) grad_ready_(x);
+      return;
+    }
   }
   check(g.shape() == x.shape() && g.dtype() == x.dtype(),
         "backward: the gradient of a leaf must have its shape {} and dtype {}, got {} and {}",
@@ -138,6 +150,7 @@ void Tape::finish_leaf(Leaf& leaf, Slot& s) {
   if (const Tensor main = x.main_grad()) {
     NoGradGuard off;
     main.add_(g.to(main.dtype()));
+    fill_main_grad(x);
   } else if (const Tensor old = x.grad(); old && continued) {
     if (!g.same(old)) x.set_grad(g);
   } else if (old) {
@@ -188,8 +201,7 @@ void Tape::check_loss(const char* caller, const Tensor& y, const Tensor& dy) con
   check(!dy || (dy.shape() == y.shape() && dy.dtype() == y.dtype()),
         "{}: dy must have the loss's shape {} and dtype {}, got {} and {}", caller, y.shape(),
         y.dtype(), dy ? dy.shape() : Shape{}, dy ? dy.dtype() : y.dtype());
-  check(is_constant(*state_, y) ||
-            (y.requires_grad() && numbered(y.impl()->tape_id) && y.impl()->tape_id >= base_),
+  check(is_constant(*state_, y) || (y.requires_grad() && id_of(y) >= base_),
         "{}: the loss is not on this tape; no input of it required a gradient, or it was computed "
         "before the tape was opened",
         caller);
@@ -202,23 +214,24 @@ void Tape::run(const char* caller, const TensorList& ys, const TensorList& dys) 
         "{}: no op on this tape has used a leaf, so that every gradient would be lost; run the "
         "outer tape, on which they are, or use grad()",
         caller);
+  claim_leaves();
   CategoryScope category(Category::gradient);
   struct Restore {
     Tape* tape;
-    Tape* previous;
     Tape* running;
     ~Restore() {
-      current_ = previous == tape ? tape->outer_ : previous;
       running_ = running;
       tape->mode_ = Mode::spent;
+      tape->give_leaves_back();
     }
-    // Under a NoGradGuard the outer tape hears nothing of this pass either.
-  } restore{this, std::exchange(current_, current_ ? outer_ : nullptr),
-            std::exchange(running_, this)};
+  } restore{this, std::exchange(running_, this)};
+  if (current_ == this) current_ = outer_;
+  // Under a NoGradGuard the outer tape hears nothing of this pass either.
+  const TapeSwitch heard_by(current_ ? outer_ : nullptr);
   for (int i = 0; i < ys.size(); ++i) {
     const Tensor& y = ys[i];
     if (is_constant(*state_, y)) continue;
-    accumulate(slot(y.impl()->tape_id), caller,
+    accumulate(slot(id_of(y)), caller,
                dys[i] ? dys[i] : Tensor::ones(y.shape(), y.dtype(), y.device()));
   }
   for (Tape* outer = current_; outer; outer = outer->outer_) outer->state_->heard_backward = true;
@@ -243,7 +256,7 @@ void Tape::run(const char* caller, const TensorList& ys, const TensorList& dys) 
   // A region that the loss does not reach is not run again, and its uses are still to come.
   for (std::size_t i = 0; i < state_->leaves.size(); ++i) {
     const Leaf& leaf = state_->leaves[i];
-    if (leaf.uses > 0) leaf_used(slot(leaf.tensor.impl()->tape_id), leaf.uses);
+    if (leaf.uses > 0) leaf_used(slot(leaf.id), leaf.uses);
   }
 }
 
@@ -280,13 +293,40 @@ TensorList Tape::gradients(const Tensor& loss, const TensorList& xs, const Tenso
   return out;
 }
 
-// A tensor older than every tape of this thread was used by none of them.
+// A leaf that no op of this tape has used, or a tensor older than every tape of this thread, has no
+// place here.
 void Tape::want_gradient(const Tensor& x) {
-  if (numbered(x.impl()->tape_id)) slot(x.impl()->tape_id).wanted = true;
+  if (const std::uint64_t id = id_of(x)) slot(id).wanted = true;
 }
 
 Tensor Tape::take_gradient(const Tensor& x) {
-  return numbered(x.impl()->tape_id) ? slot(x.impl()->tape_id).grad : Tensor();
+  const std::uint64_t id = id_of(x);
+  return id ? slot(id).grad : Tensor();
+}
+
+// Sums of two threads in one grad() would come in an order that timing decides, even where every
+// addition is guarded. A thread may run a second tape inside a hook of the first.
+void Tape::claim_leaves() {
+  if (collect_only_ || parent_) return;
+  const void* const self = &current_;
+  for (Leaf& leaf : state_->leaves) {
+    const void* writer = nullptr;
+    leaf.claimed = leaf.tensor.impl()->grad_writer.compare_exchange_strong(
+        writer, self, std::memory_order_acq_rel);
+    if (leaf.claimed || writer == self) continue;
+    const Shape shape = leaf.tensor.shape();
+    give_leaves_back();
+    check(false,
+          "backward: one thread at a time may add to the grad() of a leaf, but another thread's "
+          "backward() is adding to that of shape {}; take turns, or use grad()",
+          shape);
+  }
+}
+
+void Tape::give_leaves_back() {
+  for (Leaf& leaf : state_->leaves)
+    if (std::exchange(leaf.claimed, false))
+      leaf.tensor.impl()->grad_writer.store(nullptr, std::memory_order_release);
 }
 
 void backward_from(const Tensor& loss, const Tensor& dy) {

@@ -131,9 +131,59 @@ struct Tape::OldSlots {
 
 struct Tape::Leaf {
   Tensor tensor;
+  std::uint64_t id;
   int uses = 0;   ///< not yet answered by backward
   int total = 0;  ///< recorded
   bool reached = false;
+  bool claimed = false;  ///< by this tape, while it adds to the leaf's gradient
+};
+
+/// Which leaf of this tape a tensor is: open addressing, kept warm between tapes. The tape holds a
+/// handle of every leaf, so an address stands for one tensor as long as it is in here. Nothing is
+/// written to the leaf, which other threads may be recording at the same time.
+struct Tape::LeafTable {
+  std::vector<const TensorImpl*> keys;  ///< null: free
+  std::vector<std::int32_t> leaves;
+  std::size_t used = 0;
+
+  /// -1 for none.
+  std::int32_t find(const TensorImpl* leaf) const {
+    if (used == 0) return -1;
+    const std::size_t i = place(leaf);
+    return keys[i] ? leaves[i] : -1;
+  }
+  void add(const TensorImpl* leaf, std::int32_t number) {
+    if (2 * (used + 1) > keys.size()) grow();
+    const std::size_t i = place(leaf);
+    keys[i] = leaf;
+    leaves[i] = number;
+    ++used;
+  }
+  void clear() {
+    if (used == 0) return;
+    std::fill(keys.begin(), keys.end(), nullptr);
+    used = 0;
+  }
+
+ private:
+  std::size_t place(const TensorImpl* leaf) const {
+    const std::uint64_t hash = reinterpret_cast<std::uintptr_t>(leaf) * 0x9e3779b97f4a7c15u;
+    std::size_t i = hash >> 32 & (keys.size() - 1);
+    while (keys[i] && keys[i] != leaf) i = (i + 1) & (keys.size() - 1);
+    return i;
+  }
+  void grow() {
+    std::vector<const TensorImpl*> old_keys(std::max<std::size_t>(16, 2 * keys.size()));
+    std::vector<std::int32_t> old_leaves(old_keys.size());
+    keys.swap(old_keys);
+    leaves.swap(old_leaves);
+    for (std::size_t i = 0; i < old_keys.size(); ++i) {
+      if (!old_keys[i]) continue;
+      const std::size_t to = place(old_keys[i]);
+      keys[to] = old_keys[i];
+      leaves[to] = old_leaves[i];
+    }
+  }
 };
 
 struct Tape::State {
@@ -143,6 +193,7 @@ struct Tape::State {
   std::vector<Slot> slots;  ///< by id - base
   OldSlots old;             ///< ids below base: tensors of an outer tape
   std::vector<Leaf> leaves;
+  LeafTable leaf_table;
   std::vector<std::int32_t> counted;  ///< the leaf of each use by an unrecorded first pass
   bool heard_backward = false;        ///< a tape inside this one has run backwards
 };

@@ -112,6 +112,7 @@ set(weft_test_stems
   scaled_activation
   schedule
   shape
+  shared_leaf
   sharded_checkpoint
   sharded_optimizer
   simd
@@ -195,8 +196,8 @@ set_tests_properties(gpt_memory layouts speculative PROPERTIES LABELS long)
 add_custom_target(thread_tests)
 foreach(stem allocator comm_ops ddp expert_dispatch expert_layouts expert_parallel expert_router
     expert_tensor grouped_linear joint_norm layer_norm matmul overlap parallel parallelize pieces
-    process_group process_group_errors random sharded_checkpoint sharded_optimizer simd tape
-    tensor_parallel vocab)
+    process_group process_group_errors random shared_leaf sharded_checkpoint sharded_optimizer simd
+    tape tensor_parallel vocab)
   add_dependencies(thread_tests test_${stem})
   set_tests_properties(${stem} PROPERTIES LABELS threads)
 endforeach()

@@ -27,6 +27,12 @@ struct ImplCache {
 };
 thread_local ImplCache impl_cache;
 
+void release(MainGrad* main) {
+  main->sum->release();
+  if (main->reached) main->reached->release();
+  delete main;
+}
+
 Tensor make(const Shape& shape, DType dtype, Storage* storage) {
   TensorImpl* impl = TensorImpl::create();
   impl->dtype = dtype;
@@ -51,7 +57,7 @@ TensorImpl* TensorImpl::create() {
 void TensorImpl::recycle(TensorImpl* t) {
   if (t->storage) t->storage->release();
   if (t->grad) t->grad->release();
-  if (t->main_grad) t->main_grad->release();
+  if (t->main_grad) weft::release(t->main_grad);
   t->storage = nullptr;
   t->main_grad = nullptr;
   t->requires_grad = false;
@@ -176,15 +182,6 @@ void Tensor::set_grad(const Tensor& g) const {
   replace(t.grad, g);
 }
 
-void Tensor::set_main_grad(const Tensor& g) const {
-  TensorImpl& t = at("set_main_grad");
-  if (g && (g.shape() != t.shape || g.device() != device())) [[unlikely]]
-    detail::raise(Fault::user,
-                  "set_main_grad: the gradient must be {} on {} like its tensor, got {} on {}",
-                  {t.shape, device(), g.shape(), g.device()});
-  replace(t.main_grad, g);
-}
-
 Tensor& Tensor::set_requires_grad(bool on) {
   at("set_requires_grad");
   check(!on || is_compute(dtype()),
@@ -202,6 +199,37 @@ void Tensor::replace(TensorImpl*& slot, const Tensor& value) {
   if (value.impl_) value.impl_->retain();
   TensorImpl* old = std::exchange(slot, value.impl_);
   if (old) old->release();
+}
+
+void Tensor::set_main_grad(const Tensor& g, const Tensor& reached) const {
+  TensorImpl& t = at("set_main_grad");
+  if (g && (g.shape() != t.shape || g.device() != device())) [[unlikely]]
+    detail::raise(Fault::user,
+                  "set_main_grad: the gradient must be {} on {} like its tensor, got {} on {}",
+                  {t.shape, device(), g.shape(), g.device()});
+  MainGrad* main = nullptr;
+  if (g) {
+    main = new MainGrad{g.impl_, reached.impl_};
+    g.impl_->retain();
+    if (reached) reached.impl_->retain();
+  }
+  if (MainGrad* const old = std::exchange(t.main_grad, main)) weft::release(old);
+}
+
+void Tensor::set_main_grad(const Tensor& g) const { set_main_grad(g, Tensor()); }
+
+bool Tensor::main_grad_filled() const {
+  const MainGrad* const main = at("main_grad_filled").main_grad;
+  if (!main || main->filled) return main != nullptr;
+  const Storage& s = *main->sum->storage;
+  return s.refs.load(std::memory_order_relaxed) == 1 && s.version != main->empty_at;
+}
+
+void Tensor::set_main_grad_filled(bool on) const {
+  MainGrad* const main = at("set_main_grad_filled").main_grad;
+  check(main != nullptr, "set_main_grad_filled: the tensor must have a main_grad, got none");
+  main->filled = on;
+  main->empty_at = main->sum->storage->version;
 }
 
 double Tensor::item_double() const {

@@ -19,6 +19,16 @@ class TensorList;
 /// A half-open range of one axis for slice(); negative bounds count from the end.
 inline constexpr std::int64_t kEnd = INT64_MAX;
 
+struct TensorImpl;
+
+/// The main_grad() of a tensor.
+struct MainGrad {
+  TensorImpl* sum = nullptr;
+  TensorImpl* reached = nullptr;  ///< see Tensor::set_main_grad()
+  std::uint32_t empty_at = 0;     ///< version of the sum's storage when it was said to be empty
+  bool filled = true;
+};
+
 /// What a Tensor handle points to. Recycled like memory blocks: making and dropping tensors in a
 /// warm loop touches no heap.
 struct TensorImpl {
@@ -30,9 +40,11 @@ struct TensorImpl {
   std::int64_t offset = 0;  ///< in elements
   Shape shape;
   Shape strides;              ///< in elements
-  std::uint64_t tape_id = 0;  ///< place in the recording; see autograd/tape.h
+  std::uint64_t tape_id = 0;  ///< place of a recorded op's output in its recording; 0 for a leaf
+  /// The thread whose backward() adds to the gradient of this leaf now; see autograd/tape.h.
+  std::atomic<const void*> grad_writer{nullptr};
   TensorImpl* grad = nullptr;
-  TensorImpl* main_grad = nullptr;
+  MainGrad* main_grad = nullptr;
 
   void retain() { refs.fetch_add(1, std::memory_order_relaxed); }
   void release() {
@@ -162,9 +174,19 @@ class Tensor {
   /// Throws Error when g has another shape or device.
   void set_grad(const Tensor& g) const;
   /// A buffer (f64 for f64, else f32, bf16) that backward() adds to in place of grad(); or null.
-  Tensor main_grad() const { return handle(at("main_grad").main_grad); }
+  Tensor main_grad() const {
+    const MainGrad* const main = at("main_grad").main_grad;
+    return handle(main ? main->sum : nullptr);
+  }
+  /// What g holds counts as a gradient, until zero_grad(). `reached`: one f64 on the device of g,
+  /// that an optimizer on a GPU asks too: 0 where no rank of the job has a gradient; or null.
   /// Throws Error when g has another shape or device.
+  void set_main_grad(const Tensor& g, const Tensor& reached) const;
   void set_main_grad(const Tensor& g) const;
+  /// Does main_grad() hold a gradient? Not from zero_grad() on until backward() adds to it, or
+  /// somebody else writes to a buffer that shares its storage with no other.
+  bool main_grad_filled() const;
+  void set_main_grad_filled(bool on) const;
   /// Runs the innermost tape of this thread from this scalar (or with the cotangent dy).
   void backward() const;
   void backward(const Tensor& dy) const;

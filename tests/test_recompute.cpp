@@ -275,3 +275,37 @@ TEST_CASE("recompute: a region inside two tapes is refused") {
         "recompute: a recomputed region can be differentiated only once; one tape may record, got "
         "a tape inside another");
 }
+
+TEST_CASE("recompute: a null output is refused, a null input is handed in as it is") {
+  const Tensor x = Tensor(test::random({3})).set_requires_grad();
+  const auto hand_on = [](const Tensor& in) { return in; };
+  const auto with_null = [](const TensorList& in) { return TensorList{in[0] * 2.0, Tensor()}; };
+  const auto refused = [&] {
+    CHECK(test::error_of([&] { recompute(hand_on, Tensor()); }) ==
+          "recompute: output 0 must be a tensor, got a null handle");
+    CHECK(test::error_of([&] { recompute(with_null, TensorList{x}); }) ==
+          "recompute: output 1 must be a tensor, got a null handle");
+  };
+  refused();
+  Tape tape;
+  refused();
+  const auto optional_bias = [](const TensorList& in) {
+    return TensorList{in[1] ? in[0] + in[1] : in[0] * 3.0};
+  };
+  sum(recompute(optional_bias, TensorList{x, {}})[0]).backward();
+  CHECK(test::mismatch(x.grad(), Tensor::full({3}, 3, DType::f64), 0) == "");
+}
+
+TEST_CASE("recompute: a second pass that returns another number of tensors is refused") {
+  const Tensor x = Tensor(test::random({3})).set_requires_grad();
+  Tape tape;
+  const TensorList ys = recompute(
+      [](const TensorList& in) {
+        TensorList out{in[0] * 2.0};
+        if (recomputing()) out.push_back(in[0] * 3.0);
+        return out;
+      },
+      TensorList{x});
+  CHECK(test::error_of([&] { sum(ys[0]).backward(); }) ==
+        "recompute: the second pass must return as many tensors as the first, 1, got 2");
+}

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -355,6 +356,75 @@ TEST_CASE("tape: NoGradGuard stops recording for its scope") {
   CHECK(tape.size() == 1);
 }
 
+TEST_CASE("tape: tapes may end in any order") {
+  const Tensor x = leaf({3});
+  {
+    auto first = std::make_unique<Tape>();
+    const Tensor y = x * x;
+    auto second = std::make_unique<Tape>();
+    auto third = std::make_unique<Tape>();
+    const Tensor z = sum(y * x);
+    first.reset();
+    CHECK(Tape::current() == third.get());
+    second.reset();
+    CHECK(Tape::current() == third.get());
+    // The innermost has heard the last two ops and goes on hearing.
+    const TensorList g = third->gradients(z + sum(x), {y, x});
+    CHECK(test::mismatch(g[0], x, 0) == "");
+    CHECK(test::mismatch(g[1], y + 1.0, 0) == "");
+    third.reset();
+    CHECK(Tape::current() == nullptr);
+    CHECK_FALSE((x * x).requires_grad());
+  }
+  {
+    // The outer one goes on when the one between ends, and is the current one again at last.
+    Tape outer;
+    auto between = std::make_unique<Tape>();
+    auto inner = std::make_unique<Tape>();
+    const Tensor y = x * x;
+    between.reset();
+    inner.reset();
+    CHECK(Tape::current() == &outer);
+    CHECK(test::mismatch(outer.gradients(sum(y), {x})[0], x * 2.0, 0) == "");
+  }
+  Tape next;
+  CHECK(test::mismatch(next.gradients(sum(x * x), {x})[0], x * 2.0, 0) == "");
+}
+
+TEST_CASE("tape: one that ends under a NoGradGuard is not current after it") {
+  const Tensor x = leaf({3});
+  Tape outer;
+  auto inner = std::make_unique<Tape>();
+  {
+    const NoGradGuard off;
+    {
+      const NoGradGuard again;
+      inner.reset();
+    }
+    CHECK(Tape::current() == nullptr);
+  }
+  CHECK(Tape::current() == &outer);
+  // Guards on the heap, which end in another order.
+  auto a = std::make_unique<NoGradGuard>(), b = std::make_unique<NoGradGuard>();
+  a.reset();
+  CHECK(Tape::current() == &outer);
+  b.reset();
+  { Tape ended; }
+  CHECK(Tape::current() == nullptr);
+}
+
+TEST_CASE("tape: one that a hook of another's backward ends") {
+  const Tensor x = leaf({3});
+  auto outer = std::make_unique<Tape>();
+  {
+    Tape inner;
+    inner.on_grad_ready([&](const Tensor&) { outer.reset(); });
+    sum(x * x).backward();
+  }
+  CHECK(Tape::current() == nullptr);
+  CHECK(test::mismatch(x.grad(), x * 2.0, 0) == "");
+}
+
 TEST_CASE("tape: print lists ops in order with what they keep") {
   const Tensor x = leaf({16});
   Tape tape;
@@ -405,4 +475,20 @@ TEST_CASE("custom_function: a wrong backward is found, a wrong count refused") {
       [](const TensorList&, const Tensor&, const Tensor&) { return TensorList{}; });
   CHECK(test::error_of([&] { sum(y).backward(); }) ==
         "short: backward must return 1 gradients, got 0");
+}
+
+TEST_CASE("custom_function: a forward that returns nothing is refused, a null input is not") {
+  const Tensor x = leaf({3});
+  const auto backward = [](const TensorList&, const Tensor&, const Tensor& dy) {
+    return TensorList{dy, Tensor()};
+  };
+  const auto nothing = [](const TensorList&) { return Tensor(); };
+  const std::string want = "half: forward must return a tensor, got a null handle";
+  CHECK(test::error_of([&] { custom_function("half", {x, {}}, nothing, backward); }) == want);
+  Tape tape;
+  CHECK(test::error_of([&] { custom_function("half", {x, {}}, nothing, backward); }) == want);
+  const Tensor y = custom_function(
+      "half", {x, {}}, [](const TensorList& in) { return in[0] * 1.0; }, backward);
+  sum(y).backward();
+  CHECK(test::mismatch(x.grad(), Tensor::ones({3}, DType::f64), 0) == "");
 }
