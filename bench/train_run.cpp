@@ -79,6 +79,7 @@ nn::Gpt make_model(const TrainRun& run, Device device) {
   if (dtype == DType::bf16)
     for (Tensor& p : model.parameters())
       p.set_main_grad(Tensor::zeros(p.shape(), DType::f32, device));
+  model.zero_grad();
   return model;
 }
 

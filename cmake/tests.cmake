@@ -41,6 +41,7 @@ set(weft_test_stems
   experts
   file
   folder_lock
+  frozen
   gated_delta
   gated_delta_net
   gemm_check
@@ -236,7 +237,7 @@ if(WEFT_HAVE_MPI)
       COMMAND ${run_ranks} ${ranks} $<TARGET_FILE:test_process_group> --test-case=conformance)
     list(APPEND weft_mpi_tests mpi_process_group_${ranks})
     set(stems capacity_layouts comm_ops ddp expert_dispatch expert_layouts expert_parallel
-      expert_router expert_tensor joint_norm layouts overlap parallelize sharded_optimizer
+      expert_router expert_tensor frozen joint_norm layouts overlap parallelize sharded_optimizer
       tensor_parallel tensor_parallel_steps vocab)
     if(WEFT_EXAMPLES)
       list(APPEND stems comm_model session_layouts)

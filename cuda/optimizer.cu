@@ -18,6 +18,11 @@ __host__ __device__ inline bool has_f16(const AdamSlot& s) {
   return s.m_dtype == DType::f16 || s.v_dtype == DType::f16;
 }
 
+// Does this step leave the slot alone?
+__device__ inline bool untouched(const ParamSlot& s, double grad_scale) {
+  return !is_finite(grad_scale) || (s.reached && *s.reached == 0);
+}
+
 template <class C>
 struct Moments {
   Pack<C, 4> p, m, v;
@@ -63,9 +68,9 @@ __global__ void __launch_bounds__(kSlotThreads)
                           const float* scales) {
   const AdamStep step = settled(given);
   const double scale = scale_of(step.grad_scale);
-  if (!is_finite(scale)) return;
   const auto& placed = slot_of(slots, count, blockIdx.x);
   const AdamSlot& s = placed.slot;
+  if (untouched(s, scale)) return;
   if ((s.param_dtype == DType::f64) != std::is_same_v<C, double>) return;
   if ((s.remainder != nullptr) != Split) return;
   C m_old = 1, v_old = 1, m_new = 1, v_new = 1;
@@ -91,7 +96,7 @@ __global__ void __launch_bounds__(kSlotThreads)
   const double scale = scale_of(step.grad_scale);
   const auto& placed = slot_of(slots, count, blockIdx.x);
   const AdamSlot& s = placed.slot;
-  if (!has_f16(s) || !is_finite(scale)) return;
+  if (!has_f16(s) || untouched(s, scale)) return;
   float m = 0, v = 0;
   each_four(placed, blockIdx.x, [&](const Four& f) {
     const auto r = adam<float>(s, step, f, static_cast<float>(scale), stored_scale(s.m_scale),
@@ -117,7 +122,7 @@ __global__ void __launch_bounds__(kSlotThreads)
   WEFT_SHARED(shared, float[kSlotThreads / kWarp]);
   const auto& placed = slots[blockIdx.x];
   const AdamSlot& s = placed.slot;
-  if (!has_f16(s) || s.n == 0 || !is_finite(scale_of(step.grad_scale))) return;
+  if (!has_f16(s) || s.n == 0 || untouched(s, scale_of(step.grad_scale))) return;
   float* const first = absmax + 2 * placed.first_chunk;
   const std::int64_t chunks = (s.n + kOptimizerGpuChunk - 1) / kOptimizerGpuChunk;
   float m = 0, v = 0;
@@ -138,9 +143,9 @@ __global__ void __launch_bounds__(kSlotThreads)
     optimizer_store_scales_kernel(AdamTable slots, std::int64_t count, AdamStep step,
                                   const float* scales) {
   const std::int64_t i = std::int64_t{blockIdx.x} * kSlotThreads + threadIdx.x;
-  if (i >= count || !is_finite(scale_of(step.grad_scale))) return;
+  if (i >= count) return;
   const AdamSlot& s = slots[i].slot;
-  if (!has_f16(s) || s.n == 0) return;
+  if (!has_f16(s) || s.n == 0 || untouched(s, scale_of(step.grad_scale))) return;
   if (s.m_scale) *s.m_scale = scales[2 * slots[i].first_chunk];
   if (s.v_scale) *s.v_scale = scales[2 * slots[i].first_chunk + 1];
 }
@@ -150,9 +155,9 @@ __global__ void __launch_bounds__(kSlotThreads)
     optimizer_sgd_kernel(const PlacedSlot<SgdSlot>* slots, std::int64_t count, SgdStep given) {
   const SgdStep step = settled(given);
   const double grad_scale = scale_of(step.grad_scale);
-  if (!is_finite(grad_scale)) return;
   const auto& placed = slot_of(slots, count, blockIdx.x);
   const SgdSlot& s = placed.slot;
+  if (untouched(s, grad_scale)) return;
   if ((s.param_dtype == DType::f64) != std::is_same_v<C, double>) return;
   constexpr DType kReal = dtype_of<C>();
   const C scale = static_cast<C>(grad_scale), lr = static_cast<C>(step.now.lr * s.lr_scale);

@@ -11,6 +11,8 @@
 namespace weft::distributed {
 namespace {
 
+constexpr std::int64_t kFirstReached = 2;  // in sums_
+
 Tensor view_of(const Tensor& flat, std::int64_t begin, const Shape& shape) {
   return flat.alias(shape, contiguous_strides(shape), begin);
 }
@@ -27,7 +29,10 @@ Ddp::Ddp(nn::Module& model, const DeviceMesh& mesh, const Layout& layout, const 
           "ddp: all parameters must be on device {}, but {} is on {}",
           parameters_[0].tensor.device(), p.name, p.tensor.device());
   }
-  sums_ = Tensor::zeros({2}, DType::f64, parameters_[0].tensor.device());
+  reached_.resize(parameters_.size());
+  const Shape sums{kFirstReached + static_cast<std::int64_t>(parameters_.size())};
+  sums_ = Tensor::zeros(sums, DType::f64, parameters_[0].tensor.device());
+  own_sums_ = Tensor::zeros(sums, DType::f64, sums_.device());
   BucketOptions buckets;
   buckets.bucket_size = options.bucket_size;
   buckets.grad_dtype = options.grad_dtype;
@@ -37,6 +42,7 @@ Ddp::Ddp(nn::Module& model, const DeviceMesh& mesh, const Layout& layout, const 
   buckets.expert_parts = mesh.tp_ep().size();
   for (BucketLayout& b : plan_buckets(parameters_, layout_, buckets)) open(std::move(b));
   works_.reserve(2 * buckets_.size());
+  mark_empty();
 }
 
 Ddp::~Ddp() {
@@ -66,7 +72,8 @@ void Ddp::open(BucketLayout layout) {
     const Tensor& p = parameters_[e.parameter].tensor;
     b.whole.push_back(view_of(b.grad, e.begin, p.shape()));
     p.set_grad({});
-    p.set_main_grad(b.whole.back());
+    const auto reached = kFirstReached + static_cast<std::int64_t>(e.parameter);
+    p.set_main_grad(b.whole.back(), is_on_many_gpus() ? sums_.select(0, reached) : Tensor());
     places_[p.impl()] = {e.parameter, buckets_.size(), false};
   }
   buckets_.push_back(std::move(b));
@@ -135,6 +142,7 @@ void Ddp::backward_ended() {
 
 void Ddp::launch(Bucket& b) {
   if (options_.check_finite) check_bucket(b);
+  note_reached(b);
   if (options_.shard)
     works_.push_back(b.group->reduce_scatter(b.slice, b.grad));
   else
@@ -160,10 +168,49 @@ void Ddp::measure(const Bucket& b) {
     sums_.narrow(0, 1, 1).add_(eq(g, 0).to(DType::f64).sum({0}, true));
 }
 
+// Before the bucket is sent, which writes it. What no backward has reached, and what changed after
+// it was zeroed, was written by hand.
+void Ddp::note_reached(const Bucket& b) {
+  bool by_hand = true;
+  for (const BucketEntry& e : b.layout.entries) {
+    const MainGrad& main = *parameters_[e.parameter].tensor.impl()->main_grad;
+    by_hand = by_hand && !main.filled && main.empty_at != b.grad.version();
+  }
+  for (const BucketEntry& e : b.layout.entries) {
+    const bool now = by_hand || parameters_[e.parameter].tensor.main_grad_filled();
+    reached_changed_ |= (std::exchange(reached_[e.parameter], now ? 1 : 0) != 0) != now;
+  }
+}
+
+// The host's numbers go to the device in the step in which they change, which is seldom.
+void Ddp::begin_sums() {
+  if (std::exchange(reached_changed_, false) && !own_sums_.is_meta()) {
+    const auto count = static_cast<std::int64_t>(reached_.size());
+    own_sums_.narrow(0, kFirstReached, count)
+        .copy_(Tensor::from(std::span<const double>(reached_), {count}));
+  }
+  sums_.copy_(own_sums_);
+}
+
+// Where the host may not wait for sums_ the optimizer's kernels look there themselves.
+bool Ddp::is_on_many_gpus() const {
+  return mesh_.world().size() > 1 && parameters_[0].tensor.device().is_gpu();
+}
+
+void Ddp::settle_reached() {
+  const bool known = sums_.device().is_cpu();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const bool own = reached_[i] != 0;
+    const bool any =
+        known ? sums_.data<double>()[kFirstReached + i] > 0 : own || mesh_.world().size() > 1;
+    parameters_[i].tensor.set_main_grad_filled(any);
+  }
+}
+
 optim::GradClip Ddp::finish(double max_norm) {
   const NoGradGuard off;
   while (next_ < buckets_.size()) launch(buckets_[next_++]);
-  sums_.zero_();
+  begin_sums();
   auto work = works_.begin();
   for (const Bucket& b : buckets_) {
     (work++)->wait();
@@ -174,12 +221,18 @@ optim::GradClip Ddp::finish(double max_norm) {
   next_ = 0;
   watching_ = false;
   mesh_.world().all().at_once().all_reduce(sums_).wait();
+  settle_reached();
   return optim::clip_from(sums_.narrow(0, 0, 1), max_norm);
 }
 
 void Ddp::zero_grad() {
   check(works_.empty(), "ddp: finish() must be called before zero_grad()");
   for (const Bucket& b : buckets_) b.grad.zero_();
+  mark_empty();
+}
+
+void Ddp::mark_empty() {
+  for (const NamedTensor& p : parameters_) p.tensor.set_main_grad_filled(false);
 }
 
 std::int64_t Ddp::zeros() const {

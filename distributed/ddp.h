@@ -42,10 +42,15 @@ struct DdpOptions {
 ///     optimizer.step(clip);
 ///   }
 ///
+/// A parameter that no rank has a gradient of, in none of the micro-batches, has none after
+/// finish(): an optimizer leaves it and its state as they are. One that some rank has a gradient of
+/// is updated on all ranks alike. What is written into a main_grad by hand counts for all
+/// parameters of its bucket, unless a backward has reached one of them.
+///
 /// Every rank makes the same collectives, whatever it owns, and whichever parameter gets a
-/// gradient: one a bucket, one more where tokens are split over tp, one for the norm. A forward
-/// pass that itself communicates must use the same parameters on every rank, or none would know
-/// when a bucket is due.
+/// gradient: one a bucket, one more where tokens are split over tp, one for the norm, with which
+/// travels who has gradients. A forward pass that itself communicates must use the same parameters
+/// on every rank, or none would know when a bucket is due.
 class Ddp {
  public:
   /// Called by every rank of the mesh. `layout` says what parallelize() has made of the model.
@@ -60,7 +65,7 @@ class Ddp {
   Ddp& operator=(const Ddp&) = delete;
 
   /// To be called on the tape of the last micro-batch before its backward: buckets are sent during
-  /// that. A parameter that gets no gradient counts as zeros; the first time, a line is logged.
+  /// that. A parameter that gets no gradient here adds zeros; the first time, a line is logged.
   /// The Ddp has to outlive the tape's backward. When that throws, on every rank alike, finish()
   /// has to be called before anything else. Throws Error when finish() has not been called since
   /// the last time.
@@ -113,6 +118,11 @@ class Ddp {
   void launch(Bucket& b);
   void check_bucket(const Bucket& b) const;
   void measure(const Bucket& b);
+  void mark_empty();
+  void note_reached(const Bucket& b);
+  void begin_sums();
+  void settle_reached();
+  bool is_on_many_gpus() const;
 
   const DeviceMesh& mesh_;
   Layout layout_;
@@ -128,7 +138,11 @@ class Ddp {
   std::size_t next_ = 0;     ///< the first bucket not yet sent
   bool watching_ = false;    ///< between watch() and finish()
   bool has_warned_ = false;
-  Tensor sums_;  ///< f64: squares, zeros
+  /// f64: squares, zeros, and for each parameter how many ranks have a gradient of it.
+  Tensor sums_;
+  Tensor own_sums_;              ///< what sums_ begins with on this rank
+  std::vector<double> reached_;  ///< its last part, as the host has it
+  bool reached_changed_ = false;
 };
 
 }  // namespace weft::distributed

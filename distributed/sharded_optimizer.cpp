@@ -34,7 +34,8 @@ void ShardedOptimizer::take_slices(Members members) {
       portion_of_[ddp_.parameters()[e.parameter].tensor.impl()] = ends_.size();
     for (const OwnedRange& r : b->owned) {
       const Tensor slice = range_of(b->param, r);
-      slice.set_main_grad(range_of(b->grad, r));
+      const MainGrad* const main = ddp_.parameters()[r.parameter].tensor.impl()->main_grad;
+      slice.set_main_grad(range_of(b->grad, r), Tensor::handle(main->reached));
       add(r.parameter, r.in_parameter, slice, true);
     }
     portions_.push_back(&*b);
@@ -53,10 +54,20 @@ ShardedOptimizer::~ShardedOptimizer() {
 
 optim::StepResult ShardedOptimizer::step(const optim::GradClip& clip) {
   forget_arrived();
+  take_reached();
   const optim::StepResult result =
       inner_->step(clip, ends_, [this](std::size_t portion) { gather(portion); });
   inner_->keep_masters();
   return result;
+}
+
+// A slice has a gradient where its parameter has one.
+void ShardedOptimizer::take_reached() {
+  std::size_t i = 0;
+  for (const Ddp::Bucket* b : portions_)
+    for (const OwnedRange& r : b->owned)
+      inner_->parameters()[i++].tensor.set_main_grad_filled(
+          ddp_.parameters()[r.parameter].tensor.main_grad_filled());
 }
 
 void ShardedOptimizer::load_state(const PieceFiles& files) {

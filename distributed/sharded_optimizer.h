@@ -47,6 +47,7 @@ class ShardedOptimizer : public RangeOptimizer {
 
  private:
   void take_slices(Members members);
+  void take_reached();
   std::size_t portions_of(const nn::Module& part) const;
   void wait_for(std::size_t portions);
   /// Waits, and begins to count anew.

@@ -36,7 +36,8 @@ Tensor squares_of(const std::vector<GradSlot>& slots, Device device) {
 
 Tensor gradient_of(const Tensor& parameter) {
   const Tensor main = parameter.main_grad();
-  return main ? main : parameter.grad();
+  if (!main) return parameter.grad();
+  return parameter.main_grad_filled() ? main : Tensor();
 }
 
 Tensor sums_of_squares(const std::vector<Tensor>& tensors) {

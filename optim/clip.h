@@ -3,7 +3,8 @@
 
 namespace weft::optim {
 
-/// main_grad() where set, else grad(); null for neither.
+/// main_grad() where set, else grad(); null for neither, and for a main_grad() that no gradient has
+/// come to since zero_grad().
 Tensor gradient_of(const Tensor& parameter);
 
 /// A gradient norm and the factor that would bring it down to a limit, both one f64 on the device

@@ -104,6 +104,9 @@ bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) {
   slot.bf16_copy = copied ? p.raw() : nullptr;
   slot.remainder = master && !copied ? master.raw() : nullptr;
   slot.grad = g.raw();
+  const MainGrad* const main = p.impl()->main_grad;
+  if (main && main->reached && p.device().is_gpu())
+    slot.reached = Tensor::handle(main->reached).data<double>();
   slot.n = p.numel();
   slot.param_dtype = copied ? DType::f32 : p.dtype();
   slot.grad_dtype = g.dtype();
@@ -244,7 +247,10 @@ StepResult Optimizer::step(const GradClip& clip, std::span<const std::size_t> en
 void Optimizer::zero_grad() {
   for (const NamedTensor& p : parameters_) {
     p.tensor.set_grad({});
-    if (const Tensor main = p.tensor.main_grad()) main.zero_();
+    if (const Tensor main = p.tensor.main_grad()) {
+      main.zero_();
+      p.tensor.set_main_grad_filled(false);
+    }
   }
 }
 

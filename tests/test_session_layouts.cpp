@@ -317,4 +317,53 @@ TEST_CASE("every rank makes the same collectives in a step") {
   });
 }
 
+namespace {
+
+bool is_frozen(const std::string& name) {
+  return name.starts_with("embed") || name.starts_with("blocks.0.") || name == "head.weight";
+}
+
+// Of a few steps with these parameters frozen; "" when they are what they were, and all others not.
+std::string moved_wrongly(const Options& o, const Ranks* ranks) {
+  Session session(o, kCpu, ranks);
+  NamedTensors parameters = session.model().named_parameters();
+  std::vector<Tensor> before;
+  int frozen = 0;
+  for (NamedTensor& p : parameters) {
+    frozen += is_frozen(p.name);
+    if (is_frozen(p.name)) p.tensor.set_requires_grad(false);
+    before.push_back(p.tensor.detach().clone());
+  }
+  for (int step = 1; step <= 3; ++step)
+    session.step(step, [&](std::int64_t first, std::int64_t rows) {
+      return batch_of(step, first, rows, o.vocab);
+    });
+  if (ranks) session.model_pieces();  // waits for parameters that are on their way
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const bool moved = test::different_bits(parameters[i].tensor, before[i]) != "";
+    if (moved == is_frozen(parameters[i].name)) return parameters[i].name;
+  }
+  return frozen > 3 ? "" : "nothing was frozen";
+}
+
+}  // namespace
+
+TEST_CASE("session: a frozen parameter stays as it is in every layout") {
+  for (const char* const dtype : {"f32", "bf16"}) {
+    CAPTURE(std::string(dtype));
+    Options o = options_of(kModels[3], dtype);
+    o.lr = o.min_lr = 1e-2;
+    CHECK(moved_wrongly(o, nullptr) == "");
+    for (const Layout& l : kDense)
+      for (const bool zero : {false, true})
+        test::distributed_test(static_cast<int>(l.ranks), [&](World& world) {
+          CAPTURE(std::string(l.name));
+          CAPTURE(zero);
+          const Options own = laid_out(o, l, zero, 2);
+          const Ranks ranks(world, own);
+          CHECK(moved_wrongly(own, &ranks) == "");
+        });
+  }
+}
+
 }  // namespace weft::train

@@ -19,6 +19,8 @@ struct ParamSlot {
   /// Null, or 16 bits for each element of a bf16 param: what is updated then is the f32 number that
   /// both make together (core/kernels/remainder.h), and neither is rounded.
   void* remainder = nullptr;
+  /// On a GPU: null, or one double there; where it is 0 nothing of this parameter is touched.
+  const double* reached = nullptr;
   std::int64_t n = 0;
   DType param_dtype = DType::f32, grad_dtype = DType::f32;
   double lr_scale = 1, weight_decay = 0;

@@ -165,6 +165,7 @@ Session::Session(const Options& options, Device device, const Ranks* ranks)
     const CategoryScope category(Category::gradient);
     for (Tensor& p : model_->parameters())
       p.set_main_grad(Tensor::zeros(p.shape(), DType::f32, device));
+    model_->zero_grad();  // zeros, but no gradients yet
   }
   if (ddp_ && options.zero) {
     sharded_ = make_sharded(options, *ddp_);

@@ -4,10 +4,12 @@
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/reduce.h"
 #include "weft/core/cuda_graph.h"
+#include "weft/distributed/parallel_optimizer.h"
 #include "weft/distributed/shard_experts.h"
 #include "weft/nn/moe.h"
 #include "weft/tests/cuda/gpu.h"
 #include "weft/tests/group_conformance.h"
+#include "weft/tests/parallel_support.h"
 
 namespace weft::distributed {
 namespace {
@@ -117,6 +119,75 @@ TEST_CASE("thread ranks: experts with a capacity keep what the CPU's keep, and n
       CHECK(min(want[0]).item_int() == -1);
       for (const int i : {1, 2}) CHECK(test::mismatch(got[i], want[i], 1e-12) == "");
     });
+}
+
+TEST_CASE("thread ranks: an optimizer on a GPU leaves alone what no rank has a gradient of") {
+  for (const DType states : {DType::f32, DType::f16})
+    for (const bool shard : {false, true})
+      run_streams(2, [&](World& w) {
+        test::Stack model(3);
+        model.to(kGpu);
+        const DeviceMesh mesh(w);
+        Ddp ddp(model, mesh, {}, {.bucket_size = 100, .shard = shard});
+        std::vector<std::unique_ptr<ParallelOptimizer>> both;
+        both.push_back(make_optimizer(
+            ddp, optim::AdamWOptions{.weight_decay = 0.1, .m_dtype = states, .v_dtype = states}));
+        both.push_back(
+            make_optimizer(ddp, optim::SgdOptions{.momentum = 0.9, .weight_decay = 0.1}));
+        for (const auto& optimizer : both)
+          for (const int step : {0, 1, 2}) {
+            // Layer 0 is used by both, layer 1 by rank 0 only, layer 2 in the first step only.
+            const std::vector<Tensor> before = test::copies(model.parameters());
+            {
+              Tape tape;
+              Tensor x = model.layers[0](test::random({4, 6}, 1, DType::f32).to(kGpu));
+              if (w.rank() == 0) x = model.layers[1](x);
+              if (step == 0) x = model.layers[2](x);
+              ddp.watch(tape);
+              sum(square(x)).backward();
+            }
+            optimizer->step(ddp.finish(1));
+            optimizer->wait();
+            ddp.zero_grad();
+            const std::vector<Tensor> now = model.parameters();
+            for (std::size_t i = 0; i < now.size(); ++i) {
+              CAPTURE(step);
+              CAPTURE(i);
+              const bool moved = test::different_bits(now[i].to(kCpu), before[i].to(kCpu)) != "";
+              CHECK(moved == (i < 8 || step == 0));
+              const Tensor theirs = now[i].detach().clone();
+              w.all().broadcast(theirs, 0).wait();
+              CHECK(test::different_bits(now[i].to(kCpu), theirs.to(kCpu)) == "");
+            }
+          }
+      });
+}
+
+TEST_CASE("thread ranks: a replay of a captured backward gives its parameters gradients") {
+  run_streams(2, [](World& w) {
+    test::Stack model(2);
+    model.to(kGpu);
+    const DeviceMesh mesh(w);
+    Ddp ddp(model, mesh, {}, {.bucket_size = 100});
+    optim::AdamW adam(model.named_parameters(), {.weight_decay = 0.1});
+    const Tensor x = test::random({4, 6}, 1, DType::f32).to(kGpu);
+    const auto backward = [&] {
+      Tape tape;
+      sum(square(model.layers[0](x))).backward();
+    };
+    backward();
+    cuda::Graph graph(kGpu);
+    graph.capture(backward);
+    for (int step = 0; step < 2; ++step) {
+      ddp.zero_grad();
+      const std::vector<Tensor> before = test::copies(model.parameters());
+      graph.replay();
+      adam.step(ddp.finish(1));
+      const std::vector<Tensor> now = model.parameters();
+      for (std::size_t i = 0; i < now.size(); ++i)
+        CHECK((test::different_bits(now[i].to(kCpu), before[i].to(kCpu)) != "") == (i < 4));
+    }
+  });
 }
 
 TEST_CASE("thread ranks: no collective inside a capture") {
