@@ -165,7 +165,9 @@ __global__ void __launch_bounds__(kThreads)
       items[k] = own;
     }
     const A upto = scan_warp(own);
-    A before = carry + (upto - own);
+    // Not upto - own: that is NaN from the first infinity on.
+    const A lower = __shfl_up_sync(kAllLanes, upto, 1);
+    A before = lane == 0 ? carry : carry + lower;
     A all = __shfl_sync(kAllLanes, upto, kWarp - 1);
     if (wide) {
       if (lane == 0) sums[warp] = all;

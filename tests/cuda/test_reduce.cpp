@@ -148,4 +148,18 @@ TEST_CASE("cumsum: rows of a warp, of several tiles, columns, both directions") 
                      {.all_orders = false}) == "");
 }
 
+TEST_CASE("cumsum: an infinity is the sum from its place on, and NaN is not there before") {
+  const double inf = std::numeric_limits<double>::infinity();
+  for (const std::int64_t n : {3, 40, 700})
+    for (const double value : {inf, -inf, std::nan("")})
+      for (const DType t : test::kFloating) {
+        const Tensor x =
+            random({2, n}, 5, DType::i32).to(t);  // whole numbers: every order is exact
+        x.narrow(1, n / 2, 1).fill_(value);
+        for (const int dim : {0, 1})
+          same_bits(
+              x, [dim](const Tensor& v) { return cumsum(v, dim); }, test::Nan::allowed);
+      }
+}
+
 }  // namespace weft
