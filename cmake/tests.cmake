@@ -287,3 +287,4 @@ if(WEFT_SANITIZE STREQUAL "address")
 endif()
 
 include(cmake/gpu_tests.cmake)
+include(cmake/generated_tests.cmake)

@@ -1,0 +1,24 @@
+# Tests whose cases are generated: every op by layouts and dtypes, and random programs. They link
+# the library with the imitated GPU.
+add_executable(test_generated_ops tests/generated/test_generated_ops.cpp
+  tests/generated/op_runs.cpp tests/generated/ops_table.cpp)
+target_compile_definitions(test_generated_ops PRIVATE
+  WEFT_OPS_PAGE="${PROJECT_SOURCE_DIR}/docs/ops.md")
+add_executable(test_generated_programs tests/generated/test_generated_programs.cpp
+  tests/generated/interpreter.cpp tests/generated/program.cpp)
+foreach(stem axis elementwise fused ops sequences views)
+  target_sources(test_generated_programs PRIVATE tests/generated/program_${stem}.cpp)
+endforeach()
+
+add_library(weft_generated OBJECT tests/generated/layouts.cpp)
+target_include_directories(weft_generated PRIVATE ${weft_include})
+target_link_libraries(weft_generated PRIVATE weft_flags)
+foreach(stem ops programs)
+  target_sources(test_generated_${stem} PRIVATE $<TARGET_OBJECTS:weft_generated>
+    $<TARGET_OBJECTS:weft_test_main>)
+  target_link_libraries(test_generated_${stem} PRIVATE weft_emu weft_flags doctest::doctest)
+  add_test(NAME generated_${stem} COMMAND test_generated_${stem})
+endforeach()
+foreach(target weft_generated test_generated_ops test_generated_programs)
+  target_compile_options(${target} PRIVATE $<$<NOT:$<CONFIG:Debug>>:${weft_test_level}>)
+endforeach()

@@ -1,0 +1,76 @@
+#pragma once
+#include <span>
+#include <string>
+#include <vector>
+
+#include "weft/core/tensor.h"
+#include "weft/tests/generated/interpreter.h"
+#include "weft/tests/generated/layouts.h"
+
+namespace weft::generated {
+
+/// A leaf, or one op of a program with the items that it works on.
+struct Item {
+  int op = -1;  ///< in program_ops(); -1: a leaf
+  std::vector<int> in;
+  std::vector<std::int64_t> ints;
+  std::vector<double> reals;
+  // Of a leaf.
+  Shape shape;
+  Layout layout = Layout::contiguous;
+  std::vector<double> values, along_s, along_t;
+};
+using Program = std::vector<Item>;
+
+/// Lets ops choose what they work on.
+class Maker {
+ public:
+  Maker(Rng& generator, Program& program, std::vector<Array>& values)
+      : rng(generator), program_(program), values_(values) {}
+  const Shape& shape(int item) const { return values_[static_cast<std::size_t>(item)].shape; }
+  /// An item with at least that many axes, mostly a late one; -1: there is none.
+  int any(int least_axes = 0);
+  /// An item of this shape: one that is there, or a new leaf.
+  int like(const Shape& shape);
+  int leaf(const Shape& shape);
+  /// A length of an axis.
+  std::int64_t length();
+  int axis(int item) { return static_cast<int>(rng.below(shape(item).size())); }
+
+  Rng& rng;
+
+ private:
+  Program& program_;
+  std::vector<Array>& values_;
+};
+
+struct ProgramOp {
+  const char* name;
+  int order;  ///< how many times it can be differentiated: 1 or 2
+  /// Chooses operands and numbers; false when nothing fits.
+  bool (*make)(Maker& m, Item& item);
+  Tensor (*weft)(const Item& item, const TensorList& in);
+  Array (*exact)(const Item& item, const Arrays& in);
+};
+std::span<const ProgramOp> program_ops();
+
+/// What a dtype does to numbers.
+struct Rounding {
+  double eps = 0x1p-53;    ///< of a result
+  double inner = 0x1p-53;  ///< inside an op
+  double margin = 1e-6;    ///< how far apart numbers must be that an op compares
+};
+
+/// A program of at most `longest` ops whose values are finite, moderate and no matter of a last
+/// digit; `values` are those of the interpreter.
+Program make_program(Rng rng, int longest, const Rounding& rounding, std::vector<Array>& values);
+/// What the interpreter makes of an item, from the values of those in front of it.
+Array interpret(const Item& item, const std::vector<Array>& values);
+/// The same, rounded at random.
+Array interpret_rounded(const Item& item, const std::vector<Array>& values,
+                        const Rounding& rounding, std::uint64_t seed);
+/// The items that `last` depends on, renumbered; it becomes the last one.
+Program only_for(const Program& program, int last);
+std::string to_string(const Program& program, const std::vector<Array>& values);
+
+}  // namespace weft::generated

@@ -1,0 +1,320 @@
+#include "weft/autograd/cross_entropy.h"
+#include "weft/autograd/layer_norm.h"
+#include "weft/autograd/linear.h"
+#include "weft/autograd/linear_cross_entropy.h"
+#include "weft/autograd/matmul.h"
+#include "weft/autograd/mlp.h"
+#include "weft/autograd/mse.h"
+#include "weft/autograd/rms_norm.h"
+#include "weft/autograd/router_loss.h"
+#include "weft/autograd/scaled_activation.h"
+#include "weft/autograd/swiglu.h"
+#include "weft/autograd/view.h"
+#include "weft/tests/generated/program_ops.h"
+
+// Products, norms, gates and losses.
+namespace weft::generated {
+namespace {
+
+// A second matrix, whose leading axes may be left out.
+bool product(Maker& m, Item& item) {
+  const int x = m.any(2);
+  if (x < 0) return false;
+  Shape shape = m.shape(x);
+  const std::int64_t inner = shape.back();
+  const bool batch = m.rng.chance(0.5);
+  Shape other;
+  for (int d = 0; batch && d + 2 < shape.size(); ++d)
+    other.push_back(m.rng.chance(0.2) ? 1 : shape[d]);
+  other.push_back(inner);
+  other.push_back(m.length());
+  const int y = m.like(other);
+  item.in = {x, y};
+  return true;
+}
+// A row, and weights with as many columns; then a bias.
+bool weights(Maker& m, Item& item) {
+  const int x = m.any(1);
+  if (x < 0) return false;
+  const std::int64_t k = m.shape(x).back(), n = m.length();
+  const int w = m.like({n, k});
+  const int b = m.like({n});
+  item.in = {x, w, b};
+  return true;
+}
+bool two_layers(Maker& m, Item& item) {
+  const int x = m.any(1);
+  if (x < 0) return false;
+  const std::int64_t k = m.shape(x).back(), f = 1 + m.rng.below(4), n = 1 + m.rng.below(4);
+  const bool gated = m.rng.chance(0.5);
+  item.in = {x};
+  item.in.push_back(m.like({gated ? 2 * f : f, k}));
+  item.in.push_back(m.like({gated ? 2 * f : f}));
+  item.in.push_back(m.like({n, f}));
+  item.in.push_back(m.like({n}));
+  item.ints = {gated ? 2 : m.rng.below(2), m.rng.below(2)};
+  return true;
+}
+bool norm_operands(Maker& m, Item& item) {
+  const int x = m.any(1);
+  if (x < 0 || m.shape(x).back() == 0) return false;
+  const std::int64_t c = m.shape(x).back();
+  const int w = m.like({c});
+  const int b = m.like({c});
+  item.in = {x, w, b};
+  item.ints = {m.rng.below(2)};
+  return true;
+}
+bool norm_and_residual(Maker& m, Item& item) {
+  if (!norm_operands(m, item)) return false;
+  const Shape shape = m.shape(item.in[0]);
+  item.in.push_back(m.like(shape));
+  return true;
+}
+bool gate_and_up(Maker& m, Item& item) {
+  const int x = m.any(1);
+  if (x < 0) return false;
+  const Shape shape = m.shape(x);
+  item.in = {x, m.like(shape)};
+  return true;
+}
+bool even_row(Maker& m, Item& item) {
+  const int x = m.any(1);
+  item.in = {x};
+  return x >= 0 && m.shape(x).back() % 2 == 0;
+}
+bool scaled_rows(Maker& m, Item& item) {
+  const int x = m.any(2);
+  if (x < 0 || m.shape(x).size() != 2) return false;
+  const Shape shape = m.shape(x);
+  item.in = {x, m.like({shape[0]})};
+  item.ints = {m.rng.below(2)};
+  return true;
+}
+bool scaled_pairs(Maker& m, Item& item) {
+  return scaled_rows(m, item) && m.shape(item.in[0]).back() % 2 == 0;
+}
+bool logits(Maker& m, Item& item) {
+  const int x = m.any(2);
+  item.in = {x};
+  return x >= 0 && m.shape(x).size() == 2 && m.shape(x).numel() > 0;
+}
+
+// ints: how it is reduced, then a target a row; -100 is ignored. reals[0]: smoothing.
+bool targets(Maker& m, Item& item, const Shape& rows, std::int64_t classes) {
+  if (classes == 0) return false;
+  item.ints = {m.rng.below(3)};
+  for (std::int64_t i = 0; i < rows.numel(); ++i)
+    item.ints.push_back(m.rng.chance(0.1) ? -100 : m.rng.below(classes));
+  item.reals = {m.rng.chance(0.5) ? 0 : 0.25};
+  return true;
+}
+bool classified(Maker& m, Item& item) {
+  const int x = m.any(1);
+  if (x < 0) return false;
+  Shape rows = m.shape(x);
+  const std::int64_t classes = rows.back();
+  rows.pop_back();
+  item.in = {x};
+  return targets(m, item, rows, classes);
+}
+bool classified_by_weights(Maker& m, Item& item) {
+  const int x = m.any(1);
+  if (x < 0) return false;
+  Shape rows = m.shape(x);
+  const std::int64_t c = rows.back(), classes = 2 + m.rng.below(5);
+  rows.pop_back();
+  item.in = {x};
+  item.in.push_back(m.like({classes, c}));
+  return targets(m, item, rows, classes);
+}
+Reduction reduction(I item) {
+  constexpr Reduction kAll[] = {Reduction::none, Reduction::mean, Reduction::sum};
+  return kAll[item.ints[0]];
+}
+Tensor target_tensor(I item, const Tensor& x) {
+  Shape rows = x.shape();
+  rows.pop_back();
+  return Tensor::from<std::int64_t>(std::span(item.ints).subspan(1), rows).to(x.device());
+}
+CrossEntropyOptions loss_options(I item) {
+  CrossEntropyOptions o;
+  o.reduction = reduction(item);
+  o.label_smoothing = item.reals[0];
+  return o;
+}
+Array reduced_loss(I item, const Array& losses, double rows) {
+  if (item.ints[0] == 0) return losses;
+  Array sum{{}, {total(losses.at)}};
+  if (item.ints[0] == 1) sum.at[0] = rows == 0 ? Number(0) : sum.at[0] / rows;
+  return sum;
+}
+Array cross_entropy_exact(I item, A in) {
+  const std::int64_t classes = in[0]->shape.back();
+  const double smoothing = item.reals[0];
+  std::size_t next = 0;
+  double rows = 0;
+  const auto loss = [&](const Row& row) {
+    const std::int64_t target = item.ints[++next];
+    if (target < 0) return Number(0);
+    ++rows;
+    Number sum;
+    for (N x : row) sum = sum + exp(x);
+    sum = log(sum);
+    return sum - row[static_cast<std::size_t>(target)] * (1 - smoothing) -
+           total(row) * (smoothing / static_cast<double>(classes));
+  };
+  const Array losses = reduce(*in[0], {in[0]->ndim() - 1}, false, loss);
+  return reduced_loss(item, losses, rows);
+}
+
+Array linear_exact(const Array& x, const Array& weight) {
+  const Array w = transposed(weight, 0, 1);
+  if (x.ndim() > 1) return matmul(x, w);
+  Array y = matmul(reshaped(x, {1, x.shape[0]}), w);
+  return reshaped(y, {y.shape[1]});
+}
+Array plus(const Array& a, const Array& b) {
+  return binary(a, b, [](N x, N y) { return x + y; });
+}
+Array gated(const Array& x) {
+  return along(x, x.ndim() - 1, [](const Row& row) {
+    Row y;
+    const std::size_t half = row.size() / 2;
+    for (std::size_t i = 0; i < half; ++i) y.push_back(silu(row[i]) * row[i + half]);
+    return y;
+  });
+}
+Array mlp_exact(I item, A in) {
+  const Array hidden = plus(linear_exact(*in[0], *in[1]), *in[2]);
+  const auto kind = item.ints[0];
+  const Array active =
+      kind == 2 ? gated(hidden) : map(hidden, [kind](N x) { return gelu(x, kind == 1); });
+  return plus(linear_exact(active, *in[3]), *in[4]);
+}
+Array normed(const Array& x, bool centred, double eps) {
+  return along(x, x.ndim() - 1, [=](Row row) {
+    const auto n = static_cast<double>(row.size());
+    const Number mean = centred ? total(row) / n : Number(0);
+    Number squares;
+    for (Number& v : row) {
+      v = v - mean;
+      squares = squares + v * v;
+    }
+    const Number scale = power(squares / n + eps, -0.5);
+    for (Number& v : row) v = v * scale;
+    return row;
+  });
+}
+Array times(const Array& a, const Array& b) {
+  return binary(a, b, [](N x, N y) { return x * y; });
+}
+Array layer_norm_exact(I item, A in) {
+  const Array y = normed(*in[0], true, 1e-5);
+  return item.ints[0] ? plus(times(y, *in[1]), *in[2]) : y;
+}
+Array rms_norm_exact(I item, A in) {
+  const Array y = normed(*in[0], false, 1e-6);
+  return item.ints[0] ? times(y, *in[1]) : y;
+}
+Array by_rows(const Array& x, const Array& scale) {
+  return times(x, reshaped(scale, {scale.shape[0], 1}));
+}
+
+// Beside bf16 rows it is f32.
+Tensor scale_for(const Tensor& rows, const Tensor& scale) {
+  return rows.dtype() == DType::bf16 ? cast(scale, DType::f32) : scale;
+}
+
+// The sum takes part, so that its gradient comes from two sides.
+template <class Result>
+Tensor both(const Result& r) {
+  return r.y + r.sum;
+}
+
+const ProgramOp kOps[] = {
+    {"matmul", 2, product, [](I, T in) { return matmul(in[0], in[1]); },
+     [](I, A in) { return matmul(*in[0], *in[1]); }},
+    {"linear", 2, weights, [](I, T in) { return linear(in[0], in[1], in[2]); },
+     [](I, A in) { return plus(linear_exact(*in[0], *in[1]), *in[2]); }},
+    {"mlp", 1, two_layers,
+     [](I item, T in) {
+       const MlpOptions o{static_cast<Activation>(item.ints[0]), item.ints[1] == 1};
+       return mlp(in[0], in[1], in[2], in[3], in[4], o);
+     },
+     mlp_exact},
+    {"layer_norm", 1, norm_operands,
+     [](I item, T in) {
+       return item.ints[0] ? layer_norm(in[0], in[1], in[2]) : layer_norm(in[0]);
+     },
+     layer_norm_exact},
+    {"rms_norm", 1, norm_operands,
+     [](I item, T in) { return item.ints[0] ? rms_norm(in[0], in[1]) : rms_norm(in[0]); },
+     rms_norm_exact},
+    {"layer_norm_residual", 1, norm_and_residual,
+     [](I item, T in) {
+       return both(item.ints[0] ? layer_norm_residual(in[0], in[3], in[1], in[2])
+                                : layer_norm_residual(in[0], in[3]));
+     },
+     [](I item, A in) {
+       const Array sum = plus(*in[0], *in[3]);
+       return plus(layer_norm_exact(item, {&sum, in[1], in[2]}), sum);
+     }},
+    {"rms_norm_residual", 1, norm_and_residual,
+     [](I item, T in) {
+       return both(item.ints[0] ? rms_norm_residual(in[0], in[3], in[1])
+                                : rms_norm_residual(in[0], in[3]));
+     },
+     [](I item, A in) {
+       const Array sum = plus(*in[0], *in[3]);
+       return plus(rms_norm_exact(item, {&sum, in[1]}), sum);
+     }},
+    {"swiglu", 1, gate_and_up, [](I, T in) { return swiglu(in[0], in[1]); },
+     [](I, A in) { return binary(*in[0], *in[1], [](N x, N y) { return silu(x) * y; }); }},
+    {"swiglu packed", 1, even_row, [](I, T in) { return swiglu(in[0]); },
+     [](I, A in) { return gated(*in[0]); }},
+    {"scaled_swiglu", 1, scaled_pairs,
+     [](I, T in) { return scaled_swiglu(in[0], scale_for(in[0], in[1])); },
+     [](I, A in) { return by_rows(gated(*in[0]), *in[1]); }},
+    {"scaled_gelu", 1, scaled_rows,
+     [](I item, T in) {
+       return scaled_gelu(in[0], scale_for(in[0], in[1]), item.ints[0] ? Gelu::erf : Gelu::tanh);
+     },
+     [](I item, A in) {
+       return by_rows(map(*in[0], [&](N x) { return gelu(x, item.ints[0] == 1); }), *in[1]);
+     }},
+    {"mse_loss", 2, gate_and_up, [](I, T in) { return mse_loss(in[0], in[1]); },
+     [](I, A in) {
+       const Array squares = binary(*in[0], *in[1], [](N x, N y) { return (x - y) * (x - y); });
+       const auto count = static_cast<double>(squares.at.size());
+       return Array{{}, {total(squares.at) / count}};
+     }},
+    {"cross_entropy", 1, classified,
+     [](I item, T in) {
+       return cross_entropy(in[0], target_tensor(item, in[0]), loss_options(item));
+     },
+     cross_entropy_exact},
+    {"linear_cross_entropy", 1, classified_by_weights,
+     [](I item, T in) {
+       return linear_cross_entropy(in[0], in[1], target_tensor(item, in[0]), loss_options(item));
+     },
+     [](I item, A in) {
+       const Array scores = linear_exact(*in[0], *in[1]);
+       return cross_entropy_exact(item, {&scores});
+     }},
+    {"z_loss", 1, logits, [](I, T in) { return z_loss(in[0], 0.5); },
+     [](I, A in) {
+       const Array squares = reduce(*in[0], {1}, false, [](const Row& row) {
+         Number sum;
+         for (N x : row) sum = sum + exp(x);
+         return log(sum) * log(sum);
+       });
+       return Array{{}, {total(squares.at) * (0.5 / static_cast<double>(squares.at.size()))}};
+     }},
+};
+
+}  // namespace
+
+std::span<const ProgramOp> fused_ops() { return kOps; }
+
+}  // namespace weft::generated

@@ -1,0 +1,262 @@
+#include <algorithm>
+
+#include "weft/autograd/view.h"
+#include "weft/tests/generated/program_ops.h"
+
+// Ops that rearrange.
+namespace weft::generated {
+namespace {
+
+bool two_axes(Maker& m, Item& item) {
+  if (!one_axis(m, item)) return false;
+  item.ints.push_back(m.axis(item.in[0]));
+  return true;
+}
+int second(I item) { return static_cast<int>(item.ints[1]); }
+
+// ints: the axis, then first, end and step of a piece of it.
+bool piece(Maker& m, Item& item) {
+  if (!one_axis(m, item)) return false;
+  const std::int64_t n = m.shape(item.in[0])[axis_of(item)];
+  const std::int64_t begin = m.rng.below(n + 1), end = begin + m.rng.below(n - begin + 1);
+  item.ints.insert(item.ints.end(), {begin, end, 1 + m.rng.below(2)});
+  return true;
+}
+Row slice_row(I item, const Row& row) {
+  Row y;
+  for (std::int64_t i = item.ints[1]; i < item.ints[2]; i += item.ints[3])
+    y.push_back(row[static_cast<std::size_t>(i)]);
+  return y;
+}
+bool position(Maker& m, Item& item) {
+  if (!one_axis(m, item)) return false;
+  const std::int64_t n = m.shape(item.in[0])[axis_of(item)];
+  if (n == 0) return false;
+  item.ints.push_back(m.rng.below(n));
+  return true;
+}
+bool axis_of_one(Maker& m, Item& item) {
+  if (!one_axis(m, item)) return false;
+  return m.shape(item.in[0])[axis_of(item)] == 1;
+}
+bool new_axis(Maker& m, Item& item) {
+  const int x = m.any();
+  item.in = {x};
+  item.ints = {m.rng.below(m.shape(x).size() + 1)};
+  return true;
+}
+Shape given_shape(I item) { return {item.ints.begin(), item.ints.end()}; }
+
+// Another shape with as many elements: neighbouring axes are merged, or one is split.
+bool other_shape(Maker& m, Item& item) {
+  const int x = m.any(1);
+  if (x < 0) return false;
+  item.in = {x};
+  Shape shape = m.shape(x);
+  const int at = static_cast<int>(m.rng.below(shape.size()));
+  if (m.rng.chance(0.5) && at + 1 < shape.size()) {
+    shape[at] *= shape[at + 1];
+    shape.erase(at + 1);
+  } else if (shape[at] % 2 == 0 && shape.size() < 5) {
+    shape[at] /= 2;
+    shape.insert(at, 2);
+  } else {
+    const std::int64_t all = shape.numel();
+    shape = {all};
+  }
+  item.ints.assign(shape.begin(), shape.end());
+  return true;
+}
+bool wider(Maker& m, Item& item) {
+  const int x = m.any();
+  item.in = {x};
+  Shape shape = m.shape(x);
+  for (std::int64_t& n : shape)
+    if (n == 1) n = m.length();
+  if (m.rng.chance(0.5) && shape.size() < 4) shape.insert(0, m.length());
+  item.ints.assign(shape.begin(), shape.end());
+  return true;
+}
+bool order(Maker& m, Item& item) {
+  const int x = m.any(2);
+  if (x < 0 || m.shape(x).size() > 4) return false;
+  item.in = {x};
+  for (int d = 0; d < m.shape(x).size(); ++d) item.ints.push_back(d);
+  for (std::size_t d = item.ints.size(); d > 1; --d)
+    std::swap(item.ints[d - 1],
+              item.ints[static_cast<std::size_t>(m.rng.below(static_cast<std::int64_t>(d)))]);
+  return true;
+}
+Tensor permuted(I item, T in) {
+  const auto axis = [&](std::size_t i) { return static_cast<int>(item.ints[i]); };
+  switch (item.ints.size()) {
+    case 2:
+      return permute(in[0], {axis(0), axis(1)});
+    case 3:
+      return permute(in[0], {axis(0), axis(1), axis(2)});
+    default:
+      return permute(in[0], {axis(0), axis(1), axis(2), axis(3)});
+  }
+}
+Array permuted_exact(I item, A in) {
+  Shape shape;
+  for (const std::int64_t d : item.ints) shape.push_back(in[0]->shape[static_cast<int>(d)]);
+  return rearranged(*in[0], shape, [&](const Place& p) {
+    Place source(p.size());
+    for (std::size_t i = 0; i < p.size(); ++i)
+      source[static_cast<std::size_t>(item.ints[i])] = p[i];
+    return source;
+  });
+}
+Array expanded_exact(I item, A in) {
+  const Array zeros = filled(given_shape(item), 0);
+  return binary(*in[0], zeros, [](N a, N) { return a; });
+}
+
+// A second operand that differs in the length of one axis.
+bool joined(Maker& m, Item& item) {
+  if (!one_axis(m, item)) return false;
+  Shape shape = m.shape(item.in[0]);
+  shape[axis_of(item)] = m.length();
+  item.in.push_back(m.like(shape));
+  return true;
+}
+Array cat_exact(I item, A in) {
+  const int axis = axis_of(item);
+  const std::int64_t first = in[0]->shape[axis];
+  Shape shape = in[0]->shape;
+  shape[axis] = 2 * first + in[1]->shape[axis];
+  Array y = filled(shape, 0);
+  std::size_t i = 0;
+  const auto at = static_cast<std::size_t>(axis);
+  const Array places = rearranged(filled({}, 0), shape, [&](Place p) {
+    const std::int64_t k = p[at];
+    const bool second = k >= first && k < first + in[1]->shape[axis];
+    p[at] = k < first ? k : second ? k - first : k - first - in[1]->shape[axis];
+    y.at[i++] = element(second ? *in[1] : *in[0], p);
+    return Place{};
+  });
+  return y;
+}
+bool stacked(Maker& m, Item& item) {
+  if (!new_axis(m, item)) return false;
+  const Shape shape = m.shape(item.in[0]);
+  item.in.push_back(m.like(shape));
+  return shape.size() < 5;
+}
+Array stack_exact(I item, A in) {
+  Shape shape = in[0]->shape;
+  shape.insert(axis_of(item), 1);
+  const Array a = reshaped(*in[0], shape), b = reshaped(*in[1], shape);
+  return along(cat_exact(item, {&a, &b}), axis_of(item), [](const Row& row) {
+    return Row{row[0], row[1]};
+  });
+}
+bool padded(Maker& m, Item& item) {
+  if (!one_axis(m, item)) return false;
+  item.ints.insert(item.ints.end(), {m.rng.below(3), m.rng.below(3)});
+  item.reals = {m.rng.chance(0.5) ? 0 : 0.5};
+  return true;
+}
+bool turned(Maker& m, Item& item) {
+  if (!one_axis(m, item)) return false;
+  item.ints.push_back(m.rng.below(9) - 4);
+  return true;
+}
+// ints: the axis, the size of a piece, and which one.
+bool cut(Maker& m, Item& item) {
+  if (!one_axis(m, item)) return false;
+  const std::int64_t n = m.shape(item.in[0])[axis_of(item)], size = 1 + m.rng.below(3);
+  if (n == 0) return false;
+  item.ints.insert(item.ints.end(), {size, m.rng.below((n + size - 1) / size)});
+  return true;
+}
+Array same(I, A in) { return *in[0]; }
+
+const ProgramOp kOps[] = {
+    {"reshape", 2, other_shape, [](I item, T in) { return reshape(in[0], given_shape(item)); },
+     [](I item, A in) { return reshaped(*in[0], given_shape(item)); }},
+    {"permute", 2, order, permuted, permuted_exact},
+    {"transpose", 2, two_axes,
+     [](I item, T in) { return transpose(in[0], axis_of(item), second(item)); },
+     [](I item, A in) { return transposed(*in[0], axis_of(item), second(item)); }},
+    {"expand", 2, wider, [](I item, T in) { return expand(in[0], given_shape(item)); },
+     expanded_exact},
+    {"slice", 2, piece,
+     [](I item, T in) {
+       return slice(in[0], axis_of(item), item.ints[1], item.ints[2], item.ints[3]);
+     },
+     [](I item, A in) {
+       return along(*in[0], axis_of(item), [&](const Row& row) { return slice_row(item, row); });
+     }},
+    {"select", 2, position, [](I item, T in) { return select(in[0], axis_of(item), item.ints[1]); },
+     [](I item, A in) {
+       return reduce(*in[0], {axis_of(item)}, false,
+                     [&](const Row& row) { return row[static_cast<std::size_t>(item.ints[1])]; });
+     }},
+    {"squeeze", 2, axis_of_one, [](I item, T in) { return squeeze(in[0], axis_of(item)); },
+     [](I item, A in) {
+       Shape shape = in[0]->shape;
+       shape.erase(axis_of(item));
+       return reshaped(*in[0], shape);
+     }},
+    {"unsqueeze", 2, new_axis, [](I item, T in) { return unsqueeze(in[0], axis_of(item)); },
+     [](I item, A in) {
+       Shape shape = in[0]->shape;
+       shape.insert(axis_of(item), 1);
+       return reshaped(*in[0], shape);
+     }},
+    {"flatten", 2, one, [](I, T in) { return flatten(in[0]); },
+     [](I, A in) { return reshaped(*in[0], {in[0]->shape.numel()}); }},
+    {"split", 2, cut,
+     [](I item, T in) {
+       return split(in[0], item.ints[1], axis_of(item))[static_cast<int>(item.ints[2])];
+     },
+     [](I item, A in) {
+       return along(*in[0], axis_of(item), [&](const Row& row) {
+         const auto size = item.ints[1], from = size * item.ints[2];
+         const auto end = std::min(from + size, static_cast<std::int64_t>(row.size()));
+         return Row(row.begin() + from, row.begin() + end);
+       });
+     }},
+    {"cat", 2, joined,
+     [](I item, T in) {
+       return cat({in[0], in[1], in[0]}, axis_of(item));
+     },
+     cat_exact},
+    {"stack", 2, stacked,
+     [](I item, T in) {
+       return stack({in[0], in[1]}, axis_of(item));
+     },
+     stack_exact},
+    {"pad", 2, padded,
+     [](I item, T in) {
+       return pad(in[0], axis_of(item), item.ints[1], item.ints[2], item.reals[0]);
+     },
+     [](I item, A in) {
+       return along(*in[0], axis_of(item), [&](Row row) {
+         row.insert(row.begin(), static_cast<std::size_t>(item.ints[1]), item.reals[0]);
+         row.insert(row.end(), static_cast<std::size_t>(item.ints[2]), item.reals[0]);
+         return row;
+       });
+     }},
+    {"roll", 2, turned, [](I item, T in) { return roll(in[0], item.ints[1], axis_of(item)); },
+     [](I item, A in) {
+       return along(*in[0], axis_of(item), [&](const Row& row) {
+         Row y = row;
+         const auto n = static_cast<std::int64_t>(row.size());
+         for (std::int64_t i = 0; i < n; ++i)
+           y[static_cast<std::size_t>(((i + item.ints[1]) % n + n) % n)] =
+               row[static_cast<std::size_t>(i)];
+         return y;
+       });
+     }},
+    {"contiguous", 2, one, [](I, T in) { return contiguous(in[0]); }, same},
+    {"clone", 2, one, [](I, T in) { return clone(in[0]); }, same},
+};
+
+}  // namespace
+
+std::span<const ProgramOp> view_ops() { return kOps; }
+
+}  // namespace weft::generated
