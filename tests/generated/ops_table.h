@@ -25,6 +25,8 @@ struct OpLine {
   /// c: large terms cancel, so that errors are measured against numbers of size 1 and above
   /// d: a last digit would decide between equal values, so no operand repeats them
   /// s: gradients at infinity and NaN are not promised: only results are compared there
+  /// g: on a GPU a NaN may reach what is masked, since the weight 0 is multiplied by it: no special
+  ///    values there
   /// l: the error grows with the number of steps: 8 times the bound
   const char* how = "";
   bool is(char flag) const { return std::string_view(how).find(flag) != std::string_view::npos; }
