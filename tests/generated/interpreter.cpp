@@ -47,7 +47,7 @@ void Closest::reset() { closest = std::numeric_limits<double>::infinity(); }
 double Closest::get() { return closest; }
 void Closest::see(double a, double b) {
   if (a == b && a == 0) return;
-  closest = std::min(closest, std::abs(a - b) / std::max({std::abs(a), std::abs(b), 1e-3}));
+  closest = std::min(closest, std::abs(a - b) / std::max({std::abs(a), std::abs(b), 0.1}));
 }
 
 bool greater(const Number& a, const Number& b) {

@@ -79,15 +79,19 @@ inline Number power(const Number& x, double p) {
                p == 0 || p == 1 ? 0 : p * (p - 1) * std::pow(x.v, p - 2));
 }
 inline Number sqrt(const Number& x) { return power(x, 0.5); }
+// The slopes of tanh and sigmoid follow from the result, as it was rounded.
 inline Number tanh(const Number& x) {
-  const double y = std::tanh(x.v), slope = 1 - y * y;
+  const double y = rounded(std::tanh(x.v)).v, slope = 1 - y * y;
   return chain(x, y, slope, -2 * y * slope);
+}
+inline Number sigmoid(const Number& x) {
+  const double y = rounded(1 / (1 + std::exp(-x.v))).v, slope = y * (1 - y);
+  return chain(x, y, slope, slope * (1 - 2 * y));
 }
 inline Number erf(const Number& x) {
   const double slope = 1.1283791670955126 * std::exp(-x.v * x.v);
   return chain(x, std::erf(x.v), slope, -2 * x.v * slope);
 }
-inline Number sigmoid(const Number& x) { return Number(1) / (Number(1) + exp(Number(0) - x)); }
 inline Number silu(const Number& x) { return x * sigmoid(x); }
 inline Number gelu(const Number& x, bool erf_form) {
   const Number inner = erf_form ? erf(x * 0.70710678118654752)

@@ -91,15 +91,8 @@ Array interpret(const Item& item, const std::vector<Array>& values) {
 
 Array interpret_rounded(const Item& item, const std::vector<Array>& values,
                         const Rounding& rounding, std::uint64_t seed) {
-  if (item.op < 0) return interpret(item, values);  // leaves are exact
-  Array result;
-  {
-    const RandomRounding inner(rounding.inner, seed);
-    result = interpret(item, values);
-  }
-  const RandomRounding last(rounding.eps, seed + 1);
-  for (Number& n : result.at) n = rounded(n);
-  return result;
+  const RandomRounding random(rounding.eps, seed);
+  return interpret(item, values);
 }
 
 Program make_program(Rng rng, int longest, const Rounding& rounding, std::vector<Array>& values) {

@@ -56,9 +56,9 @@ std::span<const ProgramOp> program_ops();
 
 /// What a dtype does to numbers.
 struct Rounding {
-  double eps = 0x1p-53;    ///< of a result
-  double inner = 0x1p-53;  ///< inside an op
-  double margin = 1e-6;    ///< how far apart numbers must be that an op compares
+  double eps = 0x1p-53;      ///< of a result
+  double compute = 0x1p-53;  ///< of the numbers that sums are made in
+  double margin = 1e-6;      ///< how far apart numbers must be that an op compares
 };
 
 /// A program of at most `longest` ops whose values are finite, moderate and no matter of a last

@@ -43,7 +43,7 @@ constexpr std::uint64_t kRounded = 3;
 // What may be rounding: 16 times that spread, four roundings of a result and 64 inside of ops,
 // where numbers of size 1 may have cancelled.
 double bound(double spread, double size, const Rounding& rounding) {
-  return 16 * spread + 4 * rounding.eps * size + 1000 * rounding.inner * std::max(size, 1.0);
+  return 16 * spread + 4 * rounding.eps * size + 1000 * rounding.compute * std::max(size, 1.0);
 }
 
 // Fixed weights of the results in the loss.
