@@ -113,7 +113,7 @@ class Runs {
           once(operands, layouts, Layout::contiguous);
           layouts[i] = Layout::contiguous;
         }
-    for (int round = 0; round < (every_layout ? 4 : 2); ++round) {
+    for (int round = 0; round < (every_layout ? 4 : device_.is_gpu() ? 1 : 2); ++round) {
       for (Layout& l : layouts) l = layout_of(static_cast<int>(rng_.below(kLayouts)));
       once(operands, layouts, layout_of(static_cast<int>(rng_.below(kLayouts))));
     }
