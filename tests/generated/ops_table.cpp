@@ -222,8 +222,8 @@ const OpLine kTable[] = {
     {"linear_cross_entropy", "MC VC M:iV",
      ONE(linear_cross_entropy(in[0], in[1], in[2], loss(Reduction::none))), "~c"},
     // Attention and its relatives.
-    {"attention", "B=5HD B=6HD B=6HV", ONE(attention(in[0], in[1], in[2])), "csl"},
-    {"attention", "B=52HD B=5HD B=5HV",
+    {"attention", "BTHD BSHD BSHV", ONE(attention(in[0], in[1], in[2])), "csl"},
+    {"attention", "BT2HD BTHD BTHV",
      ONE(attention(in[0], in[1], in[2],
                    {.causal = true, .window = 2, .dropout = 0.2, .key = kKey})),
      "cslg"},
