@@ -37,12 +37,17 @@ set(weft_gpu_test_stems
   swiglu
   thread_ranks
   token_permute)
+if(WEFT_SANITIZE STREQUAL "thread")
+  # A CUDA thread is a thread to ThreadSanitizer: only what is small.
+  set(weft_gpu_test_stems copy elementwise race)
+endif()
 add_library(weft_gpu_tests OBJECT tests/cuda/gpu.cpp)
 foreach(stem ${weft_gpu_test_stems})
   target_sources(weft_gpu_tests PRIVATE tests/cuda/test_${stem}.cpp)
 endforeach()
 target_include_directories(weft_gpu_tests PRIVATE ${weft_include})
-target_link_libraries(weft_gpu_tests PRIVATE weft_flags doctest::doctest)
+target_link_libraries(weft_gpu_tests PRIVATE weft_test_flags)
+weft_test_headers(weft_gpu_tests)
 
 add_executable(emulated_tests tests/cuda/orders_emulated.cpp
   $<TARGET_OBJECTS:weft_gpu_tests> $<TARGET_OBJECTS:weft_emulated_test_kernels>
@@ -146,7 +151,6 @@ if(WEFT_SANITIZE)
     foreach(name ${races})
       weft_planted_bug(${name} "data race.*${name}_kernel.*emulator_bugs.cpp")
     endforeach()
-    # A CUDA thread is a thread to ThreadSanitizer: only what is small.
     add_test(NAME race_elementwise COMMAND emulated_tests "--test-case=elementwise: updates in place")
     list(TRANSFORM races PREPEND emulator_bug_)
     set_tests_properties(${races} emulator_bug_sound emulated_copy emulated_race race_elementwise

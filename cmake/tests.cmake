@@ -1,14 +1,5 @@
-# Tests spend their time in the library: their own code is compiled in half of the time at -O1, under
-# the sanitizers in a third of it at -O0.
-file(GLOB weft_test_sources tests/test_*.cpp tests/cuda/test_*.cpp tests/oracle.cpp tests/main.cpp)
-set(weft_test_level $<IF:$<BOOL:${WEFT_SANITIZE}>,-O0,-O1>)
-set_source_files_properties(${weft_test_sources} PROPERTIES
-  COMPILE_OPTIONS $<$<NOT:$<CONFIG:Debug>>:${weft_test_level}>)
-# But this one goes through all bit patterns itself.
-set_source_files_properties(tests/test_remainder.cpp PROPERTIES
-  COMPILE_OPTIONS $<$<NOT:$<CONFIG:Debug>>:-O1>)
-
-# One executable a stem: tests/test_<stem>.cpp.
+# Tests: one executable a folder, tests_<folder>, and one entry of ctest a file,
+# tests/<folder>/test_<stem>.cpp. By hand: bin/tests_autograd --source-file='*/test_softmax.cpp'.
 find_package(doctest REQUIRED)
 set(weft_test_stems
   accumulate
@@ -144,11 +135,110 @@ foreach(stem ${weft_test_stems})
     WEFT_FIXTURES="${PROJECT_SOURCE_DIR}/tests/fixtures")
   add_test(NAME ${stem} COMMAND test_${stem})
 endforeach()
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+set(weft_tests_core
+  allocator debug_allocator energy gemm_check low_precision memory parallel print random remainder
+  shape simd simd_attention simd_random simd_sums support tensor)
+set(weft_tests_autograd
+  accumulate attention causal_conv1d cross_entropy cross_entropy_bugs delay_gradients dropout
+  elementwise elementwise_grad expert_capacity gated_delta grouped_linear indexing layer_norm
+  linear linear_cross_entropy matmul mlp mse null_operand oracle recompute reduce reduce_grad
+  rms_norm rope router router_gate router_grad router_loss router_noise router_packed
+  scaled_activation sinkhorn softmax sort swiglu tape token_permute view)
+set(weft_tests_nn
+  experts gated_delta_net golden_moe gpt gpt_fixtures gpt_memory gpt_moe gpt_norms gpt_packing
+  gpt_padding leaves mla module moe moe_fp8 mtp mtp_losses part recompute_models router_module
+  router_step sampling speculative state_dict)
+set(weft_tests_optim
+  clip master_weights optim optim_golden optimizer schedule)
+set(weft_tests_distributed
+  bucket_layout capacity_layouts comm_cost comm_ops ddp device_mesh expert_dispatch expert_layouts
+  expert_parallel expert_router expert_tensor joint_norm layouts mpi_world nccl_library overlap
+  parallelize pieces process_group process_group_errors sharded_checkpoint sharded_optimizer
+  tensor_parallel tensor_parallel_steps vocab)
+set(weft_tests_io
+  checkpoint file folder_lock json metrics npy safetensors)
+set(weft_tests_data
+  data)
+set(weft_tests_examples
+  comm_model run_folder session_layouts)
 
-target_sources(test_comm_cost PRIVATE bench/comm_cost.cpp bench/comm_timeline.cpp)
-foreach(stem checkpoint file metrics sharded_checkpoint)
-  target_sources(test_${stem} PRIVATE tests/power_cut.cpp)
+# Tests of what several threads touch: all that the ThreadSanitizer job builds and runs.
+set(weft_thread_tests
+  allocator comm_ops ddp expert_dispatch expert_layouts expert_parallel expert_router expert_tensor
+  grouped_linear joint_norm layer_norm matmul overlap parallel parallelize pieces process_group
+  process_group_errors random sharded_checkpoint sharded_optimizer simd tape tensor_parallel vocab)
+add_custom_target(thread_tests)
+
+# Tests spend their time in the library: their own code is compiled for speed of compiling. What an
+# expression in a CHECK throws is reported for its whole case.
+add_library(weft_test_flags INTERFACE)
+target_link_libraries(weft_test_flags INTERFACE weft_flags doctest::doctest)
+target_compile_options(weft_test_flags INTERFACE -O0)
+target_compile_definitions(weft_test_flags INTERFACE DOCTEST_CONFIG_SUPER_FAST_ASSERTS
+  WEFT_FIXTURES="${PROJECT_SOURCE_DIR}/tests/fixtures")
+
+# weft_test_headers(TARGET): compiles what nearly every test includes once for the target. ccache
+# needs -fpch-preprocess.
+function(weft_test_headers target)
+  target_compile_options(${target} PRIVATE -fpch-preprocess)
+  target_precompile_headers(${target} PRIVATE <doctest/doctest.h> <algorithm> <functional> <string>
+    <vector> ${PROJECT_SOURCE_DIR}/tests/support.h ${PROJECT_SOURCE_DIR}/autograd/elementwise.h
+    ${PROJECT_SOURCE_DIR}/autograd/reduce.h ${PROJECT_SOURCE_DIR}/core/parallel.h)
+endfunction()
+
+add_library(weft_test_main OBJECT tests/main.cpp tests/count_new.cpp)
+target_include_directories(weft_test_main PRIVATE ${weft_include})
+target_link_libraries(weft_test_main PRIVATE weft_test_flags)
+
+# weft_test_command(OUT STEM): what runs the test cases of one file.
+function(weft_test_command out stem)
+  get_property(folder GLOBAL PROPERTY weft_folder_of_${stem})
+  set(${out} $<TARGET_FILE:tests_${folder}> --source-file=*/${folder}/test_${stem}.cpp PARENT_SCOPE)
+endfunction()
+
+# weft_test_folder(FOLDER LIBRARIES...): its executable and the tests of it.
+function(weft_test_folder folder)
+  set(stems ${weft_tests_${folder}})
+  if(WEFT_SANITIZE STREQUAL "thread")
+    list(FILTER stems INCLUDE REGEX "^(${weft_thread_pattern})$")
+    if(NOT stems)
+      return()
+    endif()
+  endif()
+  list(TRANSFORM stems PREPEND tests/${folder}/test_ OUTPUT_VARIABLE files)
+  list(TRANSFORM files APPEND .cpp)
+  add_executable(tests_${folder} ${files} $<TARGET_OBJECTS:weft_test_main>)
+  target_link_libraries(tests_${folder} PRIVATE weft weft_test_flags ${ARGN})
+  weft_test_headers(tests_${folder})
+  foreach(stem ${stems})
+    set_property(GLOBAL PROPERTY weft_folder_of_${stem} ${folder})
+    weft_test_command(command ${stem})
+    add_test(NAME ${stem} COMMAND ${command})
+    if(stem IN_LIST weft_thread_tests)
+      set_tests_properties(${stem} PROPERTIES LABELS threads)
+      add_dependencies(thread_tests tests_${folder})
+    endif()
+  endforeach()
+endfunction()
+list(JOIN weft_thread_tests "|" weft_thread_pattern)
+foreach(folder core autograd nn optim distributed io data)
+  weft_test_folder(${folder})
 endforeach()
+target_sources(tests_distributed PRIVATE bench/comm_cost.cpp bench/comm_timeline.cpp)
+# The trainer's own parts.
+if(WEFT_EXAMPLES)
+  weft_test_folder(examples CLI11::CLI11 tomlplusplus::tomlplusplus)
+  target_sources(tests_examples PRIVATE $<TARGET_OBJECTS:weft_train> bench/comm_timeline.cpp bench/comm_trace.cpp)
+endif()
+foreach(folder distributed io examples)
+  if(TARGET tests_${folder})
+    target_sources(tests_${folder} PRIVATE tests/power_cut.cpp)
+  endif()
+endforeach()
+# This one goes through all bit patterns itself.
+set_source_files_properties(tests/core/test_remainder.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON
+  COMPILE_OPTIONS $<$<NOT:$<CONFIG:Debug>>:-O1>)
 
 # Numeric tests once more as on a processor without the wider instruction sets: the library's own
 # kernels (WEFT_ISA) and oneDNN's, whose sums have another order there. The tests of the kernels
@@ -156,7 +246,8 @@ endforeach()
 # last lines, where it is not all of them. WEFT_REQUIRE_ISA=avx512 makes that a failure.
 if(WEFT_SANITIZE STREQUAL "")
   function(weft_isa_test isa stem)
-    add_test(NAME isa_${isa}_${stem} COMMAND test_${stem})
+    weft_test_command(command ${stem})
+    add_test(NAME isa_${isa}_${stem} COMMAND ${command})
     set_tests_properties(isa_${isa}_${stem} PROPERTIES LABELS isa SKIP_RETURN_CODE 77
       ENVIRONMENT "WEFT_ISA=${isa};${ARGN}")
   endfunction()
@@ -202,12 +293,16 @@ foreach(stem allocator comm_ops ddp expert_dispatch expert_layouts expert_parall
   add_dependencies(thread_tests test_${stem})
   set_tests_properties(${stem} PROPERTIES LABELS threads)
 endforeach()
+if(NOT WEFT_SANITIZE STREQUAL "thread")
+  set_tests_properties(gpt_memory layouts speculative PROPERTIES LABELS long)
+endif()
 
 # The programs, run as a user would run them.
 if(WEFT_EXAMPLES)
   add_test(NAME readme_model COMMAND readme_model)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
   foreach(case hostile hybrid mini_gpt moe mtp ranks repeat wrong_use)
+  foreach(case hybrid mini_gpt moe mtp ranks repeat wrong_use)
     add_test(NAME cli_${case}
       COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_${case}.py)
     set_tests_properties(cli_${case} PROPERTIES
@@ -219,8 +314,9 @@ if(WEFT_HAVE_CUDA)
   add_library(old_nccl MODULE tests/old_nccl.cpp)
   set_target_properties(old_nccl PROPERTIES PREFIX lib OUTPUT_NAME nccl SUFFIX .so.2
     LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/old_nccl)
-  add_dependencies(test_nccl_library old_nccl)
-  target_compile_definitions(test_nccl_library PRIVATE WEFT_OLD_NCCL="${PROJECT_BINARY_DIR}/old_nccl")
+  add_dependencies(tests_distributed old_nccl)
+  set_source_files_properties(tests/distributed/test_nccl_library.cpp PROPERTIES COMPILE_DEFINITIONS
+    WEFT_OLD_NCCL="${PROJECT_BINARY_DIR}/old_nccl")
 endif()
 
 # Ranks as processes.
@@ -230,11 +326,13 @@ if(WEFT_HAVE_MPI)
     target_link_libraries(mpi_${program}_program PRIVATE weft weft_flags)
   endforeach()
   target_link_libraries(mpi_fault_program PRIVATE MPI::MPI_CXX)
-  target_compile_definitions(test_mpi_world PRIVATE WEFT_WITH_MPI=1)
+  set_source_files_properties(tests/distributed/test_mpi_world.cpp PROPERTIES COMPILE_DEFINITIONS
+    WEFT_WITH_MPI=1)
   set(run_ranks ${PROJECT_SOURCE_DIR}/scripts/run_ranks.sh)
   foreach(ranks 2 4)
     add_test(NAME mpi_process_group_${ranks}
-      COMMAND ${run_ranks} ${ranks} $<TARGET_FILE:test_process_group> --test-case=conformance)
+      COMMAND ${run_ranks} ${ranks} $<TARGET_FILE:tests_distributed>
+        --source-file=*/test_process_group.cpp --test-case=conformance)
     list(APPEND weft_mpi_tests mpi_process_group_${ranks})
     set(stems capacity_layouts comm_ops ddp expert_dispatch expert_layouts expert_parallel
       expert_router expert_tensor frozen joint_norm layouts overlap parallelize sharded_optimizer
@@ -243,11 +341,11 @@ if(WEFT_HAVE_MPI)
       list(APPEND stems comm_model session_layouts)
     endif()
     foreach(stem ${stems})
-      add_test(NAME mpi_${stem}_${ranks} COMMAND ${run_ranks} ${ranks} $<TARGET_FILE:test_${stem}>)
+      weft_test_command(command ${stem})
+      add_test(NAME mpi_${stem}_${ranks} COMMAND ${run_ranks} ${ranks} ${command})
       list(APPEND weft_mpi_tests mpi_${stem}_${ranks})
     endforeach()
   endforeach()
-  find_package(Python3 REQUIRED COMPONENTS Interpreter)
   set(cases mpi mpi_faults)
   if(WEFT_EXAMPLES)
     list(APPEND cases mpi_ranks rank_errors rank_faults)
@@ -264,12 +362,16 @@ if(WEFT_HAVE_MPI)
 endif()
 
 # xtensor is an independent oracle for array arithmetic; it compiles slowly, so one file includes it.
+# GCC 12 misreads its small vector.
 find_package(xtensor REQUIRED)
-target_sources(test_oracle PRIVATE tests/oracle.cpp)
-target_link_libraries(test_oracle PRIVATE xtensor)
-# GCC 12 misreads xtensor's small vector.
-set_source_files_properties(tests/oracle.cpp PROPERTIES COMPILE_OPTIONS
-  "-Wno-array-bounds;-Wno-stringop-overflow;-Wno-stringop-overread")
+if(NOT WEFT_SANITIZE STREQUAL "thread")
+  add_library(weft_test_oracle OBJECT tests/oracle.cpp)
+  target_include_directories(weft_test_oracle PRIVATE ${weft_include})
+  target_link_libraries(weft_test_oracle PRIVATE xtensor weft_test_flags)
+  target_compile_options(weft_test_oracle PRIVATE -Wno-array-bounds -Wno-stringop-overflow
+    -Wno-stringop-overread)
+  target_sources(tests_autograd PRIVATE $<TARGET_OBJECTS:weft_test_oracle>)
+endif()
 
 # What only AddressSanitizer finds in the memory of CPU tensors: a planted bug a run.
 if(WEFT_SANITIZE STREQUAL "address")

@@ -4,7 +4,7 @@
 usage: check_ops.py           writes docs/ops.md
        check_ops.py --check   fails when docs/ops.md is stale
 
-Both fail when an op has no docstring, or when tests/test_<stem>.cpp (or test_<stem>_*.cpp) holds no
+Both fail when an op has no docstring, or when tests/*/test_<stem>.cpp (or test_<stem>_*.cpp) holds no
 gradcheck of it (no test, where no gradient exists). A public op is a free function declared in
 autograd/<stem>.h that returns a tensor, a TensorList or a struct of tensors.
 """
@@ -163,19 +163,20 @@ def row(name, stem, results, tests):
 def main():
     if sys.argv[1:] not in ([], ["--check"]):
         sys.exit(__doc__)
-    words = {str(p.relative_to(ROOT)): tested(p) for p in sorted(ROOT.glob("tests/test_*.cpp"))}
+    words = {str(p.relative_to(ROOT)): tested(p) for p in sorted(ROOT.glob("tests/*/test_*.cpp"))
+             if p.parent.name != "cuda"}
     rows, wrong = [], []
     for header in sorted(ROOT.glob("autograd/*.h")):
         if header.stem in NOT_OPS:
             continue
         ops, results = ops_of(header)
         for name, documented in ops.items():
-            family = [t for t in words if re.match(rf"tests/test_{header.stem}(_\w+)?\.cpp", t)]
+            family = [t for t in words if re.match(rf"tests/\w+/test_{header.stem}(_\w+)?\.cpp", t)]
             kind = "test" if name in NOT_DIFFERENTIABLE else "gradcheck"
             tests = [t for t in family if name in words[t][kind]]
             if not tests:
                 wrong.append(f"autograd/{header.stem}.h: {name} has no {kind} in "
-                             f"tests/test_{header.stem}.cpp")
+                             f"tests/autograd/test_{header.stem}.cpp")
             if not documented:
                 wrong.append(f"autograd/{header.stem}.h: {name} has no docstring")
             rows.append(row(name, header.stem, results, tests))

@@ -16,8 +16,8 @@ def missing_tests(page):
             continue
         for file, names in re.findall(r"((?:tests/cli/)?test_\w+(?:\.py)?): ([^;|]+)", line):
             python = file.endswith(".py")
-            path = ROOT / (file if python else f"tests/{file}.cpp")
-            source = path.read_text() if path.exists() else ""
+            paths = [ROOT / file] if python else [*ROOT.glob(f"tests/*/{file}.cpp")]
+            source = "".join(path.read_text() for path in paths if path.exists())
             if python:
                 found = all(f"def {name}(" in source for name in names.strip().split(", "))
             else:

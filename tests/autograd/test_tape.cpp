@@ -4,7 +4,7 @@
 #include <thread>
 #include <vector>
 
-#include "support.h"
+#include "weft/tests/support.h"
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/function.h"
 #include "weft/autograd/reduce.h"

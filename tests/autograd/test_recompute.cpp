@@ -2,7 +2,7 @@
 
 #include <functional>
 
-#include "support.h"
+#include "weft/tests/support.h"
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/recompute.h"
 #include "weft/autograd/reduce.h"
