@@ -223,7 +223,7 @@ list(APPEND weft_sources
 # Only the fma calls that the code spells out: all three files must give the same bits. GCC 12 warns
 # about the "undefined" operands inside its own AVX-512 header.
 set_source_files_properties(core/cpu/simd/isa_scalar.cpp PROPERTIES COMPILE_OPTIONS
-  "-ffp-contract=off;$<$<CONFIG:Release>:-O3>")
+  "-ffp-contract=off")
 set_source_files_properties(core/cpu/simd/isa_avx2.cpp PROPERTIES COMPILE_OPTIONS
   "-ffp-contract=off;-mavx2;-mfma;-mf16c")
 set_source_files_properties(core/cpu/simd/isa_avx512.cpp PROPERTIES COMPILE_OPTIONS

@@ -5,19 +5,27 @@ skipped=0
 skipped_names=()
 logs=build/logs
 mkdir -p "$logs"
-if command -v ccache >/dev/null; then export CMAKE_CXX_COMPILER_LAUNCHER=ccache; fi
+if command -v ccache >/dev/null; then
+  export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
+  export CCACHE_SLOPPINESS=pch_defines,time_macros  # the tests' precompiled headers
+fi
+
+# Milliseconds of processor time that this script's finished children have taken.
+processor_ms() { awk -v hz="$(getconf CLK_TCK)" '{ print int(($16 + $17) * 1000 / hz) }' /proc/$$/stat; }
 
 # part NAME COMMAND...: runs the command with its output in build/logs/NAME.log, prints one line
-# with the time, and the end of the log when it failed. Returns the command's status.
+# with its time on the clock and of processors, and the end of the log when it failed. Returns the
+# command's status.
 part() {
-  local name=$1 start status=0
+  local name=$1 start before status=0
   shift
-  start=$(date +%s%N)
+  start=$(date +%s%N) before=$(processor_ms)
   "$@" >"$logs/$name.log" 2>&1 || status=$?
   local verdict=ok
   [ "$status" -eq 0 ] || verdict=FAILED
   awk -v v="$verdict" -v n="$name" -v t=$((($(date +%s%N) - start) / 1000000)) \
-    'BEGIN { printf "%-6s %-22s %7.1f s\n", v, n, t / 1000 }'
+    -v p=$(($(processor_ms) - before)) \
+    'BEGIN { printf "%-6s %-22s %7.1f s, %7.1f s of processor time\n", v, n, t / 1000, p / 1000 }'
   [ "$status" -eq 0 ] || { echo "--- end of $logs/$name.log"; tail -n 30 "$logs/$name.log"; }
   return "$status"
 }
@@ -56,6 +64,17 @@ tests() {
   passed=$((passed + total - bad - ${#left_out[@]}))
   failed=$((failed + bad))
   failures "$logs/$1.log"
+}
+
+# slowest PRESET: the ten objects that took longest to compile, and the ten slowest tests, on the clock.
+slowest() {
+  echo "slowest of $1, seconds:"
+  [ ! -f "build/$1/.ninja_log" ] || awk '/\.o\t/ { s[$4] = ($2 - $1) / 1000 }
+    END { for (f in s) { n = f; sub(/.*\.dir\//, "", n); printf "%8.1f  %s\n", s[f], n } }' \
+    "build/$1/.ninja_log" | sort -rn | head -n 10
+  [ ! -f "$logs/ctest-$1.log" ] || sed -nE \
+    's|^ *[0-9]+/[0-9]+ Test +#[0-9]+: ([^ ]+) \.*.* ([0-9.]+) sec.*|\2 \1|p' "$logs/ctest-$1.log" |
+    sort -rn | head -n 10 | awk '{ printf "%8.1f  test %s\n", $1, $2 }'
 }
 
 # The last lines of the script, and its exit status. A test that could not run here, for want of a GPU

@@ -46,6 +46,19 @@ template <int N>
 void walk_runs(const std::array<const Tensor*, N>& tensors, std::int64_t work, RunFn<N> run,
                void* context) {
   const std::int64_t total = tensors[0]->numel();
+  if (total == 0) return;
+  bool dense = true;
+  for (const Tensor* t : tensors) dense = dense && t->is_contiguous();
+  if (dense) {
+    PerOperand<N> ones;
+    ones.fill(1);
+    parallel_for(total, work, [&](std::int64_t begin, std::int64_t end) {
+      PerOperand<N> at;
+      at.fill(begin);
+      run(context, at, ones, end - begin);
+    });
+    return;
+  }
   const MergedAxes<N> axes(tensors);
   const int last = axes.shape.size() - 1;
   constexpr std::int64_t kLongestRun = 1 << 14;  // cuts a long row into work for several threads

@@ -28,21 +28,6 @@ void walk_runs(const std::array<const Tensor*, N>& tensors, std::int64_t work, R
 /// is the cost of one element for parallel_for.
 template <int N, class F>
 void each_run(const std::array<const Tensor*, N>& tensors, std::int64_t work, F&& f) {
-  const std::int64_t total = tensors[0]->numel();
-  if (total == 0) return;
-  bool dense = true;
-  for (const Tensor* t : tensors) dense = dense && t->is_contiguous();
-  if (dense) {
-    PerOperand<N> ones;
-    ones.fill(1);
-    parallel_for(total, work, [&](std::int64_t begin, std::int64_t end) {
-      PerOperand<N> at;
-      at.fill(begin);
-      f(at, ones, end - begin);
-    });
-    return;
-  }
-
   using Fn = std::remove_reference_t<F>;
   walk_runs<N>(
       tensors, work,

@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""Plants faults in the source, one at a time, and says which tests see them.
+
+usage: mutate.py                 plants every fault of scripts/faults.py; needs about half an hour
+       mutate.py --only PATTERN  those whose name matches
+       mutate.py --table         also writes the table into docs/reliability.md
+       mutate.py --check         only looks whether every fault still fits its file
+
+Works in a copy of HEAD under build/mutate, with a release build that imitates the GPU. Status 1 when a
+fault is not caught, or no longer fits.
+"""
+import argparse
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+from faults import FAULTS
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TREE = ROOT / "build/mutate/tree"
+BUILD = ROOT / "build/mutate/build"
+PAGE = ROOT / "docs/reliability.md"
+BEGIN, END = "<!-- faults: begin -->\n", "<!-- faults: end -->\n"
+
+
+def run(*command, **options):
+    return subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          **options)
+
+
+def must(*command):
+    done = run(*command)
+    if done.returncode:
+        sys.exit(f"mutate: {' '.join(map(str, command))} failed:\n{done.stdout[-3000:]}")
+    return done.stdout
+
+
+def misfits(root, faults):
+    for name, file, text, _, _ in faults:
+        path = root / file
+        count = path.read_text().count(text) if path.exists() else 0
+        if count != 1:
+            yield f"{name}: its text must occur once in {file}, occurs {count} times"
+
+
+def prepare():
+    if not TREE.exists():
+        run("git", "-C", ROOT, "worktree", "prune")
+        must("git", "-C", ROOT, "worktree", "add", "--detach", TREE)
+    must("git", "-C", TREE, "checkout", "--detach", "--force", must("git", "-C", ROOT, "rev-parse", "HEAD").strip())
+    must("cmake", "-S", TREE, "-B", BUILD, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DWEFT_TESTS=ON",
+         "-DWEFT_EXAMPLES=ON", "-DWEFT_BENCH=OFF", "-DWEFT_CUDA=EMULATE", "-DCMAKE_LINK_DEPENDS_NO_SHARED=ON")
+    build()
+
+
+def build():
+    return must("cmake", "--build", BUILD)
+
+
+def failing_tests(pattern):
+    """Names of the matching tests that fail; those that run are never none."""
+    out = run("ctest", "--test-dir", BUILD, "-j", os.cpu_count(), "--no-tests=error", "--timeout", "120",
+              "-R", f"^({pattern})").stdout
+    return re.findall(r"^\s*\d+/\d+ Test +#\d+: (\S+) \.*\**(?:Failed|Timeout|SEGFAULT|Exception|Subprocess)", out, re.M)
+
+
+def plant(fault):
+    """(names of the tests that saw the fault, seconds)."""
+    _, file, text, replacement, tests = fault
+    path, begin = TREE / file, time.monotonic()
+    sound = path.read_text()
+    path.write_text(sound.replace(text, replacement))
+    try:
+        done = run("cmake", "--build", BUILD)
+        seen = ["the compiler"] if done.returncode else failing_tests(tests)
+    finally:
+        path.write_text(sound)
+    return seen, time.monotonic() - begin
+
+
+def write_table(rows):
+    lines = ["| Fault | File | Caught by |", "| --- | --- | --- |"]
+    lines += [f"| {name} | {file} | {', '.join(seen) or '**nothing**'} |" for name, file, seen in rows]
+    page = PAGE.read_text()
+    before, rest = page.split(BEGIN)
+    PAGE.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + rest.split(END)[1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="PATTERN")
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    faults = [f for f in FAULTS if re.search(options.only, f[0])]
+    wrong = list(misfits(ROOT, faults))
+    if options.check or wrong:
+        print("\n".join(wrong + [f"faults: {len(faults)}, {len(wrong)} do not fit"]))
+        return bool(wrong)
+    if not faults:
+        sys.exit(f"mutate: no fault matches {options.only}")
+    prepare()
+    every = "|".join(sorted({f[4] for f in faults}))
+    if broken := failing_tests(every):
+        sys.exit(f"mutate: without a fault these fail: {' '.join(broken)}")
+    rows = []
+    for fault in faults:
+        seen, seconds = plant(fault)
+        rows.append((fault[0], fault[1], seen))
+        print(f"{'caught' if seen else 'MISSED':6}  {fault[0]:32}  {seconds:5.0f} s  {' '.join(seen)}", flush=True)
+    build()
+    if options.table:
+        write_table(rows)
+    caught = sum(bool(seen) for _, _, seen in rows)
+    print(f"{caught} of {len(rows)} faults caught")
+    return caught < len(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
