@@ -20,7 +20,8 @@ foreach(stem ops programs)
   add_test(NAME generated_${stem} COMMAND test_generated_${stem})
 endforeach()
 foreach(target weft_generated test_generated_ops test_generated_programs)
-  target_compile_options(${target} PRIVATE $<$<NOT:$<CONFIG:Debug>>:${weft_test_level}>)
+  target_compile_options(${target} PRIVATE
+    $<$<NOT:$<CONFIG:Debug>>:$<IF:$<BOOL:${WEFT_SANITIZE}>,-O0,-O1>>)
 endforeach()
 if(WEFT_SANITIZE STREQUAL "")
   # Once more as on narrower processors; see weft_isa_test() in tests.cmake.

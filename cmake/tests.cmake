@@ -1,140 +1,6 @@
 # Tests: one executable a folder, tests_<folder>, and one entry of ctest a file,
 # tests/<folder>/test_<stem>.cpp. By hand: bin/tests_autograd --source-file='*/test_softmax.cpp'.
 find_package(doctest REQUIRED)
-set(weft_test_stems
-  accumulate
-  allocator
-  attention
-  bucket_layout
-  capacity_layouts
-  causal_conv1d
-  checkpoint
-  clip
-  comm_cost
-  comm_ops
-  cross_entropy
-  cross_entropy_bugs
-  data
-  ddp
-  debug_allocator
-  delay_gradients
-  device_mesh
-  dropout
-  elementwise
-  elementwise_grad
-  energy
-  expert_capacity
-  expert_dispatch
-  expert_layouts
-  expert_parallel
-  expert_router
-  expert_tensor
-  experts
-  file
-  folder_lock
-  frozen
-  gated_delta
-  gated_delta_net
-  gemm_check
-  golden_moe
-  gpt
-  gpt_fixtures
-  gpt_memory
-  gpt_moe
-  gpt_packing
-  gpt_norms
-  gpt_padding
-  grouped_linear
-  hostile_files
-  indexing
-  joint_norm
-  json
-  layer_norm
-  layouts
-  leaves
-  linear
-  linear_cross_entropy
-  low_precision
-  master_weights
-  matmul
-  memory
-  metrics
-  mla
-  mlp
-  module
-  moe
-  moe_fp8
-  mpi_world
-  mse
-  mtp
-  mtp_losses
-  nccl_library
-  npy
-  null_operand
-  optim
-  optim_golden
-  optimizer
-  oracle
-  parallel
-  overlap
-  parallelize
-  part
-  pieces
-  print
-  process_group
-  process_group_errors
-  random
-  recompute
-  recompute_models
-  reduce
-  reduce_grad
-  remainder
-  rms_norm
-  rope
-  router
-  router_gate
-  router_grad
-  router_loss
-  router_module
-  router_noise
-  router_packed
-  router_step
-  safetensors
-  sampling
-  scaled_activation
-  schedule
-  shape
-  shared_leaf
-  sharded_checkpoint
-  sharded_optimizer
-  simd
-  simd_attention
-  simd_random
-  simd_sums
-  sinkhorn
-  softmax
-  sort
-  speculative
-  state_dict
-  support
-  swiglu
-  tape
-  tensor
-  tensor_parallel
-  tensor_parallel_steps
-  token_permute
-  view
-  vocab)
-add_library(weft_test_main OBJECT tests/main.cpp)
-target_include_directories(weft_test_main PRIVATE ${weft_include})
-target_link_libraries(weft_test_main PRIVATE weft_flags doctest::doctest)
-foreach(stem ${weft_test_stems})
-  add_executable(test_${stem} tests/test_${stem}.cpp $<TARGET_OBJECTS:weft_test_main>)
-  target_link_libraries(test_${stem} PRIVATE weft weft_flags doctest::doctest)
-  target_compile_definitions(test_${stem} PRIVATE
-    WEFT_FIXTURES="${PROJECT_SOURCE_DIR}/tests/fixtures")
-  add_test(NAME ${stem} COMMAND test_${stem})
-endforeach()
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 set(weft_tests_core
   allocator debug_allocator energy gemm_check low_precision memory parallel print random remainder
@@ -144,7 +10,7 @@ set(weft_tests_autograd
   elementwise elementwise_grad expert_capacity gated_delta grouped_linear indexing layer_norm
   linear linear_cross_entropy matmul mlp mse null_operand oracle recompute reduce reduce_grad
   rms_norm rope router router_gate router_grad router_loss router_noise router_packed
-  scaled_activation sinkhorn softmax sort swiglu tape token_permute view)
+  scaled_activation shared_leaf sinkhorn softmax sort swiglu tape token_permute view)
 set(weft_tests_nn
   experts gated_delta_net golden_moe gpt gpt_fixtures gpt_memory gpt_moe gpt_norms gpt_packing
   gpt_padding leaves mla module moe moe_fp8 mtp mtp_losses part recompute_models router_module
@@ -153,21 +19,22 @@ set(weft_tests_optim
   clip master_weights optim optim_golden optimizer schedule)
 set(weft_tests_distributed
   bucket_layout capacity_layouts comm_cost comm_ops ddp device_mesh expert_dispatch expert_layouts
-  expert_parallel expert_router expert_tensor joint_norm layouts mpi_world nccl_library overlap
+  expert_parallel expert_router expert_tensor frozen joint_norm layouts mpi_world nccl_library overlap
   parallelize pieces process_group process_group_errors sharded_checkpoint sharded_optimizer
   tensor_parallel tensor_parallel_steps vocab)
 set(weft_tests_io
-  checkpoint file folder_lock json metrics npy safetensors)
+  checkpoint file folder_lock hostile_files json metrics npy safetensors)
 set(weft_tests_data
   data)
 set(weft_tests_examples
-  comm_model run_folder session_layouts)
+  comm_model hostile_config run_folder session_layouts)
 
 # Tests of what several threads touch: all that the ThreadSanitizer job builds and runs.
 set(weft_thread_tests
   allocator comm_ops ddp expert_dispatch expert_layouts expert_parallel expert_router expert_tensor
   grouped_linear joint_norm layer_norm matmul overlap parallel parallelize pieces process_group
-  process_group_errors random sharded_checkpoint sharded_optimizer simd tape tensor_parallel vocab)
+  process_group_errors random shared_leaf sharded_checkpoint sharded_optimizer simd tape
+  tensor_parallel vocab)
 add_custom_target(thread_tests)
 
 # Tests spend their time in the library: their own code is compiled for speed of compiling. What an
@@ -262,19 +129,6 @@ if(WEFT_SANITIZE STREQUAL "")
   weft_isa_test(avx512 simd)
 endif()
 
-# The trainer's own parts.
-if(WEFT_EXAMPLES)
-  foreach(stem comm_model hostile_config run_folder session_layouts)
-    add_executable(test_${stem} tests/test_${stem}.cpp $<TARGET_OBJECTS:weft_test_main>
-      $<TARGET_OBJECTS:weft_train>)
-    target_link_libraries(test_${stem} PRIVATE weft weft_flags doctest::doctest CLI11::CLI11
-      tomlplusplus::tomlplusplus)
-    add_test(NAME ${stem} COMMAND test_${stem})
-  endforeach()
-  target_sources(test_comm_model PRIVATE bench/comm_timeline.cpp bench/comm_trace.cpp)
-  target_sources(test_run_folder PRIVATE tests/power_cut.cpp)
-endif()
-
 # What the compiler must refuse.
 add_test(NAME discarded_routing
   COMMAND ${CMAKE_CXX_COMPILER} -std=c++20 -fsyntax-only -Werror=unused-result -I${weft_include}
@@ -282,17 +136,6 @@ add_test(NAME discarded_routing
 set_tests_properties(discarded_routing PROPERTIES PASS_REGULAR_EXPRESSION "nodiscard")
 
 # Whole models, again and again: without sanitizers only.
-set_tests_properties(gpt_memory layouts speculative PROPERTIES LABELS long)
-
-# Tests of what several threads touch, for the ThreadSanitizer job.
-add_custom_target(thread_tests)
-foreach(stem allocator comm_ops ddp expert_dispatch expert_layouts expert_parallel expert_router
-    expert_tensor grouped_linear joint_norm layer_norm matmul overlap parallel parallelize pieces
-    process_group process_group_errors random shared_leaf sharded_checkpoint sharded_optimizer simd
-    tape tensor_parallel vocab)
-  add_dependencies(thread_tests test_${stem})
-  set_tests_properties(${stem} PROPERTIES LABELS threads)
-endforeach()
 if(NOT WEFT_SANITIZE STREQUAL "thread")
   set_tests_properties(gpt_memory layouts speculative PROPERTIES LABELS long)
 endif()
@@ -300,9 +143,7 @@ endif()
 # The programs, run as a user would run them.
 if(WEFT_EXAMPLES)
   add_test(NAME readme_model COMMAND readme_model)
-  find_package(Python3 REQUIRED COMPONENTS Interpreter)
   foreach(case hostile hybrid mini_gpt moe mtp ranks repeat wrong_use)
-  foreach(case hybrid mini_gpt moe mtp ranks repeat wrong_use)
     add_test(NAME cli_${case}
       COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_${case}.py)
     set_tests_properties(cli_${case} PROPERTIES

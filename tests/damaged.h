@@ -9,7 +9,7 @@
 #include "weft/core/allocator.h"
 #include "weft/core/error.h"
 #include "weft/io/file.h"
-#include "weft/tests/heap_peak.h"
+#include "weft/tests/count_new.h"
 #include "weft/tests/mutations.h"
 
 namespace weft::test {

@@ -2,10 +2,10 @@
 
 #include <functional>
 
-#include "weft/tests/support.h"
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/recompute.h"
 #include "weft/autograd/reduce.h"
+#include "weft/tests/support.h"
 
 using namespace weft;
 

@@ -4,10 +4,10 @@
 #include <thread>
 #include <vector>
 
-#include "weft/tests/support.h"
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/function.h"
 #include "weft/autograd/reduce.h"
+#include "weft/tests/support.h"
 
 using namespace weft;
 
