@@ -82,8 +82,6 @@ bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) {
   const Tensor g = gradient_of(p);
   if (!g) return false;
   const char* name = parameters_[i].name.c_str();
-  check(g.shape() == p.shape(), "optimizer: the gradient of {} must have shape {}, got {}", name,
-        p.shape(), g.shape());
   check((g.dtype() == DType::f64) == (p.dtype() == DType::f64) && is_compute(g.dtype()),
         "optimizer: the gradient of {} (dtype {}) cannot have dtype {}", name, p.dtype(),
         g.dtype());
