@@ -135,6 +135,12 @@ add_test(NAME discarded_routing
     ${PROJECT_SOURCE_DIR}/tests/discarded_routing.cpp)
 set_tests_properties(discarded_routing PROPERTIES PASS_REGULAR_EXPRESSION "nodiscard")
 
+# Its ranks are up to eight threads that wait for each other: beside another test they take ten times
+# as long.
+if(WEFT_EXAMPLES)
+  set_tests_properties(session_layouts PROPERTIES PROCESSORS 2)
+endif()
+
 # Whole models, again and again: without sanitizers only.
 if(NOT WEFT_SANITIZE STREQUAL "thread")
   set_tests_properties(gpt_memory layouts speculative PROPERTIES LABELS long)

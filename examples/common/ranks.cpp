@@ -137,17 +137,28 @@ std::int64_t Ranks::of_first(std::int64_t own) const {
   return imagined_ ? own : distributed::from_rank_0(host_, own);
 }
 
-int run_on_ranks(const Options& options, const std::function<int(Ranks*)>& f) {
-  // Where a job stopped: the latest collectives of every rank.
-  const WorldOptions world_options{.timeout_s = options.timeout,
-                                   .dump_folder = options.out + "/flight"};
-  // Beside NCCL's, those by which the hosts agree.
-  WorldOptions host_options = world_options;
-  const Device device = Device::parse(options.device);
-  if (device.is_cuda() && over_nccl(options)) host_options.dump_folder += "/host";
-  const bool plans = device.is_meta();
+namespace {
+
+// As processes that a launcher has started.
+bool as_launched(const Options& options) {
+  const bool may = options.backend == "auto" || options.backend == "nccl";
+  return options.backend == "mpi" || (may && distributed::under_mpi());
+}
+
+bool plans_for_many(const Options& options) {
+  return Device::parse(options.device).is_meta() && ranks_of(options) > 1;
+}
+
+bool is_alone(const Options& options) {
+  return !plans_for_many(options) && !as_launched(options) && options.ranks <= 1 &&
+         options.backend != "nccl";
+}
+
+}  // namespace
+
+void check_ranks(const Options& options) {
   // In a shell that a launcher has started there may be one process all the same.
-  check(!plans || !distributed::under_mpi() ||
+  check(!Device::parse(options.device).is_meta() || !distributed::under_mpi() ||
             (options.backend == "fake" && distributed::launched_rank() == 0),
         "--device: meta plans for any number of ranks in one process; start it without a launcher, "
         "or alone with --backend fake");
@@ -155,24 +166,31 @@ int run_on_ranks(const Options& options, const std::function<int(Ranks*)>& f) {
         "--backend: thread runs all ranks in one process, and here are {}, each with a run of its "
         "own; start it without a launcher",
         distributed::launched_ranks());
-  if (plans && ranks_of(options) > 1) {
+  check(plans_for_many(options) || !as_launched(options) || options.ranks == 0,
+        "--ranks: is for threads; the launcher has said how many ranks there are");
+  check(!is_alone(options) ||
+            (options.tp == 1 && options.ep == 1 && options.dp <= 1 && options.etp <= 1),
+        "--ranks: one rank cannot share work among --dp {}, --tp {}, --ep {}, --etp {}; say how "
+        "many there are",
+        options.dp, options.tp, options.ep, options.etp);
+}
+
+int run_on_ranks(const Options& options, const std::function<int(Ranks*)>& f) {
+  // Where a job stopped: the latest collectives of every rank.
+  const WorldOptions world_options{.timeout_s = options.timeout,
+                                   .dump_folder = options.out + "/flight"};
+  // Beside NCCL's, those by which the hosts agree.
+  WorldOptions host_options = world_options;
+  if (Device::parse(options.device).is_cuda() && over_nccl(options))
+    host_options.dump_folder += "/host";
+  if (plans_for_many(options)) {
     const auto world = distributed::fake_world(static_cast<int>(options.rank), ranks_of(options));
     Ranks ranks(*world, options);
     return f(&ranks);
   }
-  const bool launched = options.backend == "auto" || options.backend == "nccl";
-  if (options.backend == "mpi" || (launched && distributed::under_mpi())) {
-    check(options.ranks == 0,
-          "--ranks: is for threads; the launcher has said how many ranks there are");
+  if (as_launched(options))
     return as_process(distributed::mpi_world(host_options), options, world_options, f);
-  }
-  if (options.ranks <= 1 && options.backend != "nccl") {
-    check(options.tp == 1 && options.ep == 1 && options.dp <= 1 && options.etp <= 1,
-          "--ranks: one rank cannot share work among --dp {}, --tp {}, --ep {}, --etp {}; say how "
-          "many there are",
-          options.dp, options.tp, options.ep, options.etp);
-    return f(nullptr);
-  }
+  if (is_alone(options)) return f(nullptr);
   std::atomic<int> status{0};
   distributed::run_ranks(
       std::max(1, static_cast<int>(options.ranks)),

@@ -57,11 +57,15 @@ class Ranks {
 int end_process(const std::string& program, std::unique_ptr<distributed::World> world,
                 const std::exception& e);
 
+/// Throws Error when --device, --backend, --ranks and the degrees contradict each other or what a
+/// launcher has started. Opens nothing.
+void check_ranks(const Options& options);
+
 /// Runs f once for each rank that the options ask for: on threads of this process (--ranks), in
 /// this process as one of those that a launcher started, as a rank that --device meta imagines, or,
 /// with null, alone. On GPUs each rank has a stream of its own. Returns f's status: that of the
 /// first rank where they differ. What f throws in a process of several is said here, and its status
-/// returned.
+/// returned. check_ranks() comes first.
 int run_on_ranks(const Options& options, const std::function<int(Ranks*)>& f);
 
 }  // namespace weft::train

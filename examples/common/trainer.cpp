@@ -421,6 +421,7 @@ int train(const Options& given) {
   if (options.vocab == 0) options.vocab = data::ByteTokenizer().vocab();
   // Every rule, from the cheapest on, before anything is allocated by the size of a flag.
   options.model().validate();
+  check_ranks(options);
   if (options.threads) set_num_threads(static_cast<int>(options.threads));
   set_deterministic(options.deterministic);
   const data::TokenStream tokens = read_tokens(options.data);

@@ -337,8 +337,9 @@ TEST_CASE("optimizer: errors name the rule") {
           Sgd opt({{"p", Tensor::zeros({1}, DType::i32)}});
         }) == "optimizer: p must be f32, f64 or bf16, got i32");
   Sgd opt(one);
-  CHECK(test::error_of([&] { p.set_grad(Tensor::of({1, 2, 3}, {3})); }) ==
-        "set_grad: the gradient must be [2] on cpu like its tensor, got [3] on cpu");
+  CHECK(test::error_of([&] {
+          p.set_grad(Tensor::of({1, 2, 3}, {3}));
+        }) == "set_grad: the gradient must be [2] on cpu like its tensor, got [3] on cpu");
   p.set_grad(Tensor::of({1, 2}, {2}, DType::f64));
   CHECK(test::error_of([&] { opt.step(); }) ==
         "optimizer: the gradient of p (dtype f32) cannot have dtype f64");
