@@ -41,6 +41,7 @@ case "${1:-}" in
     check includes scripts/check_includes.py
     check ops scripts/check_ops.py --check
     check readme scripts/check_readme.py
+    check faults scripts/mutate.py --check
     check kernels scripts/check_kernels.py build/release
     if [ -d build/release/CMakeFiles/weft_cuda.dir ]; then
       check registers scripts/check_registers.py --check build/release
