@@ -96,7 +96,10 @@ target_sources(tests_distributed PRIVATE bench/comm_cost.cpp bench/comm_timeline
 # The trainer's own parts.
 if(WEFT_EXAMPLES)
   weft_test_folder(examples CLI11::CLI11 tomlplusplus::tomlplusplus)
-  target_sources(tests_examples PRIVATE $<TARGET_OBJECTS:weft_train> bench/comm_timeline.cpp bench/comm_trace.cpp)
+  if(TARGET tests_examples)
+    target_sources(tests_examples PRIVATE $<TARGET_OBJECTS:weft_train> bench/comm_timeline.cpp
+      bench/comm_trace.cpp)
+  endif()
 endif()
 foreach(folder distributed io examples)
   if(TARGET tests_${folder})
@@ -137,7 +140,7 @@ set_tests_properties(discarded_routing PROPERTIES PASS_REGULAR_EXPRESSION "nodis
 
 # Its ranks are up to eight threads that wait for each other: beside another test they take ten times
 # as long.
-if(WEFT_EXAMPLES)
+if(TARGET tests_examples)
   set_tests_properties(session_layouts PROPERTIES PROCESSORS 2)
 endif()
 
@@ -166,8 +169,8 @@ if(WEFT_HAVE_CUDA)
     WEFT_OLD_NCCL="${PROJECT_BINARY_DIR}/old_nccl")
 endif()
 
-# Ranks as processes.
-if(WEFT_HAVE_MPI)
+# Ranks as processes; the tests of ThreadSanitizer are a few of the others.
+if(WEFT_HAVE_MPI AND NOT WEFT_SANITIZE STREQUAL "thread")
   foreach(program bits fault)
     add_executable(mpi_${program}_program tests/mpi_${program}_program.cpp)
     target_link_libraries(mpi_${program}_program PRIVATE weft weft_flags)

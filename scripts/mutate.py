@@ -61,7 +61,7 @@ def build():
 
 
 def failing_tests(pattern):
-    """Names of the matching tests that fail; those that run are never none."""
+    """Names of the matching tests that fail."""
     out = run("ctest", "--test-dir", BUILD, "-j", os.cpu_count(), "--no-tests=error", "--timeout", "120",
               "-R", f"^({pattern})").stdout
     return re.findall(r"^\s*\d+/\d+ Test +#\d+: (\S+) \.*\**(?:Failed|Timeout|SEGFAULT|Exception|Subprocess)", out, re.M)
@@ -72,10 +72,12 @@ def plant(fault):
     _, file, text, replacement, tests = fault
     path, begin = TREE / file, time.monotonic()
     sound = path.read_text()
+    if sound.count(text) != 1:
+        sys.exit(f"mutate: {fault[0]} does not fit {file} of HEAD; commit first")
     path.write_text(sound.replace(text, replacement))
     try:
-        done = run("cmake", "--build", BUILD)
-        seen = ["the compiler"] if done.returncode else failing_tests(tests)
+        build()
+        seen = failing_tests(tests)
     finally:
         path.write_text(sound)
     return seen, time.monotonic() - begin
@@ -102,6 +104,8 @@ def main():
         return bool(wrong)
     if not faults:
         sys.exit(f"mutate: no fault matches {options.only}")
+    if options.table and BEGIN not in PAGE.read_text():
+        sys.exit(f"mutate: {PAGE} must have the line {BEGIN.strip()}")
     prepare()
     every = "|".join(sorted({f[4] for f in faults}))
     if broken := failing_tests(every):

@@ -5,10 +5,13 @@ skipped=0
 skipped_names=()
 logs=build/logs
 mkdir -p "$logs"
-if command -v ccache >/dev/null; then
+
+# After setup, which installs it.
+use_ccache() {
+  command -v ccache >/dev/null || return 0
   export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
   export CCACHE_SLOPPINESS=pch_defines,time_macros  # the tests' precompiled headers
-fi
+}
 
 # Milliseconds of processor time that this script's finished children have taken.
 processor_ms() { awk -v hz="$(getconf CLK_TCK)" '{ print int(($16 + $17) * 1000 / hz) }' /proc/$$/stat; }

@@ -27,7 +27,9 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"
 run() {
   setsid "$mpirun" "$@" <&0 &
   local child=$! signal=USR1 status
-  trap 'kill -"$signal" "$child" 2>/dev/null; signal=TERM' INT TERM HUP
+  trap 'kill -"$signal" "$child" 2>/dev/null; signal=TERM' INT TERM
+  # A terminal that closes says so more than once.
+  trap 'kill -USR1 "$child" 2>/dev/null' HUP
   while true; do
     status=0
     wait "$child" || status=$?

@@ -28,6 +28,7 @@ ctest_in() {  # ctest_in PRESET [CTEST ARGUMENTS]
 }
 
 part setup scripts/setup.sh all || give_up setup
+use_ccache
 
 case "${1:-}" in
   "" | --all-archs)

@@ -1,5 +1,5 @@
 #pragma once
-// For one source file of an executable, as heap_peak.h.
+// Damages the bytes of a file in every way that a seed gives, and watches what reading them costs.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -9,12 +9,16 @@
 namespace weft::train {
 namespace {
 
-volatile std::sig_atomic_t requested = 0;
+volatile std::sig_atomic_t requested = 0, insisted = 0;
 
 void on_signal(int) {
-  if (requested) _exit(130);
+  if (insisted) _exit(130);
   requested = 1;
+  insisted = 1;
 }
+
+// The shell and the kernel both say that a terminal has closed: twice is not more than once.
+void on_hangup(int) { requested = 1; }
 
 }  // namespace
 
@@ -37,6 +41,7 @@ void catch_interrupts() {
   // A terminal that is closed, unless the run was told to outlive it (nohup).
   struct sigaction before = {};
   sigaction(SIGHUP, nullptr, &before);
+  action.sa_handler = on_hangup;
   if (before.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
 }
 

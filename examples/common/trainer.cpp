@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <limits>
 #include <mutex>
 #include <optional>
@@ -19,6 +20,7 @@
 #include "weft/data/text.h"
 #include "weft/data/token_file.h"
 #include "weft/data/tokenizer.h"
+#include "weft/distributed/mpi_world.h"
 #include "weft/examples/common/check_memory.h"
 #include "weft/examples/common/check_weights.h"
 #include "weft/examples/common/interrupt.h"
@@ -422,6 +424,9 @@ int train(const Options& given) {
   // Every rule, from the cheapest on, before anything is allocated by the size of a flag.
   options.model().validate();
   check_ranks(options);
+  for (const std::string& path : options.data)
+    check(distributed::launched_ranks() <= 1 || !std::filesystem::is_fifo(path),
+          "--data: processes cannot share the pipe '{}'; give a file", path);
   if (options.threads) set_num_threads(static_cast<int>(options.threads));
   set_deterministic(options.deterministic);
   const data::TokenStream tokens = read_tokens(options.data);
