@@ -16,8 +16,8 @@ namespace weft {
 /// Saves    add, sub: nothing; mul, minimum, maximum: a and b
 /// Throws   Error on shapes that do not broadcast, on mixed dtypes or devices, on other dtypes; on
 ///          a number that an integer dtype does not have (of a bound: where a result may need it)
-/// Source   definition. NaN wins in minimum and maximum; at a tie and at NaN each operand gets half
-///          the gradient; the one that lost gets 0, whatever the gradient is
+/// Source   definition. minimum and maximum propagate NaN. At a tie or a NaN each operand gets half
+///          the gradient; otherwise the unselected operand gets exactly 0, even if dy is infinite
 Tensor add(const Tensor& a, const Tensor& b);
 Tensor sub(const Tensor& a, const Tensor& b);
 Tensor mul(const Tensor& a, const Tensor& b);

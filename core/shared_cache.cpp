@@ -63,7 +63,7 @@ void unmap_memory(void* p, std::int64_t bytes) {
   const std::int64_t margin = bytes >= kHugePage ? kMargin : 0;
   char* const begin = static_cast<char*>(p) - margin;
   const std::int64_t room = ((bytes + 4095) & ~std::int64_t{4095}) + 2 * margin;
-  permit(begin, room);  // whoever gets the addresses next
+  permit(begin, room);  // the addresses may be mapped again
   munmap(begin, static_cast<std::size_t>(room));
 }
 

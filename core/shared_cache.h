@@ -63,9 +63,9 @@ struct CacheCounters {
 extern CacheCounters cache_counters[kMemories];
 inline CacheCounters& cache_counters_of(Device d) { return cache_counters[index_of(d)]; }
 
-/// Bytes between neighbouring blocks, which nobody may touch: AddressSanitizer watches them, and
-/// with them what a block has beyond its request, and free blocks. On the host, and on an imitated
-/// GPU.
+/// Size of the red zone between neighbouring blocks, on the host and on an imitated GPU.
+/// AddressSanitizer reports accesses to red zones, to the slack behind the requested bytes and to
+/// free blocks.
 #if defined(__SANITIZE_ADDRESS__)
 inline constexpr std::int64_t kRedZone = 256;
 inline void forbid(void* p, std::int64_t bytes) {

@@ -183,8 +183,8 @@ class Tensor {
   /// Throws Error when g has another shape or device.
   void set_main_grad(const Tensor& g, const Tensor& reached) const;
   void set_main_grad(const Tensor& g) const;
-  /// Does main_grad() hold a gradient? Not from zero_grad() on until backward() adds to it, or
-  /// somebody else writes to a buffer that shares its storage with no other.
+  /// True when main_grad() holds a gradient: backward() has added to it since zero_grad(), or, for
+  /// a buffer with a storage of its own, any other code has written to it.
   bool main_grad_filled() const;
   void set_main_grad_filled(bool on) const;
   /// Runs the innermost tape of this thread from this scalar (or with the cotangent dy).

@@ -16,9 +16,9 @@ struct AttentionSpec {
   std::int64_t key_heads = 0;  ///< of a batch row in the numbers of the key
 };
 
-/// Elements from one token of t (B, T, H, D) to the next, those of all rows being evenly spaced.
-/// The stride of an axis of length 1 says nothing: with one token a row, the next one is a row
-/// away.
+/// Distance in elements between consecutive tokens of t (B, T, H, D), whose tokens are evenly
+/// spaced over all rows. With T = 1 this is the stride of axis 0: the stride of an axis of length 1
+/// is arbitrary.
 inline std::int64_t token_distance(const Tensor& t) {
   const Shape &n = t.shape(), &stride = t.strides();
   if (n[1] > 1) return stride[1];

@@ -31,7 +31,7 @@ void Engine::copy_later(void* to, const void* from, int bytes) {
   }
   if (now) return copy(to, from, bytes);
 #if WEFT_EMU_TSAN
-  // Now or later: from here on nobody else may use what it overwrites.
+  // The copy may land at any time from here on, so any other access to the target is a race.
   auto* const p = static_cast<volatile char*>(to);
   for (int i = 0; i < bytes; ++i) p[i] = p[i];
 #endif
