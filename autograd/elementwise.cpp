@@ -39,11 +39,9 @@ Tensor arithmetic(const char* name, const Tensor& a, double value, BinaryOp op,
 
 // A 0 that broadcasts: what a gradient is where it is chosen to be 0. It is never multiplied by 0,
 // which makes NaN of infinity.
-Tensor zero_like(const Tensor& x) { return Tensor::zeros({}, x.dtype(), x.device()); }
-
 // The part of dy of an operand that won or lost here: half of it at a tie.
 Tensor share(const Tensor& dy, const Tensor& won, const Tensor& lost) {
-  return where(won, dy, where(lost, zero_like(dy), mul(dy, 0.5)));
+  return where(won, dy, where(lost, zero_of(dy), mul(dy, 0.5)));
 }
 
 Tensor extremum(const char* name, const Tensor& a, const Tensor& b, BinaryOp op) {
@@ -125,7 +123,7 @@ Tensor pow(const Tensor& a, const Tensor& b) {
     Tape::record("pow", {&a, &b}, {&y},
                  [sa = save(a, "a"), sb = save(b, "b"), sy = save(y, "y")](Backward& g) {
                    const Tensor &x = sa.get(), &z = sb.get(), &power = sy.get();
-                   const Tensor zero = zero_like(x), one = Tensor::ones({}, x.dtype(), x.device());
+                   const Tensor zero = zero_of(x), one = Tensor::ones({}, x.dtype(), x.device());
                    // Where the slope is 0, the formula gets operands at which it and its own
                    // derivatives are finite: a 0 that comes back to them must stay 0.
                    if (g.needs(0)) {

@@ -76,9 +76,8 @@ Tensor relu(const Tensor& x) {
     Tape::record("relu", {&x}, {&y}, [s = save(y, "y")](Backward& g) {
       // y > 0 exactly where x > 0, and y is what the next layer saves anyway.
       const Tensor& saved = s.get();
-      g.add(0, Tape::current()
-                   ? where(gt(saved, 0), g.dy(), Tensor::zeros({}, saved.dtype(), saved.device()))
-                   : fused(saved, g.dy(), BinaryOp::relu_bwd));
+      g.add(0, Tape::current() ? where(gt(saved, 0), g.dy(), zero_of(saved))
+                               : fused(saved, g.dy(), BinaryOp::relu_bwd));
     });
   return y;
 }

@@ -55,6 +55,9 @@ inline Tensor to_operand(const Tensor& dx, const Shape& shape) {
   return dx.shape() == shape ? dx : sum_to(dx, shape);
 }
 
+/// A scalar 0 of x's dtype and device.
+inline Tensor zero_of(const Tensor& x) { return Tensor::zeros({}, x.dtype(), x.device()); }
+
 /// Runs a kernel that records nothing.
 inline Tensor run_unary(const Tensor& x, UnaryOp op) {
   Tensor y = empty_like(x);

@@ -63,7 +63,7 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
     Tape::record("where", {&a, &b}, {&y},
                  [s = save(condition, "condition"), sa = a.shape(), sb = b.shape()](Backward& g) {
                    const Tensor& c = s.get();
-                   const Tensor zero = Tensor::zeros({}, g.dy().dtype(), g.dy().device());
+                   const Tensor zero = zero_of(g.dy());
                    if (g.needs(0)) g.add(0, to_operand(where(c, g.dy(), zero), sa));
                    if (g.needs(1)) g.add(1, to_operand(where(c, zero, g.dy()), sb));
                  });

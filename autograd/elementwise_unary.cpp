@@ -57,7 +57,7 @@ Tensor abs(const Tensor& x) {
   if (recording(x))
     Tape::record("abs", {&x}, {&y}, [s = save(x)](Backward& g) {
       const Tensor& saved = s.get();  // at 0 the slope is 0, also to an infinite dy
-      const Tensor zero = Tensor::zeros({}, saved.dtype(), saved.device());
+      const Tensor zero = zero_of(saved);
       g.add(0, where(eq(saved, 0), zero, mul(g.dy(), sign(saved))));
     });
   return y;
@@ -82,7 +82,7 @@ Tensor clamp(const Tensor& x, double low, double high) {
     Tape::record("clamp", {&x}, {&y}, [s = save(x), low, high](Backward& g) {
       const Tensor& saved = s.get();
       if (Tape::current()) {
-        const Tensor zero = Tensor::zeros({}, saved.dtype(), saved.device());
+        const Tensor zero = zero_of(saved);
         g.add(0, where(eq(clamp(saved, low, high), saved), g.dy(), zero));
         return;
       }

@@ -157,6 +157,14 @@ const Tensor& Tensor::fill_(double value) const {
   return *this;
 }
 
+void Tensor::zero_grad() const {
+  set_grad({});
+  if (const Tensor main = main_grad()) {
+    main.zero_();
+    set_main_grad_filled(false);
+  }
+}
+
 const Tensor& Tensor::copy_(const Tensor& source) const {
   detail::check_tensor("copy_", "the tensor", *this);
   detail::check_tensor("copy_", "source", source);

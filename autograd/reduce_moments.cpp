@@ -74,7 +74,7 @@ Tensor norm(const Tensor& x, double p) {
     Tape::record("norm", {&x}, {&y}, [s = save(x), sy = save(y, "y"), p](Backward& g) {
       const Tensor &saved = s.get(), &length = sy.get();
       // 0 where all of x is 0: one of the subgradients.
-      const Tensor zero = Tensor::zeros({}, length.dtype(), length.device());
+      const Tensor zero = zero_of(length);
       const Tensor one = Tensor::ones({}, length.dtype(), length.device());
       const Tensor nowhere = eq(length, 0), safe = where(nowhere, one, length);
       if (p == 2) {
@@ -111,7 +111,7 @@ Tensor logsumexp(const Tensor& x, int dim, bool keepdim) {
     Tape::record("logsumexp", {&x}, {&y}, [s = save(x), sy = save(y, "y"), kept, dim](Backward& g) {
       const Tensor saved = computed(s.get());
       const Tensor total = saved.same(s.get()) ? sy.get() : logsumexp(saved, dim);
-      const Tensor zero = Tensor::zeros({}, total.dtype(), total.device());
+      const Tensor zero = zero_of(total);
       const Tensor safe = where(eq(total, -kInfinity), zero, total);  // all of x is -infinity
       const Tensor dx = mul(exp(sub(saved, reshape(safe, kept))), reshape(computed(g.dy()), kept));
       g.add(0, cast(dx, s.get().dtype()));

@@ -92,15 +92,21 @@ void Tape::unlink() {
 }
 
 void TapeSwitch::forget(const Tape& ended, Tape* outer) {
-  for (TapeSwitch* s = innermost_; s; s = s->below_)
+  for (TapeSwitch* s = innermost_; s; s = s->below_) {
     if (s->previous_ == &ended) s->previous_ = outer;
+    if (s->now_ == &ended) s->now_ = outer;
+  }
 }
 
-// One that does not end in the order of its scope, because it lives on the heap.
+// A switch on the heap that ends before one that was made after it: the later one stays in force,
+// and restores in its turn what this one would have.
 void TapeSwitch::unlink() {
-  TapeSwitch** s = &innermost_;
-  while (*s && *s != this) s = &(*s)->below_;
-  if (*s) *s = below_;
+  for (TapeSwitch* s = innermost_; s; s = s->below_) {
+    if (s->below_ != this) continue;
+    s->below_ = below_;
+    if (s->previous_ == now_) s->previous_ = previous_;
+    return;
+  }
 }
 
 void Tape::clear() {

@@ -272,18 +272,22 @@ class TapeSwitch {
  protected:
   friend class Tape;
   explicit TapeSwitch(Tape* now)
-      : previous_(std::exchange(Tape::current_, now)), below_(std::exchange(innermost_, this)) {}
+      : now_(now),
+        previous_(std::exchange(Tape::current_, now)),
+        below_(std::exchange(innermost_, this)) {}
   ~TapeSwitch() {
-    Tape::current_ = previous_;
-    if (innermost_ == this)
+    if (innermost_ == this) {
+      Tape::current_ = previous_;
       innermost_ = below_;
-    else
+    } else {
       unlink();
+    }
   }
 
  private:
   static void forget(const Tape& ended, Tape* outer);
   void unlink();
+  Tape* now_;
   Tape* previous_;
   TapeSwitch* below_;
   static constinit thread_local TapeSwitch* innermost_;

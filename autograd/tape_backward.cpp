@@ -1,7 +1,6 @@
 // Running a tape backwards.
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/tape_state.h"
-#include "weft/core/cuda_graph.h"
 
 namespace weft {
 namespace {
@@ -17,15 +16,6 @@ bool uniquely_owned(const Tensor& t) { return owned_by(t, 1); }
 template <class State>
 bool is_constant(const State& state, const Tensor& y) {
   return !y.requires_grad() && state.heard_backward;
-}
-
-// Each replay of a captured backward fills it too.
-void fill_main_grad(const Tensor& x) {
-  x.set_main_grad_filled(true);
-  if (cuda::Graph* const graph = cuda::Graph::capturing())
-    graph->before_replay([x] {
-      if (x.main_grad()) x.set_main_grad_filled(true);
-    });
 }
 
 }  // namespace
@@ -138,7 +128,7 @@ void Tape::finish_leaf(Leaf& leaf, Slot& s) {
   s.grad = {};
   const bool continued = std::exchange(s.continued, false);
   if (std::exchange(s.in_main, false)) {
-    fill_main_grad(x);
+    x.set_main_grad_filled(true);
     if (!g) {
       if (grad_ready_) grad_ready_(x);
       return;
@@ -150,7 +140,7 @@ void Tape::finish_leaf(Leaf& leaf, Slot& s) {
   if (const Tensor main = x.main_grad()) {
     NoGradGuard off;
     main.add_(g.to(main.dtype()));
-    fill_main_grad(x);
+    x.set_main_grad_filled(true);
   } else if (const Tensor old = x.grad(); old && continued) {
     if (!g.same(old)) x.set_grad(g);
   } else if (old) {

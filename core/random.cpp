@@ -1,5 +1,6 @@
 #include "weft/core/random.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -39,6 +40,10 @@ struct ProcessSeed {
   std::uint64_t seed = 0, threads = 0;
 };
 constinit ProcessSeed process_seed;
+// A child of fork() must not find the lock held by a thread that it does not have.
+const int at_fork =
+    pthread_atfork([] { process_seed.mutex.lock(); }, [] { process_seed.mutex.unlock(); },
+                   [] { process_seed.mutex.unlock(); });
 
 bool is_main_thread() { return gettid() == getpid(); }
 

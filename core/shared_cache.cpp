@@ -1,5 +1,6 @@
 #include "weft/core/shared_cache.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -81,6 +82,10 @@ std::int64_t half_of_memory() {
 constinit MemoryCounters memory_counters[kMemoryDomains][kMemories];
 constinit CacheCounters cache_counters[kMemories];
 constinit thread_local MemoryCounters* domain_counters = memory_counters[0];
+
+// A child of fork() must find the cache made and its lock free, whatever other threads did.
+const int SharedCache::at_fork_ = pthread_atfork(
+    [] { get().mutex_.lock(); }, [] { get().mutex_.unlock(); }, [] { get().mutex_.unlock(); });
 
 // Never destroyed: tensors with static storage duration may outlive any static cache.
 SharedCache& SharedCache::get() {

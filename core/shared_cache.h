@@ -134,6 +134,8 @@ class SharedCache {
 
   const Device device_;
   const std::int16_t stream_;
+  static const int at_fork_;  // the status of pthread_atfork()
+
   std::mutex mutex_;
   Storage* heads_[kClasses] = {};
   Storage *front_ = nullptr, *tail_ = nullptr;

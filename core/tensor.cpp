@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "weft/core/cuda_graph.h"
 #include "weft/core/error.h"
 #include "weft/core/kernels/copy.h"
 #include "weft/core/numbers.h"
@@ -173,12 +174,15 @@ Tensor Tensor::detach() const {
   return alias(t.shape, t.strides, 0);
 }
 
+void Tensor::check_gradient(const char* op, const Tensor& g) const {
+  if (g && (g.shape() != shape() || g.device() != device())) [[unlikely]]
+    detail::raise(Fault::user, "{}: the gradient must be {} on {} like its tensor, got {} on {}",
+                  {op, shape(), device(), g.shape(), g.device()});
+}
+
 void Tensor::set_grad(const Tensor& g) const {
   TensorImpl& t = at("set_grad");
-  if (g && (g.shape() != t.shape || g.device() != device())) [[unlikely]]
-    detail::raise(Fault::user,
-                  "set_grad: the gradient must be {} on {} like its tensor, got {} on {}",
-                  {t.shape, device(), g.shape(), g.device()});
+  check_gradient("set_grad", g);
   replace(t.grad, g);
 }
 
@@ -203,10 +207,7 @@ void Tensor::replace(TensorImpl*& slot, const Tensor& value) {
 
 void Tensor::set_main_grad(const Tensor& g, const Tensor& reached) const {
   TensorImpl& t = at("set_main_grad");
-  if (g && (g.shape() != t.shape || g.device() != device())) [[unlikely]]
-    detail::raise(Fault::user,
-                  "set_main_grad: the gradient must be {} on {} like its tensor, got {} on {}",
-                  {t.shape, device(), g.shape(), g.device()});
+  check_gradient("set_main_grad", g);
   MainGrad* main = nullptr;
   if (g) {
     main = new MainGrad{g.impl_, reached.impl_};
@@ -228,8 +229,15 @@ bool Tensor::main_grad_filled() const {
 void Tensor::set_main_grad_filled(bool on) const {
   MainGrad* const main = at("set_main_grad_filled").main_grad;
   check(main != nullptr, "set_main_grad_filled: the tensor must have a main_grad, got none");
-  main->filled = on;
-  main->empty_at = main->sum->storage->version;
+  const auto set = [on](MainGrad& m) {
+    m.filled = on;
+    m.empty_at = m.sum->storage->version;
+  };
+  set(*main);
+  if (cuda::Graph* const graph = cuda::Graph::capturing())
+    graph->before_replay([x = *this, set] {
+      if (x.impl_->main_grad) set(*x.impl_->main_grad);
+    });
 }
 
 double Tensor::item_double() const {

@@ -186,7 +186,10 @@ class Tensor {
   /// True when main_grad() holds a gradient: backward() has added to it since zero_grad(), or, for
   /// a buffer with a storage of its own, any other code has written to it.
   bool main_grad_filled() const;
+  /// While a cuda::Graph captures, each replay sets it too.
   void set_main_grad_filled(bool on) const;
+  /// Drops grad(); sets main_grad() to 0, which then holds no gradient.
+  void zero_grad() const;
   /// Runs the innermost tape of this thread from this scalar (or with the cotangent dy).
   void backward() const;
   void backward(const Tensor& dy) const;
@@ -271,6 +274,7 @@ class Tensor {
   }
   [[noreturn]] static void throw_null(const char* member);
   [[noreturn]] void throw_no_axis(int i) const;
+  void check_gradient(const char* op, const Tensor& g) const;
   static Tensor from_bytes(const void* data, std::int64_t count, const Shape& shape, DType dtype);
   static void replace(TensorImpl*& slot, const Tensor& value);
   double item_double() const;

@@ -22,6 +22,8 @@ Tensor view_of(const Tensor& flat, std::int64_t begin, const Shape& shape) {
 Ddp::Ddp(nn::Module& model, const DeviceMesh& mesh, const Layout& layout, const DdpOptions& options)
     : mesh_(mesh), layout_(layout), options_(options), parameters_(model.named_parameters()) {
   check(!parameters_.empty(), "ddp: the model must have parameters, got none");
+  // finish() adds up the parameters' flags over all ranks, so all must have the same parameters.
+  check(mesh.degrees().pp == 1, "ddp: pp must be 1, got {}", mesh.degrees().pp);
   for (const NamedTensor& p : parameters_) {
     check(p.tensor.is_contiguous(), "ddp: {} must be contiguous, got strides {}", p.name,
           p.tensor.strides());

@@ -104,13 +104,8 @@ void Module::train(bool on) {
 }
 
 void Module::zero_grad() {
-  detail::for_each_distinct_tensor(*this, [](const std::string&, const Slot& slot) {
-    slot.tensor->set_grad({});
-    if (const Tensor main = slot.tensor->main_grad()) {
-      main.zero_();
-      slot.tensor->set_main_grad_filled(false);
-    }
-  });
+  detail::for_each_distinct_tensor(
+      *this, [](const std::string&, const Slot& slot) { slot.tensor->zero_grad(); });
 }
 
 void Module::to(DType dtype) {

@@ -243,13 +243,7 @@ StepResult Optimizer::step(const GradClip& clip, std::span<const std::size_t> en
 }
 
 void Optimizer::zero_grad() {
-  for (const NamedTensor& p : parameters_) {
-    p.tensor.set_grad({});
-    if (const Tensor main = p.tensor.main_grad()) {
-      main.zero_();
-      p.tensor.set_main_grad_filled(false);
-    }
-  }
+  for (const NamedTensor& p : parameters_) p.tensor.zero_grad();
 }
 
 }  // namespace weft::optim

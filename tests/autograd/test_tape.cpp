@@ -407,10 +407,10 @@ TEST_CASE("tape: one that ends under a NoGradGuard is not current after it") {
   // Guards on the heap, which end in another order.
   auto a = std::make_unique<NoGradGuard>(), b = std::make_unique<NoGradGuard>();
   a.reset();
-  CHECK(Tape::current() == &outer);
-  b.reset();
-  { Tape ended; }
   CHECK(Tape::current() == nullptr);
+  { Tape ended; }
+  b.reset();
+  CHECK(Tape::current() == &outer);
 }
 
 TEST_CASE("tape: one that a hook of another's backward ends") {

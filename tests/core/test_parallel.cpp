@@ -206,12 +206,15 @@ TEST_CASE("workers keep the signals open that a thread causes itself, and a prof
 }
 
 TEST_CASE("a child of fork() does its loops alone and waits for nobody") {
-  // More threads than processors: after most loops some worker still comes to look. And one thread
-  // that takes and gives back pools, so that their lock is often held.
+  // More threads than processors: after most loops some worker still comes to look. And threads
+  // that often hold the locks of the spare pools and of the cache of large blocks.
   const Threads scope(32);
   std::atomic<bool> stop{false};
   std::thread borrower([&] {
     while (!stop) const ThreadShare share(1);
+  });
+  std::thread allocator([&] {
+    while (!stop) Tensor::empty({1 << 18}, DType::f32);
   });
   int stuck = 0;
   for (int i = 0; i < 100 && stuck == 0; ++i) {
@@ -230,6 +233,7 @@ TEST_CASE("a child of fork() does its loops alone and waits for nobody") {
           sum += end - begin;
         });
       const ThreadShare share(2);  // takes the lock of the spare pools
+      Tensor::empty({1 << 18}, DType::f32);
       _exit(sum == 96 && alone ? 0 : 1);
     }
     int status = 0;
@@ -238,6 +242,7 @@ TEST_CASE("a child of fork() does its loops alone and waits for nobody") {
   }
   stop = true;
   borrower.join();
+  allocator.join();
   CHECK(stuck == 0);
 }
 

@@ -249,4 +249,26 @@ TEST_CASE("graph: experts with a capacity are captured; without one their rows m
   CHECK(error_of([&] { other.capture([&] { y = uneven(x).y; }); }).starts_with("graph: "));
 }
 
+TEST_CASE("graph: after a replay main_grad() holds a gradient or none as after the capture") {
+  const Tensor w = on_gpu(1).set_requires_grad();
+  w.set_main_grad(Tensor::zeros(w.shape(), DType::f32, kGpu));
+  const auto backward = [&] {
+    Tape tape;
+    sum(w * w).backward();
+  };
+  backward();
+  for (const bool cleared : {false, true}) {
+    Graph graph;
+    graph.capture([&] {
+      backward();
+      if (cleared) w.zero_grad();
+    });
+    for (int i = 0; i < 2; ++i) {
+      w.set_main_grad_filled(cleared);
+      graph.replay();
+      CHECK(w.main_grad_filled() == !cleared);
+    }
+  }
+}
+
 }  // namespace weft

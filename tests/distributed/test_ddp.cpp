@@ -278,6 +278,14 @@ TEST_CASE("ddp: a gradient that is not finite is named") {
         "rank 1: ddp: the gradient of layers.1.down.bias is not finite on rank 1");
 }
 
+TEST_CASE("ddp: pipeline stages, whose parameters differ, are refused") {
+  run_ranks(2, [](World& w) {
+    const DeviceMesh mesh(w, {.pp = 2});
+    Stack model(1);
+    CHECK(test::error_of([&] { Ddp(model, mesh); }) == "ddp: pp must be 1, got 2");
+  });
+}
+
 TEST_CASE("ddp: what it refuses") {
   run_ranks(1, [](World& w) {
     const DeviceMesh mesh(w);
