@@ -94,6 +94,11 @@ FAULTS = [
     # Files.
     ("checksum_not_compared", "io/checkpoint.cpp", "check_system(crc == crc32c,", "check_system(true,", "checkpoint"),
     ("one_checkpoint_too_many", "io/checkpoint.cpp", "kept++ >= keep", "kept++ > keep", "checkpoint"),
+    ("file_not_synced", "io/file_write.cpp", "if (!alive() || ::fsync(fd_) != 0) fail", "if (!alive()) fail",
+     "checkpoint|run_folder"),
+    ("rename_not_synced", "io/file_write.cpp", "  }\n  sync_directory(parent_of(to));", "  }", "checkpoint|run_folder"),
+    ("new_folder_not_synced", "io/file_write.cpp", "if (!sync_path(parent) && errno != EACCES)", "if (false)",
+     "checkpoint|run_folder"),
     ("epoch_not_counted", "data/loader.cpp", "epoch_ += index_ / windows_;", "", "data"),
     ("packed_targets_shifted", "data/packing.cpp", "targets[at] = document[source + 1];", "targets[at] = document[source];",
      "data"),
