@@ -6,8 +6,7 @@ namespace weft {
 namespace {
 
 bool owned_by(const Tensor& t, int handles) {
-  return t.impl()->refs.load(std::memory_order_acquire) == handles &&
-         t.storage()->refs.load(std::memory_order_acquire) == 1;
+  return t.impl()->refs.load() == handles && t.storage()->refs.load() == 1;
 }
 bool uniquely_owned(const Tensor& t) { return owned_by(t, 1); }
 
@@ -301,8 +300,7 @@ void Tape::claim_leaves() {
   const void* const self = &current_;
   for (Leaf& leaf : state_->leaves) {
     const void* writer = nullptr;
-    leaf.claimed = leaf.tensor.impl()->grad_writer.compare_exchange_strong(
-        writer, self, std::memory_order_acq_rel);
+    leaf.claimed = leaf.tensor.impl()->grad_writer.take(self, writer);
     if (leaf.claimed || writer == self) continue;
     const Shape shape = leaf.tensor.shape();
     give_leaves_back();
@@ -315,8 +313,7 @@ void Tape::claim_leaves() {
 
 void Tape::give_leaves_back() {
   for (Leaf& leaf : state_->leaves)
-    if (std::exchange(leaf.claimed, false))
-      leaf.tensor.impl()->grad_writer.store(nullptr, std::memory_order_release);
+    if (std::exchange(leaf.claimed, false)) leaf.tensor.impl()->grad_writer.give_back();
 }
 
 void backward_from(const Tensor& loss, const Tensor& dy) {

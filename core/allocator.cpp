@@ -220,7 +220,7 @@ Storage* shared_empty_storage(Device device) {
 }
 
 Storage* start(Storage* s, std::int64_t bytes, Device device) {
-  s->refs.store(1, std::memory_order_relaxed);
+  s->refs.restart();
   s->version = 0;
   s->bytes = bytes;
   s->device = device;
@@ -279,7 +279,7 @@ Storage* allocate_storage(std::int64_t bytes, Device device, bool fill_nan) {
 
 Storage* wrap_storage(void* data, std::int64_t bytes, void (*deleter)(void*), void* context) {
   Storage* s = bare_header();
-  s->refs.store(1, std::memory_order_relaxed);
+  s->refs.restart();
   s->version = 0;
   s->data = data;
   s->bytes = bytes;
@@ -295,7 +295,7 @@ Storage* wrap_storage(void* data, std::int64_t bytes, void (*deleter)(void*), vo
 
 void Storage::free_storage(Storage* s) {
   if (s->shared_empty) {
-    s->refs.store(1, std::memory_order_relaxed);
+    s->refs.restart();
     return;
   }
   if (s->deleter) {

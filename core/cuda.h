@@ -1,7 +1,7 @@
 #pragma once
 #include <cstdint>
+#include <iosfwd>
 #include <optional>
-#include <string>
 
 #include "weft/core/device.h"
 

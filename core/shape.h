@@ -2,7 +2,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
-#include <string>
+#include <iosfwd>
 
 namespace weft {
 

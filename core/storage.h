@@ -1,8 +1,8 @@
 #pragma once
-#include <atomic>
 #include <cstdint>
 
 #include "weft/core/allocator.h"
+#include "weft/core/atomic_cells.h"
 #include "weft/core/device.h"
 
 namespace weft {
@@ -15,7 +15,7 @@ class SharedCache;
 /// A reference-counted block of memory with the version that in-place writes bump. Cached blocks
 /// keep their header, so reusing one is two list operations.
 struct Storage {
-  std::atomic<std::int32_t> refs{1};
+  RefCount refs;
   std::uint32_t version = 0;
   void* data = nullptr;       ///< null on the meta device, when empty, and after release
   std::int64_t bytes = 0;     ///< asked for
@@ -37,11 +37,9 @@ struct Storage {
   Slab* slab = nullptr;
   detail::SharedCache* cache = nullptr;  ///< where the block goes when it is freed
 
-  void retain() { refs.fetch_add(1, std::memory_order_relaxed); }
+  void retain() { refs.retain(); }
   void release() {
-    if (refs.load(std::memory_order_acquire) == 1 ||
-        refs.fetch_sub(1, std::memory_order_acq_rel) == 1)
-      free_storage(this);
+    if (refs.release()) free_storage(this);
   }
 
   static void free_storage(Storage* s);

@@ -51,7 +51,7 @@ TensorImpl* TensorImpl::create() {
   impl_cache.head = t->grad;
   --impl_cache.count;
   t->grad = nullptr;
-  t->refs.store(1, std::memory_order_relaxed);
+  t->refs.restart();
   return t;
 }
 
@@ -223,7 +223,7 @@ bool Tensor::main_grad_filled() const {
   const MainGrad* const main = at("main_grad_filled").main_grad;
   if (!main || main->filled) return main != nullptr;
   const Storage& s = *main->sum->storage;
-  return s.refs.load(std::memory_order_relaxed) == 1 && s.version != main->empty_at;
+  return s.refs.load() == 1 && s.version != main->empty_at;
 }
 
 void Tensor::set_main_grad_filled(bool on) const {

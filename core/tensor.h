@@ -2,10 +2,10 @@
 #include <initializer_list>
 #include <iosfwd>
 #include <span>
-#include <string>
 #include <type_traits>
 #include <utility>
 
+#include "weft/core/atomic_cells.h"
 #include "weft/core/device.h"
 #include "weft/core/dtype.h"
 #include "weft/core/shape.h"
@@ -32,7 +32,7 @@ struct MainGrad {
 /// What a Tensor handle points to. Recycled like memory blocks: making and dropping tensors in a
 /// warm loop touches no heap.
 struct TensorImpl {
-  std::atomic<std::int32_t> refs{1};
+  RefCount refs;
   DType dtype = DType::f32;
   bool requires_grad = false;
   bool leaf = true;  ///< not the output of a recorded op
@@ -42,15 +42,13 @@ struct TensorImpl {
   Shape strides;              ///< in elements
   std::uint64_t tape_id = 0;  ///< place of a recorded op's output in its recording; 0 for a leaf
   /// The thread whose backward() adds to the gradient of this leaf now; see autograd/tape.h.
-  std::atomic<const void*> grad_writer{nullptr};
+  Claim grad_writer;
   TensorImpl* grad = nullptr;
   MainGrad* main_grad = nullptr;
 
-  void retain() { refs.fetch_add(1, std::memory_order_relaxed); }
+  void retain() { refs.retain(); }
   void release() {
-    if (refs.load(std::memory_order_acquire) == 1 ||
-        refs.fetch_sub(1, std::memory_order_acq_rel) == 1)
-      recycle(this);
+    if (refs.release()) recycle(this);
   }
   static TensorImpl* create();
   static void recycle(TensorImpl* impl);
