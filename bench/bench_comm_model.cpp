@@ -35,32 +35,28 @@ void apply_cluster(const std::string& name, Settings& s) {
 bool parse(std::vector<std::string> args, Settings& s) {
   for (std::size_t i = 0; i + 1 < args.size(); ++i)
     if (args[i] == "--cluster") apply_cluster(args[i + 1], s);
-  CLI::App app(
+  train::CommandLine line(
       "Estimates a training step on a cluster: bench_comm_model [these flags] -- [flags of "
       "train_gpt]\nThe ranks are --dp times --tp. All defaults are assumptions: put in what your "
       "machines reach.",
       "bench_comm_model");
-  app.add_option("--cluster", s.cluster,
-                 "h100-8 or a100-8: hosts of 8 GPUs, NVLink inside, one InfiniBand port a GPU; "
-                 "sets the defaults below to the makers' rates");
-  app.add_option("--devices-per-host", s.devices, "devices that share a host");
-  app.add_option("--inside", s.inside, "1e9 bytes/s that a device sends inside its host");
-  app.add_option("--across", s.across, "1e9 bytes/s that a device sends to other hosts");
-  app.add_option("--base-us", s.base_us, "microseconds before a collective begins");
-  app.add_option("--hop-us", s.hop_us, "microseconds of a message inside a host");
-  app.add_option("--hop-across-us", s.hop_across_us, "microseconds of a message across hosts");
-  app.add_flag("--trees", s.trees, "all_reduce by a tree where that is faster than a ring");
-  app.add_flag(
-      "--lanes", s.lanes,
-      "each group's collectives go beside those of other groups, with all of the bandwidth: "
-      "what backends do not do yet");
-  app.add_option("--tflops", s.tflops, "1e12 operations/s of a device at its peak (bf16, dense)");
-  app.add_option("--utilisation", s.utilisation, "share of the peak that computing alone reaches");
-  app.add_option("--json", s.json, "file for the rows");
-  for (CLI::Option* option : app.get_options())
-    if (option->get_name() != "--help" && option->get_name() != "--json")
-      option->capture_default_str();
-  if (!train::parse_command_line(app, std::move(args))) return false;
+  line.add("--cluster", s.cluster,
+           "h100-8 or a100-8: hosts of 8 GPUs, NVLink inside, one InfiniBand port a GPU; "
+           "sets the defaults below to the makers' rates");
+  line.add("--devices-per-host", s.devices, "devices that share a host");
+  line.add("--inside", s.inside, "1e9 bytes/s that a device sends inside its host");
+  line.add("--across", s.across, "1e9 bytes/s that a device sends to other hosts");
+  line.add("--base-us", s.base_us, "microseconds before a collective begins");
+  line.add("--hop-us", s.hop_us, "microseconds of a message inside a host");
+  line.add("--hop-across-us", s.hop_across_us, "microseconds of a message across hosts");
+  line.add("--trees", s.trees, "all_reduce by a tree where that is faster than a ring");
+  line.add("--lanes", s.lanes,
+           "each group's collectives go beside those of other groups, with all of the bandwidth: "
+           "what backends do not do yet");
+  line.add("--tflops", s.tflops, "1e12 operations/s of a device at its peak (bf16, dense)");
+  line.add("--utilisation", s.utilisation, "share of the peak that computing alone reaches");
+  line.add("--json", s.json, "file for the rows");
+  if (!line.parse(std::move(args))) return false;
   check(s.devices >= 1 && s.devices <= 1 << 20, "--devices-per-host: must be at least 1, got {}",
         s.devices);
   for (const auto& [flag, value] : {std::pair{"--inside", s.inside},

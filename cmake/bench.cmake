@@ -8,7 +8,7 @@ if(WEFT_EXAMPLES)
   add_executable(bench_comm_model bench/bench_comm_model.cpp bench/comm_cost.cpp
     bench/comm_timeline.cpp bench/comm_trace.cpp $<TARGET_OBJECTS:weft_train>)
   target_link_libraries(bench_comm_model PRIVATE
-    weft weft_flags CLI11::CLI11 tomlplusplus::tomlplusplus)
+    weft weft_flags tomlplusplus::tomlplusplus)
 endif()
 
 # Objects, not a program: a test links them with the library that imitates a GPU.

@@ -1,4 +1,4 @@
-# The example programs. CLI11 and toml++ compile slowly: few files see them.
+# The example programs. CLI11 and toml++ compile slowly: one file sees each.
 find_package(CLI11 REQUIRED)
 find_package(tomlplusplus REQUIRED)
 
@@ -7,6 +7,7 @@ find_package(tomlplusplus REQUIRED)
 add_library(weft_train OBJECT
   examples/common/check_memory.cpp
   examples/common/check_weights.cpp
+  examples/common/command_line.cpp
   examples/common/config_file.cpp
   examples/common/interrupt.cpp
   examples/common/model_options.cpp
@@ -24,7 +25,7 @@ target_link_libraries(weft_train PRIVATE weft_flags CLI11::CLI11 tomlplusplus::t
 
 foreach(program train_gpt train_moe generate loss_compare)
   add_executable(${program} examples/${program}.cpp $<TARGET_OBJECTS:weft_train>)
-  target_link_libraries(${program} PRIVATE weft weft_flags CLI11::CLI11 tomlplusplus::tomlplusplus)
+  target_link_libraries(${program} PRIVATE weft weft_flags tomlplusplus::tomlplusplus)
 endforeach()
 
 foreach(program mini_gpt readme_model)

@@ -7,7 +7,7 @@ if(WEFT_SANITIZE STREQUAL "")
 endif()
 
 # WEFT_MPI: AUTO builds the mpi backend where there is an MPI. Only distributed/mpi_*.cpp see its
-# headers, and the library's users need none of it. Sanitizers would report MPI's own leaks and races.
+# headers, and the library's users need none of it. Sanitizers report MPI's own leaks and races.
 set(WEFT_MPI AUTO CACHE STRING "Ranks as processes: AUTO, ON or OFF")
 set_property(CACHE WEFT_MPI PROPERTY STRINGS AUTO ON OFF)
 if(NOT WEFT_MPI MATCHES "^(AUTO|ON|OFF)$")
@@ -248,12 +248,22 @@ if(WEFT_HAVE_MPI)
     COMPILE_DEFINITIONS "OMPI_SKIP_MPICXX;MPICH_SKIP_MPICXX")
 endif()
 
+# What most files include is compiled once. The scalar, AVX2 and AVX-512 files have flags of their own.
+# ccache needs -fpch-preprocess.
+set(weft_common_headers autograd/elementwise.h autograd/tape.h autograd/view.h core/dispatch.h
+  core/error.h)
+list(TRANSFORM weft_common_headers PREPEND ${PROJECT_SOURCE_DIR}/)
+set_source_files_properties(core/cpu/simd/isa_avx2.cpp core/cpu/simd/isa_avx512.cpp
+  core/cpu/simd/isa_scalar.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+
 # weft_host_objects(NAME WITH_CUDA): everything but the CUDA kernels; WITH_CUDA 1 calls them.
 function(weft_host_objects name with_cuda)
   add_library(${name} OBJECT ${weft_sources})
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   target_compile_features(${name} PUBLIC cxx_std_20)
-  target_compile_options(${name} PRIVATE -ftls-model=initial-exec)
+  target_compile_options(${name} PRIVATE -ftls-model=initial-exec -fpch-preprocess)
+  target_precompile_headers(${name} PRIVATE <algorithm> <cmath> <functional> <string> <vector>
+    ${weft_common_headers})
   target_include_directories(${name} PRIVATE ${weft_include})
   target_link_libraries(${name} PRIVATE weft_needs)
   target_compile_definitions(${name} PRIVATE WEFT_WITH_CUDA=${with_cuda}

@@ -20,10 +20,10 @@ class RefCount {
   std::int32_t count_ = 1;
 };
 
-/// Who has something for himself now, nobody at first.
+/// What one owner at a time may hold; free at first.
 class Claim {
  public:
-  /// True when nobody had it; else `other` is who has it.
+  /// True when it was free; else `other` is the owner.
   bool take(const void* self, const void*& other) {
     other = nullptr;
     return __atomic_compare_exchange_n(&owner_, &other, self, false, __ATOMIC_ACQ_REL,

@@ -119,6 +119,14 @@ void check_device(Device device) {
         device.index);
 }
 
+std::int64_t total_memory(Device device) {
+  check_device(device);
+  detail::use_device(device.index);
+  std::int64_t free = 0, total = 0;
+  if constexpr (kWithCuda) rt::memory_info(free, total);
+  return total;
+}
+
 void synchronize(Device device) {
   check_device(device);
   refuse_waiting();

@@ -20,6 +20,9 @@ inline constexpr int kMaxStreams = 64;
 int device_count();
 /// Throws Error that says what is missing unless `device` can be used.
 void check_device(Device device);
+/// Bytes of the device's memory, whoever uses them.
+/// Throws Error as check_device() does.
+std::int64_t total_memory(Device device);
 /// Waits until everything that was given to the device has run.
 void synchronize(Device device = {Device::Kind::cuda, 0});
 /// How often this process waited for a device so far. A steady training step adds nothing.

@@ -181,29 +181,24 @@ int main(int argc, char** argv) try {
     std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
   });
   Options o;
-  CLI::App app("Continues a prompt with a trained model.", "generate");
-  app.add_option("--checkpoint", o.checkpoint, "folder of a run (--out of train_gpt) or of a step");
-  app.add_option("--model", o.model, "Hugging Face folder")->group("Reserved");
-  app.add_option("--export", o.export_to,
-                 "write the whole model to this .safetensors file, and stop");
-  app.add_option("--prompt", o.prompt, "text to go on from")->default_str("\\n");
-  app.add_option("--tokens", o.tokens, "tokens to add")->capture_default_str();
-  app.add_option("--temperature", o.temperature, "0: always the likeliest")->capture_default_str();
-  app.add_option("--topk", o.top_k, "choose among this many; 0: all")->capture_default_str();
-  app.add_option("--topp", o.top_p, "choose among the likeliest with this probability together")
-      ->capture_default_str();
-  app.add_option("--seed", o.seed, "seed of the draws")->capture_default_str();
-  app.add_option("--threads", o.threads, "threads; 0: all processors")->capture_default_str();
-  app.add_flag("--speculative", o.speculative,
-               "draft with the multi-token prediction of the model: the same text in fewer passes");
+  train::CommandLine line("Continues a prompt with a trained model.", "generate");
+  line.add("--checkpoint", o.checkpoint, "folder of a run (--out of train_gpt) or of a step");
+  line.add("--model", o.model, "Hugging Face folder", "Reserved");
+  line.add("--export", o.export_to, "write the whole model to this .safetensors file, and stop");
+  line.add("--prompt", o.prompt, "text to go on from");
+  line.add("--tokens", o.tokens, "tokens to add");
+  line.add("--temperature", o.temperature, "0: always the likeliest");
+  line.add("--topk", o.top_k, "choose among this many; 0: all");
+  line.add("--topp", o.top_p, "choose among the likeliest with this probability together");
+  line.add("--seed", o.seed, "seed of the draws");
+  line.add("--threads", o.threads, "threads; 0: all processors");
+  line.add("--speculative", o.speculative,
+           "draft with the multi-token prediction of the model: the same text in fewer passes");
   std::string config;  // taken out of the command line by expand_config(); here for --help
-  app.add_option("--config", config, "TOML file with the same names; a flag wins");
-  for (CLI::Option* option : app.get_options())
-    if (option->get_name() != "--help")
-      option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.add_flag("--print-config", o.print_config, "print a complete --config file and stop");
-  app.add_flag("--dry-run", o.dry_run, "load the model, print its tree, and stop");
-  if (!train::parse_command_line(app, train::expand_config(argc, argv))) return 0;
+  line.add("--config", config, "TOML file with the same names; a flag wins");
+  line.add("--print-config", o.print_config, "print a complete --config file and stop");
+  line.add("--dry-run", o.dry_run, "load the model, print its tree, and stop");
+  if (!line.parse(train::expand_config(argc, argv))) return 0;
   check_values(o);
   if (o.print_config) {
     std::fputs(to_toml(o).c_str(), stdout);

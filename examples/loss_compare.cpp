@@ -37,18 +37,15 @@ Options parse(int argc, char** argv, bool& goes_on) {
       parts[part].push_back(word);
   }
   Options o;
-  CLI::App app(
+  train::CommandLine line(
       "Runs two command lines of a trainer and compares what they have trained, step by step.\n"
       "loss_compare [flags] -- COMMAND A -- COMMAND B",
       "loss_compare");
-  app.add_option("--loss", o.loss, "largest relative difference of losses; 0: the same bits")
-      ->capture_default_str();
-  app.add_option("--norm", o.norm, "of gradient norms")->capture_default_str();
-  app.add_option("--weights", o.weights, "of the final weights, all taken together")
-      ->capture_default_str();
-  app.add_option("--out", o.out, "new folder for both runs: commands get --out FOLDER/a and /b")
-      ->capture_default_str();
-  goes_on = train::parse_command_line(app, parts[0]);
+  line.add("--loss", o.loss, "largest relative difference of losses; 0: the same bits");
+  line.add("--norm", o.norm, "of gradient norms");
+  line.add("--weights", o.weights, "of the final weights, all taken together");
+  line.add("--out", o.out, "new folder for both runs: commands get --out FOLDER/a and /b");
+  goes_on = line.parse(parts[0]);
   if (!goes_on) return o;
   for (const auto& [flag, value] :
        {std::pair{"--loss", o.loss}, {"--norm", o.norm}, {"--weights", o.weights}})

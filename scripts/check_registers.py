@@ -119,7 +119,7 @@ def main():
     build = pathlib.Path(arguments[-1])
     if not (build / "CMakeCache.txt").exists():
         sys.exit(f"registers: {build} is no build")
-    if not (build / "CMakeFiles/weft_cuda.dir").exists():
+    if "weft_cuda.dir" not in (build / "build.ninja").read_text():
         print("registers: skipped: the build has no CUDA")
         return 77
     table = measure(build)

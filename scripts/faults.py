@@ -96,7 +96,7 @@ FAULTS = [
     ("one_checkpoint_too_many", "io/checkpoint.cpp", "kept++ >= keep", "kept++ > keep", "checkpoint"),
     ("file_not_synced", "io/file_write.cpp", "if (!alive() || ::fsync(fd_) != 0) fail", "if (!alive()) fail",
      "checkpoint|run_folder"),
-    ("rename_not_synced", "io/file_write.cpp", "  }\n  sync_directory(parent_of(to));", "  }", "checkpoint|run_folder"),
+    ("rename_not_synced", "io/file_write.cpp", "  }\n  sync_directory(parent_of(to));", "  }", "file"),
     ("new_folder_not_synced", "io/file_write.cpp", "if (!sync_path(parent) && errno != EACCES)", "if (false)",
      "checkpoint|run_folder"),
     ("epoch_not_counted", "data/loader.cpp", "epoch_ += index_ / windows_;", "", "data"),

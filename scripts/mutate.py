@@ -104,6 +104,8 @@ def main():
         return bool(wrong)
     if not faults:
         sys.exit(f"mutate: no fault matches {options.only}")
+    if options.table and options.only:
+        sys.exit("mutate: --table needs every fault; leave --only out")
     if options.table and BEGIN not in PAGE.read_text():
         sys.exit(f"mutate: {PAGE} must have the line {BEGIN.strip()}")
     prepare()

@@ -24,18 +24,27 @@ part() {
   shift
   start=$(date +%s%N) before=$(processor_ms)
   "$@" >"$logs/$name.log" 2>&1 || status=$?
-  local verdict=ok
-  [ "$status" -eq 0 ] || verdict=FAILED
+  local verdict=FAILED
+  case $status in
+    0) verdict=ok ;;
+    77) verdict=skipped ;;
+  esac
   awk -v v="$verdict" -v n="$name" -v t=$((($(date +%s%N) - start) / 1000000)) \
     -v p=$(($(processor_ms) - before)) \
-    'BEGIN { printf "%-6s %-22s %7.1f s, %7.1f s of processor time\n", v, n, t / 1000, p / 1000 }'
-  [ "$status" -eq 0 ] || { echo "--- end of $logs/$name.log"; tail -n 30 "$logs/$name.log"; }
+    'BEGIN { printf "%-7s %-22s %7.1f s, %7.1f s of processor time\n", v, n, t / 1000, p / 1000 }'
+  [ "$verdict" != FAILED ] || { echo "--- end of $logs/$name.log"; tail -n 30 "$logs/$name.log"; }
   return "$status"
 }
 
-# check NAME COMMAND...: a part that counts as one test.
+# check NAME COMMAND...: a part that counts as one test; status 77 says that it could not run here.
 check() {
-  if part "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+  local status=0
+  part "$@" || status=$?
+  case $status in
+    0) passed=$((passed + 1)) ;;
+    77) skipped=$((skipped + 1)) && skipped_names+=("$1") ;;
+    *) failed=$((failed + 1)) ;;
+  esac
 }
 
 # failures LOG: of a log of ctest, what the tests that failed have printed, the last lines of each.

@@ -3,7 +3,7 @@
 # failure.
 # usage: scripts/test.sh              release build with warnings as errors, all tests and checks
 #        scripts/test.sh --all-archs  the same with the CUDA kernels for every architecture, not sm_90a alone
-#        scripts/test.sh --sanitize   library and op tests under AddressSanitizer and UBSan
+#        scripts/test.sh --sanitize   library, trainer and ranks under AddressSanitizer and UBSan
 #        scripts/test.sh --tsan       tests that use threads under ThreadSanitizer
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -44,17 +44,13 @@ case "${1:-}" in
     check readme scripts/check_readme.py
     check faults scripts/mutate.py --check
     check kernels scripts/check_kernels.py build/release
-    if [ -d build/release/CMakeFiles/weft_cuda.dir ]; then
-      check registers scripts/check_registers.py --check build/release
-    else
-      echo "skipped registers: the build has no CUDA"
-    fi
+    check registers scripts/check_registers.py --check build/release
     check install scripts/check_install.sh
     part compile-time scripts/check_compile_time.sh && cat build/logs/compile-time.log
     ;;
   --sanitize)
     export ASAN_OPTIONS=detect_leaks=1:halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1
-    build asan -DWEFT_EXAMPLES=OFF -DWEFT_BENCH=OFF -DWEFT_CUDA=EMULATE
+    build asan -DWEFT_EXAMPLES=ON -DWEFT_MPI=ON -DWEFT_BENCH=OFF -DWEFT_CUDA=EMULATE
     ctest_in asan -LE long
     ;;
   --tsan)

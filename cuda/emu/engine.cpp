@@ -15,9 +15,10 @@ namespace {
 
 constexpr int kNobody = -1;
 
+bool same_text(const char* a, const char* b) { return a == b || std::strcmp(a, b) == 0; }
 bool same_place(const Loc& a, const Loc& b) {
   return a.line() == b.line() && a.column() == b.column() &&
-         std::strcmp(a.file_name(), b.file_name()) == 0;
+         same_text(a.file_name(), b.file_name());
 }
 
 }  // namespace
@@ -233,7 +234,7 @@ WEFT_EMU_ENGINE Engine::Slot& Engine::join(unsigned mask, void* arg, const char*
     slot->mask = mask;
     slot->needed = mask & w.live;
     slot->arrived = 0;
-  } else if (std::strcmp(slot->what, what) != 0 || !same_place(slot->loc, loc)) {
+  } else if (!same_text(slot->what, what) || !same_place(slot->loc, loc)) {
     fail(message("lanes of one warp wait at different places: in {} at {} and in {} at {}",
                  slot->what, where(slot->loc), what, where(loc)));
   }

@@ -72,6 +72,7 @@ struct Driver {
   std::map<char*, std::int64_t> pinned;  // host memory that copies read when they run
   std::map<int, std::int64_t> used;      // bytes by device
   int access = 0;                        // > 0 while device memory may be touched
+  bool open = false;                     // it can be
 };
 Driver& driver() {
   static Driver* d = new Driver;
@@ -86,20 +87,22 @@ std::size_t whole_pages(std::int64_t bytes) {
 }
 
 // While it lives, device memory can be touched. At other times a host that does so crashes here as
-// it would with a GPU.
+// it would with a GPU, unless emu::control.host_faults is off.
 class Access {
  public:
   Access() {
-    if (driver().access++ == 0) protect(PROT_READ | PROT_WRITE);
+    if (driver().access++ == 0 && !driver().open) protect(true);
   }
   ~Access() {
-    if (--driver().access == 0) protect(PROT_NONE);
+    if (--driver().access == 0 && emu::control.host_faults) protect(false);
   }
   Access(const Access&) = delete;
 
  private:
-  static void protect(int how) {
-    for (const auto& [p, block] : driver().blocks) mprotect(p, whole_pages(block.bytes), how);
+  static void protect(bool open) {
+    driver().open = open;
+    for (const auto& [p, block] : driver().blocks)
+      mprotect(p, whole_pages(block.bytes), open ? PROT_READ | PROT_WRITE : PROT_NONE);
   }
 };
 
@@ -215,7 +218,7 @@ void* allocate(std::int64_t bytes) {
   void* p =
       mmap(nullptr, room + kGuard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) return nullptr;
-  if (d.access) mprotect(p, room, PROT_READ | PROT_WRITE);
+  if (d.open) mprotect(p, room, PROT_READ | PROT_WRITE);
   emu::poison(p, room);
   d.blocks[static_cast<char*>(p)] = {bytes, current_index};
   d.used[current_index] += bytes;

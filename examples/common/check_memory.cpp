@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "weft/core/cgroup.h"
+#include "weft/core/cuda.h"
 #include "weft/core/error.h"
 #include "weft/distributed/mpi_world.h"
 #include "weft/examples/common/ranks.h"
@@ -17,7 +18,8 @@ namespace {
 
 double real(std::int64_t n) { return static_cast<double>(n); }
 
-double memory_there_is() {
+double memory_there_is(Device device) {
+  if (device.is_cuda()) return real(cuda::total_memory(device));
   const double machine = real(sysconf(_SC_PHYS_PAGES)) * real(sysconf(_SC_PAGE_SIZE));
   const std::optional<std::int64_t> group = detail::cgroup_limits().memory;
   return group ? std::min(machine, real(*group)) : machine;
@@ -32,29 +34,30 @@ std::int64_t own_ranks(const Options& o) {
 
 }  // namespace
 
-void check_memory(double bytes, const char* what) {
-  const double there = memory_there_is();
+void check_memory(double bytes, const char* what, Device device) {
+  const double there = memory_there_is(device);
   check(bytes <= there, "memory: {} needs {} GB at least, and there are {} GB", what,
         gigabytes(bytes), gigabytes(there));
 }
 
 void check_least_memory(const Options& o) {
-  if (!Device::parse(o.device).is_cpu()) return;
+  const Device device = Device::parse(o.device);
   const double width = o.dtype == "f64" ? 8 : o.dtype == "bf16" ? 2 : 4;
   const std::int64_t own = own_ranks(o);
-  // Ranks together hold the model at least once; of a launcher's, one holds its share.
-  const double shares = own ? 1 : real(o.tp) * real(o.ep);
-  check_memory(2 * width * real(o.model().parameter_count()) / shares, "the model");
+  // Ranks of one process on the CPU hold the model at least once between them. Of a launcher's, and
+  // on GPUs, each has memory of its own for its share.
+  const double shares = own && device.is_cpu() ? 1 : real(o.tp) * real(o.ep);
+  check_memory(2 * width * real(o.model().parameter_count()) / shares, "the model", device);
   if (own)
     check_memory(width * real(o.micro_batch ? o.micro_batch : o.batch) * real(o.seq) * real(o.dim),
-                 "a batch");
+                 "a batch", device);
 }
 
 void check_peak_memory(const Options& o) {
   const std::int64_t own = own_ranks(o);
   if (!Device::parse(o.device).is_cpu() || own == 0) return;
   const int ranks = o.ranks > 0 ? static_cast<int>(o.ranks) : 0;
-  check_memory(real(own) * real(predict_peak_bytes(o, ranks, 0)), "a step");
+  check_memory(real(own) * real(predict_peak_bytes(o, ranks, 0)), "a step", kCpu);
 }
 
 }  // namespace weft::train

@@ -1,37 +1,36 @@
 #pragma once
-#include <CLI/CLI.hpp>
-#include <algorithm>
-#include <cstdio>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "weft/core/error.h"
-#include "weft/examples/common/unknown_flag.h"
-
 namespace weft::train {
 
-/// Fills the variables bound to the app's options. False when --help was asked for and printed.
-/// Throws Error (Fault::user) with one line on a flag that is unknown or has a value of another
-/// type.
-inline bool parse_command_line(CLI::App& app, std::vector<std::string> args) {
-  app.allow_extras();
-  std::reverse(args.begin(), args.end());  // CLI11 takes a vector from its end
-  try {
-    app.parse(args);
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app.help().c_str(), stdout);
-    return false;
-  } catch (const CLI::ParseError& e) {
-    std::string line = e.what();
-    std::replace(line.begin(), line.end(), '\n', ' ');
-    throw Error(line);
-  }
-  if (const std::vector<std::string> unknown = app.remaining(true); !unknown.empty()) {
-    std::vector<std::string> known;
-    for (const CLI::Option* option : app.get_options()) known.push_back(option->get_name());
-    throw_unknown_flag(unknown.front(), known);
-  }
-  return true;
-}
+/// The flags of a program, read by CLI11, whose header only command_line.cpp includes: it takes ten
+/// seconds to compile.
+class CommandLine {
+ public:
+  /// `what` the program does comes first in --help.
+  CommandLine(const std::string& what, const std::string& program);
+  ~CommandLine();
+  CommandLine(const CommandLine&) = delete;
+
+  /// Binds a bool, std::int64_t, double, std::string or std::vector<std::string>. What it holds now
+  /// is the default that --help shows. A flag of a bool has no value; of any other but a list the
+  /// one given last wins, so that a script can append to a base command line.
+  template <class T>
+  void add(const char* flag, T& value, const char* help, const char* group = "Options");
+
+  /// A flag that --help lists under `group` and parse() refuses with an Error that says `why`.
+  void refuse(const char* flag, const char* help, const std::string& why, const char* group);
+
+  /// Fills the bound variables. False when --help was asked for and printed.
+  /// Throws Error (Fault::user) with one line on a flag that is unknown or has a value of another
+  /// type.
+  bool parse(std::vector<std::string> args);
+
+ private:
+  struct App;
+  std::unique_ptr<App> app_;
+};
 
 }  // namespace weft::train

@@ -202,27 +202,13 @@ void each_option(Options& o, V&& v) {
   v("--log-every", o.log_every, "steps between progress lines", "Run");
 }
 
-// The flag given last wins, so a script can append to a base command line.
-void bind_options(CLI::App& app, Options& o) {
-  each_option(o, [&app]<class T>(const char* flag, T& value, const char* help, const char* group) {
-    CLI::Option* option;
-    if constexpr (std::is_same_v<T, bool>)
-      option = app.add_flag(flag, value, help);
-    else
-      option = app.add_option(flag, value, help);
-    if constexpr (!std::is_same_v<T, std::vector<std::string>>)
-      option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->capture_default_str();
-    option->group(group);
+void bind_options(CommandLine& line, Options& o) {
+  each_option(o, [&line](const char* flag, auto& value, const char* help, const char* group) {
+    line.add(flag, value, help, group);
   });
   for (const Reserved& r : kReserved)
-    app.add_option_function<std::vector<std::string>>(
-           r.flag,
-           [r](const std::vector<std::string>&) {
-             check(false, "{}: {} does not exist yet; remove the flag", r.flag, r.feature);
-           },
-           r.feature)
-        ->expected(0, -1)
-        ->group("Reserved (refused until the feature exists)");
+    line.refuse(r.flag, r.feature, message("{} does not exist yet; remove the flag", r.feature),
+                "Reserved (refused until the feature exists)");
 }
 
 void apply_preset(const std::string& name, Options& o) {
@@ -410,18 +396,16 @@ Parsed parse_options(const Options& defaults, int argc, char** argv) {
   Options& o = parsed.options;
   std::vector<std::string> args = expand_config(argc, argv);
   if (const std::string preset = preset_of(args); !preset.empty()) apply_preset(preset, o);
-  CLI::App app("Trains a GPT on text. All times are seconds, all sizes bytes.", o.program);
-  bind_options(app, o);
+  CommandLine line("Trains a GPT on text. All times are seconds, all sizes bytes.", o.program);
+  bind_options(line, o);
   std::string preset;
   bool print_config = false;
-  app.add_option("--preset", preset, "tiny, small or gpt2-124m: sizes to start from")->group("Run");
+  line.add("--preset", preset, "tiny, small or gpt2-124m: sizes to start from", "Run");
   std::string config;  // taken out of the command line by expand_config(); here for --help
-  app.add_option("--config", config, "TOML file with the same names; a flag wins")->group("Run");
-  app.add_flag("--print-config", print_config, "print a complete --config file and stop")
-      ->group("Run");
-  app.add_flag("--dry-run", o.dry_run, "check everything, print sizes and memory, and stop")
-      ->group("Run");
-  if (!parse_command_line(app, std::move(args))) {
+  line.add("--config", config, "TOML file with the same names; a flag wins", "Run");
+  line.add("--print-config", print_config, "print a complete --config file and stop", "Run");
+  line.add("--dry-run", o.dry_run, "check everything, print sizes and memory, and stop", "Run");
+  if (!line.parse(std::move(args))) {
     parsed.exit_status = 0;
     return parsed;
   }

@@ -16,7 +16,7 @@ SMALL = ["--layers", "2", "--heads", "2", "--dim", "32", "--seq", "32", "--batch
          "--dropout", "0.1", "--log-every", "1000", "--seed", "3"]
 
 
-def text(folder, words=20000):
+def text(folder, words=4000):
     """A file of pseudo-random words, the same every time."""
     path = pathlib.Path(folder) / "words.txt"
     state, out = 1, []

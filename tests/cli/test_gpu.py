@@ -184,6 +184,8 @@ def wrong_uses(folder):
     refused(run(GPU, *base(folder, "a", "--device", "cuda"), env={"WEFT_EMU_DEVICES": "0"}), 2,
             "cuda:0 cannot be used")
     refused(run(GPU, *base(folder, "a", "--device", "gpu")), 2, "cuda", "gpu")
+    for flags, what in ((("--dim", "1000000"), "the model"), (("--batch", "1000000000"), "a batch")):
+        refused(run(GPU, *base(folder, "a", "--device", "cuda", *flags)), 2, "memory", what, "GB")
 
 
 main([trains_like_the_cpu, trains_in_bf16, resumes, steady_memory, not_finite, interrupt_saves, evaluates,

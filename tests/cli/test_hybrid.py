@@ -13,7 +13,7 @@ FIRST_LOSSES = [5.54074, 5.39245, 5.18994, 5.03392, 4.89706]
 
 
 def base(folder, out, *args, steps=STEPS):
-    return ["--data", text(folder), "--out", f"{folder}/{out}", "--steps", steps, *SMALL, *args]
+    return ["--data", text(folder, 20000), "--out", f"{folder}/{out}", "--steps", steps, *SMALL, *args]
 
 
 def learns(folder):

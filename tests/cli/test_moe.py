@@ -12,7 +12,7 @@ MOE = ["--arch", "llama", "--experts", "8", "--shared-ffn", "-1", "--router", "s
 
 
 def base(folder, out, *args):
-    return ["--data", text(folder), "--out", f"{folder}/{out}", *SMALL, *args]
+    return ["--data", text(folder, 20000), "--out", f"{folder}/{out}", *SMALL, *args]
 
 
 def is_train_gpt_with_other_defaults(folder):

@@ -1,14 +1,15 @@
-"""Equal runs give equal bytes: twice, in two parts, with another number of evaluates_in_micro_batches, threads, with recomputed
-layers, from a config file; and what the first steps promise about memory. Numbers that no two runs
-share: energy."""
+"""Equal runs give equal bytes: twice, in two parts, with another number of micro-batches or threads,
+with recomputed layers, from a config file; and what the first steps promise about memory. Numbers that
+no two runs share: times and energy."""
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import threading
 import time
 
-from support import BIN, SMALL, checkpoint_bytes, main, metrics, run, text, train
+from support import BIN, SMALL, checkpoint_bytes, main, metrics, run, start, text, train
 
 
 def base(folder, out, *args):
@@ -164,6 +165,26 @@ def generates(folder):
     assert longer == greedy, (greedy, longer)
 
 
+def times_its_steps(folder):
+    begin = time.monotonic()
+    process = start("train_gpt", f"{folder}/run", text(folder), "--micro-batch", "1")
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGCONT)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    seconds = time.monotonic() - begin
+    rows = [json.loads(line) for line in open(f"{folder}/run/metrics.jsonl")]
+    before = 0
+    for row in rows:
+        tokens = row["tokens_per_s"] * row["step_ms"] / 1e3
+        assert abs(tokens - (row["tokens"] - before)) < 1e-6 * tokens, row
+        before = row["tokens"]
+    times = [row["step_ms"] / 1e3 for row in rows]
+    assert min(times) > 0 and max(times) > 0.45 and sum(times) < seconds, (times, seconds)
+
+
 def counts_energy(folder):
     zone = pathlib.Path(folder) / "zones" / "intel-rapl:0"
     zone.mkdir(parents=True)
@@ -199,5 +220,6 @@ def counts_energy(folder):
     assert all(j >= 0 for j in moving) and 0 < sum(moving) < 1000, moving
 
 
-main([counts_energy, repeats, resume, evaluates_in_micro_batches, either_form_of_master_weights, threads,
-      recompute_changes_no_bit, micro_batches_agree, config_file, steady_memory, meta_predicts_the_peak, dry_run, generates])
+main([counts_energy, times_its_steps, repeats, resume, evaluates_in_micro_batches,
+      either_form_of_master_weights, threads, recompute_changes_no_bit, micro_batches_agree, config_file,
+      steady_memory, meta_predicts_the_peak, dry_run, generates])

@@ -1,24 +1,30 @@
+#include <span>
+
 #include "weft/cuda/emu/engine.h"
 #include "weft/tests/cuda/gpu.h"
 
 namespace weft::test {
+namespace {
+
+using emu::Order;
+constexpr emu::Options kOrders[] = {{Order::forward, 1},
+                                    {Order::random, 1},
+                                    {Order::reverse, 1},
+                                    {Order::random, 2},
+                                    {Order::random, 3}};
+// What is a race is one in every order, and a wrong address hardly depends on it.
+constexpr std::size_t kOrdersRun = WEFT_EMU_TSAN ? 1 : WEFT_EMU_ASAN ? 2 : std::size(kOrders);
+
+}  // namespace
 
 bool emulated() { return true; }
 
 void for_each_order(const std::function<void()>& run) {
-#if WEFT_EMU_TSAN
-  run();  // what is a race is one in every order, and each takes long
-#else
-  using emu::Order;
-  for (const emu::Options& options :
-       {emu::Options{Order::forward, 1}, emu::Options{Order::reverse, 1},
-        emu::Options{Order::random, 1}, emu::Options{Order::random, 2},
-        emu::Options{Order::random, 3}}) {
+  for (const emu::Options& options : std::span(kOrders).first(kOrdersRun)) {
     emu::options = options;
     run();
   }
   emu::options = {};
-#endif
 }
 
 }  // namespace weft::test

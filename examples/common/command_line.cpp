@@ -1,0 +1,71 @@
+#include "weft/examples/common/command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <type_traits>
+
+#include "weft/core/error.h"
+#include "weft/examples/common/unknown_flag.h"
+
+namespace weft::train {
+
+struct CommandLine::App : CLI::App {
+  using CLI::App::App;
+};
+
+CommandLine::CommandLine(const std::string& what, const std::string& program)
+    : app_(std::make_unique<App>(what, program)) {}
+CommandLine::~CommandLine() = default;
+
+template <class T>
+void CommandLine::add(const char* flag, T& value, const char* help, const char* group) {
+  if constexpr (std::is_same_v<T, bool>) {
+    app_->add_flag(flag, value, help)->group(group);
+  } else {
+    CLI::Option* const option = app_->add_option(flag, value, help)->group(group);
+    if constexpr (!std::is_same_v<T, std::vector<std::string>>)
+      option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->capture_default_str();
+    if constexpr (std::is_same_v<T, std::string>)
+      if (value == "\n") option->default_str("\\n");
+  }
+}
+
+template void CommandLine::add(const char*, bool&, const char*, const char*);
+template void CommandLine::add(const char*, std::int64_t&, const char*, const char*);
+template void CommandLine::add(const char*, double&, const char*, const char*);
+template void CommandLine::add(const char*, std::string&, const char*, const char*);
+template void CommandLine::add(const char*, std::vector<std::string>&, const char*, const char*);
+
+void CommandLine::refuse(const char* flag, const char* help, const std::string& why,
+                         const char* group) {
+  const auto refusal = [flag = std::string(flag), why](const std::vector<std::string>&) {
+    check(false, "{}: {}", flag, why);
+  };
+  app_->add_option_function<std::vector<std::string>>(flag, refusal, help)
+      ->expected(0, -1)
+      ->group(group);
+}
+
+bool CommandLine::parse(std::vector<std::string> args) {
+  app_->allow_extras();
+  std::reverse(args.begin(), args.end());  // CLI11 takes a vector from its end
+  try {
+    app_->parse(args);
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(app_->help().c_str(), stdout);
+    return false;
+  } catch (const CLI::ParseError& e) {
+    std::string line = e.what();
+    std::replace(line.begin(), line.end(), '\n', ' ');
+    throw Error(line);
+  }
+  if (const std::vector<std::string> unknown = app_->remaining(true); !unknown.empty()) {
+    std::vector<std::string> known;
+    for (const CLI::Option* option : app_->get_options()) known.push_back(option->get_name());
+    throw_unknown_flag(unknown.front(), known);
+  }
+  return true;
+}
+
+}  // namespace weft::train
