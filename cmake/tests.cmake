@@ -223,6 +223,11 @@ if(WEFT_HAVE_MPI AND NOT WEFT_SANITIZE STREQUAL "thread")
   endforeach()
   # On few processors other tests would make a rank look as if it did not come.
   set_tests_properties(${weft_mpi_tests} PROPERTIES PROCESSORS 2 LABELS mpi)
+  if(TEST cli_rank_faults)
+    # These mostly sleep: beside tests that compute, one at a time, and first.
+    set_tests_properties(cli_mpi_faults cli_rank_faults PROPERTIES
+      PROCESSORS 1 RESOURCE_LOCK sleepers COST 100)
+  endif()
   if(WEFT_SANITIZE)  # MPI's own leaks
     set_property(TEST ${weft_mpi_tests} APPEND PROPERTY ENVIRONMENT ASAN_OPTIONS=detect_leaks=0)
   endif()
