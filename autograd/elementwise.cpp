@@ -37,8 +37,6 @@ Tensor arithmetic(const char* name, const Tensor& a, double value, BinaryOp op,
   return run_scalar(a, value, op, reversed);
 }
 
-// A 0 that broadcasts: what a gradient is where it is chosen to be 0. It is never multiplied by 0,
-// which makes NaN of infinity.
 // The part of dy of an operand that won or lost here: half of it at a tie.
 Tensor share(const Tensor& dy, const Tensor& won, const Tensor& lost) {
   return where(won, dy, where(lost, zero_of(dy), mul(dy, 0.5)));

@@ -55,7 +55,8 @@ inline Tensor to_operand(const Tensor& dx, const Shape& shape) {
   return dx.shape() == shape ? dx : sum_to(dx, shape);
 }
 
-/// A scalar 0 of x's dtype and device.
+/// A scalar 0 of x's dtype and device, which broadcasts: what where() takes as the gradient where
+/// the slope is 0. A product with 0 would make NaN of an infinite gradient.
 inline Tensor zero_of(const Tensor& x) { return Tensor::zeros({}, x.dtype(), x.device()); }
 
 /// Runs a kernel that records nothing.

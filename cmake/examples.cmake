@@ -20,6 +20,9 @@ add_library(weft_train OBJECT
   examples/common/test_aids.cpp
   examples/common/trainer.cpp
   examples/common/unknown_flag.cpp)
+# CLI11 is code of others, run once: compiled for speed of compiling.
+set_source_files_properties(examples/common/command_line.cpp PROPERTIES
+  COMPILE_OPTIONS "-O0;-fno-sanitize=all")
 target_include_directories(weft_train PRIVATE ${weft_include})
 target_link_libraries(weft_train PRIVATE weft_flags CLI11::CLI11 tomlplusplus::tomlplusplus)
 

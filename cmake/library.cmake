@@ -7,7 +7,8 @@ if(WEFT_SANITIZE STREQUAL "")
 endif()
 
 # WEFT_MPI: AUTO builds the mpi backend where there is an MPI. Only distributed/mpi_*.cpp see its
-# headers, and the library's users need none of it. Sanitizers report MPI's own leaks and races.
+# headers, and the library's users need none of it. Sanitizers report MPI's own leaks
+# and races: there AUTO leaves it out.
 set(WEFT_MPI AUTO CACHE STRING "Ranks as processes: AUTO, ON or OFF")
 set_property(CACHE WEFT_MPI PROPERTY STRINGS AUTO ON OFF)
 if(NOT WEFT_MPI MATCHES "^(AUTO|ON|OFF)$")
@@ -231,6 +232,7 @@ set_source_files_properties(core/cpu/simd/isa_avx512.cpp PROPERTIES COMPILE_OPTI
 foreach(file ${weft_sources})
   if(file MATCHES "/core/cpu/[a-z_]*.cpp$|/distributed/sum_ranks.cpp$")
     set_property(SOURCE ${file} APPEND PROPERTY COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
+    set_property(SOURCE ${file} PROPERTY SKIP_PRECOMPILE_HEADERS ON)
   endif()
 endforeach()
 
@@ -248,8 +250,8 @@ if(WEFT_HAVE_MPI)
     COMPILE_DEFINITIONS "OMPI_SKIP_MPICXX;MPICH_SKIP_MPICXX")
 endif()
 
-# What most files include is compiled once. The scalar, AVX2 and AVX-512 files have flags of their own.
-# ccache needs -fpch-preprocess.
+# What most files include is compiled once. Files with optimization flags of their own go without: a
+# precompiled header carries those that it was compiled with. ccache needs -fpch-preprocess.
 set(weft_common_headers autograd/elementwise.h autograd/tape.h autograd/view.h core/dispatch.h
   core/error.h)
 list(TRANSFORM weft_common_headers PREPEND ${PROJECT_SOURCE_DIR}/)

@@ -9,6 +9,8 @@ namespace weft {
 /// How many handles share something; it starts with one.
 class RefCount {
  public:
+  RefCount() = default;
+  RefCount(const RefCount&) = delete;
   void retain() { __atomic_fetch_add(&count_, 1, __ATOMIC_RELAXED); }
   /// True for the last owner, who sees what all others did before they let go.
   bool release() { return load() == 1 || __atomic_fetch_sub(&count_, 1, __ATOMIC_ACQ_REL) == 1; }
@@ -23,6 +25,8 @@ class RefCount {
 /// What one owner at a time may hold; free at first.
 class Claim {
  public:
+  Claim() = default;
+  Claim(const Claim&) = delete;
   /// True when it was free; else `other` is the owner.
   bool take(const void* self, const void*& other) {
     other = nullptr;

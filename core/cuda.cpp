@@ -121,10 +121,8 @@ void check_device(Device device) {
 
 std::int64_t total_memory(Device device) {
   check_device(device);
-  detail::use_device(device.index);
-  std::int64_t free = 0, total = 0;
-  if constexpr (kWithCuda) rt::memory_info(free, total);
-  return total;
+  if constexpr (kWithCuda) return rt::total_memory(device.index);
+  return 0;
 }
 
 void synchronize(Device device) {

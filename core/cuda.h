@@ -1,6 +1,5 @@
 #pragma once
 #include <cstdint>
-#include <iosfwd>
 #include <optional>
 
 #include "weft/core/device.h"
@@ -20,7 +19,7 @@ inline constexpr int kMaxStreams = 64;
 int device_count();
 /// Throws Error that says what is missing unless `device` can be used.
 void check_device(Device device);
-/// Bytes of the device's memory, whoever uses them.
+/// Bytes of the device's memory, used or not. Makes no context on the device.
 /// Throws Error as check_device() does.
 std::int64_t total_memory(Device device);
 /// Waits until everything that was given to the device has run.

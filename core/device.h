@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
-#include <iosfwd>
+
+#include "weft/core/string_fwd.h"
 
 namespace weft {
 

@@ -2,7 +2,8 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
-#include <iosfwd>
+
+#include "weft/core/string_fwd.h"
 
 namespace weft {
 

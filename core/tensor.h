@@ -184,7 +184,7 @@ class Tensor {
   /// True when main_grad() holds a gradient: backward() has added to it since zero_grad(), or, for
   /// a buffer with a storage of its own, any other code has written to it.
   bool main_grad_filled() const;
-  /// While a cuda::Graph captures, each replay sets it too.
+  /// Called while a cuda::Graph captures, it also acts at each replay.
   void set_main_grad_filled(bool on) const;
   /// Drops grad(); sets main_grad() to 0, which then holds no gradient.
   void zero_grad() const;

@@ -4,11 +4,12 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
+
+#include "weft/core/signal_stack.h"
 
 namespace weft::detail {
 namespace {
@@ -16,7 +17,6 @@ namespace {
 // About 100 and 30 microseconds: longer than the gap between two kernels of a step, far shorter
 // than a time slice.
 constexpr int kSpinsForWork = 3000, kSpinsForOthers = 1000;
-constexpr std::size_t kHandlerStack = 64 << 10;  // bytes
 
 constinit thread_local ThreadPool* borrowed = nullptr;
 constinit std::mutex spare_mutex;
@@ -123,10 +123,8 @@ void ThreadPool::take_part(int who) {
 void ThreadPool::work(int who) {
   // Signals are the business of the program's own threads. But those that a thread causes itself
   // stay open, or the kernel would end the process before any handler saw them, and so does a
-  // profiler's. oneDNN's products use the stack pointer for something else: a handler with
-  // SA_ONSTACK does not write below it.
-  const stack_t own_stack{std::malloc(kHandlerStack), 0, kHandlerStack};
-  if (own_stack.ss_sp) sigaltstack(&own_stack, nullptr);
+  // profiler's.
+  const SignalStack stack;
   sigset_t blocked;
   sigfillset(&blocked);
   for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS, SIGPROF})

@@ -59,10 +59,16 @@ int current_device() {
   ok(cudaGetDevice(&index), "cudaGetDevice");
   return index;
 }
-std::string device_name(int index) {
+namespace {
+cudaDeviceProp properties_of(int index) {
   cudaDeviceProp properties;
   ok(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
-  return properties.name;
+  return properties;
+}
+}  // namespace
+std::string device_name(int index) { return properties_of(index).name; }
+std::int64_t total_memory(int index) {
+  return static_cast<std::int64_t>(properties_of(index).totalGlobalMem);
 }
 std::string pci_address(int index) {
   char text[32] = {};

@@ -117,8 +117,8 @@ def main():
     if len(arguments) != 1 + check:
         sys.exit(__doc__)
     build = pathlib.Path(arguments[-1])
-    if not (build / "CMakeCache.txt").exists():
-        sys.exit(f"registers: {build} is no build")
+    if not (build / "build.ninja").exists():
+        sys.exit(f"registers: {build} is no build by Ninja")
     if "weft_cuda.dir" not in (build / "build.ninja").read_text():
         print("registers: skipped: the build has no CUDA")
         return 77

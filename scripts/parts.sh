@@ -10,7 +10,7 @@ mkdir -p "$logs"
 use_ccache() {
   command -v ccache >/dev/null || return 0
   export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
-  export CCACHE_SLOPPINESS=pch_defines,time_macros  # the tests' precompiled headers
+  export CCACHE_SLOPPINESS=pch_defines,time_macros  # precompiled headers
 }
 
 # Milliseconds of processor time that this script's finished children have taken.

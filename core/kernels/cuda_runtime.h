@@ -24,6 +24,8 @@ std::string pci_address(int index);
 /// Millijoules that the GPU there has used since its driver was loaded. False when nobody counts
 /// them. Defined in cuda/nvml.cpp.
 bool energy(const std::string& pci_address, std::uint64_t& millijoules);
+/// Bytes of memory that a device has; makes no context on it.
+std::int64_t total_memory(int index);
 /// Free and total bytes of the current device.
 void memory_info(std::int64_t& free, std::int64_t& total);
 void synchronize_device();

@@ -9,7 +9,8 @@ struct Control {
   /// Streams run what they are given at once. Off, they run it as late as they may: when somebody
   /// waits for it. A missing wait then reads what was there before.
   bool run_at_once = false;
-  /// The host that touches device memory crashes. It costs two system calls a block and wait.
+  /// An access of the host to device memory faults. It costs two system calls for each block at
+  /// each wait. Switched on again, it holds from the end of the next kernel or copy on.
   bool host_faults = true;
   /// Memory of each device.
   std::int64_t memory_bytes = std::int64_t{4} << 30;

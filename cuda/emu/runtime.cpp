@@ -197,6 +197,7 @@ void set_device(int index) { current_index = index; }
 int current_device() { return current_index; }
 std::string device_name(int index) { return message("emulated GPU {}", index); }
 std::string pci_address(int index) { return message("0000:0{}:00.0", 9 - index); }
+std::int64_t total_memory(int) { return emu::control.memory_bytes; }
 void memory_info(std::int64_t& free, std::int64_t& total) {
   const std::lock_guard lock(driver().mutex);
   total = emu::control.memory_bytes;

@@ -42,13 +42,14 @@ void check_memory(double bytes, const char* what, Device device) {
 
 void check_least_memory(const Options& o) {
   const Device device = Device::parse(o.device);
+  if (device.is_meta()) return;
   const double width = o.dtype == "f64" ? 8 : o.dtype == "bf16" ? 2 : 4;
-  const std::int64_t own = own_ranks(o);
-  // Ranks of one process on the CPU hold the model at least once between them. Of a launcher's, and
-  // on GPUs, each has memory of its own for its share.
-  const double shares = own && device.is_cpu() ? 1 : real(o.tp) * real(o.ep);
+  // Ranks that are threads share the host's memory or a GPU's, and hold the model at least once
+  // between them. All others have memory of their own for their share.
+  const bool shared = own_ranks(o) > 0 && o.backend != "nccl";
+  const double shares = shared ? 1 : real(o.tp) * real(o.ep);
   check_memory(2 * width * real(o.model().parameter_count()) / shares, "the model", device);
-  if (own)
+  if (shared)
     check_memory(width * real(o.micro_batch ? o.micro_batch : o.batch) * real(o.seq) * real(o.dim),
                  "a batch", device);
 }

@@ -7,7 +7,7 @@ namespace weft::train {
 /// process, has so much memory. `what` needs it: "the model".
 void check_memory(double bytes, const char* what, Device device);
 
-/// The same for what any run with these options needs on its device: its weights with their
+/// The same for what any run with these options needs on its CPU or GPU: its weights with their
 /// gradients, and one activation of the tokens in hand. By arithmetic alone, so that nothing is
 /// allocated, or looped over, for numbers that are out of all proportion.
 void check_least_memory(const Options& options);

@@ -9,6 +9,15 @@
 #include "weft/examples/common/unknown_flag.h"
 
 namespace weft::train {
+namespace {
+
+std::string one_line(const std::string& text) {
+  std::string shown;
+  for (const char c : text) shown += c == '\n' ? "\\n" : std::string(1, c);
+  return shown;
+}
+
+}  // namespace
 
 struct CommandLine::App : CLI::App {
   using CLI::App::App;
@@ -20,15 +29,16 @@ CommandLine::~CommandLine() = default;
 
 template <class T>
 void CommandLine::add(const char* flag, T& value, const char* help, const char* group) {
-  if constexpr (std::is_same_v<T, bool>) {
-    app_->add_flag(flag, value, help)->group(group);
-  } else {
-    CLI::Option* const option = app_->add_option(flag, value, help)->group(group);
-    if constexpr (!std::is_same_v<T, std::vector<std::string>>)
-      option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->capture_default_str();
-    if constexpr (std::is_same_v<T, std::string>)
-      if (value == "\n") option->default_str("\\n");
-  }
+  CLI::Option* option;
+  if constexpr (std::is_same_v<T, bool>)
+    option = app_->add_flag(flag, value, help);
+  else
+    option = app_->add_option(flag, value, help);
+  if constexpr (std::is_same_v<T, std::int64_t> || std::is_same_v<T, double>)
+    option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->capture_default_str();
+  if constexpr (std::is_same_v<T, std::string>)
+    option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->default_str(one_line(value));
+  if (group) option->group(group);
 }
 
 template void CommandLine::add(const char*, bool&, const char*, const char*);

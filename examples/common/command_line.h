@@ -15,10 +15,10 @@ class CommandLine {
   CommandLine(const CommandLine&) = delete;
 
   /// Binds a bool, std::int64_t, double, std::string or std::vector<std::string>. What it holds now
-  /// is the default that --help shows. A flag of a bool has no value; of any other but a list the
-  /// one given last wins, so that a script can append to a base command line.
+  /// is the default that --help shows. A flag of a bool needs no value. Of any flag but a list's
+  /// the last one wins, so that a script can append to a base command line.
   template <class T>
-  void add(const char* flag, T& value, const char* help, const char* group = "Options");
+  void add(const char* flag, T& value, const char* help, const char* group = nullptr);
 
   /// A flag that --help lists under `group` and parse() refuses with an Error that says `why`.
   void refuse(const char* flag, const char* help, const std::string& why, const char* group);

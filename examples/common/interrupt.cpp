@@ -4,7 +4,8 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <cstddef>
+
+#include "weft/core/signal_stack.h"
 
 namespace weft::train {
 namespace {
@@ -22,15 +23,9 @@ void on_hangup(int) { requested = 1; }
 
 }  // namespace
 
-// On a stack of its own: oneDNN's products use the stack pointer for their packed operands, and a
-// handler that the kernel runs "below" it writes into the heap.
+// Ranks that are threads call this one by one: each needs a stack for the handlers.
 void catch_interrupts() {
-  constexpr std::size_t kStack = 64 << 10;
-  alignas(16) static char memory[kStack];
-  stack_t stack = {};
-  stack.ss_sp = memory;
-  stack.ss_size = kStack;
-  sigaltstack(&stack, nullptr);
+  static thread_local const detail::SignalStack stack;
   struct sigaction action = {};
   action.sa_handler = on_signal;
   action.sa_flags = SA_ONSTACK | SA_RESTART;

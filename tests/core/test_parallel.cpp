@@ -11,6 +11,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <latch>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -19,6 +20,8 @@
 #include "weft/core/cgroup.h"
 #include "weft/core/default_threads.h"
 #include "weft/core/parallel.h"
+#include "weft/core/random.h"
+#include "weft/core/signal_stack.h"
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
@@ -205,9 +208,38 @@ TEST_CASE("workers keep the signals open that a thread causes itself, and a prof
   CHECK(wrong == 0);
 }
 
+TEST_CASE("each thread has a signal stack of its own, and keeps one that it has") {
+  const auto there = [] {
+    stack_t now = {};
+    sigaltstack(nullptr, &now);
+    return now;
+  };
+  std::set<void*> stacks;
+  std::mutex mutex;
+  std::latch all(2);
+  const auto take = [&] {
+    const void* const before = there().ss_sp;
+    {
+      const detail::SignalStack own, again;
+      const stack_t now = there();
+      CHECK(!(now.ss_flags & SS_DISABLE));
+      {
+        const std::lock_guard lock(mutex);
+        stacks.insert(now.ss_sp);
+      }
+      all.arrive_and_wait();
+    }
+    CHECK(there().ss_sp == before);
+  };
+  std::thread other(take);
+  take();
+  other.join();
+  CHECK(stacks.size() == 2);
+}
+
 TEST_CASE("a child of fork() does its loops alone and waits for nobody") {
   // More threads than processors: after most loops some worker still comes to look. And threads
-  // that often hold the locks of the spare pools and of the cache of large blocks.
+  // that often hold the locks of the spare pools, of the cache of large blocks, of the seed.
   const Threads scope(32);
   std::atomic<bool> stop{false};
   std::thread borrower([&] {
@@ -215,6 +247,9 @@ TEST_CASE("a child of fork() does its loops alone and waits for nobody") {
   });
   std::thread allocator([&] {
     while (!stop) Tensor::empty({1 << 18}, DType::f32);
+  });
+  std::thread seeder([&] {
+    while (!stop) manual_seed(1);
   });
   int stuck = 0;
   for (int i = 0; i < 100 && stuck == 0; ++i) {
@@ -234,6 +269,7 @@ TEST_CASE("a child of fork() does its loops alone and waits for nobody") {
         });
       const ThreadShare share(2);  // takes the lock of the spare pools
       Tensor::empty({1 << 18}, DType::f32);
+      manual_seed(2);
       _exit(sum == 96 && alone ? 0 : 1);
     }
     int status = 0;
@@ -243,6 +279,7 @@ TEST_CASE("a child of fork() does its loops alone and waits for nobody") {
   stop = true;
   borrower.join();
   allocator.join();
+  seeder.join();
   CHECK(stuck == 0);
 }
 

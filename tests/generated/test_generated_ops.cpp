@@ -176,7 +176,7 @@ void run_table(Device device) {
   std::set<std::string> ops;
   for (const OpLine& line : ops_table()) {
     if (only && std::string(only) != line.op) continue;
-    // Every eighth op, as the other tests of the kernels see to all of them.
+    // For every eighth op: it is slow, and the emulated_* tests have it on for every kernel.
     emu::control.host_faults = ops.size() % 8 == 0;
     Runs runs(line, device);
     runs.all();

@@ -52,6 +52,13 @@ struct Limit {
 
 }  // namespace
 
+TEST_CASE("gpu memory: how much a device has, free or not") {
+  CHECK(cuda::total_memory(kGpu) == emu::control.memory_bytes);
+  CHECK(error_of([] { cuda::total_memory({Device::Kind::cuda, 2}); }) ==
+        "device: the index of cuda:2 must be below the number of GPUs 2, got 2");
+  CHECK(error_of([] { cuda::total_memory(kCpu); }) == "device: must be a GPU, got cpu");
+}
+
 TEST_CASE("gpu memory: a freed block serves the next request of its stream at once") {
   const void* where = nullptr;
   {
