@@ -54,8 +54,9 @@ struct Limit {
 
 TEST_CASE("gpu memory: how much a device has, free or not") {
   CHECK(cuda::total_memory(kGpu) == emu::control.memory_bytes);
-  CHECK(error_of([] { cuda::total_memory({Device::Kind::cuda, 2}); }) ==
-        "device: the index of cuda:2 must be below the number of GPUs 2, got 2");
+  CHECK(error_of([] {
+          cuda::total_memory({Device::Kind::cuda, 2});
+        }) == "device: the index of cuda:2 must be below the number of GPUs 2, got 2");
   CHECK(error_of([] { cuda::total_memory(kCpu); }) == "device: must be a GPU, got cpu");
 }
 
