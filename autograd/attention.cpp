@@ -14,7 +14,7 @@
 namespace weft {
 namespace {
 
-void check_operands(const Tensor& q, const Tensor& k, const Tensor& v) {
+void check_qkv(const Tensor& q, const Tensor& k, const Tensor& v) {
   detail::check_tensor("attention", "q", q);
   detail::check_tensor("attention", "k", k);
   detail::check_tensor("attention", "v", v);
@@ -151,7 +151,7 @@ void backward(Backward& b, const AttentionSpec& spec, const Heads& in, const Ten
 }  // namespace
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o) {
-  check_operands(q, k, v);
+  check_qkv(q, k, v);
   check_options(o);
   const Tensor cu = checked_sequences(o, q, k);
   const AttentionSpec spec = make_spec(q, k, v, o);
@@ -176,7 +176,7 @@ Tensor attention_packed(const Tensor& packed, std::int64_t heads, std::int64_t k
                         const AttentionOptions& o) {
   check_packed(packed, heads, kv_heads);
   const Heads in = heads_of(packed, heads, kv_heads);
-  check_operands(in.q, in.k, in.v);
+  check_qkv(in.q, in.k, in.v);
   check_options(o);
   const Tensor cu = checked_sequences(o, in.q, in.k);
   const AttentionSpec spec = make_spec(in.q, in.k, in.v, o);

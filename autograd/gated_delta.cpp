@@ -13,7 +13,7 @@ namespace weft {
 namespace {
 
 // The CPU computes bf16 in f32 from end to end.
-Tensor readable(const Tensor& t) {
+Tensor dense(const Tensor& t) {
   const bool widen = t.dtype() == DType::bf16 && !t.device().is_gpu();
   return contiguous(widen ? cast(t, DType::f32) : t);
 }
@@ -49,8 +49,8 @@ void backward(Backward& b, const Tensor& q, const Tensor& k, const Tensor& v, co
               const Tensor& beta, const Tensor& states, const Tensor& cu, double scale) {
   b.once_differentiable();
   const GatedDeltaSpec s = spec_of(q, v, cu, scale);
-  const Tensor wide_q = readable(q), wide_k = readable(k), wide_v = readable(v);
-  const Tensor dy = b.dy(0) ? readable(b.dy(0)) : zeros_like(wide_v);
+  const Tensor wide_q = dense(q), wide_k = dense(k), wide_v = dense(v);
+  const Tensor dy = b.dy(0) ? dense(b.dy(0)) : zeros_like(wide_v);
   const Tensor dfinal = b.dy(1) ? contiguous(b.dy(1)) : Tensor();
   const Shape each{q.dim(0), q.dim(1), v.dim(2), q.dim(3)};
   const Tensor dq = Tensor::empty(each, g.dtype(), g.device()), dk = empty_like(dq);
@@ -87,11 +87,11 @@ GatedDelta gated_delta(const Tensor& q, const Tensor& k, const Tensor& v, const 
         Tensor::empty({s.slots(), s.value_heads, s.key_dim, s.value_dim}, g.dtype(), g.device());
   {
     const NoGradGuard quiet;
-    const Tensor wide_v = readable(v), wide_y = empty_like(wide_v);
+    const Tensor wide_v = dense(v), wide_y = empty_like(wide_v);
     Tensor scratch;
     if (!one_by_one)
       scratch = scratch_for(s, g, delta_fwd_scratch_cpu(s), delta_fwd_scratch_gpu(s));
-    dispatch<cpu::gated_delta_fwd, cuda::gated_delta_fwd>(readable(q), readable(k), wide_v, g, beta,
+    dispatch<cpu::gated_delta_fwd, cuda::gated_delta_fwd>(dense(q), dense(k), wide_v, g, beta,
                                                           start, s, scratch, states, wide_y, final);
     y = cast(wide_y, v.dtype());
   }

@@ -10,7 +10,7 @@ using namespace detail;
 
 namespace {
 
-void check_operands(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+void check_linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   check_tensor("linear", "x", x);
   check_tensor("linear", "weight", weight);
   check(x.ndim() >= 1, "linear: x must have at least 1 axis, got shape {}", x.shape());
@@ -35,7 +35,7 @@ void check_operands(const Tensor& x, const Tensor& weight, const Tensor& bias) {
 }  // namespace
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  check_operands(x, weight, bias);
+  check_linear(x, weight, bias);
   Shape shape = x.shape();
   shape[shape.size() - 1] = weight.dim(0);
   Tensor y = Tensor::empty(shape, x.dtype(), x.device());

@@ -13,7 +13,7 @@
 namespace weft {
 namespace {
 
-void check_operands(const Tensor& x, const Tensor& cos, const Tensor& sin) {
+void check_rope(const Tensor& x, const Tensor& cos, const Tensor& sin) {
   detail::check_tensor("rope", "x", x);
   detail::check_tensor("rope", "cos", cos);
   detail::check_tensor("rope", "sin", sin);
@@ -119,13 +119,13 @@ RopeTables rope_tables(std::int64_t max_seq, std::int64_t head_dim, double theta
 }
 
 Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, std::int64_t position_offset) {
-  check_operands(x, cos, sin);
+  check_rope(x, cos, sin);
   check_range(x, cos, position_offset);
   return turn(x, contiguous(cos), contiguous(sin), {}, {position_offset, x.dim(2), false}, false);
 }
 
 Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions) {
-  check_operands(x, cos, sin);
+  check_rope(x, cos, sin);
   if (!positions) return rope(x, cos, sin);
   const Tensor dense = contiguous(positions);
   check_positions(dense, x, cos.dim(0));
@@ -134,7 +134,7 @@ Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor&
 
 Tensor rope_packed(Tensor packed, std::int64_t heads, const Tensor& cos, const Tensor& sin,
                    const Tensor& positions) {
-  check_operands(packed, cos, sin);
+  check_rope(packed, cos, sin);
   check_heads(packed, heads);
   Tensor dense;
   if (positions) {

@@ -14,7 +14,7 @@
 namespace weft {
 namespace {
 
-void check_operands(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+void check_gate(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   const char* op = "router_logits";
   detail::check_tensor(op, "x", x);
   detail::check_tensor(op, "weight", weight);
@@ -40,7 +40,7 @@ void check_operands(const Tensor& x, const Tensor& weight, const Tensor& bias) {
 }  // namespace
 
 Tensor router_logits(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  check_operands(x, weight, bias);
+  check_gate(x, weight, bias);
   const DType dtype = x.dtype();
   const bool rounds = dtype == DType::bf16 || (dtype == DType::f32 && cuda::tf32_allowed());
   if (!rounds) return linear(x, weight, bias);

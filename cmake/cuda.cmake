@@ -101,7 +101,7 @@ function(weft_native_kernels name)
   target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr
     ${weft_cuda_code} --diag-suppress=186 -Xcompiler=-Wall,-Wextra,-ftls-model=initial-exec>)
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_STANDARD 20
-    CUDA_RUNTIME_LIBRARY Static)
+    CUDA_RUNTIME_LIBRARY Static UNITY_BUILD OFF)  # a report of ptxas a file
   target_compile_definitions(${name} PRIVATE WEFT_WITH_CUDA=1)
   target_include_directories(${name} PRIVATE ${weft_include})
   target_include_directories(${name} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})

@@ -17,17 +17,19 @@ namespace {
 
 constinit thread_local Graph* current = nullptr;
 
+}  // namespace
+
 // Memory of the device beside what the host wants to have there.
-class Area {
+class GraphArea {
  public:
-  Area() = default;
+  GraphArea() = default;
   /// The graph has been waited for.
   void free() {
     for (Chunk& c : chunks_)
       if constexpr (kWithCuda) rt::free(c.device);
     chunks_.clear();
   }
-  Area(const Area&) = delete;
+  GraphArea(const GraphArea&) = delete;
 
   std::pair<char*, char*> place(std::int64_t bytes) {
     constexpr std::int64_t kChunk = 64 << 10, kAlign = 16;
@@ -62,14 +64,12 @@ class Area {
   std::vector<Chunk> chunks_;
 };
 
-}  // namespace
-
 struct Graph::State {
   explicit State(const Stream& s) : stream(s) {}
   Stream stream;
   rt::GraphHandle handle = nullptr;
   weft::detail::SharedCache* pool = nullptr;
-  Area constants, values;
+  GraphArea constants, values;
   std::vector<std::function<void()>> checks, before;
   struct RandomStream {
     std::uint64_t* now;

@@ -17,7 +17,7 @@ std::string number(double v) {
   return std::string(buffer, end.ptr);
 }
 
-std::string element(const Tensor& t, std::int64_t at) {
+std::string element_text(const Tensor& t, std::int64_t at) {
   return dispatch_all(t.dtype(), [&]<class T>() -> std::string {
     const T v = t.data<T>()[at];
     if constexpr (std::is_same_v<T, bool>)
@@ -31,7 +31,7 @@ std::string element(const Tensor& t, std::int64_t at) {
 
 void append(std::string& out, const Tensor& t, int axis, std::int64_t at) {
   if (axis == t.ndim()) {
-    out += element(t, at);
+    out += element_text(t, at);
     return;
   }
   const std::int64_t n = t.dim(axis);

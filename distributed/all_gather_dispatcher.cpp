@@ -10,7 +10,7 @@
 namespace weft::distributed {
 namespace {
 
-struct Way {
+struct GatherWay {
   RowPath per_token, per_slot;  // one row a token, k rows a token
   RowTrip probs, results;
   // Tokens on their way to all ranks, and what stands for them on the tape. Their gradient comes
@@ -23,13 +23,6 @@ struct Way {
   Tensor rows;     // of the experts here, on the host; null with a capacity
   ExpertRows own;  // this rank's slots in their order: combine_tokens() sums up tokens by it
 };
-
-Way& way_of(const nn::Dispatch& d) { return *static_cast<Way*>(d.way.get()); }
-
-// A trip keeps the whole way.
-std::shared_ptr<RowTrip> trip_of(const nn::Dispatch& d, RowTrip Way::*which) {
-  return {d.way, &(way_of(d).*which)};
-}
 
 ExpertRows slots_in_order(std::int64_t tokens, std::int64_t k, Device device) {
   ExpertRows out;
@@ -47,7 +40,7 @@ ExpertRows by_slot(const ExpertRows& rows) {
 
 // x (T, C) to all ranks. What the tape sees is a view with each token k times, so that a gradient
 // of every slot comes back; they are added up here, in their order.
-void depart_tokens(const Tensor& x, const std::shared_ptr<Way>& way) {
+void depart_tokens(const Tensor& x, const std::shared_ptr<GatherWay>& way) {
   const Tensor whole = contiguous(x);
   way->tokens = way->per_token.post(whole, false, way->forth);
   way->mark = whole.alias({x.dim(0), way->topk, x.dim(1)}, {x.dim(1), 0, 1}, 0);
@@ -60,7 +53,7 @@ void depart_tokens(const Tensor& x, const std::shared_ptr<Way>& way) {
     });
 }
 
-Tensor arrive_tokens(const std::shared_ptr<Way>& way, const ExpertRows& rows) {
+Tensor arrive_tokens(const std::shared_ptr<GatherWay>& way, const ExpertRows& rows) {
   way->forth.wait();
   Tensor y;
   {
@@ -84,7 +77,7 @@ Tensor arrive_tokens(const std::shared_ptr<Way>& way, const ExpertRows& rows) {
 
 nn::Dispatch AllGatherDispatcher::dispatch_preprocess(const Tensor& x, const Routing& routing,
                                                       const nn::FixedRows& fixed) const {
-  const auto way = new_way<Way>();
+  const auto way = new_way<GatherWay>();
   const std::int64_t T = x.dim(0), E = local_experts(), first = first_expert();
   way->topk = routing.experts.dim(1);
   way->experts = routing.experts;
@@ -125,15 +118,15 @@ nn::Dispatch AllGatherDispatcher::dispatch_preprocess(const Tensor& x, const Rou
 }
 
 void AllGatherDispatcher::token_dispatch(nn::Dispatch& d) const {
-  Way& way = way_of(d);
+  GatherWay& way = way_of<GatherWay>(d);
   way.experts = way.per_token.post(way.experts, false, way.gathered);
-  depart_tokens(d.tokens, std::static_pointer_cast<Way>(d.way));
-  depart(d.probs, way.per_token, trip_of(d, &Way::probs));
+  depart_tokens(d.tokens, std::static_pointer_cast<GatherWay>(d.way));
+  depart(d.probs, way.per_token, trip_of(d, &GatherWay::probs));
   d.tokens = d.probs = {};
 }
 
 void AllGatherDispatcher::dispatch_postprocess(nn::Dispatch& d) const {
-  Way& way = way_of(d);
+  GatherWay& way = way_of<GatherWay>(d);
   way.gathered.wait();
   // Experts that are elsewhere have numbers out of range here, and get no row.
   const Tensor local = sub(way.experts, static_cast<double>(first_expert()));
@@ -147,8 +140,8 @@ void AllGatherDispatcher::dispatch_postprocess(nn::Dispatch& d) const {
     for (std::int64_t e = 0; e < E; ++e) n[e] = (n[e] + a - 1) / a * a;
     know_rows(d.rows, way.rows);
   }
-  d.tokens = arrive_tokens(std::static_pointer_cast<Way>(d.way), d.rows);
-  d.probs = permute_probs(arrive(trip_of(d, &Way::probs)), d.rows);
+  d.tokens = arrive_tokens(std::static_pointer_cast<GatherWay>(d.way), d.rows);
+  d.probs = permute_probs(arrive(trip_of(d, &GatherWay::probs)), d.rows);
   d.expert_rows = d.rows.rows;
 }
 
@@ -157,11 +150,11 @@ Tensor AllGatherDispatcher::combine_preprocess(const Tensor& y, const nn::Dispat
 }
 
 Tensor AllGatherDispatcher::token_combine(const Tensor& y, const nn::Dispatch& d) const {
-  return travel_back(y, way_of(d).per_slot, trip_of(d, &Way::results));
+  return travel_back(y, way_of<GatherWay>(d).per_slot, trip_of(d, &GatherWay::results));
 }
 
 Tensor AllGatherDispatcher::combine_postprocess(const Tensor& y, const nn::Dispatch& d) const {
-  return combine_tokens(y, way_of(d).own);
+  return combine_tokens(y, way_of<GatherWay>(d).own);
 }
 
 }  // namespace weft::distributed

@@ -11,7 +11,7 @@ namespace {
 
 // Rows on the way of one layer: from this rank by expert, over ep, then over etp; they arrive by
 // rank (etp, then ep) and expert.
-struct Way {
+struct ExchangeWay {
   RowPath path;
   RowTrip tokens, probs, results;
   std::int64_t capacity = 0;  // rows of each rank for each expert; 0: as many as there are
@@ -22,13 +22,6 @@ struct Way {
   Work counted;
   Tensor rows;  // of the experts
 };
-
-Way& way_of(const nn::Dispatch& d) { return *static_cast<Way*>(d.way.get()); }
-
-// A trip keeps the whole way.
-std::shared_ptr<RowTrip> trip_of(const nn::Dispatch& d, RowTrip Way::*which) {
-  return {d.way, &(way_of(d).*which)};
-}
 
 // Rows of each rank of tp_ep for each expert.
 class RowCounts {
@@ -119,7 +112,7 @@ ExpertRows without_fillers(const Tensor& counts, std::int64_t first, std::int64_
 
 nn::Dispatch AllToAllDispatcher::dispatch_preprocess(const Tensor& x, const Routing& routing,
                                                      const nn::FixedRows& fixed) const {
-  const auto way = new_way<Way>();
+  const auto way = new_way<ExchangeWay>();
   const std::int64_t P = groups_.ep->size(), Q = groups_.etp->size(), E = local_experts();
   const std::int64_t p = groups_.ep->rank(), q = groups_.etp->rank(), first = first_expert();
   const std::int64_t alignment = nn::row_alignment(alignment_, x.device(), fixed.of_rank,
@@ -175,16 +168,16 @@ nn::Dispatch AllToAllDispatcher::dispatch_preprocess(const Tensor& x, const Rout
 }
 
 void AllToAllDispatcher::token_dispatch(nn::Dispatch& d) const {
-  Way& way = way_of(d);
-  depart(d.tokens, way.path, trip_of(d, &Way::tokens));
-  depart(d.probs, way.path, trip_of(d, &Way::probs));
+  ExchangeWay& way = way_of<ExchangeWay>(d);
+  depart(d.tokens, way.path, trip_of(d, &ExchangeWay::tokens));
+  depart(d.probs, way.path, trip_of(d, &ExchangeWay::probs));
   d.tokens = d.probs = {};
 }
 
 void AllToAllDispatcher::dispatch_postprocess(nn::Dispatch& d) const {
-  Way& way = way_of(d);
-  d.tokens = arrive(trip_of(d, &Way::tokens));
-  d.probs = arrive(trip_of(d, &Way::probs));
+  ExchangeWay& way = way_of<ExchangeWay>(d);
+  d.tokens = arrive(trip_of(d, &ExchangeWay::tokens));
+  d.probs = arrive(trip_of(d, &ExchangeWay::probs));
   d.expert_rows = way.rows;
   if (way.capacity) {
     const std::int64_t P = groups_.ep->size(), Q = groups_.etp->size(), E = local_experts();
@@ -203,14 +196,14 @@ void AllToAllDispatcher::dispatch_postprocess(nn::Dispatch& d) const {
 }
 
 Tensor AllToAllDispatcher::combine_preprocess(const Tensor& y, const nn::Dispatch& d) const {
-  const Way& way = way_of(d);
+  const ExchangeWay& way = way_of<ExchangeWay>(d);
   const Tensor rows = way.sorted.slot_of ? combine_tokens(y, way.sorted) : y;
   return way.capacity ? swap_chunks(rows, local_experts(), groups_.ep->size(), groups_.etp->size())
                       : rows;
 }
 
 Tensor AllToAllDispatcher::token_combine(const Tensor& y, const nn::Dispatch& d) const {
-  return travel_back(y, way_of(d).path, trip_of(d, &Way::results));
+  return travel_back(y, way_of<ExchangeWay>(d).path, trip_of(d, &ExchangeWay::results));
 }
 
 Tensor AllToAllDispatcher::combine_postprocess(const Tensor& y, const nn::Dispatch& d) const {

@@ -17,8 +17,8 @@ constexpr std::int64_t kLeastForRank = 1 << 18, kMostForRank = 1'000'000, kMost 
 
 std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
-using Kind = std::tuple<bool, bool, DType, DType>;
-Kind kind_of(const BucketLayout& b) {
+using GroupKey = std::tuple<bool, bool, DType, DType>;
+GroupKey kind_of(const BucketLayout& b) {
   return {b.expert, b.tp_partial, b.param_dtype, b.grad_dtype};
 }
 
@@ -61,7 +61,7 @@ std::vector<BucketLayout> plan_buckets(const NamedTensors& parameters, const Lay
         "ddp: grad_dtype must be f32 or bf16, got {}", name(options.grad_dtype));
   check(options.bucket_size >= 0, "ddp: bucket_size must be at least 0, got {}",
         options.bucket_size);
-  std::map<Kind, std::int64_t> totals;
+  std::map<GroupKey, std::int64_t> totals;
   for (const NamedTensor& p : parameters) {
     const Member m = member_of(p, layout, options);
     totals[kind_of(m.bucket)] += m.typical;

@@ -11,8 +11,6 @@ constexpr std::chrono::milliseconds kIdle{10};
 // in reserve a late step might need one more than all before it, and touch the heap.
 constexpr int kOperations = 16;
 
-double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
-
 }  // namespace
 
 CommThread::CommThread(int rank, int ranks, const WorldOptions& options, bool threaded,

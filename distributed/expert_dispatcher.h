@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "weft/distributed/device_mesh.h"
+#include "weft/distributed/row_path.h"
 #include "weft/nn/token_dispatcher.h"
 
 namespace weft::distributed {
@@ -16,6 +17,17 @@ struct ExpertGroups {
 
   explicit ExpertGroups(const DeviceMesh& mesh);
 };
+
+/// Rows on their way: what a dispatcher keeps in Dispatch::way.
+template <class Way>
+Way& way_of(const nn::Dispatch& d) {
+  return *static_cast<Way*>(d.way.get());
+}
+/// One trip of it, which keeps the whole way alive.
+template <class Way>
+std::shared_ptr<RowTrip> trip_of(const nn::Dispatch& d, RowTrip Way::*which) {
+  return {d.way, &(way_of<Way>(d).*which)};
+}
 
 /// What dispatchers over ranks have in common. Rank p of ep holds the experts p E/P ... (p+1) E/P.
 ///

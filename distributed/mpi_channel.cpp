@@ -16,14 +16,6 @@ constexpr std::int64_t kPiece = 1 << 20, kSmallPiece = 64 << 10, kStaging = 8 <<
 
 using Counts = std::vector<std::int64_t>;
 
-std::int64_t at(const Counts& counts, int rank) { return counts[static_cast<std::size_t>(rank)]; }
-
-std::int64_t before(const Counts& counts, int rank) {
-  std::int64_t sum = 0;
-  for (int r = 0; r < rank; ++r) sum += at(counts, r);
-  return sum;
-}
-
 void copy(void* to, const void* from, std::int64_t bytes) {
   if (to != from && bytes > 0) std::memmove(to, from, static_cast<std::size_t>(bytes));
 }
@@ -138,11 +130,12 @@ void MpiChannel::reduce(Operation& op) {
   const std::int64_t others = std::max(1, size() - 1);
   const std::int64_t piece =
       std::clamp(kStaging / 2 / others, kSmallPiece, kPiece) / 64 * 64 / width;
-  const std::int64_t own = at(op.in_count, rank()), own_begin = before(op.in_count, rank());
+  const std::int64_t own = count_of(op.in_count, rank()),
+                     own_begin = count_before(op.in_count, rank());
   char* staging = job_->staging(2 * others * std::min(own, piece) * width);
 
   const auto elements = [&](int r, std::int64_t k) {  // of piece k of the share of rank r
-    return std::clamp<std::int64_t>(at(op.in_count, r) - k * piece, 0, piece);
+    return std::clamp<std::int64_t>(count_of(op.in_count, r) - k * piece, 0, piece);
   };
   const auto arrived = [&](int r, std::int64_t k) {
     const std::int64_t slot = k % 2 * others + (r < rank() ? r : r - 1);
@@ -151,7 +144,7 @@ void MpiChannel::reduce(Operation& op) {
   const auto send_parts = [&](std::int64_t k) {
     for (int r = 0; r < size(); ++r) {
       if (r == rank()) continue;
-      send(r, bytes_of(op.in, before(op.in_count, r) + k * piece), elements(r, k) * width,
+      send(r, bytes_of(op.in, count_before(op.in_count, r) + k * piece), elements(r, k) * width,
            k % 2 ? kSendParts2 : kSendParts);
       receive(r, arrived(r, k), elements(rank(), k) * width, k % 2 ? kParts2 : kParts);
     }
@@ -178,7 +171,7 @@ void MpiChannel::reduce(Operation& op) {
     for (int r = 0; r < size(); ++r) {
       if (r == rank()) continue;
       send(r, sum, elements(rank(), k) * width, sums);
-      receive(r, bytes_of(op.out, before(op.in_count, r) + k * piece), elements(r, k) * width,
+      receive(r, bytes_of(op.out, count_before(op.in_count, r) + k * piece), elements(r, k) * width,
               sums);
     }
   }
@@ -198,16 +191,17 @@ void MpiChannel::move(Operation& op) {
   const bool gather = op.kind == Collective::all_gather;
   for (int i = 1; i < size(); ++i) {
     const int to = (rank() + i) % size(), from = (rank() + size() - i) % size();
-    receive(from, bytes_of(op.out, before(op.out_count, from)), at(op.out_count, from) * width,
-            kData);
+    receive(from, bytes_of(op.out, count_before(op.out_count, from)),
+            count_of(op.out_count, from) * width, kData);
     if (gather)
       send(to, op.in.raw(), op.in.numel() * width, kData);
     else
-      send(to, bytes_of(op.in, before(op.in_count, to)), at(op.in_count, to) * width, kData);
+      send(to, bytes_of(op.in, count_before(op.in_count, to)), count_of(op.in_count, to) * width,
+           kData);
   }
-  const std::int64_t own = before(op.out_count, rank());
-  copy(bytes_of(op.out, own), bytes_of(op.in, gather ? 0 : before(op.in_count, rank())),
-       at(op.out_count, rank()) * width);
+  const std::int64_t own = count_before(op.out_count, rank());
+  copy(bytes_of(op.out, own), bytes_of(op.in, gather ? 0 : count_before(op.in_count, rank())),
+       count_of(op.out_count, rank()) * width);
 }
 
 // Rounds of 1, 2, 4, ... ranks ahead: in the end each rank has heard of every other one.

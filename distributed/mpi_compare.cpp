@@ -7,10 +7,6 @@
 namespace weft::distributed {
 namespace {
 
-std::int64_t at(const std::vector<std::int64_t>& counts, int rank) {
-  return counts[static_cast<std::size_t>(rank)];
-}
-
 // FNV-1a.
 constexpr std::uint64_t kHash = 14695981039346656037u;
 template <class Numbers>
@@ -42,8 +38,8 @@ CallPrint MpiChannel::print_for(const Operation& op, int peer) const {
   p.sequence = op.sequence;
   p.group = group_hash_;
   if (op.kind == Collective::all_to_all) {
-    p.sends = at(op.in_count, peer);
-    p.expects = at(op.out_count, peer);
+    p.sends = count_of(op.in_count, peer);
+    p.expects = count_of(op.out_count, peer);
   } else {
     p.counts = hash(hash(kHash, op.out_count), op.in_count);
   }

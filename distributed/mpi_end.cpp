@@ -17,10 +17,6 @@ constexpr milliseconds kLastWords{1000};
 // Otherwise: how long an error waits for ranks that may meet it too, and for notes on their way.
 constexpr milliseconds kPatience{5000}, kMargin{1000};
 
-double seconds(std::chrono::steady_clock::duration d) {
-  return std::chrono::duration<double>(d).count();
-}
-
 }  // namespace
 
 void MpiJob::give_up(const std::string& error) {

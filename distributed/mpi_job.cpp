@@ -25,10 +25,6 @@ constexpr milliseconds kGap{1000};
 // Seconds that a rank may compute on after the job has failed.
 constexpr double kLastResort = 30;
 
-double seconds(std::chrono::steady_clock::duration d) {
-  return std::chrono::duration<double>(d).count();
-}
-
 }  // namespace
 
 MpiJob::MpiJob(const WorldOptions& options, std::function<void()> too_late)

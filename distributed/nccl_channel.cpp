@@ -9,8 +9,6 @@ namespace {
 namespace nccl = cuda::nccl;
 using Counts = std::vector<std::int64_t>;
 
-std::int64_t at(const Counts& counts, int rank) { return counts[static_cast<std::size_t>(rank)]; }
-
 bool equal(const Counts& counts) {
   for (const std::int64_t c : counts)
     if (c != counts[0]) return false;
@@ -22,8 +20,6 @@ nccl::Reduce how(Reduce r) {
          : r == Reduce::max ? nccl::Reduce::max
                             : nccl::Reduce::min;
 }
-
-std::int64_t width(const Operation& op) { return static_cast<std::int64_t>(size_of(op.dtype())); }
 
 char* bytes_of(const Tensor& t, std::int64_t element) {
   return static_cast<char*>(t.raw()) + element * static_cast<std::int64_t>(size_of(t.dtype()));
@@ -81,15 +77,16 @@ void NcclChannel::call(const Operation& op) {
     case Collective::all_to_all:
       return all_to_all(op);
     case Collective::broadcast:
-      return nccl::broadcast(op.in.raw(), op.out.raw(), op.in.numel() * width(op), op.from, comm_,
-                             s);
+      return nccl::broadcast(op.in.raw(), op.out.raw(), op.in.numel() * op.element_bytes(), op.from,
+                             comm_, s);
     case Collective::exchange:
     case Collective::send:
     case Collective::receive:
       return together([&] {
-        if (op.to >= 0) nccl::send(op.in.raw(), op.in.numel() * width(op), op.to, comm_, s);
+        if (op.to >= 0)
+          nccl::send(op.in.raw(), op.in.numel() * op.element_bytes(), op.to, comm_, s);
         if (op.from >= 0)
-          nccl::receive(op.out.raw(), op.out.numel() * width(op), op.from, comm_, s);
+          nccl::receive(op.out.raw(), op.out.numel() * op.element_bytes(), op.from, comm_, s);
       });
     case Collective::barrier:
       return nccl::all_reduce(token_.raw(), token_.raw(), 1, DType::f32, nccl::Reduce::max, comm_,
@@ -100,15 +97,16 @@ void NcclChannel::call(const Operation& op) {
 void NcclChannel::gather(const Operation& op) {
   const cuda::rt::StreamHandle s = job_->stream();
   if (equal(op.out_count))
-    return nccl::all_gather(op.in.raw(), op.out.raw(), op.in.numel() * width(op), comm_, s);
+    return nccl::all_gather(op.in.raw(), op.out.raw(), op.in.numel() * op.element_bytes(), comm_,
+                            s);
   together([&] {
     std::int64_t first = 0;
     for (int r = 0; r < size(); ++r) {
       char* const to = bytes_of(op.out, first);
-      if (at(op.out_count, r) > 0)
-        nccl::broadcast(r == rank() ? op.in.raw() : to, to, at(op.out_count, r) * width(op), r,
-                        comm_, s);
-      first += at(op.out_count, r);
+      if (count_of(op.out_count, r) > 0)
+        nccl::broadcast(r == rank() ? op.in.raw() : to, to,
+                        count_of(op.out_count, r) * op.element_bytes(), r, comm_, s);
+      first += count_of(op.out_count, r);
     }
   });
 }
@@ -121,10 +119,10 @@ void NcclChannel::reduce(const Operation& op) {
   together([&] {
     std::int64_t first = 0;
     for (int r = 0; r < size(); ++r) {
-      if (at(op.in_count, r) > 0)
-        nccl::reduce(bytes_of(op.in, first), op.out.raw(), at(op.in_count, r), op.dtype(),
+      if (count_of(op.in_count, r) > 0)
+        nccl::reduce(bytes_of(op.in, first), op.out.raw(), count_of(op.in_count, r), op.dtype(),
                      how(op.reduce), r, comm_, s);
-      first += at(op.in_count, r);
+      first += count_of(op.in_count, r);
     }
   });
 }
@@ -134,12 +132,13 @@ void NcclChannel::all_to_all(const Operation& op) {
   together([&] {
     std::int64_t in = 0, out = 0;
     for (int r = 0; r < size(); ++r) {
-      if (at(op.in_count, r) > 0)
-        nccl::send(bytes_of(op.in, in), at(op.in_count, r) * width(op), r, comm_, s);
-      if (at(op.out_count, r) > 0)
-        nccl::receive(bytes_of(op.out, out), at(op.out_count, r) * width(op), r, comm_, s);
-      in += at(op.in_count, r);
-      out += at(op.out_count, r);
+      if (count_of(op.in_count, r) > 0)
+        nccl::send(bytes_of(op.in, in), count_of(op.in_count, r) * op.element_bytes(), r, comm_, s);
+      if (count_of(op.out_count, r) > 0)
+        nccl::receive(bytes_of(op.out, out), count_of(op.out_count, r) * op.element_bytes(), r,
+                      comm_, s);
+      in += count_of(op.in_count, r);
+      out += count_of(op.out_count, r);
     }
   });
 }

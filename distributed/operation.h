@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -60,9 +61,22 @@ struct Operation {
   cuda::Event ready, summed, read;
 
   DType dtype() const { return out ? out.dtype() : in ? in.dtype() : DType::u8; }
+  std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(dtype())); }
   /// Bytes that this rank sends to others.
   std::int64_t bytes_sent(int rank, int size) const;
 };
+
+/// What `rank` has in a list of counts by rank, and what all ranks before it have.
+inline std::int64_t count_of(const std::vector<std::int64_t>& counts, int rank) {
+  return counts[static_cast<std::size_t>(rank)];
+}
+inline std::int64_t count_before(const std::vector<std::int64_t>& counts, int rank) {
+  return std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
+}
+
+inline double seconds(std::chrono::steady_clock::duration d) {
+  return std::chrono::duration<double>(d).count();
+}
 
 /// What moves the bytes of one group, behind a ProcessGroup. A backend is a subclass.
 class Channel {

@@ -8,7 +8,7 @@
 namespace weft::distributed {
 namespace {
 
-Tensor rows(const Tensor& t, std::int64_t first, std::int64_t count) {
+Tensor rows_from(const Tensor& t, std::int64_t first, std::int64_t count) {
   Shape shape = t.shape();
   shape[0] = count;
   return t.alias(shape, t.strides(), first * t.strides()[0]);
@@ -20,10 +20,12 @@ Tensor summed(const Tensor& dy, ProcessGroup& group, const std::vector<SharedRow
   Shape shape = dy.shape();
   shape[0] = all;
   const Tensor sum = Tensor::zeros(shape, dy.dtype(), dy.device());
-  for (const SharedRows& s : mine) rows(sum, s.whole, s.count).add_(rows(dy, s.own, s.count));
+  for (const SharedRows& s : mine)
+    rows_from(sum, s.whole, s.count).add_(rows_from(dy, s.own, s.count));
   group.at_once().all_reduce(sum).wait();
   const Tensor dx = dy.clone();
-  for (const SharedRows& s : mine) rows(dx, s.own, s.count).copy_(rows(sum, s.whole, s.count));
+  for (const SharedRows& s : mine)
+    rows_from(dx, s.own, s.count).copy_(rows_from(sum, s.whole, s.count));
   return dx;
 }
 

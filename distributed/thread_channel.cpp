@@ -14,17 +14,6 @@ namespace {
 // Every rank adds up so few bytes for itself: that is faster than to wait for another one's share.
 constexpr std::int64_t kSmall = 8 << 10;
 
-std::int64_t width(const Operation& op) { return static_cast<std::int64_t>(size_of(op.dtype())); }
-
-std::int64_t before(const std::vector<std::int64_t>& counts, int rank) {
-  std::int64_t sum = 0;
-  for (int r = 0; r < rank; ++r) sum += counts[static_cast<std::size_t>(r)];
-  return sum;
-}
-std::int64_t at(const std::vector<std::int64_t>& counts, int rank) {
-  return counts[static_cast<std::size_t>(rank)];
-}
-
 char* element(const Tensor& t, std::int64_t i) {
   return static_cast<char*>(t.raw()) + i * static_cast<std::int64_t>(size_of(t.dtype()));
 }
@@ -88,23 +77,23 @@ void ThreadChannel::carry_out(Operation& op) {
   check_same();
   if (op.kind == Collective::barrier || op.out.is_meta()) return meeting_->come(me, op, false);
   hold(op, &Operation::ready);
-  const std::int64_t w = width(op);
+  const std::int64_t w = op.element_bytes();
   switch (op.kind) {
     case Collective::all_reduce:
       return all_reduce(op);
     case Collective::all_gather:
       for (int r = 0; r < size(); ++r)
-        copy(op, element(op.out, before(op.out_count, r)), meeting_->at(r).in.raw(),
-             at(op.out_count, r) * w);
+        copy(op, element(op.out, count_before(op.out_count, r)), meeting_->at(r).in.raw(),
+             count_of(op.out_count, r) * w);
       break;
     case Collective::reduce_scatter:
-      combine(op, 0, before(op.in_count, me), at(op.in_count, me));
+      combine(op, 0, count_before(op.in_count, me), count_of(op.in_count, me));
       break;
     case Collective::all_to_all:
       for (int r = 0; r < size(); ++r) {
         const Operation& other = meeting_->at(r);
-        copy(op, element(op.out, before(op.out_count, r)),
-             element(other.in, before(other.in_count, me)), at(op.out_count, r) * w);
+        copy(op, element(op.out, count_before(op.out_count, r)),
+             element(other.in, count_before(other.in_count, me)), count_of(op.out_count, r) * w);
       }
       break;
     default:
@@ -153,7 +142,7 @@ void ThreadChannel::check_same_device(const Operation& a, int rank_a, const Oper
 
 void ThreadChannel::all_reduce(Operation& op) {
   const int me = rank();
-  const std::int64_t w = width(op), bytes = op.out.numel() * w;
+  const std::int64_t w = op.element_bytes(), bytes = op.out.numel() * w;
   if (bytes <= kSmall && !op.stream) {
     for (int r = 0; r < size(); ++r) parts_[static_cast<std::size_t>(r)] = meeting_->at(r).in.raw();
     if (bytes > 0) combine_ranks(op.dtype(), op.reduce, scratch_.data(), parts_, op.out.numel());
@@ -162,15 +151,16 @@ void ThreadChannel::all_reduce(Operation& op) {
     return;
   }
   // Each rank adds its share, into its own tensor, where nobody else reads that share ...
-  const std::int64_t own = before(op.in_count, me);
-  combine(op, own, own, at(op.in_count, me));
+  const std::int64_t own = count_before(op.in_count, me);
+  combine(op, own, own, count_of(op.in_count, me));
   mark(op.summed, op);
   meeting_->come(me, op, true);
   hold(op, &Operation::summed);
   // ... and then takes the other shares from their owners.
   for (int r = 0; r < size(); ++r) {
-    const std::int64_t first = before(op.in_count, r);
-    copy(op, element(op.out, first), element(meeting_->at(r).out, first), at(op.in_count, r) * w);
+    const std::int64_t first = count_before(op.in_count, r);
+    copy(op, element(op.out, first), element(meeting_->at(r).out, first),
+         count_of(op.in_count, r) * w);
   }
   leave(op);
 }
@@ -200,7 +190,7 @@ void ThreadChannel::receive(Operation& op) {
     check_same_device(sent, op.from, op, rank());
     if (text.empty() && !op.out.is_meta()) {
       if (op.stream) sent.ready.hold(*op.stream);
-      copy(op, op.out.raw(), sent.in.raw(), op.out.numel() * width(op));
+      copy(op, op.out.raw(), sent.in.raw(), op.out.numel() * op.element_bytes());
       if (op.stream) {
         mark(op.read, op);
         op.read.hold(*sent.stream);

@@ -19,15 +19,11 @@
 namespace weft::io {
 namespace {
 
-[[noreturn]] void fail(const char* op, const char* verb, const std::string& path) {
-  throw FileError(op, verb, path, errno);
-}
-
 /// False where there is nothing of that name. Whatever else keeps the system from telling is an
 /// Error: a file that cannot be reached now must not count as one that is not there.
 bool look_at(const std::string& path, struct stat& s) {
   if (::stat(path.c_str(), &s) == 0) return true;
-  if (errno != ENOENT && errno != ENOTDIR) fail("read", "open", path);
+  if (errno != ENOENT && errno != ENOTDIR) FileError::raise("read", "open", path);
   return false;
 }
 
@@ -40,7 +36,7 @@ PathKind kind_of(mode_t mode) {
 // O_NONBLOCK: opening a pipe would wait for its other end, opening a device for its hardware.
 int open_to_read(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-  if (fd < 0) fail("read", "open", path);
+  if (fd < 0) FileError::raise("read", "open", path);
   return fd;
 }
 
@@ -58,6 +54,10 @@ struct Closer {
 FileError::FileError(const char* op, const char* verb, const std::string& path, int code)
     : Error(message("{}: cannot {} '{}': {}", op, verb, path, std::strerror(code)), Fault::system),
       code_(code) {}
+
+void FileError::raise(const char* op, const char* verb, const std::string& path) {
+  throw FileError(op, verb, path, errno);
+}
 
 bool FileError::is_missing() const {
   return code_ == ENOENT || code_ == ENOTDIR || code_ == EISDIR;
@@ -100,9 +100,9 @@ std::string read_pipe(const std::string& path, const PipeLimits& limits) {
       const int ready = ::poll(&waiting, 1, static_cast<int>(limits.silence_s * 1e3));
       check_system(ready != 0, "read: pipe '{}' must not be silent for {} s", path,
                    limits.silence_s);
-      if (ready < 0 && errno != EINTR) fail("read", "read", path);
+      if (ready < 0 && errno != EINTR) FileError::raise("read", "read", path);
     } else if (errno != EINTR) {
-      fail("read", "read", path);
+      FileError::raise("read", "read", path);
     }
   }
 }
@@ -119,7 +119,7 @@ bool is_directory(const std::string& path) {
 
 std::int64_t file_size(const std::string& path) {
   struct stat s;
-  if (::stat(path.c_str(), &s) != 0) fail("read", "open", path);
+  if (::stat(path.c_str(), &s) != 0) FileError::raise("read", "open", path);
   return s.st_size;
 }
 
@@ -131,7 +131,7 @@ std::vector<std::string> list_directory(const std::string& path) {
     names.push_back(entry->path().filename().string());
   if (error) {
     errno = error.value();
-    fail("read", "list", path);
+    FileError::raise("read", "list", path);
   }
   std::sort(names.begin(), names.end());
   return names;
@@ -154,11 +154,11 @@ FileSummary summarize(const std::string& path) {
 InputFile::InputFile(std::string path) : path_(std::move(path)) {
   Closer file{open_to_read(path_)};
   struct stat s;
-  if (::fstat(file.fd, &s) != 0) fail("read", "open", path_);
+  if (::fstat(file.fd, &s) != 0) FileError::raise("read", "open", path_);
   const PathKind kind = kind_of(s.st_mode);
   if (kind == PathKind::folder) {
     errno = EISDIR;
-    fail("read", "open", path_);
+    FileError::raise("read", "open", path_);
   }
   check_system(kind == PathKind::file, "read: cannot open '{}': it must be a file, got a {}", path_,
                kind == PathKind::pipe ? "pipe" : "device");
@@ -194,7 +194,7 @@ void InputFile::read(std::int64_t offset, void* data, std::int64_t bytes) const 
     const auto want = static_cast<std::size_t>(std::min(bytes, std::int64_t{1} << 30));
     const ssize_t done = ::pread(fd_, next, want, offset);
     if (done < 0 && errno == EINTR) continue;
-    if (done < 0) fail("read", "read", path_);
+    if (done < 0) FileError::raise("read", "read", path_);
     check_system(done > 0, "read: '{}' ends at byte {}, {} more were expected", path_, offset,
                  bytes);
     next += done;

@@ -14,6 +14,8 @@ namespace weft::io {
 class FileError : public Error {
  public:
   FileError(const char* op, const char* verb, const std::string& path, int code);
+  /// Throws one with errno.
+  [[noreturn]] static void raise(const char* op, const char* verb, const std::string& path);
   /// There is no file of that name. Any other reason may pass: it says nothing about the file.
   bool is_missing() const;
 

@@ -20,10 +20,6 @@
 namespace weft::io {
 namespace {
 
-[[noreturn]] void fail(const char* op, const char* verb, const std::string& path) {
-  throw FileError(op, verb, path, errno);
-}
-
 constexpr std::int64_t kNoLimit = -1;
 
 std::int64_t disk_limit_of_environment() {
@@ -72,7 +68,7 @@ void write_whole(int fd, const void* data, std::size_t bytes, const std::string&
     // One call takes at most 2 GiB; smaller pieces also keep a signal from waiting long.
     const ssize_t done = write_some(fd, next, std::min(bytes, std::size_t{1} << 26));
     if (done < 0 && errno == EINTR) continue;
-    if (done < 0) fail("write", "write", path);
+    if (done < 0) FileError::raise("write", "write", path);
     next += done;
     bytes -= static_cast<std::size_t>(done);
   }
@@ -89,7 +85,8 @@ bool sync_path(const std::string& path) {
 }
 
 void rename_path(const std::string& from, const std::string& to) {
-  if (!alive() || ::rename(from.c_str(), to.c_str()) != 0) fail("write", "rename to", to);
+  if (!alive() || ::rename(from.c_str(), to.c_str()) != 0)
+    FileError::raise("write", "rename to", to);
 }
 
 std::string parent_of(const std::string& path) {
@@ -104,21 +101,21 @@ void make_directories(const std::string& path) {
   const std::string parent = parent_of(path);
   if (parent != path) make_directories(parent);
   if (!alive() || (::mkdir(path.c_str(), 0777) != 0 && errno != EEXIST))
-    fail("write", "create folder", path);
+    FileError::raise("write", "create folder", path);
   if (!is_directory(path)) {
     errno = ENOTDIR;
-    fail("write", "create folder", path);
+    FileError::raise("write", "create folder", path);
   }
   // A folder in which this user may create but not list cannot be opened, and so not be synced.
-  if (!sync_path(parent) && errno != EACCES) fail("write", "sync", parent);
+  if (!sync_path(parent) && errno != EACCES) FileError::raise("write", "sync", parent);
 }
 
 void sync_directory(const std::string& path) {
-  if (!sync_path(path)) fail("write", "sync", path);
+  if (!sync_path(path)) FileError::raise("write", "sync", path);
 }
 
 void sync_file(const std::string& path) {
-  if (!sync_path(path)) fail("write", "sync", path);
+  if (!sync_path(path)) FileError::raise("write", "sync", path);
   sync_directory(parent_of(path));
 }
 
@@ -126,10 +123,10 @@ std::string aside_of(const std::string& path) { return path + ".old"; }
 
 void rename_synced(const std::string& from, const std::string& to) {
   const bool swap = is_directory(to);
-  if (!alive()) fail("write", "rename to", to);
+  if (!alive()) FileError::raise("write", "rename to", to);
   const unsigned flags = swap ? RENAME_EXCHANGE : 0;
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) != 0) {
-    if (!swap || (errno != EINVAL && errno != ENOSYS)) fail("write", "rename to", to);
+    if (!swap || (errno != EINVAL && errno != ENOSYS)) FileError::raise("write", "rename to", to);
     // A file system without the exchange. The old folder keeps its other name: whichever of the two
     // changes reaches the disk, one of the folders can be found.
     remove_all(aside_of(to));
@@ -148,13 +145,13 @@ void remove_all(const std::string& path) {
     error.assign(errno, std::generic_category());
   if (error) {
     errno = error.value();
-    fail("write", "remove", path);
+    FileError::raise("write", "remove", path);
   }
 }
 
 AtomicFile::AtomicFile(std::string path) : path_(std::move(path)), temporary_(path_ + ".tmp") {
   if (alive()) fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd_ < 0) fail("write", "create", path_);
+  if (fd_ < 0) FileError::raise("write", "create", path_);
 }
 
 AtomicFile::~AtomicFile() {
@@ -170,7 +167,7 @@ void AtomicFile::write(const void* data, std::size_t bytes) {
 }
 
 FileSummary AtomicFile::commit() {
-  if (!alive() || ::fsync(fd_) != 0) fail("write", "write", path_);
+  if (!alive() || ::fsync(fd_) != 0) FileError::raise("write", "write", path_);
   rename_path(temporary_, path_);
   // From here on the new file is in place; the destructor must not look for the temporary one.
   ::close(std::exchange(fd_, -1));
@@ -187,7 +184,7 @@ FileSummary write_file(const std::string& path, std::string_view text) {
 void append_file(const std::string& path, std::string_view text) {
   const int fd =
       alive() ? ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666) : -1;
-  if (fd < 0) fail("write", "open", path);
+  if (fd < 0) FileError::raise("write", "open", path);
   try {
     write_whole(fd, text.data(), text.size(), path);
   } catch (...) {

@@ -12,7 +12,7 @@ namespace weft::io {
 namespace {
 
 constexpr std::string_view kMagic("\x93NUMPY", 6);
-constexpr std::int64_t kMaxHeader = 1 << 20;
+constexpr std::int64_t kMaxNpyHeader = 1 << 20;
 
 struct NpyDType {
   std::string_view text;
@@ -170,7 +170,7 @@ Tensor load_npy(const std::string& path) {
   const std::int64_t header_start = version == 1 ? 10 : 12;
   std::int64_t length = start[8] | start[9] << 8;
   if (version > 1) length |= std::int64_t{start[10]} << 16 | std::int64_t{start[11]} << 24;
-  check_system(length <= kMaxHeader && header_start + length <= size,
+  check_system(length <= kMaxNpyHeader && header_start + length <= size,
                "npy: '{}': a header of {} bytes does not fit into a file of {} bytes", path, length,
                size);
   std::string text(static_cast<std::size_t>(length), '\0');

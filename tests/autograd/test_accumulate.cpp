@@ -12,7 +12,7 @@
 #include "weft/core/allocator.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::accumulate_test {
 
 namespace {
 
@@ -224,3 +224,5 @@ TEST_CASE("a gradient of the wrong shape is refused, not added to") {
           message(want.c_str(), "embedding"));
   }
 }
+
+}  // namespace weft::accumulate_test

@@ -9,7 +9,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::attention_test {
 
 namespace {
 
@@ -506,3 +506,5 @@ TEST_CASE("attention: a second derivative is refused") {
         "attention: its backward is a fused kernel and can be differentiated only once; build it "
         "from primitive ops, or open a NoGradGuard around the backward pass");
 }
+
+}  // namespace weft::attention_test

@@ -7,7 +7,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::causal_conv1d_test {
 namespace {
 
 using test::different_bits;
@@ -208,4 +208,4 @@ TEST_CASE("causal_conv1d: errors name the rule") {
         "causal_conv1d: cu_seqlens must end at the number of tokens 9, got 8");
 }
 
-}  // namespace weft
+}  // namespace weft::causal_conv1d_test

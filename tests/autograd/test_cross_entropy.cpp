@@ -4,7 +4,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/cross_entropy_oracle.h"
 
-namespace weft::test {
+namespace weft::test::cross_entropy_test {
 
 TEST_CASE("golden vectors") {
   const Tensor x = Tensor::of({1, 2, 3, 4}, {1, 4}, DType::f64);
@@ -240,4 +240,4 @@ TEST_CASE("errors") {
         "it from primitive ops, or open a NoGradGuard around the backward pass");
 }
 
-}  // namespace weft::test
+}  // namespace weft::test::cross_entropy_test

@@ -3,7 +3,7 @@
 #include "weft/tests/cross_entropy_oracle.h"
 
 // One test for each defect that a well-known fused cross entropy shipped with.
-namespace weft::test {
+namespace weft::test::cross_entropy_bugs_test {
 
 TEST_CASE("upstream bug: rows with ignore_index counted") {
   const Tensor x = test::random({3, 5}, 1);
@@ -128,4 +128,4 @@ TEST_CASE("upstream bug: bf16 gradient rounded twice over the logits") {
 
 // ----------------------------------------------------------------------------------------------------
 
-}  // namespace weft::test
+}  // namespace weft::test::cross_entropy_bugs_test

@@ -17,7 +17,7 @@
 #include "weft/nn/gpt.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::delay_gradients_test {
 using nn::Arch;
 using nn::Gpt;
 using nn::GptConfig;
@@ -303,3 +303,5 @@ TEST_CASE("delayed gradients: what they are computed from must not change meanwh
   CHECK(run(false) == "no error");
   CHECK(run(true) == "linear: saved x was changed in place (version 2, saved at 1)");
 }
+
+}  // namespace weft::delay_gradients_test

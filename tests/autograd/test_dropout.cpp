@@ -5,7 +5,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::dropout_test {
 namespace {
 
 using test::different_bits;
@@ -167,4 +167,4 @@ TEST_CASE("errors") {
         "dropout: x must have dtype f32, f64 or bf16, got i32");
 }
 
-}  // namespace weft
+}  // namespace weft::dropout_test

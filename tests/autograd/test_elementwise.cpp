@@ -8,7 +8,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::elementwise_test {
 using test::error_of;
 using test::mismatch;
 
@@ -415,3 +415,5 @@ TEST_CASE("elementwise: errors name the rule and the values") {
         "add_: cannot change a tensor that is part of a recording; use the out-of-place op, or a "
         "NoGradGuard, got shape [2]");
 }
+
+}  // namespace weft::elementwise_test

@@ -6,7 +6,7 @@
 #include "weft/autograd/reduce.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::elementwise_grad_test {
 using test::mismatch;
 
 namespace {
@@ -274,3 +274,5 @@ TEST_CASE("elementwise: the slope of abs at 0, of a^0 and of 0^b is 0 to any gra
     CHECK(second[1].item() == 0);
   }
 }
+
+}  // namespace weft::elementwise_grad_test

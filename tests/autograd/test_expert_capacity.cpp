@@ -8,7 +8,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::expert_capacity_test {
 namespace {
 
 using test::different_bits;
@@ -190,4 +190,4 @@ TEST_CASE("expert_capacity: errors name the rule") {
         "expert_capacity: factor must be above 0, got 0");
 }
 
-}  // namespace weft
+}  // namespace weft::expert_capacity_test

@@ -6,7 +6,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::gated_delta_test {
 namespace {
 
 using test::different_bits;
@@ -270,4 +270,4 @@ TEST_CASE("gated_delta: errors name the rule") {
         }) == "gated_delta_recurrent: value heads 3 must be a multiple of key heads 2");
 }
 
-}  // namespace weft
+}  // namespace weft::gated_delta_test

@@ -9,7 +9,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::grouped_linear_test {
 namespace {
 
 using test::different_bits;
@@ -232,4 +232,4 @@ TEST_CASE("grouped_linear: errors") {
   CHECK(text(x, w, b, n, random({2})) == "grouped_linear: bias_scale must have shape [3], got [2]");
 }
 
-}  // namespace weft
+}  // namespace weft::grouped_linear_test

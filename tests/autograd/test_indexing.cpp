@@ -6,7 +6,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::indexing_test {
 namespace {
 
 using test::different_bits;
@@ -313,4 +313,4 @@ TEST_CASE("indexing: backward notices indices that changed in between") {
                       ids.version(), ids.version() - 1));
 }
 
-}  // namespace weft
+}  // namespace weft::indexing_test

@@ -6,7 +6,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::layer_norm_test {
 namespace {
 
 using test::different_bits;
@@ -189,4 +189,4 @@ TEST_CASE("layer_norm: errors name the rule and both shapes") {
         }).starts_with("layer_norm: its backward is a fused kernel"));
 }
 
-}  // namespace weft
+}  // namespace weft::layer_norm_test

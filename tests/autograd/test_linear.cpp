@@ -6,7 +6,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::linear_test {
 
 namespace {
 
@@ -166,3 +166,5 @@ TEST_CASE("linear: errors name the rule and both shapes") {
   CHECK(text(x, w, Tensor::empty({4}, DType::f32, kMeta)) ==
         "linear: bias must be on the device of x, cpu, got meta");
 }
+
+}  // namespace weft::linear_test

@@ -9,7 +9,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/cross_entropy_oracle.h"
 
-namespace weft::test {
+namespace weft::test::linear_cross_entropy_test {
 namespace {
 
 // 7 rows: chunks of 1, 2, 3 and 7 rows, the last one short or not.
@@ -396,4 +396,4 @@ TEST_CASE("errors") {
   }
 }
 
-}  // namespace weft::test
+}  // namespace weft::test::linear_cross_entropy_test

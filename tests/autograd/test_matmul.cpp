@@ -9,7 +9,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::matmul_test {
 
 namespace {
 
@@ -248,3 +248,5 @@ TEST_CASE("matmul: errors name the rule and both operands") {
   CHECK(text(Tensor::zeros({2, 3, 4}), Tensor::zeros({3, 4, 5})) ==
         "matmul: leading axes: shapes must broadcast, got [2] and [3]");
 }
+
+}  // namespace weft::matmul_test

@@ -11,7 +11,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::mlp_test {
 
 namespace {
 
@@ -274,3 +274,5 @@ TEST_CASE("mlp: errors name the rule and both shapes") {
   CHECK(text(x, up, Tensor::empty({4}, DType::f32, kMeta), down, db) ==
         "mlp: up_bias must be on the device of x, cpu, got meta");
 }
+
+}  // namespace weft::mlp_test

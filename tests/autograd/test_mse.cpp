@@ -6,7 +6,7 @@
 #include "weft/autograd/mse.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::mse_test {
 using test::error_of;
 using test::mismatch;
 
@@ -59,3 +59,5 @@ TEST_CASE("mse_loss: errors name the rule and the values") {
   CHECK(error_of([&] { mse_loss(i, i); }) ==
         "mse_loss: dtype must be one of f32, f64, bf16, got i64");
 }
+
+}  // namespace weft::mse_test

@@ -3,7 +3,7 @@
 #include "weft/tests/support.h"
 #include "weft/weft.h"
 
-using namespace weft;
+namespace weft::null_operand_test {
 using test::error_of;
 
 TEST_CASE("null operand: every op names the operand that is missing") {
@@ -94,3 +94,5 @@ TEST_CASE("null operand: every op names the operand that is missing") {
   for (const auto& c : cases)
     CHECK(c.error == c.op + ": " + c.operand + " must be a tensor, got a null handle");
 }
+
+}  // namespace weft::null_operand_test

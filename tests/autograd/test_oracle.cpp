@@ -9,7 +9,7 @@
 #include "weft/tests/oracle.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::oracle_test {
 using test::mismatch;
 
 namespace {
@@ -162,3 +162,5 @@ TEST_CASE("xtensor.h: errors") {
   CHECK(test::error_of([] { oracle::view_as_f32(Tensor::empty({2}, DType::f32, kMeta)); }) ==
         "xt_view: the tensor must be on the cpu, got meta");
 }
+
+}  // namespace weft::oracle_test

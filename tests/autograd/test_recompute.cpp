@@ -7,7 +7,7 @@
 #include "weft/autograd/reduce.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::recompute_test {
 
 namespace {
 
@@ -309,3 +309,5 @@ TEST_CASE("recompute: a second pass that returns another number of tensors is re
   CHECK(test::error_of([&] { sum(ys[0]).backward(); }) ==
         "recompute: the second pass must return as many tensors as the first, 1, got 2");
 }
+
+}  // namespace weft::recompute_test

@@ -9,7 +9,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::reduce_test {
 using test::error_of;
 using test::mismatch;
 
@@ -299,3 +299,5 @@ TEST_CASE("reduce: errors name the rule and the values") {
   CHECK(error_of([&] { sum_to(x, {2}); }) ==
         "sum_to: shape must broadcast to x's shape [2, 3], got [2]");
 }
+
+}  // namespace weft::reduce_test

@@ -7,7 +7,7 @@
 #include "weft/autograd/reduce.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::reduce_grad_test {
 using test::mismatch;
 
 namespace {
@@ -173,3 +173,5 @@ TEST_CASE("reduce: gradients at the edge of the domain are finite") {
   CHECK(mismatch(gradient([](const Tensor& t) { return logsumexp(t); }, x, Tensor::ones({2})),
                  Tensor::of({0, 0, 0, 1}, {2, 2}), 0) == "");
 }
+
+}  // namespace weft::reduce_grad_test

@@ -6,7 +6,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::rms_norm_test {
 namespace {
 
 using test::different_bits;
@@ -170,4 +170,4 @@ TEST_CASE("rms_norm: errors name the rule and both shapes") {
         }).starts_with("rms_norm: its backward is a fused kernel"));
 }
 
-}  // namespace weft
+}  // namespace weft::rms_norm_test

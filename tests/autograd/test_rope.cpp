@@ -4,7 +4,7 @@
 #include "weft/autograd/rope.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::rope_test {
 
 namespace {
 
@@ -226,3 +226,5 @@ TEST_CASE("rope: errors name the rule and what was given") {
   CHECK(test::error_of([] { rope_tables(4, 4, 10, DType::bf16); }) ==
         "rope_tables: dtype must be f32 or f64, got bf16");
 }
+
+}  // namespace weft::rope_test

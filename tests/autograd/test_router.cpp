@@ -11,7 +11,7 @@
 #include "weft/tests/router_modes.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::router_test {
 namespace {
 
 using test::different_bits;
@@ -334,4 +334,4 @@ TEST_CASE("router: the largest router, 1024 experts of which 32") {
                      t == DType::f64 ? 1e-14 : 1e-6) == "");
 }
 
-}  // namespace weft
+}  // namespace weft::router_test

@@ -6,7 +6,7 @@
 #include "weft/core/allocator.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::router_gate_test {
 namespace {
 
 using test::different_bits;
@@ -103,4 +103,4 @@ TEST_CASE("router_gate: meta gives the same shape and dtype; errors name the rul
         "router_logits: bias must have shape [3] (rows of weight [3, 4]), got [4]");
 }
 
-}  // namespace weft
+}  // namespace weft::router_gate_test

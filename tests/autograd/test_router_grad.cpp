@@ -8,7 +8,7 @@
 #include "weft/tests/router_modes.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::router_grad_test {
 namespace {
 
 using test::different_bits;
@@ -147,4 +147,4 @@ TEST_CASE("router: gradients of the largest router, 1024 experts of which 32") {
   CHECK(gradcheck(f, {random({1, 1024}, 12)}) == "");
 }
 
-}  // namespace weft
+}  // namespace weft::router_grad_test

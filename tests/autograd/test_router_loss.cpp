@@ -11,7 +11,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::router_loss_test {
 namespace {
 
 using test::different_bits;
@@ -322,4 +322,4 @@ TEST_CASE("router_loss: errors name the rule") {
         "count_experts: sequences must be at least 1 and divide the number of tokens 1, got 2");
 }
 
-}  // namespace weft
+}  // namespace weft::router_loss_test

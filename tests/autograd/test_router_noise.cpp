@@ -10,7 +10,7 @@
 #include "weft/core/random.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::router_noise_test {
 namespace {
 
 using test::different_bits;
@@ -86,4 +86,4 @@ TEST_CASE("router_noise: meta gives the same shapes; errors name the rule") {
         "random_logits: dtype must be one of f32, f64, bf16, got i32");
 }
 
-}  // namespace weft
+}  // namespace weft::router_noise_test

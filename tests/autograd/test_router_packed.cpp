@@ -8,7 +8,7 @@
 #include "weft/nn/moe.h"
 #include "weft/tests/router_support.h"
 
-namespace weft {
+namespace weft::router_packed_test {
 namespace {
 
 using nn::Balance;
@@ -239,4 +239,4 @@ TEST_CASE("router_packed: a row that ranks share gives each its part of the whol
   CHECK(mismatch(gradient, want, 1e-12) == "");
 }
 
-}  // namespace weft
+}  // namespace weft::router_packed_test

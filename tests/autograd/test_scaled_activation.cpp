@@ -5,7 +5,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::scaled_activation_test {
 namespace {
 
 using test::different_bits;
@@ -136,4 +136,4 @@ TEST_CASE("scaled_activation: errors") {
         "scaled_gelu: scale must be f64 on cpu, got f32 on cpu");
 }
 
-}  // namespace weft
+}  // namespace weft::scaled_activation_test

@@ -12,7 +12,7 @@
 #include "weft/autograd/reduce.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::shared_leaf_test {
 namespace {
 
 constexpr int kThreads = 2, kPasses = 4000;
@@ -153,4 +153,4 @@ TEST_CASE("shared leaf: an exception in backward() frees its leaves for other th
   CHECK(error == "no error");
 }
 
-}  // namespace weft
+}  // namespace weft::shared_leaf_test

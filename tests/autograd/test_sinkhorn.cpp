@@ -7,7 +7,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::sinkhorn_test {
 namespace {
 
 using test::different_bits;
@@ -86,4 +86,4 @@ TEST_CASE("sinkhorn: errors name the rule") {
         }) == "sinkhorn: experts must be in [1, 1024], got 1025");
 }
 
-}  // namespace weft
+}  // namespace weft::sinkhorn_test

@@ -8,7 +8,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::softmax_test {
 namespace {
 
 using test::different_bits;
@@ -132,4 +132,4 @@ TEST_CASE("softmax: errors") {
         "log_softmax: dtype must be one of f32, f64, bf16, got i64");
 }
 
-}  // namespace weft
+}  // namespace weft::softmax_test

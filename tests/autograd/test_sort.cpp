@@ -11,7 +11,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::sort_test {
 namespace {
 
 using test::different_bits;
@@ -147,4 +147,4 @@ TEST_CASE("sort: error texts") {
         "sort: dtype must be one of f32, f64, bf16, i32, i64, u8, got bool");
 }
 
-}  // namespace weft
+}  // namespace weft::sort_test

@@ -5,7 +5,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::swiglu_test {
 namespace {
 
 using test::different_bits;
@@ -109,4 +109,4 @@ TEST_CASE("swiglu: errors") {
         }).starts_with("swiglu: its backward is a fused kernel"));
 }
 
-}  // namespace weft
+}  // namespace weft::swiglu_test

@@ -9,7 +9,7 @@
 #include "weft/autograd/reduce.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::tape_test {
 
 namespace {
 
@@ -492,3 +492,5 @@ TEST_CASE("custom_function: a forward that returns nothing is refused, a null in
   sum(y).backward();
   CHECK(test::mismatch(x.grad(), Tensor::ones({3}, DType::f64), 0) == "");
 }
+
+}  // namespace weft::tape_test

@@ -9,7 +9,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::token_permute_test {
 namespace {
 
 using test::different_bits;
@@ -313,4 +313,4 @@ TEST_CASE("token_permute: errors") {
         }) == "combine_tokens: y must have 2 axes and 8 rows, got shape [3, 2]");
 }
 
-}  // namespace weft
+}  // namespace weft::token_permute_test

@@ -9,7 +9,7 @@
 #include "weft/core/cuda.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::view_test {
 namespace {
 
 using test::different_bits;
@@ -415,4 +415,4 @@ TEST_CASE("view: error texts of joins and moves") {
   }
 }
 
-}  // namespace weft
+}  // namespace weft::view_test

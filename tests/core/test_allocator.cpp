@@ -12,7 +12,7 @@
 #include "weft/tests/count_new.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::allocator_test {
 namespace {
 
 constexpr std::int64_t kMiB = 1 << 20;
@@ -470,4 +470,4 @@ TEST_CASE("ranks that are threads are counted apart") {
         "MemoryDomain: number must be at least 0, got -1");
 }
 
-}  // namespace weft
+}  // namespace weft::allocator_test

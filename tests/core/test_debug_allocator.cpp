@@ -4,7 +4,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::debug_allocator_test {
 namespace {
 
 struct DebugOn {
@@ -114,4 +114,4 @@ TEST_CASE("blocks from before and after the switch live together") {
   CHECK(test::mismatch(again, Tensor::ones({100}), 0) == "");
 }
 
-}  // namespace weft
+}  // namespace weft::debug_allocator_test

@@ -7,7 +7,7 @@
 #include "weft/core/energy.h"
 #include "weft/tests/temp_folder.h"
 
-using namespace weft;
+namespace weft::energy_test {
 
 namespace {
 
@@ -157,3 +157,5 @@ TEST_CASE("energy: the power zones of Linux") {
   CHECK(m.lap() == 1020e-6);
   CHECK(energy_counters(kMeta).empty());
 }
+
+}  // namespace weft::energy_test

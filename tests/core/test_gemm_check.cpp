@@ -4,7 +4,7 @@
 #include "weft/core/gemm_check.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::gemm_check_test {
 
 TEST_CASE("a product below half of the multiply-adds is worth a line, with what to do") {
   CHECK(gemm_warning({.product = 31.4e9, .multiply_add = 111.6e9}) ==
@@ -42,4 +42,4 @@ TEST_CASE("the real check: rates of this machine, and no trace in the allocator'
   CHECK(after.peak_bytes == before.peak_bytes);
 }
 
-}  // namespace weft
+}  // namespace weft::gemm_check_test

@@ -9,7 +9,7 @@
 #include "weft/core/low_precision.h"
 #include "weft/core/philox.h"
 
-namespace weft {
+namespace weft::low_precision_test {
 namespace {
 
 // What a format is on paper. `top` is the largest finite pattern without its sign.
@@ -195,4 +195,4 @@ TEST_CASE("low precision: known values") {
   CHECK(static_cast<float>(e5m2(0x1p-16f)) == 0x1p-16f);
 }
 
-}  // namespace weft
+}  // namespace weft::low_precision_test

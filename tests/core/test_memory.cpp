@@ -8,7 +8,7 @@
 #include "weft/tests/count_new.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::memory_test {
 namespace {
 
 using test::different_bits;
@@ -220,4 +220,4 @@ TEST_CASE("a step on the meta device predicts the CPU's peak exactly") {
   CHECK(peak(kMeta) == want);
 }
 
-}  // namespace weft
+}  // namespace weft::memory_test

@@ -39,7 +39,7 @@ extern "C" int sched_getaffinity(pid_t pid, std::size_t size, cpu_set_t* set) no
   return 0;
 }
 
-namespace weft {
+namespace weft::parallel_test {
 namespace {
 
 constexpr std::int64_t kHeavy = 1 << 20;  // work that is worth threads even for two items
@@ -354,4 +354,4 @@ TEST_CASE("deterministic mode is a switch") {
   CHECK_FALSE(deterministic());
 }
 
-}  // namespace weft
+}  // namespace weft::parallel_test

@@ -5,7 +5,7 @@
 
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::print_test {
 
 TEST_CASE("print: numbers, dtype and device") {
   CHECK(to_string(Tensor::of({1, 2, 3, 4}, {2, 2})) ==
@@ -64,4 +64,4 @@ TEST_CASE("print: three axes and views with gaps") {
   CHECK(out.str() == "tensor([4, 5], i64, cpu)");
 }
 
-}  // namespace weft
+}  // namespace weft::print_test

@@ -12,7 +12,7 @@
 #include "weft/distributed/world.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::random_test {
 namespace {
 
 using test::different_bits;
@@ -415,4 +415,4 @@ TEST_CASE("random: error texts") {
         }) == "multinomial: a row of weights must have a positive sum, got 0");
 }
 
-}  // namespace weft
+}  // namespace weft::random_test

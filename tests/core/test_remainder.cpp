@@ -13,7 +13,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::remainder_test {
 namespace {
 
 constexpr std::uint32_t bits_of(float x) { return std::bit_cast<std::uint32_t>(x); }
@@ -174,4 +174,4 @@ TEST_CASE("remainder: tensors of several chunks, for any number of threads") {
   set_num_threads(threads);
 }
 
-}  // namespace weft
+}  // namespace weft::remainder_test

@@ -3,7 +3,7 @@
 #include "weft/core/shape.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::shape_test {
 
 using test::error_of;
 
@@ -68,4 +68,4 @@ TEST_CASE("shape: negative axes count from the end") {
   CHECK(error_of([] { normalize_dim("sum", 1, 0); }) == "sum: dim must be in [-1, 1), got 1");
 }
 
-}  // namespace weft
+}  // namespace weft::shape_test

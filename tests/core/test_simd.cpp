@@ -10,7 +10,7 @@
 #include "weft/tests/simd_tables.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::simd_test {
 namespace {
 
 using test::simd_tables;
@@ -353,4 +353,4 @@ TEST_CASE("simd: the largest of each lane, taken in two parts") {
   }
 }
 
-}  // namespace weft
+}  // namespace weft::simd_test

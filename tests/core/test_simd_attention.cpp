@@ -10,14 +10,14 @@
 #include "weft/tests/simd_tables.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::simd_attention_test {
 namespace {
 
 using test::simd_tables;
 
 using Floats = std::vector<float>;
 constexpr int kLanes = 16;
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kFloatInf = std::numeric_limits<float>::infinity();
 
 Floats normal(std::int64_t n, std::uint64_t seed) {
   const Tensor x = test::random({n}, seed).to(DType::f32);
@@ -98,14 +98,14 @@ TEST_CASE("simd attention: two steps of the online softmax are the softmax of al
   for (const SimdTable* table : simd_tables()) {
     CAPTURE(table->name);
     Floats x = scores;
-    Floats high(kLanes, -kInf), sum(kLanes, 0.0f), shrink(kLanes), shrink2(kLanes);
+    Floats high(kLanes, -kFloatInf), sum(kLanes, 0.0f), shrink(kLanes), shrink2(kLanes);
     float* second = x.data() + kKeys * kLd;
     table->attention.softmax_step(x.data(), kLd, all, high.data(), sum.data(), shrink.data());
     table->attention.softmax_step(second, kLd, stairs, high.data(), sum.data(), shrink2.data());
     for (int i = 0; i < kLanes; ++i) {
       const auto lane = static_cast<std::size_t>(i);
       CHECK(shrink[lane] == 0.0f);
-      double top = -kInf, total = 0;
+      double top = -kFloatInf, total = 0;
       for (std::int64_t j = 0; j < 2 * kKeys; ++j)
         if (j < kKeys || sees(stairs, i, j - kKeys))
           top = std::fmax(top, scores[static_cast<std::size_t>(j * kLd + i)]);
@@ -131,11 +131,11 @@ TEST_CASE("simd attention: a query that sees nothing has sum 0 and probabilities
   LaneKeys none{0, 3, 3, 3, {}, {}};
   none.stop[0] = 3;  // lane 0 sees all three
   for (const SimdTable* table : simd_tables()) {
-    Floats x = normal(3 * kLanes, 5), high(kLanes, -kInf), sum(kLanes, 0.0f), shrink(kLanes);
+    Floats x = normal(3 * kLanes, 5), high(kLanes, -kFloatInf), sum(kLanes, 0.0f), shrink(kLanes);
     table->attention.softmax_step(x.data(), kLanes, none, high.data(), sum.data(), shrink.data());
     CHECK(sum[0] >= 1.0f);
     CHECK(sum[1] == 0.0f);
-    CHECK(high[1] == -kInf);
+    CHECK(high[1] == -kFloatInf);
     CHECK(x[kLanes + 1] == 0.0f);
   }
 }
@@ -165,4 +165,4 @@ TEST_CASE("simd attention: probabilities and the gradient of the scores") {
   }
 }
 
-}  // namespace weft
+}  // namespace weft::simd_attention_test

@@ -7,7 +7,7 @@
 #include "weft/tests/simd_tables.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::simd_random_test {
 namespace {
 
 using test::simd_tables;
@@ -100,4 +100,4 @@ TEST_CASE("simd attention: the transpose, whole groups and what is left") {
       }
 }
 
-}  // namespace weft
+}  // namespace weft::simd_random_test

@@ -7,7 +7,7 @@
 #include "weft/tests/simd_tables.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::simd_sums_test {
 namespace {
 
 using test::simd_tables;
@@ -81,4 +81,4 @@ TEST_CASE_TEMPLATE("simd rope: halves of any length turn by sine and cosine", T,
       }
 }
 
-}  // namespace weft
+}  // namespace weft::simd_sums_test

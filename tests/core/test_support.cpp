@@ -7,13 +7,13 @@
 #include "weft/autograd/view.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::support_test {
 namespace {
 
 using test::different_bits;
 using test::mismatch;
 
-constexpr double kInf = std::numeric_limits<double>::infinity(), kNan = NAN;
+constexpr double kInf64 = std::numeric_limits<double>::infinity(), kNan64 = NAN;
 
 Tensor of(std::initializer_list<double> v, DType t = DType::f64) {
   return Tensor::of(v, {static_cast<std::int64_t>(v.size())}, t);
@@ -40,14 +40,14 @@ TEST_CASE("mismatch: an error is held against the tensor's own size, at most aga
 
 TEST_CASE("mismatch: shapes, infinities and NaN") {
   CHECK(mismatch(of({1, 2}), of({1, 2}).view({1, 2}), 1) != "");
-  CHECK(mismatch(of({kInf, -kInf, kNan}), of({kInf, -kInf, kNan}), 0) == "");
-  CHECK(mismatch(of({1}), of({kInf}), 1e-2) != "");
-  CHECK(mismatch(of({-kInf}), of({kInf}), 1e-2) != "");
-  CHECK(mismatch(of({kInf}), of({1}), 1e-2) != "");
-  CHECK(mismatch(of({1}), of({kNan}), 1e-2) != "");
-  CHECK(mismatch(of({kNan}), of({1}), 1e-2) != "");
-  CHECK(mismatch(of({kNan}), of({kInf}), 1e-2) != "");
-  CHECK(mismatch(of({1.5, kInf}), of({1, kInf}), 1e-2) != "");  // infinity is nobody's scale
+  CHECK(mismatch(of({kInf64, -kInf64, kNan64}), of({kInf64, -kInf64, kNan64}), 0) == "");
+  CHECK(mismatch(of({1}), of({kInf64}), 1e-2) != "");
+  CHECK(mismatch(of({-kInf64}), of({kInf64}), 1e-2) != "");
+  CHECK(mismatch(of({kInf64}), of({1}), 1e-2) != "");
+  CHECK(mismatch(of({1}), of({kNan64}), 1e-2) != "");
+  CHECK(mismatch(of({kNan64}), of({1}), 1e-2) != "");
+  CHECK(mismatch(of({kNan64}), of({kInf64}), 1e-2) != "");
+  CHECK(mismatch(of({1.5, kInf64}), of({1, kInf64}), 1e-2) != "");  // infinity is nobody's scale
 }
 
 TEST_CASE("different_bits: the sign of 0, NaN, neighbours, integers beyond 2^53") {
@@ -55,14 +55,14 @@ TEST_CASE("different_bits: the sign of 0, NaN, neighbours, integers beyond 2^53"
   CHECK(different_bits(of({0}), of({-0.0})) == "element 0: 0 and -0");
   CHECK(different_bits(of({1}), of({1 + 1e-15})) != "");
   CHECK(different_bits(of({1}), of({1}, DType::f32)) == "dtype f64 and f32");
-  CHECK(different_bits(of({kNan}), of({kNan})) == "element 0 is NaN");
-  CHECK(different_bits(of({kNan}), of({-kNan}), test::Nan::allowed) == "");
-  CHECK(different_bits(of({1}), of({kNan}), test::Nan::allowed) != "");
-  CHECK(different_bits(of({kInf}), of({-kInf})) != "");
+  CHECK(different_bits(of({kNan64}), of({kNan64})) == "element 0 is NaN");
+  CHECK(different_bits(of({kNan64}), of({-kNan64}), test::Nan::allowed) == "");
+  CHECK(different_bits(of({1}), of({kNan64}), test::Nan::allowed) != "");
+  CHECK(different_bits(of({kInf64}), of({-kInf64})) != "");
   const Tensor a = Tensor::zeros({1}, DType::i64), b = Tensor::zeros({1}, DType::i64);
   a.data<std::int64_t>()[0] = (std::int64_t{1} << 53) + 1;
   b.data<std::int64_t>()[0] = std::int64_t{1} << 53;
   CHECK(different_bits(a, b) != "");
 }
 
-}  // namespace weft
+}  // namespace weft::support_test

@@ -11,7 +11,7 @@
 #include "weft/core/tensor.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::tensor_test {
 namespace {
 
 using test::different_bits;
@@ -503,4 +503,4 @@ TEST_CASE("tensor: error texts") {
         }) == "add_: other must have shape [2, 3] and dtype f32, got [2, 3] and f64");
 }
 
-}  // namespace weft
+}  // namespace weft::tensor_test

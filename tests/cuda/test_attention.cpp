@@ -3,7 +3,7 @@
 #include "weft/autograd/attention.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::attention_test {
 namespace {
 
 using test::Agreement;
@@ -271,4 +271,4 @@ TEST_CASE("attention: wrong uses give one line") {
         "attention: cu_seqlens must be on the CPU or with q on cpu, got cuda:0");
 }
 
-}  // namespace weft
+}  // namespace weft::attention_test

@@ -4,7 +4,7 @@
 #include "weft/autograd/elementwise.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::causal_conv1d_test {
 namespace {
 
 using test::disagreement;
@@ -52,4 +52,4 @@ TEST_CASE("causal_conv1d: packed, with a state, weight or x alone") {
   CHECK(disagreement(fixed_weight, {x}, {.tolerance = 4}) == "");
 }
 
-}  // namespace weft
+}  // namespace weft::causal_conv1d_test

@@ -3,22 +3,21 @@
 #include "weft/autograd/elementwise.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::copy_test {
 namespace {
 
 using test::different_bits;
+using test::kEveryDType;
 using test::kGpu;
 using test::random;
 
-const DType kAll[] = {DType::f32,  DType::f64, DType::bf16, DType::f16, DType::e4m3,
-                      DType::e5m2, DType::i32, DType::i64,  DType::u8,  DType::boolean};
-const Shape kShapes[] = {{}, {1}, {7}, {3, 5}, {2, 3, 37}, {0, 4}, {4, 0}, {2, 1031}};
+const Shape kCopyShapes[] = {{}, {1}, {7}, {3, 5}, {2, 3, 37}, {0, 4}, {4, 0}, {2, 1031}};
 
 }  // namespace
 
 TEST_CASE("copy: to a GPU and back, every dtype and shape") {
-  for (const Shape& s : kShapes)
-    for (const DType t : kAll) {
+  for (const Shape& s : kCopyShapes)
+    for (const DType t : kEveryDType) {
       CAPTURE(to_string(s));
       CAPTURE(std::string(name(t)));
       const Tensor x = random(s, 1).to(t);
@@ -30,8 +29,8 @@ TEST_CASE("copy: to a GPU and back, every dtype and shape") {
 TEST_CASE("copy: conversions round once, as on the CPU") {
   const Tensor x =
       cat({test::random_in({37}, -300, 300), Tensor::of({0, -0.0, 1e-9, 3e5}, {4}, DType::f64)});
-  for (const DType from : kAll)
-    for (const DType to : kAll) {
+  for (const DType from : kEveryDType)
+    for (const DType to : kEveryDType) {
       CAPTURE(std::string(name(from)));
       CAPTURE(std::string(name(to)));
       // A value beyond the range of an integer type has no defined conversion.
@@ -71,7 +70,7 @@ TEST_CASE("copy: a source that shares memory with the target is read as it was")
 }
 
 TEST_CASE("fill: values of every dtype, and views") {
-  for (const DType t : kAll) {
+  for (const DType t : kEveryDType) {
     CAPTURE(std::string(name(t)));
     const double v = is_integral(t) ? 3 : 1.75;
     CHECK(different_bits(Tensor::full({3, 7}, v, t, kGpu).to(kCpu), Tensor::full({3, 7}, v, t)) ==
@@ -83,4 +82,4 @@ TEST_CASE("fill: values of every dtype, and views") {
   CHECK(different_bits(x.to(kCpu), y) == "");
 }
 
-}  // namespace weft
+}  // namespace weft::copy_test

@@ -8,7 +8,7 @@
 #include "weft/autograd/linear_cross_entropy.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::cross_entropy_test {
 namespace {
 
 using test::Agreement;
@@ -227,4 +227,4 @@ TEST_CASE("cross_entropy: the host never waits in a forward and backward pass") 
   cuda::synchronize();
 }
 
-}  // namespace weft
+}  // namespace weft::cross_entropy_test

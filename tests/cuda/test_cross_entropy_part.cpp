@@ -7,7 +7,7 @@
 #include "weft/autograd/linear_cross_entropy.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::cross_entropy_part_test {
 namespace {
 
 using test::disagreement;
@@ -28,14 +28,14 @@ std::vector<std::int64_t> targets_for(std::int64_t rows, const ClassRange& range
   return t;
 }
 
-struct Case {
+struct PartCase {
   std::int64_t first, classes, all;  // this rank's, of all
   double smoothing = 0;
   Reduction reduction = Reduction::sum;
 };
 
 // The loss of one rank's classes beside another's, whose numbers are given; hits too.
-std::string check(const Case& c, std::int64_t rows, bool all_orders, double tolerance = 1) {
+std::string check(const PartCase& c, std::int64_t rows, bool all_orders, double tolerance = 1) {
   const ClassRange range{c.first, c.all};
   const std::vector<std::int64_t> t = targets_for(rows, range, c.classes);
   const Tensor other = random({rows, 4}, 5);
@@ -79,4 +79,4 @@ TEST_CASE("cross entropy in parts: losses, hits and gradients as on the CPU") {
   CHECK(check({5, 8193, 8200, 0.1}, 3, false, 2) == "");
 }
 
-}  // namespace weft
+}  // namespace weft::cross_entropy_part_test

@@ -4,7 +4,7 @@
 #include "weft/autograd/elementwise.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::dropout_test {
 namespace {
 
 using test::different_bits;
@@ -42,4 +42,4 @@ TEST_CASE("dropout: gradients") {
   }
 }
 
-}  // namespace weft
+}  // namespace weft::dropout_test

@@ -6,29 +6,26 @@
 #include "weft/autograd/elementwise.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::elementwise_test {
 namespace {
 
 using test::Agreement;
 using test::different_bits;
 using test::disagreement;
 using test::kGpu;
+using test::kNumbers;
+using test::one;
 using test::Op;
 using test::random;
 using test::random_in;
 
-const Shape kShapes[] = {{}, {1, 1}, {3, 5}, {2, 3, 37}, {4, 260}, {0, 4}, {4, 0}};
-const DType kNumbers[] = {DType::f32, DType::f64, DType::bf16, DType::i32, DType::i64, DType::u8};
+const Shape kElementwiseShapes[] = {{}, {1, 1}, {3, 5}, {2, 3, 37}, {4, 260}, {0, 4}, {4, 0}};
 
 struct Named {
   const char* name;
   Op op;
 };
 
-template <class F>
-Op one(F f) {
-  return [f](const TensorList& in) { return TensorList{f(in[0])}; };
-}
 template <class F>
 Op two(F f) {
   return [f](const TensorList& in) { return TensorList{f(in[0], in[1])}; };
@@ -53,7 +50,7 @@ TEST_CASE("elementwise: every unary op and its gradient") {
                             {"sqrt", one([](const Tensor& x) { return x.sqrt(); })},
                             {"rsqrt", one([](const Tensor& x) { return x.rsqrt(); })},
                             {"pow", one([](const Tensor& x) { return x.pow(2.5); })}};
-  for (const Shape& s : kShapes) {
+  for (const Shape& s : kElementwiseShapes) {
     CAPTURE(to_string(s));
     for (const auto& [name, op] : any) {
       CAPTURE(std::string(name));
@@ -199,4 +196,4 @@ TEST_CASE("elementwise: the gradient of what lost is 0, whatever comes back") {
     }
 }
 
-}  // namespace weft
+}  // namespace weft::elementwise_test

@@ -4,7 +4,7 @@
 #include "weft/autograd/expert_capacity.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::expert_capacity_test {
 namespace {
 
 using test::different_bits;
@@ -52,4 +52,4 @@ TEST_CASE("expert_capacity: gradients") {
   CHECK(disagreement(op, {random({12, 4}, 5)}, {.dtypes = {DType::f32, DType::f64}}) == "");
 }
 
-}  // namespace weft
+}  // namespace weft::expert_capacity_test

@@ -5,7 +5,7 @@
 #include "weft/autograd/view.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::gated_delta_test {
 namespace {
 
 using test::Agreement;
@@ -98,4 +98,4 @@ TEST_CASE("gated_delta: packed sequences") {
                      {.tolerance = 4, .all_orders = false}) == "");
 }
 
-}  // namespace weft
+}  // namespace weft::gated_delta_test

@@ -6,7 +6,7 @@
 #include "weft/cuda/gemm_plan.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::gemm_test {
 namespace {
 
 namespace lt = cuda::lt;
@@ -104,4 +104,4 @@ TEST_CASE("gemm: nothing waits for the GPU") {
   CHECK(cuda::host_syncs() == before);
 }
 
-}  // namespace weft
+}  // namespace weft::gemm_test

@@ -6,6 +6,7 @@
 
 #include "weft/autograd/dropout.h"
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/reduce.h"
 #include "weft/autograd/tape.h"
 #include "weft/core/allocator.h"
 #include "weft/core/cuda_graph.h"
@@ -16,7 +17,7 @@
 #include "weft/optim/sgd.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::graph_test {
 namespace {
 
 using cuda::Event;
@@ -271,4 +272,4 @@ TEST_CASE("graph: after a replay main_grad() holds a gradient or none as after t
   }
 }
 
-}  // namespace weft
+}  // namespace weft::graph_test

@@ -15,7 +15,7 @@
 #include "weft/optim/sgd.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::graph_training_test {
 namespace {
 
 using cuda::Graph;
@@ -171,4 +171,4 @@ TEST_CASE("graph: weights that somebody else writes between replays are taken ov
   CHECK(eager.loss.item() == graphed.loss.item());
 }
 
-}  // namespace weft
+}  // namespace weft::graph_training_test

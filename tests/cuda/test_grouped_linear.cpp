@@ -6,7 +6,7 @@
 #include "weft/core/cuda.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::grouped_linear_test {
 namespace {
 
 using test::disagreement;
@@ -52,4 +52,4 @@ TEST_CASE("grouped_linear: nothing waits for the GPU, and the streams are used a
   CHECK(cuda::host_syncs() == before);
 }
 
-}  // namespace weft
+}  // namespace weft::grouped_linear_test

@@ -4,13 +4,14 @@
 #include "weft/autograd/indexing.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::indexing_test {
 namespace {
 
 using test::different_bits;
 using test::disagreement;
 using test::error_of;
 using test::for_each_order;
+using test::kEveryDType;
 using test::kGpu;
 using test::random;
 using test::strided;
@@ -21,13 +22,10 @@ Tensor random_ids(const Shape& shape, std::int64_t limit, std::uint64_t seed = 3
   return test::random_in(shape, 0, static_cast<double>(limit), seed, dtype);
 }
 
-const DType kAll[] = {DType::f32,  DType::f64, DType::bf16, DType::f16, DType::e4m3,
-                      DType::e5m2, DType::i32, DType::i64,  DType::u8,  DType::boolean};
-
 }  // namespace
 
 TEST_CASE("indexing: index_select and gather, every dtype, axis and kind of index") {
-  for (const DType t : kAll) {
+  for (const DType t : kEveryDType) {
     CAPTURE(std::string(name(t)));
     const Tensor x = random({3, 5, 16}, 1).to(t), g = x.to(kGpu);
     for (const DType kind : {DType::i32, DType::i64})
@@ -134,7 +132,7 @@ TEST_CASE("indexing: an embedding adds to what a tied head has summed, bf16 in f
 
 TEST_CASE("indexing: one_hot and tril") {
   const Tensor ids = random_ids({3, 7}, 5);
-  for (const DType t : kAll) {
+  for (const DType t : kEveryDType) {
     CAPTURE(std::string(name(t)));
     for (const DType kind : {DType::i32, DType::i64})
       CHECK(different_bits(one_hot(ids.to(kind).to(kGpu), 5, t).to(kCpu), one_hot(ids, 5, t)) ==
@@ -198,4 +196,4 @@ TEST_CASE("indexing: the host never waits in an embedding's forward and backward
   CHECK(cuda::host_syncs() == before);
 }
 
-}  // namespace weft
+}  // namespace weft::indexing_test

@@ -4,7 +4,7 @@
 #include "weft/autograd/layer_norm.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::layer_norm_test {
 namespace {
 
 using test::Agreement;
@@ -16,13 +16,14 @@ using test::random;
 
 // Every way to share a row, in every dtype: 8, 32, 128 and 512 threads and whole packs, single
 // elements, and rows that are too long for the registers.
-const Shape kShapes[] = {{1, 1},    {3, 5},    {2, 3, 7}, {21, 8},  {7},    {3, 200},  {6, 264},
-                         {2, 1032}, {2, 4104}, {2, 8200}, {3, 513}, {0, 4}, {130, 16}, {67, 3}};
+const Shape kLayerNormShapes[] = {{1, 1},   {3, 5},   {2, 3, 7}, {21, 8},   {7},
+                                  {3, 200}, {6, 264}, {2, 1032}, {2, 4104}, {2, 8200},
+                                  {3, 513}, {0, 4},   {130, 16}, {67, 3}};
 
 }  // namespace
 
 TEST_CASE("layer_norm: outputs and gradients, with and without weight and bias") {
-  for (const Shape& s : kShapes) {
+  for (const Shape& s : kLayerNormShapes) {
     CAPTURE(to_string(s));
     const Agreement how{.all_orders = s.numel() < 2000};
     const Tensor x = random(s, 1), w = random({s.back()}, 2), b = random({s.back()}, 3);
@@ -57,7 +58,7 @@ TEST_CASE("layer_norm: weight or bias alone, strided, an input used twice, anoth
 }
 
 TEST_CASE("layer_norm_residual: both outputs, gradients through either and both") {
-  for (const Shape& s : kShapes) {
+  for (const Shape& s : kLayerNormShapes) {
     CAPTURE(to_string(s));
     const TensorList in{random(s, 1), random(s, 2), random({s.back()}, 3), random({s.back()}, 4)};
     const auto run = [](const TensorList& i) {
@@ -91,4 +92,4 @@ TEST_CASE("layer_norm: a large mean costs no digits of the variance") {
   });
 }
 
-}  // namespace weft
+}  // namespace weft::layer_norm_test

@@ -8,7 +8,7 @@
 #include "weft/autograd/tape.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::mlp_test {
 namespace {
 
 using test::disagreement;
@@ -16,7 +16,8 @@ using test::kGpu;
 using test::mismatch;
 using test::random;
 
-constexpr Activation kAll[] = {Activation::gelu_tanh, Activation::gelu_erf, Activation::swiglu};
+constexpr Activation kActivations[] = {Activation::gelu_tanh, Activation::gelu_erf,
+                                       Activation::swiglu};
 
 // Small weights, so that the sums behind them are near 1.
 TensorList inputs(std::int64_t rows, std::int64_t in, std::int64_t hidden, std::int64_t out,
@@ -29,7 +30,7 @@ TensorList inputs(std::int64_t rows, std::int64_t in, std::int64_t hidden, std::
 }  // namespace
 
 TEST_CASE("mlp: widths that cuBLASLt's epilogues take, and others") {
-  for (const Activation a : kAll)
+  for (const Activation a : kActivations)
     for (const bool recompute : {false, true})
       for (const std::int64_t hidden : {16, 7}) {
         CAPTURE(static_cast<int>(a));
@@ -133,4 +134,4 @@ TEST_CASE("mlp: nothing waits for the GPU") {
   CHECK(cuda::host_syncs() == before);
 }
 
-}  // namespace weft
+}  // namespace weft::mlp_test

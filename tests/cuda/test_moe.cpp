@@ -10,7 +10,7 @@
 #include "weft/optim/adamw.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::moe_test {
 namespace {
 
 using test::disagreement;
@@ -166,4 +166,4 @@ TEST_CASE("MoE: 20 steps in bf16 stay close to the CPU's") {
   }
 }
 
-}  // namespace weft
+}  // namespace weft::moe_test

@@ -4,7 +4,7 @@
 #include "weft/nn/gpt.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::mtp_test {
 namespace {
 
 using test::kGpu;
@@ -99,4 +99,4 @@ TEST_CASE("mtp: the host never waits in a step, packed or not, with any layer") 
   }
 }
 
-}  // namespace weft
+}  // namespace weft::mtp_test

@@ -6,7 +6,7 @@
 #include "weft/tests/cuda/gpu.h"
 #include "weft/tests/group_conformance.h"
 
-namespace weft::distributed {
+namespace weft::distributed::nccl_test {
 
 TEST_CASE("nccl: one rank") {
   if (const std::string why = test::error_of([] { nccl_version(); }); why != "no error") {
@@ -20,4 +20,4 @@ TEST_CASE("nccl: one rank") {
   });
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::nccl_test

@@ -8,7 +8,7 @@
 #include "weft/optim/sgd.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::optimizer_test {
 namespace {
 
 using optim::AdamW;
@@ -23,19 +23,19 @@ using test::kGpu;
 using test::random;
 
 // Odd sizes, none at all, more than a chunk, and one that begins between two packs.
-const Shape kShapes[] = {{5, 3}, {1}, {0, 4}, {16'384 + 37}, {64}, {2, 2, 9}, {31}};
+const Shape kOptimizerShapes[] = {{5, 3}, {1}, {0, 4}, {16'384 + 37}, {64}, {2, 2, 9}, {31}};
 
 struct Side {
   NamedTensors parameters;
   std::unique_ptr<Optimizer> optimizer;
 };
 
-using Maker = std::function<std::unique_ptr<Optimizer>(const NamedTensors&)>;
+using MakeOptimizer = std::function<std::unique_ptr<Optimizer>(const NamedTensors&)>;
 
-Side side(Device device, const std::vector<DType>& dtypes, const Maker& make) {
+Side side(Device device, const std::vector<DType>& dtypes, const MakeOptimizer& make) {
   Side s;
   std::uint64_t seed = 0;
-  for (const Shape& shape : kShapes) {
+  for (const Shape& shape : kOptimizerShapes) {
     const DType t = dtypes[seed % dtypes.size()];
     Tensor p = random(shape, ++seed, t).to(device);
     if (shape.numel() == 31) {
@@ -77,10 +77,10 @@ std::string differences(const Side& gpu, const Side& cpu, double tol) {
   return "";
 }
 
-Maker adam(const AdamWOptions& o) {
+MakeOptimizer adam(const AdamWOptions& o) {
   return [o](const NamedTensors& p) { return std::make_unique<AdamW>(p, o); };
 }
-Maker sgd(const SgdOptions& o) {
+MakeOptimizer sgd(const SgdOptions& o) {
   return [o](const NamedTensors& p) { return std::make_unique<Sgd>(p, o); };
 }
 
@@ -109,7 +109,7 @@ TEST_CASE("optimizer: AdamW on a GPU has the CPU's bits") {
 TEST_CASE("optimizer: master weights as remainders have the CPU's bits, and its norm") {
   const std::vector<DType> dtypes = {DType::bf16, DType::f32};
   constexpr auto kSplit = optim::MasterWeights::remainder;
-  const Maker makers[] = {
+  const MakeOptimizer makers[] = {
       adam({.lr = 1e-3, .weight_decay = 0.1, .master_weights = kSplit}),
       adam({.lr = 1e-3, .decoupled = false, .master_weights = kSplit}),
       adam({.beta2 = 0.95,
@@ -119,7 +119,7 @@ TEST_CASE("optimizer: master weights as remainders have the CPU's bits, and its 
       adam({.beta2 = 0.95, .m_dtype = DType::f16, .v_dtype = DType::f16, .master_weights = kSplit}),
       sgd({.lr = 1e-2, .momentum = 0.9, .nesterov = true, .master_weights = kSplit}),
       sgd({.lr = 1e-2, .master_weights = kSplit})};
-  for (const Maker& make : makers) {
+  for (const MakeOptimizer& make : makers) {
     const Side gpu = side(kGpu, dtypes, make), cpu = side(kCpu, dtypes, make);
     for (std::uint64_t i = 1; i <= 3; ++i)
       for (const Side* s : {&gpu, &cpu}) step(*s, i, 0, i == 2 ? DType::bf16 : DType::f32);
@@ -246,7 +246,7 @@ TEST_CASE(
 TEST_CASE("optimizer: a norm that is not finite leaves everything as it is") {
   for (const double bad :
        {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()})
-    for (const Maker& make :
+    for (const MakeOptimizer& make :
          {adam({}), adam({.m_dtype = DType::f16, .v_dtype = DType::f16}), sgd({.momentum = 0.9})}) {
       const Side gpu = side(kGpu, {DType::f32, DType::f64}, make);
       const Side cpu = side(kCpu, {DType::f32, DType::f64}, make);
@@ -269,7 +269,7 @@ TEST_CASE("optimizer: a norm that is not finite leaves everything as it is") {
 }
 
 TEST_CASE("optimizer: a step on a GPU never makes the host wait") {
-  for (const Maker& make :
+  for (const MakeOptimizer& make :
        {adam({}), adam({.m_dtype = DType::f16, .v_dtype = DType::f16}),
         adam({.master_weights = optim::MasterWeights::remainder}), sgd({.momentum = 0.9})}) {
     const Side s = side(kGpu, {DType::f32, DType::f64, DType::bf16}, make);
@@ -282,4 +282,4 @@ TEST_CASE("optimizer: a step on a GPU never makes the host wait") {
   }
 }
 
-}  // namespace weft
+}  // namespace weft::optimizer_test

@@ -11,7 +11,7 @@
 // Every wrapper of cuda/ptx.h on random operands, against what the instruction set's manual says,
 // written here once more: on the imitated GPU this checks its C++ bodies, on a real one the
 // instructions.
-namespace weft {
+namespace weft::ptx_test {
 namespace {
 
 using test::error_of;
@@ -204,4 +204,4 @@ TEST_CASE("ptx: the imitated GPU refuses addresses that the real one faults on")
          "emulator: cp.async: the address is not in shared memory, at ptx_kernels.cu:");
 }
 
-}  // namespace weft
+}  // namespace weft::ptx_test

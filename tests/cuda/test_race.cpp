@@ -26,7 +26,7 @@
 #include "weft/optim/clip.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::race_test {
 namespace {
 
 using test::Agreement;
@@ -177,4 +177,4 @@ TEST_CASE("race: AdamW with clipping") {
   CHECK(test::mismatch(stepped(kGpu), stepped(kCpu), 1e-6) == "");
 }
 
-}  // namespace weft
+}  // namespace weft::race_test

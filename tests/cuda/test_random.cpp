@@ -3,14 +3,13 @@
 #include "weft/core/random.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::random_test {
 namespace {
 
 using test::different_bits;
+using test::kEveryDType;
 using test::kGpu;
 
-const DType kAll[] = {DType::f32,  DType::f64, DType::bf16, DType::f16, DType::e4m3,
-                      DType::e5m2, DType::i32, DType::i64,  DType::u8,  DType::boolean};
 const RandomKey kKeys[] = {{5, 6, 0}, {5, (std::uint64_t{3} << 40) + 1, 1'000'003}, {7, 8, 2}};
 
 using Draw = std::function<void(const Tensor&, const RandomKey&)>;
@@ -30,7 +29,7 @@ std::string disagreement_of(const Draw& draw, DType t, const RandomKey& key, dou
 
 TEST_CASE("random: uniform, Bernoulli and truncated normal numbers have the CPU's bits") {
   for (const RandomKey& key : kKeys)
-    for (const DType t : kAll) {
+    for (const DType t : kEveryDType) {
       CAPTURE(std::string(name(t)));
       test::for_each_order([&] {
         CHECK(
@@ -67,4 +66,4 @@ TEST_CASE("random: drawing on a GPU counts as a write and never makes the host w
   CHECK_THROWS_AS(normal_(t.transpose(0, 1), {1, 2, 0}), Error);
 }
 
-}  // namespace weft
+}  // namespace weft::random_test

@@ -7,32 +7,27 @@
 #include "weft/autograd/reduce.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::reduce_test {
 namespace {
 
 using test::different_bits;
 using test::disagreement;
 using test::kGpu;
+using test::kNumbers;
+using test::one;
 using test::Op;
 using test::random;
 
-const DType kNumbers[] = {DType::f32, DType::f64, DType::bf16, DType::i32, DType::i64, DType::u8};
-
 // What is left of the reduced axis, the axis, what is right of it: columns that are and are not
 // whole packs, narrow and wide; rows of a thread, of a warp, and of a block.
-struct Case {
+struct ReduceCase {
   Shape shape;
   int dim;
 };
-const Case kCases[] = {{{5}, 0},         {{1, 1}, 1},   {{3, 40, 5}, 1}, {{3, 40, 16}, 1},
-                       {{2, 7, 264}, 1}, {{90, 24}, 0}, {{130, 3}, 0},   {{9, 7}, 1},
-                       {{11, 45}, 1},    {{2, 300}, 1}, {{2, 2100}, 1},  {{0, 4}, 1},
-                       {{4, 0}, 0}};
-
-template <class F>
-Op one(F f) {
-  return [f](const TensorList& in) { return TensorList{f(in[0])}; };
-}
+const ReduceCase kCases[] = {{{5}, 0},         {{1, 1}, 1},   {{3, 40, 5}, 1}, {{3, 40, 16}, 1},
+                             {{2, 7, 264}, 1}, {{90, 24}, 0}, {{130, 3}, 0},   {{9, 7}, 1},
+                             {{11, 45}, 1},    {{2, 300}, 1}, {{2, 2100}, 1},  {{0, 4}, 1},
+                             {{4, 0}, 0}};
 
 // Results of the op on the GPU, in every order, have the CPU's bits.
 template <class F>
@@ -162,4 +157,4 @@ TEST_CASE("cumsum: an infinity is the sum from its place on, and NaN is not ther
       }
 }
 
-}  // namespace weft
+}  // namespace weft::reduce_test

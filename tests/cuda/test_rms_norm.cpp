@@ -4,7 +4,7 @@
 #include "weft/autograd/rms_norm.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::rms_norm_test {
 namespace {
 
 using test::Agreement;
@@ -14,8 +14,9 @@ using test::random;
 
 // Every way to share a row, in every dtype: 8, 32, 128 and 512 threads and whole packs, single
 // elements, and rows that are too long for the registers.
-const Shape kShapes[] = {{1, 1},    {3, 5},    {2, 3, 7}, {21, 8},  {7},    {3, 200},  {6, 264},
-                         {2, 1032}, {2, 4104}, {2, 8200}, {3, 513}, {0, 4}, {130, 16}, {67, 3}};
+const Shape kRmsNormShapes[] = {{1, 1},   {3, 5},   {2, 3, 7}, {21, 8},   {7},
+                                {3, 200}, {6, 264}, {2, 1032}, {2, 4104}, {2, 8200},
+                                {3, 513}, {0, 4},   {130, 16}, {67, 3}};
 
 // In a row of one element the gradient is dy rstd (1 - x^2 rstd^2): a difference of equal terms.
 double terms_of(const Shape& s) { return s.back() == 1 ? 1 : 0; }
@@ -23,7 +24,7 @@ double terms_of(const Shape& s) { return s.back() == 1 ? 1 : 0; }
 }  // namespace
 
 TEST_CASE("rms_norm: outputs and gradients, with and without weight") {
-  for (const Shape& s : kShapes) {
+  for (const Shape& s : kRmsNormShapes) {
     CAPTURE(to_string(s));
     const Agreement how{.all_orders = s.numel() < 2000, .terms = terms_of(s)};
     const Tensor x = random(s, 1), w = random({s.back()}, 2);
@@ -54,7 +55,7 @@ TEST_CASE("rms_norm: strided, an input used twice, another eps") {
 }
 
 TEST_CASE("rms_norm_residual: both outputs, gradients through either and both") {
-  for (const Shape& s : kShapes) {
+  for (const Shape& s : kRmsNormShapes) {
     CAPTURE(to_string(s));
     const TensorList in{random(s, 1), random(s, 2), random({s.back()}, 3)};
     const auto run = [](const TensorList& i) { return rms_norm_residual(i[0], i[1], i[2]); };
@@ -80,4 +81,4 @@ TEST_CASE("rms_norm_residual: both outputs, gradients through either and both") 
   }
 }
 
-}  // namespace weft
+}  // namespace weft::rms_norm_test

@@ -4,21 +4,21 @@
 #include "weft/autograd/rope.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::rope_test {
 namespace {
 
 using test::disagreement;
 using test::kGpu;
 using test::random;
 
-const Shape kShapes[] = {{1, 1, 1, 2},  {1, 7, 1, 4},  {2, 5, 3, 6}, {2, 0, 3, 4},
-                         {2, 5, 3, 16}, {1, 3, 2, 32}, {0, 5, 3, 4}};
+const Shape kRopeShapes[] = {{1, 1, 1, 2},  {1, 7, 1, 4},  {2, 5, 3, 6}, {2, 0, 3, 4},
+                             {2, 5, 3, 16}, {1, 3, 2, 32}, {0, 5, 3, 4}};
 constexpr std::int64_t kMaxT = 16;
 
 }  // namespace
 
 TEST_CASE("rope: outputs and gradients, tables in f32 and f64, with an offset") {
-  for (const Shape& s : kShapes)
+  for (const Shape& s : kRopeShapes)
     for (const DType t : {DType::f32, DType::f64}) {
       CAPTURE(to_string(s));
       const RopeTables cpu = rope_tables(kMaxT, s[3], 100, t);
@@ -33,7 +33,7 @@ TEST_CASE("rope: outputs and gradients, tables in f32 and f64, with an offset") 
 }
 
 TEST_CASE("rope: positions of each token, shared by the batch or not") {
-  for (const Shape& s : kShapes) {
+  for (const Shape& s : kRopeShapes) {
     CAPTURE(to_string(s));
     const RopeTables cpu = rope_tables(kMaxT, s[3], 100, DType::f64);
     const Tensor cos = cpu.cos.to(kGpu), sin = cpu.sin.to(kGpu);
@@ -75,4 +75,4 @@ TEST_CASE("rope: a bad position throws the CPU's Error at the next wait") {
   }
 }
 
-}  // namespace weft
+}  // namespace weft::rope_test

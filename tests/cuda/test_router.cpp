@@ -11,7 +11,7 @@
 #include "weft/nn/router_step.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::router_test {
 namespace {
 
 using test::Agreement;
@@ -185,4 +185,4 @@ TEST_CASE("router: probabilities and gradients, every mode") {
   CHECK(disagreement(shifted, {random({5, 8}, 9)}, {.gradients = false}) == "");
 }
 
-}  // namespace weft
+}  // namespace weft::router_test

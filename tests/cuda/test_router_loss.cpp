@@ -4,7 +4,7 @@
 #include "weft/autograd/router_loss.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::router_loss_test {
 namespace {
 
 using test::different_bits;
@@ -109,4 +109,4 @@ TEST_CASE("router_loss: packed sequences of any length, counted and weighed") {
   CHECK(count_experts(Tensor::zeros({0, 2}, DType::i64, kGpu), 3, 1, none).shape() == Shape{0, 3});
 }
 
-}  // namespace weft
+}  // namespace weft::router_loss_test

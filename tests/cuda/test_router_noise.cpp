@@ -3,7 +3,7 @@
 #include "weft/autograd/router_noise.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::router_noise_test {
 namespace {
 
 using test::disagreement;
@@ -24,4 +24,4 @@ TEST_CASE("router_noise: the CPU's numbers and gradients") {
   CHECK(disagreement(forced, {random({5, 7}, 1), random({7}, 2)}, {.gradients = false}) == "");
 }
 
-}  // namespace weft
+}  // namespace weft::router_noise_test

@@ -3,7 +3,7 @@
 #include "weft/autograd/scaled_activation.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::scaled_activation_test {
 
 using test::disagreement;
 using test::random;
@@ -31,4 +31,4 @@ TEST_CASE("scaled_activation: outputs and gradients, wide and odd rows") {
   }
 }
 
-}  // namespace weft
+}  // namespace weft::scaled_activation_test

@@ -3,7 +3,7 @@
 #include "weft/autograd/sinkhorn.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::sinkhorn_test {
 namespace {
 
 using test::Agreement;
@@ -30,4 +30,4 @@ TEST_CASE("sinkhorn: agrees with the CPU, with and without padding") {
   CHECK(disagreement(padded, {random({5, 6}, 3), Tensor::ones({5}, DType::boolean)}, how) == "");
 }
 
-}  // namespace weft
+}  // namespace weft::sinkhorn_test

@@ -7,7 +7,7 @@
 #include "weft/autograd/softmax.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::softmax_test {
 namespace {
 
 using test::disagreement;
@@ -77,4 +77,4 @@ TEST_CASE("softmax: large values, infinities and NaN") {
     }
 }
 
-}  // namespace weft
+}  // namespace weft::softmax_test

@@ -6,16 +6,15 @@
 #include "weft/autograd/sort.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::sort_test {
 namespace {
 
 using test::different_bits;
 using test::disagreement;
 using test::kGpu;
+using test::kNumbers;
 using test::Op;
 using test::random_in;
-
-const DType kNumbers[] = {DType::f32, DType::f64, DType::bf16, DType::i32, DType::i64, DType::u8};
 
 // Whole numbers from -low on, few of them, so that stability matters.
 Tensor few(const Shape& shape, double low, DType dtype, std::uint64_t seed = 1) {
@@ -114,4 +113,4 @@ TEST_CASE("sort: along any axis, gaps, gradients") {
   }
 }
 
-}  // namespace weft
+}  // namespace weft::sort_test

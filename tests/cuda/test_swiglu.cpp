@@ -4,7 +4,7 @@
 #include "weft/autograd/swiglu.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::swiglu_test {
 
 using test::disagreement;
 using test::random;
@@ -31,4 +31,4 @@ TEST_CASE("swiglu: large gates neither overflow nor give NaN") {
   CHECK(disagreement(op, {gate.to(DType::f64), random({9})}) == "");
 }
 
-}  // namespace weft
+}  // namespace weft::swiglu_test

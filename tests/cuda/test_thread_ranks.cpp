@@ -11,7 +11,7 @@
 #include "weft/tests/group_conformance.h"
 #include "weft/tests/parallel_support.h"
 
-namespace weft::distributed {
+namespace weft::distributed::thread_ranks_test {
 namespace {
 
 using cuda::Stream;
@@ -221,4 +221,4 @@ TEST_CASE("thread ranks: all on one device") {
         "0 uses cuda:0, rank 1 cpu");
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::thread_ranks_test

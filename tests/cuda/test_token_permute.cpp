@@ -4,7 +4,7 @@
 #include "weft/core/cuda.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::token_permute_test {
 namespace {
 
 using test::disagreement;
@@ -19,16 +19,16 @@ Tensor some_experts(std::int64_t tokens, std::int64_t k, std::int64_t count) {
   return ids;
 }
 
-struct Case {
+struct PermuteCase {
   std::int64_t tokens, k, count;
 };
-const Case kCases[] = {{0, 2, 3}, {1, 1, 1}, {37, 3, 5}, {300, 2, 8}, {130, 9, 300}};
+const PermuteCase kPermuteCases[] = {{0, 2, 3}, {1, 1, 1}, {37, 3, 5}, {300, 2, 8}, {130, 9, 300}};
 const RowOptions kOptions[] = {{}, {.alignment = 16}, {.capacity = 4}};
 
 }  // namespace
 
 TEST_CASE("sort_by_expert: the rows of the CPU, in every order") {
-  for (const auto& [tokens, k, count] : kCases)
+  for (const auto& [tokens, k, count] : kPermuteCases)
     for (const RowOptions& o : kOptions)
       for (const DType t : {DType::i32, DType::i64}) {
         CAPTURE(tokens);
@@ -80,4 +80,4 @@ TEST_CASE("sort_by_expert: the host waits once, and not at all with capacity") {
   CHECK(cuda::host_syncs() == before + 1);
 }
 
-}  // namespace weft
+}  // namespace weft::token_permute_test

@@ -21,7 +21,7 @@
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
-using namespace weft;
+namespace weft::data_test {
 using namespace weft::data;
 using test::error_of;
 using Ints = std::vector<std::int32_t>;
@@ -382,3 +382,5 @@ TEST_CASE("packing keeps all tokens, fills rows, and takes nothing") {
   CHECK(std::adjacent_find(tokens.begin(), tokens.end()) == tokens.end());
   CHECK(p.rows() * 32 < total * 1.1);
 }
+
+}  // namespace weft::data_test

@@ -3,7 +3,7 @@
 #include "weft/distributed/bucket_layout.h"
 #include "weft/tests/support.h"
 
-namespace weft::distributed {
+namespace weft::distributed::bucket_layout_test {
 namespace {
 
 NamedTensors four() {
@@ -142,4 +142,4 @@ TEST_CASE("bucket_layout: slices cover every element of every parameter once") {
   }
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::bucket_layout_test

@@ -11,7 +11,7 @@
 #include "weft/nn/moe.h"
 #include "weft/tests/expert_support.h"
 
-namespace weft::distributed {
+namespace weft::distributed::capacity_layouts_test {
 namespace {
 
 using nn::Balance;
@@ -256,4 +256,4 @@ TEST_CASE("capacity: ranks that share a batch but have unequal parts of it are n
         "f64 [5, 2]");
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::capacity_layouts_test

@@ -8,7 +8,7 @@
 #include "weft/distributed/device_mesh.h"
 #include "weft/tests/support.h"
 
-namespace weft::bench {
+namespace weft::bench::comm_cost_test {
 namespace {
 
 using distributed::Collective;
@@ -137,4 +137,4 @@ TEST_CASE("comm_timeline: what the next step waits for") {
   CHECK(t.step_us == doctest::Approx(130));
 }
 
-}  // namespace weft::bench
+}  // namespace weft::bench::comm_cost_test

@@ -7,7 +7,7 @@
 #include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
 
-namespace weft::distributed {
+namespace weft::distributed::comm_ops_test {
 namespace {
 
 // Differs by rank; its order of magnitude does not.
@@ -187,4 +187,4 @@ TEST_CASE("what they refuse") {
   });
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::comm_ops_test

@@ -9,7 +9,7 @@
 #include "weft/tests/parallel_support.h"
 #include "weft/tests/ranks.h"
 
-namespace weft::distributed {
+namespace weft::distributed::ddp_test {
 namespace {
 
 using test::cotangent;
@@ -321,4 +321,4 @@ TEST_CASE("ddp: what it refuses") {
   });
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::ddp_test

@@ -5,7 +5,7 @@
 #include "weft/distributed/device_mesh.h"
 #include "weft/tests/support.h"
 
-namespace weft::distributed {
+namespace weft::distributed::device_mesh_test {
 namespace {
 
 using Lists = RankLists;
@@ -189,4 +189,4 @@ TEST_CASE("mesh: groups of the right ranks that work") {
   });
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::device_mesh_test

@@ -13,7 +13,7 @@
 #include "weft/nn/moe.h"
 #include "weft/tests/expert_support.h"
 
-namespace weft::distributed {
+namespace weft::distributed::expert_dispatch_test {
 namespace {
 
 using nn::Activation;
@@ -302,4 +302,4 @@ TEST_CASE("a fake rank plans the bytes of an even share") {
     }
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::expert_dispatch_test

@@ -11,7 +11,7 @@
 #include "weft/nn/router_step.h"
 #include "weft/tests/expert_support.h"
 
-namespace weft::distributed {
+namespace weft::distributed::expert_layouts_test {
 namespace {
 
 using nn::Balance;
@@ -197,4 +197,4 @@ TEST_CASE("experts on other ranks: a model's output has the bits of one rank") {
     });
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::expert_layouts_test

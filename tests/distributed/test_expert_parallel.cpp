@@ -12,7 +12,7 @@
 #include "weft/tests/expert_support.h"
 #include "weft/tests/warm_ranks.h"
 
-namespace weft::distributed {
+namespace weft::distributed::expert_parallel_test {
 namespace {
 
 using nn::Balance;
@@ -236,4 +236,4 @@ TEST_CASE("a warm pass through experts on other ranks asks the heap for nothing"
       });
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::expert_parallel_test

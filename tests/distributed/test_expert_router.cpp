@@ -10,7 +10,7 @@
 #include "weft/nn/router_step.h"
 #include "weft/tests/expert_support.h"
 
-namespace weft::distributed {
+namespace weft::distributed::expert_router_test {
 namespace {
 
 using nn::Balance;
@@ -133,4 +133,4 @@ TEST_CASE("R9: ranks with different tokens move the expert bias alike, by the co
   });
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::expert_router_test

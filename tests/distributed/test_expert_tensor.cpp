@@ -8,7 +8,7 @@
 #include "weft/nn/router_step.h"
 #include "weft/tests/expert_support.h"
 
-namespace weft::distributed {
+namespace weft::distributed::expert_tensor_test {
 namespace {
 
 using nn::Balance;
@@ -205,4 +205,4 @@ TEST_CASE("buckets of any size leave at the same point of backward on all ranks"
     });
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::expert_tensor_test

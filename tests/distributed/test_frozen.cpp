@@ -9,7 +9,7 @@
 #include "weft/tests/parallel_support.h"
 #include "weft/tests/ranks.h"
 
-namespace weft::distributed {
+namespace weft::distributed::frozen_test {
 namespace {
 
 using test::cotangent;
@@ -191,4 +191,4 @@ TEST_CASE("frozen: a main_grad that is written by hand counts") {
         "set_main_grad_filled: the tensor must have a main_grad, got none");
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::frozen_test

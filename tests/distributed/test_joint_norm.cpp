@@ -7,7 +7,7 @@
 #include "weft/tests/parallel_support.h"
 #include "weft/tests/ranks.h"
 
-namespace weft::distributed {
+namespace weft::distributed::joint_norm_test {
 namespace {
 
 /// Element i of a gradient or parameter: small whole numbers, every fourth one 0.
@@ -252,4 +252,4 @@ TEST_CASE("joint_norm: a rank without experts, or with nothing, makes the same c
   });
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::joint_norm_test

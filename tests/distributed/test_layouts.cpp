@@ -10,7 +10,7 @@
 #include "weft/tests/expert_support.h"
 #include "weft/tests/parallel_support.h"
 
-namespace weft::distributed {
+namespace weft::distributed::layouts_test {
 namespace {
 
 using nn::Arch;
@@ -259,4 +259,4 @@ TEST_CASE("layouts: losses and norms of 20 AdamW steps of models with experts") 
   twenty_steps(optim::AdamWOptions{.lr = 1e-3}, {1e-4, 1e-3, 0, 0});
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::layouts_test

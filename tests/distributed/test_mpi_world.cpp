@@ -10,7 +10,7 @@
 #include "weft/tests/group_conformance.h"
 #include "weft/tests/support.h"
 
-namespace weft::distributed {
+namespace weft::distributed::mpi_world_test {
 
 TEST_CASE("under_mpi looks for a launcher's variables") {
   const char* const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"};
@@ -80,4 +80,4 @@ TEST_CASE("without a launcher: the only rank of a job of one") {
 #endif
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::mpi_world_test

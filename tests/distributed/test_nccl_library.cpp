@@ -11,7 +11,7 @@
 #include "weft/cuda/open_library.h"
 #endif
 
-namespace weft::distributed {
+namespace weft::distributed::nccl_library_test {
 
 TEST_CASE("a build without CUDA says so") {
 #if !WEFT_WITH_CUDA
@@ -60,4 +60,4 @@ TEST_CASE("a version that is too old, in the folder that the user names") {
 
 #endif
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::nccl_library_test

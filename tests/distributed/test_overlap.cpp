@@ -8,7 +8,7 @@
 #include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
 
-namespace weft::distributed {
+namespace weft::distributed::overlap_test {
 namespace {
 
 using test::distributed_test;
@@ -127,4 +127,4 @@ TEST_CASE("shapes on the meta device, and what they refuse") {
   });
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::overlap_test

@@ -7,7 +7,7 @@
 #include "weft/distributed/shared_rows.h"
 #include "weft/tests/model_layouts.h"
 
-namespace weft::distributed {
+namespace weft::distributed::parallelize_test {
 namespace {
 
 using nn::Arch;
@@ -303,4 +303,4 @@ TEST_CASE("dropout: a part of the tokens draws its part of the mask") {
     }
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::parallelize_test

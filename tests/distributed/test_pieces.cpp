@@ -7,7 +7,7 @@
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
-namespace weft::distributed {
+namespace weft::distributed::pieces_test {
 namespace {
 
 using test::error_of;
@@ -131,4 +131,4 @@ TEST_CASE("what is wrong is named") {
   }
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::pieces_test

@@ -15,7 +15,7 @@
 #include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
 
-namespace weft::distributed {
+namespace weft::distributed::process_group_test {
 namespace {
 
 constexpr int kRows = 48, kWidth = 64;
@@ -214,4 +214,4 @@ TEST_CASE("a rank that does not exist sends what a real one would") {
   }
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::process_group_test

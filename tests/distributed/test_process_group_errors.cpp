@@ -11,7 +11,7 @@
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
-namespace weft::distributed {
+namespace weft::distributed::process_group_errors_test {
 namespace {
 
 /// What stops a job of this many ranks.
@@ -363,4 +363,4 @@ TEST_CASE("the trace of collectives is the same on all ranks") {
   });
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::process_group_errors_test

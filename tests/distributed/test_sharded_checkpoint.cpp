@@ -13,7 +13,7 @@
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
-namespace weft::distributed {
+namespace weft::distributed::sharded_checkpoint_test {
 namespace {
 
 using test::error_of;
@@ -234,4 +234,4 @@ TEST_CASE("sharded checkpoint: a folder that cannot be made") {
   });
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::sharded_checkpoint_test

@@ -11,7 +11,7 @@
 #include "weft/tests/ranks.h"
 #include "weft/tests/temp_folder.h"
 
-namespace weft::distributed {
+namespace weft::distributed::sharded_optimizer_test {
 namespace {
 
 using test::cotangent;
@@ -415,4 +415,4 @@ TEST_CASE("sharded_optimizer: a Ddp that sends whole sums is refused") {
   });
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::sharded_optimizer_test

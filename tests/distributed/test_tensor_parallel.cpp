@@ -3,7 +3,7 @@
 #include "weft/tests/model_layouts.h"
 #include "weft/tests/warm_ranks.h"
 
-namespace weft::distributed {
+namespace weft::distributed::tensor_parallel_test {
 namespace {
 
 using nn::Arch;
@@ -175,4 +175,4 @@ TEST_CASE("a warm step asks the system for nothing") {
     });
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::tensor_parallel_test

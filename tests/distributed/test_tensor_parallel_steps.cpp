@@ -4,7 +4,7 @@
 #include "weft/optim/sgd.h"
 #include "weft/tests/model_layouts.h"
 
-namespace weft::distributed {
+namespace weft::distributed::tensor_parallel_steps_test {
 namespace {
 
 using nn::Arch;
@@ -122,4 +122,4 @@ TEST_CASE("20 steps of AdamW, losses; 20 steps of SGD, weights") {
   }
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::tensor_parallel_steps_test

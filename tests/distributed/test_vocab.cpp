@@ -8,7 +8,7 @@
 #include "weft/tests/cross_entropy_oracle.h"
 #include "weft/tests/ranks.h"
 
-namespace weft::distributed {
+namespace weft::distributed::vocab_test {
 namespace {
 
 using test::differentiate;
@@ -267,4 +267,4 @@ TEST_CASE("what they refuse, and shapes on the meta device") {
   });
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::vocab_test

@@ -9,7 +9,7 @@
 #include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
 
-namespace weft::bench {
+namespace weft::bench::comm_model_test {
 namespace {
 
 using distributed::FlightEntry;
@@ -241,4 +241,4 @@ TEST_CASE("comm_model: a step of many ranks") {
   CHECK(play_steps(trace.events, us, 100).step_us >= 1e6 * static_cast<double>(us.size() - 2));
 }
 
-}  // namespace weft::bench
+}  // namespace weft::bench::comm_model_test

@@ -11,7 +11,7 @@
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
-using namespace weft;
+namespace weft::hostile_config_test {
 
 TEST_CASE("damaged models of a state.json: what is read is a model that can be") {
   nn::GptConfig llama{.arch = nn::Arch::llama, .pattern = "da"};
@@ -39,3 +39,5 @@ TEST_CASE("damaged config files") {
     train::parse_options({}, 3, argv);
   });
 }
+
+}  // namespace weft::hostile_config_test

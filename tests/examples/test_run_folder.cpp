@@ -18,7 +18,7 @@
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
-namespace weft::train {
+namespace weft::train::run_folder_test {
 namespace {
 
 using test::error_of;
@@ -234,4 +234,4 @@ TEST_CASE("config.toml says any text that is UTF-8, exactly") {
   CHECK(error_of([&] { parse_options({}, 2, argv); }) == "--out: must be UTF-8, got '/a\xff'");
 }
 
-}  // namespace weft::train
+}  // namespace weft::train::run_folder_test

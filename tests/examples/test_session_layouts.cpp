@@ -11,7 +11,7 @@
 #include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
 
-namespace weft::train {
+namespace weft::train::session_layouts_test {
 namespace {
 
 using distributed::World;
@@ -366,4 +366,4 @@ TEST_CASE("session: a frozen parameter stays as it is in every layout") {
   }
 }
 
-}  // namespace weft::train
+}  // namespace weft::train::session_layouts_test

@@ -112,8 +112,8 @@ Array along(const Array& x, int axis, const std::function<Row(const Row&)>& f) {
   return y;
 }
 
-Array reduce(const Array& x, std::vector<int> axes, bool keepdim,
-             const std::function<Number(const Row&)>& f) {
+Array reduce_axes(const Array& x, std::vector<int> axes, bool keepdim,
+                  const std::function<Number(const Row&)>& f) {
   if (axes.empty())
     for (int d = 0; d < x.ndim(); ++d) axes.push_back(d);
   Shape kept = x.shape, left;

@@ -38,8 +38,8 @@ Array binary(const Array& a, const Array& b,
 /// Every row along `axis` becomes what f makes of it; all of f's rows have one length.
 Array along(const Array& x, int axis, const std::function<Row(const Row&)>& f);
 /// One number for the elements of all `axes`; keepdim leaves them with length 1.
-Array reduce(const Array& x, std::vector<int> axes, bool keepdim,
-             const std::function<Number(const Row&)>& f);
+Array reduce_axes(const Array& x, std::vector<int> axes, bool keepdim,
+                  const std::function<Number(const Row&)>& f);
 /// y[place] = x[source(place)], by row-major coordinates.
 using Place = std::vector<std::int64_t>;
 Array rearranged(const Array& x, const Shape& shape, const std::function<Place(const Place&)>& f);

@@ -34,7 +34,7 @@
 namespace weft::generated {
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr RandomKey kKey{5, 7, 3, nullptr};
 
 TensorList list(const ValuesIndices& r) { return {r.values, r.indices}; }
@@ -174,7 +174,7 @@ const OpLine kTable[] = {
     {"var", "BMK", ONE(var(in[0]), var(in[0], {0}, 0), var(in[0], {1, 2})), "c"},
     {"norm", "BMK", ONE(norm(in[0]))},
     {"norm", "BMK", ONE(norm(in[0], 1), norm(in[0], 3))},
-    {"norm", "BMK", ONE(norm(in[0], kInf))},
+    {"norm", "BMK", ONE(norm(in[0], kInfinity))},
     {"logsumexp", "BMK", ONE(logsumexp(in[0], 0), logsumexp(in[0], 1), logsumexp(in[0], 2, true))},
     {"cumsum", "BMK", ONE(cumsum(in[0], 0), cumsum(in[0], 1), cumsum(in[0], 2)), "a"},
     {"softmax", "BMK", ONE(softmax(in[0]), softmax(in[0], 0), softmax(in[0], 1)), "c"},

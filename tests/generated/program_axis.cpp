@@ -40,10 +40,10 @@ Tensor over_axes(I item, F f) {
 using Dims = std::initializer_list<int>;
 
 Array reduced(I item, A in, Number (*f)(const Row&)) {
-  return reduce(*in[0], {item.ints.begin(), item.ints.end()}, kept(item), f);
+  return reduce_axes(*in[0], {item.ints.begin(), item.ints.end()}, kept(item), f);
 }
 Array one_reduced(I item, A in, Number (*f)(const Row&)) {
-  return reduce(*in[0], {axis_of(item)}, kept(item), f);
+  return reduce_axes(*in[0], {axis_of(item)}, kept(item), f);
 }
 Number average(const Row& row) { return total(row) / static_cast<double>(row.size()); }
 Number variance(const Row& row) {
@@ -173,7 +173,7 @@ Row select_row(I item, const Row& row) {
   return y;
 }
 
-const ProgramOp kOps[] = {
+const ProgramOp kAxisOps[] = {
     {"sum", 2, some_axes,
      [](I item, T in) {
        return over_axes(item, [&](Dims d) { return sum(in[0], d, kept(item)); });
@@ -197,9 +197,9 @@ const ProgramOp kOps[] = {
      [](I item, T in) { return logsumexp(in[0], axis_of(item), kept(item)); },
      [](I item, A in) { return one_reduced(item, in, log_sum_exp); }},
     {"norm", 2, one, [](I, T in) { return norm(in[0]); },
-     [](I, A in) { return reduce(*in[0], {}, false, length); }},
+     [](I, A in) { return reduce_axes(*in[0], {}, false, length); }},
     {"norm 3", 2, one, [](I, T in) { return norm(in[0], 3); },
-     [](I, A in) { return reduce(*in[0], {}, false, cubic_length); }},
+     [](I, A in) { return reduce_axes(*in[0], {}, false, cubic_length); }},
     {"cumsum", 2, one_axis, [](I item, T in) { return cumsum(in[0], axis_of(item)); },
      [](I item, A in) { return along(*in[0], axis_of(item), running_sum); }},
     {"softmax", 2, one_axis, [](I item, T in) { return softmax(in[0], axis_of(item)); },
@@ -253,6 +253,6 @@ const ProgramOp kOps[] = {
 
 }  // namespace
 
-std::span<const ProgramOp> axis_ops() { return kOps; }
+std::span<const ProgramOp> axis_ops() { return kAxisOps; }
 
 }  // namespace weft::generated

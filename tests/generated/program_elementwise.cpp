@@ -119,7 +119,7 @@ Array scalar(I item, A in) {
   return map(*in[0], [&item](N x) { return (item.ints[0] ? f : g)(x, item.reals[0]); });
 }
 
-const ProgramOp kOps[] = {
+const ProgramOp kElementwiseOps[] = {
     {"add", 2, pair, [](I, T in) { return add(in[0], in[1]); }, two<sum_of>},
     {"sub", 2, pair, [](I, T in) { return sub(in[0], in[1]); }, two<difference>},
     {"mul", 2, pair, [](I, T in) { return mul(in[0], in[1]); }, two<product_of>},
@@ -174,6 +174,6 @@ const ProgramOp kOps[] = {
 
 }  // namespace
 
-std::span<const ProgramOp> elementwise_ops() { return kOps; }
+std::span<const ProgramOp> elementwise_ops() { return kElementwiseOps; }
 
 }  // namespace weft::generated

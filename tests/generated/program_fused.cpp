@@ -164,7 +164,7 @@ Array cross_entropy_exact(I item, A in) {
     return sum - row[static_cast<std::size_t>(target)] * (1 - smoothing) -
            total(row) * (smoothing / static_cast<double>(classes));
   };
-  const Array losses = reduce(*in[0], {in[0]->ndim() - 1}, false, loss);
+  const Array losses = reduce_axes(*in[0], {in[0]->ndim() - 1}, false, loss);
   return reduced_loss(item, losses, rows);
 }
 
@@ -232,7 +232,7 @@ Tensor both(const Result& r) {
   return r.y + r.sum;
 }
 
-const ProgramOp kOps[] = {
+const ProgramOp kFusedOps[] = {
     {"matmul", 2, product, [](I, T in) { return matmul(in[0], in[1]); },
      [](I, A in) { return matmul(*in[0], *in[1]); }},
     {"linear", 2, weights, [](I, T in) { return linear(in[0], in[1], in[2]); },
@@ -304,7 +304,7 @@ const ProgramOp kOps[] = {
      }},
     {"z_loss", 1, logits, [](I, T in) { return z_loss(in[0], 0.5); },
      [](I, A in) {
-       const Array squares = reduce(*in[0], {1}, false, [](const Row& row) {
+       const Array squares = reduce_axes(*in[0], {1}, false, [](const Row& row) {
          Number sum;
          for (N x : row) sum = sum + exp(x);
          return log(sum) * log(sum);
@@ -315,6 +315,6 @@ const ProgramOp kOps[] = {
 
 }  // namespace
 
-std::span<const ProgramOp> fused_ops() { return kOps; }
+std::span<const ProgramOp> fused_ops() { return kFusedOps; }
 
 }  // namespace weft::generated

@@ -192,7 +192,7 @@ Array delta_exact(I item, A in) {
   return y;
 }
 
-const ProgramOp kOps[] = {
+const ProgramOp kSequencesOps[] = {
     {"attention", 1, attended,
      [](I item, T in) {
        return attention(in_heads(item, in[0]), in[1], in[2], attention_options(item));
@@ -230,6 +230,6 @@ const ProgramOp kOps[] = {
 
 }  // namespace
 
-std::span<const ProgramOp> sequence_ops() { return kOps; }
+std::span<const ProgramOp> sequence_ops() { return kSequencesOps; }
 
 }  // namespace weft::generated

@@ -158,7 +158,7 @@ bool padded(Maker& m, Item& item) {
   item.reals = {m.rng.chance(0.5) ? 0 : 0.5};
   return true;
 }
-bool turned(Maker& m, Item& item) {
+bool rolled(Maker& m, Item& item) {
   if (!one_axis(m, item)) return false;
   item.ints.push_back(m.rng.below(9) - 4);
   return true;
@@ -173,7 +173,7 @@ bool cut(Maker& m, Item& item) {
 }
 Array same(I, A in) { return *in[0]; }
 
-const ProgramOp kOps[] = {
+const ProgramOp kViewsOps[] = {
     {"reshape", 2, other_shape, [](I item, T in) { return reshape(in[0], given_shape(item)); },
      [](I item, A in) { return reshaped(*in[0], given_shape(item)); }},
     {"permute", 2, order, permuted, permuted_exact},
@@ -191,8 +191,9 @@ const ProgramOp kOps[] = {
      }},
     {"select", 2, position, [](I item, T in) { return select(in[0], axis_of(item), item.ints[1]); },
      [](I item, A in) {
-       return reduce(*in[0], {axis_of(item)}, false,
-                     [&](const Row& row) { return row[static_cast<std::size_t>(item.ints[1])]; });
+       return reduce_axes(*in[0], {axis_of(item)}, false, [&](const Row& row) {
+         return row[static_cast<std::size_t>(item.ints[1])];
+       });
      }},
     {"squeeze", 2, axis_of_one, [](I item, T in) { return squeeze(in[0], axis_of(item)); },
      [](I item, A in) {
@@ -240,7 +241,7 @@ const ProgramOp kOps[] = {
          return row;
        });
      }},
-    {"roll", 2, turned, [](I item, T in) { return roll(in[0], item.ints[1], axis_of(item)); },
+    {"roll", 2, rolled, [](I item, T in) { return roll(in[0], item.ints[1], axis_of(item)); },
      [](I item, A in) {
        return along(*in[0], axis_of(item), [&](const Row& row) {
          Row y = row;
@@ -257,6 +258,6 @@ const ProgramOp kOps[] = {
 
 }  // namespace
 
-std::span<const ProgramOp> view_ops() { return kOps; }
+std::span<const ProgramOp> view_ops() { return kViewsOps; }
 
 }  // namespace weft::generated

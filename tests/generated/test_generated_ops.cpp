@@ -18,7 +18,7 @@
 //   WEFT_GENERATED_SHARE=8     every eighth case on the GPU (1), for builds in which it is slower
 //   still
 
-using namespace weft;
+namespace weft::generated_ops_test {
 using namespace weft::generated;
 
 namespace {
@@ -208,3 +208,5 @@ TEST_CASE("generated: the table has every op of docs/ops.md, and no other") {
   for (const std::string& op : documented) CHECK_MESSAGE(present.count(op) == 1, op);
   for (const std::string& op : present) CHECK_MESSAGE(documented.count(op) == 1, op);
 }
+
+}  // namespace weft::generated_ops_test

@@ -20,7 +20,7 @@
 //   WEFT_GENERATED_SEED=7          of all of them (1)
 //   WEFT_GENERATED_PROGRAM=381     that one only
 
-using namespace weft;
+namespace weft::generated_programs_test {
 using namespace weft::generated;
 
 namespace {
@@ -353,3 +353,5 @@ TEST_CASE("generated: programs on the imitated GPU") {
   const Device gpu{Device::Kind::cuda, 0};
   run_programs({DType::f32, gpu, kF32, programs() / 10});
 }
+
+}  // namespace weft::generated_programs_test

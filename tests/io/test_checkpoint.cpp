@@ -13,7 +13,7 @@
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
-using namespace weft;
+namespace weft::checkpoint_test {
 using test::error_of;
 
 namespace {
@@ -352,3 +352,5 @@ TEST_CASE("errors") {
   CHECK(error_of([&] { io::save_checkpoint(out / "file", 1, {}); }) ==
         "write: cannot create folder '" + out / "file" + "': Not a directory");
 }
+
+}  // namespace weft::checkpoint_test

@@ -15,7 +15,7 @@
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
-using namespace weft;
+namespace weft::file_test {
 using test::error_of;
 
 TEST_CASE("crc32c gives the published values on both paths") {
@@ -295,3 +295,5 @@ TEST_CASE("a file says that it was written to") {
   io::append_file(folder / "y", "d");
   CHECK(grows.changed());
 }
+
+}  // namespace weft::file_test

@@ -11,7 +11,7 @@
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
-using namespace weft;
+namespace weft::folder_lock_test {
 using test::error_of;
 
 namespace {
@@ -78,3 +78,5 @@ TEST_CASE("mounts that keep locks to one machine are known") {
     CHECK_FALSE(local(device));
   }
 }
+
+}  // namespace weft::folder_lock_test

@@ -18,7 +18,7 @@
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
-using namespace weft;
+namespace weft::hostile_files_test {
 using test::error_of;
 using test::heap_use;
 using test::HeapUse;
@@ -202,3 +202,5 @@ TEST_CASE("pieces that a few bytes make large are held against the file") {
   CHECK(reading("[4,4]", R"([{"axis":0,"ranges":[[0,1]]},{"axis":0,"ranges":[[0,1]]}])", 4)
             .ends_with("an axis must be cut once, got two cuts of axis 0"));
 }
+
+}  // namespace weft::hostile_files_test

@@ -8,7 +8,7 @@
 #include "weft/io/json.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::json_test {
 using io::Json;
 using test::error_of;
 
@@ -157,3 +157,5 @@ TEST_CASE("the first of the keys that repeat is named, in small objects and larg
   const std::size_t second = text.find("\"k0\"", 10);
   CHECK(refusal(text) == message("x.json: duplicate key \"k0\" at byte {}", second));
 }
+
+}  // namespace weft::json_test

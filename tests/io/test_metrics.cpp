@@ -11,7 +11,7 @@
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
-using namespace weft;
+namespace weft::metrics_test {
 using io::Json;
 using test::error_of;
 
@@ -158,3 +158,5 @@ TEST_CASE("a long run is thinned and keeps its spike") {
   CHECK(svg.size() < 60000);
   CHECK(svg.find(",56 ") != std::string::npos);  // 10 is the top of the picture
 }
+
+}  // namespace weft::metrics_test

@@ -10,7 +10,7 @@
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
-using namespace weft;
+namespace weft::npy_test {
 using test::error_of;
 
 namespace {
@@ -144,3 +144,5 @@ TEST_CASE("errors of saving") {
   CHECK(error_of([&] { io::save_npy(path, Tensor::empty({2}, DType::bf16)); }) ==
         "save_npy: NumPy has no dtype for bf16; cast it to f32 first");
 }
+
+}  // namespace weft::npy_test

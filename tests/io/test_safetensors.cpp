@@ -11,7 +11,7 @@
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
-using namespace weft;
+namespace weft::safetensors_test {
 using io::SafetensorsFile;
 using test::error_of;
 
@@ -313,3 +313,5 @@ TEST_CASE("a full disk leaves the old file and no rest") {
     CHECK(io::list_directory(folder.path()) == std::vector<std::string>{"x.safetensors"});
   }
 }
+
+}  // namespace weft::safetensors_test

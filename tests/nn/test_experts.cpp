@@ -6,7 +6,7 @@
 #include "weft/nn/experts.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::experts_test {
 
 namespace {
 
@@ -158,3 +158,5 @@ TEST_CASE("Experts: errors") {
   CHECK(error_of([] { nn::Experts(2, 3, 4, {.first_expert = -1}); }) ==
         "experts: first_expert must be at least 0, got -1");
 }
+
+}  // namespace weft::experts_test

@@ -8,7 +8,7 @@
 #include "weft/autograd/view.h"
 #include "weft/tests/gpt_support.h"
 
-using namespace weft;
+namespace weft::gated_delta_net_test {
 using nn::Arch;
 using nn::GatedDeltaNet;
 using nn::GatedDeltaNetOptions;
@@ -282,3 +282,5 @@ TEST_CASE("hybrid gpt: decoding with a cache equals the full forward") {
 TEST_CASE("hybrid gpt: a packed row gives what its sequences give one by one") {
   test::check_packing(wide(Gpt(hybrid(Arch::llama))), tokens(1, 12));
 }
+
+}  // namespace weft::gated_delta_net_test

@@ -28,7 +28,7 @@
 #include "weft/optim/clip.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::golden_moe_test {
 using io::Json;
 
 namespace {
@@ -157,3 +157,5 @@ TEST_CASE("X4: writes the file" * doctest::skip()) {
   out.set("f64", train(DType::f64)).set("f32", train(DType::f32));
   io::write_file(kFile, out.dump() + "\n");
 }
+
+}  // namespace weft::golden_moe_test

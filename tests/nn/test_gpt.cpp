@@ -7,7 +7,7 @@
 #include "weft/autograd/tape.h"
 #include "weft/tests/gpt_support.h"
 
-using namespace weft;
+namespace weft::gpt_test {
 using nn::Arch;
 using nn::Gpt;
 using nn::GptConfig;
@@ -423,3 +423,5 @@ TEST_CASE("attention module: errors name the rule") {
   CHECK(test::error_of([] { nn::RotaryTable r(4, 4, 0); }) ==
         "rotary: theta must be above 0, got 0");
 }
+
+}  // namespace weft::gpt_test

@@ -10,7 +10,7 @@
 #include "weft/nn/gpt.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::gpt_fixtures_test {
 
 namespace {
 
@@ -89,3 +89,5 @@ TEST_CASE("recomputing models agree with PyTorch too") {
     check_against("llama.safetensors", kLlama, DType::f64, 1e-11, r);
   }
 }
+
+}  // namespace weft::gpt_fixtures_test

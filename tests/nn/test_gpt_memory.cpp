@@ -10,7 +10,7 @@
 #include "weft/tests/count_new.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::gpt_memory_test {
 
 namespace {
 
@@ -102,3 +102,5 @@ TEST_CASE("gpt: from the third step on, a step makes no heap and no system alloc
           check_steady(size, arch, recompute, kind);
         }
 }
+
+}  // namespace weft::gpt_memory_test

@@ -8,7 +8,7 @@
 #include "weft/optim/adamw.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::gpt_moe_test {
 
 namespace {
 
@@ -345,3 +345,5 @@ TEST_CASE("gpt with experts: errors") {
           c.moe_layers = {0, 0, 0};
         }) == "gpt: moe_layers needs experts, got experts 0");
 }
+
+}  // namespace weft::gpt_moe_test

@@ -11,7 +11,7 @@
 #include "weft/optim/clip.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::gpt_norms_test {
 namespace {
 
 using nn::Gpt;
@@ -151,4 +151,4 @@ TEST_CASE("norms: a bf16 model's parameters are measured where they are trained"
   CHECK(!optim::AdamW({}, {}).parameter_norm());
 }
 
-}  // namespace weft
+}  // namespace weft::gpt_norms_test

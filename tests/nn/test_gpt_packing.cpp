@@ -8,7 +8,7 @@
 #include "weft/nn/gpt.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::gpt_packing_test {
 using nn::Arch;
 using nn::Gpt;
 using nn::GptConfig;
@@ -178,3 +178,5 @@ TEST_CASE("gpt: packing errors name the rule") {
           (*model.blocks[0].attn)(test::random({1, 4, 32}), nullptr, {cu, positions}, &cache, 0);
         }) == "attention: a packed row cannot go with a cache");
 }
+
+}  // namespace weft::gpt_packing_test

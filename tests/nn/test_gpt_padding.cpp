@@ -9,7 +9,7 @@
 #include "weft/nn/gpt.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::gpt_padding_test {
 namespace {
 
 using nn::Arch;
@@ -223,4 +223,4 @@ TEST_CASE("packing: rows of documents know their padding") {
         "packing: padding must be bool with an element for each of the 27 tokens, got bool [5]");
 }
 
-}  // namespace weft
+}  // namespace weft::gpt_padding_test

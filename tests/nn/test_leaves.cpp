@@ -5,7 +5,7 @@
 #include "weft/nn/linear.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::leaves_test {
 
 namespace {
 
@@ -51,3 +51,5 @@ TEST_CASE("leaves: a parameter that no op used is named") {
   model.listed.weight.set_requires_grad(false);
   CHECK(report_of(model).text() == "");
 }
+
+}  // namespace weft::leaves_test

@@ -6,7 +6,7 @@
 
 #include "weft/tests/gpt_support.h"
 
-using namespace weft;
+namespace weft::mla_test {
 using nn::Arch;
 using nn::AttentionKind;
 using nn::Gpt;
@@ -273,3 +273,5 @@ TEST_CASE("mla: dropout falls on the attention weights, in training only") {
   m.eval();
   CHECK(mismatch(m(x, angles(4)), whole, 1e-12) == "");
 }
+
+}  // namespace weft::mla_test

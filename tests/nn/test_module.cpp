@@ -14,7 +14,7 @@
 #include "weft/nn/norm.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::module_test {
 using nn::Init;
 
 namespace {
@@ -335,3 +335,5 @@ TEST_CASE("module: gradients reach every parameter of a module that is used") {
     CHECK(p.tensor.grad());
   }
 }
+
+}  // namespace weft::module_test

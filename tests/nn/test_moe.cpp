@@ -10,7 +10,7 @@
 #include "weft/nn/block.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::moe_test {
 
 namespace {
 
@@ -348,3 +348,5 @@ TEST_CASE("MoE: boundaries that were checked for other tokens are refused") {
   CHECK(error({0, 4, 7}) == "moe: the packed row must have the 8 tokens of x, got 7");
   CHECK(error({0, 4, 8}) == "no error");
 }
+
+}  // namespace weft::moe_test

@@ -16,7 +16,7 @@
 #include "weft/nn/moe.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::moe_fp8_test {
 
 namespace {
 
@@ -178,3 +178,5 @@ TEST_CASE("D6: tokens that are sent in fp8, and products of fp8, stay near the l
       }
     }
 }
+
+}  // namespace weft::moe_fp8_test

@@ -9,7 +9,7 @@
 #include "weft/nn/mtp.h"
 #include "weft/tests/mtp_support.h"
 
-using namespace weft;
+namespace weft::mtp_test {
 using namespace weft::mtp_test;
 using nn::GptLosses;
 
@@ -245,3 +245,5 @@ TEST_CASE("mtp: wrong configurations name the rule") {
   CHECK(test::error_of([&] { l.total(l.main.count, {}); }) ==
         "losses: counts must be given for 1 depths, got 0");
 }
+
+}  // namespace weft::mtp_test

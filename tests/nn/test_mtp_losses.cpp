@@ -12,7 +12,7 @@
 #include "weft/optim/clip.h"
 #include "weft/tests/mtp_support.h"
 
-using namespace weft;
+namespace weft::mtp_losses_test {
 using namespace weft::mtp_test;
 using nn::GptLosses;
 
@@ -315,3 +315,5 @@ TEST_CASE("mtp: where token i + 2 follows from token i, depth 1 learns it") {
   CHECK(last < 0.3 * std::log(kVocab));
   CHECK(hits > 0.8);
 }
+
+}  // namespace weft::mtp_losses_test

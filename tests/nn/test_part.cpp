@@ -4,7 +4,7 @@
 #include "weft/nn/part.h"
 #include "weft/tests/support.h"
 
-namespace weft::nn {
+namespace weft::nn::part_test {
 namespace {
 
 // What the part of a whole is, by slicing.
@@ -107,4 +107,4 @@ TEST_CASE("part: what it refuses") {
         }) == "part: the ranges of axis 0 of [4, 2] must ascend inside it, got [2, 5) behind 0");
 }
 
-}  // namespace weft::nn
+}  // namespace weft::nn::part_test

@@ -7,7 +7,7 @@
 #include "weft/nn/gpt.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::recompute_models_test {
 using nn::Arch;
 using nn::Gpt;
 using nn::GptConfig;
@@ -106,3 +106,5 @@ TEST_CASE("X1: recomputing gives the same gradients with less memory") {
     CHECK(static_cast<double>(full.peak) < 0.7 * static_cast<double>(none.peak));
   }
 }
+
+}  // namespace weft::recompute_models_test

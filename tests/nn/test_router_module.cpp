@@ -11,7 +11,7 @@
 #include "weft/nn/router_step.h"
 #include "weft/tests/router_support.h"
 
-namespace weft {
+namespace weft::router_module_test {
 namespace {
 
 using nn::Balance;
@@ -350,4 +350,4 @@ TEST_CASE("router_module: wrong configurations, in words") {
         "router step: rate must be at least 0, got -1");
 }
 
-}  // namespace weft
+}  // namespace weft::router_module_test

@@ -12,7 +12,7 @@
 #include "weft/tests/count_new.h"
 #include "weft/tests/router_support.h"
 
-namespace weft {
+namespace weft::router_step_test {
 namespace {
 
 using nn::Balance;
@@ -196,4 +196,4 @@ TEST_CASE("router_step: a warm step asks nobody for memory") {
   }
 }
 
-}  // namespace weft
+}  // namespace weft::router_step_test

@@ -7,7 +7,7 @@
 #include "weft/nn/sampling.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::sampling_test {
 using nn::sample_token;
 
 namespace {
@@ -156,3 +156,5 @@ TEST_CASE("draw_token: as often as its weight, never one without") {
   CHECK(error({2, -1}) ==
         "draw_token: weights must be at least 0 with a sum above 0, got a sum of 1");
 }
+
+}  // namespace weft::sampling_test

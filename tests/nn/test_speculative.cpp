@@ -12,7 +12,7 @@
 #include "weft/optim/clip.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::speculative_test {
 using nn::Arch;
 using nn::Gpt;
 using nn::GptConfig;
@@ -292,3 +292,5 @@ TEST_CASE("speculative: errors name the rule") {
   s.start(Text{1});
   CHECK(test::error_of([&] { s.next(0); }) == "speculative: most must be at least 1, got 0");
 }
+
+}  // namespace weft::speculative_test

@@ -3,7 +3,7 @@
 #include "weft/nn/linear.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::state_dict_test {
 
 namespace {
 
@@ -110,3 +110,5 @@ TEST_CASE("load_state_dict: a long list is cut") {
   CHECK(test::error_of([&] { m.load_state_dict(s); }) ==
         "load_state_dict: unexpected x10, x11, x12, x13, x14, x15, x16, x17 and 3 more");
 }
+
+}  // namespace weft::state_dict_test

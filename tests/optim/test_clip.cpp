@@ -7,7 +7,7 @@
 #include "weft/optim/clip.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::clip_test {
 
 namespace {
 
@@ -170,3 +170,5 @@ TEST_CASE("clip: errors name the rule") {
   CHECK(test::error_of([&] { optim::clip_grad_norm(ps, 1); }) ==
         "grad_norm: the gradient of a must be contiguous, got strides [2]");
 }
+
+}  // namespace weft::clip_test

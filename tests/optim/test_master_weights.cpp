@@ -16,7 +16,7 @@
 #include "weft/optim/sgd.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::master_weights_test {
 namespace {
 
 using optim::AdamW;
@@ -377,4 +377,4 @@ TEST_CASE("master_weights: O5 a regression with remainders and bf16 states ends 
   CHECK(regression(MasterWeights::none, DType::f32) > 1.02 * want);
 }
 
-}  // namespace weft
+}  // namespace weft::master_weights_test

@@ -8,7 +8,7 @@
 #include "weft/optim/sgd.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::optim_test {
 using optim::AdamW;
 using optim::Sgd;
 
@@ -423,3 +423,5 @@ TEST_CASE("optimizer: the f32 copy is saved, loaded, and follows a weight that o
   resumed.step();
   CHECK(test::different_bits(c[0].tensor.detach(), Tensor::full({4, 5}, 2, DType::bf16)) == "");
 }
+
+}  // namespace weft::optim_test

@@ -8,7 +8,7 @@
 #include "weft/optim/adamw.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::optim_golden_test {
 
 namespace {
 
@@ -169,3 +169,5 @@ TEST_CASE("adamw: the bf16 hazard is announced, and only then") {
   CHECK(lines_for(DType::f16, 0.999) == 0);
   set_log_handler(nullptr);
 }
+
+}  // namespace weft::optim_golden_test

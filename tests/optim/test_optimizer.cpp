@@ -11,7 +11,7 @@
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
-namespace weft {
+namespace weft::optimizer_test {
 namespace {
 
 // Numbers that look random and depend on i only.
@@ -349,4 +349,4 @@ TEST_CASE("clip_scale: min(1, max_norm / norm), NaN for a norm that is not finit
   CHECK(std::isnan(clip(NAN, INFINITY)));
 }
 
-}  // namespace weft
+}  // namespace weft::optimizer_test

@@ -6,7 +6,7 @@
 #include "weft/optim/schedule.h"
 #include "weft/tests/support.h"
 
-using namespace weft;
+namespace weft::schedule_test {
 using optim::Schedule;
 using Kind = optim::Schedule::Kind;
 
@@ -111,3 +111,5 @@ TEST_CASE("schedule: errors name the rule") {
   CHECK(error([](Schedule& s) { s.decay_fraction = 1.5; }) ==
         "schedule: decay_fraction must be in [0, 1], got 1.5");
 }
+
+}  // namespace weft::schedule_test

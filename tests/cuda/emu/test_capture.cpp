@@ -6,7 +6,7 @@
 #include "weft/core/kernels/cuda_runtime.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::capture_test {
 
 using cuda::Stream;
 using test::error_of;
@@ -50,4 +50,4 @@ TEST_CASE("graph: the imitated driver refuses what a real one would") {
   side.give_back();
 }
 
-}  // namespace weft
+}  // namespace weft::capture_test

@@ -7,7 +7,7 @@
 #include "weft/core/energy.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::energy_test {
 
 TEST_CASE("X3: the energy of the GPU that computes, and of no other") {
   setenv("WEFT_CUDA_LIBS", WEFT_FAKE_NVML, 1);
@@ -30,4 +30,4 @@ TEST_CASE("X3: the energy of the GPU that computes, and of no other") {
   CHECK(energy_counters({Device::Kind::meta_cuda, 0}).empty());
 }
 
-}  // namespace weft
+}  // namespace weft::energy_test

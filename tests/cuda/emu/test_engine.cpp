@@ -10,7 +10,7 @@
 #include "weft/tests/cuda/emu/run.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::engine_test {
 namespace {
 
 using cuda::kAllLanes;
@@ -389,4 +389,4 @@ TEST_CASE("emulator: what the hardware cannot launch is refused") {
   CHECK(ran == 0);
 }
 
-}  // namespace weft
+}  // namespace weft::engine_test

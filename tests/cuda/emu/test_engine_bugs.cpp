@@ -11,7 +11,7 @@
 #include "weft/tests/cuda/emu/run.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::engine_bugs_test {
 namespace {
 
 using cuda::kAllLanes;
@@ -318,4 +318,4 @@ TEST_CASE("emulator: an error in one thread stops the block and is passed on") {
   test::for_each_order([] { CHECK(complaint(throwing_kernel, 128) == "emulator: thread 70"); });
 }
 
-}  // namespace weft
+}  // namespace weft::engine_bugs_test

@@ -14,7 +14,7 @@
 #include "weft/tests/cuda/emu/run.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::gpu_memory_test {
 namespace {
 
 using cuda::Stream;
@@ -260,4 +260,4 @@ TEST_CASE("gpu memory: the device knows what is free") {
   CHECK(cuda::rt::device_name(1) == "emulated GPU 1");
 }
 
-}  // namespace weft
+}  // namespace weft::gpu_memory_test

@@ -17,7 +17,7 @@
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
-namespace weft::distributed {
+namespace weft::distributed::nccl_test {
 namespace {
 
 Device gpu_of(int rank) { return {Device::Kind::cuda, static_cast<std::int16_t>(rank % 2)}; }
@@ -143,4 +143,4 @@ TEST_CASE("what nccl_world refuses") {
   CHECK(nccl_version() == 22809);
 }
 
-}  // namespace weft::distributed
+}  // namespace weft::distributed::nccl_test

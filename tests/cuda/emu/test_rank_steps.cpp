@@ -11,7 +11,7 @@
 #include "weft/examples/common/session.h"
 #include "weft/tests/support.h"
 
-namespace weft::train {
+namespace weft::train::rank_steps_test {
 namespace {
 
 using distributed::World;
@@ -122,4 +122,4 @@ TEST_CASE("a loss that is not finite on one rank leaves the weights of all ranks
   });
 }
 
-}  // namespace weft::train
+}  // namespace weft::train::rank_steps_test

@@ -17,7 +17,7 @@
 #include "weft/tests/cuda/emu/run.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::runtime_test {
 namespace {
 
 using cuda::Event;
@@ -27,7 +27,7 @@ using test::different_bits;
 using test::error_of;
 using test::kGpu;
 
-constexpr Device kSecond{Device::Kind::cuda, 1};
+constexpr Device kSecondGpu{Device::Kind::cuda, 1};
 
 __global__ void add_kernel(float* p, std::int64_t n, float v) {
   const std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -191,7 +191,7 @@ TEST_CASE("streams: each thread has a current one") {
     CHECK(Stream::current() == Stream());
   }
   CHECK(Stream::current() == side.stream);
-  CHECK(Stream::current(kSecond) == Stream(kSecond));
+  CHECK(Stream::current(kSecondGpu) == Stream(kSecondGpu));
 }
 
 TEST_CASE("streams: are taken, given back and taken again, and end at 64") {
@@ -228,26 +228,26 @@ TEST_CASE("host_syncs: counts what waits, and only that") {
 
 TEST_CASE("devices: two of them, and copies between them") {
   const Tensor host = test::random({7, 9}, 1, DType::f32);
-  const Tensor x = host.to(kGpu), y = host.to(kSecond);
-  CHECK((y + y).device() == kSecond);
+  const Tensor x = host.to(kGpu), y = host.to(kSecondGpu);
+  CHECK((y + y).device() == kSecondGpu);
   CHECK(different_bits((y * 2.0).to(kCpu), host * 2.0) == "");
   // The copy waits for the source's kernels, the target's stream for the copy.
-  const Tensor moved = (x * 3.0).to(kSecond);
-  CHECK(moved.device() == kSecond);
+  const Tensor moved = (x * 3.0).to(kSecondGpu);
+  CHECK(moved.device() == kSecondGpu);
   const Tensor back = (moved + 1.0).to(kGpu);
   Stream(kGpu).synchronize();
   CHECK(different_bits(back.to(kCpu), host * 3.0 + 1.0) == "");
-  CHECK(different_bits(x.transpose(0, 1).to(kSecond).to(kCpu), host.transpose(0, 1)) == "");
+  CHECK(different_bits(x.transpose(0, 1).to(kSecondGpu).to(kCpu), host.transpose(0, 1)) == "");
 }
 
 TEST_CASE("devices: waiting for one leaves the other behind") {
-  const Tensor x = ones(kGpu), y = ones(kSecond);
+  const Tensor x = ones(kGpu), y = ones(kSecondGpu);
   cuda::synchronize(kGpu);
-  cuda::synchronize(kSecond);
+  cuda::synchronize(kSecondGpu);
   const std::uint64_t before = emu::stats.launches;
   increase(x, 1);
   increase(y, 1);
-  cuda::synchronize(kSecond);
+  cuda::synchronize(kSecondGpu);
   CHECK(emu::stats.launches == before + 1);
   CHECK(first(y) == 2);
   CHECK(first(x) == 2);
@@ -261,7 +261,7 @@ TEST_CASE("devices: wrong ones") {
           cuda::synchronize({Device::Kind::cuda, -1});
         }) == "device: the index of cuda:-1 must be below the number of GPUs 2, got -1");
   CHECK(error_of([] { (void)Stream(kCpu); }) == "device: must be a GPU, got cpu");
-  CHECK(error_of([] { (void)(ones(kGpu) + ones(kSecond)); }) ==
+  CHECK(error_of([] { (void)(ones(kGpu) + ones(kSecondGpu)); }) ==
         "add: both operands must be on one device, got cuda:0 and cuda:1");
   CHECK(error_of([] { record_stream(Tensor::zeros({1}), Stream()); }) ==
         "record_stream: t must be on a GPU, got cpu");
@@ -288,12 +288,12 @@ TEST_CASE("devices: an index out of range is reported when the host next waits")
   Event seen;
   seen.record();
   seen.wait();
-  CHECK(error_of([] { cuda::synchronize(kSecond); }) == "no error");
+  CHECK(error_of([] { cuda::synchronize(kSecondGpu); }) == "no error");
   CHECK(error_of([&] { seen.synchronize(); }) == text);
 }
 
 TEST_CASE("devices: another library may change the current one") {
-  for (const Device device : {kGpu, kSecond}) {
+  for (const Device device : {kGpu, kSecondGpu}) {
     const Tensor x = ones(device);
     Tensor sum = x + x;  // the device is this thread's current one now
     cuda::rt::set_device(1 - device.index);
@@ -335,4 +335,4 @@ TEST_CASE("devices: a host that touches device memory crashes") {
   CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV));
 }
 
-}  // namespace weft
+}  // namespace weft::runtime_test

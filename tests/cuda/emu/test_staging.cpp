@@ -8,7 +8,7 @@
 #include "weft/core/staging.h"
 #include "weft/tests/cuda/gpu.h"
 
-namespace weft {
+namespace weft::staging_test {
 namespace {
 
 using cuda::Event;
@@ -18,9 +18,9 @@ using cuda::detail::staging_bytes;
 using cuda::detail::upload;
 using test::kGpu;
 
-constexpr std::int64_t kMiB = 1 << 20;
+constexpr std::int64_t kStagedMiB = 1 << 20;
 
-Tensor bytes_of(std::int64_t n) { return Tensor::empty({n}, DType::u8, kGpu); }
+Tensor gpu_bytes(std::int64_t n) { return Tensor::empty({n}, DType::u8, kGpu); }
 
 // "" when every byte of t is `value`.
 std::string not_all(const Tensor& t, int value) {
@@ -35,11 +35,11 @@ std::string not_all(const Tensor& t, int value) {
 
 TEST_CASE("staging: the host's values may change at once, and nothing waits") {
   const std::int64_t syncs = cuda::host_syncs();
-  std::vector<std::uint8_t> host(3 * kMiB);
+  std::vector<std::uint8_t> host(3 * kStagedMiB);
   std::vector<Tensor> copies;
   for (int i = 0; i < 5; ++i) {
     std::fill(host.begin(), host.end(), static_cast<std::uint8_t>(i));
-    copies.push_back(bytes_of(i == 3 ? 100 : 3 * kMiB));
+    copies.push_back(gpu_bytes(i == 3 ? 100 : 3 * kStagedMiB));
     upload(copies.back().raw(), host.data(), copies.back().numel(), Stream::current());
   }
   CHECK(cuda::host_syncs() == syncs);
@@ -47,8 +47,8 @@ TEST_CASE("staging: the host's values may change at once, and nothing waits") {
 }
 
 TEST_CASE("staging: a buffer is used again once its copy has run") {
-  const std::vector<std::uint8_t> host(5 * kMiB, 7);
-  const Tensor a = bytes_of(5 * kMiB), b = bytes_of(4 * kMiB + 1);
+  const std::vector<std::uint8_t> host(5 * kStagedMiB, 7);
+  const Tensor a = gpu_bytes(5 * kStagedMiB), b = gpu_bytes(4 * kStagedMiB + 1);
   const auto copy = [&](const Tensor& t) {
     upload(t.raw(), host.data(), t.numel(), Stream::current());
   };
@@ -65,7 +65,7 @@ TEST_CASE("staging: a buffer is used again once its copy has run") {
     copy(b);
   }
   // A copy finds the last two of b and the last of a still on their way: four buffers.
-  CHECK(staging_bytes() == pinned + 16 * kMiB);
+  CHECK(staging_bytes() == pinned + 16 * kStagedMiB);
   CHECK(not_all(a, 7) == "");
   CHECK(not_all(b, 7) == "");
 }
@@ -73,7 +73,7 @@ TEST_CASE("staging: a buffer is used again once its copy has run") {
 TEST_CASE("staging: what is too large, and what is too much, goes through the driver") {
   cuda::synchronize();
   const std::vector<std::uint8_t> host(kMostStaged + 1, 9);
-  const Tensor t = bytes_of(kMostStaged + 1);
+  const Tensor t = gpu_bytes(kMostStaged + 1);
   const std::int64_t pinned = staging_bytes();
   upload(t.raw(), host.data(), t.numel(), Stream::current());
   CHECK(staging_bytes() == pinned);
@@ -84,8 +84,8 @@ TEST_CASE("staging: what is too large, and what is too much, goes through the dr
 }
 
 TEST_CASE("staging: copies of tensors take it, and copy_ needs no tensor in between") {
-  const Tensor host = Tensor::full({2 * kMiB}, 3, DType::u8);
-  const Tensor t = bytes_of(2 * kMiB);
+  const Tensor host = Tensor::full({2 * kStagedMiB}, 3, DType::u8);
+  const Tensor t = gpu_bytes(2 * kStagedMiB);
   const MemoryStats before = memory_stats(kGpu);
   const std::int64_t syncs = cuda::host_syncs();
   t.copy_(host);
@@ -98,4 +98,4 @@ TEST_CASE("staging: copies of tensors take it, and copy_ needs no tensor in betw
   CHECK(not_all(second, 4) == "");
 }
 
-}  // namespace weft
+}  // namespace weft::staging_test
