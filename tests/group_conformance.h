@@ -141,10 +141,8 @@ class GroupConformance {
 
   void moves(DType t) {
     for (const Shape& shape : row_shapes()) {
-      for (const Rows& rows : splits()) {
-        gather(t, shape, rows);
-        to_all(t, shape);
-      }
+      for (const Rows& rows : splits()) gather(t, shape, rows);
+      to_all(t, shape);
       for (int root = 0; root < n_; ++root) {
         const Tensor x = raw_values(with_rows(4, shape), t, me_);
         g_.broadcast(x, root).wait();

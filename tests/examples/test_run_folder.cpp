@@ -216,9 +216,9 @@ TEST_CASE("config.toml says any text that is UTF-8, exactly") {
     CHECK(back.out == text);
     CHECK(back.data == o.data);
   }
-  for (std::uint64_t i = 0; i < 2000; ++i) {
+  for (std::uint64_t i = 0; i < 100; ++i) {
     std::string text = "x";
-    for (std::uint64_t j = 0; j < 6; ++j) {
+    for (std::uint64_t j = 0; j < 120; ++j) {
       const std::uint64_t bits = stream_of(std::to_string(i) + "," + std::to_string(j));
       text += static_cast<char>(1 + bits % 0x7f);
       if (bits >> 60 == 0) text += "\xc3\xbc";
