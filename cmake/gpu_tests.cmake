@@ -82,7 +82,7 @@ foreach(stem capture energy engine engine_bugs gpu_memory nccl runtime staging)
   target_sources(test_emulator PRIVATE tests/cuda/emu/test_${stem}.cpp)
 endforeach()
 target_link_libraries(test_emulator PRIVATE weft_emu weft_flags doctest::doctest)
-target_compile_definitions(test_emulator PRIVATE WEFT_WITH_CUDA=1 WEFT_CUDA_EMU=1)
+target_compile_definitions(test_emulator PRIVATE WEFT_WITH_CUDA=1 WEFT_CUDA_EMU=1 WEFT_EMU_EVERY_ORDER=1)
 target_compile_options(test_emulator PRIVATE -fno-strict-aliasing -Wno-unknown-pragmas)
 add_test(NAME emulator COMMAND test_emulator)
 # In a folder of its own, under the name by which it is looked for.

@@ -229,12 +229,10 @@ set_source_files_properties(core/cpu/simd/isa_avx2.cpp PROPERTIES COMPILE_OPTION
   "-ffp-contract=off;-mavx2;-mfma;-mf16c")
 set_source_files_properties(core/cpu/simd/isa_avx512.cpp PROPERTIES COMPILE_OPTIONS
   "-ffp-contract=off;-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mfma;-mf16c;-mprefer-vector-width=512;-Wno-uninitialized;-Wno-maybe-uninitialized")
-foreach(file ${weft_sources})
-  if(file MATCHES "/core/cpu/[a-z_]*.cpp$|/distributed/sum_ranks.cpp$")
-    set_property(SOURCE ${file} APPEND PROPERTY COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
-    set_property(SOURCE ${file} PROPERTY SKIP_PRECOMPILE_HEADERS ON)
-  endif()
-endforeach()
+# Loops over elements: these pay for -O3. They are files of their own, which a unity build leaves apart.
+set(weft_loops ${weft_sources})
+list(FILTER weft_loops INCLUDE REGEX "/core/cpu/[a-z_]*.cpp$|/distributed/sum_ranks.cpp$")
+list(REMOVE_ITEM weft_sources ${weft_loops})
 
 # What the objects and the library made of them share.
 add_library(weft_needs INTERFACE)
@@ -250,32 +248,40 @@ if(WEFT_HAVE_MPI)
     COMPILE_DEFINITIONS "OMPI_SKIP_MPICXX;MPICH_SKIP_MPICXX")
 endif()
 
-# What most files include is compiled once. Files with optimization flags of their own go without: a
-# precompiled header carries those that it was compiled with. ccache needs -fpch-preprocess.
-set(weft_common_headers autograd/elementwise.h autograd/tape.h autograd/view.h core/dispatch.h
-  core/error.h)
-list(TRANSFORM weft_common_headers PREPEND ${PROJECT_SOURCE_DIR}/)
-set_source_files_properties(core/cpu/simd/isa_avx2.cpp core/cpu/simd/isa_avx512.cpp
-  core/cpu/simd/isa_scalar.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
-
-# weft_host_objects(NAME WITH_CUDA): everything but the CUDA kernels; WITH_CUDA 1 calls them.
-function(weft_host_objects name with_cuda)
-  add_library(${name} OBJECT ${weft_sources})
+# weft_objects(NAME FILES...): compiled for the library, with the headers that most of them include
+# compiled once. ccache needs -fpch-preprocess.
+function(weft_objects name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "FILES;HEADERS")
+  add_library(${name} OBJECT ${arg_FILES})
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   target_compile_features(${name} PUBLIC cxx_std_20)
   target_compile_options(${name} PRIVATE -ftls-model=initial-exec -fpch-preprocess)
-  target_precompile_headers(${name} PRIVATE <algorithm> <cmath> <functional> <string> <vector>
-    ${weft_common_headers})
+  list(TRANSFORM arg_HEADERS PREPEND ${PROJECT_SOURCE_DIR}/)
+  target_precompile_headers(${name} PRIVATE <algorithm> <cmath> <functional> <string> <vector> ${arg_HEADERS})
   target_include_directories(${name} PRIVATE ${weft_include})
   target_link_libraries(${name} PRIVATE weft_needs)
-  target_compile_definitions(${name} PRIVATE WEFT_WITH_CUDA=${with_cuda}
-    WEFT_USE_ONEDNN=$<STREQUAL:${WEFT_SANITIZE},>)
+  target_compile_definitions(${name} PRIVATE WEFT_USE_ONEDNN=$<STREQUAL:${WEFT_SANITIZE},>)
+endfunction()
+
+weft_objects(weft_cpu FILES ${weft_loops} HEADERS core/cpu/elementwise_loop.h core/cpu/simd.h
+  core/parallel.h)
+target_compile_options(weft_cpu PRIVATE $<$<CONFIG:Release>:-O3>)
+set_target_properties(weft_cpu PROPERTIES UNITY_BUILD OFF)
+# A precompiled header carries the flags that it was compiled with.
+set_source_files_properties(core/cpu/simd/isa_avx2.cpp core/cpu/simd/isa_avx512.cpp
+  core/cpu/simd/isa_scalar.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+
+# weft_host_objects(NAME WITH_CUDA): the rest but for the CUDA kernels; WITH_CUDA 1 calls them.
+function(weft_host_objects name with_cuda)
+  weft_objects(${name} FILES ${weft_sources} HEADERS autograd/elementwise.h autograd/tape.h
+    autograd/view.h core/dispatch.h core/error.h)
+  target_compile_definitions(${name} PRIVATE WEFT_WITH_CUDA=${with_cuda})
 endfunction()
 
 # weft_library(NAME OBJECTS...): a shared library of these objects.
 function(weft_library name)
   add_library(${name} SHARED)
-  foreach(objects ${ARGN})
+  foreach(objects weft_cpu ${ARGN})
     target_sources(${name} PRIVATE $<TARGET_OBJECTS:${objects}>)
   endforeach()
   # Calls inside the library go straight to their target, not through the symbol table.

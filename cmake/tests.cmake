@@ -169,7 +169,7 @@ if(WEFT_EXAMPLES)
   add_test(NAME readme_model COMMAND readme_model)
   set(cases hostile hybrid mini_gpt moe mtp ranks repeat wrong_use)
   if(WEFT_SANITIZE)
-    set(cases hostile mini_gpt repeat)  # the trainer's own code; the library's has its tests
+    set(cases hostile repeat)  # the trainer's own code; the library's has its tests
   endif()
   foreach(case ${cases})
     add_test(NAME cli_${case}

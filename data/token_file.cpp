@@ -79,8 +79,9 @@ void TokenStream::read(std::int64_t first, std::span<std::int32_t> out) const {
 bool TokenStream::changed() const { return file_ && file_->changed(); }
 
 void TokenStream::check_unchanged() const {
-  check_system(!changed(), "data: '{}' must stay as it is while it is read, but was written to",
-               file_->path());
+  if (!file_) return;
+  check_system(!file_->changed(),
+               "data: '{}' must stay as it is while it is read, but was written to", file_->path());
 }
 
 TokenStream TokenStream::slice(std::int64_t first, std::int64_t count) const {
