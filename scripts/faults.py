@@ -94,7 +94,7 @@ FAULTS = [
     # Files.
     ("checksum_not_compared", "io/checkpoint.cpp", "check_system(crc == crc32c,", "check_system(true,", "checkpoint"),
     ("one_checkpoint_too_many", "io/checkpoint.cpp", "kept++ >= keep", "kept++ > keep", "checkpoint"),
-    ("file_not_synced", "io/file_write.cpp", "if (!alive() || ::fsync(fd_) != 0) fail", "if (!alive()) fail",
+    ("file_not_synced", "io/file_write.cpp", "if (!alive() || ::fsync(fd_) != 0) FileError", "if (!alive()) FileError",
      "checkpoint|run_folder"),
     ("rename_not_synced", "io/file_write.cpp", "  }\n  sync_directory(parent_of(to));", "  }", "file"),
     ("new_folder_not_synced", "io/file_write.cpp", "if (!sync_path(parent) && errno != EACCES)", "if (false)",

@@ -12,8 +12,8 @@ constexpr emu::Options kOrders[] = {{Order::forward, 1},
                                     {Order::reverse, 1},
                                     {Order::random, 2},
                                     {Order::random, 3}};
-// What is a race is one in every order, and a wrong address hardly depends on it. The emulator's own
-// tests ask what the orders themselves do.
+// What is a race is one in every order, and a wrong address hardly depends on it. The emulator's
+// own tests ask what the orders themselves do.
 #ifdef WEFT_EMU_EVERY_ORDER
 constexpr std::size_t kOrdersRun = std::size(kOrders);
 #else
