@@ -145,7 +145,7 @@ int run(int argc, char** argv) {
   if (!parse({args.begin(), split}, settings)) return 0;
   train::Options defaults;
   defaults.program = "bench_comm_model";
-  defaults.device = "meta";
+  defaults.machine.device = "meta";
   std::vector<char*> rest{argv[0]};
   for (auto a = split; a != args.end(); ++a)
     if (a != split) rest.push_back(argv[1 + (a - args.begin())]);
@@ -153,9 +153,10 @@ int run(int argc, char** argv) {
       train::parse_options(defaults, static_cast<int>(rest.size()), rest.data());
   if (parsed.exit_status >= 0) return parsed.exit_status;
   train::Options options = parsed.options;
-  check(options.device == "meta", "--device: the step is made on meta, got {}", options.device);
-  if (options.vocab == 0) options.vocab = 256;
-  options.model().validate();
+  check(options.machine.device == "meta", "--device: the step is made on meta, got {}",
+        options.machine.device);
+  if (options.model.vocab == 0) options.model.vocab = 256;
+  options.gpt().validate();
   estimate(settings, options);
   return 0;
 }

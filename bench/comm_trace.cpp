@@ -174,12 +174,12 @@ std::int64_t whole_bytes(const FlightEntry& e) {
 
 StepTrace trace_step(const train::Options& options) {
   const int size = train::ranks_of(options);
-  const auto world =
-      distributed::fake_world(static_cast<int>(options.rank), size, {.recorded = kRecorded});
+  const auto world = distributed::fake_world(static_cast<int>(options.parallel.rank), size,
+                                             {.recorded = kRecorded});
   const train::Ranks ranks(*world, options);
   train::Session session(options, kMeta, &ranks);
   const train::BatchSource batches = [&](std::int64_t, std::int64_t rows) {
-    const Shape shape{rows, options.seq};
+    const Shape shape{rows, options.model.seq};
     return data::Batch{Tensor::empty(shape, DType::i32, kMeta),
                        Tensor::empty(shape, DType::i32, kMeta)};
   };
@@ -206,7 +206,7 @@ StepTrace trace_step(const train::Options& options) {
   for (const FlightEntry& e : trace.calls)
     trace.groups[e.group] =
         e.group == std::string("world") ? world->all().ranks() : mesh.group(e.group).ranks();
-  const nn::GptConfig model = options.model();
+  const nn::GptConfig model = options.gpt();
   const Ddp& ddp = *session.ddp();
   std::vector<double> done{0};  // of a pass, after each bucket
   for (const Ddp::Bucket& b : ddp.buckets())
@@ -219,11 +219,11 @@ StepTrace trace_step(const train::Options& options) {
   for (std::size_t i = ddp.buckets().size(); i > 0; --i)
     needed.push_back(1 - done[i] / done.back());
 
-  const bool recomputes = options.recompute == "full";
+  const bool recomputes = options.model.recompute == nn::Recompute::full;
   const std::vector<Segment> segments = segments_of(marks, end, recomputes);
   Placing placing(trace, earlier, segments);
-  placing.place(bucket_ends, options.zero ? needed : std::vector<double>{});
-  trace.tokens = options.batch * options.seq;
+  placing.place(bucket_ends, options.parallel.zero ? needed : std::vector<double>{});
+  trace.tokens = options.step.batch * options.model.seq;
   trace.flops = model.flops_per_token() * static_cast<double>(trace.tokens) / size *
                 (recomputes ? 4.0 / 3 : 1);
   return trace;

@@ -111,6 +111,7 @@ set(weft_sources
   core/dtype.cpp
   core/energy.cpp
   core/error.cpp
+  core/fields.cpp
   core/gemm.cpp
   core/numbers.cpp
   core/parallel.cpp
@@ -169,6 +170,7 @@ set(weft_sources
   io/file_write.cpp
   io/folder_lock.cpp
   io/json.cpp
+  io/json_fields.cpp
   io/json_parse.cpp
   io/metrics.cpp
   io/npy.cpp

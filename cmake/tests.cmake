@@ -23,7 +23,7 @@ set(weft_tests_distributed
   parallelize pieces process_group process_group_errors sharded_checkpoint sharded_optimizer
   tensor_parallel tensor_parallel_steps vocab)
 set(weft_tests_io
-  checkpoint file folder_lock hostile_files json metrics npy safetensors)
+  checkpoint fields file folder_lock hostile_files json metrics npy safetensors)
 set(weft_tests_data
   data)
 set(weft_tests_examples

@@ -1,4 +1,5 @@
 #pragma once
+#include "weft/core/fields.h"
 #include "weft/distributed/process_group.h"
 
 namespace weft::distributed {
@@ -9,6 +10,8 @@ enum class Overlap : std::uint8_t {
   ring,      ///< rows of one rank at a time: the next ones travel while these are multiplied
   pipeline,  ///< sums: some columns at a time, scattered while the next ones are multiplied
 };
+inline constexpr Word<Overlap> kOverlapWords[] = {
+    {"none", Overlap::none}, {"ring", Overlap::ring}, {"pipeline", Overlap::pipeline}};
 
 /// linear(gather_rows(x), weight, bias), where the rows of other ranks arrive in a ring while
 /// those that are here are multiplied. Backward gathers x a second time during the product for its

@@ -5,13 +5,14 @@
 int main(int argc, char** argv) {
   weft::train::Options o;
   o.program = "train_moe";
-  o.arch = "llama";
-  o.experts = 8;  // of which a token uses two, and one more that all tokens use
-  o.topk = 2;
-  o.shared_ffn = -1;
-  o.router = "sigmoid";
-  o.aux = "bias";      // nothing is added to the loss: overused experts are chosen less often
-  o.bias_rate = 0.01;  // a run of a few hundred steps has no time for 0.001
-  o.mtp = 1;
+  o.model.arch = weft::nn::Arch::llama;
+  o.model.moe.experts = 8;  // of which a token uses two, and one more that all tokens use
+  o.model.moe.router.route.topk = 2;
+  o.model.moe.shared_ffn = -1;
+  o.model.moe.router.route.score = weft::RouterScore::sigmoid;
+  o.balance.aux = weft::train::Aux::bias;  // nothing is added to the loss: overused experts are
+                                           // chosen less often
+  o.balance.bias_rate = 0.01;              // a run of a few hundred steps has no time for 0.001
+  o.model.mtp.depths = 1;
   return weft::train::train_main(o, argc, argv);
 }

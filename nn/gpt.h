@@ -6,72 +6,12 @@
 #include "weft/autograd/elementwise.h"
 #include "weft/nn/block.h"
 #include "weft/nn/embedding.h"
+#include "weft/nn/gpt_config.h"
 #include "weft/nn/gpt_losses.h"
 #include "weft/nn/mtp.h"
 #include "weft/nn/token_scope.h"
 
 namespace weft::nn {
-
-/// gpt2: learned positions, LayerNorm, GELU, biases. llama: RoPE, RMSNorm, SwiGLU, no biases.
-enum class Arch : std::uint8_t { gpt2, llama };
-/// mha: multi-head attention, grouped by kv_heads; mla: multi-head latent attention.
-enum class AttentionKind : std::uint8_t { mha, mla };
-/// What is computed again in backward instead of being kept: nothing; the MLP's activation; whole
-/// blocks, of which only the input is kept.
-enum class Recompute : std::uint8_t { none, selective, full };
-
-struct GptConfig {
-  Arch arch = Arch::gpt2;
-  std::int64_t layers = 4, heads = 4;
-  std::int64_t kv_heads = 0;  ///< 0: as many as heads
-  std::int64_t dim = 128;
-  std::int64_t ffn =
-      0;  ///< 0: 4 * dim for gpt2; 8/3 * dim rounded up to a multiple of 32 for llama
-  std::int64_t seq = 256;  ///< longest sequence
-  std::int64_t vocab = 256;
-  double dropout = 0;
-  double rope_theta = 10000;
-  double norm_eps = 1e-5;
-  bool qk_norm = false;
-  std::optional<bool> tie = {};  ///< head shares the embedding's weight; unset: gpt2 yes, llama no
-  std::int64_t window = 0;       ///< 0: all tokens see all earlier ones
-  AttentionKind attention = AttentionKind::mha;
-  // Sizes of mla, see MlaOptions. 0: 4 head_dim, head_dim, head_dim / 2, head_dim; no q_lora.
-  std::int64_t q_lora = 0, kv_lora = 0, qk_nope = 0, qk_rope = 0, v_head = 0;
-  /// One letter a layer, repeated over the layers: a for attention, d for a gated delta net, as in
-  /// "ddda". Empty: attention everywhere.
-  std::string pattern = {};
-  // Sizes of the gated delta nets, see GatedDeltaNetOptions. 0: heads, heads, head_dim,
-  // head_dim, 4.
-  std::int64_t delta_key_heads = 0, delta_value_heads = 0, delta_key_dim = 0, delta_value_dim = 0,
-               delta_conv = 0;
-  Gelu gelu = Gelu::tanh;  ///< gpt2 only
-  Recompute recompute = Recompute::none;
-  MtpOptions mtp = {};
-  /// With experts, MoE layers in place of MLPs; ffn 0: as wide as those. Activation, biases, first
-  /// values and recomputation follow from the rest of the configuration.
-  MoeOptions moe = {};
-  std::int64_t moe_every = 1;                 ///< block i has experts if i is a multiple
-  std::vector<std::uint8_t> moe_layers = {};  ///< or one 0 or 1 for each block
-
-  /// Throws Error with the first rule that does not hold: "gpt: dim 130 must be a multiple of heads
-  /// 4".
-  void validate() const;
-  std::int64_t kv_head_count() const { return kv_heads ? kv_heads : heads; }
-  std::int64_t head_dim() const { return dim / heads; }
-  std::int64_t ffn_dim() const;
-  std::int64_t expert_ffn_dim() const { return moe.ffn ? moe.ffn : ffn_dim(); }
-  bool has_experts(std::int64_t block) const;
-  bool is_delta(std::int64_t block) const;
-  GatedDeltaNetOptions delta_options() const;
-  MlaOptions mla_options() const;
-  bool tied() const { return tie.value_or(arch == Arch::gpt2); }
-  /// The number of trained values, by formula: all experts.
-  std::int64_t parameter_count() const;
-  /// Floating-point operations of forward and backward for one token of a full sequence, by the
-  /// experts that it uses, without what recomputing adds.
-  double flops_per_token() const;
-};
 
 /// A decoder-only language model.
 ///

@@ -1,59 +1,25 @@
+#include "weft/nn/gpt_config.h"
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "weft/core/error.h"
-#include "weft/nn/gpt.h"
 
 namespace weft::nn {
 namespace {
 
-// Sums and products of two sizes fit 64 bits; all products are bounded by kMostParameters.
-constexpr std::int64_t kMostSize = 1 << 30;
-// What is made one by one. A model of hundreds of layers is a deep one.
-constexpr std::int64_t kMostLayers = 10'000, kMostDepths = 1'000, kMostExperts = 1 << 20;
 // As far as a double counts: parameter_count() is exact.
 constexpr double kMostParameters = 0x1p53;
-
-void validate_sizes(const GptConfig& c) {
-  const std::pair<const char*, std::int64_t> sizes[] = {{"heads", c.heads},
-                                                        {"kv_heads", c.kv_heads},
-                                                        {"dim", c.dim},
-                                                        {"ffn", c.ffn},
-                                                        {"seq", c.seq},
-                                                        {"vocab", c.vocab},
-                                                        {"q_lora", c.q_lora},
-                                                        {"kv_lora", c.kv_lora},
-                                                        {"qk_nope", c.qk_nope},
-                                                        {"qk_rope", c.qk_rope},
-                                                        {"v_head", c.v_head},
-                                                        {"delta_key_heads", c.delta_key_heads},
-                                                        {"delta_value_heads", c.delta_value_heads},
-                                                        {"delta_key_dim", c.delta_key_dim},
-                                                        {"delta_value_dim", c.delta_value_dim},
-                                                        {"expert_ffn", c.moe.ffn},
-                                                        {"shared_ffn", c.moe.shared_ffn},
-                                                        {"latent", c.moe.latent}};
-  for (const auto& [name, size] : sizes)
-    check(size <= kMostSize, "gpt: {} must be at most {}, got {}", name, kMostSize, size);
-  check(c.layers <= kMostLayers, "gpt: layers must be at most {}, got {}", kMostLayers, c.layers);
-  check(c.mtp.depths <= kMostDepths, "gpt: mtp depths must be at most {}, got {}", kMostDepths,
-        c.mtp.depths);
-  check(c.moe.experts <= kMostExperts, "gpt: experts must be at most {}, got {}", kMostExperts,
-        c.moe.experts);
-}
 
 double count_parameters(const GptConfig& c);
 
 void validate_experts(const GptConfig& c) {
   if (c.moe.experts == 0)
     return check(c.moe_layers.empty(), "gpt: moe_layers needs experts, got experts 0");
-  check(c.moe.experts >= 1, "gpt: experts must be at least 0, got {}", c.moe.experts);
-  check(c.moe.ffn >= 0, "gpt: expert_ffn must be at least 0, got {}", c.moe.ffn);
   MoeOptions moe = c.moe;
   moe.ffn = c.expert_ffn_dim();
   moe.validate();
-  check(c.moe_every >= 1, "gpt: moe_every must be at least 1, got {}", c.moe_every);
   check(c.moe_layers.empty() || static_cast<std::int64_t>(c.moe_layers.size()) == c.layers,
         "gpt: moe_layers must have one number for each of the {} layers, got {}", c.layers,
         c.moe_layers.size());
@@ -64,31 +30,21 @@ void validate_experts(const GptConfig& c) {
 }  // namespace
 
 void GptConfig::validate() const {
-  validate_sizes(*this);
-  check(layers >= 1, "gpt: layers must be at least 1, got {}", layers);
-  check(heads >= 1, "gpt: heads must be at least 1, got {}", heads);
-  check(dim >= 1, "gpt: dim must be at least 1, got {}", dim);
+  check_fields("gpt", *this);
   check(dim % heads == 0, "gpt: dim {} must be a multiple of heads {}", dim, heads);
-  check(kv_heads >= 0, "gpt: kv_heads must be at least 0, got {}", kv_heads);
   check(heads % kv_head_count() == 0, "gpt: heads {} must be a multiple of kv_heads {}", heads,
         kv_heads);
   check(arch != Arch::llama || head_dim() % 2 == 0,
         "gpt: dim / heads must be even for rotary positions, got {} / {} = {}", dim, heads,
         head_dim());
-  check(ffn >= 0, "gpt: ffn must be at least 0, got {}", ffn);
-  check(seq >= 1, "gpt: seq must be at least 1, got {}", seq);
   check(vocab >= 1, "gpt: vocab must be at least 1, got {}", vocab);
-  check(dropout >= 0 && dropout < 1, "gpt: dropout must be in [0, 1), got {}", dropout);
-  check(rope_theta > 0, "gpt: rope_theta must be above 0, got {}", rope_theta);
-  check(norm_eps >= 0, "gpt: norm_eps must be at least 0, got {}", norm_eps);
-  check(window >= 0, "gpt: window must be at least 0, got {}", window);
   check(pattern.find_first_not_of("ad") == std::string::npos,
         "gpt: pattern must consist of a (attention) and d (gated delta net), got \"{}\"", pattern);
-  if (pattern.find('d') != std::string::npos)
+  if (has_delta())
     delta_options().validate();
   else
-    check(delta_key_heads == 0 && delta_value_heads == 0 && delta_key_dim == 0 &&
-              delta_value_dim == 0 && delta_conv == 0,
+    check(delta.key_heads == 0 && delta.value_heads == 0 && delta.key_dim == 0 &&
+              delta.value_dim == 0 && delta.conv == 0,
           "gpt: delta_key_heads, delta_value_heads, delta_key_dim, delta_value_dim and delta_conv "
           "need a pattern with d, got \"{}\"",
           pattern);
@@ -97,22 +53,16 @@ void GptConfig::validate() const {
     check(arch == Arch::llama, "gpt: attention mla needs arch llama and its rotary positions");
     check(kv_heads == 0, "gpt: attention mla has no kv_heads, got {}", kv_heads);
     check(!qk_norm, "gpt: attention mla has norms of its own and takes no qk_norm");
-    check(m.q_lora >= 0 && m.kv_lora >= 1 && m.nope >= 1 && m.v_head >= 1,
-          "gpt: q_lora, kv_lora, qk_nope and v_head must be at least 0, got {}, {}, {} and {}",
-          q_lora, kv_lora, qk_nope, v_head);
     check(m.rope >= 2 && m.rope % 2 == 0, "gpt: qk_rope must be even and at least 2, got {}",
           m.rope);
   } else {
-    check(q_lora == 0 && kv_lora == 0 && qk_nope == 0 && qk_rope == 0 && v_head == 0,
+    check(mla.q_lora == 0 && mla.kv_lora == 0 && mla.nope == 0 && mla.rope == 0 && mla.v_head == 0,
           "gpt: q_lora, kv_lora, qk_nope, qk_rope and v_head need attention mla");
   }
-  check(mtp.depths >= 0, "gpt: mtp depths must be at least 0, got {}", mtp.depths);
   check(
       mtp.depths < seq,
       "gpt: mtp depths must be below seq {}, as depth d predicts the token d + 1 places on, got {}",
       seq, mtp.depths);
-  check(mtp.weight >= 0 && std::isfinite(mtp.weight), "gpt: mtp weight must be at least 0, got {}",
-        mtp.weight);
   validate_experts(*this);
   const double parameters = count_parameters(*this);
   check(parameters <= kMostParameters, "gpt: the model must have at most {} parameters, got {}",
@@ -124,21 +74,21 @@ bool GptConfig::is_delta(std::int64_t block) const {
 }
 
 GatedDeltaNetOptions GptConfig::delta_options() const {
-  return {.key_heads = delta_key_heads ? delta_key_heads : heads,
-          .value_heads = delta_value_heads ? delta_value_heads : heads,
-          .key_dim = delta_key_dim ? delta_key_dim : head_dim(),
-          .value_dim = delta_value_dim ? delta_value_dim : head_dim(),
-          .conv = delta_conv ? delta_conv : 4,
+  return {.key_heads = delta.key_heads ? delta.key_heads : heads,
+          .value_heads = delta.value_heads ? delta.value_heads : heads,
+          .key_dim = delta.key_dim ? delta.key_dim : head_dim(),
+          .value_dim = delta.value_dim ? delta.value_dim : head_dim(),
+          .conv = delta.conv ? delta.conv : 4,
           .norm_eps = norm_eps};
 }
 
 MlaOptions GptConfig::mla_options() const {
   const std::int64_t d = head_dim();
-  return {.q_lora = q_lora,
-          .kv_lora = kv_lora ? kv_lora : 4 * d,
-          .nope = qk_nope ? qk_nope : d,
-          .rope = qk_rope ? qk_rope : d / 2,
-          .v_head = v_head ? v_head : d,
+  return {.q_lora = mla.q_lora,
+          .kv_lora = mla.kv_lora ? mla.kv_lora : 4 * d,
+          .nope = mla.nope ? mla.nope : d,
+          .rope = mla.rope ? mla.rope : d / 2,
+          .v_head = mla.v_head ? mla.v_head : d,
           .norm_eps = norm_eps,
           .window = window,
           .dropout = dropout};
@@ -150,9 +100,28 @@ std::int64_t GptConfig::ffn_dim() const {
   return (8 * dim + 95) / 96 * 32;  // 8/3 dim, rounded up to a multiple of 32
 }
 
+GptConfig GptConfig::resolved() const {
+  GptConfig c = *this;
+  c.ffn = ffn_dim();
+  c.tie = tied();
+  if (attention == AttentionKind::mla)
+    c.mla = mla_options();
+  else
+    c.kv_heads = kv_head_count();
+  if (has_delta()) c.delta = delta_options();
+  if (moe.experts > 0) {
+    c.moe.ffn = expert_ffn_dim();
+  } else {
+    c.moe = {};
+    c.moe_every = 1;
+    c.dense_layers = 0;
+  }
+  return c;
+}
+
 bool GptConfig::has_experts(std::int64_t block) const {
   if (moe.experts == 0) return false;
-  return moe_layers.empty() ? block % moe_every == 0
+  return moe_layers.empty() ? block >= dense_layers && block % moe_every == 0
                             : moe_layers[static_cast<std::size_t>(block)] != 0;
 }
 

@@ -5,10 +5,19 @@
 #include "weft/autograd/expert_capacity.h"
 #include "weft/autograd/router.h"
 #include "weft/autograd/router_loss.h"
+#include "weft/core/fields.h"
 #include "weft/nn/module.h"
 #include "weft/nn/token_scope.h"
 
 namespace weft::nn {
+
+inline constexpr Word<RouterScore> kRouterScoreWords[] = {
+    {"softmax", RouterScore::softmax},
+    {"sigmoid", RouterScore::sigmoid},
+    {"sqrt-softplus", RouterScore::sqrt_softplus}};
+
+inline constexpr Word<DropPolicy> kDropPolicyWords[] = {{"probability", DropPolicy::probability},
+                                                        {"position", DropPolicy::position}};
 
 /// Over which tokens a balance loss counts how often an expert was chosen: this batch, each of its
 /// sequences, or all micro-batches of the step so far (and of other ranks).

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "weft/core/fields.h"
 #include "weft/core/kernels/optimizer.h"
 #include "weft/core/named_tensor.h"
 #include "weft/optim/clip.h"
@@ -29,6 +30,8 @@ enum class MasterWeights : std::uint8_t {
   /// steps, bit by bit; parameters differ in ties.
   remainder
 };
+inline constexpr Word<MasterWeights> kMasterWeightsWords[] = {
+    {"f32", MasterWeights::f32}, {"remainder", MasterWeights::remainder}};
 
 struct StepResult {
   bool skipped = false;  ///< the gradient norm was not finite: parameters and state are as before

@@ -9,11 +9,7 @@
 namespace weft::optim {
 
 Schedule::Kind Schedule::parse(const std::string& name) {
-  if (name == "constant") return Kind::constant;
-  if (name == "linear") return Kind::linear;
-  if (name == "cosine") return Kind::cosine;
-  if (name == "wsd") return Kind::wsd;
-  throw Error(message("schedule: must be one of constant, linear, cosine, wsd, got \"{}\"", name));
+  return value_of(kScheduleWords, name, "schedule:");
 }
 
 void Schedule::validate() const {

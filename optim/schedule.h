@@ -2,6 +2,8 @@
 #include <cstdint>
 #include <string>
 
+#include "weft/core/fields.h"
+
 namespace weft::optim {
 
 /// The learning rate as a pure function of the update's number, so resuming needs no state.
@@ -31,5 +33,10 @@ struct Schedule {
   /// Throws Error on any other text.
   static Kind parse(const std::string& name);
 };
+
+inline constexpr Word<Schedule::Kind> kScheduleWords[] = {{"constant", Schedule::Kind::constant},
+                                                          {"linear", Schedule::Kind::linear},
+                                                          {"cosine", Schedule::Kind::cosine},
+                                                          {"wsd", Schedule::Kind::wsd}};
 
 }  // namespace weft::optim

@@ -29,7 +29,7 @@ double gigabytes(double bytes) { return std::round(bytes * 1e-8) / 10; }
 
 // Ranks whose tensors this process holds; 0: a launcher's, which may be on other machines.
 std::int64_t own_ranks(const Options& o) {
-  return distributed::launched_ranks() > 1 ? 0 : std::max<std::int64_t>(o.ranks, 1);
+  return distributed::launched_ranks() > 1 ? 0 : std::max<std::int64_t>(o.parallel.ranks, 1);
 }
 
 }  // namespace
@@ -41,23 +41,24 @@ void check_memory(double bytes, const char* what, Device device) {
 }
 
 void check_least_memory(const Options& o) {
-  const Device device = Device::parse(o.device);
+  const Device device = Device::parse(o.machine.device);
   if (device.is_meta()) return;
-  const double width = o.dtype == "f64" ? 8 : o.dtype == "bf16" ? 2 : 4;
+  const auto width = static_cast<double>(size_of(o.machine.dtype));
   // Ranks that are threads share the host's memory or a GPU's, and hold the model at least once
   // between them. All others have memory of their own for their share.
-  const bool shared = own_ranks(o) > 0 && o.backend != "nccl";
-  const double shares = shared ? 1 : real(o.tp) * real(o.ep);
-  check_memory(2 * width * real(o.model().parameter_count()) / shares, "the model", device);
+  const bool shared = own_ranks(o) > 0 && o.parallel.backend != Backend::nccl;
+  const double shares = shared ? 1 : real(o.parallel.tp) * real(o.parallel.ep);
+  check_memory(2 * width * real(o.gpt().parameter_count()) / shares, "the model", device);
   if (shared)
-    check_memory(width * real(o.micro_batch ? o.micro_batch : o.batch) * real(o.seq) * real(o.dim),
+    check_memory(width * real(o.step.micro_batch ? o.step.micro_batch : o.step.batch) *
+                     real(o.model.seq) * real(o.model.dim),
                  "a batch", device);
 }
 
 void check_peak_memory(const Options& o) {
   const std::int64_t own = own_ranks(o);
-  if (!Device::parse(o.device).is_cpu() || own == 0) return;
-  const int ranks = o.ranks > 0 ? static_cast<int>(o.ranks) : 0;
+  if (!Device::parse(o.machine.device).is_cpu() || own == 0) return;
+  const int ranks = o.parallel.ranks > 0 ? static_cast<int>(o.parallel.ranks) : 0;
   check_memory(real(own) * real(predict_peak_bytes(o, ranks, 0)), "a step", kCpu);
 }
 

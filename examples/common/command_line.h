@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,9 +17,14 @@ class CommandLine {
 
   /// Binds a bool, std::int64_t, double, std::string or std::vector<std::string>. What it holds now
   /// is the default that --help shows. A flag of a bool needs no value. Of any flag but a list's
-  /// the last one wins, so that a script can append to a base command line.
+  /// the last one wins, so that a script can append to a base command line. Without `first` the
+  /// flag is in `--help all` only.
   template <class T>
-  void add(const char* flag, T& value, const char* help, const char* group = nullptr);
+  void add(const std::string& flag, T& value, const char* help, const char* group = nullptr,
+           bool first = true);
+  /// A flag whose word goes to set(), which may throw; `now` is the default that --help shows.
+  void add_word(const std::string& flag, const char* now, const std::string& help,
+                const char* group, bool first, const std::function<void(const std::string&)>& set);
 
   /// A flag that --help lists under `group` and parse() refuses with an Error that says `why`.
   void refuse(const char* flag, const char* help, const std::string& why, const char* group);

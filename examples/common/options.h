@@ -3,73 +3,224 @@
 #include <string>
 #include <vector>
 
-#include "weft/nn/gpt.h"
+#include "weft/distributed/overlap.h"
+#include "weft/nn/gpt_config.h"
+#include "weft/optim/optimizer.h"
+#include "weft/optim/schedule.h"
 
 namespace weft::train {
 
 /// Threads that a flag may ask for, to compute with or as ranks: they are started.
 inline constexpr std::int64_t kMostThreads = 1024;
+inline constexpr std::int64_t kMostRanks = 1'000'000;
+inline constexpr double kMostCount = INT32_MAX;
 
-/// Every setting of a training run, with the name of its flag. The same names are the keys of a
-/// --config file; a flag wins over the file, the file over a preset, a preset over the default.
-struct Options {
-  std::string program = "train_gpt";  ///< in messages; not a flag
-  // data
-  std::vector<std::string> data;
+struct DataOptions {
+  std::vector<std::string> files;
   std::string tokenizer = "bytes";
   double val_fraction = 0.1;
-  // model
-  std::string arch = "gpt2";
-  std::int64_t layers = 4, heads = 4, kv_heads = 0, dim = 128, ffn = 0, seq = 256, vocab = 0;
-  double dropout = 0;
-  bool qk_norm = false;
-  double rope_theta = 10000;
-  std::int64_t window = 0;
-  std::string attention = "mha";
-  std::int64_t q_lora = 0, kv_lora = 0, qk_nope = 0, qk_rope = 0, v_head = 0;
-  std::string pattern;
-  std::int64_t delta_key_heads = 0, delta_value_heads = 0, delta_key_dim = 0, delta_value_dim = 0;
-  std::int64_t delta_conv = 0;
-  std::string tie = "auto";
-  std::int64_t mtp = 0;
-  double mtp_weight = 0.1;
-  bool mtp_repeat = false, mtp_detach = false;
-  // experts
-  std::int64_t experts = 0, topk = 2, expert_ffn = 0, shared_ffn = 0, latent = 0, moe_every = 1;
-  bool shared_gate = false;
-  std::string router = "softmax", aux = "aux";
-  std::int64_t groups = 0, group_topk = 0;
-  double aux_coeff = 0.01, bias_rate = 1e-3, z_loss = 0, capacity = 0;
-  bool force_balance = false;
-  // step
+
+  template <class V>
+  void fields(V& v) {
+    v.group("Data");
+    v("data", files, "text files, or a .bin file of uint16 tokens", any().shown_first());
+    v("tokenizer", tokenizer, "bytes");
+    v("val-fraction", val_fraction, "share of the data held out, taken from its end",
+      fraction().shown_first());
+  }
+};
+
+/// What evens out the load of experts: a loss over the batch, a sequence or a step; a bias on the
+/// choice; nothing.
+enum class Aux : std::uint8_t { aux, seq, global, bias, none };
+inline constexpr Word<Aux> kAuxWords[] = {{"aux", Aux::aux},
+                                          {"seq", Aux::seq},
+                                          {"global", Aux::global},
+                                          {"bias", Aux::bias},
+                                          {"none", Aux::none}};
+
+struct BalanceOptions {
+  Aux aux = Aux::aux;
+  double aux_coeff = 0.01, bias_rate = 1e-3;
+
+  template <class V>
+  void fields(V& v) {
+    v.group("Experts");
+    v("aux", aux, kAuxWords,
+      "what evens out the load: a loss over the batch, a sequence or a step, or --expert-bias, "
+      "which needs --router sigmoid");
+    v("aux-coeff", aux_coeff, "weight of that loss", at_least(0));
+    v("bias-rate", bias_rate, "step of that bias", at_least(0));
+  }
+};
+
+enum class OptimizerKind : std::uint8_t { adamw, sgd };
+inline constexpr Word<OptimizerKind> kOptimizerWords[] = {{"adamw", OptimizerKind::adamw},
+                                                          {"sgd", OptimizerKind::sgd}};
+inline constexpr Word<DType> kStateDTypeWords[] = {
+    {"f32", DType::f32}, {"bf16", DType::bf16}, {"f16", DType::f16}};
+
+struct StepOptions {
   std::int64_t batch = 8, micro_batch = 0, steps = 1000;
   double lr = 1e-3, min_lr = -1;
   std::int64_t warmup = -1;
-  std::string schedule = "cosine";
+  optim::Schedule::Kind schedule = optim::Schedule::Kind::cosine;
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1;
-  std::string optimizer = "adamw", state_dtype = "f32", master_weights = "f32";
-  // machine
-  std::string device = "cpu", dtype = "f32";
+  OptimizerKind optimizer = OptimizerKind::adamw;
+  DType state_dtype = DType::f32;
+  optim::MasterWeights master_weights = optim::MasterWeights::f32;
+
+  template <class V>
+  void fields(V& v) {
+    v.group("Step");
+    v("batch", batch, "sequences of one optimizer step", between(1, kMostCount).shown_first());
+    v("micro-batch", micro_batch, "sequences of one forward pass; 0: all of a rank's",
+      between(0, kMostCount).shown_first());
+    v("steps", steps, "optimizer steps in all; a resumed run goes on to it",
+      at_least(1).shown_first());
+    v("lr", lr, "highest learning rate", above(0).shown_first());
+    v("min-lr", min_lr, "learning rate at the end; below 0: a tenth of --lr");
+    v("warmup", warmup, "steps of linear warm-up; below 0: a twentieth of --steps");
+    v("schedule", schedule, optim::kScheduleWords, "course of the learning rate after warm-up",
+      any().shown_first());
+    v("weight-decay", weight_decay, "decoupled weight decay of matrices", at_least(0));
+    v("beta1", beta1, "AdamW's first moment; SGD's momentum", fraction());
+    v("beta2", beta2, "AdamW's second moment", fraction());
+    v("eps", eps, "AdamW's epsilon", above(0));
+    v("clip", clip, "largest gradient norm; 0: no clipping", at_least(0));
+    v("optimizer", optimizer, kOptimizerWords, "what turns gradients into steps",
+      any().shown_first());
+    v("state-dtype", state_dtype, kStateDTypeWords, "AdamW's moments; bf16: the first one only");
+    v("master-weights", master_weights, optim::kMasterWeightsWords,
+      "with --dtype bf16: f32 copies, or the same numbers in 2 bytes a weight less");
+  }
+};
+
+inline constexpr Word<DType> kModelDTypeWords[] = {
+    {"f32", DType::f32}, {"bf16", DType::bf16}, {"f64", DType::f64}};
+
+struct MachineOptions {
+  std::string device = "cpu";
+  DType dtype = DType::f32;
   bool graph = false;
   std::int64_t threads = 0, seed = 1;
   bool deterministic = false;
-  std::string recompute = "none";
-  // layout
-  std::int64_t ranks = 0, rank = 0, dp = 0, tp = 1, ep = 1, etp = 0;
-  std::string backend = "auto";
-  bool sp = false, zero = false;
-  std::string tp_overlap = "none";
+
+  bool is_meta() const { return device.starts_with("meta"); }
+
+  template <class V>
+  void fields(V& v) {
+    v.group("Machine");
+    v("device", device, "cpu, cuda or cuda:N, meta or meta:cuda (shapes and bytes only)",
+      any().shown_first());
+    v("dtype", dtype, kModelDTypeWords, "what the model computes in", any().shown_first());
+    v("graph", graph, "on a GPU: capture a step once and replay it",
+      any().needs(device.find("cuda") != device.npos, "device cuda, got " + device));
+    v("threads", threads, "threads; 0: all processors", between(0, kMostThreads).shown_first());
+    v("seed", seed, "seed of weights, data order and dropout", at_least(0).shown_first());
+    v("deterministic", deterministic, "the same bits for any number of threads");
+  }
+};
+
+/// What moves tensors between ranks.
+enum class Backend : std::uint8_t { automatic, thread, mpi, nccl, fake };
+inline constexpr Word<Backend> kBackendWords[] = {{"auto", Backend::automatic},
+                                                  {"thread", Backend::thread},
+                                                  {"mpi", Backend::mpi},
+                                                  {"nccl", Backend::nccl},
+                                                  {"fake", Backend::fake}};
+
+struct ParallelOptions {
+  std::int64_t ranks = 0;
+  Backend backend = Backend::automatic;
+  std::int64_t rank = 0, dp = 0, tp = 1;
+  bool sp = false;
+  distributed::Overlap tp_overlap = distributed::Overlap::none;
+  std::int64_t ep = 1, etp = 0;
+  bool zero = false;
   std::int64_t bucket_size = 0;
   double timeout = 600;
-  // run
+
+  template <class V>
+  void fields(V& v) {
+    const Rule count = between(0, kMostRanks);
+    v.group("Layout");
+    v("ranks", ranks,
+      "ranks as threads of this process, on one GPU with --device cuda; 0: one, or those of the "
+      "launcher",
+      count.shown_first());
+    v("backend", backend, kBackendWords,
+      "what moves tensors between ranks: nccl with a GPU for each rank, fake with --device meta; "
+      "auto: thread with --ranks, under a launcher mpi, on GPUs nccl");
+    v("rank", rank, "with --device meta: the rank to plan for", count);
+    v("dp", dp, "ranks that share the sequences of a step; 0: what the others leave over",
+      count.shown_first());
+    v("tp", tp, "ranks that share each layer's heads and hidden units",
+      between(1, kMostRanks).shown_first());
+    v("sp", sp, "with --tp: these ranks share the tokens between such layers",
+      any().needs(tp > 1, message("tp of at least 2, got {}", tp)));
+    v("tp-overlap", tp_overlap, distributed::kOverlapWords,
+      "with --sp: products hide what is gathered and summed beside them", any().needs(sp, "sp"));
+    v("ep", ep, "ranks that share the experts of a layer", between(1, kMostRanks).shown_first());
+    v("etp", etp, "ranks that share the hidden units of an expert; 0: as --tp", count);
+    v("zero", zero, "each rank of --dp keeps a part of the optimizer's state", any().shown_first());
+    v("bucket-size", bucket_size,
+      "gradients that leave together while backward runs; 0: an eighth of them all, within bounds",
+      at_least(0));
+    v("timeout", timeout, "seconds that ranks wait for one that does not come",
+      Rule{.low = 0, .high = 1e8, .low_is_out = true});
+  }
+};
+
+struct RunOptions {
   std::string out = "out", weights;
   bool resume = false;
   std::int64_t save_every = 0, keep = 2, eval_every = 0, log_every = 10;
-  bool dry_run = false;
+  bool dry_run = false;  ///< of the command line alone
+
+  template <class V>
+  void fields(V& v) {
+    v.group("Run");
+    v("out", out, "folder for checkpoints, metrics.jsonl and loss.svg", any().shown_first());
+    v("weights", weights, "a .safetensors file of a whole model to start from");
+    v("resume", resume, "go on from the last checkpoint in --out", any().shown_first());
+    v("save-every", save_every, "steps between checkpoints; 0: only the last step",
+      at_least(0).shown_first());
+    v("keep", keep, "checkpoints to keep; 0: all", between(0, kMostCount));
+    v("eval-every", eval_every, "steps between evaluations; 0: only the last step",
+      at_least(0).shown_first());
+    v("log-every", log_every, "steps between progress lines", at_least(1));
+  }
+};
+
+/// Every setting of a training run. fields() names them: flags, keys of a --config file and rules
+/// all come from there. A flag wins over the file, the file over a preset, a preset over the
+/// default.
+struct Options {
+  std::string program = "train_gpt";  ///< in messages; not a flag
+  DataOptions data;
+  nn::GptConfig model = {.vocab = 0};  ///< vocab 0 until the data is known
+  BalanceOptions balance;
+  StepOptions step;
+  MachineOptions machine;
+  ParallelOptions parallel;
+  RunOptions run;
+
+  template <class V>
+  void fields(V& v) {
+    data.fields(v);
+    model.fields(v);
+    balance.fields(v);
+    step.fields(v);
+    machine.fields(v);
+    parallel.fields(v);
+    run.fields(v);
+  }
 
   /// Is a balance loss part of what is trained?
   bool counts_balance() const;
-  nn::GptConfig model() const;  ///< vocab as given; 0 until the data is known
+  /// The model with what --aux and the widths of experts mean for it.
+  nn::GptConfig gpt() const;
 };
 
 /// What main() has to do after reading the command line.

@@ -19,10 +19,10 @@ using distributed::World;
 using distributed::WorldOptions;
 
 Degrees degrees_of(const Options& o) {
-  return {.dp = static_cast<int>(o.dp),
-          .tp = static_cast<int>(o.tp),
-          .ep = static_cast<int>(o.ep),
-          .etp = static_cast<int>(o.etp)};
+  return {.dp = static_cast<int>(o.parallel.dp),
+          .tp = static_cast<int>(o.parallel.tp),
+          .ep = static_cast<int>(o.parallel.ep),
+          .etp = static_cast<int>(o.parallel.etp)};
 }
 
 // A rank that was started with other flags would call other collectives, or train another model.
@@ -55,25 +55,26 @@ class OwnStream {
 };
 
 bool over_nccl(const Options& o) {
-  return o.backend == "nccl" || (o.backend == "auto" && distributed::under_mpi());
+  return o.parallel.backend == Backend::nccl ||
+         (o.parallel.backend == Backend::automatic && distributed::under_mpi());
 }
 
 // As one of the ranks of `world`, which moves what lies on the host.
 int run_as_rank(World& world, const Options& options, const WorldOptions& world_options,
                 const std::function<int(Ranks*)>& f) {
-  Device device = Device::parse(options.device);
+  Device device = Device::parse(options.machine.device);
   if (!device.is_cuda()) {
     Ranks ranks(world, options);
     return f(&ranks);
   }
-  check(!options.graph, "--graph: does not exist yet for several ranks");
-  const bool nccl = over_nccl(options), threads = !nccl && options.ranks > 0;
-  check(!nccl || options.device == "cuda",
+  check(!options.machine.graph, "--graph: does not exist yet for several ranks");
+  const bool nccl = over_nccl(options), threads = !nccl && options.parallel.ranks > 0;
+  check(!nccl || options.machine.device == "cuda",
         "--device: must be cuda over NCCL, where each rank takes its own GPU, got {}",
-        options.device);
+        options.machine.device);
   // Ranks that are threads share the GPU that was named; others take those of their machine in
   // turn, unless one was named.
-  if (!threads && options.device == "cuda") device = distributed::gpu_of_rank(world, nccl);
+  if (!threads && options.machine.device == "cuda") device = distributed::gpu_of_rank(world, nccl);
   const OwnStream stream(device);
   if (!nccl) {
     Ranks ranks(world, world, device, options);
@@ -105,12 +106,12 @@ int end_process(const std::string& program, std::unique_ptr<World> world, const 
 }
 
 int ranks_of(const Options& o) {
-  if (o.ranks > 0) return static_cast<int>(o.ranks);
-  return static_cast<int>(std::max<std::int64_t>(o.dp, 1) * o.tp);
+  if (o.parallel.ranks > 0) return static_cast<int>(o.parallel.ranks);
+  return static_cast<int>(std::max<std::int64_t>(o.parallel.dp, 1) * o.parallel.tp);
 }
 
 Ranks::Ranks(World& world, const Options& options)
-    : Ranks(world, world, Device::parse(options.device), options) {}
+    : Ranks(world, world, Device::parse(options.machine.device), options) {}
 
 Ranks::Ranks(World& world, World& host, Device device, const Options& options)
     : world_(world),
@@ -118,12 +119,12 @@ Ranks::Ranks(World& world, World& host, Device device, const Options& options)
       device_(device),
       imagined_(device.is_meta()),
       mesh_(world, agreed_degrees(host, options)) {
-  const std::int64_t rows = options.batch / data_ranks(), micro = options.micro_batch;
-  check(options.batch % data_ranks() == 0, "--batch: must be a multiple of dp {}, got {}",
-        data_ranks(), options.batch);
+  const std::int64_t rows = options.step.batch / data_ranks(), micro = options.step.micro_batch;
+  check(options.step.batch % data_ranks() == 0, "--batch: must be a multiple of dp {}, got {}",
+        data_ranks(), options.step.batch);
   check(micro == 0 || rows % micro == 0,
         "--micro-batch: must divide the {} sequences of a rank (--batch {} / dp {}), got {}", rows,
-        options.batch, data_ranks(), micro);
+        options.step.batch, data_ranks(), micro);
 }
 
 void Ranks::on_first(const std::function<void()>& f) const {
@@ -141,50 +142,52 @@ namespace {
 
 // As processes that a launcher has started.
 bool as_launched(const Options& options) {
-  const bool may = options.backend == "auto" || options.backend == "nccl";
-  return options.backend == "mpi" || (may && distributed::under_mpi());
+  const bool may =
+      options.parallel.backend == Backend::automatic || options.parallel.backend == Backend::nccl;
+  return options.parallel.backend == Backend::mpi || (may && distributed::under_mpi());
 }
 
 bool plans_for_many(const Options& options) {
-  return Device::parse(options.device).is_meta() && ranks_of(options) > 1;
+  return Device::parse(options.machine.device).is_meta() && ranks_of(options) > 1;
 }
 
 bool is_alone(const Options& options) {
-  return !plans_for_many(options) && !as_launched(options) && options.ranks <= 1 &&
-         options.backend != "nccl";
+  return !plans_for_many(options) && !as_launched(options) && options.parallel.ranks <= 1 &&
+         options.parallel.backend != Backend::nccl;
 }
 
 }  // namespace
 
 void check_ranks(const Options& options) {
   // In a shell that a launcher has started there may be one process all the same.
-  check(!Device::parse(options.device).is_meta() || !distributed::under_mpi() ||
-            (options.backend == "fake" && distributed::launched_rank() == 0),
+  check(!Device::parse(options.machine.device).is_meta() || !distributed::under_mpi() ||
+            (options.parallel.backend == Backend::fake && distributed::launched_rank() == 0),
         "--device: meta plans for any number of ranks in one process; start it without a launcher, "
         "or alone with --backend fake");
-  check(options.backend != "thread" || distributed::launched_ranks() <= 1,
+  check(options.parallel.backend != Backend::thread || distributed::launched_ranks() <= 1,
         "--backend: thread runs all ranks in one process, and here are {}, each with a run of its "
         "own; start it without a launcher",
         distributed::launched_ranks());
-  check(plans_for_many(options) || !as_launched(options) || options.ranks == 0,
+  check(plans_for_many(options) || !as_launched(options) || options.parallel.ranks == 0,
         "--ranks: is for threads; the launcher has said how many ranks there are");
-  check(!is_alone(options) ||
-            (options.tp == 1 && options.ep == 1 && options.dp <= 1 && options.etp <= 1),
+  check(!is_alone(options) || (options.parallel.tp == 1 && options.parallel.ep == 1 &&
+                               options.parallel.dp <= 1 && options.parallel.etp <= 1),
         "--ranks: one rank cannot share work among --dp {}, --tp {}, --ep {}, --etp {}; say how "
         "many there are",
-        options.dp, options.tp, options.ep, options.etp);
+        options.parallel.dp, options.parallel.tp, options.parallel.ep, options.parallel.etp);
 }
 
 int run_on_ranks(const Options& options, const std::function<int(Ranks*)>& f) {
   // Where a job stopped: the latest collectives of every rank.
-  const WorldOptions world_options{.timeout_s = options.timeout,
-                                   .dump_folder = options.out + "/flight"};
+  const WorldOptions world_options{.timeout_s = options.parallel.timeout,
+                                   .dump_folder = options.run.out + "/flight"};
   // Beside NCCL's, those by which the hosts agree.
   WorldOptions host_options = world_options;
-  if (Device::parse(options.device).is_cuda() && over_nccl(options))
+  if (Device::parse(options.machine.device).is_cuda() && over_nccl(options))
     host_options.dump_folder += "/host";
   if (plans_for_many(options)) {
-    const auto world = distributed::fake_world(static_cast<int>(options.rank), ranks_of(options));
+    const auto world =
+        distributed::fake_world(static_cast<int>(options.parallel.rank), ranks_of(options));
     Ranks ranks(*world, options);
     return f(&ranks);
   }
@@ -193,7 +196,7 @@ int run_on_ranks(const Options& options, const std::function<int(Ranks*)>& f) {
   if (is_alone(options)) return f(nullptr);
   std::atomic<int> status{0};
   distributed::run_ranks(
-      std::max(1, static_cast<int>(options.ranks)),
+      std::max(1, static_cast<int>(options.parallel.ranks)),
       [&](World& world) {
         const int own = run_as_rank(world, options, world_options, f);
         if (world.rank() == 0) status = own;

@@ -22,20 +22,13 @@ namespace {
 // the check of the model's leaves) is made in these.
 constexpr std::int64_t kEagerSteps = 2;
 
-DType parse_dtype(const std::string& name) {
-  return name == "f64"    ? DType::f64
-         : name == "bf16" ? DType::bf16
-         : name == "f16"  ? DType::f16
-                          : DType::f32;
-}
-
 optim::Schedule make_lr_schedule(const Options& o) {
   optim::Schedule s;
-  s.kind = optim::Schedule::parse(o.schedule);
-  s.lr = o.lr;
-  s.min_lr = o.min_lr < 0 ? o.lr / 10 : o.min_lr;
-  s.warmup = o.warmup < 0 ? o.steps / 20 : o.warmup;
-  s.steps = o.steps;
+  s.kind = o.step.schedule;
+  s.lr = o.step.lr;
+  s.min_lr = o.step.min_lr < 0 ? o.step.lr / 10 : o.step.min_lr;
+  s.warmup = o.step.warmup < 0 ? o.step.steps / 20 : o.step.warmup;
+  s.steps = o.step.steps;
   s.validate();
   return s;
 }
@@ -43,21 +36,21 @@ optim::Schedule make_lr_schedule(const Options& o) {
 // Calls make(options of SGD or of AdamW).
 template <class Make>
 auto with_optimizer_options(const Options& o, Make make) {
-  const DType state = parse_dtype(o.state_dtype);
-  const auto masters =
-      o.master_weights == "remainder" ? optim::MasterWeights::remainder : optim::MasterWeights::f32;
-  const optim::AdamWOptions adamw{.lr = o.lr,
-                                  .beta1 = o.beta1,
-                                  .beta2 = o.beta2,
-                                  .eps = o.eps,
-                                  .weight_decay = o.weight_decay,
+  const DType state = o.step.state_dtype;
+  const optim::AdamWOptions adamw{.lr = o.step.lr,
+                                  .beta1 = o.step.beta1,
+                                  .beta2 = o.step.beta2,
+                                  .eps = o.step.eps,
+                                  .weight_decay = o.step.weight_decay,
                                   .m_dtype = state,
                                   // bf16 cannot hold a second moment that decays slowly
                                   .v_dtype = state == DType::bf16 ? DType::f32 : state,
-                                  .master_weights = masters};
-  const optim::SgdOptions sgd{
-      .lr = o.lr, .momentum = o.beta1, .weight_decay = o.weight_decay, .master_weights = masters};
-  return o.optimizer == "sgd" ? make(sgd) : make(adamw);
+                                  .master_weights = o.step.master_weights};
+  const optim::SgdOptions sgd{.lr = o.step.lr,
+                              .momentum = o.step.beta1,
+                              .weight_decay = o.step.weight_decay,
+                              .master_weights = o.step.master_weights};
+  return o.step.optimizer == OptimizerKind::sgd ? make(sgd) : make(adamw);
 }
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const Options& o, nn::Gpt& model) {
@@ -150,53 +143,51 @@ StepSums SequentialSchedule::run(nn::Gpt& model, std::int64_t step, std::int64_t
 Session::Session(const Options& options, Device device, const Ranks* ranks)
     : options_(options), device_(device), ranks_(ranks), lr_(make_lr_schedule(options)) {
   {
-    nn::DeviceScope on_meta(kMeta, parse_dtype(options.dtype));
-    model_ = std::make_unique<nn::Gpt>(options.model());
+    nn::DeviceScope on_meta(kMeta, options.machine.dtype);
+    model_ = std::make_unique<nn::Gpt>(options.gpt());
   }
   if (ranks_) spread_over_ranks();
-  nn::materialise(*model_, device, static_cast<std::uint64_t>(options.seed),
+  nn::materialise(*model_, device, static_cast<std::uint64_t>(options.machine.seed),
                   distributed::parts(layout_));
   if (ranks_) {
     ddp_ = std::make_unique<distributed::Ddp>(
         *model_, ranks_->mesh(), layout_,
-        distributed::DdpOptions{.bucket_size = options.bucket_size, .shard = options.zero});
-  } else if (options.dtype == "bf16") {
+        distributed::DdpOptions{.bucket_size = options.parallel.bucket_size,
+                                .shard = options.parallel.zero});
+  } else if (options.machine.dtype == DType::bf16) {
     // Sums over micro-batches and over the tokens of one would lose small gradients in bf16.
     const CategoryScope category(Category::gradient);
     for (Tensor& p : model_->parameters())
       p.set_main_grad(Tensor::zeros(p.shape(), DType::f32, device));
     model_->zero_grad();  // zeros, but no gradients yet
   }
-  if (ddp_ && options.zero) {
+  if (ddp_ && options.parallel.zero) {
     sharded_ = make_sharded(options, *ddp_);
     model_->before_use = [this](const nn::Module& part) { sharded_->wait(part); };
   } else {
     optimizer_ = make_optimizer(options, *model_);
   }
   routers_ = std::make_unique<nn::RouterStep>(*model_);
-  const std::int64_t rows = options.batch / (ranks_ ? ranks_->data_ranks() : 1);
-  schedule_ =
-      std::make_unique<SequentialSchedule>(ranks_ ? ranks_->data_rank() * rows : 0, rows,
-                                           options.micro_batch ? options.micro_batch : rows,
-                                           static_cast<std::uint64_t>(options.seed), ddp_.get());
+  const std::int64_t rows = options.step.batch / (ranks_ ? ranks_->data_ranks() : 1);
+  schedule_ = std::make_unique<SequentialSchedule>(
+      ranks_ ? ranks_->data_rank() * rows : 0, rows,
+      options.step.micro_batch ? options.step.micro_batch : rows,
+      static_cast<std::uint64_t>(options.machine.seed), ddp_.get());
   if (device.is_gpu()) {
-    const Shape shape{options.batch, options.seq};
+    const Shape shape{options.step.batch, options.model.seq};
     on_gpu_ = {Tensor::zeros(shape, DType::i32, device), Tensor::zeros(shape, DType::i32, device)};
   }
 }
 
 void Session::spread_over_ranks() {
   const distributed::DeviceMesh& mesh = ranks_->mesh();
-  using distributed::Overlap;
-  const Overlap overlap = options_.tp_overlap == "ring"       ? Overlap::ring
-                          : options_.tp_overlap == "pipeline" ? Overlap::pipeline
-                                                              : Overlap::none;
   layout_ = distributed::parallelize(
       *model_, mesh.tp(),
-      distributed::gpt_plan(model_->config, {.sequence = options_.sp, .overlap = overlap}));
-  if (options_.experts > 0)
+      distributed::gpt_plan(model_->config, {.sequence = options_.parallel.sp,
+                                             .overlap = options_.parallel.tp_overlap}));
+  if (options_.model.moe.experts > 0)
     for (auto& [name, l] :
-         distributed::shard_experts(*model_, mesh, {.sequence_parallel = options_.sp}))
+         distributed::shard_experts(*model_, mesh, {.sequence_parallel = options_.parallel.sp}))
       layout_[name] = std::move(l);
 }
 
@@ -218,18 +209,19 @@ void Session::add_up(StepSums& sums) const {
 
 void Session::load_batch(const BatchSource& batches) {
   if (device_.is_meta()) return;
-  const data::Batch host = batches(0, options_.batch);
+  const data::Batch host = batches(0, options_.step.batch);
   on_gpu_.inputs.copy_(host.inputs);
   on_gpu_.targets.copy_(host.targets);
 }
 
 Session::Numbers Session::update(std::int64_t step, const BatchSource& batches) {
   Numbers n;
-  n.sums = schedule_->run(*model_, step, options_.batch * options_.seq, batches);
+  n.sums = schedule_->run(*model_, step, options_.step.batch * options_.model.seq, batches);
   if (on_phase_) on_phase_(Phase::update);
   add_up(n.sums);
-  const optim::GradClip clip = ddp_ ? ddp_->finish(options_.clip)
-                                    : optim::measure_clip(optimizer_->parameters(), options_.clip);
+  const optim::GradClip clip =
+      ddp_ ? ddp_->finish(options_.step.clip)
+           : optim::measure_clip(optimizer_->parameters(), options_.step.clip);
   n.grad_norm = clip.norm;
   const auto finite = [](const Tensor& t) { return std::isfinite(t.item()); };
   if (device_.is_cpu() && !(finite(n.sums.loss) && finite(n.grad_norm))) return n;
@@ -250,7 +242,7 @@ Session::Numbers Session::update(std::int64_t step, const BatchSource& batches) 
 void Session::finish_routers(Numbers& n) {
   if (routers_->empty()) return;
   n.router_losses = routers_->losses();
-  const double rate = options_.aux == "bias" ? options_.bias_rate : 0;
+  const double rate = model_->config.moe.router.expert_bias ? options_.balance.bias_rate : 0;
   if (!ranks_) {
     n.load = routers_->finish(rate);
     return;
@@ -267,7 +259,7 @@ void Session::replay(std::int64_t step, const BatchSource& batches) {
     captured_->graph.capture([&] { captured_->numbers = update(step, batches); });
     captured_->peak_bytes = memory_stats(device_).peak_bytes;
   }
-  const RandomScope random({.seed = static_cast<std::uint64_t>(options_.seed),
+  const RandomScope random({.seed = static_cast<std::uint64_t>(options_.machine.seed),
                             .step = static_cast<std::uint64_t>(step)});
   captured_->graph.replay();
 }
@@ -281,7 +273,7 @@ void Session::start_reading(const Numbers& n, StepResult& result) const {
   if (!n.load) return;  // no routers, or stopped before
   for (std::int64_t i = 0; i < n.load.dim(0); ++i) result.load.emplace_back(n.load.select(0, i));
   if (options_.counts_balance()) result.balance_loss.emplace(n.router_losses.narrow(0, 0, 3).sum());
-  if (options_.experts > 0 && options_.z_loss > 0)
+  if (options_.model.moe.experts > 0 && options_.model.moe.router.z_loss > 0)
     result.z_loss.emplace(n.router_losses.select(0, 3));
 }
 
@@ -289,7 +281,7 @@ StepResult Session::step(std::int64_t step, const BatchSource& batches) {
   reset_peak(device_);
   StepResult result;
   result.lr = lr_.at(step);
-  result.targets = options_.batch * options_.seq;
+  result.targets = options_.step.batch * options_.model.seq;
   sharded_ ? sharded_->set_lr(result.lr) : optimizer_->set_lr(result.lr);
   if (device_.is_gpu()) load_batch(batches);
   const BatchSource loaded = [this](std::int64_t first, std::int64_t rows) {
@@ -297,7 +289,7 @@ StepResult Session::step(std::int64_t step, const BatchSource& batches) {
                        on_gpu_.targets.narrow(0, first, rows)};
   };
   const BatchSource& source = device_.is_gpu() ? loaded : batches;
-  const bool graphed = options_.graph && device_.is_cuda() && eager_steps_ == kEagerSteps;
+  const bool graphed = options_.machine.graph && device_.is_cuda() && eager_steps_ == kEagerSteps;
   Numbers run;
   if (graphed) {
     replay(step, source);
@@ -329,7 +321,7 @@ double Session::evaluate(std::int64_t batches, const EvalSource& batch_at) {
           Tensor::full(batch.targets.shape(), data::kIgnore, batch.targets.dtype(), device_);
     // What is drawn even here, as forced routing, depends on the row alone.
     const RandomScope random(
-        {.seed = static_cast<std::uint64_t>(options_.seed),
+        {.seed = static_cast<std::uint64_t>(options_.machine.seed),
          .first_global_row = static_cast<std::uint64_t>(own * batch.inputs.dim(0))});
     const auto part = model_->loss.sum(model_->hidden(batch.inputs), model_->head, batch.targets);
     total[0] += part.loss.item();
@@ -352,25 +344,25 @@ Session::NonFinite Session::first_non_finite() const {
 
 std::int64_t predict_peak_bytes(const Options& options, int ranks, int rank) {
   const Device device =
-      Device::parse(options.device).is_gpu() ? Device{Device::Kind::meta_cuda, 0} : kMeta;
+      Device::parse(options.machine.device).is_gpu() ? Device{Device::Kind::meta_cuda, 0} : kMeta;
   const auto world = distributed::fake_world(rank, std::max(1, ranks));
   const Ranks self(*world, options);
   // Micro-batches are alike, so that nobody has to wait for a million of them.
   constexpr std::int64_t kPlanned = 64;
   Options plan = options;
-  const std::int64_t data_ranks = self.data_ranks(), rows_of_rank = options.batch / data_ranks;
-  const std::int64_t micro = options.micro_batch ? options.micro_batch : rows_of_rank;
-  plan.batch = std::min(rows_of_rank, kPlanned * micro) * data_ranks;
+  const std::int64_t data_ranks = self.data_ranks(), rows_of_rank = options.step.batch / data_ranks;
+  const std::int64_t micro = options.step.micro_batch ? options.step.micro_batch : rows_of_rank;
+  plan.step.batch = std::min(rows_of_rank, kPlanned * micro) * data_ranks;
   Session session(plan, device, ranks > 0 ? &self : nullptr);
   const BatchSource batches = [&](std::int64_t, std::int64_t rows) {
-    const Shape shape{rows, options.seq};
+    const Shape shape{rows, options.model.seq};
     return data::Batch{Tensor::empty(shape, DType::i32, device),
                        Tensor::empty(shape, DType::i32, device)};
   };
   session.step(1, batches);
   // A GPU has the inputs and targets of the whole batch.
   const std::int64_t more =
-      device.is_gpu() ? 2 * 4 * (options.batch - plan.batch) * options.seq : 0;
+      device.is_gpu() ? 2 * 4 * (options.step.batch - plan.step.batch) * options.model.seq : 0;
   return session.step(2, batches).peak_bytes + more;
 }
 

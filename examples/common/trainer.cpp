@@ -53,7 +53,10 @@ data::TokenStream read_tokens(const std::vector<std::string>& paths) {
 
 // Throws Error when the data are too short.
 data::TokenLoader loader_of(const data::TokenStream& tokens, const Options& o) {
-  return {tokens, {.batch = o.batch, .seq = o.seq, .seed = static_cast<std::uint64_t>(o.seed)}};
+  return {tokens,
+          {.batch = o.step.batch,
+           .seq = o.model.seq,
+           .seed = static_cast<std::uint64_t>(o.machine.seed)}};
 }
 
 /// The loop over steps, with all that happens between them.
@@ -63,40 +66,40 @@ class Run {
       const Ranks* ranks)
       : options_(options),
         ranks_(ranks),
-        device_(ranks ? ranks->device() : Device::parse(options.device)),
-        folder_(options.out, options.resume, ranks),
+        device_(ranks ? ranks->device() : Device::parse(options.machine.device)),
+        folder_(options.run.out, options.run.resume, ranks),
         session_(options, device_, ranks),
         train_(loader_of(training, options)),
         validation_(std::move(validation)),
         energy_(energy_of(device_)) {
     const std::optional<RunState> saved =
-        options.resume ? folder_.restore(session_) : std::optional<RunState>();
+        options.run.resume ? folder_.restore(session_) : std::optional<RunState>();
     if (saved) {
       state_ = *saved;
       saved_step_ = state_.step;
       train_.set_state(state_.loader);
-    } else if (!options.weights.empty()) {
-      session_.load_weights(distributed::PieceFiles({options.weights}));
+    } else if (!options.run.weights.empty()) {
+      session_.load_weights(distributed::PieceFiles({options.run.weights}));
     }
     if (!is_first()) return;
-    if (options.resume) io::truncate_to_step(folder_.metrics(), state_.step);
+    if (options.run.resume) io::truncate_to_step(folder_.metrics(), state_.step);
     metrics_.emplace(folder_.metrics());
     folder_.write_config(to_toml(options));  // of what has been accepted
   }
 
   int loop() {
     catch_interrupts();
-    if (options_.resume) make_up();
-    if (state_.step >= options_.steps) {
+    if (options_.run.resume) make_up();
+    if (state_.step >= options_.step.steps) {
       if (is_first())
         std::printf("already at step %lld of %lld\n", static_cast<long long>(state_.step),
-                    static_cast<long long>(options_.steps));
+                    static_cast<long long>(options_.step.steps));
       return 0;
     }
     since_ = Clock::now();
     energy_.resume();
-    if (is_first()) progress_.emplace(state_.step + 1, options_.steps, options_.log_every);
-    while (state_.step < options_.steps) {
+    if (is_first()) progress_.emplace(state_.step + 1, options_.step.steps, options_.run.log_every);
+    while (state_.step < options_.step.steps) {
       const int status = one_step();
       if (status != 0) return status;
     }
@@ -136,7 +139,7 @@ class Run {
     }
     if (ranks_) evaluates = ranks_->of_first(evaluates) != 0;
     if (evaluates) {
-      if (is_first()) progress_.emplace(state_.step, options_.steps, options_.log_every);
+      if (is_first()) progress_.emplace(state_.step, options_.step.steps, options_.run.log_every);
       evaluate(state_.step);
     }
     write_row();
@@ -145,7 +148,7 @@ class Run {
   }
 
   int one_step() {
-    const std::int64_t step = state_.step + 1, tokens = options_.batch * options_.seq;
+    const std::int64_t step = state_.step + 1, tokens = options_.step.batch * options_.model.seq;
     inject_nan(session_, step);
     kill_in_step(session_, rank(), step);
     if (!device_.is_cuda()) since_ = Clock::now();
@@ -154,11 +157,14 @@ class Run {
     std::optional<Pending> earlier =
         std::exchange(pending_, Pending{step, tokens, state_.tokens + tokens, std::move(result)});
     // Data that have been written to are noticed here by all ranks together.
-    const bool stop = all_stop(interrupted() || train_.changed()), last = step == options_.steps;
-    const bool saves = !device_.is_meta() &&
-                       (last || stop || (options_.save_every && step % options_.save_every == 0));
-    const bool evaluates = validation_.size() > 1 && !device_.is_meta() &&
-                           (last || (options_.eval_every && step % options_.eval_every == 0));
+    const bool stop = all_stop(interrupted() || train_.changed()),
+               last = step == options_.step.steps;
+    const bool saves =
+        !device_.is_meta() &&
+        (last || stop || (options_.run.save_every && step % options_.run.save_every == 0));
+    const bool evaluates =
+        validation_.size() > 1 && !device_.is_meta() &&
+        (last || (options_.run.eval_every && step % options_.run.eval_every == 0));
     if (earlier) {
       if (const int status = settle(*earlier)) return status;
       write_row();
@@ -177,7 +183,7 @@ class Run {
       state_.evaluates = evaluates;
       if (metrics_) metrics_->sync();
       const KillInSave aid(rank(), step);
-      folder_.save(session_, state_, options_.keep);
+      folder_.save(session_, state_, options_.run.keep);
       saved_step_ = step;
     }
     if (evaluates) evaluate(step);
@@ -217,7 +223,7 @@ class Run {
       state_.row = row_;
       state_.evaluates = false;
       if (metrics_) metrics_->sync();
-      folder_.save(session_, state_, options_.keep);
+      folder_.save(session_, state_, options_.run.keep);
       write_row();
       throw;
     }
@@ -256,7 +262,7 @@ class Run {
 
   /// What models with more than one loss, or with experts, have in a row.
   void add_parts(const Pending& p, const std::vector<double>& mtp_losses, double busiest) {
-    for (std::size_t d = 0; d < static_cast<std::size_t>(options_.mtp); ++d) {
+    for (std::size_t d = 0; d < static_cast<std::size_t>(options_.model.mtp.depths); ++d) {
       const bool known = d < mtp_losses.size();
       row_.set(message("mtp_{}_loss", d + 1), known ? mtp_losses[d] : kNan);
       row_.set(message("mtp_{}_acceptance", d + 1),
@@ -316,15 +322,15 @@ class Run {
   }
 
   data::Batch meta_batch(std::int64_t rows) const {
-    const Shape shape{rows, options_.seq};
+    const Shape shape{rows, options_.model.seq};
     return {Tensor::empty(shape, DType::i32, device_), Tensor::empty(shape, DType::i32, device_)};
   }
 
   void evaluate(std::int64_t step) {
     // As many rows at once as in training, so that it needs no more memory than a step.
-    const std::int64_t own = options_.batch / (ranks_ ? ranks_->data_ranks() : 1);
-    const std::int64_t rows = options_.micro_batch ? options_.micro_batch : own;
-    const data::EvalLoader loader(validation_, rows, options_.seq);
+    const std::int64_t own = options_.step.batch / (ranks_ ? ranks_->data_ranks() : 1);
+    const std::int64_t rows = options_.step.micro_batch ? options_.step.micro_batch : own;
+    const data::EvalLoader loader(validation_, rows, options_.model.seq);
     try {
       val_loss_ =
           session_.evaluate(loader.batches(), [&](std::int64_t i) { return loader.batch(i); });
@@ -347,7 +353,7 @@ class Run {
       for (const double l : load_) std::printf(" %.2f", l);
       std::printf("  (busiest expert over the mean, last step)\n");
     }
-    std::printf("checkpoint       %s/checkpoints\n", options_.out.c_str());
+    std::printf("checkpoint       %s/checkpoints\n", options_.run.out.c_str());
     std::printf("metrics          %s\n", folder_.metrics().c_str());
     std::printf("plot             %s\n", folder_.plot().c_str());
   }
@@ -374,12 +380,13 @@ class Run {
 };
 
 void print_plan(const Options& o, std::int64_t data_tokens, const Ranks* ranks) {
-  const nn::GptConfig model = o.model();
+  const nn::GptConfig model = o.gpt();
   std::printf("parameters       %lld\n", static_cast<long long>(model.parameter_count()));
   std::printf("data             %lld tokens\n", static_cast<long long>(data_tokens));
   std::printf("training         %lld steps of %lld tokens, %.1f million in all\n",
-              static_cast<long long>(o.steps), static_cast<long long>(o.batch * o.seq),
-              static_cast<double>(o.steps * o.batch * o.seq) * 1e-6);
+              static_cast<long long>(o.step.steps),
+              static_cast<long long>(o.step.batch * o.model.seq),
+              static_cast<double>(o.step.steps * o.step.batch * o.model.seq) * 1e-6);
   const int size = ranks ? ranks->world().size() : 0, rank = ranks ? ranks->world().rank() : 0;
   std::printf("peak memory      %.1f MB of tensors\n",
               static_cast<double>(predict_peak_bytes(o, size, rank)) * 1e-6);
@@ -387,7 +394,7 @@ void print_plan(const Options& o, std::int64_t data_tokens, const Ranks* ranks) 
 
 // Only where the products of this run are the library's: f32 on the CPU.
 void warn_of_slow_products(const Options& o) {
-  if (!Device::parse(o.device).is_cpu() || o.dtype != "f32") return;
+  if (!Device::parse(o.machine.device).is_cpu() || o.machine.dtype != DType::f32) return;
   if (const std::optional<GemmCheck> rates = check_gemm_speed())
     if (const std::string warning = gemm_warning(*rates); !warning.empty())
       std::fprintf(stderr, "%s: %s\n", o.program.c_str(), warning.c_str());
@@ -419,28 +426,28 @@ LastLogged& last_logged() {
 
 int train(const Options& given) {
   Options options = given;
-  check(!options.data.empty(), "--data: name at least one file");
-  if (options.vocab == 0) options.vocab = data::ByteTokenizer().vocab();
+  check(!options.data.files.empty(), "--data: name at least one file");
+  if (options.model.vocab == 0) options.model.vocab = data::ByteTokenizer().vocab();
   // Every rule, from the cheapest on, before anything is allocated by the size of a flag.
-  options.model().validate();
+  options.gpt().validate();
   check_ranks(options);
-  for (const std::string& path : options.data)
+  for (const std::string& path : options.data.files)
     check(distributed::launched_ranks() <= 1 || !std::filesystem::is_fifo(path),
           "--data: processes cannot share the pipe '{}'; give a file", path);
-  if (options.threads) set_num_threads(static_cast<int>(options.threads));
-  set_deterministic(options.deterministic);
-  const data::TokenStream tokens = read_tokens(options.data);
-  const auto [training, validation] = data::split_tokens(tokens, options.val_fraction);
+  if (options.machine.threads) set_num_threads(static_cast<int>(options.machine.threads));
+  set_deterministic(options.machine.deterministic);
+  const data::TokenStream tokens = read_tokens(options.data.files);
+  const auto [training, validation] = data::split_tokens(tokens, options.data.val_fraction);
   static_cast<void>(loader_of(training, options));
-  if (!options.dry_run) check_least_memory(options);
-  if (!options.weights.empty())
-    check_weights(options.model(), distributed::PieceFiles({options.weights}));
-  data::check_vocab(tokens, options.vocab);
-  if (!options.dry_run) check_peak_memory(options);
+  if (!options.run.dry_run) check_least_memory(options);
+  if (!options.run.weights.empty())
+    check_weights(options.gpt(), distributed::PieceFiles({options.run.weights}));
+  data::check_vocab(tokens, options.model.vocab);
+  if (!options.run.dry_run) check_peak_memory(options);
   return run_on_ranks(options, [&](const Ranks* ranks) {
     const bool first = !ranks || ranks->is_first();
     if (first) print_plan(options, tokens.size(), ranks);
-    if (options.dry_run) return 0;
+    if (options.run.dry_run) return 0;
     if (first) warn_of_slow_products(options);
     return Run(options, training, validation, ranks).loop();
   });

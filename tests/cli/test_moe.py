@@ -58,6 +58,25 @@ def latent_width_and_gate_are_of_the_model(folder):
     assert done.returncode == 0 and done.stdout.startswith("the"), done.stderr
 
 
+def router_choices_are_of_the_model(folder):
+    choices = ["--router", "softmax", "--aux", "seq", "--pre-softmax", "--router-scaling", "2.5",
+               "--dense-layers", "1", "--jitter", "0.1", "--capacity", "1.5", "--drop", "position"]
+    train(*base(folder, "a", "--steps", "3", *choices), program="train_moe")
+    state, = pathlib.Path(folder).glob("a/checkpoints/*/state.json")
+    model = json.loads(state.read_text())["model"]
+    assert (model["pre_softmax"], model["router_scaling"], model["dense_layers"]) == (True, 2.5, 1), model
+    assert len(metrics(f"{folder}/a")[0]["layer_loads"]) == 2  # the second layer and the MTP depth
+    refused(run("train_moe", *base(folder, "a", "--steps", "4", *choices, "--router-scaling", "1", "--resume")),
+            2, "another model", "router_scaling 2.5 (this run: 1.0)")
+    done = run("generate", "--checkpoint", f"{folder}/a", "--prompt", "the", "--tokens", "8")
+    assert done.returncode == 0 and done.stdout.startswith("the"), done.stderr
+    train(*base(folder, "b", "--steps", "2", "--router", "softmax", "--aux", "none", "--sinkhorn"),
+          program="train_moe")
+    refused(run("train_moe", *base(folder, "c", "--sinkhorn", "--router", "softmax", "--aux", "seq")), 2,
+            "sinkhorn balances by itself")
+    refused(run("train_gpt", *base(folder, "c", "--drop", "position")), 2, "--drop: needs --capacity")
+
+
 def logs_losses_and_loads(folder):
     train(*base(folder, "a", "--steps", "8", "--moe-every", "2", "--layers", "4", "--aux", "aux",
                 "--z-loss", "0.001", "--mtp", "0"), program="train_moe")
@@ -198,6 +217,6 @@ def wrong_uses(folder):
             "expert_bias true (this run: false)")
 
 
-main([is_train_gpt_with_other_defaults, resumes, latent_width_and_gate_are_of_the_model, logs_losses_and_loads, logs_router_losses_once, micro_batches_agree,
+main([is_train_gpt_with_other_defaults, resumes, latent_width_and_gate_are_of_the_model, router_choices_are_of_the_model, logs_losses_and_loads, logs_router_losses_once, micro_batches_agree,
       evens_out_the_load, allocates_nothing_in_a_steady_step, generates, trains_on_a_gpu,
       wrong_uses])

@@ -56,7 +56,7 @@ std::vector<Named> models() {
   add("gpt2, one key head", small(Arch::gpt2), [](GptConfig& c) { c.kv_heads = 1; });
   add("latent attention", small(Arch::llama), [](GptConfig& c) {
     c.attention = nn::AttentionKind::mla;
-    c.q_lora = 6;
+    c.mla.q_lora = 6;
   });
   add("latent attention without a latent of queries", small(Arch::llama),
       [](GptConfig& c) { c.attention = nn::AttentionKind::mla; });

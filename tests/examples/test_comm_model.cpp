@@ -51,31 +51,31 @@ std::int64_t moved(const World& w) {
 
 train::Options small() {
   train::Options o;
-  o.layers = 2;
-  o.heads = 4;
-  o.dim = 32;
-  o.seq = 16;
-  o.vocab = 67;
-  o.batch = 8;
-  o.threads = 1;
+  o.model.layers = 2;
+  o.model.heads = 4;
+  o.model.dim = 32;
+  o.model.seq = 16;
+  o.model.vocab = 67;
+  o.step.batch = 8;
+  o.machine.threads = 1;
   return o;
 }
 
 // With a capacity as many rows go to each expert, whatever the data.
 train::Options experts() {
   train::Options o = small();
-  o.arch = "llama";
-  o.experts = 4;
-  o.expert_ffn = 16;
-  o.shared_ffn = 16;
-  o.router = "sigmoid";
-  o.aux = "bias";
-  o.capacity = 1.25;
+  o.model.arch = nn::Arch::llama;
+  o.model.moe.experts = 4;
+  o.model.moe.ffn = 16;
+  o.model.moe.shared_ffn = 16;
+  o.model.moe.router.route.score = RouterScore::sigmoid;
+  o.balance.aux = train::Aux::bias;
+  o.model.moe.router.capacity_factor = 1.25;
   return o;
 }
 
 data::Batch batch(const train::Options& o, std::int64_t rows, Device device) {
-  const Shape shape{rows, o.seq};
+  const Shape shape{rows, o.model.seq};
   if (device.is_meta())
     return {Tensor::empty(shape, DType::i32, device), Tensor::empty(shape, DType::i32, device)};
   return {Tensor::full(shape, 3, DType::i32), Tensor::full(shape, 5, DType::i32)};
@@ -113,8 +113,8 @@ void check_layout(World& w, const std::string& what, train::Options o) {
   CAPTURE(what);
   CAPTURE(w.size());
   CAPTURE(w.rank());
-  o.device = "meta";
-  o.rank = w.rank();
+  o.machine.device = "meta";
+  o.parallel.rank = w.rank();
   const auto plan = distributed::fake_world(w.rank(), w.size());
   const Step planned = second_step(*plan, o, kMeta);
   CHECK_MESSAGE(planned.sums == real.sums,
@@ -134,39 +134,39 @@ TEST_CASE("comm_model: bytes by group are those that ranks move") {
     for (const bool zero : {false, true}) {
       const std::string with = zero ? ", zero" : "";
       train::Options o = small();
-      o.zero = zero;
+      o.parallel.zero = zero;
       check_layout(w, "dp" + with, o);
-      o.bucket_size = 5000;
+      o.parallel.bucket_size = 5000;
       check_layout(w, "dp, more buckets" + with, o);
-      o.bucket_size = 0;
-      o.batch = 16;
-      o.micro_batch = 2;
+      o.parallel.bucket_size = 0;
+      o.step.batch = 16;
+      o.step.micro_batch = 2;
       check_layout(w, "dp, micro-batches" + with, o);
       o = small();
-      o.zero = zero;
+      o.parallel.zero = zero;
       for (const std::int64_t tp : {2, 4}) {
         if (tp > w.size()) continue;
-        o.tp = tp;
-        o.sp = false;
+        o.parallel.tp = tp;
+        o.parallel.sp = false;
         check_layout(w, message("tp {}{}", tp, with), o);
-        o.sp = true;
+        o.parallel.sp = true;
         check_layout(w, message("tp {} sp{}", tp, with), o);
       }
       o = experts();
-      o.zero = zero;
-      o.tp = w.size();
-      o.sp = true;
+      o.parallel.zero = zero;
+      o.parallel.tp = w.size();
+      o.parallel.sp = true;
       check_layout(w, message("tp {} sp, capacity{}", w.size(), with), o);
-      o.tp = 1;
-      o.sp = false;
-      o.ep = w.size();
+      o.parallel.tp = 1;
+      o.parallel.sp = false;
+      o.parallel.ep = w.size();
       check_layout(w, "ep" + with, o);
-      o.ep = 2;
-      o.mtp = 1;
+      o.parallel.ep = 2;
+      o.model.mtp.depths = 1;
       check_layout(w, "ep 2, mtp" + with, o);
       if (w.size() < 4) continue;
-      o.tp = 2;
-      o.sp = true;
+      o.parallel.tp = 2;
+      o.parallel.sp = true;
       check_layout(w, "tp 2 sp ep 2, mtp" + with, o);
     }
   });
@@ -174,10 +174,10 @@ TEST_CASE("comm_model: bytes by group are those that ranks move") {
 
 TEST_CASE("comm_model: --bucket-size says how many buckets gradients have") {
   train::Options o = small();
-  o.device = "meta";
-  o.dp = 2;
+  o.machine.device = "meta";
+  o.parallel.dp = 2;
   for (const bool every : {false, true}) {
-    o.bucket_size = every ? 1 : 0;
+    o.parallel.bucket_size = every ? 1 : 0;
     const auto world = distributed::fake_world(0, 2);
     const train::Ranks ranks(*world, o);
     train::Session session(o, kMeta, &ranks);
@@ -187,8 +187,8 @@ TEST_CASE("comm_model: --bucket-size says how many buckets gradients have") {
 
 TEST_CASE("comm_model: a recorder that is too short") {
   train::Options o = small();
-  o.device = "meta";
-  o.dp = 2;
+  o.machine.device = "meta";
+  o.parallel.dp = 2;
   const auto world = distributed::fake_world(0, 2, {.recorded = 1});
   const train::Ranks ranks(*world, o);
   train::Session session(o, kMeta, &ranks);
@@ -200,20 +200,20 @@ TEST_CASE("comm_model: a recorder that is too short") {
 
 TEST_CASE("comm_model: a step of many ranks") {
   train::Options o = small();
-  o.device = "meta";
-  o.arch = "llama";
-  o.dp = 64;
-  o.tp = 2;
-  o.sp = true;
-  o.zero = true;
-  o.batch = 256;
-  o.micro_batch = 2;
+  o.machine.device = "meta";
+  o.model.arch = nn::Arch::llama;
+  o.parallel.dp = 64;
+  o.parallel.tp = 2;
+  o.parallel.sp = true;
+  o.parallel.zero = true;
+  o.step.batch = 256;
+  o.step.micro_batch = 2;
   const StepTrace trace = trace_step(o);
   CHECK(trace.tokens == 256 * 16);
   CHECK(trace.groups.at("tp") == std::vector<int>{0, 1});
   CHECK(trace.groups.at("dp_cp").size() == 64);
   CHECK(trace.groups.at("world").size() == 128);
-  CHECK(trace.flops == doctest::Approx(o.model().flops_per_token() * 4096 / 128));
+  CHECK(trace.flops == doctest::Approx(o.gpt().flops_per_token() * 4096 / 128));
   CHECK(trace.phases.size() == trace.calls.size());
   // Computing goes on from event to event, to its end.
   double last = 0;

@@ -31,7 +31,7 @@ TEST_CASE("damaged config files") {
   const test::TempFolder folder;
   const std::string path = folder / "c.toml";
   train::Options seed;
-  seed.data = {"a.txt", "b \"c\".txt"};
+  seed.data.files = {"a.txt", "b \"c\".txt"};
   test::survives(train::to_toml(seed), [&](const std::string& text) {
     test::put(path, text);
     std::string program = "train_gpt", flag = "--config", name = path;

@@ -53,68 +53,70 @@ constexpr Layout kExperts[] = {{"dp2", 2},
 struct Model {
   const char* name;
   bool experts;
-  const char* arch;
-  const char* tie;
-  const char* aux = "none";
+  nn::Arch arch;
+  bool tie;
+  Aux aux = Aux::none;
   double capacity = 0;
-  const char* recompute = "none";
+  nn::Recompute recompute = nn::Recompute::none;
 };
 // 37 rows of vocabulary divide among no number of ranks.
-constexpr Model kModels[] = {{"gpt2, tied", false, "gpt2", "on"},
-                             {"gpt2, untied", false, "gpt2", "off"},
-                             {"llama, tied", false, "llama", "on"},
-                             {"llama, untied", false, "llama", "off"},
-                             {"experts, sequence loss, untied", true, "llama", "off", "seq"},
-                             {"experts, bias, tied", true, "llama", "on", "bias"},
-                             {"experts, sequence loss, gpt2, tied", true, "gpt2", "on", "seq"}};
+constexpr nn::Arch kGpt2 = nn::Arch::gpt2, kLlama = nn::Arch::llama;
+constexpr Model kModels[] = {{"gpt2, tied", false, kGpt2, true},
+                             {"gpt2, untied", false, kGpt2, false},
+                             {"llama, tied", false, kLlama, true},
+                             {"llama, untied", false, kLlama, false},
+                             {"experts, sequence loss, untied", true, kLlama, false, Aux::seq},
+                             {"experts, bias, tied", true, kLlama, true, Aux::bias},
+                             {"experts, sequence loss, gpt2, tied", true, kGpt2, true, Aux::seq}};
 // Defined by the tokens of a data-parallel rank's micro-batch.
-constexpr Model kByBatch[] = {{"experts, aux loss", true, "llama", "off", "aux"},
-                              {"experts, aux loss, capacity", true, "gpt2", "on", "aux", 0.8},
-                              {"experts, bias, capacity", true, "llama", "on", "bias", 1, "full"}};
+constexpr Model kByBatch[] = {
+    {"experts, aux loss", true, kLlama, false, Aux::aux},
+    {"experts, aux loss, capacity", true, kGpt2, true, Aux::aux, 0.8},
+    {"experts, bias, capacity", true, kLlama, true, Aux::bias, 1, nn::Recompute::full}};
 
-Options options_of(const Model& m, const char* dtype) {
+Options options_of(const Model& m, DType dtype) {
   Options o;
-  o.arch = m.arch;
-  o.tie = m.tie;
-  o.layers = 2;
-  o.heads = 4;
-  o.dim = 16;
-  o.ffn = 24;
-  o.seq = kTokens;
-  o.vocab = 37;
-  o.mtp = m.experts ? 1 : 0;
-  o.experts = m.experts ? 4 : 0;
-  o.expert_ffn = 8;
-  o.shared_ffn = 8;
-  o.router = m.experts ? "sigmoid" : "softmax";
-  o.aux = m.aux;
-  o.capacity = m.capacity;
-  o.recompute = m.recompute;
-  o.z_loss = m.experts ? 1e-3 : 0;
-  o.batch = kRows;
-  o.schedule = "constant";
-  o.warmup = 0;
-  o.dtype = dtype;
+  o.model.arch = m.arch;
+  o.model.tie = m.tie;
+  o.model.layers = 2;
+  o.model.heads = 4;
+  o.model.dim = 16;
+  o.model.ffn = 24;
+  o.model.seq = kTokens;
+  o.model.vocab = 37;
+  o.model.mtp.depths = m.experts ? 1 : 0;
+  o.model.moe.experts = m.experts ? 4 : 0;
+  o.model.moe.ffn = 8;
+  o.model.moe.shared_ffn = 8;
+  o.model.moe.router.route.score = m.experts ? RouterScore::sigmoid : RouterScore::softmax;
+  o.balance.aux = m.aux;
+  o.model.moe.router.capacity_factor = m.capacity;
+  o.model.recompute = m.recompute;
+  o.model.moe.router.z_loss = m.experts ? 1e-3 : 0;
+  o.step.batch = kRows;
+  o.step.schedule = optim::Schedule::Kind::constant;
+  o.step.warmup = 0;
+  o.machine.dtype = dtype;
   return o;
 }
 
 // What a step of it takes away is the gradient times the rate. A large one makes that large beside
 // the rounding of the weights.
 Options plain_sgd(Options o, double lr) {
-  o.optimizer = "sgd";
-  o.lr = o.min_lr = lr;
-  o.beta1 = o.weight_decay = o.clip = 0;
+  o.step.optimizer = OptimizerKind::sgd;
+  o.step.lr = o.step.min_lr = lr;
+  o.step.beta1 = o.step.weight_decay = o.step.clip = 0;
   return o;
 }
 
 Options laid_out(Options o, const Layout& l, bool zero, std::int64_t accumulation) {
-  o.ranks = l.ranks;
-  o.tp = l.tp;
-  o.ep = l.ep;
-  o.etp = l.etp;
-  o.sp = l.sp;
-  o.zero = zero;
-  o.micro_batch = kRows / (l.ranks / l.tp) / accumulation;
+  o.parallel.ranks = l.ranks;
+  o.parallel.tp = l.tp;
+  o.parallel.ep = l.ep;
+  o.parallel.etp = l.etp;
+  o.parallel.sp = l.sp;
+  o.parallel.zero = zero;
+  o.step.micro_batch = kRows / (l.ranks / l.tp) / accumulation;
   return o;
 }
 
@@ -144,7 +146,7 @@ Result run(const Options& o, int steps, const Ranks* ranks, distributed::Pieces*
   r.first = weights();
   for (int step = 1; step <= steps; ++step) {
     const StepResult s = session.step(step, [&](std::int64_t first, std::int64_t rows) {
-      return batch_of(step, first, rows, o.vocab);
+      return batch_of(step, first, rows, o.model.vocab);
     });
     r.losses.push_back(s.loss());
     for (const StepResult::Depth& d : s.mtp) r.losses.push_back(d.loss.value());
@@ -224,8 +226,8 @@ void on_ranks(const Model& m, const Layout& l, const Options& own, const Result&
   test::distributed_test(static_cast<int>(l.ranks), [&](World& world) {
     CAPTURE(std::string(m.name));
     CAPTURE(std::string(l.name));
-    CAPTURE(own.zero);
-    CAPTURE(own.micro_batch);
+    CAPTURE(own.parallel.zero);
+    CAPTURE(own.step.micro_batch);
     const Ranks ranks(world, own);
     distributed::Pieces pieces;
     const Result got = run(own, static_cast<int>(want.norms.size()), &ranks, &pieces);
@@ -234,7 +236,7 @@ void on_ranks(const Model& m, const Layout& l, const Options& own, const Result&
 }
 
 // Over all layouts; the reference is run once for each model.
-void against_one_rank(const char* dtype, int steps, const Tolerance& tolerance, double sgd_rate,
+void against_one_rank(DType dtype, int steps, const Tolerance& tolerance, double sgd_rate,
                       bool every_case) {
   const Model* model = nullptr;
   Result want;
@@ -254,30 +256,30 @@ void against_one_rank(const char* dtype, int steps, const Tolerance& tolerance, 
 }  // namespace
 
 TEST_CASE("f64: losses, norm and every gradient of the first step are those of one rank") {
-  against_one_rank("f64", 1, {1e-9, 1e-9}, 1, true);
+  against_one_rank(DType::f64, 1, {1e-9, 1e-9}, 1, true);
 }
 
 TEST_CASE("f64: the aux loss and capacities are those of one rank with the same micro-batches") {
   for (const Model& m : kByBatch)
     for (const std::int64_t micro_batch : {16, 8, 4, 2}) {
-      Options o = plain_sgd(options_of(m, "f64"), 1);
-      o.micro_batch = micro_batch;
+      Options o = plain_sgd(options_of(m, DType::f64), 1);
+      o.step.micro_batch = micro_batch;
       const Result want = run(o, 1, nullptr, nullptr);
       for (const Layout& l : kExperts)
         for (const std::int64_t accumulation : {1, 4}) {
           const Options own = laid_out(o, l, accumulation == 4, accumulation);
-          if (own.micro_batch == micro_batch) on_ranks(m, l, own, want, {1e-9, 1e-9});
+          if (own.step.micro_batch == micro_batch) on_ranks(m, l, own, want, {1e-9, 1e-9});
         }
     }
 }
 
 TEST_CASE("f32: losses, norm and every gradient of the first step, with ZeRO too") {
-  against_one_rank("f32", 1, {1e-5, 1e-5}, 1024, true);
+  against_one_rank(DType::f32, 1, {1e-5, 1e-5}, 1024, true);
 }
 
 TEST_CASE("f32: weights after 20 steps of SGD, losses of 20 steps of AdamW") {
-  against_one_rank("f32", 20, {1e-4, 1, 1e-5}, 0.1, false);
-  against_one_rank("f32", 20, {1e-4, 1}, 0, false);
+  against_one_rank(DType::f32, 20, {1e-4, 1, 1e-5}, 0.1, false);
+  against_one_rank(DType::f32, 20, {1e-4, 1}, 0, false);
 }
 
 TEST_CASE("a layout repeats itself bit by bit, and ZeRO has the bits of the plain optimizer") {
@@ -288,7 +290,7 @@ TEST_CASE("a layout repeats itself bit by bit, and ZeRO has the bits of the plai
       CAPTURE(std::string(l.name));
       std::vector<Result> results;
       for (const bool zero : {false, false, true}) {
-        const Options o = laid_out(options_of(m, "f32"), l, zero, 1);
+        const Options o = laid_out(options_of(m, DType::f32), l, zero, 1);
         const Ranks ranks(world, o);
         results.push_back(run(o, 5, &ranks, nullptr));
       }
@@ -309,7 +311,7 @@ TEST_CASE("every rank makes the same collectives in a step") {
     test::distributed_test(static_cast<int>(l.ranks), [&](World& world) {
       CAPTURE(std::string(m.name));
       CAPTURE(std::string(l.name));
-      const Options o = laid_out(options_of(m, "f32"), l, zero, accumulation);
+      const Options o = laid_out(options_of(m, DType::f32), l, zero, accumulation);
       const Ranks ranks(world, o);
       run(o, 1, &ranks, nullptr);
       test::check_same_traces(world);
@@ -336,7 +338,7 @@ std::string moved_wrongly(const Options& o, const Ranks* ranks) {
   }
   for (int step = 1; step <= 3; ++step)
     session.step(step, [&](std::int64_t first, std::int64_t rows) {
-      return batch_of(step, first, rows, o.vocab);
+      return batch_of(step, first, rows, o.model.vocab);
     });
   if (ranks) session.model_pieces();  // waits for parameters that are on their way
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -349,10 +351,10 @@ std::string moved_wrongly(const Options& o, const Ranks* ranks) {
 }  // namespace
 
 TEST_CASE("session: a frozen parameter stays as it is in every layout") {
-  for (const char* const dtype : {"f32", "bf16"}) {
-    CAPTURE(std::string(dtype));
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    CAPTURE(name(dtype));
     Options o = options_of(kModels[3], dtype);
-    o.lr = o.min_lr = 1e-2;
+    o.step.lr = o.step.min_lr = 1e-2;
     CHECK(moved_wrongly(o, nullptr) == "");
     for (const Layout& l : kDense)
       for (const bool zero : {false, true})

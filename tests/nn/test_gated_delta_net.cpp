@@ -177,11 +177,11 @@ TEST_CASE("gated_delta_net: a model says how large they are, and knows what they
   GptConfig c = hybrid(Arch::llama);
   const double plain = c.flops_per_token();
   CHECK(Gpt(c).blocks[0].delta->options.key_heads == c.heads);
-  c.delta_key_heads = 1;
-  c.delta_value_heads = 3;
-  c.delta_key_dim = 5;
-  c.delta_value_dim = 7;
-  c.delta_conv = 3;
+  c.delta.key_heads = 1;
+  c.delta.value_heads = 3;
+  c.delta.key_dim = 5;
+  c.delta.value_dim = 7;
+  c.delta.conv = 3;
   const Gpt model(c);
   const GatedDeltaNet& m = *model.blocks[0].delta;
   CHECK(m.in_proj.weight.dim(0) == 2 * 5 + 2 * 3 * 7 + 2 * 3);
@@ -222,7 +222,7 @@ TEST_CASE("gated_delta_net: errors name the rule") {
   CHECK(error_of([&] { wrong.validate(); }) ==
         "gpt: pattern must consist of a (attention) and d (gated delta net), got \"dxa\"");
   wrong = hybrid(Arch::llama);
-  wrong.delta_value_heads = 3;
+  wrong.delta.value_heads = 3;
   CHECK(error_of([&] { wrong.validate(); }) ==
         "gated_delta_net: value_heads 3 must be a multiple of key_heads 4");
   wrong.pattern = "a";

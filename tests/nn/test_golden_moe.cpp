@@ -46,8 +46,7 @@ nn::GptConfig config() {
                      .seq = kSeq,
                      .vocab = kVocab,
                      .attention = nn::AttentionKind::mla,
-                     .q_lora = 48,
-                     .kv_lora = 32,
+                     .mla = {.q_lora = 48, .kv_lora = 32},
                      .mtp = {.depths = 1, .weight = 0.1},
                      .moe_layers = {0, 1, 1, 1}};
   c.moe = {.experts = 8, .ffn = 32, .shared_ffn = 32};

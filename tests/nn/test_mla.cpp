@@ -123,7 +123,7 @@ GptConfig latent() {
           .seq = 12,
           .vocab = 19,
           .attention = AttentionKind::mla,
-          .v_head = 5};
+          .mla = {.v_head = 5}};
 }
 
 Tensor tokens(std::int64_t rows, std::int64_t n) { return test::random({rows, n}, 5, DType::i32); }
@@ -219,9 +219,9 @@ TEST_CASE("mla gpt: configurations that do not go together") {
   CHECK(text([](GptConfig& c) { c.kv_heads = 2; }) == "gpt: attention mla has no kv_heads, got 2");
   CHECK(text([](GptConfig& c) { c.qk_norm = true; }) ==
         "gpt: attention mla has norms of its own and takes no qk_norm");
-  CHECK(text([](GptConfig& c) { c.kv_lora = -1; }) ==
-        "gpt: q_lora, kv_lora, qk_nope and v_head must be at least 0, got 0, -1, 0 and 5");
-  CHECK(text([](GptConfig& c) { c.qk_rope = 3; }) ==
+  CHECK(text([](GptConfig& c) { c.mla.kv_lora = -1; }) ==
+        "gpt: kv_lora must be at least 0, got -1");
+  CHECK(text([](GptConfig& c) { c.mla.rope = 3; }) ==
         "gpt: qk_rope must be even and at least 2, got 3");
   CHECK(text([](GptConfig& c) { c.attention = AttentionKind::mha; }) ==
         "gpt: q_lora, kv_lora, qk_nope, qk_rope and v_head need attention mla");
@@ -230,7 +230,7 @@ TEST_CASE("mla gpt: configurations that do not go together") {
 TEST_CASE("mla gpt: parameters and operations") {
   for (const std::int64_t q_lora : {0, 6}) {
     GptConfig c = latent();
-    c.q_lora = q_lora;
+    c.mla.q_lora = q_lora;
     c.pattern = "ad";
     const Gpt model(c);
     CHECK(model.parameter_count() == c.parameter_count());

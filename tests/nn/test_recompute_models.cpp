@@ -39,7 +39,7 @@ GptConfig config(const std::string& kind) {
   }
   if (kind == "latent") {
     c.attention = nn::AttentionKind::mla;
-    c.v_head = 5;
+    c.mla.v_head = 5;
   }
   if (kind.ends_with("experts"))
     c.moe = {.experts = 8,

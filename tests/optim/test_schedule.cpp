@@ -93,7 +93,7 @@ TEST_CASE("schedule: names") {
   CHECK(Schedule::parse("cosine") == Kind::cosine);
   CHECK(Schedule::parse("wsd") == Kind::wsd);
   CHECK(test::error_of([] { Schedule::parse("cos"); }) ==
-        "schedule: must be one of constant, linear, cosine, wsd, got \"cos\"");
+        "schedule: must be one of constant, linear, cosine, wsd, got 'cos'");
 }
 
 TEST_CASE("schedule: errors name the rule") {

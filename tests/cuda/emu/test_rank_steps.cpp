@@ -20,17 +20,17 @@ constexpr std::int64_t kRows = 4, kTokens = 8, kVocab = 37;
 
 Options options_of(bool nccl, bool zero) {
   Options o;
-  o.layers = 1;
-  o.heads = 2;
-  o.dim = 16;
-  o.seq = kTokens;
-  o.vocab = kVocab;
-  o.batch = kRows;
-  o.micro_batch = 1;
-  o.steps = 20;
-  o.device = "cuda";
-  o.backend = nccl ? "nccl" : "thread";
-  o.zero = zero;
+  o.model.layers = 1;
+  o.model.heads = 2;
+  o.model.dim = 16;
+  o.model.seq = kTokens;
+  o.model.vocab = kVocab;
+  o.step.batch = kRows;
+  o.step.micro_batch = 1;
+  o.step.steps = 20;
+  o.machine.device = "cuda";
+  o.parallel.backend = nccl ? train::Backend::nccl : train::Backend::thread;
+  o.parallel.zero = zero;
   return o;
 }
 
@@ -45,7 +45,7 @@ data::Batch batch_of(std::int64_t step) {
 template <class F>
 void over_two_ranks(const Options& o, F f) {
   distributed::run_ranks(2, [&](World& host) {
-    const bool nccl = o.backend == "nccl";
+    const bool nccl = o.parallel.backend == train::Backend::nccl;
     const Device gpu{Device::Kind::cuda, static_cast<std::int16_t>(nccl ? host.rank() : 0)};
     cuda::Stream stream = cuda::Stream::take(gpu);
     {

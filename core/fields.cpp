@@ -1,0 +1,82 @@
+#include "weft/core/fields.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace weft {
+
+Rule Rule::needs(bool holds, std::string what) const {
+  Rule r = *this;
+  r.needed.push_back({holds, std::move(what)});
+  return r;
+}
+
+Rule Rule::of_model(const char* key_in_state) const {
+  Rule r = *this;
+  r.saved = true;
+  r.key = key_in_state;
+  return r;
+}
+
+Rule Rule::of_first_model(const char* key_in_state) const {
+  Rule r = of_model(key_in_state);
+  r.required = true;
+  return r;
+}
+
+Rule Rule::shown_first() const {
+  Rule r = *this;
+  r.first = true;
+  return r;
+}
+
+Rule at_least(double low) { return {.low = low}; }
+Rule above(double low) { return {.low = low, .low_is_out = true}; }
+Rule between(double low, double high) { return {.low = low, .high = high}; }
+Rule fraction() { return {.low = 0, .high = 1, .high_is_out = true}; }
+
+namespace detail {
+namespace {
+
+template <class T>
+void check_limits(const std::string& who, T value, const Rule& rule) {
+  const auto x = static_cast<double>(value);
+  const bool low_holds = rule.low_is_out ? x > rule.low : x >= rule.low;
+  const bool high_holds = rule.high_is_out ? x < rule.high : x <= rule.high;
+  if (rule.high_is_out)
+    return check(low_holds && high_holds, "{} must be in {}{}, {}), got {}", who,
+                 rule.low_is_out ? "(" : "[", rule.low, rule.high, value);
+  if (rule.low_is_out && std::isfinite(rule.high))
+    return check(low_holds && high_holds, "{} must be above {} and at most {}, got {}", who,
+                 rule.low, rule.high, value);
+  check(low_holds,
+        rule.low_is_out ? "{} must be above {}, got {}" : "{} must be at least {}, got {}", who,
+        rule.low, value);
+  check(high_holds, "{} must be at most {}, got {}", who, rule.high, value);
+}
+
+}  // namespace
+
+void throw_unknown_word(const std::string& who, std::string_view word,
+                        std::span<const char* const> known) {
+  std::string list;
+  for (const char* name : known) list += (list.empty() ? "" : ", ") + std::string(name);
+  throw Error(message("{} must be one of {}, got '{}'", who, list, word));
+}
+
+void check_number(const std::string& who, std::int64_t value, const Rule& rule) {
+  check_limits(who, value, rule);
+}
+void check_number(const std::string& who, double value, const Rule& rule) {
+  check(std::isfinite(value), "{} must be finite, got {}", who, value);
+  check_limits(who, value, rule);
+}
+
+std::string CheckNumbers::who(const char* name) const {
+  std::string text = name;
+  std::replace(text.begin(), text.end(), '-', '_');
+  return message("{}: {}", op, text);
+}
+
+}  // namespace detail
+}  // namespace weft

@@ -1,0 +1,121 @@
+#pragma once
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "weft/core/error.h"
+
+namespace weft {
+
+// A struct of settings says each of them once:
+//
+//   struct SgdOptions {
+//     double lr = 0.1;
+//     template <class V>
+//     void fields(V& v) {
+//       v("lr", lr, "learning rate", above(0));
+//     }
+//   };
+//
+// Command lines, files, checks and help are visitors. A visitor is called with (name, value, help,
+// rule), and for an enum with (name, value, words, help, rule). Names are those of flags, without
+// the dashes in front; a file may write '_' for '-'.
+
+/// A value of an enum, and the word for it in flags, files and messages.
+template <class E>
+struct Word {
+  const char* name;
+  E value;
+};
+
+/// What a setting has to be, beside its type.
+struct Rule {
+  double low = -std::numeric_limits<double>::infinity();
+  double high = std::numeric_limits<double>::infinity();
+  bool low_is_out = false, high_is_out = false;
+  /// Its name in a checkpoint's state; null: the name with '_' for '-'.
+  const char* key = nullptr;
+  bool saved = false;     ///< in a checkpoint: a run that resumes must have the same
+  bool required = false;  ///< has been in checkpoints from the first one on
+  bool first = false;     ///< among the few that help shows first
+  struct Need {
+    bool holds;
+    std::string what;
+  };
+  std::vector<Need> needed = {};  ///< where the setting is not at its default
+
+  /// The setting means something only where `holds`: "--sp: needs --tp of at least 2, got 1".
+  Rule needs(bool holds, std::string what) const;
+  Rule of_model(const char* key_in_state = nullptr) const;
+  Rule of_first_model(const char* key_in_state = nullptr) const;
+  Rule shown_first() const;
+};
+
+Rule at_least(double low);
+Rule above(double low);
+Rule between(double low, double high);
+/// [0, 1)
+Rule fraction();
+inline Rule any() { return {}; }
+
+/// The word for a value.
+template <class E, std::size_t N>
+const char* word_of(const Word<E> (&words)[N], E value) {
+  for (const Word<E>& w : words)
+    if (w.value == value) return w.name;
+  return "?";
+}
+
+namespace detail {
+[[noreturn]] void throw_unknown_word(const std::string& who, std::string_view word,
+                                     std::span<const char* const> known);
+/// `who` "gpt: layers" or "--layers:" starts the message.
+void check_number(const std::string& who, std::int64_t value, const Rule& rule);
+void check_number(const std::string& who, double value, const Rule& rule);
+}  // namespace detail
+
+/// The value of a word. Throws Error "{who} must be one of {words}, got '{word}'".
+template <class E, std::size_t N>
+E value_of(const Word<E> (&words)[N], std::string_view word, const std::string& who) {
+  const char* known[N];
+  for (std::size_t i = 0; i < N; ++i) {
+    if (word == words[i].name) return words[i].value;
+    known[i] = words[i].name;
+  }
+  detail::throw_unknown_word(who, word, known);
+}
+
+namespace detail {
+struct CheckNumbers {
+  const char* op;
+
+  void group(const char*) {}
+  template <class T>
+  void operator()(const char* name, const T& value, const char*, const Rule& rule = {}) {
+    if constexpr (std::is_same_v<T, std::int64_t> || std::is_same_v<T, double>)
+      check_number(who(name), value, rule);
+  }
+  template <class E, std::size_t N>
+  void operator()(const char*, const E&, const Word<E> (&)[N], const char*, const Rule& = {}) {}
+
+ private:
+  std::string who(const char* name) const;
+};
+}  // namespace detail
+
+/// Throws Error "{op}: {name} must be at least 1, got 0" for the first number of `options` that is
+/// not what its rule says.
+template <class Options>
+void check_fields(const char* op, const Options& options) {
+  detail::CheckNumbers v{op};
+  Options copy = options;
+  copy.fields(v);
+}
+
+}  // namespace weft

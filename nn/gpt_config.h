@@ -1,0 +1,192 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "weft/autograd/mlp.h"
+#include "weft/core/fields.h"
+#include "weft/nn/gated_delta_net.h"
+#include "weft/nn/mla.h"
+#include "weft/nn/moe.h"
+#include "weft/nn/mtp.h"
+
+namespace weft::nn {
+
+/// gpt2: learned positions, LayerNorm, GELU, biases. llama: RoPE, RMSNorm, SwiGLU, no biases.
+enum class Arch : std::uint8_t { gpt2, llama };
+inline constexpr Word<Arch> kArchWords[] = {{"gpt2", Arch::gpt2}, {"llama", Arch::llama}};
+
+/// mha: multi-head attention, grouped by kv_heads; mla: multi-head latent attention.
+enum class AttentionKind : std::uint8_t { mha, mla };
+inline constexpr Word<AttentionKind> kAttentionWords[] = {{"mha", AttentionKind::mha},
+                                                          {"mla", AttentionKind::mla}};
+
+/// What backward computes again instead of keeping it: nothing; the MLP's activation; whole
+/// blocks, of which only the input is kept.
+enum class Recompute : std::uint8_t { none, selective, full };
+inline constexpr Word<Recompute> kRecomputeWords[] = {
+    {"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}};
+
+/// The sizes and parts of a Gpt. fields() says what each is, may be, and is called elsewhere. A
+/// size of 0 follows from the others.
+struct GptConfig {
+  Arch arch = Arch::gpt2;
+  std::int64_t layers = 4, heads = 4, kv_heads = 0, dim = 128, ffn = 0;
+  std::int64_t seq = 256;
+  std::int64_t vocab = 256;
+  double dropout = 0;
+  double rope_theta = 10000;
+  double norm_eps = 1e-5;
+  bool qk_norm = false;
+  std::optional<bool> tie = {};  ///< unset: gpt2 yes, llama no
+  std::int64_t window = 0;
+  AttentionKind attention = AttentionKind::mha;
+  MlaOptions mla = {};  ///< its window, dropout and norm_eps are those of the configuration
+  std::string pattern = {};
+  GatedDeltaNetOptions delta = {
+      .key_heads = 0, .value_heads = 0, .key_dim = 0, .value_dim = 0, .conv = 0};
+  Gelu gelu = Gelu::tanh;  ///< gpt2 only
+  Recompute recompute = Recompute::none;
+  MtpOptions mtp = {};
+  /// With experts, MoE layers take the place of MLPs; ffn 0: as wide as those. Activation, biases,
+  /// initial values and recomputation follow from the rest of the configuration.
+  MoeOptions moe = {};
+  std::int64_t moe_every = 1, dense_layers = 0;
+  std::vector<std::uint8_t> moe_layers = {};  ///< or one 0 or 1 for each block
+
+  static constexpr double kMostSize = 1 << 30;  ///< sums and products of two sizes fit 64 bits
+
+  template <class V>
+  void fields(V& v);
+
+  /// Throws Error with the first rule that does not hold: "gpt: dim 130 must be a multiple of heads
+  /// 4".
+  void validate() const;
+  /// The same model with every size spelled out.
+  GptConfig resolved() const;
+  std::int64_t kv_head_count() const { return kv_heads ? kv_heads : heads; }
+  std::int64_t head_dim() const { return dim / heads; }
+  std::int64_t ffn_dim() const;
+  std::int64_t expert_ffn_dim() const { return moe.ffn ? moe.ffn : ffn_dim(); }
+  bool has_experts(std::int64_t block) const;
+  bool is_delta(std::int64_t block) const;
+  bool has_delta() const { return pattern.find('d') != std::string::npos; }
+  GatedDeltaNetOptions delta_options() const;
+  MlaOptions mla_options() const;
+  bool tied() const { return tie.value_or(arch == Arch::gpt2); }
+  /// The number of trained values, by formula: all experts.
+  std::int64_t parameter_count() const;
+  /// Floating-point operations of forward and backward for one token of a full sequence, by the
+  /// experts that it uses, without what recomputing adds.
+  double flops_per_token() const;
+};
+
+template <class V>
+void GptConfig::fields(V& v) {
+  const Rule size = between(0, kMostSize);  // 0: follows from the others
+  v.group("Model");
+  v("arch", arch, kArchWords,
+    "gpt2: learned positions, LayerNorm, GELU; llama: rope, RMSNorm, SwiGLU",
+    any().of_first_model().shown_first());
+  v("layers", layers, "number of blocks", between(1, 10'000).of_first_model().shown_first());
+  v("heads", heads, "attention heads", between(1, kMostSize).of_first_model().shown_first());
+  v("kv-heads", kv_heads, "key and value heads; 0: as many as heads",
+    size.of_first_model().shown_first());
+  v("dim", dim, "width of the residual stream",
+    between(1, kMostSize).of_first_model().shown_first());
+  v("ffn", ffn, "hidden width of the MLP; 0: 4 dim (gpt2), 8/3 dim (llama)", size.of_first_model());
+  v("seq", seq, "tokens in a sequence", between(1, kMostSize).of_first_model().shown_first());
+  v("vocab", vocab, "vocabulary; 0: the tokenizer's", size.of_first_model());
+  v("dropout", dropout, "probability of dropping an activation", fraction().shown_first());
+  v("qk-norm", qk_norm, "RMSNorm on queries and keys", any().of_first_model());
+  v("norm-eps", norm_eps, "added to the mean square of a norm", at_least(0).of_first_model());
+  v("rope-theta", rope_theta, "base of the rotary frequencies (llama)", above(0).of_first_model());
+  v("window", window, "keys a query sees, itself included; 0: all before it",
+    size.of_first_model());
+  v("attention", attention, kAttentionWords, "with --kv-heads, or latent attention (llama)",
+    any().of_model().shown_first());
+  v("q-lora", mla.q_lora, "mla: width of the queries' latent; 0: none", size.of_model());
+  v("kv-lora", mla.kv_lora, "mla: width of the keys' and values' latent; 0: 4 dim / heads",
+    size.of_model());
+  v("qk-nope", mla.nope, "mla: elements of a head without position; 0: dim / heads",
+    size.of_model());
+  v("qk-rope", mla.rope, "mla: rotated elements of a head; 0: half of dim / heads",
+    size.of_model());
+  v("v-head", mla.v_head, "mla: elements of a value head; 0: dim / heads", size.of_model());
+  v("pattern", pattern,
+    "one letter a layer, repeated: a attention, d gated delta net, as in ddda; empty: attention",
+    any().of_model().shown_first());
+  v("delta-key-heads", delta.key_heads, "delta net: heads of queries and keys; 0: as many as heads",
+    size.of_model());
+  v("delta-value-heads", delta.value_heads,
+    "delta net: heads of values, a multiple of those of keys; 0: as many as heads",
+    size.of_model());
+  v("delta-key-dim", delta.key_dim, "delta net: elements of a key head; 0: dim / heads",
+    size.of_model());
+  v("delta-value-dim", delta.value_dim, "delta net: elements of a value head; 0: dim / heads",
+    size.of_model());
+  v("delta-conv", delta.conv, "delta net: tokens its convolution sees, 2 to 8; 0: 4",
+    size.of_model());
+  v("tie", tie, "share the weight of embedding and head; auto: gpt2 yes, llama no",
+    any().of_first_model());
+  v("recompute", recompute, kRecomputeWords, "trade time for memory in backward",
+    any().shown_first());
+  v("mtp", mtp.depths, "multi-token prediction: tokens predicted beyond the next one; 0: none",
+    between(0, 1000).of_model().shown_first());
+  v("mtp-weight", mtp.weight, "weight of the mean loss of the --mtp depths", at_least(0));
+  v("mtp-repeat", mtp.repeated, "one layer for all --mtp depths",
+    any().needs(mtp.depths > 0, "mtp, got 0").of_model("mtp_repeated"));
+  v("mtp-detach", mtp.detached, "--mtp trains its own layers only",
+    any().needs(mtp.depths > 0, "mtp, got 0"));
+
+  v.group("Experts");
+  RouterConfig& r = moe.router;
+  const bool sparse = moe.experts > 0;
+  v("experts", moe.experts, "experts in place of an MLP; 0: none",
+    between(0, 1 << 20).of_model().shown_first());
+  v("topk", r.route.topk, "experts that a token goes to",
+    between(1, INT32_MAX).of_model().shown_first());
+  v("expert-ffn", moe.ffn,
+    "hidden width of an expert; 0: a token's experts together are as wide as the MLP",
+    size.of_model());
+  v("shared-ffn", moe.shared_ffn,
+    "hidden width of an expert for all tokens; 0: none; below 0: as wide as the others",
+    Rule{.high = kMostSize}.of_model().shown_first());
+  v("shared-gate", moe.shared_gate, "a gate on the expert for all tokens",
+    any().needs(sparse, "experts").needs(moe.shared_ffn != 0, "shared-ffn, got 0").of_model());
+  v("latent", moe.latent, "numbers of a token that the experts work on; 0: all of --dim",
+    size.needs(sparse, message("experts, got {} without", moe.latent)).of_model());
+  v("moe-every", moe_every, "every so many layers have experts, the first one too",
+    between(1, INT32_MAX).of_model());
+  v("dense-layers", dense_layers, "so many layers at the start keep their MLP",
+    size.needs(sparse, "experts").of_model());
+  v("router", r.route.score, kRouterScoreWords, "what a logit becomes before experts are compared",
+    any().of_model().shown_first());
+  v("pre-softmax", r.route.pre_softmax,
+    "softmax over all experts before the choice, in place of over the chosen ones",
+    any().needs(sparse, "experts").of_model());
+  v("router-scaling", r.route.scaling, "factor of every probability",
+    above(0).needs(sparse, "experts").of_model());
+  v("sinkhorn", r.sinkhorn, "while training, choose experts from the balanced matrix",
+    any().needs(sparse, "experts").of_model());
+  v("jitter", r.jitter, "while training, the router's input is multiplied by 1 - this to 1 + this",
+    fraction().needs(sparse, "experts"));
+  v("expert-bias", r.expert_bias, "a bias on the choice of experts, moved by --bias-rate",
+    any().needs(sparse, "experts").of_model());
+  v("groups", r.route.groups, "groups that the experts stand in; 0: no groups",
+    between(0, INT32_MAX).of_model());
+  v("group-topk", r.route.group_topk, "groups that a token may choose from",
+    between(0, INT32_MAX).of_model());
+  v("z-loss", r.z_loss, "weight of the loss on large router logits",
+    at_least(0).needs(sparse, "experts"));
+  v("capacity", r.capacity_factor,
+    "an expert takes at most this times its even share of tokens; 0: all that come",
+    at_least(0).needs(sparse, "experts").of_model().shown_first());
+  v("drop", r.drop, kDropPolicyWords,
+    "tokens that an expert over its capacity keeps: the most probable, or the first ones",
+    any().needs(r.capacity_factor > 0, "capacity"));
+  v("force-balance", r.force_balance, "route by chance, for benchmarks",
+    any().needs(sparse, "experts"));
+}
+
+}  // namespace weft::nn
