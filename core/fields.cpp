@@ -38,21 +38,27 @@ Rule fraction() { return {.low = 0, .high = 1, .high_is_out = true}; }
 namespace detail {
 namespace {
 
+// Limits are mostly whole numbers: 1000000, not 1e+06.
+std::string text_of(double x) {
+  const bool whole = std::abs(x) < 1e15 && x == std::floor(x);
+  return whole ? std::to_string(static_cast<std::int64_t>(x)) : message("{}", x);
+}
+
 template <class T>
 void check_limits(const std::string& who, T value, const Rule& rule) {
   const auto x = static_cast<double>(value);
   const bool low_holds = rule.low_is_out ? x > rule.low : x >= rule.low;
   const bool high_holds = rule.high_is_out ? x < rule.high : x <= rule.high;
+  if (low_holds && high_holds) return;
+  const std::string low = text_of(rule.low), high = text_of(rule.high);
   if (rule.high_is_out)
-    return check(low_holds && high_holds, "{} must be in {}{}, {}), got {}", who,
-                 rule.low_is_out ? "(" : "[", rule.low, rule.high, value);
+    throw Error(message("{} must be in {}{}, {}), got {}", who, rule.low_is_out ? "(" : "[", low,
+                        high, value));
   if (rule.low_is_out && std::isfinite(rule.high))
-    return check(low_holds && high_holds, "{} must be above {} and at most {}, got {}", who,
-                 rule.low, rule.high, value);
-  check(low_holds,
-        rule.low_is_out ? "{} must be above {}, got {}" : "{} must be at least {}, got {}", who,
-        rule.low, value);
-  check(high_holds, "{} must be at most {}, got {}", who, rule.high, value);
+    throw Error(message("{} must be above {} and at most {}, got {}", who, low, high, value));
+  throw Error(low_holds         ? message("{} must be at most {}, got {}", who, high, value)
+              : rule.low_is_out ? message("{} must be above {}, got {}", who, low, value)
+                                : message("{} must be at least {}, got {}", who, low, value));
 }
 
 }  // namespace

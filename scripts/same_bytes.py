@@ -24,7 +24,7 @@ RUNS = {  # name: program and flags
     "bf16": ["train_gpt", "--arch", "llama", "--dtype", "bf16"],
     "zero": ["train_gpt", "--arch", "gpt2", "--ranks", "2", "--dp", "2", "--zero"],
     "tp": ["train_gpt", "--arch", "llama", "--ranks", "2", "--tp", "2", "--sp", "--kv-heads", "2"],
-    "ep": ["train_moe", "--ranks", "4", "--dp", "2", "--tp", "2", "--ep", "2", "--etp", "2"],
+    "ep": ["train_moe", "--ranks", "4", "--dp", "2", "--tp", "2", "--sp", "--ep", "2", "--etp", "2"],
     "recompute": ["train_moe", "--recompute", "full", "--optimizer", "sgd", "--lr", "0.01"],
 }
 # What differs between equal runs, and what a run says of its own folder.

@@ -81,7 +81,7 @@ struct Bind {
   template <class E, std::size_t N, class Set>
   void add(const char* name, const Word<E> (&words)[N], E now, const char* help, const Rule& rule,
            Set set) {
-    line.add_word(flag(name), word_of(words, now), message("{}: {}", alternatives(words), help),
+    line.add_word(flag(name), word_of(words, now), message("{} ({})", help, alternatives(words)),
                   heading, rule.first, [name, &words, set](const std::string& word) {
                     for (const ReservedWord& r : kReservedWords)
                       check(r.name != std::string_view(name) || word != r.word,

@@ -67,7 +67,7 @@ def router_choices_are_of_the_model(folder):
     assert (model["pre_softmax"], model["router_scaling"], model["dense_layers"]) == (True, 2.5, 1), model
     assert len(metrics(f"{folder}/a")[0]["layer_loads"]) == 2  # the second layer and the MTP depth
     refused(run("train_moe", *base(folder, "a", "--steps", "4", *choices, "--router-scaling", "1", "--resume")),
-            2, "another model", "router_scaling 2.5 (this run: 1.0)")
+            2, "another model", "router_scaling 2.5 (this run: 1)")
     done = run("generate", "--checkpoint", f"{folder}/a", "--prompt", "the", "--tokens", "8")
     assert done.returncode == 0 and done.stdout.startswith("the"), done.stderr
     train(*base(folder, "b", "--steps", "2", "--router", "softmax", "--aux", "none", "--sinkhorn"),

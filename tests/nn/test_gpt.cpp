@@ -348,13 +348,16 @@ TEST_CASE("gpt: errors name the rule") {
   CHECK(error([](GptConfig& c) { c.layers = kHuge; }) ==
         "gpt: layers must be at most 10000, got 9223372036854775807");
   CHECK(error([](GptConfig& c) { c.mtp.depths = 1001; }) ==
-        "gpt: mtp depths must be at most 1000, got 1001");
-  for (auto member :
-       {&GptConfig::heads, &GptConfig::kv_heads, &GptConfig::dim, &GptConfig::ffn, &GptConfig::seq,
-        &GptConfig::vocab, &GptConfig::kv_lora, &GptConfig::delta_key_dim})
+        "gpt: mtp must be at most 1000, got 1001");
+  for (auto member : {&GptConfig::heads, &GptConfig::kv_heads, &GptConfig::dim, &GptConfig::ffn,
+                      &GptConfig::seq, &GptConfig::vocab})
     CHECK(error([&](GptConfig& c) {
             c.*member = kHuge;
           }).ends_with(" must be at most 1073741824, got 9223372036854775807"));
+  CHECK(error([](GptConfig& c) { c.mla.kv_lora = kHuge; }) ==
+        "gpt: kv_lora must be at most 1073741824, got 9223372036854775807");
+  CHECK(error([](GptConfig& c) { c.delta.key_dim = kHuge; }) ==
+        "gpt: delta_key_dim must be at most 1073741824, got 9223372036854775807");
   CHECK(error([](GptConfig& c) {
           c.dim = c.ffn = 1 << 28;
         }).starts_with("gpt: the model must have at most 9007199254740992 parameters, got "));

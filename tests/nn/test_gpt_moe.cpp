@@ -329,11 +329,11 @@ TEST_CASE("gpt with experts: errors") {
   CHECK(text([](GptConfig& c) { c.moe.experts = -1; }) ==
         "gpt: experts must be at least 0, got -1");
   CHECK(text([](GptConfig& c) { c.moe.ffn = -1; }) == "gpt: expert_ffn must be at least 0, got -1");
-  CHECK(text([](GptConfig& c) { c.moe.latent = -1; }) == "moe: latent must be at least 0, got -1");
+  CHECK(text([](GptConfig& c) { c.moe.latent = -1; }) == "gpt: latent must be at least 0, got -1");
   CHECK(text([](GptConfig& c) { c.moe.router.route.topk = 5; }) ==
         "router: topk must be at most the number of experts 4, got 5");
   CHECK(text([](GptConfig& c) { c.moe.router.z_loss = -1; }) ==
-        "router: z_loss must be at least 0, got -1");
+        "gpt: z_loss must be at least 0, got -1");
   CHECK(text([](GptConfig& c) { c.moe_every = 0; }) == "gpt: moe_every must be at least 1, got 0");
   CHECK(text([](GptConfig& c) { c.moe_layers = {1}; }) ==
         "gpt: moe_layers must have one number for each of the 3 layers, got 1");

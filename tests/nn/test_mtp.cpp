@@ -235,8 +235,8 @@ TEST_CASE("mtp: wrong configurations name the rule") {
   CHECK(
       error({.depths = 8}) ==
       "gpt: mtp depths must be below seq 8, as depth d predicts the token d + 1 places on, got 8");
-  CHECK(error({.depths = -1}) == "gpt: mtp depths must be at least 0, got -1");
-  CHECK(error({.depths = 1, .weight = -0.5}) == "gpt: mtp weight must be at least 0, got -0.5");
+  CHECK(error({.depths = -1}) == "gpt: mtp must be at least 0, got -1");
+  CHECK(error({.depths = 1, .weight = -0.5}) == "gpt: mtp_weight must be at least 0, got -0.5");
   const Gpt model = make(small(Arch::llama, 1));
   const Tensor ids = tokens({1, 4}, 1);
   CHECK(test::error_of([&] { static_cast<void>(model.mtp_trunk(2, ids, model.hidden(ids))); }) ==
