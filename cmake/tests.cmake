@@ -27,7 +27,7 @@ set(weft_tests_io
 set(weft_tests_data
   data)
 set(weft_tests_examples
-  comm_model hostile_config run_folder session_layouts)
+  comm_model hostile_config options run_folder session_layouts)
 
 # Tests of what several threads touch: all that the ThreadSanitizer job builds and runs.
 set(weft_thread_tests

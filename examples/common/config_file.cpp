@@ -47,7 +47,7 @@ std::vector<std::string> read_config(const std::string& path,
       const auto given = [&](const std::string& a) {
         return a == flag || a.rfind(flag + "=", 0) == 0;
       };
-      if (std::any_of(command_line.begin(), command_line.end(), given)) continue;
+      if (list->empty() || std::any_of(command_line.begin(), command_line.end(), given)) continue;
       flags.push_back(flag);
       for (const toml::node& item : *list) flags.push_back(text_of(item, name));
     } else {

@@ -1,0 +1,147 @@
+#include <doctest/doctest.h>
+
+#include <set>
+
+#include "weft/examples/common/options.h"
+#include "weft/examples/common/run_folder.h"
+#include "weft/io/file.h"
+#include "weft/io/json_fields.h"
+#include "weft/tests/support.h"
+#include "weft/tests/temp_folder.h"
+
+namespace weft::train::options_test {
+namespace {
+
+using test::error_of;
+
+// Gives one field, by its place, another value that its rule allows.
+struct Change {
+  std::size_t place, next = 0;
+  std::string name = {};
+
+  void group(const char*) {}
+  template <class T>
+  void operator()(const char* field, T& value, const char* help, const Rule& rule = {}) {
+    CHECK(std::string(help) != "");
+    if (next++ != place) return;
+    name = field;
+    change(value, rule);
+  }
+  template <class E, std::size_t N>
+  void operator()(const char* field, E& value, const Word<E> (&words)[N], const char* help,
+                  const Rule& = {}) {
+    CHECK(std::string(help) != "");
+    if (next++ != place) return;
+    name = field;
+    for (const Word<E>& w : words)
+      if (w.value != value) {
+        value = w.value;
+        return;
+      }
+  }
+
+ private:
+  static void change(bool& v, const Rule&) { v = !v; }
+  static void change(std::int64_t& v, const Rule& r) {
+    v += static_cast<double>(v) + 1 <= r.high ? 1 : -1;
+  }
+  static void change(double& v, const Rule&) { v = v == 0 ? 0.125 : v / 2; }
+  static void change(std::string& v, const Rule&) { v += "a"; }
+  static void change(std::optional<bool>& v, const Rule&) { v = true; }
+  static void change(std::vector<std::string>& v, const Rule&) { v.push_back("b c"); }
+};
+
+// The same options by way of a --config file.
+Options reread(const Options& o, const std::string& path) {
+  io::write_file(path, to_toml(o));
+  std::string program = "train_gpt", flag = "--config=" + path;
+  char* argv[] = {program.data(), flag.data(), nullptr};
+  return parse_options({}, 2, argv).options;
+}
+
+std::string joined(const std::set<std::string>& names) {
+  std::string out;
+  for (const std::string& n : names) out += n + " ";
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("options: config.toml says every setting") {
+  const test::TempFolder folder;
+  const std::string plain = to_toml({});
+  std::set<std::string> names, refused;
+  for (std::size_t place = 0;; ++place) {
+    Options o;
+    Change change{place};
+    o.fields(change);
+    if (change.name.empty()) break;
+    CAPTURE(change.name);
+    CHECK(names.insert(change.name).second);  // a flag is there once
+    const std::string text = to_toml(o);
+    CHECK(text != plain);
+    Options back;
+    if (error_of([&] { back = reread(o, folder / "c.toml"); }) == "no error")
+      CHECK(to_toml(back) == text);
+    else
+      refused.insert(change.name);
+  }
+  CHECK(names.size() > 90);
+  // By themselves these mean nothing.
+  CHECK(joined(refused) ==
+        "capacity dense-layers device drop ep expert-bias force-balance graph jitter latent "
+        "master-weights mtp-detach mtp-repeat pre-softmax rank router-scaling shared-gate sinkhorn "
+        "sp "
+        "tokenizer tp-overlap z-loss ");
+}
+
+TEST_CASE("options: a checkpoint says every setting that makes another model") {
+  Options with_experts;
+  with_experts.model = {.arch = nn::Arch::llama, .pattern = "da", .moe = {.experts = 4}};
+  with_experts.model.attention = nn::AttentionKind::mla;
+  const std::string plain = config_to_json(with_experts.model).dump();
+  std::set<std::string> trained_only;
+  for (std::size_t place = 0;; ++place) {
+    nn::GptConfig c = with_experts.model;
+    Change change{place};
+    c.fields(change);
+    if (change.name.empty()) break;
+    CAPTURE(change.name);
+    const std::string text = config_to_json(c).dump();
+    if (text == plain) {
+      trained_only.insert(change.name);
+      continue;
+    }
+    nn::GptConfig back;
+    io::fields_from_json(io::Json::parse(text), "state.json", back);
+    CHECK(config_to_json(back).dump() == text);
+  }
+  CHECK(joined(trained_only) ==
+        "drop dropout force-balance jitter mtp-detach mtp-weight recompute z-loss ");
+}
+
+TEST_CASE("options: what goes together") {
+  const auto refusal = [](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), "train_gpt");
+    std::vector<char*> argv;
+    for (std::string& f : flags) argv.push_back(f.data());
+    return error_of([&] { parse_options({}, static_cast<int>(argv.size()), argv.data()); });
+  };
+  CHECK(refusal({}) == "no error");
+  CHECK(refusal({"--sp"}) == "--sp: needs --tp of at least 2, got 1");
+  CHECK(refusal({"--tp", "2", "--tp-overlap", "ring"}) == "--tp-overlap: needs --sp");
+  CHECK(refusal({"--experts", "4", "--shared-gate"}) == "--shared-gate: needs --shared-ffn, got 0");
+  CHECK(refusal({"--drop", "position"}) == "--drop: needs --capacity");
+  CHECK(refusal({"--schedule", "cos"}) ==
+        "--schedule: must be one of constant, linear, cosine, wsd, got 'cos'");
+  CHECK(refusal({"--optimizer", "muon"}) ==
+        "--optimizer: muon does not exist yet; use adamw or sgd");
+  CHECK(refusal({"--dtype", "fp8"}) == "--dtype: fp8 does not exist yet; use f32, bf16 or f64");
+  CHECK(refusal({"--tie", "maybe"}) == "--tie: must be one of auto, on, off, got 'maybe'");
+  CHECK(refusal({"--dp", "1000001"}) == "--dp: must be at most 1000000, got 1000001");
+  CHECK(refusal({"--lr", "0"}) == "--lr: must be above 0, got 0");
+  CHECK(refusal({"--dropout", "1"}) == "--dropout: must be in [0, 1), got 1");
+  CHECK(refusal({"--eps", "inf"}) == "--eps: must be finite, got inf");
+}
+
+}  // namespace weft::train::options_test
