@@ -24,6 +24,12 @@ Rule Rule::of_first_model(const char* key_in_state) const {
   return r;
 }
 
+Rule Rule::required_where(bool holds) const {
+  Rule r = *this;
+  r.required = holds;
+  return r;
+}
+
 Rule Rule::shown_first() const {
   Rule r = *this;
   r.first = true;

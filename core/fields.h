@@ -25,7 +25,8 @@ namespace weft {
 //
 // Command lines, files, checks and help are visitors. A visitor is called with (name, value, help,
 // rule), and for an enum with (name, value, words, help, rule). Names are those of flags, without
-// the dashes in front; a file may write '_' for '-'.
+// the dashes in front; a file may write '_' for '-'. `needs` is for whoever sets a flag: a library
+// type that must hold more of its members together checks that in its validate().
 
 /// A value of an enum, and the word for it in flags, files and messages.
 template <class E>
@@ -54,6 +55,8 @@ struct Rule {
   Rule needs(bool holds, std::string what) const;
   Rule of_model(const char* key_in_state = nullptr) const;
   Rule of_first_model(const char* key_in_state = nullptr) const;
+  /// Checkpoints in which this holds have always had the setting.
+  Rule required_where(bool holds) const;
   Rule shown_first() const;
 };
 
@@ -92,12 +95,19 @@ E value_of(const Word<E> (&words)[N], std::string_view word, const std::string& 
 }
 
 namespace detail {
+template <class T>
+inline constexpr bool is_setting =
+    std::is_same_v<T, bool> || std::is_same_v<T, std::int64_t> || std::is_same_v<T, double> ||
+    std::is_same_v<T, std::string> || std::is_same_v<T, std::vector<std::string>> ||
+    std::is_same_v<T, std::optional<bool>>;
+
 struct CheckNumbers {
   const char* op;
 
   void group(const char*) {}
   template <class T>
   void operator()(const char* name, const T& value, const char*, const Rule& rule = {}) {
+    static_assert(is_setting<T>, "a setting must be of a type that every visitor knows");
     if constexpr (std::is_same_v<T, std::int64_t> || std::is_same_v<T, double>)
       check_number(who(name), value, rule);
   }

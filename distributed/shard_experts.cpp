@@ -63,6 +63,9 @@ class Sharding {
           ep_.size());
     check(ffn % etp_.size() == 0, "{}: the width {} of an expert must be a multiple of etp {}",
           name, ffn, etp_.size());
+    check(!moe.router.config.sinkhorn || mesh_.group("tp_cp").size() == 1,
+          "{}: sinkhorn balances the tokens of a batch, which must be on one rank, got {} ranks",
+          name, mesh_.group("tp_cp").size());
     nn::Experts& e = moe.experts;
     const bool swiglu = e.options.activation == nn::Activation::swiglu;
     const std::string at = joined(name, "experts."), up = at + (swiglu ? "gate_up" : "up");

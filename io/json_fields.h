@@ -54,7 +54,9 @@ struct ReadFields {
   static void read(const Json& j, std::int64_t& v) { v = j.as_int(); }
   static void read(const Json& j, double& v) { v = j.as_double(); }
   static void read(const Json& j, std::string& v) { v = j.as_string(); }
-  static void read(const Json& j, std::optional<bool>& v) { v = j.as_bool(); }
+  static void read(const Json& j, std::optional<bool>& v) {
+    v = j.is_null() ? std::nullopt : std::optional(j.as_bool());
+  }
 };
 }  // namespace detail
 

@@ -17,6 +17,12 @@ double count_parameters(const GptConfig& c);
 void validate_experts(const GptConfig& c) {
   if (c.moe.experts == 0)
     return check(c.moe_layers.empty(), "gpt: moe_layers needs experts, got experts 0");
+  check(c.dense_layers == 0 || c.moe_layers.empty(),
+        "gpt: dense_layers must be 0 beside moe_layers, got {}", c.dense_layers);
+  bool some = !c.moe_layers.empty();
+  for (std::int64_t i = 0; i < c.layers && !some; ++i) some = c.has_experts(i);
+  check(some, "gpt: experts need a layer, but dense_layers {} and moe_every {} leave none of {}",
+        c.dense_layers, c.moe_every, c.layers);
   MoeOptions moe = c.moe;
   moe.ffn = c.expert_ffn_dim();
   moe.validate();

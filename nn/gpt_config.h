@@ -102,31 +102,36 @@ void GptConfig::fields(V& v) {
   v("norm-eps", norm_eps, "added to the mean square of a norm", at_least(0).of_first_model());
   v("rope-theta", rope_theta, "base of the rotary frequencies (llama)", above(0).of_first_model());
   v("window", window, "keys a query sees, itself included; 0: all before it",
-    size.of_first_model());
-  v("attention", attention, kAttentionWords, "with --kv-heads, or latent attention (llama)",
+    at_least(0).of_first_model());
+  v("attention", attention, kAttentionWords,
+    "multi-head, grouped by --kv-heads, or latent attention (llama only)",
     any().of_model().shown_first());
-  v("q-lora", mla.q_lora, "mla: width of the queries' latent; 0: none", size.of_model());
+  const bool latent = attention == AttentionKind::mla;
+  v("q-lora", mla.q_lora, "mla: width of the queries' latent; 0: none",
+    size.of_model().required_where(latent));
   v("kv-lora", mla.kv_lora, "mla: width of the keys' and values' latent; 0: 4 dim / heads",
-    size.of_model());
+    size.of_model().required_where(latent));
   v("qk-nope", mla.nope, "mla: elements of a head without position; 0: dim / heads",
-    size.of_model());
+    size.of_model().required_where(latent));
   v("qk-rope", mla.rope, "mla: rotated elements of a head; 0: half of dim / heads",
-    size.of_model());
-  v("v-head", mla.v_head, "mla: elements of a value head; 0: dim / heads", size.of_model());
+    size.of_model().required_where(latent));
+  v("v-head", mla.v_head, "mla: elements of a value head; 0: dim / heads",
+    size.of_model().required_where(latent));
   v("pattern", pattern,
     "one letter a layer, repeated: a attention, d gated delta net, as in ddda; empty: attention",
     any().of_model().shown_first());
+  const bool mixed = has_delta();
   v("delta-key-heads", delta.key_heads, "delta net: heads of queries and keys; 0: as many as heads",
-    size.of_model());
+    size.of_model().required_where(mixed));
   v("delta-value-heads", delta.value_heads,
     "delta net: heads of values, a multiple of those of keys; 0: as many as heads",
-    size.of_model());
+    size.of_model().required_where(mixed));
   v("delta-key-dim", delta.key_dim, "delta net: elements of a key head; 0: dim / heads",
-    size.of_model());
+    size.of_model().required_where(mixed));
   v("delta-value-dim", delta.value_dim, "delta net: elements of a value head; 0: dim / heads",
-    size.of_model());
+    size.of_model().required_where(mixed));
   v("delta-conv", delta.conv, "delta net: tokens its convolution sees, 2 to 8; 0: 4",
-    size.of_model());
+    size.of_model().required_where(mixed));
   v("tie", tie, "share the weight of embedding and head; auto: gpt2 yes, llama no",
     any().of_first_model());
   v("recompute", recompute, kRecomputeWords, "trade time for memory in backward",
@@ -135,33 +140,36 @@ void GptConfig::fields(V& v) {
     between(0, 1000).of_model().shown_first());
   v("mtp-weight", mtp.weight, "weight of the mean loss of the --mtp depths", at_least(0));
   v("mtp-repeat", mtp.repeated, "one layer for all --mtp depths",
-    any().needs(mtp.depths > 0, "mtp, got 0").of_model("mtp_repeated"));
+    any()
+        .needs(mtp.depths > 0, "mtp, got 0")
+        .of_model("mtp_repeated")
+        .required_where(mtp.depths > 0));
   v("mtp-detach", mtp.detached, "--mtp trains its own layers only",
     any().needs(mtp.depths > 0, "mtp, got 0"));
 
   v.group("Experts");
   RouterConfig& r = moe.router;
-  const bool sparse = moe.experts > 0;
   v("experts", moe.experts, "experts in place of an MLP; 0: none",
     between(0, 1 << 20).of_model().shown_first());
+  const bool sparse = moe.experts > 0;
   v("topk", r.route.topk, "experts that a token goes to",
-    between(1, INT32_MAX).of_model().shown_first());
+    between(1, INT32_MAX).of_model().required_where(sparse).shown_first());
   v("expert-ffn", moe.ffn,
     "hidden width of an expert; 0: a token's experts together are as wide as the MLP",
-    size.of_model());
+    size.of_model().required_where(sparse));
   v("shared-ffn", moe.shared_ffn,
     "hidden width of an expert for all tokens; 0: none; below 0: as wide as the others",
-    Rule{.high = kMostSize}.of_model().shown_first());
+    Rule{.high = kMostSize}.of_model().required_where(sparse).shown_first());
   v("shared-gate", moe.shared_gate, "a gate on the expert for all tokens",
     any().needs(sparse, "experts").needs(moe.shared_ffn != 0, "shared-ffn, got 0").of_model());
   v("latent", moe.latent, "numbers of a token that the experts work on; 0: all of --dim",
     size.needs(sparse, message("experts, got {} without", moe.latent)).of_model());
   v("moe-every", moe_every, "every so many layers have experts, the first one too",
-    between(1, INT32_MAX).of_model());
+    between(1, INT32_MAX).of_model().required_where(sparse));
   v("dense-layers", dense_layers, "so many layers at the start keep their MLP",
     size.needs(sparse, "experts").of_model());
   v("router", r.route.score, kRouterScoreWords, "what a logit becomes before experts are compared",
-    any().of_model().shown_first());
+    any().of_model().required_where(sparse).shown_first());
   v("pre-softmax", r.route.pre_softmax,
     "softmax over all experts before the choice, in place of over the chosen ones",
     any().needs(sparse, "experts").of_model());
@@ -172,16 +180,16 @@ void GptConfig::fields(V& v) {
   v("jitter", r.jitter, "while training, the router's input is multiplied by 1 - this to 1 + this",
     fraction().needs(sparse, "experts"));
   v("expert-bias", r.expert_bias, "a bias on the choice of experts, moved by --bias-rate",
-    any().needs(sparse, "experts").of_model());
+    any().needs(sparse, "experts").of_model().required_where(sparse));
   v("groups", r.route.groups, "groups that the experts stand in; 0: no groups",
-    between(0, INT32_MAX).of_model());
+    between(0, INT32_MAX).of_model().required_where(sparse));
   v("group-topk", r.route.group_topk, "groups that a token may choose from",
-    between(0, INT32_MAX).of_model());
+    between(0, INT32_MAX).of_model().required_where(sparse));
   v("z-loss", r.z_loss, "weight of the loss on large router logits",
     at_least(0).needs(sparse, "experts"));
   v("capacity", r.capacity_factor,
     "an expert takes at most this times its even share of tokens; 0: all that come",
-    at_least(0).needs(sparse, "experts").of_model().shown_first());
+    at_least(0).needs(sparse, "experts").of_model().required_where(sparse).shown_first());
   v("drop", r.drop, kDropPolicyWords,
     "tokens that an expert over its capacity keeps: the most probable, or the first ones",
     any().needs(r.capacity_factor > 0, "capacity"));

@@ -72,7 +72,8 @@ void CommandLine::refuse(const char* flag, const char* help, const std::string& 
 }
 
 bool CommandLine::parse(std::vector<std::string> args) {
-  const auto help = std::find(args.begin(), args.end(), "--help");
+  const auto help = std::find_if(args.begin(), args.end(),
+                                 [](const std::string& a) { return a == "--help" || a == "-h"; });
   if (help != args.end() && !app_->later.empty()) {
     const bool all = help + 1 != args.end() && help[1] == "all";
     if (!all)
@@ -96,7 +97,7 @@ bool CommandLine::parse(std::vector<std::string> args) {
   if (const std::vector<std::string> unknown = app_->remaining(true); !unknown.empty()) {
     std::vector<std::string> known;
     for (const CLI::Option* option : app_->get_options()) known.push_back(option->get_name());
-    throw_unknown_flag(unknown.front(), known);
+    throw_unknown_flag(unknown.front(), known, app_->later.empty() ? "--help" : "--help all");
   }
   return true;
 }

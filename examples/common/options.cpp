@@ -224,9 +224,13 @@ void check_together(const Options& o) {
   if (device.is_cuda()) cuda::check_device(device);
   if (m.moe.experts > 0) {
     const RouterScore score = m.moe.router.route.score;
-    check(
-        (o.balance.aux != Aux::bias && !m.moe.router.expert_bias) || score != RouterScore::softmax,
-        "--aux: bias needs --router sigmoid, got {}", word_of(nn::kRouterScoreWords, score));
+    check(o.balance.aux != Aux::bias || score != RouterScore::softmax,
+          "--aux: bias needs --router sigmoid, got {}", word_of(nn::kRouterScoreWords, score));
+    check(!m.moe.router.expert_bias || score != RouterScore::softmax,
+          "--expert-bias: needs --router sigmoid, got {}", word_of(nn::kRouterScoreWords, score));
+    check(!m.moe.router.sinkhorn || !o.counts_balance(),
+          "--sinkhorn: balances by itself and needs --aux none, got {}",
+          word_of(kAuxWords, o.balance.aux));
     check(!o.machine.graph || m.moe.router.capacity_factor > 0,
           "--graph: with --experts needs --capacity, or the host reads how many tokens each expert "
           "got");

@@ -106,8 +106,6 @@ struct MachineOptions {
   std::int64_t threads = 0, seed = 1;
   bool deterministic = false;
 
-  bool is_meta() const { return device.starts_with("meta"); }
-
   template <class V>
   void fields(V& v) {
     v.group("Machine");

@@ -25,13 +25,14 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-void throw_unknown_flag(const std::string& given, const std::vector<std::string>& known) {
+void throw_unknown_flag(const std::string& given, const std::vector<std::string>& known,
+                        const char* list) {
   // A flag that long is none of ours; what follows takes time by its length.
   const std::string name = given.substr(0, std::min<std::size_t>(given.find('='), 64));
   const auto nearest = std::min_element(known.begin(), known.end(), [&](const auto& a, auto& b) {
     return edit_distance(name, a) < edit_distance(name, b);
   });
-  throw Error(message("unknown flag '{}'; the nearest is {} (--help lists all)", name, *nearest));
+  throw Error(message("unknown flag '{}'; the nearest is {} ({} lists all)", name, *nearest, list));
 }
 
 }  // namespace weft::train

@@ -5,8 +5,8 @@
 namespace weft::train {
 
 /// Throws Error (Fault::user) that names the known flag nearest to what was given. `given` may end
-/// in "=value".
+/// in "=value". `list` is the flag that lists all.
 [[noreturn]] void throw_unknown_flag(const std::string& given,
-                                     const std::vector<std::string>& known);
+                                     const std::vector<std::string>& known, const char* list);
 
 }  // namespace weft::train

@@ -73,7 +73,7 @@ def router_choices_are_of_the_model(folder):
     train(*base(folder, "b", "--steps", "2", "--router", "softmax", "--aux", "none", "--sinkhorn"),
           program="train_moe")
     refused(run("train_moe", *base(folder, "c", "--sinkhorn", "--router", "softmax", "--aux", "seq")), 2,
-            "sinkhorn balances by itself")
+            "--sinkhorn: balances by itself and needs --aux none, got seq")
     refused(run("train_gpt", *base(folder, "c", "--drop", "position")), 2, "--drop: needs --capacity")
 
 

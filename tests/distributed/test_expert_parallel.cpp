@@ -190,6 +190,13 @@ TEST_CASE("expert parallelism: what does not fit is refused with the layer's nam
           "moe: experts with tp 2 need sequence parallelism (--sp): without it all tp ranks have "
           "the same tokens, and each would be sent 2 times");
     CHECK(text({.tp = 2, .ep = 2, .etp = 1}, {.sequence_parallel = true}) == "no error");
+    MoeOptions even = kLayer;
+    even.router = {.sinkhorn = true};
+    Model balanced;
+    balanced.moe = seeded(even);
+    const DeviceMesh shared(w, {.tp = 2, .ep = 2, .etp = 1});
+    CHECK(error_of([&] { shard_experts(balanced, shared, {.sequence_parallel = true}); }) ==
+          "moe: sinkhorn balances the tokens of a batch, which must be on one rank, got 2 ranks");
     const DeviceMesh mesh(w, {.ep = 4});
     CHECK(error_of([&] { AllToAllDispatcher(ExpertGroups(mesh), 6); }) ==
           "expert parallelism: the number of experts 6 must be a multiple of ep 4");

@@ -120,6 +120,62 @@ TEST_CASE("options: a checkpoint says every setting that makes another model") {
         "drop dropout force-balance jitter mtp-detach mtp-weight recompute z-loss ");
 }
 
+// As f2447f8 wrote them.
+TEST_CASE("options: older checkpoints are the models that they were") {
+  const auto read = [](const std::string& text) { return config_from_json(io::Json::parse(text)); };
+  const std::string sizes =
+      R"("layers":1,"heads":2,"kv_heads":2,"dim":16,"ffn":64,"seq":16,"vocab":256,)"
+      R"("rope_theta":10000,"norm_eps":1e-05,"qk_norm":false,"window":0)";
+  const std::string no_delta =
+      R"("delta_key_heads":0,"delta_value_heads":0,"delta_key_dim":0,"delta_value_dim":0,"delta_conv":0)";
+  const std::string no_mla =
+      R"("attention":"mha","q_lora":0,"kv_lora":0,"qk_nope":0,"qk_rope":0,"v_head":0)";
+
+  const nn::GptConfig first = read(R"({"arch":"gpt2",)" + sizes + R"(,"tie":true})");
+  CHECK(first.mtp.depths + first.moe.experts == 0);
+  CHECK(read(R"({"arch":"gpt2",)" + sizes + R"(,"tie":true,"pattern":"",)" + no_delta + "," +
+             no_mla + R"(,"mtp":0,"mtp_repeated":false,"experts":0})")
+            .tied());
+
+  const nn::GptConfig mla = read(
+      R"({"arch":"llama",)" + sizes + R"(,"tie":false,"pattern":"",)" + no_delta +
+      R"(,"attention":"mla","q_lora":0,"kv_lora":32,"qk_nope":8,"qk_rope":4,"v_head":6,"mtp":0,)"
+      R"("mtp_repeated":false,"experts":0})");
+  CHECK(mla.mla_options().kv_lora == 32);
+  CHECK(mla.mla_options().v_head == 6);
+  CHECK(mla.kv_heads == 0);
+
+  const std::string experts =
+      R"({"arch":"llama",)" + sizes +
+      R"(,"tie":false,"pattern":"da","delta_key_heads":2,"delta_value_heads":2,"delta_key_dim":8,)"
+      R"("delta_value_dim":8,"delta_conv":3,)" +
+      no_mla +
+      R"(,"mtp":1,"mtp_repeated":true,"experts":8,"topk":2,"expert_ffn":16,"shared_ffn":16,)"
+      R"("moe_every":1,"router":"sigmoid","expert_bias":true,"groups":2,"group_topk":1,)"
+      R"("capacity":1.5,"latent":8,"shared_gate":true})";
+  const nn::GptConfig c = read(experts);
+  const RouterOptions& route = c.moe.router.route;
+  CHECK(c.is_delta(0));
+  CHECK(c.delta_options().conv == 3);
+  CHECK(c.mtp.repeated);
+  CHECK(route.topk == 2);
+  CHECK(route.score == RouterScore::sigmoid);
+  CHECK(route.groups == 2);
+  CHECK(route.group_topk == 1);
+  CHECK(c.moe.router.expert_bias);
+  CHECK(c.moe.router.capacity_factor == 1.5);
+  CHECK(c.moe.ffn == 16);
+  CHECK(c.moe.shared_ffn == 16);
+  CHECK(c.moe.latent == 8);
+  CHECK(c.moe.shared_gate);
+  for (const std::string key : {"topk", "expert_ffn", "router", "groups", "capacity", "delta_conv",
+                                "mtp_repeated", "layers", "tie"}) {
+    std::string without = experts;
+    without.replace(without.find("\"" + key + "\""), key.size() + 2, "\"gone\"");
+    CHECK(error_of([&] { read(without); }).find(key) != std::string::npos);
+  }
+}
+
 TEST_CASE("options: what goes together") {
   const auto refusal = [](std::vector<std::string> flags) {
     flags.insert(flags.begin(), "train_gpt");
@@ -131,6 +187,11 @@ TEST_CASE("options: what goes together") {
   CHECK(refusal({"--sp"}) == "--sp: needs --tp of at least 2, got 1");
   CHECK(refusal({"--tp", "2", "--tp-overlap", "ring"}) == "--tp-overlap: needs --sp");
   CHECK(refusal({"--experts", "4", "--shared-gate"}) == "--shared-gate: needs --shared-ffn, got 0");
+  CHECK(refusal({"--experts", "4", "--sinkhorn"}) ==
+        "--sinkhorn: balances by itself and needs --aux none, got aux");
+  CHECK(refusal({"--experts", "4", "--expert-bias"}) ==
+        "--expert-bias: needs --router sigmoid, got softmax");
+  CHECK(refusal({"--nope"}).ends_with("(--help all lists all)"));
   CHECK(refusal({"--drop", "position"}) == "--drop: needs --capacity");
   CHECK(refusal({"--schedule", "cos"}) ==
         "--schedule: must be one of constant, linear, cosine, wsd, got 'cos'");

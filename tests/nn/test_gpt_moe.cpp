@@ -54,18 +54,19 @@ Pass pass(Gpt& model) {
 
 TEST_CASE("gpt with experts: parameters by formula, and which layers have them") {
   for (const Arch arch : {Arch::gpt2, Arch::llama})
-    for (int kind = 0; kind < 6; ++kind) {
+    for (int kind = 0; kind < 7; ++kind) {
       CAPTURE(kind);
       GptConfig c = tiny(arch);
       if (kind == 1) c.moe_every = 2;
       if (kind == 2) c.moe_layers = {0, 1, 0};
       if (kind == 3) c.moe.latent = 4;
       if (kind == 4) c.moe.shared_gate = true;
+      if (kind == 6) c.dense_layers = 1;
       if (kind == 5) c.moe = {.experts = 5, .router = {.bias = true}};
       const Gpt model(c);
       CHECK(model.parameter_count() == c.parameter_count());
       for (std::size_t i = 0; i < 3; ++i) {
-        const bool experts = kind == 1 ? i != 1 : kind == 2 ? i == 1 : true;
+        const bool experts = kind == 1 ? i != 1 : kind == 2 ? i == 1 : kind == 6 ? i > 0 : true;
         CHECK(model.blocks[i].moe.has_value() == experts);
         CHECK(model.blocks[i].mlp.has_value() == !experts);
       }
@@ -334,6 +335,8 @@ TEST_CASE("gpt with experts: errors") {
         "router: topk must be at most the number of experts 4, got 5");
   CHECK(text([](GptConfig& c) { c.moe.router.z_loss = -1; }) ==
         "gpt: z_loss must be at least 0, got -1");
+  CHECK(text([](GptConfig& c) { c.dense_layers = 9; }) ==
+        "gpt: experts need a layer, but dense_layers 9 and moe_every 1 leave none of 3");
   CHECK(text([](GptConfig& c) { c.moe_every = 0; }) == "gpt: moe_every must be at least 1, got 0");
   CHECK(text([](GptConfig& c) { c.moe_layers = {1}; }) ==
         "gpt: moe_layers must have one number for each of the 3 layers, got 1");
