@@ -25,8 +25,8 @@ namespace weft {
 //
 // Command lines, files, checks and help are visitors. A visitor is called with (name, value, help,
 // rule), and for an enum with (name, value, words, help, rule). Names are those of flags, without
-// the dashes in front; a file may write '_' for '-'. `needs` is for whoever sets a flag: a library
-// type that must hold more of its members together checks that in its validate().
+// the dashes in front; a file may write '_' for '-'. Command lines
+// check `needs`; a library type checks rules between its members in validate().
 
 /// A value of an enum, and the word for it in flags, files and messages.
 template <class E>

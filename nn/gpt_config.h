@@ -41,7 +41,7 @@ struct GptConfig {
   std::optional<bool> tie = {};  ///< unset: gpt2 yes, llama no
   std::int64_t window = 0;
   AttentionKind attention = AttentionKind::mha;
-  MlaOptions mla = {};  ///< its window, dropout and norm_eps are those of the configuration
+  MlaOptions mla = {};  ///< sizes; window, dropout and norm_eps come from this struct
   std::string pattern = {};
   GatedDeltaNetOptions delta = {
       .key_heads = 0, .value_heads = 0, .key_dim = 0, .value_dim = 0, .conv = 0};

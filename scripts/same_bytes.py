@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Trains ten configurations at two commits and compares every byte: losses, norms, weights, optimizer
-state. Then the newer trainer reads what the older one wrote: its config.toml, and its checkpoint.
+"""Trains ten configurations at two commits: losses, norms, weights and optimizer state must have the same
+bytes. Then the newer trainer reads what the older one wrote: its config.toml, and its checkpoint.
 usage: scripts/same_bytes.py BASE [NEW]     NEW: HEAD; a change that is not committed is not seen"""
 import argparse
 import json
