@@ -69,6 +69,10 @@ void check_limits(const std::string& who, T value, const Rule& rule) {
 
 }  // namespace
 
+void throw_no_word(int value) {
+  throw Error(message("settings: value {} of an enum must have a word in its table", value));
+}
+
 void throw_unknown_word(const std::string& who, std::string_view word,
                         std::span<const char* const> known) {
   std::string list;

@@ -67,12 +67,17 @@ Rule between(double low, double high);
 Rule fraction();
 inline Rule any() { return {}; }
 
-/// The word for a value.
+namespace detail {
+[[noreturn]] void throw_no_word(int value);
+}
+
+/// The word for a value. Throws Error for a value without one: a file holds only what can be read
+/// back.
 template <class E, std::size_t N>
 const char* word_of(const Word<E> (&words)[N], E value) {
   for (const Word<E>& w : words)
     if (w.value == value) return w.name;
-  return "?";
+  detail::throw_no_word(static_cast<int>(value));
 }
 
 namespace detail {

@@ -70,6 +70,8 @@ TEST_CASE("fields: numbers are held against their rules") {
 
 TEST_CASE("fields: words of enums") {
   CHECK(word_of(kColours, Colour::green) == std::string("green"));
+  CHECK(error_of([] { word_of(kColours, static_cast<Colour>(7)); }) ==
+        "settings: value 7 of an enum must have a word in its table");
   CHECK(value_of(kColours, "green", "paint: colour") == Colour::green);
   CHECK(error_of([] { value_of(kColours, "blue", "paint: colour"); }) ==
         "paint: colour must be one of red, green, got 'blue'");
