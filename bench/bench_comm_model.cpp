@@ -5,7 +5,7 @@
 #include "weft/bench/comm_cost.h"
 #include "weft/bench/comm_trace.h"
 #include "weft/bench/harness.h"
-#include "weft/examples/common/command_line.h"
+#include "weft/train/command_line.h"
 
 namespace weft::bench {
 namespace {

@@ -17,7 +17,7 @@ foreach(program train_gpt train_moe generate)
 endforeach()
 
 # Public headers keep their folders. What CPU kernels share is the library's own.
-foreach(folder autograd core data distributed io nn optim)
+foreach(folder autograd core data distributed io nn optim train)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION include/weft
     FILES_MATCHING PATTERN "*.h" PATTERN core/cpu EXCLUDE)
 endforeach()

@@ -1,6 +1,8 @@
 # The one library. Every host source file is named here, in path order: adding a file is one visible line.
 find_package(Threads REQUIRED)
 find_package(dnnl REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(tomlplusplus REQUIRED)
 if(WEFT_SANITIZE STREQUAL "")
   # Only to tell oneDNN, which brings OpenMP along, to stay on the calling thread.
   find_package(OpenMP REQUIRED)
@@ -123,14 +125,17 @@ set(weft_sources
   core/staging.cpp
   core/tensor.cpp
   core/thread_pool.cpp
+  data/dataset.cpp
   data/loader.cpp
   data/packing.cpp
   data/text.cpp
   data/token_file.cpp
+  data/token_windows.cpp
   data/tokenizer.cpp
   distributed/agree.cpp
   distributed/all_gather_dispatcher.cpp
   distributed/all_to_all_dispatcher.cpp
+  distributed/alone_world.cpp
   distributed/bucket_layout.cpp
   distributed/checkpoint.cpp
   distributed/comm_ops.cpp
@@ -141,6 +146,7 @@ set(weft_sources
   distributed/fake_world.cpp
   distributed/flight_recorder.cpp
   distributed/gpu_of_rank.cpp
+  distributed/model_pieces.cpp
   distributed/mpi_world.cpp
   distributed/nccl_channel.cpp
   distributed/nccl_job.cpp
@@ -211,7 +217,24 @@ set(weft_sources
   optim/optimizer.cpp
   optim/optimizer_state.cpp
   optim/schedule.cpp
-  optim/sgd.cpp)
+  optim/sgd.cpp
+  train/command_line.cpp
+  train/config_file.cpp
+  train/flags.cpp
+  train/interrupt.cpp
+  train/launch.cpp
+  train/memory.cpp
+  train/options.cpp
+  train/progress.cpp
+  train/ranks.cpp
+  train/run_folder.cpp
+  train/run_log.cpp
+  train/step_result.cpp
+  train/step_schedule.cpp
+  train/test_aids.cpp
+  train/train_step.cpp
+  train/trainer.cpp
+  train/unknown_flag.cpp)
 if(WEFT_HAVE_MPI)
   list(APPEND weft_sources distributed/mpi_channel.cpp distributed/mpi_compare.cpp
     distributed/mpi_end.cpp distributed/mpi_job.cpp distributed/mpi_messages.cpp distributed/mpi_questions.cpp)
@@ -238,7 +261,8 @@ list(REMOVE_ITEM weft_sources ${weft_loops})
 
 # What the objects and the library made of them share.
 add_library(weft_needs INTERFACE)
-target_link_libraries(weft_needs INTERFACE weft_flags DNNL::dnnl Threads::Threads)
+target_link_libraries(weft_needs INTERFACE weft_flags DNNL::dnnl Threads::Threads
+  CLI11::CLI11 tomlplusplus::tomlplusplus)
 if(WEFT_SANITIZE STREQUAL "")
   target_link_libraries(weft_needs INTERFACE OpenMP::OpenMP_CXX)
 endif()
@@ -249,6 +273,11 @@ if(WEFT_HAVE_MPI)
     INCLUDE_DIRECTORIES "${MPI_CXX_INCLUDE_DIRS}"
     COMPILE_DEFINITIONS "OMPI_SKIP_MPICXX;MPICH_SKIP_MPICXX")
 endif()
+
+# CLI11 is code of others, run once: compiled for speed of compiling. It takes seconds, and toml++
+# too: one file sees each.
+set_source_files_properties(train/command_line.cpp PROPERTIES
+  COMPILE_OPTIONS "-O0;-fno-sanitize=all" SKIP_PRECOMPILE_HEADERS ON)
 
 # weft_objects(NAME FILES...): compiled for the library, with the headers that most of them include
 # compiled once. ccache needs -fpch-preprocess.

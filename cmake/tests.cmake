@@ -107,9 +107,9 @@ endforeach()
 target_sources(tests_distributed PRIVATE bench/comm_cost.cpp bench/comm_timeline.cpp)
 # The trainer's own parts.
 if(WEFT_EXAMPLES)
-  weft_test_folder(examples tomlplusplus::tomlplusplus)
+  weft_test_folder(examples)
   if(TARGET tests_examples)
-    target_sources(tests_examples PRIVATE $<TARGET_OBJECTS:weft_train> bench/comm_timeline.cpp
+    target_sources(tests_examples PRIVATE $<TARGET_OBJECTS:weft_gpt> bench/comm_timeline.cpp
       bench/comm_trace.cpp)
   endif()
 endif()

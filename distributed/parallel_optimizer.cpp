@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "weft/core/allocator.h"
 #include "weft/core/error.h"
 #include "weft/distributed/sharded_optimizer.h"
 
@@ -23,26 +24,64 @@ Piece piece_of(const Ddp& ddp, std::size_t parameter, std::int64_t begin, std::i
 /// Every rank updates all that it holds.
 class ReplicatedOptimizer : public RangeOptimizer {
  public:
-  template <class Options>
-  ReplicatedOptimizer(Ddp& ddp, const Options& options, Members members) : RangeOptimizer(ddp) {
+  ReplicatedOptimizer(Ddp& ddp, const optim::AnyOptions& options, Members members)
+      : RangeOptimizer(&ddp) {
+    int next = 0;
     for (const Ddp::Bucket& b : ddp.buckets()) {
       if (!includes(members, b.layout)) continue;
+      // Ranks with the same values take turns: each writes a share of a checkpoint.
       for (const BucketEntry& e : b.layout.entries)
-        add(e.parameter, 0, ddp.parameters()[e.parameter].tensor, b.group->rank() == 0);
+        add(e.parameter, 0, ddp.parameters()[e.parameter].tensor,
+            b.group->rank() == next++ % b.group->size());
     }
-    if constexpr (std::is_same_v<Options, optim::AdamWOptions>)
-      make<optim::AdamW>(options);
-    else
-      make<optim::Sgd>(options);
+    make(options);
   }
   optim::StepResult step(const optim::GradClip& clip) override { return inner_->step(clip); }
 };
 
-template <class Options>
-std::unique_ptr<ParallelOptimizer> make_either(Ddp& ddp, const Options& options, Members members) {
-  if (ddp.options().shard) return std::make_unique<ShardedOptimizer>(ddp, options, members);
-  return std::make_unique<ReplicatedOptimizer>(ddp, options, members);
-}
+/// There are no other ranks.
+class LocalOptimizer : public ParallelOptimizer {
+ public:
+  LocalOptimizer(nn::Module& model, const optim::AnyOptions& options) : ParallelOptimizer(nullptr) {
+    const NamedTensors parameters = model.named_parameters();
+    const bool has_bf16 =
+        std::any_of(parameters.begin(), parameters.end(),
+                    [](const NamedTensor& p) { return p.tensor.dtype() == DType::bf16; });
+    const CategoryScope category(Category::gradient);
+    for (const NamedTensor& p : parameters)
+      if (has_bf16)
+        p.tensor.set_main_grad(Tensor::zeros(p.tensor.shape(), DType::f32, p.tensor.device()));
+    inner_ = optim::make(parameters, options);
+    zero_grad();  // zeros, but no gradients yet
+  }
+
+  void watch(Tape&) override {}
+  optim::GradClip finish(double max_norm) override {
+    return optim::measure_clip(inner_->parameters(), max_norm);
+  }
+  optim::StepResult step(const optim::GradClip& clip) override { return inner_->step(clip); }
+  void zero_grad() override { inner_->zero_grad(); }
+  double lr() const override { return inner_->lr(); }
+  void set_lr(double lr) override { inner_->set_lr(lr); }
+  std::int64_t steps() const override { return inner_->steps(); }
+  double parameter_norm() const override {
+    const Tensor norm = inner_->parameter_norm();
+    return norm && !norm.is_meta() ? norm.item() : 0;
+  }
+  Pieces state() const override {
+    Pieces out;
+    for (const auto& [name, tensor] : inner_->state_dict())
+      out[name] = {tensor, Piece::of(tensor.shape())};
+    return out;
+  }
+  void load_state(const PieceFiles& files) override {
+    inner_->load_state_dict(files.like(inner_->state_dict()));
+  }
+  Tensor counted_squares() const override { return inner_->sum_of_squares(); }
+
+ private:
+  std::unique_ptr<optim::Optimizer> inner_;
+};
 
 }  // namespace
 
@@ -54,40 +93,39 @@ void RangeOptimizer::add(std::size_t parameter, std::int64_t begin, const Tensor
                          bool first) {
   const std::int64_t end = begin + values.numel();
   const std::int64_t counted =
-      std::clamp(ddp_.counted(parameter) - begin, std::int64_t{0}, values.numel());
+      std::clamp(ddp_->counted(parameter) - begin, std::int64_t{0}, values.numel());
   ranges_.push_back({parameter, begin, end, first ? counted : 0});
-  values_.push_back({ddp_.parameters()[parameter].name, values});
+  values_.push_back({ddp_->parameters()[parameter].name, values});
 }
 
 // What a parameter trains with follows from its own name and shape, not from those of a range, and
 // a pattern may be about parameters that another optimizer trains.
-template <class Optimizer, class Options>
-void RangeOptimizer::make(const Options& options) {
-  const std::vector<optim::ParamSettings> all =
-      options.settings
-          ? *options.settings
-          : optim::assign_groups(ddp_.parameters(), options.groups, options.weight_decay);
-  Options own = options;
-  own.settings.emplace();
-  for (const Range& r : ranges_) own.settings->push_back(all.at(r.parameter));
-  inner_ = std::make_unique<Optimizer>(std::move(values_), own);
+void RangeOptimizer::make(const optim::AnyOptions& options) {
+  optim::AnyOptions own = options;
+  std::visit(
+      [&](auto& o) {
+        const std::vector<optim::ParamSettings> all =
+            o.settings ? *o.settings
+                       : optim::assign_groups(ddp_->parameters(), o.groups, o.weight_decay);
+        o.settings.emplace();
+        for (const Range& r : ranges_) o.settings->push_back(all.at(r.parameter));
+      },
+      own);
+  inner_ = optim::make(std::move(values_), own);
 }
-
-template void RangeOptimizer::make<optim::AdamW>(const optim::AdamWOptions&);
-template void RangeOptimizer::make<optim::Sgd>(const optim::SgdOptions&);
 
 Pieces RangeOptimizer::pieces(bool all) const {
   StateDict state = inner_->state_dict();
   Pieces out;
   const Tensor step = state.at("step");
-  if (all || ddp_.mesh().world().rank() == 0) out["step"] = {step, Piece::of(step.shape())};
+  if (all || ddp_->mesh().world().rank() == 0) out["step"] = {step, Piece::of(step.shape())};
   for (std::size_t i = 0; i < ranges_.size(); ++i) {
     const Range& r = ranges_[i];
     if (r.begin == r.end || !(all || r.counted > 0)) continue;
     const std::string prefix = inner_->parameters()[i].name + '.';
     for (auto it = state.lower_bound(prefix); it != state.end() && it->first.starts_with(prefix);
          ++it)
-      out[it->first] = {it->second.view({-1}), piece_of(ddp_, r.parameter, r.begin, r.end)};
+      out[it->first] = {it->second.view({-1}), piece_of(*ddp_, r.parameter, r.begin, r.end)};
   }
   return out;
 }
@@ -125,19 +163,26 @@ Tensor RangeOptimizer::counted_squares() const {
   return inner_->sum_of_squares(counts);
 }
 
-std::unique_ptr<ParallelOptimizer> make_optimizer(Ddp& ddp, const optim::AdamWOptions& options,
+std::unique_ptr<ParallelOptimizer> make_optimizer(Ddp& ddp, const optim::AnyOptions& options,
                                                   Members members) {
-  return make_either(ddp, options, members);
+  if (ddp.options().shard) return std::make_unique<ShardedOptimizer>(ddp, options, members);
+  return std::make_unique<ReplicatedOptimizer>(ddp, options, members);
 }
 
-std::unique_ptr<ParallelOptimizer> make_optimizer(Ddp& ddp, const optim::SgdOptions& options,
-                                                  Members members) {
-  return make_either(ddp, options, members);
+std::unique_ptr<ParallelOptimizer> make_optimizer(nn::Module& model, const DeviceMesh& mesh,
+                                                  const Layout& layout,
+                                                  const optim::AnyOptions& options,
+                                                  const DdpOptions& ddp) {
+  if (mesh.world().size() == 1) return std::make_unique<LocalOptimizer>(model, options);
+  auto owned = std::make_unique<Ddp>(model, mesh, layout, ddp);
+  std::unique_ptr<ParallelOptimizer> optimizer = make_optimizer(*owned, options);
+  optimizer->owned_ddp_ = std::move(owned);
+  return optimizer;
 }
 
 ChainedOptimizer::ChainedOptimizer(Ddp& ddp,
                                    std::vector<std::unique_ptr<ParallelOptimizer>> children)
-    : ParallelOptimizer(ddp), children_(std::move(children)) {
+    : ParallelOptimizer(&ddp), children_(std::move(children)) {
   check(!children_.empty(), "chained_optimizer: needs at least one optimizer, got none");
   for (const auto& child : children_) ratios_.push_back(lr() > 0 ? child->lr() / lr() : 1);
 }

@@ -4,8 +4,7 @@
 
 #include "weft/distributed/ddp.h"
 #include "weft/distributed/pieces.h"
-#include "weft/optim/adamw.h"
-#include "weft/optim/sgd.h"
+#include "weft/optim/make.h"
 
 namespace weft::distributed {
 
@@ -13,31 +12,49 @@ namespace weft::distributed {
 enum class Members : std::uint8_t { all, dense, experts };
 bool includes(Members members, const BucketLayout& bucket);
 
-/// An optimizer of a parallel job: each rank updates what it holds, from the sums of a Ddp. Every
-/// rank has the same optimizers, also one that holds no parameter of theirs, and calls the same
-/// functions of them: so all make the same collectives. The Ddp has to outlive it.
+/// Gradients and updates of what one rank holds of a model, whatever the layout. Every rank has the
+/// same optimizers, also one that holds no parameter of theirs, and calls the same functions of
+/// them: so all make the same collectives.
+///
+///   const auto adam = make_optimizer(model, mesh, layout, optim::AdamWOptions{.lr = 3e-4});
+///   for (each step) {
+///     for (each micro-batch) {
+///       Tape tape;
+///       Tensor loss = ...;
+///       if (it is the last one) adam->watch(tape);
+///       loss.backward(one over the global count);
+///     }
+///     adam->step(adam->finish(max_norm));
+///     adam->zero_grad();
+///   }
 class ParallelOptimizer {
  public:
   virtual ~ParallelOptimizer() = default;
   ParallelOptimizer(const ParallelOptimizer&) = delete;
   ParallelOptimizer& operator=(const ParallelOptimizer&) = delete;
 
+  /// To be called on the tape of the last micro-batch before its backward: see Ddp::watch().
+  virtual void watch(Tape& tape) { ddp_->watch(tape); }
+  /// Waits until every gradient is summed: see Ddp::finish().
+  virtual optim::GradClip finish(double max_norm = 0) { return ddp_->finish(max_norm); }
   /// One update. Not finite: nothing is changed, on any rank.
   virtual optim::StepResult step(const optim::GradClip& clip) = 0;
+  virtual void zero_grad() { ddp_->zero_grad(); }
   /// Returns when all parameters are there. To be called before anybody reads them who does not ask
   /// by part: a checkpoint, a message, another model's forward.
   virtual void wait() {}
   /// The same for those of one part of the model, which is always the same object: what a model
   /// calls right before it uses that part.
   virtual void wait(const nn::Module&) {}
+  /// Does a forward pass have to wait()?
+  virtual bool is_sharded() const { return false; }
 
   virtual double lr() const = 0;
   virtual void set_lr(double lr) = 0;
   virtual std::int64_t steps() const = 0;
-  void zero_grad() { ddp_.zero_grad(); }
   /// The norm of all parameters that it trains, in all of the job, each value counted once; of
   /// their f32 master weights where there are such. One collective.
-  double parameter_norm() const { return ddp_.joint_norm(counted_squares()); }
+  virtual double parameter_norm() const { return ddp_->joint_norm(counted_squares()); }
 
   /// The state that this rank has to write, all ranks together everything: "step" and
   /// "<parameter>.<state>" with its place in the whole. Copies.
@@ -49,11 +66,30 @@ class ParallelOptimizer {
   /// The sum of squares of what this rank holds of the parameters and no other one counts: one f64,
   /// null when that is nothing.
   virtual Tensor counted_squares() const = 0;
+  /// Null where there is one rank.
+  const Ddp* ddp() const { return ddp_; }
 
  protected:
-  explicit ParallelOptimizer(Ddp& ddp) : ddp_(ddp) {}
-  Ddp& ddp_;
+  explicit ParallelOptimizer(Ddp* ddp) : ddp_(ddp) {}
+  Ddp* ddp_;
+
+ private:
+  friend std::unique_ptr<ParallelOptimizer> make_optimizer(nn::Module& model,
+                                                           const DeviceMesh& mesh,
+                                                           const Layout& layout,
+                                                           const optim::AnyOptions& options,
+                                                           const DdpOptions& ddp);
+  std::unique_ptr<Ddp> owned_ddp_;
 };
+
+/// With its own Ddp where the mesh has several ranks; where it has one, nothing is summed, and f32
+/// and f64 gradients need no buckets. bf16 parameters get an f32 main_grad in either case: sums
+/// over micro-batches, and over the tokens of one, would lose small gradients in bf16.
+/// With ddp.shard the model's before_use, or whoever runs a forward pass, calls wait().
+std::unique_ptr<ParallelOptimizer> make_optimizer(nn::Module& model, const DeviceMesh& mesh,
+                                                  const Layout& layout,
+                                                  const optim::AnyOptions& options,
+                                                  const DdpOptions& ddp = {});
 
 /// One that keeps an optim::Optimizer of ranges of parameters.
 class RangeOptimizer : public ParallelOptimizer {
@@ -73,8 +109,7 @@ class RangeOptimizer : public ParallelOptimizer {
   /// hold the same one, one is `first`.
   void add(std::size_t parameter, std::int64_t begin, const Tensor& values, bool first);
   /// When all are added.
-  template <class Optimizer, class Options>
-  void make(const Options& options);
+  void make(const optim::AnyOptions& options);
   std::unique_ptr<optim::Optimizer> inner_;
 
  private:
@@ -89,10 +124,9 @@ class RangeOptimizer : public ParallelOptimizer {
   NamedTensors values_;  ///< until make()
 };
 
-/// Shards when the Ddp does (see ShardedOptimizer); otherwise every rank updates all that it holds.
-std::unique_ptr<ParallelOptimizer> make_optimizer(Ddp& ddp, const optim::AdamWOptions& options,
-                                                  Members members = Members::all);
-std::unique_ptr<ParallelOptimizer> make_optimizer(Ddp& ddp, const optim::SgdOptions& options,
+/// Shards when the Ddp, which has to outlive it, does (see ShardedOptimizer); otherwise every rank
+/// updates all that it holds.
+std::unique_ptr<ParallelOptimizer> make_optimizer(Ddp& ddp, const optim::AnyOptions& options,
                                                   Members members = Members::all);
 
 /// Optimizers of different parameters as one: for the dense ones and the experts, for example.

@@ -282,4 +282,21 @@ Tensor PieceFiles::whole(const std::string& name) const {
   return out;
 }
 
+StateDict PieceFiles::like(const StateDict& like, const Place& place) const {
+  StateDict out;
+  const Tensor unread = Tensor::empty({}, DType::f32, kMeta);
+  for (const std::string& name : names()) {
+    const auto own = like.find(name);
+    if (own == like.end()) {
+      out[name] = unread;
+      continue;
+    }
+    const Shape shape = own->second.shape();
+    const Tensor values = Tensor::empty(shape, dtype(name));
+    read_into(name, place ? place(name, shape) : Piece::of(shape), values);
+    out[name] = values;
+  }
+  return out;
+}
+
 }  // namespace weft::distributed

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -58,6 +59,11 @@ class PieceFiles {
   Tensor whole(const std::string& name) const;
   /// All of them. Throws Error as read_into().
   StateDict state_dict() const;
+  /// The tensors of `like` with the values of the files: of each the piece that `place` says, else
+  /// all of it. Of a tensor that only the files have the name is kept, for load_state_dict() to
+  /// refuse. Throws Error as read_into().
+  using Place = std::function<Piece(const std::string& name, const Shape& shape)>;
+  StateDict like(const StateDict& like, const Place& place = {}) const;
 
  private:
   // One file's part of a tensor. A file may name hundreds of thousands: a whole one has no Piece.

@@ -13,28 +13,22 @@ Tensor range_of(const Tensor& flat, const OwnedRange& r) {
 
 }  // namespace
 
-ShardedOptimizer::ShardedOptimizer(Ddp& ddp, const optim::AdamWOptions& options, Members members)
-    : RangeOptimizer(ddp) {
+ShardedOptimizer::ShardedOptimizer(Ddp& ddp, const optim::AnyOptions& options, Members members)
+    : RangeOptimizer(&ddp) {
   take_slices(members);
-  make<optim::AdamW>(options);
-}
-
-ShardedOptimizer::ShardedOptimizer(Ddp& ddp, const optim::SgdOptions& options, Members members)
-    : RangeOptimizer(ddp) {
-  take_slices(members);
-  make<optim::Sgd>(options);
+  make(options);
 }
 
 void ShardedOptimizer::take_slices(Members members) {
-  check(ddp_.options().shard, "sharded_optimizer: the Ddp must be made with shard");
+  check(ddp_->options().shard, "sharded_optimizer: the Ddp must be made with shard");
   std::size_t ranges = 0;
-  for (auto b = ddp_.buckets().rbegin(); b != ddp_.buckets().rend(); ++b) {
+  for (auto b = ddp_->buckets().rbegin(); b != ddp_->buckets().rend(); ++b) {
     if (!includes(members, b->layout)) continue;
     for (const BucketEntry& e : b->layout.entries)
-      portion_of_[ddp_.parameters()[e.parameter].tensor.impl()] = ends_.size();
+      portion_of_[ddp_->parameters()[e.parameter].tensor.impl()] = ends_.size();
     for (const OwnedRange& r : b->owned) {
       const Tensor slice = range_of(b->param, r);
-      const MainGrad* const main = ddp_.parameters()[r.parameter].tensor.impl()->main_grad;
+      const MainGrad* const main = ddp_->parameters()[r.parameter].tensor.impl()->main_grad;
       slice.set_main_grad(range_of(b->grad, r), Tensor::handle(main->reached));
       add(r.parameter, r.in_parameter, slice, true);
     }
@@ -67,7 +61,7 @@ void ShardedOptimizer::take_reached() {
   for (const Ddp::Bucket* b : portions_)
     for (const OwnedRange& r : b->owned)
       inner_->parameters()[i++].tensor.set_main_grad_filled(
-          ddp_.parameters()[r.parameter].tensor.main_grad_filled());
+          ddp_->parameters()[r.parameter].tensor.main_grad_filled());
 }
 
 void ShardedOptimizer::load_state(const PieceFiles& files) {

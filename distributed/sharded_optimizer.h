@@ -30,8 +30,7 @@ namespace weft::distributed {
 class ShardedOptimizer : public RangeOptimizer {
  public:
   /// Throws Error when the Ddp was made without `shard`.
-  ShardedOptimizer(Ddp& ddp, const optim::AdamWOptions& options, Members members = Members::all);
-  ShardedOptimizer(Ddp& ddp, const optim::SgdOptions& options, Members members = Members::all);
+  ShardedOptimizer(Ddp& ddp, const optim::AnyOptions& options, Members members = Members::all);
   /// Waits for parameters that are on their way.
   ~ShardedOptimizer() override;
 
@@ -44,6 +43,7 @@ class ShardedOptimizer : public RangeOptimizer {
   void wait() override;
   /// Parameters arrive in the order of named_parameters().
   void wait(const nn::Module& part) override;
+  bool is_sharded() const override { return true; }
 
  private:
   void take_slices(Members members);

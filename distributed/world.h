@@ -40,9 +40,12 @@ class World {
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
+  /// The world of a process that has no other ranks: collectives return at once, on any device.
+  static std::unique_ptr<World> alone();
+
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// "thread", "mpi", "nccl" or "fake".
+  /// "thread", "mpi", "nccl", "fake" or "alone".
   virtual const char* backend() const = 0;
   /// All ranks.
   ProcessGroup& all() { return *all_; }

@@ -11,13 +11,14 @@
 #include "weft/data/tokenizer.h"
 #include "weft/distributed/pieces.h"
 #include "weft/examples/common/check_weights.h"
-#include "weft/examples/common/command_line.h"
-#include "weft/examples/common/config_file.h"
-#include "weft/examples/common/run_folder.h"
+#include "weft/examples/common/gpt_task.h"
+#include "weft/io/checkpoint.h"
 #include "weft/io/safetensors.h"
 #include "weft/nn/kv_cache.h"
 #include "weft/nn/sampling.h"
 #include "weft/nn/speculative.h"
+#include "weft/train/command_line.h"
+#include "weft/train/config_file.h"
 
 namespace {
 
@@ -62,9 +63,9 @@ struct Found {
 Found find(const Options& o) {
   const io::Checkpoint found = checkpoint_of(o);
   const io::Json state = io::Json::parse(found.state(), found.folder + "/state.json");
-  Found all{train::config_from_json(state.at("model")),
+  Found all{examples::config_from_json(state.at("model")),
             distributed::PieceFiles(found.shards("model"))};
-  train::check_weights(all.config, all.files);
+  examples::check_weights(all.config, all.files);
   return all;
 }
 

@@ -9,9 +9,9 @@
 
 #include "weft/core/error.h"
 #include "weft/distributed/pieces.h"
-#include "weft/examples/common/command_line.h"
 #include "weft/io/checkpoint.h"
 #include "weft/io/json.h"
+#include "weft/train/command_line.h"
 
 namespace {
 

@@ -1,5 +1,6 @@
 #include "weft/nn/router_step.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "weft/autograd/elementwise.h"
@@ -28,6 +29,17 @@ RouterStep::RouterStep(Module& model) {
     if (router->config.z_loss > 0) layer.place[3] = number;
     layers_.push_back(std::move(layer));
   });
+}
+
+bool RouterStep::has_balance_loss() const {
+  return std::any_of(layers_.begin(), layers_.end(), [](const Layer& l) {
+    return std::any_of(l.place.begin(), l.place.begin() + 3, [](int at) { return at >= 0; });
+  });
+}
+
+bool RouterStep::has_z_loss() const {
+  return std::any_of(layers_.begin(), layers_.end(),
+                     [](const Layer& l) { return l.place[3] >= 0; });
 }
 
 Tensor RouterStep::losses() const {

@@ -15,6 +15,8 @@ class RouterStep {
   /// Throws Error when routers have different numbers of experts.
   explicit RouterStep(Module& model);
   bool empty() const { return layers_.empty(); }
+  bool has_balance_loss() const;
+  bool has_z_loss() const;
 
   /// Each kind of loss over its coefficient, the mean over micro-batches and over the layers that
   /// have it: (4), f32 or f64, in the order aux, sequence, global, z; 0 for a kind that nobody has.

@@ -2,7 +2,7 @@
 
 #include "weft/core/error.h"
 
-namespace weft::train {
+namespace weft::examples {
 
 void check_weights(const nn::GptConfig& config, const distributed::PieceFiles& files) {
   config.validate();
@@ -20,4 +20,4 @@ void check_weights(const nn::GptConfig& config, const distributed::PieceFiles& f
   nn::Gpt(config).load_state_dict(headers);
 }
 
-}  // namespace weft::train
+}  // namespace weft::examples

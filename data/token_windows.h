@@ -1,0 +1,34 @@
+#pragma once
+#include "weft/data/dataset.h"
+#include "weft/data/token_file.h"
+
+namespace weft::data {
+
+/// Windows of seq + 1 tokens, one every seq tokens, so that each token but the first is a target
+/// once.
+class TokenWindows : public Dataset {
+ public:
+  /// What becomes of tokens after the last full window: nothing, or a row that ends in padding
+  /// (input 0, target kIgnore).
+  enum class Tail : std::uint8_t { dropped, padded };
+  /// Throws Error when there is not one window, or not one target.
+  TokenWindows(TokenStream tokens, std::int64_t seq, Tail tail = Tail::dropped);
+
+  std::int64_t size() const override { return size_; }
+  Batch rows(std::span<const std::int64_t> numbers) const override;
+  std::vector<std::pair<std::string, std::int64_t>> identity() const override {
+    return {{"seq", seq_}, {"tokens", tokens_.size()}};
+  }
+  bool changed() const override { return tokens_.changed(); }
+  void check_unchanged() const override { tokens_.check_unchanged(); }
+
+ private:
+  TokenStream tokens_;
+  std::int64_t seq_, size_;
+};
+
+/// (training part, held-out part): the last `fraction` of the tokens is held out.
+/// Throws Error unless 0 <= fraction < 1.
+std::pair<TokenStream, TokenStream> split_tokens(const TokenStream& tokens, double fraction);
+
+}  // namespace weft::data

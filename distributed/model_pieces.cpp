@@ -1,0 +1,41 @@
+#include "weft/distributed/model_pieces.h"
+
+namespace weft::distributed {
+namespace {
+
+const ParameterLayout* layout_of(const Layout& layout, const std::string& name) {
+  const auto found = layout.find(name);
+  return found == layout.end() ? nullptr : &found->second;
+}
+
+Piece piece_of(const Layout& layout, const std::string& name, const Shape& shape) {
+  const ParameterLayout* l = layout_of(layout, name);
+  return l && !l->part.cuts.empty() ? Piece::of(l->part) : Piece::of(shape);
+}
+
+// Of ranks that hold the same values, which take turns, is it this one's turn to write number i?
+bool writes(const DeviceMesh& mesh, const ParameterLayout* l, std::int64_t i) {
+  const ProcessGroup& replicas = l && l->expert ? mesh.edp() : mesh.dp_cp();
+  const ProcessGroup& cut = l && l->expert ? mesh.etp() : mesh.tp();
+  if (!(l && l->tp_cut) && cut.rank() != 0) return false;
+  return replicas.rank() == i % replicas.size();
+}
+
+}  // namespace
+
+Pieces model_pieces(const StateDict& state, const DeviceMesh& mesh, const Layout& layout) {
+  Pieces pieces;
+  std::int64_t i = 0;
+  for (const auto& [name, tensor] : state)
+    if (writes(mesh, layout_of(layout, name), i++))
+      pieces[name] = {tensor, piece_of(layout, name, tensor.shape())};
+  return pieces;
+}
+
+StateDict read_model(const StateDict& state, const Layout& layout, const PieceFiles& files) {
+  return files.like(state, [&](const std::string& name, const Shape& shape) {
+    return piece_of(layout, name, shape);
+  });
+}
+
+}  // namespace weft::distributed

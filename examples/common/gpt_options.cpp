@@ -1,0 +1,127 @@
+#include "weft/examples/common/gpt_options.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "weft/core/error.h"
+#include "weft/train/flags.h"
+
+namespace weft::examples {
+namespace {
+
+struct Preset {
+  const char* name;
+  std::int64_t layers, heads, dim, seq, batch;
+};
+constexpr Preset kPresets[] = {{"tiny", 4, 4, 128, 256, 8},
+                               {"small", 6, 6, 384, 256, 12},
+                               {"gpt2-124m", 12, 12, 768, 1024, 4}};
+
+// Flags of the stable command line whose feature does not exist yet.
+struct Reserved {
+  const char *flag, *feature;
+};
+constexpr Reserved kReservedFlags[] = {
+    {"--trace", "writing a trace"},
+    {"--pp", "pipeline parallelism"},
+    {"--cp", "context parallelism"},
+    {"--fsdp", "sharded parameters"},
+};
+void apply_preset(const std::string& name, GptOptions& o) {
+  for (const Preset& p : kPresets) {
+    if (name != p.name) continue;
+    o.model.layers = p.layers;
+    o.model.heads = p.heads;
+    o.model.dim = p.dim;
+    o.model.seq = p.seq;
+    o.batch = p.batch;
+    if (name == "gpt2-124m") o.model.vocab = 50257;
+    return;
+  }
+  check(false, "--preset: must be one of tiny, small, gpt2-124m, got '{}'", name);
+}
+
+// A preset sets defaults, so it has to be known before the other flags are read.
+std::string preset_of(const std::vector<std::string>& args) {
+  std::string name;
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    if (args[i] == "--preset" && i + 1 < args.size()) name = args[i + 1];
+    if (args[i].rfind("--preset=", 0) == 0) name = args[i].substr(9);
+  }
+  return name;
+}
+
+nn::Balance scope_of(Aux aux) {
+  return aux == Aux::seq      ? nn::Balance::sequence
+         : aux == Aux::global ? nn::Balance::global
+                              : nn::Balance::aux;
+}
+
+// The widths of experts and shared expert, where the options leave them open: a token's experts
+// together cost what the MLP in their place would.
+void set_widths(nn::GptConfig& c) {
+  constexpr std::int64_t kMultiple = 16;
+  const std::int64_t sharing = c.moe.router.route.topk + (c.moe.shared_ffn < 0 ? 1 : 0);
+  const std::int64_t part =
+      (c.ffn_dim() + sharing * kMultiple / 2) / (sharing * kMultiple) * kMultiple;
+  if (c.moe.ffn == 0) c.moe.ffn = std::max(part, kMultiple);
+  if (c.moe.shared_ffn < 0) c.moe.shared_ffn = c.moe.ffn;
+}
+
+}  // namespace
+
+void GptOptions::check() const {
+  weft::check(data.tokenizer == "bytes", "--tokenizer: only 'bytes' exists yet, got '{}'",
+              data.tokenizer);
+  weft::check(
+      static_cast<double>(steps) * static_cast<double>(batch) * static_cast<double>(model.seq) <
+          9e18,
+      "--steps: {} steps of {} x {} tokens are more than can be counted", steps, batch, model.seq);
+  weft::check(model.pattern.find_first_not_of("ad") == std::string::npos,
+              "--pattern: must consist of a (attention) and d (gated delta net), got '{}'",
+              model.pattern);
+  train::Options::check();
+  weft::check(parallel.ep == 1 || model.moe.experts > 0, "--ep: needs --experts");
+  if (model.moe.experts == 0) return;
+  const RouterScore score = model.moe.router.route.score;
+  weft::check(balance.aux != Aux::bias || score != RouterScore::softmax,
+              "--aux: bias needs --router sigmoid, got {}", word_of(nn::kRouterScoreWords, score));
+  weft::check(!model.moe.router.expert_bias || score != RouterScore::softmax,
+              "--expert-bias: needs --router sigmoid, got {}",
+              word_of(nn::kRouterScoreWords, score));
+  weft::check(!model.moe.router.sinkhorn || !counts_balance(),
+              "--sinkhorn: balances by itself and needs --aux none, got {}",
+              word_of(kAuxWords, balance.aux));
+  weft::check(!machine.graph || model.moe.router.capacity_factor > 0,
+              "--graph: with --experts needs --capacity, or the host reads how many tokens each "
+              "expert got");
+}
+
+bool GptOptions::counts_balance() const {
+  return model.moe.experts > 0 && balance.aux < Aux::bias && balance.aux_coeff > 0;
+}
+
+nn::GptConfig GptOptions::gpt() const {
+  nn::GptConfig c = model;
+  if (c.moe.experts == 0) return c;
+  if (balance.aux == Aux::bias) c.moe.router.expert_bias = true;
+  if (counts_balance()) c.moe.router.balance = {{scope_of(balance.aux), balance.aux_coeff}};
+  set_widths(c);
+  return c;
+}
+
+bool parse(GptOptions& o, int argc, char** argv) {
+  std::vector<std::string> args = train::expand_config(argc, argv);
+  if (const std::string preset = preset_of(args); !preset.empty()) apply_preset(preset, o);
+  train::CommandLine line("Trains a GPT on text. All times are seconds, all sizes bytes.",
+                          o.program);
+  for (const Reserved& r : kReservedFlags)
+    line.refuse(r.flag, r.feature, message("{} does not exist yet; remove the flag", r.feature),
+                "Reserved (refused until the feature exists)");
+  std::string preset;
+  line.add("--preset", preset, "tiny, small or gpt2-124m: sizes to start from", "Run");
+  line.add("--dry-run", o.dry_run, "check everything, print sizes and memory, and stop", "Run");
+  return train::parse_options(line, o, std::move(args));
+}
+
+}  // namespace weft::examples

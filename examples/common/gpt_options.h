@@ -1,0 +1,80 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "weft/nn/gpt_config.h"
+#include "weft/train/command_line.h"
+#include "weft/train/options.h"
+
+namespace weft::examples {
+
+struct DataOptions {
+  std::vector<std::string> files;
+  std::string tokenizer = "bytes";
+  double val_fraction = 0.1;
+
+  template <class V>
+  void fields(V& v) {
+    v.group("Data");
+    v("data", files, "text files, or a .bin file of uint16 tokens", any().shown_first());
+    v("tokenizer", tokenizer, "bytes");
+    v("val-fraction", val_fraction, "share of the data held out, taken from its end",
+      fraction().shown_first());
+  }
+};
+
+/// What evens out the load of experts: a loss over the batch, a sequence or a step; a bias on the
+/// choice; nothing.
+enum class Aux : std::uint8_t { aux, seq, global, bias, none };
+inline constexpr Word<Aux> kAuxWords[] = {{"aux", Aux::aux},
+                                          {"seq", Aux::seq},
+                                          {"global", Aux::global},
+                                          {"bias", Aux::bias},
+                                          {"none", Aux::none}};
+
+struct BalanceOptions {
+  Aux aux = Aux::aux;
+  double aux_coeff = 0.01, bias_rate = 1e-3;
+
+  template <class V>
+  void fields(V& v) {
+    v.group("Experts");
+    v("aux", aux, kAuxWords,
+      "what evens out the load: a loss over the batch, a sequence or a step, or --expert-bias, "
+      "which needs --router sigmoid");
+    v("aux-coeff", aux_coeff, "weight of that loss", at_least(0));
+    v("bias-rate", bias_rate, "step of that bias", at_least(0));
+  }
+};
+
+/// Every setting of a run that trains a GPT on text. A flag wins over a --config file, the file
+/// over a preset, a preset over the default.
+struct GptOptions : train::Options {
+  DataOptions data;
+  nn::GptConfig model = {.vocab = 0};  ///< vocab 0 until the data is known
+  BalanceOptions balance;
+  bool dry_run = false;  ///< of the command line alone
+
+  template <class V>
+  void fields(V& v) {
+    data.fields(v);
+    model.fields(v);
+    balance.fields(v);
+    train::Options::fields(v);
+  }
+  /// Throws Error for the first rule between settings that does not hold.
+  void check() const;
+
+  /// Is a balance loss part of what is trained?
+  bool counts_balance() const;
+  /// The model with what --aux and the widths of experts mean for it.
+  nn::GptConfig gpt() const;
+};
+
+/// Reads flags, --config and --preset on top of `options`. False: --help or --print-config has
+/// printed, and the program is to end.
+/// Throws Error (Fault::user) as train::parse_options().
+bool parse(GptOptions& options, int argc, char** argv);
+
+}  // namespace weft::examples

@@ -1,0 +1,103 @@
+#include "weft/examples/common/gpt_program.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+
+#include "weft/core/error.h"
+#include "weft/core/gemm_check.h"
+#include "weft/data/text.h"
+#include "weft/data/token_windows.h"
+#include "weft/data/tokenizer.h"
+#include "weft/distributed/mpi_world.h"
+#include "weft/examples/common/check_weights.h"
+#include "weft/examples/common/gpt_task.h"
+#include "weft/train/launch.h"
+#include "weft/train/memory.h"
+#include "weft/train/trainer.h"
+
+namespace weft::examples {
+namespace {
+
+using data::TokenStream;
+using data::TokenWindows;
+
+// Text files are bytes to the tokenizer; a .bin file holds token ids already.
+TokenStream read_tokens(const std::vector<std::string>& paths) {
+  check(!paths.empty(), "--data: name at least one file");
+  for (const std::string& path : paths)
+    check(distributed::launched_ranks() <= 1 || !std::filesystem::is_fifo(path),
+          "--data: processes cannot share the pipe '{}'; give a file", path);
+  const auto is_tokens = [](const std::string& p) { return p.ends_with(".bin"); };
+  if (std::none_of(paths.begin(), paths.end(), is_tokens))
+    return TokenStream::of_bytes(data::read_text(paths));
+  check(paths.size() == 1, "--data: a .bin file must be the only one, got {} files", paths.size());
+  return data::open_token_file(paths[0]);
+}
+
+std::int64_t predict_peak_bytes(const GptOptions& o, int ranks, int rank) {
+  GptTask gpt(o);
+  const Tensor row = Tensor::empty({1, o.model.seq}, DType::i32, kMeta);
+  return train::predict_peak_bytes(gpt.task(), o, {row, row}, ranks, rank);
+}
+
+void print_plan(const GptOptions& o, std::int64_t data_tokens, const train::Ranks& ranks) {
+  std::printf("parameters       %lld\n", static_cast<long long>(o.gpt().parameter_count()));
+  std::printf("data             %lld tokens\n", static_cast<long long>(data_tokens));
+  std::printf("training         %lld steps of %lld tokens, %.1f million in all\n",
+              static_cast<long long>(o.steps), static_cast<long long>(o.batch * o.model.seq),
+              static_cast<double>(o.steps * o.batch * o.model.seq) * 1e-6);
+  const int size = ranks.is_alone() ? 0 : ranks.size();
+  std::printf("peak memory      %.1f MB of tensors\n",
+              static_cast<double>(predict_peak_bytes(o, size, ranks.rank())) * 1e-6);
+}
+
+// Only where the products of this run are the library's: f32 on the CPU.
+void warn_of_slow_products(const GptOptions& o) {
+  if (!Device::parse(o.machine.device).is_cpu() || o.machine.dtype != DType::f32) return;
+  if (const std::optional<GemmCheck> rates = check_gemm_speed())
+    if (const std::string warning = gemm_warning(*rates); !warning.empty())
+      std::fprintf(stderr, "%s: %s\n", o.program.c_str(), warning.c_str());
+}
+
+}  // namespace
+
+int train_gpt(GptOptions options) {
+  if (options.model.vocab == 0) options.model.vocab = data::ByteTokenizer().vocab();
+  options.config = train::to_toml(options);
+  // Every rule, from the cheapest on, before anything is allocated by the size of a flag.
+  options.gpt().validate();
+  train::check_ranks(options);
+  train::apply(options.machine);
+  const TokenStream tokens = read_tokens(options.data.files);
+  const auto [train_tokens, val_tokens] = data::split_tokens(tokens, options.data.val_fraction);
+  const TokenWindows training(train_tokens, options.model.seq);
+  std::optional<TokenWindows> validation;
+  if (val_tokens.size() > 1)
+    validation.emplace(val_tokens, options.model.seq, TokenWindows::Tail::padded);
+  if (!options.dry_run)
+    train::check_least_memory(options, static_cast<double>(options.gpt().parameter_count()),
+                              static_cast<double>(options.model.seq * options.model.dim));
+  if (!options.run.weights.empty())
+    check_weights(options.gpt(), distributed::PieceFiles({options.run.weights}));
+  data::check_vocab(tokens, options.model.vocab);
+  if (!options.dry_run)
+    train::check_peak_memory(options, [&] {
+      return predict_peak_bytes(options, static_cast<int>(options.parallel.ranks), 0);
+    });
+  return train::run_on_ranks(options, [&](const train::Ranks& ranks) {
+    if (ranks.is_first()) print_plan(options, tokens.size(), ranks);
+    if (options.dry_run) return 0;
+    if (ranks.is_first()) warn_of_slow_products(options);
+    GptTask gpt(options);
+    train::Trainer trainer(gpt.task(), options, ranks);
+    return trainer.fit(training, validation ? &*validation : nullptr);
+  });
+}
+
+int train_gpt_main(GptOptions defaults, int argc, char** argv) {
+  return train::guarded(defaults.program,
+                        [&] { return parse(defaults, argc, argv) ? train_gpt(defaults) : 0; });
+}
+
+}  // namespace weft::examples

@@ -1,0 +1,96 @@
+#include "weft/examples/common/gpt_task.h"
+
+#include "weft/core/error.h"
+#include "weft/distributed/parallelize.h"
+#include "weft/distributed/shard_experts.h"
+#include "weft/io/json_fields.h"
+
+namespace weft::examples {
+namespace {
+
+nn::Gpt make_on_meta(const GptOptions& options) {
+  const nn::DeviceScope on_meta(kMeta, options.machine.dtype);
+  return nn::Gpt(options.gpt());
+}
+
+train::Loss loss_of(const nn::Gpt& model, const data::Batch& batch) {
+  if (!model.is_training()) {
+    const auto main = model.loss.sum(model.hidden(batch.inputs), model.head, batch.targets);
+    return {.sum = main.loss, .count = main.count};
+  }
+  const nn::GptLosses losses = model.losses(batch.inputs, batch.targets);
+  // Every token of a training row is a target: their number needs no counting.
+  train::Loss out{.sum = losses.main.loss, .objective = losses.total()};
+  for (int d = 0; d < losses.mtp.size(); ++d) {
+    const std::string name = message("mtp_{}", d + 1);
+    out.metrics.push_back({name + "_loss", losses.mtp[d], losses.mtp_count[d], name});
+    out.metrics.push_back({name + "_acceptance", losses.mtp_hits[d], losses.mtp_count[d]});
+  }
+  return out;
+}
+
+distributed::Layout spread(nn::Gpt& model, const GptOptions& o,
+                           const distributed::DeviceMesh& mesh) {
+  distributed::Layout layout = distributed::parallelize(
+      model, mesh.tp(),
+      distributed::gpt_plan(model.config,
+                            {.sequence = o.parallel.sp, .overlap = o.parallel.tp_overlap}));
+  if (model.config.moe.experts > 0)
+    for (auto& [name, l] :
+         distributed::shard_experts(model, mesh, {.sequence_parallel = o.parallel.sp}))
+      layout[name] = std::move(l);
+  return layout;
+}
+
+// A checkpoint of another model is a user's mistake: say which settings differ.
+void check_same_model(const io::Json& saved, const io::Json& asked) {
+  std::string differences;
+  for (const io::JsonMember& m : asked.members()) {
+    const io::Json* const found = saved.find(m.key);
+    const std::string other = found ? found->dump() : "none";
+    if (other == m.value.dump()) continue;
+    differences += message("{}{} {} (this run: {})", differences.empty() ? "" : ", ", m.key, other,
+                           m.value.dump());
+  }
+  check(differences.empty(), "--resume: the checkpoint is of another model: {}", differences);
+}
+
+}  // namespace
+
+GptTask::GptTask(const GptOptions& options) : model(make_on_meta(options)), options_(options) {}
+
+train::Task GptTask::task() {
+  train::Task task{.model = model,
+                   .loss = [this](const data::Batch& batch) { return loss_of(model, batch); }};
+  task.spread = [this](const distributed::DeviceMesh& mesh) {
+    return spread(model, options_, mesh);
+  };
+  task.before_use = &model.before_use;
+  task.bias_rate = options_.balance.bias_rate;
+  task.unit = "tokens";
+  task.loss_unit = "nats per token";
+  const io::Json config = config_to_json(model.config);
+  task.state.set("tokenizer", "bytes").set("model", config);
+  task.check_state = [config](const io::Json& state) {
+    check_same_model(config_to_json(config_from_json(state.at("model"))), config);
+  };
+  return task;
+}
+
+// Sizes as they are used, so that a default that is spelled out is no other model.
+io::Json config_to_json(const nn::GptConfig& c) { return io::fields_to_json(c.resolved()); }
+
+nn::GptConfig config_from_json(const io::Json& j) {
+  nn::GptConfig c;
+  io::fields_from_json(j, "state.json", c);
+  if (c.attention == nn::AttentionKind::mla) c.kv_heads = 0;  // older files say as many as heads
+  // Sizes out of all bounds must not reach whoever computes with them.
+  try {
+    c.validate();
+  } catch (const Error& e) {
+    throw Error(message("state.json: {}", std::string(e.what())), Fault::system);
+  }
+  return c;
+}
+
+}  // namespace weft::examples

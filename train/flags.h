@@ -1,0 +1,179 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "weft/train/command_line.h"
+#include "weft/train/config_file.h"
+#include "weft/train/options.h"
+
+// A struct with fields() as flags of a program, as the text of a config.toml, and checked.
+namespace weft::train {
+
+namespace flag_visitors {
+
+enum class OnOff : std::uint8_t { automatic, on, off };
+inline constexpr Word<OnOff> kOnOffWords[] = {
+    {"auto", OnOff::automatic}, {"on", OnOff::on}, {"off", OnOff::off}};
+inline OnOff on_off(const std::optional<bool>& v) {
+  return !v ? OnOff::automatic : *v ? OnOff::on : OnOff::off;
+}
+inline std::optional<bool> from_on_off(OnOff v) {
+  return v == OnOff::automatic ? std::nullopt : std::optional(v == OnOff::on);
+}
+
+// "a, b or c"
+template <class E, std::size_t N>
+std::string alternatives(const Word<E> (&words)[N]) {
+  std::string out;
+  for (std::size_t i = 0; i < N; ++i)
+    out += (i == 0 ? "" : i + 1 == N ? " or " : ", ") + std::string(words[i].name);
+  return out;
+}
+
+/// Throws Error for a word of the stable command line whose feature does not exist yet.
+void refuse_reserved(std::string_view flag, std::string_view word, const std::string& known);
+/// Throws Error unless config.toml can say it: UTF-8.
+void check_text(const std::string& who, const std::string& value);
+
+// Makes a flag of each field.
+struct Bind {
+  CommandLine& line;
+  const char* heading = "";
+
+  void group(const char* name) { heading = name; }
+  template <class T>
+  void operator()(const char* name, T& value, const char* help, const Rule& rule = {}) {
+    line.add(flag(name), value, help, heading, rule.first);
+  }
+  void operator()(const char* name, std::optional<bool>& value, const char* help,
+                  const Rule& rule = {}) {
+    add(name, kOnOffWords, on_off(value), help, rule,
+        [&value](OnOff v) { value = from_on_off(v); });
+  }
+  template <class E, std::size_t N>
+  void operator()(const char* name, E& value, const Word<E> (&words)[N], const char* help,
+                  const Rule& rule = {}) {
+    add(name, words, value, help, rule, [&value](E v) { value = v; });
+  }
+
+ private:
+  static std::string flag(const char* name) { return std::string("--") + name; }
+  template <class E, std::size_t N, class Set>
+  void add(const char* name, const Word<E> (&words)[N], E now, const char* help, const Rule& rule,
+           Set set) {
+    line.add_word(flag(name), word_of(words, now), message("{} ({})", help, alternatives(words)),
+                  heading, rule.first, [name, &words, set](const std::string& word) {
+                    refuse_reserved(name, word, alternatives(words));
+                    set(value_of(words, word, message("--{}:", name)));
+                  });
+  }
+};
+
+struct ToToml {
+  std::string out;
+
+  void group(const char*) {}
+  template <class T>
+  void operator()(const char* name, const T& value, const char*, const Rule& = {}) {
+    out += message("{} = {}\n", name, toml_value(value));
+  }
+  void operator()(const char* name, const std::optional<bool>& value, const char*,
+                  const Rule& = {}) {
+    (*this)(name, std::string(word_of(kOnOffWords, on_off(value))), "");
+  }
+  template <class E, std::size_t N>
+  void operator()(const char* name, const E& value, const Word<E> (&words)[N], const char*,
+                  const Rule& = {}) {
+    (*this)(name, std::string(word_of(words, value)), "");
+  }
+};
+
+// Where the fields are, in order.
+struct Addresses {
+  std::vector<const void*> at;
+
+  void group(const char*) {}
+  template <class T>
+  void operator()(const char*, T& value, const char*, const Rule& = {}) {
+    at.push_back(&value);
+  }
+  template <class E, std::size_t N>
+  void operator()(const char*, E& value, const Word<E> (&)[N], const char*, const Rule& = {}) {
+    at.push_back(&value);
+  }
+};
+
+// Throws for the first field that is not what its rule says.
+struct CheckRules {
+  const std::vector<const void*>& defaults;
+  std::size_t next = 0;
+
+  void group(const char*) {}
+  template <class T>
+  void operator()(const char* name, const T& value, const char*, const Rule& rule = {}) {
+    const std::string who = message("--{}:", name);
+    if constexpr (std::is_same_v<T, std::int64_t> || std::is_same_v<T, double>)
+      weft::detail::check_number(who, value, rule);
+    if constexpr (std::is_same_v<T, std::string>) check_text(who, value);
+    if constexpr (std::is_same_v<T, std::vector<std::string>>)
+      for (const std::string& item : value) check_text(who, item);
+    check_needs(who, value, rule);
+  }
+  template <class E, std::size_t N>
+  void operator()(const char* name, const E& value, const Word<E> (&)[N], const char*,
+                  const Rule& rule = {}) {
+    check_needs(message("--{}:", name), value, rule);
+  }
+
+ private:
+  template <class T>
+  void check_needs(const std::string& who, const T& value, const Rule& rule) {
+    if (value == *static_cast<const T*>(defaults[next++])) return;
+    for (const Rule::Need& need : rule.needed) check(need.holds, "{} needs --{}", who, need.what);
+  }
+};
+
+}  // namespace flag_visitors
+
+/// A complete --config file that says what these options are.
+template <class O>
+std::string to_toml(const O& options) {
+  flag_visitors::ToToml toml;
+  O copy = options;
+  copy.fields(toml);
+  return toml.out;
+}
+inline std::string config_of(const Options& o) { return o.config.empty() ? to_toml(o) : o.config; }
+
+/// Throws Error for the first setting that is not what its rule says, alone or beside others.
+template <class O>
+void check_options(const O& options) {
+  O plain, copy = options;
+  flag_visitors::Addresses defaults;
+  plain.fields(defaults);
+  flag_visitors::CheckRules rules{defaults.at};
+  copy.fields(rules);
+  options.check();
+}
+
+/// Reads flags and --config on top of what `options` are, and checks every value. `line` may have
+/// more flags. False: --help or --print-config has printed, and the program is to end.
+/// Throws Error (Fault::user) with one line: an unknown name with the nearest match, a value out of
+/// range, or a flag whose feature does not exist yet.
+template <class O>
+bool parse_options(CommandLine& line, O& options, std::vector<std::string> args) {
+  flag_visitors::Bind bind{line};
+  options.fields(bind);
+  bool print_config = false;
+  std::string config;  // taken out of the command line by expand_config(); here for --help
+  line.add("--config", config, "TOML file with the same names; a flag wins", "Run");
+  line.add("--print-config", print_config, "print a complete --config file and stop", "Run");
+  if (!line.parse(std::move(args))) return false;
+  check_options(options);
+  options.config = to_toml(options);
+  if (print_config) print_text(options.config);
+  return !print_config;
+}
+
+}  // namespace weft::train

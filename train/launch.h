@@ -1,0 +1,34 @@
+#pragma once
+#include <functional>
+#include <string>
+
+#include "weft/train/flags.h"
+#include "weft/train/ranks.h"
+
+namespace weft::train {
+
+/// Runs f, a program's work, and returns its status. An error that ends it is one line on standard
+/// error and a status of its own; a closed terminal or a reader that has left ends nothing.
+int guarded(const std::string& program, const std::function<int()>& f);
+
+/// The main() of a program that trains: flags, ranks and errors. f is called once on every rank and
+/// makes the model and its Trainer. `what` the program does comes first in --help.
+///
+///   int main(int argc, char** argv) {
+///     return train::launch("Trains a classifier.", train::Options{.out = "runs/mine"}, argc, argv,
+///                          [](const train::Options& options, const train::Ranks& ranks) {
+///                            Classifier model;
+///                            train::Trainer trainer(model, options, loss_of(model), ranks);
+///                            return trainer.fit(training_data());
+///                          });
+///   }
+template <class O, class F>
+int launch(const char* what, O options, int argc, char** argv, F f) {
+  return guarded(options.program, [&] {
+    CommandLine line(what, options.program);
+    if (!parse_options(line, options, expand_config(argc, argv))) return 0;
+    return run_on_ranks(options, [&](const Ranks& ranks) { return f(options, ranks); });
+  });
+}
+
+}  // namespace weft::train

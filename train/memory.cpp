@@ -1,0 +1,94 @@
+#include "weft/train/memory.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "weft/core/cgroup.h"
+#include "weft/core/cuda.h"
+#include "weft/core/error.h"
+#include "weft/distributed/mpi_world.h"
+#include "weft/train/train_step.h"
+
+namespace weft::train {
+namespace {
+
+double real(std::int64_t n) { return static_cast<double>(n); }
+
+double memory_there_is(Device device) {
+  if (device.is_cuda()) return real(cuda::total_memory(device));
+  const double machine = real(sysconf(_SC_PHYS_PAGES)) * real(sysconf(_SC_PAGE_SIZE));
+  const std::optional<std::int64_t> group = detail::cgroup_limits().memory;
+  return group ? std::min(machine, real(*group)) : machine;
+}
+
+double gigabytes(double bytes) { return std::round(bytes * 1e-8) / 10; }
+
+// Ranks whose tensors this process holds; 0: a launcher's, which may be on other machines.
+std::int64_t own_ranks(const Options& o) {
+  return distributed::launched_ranks() > 1 ? 0 : std::max<std::int64_t>(o.parallel.ranks, 1);
+}
+
+}  // namespace
+
+void check_memory(double bytes, const char* what, Device device) {
+  const double there = memory_there_is(device);
+  check(bytes <= there, "memory: {} needs {} GB at least, and there are {} GB", what,
+        gigabytes(bytes), gigabytes(there));
+}
+
+void check_least_memory(const Options& o, double parameters, double activation_of_row) {
+  const Device device = Device::parse(o.machine.device);
+  if (device.is_meta()) return;
+  const auto width = static_cast<double>(size_of(o.machine.dtype));
+  // Ranks that are threads share the host's memory or a GPU's, and hold the model at least once
+  // between them. All others have memory of their own for their share.
+  const bool shared = own_ranks(o) > 0 && o.parallel.backend != Backend::nccl;
+  const double shares = shared ? 1 : real(o.parallel.tp) * real(o.parallel.ep);
+  check_memory(2 * width * parameters / shares, "the model", device);
+  if (shared)
+    check_memory(width * real(o.micro_batch ? o.micro_batch : o.batch) * activation_of_row,
+                 "a batch", device);
+}
+
+std::int64_t predict_peak_bytes(const Task& task, const Options& options, const data::Batch& rows,
+                                int ranks, int rank) {
+  const Device device =
+      Device::parse(options.machine.device).is_gpu() ? Device{Device::Kind::meta_cuda, 0} : kMeta;
+  const auto world = ranks > 0 ? distributed::fake_world(rank, ranks) : distributed::World::alone();
+  // Micro-batches are alike: a plan need not go through a million of them.
+  constexpr std::int64_t kPlanned = 64;
+  Options plan = options;
+  std::int64_t left_out = 0;  // rows of this rank
+  {
+    const Ranks self(*world, *world, device, options);
+    const std::int64_t micro = options.micro_batch ? options.micro_batch : self.rows();
+    const std::int64_t planned = std::min(self.rows(), kPlanned * micro);
+    left_out = self.rows() - planned;
+    plan.batch = planned * self.data_ranks();
+  }
+  const Ranks self(*world, *world, device, plan);
+  TrainStep step(task, plan, self);
+  const auto share = [&](const Tensor& t) {
+    Shape shape = t.shape();
+    shape[0] = self.rows();
+    return Tensor::empty(shape, t.dtype(), kMeta);  // a GPU's step copies them
+  };
+  const auto bytes_of_row = [](const Tensor& t) {
+    return t.numel() / t.dim(0) * static_cast<std::int64_t>(size_of(t.dtype()));
+  };
+  std::int64_t peak = 0;
+  for (std::int64_t i = 1; i <= 2; ++i)
+    peak = step(i, {share(rows.inputs), share(rows.targets)}).peak_bytes;
+  return peak + left_out * (bytes_of_row(rows.inputs) + bytes_of_row(rows.targets));
+}
+
+void check_peak_memory(const Options& o, const std::function<std::int64_t()>& bytes_of_rank) {
+  const std::int64_t own = own_ranks(o);
+  if (!Device::parse(o.machine.device).is_cpu() || own == 0) return;
+  check_memory(real(own) * real(bytes_of_rank()), "a step", kCpu);
+}
+
+}  // namespace weft::train

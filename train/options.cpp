@@ -1,0 +1,81 @@
+#include "weft/train/options.h"
+
+#include <algorithm>
+
+#include "weft/core/cuda.h"
+#include "weft/core/error.h"
+#include "weft/core/kernels/sum_ranks.h"
+#include "weft/core/parallel.h"
+
+namespace weft::train {
+namespace {
+
+void check_layout(const Options& o, Device device) {
+  const ParallelOptions& p = o.parallel;
+  if (!device.is_meta())
+    weft::check(p.ranks <= kMostThreads, "--ranks: must be at most {}, got {}", kMostThreads,
+                p.ranks);
+  weft::check(p.rank == 0 || device.is_meta(), "--rank: needs --device meta, got {}", device);
+  weft::check(std::max<std::int64_t>(p.dp, 1) * p.tp <= kMostRanks,
+              "--dp: with --tp must be at most {} ranks, got {} x {}", kMostRanks, p.dp, p.tp);
+  weft::check(
+      !p.zero || o.optimizer.state_dtype != DType::f16,
+      "--zero: the scales of f16 states would be those of a slice; use --state-dtype f32 or bf16");
+  weft::check(p.backend != Backend::fake || device.is_meta(),
+              "--backend: fake needs --device meta, got {}", device);
+  weft::check(p.backend != Backend::nccl || device.is_cuda(),
+              "--backend: nccl needs --device cuda, got {}", device);
+  weft::check(!device.is_cuda() || p.backend == Backend::nccl || p.ranks <= kMaxGpuRanks,
+              "--ranks: must be at most {} on one GPU, got {}", kMaxGpuRanks, p.ranks);
+  const bool several = p.ranks > 1 || p.dp > 1 || p.tp > 1;
+  weft::check(!several || !o.machine.graph, "--graph: does not exist yet for several ranks");
+}
+
+}  // namespace
+
+void Options::check() const {
+  weft::check(optimizer.min_lr <= optimizer.lr, "--min-lr: must be at most --lr {}, got {}",
+              optimizer.lr, optimizer.min_lr);
+  weft::check(optimizer.master_weights == optim::MasterWeights::f32 || machine.dtype == DType::bf16,
+              "--master-weights: remainder needs --dtype bf16, got {}", machine.dtype);
+  const Device device = Device::parse(machine.device);
+  if (device.is_cuda()) cuda::check_device(device);
+  check_layout(*this, device);
+  const std::int64_t micro = micro_batch ? micro_batch : batch;
+  weft::check(batch % micro == 0, "--micro-batch: must divide --batch {}, got {}", batch, micro);
+}
+
+void apply(const MachineOptions& options) {
+  if (options.threads) set_num_threads(static_cast<int>(options.threads));
+  set_deterministic(options.deterministic);
+}
+
+optim::AnyOptions OptimizerOptions::any_options() const {
+  if (kind == OptimizerKind::sgd)
+    return optim::SgdOptions{.lr = lr,
+                             .momentum = beta1,
+                             .weight_decay = weight_decay,
+                             .master_weights = master_weights};
+  return optim::AdamWOptions{.lr = lr,
+                             .beta1 = beta1,
+                             .beta2 = beta2,
+                             .eps = eps,
+                             .weight_decay = weight_decay,
+                             .m_dtype = state_dtype,
+                             // bf16 cannot hold a second moment that decays slowly
+                             .v_dtype = state_dtype == DType::bf16 ? DType::f32 : state_dtype,
+                             .master_weights = master_weights};
+}
+
+optim::Schedule OptimizerOptions::lr_schedule(std::int64_t steps) const {
+  optim::Schedule s;
+  s.kind = schedule;
+  s.lr = lr;
+  s.min_lr = min_lr < 0 ? lr / 10 : min_lr;
+  s.warmup = warmup < 0 ? steps / 20 : warmup;
+  s.steps = steps;
+  s.validate();
+  return s;
+}
+
+}  // namespace weft::train

@@ -1,0 +1,182 @@
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "weft/core/fields.h"
+#include "weft/distributed/overlap.h"
+#include "weft/optim/make.h"
+#include "weft/optim/schedule.h"
+
+namespace weft::train {
+
+/// Threads that a flag may ask for, to compute with or as ranks: they are started.
+inline constexpr std::int64_t kMostThreads = 1024;
+inline constexpr std::int64_t kMostRanks = 1'000'000;
+inline constexpr double kMostCount = INT32_MAX;
+
+enum class OptimizerKind : std::uint8_t { adamw, sgd };
+inline constexpr Word<OptimizerKind> kOptimizerWords[] = {{"adamw", OptimizerKind::adamw},
+                                                          {"sgd", OptimizerKind::sgd}};
+inline constexpr Word<DType> kStateDTypeWords[] = {
+    {"f32", DType::f32}, {"bf16", DType::bf16}, {"f16", DType::f16}};
+
+/// How gradients become steps, and how the learning rate goes.
+struct OptimizerOptions {
+  double lr = 1e-3, min_lr = -1;
+  std::int64_t warmup = -1;
+  optim::Schedule::Kind schedule = optim::Schedule::Kind::cosine;
+  double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1;
+  OptimizerKind kind = OptimizerKind::adamw;
+  DType state_dtype = DType::f32;
+  optim::MasterWeights master_weights = optim::MasterWeights::f32;
+
+  template <class V>
+  void fields(V& v) {
+    v("lr", lr, "highest learning rate", above(0).shown_first());
+    v("min-lr", min_lr, "learning rate at the end; below 0: a tenth of --lr");
+    v("warmup", warmup, "steps of linear warm-up; below 0: a twentieth of --steps");
+    v("schedule", schedule, optim::kScheduleWords, "course of the learning rate after warm-up",
+      any().shown_first());
+    v("weight-decay", weight_decay, "decoupled weight decay of matrices", at_least(0));
+    v("beta1", beta1, "AdamW's first moment; SGD's momentum", fraction());
+    v("beta2", beta2, "AdamW's second moment", fraction());
+    v("eps", eps, "AdamW's epsilon", above(0));
+    v("clip", clip, "largest gradient norm; 0: no clipping", at_least(0));
+    v("optimizer", kind, kOptimizerWords, "what turns gradients into steps", any().shown_first());
+    v("state-dtype", state_dtype, kStateDTypeWords, "AdamW's moments; bf16: the first one only");
+    v("master-weights", master_weights, optim::kMasterWeightsWords,
+      "with --dtype bf16: f32 copies, or the same numbers in 2 bytes a weight less");
+  }
+  /// What the library's optimizer takes.
+  optim::AnyOptions any_options() const;
+  optim::Schedule lr_schedule(std::int64_t steps) const;
+};
+
+inline constexpr Word<DType> kModelDTypeWords[] = {
+    {"f32", DType::f32}, {"bf16", DType::bf16}, {"f64", DType::f64}};
+
+struct MachineOptions {
+  std::string device = "cpu";
+  DType dtype = DType::f32;
+  bool graph = false;
+  std::int64_t threads = 0, seed = 1;
+  bool deterministic = false;
+
+  template <class V>
+  void fields(V& v) {
+    v.group("Machine");
+    v("device", device, "cpu, cuda or cuda:N, meta or meta:cuda (shapes and bytes only)",
+      any().shown_first());
+    v("dtype", dtype, kModelDTypeWords, "what the model computes in", any().shown_first());
+    v("graph", graph, "on a GPU: capture a step once and replay it",
+      any().needs(device.find("cuda") != device.npos, "device cuda, got " + device));
+    v("threads", threads, "threads; 0: all processors", between(0, kMostThreads).shown_first());
+    v("seed", seed, "seed of weights, data order and dropout", at_least(0).shown_first());
+    v("deterministic", deterministic, "the same bits for any number of threads");
+  }
+};
+
+/// Sets what holds for the process: how many threads it computes with, and whether their number may
+/// change bits.
+void apply(const MachineOptions& options);
+
+/// What moves tensors between ranks.
+enum class Backend : std::uint8_t { automatic, thread, mpi, nccl, fake };
+inline constexpr Word<Backend> kBackendWords[] = {{"auto", Backend::automatic},
+                                                  {"thread", Backend::thread},
+                                                  {"mpi", Backend::mpi},
+                                                  {"nccl", Backend::nccl},
+                                                  {"fake", Backend::fake}};
+
+struct ParallelOptions {
+  std::int64_t ranks = 0;
+  Backend backend = Backend::automatic;
+  std::int64_t rank = 0, dp = 0, tp = 1;
+  bool sp = false;
+  distributed::Overlap tp_overlap = distributed::Overlap::none;
+  std::int64_t ep = 1, etp = 0;
+  bool zero = false;
+  std::int64_t bucket_size = 0;
+  double timeout = 600;
+
+  template <class V>
+  void fields(V& v) {
+    const Rule count = between(0, kMostRanks);
+    v.group("Layout");
+    v("ranks", ranks,
+      "ranks as threads of this process, on one GPU with --device cuda; 0: one, or those of the "
+      "launcher",
+      count.shown_first());
+    v("backend", backend, kBackendWords,
+      "what moves tensors between ranks: nccl with a GPU for each rank, fake with --device meta; "
+      "auto: thread with --ranks, under a launcher mpi, on GPUs nccl");
+    v("rank", rank, "with --device meta: the rank to plan for", count);
+    v("dp", dp, "ranks that share the sequences of a step; 0: what the others leave over",
+      count.shown_first());
+    v("tp", tp, "ranks that share each layer's heads and hidden units",
+      between(1, kMostRanks).shown_first());
+    v("sp", sp, "with --tp: these ranks share the tokens between such layers",
+      any().needs(tp > 1, message("tp of at least 2, got {}", tp)));
+    v("tp-overlap", tp_overlap, distributed::kOverlapWords,
+      "with --sp: products hide what is gathered and summed beside them", any().needs(sp, "sp"));
+    v("ep", ep, "ranks that share the experts of a layer", between(1, kMostRanks).shown_first());
+    v("etp", etp, "ranks that share the hidden units of an expert; 0: as --tp", count);
+    v("zero", zero, "each rank of --dp keeps a part of the optimizer's state", any().shown_first());
+    v("bucket-size", bucket_size,
+      "gradients that leave together while backward runs; 0: an eighth of them all, within bounds",
+      at_least(0));
+    v("timeout", timeout, "seconds that ranks wait for one that does not come",
+      Rule{.low = 0, .high = 1e8, .low_is_out = true});
+  }
+};
+
+struct RunOptions {
+  std::string weights;
+  bool resume = false;
+  std::int64_t save_every = 0, keep = 2, eval_every = 0, log_every = 10;
+
+  template <class V>
+  void fields(V& v) {
+    v("weights", weights, "a .safetensors file of a whole model to start from");
+    v("resume", resume, "go on from the last checkpoint in --out", any().shown_first());
+    v("save-every", save_every, "steps between checkpoints; 0: only the last step",
+      at_least(0).shown_first());
+    v("keep", keep, "checkpoints to keep; 0: all", between(0, kMostCount));
+    v("eval-every", eval_every, "steps between evaluations; 0: only the last step",
+      at_least(0).shown_first());
+    v("log-every", log_every, "steps between progress lines", at_least(1));
+  }
+};
+
+/// Every setting of a training run, whatever the model. fields() names them: flags, keys of a
+/// --config file and rules all come from there. A program with more settings derives from it.
+struct Options {
+  std::string out = "out";
+  std::int64_t steps = 1000, batch = 8, micro_batch = 0;
+  OptimizerOptions optimizer = {};
+  MachineOptions machine = {};
+  ParallelOptions parallel = {};
+  RunOptions run = {};
+  std::string program = "train";  ///< in messages; not a flag
+  std::string config = {};        ///< the text of config.toml; empty: these options
+
+  template <class V>
+  void fields(V& v) {
+    v.group("Step");
+    v("batch", batch, "rows of one optimizer step", between(1, kMostCount).shown_first());
+    v("micro-batch", micro_batch, "rows of one forward pass; 0: all of a rank's",
+      between(0, kMostCount).shown_first());
+    v("steps", steps, "optimizer steps in all; a resumed run goes on to it",
+      at_least(1).shown_first());
+    optimizer.fields(v);
+    machine.fields(v);
+    parallel.fields(v);
+    v.group("Run");
+    v("out", out, "folder for checkpoints, metrics.jsonl and loss.svg", any().shown_first());
+    run.fields(v);
+  }
+  /// Throws Error for the first rule between settings that does not hold.
+  void check() const;
+};
+
+}  // namespace weft::train

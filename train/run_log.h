@@ -1,0 +1,73 @@
+#pragma once
+#include <chrono>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "weft/core/energy.h"
+#include "weft/io/json.h"
+#include "weft/io/metrics.h"
+#include "weft/train/options.h"
+#include "weft/train/progress.h"
+#include "weft/train/task.h"
+#include "weft/train/train_step.h"
+
+namespace weft::train {
+
+/// A step whose numbers may still be on their way.
+struct Pending {
+  std::int64_t step, targets, all_targets;
+  StepResult result;
+};
+
+/// What a run says of its steps: rows of metrics.jsonl, the progress line, and the report at its
+/// end. On ranks other than the first it only keeps the numbers.
+class RunLog {
+ public:
+  RunLog(const Task& task, const Options& options, Device device, bool is_first);
+
+  /// Opens metrics.jsonl. From here on the rows of steps after `step` are its own.
+  void open(const std::string& metrics_path, bool resumes, std::int64_t step);
+  /// The row of the last step before a run was resumed: what is left to be written of it. Returns
+  /// whether its evaluation is still due.
+  bool make_up(const std::string& metrics_path, std::int64_t step, const io::Json& saved_row,
+               bool evaluates);
+  void start_progress(std::int64_t first_step);
+  /// Time and energy from here on belong to the next step.
+  void start_clock();
+  void resume_clock();
+  void pause_clock() { energy_.pause(); }
+
+  /// The numbers of a step, which is over: they become the row in hand, and the progress line.
+  void settle(const Pending& p);
+  /// Adds an evaluation to the row in hand.
+  void add(std::int64_t step, const std::vector<Value>& evaluation);
+  /// Of the step that was settled last; null when it has been written.
+  const io::Json& row() const { return row_; }
+  /// Writes it, once.
+  void write_row();
+  /// From here on a power cut loses none of the rows.
+  void sync();
+  void end_progress();
+  void report(const std::string& metrics_path, const std::string& plot_path) const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+  const Task& task_;
+  const Options& options_;
+  Device device_;
+  bool is_first_;
+  std::optional<io::MetricsWriter> metrics_;
+  std::optional<Progress> progress_;
+  EnergyMonitor energy_;
+  io::Json row_;
+  Clock::time_point since_ = Clock::now();
+  std::int64_t peak_bytes_ = 0;
+  double val_loss_ = kNan;
+  std::vector<double> loads_;  ///< of the last step, by layer with experts
+};
+
+}  // namespace weft::train

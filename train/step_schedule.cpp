@@ -1,0 +1,73 @@
+#include "weft/train/step_schedule.h"
+
+#include "weft/autograd/tape.h"
+#include "weft/core/allocator.h"
+#include "weft/core/error.h"
+#include "weft/core/random.h"
+#include "weft/nn/leaves.h"
+
+namespace weft::train {
+namespace {
+
+void add_to(Tensor& sum, const Tensor& part) {
+  if (sum)
+    sum.add_(part.detach());
+  else if (part)
+    sum = part.detach();
+}
+
+}  // namespace
+
+void add_to(std::vector<Metric>& sums, const Loss& part) {
+  if (sums.empty()) {
+    sums.push_back({.name = "loss", .sum = {}, .shown = "loss"});
+    for (const Metric& m : part.metrics)
+      sums.push_back({.name = m.name, .sum = {}, .shown = m.shown, .decimals = m.decimals});
+  }
+  check(sums.size() == part.metrics.size() + 1,
+        "loss: every micro-batch must have the same metrics, got {} after {}", part.metrics.size(),
+        sums.size() - 1);
+  add_to(sums[0].sum, part.sum);
+  add_to(sums[0].count, part.count);
+  for (std::size_t i = 0; i < part.metrics.size(); ++i) {
+    check(sums[i + 1].name == part.metrics[i].name,
+          "loss: every micro-batch must have the same metrics, got '{}' after '{}'",
+          part.metrics[i].name, sums[i + 1].name);
+    add_to(sums[i + 1].sum, part.metrics[i].sum);
+    add_to(sums[i + 1].count, part.metrics[i].count);
+  }
+}
+
+std::vector<Metric> SequentialSchedule::run(const StepWork& work) {
+  std::vector<Metric> sums;
+  const std::int64_t rows = work.rows.rows();
+  const std::int64_t micro = options_.micro_batch ? options_.micro_batch : rows;
+  for (std::int64_t first = 0; first < rows; first += micro) {
+    const data::Batch batch = work.rows.narrow(first, micro);
+    begin(Phase::forward);
+    if (options_.waits) optimizer_.wait();
+    RandomScope random({.seed = options_.seed,
+                        .step = static_cast<std::uint64_t>(work.step),
+                        .micro_batch = 0,
+                        .first_global_row = static_cast<std::uint64_t>(work.first_row + first)});
+    Tape tape;
+    CategoryScope category(Category::activation);
+    const Loss loss = loss_(batch);
+    check(loss.sum && loss.sum.numel() == 1, "loss: sum must have 1 element, got {}",
+          loss.sum ? message("shape {}", loss.sum.shape()) : std::string("null"));
+    if (!leaves_checked_) {
+      const std::string problem = nn::compare_leaves(tape, model_).text();
+      check(problem.empty(), "model: {}", problem);
+      leaves_checked_ = true;
+    }
+    if (first + micro == rows) optimizer_.watch(tape);
+    begin(Phase::backward);
+    const Tensor& objective = loss.objective ? loss.objective : loss.sum;
+    objective.backward(
+        Tensor::full(objective.shape(), work.cotangent, objective.dtype(), objective.device()));
+    add_to(sums, loss);
+  }
+  return sums;
+}
+
+}  // namespace weft::train

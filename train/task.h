@@ -1,0 +1,36 @@
+#pragma once
+#include <functional>
+#include <string>
+
+#include "weft/distributed/device_mesh.h"
+#include "weft/distributed/layout.h"
+#include "weft/io/json.h"
+#include "weft/nn/module.h"
+#include "weft/train/loss.h"
+
+namespace weft::train {
+
+/// What is trained. Most tasks are a model and a loss; the rest is for models that can be cut over
+/// ranks, and for what a program writes into its checkpoints.
+struct Task {
+  nn::Module& model;
+  LossFunction loss;
+  /// Cuts the model over the ranks of a mesh, in place, and says how; null: every rank has all of
+  /// it, and a mesh may have dp only.
+  std::function<distributed::Layout(const distributed::DeviceMesh&)> spread = {};
+  /// A member of the model which it calls before it reads the parameters of a part; null: there is
+  /// none, and with --zero a forward pass begins when all parameters are there.
+  std::function<void(const nn::Module&)>* before_use = nullptr;
+  /// How far the bias of an expert moves after a step; see nn::RouterStep.
+  double bias_rate = 0;
+  /// What targets are called in metrics.jsonl and on the progress line: "tokens", "tokens_per_s".
+  std::string unit = "targets";
+  /// Behind a validation loss: "nats per token".
+  std::string loss_unit = {};
+  /// More members of state.json; and what looks at them before a checkpoint is loaded, and throws
+  /// Error when they are those of another model.
+  io::Json state = io::Json::object();
+  std::function<void(const io::Json& state)> check_state = {};
+};
+
+}  // namespace weft::train

@@ -1,0 +1,284 @@
+#include "weft/train/train_step.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/reduce.h"
+#include "weft/autograd/view.h"
+#include "weft/core/error.h"
+#include "weft/core/random.h"
+#include "weft/distributed/model_pieces.h"
+#include "weft/distributed/parallelize.h"
+#include "weft/distributed/shard_experts.h"
+
+namespace weft::train {
+namespace {
+
+// Before a step is captured: what is made at first use (plans of products, the optimizer's lists,
+// the check of the model's leaves) is made in these.
+constexpr std::int64_t kEagerSteps = 2;
+
+bool all_finite(const Tensor& t) {
+  if (!t || t.is_meta()) return true;
+  std::vector<double> values(static_cast<std::size_t>(t.numel()));
+  t.copy_to(values);
+  return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
+}
+
+// The clip of gradients that are still to be multiplied by `factor`: its scale does that too. As
+// optim::GradClip has it, the scale is NaN when the norm is not finite.
+optim::GradClip times(const optim::GradClip& clip, const Tensor& factor, double max_norm) {
+  const Tensor norm = mul(clip.norm, factor);
+  Tensor scale = add(factor, sub(norm, norm));
+  if (max_norm > 0)
+    scale = mul(
+        scale,
+        minimum(div(Tensor::full({}, max_norm, DType::f64, norm.device()), add(norm, 1e-6)), 1));
+  return {norm, scale};
+}
+
+}  // namespace
+
+TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& ranks)
+    : task_(task),
+      options_(options),
+      ranks_(ranks),
+      device_(ranks.device()),
+      lr_(options.optimizer.lr_schedule(options.steps)) {
+  place_model();
+  optimizer_ = distributed::make_optimizer(
+      task_.model, ranks.mesh(), layout_, options.optimizer.any_options(),
+      {.bucket_size = options.parallel.bucket_size, .shard = options.parallel.zero});
+  const bool shards = optimizer_->is_sharded();
+  if (shards && task_.before_use)
+    *task_.before_use = [this](const nn::Module& part) { optimizer_->wait(part); };
+  routers_ = std::make_unique<nn::RouterStep>(task_.model);
+  schedule_ = std::make_unique<SequentialSchedule>(
+      task_.model, task_.loss, *optimizer_,
+      SequentialSchedule::Options{.micro_batch = options.micro_batch,
+                                  .seed = static_cast<std::uint64_t>(options.machine.seed),
+                                  .waits = shards && !task_.before_use});
+}
+
+TrainStep::~TrainStep() {
+  if (task_.before_use) *task_.before_use = nullptr;
+}
+
+void TrainStep::place_model() {
+  const std::vector<Tensor> parameters = task_.model.parameters();
+  check(!parameters.empty(), "train: the model must have parameters, got none");
+  const bool has_values = !parameters[0].is_meta();
+  nn::assign_names(task_.model);
+  if (parameters[0].dtype() != options_.machine.dtype) task_.model.to(options_.machine.dtype);
+  // All ranks start from the values of the first.
+  if (has_values && ranks_.size() > 1)
+    for (const auto& [name, tensor] : task_.model.state_dict())
+      ranks_.host().all().broadcast(tensor, 0).wait();
+  if (task_.spread)
+    layout_ = task_.spread(ranks_.mesh());
+  else
+    check(ranks_.data_ranks() == ranks_.size(),
+          "train: this model cannot be cut over ranks; use --dp {} alone", ranks_.size());
+  if (has_values)
+    task_.model.to(device_);
+  else
+    nn::materialise(task_.model, device_, static_cast<std::uint64_t>(options_.machine.seed),
+                    distributed::parts(layout_));
+}
+
+void TrainStep::add_up(Metrics& sums) const {
+  if (ranks_.size() == 1) return;
+  // Ranks that share rows have the same sums, so one of them counts. In f64, which holds every
+  // count exactly.
+  std::vector<Tensor*> parts;
+  std::int64_t elements = 0;
+  for (Metric& m : sums)
+    for (Tensor* t : {&m.sum, &m.count})
+      if (*t) {
+        parts.push_back(t);
+        elements += t->numel();
+      }
+  const Tensor all = Tensor::zeros({elements}, DType::f64, device_);
+  const auto each = [&](auto&& f) {
+    std::int64_t first = 0;
+    for (Tensor* t : parts) {
+      f(*t, all.narrow(0, first, t->numel()));
+      first += t->numel();
+    }
+  };
+  if (ranks_.counts_rows())
+    each([](const Tensor& own, const Tensor& place) { place.copy_(own.view({place.numel()})); });
+  ranks_.add_up(all);
+  each([](Tensor& own, const Tensor& place) { own = place.view(own.shape()); });
+}
+
+data::Batch TrainStep::load_rows(const data::Batch& rows) {
+  if (!device_.is_gpu()) return rows.to(device_);
+  if (!on_gpu_.inputs || on_gpu_.inputs.shape() != rows.inputs.shape()) {
+    on_gpu_ = {Tensor::empty(rows.inputs.shape(), rows.inputs.dtype(), device_),
+               Tensor::empty(rows.targets.shape(), rows.targets.dtype(), device_)};
+  }
+  if (!device_.is_meta()) {
+    on_gpu_.inputs.copy_(rows.inputs);
+    on_gpu_.targets.copy_(rows.targets);
+  }
+  return on_gpu_;
+}
+
+TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows) {
+  // Divided by the number of all targets before backward; where fewer count, what is missing to the
+  // right factor goes to the optimizer.
+  const double targets = static_cast<double>(rows.targets.numel() / rows.rows() * options_.batch);
+  Metrics metrics = schedule_->run(
+      {.rows = rows, .first_row = ranks_.first_row(), .step = step, .cotangent = 1.0 / targets});
+  if (on_phase_) on_phase_(Phase::update);
+  add_up(metrics);
+  const NoGradGuard off;
+  const double max_norm = options_.optimizer.clip;
+  optim::GradClip clip;
+  if (metrics[0].count) {
+    const Tensor factor = div(Tensor::full({}, targets, DType::f64, device_),
+                              maximum(metrics[0].count.to(DType::f64).view({}), 1));
+    clip = times(optimizer_->finish(), factor, max_norm);
+  } else {
+    clip = optimizer_->finish(max_norm);
+  }
+  const Tensor loss = metrics[0].sum;
+  metrics.push_back(
+      {.name = "grad_norm", .sum = clip.norm, .shown = "norm", .decimals = 3, .is_whole = true});
+  const auto finite = [](const Tensor& t) { return std::isfinite(t.item()); };
+  if (device_.is_cpu() && !(finite(loss) && finite(clip.norm))) return metrics;
+  if (device_.is_gpu()) optim::require_finite(clip, loss);
+  finish_routers(metrics);
+  // Last: what it sends then has until the next forward pass.
+  optimizer_->step(clip);
+  optimizer_->zero_grad();
+  return metrics;
+}
+
+void TrainStep::finish_routers(Metrics& metrics) {
+  if (routers_->empty()) return;
+  Tensor losses = routers_->losses();
+  if (ranks_.size() > 1) {
+    // Each rank's is the mean over its own tokens.
+    losses = mul(losses.to(DType::f64), 1.0 / ranks_.size());
+    ranks_.add_up(losses);
+  }
+  const Tensor load =
+      routers_->finish(task_.bias_rate, distributed::sum_router_counts(ranks_.mesh()));
+  const auto add = [&](const char* name, const Tensor& value, const char* shown = "") {
+    metrics.push_back(
+        {.name = name, .sum = value, .shown = shown, .decimals = 2, .is_whole = true});
+  };
+  if (routers_->has_balance_loss()) add("aux_loss", losses.narrow(0, 0, 3).sum());
+  if (routers_->has_z_loss()) add("z_loss", losses.select(0, 3));
+  add("load_max_over_mean", max(load, 0), "load");
+  add("layer_loads", load);
+  metrics.back().is_list = true;
+}
+
+const TrainStep::Metrics& TrainStep::replay(std::int64_t step, const data::Batch& rows) {
+  if (!captured_) {
+    captured_ = std::make_unique<Captured>(device_);
+    captured_->graph.capture([&] { captured_->metrics = update(step, rows); });
+    captured_->peak_bytes = memory_stats(device_).peak_bytes;
+  }
+  const RandomScope random({.seed = static_cast<std::uint64_t>(options_.machine.seed),
+                            .step = static_cast<std::uint64_t>(step)});
+  captured_->graph.replay();
+  return captured_->metrics;
+}
+
+StepResult TrainStep::operator()(std::int64_t step, const data::Batch& rows) {
+  check(rows.inputs && rows.targets && rows.inputs.ndim() > 0 && rows.rows() == ranks_.rows(),
+        "train step: a rank's batch must have {} rows, got {}", ranks_.rows(),
+        rows.inputs ? message("shape {}", rows.inputs.shape()) : std::string("null"));
+  reset_peak(device_);
+  StepResult result;
+  result.lr = lr_.at(step);
+  optimizer_->set_lr(result.lr);
+  const data::Batch loaded = load_rows(rows);
+  const bool graphed = options_.machine.graph && device_.is_cuda() && eager_steps_ == kEagerSteps;
+  Metrics own;
+  if (!graphed) {
+    own = update(step, loaded);
+    ++eager_steps_;
+  }
+  const Metrics& metrics = graphed ? replay(step, loaded) : own;
+  const auto targets = static_cast<double>(rows.targets.numel() / rows.rows() * options_.batch);
+  for (const Metric& m : metrics) result.numbers.emplace_back(m, targets);
+  const MemoryStats stats = memory_stats(device_);
+  result.live_bytes = stats.live_bytes;
+  result.peak_bytes = graphed ? captured_->peak_bytes : stats.peak_bytes;
+  return result;
+}
+
+std::vector<Value> TrainStep::evaluate(const data::EvalLoader& loader) {
+  optimizer_->wait();
+  task_.model.eval();
+  const NoGradGuard off;
+  std::vector<Value> values;  // the sums, until the end
+  std::vector<double> counts;
+  const std::int64_t batches = loader.batches();
+  for (std::int64_t first = 0; first < batches; first += ranks_.data_ranks()) {
+    const std::int64_t own = first + ranks_.data_rank();
+    // A rank that is left over goes along with a batch that counts for nothing: the model's
+    // collectives need it.
+    const data::Batch batch = loader.batch(std::min(own, batches - 1)).to(device_);
+    // What is drawn even here, as forced routing, depends on the row alone.
+    const RandomScope random({.seed = static_cast<std::uint64_t>(options_.machine.seed),
+                              .first_global_row = static_cast<std::uint64_t>(own * batch.rows())});
+    Metrics sums;
+    add_to(sums, task_.loss(batch));
+    const double targets = static_cast<double>(batch.targets.numel() / batch.rows() *
+                                               loader.rows_of(std::min(own, batches - 1)));
+    values.resize(sums.size());
+    counts.resize(sums.size());
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      values[i].name = sums[i].name;
+      if (own >= batches) continue;
+      const Tensor& count = sums[i].count ? sums[i].count : sums[0].count;
+      values[i].value += sums[i].sum.item();
+      counts[i] += count ? count.item() : targets;
+    }
+  }
+  task_.model.train();
+  const auto size = static_cast<std::int64_t>(values.size());
+  const Tensor totals = Tensor::zeros({2 * size}, DType::f64);
+  double* const total = totals.data<double>();
+  for (std::size_t i = 0; ranks_.counts_rows() && i < values.size(); ++i) {
+    total[2 * i] = values[i].value;
+    total[2 * i + 1] = counts[i];
+  }
+  ranks_.add_up(totals);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i].value = total[2 * i + 1] > 0 ? total[2 * i] / total[2 * i + 1] : 0;
+  return values;
+}
+
+TrainStep::NonFinite TrainStep::first_non_finite() const {
+  const auto parameters = task_.model.named_parameters();
+  for (const auto& p : parameters)
+    if (!all_finite(p.tensor)) return {message("parameter {}", p.name), true};
+  for (const auto& p : parameters)
+    if (!all_finite(optim::gradient_of(p.tensor))) return {message("the gradient of {}", p.name)};
+  return {};
+}
+
+distributed::Pieces TrainStep::model_pieces() {
+  optimizer_->wait();
+  return distributed::model_pieces(task_.model.state_dict(), ranks_.mesh(), layout_);
+}
+
+void TrainStep::load_weights(const distributed::PieceFiles& model) {
+  task_.model.load_state_dict(distributed::read_model(task_.model.state_dict(), layout_, model));
+}
+
+void TrainStep::load(const distributed::PieceFiles& model,
+                     const distributed::PieceFiles& optimizer) {
+  load_weights(model);
+  optimizer_->load_state(optimizer);
+}
+
+}  // namespace weft::train

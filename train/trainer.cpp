@@ -1,0 +1,219 @@
+#include "weft/train/trainer.h"
+
+#include <cmath>
+#include <cstdio>
+#include <utility>
+
+#include "weft/core/error.h"
+#include "weft/io/file.h"
+#include "weft/io/plot.h"
+#include "weft/train/flags.h"
+#include "weft/train/interrupt.h"
+#include "weft/train/test_aids.h"
+
+namespace weft::train {
+
+struct Trainer::Alone {
+  Ranks ranks;
+};
+
+Trainer::Trainer(nn::Module& model, const Options& options, LossFunction loss)
+    : Trainer(std::unique_ptr<Alone>(new Alone{Ranks::alone(options)}), model, options,
+              std::move(loss)) {}
+
+Trainer::Trainer(std::unique_ptr<Alone> alone, nn::Module& model, const Options& options,
+                 LossFunction loss)
+    : Trainer(model, options, std::move(loss), alone->ranks) {
+  alone_ = std::move(alone);
+  apply(options.machine);
+}
+
+Trainer::Trainer(nn::Module& model, const Options& options, LossFunction loss, const Ranks& ranks)
+    : Trainer(Task{.model = model, .loss = std::move(loss)}, options, ranks) {}
+
+Trainer::Trainer(const Task& task, const Options& options, const Ranks& ranks)
+    : task_(task),
+      options_((check_options(options), options)),
+      ranks_(ranks),
+      folder_(options_.out, options_.run.resume, ranks),
+      step_(task_, options_, ranks),
+      log_(task_, options_, ranks.device(), ranks.is_first()) {}
+
+Trainer::~Trainer() = default;
+
+int Trainer::fit(const data::Dataset& training, const data::Dataset* validation) {
+  loader_.emplace(training,
+                  data::Loader::Options{.batch = options_.batch,
+                                        .seed = static_cast<std::uint64_t>(options_.machine.seed)});
+  // As many rows at once as in training, so that it needs no more memory than a step.
+  if (validation && !ranks_.device().is_meta())
+    validation_.emplace(*validation, options_.micro_batch ? options_.micro_batch : ranks_.rows());
+  restore();
+  catch_interrupts();
+  if (options_.run.resume) make_up();
+  if (state_.step >= options_.steps) {
+    if (ranks_.is_first())
+      std::printf("already at step %lld of %lld\n", static_cast<long long>(state_.step),
+                  static_cast<long long>(options_.steps));
+    return 0;
+  }
+  log_.resume_clock();
+  log_.start_progress(state_.step + 1);
+  while (state_.step < options_.steps)
+    if (const int status = one_step()) return status;
+  log_.end_progress();
+  log_.report(folder_.metrics(), folder_.plot());
+  return 0;
+}
+
+void Trainer::restore() {
+  const std::optional<RunState> saved =
+      options_.run.resume ? folder_.restore(step_, task_) : std::nullopt;
+  if (saved) {
+    state_ = *saved;
+    saved_step_ = state_.step;
+    loader_->set_state(state_.loader);
+  } else if (!options_.run.weights.empty()) {
+    step_.load_weights(distributed::PieceFiles({options_.run.weights}));
+  }
+  log_.open(folder_.metrics(), options_.run.resume, state_.step);
+  if (ranks_.is_first()) folder_.write_config(config_of(options_));  // of what has been accepted
+}
+
+/// What the run before still had to do after its last save: the row of that step, the evaluation
+/// that belongs to it, the plot.
+void Trainer::make_up() {
+  bool evaluates = false;
+  if (ranks_.is_first())
+    evaluates =
+        log_.make_up(folder_.metrics(), state_.step, state_.row, state_.evaluates && validation_);
+  if (ranks_.of_first(evaluates)) {
+    log_.start_progress(state_.step);
+    evaluate();
+  }
+  log_.write_row();
+  if (ranks_.is_first() && io::exists(folder_.metrics()))
+    io::write_loss_svg(folder_.metrics(), folder_.plot());
+}
+
+int Trainer::one_step() {
+  const Device device = ranks_.device();
+  const std::int64_t number = state_.step + 1;
+  inject_nan(step_, number);
+  kill_in_step(step_, ranks_.rank(), number);
+  if (!device.is_cuda()) log_.start_clock();
+  const data::Batch rows = read_rows();
+  const std::int64_t targets = rows.targets.numel() / rows.rows() * options_.batch;
+  // The numbers of a GPU's step are read while the next one runs, unless something needs them.
+  std::optional<Pending> earlier = std::exchange(
+      pending_, Pending{number, targets, state_.targets + targets, step_(number, rows)});
+  // Data that have been written to are noticed here by all ranks together.
+  const bool stop = any_rank(interrupted() || loader_->dataset().changed()),
+             last = number == options_.steps;
+  const auto due = [&](std::int64_t every) { return last || (every && number % every == 0); };
+  const bool saves = !device.is_meta() && (stop || due(options_.run.save_every)),
+             evaluates = validation_ && due(options_.run.eval_every);
+  const auto settled = [&](const Pending& p) {
+    const double loss = p.result.loss(), norm = p.result.grad_norm();
+    if (!device.is_meta() && !(std::isfinite(loss) && std::isfinite(norm)))
+      return stop_non_finite(p, loss, norm);
+    log_.settle(p);
+    return 0;
+  };
+  if (earlier) {
+    if (const int status = settled(*earlier)) return status;
+    log_.write_row();
+  }
+  if (saves || evaluates || !device.is_cuda())
+    if (const int status = settled(*std::exchange(pending_, {}))) return status;
+  loader_->advance();
+  state_.step = number;
+  state_.targets += targets;
+  if (saves || evaluates) log_.pause_clock();
+  // First what must not be lost: an evaluation may run out of memory, or be what is interrupted.
+  if (saves) save(evaluates);
+  if (evaluates) evaluate();
+  log_.write_row();
+  if (saves && ranks_.is_first()) io::write_loss_svg(folder_.metrics(), folder_.plot());
+  if (saves || evaluates) log_.resume_clock();
+  if (!stop || last) return 0;
+  log_.end_progress();
+  loader_->dataset().check_unchanged();
+  if (ranks_.is_first())
+    std::printf("interrupted: saved step %lld; --resume goes on from it\n",
+                static_cast<long long>(number));
+  return 130;
+}
+
+/// When data cannot be read, what there is from the steps before is saved. Ranks, which may fail
+/// one by one, cannot save together.
+data::Batch Trainer::read_rows() {
+  try {
+    return loader_->rows(ranks_.first_row(), ranks_.rows());
+  } catch (const Error&) {
+    if (ranks_.size() > 1 || state_.step == saved_step_) throw;
+    if (pending_) {
+      if (!std::isfinite(pending_->result.loss())) throw;
+      log_.settle(*std::exchange(pending_, {}));
+    }
+    save(false);
+    log_.write_row();
+    throw;
+  }
+}
+
+void Trainer::save(bool evaluates) {
+  state_.loader = loader_->state();
+  state_.row = log_.row();
+  state_.evaluates = evaluates;
+  log_.sync();
+  const KillInSave aid(ranks_.rank(), state_.step);
+  folder_.save(step_, task_, state_, options_.run.keep);
+  saved_step_ = state_.step;
+}
+
+void Trainer::evaluate() {
+  try {
+    log_.add(state_.step, step_.evaluate(*validation_));
+  } catch (...) {
+    log_.write_row();
+    throw;
+  }
+}
+
+/// Says what is not finite. It is found before it is written anywhere.
+int Trainer::stop_non_finite(const Pending& p, double loss, double norm) {
+  log_.end_progress();
+  if (const std::optional<std::string> what = first_non_finite())
+    std::fprintf(stderr,
+                 "%s: step %lld: %s is not finite (loss %g, gradient norm %g); "
+                 "%s as before this step\n",
+                 options_.program.c_str(), static_cast<long long>(p.step), what->c_str(), loss,
+                 norm,
+                 ranks_.device().is_cuda() ? "checkpoints are" : "weights and checkpoints are");
+  return static_cast<int>(Fault::non_finite);
+}
+
+/// On the first rank with such a parameter, else, since gradients are sums over ranks, on the first
+/// one. Empty on all others.
+std::optional<std::string> Trainer::first_non_finite() const {
+  const TrainStep::NonFinite own = step_.first_non_finite();
+  const std::string text = own.what.empty() ? "the loss" : own.what;
+  if (ranks_.size() == 1) return text;
+  const Tensor first =
+      Tensor::full({1}, own.is_parameter ? ranks_.rank() : ranks_.size(), DType::i64);
+  ranks_.host().all().all_reduce(first, distributed::Reduce::min).wait();
+  const std::int64_t finder = first.item_int();
+  if (finder == ranks_.rank()) return message("{} of rank {}", text, finder);
+  return finder == ranks_.size() && ranks_.is_first() ? std::optional(text) : std::nullopt;
+}
+
+/// Ctrl-C reaches ranks at different steps: they stop together.
+bool Trainer::any_rank(bool own) const {
+  if (ranks_.size() == 1 || ranks_.device().is_meta()) return own;
+  const Tensor stops = Tensor::full({1}, own ? 1 : 0, DType::f64);
+  ranks_.add_up(stops);
+  return stops.item() > 0;
+}
+
+}  // namespace weft::train
