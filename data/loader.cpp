@@ -69,11 +69,12 @@ io::Json Loader::state() const {
 }
 
 void Loader::set_state(const io::Json& state) {
-  for (const io::JsonMember& own : this->state().members()) {
-    if (own.key == "epoch" || own.key == "index") continue;
-    const std::int64_t saved = state.at(own.key).as_int();
-    check(saved == own.value.as_int(), "loader: the saved position is for {} {}, got {}", own.key,
-          saved, own.value.as_int());
+  const io::Json own = this->state();
+  for (const io::JsonMember& m : own.members()) {
+    if (m.key == "epoch" || m.key == "index") continue;
+    const std::int64_t saved = state.at(m.key).as_int();
+    check(saved == m.value.as_int(), "loader: the saved position is for {} {}, got {}", m.key,
+          saved, m.value.as_int());
   }
   const std::int64_t epoch = state.at("epoch").as_int(), index = state.at("index").as_int();
   check(epoch >= 0 && epoch <= kMostEpochs && index >= 0 && index < dataset_.size(),

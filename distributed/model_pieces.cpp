@@ -3,14 +3,18 @@
 namespace weft::distributed {
 namespace {
 
+// The layout of a parameter or of one of its states, "blocks.0.attn.qkv.weight.m"; null: whole.
 const ParameterLayout* layout_of(const Layout& layout, const std::string& name) {
   const auto found = layout.find(name);
-  return found == layout.end() ? nullptr : &found->second;
+  if (found != layout.end()) return &found->second;
+  const auto parameter = layout.find(name.substr(0, name.rfind('.')));
+  return parameter != layout.end() ? &parameter->second : nullptr;
 }
 
 Piece piece_of(const Layout& layout, const std::string& name, const Shape& shape) {
   const ParameterLayout* l = layout_of(layout, name);
-  return l && !l->part.cuts.empty() ? Piece::of(l->part) : Piece::of(shape);
+  return l && !l->part.cuts.empty() && shape == shape_of(l->part) ? Piece::of(l->part)
+                                                                  : Piece::of(shape);
 }
 
 // Of ranks that hold the same values, which take turns, is it this one's turn to write number i?

@@ -5,6 +5,7 @@
 
 #include "weft/core/allocator.h"
 #include "weft/core/error.h"
+#include "weft/distributed/model_pieces.h"
 #include "weft/distributed/sharded_optimizer.h"
 
 namespace weft::distributed {
@@ -26,17 +27,17 @@ class ReplicatedOptimizer : public RangeOptimizer {
  public:
   ReplicatedOptimizer(Ddp& ddp, const optim::AnyOptions& options, Members members)
       : RangeOptimizer(&ddp) {
-    int next = 0;
     for (const Ddp::Bucket& b : ddp.buckets()) {
       if (!includes(members, b.layout)) continue;
-      // Ranks with the same values take turns: each writes a share of a checkpoint.
       for (const BucketEntry& e : b.layout.entries)
-        add(e.parameter, 0, ddp.parameters()[e.parameter].tensor,
-            b.group->rank() == next++ % b.group->size());
+        add(e.parameter, 0, ddp.parameters()[e.parameter].tensor, b.group->rank() == 0);
     }
     make(options);
   }
   optim::StepResult step(const optim::GradClip& clip) override { return inner_->step(clip); }
+  Pieces state() const override {
+    return model_pieces(inner_->state_dict(), ddp_->mesh(), ddp_->layout());
+  }
 };
 
 /// There are no other ranks.

@@ -1,5 +1,6 @@
 #include "weft/train/step_schedule.h"
 
+#include "weft/autograd/elementwise.h"
 #include "weft/autograd/tape.h"
 #include "weft/core/allocator.h"
 #include "weft/core/error.h"
@@ -9,11 +10,9 @@
 namespace weft::train {
 namespace {
 
+// A new sum each time: metrics may share a count.
 void add_to(Tensor& sum, const Tensor& part) {
-  if (sum)
-    sum.add_(part.detach());
-  else if (part)
-    sum = part.detach();
+  if (part) sum = sum ? add(sum, part.detach()) : part.detach();
 }
 
 }  // namespace
