@@ -77,7 +77,7 @@ struct Total {
   double us = 0, exposed_us = 0;
 };
 
-void estimate(const Settings& s, const train::Options& options) {
+void estimate(const Settings& s, const examples::GptOptions& options) {
   const Cluster cluster{.devices_per_host = static_cast<int>(s.devices),
                         .base_us = s.base_us,
                         .inside = {s.hop_us, 1e9 * s.inside},
@@ -143,16 +143,13 @@ int run(int argc, char** argv) {
   const auto split = std::find(args.begin(), args.end(), "--");
   Settings settings;
   if (!parse({args.begin(), split}, settings)) return 0;
-  train::Options defaults;
-  defaults.program = "bench_comm_model";
-  defaults.machine.device = "meta";
+  examples::GptOptions options;
+  options.program = "bench_comm_model";
+  options.machine.device = "meta";
   std::vector<char*> rest{argv[0]};
   for (auto a = split; a != args.end(); ++a)
     if (a != split) rest.push_back(argv[1 + (a - args.begin())]);
-  const train::Parsed parsed =
-      train::parse_options(defaults, static_cast<int>(rest.size()), rest.data());
-  if (parsed.exit_status >= 0) return parsed.exit_status;
-  train::Options options = parsed.options;
+  if (!examples::parse(options, static_cast<int>(rest.size()), rest.data())) return 0;
   check(options.machine.device == "meta", "--device: the step is made on meta, got {}",
         options.machine.device);
   if (options.model.vocab == 0) options.model.vocab = 256;

@@ -155,10 +155,10 @@ class Placing {
 
 }  // namespace
 
-std::vector<FlightEntry> record_step(distributed::World& world, train::Session& session,
-                                     std::int64_t step, const train::BatchSource& batches) {
+std::vector<FlightEntry> record_step(distributed::World& world, train::TrainStep& train_step,
+                                     std::int64_t step, const data::Batch& rows) {
   const std::int64_t before = world.recorder().count();
-  session.step(step, batches);
+  train_step(step, rows);
   const std::vector<FlightEntry> all = world.recorder().entries();
   const std::int64_t calls = world.recorder().count() - before;
   check(calls <= static_cast<std::int64_t>(all.size()),
@@ -172,27 +172,25 @@ std::int64_t whole_bytes(const FlightEntry& e) {
          (gathers || e.in_elements == 0 ? e.out_elements : e.in_elements);
 }
 
-StepTrace trace_step(const train::Options& options) {
+StepTrace trace_step(const examples::GptOptions& options) {
   const int size = train::ranks_of(options);
   const auto world = distributed::fake_world(static_cast<int>(options.parallel.rank), size,
                                              {.recorded = kRecorded});
   const train::Ranks ranks(*world, options);
-  train::Session session(options, kMeta, &ranks);
-  const train::BatchSource batches = [&](std::int64_t, std::int64_t rows) {
-    const Shape shape{rows, options.model.seq};
-    return data::Batch{Tensor::empty(shape, DType::i32, kMeta),
-                       Tensor::empty(shape, DType::i32, kMeta)};
-  };
+  examples::GptTask gpt(options);
+  train::TrainStep train_step(gpt.task(), options, ranks);
+  const Tensor ids = Tensor::empty({ranks.rows(), options.model.seq}, DType::i32, kMeta);
+  const data::Batch rows{ids, ids};
   const distributed::FlightRecorder& recorder = world->recorder();
-  session.step(1, batches);
+  train_step(1, rows);
   const auto calls_of_second =
-      static_cast<std::ptrdiff_t>(record_step(*world, session, 2, batches).size());
+      static_cast<std::ptrdiff_t>(record_step(*world, train_step, 2, rows).size());
   std::vector<Mark> marks;
-  session.on_phase([&](Phase phase) { marks.push_back({recorder.now(), phase}); });
+  train_step.on_phase([&](Phase phase) { marks.push_back({recorder.now(), phase}); });
   StepTrace trace;
-  trace.calls = record_step(*world, session, 3, batches);
+  trace.calls = record_step(*world, train_step, 3, rows);
   const double end = recorder.now();
-  session.on_phase({});
+  train_step.on_phase({});
 
   // As it is now: the third step has waited for some of the second.
   const std::vector<FlightEntry> all = recorder.entries();
@@ -207,7 +205,7 @@ StepTrace trace_step(const train::Options& options) {
     trace.groups[e.group] =
         e.group == std::string("world") ? world->all().ranks() : mesh.group(e.group).ranks();
   const nn::GptConfig model = options.gpt();
-  const Ddp& ddp = *session.ddp();
+  const Ddp& ddp = *train_step.optimizer().ddp();
   std::vector<double> done{0};  // of a pass, after each bucket
   for (const Ddp::Bucket& b : ddp.buckets())
     done.push_back(done.back() + work_of(ddp, b, model, mesh.degrees()));
@@ -223,7 +221,7 @@ StepTrace trace_step(const train::Options& options) {
   const std::vector<Segment> segments = segments_of(marks, end, recomputes);
   Placing placing(trace, earlier, segments);
   placing.place(bucket_ends, options.parallel.zero ? needed : std::vector<double>{});
-  trace.tokens = options.step.batch * options.model.seq;
+  trace.tokens = options.batch * options.model.seq;
   trace.flops = model.flops_per_token() * static_cast<double>(trace.tokens) / size *
                 (recomputes ? 4.0 / 3 : 1);
   return trace;

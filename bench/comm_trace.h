@@ -4,15 +4,16 @@
 #include <vector>
 
 #include "weft/bench/comm_timeline.h"
-#include "weft/examples/common/session.h"
+#include "weft/examples/common/gpt_task.h"
+#include "weft/train/train_step.h"
 
 namespace weft::bench {
 
 /// One training step, and the collectives that it made. Throws Error when the world's flight
 /// recorder keeps fewer.
 std::vector<distributed::FlightEntry> record_step(distributed::World& world,
-                                                  train::Session& session, std::int64_t step,
-                                                  const train::BatchSource& batches);
+                                                  train::TrainStep& train_step, std::int64_t step,
+                                                  const data::Batch& rows);
 
 /// The bytes of the whole that a collective is about: see collective_us().
 std::int64_t whole_bytes(const distributed::FlightEntry& entry);
@@ -34,6 +35,6 @@ struct StepTrace {
 /// the last backward a bucket of gradients is sent when its part of the parameters has been gone
 /// through, and parameters of a sharded optimizer are waited for when forward has gone through
 /// those before. All others are spread evenly in between.
-StepTrace trace_step(const train::Options& options);
+StepTrace trace_step(const examples::GptOptions& options);
 
 }  // namespace weft::bench

@@ -35,12 +35,6 @@ TokenStream read_tokens(const std::vector<std::string>& paths) {
   return data::open_token_file(paths[0]);
 }
 
-std::int64_t predict_peak_bytes(const GptOptions& o, int ranks, int rank) {
-  GptTask gpt(o);
-  const Tensor row = Tensor::empty({1, o.model.seq}, DType::i32, kMeta);
-  return train::predict_peak_bytes(gpt.task(), o, {row, row}, ranks, rank);
-}
-
 void print_plan(const GptOptions& o, std::int64_t data_tokens, const train::Ranks& ranks) {
   std::printf("parameters       %lld\n", static_cast<long long>(o.gpt().parameter_count()));
   std::printf("data             %lld tokens\n", static_cast<long long>(data_tokens));

@@ -4,6 +4,7 @@
 #include "weft/distributed/parallelize.h"
 #include "weft/distributed/shard_experts.h"
 #include "weft/io/json_fields.h"
+#include "weft/train/memory.h"
 
 namespace weft::examples {
 namespace {
@@ -75,6 +76,12 @@ train::Task GptTask::task() {
     check_same_model(config_to_json(config_from_json(state.at("model"))), config);
   };
   return task;
+}
+
+std::int64_t predict_peak_bytes(const GptOptions& o, int ranks, int rank) {
+  GptTask gpt(o);
+  const Tensor row = Tensor::empty({1, o.model.seq}, DType::i32, kMeta);
+  return train::predict_peak_bytes(gpt.task(), o, {row, row}, ranks, rank);
 }
 
 // Sizes as they are used, so that a default that is spelled out is no other model.

@@ -21,6 +21,9 @@ class GptTask {
   GptOptions options_;
 };
 
+/// train::predict_peak_bytes() of that task.
+std::int64_t predict_peak_bytes(const GptOptions& options, int ranks, int rank);
+
 /// The model's configuration as it stands in a checkpoint, and back.
 /// Throws Error (Fault::system) on what is no configuration, or one out of all bounds.
 io::Json config_to_json(const nn::GptConfig& config);

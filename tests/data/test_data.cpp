@@ -15,6 +15,7 @@
 #include "weft/data/packing.h"
 #include "weft/data/text.h"
 #include "weft/data/token_file.h"
+#include "weft/data/token_windows.h"
 #include "weft/data/tokenizer.h"
 #include "weft/io/file.h"
 #include "weft/io/json.h"
@@ -158,11 +159,12 @@ TEST_CASE("a token file is read as it was opened, or not at all") {
   CHECK(all(tokens.slice(5, 3)) == Ints{15, 16, 17});
   CHECK(tokens.max_token() == 909);
   CHECK(!tokens.changed());
-  TokenLoader loader(tokens, {.batch = 2, .seq = 4});
+  const TokenWindows windows(tokens, 4);
+  Loader loader(windows, {.batch = 2});
   loader.next();
   std::filesystem::resize_file(path, 1100);  // a map of it would end the process
   CHECK(tokens.changed());
-  CHECK(loader.changed());
+  CHECK(windows.changed());
   Ints some(900);
   CHECK(error_of([&] { tokens.read(0, some); }) ==
         "read: '" + path + "' ends at byte 1100, 1744 more were expected");
@@ -170,7 +172,7 @@ TEST_CASE("a token file is read as it was opened, or not at all") {
   const std::string changed =
       "data: '" + path + "' must stay as it is while it is read, but was written to";
   CHECK(error_of([&] { tokens.read(0, few); }) == changed);
-  CHECK(error_of([&] { loader.check_unchanged(); }) == changed);
+  CHECK(error_of([&] { windows.check_unchanged(); }) == changed);
   CHECK(!TokenStream::of_bytes("abc").changed());
 }
 
@@ -196,13 +198,14 @@ TEST_CASE("pipes are read: text and tokens") {
 }
 
 TEST_CASE("an epoch visits every window once; the next in another order") {
-  TokenLoader loader(TokenStream::of(count_to(43)), {.batch = 5, .seq = 4, .seed = 9});
-  CHECK(loader.windows() == 10);
+  const TokenWindows windows(TokenStream::of(count_to(43)), 4);
+  CHECK(windows.size() == 10);
+  Loader loader(windows, {.batch = 5, .seed = 9});
   std::vector<Ints> orders;
   for (int epoch = 0; epoch < 3; ++epoch) {
     Ints order;
     for (int b = 0; b < 2; ++b) {
-      CHECK(loader.state().epoch == epoch);
+      CHECK(loader.state().at("epoch").as_int() == epoch);
       const Batch batch = loader.next();
       CHECK(batch.inputs.shape() == Shape{5, 4});
       const Ints in = ints(batch.inputs), target = ints(batch.targets);
@@ -219,7 +222,7 @@ TEST_CASE("an epoch visits every window once; the next in another order") {
   }
   CHECK(orders[0] != orders[1]);
   CHECK(orders[1] != orders[2]);
-  TokenLoader other(TokenStream::of(count_to(43)), {.batch = 10, .seq = 4, .seed = 10});
+  Loader other(windows, {.batch = 10, .seed = 10});
   Ints order;
   for (const std::int32_t t : ints(other.next().inputs))
     if (t % 4 == 0) order.push_back(t / 4);
@@ -227,10 +230,9 @@ TEST_CASE("an epoch visits every window once; the next in another order") {
 }
 
 TEST_CASE("rows do not depend on how a batch is cut, across the end of an epoch too") {
-  const auto make = [] {
-    return TokenLoader(TokenStream::of(count_to(30)), {.batch = 6, .seq = 4, .seed = 3});
-  };
-  TokenLoader whole = make(), ranks[] = {make(), make(), make()};
+  const TokenWindows windows(TokenStream::of(count_to(30)), 4);
+  const auto make = [&] { return Loader(windows, {.batch = 6, .seed = 3}); };
+  Loader whole = make(), ranks[] = {make(), make(), make()};
   for (int step = 0; step < 8; ++step) {
     const Batch want = whole.next();
     Ints inputs, targets;
@@ -243,59 +245,93 @@ TEST_CASE("rows do not depend on how a batch is cut, across the end of an epoch 
     CHECK(inputs == ints(want.inputs));
     CHECK(targets == ints(want.targets));
   }
-  CHECK(ranks[2].state() == whole.state());
+  CHECK(ranks[2].state().dump() == whole.state().dump());
 }
 
 TEST_CASE("a loader goes on from a saved position") {
-  const auto make = [] {
-    return TokenLoader(TokenStream::of(count_to(30)), {.batch = 3, .seq = 4, .seed = 3});
-  };
-  TokenLoader straight = make(), resumed = make();
+  const TokenWindows windows(TokenStream::of(count_to(30)), 4);
+  const auto make = [&] { return Loader(windows, {.batch = 3, .seed = 3}); };
+  Loader straight = make(), resumed = make();
   for (int i = 0; i < 7; ++i) straight.advance();
-  const std::string text = to_json(straight.state()).dump();
+  const std::string text = straight.state().dump();
   CHECK(text == R"({"epoch":3,"index":0,"seed":3,"seq":4,"tokens":30})");
-  resumed.set_state(loader_state_from_json(io::Json::parse(text)));
+  resumed.set_state(io::Json::parse(text));
   for (int i = 0; i < 5; ++i) CHECK(ints(resumed.next().inputs) == ints(straight.next().inputs));
 
-  LoaderState s = straight.state();
-  const auto refusal = [&](LoaderState changed) {
+  const auto refusal = [&](const char* key, std::int64_t value) {
+    io::Json changed = io::Json::parse(text);
+    changed.set(key, value);
     return error_of([&] { resumed.set_state(changed); });
   };
-  LoaderState x = s;
-  x.tokens = 31;
-  CHECK(refusal(x) == "loader: the saved position is in data of 31 tokens, these have 30");
-  x = s;
-  x.seq = 8;
-  CHECK(refusal(x) == "loader: the saved position is for seq 8, got 4");
-  x = s;
-  x.seed = 4;
-  CHECK(refusal(x) == "loader: the saved position is for seed 4, got 3");
-  x = s;
-  x.epoch = 2;
-  x.index = 7;
-  CHECK(refusal(x) ==
-        "loader: the saved position (epoch 2, window 7) must lie in an epoch of 7 windows");
+  CHECK(refusal("tokens", 31) == "loader: the saved position is for tokens 31, got 30");
+  CHECK(refusal("seq", 8) == "loader: the saved position is for seq 8, got 4");
+  CHECK(refusal("seed", 4) == "loader: the saved position is for seed 4, got 3");
+  CHECK(refusal("index", 7) ==
+        "loader: the saved position (epoch 3, row 7) must lie in an epoch of 7 rows");
+  CHECK(refusal("epoch", -1) ==
+        "loader: the saved position (epoch -1, row 0) must lie in an epoch of 7 rows");
 }
 
 TEST_CASE("a loader refuses what cannot work") {
-  const auto refusal = [](int tokens, TokenLoader::Options options) {
-    return error_of([&] { TokenLoader(TokenStream::of(count_to(tokens)), options); });
+  const auto refusal = [](int tokens, std::int64_t batch, std::int64_t seq) {
+    return error_of([&] {
+      const TokenWindows windows(TokenStream::of(count_to(tokens)), seq);
+      Loader(windows, {.batch = batch});
+    });
   };
-  CHECK(refusal(100, {.batch = 1, .seq = 256}) ==
-        "loader: the data has 100 tokens, a sequence needs 257 (seq 256 + 1); use a shorter --seq "
-        "or more data");
-  CHECK(refusal(257, {.batch = 1, .seq = 256}) == "no error");
-  CHECK(refusal(10, {.batch = 0, .seq = 2}) == "loader: batch must be at least 1, got 0");
-  CHECK(refusal(10, {.batch = 1, .seq = 0}) == "loader: seq must be at least 1, got 0");
-  TokenLoader loader(TokenStream::of(count_to(9)), {.batch = 4, .seq = 2});
+  CHECK(refusal(100, 1, 256) ==
+        "token windows: the data has 100 tokens, a sequence needs 257 (seq 256 + 1); use a shorter "
+        "--seq or more data");
+  CHECK(refusal(257, 1, 256) == "no error");
+  CHECK(refusal(10, 0, 2) == "loader: batch must be at least 1, got 0");
+  CHECK(refusal(10, 1, 0) == "token windows: seq must be at least 1, got 0");
+  const TokenWindows windows(TokenStream::of(count_to(9)), 2);
+  Loader loader(windows, {.batch = 4});
   CHECK(error_of([&] { loader.rows(3, 2); }) ==
         "loader: rows [3, 5) must lie in the global batch of 4");
   CHECK(ints(loader.rows(2, 0).inputs).empty());
+  const std::int64_t outside[] = {4};
+  CHECK(error_of([&] { windows.rows(outside); }) ==
+        "token windows: a row must be in [0, 4), got 4");
+}
+
+TEST_CASE("a tensor dataset gives rows of any dtype and shape") {
+  const Tensor inputs = Tensor::arange(0, 24).view({4, 3, 2}).transpose(1, 2),
+               targets = Tensor::arange(0, 4, 1, DType::f64);
+  const TensorDataset data(inputs, targets);
+  CHECK(data.size() == 4);
+  const std::int64_t numbers[] = {3, 0, 3};
+  const Batch rows = data.rows(numbers);
+  CHECK(rows.rows() == 3);
+  CHECK(test::different_bits(rows.inputs.narrow(0, 0, 1), inputs.narrow(0, 3, 1).contiguous()) ==
+        "");
+  CHECK(test::values(rows.targets) == std::vector<double>{3, 0, 3});
+  CHECK(test::values(rows.narrow(1, 1).targets) == std::vector<double>{0});
+  Loader loader(data, {.batch = 4, .seed = 2});
+  std::vector<double> seen = test::values(loader.next().targets);
+  std::sort(seen.begin(), seen.end());
+  CHECK(seen == std::vector<double>{0, 1, 2, 3});
+  CHECK(loader.state().dump() == R"({"epoch":1,"index":0,"seed":2,"rows":4})");
+
+  // Rows fill the last batch where a target can say that it does not count.
+  const TensorDataset labelled(inputs, targets.to(DType::i64));
+  const EvalLoader filled(labelled, 3), short_one(data, 3);
+  CHECK(filled.batches() == 2);
+  CHECK(test::values(filled.batch(1).targets) == std::vector<double>{3, kIgnore, kIgnore});
+  CHECK(filled.rows_of(0) == 3);
+  CHECK(filled.rows_of(1) == 1);
+  CHECK(short_one.batch(1).rows() == 1);
+  CHECK(error_of([&] { TensorDataset(inputs, targets.narrow(0, 0, 3)); }) ==
+        "tensor dataset: inputs and targets must have as many rows, at least 1, got shapes "
+        "[4, 2, 3] and [3]");
+  CHECK(error_of([&] { TensorDataset(inputs, {}); }) ==
+        "tensor dataset: inputs and targets must be on the CPU");
 }
 
 TEST_CASE("evaluation sees every target once and pads the rest") {
   for (const int n : {2, 6, 7, 8, 13, 14, 25}) {
-    const EvalLoader loader(TokenStream::of(count_to(n)), 2, 3);
+    const TokenWindows windows(TokenStream::of(count_to(n)), 3, TokenWindows::Tail::padded);
+    const EvalLoader loader(windows, 2);
     CAPTURE(n);
     CHECK(loader.batches() == (n - 1 + 5) / 6);
     Ints seen;
@@ -317,8 +353,8 @@ TEST_CASE("evaluation sees every target once and pads the rest") {
             loader.batch(loader.batches());
           }).starts_with("loader: evaluation batch must be in [0, "));
   }
-  CHECK(error_of([] { EvalLoader(TokenStream::of(Ints{1}), 1, 1); }) ==
-        "loader: the held-out data must have at least 2 tokens, got 1");
+  CHECK(error_of([] { TokenWindows(TokenStream::of(Ints{1}), 1, TokenWindows::Tail::padded); }) ==
+        "token windows: held-out data must have at least 2 tokens, got 1");
 }
 
 TEST_CASE("the held-out part is the end") {

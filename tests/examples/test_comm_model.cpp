@@ -6,6 +6,7 @@
 
 #include "weft/bench/comm_trace.h"
 #include "weft/core/allocator.h"
+#include "weft/tests/examples/gpt_step.h"
 #include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
 
@@ -49,32 +50,32 @@ std::int64_t moved(const World& w) {
   return std::string(w.backend()) == "mpi" ? distributed::mpi_bytes_moved(w) : w.stats().bytes_sent;
 }
 
-train::Options small() {
-  train::Options o;
+examples::GptOptions small() {
+  examples::GptOptions o;
   o.model.layers = 2;
   o.model.heads = 4;
   o.model.dim = 32;
   o.model.seq = 16;
   o.model.vocab = 67;
-  o.step.batch = 8;
+  o.batch = 8;
   o.machine.threads = 1;
   return o;
 }
 
 // With a capacity as many rows go to each expert, whatever the data.
-train::Options experts() {
-  train::Options o = small();
+examples::GptOptions experts() {
+  examples::GptOptions o = small();
   o.model.arch = nn::Arch::llama;
   o.model.moe.experts = 4;
   o.model.moe.ffn = 16;
   o.model.moe.shared_ffn = 16;
   o.model.moe.router.route.score = RouterScore::sigmoid;
-  o.balance.aux = train::Aux::bias;
+  o.balance.aux = examples::Aux::bias;
   o.model.moe.router.capacity_factor = 1.25;
   return o;
 }
 
-data::Batch batch(const train::Options& o, std::int64_t rows, Device device) {
+data::Batch batch(const examples::GptOptions& o, std::int64_t rows, Device device) {
   const Shape shape{rows, o.model.seq};
   if (device.is_meta())
     return {Tensor::empty(shape, DType::i32, device), Tensor::empty(shape, DType::i32, device)};
@@ -87,19 +88,17 @@ struct Step {
   std::int64_t host_bytes = 0;  ///< of a plan: tables of experts' rows, on the host on any device
 };
 
-Step second_step(World& w, const train::Options& o, Device device) {
+Step second_step(World& w, const examples::GptOptions& o, Device device) {
   const std::int64_t host = memory_stats(kCpu).live_bytes;
   const train::Ranks ranks(w, o);
-  train::Session session(o, device, &ranks);
-  const train::BatchSource batches = [&](std::int64_t, std::int64_t rows) {
-    return batch(o, rows, device);
-  };
-  session.step(1, batches);
-  session.wait_for_parameters();
+  examples::GptStep gpt(o, ranks);
+  const data::Batch rows = batch(o, ranks.rows(), device);
+  gpt.step(1, rows);
+  gpt.step.optimizer().wait();
   Step s;
   const std::int64_t before = moved(w);
-  s.sums = by_group(record_step(w, session, 2, batches));
-  session.wait_for_parameters();
+  s.sums = by_group(record_step(w, gpt.step, 2, rows));
+  gpt.step.optimizer().wait();
   s.moved = moved(w) - before;
   s.peak_bytes = memory_stats(device).peak_bytes;
   if (device.is_meta()) s.host_bytes = memory_stats(kCpu).live_bytes - host;
@@ -107,7 +106,7 @@ Step second_step(World& w, const train::Options& o, Device device) {
 }
 
 // Ranks one after another compare themselves with what a plan says of them.
-void check_layout(World& w, const std::string& what, train::Options o) {
+void check_layout(World& w, const std::string& what, examples::GptOptions o) {
   const Step real = second_step(w, o, kCpu);
   const std::int64_t stays = memory_stats(kCpu).live_bytes;
   CAPTURE(what);
@@ -121,7 +120,7 @@ void check_layout(World& w, const std::string& what, train::Options o) {
                 message("planned:\n{}moved:\n{}", text(planned.sums), text(real.sums)));
   CHECK(bytes_of(planned.sums) == real.moved);
   CHECK(bytes_of(real.sums) > 0);
-  CHECK(train::predict_peak_bytes(o, w.size(), w.rank()) == planned.peak_bytes);
+  CHECK(examples::predict_peak_bytes(o, w.size(), w.rank()) == planned.peak_bytes);
   // Threads share one process, and its memory. What stays is the backend's own.
   if (std::string(w.backend()) == "mpi")
     CHECK(real.peak_bytes - stays == planned.peak_bytes + planned.host_bytes);
@@ -133,14 +132,14 @@ TEST_CASE("comm_model: bytes by group are those that ranks move") {
   test::distributed_test({2, 4}, [](World& w) {
     for (const bool zero : {false, true}) {
       const std::string with = zero ? ", zero" : "";
-      train::Options o = small();
+      examples::GptOptions o = small();
       o.parallel.zero = zero;
       check_layout(w, "dp" + with, o);
       o.parallel.bucket_size = 5000;
       check_layout(w, "dp, more buckets" + with, o);
       o.parallel.bucket_size = 0;
-      o.step.batch = 16;
-      o.step.micro_batch = 2;
+      o.batch = 16;
+      o.micro_batch = 2;
       check_layout(w, "dp, micro-batches" + with, o);
       o = small();
       o.parallel.zero = zero;
@@ -173,41 +172,40 @@ TEST_CASE("comm_model: bytes by group are those that ranks move") {
 }
 
 TEST_CASE("comm_model: --bucket-size says how many buckets gradients have") {
-  train::Options o = small();
+  examples::GptOptions o = small();
   o.machine.device = "meta";
   o.parallel.dp = 2;
   for (const bool every : {false, true}) {
     o.parallel.bucket_size = every ? 1 : 0;
     const auto world = distributed::fake_world(0, 2);
     const train::Ranks ranks(*world, o);
-    train::Session session(o, kMeta, &ranks);
-    CHECK(session.ddp()->buckets().size() == (every ? session.model().parameters().size() : 1));
+    examples::GptStep gpt(o, ranks);
+    CHECK(gpt.step.optimizer().ddp()->buckets().size() ==
+          (every ? gpt.gpt.model.parameters().size() : 1));
   }
 }
 
 TEST_CASE("comm_model: a recorder that is too short") {
-  train::Options o = small();
+  examples::GptOptions o = small();
   o.machine.device = "meta";
   o.parallel.dp = 2;
   const auto world = distributed::fake_world(0, 2, {.recorded = 1});
   const train::Ranks ranks(*world, o);
-  train::Session session(o, kMeta, &ranks);
-  CHECK(test::error_of([&] {
-          record_step(*world, session, 1,
-                      [&](std::int64_t, std::int64_t rows) { return batch(o, rows, kMeta); });
-        }) == "record_step: the step made 3 collectives, but the world keeps 1");
+  examples::GptStep gpt(o, ranks);
+  CHECK(test::error_of([&] { record_step(*world, gpt.step, 1, batch(o, ranks.rows(), kMeta)); }) ==
+        "record_step: the step made 3 collectives, but the world keeps 1");
 }
 
 TEST_CASE("comm_model: a step of many ranks") {
-  train::Options o = small();
+  examples::GptOptions o = small();
   o.machine.device = "meta";
   o.model.arch = nn::Arch::llama;
   o.parallel.dp = 64;
   o.parallel.tp = 2;
   o.parallel.sp = true;
   o.parallel.zero = true;
-  o.step.batch = 256;
-  o.step.micro_batch = 2;
+  o.batch = 256;
+  o.micro_batch = 2;
   const StepTrace trace = trace_step(o);
   CHECK(trace.tokens == 256 * 16);
   CHECK(trace.groups.at("tp") == std::vector<int>{0, 1});

@@ -3,13 +3,14 @@
 
 #include <string>
 
-#include "weft/examples/common/config_file.h"
-#include "weft/examples/common/options.h"
-#include "weft/examples/common/run_folder.h"
+#include "weft/examples/common/gpt_options.h"
+#include "weft/examples/common/gpt_task.h"
 #include "weft/io/json.h"
 #include "weft/tests/damaged.h"
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
+#include "weft/train/config_file.h"
+#include "weft/train/flags.h"
 
 namespace weft::hostile_config_test {
 
@@ -19,24 +20,24 @@ TEST_CASE("damaged models of a state.json: what is read is a model that can be")
   mla.moe.experts = 4;
   mla.moe.ffn = 32;
   for (const nn::GptConfig& seed : {nn::GptConfig{}, llama, mla})
-    test::survives(train::config_to_json(seed).dump(), [](const std::string& text) {
-      const nn::GptConfig read = train::config_from_json(io::Json::parse(text));
+    test::survives(examples::config_to_json(seed).dump(), [](const std::string& text) {
+      const nn::GptConfig read = examples::config_from_json(io::Json::parse(text));
       read.validate();
       CHECK(read.parameter_count() > 0);
-      train::config_to_json(read);
+      examples::config_to_json(read);
     });
 }
 
 TEST_CASE("damaged config files") {
   const test::TempFolder folder;
   const std::string path = folder / "c.toml";
-  train::Options seed;
+  examples::GptOptions seed, read;
   seed.data.files = {"a.txt", "b \"c\".txt"};
   test::survives(train::to_toml(seed), [&](const std::string& text) {
     test::put(path, text);
     std::string program = "train_gpt", flag = "--config", name = path;
     char* argv[] = {program.data(), flag.data(), name.data()};
-    train::parse_options({}, 3, argv);
+    examples::parse(read, 3, argv);
   });
 }
 

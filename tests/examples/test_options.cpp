@@ -2,14 +2,15 @@
 
 #include <set>
 
-#include "weft/examples/common/options.h"
-#include "weft/examples/common/run_folder.h"
+#include "weft/examples/common/gpt_options.h"
+#include "weft/examples/common/gpt_task.h"
 #include "weft/io/file.h"
 #include "weft/io/json_fields.h"
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
+#include "weft/train/flags.h"
 
-namespace weft::train::options_test {
+namespace weft::examples::options_test {
 namespace {
 
 using test::error_of;
@@ -52,11 +53,13 @@ struct Change {
 };
 
 // The same options by way of a --config file.
-Options reread(const Options& o, const std::string& path) {
-  io::write_file(path, to_toml(o));
+GptOptions reread(const GptOptions& o, const std::string& path) {
+  io::write_file(path, train::to_toml(o));
   std::string program = "train_gpt", flag = "--config=" + path;
   char* argv[] = {program.data(), flag.data(), nullptr};
-  return parse_options({}, 2, argv).options;
+  GptOptions back;
+  REQUIRE(parse(back, 2, argv));
+  return back;
 }
 
 std::string joined(const std::set<std::string>& names) {
@@ -69,20 +72,20 @@ std::string joined(const std::set<std::string>& names) {
 
 TEST_CASE("options: config.toml says every setting") {
   const test::TempFolder folder;
-  const std::string plain = to_toml({});
+  const std::string plain = train::to_toml(GptOptions{});
   std::set<std::string> names, refused;
   for (std::size_t place = 0;; ++place) {
-    Options o;
+    GptOptions o;
     Change change{place};
     o.fields(change);
     if (change.name.empty()) break;
     CAPTURE(change.name);
     CHECK(names.insert(change.name).second);  // a flag is there once
-    const std::string text = to_toml(o);
+    const std::string text = train::to_toml(o);
     CHECK(text != plain);
-    Options back;
+    GptOptions back;
     if (error_of([&] { back = reread(o, folder / "c.toml"); }) == "no error")
-      CHECK(to_toml(back) == text);
+      CHECK(train::to_toml(back) == text);
     else
       refused.insert(change.name);
   }
@@ -96,7 +99,7 @@ TEST_CASE("options: config.toml says every setting") {
 }
 
 TEST_CASE("options: a checkpoint says every setting that makes another model") {
-  Options with_experts;
+  GptOptions with_experts;
   with_experts.model = {.arch = nn::Arch::llama, .pattern = "da", .moe = {.experts = 4}};
   with_experts.model.attention = nn::AttentionKind::mla;
   const std::string plain = config_to_json(with_experts.model).dump();
@@ -181,7 +184,8 @@ TEST_CASE("options: what goes together") {
     flags.insert(flags.begin(), "train_gpt");
     std::vector<char*> argv;
     for (std::string& f : flags) argv.push_back(f.data());
-    return error_of([&] { parse_options({}, static_cast<int>(argv.size()), argv.data()); });
+    GptOptions o;
+    return error_of([&] { parse(o, static_cast<int>(argv.size()), argv.data()); });
   };
   CHECK(refusal({}) == "no error");
   CHECK(refusal({"--sp"}) == "--sp: needs --tp of at least 2, got 1");
@@ -205,4 +209,4 @@ TEST_CASE("options: what goes together") {
   CHECK(refusal({"--eps", "inf"}) == "--eps: must be finite, got inf");
 }
 
-}  // namespace weft::train::options_test
+}  // namespace weft::examples::options_test

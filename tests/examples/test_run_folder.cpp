@@ -8,8 +8,7 @@
 
 #include "weft/core/error.h"
 #include "weft/core/random.h"
-#include "weft/examples/common/config_file.h"
-#include "weft/examples/common/trainer.h"
+#include "weft/examples/common/gpt_program.h"
 #include "weft/io/checkpoint.h"
 #include "weft/io/file.h"
 #include "weft/io/folder_lock.h"
@@ -17,8 +16,9 @@
 #include "weft/tests/power_cut.h"
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
+#include "weft/train/flags.h"
 
-namespace weft::train::run_folder_test {
+namespace weft::examples::run_folder_test {
 namespace {
 
 using test::error_of;
@@ -46,16 +46,16 @@ class Silence {
 // Three steps of the smallest model, each saved and evaluated.
 struct SmallRun {
   test::TempFolder folder;
-  Options options;
+  GptOptions options;
 
   SmallRun() {
     io::write_file(folder / "text", std::string(500, 'a') + std::string(500, 'b'));
     options.data.files = {folder / "text"};
-    options.run.out = folder / "out";
-    options.model.layers = options.model.heads = options.step.batch = 1;
+    options.out = folder / "out";
+    options.model.layers = options.model.heads = options.batch = 1;
     options.model.dim = options.model.seq = 8;
     options.machine.threads = 1;
-    options.step.steps = 3;
+    options.steps = 3;
     options.run.save_every = options.run.eval_every = 1;
     options.run.log_every = 1000;
     options.data.val_fraction = 0.05;
@@ -64,13 +64,13 @@ struct SmallRun {
   int train(bool resume = false) {
     const Silence silence;
     options.run.resume = resume;
-    return weft::train::train(options);
+    return train_gpt(options);
   }
 
   // Without what equal runs need not share.
   std::vector<std::string> rows() const {
     std::vector<std::string> rows;
-    for (const io::Json& row : io::read_metrics(options.run.out + "/metrics.jsonl")) {
+    for (const io::Json& row : io::read_metrics(options.out + "/metrics.jsonl")) {
       io::Json same;
       for (const io::JsonMember& m : row.members())
         if (m.key != "tokens_per_s" && m.key != "step_ms" && m.key != "system_allocs" &&
@@ -81,10 +81,10 @@ struct SmallRun {
     return rows;
   }
   std::string weights() const {
-    const io::Checkpoint last = *io::find_checkpoint(options.run.out);
+    const io::Checkpoint last = *io::find_checkpoint(options.out);
     return io::read_file(last.shards("model").at(0)) + io::read_file(last.shards("optim").at(0));
   }
-  std::string plot() const { return io::read_file(options.run.out + "/loss.svg"); }
+  std::string plot() const { return io::read_file(options.out + "/loss.svg"); }
 };
 
 }  // namespace
@@ -126,18 +126,18 @@ TEST_CASE("an evaluation that failed is made up, alone and over ranks") {
     SmallRun whole, run;
     for (SmallRun* r : {&whole, &run}) {
       r->options.parallel.ranks = ranks;
-      r->options.step.batch = 2;
+      r->options.batch = 2;
       REQUIRE(r->train() == 0);
     }
     // As if the last one had been killed: with the row of its step and without.
-    const std::string path = run.options.run.out + "/metrics.jsonl";
+    const std::string path = run.options.out + "/metrics.jsonl";
     for (const bool written : {true, false}) {
       io::Json last = io::read_metrics(path).back(), without;
       for (const io::JsonMember& m : last.members())
         if (m.key != "val_loss") without.set(m.key, m.value);
       io::truncate_to_step(path, 2);
       if (written) io::MetricsWriter(path).write(without);
-      io::remove_all(run.options.run.out + "/loss.svg");
+      io::remove_all(run.options.out + "/loss.svg");
       REQUIRE(run.train(true) == 0);
       CHECK(run.rows() == whole.rows());
       CHECK(run.plot() == whole.plot());
@@ -152,17 +152,18 @@ TEST_CASE("a damaged metrics.jsonl does not keep a sound checkpoint from its run
   set_log_handler([](std::string_view) {});
   SmallRun whole, run;
   REQUIRE(whole.train() == 0);
-  run.options.step.steps = 2;
-  run.options.step.schedule = whole.options.step.schedule = optim::Schedule::Kind::constant;
+  run.options.steps = 2;
+  run.options.optimizer.schedule = whole.options.optimizer.schedule =
+      optim::Schedule::Kind::constant;
   REQUIRE(run.train() == 0);
-  const std::string path = run.options.run.out + "/metrics.jsonl", text = io::read_file(path);
+  const std::string path = run.options.out + "/metrics.jsonl", text = io::read_file(path);
   for (const char* damage : {"\n", "zero\n", "{\"step\":1,\"lo{}\n", "{\"a\":\"\xff\"}\n"}) {
     io::write_file(path, damage + text);
     REQUIRE(run.train(true) == 0);
     CHECK(run.rows().size() == 2);
   }
   io::write_file(path, text + std::string(3, '\0') + "\n");
-  run.options.step.steps = 3;
+  run.options.steps = 3;
   REQUIRE(run.train(true) == 0);
   CHECK(run.rows().size() == 3);
   CHECK(io::read_file(path + ".damaged.4") == text + std::string(3, '\0') + "\n");
@@ -171,12 +172,12 @@ TEST_CASE("a damaged metrics.jsonl does not keep a sound checkpoint from its run
 
 TEST_CASE("one run at a time has a folder, and all ranks hear of it") {
   SmallRun run;
-  io::make_directories(run.options.run.out);
+  io::make_directories(run.options.out);
   for (const int ranks : {0, 2}) {
     run.options.parallel.ranks = ranks;
-    run.options.step.batch = 2;
+    run.options.batch = 2;
     for (const bool resume : {false, true}) {
-      const io::FolderLock other(run.options.run.out);
+      const io::FolderLock other(run.options.out);
       try {
         run.train(resume);
         FAIL("two runs in one folder");
@@ -184,11 +185,11 @@ TEST_CASE("one run at a time has a folder, and all ranks hear of it") {
         CHECK(e.fault() == Fault::user);
         // Of ranks that are threads one says it, whichever comes first.
         CHECK(
-            std::string(e.what()).ends_with("--out: '" + run.options.run.out + "' is in use by " +
-                                            io::FolderLock(run.options.run.out).holder() +
+            std::string(e.what()).ends_with("--out: '" + run.options.out + "' is in use by " +
+                                            io::FolderLock(run.options.out).holder() +
                                             "; wait until that run ends, or name another folder"));
       }
-      CHECK(io::list_directory(run.options.run.out) == std::vector<std::string>{"lock"});
+      CHECK(io::list_directory(run.options.out) == std::vector<std::string>{"lock"});
     }
   }
   REQUIRE(run.train() == 0);
@@ -198,22 +199,24 @@ TEST_CASE("one run at a time has a folder, and all ranks hear of it") {
 TEST_CASE("config.toml says any text that is UTF-8, exactly") {
   const test::TempFolder folder;
   const std::string config = folder / "config.toml";
-  const auto reread = [&](const Options& o) {
-    io::write_file(config, to_toml(o));
+  const auto reread = [&](const GptOptions& o) {
+    io::write_file(config, train::to_toml(o));
     std::string program = "train_gpt", flag = "--config=" + config;
     char* argv[] = {program.data(), flag.data(), nullptr};
-    return parse_options({}, 2, argv).options;
+    GptOptions back;
+    REQUIRE(parse(back, 2, argv));
+    return back;
   };
   std::string all;
   for (char c = 1; c > 0; ++c) all += c;  // to 0x7f
-  Options o;
+  GptOptions o;
   for (const std::string& text :
        {all, "/a\rb" + std::string("\x01\x1f\x7f"), std::string("\\u0041\"'\t\n"),
         std::string("\xc3\xa9 \xe2\x82\xac \xf0\x9f\x99\x82")}) {
-    o.run.out = text;
+    o.out = text;
     o.data.files = {text, "b" + text};
-    const Options back = reread(o);
-    CHECK(back.run.out == text);
+    const GptOptions back = reread(o);
+    CHECK(back.out == text);
     CHECK(back.data.files == o.data.files);
   }
   for (std::uint64_t i = 0; i < 100; ++i) {
@@ -223,15 +226,15 @@ TEST_CASE("config.toml says any text that is UTF-8, exactly") {
       text += static_cast<char>(1 + bits % 0x7f);
       if (bits >> 60 == 0) text += "\xc3\xbc";
     }
-    o.run.out = text;
+    o.out = text;
     o.data.files = {text, text + "y"};
-    const Options back = reread(o);
-    REQUIRE(back.run.out == text);
+    const GptOptions back = reread(o);
+    REQUIRE(back.out == text);
     REQUIRE(back.data.files == o.data.files);
   }
   std::string program = "train_gpt", flag = "--out=/a\xff";
   char* argv[] = {program.data(), flag.data(), nullptr};
-  CHECK(error_of([&] { parse_options({}, 2, argv); }) == "--out: must be UTF-8, got '/a\xff'");
+  CHECK(error_of([&] { parse(o, 2, argv); }) == "--out: must be UTF-8, got '/a\xff'");
 }
 
-}  // namespace weft::train::run_folder_test
+}  // namespace weft::examples::run_folder_test

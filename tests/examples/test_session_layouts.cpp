@@ -1,4 +1,4 @@
-// The trainer's session over every layout, held against one rank. In several buckets, which end
+// A GPT's training step over every layout, held against one rank. In several buckets, which end
 // within layers: test_layouts.cpp.
 #include <doctest/doctest.h>
 
@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "weft/core/random.h"
-#include "weft/examples/common/session.h"
+#include "weft/tests/examples/gpt_step.h"
 #include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
 
-namespace weft::train::session_layouts_test {
+namespace weft::examples::session_layouts_test {
 namespace {
 
 using distributed::World;
@@ -74,8 +74,8 @@ constexpr Model kByBatch[] = {
     {"experts, aux loss, capacity", true, kGpt2, true, Aux::aux, 0.8},
     {"experts, bias, capacity", true, kLlama, true, Aux::bias, 1, nn::Recompute::full}};
 
-Options options_of(const Model& m, DType dtype) {
-  Options o;
+GptOptions options_of(const Model& m, DType dtype) {
+  GptOptions o;
   o.model.arch = m.arch;
   o.model.tie = m.tie;
   o.model.layers = 2;
@@ -93,30 +93,30 @@ Options options_of(const Model& m, DType dtype) {
   o.model.moe.router.capacity_factor = m.capacity;
   o.model.recompute = m.recompute;
   o.model.moe.router.z_loss = m.experts ? 1e-3 : 0;
-  o.step.batch = kRows;
-  o.step.schedule = optim::Schedule::Kind::constant;
-  o.step.warmup = 0;
+  o.batch = kRows;
+  o.optimizer.schedule = optim::Schedule::Kind::constant;
+  o.optimizer.warmup = 0;
   o.machine.dtype = dtype;
   return o;
 }
 
 // What a step of it takes away is the gradient times the rate. A large one makes that large beside
 // the rounding of the weights.
-Options plain_sgd(Options o, double lr) {
-  o.step.optimizer = OptimizerKind::sgd;
-  o.step.lr = o.step.min_lr = lr;
-  o.step.beta1 = o.step.weight_decay = o.step.clip = 0;
+GptOptions plain_sgd(GptOptions o, double lr) {
+  o.optimizer.kind = train::OptimizerKind::sgd;
+  o.optimizer.lr = o.optimizer.min_lr = lr;
+  o.optimizer.beta1 = o.optimizer.weight_decay = o.optimizer.clip = 0;
   return o;
 }
 
-Options laid_out(Options o, const Layout& l, bool zero, std::int64_t accumulation) {
+GptOptions laid_out(GptOptions o, const Layout& l, bool zero, std::int64_t accumulation) {
   o.parallel.ranks = l.ranks;
   o.parallel.tp = l.tp;
   o.parallel.ep = l.ep;
   o.parallel.etp = l.etp;
   o.parallel.sp = l.sp;
   o.parallel.zero = zero;
-  o.step.micro_batch = kRows / (l.ranks / l.tp) / accumulation;
+  o.micro_batch = kRows / (l.ranks / l.tp) / accumulation;
   return o;
 }
 
@@ -125,37 +125,30 @@ struct Result {
   StateDict first, last;  ///< weights before and after; of ranks, what one of them would write
 };
 
-StateDict copies(const StateDict& state) {
-  StateDict out;
-  for (const auto& [name, t] : state) out[name] = t.clone();
-  return out;
-}
-
 StateDict values_of(const distributed::Pieces& pieces) {
   StateDict out;
   for (const auto& [name, p] : pieces) out[name] = p.values.clone();
   return out;
 }
 
-Result run(const Options& o, int steps, const Ranks* ranks, distributed::Pieces* pieces) {
-  Session session(o, kCpu, ranks);
-  const auto weights = [&] {
-    return ranks ? values_of(session.model_pieces()) : copies(session.model().state_dict());
-  };
+Result run(const GptOptions& o, int steps, const train::Ranks& ranks,
+           distributed::Pieces* pieces = nullptr) {
+  GptStep gpt(o, ranks);
   Result r;
-  r.first = weights();
+  r.first = values_of(gpt.step.model_pieces());
   for (int step = 1; step <= steps; ++step) {
-    const StepResult s = session.step(step, [&](std::int64_t first, std::int64_t rows) {
-      return batch_of(step, first, rows, o.model.vocab);
-    });
+    const train::StepResult s =
+        gpt.step(step, batch_of(step, ranks.first_row(), ranks.rows(), o.model.vocab));
     r.losses.push_back(s.loss());
-    for (const StepResult::Depth& d : s.mtp) r.losses.push_back(d.loss.value());
-    r.norms.push_back(s.grad_norm->value());
+    if (s.find("mtp_1_loss")) r.losses.push_back(s.at("mtp_1_loss").value());
+    r.norms.push_back(s.grad_norm());
   }
-  r.last = weights();
-  if (pieces) *pieces = session.model_pieces();
+  r.last = values_of(gpt.step.model_pieces());
+  if (pieces) *pieces = gpt.step.model_pieces();
   return r;
 }
+
+Result run_alone(const GptOptions& o, int steps) { return run(o, steps, train::Ranks::alone(o)); }
 
 // A rank's piece of a whole tensor.
 Tensor cut(const Tensor& whole, const distributed::Piece& piece, const Shape& shape) {
@@ -221,16 +214,16 @@ void each_case(F f) {
 }
 
 // Runs a case on its ranks and compares.
-void on_ranks(const Model& m, const Layout& l, const Options& own, const Result& want,
+void on_ranks(const Model& m, const Layout& l, const GptOptions& own, const Result& want,
               const Tolerance& tolerance) {
   test::distributed_test(static_cast<int>(l.ranks), [&](World& world) {
     CAPTURE(std::string(m.name));
     CAPTURE(std::string(l.name));
     CAPTURE(own.parallel.zero);
-    CAPTURE(own.step.micro_batch);
-    const Ranks ranks(world, own);
+    CAPTURE(own.micro_batch);
+    const train::Ranks ranks(world, own);
     distributed::Pieces pieces;
-    const Result got = run(own, static_cast<int>(want.norms.size()), &ranks, &pieces);
+    const Result got = run(own, static_cast<int>(want.norms.size()), ranks, &pieces);
     CHECK(difference(got, want, pieces, tolerance) == "");
   });
 }
@@ -245,9 +238,9 @@ void against_one_rank(DType dtype, int steps, const Tolerance& tolerance, double
     // model another of the same layout.
     const auto number = (&m - kModels) + (&l - (m.experts ? kExperts : kDense));
     if (!every_case && (zero ? 2 : 0) + (accumulation > 1 ? 1 : 0) != number % 4) return;
-    Options o = options_of(m, dtype);
+    GptOptions o = options_of(m, dtype);
     if (sgd_rate > 0) o = plain_sgd(o, sgd_rate);
-    if (model != &m) want = run(o, steps, nullptr, nullptr);
+    if (model != &m) want = run_alone(o, steps);
     model = &m;
     on_ranks(m, l, laid_out(o, l, zero, accumulation), want, tolerance);
   });
@@ -262,13 +255,13 @@ TEST_CASE("f64: losses, norm and every gradient of the first step are those of o
 TEST_CASE("f64: the aux loss and capacities are those of one rank with the same micro-batches") {
   for (const Model& m : kByBatch)
     for (const std::int64_t micro_batch : {16, 8, 4, 2}) {
-      Options o = plain_sgd(options_of(m, DType::f64), 1);
-      o.step.micro_batch = micro_batch;
-      const Result want = run(o, 1, nullptr, nullptr);
+      GptOptions o = plain_sgd(options_of(m, DType::f64), 1);
+      o.micro_batch = micro_batch;
+      const Result want = run_alone(o, 1);
       for (const Layout& l : kExperts)
         for (const std::int64_t accumulation : {1, 4}) {
-          const Options own = laid_out(o, l, accumulation == 4, accumulation);
-          if (own.step.micro_batch == micro_batch) on_ranks(m, l, own, want, {1e-9, 1e-9});
+          const GptOptions own = laid_out(o, l, accumulation == 4, accumulation);
+          if (own.micro_batch == micro_batch) on_ranks(m, l, own, want, {1e-9, 1e-9});
         }
     }
 }
@@ -290,9 +283,9 @@ TEST_CASE("a layout repeats itself bit by bit, and ZeRO has the bits of the plai
       CAPTURE(std::string(l.name));
       std::vector<Result> results;
       for (const bool zero : {false, false, true}) {
-        const Options o = laid_out(options_of(m, DType::f32), l, zero, 1);
-        const Ranks ranks(world, o);
-        results.push_back(run(o, 5, &ranks, nullptr));
+        const GptOptions o = laid_out(options_of(m, DType::f32), l, zero, 1);
+        const train::Ranks ranks(world, o);
+        results.push_back(run(o, 5, ranks));
       }
       for (const Result& r : results) {
         CHECK(r.losses == results[0].losses);
@@ -311,9 +304,9 @@ TEST_CASE("every rank makes the same collectives in a step") {
     test::distributed_test(static_cast<int>(l.ranks), [&](World& world) {
       CAPTURE(std::string(m.name));
       CAPTURE(std::string(l.name));
-      const Options o = laid_out(options_of(m, DType::f32), l, zero, accumulation);
-      const Ranks ranks(world, o);
-      run(o, 1, &ranks, nullptr);
+      const GptOptions o = laid_out(options_of(m, DType::f32), l, zero, accumulation);
+      const train::Ranks ranks(world, o);
+      run(o, 1, ranks);
       test::check_same_traces(world);
     });
   });
@@ -326,9 +319,9 @@ bool is_frozen(const std::string& name) {
 }
 
 // Of a few steps with these parameters frozen; "" when they are what they were, and all others not.
-std::string moved_wrongly(const Options& o, const Ranks* ranks) {
-  Session session(o, kCpu, ranks);
-  NamedTensors parameters = session.model().named_parameters();
+std::string moved_wrongly(const GptOptions& o, const train::Ranks& ranks) {
+  GptStep gpt(o, ranks);
+  NamedTensors parameters = gpt.gpt.model.named_parameters();
   std::vector<Tensor> before;
   int frozen = 0;
   for (NamedTensor& p : parameters) {
@@ -337,10 +330,8 @@ std::string moved_wrongly(const Options& o, const Ranks* ranks) {
     before.push_back(p.tensor.detach().clone());
   }
   for (int step = 1; step <= 3; ++step)
-    session.step(step, [&](std::int64_t first, std::int64_t rows) {
-      return batch_of(step, first, rows, o.model.vocab);
-    });
-  if (ranks) session.model_pieces();  // waits for parameters that are on their way
+    gpt.step(step, batch_of(step, ranks.first_row(), ranks.rows(), o.model.vocab));
+  gpt.step.model_pieces();  // waits for parameters that are on their way
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const bool moved = test::different_bits(parameters[i].tensor, before[i]) != "";
     if (moved == is_frozen(parameters[i].name)) return parameters[i].name;
@@ -353,19 +344,19 @@ std::string moved_wrongly(const Options& o, const Ranks* ranks) {
 TEST_CASE("session: a frozen parameter stays as it is in every layout") {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     CAPTURE(name(dtype));
-    Options o = options_of(kModels[3], dtype);
-    o.step.lr = o.step.min_lr = 1e-2;
-    CHECK(moved_wrongly(o, nullptr) == "");
+    GptOptions o = options_of(kModels[3], dtype);
+    o.optimizer.lr = o.optimizer.min_lr = 1e-2;
+    CHECK(moved_wrongly(o, train::Ranks::alone(o)) == "");
     for (const Layout& l : kDense)
       for (const bool zero : {false, true})
         test::distributed_test(static_cast<int>(l.ranks), [&](World& world) {
           CAPTURE(std::string(l.name));
           CAPTURE(zero);
-          const Options own = laid_out(o, l, zero, 2);
-          const Ranks ranks(world, own);
-          CHECK(moved_wrongly(own, &ranks) == "");
+          const GptOptions own = laid_out(o, l, zero, 2);
+          const train::Ranks ranks(world, own);
+          CHECK(moved_wrongly(own, ranks) == "");
         });
   }
 }
 
-}  // namespace weft::train::session_layouts_test
+}  // namespace weft::examples::session_layouts_test

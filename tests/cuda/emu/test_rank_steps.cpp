@@ -8,26 +8,26 @@
 
 #include "weft/core/random.h"
 #include "weft/distributed/nccl_world.h"
-#include "weft/examples/common/session.h"
+#include "weft/tests/examples/gpt_step.h"
 #include "weft/tests/support.h"
 
-namespace weft::train::rank_steps_test {
+namespace weft::examples::rank_steps_test {
 namespace {
 
 using distributed::World;
 
 constexpr std::int64_t kRows = 4, kTokens = 8, kVocab = 37;
 
-Options options_of(bool nccl, bool zero) {
-  Options o;
+GptOptions options_of(bool nccl, bool zero) {
+  GptOptions o;
   o.model.layers = 1;
   o.model.heads = 2;
   o.model.dim = 16;
   o.model.seq = kTokens;
   o.model.vocab = kVocab;
-  o.step.batch = kRows;
-  o.step.micro_batch = 1;
-  o.step.steps = 20;
+  o.batch = kRows;
+  o.micro_batch = 1;
+  o.steps = 20;
   o.machine.device = "cuda";
   o.parallel.backend = nccl ? train::Backend::nccl : train::Backend::thread;
   o.parallel.zero = zero;
@@ -43,7 +43,7 @@ data::Batch batch_of(std::int64_t step) {
 
 // f(session, world of the hosts) on two ranks.
 template <class F>
-void over_two_ranks(const Options& o, F f) {
+void over_two_ranks(const GptOptions& o, F f) {
   distributed::run_ranks(2, [&](World& host) {
     const bool nccl = o.parallel.backend == train::Backend::nccl;
     const Device gpu{Device::Kind::cuda, static_cast<std::int16_t>(nccl ? host.rank() : 0)};
@@ -51,16 +51,16 @@ void over_two_ranks(const Options& o, F f) {
     {
       const cuda::StreamScope scope(stream);
       const auto gpus = nccl ? distributed::nccl_world(host, gpu) : nullptr;
-      const Ranks ranks(nccl ? *gpus : host, host, gpu, o);
-      Session session(o, gpu, &ranks);
-      f(session, host);
+      const train::Ranks ranks(nccl ? *gpus : host, host, gpu, o);
+      GptStep gpt_step(o, ranks);
+      f(gpt_step.step, host);
     }
     stream.give_back();
   });
 }
 
-StepResult make_step(Session& session, std::int64_t step) {
-  return session.step(step, [step](std::int64_t, std::int64_t) { return batch_of(step); });
+train::StepResult make_step(train::TrainStep& step, std::int64_t number) {
+  return step(number, batch_of(number));
 }
 
 // f(nccl, zero) for all four.
@@ -80,18 +80,18 @@ TEST_CASE("a step of several ranks: no host waits for a GPU, and all see the sam
   std::vector<double> first;  // of each form, after six steps
   each_form([&](bool nccl, bool zero) {
     double losses[2] = {}, norms[2] = {};
-    over_two_ranks(options_of(nccl, zero), [&](Session& session, World& host) {
-      std::vector<StepResult> results;  // who drops a number waits until it is there
-      for (std::int64_t step = 1; step <= 3; ++step) results.push_back(make_step(session, step));
+    over_two_ranks(options_of(nccl, zero), [&](train::TrainStep& train_step, World& host) {
+      std::vector<train::StepResult> results;  // who drops a number waits until it is there
+      for (std::int64_t step = 1; step <= 3; ++step) results.push_back(make_step(train_step, step));
       host.all().barrier().wait();
       const std::int64_t syncs = cuda::host_syncs();  // of both
       host.all().barrier().wait();
-      for (std::int64_t step = 4; step <= 6; ++step) results.push_back(make_step(session, step));
+      for (std::int64_t step = 4; step <= 6; ++step) results.push_back(make_step(train_step, step));
       host.all().barrier().wait();
       CHECK(cuda::host_syncs() == syncs);
       host.all().barrier().wait();
       losses[host.rank()] = results.back().loss();
-      norms[host.rank()] = results.back().grad_norm->value();
+      norms[host.rank()] = results.back().grad_norm();
     });
     CHECK(losses[0] == losses[1]);
     CHECK(norms[0] == norms[1]);
@@ -103,23 +103,23 @@ TEST_CASE("a step of several ranks: no host waits for a GPU, and all see the sam
 
 TEST_CASE("a loss that is not finite on one rank leaves the weights of all ranks as they were") {
   each_form([](bool nccl, bool zero) {
-    over_two_ranks(options_of(nccl, zero), [](Session& session, World& host) {
-      make_step(session, 1);
-      session.wait_for_parameters();
+    over_two_ranks(options_of(nccl, zero), [](train::TrainStep& train_step, World& host) {
+      make_step(train_step, 1);
+      train_step.optimizer().wait();
       if (host.rank() == 1)
-        session.model().parameters().front().flatten().narrow(0, 0, 1).fill_(
+        train_step.model().parameters().front().flatten().narrow(0, 0, 1).fill_(
             std::numeric_limits<double>::quiet_NaN());
       std::vector<Tensor> before;
-      for (const Tensor& p : session.model().parameters()) before.push_back(p.to(kCpu));
-      const StepResult result = make_step(session, 2);
-      session.wait_for_parameters();
+      for (const Tensor& p : train_step.model().parameters()) before.push_back(p.to(kCpu));
+      const train::StepResult result = make_step(train_step, 2);
+      train_step.optimizer().wait();
       CHECK(!std::isfinite(result.loss()));
       // Not the first one: with ZeRO its owner's values, the NaN among them, come back to all.
-      const auto after = session.model().parameters();
+      const auto after = train_step.model().parameters();
       for (std::size_t i = 1; i < after.size(); ++i)
         CHECK(test::different_bits(after[i].to(kCpu), before[i]) == "");
     });
   });
 }
 
-}  // namespace weft::train::rank_steps_test
+}  // namespace weft::examples::rank_steps_test
