@@ -1,7 +1,8 @@
 # Tests whose cases are generated: every op by layouts and dtypes, and random programs. They link
 # the library with the imitated GPU.
 add_executable(test_generated_ops tests/generated/test_generated_ops.cpp
-  tests/generated/op_runs.cpp tests/generated/ops_table.cpp)
+  tests/generated/test_op_kernels.cpp tests/generated/op_runs.cpp tests/generated/ops_page.cpp
+  tests/generated/ops_table.cpp)
 target_compile_definitions(test_generated_ops PRIVATE
   WEFT_OPS_PAGE="${PROJECT_SOURCE_DIR}/docs/ops.md")
 add_executable(test_generated_programs tests/generated/test_generated_programs.cpp

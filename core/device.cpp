@@ -1,8 +1,11 @@
 #include "weft/core/device.h"
 
+#include "weft/core/dispatch.h"
 #include "weft/core/error.h"
 
 namespace weft {
+
+std::atomic<detail::SkippedKernel*> detail::on_skipped_kernel{nullptr};
 
 std::string to_string(Device d) {
   switch (d.kind) {

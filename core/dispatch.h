@@ -1,4 +1,6 @@
 #pragma once
+#include <atomic>
+
 #include "weft/core/cuda.h"
 #include "weft/core/tensor.h"
 
@@ -10,12 +12,28 @@ namespace weft {
 
 inline constexpr bool kWithCuda = WEFT_WITH_CUDA;
 
+namespace detail {
+
+/// The meta device calls it with the signature of a function template whose argument is the kernel
+/// that it skips: "... [with auto Kernel = weft::cpu::softmax_fwd]". Null calls nothing.
+using SkippedKernel = void(const char* signature);
+extern std::atomic<SkippedKernel*> on_skipped_kernel;
+
+template <auto Kernel>
+[[gnu::noinline, gnu::cold]] void skip_kernel() {
+  if (SkippedKernel* const call = on_skipped_kernel.load(std::memory_order_relaxed))
+    call(__PRETTY_FUNCTION__);
+}
+
+}  // namespace detail
+
 /// Calls the CPU or the CUDA kernel, by the device of the first tensor; on the meta device the
 /// kernel is skipped. In a CPU build the CUDA name is never referenced, so nothing needs a stub.
 template <auto Cpu, auto Cuda, class... Args>
 inline void dispatch(const Tensor& first, const Args&... args) {
   const Device device = first.device();
-  if (device.is_meta()) return;
+  if (device.is_meta()) [[unlikely]]
+    return detail::skip_kernel<Cpu>();
   if constexpr (kWithCuda) {
     if (device.is_cuda()) {
       cuda::detail::use_device(device.index);

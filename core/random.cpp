@@ -160,7 +160,10 @@ template <auto Cuda, class Draw, class... Args>
 const Tensor& draw_into(const char* op, const Tensor& t, const Draw& draw, const Args&... args) {
   check(t.is_contiguous(), "{}: the tensor must be contiguous, got strides {}", op, t.strides());
   t.bump_version();
-  if (t.is_meta()) return t;
+  if (t.is_meta()) {
+    detail::skip_kernel<Cuda>();
+    return t;
+  }
   if constexpr (kWithCuda) {
     if (t.device().is_cuda()) {
       cuda::detail::use_device(t.device().index);

@@ -5,28 +5,20 @@ usage: check_ops.py           writes docs/ops.md
        check_ops.py --check   fails when docs/ops.md is stale
 
 Both fail when an op has no docstring, or when tests/*/test_<stem>.cpp (or test_<stem>_*.cpp) holds no
-gradcheck of it (no test, where no gradient exists). A public op is a free function declared in
-autograd/<stem>.h that returns a tensor, a TensorList or a struct of tensors.
+gradcheck of it (no test, where a gradcheck is impossible). A public op is a free function declared in
+autograd/<stem>.h that returns a tensor, a TensorList or a struct of tensors. op_graph.py finds its kernels.
 """
 import pathlib
 import re
 import sys
 
+from op_graph import OpGraph, TAPE, kernel_file, without_comments_and_text
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Headers of the tape itself: what they declare runs or makes ops, it is none.
-NOT_OPS = {"tape", "gradcheck", "recompute", "function"}
-# No gradient exists: the result is integer or boolean, does not depend on values, or has none
-# (the only other device of a build without CUDA is meta).
-NOT_DIFFERENTIABLE = {"argmax", "argmin", "count_experts", "count_top_experts", "count_valid", "eq", "ne",
-                      "lt", "le", "gt", "ge", "one_hot", "rope_tables", "sort_by_expert", "to_device",
-                      "random_logits", "sinkhorn"}
-
-
-def without_comments_and_text(source):
-    """Blanks comments and string contents; line breaks stay."""
-    pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"'
-    return re.sub(pattern, lambda m: '""' if m[0][0] == '"' else "\n" * m[0].count("\n"), source,
-                  flags=re.S)
+# No gradcheck is possible: the result is integer or boolean, does not depend on values, or is random;
+# and the only other device of a build without CUDA is meta.
+NO_GRADCHECK = {"argmax", "argmin", "count_experts", "count_top_experts", "count_valid", "eq", "ne", "lt", "le",
+                "gt", "ge", "one_hot", "rope_tables", "sort_by_expert", "to_device", "random_logits", "sinkhorn"}
 
 
 def top_level(header):
@@ -54,7 +46,7 @@ def structs_of_tensors(header):
 
 
 def ops_of(path):
-    """{name: has a docstring} of the ops declared in a header, overloads as one; their result types."""
+    """{name: has a docstring} of the ops declared in a header, overloads as one."""
     source = path.read_text()
     code = without_comments_and_text(source)
     results = {"Tensor", "TensorList"} | structs_of_tensors(code)
@@ -72,7 +64,7 @@ def ops_of(path):
                     i -= 1
                 documented |= i > 0 and lines[i - 1].startswith("///")
         ops[name] = ops.get(name, False) or documented
-    return ops, sorted(results)
+    return ops
 
 
 def chunks(source):
@@ -130,34 +122,36 @@ def tested(path):
 
 
 def link(path, text="yes"):
-    return f"[{text}](../{path})" if (ROOT / path).exists() else "—"
+    return f"[{text}](../{path})" if path else "—"
 
 
-def definition(name, results):
-    """The file that defines an op, and its text with that of the helpers beside it."""
-    for path in sorted(ROOT.glob("autograd/*.cpp")):
-        text = path.read_text()
-        if re.search(rf"^({'|'.join(results)}) {name}\(", text, re.M):
-            for helper in re.findall(r'#include "weft/(autograd/\w+_common\.h)"', text):
-                text += (ROOT / helper).read_text()
-            return f"autograd/{path.name}", text
-    return None, ""
+def both(forward, backward):
+    """A cell about the two directions."""
+    return "; ".join(filter(None, [", ".join(forward), backward and "backward: " + ", ".join(backward)]))
 
 
-def row(name, stem, results, tests):
-    place, text = definition(name, results)
-    kernels = re.findall(r'#include "weft/core/kernels/(\w+)\.h"', text)
-    kernel = stem if stem in kernels else next(iter(kernels), None)
-    backward = "none" if name in NOT_DIFFERENTIABLE else "by its parts"
-    if backward != "none" and re.search(r"\brecord\(", text):
-        backward = link(place)
-    cpu = link(f"core/cpu/{kernel}.cpp") if kernel else "no kernel"
-    cuda = "no kernel"
-    if kernel:  # a .cpp gives the work to a library
-        cuda = link(f"cuda/{kernel}.cpp" if (ROOT / f"cuda/{kernel}.cpp").exists() else f"cuda/{kernel}.cu")
+def kernel_cell(forward, backward, is_view, namespace):
+    def links(calls):
+        for kernel, cpu_file in calls.kernels.items():
+            path = cpu_file if namespace == "cpu" and cpu_file else kernel_file(namespace, kernel)
+            yield link(path.relative_to(ROOT), kernel)
+    without = "view, no kernel" if is_view else "no kernel"
+    return both(list(links(forward)) or [without], list(links(backward)))
+
+
+def row(name, stem, graph, tests):
+    forward, backward, recorded = graph.calls(name)
+    place = next(d.path.relative_to(ROOT) for d in graph.roots(name))
+    if recorded:
+        gradient = link(recorded.relative_to(ROOT))
+    else:
+        gradient = "none" if name in NO_GRADCHECK else "by its parts"
     test = next(iter(tests), None)
-    return (f"| {link(f'autograd/{stem}.h', f'`{name}`')} | {link(place) if place else '—'} | {backward} "
-            f"| {cpu} | {cuda} | {link(test, pathlib.Path(test).stem) if test else '—'} |")
+    cells = [link(f"autograd/{stem}.h", f"`{name}`"), link(place), gradient,
+             *(kernel_cell(forward, backward, graph.is_view(name), n) for n in ("cpu", "cuda")),
+             both([f"`{o}`" for o in forward.ops], [f"`{o}`" for o in backward.ops]) or "—",
+             link(test, test and pathlib.Path(test).stem)]
+    return f"| {' | '.join(cells)} |"
 
 
 def main():
@@ -165,30 +159,37 @@ def main():
         sys.exit(__doc__)
     words = {str(p.relative_to(ROOT)): tested(p) for p in sorted(ROOT.glob("tests/*/test_*.cpp"))
              if p.parent.name != "cuda"}
-    rows, wrong = [], []
+    declared, wrong = [], []
     for header in sorted(ROOT.glob("autograd/*.h")):
-        if header.stem in NOT_OPS:
-            continue
-        ops, results = ops_of(header)
-        for name, documented in ops.items():
-            family = [t for t in words if re.match(rf"tests/\w+/test_{header.stem}(_\w+)?\.cpp", t)]
-            kind = "test" if name in NOT_DIFFERENTIABLE else "gradcheck"
-            tests = [t for t in family if name in words[t][kind]]
-            if not tests:
-                wrong.append(f"autograd/{header.stem}.h: {name} has no {kind} in "
-                             f"tests/autograd/test_{header.stem}.cpp")
-            if not documented:
-                wrong.append(f"autograd/{header.stem}.h: {name} has no docstring")
-            rows.append(row(name, header.stem, results, tests))
+        if header.stem not in TAPE:
+            declared += [(header.stem, *op) for op in ops_of(header).items()]
+    graph = OpGraph(name for _, name, _ in declared)
+    rows = []
+    for stem, name, documented in declared:
+        family = [t for t in words if re.match(rf"tests/\w+/test_{stem}(_\w+)?\.cpp", t)]
+        kind = "test" if name in NO_GRADCHECK else "gradcheck"
+        tests = [t for t in family if name in words[t][kind]]
+        if not tests:
+            wrong.append(f"autograd/{stem}.h: {name} has no {kind} in tests/autograd/test_{stem}.cpp")
+        if not documented:
+            wrong.append(f"autograd/{stem}.h: {name} has no docstring")
+        rows.append(row(name, stem, graph, tests))
     page = "\n".join([
         "# Ops",
         "",
-        "Written by `scripts/check_ops.py`; do not edit. *By its parts*: the op is put together from",
-        "other ops, whose backward it uses. *None*: the result has no gradient. *No kernel*: it changes",
-        "shapes and strides only, or is put together from other ops. A dash: not there yet.",
+        "Written by `scripts/check_ops.py` from the sources; do not edit. `test_generated_ops` runs every op and",
+        "compares ([how](reliability.md#kernels-of-every-op)).",
         "",
-        "| Op | Forward | Backward | CPU | CUDA | Test |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "* **Backward**: the file that records the op. *By its parts*: only the ops that it calls are recorded.",
+        "  *None*: the result has no gradient.",
+        "* **CPU**, **CUDA**: the kernels that the op runs, each with the file that defines it. The kernels of the",
+        "  ops that it calls are in their rows. The tape adds gradients with `add_scaled` or the op `add`.",
+        "* **Calls**: other ops that it is made of, or that it uses for some operands and options. Most ops copy",
+        "  an operand with `contiguous` where their kernel needs that.",
+        "* *backward:* in a cell: only the backward pass runs these, or a derivative of it.",
+        "",
+        "| Op | Forward | Backward | CPU | CUDA | Calls | Test |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
         *rows, ""])
     target = ROOT / "docs/ops.md"
     if sys.argv[1:] == ["--check"]:

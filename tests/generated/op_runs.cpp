@@ -132,6 +132,11 @@ DType Operand::dtype(DType run) const {
   return run;
 }
 
+Sizes odd_sizes() {
+  return {{'A', 2}, {'B', 2}, {'C', 5}, {'D', 3}, {'E', 4}, {'F', 3}, {'H', 2}, {'I', 5},
+          {'K', 5}, {'M', 3}, {'N', 7}, {'O', 3}, {'S', 6}, {'T', 5}, {'V', 7}};
+}
+
 std::string letters(const OpLine& line) {
   std::string found;
   for (const Word& word : words(line))

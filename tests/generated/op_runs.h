@@ -14,6 +14,7 @@ inline constexpr int kSpecials = 5;
 
 /// The length of every axis letter.
 using Sizes = std::map<char, std::int64_t>;
+Sizes odd_sizes();
 
 /// An operand as the table describes it, with values.
 struct Operand {

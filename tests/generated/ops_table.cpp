@@ -57,12 +57,15 @@ Tensor sequences(std::int64_t tokens) {
   const double cut = static_cast<double>(tokens < 2 ? tokens : 2);
   return Tensor::of({0, cut, cut, static_cast<double>(tokens)}, {4}, DType::i32);
 }
-TensorList with_hits(const Tensor& logits, const Tensor& targets) {
-  const Tensor hits = Tensor::zeros(targets.shape(), DType::boolean, logits.device());
+CrossEntropyOptions and_hits(const Tensor& targets) {
   CrossEntropyOptions o;
   o.reduction = Reduction::sum;
-  o.hits = hits;
-  return {cross_entropy(logits, targets, o), hits};
+  o.hits = Tensor::empty(targets.shape(), DType::boolean, targets.device());
+  return o;
+}
+TensorList with_hits(const Tensor& logits, const Tensor& targets) {
+  const CrossEntropyOptions o = and_hits(targets);
+  return {cross_entropy(logits, targets, o), o.hits};
 }
 CrossEntropyOptions loss(Reduction reduction, double smoothing = 0) {
   CrossEntropyOptions o;
@@ -70,6 +73,14 @@ CrossEntropyOptions loss(Reduction reduction, double smoothing = 0) {
   o.label_smoothing = smoothing;
   o.ignore_index = 1;
   return o;
+}
+// The head of one rank that has all of the classes.
+Tensor whole_part(const TensorList& in, Reduction reduction) {
+  detail::ClassPart part;
+  part.range = {0, in[1].dim(0)};
+  part.most = in[1].dim(0);
+  part.gather = [](const Tensor& own) { return own.view({1, own.dim(0), 4}); };
+  return detail::linear_cross_entropy(in[0], in[1], in[2], loss(reduction, 0.1), part);
 }
 CausalConv1dOptions conv_state(const Tensor& state) {
   CausalConv1dOptions o;
@@ -155,8 +166,12 @@ const OpLine kTable[] = {
     {"le", "BMK MK", ONE(le(in[0], in[1])), "a"},
     {"gt", "BMK MK", ONE(gt(in[0], in[1])), "a"},
     {"ge", "BMK MK", ONE(ge(in[0], in[1])), "a"},
-    {"eq", "BMK", ONE(eq(in[0], 1), ne(in[0], 1), lt(in[0], 1), le(in[0], 1)), "n"},
-    {"gt", "BMK", ONE(gt(in[0], 1), ge(in[0], 1)), "n"},
+    {"eq", "BMK", ONE(eq(in[0], 1)), "n"},
+    {"ne", "BMK", ONE(ne(in[0], 1)), "n"},
+    {"lt", "BMK", ONE(lt(in[0], 1)), "n"},
+    {"le", "BMK", ONE(le(in[0], 1)), "n"},
+    {"gt", "BMK", ONE(gt(in[0], 1)), "n"},
+    {"ge", "BMK", ONE(ge(in[0], 1)), "n"},
     {"dropout", "BMK", ONE(dropout(in[0], 0.3, kKey), dropout(in[0], 0.3, kKey, false))},
     {"jitter", "BMK", ONE(jitter(in[0], 0.2, kKey))},
     {"random_logits", "TE E", ONE(random_logits(in[0], kKey, in[1]))},
@@ -195,6 +210,8 @@ const OpLine kTable[] = {
      "~scl"},
     {"grouped_linear", "NI EOI EO N",
      ONE(grouped_linear(in[0], in[1], in[2], groups(in[0].dim(0), in[1].dim(0)), in[3])), "~"},
+    {"grouped_linear", "NI EOI EO",
+     ONE(grouped_linear(in[0], in[1], in[2], groups(in[0].dim(0), in[1].dim(0)))), "~"},
     {"grouped_linear", "NI EOI",
      ONE(grouped_linear(in[0], in[1], {}, groups(in[0].dim(0), in[1].dim(0)))), "~"},
     {"router_logits", "TH EH E", ONE(router_logits(in[0], in[1], in[2])), "~"},
@@ -221,6 +238,10 @@ const OpLine kTable[] = {
      ONE(linear_cross_entropy(in[0], in[1], in[2], loss(Reduction::mean, 0.1))), "~c"},
     {"linear_cross_entropy", "MC VC M:iV",
      ONE(linear_cross_entropy(in[0], in[1], in[2], loss(Reduction::none))), "~c"},
+    {"linear_cross_entropy", "MC VC M:iV",
+     ONE(linear_cross_entropy(in[0], in[1], in[2], and_hits(in[2]))), "~c"},
+    {"linear_cross_entropy", "MC VC M:iV",
+     ONE(whole_part(in, Reduction::mean), whole_part(in, Reduction::none)), "~c"},
     // Attention and its relatives.
     {"attention", "BTHD BSHD BSHV", ONE(attention(in[0], in[1], in[2])), "csl"},
     {"attention", "BT2HD BTHD BTHV",
@@ -245,6 +266,8 @@ const OpLine kTable[] = {
     {"rope", "BTH2D SD:w SD:w BT:jS", ONE(rope(in[0], in[1], in[2], in[3]))},
     {"rope_packed", "BT3H2D SD:w SD:w",
      ONE(rope_packed(in[0], in[0].dim(2) / 3 * 2, in[1], in[2]))},
+    {"rope_packed", "BT3H2D SD:w SD:w BT:jS",
+     ONE(rope_packed(in[0], in[0].dim(2) / 3 * 2, in[1], in[2], in[3]))},
     // Indexing and order.
     {"index_select", "BDK N:iD", ONE(index_select(in[0], 1, in[1])), "a"},
     {"index_select", "DK N:jD", ONE(index_select(in[0], 0, in[1])), "a"},
