@@ -49,4 +49,9 @@ void outlive_readers() {
 
 bool interrupted() { return requested != 0; }
 
+void forget_interrupt() {
+  requested = 0;
+  insisted = 0;
+}
+
 }  // namespace weft::train

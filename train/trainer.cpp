@@ -142,6 +142,7 @@ int Trainer::one_step() {
   if (ranks_.is_first())
     std::printf("interrupted: saved step %lld; --resume goes on from it\n",
                 static_cast<long long>(number));
+  forget_interrupt();
   return 130;
 }
 

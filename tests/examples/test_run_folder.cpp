@@ -1,7 +1,5 @@
 // What a run leaves in its folder when it is killed, loses power, or is not alone.
 #include <doctest/doctest.h>
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <string>
 #include <vector>
@@ -14,6 +12,7 @@
 #include "weft/io/folder_lock.h"
 #include "weft/io/metrics.h"
 #include "weft/tests/power_cut.h"
+#include "weft/tests/silence.h"
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 #include "weft/train/flags.h"
@@ -22,26 +21,6 @@ namespace weft::examples::run_folder_test {
 namespace {
 
 using test::error_of;
-
-// A trainer prints; here nobody reads it.
-class Silence {
- public:
-  Silence() : before_(::dup(STDOUT_FILENO)) {
-    std::fflush(stdout);
-    const int nowhere = ::open("/dev/null", O_WRONLY);
-    ::dup2(nowhere, STDOUT_FILENO);
-    ::close(nowhere);
-  }
-  ~Silence() {
-    std::fflush(stdout);
-    ::dup2(before_, STDOUT_FILENO);
-    ::close(before_);
-  }
-  Silence(const Silence&) = delete;
-
- private:
-  int before_;
-};
 
 // Three steps of the smallest model, each saved and evaluated.
 struct SmallRun {
@@ -62,7 +41,7 @@ struct SmallRun {
   }
 
   int train(bool resume = false) {
-    const Silence silence;
+    const test::Silence silence;
     options.run.resume = resume;
     return train_gpt(options);
   }

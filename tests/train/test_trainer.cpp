@@ -1,0 +1,309 @@
+// The trainer with modules that are no language models.
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <csignal>
+
+#include "weft/autograd/cross_entropy.h"
+#include "weft/autograd/mse.h"
+#include "weft/autograd/reduce.h"
+#include "weft/core/error.h"
+#include "weft/core/random.h"
+#include "weft/io/checkpoint.h"
+#include "weft/io/file.h"
+#include "weft/io/metrics.h"
+#include "weft/nn/linear.h"
+#include "weft/tests/ranks.h"
+#include "weft/tests/silence.h"
+#include "weft/tests/support.h"
+#include "weft/tests/temp_folder.h"
+#include "weft/train/trainer.h"
+
+namespace weft::train::trainer_test {
+namespace {
+
+using test::error_of;
+
+struct TwoLayers : nn::Module {
+  nn::Linear up{3, 8}, down{8, 4};
+  Tensor operator()(const Tensor& x) const { return down(gelu(up(x))); }
+  void visit(nn::Visitor& v) override {
+    v("up", up);
+    v("down", down);
+  }
+};
+
+constexpr std::int64_t kPoints = 60;
+
+Tensor points() {
+  const Tensor x = Tensor::empty({kPoints, 3});
+  normal_(x, {5, 0, 0});
+  return x;
+}
+
+// Of every third point the class counts for nothing.
+data::TensorDataset labelled(bool ignores = true) {
+  const Tensor classes = Tensor::empty({kPoints}, DType::i32);
+  for (std::int64_t i = 0; i < kPoints; ++i)
+    classes.data<std::int32_t>()[i] =
+        ignores && i % 3 == 0 ? data::kIgnore : static_cast<std::int32_t>(i * i % 4);
+  return {points(), classes};
+}
+
+Loss classify(const TwoLayers& model, const data::Batch& b) {
+  const Tensor hits = Tensor::empty(b.targets.shape(), DType::boolean, b.targets.device());
+  return {
+      .sum = cross_entropy(model(b.inputs), b.targets, {.reduction = Reduction::sum, .hits = hits}),
+      .count = count_valid(b.targets),
+      .metrics = {{"accuracy", sum(hits)}, {"half", Tensor::full({}, 3), Tensor::full({}, 6)}}};
+}
+
+Options options_of(const std::string& out, std::int64_t steps = 6) {
+  Options o{.out = out, .steps = steps, .batch = 12};
+  o.optimizer.schedule = optim::Schedule::Kind::constant;
+  o.optimizer.warmup = 0;
+  o.optimizer.lr = 0.02;
+  o.run.log_every = 1000;
+  return o;
+}
+
+// Trains on its ranks; the status.
+int train(const Options& o, bool ignores = true) {
+  const test::Silence silence;
+  const data::TensorDataset training = labelled(ignores), validation = labelled();
+  return run_on_ranks(o, [&](const Ranks& ranks) {
+    TwoLayers model;
+    Trainer trainer(
+        model, o, [&](const data::Batch& b) { return classify(model, b); }, ranks);
+    return trainer.fit(training, validation);
+  });
+}
+
+std::vector<io::Json> rows_of(const Options& o) {
+  return io::read_metrics(o.out + "/metrics.jsonl");
+}
+
+std::string weights_of(const Options& o) {
+  const io::Checkpoint last = *io::find_checkpoint(o.out);
+  return io::read_file(last.shards("model").at(0)) + io::read_file(last.shards("optim").at(0));
+}
+
+double number(const io::Json& row, const char* key) { return row.at(key).as_double(); }
+
+}  // namespace
+
+TEST_CASE("trainer: micro-batches and ranks with different counts take the steps of one batch") {
+  const test::TempFolder folder;
+  const Options plain = options_of(folder / "plain");
+  REQUIRE(train(plain) == 0);
+  const std::vector<io::Json> want = rows_of(plain);
+  REQUIRE(want.size() == 6);
+  CHECK(number(want[5], "val_accuracy") > 0.3);
+  CHECK(number(want[5], "val_half") == 0.5);
+  for (const bool zero : {false, true})
+    for (const std::int64_t ranks : {0, 2, 3})
+      for (const std::int64_t micro : {0, 2}) {
+        Options o = options_of(folder / message("{}{}{}", zero, ranks, micro));
+        o.parallel.ranks = ranks;
+        o.parallel.zero = zero;
+        o.micro_batch = micro;
+        CAPTURE(ranks);
+        CAPTURE(micro);
+        REQUIRE(train(o) == 0);
+        const std::vector<io::Json> got = rows_of(o);
+        REQUIRE(got.size() == want.size());
+        for (std::size_t i = 0; i < got.size(); ++i)
+          for (const char* key : {"loss", "grad_norm", "accuracy", "half"})
+            CHECK(number(got[i], key) == doctest::Approx(number(want[i], key)).epsilon(1e-4));
+        CHECK(number(got[5], "val_loss") ==
+              doctest::Approx(number(want[5], "val_loss")).epsilon(1e-4));
+        CHECK(number(got[5], "val_accuracy") == number(want[5], "val_accuracy"));
+      }
+}
+
+TEST_CASE("trainer: a step is that of the mean over the targets that count") {
+  const test::TempFolder folder;
+  Options o = options_of(folder / "sgd", 1);
+  o.optimizer.kind = OptimizerKind::sgd;
+  o.optimizer.lr = o.optimizer.min_lr = 1;
+  o.optimizer.beta1 = o.optimizer.weight_decay = 0;
+  for (const double clip : {0.0, 0.05}) {
+    o.optimizer.clip = clip;
+    const Ranks alone = Ranks::alone(o);
+    manual_seed(1);
+    TwoLayers model, same;
+    same.load_state_dict(model.state_dict());
+    TrainStep step(
+        {.model = model, .loss = [&](const data::Batch& b) { return classify(model, b); }}, o,
+        alone);
+    const data::TensorDataset data = labelled();
+    const std::int64_t some[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+    const data::Batch batch = data.rows(some);
+    const StepResult result = step(1, batch);
+    Tape tape;
+    const Tensor mean = cross_entropy(same(batch.inputs), batch.targets);
+    mean.backward();
+    const double norm = optim::measure_clip(same.named_parameters(), 0).norm.item();
+    CHECK(result.loss() == doctest::Approx(mean.item()).epsilon(1e-6));
+    CHECK(result.grad_norm() == doctest::Approx(norm).epsilon(1e-6));
+    const double scale = clip > 0 ? clip / norm : 1;
+    const auto got = model.parameters(), start = same.parameters();
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const NoGradGuard off;
+      const Tensor want = sub(start[i], mul(start[i].grad(), scale));
+      CHECK(max(abs(sub(got[i], want))).item() < 1e-6);
+    }
+  }
+}
+
+TEST_CASE("trainer: a run that is interrupted and resumed has the bytes of one that is not") {
+  const test::TempFolder folder;
+  for (const std::int64_t ranks : {0, 2}) {
+    Options whole = options_of(folder / message("whole{}", ranks)),
+            cut = options_of(folder / message("cut{}", ranks));
+    whole.parallel.ranks = cut.parallel.ranks = ranks;
+    REQUIRE(train(whole) == 0);
+    {
+      const test::Silence silence;
+      const data::TensorDataset training = labelled(), validation = labelled();
+      std::atomic<int> calls = 0;
+      const int status = run_on_ranks(cut, [&](const Ranks& r) {
+        TwoLayers model;
+        Trainer trainer(
+            model, cut,
+            [&](const data::Batch& b) {
+              if (++calls == 3) std::raise(SIGINT);
+              return classify(model, b);
+            },
+            r);
+        return trainer.fit(training, validation);
+      });
+      CHECK(status == 130);
+    }
+    const std::size_t before = rows_of(cut).size();
+    CHECK(before < 6);
+    cut.run.resume = true;
+    REQUIRE(train(cut) == 0);
+    CHECK(rows_of(cut).size() == 6);
+    CHECK(weights_of(cut) == weights_of(whole));
+    for (std::size_t i = 0; i < 6; ++i)
+      CHECK(number(rows_of(cut)[i], "loss") == number(rows_of(whole)[i], "loss"));
+  }
+}
+
+TEST_CASE("trainer: float targets, bf16 weights and data that end in the middle of a batch") {
+  const test::TempFolder folder;
+  const data::TensorDataset data(points(), points().narrow(1, 0, 2).contiguous());
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
+    Options o = options_of(folder / name(dtype), 40);
+    o.batch = 50;
+    o.machine.dtype = dtype;
+    manual_seed(3);
+    nn::Linear model(3, 2);
+    const test::Silence silence;
+    Trainer trainer(model, o, [&](const data::Batch& b) -> Loss {
+      return {.sum = mse_loss(model(b.inputs.to(dtype)), b.targets.to(dtype), Reduction::sum)};
+    });
+    REQUIRE(trainer.fit(data, data) == 0);
+    CHECK(model.weight.dtype() == dtype);
+    const std::vector<io::Json> rows = rows_of(o);
+    CHECK(number(rows.back(), "loss") < number(rows.front(), "loss") / 2);
+    // Of all 60 rows, 50 and 10.
+    const NoGradGuard off;
+    const Tensor error =
+        sub(model(points().to(dtype)).to(DType::f64), points().narrow(1, 0, 2).to(DType::f64));
+    CHECK(number(rows.back(), "val_loss") == doctest::Approx(mul(error, error).mean().item())
+                                                 .epsilon(dtype == DType::bf16 ? 0.02 : 1e-5));
+  }
+}
+
+TEST_CASE(
+    "trainer: ranks begin with the values of the first, and one that is not finite stops all") {
+  const test::TempFolder folder;
+  Options o = options_of(folder / "x", 2);
+  o.parallel.ranks = 2;
+  const test::Silence silence;
+  const data::TensorDataset data = labelled();
+  int status[2] = {};
+  run_on_ranks(o, [&](const Ranks& ranks) {
+    TwoLayers model;
+    model.up.bias.fill_(ranks.rank());
+    const Task task{.model = model,
+                    .loss = [&](const data::Batch& b) { return classify(model, b); }};
+    const TrainStep step(task, o, ranks);
+    CHECK(test::values(model.up.bias)[0] == 0);
+    return 0;
+  });
+  set_log_handler([](std::string_view) {});
+  run_on_ranks(o, [&](const Ranks& ranks) {
+    TwoLayers model;
+    if (ranks.rank() == 0) model.down.bias.fill_(INFINITY);
+    Trainer trainer(
+        model, o, [&](const data::Batch& b) { return classify(model, b); }, ranks);
+    return status[ranks.rank()] = trainer.fit(data);
+  });
+  set_log_handler(nullptr);
+  for (const int s : status) CHECK(s == static_cast<int>(Fault::non_finite));
+  CHECK(!io::exists(o.out + "/metrics.jsonl"));
+}
+
+TEST_CASE("trainer: what cannot work is one line") {
+  const test::TempFolder folder;
+  const test::Silence silence;
+  const data::TensorDataset data = labelled();
+  int made = 0;
+  const auto refusal = [&](Options o, const LossFunction& loss = {}) {
+    o.out = folder / std::to_string(made++);
+    return error_of([&] {
+      TwoLayers model;
+      Trainer trainer(
+          model, o, loss ? loss : [&](const data::Batch& b) { return classify(model, b); });
+      trainer.fit(data);
+    });
+  };
+  Options o = options_of("");
+  CHECK(refusal(o) == "no error");
+  CHECK(refusal(o, [](const data::Batch&) { return Loss{}; }) ==
+        "loss: sum must have 1 element, got null");
+  CHECK(refusal(o, [](const data::Batch& b) { return Loss{.sum = b.inputs}; }) ==
+        "loss: sum must have 1 element, got shape [12, 3]");
+  Options changed = o;
+  changed.steps = 0;
+  CHECK(refusal(changed) == "--steps: must be at least 1, got 0");
+  changed = o;
+  changed.micro_batch = 5;
+  CHECK(refusal(changed) == "--micro-batch: must divide --batch 12, got 5");
+  changed = o;
+  changed.parallel.tp = 2;
+  CHECK(refusal(changed).starts_with("--ranks: one rank cannot share work among"));
+
+  // Metrics that come and go, and a batch of another size.
+  const Ranks alone = Ranks::alone(o);
+  Options halves = o;
+  halves.micro_batch = 6;
+  TwoLayers model;
+  int calls = 0;
+  TrainStep step({.model = model,
+                  .loss =
+                      [&](const data::Batch& b) {
+                        Loss loss = classify(model, b);
+                        if (++calls == 2) loss.metrics.pop_back();
+                        if (calls == 4) loss.metrics[0].name = "other";
+                        return loss;
+                      }},
+                 halves, alone);
+  const std::int64_t some[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+  CHECK(error_of([&] { step(1, data.rows(some)); }) ==
+        "loss: every micro-batch must have the same metrics, got 1 after 2");
+  CHECK(error_of([&] { step(1, data.rows(some)); }) ==
+        "loss: every micro-batch must have the same metrics, got 'other' after 'accuracy'");
+  CHECK(error_of([&] { step(1, data.rows(std::span(some).first(4))); }) ==
+        "train step: a rank's batch must have 12 rows, got shape [4, 3]");
+  CHECK(error_of([&] { step(1, {}); }) == "train step: a rank's batch must have 12 rows, got null");
+  CHECK(error_of([&] { step(1, data.rows(some)).at("nothing"); }) ==
+        "step: has no number 'nothing'");
+}
+
+}  // namespace weft::train::trainer_test
