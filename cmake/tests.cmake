@@ -26,6 +26,9 @@ set(weft_tests_io
   checkpoint fields file folder_lock hostile_files json metrics npy safetensors)
 set(weft_tests_data
   data)
+# The code of the pages: scripts/check_readme.py compares docs/X.md with tests/docs/test_X.cpp.
+set(weft_tests_docs
+  from_pytorch)
 set(weft_tests_examples
   comm_model hostile_config options run_folder session_layouts)
 
@@ -101,7 +104,7 @@ function(weft_test_folder folder)
   endforeach()
 endfunction()
 list(JOIN weft_thread_tests "|" weft_thread_pattern)
-foreach(folder core autograd nn optim distributed io data)
+foreach(folder core autograd nn optim distributed io data docs)
   weft_test_folder(${folder})
 endforeach()
 target_sources(tests_distributed PRIVATE bench/comm_cost.cpp bench/comm_timeline.cpp)

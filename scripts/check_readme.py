@@ -1,7 +1,11 @@
 #!/usr/bin/env python3
-"""Fails when the first C++ block of README.md is not examples/readme_model.cpp, which the build
-compiles and runs, when a relative link of a page leads nowhere, or when a table names a test case
-("test_mtp: M1: roll_left; tests/cli/test_mtp.py: resumes") that is not there."""
+"""Fails when a page shows code that no test runs, when a relative link of a page leads nowhere, or
+when a table names a test case ("test_mtp: M1: roll_left; tests/cli/test_mtp.py: resumes") that is not
+there.
+
+Code that tests run: the first C++ block of README.md is examples/readme_model.cpp. For docs/X.md with
+a tests/docs/test_X.cpp, each ```cpp block is a run of lines of that file (its indentation may differ),
+and each `code` in the last column of a table whose head has "Weft" there is in that file."""
 import pathlib
 import re
 import sys
@@ -28,6 +32,36 @@ def missing_tests(page):
                 yield f"{page.relative_to(ROOT)}: test case {file}: {names.strip()}, which is not there"
 
 
+def squeezed(text):
+    return re.sub(r"\s+", "", text)
+
+
+def untested_code(page):
+    """The code of a page that is not in its test file; nothing for a page without one."""
+    path = ROOT / f"tests/docs/test_{page.stem}.cpp"
+    if page.parent != ROOT / "docs" or not path.exists():
+        return
+    text, source = page.read_text(), path.read_text()
+    name = page.relative_to(ROOT)
+    lines = [line.strip() for line in source.splitlines()]
+    for block in re.findall(r"```cpp\n(.*?)```", text, re.S):
+        wanted = [line.strip() for line in block.rstrip().splitlines()]
+        if not any(lines[i:i + len(wanted)] == wanted for i in range(len(lines))):
+            yield f"{name}: the block that begins '{wanted[0]}' is not in {path.relative_to(ROOT)}"
+    code = squeezed(re.sub(r"//[^\n]*", "", source))
+    in_table = False
+    for line in text.splitlines():
+        last = line.rstrip("| ").rsplit(" | ")[-1] if line.startswith("|") else ""
+        if not last:
+            in_table = False
+        elif last.startswith("Weft"):
+            in_table = True
+        elif in_table:
+            for span in re.findall(r"`([^`]+)`", last):
+                if squeezed(span) not in code and not (ROOT / span.removeprefix("weft/")).is_file():
+                    yield f"{name}: `{span}` is not in {path.relative_to(ROOT)}"
+
+
 def main():
     wrong = []
     block = re.search(r"```cpp\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
@@ -40,6 +74,7 @@ def main():
             if "://" not in target and not (page.parent / target).exists():
                 wrong.append(f"{page.relative_to(ROOT)}: link to {target}, which is not there")
         wrong += missing_tests(page)
+        wrong += untested_code(page)
     print("\n".join(wrong + [f"pages: {len(pages)}, {len(wrong)} problems"]))
     return 1 if wrong else 0
 
