@@ -28,7 +28,7 @@ set(weft_tests_data
   data)
 # The code of the pages: scripts/check_readme.py compares docs/X.md with tests/docs/test_X.cpp.
 set(weft_tests_docs
-  from_pytorch)
+  from_pytorch own_module own_op own_optimizer)
 set(weft_tests_examples
   comm_model hostile_config options run_folder session_layouts)
 
