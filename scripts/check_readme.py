@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fails when a page shows code that no test runs, when a relative link of a page leads nowhere, or
 when a table names a test case ("test_mtp: M1: roll_left; tests/cli/test_mtp.py: resumes") that is not
-there.
+there, or when docs/glossary.md is out of order or names something that its file does not have.
 
 Code that tests run: the first C++ block of README.md is examples/readme_model.cpp. For docs/X.md with
 a tests/docs/test_X.cpp, each ```cpp block is a run of lines of that file (its indentation may differ),
@@ -62,8 +62,25 @@ def untested_code(page):
                     yield f"{name}: `{span}` is not in {path.relative_to(ROOT)}"
 
 
+def wrong_terms():
+    """What is wrong in docs/glossary.md, whose rows are | term | meaning | [file](link) `name` |."""
+    page = ROOT / "docs/glossary.md"
+    rows = [line.strip("| ").split(" | ") for line in page.read_text().splitlines()
+            if line.startswith("| ")][2:]
+    terms = [row[0] for row in rows]
+    for before, after in zip(terms, terms[1:]):
+        if before.casefold() >= after.casefold():
+            yield f"docs/glossary.md: '{after}' must come before '{before}'"
+    for term, *_, where in rows:
+        file = page.parent / re.search(r"\]\(([^)]+)\)", where)[1]
+        text = file.read_text() if file.exists() else ""  # main() reports the link
+        for name in re.findall(r"`(\w+)`", where):
+            if text and not re.search(rf"\b{name}\b", text):
+                yield f"docs/glossary.md: {term}: {file.name} has no {name}"
+
+
 def main():
-    wrong = []
+    wrong = list(wrong_terms())
     block = re.search(r"```cpp\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     if not block or block[1] != (ROOT / "examples/readme_model.cpp").read_text():
         wrong.append("README.md: its first C++ block must equal examples/readme_model.cpp")
