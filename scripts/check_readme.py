@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Fails when a page shows code that no test runs, when a relative link of a page leads nowhere, or
 when a table names a test case ("test_mtp: M1: roll_left; tests/cli/test_mtp.py: resumes") that is not
-there, or when docs/glossary.md is out of order or names something that its file does not have.
+there, when docs/glossary.md is out of order or names something that its file does not have, or when
+docs/README.md does not list a page.
 
 Code that tests run: the first C++ block of README.md is examples/readme_model.cpp. For docs/X.md with
 a tests/docs/test_X.cpp, each ```cpp block is a run of lines of that file (its indentation may differ),
@@ -84,6 +85,9 @@ def main():
     block = re.search(r"```cpp\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     if not block or block[1] != (ROOT / "examples/readme_model.cpp").read_text():
         wrong.append("README.md: its first C++ block must equal examples/readme_model.cpp")
+    index = (ROOT / "docs/README.md").read_text()
+    wrong += [f"docs/README.md: no link to {page.name}" for page in sorted(ROOT.glob("docs/*.md"))
+              if f"]({page.name})" not in index and page.name != "README.md"]
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob(".ci/*.md")]
     for page in sorted(pages):
         prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.S)
