@@ -1,6 +1,9 @@
 // The code of docs/own_module.md.
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <memory>
+
 #include "weft/tests/support.h"
 #include "weft/weft.h"
 
