@@ -28,6 +28,9 @@ set(weft_tests_data
   data)
 set(weft_tests_train
   trainer)
+# The code of the pages: scripts/check_readme.py compares docs/X.md with tests/docs/test_X.cpp.
+set(weft_tests_docs
+  from_pytorch own_module own_op own_optimizer)
 set(weft_tests_examples
   comm_model hostile_config options run_folder session_layouts)
 
@@ -103,7 +106,7 @@ function(weft_test_folder folder)
   endforeach()
 endfunction()
 list(JOIN weft_thread_tests "|" weft_thread_pattern)
-foreach(folder core autograd nn optim distributed io data train)
+foreach(folder core autograd nn optim distributed io data docs train)
   weft_test_folder(${folder})
 endforeach()
 target_sources(tests_distributed PRIVATE bench/comm_cost.cpp bench/comm_timeline.cpp)

@@ -1,7 +1,12 @@
 #!/usr/bin/env python3
-"""Fails when the first C++ block of README.md is not examples/readme_model.cpp, which the build
-compiles and runs, when a relative link of a page leads nowhere, or when a table names a test case
-("test_mtp: M1: roll_left; tests/cli/test_mtp.py: resumes") that is not there."""
+"""Fails when a page shows code that no test runs, when a relative link of a page leads nowhere, or
+when a table names a test case ("test_mtp: M1: roll_left; tests/cli/test_mtp.py: resumes") that is not
+there, when docs/glossary.md is out of order or names something that its file does not have, or when
+docs/README.md does not list a page.
+
+Code that tests run: the first C++ block of README.md is examples/readme_model.cpp. For docs/X.md with
+a tests/docs/test_X.cpp, each ```cpp block is a run of lines of that file (its indentation may differ),
+and each `code` in the last column of a table whose head has "Weft" there is in that file."""
 import pathlib
 import re
 import sys
@@ -28,11 +33,61 @@ def missing_tests(page):
                 yield f"{page.relative_to(ROOT)}: test case {file}: {names.strip()}, which is not there"
 
 
+def squeezed(text):
+    return re.sub(r"\s+", "", text)
+
+
+def untested_code(page):
+    """The code of a page that is not in its test file; nothing for a page without one."""
+    path = ROOT / f"tests/docs/test_{page.stem}.cpp"
+    if page.parent != ROOT / "docs" or not path.exists():
+        return
+    text, source = page.read_text(), path.read_text()
+    name = page.relative_to(ROOT)
+    lines = [line.strip() for line in source.splitlines()]
+    for block in re.findall(r"```cpp\n(.*?)```", text, re.S):
+        wanted = [line.strip() for line in block.rstrip().splitlines()]
+        if not any(lines[i:i + len(wanted)] == wanted for i in range(len(lines))):
+            yield f"{name}: the block that begins '{wanted[0]}' is not in {path.relative_to(ROOT)}"
+    code = squeezed(re.sub(r"//[^\n]*", "", source))
+    in_table = False
+    for line in text.splitlines():
+        last = line.rstrip("| ").rsplit(" | ")[-1] if line.startswith("|") else ""
+        if not last:
+            in_table = False
+        elif last.startswith("Weft"):
+            in_table = True
+        elif in_table:
+            for span in re.findall(r"`([^`]+)`", last):
+                if squeezed(span) not in code and not (ROOT / span.removeprefix("weft/")).is_file():
+                    yield f"{name}: `{span}` is not in {path.relative_to(ROOT)}"
+
+
+def wrong_terms():
+    """What is wrong in docs/glossary.md, whose rows are | term | meaning | [file](link) `name` |."""
+    page = ROOT / "docs/glossary.md"
+    rows = [line.strip("| ").split(" | ") for line in page.read_text().splitlines()
+            if line.startswith("| ")][2:]
+    terms = [row[0] for row in rows]
+    for before, after in zip(terms, terms[1:]):
+        if before.casefold() >= after.casefold():
+            yield f"docs/glossary.md: '{after}' must come before '{before}'"
+    for term, *_, where in rows:
+        file = page.parent / re.search(r"\]\(([^)]+)\)", where)[1]
+        text = file.read_text() if file.exists() else ""  # main() reports the link
+        for name in re.findall(r"`(\w+)`", where):
+            if text and not re.search(rf"\b{name}\b", text):
+                yield f"docs/glossary.md: {term}: {file.name} has no {name}"
+
+
 def main():
-    wrong = []
+    wrong = list(wrong_terms())
     block = re.search(r"```cpp\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     if not block or block[1] != (ROOT / "examples/readme_model.cpp").read_text():
         wrong.append("README.md: its first C++ block must equal examples/readme_model.cpp")
+    index = (ROOT / "docs/README.md").read_text()
+    wrong += [f"docs/README.md: no link to {page.name}" for page in sorted(ROOT.glob("docs/*.md"))
+              if f"]({page.name})" not in index and page.name != "README.md"]
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob(".ci/*.md")]
     for page in sorted(pages):
         prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.S)
@@ -40,6 +95,7 @@ def main():
             if "://" not in target and not (page.parent / target).exists():
                 wrong.append(f"{page.relative_to(ROOT)}: link to {target}, which is not there")
         wrong += missing_tests(page)
+        wrong += untested_code(page)
     print("\n".join(wrong + [f"pages: {len(pages)}, {len(wrong)} problems"]))
     return 1 if wrong else 0
 

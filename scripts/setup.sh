@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Checks that the Debian packages Weft is built with are there, and installs those that are not.
-# usage: scripts/setup.sh [build|all]     build: what the library and the programs need
-#                                         all (default): the tests and checks too
+# usage: scripts/setup.sh [build|all|api]     build: what the library and the programs need
+#                                             all (default): the tests and checks too
+#                                             api: what scripts/api_reference.sh needs
 set -eu
 
 # ocl-icd-opencl-dev: Weft uses no OpenCL, but the CMake package of libdnnl-dev looks for it.
@@ -13,7 +14,8 @@ tests="git ccache doctest-dev libxtensor-dev clang-format pkg-config libopenmpi-
 case "${1:-all}" in
   build) wanted=$build ;;
   all) wanted="$build $tests" ;;
-  *) echo "setup: unknown argument $1; use build or all" >&2; exit 2 ;;
+  api) wanted="doxygen python3" ;;
+  *) echo "setup: unknown argument $1; use build, all or api" >&2; exit 2 ;;
 esac
 
 missing=()

@@ -46,7 +46,9 @@ case "${1:-}" in
     check kernels scripts/check_kernels.py build/release
     check registers scripts/check_registers.py --check build/release
     check install scripts/check_install.sh
+    check api-reference scripts/api_reference.sh
     part compile-time scripts/check_compile_time.sh && cat build/logs/compile-time.log
+    part size scripts/size.py && cat build/logs/size.log
     ;;
   --sanitize)
     export ASAN_OPTIONS=detect_leaks=1:halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1
