@@ -138,8 +138,6 @@ Ranks::Ranks(std::unique_ptr<World> own, const Options& options)
       mesh_(world_),
       rows_(options.batch) {}
 
-Ranks Ranks::alone(const Options& options) { return {World::alone(), options}; }
-
 void Ranks::add_up(const Tensor& values) const {
   if (size() > 1) (values.device().is_cpu() ? host_ : world_).all().all_reduce(values).wait();
 }
@@ -168,6 +166,14 @@ bool plans_for_many(const Options& options) {
   return Device::parse(options.machine.device).is_meta() && ranks_of(options) > 1;
 }
 
+void check_degrees_alone(const Options& options) {
+  const ParallelOptions& p = options.parallel;
+  check(p.tp == 1 && p.ep == 1 && p.dp <= 1 && p.etp <= 1,
+        "--ranks: one rank cannot share work among --dp {}, --tp {}, --ep {}, --etp {}; say how "
+        "many there are",
+        p.dp, p.tp, p.ep, p.etp);
+}
+
 bool is_alone(const Options& options) {
   return !plans_for_many(options) && !as_launched(options) && options.parallel.ranks <= 1 &&
          options.parallel.backend != Backend::nccl;
@@ -187,11 +193,14 @@ void check_ranks(const Options& options) {
         distributed::launched_ranks());
   check(plans_for_many(options) || !as_launched(options) || options.parallel.ranks == 0,
         "--ranks: is for threads; the launcher has said how many ranks there are");
-  check(!is_alone(options) || (options.parallel.tp == 1 && options.parallel.ep == 1 &&
-                               options.parallel.dp <= 1 && options.parallel.etp <= 1),
-        "--ranks: one rank cannot share work among --dp {}, --tp {}, --ep {}, --etp {}; say how "
-        "many there are",
-        options.parallel.dp, options.parallel.tp, options.parallel.ep, options.parallel.etp);
+  if (is_alone(options)) check_degrees_alone(options);
+}
+
+Ranks Ranks::alone(const Options& options) {
+  check(options.parallel.ranks <= 1, "--ranks: must be at most 1 for a run alone, got {}",
+        options.parallel.ranks);
+  check_degrees_alone(options);
+  return {World::alone(), options};
 }
 
 int run_on_ranks(const Options& options, const std::function<int(const Ranks&)>& f) {

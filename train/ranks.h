@@ -22,7 +22,7 @@ class Ranks {
   /// The same with this rank's own device, and what moves what lies on the host where `world` moves
   /// a GPU's tensors only.
   Ranks(distributed::World& world, distributed::World& host, Device device, const Options& options);
-  /// A run alone, on the device of the options.
+  /// A run alone, on the device of the options. Throws Error on options for several ranks.
   static Ranks alone(const Options& options);
 
   /// Of tensors on device().

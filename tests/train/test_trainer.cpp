@@ -279,6 +279,10 @@ TEST_CASE("trainer: what cannot work is one line") {
   changed.parallel.tp = 2;
   CHECK(refusal(changed).starts_with("--ranks: one rank cannot share work among"));
 
+  changed = o;
+  changed.parallel.ranks = 2;
+  CHECK(refusal(changed) == "--ranks: must be at most 1 for a run alone, got 2");
+
   // Metrics that come and go, and a batch of another size.
   const Ranks alone = Ranks::alone(o);
   Options halves = o;
