@@ -99,7 +99,7 @@ FAULTS = [
     ("rename_not_synced", "io/file_write.cpp", "  }\n  sync_directory(parent_of(to));", "  }", "file"),
     ("new_folder_not_synced", "io/file_write.cpp", "if (!sync_path(parent) && errno != EACCES)", "if (false)",
      "checkpoint|run_folder"),
-    ("epoch_not_counted", "data/loader.cpp", "epoch_ += index_ / windows_;", "", "data"),
+    ("epoch_not_counted", "data/loader.cpp", "epoch_ += index_ / dataset_.size();", "", "data"),
     ("packed_targets_shifted", "data/packing.cpp", "targets[at] = document[source + 1];", "targets[at] = document[source];",
      "data"),
     # CUDA kernels.
