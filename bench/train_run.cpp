@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <fstream>
-#include <optional>
 
 #include "weft/bench/harness.h"
 #include "weft/core/cuda.h"
-#include "weft/core/cuda_graph.h"
-#include "weft/data/loader.h"
 #include "weft/data/text.h"
+#include "weft/train/train_step.h"
 #include "weft/weft.h"
 
 namespace weft::bench {
@@ -67,122 +65,55 @@ DType parse_dtype(const std::string& name) {
   return name == "f32" ? DType::f32 : DType::bf16;
 }
 
-nn::Gpt make_model(const TrainRun& run, Device device) {
+train::Options options_of(const TrainRun& run, std::int64_t batch) {
+  train::Options o{.steps = run.warmup + run.steps, .batch = batch};
+  o.optimizer.lr = o.optimizer.min_lr = run.lr;
+  o.optimizer.schedule = optim::Schedule::Kind::constant;
+  o.optimizer.warmup = 0;
+  o.optimizer.beta2 = 0.999;
+  o.optimizer.weight_decay = 0.01;
+  o.machine.device = run.device;
+  o.machine.dtype = parse_dtype(run.dtype);
+  o.machine.graph = run.graph;
+  return o;
+}
+
+nn::Gpt make_on_meta(const TrainRun& run, const train::Options& options) {
   nn::GptConfig config = step_model(run.model).config;
-  if (device.is_cuda())
+  if (Device::parse(run.device).is_cuda())
     config.vocab = (config.vocab + kGpuVocabMultiple - 1) / kGpuVocabMultiple * kGpuVocabMultiple;
-  const DType dtype = parse_dtype(run.dtype);
-  std::optional<nn::DeviceScope> on_meta(std::in_place, kMeta, dtype);
-  nn::Gpt model(config);
-  on_meta.reset();
-  nn::materialise(model, device, 1);
-  if (dtype == DType::bf16)
-    for (Tensor& p : model.parameters())
-      p.set_main_grad(Tensor::zeros(p.shape(), DType::f32, device));
-  model.zero_grad();
-  return model;
+  const nn::DeviceScope on_meta(kMeta, options.machine.dtype);
+  return nn::Gpt(config);
 }
 
-/// Returns the sum of the losses, on the device.
-Tensor one_step(nn::Gpt& model, optim::AdamW& optimizer, const data::Batch& batch) {
-  const Device device = model.head.weight.device();
-  const auto count = static_cast<double>(batch.targets.numel());
-  Tensor loss;
-  {
-    Tape tape;
-    const Tensor inputs = batch.inputs.to(device), targets = batch.targets.to(device);
-    loss = model.loss.sum(model.hidden(inputs), model.head, targets).loss;
-    loss.backward(Tensor::full(loss.shape(), 1 / count, loss.dtype(), device));
-  }
-  optimizer.step(optim::measure_clip(optimizer.parameters(), 1.0));
-  optimizer.zero_grad();
-  return loss.detach();
-}
-
-void run_on_cpu(const TrainRun& run, const Batches& batches, nn::Gpt& model,
-                optim::AdamW& optimizer, TrainResult& result) {
-  for (int step = 0; step < run.warmup + run.steps; ++step) {
-    const data::Batch batch = batches.at(step);
-    const double start = now();
-    const double loss = one_step(model, optimizer, batch).item();
-    result.losses.push_back(loss / static_cast<double>(batch.targets.numel()));
-    if (step >= run.warmup) result.seconds.push_back(now() - start);
-  }
-  result.peak_bytes = memory_stats().peak_bytes;
-}
-
-// Steps on a GPU, eager or replayed.
-class GpuSteps {
- public:
-  GpuSteps(bool graphed, nn::Gpt& model, optim::AdamW& optimizer)
-      : graphed_(graphed),
-        model_(model),
-        optimizer_(optimizer),
-        graph_(model.head.weight.device()) {}
-
-  Tensor run(const data::Batch& batch) {
-    if (!graphed_) return one_step(model_, optimizer_, batch);
-    load(batch);
-    if (taken_++ < kEager) return one_step(model_, optimizer_, fixed_);
-    if (!graph_.captured()) {
-      reset_peak(fixed_.inputs.device());
-      graph_.capture([&] { loss_ = one_step(model_, optimizer_, fixed_); });
-      peak_bytes_ = memory_stats(fixed_.inputs.device()).peak_bytes;
-    }
-    graph_.replay();
-    return loss_.clone();  // the next replay writes another one
-  }
-  /// Of the step that was captured; 0 for none.
-  std::int64_t peak_bytes() const { return peak_bytes_; }
-
-  static constexpr int kEager = 2;
-
- private:
-  void load(const data::Batch& batch) {
-    const Device device = model_.head.weight.device();
-    if (!fixed_.inputs) {
-      fixed_ = {batch.inputs.to(device), batch.targets.to(device)};
-    } else {
-      fixed_.inputs.copy_(batch.inputs);
-      fixed_.targets.copy_(batch.targets);
-    }
-  }
-
-  bool graphed_;
-  nn::Gpt& model_;
-  optim::AdamW& optimizer_;
-  cuda::Graph graph_;
-  data::Batch fixed_;
-  Tensor loss_;
-  int taken_ = 0;
-  std::int64_t peak_bytes_ = 0;
-};
-
-void run_on_gpu(const TrainRun& run, const Batches& batches, nn::Gpt& model,
-                optim::AdamW& optimizer, TrainResult& result) {
-  const Device device = model.head.weight.device();
+// On a GPU the host waits once for each group of steps.
+void run_steps(const TrainRun& run, const Batches& batches, Device device, train::TrainStep& step,
+               TrainResult& result) {
   std::vector<data::Batch> prepared;
-  for (int step = 0; step < run.warmup + run.steps; ++step) prepared.push_back(batches.at(step));
-  const auto count = static_cast<double>(prepared.at(0).targets.numel());
-
-  std::vector<Tensor> losses;  // read at the end
-  std::size_t next = 0;
-  GpuSteps gpu(run.graph, model, optimizer);
-  for (int step = 0; step < run.warmup; ++step) losses.push_back(gpu.run(prepared[next++]));
-  cuda::synchronize(device);
-  reset_peak(device);
+  for (int i = 0; i < run.warmup + run.steps; ++i) prepared.push_back(batches.at(i));
+  std::vector<train::StepResult> results;  // whose numbers are read at the end
+  const auto take_step = [&] {
+    results.push_back(step(std::ssize(results) + 1, prepared[results.size()]));
+    result.peak_bytes = std::max(result.peak_bytes, results.back().peak_bytes);
+  };
+  for (int i = 0; i < run.warmup; ++i) take_step();
+  const auto wait = [&] {
+    if (device.is_cuda()) cuda::synchronize(device);
+  };
+  wait();
+  result.peak_bytes = 0;
   const std::int64_t syncs = cuda::host_syncs();
+  const int group = device.is_cuda() ? kGroup : 1;
   int waits = 0;
-  for (int step = 0; step < run.steps; step += kGroup, ++waits) {
-    const int steps = std::min(kGroup, run.steps - step);
+  for (int i = 0; i < run.steps; i += group, ++waits) {
+    const int steps = std::min(group, run.steps - i);
     const double start = now();
-    for (int i = 0; i < steps; ++i) losses.push_back(gpu.run(prepared[next++]));
-    cuda::synchronize(device);
+    for (int s = 0; s < steps; ++s) take_step();
+    wait();
     result.seconds.push_back((now() - start) / steps);
   }
-  result.peak_bytes = std::max(gpu.peak_bytes(), memory_stats(device).peak_bytes);
   result.host_syncs = static_cast<double>(cuda::host_syncs() - syncs - waits) / run.steps;
-  for (const Tensor& loss : losses) result.losses.push_back(loss.item() / count);
+  for (const train::StepResult& r : results) result.losses.push_back(r.loss());
 }
 
 }  // namespace
@@ -195,20 +126,29 @@ double TrainResult::median_seconds() const {
 }
 
 TrainResult train(const TrainRun& run) {
+  constexpr int kEager = 2;  // steps before a graph is captured
   const Device device = Device::parse(run.device);
   if (device.is_cuda()) cuda::check_device(device);
   check(!run.graph || device.is_cuda(), "--graph: needs --device cuda, got {}", run.device);
-  check(!run.graph || run.warmup > GpuSteps::kEager,
-        "--graph: needs --warmup of at least {}, got {}", GpuSteps::kEager + 1, run.warmup);
+  check(!run.graph || run.warmup > kEager, "--graph: needs --warmup of at least {}, got {}",
+        kEager + 1, run.warmup);
   check(run.steps > 0, "--steps: must be at least 1, got {}", run.steps);
-  const Batches batches(step_model(run.model), run.data_file);
-  nn::Gpt model = make_model(run, device);
-  if (!run.init_file.empty()) model.load_state_dict(io::load_safetensors(run.init_file));
-  if (!run.export_file.empty()) io::save_safetensors(run.export_file, model.state_dict());
-  optim::AdamW optimizer(model.named_parameters(), {.lr = run.lr});
+  const StepModel& model = step_model(run.model);
+  const Batches batches(model, run.data_file);
+  const train::Options options = options_of(run, model.batch);
+  const train::Ranks ranks = train::Ranks::alone(options);
+  nn::Gpt gpt = make_on_meta(run, options);
+  train::TrainStep step(
+      {.model = gpt,
+       .loss = [&](const data::Batch& b) -> train::Loss {
+         return {.sum = gpt.loss.sum(gpt.hidden(b.inputs), gpt.head, b.targets).loss};
+       }},
+      options, ranks);
+  if (!run.init_file.empty()) gpt.load_state_dict(io::load_safetensors(run.init_file));
+  if (!run.export_file.empty()) io::save_safetensors(run.export_file, gpt.state_dict());
 
   TrainResult result;
-  (device.is_cuda() ? run_on_gpu : run_on_cpu)(run, batches, model, optimizer, result);
+  run_steps(run, batches, device, step, result);
   result.peak_rss_mib = peak_rss_mib();
   return result;
 }

@@ -223,6 +223,7 @@ set(weft_sources
   train/flags.cpp
   train/interrupt.cpp
   train/launch.cpp
+  train/loss.cpp
   train/memory.cpp
   train/options.cpp
   train/progress.cpp

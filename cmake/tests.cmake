@@ -172,15 +172,19 @@ endif()
 # The programs, run as a user would run them.
 if(WEFT_EXAMPLES)
   add_test(NAME readme_model COMMAND readme_model)
-  set(cases hostile hybrid mini_gpt moe mtp ranks repeat wrong_use)
+  set(cases hostile hybrid mini_gpt mlp moe mtp ranks repeat wrong_use)
   if(WEFT_SANITIZE)
-    set(cases hostile repeat)  # the trainer's own code; the library's has its tests
+    set(cases hostile mlp repeat)  # the trainer's own code; the library's has its tests
+  endif()
+  set(without_mpi "")
+  if(WEFT_SANITIZE OR NOT WEFT_HAVE_MPI)
+    set(without_mpi ";WEFT_WITHOUT_MPI=1")
   endif()
   foreach(case ${cases})
     add_test(NAME cli_${case}
       COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_${case}.py)
     set_tests_properties(cli_${case} PROPERTIES ENVIRONMENT
-      "WEFT_BIN=$<TARGET_FILE_DIR:train_gpt>;WEFT_SANITIZE=${WEFT_SANITIZE};PYTHONDONTWRITEBYTECODE=1"
+      "WEFT_BIN=$<TARGET_FILE_DIR:train_gpt>;WEFT_SANITIZE=${WEFT_SANITIZE};PYTHONDONTWRITEBYTECODE=1${without_mpi}"
       PROCESSORS 2)
   endforeach()
 endif()

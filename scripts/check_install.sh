@@ -41,6 +41,15 @@ export PKG_CONFIG_PATH="$work/moved/lib/pkgconfig"
   $(pkg-config --cflags --libs weft)
 LD_LIBRARY_PATH="$work/moved/lib" "$work/by_pkg_config"
 
+# A user's trainer: ranks, resume and Ctrl-C are those of the installed library.
+mkdir "$work/bin"
+# shellcheck disable=SC2046
+"${CXX:-g++}" -std=c++20 -O1 examples/train_mlp.cpp -o "$work/bin/train_mlp" \
+  $(pkg-config --cflags --libs weft)
+command -v mpirun >/dev/null || export WEFT_WITHOUT_MPI=1
+LD_LIBRARY_PATH="$work/moved/lib" WEFT_BIN="$work/bin" PYTHONDONTWRITEBYTECODE=1 \
+  python3 tests/cli/test_mlp.py
+
 # What is installed must not point back at where it was built.
 if grep -rlF -e "$root" -e "$work/first" "$work/moved" --include='*.cmake' --include='*.pc' --include='*.h'; then
   echo "check_install: an installed file names the build folder" >&2

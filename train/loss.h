@@ -32,4 +32,9 @@ struct Loss {
 /// then the model's is_training() is off. The batch lies on the model's device.
 using LossFunction = std::function<Loss(const data::Batch& batch)>;
 
+/// The loss of a classifier: the cross entropy of targets (...) under logits (..., classes), and as
+/// "accuracy" the share of them that have the largest logit. Targets data::kIgnore do not count.
+/// Throws Error as cross_entropy().
+Loss classify(const Tensor& logits, const Tensor& targets);
+
 }  // namespace weft::train

@@ -52,12 +52,10 @@ data::TensorDataset labelled(bool ignores = true) {
   return {points(), classes};
 }
 
-Loss classify(const TwoLayers& model, const data::Batch& b) {
-  const Tensor hits = Tensor::empty(b.targets.shape(), DType::boolean, b.targets.device());
-  return {
-      .sum = cross_entropy(model(b.inputs), b.targets, {.reduction = Reduction::sum, .hits = hits}),
-      .count = count_valid(b.targets),
-      .metrics = {{"accuracy", sum(hits)}, {"half", Tensor::full({}, 3), Tensor::full({}, 6)}}};
+Loss loss_of(const TwoLayers& model, const data::Batch& b) {
+  Loss loss = classify(model(b.inputs), b.targets);
+  loss.metrics.push_back({"half", Tensor::full({}, 3), Tensor::full({}, 6)});
+  return loss;
 }
 
 Options options_of(const std::string& out, std::int64_t steps = 6) {
@@ -76,7 +74,7 @@ int train(const Options& o, bool ignores = true) {
   return run_on_ranks(o, [&](const Ranks& ranks) {
     TwoLayers model;
     Trainer trainer(
-        model, o, [&](const data::Batch& b) { return classify(model, b); }, ranks);
+        model, o, [&](const data::Batch& b) { return loss_of(model, b); }, ranks);
     return trainer.fit(training, validation);
   });
 }
@@ -136,7 +134,7 @@ TEST_CASE("trainer: a step is that of the mean over the targets that count") {
     TwoLayers model, same;
     same.load_state_dict(model.state_dict());
     TrainStep step(
-        {.model = model, .loss = [&](const data::Batch& b) { return classify(model, b); }}, o,
+        {.model = model, .loss = [&](const data::Batch& b) { return loss_of(model, b); }}, o,
         alone);
     const data::TensorDataset data = labelled();
     const std::int64_t some[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
@@ -175,7 +173,7 @@ TEST_CASE("trainer: a run that is interrupted and resumed has the bytes of one t
             model, cut,
             [&](const data::Batch& b) {
               if (++calls == 3) std::raise(SIGINT);
-              return classify(model, b);
+              return loss_of(model, b);
             },
             r);
         return trainer.fit(training, validation);
@@ -231,7 +229,7 @@ TEST_CASE(
     TwoLayers model;
     model.up.bias.fill_(ranks.rank());
     const Task task{.model = model,
-                    .loss = [&](const data::Batch& b) { return classify(model, b); }};
+                    .loss = [&](const data::Batch& b) { return loss_of(model, b); }};
     const TrainStep step(task, o, ranks);
     CHECK(test::values(model.up.bias)[0] == 0);
     return 0;
@@ -241,7 +239,7 @@ TEST_CASE(
     TwoLayers model;
     if (ranks.rank() == 0) model.down.bias.fill_(INFINITY);
     Trainer trainer(
-        model, o, [&](const data::Batch& b) { return classify(model, b); }, ranks);
+        model, o, [&](const data::Batch& b) { return loss_of(model, b); }, ranks);
     return status[ranks.rank()] = trainer.fit(data);
   });
   set_log_handler(nullptr);
@@ -259,7 +257,7 @@ TEST_CASE("trainer: what cannot work is one line") {
     return error_of([&] {
       TwoLayers model;
       Trainer trainer(
-          model, o, loss ? loss : [&](const data::Batch& b) { return classify(model, b); });
+          model, o, loss ? loss : [&](const data::Batch& b) { return loss_of(model, b); });
       trainer.fit(data);
     });
   };
@@ -292,7 +290,7 @@ TEST_CASE("trainer: what cannot work is one line") {
   TrainStep step({.model = model,
                   .loss =
                       [&](const data::Batch& b) {
-                        Loss loss = classify(model, b);
+                        Loss loss = loss_of(model, b);
                         if (++calls == 2) loss.metrics.pop_back();
                         if (calls == 4) loss.metrics[0].name = "other";
                         return loss;
