@@ -126,12 +126,12 @@ double TrainResult::median_seconds() const {
 }
 
 TrainResult train(const TrainRun& run) {
-  constexpr int kEager = 2;  // steps before a graph is captured
   const Device device = Device::parse(run.device);
   if (device.is_cuda()) cuda::check_device(device);
   check(!run.graph || device.is_cuda(), "--graph: needs --device cuda, got {}", run.device);
-  check(!run.graph || run.warmup > kEager, "--graph: needs --warmup of at least {}, got {}",
-        kEager + 1, run.warmup);
+  check(!run.graph || run.warmup > train::TrainStep::kEagerSteps,
+        "--graph: needs --warmup of at least {}, got {}", train::TrainStep::kEagerSteps + 1,
+        run.warmup);
   check(run.steps > 0, "--steps: must be at least 1, got {}", run.steps);
   const StepModel& model = step_model(run.model);
   const Batches batches(model, run.data_file);

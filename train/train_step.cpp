@@ -15,10 +15,6 @@
 namespace weft::train {
 namespace {
 
-// Before a step is captured: what is made at first use (plans of products, the optimizer's lists,
-// the check of the model's leaves) is made in these.
-constexpr std::int64_t kEagerSteps = 2;
-
 bool all_finite(const Tensor& t) {
   if (!t || t.is_meta()) return true;
   std::vector<double> values(static_cast<std::size_t>(t.numel()));

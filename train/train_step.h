@@ -26,6 +26,10 @@ namespace weft::train {
 ///   }
 class TrainStep {
  public:
+  /// Steps before one is captured as a graph: what is made at first use (plans of products, the
+  /// optimizer's lists, the check of the model's leaves) is made in these.
+  static constexpr std::int64_t kEagerSteps = 2;
+
   /// Moves the model to this rank's device, spreads it over the ranks, and gives it values when it
   /// is on the meta device. All ranks make every call together. The task's model and the ranks have
   /// to outlive it, and the model keeps its dtype and device.
