@@ -247,6 +247,22 @@ TEST_CASE(
   CHECK(!io::exists(o.out + "/metrics.jsonl"));
 }
 
+TEST_CASE("trainer: without a command line") {
+  const test::TempFolder folder;
+  const test::Silence silence;
+  const std::string out = folder / "out";
+  const data::TensorDataset training = labelled(), validation = labelled();
+  TwoLayers model;
+  const auto loss = [&](const data::Batch& b) { return classify(model(b.inputs), b.targets); };
+  {
+    train::Trainer trainer(model, {.out = out, .steps = 100, .batch = 20}, loss);
+    trainer.fit(training, validation);
+  }
+  const std::vector<io::Json> rows = io::read_metrics(out + "/metrics.jsonl");
+  CHECK(rows.size() == 100);
+  CHECK(number(rows.back(), "loss") < number(rows.front(), "loss"));
+}
+
 TEST_CASE("trainer: what cannot work is one line") {
   const test::TempFolder folder;
   const test::Silence silence;
