@@ -31,15 +31,17 @@ RouterStep::RouterStep(Module& model) {
   });
 }
 
-bool RouterStep::has_balance_loss() const {
-  return std::any_of(layers_.begin(), layers_.end(), [](const Layer& l) {
-    return std::any_of(l.place.begin(), l.place.begin() + 3, [](int at) { return at >= 0; });
-  });
+bool RouterStep::has(std::size_t kind) const {
+  return std::any_of(layers_.begin(), layers_.end(),
+                     [&](const Layer& l) { return l.place[kind] >= 0; });
 }
 
-bool RouterStep::has_z_loss() const {
-  return std::any_of(layers_.begin(), layers_.end(),
-                     [](const Layer& l) { return l.place[3] >= 0; });
+std::vector<std::pair<const char*, std::int64_t>> RouterStep::balance_kinds() const {
+  constexpr const char* kNames[] = {"aux_batch_loss", "aux_seq_loss", "aux_global_loss"};
+  std::vector<std::pair<const char*, std::int64_t>> out;
+  for (std::size_t kind = 0; kind < 3; ++kind)
+    if (has(kind)) out.emplace_back(kNames[kind], static_cast<std::int64_t>(kind));
+  return out;
 }
 
 Tensor RouterStep::losses() const {

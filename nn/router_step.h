@@ -1,6 +1,7 @@
 #pragma once
 #include <array>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "weft/nn/router.h"
@@ -15,8 +16,10 @@ class RouterStep {
   /// Throws Error when routers have different numbers of experts.
   explicit RouterStep(Module& model);
   bool empty() const { return layers_.empty(); }
-  bool has_balance_loss() const;
-  bool has_z_loss() const;
+  /// The kinds of balance loss that some layer has: a name for each, and its place in losses().
+  std::vector<std::pair<const char*, std::int64_t>> balance_kinds() const;
+  bool has_balance_loss() const { return !balance_kinds().empty(); }
+  bool has_z_loss() const { return has(3); }
 
   /// Each kind of loss over its coefficient, the mean over micro-batches and over the layers that
   /// have it: (4), f32 or f64, in the order aux, sequence, global, z; 0 for a kind that nobody has.
@@ -39,6 +42,7 @@ class RouterStep {
     std::array<int, 4> place;  // of each kind in loss_sums, -1 for none
     int losses;
   };
+  bool has(std::size_t kind) const;
   std::vector<Layer> layers_;
   std::int64_t experts_ = 0;
 };

@@ -43,9 +43,11 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
       device_(ranks.device()),
       lr_(options.optimizer.lr_schedule(options.steps)) {
   place_model();
-  optimizer_ = distributed::make_optimizer(
-      task_.model, ranks.mesh(), layout_, options.optimizer.any_options(),
-      {.bucket_size = options.parallel.bucket_size, .shard = options.parallel.zero});
+  optimizer_ = distributed::make_optimizer(task_.model, ranks.mesh(), layout_,
+                                           options.optimizer.any_options(),
+                                           {.bucket_size = options.parallel.bucket_size,
+                                            .shard = options.parallel.zero,
+                                            .count_zeros = options.run.norms});
   const bool shards = optimizer_->is_sharded();
   if (shards && task_.before_use)
     *task_.before_use = [this](const nn::Module& part) { optimizer_->wait(part); };
@@ -143,6 +145,10 @@ TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows)
   const Tensor loss = metrics[0].sum;
   metrics.push_back(
       {.name = "grad_norm", .sum = clip.norm, .shown = "norm", .decimals = 3, .is_whole = true});
+  const auto add = [&](const char* name, const Tensor& value) {
+    if (value) metrics.push_back({.name = name, .sum = value, .is_whole = true});
+  };
+  if (options_.run.norms) add("zero_gradients", optimizer_->zero_gradients());
   const auto finite = [](const Tensor& t) { return std::isfinite(t.item()); };
   if (device_.is_cpu() && !(finite(loss) && finite(clip.norm))) return metrics;
   if (device_.is_gpu()) optim::require_finite(clip, loss);
@@ -150,6 +156,7 @@ TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows)
   // Last: what it sends then has until the next forward pass.
   optimizer_->step(clip);
   optimizer_->zero_grad();
+  if (options_.run.norms) add("param_norm", optimizer_->parameter_norm());
   return metrics;
 }
 
@@ -168,6 +175,8 @@ void TrainStep::finish_routers(Metrics& metrics) {
         {.name = name, .sum = value, .shown = shown, .decimals = 2, .is_whole = true});
   };
   if (routers_->has_balance_loss()) add("aux_loss", losses.narrow(0, 0, 3).sum());
+  if (const auto kinds = routers_->balance_kinds(); kinds.size() > 1)
+    for (const auto& [name, kind] : kinds) add(name, losses.select(0, kind));
   if (routers_->has_z_loss()) add("z_loss", losses.select(0, 3));
   add("load_max_over_mean", max(load, 0), "load");
   add("layer_loads", load);

@@ -35,7 +35,7 @@ inline constexpr Word<Aux> kAuxWords[] = {{"aux", Aux::aux},
 
 struct BalanceOptions {
   Aux aux = Aux::aux;
-  double aux_coeff = 0.01, bias_rate = 1e-3;
+  double aux_coeff = 0.01, seq_coeff = 0, global_coeff = 0, bias_rate = 1e-3;
 
   template <class V>
   void fields(V& v) {
@@ -44,6 +44,9 @@ struct BalanceOptions {
       "what evens out the load: a loss over the batch, a sequence or a step, or --expert-bias, "
       "which needs --router sigmoid");
     v("aux-coeff", aux_coeff, "weight of that loss", at_least(0));
+    v("seq-aux-coeff", seq_coeff, "weight of a loss over each sequence, beside --aux", at_least(0));
+    v("global-aux-coeff", global_coeff, "weight of a loss over the step, beside --aux",
+      at_least(0));
     v("bias-rate", bias_rate, "step of that bias", at_least(0));
   }
 };

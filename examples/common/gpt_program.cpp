@@ -6,6 +6,7 @@
 
 #include "weft/core/error.h"
 #include "weft/core/gemm_check.h"
+#include "weft/core/parallel.h"
 #include "weft/data/text.h"
 #include "weft/data/token_windows.h"
 #include "weft/data/tokenizer.h"
@@ -46,12 +47,15 @@ void print_plan(const GptOptions& o, std::int64_t data_tokens, const train::Rank
               static_cast<double>(predict_peak_bytes(o, size, ranks.rank())) * 1e-6);
 }
 
-// Only where the products of this run are the library's: f32 on the CPU.
-void warn_of_slow_products(const GptOptions& o) {
-  if (!Device::parse(o.machine.device).is_cpu() || o.machine.dtype != DType::f32) return;
-  if (const std::optional<GemmCheck> rates = check_gemm_speed())
-    if (const std::string warning = gemm_warning(*rates); !warning.empty())
-      std::fprintf(stderr, "%s: %s\n", o.program.c_str(), warning.c_str());
+// What the CPU reaches in FLOP/s with the threads of this process, where products are f32 by the
+// library; else 0. Warns when products are far below it.
+double measure_peak(const GptOptions& o, int threads) {
+  if (!Device::parse(o.machine.device).is_cpu() || o.machine.dtype != DType::f32) return 0;
+  const std::optional<GemmCheck> rates = check_gemm_speed();
+  if (!rates) return 0;
+  if (const std::string warning = gemm_warning(*rates); !warning.empty())
+    std::fprintf(stderr, "%s: %s\n", o.program.c_str(), warning.c_str());
+  return distributed::launched_ranks() > 1 ? 0 : rates->multiply_add * threads;
 }
 
 }  // namespace
@@ -79,12 +83,16 @@ int train_gpt(GptOptions options) {
     train::check_peak_memory(options, [&] {
       return predict_peak_bytes(options, static_cast<int>(options.parallel.ranks), 0);
     });
+  const int threads = num_threads();  // a rank that is a thread has a share of them
   return train::run_on_ranks(options, [&](const train::Ranks& ranks) {
     if (ranks.is_first()) print_plan(options, tokens.size(), ranks);
     if (options.dry_run) return 0;
-    if (ranks.is_first()) warn_of_slow_products(options);
     GptTask gpt(options);
-    train::Trainer trainer(gpt.task(), options, ranks);
+    train::Task task = gpt.task();
+    if (const double peak = ranks.is_first() ? measure_peak(options, threads) : 0;
+        task.peak_flops == 0)
+      task.peak_flops = peak;
+    train::Trainer trainer(task, options, ranks);
     return trainer.fit(training, validation ? &*validation : nullptr);
   });
 }
