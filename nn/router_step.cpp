@@ -61,6 +61,23 @@ Tensor RouterStep::losses() const {
   return out ? out : Tensor::zeros({4});
 }
 
+Tensor RouterStep::layer_losses() const {
+  const NoGradGuard quiet;
+  const Tensor first = layers_.empty() ? Tensor() : layers_[0].loss_sums;
+  const Tensor out =
+      Tensor::zeros({static_cast<std::int64_t>(layers_.size())}, first ? first.dtype() : DType::f32,
+                    first ? first.device() : kCpu);
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const Layer& l = layers_[i];
+    for (std::size_t kind = 0; kind < 3; ++kind)
+      if (l.place[kind] >= 0)
+        out.select(0, static_cast<std::int64_t>(i))
+            .add_(div(l.loss_sums.select(0, l.place[kind]),
+                      maximum(l.loss_sums.select(0, l.losses), 1)));
+  }
+  return out;
+}
+
 Tensor RouterStep::finish(double rate, const Router::Reduce& reduce) {
   check(rate >= 0 && std::isfinite(rate), "router step: rate must be at least 0, got {}", rate);
   if (layers_.empty()) return Tensor::zeros({0});

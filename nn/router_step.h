@@ -25,6 +25,9 @@ class RouterStep {
   /// have it: (4), f32 or f64, in the order aux, sequence, global, z; 0 for a kind that nobody has.
   /// To be asked before finish().
   Tensor losses() const;
+  /// The balance losses of each layer added up, each over its coefficient, the mean over
+  /// micro-batches: (layers), f32 or f64. To be asked before finish().
+  Tensor layer_losses() const;
   /// Moves the bias of every expert by rate towards the mean load, bias += rate * sign(mean count -
   /// count), and sets the counters of the step back to 0. reduce, where there is one, is called
   /// exactly once, with counts (layers, experts) i64, and sums them over all ranks in place. Layers

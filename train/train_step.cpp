@@ -115,12 +115,14 @@ data::Batch TrainStep::load_rows(const data::Batch& rows) {
   if (!device_.is_gpu()) return rows.to(device_);
   if (!on_gpu_.inputs || on_gpu_.inputs.shape() != rows.inputs.shape()) {
     on_gpu_ = {Tensor::empty(rows.inputs.shape(), rows.inputs.dtype(), device_),
-               Tensor::empty(rows.targets.shape(), rows.targets.dtype(), device_)};
+               Tensor::empty(rows.targets.shape(), rows.targets.dtype(), device_),
+               {}};
   }
   if (!device_.is_meta()) {
     on_gpu_.inputs.copy_(rows.inputs);
     on_gpu_.targets.copy_(rows.targets);
   }
+  on_gpu_.positions = rows.positions;
   return on_gpu_;
 }
 
@@ -163,10 +165,16 @@ TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows)
 void TrainStep::finish_routers(Metrics& metrics) {
   if (routers_->empty()) return;
   Tensor losses = routers_->losses();
+  Tensor by_layer = routers_->has_balance_loss() ? routers_->layer_losses() : Tensor();
   if (ranks_.size() > 1) {
     // Each rank's is the mean over its own tokens.
-    losses = mul(losses.to(DType::f64), 1.0 / ranks_.size());
-    ranks_.add_up(losses);
+    const auto mean = [this](const Tensor& t) {
+      const Tensor share = mul(t.to(DType::f64), 1.0 / ranks_.size());
+      ranks_.add_up(share);
+      return share;
+    };
+    losses = mean(losses);
+    if (by_layer) by_layer = mean(by_layer);
   }
   const Tensor load =
       routers_->finish(task_.bias_rate, distributed::sum_router_counts(ranks_.mesh()));
@@ -178,6 +186,10 @@ void TrainStep::finish_routers(Metrics& metrics) {
   if (const auto kinds = routers_->balance_kinds(); kinds.size() > 1)
     for (const auto& [name, kind] : kinds) add(name, losses.select(0, kind));
   if (routers_->has_z_loss()) add("z_loss", losses.select(0, 3));
+  if (by_layer) {
+    add("layer_aux_losses", by_layer);
+    metrics.back().is_list = true;
+  }
   add("load_max_over_mean", max(load, 0), "load");
   add("layer_loads", load);
   metrics.back().is_list = true;

@@ -81,6 +81,8 @@ void GptOptions::check() const {
               "--pattern: must consist of a (attention) and d (gated delta net), got '{}'",
               model.pattern);
   train::Options::check();
+  weft::check(data.pack.empty() || !machine.graph,
+              "--pack: rows of documents differ from step to step, which --graph cannot replay");
   weft::check(model.moe.experts > 0 || (balance.seq_coeff == 0 && balance.global_coeff == 0),
               "--seq-aux-coeff: needs --experts, and so does --global-aux-coeff");
   weft::check(balance.aux != Aux::seq || balance.seq_coeff == 0,

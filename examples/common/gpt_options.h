@@ -11,7 +11,7 @@ namespace weft::examples {
 
 struct DataOptions {
   std::vector<std::string> files;
-  std::string tokenizer = "bytes";
+  std::string tokenizer = "bytes", pack;
   double val_fraction = 0.1;
 
   template <class V>
@@ -19,6 +19,9 @@ struct DataOptions {
     v.group("Data");
     v("data", files, "text files, or a .bin file of uint16 tokens", any().shown_first());
     v("tokenizer", tokenizer, "bytes");
+    v("pack", pack,
+      "documents end with this text, or in a .bin file with this token, and are packed into rows, "
+      "so that none sees another; empty: all data are one stream");
     v("val-fraction", val_fraction, "share of the data held out, taken from its end",
       fraction().shown_first());
   }

@@ -1,12 +1,15 @@
 #include "weft/examples/common/gpt_program.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <filesystem>
+#include <memory>
 
 #include "weft/core/error.h"
 #include "weft/core/gemm_check.h"
 #include "weft/core/parallel.h"
+#include "weft/data/packed_documents.h"
 #include "weft/data/text.h"
 #include "weft/data/token_windows.h"
 #include "weft/data/tokenizer.h"
@@ -34,6 +37,27 @@ TokenStream read_tokens(const std::vector<std::string>& paths) {
     return TokenStream::of_bytes(data::read_text(paths));
   check(paths.size() == 1, "--data: a .bin file must be the only one, got {} files", paths.size());
   return data::open_token_file(paths[0]);
+}
+
+// The tokens that end a document: bytes of a text, or the number of one token.
+std::vector<std::int32_t> document_end(const GptOptions& o) {
+  if (!o.data.files[0].ends_with(".bin")) {
+    std::vector<std::int32_t> bytes;
+    for (const char c : o.data.pack) bytes.push_back(static_cast<unsigned char>(c));
+    return bytes;
+  }
+  std::int32_t token = -1;
+  const char* const end = o.data.pack.data() + o.data.pack.size();
+  const auto read = std::from_chars(o.data.pack.data(), end, token);
+  check(read.ec == std::errc() && read.ptr == end && token >= 0,
+        "--pack: with a .bin file must be the number of a token, got '{}'", o.data.pack);
+  return {token};
+}
+
+std::unique_ptr<data::Dataset> dataset_of(const GptOptions& o, const TokenStream& tokens,
+                                          TokenWindows::Tail tail) {
+  if (o.data.pack.empty()) return std::make_unique<TokenWindows>(tokens, o.model.seq, tail);
+  return std::make_unique<data::PackedDocuments>(tokens, o.model.seq, document_end(o));
 }
 
 void print_plan(const GptOptions& o, std::int64_t data_tokens, const train::Ranks& ranks) {
@@ -69,10 +93,10 @@ int train_gpt(GptOptions options) {
   train::apply(options.machine);
   const TokenStream tokens = read_tokens(options.data.files);
   const auto [train_tokens, val_tokens] = data::split_tokens(tokens, options.data.val_fraction);
-  const TokenWindows training(train_tokens, options.model.seq);
-  std::optional<TokenWindows> validation;
+  const auto training = dataset_of(options, train_tokens, TokenWindows::Tail::dropped);
+  std::unique_ptr<data::Dataset> validation;
   if (val_tokens.size() > 1)
-    validation.emplace(val_tokens, options.model.seq, TokenWindows::Tail::padded);
+    validation = dataset_of(options, val_tokens, TokenWindows::Tail::padded);
   if (!options.dry_run)
     train::check_least_memory(options, static_cast<double>(options.gpt().parameter_count()),
                               static_cast<double>(options.model.seq * options.model.dim));
@@ -93,7 +117,7 @@ int train_gpt(GptOptions options) {
         task.peak_flops == 0)
       task.peak_flops = peak;
     train::Trainer trainer(task, options, ranks);
-    return trainer.fit(training, validation ? &*validation : nullptr);
+    return trainer.fit(*training, validation.get());
   });
 }
 

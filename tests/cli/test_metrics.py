@@ -42,6 +42,8 @@ def balance_losses(folder):
     moe = ["--arch", "llama", "--experts", "4", "--topk", "2"]
     one = rows_of(folder, "one", *moe)[-1]
     assert "aux_seq_loss" not in one and one["aux_loss"] > 0, one
+    layers = one["layer_aux_losses"]
+    assert len(layers) == 2 and abs(sum(layers) / 2 - one["aux_loss"]) < 1e-5, one
     row = rows_of(folder, "three", *moe, "--seq-aux-coeff", "0.001", "--global-aux-coeff", "0.002")[-1]
     kinds = [row[f"aux_{kind}_loss"] for kind in ("batch", "seq", "global")]
     assert min(kinds) > 0.9 and abs(sum(kinds) - row["aux_loss"]) < 1e-5, row
