@@ -100,7 +100,7 @@ train::Task GptTask::task() {
 
 std::int64_t predict_peak_bytes(const GptOptions& o, int ranks, int rank) {
   GptTask gpt(o);
-  const Tensor row = Tensor::empty({1, o.model.seq}, DType::i32, kMeta);
+  const Tensor row = Tensor::empty({1, o.model.seq}, DType::i32);
   return train::predict_peak_bytes(gpt.task(), o, {row, row, {}}, ranks, rank);
 }
 
