@@ -128,7 +128,8 @@ TEST_CASE("joint_norm: every value of every layout counts once") {
             CHECK(clip.scale.item() ==
                   doctest::Approx(1 / (want.gradient_norm + 1e-6)).epsilon(1e-14));
             CHECK(ddp.zeros().item() == want.zeros);
-            CHECK(adam->parameter_norm().item() == doctest::Approx(want.parameter_norm).epsilon(1e-14));
+            CHECK(adam->parameter_norm().item() ==
+                  doctest::Approx(want.parameter_norm).epsilon(1e-14));
             if (shard) continue;
             // And the gradients are whole on every rank.
             for (const NamedTensor& p : model.named_parameters())
