@@ -3,7 +3,7 @@
 // backward.
 #include <cstdint>
 #include <initializer_list>
-#include <iterator>
+#include <span>
 #include <utility>
 
 #include "weft/core/tensor.h"
