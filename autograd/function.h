@@ -36,15 +36,11 @@ Tensor custom_function(const char* name, const TensorList& inputs, Forward&& for
   check(inputs.size() <= 8, "{}: a custom function takes at most 8 inputs, got {}", name,
         inputs.size());
   if (y.requires_grad()) y = y.detach();  // forward handed an input or a parameter through
-  struct SavedInputs {
-    Saved items[8];
-    int size = 0;
-  } saved;
-  for (const Tensor& x : inputs) saved.items[saved.size++] = save(x, "an input");
+  SavedList saved;
+  for (const Tensor& x : inputs) saved.add(x, "an input");
   Tape::record(name, inputs, TensorList{y},
                [name, saved, sy = save(y, "y"), backward = std::move(backward)](Backward& b) {
-                 TensorList in;
-                 for (int i = 0; i < saved.size; ++i) in.push_back(saved.items[i].get());
+                 const TensorList in = saved.get();
                  const TensorList dx = backward(in, sy.get(), b.dy());
                  check(dx.size() == in.size(), "{}: backward must return {} gradients, got {}",
                        name, in.size(), dx.size());

@@ -87,35 +87,32 @@ Tensor grouped_linear(const Tensor& given, const Tensor& weights, const Tensor& 
   if (bias) product(as_column(scale), as_column(own_bias), GroupedProduct::forward, rows, y);
   product(x, weight, GroupedProduct::forward, rows, y, static_cast<bool>(bias));
   if (recording(x, weight, own_bias, scale))
-    Tape::record(
-        "grouped_linear", {&x, &weight, &own_bias, &scale}, {&y},
-        [sx = save(x, "x"), sw = save(weight, "weight"), sb = save(own_bias, "bias"),
-         ss = save(scale, "bias_scale"), n = save(rows, "rows")](Backward& b) {
-          b.once_differentiable();
-          const Tensor dy = contiguous(b.dy());
-          if (b.needs(0)) {
-            Tensor dx = empty_like(sx.get());
-            product(dy, sw.get(), GroupedProduct::input_grad, n.get(), dx);
-            b.add(0, std::move(dx));
-          }
-          if (b.needs(1) || b.needs(2))
-            b.put_off({1, 2}, [sx, ss, n, dy, groups = sw.get().dim(0)](Backward& later) {
-              const std::int64_t outputs = dy.dim(1);
-              const Shape shape{groups, outputs, sx.get().dim(1)};
-              if (const Tensor sum = later.accumulator(1, shape, dy.dtype(), true))
-                product(dy, sx.get(), GroupedProduct::weight_grad, n.get(), sum, true);
-              else if (later.needs(1))
-                later.add(1, weight_grad(dy, sx.get(), n.get()));
-              if (later.needs(2))
-                later.add(
-                    2, reshape(weight_grad(dy, as_column(ss.get()), n.get()), {groups, outputs}));
-            });
-          if (b.needs(3)) {
-            Tensor ds = empty_like(ss.get());
-            product(dy, as_column(sb.get()), GroupedProduct::input_grad, n.get(), as_column(ds));
-            b.add(3, std::move(ds));
-          }
-        });
+    Tape::record("grouped_linear", {&x, &weight, &own_bias, &scale}, {&y},
+                 [sx = save(x, "x"), sw = save(weight, "weight"), sb = save(own_bias, "bias"),
+                  ss = save(scale, "bias_scale"), n = save(rows, "rows")](Backward& b) {
+                   b.once_differentiable();
+                   const Tensor dy = contiguous(b.dy());
+                   if (b.needs(0)) {
+                     Tensor dx = empty_like(sx.get());
+                     product(dy, sw.get(), GroupedProduct::input_grad, n.get(), dx);
+                     b.add(0, std::move(dx));
+                   }
+                   if (b.needs(1)) {
+                     if (const Tensor sum = b.accumulator(1, sw.get().shape(), dy.dtype(), true))
+                       product(dy, sx.get(), GroupedProduct::weight_grad, n.get(), sum, true);
+                     else
+                       b.add(1, weight_grad(dy, sx.get(), n.get()));
+                   }
+                   if (b.needs(2))
+                     b.add(2, reshape(weight_grad(dy, as_column(ss.get()), n.get()),
+                                      {sw.get().dim(0), dy.dim(1)}));
+                   if (b.needs(3)) {
+                     Tensor ds = empty_like(ss.get());
+                     product(dy, as_column(sb.get()), GroupedProduct::input_grad, n.get(),
+                             as_column(ds));
+                     b.add(3, std::move(ds));
+                   }
+                 });
   return y;
 }
 

@@ -47,10 +47,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
     Tape::record("linear", {&x, &weight, &bias}, {&y},
                  [sx = save(x, "x"), sw = save(weight, "weight")](Backward& b) {
                    if (b.needs(0)) b.add(0, matmul(b.dy(), sw.get()));
-                   if (!b.needs(1) && !b.needs(2)) return;
-                   b.put_off({1, 2}, [sx, dy = b.dy()](Backward& later) {
-                     add_linear_gradients(later, 1, 2, as_matrix(dy), as_matrix(sx.get()));
-                   });
+                   if (b.needs(1) || b.needs(2))
+                     add_linear_gradients(b, 1, 2, as_matrix(b.dy()), as_matrix(sx.get()));
                  });
   return y;
 }

@@ -146,26 +146,17 @@ Tensor hidden_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behin
 // Each array goes as soon as the last product that reads it has run.
 void backward(Backward& b, const Parts& p, const Tensor& x, Tensor before, Tensor behind) {
   const bool again = !behind, weights = b.needs(3) || b.needs(4);
-  const auto down_gradients = [&] {
-    b.put_off({3, 4}, [dy = p.dy, behind = Saved(std::move(behind), "activated")](Backward& later) {
-      add_linear_gradients(later, 3, 4, dy, behind.get());
-    });
-  };
-  if (!again && weights) down_gradients();
+  if (!again && weights) add_linear_gradients(b, 3, 4, p.dy, behind);
   behind = {};
   if (b.needs(0) || b.needs(1) || b.needs(2) || (again && weights)) {
     const Tensor grad =
         hidden_gradient(b, p, std::move(before), again && weights ? &behind : nullptr);
-    if (behind) down_gradients();
+    if (behind) add_linear_gradients(b, 3, 4, p.dy, behind);
     behind = {};
-    if (b.needs(1))
-      b.put_off({1}, [grad, sx = Saved(x, "x")](Backward& later) {
-        const Tensor& in = sx.get();
-        if (const Tensor sum = later.accumulator(1, {grad.dim(1), in.dim(1)}, grad.dtype(), true))
-          gemm(transposed(grad), in, sum, true);
-        else
-          later.add(1, matmul(transpose(grad, 0, 1), in));
-      });
+    if (const Tensor sum = b.accumulator(1, {grad.dim(1), x.dim(1)}, grad.dtype(), true))
+      gemm(transposed(grad), x, sum, true);
+    else if (b.needs(1))
+      b.add(1, matmul(transpose(grad, 0, 1), x));
     if (b.needs(0)) {
       Shape shape = b.dy().shape();
       shape[shape.size() - 1] = x.dim(1);

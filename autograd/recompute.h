@@ -1,7 +1,6 @@
 #pragma once
-#include <utility>
-
 #include "weft/autograd/tape.h"
+#include "weft/core/allocator.h"
 #include "weft/core/random.h"
 
 namespace weft {
@@ -10,33 +9,28 @@ namespace weft {
 /// here so that they never count twice.
 bool recomputing();
 
-/// What first_pass_value() keeps of a region's first pass for its second.
-struct RegionValues {
-  Saved items[8];
-  int size = 0;
-};
-
-/// Takes part in first_pass_value() until the end of its scope.
+/// The part of a pass of a region in first_pass_value(), until the end of its scope.
 class RegionMemory {
  public:
-  /// Of a first pass: collects. Of a second: `given` gives back.
-  explicit RegionMemory(const RegionValues* given = nullptr) : given_(given), outer_(innermost_) {
-    innermost_ = this;
-  }
+  /// Of a first pass: collects values. Of a second: gives them back.
+  RegionMemory() = default;
+  explicit RegionMemory(const SavedList& of_first) : values_(of_first), second_(true) {}
   ~RegionMemory() { innermost_ = outer_; }
   RegionMemory(const RegionMemory&) = delete;
-  const RegionValues& collected() const { return collected_; }
+  const SavedList& values() const { return values_; }
+  /// That of the innermost second pass, or null.
+  static RegionMemory* second_pass();
   /// The next value that the innermost second pass has to give; null outside of one.
   static Tensor next();
   /// Kept by every first pass that runs, inside the innermost second pass.
   static void keep(const Tensor& value);
 
  private:
-  const RegionValues* given_;
-  int given_out_ = 0;
-  RegionValues collected_;
-  RegionMemory* outer_;
   static constinit thread_local RegionMemory* innermost_;
+  RegionMemory* const outer_ = std::exchange(innermost_, this);
+  SavedList values_;
+  const bool second_ = false;
+  int given_ = 0;
 };
 
 /// fn(), a tensor; in the second pass of a region what fn() gave in the first: for what comes from
@@ -50,40 +44,28 @@ Tensor first_pass_value(F fn) {
   return value;
 }
 
-/// The unrecorded first pass of a region: its ops count the leaves they use and save nothing.
-class RecomputeRegion {
+/// The first pass of a region: a tape that counts the leaves that ops use and keeps nothing else.
+/// The tape around it does not hear them.
+class FirstPass : Tape {
  public:
   /// Throws Error when more than one tape records.
-  RecomputeRegion();
-  ~RecomputeRegion();
-  RecomputeRegion(const RecomputeRegion&) = delete;
-  /// Backward will run the region again. Otherwise (nothing to differentiate, or an exception) the
-  /// uses that were counted do not count.
-  void keep() { kept_ = true; }
-  const RegionValues& values() const { return memory_.collected(); }
+  FirstPass();
   /// Stand-ins for the inputs: same values, followed like any intermediate.
   static TensorList stand_ins(const TensorList& inputs);
-  /// What a region returns, each as the output of an op of its own: an input that it hands on, or a
-  /// tensor from outside, is older than the region, and its gradient needs a way back there.
-  /// Throws Error when one is null.
-  static TensorList outputs(const TensorList& ys);
-  static void check_outputs(const TensorList& ys);
+  /// Backward will run the region again: the tape waits for every use that was counted.
+  void keep() { hand_uses_to(*around()); }
+  const SavedList& values() const { return memory_.values(); }
 
  private:
-  Tape* tape_;
-  Tape::Mode previous_;
-  std::size_t first_use_;
-  bool kept_ = false;
   RegionMemory memory_;
 };
 
-/// The second pass: a tape of its own whose leaf gradients go to the tape that is running.
-class ReplayTape {
+/// The second pass: a tape of its own whose leaf gradients go to the tape that runs b.
+class SecondPass : Tape {
  public:
-  ReplayTape(const RandomSnapshot& snapshot, const RegionValues& values);
-  ~ReplayTape();
+  SecondPass(const Backward& b, const RandomSnapshot& snapshot, const SavedList& values);
   /// Leaves with the values of the inputs; those that need a gradient require one.
-  TensorList leaves(const TensorList& inputs, const Backward& b);
+  static TensorList stand_ins(const TensorList& inputs, const Backward& b);
   /// Runs backward from what the region returned and hands the gradients of the inputs to b.
   /// Throws Error unless these are `count` tensors.
   void finish(const TensorList& results, int count, const TensorList& inputs, Backward& b);
@@ -92,8 +74,12 @@ class ReplayTape {
   RandomReplay random_;
   RegionMemory memory_;
   CategoryScope category_;
-  Tape tape_;
 };
+
+/// What a region returns, each under a tape as the output of an op of its own: an input that it
+/// hands on, or a tensor from outside, is older than the region, and its gradient needs a way back.
+/// Throws Error when one is null.
+TensorList region_outputs(const TensorList& ys);
 
 /// fn(inputs) without keeping what its ops save: backward runs fn a second time, with the same
 /// random numbers, to get it back. Trades one more forward pass of the region for its memory.
@@ -109,39 +95,30 @@ class ReplayTape {
 /// Source  Chen, Xu, Zhang, Guestrin 2016, arXiv:1604.06174
 template <class F>
 TensorList recompute(F fn, const TensorList& inputs) {
-  if (!Tape::current()) {
-    TensorList outputs = fn(inputs);
-    RecomputeRegion::check_outputs(outputs);
-    return outputs;
-  }
+  if (!Tape::current()) return region_outputs(fn(inputs));
   check(inputs.size() <= 5, "recompute: at most 5 inputs, got {}", inputs.size());
   const RandomSnapshot snapshot = RandomSnapshot::take();
   TensorList outputs;
-  RegionValues values;
+  SavedList values;
   bool followed = false;
   {
-    RecomputeRegion region;
-    const TensorList ys = RecomputeRegion::outputs(fn(RecomputeRegion::stand_ins(inputs)));
-    for (const Tensor& y : ys) {
+    FirstPass pass;
+    for (const Tensor& y : region_outputs(fn(pass.stand_ins(inputs)))) {
       followed = followed || Tape::follows(y);
       outputs.push_back(y.detach());
     }
-    if (followed) region.keep();
-    values = region.values();
+    if (followed) pass.keep();
+    values = pass.values();
   }
   if (!followed) return outputs;
-  struct SavedInputs {
-    Saved items[5];
-    int size = 0;
-  } saved;
-  for (const Tensor& x : inputs) saved.items[saved.size++] = save(x, "an input");
+  SavedList saved;
+  for (const Tensor& x : inputs) saved.add(x, "an input");
   Tape::record("recompute", inputs, outputs,
                [fn = std::move(fn), saved, values, snapshot, count = outputs.size()](Backward& b) {
-                 TensorList originals;
-                 for (int i = 0; i < saved.size; ++i) originals.push_back(saved.items[i].get());
-                 ReplayTape replay(snapshot, values);
-                 const TensorList xs = replay.leaves(originals, b);
-                 replay.finish(fn(xs), count, xs, b);
+                 const TensorList originals = saved.get();
+                 SecondPass pass(b, snapshot, values);
+                 const TensorList xs = pass.stand_ins(originals, b);
+                 pass.finish(fn(xs), count, xs, b);
                });
   return outputs;
 }

@@ -28,10 +28,10 @@ endif()
 
 set(weft_sources
   autograd/attention.cpp
+  autograd/backward.cpp
   autograd/causal_conv1d.cpp
   autograd/copy.cpp
   autograd/cross_entropy.cpp
-  autograd/delay_gradients.cpp
   autograd/dropout.cpp
   autograd/elementwise.cpp
   autograd/elementwise_activation.cpp
@@ -66,7 +66,10 @@ set(weft_sources
   autograd/sort.cpp
   autograd/swiglu.cpp
   autograd/tape.cpp
-  autograd/tape_backward.cpp
+  autograd/tape_calls.cpp
+  autograd/tape_leaves.cpp
+  autograd/tape_print.cpp
+  autograd/tape_scope.cpp
   autograd/token_permute.cpp
   autograd/view.cpp
   core/allocator.cpp

@@ -6,7 +6,7 @@ set(weft_tests_core
   allocator debug_allocator energy gemm_check low_precision memory parallel print random remainder
   shape simd simd_attention simd_random simd_sums support tensor)
 set(weft_tests_autograd
-  accumulate attention causal_conv1d cross_entropy cross_entropy_bugs delay_gradients dropout
+  accumulate attention causal_conv1d cross_entropy cross_entropy_bugs dropout
   elementwise elementwise_grad expert_capacity gated_delta grouped_linear indexing layer_norm
   linear linear_cross_entropy matmul mlp mse null_operand oracle recompute reduce reduce_grad
   rms_norm rope router router_gate router_grad router_loss router_noise router_packed

@@ -1,7 +1,5 @@
 #include <doctest/doctest.h>
 
-#include <optional>
-
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/mlp.h"
 #include "weft/autograd/recompute.h"
@@ -97,29 +95,6 @@ TEST_CASE("mlp: a recomputed region has the same bits") {
     const TensorList want = results(false), got = results(true);
     for (int i = 0; i < want.size(); ++i)
       CHECK(test::different_bits(got[i].to(kCpu), want[i].to(kCpu)) == "");
-  }
-}
-
-TEST_CASE("mlp: gradients of weights that are put off have the same bits") {
-  const auto sums = [](DType t, bool delayed) {
-    TensorList leaves;
-    for (const Tensor& x : inputs(6, 8, 16, 8, Activation::gelu_tanh)) {
-      leaves.push_back(x.to(t).to(kGpu).detach().set_requires_grad());
-      leaves[leaves.size() - 1].set_main_grad(Tensor::ones(x.shape(), DType::f32).to(kGpu));
-    }
-    Tape tape;
-    Tensor y = leaves[0];
-    for (int i = 0; i < 2; ++i) y = mlp(y, leaves[1], leaves[2], leaves[3], leaves[4]);
-    std::optional<DelayWeightGradients> later;
-    if (delayed) later.emplace();
-    y.backward(random({6, 8}, 9, t).to(kGpu));
-    TensorList out;
-    for (const Tensor& leaf : leaves) out.push_back(leaf.main_grad().to(kCpu));
-    return out;
-  };
-  for (const DType t : {DType::f32, DType::bf16}) {
-    const TensorList want = sums(t, false), got = sums(t, true);
-    for (int i = 0; i < want.size(); ++i) CHECK(test::different_bits(got[i], want[i]) == "");
   }
 }
 

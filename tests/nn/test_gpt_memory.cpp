@@ -1,8 +1,6 @@
 // A warm training step asks neither the heap nor the system for memory.
 #include <doctest/doctest.h>
 
-#include <optional>
-
 #include "weft/autograd/tape.h"
 #include "weft/core/allocator.h"
 #include "weft/nn/gpt.h"
@@ -30,8 +28,7 @@ Tensor loss_of(const nn::Gpt& model, const Tensor& ids, Loss loss) {
                              : model.loss(model(ids), ids);
 }
 
-void check_steady(const Size& size, nn::Arch arch, nn::Recompute recompute, Loss kind,
-                  bool delayed = false) {
+void check_steady(const Size& size, nn::Arch arch, nn::Recompute recompute, Loss kind) {
   const long news_at_start = test::news.load();
   nn::Gpt model(
       {.arch = arch,
@@ -61,8 +58,6 @@ void check_steady(const Size& size, nn::Arch arch, nn::Recompute recompute, Loss
     const RandomScope scope({.seed = 1, .step = step});
     Tape tape;
     const Tensor loss = loss_of(model, ids, kind);
-    std::optional<DelayWeightGradients> later;
-    if (delayed) later.emplace();
     loss.backward();
     opt.step(optim::measure_clip(parameters, 1));
     opt.zero_grad();
@@ -75,17 +70,6 @@ void check_steady(const Size& size, nn::Arch arch, nn::Recompute recompute, Loss
 }
 
 }  // namespace
-
-TEST_CASE("gpt: a step that puts off the gradients of weights makes no allocation either") {
-  for (const Size& size : kSizes)
-    for (const nn::Recompute recompute :
-         {nn::Recompute::none, nn::Recompute::selective, nn::Recompute::full})
-      for (const Loss kind : {Loss::fused, Loss::with_mtp, Loss::with_experts, Loss::with_delta}) {
-        CAPTURE(static_cast<int>(recompute));
-        CAPTURE(static_cast<int>(kind));
-        check_steady(size, nn::Arch::llama, recompute, kind, true);
-      }
-}
 
 TEST_CASE("gpt: from the third step on, a step makes no heap and no system allocation") {
   for (const Size& size : kSizes)

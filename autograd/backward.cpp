@@ -1,0 +1,90 @@
+// What was saved for a backward lambda, and where the gradients that it finds are summed.
+#include "weft/autograd/backward.h"
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/tape_state.h"
+
+namespace weft {
+
+constinit thread_local detail::SaveLog detail::save_log;
+
+Saved save(const Tensor& t, const char* label) {
+  if (t) detail::save_log.bytes += t.storage()->capacity;
+  return Saved(t, label);
+}
+
+void Saved::throw_changed() const {
+  const char* const op = detail::save_log.running_op;
+  detail::raise(Fault::user, "{}: saved {} was changed in place (version {}, saved at {})",
+                {op ? op : "backward", label_, tensor_.version(), version_});
+}
+
+void Backward::add(int i, Tensor dx) {
+  if (!needs(i)) return;
+  Tape& tape = tape_->holder(inputs_[i]);
+  tape.accumulate(tape.slot(inputs_[i]), op_, std::move(dx));
+}
+
+Tensor Backward::accumulator(int i, const Shape& shape, DType dtype, bool can_add_to_f32) {
+  if (!needs(i)) return {};
+  Tape& tape = tape_->holder(inputs_[i]);
+  Tape::Slot& s = tape.slot(inputs_[i]);
+  const Tensor* const leaf = tape.leaf_to_fill(s);
+  Tensor sum = leaf ? leaf->main_grad() : Tensor();
+  if (sum && sum.shape() == shape && sum.is_contiguous() &&
+      (sum.dtype() == dtype ||
+       (can_add_to_f32 && dtype == DType::bf16 && sum.dtype() == DType::f32)))
+    s.in_main = true;
+  else if (tape.can_add_in_place(s) && s.grad.shape() == shape && s.grad.dtype() == dtype)
+    sum = s.grad;
+  else
+    return {};
+  sum.bump_version();
+  return sum;
+}
+
+void Backward::once_differentiable() const {
+  check(Tape::current() == nullptr,
+        "{}: its backward is a fused kernel and can be differentiated only once; build it from "
+        "primitive ops, or open a NoGradGuard around the backward pass",
+        op_);
+}
+
+// The leaf whose own grad() or main_grad() the sum may go to at once; or null.
+const Tensor* Tape::leaf_to_fill(const Slot& s) const {
+  const bool fills = current() == nullptr && s.leaf >= 0 && !collects_;
+  return fills ? &state_->leaves[static_cast<std::size_t>(s.leaf)].tensor : nullptr;
+}
+
+// In place only when nobody else can see the buffer, and no outer tape needs its history. A leaf's
+// sum goes on in its grad() from earlier passes, so that the new part needs no buffer of its own.
+bool Tape::can_add_in_place(Slot& s) const {
+  if (current() != nullptr) return false;
+  if (const Tensor* const x = s.grad ? nullptr : leaf_to_fill(s)) {
+    Tensor old = x->grad();
+    if (old && !x->main_grad() && owned_by(old, 2) && old.shape() == x->shape() &&
+        old.dtype() == x->dtype() && !old.requires_grad()) {
+      s.grad = std::move(old);
+      s.continued = true;
+    }
+  }
+  // The leaf holds a handle too while its grad() is continued.
+  return s.grad && s.grad.is_contiguous() && owned_by(s.grad, s.continued ? 2 : 1);
+}
+
+void Tape::accumulate(Slot& s, const char* op, Tensor dx) {
+  const bool in_place = can_add_in_place(s);
+  if (!s.grad) {
+    s.grad = std::move(dx);
+    return;
+  }
+  check(s.grad.shape() == dx.shape() && s.grad.dtype() == dx.dtype(),
+        "{}: gradient must have shape {} and dtype {}, got {} and {}", op, s.grad.shape(),
+        s.grad.dtype(), dx.shape(), dx.dtype());
+  if (in_place)
+    s.grad.add_(dx);
+  else
+    s.grad = weft::add(s.grad, dx);
+}
+
+}  // namespace weft

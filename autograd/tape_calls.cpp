@@ -1,0 +1,74 @@
+// The ways to ask for gradients beside Tape::backward(), and what must hold before a tape runs.
+#include "weft/autograd/tape_state.h"
+
+namespace weft {
+
+void Tape::check_can_run(const char* caller, const TensorList& ys, const TensorList& dys) const {
+  check(mode_ != Mode::spent,
+        "{}: this tape is spent; open a new weft::Tape and run the forward pass again", caller);
+  check(mode_ == Mode::recording, "{}: this tape is already running", caller);
+  for (int i = 0; i < ys.size(); ++i) {
+    const Tensor &y = ys[i], &dy = dys[i];
+    check(static_cast<bool>(y), "{}: loss must be a tensor, got a null handle", caller);
+    check(dy || y.numel() == 1, "{}: loss must have 1 element or come with dy, got shape {}",
+          caller, y.shape());
+    check(!dy || (dy.shape() == y.shape() && dy.dtype() == y.dtype()),
+          "{}: dy must have the loss's shape {} and dtype {}, got {} and {}", caller, y.shape(),
+          y.dtype(), dy ? dy.shape() : Shape{}, dy ? dy.dtype() : y.dtype());
+    // A gradient that an inner tape has found may depend on nothing, as that of a linear function
+    // does: its own gradient is 0. Any other such loss is taken for a mistake.
+    check(y.requires_grad() ? id_of(y) >= base_ : heard_backward_,
+          "{}: the loss is not on this tape; no input of it required a gradient, or it was "
+          "computed before the tape was opened",
+          caller);
+  }
+}
+
+TensorList Tape::gradients(const Tensor& loss, const TensorList& xs, const Tensor& dy) {
+  // Every check comes before the first change: a refused call leaves the tape as it was.
+  check_can_run("grad", {loss}, {dy});
+  for (const Tensor& x : xs) {
+    check(static_cast<bool>(x),
+          "grad: every x must require a gradient and be part of the recording, got a null tensor");
+    check(follows(x), "grad: every x must require a gradient and be part of the recording, got {}",
+          x.shape());
+  }
+  TensorList out = collect("grad", {loss}, {dy}, xs);
+  for (int i = 0; i < xs.size(); ++i)
+    if (!out[i]) out[i] = zeros_like(xs[i]);
+  return out;
+}
+
+// A leaf that no op of this tape has used, or a tensor older than every tape of this thread, has no
+// slot here.
+TensorList Tape::collect(const char* caller, const TensorList& ys, const TensorList& dys,
+                         const TensorList& xs) {
+  const auto id_or_0 = [this](const Tensor& x) { return x ? id_of(x) : 0; };
+  for (const Tensor& x : xs)
+    if (const std::uint64_t id = id_or_0(x)) slot(id).wanted = true;
+  collects_ = true;
+  run(caller, ys, dys);
+  TensorList out;
+  for (const Tensor& x : xs) {
+    const std::uint64_t id = id_or_0(x);
+    out.push_back(id ? slot(id).grad : Tensor());
+  }
+  clear();
+  return out;
+}
+
+TensorList grad(const Tensor& y, const TensorList& xs, const Tensor& dy) {
+  Tape* const tape = Tape::innermost();
+  check(tape != nullptr, "grad: no tape is recording; declare weft::Tape before the forward pass");
+  return tape->gradients(y, xs, dy);
+}
+
+void Tensor::backward() const { backward({}); }
+void Tensor::backward(const Tensor& dy) const {
+  Tape* const tape = Tape::innermost();
+  check(tape != nullptr,
+        "backward: no tape is recording; declare weft::Tape before the forward pass");
+  tape->backward(*this, dy);
+}
+
+}  // namespace weft

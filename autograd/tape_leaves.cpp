@@ -1,0 +1,84 @@
+// Leaves: what becomes of the gradient of one when its last part has come, who is told, and which
+// thread may add to it.
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/tape_state.h"
+
+namespace weft {
+namespace {
+
+// `continued`: g is, or has been summed from, the leaf's grad().
+void add_to_leaf(const Tensor& x, Tensor g, bool continued) {
+  check(g.shape() == x.shape() && g.dtype() == x.dtype(),
+        "backward: the gradient of a leaf must have its shape {} and dtype {}, got {} and {}",
+        x.shape(), x.dtype(), g.shape(), g.dtype());
+  const Tensor main = x.main_grad(), old = x.grad();
+  if (main) {
+    const NoGradGuard off;
+    main.add_(g.to(main.dtype()));
+    x.set_main_grad_filled(true);
+  } else if (!old) {
+    // grad() belongs to the user: it must not share memory with another gradient.
+    x.set_grad(owned_by(g, 1) && g.is_contiguous() ? g : g.clone());
+  } else if (continued) {
+    if (!g.same(old)) x.set_grad(g);
+  } else if (Tape::current() == nullptr) {
+    old.add_(g);
+  } else {
+    x.set_grad(add(old, g));
+  }
+}
+
+}  // namespace
+
+void Tape::answer_uses(Slot& s, int uses) {
+  Leaf& leaf = state_->leaves[static_cast<std::size_t>(s.leaf)];
+  leaf.uses -= uses;
+  if (leaf.uses > 0 || collects_ || !(s.grad || s.in_main)) return;
+  const Tensor& x = leaf.tensor;
+  leaf.reached = true;
+  if (std::exchange(s.in_main, false)) x.set_main_grad_filled(true);
+  const bool continued = std::exchange(s.continued, false);
+  if (s.grad) add_to_leaf(x, std::move(s.grad), continued);
+  if (grad_ready_) grad_ready_(x);
+}
+
+void Tape::hand_uses_to(Tape& tape) const {
+  for (const Leaf& leaf : state_->leaves) tape.use_leaf(leaf.tensor, leaf.uses);
+}
+
+std::vector<Tensor> Tape::leaves() const {
+  std::vector<Tensor> out;
+  for (const Leaf& leaf : state_->leaves) out.push_back(leaf.tensor);
+  return out;
+}
+
+std::vector<Tensor> Tape::unused_leaves() const {
+  std::vector<Tensor> out;
+  for (const Leaf& leaf : state_->leaves)
+    if (!leaf.reached) out.push_back(leaf.tensor);
+  return out;
+}
+
+// Sums of two threads in one grad() would come in an order that timing decides, even where every
+// addition is guarded. A thread may run a second tape inside a hook of the first.
+void Tape::claim_leaves() {
+  if (collects_) return;
+  const void* const self = &top_;
+  for (Leaf& leaf : state_->leaves) {
+    const void* writer = nullptr;
+    leaf.claimed = leaf.tensor.impl()->grad_writer.take(self, writer);
+    if (leaf.claimed || writer == self) continue;
+    give_leaves_back();
+    check(false,
+          "backward: one thread at a time may add to the grad() of a leaf, but another thread's "
+          "backward() is adding to that of shape {}; take turns, or use grad()",
+          leaf.tensor.shape());
+  }
+}
+
+void Tape::give_leaves_back() {
+  for (Leaf& leaf : state_->leaves)
+    if (std::exchange(leaf.claimed, false)) leaf.tensor.impl()->grad_writer.give_back();
+}
+
+}  // namespace weft

@@ -1,0 +1,40 @@
+#pragma once
+
+namespace weft {
+
+class Tape;
+
+/// An entry in this thread's stack of tapes and guards; the entry on top decides which tape
+/// records. Entries that live on the heap may end in any order.
+class TapeScope {
+ public:
+  TapeScope(const TapeScope&) = delete;
+
+ protected:
+  explicit TapeScope(Tape* records, bool is_tape = false)
+      : below_(top_), records_(records), is_tape_(is_tape) {
+    top_ = this;
+  }
+  ~TapeScope() {
+    if (top_ == this)
+      top_ = below_;
+    else
+      unlink();
+  }
+
+ private:
+  friend class Tape;
+  void unlink();
+  TapeScope* below_;
+  Tape* records_;  ///< what records while this entry is on top, or null
+  bool is_tape_;
+  static constinit thread_local TapeScope* top_;
+};
+
+/// Nothing is recorded on this thread until the end of the scope.
+class NoGradGuard : public TapeScope {
+ public:
+  NoGradGuard() : TapeScope(nullptr) {}
+};
+
+}  // namespace weft
