@@ -42,6 +42,7 @@ case "${1:-}" in
     check includes scripts/check_includes.py
     check ops scripts/check_ops.py --check
     check readme scripts/check_readme.py
+    check architecture scripts/draw_architecture.py --check
     check faults scripts/mutate.py --check
     check kernels scripts/check_kernels.py build/release
     check registers scripts/check_registers.py --check build/release
