@@ -68,7 +68,7 @@ std::int16_t default_stream(Device device) {
   return id;
 }
 
-// Throws what a kernel of the device has reported. It only reads what was written before.
+// Throws the error that a kernel of the device has reported. Reads only what was written before.
 void check_fault(int device) {
   detail::IndexFault* const f = registry().faults[device].load(std::memory_order_acquire);
   if (!f) return;
@@ -99,7 +99,7 @@ void refuse_other_streams() {
       "graph: a capture stays in the stream that it began in; change streams before or after it");
 }
 
-// The host has just waited for a device.
+// Called after the host has waited for a device.
 void waited(int device) {
   sync_count.fetch_add(1, std::memory_order_relaxed);
   check_fault(device);
@@ -252,7 +252,7 @@ void record_stream(const Tensor& t, const Stream& stream) {
   if (t.storage()->stream != stream.id()) t.storage()->used_on |= std::uint64_t{1} << stream.id();
 }
 
-// Pinned memory is a slow request to the driver: places are kept and used again.
+// Pinned memory is slow to request from the driver, so slots are reused.
 class PinnedNumbers {
  public:
   static PinnedNumbers& get() {
@@ -309,9 +309,9 @@ Readback& Readback::operator=(Readback&& o) noexcept {
 Readback::~Readback() {
   if (!pinned_) return;
   try {
-    if (written_) written_->wait();  // the GPU still writes to it
+    if (written_) written_->wait();  // the GPU may still write to it
   } catch (const Error&) {
-    return;  // a broken device: the place is lost, and a destructor must not throw
+    return;  // the device failed: the slot is lost, and a destructor must not throw
   }
   PinnedNumbers::get().give(pinned_);
 }
@@ -353,7 +353,7 @@ void copy_across(const Tensor& from, const Tensor& to) {
   if constexpr (kWithCuda) {
     using Kind = rt::CopyKind;
     if (reads && writes && from.device() != to.device()) {
-      // The target's stream may still be using its memory, and must not go on before the copy.
+      // The target's stream may still use its memory, and later work on it must wait for the copy.
       const Stream target = Stream::current(to.device());
       Event ready, copied;
       ready.record(target);

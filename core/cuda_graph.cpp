@@ -19,11 +19,11 @@ constinit thread_local Graph* current = nullptr;
 
 }  // namespace
 
-// Memory of the device beside what the host wants to have there.
+// Device memory of a graph with a host copy of its contents.
 class GraphArea {
  public:
   GraphArea() = default;
-  /// The graph has been waited for.
+  /// Call only after the graph has finished.
   void free() {
     for (Chunk& c : chunks_)
       if constexpr (kWithCuda) rt::free(c.device);
@@ -45,7 +45,7 @@ class GraphArea {
     c.used += (bytes + kAlign - 1) / kAlign * kAlign;
     return {c.host.get() + at, c.device + at};
   }
-  /// Says once, when nothing is being captured, that kernels may use it.
+  /// Marks the memory as usable by kernels. Called once, outside captures.
   void open(const Stream& stream) const {
     for (const Chunk& c : chunks_)
       if constexpr (kWithCuda) rt::mark_usable(c.device, c.room, c.room, stream.handle());
@@ -88,7 +88,7 @@ struct Graph::State {
       constants.free();
       values.free();
       if (pool) pool->retire();
-    } catch (const Error& e) {  // a broken device: its memory is lost
+    } catch (const Error& e) {  // the device failed: its memory is lost
       log_line(e.what());
     }
   }
@@ -136,7 +136,7 @@ Graph::Recording::~Recording() {
     detail::use_device(s.stream.device().index);
     if constexpr (kWithCuda) rt::destroy_graph(rt::end_capture(s.stream.handle()));
   } catch (const Error&) {
-    // What broke the capture is on its way up already.
+    // The error that broke the capture is already being thrown.
   }
   graph_.state_ = std::make_unique<State>(s.stream);
 }

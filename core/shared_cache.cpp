@@ -13,29 +13,29 @@
 
 namespace weft {
 
-// A slab is one mapping cut into equal small blocks. It goes back to the system when every block
-// has been evicted from the cache.
+// A slab is one mapping cut into equal small blocks. It returns to the system when all its blocks
+// have been evicted from the cache.
 struct Slab {
   char* base;
   std::int64_t bytes;
   std::int16_t size_class;
-  std::int32_t blocks, out;     // out: blocks handed to the cache and not returned by eviction
-  std::vector<char*> returned;  // evicted blocks, the first to be handed out again
+  std::int32_t blocks, out;     // out: blocks in use or cached, that is, not returned by eviction
+  std::vector<char*> returned;  // evicted blocks, reused before unused ones
 };
 
 namespace detail {
 namespace {
 
 constexpr std::int64_t kHugePage = 2 << 20;
-constexpr int kLargerClasses = 8;  // one doubling
-// Of every block on a GPU: a product's algorithm, and with it its last bits, depends on how
-// operands are aligned, which must not depend on what was allocated before.
+constexpr int kLargerClasses = 8;  // one doubling of the size
+// Alignment of every GPU block. The algorithm of a matrix product, and with it its last bits,
+// depends on the alignment of operands, which must not depend on earlier allocations.
 constexpr std::int64_t kGpuAlignment = 256;
 
-// On each side of a mapping of its own, for AddressSanitizer.
+// Margin on each side of a separate mapping, for AddressSanitizer.
 constexpr std::int64_t kMargin = kRedZone > 0 ? 4096 : 0;
 
-// Blocks of 2 MiB and more start on a huge page and may be backed by them.
+// Blocks of 2 MiB and more start on a huge-page boundary, so that huge pages can back them.
 void* map_memory(std::int64_t bytes) {
   const bool huge = bytes >= kHugePage;
   const std::int64_t room = huge ? bytes + kHugePage + 2 * kMargin : bytes;
@@ -83,7 +83,7 @@ constinit MemoryCounters memory_counters[kMemoryDomains][kMemories];
 constinit CacheCounters cache_counters[kMemories];
 constinit thread_local MemoryCounters* domain_counters = memory_counters[0];
 
-// A child of fork() must find the cache made and its lock free, whatever other threads did.
+// A child of fork() must find the cache created and its lock free, whatever other threads did.
 const int SharedCache::at_fork_ = pthread_atfork(
     [] { get().mutex_.lock(); }, [] { get().mutex_.unlock(); }, [] { get().mutex_.unlock(); });
 
@@ -164,9 +164,9 @@ void SharedCache::unmap(void* p, std::int64_t bytes) {
 Storage* SharedCache::take(int size_class) {
   const std::lock_guard lock(mutex_);
   if (!held_.empty()) take_back_held(false);
-  // Gradients need other sizes than the activations that have just been freed. A mapping of its own
-  // is used by a smaller request rather than that the process grows by another one; never more
-  // than twice what was asked for, and small blocks stay among their like.
+  // Gradients need other sizes than the activations just freed. A smaller request reuses a separate
+  // mapping of at most twice its size rather than growing the process. Small blocks serve only
+  // their own class.
   const int last = class_bytes(size_class) < kHugePage ? size_class : size_class + kLargerClasses;
   for (int c = size_class; c <= last && c < kClasses; ++c)
     if (Storage* s = heads_[c]) {
@@ -177,7 +177,8 @@ Storage* SharedCache::take(int size_class) {
 }
 
 void SharedCache::put(Storage* s) {
-  // In a capture no event can be recorded, on no device: what others use is kept like the rest.
+  // A capture cannot record events on any device, so blocks used by other streams are kept like the
+  // rest.
   if (thread_pool && thread_pool != this && device_.is_cuda()) return thread_pool->keep(s);
   bool last;
   {

@@ -13,7 +13,7 @@ namespace weft::cuda::detail {
 namespace {
 
 constexpr std::int64_t kLeast = 64 << 10;
-// What a device may have: a host that runs far ahead would ask for ever more.
+// Limit per device: without it, a host that runs far ahead would allocate more and more.
 constexpr std::int64_t kMostPinned = 4 * kMostStaged;
 
 std::atomic<std::int64_t> pinned_bytes{0};
@@ -21,12 +21,12 @@ std::atomic<std::int64_t> pinned_bytes{0};
 struct Buffer {
   char* data;
   std::int64_t bytes;
-  Event copied;  // of the last copy from it
+  Event copied;  // after the last copy from this buffer
 };
 
 class Staging {
  public:
-  // Never destroyed: the driver may be gone by then.
+  // Never destroyed: the driver may already be gone.
   static Staging& of(int device) {
     static auto* const all = new Staging[kMaxDevices];
     return all[device];
@@ -42,7 +42,7 @@ class Staging {
   }
 
  private:
-  // The smallest that is large enough and free, or a new one; null when there are too many.
+  // Returns the smallest free buffer that is large enough, or a new one; null at the limit.
   Buffer* take(std::int64_t bytes) {
     Buffer* best = nullptr;
     for (Buffer& b : buffers_)
