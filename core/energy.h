@@ -37,7 +37,7 @@ class EnergyMonitor {
   void pause();
   /// Joules since the last lap() or the start.
   double lap();
-  /// Joules since the beginning.
+  /// Joules since the start.
   double total();
 
  private:

@@ -12,7 +12,8 @@ namespace weft {
 /// range.
 void check_element(const char* op, DType dtype, double value);
 
-/// For a number that is added, subtracted or multiplied. Its negative may be meant: u8 takes -255.
+/// Checks a number that is added, subtracted or multiplied. The caller may mean its negative, so u8
+/// takes -255.
 /// Throws Error like check_element().
 void check_operand(const char* op, DType dtype, double value);
 

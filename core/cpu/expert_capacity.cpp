@@ -13,7 +13,7 @@ void limit_capacity(const Tensor& probs, const Tensor& experts, std::int64_t cou
   const std::int64_t slots = experts.numel();
   const std::int64_t* chosen = experts.data<std::int64_t>();
   std::int64_t* kept = kept_experts.data<std::int64_t>();
-  // The slots of each expert, in order, from start[e] on.
+  // The slots of each expert e, in order, starting at start[e].
   std::int64_t* bucket = scratch.data<std::int64_t>();
   std::int64_t* start = bucket + slots;
   const auto has_expert = [=](std::int64_t s) { return chosen[s] >= 0 && chosen[s] < count; };
