@@ -6,8 +6,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A thread has the elements of `Blocks` Philox blocks of the key's sequence. Its first element is
-// number begin of x, negative where the sequence starts inside a block.
+// A thread processes the elements of `Blocks` Philox blocks of the key's sequence. Its first
+// element is x[begin]; begin is negative where the sequence starts inside a block.
 template <class T, int Blocks>
 __global__ void __launch_bounds__(kThreads)
     dropout_kernel(std::int64_t n, RandomKey given, std::uint32_t threshold, Compute<T> scale,

@@ -1,5 +1,5 @@
-// Random numbers, in double and then rounded, as the CPU draws them. Products and sums are rounded
-// one by one: this file is compiled with -fmad=false.
+// Random numbers, computed in double and then rounded, as on the CPU. This file is compiled with
+// -fmad=false, so that products and sums are rounded separately.
 #include "weft/core/kernels/random.h"
 #include "weft/cuda/math.h"
 
@@ -16,8 +16,8 @@ __device__ inline T rounded(double v) {
     return T(static_cast<float>(v));
 }
 
-// A thread has the four elements of a Philox block, which two pairs of normal numbers share; the
-// first block may begin before t does.
+// Each thread handles the four elements of a Philox block, which two pairs of normal numbers share;
+// the first block may begin before t does.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     random_draw_kernel(std::int64_t n, RandomKey given, Distribution distribution, double a,

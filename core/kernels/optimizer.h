@@ -96,8 +96,7 @@ template <class Slot>
 struct PlacedSlot {
   Slot slot;
   std::int64_t first_chunk;  ///< number of its first chunk over all slots
-  bool packs;                ///< whether four elements of each of its tensors can be accessed at
-                             ///< once
+  bool packs;                ///< all of its tensors allow aligned accesses of four elements
 };
 /// Bytes before a GPU's scratch that hold the slot table, copied from host memory in stream order.
 /// 0 on the CPU.

@@ -36,7 +36,7 @@ Board::Board(std::string folder, int rank, int size)
   meet({});
 }
 
-// Under its name at once or not at all.
+// Writes atomically: the file appears under its name complete or not at all.
 void Board::put(const std::string& name, const Bytes& bytes) const {
   const std::string hidden = path(message("new-{}", rank_));
   std::ofstream(hidden, std::ios::binary)
@@ -45,7 +45,7 @@ void Board::put(const std::string& name, const Bytes& bytes) const {
   fs::rename(hidden, path(name), failed);
 }
 
-// False when given up.
+// Returns false after give_up().
 bool Board::wait(const std::string& name, Bytes& bytes) const {
   for (int i = 0; !given_up_; ++i) {
     if (std::ifstream file(path(name), std::ios::binary); file) {
@@ -65,7 +65,7 @@ std::vector<Bytes> Board::meet(const Bytes& own) {
   std::vector<Bytes> all(static_cast<std::size_t>(size_));
   for (int r = 0; r < size_; ++r)
     if (!wait(message("{}-{}", round_, r), all[static_cast<std::size_t>(r)])) return {};
-  // Who has come to this round has read all of the last one.
+  // A rank that has reached this round has read all of the previous one.
   std::error_code failed;
   fs::remove(path(message("{}-{}", round_ - 1, rank_)), failed);
   ++round_;

@@ -1,6 +1,6 @@
-// NCCL without GPUs: ranks are threads or processes on imitated devices. A collective waits on the
-// host for the other ranks, which the library does on the device; the order of calls, their counts
-// and places in memory are what is tested with it.
+// NCCL without GPUs: ranks are threads or processes on emulated devices. A collective waits for the
+// other ranks on the host; the real library waits on the device. This tests the order of calls,
+// their counts and their addresses.
 #include "weft/core/kernels/nccl.h"
 
 #include <atomic>
@@ -26,10 +26,10 @@ using emu::Board;
 using emu::Bytes;
 using Stream = rt::StreamHandle;
 
-// Between begin() and end().
+// State between begin() and end().
 struct Group {
   bool open = false;
-  std::vector<std::function<void()>> calls, receives;  // what is sent goes first
+  std::vector<std::function<void()>> calls, receives;  // sends run first
 };
 thread_local Group group;
 
@@ -55,7 +55,7 @@ struct CommTag {
   Board board;
   int rank, size;
 
-  /// Shows `own` to all, and calls use() with what all have shown.
+  /// Publishes `own` to all ranks and calls use() with the data of all.
   template <class Use>
   void meet(const Bytes& own, Use use) {
     if (const std::vector<Bytes> all = board.meet(own); !all.empty()) use(all);
@@ -79,7 +79,7 @@ void disconnect(Comm comm) {
   delete comm;
 }
 
-// Who waits in it still looks at it: it stays, here.
+// A thread that waits in it still accesses it, so it is not destroyed here.
 void abort(Comm comm) {
   static std::mutex mutex;
   static auto* aborted = new std::vector<Comm>;
@@ -194,7 +194,7 @@ void receive(void* data, std::int64_t bytes, int from, Comm comm, Stream s) {
   call(
       [=] {
         const Bytes b = comm->board.receive(from);
-        if (b.empty()) return;  // given up, or nothing was sent
+        if (b.empty()) return;  // aborted, or an empty message
         check_system(static_cast<std::int64_t>(b.size()) == bytes,
                      "nccl: {} bytes sent, {} expected", b.size(), bytes);
         put(data, b, s);
