@@ -172,7 +172,7 @@ Tensor Optimizer::sum_of_squares(std::span<const std::int64_t> counts) const {
     if (!counts.empty() && counts[i] == 0) continue;
     const Tensor all = value(i).detach();
     values.push_back(counts.empty() ? all : all.view({-1}).narrow(0, 0, counts[i]));
-    // All of them at once as f32 would be what this form is there to save.
+    // One at a time: all of them as f32 would need the memory that the remainder form saves.
     if (master_form_ == MasterWeights::remainder && master_counts(i)) add_up();
   }
   add_up();
@@ -225,7 +225,7 @@ StepResult Optimizer::step(const GradClip& clip, std::span<const std::size_t> en
   const bool readable = clip.scale && clip.scale.device().is_cpu();
   const bool skipped = readable && !std::isfinite(*clip.scale.data<double>());
   if (skipped) {
-    // after() may write parameters and keep_masters(): what came before it must not be forgotten.
+    // after() may write parameters and call keep_masters(), so apply earlier writes first.
     follow_parameters();
   } else if (cuda::Graph* const graph = cuda::Graph::capturing()) {
     count_replays(*graph);

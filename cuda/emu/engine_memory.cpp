@@ -27,8 +27,7 @@ void Engine::copy_later(void* to, const void* from, int bytes) {
     const Quiet quiet;
     Thread& t = threads_[here.current];
     now = options.order == Order::reverse || (options.order == Order::random && random() % 2 == 0);
-    t.copies.push_back({to, from, now ? 0 : bytes, t.group});  // the kernel must wait for it in
-                                                               // either case
+    t.copies.push_back({to, from, now ? 0 : bytes, t.group});  // needs a wait in any case
   }
   if (now) return copy(to, from, bytes);
 #if WEFT_EMU_TSAN
