@@ -1,5 +1,5 @@
-// What a training step takes on a cluster that is not at hand: the collectives of one rank's step,
-// recorded on the meta device, and what a model of links says they cost. docs/comm_model.md.
+// Estimates a training step on a cluster: the collectives of one rank's step, recorded on the meta
+// device, with the costs of a link model. See docs/comm_model.md.
 #include <map>
 
 #include "weft/bench/comm_cost.h"
@@ -21,7 +21,7 @@ struct Settings {
   double tflops = 989, utilisation = 0.4;
 };
 
-// Rates as the makers give them, and latencies of the cost model of PyTorch's DTensor: assumptions.
+// Rates by the vendors' data, and latencies of the cost model of PyTorch's DTensor: assumptions.
 void apply_cluster(const std::string& name, Settings& s) {
   s.cluster = name;
   if (name == "h100-8") return;
@@ -31,7 +31,7 @@ void apply_cluster(const std::string& name, Settings& s) {
   s.tflops = 312;
 }
 
-// False when --help was asked for and printed.
+// Returns false when --help was printed.
 bool parse(std::vector<std::string> args, Settings& s) {
   for (std::size_t i = 0; i + 1 < args.size(); ++i)
     if (args[i] == "--cluster") apply_cluster(args[i + 1], s);

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# The first that matches "library symbol". oneDNN's kernels are generated and have no symbols.
+# The first match of "library symbol" counts. oneDNN's kernels are generated and have no symbols.
 KINDS = [
     ("waiting for other threads", r"ThreadPool|__atomic_spin|__atomic_wait|sched_yield"),
     ("products by oneDNN", r"^jit |libdnnl|library_product|omp_"),

@@ -54,7 +54,7 @@ class Batches {
   std::string text_;
 };
 
-/// VmHWM: the most memory that the process ever had in use.
+/// VmHWM: the peak resident memory of the process.
 double peak_rss_mib() {
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;)
@@ -130,9 +130,9 @@ class GpuSteps {
       peak_bytes_ = memory_stats(fixed_.inputs.device()).peak_bytes;
     }
     graph_.replay();
-    return loss_.clone();  // the next replay writes another one
+    return loss_.clone();  // the next replay overwrites the loss
   }
-  /// Of the step that was captured; 0 for none.
+  /// Of the captured step; 0 without one.
   std::int64_t peak_bytes() const { return peak_bytes_; }
 
   static constexpr int kEager = 2;

@@ -187,7 +187,7 @@ class Trainer:
         """Seconds of a step in each group, and all losses. The host waits after each group only."""
         o = self.options
         prepared = [[t.pin_memory() for t in self.batches.at(s)] for s in range(o.warmup + o.steps)]
-        # A clone, because with CUDA graphs the next step writes where this one's loss is.
+        # A clone, because with CUDA graphs the next step overwrites this loss.
         losses = [self.step(*batch).clone() for batch in prepared[: o.warmup]]
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

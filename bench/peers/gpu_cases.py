@@ -31,7 +31,7 @@ class Case:
     def compiled(self, fn):
         if self.mode != "compiled":
             return fn
-        # A limit on recompilations of one piece of code would turn later shapes into eager ones.
+        # Otherwise the limit on recompilations would run later shapes in eager mode.
         torch._dynamo.reset()
         return torch.compile(fn, dynamic=False, fullgraph=True)
 
@@ -183,7 +183,8 @@ def model_shapes(count):
 @op("adamw", "gradient norm", modes=("eager",))
 def optimizer(case, name):
     if case.dtype != torch.float32:
-        return None  # PyTorch's optimizer keeps no f32 copy of bf16 weights: another thing
+        return None  # PyTorch's optimizer keeps no f32 copy of bf16 weights, so it is not
+                     # comparable
     parameters = [uniform(s, case.dtype, case.device) for s in model_shapes(case.shape[0])]
     for p in parameters:
         p.grad = uniform(p.shape, case.dtype, case.device)

@@ -120,7 +120,7 @@ class Rows:
                 warm = True
             try:
                 self.case(name)
-            except Exception as e:  # a case that a peer cannot do is a gap in the table, not the end
+            except Exception as e:  # an unsupported case leaves a gap in the table
                 print(f"{name}: left out: {type(e).__name__}: {str(e)[:300]}", file=sys.stderr)
 
     def overhead(self):

@@ -24,7 +24,7 @@ ATTENTION_GOAL = 1.0  # times the rate of PyTorch's flash attention
 STEP_GOAL = ("124m-b64-t1024", "bf16", 1.0)  # times the speed of compiled PyTorch
 QUERY = ("name,driver_version,memory.total,power.limit,temperature.gpu,clocks.sm,clocks.mem,"
          "clocks.max.sm,clocks.max.mem")
-# FLOPs of a token by llm.c's convention, 6 N + 6 L C T, and the dense bf16 peak of an H100 or H200.
+# FLOPs per token by llm.c's convention, 6 N + 6 L C T, and the dense bf16 peak of an H100 or H200.
 TOKEN_FLOPS = {"124m": (124.5e6, 12, 768), "350m": (355e6, 24, 1024), "774m": (774e6, 36, 1280),
                "1558m": (1558e6, 48, 1600)}
 PEAK = 989e12

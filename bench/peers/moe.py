@@ -19,7 +19,7 @@ try:
 except ImportError:
     sys.exit("moe.py needs PyTorch: pip install torch numpy, or run it with another interpreter")
 
-# name: (dim, ffn of an expert, experts, experts a token, tokens)
+# name: (dim, ffn of an expert, experts, experts per token, tokens)
 SIZES = {
     "C256 F512 E8 k2": (256, 512, 8, 2, 2048),
     "C384 F768 E8 k2": (384, 768, 8, 2, 2048),

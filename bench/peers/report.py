@@ -5,7 +5,7 @@ import re
 import statistics
 import subprocess
 
-# Tokens in a second at least this many times PyTorch's best.
+# Goals of tokens per second, relative to the best of PyTorch.
 SPEED_GOALS = {
     "tiny": 1.5,
     "small": 1.1,
@@ -13,11 +13,11 @@ SPEED_GOALS = {
     "124m-b1-t1024": 1.15,
     "124m-b4-t64": 1.3,
 }
-FLOOR_GOAL = 1.15  # a step takes at most this many times the floor
+FLOOR_GOAL = 1.15  # a step takes at most this multiple of the floor
 MEMORY_GOAL = 0.75  # of PyTorch's peak, 124M
 SCALING_GOAL = 1.8
 LOSS_GOAL = 0.001
-# What llm.c's CPU trainer does with its own flags on two cores, tokens/s, and how many times that.
+# Tokens/s of llm.c's CPU trainer with its own flags on two cores, and the goal as a multiple of it.
 LLMC = {"124m-b4-t64": (44, 5), "124m-b4-t256": (35, 8)}
 OPS = ["add", "mul", "gelu", "matmul 4x4"]
 # ns: the median of the ops.
