@@ -130,9 +130,9 @@ class GpuSteps {
       peak_bytes_ = memory_stats(fixed_.inputs.device()).peak_bytes;
     }
     graph_.replay();
-    return loss_.clone();  // the next replay overwrites the loss
+    return loss_.clone();  // the next replay writes another one
   }
-  /// Of the captured step; 0 without one.
+  /// Of the step that was captured; 0 for none.
   std::int64_t peak_bytes() const { return peak_bytes_; }
 
   static constexpr int kEager = 2;

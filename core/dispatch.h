@@ -14,9 +14,8 @@ inline constexpr bool kWithCuda = WEFT_WITH_CUDA;
 
 namespace detail {
 
-/// The meta device calls this hook instead of a kernel. `signature` is the signature of a function
-/// template whose argument is the skipped kernel: "... [with auto Kernel =
-/// weft::cpu::softmax_fwd]". Null: no call.
+/// The meta device calls it with the signature of a function template whose argument is the kernel
+/// that it skips: "... [with auto Kernel = weft::cpu::softmax_fwd]". Null calls nothing.
 using SkippedKernel = void(const char* signature);
 extern std::atomic<SkippedKernel*> on_skipped_kernel;
 
@@ -28,8 +27,8 @@ template <auto Kernel>
 
 }  // namespace detail
 
-/// Calls the CPU or the CUDA kernel, by the device of the first tensor. The meta device skips the
-/// kernel. A CPU build never references the CUDA name, so it needs no stubs.
+/// Calls the CPU or the CUDA kernel, by the device of the first tensor; on the meta device the
+/// kernel is skipped. In a CPU build the CUDA name is never referenced, so nothing needs a stub.
 template <auto Cpu, auto Cuda, class... Args>
 inline void dispatch(const Tensor& first, const Args&... args) {
   const Device device = first.device();

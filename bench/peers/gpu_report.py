@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Joins what scripts/gpu_check.sh measured on a GPU into tables of Weft beside PyTorch.
+"""Combines the measurements of scripts/gpu_check.sh into tables that compare Weft with PyTorch.
 
 usage: gpu_report.py DIR... [--file FILE]     DIR: the folders given to gpu_check.sh by --out
-       gpu_report.py --machine FILE           what this machine is, as JSON
+       gpu_report.py --machine FILE           describes this machine as JSON
 
 Reads weft-N.json, eager-N.json, cudnn-N.json, compiled-N.json, steps.jsonl and machine.json.
 Without --file it writes bench/results/<date>-<gpu>.md.
@@ -51,7 +51,7 @@ def this_machine():
 
 
 def read_rows(folders):
-    """{side: {name: [values]}} of times, and {name: [values]} of Weft's other units."""
+    """{side: {name: [values]}} for times, and {name: [values]} for Weft's other units."""
     times, rates = {side: {} for side in SIDES}, {}
     for folder in folders:
         for side in SIDES:

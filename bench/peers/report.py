@@ -1,4 +1,4 @@
-"""Turns what run.py measured into a markdown text: tables, ratios, and what the goals are."""
+"""Formats the measurements of run.py as markdown: tables, ratios and goals."""
 import datetime
 import os
 import re
@@ -54,7 +54,7 @@ def table(heads, rows):
 
 
 class Goals:
-    """What was asked for and what came out."""
+    """Goals and results."""
 
     def __init__(self):
         self.rows = []
@@ -70,7 +70,7 @@ class Goals:
 
 
 def one_model(name, found, goals, settings_rows):
-    """The row of the model in the first table."""
+    """The row of a model in the first table."""
     steps = {s: median_step(runs) for s, runs in found["runs"].items()}
     tokens = found["runs"]["weft"][0]["step_tokens"]
     weft = steps["weft"]

@@ -15,7 +15,7 @@ struct Sequences {
   }
   constexpr std::int64_t end(std::int64_t i) const { return begin(i + 1); }
 
-  /// The sequence of a token: the last one that begins at or before it, which skips empty ones.
+  /// The sequence of a token: the last one that begins no later, so empty ones are passed over.
   constexpr std::int64_t of(std::int64_t token) const {
     if (!cu_seqlens) return token / length;
     std::int64_t low = 0, high = count;
