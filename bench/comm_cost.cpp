@@ -42,7 +42,7 @@ bool crosses_hosts(const Cluster& cluster, const std::vector<int>& ranks) {
 double collective_us(const Cluster& c, Collective kind, std::int64_t bytes,
                      const std::vector<int>& ranks) {
   check(c.devices_per_host >= 1 && c.inside.bytes_per_s > 0 && c.across.bytes_per_s > 0,
-        "collective_us: a cluster needs devices and bandwidths above 0, got {} a host, {} and {} "
+        "collective_us: a cluster needs devices and bandwidths above 0, got {} per host, {} and {} "
         "bytes/s",
         c.devices_per_host, c.inside.bytes_per_s, c.across.bytes_per_s);
   if (ranks.size() <= 1) return 0;

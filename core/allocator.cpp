@@ -152,7 +152,7 @@ Storage* take_block(int size_class, Device device) {
   detail::raise(
       Fault::system,
       "allocate: {} has no memory for {} bytes: {} are live ({}) and {} cached, after the "
-      "cache was given back; use a smaller batch, or recompute",
+      "cache was emptied; use a smaller batch, or recompute",
       {device.is_cpu() ? std::string("the system") : to_string(device), bytes, m.live_bytes,
        held.empty() ? std::string("nothing") : held, m.cached_bytes});
 }

@@ -45,7 +45,7 @@ Registry& registry() {
 
 std::atomic<std::int64_t> sync_count{0};
 std::atomic<bool> tf32{false};
-constinit thread_local bool exact_products = false;
+constinit thread_local bool tf32_forbidden = false;
 constinit thread_local std::int16_t current_of[kMaxDevices] = {-1, -1, -1, -1, -1, -1, -1, -1,
                                                                -1, -1, -1, -1, -1, -1, -1, -1};
 
@@ -96,7 +96,7 @@ void refuse_reading() {
 
 void refuse_other_streams() {
   detail::refuse_in_capture(
-      "graph: a capture stays in the stream that it began in; change streams before or after it");
+      "graph: a capture must stay on its first stream; change streams before or after it");
 }
 
 // Called after the host has waited for a device.
@@ -136,10 +136,10 @@ void synchronize(Device device) {
 std::int64_t host_syncs() { return sync_count.load(std::memory_order_relaxed); }
 
 void allow_tf32(bool on) { tf32 = on; }
-bool tf32_allowed() { return tf32 && !exact_products; }
+bool tf32_allowed() { return tf32 && !tf32_forbidden; }
 
-ExactProducts::ExactProducts() : previous_(std::exchange(exact_products, true)) {}
-ExactProducts::~ExactProducts() { exact_products = previous_; }
+NoTf32Scope::NoTf32Scope() : previous_(std::exchange(tf32_forbidden, true)) {}
+NoTf32Scope::~NoTf32Scope() { tf32_forbidden = previous_; }
 
 Stream::Stream(Device device) : device_(device.index), id_(default_stream(device)) {}
 
@@ -217,7 +217,7 @@ void Event::record(const Stream& stream) {
     rt::record_event(handle_, stream.handle());
   }
 }
-void Event::hold(const Stream& stream) const {
+void Event::wait(const Stream& stream) const {
   refuse_other_streams();
   detail::use_device(stream.device().index);
   if constexpr (kWithCuda)
@@ -228,14 +228,14 @@ bool Event::done() const {
     if (handle_) return rt::event_done(handle_);
   return true;
 }
-void Event::wait() const {
+void Event::synchronize_unchecked() const {
   refuse_waiting();
   if (done()) return;
   if constexpr (kWithCuda) rt::synchronize_event(handle_);
   sync_count.fetch_add(1, std::memory_order_relaxed);
 }
 void Event::synchronize() const {
-  wait();
+  synchronize_unchecked();
   if (handle_) check_fault(device_);
 }
 double Event::since(const Event& earlier) const {
@@ -309,7 +309,7 @@ Readback& Readback::operator=(Readback&& o) noexcept {
 Readback::~Readback() {
   if (!pinned_) return;
   try {
-    if (written_) written_->wait();  // the GPU may still write to it
+    if (written_) written_->synchronize_unchecked();  // the GPU may still write to it
   } catch (const Error&) {
     return;  // the device failed: the slot is lost, and a destructor must not throw
   }
@@ -357,11 +357,11 @@ void copy_across(const Tensor& from, const Tensor& to) {
       const Stream target = Stream::current(to.device());
       Event ready, copied;
       ready.record(target);
-      ready.hold(stream);
+      ready.wait(stream);
       use_device(stream.device().index);
       rt::copy(to.raw(), from.raw(), bytes, Kind::between_devices, stream.handle());
       copied.record(stream);
-      copied.hold(target);
+      copied.wait(target);
       return;
     }
     if (!reads) return upload(to.raw(), from.raw(), bytes, stream);

@@ -30,11 +30,11 @@ std::int64_t host_syncs();
 void allow_tf32(bool on);
 bool tf32_allowed();
 /// Forbids TF32 on this thread until the end of the scope.
-class ExactProducts {
+class NoTf32Scope {
  public:
-  ExactProducts();
-  ~ExactProducts();
-  ExactProducts(const ExactProducts&) = delete;
+  NoTf32Scope();
+  ~NoTf32Scope();
+  NoTf32Scope(const NoTf32Scope&) = delete;
 
  private:
   bool previous_;
@@ -89,11 +89,11 @@ class Event {
   Event& operator=(Event&& o) noexcept;
   void record(const Stream& stream = Stream::current());
   /// Work submitted to `stream` from now on waits for the event.
-  void hold(const Stream& stream) const;
+  void wait(const Stream& stream) const;
   bool done() const;
   /// Waits on the host like synchronize(), but leaves an index error that a kernel reported to the
   /// next synchronize().
-  void wait() const;
+  void synchronize_unchecked() const;
   void synchronize() const;
   /// Milliseconds from `earlier` to this event. Both must have been created with timing, recorded
   /// and completed.

@@ -5,7 +5,7 @@
 namespace weft {
 
 /// Most processors of one machine that Linux can be built for.
-inline constexpr std::size_t kMostProcessors = 8192;
+inline constexpr std::size_t kMaxProcessors = 8192;
 
 /// Number of processors that this process may use, from its affinity and the quota of its control
 /// group; at least 1. `root`: see cgroup_limits().

@@ -43,7 +43,7 @@ struct Rule {
   /// Its key in a checkpoint's state; null: the name with '_' for '-'.
   const char* key = nullptr;
   bool saved = false;     ///< stored in checkpoints: a resumed run must have the same value
-  bool required = false;  ///< present in checkpoints since the first release
+  bool required = false;  ///< present in every checkpoint so far
   bool first = false;     ///< shown in the short help
   struct Need {
     bool holds;

@@ -18,7 +18,7 @@ namespace {
 std::atomic<int> requested_threads{0}, standard_threads{0};  // 0: not set yet
 std::atomic<bool> deterministic_mode{false};
 thread_local bool inside = false;
-constinit thread_local int thread_share = 0;  // 0: no limit
+constinit thread_local int thread_limit = 0;  // 0: no limit
 
 // OMP_NUM_THREADS, as other numeric programs read it; a list is for nested loops.
 int environment_threads() {
@@ -32,7 +32,7 @@ int environment_threads() {
 // the quota early in each period, and all of them stall until the next one.
 int allowed_processors(const std::string& root) {
   // The largest set that Linux supports: the kernel refuses a set smaller than the machine's.
-  cpu_set_t allowed[kMostProcessors / CPU_SETSIZE];
+  cpu_set_t allowed[kMaxProcessors / CPU_SETSIZE];
   int n = 1;
   if (sched_getaffinity(0, sizeof allowed, allowed) == 0) n = CPU_COUNT_S(sizeof allowed, allowed);
   if (const auto quota = detail::cgroup_limits(root).processors)
@@ -59,18 +59,18 @@ int num_threads() {
     int unknown = 0;  // unless set_default_threads() ran first
     if (!standard_threads.compare_exchange_strong(unknown, n)) n = unknown;
   }
-  return thread_share > 0 ? std::min(n, thread_share) : n;
+  return thread_limit > 0 ? std::min(n, thread_limit) : n;
 }
 
-ThreadShare::ThreadShare(int n) : previous_(thread_share) {
-  check(n >= 1, "ThreadShare: must be at least 1, got {}", n);
-  thread_share = n;
+ThreadLimit::ThreadLimit(int n) : previous_(thread_limit) {
+  check(n >= 1, "ThreadLimit: must be at least 1, got {}", n);
+  thread_limit = n;
   previous_pool_ = detail::ThreadPool::borrow();
 }
 
-ThreadShare::~ThreadShare() {
+ThreadLimit::~ThreadLimit() {
   detail::ThreadPool::put_back(previous_pool_);
-  thread_share = previous_;
+  thread_limit = previous_;
 }
 
 void set_deterministic(bool on) { deterministic_mode = on; }

@@ -16,11 +16,11 @@ int num_threads();
 /// Until the end of the scope, kernels of this thread use at most n threads, whatever
 /// set_num_threads() says, and run on a thread pool of their own. For ranks that are threads of one
 /// process and run their loops at the same time.
-class ThreadShare {
+class ThreadLimit {
  public:
-  explicit ThreadShare(int n);
-  ~ThreadShare();
-  ThreadShare(const ThreadShare&) = delete;
+  explicit ThreadLimit(int n);
+  ~ThreadLimit();
+  ThreadLimit(const ThreadLimit&) = delete;
 
  private:
   int previous_;

@@ -34,7 +34,7 @@ struct RandomKey {
 };
 
 /// The key with its stream read from the device; for GPU kernels.
-constexpr RandomKey settled(const RandomKey& k) {
+constexpr RandomKey with_device_stream(const RandomKey& k) {
   return {k.seed, k.stream_on_device ? *k.stream_on_device : k.stream, k.first};
 }
 

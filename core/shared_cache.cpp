@@ -125,7 +125,7 @@ void SharedCache::retire() {
     const std::lock_guard lock(mutex_);
     retired_ = true;
     limit_ = -1;
-    take_back_held(true);
+    reclaim_deferred(true);
     while (tail_) evict(tail_);
     kept.swap(kept_);
     empty = blocks_ == 0;
@@ -163,7 +163,7 @@ void SharedCache::unmap(void* p, std::int64_t bytes) {
 
 Storage* SharedCache::take(int size_class) {
   const std::lock_guard lock(mutex_);
-  if (!held_.empty()) take_back_held(false);
+  if (!deferred_.empty()) reclaim_deferred(false);
   // Gradients need other sizes than the activations just freed. A smaller request reuses a separate
   // mapping of at most twice its size rather than growing the process. Small blocks serve only
   // their own class.
@@ -184,9 +184,9 @@ void SharedCache::put(Storage* s) {
   {
     const std::lock_guard lock(mutex_);
     if (s->used_on) {
-      hold(s);
+      defer(s);
       if (!retired_) return;
-      take_back_held(true);
+      reclaim_deferred(true);
     } else {
       link(s);
     }
@@ -201,25 +201,25 @@ void SharedCache::keep(Storage* s) {
   kept_.push_back(s);
 }
 
-void SharedCache::hold(Storage* s) {
-  Held held{s, {}};
+void SharedCache::defer(Storage* s) {
+  Deferred deferred{s, {}};
   for (std::uint64_t rest = s->used_on; rest; rest &= rest - 1) {
-    held.until.emplace_back();
-    held.until.back().record(cuda::Stream::of_id(std::countr_zero(rest)));
+    deferred.until.emplace_back();
+    deferred.until.back().record(cuda::Stream::of_id(std::countr_zero(rest)));
   }
   s->used_on = 0;
-  held_.push_back(std::move(held));
+  deferred_.push_back(std::move(deferred));
 }
 
-void SharedCache::take_back_held(bool wait) {
-  for (std::size_t i = held_.size(); i-- > 0;) {
+void SharedCache::reclaim_deferred(bool wait) {
+  for (std::size_t i = deferred_.size(); i-- > 0;) {
     const auto done = [wait](const cuda::Event& e) {
-      if (wait) e.wait();
+      if (wait) e.synchronize_unchecked();
       return wait || e.done();
     };
-    if (!std::all_of(held_[i].until.begin(), held_[i].until.end(), done)) continue;
-    link(held_[i].block);
-    held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(i));
+    if (!std::all_of(deferred_[i].until.begin(), deferred_[i].until.end(), done)) continue;
+    link(deferred_[i].block);
+    deferred_.erase(deferred_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 }
 
@@ -268,7 +268,7 @@ void SharedCache::drop_header(Storage* s) {
 
 void SharedCache::evict_all() {
   const std::lock_guard lock(mutex_);
-  if (!thread_pool) take_back_held(true);  // a capture must not wait
+  if (!thread_pool) reclaim_deferred(true);  // a capture must not wait
   while (tail_) evict(tail_);
 }
 

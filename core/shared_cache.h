@@ -58,7 +58,7 @@ inline MemoryCounters& counters_of(Device d) { return domain_counters[index_of(d
 /// The counters of the memory underneath, which all domains share.
 struct CacheCounters {
   Counter evictions, system_allocs;
-  Counter made;  ///< bytes of all blocks, by the size class that live blocks count as
+  Counter made;  ///< bytes of all blocks; a live block counts by its request
 };
 extern CacheCounters cache_counters[kMemories];
 inline CacheCounters& cache_counters_of(Device d) { return cache_counters[index_of(d)]; }
@@ -122,9 +122,9 @@ class SharedCache {
   ~SharedCache();  // of a retired pool: other caches are never destroyed
   void* map(std::int64_t bytes);
   void unmap(void* p, std::int64_t bytes);
-  void hold(Storage* s);
+  void defer(Storage* s);
   void keep(Storage* s);
-  void take_back_held(bool wait);
+  void reclaim_deferred(bool wait);
   void link(Storage* s);
   void unlink(Storage* s);
   void evict(Storage* s);
@@ -140,11 +140,11 @@ class SharedCache {
   Storage *front_ = nullptr, *tail_ = nullptr;
   std::vector<Slab*> slabs_[kClasses];
   std::vector<Storage*> spare_headers_;
-  struct Held {
+  struct Deferred {
     Storage* block;
     std::vector<cuda::Event> until;
   };
-  std::vector<Held> held_;  // freed, but another stream may still use them
+  std::vector<Deferred> deferred_;  // freed, but another stream may still use them
   std::int64_t cached_ = 0, limit_;
   std::int64_t blocks_ = 0;     // created and not evicted
   std::vector<Storage*> kept_;  // in a pool: blocks of other caches freed during the capture

@@ -6,7 +6,7 @@
 namespace weft::cuda::detail {
 
 /// Larger copies go to the driver directly, which may block.
-inline constexpr std::int64_t kMostStaged = 64 << 20;
+inline constexpr std::int64_t kMaxStaged = 64 << 20;
 
 /// Copies `bytes` of host memory to a GPU in stream order; the caller may change them when it
 /// returns. From pageable memory the driver would block the host until a large copy is done, so the

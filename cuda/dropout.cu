@@ -12,7 +12,7 @@ template <class T, int Blocks>
 __global__ void __launch_bounds__(kThreads)
     dropout_kernel(std::int64_t n, RandomKey given, std::uint32_t threshold, Compute<T> scale,
                    bool packs, const T* x, T* y) {
-  const RandomKey key = settled(given);
+  const RandomKey key = with_device_stream(given);
   constexpr int kCount = 4 * Blocks, V = 16 / static_cast<int>(sizeof(T));
   constexpr int kPacks = kCount / V;
   const std::int64_t thread = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;

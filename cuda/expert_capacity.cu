@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads)
     if (factor > 0) {
       std::int64_t all = 0;
       for (int i = 0; i < kThreads; ++i) all += found[i];
-      left = expert_room(all, count, factor);
+      left = capacity_per_expert(all, count, factor);
     }
   }
   __syncthreads();

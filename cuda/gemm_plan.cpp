@@ -14,7 +14,7 @@ namespace weft::cuda {
 namespace {
 
 constexpr std::size_t kWorkspace = 32 << 20;  // the size that the library wants on Hopper
-constexpr std::size_t kMostPlans = 4096;      // bounds the plans when shapes vary from step to step
+constexpr std::size_t kMaxPlans = 4096;       // bounds the plans when shapes vary from step to step
 constexpr lt::Status kInvalidValue = 7, kNotSupported = 15;
 
 static_assert(std::has_unique_object_representations_v<Product>);
@@ -165,7 +165,7 @@ bool try_product(Product p, const ProductData& data) {
 
   auto it = cache.plans.find(p);
   if (it == cache.plans.end()) {
-    if (cache.plans.size() == kMostPlans) cache.plans.clear();
+    if (cache.plans.size() == kMaxPlans) cache.plans.clear();
     it = cache.plans.try_emplace(p).first;
     try {
       make_plan(handle, p, data, it->second);

@@ -75,7 +75,7 @@ void grouped_gemm(const Tensor& a, const Tensor& b, GroupedProduct kind, const T
   if (sides > 0) {
     side = Pool::get().take(a.device());
     side->forked.record(main);
-    for (int i = 0; i < sides; ++i) side->forked.hold(side->streams[i]);
+    for (int i = 0; i < sides; ++i) side->forked.wait(side->streams[i]);
   }
   std::int64_t first = 0, index = 0;
   for (std::int64_t e = 0; e < groups; first += n[e++]) {
@@ -89,7 +89,7 @@ void grouped_gemm(const Tensor& a, const Tensor& b, GroupedProduct kind, const T
   if (!side) return;
   for (int i = 0; i < sides; ++i) {
     side->joined[i].record(side->streams[i]);
-    side->joined[i].hold(main);
+    side->joined[i].wait(main);
   }
   Pool::get().give(std::move(side));
 }

@@ -30,7 +30,7 @@ struct Moments {
 
 // The step with its numbers read from device memory, if they are stored there.
 template <class Step>
-__device__ inline Step settled(Step step) {
+__device__ inline Step with_device_numbers(Step step) {
   if (step.on_device) step.now = *step.on_device;
   return step;
 }
@@ -66,7 +66,7 @@ template <class C, bool Split>
 __global__ void __launch_bounds__(kSlotThreads)
     optimizer_adam_kernel(AdamTable slots, std::int64_t count, AdamStep given,
                           const float* scales) {
-  const AdamStep step = settled(given);
+  const AdamStep step = with_device_numbers(given);
   const double scale = scale_of(step.grad_scale);
   const auto& placed = slot_of(slots, count, blockIdx.x);
   const AdamSlot& s = placed.slot;
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kSlotThreads)
 __global__ void __launch_bounds__(kSlotThreads)
     optimizer_absmax_kernel(AdamTable slots, std::int64_t count, AdamStep given, float* absmax) {
   WEFT_SHARED(shared, float[kSlotThreads / kWarp]);
-  const AdamStep step = settled(given);
+  const AdamStep step = with_device_numbers(given);
   const double scale = scale_of(step.grad_scale);
   const auto& placed = slot_of(slots, count, blockIdx.x);
   const AdamSlot& s = placed.slot;
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kSlotThreads)
 template <class C>
 __global__ void __launch_bounds__(kSlotThreads)
     optimizer_sgd_kernel(const PlacedSlot<SgdSlot>* slots, std::int64_t count, SgdStep given) {
-  const SgdStep step = settled(given);
+  const SgdStep step = with_device_numbers(given);
   const double grad_scale = scale_of(step.grad_scale);
   const auto& placed = slot_of(slots, count, blockIdx.x);
   const SgdSlot& s = placed.slot;

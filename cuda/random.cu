@@ -22,7 +22,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     random_draw_kernel(std::int64_t n, RandomKey given, Distribution distribution, double a,
                        double b, T* t) {
-  const RandomKey key = settled(given);
+  const RandomKey key = with_device_stream(given);
   const std::int64_t block = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const std::int64_t begin = 4 * block - static_cast<std::int64_t>(key.first & 3);
   if (begin >= n) return;

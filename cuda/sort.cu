@@ -94,13 +94,13 @@ __global__ void __launch_bounds__(kThreads)
   to[first + own + (low - begin)] = mine;
 }
 
-// One block per row. The best kTopkMost so far stay in shared memory; candidates that beat the k-th
+// One block per row. The best kMaxTopk so far stay in shared memory; candidates that beat the k-th
 // are appended in any order until the buffer is full, and then all are sorted.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     sort_topk_kernel(const T* x, std::int64_t n, std::int64_t k, std::int64_t* order) {
   using K = Key<T>;
-  constexpr int kKept = static_cast<int>(kTopkMost), kRound = 2 * kThreads;
+  constexpr int kKept = static_cast<int>(kMaxTopk), kRound = 2 * kThreads;
   constexpr int kPlaces = 2048;
   constexpr K kLastKey = std::numeric_limits<K>::max();
   constexpr std::int64_t kLastPlace = std::numeric_limits<std::int64_t>::max();

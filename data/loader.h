@@ -40,7 +40,7 @@ class Loader {
 
  private:
   /// The dataset row of global row `row`, counted from the start of the current batch.
-  std::int64_t number_of(std::int64_t row);
+  std::int64_t dataset_row(std::int64_t row);
 
   const Dataset& dataset_;
   Options options_;

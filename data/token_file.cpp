@@ -80,8 +80,8 @@ bool TokenStream::changed() const { return file_ && file_->changed(); }
 
 void TokenStream::check_unchanged() const {
   if (!file_) return;
-  check_system(!file_->changed(),
-               "data: '{}' must stay as it is while it is read, but was written to", file_->path());
+  check_system(!file_->changed(), "data: '{}' must not change while it is read, but was written to",
+               file_->path());
 }
 
 TokenStream TokenStream::slice(std::int64_t first, std::int64_t count) const {

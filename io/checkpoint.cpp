@@ -40,7 +40,7 @@ std::optional<std::int64_t> step_of(std::string_view name) {
 }
 
 /// "x" for "x.old", the temporary name that rename_synced() uses; "" for any other name.
-std::string name_before(const std::string& name) {
+std::string original_name(const std::string& name) {
   const std::string old = aside_of("");
   return name.ends_with(old) ? name.substr(0, name.size() - old.size()) : "";
 }
@@ -49,14 +49,14 @@ std::string name_before(const std::string& name) {
 std::vector<std::int64_t> steps_in(const std::string& root) {
   std::set<std::int64_t> steps;
   for (const std::string& name : list_directory(root))
-    for (const std::string& text : {name, name_before(name)})
+    for (const std::string& text : {name, original_name(name)})
       if (const auto step = step_of(text)) steps.insert(*step);
   return {steps.rbegin(), steps.rend()};
 }
 
 /// Where a step's files are: in its folder or, after a crash during its replacement, in the folder
 /// that was moved aside.
-std::string place_of(const std::string& root, std::int64_t step) {
+std::string folder_of(const std::string& root, std::int64_t step) {
   const std::string folder = root + "/" + folder_name(step), aside = aside_of(folder);
   return !is_directory(folder) && is_directory(aside) ? aside : folder;
 }
@@ -129,10 +129,10 @@ void try_remove(const std::string& path) {
 
 /// Removes the remains of an interrupted save and restores the name of a folder that it had moved
 /// aside.
-void tidy(const std::string& root) {
+void remove_leftovers(const std::string& root) {
   for (const std::string& name : list_directory(root)) {
-    const std::string path = root + "/" + name, before = root + "/" + name_before(name);
-    const bool aside = step_of(name_before(name)).has_value();
+    const std::string path = root + "/" + name, before = root + "/" + original_name(name);
+    const bool aside = step_of(original_name(name)).has_value();
     if (aside && !exists(before))
       rename_synced(path, before);
     else if (aside || name.ends_with(kTemporary))
@@ -173,7 +173,7 @@ std::string begin_checkpoint(const std::string& out_dir, std::int64_t step) {
   check(step >= 0, "save_checkpoint: step must be at least 0, got {}", step);
   const std::string root = root_of(out_dir), temporary = checkpoint_folder(out_dir, step);
   make_directories(root);
-  tidy(root);
+  remove_leftovers(root);
   make_directories(temporary);
   return temporary;
 }
@@ -186,7 +186,7 @@ void commit_checkpoint(const std::string& out_dir, std::int64_t step,
   write_file(temporary + "/manifest.json", manifest);
   rename_synced(temporary, checkpoint_folder(out_dir, step, true));
   write_file(root + "/latest.json", manifest);
-  tidy(root);  // removes a folder of the same step that was exchanged with the new one
+  remove_leftovers(root);  // removes a folder of the same step that was exchanged with the new one
   prune(root, step, keep);
 }
 
@@ -227,8 +227,8 @@ Checkpoint verify_checkpoint(const std::string& folder, const std::string& manif
     const std::int64_t bytes = f.at("bytes").as_int();
     const auto least = std::min_element(shares.begin(), shares.end());
     check_system(bytes >= 0 && !__builtin_add_overflow(*least, bytes, &*least),
-                 "checkpoint: the manifest of '{}' must give sizes with a sum, got {}", folder,
-                 bytes);
+                 "checkpoint: the manifest of '{}' must have sizes that can be added, got {}",
+                 folder, bytes);
     if (least - shares.begin() == rank)
       verify_file(folder + "/" + f.at("name").as_string(), bytes, f.at("crc32c").as_string());
   }
@@ -253,7 +253,7 @@ std::optional<Checkpoint> find_checkpoint(const std::string& out_dir, const Veri
       manifest = read_manifest(path);
       const Json json = Json::parse(manifest, message("checkpoint: '{}'", path));
       if (!step) newest = json.at("step").as_int();
-      found = listed(place_of(root, step.value_or(newest)), json);
+      found = listed(folder_of(root, step.value_or(newest)), json);
     } catch (const FileError& e) {
       if (!e.is_missing()) throw;
       wrong = e.what();
@@ -269,12 +269,12 @@ std::optional<Checkpoint> find_checkpoint(const std::string& out_dir, const Veri
     if (auto found = attempt(latest, std::nullopt)) return found;
   for (const std::int64_t step : steps_in(root)) {
     if (step > newest) continue;
-    if (auto found = attempt(place_of(root, step) + "/manifest.json", step)) {
+    if (auto found = attempt(folder_of(root, step) + "/manifest.json", step)) {
       if (!fault.empty()) log_line(message("{}; going back to step {}", fault, step));
       return found;
     }
   }
-  check_system(fault.empty(), "{}; no earlier checkpoint in '{}' is whole", fault, root);
+  check_system(fault.empty(), "{}; no earlier checkpoint in '{}' is intact", fault, root);
   return {};
 }
 

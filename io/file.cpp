@@ -21,7 +21,7 @@ namespace {
 
 /// Returns false when nothing of that name exists. Any other failure is an Error: a file that is
 /// temporarily unreachable must not count as missing.
-bool look_at(const std::string& path, struct stat& s) {
+bool stat_if_exists(const std::string& path, struct stat& s) {
   if (::stat(path.c_str(), &s) == 0) return true;
   if (errno != ENOENT && errno != ENOTDIR) FileError::raise("read", "open", path);
   return false;
@@ -72,7 +72,7 @@ std::string read_file(const std::string& path) {
 
 PathKind path_kind(const std::string& path) {
   struct stat s;
-  return look_at(path, s) ? kind_of(s.st_mode) : PathKind::none;
+  return stat_if_exists(path, s) ? kind_of(s.st_mode) : PathKind::none;
 }
 
 std::string read_pipe(const std::string& path, const PipeLimits& limits) {
@@ -109,12 +109,12 @@ std::string read_pipe(const std::string& path, const PipeLimits& limits) {
 
 bool exists(const std::string& path) {
   struct stat s;
-  return look_at(path, s);
+  return stat_if_exists(path, s);
 }
 
 bool is_directory(const std::string& path) {
   struct stat s;
-  return look_at(path, s) && S_ISDIR(s.st_mode);
+  return stat_if_exists(path, s) && S_ISDIR(s.st_mode);
 }
 
 std::int64_t file_size(const std::string& path) {

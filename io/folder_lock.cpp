@@ -42,8 +42,8 @@ void warn_if_local(int fd, const std::string& path) {
   if (info >= 0) ::close(info);
   if (locks_stay_local(mounts, device))
     log_line(
-        message("lock: '{}' is on a file system that keeps locks to this machine: a run of "
-                "another machine in this folder would not be noticed",
+        message("lock: '{}' is on a file system whose locks only this machine sees: a run "
+                "of another machine in this folder would not be noticed",
                 path));
 }
 

@@ -81,7 +81,7 @@ void truncate_to_step(const std::string& path, std::int64_t step) {
   if (damaged > 0) {
     const std::string beside = unused_name(path);
     write_file(beside, text);
-    log_line(message("{}; {} damaged {} dropped, the file as it was is '{}'", first_fault, damaged,
+    log_line(message("{}; {} damaged {} dropped, the original file is '{}'", first_fault, damaged,
                      damaged == 1 ? "line" : "lines", beside));
   }
   write_file(path, kept);

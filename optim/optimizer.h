@@ -128,7 +128,7 @@ class Optimizer {
     std::uint32_t version;  ///< version of the parameter when both last agreed
   };
   /// Resets the master weight of each parameter that other code has written.
-  void follow_parameters();
+  void reset_stale_masters();
   /// Prepares a write of these parameters: resets stale master weights and counts the writes. Call
   /// it before the first write, because several parameters may be views of one storage.
   void before_write(const std::vector<std::size_t>& written);
@@ -138,7 +138,7 @@ class Optimizer {
   void count_replays(cuda::Graph& graph);
   bool has_master(std::size_t i) const { return i < masters_.size() && masters_[i].kept; }
   /// Whether it has a master weight that no later write or move of the parameter has invalidated.
-  bool master_counts(std::size_t i) const;
+  bool master_is_current(std::size_t i) const;
   /// Throws Error when the parameter has moved, or has another dtype.
   void check_master(std::size_t i) const;
   MasterWeights master_form_ = MasterWeights::none;

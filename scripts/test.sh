@@ -2,8 +2,7 @@
 # Builds and tests everything. The last line reads "N passed, N failed, N skipped"; the status is 1
 # on failure.
 # usage: scripts/test.sh              release build with warnings as errors, all tests and checks
-#        scripts/test.sh --all-archs  the same, with the CUDA kernels for every architecture instead
-#        of sm_90a
+#        scripts/test.sh --all-archs  the same, CUDA kernels for all architectures, not only sm_90a
 #        scripts/test.sh --sanitize   library, trainer and ranks under AddressSanitizer and UBSan
 #        scripts/test.sh --tsan       tests that use threads under ThreadSanitizer
 set -uo pipefail

@@ -22,7 +22,7 @@ void limit_capacity(const Tensor& probs, const Tensor& experts, std::int64_t cou
     if (has_expert(s)) ++start[chosen[s] + 1];
   for (std::int64_t e = 0; e < count; ++e) start[e + 1] += start[e];
   const std::int64_t capacity =
-      factor > 0 ? expert_room(start[count], count, factor) : given_capacity;
+      factor > 0 ? capacity_per_expert(start[count], count, factor) : given_capacity;
   for (std::int64_t s = 0; s < slots; ++s)
     if (has_expert(s)) bucket[start[chosen[s]]++] = s;
   for (std::int64_t e = count; e > 0; --e) start[e] = start[e - 1];

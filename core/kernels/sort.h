@@ -10,7 +10,7 @@ namespace weft {
 using SortKernel = void(const Tensor& x, bool descending, const Tensor& scratch,
                         const Tensor& indices);
 /// The largest k of topk on a GPU, which keeps them in shared memory; larger k uses sort.
-inline constexpr std::int64_t kTopkMost = 512;
+inline constexpr std::int64_t kMaxTopk = 512;
 
 /// indices (..., k, i64) = the k largest, in descending order; ties by position.
 using TopkKernel = void(const Tensor& x, const Tensor& indices);

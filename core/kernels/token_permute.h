@@ -17,7 +17,7 @@ constexpr std::int64_t padded_rows(std::int64_t count, const RowLayout& layout) 
 }
 
 /// The largest number of rows for `slots` slots.
-constexpr std::int64_t most_rows(std::int64_t slots, const RowLayout& layout) {
+constexpr std::int64_t max_rows(std::int64_t slots, const RowLayout& layout) {
   if (layout.capacity) return layout.experts * layout.capacity;
   const std::int64_t used = slots < layout.experts ? slots : layout.experts;
   return slots + used * (layout.alignment - 1);
@@ -26,7 +26,7 @@ constexpr std::int64_t most_rows(std::int64_t slots, const RowLayout& layout) {
 /// Slots counted by one warp of a GPU.
 inline constexpr std::int64_t kSortChunk = 256;
 /// The most experts on a GPU, where each warp counts them in shared memory.
-inline constexpr std::int64_t kMostExperts = 2048;
+inline constexpr std::int64_t kMaxExperts = 2048;
 /// Scratch elements (i64) on a GPU: the slot counts of each chunk and expert, then the first row of
 /// each expert.
 constexpr std::int64_t sort_by_expert_scratch(std::int64_t slots, std::int64_t experts) {
@@ -34,7 +34,7 @@ constexpr std::int64_t sort_by_expert_scratch(std::int64_t slots, std::int64_t e
 }
 
 /// experts (slots) i32 or i64, where -1 or any other value out of range has no row  ->  row_of
-/// (slots, i64; -1: none), slot_of (most_rows(), i64; -1: padding or unused), rows (experts, i64).
+/// (slots, i64; -1: none), slot_of (max_rows(), i64; -1: padding or unused), rows (experts, i64).
 /// Scratch: i64, sort_by_expert_scratch() elements on a GPU, else null.
 using SortByExpertKernel = void(const Tensor& experts, const RowLayout& layout,
                                 const Tensor& scratch, const Tensor& row_of, const Tensor& slot_of,

@@ -16,13 +16,13 @@ class Board {
   static std::string make();
   Board(std::string folder, int rank, int size);
   /// Exchanges `own` with all ranks and returns the data of all, in rank order; empty after
-  /// give_up().
-  std::vector<Bytes> meet(const Bytes& own);
+  /// abort().
+  std::vector<Bytes> exchange(const Bytes& own);
   void send(int to, const Bytes& bytes);
   Bytes receive(int from);
   void leave();
   /// Wakes every thread that waits here; the waits return without data. Any thread may call it.
-  void give_up();
+  void abort();
 
  private:
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
@@ -31,7 +31,7 @@ class Board {
 
   const std::string folder_;
   const int rank_, size_;
-  std::atomic<bool> given_up_{false};
+  std::atomic<bool> aborted_{false};
   std::int64_t round_ = 0;
   std::vector<std::int64_t> sent_, received_;  // by rank
 };

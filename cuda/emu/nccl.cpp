@@ -57,8 +57,8 @@ struct CommTag {
 
   /// Publishes `own` to all ranks and calls use() with the data of all.
   template <class Use>
-  void meet(const Bytes& own, Use use) {
-    if (const std::vector<Bytes> all = board.meet(own); !all.empty()) use(all);
+  void exchange(const Bytes& own, Use use) {
+    if (const std::vector<Bytes> all = board.exchange(own); !all.empty()) use(all);
   }
 };
 
@@ -87,7 +87,7 @@ void abort(Comm comm) {
     const std::lock_guard lock(mutex);
     aborted->push_back(comm);
   }
-  comm->board.give_up();
+  comm->board.abort();
 }
 
 std::string failure(Comm) {
@@ -147,15 +147,15 @@ void put(void* to, const Bytes& b, Stream s) {
 void all_reduce(const void* in, void* out, std::int64_t count, DType dtype, Reduce how, Comm comm,
                 Stream s) {
   call([=] {
-    comm->meet(read(in, bytes_of(count, dtype), s),
-               [&](const auto& all) { put(out, reduced(all, 0, count, dtype, how), s); });
+    comm->exchange(read(in, bytes_of(count, dtype), s),
+                   [&](const auto& all) { put(out, reduced(all, 0, count, dtype, how), s); });
   });
 }
 
 void reduce(const void* in, void* out, std::int64_t count, DType dtype, Reduce how, int root,
             Comm comm, Stream s) {
   call([=] {
-    comm->meet(read(in, bytes_of(count, dtype), s), [&](const auto& all) {
+    comm->exchange(read(in, bytes_of(count, dtype), s), [&](const auto& all) {
       if (comm->rank == root) put(out, reduced(all, 0, count, dtype, how), s);
     });
   });
@@ -164,7 +164,7 @@ void reduce(const void* in, void* out, std::int64_t count, DType dtype, Reduce h
 void reduce_scatter(const void* in, void* out, std::int64_t count, DType dtype, Reduce how,
                     Comm comm, Stream s) {
   call([=] {
-    comm->meet(read(in, bytes_of(count * comm->size, dtype), s), [&](const auto& all) {
+    comm->exchange(read(in, bytes_of(count * comm->size, dtype), s), [&](const auto& all) {
       put(out, reduced(all, comm->rank * count, count, dtype, how), s);
     });
   });
@@ -172,7 +172,7 @@ void reduce_scatter(const void* in, void* out, std::int64_t count, DType dtype, 
 
 void all_gather(const void* in, void* out, std::int64_t bytes, Comm comm, Stream s) {
   call([=] {
-    comm->meet(read(in, bytes, s), [&](const auto& all) {
+    comm->exchange(read(in, bytes, s), [&](const auto& all) {
       for (int r = 0; r < comm->size; ++r)
         put(static_cast<char*>(out) + r * bytes, all[static_cast<std::size_t>(r)], s);
     });
@@ -181,8 +181,8 @@ void all_gather(const void* in, void* out, std::int64_t bytes, Comm comm, Stream
 
 void broadcast(const void* in, void* out, std::int64_t bytes, int root, Comm comm, Stream s) {
   call([=] {
-    comm->meet(comm->rank == root ? read(in, bytes, s) : Bytes{},
-               [&](const auto& all) { put(out, all[static_cast<std::size_t>(root)], s); });
+    comm->exchange(comm->rank == root ? read(in, bytes, s) : Bytes{},
+                   [&](const auto& all) { put(out, all[static_cast<std::size_t>(root)], s); });
   });
 }
 
