@@ -22,7 +22,7 @@ struct PackedRows {
   Tensor flat_cu_seqlens(std::int64_t first, std::int64_t count) const;
   /// The same rows in the form that a model expects, on its device. Pass tokens and targets
   /// flattened to one row: `model.losses(flat(tokens), flat(targets), rows.packing(first, count))`.
-  /// Includes the padding.
+  /// It marks the padding.
   /// Throws Error like flat_cu_seqlens(), and unless every row has its `filled` count.
   nn::Packing packing(std::int64_t first, std::int64_t count, Device device = kCpu) const;
 };

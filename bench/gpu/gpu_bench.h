@@ -12,7 +12,6 @@
 /// Samples are groups of calls between two CUDA events. The host waits only after the last group,
 /// so that the GPU never waits for the host. Calls cycle through several sets of buffers, so that
 /// no set is still in a cache when it is used again.
-/// which no cache holds one by the time it comes again.
 namespace weft::bench {
 
 inline constexpr Device kGpu{Device::Kind::cuda, 0};

@@ -20,9 +20,9 @@ constexpr std::int64_t capacity_per_expert(std::int64_t slots, std::int64_t expe
 }
 
 /// kept_probs and kept_experts are probs and experts (T, k), with 0 and -1 where the expert of slot
-/// t * k + j drops the slot or is not in [0, count). Each expert keeps `capacity` slots. A factor
-/// above 0 replaces the capacity by capacity_per_expert() of the number of slots that have an
-/// expert. scratch: i64, T * k + count + 1.
+/// t * k + j drops the slot or is not in [0, count). Each expert keeps at most `capacity` slots. A
+/// factor above 0 replaces the capacity by capacity_per_expert() of the number of slots that have
+/// an expert. scratch: i64, T * k + count + 1.
 using LimitCapacityKernel = void(const Tensor& probs, const Tensor& experts, std::int64_t count,
                                  std::int64_t capacity, double factor, DropPolicy policy,
                                  const Tensor& scratch, const Tensor& kept_probs,
