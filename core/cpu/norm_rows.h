@@ -32,8 +32,8 @@ void norm_forward(std::int64_t rows, std::int64_t C, F row) {
   });
 }
 
-/// Calls row(r, dweight, dbias) for every row, with the partial sums of its chunk (or null); then
-/// adds the chunks in order.
+/// Calls row(r, dweight, dbias) for every row, where the two are the partial sums of its chunk (or
+/// null); then adds the chunks up in order.
 template <class T, class F>
 void norm_backward(std::int64_t rows, std::int64_t C, const Tensor& partials, const Tensor& dweight,
                    const Tensor& dbias, F row) {
