@@ -37,8 +37,9 @@ Routing limited(const char* op, const Routing& routing, std::int64_t experts, co
         "{}: probs must have dtype f32 or f64, got {}", op, probs.dtype());
   check(chosen.dtype() == DType::i64, "{}: experts must have dtype i64, got {}", op,
         chosen.dtype());
-  const std::int64_t most =
-      limit.factor > 0 ? expert_room(chosen.numel(), experts, limit.factor) : limit.capacity;
+  const std::int64_t most = limit.factor > 0
+                                ? capacity_per_expert(chosen.numel(), experts, limit.factor)
+                                : limit.capacity;
   if (most >= probs.dim(0)) return {probs, chosen};
 
   Tensor kept_probs = empty_like(probs);
@@ -63,7 +64,7 @@ std::int64_t expert_capacity(std::int64_t tokens, std::int64_t experts, std::int
         "{}",
         tokens, topk, experts);
   check_factor("expert_capacity", factor);
-  return expert_room(tokens * topk, experts, factor);
+  return capacity_per_expert(tokens * topk, experts, factor);
 }
 
 Routing limit_capacity(const Routing& routing, std::int64_t experts, std::int64_t capacity,

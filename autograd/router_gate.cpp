@@ -47,14 +47,14 @@ Tensor router_logits(const Tensor& x, const Tensor& weight, const Tensor& bias) 
   Tensor y = Tensor::empty({x.dim(0), weight.dim(0)}, DType::f32, x.device());
   {
     const NoGradGuard quiet;
-    const cuda::ExactProducts exact;
+    const cuda::NoTf32Scope exact;
     gemm(x, transposed(weight), y);
     if (bias) y = add(y, cast(bias, DType::f32));
   }
   if (recording(x, weight, bias))
     Tape::record("router_logits", {&x, &weight, &bias}, {&y},
                  [sx = save(x), sw = save(weight, "weight"), dtype](Backward& b) {
-                   const cuda::ExactProducts exact;
+                   const cuda::NoTf32Scope exact;
                    const Tensor &dy = b.dy(), &w = sw.get();
                    if (b.needs(0)) b.add(0, cast(matmul(dy, cast(w, DType::f32)), dtype));
                    if (b.needs(1)) {

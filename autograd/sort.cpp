@@ -37,7 +37,7 @@ ValuesIndices topk(const Tensor& x, std::int64_t k, int dim) {
   dim = detail::axis_of("topk", x, dim);
   check(k >= 1 && k <= x.dim(dim), "topk: k must be in [1, {}], got {}", x.dim(dim), k);
   const Tensor rows = rows_of("topk", x, dim);
-  if (x.device().is_gpu() && k > kTopkMost)
+  if (x.device().is_gpu() && k > kMaxTopk)
     return picked(x, dim, sorted_order(rows, true).narrow(-1, 0, k));
   Shape shape = rows.shape();
   shape[shape.size() - 1] = k;

@@ -77,11 +77,11 @@ ExpertRows sort_by_expert(const Tensor& experts, std::int64_t count, const RowOp
         "sort_by_expert: capacity must be 0 or a multiple of alignment {}, got {}", o.alignment,
         o.capacity);
   const Device device = experts.device();
-  check(!device.is_gpu() || count <= kMostExperts,
-        "sort_by_expert: on a GPU there can be at most {} experts, got {}", kMostExperts, count);
+  check(!device.is_gpu() || count <= kMaxExperts,
+        "sort_by_expert: on a GPU there can be at most {} experts, got {}", kMaxExperts, count);
   const RowLayout layout{count, o.alignment, o.capacity};
   const std::int64_t slots = experts.numel();
-  const Tensor slot_of = Tensor::empty({most_rows(slots, layout)}, DType::i64, device);
+  const Tensor slot_of = Tensor::empty({max_rows(slots, layout)}, DType::i64, device);
   ExpertRows out;
   out.counts = Tensor::empty({count}, DType::i64, device);
   out.row_of = Tensor::empty(experts.shape(), DType::i64, device);

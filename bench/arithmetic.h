@@ -6,10 +6,10 @@
 #include "weft/core/cpu/simd.h"
 #include "weft/core/parallel.h"
 
-/// What a step's floor (bench/floor.h) leaves out because it counts bytes only: the arithmetic of
-/// Weft's kernels that are no products. Measured with arrays that stay in the first cache, all
-/// threads at work: passes may hide behind it, but it cannot hide behind products, which use the
-/// same units.
+/// The arithmetic of a step that its floor (bench/floor.h) leaves out because the floor counts
+/// bytes only: Weft's kernels other than products. Measured on arrays that stay in the L1 cache,
+/// with all threads busy. It can overlap with passes over memory, but not with products, which use
+/// the same units.
 namespace weft::bench {
 
 struct ArithmeticSeconds {
@@ -19,9 +19,9 @@ struct ArithmeticSeconds {
 
 namespace detail {
 
-inline constexpr std::int64_t kCachedElements = 2048;  // 8 KiB an array
+inline constexpr std::int64_t kCachedElements = 2048;  // 8 KiB per array
 
-/// Seconds for `elements` of which f(arrays) does `each`; every thread has eight arrays.
+/// Seconds for `elements`, of which each f(arrays) processes `each`; every thread has eight arrays.
 template <class F>
 double cached_seconds(double elements, std::int64_t each, F f) {
   const std::int64_t calls = (1 << 20) / each;
@@ -55,7 +55,7 @@ inline ArithmeticSeconds arithmetic_seconds(const StepModel& m) {
   std::fill_n(keys.stop, kGroup, static_cast<float>(kKeys));
   const double scores = tokens * layers * static_cast<double>(m.config.heads * (m.tokens + 1)) / 2;
   s.softmax = detail::cached_seconds(scores, n, [&](float* x) {
-    float* const of_query = x + 3 * n;  // one number for each query of the group
+    float* const of_query = x + 3 * n;  // one number per query of the group
     a.softmax_step(x, kGroup, keys, of_query, of_query + kGroup, of_query + 2 * kGroup);
     a.probabilities(x + n, kGroup, keys, of_query);
     a.scores_bwd(x + n, x + 2 * n, kGroup, keys, of_query, 1.0f);

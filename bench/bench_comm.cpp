@@ -1,5 +1,5 @@
-// Collectives over ranks that are threads of this process: how long each takes, what it moves, and
-// how much of it computing hides. Under mpirun: the same collectives over its processes.
+// Collectives over ranks that are threads of this process: their time, the bytes they move, and how
+// much of the time overlaps with compute. Under mpirun: the same collectives over its processes.
 #include <algorithm>
 #include <vector>
 
@@ -22,7 +22,7 @@ struct Timing {
   double median_s, best_s;
 };
 
-/// Seconds of one f(), on this rank, over batches in which all ranks take part.
+/// Seconds per f() on this rank, over batches in which all ranks take part.
 template <class F>
 Timing time_together(World& w, int repeats, F f) {
   f();
@@ -69,8 +69,8 @@ void each_collective(World& w, Report& report) {
   }
 }
 
-/// What part of a step goes into waiting when each of its pieces is waited for at once, and when
-/// all are waited for in the end. Communication is as long as computing, by a slow link.
+/// The fraction of a step spent waiting, either for each collective at once or for all at the end.
+/// On a slow link, with communication as long as compute.
 void share_of_waiting(int ranks, Report& report) {
   distributed::WorldOptions options;
   options.link.latency_s = 2e-3;
@@ -103,8 +103,8 @@ void share_of_waiting(int ranks, Report& report) {
       options);
 }
 
-/// A layer with experts on all ranks and one that every token goes through, forward and backward,
-/// behind a slow link: what the second one hides of the tokens' way when it is computed meanwhile.
+/// A layer with experts on all ranks and a shared expert, forward and backward, on a slow link: how
+/// much of the token exchange the shared expert hides when it is computed meanwhile.
 void shared_expert(int ranks, Report& report) {
   distributed::WorldOptions options;
   options.link.latency_s = 5e-3;

@@ -1,5 +1,5 @@
-// What a training step takes on a cluster that is not at hand: the collectives of one rank's step,
-// recorded on the meta device, and what a model of links says they cost. docs/comm_model.md.
+// Estimates a training step on a cluster: the collectives of one rank's step, recorded on the meta
+// device, with the costs of a link model. See docs/comm_model.md.
 #include <map>
 
 #include "weft/bench/comm_cost.h"
@@ -21,7 +21,7 @@ struct Settings {
   double tflops = 989, utilisation = 0.4;
 };
 
-// Rates as the makers give them, and latencies of the cost model of PyTorch's DTensor: assumptions.
+// Rates by the vendors' data, and latencies of the cost model of PyTorch's DTensor: assumptions.
 void apply_cluster(const std::string& name, Settings& s) {
   s.cluster = name;
   if (name == "h100-8") return;
@@ -31,18 +31,18 @@ void apply_cluster(const std::string& name, Settings& s) {
   s.tflops = 312;
 }
 
-// False when --help was asked for and printed.
+// Returns false when --help was printed.
 bool parse(std::vector<std::string> args, Settings& s) {
   for (std::size_t i = 0; i + 1 < args.size(); ++i)
     if (args[i] == "--cluster") apply_cluster(args[i + 1], s);
   train::CommandLine line(
       "Estimates a training step on a cluster: bench_comm_model [these flags] -- [flags of "
-      "train_gpt]\nThe ranks are --dp times --tp. All defaults are assumptions: put in what your "
-      "machines reach.",
+      "train_gpt]\nThe ranks are --dp times --tp. All defaults are assumptions: enter the rates "
+      "of your machines.",
       "bench_comm_model");
   line.add("--cluster", s.cluster,
-           "h100-8 or a100-8: hosts of 8 GPUs, NVLink inside, one InfiniBand port a GPU; "
-           "sets the defaults below to the makers' rates");
+           "h100-8 or a100-8: hosts of 8 GPUs, NVLink inside, one InfiniBand port per GPU; "
+           "sets the defaults below to the vendors' rates");
   line.add("--devices-per-host", s.devices, "devices that share a host");
   line.add("--inside", s.inside, "1e9 bytes/s that a device sends inside its host");
   line.add("--across", s.across, "1e9 bytes/s that a device sends to other hosts");
@@ -51,10 +51,10 @@ bool parse(std::vector<std::string> args, Settings& s) {
   line.add("--hop-across-us", s.hop_across_us, "microseconds of a message across hosts");
   line.add("--trees", s.trees, "all_reduce by a tree where that is faster than a ring");
   line.add("--lanes", s.lanes,
-           "each group's collectives go beside those of other groups, with all of the bandwidth: "
-           "what backends do not do yet");
+           "collectives of different groups overlap, each with the full bandwidth; backends do not "
+           "do this yet");
   line.add("--tflops", s.tflops, "1e12 operations/s of a device at its peak (bf16, dense)");
-  line.add("--utilisation", s.utilisation, "share of the peak that computing alone reaches");
+  line.add("--utilisation", s.utilisation, "fraction of the peak that compute alone reaches");
   line.add("--json", s.json, "file for the rows");
   if (!line.parse(std::move(args))) return false;
   check(s.devices >= 1 && s.devices <= 1 << 20, "--devices-per-host: must be at least 1, got {}",
@@ -150,8 +150,7 @@ int run(int argc, char** argv) {
   for (auto a = split; a != args.end(); ++a)
     if (a != split) rest.push_back(argv[1 + (a - args.begin())]);
   if (!examples::parse(options, static_cast<int>(rest.size()), rest.data())) return 0;
-  check(options.machine.device == "meta", "--device: the step is made on meta, got {}",
-        options.machine.device);
+  check(options.machine.device == "meta", "--device: must be meta, got {}", options.machine.device);
   if (options.model.vocab == 0) options.model.vocab = 256;
   options.gpt().validate();
   estimate(settings, options);

@@ -1,6 +1,6 @@
-// Training steps of data-parallel ranks that are threads of this process: what part of the waiting
-// for gradients and parameters disappears when they are on their way while the ranks compute, and
-// whether that costs anything where there is no link to wait for.
+// Training steps of data-parallel ranks that are threads of this process: how much of the wait for
+// gradients and parameters overlaps with compute, and whether overlap costs anything without a slow
+// link.
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -24,10 +24,10 @@ struct Form {
 };
 
 struct Cost {
-  double step_s = 0, waiting_s = 0;  ///< medians over the steps, of rank 0
+  double step_s = 0, waiting_s = 0;  ///< medians over the steps of rank 0
 };
 
-/// Steps of any model: `forward` returns a loss.
+/// Steps of any model; `forward` returns a loss.
 template <class Model, class Forward>
 Cost train(World& w, const Form& form, Model& model, std::int64_t bucket_size, Forward forward) {
   const DeviceMesh mesh(w);
@@ -69,8 +69,8 @@ Cost on_ranks(int ranks, const SimulatedLink& link, Run run) {
   return cost;
 }
 
-/// Layers that take their time as a GPU's would, without the processor: what is seen is the order
-/// of things alone.
+/// Layers that take as long as a GPU's would, without using the processor, to show the order of
+/// events alone.
 struct Sleepers : nn::Module {
   struct Layer : nn::Module {
     Tensor weight = nn::make_parameter({1 << 14}, nn::Init::constant(1));
@@ -104,8 +104,8 @@ struct Sleepers : nn::Module {
 };
 
 void slow_link(int ranks, bool shard, Report& report) {
-  // A bucket's collective takes about as long as a layer's forward: both directions together are as
-  // long as all computing but a third.
+  // A bucket's collective takes about as long as a layer's forward: both directions together take
+  // two thirds of the compute time.
   const SimulatedLink link{0, 0.8 * Sleepers::kForward};
   const auto run = [&](bool overlap) {
     return on_ranks(ranks, link, [&](World& w) {
@@ -122,7 +122,7 @@ void slow_link(int ranks, bool shard, Report& report) {
   report.row(what + ", hidden", 100 * (1 - hidden.waiting_s / blocking.waiting_s), "%");
 }
 
-/// A real model without a link, the forms in turn.
+/// A real model without a link; the variants alternate.
 void no_link(int ranks, bool shard, Report& report) {
   std::vector<double> ratios, steps;
   for (int pair = 0; pair < kPairs; ++pair) {
@@ -147,8 +147,9 @@ void no_link(int ranks, bool shard, Report& report) {
              *std::min_element(ratios.begin(), ratios.end()), "");
 }
 
-/// Steps of a model of 3.2 million parameters in a single bucket and in those that it gets by
-/// default, in turn: the least of each, to which other programs only add. Returns the former.
+/// Steps of a model of 3.2 million parameters with a single bucket and with the default buckets,
+/// alternating. Takes the minimum of each, since other programs only add time. Returns that of the
+/// single bucket.
 double default_buckets(int ranks, bool shard, const SimulatedLink& link, const std::string& what,
                        Report& report) {
   constexpr std::int64_t kOne = std::int64_t{1} << 40;
@@ -176,7 +177,7 @@ double default_buckets(int ranks, bool shard, const SimulatedLink& link, const s
 void default_buckets(int ranks, bool shard, Report& report) {
   const std::string what = message("{} ranks, {}", ranks, shard ? "sharded" : "ddp");
   const double step_s = default_buckets(ranks, shard, {}, what + ", no link", report);
-  // What a rank sends in a step, 4 bytes of every parameter and as many again, takes half of it.
+  // A rank's traffic in a step, 4 bytes per parameter twice, takes half of it.
   const double bytes = 4.0 * 3.25e6 * 2 * (ranks - 1) / ranks;
   const SimulatedLink slow{bytes / (0.5 * step_s), 0};
   default_buckets(ranks, shard, slow, what + ", link", report);

@@ -1,6 +1,6 @@
-// The CUDA kernels on a GPU: memory-bound ones beside the rate of a copy in the same run, attention
-// and products in FLOP/s, and what launching costs. bench/peers/gpu_ops.py measures PyTorch at the
-// same shapes in the same way. On a machine without a GPU the status is 77.
+// The CUDA kernels on a GPU: memory-bound ones relative to the copy rate of the same run, attention
+// and products in FLOP/s, and the cost of launches. bench/peers/gpu_ops.py measures PyTorch at the
+// same shapes in the same way. Without a GPU the exit status is 77.
 #include <algorithm>
 #include <string_view>
 
@@ -27,7 +27,7 @@ constexpr Part kParts[] = {
     {"overhead", bench::overhead_part},
 };
 
-/// Is the part named in a list with commas between? An empty list names all.
+/// Whether the comma-separated list names the part. An empty list names all.
 bool wanted(const std::string& list, std::string_view part) {
   const std::string padded = "," + list + ",";
   return list.empty() || padded.find("," + std::string(part) + ",") != std::string::npos;
@@ -66,7 +66,7 @@ int main(int argc, char** argv) try {
     if (!wanted(only, part.name)) continue;
     try {
       part.run(bench);
-    } catch (const Error& e) {  // what the other parts measure is still wanted
+    } catch (const Error& e) {  // the other parts still run
       std::fprintf(stderr, "bench_gpu: %s\n", e.what());
       ++failed;
     }

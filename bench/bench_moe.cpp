@@ -1,5 +1,5 @@
-// An MoE layer against the MLP whose products cost as much: what sorting, moving and uneven groups
-// of tokens take away. Forward and backward; the two are timed in turn.
+// An MoE layer compared with an MLP whose products cost the same: the overhead of sorting, moving
+// tokens and uneven groups. Forward and backward; the two alternate.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -17,7 +17,7 @@ struct Size {
   const char* name;
   std::int64_t dim, ffn, experts, topk, batch, tokens;
 };
-// The layers of a 1,000th of Mixtral and of DeepSeek-V2: few wide experts, many narrow ones.
+// Layers of 1/1000 the size of Mixtral's and DeepSeek-V2's: few wide experts, many narrow ones.
 constexpr Size kSizes[] = {{"C256 F512 E8 k2", 256, 512, 8, 2, 8, 256},
                            {"C384 F768 E8 k2", 384, 768, 8, 2, 8, 256},
                            {"C384 F192 E32 k4", 384, 192, 32, 4, 8, 256},
@@ -57,7 +57,7 @@ void report(bench::Report& out, const std::string& name, const Pair& p, std::int
 
 void measure(bench::Report& out, const Size& s) {
   const nn::MlpOptions mlp{.activation = nn::Activation::swiglu, .bias = false};
-  // Chosen by noise: the load is even but for chance.
+  // Noise chooses the experts, so the load is even up to chance.
   const nn::MoeOptions moe{.experts = s.experts,
                            .router = {.route = {.topk = s.topk}, .force_balance = true},
                            .ffn = s.ffn};

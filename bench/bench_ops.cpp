@@ -1,5 +1,5 @@
-// Speed of single ops at the sizes of a small GPT. Memory-bound ops in GB/s of what they must read
-// and write, products in GFLOP/s; forward without a tape, and backward alone.
+// Speed of single ops at the sizes of a small GPT: memory-bound ops in GB/s of the bytes that they
+// must read and write, products in GFLOP/s; forward without a tape, and backward alone.
 #include "weft/autograd/cross_entropy.h"
 #include "weft/autograd/dropout.h"
 #include "weft/autograd/elementwise.h"
@@ -43,7 +43,7 @@ double backward_seconds(Tensor x, F f) {
   });
 }
 
-/// `moved`: arrays of x's size that forward, and then backward, must read or write.
+/// `moved`: number of arrays of x's size that forward, and then backward, must read or write.
 template <class F>
 void memory_bound(bench::Report& report, const std::string& name, const Tensor& x, int moved,
                   int moved_back, F f) {

@@ -1,5 +1,5 @@
-// What one op costs beside its arithmetic: 16 elements, so nearly all of the time is checks,
-// allocation, dispatch and the tape.
+// The fixed cost of an op: with 16 elements, nearly all of the time is checks, allocation, dispatch
+// and the tape.
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/matmul.h"
 #include "weft/autograd/tape.h"

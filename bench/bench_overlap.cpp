@@ -1,5 +1,5 @@
-// Layers whose weights are spread over ranks, by a link that is as slow as it is said to be: how
-// much of the waiting a ring, or a pipeline, hides behind the products.
+// Layers with weights sharded over ranks, on a link of a given speed: how much of the communication
+// a ring or a pipeline overlaps with the products.
 #include <array>
 #include <cmath>
 #include <vector>
@@ -20,8 +20,9 @@ using distributed::Overlap;
 using distributed::ProcessGroup;
 using distributed::World;
 
-// A feed-forward layer of GPT-2 124M and the tokens of a small micro-batch, of all ranks. With
-// fewer tokens a ring's products, which take one rank's rows each, pack the weights too often.
+// A feed-forward layer of GPT-2 124M and the tokens of a small micro-batch, over all ranks. With
+// fewer tokens, the products of a ring, which take the rows of one rank each, pack the weights too
+// often.
 constexpr std::int64_t kTokens = 2048, kWidth = 768, kHidden = 3072;
 constexpr int kPasses = 9;
 
@@ -51,13 +52,13 @@ void pass(const Layers& l, ProcessGroup& g, Overlap form) {
   tape.gradients(y, {l.x, l.up, l.down}, y.detach());
 }
 
-/// Seconds of rank 0, one of each for every pass.
+/// Seconds of rank 0, one entry per pass.
 struct Cost {
   std::vector<double> whole, waiting;
 };
 using Costs = std::array<Cost, 3>;  // of none, ring, pipeline
 
-/// The forms take turns, so that pass i of one is beside pass i of the others.
+/// The variants alternate, so that pass i of one is close in time to pass i of the others.
 Costs costs(int ranks, double bytes_per_s) {
   const Overlap forms[] = {Overlap::none, Overlap::ring, Overlap::pipeline};
   Costs all;
@@ -81,7 +82,7 @@ Costs costs(int ranks, double bytes_per_s) {
   return all;
 }
 
-/// Half of the values lie closer to the median than this, as a part of it.
+/// Median deviation from the median, relative to the median.
 double spread(std::vector<double> values) {
   const double middle = median(values);
   for (double& v : values) v = std::abs(v / middle - 1);
@@ -97,8 +98,8 @@ double ratio(const Cost& form, const Cost& plain) {
 
 void compare(int ranks, Report& report) {
   const Costs fast = costs(ranks, 0);
-  // By this link, what a blocking pass moves takes a quarter of the time that it computes: with two
-  // ranks a ring has half of a product to hide a transfer behind.
+  // On this link the traffic of a blocking pass takes a quarter of its compute time: with two
+  // ranks, a ring has half of a product in which to hide a transfer.
   const double bytes = 4.0 * sizeof(float) * kTokens * kWidth * (ranks - 1) / ranks;
   const double bandwidth = bytes / (0.25 * median(fast[0].whole));
   const Costs slow = costs(ranks, bandwidth);

@@ -1,5 +1,5 @@
-// What this machine can do at best (multiply-adds, copies, products), and from it the floor of a
-// training step of each model: bench/floor.h has the derivation.
+// The peak rates of this machine (multiply-adds, copies, products), and from them the floor of a
+// training step of each model; bench/floor.h has the derivation.
 #include <fstream>
 #include <string>
 
@@ -16,8 +16,8 @@ using namespace weft;
 
 namespace {
 
-/// Seconds of out (m, n) = a * b as the three products of a layer read them: forward x w^T, the
-/// gradient of the input dy w, the gradient of the weight dy^T x.
+/// Seconds of out (m, n) = a * b in the operand layouts of the three products of a layer: forward x
+/// w^T, the gradient of the input dy w, the gradient of the weight dy^T x.
 enum class Product : std::uint8_t { forward, input_gradient, weight_gradient };
 
 double product_seconds(Product p, std::int64_t m, std::int64_t n, std::int64_t k, int runs) {
@@ -33,7 +33,7 @@ double flops(std::int64_t m, std::int64_t n, std::int64_t k) {
   return 2 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
 }
 
-/// The best rate of any large product: that of the machine.
+/// The best rate over large products: the machine's GEMM rate.
 double gemm_peak(bench::Report& report) {
   constexpr std::int64_t kShapes[][3] = {
       {1024, 1024, 1024}, {2048, 2048, 2048}, {1024, 3072, 768}, {1024, 768, 3072}};
@@ -45,7 +45,7 @@ double gemm_peak(bench::Report& report) {
   return best;
 }
 
-/// The products of a step with weights, at their own shapes; attention's are left out.
+/// The products of a step that have weights, at their own shapes; excludes attention.
 void products_of_step(bench::Report& report, const bench::StepModel& m) {
   const std::int64_t rows = m.step_tokens(), dim = m.config.dim, vocab = m.config.vocab;
   struct Weight {
@@ -72,7 +72,7 @@ void products_of_step(bench::Report& report, const bench::StepModel& m) {
   report.row(message("{}: products at these shapes", m.name), total_flops / total / 1e9, "GFLOP/s");
 }
 
-/// What the floor leaves out; `products`: the seconds of the products in it.
+/// The time that the floor leaves out; `products`: the seconds of the products in it.
 void arithmetic_rows(bench::Report& report, const bench::StepModel& m, double products) {
   const bench::ArithmeticSeconds s = bench::arithmetic_seconds(m);
   const auto row = [&](const char* what, double seconds) {
@@ -93,8 +93,8 @@ double copy_row(bench::Report& report, const char* name, double bytes) {
   return std::max(plain, streaming);
 }
 
-/// Size of the data cache of a level as this processor sees it; `otherwise` where the system does
-/// not tell. (What CPUID says in a virtual machine may be the sum over the host.)
+/// Size of one level of data cache for this processor; `otherwise` where the system does not report
+/// it. (In a virtual machine, CPUID may report the sum over the host.)
 double cache_bytes(int level, double otherwise) {
   double best = 0;
   for (int index = 0; index < 8; ++index) {
@@ -146,7 +146,7 @@ int main(int argc, char** argv) {
   rates.far = copy_row(report, "memory", std::max(2.56e8, 4 * last_level));
   rates.gemm = gemm_peak(report);
 
-  // A smaller level is no slower than a larger one: where it seems so, the machine was disturbed.
+  // A smaller cache level is not slower than a larger one; such a result means a disturbed run.
   rates.near = std::max(rates.near, rates.far);
   rates.block = std::max(rates.block, rates.near);
 

@@ -1,9 +1,9 @@
 // A whole training step of small GPTs (forward, backward, clipping, AdamW), and generation of one
 // token at a time. The same with --deterministic, whose cost docs/determinism.md quotes.
 //
-// With --model NAME: some steps of one of the models in bench/models.h, in the way that
-// bench/peers/gpt.py takes them in PyTorch; the result is one line of JSON. These run on a GPU too:
-// --device cuda, and with --graph on as one captured step that is replayed.
+// With --model NAME: a number of steps of a model in bench/models.h, as bench/peers/gpt.py runs
+// them in PyTorch; the result is one line of JSON. These also run on a GPU: --device cuda, and with
+// --graph on as one captured step that is replayed.
 #include <cstdlib>
 
 #include "weft/bench/harness.h"

@@ -11,8 +11,8 @@ namespace {
 
 using distributed::Collective;
 
-// A rank's bytes to each of the others; those on its host by the one link, those elsewhere by the
-// other. The host with the fewest members of the group has most to send.
+// A rank sends to every other one: over the inner link to ranks on its host, over the outer link to
+// the rest. The host with the fewest members of the group has most to send.
 double all_to_all_us(const Cluster& c, double bytes, const std::vector<int>& ranks) {
   std::vector<int> hosts;
   for (const int r : ranks) hosts.push_back(r / c.devices_per_host);
@@ -42,7 +42,7 @@ bool crosses_hosts(const Cluster& cluster, const std::vector<int>& ranks) {
 double collective_us(const Cluster& c, Collective kind, std::int64_t bytes,
                      const std::vector<int>& ranks) {
   check(c.devices_per_host >= 1 && c.inside.bytes_per_s > 0 && c.across.bytes_per_s > 0,
-        "collective_us: a cluster needs devices and bandwidths above 0, got {} a host, {} and {} "
+        "collective_us: a cluster needs devices and bandwidths above 0, got {} per host, {} and {} "
         "bytes/s",
         c.devices_per_host, c.inside.bytes_per_s, c.across.bytes_per_s);
   if (ranks.size() <= 1) return 0;
@@ -62,7 +62,7 @@ double collective_us(const Cluster& c, Collective kind, std::int64_t bytes,
     }
     case Collective::all_to_all:
       return all_to_all_us(c, static_cast<double>(bytes), ranks);
-    case Collective::broadcast:  // in pieces, one behind the other
+    case Collective::broadcast:  // in pieces, pipelined
       return c.base_us + (n - 1) * link.hop_us + once_us;
     case Collective::exchange:
     case Collective::send:

@@ -4,34 +4,35 @@
 
 #include "weft/distributed/operation.h"
 
-/// What collectives cost on a cluster that is not there.
+/// Cost model of collectives on a cluster.
 namespace weft::bench {
 
-/// One way from a device to another.
+/// One direction of a link between devices.
 struct LinkCost {
-  double hop_us = 0;       ///< of one message
-  double bytes_per_s = 1;  ///< of each device, one way
+  double hop_us = 0;       ///< per message
+  double bytes_per_s = 1;  ///< per device and direction
 };
 
-/// Hosts of equal devices; rank r is on host r / devices_per_host.
+/// Hosts with equal devices; rank r is on host r / devices_per_host.
 struct Cluster {
   int devices_per_host = 8;
-  double base_us = 6.6;  ///< of every collective
+  double base_us = 6.6;  ///< fixed cost of every collective
   LinkCost inside, across;
-  bool trees = false;  ///< all_reduce takes a tree where that is faster than the ring
+  bool trees = false;  ///< all_reduce uses a tree where that is faster than the ring
 };
 
-/// Do these ranks of the world lie on more than one host?
+/// Whether these ranks of the world span more than one host.
 bool crosses_hosts(const Cluster& cluster, const std::vector<int>& ranks);
 
-/// Microseconds of a collective over these ranks of the world; 0 for a single one. `bytes` are
-/// those of the whole: of what an all_gather gives, what a reduce_scatter gets, and what a rank
-/// hands to any other.
+/// Microseconds of a collective over these ranks of the world; 0 for a single rank. `bytes` is the
+/// size of the whole: the output of an all_gather, the input of a reduce_scatter, otherwise what
+/// one rank contributes.
 ///
-/// In a ring every rank passes on an n-th of the bytes in each of n - 1 hops; an all_reduce goes
-/// round twice. A group that crosses hosts is as slow as its slowest link, all the way. In an
-/// all_to_all a rank sends an n-th of its bytes to each, inside the host and across at the same
-/// time. A tree of all_reduce goes up and down its levels with all of the bytes in pieces.
+/// In a ring, every rank forwards 1/n of the bytes in each of n - 1 hops; an all_reduce goes round
+/// twice. A group that spans hosts runs at the speed of its slowest link throughout. In an
+/// all_to_all a rank sends 1/n of its bytes to each other rank, within the host and across hosts at
+/// the same time. The tree of an all_reduce sends all of the bytes up and down its levels, in
+/// pieces.
 /// Source: Hockney 1994, "The communication challenge for MPP: Intel Paragon and Meiko CS-2"
 /// (latency and bandwidth); Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms"
 /// (rings); Sanders, Speck and Traff 2009, "Two-tree algorithms for full bandwidth broadcast,

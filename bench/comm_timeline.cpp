@@ -7,14 +7,14 @@ namespace weft::bench {
 
 StepTimes play_steps(const std::vector<StepEvent>& events, const std::vector<double>& op_us,
                      double compute_us, const std::vector<int>& lanes) {
-  // What one step leaves under way, the next one waits for: the third is like all that follow.
+  // A step waits for work left by the previous step; the third step equals all later ones.
   constexpr int kSteps = 3;
   struct Run {
     std::size_t op;
     double begin, end;
   };
   struct Lane {
-    std::deque<Run> queue;  // that have not ended
+    std::deque<Run> queue;  // unfinished runs
     double free = 0;
   };
   const std::size_t n = op_us.size();

@@ -18,12 +18,12 @@ struct Mark {
   Phase phase;
 };
 
-// A stretch of a step, as a part of its computing.
+// A part of a step, with its share of the compute.
 struct Segment {
   double begin_time, end_time;
   double begin_share, end_share;
   Phase phase;
-  bool last;  // of its phase
+  bool last;  // last segment of its phase
 };
 
 std::vector<Segment> segments_of(const std::vector<Mark>& marks, double end_time, bool recomputes) {
@@ -48,8 +48,8 @@ std::vector<Segment> segments_of(const std::vector<Mark>& marks, double end_time
   return segments;
 }
 
-// How much of a pass through the model the parameters of a bucket stand for: products that they are
-// in, for each token of this rank.
+// The share of a pass through the model that a bucket's parameters account for: their products per
+// token of this rank.
 double work_of(const Ddp& ddp, const Ddp::Bucket& b, const nn::GptConfig& model,
                const distributed::Degrees& d) {
   const double rows = static_cast<double>(model.moe.router.route.topk * d.ep * d.etp) /
@@ -64,7 +64,8 @@ double work_of(const Ddp& ddp, const Ddp::Bucket& b, const nn::GptConfig& model,
   return work;
 }
 
-// Points of one stretch: those without a place of their own are spread evenly between those with.
+// Positions within one segment: events without a known position are spread evenly between the
+// others.
 void spread(std::vector<double>& places) {
   std::size_t from = 0;
   double before = 0;
@@ -80,7 +81,7 @@ void spread(std::vector<double>& places) {
   }
 }
 
-/// The events of one step in their order, and their shares.
+/// Orders the events of one step and assigns their compute shares.
 class Placing {
  public:
   Placing(StepTrace& trace, const std::vector<FlightEntry>& earlier,
@@ -102,8 +103,9 @@ class Placing {
                      [](const Timed& a, const Timed& b) { return a.time < b.time; });
   }
 
-  // `bucket_ends`: of the collectives that buckets make in the last backward, by their order, how
-  // much of it has been done; `needed`: the same of forward, before each bucket's parameters.
+  // `bucket_ends`: for the bucket collectives of the last backward, in order, the fraction of
+  // backward done when they start; `needed`: for each bucket, the fraction of forward done when its
+  // parameters are needed.
   void place(const std::vector<double>& bucket_ends, const std::vector<double>& needed) {
     std::size_t at = 0, bucket = 0, portion = 0;
     for (const Segment& s : segments_) {
@@ -142,7 +144,7 @@ class Placing {
       if (time < s.end_time) return s;
     return segments_.back();
   }
-  // Called in the last backward, waited for after it.
+  // Started in the last backward, waited for after it.
   bool is_bucket(const StepEvent& e, const Segment& s) const {
     return s.phase == Phase::backward && s.last && e.kind == StepEvent::Kind::call &&
            trace_.calls[static_cast<std::size_t>(e.op)].waited_s >= s.end_time;
@@ -192,7 +194,7 @@ StepTrace trace_step(const examples::GptOptions& options) {
   const double end = recorder.now();
   train_step.on_phase({});
 
-  // As it is now: the third step has waited for some of the second.
+  // A snapshot after the third step, which has waited for collectives of the second.
   const std::vector<FlightEntry> all = recorder.entries();
   const auto calls = static_cast<std::ptrdiff_t>(trace.calls.size());
   check(calls == calls_of_second && std::ssize(all) >= 2 * calls,
@@ -206,14 +208,14 @@ StepTrace trace_step(const examples::GptOptions& options) {
         e.group == std::string("world") ? world->all().ranks() : mesh.group(e.group).ranks();
   const nn::GptConfig model = options.gpt();
   const Ddp& ddp = *train_step.optimizer().ddp();
-  std::vector<double> done{0};  // of a pass, after each bucket
+  std::vector<double> done{0};  // fraction of a pass after each bucket
   for (const Ddp::Bucket& b : ddp.buckets())
     done.push_back(done.back() + work_of(ddp, b, model, mesh.degrees()));
   std::vector<double> bucket_ends, needed;
   for (std::size_t i = 0; i < ddp.buckets().size(); ++i)
     for (int n = ddp.buckets()[i].then ? 2 : 1; n > 0; --n)
       bucket_ends.push_back(done[i + 1] / done.back());
-  // Forward goes the other way.
+  // Forward visits the buckets in reverse order.
   for (std::size_t i = ddp.buckets().size(); i > 0; --i)
     needed.push_back(1 - done[i] / done.back());
 

@@ -9,32 +9,32 @@
 
 namespace weft::bench {
 
-/// One training step, and the collectives that it made. Throws Error when the world's flight
-/// recorder keeps fewer.
+/// Runs one training step and returns its collectives.
+/// Throws Error when the world's flight recorder keeps fewer.
 std::vector<distributed::FlightEntry> record_step(distributed::World& world,
                                                   train::TrainStep& train_step, std::int64_t step,
                                                   const data::Batch& rows);
 
-/// The bytes of the whole that a collective is about: see collective_us().
+/// The size of the whole of a collective in bytes: see collective_us().
 std::int64_t whole_bytes(const distributed::FlightEntry& entry);
 
-/// What a step of one rank says to the others, and when.
+/// The communication of one rank in a step, with its timing.
 struct StepTrace {
   std::vector<distributed::FlightEntry> calls;
-  std::vector<train::Phase> phases;  ///< that they were called in
+  std::vector<train::Phase> phases;  ///< the phase of each call
   std::vector<StepEvent> events;
-  std::map<std::string, std::vector<int>> groups;  ///< the ranks of the world in each
+  std::map<std::string, std::vector<int>> groups;  ///< the world ranks of each group
   double flops = 0;                                ///< of this rank
   std::int64_t tokens = 0;                         ///< of all ranks
 };
 
-/// A real step of rank options.rank, on the meta device, among ranks that are not there.
+/// Traces a step of rank options.rank on the meta device, with the other ranks simulated.
 ///
-/// Where in a step's computing a collective is called cannot be seen on a device that computes
-/// nothing. A third of it is taken for forward (a quarter, when backward runs forward again). In
-/// the last backward a bucket of gradients is sent when its part of the parameters has been gone
-/// through, and parameters of a sharded optimizer are waited for when forward has gone through
-/// those before. All others are spread evenly in between.
+/// On a device that computes nothing, the compute position of a collective cannot be measured. The
+/// trace assumes that forward takes a third of the compute (a quarter with recompute). In the last
+/// backward, a gradient bucket is sent when backward has passed its parameters; parameters of a
+/// sharded optimizer are waited for when forward reaches them. All other collectives are spread
+/// evenly in between.
 StepTrace trace_step(const examples::GptOptions& options);
 
 }  // namespace weft::bench

@@ -7,11 +7,11 @@
 #include <immintrin.h>
 #endif
 
-/// How fast arrays are copied, in bytes read and written in a second.
+/// The rate of array copies, in bytes read and written per second.
 namespace weft::bench {
 
-/// Plain stores read the line that they write to first, unless it is in the cache; streaming stores
-/// go past it. For arrays larger than the cache they save a third of the traffic.
+/// Plain stores first read the line that they write, unless it is in the cache; streaming stores
+/// bypass the cache. For arrays larger than the cache they save a third of the traffic.
 enum class Stores : std::uint8_t { plain, streaming };
 
 namespace detail {
@@ -29,7 +29,7 @@ inline void copy_streaming(const float* from, float* to, std::int64_t n) {
 }
 #endif
 
-// Block by block, because memcpy of a long array would choose streaming stores by itself.
+// Block by block, because memcpy of a long array would choose streaming stores.
 inline void copy_plain(const float* from, float* to, std::int64_t n) {
   for (std::int64_t i = 0; i < n; i += kCopyBlock)
     std::memcpy(to + i, from + i, kCopyBlock * sizeof(float));

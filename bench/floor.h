@@ -3,19 +3,17 @@
 
 #include "weft/bench/models.h"
 
-/// The shortest time that one training step can take on a machine whose rates are known. Two things
-/// cannot be avoided: the multiplications of the products, and the bytes that everything else
-/// moves.
+/// A lower bound on the time of one training step on a machine with known rates. Two costs are
+/// unavoidable: the multiplications of the products, and the bytes that everything else moves.
 ///
 ///   floor = product FLOPs / GEMM rate + block bytes / L2 copy rate
 ///           + near bytes / cache copy rate + far bytes / memory copy rate
 ///
-/// Products. 6 FLOPs for each weight and token (forward, gradient of the input, gradient of the
-/// weight), and attention over the (T + 1) / 2 tokens that a causal row sees on average. Nothing
-/// that backward computes a second time counts: flash attention's repeated scores are the price of
-/// an algorithm. The GEMM rate is the machine's best, over large shapes; it includes what a
-/// product reads and writes itself. So an op that a product can do on the way costs only the bytes
-/// that it adds.
+/// Products. 6 FLOPs per weight and token (forward, gradient of the input, gradient of the weight),
+/// and attention over the (T + 1) / 2 tokens that a causal row sees on average. Recomputation in
+/// backward does not count: flash attention's repeated scores are the price of an algorithm. The
+/// GEMM rate is the machine's best over large shapes and includes the reads and writes of a
+/// product. So an op fused into a product costs only the bytes that it adds.
 ///
 /// Bytes, in f32 arrays of `tokens x C` (R: read, W: written), the best fusion assumed:
 ///   bias               forward and backward inside products and the passes below         0
@@ -26,21 +24,21 @@
 ///   attention          R o*, R do for the row sums of backward                           2
 ///   final norm         R residual, R sum, W y;  R dy, R sum*, W dx                       3 + 3
 ///   embedding          R row, W x;  R dx, R and W gradient row                           2 + 3
-/// and beside these
-///   attention scores   T / 2 for each head and row: R, W of softmax; backward R, W of the
+/// and in addition
+///   attention scores   T / 2 per head and row: R, W of softmax; backward R, W of the
 ///                      probabilities, R, R, W of their gradient: 7 times 4 bytes, in L2 blocks
 ///   loss               tokens x V logits in L2 blocks: R for the sum, R and W of the gradient
-///   gradient norm      R gradient: 4 bytes for each parameter
-///   AdamW              R p, g, m, v, W p, m, v: 28 bytes for each parameter
+///   gradient norm      R gradient: 4 bytes per parameter
+///   AdamW              R p, g, m, v, W p, m, v: 28 bytes per parameter
 ///
-/// Near bytes move at the speed of the last-level cache: short-lived arrays that fit into it. What
-/// is kept from forward to backward (*, and what products read again: y, gelu(u), q, k, v) is read
-/// last-in first-out, so of `saved` bytes in all the cache can hold its own size, and only the rest
-/// is far. Parameters and their states are far by the same rule.
+/// Near bytes move at the speed of the last-level cache: short-lived arrays that fit in it. Arrays
+/// kept from forward to backward (*, and the operands that products read again: y, gelu(u), q, k,
+/// v) are read last-in first-out, so of the `saved` bytes the cache can hold its own size, and only
+/// the rest is far. Parameters and their states are far by the same rule.
 ///
-/// Not counted, so that it stays a bound from below: arithmetic outside products (exp, rsqrt),
-/// which bench/arithmetic.h measures, starting threads, edges of tiles, the difference between a
-/// product's shape and the best one.
+/// Not counted, so that the result stays a lower bound: arithmetic outside products (exp, rsqrt),
+/// which bench/arithmetic.h measures, thread start-up, tile edges, and the difference between a
+/// product's shape and the best shape.
 namespace weft::bench {
 
 struct StepWork {
@@ -55,7 +53,7 @@ inline StepWork step_work(const StepModel& m, double cache_bytes) {
   const double array = 4.0 * tokens * static_cast<double>(c.dim);
   const auto parameters = static_cast<double>(m.config.parameter_count());
 
-  // For each layer: two sums, u and gelu(u), y twice, q, k, v and o.
+  // Per layer: two sums, u and gelu(u), y twice, q, k, v and o.
   const double saved = array * (layers * (2 + 4 + 4 + 2 + 3 + 1) + 2);
   const auto missed = [&](double footprint) {
     return std::max(0.0, 1 - cache_bytes / std::max(footprint, 1.0));
@@ -80,7 +78,7 @@ inline StepWork step_work(const StepModel& m, double cache_bytes) {
 
 struct Rates {
   double gemm = 0;                      ///< FLOP/s
-  double block = 0, near = 0, far = 0;  ///< bytes read and written in a second
+  double block = 0, near = 0, far = 0;  ///< bytes read and written per second
 };
 
 inline double floor_seconds(const StepWork& w, const Rates& r) {

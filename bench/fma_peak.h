@@ -4,7 +4,7 @@
 
 namespace weft::bench {
 
-/// FLOP/s of all threads together.
+/// FLOP/s of all threads combined.
 inline double fma_peak(const cpu::FmaLoop& loop) {
   constexpr std::int64_t kSteps = 1 << 20;
   const int threads = num_threads();

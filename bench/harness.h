@@ -12,18 +12,18 @@
 /// Reporting as a table and as JSON rows of {name, value, unit}.
 namespace weft::bench {
 
-/// A flag of one benchmark alone, whose value goes to `value`. One without a placeholder takes no
-/// value and sets "yes".
+/// A flag of one benchmark, stored in `value`. A flag without a placeholder takes no value and
+/// stores "yes".
 struct Flag {
   std::string name;
   std::string* value;
   std::string placeholder;
 };
 
-/// Collects rows; prints each as it comes, and writes all of them at the end.
+/// Collects rows, prints each one at once and writes all of them at the end.
 class Report {
  public:
-  /// Reads "--json FILE", "--threads N", "--clock wall|processor" and the flags in `more`; leaves
+  /// Parses "--json FILE", "--threads N", "--clock wall|processor" and the flags in `more`; exits
   /// with status 2 on anything else.
   Report(int argc, char** argv, std::initializer_list<Flag> more = {}) {
     std::string clock = "wall";

@@ -5,17 +5,17 @@
 #include "weft/core/error.h"
 #include "weft/nn/gpt.h"
 
-/// The models whose training steps are compared with those of other frameworks and with the floor
-/// of the machine: GPT-2 style, with a tied head; in f32 on the CPU, in bf16 or f32 on a GPU.
+/// The models whose training steps are compared with other frameworks and with the floor of the
+/// machine: GPT-2 style with a tied head, in f32 on the CPU, in bf16 or f32 on a GPU.
 namespace weft::bench {
 
 struct StepModel {
   const char* name;
   nn::GptConfig config;
-  std::int64_t batch, tokens;  ///< tokens of one row; config.seq is how long a row may be
+  std::int64_t batch, tokens;  ///< tokens per row; config.seq is the maximum
 
   std::int64_t step_tokens() const { return batch * tokens; }
-  /// The config as if this batch's rows were the longest, for counting operations.
+  /// The config with seq reduced to the rows of this batch, for counting operations.
   nn::GptConfig counted() const {
     nn::GptConfig c = config;
     c.seq = tokens;
@@ -42,7 +42,7 @@ inline const StepModel kStepModels[] = {
      64},
 };
 
-/// Those for a GPU; the last one only shows that an imitated GPU runs the program.
+/// The models for a GPU; the last one only shows that the program runs on an emulated GPU.
 inline const StepModel kGpuStepModels[] = {
     {"124m-b4-t1024",
      {.layers = 12, .heads = 12, .dim = 768, .seq = 1024, .vocab = kGpt2Vocab},
@@ -71,11 +71,11 @@ inline const StepModel kGpuStepModels[] = {
     {"smoke", {.layers = 1, .heads = 2, .dim = 32, .seq = 16, .vocab = 61}, 2, 16},
 };
 
-/// On a GPU the rows of the embedding and the head are padded to a multiple of this, here as in the
-/// peers: products need them aligned. No token has a padded number.
+/// On a GPU the rows of the embedding and the head are padded to a multiple of this, here and in
+/// the peers, because products need the alignment. No token has a padded id.
 inline constexpr std::int64_t kGpuVocabMultiple = 64;
 
-/// Throws Error that lists the names when there is none.
+/// Throws Error listing the names when the model is unknown.
 inline const StepModel& step_model(const std::string& name) {
   std::string known;
   const auto find = [&](std::span<const StepModel> models) -> const StepModel* {

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Where the time of a training step goes: samples bench_step with perf and adds them up by kind.
+"""Profiles a training step: samples bench_step with perf and sums the samples by kind.
 
 usage: bench/profile.py [--model NAME] [--threads N] [--steps N] [--build DIR]
 
-Only the samples of the timed steps count: those from the end of the process back as long as the
-steps took. Needs Linux perf, and the right to use it (root, or kernel.perf_event_paranoid at most 1).
+Counts only the samples of the timed steps: those at the end of the process, over the duration of the
+steps. Needs Linux perf and permission to use it (root, or kernel.perf_event_paranoid at most 1).
 """
 import argparse
 import collections
@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# The first that matches "library symbol". oneDNN's kernels are generated and have no symbols.
+# The first match of "library symbol" counts. oneDNN's kernels are generated and have no symbols.
 KINDS = [
     ("waiting for other threads", r"ThreadPool|__atomic_spin|__atomic_wait|sched_yield"),
     ("products by oneDNN", r"^jit |libdnnl|library_product|omp_"),

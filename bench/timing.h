@@ -5,11 +5,11 @@
 #include <utility>
 #include <vector>
 
-/// Measuring; bench/peers uses it too, so that both sides are timed in the same way.
+/// Timing; bench/peers uses it too, so that both sides are measured in the same way.
 namespace weft::bench {
 
-/// Count processor time of this process instead of time that passes. For one thread the two are the
-/// same on a machine that does nothing else, and on one that does only the first can be compared.
+/// Measure the processor time of this process instead of wall time. For one thread on an idle
+/// machine the two are equal; on a busy machine only processor time is comparable.
 inline bool count_processor_time = false;
 
 inline double now() {
@@ -28,8 +28,8 @@ inline double median(std::vector<double> values) {
   return *middle;
 }
 
-/// The median of `runs` samples after two that are thrown away: first calls fill caches, and a
-/// median shrugs off what else the machine does.
+/// The median of `runs` samples after two discarded ones: the first calls fill caches, and a median
+/// ignores disturbances.
 template <class F>
 double median(int runs, F&& sample) {
   std::vector<double> samples;
@@ -40,7 +40,7 @@ double median(int runs, F&& sample) {
   return median(std::move(samples));
 }
 
-/// Seconds of one call of f. A sample is as many calls as take about 10 ms.
+/// Seconds per call of f. A sample consists of as many calls as take about 10 ms.
 template <class F>
 double seconds_per_call(F&& f, int runs = 7) {
   constexpr double kSampleSeconds = 0.01;

@@ -52,7 +52,7 @@ class Batches {
   std::string text_;
 };
 
-/// VmHWM: the most memory that the process ever had in use.
+/// VmHWM: the peak resident memory of the process.
 double peak_rss_mib() {
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;)

@@ -10,7 +10,7 @@ if(WEFT_EXAMPLES)
   target_link_libraries(bench_comm_model PRIVATE weft weft_flags)
 endif()
 
-# Objects, not a program: a test links them with the library that imitates a GPU.
+# Objects rather than a program: a test links them with the library of the emulated GPU.
 if(WEFT_TESTS OR NOT WEFT_CUDA STREQUAL "OFF")
   add_library(weft_bench_gpu OBJECT EXCLUDE_FROM_ALL
     bench/bench_gpu.cpp

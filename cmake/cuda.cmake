@@ -1,5 +1,5 @@
-# WEFT_CUDA: AUTO builds the CUDA kernels where there is a toolkit. EMULATE builds them for the CPU,
-# into the library itself: an imitated GPU for the sanitizer jobs.
+# WEFT_CUDA: AUTO builds the CUDA kernels if a toolkit is found. EMULATE compiles them for the CPU
+# into the library itself: an emulated GPU for the sanitizer jobs.
 set(WEFT_CUDA AUTO CACHE STRING "CUDA kernels: AUTO, ON, OFF or EMULATE")
 set_property(CACHE WEFT_CUDA PROPERTY STRINGS AUTO ON OFF EMULATE)
 if(NOT WEFT_CUDA MATCHES "^(AUTO|ON|OFF|EMULATE)$")
@@ -8,9 +8,9 @@ endif()
 
 option(WEFT_PTXAS_REPORT "Keep registers and spills of every CUDA kernel beside its object, for scripts/check_registers.py" OFF)
 
-# The compiler runs once, to PTX for compute_80; from that ptxas makes the code of each GPU. No kernel
-# is written for a later architecture: the code is the same, byte for byte, as from PTX of its own.
-# compute_80 in the list keeps the PTX, which GPUs without code of their own compile when they load it.
+# The compiler runs once, to PTX for compute_80, from which ptxas generates the code of each GPU. No
+# kernel uses a later architecture: the code is identical, byte for byte, to that from its own PTX.
+# compute_80 in the list keeps the PTX, which other GPUs compile at load time.
 set(WEFT_CUDA_CODE "sm_80;sm_90a;compute_80" CACHE STRING
   "Code of the CUDA kernels, unless CMAKE_CUDA_ARCHITECTURES says it; compute_80 is PTX")
 
@@ -59,7 +59,7 @@ set(weft_cuda_test_kernels
 
 set(WEFT_HAVE_CUDA OFF)
 if(WEFT_CUDA MATCHES "^(AUTO|ON)$")
-  # The toolkit is often there and not on the PATH, where CMake alone would look.
+  # The toolkit is often installed but not on the PATH, the only place where CMake looks.
   if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     find_program(WEFT_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH /usr/local/cuda PATH_SUFFIXES bin)
     if(WEFT_NVCC)
@@ -76,10 +76,10 @@ if(WEFT_CUDA MATCHES "^(AUTO|ON)$")
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
     enable_language(CUDA)
-    # For nvcc the level is that of the host's part of a file, which launches kernels and no more.
-    # The kernels are optimized whatever it says.
+    # For nvcc the level applies to the host code of a file, which only launches kernels. The
+    # kernels are always optimized.
     string(REPLACE "-O3" "-O1" CMAKE_CUDA_FLAGS_RELEASE "${CMAKE_CUDA_FLAGS_RELEASE}")
-    if(NOT "cuda_std_20" IN_LIST CMAKE_CUDA_COMPILE_FEATURES)  # CMake 3.25 knows no C++20 for nvcc
+    if(NOT "cuda_std_20" IN_LIST CMAKE_CUDA_COMPILE_FEATURES)  # CMake 3.25 has no C++20 for nvcc
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
       set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
       list(APPEND CMAKE_CUDA_COMPILE_FEATURES cuda_std_20)
@@ -95,13 +95,13 @@ endif()
 # weft_native_kernels(NAME FILES...): objects for the GPU.
 function(weft_native_kernels name)
   add_library(${name} OBJECT ${ARGN})
-  # constexpr functions are shared with the CPU kernels. 186: an unsigned number compared with 0, which
-  # happens in templates.
+  # constexpr functions are shared with the CPU kernels. 186: comparison of an unsigned number with
+  # 0, which occurs in templates.
   target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-restrict>)
   target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr
     ${weft_cuda_code} --diag-suppress=186 -Xcompiler=-Wall,-Wextra,-ftls-model=initial-exec>)
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_STANDARD 20
-    CUDA_RUNTIME_LIBRARY Static UNITY_BUILD OFF)  # a report of ptxas a file
+    CUDA_RUNTIME_LIBRARY Static UNITY_BUILD OFF)  # one ptxas report per file
   target_compile_definitions(${name} PRIVATE WEFT_WITH_CUDA=1)
   target_include_directories(${name} PRIVATE ${weft_include})
   target_include_directories(${name} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
@@ -119,7 +119,7 @@ endfunction()
 if(WEFT_HAVE_CUDA)
   list(TRANSFORM weft_cuda_kernels PREPEND cuda/ OUTPUT_VARIABLE files)
   list(TRANSFORM files APPEND .cu)
-  # Their products and sums are each rounded, as on the CPU.
+  # Their products and sums are rounded separately, as on the CPU.
   set_source_files_properties(cuda/optimizer.cu cuda/random.cu PROPERTIES COMPILE_OPTIONS -fmad=false)
   weft_native_kernels(weft_cuda cuda/gemm.cpp cuda/gemm_epilogue.cpp cuda/gemm_plan.cpp
     cuda/grouped_linear.cpp cuda/lt_library.cpp cuda/nccl.cpp cuda/nvml.cpp cuda/open_library.cpp cuda/runtime.cpp ${files})

@@ -1,7 +1,7 @@
 # The example programs.
 
-# Objects, not a library: what the programs share is linked with the library, and for a test with
-# the one that imitates a GPU.
+# Objects rather than a library: the code shared by the programs is linked with the library and, for
+# a test, with the library of the emulated GPU.
 add_library(weft_gpt OBJECT
   examples/common/check_weights.cpp
   examples/common/gpt_options.cpp

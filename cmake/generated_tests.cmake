@@ -1,5 +1,5 @@
-# Tests whose cases are generated: every op by layouts and dtypes, and random programs. They link
-# the library with the imitated GPU.
+# Tests with generated cases: every op by layouts and dtypes, and random programs. They link the
+# library of the emulated GPU.
 add_executable(test_generated_ops tests/generated/test_generated_ops.cpp
   tests/generated/test_op_kernels.cpp tests/generated/op_runs.cpp tests/generated/ops_page.cpp
   tests/generated/ops_table.cpp)
@@ -25,7 +25,7 @@ foreach(target weft_generated test_generated_ops test_generated_programs)
     $<$<NOT:$<CONFIG:Debug>>:$<IF:$<BOOL:${WEFT_SANITIZE}>,-O0,-O1>>)
 endforeach()
 if(WEFT_SANITIZE STREQUAL "")
-  # Once more as on narrower processors; see weft_isa_test() in tests.cmake.
+  # Again as on narrower processors; see weft_isa_test() in tests.cmake.
   foreach(stem ops programs)
     foreach(limit "avx2 AVX2" "scalar SSE41")
       string(REPLACE " " ";" limit ${limit})

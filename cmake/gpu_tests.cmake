@@ -1,5 +1,5 @@
-# The CUDA kernels. One source of tests, two executables: on the imitated GPU, always, and on a real
-# one where there is one.
+# The CUDA kernels. One set of test sources, two executables: always on the emulated GPU, and on a
+# real GPU if there is one.
 set(weft_gpu_test_stems
   attention
   causal_conv1d
@@ -38,7 +38,7 @@ set(weft_gpu_test_stems
   thread_ranks
   token_permute)
 if(WEFT_SANITIZE STREQUAL "thread")
-  # A CUDA thread is a thread to ThreadSanitizer: only what is small.
+  # A CUDA thread is a thread to ThreadSanitizer, so only small tests run.
   set(weft_gpu_test_stems copy elementwise race)
 endif()
 add_library(weft_gpu_tests OBJECT tests/cuda/gpu.cpp)
@@ -65,8 +65,8 @@ if(WEFT_HAVE_CUDA)
   list(TRANSFORM weft_cuda_test_kernels PREPEND tests/cuda/ OUTPUT_VARIABLE files)
   list(TRANSFORM files APPEND .cu)
   weft_native_kernels(weft_cuda_test_kernels ${files})
-  # The library once more, with the kernels of the tests: a kernel can be launched only by the copy of
-  # libcudart that it is linked with, and the library's is its own.
+  # The library again, together with the test kernels: only the copy of libcudart with which a
+  # kernel is linked can launch it, and the library has its own copy.
   weft_library(weft_native weft_host weft_cuda weft_cuda_test_kernels)
   target_link_libraries(weft_native PRIVATE CUDA::cudart_static ${CMAKE_DL_LIBS})
   add_executable(gpu_tests tests/cuda/main_native.cpp tests/cuda/orders_native.cpp
@@ -76,7 +76,7 @@ if(WEFT_HAVE_CUDA)
   set_tests_properties(gpu_tests PROPERTIES SKIP_RETURN_CODE 77)
 endif()
 
-# The emulator itself, and what Weft does with streams and memory on the GPUs that it imitates.
+# The emulator itself, and Weft's use of streams and memory on emulated GPUs.
 add_executable(test_emulator tests/cuda/orders_emulated.cpp $<TARGET_OBJECTS:weft_test_main>)
 foreach(stem capture energy engine engine_bugs gpu_memory nccl runtime staging)
   target_sources(test_emulator PRIVATE tests/cuda/emu/test_${stem}.cpp)
@@ -85,7 +85,7 @@ target_link_libraries(test_emulator PRIVATE weft_emu weft_flags doctest::doctest
 target_compile_definitions(test_emulator PRIVATE WEFT_WITH_CUDA=1 WEFT_CUDA_EMU=1 WEFT_EMU_EVERY_ORDER=1)
 target_compile_options(test_emulator PRIVATE -fno-strict-aliasing -Wno-unknown-pragmas)
 add_test(NAME emulator COMMAND test_emulator)
-# In a folder of its own, under the name by which it is looked for.
+# In a separate folder, under the name that the library searches for.
 add_library(fake_nvml MODULE tests/cuda/emu/fake_nvml.cpp)
 set_target_properties(fake_nvml PROPERTIES PREFIX "" OUTPUT_NAME libnvidia-ml SUFFIX .so.1
   LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/fake_nvml)
@@ -93,7 +93,7 @@ add_dependencies(test_emulator fake_nvml)
 target_compile_definitions(test_emulator PRIVATE
   WEFT_FAKE_NVML="${PROJECT_BINARY_DIR}/fake_nvml")
 
-# The trainer with an imitated GPU.
+# The trainer on an emulated GPU.
 if(WEFT_EXAMPLES)
   add_executable(train_gpt_emulated examples/train_gpt.cpp $<TARGET_OBJECTS:weft_gpt>)
   target_link_libraries(train_gpt_emulated PRIVATE weft_emu weft_flags)
@@ -113,7 +113,7 @@ if(WEFT_EXAMPLES)
   endif()
 endif()
 
-# The benchmarks with an imitated GPU: only to see that they run.
+# The benchmarks on an emulated GPU, only to check that they run.
 if(WEFT_BENCH)
   add_executable(bench_gpu_emulated $<TARGET_OBJECTS:weft_bench_gpu>)
   target_link_libraries(bench_gpu_emulated PRIVATE weft_emu weft_flags)
@@ -128,7 +128,7 @@ if(WEFT_BENCH)
     PASS_REGULAR_EXPRESSION "\"host_syncs\":0(\\.0+)?[,}]")
 endif()
 
-# What only a sanitizer finds: a planted bug a run, and what its report must say.
+# Faults that only a sanitizer detects: one planted bug per run, and the expected report.
 if(WEFT_SANITIZE)
   add_executable(emulator_bugs tests/cuda/emu/emulator_bugs.cpp)
   target_link_libraries(emulator_bugs PRIVATE weft_emu weft_flags)

@@ -1,5 +1,5 @@
-# cmake --install build/release --prefix P: headers, library, programs, and what find_package(weft)
-# and pkg-config need. The installed tree can be moved: nothing in it names P.
+# cmake --install build/release --prefix P: installs headers, library, programs, and the files for
+# find_package(weft) and pkg-config. The installed tree can be moved: nothing in it contains P.
 include(CMakePackageConfigHelpers)
 
 set(weft_lib lib)
@@ -16,7 +16,7 @@ foreach(program train_gpt train_moe generate)
   endif()
 endforeach()
 
-# Public headers keep their folders. What CPU kernels share is the library's own.
+# Public headers keep their folders. Headers shared by CPU kernels are private.
 foreach(folder autograd core data distributed io nn optim train)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION include/weft
     FILES_MATCHING PATTERN "*.h" PATTERN core/cpu EXCLUDE)
@@ -28,7 +28,7 @@ set(weft_package ${weft_lib}/cmake/weft)
 install(EXPORT weft_targets NAMESPACE weft:: DESTINATION ${weft_package} FILE weftTargets.cmake)
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/weftConfig.cmake.in
   ${PROJECT_BINARY_DIR}/weftConfig.cmake INSTALL_DESTINATION ${weft_package})
-# Before 1.0 a new minor version may break what the last one allowed.
+# Before 1.0 a new minor version may break compatibility with the previous one.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/weftConfigVersion.cmake
   COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/weftConfig.cmake ${PROJECT_BINARY_DIR}/weftConfigVersion.cmake

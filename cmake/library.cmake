@@ -1,16 +1,17 @@
-# The one library. Every host source file is named here, in path order: adding a file is one visible line.
+# The library. Every host source file is listed here in path order: adding a file is one visible
+# line.
 find_package(Threads REQUIRED)
 find_package(dnnl REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(tomlplusplus REQUIRED)
 if(WEFT_SANITIZE STREQUAL "")
-  # Only to tell oneDNN, which brings OpenMP along, to stay on the calling thread.
+  # Used only to keep oneDNN, which depends on OpenMP, on the calling thread.
   find_package(OpenMP REQUIRED)
 endif()
 
-# WEFT_MPI: AUTO builds the mpi backend where there is an MPI. Only distributed/mpi_*.cpp see its
-# headers, and the library's users need none of it. Sanitizers report MPI's own leaks
-# and races: there AUTO leaves it out.
+# WEFT_MPI: AUTO builds the mpi backend if MPI is found. Only distributed/mpi_*.cpp include its
+# headers, and users of the library do not need them. Sanitizers report MPI's own leaks and races,
+# so AUTO leaves it out there.
 set(WEFT_MPI AUTO CACHE STRING "Ranks as processes: AUTO, ON or OFF")
 set_property(CACHE WEFT_MPI PROPERTY STRINGS AUTO ON OFF)
 if(NOT WEFT_MPI MATCHES "^(AUTO|ON|OFF)$")
@@ -18,7 +19,7 @@ if(NOT WEFT_MPI MATCHES "^(AUTO|ON|OFF)$")
 endif()
 set(WEFT_HAVE_MPI OFF)
 if(WEFT_MPI STREQUAL "ON" OR (WEFT_MPI STREQUAL "AUTO" AND WEFT_SANITIZE STREQUAL ""))
-  set(MPI_CXX_SKIP_MPICXX ON)  # the C interface is enough
+  set(MPI_CXX_SKIP_MPICXX ON)  # the C interface suffices
   find_package(MPI QUIET COMPONENTS CXX)
   set(WEFT_HAVE_MPI ${MPI_CXX_FOUND})
   if(WEFT_MPI STREQUAL "ON" AND NOT WEFT_HAVE_MPI)
@@ -246,12 +247,12 @@ if(WEFT_HAVE_MPI)
 endif()
 list(TRANSFORM weft_sources PREPEND ${PROJECT_SOURCE_DIR}/)
 
-# core/cpu/simd/*.inc: one translation unit for each instruction set, chosen at run time.
+# core/cpu/simd/*.inc: one translation unit per instruction set, chosen at run time.
 list(APPEND weft_sources
   ${PROJECT_SOURCE_DIR}/core/cpu/simd/isa_avx2.cpp
   ${PROJECT_SOURCE_DIR}/core/cpu/simd/isa_avx512.cpp
   ${PROJECT_SOURCE_DIR}/core/cpu/simd/isa_scalar.cpp)
-# Only the fma calls that the code spells out: all three files must give the same bits. GCC 12 warns
+# Only the fma calls written in the code: all three files must give the same bits. GCC 12 warns
 # about the "undefined" operands inside its own AVX-512 header.
 set_source_files_properties(core/cpu/simd/isa_scalar.cpp PROPERTIES COMPILE_OPTIONS
   "-ffp-contract=off")
@@ -259,12 +260,13 @@ set_source_files_properties(core/cpu/simd/isa_avx2.cpp PROPERTIES COMPILE_OPTION
   "-ffp-contract=off;-mavx2;-mfma;-mf16c")
 set_source_files_properties(core/cpu/simd/isa_avx512.cpp PROPERTIES COMPILE_OPTIONS
   "-ffp-contract=off;-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mfma;-mf16c;-mprefer-vector-width=512;-Wno-uninitialized;-Wno-maybe-uninitialized")
-# Loops over elements: these pay for -O3. They are files of their own, which a unity build leaves apart.
+# Loops over elements benefit from -O3. They are separate files, which a unity build compiles
+# separately.
 set(weft_loops ${weft_sources})
 list(FILTER weft_loops INCLUDE REGEX "/core/cpu/[a-z_]*.cpp$|/distributed/sum_ranks.cpp$")
 list(REMOVE_ITEM weft_sources ${weft_loops})
 
-# What the objects and the library made of them share.
+# Properties shared by the objects and the library.
 add_library(weft_needs INTERFACE)
 target_link_libraries(weft_needs INTERFACE weft_flags DNNL::dnnl Threads::Threads
   CLI11::CLI11 tomlplusplus::tomlplusplus)
@@ -279,19 +281,19 @@ if(WEFT_HAVE_MPI)
     COMPILE_DEFINITIONS "OMPI_SKIP_MPICXX;MPICH_SKIP_MPICXX")
 endif()
 
-# CLI11 is code of others, run once: compiled for speed of compiling. It takes seconds, and toml++
-# too: one file sees each.
+# CLI11 is third-party code that runs once, so it is compiled for fast compilation. It takes seconds
+# to compile, and so does toml++: one file includes each.
 set_source_files_properties(train/command_line.cpp PROPERTIES
   COMPILE_OPTIONS "-O0;-fno-sanitize=all" SKIP_PRECOMPILE_HEADERS ON)
 
-# weft_objects(NAME FILES...): compiled for the library, with the headers that most of them include
-# compiled once. ccache needs -fpch-preprocess.
+# weft_objects(NAME FILES...): objects of the library, with a precompiled header of the most common
+# includes. ccache needs -fpch-preprocess.
 function(weft_objects name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "FILES;HEADERS")
   add_library(${name} OBJECT ${arg_FILES})
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   target_compile_features(${name} PUBLIC cxx_std_20)
-  # GCC inlines less in a unit that it finds large, and a unity build's are: small ops took a fifth longer.
+  # GCC inlines less in large units such as unity builds; small ops were a fifth slower.
   target_compile_options(${name} PRIVATE -ftls-model=initial-exec -fpch-preprocess
     $<$<CXX_COMPILER_ID:GNU>:--param=large-unit-insns=1000000>)
   list(TRANSFORM arg_HEADERS PREPEND ${PROJECT_SOURCE_DIR}/)
@@ -305,11 +307,12 @@ weft_objects(weft_cpu FILES ${weft_loops} HEADERS core/cpu/elementwise_loop.h co
   core/parallel.h)
 target_compile_options(weft_cpu PRIVATE $<$<CONFIG:Release>:-O3>)
 set_target_properties(weft_cpu PROPERTIES UNITY_BUILD OFF)
-# A precompiled header carries the flags that it was compiled with.
+# A precompiled header requires the flags with which it was compiled.
 set_source_files_properties(core/cpu/simd/isa_avx2.cpp core/cpu/simd/isa_avx512.cpp
   core/cpu/simd/isa_scalar.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 
-# weft_host_objects(NAME WITH_CUDA): the rest but for the CUDA kernels; WITH_CUDA 1 calls them.
+# weft_host_objects(NAME WITH_CUDA): all files except the CUDA kernels; with WITH_CUDA 1 they call
+# the kernels.
 function(weft_host_objects name with_cuda)
   weft_objects(${name} FILES ${weft_sources} HEADERS autograd/elementwise.h autograd/tape.h
     autograd/view.h core/dispatch.h core/error.h)
@@ -322,7 +325,7 @@ function(weft_library name)
   foreach(objects weft_cpu ${ARGN})
     target_sources(${name} PRIVATE $<TARGET_OBJECTS:${objects}>)
   endforeach()
-  # Calls inside the library go straight to their target, not through the symbol table.
+  # Calls inside the library go directly to their target instead of through the symbol table.
   target_link_options(${name} PRIVATE -Wl,-Bsymbolic-functions)
   target_compile_features(${name} PUBLIC cxx_std_20)
   target_include_directories(${name} PUBLIC
@@ -340,10 +343,10 @@ endif()
 if(WEFT_HAVE_CUDA)
   weft_host_objects(weft_host 1)
   weft_library(weft weft_host weft_cuda)
-  # libcudart needs them; itself it is linked statically, without the symbols becoming ours.
+  # libcudart needs these libraries; it is linked statically, without exporting its symbols.
   target_link_libraries(weft PRIVATE CUDA::cudart_static ${CMAKE_DL_LIBS})
   target_link_options(weft PRIVATE -Wl,--exclude-libs,libcudart_static.a)
-  # core/dispatch.h in a program must know what the library has.
+  # core/dispatch.h in a program must know what the library contains.
   target_compile_definitions(weft INTERFACE WEFT_WITH_CUDA=1)
 elseif(WEFT_CUDA STREQUAL "EMULATE")
   weft_host_objects(weft_host 1)
@@ -354,7 +357,7 @@ else()
 endif()
 add_library(weft::weft ALIAS weft)
 
-# The library once more with an imitated GPU, for the tests of the CUDA kernels.
+# The library again with an emulated GPU, for the tests of the CUDA kernels.
 if(WEFT_CUDA STREQUAL "EMULATE")
   add_library(weft_emu ALIAS weft)
 elseif(WEFT_TESTS)

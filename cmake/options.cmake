@@ -1,13 +1,13 @@
-# Flags that every target of this project shares. They do not reach a consumer's targets.
+# Flags of every target of this project. They do not apply to a consumer's targets.
 add_library(weft_flags INTERFACE)
-# -Wrestrict: GCC 12 sees an overlap in std::string's operator+ that is not there (GCC PR 105651).
+# -Wrestrict: GCC 12 reports a false overlap in std::string's operator+ (GCC PR 105651).
 target_compile_options(weft_flags INTERFACE -Wall -Wextra -Wno-restrict -Wshadow=local
                                             -fno-math-errno)
 if(WEFT_WERROR)
   target_compile_options(weft_flags INTERFACE -Werror)
 endif()
 if(WEFT_SANITIZE)
-  # GCC 12 sees uninitialised members of std::variant in instrumented code.
+  # GCC 12 reports uninitialised members of std::variant in instrumented code.
   target_compile_options(weft_flags INTERFACE -Wno-maybe-uninitialized)
 endif()
 if(WEFT_SANITIZE STREQUAL "address")

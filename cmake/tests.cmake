@@ -1,5 +1,6 @@
-# Tests: one executable a folder, tests_<folder>, and one entry of ctest a file,
-# tests/<folder>/test_<stem>.cpp. By hand: bin/tests_autograd --source-file='*/test_softmax.cpp'.
+# Tests: one executable per folder, tests_<folder>, and one ctest entry per file,
+# tests/<folder>/test_<stem>.cpp. To run one by hand: bin/tests_autograd
+# --source-file='*/test_softmax.cpp'.
 find_package(doctest REQUIRED)
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 set(weft_tests_core
@@ -34,7 +35,7 @@ set(weft_tests_docs
 set(weft_tests_examples
   comm_model hostile_config options run_folder session_layouts)
 
-# Tests of what several threads touch: all that the ThreadSanitizer job builds and runs.
+# Tests that involve several threads: everything that the ThreadSanitizer job builds and runs.
 set(weft_thread_tests
   allocator comm_ops ddp expert_dispatch expert_layouts expert_parallel expert_router expert_tensor
   grouped_linear joint_norm layer_norm matmul overlap parallel parallelize pieces process_group
@@ -42,9 +43,9 @@ set(weft_thread_tests
   tensor_parallel vocab)
 add_custom_target(thread_tests)
 
-# Tests spend their time in the library: their own code is compiled for speed of compiling, and
-# without UBSan, which takes a quarter of that. What an expression in a CHECK throws is reported for
-# its whole case.
+# Tests spend their time in the library, so their own code is compiled for fast compilation, and
+# without UBSan, which takes a quarter of the time. An exception thrown in a CHECK is reported for
+# the whole test case.
 add_library(weft_test_flags INTERFACE)
 target_link_libraries(weft_test_flags INTERFACE weft_flags doctest::doctest)
 target_compile_options(weft_test_flags INTERFACE -O0
@@ -52,8 +53,8 @@ target_compile_options(weft_test_flags INTERFACE -O0
 target_compile_definitions(weft_test_flags INTERFACE DOCTEST_CONFIG_SUPER_FAST_ASSERTS
   WEFT_FIXTURES="${PROJECT_SOURCE_DIR}/tests/fixtures")
 
-# weft_test_headers(TARGET [REUSE_FROM OTHER]): compiles what nearly every test includes once for the
-# target, or takes it from another one with the same flags. ccache needs -fpch-preprocess.
+# weft_test_headers(TARGET [REUSE_FROM OTHER]): precompiles the includes that nearly every test
+# uses, or reuses those of another target with the same flags. ccache needs -fpch-preprocess.
 function(weft_test_headers target)
   target_compile_options(${target} PRIVATE -fpch-preprocess)
   if(ARGN)
@@ -69,13 +70,13 @@ add_library(weft_test_main OBJECT tests/main.cpp tests/count_new.cpp)
 target_include_directories(weft_test_main PRIVATE ${weft_include})
 target_link_libraries(weft_test_main PRIVATE weft_test_flags)
 
-# weft_test_command(OUT STEM): what runs the test cases of one file.
+# weft_test_command(OUT STEM): the command that runs the test cases of one file.
 function(weft_test_command out stem)
   get_property(folder GLOBAL PROPERTY weft_folder_of_${stem})
   set(${out} $<TARGET_FILE:tests_${folder}> --source-file=*/${folder}/test_${stem}.cpp PARENT_SCOPE)
 endfunction()
 
-# weft_test_folder(FOLDER LIBRARIES...): its executable and the tests of it.
+# weft_test_folder(FOLDER LIBRARIES...): the executable of a folder and its tests.
 function(weft_test_folder folder)
   set(stems ${weft_tests_${folder}})
   if(WEFT_SANITIZE STREQUAL "thread")
@@ -110,7 +111,7 @@ foreach(folder core autograd nn optim distributed io data docs train)
   weft_test_folder(${folder})
 endforeach()
 target_sources(tests_distributed PRIVATE bench/comm_cost.cpp bench/comm_timeline.cpp)
-# The trainer's own parts.
+# The parts of the trainer.
 if(WEFT_EXAMPLES)
   weft_test_folder(examples)
   if(TARGET tests_examples)
@@ -123,14 +124,14 @@ foreach(folder distributed io examples)
     target_sources(tests_${folder} PRIVATE tests/power_cut.cpp)
   endif()
 endforeach()
-# This one goes through all bit patterns itself.
+# This test iterates over all bit patterns itself.
 set_source_files_properties(tests/core/test_remainder.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON
   COMPILE_OPTIONS $<$<NOT:$<CONFIG:Debug>>:-O1>)
 
-# Numeric tests once more as on a processor without the wider instruction sets: the library's own
-# kernels (WEFT_ISA) and oneDNN's, whose sums have another order there. The tests of the kernels
-# themselves run every set that the processor has; isa_avx512_simd is skipped, and so named in the
-# last lines, where it is not all of them. WEFT_REQUIRE_ISA=avx512 makes that a failure.
+# Numeric tests again as on a processor without the wider instruction sets: the library's own
+# kernels (WEFT_ISA) and oneDNN's, whose summation order differs there. The tests of the kernels
+# themselves run every set that the processor supports; isa_avx512_simd is skipped, and listed in
+# the last lines, where some are missing. WEFT_REQUIRE_ISA=avx512 makes that a failure.
 if(WEFT_SANITIZE STREQUAL "")
   function(weft_isa_test isa stem)
     weft_test_command(command ${stem})
@@ -149,19 +150,19 @@ if(WEFT_SANITIZE STREQUAL "")
   weft_isa_test(avx512 simd)
 endif()
 
-# What the compiler must refuse.
+# Code that the compiler must reject.
 add_test(NAME discarded_routing
   COMMAND ${CMAKE_CXX_COMPILER} -std=c++20 -fsyntax-only -Werror=unused-result -I${weft_include}
     ${PROJECT_SOURCE_DIR}/tests/discarded_routing.cpp)
 set_tests_properties(discarded_routing PROPERTIES PASS_REGULAR_EXPRESSION "nodiscard")
 
-# Its ranks are up to eight threads that wait for each other: beside another test they take ten times
-# as long.
+# Its ranks are up to eight threads that wait for each other: next to another test they take ten
+# times as long.
 if(TARGET tests_examples)
   set_tests_properties(session_layouts PROPERTIES PROCESSORS 2)
 endif()
 
-# Whole models, again and again: without sanitizers only.
+# Whole models, repeatedly: without sanitizers only.
 if(NOT WEFT_SANITIZE STREQUAL "thread")
   set_tests_properties(gpt_memory layouts speculative PROPERTIES LABELS long)
   if(TARGET tests_examples)
@@ -169,12 +170,12 @@ if(NOT WEFT_SANITIZE STREQUAL "thread")
   endif()
 endif()
 
-# The programs, run as a user would run them.
+# The programs, run as by a user.
 if(WEFT_EXAMPLES)
   add_test(NAME readme_model COMMAND readme_model)
   set(cases hostile hybrid metrics mini_gpt mlp moe mtp pack ranks repeat wrong_use)
   if(WEFT_SANITIZE)
-    set(cases hostile mlp repeat)  # the trainer's own code; the library's has its tests
+    set(cases hostile mlp repeat)  # the trainer's own code; the library has its own tests
   endif()
   set(without_mpi "")
   if(WEFT_SANITIZE OR NOT WEFT_HAVE_MPI)
@@ -198,7 +199,7 @@ if(WEFT_HAVE_CUDA)
     WEFT_OLD_NCCL="${PROJECT_BINARY_DIR}/old_nccl")
 endif()
 
-# Ranks as processes; the tests of ThreadSanitizer are a few of the others.
+# Ranks as processes; ThreadSanitizer runs only some of these tests.
 if(WEFT_HAVE_MPI AND NOT WEFT_SANITIZE STREQUAL "thread")
   foreach(program bits fault)
     add_executable(mpi_${program}_program tests/mpi_${program}_program.cpp)
@@ -242,10 +243,11 @@ if(WEFT_HAVE_MPI AND NOT WEFT_SANITIZE STREQUAL "thread")
       "WEFT_BIN=$<TARGET_FILE_DIR:mpi_fault_program>;PYTHONDONTWRITEBYTECODE=1")
     list(APPEND weft_mpi_tests cli_${case})
   endforeach()
-  # On few processors other tests would make a rank look as if it did not come.
+  # With few processors, parallel tests would make a rank look lost.
   set_tests_properties(${weft_mpi_tests} PROPERTIES PROCESSORS 2 LABELS mpi)
   if(TEST cli_rank_faults)
-    # Waits for minutes, computes for seconds, and has no tight limits: beside others, and first.
+    # It waits for minutes, computes for seconds and has no tight limits: run it in parallel, and
+    # first.
     set_tests_properties(cli_rank_faults PROPERTIES PROCESSORS 1 COST 100)
   endif()
   if(WEFT_SANITIZE)  # MPI's own leaks
@@ -253,8 +255,8 @@ if(WEFT_HAVE_MPI AND NOT WEFT_SANITIZE STREQUAL "thread")
   endif()
 endif()
 
-# xtensor is an independent oracle for array arithmetic; it compiles slowly, so one file includes it.
-# GCC 12 misreads its small vector.
+# xtensor is an independent oracle for array arithmetic; it compiles slowly, so one file includes
+# it. GCC 12 reports false warnings in its small vector.
 find_package(xtensor REQUIRED)
 if(NOT WEFT_SANITIZE STREQUAL "thread")
   add_library(weft_test_oracle OBJECT tests/oracle.cpp)
@@ -265,7 +267,7 @@ if(NOT WEFT_SANITIZE STREQUAL "thread")
   target_sources(tests_autograd PRIVATE $<TARGET_OBJECTS:weft_test_oracle>)
 endif()
 
-# What only AddressSanitizer finds in the memory of CPU tensors: a planted bug a run.
+# Faults in the memory of CPU tensors that only AddressSanitizer detects: one planted bug per run.
 if(WEFT_SANITIZE STREQUAL "address")
   add_executable(allocator_bugs tests/allocator_bugs.cpp)
   target_link_libraries(allocator_bugs PRIVATE weft weft_flags)

@@ -25,8 +25,8 @@ using detail::permit;
 using detail::SharedCache;
 
 constexpr std::int64_t kFrontBlock = 64 << 10;  // larger blocks go to the shared cache directly
-constexpr std::int64_t kFrontBytes = 16 << 20;  // what one thread may keep for itself
-constexpr int kFrontHeaders = 1 << 12;          // likewise, of headers without memory
+constexpr std::int64_t kFrontBytes = 16 << 20;  // bytes that one thread may cache
+constexpr int kFrontHeaders = 1 << 12;          // headers without memory that one thread may cache
 constexpr std::int64_t kGuard = 64;             // bytes on each side of a block in debug mode
 constexpr unsigned char kGuardByte = 0xa5, kPoisonByte = 0xff;  // 0xff.. is NaN in every format
 
@@ -58,17 +58,17 @@ void count_free(const Storage* s) {
   c.live.add(-s->capacity, alone);
 }
 
-// Counts a block that is not live as one of this many bytes.
+// Counts a block that is not live under the size class of this many bytes.
 void count_as(Storage* s, std::int64_t bytes) {
   if (s->capacity != bytes) cache_counters_of(s->device).made.add(bytes - s->capacity);
   s->capacity = bytes;
 }
 
-// What this thread freed last: taken again without a lock. When the thread ends, the blocks move to
-// the shared cache.
+// Blocks that this thread freed last. Taking one needs no lock. When the thread ends, the blocks
+// move to the shared cache.
 struct FrontCache {
   Storage* heads[kFrontClasses] = {};
-  Storage* headers = nullptr;  // meta storages and emptied ones: headers without memory
+  Storage* headers = nullptr;  // for meta storages and emptied ones: headers without memory
   int header_count = 0;
   std::int64_t bytes = 0;
   bool alive = true;
@@ -119,8 +119,8 @@ Storage* take_front_block(int size_class) {
   return s;
 }
 
-// A block of the host's memory or of a stream's; null when there is none, not even after all that
-// was cached has been given back.
+// Returns a block of host memory or of the current stream's memory. Null when there is none, even
+// after every cached block was returned to the system.
 Storage* take_block(int size_class, Device device) {
   const bool host = device.is_cpu();
   SharedCache& cache = SharedCache::source(device);
@@ -129,7 +129,7 @@ Storage* take_block(int size_class, Device device) {
   if (!s) s = cache.take(size_class);
   if (s) {
     c.hits.add(1);
-    // What is counted follows from the request, as on meta; the block may be a larger one.
+    // Count the class of the request, as the meta device does; the block may be larger.
     if (s->size_class != size_class) count_as(s, class_bytes(size_class));
     return s;
   }
@@ -152,12 +152,12 @@ Storage* take_block(int size_class, Device device) {
   detail::raise(
       Fault::system,
       "allocate: {} has no memory for {} bytes: {} are live ({}) and {} cached, after the "
-      "cache was given back; use a smaller batch, or recompute",
+      "cache was emptied; use a smaller batch, or recompute",
       {device.is_cpu() ? std::string("the system") : to_string(device), bytes, m.live_bytes,
        held.empty() ? std::string("nothing") : held, m.cached_bytes});
 }
 
-// Debug mode: [guard][payload][guard], the payload NaN when fresh.
+// Debug mode: [guard][payload][guard]; a fresh payload is filled with NaN.
 void arm_guards(Storage* s, bool fill_nan) {
   char* base = static_cast<char*>(s->data);
   permit(base, s->capacity);
@@ -230,7 +230,7 @@ Storage* start(Storage* s, std::int64_t bytes, Device device) {
   return s;
 }
 
-// What the fast path of allocate_storage() does not cover.
+// Handles what the fast path of allocate_storage() does not cover.
 [[gnu::noinline]] Storage* allocate_slowly(std::int64_t bytes, Device device, bool fill_nan) {
   if (device.is_cuda()) cuda::check_device(device);
   if (bytes == 0) {
@@ -262,7 +262,8 @@ Storage* start(Storage* s, std::int64_t bytes, Device device) {
 }  // namespace
 
 Storage* allocate_storage(std::int64_t bytes, Device device, bool fill_nan) {
-  // A small block that this thread freed before: no lock, no check that could fail, few registers.
+  // Fast path: a small block that this thread freed before. No lock, no check that could fail, and
+  // few registers.
   if (bytes > 0 && bytes <= kFrontBlock && device == kCpu &&
       !debug_mode.load(std::memory_order_relaxed)) [[likely]] {
     if (Storage* s = take_front_block(class_of(bytes))) [[likely]] {
@@ -317,7 +318,7 @@ void empty_storage(Storage* s) {
   } else {
     count_free(s);
     if (!s->device.is_meta()) {
-      // The block moves to a header of its own; this one stays with the tensors.
+      // The block moves to a new header; the tensors keep this one.
       Storage* block = bare_header();
       block->data = s->data;
       block->bytes = s->bytes;

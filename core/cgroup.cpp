@@ -22,10 +22,10 @@ bool contains(const std::vector<std::string>& list, const std::string& word) {
   return std::find(list.begin(), list.end(), word) != list.end();
 }
 
-/// The group of one controller, as folders from the process's own up to the mount.
+/// The cgroup of one controller: the folders from the process's own group up to the mount.
 std::vector<fs::path> folders(const std::string& root, const fs::path& mount,
                               const std::string& mounted, const std::string& group) {
-  // A container may see the group's name on the host, and only its own group mounted.
+  // A container may see the host's name of the group while only its own group is mounted.
   std::string below;
   if (mounted == "/")
     below = group;
@@ -40,7 +40,7 @@ std::vector<fs::path> folders(const std::string& root, const fs::path& mount,
   return out;
 }
 
-/// The numbers in a file; "max" and what is not there end them.
+/// The numbers in a file, up to the first word that is not a number ("max") or the end.
 std::vector<double> numbers(const fs::path& file) {
   std::ifstream in(file);
   std::vector<double> out;
@@ -54,9 +54,9 @@ void limit(std::optional<T>& value, double to) {
 }
 
 void limit_processors(CgroupLimits& limits, const fs::path& folder) {
-  std::vector<double> of = numbers(folder / "cpu.max");  // version 2: quota and period
+  std::vector<double> of = numbers(folder / "cpu.max");  // cgroup v2: quota and period
   if (of.empty()) {
-    of = numbers(folder / "cpu.cfs_quota_us");  // -1: none
+    of = numbers(folder / "cpu.cfs_quota_us");  // -1: no limit
     for (const double period : numbers(folder / "cpu.cfs_period_us")) of.push_back(period);
   }
   if (of.size() == 2 && of[1] > 0) limit(limits.processors, of[0] / of[1]);
@@ -71,7 +71,7 @@ void limit_memory(CgroupLimits& limits, const fs::path& folder) {
 
 CgroupLimits cgroup_limits(const std::string& root) {
   CgroupLimits limits;
-  // "4:memory:/name" a hierarchy of version 1, "0::/name" that of version 2.
+  // "4:memory:/name" is a v1 hierarchy, "0::/name" the v2 hierarchy.
   std::vector<std::vector<std::string>> groups;
   std::ifstream own(root + "/proc/self/cgroup");
   for (std::string line; std::getline(own, line);)

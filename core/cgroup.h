@@ -5,14 +5,14 @@
 
 namespace weft::detail {
 
-/// What the control groups of this process let it use; nothing where they set no limit.
+/// The limits of this process's control groups; nullopt where they set none.
 struct CgroupLimits {
-  std::optional<double> processors;    ///< processor seconds in a second
+  std::optional<double> processors;    ///< processor seconds per second
   std::optional<std::int64_t> memory;  ///< bytes
 };
 
-/// Reads versions 1 and 2, each group up to the root of its mount. `root` stands in front of every
-/// path: a test's own tree.
+/// Reads cgroup v1 and v2, each group up to the root of its mount. Tests pass their own tree as
+/// `root`, which is put before every path.
 CgroupLimits cgroup_limits(const std::string& root = {});
 
 }  // namespace weft::detail

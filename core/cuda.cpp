@@ -45,7 +45,7 @@ Registry& registry() {
 
 std::atomic<std::int64_t> sync_count{0};
 std::atomic<bool> tf32{false};
-constinit thread_local bool exact_products = false;
+constinit thread_local bool tf32_forbidden = false;
 constinit thread_local std::int16_t current_of[kMaxDevices] = {-1, -1, -1, -1, -1, -1, -1, -1,
                                                                -1, -1, -1, -1, -1, -1, -1, -1};
 
@@ -68,7 +68,7 @@ std::int16_t default_stream(Device device) {
   return id;
 }
 
-// Throws what a kernel of the device has reported. It only reads what was written before.
+// Throws the error that a kernel of the device has reported. Reads only what was written before.
 void check_fault(int device) {
   detail::IndexFault* const f = registry().faults[device].load(std::memory_order_acquire);
   if (!f) return;
@@ -96,10 +96,10 @@ void refuse_reading() {
 
 void refuse_other_streams() {
   detail::refuse_in_capture(
-      "graph: a capture stays in the stream that it began in; change streams before or after it");
+      "graph: a capture must stay on its first stream; change streams before or after it");
 }
 
-// The host has just waited for a device.
+// Called after the host has waited for a device.
 void waited(int device) {
   sync_count.fetch_add(1, std::memory_order_relaxed);
   check_fault(device);
@@ -136,10 +136,10 @@ void synchronize(Device device) {
 std::int64_t host_syncs() { return sync_count.load(std::memory_order_relaxed); }
 
 void allow_tf32(bool on) { tf32 = on; }
-bool tf32_allowed() { return tf32 && !exact_products; }
+bool tf32_allowed() { return tf32 && !tf32_forbidden; }
 
-ExactProducts::ExactProducts() : previous_(std::exchange(exact_products, true)) {}
-ExactProducts::~ExactProducts() { exact_products = previous_; }
+NoTf32Scope::NoTf32Scope() : previous_(std::exchange(tf32_forbidden, true)) {}
+NoTf32Scope::~NoTf32Scope() { tf32_forbidden = previous_; }
 
 Stream::Stream(Device device) : device_(device.index), id_(default_stream(device)) {}
 
@@ -217,7 +217,7 @@ void Event::record(const Stream& stream) {
     rt::record_event(handle_, stream.handle());
   }
 }
-void Event::hold(const Stream& stream) const {
+void Event::wait(const Stream& stream) const {
   refuse_other_streams();
   detail::use_device(stream.device().index);
   if constexpr (kWithCuda)
@@ -228,14 +228,14 @@ bool Event::done() const {
     if (handle_) return rt::event_done(handle_);
   return true;
 }
-void Event::wait() const {
+void Event::synchronize_unchecked() const {
   refuse_waiting();
   if (done()) return;
   if constexpr (kWithCuda) rt::synchronize_event(handle_);
   sync_count.fetch_add(1, std::memory_order_relaxed);
 }
 void Event::synchronize() const {
-  wait();
+  synchronize_unchecked();
   if (handle_) check_fault(device_);
 }
 double Event::since(const Event& earlier) const {
@@ -252,7 +252,7 @@ void record_stream(const Tensor& t, const Stream& stream) {
   if (t.storage()->stream != stream.id()) t.storage()->used_on |= std::uint64_t{1} << stream.id();
 }
 
-// Pinned memory is a slow request to the driver: places are kept and used again.
+// Pinned memory is slow to request from the driver, so slots are reused.
 class PinnedNumbers {
  public:
   static PinnedNumbers& get() {
@@ -309,9 +309,9 @@ Readback& Readback::operator=(Readback&& o) noexcept {
 Readback::~Readback() {
   if (!pinned_) return;
   try {
-    if (written_) written_->wait();  // the GPU still writes to it
+    if (written_) written_->synchronize_unchecked();  // the GPU may still write to it
   } catch (const Error&) {
-    return;  // a broken device: the place is lost, and a destructor must not throw
+    return;  // the device failed: the slot is lost, and a destructor must not throw
   }
   PinnedNumbers::get().give(pinned_);
 }
@@ -353,15 +353,15 @@ void copy_across(const Tensor& from, const Tensor& to) {
   if constexpr (kWithCuda) {
     using Kind = rt::CopyKind;
     if (reads && writes && from.device() != to.device()) {
-      // The target's stream may still be using its memory, and must not go on before the copy.
+      // The target's stream may still use its memory, and later work on it must wait for the copy.
       const Stream target = Stream::current(to.device());
       Event ready, copied;
       ready.record(target);
-      ready.hold(stream);
+      ready.wait(stream);
       use_device(stream.device().index);
       rt::copy(to.raw(), from.raw(), bytes, Kind::between_devices, stream.handle());
       copied.record(stream);
-      copied.hold(target);
+      copied.wait(target);
       return;
     }
     if (!reads) return upload(to.raw(), from.raw(), bytes, stream);

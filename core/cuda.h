@@ -14,53 +14,52 @@ namespace cuda {
 inline constexpr int kMaxDevices = 16;
 inline constexpr int kMaxStreams = 64;
 
-/// How many GPUs this process can use: 0 in a build without CUDA, without a driver, without a
-/// device.
+/// Number of GPUs that this process can use. 0 without CUDA support, a driver or a device.
 int device_count();
-/// Throws Error that says what is missing unless `device` can be used.
+/// Throws Error naming what is missing unless `device` can be used.
 void check_device(Device device);
-/// Bytes of the device's memory, used or not. Makes no context on the device.
+/// Total memory of the device in bytes. Creates no context on the device.
 /// Throws Error as check_device() does.
 std::int64_t total_memory(Device device);
-/// Waits until everything that was given to the device has run.
+/// Waits until all work submitted to the device has finished.
 void synchronize(Device device = {Device::Kind::cuda, 0});
-/// How often this process waited for a device so far. A steady training step adds nothing.
+/// How often this process has waited for a device. A steady training step adds nothing.
 std::int64_t host_syncs();
 
-/// May f32 matrix products round their operands to TF32 (10 bits of mantissa)? Off at the start.
+/// Lets f32 matrix products round their operands to TF32 (10 mantissa bits). Off by default.
 void allow_tf32(bool on);
 bool tf32_allowed();
-/// Until the end of the scope they may not, on this thread.
-class ExactProducts {
+/// Forbids TF32 on this thread until the end of the scope.
+class NoTf32Scope {
  public:
-  ExactProducts();
-  ~ExactProducts();
-  ExactProducts(const ExactProducts&) = delete;
+  NoTf32Scope();
+  ~NoTf32Scope();
+  NoTf32Scope(const NoTf32Scope&) = delete;
 
  private:
   bool previous_;
 };
 
-/// A queue of work on one device. Kernels of a thread go to its current stream, one after another.
-/// A handle; streams live as long as the process and are reused. The first of a device is its
-/// default stream.
+/// A queue of work on one device; the work runs in order. A thread launches kernels on its current
+/// stream. A Stream is a handle: streams live as long as the process and are reused. The first
+/// stream of a device is its default stream.
 class Stream {
  public:
   /// The device's default stream.
   explicit Stream(Device device = {Device::Kind::cuda, 0});
-  /// One that no other handle has, or had and dropped.
+  /// Returns an unused stream, creating one if necessary.
   /// Throws Error when kMaxStreams are in use.
   static Stream take(Device device = {Device::Kind::cuda, 0});
-  /// For take(): the next one may have it.
+  /// Returns a stream from take() so that it can be reused.
   void give_back();
 
   static Stream of_id(int id);
-  /// The stream that this thread's kernels on the device go to.
+  /// The stream on which this thread launches kernels for the device.
   static Stream current(Device device = {Device::Kind::cuda, 0});
 
   Device device() const { return {Device::Kind::cuda, device_}; }
   int id() const { return id_; }
-  /// Waits until all that the stream was given has run.
+  /// Waits until all work submitted to the stream has finished.
   void synchronize() const;
   void* handle() const;
   bool operator==(const Stream&) const = default;
@@ -70,7 +69,7 @@ class Stream {
   std::int16_t device_, id_;
 };
 
-/// Kernels of this thread go to `stream` until the end of the scope.
+/// Makes `stream` the current stream of this thread until the end of the scope.
 class StreamScope {
  public:
   explicit StreamScope(const Stream& stream);
@@ -81,7 +80,7 @@ class StreamScope {
   Stream previous_;
 };
 
-/// A mark in a stream. Before the first record() there is nothing to wait for.
+/// A marker in a stream. Before the first record() nothing waits for it.
 class Event {
  public:
   explicit Event(bool timing = false) : timing_(timing) {}
@@ -89,27 +88,30 @@ class Event {
   Event(Event&& o) noexcept;
   Event& operator=(Event&& o) noexcept;
   void record(const Stream& stream = Stream::current());
-  /// What `stream` gets from now on waits for the mark.
-  void hold(const Stream& stream) const;
+  /// Work submitted to `stream` from now on waits for the event.
+  void wait(const Stream& stream) const;
   bool done() const;
-  /// Like synchronize(), but an index that a kernel has reported stays for the next wait.
-  void wait() const;
+  /// Waits on the host like synchronize(), but leaves an index error that a kernel reported to the
+  /// next synchronize().
+  void synchronize_unchecked() const;
   void synchronize() const;
-  /// Milliseconds from `earlier` to this one, both made with timing, recorded and done.
+  /// Milliseconds from `earlier` to this event. Both must have been created with timing, recorded
+  /// and completed.
   double since(const Event& earlier) const;
 
  private:
-  void* handle_ = nullptr;  // belongs to the device of the stream that it was recorded in
+  void* handle_ = nullptr;  // belongs to the device of the stream in which it was recorded
   std::int16_t device_ = -1;
   bool timing_;
 };
 
-/// Says that `stream` uses the tensor's memory too: once freed, it is reused only when the stream
-/// has got past what it was given until then.
+/// Marks the tensor's memory as used by `stream` too. After it is freed, the memory is reused only
+/// when the stream has finished the work submitted to it before the free.
 void record_stream(const Tensor& t, const Stream& stream);
 
-/// One number on its way from a tensor to the host. Making it does not wait; only value() does, so
-/// who asks late enough never stands still. On other devices than a GPU it is read at once.
+/// Copies one number from a tensor to the host asynchronously. The constructor does not wait;
+/// value() waits for the copy, so reading a value long after it was requested does not block. On
+/// devices other than a GPU the constructor reads the number directly.
 class Readback {
  public:
   Readback() = default;
@@ -122,31 +124,31 @@ class Readback {
 
  private:
   double read_ = 0;
-  double* pinned_ = nullptr;  // where a GPU writes it
+  double* pinned_ = nullptr;  // the GPU writes the number here
   std::optional<Event> written_;
 };
 
 namespace detail {
 
-/// Makes the device the one that this thread's driver calls go to. The driver is asked each time
-/// which one that is: another library may have changed it.
+/// Makes this the current device of the thread's driver calls. Asks the driver each time which
+/// device is current, because another library may have changed it.
 void use_device(int index);
 
-/// What a kernel writes, in host memory, when an index is out of range: there is no way to throw
-/// from a GPU, and waiting for every check would cost a synchronisation an op. The pointers are the
-/// host's. The next time the host waits for the device, the Error is thrown. Kernels that use the
-/// index meanwhile skip it. Each device has its own.
+/// Error record in host memory that a kernel fills when an index is out of range. A GPU cannot
+/// throw, and waiting for every check would cost one synchronisation per op. The host throws the
+/// Error the next time it waits for the device; until then, kernels skip the bad index. The
+/// pointers refer to host memory. Each device has its own record.
 struct IndexFault {
   enum State : std::int32_t { none, being_written, complete };
   std::int32_t set;  ///< a State
-  bool may_ignore;   ///< `ignored` is allowed too
+  bool may_ignore;   ///< the value `ignored` is allowed too
   const char *op, *label;
   std::int64_t limit, value, ignored;
 };
 IndexFault* index_fault(Device device);
 
-/// Copies values between two devices, same dtype and shape, both row-contiguous. Waits when the
-/// host is to read them.
+/// Copies values between two devices; same dtype and shape, both row-contiguous. Waits when the
+/// target is the host.
 void copy_across(const Tensor& from, const Tensor& to);
 
 }  // namespace detail

@@ -19,11 +19,11 @@ constinit thread_local Graph* current = nullptr;
 
 }  // namespace
 
-// Memory of the device beside what the host wants to have there.
+// Device memory of a graph with a host copy of its contents.
 class GraphArea {
  public:
   GraphArea() = default;
-  /// The graph has been waited for.
+  /// Call only after the graph has finished.
   void free() {
     for (Chunk& c : chunks_)
       if constexpr (kWithCuda) rt::free(c.device);
@@ -45,12 +45,12 @@ class GraphArea {
     c.used += (bytes + kAlign - 1) / kAlign * kAlign;
     return {c.host.get() + at, c.device + at};
   }
-  /// Says once, when nothing is being captured, that kernels may use it.
-  void open(const Stream& stream) const {
+  /// Marks the memory as usable by kernels. Called once, outside captures.
+  void mark_usable(const Stream& stream) const {
     for (const Chunk& c : chunks_)
       if constexpr (kWithCuda) rt::mark_usable(c.device, c.room, c.room, stream.handle());
   }
-  void send(const Stream& stream) const {
+  void upload(const Stream& stream) const {
     for (const Chunk& c : chunks_)
       detail::upload(c.device, c.host.get(), std::min(c.used, c.room), stream);
   }
@@ -88,7 +88,7 @@ struct Graph::State {
       constants.free();
       values.free();
       if (pool) pool->retire();
-    } catch (const Error& e) {  // a broken device: its memory is lost
+    } catch (const Error& e) {  // the device failed: its memory is lost
       log_line(e.what());
     }
   }
@@ -104,7 +104,7 @@ Graph::Recording::Recording(Graph& graph) : graph_(graph) {
   check(current == nullptr, "graph: a capture cannot begin inside another");
   const Stream stream = graph.state_->stream;
   check(Stream::current(stream.device()) == stream,
-        "graph: capture() must run under the stream that the graph was made under, got another "
+        "graph: capture() must run on the stream on which the graph was created, got another "
         "current stream of {}",
         stream.device());
   release_cached_memory(stream.device());
@@ -122,9 +122,9 @@ void Graph::Recording::finish() {
   weft::detail::SharedCache::end_pool();
   detail::use_device(s.stream.device().index);
   if constexpr (kWithCuda) s.handle = rt::end_capture(s.stream.handle());
-  s.constants.open(s.stream);
-  s.values.open(s.stream);
-  s.constants.send(s.stream);
+  s.constants.mark_usable(s.stream);
+  s.values.mark_usable(s.stream);
+  s.constants.upload(s.stream);
 }
 
 Graph::Recording::~Recording() {
@@ -136,7 +136,7 @@ Graph::Recording::~Recording() {
     detail::use_device(s.stream.device().index);
     if constexpr (kWithCuda) rt::destroy_graph(rt::end_capture(s.stream.handle()));
   } catch (const Error&) {
-    // What broke the capture is on its way up already.
+    // The error that broke the capture is already being thrown.
   }
   graph_.state_ = std::make_unique<State>(s.stream);
 }
@@ -158,7 +158,7 @@ void Graph::replay() {
   for (const auto& r : s.random)
     *r.now = RandomScope::stream_for(r.layer, random->step, r.micro_batch);
   detail::use_device(s.stream.device().index);
-  s.values.send(s.stream);
+  s.values.upload(s.stream);
   if constexpr (kWithCuda) rt::launch_graph(s.handle, s.stream.handle());
 }
 

@@ -13,11 +13,11 @@ struct RandomState;
 
 namespace weft::cuda {
 
-/// Work on a GPU that is recorded once and then started again with a single call: a training step
-/// has hundreds of kernels, and each costs the host microseconds to launch.
+/// GPU work that is recorded once and then launched again with a single call. A training step has
+/// hundreds of kernels, and each launch costs the host microseconds.
 ///
 ///   cuda::Graph graph;
-///   graph.capture([&] {  // after a step or two without: what is made at first use is made then
+///   graph.capture([&] {  // after one or two eager steps, which create lazy state
 ///     loss = forward_and_backward(inputs);
 ///     optimizer.step(optim::measure_clip(parameters, 1));
 ///     optimizer.zero_grad();
@@ -29,31 +29,32 @@ namespace weft::cuda {
 ///     graph.replay();
 ///   }
 ///
-/// A replay launches the kernels that were recorded, on the memory that they were recorded with: it
-/// gives the bits that running the work again would give. Between replays may change: the values of
-/// tensors (copy into them; their shapes stay), the learning rate, the optimizer's count of updates
-/// and with it Adam's corrections, and the step of the RandomScope that replay() is called in. Its
-/// seed must be that of the capture; micro-batch, first row and offset stay those of the capture.
+/// A replay launches the recorded kernels on the recorded memory and gives the same bits as running
+/// the work again. These may change between replays: the values of tensors (copy into them; shapes
+/// are fixed), the learning rate, the optimizer's update count and with it Adam's bias corrections,
+/// and the step of the RandomScope in which replay() is called. The seed of that scope must be the
+/// seed of the capture; micro-batch, first row and offset stay as captured.
 ///
-/// What cannot be inside throws Error, and the capture is given up: waiting for a GPU or reading a
-/// value (nothing runs before replay()), copying from the host, random numbers without a
+/// These throw Error inside a capture, and the capture is abandoned: waiting for a GPU or reading a
+/// value (nothing runs before replay()), copies from the host, random numbers without a
 /// RandomScope, events, other streams.
 ///
-/// Memory that is allocated inside is the graph's own until it is destroyed; so are blocks that
-/// existed before and are freed inside. Results are tensors made inside: a replay writes new values
-/// into them. What is used inside and was made outside (parameters, an optimizer, inputs) must
-/// outlive the graph and stay where it is.
+/// The graph owns memory that is allocated during the capture until the graph is destroyed, and
+/// also older blocks that are freed during the capture. Tensors created inside hold the results:
+/// each replay writes new values into them. Tensors created outside and used inside (parameters,
+/// optimizer state, inputs) must outlive the graph and keep their memory.
 class Graph {
  public:
-  /// Captures, and replays into, what is the calling thread's current stream of the device now.
+  /// Captures on, and replays into, the stream of the device that is current on the calling thread
+  /// now.
   explicit Graph(Device device = {Device::Kind::cuda, 0});
   /// Waits for the last replay.
   ~Graph();
   Graph(const Graph&) = delete;
 
-  /// Runs `work` once, recording what it gives to the stream instead of running it. Cached memory
-  /// of the device is given back first, since the graph will have its own. Throws Error when the
-  /// graph's stream is not the current one.
+  /// Runs `work` once and records its kernels instead of executing them. First returns the device's
+  /// cached memory to the system, since the graph gets a pool of its own.
+  /// Throws Error when the graph's stream is not the current one.
   template <class F>
   void capture(F&& work) {
     Recording recording(*this);
@@ -61,17 +62,17 @@ class Graph {
     recording.finish();
   }
   bool captured() const;
-  /// Runs it in the graph's stream, whatever the current one is. The host does not wait.
+  /// Launches the graph on its own stream, whatever the current one is. The host does not wait.
   void replay();
 
-  /// The one that this thread is capturing, or null.
+  /// The graph that this thread is capturing, or null.
   static Graph* capturing();
 
   // For ops, inside a capture.
 
-  /// Copies `bytes` to the device once, before the first replay, and says where they will be.
+  /// Copies `bytes` to the device once, before the first replay, and returns their address there.
   const void* constant(const void* data, std::int64_t bytes);
-  /// A value on the device that each replay reads as it is on the host then.
+  /// A value on the device that each replay reads from the host at the time of the replay.
   template <class T>
   struct Varying {
     T* host;
@@ -82,12 +83,12 @@ class Graph {
     const Place p = place_value(sizeof(T));
     return {new (p.host) T{}, static_cast<const T*>(p.device)};
   }
-  /// Called at the beginning of every replay; throws Error where one cannot be. It must not change
-  /// anything: another's may still throw.
+  /// Calls `f` at the beginning of every replay; `f` throws Error where the replay is not allowed.
+  /// It must not change anything, because a later check may still throw.
   void check_replay(std::function<void()> f);
-  /// Called in every replay after all checks, in the order of these calls.
+  /// Calls `f` in every replay after all checks, in the order of registration.
   void before_replay(std::function<void()> f);
-  /// The stream of random numbers of a layer, by the step of the replay; `at` is of the capture.
+  /// The random stream of a layer at the step of the replay; `at` is the state of the capture.
   const std::uint64_t* random_stream(std::uint64_t layer_stream, const RandomState& at);
 
  private:
@@ -101,7 +102,7 @@ class Graph {
   class Recording {
    public:
     explicit Recording(Graph& graph);
-    ~Recording();  // gives the capture up unless finished
+    ~Recording();  // abandons the capture unless finished
     void finish();
 
    private:

@@ -5,7 +5,7 @@
 
 namespace weft {
 
-/// Where a tensor lives. `meta` has shapes and byte counts but no data: it imitates the CPU;
+/// Where a tensor lives. `meta` has shapes and byte counts but no data and imitates the CPU;
 /// `meta_cuda` imitates a GPU.
 struct Device {
   enum class Kind : std::uint8_t { cpu, cuda, meta, meta_cuda };
@@ -16,12 +16,12 @@ struct Device {
 
   bool is_cpu() const { return kind == Kind::cpu; }
   bool is_cuda() const { return kind == Kind::cuda; }
-  /// A GPU or its imitation on meta: what allocates as a GPU does.
+  /// True for a GPU and for its imitation on meta: devices that allocate as a GPU does.
   bool is_gpu() const { return kind == Kind::cuda || kind == Kind::meta_cuda; }
   bool is_meta() const { return kind == Kind::meta || kind == Kind::meta_cuda; }
   bool operator==(const Device&) const = default;
 
-  /// Reads "cpu", "cuda", "cuda:1", "meta", "meta:cuda".
+  /// Parses "cpu", "cuda", "cuda:1", "meta" or "meta:cuda".
   /// Throws Error on any other text.
   static Device parse(const std::string& text);
 };

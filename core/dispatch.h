@@ -14,8 +14,9 @@ inline constexpr bool kWithCuda = WEFT_WITH_CUDA;
 
 namespace detail {
 
-/// The meta device calls it with the signature of a function template whose argument is the kernel
-/// that it skips: "... [with auto Kernel = weft::cpu::softmax_fwd]". Null calls nothing.
+/// Hook that the meta device calls instead of a kernel. `signature` is that of a function template
+/// whose argument is the skipped kernel: "... [with auto Kernel = weft::cpu::softmax_fwd]".
+/// Null: no call.
 using SkippedKernel = void(const char* signature);
 extern std::atomic<SkippedKernel*> on_skipped_kernel;
 

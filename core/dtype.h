@@ -7,8 +7,8 @@
 
 namespace weft {
 
-/// Floating ops take f32, f64 and bf16. f16: casts, optimizer state, files. e4m3, e5m2: casts.
-/// i32, i64, u8, boolean: indexing, comparison, integer reductions, copies.
+/// Floating-point ops compute in f32, f64 and bf16. f16: casts, optimizer state, files. e4m3, e5m2:
+/// casts. i32, i64, u8, boolean: indexing, comparison, integer reductions, copies.
 enum class DType : std::uint8_t { f32, f64, bf16, f16, e4m3, e5m2, i32, i64, u8, boolean };
 inline constexpr int kDTypes = 10;
 
@@ -23,13 +23,13 @@ inline constexpr const char* name(DType t) {
   return kNames[static_cast<int>(t)];
 }
 
-/// True for every type with an exponent, the storage-only ones included.
+/// True for every floating-point type, including the storage-only ones.
 inline constexpr bool is_floating(DType t) { return t <= DType::e5m2; }
-/// True for the types that floating ops compute with.
+/// True for the types in which floating-point ops compute.
 inline constexpr bool is_compute(DType t) { return t <= DType::bf16; }
 inline constexpr bool is_integral(DType t) { return t >= DType::i32 && t <= DType::u8; }
 
-/// The type that arithmetic on T runs in: f32 for the types that are only stored, else T itself.
+/// The type of arithmetic on T: f32 for the storage-only types, else T.
 template <class T>
 using Compute = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
 
@@ -59,10 +59,10 @@ constexpr DType dtype_of() {
   }
 }
 
-/// Throws Error listing the dtypes `op` takes ("f32, f64, bf16").
+/// Throws Error listing the dtypes that `op` takes ("f32, f64, bf16").
 [[noreturn]] void throw_bad_dtype(const char* op, DType got, const char* allowed);
 
-/// Calls f.operator()<T>() with the C++ type of a dtype that floating ops compute with.
+/// Calls f.operator()<T>() with the C++ type of a dtype in which floating-point ops compute.
 template <class F>
 decltype(auto) dispatch_floating(DType t, F&& f, const char* op = "op") {
   switch (t) {
@@ -98,7 +98,7 @@ decltype(auto) dispatch_numeric(DType t, F&& f, const char* op = "op") {
   }
 }
 
-/// Calls f.operator()<T>() for i32 and i64, the types of indices.
+/// Calls f.operator()<T>() for i32 and i64, the index types.
 template <class F>
 decltype(auto) dispatch_index(DType t, F&& f, const char* op = "op") {
   switch (t) {

@@ -19,7 +19,7 @@ std::optional<std::uint64_t> number_in(const fs::path& file) {
   return std::nullopt;
 }
 
-/// A power zone of Linux: a folder with the files energy_uj and max_energy_range_uj.
+/// A powercap zone of Linux: a folder with the files energy_uj and max_energy_range_uj.
 class PowerZone : public EnergyCounter {
  public:
   explicit PowerZone(const fs::path& folder)
@@ -33,8 +33,8 @@ class PowerZone : public EnergyCounter {
   std::uint64_t range_;
 };
 
-// A package holds its cores, so that zones inside it would be counted twice; its memory it does not
-// hold. The zone of the whole platform holds all others.
+// A package zone includes its cores, so counting the zones inside it would count them twice. It
+// does not include the memory. The zone of the whole platform includes all others.
 bool counts(const fs::path& zone) {
   std::ifstream in(zone / "name");
   std::string name;
@@ -63,7 +63,7 @@ class GpuEnergy : public EnergyCounter {
   }
 
  private:
-  // The driver's library of monitoring numbers GPUs in an order of its own.
+  // The driver's monitoring library numbers GPUs in its own order.
   std::string address_;
 };
 
@@ -83,7 +83,7 @@ EnergyCounters energy_counters(Device device, const std::string& powercap) {
 EnergyMonitor::EnergyMonitor(EnergyCounters counters)
     : counters_(std::move(counters)), last_(counters_.size()) {}
 
-// Adds what each counter has gone on since it was last read.
+// Adds the increase of each counter since it was last read.
 void EnergyMonitor::collect() {
   for (std::size_t i = 0; i < counters_.size(); ++i) {
     EnergyCounter& counter = *counters_[i];

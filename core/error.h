@@ -19,7 +19,7 @@ enum class Fault : std::uint8_t {
   non_finite = 3,  ///< a NaN or an infinity where training needs a number
 };
 
-/// The one exception type of the library. Its text reads "op: rule, got value".
+/// The only exception type of the library. Its text reads "op: rule, got value".
 class Error : public std::runtime_error {
  public:
   explicit Error(const std::string& text, Fault fault = Fault::user)
@@ -32,7 +32,7 @@ class Error : public std::runtime_error {
 
 namespace detail {
 
-/// One value for a "{}" of a message. Keeps formatting code out of every header.
+/// One value for a "{}" of a message. Keeps formatting code out of the headers.
 struct MessageArg {
   enum class Kind : std::uint8_t { integer, natural, real, text, shape, dtype, device } kind;
   union {
@@ -64,15 +64,15 @@ std::string format_message(std::string_view format, std::initializer_list<Messag
 
 }  // namespace detail
 
-/// Throws Error when `ok` is false. A function, not a macro: it steps in a debugger.
-/// Each "{}" of `format` takes one argument: numbers, text, Shape, DType, Device.
+/// Throws Error when `ok` is false. A function rather than a macro, so that debuggers can step into
+/// it. Each "{}" of `format` takes one argument: a number, text, Shape, DType or Device.
 template <class... Args>
 inline void check(bool ok, const char* format, const Args&... args) {
   if (!ok) [[unlikely]]
     detail::raise(Fault::user, format, {detail::MessageArg(args)...});
 }
 
-/// The same for files, memory and other machines.
+/// Like check(), for failures of files, memory and other machines (Fault::system).
 template <class... Args>
 inline void check_system(bool ok, const char* format, const Args&... args) {
   if (!ok) [[unlikely]]
@@ -85,7 +85,7 @@ inline std::string message(const char* format, const Args&... args) {
   return detail::format_message(format, {detail::MessageArg(args)...});
 }
 
-/// Receives what the library has to say (warnings, slow-path notices). Default: stays silent.
+/// Receives the library's warnings and slow-path notices. Default: no handler.
 using LogHandler = void (*)(std::string_view line);
 void set_log_handler(LogHandler handler);
 void log_line(std::string_view line);

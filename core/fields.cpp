@@ -44,7 +44,7 @@ Rule fraction() { return {.low = 0, .high = 1, .high_is_out = true}; }
 namespace detail {
 namespace {
 
-// Limits are mostly whole numbers: 1000000, not 1e+06.
+// Limits are mostly whole numbers: print 1000000, not 1e+06.
 std::string text_of(double x) {
   const bool whole = std::abs(x) < 1e15 && x == std::floor(x);
   return whole ? std::to_string(static_cast<std::int64_t>(x)) : message("{}", x);

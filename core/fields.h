@@ -13,7 +13,7 @@
 
 namespace weft {
 
-// A struct of settings says each of them once:
+// A settings struct lists each setting once:
 //
 //   struct SgdOptions {
 //     double lr = 0.1;
@@ -24,38 +24,38 @@ namespace weft {
 //   };
 //
 // Command lines, files, checks and help are visitors. A visitor is called with (name, value, help,
-// rule), and for an enum with (name, value, words, help, rule). Names are those of flags, without
-// the dashes in front; a file may write '_' for '-'. Command lines
-// check `needs`; a library type checks rules between its members in validate().
+// rule), and for an enum with (name, value, words, help, rule). Names are flag names without the
+// leading dashes; a file may write '_' for '-'. Command lines check `needs`; a library type checks
+// rules between its members in validate().
 
-/// A value of an enum, and the word for it in flags, files and messages.
+/// An enum value and its word in flags, files and messages.
 template <class E>
 struct Word {
   const char* name;
   E value;
 };
 
-/// What a setting has to be, beside its type.
+/// The constraints of a setting, beyond its type.
 struct Rule {
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();
   bool low_is_out = false, high_is_out = false;
-  /// Its name in a checkpoint's state; null: the name with '_' for '-'.
+  /// Its key in a checkpoint's state; null: the name with '_' for '-'.
   const char* key = nullptr;
-  bool saved = false;     ///< in a checkpoint: a run that resumes must have the same
-  bool required = false;  ///< has been in checkpoints from the first one on
-  bool first = false;     ///< among the few that help shows first
+  bool saved = false;     ///< stored in checkpoints: a resumed run must have the same value
+  bool required = false;  ///< present in every checkpoint so far
+  bool first = false;     ///< shown in the short help
   struct Need {
     bool holds;
     std::string what;
   };
-  std::vector<Need> needed = {};  ///< where the setting is not at its default
+  std::vector<Need> needed = {};  ///< for settings that are not at their default
 
-  /// The setting means something only where `holds`: "--sp: needs --tp of at least 2, got 1".
+  /// The setting is valid only where `holds` is true: "--sp: needs --tp of at least 2, got 1".
   Rule needs(bool holds, std::string what) const;
   Rule of_model(const char* key_in_state = nullptr) const;
   Rule of_first_model(const char* key_in_state = nullptr) const;
-  /// Checkpoints in which this holds have always had the setting.
+  /// Checkpoints for which this holds have always contained the setting.
   Rule required_where(bool holds) const;
   Rule shown_first() const;
 };
@@ -71,8 +71,8 @@ namespace detail {
 [[noreturn]] void throw_no_word(int value);
 }
 
-/// The word for a value. Throws Error for a value without one: a file holds only what can be read
-/// back.
+/// The word of an enum value. Throws Error for a value without a word, since a file could not be
+/// read back.
 template <class E, std::size_t N>
 const char* word_of(const Word<E> (&words)[N], E value) {
   for (const Word<E>& w : words)
@@ -83,12 +83,12 @@ const char* word_of(const Word<E> (&words)[N], E value) {
 namespace detail {
 [[noreturn]] void throw_unknown_word(const std::string& who, std::string_view word,
                                      std::span<const char* const> known);
-/// `who` "gpt: layers" or "--layers:" starts the message.
+/// `who`, such as "gpt: layers" or "--layers:", starts the message.
 void check_number(const std::string& who, std::int64_t value, const Rule& rule);
 void check_number(const std::string& who, double value, const Rule& rule);
 }  // namespace detail
 
-/// The value of a word. Throws Error "{who} must be one of {words}, got '{word}'".
+/// The enum value of a word. Throws Error "{who} must be one of {words}, got '{word}'".
 template <class E, std::size_t N>
 E value_of(const Word<E> (&words)[N], std::string_view word, const std::string& who) {
   const char* known[N];
@@ -124,8 +124,8 @@ struct CheckNumbers {
 };
 }  // namespace detail
 
-/// Throws Error "{op}: {name} must be at least 1, got 0" for the first number of `options` that is
-/// not what its rule says.
+/// Throws Error "{op}: {name} must be at least 1, got 0" for the first setting of `options` that
+/// violates its rule.
 template <class Options>
 void check_fields(const char* op, const Options& options) {
   detail::CheckNumbers v{op};

@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-// One operand as the kernel can read it: row-contiguous rows, possibly of the transpose.
+// An operand in a layout that the kernel reads: row-contiguous, possibly transposed.
 class Operand {
  public:
   explicit Operand(const Tensor& t) : given_(t) {
@@ -36,7 +36,7 @@ class Operand {
   Tensor copied_;
 };
 
-// Leading axes, merged where all three tensors step through two of them as if they were one.
+// Merges neighbouring leading axes where all three tensors step through them as if they were one.
 void merge_batch(const Tensor& a, const Tensor& b, const Tensor& out, GemmShape& g) {
   const int axes = out.ndim() - 2;
   const auto step = [&](const Tensor& t, int axis) -> std::int64_t {
@@ -63,12 +63,12 @@ void merge_batch(const Tensor& a, const Tensor& b, const Tensor& out, GemmShape&
   }
 }
 
-// (batch, m, k) times one (k, n) is a single taller product.
+// (batch, m, k) times a single (k, n) becomes one taller product.
 void fold_batch_into_rows(GemmShape& g) {
   const int last = g.batch.size() - 1;
   if (last < 0 || g.trans_a || g.b_step[last] != 0) return;
-  // The rows of a and out must go on evenly from one matrix to the next; a matrix of one row leaves
-  // the distance open.
+  // The row distance of a and out must be constant across matrices. A matrix of one row leaves the
+  // distance open.
   const std::int64_t lda = g.m == 1 ? g.a_step[last] : g.lda;
   const std::int64_t ldc = g.m == 1 ? g.out_step[last] : g.ldc;
   if (g.a_step[last] != g.m * lda || g.out_step[last] != g.m * ldc || lda < g.k) return;
@@ -116,7 +116,7 @@ void gemm_bias(const Tensor& x, const Tensor& weight, const Tensor& bias, const 
       scratch = Tensor::empty({n}, DType::f32, x.device());
     return dispatch<cpu::gemm_bias, cuda::gemm_bias>(x, weight, bias, scratch, out);
   }
-  // The bias goes in first and the product is added to it.
+  // The bias is copied to the output first; the product is then added to it.
   dispatch<cpu::copy, cuda::copy>(bias.alias(out.shape(), {0, bias.strides()[0]}, 0), out);
   gemm(x, transposed(weight), out, true);
 }

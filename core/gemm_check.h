@@ -4,20 +4,22 @@
 
 namespace weft {
 
-/// What one thread reaches, in FLOP/s.
+/// Rates of one thread, in FLOP/s.
 struct GemmCheck {
-  double product = 0;       ///< a matrix product by the library
-  double multiply_add = 0;  ///< a loop of multiply-adds on registers, the widest of this CPU
+  double product = 0;       ///< a matrix product of the BLAS library
+  double multiply_add = 0;  ///< a loop of multiply-adds on registers, with the widest vectors of
+                            ///< this CPU
 };
 
-/// Measures both, in f32, a few times in turns, and takes the best. BLAS libraries choose their
-/// kernels by the name of the processor; one that they do not know can get those of an ancestor,
-/// and all products are then four to five times slower without a word. Takes about 10 ms, touches
-/// no counter of the allocator. Nothing where products are Weft's own loops (sanitizer builds).
+/// Measures both rates in f32, alternating a few times, and returns the best of each. BLAS
+/// libraries choose kernels by processor name. For an unknown name they may choose those of an
+/// older processor, which makes every product four to five times slower without any notice. Takes
+/// about 10 ms and touches no allocator counter. Returns nullopt where Weft's own loops compute
+/// products (sanitizer builds).
 std::optional<GemmCheck> check_gemm_speed();
 
-/// One line on what is slow and what to do when the product stays below half of the multiply-adds;
-/// empty when all is well.
+/// A one-line warning with a remedy when the product runs below half the rate of the multiply-adds;
+/// otherwise empty.
 std::string gemm_warning(const GemmCheck& rates);
 
 }  // namespace weft

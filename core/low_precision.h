@@ -19,7 +19,7 @@ constexpr std::uint32_t narrow(float value, std::uint32_t largest, std::uint32_t
   constexpr int kBias = (1 << (E - 1)) - 1;
   const int exponent = static_cast<int>(magnitude >> 23) - 127;
   std::uint32_t mantissa = (magnitude & 0x7fffffu) | (magnitude >> 23 ? 0x800000u : 0u);
-  // Bits to drop: 23 - M for a normal result, more when the result is subnormal.
+  // Bits to drop: 23 - M for a normal result, more for a subnormal one.
   int drop = 23 - M;
   std::uint32_t base = 0;
   if (exponent < 1 - kBias) {
@@ -32,7 +32,7 @@ constexpr std::uint32_t narrow(float value, std::uint32_t largest, std::uint32_t
   const std::uint32_t half = 1u << (drop - 1), rest = mantissa & ((1u << drop) - 1);
   std::uint32_t kept = mantissa >> drop;
   kept += rest > half || (rest == half && (kept & 1));
-  const std::uint32_t result = base + kept;  // a carry moves into the exponent, as it should
+  const std::uint32_t result = base + kept;  // a carry moves into the exponent, as intended
   return sign | (result > largest ? overflow : result);
 }
 
@@ -52,7 +52,7 @@ constexpr float widen_finite(std::uint32_t bits) {
 
 }  // namespace detail
 
-/// bfloat16: the upper half of an f32, rounded to nearest even. Stored; arithmetic is f32.
+/// bfloat16: the upper half of an f32, rounded to nearest even. Storage only; arithmetic is f32.
 struct bf16 {
   std::uint16_t bits = 0;
   bf16() = default;
@@ -82,7 +82,8 @@ struct f16 {
   }
 };
 
-/// FP8 E4M3 (the "FN" form): no infinity, largest 448. Values beyond it saturate; NaN is 0x7f.
+/// FP8 E4M3 (the "FN" variant): no infinity, largest value 448. Larger values saturate; NaN is
+/// 0x7f.
 /// Source: Micikevicius et al. 2022, arXiv:2209.05433.
 struct e4m3 {
   std::uint8_t bits = 0;
@@ -96,7 +97,7 @@ struct e4m3 {
   }
 };
 
-/// FP8 E5M2: IEEE-like with infinity, largest 57344. Finite values beyond it saturate.
+/// FP8 E5M2: IEEE-like with infinity, largest value 57344. Larger finite values saturate.
 /// Source: Micikevicius et al. 2022, arXiv:2209.05433.
 struct e5m2 {
   std::uint8_t bits = 0;

@@ -2,12 +2,13 @@
 
 namespace weft {
 
-/// What this thread allocates and frees until the end of the scope is counted apart, and
-/// memory_stats() and reset_peak() on it are about that alone: for ranks that are threads of one
-/// process, by their number (from 64 on they share). A block counts where it is allocated and where
-/// it is freed: one that another thread frees stays in its domain's live bytes, and is missing in
-/// the other's. Outside of any domain memory_stats() is about all of them together, with their
-/// peaks added up; what is cached and what comes from the system all of them share.
+/// Counts the allocations and frees of this thread separately until the end of the scope;
+/// memory_stats() and reset_peak() on this thread then refer to this domain only. Ranks that run as
+/// threads of one process use their number as the domain (numbers from 64 on share one). Allocation
+/// and free each count in the domain of the thread that performs them: a block freed by another
+/// thread stays in the live bytes of its own domain and is missing from the other's. Outside any
+/// domain, memory_stats() sums all domains and adds up their peaks. All domains share the cache and
+/// the system allocations.
 class MemoryDomain {
  public:
   explicit MemoryDomain(int number);

@@ -14,7 +14,7 @@ struct NamedTensor {
 };
 using NamedTensors = std::vector<NamedTensor>;
 
-/// What a model or an optimizer is made of, by name.
+/// The tensors of a model or an optimizer, by name.
 using StateDict = std::map<std::string, Tensor>;
 
 }  // namespace weft

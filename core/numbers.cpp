@@ -20,7 +20,7 @@ Range range_of(DType dtype) {
   return dtype == DType::i32 ? of(std::int32_t{}) : of(std::int64_t{});
 }
 
-// 2^63 - 1 is not a double: the nearest one, 2^63, is above it.
+// 2^63 - 1 is not a double; the nearest double, 2^63, is above it.
 bool above(double v, std::int64_t high) {
   return high == INT64_MAX ? v >= 0x1p63 : v > static_cast<double>(high);
 }

@@ -3,19 +3,22 @@
 
 namespace weft {
 
-// A number (a double) that meets a tensor of i32, i64 or u8 must be one that the dtype has: a
-// fraction, an infinity, NaN or 1e300 would silently become another number. Other dtypes take any.
+// A number (a double) combined with an i32, i64 or u8 tensor must be representable in that dtype: a
+// fraction, an infinity, NaN or 1e300 would silently become another number. Other dtypes take any
+// number.
 
-/// For a number that becomes an element.
-/// Throws Error "op: the number must be whole for a tensor of i32, got 0.5", and outside the range.
+/// Checks a number that becomes an element.
+/// Throws Error "op: the number must be whole for a tensor of i32, got 0.5", or when it is out of
+/// range.
 void check_element(const char* op, DType dtype, double value);
 
-/// For a number that is added, subtracted or multiplied. Its negative may be meant: u8 takes -255.
+/// Checks a number that is added, subtracted or multiplied. The caller may mean its negative, so u8
+/// takes -255.
 /// Throws Error like check_element().
 void check_operand(const char* op, DType dtype, double value);
 
-/// For bounds: results are at least `low` and at most `high`. A bound beyond the range, infinity
-/// too, is one that every element keeps; one that no element can keep is refused.
+/// Checks bounds: results are at least `low` and at most `high`. A bound beyond the range (or
+/// infinite) that every element meets is accepted; one that no element can meet is refused.
 /// Throws Error like check_element().
 void check_bounds(const char* op, DType dtype, double low, double high);
 

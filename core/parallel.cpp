@@ -15,12 +15,12 @@
 namespace weft {
 namespace {
 
-std::atomic<int> requested_threads{0}, standard_threads{0};  // 0: not known yet
+std::atomic<int> requested_threads{0}, standard_threads{0};  // 0: not set yet
 std::atomic<bool> deterministic_mode{false};
 thread_local bool inside = false;
-constinit thread_local int thread_share = 0;  // 0: no limit
+constinit thread_local int thread_limit = 0;  // 0: no limit
 
-// The variable that every other numeric program obeys; a list is for nested loops.
+// OMP_NUM_THREADS, as other numeric programs read it; a list is for nested loops.
 int environment_threads() {
   const char* const wanted = std::getenv("OMP_NUM_THREADS");
   return wanted ? std::max(0, std::atoi(wanted)) : 0;
@@ -28,11 +28,11 @@ int environment_threads() {
 
 }  // namespace
 
-// A quota of the control group below the number of processors would be used up early in each
-// period, by threads that wait for one another, and all of them would stand still until the next.
+// When the cgroup quota is below the number of processors, threads that wait for one another use up
+// the quota early in each period, and all of them stall until the next one.
 int allowed_processors(const std::string& root) {
-  // As many as Linux can have; a set that is shorter than the machine's is refused.
-  cpu_set_t allowed[kMostProcessors / CPU_SETSIZE];
+  // The largest set that Linux supports: the kernel refuses a set smaller than the machine's.
+  cpu_set_t allowed[kMaxProcessors / CPU_SETSIZE];
   int n = 1;
   if (sched_getaffinity(0, sizeof allowed, allowed) == 0) n = CPU_COUNT_S(sizeof allowed, allowed);
   if (const auto quota = detail::cgroup_limits(root).processors)
@@ -56,21 +56,21 @@ int num_threads() {
   if (n <= 0) {
     const int environment = environment_threads();
     n = environment > 0 ? environment : allowed_processors();
-    int unknown = 0;  // unless set_default_threads() was faster
+    int unknown = 0;  // unless set_default_threads() ran first
     if (!standard_threads.compare_exchange_strong(unknown, n)) n = unknown;
   }
-  return thread_share > 0 ? std::min(n, thread_share) : n;
+  return thread_limit > 0 ? std::min(n, thread_limit) : n;
 }
 
-ThreadShare::ThreadShare(int n) : previous_(thread_share) {
-  check(n >= 1, "ThreadShare: must be at least 1, got {}", n);
-  thread_share = n;
+ThreadLimit::ThreadLimit(int n) : previous_(thread_limit) {
+  check(n >= 1, "ThreadLimit: must be at least 1, got {}", n);
+  thread_limit = n;
   previous_pool_ = detail::ThreadPool::borrow();
 }
 
-ThreadShare::~ThreadShare() {
+ThreadLimit::~ThreadLimit() {
   detail::ThreadPool::put_back(previous_pool_);
-  thread_share = previous_;
+  thread_limit = previous_;
 }
 
 void set_deterministic(bool on) { deterministic_mode = on; }
@@ -89,7 +89,7 @@ void detail::parallel_run(std::int64_t n, int chunks, int threads, RangeFn fn, v
     b->fn(b->context, begin, end);
     inside = false;
   };
-  // While the workers are with another thread's loop, this thread does all of its own.
+  // While another thread's loop uses the workers, this thread runs its whole loop itself.
   if (!ThreadPool::get().run(n, chunks, threads, run, &body)) run(&body, 0, n);
 }
 

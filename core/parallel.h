@@ -8,27 +8,28 @@ namespace detail {
 class ThreadPool;
 }
 
-/// Threads that kernels may use, at least 1. Default: OMP_NUM_THREADS where it is set, else the
-/// processors this process may run on, or the quota of its control group, rounded up.
+/// Number of threads that kernels may use, at least 1. Default: OMP_NUM_THREADS if set, else the
+/// number of processors that this process may use or its cgroup quota, rounded up.
 void set_num_threads(int n);
 int num_threads();
 
-/// Until the end of the scope kernels of this thread use n threads at most, whatever
-/// set_num_threads() says, and these are its own: the share of a rank that is one thread among
-/// several, whose loops run at the same time.
-class ThreadShare {
+/// Until the end of the scope, kernels of this thread use at most n threads, whatever
+/// set_num_threads() says, and run on a thread pool of their own. For ranks that are threads of one
+/// process and run their loops at the same time.
+class ThreadLimit {
  public:
-  explicit ThreadShare(int n);
-  ~ThreadShare();
-  ThreadShare(const ThreadShare&) = delete;
+  explicit ThreadLimit(int n);
+  ~ThreadLimit();
+  ThreadLimit(const ThreadLimit&) = delete;
 
  private:
   int previous_;
   detail::ThreadPool* previous_pool_;
 };
 
-/// With it on, results do not depend on the number of threads either (GEMM is cut into tiles whose
-/// sizes follow from the shape alone). Off by default; what it costs stands in docs/determinism.md.
+/// In deterministic mode results do not depend on the number of threads either (GEMM is cut into
+/// tiles whose sizes depend on the shape only). Off by default; docs/determinism.md states the
+/// cost.
 void set_deterministic(bool on);
 bool deterministic();
 
@@ -38,10 +39,10 @@ void parallel_run(std::int64_t n, int chunks, int threads, RangeFn fn, void* con
 bool in_parallel();
 }  // namespace detail
 
-/// Calls f(begin, end) on contiguous ranges that cover [0, n), on several threads when the whole is
-/// worth it. `work` is the cost of one item in simple operations (about one per float touched). The
-/// only gateway to threads in Weft: kernels must give the same bits for any split of the range, and
-/// must not throw or allocate inside.
+/// Calls f(begin, end) on contiguous ranges that cover [0, n), on several threads when the work is
+/// large enough. `work` is the cost of one item in simple operations (about one per float touched).
+/// All threading in Weft goes through this function: kernels must give the same bits for any split
+/// of the range and must not throw or allocate inside.
 template <class F>
 inline void parallel_for(std::int64_t n, std::int64_t work, F&& f) {
   constexpr std::int64_t kSerialBelow = 1 << 15, kFineAbove = 1 << 20;

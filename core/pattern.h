@@ -4,9 +4,10 @@
 
 namespace weft {
 
-/// A regular expression of names, which ranks that are threads may make at the same time. libstdc++
-/// fills the character tables of a locale where they are first used, without a lock (GCC bug
-/// 77704); here that is done once, before. Throws std::regex_error on what is none.
+/// Compiles a regular expression for names; ranks that are threads may call it concurrently.
+/// libstdc++ fills the character tables of a locale at first use without a lock (GCC bug 77704);
+/// this function fills them once beforehand.
+/// Throws std::regex_error on an invalid pattern.
 std::regex compile_pattern(const std::string& pattern);
 
 }  // namespace weft

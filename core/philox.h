@@ -22,23 +22,23 @@ constexpr std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> c
   return counter;
 }
 
-/// Names a sequence of random numbers: element i of it depends on (seed, stream, first + i) only,
-/// so the same numbers come out for any sharding, thread count or device.
+/// Identifies a sequence of random numbers. Element i depends on (seed, stream, first + i) only, so
+/// the numbers are the same for any sharding, thread count or device.
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
   std::uint64_t first = 0;
-  /// Where a GPU finds the stream instead, null for none: a captured step draws other numbers each
-  /// time it runs.
+  /// If not null, a GPU reads the stream from this address, so that a captured step draws new
+  /// numbers at each replay.
   const std::uint64_t* stream_on_device = nullptr;
 };
 
-/// The key with its stream read from the device, for kernels of a GPU.
-constexpr RandomKey settled(const RandomKey& k) {
+/// The key with its stream read from the device; for GPU kernels.
+constexpr RandomKey with_device_stream(const RandomKey& k) {
   return {k.seed, k.stream_on_device ? *k.stream_on_device : k.stream, k.first};
 }
 
-/// Block number `block` of a key's sequence: the bits of elements 4 block ... 4 block + 3.
+/// Block `block` of a key's sequence: the bits of elements 4 block ... 4 block + 3.
 constexpr std::array<std::uint32_t, 4> random_block(const RandomKey& k, std::uint64_t block) {
   return philox4x32(
       {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
@@ -57,12 +57,12 @@ constexpr float uniform_from_bits(std::uint32_t bits) {
   return static_cast<float>(bits >> 8) * 0x1p-24f;
 }
 
-/// Uniform in (0, 1): the middle of one of 2^32 cells, so never 0 and never 1.
+/// Uniform in (0, 1): the midpoint of one of 2^32 cells, so never 0 and never 1.
 constexpr double open_uniform(std::uint32_t bits) {
   return (static_cast<double>(bits) + 0.5) * 0x1p-32;
 }
 
-/// Two standard normal numbers from the bits of two neighbouring elements (Box and Muller).
+/// Two standard normal numbers from the bits of two neighbouring elements (Box-Muller).
 constexpr std::array<double, 2> normal_pair(std::uint32_t a, std::uint32_t b) {
   const double radius = std::sqrt(-2 * std::log(open_uniform(a)));
   const double angle = 2 * std::numbers::pi * open_uniform(b);

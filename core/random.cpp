@@ -23,31 +23,32 @@ namespace {
 
 constinit thread_local const RandomState* current_state = nullptr;
 
-// Draws are numbered so that no two threads of one seed have a number in common: the thread that
-// was seeded counts from 0, others from k * 2^40.
+// Draws are numbered so that no two threads of one seed share a number: the thread that was seeded
+// counts from 0, the others from k * 2^40.
 constexpr int kCallBits = 40;
 constexpr std::uint64_t kOwnSeed = UINT64_MAX;
 struct Generator {
   std::uint64_t seed = 0, calls = 0;
-  std::uint64_t epoch = 0;  ///< of the process's seed that it follows; kOwnSeed: of none
+  std::uint64_t epoch = 0;  ///< the epoch of the process seed that it follows; kOwnSeed: none
 };
 constinit thread_local Generator generator;
 
-// The seed of the threads that have none of their own.
+// The seed of threads that have none of their own.
 struct ProcessSeed {
   std::mutex mutex;
-  std::atomic<std::uint64_t> epoch{1};  ///< grows by one with each manual_seed()
+  std::atomic<std::uint64_t> epoch{1};  ///< incremented by each manual_seed()
   std::uint64_t seed = 0, threads = 0;
 };
 constinit ProcessSeed process_seed;
-// A child of fork() must not find the lock held by a thread that it does not have.
+// The lock must not be held in a child of fork() by a thread that does not exist there.
 const int at_fork =
     pthread_atfork([] { process_seed.mutex.lock(); }, [] { process_seed.mutex.unlock(); },
                    [] { process_seed.mutex.unlock(); });
 
 bool is_main_thread() { return gettid() == getpid(); }
 
-// Before the first draw of a thread, and its first one after another thread's manual_seed().
+// Runs before the first draw of a thread, and before its first draw after another thread's
+// manual_seed().
 void follow_process_seed() {
   const std::lock_guard lock(process_seed.mutex);
   const std::uint64_t epoch = process_seed.epoch.load(std::memory_order_relaxed);
@@ -72,12 +73,12 @@ constexpr std::uint64_t combine(std::uint64_t a, std::uint64_t b) {
   return mix(a + 0x9e3779b97f4a7c15u + mix(b));
 }
 
-// The random bits of one key, element by element. Keeps the last Philox block: its four numbers
+// The random bits of one key, element by element. Caches the last Philox block, whose four numbers
 // belong to neighbouring elements.
 class Bits {
  public:
   explicit Bits(const RandomKey& key) : key_(key) {}
-  /// Bits of element i, as random_bits() gives them.
+  /// Bits of element i, equal to random_bits().
   std::uint32_t at(std::uint64_t i) {
     const std::uint64_t n = key_.first + i;
     if (n >> 2 != block_) {
@@ -92,12 +93,12 @@ class Bits {
 
  private:
   RandomKey key_;
-  std::uint64_t block_ = UINT64_MAX;  // no element has it: it would be number 2^66
+  std::uint64_t block_ = UINT64_MAX;  // no element has this block: it would be number 2^66
   std::array<std::uint32_t, 4> values_{};
 };
 
-// Standard normal numbers by Box and Muller: elements 2k and 2k+1 of the whole sequence (counted
-// with key.first) are the cosine and the sine made from the uniforms 2k and 2k+1.
+// Standard normal numbers by Box-Muller: elements 2k and 2k+1 of the sequence (counting key.first)
+// are the cosine and the sine of uniforms 2k and 2k+1.
 class Normals {
  public:
   explicit Normals(const RandomKey& key) : bits_({key.seed, key.stream, 0}), first_(key.first) {}
@@ -114,11 +115,12 @@ class Normals {
  private:
   Bits bits_;
   std::uint64_t first_;
-  std::uint64_t pair_ = UINT64_MAX;  // odd, so never a pair
+  std::uint64_t pair_ = UINT64_MAX;  // odd, so never the index of a pair
   std::array<double, 2> values_{};
 };
 
-// Inverse of the normal distribution function: a rational start (Acklam) and one step of Halley.
+// Inverse of the normal distribution function: a rational approximation (Acklam) and one Halley
+// step.
 double inverse_normal(double p) {
   constexpr double a[] = {-3.969683028665376e+01, 2.209460984245205e+02,  -2.759285104469687e+02,
                           1.383577518672690e+02,  -3.066479806614716e+01, 2.506628277459239e+00};
@@ -147,15 +149,15 @@ double inverse_normal(double p) {
   return x - u / (1 + x * u / 2);
 }
 
-// Weights are drawn so, once in a run; a kernel would need the inverse of the distribution
-// function.
+// Draws on the host: weights are drawn once per run, and a kernel would need the inverse
+// distribution function.
 void draw_on_host(const Tensor& t, const RandomKey& key, double mean, double std, double low,
                   double high) {
   t.copy_(truncated_normal_(Tensor::empty(t.shape(), t.dtype()), key, mean, std, low, high));
 }
 
-// Writes draw(i) to every element, in parallel; every range works with its own copy of draw, which
-// may keep state from one element to the next. On a GPU Cuda(t, args...) does all of it.
+// Writes draw(i) to every element, in parallel. Each range uses its own copy of draw, which may
+// keep state between elements. On a GPU, Cuda(t, args...) does the work.
 template <auto Cuda, class Draw, class... Args>
 const Tensor& draw_into(const char* op, const Tensor& t, const Draw& draw, const Args&... args) {
   check(t.is_contiguous(), "{}: the tensor must be contiguous, got strides {}", op, t.strides());
@@ -273,8 +275,8 @@ const Tensor& truncated_normal_(const Tensor& t, const RandomKey& key, double me
                                 double low, double high) {
   check(low < high, "truncated_normal_: low must be below high {}, got {}", high, low);
   check(std > 0, "truncated_normal_: std must be above 0, got {}", std);
-  // Right of the mean the distribution function is close to 1 and its digits are used up: there the
-  // mirror image is drawn.
+  // Above the mean the distribution function is close to 1 and loses digits, so the mirror image is
+  // drawn there.
   const double side = low > mean ? -1 : 1;
   const auto cdf = [&](double x) {
     return 0.5 * std::erfc(-side * (x - mean) / std / std::numbers::sqrt2);
@@ -305,7 +307,7 @@ Tensor rand_normal(const Shape& shape, double mean, double std, DType dtype) {
 void permute_range(std::span<std::int64_t> out, const RandomKey& key) {
   Bits draws(key);
   std::iota(out.begin(), out.end(), std::int64_t{0});
-  for (std::size_t i = out.size(); i-- > 1;) {  // Fisher-Yates; 64 bits make the bias invisible
+  for (std::size_t i = out.size(); i-- > 1;) {  // Fisher-Yates; with 64 bits the bias is negligible
     const std::uint64_t bits =
         static_cast<std::uint64_t>(draws.at(2 * i)) << 32 | draws.at(2 * i + 1);
     std::swap(out[i], out[bits % (i + 1)]);

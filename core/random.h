@@ -10,17 +10,18 @@ namespace weft {
 /// A stream number for a name ("blocks.3.attn.qkv.weight"); equal names give equal streams.
 std::uint64_t stream_of(std::string_view name);
 
-/// Seeds the running counter of this thread that unkeyed draws (`rand_normal(shape)`) take their
-/// streams from: what it draws then depends on the seed and on its own earlier draws only. Threads
-/// that have never called it themselves begin anew too, with the same seed and each with streams of
-/// its own, numbered in the order of their first draws: no two of them, nor this one, ever draw the
-/// same. Before any call the seed is 0, and the main thread draws as if it had called this.
+/// Seeds the counter of this thread from which unkeyed draws (`rand_normal(shape)`) take their
+/// streams. The thread's draws then depend on the seed and on its own earlier draws only. Threads
+/// that have never called it restart too, with the same seed and separate streams, numbered in the
+/// order of their first draws; no two threads draw the same numbers. The initial seed is 0, with
+/// the main thread seeded.
 void manual_seed(std::uint64_t seed);
-/// The next key of the running counter of this thread. Throws Error inside the capture of a
-/// cuda::Graph, which would draw the same numbers in every replay.
+/// The next key of this thread's counter.
+/// Throws Error during the capture of a cuda::Graph, which would draw the same numbers in every
+/// replay.
 RandomKey next_random_key();
 
-/// Keys what dropout and jitter draw inside a training step. Thread-local, nested by scope.
+/// Keys the draws of dropout and jitter in a training step. Thread-local; scopes nest.
 struct RandomState {
   std::uint64_t seed = 0;
   std::uint64_t step = 0;
@@ -29,8 +30,8 @@ struct RandomState {
   std::uint64_t seq_offset = 0;        ///< position of this rank's first token in its sequence
 };
 
-/// Random layers inside it draw numbers that depend on these values and the layer's name only: not
-/// on the rank, the number of threads, or whether a recompute runs the layer a second time.
+/// Random layers inside the scope draw numbers that depend on these values and the layer's name
+/// only: not on the rank, the number of threads, or whether a recompute runs the layer again.
 class RandomScope {
  public:
   explicit RandomScope(const RandomState& state);
@@ -39,11 +40,12 @@ class RandomScope {
 
   /// The innermost scope's state, or null outside any scope.
   static const RandomState* current();
-  /// The key of a layer in the current scope; outside a scope, the next of the running counter.
-  /// `row_elements` is how many numbers one global row takes, `token_elements` one token.
+  /// The key of a layer in the current scope; outside any scope, the next key of the thread's
+  /// counter. `row_elements` and `token_elements` are the numbers drawn per global row and per
+  /// token.
   static RandomKey key_for(std::uint64_t layer_stream, std::uint64_t row_elements,
                            std::uint64_t token_elements);
-  /// The stream that such a key has.
+  /// The stream of such a key.
   static std::uint64_t stream_for(std::uint64_t layer_stream, std::uint64_t step,
                                   std::uint64_t micro_batch);
 
@@ -52,8 +54,7 @@ class RandomScope {
   const RandomState* previous_;
 };
 
-/// Everything that the next draws on this thread depend on. Replaying a piece of code under it
-/// draws the same numbers again.
+/// The full random state of this thread. Replaying code under it draws the same numbers again.
 struct RandomSnapshot {
   bool scoped = false;
   RandomState state;
@@ -61,8 +62,8 @@ struct RandomSnapshot {
   static RandomSnapshot take();
 };
 
-/// Draws as at the time of the snapshot until the end of the scope, then as if nothing had
-/// happened.
+/// Restores the state of the snapshot until the end of the scope; the draws after the scope
+/// continue as if it had not existed.
 class RandomReplay {
  public:
   explicit RandomReplay(const RandomSnapshot& snapshot);
@@ -75,16 +76,16 @@ class RandomReplay {
   std::uint64_t seed_, calls_, epoch_;
 };
 
-// In-place draws into a contiguous tensor. Element i depends on (seed, stream, first + i) only. The
-// numbers are made in double and then rounded to the tensor's dtype, which may carry one of a
-// narrow dtype onto or just over a bound that it cannot represent. A GPU draws the same numbers;
-// those of normal_() may differ in the last digits.
+// In-place draws into a contiguous tensor. Element i depends on (seed, stream, first + i) only.
+// Numbers are computed in double and rounded to the tensor's dtype; in a narrow dtype, rounding may
+// move one onto or just over a bound that the dtype cannot represent. A GPU draws the same numbers,
+// except for the last digits of normal_().
 
-/// Uniform in [low, high), 24 random bits each.
+/// Uniform in [low, high), with 24 random bits each.
 const Tensor& uniform_(const Tensor& t, const RandomKey& key, double low = 0, double high = 1);
-/// Normal by Box and Muller: two neighbouring elements share two uniform numbers.
+/// Normal by Box-Muller: two neighbouring elements share two uniform numbers.
 const Tensor& normal_(const Tensor& t, const RandomKey& key, double mean = 0, double std = 1);
-/// Normal inside [low, high], by inverting the distribution function.
+/// Normal truncated to [low, high], by inverting the distribution function.
 /// Throws Error unless low < high and std > 0.
 const Tensor& truncated_normal_(const Tensor& t, const RandomKey& key, double mean, double std,
                                 double low, double high);
@@ -95,7 +96,7 @@ Tensor rand_uniform(const Shape& shape, double low = 0, double high = 1, DType d
 Tensor rand_normal(const Shape& shape, double mean = 0, double std = 1, DType dtype = DType::f32);
 /// The numbers 0 .. n-1 in random order, i64.
 Tensor permutation(std::int64_t n, const RandomKey& key);
-/// The same into memory of the caller.
+/// As permutation(), into the caller's memory.
 void permute_range(std::span<std::int64_t> out, const RandomKey& key);
 /// `count` draws with replacement from each row of weights (rows, n), which need not sum to 1.
 /// Result (rows, count), i64; (n) gives (count).

@@ -47,7 +47,7 @@ Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b) {
 }
 
 int normalize_dim(const char* op, std::int64_t dim, int ndim) {
-  const int n = std::max(ndim, 1);  // a scalar may be addressed as if it had one axis
+  const int n = std::max(ndim, 1);  // a scalar may be indexed as if it had one axis
   check(dim >= -n && dim < n, "{}: dim must be in [{}, {}), got {}", op, -n, n, dim);
   return static_cast<int>(dim < 0 ? dim + n : dim);
 }

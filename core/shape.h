@@ -9,10 +9,10 @@ namespace weft {
 
 inline constexpr int kMaxDims = 8;
 
-/// Throws Error: more axes than kMaxDims.
+/// Throws Error for more axes than kMaxDims.
 [[noreturn]] void throw_too_many_dims(std::int64_t n);
 
-/// A short list of axis lengths (or strides), stored inline: making one touches no heap.
+/// A short list of axis lengths (or strides), stored inline without heap allocation.
 class Shape {
  public:
   Shape() = default;
@@ -74,9 +74,9 @@ class Shape {
   }
 
  private:
-  // One axis at a time: a wide load of lengths that were just stored one by one would have to wait
-  // until they reach the cache. Two ways out of the loop keep the compiler from making it a
-  // memmove.
+  // Copies one axis at a time: a wide load of lengths that were just stored one by one would stall
+  // until the stores reach the cache. The two exits of the loop keep the compiler from turning it
+  // into memmove.
   void copy(const Shape& o) {
     const int n = o.size_;
     for (int i = 0; i < kMaxDims; ++i) {
@@ -94,8 +94,8 @@ class Shape {
 std::string to_string(const Shape& s);
 
 /// The number of elements.
-/// Throws Error prefixed by `op` on a negative axis, and when the axes other than 0 have a product
-/// of 2^56 or more, so that neither strides nor bytes overflow.
+/// Throws Error prefixed by `op` on a negative axis, and when the product of the axes other than 0
+/// is 2^56 or more, so that neither strides nor bytes overflow.
 std::int64_t checked_numel(const char* op, const Shape& shape);
 
 /// Strides (in elements) of a row-contiguous tensor of this shape.

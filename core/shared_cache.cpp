@@ -13,29 +13,29 @@
 
 namespace weft {
 
-// A slab is one mapping cut into equal small blocks. It goes back to the system when every block
-// has been evicted from the cache.
+// A slab is one mapping cut into equal small blocks. It returns to the system when all its blocks
+// have been evicted from the cache.
 struct Slab {
   char* base;
   std::int64_t bytes;
   std::int16_t size_class;
-  std::int32_t blocks, out;     // out: blocks handed to the cache and not returned by eviction
-  std::vector<char*> returned;  // evicted blocks, the first to be handed out again
+  std::int32_t blocks, out;     // out: blocks in use or cached, that is, not returned by eviction
+  std::vector<char*> returned;  // evicted blocks, reused before unused ones
 };
 
 namespace detail {
 namespace {
 
 constexpr std::int64_t kHugePage = 2 << 20;
-constexpr int kLargerClasses = 8;  // one doubling
-// Of every block on a GPU: a product's algorithm, and with it its last bits, depends on how
-// operands are aligned, which must not depend on what was allocated before.
+constexpr int kLargerClasses = 8;  // one doubling of the size
+// Alignment of every GPU block. The algorithm of a matrix product, and with it its last bits,
+// depends on the alignment of operands, which must not depend on earlier allocations.
 constexpr std::int64_t kGpuAlignment = 256;
 
-// On each side of a mapping of its own, for AddressSanitizer.
+// Margin on each side of a separate mapping, for AddressSanitizer.
 constexpr std::int64_t kMargin = kRedZone > 0 ? 4096 : 0;
 
-// Blocks of 2 MiB and more start on a huge page and may be backed by them.
+// Blocks of 2 MiB and more start on a huge-page boundary, so that huge pages can back them.
 void* map_memory(std::int64_t bytes) {
   const bool huge = bytes >= kHugePage;
   const std::int64_t room = huge ? bytes + kHugePage + 2 * kMargin : bytes;
@@ -83,7 +83,7 @@ constinit MemoryCounters memory_counters[kMemoryDomains][kMemories];
 constinit CacheCounters cache_counters[kMemories];
 constinit thread_local MemoryCounters* domain_counters = memory_counters[0];
 
-// A child of fork() must find the cache made and its lock free, whatever other threads did.
+// A child of fork() must find the cache created and its lock free, whatever other threads did.
 const int SharedCache::at_fork_ = pthread_atfork(
     [] { get().mutex_.lock(); }, [] { get().mutex_.unlock(); }, [] { get().mutex_.unlock(); });
 
@@ -125,7 +125,7 @@ void SharedCache::retire() {
     const std::lock_guard lock(mutex_);
     retired_ = true;
     limit_ = -1;
-    take_back_held(true);
+    reclaim_deferred(true);
     while (tail_) evict(tail_);
     kept.swap(kept_);
     empty = blocks_ == 0;
@@ -163,10 +163,10 @@ void SharedCache::unmap(void* p, std::int64_t bytes) {
 
 Storage* SharedCache::take(int size_class) {
   const std::lock_guard lock(mutex_);
-  if (!held_.empty()) take_back_held(false);
-  // Gradients need other sizes than the activations that have just been freed. A mapping of its own
-  // is used by a smaller request rather than that the process grows by another one; never more
-  // than twice what was asked for, and small blocks stay among their like.
+  if (!deferred_.empty()) reclaim_deferred(false);
+  // Gradients need other sizes than the activations just freed. A smaller request reuses a separate
+  // mapping of at most twice its size rather than growing the process. Small blocks serve only
+  // their own class.
   const int last = class_bytes(size_class) < kHugePage ? size_class : size_class + kLargerClasses;
   for (int c = size_class; c <= last && c < kClasses; ++c)
     if (Storage* s = heads_[c]) {
@@ -177,15 +177,16 @@ Storage* SharedCache::take(int size_class) {
 }
 
 void SharedCache::put(Storage* s) {
-  // In a capture no event can be recorded, on no device: what others use is kept like the rest.
+  // A capture cannot record events on any device, so blocks used by other streams are kept like the
+  // rest.
   if (thread_pool && thread_pool != this && device_.is_cuda()) return thread_pool->keep(s);
   bool last;
   {
     const std::lock_guard lock(mutex_);
     if (s->used_on) {
-      hold(s);
+      defer(s);
       if (!retired_) return;
-      take_back_held(true);
+      reclaim_deferred(true);
     } else {
       link(s);
     }
@@ -200,25 +201,25 @@ void SharedCache::keep(Storage* s) {
   kept_.push_back(s);
 }
 
-void SharedCache::hold(Storage* s) {
-  Held held{s, {}};
+void SharedCache::defer(Storage* s) {
+  Deferred deferred{s, {}};
   for (std::uint64_t rest = s->used_on; rest; rest &= rest - 1) {
-    held.until.emplace_back();
-    held.until.back().record(cuda::Stream::of_id(std::countr_zero(rest)));
+    deferred.until.emplace_back();
+    deferred.until.back().record(cuda::Stream::of_id(std::countr_zero(rest)));
   }
   s->used_on = 0;
-  held_.push_back(std::move(held));
+  deferred_.push_back(std::move(deferred));
 }
 
-void SharedCache::take_back_held(bool wait) {
-  for (std::size_t i = held_.size(); i-- > 0;) {
+void SharedCache::reclaim_deferred(bool wait) {
+  for (std::size_t i = deferred_.size(); i-- > 0;) {
     const auto done = [wait](const cuda::Event& e) {
-      if (wait) e.wait();
+      if (wait) e.synchronize_unchecked();
       return wait || e.done();
     };
-    if (!std::all_of(held_[i].until.begin(), held_[i].until.end(), done)) continue;
-    link(held_[i].block);
-    held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(i));
+    if (!std::all_of(deferred_[i].until.begin(), deferred_[i].until.end(), done)) continue;
+    link(deferred_[i].block);
+    deferred_.erase(deferred_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 }
 
@@ -267,7 +268,7 @@ void SharedCache::drop_header(Storage* s) {
 
 void SharedCache::evict_all() {
   const std::lock_guard lock(mutex_);
-  if (!thread_pool) take_back_held(true);  // a capture must not wait
+  if (!thread_pool) reclaim_deferred(true);  // a capture must not wait
   while (tail_) evict(tail_);
 }
 

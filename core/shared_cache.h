@@ -15,8 +15,8 @@ extern "C" void __asan_unpoison_memory_region(const volatile void* p, std::size_
 
 namespace weft::detail {
 
-/// A sum that many threads add to and few read. The first thread that counts anything, in most
-/// programs the only one, does so without a locked instruction (5 ns each, five to a block).
+/// A sum with many writers and few readers. The first thread that counts anything, in most programs
+/// the only one, avoids locked instructions (5 ns each, five per block).
 class Counter {
  public:
   void add(std::int64_t n, bool alone = counts_alone()) {
@@ -28,7 +28,7 @@ class Counter {
   std::int64_t get() const {
     return own_.load(std::memory_order_relaxed) + others_.load(std::memory_order_relaxed);
   }
-  /// Is the calling thread that first one?
+  /// True on that first thread.
   static bool counts_alone() {
     static constinit std::atomic<bool> taken{false};
     static constinit thread_local enum { unknown, first, later } role = unknown;
@@ -41,8 +41,8 @@ class Counter {
   std::atomic<std::int64_t> own_{0}, others_{0};
 };
 
-/// What memory_stats() reads, one for each device and MemoryDomain. Relaxed atomics: they order
-/// nothing.
+/// The counters behind memory_stats(), one set per device and MemoryDomain. Relaxed atomics: they
+/// order nothing.
 struct MemoryCounters {
   Counter hits, misses, live, by_category[kCategories];
   std::atomic<std::int64_t> peak{0};
@@ -51,20 +51,20 @@ inline constexpr int kMemoryDomains = 65;
 inline constexpr int kMemories = Device::kKinds * cuda::kMaxDevices;
 extern MemoryCounters memory_counters[kMemoryDomains][kMemories];
 inline int index_of(Device d) { return static_cast<int>(d.kind) * cuda::kMaxDevices + d.index; }
-/// Those of this thread's domain.
+/// The counters of this thread's domain.
 extern constinit thread_local MemoryCounters* domain_counters;
 inline MemoryCounters& counters_of(Device d) { return domain_counters[index_of(d)]; }
 
-/// The same for the memory behind them, which all domains share.
+/// The counters of the memory underneath, which all domains share.
 struct CacheCounters {
   Counter evictions, system_allocs;
-  Counter made;  ///< bytes of all blocks, live ones as they are counted
+  Counter made;  ///< bytes of all blocks; a live block counts by its request
 };
 extern CacheCounters cache_counters[kMemories];
 inline CacheCounters& cache_counters_of(Device d) { return cache_counters[index_of(d)]; }
 
-/// Size of the red zone between neighbouring blocks, on the host and on an imitated GPU.
-/// AddressSanitizer reports accesses to red zones, to the slack behind the requested bytes and to
+/// Size of the red zone between neighbouring blocks, on the host and on an emulated GPU.
+/// AddressSanitizer reports accesses to red zones, to the slack after the requested bytes and to
 /// free blocks.
 #if defined(__SANITIZE_ADDRESS__)
 inline constexpr std::int64_t kRedZone = 256;
@@ -80,52 +80,51 @@ inline void forbid(void*, std::int64_t) {}
 inline void permit(void*, std::int64_t) {}
 #endif
 
-/// The process-wide cache of the blocks of one memory: the host's, or what one stream of a GPU uses
-/// (a block freed there is safe to use again there at once: its kernels run one after another). For
-/// each size class a list of free blocks, newest first, and one list over all of them in order of
-/// last use, whose tail is given back first.
+/// The process-wide block cache of one memory: the host's, or that of one GPU stream (a block freed
+/// on a stream can be reused on it at once, since its kernels run in order). Each size class has a
+/// list of free blocks, newest first; one more list orders all of them by last use, and eviction
+/// starts at its tail.
 class SharedCache {
  public:
-  /// The host's.
+  /// The cache of the host.
   static SharedCache& get();
-  /// A stream's.
+  /// The cache of a stream.
   static SharedCache& of(const cuda::Stream& stream);
-  /// Where a new block of the device comes from on this thread.
+  /// The cache from which new blocks of the device come on this thread.
   static SharedCache& source(Device device);
-  /// Until end_pool() what this thread allocates on the stream's device comes from a cache of its
-  /// own, which nobody else takes from; blocks of any GPU's caches that it frees are kept there
-  /// too.
+  /// Until end_pool(), this thread's allocations on the stream's device come from a private cache.
+  /// GPU blocks of any cache that the thread frees meanwhile are kept there too.
   static SharedCache* begin_pool(const cuda::Stream& stream);
   static void end_pool();
-  /// For such a pool, when nothing uses its memory any more: gives its blocks back, those that are
-  /// live when they are freed. The last one takes the pool along.
+  /// Retires such a pool when nothing uses its memory any more: frees its blocks, and live blocks
+  /// when they are released. The last block destroys the pool.
   void retire();
-  /// Gives back the free blocks of all streams of a device, once they are done with. Inside a
-  /// capture, which cannot wait, without those that another stream may still use.
+  /// Frees the cached blocks of all streams of a device, after waiting for their last use. Inside a
+  /// capture, which cannot wait, skips blocks that another stream may still use.
   static void evict_device(Device device);
 
-  /// A free block of the class, or of a larger one where blocks are mappings of their own; or null.
+  /// A free block of the class, or a larger one where blocks are separate mappings; or null.
   Storage* take(int size_class);
   void put(Storage* s);
-  /// Says that a block from here will be used by kernels that work on this many bytes of it.
+  /// Declares that kernels will use this many bytes of a block of this cache.
   void mark_usable(const Storage* s, std::int64_t bytes);
-  /// A fresh block from a slab or a mapping of its own; null when the system refuses.
+  /// A new block from a slab or a separate mapping; null when the system refuses.
   Storage* make(int size_class);
   /// A header without memory.
   Storage* header();
   void drop_header(Storage* s);
   void evict_all();
-  /// Gives back blocks above this many bytes, now and from now on.
+  /// Evicts blocks above this many bytes, now and from now on.
   void set_limit(std::int64_t bytes);
 
  private:
   SharedCache(Device device, int stream, std::int64_t limit);
-  ~SharedCache();  // of a retired pool: the others are never destroyed
+  ~SharedCache();  // of a retired pool: other caches are never destroyed
   void* map(std::int64_t bytes);
   void unmap(void* p, std::int64_t bytes);
-  void hold(Storage* s);
+  void defer(Storage* s);
   void keep(Storage* s);
-  void take_back_held(bool wait);
+  void reclaim_deferred(bool wait);
   void link(Storage* s);
   void unlink(Storage* s);
   void evict(Storage* s);
@@ -141,14 +140,14 @@ class SharedCache {
   Storage *front_ = nullptr, *tail_ = nullptr;
   std::vector<Slab*> slabs_[kClasses];
   std::vector<Storage*> spare_headers_;
-  struct Held {
+  struct Deferred {
     Storage* block;
     std::vector<cuda::Event> until;
   };
-  std::vector<Held> held_;  // freed, but another stream may still use them
+  std::vector<Deferred> deferred_;  // freed, but another stream may still use them
   std::int64_t cached_ = 0, limit_;
-  std::int64_t blocks_ = 0;     // made and not evicted
-  std::vector<Storage*> kept_;  // a pool's: freed while it was filled, but not its own
+  std::int64_t blocks_ = 0;     // created and not evicted
+  std::vector<Storage*> kept_;  // in a pool: blocks of other caches freed during the capture
   bool retired_ = false;
 };
 

@@ -5,9 +5,9 @@
 
 namespace weft::detail {
 
-/// Gives this thread a stack for the handlers of signals (those with SA_ONSTACK) until the end of
-/// the scope, unless it has one, as sanitizers give to each thread. oneDNN's products use the stack
-/// pointer for their packed operands: a handler that runs below it writes into the heap.
+/// Gives this thread a stack for signal handlers (those with SA_ONSTACK) until the end of the
+/// scope, unless it has one already, as under sanitizers. oneDNN's products use the stack pointer
+/// for packed operands: a handler that runs below it would write into the heap.
 class SignalStack {
  public:
   SignalStack() {

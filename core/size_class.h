@@ -4,8 +4,8 @@
 
 namespace weft::detail {
 
-// Blocks come in classes, so that a freed one fits the next request of about its size. 64-byte
-// steps up to 1 KiB, then 8 steps a doubling: at most 12.5 % unused.
+// Size classes let a freed block serve the next request of about its size. Steps of 64 bytes up to
+// 1 KiB, then 8 steps per doubling: at most 12.5 % unused.
 constexpr int kLinearClasses = 16;
 constexpr int kClasses = kLinearClasses + 8 * 38;
 

@@ -13,20 +13,20 @@ namespace weft::cuda::detail {
 namespace {
 
 constexpr std::int64_t kLeast = 64 << 10;
-// What a device may have: a host that runs far ahead would ask for ever more.
-constexpr std::int64_t kMostPinned = 4 * kMostStaged;
+// Limit per device: without it, a host that runs far ahead would allocate more and more.
+constexpr std::int64_t kMaxPinned = 4 * kMaxStaged;
 
 std::atomic<std::int64_t> pinned_bytes{0};
 
 struct Buffer {
   char* data;
   std::int64_t bytes;
-  Event copied;  // of the last copy from it
+  Event copied;  // after the last copy from this buffer
 };
 
 class Staging {
  public:
-  // Never destroyed: the driver may be gone by then.
+  // Never destroyed: the driver may already be gone.
   static Staging& of(int device) {
     static auto* const all = new Staging[kMaxDevices];
     return all[device];
@@ -34,7 +34,7 @@ class Staging {
 
   void copy(void* to, const void* from, std::int64_t bytes, const Stream& stream) {
     const std::lock_guard lock(mutex_);
-    Buffer* const buffer = bytes <= kMostStaged ? take(bytes) : nullptr;
+    Buffer* const buffer = bytes <= kMaxStaged ? take(bytes) : nullptr;
     if (buffer) from = std::memcpy(buffer->data, from, static_cast<std::size_t>(bytes));
     use_device(stream.device().index);
     if constexpr (kWithCuda) rt::copy(to, from, bytes, rt::CopyKind::to_device, stream.handle());
@@ -42,7 +42,7 @@ class Staging {
   }
 
  private:
-  // The smallest that is large enough and free, or a new one; null when there are too many.
+  // Returns the smallest free buffer that is large enough, or a new one; null at the limit.
   Buffer* take(std::int64_t bytes) {
     Buffer* best = nullptr;
     for (Buffer& b : buffers_)
@@ -50,7 +50,7 @@ class Staging {
     if (best) return best;
     const auto room = static_cast<std::int64_t>(
         std::bit_ceil(static_cast<std::uint64_t>(bytes > kLeast ? bytes : kLeast)));
-    if (total_ + room > kMostPinned) return nullptr;
+    if (total_ + room > kMaxPinned) return nullptr;
     char* data = nullptr;
     if constexpr (kWithCuda) data = static_cast<char*>(rt::allocate_pinned(room));
     total_ += room;

@@ -11,8 +11,8 @@
 namespace weft {
 namespace {
 
-// Headers that this thread dropped, for the next tensor. Bounded, or a thread that only ever drops
-// what another one makes would collect them for ever.
+// Headers that this thread dropped, for its next tensors. Bounded: a thread that only drops the
+// tensors of another one would collect them without limit.
 struct ImplCache {
   static constexpr int kMost = 1 << 16;
   TensorImpl* head = nullptr;
@@ -190,7 +190,7 @@ Tensor& Tensor::set_requires_grad(bool on) {
   at("set_requires_grad");
   check(!on || is_compute(dtype()),
         "set_requires_grad: dtype must be one of f32, f64, bf16, got {}", dtype());
-  // Its place in the recording would be lost, and with it the gradient of all that it came from.
+  // It would lose its place in the recording, and its inputs would lose their gradient.
   check(impl_->leaf || !impl_->requires_grad,
         "set_requires_grad: the tensor must be a leaf, got the output of a recorded op with shape "
         "{}; detach() it first",

@@ -16,21 +16,21 @@ namespace weft {
 class Tensor;
 class TensorList;
 
-/// A half-open range of one axis for slice(); negative bounds count from the end.
+/// End of the axis for slice(); ranges are half-open, and negative bounds count from the end.
 inline constexpr std::int64_t kEnd = INT64_MAX;
 
 struct TensorImpl;
 
-/// The main_grad() of a tensor.
+/// State behind main_grad() of a tensor.
 struct MainGrad {
   TensorImpl* sum = nullptr;
   TensorImpl* reached = nullptr;  ///< see Tensor::set_main_grad()
-  std::uint32_t empty_at = 0;     ///< version of the sum's storage when it was said to be empty
+  std::uint32_t empty_at = 0;     ///< version of the sum's storage when it was declared empty
   bool filled = true;
 };
 
-/// What a Tensor handle points to. Recycled like memory blocks: making and dropping tensors in a
-/// warm loop touches no heap.
+/// The object behind a Tensor handle. Recycled like memory blocks: creating and dropping tensors in
+/// a warm loop allocates nothing.
 struct TensorImpl {
   RefCount refs;
   DType dtype = DType::f32;
@@ -40,8 +40,8 @@ struct TensorImpl {
   std::int64_t offset = 0;  ///< in elements
   Shape shape;
   Shape strides;              ///< in elements
-  std::uint64_t tape_id = 0;  ///< place of a recorded op's output in its recording; 0 for a leaf
-  /// The thread whose backward() adds to the gradient of this leaf now; see autograd/tape.h.
+  std::uint64_t tape_id = 0;  ///< position of a recorded op's output in its recording; 0 for a leaf
+  /// The thread whose backward() currently adds to the gradient of this leaf; see autograd/tape.h.
   Claim grad_writer;
   TensorImpl* grad = nullptr;
   MainGrad* main_grad = nullptr;
@@ -54,8 +54,8 @@ struct TensorImpl {
   static void recycle(TensorImpl* impl);
 };
 
-/// A cheap handle (one pointer) to shape, strides, dtype, device, storage and gradient. Copying a
-/// handle copies nothing; views share storage. A default-constructed Tensor is null.
+/// A handle (one pointer) to shape, strides, dtype, device, storage and gradient. Copying it copies
+/// no data; views share storage. A default-constructed Tensor is null.
 class Tensor {
  public:
   Tensor() = default;
@@ -76,13 +76,13 @@ class Tensor {
     if (impl_) impl_->release();
   }
 
-  // Making one (core/tensor.cpp).
+  // Construction (core/tensor.cpp).
   static Tensor empty(const Shape& shape, DType dtype = DType::f32, Device device = kCpu);
   static Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = kCpu);
   static Tensor ones(const Shape& shape, DType dtype = DType::f32, Device device = kCpu);
   static Tensor full(const Shape& shape, double value, DType dtype = DType::f32,
                      Device device = kCpu);
-  /// start, start + step, ... up to but not including end.
+  /// start, start + step, ... up to but excluding end.
   static Tensor arange(double start, double end, double step = 1, DType dtype = DType::f32,
                        Device device = kCpu);
   /// The identity matrix (n, n).
@@ -95,17 +95,17 @@ class Tensor {
     return from_bytes(values.data(), static_cast<std::int64_t>(values.size()), shape,
                       dtype_of<T>());
   }
-  /// A tensor over memory that somebody else owns; `deleter(context)` runs when the last handle
-  /// goes.
+  /// A tensor over memory owned by the caller; `deleter(context)` runs when the last handle is
+  /// dropped.
   /// Throws Error on a negative axis, and on null data for a tensor that has elements.
   static Tensor wrap(void* data, const Shape& shape, DType dtype, void (*deleter)(void*) = nullptr,
                      void* context = nullptr);
 
-  // Looking at it.
+  // Inspection.
   explicit operator bool() const { return impl_ != nullptr; }
   // The members below throw Error "shape: needs a tensor, got a null handle" on a null handle.
   const Shape& shape() const { return at("shape").shape; }
-  /// The stride of an axis of length 1 says nothing about memory, nor does any of an empty tensor.
+  /// The strides of an axis of length 1, and of an empty tensor, carry no information.
   const Shape& strides() const { return at("strides").strides; }
   int ndim() const { return at("ndim").shape.size(); }
   /// Length of axis i; negative i counts from the end.
@@ -147,14 +147,14 @@ class Tensor {
     else
       return static_cast<T>(item_double());
   }
-  /// The same without a detour through double: every i64 comes out exactly.
+  /// As item(), without converting to double: every i64 is exact.
   std::int64_t item_int() const;
   /// Copies every element out as double, row-major.
   void copy_to(std::span<double> out) const;
   Storage* storage() const { return at("storage").storage; }
   std::uint32_t version() const { return at("version").storage->version; }
-  /// Every in-place write announces itself, so that a backward that saved the old value notices.
-  /// The shared empty storage has no values to change.
+  /// Records an in-place write, so that a backward that saved the old value detects it. Does
+  /// nothing on the shared empty storage, which has no values.
   void bump_version() const {
     Storage* s = storage();
     if (!s->shared_empty) ++s->version;
@@ -165,36 +165,39 @@ class Tensor {
   // Gradients.
   bool requires_grad() const { return impl_ && impl_->requires_grad; }
   /// Marks a leaf whose gradient backward() should fill.
-  /// Throws Error on a dtype that no floating op computes with, and on the output of a recorded op.
+  /// Throws Error on a dtype in which no floating-point op computes, and on the output of a
+  /// recorded op.
   Tensor& set_requires_grad(bool on = true);
   /// The gradient of a leaf; null before backward().
   Tensor grad() const { return handle(at("grad").grad); }
   /// Throws Error when g has another shape or device.
   void set_grad(const Tensor& g) const;
-  /// A buffer (f64 for f64, else f32, bf16) that backward() adds to in place of grad(); or null.
+  /// The buffer (f64 for f64, else f32 or bf16) to which backward() adds instead of grad(); or
+  /// null.
   Tensor main_grad() const {
     const MainGrad* const main = at("main_grad").main_grad;
     return handle(main ? main->sum : nullptr);
   }
-  /// What g holds counts as a gradient, until zero_grad(). `reached`: one f64 on the device of g,
-  /// that an optimizer on a GPU asks too: 0 where no rank of the job has a gradient; or null.
+  /// Makes g the main_grad(); its contents count as a gradient until zero_grad(). `reached`: null,
+  /// or one f64 on the device of g that an optimizer on a GPU also tests; it is 0 where no rank of
+  /// the job has a gradient.
   /// Throws Error when g has another shape or device.
   void set_main_grad(const Tensor& g, const Tensor& reached) const;
   void set_main_grad(const Tensor& g) const;
-  /// True when main_grad() holds a gradient: backward() has added to it since zero_grad(), or, for
-  /// a buffer with a storage of its own, any other code has written to it.
+  /// True when main_grad() holds a gradient: backward() has added to it since zero_grad(), or other
+  /// code has written to a buffer that has its own storage.
   bool main_grad_filled() const;
-  /// Called while a cuda::Graph captures, it also acts at each replay.
+  /// A call during the capture of a cuda::Graph also acts at each replay.
   void set_main_grad_filled(bool on) const;
-  /// Drops grad(); sets main_grad() to 0, which then holds no gradient.
+  /// Drops grad(); sets main_grad() to 0 and marks it as holding no gradient.
   void zero_grad() const;
-  /// Runs the innermost tape of this thread from this scalar (or with the cotangent dy).
+  /// Runs the innermost tape of this thread backward from this scalar (or with the cotangent dy).
   void backward() const;
   void backward(const Tensor& dy) const;
-  /// The same values as a leaf that no tape knows; shares storage.
+  /// The same values as a leaf outside every tape; shares storage.
   Tensor detach() const;
 
-  /// A view with its own shape, strides and offset over the same storage, unknown to any tape.
+  /// A view over the same storage with its own shape, strides and offset, outside every tape.
   Tensor alias(const Shape& shape, const Shape& strides, std::int64_t offset) const;
 
   // Ops as members: defined in autograd/methods.cpp, documented at the free function.
@@ -243,9 +246,10 @@ class Tensor {
   Tensor softmax(int dim = -1) const;
   Tensor matmul(const Tensor& other) const;
 
-  // In place; each bumps the version and throws on a tensor that is part of a recording. A source
-  // that is part of one is refused too: its gradient would be cut. A source that shares memory with
-  // the tensor is read as it was before. Numbers for integers: see autograd/elementwise.h.
+  // In place. Each increments the version and throws on a tensor that is part of a recording. A
+  // source that is part of one is refused too, since its gradient would be cut off. A source that
+  // shares memory with the tensor is read before the write. Numbers for integers: see
+  // autograd/elementwise.h.
   const Tensor& fill_(double value) const;
   const Tensor& zero_() const { return fill_(0); }
   const Tensor& copy_(const Tensor& source) const;
@@ -264,7 +268,7 @@ class Tensor {
   }
 
  private:
-  /// What the handle points to. `member` names the caller in the message.
+  /// The object behind the handle. `member` names the caller in the message.
   TensorImpl& at(const char* member) const {
     if (impl_ == nullptr) [[unlikely]]
       throw_null(member);
@@ -282,7 +286,7 @@ class Tensor {
   TensorImpl* impl_ = nullptr;
 };
 
-/// A list of tensors that needs no heap up to 8 of them.
+/// A list of tensors, without heap allocation for up to 8.
 class TensorList {
  public:
   TensorList() = default;
@@ -297,7 +301,7 @@ class TensorList {
   void push_back(Tensor t);
   int size() const { return size_; }
   bool empty() const { return size_ == 0; }
-  /// Throws Error when there is no such tensor.
+  /// Throws Error when the index is out of range.
   Tensor& operator[](int i) { return begin()[checked(i)]; }
   const Tensor& operator[](int i) const { return begin()[checked(i)]; }
   Tensor* begin() { return heap_ ? heap_ : inline_; }
@@ -326,16 +330,16 @@ inline Tensor zeros_like(const Tensor& x) {
   return Tensor::zeros(x.shape(), x.dtype(), x.device());
 }
 
-/// Frees the memory of `t` for every handle and view of it; shape and dtype stay, reading throws.
-/// `owners` is how many handles the caller itself holds (of `t` and of views of it).
-/// An empty tensor has nothing to free and stays as it is.
-/// Throws Error when somebody else owns it too: their data would vanish.
+/// Frees the memory of `t` for every handle and view of it. Shape and dtype stay; reading throws.
+/// `owners`: the number of handles that the caller holds (of `t` and of views of it). An empty
+/// tensor stays as it is.
+/// Throws Error when another owner exists, since its data would be lost.
 void release_storage(const Tensor& t, int owners = 1);
 
-/// The filler for an absent operand: no elements, one shared storage per device.
+/// A placeholder for an absent operand: no elements, one shared storage per device.
 Tensor empty_operand(DType dtype = DType::f32, Device device = kCpu);
 
-/// "tensor([[1, 2], [3, 4]], f32, cpu)" with the middle of long axes left out.
+/// "tensor([[1, 2], [3, 4]], f32, cpu)", with the middle of long axes omitted.
 std::string to_string(const Tensor& t);
 std::ostream& operator<<(std::ostream& out, const Tensor& t);
 

@@ -23,11 +23,12 @@ constinit std::mutex spare_mutex;
 constinit ThreadPool* spare_pools = nullptr;
 constinit std::atomic<bool> forked{false};
 
-// A child has one thread. Pools as the parent left them, with workers that are not there and may
-// have been counted inside a loop, would keep it waiting; a lock that another thread held, too.
+// A child of fork() has one thread. The parent's pools, with workers that do not exist in the child
+// and may be counted as inside a loop, would make it wait forever; so would a lock held by another
+// thread.
 const int at_fork = pthread_atfork(
     [] {
-      ThreadPool::get();  // not while another thread makes it
+      ThreadPool::get();  // not while another thread creates it
       spare_mutex.lock();
     },
     [] { spare_mutex.unlock(); },
@@ -42,7 +43,7 @@ void pause() {
 #endif
 }
 
-// Until value != old: first spinning, then asleep.
+// Waits until value != old: first spinning, then asleep.
 void await_change(const std::atomic<int>& value, int old, int spins) {
   for (int i = 0; i < spins; ++i) {
     if (value.load(std::memory_order_acquire) != old) return;
@@ -53,7 +54,7 @@ void await_change(const std::atomic<int>& value, int old, int spins) {
 
 }  // namespace
 
-// Never destroyed, like the borrowed ones: its threads sleep in it until the process ends.
+// Never destroyed, like the borrowed pools: its threads sleep in it until the process ends.
 ThreadPool& ThreadPool::get() {
   if (borrowed) return *borrowed;
   static ThreadPool* pool = new ThreadPool;
@@ -81,7 +82,7 @@ void ThreadPool::grow(int workers) {
     try {
       std::thread(&ThreadPool::work, this, workers_ + 1).detach();
     } catch (const std::system_error&) {
-      return;  // no more threads to be had: those that are there do all of it
+      return;  // no more threads available: the existing ones do all the work
     }
   }
 }
@@ -98,7 +99,7 @@ bool ThreadPool::run(std::int64_t n, int chunks, int threads, RangeFn fn, void* 
   turn_.fetch_add(1);
   turn_.notify_all();
   take_part(0);
-  // A worker enters, then looks whether the loop is open; so after this nobody new takes part.
+  // A worker enters, then checks that the loop is open; so no worker can join after this.
   open_.store(false);
   while (const int there = inside_.load()) await_change(inside_, there, kSpinsForOthers);
   taken_.store(false, std::memory_order_release);
@@ -111,7 +112,7 @@ void ThreadPool::take_part(int who) {
     const int share = (who + k) % loop.threads;
     const int stop = loop.chunks * (share + 1) / loop.threads;
     std::atomic<int>& next = counters_[share].next;
-    // Looked at first, so that emptied shares are not written to again and again.
+    // Read first, to avoid repeated writes to finished shares.
     while (next.load(std::memory_order_relaxed) < stop) {
       const std::int64_t i = next.fetch_add(1, std::memory_order_relaxed);
       if (i >= stop) break;
@@ -121,9 +122,8 @@ void ThreadPool::take_part(int who) {
 }
 
 void ThreadPool::work(int who) {
-  // Signals are the business of the program's own threads. But those that a thread causes itself
-  // stay open, or the kernel would end the process before any handler saw them, and so does a
-  // profiler's.
+  // The program's own threads handle signals. Signals that a thread raises itself stay unblocked,
+  // since the kernel would otherwise end the process before a handler runs; so does SIGPROF.
   const SignalStack stack;
   sigset_t blocked;
   sigfillset(&blocked);

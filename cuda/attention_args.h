@@ -66,7 +66,7 @@ struct AttentionArgs {
   /// Is the weight of key j in that row of key_row() dropped?
   __device__ bool drops(std::int64_t row, int j) const {
     const std::uint64_t n = key.first + static_cast<std::uint64_t>(row * keys + j);
-    const auto words = random_block(settled(key), n >> 2);
+    const auto words = random_block(with_device_stream(key), n >> 2);
     const std::uint32_t low = n & 1 ? words[1] : words[0], high = n & 1 ? words[3] : words[2];
     return (n & 2 ? high : low) >> 8 < drop_below;
   }

@@ -4,8 +4,8 @@
 namespace weft::cuda {
 namespace {
 
-constexpr int kThreads = 128;  // channels of a block
-constexpr int kTokens = 32;    // that a thread walks along its channel
+constexpr int kThreads = 128;  // channels per block
+constexpr int kTokens = 32;    // tokens that one thread processes along its channel
 constexpr int kTaps = static_cast<int>(kConvTaps);
 
 struct Sizes {
@@ -15,7 +15,7 @@ struct Sizes {
   bool silu;
 };
 
-// The sum over the taps of one channel at token t, `reach` of which lie inside the sequence.
+// The sum over the taps of one channel at token t; `reach` of the taps lie inside the sequence.
 // Step: -1 looks back in time, 1 forward.
 template <int Step, class T, class R>
 __device__ R sum_of_taps(const Sizes& s, const T* x, const R* w, std::int64_t at,
@@ -27,7 +27,7 @@ __device__ R sum_of_taps(const Sizes& s, const T* x, const R* w, std::int64_t at
   return sum;
 }
 
-// w[d] is the tap that stands d tokens away.
+// w[d] is the tap at distance d tokens.
 template <class R>
 __device__ void load_taps(const Sizes& s, const R* taps, std::int64_t c, R (&w)[kTaps]) {
 #pragma unroll
@@ -35,7 +35,7 @@ __device__ void load_taps(const Sizes& s, const R* taps, std::int64_t c, R (&w)[
     w[d] = d < s.taps ? taps[(s.taps - 1 - d) * s.channels + c] : R(0);
 }
 
-// Calls body(token, first of its sequence, end of its sequence).
+// Calls body(token, begin of its sequence, end of its sequence).
 template <class F>
 __device__ void each_token(const Sequences& all, std::int64_t begin, std::int64_t end, F body) {
   std::int64_t first = 0, stop = 0;
@@ -64,7 +64,7 @@ __global__ void causal_conv1d_fwd_kernel(Sizes s, const T* x, const R* taps, T* 
   });
 }
 
-// A block is one chunk of tokens: what it adds up for the taps is its own part of the sum.
+// Each block processes one chunk of tokens and writes its own partial sum for the taps.
 template <class T, class R>
 __global__ void causal_conv1d_bwd_kernel(Sizes s, std::int64_t chunks, const T* x, const R* taps,
                                          const T* dy, R* dpre, R* partials) {

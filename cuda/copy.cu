@@ -29,8 +29,8 @@ struct Constant {
   __device__ To operator()() const { return value; }
 };
 
-// Conversions that models do not wait for share kernels, one for each type that holds several
-// others exactly: float, double and i64. Which ones it is about, a kernel learns when it runs.
+// Conversions that are rare in models share kernels, one for each type that represents several
+// others exactly: float, double and i64. The actual types are kernel arguments.
 template <class Wide>
 __device__ inline Wide load_as(const void* from, std::int64_t i, DType dtype) {
   const auto at = [&]<class T>() { return static_cast<Wide>(static_cast<const T*>(from)[i]); };
@@ -97,7 +97,7 @@ using Word = std::conditional_t<
 
 void copy(const Tensor& source, const Tensor& out) {
   const DType from = source.dtype(), to = out.dtype();
-  if (from == to)  // only the width of an element matters
+  if (from == to)  // only the element size matters
     return with_word(size_of(to), [&]<class W>() { map<W, W>(out, Same{}, source); });
   if (from == DType::f32 && to == DType::bf16)
     return map<bf16, float>(out, Converted<bf16>{}, source);

@@ -1,5 +1,5 @@
-// Cross entropy of rows of logits. A row is read from memory once: for its maximum and its sum of
-// exponentials together. The gradient is taken from the logits again, never stored.
+// Cross entropy of rows of logits. A row is read from memory once, for its maximum and its sum of
+// exponentials together. The gradient is recomputed from the logits, never stored.
 #include <limits>
 
 #include "weft/core/kernels/cross_entropy.h"
@@ -12,9 +12,10 @@ using namespace cross_entropy;
 
 namespace {
 
-// Of a row in shared memory: the 99 KiB that a block of every GPU has, less those for sums.
+// Bytes of a row in shared memory: the 99 KiB that a block has on every GPU, minus the space for
+// sums.
 constexpr std::int64_t kKeptBytes = (99 << 10) - 512;
-constexpr int kAlone = 1024;  // threads of the kernels of one block
+constexpr int kAlone = 1024;  // threads of the single-block kernels
 
 template <class R>
 __device__ inline double row_loss(const RowStats<R>& s, R target_logit, std::int64_t classes,
@@ -36,9 +37,9 @@ __global__ void __launch_bounds__(kBlock<Threads>)
   using R = Real<T>;
   WEFT_SHARED(shared, R[kWarp]);
   const std::int64_t row = row_of_block();
-  if (row >= rows) return;  // a whole warp, where warps have rows of their own
+  if (row >= rows) return;  // whole warps exit where each warp has its own row
   const std::int64_t target = targets.valid(row);
-  if (target < 0) {  // alike in all threads of the row
+  if (target < 0) {  // uniform over the threads of the row
     if (threadIdx.x == 0) losses[row] = stats[2 * row] = stats[2 * row + 1] = 0;
     return;
   }
@@ -53,8 +54,8 @@ __global__ void __launch_bounds__(kBlock<Threads>)
   }
 }
 
-// Asking for 1024 threads a multiprocessor lets the compiler use 64 registers, where it would
-// rather spill than take more than 40.
+// A bound of 1024 threads per multiprocessor lets the compiler use 64 registers; without it, it
+// limits itself to 40 and spills.
 template <int Threads, class T>
 __global__ void __launch_bounds__(kBlock<Threads>, 1024 / kBlock<Threads>)
     cross_entropy_bwd_kernel(const T* logits, Targets targets, std::int64_t rows,
@@ -82,8 +83,8 @@ __global__ void __launch_bounds__(kBlock<Threads>, 1024 / kBlock<Threads>)
     dx[target] = narrow<T>(target_gradient(target_logit, max, sum, factor, smoothing, classes));
 }
 
-// The packs of a row wait in shared memory for the second look when `kept`; each thread comes back
-// to those it put there. Else they are read again.
+// If `kept`, the packs of a row stay in shared memory for the second pass, and each thread reads
+// back the packs that it stored. Otherwise they are read again.
 template <int Threads, class T>
 __global__ void __launch_bounds__(kBlock<Threads>)
     cross_entropy_in_place_kernel(T* logits, Targets targets, std::int64_t rows,
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(kBlock<Threads>)
     clear_row<Threads>(x, classes);
     return;
   }
-  const R target_logit = static_cast<R>(x[target]);  // before anybody overwrites it
+  const R target_logit = static_cast<R>(x[target]);  // before any thread overwrites it
   P* const store = dynamic_shared<P>();
   const auto s =
       read_row<Threads>(x, classes, smoothing > 0, shared, [&](std::int64_t i, const P& p) {
@@ -196,7 +197,7 @@ __global__ void __launch_bounds__(kAlone)
   for (std::int64_t r = threadIdx.x; r < rows; r += kAlone) total += static_cast<double>(losses[r]);
   total = block_reduce<kAlone>(total, shared, 0.0, Sum{});
   if (threadIdx.x > 0) return;
-  // Nothing but ignored rows: 0, and no 0 * infinity.
+  // All rows ignored: 0, avoiding 0 * infinity.
   *loss = !count ? R(total) : *count > 0 ? R(total / static_cast<double>(*count)) : R(0);
 }
 

@@ -1,5 +1,5 @@
-// Cross entropy of rows of which every rank has some of the classes: what a rank's part says about
-// a row, the parts of all ranks joined, and the gradient of a part.
+// Cross entropy with the classes sharded over ranks: the statistics of a rank's shard, the merge of
+// all shards, and the gradient of a shard.
 #include <limits>
 
 #include "weft/core/kernels/cross_entropy_part.h"
@@ -11,7 +11,7 @@ using namespace cross_entropy;
 
 namespace {
 
-constexpr int kJoin = 128;  // threads of a block, with a row each
+constexpr int kJoin = 128;  // threads per block, one row each
 
 template <class R>
 constexpr R kNothing = -std::numeric_limits<R>::infinity();
@@ -24,10 +24,10 @@ __global__ void __launch_bounds__(kBlock<Threads>)
   using R = Real<T>;
   WEFT_SHARED(shared, R[kWarp]);
   const std::int64_t row = row_of_block();
-  if (row >= rows) return;  // a whole warp, where warps have rows of their own
+  if (row >= rows) return;  // whole warps exit where each warp has its own row
   R* const out = stats + 4 * row;
   const std::int64_t target = targets.valid(row);
-  if (target < 0) {  // alike in all threads of the row
+  if (target < 0) {  // uniform over the threads of the row
     if (threadIdx.x == 0) out[0] = out[1] = out[2] = out[3] = 0;
     return;
   }
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kJoin)
   }
   for (std::int64_t w = 0; w < ranks; ++w) {
     const R* const part = parts + (w * rows + row) * 4;
-    if (part[1] != 0)  // else all -inf: no mass, and no -inf - -inf
+    if (part[1] != 0)  // else all -inf: no mass, and avoids -inf - -inf
       mass += static_cast<double>(part[1]) *
               exp_of(static_cast<double>(part[0]) - static_cast<double>(top));
   }

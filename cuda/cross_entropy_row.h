@@ -1,13 +1,13 @@
 #pragma once
 #include "weft/cuda/long_row.h"
 
-// One row of logits at a time, for the losses that are made of them.
+// Functions on one row of logits, shared by the cross-entropy losses.
 namespace weft::cuda::cross_entropy {
 
-inline constexpr int kRowsOfWarps = 8;            // rows in a block of warps
-inline constexpr int kMiddle = 256, kMost = 512;  // threads for a longer row
-inline constexpr std::int64_t kShortRow = 1024;   // for a warp
-inline constexpr std::int64_t kMiddleRow = 8192;  // for kMiddle threads
+inline constexpr int kRowsOfWarps = 8;            // rows per block, one per warp
+inline constexpr int kMiddle = 256, kMost = 512;  // threads for longer rows
+inline constexpr std::int64_t kShortRow = 1024;   // longest row for one warp
+inline constexpr std::int64_t kMiddleRow = 8192;  // longest row for kMiddle threads
 
 template <int Threads>
 inline constexpr int kBlock = Threads == kWarp ? kWarp* kRowsOfWarps : Threads;
@@ -26,7 +26,7 @@ struct Targets {
     return wide ? wide[row] : narrow[row];
   }
   __device__ bool bad(std::int64_t t) const { return t != ignored && (t < 0 || t >= classes); }
-  /// The row's class, -1 for a row that counts for nothing.
+  /// The class of the row; -1 for an ignored row.
   __device__ std::int64_t valid(std::int64_t row) const {
     const std::int64_t t = (*this)[row];
     return t == ignored || bad(t) ? -1 : t;
@@ -38,7 +38,7 @@ struct RowStats : ExpSum<R> {
   R plain = 0;  // the sum of x, for label smoothing
 };
 
-// keep(i, pack) sees each pack of the row.
+// Calls keep(i, pack) for each pack of the row.
 template <int Threads, class T, class Keep>
 __device__ inline RowStats<Real<T>> read_row(const T* x, std::int64_t classes, bool with_sum,
                                              Real<T>* shared, Keep&& keep) {
@@ -53,7 +53,7 @@ __device__ inline RowStats<Real<T>> read_row(const T* x, std::int64_t classes, b
   return s;
 }
 
-/// dlogits = dy * (softmax - target distribution), for all classes but the target.
+/// dlogits = dy * (softmax - target distribution), for all classes except the target.
 template <class R>
 struct Gradient {
   R max, scale, spread;
@@ -72,7 +72,7 @@ struct Gradient {
   }
 };
 
-/// For the target: its p - 1 cancels when the row is confident, so in double.
+/// For the target class: p - 1 cancels when the row is confident, so it is computed in double.
 template <class R>
 __device__ inline R target_gradient(R x, R max, R sum, double dy, double smoothing,
                                     std::int64_t classes) {
@@ -81,7 +81,7 @@ __device__ inline R target_gradient(R x, R max, R sum, double dy, double smoothi
   return static_cast<R>(dy * (p - (1 - smoothing) - smoothing / static_cast<double>(classes)));
 }
 
-/// Waits for the threads of a row.
+/// Synchronises the threads of a row.
 template <int Threads>
 __device__ inline void sync_row() {
   if constexpr (Threads == kWarp)
@@ -90,7 +90,7 @@ __device__ inline void sync_row() {
     __syncthreads();
 }
 
-// The factor of a mean: 1 / count, 0 when nothing counts, 1 for a sum.
+// The factor of a mean: 1 / count, 0 when count is 0, 1 for a sum.
 __device__ inline double mean_scale(const std::int64_t* count) {
   if (!count) return 1;
   return *count > 0 ? 1 / static_cast<double>(*count) : 0;
@@ -112,7 +112,8 @@ __device__ inline std::int64_t row_of_block() {
   return std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
 }
 
-// Calls run.operator()<Threads>(grid, block) with the threads that a row of so many classes is for.
+// Calls run.operator()<Threads>(grid, block) with the number of threads per row that suits this
+// many classes.
 template <class F>
 void by_classes(std::int64_t classes, std::int64_t rows, F&& run) {
   if (classes <= kShortRow)

@@ -1,6 +1,6 @@
 #pragma once
-// All that a kernel file needs besides its seam header, and the only file that knows which of the
-// two worlds it is compiled for: nvcc and a GPU, or g++ and the emulator (WEFT_CUDA_EMU).
+// Everything that a kernel file needs besides its seam header. Only this file depends on the
+// compiler: nvcc for a GPU, or g++ for the emulator (WEFT_CUDA_EMU).
 #include <cstdint>
 #include <type_traits>
 #include <utility>
@@ -22,17 +22,18 @@ inline constexpr unsigned kAllLanes = 0xffffffffu;
 
 namespace detail {
 
-/// Puts a kernel into this thread's current stream of the current device.
+/// Launches a kernel on this thread's current stream of the current device.
 void launch(const void* kernel, dim3 grid, dim3 block, void** args, std::size_t shared);
 #if WEFT_CUDA_EMU
-/// The same for a kernel packed with its arguments; run(context) is one thread of it.
+/// The same for a kernel packed with its arguments; run(context) executes one thread.
 void launch(dim3 grid, dim3 block, std::size_t shared, void (*run)(void*), void* context,
             void (*destroy)(void*));
 #endif
 
 }  // namespace detail
 
-/// kernel<<<grid, block, shared, current stream>>>(args...), checked. An empty grid is no work.
+/// kernel<<<grid, block, shared, current stream>>>(args...), checked. Does nothing for an empty
+/// grid.
 template <class... P>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared,
             std::type_identity_t<P>... args) {
@@ -50,8 +51,9 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared,
 #endif
 }
 
-// Shared memory. WEFT_SHARED(name, float[32][33]) declares a variable of the block; what the launch
-// asked for beyond that is dynamic_shared<T>(). Both are aligned to 16 bytes and start undefined.
+// Shared memory. WEFT_SHARED(name, float[32][33]) declares a variable of the block;
+// dynamic_shared<T>() is the memory requested at launch. Both are aligned to 16 bytes and
+// uninitialised.
 #if WEFT_CUDA_EMU
 #define WEFT_SHARED(name, ...)                                   \
   static char name##_key;                                        \
@@ -70,12 +72,11 @@ __device__ T* dynamic_shared() {
 }
 #endif
 
-/// Blocks that cover n with `size` each.
+/// Number of blocks of `size` that cover n.
 constexpr std::int64_t blocks_for(std::int64_t n, std::int64_t size) {
   return (n + size - 1) / size;
 }
-/// A grid along x for so many blocks.
-/// The hardware takes 2^31 - 1 along x and 65,535 along y and z.
+/// A grid of these dimensions. The hardware limits are 2^31 - 1 along x and 65,535 along y and z.
 inline dim3 grid_of(std::int64_t x, std::int64_t y = 1, std::int64_t z = 1) {
   return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
 }
@@ -100,7 +101,8 @@ template <class T, int N>
 __device__ inline void store_pack(T* p, const Pack<T, N>& v) {
   *reinterpret_cast<Pack<T, N>*>(p) = v;
 }
-/// May the n elements at p (and every following row of that length) be accessed 16 bytes at a time?
+/// Whether the n elements at p (and every following row of that length) can be accessed 16 bytes at
+/// a time.
 template <class T>
 bool packable(const T* p, std::int64_t n) {
   return reinterpret_cast<std::uintptr_t>(p) % 16 == 0 &&

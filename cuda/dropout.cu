@@ -6,13 +6,13 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A thread has the elements of `Blocks` Philox blocks of the key's sequence. Its first element is
-// number begin of x, negative where the sequence starts inside a block.
+// A thread processes the elements of `Blocks` Philox blocks of the key's sequence. Its first
+// element is x[begin]; begin is negative where the sequence starts inside a block.
 template <class T, int Blocks>
 __global__ void __launch_bounds__(kThreads)
     dropout_kernel(std::int64_t n, RandomKey given, std::uint32_t threshold, Compute<T> scale,
                    bool packs, const T* x, T* y) {
-  const RandomKey key = settled(given);
+  const RandomKey key = with_device_stream(given);
   constexpr int kCount = 4 * Blocks, V = 16 / static_cast<int>(sizeof(T));
   constexpr int kPacks = kCount / V;
   const std::int64_t thread = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;

@@ -1,4 +1,4 @@
-// Unary kernels, clamp, and the updates in place.
+// Unary kernels, clamp and the in-place updates.
 #include "weft/core/kernels/elementwise.h"
 #include "weft/core/kernels/elementwise_ops.h"
 #include "weft/cuda/strided.h"

@@ -1,4 +1,4 @@
-// Kernels of two operands: arithmetic, fused backwards, comparisons, where.
+// Kernels of two operands: arithmetic, fused backward ops, comparisons, where.
 #include "weft/core/kernels/elementwise.h"
 #include "weft/core/kernels/elementwise_ops.h"
 #include "weft/cuda/strided.h"
@@ -31,7 +31,7 @@ struct AnyBinary {
   }
 };
 
-// The number stays in the computing type: a bf16 tensor times 0.1 does not round 0.1 to bf16.
+// The number stays in the compute type: bf16 times 0.1 does not round 0.1 to bf16.
 template <BinaryOp op, bool reversed, class T>
 struct WithNumber {
   Compute<T> value;
@@ -55,8 +55,8 @@ struct AnyWithNumber {
   }
 };
 
-// How two numbers may lie to each other, in bits: less, equal, greater, and neither beside a NaN.
-// An op is the set of those that it accepts, so that one kernel does for all.
+// The relations of two numbers as bits: less, equal, greater, unordered (NaN). An op is the set of
+// relations that it accepts, so that one kernel serves all comparisons.
 unsigned accepted(CompareOp op) {
   switch (op) {
     case CompareOp::eq:
@@ -97,7 +97,7 @@ struct CompareNumber {
   }
 };
 
-// A bool is 0 or 1, and is compared as such.
+// A bool is 0 or 1 and is compared as such.
 template <class T>
 using Compared = std::conditional_t<std::is_same_v<T, bool>, std::uint8_t, T>;
 
@@ -113,8 +113,8 @@ struct Where {
 void binary(const Tensor& a, const Tensor& b, BinaryOp op, const Tensor& out) {
   bool done = false;
   with_op(op, [&]<BinaryOp known>() {
-    // The dense kernel, and for what meets broadcast operands in models a strided one of its own.
-    // Powers take so long that indices do not count.
+    // A dense kernel for every op, and a strided kernel only for ops that models use with broadcast
+    // operands. Powers are slow enough that index arithmetic does not matter.
     constexpr bool often = known == BinaryOp::add || known == BinaryOp::sub ||
                            known == BinaryOp::mul || known == BinaryOp::div;
     if constexpr (known != BinaryOp::pow)
@@ -134,7 +134,7 @@ void binary_scalar(const Tensor& a, double value, BinaryOp op, bool reversed, co
   UnaryOp simpler;
   if (simpler_power(op, value, reversed, simpler)) return unary(a, simpler, out);
   with_op(op, [&]<BinaryOp known>() {
-    if constexpr (known < BinaryOp::relu_bwd)  // no op has a number for a gradient
+    if constexpr (known < BinaryOp::relu_bwd)  // no op has a gradient for a number
       with_dtype<known>(out.dtype(), [&]<class T>() {
         constexpr bool turns =
             known == BinaryOp::sub || known == BinaryOp::div || known == BinaryOp::pow;

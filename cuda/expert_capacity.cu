@@ -1,5 +1,5 @@
-// A block has an expert. It finds the smallest probability that is kept digit by digit, counting in
-// shared memory, then goes over the slots in order, so that equal ones are kept by position.
+// One block per expert. It finds the smallest probability to keep digit by digit, with histograms
+// in shared memory, then scans the slots in order, so that ties are kept by position.
 #include "weft/core/kernels/expert_capacity.h"
 #include "weft/cuda/order_key.h"
 
@@ -7,7 +7,7 @@ namespace weft::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kDigits = 256;  // one thread each
+constexpr int kDigits = 256;  // one thread per digit
 constexpr int kWarps = kThreads / kWarp;
 
 template <class T>
@@ -30,15 +30,15 @@ __global__ void __launch_bounds__(kThreads)
     found[thread] = with_expert;
     __syncthreads();
   }
-  // Larger keys than `bar` are kept, and `left` of those that equal it. Without probabilities all
-  // keys are 0.
+  // Keys above `bar` are kept, and `left` of those equal to it. Without probabilities all keys are
+  // 0.
   K bar = 0;
   if (thread == 0) {
     left = capacity;
     if (factor > 0) {
       std::int64_t all = 0;
       for (int i = 0; i < kThreads; ++i) all += found[i];
-      left = expert_room(all, count, factor);
+      left = capacity_per_expert(all, count, factor);
     }
   }
   __syncthreads();
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
     bar |= static_cast<K>(chosen_digit) << shift;
   }
 
-  std::int64_t ties = left;  // still to be kept
+  std::int64_t ties = left;  // ties that may still be kept
   for (std::int64_t first = 0; first < slots; first += kThreads) {
     const std::int64_t s = first + thread;
     const std::int64_t e = s < slots ? experts[s] : -1;

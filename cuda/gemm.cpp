@@ -43,7 +43,7 @@ void gemm(const Tensor& a, const Tensor& b, const GemmShape& g, const Tensor&, c
   if (g.batch.numel() == 0 || g.m == 0 || g.n == 0) return;
   Product p = by_column(g, a, out);
   const int axes = g.batch.size();
-  if (axes > 0) {  // the last axis is the library's batch, those before it are looped over
+  if (axes > 0) {  // the last axis is the library's batch; the axes before it are looped over
     p.batch = g.batch[axes - 1];
     p.step_a = g.b_step[axes - 1];
     p.step_b = g.a_step[axes - 1];

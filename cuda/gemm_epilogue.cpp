@@ -1,5 +1,5 @@
-// The library is asked first whether it can do all in one product; where it cannot, the parts run
-// one after the other.
+// Tries to compute everything in one product of the library; where the library cannot, runs the
+// parts one after another.
 #include "weft/core/kernels/gemm_epilogue.h"
 
 #include "weft/core/kernels/elementwise.h"
@@ -9,7 +9,7 @@
 namespace weft::cuda {
 namespace {
 
-constexpr std::int64_t kAuxMultiple = 8;  // of the rows of an auxiliary matrix
+constexpr std::int64_t kAuxMultiple = 8;  // row distance of an auxiliary matrix
 
 bool has_epilogues(DType t) { return t != DType::f64; }
 

@@ -13,8 +13,8 @@
 namespace weft::cuda {
 namespace {
 
-constexpr std::size_t kWorkspace = 32 << 20;  // what the library asks for on Hopper
-constexpr std::size_t kMostPlans = 4096;      // shapes that vary from step to step must not pile up
+constexpr std::size_t kWorkspace = 32 << 20;  // the size that the library wants on Hopper
+constexpr std::size_t kMaxPlans = 4096;       // bounds the plans when shapes vary from step to step
 constexpr lt::Status kInvalidValue = 7, kNotSupported = 15;
 
 static_assert(std::has_unique_object_representations_v<Product>);
@@ -79,7 +79,7 @@ void choose_algorithm(lt::Handle handle, const Product& p, Plan& plan) {
                                         preference, 1, &best, &found);
   l.destroy_preference(preference);
   plan.possible = status == 0 && found > 0;
-  // Which of the two it says to an epilogue that it does not know depends on its version.
+  // Which of the two codes it returns for an unknown epilogue depends on its version.
   const bool unknown = p.epilogue != lt::Epilogue::none && status == kInvalidValue;
   if (status != kNotSupported && !unknown) ok(status, "cublasLtMatmulAlgoGetHeuristic", p);
   plan.algorithm = best.algorithm;
@@ -103,7 +103,7 @@ void make_plan(lt::Handle handle, const Product& p, const ProductData& data, Pla
   plan.b = p.trans_b ? layout(p, p.type, p.cols, p.inner, p.ldb, p.step_b)
                      : layout(p, p.type, p.inner, p.cols, p.ldb, p.step_b);
   plan.d = layout(p, p.result_type, p.rows, p.cols, p.ldd, p.step_d);
-  set_pointers(plan, p, data);  // the choice depends on how they are aligned
+  set_pointers(plan, p, data);  // the choice depends on their alignment
   choose_algorithm(handle, p, plan);
 }
 
@@ -118,7 +118,7 @@ struct Equal {
   }
 };
 
-// One lock: setting the pointers of a plan and using it must not be parted.
+// One lock covers setting the pointers of a plan and using it.
 struct Plans {
   std::mutex mutex;
   std::unordered_map<Product, Plan, Hash, Equal> plans;
@@ -157,7 +157,7 @@ bool try_product(Product p, const ProductData& data) {
   if (!handle) ok(l.create(&handle), "cublasLtCreate", p);
   void*& workspace = cache.workspaces[stream.id()];
   if (!workspace) workspace = rt::allocate(kWorkspace);
-  if (!workspace) {  // the tensors' cache may hold all there is
+  if (!workspace) {  // the tensor cache may hold all free memory
     release_cached_memory({Device::Kind::cuda, static_cast<std::int16_t>(p.device)});
     workspace = rt::allocate(kWorkspace);
   }
@@ -165,7 +165,7 @@ bool try_product(Product p, const ProductData& data) {
 
   auto it = cache.plans.find(p);
   if (it == cache.plans.end()) {
-    if (cache.plans.size() == kMostPlans) cache.plans.clear();
+    if (cache.plans.size() == kMaxPlans) cache.plans.clear();
     it = cache.plans.try_emplace(p).first;
     try {
       make_plan(handle, p, data, it->second);

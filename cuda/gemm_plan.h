@@ -6,8 +6,9 @@
 
 namespace weft::cuda {
 
-/// One product as cuBLASLt sees it: matrices stored by column, D (rows, cols) = A B (+ D), over a
-/// batch with fixed steps. Equal descriptions share a plan: no padding, it is compared as bytes.
+/// One product in cuBLASLt's terms: matrices stored by column, D (rows, cols) = A B (+ D), over a
+/// batch with fixed steps. Equal descriptions share a plan. No padding, since plans are compared as
+/// bytes.
 struct Product {
   std::int64_t rows = 0, cols = 0, inner = 0;
   std::int64_t lda = 0, ldb = 0, ldd = 0, ld_aux = 0;
@@ -20,27 +21,27 @@ struct Product {
   std::int32_t align_bias = 0, align_aux = 0, spare = 0;
 };
 
-/// Our matrices are stored by row, cuBLASLt's by column: what it reads there is the transpose, and
-/// out^T = op(b)^T op(a)^T. So b comes first, and the transposition flags stay as they are.
+/// Weft stores matrices by row, cuBLASLt by column: the library reads the transpose, and out^T =
+/// op(b)^T op(a)^T. So b comes first, and the transposition flags are unchanged.
 Product by_column(const GemmShape& shape, const Tensor& a, const Tensor& out);
 
 struct ProductData {
   const void *a = nullptr, *b = nullptr;
   void* d = nullptr;
-  const void* bias = nullptr;  ///< or where the bias gradient goes
+  const void* bias = nullptr;  ///< or the output for the bias gradient
   const void* aux = nullptr;
 };
 
-/// Puts the product into the current stream. The algorithm is the first of cuBLASLt's heuristic,
-/// asked once for each description.
+/// Runs the product on the current stream. The algorithm is the first of cuBLASLt's heuristic,
+/// queried once per description.
 /// Throws Error (Fault::system) when the library refuses.
 void run_product(const Product& p, const ProductData& data);
 
-/// The same, but false, with nothing done, when the library has no algorithm for it: what epilogues
-/// it knows depends on its version, the GPU, dtypes and layouts.
+/// The same, but returns false, without running anything, when the library has no algorithm. The
+/// supported epilogues depend on its version, the GPU, dtypes and layouts.
 bool try_product(Product p, const ProductData& data);
 
-/// What a pointer is aligned to, in bytes, up to the 256 that cuBLASLt takes for granted.
+/// Alignment of a pointer in bytes, capped at 256, the alignment that cuBLASLt assumes.
 std::int32_t alignment_of(const void* p);
 
 }  // namespace weft::cuda

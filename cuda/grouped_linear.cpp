@@ -1,5 +1,5 @@
-// Products of groups of rows, one library call a group, spread over a few streams: a product of
-// one expert rarely fills a GPU.
+// Products of groups of rows: one library call per group, spread over a few streams, since the
+// product of one expert rarely fills a GPU.
 #include "weft/core/kernels/grouped_linear.h"
 
 #include <algorithm>
@@ -14,9 +14,9 @@
 namespace weft::cuda {
 namespace {
 
-constexpr int kStreams = 4;  // with the one that the caller is in
+constexpr int kStreams = 4;  // including the caller's stream
 
-// What a stream is told about an event holds from then on, so that a set may be used again at once.
+// A stream keeps the wait for an event that was recorded before, so a set can be reused at once.
 struct SideStreams {
   Device device;
   Stream streams[kStreams - 1];
@@ -68,14 +68,14 @@ void grouped_gemm(const Tensor& a, const Tensor& b, GroupedProduct kind, const T
   for (std::int64_t e = 0; e < groups; ++e) busy += n[e] > 0;
   if (busy == 0) return;
   const Stream main = Stream::current(a.device());
-  // A capture stays in its stream.
+  // A capture stays on its stream.
   const bool alone = Graph::capturing() != nullptr;
   const int sides = alone ? 0 : static_cast<int>(std::min<std::int64_t>(busy, kStreams)) - 1;
   std::unique_ptr<SideStreams> side;
   if (sides > 0) {
     side = Pool::get().take(a.device());
     side->forked.record(main);
-    for (int i = 0; i < sides; ++i) side->forked.hold(side->streams[i]);
+    for (int i = 0; i < sides; ++i) side->forked.wait(side->streams[i]);
   }
   std::int64_t first = 0, index = 0;
   for (std::int64_t e = 0; e < groups; first += n[e++]) {
@@ -89,7 +89,7 @@ void grouped_gemm(const Tensor& a, const Tensor& b, GroupedProduct kind, const T
   if (!side) return;
   for (int i = 0; i < sides; ++i) {
     side->joined[i].record(side->streams[i]);
-    side->joined[i].hold(main);
+    side->joined[i].wait(main);
   }
   Pool::get().give(std::move(side));
 }

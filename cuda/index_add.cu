@@ -1,6 +1,6 @@
-// index_add, which is also the backward of an embedding. The indices are sorted, stably and in
-// integers, so that rows that go to the same place are neighbours; then one warp adds up each run,
-// in order. No result depends on which thread comes first.
+// index_add, which is also the backward of an embedding. A stable sort of the indices makes rows
+// with the same target adjacent; one warp then sums each run in order. No result depends on the
+// order of threads.
 #include "weft/core/kernels/indexing.h"
 #include "weft/cuda/math.h"
 #include "weft/cuda/reduce.h"
@@ -15,7 +15,7 @@ constexpr int kTile = static_cast<int>(kIndexTile), kPerWarp = kTile / kWarps;
 constexpr int kDigits = static_cast<int>(kIndexDigits), kDigitBits = 8;
 static_assert(kDigits == 1 << kDigitBits && kDigits == kThreads, "a thread a digit");
 
-// An index that is out of range becomes `limit`, which nothing is added for.
+// An index out of range becomes `limit`, which receives no rows.
 template <class I>
 __global__ void __launch_bounds__(kThreads)
     index_add_keys_kernel(std::int64_t n, std::int64_t limit, const I* index, Number* keys,
@@ -31,7 +31,7 @@ __device__ inline int digit_of(Number key, int shift) {
   return static_cast<int>(key >> shift) & (kDigits - 1);
 }
 
-// counts[digit][tile]: how many keys of the tile have the digit.
+// counts[digit][tile]: number of keys of the tile with the digit.
 __global__ void __launch_bounds__(kThreads)
     index_add_count_kernel(std::int64_t n, int shift, const Number* keys, Number* counts) {
   WEFT_SHARED(count, Number[kDigits]);
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads)
 
 constexpr int kScanThreads = 1024;
 
-// Each of the n counts becomes the sum of those before it. One block.
+// Replaces the n counts by their exclusive prefix sums. One block.
 __global__ void __launch_bounds__(kScanThreads)
     index_add_scan_kernel(std::int64_t n, Number* counts) {
   WEFT_SHARED(sums, Number[kWarp]);
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kScanThreads)
   const std::int64_t begin = n * t / kScanThreads, end = n * (t + 1) / kScanThreads;
   Number mine = 0;
   for (std::int64_t i = begin; i < end; ++i) mine += counts[i];
-  // Up to and with this thread, first in its warp, then over the warps.
+  // Inclusive scan: first within the warp, then over the warps.
   const auto scan = [lane](Number v) {
     for (int step = 1; step < kWarp; step *= 2) {
       const Number before = __shfl_up_sync(kAllLanes, v, step);
@@ -81,8 +81,8 @@ __global__ void __launch_bounds__(kScanThreads)
   }
 }
 
-// Puts each key where the scanned counts say; equal digits keep their order, since each warp has a
-// stretch of the tile and goes through it 32 keys at a time.
+// Moves each key to the position given by the scanned counts. Equal digits keep their order, since
+// each warp processes its part of the tile in order, 32 keys at a time.
 __global__ void __launch_bounds__(kThreads)
     index_add_sort_kernel(std::int64_t n, int shift, const Number* keys, const Number* order,
                           const Number* counts, Number* new_keys, Number* new_order) {
@@ -125,10 +125,10 @@ struct Columns {
   std::int64_t count, inner;  // in packs
 };
 
-constexpr int kLoads = 16;  // of rows on the way at a time: a common index has a long run
+constexpr int kLoads = 16;  // row loads in flight: a frequent index has a long run
 
-// Warp number (position, tile of 32 columns): when a run of equal keys begins at the position, it
-// adds the rows of the run.
+// Warp (position, tile of 32 columns): if a run of equal keys begins at the position, the warp sums
+// the rows of the run.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     index_add_rows_kernel(std::int64_t n, std::int64_t length, Columns c, const Number* keys,

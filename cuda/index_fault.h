@@ -3,8 +3,8 @@
 
 namespace weft::cuda {
 
-/// Reports an index out of range, for the host to throw when it next waits. The first one since
-/// then stays. Any number of threads may call it.
+/// Reports an index out of range; the host throws when it next waits. The first report is kept. Any
+/// number of threads may call it.
 __device__ inline void report(detail::IndexFault* fault, const detail::IndexFault& what) {
   using Fault = detail::IndexFault;
   if (fault->set != Fault::none) return;

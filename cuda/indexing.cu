@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// A tensor seen as (outer, length, inner) around one of its axes.
+/// A tensor viewed as (outer, length, inner) around one axis.
 struct Around {
   std::int64_t outer = 1, length, inner = 1;
 
@@ -25,7 +25,7 @@ __device__ inline std::int64_t thread_number() {
 }
 dim3 threads_for(std::int64_t n) { return grid_of(blocks_for(n, kThreads)); }
 
-// i = quotient * size + rest. 32-bit division is several times as fast.
+// i = quotient * size + rest. 32-bit division is several times faster.
 struct Quotient {
   std::int64_t quotient, rest;
   __device__ Quotient(std::int64_t i, std::int64_t size) {
@@ -39,7 +39,7 @@ struct Quotient {
   }
 };
 
-// i64 or i32; which of them, a kernel learns when it runs.
+// An i64 or i32 index; which one is a kernel argument.
 struct Index {
   const std::int64_t* wide = nullptr;
   const std::int32_t* narrow = nullptr;
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads)
                  .ignored = 0});
 }
 
-// Rows of `inner` words; only the width of an element matters.
+// Rows of `inner` words; only the element size matters.
 template <class Word>
 __global__ void __launch_bounds__(kThreads)
     indexing_select_kernel(std::int64_t total, std::int64_t n, std::int64_t length,
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads)
   if (id >= 0 && id < length) out[at] = x[(place.quotient * length + id) * inner + row.rest];
 }
 
-// A thread has a column (o, i) and adds its terms for j upwards.
+// Each thread owns a column (o, i) and adds its terms in ascending j.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     indexing_scatter_add_kernel(std::int64_t columns, std::int64_t n, std::int64_t length,
@@ -111,8 +111,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The last axis: a warp has a row o and takes 32 terms at a time. Lanes with the same index leave
-// the sum to the first of them.
+// The last axis: each warp owns a row o and processes 32 terms at a time. Among lanes with the same
+// index, the first one computes the sum.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     indexing_scatter_add_row_kernel(std::int64_t rows, std::int64_t n, std::int64_t length,
@@ -162,7 +162,7 @@ struct alignas(16) Wide {
   std::uint64_t half[2];
 };
 
-// Calls f(Word{}) with an unsigned type of so many bytes.
+// Calls f(Word{}) with an unsigned type of this many bytes.
 template <class F>
 void with_word(std::size_t bytes, F f) {
   switch (bytes) {

@@ -1,6 +1,6 @@
 #pragma once
-// Rows too long for the registers of a block. Their ends may lie anywhere: single elements up to
-// the first boundary of 16 bytes, then packs, then single elements again.
+// Rows too long for the registers of a block. Rows may start and end anywhere: single elements up
+// to the first 16-byte boundary, then packs, then single elements.
 #include <algorithm>
 #include <limits>
 
@@ -9,10 +9,10 @@
 
 namespace weft::cuda {
 
-/// Where the packs of a row of n elements begin, and how many there are. None unless all rows start
-/// at the same distance from a boundary.
+/// Where the packs of a row of n elements begin, and their number. None unless all rows have the
+/// same offset from a boundary.
 struct RowParts {
-  std::int64_t head, packs, tail;  ///< tail: the first element behind the packs
+  std::int64_t head, packs, tail;  ///< tail: the first element after the packs
 
   template <class T, class... O>
   __device__ RowParts(std::int64_t n, const T* x, const O*... others) {
@@ -28,8 +28,8 @@ struct RowParts {
   }
 };
 
-/// Calls f(first, packs...) for the thread's share of the n elements at in..., with a pack of each,
-/// or packs of one element.
+/// Calls f(first, packs...) for this thread's part of the n elements at in..., with one pack of
+/// each, or with packs of one element.
 template <int Threads, class F, class... I>
 __device__ inline void each_pack(const RowParts& parts, std::int64_t n, F&& f, const I*... in) {
   constexpr int kCount = std::max({Pack<I>::kCount...});
@@ -43,7 +43,7 @@ __device__ inline void each_pack(const RowParts& parts, std::int64_t n, F&& f, c
   if (const std::int64_t i = parts.tail + threadIdx.x; i < n) single(i);
 }
 
-/// Maximum m and sum of exp(x - m) of what was added so far, in one reading.
+/// Maximum m and sum of exp(x - m) of the values added so far, in one pass.
 template <class R>
 struct ExpSum {
   R max = -std::numeric_limits<R>::infinity();
@@ -61,7 +61,7 @@ struct ExpSum {
     for (int k = 0; k < N; ++k) sum += fast_exp(v[k] - shift);
     max = top;
   }
-  /// Joins those of a block's threads (of a warp's lanes); all get the result.
+  /// Merges the values of a block's threads (of a warp's lanes); all receive the result.
   template <int Threads>
   __device__ void join(R* shared) {
     const R top = block_reduce<Threads>(max, shared, -std::numeric_limits<R>::infinity(), Max{});
@@ -71,7 +71,7 @@ struct ExpSum {
   }
 };
 
-/// The thread's share of a row. see(i, pack) is called with each pack and its number, and
+/// Reads this thread's part of a row. Calls see(i, pack) with each pack and its index, and
 /// plain(value) with each element.
 template <int Threads, class T, class See, class Plain>
 __device__ inline ExpSum<Real<T>> exp_sum(const T* x, std::int64_t n, See&& see, Plain&& plain) {

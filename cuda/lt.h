@@ -2,9 +2,9 @@
 #include <cstddef>
 #include <cstdint>
 
-/// The part of cuBLASLt's C interface that Weft uses. It is declared here and opened when first
-/// needed: linking a library of half a gigabyte would cost every start of every program a quarter
-/// of a second and 200 MB. cuda/lt_library.cpp compares the values with NVIDIA's header.
+/// The part of cuBLASLt's C interface that Weft uses. Declared here and opened at first use:
+/// linking a library of half a gigabyte would cost a quarter of a second and 200 MB at every
+/// program start. cuda/lt_library.cpp compares the values with NVIDIA's header.
 namespace weft::cuda::lt {
 
 using Handle = struct HandleTag*;
@@ -34,13 +34,12 @@ enum PreferenceAttribute : int {
   kAlignmentC = 7,
   kAlignmentD = 8
 };
-/// Split sums that are put together in workspace memory, in a fixed order; not those in place,
+/// Split sums that are combined in workspace memory, in a fixed order; excludes those in place,
 /// which use atomics.
 constexpr std::uint32_t kOrderedReductions = 2 | 4;
 
-/// What happens to a result before it is stored. With "aux", the value before GELU (tanh form) is
-/// stored as well, or read for the gradient; "bias gradient" is the sum over the rows of the
-/// result.
+/// The operation on a result before it is stored. "aux": the value before GELU (tanh form) is
+/// stored too, or read for the gradient. "bias gradient": the sum over the rows of the result.
 enum class Epilogue : std::uint32_t {
   none = 1,
   bias = 4,
@@ -48,7 +47,7 @@ enum class Epilogue : std::uint32_t {
   gelu_aux_bias = 32 | 128 | 4,
   dgelu = 64 | 128,
   dgelu_bias_gradient = 64 | 128 | 16,
-  bias_gradient_b = 512  ///< the sum of op(B) over the inner axis, one number a column of D
+  bias_gradient_b = 512  ///< the sum of op(B) over the inner axis, one number per column of D
 };
 
 struct Algorithm {
@@ -62,7 +61,7 @@ struct Heuristic {
   int reserved[4];
 };
 
-/// The functions, with the types of cublasLt.h.
+/// The functions of the library, with the types of cublasLt.h.
 struct Library {
   Status (*create)(Handle*);
   std::size_t (*version)();
@@ -84,8 +83,7 @@ struct Library {
 };
 
 /// The opened library.
-/// Throws Error (Fault::system) with the places that were tried when there is none, or when it is
-/// too old.
+/// Throws Error (Fault::system) naming the searched locations when it is missing or too old.
 const Library& library();
 
 }  // namespace weft::cuda::lt

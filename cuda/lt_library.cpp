@@ -9,7 +9,7 @@
 namespace weft::cuda::lt {
 namespace {
 
-// Both sides are enumerations, of different types.
+// Both sides are enumerators of different types.
 template <class A, class B>
 constexpr bool same(A ours, B theirs) {
   return static_cast<long>(ours) == static_cast<long>(theirs);
@@ -44,7 +44,7 @@ static_assert(same(Epilogue::none, CUBLASLT_EPILOGUE_DEFAULT) &&
 static_assert(sizeof(Heuristic) == sizeof(cublasLtMatmulHeuristicResult_t) &&
               sizeof(Algorithm) == sizeof(cublasLtMatmulAlgo_t));
 
-// The interface this was written against; its file carries the first number.
+// The interface version of this code; the library's file name carries the first number.
 constexpr int kMajor = CUBLAS_VER_MAJOR;
 constexpr std::size_t kOldest = static_cast<std::size_t>(kMajor) * 10000;
 

@@ -1,13 +1,13 @@
 #pragma once
-// Arithmetic of one element. Where a GPU has an instruction of its own it is used in f32; f64 is as
-// exact as the CPU's.
+// Elementwise arithmetic. f32 uses the GPU's own instructions where they exist; f64 is as exact as
+// on the CPU.
 #include <cmath>
 
 #include "weft/cuda/device.h"
 
 namespace weft::cuda {
 
-/// x in the type that arithmetic runs in.
+/// x in the compute type of T.
 template <class T>
 __device__ inline Compute<T> widen(T x) {
   return static_cast<Compute<T>>(x);
@@ -20,7 +20,7 @@ __device__ inline T narrow(C x) {
 
 __device__ inline float exp_of(float x) { return expf(x); }
 __device__ inline double exp_of(double x) { return ::exp(x); }
-/// For sums and shares of exponentials, x <= 0: a few steps of f32 off where the result is small.
+/// For sums and normalised exponentials, x <= 0: off by a few f32 steps where the result is small.
 __device__ inline float fast_exp(float x) { return __expf(x); }
 __device__ inline double fast_exp(double x) { return ::exp(x); }
 __device__ inline float log_of(float x) { return logf(x); }
@@ -36,7 +36,7 @@ __device__ inline double pow_of(double x, double y) { return ::pow(x, y); }
 __device__ inline float rsqrt_of(float x) { return 1.0f / sqrtf(x); }
 __device__ inline double rsqrt_of(double x) { return 1.0 / ::sqrt(x); }
 
-/// 1 / (1 + exp(-x)); in f32 to a few units in the last place for x around 0, and 0 far below.
+/// 1 / (1 + exp(-x)); in f32, accurate to a few ulp for x around 0, and 0 for very negative x.
 __device__ inline float fast_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 __device__ inline double fast_sigmoid(double x) { return 1.0 / (1.0 + ::exp(-x)); }
 

@@ -1,5 +1,5 @@
-// NCCL's C interface, opened when it is first needed: a program that uses one GPU, or none, needs
-// no NCCL. The values are compared with its header where there is one.
+// NCCL's C interface, opened at first use: a program with one GPU or none does not need NCCL. The
+// values are compared with its header where that is available.
 #include "weft/core/kernels/nccl.h"
 
 #include "weft/core/error.h"
@@ -16,7 +16,7 @@ using Status = int;
 using Stream = rt::StreamHandle;
 constexpr Status kOk = 0, kInProgress = 7;
 constexpr int kU8 = 1, kI32 = 2, kI64 = 4, kF32 = 7, kF64 = 8, kBf16 = 9;
-// ncclBfloat16, sends and receives; and what drivers of CUDA 12 are known to get on with.
+// Needed for ncclBfloat16, sends and receives, and known to work with drivers of CUDA 12.
 constexpr int kOldest = 21800;
 
 #ifdef NCCL_MAJOR

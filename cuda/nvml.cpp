@@ -1,5 +1,5 @@
-// Energy of a GPU, from the monitoring library that comes with NVIDIA's driver. It is opened when
-// it is first asked for: where it is missing, so is the number.
+// GPU energy from the monitoring library of NVIDIA's driver. Opened at first use; without the
+// library there is no energy value.
 #include <dlfcn.h>
 
 #include <cstdlib>

@@ -3,13 +3,13 @@
 
 namespace weft::cuda {
 
-/// A library of NVIDIA's that is opened when first needed: one that is loaded already, else beside
-/// Weft's own file, in the folder WEFT_CUDA_LIBS, or where the loader looks.
+/// Opens an NVIDIA library at first use: one that is already loaded, else from the folder of Weft's
+/// own file, from WEFT_CUDA_LIBS, or from the loader's search path.
 /// Throws Error (Fault::system) "cuda: <what> need <name>, and it was not found; tried ...".
 void* open_library(const std::string& name, const char* what);
 
-/// A function of it.
-/// Throws Error when there is none of that name.
+/// A function of the library.
+/// Throws Error when the library has no function of that name.
 void* find_function(void* library, const char* library_name, const char* name);
 
 template <class Function>

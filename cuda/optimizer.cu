@@ -1,5 +1,5 @@
-// Adam and SGD over all parameters at once. Every product and sum is rounded by itself, as on the
-// CPU, so that both give the same bits: this file is compiled with -fmad=false.
+// Adam and SGD over all parameters at once. This file is compiled with -fmad=false: every product
+// and sum is rounded separately, as on the CPU, so that both give the same bits.
 #include <algorithm>
 
 #include "weft/core/kernels/optimizer.h"
@@ -18,7 +18,7 @@ __host__ __device__ inline bool has_f16(const AdamSlot& s) {
   return s.m_dtype == DType::f16 || s.v_dtype == DType::f16;
 }
 
-// Does this step leave the slot alone?
+// Whether this step skips the slot.
 __device__ inline bool untouched(const ParamSlot& s, double grad_scale) {
   return !is_finite(grad_scale) || (s.reached && *s.reached == 0);
 }
@@ -28,14 +28,14 @@ struct Moments {
   Pack<C, 4> p, m, v;
 };
 
-// What a step has told the kernel, with its numbers read from the device where they lie there.
+// The step with its numbers read from device memory, if they are stored there.
 template <class Step>
-__device__ inline Step settled(Step step) {
+__device__ inline Step with_device_numbers(Step step) {
   if (step.on_device) step.now = *step.on_device;
   return step;
 }
 
-// What four elements become.
+// The updated values of four elements.
 template <class C>
 __device__ inline Moments<C> adam(const AdamSlot& s, const AdamStep& step, const Four& f, C scale,
                                   C m_scale, C v_scale, bool split) {
@@ -60,13 +60,13 @@ __device__ inline Moments<C> adam(const AdamSlot& s, const AdamStep& step, const
 
 __device__ inline float stored_scale(const float* scale) { return scale ? *scale : 1.0f; }
 
-// The slots that compute in C, those with remainders or those without. scales[2 * first_chunk] and
-// the next: the new scales of f16 states.
+// Updates the slots that compute in C, either with or without remainders. scales[2 * first_chunk]
+// and the next entry: the new scales of f16 states.
 template <class C, bool Split>
 __global__ void __launch_bounds__(kSlotThreads)
     optimizer_adam_kernel(AdamTable slots, std::int64_t count, AdamStep given,
                           const float* scales) {
-  const AdamStep step = settled(given);
+  const AdamStep step = with_device_numbers(given);
   const double scale = scale_of(step.grad_scale);
   const auto& placed = slot_of(slots, count, blockIdx.x);
   const AdamSlot& s = placed.slot;
@@ -88,11 +88,11 @@ __global__ void __launch_bounds__(kSlotThreads)
   });
 }
 
-// Before that, where a state is f16: how large the new moments of each chunk get.
+// First pass for f16 states: the largest new moments of each chunk.
 __global__ void __launch_bounds__(kSlotThreads)
     optimizer_absmax_kernel(AdamTable slots, std::int64_t count, AdamStep given, float* absmax) {
   WEFT_SHARED(shared, float[kSlotThreads / kWarp]);
-  const AdamStep step = settled(given);
+  const AdamStep step = with_device_numbers(given);
   const double scale = scale_of(step.grad_scale);
   const auto& placed = slot_of(slots, count, blockIdx.x);
   const AdamSlot& s = placed.slot;
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kSlotThreads)
   each_four(placed, blockIdx.x, [&](const Four& f) {
     const auto r = adam<float>(s, step, f, static_cast<float>(scale), stored_scale(s.m_scale),
                                stored_scale(s.v_scale), s.remainder != nullptr);
-    for (int j = 0; j < f.valid; ++j) {  // NaN does not count, as on the CPU
+    for (int j = 0; j < f.valid; ++j) {  // ignores NaN, as on the CPU
       if (fabsf(r.m[j]) > m) m = fabsf(r.m[j]);
       if (fabsf(r.v[j]) > v) v = fabsf(r.v[j]);
     }
@@ -114,9 +114,9 @@ __global__ void __launch_bounds__(kSlotThreads)
   }
 }
 
-constexpr float kLargestF16 = 32752;  // half of what f16 holds
+constexpr float kLargestF16 = 32752;  // half of the f16 range
 
-// A block a slot: its scales, in place of its first chunk's maxima.
+// One block per slot: its scales replace the maxima of its first chunk.
 __global__ void __launch_bounds__(kSlotThreads)
     optimizer_scales_kernel(AdamTable slots, AdamStep step, float* absmax) {
   WEFT_SHARED(shared, float[kSlotThreads / kWarp]);
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kSlotThreads)
   }
 }
 
-// Last: a thread a slot puts the scales beside the states that now have them.
+// Last pass, one thread per slot: stores the scales that the states now use.
 __global__ void __launch_bounds__(kSlotThreads)
     optimizer_store_scales_kernel(AdamTable slots, std::int64_t count, AdamStep step,
                                   const float* scales) {
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kSlotThreads)
 template <class C>
 __global__ void __launch_bounds__(kSlotThreads)
     optimizer_sgd_kernel(const PlacedSlot<SgdSlot>* slots, std::int64_t count, SgdStep given) {
-  const SgdStep step = settled(given);
+  const SgdStep step = with_device_numbers(given);
   const double grad_scale = scale_of(step.grad_scale);
   const auto& placed = slot_of(slots, count, blockIdx.x);
   const SgdSlot& s = placed.slot;

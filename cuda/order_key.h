@@ -1,5 +1,5 @@
 #pragma once
-// Numbers as unsigned keys that compare as they do.
+// Maps numbers to unsigned keys with the same order.
 #include <bit>
 #include <cstdint>
 #include <type_traits>
@@ -11,8 +11,8 @@ namespace weft::cuda {
 template <class T>
 using Key = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;
 
-/// Smaller for what comes first. NaN is the largest value; signed zeros are equal. No floating
-/// value has the key 0 in ascending order.
+/// Smaller keys come first. NaN is the largest value; signed zeros are equal. No floating-point
+/// value has key 0 in ascending order.
 template <class T>
 __device__ inline Key<T> key_of(T x, bool descending) {
   using K = Key<T>;

@@ -1,10 +1,10 @@
 #pragma once
-// Instructions that C++ has no words for, each in a function of its own. On the imitated GPU they
-// are C++ that is exact in which element goes where (cuda/emu/ptx.h); tests/cuda/test_ptx.cpp holds
-// both against one reference.
+// Instructions that C++ cannot express, one function each. For the emulated GPU they are C++ with
+// the exact element layout (cuda/emu/ptx.h); tests/cuda/test_ptx.cpp compares both with one
+// reference.
 //
-// The fragments that the 32 lanes of a warp hold, with g = lane / 4 and t = lane % 4; two bf16 in
-// one register, the one with the lower column (of A) or row (of B) in the lower half:
+// The fragments held by the 32 lanes of a warp, with g = lane / 4 and t = lane % 4; a register
+// holds two bf16, the one with the lower column (of A) or row (of B) in the lower half:
 //   A (16, 16)  a[r]: row g + 8 (r % 2), columns 2 t and 2 t + 1, + 8 (r / 2)
 //   B (16, 8)   b[r]: rows 2 t and 2 t + 1, + 8 r, column g
 //   C (16, 8)   c[r]: row g + 8 (r / 2), column 2 t + r % 2; f32
@@ -34,9 +34,9 @@ __device__ inline void mma_16816(float (&c)[4], const std::uint32_t (&a)[4], std
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// Four 8 x 8 matrices of 16-bit elements from shared memory. Lane i names row i % 8 of matrix
-/// i / 8, 16 bytes at a multiple of 16. r[j]: elements 2 t and 2 t + 1 of row g of matrix j;
-/// transposed, of column g.
+/// Loads four 8 x 8 matrices of 16-bit elements from shared memory. Lane i passes the address of
+/// row i % 8 of matrix i / 8, 16 bytes at a multiple of 16. r[j]: elements 2 t and 2 t + 1 of row g
+/// of matrix j; if transposed, of column g.
 template <bool Transposed>
 __device__ inline void ldmatrix_x4(std::uint32_t (&r)[4], const void* row) {
   const std::uint32_t p = detail::shared_address(row);
@@ -52,17 +52,17 @@ __device__ inline void ldmatrix_x4(std::uint32_t (&r)[4], const void* row) {
                  : "memory");
 }
 
-/// Starts a copy of 16 bytes into shared memory, both at multiples of 16. Without `present` it
-/// writes zeros and reads nothing; `from` must still be an address of the device.
+/// Starts a copy of 16 bytes into shared memory, both addresses at multiples of 16. Without
+/// `present` it writes zeros and reads nothing; `from` must still be a device address.
 __device__ inline void cp_async16(void* to, const void* from, bool present = true) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(detail::shared_address(to)),
                "l"(__cvta_generic_to_global(from)), "r"(present ? 16 : 0)
                : "memory");
 }
-/// The copies that this thread started since the last commit become one group.
+/// Groups the copies that this thread started since the last commit.
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-/// Waits until all but the latest N groups of this thread have arrived. Others see them only after
-/// a barrier.
+/// Waits until all but the latest N groups of this thread have completed. Other threads see them
+/// only after a barrier.
 template <int N>
 __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(N) : "memory");
@@ -75,7 +75,7 @@ __device__ inline std::uint32_t pack_bf16(float low, float high) {
   return r;
 }
 
-/// 2^x to about 2 ulp; subnormal results are 0.
+/// 2^x, accurate to about 2 ulp; subnormal results are 0.
 __device__ inline float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));

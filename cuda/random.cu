@@ -1,5 +1,5 @@
-// Random numbers, in double and then rounded, as the CPU draws them. Products and sums are rounded
-// one by one: this file is compiled with -fmad=false.
+// Random numbers, computed in double and then rounded, as on the CPU. This file is compiled with
+// -fmad=false, so that products and sums are rounded separately.
 #include "weft/core/kernels/random.h"
 #include "weft/cuda/math.h"
 
@@ -16,13 +16,13 @@ __device__ inline T rounded(double v) {
     return T(static_cast<float>(v));
 }
 
-// A thread has the four elements of a Philox block, which two pairs of normal numbers share; the
-// first block may begin before t does.
+// Each thread handles the four elements of a Philox block, which two pairs of normal numbers share;
+// the first block may begin before t does.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     random_draw_kernel(std::int64_t n, RandomKey given, Distribution distribution, double a,
                        double b, T* t) {
-  const RandomKey key = settled(given);
+  const RandomKey key = with_device_stream(given);
   const std::int64_t block = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const std::int64_t begin = 4 * block - static_cast<std::int64_t>(key.first & 3);
   if (begin >= n) return;

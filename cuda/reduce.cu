@@ -1,5 +1,5 @@
-// Sums, extremes, and their kin. As on the CPU a thread adds up a few packs in f32 and these sums
-// in f64; the threads of a result then combine in a tree.
+// Sums, extremes and related reductions. As on the CPU, a thread sums a few packs in f32 and these
+// sums in f64; the threads of a result then combine in a tree.
 #include <algorithm>
 #include <limits>
 
@@ -11,20 +11,20 @@ namespace weft::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// Loads in flight. Integers are few, and add up to the same in any grouping: less code for them.
+// Loads in flight. Integer sums are rare and do not depend on grouping, so they get less code.
 template <class T>
 constexpr int kUnroll = std::is_integral_v<T> ? 1 : 4;
 
 template <class T>
 using Total = std::conditional_t<std::is_integral_v<T>, std::int64_t, double>;
 
-/// What one op does with an element (`take`), and how partial results combine (`join`).
+/// How one op reads an element (`take`) and combines partial results (`join`).
 template <ReduceOp op, class T>
 struct Rule {
   using Lane = std::conditional_t<std::is_integral_v<T>, std::int64_t, Real<T>>;
   static constexpr bool kExtreme = op == ReduceOp::max || op == ReduceOp::min;
 
-  /// In two parts: what an f32 cannot hold of a mean counts when the values lie close to it.
+  /// The mean in two parts: the bits beyond f32 matter when the values lie close to it.
   struct Center {
     Lane high = 0, low = 0;
   };
@@ -71,7 +71,7 @@ struct Rule {
   }
 };
 
-/// Results in any dtype that they may be asked in.
+/// Output in any dtype that a reduction supports.
 struct Output {
   void* data;
   DType dtype;
@@ -96,8 +96,8 @@ struct Output {
   }
 };
 
-/// (outer, reduced, inner), the reduced axis in chunks of `step`: results are outer x chunks x
-/// inner.
+/// (outer, reduced, inner), with the reduced axis in chunks of `step`: there are outer x chunks x
+/// inner results.
 struct Pieces {
   std::int64_t outer, reduced, inner, chunks, step;
 
@@ -107,8 +107,8 @@ struct Pieces {
   }
 };
 
-/// The part of thread number `thread` of `threads` (at least 32) in n elements that lie side by
-/// side: packs, and single elements before the first boundary of 16 bytes and after the last.
+/// The part of thread `thread` of `threads` (at least 32) in n adjacent elements: packs, and single
+/// elements before the first 16-byte boundary and after the last.
 template <class R, class T>
 __device__ Total<T> reduce_run(const T* x, std::int64_t n, typename R::Center center, int thread,
                                int threads) {
@@ -147,9 +147,8 @@ __device__ Total<T> reduce_run(const T* x, std::int64_t n, typename R::Center ce
   return total;
 }
 
-// inner = 1: a result is a chunk of a row, and the work of a block when `wide`, else of a warp.
-// Four blocks a multiprocessor let the compiler use 64 registers; left alone it spills for f32
-// at 40.
+// inner = 1: each result is a chunk of a row, computed by a block when `wide`, else by a warp. Four
+// blocks per multiprocessor let the compiler use 64 registers; by default it spills for f32 at 40.
 template <ReduceOp op, class T>
 __global__ void __launch_bounds__(kThreads, 4)
     reduce_rows_kernel(const T* x, Pieces p, const double* center, Output out, bool wide) {
@@ -171,9 +170,9 @@ __global__ void __launch_bounds__(kThreads, 4)
   if (thread == 0 && i < p.outer * p.chunks) out.store(i, total);
 }
 
-// A thread makes V results at once: neighbours when they can be read as one pack, else results that
-// lie a group of threads apart, so that the warp still reads side by side. `lines` (a power of two)
-// threads share the rows of each; blockIdx.y is the chunk.
+// A thread computes V results at once: adjacent ones when they can be read as one pack, otherwise
+// results that are a group of threads apart, so that the warp still reads adjacent addresses.
+// `lines` (a power of two) threads share the rows of each result; blockIdx.y is the chunk.
 template <ReduceOp op, class T, int V>
 __global__ void __launch_bounds__(kThreads)
     reduce_columns_kernel(const T* x, Pieces p, const double* center, Output out, int lines,
@@ -194,7 +193,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int v = 0; v < V; ++v) {
     result[v] = first + (packed ? column * V + v : v * across + column);
     total[v] = R::template start<Total<T>>();
-    // Threads behind the last result read the last ones' values and drop them.
+    // Threads past the last result read the values of the last results and drop them.
     const std::int64_t last = results - 1 - (packed ? V - 1 - v : 0);
     const std::int64_t i = result[v] < results ? result[v] : last;
     at[v] = (i / p.inner * p.reduced + chunk * p.step) * p.inner + i % p.inner;
@@ -246,7 +245,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Rows as short as this are read by a thread each.
+// Rows up to this length are read by one thread each.
 constexpr std::int64_t kShortRow = 32;
 
 template <ReduceOp op, class T>
@@ -262,7 +261,8 @@ void reduce_pieces(const T* x, const Pieces& p, const double* center, const Outp
   }
   constexpr int V = std::is_integral_v<T> ? 1 : 16 / static_cast<int>(sizeof(T));
   const bool packed = packable(x, p.inner);
-  // More lines for few columns, as long as a warp reads side by side and each has rows to add.
+  // More lines for few columns, while a warp reads adjacent addresses and each line has rows to
+  // add.
   const std::int64_t columns = blocks_for(results, V);
   int lines = 1;
   while (lines < kThreads && columns * lines * p.chunks < (1 << 17) &&
@@ -284,7 +284,7 @@ void reduce_op(const Tensor& x, const ReduceExtent& e, const Tensor& center, dou
     return reduce_pieces<op, T>(px, {e.outer, e.reduced, e.inner, 1, e.reduced}, pc, result);
   reduce_pieces<op, T>(px, {e.outer, e.reduced, e.inner, chunks, blocks_for(e.reduced, chunks)}, pc,
                        {partial.raw(), partial.dtype(), 1});
-  // Sums of whatever kind are added up.
+  // Partial sums of any kind are added.
   constexpr ReduceOp kJoin = Rule<op, T>::kExtreme ? op : ReduceOp::sum;
   reduce_pieces<kJoin, Total<T>>(partial.data<Total<T>>(), {e.outer, chunks, e.inner, 1, chunks},
                                  nullptr, result);

@@ -24,11 +24,11 @@ struct Min {
 };
 
 /// Combines the values of a warp's 32 lanes (or of each group of `Width` neighbours), always in the
-/// same order; every lane gets the result. All 32 lanes must call it.
+/// same order; every lane receives the result. All 32 lanes must call it.
 template <int Width = kWarp, class T, class Op>
 __device__ inline T warp_reduce(T v, Op op) {
 #if WEFT_CUDA_EMU
-  // The same butterfly in one meeting of the lanes instead of one for each step.
+  // The same butterfly in one rendezvous of the lanes instead of one per step.
   emu::Engine::get().whole_warp(v, "warp_reduce", emu::Loc::current(), [op](T** lanes, unsigned) {
     for (int step = Width / 2; step > 0; step /= 2) {
       T next[kWarp];
@@ -52,7 +52,7 @@ __device__ inline T warp_max(T v) {
 }
 
 /// Combines the values of all threads of a block of Threads (a multiple of 32, along x); every
-/// thread gets the result. `shared` has room for Threads / 32 values and may be used again at once.
+/// thread receives the result. `shared` holds Threads / 32 values and can be reused at once.
 template <int Threads, class T, class Op>
 __device__ inline T block_reduce(T v, T* shared, T neutral, Op op) {
   static_assert(Threads % kWarp == 0 && Threads <= 1024, "whole warps");

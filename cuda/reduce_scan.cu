@@ -1,4 +1,4 @@
-// Kernels that care about the place along the reduced axis: argmax, argmin, cumulative sums.
+// Kernels that depend on the position along the reduced axis: argmax, argmin, cumulative sums.
 #include <limits>
 
 #include "weft/core/kernels/reduce.h"
@@ -11,7 +11,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr std::int64_t kNoPlace = std::numeric_limits<std::int64_t>::max();
 
-/// The first best element seen so far; a NaN is better than any number.
+/// The first best element seen so far; a NaN beats any number.
 template <bool largest, class T>
 struct Best {
   using Value = std::conditional_t<std::is_integral_v<T>, std::int64_t, Real<T>>;
@@ -29,14 +29,14 @@ struct Best {
     if (place == kNoPlace || better(o.value, value) || (same(o.value, value) && o.place < place))
       *this = o;
   }
-  /// The best of each group of neighbouring lanes, in all of them.
+  /// Reduces each group of neighbouring lanes to its best; every lane receives it.
   __device__ void merge_warp() {
     for (int step = kWarp / 2; step > 0; step /= 2)
       merge({__shfl_xor_sync(kAllLanes, value, step), __shfl_xor_sync(kAllLanes, place, step)});
   }
 };
 
-// inner = 1: a row is the work of a block when `wide`, else of a warp.
+// inner = 1: a row is computed by a block when `wide`, else by a warp.
 template <bool largest, class T>
 __global__ void __launch_bounds__(kThreads)
     arg_reduce_rows_kernel(const T* x, std::int64_t rows, std::int64_t n, std::int64_t* index,
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads)
   B best;
   if (row < rows) {
     const T* v = x + row * n;
-    // Single elements up to the first boundary of 16 bytes, packs, single elements again.
+    // Single elements up to the first 16-byte boundary, then packs, then single elements.
     const std::int64_t gap = -reinterpret_cast<std::uintptr_t>(v) % 16 / sizeof(T);
     const std::int64_t head = gap < n ? gap : n, packs = (n - head) / P::kCount;
     if (thread < head) best.see(v[thread], thread);
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads)
   if (thread == 0 && row < rows) index[row] = best.place;
 }
 
-// 32 columns a block, whose rows are dealt out to its warps.
+// 32 columns per block, whose rows are distributed over its warps.
 template <bool largest, class T>
 __global__ void __launch_bounds__(kThreads)
     arg_reduce_columns_kernel(const T* x, ReduceExtent e, std::int64_t* index) {
@@ -117,7 +117,7 @@ void arg_reduce_typed(const T* x, const ReduceExtent& e, std::int64_t* index) {
   }
 }
 
-/// The sum over the lanes up to and with this one.
+/// Inclusive prefix sum over the lanes.
 template <class A>
 __device__ inline A scan_warp(A v) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -136,8 +136,8 @@ __device__ inline O scan_result(A running) {
     return static_cast<O>(running);
 }
 
-// inner = 1: a row is the work of a block when `wide`, else of a warp. Each thread takes kItems
-// neighbours of a tile, and what all tiles before it came to.
+// inner = 1: a row is computed by a block when `wide`, else by a warp. Each thread scans kItems
+// adjacent elements of a tile and adds the total of all earlier tiles.
 constexpr int kItems = 8;
 
 template <class A, class T, class O>
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kThreads)
       items[k] = own;
     }
     const A upto = scan_warp(own);
-    // Not upto - own: that is NaN from the first infinity on.
+    // Not upto - own, which is NaN from the first infinity on.
     const A lower = __shfl_up_sync(kAllLanes, upto, 1);
     A before = lane == 0 ? carry : carry + lower;
     A all = __shfl_sync(kAllLanes, upto, kWarp - 1);

@@ -1,4 +1,5 @@
-// f32 numbers out of their two halves and back: the optimizer's own, when somebody asks for them.
+// Merges f32 numbers from their two halves and splits them; the optimizer calls this when its state
+// is read or written.
 #include "weft/core/kernels/remainder.h"
 #include "weft/cuda/device.h"
 

@@ -6,15 +6,15 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// Everything in elements; half is D / 2. Of a token's `all` heads the first `heads` are looked at,
-/// and the first `turned` turn.
+/// All sizes in elements; half is D / 2. Of a token's `all` heads, the first `heads` are processed,
+/// and the first `turned` of these are rotated.
 struct Layout {
   std::int64_t pairs, tokens, heads, turned, all, half, table;
-  std::int64_t offset, given;  // given: how many positions there are
+  std::int64_t offset, given;  // given: number of positions
   bool inverse;
 };
 
-// A thread turns V neighbouring elements of a head's first half with those of its second.
+// Each thread rotates V adjacent elements of a head's first half with those of its second.
 template <class T, class A, int V>
 __global__ void __launch_bounds__(kThreads)
     rope_kernel(Layout l, const T* x, const A* cos, const A* sin, const std::int32_t* positions,
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t i = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * V;
   if (i >= l.pairs) return;
   std::int64_t head, token;
-  if (l.pairs <= 0xffffffff) {  // 32-bit division is several times as fast
+  if (l.pairs <= 0xffffffff) {  // 32-bit division is several times faster
     const auto h = static_cast<std::uint32_t>(i) / static_cast<std::uint32_t>(l.half);
     head = h;
     token = h / static_cast<std::uint32_t>(l.heads);

@@ -1,4 +1,4 @@
-// A warp has a token: expert e belongs to lane e % 32, slot i of the result to lane i.
+// One warp per token: expert e belongs to lane e % 32, slot i of the result to lane i.
 #include <limits>
 
 #include "weft/core/kernels/router.h"
@@ -10,14 +10,14 @@ namespace {
 
 constexpr int kNobody = std::numeric_limits<int>::max();
 
-/// A row in shared memory as a lane sees it: its elements lane, lane + 32, ... Those that are out
-/// have their bit set.
+/// One lane's view of a row in shared memory: elements lane, lane + 32, ... A set bit marks a
+/// removed element.
 template <class R>
 struct Candidates {
   const R* row;
   int n;
   unsigned out = 0;
-  Key<R> key = 0;  ///< of the best that is in; 0: none
+  Key<R> key = 0;  ///< of the best remaining element; 0: none
   int number = kNobody;
 
   static __device__ int lane() { return static_cast<int>(threadIdx.x); }
@@ -33,7 +33,7 @@ struct Candidates {
       }
     }
   }
-  /// The best of the whole warp, which then is out; equal ones by lowest number.
+  /// Removes and returns the best element of the whole warp; ties by lowest index.
   __device__ int take() {
     const Key<R> top = warp_reduce(key, Max{});
     const int best = warp_reduce(key == top ? number : kNobody, Min{});
@@ -45,7 +45,7 @@ struct Candidates {
   }
 };
 
-/// The sum of the `count` best of n neighbours, best first.
+/// The sum of the `count` best of n neighbours, in descending order.
 template <class R>
 __device__ inline R sum_of_best(const R* v, int n, int count) {
   R sum = 0;
@@ -69,7 +69,7 @@ __device__ inline R sum_of_best(const R* v, int n, int count) {
   return sum;
 }
 
-/// Takes the experts outside the best groups out. `sums` has room for a number a group.
+/// Removes the experts outside the best groups. `sums` has room for one number per group.
 template <class R>
 __device__ inline void keep_best_groups(Candidates<R>& experts, const RouterOptions& o, R* sums) {
   const int groups = static_cast<int>(o.groups), kept = static_cast<int>(o.group_topk);
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kWarp* kTokensOfBlock)
                       RouterOptions o, std::int64_t tokens, int E, bool packed, R* probs,
                       std::int64_t* experts) {
   const std::int64_t t = std::int64_t{blockIdx.x} * kTokensOfBlock + threadIdx.y;
-  if (t >= tokens) return;  // a whole warp
+  if (t >= tokens) return;  // the whole warp exits
   R* row = dynamic_shared<R>() + threadIdx.y * (E + o.groups);
   const int lane = static_cast<int>(threadIdx.x), k = static_cast<int>(o.topk);
   const T* x = logits + t * E;
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kWarp* kTokensOfBlock)
     router_bwd_kernel(const T* logits, const std::int64_t* experts, const R* dprobs,
                       RouterOptions o, std::int64_t tokens, int E, bool packed, T* dlogits) {
   const std::int64_t t = std::int64_t{blockIdx.x} * kTokensOfBlock + threadIdx.y;
-  if (t >= tokens) return;  // a whole warp
+  if (t >= tokens) return;  // the whole warp exits
   R* row = dynamic_shared<R>() + threadIdx.y * E;
   const int lane = static_cast<int>(threadIdx.x), k = static_cast<int>(o.topk);
   const bool has_slot = lane < k;

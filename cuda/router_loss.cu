@@ -1,4 +1,4 @@
-// A warp has a token; one block adds the tokens up.
+// One warp per token; one block then sums the tokens.
 #include "weft/core/kernels/router_loss.h"
 #include "weft/cuda/router_rows.h"
 
@@ -7,10 +7,10 @@ namespace {
 
 constexpr int kSumThreads = 1024;
 constexpr int kCountThreads = 256;
-constexpr int kCountItems = 16;  // of a thread
+constexpr int kCountItems = 16;  // slots per thread
 
-/// Replaces the logits of a row by scores (softmax: of sum 1) and returns what they are to be
-/// divided by. The whole warp must call it.
+/// Replaces the logits of a row by scores and returns the sum by which they must be divided (1 for
+/// softmax). The whole warp must call it.
 template <class R>
 __device__ inline R scores_of(RouterScore score, R* row, int E) {
   const int lane = static_cast<int>(threadIdx.x);
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kWarp* kTokensOfBlock)
                              RouterScore score, std::int64_t tokens, Sequences all, int E,
                              bool packed, R* terms) {
   const std::int64_t t = std::int64_t{blockIdx.x} * kTokensOfBlock + threadIdx.y;
-  if (t >= tokens) return;  // a whole warp
+  if (t >= tokens) return;  // the whole warp exits
   R* row = dynamic_shared<R>() + threadIdx.y * E;
   const int lane = static_cast<int>(threadIdx.x);
   if (padding && padding[t]) {
@@ -97,8 +97,8 @@ __global__ void __launch_bounds__(kWarp* kTokensOfBlock)
                            RouterScore score, const R* share, const R* dloss, std::int64_t tokens,
                            Sequences all, int E, bool packed, T* dlogits) {
   const std::int64_t t = std::int64_t{blockIdx.x} * kTokensOfBlock + threadIdx.y;
-  if (t >= tokens) return;  // a whole warp
-  // Searched for while few registers are in use.
+  if (t >= tokens) return;  // the whole warp exits
+  // Searched here, while few registers are in use.
   const int sequence = counts ? static_cast<int>(all.of(t)) : 0;
   R* row = dynamic_shared<R>() + threadIdx.y * E;
   const T* x = logits + t * E;
@@ -151,8 +151,8 @@ __global__ void __launch_bounds__(kCountThreads)
     if (found[e] != 0) atomicAdd(&counts[part * E + e], static_cast<unsigned long long>(found[e]));
 }
 
-// Sequences differ in length: nobody knows how many blocks one of them would need, so a block takes
-// slots as they come.
+// Sequences differ in length, so the number of blocks per sequence is unknown; each block takes
+// slots in order.
 __global__ void __launch_bounds__(kCountThreads)
     router_loss_count_packed_kernel(const std::int64_t* experts, std::int64_t size, int k,
                                     Sequences all, int E, unsigned long long* counts) {

@@ -7,7 +7,7 @@
 
 namespace weft::cuda {
 
-inline constexpr int kTokensOfBlock = 4;  // a warp each
+inline constexpr int kTokensOfBlock = 4;  // one warp per token
 
 template <class R>
 constexpr R kLowest = -std::numeric_limits<R>::infinity();
@@ -40,7 +40,7 @@ __device__ inline void exp_sum_of(const R* row, int n, R& top, R& sum) {
   sum = warp_sum(sum);
 }
 
-/// Copies a row out of shared memory; the warp must have met since it was written.
+/// Copies a row from shared memory; the warp must have synchronised since it was written.
 template <class T, class R>
 __device__ inline void store_row(const R* row, int n, bool packed, T* out) {
   const int lane = static_cast<int>(threadIdx.x);

@@ -1,5 +1,5 @@
-// The seam to the CUDA runtime. libcudart is linked statically and itself opens the driver when
-// first called: a program starts, and trains on the CPU, on a machine that has none.
+// The seam to the CUDA runtime. libcudart is linked statically and opens the driver at its first
+// call, so a program starts, and trains on the CPU, on a machine without a driver.
 #include <cuda_runtime.h>
 
 #include "weft/core/cuda.h"
@@ -12,7 +12,7 @@ namespace {
 void ok(cudaError_t status, const char* what) {
   if (status == cudaSuccess) [[likely]]
     return;
-  cudaGetLastError();  // it would be reported once more by the next call
+  cudaGetLastError();  // else the next call would report it again
   check_system(false, "cuda: {} failed: {} ({})", what, cudaGetErrorString(status),
                cudaGetErrorName(status));
 }
@@ -27,7 +27,7 @@ namespace detail {
 void launch(const void* kernel, dim3 grid, dim3 block, void** args, std::size_t shared) {
   const Stream stream =
       Stream::current({Device::Kind::cuda, static_cast<std::int16_t>(rt::current_device())});
-  // Static and dynamic memory together may pass the 48 KiB that a block has without asking.
+  // Static and dynamic memory together may exceed the default limit of 48 KiB per block.
   if (shared > 0)
     ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                             static_cast<int>(shared)),
@@ -143,13 +143,14 @@ double elapsed_ms(EventHandle from, EventHandle to) {
 }
 
 void copy(void* to, const void* from, std::int64_t bytes, CopyKind, StreamHandle s) {
-  // Unified addressing tells the driver what the pointers are.
+  // With unified addressing the driver knows the kind of each pointer.
   ok(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream_of(s)),
      "cudaMemcpyAsync");
 }
 
 void begin_capture(StreamHandle s) {
-  // Relaxed: memory for the graph is allocated meanwhile. What must not happen Weft refuses itself.
+  // Relaxed, since memory for the graph is allocated meanwhile. Weft itself refuses what is not
+  // allowed.
   ok(cudaStreamBeginCapture(stream_of(s), cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
 }
 GraphHandle end_capture(StreamHandle s) {

@@ -7,7 +7,7 @@ namespace weft::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRows = kThreads / kWarp;  // rows of a block
+constexpr int kRows = kThreads / kWarp;  // rows per block
 
 template <bool Packed, class C>
 __device__ inline C activation(C x, ScaledKind kind) {
@@ -25,7 +25,7 @@ __device__ inline C derivative(C x, C dy, ScaledKind kind) {
                                        : apply<BinaryOp::gelu_erf_bwd>(x, dy);
 }
 
-// A warp a row.
+// One warp per row.
 template <class T, int V, bool Packed>
 __global__ void __launch_bounds__(kThreads)
     scaled_activation_fwd_kernel(const T* h, const Compute<T>* scale, ScaledKind kind,

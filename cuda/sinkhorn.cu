@@ -1,5 +1,5 @@
-// One block does all rounds, so that the host need not look whether they are done. Warp w has rows
-// w, w + 32, ...; the 32 sums of each column are added in order.
+// One block runs all rounds, so that the host need not check for convergence. Warp w owns rows w, w
+// + 32, ...; the 32 partial sums of each column are added in order.
 #include "weft/core/kernels/sinkhorn.h"
 #include "weft/cuda/math.h"
 #include "weft/cuda/reduce.h"

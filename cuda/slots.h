@@ -1,6 +1,6 @@
 #pragma once
-// The tensors of a whole model in one launch: a table of slots in device memory, a block for each
-// chunk of a tensor, and accesses that know a tensor's dtype only when they run.
+// Processes the tensors of a whole model in one launch: a table of slots in device memory, one
+// block per chunk of a tensor, and accesses whose dtype is known at run time only.
 #include <vector>
 
 #include "weft/core/cuda_graph.h"
@@ -13,7 +13,7 @@ namespace weft::cuda {
 
 inline constexpr int kSlotThreads = 256;
 
-/// The table in front of `scratch`, and what lies behind it.
+/// The slot table at the front of `scratch`, and the memory after it.
 template <class Slot>
 struct SlotTable {
   const PlacedSlot<Slot>* slots;
@@ -21,11 +21,12 @@ struct SlotTable {
   void* rest;
 };
 
-/// Copies the slots to the device; those of a captured step go there once. `packs(slot)`: may it be
-/// accessed four elements at a time?
+/// Copies the slots to the device; during a capture, only once. `packs(slot)`: whether its elements
+/// can be accessed four at a time.
 template <class Slot, class F>
 SlotTable<Slot> upload(const Tensor& scratch, const Slot* slots, std::int64_t count, F packs) {
-  static thread_local std::vector<PlacedSlot<Slot>> table;  // kept: a step touches no heap
+  static thread_local std::vector<PlacedSlot<Slot>> table;  // reused, so that a step allocates
+                                                            // nothing
   table.clear();
   std::int64_t chunks = 0;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -42,12 +43,12 @@ SlotTable<Slot> upload(const Tensor& scratch, const Slot* slots, std::int64_t co
   return {static_cast<const PlacedSlot<Slot>*>(slots_there), count, chunks, front + bytes};
 }
 
-/// May elements be accessed four at a time? True for a null pointer.
+/// Whether elements can be accessed four at a time. True for a null pointer.
 inline bool four_at_once(const void* p, DType dtype) {
   return reinterpret_cast<std::uintptr_t>(p) % (4 * size_of(dtype)) == 0;
 }
 
-/// The slot that chunk number `chunk` is part of: the last that begins at it or before.
+/// The slot of chunk `chunk`: the last one that begins at or before it.
 template <class Slot>
 __device__ inline const PlacedSlot<Slot>& slot_of(const PlacedSlot<Slot>* slots, std::int64_t count,
                                                   std::int64_t chunk) {
@@ -62,14 +63,14 @@ __device__ inline const PlacedSlot<Slot>& slot_of(const PlacedSlot<Slot>* slots,
   return slots[low];
 }
 
-/// Up to four neighbouring elements: the last ones of a tensor may be fewer.
+/// Up to four adjacent elements; the end of a tensor may have fewer.
 struct Four {
   std::int64_t at;
   int valid;
-  bool whole;  // one access for all
+  bool whole;  // one access for all four
 };
 
-/// Calls f(four) for the elements of a chunk of n, shared by the block.
+/// Calls f(four) for the elements of a chunk of n, which the block shares.
 template <class Slot, class F>
 __device__ inline void each_four(const PlacedSlot<Slot>& s, std::int64_t chunk, F f) {
   const std::int64_t begin = (chunk - s.first_chunk) * kOptimizerGpuChunk;
@@ -110,7 +111,7 @@ __device__ inline void write_as(void* base, const Four& f, const Pack<C, 4>& v) 
   }
 }
 
-/// Stored numbers as C: f64 for double; f32, bf16, and f16 times `scale` for float.
+/// Stored numbers as C: f64 for double; f32, bf16 and f16 times `scale` for float.
 template <class C>
 __device__ inline Pack<C, 4> read_four(const void* base, DType dtype, const Four& f, C scale = 1) {
   if constexpr (std::is_same_v<C, double>) {
@@ -139,8 +140,8 @@ __device__ inline void write_four(void* base, DType dtype, const Four& f, const 
   }
 }
 
-/// The numbers that a slot's step updates. `split`: has it remainders? A constant where registers
-/// are scarce.
+/// The numbers that a slot's step updates. `split`: the slot has remainders; a constant where
+/// registers are scarce.
 template <class C>
 __device__ inline Pack<C, 4> read_param(const ParamSlot& s, const Four& f, bool split) {
   if constexpr (std::is_same_v<C, float>)

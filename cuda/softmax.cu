@@ -1,5 +1,5 @@
-// softmax and log_softmax along rows. A row stays in the registers of a warp or a block; one that
-// is too long for that is read twice.
+// softmax and log_softmax along rows. A row stays in the registers of a warp or a block; longer
+// rows are read twice.
 #include <limits>
 
 #include "weft/core/kernels/softmax.h"
@@ -8,13 +8,13 @@
 namespace weft::cuda {
 namespace {
 
-constexpr int kPacks = 4;        // of a row in the registers of a thread
-constexpr int kMost = 512;       // threads for a row in registers
-constexpr int kLong = 1024;      // for a longer one
-constexpr int kRowsOfWarps = 8;  // rows in a block of warps
+constexpr int kPacks = 4;        // packs per thread of a row in registers
+constexpr int kMost = 512;       // most threads for a row in registers
+constexpr int kLong = 1024;      // threads for a longer row
+constexpr int kRowsOfWarps = 8;  // rows per block, one per warp
 
 /// A thread's part of a row of at most Threads * kSize elements: packs, or single elements read
-/// side by side by the warp when rows do not consist of whole packs.
+/// coalesced by the warp when rows do not consist of whole packs.
 template <class T, int Threads>
 struct Slice {
   static constexpr int P = Pack<T>::kCount, kSize = kPacks * P;
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(Threads == kWarp ? kWarp * kRowsOfWarps : Thre
   using S = Slice<T, Threads>;
   WEFT_SHARED(shared, R[kWarp]);
   const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
-  if (row >= rows) return;  // a whole warp, where warps have rows of their own
+  if (row >= rows) return;  // whole warps exit where each warp has its own row
   S slice;
   slice.load(x + row * n, n, packed, -std::numeric_limits<R>::infinity());
   R top = slice.at(0);
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kLong)
       from);
 }
 
-// With y the softmax: dx = y * (dy - sum(y * dy)). With y its logarithm: dx = dy - exp(y) *
+// If y is the softmax: dx = y * (dy - sum(y * dy)). If y is its logarithm: dx = dy - exp(y) *
 // sum(dy).
 template <class R>
 __device__ inline R softmax_term(R y, R dy, bool log) {
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(Threads == kWarp ? kWarp * kRowsOfWarps : Thre
   using S = Slice<T, Threads>;
   WEFT_SHARED(shared, R[kWarp]);
   const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
-  if (row >= rows) return;  // a whole warp, where warps have rows of their own
+  if (row >= rows) return;  // whole warps exit where each warp has its own row
   S p, g;
   p.load(y + row * n, n, packed, 0);
   g.load(dy + row * n, n, packed, 0);
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kLong)
 }
 
 // Calls run.operator()<Threads>(grid, block) with the fewest threads whose registers hold a row;
-// Threads is 0 when none do.
+// Threads is 0 when no number suffices.
 template <class T, class F>
 void by_length(const Tensor& x, F&& run) {
   if (x.numel() == 0) return;

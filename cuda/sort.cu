@@ -1,5 +1,5 @@
-// Stable sorts of rows, and their heads. Values become unsigned keys that compare as they do;
-// equal keys go by position, so that every order of comparisons gives the same result.
+// Stable sorts of rows, and topk. Values become unsigned keys with the same order; ties go by
+// position, so that every order of comparisons gives the same result.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -11,15 +11,15 @@ namespace weft::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kTile = 1024;  // elements that a block sorts at once
+constexpr int kTile = 1024;  // elements sorted at once by a block
 
 template <class K, class P>
 __device__ inline bool before(K a, P place_a, K b, P place_b) {
   return a < b || (a == b && place_a < place_b);
 }
 
-/// Sorts each group of `width` (a power of two) neighbours of Count pairs in shared memory by a
-/// bitonic network. All threads of the block must call it; it begins and ends with a barrier.
+/// Sorts each group of `width` (a power of two) neighbours of Count pairs in shared memory with a
+/// bitonic network. All threads of the block must call it; it starts and ends with a barrier.
 template <int Count, class K, class P>
 __device__ inline void sort_groups(K* keys, P* places, int width) {
   for (int size = 2; size <= width; size *= 2)
@@ -40,8 +40,7 @@ __device__ inline void sort_groups(K* keys, P* places, int width) {
   __syncthreads();
 }
 
-// Sorts runs of `width` elements; several short rows share a block. The first k of each row are
-// written.
+// Sorts runs of `width` elements; several short rows share a block. Writes the first k of each row.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     sort_tile_kernel(const T* x, std::int64_t rows, std::int64_t n, std::int64_t k, int width,
@@ -52,7 +51,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int e = static_cast<int>(threadIdx.x); e < kTile; e += kThreads) {
     const std::int64_t run = std::int64_t{blockIdx.x} * (kTile / width) + e / width;
     const std::int64_t row = run / tiles, at = run % tiles * width + e % width;
-    // Whatever lies behind the row comes last: by its key, or else by its place.
+    // Padding after the row comes last: by its key, or by its position.
     keys[e] = row < rows && at < n ? key_of(x[row * n + at], descending)
                                    : std::numeric_limits<Key<T>>::max();
     places[e] = e % width;
@@ -65,8 +64,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Merges neighbouring runs of each row: the place of an element is its place in its own run plus
-// the number of elements of the other one that come before it.
+// Merges adjacent runs of each row: the target of an element is its position in its own run plus
+// the number of elements of the other run that precede it.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     sort_merge_kernel(const T* x, std::int64_t rows, std::int64_t n, std::int64_t run,
@@ -95,13 +94,13 @@ __global__ void __launch_bounds__(kThreads)
   to[first + own + (low - begin)] = mine;
 }
 
-// A block a row. The best kTopkMost so far stay in shared memory; what beats the k-th of them
-// waits behind, in any order, until the place runs out and all are sorted.
+// One block per row. The best kMaxTopk so far stay in shared memory; candidates that beat the k-th
+// are appended in any order until the buffer is full, and then all are sorted.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     sort_topk_kernel(const T* x, std::int64_t n, std::int64_t k, std::int64_t* order) {
   using K = Key<T>;
-  constexpr int kKept = static_cast<int>(kTopkMost), kRound = 2 * kThreads;
+  constexpr int kKept = static_cast<int>(kMaxTopk), kRound = 2 * kThreads;
   constexpr int kPlaces = 2048;
   constexpr K kLastKey = std::numeric_limits<K>::max();
   constexpr std::int64_t kLastPlace = std::numeric_limits<std::int64_t>::max();
@@ -160,7 +159,7 @@ void sort(const Tensor& x, bool descending, const Tensor& scratch, const Tensor&
   if (x.numel() == 0) return;
   const std::int64_t n = x.dim(-1), rows = x.numel() / n;
   std::int64_t *from = indices.data<std::int64_t>(), *to = scratch.data<std::int64_t>();
-  // The last merge is to write into indices.
+  // Choose the buffers so that the last merge writes to indices.
   for (std::int64_t run = kTile; run < n; run *= 2) std::swap(from, to);
   dispatch_numeric(x.dtype(), [&]<class T>() {
     sort_tiles<T>(x, n, descending, from);

@@ -15,11 +15,11 @@ struct Strided {
   std::int64_t length[kMaxDims];
   std::int64_t step[kMaxDims][N];
 
-  /// Element offsets of element number i of the shape.
+  /// Element offsets of element i of the shape.
   __device__ void locate(std::int64_t i, std::int64_t (&at)[N]) const {
     for (int k = 0; k < N; ++k) at[k] = 0;
     if (total <= 0x7fffffff) {
-      // 32-bit division is several times as fast.
+      // 32-bit division is several times faster.
       auto rest = static_cast<std::uint32_t>(i);
       for (int a = 0; a < axes; ++a) {
         const auto size = static_cast<std::uint32_t>(length[a]);
@@ -45,7 +45,7 @@ template <int N>
   s.total = shape.numel();
   for (int i = shape.size() - 1; i >= 0; --i) {
     if (shape[i] == 1) continue;
-    bool joins = s.axes > 0;  // continues the last axis in every operand
+    bool joins = s.axes > 0;  // whether it continues the last axis in every operand
     for (int k = 0; k < N && joins; ++k)
       joins = tensors[static_cast<std::size_t>(k)]->strides()[i] ==
               s.step[s.axes - 1][k] * s.length[s.axes - 1];
@@ -63,8 +63,8 @@ template <int N>
 
 inline constexpr int kMapThreads = 256;
 
-// Each thread makes V neighbouring results from 16-byte (or narrower) accesses; the last few
-// elements, fewer than V, are left to the threads behind.
+// Each thread computes V adjacent results with 16-byte (or narrower) accesses; the threads after
+// the last pack handle the remaining elements, fewer than V.
 template <int V, class O, class F, class... I>
 __global__ void __launch_bounds__(kMapThreads)
     map_dense_kernel(std::int64_t n, O* out, F f, const I*... in) {
@@ -101,8 +101,8 @@ __global__ void __launch_bounds__(kMapThreads)
 
 namespace detail {
 
-/// The number of elements when all lie without gaps, `pack` elements at a time at a multiple of
-/// their size, else -1. Not inlined, as strided() is not: there are a hundred calls.
+/// The number of elements when all tensors are dense and aligned to packs of `pack` elements, else
+/// -1. Not inlined, like strided(): there are a hundred calls.
 [[gnu::noinline]] inline std::int64_t count_dense(std::size_t pack,
                                                   std::initializer_list<const Tensor*> all) {
   for (const Tensor* t : all)
@@ -115,7 +115,7 @@ namespace detail {
 }  // namespace detail
 
 /// out = f(operands...), element by element, for operands of out's shape and any strides (0 on a
-/// broadcast axis). f takes stored values and returns a stored value.
+/// broadcast axis). f takes and returns stored values.
 template <class O, class... I, class F, class... X>
 void map_strided(const Tensor& out, const F& f, const X&... operands) {
   constexpr int N = 1 + static_cast<int>(sizeof...(X));
@@ -124,7 +124,7 @@ void map_strided(const Tensor& out, const F& f, const X&... operands) {
          0, s, static_cast<O*>(out.raw()), f, static_cast<const I*>(operands.raw())...);
 }
 
-/// The same for operands without gaps; false when there is one, or one that is not aligned.
+/// The same for dense operands; returns false if one has gaps or is not aligned.
 template <class O, class... I, class F, class... X>
 bool map_dense(const Tensor& out, const F& f, const X&... operands) {
   constexpr int kPack = 16 / static_cast<int>(std::max({sizeof(O), sizeof(I)...}));
@@ -137,17 +137,17 @@ bool map_dense(const Tensor& out, const F& f, const X&... operands) {
   return true;
 }
 
-/// The fast one of the two.
+/// Uses the dense kernel if possible, else the strided one.
 template <class O, class... I, class F, class... X>
 void map(const Tensor& out, const F& f, const X&... operands) {
   if (!map_dense<O, I...>(out, f, operands...)) map_strided<O, I...>(out, f, operands...);
 }
 
-/// The types that models are made of have dense kernels. f64 checks gradients and integers are few:
-/// both are left to the strided ones, which are as right and slower.
+/// The dtypes of models have dense kernels. f64 (for gradient checks) and integers are rare and use
+/// the strided kernels, which are equally exact but slower.
 template <class T>
 inline constexpr bool kHasDense = std::is_same_v<T, float> || std::is_same_v<T, bf16>;
-/// f.operator()<T>() of such a type; false for another one, and when f says so.
+/// f.operator()<T>() for such a type; false for any other type, and when f returns false.
 template <class F>
 bool try_dense(DType t, F f) {
   return t == DType::f32    ? f.template operator()<float>()
@@ -155,7 +155,7 @@ bool try_dense(DType t, F f) {
                             : false;
 }
 
-/// map() of operands of one type.
+/// map() for operands of a single type.
 template <class T, class F, class... X>
 void map_numbers(const Tensor& out, const F& f, const X&... operands) {
   if constexpr (kHasDense<T>)
@@ -163,8 +163,7 @@ void map_numbers(const Tensor& out, const F& f, const X&... operands) {
   map_strided<T, std::conditional_t<true, T, X>...>(out, f, operands...);
 }
 
-/// Calls f.operator()<op>() for an op that is known when the kernel runs; `last` is the last of its
-/// kind.
+/// Calls f.operator()<op>() for an op known only at run time; `last` is the last of its enum.
 template <auto last, class F>
 __device__ inline void with_running_op(decltype(last) op, F f) {
   [&]<int... I>(std::integer_sequence<int, I...>) {

@@ -1,4 +1,4 @@
-// Adds up what several ranks on one GPU hold, reading their tensors where they are.
+// Sums the tensors of several ranks on one GPU, reading them in place.
 #include <algorithm>
 
 #include "weft/core/kernels/sum_ranks.h"
@@ -10,7 +10,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr std::int64_t kMaxBlocks = 4096;
 
-// N neighbouring elements a thread, the same ones of each rank in turn.
+// Each thread sums N adjacent elements, rank by rank.
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads)
     sum_ranks_kernel(RankParts parts, RankSum how, T* out, std::int64_t packs) {

@@ -6,14 +6,14 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// Where the rows of gate, up and y begin, in elements: packed rows are twice as far apart. Without
-/// packing everything is one row.
+/// Row starts of gate, up and y, in elements: packed rows are twice as far apart. Without packing,
+/// everything is one row.
 struct Layout {
   std::int64_t total, width, stride;
 
   Layout(const Tensor& y, bool packed)
       : total(y.numel()), width(packed ? y.dim(-1) : total), stride(packed ? 2 * width : width) {}
-  /// Where element i of y has its gate and its up.
+  /// Offset of the gate and up values of element i of y.
   __device__ std::int64_t input(std::int64_t i) const {
     if (width == total) return i;
     const std::int64_t row = total <= 0xffffffff

@@ -1,5 +1,5 @@
-// Sorting slots by expert without comparing them: each warp counts its chunk of slots, the counts
-// become first places, and the warps place their slots in the same order as they counted them.
+// Sorts slots by expert without comparisons: each warp counts its chunk of slots, the counts become
+// start positions, and the warps place their slots in the order in which they counted them.
 #include "weft/core/kernels/token_permute.h"
 #include "weft/cuda/reduce.h"
 
@@ -10,9 +10,9 @@ constexpr int kThreads = 256;
 constexpr int kSortThreads = 128;
 constexpr int kSortWarps = kSortThreads / kWarp;
 
-/// Calls f(slot, expert, place) for the slots of a chunk that belong to an expert; place is the
-/// number of earlier slots of this chunk with the same expert. `seen` has an entry an expert, zero
-/// at first, and holds their counts afterwards. All lanes of a warp must call it.
+/// Calls f(slot, expert, place) for the slots of a chunk that have an expert; place is the number
+/// of earlier slots of this chunk with the same expert. `seen` has one entry per expert, initially
+/// zero, and holds the counts afterwards. All lanes of a warp must call it.
 template <class I, class F>
 __device__ inline void each_slot(const I* experts, std::int64_t begin, std::int64_t slots,
                                  std::int64_t count, int* seen, F f) {
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kSortThreads)
       counts[e * chunks + chunk] = seen[e];
 }
 
-// The sum of the values of all earlier threads of the block; `total` that of all.
+// Exclusive prefix sum over the threads of the block; `total` receives the sum of all.
 template <int Threads, class T>
 __device__ inline T block_scan(T v, T* shared, T& total) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -72,8 +72,8 @@ __device__ inline T block_scan(T v, T* shared, T& total) {
   return before + sum - v;
 }
 
-// A block an expert: the counts of its chunks become their first places. Writes how many slots it
-// has.
+// One block per expert: replaces the counts of its chunks by start positions and writes its number
+// of slots.
 __global__ void __launch_bounds__(kThreads)
     token_permute_chunks_kernel(std::int64_t chunks, std::int64_t* counts, std::int64_t* rows) {
   WEFT_SHARED(shared, std::int64_t[kThreads / kWarp]);
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) rows[blockIdx.x] = before;
 }
 
-// One block: the slots of each expert become its rows, and `first` where they begin.
+// One block: converts the slot counts of each expert to row counts; `first` receives their start.
 __global__ void __launch_bounds__(kThreads)
     token_permute_first_kernel(RowLayout layout, std::int64_t* rows, std::int64_t* first) {
   WEFT_SHARED(shared, std::int64_t[kThreads / kWarp]);
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kThreads)
   if (i < n) x[i] = value;
 }
 
-/// Row and column of pack i when a row has `packs` of them.
+/// Row and column of pack i for rows of `packs` packs.
 struct Place {
   std::int64_t row, pack;
   __device__ Place(std::int64_t i, std::int64_t packs, bool narrow) {
@@ -186,7 +186,7 @@ void fill(const Tensor& t, std::int64_t value) {
          t.data<std::int64_t>(), t.numel(), value);
 }
 
-/// Both kernels that move rows: y has the rows that are written, x those that are read.
+/// Arguments of both row-moving kernels: writes the rows of y from the rows of x.
 struct Move {
   std::int64_t width, rows, slots;
 
@@ -195,7 +195,7 @@ struct Move {
     constexpr int V = 16 / static_cast<int>(sizeof(T));
     const bool wide = packable(x, width) && packable(y, width);
     const std::int64_t packs = wide ? width / V : width, total = rows * packs;
-    // Divisions of 32 bits where every number fits.
+    // 32-bit division where every number fits.
     const bool narrow = total <= 0xffffffff && slots <= 0xffffffff;
     const dim3 grid = grid_of(blocks_for(total, kThreads));
     if (wide)

@@ -15,7 +15,8 @@ TensorDataset::TensorDataset(const Tensor& inputs, const Tensor& targets) {
         "tensor dataset: inputs and targets must be on the CPU");
   check(inputs.ndim() > 0 && targets.ndim() > 0 && inputs.dim(0) == targets.dim(0) &&
             inputs.dim(0) > 0,
-        "tensor dataset: inputs and targets must have as many rows, at least 1, got shapes {} and "
+        "tensor dataset: inputs and targets must have the same number of rows, at least 1, got "
+        "shapes {} and "
         "{}",
         inputs.shape(), targets.shape());
   all_ = {inputs.detach().contiguous(), targets.detach().contiguous(), {}};

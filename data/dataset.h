@@ -9,8 +9,8 @@
 
 namespace weft::data {
 
-/// Rows of a dataset: the first axis of both tensors counts them. Of tokens both are (rows, seq),
-/// i32, and targets[i][t] is the token after inputs[i][t].
+/// Rows of a dataset, along the first axis of both tensors. For tokens both are (rows, seq), i32,
+/// and targets[i][t] is the token after inputs[i][t].
 struct Batch {
   Tensor inputs;
   Tensor targets;
@@ -25,33 +25,34 @@ struct Batch {
   Batch to(Device device) const { return {inputs.to(device), targets.to(device), positions}; }
 };
 
-/// A target of an integer type that counts for nothing.
+/// A target of an integer type that the loss ignores.
 inline constexpr std::int32_t kIgnore = -100;
 
-/// What a model is trained on, by row number. Several threads may read one dataset at once.
+/// Training data by row number. Several threads may read one dataset concurrently.
 class Dataset {
  public:
   virtual ~Dataset() = default;
   /// Number of rows.
   virtual std::int64_t size() const = 0;
-  /// These rows in this order, on the CPU. Throws Error on a number outside of [0, size()).
+  /// The given rows in the given order, on the CPU.
+  /// Throws Error on a number outside [0, size()).
   virtual Batch rows(std::span<const std::int64_t> numbers) const = 0;
-  /// What a position in this dataset is valid for, by name, as a checkpoint keeps it.
+  /// The properties of the data that a saved position depends on, by name, for checkpoints.
   virtual std::vector<std::pair<std::string, std::int64_t>> identity() const {
     return {{"rows", size()}};
   }
-  /// Have the data been written to since they were opened? rows() then throws Error.
+  /// Whether the data have been written since they were opened; rows() then throws Error.
   virtual bool changed() const { return false; }
-  /// Throws Error when they have.
+  /// Throws Error if changed().
   virtual void check_unchanged() const {}
 };
 
-/// Two CPU tensors with a row of each for each example.
+/// Examples given as two CPU tensors with one row per example.
 ///
 ///   data::TensorDataset train(images, labels);  // (n, 784) f32 and (n) i32
 class TensorDataset : public Dataset {
  public:
-  /// Throws Error unless both are on the CPU and have as many rows, at least one.
+  /// Throws Error unless both are on the CPU and have the same number of rows, at least one.
   TensorDataset(const Tensor& inputs, const Tensor& targets);
   std::int64_t size() const override { return all_.rows(); }
   Batch rows(std::span<const std::int64_t> numbers) const override;

@@ -9,7 +9,7 @@
 namespace weft::data {
 namespace {
 
-constexpr std::int64_t kMostEpochs = UINT32_MAX;  // the key of an epoch's order has 32 bits for it
+constexpr std::int64_t kMaxEpochs = UINT32_MAX;  // the key of an epoch's order has 32 bits for it
 
 Tensor padded(const Tensor& t, std::int64_t rows, double value) {
   Shape shape = t.shape();
@@ -26,7 +26,7 @@ Loader::Loader(const Dataset& dataset, const Options& options)
   check(options.batch >= 1, "loader: batch must be at least 1, got {}", options.batch);
 }
 
-std::int64_t Loader::number_of(std::int64_t row) {
+std::int64_t Loader::dataset_row(std::int64_t row) {
   const std::int64_t size = dataset_.size();
   const std::int64_t at = index_ + row, epoch = epoch_ + at / size;
   if (epoch != order_epoch_) {
@@ -44,7 +44,7 @@ Batch Loader::rows(std::int64_t first, std::int64_t count) {
         options_.batch);
   std::vector<std::int64_t> numbers(static_cast<std::size_t>(count));
   for (std::int64_t i = 0; i < count; ++i)
-    numbers[static_cast<std::size_t>(i)] = number_of(first + i);
+    numbers[static_cast<std::size_t>(i)] = dataset_row(first + i);
   return dataset_.rows(numbers);
 }
 
@@ -77,7 +77,7 @@ void Loader::set_state(const io::Json& state) {
           saved, m.value.as_int());
   }
   const std::int64_t epoch = state.at("epoch").as_int(), index = state.at("index").as_int();
-  check(epoch >= 0 && epoch <= kMostEpochs && index >= 0 && index < dataset_.size(),
+  check(epoch >= 0 && epoch <= kMaxEpochs && index >= 0 && index < dataset_.size(),
         "loader: the saved position (epoch {}, row {}) must lie in an epoch of {} rows", epoch,
         index, dataset_.size());
   epoch_ = epoch;

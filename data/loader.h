@@ -8,9 +8,9 @@
 
 namespace weft::data {
 
-/// Training batches of a dataset, which has to outlive it: each epoch visits every row once, in an
-/// order that depends on (seed, epoch) only. Row i of a global batch is the same for every number
-/// of ranks and micro-batches; a batch may reach from one epoch into the next.
+/// Training batches of a dataset, which must outlive the loader. Each epoch visits every row once,
+/// in an order that depends on (seed, epoch) only. Row i of a global batch is the same for any
+/// number of ranks and micro-batches. A batch may span two epochs.
 class Loader {
  public:
   struct Options {
@@ -23,24 +23,24 @@ class Loader {
   const Dataset& dataset() const { return dataset_; }
   std::int64_t batch() const { return options_.batch; }
 
-  /// Rows [first, first + count) of the current global batch: those of one rank.
-  /// Throws Error when these are not rows of the batch, and where Dataset::rows() does.
+  /// Rows [first, first + count) of the current global batch, such as those of one rank.
+  /// Throws Error when the range is outside the batch, and where Dataset::rows() does.
   Batch rows(std::int64_t first, std::int64_t count);
   Batch rows() { return rows(0, options_.batch); }
-  /// Goes on to the next global batch.
+  /// Advances to the next global batch.
   void advance();
   /// rows(), then advance().
   Batch next(std::int64_t first, std::int64_t count);
   Batch next() { return next(0, options_.batch); }
 
-  /// Where it stands, and what that belongs to.
+  /// The position, and the identity of the data that it belongs to.
   io::Json state() const;
   /// Throws Error when the state belongs to other data or another seed.
   void set_state(const io::Json& state);
 
  private:
-  /// The number in the dataset of global row `row`, counted from the current batch.
-  std::int64_t number_of(std::int64_t row);
+  /// The dataset row of global row `row`, counted from the start of the current batch.
+  std::int64_t dataset_row(std::int64_t row);
 
   const Dataset& dataset_;
   Options options_;
@@ -49,8 +49,8 @@ class Loader {
   std::vector<std::int64_t> order_;
 };
 
-/// All rows of a dataset, which has to outlive it, in order, for evaluation. Where targets are
-/// integers the last batch is as large as the others: rows of zeros with targets kIgnore fill it.
+/// All rows of a dataset, which must outlive the loader, in order, for evaluation. For integer
+/// targets the last batch is padded to full size with rows of zeros and targets kIgnore.
 class EvalLoader {
  public:
   /// Throws Error unless rows_per_batch >= 1.
@@ -58,7 +58,7 @@ class EvalLoader {
   std::int64_t batches() const;
   /// Throws Error unless 0 <= i < batches(), and where Dataset::rows() does.
   Batch batch(std::int64_t i) const;
-  /// Rows of the dataset in it.
+  /// Number of dataset rows in batch i.
   std::int64_t rows_of(std::int64_t i) const {
     return std::min(batch_, dataset_.size() - i * batch_);
   }

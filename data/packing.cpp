@@ -10,16 +10,16 @@
 namespace weft::data {
 namespace {
 
-/// Free tokens of each row in a tree of maxima, so that finding the first row with room takes
-/// logarithmic time for millions of documents.
+/// Free tokens of each row in a tree of maxima, so that finding the first row with enough room
+/// takes logarithmic time for millions of documents.
 class FirstFit {
  public:
   FirstFit(std::int64_t rows, std::int64_t seq)
       : leaves_(std::bit_ceil(static_cast<std::size_t>(std::max<std::int64_t>(rows, 1)))),
         room_(2 * leaves_, seq) {}
 
-  /// The first row with `length` free tokens, which are then taken. There always is one: there are
-  /// as many rows as pieces.
+  /// Takes `length` tokens from the first row that has as many free. Such a row always exists,
+  /// since there are as many rows as pieces.
   std::size_t take(std::int64_t length) {
     std::size_t node = 1;
     while (node < leaves_) node = 2 * node + (room_[2 * node] < length ? 1 : 0);

@@ -4,9 +4,9 @@
 
 namespace weft::data {
 
-/// The bytes of one or several text files or pipes, one after the other.
-/// Throws Error when there is no path, a file is missing or empty, a path leads to something else,
-/// and as io::read_pipe().
+/// The concatenated bytes of one or several text files or pipes.
+/// Throws Error when there is no path, a file is missing or empty, a path is neither a file nor a
+/// pipe, and where io::read_pipe() does.
 std::string read_text(const std::vector<std::string>& paths);
 
 }  // namespace weft::data

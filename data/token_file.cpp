@@ -11,9 +11,9 @@ namespace weft::data {
 namespace {
 
 constexpr std::int64_t kHeaderInts = 256, kHeaderBytes = 4 * kHeaderInts;
-constexpr std::int64_t kPiece = 1 << 16;  // tokens that max_token() takes at a time
+constexpr std::int64_t kPiece = 1 << 16;  // tokens per read of max_token()
 constexpr std::int32_t kMagic = 20240520, kVersion = 1;
-// Other files of the same family: reading them as raw uint16 would train on garbage.
+// Formats of the same family: reading them as raw uint16 would train on garbage.
 constexpr std::int32_t kMagicLlama3 = 20240801, kMagicEval = 20240522;
 
 /// Calls f with a typed pointer to the tokens.
@@ -65,7 +65,7 @@ void TokenStream::read(std::int64_t first, std::span<std::int32_t> out) const {
   if (!file_)
     return with_type(data_, width_,
                      [&](const auto* p) { std::copy_n(p + first, count, out.begin()); });
-  // The file's two bytes a token go into the second half of `out` and are widened from there.
+  // Reads the file's two bytes per token into the second half of `out` and widens them from there.
   auto* const narrow = reinterpret_cast<unsigned char*>(out.data()) + 2 * count;
   file_->read(first_byte_ + 2 * first, narrow, 2 * count);
   for (std::size_t i = 0; i < out.size(); ++i) {
@@ -80,8 +80,8 @@ bool TokenStream::changed() const { return file_ && file_->changed(); }
 
 void TokenStream::check_unchanged() const {
   if (!file_) return;
-  check_system(!file_->changed(),
-               "data: '{}' must stay as it is while it is read, but was written to", file_->path());
+  check_system(!file_->changed(), "data: '{}' must not change while it is read, but was written to",
+               file_->path());
 }
 
 TokenStream TokenStream::slice(std::int64_t first, std::int64_t count) const {

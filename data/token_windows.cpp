@@ -25,7 +25,8 @@ Batch TokenWindows::rows(std::span<const std::int64_t> numbers) const {
   Batch out{Tensor::empty(shape, DType::i32), Tensor::empty(shape, DType::i32), {}};
   auto* inputs = out.inputs.data<std::int32_t>();
   auto* targets = out.targets.data<std::int32_t>();
-  std::vector<std::int32_t> row(static_cast<std::size_t>(seq_) + 1);  // one read for both
+  std::vector<std::int32_t> row(static_cast<std::size_t>(seq_) + 1);  // one read for inputs and
+                                                                      // targets
   for (const std::int64_t i : numbers) {
     check(0 <= i && i < size_, "token windows: a row must be in [0, {}), got {}", size_, i);
     const std::int64_t count = std::min(seq_, tokens_.size() - 1 - i * seq_);

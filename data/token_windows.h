@@ -4,14 +4,14 @@
 
 namespace weft::data {
 
-/// Windows of seq + 1 tokens, one every seq tokens, so that each token but the first is a target
-/// once.
+/// Windows of seq + 1 tokens, starting every seq tokens, so that each token except the first is a
+/// target once.
 class TokenWindows : public Dataset {
  public:
-  /// What becomes of tokens after the last full window: nothing, or a row that ends in padding
-  /// (input 0, target kIgnore).
+  /// How the tokens after the last full window are used: not at all, or in a row padded with input
+  /// 0 and target kIgnore.
   enum class Tail : std::uint8_t { dropped, padded };
-  /// Throws Error when there is not one window, or not one target.
+  /// Throws Error unless there is at least one window and one target.
   TokenWindows(TokenStream tokens, std::int64_t seq, Tail tail = Tail::dropped);
 
   std::int64_t size() const override { return size_; }

@@ -7,7 +7,7 @@
 
 namespace weft::data {
 
-/// Text to token ids and back. decode(encode(text)) gives `text` again.
+/// Converts text to token ids and back. decode(encode(text)) equals `text`.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
@@ -18,7 +18,7 @@ class Tokenizer {
   virtual std::string decode(std::span<const std::int32_t> tokens) const = 0;
 };
 
-/// Every byte is a token: nothing to train, no text it cannot write.
+/// Every byte is a token: needs no training and covers every text.
 class ByteTokenizer final : public Tokenizer {
  public:
   std::int64_t vocab() const override { return 256; }

@@ -80,7 +80,7 @@ std::string error_text(int code) {
 
 Processors own_processors() {
   Processors own;
-  cpu_set_t allowed[kMostProcessors / CPU_SETSIZE];
+  cpu_set_t allowed[kMaxProcessors / CPU_SETSIZE];
   if (sched_getaffinity(0, sizeof allowed, allowed) != 0) return own;
   for (std::size_t p = 0; p < own.size(); ++p) own[p] = CPU_ISSET_S(p, sizeof allowed, allowed);
   return own;

@@ -48,7 +48,7 @@ void NcclJob::begin(const Operation& op) {
   Slot& s = slot(op.number);
   if (s.number >= 0 && !s.done.done()) s.done.synchronize();  // so many are under way
   ready_.record(cuda::Stream::current(device_));
-  ready_.hold(stream_);
+  ready_.wait(stream_);
   for (const Tensor& t : {op.out, op.in})
     if (t) cuda::record_stream(t, stream_);
   const std::lock_guard lock(mutex_);
@@ -74,7 +74,7 @@ void NcclJob::join(const Operation& op, bool host) {
   cuda::detail::use_device(device_.index);
   const Slot& s = slot(op.number);
   if (s.number != op.number) return;  // its place was needed again: it has ended
-  s.done.hold(cuda::Stream::current(device_));
+  s.done.wait(cuda::Stream::current(device_));
   if (host) s.done.synchronize();
   check_well();
 }

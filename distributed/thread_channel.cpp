@@ -105,7 +105,7 @@ void ThreadChannel::carry_out(Operation& op) {
 void ThreadChannel::hold(const Operation& op, cuda::Event Operation::*event) const {
   if (!op.stream) return;
   for (int r = 0; r < size(); ++r)
-    if (r != rank()) (meeting_->at(r).*event).hold(*op.stream);
+    if (r != rank()) (meeting_->at(r).*event).wait(*op.stream);
 }
 
 // Nobody goes before all have read: then a tensor may change again. On a GPU their streams wait for
@@ -114,7 +114,7 @@ void ThreadChannel::leave(Operation& op) {
   if (op.stream) {
     mark(op.read, op);
     for (int r = 0; r < size(); ++r)
-      if (r != rank()) op.read.hold(*meeting_->at(r).stream);
+      if (r != rank()) op.read.wait(*meeting_->at(r).stream);
   }
   meeting_->come(rank(), op, false);
 }
@@ -189,11 +189,11 @@ void ThreadChannel::receive(Operation& op) {
   try {
     check_same_device(sent, op.from, op, rank());
     if (text.empty() && !op.out.is_meta()) {
-      if (op.stream) sent.ready.hold(*op.stream);
+      if (op.stream) sent.ready.wait(*op.stream);
       copy(op, op.out.raw(), sent.in.raw(), op.out.numel() * op.element_bytes());
       if (op.stream) {
         mark(op.read, op);
-        op.read.hold(*sent.stream);
+        op.read.wait(*sent.stream);
       }
     }
   } catch (const Error& e) {

@@ -60,7 +60,7 @@ void run_ranks(int ranks, const std::function<void(World&)>& f, const WorldOptio
     thrown = true;
   };
   const auto body = [&](int rank) {
-    const ThreadShare share(threads);
+    const ThreadLimit share(threads);
     const MemoryDomain domain(rank);
     // Every rank draws what the others draw, as processes do.
     const RandomReplay draws(start);

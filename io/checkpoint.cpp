@@ -15,7 +15,7 @@ namespace {
 constexpr std::string_view kStepPrefix = "step_";
 constexpr std::string_view kTemporary = ".tmp";
 constexpr const char* kState = "state.json";
-// What every checkpoint has.
+// The files of every checkpoint.
 constexpr const char* kRequired[] = {"model-r000.safetensors", "optim-r000.safetensors", kState};
 
 std::string root_of(const std::string& out_dir) { return out_dir + "/checkpoints"; }
@@ -26,7 +26,7 @@ std::string folder_name(std::int64_t step) {
   return text;
 }
 
-/// The step of "step_00000100"; none for any other name.
+/// The step in "step_00000100"; nullopt for any other name.
 std::optional<std::int64_t> step_of(std::string_view name) {
   if (!name.starts_with(kStepPrefix)) return {};
   name.remove_prefix(kStepPrefix.size());
@@ -39,24 +39,24 @@ std::optional<std::int64_t> step_of(std::string_view name) {
   return step;
 }
 
-/// "x" of "x.old", a name that rename_synced() gives for a moment; "" for any other one.
-std::string name_before(const std::string& name) {
+/// "x" for "x.old", the temporary name that rename_synced() uses; "" for any other name.
+std::string original_name(const std::string& name) {
   const std::string old = aside_of("");
   return name.ends_with(old) ? name.substr(0, name.size() - old.size()) : "";
 }
 
-/// Steps that have a folder, newest first.
+/// The steps that have a folder, newest first.
 std::vector<std::int64_t> steps_in(const std::string& root) {
   std::set<std::int64_t> steps;
   for (const std::string& name : list_directory(root))
-    for (const std::string& text : {name, name_before(name)})
+    for (const std::string& text : {name, original_name(name)})
       if (const auto step = step_of(text)) steps.insert(*step);
   return {steps.rbegin(), steps.rend()};
 }
 
-/// Where a step's files are: in its folder, or, after a crash in the middle of its replacement, in
-/// the one that had moved aside.
-std::string place_of(const std::string& root, std::int64_t step) {
+/// Where a step's files are: in its folder or, after a crash during its replacement, in the folder
+/// that was moved aside.
+std::string folder_of(const std::string& root, std::int64_t step) {
   const std::string folder = root + "/" + folder_name(step), aside = aside_of(folder);
   return !is_directory(folder) && is_directory(aside) ? aside : folder;
 }
@@ -82,7 +82,7 @@ std::string manifest_text(std::int64_t step, const std::vector<CheckpointFile>& 
          "\n";
 }
 
-/// Throws Error when a file that every checkpoint has is not listed, or one elsewhere is.
+/// Throws Error when a required file is not listed, or a listed file is in another folder.
 Checkpoint listed(const std::string& folder, const Json& manifest) {
   Checkpoint c{manifest.at("step").as_int(), folder, {}};
   for (const Json& f : manifest.at("files").items()) c.files.push_back(f.at("name").as_string());
@@ -101,7 +101,7 @@ Checkpoint listed(const std::string& folder, const Json& manifest) {
   return c;
 }
 
-/// Throws Error when a file is not as it was written.
+/// Throws Error when a file does not match its recorded size and checksum.
 void verify_file(const std::string& path, std::int64_t bytes, const std::string& crc32c) {
   check_system(exists(path), "checkpoint: '{}' is missing", path);
   check_system(file_size(path) == bytes, "checkpoint: '{}' must have {} bytes, got {}", path, bytes,
@@ -115,7 +115,7 @@ std::string read_manifest(const std::string& path) {
   return read_file(path);
 }
 
-/// What cannot be removed is in nobody's way: that is told once, and the run goes on.
+/// A file that cannot be removed does no harm: it is logged once, and the run continues.
 void try_remove(const std::string& path) {
   try {
     remove_all(path);
@@ -127,11 +127,12 @@ void try_remove(const std::string& path) {
   }
 }
 
-/// Removes what an interrupted save left, and gives a folder that it had moved aside its name back.
-void tidy(const std::string& root) {
+/// Removes the remains of an interrupted save and restores the name of a folder that it had moved
+/// aside.
+void remove_leftovers(const std::string& root) {
   for (const std::string& name : list_directory(root)) {
-    const std::string path = root + "/" + name, before = root + "/" + name_before(name);
-    const bool aside = step_of(name_before(name)).has_value();
+    const std::string path = root + "/" + name, before = root + "/" + original_name(name);
+    const bool aside = step_of(original_name(name)).has_value();
     if (aside && !exists(before))
       rename_synced(path, before);
     else if (aside || name.ends_with(kTemporary))
@@ -142,7 +143,8 @@ void tidy(const std::string& root) {
 void prune(const std::string& root, std::int64_t newest, int keep) {
   if (keep == 0) return;
   int kept = 0;
-  // Folders of later steps come from a run that went back to an older checkpoint: they are stale.
+  // Folders of later steps come from a run that was restarted from an older checkpoint: they are
+  // stale.
   for (const std::int64_t step : steps_in(root))
     if (step > newest || kept++ >= keep) try_remove(root + "/" + folder_name(step));
 }
@@ -171,7 +173,7 @@ std::string begin_checkpoint(const std::string& out_dir, std::int64_t step) {
   check(step >= 0, "save_checkpoint: step must be at least 0, got {}", step);
   const std::string root = root_of(out_dir), temporary = checkpoint_folder(out_dir, step);
   make_directories(root);
-  tidy(root);
+  remove_leftovers(root);
   make_directories(temporary);
   return temporary;
 }
@@ -184,7 +186,7 @@ void commit_checkpoint(const std::string& out_dir, std::int64_t step,
   write_file(temporary + "/manifest.json", manifest);
   rename_synced(temporary, checkpoint_folder(out_dir, step, true));
   write_file(root + "/latest.json", manifest);
-  tidy(root);  // of a folder of the same step that changed places with the new one
+  remove_leftovers(root);  // removes a folder of the same step that was exchanged with the new one
   prune(root, step, keep);
 }
 
@@ -205,7 +207,7 @@ void save_checkpoint(const std::string& out_dir, std::int64_t step,
          {optim, save_safetensors(folder + "/" + optim, content.optimizer, metadata)}},
         content.state, keep);
   } catch (const Error&) {
-    // Make room again; the error that led here is the one to report.
+    // Free the disk space; the original error is the one to report.
     try {
       abandon_checkpoint(out_dir, step);
     } catch (const Error&) {
@@ -220,13 +222,13 @@ Checkpoint verify_checkpoint(const std::string& folder, const std::string& manif
         rank);
   const Json json = Json::parse(manifest, message("checkpoint: the manifest of '{}'", folder));
   Checkpoint c = listed(folder, json);
-  std::vector<std::int64_t> shares(static_cast<std::size_t>(ranks));  // bytes
+  std::vector<std::int64_t> shares(static_cast<std::size_t>(ranks));  // bytes per process
   for (const Json& f : json.at("files").items()) {
     const std::int64_t bytes = f.at("bytes").as_int();
     const auto least = std::min_element(shares.begin(), shares.end());
     check_system(bytes >= 0 && !__builtin_add_overflow(*least, bytes, &*least),
-                 "checkpoint: the manifest of '{}' must give sizes with a sum, got {}", folder,
-                 bytes);
+                 "checkpoint: the manifest of '{}' must have sizes that can be added, got {}",
+                 folder, bytes);
     if (least - shares.begin() == rank)
       verify_file(folder + "/" + f.at("name").as_string(), bytes, f.at("crc32c").as_string());
   }
@@ -242,7 +244,7 @@ std::optional<Checkpoint> find_checkpoint(const std::string& out_dir, const Veri
   if (!is_directory(root)) return {};
   std::int64_t newest = INT64_MAX;
   std::string fault;
-  // None when it is damaged; the first fault is the one to tell.
+  // Returns nullopt when the checkpoint is damaged. The first fault is reported.
   const auto attempt = [&](const std::string& path,
                            std::optional<std::int64_t> step) -> std::optional<Checkpoint> {
     std::string manifest, wrong;
@@ -251,7 +253,7 @@ std::optional<Checkpoint> find_checkpoint(const std::string& out_dir, const Veri
       manifest = read_manifest(path);
       const Json json = Json::parse(manifest, message("checkpoint: '{}'", path));
       if (!step) newest = json.at("step").as_int();
-      found = listed(place_of(root, step.value_or(newest)), json);
+      found = listed(folder_of(root, step.value_or(newest)), json);
     } catch (const FileError& e) {
       if (!e.is_missing()) throw;
       wrong = e.what();
@@ -267,12 +269,12 @@ std::optional<Checkpoint> find_checkpoint(const std::string& out_dir, const Veri
     if (auto found = attempt(latest, std::nullopt)) return found;
   for (const std::int64_t step : steps_in(root)) {
     if (step > newest) continue;
-    if (auto found = attempt(place_of(root, step) + "/manifest.json", step)) {
+    if (auto found = attempt(folder_of(root, step) + "/manifest.json", step)) {
       if (!fault.empty()) log_line(message("{}; going back to step {}", fault, step));
       return found;
     }
   }
-  check_system(fault.empty(), "{}; no earlier checkpoint in '{}' is whole", fault, root);
+  check_system(fault.empty(), "{}; no earlier checkpoint in '{}' is intact", fault, root);
   return {};
 }
 

@@ -19,9 +19,9 @@
 namespace weft::io {
 namespace {
 
-/// False where there is nothing of that name. Whatever else keeps the system from telling is an
-/// Error: a file that cannot be reached now must not count as one that is not there.
-bool look_at(const std::string& path, struct stat& s) {
+/// Returns false when nothing of that name exists. Any other failure is an Error: a file that is
+/// temporarily unreachable must not count as missing.
+bool stat_if_exists(const std::string& path, struct stat& s) {
   if (::stat(path.c_str(), &s) == 0) return true;
   if (errno != ENOENT && errno != ENOTDIR) FileError::raise("read", "open", path);
   return false;
@@ -72,7 +72,7 @@ std::string read_file(const std::string& path) {
 
 PathKind path_kind(const std::string& path) {
   struct stat s;
-  return look_at(path, s) ? kind_of(s.st_mode) : PathKind::none;
+  return stat_if_exists(path, s) ? kind_of(s.st_mode) : PathKind::none;
 }
 
 std::string read_pipe(const std::string& path, const PipeLimits& limits) {
@@ -81,7 +81,7 @@ std::string read_pipe(const std::string& path, const PipeLimits& limits) {
   const Clock::time_point start = Clock::now();
   std::string bytes;
   bool has_writer = false;
-  std::vector<char> piece(1 << 16);  // what the system holds for a pipe
+  std::vector<char> piece(1 << 16);  // the capacity of a pipe
   for (;;) {
     const ssize_t done = ::read(file.fd, piece.data(), piece.size());
     if (done > 0) {
@@ -90,7 +90,7 @@ std::string read_pipe(const std::string& path, const PipeLimits& limits) {
                    "read: pipe '{}' must carry at most {} bytes; write a file instead", path,
                    limits.bytes);
       bytes.append(piece.data(), static_cast<std::size_t>(done));
-    } else if (done == 0) {  // no writer: not yet, or not any more
+    } else if (done == 0) {  // no writer: not yet, or no longer
       const std::chrono::duration<double> waited = Clock::now() - start;
       if (has_writer || waited.count() > limits.writer_s) return bytes;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -109,12 +109,12 @@ std::string read_pipe(const std::string& path, const PipeLimits& limits) {
 
 bool exists(const std::string& path) {
   struct stat s;
-  return look_at(path, s);
+  return stat_if_exists(path, s);
 }
 
 bool is_directory(const std::string& path) {
   struct stat s;
-  return look_at(path, s) && S_ISDIR(s.st_mode);
+  return stat_if_exists(path, s) && S_ISDIR(s.st_mode);
 }
 
 std::int64_t file_size(const std::string& path) {

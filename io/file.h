@@ -14,59 +14,60 @@ namespace weft::io {
 class FileError : public Error {
  public:
   FileError(const char* op, const char* verb, const std::string& path, int code);
-  /// Throws one with errno.
+  /// Throws a FileError for errno.
   [[noreturn]] static void raise(const char* op, const char* verb, const std::string& path);
-  /// There is no file of that name. Any other reason may pass: it says nothing about the file.
+  /// True if there is no file of that name. Any other reason may be temporary and says nothing
+  /// about the file.
   bool is_missing() const;
 
  private:
   int code_;
 };
 
-// Files that survive a full disk, a killed process and a power cut. Every function throws FileError
-// when the system refuses.
+// Files that survive a full disk, a killed process and a power failure. Every function throws
+// FileError when the system refuses.
 
-/// The whole file as bytes. Throws Error as InputFile.
+/// The whole file as bytes. Throws Error as InputFile does.
 std::string read_file(const std::string& path);
 
-/// What there is at the end of a path; nobody waits for a pipe to be opened. `other` is a device or
+/// The kind of object at a path; does not open pipes, so it does not block. `other` is a device or
 /// a socket.
 enum class PathKind : std::uint8_t { none, file, folder, pipe, other };
 PathKind path_kind(const std::string& path);
 
-/// How much a pipe may carry, and how long it may be silent: it says neither how much will come nor
-/// when it ends.
+/// Limits of a pipe, which announces neither its size nor its end: how much it may carry and how
+/// long it may be silent.
 struct PipeLimits {
   std::int64_t bytes = std::int64_t{1} << 30;
-  double silence_s = 60;  ///< while somebody has it open for writing
-  double writer_s = 0.5;  ///< until somebody has
+  double silence_s = 60;  ///< while it has a writer
+  double writer_s = 0.5;  ///< until a writer opens it
 };
-/// What is written to a pipe until its writers close it; empty when nobody opens it for writing.
-/// Throws Error when a limit is passed.
+/// The bytes written to a pipe until its writers close it; empty when no writer opens it.
+/// Throws Error when a limit is exceeded.
 std::string read_pipe(const std::string& path, const PipeLimits& limits = {});
 
-/// False only where there is nothing; a path that cannot be looked at now is an error.
+/// False only if nothing exists there; a path that cannot be examined is an error.
 bool exists(const std::string& path);
 bool is_directory(const std::string& path);
 std::int64_t file_size(const std::string& path);
 /// Names (not paths) of the entries of a folder, sorted.
 std::vector<std::string> list_directory(const std::string& path);
 
-/// Creates the folder and its parents, and makes their names durable; one that exists is fine.
+/// Creates the folder and its parents and makes their names durable; existing ones are fine.
 void make_directories(const std::string& path);
-/// Renames within one folder, then fsyncs it. Replaces a file; when `to` is a folder that exists,
-/// the two change places, so that at no time `to` is missing. Where the file system cannot do this
-/// (NFS, FUSE), the old folder becomes aside_of(to) instead, and a crash may leave it there alone.
+/// Renames within one folder, then fsyncs it. Replaces a file. If `to` is an existing folder, the
+/// two are exchanged, so that `to` always exists. File systems without this operation (NFS, FUSE)
+/// rename the old folder to aside_of(to) instead; a crash may then leave only that one.
 void rename_synced(const std::string& from, const std::string& to);
 std::string aside_of(const std::string& path);
 /// Makes the names in a folder durable.
 void sync_directory(const std::string& path);
-/// Makes what append_file() has written durable.
+/// Makes the data of append_file() durable.
 void sync_file(const std::string& path);
-/// Removes a file or a folder with all it holds; nothing there is fine.
+/// Removes a file, or a folder with its contents; a missing path is fine.
 void remove_all(const std::string& path);
 
-/// What was written: enough to notice a damaged copy later.
+/// Size and checksum of a written file, to detect a damaged copy later.
 struct FileSummary {
   std::int64_t bytes = 0;
   std::uint32_t crc32c = 0;
@@ -76,9 +77,9 @@ struct FileSummary {
 /// Reads the file once, in pieces.
 FileSummary summarize(const std::string& path);
 
-/// A file that appears under its name whole or not at all: bytes go to `path`.tmp beside it, and
-/// commit() fsyncs, renames and fsyncs the folder. Without commit() the destructor removes the
-/// rest.
+/// A file that appears under its name complete or not at all: bytes go to `path`.tmp, and commit()
+/// fsyncs, renames and fsyncs the folder. Without commit() the destructor removes the temporary
+/// file.
 class AtomicFile {
  public:
   explicit AtomicFile(std::string path);
@@ -98,11 +99,11 @@ class AtomicFile {
 
 /// AtomicFile in one call.
 FileSummary write_file(const std::string& path, std::string_view text);
-/// Appends with one system call, so that lines of several writers do not mix.
+/// Appends with one system call, so that the lines of several writers do not interleave.
 void append_file(const std::string& path, std::string_view text);
 
-/// A regular file open for reading at any offset. Its size is taken once; a file that shrinks
-/// meanwhile gives an Error. Anything else, as a pipe or a device, is an Error at once.
+/// A regular file open for reading at any offset. Its size is read once; reading a file that has
+/// shrunk since is an Error. Opening anything else, such as a pipe or a device, is an Error.
 class InputFile {
  public:
   explicit InputFile(std::string path);
@@ -113,7 +114,7 @@ class InputFile {
   const std::string& path() const { return path_; }
   std::int64_t size() const { return size_; }
   void read(std::int64_t offset, void* data, std::int64_t bytes) const;
-  /// Has somebody written to it or cut it since it was opened?
+  /// Whether the file has been written or truncated since it was opened.
   bool changed() const;
 
  private:
@@ -123,18 +124,19 @@ class InputFile {
   std::int64_t modified_s_ = 0, modified_ns_ = 0;
 };
 
-/// Test aids. The environment variable WEFT_TEST_DISK_FULL_AFTER=N, read once at the first write,
+/// Test hooks. The environment variable WEFT_TEST_DISK_FULL_AFTER=N, read once at the first write,
 /// makes every write of this process fail with "No space left on device" after N bytes; the last
-/// one that fits partly is short. It exists so that a whole program can be run against a full disk.
+/// write that fits partly is short. It allows a whole program to be tested against a full disk.
 namespace testing {
-/// The same from inside a process; negative: no limit.
+/// The same for the current process; negative: no limit.
 void fail_writes_after(std::int64_t bytes);
-/// A crash: after `operations` changes of the file system (create, write, fsync, rename, remove)
-/// every further one fails with an input/output error, clean-up included. Negative: no limit.
+/// Simulates a crash: after `operations` changes of the file system (create, write, fsync, rename,
+/// remove) every further one, including clean-up, fails with an input/output error. Negative: no
+/// limit.
 void crash_after(std::int64_t operations);
-/// Has one failed so since crash_after()?
+/// Whether an operation has failed this way since crash_after().
 bool crashed();
-/// In the place of the one after so many changes the process gets SIGKILL. Negative: no limit.
+/// Raises SIGKILL instead of performing the change after the given number. Negative: no limit.
 void kill_after(std::int64_t operations);
 }  // namespace testing
 

@@ -1,4 +1,4 @@
-// The side of file.h that changes files.
+// The part of file.h that changes files.
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <sys/stat.h>
@@ -35,7 +35,8 @@ std::atomic<std::int64_t>& bytes_left() {
 std::atomic<std::int64_t> operations_left{kNoLimit};
 std::atomic<bool> crash_kills{false}, crash_happened{false};
 
-/// Every change of the file system asks first. False, with errno set, after a simulated crash.
+/// Called before every change of the file system. Returns false, with errno set, after a simulated
+/// crash.
 bool alive() {
   if (operations_left == kNoLimit) return true;
   if (operations_left == 0) {
@@ -65,7 +66,7 @@ ssize_t write_some(int fd, const void* data, std::size_t bytes) {
 void write_whole(int fd, const void* data, std::size_t bytes, const std::string& path) {
   const char* next = static_cast<const char*>(data);
   while (bytes > 0) {
-    // One call takes at most 2 GiB; smaller pieces also keep a signal from waiting long.
+    // One call writes at most 2 GiB; smaller pieces also keep signals from waiting long.
     const ssize_t done = write_some(fd, next, std::min(bytes, std::size_t{1} << 26));
     if (done < 0 && errno == EINTR) continue;
     if (done < 0) FileError::raise("write", "write", path);
@@ -106,7 +107,7 @@ void make_directories(const std::string& path) {
     errno = ENOTDIR;
     FileError::raise("write", "create folder", path);
   }
-  // A folder in which this user may create but not list cannot be opened, and so not be synced.
+  // A folder in which this user may create but not list cannot be opened and thus not synced.
   if (!sync_path(parent) && errno != EACCES) FileError::raise("write", "sync", parent);
 }
 
@@ -127,8 +128,8 @@ void rename_synced(const std::string& from, const std::string& to) {
   const unsigned flags = swap ? RENAME_EXCHANGE : 0;
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) != 0) {
     if (!swap || (errno != EINVAL && errno != ENOSYS)) FileError::raise("write", "rename to", to);
-    // A file system without the exchange. The old folder keeps its other name: whichever of the two
-    // changes reaches the disk, one of the folders can be found.
+    // No exchange on this file system. The old folder keeps its other name, so that one of the
+    // folders can be found whichever of the two renames reaches the disk.
     remove_all(aside_of(to));
     rename_path(to, aside_of(to));
     rename_path(from, to);
@@ -169,7 +170,7 @@ void AtomicFile::write(const void* data, std::size_t bytes) {
 FileSummary AtomicFile::commit() {
   if (!alive() || ::fsync(fd_) != 0) FileError::raise("write", "write", path_);
   rename_path(temporary_, path_);
-  // From here on the new file is in place; the destructor must not look for the temporary one.
+  // The new file is in place now; the destructor must not look for the temporary one.
   ::close(std::exchange(fd_, -1));
   sync_directory(parent_of(path_));
   return summary_;

@@ -21,7 +21,7 @@ std::string own_name() {
   return message("process {} on host '{}'", static_cast<std::int64_t>(::getpid()), host);
 }
 
-// What the owner has written; on another machine it may take a while to be seen.
+// The text written by the owner; on another machine it may take a while to appear.
 std::string name_in(int fd) {
   char text[512];
   const ssize_t size = ::pread(fd, text, sizeof text, 0);
@@ -42,8 +42,8 @@ void warn_if_local(int fd, const std::string& path) {
   if (info >= 0) ::close(info);
   if (locks_stay_local(mounts, device))
     log_line(
-        message("lock: '{}' is on a file system that keeps locks to this machine: a run of "
-                "another machine in this folder would not be noticed",
+        message("lock: '{}' is on a file system whose locks only this machine sees: a run "
+                "of another machine in this folder would not be noticed",
                 path));
 }
 
@@ -53,8 +53,8 @@ FolderLock::FolderLock(const std::string& folder) {
   const std::string path = folder + "/lock";
   fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (fd_ < 0) throw FileError("lock", "open", path, errno);
-  // A lock of the open file: the classic kind, of the process, goes when any part of it closes the
-  // file, and does not keep two owners in one process apart.
+  // A lock of the open file description. The classic lock belongs to the process: it is lost when
+  // any part of the process closes the file, and it does not exclude two owners in one process.
   struct flock lock = {};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
@@ -63,7 +63,7 @@ FolderLock::FolderLock(const std::string& folder) {
   }
   if (rc == 0) {
     const std::string name = own_name() + "\n";
-    // The name is a help only: a full disk is no reason to refuse the lock.
+    // The name is only informative: a full disk must not refuse the lock.
     if (::ftruncate(fd_, 0) == 0) (void)!::pwrite(fd_, name.data(), name.size(), 0);
     warn_if_local(fd_, path);
   } else if (errno == EAGAIN || errno == EACCES) {

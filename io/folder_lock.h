@@ -4,19 +4,19 @@
 
 namespace weft::io {
 
-/// Keeps a folder for one owner: a lock on FOLDER/lock, which the system drops when its process
-/// ends, however it ends. The file stays and says who has it. Other machines see the lock where the
-/// file system passes it on, as NFS does; log_line() tells where it does not.
+/// Reserves a folder for one owner with a lock on FOLDER/lock, which the system releases when the
+/// process ends for any reason. The file stays and names the last owner. Other machines see the
+/// lock where the file system forwards it, as NFS does; log_line() warns where it does not.
 class FolderLock {
  public:
-  /// Takes the lock if nobody has it, in this process or another one.
-  /// Throws FileError when the file cannot be made.
+  /// Takes the lock if it is free, in this process and in others.
+  /// Throws FileError when the file cannot be created.
   explicit FolderLock(const std::string& folder);
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 
-  /// "" for an owner, else who the owner is: "process 4711 on host 'a'".
+  /// "" for the owner, else a description of the owner: "process 4711 on host 'a'".
   const std::string& holder() const { return holder_; }
 
  private:
@@ -24,8 +24,8 @@ class FolderLock {
   std::string holder_;
 };
 
-/// Is the device MAJOR:MINOR mounted so that only this machine sees its locks? `mountinfo` is the
-/// text of /proc/self/mountinfo.
+/// Whether the device MAJOR:MINOR is mounted so that only this machine sees its locks. `mountinfo`
+/// is the text of /proc/self/mountinfo.
 bool locks_stay_local(std::string_view mountinfo, std::string_view device);
 
 }  // namespace weft::io

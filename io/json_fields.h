@@ -60,7 +60,7 @@ struct ReadFields {
 };
 }  // namespace detail
 
-/// The fields of `options` that a checkpoint has to have: an object with a member for each.
+/// The saved fields of `options`: an object with one member per field.
 template <class Options>
 Json fields_to_json(const Options& options) {
   Json out = Json::object();
@@ -70,9 +70,9 @@ Json fields_to_json(const Options& options) {
   return out;
 }
 
-/// Fills `options` from such an object. What it lacks, because it is older than the field, keeps
-/// its default. `file` names it in messages.
-/// Throws Error (Fault::system) on a member of another type, an unknown word, or without a member
+/// Fills `options` from such an object. A member missing because the checkpoint is older keeps its
+/// default. `file` names the source in messages.
+/// Throws Error (Fault::system) on a member of another type, an unknown word, or a missing member
 /// that checkpoints have always had.
 template <class Options>
 void fields_from_json(const Json& in, const char* file, Options& options) {

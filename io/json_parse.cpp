@@ -45,7 +45,7 @@ std::size_t find_invalid_utf8(std::string_view text) {
     if (length == 0 || text.size() - i < length) return i;
     for (std::size_t k = 1; k < length; ++k)
       if ((byte(i + k) & 0xC0) != 0x80) return i;
-    // Overlong forms, surrogates and codes above U+10FFFF show in the second byte.
+    // The second byte reveals overlong forms, surrogates and codes above U+10FFFF.
     const unsigned char second = byte(i + 1);
     if ((c == 0xE0 && second < 0xA0) || (c == 0xED && second >= 0xA0) ||
         (c == 0xF0 && second < 0x90) || (c == 0xF4 && second >= 0x90))
@@ -55,7 +55,7 @@ std::size_t find_invalid_utf8(std::string_view text) {
   return std::string_view::npos;
 }
 
-/// Recursive descent over one text; the depth limit bounds the recursion.
+/// Recursive-descent parser of one text; the depth limit bounds the recursion.
 class JsonParser {
  public:
   JsonParser(std::string_view text, std::string_view what, const JsonLimits& limits)
@@ -153,7 +153,7 @@ class JsonParser {
     return v;
   }
 
-  // Of the object that begins here; f(key, byte of the key) reads the value.
+  // Parses the object that begins here; f(key, byte of the key) reads each value.
   template <class F>
   void each_member(F&& f) {
     ++at_;
@@ -188,8 +188,8 @@ class JsonParser {
 
   void check_keys(const Json::Object& members, const std::vector<std::size_t>& starts) const {
     const std::size_t n = members.size();
-    std::size_t repeats = n;  // the first member that has the key of an earlier one
-    if (n <= 8) {             // most objects: no list, no sort
+    std::size_t repeats = n;  // the first member that repeats an earlier key
+    if (n <= 8) {             // most objects: avoids list and sort
       for (std::size_t i = n; i-- > 1;)
         for (std::size_t k = 0; k < i; ++k)
           if (members[k].key == members[i].key) repeats = i;
@@ -222,7 +222,7 @@ class JsonParser {
   }
 
   std::string string() {
-    ++at_;  // the quote
+    ++at_;  // skip the quote
     const auto is_plain = [](char c) {
       return c != '"' && c != '\\' && static_cast<unsigned char>(c) >= 0x20;
     };

@@ -6,8 +6,8 @@
 namespace weft::io {
 namespace {
 
-/// Calls f(line, object, fault) for every whole line that is not blank; `fault` says why it is no
-/// object, or is "".
+/// Calls f(line, object, fault) for every complete line that is not blank. `fault` is the reason
+/// why the line is not an object, or "".
 template <class F>
 void for_each_line(std::string_view text, const std::string& path, F&& f) {
   std::int64_t number = 0;
@@ -28,7 +28,7 @@ void for_each_line(std::string_view text, const std::string& path, F&& f) {
   }
 }
 
-/// "x.damaged", or "x.damaged.2" and so on where there was damage before.
+/// "x.damaged", or "x.damaged.2" and so on when such a file exists.
 std::string unused_name(const std::string& path) {
   std::string name = path + ".damaged";
   for (std::int64_t i = 2; exists(name); ++i) name = message("{}.damaged.{}", path, i);
@@ -81,7 +81,7 @@ void truncate_to_step(const std::string& path, std::int64_t step) {
   if (damaged > 0) {
     const std::string beside = unused_name(path);
     write_file(beside, text);
-    log_line(message("{}; {} damaged {} dropped, the file as it was is '{}'", first_fault, damaged,
+    log_line(message("{}; {} damaged {} dropped, the original file is '{}'", first_fault, damaged,
                      damaged == 1 ? "line" : "lines", beside));
   }
   write_file(path, kept);

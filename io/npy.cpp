@@ -28,7 +28,7 @@ struct Header {
   Shape shape;
 };
 
-/// The header is a Python dict literal of three known keys; this reads just that much Python.
+/// The header is a Python dict literal with three known keys; this parses only that subset.
 class HeaderParser {
  public:
   HeaderParser(std::string_view text, const std::string& path) : text_(text), path_(path) {}
@@ -116,7 +116,7 @@ class HeaderParser {
       if (out.size() == kMaxDims) fail("more than 8 axes");
       out.push_back(d);
       if (!take(',')) {
-        // (3) is a number in Python, not a tuple.
+        // In Python (3) is a number, not a tuple.
         if (out.size() == 1) fail("expected ','");
         expect(')');
         break;
@@ -141,7 +141,7 @@ DType parse_dtype(std::string_view descr, const std::string& path) {
   __builtin_unreachable();
 }
 
-/// Bytes the array needs; refuses what overflows before anything is allocated.
+/// The size of the array in bytes; throws on overflow before anything is allocated.
 std::int64_t checked_bytes(const Shape& shape, DType dtype, const std::string& path) {
   auto bytes = static_cast<std::int64_t>(size_of(dtype));
   bool fits = true, empty = false;

@@ -7,7 +7,7 @@ namespace weft::io {
 
 /// Reads a NumPy array: format 1, 2 or 3, C or Fortran order, little-endian '<f2' '<f4' '<f8' '<i4'
 /// '<i8' '|u1' '|b1'.
-/// Throws Error (Fault::system) naming the file and what it does not accept.
+/// Throws Error (Fault::system) naming the file and the unsupported property.
 Tensor load_npy(const std::string& path);
 
 /// Writes format 1 in C order. bf16 and fp8 have no NumPy dtype: cast them first.

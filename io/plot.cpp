@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kWidth = 860, kHeight = 480;
 constexpr double kLeft = 72, kRight = 24, kTop = 56, kBottom = 60;
-constexpr std::size_t kMaxPoints = 2000;  // more do not show at this width
+constexpr std::size_t kMaxPoints = 2000;  // more are not visible at this width
 
 struct Point {
   double x, y;
@@ -28,7 +28,7 @@ std::string number(double v, int digits = 6) {
   return {buffer, end};
 }
 
-/// A pixel: two decimals are enough.
+/// A pixel coordinate: two decimals suffice.
 std::string pixel(double v) { return number(std::round(v * 100) / 100, 7); }
 
 Series read_series(const std::vector<Json>& lines, std::string_view key) {
@@ -62,7 +62,7 @@ std::vector<Point> thin(const std::vector<Point>& run) {
   return out;
 }
 
-/// An axis from `low` to `high` whose ticks are 1, 2 or 5 times a power of ten apart.
+/// An axis from `low` to `high` with tick distances of 1, 2 or 5 times a power of ten.
 struct Axis {
   double low = 0, high = 1, step = 0.25;
 
@@ -194,7 +194,7 @@ void write_loss_svg(const std::string& metrics_path, const std::string& svg_path
   const bool any = low_x <= high_x;
   Axis x, y;
   if (any) {
-    // Training starts at 0; a picture of a resumed tail starts where it starts.
+    // Training starts at 0; the plot of a resumed part starts at its first step.
     x.fit(low_x < 0.2 * high_x ? 0 : low_x, high_x, 8, 1);
     x.low = std::max(x.low, 0.0);
     y.fit(low_y, high_y, 6, 0);

@@ -23,7 +23,7 @@ constexpr const char* kReadable = "BOOL U8 F8_E5M2 F8_E4M3 F16 BF16 I32 F32 I64 
 struct FileDType {
   std::string_view name;
   int bits;
-  std::optional<DType> dtype;  ///< none: Weft validates such a tensor and cannot read it
+  std::optional<DType> dtype;  ///< nullopt: Weft validates such a tensor but cannot read it
 };
 
 constexpr FileDType kFileDTypes[] = {{"BOOL", 8, DType::boolean},
@@ -58,7 +58,7 @@ std::int64_t byte_count(const Tensor& t) {
   return t.numel() * static_cast<std::int64_t>(size_of(t.dtype()));
 }
 
-/// A name that is quoted only where it is shown.
+/// A name that is quoted only when it is printed.
 struct Named {
   std::string_view name;
 };
@@ -70,7 +70,7 @@ const T& shown(const T& v) {
 
 }  // namespace
 
-/// Checks one header against the rules of the format and fills a SafetensorsFile with it.
+/// Validates one header and fills a SafetensorsFile from it.
 class SafetensorsHeader {
  public:
   explicit SafetensorsHeader(SafetensorsFile& out) : out_(out) {}
@@ -90,7 +90,7 @@ class SafetensorsHeader {
     out_.data_start_ = kLengthBytes + header_bytes;
 
     out_.entries_.reserve(occurrences(text, "\"data_offsets\""));
-    std::vector<std::uint32_t> starts;  // of each entry in the text
+    std::vector<std::uint32_t> starts;  // offset of each entry in the text
     bool has_metadata = false;
     const std::string what = message("safetensors: '{}': header", out_.path());
     const auto member = [&](const std::string& key, Json value, std::size_t byte) {
@@ -156,7 +156,7 @@ class SafetensorsHeader {
     const std::int64_t bytes = checked_bytes(q, dims, type);
     require(e.end - e.begin == bytes, "tensor {}: {} {} needs {} bytes, data_offsets give {}", q,
             type.name, dims, bytes, e.end - e.begin);
-    // Names and axes take less room than their text, which is below 2^32 bytes.
+    // Names and axes are shorter than their text, which is below 2^32 bytes.
     e.name = static_cast<std::uint32_t>(out_.names_.size());
     e.name_bytes = static_cast<std::uint32_t>(name.size());
     out_.names_ += name;
@@ -193,7 +193,7 @@ class SafetensorsHeader {
     return shape;
   }
 
-  /// Bytes that dtype and shape ask for. A zero axis does not excuse an overflow of the others.
+  /// Size in bytes from dtype and shape. A zero axis does not excuse an overflow of the others.
   std::int64_t checked_bytes(const Named& q, const Shape& shape, const FileDType& type) const {
     std::int64_t elements = 1, bits = 0;
     bool fits = true;
@@ -210,13 +210,13 @@ class SafetensorsHeader {
     return bits / 8;
   }
 
-  /// `starts` has the byte of each entry in the header, in its order.
+  /// `starts`: the byte offset of each entry in the header.
   void sort_names(const std::vector<std::uint32_t>& starts) {
     std::vector<std::uint32_t>& order = out_.by_name_;
     order.resize(out_.entries_.size());
     std::iota(order.begin(), order.end(), 0U);
     sort_by_name();
-    std::uint32_t first = UINT32_MAX;  // byte that repeats an earlier name
+    std::uint32_t first = UINT32_MAX;  // offset of the first repeated name
     std::string_view name;
     for (std::size_t i = 1; i < order.size(); ++i) {
       if (out_.name(order[i - 1]) != out_.name(order[i])) continue;
@@ -248,7 +248,7 @@ class SafetensorsHeader {
     }
     require(end == data_bytes, "the tensors end at byte {} of the data, the file at byte {}", end,
             data_bytes);
-    sort_by_name();  // the places have changed
+    sort_by_name();  // the positions have changed
   }
 
   SafetensorsFile& out_;
@@ -319,7 +319,7 @@ void SafetensorsFile::read_data(const Entry& e, const Tensor& out) const {
   if (out.numel() == 0) return;
   file_.read(data_start_ + e.begin, out.raw(), byte_count(out));
   if (out.dtype() != DType::boolean) return;
-  // A bool with another bit pattern is undefined behaviour for every later reader.
+  // A bool with another bit pattern would be undefined behaviour for every later reader.
   const auto* bytes = static_cast<const unsigned char*>(out.raw());
   for (std::int64_t i = 0; i < out.numel(); ++i)
     check_system(bytes[i] <= 1, "safetensors: '{}': tensor {}: BOOL must be 0 or 1, got {}", path(),
@@ -371,7 +371,7 @@ FileSummary save_safetensors(const std::string& path, const StateDict& tensors,
   file.write(&length, kLengthBytes);
   file.write(text);
   for (const auto* named : order) {
-    // detach(): a copy made here belongs to no recording.
+    // detach(): a copy made here must not be recorded.
     Tensor t = named->second.detach();
     if (!t.device().is_cpu()) t = t.to(kCpu);
     if (!t.is_contiguous()) t = t.contiguous();

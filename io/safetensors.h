@@ -14,53 +14,54 @@ namespace weft::io {
 
 using Metadata = std::map<std::string, std::string>;
 
-/// Writes tensors of any Weft dtype as .safetensors: whole or not at all, fsynced, in an order that
+/// Writes tensors of any Weft dtype as .safetensors: atomically, fsynced, and in an order that
 /// keeps every tensor aligned (wider dtypes first, then by name).
 /// Throws Error on a null or meta tensor, a reserved name, and when writing fails.
 FileSummary save_safetensors(const std::string& path, const StateDict& tensors,
                              const Metadata& metadata = {});
 
 /// Every tensor of a file, on the CPU.
-/// Throws Error when the file is no valid .safetensors, or has a dtype that Weft does not have.
+/// Throws Error when the file is not a valid .safetensors file, or has a dtype that Weft does not
+/// support.
 StateDict load_safetensors(const std::string& path);
 
-/// A .safetensors file open for reading. Opening reads and validates the header only; data go from
-/// the file straight into the tensor that asks for them.
+/// A .safetensors file open for reading. Opening reads and validates the header only; data are read
+/// from the file directly into the requested tensor.
 class SafetensorsFile {
  public:
-  /// Throws Error naming the file and the rule that it breaks. A file that opens has: a header that
-  /// fits, strict JSON, tensors whose sizes match their shapes, and data without gap, overlap or
-  /// left-over bytes.
+  /// Opens and validates: the header fits, the JSON is strict, sizes match shapes, and the data
+  /// have no gap, overlap or left-over bytes.
+  /// Throws Error naming the file and the violated rule.
   static SafetensorsFile open(const std::string& path);
 
   const std::string& path() const { return file_.path(); }
   /// In the order of the data.
   std::vector<std::string> names() const;
   std::size_t size() const { return entries_.size(); }
-  /// Of tensor i in the order of the data, until the file is closed or moved.
+  /// The name of tensor i in the order of the data; valid until the file is closed or moved.
   std::string_view name(std::size_t i) const { return name_of(entries_[i]); }
-  /// The place of a tensor in that order; size() when there is no such tensor.
+  /// The index of a tensor in that order; size() when there is no such tensor.
   std::size_t find(std::string_view name) const;
   bool contains(std::string_view name) const { return find(name) < size(); }
   const Metadata& metadata() const { return metadata_; }
 
-  /// Shape and dtype without the data. Throws Error when the file has no such tensor, or one of a
-  /// dtype that Weft does not have.
+  /// Shape and dtype without the data.
+  /// Throws Error when the file has no such tensor, or its dtype is not supported by Weft.
   Shape shape(const std::string& name) const;
   DType dtype(const std::string& name) const;
   /// A new CPU tensor.
   Tensor tensor(const std::string& name) const;
-  /// Fills `out`, converting the dtype if need be. A contiguous CPU tensor of the file's dtype is
+  /// Fills `out`, converting the dtype if needed. A contiguous CPU tensor of the file's dtype is
   /// filled in place, without a second copy in memory.
   /// Throws Error when the shapes differ.
   void read_into(const std::string& name, const Tensor& out) const;
 
  private:
-  // A header may list a tensor in 50 bytes: what is kept of one is not much more.
+  // A header may list a tensor in 50 bytes; an entry must not be much larger.
   struct Entry {
     std::int64_t begin = 0, end = 0;  ///< bytes, counted from the end of the header
     std::uint32_t name = 0, name_bytes = 0;
-    std::uint32_t axes = 0;  ///< where its lengths begin
+    std::uint32_t axes = 0;  ///< index of its first axis length
     std::uint8_t ndim = 0;
     std::uint8_t dtype = 0;  ///< index into the table of the format's dtypes
   };
@@ -78,8 +79,8 @@ class SafetensorsFile {
   InputFile file_;
   std::int64_t data_start_ = 0;
   std::vector<Entry> entries_;
-  std::vector<std::uint32_t> by_name_;  ///< the entries in the order of their names
-  std::string names_;                   ///< one after the other
+  std::vector<std::uint32_t> by_name_;  ///< entry indices sorted by name
+  std::string names_;                   ///< concatenated
   std::vector<std::int64_t> axes_;
   Metadata metadata_;
 };

@@ -14,9 +14,9 @@ void check_state_dtype(const char* which, DType t) {
         "adamw: {} must be f32, bf16 or f16, got {}", which, t);
 }
 
-// 1 - beta^t with beta as the kernel uses it, rounded to f32 unless parameters are f64: so the
-// correction fits the weights that the gradients really got. A function with an early return,
-// because GCC 12 vectorises `wide ? beta : float(beta)` for both betas and loses the rounding.
+// 1 - beta^t with beta as the kernel uses it, rounded to f32 unless parameters are f64, so that the
+// correction matches the actual weights of the gradients. A function with an early return, because
+// GCC 12 vectorises `wide ? beta : float(beta)` for both betas and loses the rounding.
 double bias_correction(double beta, double t, bool wide) {
   if (wide) return 1 - std::pow(beta, t);
   const float rounded = static_cast<float>(beta);

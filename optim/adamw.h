@@ -7,22 +7,23 @@ struct AdamWOptions {
   double lr = 1e-3;
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
   double weight_decay = 0.01;
-  bool decoupled = true;       ///< false: Adam with L2, the decay is added to the gradient
+  bool decoupled = true;       ///< false: Adam with L2, which adds the decay to the gradient
   DType m_dtype = DType::f32;  ///< f32, bf16 or f16; an f64 parameter always has f64 states
   DType v_dtype = DType::f32;
   MasterWeights master_weights = MasterWeights::f32;  ///< of bf16 parameters
   std::vector<GroupRule> groups = {};
-  /// One for each parameter, in the place of weight_decay and groups.
+  /// If set, one per parameter; replaces weight_decay and groups.
   std::optional<std::vector<ParamSettings>> settings = {};
 };
 
 /// Adam with decoupled weight decay, all parameters in one fused pass:
 ///   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
 ///   p -= lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p)
-/// Arithmetic in f32 (f64 for f64 parameters). bf16 states are rounded to nearest; f16 states carry
-/// one scale a tensor. bf16 v cannot decay when beta2 is above 0.99, because a 1/1000 change is
-/// below its precision: it then sticks too high; a line is logged. Source: Loshchilov, Hutter 2019,
-/// arXiv:1711.05101, algorithm 2; Kingma, Ba 2015, arXiv:1412.6980.
+/// Arithmetic is f32 (f64 for f64 parameters). bf16 states are rounded to nearest; f16 states have
+/// one scale per tensor. With beta2 above 0.99 a bf16 v cannot decay, because a 1/1000 change is
+/// below its precision; it stays too high, and a warning is logged.
+/// Source: Loshchilov, Hutter 2019, arXiv:1711.05101, algorithm 2; Kingma, Ba 2015,
+/// arXiv:1412.6980.
 class AdamW : public Optimizer {
  public:
   /// Throws Error on a negative lr, eps or decay, a beta outside [0, 1), or a state dtype not
@@ -31,12 +32,12 @@ class AdamW : public Optimizer {
 
  private:
   void update(const double* grad_scale, std::size_t begin, std::size_t end) override;
-  /// Of them the f64 ones (wide), or all others.
+  /// Updates either the f64 parameters (wide) or all others.
   void update_all(bool wide, const double* grad_scale, std::size_t begin, std::size_t end);
   StepNumbers numbers(bool wide) const;
   AdamWOptions options_;
   std::size_t m_, v_;            ///< indices in states_
-  std::vector<AdamSlot> slots_;  ///< kept, so that a step touches no heap
+  std::vector<AdamSlot> slots_;  ///< reused, so that a step allocates nothing
 };
 
 }  // namespace weft::optim

@@ -10,7 +10,7 @@
 namespace weft::optim {
 namespace {
 
-// What the kernel wants to know. Kept per thread: a step touches no heap.
+// The kernel's arguments. Reused per thread, so that a step allocates nothing.
 std::vector<GradSlot>& empty_slots() {
   static thread_local std::vector<GradSlot> slots;
   slots.clear();
@@ -88,7 +88,7 @@ void require_finite(const GradClip& clip, const Tensor& number) {
   check(number.numel() == 1, "require_finite: number must have 1 element, got shape {}",
         number.shape());
   if (!clip.scale) return;
-  // 0 times what is not finite is NaN.
+  // 0 times a non-finite number is NaN.
   clip.scale.add_(number.detach().to(DType::f64).view({}), 0.0);
 }
 
@@ -96,7 +96,7 @@ Tensor clip_grad_norm(const NamedTensors& parameters, double max_norm) {
   const GradClip clip = measure_clip(parameters, max_norm);
   if (!clip.scale || clip.scale.is_meta()) return clip.norm;
   const double scale = clip.scale.item();
-  if (scale < 1)  // false for NaN as well
+  if (scale < 1)  // also false for NaN
     for (const NamedTensor& p : parameters)
       if (const Tensor g = gradient_of(p.tensor)) g.mul_(scale);
   return clip.norm;

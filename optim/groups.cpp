@@ -14,7 +14,7 @@ std::regex compile(const std::string& pattern) {
   }
 }
 
-// The biases of experts have an axis for the experts, so axes alone do not tell.
+// The biases of experts have an expert axis, so the number of axes alone does not decide.
 bool is_bias(const std::string& name) {
   const std::string last = name.substr(name.rfind('.') + 1);
   return last == "bias" || last.ends_with("_bias");

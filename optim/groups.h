@@ -11,20 +11,20 @@ namespace weft::optim {
 /// expression). Rules are tried in order; the first match wins.
 struct GroupRule {
   std::string pattern;
-  double lr_scale = 1;                      ///< factor on the optimizer's lr
+  double lr_scale = 1;                      ///< factor of the optimizer's lr
   std::optional<double> weight_decay = {};  ///< unset: the default below
 };
 
-/// What one parameter trains with.
+/// The settings of one parameter.
 struct ParamSettings {
   double lr_scale = 1;
   double weight_decay = 0;
 };
 
-/// Settings for each parameter. Unless a rule says otherwise, `weight_decay` applies to tensors
-/// with at least 2 axes, and 0 to norms and biases, also those of experts: where the last part of
-/// the name is "bias" or ends with "_bias". Throws Error on an ill-formed pattern, and on
-/// one that matches no parameter at all.
+/// The settings of each parameter. Without a matching rule, `weight_decay` applies to tensors with
+/// at least 2 axes, and 0 to norms and to biases, including those of experts: names whose last part
+/// is "bias" or ends with "_bias".
+/// Throws Error on an invalid pattern, and on one that matches no parameter.
 std::vector<ParamSettings> assign_groups(const NamedTensors& parameters,
                                          const std::vector<GroupRule>& rules, double weight_decay);
 

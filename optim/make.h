@@ -7,7 +7,7 @@
 
 namespace weft::optim {
 
-/// The options of any optimizer. A new one is added here and in make().
+/// The options of any optimizer. Add a new optimizer here and in make().
 using AnyOptions = std::variant<AdamWOptions, SgdOptions>;
 
 /// Throws Error where the optimizer's constructor does.

@@ -20,14 +20,14 @@ Optimizer::Optimizer(NamedTensors parameters, const std::vector<GroupRule>& rule
     check(is_compute(p.tensor.dtype()), "optimizer: {} must be f32, f64 or bf16, got {}", p.name,
           p.tensor.dtype());
     check(names.insert(p.name).second,
-          "optimizer: every parameter needs a name of its own, got {} "
+          "optimizer: every parameter needs a unique name, got {} "
           "twice",
           p.name);
   }
   settings_ = settings ? *settings : assign_groups(parameters_, rules, weight_decay);
   check(settings_.size() == parameters_.size(),
-        "optimizer: settings must be one for each of {} parameters, got {}", parameters_.size(),
-        settings_.size());
+        "optimizer: settings must have one entry for each of {} parameters, got {}",
+        parameters_.size(), settings_.size());
   set_lr(lr);
 }
 
@@ -71,10 +71,11 @@ void Optimizer::add_masters(MasterWeights form) {
 
 void Optimizer::check_master(std::size_t i) const {
   const Tensor& p = parameters_[i].tensor;
-  check(!has_master(i) || (p.dtype() == DType::bf16 && p.device() == masters_[i].kept.device()),
-        "optimizer: {} changed to {} on {} after its master weight was made; make the optimizer "
-        "after to()",
-        parameters_[i].name, p.dtype(), p.device());
+  check(
+      !has_master(i) || (p.dtype() == DType::bf16 && p.device() == masters_[i].kept.device()),
+      "optimizer: {} changed to {} on {} after its master weight was created; create the optimizer "
+      "after to()",
+      parameters_[i].name, p.dtype(), p.device());
 }
 
 bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) {
@@ -89,11 +90,12 @@ bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) {
         "optimizer: {} and its gradient must be contiguous, got strides {} and {}", name,
         p.strides(), g.strides());
   for (const State& s : states_)
-    check(s.tensors[i].device() == p.device() &&
-              (s.tensors[i].dtype() == DType::f64) == (p.dtype() == DType::f64),
-          "optimizer: {} changed to {} on {} after its state was made; make the optimizer after "
-          "to()",
-          name, p.dtype(), p.device());
+    check(
+        s.tensors[i].device() == p.device() &&
+            (s.tensors[i].dtype() == DType::f64) == (p.dtype() == DType::f64),
+        "optimizer: {} changed to {} on {} after its state was created; create the optimizer after "
+        "to()",
+        name, p.dtype(), p.device());
   check_master(i);
   if (p.is_meta()) return true;
   const Tensor master = has_master(i) ? masters_[i].kept : Tensor();
@@ -113,7 +115,7 @@ bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) {
   return true;
 }
 
-void Optimizer::follow_parameters() {
+void Optimizer::reset_stale_masters() {
   for (std::size_t i = 0; i < masters_.size(); ++i)
     if (const Tensor& p = parameters_[i].tensor; has_master(i) && !p.is_meta() &&
                                                  masters_[i].version != p.version() &&
@@ -127,7 +129,7 @@ void Optimizer::follow_parameters() {
 }
 
 void Optimizer::before_write(const std::vector<std::size_t>& written) {
-  follow_parameters();
+  reset_stale_masters();
   for (const std::size_t i : written) parameters_[i].tensor.bump_version();
   keep_masters();
 }
@@ -137,7 +139,7 @@ void Optimizer::keep_masters() {
     masters_[i].version = parameters_[i].tensor.version();
 }
 
-bool Optimizer::master_counts(std::size_t i) const {
+bool Optimizer::master_is_current(std::size_t i) const {
   const Tensor& p = parameters_[i].tensor;
   return has_master(i) && masters_[i].version == p.version() && p.dtype() == DType::bf16 &&
          p.device() == masters_[i].kept.device();
@@ -145,7 +147,7 @@ bool Optimizer::master_counts(std::size_t i) const {
 
 Tensor Optimizer::value(std::size_t i) const {
   const Tensor& p = parameters_[i].tensor;
-  if (!master_counts(i)) return p;
+  if (!master_is_current(i)) return p;
   const Tensor& kept = masters_[i].kept;
   if (master_form_ == MasterWeights::f32) return kept;
   const CategoryScope category(Category::optimizer);
@@ -172,8 +174,8 @@ Tensor Optimizer::sum_of_squares(std::span<const std::int64_t> counts) const {
     if (!counts.empty() && counts[i] == 0) continue;
     const Tensor all = value(i).detach();
     values.push_back(counts.empty() ? all : all.view({-1}).narrow(0, 0, counts[i]));
-    // All of them at once as f32 would be what this form is there to save.
-    if (master_form_ == MasterWeights::remainder && master_counts(i)) add_up();
+    // One at a time: all of them as f32 would need the memory that the remainder form saves.
+    if (master_form_ == MasterWeights::remainder && master_is_current(i)) add_up();
   }
   add_up();
   return total;
@@ -225,8 +227,8 @@ StepResult Optimizer::step(const GradClip& clip, std::span<const std::size_t> en
   const bool readable = clip.scale && clip.scale.device().is_cpu();
   const bool skipped = readable && !std::isfinite(*clip.scale.data<double>());
   if (skipped) {
-    // after() may write parameters and keep_masters(): what came before it must not be forgotten.
-    follow_parameters();
+    // after() may write parameters and call keep_masters(), so apply earlier writes first.
+    reset_stale_masters();
   } else if (cuda::Graph* const graph = cuda::Graph::capturing()) {
     count_replays(*graph);
   } else {

@@ -1,4 +1,4 @@
-// An optimizer's state as it is saved, and back.
+// Saves and loads the state of an optimizer.
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -12,7 +12,7 @@
 namespace weft::optim {
 namespace {
 
-// A state as it is computed with: f32, or f64 for an f64 parameter.
+// A state in its compute dtype: f32, or f64 for an f64 parameter.
 Tensor unscaled(const Tensor& stored, const Tensor& scale, DType dtype) {
   Tensor out = Tensor::empty(stored.shape(), dtype, stored.device());
   out.copy_(stored);
@@ -20,7 +20,7 @@ Tensor unscaled(const Tensor& stored, const Tensor& scale, DType dtype) {
   return out;
 }
 
-constexpr double kLargestF16State = 32752;  // half of f16's range: room for growth before rounding
+constexpr double kLargestF16State = 32752;  // half of the f16 range leaves room for growth
 
 double absmax(const Tensor& t) {
   std::vector<double> values(static_cast<std::size_t>(t.numel()));
@@ -30,7 +30,7 @@ double absmax(const Tensor& t) {
   return m;
 }
 
-// Writes values into a state, with a fresh scale where it has one.
+// Writes values to a state, with a new scale where it has one.
 void store(const Tensor& values, const Tensor& stored, const Tensor& scale) {
   if (!scale || scale.is_meta()) {
     stored.copy_(values);

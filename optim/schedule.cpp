@@ -26,7 +26,8 @@ double Schedule::at(std::int64_t step) const {
   const double end = static_cast<double>(steps);
   const double rise = static_cast<double>(std::min(warmup, steps));
   if (now < rise) return lr * now / rise;
-  // Share of the decay that lies behind this update; 0 right after warm-up, 1 at the last one.
+  // Fraction of the decay completed before this update: 0 right after warm-up, 1 at the last
+  // update.
   const auto progress = [&](double from) {
     return now <= from || end <= from ? 0.0 : (now - from) / (end - from);
   };

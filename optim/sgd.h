@@ -10,13 +10,14 @@ struct SgdOptions {
   double weight_decay = 0;                            ///< L2: added to the gradient
   MasterWeights master_weights = MasterWeights::f32;  ///< of bf16 parameters
   std::vector<GroupRule> groups = {};
-  /// One for each parameter, in the place of weight_decay and groups.
+  /// If set, one per parameter; replaces weight_decay and groups.
   std::optional<std::vector<ParamSettings>> settings = {};
 };
 
 /// Stochastic gradient descent:  v = momentum v + g;  p -= lr v  (Nesterov: p -= lr (g + momentum
-/// v)), with g the gradient plus weight_decay p. Source: Sutskever et al. 2013, "On the importance
-/// of initialization and momentum in deep learning".
+/// v)), where g is the gradient plus weight_decay p.
+/// Source: Sutskever et al. 2013, "On the importance of initialization and momentum in deep
+/// learning".
 class Sgd : public Optimizer {
  public:
   /// Throws Error on a negative lr, momentum outside [0, 1), or nesterov without momentum.
@@ -25,7 +26,7 @@ class Sgd : public Optimizer {
  private:
   void update(const double* grad_scale, std::size_t begin, std::size_t end) override;
   SgdOptions options_;
-  std::vector<SgdSlot> slots_;  ///< kept, so that a step touches no heap
+  std::vector<SgdSlot> slots_;  ///< reused, so that a step allocates nothing
 };
 
 }  // namespace weft::optim

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes the public headers as Doxygen (docs/Doxyfile) wants them.
+"""Converts the public headers to the form that Doxygen (docs/Doxyfile) expects.
 
-usage: scripts/api_headers.py FOLDER     copies go into FOLDER, under the same paths
+usage: scripts/api_headers.py FOLDER     writes the copies to FOLDER, under the same paths
 
 What the headers write                what Doxygen reads
   /// Shapes   x (..., C) -> ...        @par Shapes
@@ -11,7 +11,7 @@ What the headers write                what Doxygen reads
 one comment over several functions     the same comment over each of them
   // Gradients.     (in a class)         a group of members with that title
   Tensor bias;  // (out), or null      ///< (out), or null
-// About the header.                   the description of its topic, where it comes first
+// About the header.                   the description of its topic, if it comes first
 
 Each header is a topic: all of its functions are described on one page."""
 import pathlib
@@ -34,7 +34,7 @@ NAME = re.compile(r"([\w:~]+|operator\S+)\s*\(")
 
 
 def escaped(text):
-    """Text with nothing in it that Doxygen would take for a command, a tag or a link; `code` stays."""
+    """Escapes everything that Doxygen would read as a command, a tag or a link, except in `code`."""
     parts = re.split(r"(`[^`]*`)", text)
     parts[::2] = [re.sub(r"([\\@#<%])", r"\\\1", part) for part in parts[::2]]
     return "".join(parts)
@@ -101,13 +101,13 @@ def function_name(declaration):
 
 
 def is_function(line):
-    """Does a declaration of a function begin here?"""
+    """Whether a function declaration begins here."""
     return bool(NAME.search(line)) and not re.match(
         r"\s*(struct|class|enum|using|namespace|#|//|\}|return|template|inline constexpr|extern)", line)
 
 
 def end_of_declaration(lines, i):
-    """The line behind a declaration that ends with ';', or None for a definition or anything else."""
+    """The line after a declaration that ends with ';', or None for a definition or anything else."""
     while i < len(lines) and lines[i].strip():
         text = re.sub(r"///<.*", "", lines[i]).rstrip()
         if text.endswith(";"):
@@ -119,7 +119,7 @@ def end_of_declaration(lines, i):
 
 
 def with_functions(comment, lines, i):
-    """The comment and the functions that it is about, and the line behind them."""
+    """The comment with the functions that it documents, and the line after them."""
     indent = re.match(r"\s*", lines[i])[0] if i < len(lines) else ""
     out, first = list(comment), None
     while i < len(lines) and lines[i].strip() and is_function(lines[i]):
@@ -128,7 +128,8 @@ def with_functions(comment, lines, i):
         if end is None:
             break
         if first is not None:
-            # In a class only overloads share a comment; elsewhere what follows without a gap does.
+            # In a class only overloads share a comment; elsewhere all functions up to the next gap
+            # share it.
             if indent and (name != first or CONSTRUCTOR.match(lines[i])):
                 break
             out += comment
@@ -138,14 +139,14 @@ def with_functions(comment, lines, i):
 
 
 def titled(lines):
-    """A comment of two slashes as the title of a group of members: its first sentence."""
+    """A // comment as the title of a member group: its first sentence."""
     text = " ".join(line.strip().removeprefix("//").strip() for line in lines)
     title, _, rest = text.partition(". ")
     return escaped(re.sub(r" \([^()]*\)$", "", title.rstrip(".:"))), escaped(rest)
 
 
 def member(line, previous, in_class):
-    """A line with a comment behind a member, or the second line of one."""
+    """A line with a trailing comment of a member, or its second line."""
     goes_on = not previous.rstrip().endswith((";", "{", "}"))
     if in_class and (re.match(r"  \S", line) or goes_on):
         line = re.sub(r"^( .*;) +// (.*)", r"\1  ///< \2", line)
@@ -156,7 +157,7 @@ def member(line, previous, in_class):
 
 
 class Header:
-    """One header on its way through: what is read, what has been written, what is open."""
+    """The state of converting one header: input, output and open groups."""
 
     def __init__(self, path, lines):
         self.path, self.lines, self.out = path, lines, []
@@ -165,7 +166,7 @@ class Header:
         self.description = []
 
     def end_of(self, i, pattern):
-        """The first line from i on that the pattern does not match."""
+        """The first line at or after i that does not match the pattern."""
         while i < len(self.lines) and re.match(pattern, self.lines[i]):
             i += 1
         return i
@@ -198,7 +199,7 @@ class Header:
         return end
 
     def plain_comment(self, i):
-        """A comment of two slashes; the line behind it, or None when it says nothing to Doxygen."""
+        """Converts a // comment; returns the line after it, or None if Doxygen does not need it."""
         end = self.end_of(i, "  //(?!/)")
         before = self.lines[i - 1].strip()
         if before in ("", "public:") and end < len(self.lines) and self.lines[end].strip():
@@ -207,7 +208,7 @@ class Header:
         return None
 
     def first_comment(self, i):
-        """What stands behind the line that opens a namespace: the description of the header."""
+        """The comment after the line that opens a namespace: the description of the header."""
         while i < len(self.lines) and not self.lines[i].strip():
             i += 1
         end = self.end_of(i, "//(?!/)")
@@ -217,12 +218,12 @@ class Header:
         return end
 
     def namespace(self, i):
-        """The line that opens a namespace, and what follows it up to the first declaration."""
+        """The line that opens a namespace, and everything up to the first declaration."""
         self.out.append(self.lines[i])
         after = self.first_comment(i + 1)
         gap = self.lines.index("", i) if "" in self.lines[i:] else len(self.lines)
         block = "".join(self.lines[i:gap])
-        if block.count("{") > block.count("}"):  # else it has forward declarations only
+        if block.count("{") > block.count("}"):  # otherwise it contains forward declarations only
             self.open_topic()
         return after or i + 1
 
@@ -261,7 +262,7 @@ def main():
             (target / path).parent.mkdir(parents=True, exist_ok=True)
             (target / path).write_text(text)
             folders.add("/".join(path.parts[:-1]) or "weft")
-    # Topics of folders; docs/api.dox describes those that it knows.
+    # Topics of folders; docs/api.dox describes the topics that it lists.
     topics = [f"/// @addtogroup {folder.replace('/', '_')} {folder}\n" for folder in sorted(folders)]
     (target / "folders.dox").write_text("\n".join(topics))
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the API reference from the public headers with Doxygen, which it installs when it is missing:
-# build/api/html/index.html. A warning of Doxygen's is a failure.
+# Builds the API reference from the public headers with Doxygen, which is installed if missing:
+# build/api/html/index.html. Fails on any Doxygen warning.
 set -eu
 cd "$(dirname "$0")/.."
 scripts/setup.sh api

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prints what compiling a user's file that includes weft/weft.h costs: the median of 3, in seconds of
-# processor time. A report, not a test: it depends on the machine.
+# Prints the cost of compiling a user's file that includes weft/weft.h: the median of 3, in seconds
+# of processor time. A report rather than a test, since it depends on the machine.
 set -eu
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fails when clang-format would change a source file. Mend with: scripts/check_format.sh --fix
+# Fails if clang-format would change a source file. To fix: scripts/check_format.sh --fix
 set -eu
 cd "$(dirname "$0")/.."
 mapfile -t files < <(git ls-files -- '*.h' '*.cpp' '*.inc' '*.cu' '*.cuh')

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Fails on an include that points against the direction of the folders.
+"""Fails on an include that violates the dependency order of the folders.
 
 core <- autograd <- nn <- {distributed, data} <- train <- examples;
 core <- {optim, io} <- distributed;
-cuda sees only core. tests and bench see everything.
+cuda includes only core. tests and bench may include everything.
 """
 import pathlib
 import re
@@ -21,19 +21,19 @@ MAY_INCLUDE = {
     "distributed": {"core", "autograd", "nn", "optim", "io", "distributed"},
     "train": {"core", "autograd", "nn", "optim", "io", "data", "distributed", "train"},
 }
-# weft.h and the other headers at the root are for users: nothing inside the library includes them.
+# weft.h and the other headers at the root are for users: the library itself does not include them.
 ROOT_MAY_INCLUDE = {"core", "autograd", "nn", "optim", "io", "data", "distributed", "train"}
 UNCHECKED = {"examples", "tests", "bench"}
 
-# autograd/methods.cpp defines members that core/tensor.h declares (a + b, t.sum()): an upward call,
-# but no upward include. So the rule below needs no exception for it.
+# autograd/methods.cpp defines members declared in core/tensor.h (a + b, t.sum()): an upward call
+# without an upward include, so the rule below needs no exception.
 
 ONE_PLACE = {  # header: the file that may include it
     "omp.h": "core/cpu/gemm.cpp",
 }
 MPI_FILE = re.compile(r"distributed/mpi_\w+\.cpp")
 GPU_HEADER = re.compile(r"(cuda|cublas|cudnn|cufft|curand|nccl|nvtx|nvToolsExt|cooperative_groups|mma\.h)")
-# The one public header that needs another package, for those who ask for it by including it.
+# The only public header that needs another package; users include it explicitly.
 THIRD_PARTY_HEADERS = {"xtensor.h"}
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
@@ -41,7 +41,7 @@ SUFFIXES = {".h", ".cpp", ".inc", ".cu", ".cuh"}
 
 
 def is_public_header(path):
-    """Does installation copy it?"""
+    """Whether the header is installed."""
     private = path.parts[:2] == ("core", "cpu") or path.parts[0] in UNCHECKED | {"cuda"}
     return path.suffix == ".h" and not private
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Uses Weft the way another project does.
+# Uses Weft as another project would.
 # usage: scripts/check_install.sh                installs build/release, moves the prefix elsewhere,
 #                                                builds examples/consumer against it with CMake and
 #                                                with pkg-config, and runs both
@@ -11,8 +11,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 if [ "${1:-}" = --subproject ]; then
-  # That it builds and learns is the question here, not how fast; and that every file includes what
-  # it needs, which precompiled headers would hide.
+  # Checks that it builds and learns, not its speed, and that every file includes what it needs,
+  # which precompiled headers would hide.
   cmake -S examples/consumer -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Debug \
     -DCMAKE_CXX_FLAGS_DEBUG=-O0 -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON -DWEFT_SOURCE="$root" \
     -DWEFT_CUDA=OFF
@@ -24,7 +24,7 @@ fi
 cmake --install build/release --prefix "$work/first"
 mv "$work/first" "$work/moved"
 
-# Every installed header stands on its own beside the others; xtensor.h asks for another package.
+# Every installed header compiles on its own; xtensor.h needs another package.
 (cd "$work/moved/include" && find weft -name '*.h' ! -name xtensor.h | sort |
   sed 's/.*/#include "&"/') >"$work/all.cpp"
 "${CXX:-g++}" -std=c++20 -Wall -Wextra -fsyntax-only -I "$work/moved/include" "$work/all.cpp"
@@ -50,7 +50,7 @@ command -v mpirun >/dev/null || export WEFT_WITHOUT_MPI=1
 LD_LIBRARY_PATH="$work/moved/lib" WEFT_BIN="$work/bin" PYTHONDONTWRITEBYTECODE=1 \
   python3 tests/cli/test_mlp.py
 
-# What is installed must not point back at where it was built.
+# Installed files must not refer to the build location.
 if grep -rlF -e "$root" -e "$work/first" "$work/moved" --include='*.cmake' --include='*.pc' --include='*.h'; then
   echo "check_install: an installed file names the build folder" >&2
   exit 1

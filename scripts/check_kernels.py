@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Fails when a CUDA kernel has no emulated test, or an instance of a hot kernel has none.
+"""Fails if a CUDA kernel, or any instance of a hot kernel, has no emulated test.
 
-usage: check_kernels.py BUILD [--list]    --list names the instances of the others too
+usage: check_kernels.py BUILD [--list]    --list also lists the instances of other kernels
 
-BUILD/launched_kernels.txt lists what the emulated tests of that build launched: run ctest first. A
-kernel is hot when scripts/check_registers.py says so. Of the others one instance must have run: f64
-and integers take the same lines of code.
+BUILD/launched_kernels.txt lists the kernels that the emulated tests of that build launched: run ctest
+first. scripts/check_registers.py defines the hot kernels. Of each other kernel one instance must have
+run, since f64 and integers use the same lines of code.
 """
 import collections
 import pathlib
@@ -18,7 +18,7 @@ import check_registers
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNEL = re.compile(r"__global__\s+void(?:\s+__launch_bounds__\([^)]*\))?\s+(\w+)\s*\(")
 INSTANCE = re.compile(r"(?:void )?(?:\w+::)*(\w+_kernel)(?:<.*>)?\(")
-# A lambda or variable of a kernel, or a part of it that the compiler cut off.
+# A lambda or variable inside a kernel, or a part split off by the compiler.
 INSIDE = re.compile(r"\)::|\[clone")
 
 
@@ -32,7 +32,7 @@ def declared():
 
 
 def instances(listing):
-    """{(kernel, symbol): was it launched} of the listed libraries."""
+    """{(kernel, symbol): launched} for the listed libraries."""
     offsets = collections.defaultdict(set)
     for line in listing.read_text().splitlines():
         library, offset = line.rsplit(" ", 1)

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Registers and spills of the CUDA kernels, as ptxas reports them while they are compiled.
+"""Registers and spills of the CUDA kernels, from the ptxas reports of the compilation.
 
 usage: check_registers.py BUILD           writes docs/registers.md
-       check_registers.py --check BUILD   fails when a kernel on the hot list spills, or when the table
+       check_registers.py --check BUILD   fails if a kernel on the hot list spills, or if the table
                                           does not list the kernels of the build
 
-BUILD is made with -DWEFT_PTXAS_REPORT=ON: the reports lie beside the objects, so that it does not
-matter which of them the last run of the compiler made. One that is missing is an error; a build
-without CUDA ends with status 77. A template's row holds the most of its instances. The table needs
-the code of all architectures, the check takes what there is.
+BUILD must be configured with -DWEFT_PTXAS_REPORT=ON, which stores the reports next to the objects, so
+that incremental builds keep them. A missing report is an error; a build without CUDA ends with status
+77. A template's row holds the maximum over its instances. The table needs the code of all
+architectures; the check uses those that are present.
 """
 import collections
 import pathlib
@@ -19,8 +19,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TABLE = ROOT / "docs" / "registers.md"
 ARCHITECTURES = ["sm_80", "sm_90a"]
-# A training step spends its time in these. f64 is for checking gradients, integers are few: neither is
-# on the list.
+# The kernels that dominate a training step. f64 (for gradient checks) and integers are rare: they
+# are not on the list.
 HOT = re.compile(r"^(map_dense|norm_|softmax|cross_entropy|rope|swiglu|attention|optimizer_adam|"
                  r"grad_squares|reduce_|dropout|index_add_rows|router|token_permute|gated_delta|"
                  r"causal_conv1d)")
@@ -63,8 +63,8 @@ def entries(found):
 
 
 def kind_of(kernel, name):
-    """What the kernel is instantiated for: "f64", "integers" or "". Scalars and sums of such a type that
-    every instance has do not count."""
+    """The dtypes of the instance: "f64", "integers" or "". Ignores scalars and sums of such a type that
+    every instance has."""
     arguments = name.split(kernel, 1)[-1]
     depth = 0
     for end, c in enumerate(arguments):

@@ -1,13 +1,13 @@
 """The faults that scripts/mutate.py plants: (name, file, text, replacement, tests).
 
-`text` occurs once in the file. `tests` is a regular expression of names of ctest that should see the
-fault. Kernels for the GPU are run by the emulated_* tests.
+`text` occurs exactly once in the file. `tests` is a regular expression for the ctest names that should
+detect the fault. The emulated_* tests run the GPU kernels.
 """
 
 SIMD = "core/cpu/simd/"
 
 FAULTS = [
-    # CPU kernels: their vector code.
+    # CPU kernels: vector code.
     ("softmax_grad_dropped_term", SIMD + "softmax.inc", "return v * (d - total);", "return v * d;", "softmax"),
     ("softmax_grad_without_tail", SIMD + "softmax.inc",
      "if (i < n) dot = fma(load_part(y + i, n - i), load_part(dy + i, n - i), dot);", "", "softmax"),
@@ -25,7 +25,7 @@ FAULTS = [
      "optim"),
     ("adam_without_correction", SIMD + "optimizer.inc", "sqrt(v / all(c.bias_correction2))", "sqrt(v)", "optim"),
     ("adam_tail_of_v_not_stored", SIMD + "optimizer.inc", "store_part(v + i, k, r.v);", "", "optim"),
-    # CPU kernels: the rest.
+    # CPU kernels: other code.
     ("rope_never_inverse", "core/cpu/rope.cpp", "inverse ? A(-1) : A(1)", "inverse ? A(1) : A(1)", "rope"),
     ("rope_without_offset", "core/cpu/rope.cpp", "offset + i % tokens", "i % tokens", "rope"),
     ("attention_grad_without_dropout", "core/cpu/attention_bwd.cpp",

@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
-# Checks Weft on a machine with a GPU, measures it beside PyTorch, and writes all of it into a folder.
-# The last line reads "N passed, N failed, N skipped"; without a GPU one line says so and the status is 77.
+# Checks Weft on a machine with a GPU, measures it next to PyTorch, and writes everything to a
+# folder. The last line reads "N passed, N failed, N skipped"; without a GPU one line says so and
+# the status is 77.
 # usage: scripts/gpu_check.sh --out DIR [--only PART,...] [--rows PART,...] [--models NAME,...]
 #                             [--dtypes bf16,f32] [--arch 90a-real] [--jobs N]
-#   build    a release with CUDA, in build/gpu, for all architectures or the one of --arch
-#   ptx      the wrappers of instructions against their host bodies (tests/cuda/test_ptx.cpp)
-#   native   the tests of the kernels on the GPU
+#   build    a release with CUDA, in build/gpu, for all architectures or for --arch
+#   ptx      the instruction wrappers compared with their host versions (tests/cuda/test_ptx.cpp)
+#   native   the kernel tests on the GPU
 #   ctest    all tests
 #   train    20 steps on the CPU and on the GPU: losses within 1e-4 in f32, 1e-2 in bf16
-#   ranks    groups of ranks that share the GPU and of one rank over NCCL; then the same of training
+#   ranks    groups of ranks that share the GPU, and one rank over NCCL; then the same for training
 #   rows     bench_gpu and bench/peers/gpu_ops.py in turns; --rows names parts of bench_gpu
 #   steps    bench_step and bench/peers/gpt.py in turns, for each of --models and --dtypes
-#   report   the table of what --out holds: bench/peers/gpu_report.py
-#   sanitizer  compute-sanitizer over the tests of the kernels; slow, runs only when named
-# PYTHON names the interpreter with PyTorch. Without one, the peers are left out.
+#   report   the table of the results in --out: bench/peers/gpu_report.py
+#   sanitizer  compute-sanitizer on the kernel tests; slow, runs only when named
+# PYTHON names the interpreter with PyTorch. Without PyTorch, the peers are skipped.
 #
-# A machine without Debian's packages: unpack them into a folder and name it in WEFT_DEPS. On any
+# On a machine without Debian's packages, unpack them into a folder and name it in WEFT_DEPS. On any
 # machine with Debian 12:
 #   mkdir deps && cd deps
 #   apt-get download libdnnl-dev libdnnl2 opencl-c-headers opencl-clhpp-headers ocl-icd-opencl-dev \
@@ -74,7 +75,7 @@ if [ -n "$deps" ]; then
   export LIBRARY_PATH=$libraries${LIBRARY_PATH:+:$LIBRARY_PATH}
   export LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 fi
-# The results leave the machine with the logs, whatever happened.
+# Save the results with the logs, whatever happens.
 trap 'mkdir -p "$out/logs" && cp -r "$logs"/. "$out/logs/" || true' EXIT
 
 wanted() {  # wanted PART
@@ -84,7 +85,7 @@ wanted() {  # wanted PART
 configure() {
   local generator=()
   if command -v ninja >/dev/null; then generator=(-G Ninja); fi
-  # CMake looks below a prefix for the libraries of the machine's own architecture only if told.
+  # CMake searches the architecture's library folder below a prefix only if told to.
   cmake -S . -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DWEFT_CUDA=ON \
     ${arch:+-DCMAKE_CUDA_ARCHITECTURES="$arch"} -DWEFT_TESTS=ON -DWEFT_EXAMPLES=ON -DWEFT_BENCH=ON \
     ${deps:+-DCMAKE_LIBRARY_ARCHITECTURE="$(basename "$libraries")"}
@@ -92,7 +93,7 @@ configure() {
 
 has_torch() { "$python" -c 'import torch' 2>/dev/null; }
 
-# ops TURN MODE: PyTorch's side of the rows of weft-1.json.
+# ops TURN MODE: PyTorch's rows for those of weft-1.json.
 ops() {
   "$python" bench/peers/gpu_ops.py --names "$out/weft-1.json" --mode "$2" --json "$out/$2-$1.json"
 }
@@ -103,14 +104,14 @@ compare_rows() {
     check "rows-weft-$turn" "$bin/bench_gpu" ${rows:+--only "$rows"} --json "$out/weft-$turn.json"
     has_torch || continue
     for mode in eager cudnn compiled; do
-      # What compiling costs is paid once.
+      # Compile only once.
       [ "$mode" = compiled ] && [ "$turn" = 2 ] && continue
       check "rows-$mode-$turn" ops "$turn" "$mode"
     done
   done
 }
 
-# step SIDE COMMAND...: adds the run's line of JSON to steps.jsonl.
+# step SIDE COMMAND...: appends the run's line of JSON to steps.jsonl.
 step() {
   local side=$1 line
   shift

@@ -3,8 +3,8 @@
 
 usage: janeaustenr_text.py Rdata.rdb OUT.txt
 
-Rdata.rdb is a row of blocks, each [u32 big-endian raw size][zlib stream]. A block holds one novel as
-a character vector in R's XDR serialisation: one string a line of the book.
+Rdata.rdb is a sequence of blocks, each [u32 big-endian raw size][zlib stream]. A block holds one novel as
+a character vector in R's XDR serialisation: one string per line of the book.
 """
 import os
 import struct

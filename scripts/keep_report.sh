@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs a compiler and keeps what ptxas tells about registers beside the object, as OBJECT.ptxas.
+# Runs a compiler and saves the register report of ptxas next to the object, as OBJECT.ptxas.
 # usage: keep_report.sh COMPILER ARGUMENTS... -o OBJECT ...
 object="" previous=""
 for argument; do
@@ -9,8 +9,8 @@ done
 [ -n "$object" ] || exec "$@"
 status=0
 "$@" 2>"$object.ptxas" || status=$?
-# What remains is warnings and errors.
+# The remaining lines are warnings and errors.
 grep -v '^ptxas info \| bytes stack frame, ' "$object.ptxas" >&2
-# Older than its object a report counts as another one's.
+# A report older than its object counts as that of another compilation.
 touch "$object.ptxas"
 exit "$status"

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Plants faults in the source, one at a time, and says which tests see them.
+"""Plants faults in the source, one at a time, and reports which tests detect them.
 
 usage: mutate.py                 plants every fault of scripts/faults.py; needs about half an hour
-       mutate.py --only PATTERN  those whose name matches
+       mutate.py --only PATTERN  only faults whose name matches
        mutate.py --table         also writes the table into docs/reliability.md
-       mutate.py --check         only looks whether every fault still fits its file
+       mutate.py --check         only checks that every fault still applies to its file
 
-Works in a copy of HEAD under build/mutate, with a release build that imitates the GPU. Status 1 when a
-fault is not caught, or no longer fits.
+Works in a copy of HEAD under build/mutate, with a release build that emulates the GPU. Status 1 if a
+fault is not caught or no longer applies.
 """
 import argparse
 import os
@@ -68,7 +68,7 @@ def failing_tests(pattern):
 
 
 def plant(fault):
-    """(names of the tests that saw the fault, seconds)."""
+    """(names of the tests that detected the fault, seconds)."""
     _, file, text, replacement, tests = fault
     path, begin = TREE / file, time.monotonic()
     sound = path.read_text()

@@ -16,7 +16,7 @@ MEMBER = re.compile(r"(?:\.|->)(\w+)\(([^()]*)")
 DISPATCH = re.compile(r"\bdispatch<cpu::(\w+),\s*cuda::(\w+)>")
 # t.to(a device), not t.to(a dtype).
 DEVICE = re.compile(r"[dD]evice|kCpu")
-# The loop for the CPU stands where the kernel of the GPU is named.
+# The CPU loop is in the place where the GPU kernel is named.
 GPU_ONLY = re.compile(r"\b\w+<cuda::(\w+)>\(")
 INCLUDE = re.compile(r'#include "weft/((?:autograd|core)/\w+\.h)"')
 
@@ -105,10 +105,10 @@ def headers_of(path):
     return frozenset(found)
 
 
-# The tape itself: what its files declare runs or makes ops, it is none.
+# Files of the tape itself: their functions run or create ops but are not ops.
 TAPE = ({"gradcheck", "recompute", "function"} | {p.stem for p in ROOT.glob("autograd/tape*")}
         | {h.stem for h in headers_of(ROOT / "autograd/tape.h") if h.parent.name == "autograd"})
-# What only messages call.
+# Called only by messages.
 PRINT = {"print"}
 
 

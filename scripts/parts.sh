@@ -1,4 +1,4 @@
-# Sourced by test.sh and .ci/run: runs named parts, times them, counts what passed.
+# Sourced by test.sh and .ci/run: runs named parts, times them and counts the passed ones.
 passed=0
 failed=0
 skipped=0
@@ -6,19 +6,18 @@ skipped_names=()
 logs=build/logs
 mkdir -p "$logs"
 
-# After setup, which installs it.
+# Call after setup, which installs ccache.
 use_ccache() {
   command -v ccache >/dev/null || return 0
   export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
   export CCACHE_SLOPPINESS=pch_defines,time_macros  # precompiled headers
 }
 
-# Milliseconds of processor time that this script's finished children have taken.
+# Processor time of this script's finished children in milliseconds.
 processor_ms() { awk -v hz="$(getconf CLK_TCK)" '{ print int(($16 + $17) * 1000 / hz) }' /proc/$$/stat; }
 
-# part NAME COMMAND...: runs the command with its output in build/logs/NAME.log, prints one line
-# with its time on the clock and of processors, and the end of the log when it failed. Returns the
-# command's status.
+# part NAME COMMAND...: runs the command with its output in build/logs/NAME.log and prints one line
+# with its wall and processor time, and the end of the log on failure. Returns the command's status.
 part() {
   local name=$1 start before status=0
   shift
@@ -36,7 +35,7 @@ part() {
   return "$status"
 }
 
-# check NAME COMMAND...: a part that counts as one test; status 77 says that it could not run here.
+# check NAME COMMAND...: a part that counts as one test; status 77 means that it could not run here.
 check() {
   local status=0
   part "$@" || status=$?
@@ -47,7 +46,7 @@ check() {
   esac
 }
 
-# failures LOG: of a log of ctest, what the tests that failed have printed, the last lines of each.
+# failures LOG: prints the last output lines of each failed test in a ctest log.
 failures() {
   awk '
     function flush() { for (i = n > 60 ? n - 60 : 0; i < n; i++) print line[i % 60]; n = 0 }
@@ -78,7 +77,8 @@ tests() {
   failures "$logs/$1.log"
 }
 
-# slowest PRESET: the ten objects that took longest to compile, and the ten slowest tests, on the clock.
+# slowest PRESET: the ten objects with the longest compile time and the ten slowest tests, in wall
+# time.
 slowest() {
   echo "slowest of $1, seconds:"
   [ ! -f "build/$1/.ninja_log" ] || awk '/\.o\t/ { s[$4] = ($2 - $1) / 1000 }
@@ -89,15 +89,15 @@ slowest() {
     sort -rn | head -n 10 | awk '{ printf "%8.1f  test %s\n", $1, $2 }'
 }
 
-# The last lines of the script, and its exit status. A test that could not run here, for want of a GPU
-# or an instruction set, is named.
+# Prints the last lines of the script and sets its exit status. Lists the tests that could not run
+# here, for lack of a GPU or an instruction set.
 finish() {
   [ "$skipped" -eq 0 ] || echo "skipped: ${skipped_names[*]}"
   echo "$passed passed, $failed failed, $skipped skipped"
   [ "$failed" -eq 0 ]
 }
 
-# give_up NAME: nothing after this part can run.
+# give_up NAME: aborts, since nothing after this part can run.
 give_up() {
   echo "stopped: $1 failed"
   failed=$((failed + 1))

@@ -6,7 +6,7 @@ set -euo pipefail
 from=$PWD
 cd "$(dirname "$0")/.."
 
-# --- The training run: everything that decides its result, in one place ---------------------------
+# --- The training run: all settings that determine its result -------------------------------------
 batch=8
 seq=128
 steps=3000  # 3000 x 8 x 128 = 3.07 M tokens
@@ -43,7 +43,7 @@ scripts/setup.sh build
 say "Build"
 if command -v ccache >/dev/null; then export CMAKE_CXX_COMPILER_LAUNCHER=ccache; fi
 fresh=()
-# The run is the CPU's: without the CUDA kernels the build takes half the time.
+# The run uses the CPU: without the CUDA kernels the build takes half the time.
 [ -f build/release/CMakeCache.txt ] || fresh=(-DWEFT_TESTS=OFF -DWEFT_BENCH=OFF -DWEFT_CUDA=OFF)
 cmake --preset release -DWEFT_EXAMPLES=ON ${fresh[@]+"${fresh[@]}"} >/dev/null
 cmake --build --preset release --target train_gpt generate -j "$(nproc)"
@@ -59,7 +59,7 @@ if [ -z "$data" ]; then
     command -v apt-get >/dev/null ||
       die 1 "no apt-get to fetch the corpus with; pass a text file of your own with --data FILE"
     fetch() { (cd "$work" && apt-get download -q r-cran-janeaustenr >apt.log 2>&1); }
-    # A machine whose package lists were never fetched, or are old, gets a second chance.
+    # If the package lists are missing or old, update them and try again.
     fetch || { [ "$(id -u)" -eq 0 ] && apt-get update -q >/dev/null 2>&1 && fetch; } || {
       tail -n 3 "$work/apt.log" >&2
       die 1 "cannot download the package r-cran-janeaustenr (is there a network? else pass a text file of your own with --data FILE)"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs a program as several ranks on this machine: what mpirun needs as root, in a container and on
-# fewer processors than ranks. The status is the program's.
+# Runs a program as several ranks on this machine, with the options that mpirun needs as root, in a
+# container and on fewer processors than ranks. Returns the program's status.
 # usage: scripts/run_ranks.sh 4 build/release/bin/train_gpt --dp 4 ...
 set -eu
 if ! [[ "${1:-}" =~ ^[1-9][0-9]*$ ]] || [ $# -lt 2 ]; then
@@ -21,14 +21,14 @@ fi
 processors=$(nproc)
 threads=$((processors / ranks))
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"
-# Ctrl-C, or what ends a job: mpirun would end the ranks within a second, which is too short for a step
-# and a save. It has a session of its own, and hands SIGUSR1 on to the ranks, which then stop as after
-# Ctrl-C. A second signal ends them.
+# On Ctrl-C or job termination, mpirun would kill the ranks within a second, which is too short for
+# a step and a save. So mpirun runs in its own session and forwards SIGUSR1 to the ranks, which then
+# stop as after Ctrl-C. A second signal kills them.
 run() {
   setsid "$mpirun" "$@" <&0 &
   local child=$! signal=USR1 status
   trap 'kill -"$signal" "$child" 2>/dev/null; signal=TERM' INT TERM
-  # A terminal that closes says so more than once.
+  # A closing terminal sends this more than once.
   trap 'kill -USR1 "$child" 2>/dev/null' HUP
   while true; do
     status=0
@@ -40,7 +40,7 @@ run() {
 case $("$mpirun" --version 2>/dev/null) in
   *"Open MPI"* | *OpenRTE*)
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
-    # --bind-to none: bound to one processor, a rank would have it for all of its threads.
+    # --bind-to none: otherwise all threads of a rank would share one processor.
     run --oversubscribe --bind-to none -n "$ranks" "$@"
     ;;
   *)

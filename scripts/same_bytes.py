@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains ten configurations at two commits: losses, norms, weights and optimizer state must have the same
-bytes. Then the newer trainer reads what the older one wrote: its config.toml, and its checkpoint.
-usage: scripts/same_bytes.py BASE [NEW]     NEW: HEAD; a change that is not committed is not seen"""
+bytes. Then the newer trainer reads the config.toml and the checkpoint of the older one.
+usage: scripts/same_bytes.py BASE [NEW]     NEW: default HEAD; uncommitted changes are ignored"""
 import argparse
 import json
 import pathlib
@@ -27,12 +27,13 @@ RUNS = {  # name: program and flags
     "ep": ["train_moe", "--ranks", "4", "--dp", "2", "--tp", "2", "--sp", "--ep", "2", "--etp", "2"],
     "recompute": ["train_moe", "--recompute", "full", "--optimizer", "sgd", "--lr", "0.01"],
 }
-# What differs between equal runs, and what a run says of its own folder.
-TIMES = {"tokens_per_s", "step_ms", "joules", "system_allocs", "peak_bytes", "live_bytes", "mfu", "peak_tflops"}
+# Keys that differ between equal runs, and those that describe the run's own folder.
+TIMES = {"tokens_per_s", "step_ms", "joules", "system_allocs", "peak_bytes", "live_bytes", "mfu",
+         "peak_tflops"}
 
 
 def build(commit):
-    """The folder of the trainer's programs at a commit, compiled once."""
+    """Builds the trainer's programs at a commit, once, and returns their folder."""
     name = subprocess.check_output(["git", "rev-parse", "--short=12", f"{commit}^{{commit}}"], cwd=ROOT,
                                    text=True).strip()
     tree = ROOT / "build" / "same_bytes" / name
@@ -66,12 +67,12 @@ def text(path):
 
 
 def difference(a, b):
-    """"" when two runs have the same rows and the same checkpoint, else the first difference."""
+    """"" if two runs have the same rows and the same checkpoint, else the first difference."""
     rows = [[json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()] for out in (a, b)]
     if len(rows[0]) != len(rows[1]):
         return f"{len(rows[0])} rows of metrics, {len(rows[1])}"
     for x, y in zip(*rows):
-        for key in x.keys() - TIMES:  # a newer trainer may say more
+        for key in x.keys() - TIMES:  # a newer trainer may add keys
             if key not in y or x[key] != y[key]:
                 return f"step {x['step']}: {key} {x[key]}, {y.get(key)}"
     files = [{p.relative_to(out): p.read_bytes() for p in sorted(out.glob("checkpoints/*/*.safetensors"))}

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Checks that the Debian packages Weft is built with are there, and installs those that are not.
+# Checks for the Debian packages that Weft's build needs and installs missing ones.
 # usage: scripts/setup.sh [build|all|api]     build: what the library and the programs need
 #                                             all (default): the tests and checks too
 #                                             api: what scripts/api_reference.sh needs
 set -eu
 
-# ocl-icd-opencl-dev: Weft uses no OpenCL, but the CMake package of libdnnl-dev looks for it.
+# ocl-icd-opencl-dev: Weft does not use OpenCL, but the CMake package of libdnnl-dev requires it.
 build="g++ cmake ninja-build libdnnl-dev ocl-icd-opencl-dev libfmt-dev libcli11-dev
        libtomlplusplus-dev python3"
-# libopenmpi-dev, openmpi-bin: ranks as processes; Weft builds without them.
+# libopenmpi-dev, openmpi-bin: ranks as processes; optional.
 tests="git ccache doctest-dev libxtensor-dev clang-format pkg-config libopenmpi-dev openmpi-bin"
 
 case "${1:-all}" in

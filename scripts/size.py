@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Prints lines by folder beside those of the last release: all lines, and lines of code.
+"""Prints the lines of each folder and those of the last release: all lines, and lines of code.
 
 The last release is the newest tag v*.*.* that HEAD contains; before the first tag, LAST_RELEASE.
-"Code" leaves out blank lines and comments. The total of the product has neither tests, benchmarks,
-documentation, scripts, build files nor the GPU emulator (cuda/emu). docs/decisions.md says what
+"Code" leaves out blank lines and comments. The product total excludes tests, benchmarks,
+documentation, scripts, build files and the GPU emulator (cuda/emu). docs/decisions.md states what
 growth has to pay for.
 
 usage: scripts/size.py [COMMIT]     COMMIT: compare with this one instead"""
@@ -15,14 +15,14 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LAST_RELEASE = "f2447f8"
 
-# A file belongs to the longest of these paths that it lies in, or to "headers" at the root.
+# A file belongs to the longest of these paths that contains it, or to "headers" at the root.
 PRODUCT = ["headers", "core", "core/cpu", "core/kernels", "cuda", "autograd", "nn", "optim", "data",
            "io", "distributed", "train", "examples"]
 OTHER = ["cuda/emu", "tests", "bench", "docs", "scripts", "cmake"]
 SHELL = {".py", ".sh", ".cmake", "run"}
 CPP = {".h", ".cpp", ".inc", ".cu", ".cuh"}
 COMMENT = {
-    # Strings first, so that "//" inside one starts no comment.
+    # Strings first, so that "//" inside a string starts no comment.
     "cpp": re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.S),
     "shell": re.compile(r'^[ \t]*"""(?!\s*\\).*?"""|^[ \t]*#[^\n]*', re.S | re.M),
 }
@@ -39,7 +39,7 @@ def language(path):
 
 
 def folder(path):
-    """The row that a file counts in."""
+    """The row to which a file belongs."""
     if path in ("CMakeLists.txt",) or path.endswith(".cmake"):
         return "cmake"
     if path.startswith(".ci/") and not path.endswith(".md"):
@@ -62,7 +62,7 @@ def git(*arguments, **options):
 
 
 def files_now():
-    """(path, bytes) of what is in the working tree, new files included."""
+    """(path, bytes) of the files in the working tree, including new ones."""
     names = git("ls-files", "-z", "--cached", "--others", "--exclude-standard", text=True)
     for name in sorted(set(names.split("\0")) - {""}):
         if (ROOT / name).is_file():
@@ -70,7 +70,7 @@ def files_now():
 
 
 def files_at(commit):
-    """(path, bytes) of what a commit has; all of it is read by one git process."""
+    """(path, bytes) of the files of a commit, read by one git process."""
     entries = git("ls-tree", "-r", "-z", commit, text=True).split("\0")
     blobs = [(entry.split("\t")[1], entry.split()[2]) for entry in entries if " blob " in entry]
     wanted = "".join(f"{blob}\n" for _, blob in blobs).encode()

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds and tests everything. The last line reads "N passed, N failed, N skipped"; the status is 1 on a
-# failure.
+# Builds and tests everything. The last line reads "N passed, N failed, N skipped"; the status is 1
+# on failure.
 # usage: scripts/test.sh              release build with warnings as errors, all tests and checks
-#        scripts/test.sh --all-archs  the same with the CUDA kernels for every architecture, not sm_90a alone
+#        scripts/test.sh --all-archs  the same, CUDA kernels for all architectures, not only sm_90a
 #        scripts/test.sh --sanitize   library, trainer and ranks under AddressSanitizer and UBSan
 #        scripts/test.sh --tsan       tests that use threads under ThreadSanitizer
 set -uo pipefail

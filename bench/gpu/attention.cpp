@@ -1,4 +1,4 @@
-// Flash attention, forward and backward. A causal mask halves the FLOPs that count.
+// Flash attention, forward and backward. A causal mask halves the counted FLOPs.
 #include "weft/core/kernels/attention.h"
 
 #include <cmath>
@@ -12,7 +12,7 @@ using Values = Buffers::Values;
 
 struct Heads {
   std::int64_t batch, heads, tokens, dim;
-  std::int64_t kv_heads = 0;  ///< 0: as many as heads
+  std::int64_t kv_heads = 0;  ///< 0: equal to heads
 };
 
 void measure(GpuBench& bench, const Heads& h, bool causal, DType dtype) {

@@ -29,7 +29,7 @@ int cold_sets(const Shape& shape, DType dtype) {
 }
 
 Tensor uniform(const Shape& shape, DType dtype) {
-  // Large arrays repeat a block: what counts is that the values are no zeros.
+  // Large arrays repeat a block; the values only must not be zeros.
   constexpr std::int64_t kBlock = 1 << 20;
   const Tensor out = Tensor::empty(shape, dtype, kGpu);
   const std::int64_t n = out.numel();
@@ -73,7 +73,7 @@ std::string row_name(const std::string& op, DType dtype, const Shape& shape) {
 
 Spread GpuBench::time(const std::function<void(int)>& launch) const {
   int call = 0;
-  // Seconds of a call in each of `samples` groups of `calls`.
+  // Seconds per call in each of `samples` groups of `calls`.
   const auto measure = [&](int samples, int calls) {
     std::vector<cuda::Event> marks;
     for (int i = 0; i <= samples; ++i) marks.emplace_back(true);

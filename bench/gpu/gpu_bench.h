@@ -8,19 +8,19 @@
 
 /// Measuring on a GPU, as bench/peers/gpu_ops.py measures PyTorch.
 ///
-/// A row is named "op, dtype a x b x c", and gpu_ops.py finds the op and its shape in that name.
-/// Samples are groups of calls between two CUDA events, and the host only waits after the last of
-/// them, so that the GPU never waits for the host. Calls go through several sets of buffers, of
-/// which no cache holds one by the time it comes again.
+/// A row is named "op, dtype a x b x c"; gpu_ops.py parses the op and its shape from that name.
+/// Samples are groups of calls between two CUDA events. The host waits only after the last group,
+/// so that the GPU never waits for the host. Calls cycle through several sets of buffers, so that
+/// no set is still in a cache when it is used again.
 namespace weft::bench {
 
 inline constexpr Device kGpu{Device::Kind::cuda, 0};
 
 struct Spread {
-  double median = 0, p10 = 0, p90 = 0;  ///< seconds of one call
+  double median = 0, p10 = 0, p90 = 0;  ///< seconds per call
 };
 
-/// The same buffer several times; call i uses number i.
+/// Several copies of a buffer; call i uses copy i.
 class Buffers {
  public:
   enum class Values : std::uint8_t { uniform, poison, zeros };
@@ -36,25 +36,25 @@ class Buffers {
   std::vector<Tensor> sets_;
 };
 
-/// How many sets of an array this large are twice the L2 cache, and at least two.
+/// The number of sets of an array with twice the size of the L2 cache in total, at least two.
 int cold_sets(const Shape& shape, DType dtype);
 
 /// Uniform in [-1, 1].
 Tensor uniform(const Shape& shape, DType dtype);
-/// i32 numbers in [0, below), spread by a hash of their place.
+/// i32 numbers in [0, below), from a hash of their index.
 Tensor spread_ids(std::int64_t n, std::int64_t below);
 
-/// What one row measures.
+/// One row of the measurement.
 struct Case {
   std::string name;
-  double work;                           ///< bytes or FLOPs of a call
+  double work;                           ///< bytes or FLOPs per call
   std::vector<Buffers> outputs;          ///< poisoned before; every value must be written
-  std::function<void(int call)> launch;  ///< gives the work to the GPU and does not wait
+  std::function<void(int call)> launch;  ///< submits the work to the GPU without waiting
 };
 
 class GpuBench {
  public:
-  /// `quick`: a few calls on tiny shapes, to see that the program runs.
+  /// `quick`: a few calls on tiny shapes, to check that the program runs.
   GpuBench(Report& report, bool quick) : report_(report), quick_(quick) {}
 
   bool quick() const { return quick_; }
@@ -66,10 +66,9 @@ class GpuBench {
   void arithmetic(const Case& c);
   Spread time(const std::function<void(int)>& launch) const;
 
-  /// Bytes read and written in a second when a large array is copied; measured when first asked
-  /// for.
+  /// Bytes read and written per second when a large array is copied; measured at first use.
   double copy_rate();
-  /// Products for three seconds: clocks and temperature settle.
+  /// Runs products for three seconds, until clocks and temperature are stable.
   void warm_up() const;
 
  private:

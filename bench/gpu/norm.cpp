@@ -47,7 +47,7 @@ void measure(GpuBench& bench, std::int64_t rows, std::int64_t width, DType dtype
                         cuda::layer_norm_fwd(a.x[i], a.residual[i], a.weight, a.bias, kEps,
                                              a.sum[i], a.y[i], a.mean, a.rstd);
                       }});
-  // From here on `residual` is the gradient of y, `sum` that of the sum, and y takes that of x.
+  // From here on `residual` is the gradient of y, `sum` that of the sum, and y receives that of x.
   bench.memory_bound({name("layer_norm backward"), 3 * array, {a.y}, [&](int i) {
                         cuda::layer_norm_bwd(a.x[i], a.residual[i], a.weight, a.mean, a.rstd, none,
                                              a.two_sums, a.y[i], a.dweight, a.dbias);

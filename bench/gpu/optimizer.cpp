@@ -7,8 +7,8 @@
 namespace weft::bench {
 namespace {
 
-/// Tensors like the parameters of the model, each with a gradient. bf16 ones have it in f32, as in
-/// training.
+/// Tensors with the shapes of the model's parameters, each with a gradient; for bf16 the gradient
+/// is f32, as in training.
 NamedTensors parameters(const nn::GptConfig& config, DType dtype) {
   const nn::DeviceScope on_meta(kMeta);
   NamedTensors out = nn::Gpt(config).named_parameters();
@@ -31,7 +31,7 @@ void measure(GpuBench& bench, const nn::GptConfig& config, DType dtype) {
   for (const auto& p : all) count += p.tensor.numel();
   const auto n = static_cast<double>(count);
   optim::AdamW optimizer(all, {.lr = 1e-6});
-  // f32: p, m, v read and written, g read. bf16: the f32 copy of p likewise, and p written.
+  // f32: p, m, v read and written, g read. bf16: the same for the f32 copy of p, and p written.
   const double bytes = n * (dtype == DType::bf16 ? 30 : 28);
   bench.memory_bound(
       {row_name("adamw", dtype, {count}), bytes, {}, [&](int) { optimizer.step(); }});

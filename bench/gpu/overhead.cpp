@@ -1,5 +1,5 @@
-// What an op costs beside its arithmetic: 16 elements. "issued" is the time until the host is free
-// again, "done" until the GPU is.
+// The fixed cost of an op, with 16 elements. "issued": time until the host continues; "done": time
+// until the GPU has finished.
 #include <utility>
 
 #include "weft/autograd/elementwise.h"
@@ -10,7 +10,7 @@
 namespace weft::bench {
 namespace {
 
-/// Rows "name: issued" and "name: done" of one of `ops` ops that run() gives to the GPU.
+/// Rows "name: issued" and "name: done", per op, for the `ops` ops that run() launches.
 template <class F>
 void measure(GpuBench& bench, const std::string& name, int ops, F&& run) {
   std::vector<double> issued, done;
@@ -21,7 +21,7 @@ void measure(GpuBench& bench, const std::string& name, int ops, F&& run) {
     const double middle = now();
     cuda::synchronize(kGpu);
     const double end = now();
-    if (i < 2) continue;  // first calls fill caches
+    if (i < 2) continue;  // the first calls fill caches
     issued.push_back(1e9 * (middle - start) / ops);
     done.push_back(1e9 * (end - start) / ops);
   }
@@ -35,7 +35,7 @@ void measure(GpuBench& bench, const std::string& name, int ops, F&& run) {
 }  // namespace
 
 void overhead_part(GpuBench& bench) {
-  // Fewer than the launches that the driver queues before it makes the host wait.
+  // Fewer than the launches that the driver queues before it blocks the host.
   const int chain = bench.quick() ? 4 : 256;
   Tensor x = uniform({16}, DType::f32);
   const Tensor w = uniform({16}, DType::f32);

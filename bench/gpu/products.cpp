@@ -43,7 +43,7 @@ void measure(GpuBench& bench, std::int64_t m, std::int64_t n, std::int64_t k, DT
                     }});
 }
 
-// The first layer of an MLP with what its products do on the way, each in one call.
+// The first layer of an MLP with fused epilogues, one call each.
 void measure_mlp(GpuBench& bench, std::int64_t m, std::int64_t n, std::int64_t k) {
   constexpr DType kType = DType::bf16;
   const auto buffers = [&](const Shape& shape, Values values) {

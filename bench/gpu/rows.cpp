@@ -1,4 +1,4 @@
-// Softmax, cross entropy, the gradient of an embedding, sums over rows.
+// Softmax, cross entropy, embedding gradient, row sums.
 #include <algorithm>
 #include <set>
 
@@ -27,8 +27,8 @@ void measure_softmax(GpuBench& bench, const Shape& shape, DType dtype) {
                       }});
 }
 
-// The last rows must come out among all as they do alone: their offsets pass 2^31. A wrong offset
-// gives other values, not other rounding.
+// The last rows must give the same result among all rows as alone: their offsets exceed 2^31. A
+// wrong offset gives other values, not other rounding.
 void check_last_rows(const Tensor& logits, const Tensor& targets, const Tensor& count,
                      const Tensor& losses) {
   const std::int64_t few = std::min<std::int64_t>(4, logits.dim(0)), first = logits.dim(0) - few;
@@ -42,8 +42,8 @@ void check_last_rows(const Tensor& logits, const Tensor& targets, const Tensor& 
         logits.dim(0), apart, largest);
 }
 
-// The gradient takes the place of the logits, and so the next call's logits are the last one's
-// gradient: other values, the same work.
+// The gradient overwrites the logits, so the next call uses the previous gradient as logits: other
+// values, the same work.
 void measure_cross_entropy(GpuBench& bench, const Shape& shape, DType dtype) {
   const std::int64_t rows = shape[0], classes = shape[1];
   const Buffers logits(shape, dtype, cold_sets(shape, dtype), Values::uniform);

@@ -5,8 +5,8 @@ usage: gpt.py --model NAME [--device cpu|cuda] [--dtype f32|bf16] [--threads N] 
               [--warmup N] [--compile [MODE]] [--sdpa BACKEND] [--init FILE] [--data FILE]
               [--losses FILE]
 
-Prints one line of JSON. What PyTorch has for speed is used: fused attention, fused AdamW, foreach
-clipping, gradients set to None; with --compile, torch.compile over model and loss. bf16 is autocast
+Prints one line of JSON. Uses PyTorch's fast paths: fused attention, fused AdamW, foreach clipping,
+gradients set to None; with --compile, torch.compile over model and loss. bf16 is autocast
 over f32 weights, as PyTorch trains GPTs. --sdpa names one attention backend; without it PyTorch
 chooses. On a GPU the vocabulary is padded and steps are timed as in bench/train_run.cpp.
 """
@@ -94,7 +94,7 @@ class Gpt(nn.Module):
 
 
 def load_weights(model, path):
-    """Reads a .safetensors file with Weft's names for the same parameters."""
+    """Loads a .safetensors file with Weft's parameter names."""
     with open(path, "rb") as f:
         (size,) = struct.unpack("<Q", f.read(8))
         header = json.loads(f.read(size))
@@ -111,7 +111,7 @@ def load_weights(model, path):
 
 
 class Batches:
-    """The rule of bench/train_run.h: both sides see the same tokens."""
+    """Batches by the rule of bench/train_run.h, so that both sides see the same tokens."""
 
     def __init__(self, config, path):
         self.config = config
@@ -184,10 +184,10 @@ class Trainer:
         return seconds, losses
 
     def run_on_gpu(self):
-        """Seconds of a step in each group, and all losses. The host waits after each group only."""
+        """Seconds per step of each group, and all losses. The host waits only after each group."""
         o = self.options
         prepared = [[t.pin_memory() for t in self.batches.at(s)] for s in range(o.warmup + o.steps)]
-        # A clone, because with CUDA graphs the next step writes where this one's loss is.
+        # A clone, because with CUDA graphs the next step overwrites this loss.
         losses = [self.step(*batch).clone() for batch in prepared[: o.warmup]]
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

@@ -1,4 +1,4 @@
-"""What gpu_ops.py times: for each op of bench_gpu a function of the call's number that does it."""
+"""The cases of gpu_ops.py: for each op of bench_gpu, a function of the call index that runs it."""
 import math
 import time
 
@@ -12,7 +12,7 @@ OPS = {}
 
 
 class Case:
-    """Shape, dtype and mode of a row, with buffers that rotate so that no cache holds them."""
+    """Shape, dtype and mode of a row, with rotating buffers so that no cache holds them."""
 
     def __init__(self, shape, dtype, device, mode):
         self.shape, self.dtype, self.device, self.mode = shape, dtype, device, mode
@@ -31,7 +31,7 @@ class Case:
     def compiled(self, fn):
         if self.mode != "compiled":
             return fn
-        # A limit on recompilations of one piece of code would turn later shapes into eager ones.
+        # Otherwise the limit on recompilations would run later shapes in eager mode.
         torch._dynamo.reset()
         return torch.compile(fn, dynamic=False, fullgraph=True)
 
@@ -49,7 +49,7 @@ def op(*names, modes=("eager", "compiled")):
 
 
 def make(name, case):
-    """The function to time, or None where the mode has no such op."""
+    """The function to time, or None if the mode does not support the op."""
     if name not in OPS:
         return None
     make_call, modes = OPS[name]
@@ -66,7 +66,7 @@ def forward(case, fn, *buffers):
 
 
 def backward(case, fn, inputs, shared, gradients):
-    """Times the gradients of the rotating `inputs` and of `shared`; forward runs before."""
+    """Times the gradients of the rotating `inputs` and of `shared`; forward runs beforehand."""
     if case.mode == "compiled":
         import torch._functorch.config as config
         config.donated_buffer = False  # the graph is used more than once
@@ -174,7 +174,7 @@ def dropout(case, name):
 
 
 def model_shapes(count):
-    """Of GPT-2's parameters when there are `count` of them, else of one tensor."""
+    """The shapes of GPT-2's parameters if `count` is their number, else of one tensor."""
     with torch.device("meta"):
         shapes = [p.shape for p in gpt.Gpt(gpt.MODELS["124m-b4-t1024"], 50304).parameters()]
     return shapes if sum(map(math.prod, shapes)) == count else [(count,)]
@@ -183,7 +183,8 @@ def model_shapes(count):
 @op("adamw", "gradient norm", modes=("eager",))
 def optimizer(case, name):
     if case.dtype != torch.float32:
-        return None  # PyTorch's optimizer keeps no f32 copy of bf16 weights: another thing
+        return None  # PyTorch's optimizer keeps no f32 copy of bf16 weights, so it is not
+                     # comparable
     parameters = [uniform(s, case.dtype, case.device) for s in model_shapes(case.shape[0])]
     for p in parameters:
         p.grad = uniform(p.shape, case.dtype, case.device)
@@ -264,7 +265,7 @@ def mlp_product(case, name):
 
 
 def overhead(chain, device, synchronize):
-    """Named functions that give the GPU `chain` ops and return when they began."""
+    """Named functions that launch `chain` ops on the GPU and return their start time."""
     x, w, dy = (uniform((16,), torch.float32, device) for _ in range(3))
     leaf = x.clone().requires_grad_()
 

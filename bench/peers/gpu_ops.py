@@ -4,13 +4,13 @@
 usage: gpu_ops.py --names FILE [--mode eager|compiled|cudnn] [--json FILE] [--device cuda|cpu]
                   [--quick]
 
-FILE is what `bench_gpu --json FILE` wrote; the ops, dtypes and shapes are read from its names. A row
-that has no counterpart in a mode is left out:
+FILE is the output of `bench_gpu --json FILE`; its row names give the ops, dtypes and shapes. Rows
+without a counterpart in a mode are skipped:
   eager     everything; attention by scaled_dot_product_attention with its FLASH backend (f32: the
             memory-efficient one), AdamW fused
   compiled  the memory-bound ops through torch.compile
   cudnn     attention with the CUDNN backend
---device cpu and --quick only show that the script runs.
+--device cpu and --quick only check that the script runs.
 """
 import argparse
 import json
@@ -34,7 +34,7 @@ DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 
 
 class CpuMark:
-    """Stands for a CUDA event where there is no GPU."""
+    """Replaces a CUDA event where there is no GPU."""
 
     def __init__(self, enable_timing=True):
         self.at = 0.0
@@ -56,7 +56,7 @@ class Clock:
             torch.cuda.synchronize()
 
     def measure(self, call, samples, calls):
-        """Seconds of a call in each sample, sorted. The host waits at the end only."""
+        """Seconds per call of each sample, sorted. The host waits only at the end."""
         marks = [self.mark(enable_timing=True) for _ in range(samples + 1)]
         for i, mark in enumerate(marks):
             for _ in range(calls if i else 0):
@@ -67,7 +67,7 @@ class Clock:
         return sorted(1e-3 * a.elapsed_time(b) / calls for a, b in zip(marks, marks[1:]))
 
     def time(self, call):
-        """Median, p10 and p90 seconds of a call."""
+        """Median, p10 and p90 of the seconds per call."""
         self.calls = 0
         self.measure(call, 1, 1 if self.quick else 3)
         estimate = self.measure(call, 1, 1 if self.quick else 5)[0]
@@ -120,11 +120,11 @@ class Rows:
                 warm = True
             try:
                 self.case(name)
-            except Exception as e:  # a case that a peer cannot do is a gap in the table, not the end
+            except Exception as e:  # an unsupported case leaves a gap in the table
                 print(f"{name}: left out: {type(e).__name__}: {str(e)[:300]}", file=sys.stderr)
 
     def overhead(self):
-        """As bench/gpu/overhead.cpp measures it."""
+        """Measured as in bench/gpu/overhead.cpp."""
         chain, runs = (4, 1) if self.options.quick else (256, 101)
         for name, run in gpu_cases.overhead(chain, self.options.device, self.clock.synchronize).items():
             if name + ": issued" not in self.names:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Joins what scripts/gpu_check.sh measured on a GPU into tables of Weft beside PyTorch.
+"""Combines the measurements of scripts/gpu_check.sh into tables that compare Weft with PyTorch.
 
 usage: gpu_report.py DIR... [--file FILE]     DIR: the folders given to gpu_check.sh by --out
-       gpu_report.py --machine FILE           what this machine is, as JSON
+       gpu_report.py --machine FILE           describes this machine as JSON
 
 Reads weft-N.json, eager-N.json, cudnn-N.json, compiled-N.json, steps.jsonl and machine.json.
 Without --file it writes bench/results/<date>-<gpu>.md.
@@ -24,7 +24,7 @@ ATTENTION_GOAL = 1.0  # times the rate of PyTorch's flash attention
 STEP_GOAL = ("124m-b64-t1024", "bf16", 1.0)  # times the speed of compiled PyTorch
 QUERY = ("name,driver_version,memory.total,power.limit,temperature.gpu,clocks.sm,clocks.mem,"
          "clocks.max.sm,clocks.max.mem")
-# FLOPs of a token by llm.c's convention, 6 N + 6 L C T, and the dense bf16 peak of an H100 or H200.
+# FLOPs per token by llm.c's convention, 6 N + 6 L C T, and the dense bf16 peak of an H100 or H200.
 TOKEN_FLOPS = {"124m": (124.5e6, 12, 768), "350m": (355e6, 24, 1024), "774m": (774e6, 36, 1280),
                "1558m": (1558e6, 48, 1600)}
 PEAK = 989e12
@@ -51,7 +51,7 @@ def this_machine():
 
 
 def read_rows(folders):
-    """{side: {name: [values]}} of times, and {name: [values]} of Weft's other units."""
+    """{side: {name: [values]}} for times, and {name: [values]} for Weft's other units."""
     times, rates = {side: {} for side in SIDES}, {}
     for folder in folders:
         for side in SIDES:

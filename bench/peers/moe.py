@@ -3,9 +3,9 @@
 
 usage: moe.py [--threads N] [--rounds N] [--only NAME] [--json FILE]
 
-Each expert takes the rows of its tokens, works on them and adds them to the output with index_add_;
-tokens choose by noise. Forward and backward, the median of all rounds. Rows have the names of
-bench_moe's, so that the two tables can be laid side by side.
+Each expert gathers the rows of its tokens, applies its MLP and adds the results to the output with
+index_add_; noise chooses the experts. Forward and backward, the median of all rounds. Rows have the
+names of bench_moe's, so that the two tables can be compared.
 """
 import argparse
 import json
@@ -19,7 +19,7 @@ try:
 except ImportError:
     sys.exit("moe.py needs PyTorch: pip install torch numpy, or run it with another interpreter")
 
-# name: (dim, ffn of an expert, experts, experts a token, tokens)
+# name: (dim, ffn of an expert, experts, experts per token, tokens)
 SIZES = {
     "C256 F512 E8 k2": (256, 512, 8, 2, 2048),
     "C384 F768 E8 k2": (384, 768, 8, 2, 2048),

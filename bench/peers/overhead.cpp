@@ -1,5 +1,5 @@
-// What bench_overhead measures, in libtorch: one op on 16 floats, not recorded, recorded, and for
-// each node of backward. Prints rows of the same names as JSON. Built by run.py; no part of Weft.
+// The measurements of bench_overhead in libtorch: one op on 16 floats, not recorded, recorded, and
+// per node of backward. Prints rows with the same names as JSON. Built by run.py; not part of Weft.
 #include <torch/torch.h>
 
 #include <cstdio>

@@ -1,11 +1,11 @@
-"""Turns what run.py measured into a markdown text: tables, ratios, and what the goals are."""
+"""Formats the measurements of run.py as markdown: tables, ratios and goals."""
 import datetime
 import os
 import re
 import statistics
 import subprocess
 
-# Tokens in a second at least this many times PyTorch's best.
+# Goals of tokens per second, relative to the best of PyTorch.
 SPEED_GOALS = {
     "tiny": 1.5,
     "small": 1.1,
@@ -13,11 +13,11 @@ SPEED_GOALS = {
     "124m-b1-t1024": 1.15,
     "124m-b4-t64": 1.3,
 }
-FLOOR_GOAL = 1.15  # a step takes at most this many times the floor
+FLOOR_GOAL = 1.15  # a step takes at most this multiple of the floor
 MEMORY_GOAL = 0.75  # of PyTorch's peak, 124M
 SCALING_GOAL = 1.8
 LOSS_GOAL = 0.001
-# What llm.c's CPU trainer does with its own flags on two cores, tokens/s, and how many times that.
+# Tokens/s of llm.c's CPU trainer with its own flags on two cores, and the goal as a multiple of it.
 LLMC = {"124m-b4-t64": (44, 5), "124m-b4-t256": (35, 8)}
 OPS = ["add", "mul", "gelu", "matmul 4x4"]
 # ns: the median of the ops.
@@ -54,7 +54,7 @@ def table(heads, rows):
 
 
 class Goals:
-    """What was asked for and what came out."""
+    """Goals and results."""
 
     def __init__(self):
         self.rows = []
@@ -70,7 +70,7 @@ class Goals:
 
 
 def one_model(name, found, goals, settings_rows):
-    """The row of the model in the first table."""
+    """The row of a model in the first table."""
     steps = {s: median_step(runs) for s, runs in found["runs"].items()}
     tokens = found["runs"]["weft"][0]["step_tokens"]
     weft = steps["weft"]

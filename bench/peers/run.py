@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Measures Weft beside PyTorch and libtorch, in turns, and writes the table of ratios.
+"""Measures Weft, PyTorch and libtorch in alternation and writes the table of ratios.
 
 usage: bench/peers/run.py [--quick] [--rounds N] [--only PART,...] [--build DIR] [--out FILE]
                           [--python FILE] [--wrap COMMAND] [--data FILE]
 
-Parts: the models of bench/models.h, scaling, overhead, loss. Every measurement is a process of its
-own with a warm-up, and within a round they alternate, so that all see the same machine; numbers are
-medians over the steps of all rounds. PyTorch runs eager and compiled, as it comes and tuned: malloc
-keeps what it has, in huge pages, instead of fetching fresh pages for large arrays in every step; and
-on a processor that is not Intel's, MKL is told to use its kernels for Intel, which are faster there
-too. The first round tries all settings, later ones the best two. In full about 25 minutes, --quick 5.
+Parts: the models of bench/models.h, scaling, overhead, loss. Every measurement is a separate process
+with a warm-up. Within a round the measurements alternate, so that all see the same machine; numbers are
+medians over the steps of all rounds. PyTorch runs eager and compiled, with default settings and tuned:
+malloc keeps its memory, in huge pages, instead of requesting new pages for large arrays in every step;
+and on a non-Intel processor, MKL is set to use its kernels for Intel, which are faster there too. The
+first round tries all settings, later ones the best two. Takes about 25 minutes, with --quick 5.
 """
 import argparse
 import json
@@ -100,7 +100,7 @@ def note(text):
 
 
 def measure_model(runner, name, rounds, settings):
-    """Weft, the floor and the settings of PyTorch in turns; the runs of each, and the floors."""
+    """Alternates Weft, the floor and the settings of PyTorch; returns the runs of each, and the floors."""
     full, quick, warmup = MODELS[name]
     steps = quick if runner.quick else full
     runs, floors = {"weft": []}, []
@@ -124,7 +124,7 @@ def measure_model(runner, name, rounds, settings):
 
 
 def measure_scaling(runner, rounds):
-    """Median step of `small` in ms, by number of threads."""
+    """Median step of `small` in ms, per number of threads."""
     steps = {1: [], 2: []}
     for _ in range(rounds):
         for threads, seen in steps.items():
@@ -157,7 +157,7 @@ def measure_overhead(runner, rounds):
 
 
 def measure_loss(runner, data, settings):
-    """Losses of `small` from the same weights and text on both sides."""
+    """Losses of `small` on both sides, from the same weights and text."""
     if data is None:
         listed = subprocess.run(["git", "ls-files", "*.h", "*.cpp", "*.md"], cwd=ROOT, check=True,
                                 capture_output=True, text=True).stdout.split()

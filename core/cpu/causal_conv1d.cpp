@@ -7,8 +7,8 @@
 namespace weft::cpu {
 namespace {
 
-// One token in f64: the definition that the row kernels are measured against. Tap d stands d tokens
-// away, x + d * step, and w - d * n.
+// One token in f64: the reference for the row kernels. Tap d is d tokens away, at x + d * step and
+// w - d * n.
 double sum_of_taps(const double* x, std::int64_t step, const double* w, std::int64_t taps,
                    std::int64_t n) {
   double sum = 0;
@@ -41,7 +41,7 @@ struct Rows64 {
   }
 };
 
-// The functions for one token in the arithmetic of T.
+// The row functions for one token in the arithmetic of T.
 template <class T>
 struct Rows {
   decltype(simd().of<T>().conv) forward = simd().of<T>().conv;
@@ -51,7 +51,7 @@ struct Rows {
 template <>
 struct Rows<double> : Rows64 {};
 
-// Calls body(token, first of its sequence, end of its sequence).
+// Calls body(token, begin of its sequence, end of its sequence).
 template <class F>
 void each_token(const Sequences& all, std::int64_t begin, std::int64_t end, F body) {
   for (std::int64_t t = begin; t < end;) {

@@ -10,7 +10,7 @@
 namespace weft::cpu {
 namespace {
 
-// Without a conversion only the width of an element matters.
+// Without a conversion only the element size matters.
 template <class Word>
 void move_values(const Tensor& source, const Tensor& out) {
   const Word* x = static_cast<const Word*>(source.raw());

@@ -61,7 +61,7 @@ void cross_entropy_part_merge(const Tensor& parts, const Tensor& targets, std::i
         }
         for (std::int64_t w = 0; w < ranks; ++w) {
           const R* const part = p + (w * rows + r) * 4;
-          if (part[1] == 0) continue;  // all -inf: no mass, and no -inf - -inf
+          if (part[1] == 0) continue;  // all -inf: no mass, and avoids -inf - -inf
           s.exp_sum += static_cast<double>(part[1]) *
                        std::exp(static_cast<double>(part[0]) - static_cast<double>(s.max));
         }

@@ -8,11 +8,11 @@
 #include "weft/core/cpu/simd.h"
 #include "weft/core/tensor.h"
 
-// One row of logits at a time, for the losses that are made of them.
+// Functions on one row of logits, shared by the cross-entropy losses.
 namespace weft::cpu::cross_entropy {
 
-// A row is read from memory once, in blocks that stay in the first-level cache while the passes
-// over them run. The size is part of the summation order: it must not depend on the machine.
+// A row is read from memory once, in blocks that stay in the L1 cache during the passes over them.
+// The size defines the summation order, so it must not depend on the machine.
 inline constexpr std::int64_t kBlock = 2048;
 
 template <class T>
@@ -30,7 +30,7 @@ class Targets {
   const std::int32_t* narrow_;
 };
 
-// One block: f32 and bf16 through the row kernels, f64 in plain loops.
+// One block: row kernels for f32 and bf16, plain loops for f64.
 
 template <class T>
 Real<T> block_max(const T* x, std::int64_t n) {
@@ -85,7 +85,7 @@ RowStats<Real<T>> read_row(const T* x, std::int64_t classes, bool with_sum) {
     const R max = std::max(s.max, block_max(block, n));
     if (with_sum) s.sum += static_cast<double>(block_sum(block, n));
     // While everything is -inf there is no mass to add, and -inf - -inf would be NaN. A block that
-    // holds a NaN must not be skipped.
+    // contains a NaN must not be skipped.
     if (max == -std::numeric_limits<R>::infinity() && !std::isnan(block_sum(block, n))) continue;
     if (s.exp_sum != 0)
       s.exp_sum *= std::exp(static_cast<double>(s.max) - static_cast<double>(max));
@@ -104,16 +104,16 @@ double row_loss(const RowStats<R>& s, double target_logit, std::int64_t classes,
   return loss;
 }
 
-// dlogits = dy * (softmax - target distribution): all in R, with one rounding to T at the end. dx
-// may be x. The row may be a part of all_classes, in which a target outside of [0, classes) is in
-// another one.
+// dlogits = dy * (softmax - target distribution), computed in R and rounded once to T. dx may be x.
+// The row may be a shard of all_classes; a target outside [0, classes) is then in another shard.
 template <class T>
 void gradient_row(const T* x, std::int64_t classes, std::int64_t all_classes, std::int64_t target,
                   Real<T> max, Real<T> exp_sum, double dy, double smoothing, T* dx) {
   using R = Real<T>;
   const double spread = smoothing / static_cast<double>(all_classes);
   const bool here = target >= 0 && target < classes;
-  // The target's p - 1 cancels when the row is confident: in double, from the saved sum.
+  // p - 1 of the target cancels when the row is confident, so it is computed in double from the
+  // saved sum.
   const double p = here ? std::exp(static_cast<double>(x[target]) - static_cast<double>(max)) /
                               static_cast<double>(exp_sum)
                         : 0;
@@ -122,13 +122,13 @@ void gradient_row(const T* x, std::int64_t classes, std::int64_t all_classes, st
   if (here) dx[target] = T(static_cast<R>(dy * (p - (1 - smoothing) - spread)));
 }
 
-// The factor of a mean: 1 / count, 0 when nothing counts, 1 for a sum.
+// The factor of a mean: 1 / count, 0 when count is 0, 1 for a sum.
 inline double mean_scale(const Tensor& count) {
   const std::int64_t valid = count ? *count.data<std::int64_t>() : 1;
   return valid > 0 ? 1 / static_cast<double>(valid) : 0;
 }
 
-// One exp a class and one pass or two over it.
+// One exp per class, and one or two passes over it.
 inline constexpr std::int64_t kWorkPerClass = 8;
 
 }  // namespace weft::cpu::cross_entropy

@@ -9,7 +9,7 @@
 namespace weft::cpu {
 namespace {
 
-// Philox blocks drawn at a time; their numbers stay in the L1 cache.
+// Number of Philox blocks drawn at a time; their numbers stay in the L1 cache.
 constexpr std::int64_t kBlocks = 64;
 constexpr std::int64_t kElements = 4 * kBlocks;
 
@@ -27,7 +27,8 @@ void drop(const T* x, const float* numbers, std::int64_t n, float threshold, dou
 void dropout(const Tensor& x, const RandomKey& key, std::uint32_t threshold, double scale,
              const Tensor& y) {
   const std::int64_t n = x.numel();
-  // Chunks are aligned to Philox blocks of the global sequence: the first may start inside a block.
+  // Chunks are aligned to the Philox blocks of the global sequence; the first may start inside a
+  // block.
   const auto lead = static_cast<std::int64_t>(key.first & 3);
   const std::int64_t chunks = n == 0 ? 0 : (lead + n + kElements - 1) / kElements;
   const auto limit = static_cast<float>(threshold);  // exact: at most 2^24
@@ -39,7 +40,8 @@ void dropout(const Tensor& x, const RandomKey& key, std::uint32_t threshold, dou
       for (std::int64_t c = begin; c < end; ++c) {
         simd().random.draw(key, (key.first >> 2) + static_cast<std::uint64_t>(c * kBlocks), kBlocks,
                            numbers);
-        const std::int64_t start = c * kElements - lead;  // of numbers[0] in x; negative in front
+        const std::int64_t start = c * kElements - lead;  // index of numbers[0] in x; negative
+                                                          // before the start of x
         const std::int64_t from = std::max<std::int64_t>(start, 0);
         const std::int64_t to = std::min(start + kElements, n);
         drop(in + from, numbers + (from - start), to - from, limit, scale, out + from);

@@ -1,4 +1,4 @@
-// Unary kernels, clamp, and the two in-place updates.
+// Unary kernels, clamp and the two in-place updates.
 #include "weft/core/cpu/elementwise_loop.h"
 #include "weft/core/cpu/elementwise_simd.h"
 #include "weft/core/kernels/elementwise_ops.h"
@@ -6,7 +6,7 @@
 namespace weft::cpu {
 namespace {
 
-// Every contiguous unary op runs here.
+// Handles every contiguous unary op.
 template <UnaryOp op, class T>
 void unary_row(const T* x, T* y, std::int64_t n) {
   if constexpr (std::is_same_v<T, float> || std::is_same_v<T, bf16>)
@@ -29,7 +29,7 @@ void unary_typed(const Tensor& x, const Tensor& out) {
               });
 }
 
-// out[i] = f(x[i], out[i]) for kernels that are not worth special rows.
+// out[i] = f(x[i], out[i]), for kernels without dedicated row functions.
 template <class T, class F>
 void update(const Tensor& x, const Tensor& out, F f) {
   const T* px = x.data<T>();

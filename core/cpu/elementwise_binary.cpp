@@ -1,4 +1,4 @@
-// Kernels of two operands: arithmetic, fused backwards, comparisons, where.
+// Kernels of two operands: arithmetic, fused backward ops, comparisons, where.
 #include "weft/core/cpu/elementwise_loop.h"
 #include "weft/core/cpu/elementwise_simd.h"
 #include "weft/core/kernels/elementwise_ops.h"
@@ -6,8 +6,8 @@
 namespace weft::cpu {
 namespace {
 
-// The three layouts that matter get a loop the compiler can vectorise: both operands in step, and
-// either one fixed (a scalar, or a broadcast column).
+// The three important layouts get loops that the compiler can vectorise: both operands in step, and
+// either one fixed (a scalar or a broadcast column).
 template <class A, class B, class O, class F>
 void binary_row(const A* a, std::int64_t sa, const B* b, std::int64_t sb, O* o, std::int64_t so,
                 std::int64_t n, F f) {
@@ -24,7 +24,7 @@ void binary_row(const A* a, std::int64_t sa, const B* b, std::int64_t sb, O* o, 
   }
 }
 
-// The fused backwards of f32 and bf16 run on row kernels when dense; this loop serves the rest.
+// Dense f32 and bf16 fused backward ops use row kernels; this loop serves the rest.
 template <class T, class F>
 void backward_typed(const Tensor& a, const Tensor& b, const Tensor& out, std::int64_t work, F f) {
   const T *pa = a.data<T>(), *pb = b.data<T>();
@@ -48,7 +48,7 @@ void binary_typed(const Tensor& a, const Tensor& b, const Tensor& out, std::int6
               });
 }
 
-// The number stays in the computing type: a bf16 tensor times 0.1 does not round 0.1 to bf16.
+// The number stays in the compute type: bf16 times 0.1 does not round 0.1 to bf16.
 template <class T, class O, class S, class F>
 void scalar_typed(const Tensor& a, S value, const Tensor& out, std::int64_t work, F f) {
   const T* pa = a.data<T>();
@@ -115,7 +115,7 @@ void binary_scalar(const Tensor& a, double value, BinaryOp runtime_op, bool reve
   if (simpler_power(runtime_op, value, reversed, simpler)) return unary(a, simpler, out);
   with_op(runtime_op, [&]<BinaryOp op>() {
     if constexpr (op >= BinaryOp::relu_bwd)
-      return;  // no op has a number for a gradient
+      return;  // no op has a gradient for a number
     else
       with_dtype<op>(out.dtype(), [&]<class T>() {
         using C = Compute<T>;

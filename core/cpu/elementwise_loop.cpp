@@ -5,7 +5,7 @@
 namespace weft::cpu {
 namespace {
 
-/// The axes of N tensors of one shape, merged where all of them step through two axes as if they
+/// The axes of N tensors of one shape, merged where all tensors step through two axes as if they
 /// were one, so that the innermost loop is as long as possible.
 template <int N>
 struct MergedAxes {
@@ -61,7 +61,7 @@ void walk_runs(const std::array<const Tensor*, N>& tensors, std::int64_t work, R
   }
   const MergedAxes<N> axes(tensors);
   const int last = axes.shape.size() - 1;
-  constexpr std::int64_t kLongestRun = 1 << 14;  // cuts a long row into work for several threads
+  constexpr std::int64_t kLongestRun = 1 << 14;  // splits a long row among threads
   const std::int64_t inner = axes.shape[last], pieces = (inner + kLongestRun - 1) / kLongestRun;
   PerOperand<N> steps;
   for (int k = 0; k < N; ++k) steps[k] = axes.steps[k][last];
@@ -83,7 +83,8 @@ void walk_runs(const std::array<const Tensor*, N>& tensors, std::int64_t work, R
                    run(context, at, steps, std::min(kLongestRun, inner - start));
                    if (++piece < pieces) continue;
                    piece = 0;
-                   for (int i = last - 1; i >= 0; --i) {  // the next row, like an odometer
+                   for (int i = last - 1; i >= 0; --i) {  // advance to the next row, like an
+                                                          // odometer
                      for (int k = 0; k < N; ++k) row[k] += axes.steps[k][i];
                      if (++index[i] < axes.shape[i]) break;
                      for (int k = 0; k < N; ++k) row[k] -= index[i] * axes.steps[k][i];

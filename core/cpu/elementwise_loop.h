@@ -8,7 +8,7 @@
 
 namespace weft::cpu {
 
-/// One number for each operand of a loop: element offsets, or steps along an axis.
+/// One number per operand of a loop: element offsets, or steps along an axis.
 template <int N>
 using PerOperand = std::array<std::int64_t, N>;
 
@@ -17,15 +17,15 @@ template <int N>
 using RunFn = void (*)(void* context, const PerOperand<N>& offsets, const PerOperand<N>& steps,
                        std::int64_t n);
 
-/// Walks tensors of one shape and any strides. Compiled once for each number of operands, not for
-/// each op and dtype.
+/// Walks tensors of one shape and any strides. Compiled once per number of operands, not per op and
+/// dtype.
 template <int N>
 void walk_runs(const std::array<const Tensor*, N>& tensors, std::int64_t work, RunFn<N> run,
                void* context);
 
 /// Calls f(offsets, steps, n) for runs of n elements that cover tensors of one shape and any
-/// strides; operand k's run starts at element offsets[k] and goes on in steps of steps[k]. `work`
-/// is the cost of one element for parallel_for.
+/// strides. The run of operand k starts at element offsets[k] and advances by steps[k]. `work` is
+/// the cost of one element for parallel_for.
 template <int N, class F>
 void each_run(const std::array<const Tensor*, N>& tensors, std::int64_t work, F&& f) {
   using Fn = std::remove_reference_t<F>;

@@ -5,7 +5,7 @@
 namespace weft::cpu {
 
 /// The vectorised row function of an op for contiguous f32 and bf16; null for an op that the
-/// compiler vectorises well enough by itself.
+/// compiler vectorises well enough.
 template <class T>
 typename RowKernels<T>::Map* row_kernel(UnaryOp op) {
   const RowKernels<T>& k = simd().of<T>();

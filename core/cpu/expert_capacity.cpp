@@ -13,7 +13,7 @@ void limit_capacity(const Tensor& probs, const Tensor& experts, std::int64_t cou
   const std::int64_t slots = experts.numel();
   const std::int64_t* chosen = experts.data<std::int64_t>();
   std::int64_t* kept = kept_experts.data<std::int64_t>();
-  // The slots of each expert, in order, from start[e] on.
+  // The slots of each expert e, in order, starting at start[e].
   std::int64_t* bucket = scratch.data<std::int64_t>();
   std::int64_t* start = bucket + slots;
   const auto has_expert = [=](std::int64_t s) { return chosen[s] >= 0 && chosen[s] < count; };
@@ -22,7 +22,7 @@ void limit_capacity(const Tensor& probs, const Tensor& experts, std::int64_t cou
     if (has_expert(s)) ++start[chosen[s] + 1];
   for (std::int64_t e = 0; e < count; ++e) start[e + 1] += start[e];
   const std::int64_t capacity =
-      factor > 0 ? expert_room(start[count], count, factor) : given_capacity;
+      factor > 0 ? capacity_per_expert(start[count], count, factor) : given_capacity;
   for (std::int64_t s = 0; s < slots; ++s)
     if (has_expert(s)) bucket[start[chosen[s]]++] = s;
   for (std::int64_t e = count; e > 0; --e) start[e] = start[e - 1];

@@ -4,9 +4,9 @@
 #include <immintrin.h>
 #endif
 
-// Twelve independent sums hide the latency of two pipelines. Each is a variable of its own, because
+// Twelve independent sums hide the latency of two pipelines. Each is a separate variable, because
 // an array would be kept in memory, and passes through an empty asm, so that the compiler cannot
-// know that all twelve are alike.
+// detect that all twelve are equal.
 namespace weft::cpu {
 namespace {
 

@@ -3,14 +3,14 @@
 
 namespace weft::cpu {
 
-/// A loop of nothing but fused multiply-adds on registers: what the multipliers of this CPU can do.
+/// A loop of fused multiply-adds on registers only: the peak rate of this CPU.
 struct FmaLoop {
   const char* name;
   void (*run)(std::int64_t steps);
   double flops_per_step;
 };
 
-/// The one with the widest registers that this CPU has.
+/// The loop with the widest registers that this CPU supports.
 FmaLoop fma_loop();
 
 }  // namespace weft::cpu

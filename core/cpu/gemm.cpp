@@ -16,30 +16,30 @@ namespace {
 
 using cpu::Product;
 
-// bf16 operands are widened a block at a time: three f32 blocks of at most this many rows and
-// columns.
+// bf16 operands are widened block by block: three f32 blocks of at most this many rows and columns.
 constexpr std::int64_t kWiden = 2048;
 
 std::int64_t widened(std::int64_t n) { return std::min(n, kWiden); }
 
-constexpr std::int64_t kLongRow = 64;  // from here on a dot product fills its vectors
+constexpr std::int64_t kLongRow = 64;  // from this length on a dot product fills its vectors
 
 constexpr std::int64_t kRowBlock = 16;  // rows of one work item of the in-tree product
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
 
-// The pieces of one product, each of which is one call of the library on one thread.
+// The tile size of one product; each tile is one library call on one thread.
 struct Tiles {
   std::int64_t rows, cols;
 };
 
-// Each piece packs its own part of both operands, so the fewest and squarest pieces win: one for
-// each thread. In deterministic mode, where the bits must not depend on the threads, a fixed size.
+// Each tile packs its part of both operands, so the fewest and squarest tiles are fastest: one per
+// thread. Deterministic mode uses a fixed size, since the bits must not depend on the number of
+// threads.
 template <class T>
 Tiles tiles_of(const Product<T>& p, std::int64_t batch) {
   if (deterministic()) return {256, 512};
-  // Rows of a cost the library more than columns of b, unless these have to be turned.
+  // For the library, rows of a cost more to pack than columns of b, unless b has to be transposed.
   const auto packing = [&](const Tiles& t) {
     return p.trans_b ? 2 * t.rows + 3 * t.cols : 2 * t.rows + t.cols;
   };
@@ -54,7 +54,7 @@ Tiles tiles_of(const Product<T>& p, std::int64_t batch) {
   return best;
 }
 
-// One row times the rows of a weight, as in generation, or few: dot products, and nothing to pack.
+// One or a few rows times the rows of a weight, as in generation: dot products without packing.
 void row_product(const Product<float>& p) {
   const auto dot = simd().attention.dot;
   parallel_for(p.n, p.m * p.k, [&](std::int64_t begin, std::int64_t end) {
@@ -66,7 +66,7 @@ void row_product(const Product<float>& p) {
   });
 }
 
-// `batch` products; at(i) gives the i-th.
+// `batch` products; at(i) returns the i-th.
 template <class T, class At>
 void run(std::int64_t batch, const At& at) {
   const Product<T> first = at(0);
@@ -121,7 +121,7 @@ void convert_block(const From* x, std::int64_t ldx, std::int64_t rows, std::int6
   });
 }
 
-// bf16: blocks of the operands are widened, multiplied in f32 and the sum is rounded once.
+// bf16: widens blocks of the operands, multiplies in f32 and rounds the sum once.
 template <class Out>
 void widened_product(const Product<bf16, Out>& p, float* scratch) {
   float* wide_a = scratch;
@@ -162,14 +162,14 @@ namespace cpu {
 
 #if WEFT_USE_ONEDNN
 void library_product(const Product<float>& p) {
-  // Threads are ours to deal out. OpenMP remembers their number for each calling thread.
+  // Weft chooses the number of threads. OpenMP stores it per calling thread.
   const int threads = omp_get_max_threads();
   if (threads != 1) omp_set_num_threads(1);
   const dnnl_status_t status =
       dnnl_sgemm(p.trans_a ? 'T' : 'N', p.trans_b ? 'T' : 'N', p.m, p.n, p.k, 1.0f, p.a, p.lda, p.b,
                  p.ldb, p.accumulate ? 1.0f : 0.0f, p.c, p.ldc);
   if (threads != 1) omp_set_num_threads(threads);
-  // It refuses before it writes (no memory for its packing, a stride it does not take).
+  // The library refuses before it writes (out of memory for packing, unsupported stride).
   if (status != dnnl_success) p.in_tree(0, p.m);
 }
 #else

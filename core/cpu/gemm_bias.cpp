@@ -6,7 +6,7 @@ namespace weft {
 bool fuses_bias(const Tensor& x, const Tensor& weight, const Tensor& out) {
   if (!x.is_contiguous() || !weight.is_contiguous() || !out.is_contiguous()) return false;
   const std::int64_t k = x.dim(1);
-  if (x.device().is_gpu()) return k >= 1 && x.dtype() != DType::f64;  // cuBLASLt has none in f64
+  if (x.device().is_gpu()) return k >= 1 && x.dtype() != DType::f64;  // cuBLASLt has no f64 version
   return x.dtype() == DType::f32 && k >= 1 && x.dim(0) >= cpu::kFewRows &&
          cpu::is_narrow(weight.dim(0), k);
 }

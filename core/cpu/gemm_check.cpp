@@ -13,13 +13,14 @@
 namespace weft {
 namespace {
 
-constexpr std::int64_t kSize = 256;  // three square matrices of 256 KiB: inside L2
+constexpr std::int64_t kSize = 256;  // three square matrices of 256 KiB fit in L2
 constexpr std::int64_t kFmaSteps = 1 << 16;
 constexpr int kTries = 5;
-constexpr double kLongEnough = 0.01;  // seconds after which no further try begins
-constexpr double kTooSlow = 0.5;  // of the multiply-adds; a library that fits reaches 0.8 to 0.95
+constexpr double kLongEnough = 0.01;  // seconds after which no new measurement starts
+constexpr double kTooSlow = 0.5;  // fraction of the multiply-add rate; a suitable library reaches
+                                  // 0.8 to 0.95
 
-// Of this thread alone: while another program has the processor this clock stands still.
+// CPU time of this thread: the clock stops while another program runs.
 double processor_seconds() {
   timespec t{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -36,7 +37,7 @@ double seconds_of(F&& f) {
 }  // namespace
 
 std::optional<GemmCheck> check_gemm_speed() {
-  // Not tensors: the memory that a training run reports is the run's alone.
+  // Not tensors, so that the memory statistics of a training run do not change.
   std::vector<float> a(kSize * kSize, 0.5f), b(kSize * kSize, 0.25f), c(kSize * kSize);
   const cpu::Product<float> product{a.data(), b.data(), c.data(), kSize, kSize, kSize,
                                     kSize,    kSize,    kSize,    false, true,  false};

@@ -9,13 +9,14 @@
 namespace weft {
 namespace {
 
-// The library's algorithms with an auxiliary matrix want its rows to be this many elements apart.
+// The library's algorithms with an auxiliary matrix require a row distance that is a multiple of
+// this.
 constexpr std::int64_t kAuxMultiple = 8;
 
 ReduceExtent rows_of(std::int64_t rows, std::int64_t cols) { return {1, rows, cols}; }
 
-// A tile of 512 columns of hidden, dhidden and act stays in the second cache. Rows are added in
-// blocks, in f32, as reduce() does.
+// A tile of 512 columns of hidden, dhidden and act stays in the L2 cache. Rows are added in blocks,
+// in f32, as in reduce().
 constexpr std::int64_t kTileCols = 512, kTileRows = 64;
 
 template <class T>
@@ -55,14 +56,14 @@ void add_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64_
   }
 }
 
-// dhidden holds the gradient of gelu(hidden) and gets that of hidden; dbias and act as the kernel
-// says, null for none.
+// On entry dhidden is the gradient of gelu(hidden), on exit that of hidden. dbias and act as
+// documented at the kernel; null for none.
 template <class T>
 void gelu_bwd_pass(const T* hidden, bool tanh, std::int64_t m, std::int64_t n, double* partial,
                    T* dhidden, T* dbias, T* act) {
   const std::int64_t chunks = reduce_chunks(rows_of(m, n), kCpu), step = (m + chunks - 1) / chunks;
   const std::int64_t blocks = (n + kTileCols - 1) / kTileCols;
-  constexpr std::int64_t kWork = 32;  // an exp and a division, and their neighbours
+  constexpr std::int64_t kWork = 32;  // an exp, a division and the surrounding operations
   parallel_for(chunks * blocks, kWork * step * std::min(n, kTileCols),
                [&](std::int64_t begin, std::int64_t end) {
                  for (std::int64_t item = begin; item < end; ++item) {
@@ -99,7 +100,7 @@ void gelu_bwd_pass(const T* hidden, bool tanh, std::int64_t m, std::int64_t n, d
 bool fuses_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, bool tanh) {
   if (!bias || !x.is_contiguous() || !weight.is_contiguous() || !bias.is_contiguous()) return false;
   if (x.numel() == 0 || weight.numel() == 0) return false;
-  if (x.device().is_gpu())  // cuBLASLt knows the tanh form only, and none in f64
+  if (x.device().is_gpu())  // cuBLASLt supports the tanh form only, and not f64
     return tanh && x.dtype() != DType::f64 && weight.dim(0) % kAuxMultiple == 0;
   return x.dtype() == DType::f32;
 }

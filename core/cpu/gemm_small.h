@@ -5,8 +5,9 @@
 
 namespace weft::cpu {
 
-/// One matrix product in plain C++, on the calling thread: f64, and f32 products too small for a
-/// library call. Every element is summed over k in ascending order, whatever the split of the rows.
+/// One matrix product in plain C++ on the calling thread, for f64 and for f32 products too small
+/// for a library call. Each element is summed over k in ascending order, however the rows are
+/// split.
 template <class T>
 class SmallGemm {
  public:
@@ -14,7 +15,7 @@ class SmallGemm {
   const T* b;
   T* c;
   std::int64_t n, k;
-  std::int64_t a_row, a_col, b_row, b_col, ldc;  ///< elements from one index to the next
+  std::int64_t a_row, a_col, b_row, b_col, ldc;  ///< distance between indices, in elements
   bool accumulate;
 
   void rows(std::int64_t begin, std::int64_t end) const {
@@ -39,7 +40,7 @@ class SmallGemm {
     const T* panel = b + k0 * b_row + j * b_col;
     std::int64_t panel_row = b_row;
     T packed[kDepth * Cols];
-    if (b_col != 1 || width < Cols) {  // with unit steps and Cols columns
+    if (b_col != 1 || width < Cols) {  // else unit steps and Cols columns
       for (std::int64_t p = 0; p < depth; ++p)
         for (int x = 0; x < Cols; ++x)
           packed[p * Cols + x] = x < width ? panel[p * b_row + x * b_col] : T(0);
@@ -55,7 +56,7 @@ class SmallGemm {
   template <int R, int Cols>
   void tile(std::int64_t i, std::int64_t j, std::int64_t k0, std::int64_t depth, const T* panel,
             std::int64_t panel_row, int width, bool fresh) const {
-    // The compiler keeps a vector type in registers, an array of sums not always.
+    // The compiler keeps a vector type in registers, but not always an array of sums.
     typedef T Row __attribute__((vector_size(Cols * sizeof(T))));
     Row sum[R] = {};
     T* const out = c + i * ldc + j;

@@ -9,13 +9,13 @@
 namespace weft::cpu {
 namespace {
 
-// In deterministic mode a piece is a tile of a fixed size: its bits follow from its group alone.
+// In deterministic mode a piece is a tile of fixed size: its bits depend on its group only.
 constexpr std::int64_t kTileRows = 256, kTileCols = 512;
-constexpr std::int64_t kRowStep = 16;  // pieces begin at multiples of it
+constexpr std::int64_t kRowStep = 16;  // pieces start at multiples of this row
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// A group of one row, as in generation: dot products with the rows of the weight, nothing to pack.
+// A group of one row, as in generation: dot products with the rows of the weight, without packing.
 constexpr std::int64_t kLongRow = 64;
 
 bool is_one_row(const Product<float>& p) {
@@ -44,7 +44,7 @@ void run_tile(const Product<T>& p, bool by_library, std::int64_t index) {
   run_piece(tile, by_library, 0, tile.m);
 }
 
-// Part [begin, end) of the `units` that group's product is worth.
+// Computes part [begin, end) of the `units` of work of one group's product.
 template <class T>
 void run_part(const Product<T>& p, std::int64_t begin, std::int64_t end, std::int64_t units) {
   if constexpr (std::is_same_v<T, float>)
@@ -63,8 +63,8 @@ void run_part(const Product<T>& p, std::int64_t begin, std::int64_t end, std::in
   run_piece(p, by_library, row(begin), row(end));
 }
 
-// One pass over the products of all groups, cut where the work is equal and not where a group ends:
-// a large group is shared by the threads, small ones cost no pass of their own.
+// One pass over the products of all groups, cut into equal work rather than at group boundaries:
+// threads share a large group, and small ones need no pass of their own.
 template <class T, class At>
 void run_groups(const std::int64_t* rows, std::int64_t groups, GroupedProduct kind,
                 GroupedWidths width, const At& at) {
@@ -111,7 +111,7 @@ void grouped_gemm(const Tensor& a, const Tensor& b, GroupedProduct kind, const T
   };
   dispatch_floating(a.dtype(), [&]<class T>() {
     if constexpr (std::is_same_v<T, bf16>) {
-      // Each product widens its operands, block by block, on all threads.
+      // Each product widens its operands block by block, on all threads.
       std::int64_t first = 0;
       for (std::int64_t e = 0; e < groups; first += n[e++]) {
         if (n[e] == 0) continue;

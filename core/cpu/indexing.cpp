@@ -8,7 +8,7 @@
 namespace weft::cpu {
 namespace {
 
-/// A tensor seen as (outer, length, inner) around one of its axes.
+/// A tensor viewed as (outer, length, inner) around one axis.
 struct Around {
   std::int64_t outer = 1, length, inner = 1;
 
@@ -31,7 +31,7 @@ void find_bad_index(const Tensor& index, const char*, const char*, std::int64_t 
   std::int64_t* result = bad.data<std::int64_t>();
   dispatch_index(index.dtype(), [&]<class I>() {
     const I* p = index.data<I>();
-    std::atomic<std::int64_t> first{n};  // the smallest position, whichever thread comes first
+    std::atomic<std::int64_t> first{n};  // the smallest position, whichever thread finds it first
     parallel_for(n, 1, [&](std::int64_t begin, std::int64_t end) {
       const I* at = std::find_if(p + begin, p + end, [&](I v) { return v < 0 || v >= limit; });
       const std::int64_t found = at - p;
@@ -62,9 +62,9 @@ void index_select(const Tensor& x, const Tensor& index, int dim, const Tensor& o
   });
 }
 
-// Every sum runs over j upwards, so the split among threads is free to follow the shape: long rows
-// are cut into columns, which shares the work evenly even when few distinct indices occur (a byte
-// vocabulary); short rows are dealt out whole.
+// Each sum runs in ascending j, so the split among threads may follow the shape. Long rows are cut
+// into columns, which shares the work evenly even when few distinct indices occur (a byte
+// vocabulary); short rows are distributed whole.
 void index_add(const Tensor& source, const Tensor& index, int dim, const Tensor&,
                const Tensor& out) {
   const Around from(source, dim), to(out, dim);
@@ -121,7 +121,7 @@ void gather(const Tensor& x, const Tensor& index, int dim, const Tensor& out) {
   });
 }
 
-// A column (o, i) of `out` belongs to one thread, which adds its terms for j upwards.
+// Each column (o, i) of `out` belongs to one thread, which adds its terms in ascending j.
 void scatter_add(const Tensor& source, const Tensor& index, int dim, const Tensor& out) {
   const Around from(source, dim), to(out, dim);
   const std::int64_t inner = to.inner, n = from.length;
@@ -162,7 +162,7 @@ void one_hot(const Tensor& ids, const Tensor& out) {
 void tril(const Tensor& x, std::int64_t diagonal, const Tensor& out) {
   const std::int64_t rows = x.dim(-2), columns = x.dim(-1);
   if (x.numel() == 0) return;
-  diagonal = std::clamp(diagonal, -rows, columns);  // beyond them nothing or all is kept
+  diagonal = std::clamp(diagonal, -rows, columns);  // beyond these, nothing or everything is kept
   dispatch_all(x.dtype(), [&]<class T>() {
     const T* px = x.data<T>();
     T* py = out.data<T>();

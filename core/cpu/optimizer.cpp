@@ -11,7 +11,7 @@
 namespace weft::cpu {
 namespace {
 
-// A place in one slot's tensor: elements [begin, begin + n), chunk number `index` over all slots.
+// A part of one slot's tensor: elements [begin, begin + n), chunk number `index` over all slots.
 template <class Slot>
 struct Chunk {
   const Slot& slot;
@@ -36,7 +36,7 @@ void each_chunk(const Slot* slots, std::int64_t count, F f) {
   });
 }
 
-// 1 for null; NaN or infinite: the step is to be skipped.
+// 1 for null. NaN or infinite: the step is skipped.
 double scale_of(const double* grad_scale) { return grad_scale ? *grad_scale : 1; }
 
 template <class T>
@@ -48,9 +48,10 @@ const T* at(const void* base, std::int64_t offset) {
   return static_cast<const T*>(base) + offset;
 }
 
-constexpr std::int64_t kBlock = 1024;  // converted at a time; four of these stay in the L1 cache
+constexpr std::int64_t kBlock = 1024;  // elements converted at a time; four such blocks stay in the
+                                       // L1 cache
 
-// An f32 view of a stretch of stored numbers: the memory itself, or a converted copy.
+// An f32 view of a range of stored numbers: the memory itself, or a converted copy.
 class Block {
  public:
   float* read(void* base, DType dtype, std::int64_t offset, std::int64_t n, float scale = 1) {
@@ -69,14 +70,14 @@ class Block {
     else if (dtype == DType::f16)
       k.narrow_scaled(buffer_, scale, at<f16>(base, offset), n);
   }
-  /// The numbers that a slot's step updates.
+  /// The numbers that the step of a slot updates.
   float* read_param(const ParamSlot& s, std::int64_t offset, std::int64_t n) {
     if (!s.remainder) return read(s.param, s.param_dtype, offset, n);
     simd().optimizer.merge(at<bf16>(s.param, offset), at<std::int16_t>(s.remainder, offset),
                            buffer_, n);
     return buffer_;
   }
-  /// `p` is what read_param() gave.
+  /// `p` is the result of read_param().
   void write_param(const ParamSlot& s, const float* p, std::int64_t offset, std::int64_t n) const {
     const OptimizerKernels& k = simd().optimizer;
     if (s.remainder)
@@ -85,7 +86,7 @@ class Block {
       write(s.param, s.param_dtype, offset, n);
     if (s.bf16_copy) k.narrow(p, at<bf16>(s.bf16_copy, offset), n);
   }
-  /// For a pass that must leave memory as it is.
+  /// For a pass that must not change memory.
   float* copy(const float* x, std::int64_t n) {
     if (x != buffer_) std::copy(x, x + n, buffer_);
     return buffer_;
@@ -113,7 +114,7 @@ bool has_f16(const AdamSlot& slot) {
 
 using AdamChunk = Chunk<AdamSlot>;
 
-// The chunk in f64, for f64 params. Also the readable form of the update.
+// One chunk of f64 params in f64. Also the readable form of the update.
 void adam_f64(const AdamChunk& c, const AdamStep& s) {
   const double scale = scale_of(s.grad_scale), decay = c.slot.weight_decay;
   const double lr = s.now.lr * c.slot.lr_scale;
@@ -139,7 +140,7 @@ Scales stored_scales(const AdamSlot& s) {
   return {s.m_scale ? *s.m_scale : 1.0f, s.v_scale ? *s.v_scale : 1.0f};
 }
 
-// The new moments of one chunk without writing anything: their largest magnitudes.
+// Computes the largest magnitudes of a chunk's new moments without writing them.
 Scales adam_absmax(const AdamChunk& c, const AdamStep& step) {
   const AdamSlot& s = c.slot;
   const OptimizerKernels& k = simd().optimizer;
@@ -215,7 +216,7 @@ void sgd_chunk(const Chunk<SgdSlot>& c, const SgdStep& s) {
   }
 }
 
-// Sixteen sums, then one, as the row kernels of the narrower types have it.
+// Sixteen sums, then their sum, as in the row kernels of the narrower types.
 double squares(const double* x, std::int64_t n) {
   constexpr int kLanes = 16;
   double lanes[kLanes] = {};
@@ -233,7 +234,7 @@ void adam_step(const Tensor& scratch, const AdamSlot* slots, std::int64_t count,
   const bool f16_states = std::any_of(slots, slots + count, has_f16);
   float* absmax = f16_states ? scratch.data<float>() : nullptr;
   if (f16_states) {
-    // First pass: how large the new moments get. Then each slot's scales, at its first chunk.
+    // First pass: the largest new moments. Then the scales of each slot, at its first chunk.
     each_chunk(slots, count, [&](const AdamChunk& c) {
       if (!has_f16(c.slot)) return;
       const Scales most = adam_absmax(c, step);
@@ -249,7 +250,7 @@ void adam_step(const Tensor& scratch, const AdamSlot* slots, std::int64_t count,
           most.m = std::max(most.m, first[2 * c]);
           most.v = std::max(most.v, first[2 * c + 1]);
         }
-        constexpr float kLargest = 32752;  // half of what f16 holds
+        constexpr float kLargest = 32752;  // half of the f16 range
         for (std::int64_t c = 0; c < chunks; ++c) {
           first[2 * c] = most.m / kLargest;
           first[2 * c + 1] = most.v / kLargest;

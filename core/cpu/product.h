@@ -32,7 +32,7 @@ struct Product {
     return p;
   }
 
-  /// Rows [begin, end) in plain C++ on the calling thread.
+  /// Computes rows [begin, end) in plain C++ on the calling thread.
   void in_tree(std::int64_t begin, std::int64_t end) const {
     const SmallGemm<T> g{a,
                          b,
@@ -49,16 +49,16 @@ struct Product {
   }
 };
 
-/// The product by oneDNN, on the calling thread.
+/// Computes the product with oneDNN, on the calling thread.
 void library_product(const Product<float>& p);
 
-/// Does library_product() beat the in-tree one?
+/// Whether library_product() is faster than the in-tree product.
 template <class T>
 bool for_library(const Product<T>& p) {
 #if WEFT_USE_ONEDNN
   return std::is_same_v<T, float> && !p.small();
 #else
-  // Sanitizer builds see nothing of what oneDNN reads and writes: it stays out of them.
+  // Sanitizers cannot see the memory accesses of oneDNN, so sanitizer builds do not use it.
   static_cast<void>(p);
   return false;
 #endif

@@ -1,5 +1,5 @@
-// Sums, extremes, and their kin. A block of short f32 sums is added up in f64: nearly as fast as
-// plain f32, and right to the last bit or two for any length.
+// Sums, extremes and related reductions. Short blocks are summed in f32 and their results in f64:
+// nearly as fast as plain f32, and correct to the last bit or two for any length.
 #include "weft/core/kernels/reduce.h"
 
 #include <cmath>
@@ -12,7 +12,7 @@ namespace weft::cpu {
 namespace {
 
 constexpr int kLanes = 16;
-constexpr std::int64_t kBlock = 4096;      // elements of a row between two additions in f64
+constexpr std::int64_t kBlock = 4096;      // elements of a row between two f64 additions
 constexpr std::int64_t kRowsOfBlock = 64;  // the same for columns
 
 template <class T>
@@ -20,11 +20,11 @@ using Total = std::conditional_t<std::is_integral_v<T>, std::int64_t, double>;
 template <class T>
 using Value = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
 
-/// What one op does with an element (`take`), and how partial results combine (`join`).
+/// How one op reads an element (`take`) and combines partial results (`join`).
 template <ReduceOp op, class T>
 struct Rule {
   static constexpr bool kExtreme = op == ReduceOp::max || op == ReduceOp::min;
-  /// Sums of f32 and bf16 down columns run on vectors, wide stretches of a row at a time.
+  /// f32 and bf16 column sums use vectors over wide parts of a row.
   static constexpr bool kVectors =
       op == ReduceOp::sum && (std::is_same_v<T, float> || std::is_same_v<T, bf16>);
   static constexpr std::int64_t kColumns = kVectors ? 4 * kReduceColumns : kReduceColumns;
@@ -65,7 +65,7 @@ struct Rule {
   }
 };
 
-/// n elements that lie side by side.
+/// n adjacent elements.
 template <class R, class T>
 Total<T> reduce_row(const T* x, std::int64_t n, double center) {
   using Lane = typename R::Lane;
@@ -128,7 +128,7 @@ void reduce_typed(const Tensor& x, const ReduceExtent& e, const Tensor& center, 
   const double* pc = center ? center.data<double>() : nullptr;
   const std::int64_t chunks = reduce_chunks(e, kCpu), step = (e.reduced + chunks - 1) / chunks;
   Total<T>* pp = chunks > 1 ? partial.data<Total<T>>() : nullptr;
-  // Columns are dealt out evenly, in whole vectors.
+  // Columns are distributed evenly, in whole vectors.
   const std::int64_t blocks = (e.inner + R::kColumns - 1) / R::kColumns;
   const std::int64_t share =
       blocks ? ((e.inner + blocks - 1) / blocks + kLanes - 1) / kLanes * kLanes : 0;

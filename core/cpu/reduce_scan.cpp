@@ -1,4 +1,4 @@
-// Kernels that care about the place along the reduced axis: argmax, argmin, cumulative sums.
+// Kernels that depend on the position along the reduced axis: argmax, argmin, cumulative sums.
 #include "weft/core/kernels/reduce.h"
 #include "weft/core/parallel.h"
 
@@ -28,7 +28,7 @@ void arg_typed(const T* x, const ReduceExtent& e, std::int64_t* index) {
     for (std::int64_t r = 1; r < e.reduced; ++r) {
       const T* row = x + base + r * e.inner;
       for (std::int64_t c = 0; c < width; ++c) {
-        // Strictly better, so that the first one stays; a NaN is better than any number.
+        // Strictly better, so that the first one stays; a NaN beats any number.
         const bool better = (largest ? row[c] > best[c] : row[c] < best[c]) ||
                             (row[c] != row[c] && best[c] == best[c]);
         if (better) {

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::int64_t kChunk = 4096;
 
-// Calls f(first, n) for stretches of n elements.
+// Calls f(first, n) for ranges of n elements.
 template <class F>
 void each_stretch(std::int64_t n, F f) {
   parallel_for((n + kChunk - 1) / kChunk, kChunk, [&](std::int64_t begin, std::int64_t end) {

@@ -9,7 +9,7 @@
 namespace weft::cpu {
 namespace {
 
-// The halves of `heads` heads of one token.
+// Rotates the halves of `heads` heads of one token.
 template <class T, class A>
 void rotate(const T* x, const A* cos, const A* sin, std::int64_t heads, std::int64_t half, A sign,
             T* y) {

@@ -10,8 +10,8 @@
 namespace weft::cpu {
 namespace {
 
-// p (k, 16) = the probabilities of the chosen experts of a block of tokens, from their logits v
-// (k, 16); tokens lie side by side.
+// p (k, 16) = the probabilities of the chosen experts of a block of tokens, from their logits v (k,
+// 16); one token per column.
 template <class T, class R>
 void probabilities(const RouterBlock<T>& block, const R* v, const RouterOptions& o, R* p) {
   constexpr std::int64_t L = kTokenLanes;
@@ -46,8 +46,8 @@ void probabilities(const RouterBlock<T>& block, const R* v, const RouterOptions&
     for (std::int64_t t = 0; t < block.tokens; ++t) p[i * L + t] *= factor[t];
 }
 
-// The gradients g (k, 16) of the unscaled probabilities of a block of tokens become those of the
-// chosen logits v (k, 16); not for a softmax over all experts.
+// Converts the gradients g (k, 16) of the unscaled probabilities of a block of tokens to those of
+// the chosen logits v (k, 16); not for a softmax over all experts.
 template <class R>
 void chosen_gradients(const R* v, R* g, const RouterOptions& o) {
   constexpr std::int64_t L = kTokenLanes;
@@ -75,7 +75,7 @@ void chosen_gradients(const R* v, R* g, const RouterOptions& o) {
     for (std::int64_t i = 0; i < k * L; ++i) g[i] *= y[i];
     return;
   }
-  // The slope of a sigmoid is y sigmoid(-v), that of sqrt(softplus) sigmoid(v) / (2 y).
+  // The derivative of a sigmoid is y sigmoid(-v), that of sqrt(softplus) is sigmoid(v) / (2 y).
   const bool sigmoid = o.score == RouterScore::sigmoid;
   for (std::int64_t i = 0; i < k * L; ++i) s[i] = sigmoid ? -v[i] : v[i];
   RouterRows<R>::score(RouterScore::sigmoid, s, s, k * L);
@@ -97,7 +97,7 @@ void all_gradients(const RouterBlock<T>& block, std::int64_t t, const std::int64
     dx[chosen[i]] = T(s[chosen[i]] * (g[i * kTokenLanes + t] - dot));
 }
 
-constexpr std::int64_t kWork = 16;  // of an expert of a token
+constexpr std::int64_t kWork = 16;  // per expert of a token
 
 }  // namespace
 

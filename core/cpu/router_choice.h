@@ -1,6 +1,7 @@
 #pragma once
-// Which experts tokens get: sixteen tokens side by side in f32, one by one in f64, for groups under
-// a softmax over all experts, and where a logit is not finite. Both ways choose the same.
+// Chooses the experts of tokens: sixteen tokens side by side in f32; one by one in f64, for groups
+// under a softmax over all experts, and where a logit is not finite. Both ways choose the same
+// experts.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -9,7 +10,7 @@
 
 namespace weft::cpu {
 
-/// Rows of a block of tokens, and what is compared in place of their logits.
+/// The rows of a block of tokens, and the values that replace their logits in the comparison.
 template <class T>
 struct RouterBlock {
   using R = RouterReal<T>;
@@ -19,14 +20,14 @@ struct RouterBlock {
   const float* bias;  // (E), or null
 };
 
-// a is chosen before b when both could be. NaN comes first, so that it shows in the loss.
+// Whether a is chosen before b. NaN comes first, so that it shows in the loss.
 template <class R>
 inline bool before(R a, R b) {
   return a > b || (std::isnan(a) && !std::isnan(b));
 }
 
-// The best `room` of what it is offered, best first. Offers come in ascending order of their
-// number, so the earlier one of two equals stays in front.
+// Keeps the best `room` of the offered candidates, best first. Offers come in ascending order of
+// their number, so the earlier of two equals stays first.
 template <class R>
 struct Best {
   explicit Best(std::int64_t n) : room(n) {}
@@ -44,7 +45,7 @@ struct Best {
     value[at] = v;
     number[at] = n;
   }
-  // v[begin .. end): once full, whole blocks without a candidate are passed over.
+  // Offers v[begin .. end). Once full, skips whole blocks without a candidate.
   void offer_all(const R* v, std::int64_t begin, std::int64_t end) {
     constexpr std::int64_t kBlock = 16;
     std::int64_t i = begin;
@@ -59,7 +60,7 @@ struct Best {
   }
 };
 
-// The numbers of the k best experts, best first; of the best groups, where there are groups.
+// The indices of the k best experts, best first; from the best groups, if there are groups.
 template <class R>
 void choose(const R* rank, std::int64_t E, const RouterOptions& o, std::int64_t* chosen) {
   Best<R> best(o.topk);
@@ -67,7 +68,7 @@ void choose(const R* rank, std::int64_t E, const RouterOptions& o, std::int64_t*
     best.offer_all(rank, 0, E);
   } else {
     const std::int64_t size = E / o.groups;
-    Best<R> groups(o.group_topk);  // no more than topk of them
+    Best<R> groups(o.group_topk);  // at most topk of them
     for (std::int64_t g = 0; g < o.groups; ++g) {
       Best<R> inside(o.topk / o.group_topk);
       inside.offer_all(rank, g * size, (g + 1) * size);
@@ -82,7 +83,7 @@ void choose(const R* rank, std::int64_t E, const RouterOptions& o, std::int64_t*
   std::copy_n(best.number, o.topk, chosen);
 }
 
-// What experts are compared by: x itself where scores have the same order.
+// The values by which experts are compared: x itself where scores preserve its order.
 template <class R>
 const R* ranking(const R* x, const float* bias, std::int64_t E, const RouterOptions& o, R* room) {
   const bool logits_do = o.groups == 0 || (o.score == RouterScore::softmax && !o.pre_softmax);
@@ -96,22 +97,22 @@ const R* ranking(const R* x, const float* bias, std::int64_t E, const RouterOpti
   return room;
 }
 
-// The largest numbers of each token so far, side by side.
+// The largest values of each token so far, one token per column.
 struct BestOfColumns {
   std::int64_t room;
   alignas(64) float values[kRouterTopk * kTokenLanes], places[kRouterTopk * kTokenLanes];
 
   explicit BestOfColumns(std::int64_t n) : room(n) {
     std::fill_n(values, n * kTokenLanes, kTopFloor);
-    std::fill_n(places, n * kTokenLanes, 0.0f);  // what is not above kTopFloor never enters
+    std::fill_n(places, n * kTokenLanes, 0.0f);  // a value not above kTopFloor never enters
   }
   bool offer(const float* columns, std::int64_t n, std::int64_t first = 0) {
     return simd().top_of_columns(columns, n, first, room, values, places);
   }
 };
 
-// Fills the columns (E, 16) of experts outside the best groups with kTopFloor. False where a token
-// has too few groups above it.
+// Fills the columns (E, 16) of experts outside the best groups with kTopFloor. Returns false when a
+// token has too few groups above it.
 inline bool keep_best_groups(float* columns, std::int64_t E, std::int64_t tokens,
                              const RouterOptions& o) {
   constexpr std::int64_t L = kTokenLanes;
@@ -138,7 +139,7 @@ inline bool keep_best_groups(float* columns, std::int64_t E, std::int64_t tokens
   return true;
 }
 
-// The choice of a block. False where the tokens have to be taken one by one.
+// Chooses the experts of a block. Returns false when the tokens must be processed one by one.
 template <class T>
 bool choose_side_by_side(const RouterBlock<T>& block, const RouterOptions& o,
                          std::int64_t* chosen) {
@@ -146,7 +147,8 @@ bool choose_side_by_side(const RouterBlock<T>& block, const RouterOptions& o,
   const std::int64_t tokens = block.tokens, E = block.E, k = o.topk;
   if (o.groups > 0 && o.pre_softmax) return false;
   const bool scores = block.bias || (o.groups > 0 && o.score != RouterScore::softmax);
-  // Groups are compared before experts are; else a part of the experts at a time is enough.
+  // Groups are compared before experts and need all experts; otherwise a part of them at a time
+  // suffices.
   const std::int64_t part = o.groups > 0 ? E : kColumns;
   alignas(64) float columns[kRouterExperts * L];
   BestOfColumns best(k);
@@ -170,7 +172,7 @@ bool choose_side_by_side(const RouterBlock<T>& block, const RouterOptions& o,
   return true;
 }
 
-/// chosen (tokens, k) = the numbers of the best experts of each token, best first.
+/// chosen (tokens, k) = the indices of the best experts of each token, best first.
 template <class T>
 void choose_experts(const RouterBlock<T>& block, const RouterOptions& o, std::int64_t* chosen) {
   using R = RouterReal<T>;

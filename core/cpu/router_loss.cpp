@@ -9,15 +9,15 @@
 namespace weft::cpu {
 namespace {
 
-constexpr std::int64_t L = kTokenLanes, kWork = 16;  // of an expert of a token
+constexpr std::int64_t L = kTokenLanes, kWork = 16;  // per expert of a token
 
 // Up to sixteen tokens of one sequence.
 struct Block {
   std::int64_t first, tokens, sequence;
 };
 
-// Calls run(block) for all blocks of tokens. Sixteen tokens are one block or, where a sequence ends
-// among them, several.
+// Calls run(block) for all blocks of tokens. Sixteen tokens form one block, or several where a
+// sequence ends among them.
 template <class F>
 void each_block(std::int64_t tokens, const Sequences& all, std::int64_t E, F run) {
   parallel_for((tokens + L - 1) / L, L * kWork * E, [=](std::int64_t begin, std::int64_t end) {
@@ -40,8 +40,8 @@ void fractions(const std::int64_t* counts, std::int64_t E, R* f) {
     f[e] = static_cast<R>(static_cast<double>(counts[e]) * scale);
 }
 
-// The scores of a block before they are divided by their sum, and that sum: s (E, 16), which holds
-// the logits at the start. top: what was subtracted from the logits of a softmax.
+// The unnormalised scores of a block and their sum: s (E, 16) holds the logits on entry. top: the
+// value subtracted from the logits of a softmax.
 template <class R>
 struct Scores {
   R top[L], sum[L];

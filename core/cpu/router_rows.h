@@ -1,5 +1,5 @@
 #pragma once
-// Rows of router scores: vector code in f32, plain loops in f64, which are the definition.
+// Rows of router scores: vector code in f32; plain loops in f64, which are the reference.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -9,7 +9,7 @@
 
 namespace weft::cpu {
 
-/// The type that a router with logits of type T computes in.
+/// The compute type of a router with logits of type T.
 template <class T>
 using RouterReal = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
@@ -71,10 +71,9 @@ struct RouterRows<double> {
 };
 
 inline constexpr std::int64_t kTokenLanes = 16;  // tokens that are computed side by side
-inline constexpr std::int64_t kColumns = 64;     // experts that are turned at a time
+inline constexpr std::int64_t kColumns = 64;     // experts that are transposed at a time
 
-/// columns (n, 16) = elements first .. first + n of `tokens` rows of E; 0 for tokens that are not
-/// there.
+/// columns (n, 16) = elements first .. first + n of `tokens` rows of E; 0 for missing tokens.
 template <class T>
 void load_columns(const T* x, std::int64_t E, std::int64_t tokens, std::int64_t first,
                   std::int64_t n, RouterReal<T>* columns) {
@@ -96,7 +95,7 @@ void load_columns(const T* x, std::int64_t E, std::int64_t tokens, std::int64_t 
   }
 }
 
-/// The way back: `tokens` rows of E from columns (E, 16).
+/// The inverse: `tokens` rows of E from columns (E, 16).
 template <class T>
 void store_columns(const RouterReal<T>* columns, std::int64_t E, std::int64_t tokens, T* out) {
   constexpr std::int64_t L = kTokenLanes;

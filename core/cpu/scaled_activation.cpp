@@ -9,10 +9,10 @@
 namespace weft::cpu {
 namespace {
 
-constexpr std::int64_t kPiece = 256;  // columns at a time: buffers on the stack
-constexpr std::int64_t kWork = 28;    // an element costs one exp and one division
+constexpr std::int64_t kPiece = 256;  // columns at a time, in buffers on the stack
+constexpr std::int64_t kWork = 28;    // one exp and one division per element
 
-/// What one piece of a row reads and writes. gelu has no up.
+/// Input and output of one piece of a row. gelu has no up.
 template <class T>
 struct Piece {
   const T *gate, *up, *dy;
@@ -32,7 +32,7 @@ void forward(const Piece<float>& p, float scale, ScaledKind kind, std::int64_t n
   table.attention.scale(p.y, n, scale);
 }
 
-/// Returns this piece's part of dscale.
+/// Returns the contribution of this piece to dscale.
 float backward(const Piece<float>& p, float scale, ScaledKind kind, std::int64_t n) {
   const SimdTable& table = simd();
   float dscale = 0;
@@ -78,7 +78,7 @@ double backward(const Piece<double>& p, double scale, ScaledKind kind, std::int6
   return dscale;
 }
 
-/// f32 buffers of a piece whose values are bf16 in memory.
+/// f32 buffers of a piece whose values are stored as bf16.
 class Widened {
  public:
   explicit Widened(const Piece<bf16>& p, std::int64_t n) : p_(p), n_(n) {

@@ -14,7 +14,7 @@ namespace {
 constexpr const SimdTable* kTables[] = {&detail::simd_avx512, &detail::simd_avx2,
                                         &detail::simd_scalar};
 
-// AVX-512 here means what every CPU since Skylake-SP has: F, BW, DQ, VL.
+// AVX-512 means the extensions of every CPU since Skylake-SP: F, BW, DQ, VL.
 bool processor_runs(const SimdTable& table) {
   if (&table == &detail::simd_scalar) return true;
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -24,7 +24,7 @@ bool processor_runs(const SimdTable& table) {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-// The first of kTables that this process may use: WEFT_ISA stands for a lesser processor.
+// The first of kTables that this process may use: WEFT_ISA selects a lesser instruction set.
 const SimdTable* const* first_allowed() {
   const char* const wanted = std::getenv("WEFT_ISA");
   if (wanted == nullptr || *wanted == 0) return std::begin(kTables);

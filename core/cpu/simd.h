@@ -6,12 +6,12 @@
 
 namespace weft {
 
-/// Functions over one contiguous row (or array) of n elements. T is float or bf16; arithmetic is
-/// f32 in sixteen lanes with a fixed order of sums, so every instruction set gives the same bits.
+/// Functions over one contiguous row (or array) of n elements. T is float or bf16. Arithmetic is
+/// f32 in sixteen lanes with a fixed summation order, so every instruction set gives the same bits.
 template <class T>
 struct RowKernels {
   using Map = void(const T* x, T* y, std::int64_t n);
-  /// From x (or y, for tanh, sigmoid and the softmaxes) and dy.
+  /// Inputs: x (or y, for tanh, sigmoid and the softmaxes) and dy.
   using MapBwd = void(const T* x, const T* dy, T* dx, std::int64_t n);
 
   Map *exp, *log, *tanh, *erf, *sigmoid, *gelu_tanh, *gelu_erf, *silu;
@@ -20,10 +20,10 @@ struct RowKernels {
   Map *softmax, *log_softmax;
   MapBwd *softmax_bwd, *log_softmax_bwd;
 
-  /// A null residual, weight or bias is absent; with a residual, sum = x + residual is written too.
+  /// A null residual, weight or bias is absent; with a residual, also writes sum = x + residual.
   using NormFwd = void(const T* x, const T* residual, const T* weight, const T* bias, float eps,
                        T* sum, T* y, std::int64_t n, float* mean, float* rstd);
-  /// dx gets dsum added, dweight and dbias are added to; any of these three may be null.
+  /// Adds dsum to dx, and adds to dweight and dbias; any of these three may be null.
   using NormBwd = void(const T* x, const T* dy, const T* weight, const T* dsum, float mean,
                        float rstd, T* dx, float* dweight, float* dbias, std::int64_t n);
   NormFwd *layer_norm, *rms_norm;
@@ -39,18 +39,18 @@ struct RowKernels {
   void (*cross_entropy_bwd)(const T* x, float shift, float scale, float offset, T* dx,
                             std::int64_t n);
 
-  /// In sixteen sums of f64, which are then added.
+  /// In sixteen f64 sums, which are then added.
   double (*sum_squares)(const T* x, std::int64_t n);
   /// sums[c] = x[c] + x[stride + c] + ... over n rows, in this order and in f32.
   void (*column_sums)(const T* x, std::int64_t n, std::int64_t stride, std::int64_t width,
                       float* sums);
-  /// The heads of one token, whose halves are turned into each other; sin is multiplied by `sign`.
+  /// Rotates the heads of one token, pairing its two halves; sin is multiplied by `sign`.
   void (*rope)(const T* x, const float* cos, const float* sin, std::int64_t heads,
                std::int64_t half, float sign, T* y);
 
   /// One token of a causal depthwise convolution: y = sum over d < taps of x[d * step] w[-d * n],
-  /// then silu; from dy, the gradient before the activation (added to the taps' own sums, unless
-  /// dw is null), and from that the gradient of x.
+  /// then silu. Backward: from dy, the gradient before the activation (also added to the sums of
+  /// the taps, unless dw is null); from that, the gradient of x.
   void (*conv)(const T* x, std::int64_t step, const float* w, std::int64_t taps, bool silu, T* y,
                std::int64_t n);
   void (*conv_bwd)(const T* x, std::int64_t step, const float* w, std::int64_t taps, bool silu,
@@ -63,17 +63,17 @@ struct RowKernels {
                   std::int64_t n);
 };
 
-/// Draws from a key's sequence. A number here is random_bits() >> 8: 24 bits, exact in f32.
+/// Draws from a key's sequence. A number is random_bits() >> 8: 24 bits, exact in f32.
 struct RandomKernels {
-  /// The numbers of `blocks` Philox blocks from number `first` on; blocks is a multiple of 16.
+  /// Draws `blocks` Philox blocks starting at block `first`; blocks is a multiple of 16.
   void (*draw)(const RandomKey& key, std::uint64_t first, std::int64_t blocks, float* numbers);
   /// factors (rows, 16): row j of column i is 0 where number first[i] + j is below threshold, else
-  /// `kept`. `first` counts from number 0, whatever key.first says.
+  /// `kept`. `first` counts from number 0, regardless of key.first.
   void (*dropout_factors)(const RandomKey& key, const std::uint64_t* first, std::int64_t rows,
                           float threshold, float kept, float* factors);
 };
 
-/// The numbers of one Adam step, in f32. See AdamStep in core/kernels/optimizer.h.
+/// The constants of one Adam step, in f32. See AdamStep in core/kernels/optimizer.h.
 struct AdamConstants {
   float grad_scale, beta1, beta2, eps, bias_correction1, bias_correction2, lr, weight_decay;
   bool decoupled;
@@ -85,18 +85,18 @@ struct OptimizerKernels {
   /// y = x * scale, and y = x / scale (0 for scale 0).
   void (*widen_scaled)(const f16* x, float scale, float* y, std::int64_t n);
   void (*narrow_scaled)(const float* x, float scale, f16* y, std::int64_t n);
-  /// f32 numbers out of their halves and back (core/kernels/remainder.h).
+  /// Merges f32 numbers from their halves, and splits them (core/kernels/remainder.h).
   void (*merge)(const bf16* upper, const std::int16_t* remainder, float* y, std::int64_t n);
   void (*split)(const float* x, bf16* upper, std::int16_t* remainder, std::int64_t n);
   float (*absmax)(const float* x, std::int64_t n);
-  /// In place: p, m, v.
+  /// Updates p, m and v in place.
   void (*adam)(float* p, const float* g, float* m, float* v, std::int64_t n,
                const AdamConstants& constants);
 };
 
-/// c (m, n) = a (m, k) b (k, n) + start, where element (i, p) of a lies at a[i * a_row + p *
-/// a_col]; rows of b and c have no gaps inside. start: null, or rows start_row apart: c itself to
-/// add to it, or one bias for all rows with start_row 0. Without a start, start_row is 0.
+/// c (m, n) = a (m, k) b (k, n) + start. Element (i, p) of a is at a[i * a_row + p * a_col]; rows
+/// of b and c have no gaps. start: null, or rows at distance start_row: c itself to add to it, or
+/// one bias for all rows with start_row 0. Without a start, start_row is 0.
 struct BlockProduct {
   const float* a;
   std::int64_t a_row, a_col;
@@ -108,23 +108,24 @@ struct BlockProduct {
   std::int64_t start_row;
 };
 
-/// Which keys, by number, sixteen queries see: query i those of [first[i], stop[i]), all of them
-/// those of [all_begin, all_end), and nobody any outside [begin, end).
+/// The keys that each of sixteen queries sees: query i sees [first[i], stop[i]), all queries see
+/// [all_begin, all_end), and none sees a key outside [begin, end).
 struct LaneKeys {
   std::int64_t begin, all_begin, all_end, end;
   float first[16], stop[16];
 };
 
-/// Steps of attention. Scores lie with one query a lane and one key a row, rows ld apart.
+/// Steps of attention. Scores are stored with one query per lane and one key per row; ld is the row
+/// distance.
 struct AttentionKernels {
-  /// One step of the online softmax: x = exp(x - new maximum), 0 where not seen. high, sum: the
-  /// largest score and the sum of exponentials of each query so far; shrink: by what earlier
-  /// exponentials must be multiplied.
+  /// One step of the online softmax: x = exp(x - new maximum), 0 for masked keys. high, sum: the
+  /// largest score and the sum of exponentials of each query so far; shrink: the factor by which
+  /// earlier exponentials must be multiplied.
   void (*softmax_step)(float* x, std::int64_t ld, const LaneKeys& keys, float* high, float* sum,
                        float* shrink);
-  /// x = exp(x - lse), 0 where not seen.
+  /// x = exp(x - lse), 0 for masked keys.
   void (*probabilities)(float* x, std::int64_t ld, const LaneKeys& keys, const float* lse);
-  /// dp = p (dp - delta) scale, 0 where not seen.
+  /// dp = p (dp - delta) scale, 0 for masked keys.
   void (*scores_bwd)(const float* p, float* dp, std::int64_t ld, const LaneKeys& keys,
                      const float* delta, float scale);
   /// The sum of x y.
@@ -137,7 +138,7 @@ struct AttentionKernels {
   void (*product)(const BlockProduct& product);
 };
 
-/// Where a list of the largest numbers starts.
+/// Initial value of a list of the largest numbers.
 inline constexpr float kTopFloor = -3.40282347e38f;
 
 struct SimdTable {
@@ -147,9 +148,10 @@ struct SimdTable {
   RowKernels<bf16> bf16_;
   AttentionKernels attention;
   RandomKernels random;
-  /// Takes n more numbers a lane into lists of the k largest so far, largest first, equal ones by
-  /// place: x (n, 16), whose row i has place first + i; values and places (k, 16), of which values
-  /// are kTopFloor before the first call. False, and nothing useful, when one is NaN or infinite.
+  /// Merges n more numbers per lane into lists of the k largest so far, in descending order, ties
+  /// by position. x is (n, 16), and row i has position first + i; values and places are (k, 16),
+  /// with values initialised to kTopFloor. Returns false, with unusable lists, when a number is NaN
+  /// or infinite.
   bool (*top_of_columns)(const float* x, std::int64_t n, std::int64_t first, std::int64_t k,
                          float* values, float* places);
 
@@ -162,13 +164,13 @@ struct SimdTable {
   }
 };
 
-/// The row kernels of the widest instruction set this CPU has: avx512, avx2 or scalar.
+/// The row kernels of the widest instruction set that this CPU supports: avx512, avx2 or scalar.
 const SimdTable& simd();
 
 /// The table of that name, or null when this CPU cannot run it.
 const SimdTable* find_simd(const char* name);
 
-/// Makes simd() return another table, for tests and measurements.
+/// Selects the table that simd() returns, for tests and measurements.
 /// Throws Error when this CPU cannot run it.
 void set_simd(const char* name);
 

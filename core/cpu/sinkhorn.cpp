@@ -22,7 +22,8 @@ void sinkhorn(const Tensor& logits, const Tensor& padding, std::int64_t rounds, 
     const R row_sum = R(1) / static_cast<R>(std::max<std::int64_t>(tokens, 1));
     const R column_sum = R(1) / static_cast<R>(E), eps = static_cast<R>(kSinkhornEps);
 
-    // The largest of a row becomes 1: its factor takes that up, and nothing overflows.
+    // Scales the largest element of a row to 1, so that nothing overflows; the row's factor absorbs
+    // it.
     parallel_for(T, 16 * E, [=](std::int64_t begin, std::int64_t end) {
       alignas(64) R wide[kRouterExperts];
       for (std::int64_t t = begin; t < end; ++t) {

@@ -9,7 +9,7 @@
 namespace weft::cpu {
 namespace {
 
-// The f64 rows: the definitions that the row kernels of core/cpu/simd are measured against.
+// The f64 rows: the reference for the row kernels of core/cpu/simd.
 struct F64Rows {
   static double max_of(const double* x, std::int64_t n) {
     double m = -std::numeric_limits<double>::infinity();
@@ -41,7 +41,7 @@ struct F64Rows {
   }
 };
 
-constexpr std::int64_t kWork = 32;  // an element costs two exp
+constexpr std::int64_t kWork = 32;  // two exp per element
 
 // Calls row(r, C) for the row that starts at element r.
 template <class F>

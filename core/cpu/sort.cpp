@@ -10,7 +10,7 @@
 namespace weft::cpu {
 namespace {
 
-// a before b in ascending order; NaN comes after everything else.
+// a before b in ascending order; NaN comes last.
 template <class T>
 bool less(T a, T b) {
   if constexpr (std::is_integral_v<T>)
@@ -29,7 +29,7 @@ void merge(const std::int64_t* from, std::int64_t left, std::int64_t middle, std
     to[i] = b == right || (a < middle && !before(from[b], from[a])) ? from[a++] : from[b++];
 }
 
-// Bottom-up merge sort of the positions 0 .. n-1, from runs that insertion has sorted.
+// Bottom-up merge sort of the positions 0 .. n-1, from runs sorted by insertion.
 template <class Before>
 void merge_sort(std::int64_t n, std::int64_t* order, std::int64_t* scratch, Before before) {
   constexpr std::int64_t kRun = 16;
@@ -47,7 +47,7 @@ void merge_sort(std::int64_t n, std::int64_t* order, std::int64_t* scratch, Befo
   if (from != order) std::copy_n(from, n, order);
 }
 
-// Keeps the k first by `before` in a heap whose root is the last of them, then sorts it.
+// Keeps the k first elements by `before` in a heap whose root is the last of them, then sorts it.
 template <class Before>
 void select_first(std::int64_t n, std::int64_t k, std::int64_t* heap, Before before) {
   for (std::int64_t i = 0; i < k; ++i) heap[i] = i;

@@ -21,7 +21,7 @@ void backward_f64(const double* gate, const double* up, const double* dy, double
   }
 }
 
-// Where the rows of gate, up and y begin: packed rows are twice as far apart.
+// Row starts of gate, up and y: packed rows are twice as far apart.
 struct Layout {
   std::int64_t rows, width, stride;
   bool packed;
@@ -32,7 +32,7 @@ struct Layout {
         packed(is_packed) {}
 };
 
-constexpr std::int64_t kWork = 24;  // an element costs one exp and one division
+constexpr std::int64_t kWork = 24;  // one exp and one division per element
 
 }  // namespace
 

@@ -7,9 +7,9 @@
 namespace weft::cpu {
 namespace {
 
-constexpr std::int64_t kBlock = 256;  // columns summed at a time: they stay in the first cache
+constexpr std::int64_t kBlock = 256;  // columns summed at a time, which stay in the L1 cache
 
-// y = the sum of the given rows of x, in their order.
+// y = the sum of the given rows of x, in order.
 template <class T>
 void sum_rows(const T* x, const std::int64_t* rows, std::int64_t k, std::int64_t width, T* y) {
   using C = Compute<T>;
@@ -37,8 +37,7 @@ void sort_by_expert(const Tensor& experts, const RowLayout& layout, const Tensor
   dispatch_index(experts.dtype(), [&]<class I>() {
     const I* id = experts.data<I>();
     const auto is_expert = [&](std::int64_t i) { return id[i] >= 0 && id[i] < count; };
-    // First the place of each slot among those of its expert, then the start of that expert is
-    // added.
+    // Computes the position of each slot within its expert, then adds the start of that expert.
     for (std::int64_t i = 0; i < slots; ++i) {
       row[i] = is_expert(i) ? n[id[i]]++ : -1;
       if (layout.capacity && row[i] >= layout.capacity) row[i] = -1;

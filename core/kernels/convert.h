@@ -5,10 +5,10 @@
 
 namespace weft {
 
-// The functions of this file are constexpr so that CUDA kernels may call them too.
+// These functions are constexpr so that CUDA kernels can call them too.
 
-/// The f32 next to v with an odd last bit where f32 cannot hold v. Rounding it once more to at most
-/// 22 bits gives what rounding v at once would: an odd last bit is never a tie.
+/// v rounded to f32 toward the neighbour with an odd last bit (round to odd). Rounding the result
+/// again to at most 22 bits equals rounding v directly, because an odd last bit is never a tie.
 constexpr float round_to_odd(double v) {
   const float nearest = static_cast<float>(v);
   const double back = static_cast<double>(nearest);
@@ -18,7 +18,7 @@ constexpr float round_to_odd(double v) {
   return std::bit_cast<float>((too_large ? bits - 1 : bits) | 1u);
 }
 
-/// v as a To, with one rounding. A float becomes an integer by truncation, a bool by != 0.
+/// Converts v to To with one rounding. A float becomes an integer by truncation, a bool by != 0.
 template <class To, class From>
 constexpr To convert(From v) {
   if constexpr (std::is_same_v<To, From>)

@@ -9,9 +9,9 @@ namespace weft {
 /// count (1) i64 = number of targets other than ignore_index.
 using CountValidKernel = void(const Tensor& targets, std::int64_t ignore_index,
                               const Tensor& count);
-/// row (1) i64 = first row whose target is neither ignored nor in [0, classes); -1 when all are
-/// fine. On a GPU, where the host does not wait to read it, the kernel reports that target as an
-/// error of `op` (a string that stays); all others treat such a row as ignored.
+/// row (1) i64 = first row whose target is neither ignored nor in [0, classes); -1 if there is
+/// none. On a GPU, where the host does not wait for the result, the kernel reports that target as
+/// an error of `op` (a string with static lifetime); all other kernels treat such a row as ignored.
 using FindBadTargetKernel = void(const Tensor& targets, std::int64_t ignore_index,
                                  std::int64_t classes, const char* op, const Tensor& row);
 /// losses (R) real, 0 where ignored; stats (R, 2) real: maximum m, sum of exp(x - m).
@@ -27,12 +27,13 @@ using CrossEntropyBwdKernel = void(const Tensor& logits, const Tensor& targets, 
                                    const Tensor& dy, const Tensor& count, std::int64_t ignore_index,
                                    double label_smoothing, const Tensor& dlogits);
 
-/// Both at once for the reduced loss with dy = 1: losses (R) real, and logits become dlogits
-/// (divided by count unless that is null). A row is still in the cache when its gradient is taken.
+/// Loss and gradient at once for the reduced loss with dy = 1: losses (R) real, and logits become
+/// dlogits (divided by count unless that is null). The row is still in the cache when its gradient
+/// is computed.
 using CrossEntropyInPlaceKernel = void(const Tensor& logits, const Tensor& targets,
                                        const Tensor& count, std::int64_t ignore_index,
                                        double label_smoothing, const Tensor& losses);
-/// hits (R) bool: is no logit of the row larger than the target's? False where ignored.
+/// hits (R) bool: true where no logit of the row exceeds the target's; false where ignored.
 using CrossEntropyHitsKernel = void(const Tensor& logits, const Tensor& targets,
                                     std::int64_t ignore_index, const Tensor& hits);
 

@@ -3,29 +3,29 @@
 
 namespace weft {
 
-/// Which classes a tensor of logits has, when each of several ranks has some of all.
+/// The classes that a rank's logits cover when the classes are sharded over ranks.
 struct ClassRange {
   std::int64_t first = 0;
   std::int64_t all = 0;
 };
 
 // R rows of the n classes from `range.first` on. Row-contiguous: logits (R, n), n may be 0; targets
-// (R) i32 or i64, numbers among all classes. "real" is f64 for f64 logits, else f32.
+// (R) i32 or i64, indices into all classes. "real" is f64 for f64 logits, else f32.
 
-/// stats (R, 4) real: maximum m, sum of exp(x - m), the target's logit (-inf where another part has
-/// it), sum of x (0 without label smoothing). Zeros where the target is ignored.
+/// stats (R, 4) real: maximum m, sum of exp(x - m), the target's logit (-inf where another shard
+/// has it), sum of x (0 without label smoothing). Zeros where the target is ignored.
 using CrossEntropyPartStatsKernel = void(const Tensor& logits, const Tensor& targets,
                                          std::int64_t ignore_index, ClassRange range, bool with_sum,
                                          const Tensor& stats);
-/// parts (W, R, 4): the stats of all parts. losses (R) real, 0 where ignored; stats (R, 2) real:
-/// maximum and sum of exp(x - m) over all classes; hits (R) bool or null, as cross_entropy_hits has
-/// them. Parts are joined in their order.
+/// parts (W, R, 4): the stats of all shards, merged in order. losses (R) real, 0 where ignored;
+/// stats (R, 2) real: maximum and sum of exp(x - m) over all classes; hits (R) bool or null, as in
+/// cross_entropy_hits.
 using CrossEntropyPartMergeKernel = void(const Tensor& parts, const Tensor& targets,
                                          std::int64_t ignore_index, std::int64_t classes,
                                          double label_smoothing, const Tensor& losses,
                                          const Tensor& stats, const Tensor& hits);
-/// dlogits (R, n) in the dtype of logits, which it may be, from stats (R, 2). dy: a value for each
-/// row, or null for 1; divided by count (1) i64 unless that is null.
+/// dlogits (R, n) from stats (R, 2), in the dtype of logits; dlogits may be logits. dy: one value
+/// per row, or null for 1; divided by count (1) i64 unless that is null.
 using CrossEntropyPartBwdKernel = void(const Tensor& logits, const Tensor& targets,
                                        const Tensor& stats, const Tensor& dy, const Tensor& count,
                                        std::int64_t ignore_index, ClassRange range,

@@ -20,7 +20,7 @@ enum class UnaryOp : std::uint8_t {
   square,
   sign
 };
-/// The *_bwd ones turn (x or y, dy) into dx.
+/// The *_bwd ops compute dx from (x or y, dy).
 enum class BinaryOp : std::uint8_t {
   add,
   sub,
@@ -57,7 +57,7 @@ using WhereKernel = void(const Tensor& condition, const Tensor& a, const Tensor&
 using AddScaledKernel = void(const Tensor& x, double alpha, const Tensor& out);
 /// out *= factor.
 using ScaleKernel = void(const Tensor& out, double factor);
-/// The same with a factor that lies on the device, one floating value; 1 costs nothing.
+/// The same, with one floating-point factor in device memory; a factor of 1 costs nothing.
 using ScaleByKernel = void(const Tensor& out, const Tensor& factor);
 
 namespace cpu {

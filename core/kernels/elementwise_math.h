@@ -8,15 +8,14 @@
 
 namespace weft {
 
-// constexpr lets CUDA kernels call these functions too.
+// constexpr, so that CUDA kernels can call these functions too.
 
-/// Integer arithmetic wraps around; in C++ only unsigned arithmetic may.
+/// Integer arithmetic wraps around; C++ allows that for unsigned types only.
 template <class C>
 using Wrapping = typename std::conditional_t<std::is_integral_v<C>, std::make_unsigned<C>,
                                              std::type_identity<C>>::type;
 
-/// The number next to v that C holds: v itself in floating point, the end of the range for an
-/// integer type that is too narrow.
+/// v as a C: v itself in floating point; an integer type that is too narrow saturates.
 template <class C>
 constexpr C nearest(double v) {
   if constexpr (std::is_integral_v<C>) {
@@ -32,7 +31,7 @@ inline constexpr double kSqrtHalf = 0.70710678118654752440;
 inline constexpr double kInverseSqrt2Pi = 0.39894228040143267794;
 inline constexpr double kGeluCubic = 0.044715;
 
-/// True for the ops that integers have too.
+/// True for the ops that integers support.
 constexpr bool takes_integers(UnaryOp op) {
   return op == UnaryOp::neg || op == UnaryOp::abs || op == UnaryOp::relu || op == UnaryOp::square ||
          op == UnaryOp::sign;
@@ -43,7 +42,7 @@ constexpr bool takes_integers(BinaryOp op) {
 }
 
 /// A number as the second operand of an op. Integer sums and products wrap around, so that -1 is
-/// 255 to u8; a bound beyond the range must stay a bound.
+/// 255 in u8; a bound outside the range must remain a bound.
 template <BinaryOp op, class C>
 constexpr C number(double v) {
   if constexpr (std::is_integral_v<C> && op != BinaryOp::minimum && op != BinaryOp::maximum)
@@ -115,7 +114,7 @@ constexpr C apply(C a, C b) {
   } else if constexpr (op == BinaryOp::mul) {
     return static_cast<C>(W(a) * W(b));
   } else if constexpr (op == BinaryOp::minimum) {
-    return a != a || a < b ? a : b;  // NaN wins, like in NumPy
+    return a != a || a < b ? a : b;  // a NaN propagates, as in NumPy
   } else if constexpr (op == BinaryOp::maximum) {
     return a != a || a > b ? a : b;
   } else if constexpr (op == BinaryOp::div) {
@@ -144,7 +143,7 @@ constexpr C apply(C a, C b) {
   }
 }
 
-/// Does a op b hold?
+/// Whether `a op b` holds.
 template <CompareOp op, class C>
 constexpr bool holds(C a, C b) {
   if constexpr (op == CompareOp::eq)
@@ -168,9 +167,9 @@ struct NumberComparison {
   Compute<T> value;
 };
 
-/// A float meets a number as its own type would store it. An integer meets it exactly: i64 is not
-/// rounded to double, and a number that T does not have (2.5, 2^70, NaN) becomes one that it has,
-/// with the same answers.
+/// Compares with a number as the tensor's dtype would store it. Integers compare exactly: i64 is
+/// not rounded to double, and a number that T cannot represent (2.5, 2^70, NaN) is replaced by one
+/// that it can, with the same results.
 template <class T>
 NumberComparison<T> comparison(CompareOp op, double number) {
   if constexpr (!std::is_integral_v<T>) {
@@ -180,7 +179,7 @@ NumberComparison<T> comparison(CompareOp op, double number) {
     const NumberComparison<T> never{CompareOp::lt, Limits::min()};
     const NumberComparison<T> always{CompareOp::ge, Limits::min()};
     if (number != number) return op == CompareOp::ne ? always : never;
-    // x < 2.5 is x < 3, and x <= 2.5 is x <= 2.
+    // For integers, x < 2.5 is x < 3, and x <= 2.5 is x <= 2.
     const bool up = op == CompareOp::lt || op == CompareOp::ge;
     const double edge = up ? std::ceil(number) : std::floor(number);
     const bool below = edge < static_cast<double>(Limits::min());

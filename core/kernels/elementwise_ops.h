@@ -2,7 +2,7 @@
 #include "weft/core/kernels/elementwise.h"
 #include "weft/core/kernels/elementwise_math.h"
 
-/// From the op and the dtype given at run time to those of a template, for CPU and CUDA kernels.
+/// Maps the runtime op and dtype to template arguments, for CPU and CUDA kernels.
 namespace weft {
 
 /// Calls f.operator()<op>().
@@ -92,7 +92,7 @@ void with_op(CompareOp op, F&& f) {
   }
 }
 
-/// Calls f.operator()<T>() for the dtypes that the op has.
+/// Calls f.operator()<T>() for the dtypes that the op supports.
 template <auto op, class F>
 void with_dtype(DType dtype, F&& f) {
   if constexpr (takes_integers(op))
@@ -101,7 +101,7 @@ void with_dtype(DType dtype, F&& f) {
     dispatch_floating(dtype, f);
 }
 
-/// Comparisons take bool too, which no arithmetic does.
+/// Comparisons also support bool, unlike arithmetic.
 template <class F>
 void with_comparable(DType dtype, F&& f) {
   if (dtype == DType::boolean) return f.template operator()<bool>();
@@ -109,7 +109,7 @@ void with_comparable(DType dtype, F&& f) {
 }
 
 /// Calls f.operator()<Word>() with an unsigned type of this many bytes, for values that are only
-/// moved.
+/// copied.
 template <class F>
 void with_word(std::size_t bytes, F&& f) {
   switch (bytes) {
@@ -124,7 +124,7 @@ void with_word(std::size_t bytes, F&& f) {
   }
 }
 
-/// Powers with a cheaper formula, as the unary op that has it.
+/// Replaces a power that has a cheaper formula by the unary op with that formula.
 inline bool simpler_power(BinaryOp op, double exponent, bool reversed, UnaryOp& simpler) {
   if (op != BinaryOp::pow || reversed) return false;
   if (exponent == 2) simpler = UnaryOp::square;

@@ -8,25 +8,25 @@ namespace weft {
 struct GemmShape {
   std::int64_t m = 0, n = 0, k = 0;
   bool trans_a = false, trans_b = false;   ///< a is stored (k, m), b is stored (n, k)
-  std::int64_t lda = 0, ldb = 0, ldc = 0;  ///< elements from one stored row to the next
+  std::int64_t lda = 0, ldb = 0, ldc = 0;  ///< distance between stored rows, in elements
   Shape batch, a_step, b_step, out_step;
-  bool accumulate = false;  ///< add to what out holds
+  bool accumulate = false;  ///< add to the old value of out
 };
 
-/// f32, f64: all alike. bf16: out is bf16 or f32, sums run in f32. `scratch` is f32 with
-/// gemm_scratch() elements, null for none.
+/// f32, f64: the same dtype for all. bf16: out is bf16 or f32, sums are f32. `scratch` is f32 with
+/// gemm_scratch() elements; null for none.
 using GemmKernel = void(const Tensor& a, const Tensor& b, const GemmShape& shape,
                         const Tensor& scratch, const Tensor& out);
 
-/// How many f32 elements of scratch a product needs; follows from shape, dtype and kind of device.
+/// Number of f32 scratch elements of a product; depends on shape, dtype and kind of device.
 std::int64_t gemm_scratch(const GemmShape& shape, DType dtype, Device device);
 
-/// out (M, N) = x (M, K) weight (N, K)^T + bias (N), all without gaps; scratch f32 with
-/// fused_bias_scratch() elements, null for none.
+/// out (M, N) = x (M, K) weight (N, K)^T + bias (N), all without gaps. scratch: f32 with
+/// fused_bias_scratch() elements; null for none.
 using GemmBiasKernel = void(const Tensor& x, const Tensor& weight, const Tensor& bias,
                             const Tensor& scratch, const Tensor& out);
 
-/// Can gemm_bias() take these, and is it better than a separate pass for the bias? Follows from
+/// True when gemm_bias() supports these operands and beats a separate pass for the bias. Depends on
 /// shapes, layouts, dtypes and kind of device.
 bool fuses_bias(const Tensor& x, const Tensor& weight, const Tensor& out);
 std::int64_t fused_bias_scratch(const Tensor& x, const Tensor& weight);

@@ -3,16 +3,16 @@
 
 namespace weft {
 
-/// A matrix for each group of rows. forward: y (N, O) = x (N, I) w (E, O, I)^T; input_grad: dx =
-/// dy w; weight_grad: dw = dy^T x, a sum over the rows of the group.
+/// Products of a matrix per group of rows. forward: y (N, O) = x (N, I) w (E, O, I)^T; input_grad:
+/// dx = dy w; weight_grad: dw = dy^T x, a sum over the rows of the group.
 enum class GroupedProduct : std::uint8_t { forward, input_grad, weight_grad };
 
-/// One of the products, and where its operands begin, in elements.
+/// The shape of one group's product and the offsets of its operands, in elements.
 struct GroupOperands {
   GemmShape shape;
   std::int64_t a = 0, b = 0, out = 0;
 
-  /// `first`, `rows`: the rows of group e.
+  /// `first`, `rows`: the row range of group e.
   GroupOperands(GroupedProduct kind, std::int64_t e, std::int64_t first, std::int64_t rows,
                 std::int64_t outputs, std::int64_t inputs, bool accumulate) {
     const std::int64_t matrix = e * outputs * inputs;
@@ -45,14 +45,15 @@ struct GroupOperands {
   }
 };
 
-/// forward: a = x, b = w; input_grad: a = dy, b = w; weight_grad: a = dy, b = x, and the matrices
-/// of empty groups are left alone. `rows` (E, i64) lies on the host and sums to N. f32, f64: all
-/// alike; bf16: the weight gradient may go to f32. scratch: f32 with grouped_scratch() elements.
+/// forward: a = x, b = w; input_grad: a = dy, b = w; weight_grad: a = dy, b = x, which skips the
+/// matrices of empty groups. `rows` (E, i64) is in host memory and sums to N. f32, f64: the same
+/// dtype for all; bf16: the weight gradient may be f32. scratch: f32 with grouped_scratch()
+/// elements.
 using GroupedGemmKernel = void(const Tensor& a, const Tensor& b, GroupedProduct kind,
                                const Tensor& rows, bool accumulate, const Tensor& scratch,
                                const Tensor& out);
 
-/// The widths of a product: of a row of y and of x.
+/// The row widths of y and x.
 struct GroupedWidths {
   std::int64_t outputs, inputs;
   GroupedWidths(const Tensor& a, const Tensor& b, GroupedProduct kind)
@@ -61,7 +62,7 @@ struct GroupedWidths {
 
 inline std::int64_t grouped_scratch(const Tensor& a, const Tensor& b, GroupedProduct kind) {
   const GroupedWidths w(a, b, kind);
-  // As if one group had all the rows.
+  // As if one group had all rows.
   const GroupOperands largest(kind, 0, 0, a.dim(0), w.outputs, w.inputs, false);
   return gemm_scratch(largest.shape, a.dtype(), a.device());
 }

@@ -3,32 +3,32 @@
 
 namespace weft {
 
-// One call updates many tensors: a model has hundreds of small ones. All of them are cut into
+// One call updates many tensors, since a model has hundreds of small ones. All of them are cut into
 // chunks of this many elements, so that threads share the work evenly and results do not depend on
-// how many threads there are.
+// the number of threads.
 inline constexpr std::int64_t kOptimizerChunk = 65536;
-/// A GPU has more to share: a chunk is one block of threads.
+/// Smaller on a GPU, which has more thread blocks to fill: one block per chunk.
 inline constexpr std::int64_t kOptimizerGpuChunk = 16384;
 
-/// What every optimizer kernel needs to know about one parameter. Pointers are to contiguous memory
+/// The data of one parameter that every optimizer kernel needs. Pointers are to contiguous memory
 /// on one device. lr_scale and weight_decay differ between parameter groups.
 struct ParamSlot {
   void* param = nullptr;       ///< f32, f64, bf16
-  const void* grad = nullptr;  ///< f32, f64, bf16; f64 exactly when param is
-  void* bf16_copy = nullptr;   ///< receives the new f32 param rounded to bf16; null: none
-  /// Null, or 16 bits for each element of a bf16 param: what is updated then is the f32 number that
-  /// both make together (core/kernels/remainder.h), and neither is rounded.
+  const void* grad = nullptr;  ///< f32, f64, bf16; f64 if and only if param is f64
+  void* bf16_copy = nullptr;   ///< receives the new f32 param rounded to bf16, if not null
+  /// Null, or 16 bits for each element of a bf16 param. Both together hold the f32 number that is
+  /// updated (core/kernels/remainder.h), without rounding.
   void* remainder = nullptr;
-  /// On a GPU: null, or one double there; where it is 0 nothing of this parameter is touched.
+  /// On a GPU: null, or a double in device memory; where it is 0, the parameter is skipped.
   const double* reached = nullptr;
   std::int64_t n = 0;
   DType param_dtype = DType::f32, grad_dtype = DType::f32;
   double lr_scale = 1, weight_decay = 0;
 };
 
-/// A state is f32, bf16 (rounded to nearest even), or f16 with one f32 scale a tensor:
-/// value = stored * scale, scale = absmax / 32752 anew in each step (0 for an all-zero state).
-/// The states of an f64 param are f64.
+/// A state is f32, bf16 (rounded to nearest even), or f16 with one f32 scale per tensor: value =
+/// stored * scale, where each step sets scale = absmax / 32752 (0 for an all-zero state). The
+/// states of an f64 param are f64.
 struct AdamSlot : ParamSlot {
   void* m = nullptr;
   void* v = nullptr;
@@ -37,13 +37,13 @@ struct AdamSlot : ParamSlot {
   DType m_dtype = DType::f32, v_dtype = DType::f32;
 };
 
-/// What differs from one step to the next.
+/// The numbers that change between steps.
 struct StepNumbers {
-  double lr = 0;                                      ///< times a slot's lr_scale
+  double lr = 0;                                      ///< multiplied by a slot's lr_scale
   double bias_correction1 = 1, bias_correction2 = 1;  ///< Adam: 1 - beta^t, or 1 for no correction
 };
 
-/// f32 params and states compute in f32, each operation rounded (nothing is contracted to an fma):
+/// f32 params and states compute in f32 with every operation rounded (no fma contraction):
 ///   g *= grad_scale;                  L2 (not decoupled): g += weight_decay * p
 ///   m = beta1 m + (1 - beta1) g;      v = beta2 v + (1 - beta2) g g
 ///   u = (m / bc1) / (sqrt(v / bc2) + eps);   decoupled: u += weight_decay * p
@@ -52,21 +52,22 @@ struct AdamStep {
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
   bool decoupled = true;  ///< AdamW; false: Adam with L2
   StepNumbers now;
-  /// Where a GPU finds them instead, null for none: a captured step reads new ones each time.
+  /// If not null, a GPU reads them from this address, so that a captured step uses new numbers at
+  /// each replay.
   const StepNumbers* on_device = nullptr;
   /// One double on the slots' device (see clip_scale); null means 1. When it is not finite, params
-  /// and states stay untouched.
+  /// and states are not changed.
   const double* grad_scale = nullptr;
 };
 
-/// A gradient whose norm is wanted.
+/// A gradient whose norm is computed.
 struct GradSlot {
   const void* grad = nullptr;  ///< f32, f64, bf16
   std::int64_t n = 0;
   DType grad_dtype = DType::f32;
 };
 
-/// momentum is f32 (f64 for an f64 param), starts at 0; null when the step has no momentum.
+/// momentum is f32 (f64 for an f64 param) and starts at 0; null when the step has no momentum.
 struct SgdSlot : ParamSlot {
   void* momentum = nullptr;
 };
@@ -81,7 +82,7 @@ struct SgdStep {
   const double* grad_scale = nullptr;
 };
 
-/// How many chunks the tensors make: ceil(n / chunk) each.
+/// Number of chunks of all tensors: ceil(n / chunk) each.
 template <class Slot>
 std::int64_t optimizer_chunks(const Slot* slots, std::int64_t count, bool gpu = false) {
   const std::int64_t size = gpu ? kOptimizerGpuChunk : kOptimizerChunk;
@@ -90,32 +91,32 @@ std::int64_t optimizer_chunks(const Slot* slots, std::int64_t count, bool gpu = 
   return chunks;
 }
 
-/// A slot as a GPU finds it, in device memory.
+/// A slot in the table in GPU memory.
 template <class Slot>
 struct PlacedSlot {
   Slot slot;
   std::int64_t first_chunk;  ///< number of its first chunk over all slots
-  bool packs;                ///< may four elements be accessed at once, in all of its tensors?
+  bool packs;                ///< all of its tensors allow aligned accesses of four elements
 };
-/// Bytes in front of a GPU's scratch: the slots, copied there in the order of the stream, since
-/// they lie in host memory. 0 on the CPU.
+/// Bytes before a GPU's scratch that hold the slot table, copied from host memory in stream order.
+/// 0 on the CPU.
 template <class Slot>
 constexpr std::int64_t slot_table_bytes(std::int64_t count, bool gpu) {
   return gpu ? count * static_cast<std::int64_t>(sizeof(PlacedSlot<Slot>)) : 0;
 }
 
-// The first argument tells dispatch() the device. In front of what is said here a GPU's has
-// slot_table_bytes() more.
+// The first argument tells dispatch() the device. On a GPU the scratch sizes below grow by
+// slot_table_bytes() at the front.
 
 /// scratch (f32, 2 * chunks) is written only when a state is f16.
 using AdamKernel = void(const Tensor& scratch, const AdamSlot* slots, std::int64_t count,
                         const AdamStep& step);
-/// scratch may be any tensor on the CPU; of u8 on a GPU, which needs no more than the table.
+/// scratch may be any tensor on the CPU. On a GPU it is u8 and holds only the table.
 using SgdKernel = void(const Tensor& scratch, const SgdSlot* slots, std::int64_t count,
                        const SgdStep& step);
-/// Sums of squares of the gradients, in double: sums (f64, count + 1) gets one for each slot and,
-/// last, the total. An entry is NaN or infinite when the gradient has a value that is.
-/// partials is f64, (chunks).
+/// Sums of squares of the gradients, in double: sums (f64, count + 1) receives one per slot and the
+/// total last. An entry is NaN or infinite when its gradient contains such a value. partials is
+/// f64, (chunks).
 using GradSquaresKernel = void(const Tensor& partials, const GradSlot* slots, std::int64_t count,
                                const Tensor& sums);
 /// scale (f64, one element) = min(1, max_norm / (norm + 1e-6)) for norm = sqrt(last of sums), NaN

@@ -5,18 +5,17 @@
 
 namespace weft {
 
-/// A contiguous tensor seen as (outer, reduced, inner): what is left of the reduced axes, the
-/// reduced axes as one, and what is right of them.
+/// A contiguous tensor viewed as (outer, reduced, inner): the axes left of the reduced axes, the
+/// reduced axes, and the axes right of them.
 struct ReduceExtent {
   std::int64_t outer = 1, reduced = 1, inner = 1;
 };
 
-/// Columns that are added up side by side.
+/// Columns that are summed side by side.
 inline constexpr std::int64_t kReduceColumns = 128;
 
-/// Into how many pieces the reduced axis is cut, for tensors with too few results to keep several
-/// threads (or the many of a GPU) busy. It follows from the shape alone, so that the order of a sum
-/// does too.
+/// Number of chunks of the reduced axis, for tensors with too few results to occupy several threads
+/// (or a GPU). It depends on the shape only, and so does the order of the sum.
 inline std::int64_t reduce_chunks(const ReduceExtent& e, Device device) {
   const bool gpu = device.is_gpu();
   const std::int64_t most = gpu ? 1024 : 64;
@@ -35,7 +34,7 @@ enum class ReduceOp : std::uint8_t {
   sum_exp       ///< of x - center
 };
 
-/// Calls f.operator()<op, T>() for the dtypes that the reduction has.
+/// Calls f.operator()<op, T>() for the dtypes that the reduction supports.
 template <class F>
 void with_reduce(ReduceOp op, DType dtype, F&& f) {
   if (op == ReduceOp::sum_squares)
@@ -55,16 +54,16 @@ void with_reduce(ReduceOp op, DType dtype, F&& f) {
   });
 }
 
-/// out = scale * reduction of x; out has outer x inner elements, of x's dtype or of the dtype of
-/// sums (f64 for floating x, i64 for others). `center` (null or outer x inner, f64) is subtracted
+/// out = scale * reduction of x. out has outer x inner elements, in x's dtype or the dtype of sums
+/// (f64 for floating-point x, i64 for others). `center` (null or outer x inner, f64) is subtracted
 /// first. `partial` has the dtype of sums and outer x reduce_chunks() x inner elements (null for
-/// one chunk). Sums run in f32 over short blocks whose results are added in f64; always in the same
+/// one chunk). Sums are f32 over short blocks, whose results are added in f64, always in the same
 /// order.
 using ReduceKernel = void(const Tensor& x, ReduceOp op, const ReduceExtent& extent,
                           const Tensor& center, double scale, const Tensor& partial,
                           const Tensor& out);
-/// index (i64, outer x inner) = place of the first largest or smallest element along the reduced
-/// axis. NaN counts as the largest and the smallest.
+/// index (i64, outer x inner) = position of the first largest or smallest element along the reduced
+/// axis. NaN counts as both the largest and the smallest.
 using ArgReduceKernel = void(const Tensor& x, bool largest, const ReduceExtent& extent,
                              const Tensor& index);
 /// out[r] = x[0] + ... + x[r] along the reduced axis; from the other end when `reverse`. out has

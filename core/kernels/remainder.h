@@ -6,14 +6,13 @@
 
 namespace weft {
 
-// An f32 number in two halves that are kept apart: the bf16 next to it (a tie away from zero),
-// which a model computes with, and 16 bits that say what is missing. With the bits of all three
-// read as integers, number = 65536 * upper + remainder: no bit is lost, and 16 bits of remainder
-// are enough because a tie never goes down. (With ties to even it would go both ways for the same
-// upper half.) A NaN becomes the quiet one next to it, without a remainder: rounded up, the largest
-// of them, which is what a GPU gives, would be -0. The functions are constexpr so that CUDA kernels
-// may call them too. Source: NVIDIA TransformerEngine, multi_tensor/adam.cu,
-// store_param_remainders.
+// Splits an f32 number into two halves that are stored separately: the nearest bf16 (ties away from
+// zero), with which a model computes, and a 16-bit remainder. As integers, number = 65536 * upper +
+// remainder, which loses no bit; 16 bits suffice because a tie never rounds down. (Ties to even
+// would go both ways for the same upper half.) A NaN becomes the nearest quiet NaN, with remainder
+// 0: rounding up the largest NaN, which a GPU produces, would give -0. The functions are constexpr
+// so that CUDA kernels can call them too.
+// Source: NVIDIA TransformerEngine, multi_tensor/adam.cu, store_param_remainders.
 
 struct SplitFloat {
   bf16 upper;
@@ -34,10 +33,10 @@ constexpr float merge_float(bf16 upper, std::int16_t remainder) {
                               static_cast<std::uint32_t>(std::int32_t{remainder}));
 }
 
-/// out (f32) = the numbers whose halves are upper (bf16) and remainder (u8, two a number). All of
-/// them contiguous.
+/// out (f32) = the numbers whose halves are upper (bf16) and remainder (u8, two per number), all
+/// contiguous.
 using MergeRemainderKernel = void(const Tensor& upper, const Tensor& remainder, const Tensor& out);
-/// The way back.
+/// The inverse of merging.
 using SplitRemainderKernel = void(const Tensor& x, const Tensor& upper, const Tensor& remainder);
 
 namespace cpu {

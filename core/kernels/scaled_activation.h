@@ -9,7 +9,7 @@ enum class ScaledKind : std::uint8_t { swiglu, gelu_tanh, gelu_erf };
 /// Row-contiguous. y (N, F) = act(h) times the scale (N) of its row, which is f32 (f64 for f64).
 using ScaledActivationKernel = void(const Tensor& h, const Tensor& scale, ScaledKind kind,
                                     const Tensor& y);
-/// dscale is like scale.
+/// dscale has the shape and dtype of scale.
 using ScaledActivationBwdKernel = void(const Tensor& h, const Tensor& scale, const Tensor& dy,
                                        ScaledKind kind, const Tensor& dh, const Tensor& dscale);
 

@@ -3,12 +3,12 @@
 
 namespace weft {
 
-/// The sequences that B * T rows of tokens consist of: every row of the batch is one, or
-/// cu_seqlens cuts the only row into several.
+/// The sequences of B * T token rows: each row of the batch is one, or cu_seqlens splits a single
+/// row into several.
 struct Sequences {
   const std::int32_t* cu_seqlens;  ///< count + 1 numbers, or null
   std::int64_t count;
-  std::int64_t length;  ///< of each, without cu_seqlens
+  std::int64_t length;  ///< of each sequence, without cu_seqlens
 
   constexpr std::int64_t begin(std::int64_t i) const {
     return cu_seqlens ? cu_seqlens[i] : i * length;

@@ -4,12 +4,12 @@
 namespace weft {
 
 inline constexpr double kSinkhornEps = 1e-8;        // keeps empty rows and columns finite
-inline constexpr double kSinkhornTolerance = 1e-4;  // mean change of a column factor in one round
-inline constexpr std::int64_t kSinkhornParts = 32;  // of the rows, whose column sums are added
+inline constexpr double kSinkhornTolerance = 1e-4;  // mean change of a column factor per round
+inline constexpr std::int64_t kSinkhornParts = 32;  // chunks of rows whose column sums are added
 
-/// out (T, E) = exp(logits), rows and columns scaled in turn until they sum to 1 / T and 1 / E (T
-/// without padding), at most `rounds` times. Rows of padding are 0. out and the scratch are f64 for
-/// f64 logits, else f32: rows (T), columns (E), partials (kSinkhornParts, E).
+/// out (T, E) = exp(logits), with rows and columns scaled in turn until they sum to 1 / T and 1 / E
+/// (T without padding), for at most `rounds` rounds. Rows of padding are 0. out and the scratch are
+/// f64 for f64 logits, else f32: rows (T), columns (E), partials (kSinkhornParts, E).
 using SinkhornKernel = void(const Tensor& logits, const Tensor& padding, std::int64_t rounds,
                             const Tensor& rows, const Tensor& columns, const Tensor& partials,
                             const Tensor& out);

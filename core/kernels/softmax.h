@@ -3,7 +3,7 @@
 
 namespace weft {
 
-// Row-contiguous tensors of one shape (..., C), along the last axis.
+// Row-contiguous tensors of the same shape (..., C); softmax along the last axis.
 using SoftmaxKernel = void(const Tensor& x, const Tensor& y);
 using SoftmaxBwdKernel = void(const Tensor& y, const Tensor& dy, const Tensor& dx);
 

@@ -3,16 +3,16 @@
 
 namespace weft {
 
-// Both work on the last axis of x (..., n) and write positions in it. NaN counts as the largest
-// value.
+// Both kernels work along the last axis of x (..., n) and write positions on it. NaN counts as the
+// largest value.
 
-/// indices (..., n, i64) = the stable order; scratch is like indices.
+/// indices (..., n, i64) = the stable order; scratch has the shape and dtype of indices.
 using SortKernel = void(const Tensor& x, bool descending, const Tensor& scratch,
                         const Tensor& indices);
-/// The largest k of topk on a GPU, which keeps them in the memory of a block; beyond it, sort.
-inline constexpr std::int64_t kTopkMost = 512;
+/// The largest k of topk on a GPU, which keeps them in shared memory; larger k uses sort.
+inline constexpr std::int64_t kMaxTopk = 512;
 
-/// indices (..., k, i64) = the k largest, largest first, equal ones by position.
+/// indices (..., k, i64) = the k largest, in descending order; ties by position.
 using TopkKernel = void(const Tensor& x, const Tensor& indices);
 
 namespace cpu {

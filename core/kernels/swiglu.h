@@ -4,9 +4,9 @@
 namespace weft {
 
 // Row-contiguous. Either gate and up have the shape of y (..., F), or up is null and gate is the
-// packed (..., 2F) whose rows are [gate | up].
+// packed (..., 2F) with rows [gate | up].
 using SwigluKernel = void(const Tensor& gate, const Tensor& up, const Tensor& y);
-/// dgate and dup are laid out like gate and up.
+/// dgate and dup have the layout of gate and up.
 using SwigluBwdKernel = void(const Tensor& gate, const Tensor& up, const Tensor& dy,
                              const Tensor& dgate, const Tensor& dup);
 

@@ -3,38 +3,38 @@
 
 namespace weft {
 
-/// How the rows of the experts are laid out.
+/// The layout of the rows of the experts.
 struct RowLayout {
   std::int64_t experts = 0;
-  std::int64_t alignment = 1;  ///< the rows of each expert are filled up to a multiple
-  std::int64_t capacity = 0;   ///< not 0: every expert has exactly so many rows
+  std::int64_t alignment = 1;  ///< the rows of each expert are padded to a multiple of this
+  std::int64_t capacity = 0;   ///< if not 0, every expert has exactly this many rows
 };
 
-/// Rows of an expert that got `count` slots.
+/// Rows of an expert with `count` slots.
 constexpr std::int64_t padded_rows(std::int64_t count, const RowLayout& layout) {
   if (layout.capacity) return layout.capacity;
   return (count + layout.alignment - 1) / layout.alignment * layout.alignment;
 }
 
-/// The most rows that `slots` slots can make.
-constexpr std::int64_t most_rows(std::int64_t slots, const RowLayout& layout) {
+/// The largest number of rows for `slots` slots.
+constexpr std::int64_t max_rows(std::int64_t slots, const RowLayout& layout) {
   if (layout.capacity) return layout.experts * layout.capacity;
   const std::int64_t used = slots < layout.experts ? slots : layout.experts;
   return slots + used * (layout.alignment - 1);
 }
 
-/// Slots that one warp of a GPU counts.
+/// Slots counted by one warp of a GPU.
 inline constexpr std::int64_t kSortChunk = 256;
 /// The most experts on a GPU, where each warp counts them in shared memory.
-inline constexpr std::int64_t kMostExperts = 2048;
-/// Elements (i64) of scratch on a GPU: the slots of each chunk for each expert, then the first row
-/// of each expert.
+inline constexpr std::int64_t kMaxExperts = 2048;
+/// Scratch elements (i64) on a GPU: the slot counts of each chunk and expert, then the first row of
+/// each expert.
 constexpr std::int64_t sort_by_expert_scratch(std::int64_t slots, std::int64_t experts) {
   return ((slots + kSortChunk - 1) / kSortChunk + 1) * experts;
 }
 
-/// experts (slots) i32 or i64, -1 or any other number out of range: in no row  ->  row_of (slots,
-/// i64; -1: none), slot_of (most_rows(), i64; -1: a filler or unused), rows (experts, i64).
+/// experts (slots) i32 or i64, where -1 or any other value out of range has no row  ->  row_of
+/// (slots, i64; -1: none), slot_of (max_rows(), i64; -1: padding or unused), rows (experts, i64).
 /// Scratch: i64, sort_by_expert_scratch() elements on a GPU, else null.
 using SortByExpertKernel = void(const Tensor& experts, const RowLayout& layout,
                                 const Tensor& scratch, const Tensor& row_of, const Tensor& slot_of,

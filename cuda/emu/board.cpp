@@ -33,10 +33,10 @@ Board::Board(std::string folder, int rank, int size)
       size_(size),
       sent_(static_cast<std::size_t>(size)),
       received_(sent_) {
-  meet({});
+  exchange({});
 }
 
-// Under its name at once or not at all.
+// Writes atomically: the file appears under its name complete or not at all.
 void Board::put(const std::string& name, const Bytes& bytes) const {
   const std::string hidden = path(message("new-{}", rank_));
   std::ofstream(hidden, std::ios::binary)
@@ -45,9 +45,9 @@ void Board::put(const std::string& name, const Bytes& bytes) const {
   fs::rename(hidden, path(name), failed);
 }
 
-// False when given up.
+// Returns false after abort().
 bool Board::wait(const std::string& name, Bytes& bytes) const {
-  for (int i = 0; !given_up_; ++i) {
+  for (int i = 0; !aborted_; ++i) {
     if (std::ifstream file(path(name), std::ios::binary); file) {
       bytes.assign(std::istreambuf_iterator<char>(file), {});
       return true;
@@ -60,12 +60,12 @@ bool Board::wait(const std::string& name, Bytes& bytes) const {
   return false;
 }
 
-std::vector<Bytes> Board::meet(const Bytes& own) {
+std::vector<Bytes> Board::exchange(const Bytes& own) {
   put(message("{}-{}", round_, rank_), own);
   std::vector<Bytes> all(static_cast<std::size_t>(size_));
   for (int r = 0; r < size_; ++r)
     if (!wait(message("{}-{}", round_, r), all[static_cast<std::size_t>(r)])) return {};
-  // Who has come to this round has read all of the last one.
+  // A rank that has reached this round has read all of the previous one.
   std::error_code failed;
   fs::remove(path(message("{}-{}", round_ - 1, rank_)), failed);
   ++round_;
@@ -93,8 +93,8 @@ void Board::leave() {
   fs::remove_all(folder_, failed);
 }
 
-void Board::give_up() {
-  given_up_ = true;
+void Board::abort() {
+  aborted_ = true;
   leave();
 }
 

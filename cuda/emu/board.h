@@ -8,20 +8,21 @@ namespace weft::emu {
 
 using Bytes = std::vector<char>;
 
-/// Where the ranks of an imitated communicator meet: files in a folder, so that ranks may be
-/// threads or processes. The last one to leave removes it.
+/// Rendezvous of the ranks of an emulated communicator: files in a folder, so that ranks may be
+/// threads or processes. The last rank to leave removes the folder.
 class Board {
  public:
-  /// The path of a new folder.
+  /// Creates a folder and returns its path.
   static std::string make();
   Board(std::string folder, int rank, int size);
-  /// What all have shown, in the order of ranks; nothing when given up.
-  std::vector<Bytes> meet(const Bytes& own);
+  /// Exchanges `own` with all ranks and returns the data of all, in rank order; empty after
+  /// abort().
+  std::vector<Bytes> exchange(const Bytes& own);
   void send(int to, const Bytes& bytes);
   Bytes receive(int from);
   void leave();
-  /// Whoever waits here goes on, without what it waited for. Another thread may call it.
-  void give_up();
+  /// Wakes every thread that waits here; the waits return without data. Any thread may call it.
+  void abort();
 
  private:
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
@@ -30,7 +31,7 @@ class Board {
 
   const std::string folder_;
   const int rank_, size_;
-  std::atomic<bool> given_up_{false};
+  std::atomic<bool> aborted_{false};
   std::int64_t round_ = 0;
   std::vector<std::int64_t> sent_, received_;  // by rank
 };

@@ -4,22 +4,22 @@
 
 namespace weft::emu {
 
-/// What a test may change about the imitated GPUs.
+/// Settings of the emulated GPUs that a test may change.
 struct Control {
-  /// Streams run what they are given at once. Off, they run it as late as they may: when somebody
-  /// waits for it. A missing wait then reads what was there before.
+  /// Streams execute work at submission. When off, they execute it as late as possible, when the
+  /// host waits for it, so that a missing wait reads old data.
   bool run_at_once = false;
-  /// An access of the host to device memory faults. It costs two system calls for each block at
-  /// each wait. Switched on again, it holds from the end of the next kernel or copy on.
+  /// A host access to device memory faults. Costs two system calls per block at each wait. When
+  /// switched on again, it takes effect at the end of the next kernel or copy.
   bool host_faults = true;
-  /// Memory of each device.
+  /// Memory per device.
   std::int64_t memory_bytes = std::int64_t{4} << 30;
 };
 extern Control control;
-/// What every communicator of the imitated NCCL says has gone wrong; null: nothing.
+/// Error text that every communicator of the emulated NCCL reports; null: no error.
 extern std::atomic<const char*> nccl_failure;
 
-/// How many GPUs are imitated; WEFT_EMU_DEVICES in the environment overrides it.
+/// Number of emulated GPUs; the environment variable WEFT_EMU_DEVICES overrides it.
 inline constexpr int kDevices = 2;
 
 }  // namespace weft::emu

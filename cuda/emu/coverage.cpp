@@ -1,5 +1,5 @@
-// Which kernels the tests launch. Names are found later, by scripts/check_kernels.py: kernels are
-// local to their files, so only the symbol table on disk knows them.
+// Records which kernels the tests launch. scripts/check_kernels.py looks up the names later:
+// kernels are local to their files, so only the symbol table on disk has them.
 #include <dlfcn.h>
 
 #include <cstdint>

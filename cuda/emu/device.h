@@ -1,5 +1,5 @@
 #pragma once
-// CUDA's words for a kernel that runs on the CPU. Kernels see this instead of the toolkit's
+// CUDA's language for kernels that run on the CPU. Kernels include this instead of the toolkit's
 // headers.
 #include <cmath>
 #include <cstring>
@@ -23,16 +23,16 @@
 
 namespace weft::emu {
 
-/// Runs every block of a grid, now.
+/// Runs every block of a grid immediately.
 void run_grid(void (*body)(void*), void* context, dim3 grid, dim3 block, std::size_t shared);
 
-/// Writes down that a test launched this kernel, when WEFT_EMU_KERNELS names a file to add it to.
+/// Records that a test launched this kernel, in the file named by WEFT_EMU_KERNELS if set.
 void note_launch(const void* kernel);
 
 inline int lane() { return here.current & 31; }
 
-/// Each lane gets the value of lane source(its own number); NaN when that one takes no part, whose
-/// value is undefined.
+/// Each lane receives the value of lane source(its index). If that lane does not participate, CUDA
+/// leaves the value undefined; here it is NaN.
 template <class T, class Source>
 T shuffle(unsigned mask, T value, const char* what, const Loc& loc, Source source) {
   struct Arg {
@@ -49,7 +49,7 @@ T shuffle(unsigned mask, T value, const char* what, const Loc& loc, Source sourc
   return arg.result;
 }
 
-/// Bits of the lanes that vote for it.
+/// Bit mask of the lanes that vote for the predicate.
 inline unsigned vote(unsigned mask, bool predicate, const char* what, const Loc& loc) {
   struct Arg {
     bool predicate;
@@ -67,7 +67,7 @@ inline unsigned vote(unsigned mask, bool predicate, const char* what, const Loc&
   return arg.result;
 }
 
-/// *p = change(*p) in one piece; returns what was there.
+/// *p = change(*p) atomically; returns the old value.
 template <class T, class Change>
 T atomically(T* p, Change change) {
   using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;

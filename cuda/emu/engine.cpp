@@ -74,7 +74,7 @@ void Engine::run_block(void (*body)(void*), void* context, uint3 block, dim3 blo
     }
     for (int w = 0; w < warp_count_; ++w) {
       warps_[w].ready = warps_[w].live = full_warp(w);
-      for (int i = 0; i < warps_[w].slots; ++i)  // a block that failed leaves lanes behind
+      for (int i = 0; i < warps_[w].slots; ++i)  // a failed block leaves lanes waiting
         warps_[w].slot[i].mask = warps_[w].slot[i].arrived = 0;
       warps_[w].slots = 0;
     }
@@ -89,7 +89,7 @@ void Engine::run_block(void (*body)(void*), void* context, uint3 block, dim3 blo
     main_.refresh_main();
     running_ = &main_;
 #if WEFT_EMU_TSAN
-    // All from here: a fiber made by another one would happen after what that one did.
+    // Take all fibers here: a fiber created by another one would be ordered after that one's work.
     for (int i = 0; i < count_; ++i) threads_[i].fiber = fibers_.take();
 #endif
   }
@@ -111,7 +111,7 @@ void Engine::enter_body() {
   get().threads_on_this_fiber();
 }
 
-// The life of a fiber: one thread after the other, as long as none of them has to wait.
+// Main loop of a fiber: runs one thread after another until one of them has to wait.
 WEFT_EMU_ENGINE void Engine::threads_on_this_fiber() {
   for (;;) {
     const int t = here.current;
@@ -153,7 +153,7 @@ WEFT_EMU_ENGINE void Engine::threads_on_this_fiber() {
   }
 }
 
-// False when the others can no longer meet at a barrier that some of them wait at.
+// Returns false when the remaining threads can no longer complete a barrier at which some wait.
 WEFT_EMU_ENGINE bool Engine::end_thread(int t) {
   release(&block_end_);
   threads_[t].state = State::done;
@@ -280,7 +280,7 @@ WEFT_EMU_ENGINE int Engine::pick() {
   return pick_random();
 }
 
-// The next lane of the same warp, then the next warps.
+// Picks the next lane of the same warp, then of the next warps.
 WEFT_EMU_ENGINE int Engine::pick_forward() {
   if (const unsigned ready = warps_[warp_].ready) {
     const int me = here.current;
@@ -324,7 +324,7 @@ WEFT_EMU_ENGINE std::uint32_t Engine::random() {
   return random_state_ >> 8;
 }
 
-// The running thread cannot go on: somebody else runs, or the block is stuck.
+// The running thread cannot continue: switches to another one, or fails if the block is deadlocked.
 WEFT_EMU_ENGINE void Engine::wait() {
   const int me = here.current, next = pick();
   if (next == kNobody)

@@ -1,6 +1,6 @@
 #pragma once
 // Runs CUDA kernels on the CPU, block by block. A CUDA thread is a plain function call until it has
-// to wait; then it stays behind on its fiber while the others run.
+// to wait; then it stays suspended on its fiber while others run.
 #include <bit>
 #include <cstdint>
 #include <exception>
@@ -16,23 +16,24 @@ namespace weft::emu {
 
 using Loc = std::source_location;
 
-/// In which order threads (and blocks) run where the hardware leaves it open.
+/// The order of threads (and blocks) where the hardware leaves it open.
 enum class Order : std::uint8_t { forward, reverse, random };
 
 struct Options {
   Order order = Order::forward;
   std::uint32_t seed = 1;
 };
-/// For the kernels that run from now on. A test changes it, then runs the kernels once more.
+/// Applies to the next kernels. A test changes it and runs the kernels again.
 extern Options options;
 
-/// What ran so far on this OS thread.
+/// Statistics of this OS thread.
 struct Stats {
   std::uint64_t launches = 0, blocks = 0, threads = 0, switches = 0;
 };
 extern thread_local constinit Stats stats;
 
-/// What threadIdx and its like stand for. `current` is the running thread's number in its block.
+/// The values behind threadIdx and its siblings. `current` is the index of the running thread in
+/// its block.
 struct Here {
   uint3 thread, block;
   dim3 block_dim, grid_dim;
@@ -43,25 +44,24 @@ extern thread_local constinit Here here;
 class Engine {
  public:
   static constexpr int kMaxThreads = 1024;
-  static constexpr std::size_t kShared = 232448;  // 227 KiB, the most that Hopper gives a block
+  static constexpr std::size_t kShared = 232448;  // 227 KiB, Hopper's maximum per block
   static constexpr std::size_t kSharedMapping = 2 * kShared + 4096;  // with gaps between variables
 
   static Engine& get();
 
-  /// Runs body(context) once for every thread of one block.
-  /// Throws Error when a thread does, when threads wait for ever, and when they part at a barrier.
-  /// Blocks are not ordered among each other until end_grid().
+  /// Runs body(context) once for every thread of one block. Blocks are unordered until end_grid().
+  /// Throws Error when a thread does, on a deadlock, and when threads diverge at a barrier.
   void run_block(void (*body)(void*), void* context, uint3 block, dim3 block_dim,
                  std::size_t dynamic_shared);
 
-  /// What the blocks run so far did happened before what this OS thread does next.
+  /// Orders all blocks run so far before the next work of this OS thread.
   void end_grid() { acquire(&block_end_); }
 
-  /// Barrier `id` of the 16; `expected` threads, or all of the block when negative. All of the
-  /// block must meet at one place in the source; fewer may come from several.
+  /// Barrier `id` of the 16, for `expected` threads, or the whole block when negative. The whole
+  /// block must meet at one source location; fewer threads may come from several.
   void barrier(int id, int expected, const char* what, const Loc& loc);
-  /// One rendezvous of the lanes in `mask`: the last to arrive runs meet(args, lanes) for all of
-  /// them. It must not wait.
+  /// One rendezvous of the lanes in `mask`: the last lane to arrive runs meet(args, lanes) for all
+  /// of them. meet must not wait.
   template <class Arg, class Meet>
   void collective(unsigned mask, Arg& arg, const char* what, const Loc& loc, Meet&& meet) {
     Slot& slot = join(mask, &arg, what, loc);
@@ -80,15 +80,15 @@ class Engine {
     collective(~0u, arg, what, loc, meet);
   }
 
-  /// cp.async. It may land at any time up to the wait: in Order::forward as late as that, in
-  /// Order::reverse at once, in Order::random either way. From null: zeros.
+  /// cp.async. The copy may complete at any time up to the wait: in Order::forward at the wait, in
+  /// Order::reverse at once, in Order::random either. A null `from` writes zeros.
   void copy_later(void* to, const void* from, int bytes);
   void commit_copies();
   void finish_copies(int groups_left);
 
   char* dynamic_shared() { return shared_; }
   bool is_shared(const void* p) const { return p >= shared_ && p < shared_ + kSharedMapping; }
-  /// A static shared variable of the running block, filled with NaN when first named.
+  /// A static shared variable of the running block, filled with NaN at first use.
   void* shared_variable(const void* key, std::size_t bytes, std::size_t alignment);
 
   [[noreturn]] static void fail(const std::string& text);
@@ -111,7 +111,7 @@ class Engine {
     std::vector<Copy> copies;
     int group;
   };
-  // One meeting of lanes. Different masks of a warp meet in different slots.
+  // One rendezvous of lanes. Different masks of a warp use different slots.
   struct Slot {
     unsigned mask = 0, needed = 0, arrived = 0, phase = 0;
     const char* what = "";
@@ -167,7 +167,7 @@ class Engine {
   };
   std::vector<Variable> variables_;
   std::size_t shared_top_ = 0,
-              shared_used_ = 0;  // with and without the gaps between variables
+              shared_used_ = 0;  // bytes without and with the gaps between variables
   int count_ = 0, live_ = 0, warp_count_ = 0, warp_ = 0;
   std::uint32_t random_state_ = 1;
   void (*body_)(void*) = nullptr;

@@ -1,4 +1,4 @@
-// A block's shared memory, and the asynchronous copies into it.
+// Shared memory of a block, and asynchronous copies into it.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -20,18 +20,18 @@ void copy(void* to, const void* from, int bytes) {
 
 }  // namespace
 
-// Instrumented, unlike the rest: the copy is the kernel's reading and writing.
+// Instrumented, unlike the rest: the copy counts as the kernel's own access.
 void Engine::copy_later(void* to, const void* from, int bytes) {
   bool now;
   {
     const Quiet quiet;
     Thread& t = threads_[here.current];
     now = options.order == Order::reverse || (options.order == Order::random && random() % 2 == 0);
-    t.copies.push_back({to, from, now ? 0 : bytes, t.group});  // it must be waited for all the same
+    t.copies.push_back({to, from, now ? 0 : bytes, t.group});  // needs a wait in any case
   }
   if (now) return copy(to, from, bytes);
 #if WEFT_EMU_TSAN
-  // The copy may land at any time from here on, so any other access to the target is a race.
+  // The copy may complete at any time from here on, so any other access to the target is a race.
   auto* const p = static_cast<volatile char*>(to);
   for (int i = 0; i < bytes; ++i) p[i] = p[i];
 #endif
@@ -73,7 +73,7 @@ WEFT_EMU_ENGINE void* Engine::shared_variable(const void* key, std::size_t bytes
 void Engine::set_up_shared(std::size_t dynamic) {
   unpoison(shared_, kSharedMapping);
 #if WEFT_EMU_TSAN
-  // Fresh pages: what the last block did to its shared memory is no race with this one.
+  // New pages, so that the previous block's accesses do not race with this one's.
   mmap(shared_, kSharedMapping, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
        0);
 #endif

@@ -10,8 +10,8 @@
 #error "the emulator's context switch is written for x86-64 and aarch64"
 #endif
 
-// Saves the registers that a call must keep, then the stack pointer to *save, and takes up those
-// that lie at `load`. Not instrumented: no sanitizer may see half a switch.
+// Saves the callee-saved registers, then the stack pointer to *save, and restores the registers at
+// `load`. Not instrumented: a sanitizer must not see half a switch.
 extern "C" void weft_emu_switch(void** save, void* load);
 
 #if defined(__x86_64__)
@@ -92,7 +92,7 @@ Fiber::Fiber(void (*entry)(), unsigned number) : entry_(entry), stagger_(number 
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) throw std::bad_alloc();
   mapping_ = static_cast<char*>(p);
-  mprotect(mapping_, kPage, PROT_NONE);  // an overflow stops at once
+  mprotect(mapping_, kPage, PROT_NONE);  // a stack overflow faults at once
   low_ = mapping_ + kPage;
   size_ = kStack;
   reset();
@@ -107,7 +107,7 @@ Fiber::~Fiber() {
 
 WEFT_EMU_ENGINE void Fiber::reset() {
 #if WEFT_EMU_TSAN
-  // A fresh fiber and a fresh stack: what the last CUDA thread did on it orders nothing.
+  // A new fiber and stack: the previous CUDA thread on it must not impose an order.
   if (tsan_) __tsan_destroy_fiber(tsan_);
   mmap(mapping_ + kPage, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
        -1, 0);
@@ -123,7 +123,7 @@ WEFT_EMU_ENGINE void Fiber::reset() {
 #else
   top -= 20;
   for (int i = 0; i < 20; ++i) top[i] = nullptr;
-  top[11] = reinterpret_cast<void*>(entry_);  // x30, where ret goes
+  top[11] = reinterpret_cast<void*>(entry_);  // x30, the return address of ret
 #endif
   stack_pointer_ = top;
   asan_stack_ = nullptr;

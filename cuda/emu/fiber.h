@@ -7,25 +7,25 @@
 
 namespace weft::emu {
 
-/// A stack of its own that can be left and entered again: a CUDA thread that waits keeps its place
-/// on one. A switch is 14 instructions on x86-64.
+/// A separate stack that can be left and re-entered: a waiting CUDA thread stays suspended on one.
+/// A switch takes 14 instructions on x86-64.
 class Fiber {
  public:
-  /// The fiber of the stack that the caller is on.
+  /// The fiber of the caller's stack.
   Fiber();
-  /// Runs entry() on a new stack when first switched to; entry must never return. `number` staggers
-  /// the stacks, which would otherwise share cache sets.
+  /// Runs entry() on a new stack when first entered; entry must never return. `number` staggers the
+  /// stacks, which would otherwise share cache sets.
   Fiber(void (*entry)(), unsigned number);
   ~Fiber();
   Fiber(const Fiber&) = delete;
 
-  /// Starts over: forgets where it was. What lay on its stack is not destroyed.
+  /// Restarts the fiber. Objects on its stack are not destroyed.
   void reset();
-  /// Leaves the running fiber `from` and goes on in this one.
+  /// Suspends the running fiber `from` and continues this one.
   void enter(Fiber& from);
-  /// Announces the fiber of the calling OS thread, before a block runs on it.
+  /// Registers the fiber of the calling OS thread, before a block runs on it.
   void refresh_main();
-  /// The first thing that entry() calls.
+  /// entry() must call this first.
   static void arrived();
 
  private:
@@ -39,13 +39,13 @@ class Fiber {
   void* tsan_ = nullptr;
 };
 
-/// Fibers for reuse.
+/// A pool of reusable fibers.
 class FiberPool {
  public:
   explicit FiberPool(void (*entry)()) : entry_(entry) {}
   Fiber* take();
   void give(Fiber* f) { free_.push_back(f); }
-  /// All of them start over, also those that were not given back.
+  /// Restarts all fibers, including those that were not returned.
   void reset_all();
 
  private:

@@ -1,5 +1,5 @@
-// cuBLASLt without a GPU: the functions behind cuda/lt.h, with the matrix product of the CPU. It
-// takes descriptors apart as the library does, so that a wrong layout gives wrong numbers here too.
+// cuBLASLt without a GPU: the functions of cuda/lt.h, with the matrix product of the CPU. Decodes
+// descriptors as the library does, so that a wrong layout gives wrong numbers here too.
 #include "weft/cuda/lt.h"
 
 #include <bit>
@@ -40,7 +40,7 @@ DType dtype_of(int type) {
 
 int type_of(DType t) { return t == DType::f64 ? kF64 : t == DType::f32 ? kF32 : kBf16; }
 
-// What is stored by column is the transpose of what is stored by row: (cols, rows).
+// A matrix stored by column is the transpose of one stored by row: (cols, rows).
 Tensor by_row(const LayoutTag& l, const void* data) {
   const DType t = dtype_of(l.type);
   const Tensor memory = Tensor::wrap(const_cast<void*>(data), {(l.cols - 1) * l.ld + l.rows}, t);
@@ -70,7 +70,7 @@ bool gelu_of(Epilogue e) { return e == Epilogue::gelu_bias || e == Epilogue::gel
 bool dgelu_of(Epilogue e) { return e == Epilogue::dgelu || e == Epilogue::dgelu_bias_gradient; }
 bool has_aux(Epilogue e) { return e == Epilogue::gelu_aux_bias || dgelu_of(e); }
 
-// `sum` (cols, rows) f32 or f64 is the product; d gets it after the epilogue.
+// `sum` (cols, rows), f32 or f64, is the product; writes it to d after the epilogue.
 void finish(const OperationTag& op, const LayoutTag& l, const Tensor& sum, void* d) {
   std::vector<double> bias_gradient(static_cast<std::size_t>(l.rows), 0.0);
   const int sum_type = type_of(sum.dtype());
@@ -90,7 +90,8 @@ void finish(const OperationTag& op, const LayoutTag& l, const Tensor& sum, void*
       put(l.type, op.bias, r, bias_gradient[static_cast<std::size_t>(r)]);
 }
 
-// out[i] = the sum of row i of x: what B, one column a row here, adds up to over the inner axis.
+// out[i] = the sum of row i of x: the sum of B over the inner axis, since a column of B is a row
+// here.
 void sum_columns(const Tensor& x, int type, void* out) {
   const int from = type_of(x.dtype());
   for (std::int64_t i = 0; i < x.dim(0); ++i) {
@@ -137,7 +138,7 @@ void multiply(const OperationTag& op, const LayoutTag& la, const void* a, const 
       if (op.epilogue == Epilogue::bias_gradient_b) sum_columns(left, ld.type, op.bias);
       continue;
     }
-    // The library may choose another kernel for every epilogue, which adds up in another order.
+    // The library may choose another kernel for each epilogue, with another summation order.
     const bool other = op.epilogue == Epilogue::gelu_bias;
     const Tensor sum =
         Tensor::empty({ld.cols, ld.rows}, other || ld.type == kF64 ? DType::f64 : DType::f32);
@@ -213,8 +214,8 @@ Status set_preference(Preference p, int attribute, const void* value, std::size_
   return kOk;
 }
 
-// What the library's manual demands of an epilogue: no f64, no batch without steps of its own, and
-// an auxiliary matrix whose columns begin at multiples of 8 elements and of 16 bytes.
+// The library's documented limits of an epilogue: no f64, batches need their own steps, and the
+// columns of an auxiliary matrix start at multiples of 8 elements and of 16 bytes.
 bool allowed(const OperationTag& op, const LayoutTag& d) {
   if (op.epilogue == Epilogue::none) return true;
   if (d.type == kF64 || d.batch > 1) return false;
@@ -224,8 +225,8 @@ bool allowed(const OperationTag& op, const LayoutTag& d) {
          reinterpret_cast<std::uintptr_t>(op.aux) % 16 == 0;
 }
 
-// The product's rules are checked here, as the library does, and the promised alignments kept for
-// matmul() to hold against.
+// Checks the rules of the product as the library does, and stores the promised alignments so that
+// matmul() can verify them.
 Status heuristic(Handle, Operation op, Layout a, Layout b, Layout c, Layout d, Preference p,
                  int wanted, Heuristic* results, int* found) {
   const std::int64_t rows = op->trans_a ? a->cols : a->rows,

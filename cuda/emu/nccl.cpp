@@ -1,6 +1,6 @@
-// NCCL without GPUs: ranks are threads or processes on imitated devices. A collective waits on the
-// host for the other ranks, which the library does on the device; the order of calls, their counts
-// and places in memory are what is tested with it.
+// NCCL without GPUs: ranks are threads or processes on emulated devices. A collective waits for the
+// other ranks on the host; the real library waits on the device. This tests the order of calls,
+// their counts and their addresses.
 #include "weft/core/kernels/nccl.h"
 
 #include <atomic>
@@ -26,10 +26,10 @@ using emu::Board;
 using emu::Bytes;
 using Stream = rt::StreamHandle;
 
-// Between begin() and end().
+// State between begin() and end().
 struct Group {
   bool open = false;
-  std::vector<std::function<void()>> calls, receives;  // what is sent goes first
+  std::vector<std::function<void()>> calls, receives;  // sends run first
 };
 thread_local Group group;
 
@@ -55,10 +55,10 @@ struct CommTag {
   Board board;
   int rank, size;
 
-  /// Shows `own` to all, and calls use() with what all have shown.
+  /// Publishes `own` to all ranks and calls use() with the data of all.
   template <class Use>
-  void meet(const Bytes& own, Use use) {
-    if (const std::vector<Bytes> all = board.meet(own); !all.empty()) use(all);
+  void exchange(const Bytes& own, Use use) {
+    if (const std::vector<Bytes> all = board.exchange(own); !all.empty()) use(all);
   }
 };
 
@@ -79,7 +79,7 @@ void disconnect(Comm comm) {
   delete comm;
 }
 
-// Who waits in it still looks at it: it stays, here.
+// A thread that waits in it still accesses it, so it is not destroyed here.
 void abort(Comm comm) {
   static std::mutex mutex;
   static auto* aborted = new std::vector<Comm>;
@@ -87,7 +87,7 @@ void abort(Comm comm) {
     const std::lock_guard lock(mutex);
     aborted->push_back(comm);
   }
-  comm->board.give_up();
+  comm->board.abort();
 }
 
 std::string failure(Comm) {
@@ -147,15 +147,15 @@ void put(void* to, const Bytes& b, Stream s) {
 void all_reduce(const void* in, void* out, std::int64_t count, DType dtype, Reduce how, Comm comm,
                 Stream s) {
   call([=] {
-    comm->meet(read(in, bytes_of(count, dtype), s),
-               [&](const auto& all) { put(out, reduced(all, 0, count, dtype, how), s); });
+    comm->exchange(read(in, bytes_of(count, dtype), s),
+                   [&](const auto& all) { put(out, reduced(all, 0, count, dtype, how), s); });
   });
 }
 
 void reduce(const void* in, void* out, std::int64_t count, DType dtype, Reduce how, int root,
             Comm comm, Stream s) {
   call([=] {
-    comm->meet(read(in, bytes_of(count, dtype), s), [&](const auto& all) {
+    comm->exchange(read(in, bytes_of(count, dtype), s), [&](const auto& all) {
       if (comm->rank == root) put(out, reduced(all, 0, count, dtype, how), s);
     });
   });
@@ -164,7 +164,7 @@ void reduce(const void* in, void* out, std::int64_t count, DType dtype, Reduce h
 void reduce_scatter(const void* in, void* out, std::int64_t count, DType dtype, Reduce how,
                     Comm comm, Stream s) {
   call([=] {
-    comm->meet(read(in, bytes_of(count * comm->size, dtype), s), [&](const auto& all) {
+    comm->exchange(read(in, bytes_of(count * comm->size, dtype), s), [&](const auto& all) {
       put(out, reduced(all, comm->rank * count, count, dtype, how), s);
     });
   });
@@ -172,7 +172,7 @@ void reduce_scatter(const void* in, void* out, std::int64_t count, DType dtype, 
 
 void all_gather(const void* in, void* out, std::int64_t bytes, Comm comm, Stream s) {
   call([=] {
-    comm->meet(read(in, bytes, s), [&](const auto& all) {
+    comm->exchange(read(in, bytes, s), [&](const auto& all) {
       for (int r = 0; r < comm->size; ++r)
         put(static_cast<char*>(out) + r * bytes, all[static_cast<std::size_t>(r)], s);
     });
@@ -181,8 +181,8 @@ void all_gather(const void* in, void* out, std::int64_t bytes, Comm comm, Stream
 
 void broadcast(const void* in, void* out, std::int64_t bytes, int root, Comm comm, Stream s) {
   call([=] {
-    comm->meet(comm->rank == root ? read(in, bytes, s) : Bytes{},
-               [&](const auto& all) { put(out, all[static_cast<std::size_t>(root)], s); });
+    comm->exchange(comm->rank == root ? read(in, bytes, s) : Bytes{},
+                   [&](const auto& all) { put(out, all[static_cast<std::size_t>(root)], s); });
   });
 }
 
@@ -194,7 +194,7 @@ void receive(void* data, std::int64_t bytes, int from, Comm comm, Stream s) {
   call(
       [=] {
         const Bytes b = comm->board.receive(from);
-        if (b.empty()) return;  // given up, or nothing was sent
+        if (b.empty()) return;  // aborted, or an empty message
         check_system(static_cast<std::int64_t>(b.size()) == bytes,
                      "nccl: {} bytes sent, {} expected", b.size(), bytes);
         put(data, b, s);

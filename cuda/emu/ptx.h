@@ -1,5 +1,5 @@
 #pragma once
-// cuda/ptx.h for the imitated GPU: the same functions in C++. The fragments are described there.
+// cuda/ptx.h for the emulated GPU: the same functions in C++. That file describes the fragments.
 #include <limits>
 
 #include "weft/core/error.h"
@@ -65,7 +65,7 @@ inline void ldmatrix_x4(std::uint32_t (&r)[4], const void* row,
     std::uint16_t row[8];
     std::uint32_t* r;
   } arg;
-  std::memcpy(arg.row, row, 16);  // before the lanes meet: it is this lane that reads the row
+  std::memcpy(arg.row, row, 16);  // before the rendezvous: this lane reads the row
   arg.r = r;
   emu::Engine::get().whole_warp(arg, "ldmatrix.x4", loc, [](Arg** lanes, unsigned) {
     for (int lane = 0; lane < 32; ++lane)

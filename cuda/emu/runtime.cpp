@@ -1,5 +1,5 @@
-// GPUs that are not there: their memory is host memory that only kernels and copies may touch, and
-// their streams run what they were given as late as they may.
+// The emulated GPUs: device memory is host memory that only kernels and copies may access, and
+// streams execute their work as late as possible.
 #include <sys/mman.h>
 
 #include <chrono>
@@ -54,13 +54,13 @@ struct Queue {
 
 struct Mark {
   int device = 0;
-  Queue* queue = nullptr;  // where it was last recorded; null: nothing to wait for
+  Queue* queue = nullptr;  // where it was last recorded; null: not recorded
   std::uint64_t number = 0;
-  bool captured = false;  // it was recorded into a graph
+  bool captured = false;  // recorded into a graph
   Clock::time_point time;
 };
 
-// One lock over the whole imitated driver: ranks that are threads share it.
+// One lock for the whole emulated driver; ranks that are threads share it.
 struct Driver {
   std::recursive_mutex mutex;
   std::vector<std::unique_ptr<Queue>> queues;
@@ -69,10 +69,10 @@ struct Driver {
     int device;
   };
   std::map<char*, Block> blocks;         // device memory
-  std::map<char*, std::int64_t> pinned;  // host memory that copies read when they run
+  std::map<char*, std::int64_t> pinned;  // host memory that copies read when they execute
   std::map<int, std::int64_t> used;      // bytes by device
-  int access = 0;                        // > 0 while device memory may be touched
-  bool open = false;                     // it can be
+  int access = 0;                        // > 0 while device memory may be accessed
+  bool open = false;                     // device memory is accessible now
 };
 Driver& driver() {
   static Driver* d = new Driver;
@@ -81,13 +81,13 @@ Driver& driver() {
 constinit thread_local int current_index = 0;
 
 constexpr std::int64_t kPage = 4096;
-constexpr std::size_t kGuard = kPage;  // behind each piece of device memory, never accessible
+constexpr std::size_t kGuard = kPage;  // inaccessible bytes after each device allocation
 std::size_t whole_pages(std::int64_t bytes) {
   return static_cast<std::size_t>((bytes + kPage - 1) & ~(kPage - 1));
 }
 
-// While it lives, device memory can be touched. At other times a host that does so crashes here as
-// it would with a GPU, unless emu::control.host_faults is off.
+// Makes device memory accessible while it exists. At other times a host access faults here as with
+// a GPU, unless emu::control.host_faults is off.
 class Access {
  public:
   Access() {
@@ -106,7 +106,7 @@ class Access {
   }
 };
 
-// Runs the queue's work up to and with number `until`.
+// Runs the queue's work up to and including item `until`.
 void run_until(Queue& q, std::uint64_t until) {
   if (q.finished >= until) return;
   const Access access;
@@ -307,7 +307,7 @@ void wait_event(StreamHandle s, EventHandle e) {
         "graph: a stream outside of a capture must not wait for an event inside");
   check(!recording || m.captured,
         "graph: a stream that is captured must not wait for an event from outside");
-  if (recording) return;  // the same stream: in order already
+  if (recording) return;  // the same stream, so already in order
   if (m.queue != &queue_of(s)) give(queue_of(s), [m] { run_until(*m.queue, m.number); });
 }
 double elapsed_ms(EventHandle from, EventHandle to) {

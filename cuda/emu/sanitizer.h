@@ -1,6 +1,6 @@
 #pragma once
-// What the engine must tell AddressSanitizer and ThreadSanitizer. Without them all of it is
-// nothing.
+// What the engine must tell AddressSanitizer and ThreadSanitizer. Without them, all of these are
+// no-ops.
 
 #if defined(__SANITIZE_ADDRESS__)
 #define WEFT_EMU_ASAN 1
@@ -23,12 +23,12 @@ void AnnotateIgnoreWritesEnd(const char* file, int line);
 #define WEFT_EMU_TSAN 0
 #endif
 
-/// For functions of the engine: CUDA threads share its state on purpose, one after another.
+/// For functions of the engine: CUDA threads share its state intentionally, one after another.
 #define WEFT_EMU_ENGINE __attribute__((no_sanitize("thread", "address")))
 
 namespace weft::emu {
 
-/// The engine's own reads and writes inside the scope are no races of the kernel.
+/// The engine's own accesses inside the scope do not count as races of the kernel.
 class Quiet {
 #if WEFT_EMU_TSAN
  public:
@@ -48,7 +48,7 @@ class Quiet {
   Quiet(const Quiet&) = delete;
 };
 
-/// What happened before release() in one CUDA thread happened before what follows acquire() of the
+/// Orders everything before release() in one CUDA thread before everything after acquire() of the
 /// same address in another.
 inline void release(void* sync) {
 #if WEFT_EMU_TSAN

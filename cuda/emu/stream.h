@@ -3,7 +3,7 @@
 
 namespace weft::emu {
 
-/// Appends work to a stream of the imitated driver. While it runs, device memory can be touched.
+/// Appends work to a stream of the emulated driver. Device memory is accessible while it runs.
 void give(void* stream, std::function<void()> work);
 
 }  // namespace weft::emu

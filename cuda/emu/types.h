@@ -1,5 +1,5 @@
 #pragma once
-// The vector types of CUDA that kernels use, with its names and in the global namespace as there.
+// The CUDA vector types that kernels use, with CUDA's names, in the global namespace as there.
 #include <cstdint>
 
 struct uint3 {

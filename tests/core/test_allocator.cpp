@@ -336,7 +336,7 @@ TEST_CASE("without memory: one clear error, and the process goes on") {
   }
   CHECK(fault == Fault::system);
   CHECK(text == message("allocate: the system has no memory for 140737488355328 bytes: {} are live "
-                        "({}) and 0 cached, after the cache was given back; use a smaller batch, "
+                        "({}) and 0 cached, after the cache was emptied; use a smaller batch, "
                         "or recompute",
                         live, live ? message("{} other", live) : std::string("nothing")));
   CHECK(test::error_of([] { block(std::int64_t{1} << 50); }) ==

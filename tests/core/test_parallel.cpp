@@ -144,7 +144,7 @@ TEST_CASE("threads with a share each run their loops at the same time, each on a
   const Threads scope(7);
   std::atomic<int> there{0}, counts_right{0};
   const auto rank = [&] {
-    const ThreadShare share(2);
+    const ThreadLimit share(2);
     counts_right += num_threads() == 2;
     for (int round = 1; round <= 5; ++round)
       parallel_for(2, kHeavy, [&](std::int64_t, std::int64_t) {
@@ -156,7 +156,7 @@ TEST_CASE("threads with a share each run their loops at the same time, each on a
         CHECK(there >= 6 * round);
       });
     {
-      const ThreadShare inner(1);
+      const ThreadLimit inner(1);
       counts_right += num_threads() == 1;
     }
     counts_right += num_threads() == 2;
@@ -166,8 +166,8 @@ TEST_CASE("threads with a share each run their loops at the same time, each on a
   for (std::thread& t : threads) t.join();
   CHECK(counts_right == 9);
   CHECK(num_threads() == 7);
-  CHECK(test::error_of([] { const ThreadShare none(0); }) ==
-        "ThreadShare: must be at least 1, got 0");
+  CHECK(test::error_of([] { const ThreadLimit none(0); }) ==
+        "ThreadLimit: must be at least 1, got 0");
 }
 
 TEST_CASE("the number of threads") {
@@ -243,7 +243,7 @@ TEST_CASE("a child of fork() does its loops alone and waits for nobody") {
   const Threads scope(32);
   std::atomic<bool> stop{false};
   std::thread borrower([&] {
-    while (!stop) const ThreadShare share(1);
+    while (!stop) const ThreadLimit share(1);
   });
   std::thread allocator([&] {
     while (!stop) Tensor::empty({1 << 18}, DType::f32);
@@ -267,7 +267,7 @@ TEST_CASE("a child of fork() does its loops alone and waits for nobody") {
           alone = alone && std::this_thread::get_id() == here;
           sum += end - begin;
         });
-      const ThreadShare share(2);  // takes the lock of the spare pools
+      const ThreadLimit share(2);  // takes the lock of the spare pools
       Tensor::empty({1 << 18}, DType::f32);
       manual_seed(2);
       _exit(sum == 96 && alone ? 0 : 1);

@@ -74,7 +74,7 @@ TEST_CASE("graph: captured under its own stream, replayed under any") {
     {
       const StreamScope scope(side);
       CHECK(error_of([&] { graph.capture(step); }) ==
-            "graph: capture() must run under the stream that the graph was made under, got another "
+            "graph: capture() must run on the stream on which the graph was created, got another "
             "current stream of cuda:0");
     }
     CHECK(!graph.captured());
@@ -178,9 +178,9 @@ TEST_CASE("graph: what cannot be inside") {
         "graph: host memory cannot be copied to a GPU inside a capture, since every replay would "
         "read it again; copy it into a tensor before replay()");
   const std::string leaves =
-      "graph: a capture stays in the stream that it began in; change streams before or after it";
+      "graph: a capture must stay on its first stream; change streams before or after it";
   CHECK(inside([&] { const StreamScope scope(side); }) == leaves);
-  CHECK(inside([&] { mark.hold(Stream()); }) == leaves);
+  CHECK(inside([&] { mark.wait(Stream()); }) == leaves);
   CHECK(inside([&] { record_stream(x, side); }) == leaves);
   if (cuda::device_count() > 1) {
     const Tensor elsewhere = host.to({Device::Kind::cuda, 1});

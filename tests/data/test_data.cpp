@@ -171,7 +171,7 @@ TEST_CASE("a token file is read as it was opened, or not at all") {
         "read: '" + path + "' ends at byte 1100, 1744 more were expected");
   Ints few(3);
   const std::string changed =
-      "data: '" + path + "' must stay as it is while it is read, but was written to";
+      "data: '" + path + "' must not change while it is read, but was written to";
   CHECK(error_of([&] { tokens.read(0, few); }) == changed);
   CHECK(error_of([&] { windows.check_unchanged(); }) == changed);
   CHECK(!TokenStream::of_bytes("abc").changed());
@@ -323,7 +323,8 @@ TEST_CASE("a tensor dataset gives rows of any dtype and shape") {
   CHECK(filled.rows_of(1) == 1);
   CHECK(short_one.batch(1).rows() == 1);
   CHECK(error_of([&] { TensorDataset(inputs, targets.narrow(0, 0, 3)); }) ==
-        "tensor dataset: inputs and targets must have as many rows, at least 1, got shapes "
+        "tensor dataset: inputs and targets must have the same number of rows, at least 1, got "
+        "shapes "
         "[4, 2, 3] and [3]");
   CHECK(error_of([&] { TensorDataset(inputs, {}); }) ==
         "tensor dataset: inputs and targets must be on the CPU");

@@ -93,7 +93,7 @@ TEST_CASE("comm_cost: which ranks share a host, and nobody to talk to") {
   CHECK(test::error_of([&] {
           us(none, Collective::barrier, 0, {0, 1});
         }) ==
-        "collective_us: a cluster needs devices and bandwidths above 0, got 0 a host, "
+        "collective_us: a cluster needs devices and bandwidths above 0, got 0 per host, "
         "94167157964.8 and 20716774752.256 bytes/s");
 }
 

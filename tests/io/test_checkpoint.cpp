@@ -155,7 +155,7 @@ TEST_CASE("a damaged newest checkpoint gives way to the one before, and says so"
     io::remove_all(file);
     CHECK(error_of([&] { io::find_checkpoint(out.path()); }) ==
           "checkpoint: '" + file + "' is missing; no earlier checkpoint in '" +
-              out / "checkpoints" + "' is whole");
+              out / "checkpoints" + "' is intact");
   }
   SUBCASE("a manifest that forgets a file") {
     io::write_file(folder + "/manifest.json", R"({"step":2,"files":[]})");

@@ -112,7 +112,7 @@ TEST_CASE("sizes of a manifest have a sum, and each file is listed once") {
         }).find("must have 9223372036854775807 bytes") != std::string::npos);
   CHECK(error_of([&] {
           io::verify_checkpoint(step, manifest(list + R"(,{"name":"x","bytes":-1})"), 3, 4);
-        }) == start + "give sizes with a sum, got -1");
+        }) == start + "have sizes that can be added, got -1");
   CHECK(error_of([&] {
           io::verify_checkpoint(step, manifest(list + R"(,{"name":"state.json","bytes":1})"));
         }) == start + "list state.json once");

@@ -79,7 +79,7 @@ TEST_CASE("a resumed run keeps what can be read, and the damaged file beside it"
     CHECK(io::read_file(m) == "{\"step\":1}\n{\"step\":3}\n");
     CHECK(io::read_file(m + ".damaged") == text);
     CHECK(logged == "metrics: '" + m + "' line 2: " + reason +
-                        "; 1 damaged line dropped, the file as it was is '" + m + ".damaged'");
+                        "; 1 damaged line dropped, the original file is '" + m + ".damaged'");
     // Once more: what was kept before stays.
     io::write_file(m, "x\n");
     io::truncate_to_step(m, 3);

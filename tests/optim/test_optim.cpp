@@ -277,7 +277,7 @@ TEST_CASE("optimizer: settings of each parameter in the place of groups, and ste
   CHECK(sgd.step(bad, ends, look).skipped);
   CHECK(seen.size() == 6);
   CHECK(test::error_of([&] { optim::Sgd(ps, {.settings = Settings{}}); }) ==
-        "optimizer: settings must be one for each of 3 parameters, got 0");
+        "optimizer: settings must have one entry for each of 3 parameters, got 0");
 }
 
 TEST_CASE("optimizer: f32 copies of views of one buffer stay what they are") {
@@ -329,7 +329,7 @@ TEST_CASE("optimizer: errors name the rule") {
         "sgd: nesterov needs a momentum above 0, got 0");
   CHECK(test::error_of([&] {
           Sgd opt({{"p", p}, {"p", p}});
-        }) == "optimizer: every parameter needs a name of its own, got p twice");
+        }) == "optimizer: every parameter needs a unique name, got p twice");
   CHECK(test::error_of([&] {
           Sgd opt({{"p", Tensor()}});
         }) == "optimizer: p must be a tensor, got a null handle");

@@ -213,7 +213,7 @@ TEST_CASE("gpu memory: none left") {
                       name(static_cast<Category>(i)));
   CHECK(error_of([] { (void)bytes_of(13 * kMiB); }) ==
         message("allocate: cuda:0 has no memory for {} bytes: {} are live ({}) and 0 cached, after "
-                "the cache was given back; use a smaller batch, or recompute",
+                "the cache was emptied; use a smaller batch, or recompute",
                 13 * kMiB, m.live_bytes, held));
   CHECK(m.live_by_category[static_cast<int>(Category::activation)] >= 4 * kMiB);
   // Small blocks come from slabs of the same memory; the next request is served again.

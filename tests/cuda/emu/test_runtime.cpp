@@ -129,7 +129,7 @@ TEST_CASE("events: order streams") {
   CHECK(added.done());
   added.record(side.stream);
   CHECK(!added.done());
-  added.hold(Stream::current());
+  added.wait(Stream::current());
   CHECK(first(x) == 11);
   CHECK(added.done());
 }
@@ -170,11 +170,11 @@ TEST_CASE("events: two streams that wait for one another in turn") {
     increase(x, 1);
     Event here, there;
     here.record();
-    here.hold(side.stream);
+    here.wait(side.stream);
     const StreamScope scope(side.stream);
     increase(x, 10);
     there.record(side.stream);
-    there.hold(Stream());
+    there.wait(Stream());
   }
   CHECK(first(x) == 34);
 }

@@ -13,7 +13,7 @@ namespace {
 
 using cuda::Event;
 using cuda::Stream;
-using cuda::detail::kMostStaged;
+using cuda::detail::kMaxStaged;
 using cuda::detail::staging_bytes;
 using cuda::detail::upload;
 using test::kGpu;
@@ -72,14 +72,14 @@ TEST_CASE("staging: a buffer is used again once its copy has run") {
 
 TEST_CASE("staging: what is too large, and what is too much, goes through the driver") {
   cuda::synchronize();
-  const std::vector<std::uint8_t> host(kMostStaged + 1, 9);
-  const Tensor t = gpu_bytes(kMostStaged + 1);
+  const std::vector<std::uint8_t> host(kMaxStaged + 1, 9);
+  const Tensor t = gpu_bytes(kMaxStaged + 1);
   const std::int64_t pinned = staging_bytes();
   upload(t.raw(), host.data(), t.numel(), Stream::current());
   CHECK(staging_bytes() == pinned);
   CHECK(not_all(t, 9) == "");
-  for (int i = 0; i < 6; ++i) upload(t.raw(), host.data(), kMostStaged, Stream::current());
-  CHECK(staging_bytes() <= 4 * kMostStaged);
+  for (int i = 0; i < 6; ++i) upload(t.raw(), host.data(), kMaxStaged, Stream::current());
+  CHECK(staging_bytes() <= 4 * kMaxStaged);
   CHECK(not_all(t, 9) == "");
 }
 
