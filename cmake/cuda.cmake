@@ -107,8 +107,9 @@ function(weft_native_kernels name)
   target_include_directories(${name} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
   if(WEFT_PTXAS_REPORT)
     target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v>)
-    set_target_properties(${name} PROPERTIES CUDA_COMPILER_LAUNCHER
-      "${PROJECT_SOURCE_DIR}/scripts/keep_report.sh;${CMAKE_CUDA_COMPILER_LAUNCHER}")
+    # A list, so that no empty argument is left where no other launcher is set.
+    set(launcher ${PROJECT_SOURCE_DIR}/scripts/keep_report.sh ${CMAKE_CUDA_COMPILER_LAUNCHER})
+    set_target_properties(${name} PROPERTIES CUDA_COMPILER_LAUNCHER "${launcher}")
   endif()
   if(WEFT_WERROR)
     target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>
