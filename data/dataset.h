@@ -19,6 +19,7 @@ struct Batch {
   Tensor positions = {};
 
   std::int64_t rows() const { return inputs.dim(0); }
+  std::int64_t targets_per_row() const { return targets.numel() / targets.dim(0); }
   /// Rows [first, first + count), as views.
   Batch narrow(std::int64_t first, std::int64_t count) const;
   /// With inputs and targets on that device.
@@ -28,7 +29,8 @@ struct Batch {
 /// A target of an integer type that the loss ignores.
 inline constexpr std::int32_t kIgnore = -100;
 
-/// Training data by row number. Several threads may read one dataset concurrently.
+/// Training data by row number. All rows have one shape. Several threads may read one dataset
+/// concurrently.
 class Dataset {
  public:
   virtual ~Dataset() = default;
@@ -37,6 +39,8 @@ class Dataset {
   /// The given rows in the given order, on the CPU.
   /// Throws Error on a number outside [0, size()).
   virtual Batch rows(std::span<const std::int64_t> numbers) const = 0;
+  /// Whether rows of zeros with targets kIgnore may fill the last batch of an evaluation.
+  virtual bool allows_padding() const { return false; }
   /// The properties of the data that a saved position depends on, by name, for checkpoints.
   virtual std::vector<std::pair<std::string, std::int64_t>> identity() const {
     return {{"rows", size()}};

@@ -24,6 +24,8 @@ Tensor padded(const Tensor& t, std::int64_t rows, double value) {
 Loader::Loader(const Dataset& dataset, const Options& options)
     : dataset_(dataset), options_(options) {
   check(options.batch >= 1, "loader: batch must be at least 1, got {}", options.batch);
+  check(dataset.size() >= 1, "loader: the dataset must have at least 1 row, got {}",
+        dataset.size());
 }
 
 std::int64_t Loader::dataset_row(std::int64_t row) {
@@ -87,6 +89,8 @@ void Loader::set_state(const io::Json& state) {
 EvalLoader::EvalLoader(const Dataset& dataset, std::int64_t rows_per_batch)
     : dataset_(dataset), batch_(rows_per_batch) {
   check(batch_ >= 1, "loader: batch must be at least 1, got {}", batch_);
+  check(dataset.size() >= 1, "loader: the dataset must have at least 1 row, got {}",
+        dataset.size());
 }
 
 std::int64_t EvalLoader::batches() const { return (dataset_.size() + batch_ - 1) / batch_; }
@@ -98,7 +102,7 @@ Batch EvalLoader::batch(std::int64_t i) const {
   std::vector<std::int64_t> numbers(static_cast<std::size_t>(count));
   std::iota(numbers.begin(), numbers.end(), first);
   Batch out = dataset_.rows(numbers);
-  if (count == batch_ || is_floating(out.targets.dtype())) return out;
+  if (count == batch_ || !dataset_.allows_padding()) return out;
   return {padded(out.inputs, batch_, 0), padded(out.targets, batch_, kIgnore),
           out.positions ? padded(out.positions, batch_, -1) : Tensor()};
 }

@@ -49,8 +49,8 @@ class Loader {
   std::vector<std::int64_t> order_;
 };
 
-/// All rows of a dataset, which must outlive the loader, in order, for evaluation. For integer
-/// targets the last batch is padded to full size with rows of zeros and targets kIgnore.
+/// All rows of a dataset, which must outlive the loader, in order, for evaluation. Where the
+/// dataset allows padding, the last batch is as large as the others.
 class EvalLoader {
  public:
   /// Throws Error unless rows_per_batch >= 1.

@@ -18,6 +18,7 @@ class PackedDocuments : public Dataset {
   std::int64_t size() const override { return all_.rows(); }
   std::int64_t documents() const { return documents_; }
   Batch rows(std::span<const std::int64_t> numbers) const override;
+  bool allows_padding() const override { return true; }
   std::vector<std::pair<std::string, std::int64_t>> identity() const override {
     return {{"seq", all_.inputs.dim(1)}, {"tokens", tokens_}, {"documents", documents_}};
   }

@@ -19,6 +19,7 @@ class TokenWindows : public Dataset {
   std::vector<std::pair<std::string, std::int64_t>> identity() const override {
     return {{"seq", seq_}, {"tokens", tokens_.size()}};
   }
+  bool allows_padding() const override { return true; }
   bool changed() const override { return tokens_.changed(); }
   void check_unchanged() const override { tokens_.check_unchanged(); }
 

@@ -58,6 +58,10 @@ class LocalOptimizer : public ParallelOptimizer {
     zero_grad();  // zeros, but no gradients yet
   }
 
+  ~LocalOptimizer() override {
+    for (const NamedTensor& p : inner_->parameters()) p.tensor.set_main_grad({});
+  }
+
   void watch(Tape&) override {}
   optim::GradClip finish(double max_norm) override {
     return optim::measure_clip(inner_->parameters(), max_norm);

@@ -171,8 +171,7 @@ bool parse_options(CommandLine& line, O& options, std::vector<std::string> args)
   line.add("--print-config", print_config, "print a complete --config file and stop", "Run");
   if (!line.parse(std::move(args))) return false;
   check_options(options);
-  options.config = to_toml(options);
-  if (print_config) print_text(options.config);
+  if (print_config) print_text(to_toml(options));
   return !print_config;
 }
 

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <iterator>
+#include <mutex>
 
 #include "weft/core/signal_stack.h"
 
@@ -21,23 +23,40 @@ void on_signal(int) {
 // The shell and the kernel both say that a terminal has closed: twice is not more than once.
 void on_hangup(int) { requested = 1; }
 
+// mpirun hands SIGUSR1 on; after Ctrl-C it kills within a second.
+constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
+struct sigaction before[std::size(kSignals)];
+int scopes = 0;
+
+std::mutex& mutex() {
+  static std::mutex m;
+  return m;
+}
+
 }  // namespace
 
-// Ranks that are threads call this one by one: each needs a stack for the handlers.
-void catch_interrupts() {
+InterruptScope::InterruptScope() {
+  // Each thread needs a stack for the handlers.
   static thread_local const detail::SignalStack stack;
-  struct sigaction action = {};
-  action.sa_handler = on_signal;
-  action.sa_flags = SA_ONSTACK | SA_RESTART;
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-  sigaction(SIGUSR1, &action,
-            nullptr);  // which mpirun hands on; after Ctrl-C it kills within a second
-  // A terminal that is closed, unless the run was told to outlive it (nohup).
-  struct sigaction before = {};
-  sigaction(SIGHUP, nullptr, &before);
-  action.sa_handler = on_hangup;
-  if (before.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
+  const std::lock_guard lock(mutex());
+  if (scopes++ > 0) return;
+  for (std::size_t i = 0; i < std::size(kSignals); ++i) {
+    sigaction(kSignals[i], nullptr, &before[i]);
+    // A run that was told to outlive its terminal (nohup) does.
+    if (kSignals[i] == SIGHUP && before[i].sa_handler == SIG_IGN) continue;
+    struct sigaction action = {};
+    action.sa_handler = kSignals[i] == SIGHUP ? on_hangup : on_signal;
+    action.sa_flags = SA_ONSTACK | SA_RESTART;
+    sigaction(kSignals[i], &action, nullptr);
+  }
+}
+
+InterruptScope::~InterruptScope() {
+  const std::lock_guard lock(mutex());
+  if (--scopes > 0) return;
+  for (std::size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &before[i], nullptr);
+  requested = 0;
+  insisted = 0;
 }
 
 // What is closed would be the number of the next file that is opened, and printf() write into it.
@@ -48,10 +67,5 @@ void outlive_readers() {
 }
 
 bool interrupted() { return requested != 0; }
-
-void forget_interrupt() {
-  requested = 0;
-  insisted = 0;
-}
 
 }  // namespace weft::train

@@ -2,12 +2,16 @@
 
 namespace weft::train {
 
-/// From now on the first Ctrl-C (or SIGTERM, or SIGHUP of a closed terminal) only sets a flag; the
-/// second one ends the process.
-void catch_interrupts();
+/// While one of these lives, the first Ctrl-C (or SIGTERM, or SIGHUP of a closed terminal) only
+/// sets a flag; the second one ends the process. Ranks that are threads have one each. The last one
+/// puts back what was there before, and forgets the interrupt.
+class InterruptScope {
+ public:
+  InterruptScope();
+  ~InterruptScope();
+  InterruptScope(const InterruptScope&) = delete;
+};
 bool interrupted();
-/// When a run has stopped for it: another one may begin.
-void forget_interrupt();
 
 /// From now on a standard output or error that is closed, or whose reader has left, costs its lines
 /// and nothing else.

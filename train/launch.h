@@ -1,6 +1,7 @@
 #pragma once
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "weft/train/flags.h"
 #include "weft/train/ranks.h"
@@ -27,7 +28,9 @@ int launch(const char* what, O options, int argc, char** argv, F f) {
   return guarded(options.program, [&] {
     CommandLine line(what, options.program);
     if (!parse_options(line, options, expand_config(argc, argv))) return 0;
-    return run_on_ranks(options, [&](const Ranks& ranks) { return f(options, ranks); });
+    options.config = to_toml(options);
+    return run_on_ranks(options,
+                        [&](const Ranks& ranks) { return f(std::as_const(options), ranks); });
   });
 }
 

@@ -22,7 +22,7 @@ struct Metric {
 ///   (sum of all objectives) / (sum of all counts),
 /// over micro-batches and ranks, whatever their sizes.
 struct Loss {
-  Tensor sum;         ///< of the loss over all targets, one element, recorded by a tape
+  Tensor sum;         ///< of the loss over all targets: one element, f32 or f64, recorded
   Tensor count = {};  ///< how many targets count, one element; null: all of them
   std::vector<Metric> metrics = {};  ///< the same names for every micro-batch
   Tensor objective = {};  ///< what backward starts from; null: sum. For losses that are added to it

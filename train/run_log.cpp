@@ -92,27 +92,35 @@ void RunLog::settle(const Pending& p) {
   if (has_energy_) ranks_.add_up(joules);
   peak_bytes_ = std::max(peak_bytes_, p.result.peak_bytes);
   row_ = io::Json::object();
-  row_.set("step", p.step);
+  const auto set = [this](const std::string& name, io::Json value) {
+    check(!row_.find(name), "metrics: two numbers are called '{}'", name);
+    row_.set(name, std::move(value));
+  };
+  set("step", p.step);
   loads_.clear();
   for (const StepResult::Number& n : p.result.numbers) {
     if (n.name == "layer_loads") loads_ = n.list();
     if (!n.is_list) {
-      row_.set(n.name, n.value());
+      set(n.name, n.value());
       continue;
     }
     io::Json list;
     for (const double v : n.list()) list.push_back(v);
-    row_.set(n.name, std::move(list));
+    set(n.name, std::move(list));
   }
-  row_.set("lr", p.result.lr).set(task_.unit, p.all_targets);
-  row_.set(task_.unit + "_per_s", static_cast<double>(p.targets) / seconds);
-  row_.set("step_ms", seconds * 1e3);
-  row_.set("live_bytes", p.result.live_bytes).set("peak_bytes", peak_bytes_);
-  row_.set("system_allocs", memory_stats(ranks_.device()).system_allocs);
-  if (has_energy_) row_.set("joules", joules.item());
-  if (task_.flops_per_target > 0 && task_.peak_flops > 0) {
-    const double flops = task_.flops_per_target * static_cast<double>(p.targets) / seconds;
-    row_.set("mfu", flops / task_.peak_flops).set("peak_tflops", task_.peak_flops * 1e-12);
+  set("lr", p.result.lr);
+  set(task_.unit, p.all_targets);
+  set(task_.unit + "_per_s", static_cast<double>(p.targets) / seconds);
+  set("step_ms", seconds * 1e3);
+  set("live_bytes", p.result.live_bytes);
+  set("peak_bytes", peak_bytes_);
+  set("system_allocs", memory_stats(ranks_.device()).system_allocs);
+  if (has_energy_) set("joules", joules.item());
+  const double given = 1e12 * options_.machine.peak_tflops,
+               peak = given > 0 ? given : task_.peak_flops;
+  if (task_.flops_per_target > 0 && peak > 0) {
+    set("mfu", task_.flops_per_target * static_cast<double>(p.targets) / seconds / peak);
+    set("peak_tflops", peak * 1e-12);
   }
   if (progress_) progress_->step(p.step, p.result, p.targets);
 }

@@ -15,25 +15,36 @@ void add_to(Tensor& sum, const Tensor& part) {
   if (part) sum = sum ? add(sum, part.detach()) : part.detach();
 }
 
+void add_to(Metric& all, const Tensor& sum, const Tensor& count) {
+  check(sum && (all.is_list || sum.numel() == 1), "loss: {} must have 1 element, got {}", all.name,
+        sum ? message("shape {}", sum.shape()) : std::string("null"));
+  check(!all.sum || static_cast<bool>(all.count) == static_cast<bool>(count),
+        "loss: every micro-batch must say how many targets count, or none must");
+  add_to(all.sum, sum);
+  add_to(all.count, count);
+}
+
 }  // namespace
 
 void add_to(std::vector<Metric>& sums, const Loss& part) {
   if (sums.empty()) {
     sums.push_back({.name = "loss", .sum = {}, .shown = "loss"});
     for (const Metric& m : part.metrics)
-      sums.push_back({.name = m.name, .sum = {}, .shown = m.shown, .decimals = m.decimals});
+      sums.push_back({.name = m.name,
+                      .sum = {},
+                      .shown = m.shown,
+                      .decimals = m.decimals,
+                      .is_list = m.is_list});
   }
   check(sums.size() == part.metrics.size() + 1,
         "loss: every micro-batch must have the same metrics, got {} after {}", part.metrics.size(),
         sums.size() - 1);
-  add_to(sums[0].sum, part.sum);
-  add_to(sums[0].count, part.count);
+  add_to(sums[0], part.sum, part.count);
   for (std::size_t i = 0; i < part.metrics.size(); ++i) {
     check(sums[i + 1].name == part.metrics[i].name,
           "loss: every micro-batch must have the same metrics, got '{}' after '{}'",
           part.metrics[i].name, sums[i + 1].name);
-    add_to(sums[i + 1].sum, part.metrics[i].sum);
-    add_to(sums[i + 1].count, part.metrics[i].count);
+    add_to(sums[i + 1], part.metrics[i].sum, part.metrics[i].count);
   }
 }
 
@@ -62,6 +73,9 @@ std::vector<Metric> SequentialSchedule::run(const StepWork& work) {
     if (first + micro == rows) optimizer_.watch(tape);
     begin(Phase::backward);
     const Tensor& objective = loss.objective ? loss.objective : loss.sum;
+    check(size_of(loss.sum.dtype()) >= 4 && size_of(objective.dtype()) >= 4,
+          "loss: sum and objective must be f32 or f64, got {} and {}", loss.sum.dtype(),
+          objective.dtype());
     objective.backward(
         Tensor::full(objective.shape(), work.cotangent, objective.dtype(), objective.device()));
     add_to(sums, loss);

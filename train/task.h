@@ -26,7 +26,8 @@ struct Task {
   /// Floating point operations of a training step for one target, without what is computed again;
   /// 0: not known, and metrics.jsonl has no mfu.
   double flops_per_target = 0;
-  /// What the devices of the run reach together, in FLOP/s; 0: not known.
+  /// What the devices of the run reach together, in FLOP/s, where --peak-tflops does not say it; 0:
+  /// not known.
   double peak_flops = 0;
   /// What targets are called in metrics.jsonl and on the progress line: "tokens", "tokens_per_s".
   std::string unit = "targets";

@@ -49,18 +49,20 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
                                             .shard = options.parallel.zero,
                                             .count_zeros = options.run.norms});
   const bool shards = optimizer_->is_sharded();
-  if (shards && task_.before_use)
-    *task_.before_use = [this](const nn::Module& part) { optimizer_->wait(part); };
   routers_ = std::make_unique<nn::RouterStep>(task_.model);
+  task_.model.train();
   schedule_ = std::make_unique<SequentialSchedule>(
       task_.model, task_.loss, *optimizer_,
       SequentialSchedule::Options{.micro_batch = options.micro_batch,
                                   .seed = static_cast<std::uint64_t>(options.machine.seed),
                                   .waits = shards && !task_.before_use});
+  // Last: a constructor that throws leaves no trace in the model.
+  if (shards && task_.before_use)
+    *task_.before_use = [this](const nn::Module& part) { optimizer_->wait(part); };
 }
 
 TrainStep::~TrainStep() {
-  if (task_.before_use) *task_.before_use = nullptr;
+  if (optimizer_->is_sharded() && task_.before_use) *task_.before_use = nullptr;
 }
 
 void TrainStep::place_model() {
@@ -68,7 +70,10 @@ void TrainStep::place_model() {
   check(!parameters.empty(), "train: the model must have parameters, got none");
   const bool has_values = !parameters[0].is_meta();
   nn::assign_names(task_.model);
-  if (parameters[0].dtype() != options_.machine.dtype) task_.model.to(options_.machine.dtype);
+  const DType dtype = options_.machine.dtype;
+  if (std::any_of(parameters.begin(), parameters.end(),
+                  [&](const Tensor& p) { return p.dtype() != dtype; }))
+    task_.model.to(dtype);
   // All ranks start from the values of the first.
   if (has_values && ranks_.size() > 1)
     for (const auto& [name, tensor] : task_.model.state_dict())
@@ -112,8 +117,14 @@ void TrainStep::add_up(Metrics& sums) const {
 }
 
 data::Batch TrainStep::load_rows(const data::Batch& rows) {
+  const auto alike = [](const Tensor& a, const Tensor& b) {
+    return a && a.shape() == b.shape() && a.dtype() == b.dtype();
+  };
   if (!device_.is_gpu()) return rows.to(device_);
-  if (!on_gpu_.inputs || on_gpu_.inputs.shape() != rows.inputs.shape()) {
+  const bool fits = alike(on_gpu_.inputs, rows.inputs) && alike(on_gpu_.targets, rows.targets);
+  check(!captured_ || (fits && !rows.positions),
+        "train step: a graph needs batches of one shape, without positions");
+  if (!fits) {
     on_gpu_ = {Tensor::empty(rows.inputs.shape(), rows.inputs.dtype(), device_),
                Tensor::empty(rows.targets.shape(), rows.targets.dtype(), device_),
                {}};
@@ -129,11 +140,18 @@ data::Batch TrainStep::load_rows(const data::Batch& rows) {
 TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows) {
   // Divided by the number of all targets before backward; where fewer count, what is missing to the
   // right factor goes to the optimizer.
-  const double targets = static_cast<double>(rows.targets.numel() / rows.rows() * options_.batch);
+  const auto targets = static_cast<double>(rows.targets_per_row() * options_.batch);
+  if (unfinished_) {  // a step that threw, or was not finite
+    optimizer_->zero_grad();
+    if (!routers_->empty()) routers_->finish(0);
+  }
+  unfinished_ = true;
   Metrics metrics = schedule_->run(
       {.rows = rows, .first_row = ranks_.first_row(), .step = step, .cotangent = 1.0 / targets});
   if (on_phase_) on_phase_(Phase::update);
   add_up(metrics);
+  for (Metric& m : metrics)
+    if (!m.count) m.count = metrics[0].count;
   const NoGradGuard off;
   const double max_norm = options_.optimizer.clip;
   optim::GradClip clip;
@@ -158,6 +176,7 @@ TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows)
   // Last: what it sends then has until the next forward pass.
   optimizer_->step(clip);
   optimizer_->zero_grad();
+  unfinished_ = false;
   if (options_.run.norms) add("param_norm", optimizer_->parameter_norm());
   return metrics;
 }
@@ -211,6 +230,10 @@ StepResult TrainStep::operator()(std::int64_t step, const data::Batch& rows) {
   check(rows.inputs && rows.targets && rows.inputs.ndim() > 0 && rows.rows() == ranks_.rows(),
         "train step: a rank's batch must have {} rows, got {}", ranks_.rows(),
         rows.inputs ? message("shape {}", rows.inputs.shape()) : std::string("null"));
+  check(targets_per_row_ == 0 || rows.targets_per_row() == targets_per_row_,
+        "train step: rows must have {} targets as at the first step, got {}", targets_per_row_,
+        rows.targets_per_row());
+  targets_per_row_ = rows.targets_per_row();
   reset_peak(device_);
   StepResult result;
   result.lr = lr_.at(step);
@@ -223,7 +246,7 @@ StepResult TrainStep::operator()(std::int64_t step, const data::Batch& rows) {
     ++eager_steps_;
   }
   const Metrics& metrics = graphed ? replay(step, loaded) : own;
-  const auto targets = static_cast<double>(rows.targets.numel() / rows.rows() * options_.batch);
+  const auto targets = static_cast<double>(rows.targets_per_row() * options_.batch);
   for (const Metric& m : metrics) result.numbers.emplace_back(m, targets);
   const MemoryStats stats = memory_stats(device_);
   result.live_bytes = stats.live_bytes;
@@ -233,7 +256,12 @@ StepResult TrainStep::operator()(std::int64_t step, const data::Batch& rows) {
 
 std::vector<Value> TrainStep::evaluate(const data::EvalLoader& loader) {
   optimizer_->wait();
-  task_.model.eval();
+  struct EvalScope {
+    explicit EvalScope(nn::Module& m) : model(m) { model.eval(); }
+    ~EvalScope() { model.train(); }
+    nn::Module& model;
+  };
+  const EvalScope eval(task_.model);
   const NoGradGuard off;
   std::vector<Value> values;  // the sums, until the end
   std::vector<double> counts;
@@ -248,8 +276,9 @@ std::vector<Value> TrainStep::evaluate(const data::EvalLoader& loader) {
                               .first_global_row = static_cast<std::uint64_t>(own * batch.rows())});
     Metrics sums;
     add_to(sums, task_.loss(batch));
-    const double targets = static_cast<double>(batch.targets.numel() / batch.rows() *
-                                               loader.rows_of(std::min(own, batches - 1)));
+    std::erase_if(sums, [](const Metric& m) { return m.is_list; });
+    const auto targets =
+        static_cast<double>(batch.targets_per_row() * loader.rows_of(std::min(own, batches - 1)));
     values.resize(sums.size());
     counts.resize(sums.size());
     for (std::size_t i = 0; i < sums.size(); ++i) {
@@ -260,7 +289,6 @@ std::vector<Value> TrainStep::evaluate(const data::EvalLoader& loader) {
       counts[i] += count ? count.item() : targets;
     }
   }
-  task_.model.train();
   const auto size = static_cast<std::int64_t>(values.size());
   const Tensor totals = Tensor::zeros({2 * size}, DType::f64);
   double* const total = totals.data<double>();

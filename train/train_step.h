@@ -42,7 +42,7 @@ class TrainStep {
   /// wait, the optimizer still counts the step, and routers' biases move.
   StepResult operator()(std::int64_t step, const data::Batch& rows);
   /// The numbers of the task's loss over the whole dataset, the loss first; with several ranks each
-  /// takes some of the batches. Nothing is recorded.
+  /// takes some of the batches. Lists are left out. Nothing is recorded.
   std::vector<Value> evaluate(const data::EvalLoader& loader);
   /// The first tensor of this rank with a NaN or an infinity, parameters before gradients; empty
   /// without any.
@@ -102,7 +102,8 @@ class TrainStep {
   std::unique_ptr<StepSchedule> schedule_;
   std::function<void(Phase)> on_phase_;
   optim::Schedule lr_;
-  std::int64_t eager_steps_ = 0;
+  std::int64_t eager_steps_ = 0, targets_per_row_ = 0;
+  bool unfinished_ = false;  ///< gradients and counts of a step that ended early are still there
   std::unique_ptr<Captured> captured_;
 };
 

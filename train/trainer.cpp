@@ -42,6 +42,7 @@ Trainer::Trainer(const Task& task, const Options& options, const Ranks& ranks)
 Trainer::~Trainer() = default;
 
 int Trainer::fit(const data::Dataset& training, const data::Dataset* validation) {
+  check(!loader_, "fit: may be called once; a Trainer is one run");
   loader_.emplace(training,
                   data::Loader::Options{.batch = options_.batch,
                                         .seed = static_cast<std::uint64_t>(options_.machine.seed)});
@@ -49,7 +50,7 @@ int Trainer::fit(const data::Dataset& training, const data::Dataset* validation)
   if (validation && !ranks_.device().is_meta())
     validation_.emplace(*validation, options_.micro_batch ? options_.micro_batch : ranks_.rows());
   restore();
-  catch_interrupts();
+  const InterruptScope interrupts;
   if (options_.run.resume) make_up();
   if (state_.step >= options_.steps) {
     if (ranks_.is_first())
@@ -103,7 +104,7 @@ int Trainer::one_step() {
   kill_in_step(step_, ranks_.rank(), number);
   if (!device.is_cuda()) log_.start_clock();
   const data::Batch rows = read_rows();
-  const std::int64_t targets = rows.targets.numel() / rows.rows() * options_.batch;
+  const std::int64_t targets = rows.targets_per_row() * options_.batch;
   // The numbers of a GPU's step are read while the next one runs, unless something needs them.
   std::optional<Pending> earlier = std::exchange(
       pending_, Pending{number, targets, state_.targets + targets, step_(number, rows)});
@@ -114,9 +115,7 @@ int Trainer::one_step() {
   const bool saves = !device.is_meta() && (stop || due(options_.run.save_every)),
              evaluates = validation_ && due(options_.run.eval_every);
   const auto settled = [&](const Pending& p) {
-    const double loss = p.result.loss(), norm = p.result.grad_norm();
-    if (!device.is_meta() && !(std::isfinite(loss) && std::isfinite(norm)))
-      return stop_non_finite(p, loss, norm);
+    if (!is_finite(p)) return stop_non_finite(p);
     log_.settle(p);
     return 0;
   };
@@ -142,7 +141,6 @@ int Trainer::one_step() {
   if (ranks_.is_first())
     std::printf("interrupted: saved step %lld; --resume goes on from it\n",
                 static_cast<long long>(number));
-  forget_interrupt();
   return 130;
 }
 
@@ -151,10 +149,10 @@ int Trainer::one_step() {
 data::Batch Trainer::read_rows() {
   try {
     return loader_->rows(ranks_.first_row(), ranks_.rows());
-  } catch (const Error&) {
+  } catch (...) {
     if (ranks_.size() > 1 || state_.step == saved_step_) throw;
     if (pending_) {
-      if (!std::isfinite(pending_->result.loss())) throw;
+      if (!is_finite(*pending_)) throw;
       log_.settle(*std::exchange(pending_, {}));
     }
     save(false);
@@ -182,8 +180,14 @@ void Trainer::evaluate() {
   }
 }
 
+bool Trainer::is_finite(const Pending& p) const {
+  return ranks_.device().is_meta() ||
+         (std::isfinite(p.result.loss()) && std::isfinite(p.result.grad_norm()));
+}
+
 /// Says what is not finite. It is found before it is written anywhere.
-int Trainer::stop_non_finite(const Pending& p, double loss, double norm) {
+int Trainer::stop_non_finite(const Pending& p) {
+  const double loss = p.result.loss(), norm = p.result.grad_norm();
   log_.end_progress();
   if (const std::optional<std::string> what = first_non_finite())
     std::fprintf(stderr,

@@ -16,8 +16,8 @@ namespace weft::train {
 ///
 ///   Classifier model;
 ///   train::Trainer trainer(model, {.out = "runs/mine", .steps = 1000, .batch = 32},
-///                          [&](const data::Batch& b) -> train::Loss {
-///                            return {.sum = cross_entropy_sum(model(b.inputs), b.targets).loss};
+///                          [&](const data::Batch& b) {
+///                            return train::classify(model(b.inputs), b.targets);
 ///                          });
 ///   return trainer.fit(training, validation);
 ///
@@ -25,16 +25,16 @@ namespace weft::train {
 class Trainer {
  public:
   /// Opens the run's folder. The model has to outlive it and is moved to the device and dtype of
-  /// the options. Throws Error on options that do not fit together, and where RunFolder and
-  /// TrainStep do.
+  /// the options, by default the CPU and f32. Throws Error on options that do not fit together, and
+  /// where RunFolder and TrainStep do.
   Trainer(nn::Module& model, const Options& options, LossFunction loss);
   Trainer(nn::Module& model, const Options& options, LossFunction loss, const Ranks& ranks);
   Trainer(const Task& task, const Options& options, const Ranks& ranks);
   ~Trainer();
   Trainer(const Trainer&) = delete;
 
-  /// Trains to step options.steps, from the last checkpoint with options.run.resume. The
-  /// validation set may be null. Returns the status that a program exits with: 0, 130 after an
+  /// Called once. Trains to step options.steps, from the last checkpoint with options.run.resume.
+  /// The validation set may be null. Returns the status that a program exits with: 0, 130 after an
   /// interrupt, or that of Fault::non_finite.
   /// Throws Error on data that cannot be read and files that cannot be written.
   int fit(const data::Dataset& training, const data::Dataset* validation = nullptr);
@@ -52,7 +52,8 @@ class Trainer {
   data::Batch read_rows();
   void save(bool evaluates);
   void evaluate();
-  int stop_non_finite(const Pending& p, double loss, double norm);
+  bool is_finite(const Pending& p) const;
+  int stop_non_finite(const Pending& p);
   std::optional<std::string> first_non_finite() const;
   bool any_rank(bool own) const;
 

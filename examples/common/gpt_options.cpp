@@ -81,6 +81,10 @@ void GptOptions::check() const {
               "--pattern: must consist of a (attention) and d (gated delta net), got '{}'",
               model.pattern);
   train::Options::check();
+  weft::check(
+      data.pack.empty() || model.mtp.depths == 0,
+      "--pack: with --mtp the weight of a depth would depend on the micro-batches; leave one "
+      "of them out");
   weft::check(data.pack.empty() || !machine.graph,
               "--pack: rows of documents differ from step to step, which --graph cannot replay");
   weft::check(model.moe.experts > 0 || (balance.seq_coeff == 0 && balance.global_coeff == 0),

@@ -113,9 +113,7 @@ int train_gpt(GptOptions options) {
     if (options.dry_run) return 0;
     GptTask gpt(options);
     train::Task task = gpt.task();
-    if (const double peak = ranks.is_first() ? measure_peak(options, threads) : 0;
-        task.peak_flops == 0)
-      task.peak_flops = peak;
+    if (ranks.is_first()) task.peak_flops = measure_peak(options, threads);
     train::Trainer trainer(task, options, ranks);
     return trainer.fit(*training, validation.get());
   });

@@ -87,7 +87,6 @@ train::Task GptTask::task() {
   task.before_use = &model.before_use;
   task.bias_rate = options_.balance.bias_rate;
   task.flops_per_target = model.config.flops_per_token();
-  task.peak_flops = 1e12 * options_.machine.peak_tflops;
   task.unit = "tokens";
   task.loss_unit = "nats per token";
   const io::Json config = config_to_json(model.config);

@@ -314,14 +314,27 @@ TEST_CASE("a tensor dataset gives rows of any dtype and shape") {
   CHECK(seen == std::vector<double>{0, 1, 2, 3});
   CHECK(loader.state().dump() == R"({"epoch":1,"index":0,"seed":2,"rows":4})");
 
-  // Rows fill the last batch where a target can say that it does not count.
-  const TensorDataset labelled(inputs, targets.to(DType::i64));
+  // The last batch is shorter, unless the dataset allows padding.
+  struct Padded : TensorDataset {
+    using TensorDataset::TensorDataset;
+    bool allows_padding() const override { return true; }
+  };
+  const Padded labelled(inputs, targets.to(DType::i64));
   const EvalLoader filled(labelled, 3), short_one(data, 3);
   CHECK(filled.batches() == 2);
   CHECK(test::values(filled.batch(1).targets) == std::vector<double>{3, kIgnore, kIgnore});
   CHECK(filled.rows_of(0) == 3);
   CHECK(filled.rows_of(1) == 1);
   CHECK(short_one.batch(1).rows() == 1);
+  struct Empty : TensorDataset {
+    using TensorDataset::TensorDataset;
+    std::int64_t size() const override { return 0; }
+  };
+  const Empty empty(inputs, targets);
+  CHECK(error_of([&] { Loader(empty, {}); }) ==
+        "loader: the dataset must have at least 1 row, got 0");
+  CHECK(error_of([&] { EvalLoader(empty, 1); }) ==
+        "loader: the dataset must have at least 1 row, got 0");
   CHECK(error_of([&] { TensorDataset(inputs, targets.narrow(0, 0, 3)); }) ==
         "tensor dataset: inputs and targets must have the same number of rows, at least 1, got "
         "shapes "

@@ -100,6 +100,11 @@ TEST_CASE("trainer: micro-batches and ranks with different counts take the steps
   REQUIRE(want.size() == 6);
   CHECK(number(want[5], "val_accuracy") > 0.3);
   CHECK(number(want[5], "val_half") == 0.5);
+  // Of the 12 rows of a batch 8 count: hits over those.
+  for (const io::Json& row : want) {
+    const double eighths = number(row, "accuracy") * 8;
+    CHECK(eighths == doctest::Approx(std::round(eighths)).epsilon(1e-9));
+  }
   for (const bool zero : {false, true})
     for (const std::int64_t ranks : {0, 2, 3})
       for (const std::int64_t micro : {0, 2}) {
@@ -202,7 +207,9 @@ TEST_CASE("trainer: float targets, bf16 weights and data that end in the middle 
     nn::Linear model(3, 2);
     const test::Silence silence;
     Trainer trainer(model, o, [&](const data::Batch& b) -> Loss {
-      return {.sum = mse_loss(model(b.inputs.to(dtype)), b.targets.to(dtype), Reduction::sum)};
+      const DType real = dtype == DType::f64 ? dtype : DType::f32;
+      const Tensor y = model(b.inputs.to(dtype)).to(real);
+      return {.sum = mse_loss(y, b.targets.to(real), Reduction::sum)};
     });
     REQUIRE(trainer.fit(data, data) == 0);
     CHECK(model.weight.dtype() == dtype);
@@ -330,6 +337,19 @@ TEST_CASE("trainer: what cannot work is one line") {
   changed.parallel.ranks = 2;
   CHECK(refusal(changed) == "--ranks: must be at most 1 for a run alone, got 2");
 
+  {
+    TwoLayers model;
+    changed = o;
+    changed.out = folder / "names";
+    Trainer trainer(model, changed, [&](const data::Batch& b) {
+      Loss loss = classify(model(b.inputs), b.targets);
+      loss.metrics[0].name = "lr";
+      return loss;
+    });
+    CHECK(error_of([&] { trainer.fit(data); }) == "metrics: two numbers are called 'lr'");
+    CHECK(error_of([&] { trainer.fit(data); }) == "fit: may be called once; a Trainer is one run");
+  }
+
   // Metrics that come and go, and a batch of another size.
   const Ranks alone = Ranks::alone(o);
   Options halves = o;
@@ -352,6 +372,9 @@ TEST_CASE("trainer: what cannot work is one line") {
         "loss: every micro-batch must have the same metrics, got 'other' after 'accuracy'");
   CHECK(error_of([&] { step(1, data.rows(std::span(some).first(4))); }) ==
         "train step: a rank's batch must have 12 rows, got shape [4, 3]");
+  CHECK(error_of([&] {
+          step(1, {data.rows(some).inputs, Tensor::ones({12, 2}, DType::i32), {}});
+        }) == "train step: rows must have 1 targets as at the first step, got 2");
   CHECK(error_of([&] { step(1, {}); }) == "train step: a rank's batch must have 12 rows, got null");
   CHECK(error_of([&] { step(1, data.rows(some)).at("nothing"); }) ==
         "step: has no number 'nothing'");
