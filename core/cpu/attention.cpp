@@ -1,6 +1,7 @@
 #include "weft/core/kernels/attention.h"
 
 #include "weft/core/cpu/attention_block.h"
+#include "weft/core/kernels/operand.h"
 #include "weft/core/parallel.h"
 
 namespace weft::cpu {
@@ -77,7 +78,7 @@ struct Forward {
 void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
                    const AttentionSpec& a, const Tensor& y, const Tensor& lse) {
   if (y.numel() == 0) return;
-  const std::int32_t* cu = cu_seqlens ? cu_seqlens.data<std::int32_t>() : nullptr;
+  const std::int32_t* cu = data_or_null<std::int32_t>(cu_seqlens);
   const std::int64_t sequences = cu ? cu_seqlens.numel() - 1 : a.batch;
   // Packed sequences have different numbers of blocks: a work item is then a whole sequence.
   const std::int64_t blocks = cu ? 1 : query_blocks(a.queries);

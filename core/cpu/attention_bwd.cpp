@@ -1,5 +1,6 @@
 #include "weft/core/cpu/attention_block.h"
 #include "weft/core/kernels/attention.h"
+#include "weft/core/kernels/operand.h"
 #include "weft/core/parallel.h"
 
 namespace weft::cpu {
@@ -114,7 +115,7 @@ void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
                    const Tensor& /*scratch*/, const Tensor& dq, const Tensor& dk,
                    const Tensor& dv) {
   if (q.numel() == 0 && k.numel() == 0) return;
-  const std::int32_t* cu = cu_seqlens ? cu_seqlens.data<std::int32_t>() : nullptr;
+  const std::int32_t* cu = data_or_null<std::int32_t>(cu_seqlens);
   const std::int64_t items = (cu ? cu_seqlens.numel() - 1 : a.batch) * a.kv_heads;
   const auto run = [&]<class T>() {
     const BackwardPass<T> pass{a,

@@ -69,7 +69,7 @@ void causal_conv1d_fwd(const Tensor& x, const Tensor& taps, const Tensor& cu_seq
   const Sequences all = conv_sequences(x, cu_seqlens);
   dispatch_floating(x.dtype(), [&]<class T>() {
     const T* px = x.data<T>();
-    const NormReal<T>* last = taps.data<NormReal<T>>() + (K - 1) * C;
+    const Real<T>* last = taps.data<Real<T>>() + (K - 1) * C;
     T* py = y.data<T>();
     parallel_for(tokens, C * (K + 24 * silu), [=](std::int64_t begin, std::int64_t end) {
       const Rows<T> rows;
@@ -87,17 +87,17 @@ void causal_conv1d_bwd(const Tensor& x, const Tensor& taps, const Tensor& cu_seq
   const std::int64_t chunks = conv_chunks(tokens);
   const Sequences all = conv_sequences(x, cu_seqlens);
   dispatch_floating(x.dtype(), [&]<class T>() {
-    using Real = NormReal<T>;
+    using R = Real<T>;
     const T *px = x.data<T>(), *pdy = dy.data<T>();
-    const Real* last = taps.data<Real>() + (K - 1) * C;
-    Real *pd = dpre.data<Real>(), *part = data_or_null<Real>(partials);
+    const R* last = taps.data<R>() + (K - 1) * C;
+    R *pd = dpre.data<R>(), *part = data_or_null<R>(partials);
     T* pdx = dx.data<T>();
     parallel_for(chunks, (tokens / chunks + 1) * C * (2 * K + 24),
                  [=](std::int64_t begin, std::int64_t end) {
                    const Rows<T> rows;
                    for (std::int64_t k = begin; k < end; ++k) {
-                     Real* sums = row_or_null(part, k * K * C);
-                     if (sums) std::fill_n(sums, K * C, Real(0));
+                     R* sums = row_or_null(part, k * K * C);
+                     if (sums) std::fill_n(sums, K * C, R(0));
                      each_token(all, tokens * k / chunks, tokens * (k + 1) / chunks,
                                 [&](std::int64_t t, std::int64_t first, std::int64_t) {
                                   rows.backward(px + t * C, -C, last, std::min(K, t - first + 1),
@@ -113,10 +113,10 @@ void causal_conv1d_bwd(const Tensor& x, const Tensor& taps, const Tensor& cu_seq
       });
     });
     if (!dtaps) return;
-    Real* out = dtaps.data<Real>();
+    R* out = dtaps.data<R>();
     parallel_for(K * C, chunks, [=](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
-        Real total = 0;
+        R total = 0;
         for (std::int64_t k = 0; k < chunks; ++k) total += part[k * K * C + i];
         out[i] = total;
       }

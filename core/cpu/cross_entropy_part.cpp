@@ -45,7 +45,7 @@ void cross_entropy_part_merge(const Tensor& parts, const Tensor& targets, std::i
     const R* p = parts.data<R>();
     R* loss = losses.data<R>();
     R* stat = stats.data<R>();
-    bool* hit = hits ? hits.data<bool>() : nullptr;
+    bool* hit = data_or_null<bool>(hits);
     parallel_for(rows, ranks * kWorkPerClass, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) {
         RowStats<R> s;
@@ -88,7 +88,7 @@ void cross_entropy_part_bwd(const Tensor& logits, const Tensor& targets, const T
     using R = Real<T>;
     const T* x = logits.data<T>();
     const R* stat = stats.data<R>();
-    const R* g = dy ? dy.data<R>() : nullptr;
+    const R* g = data_or_null<R>(dy);
     T* dx = dlogits.data<T>();
     parallel_for(rows, classes * kWorkPerClass, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) {

@@ -3,10 +3,9 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <type_traits>
 
 #include "weft/core/cpu/simd.h"
-#include "weft/core/tensor.h"
+#include "weft/core/kernels/operand.h"
 
 // One row of logits at a time, for the losses that are made of them.
 namespace weft::cpu::cross_entropy {
@@ -16,7 +15,7 @@ namespace weft::cpu::cross_entropy {
 inline constexpr std::int64_t kBlock = 2048;
 
 template <class T>
-using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
+using R = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 class Targets {
  public:

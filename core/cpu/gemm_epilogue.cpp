@@ -4,6 +4,7 @@
 
 #include "weft/core/cpu/narrow_product.h"
 #include "weft/core/kernels/elementwise_math.h"
+#include "weft/core/kernels/operand.h"
 #include "weft/core/kernels/reduce.h"
 
 namespace weft {
@@ -160,7 +161,7 @@ void gemm_gelu_bwd(const Tensor& dy, const Tensor& weight, const Tensor& hidden,
   dispatch_floating(hidden.dtype(), [&]<class T>() {
     gelu_bwd_pass(hidden.data<T>(), tanh, hidden.dim(0), hidden.dim(1),
                   dbias ? partial.data<double>() : nullptr, dhidden.data<T>(),
-                  dbias ? dbias.data<T>() : nullptr, act ? act.data<T>() : nullptr);
+                  data_or_null<T>(dbias), data_or_null<T>(act));
   });
 }
 

@@ -49,11 +49,11 @@ void layer_norm_fwd(const Tensor& x, const Tensor& residual, const Tensor& weigh
                     const Tensor& mean, const Tensor& rstd) {
   const std::int64_t rows = mean.numel(), C = x.dim(-1);
   dispatch_floating(x.dtype(), [&]<class T>() {
-    using Real = NormReal<T>;
+    using R = Real<T>;
     const T *px = x.data<T>(), *pr = data_or_null<T>(residual);
     const T *pw = data_or_null<T>(weight), *pb = data_or_null<T>(bias);
     T *ps = data_or_null<T>(sum), *py = y.data<T>();
-    Real *pm = mean.data<Real>(), *pq = rstd.data<Real>();
+    R *pm = mean.data<R>(), *pq = rstd.data<R>();
     norm_forward(rows, C, [=](std::int64_t r) {
       const std::int64_t at = r * C;
       const T* res = row_or_null(pr, at);
@@ -72,12 +72,12 @@ void layer_norm_bwd(const Tensor& x, const Tensor& dy, const Tensor& weight, con
                     const Tensor& dx, const Tensor& dweight, const Tensor& dbias) {
   const std::int64_t rows = mean.numel(), C = x.dim(-1);
   dispatch_floating(x.dtype(), [&]<class T>() {
-    using Real = NormReal<T>;
+    using R = Real<T>;
     const T *px = x.data<T>(), *pdy = dy.data<T>();
     const T *pw = data_or_null<T>(weight), *pds = data_or_null<T>(dsum);
-    const Real *pm = mean.data<Real>(), *pq = rstd.data<Real>();
+    const R *pm = mean.data<R>(), *pq = rstd.data<R>();
     T* pdx = dx.data<T>();
-    norm_backward<T>(rows, C, partials, dweight, dbias, [=](std::int64_t r, Real* dw, Real* db) {
+    norm_backward<T>(rows, C, partials, dweight, dbias, [=](std::int64_t r, R* dw, R* db) {
       const std::int64_t at = r * C;
       const T* ds = row_or_null(pds, at);
       if constexpr (std::is_same_v<T, double>)

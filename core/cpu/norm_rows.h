@@ -1,26 +1,10 @@
 #pragma once
-#include <type_traits>
-
 #include "weft/core/cpu/simd.h"
 #include "weft/core/kernels/norm_chunks.h"
+#include "weft/core/kernels/operand.h"
 #include "weft/core/parallel.h"
-#include "weft/core/tensor.h"
 
 namespace weft::cpu {
-
-/// The type of sums and statistics.
-template <class T>
-using NormReal = std::conditional_t<std::is_same_v<T, double>, double, float>;
-
-template <class T>
-T* data_or_null(const Tensor& t) {
-  return t ? t.data<T>() : nullptr;
-}
-
-template <class T>
-T* row_or_null(T* base, std::int64_t offset) {
-  return base ? base + offset : nullptr;
-}
 
 inline constexpr std::int64_t kNormWork = 4;
 
@@ -37,26 +21,26 @@ void norm_forward(std::int64_t rows, std::int64_t C, F row) {
 template <class T, class F>
 void norm_backward(std::int64_t rows, std::int64_t C, const Tensor& partials, const Tensor& dweight,
                    const Tensor& dbias, F row) {
-  using Real = NormReal<T>;
+  using R = Real<T>;
   const std::int64_t chunks = norm_chunks(rows);
-  Real* const for_weight = dweight ? partials.data<Real>() : nullptr;
-  Real* const for_bias = dbias ? partials.data<Real>() + (dweight ? chunks * C : 0) : nullptr;
+  R* const for_weight = dweight ? partials.data<R>() : nullptr;
+  R* const for_bias = dbias ? partials.data<R>() + (dweight ? chunks * C : 0) : nullptr;
   parallel_for(chunks, 2 * kNormWork * C * (rows / chunks + 1),
                [&](std::int64_t begin, std::int64_t end) {
                  for (std::int64_t k = begin; k < end; ++k) {
-                   Real *dw = row_or_null(for_weight, k * C), *db = row_or_null(for_bias, k * C);
-                   if (dw) std::fill(dw, dw + C, Real(0));
-                   if (db) std::fill(db, db + C, Real(0));
+                   R *dw = row_or_null(for_weight, k * C), *db = row_or_null(for_bias, k * C);
+                   if (dw) std::fill(dw, dw + C, R(0));
+                   if (db) std::fill(db, db + C, R(0));
                    for (std::int64_t r = rows * k / chunks; r < rows * (k + 1) / chunks; ++r)
                      row(r, dw, db);
                  }
                });
-  const auto add_up = [&](const Real* partial, const Tensor& out) {
+  const auto add_up = [&](const R* partial, const Tensor& out) {
     if (!out) return;
     T* po = out.data<T>();
     parallel_for(C, chunks, [=](std::int64_t begin, std::int64_t end) {
       for (std::int64_t c = begin; c < end; ++c) {
-        Real total = 0;
+        R total = 0;
         for (std::int64_t k = 0; k < chunks; ++k) total += partial[k * C + c];
         po[c] = T(total);
       }

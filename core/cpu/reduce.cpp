@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "weft/core/cpu/simd.h"
+#include "weft/core/kernels/operand.h"
 #include "weft/core/parallel.h"
 
 namespace weft::cpu {
@@ -125,7 +126,7 @@ void reduce_typed(const Tensor& x, const ReduceExtent& e, const Tensor& center, 
                   const Tensor& partial, const Tensor& out) {
   const T* px = x.data<T>();
   O* po = out.data<O>();
-  const double* pc = center ? center.data<double>() : nullptr;
+  const double* pc = data_or_null<double>(center);
   const std::int64_t chunks = reduce_chunks(e, kCpu), step = (e.reduced + chunks - 1) / chunks;
   Total<T>* pp = chunks > 1 ? partial.data<Total<T>>() : nullptr;
   // Columns are dealt out evenly, in whole vectors.

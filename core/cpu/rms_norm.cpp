@@ -38,10 +38,10 @@ void rms_norm_fwd(const Tensor& x, const Tensor& residual, const Tensor& weight,
                   const Tensor& sum, const Tensor& y, const Tensor& rstd) {
   const std::int64_t rows = rstd.numel(), C = x.dim(-1);
   dispatch_floating(x.dtype(), [&]<class T>() {
-    using Real = NormReal<T>;
+    using R = Real<T>;
     const T *px = x.data<T>(), *pr = data_or_null<T>(residual), *pw = data_or_null<T>(weight);
     T *ps = data_or_null<T>(sum), *py = y.data<T>();
-    Real* pq = rstd.data<Real>();
+    R* pq = rstd.data<R>();
     norm_forward(rows, C, [=](std::int64_t r) {
       const std::int64_t at = r * C;
       const T* res = row_or_null(pr, at);
@@ -60,12 +60,12 @@ void rms_norm_bwd(const Tensor& x, const Tensor& dy, const Tensor& weight, const
                   const Tensor& dweight) {
   const std::int64_t rows = rstd.numel(), C = x.dim(-1);
   dispatch_floating(x.dtype(), [&]<class T>() {
-    using Real = NormReal<T>;
+    using R = Real<T>;
     const T *px = x.data<T>(), *pdy = dy.data<T>();
     const T *pw = data_or_null<T>(weight), *pds = data_or_null<T>(dsum);
-    const Real* pq = rstd.data<Real>();
+    const R* pq = rstd.data<R>();
     T* pdx = dx.data<T>();
-    norm_backward<T>(rows, C, partials, dweight, Tensor(), [=](std::int64_t r, Real* dw, Real*) {
+    norm_backward<T>(rows, C, partials, dweight, Tensor(), [=](std::int64_t r, R* dw, R*) {
       const std::int64_t at = r * C;
       const T* ds = row_or_null(pds, at);
       if constexpr (std::is_same_v<T, double>)

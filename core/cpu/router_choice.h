@@ -12,7 +12,7 @@ namespace weft::cpu {
 /// Rows of a block of tokens, and what is compared in place of their logits.
 template <class T>
 struct RouterBlock {
-  using R = RouterReal<T>;
+  using R = Real<T>;
   std::int64_t tokens, E;
   const T* logits;
   const R* select;    // (tokens, E), or null
@@ -173,7 +173,7 @@ bool choose_side_by_side(const RouterBlock<T>& block, const RouterOptions& o,
 /// chosen (tokens, k) = the numbers of the best experts of each token, best first.
 template <class T>
 void choose_experts(const RouterBlock<T>& block, const RouterOptions& o, std::int64_t* chosen) {
-  using R = RouterReal<T>;
+  using R = Real<T>;
   if constexpr (std::is_same_v<R, float>)
     if (choose_side_by_side(block, o, chosen)) return;
   alignas(64) R wide[kRouterExperts], room[kRouterExperts];

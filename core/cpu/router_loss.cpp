@@ -81,10 +81,10 @@ void router_loss_fwd(const Tensor& logits, const Tensor& counts, const Tensor& c
                      const Tensor& terms, const Tensor& loss, const Tensor& share) {
   const std::int64_t tokens = logits.dim(0), E = logits.dim(1);
   const Sequences all = counted_sequences(tokens, counts, cu_seqlens);
-  const std::int64_t* pc = counts ? counts.data<std::int64_t>() : nullptr;
-  const bool* pad = padding ? padding.data<bool>() : nullptr;
+  const std::int64_t* pc = data_or_null<std::int64_t>(counts);
+  const bool* pad = data_or_null<bool>(padding);
   dispatch_floating(logits.dtype(), [&]<class T>() {
-    using R = RouterReal<T>;
+    using R = Real<T>;
     const T* px = logits.data<T>();
     R* term = terms.data<R>();
     each_block(tokens, all, E, [=](const Block& block) {
@@ -117,10 +117,10 @@ void router_loss_bwd(const Tensor& logits, const Tensor& counts, const Tensor& c
                      const Tensor& dloss, const Tensor& dlogits) {
   const std::int64_t tokens = logits.dim(0), E = logits.dim(1);
   const Sequences all = counted_sequences(tokens, counts, cu_seqlens);
-  const std::int64_t* pc = counts ? counts.data<std::int64_t>() : nullptr;
-  const bool* pad = padding ? padding.data<bool>() : nullptr;
+  const std::int64_t* pc = data_or_null<std::int64_t>(counts);
+  const bool* pad = data_or_null<bool>(padding);
   dispatch_floating(logits.dtype(), [&]<class T>() {
-    using R = RouterReal<T>;
+    using R = Real<T>;
     const T* px = logits.data<T>();
     const R scale = *share.data<R>() * *dloss.data<R>();
     T* pdx = dlogits.data<T>();
