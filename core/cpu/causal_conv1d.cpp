@@ -2,7 +2,9 @@
 
 #include <cmath>
 
-#include "weft/core/cpu/norm_rows.h"
+#include "weft/core/cpu/simd.h"
+#include "weft/core/kernels/operand.h"
+#include "weft/core/parallel.h"
 
 namespace weft::cpu {
 namespace {
