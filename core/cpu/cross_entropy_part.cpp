@@ -11,7 +11,7 @@ void cross_entropy_part_stats(const Tensor& logits, const Tensor& targets,
                               std::int64_t ignore_index, ClassRange range, bool with_sum,
                               const Tensor& stats) {
   const std::int64_t rows = targets.numel(), classes = logits.dim(-1);
-  const Targets t(targets);
+  const Indices t(targets);
   dispatch_floating(logits.dtype(), [&]<class T>() {
     using R = Real<T>;
     const T* x = logits.data<T>();
@@ -40,7 +40,7 @@ void cross_entropy_part_merge(const Tensor& parts, const Tensor& targets, std::i
                               std::int64_t classes, double label_smoothing, const Tensor& losses,
                               const Tensor& stats, const Tensor& hits) {
   const std::int64_t rows = targets.numel(), ranks = parts.dim(0);
-  const Targets t(targets);
+  const Indices t(targets);
   const auto run = [&]<class R>() {
     const R* p = parts.data<R>();
     R* loss = losses.data<R>();
@@ -82,8 +82,8 @@ void cross_entropy_part_bwd(const Tensor& logits, const Tensor& targets, const T
                             const Tensor& dy, const Tensor& count, std::int64_t ignore_index,
                             ClassRange range, double label_smoothing, const Tensor& dlogits) {
   const std::int64_t rows = targets.numel(), classes = logits.dim(-1);
-  const Targets t(targets);
-  const double scale = mean_scale(count);
+  const Indices t(targets);
+  const double scale = mean_scale(data_or_null<std::int64_t>(count));
   dispatch_floating(logits.dtype(), [&]<class T>() {
     using R = Real<T>;
     const T* x = logits.data<T>();

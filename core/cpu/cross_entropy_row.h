@@ -5,9 +5,10 @@
 #include <numeric>
 
 #include "weft/core/cpu/simd.h"
+#include "weft/core/kernels/cross_entropy.h"
 #include "weft/core/kernels/operand.h"
 
-// One row of logits at a time, for the losses that are made of them.
+// One row of logits at a time: what the cross entropy kernels share.
 namespace weft::cpu::cross_entropy {
 
 // A row is read from memory once, in blocks that stay in the first-level cache while the passes
@@ -16,18 +17,6 @@ inline constexpr std::int64_t kBlock = 2048;
 
 template <class T>
 using R = std::conditional_t<std::is_same_v<T, double>, double, float>;
-
-class Targets {
- public:
-  explicit Targets(const Tensor& t)
-      : wide_(t.dtype() == DType::i64 ? t.data<std::int64_t>() : nullptr),
-        narrow_(wide_ || t.dtype() == DType::i64 ? nullptr : t.data<std::int32_t>()) {}
-  std::int64_t operator[](std::int64_t row) const { return wide_ ? wide_[row] : narrow_[row]; }
-
- private:
-  const std::int64_t* wide_;
-  const std::int32_t* narrow_;
-};
 
 // One block: f32 and bf16 through the row kernels, f64 in plain loops.
 
@@ -103,9 +92,8 @@ double row_loss(const RowStats<R>& s, double target_logit, std::int64_t classes,
   return loss;
 }
 
-// dlogits = dy * (softmax - target distribution): all in R, with one rounding to T at the end. dx
-// may be x. The row may be a part of all_classes, in which a target outside of [0, classes) is in
-// another one.
+// dlogits = dy * (softmax - target distribution), computed in R and rounded to T once. dx may be x.
+// The row may be one part of all_classes: a target outside of [0, classes) is in another part.
 template <class T>
 void gradient_row(const T* x, std::int64_t classes, std::int64_t all_classes, std::int64_t target,
                   Real<T> max, Real<T> exp_sum, double dy, double smoothing, T* dx) {
@@ -119,12 +107,6 @@ void gradient_row(const T* x, std::int64_t classes, std::int64_t all_classes, st
   block_gradient(x, max, static_cast<R>(dy / static_cast<double>(exp_sum)),
                  static_cast<R>(dy * spread), dx, classes);
   if (here) dx[target] = T(static_cast<R>(dy * (p - (1 - smoothing) - spread)));
-}
-
-// The factor of a mean: 1 / count, 0 when nothing counts, 1 for a sum.
-inline double mean_scale(const Tensor& count) {
-  const std::int64_t valid = count ? *count.data<std::int64_t>() : 1;
-  return valid > 0 ? 1 / static_cast<double>(valid) : 0;
 }
 
 // One exp a class and one pass or two over it.

@@ -3,8 +3,18 @@
 
 namespace weft {
 
-// x is seen as (outer, D, inner), where D is axis `dim`; indices are i32 or i64 and in range. On a
-// GPU nobody may have looked yet: its kernels skip those that are not.
+/// A tensor seen as (outer, length, inner), where length is that of axis `dim`.
+struct AxisExtent {
+  std::int64_t outer = 1, length, inner = 1;
+
+  AxisExtent(const Tensor& t, int dim) : length(t.dim(dim)) {
+    for (int i = 0; i < dim; ++i) outer *= t.dim(i);
+    for (int i = dim + 1; i < t.ndim(); ++i) inner *= t.dim(i);
+  }
+};
+
+// x is seen as (outer, D, inner) with D = axis `dim`. Indices are i32 or i64 and in range. On a GPU
+// they may not have been checked yet: its kernels skip those out of range.
 
 /// CPU: bad (2, i64) = the first value of `index` outside [0, limit) as {1, value}, or {0, 0}. A
 /// GPU has no bad: it fills cuda::detail::index_fault() from a value outside, and `op` and `label`
