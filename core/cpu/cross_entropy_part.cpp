@@ -78,27 +78,25 @@ void cross_entropy_part_merge(const Tensor& parts, const Tensor& targets, std::i
     run.template operator()<float>();
 }
 
-void cross_entropy_part_bwd(const Tensor& logits, const Tensor& targets, const Tensor& stats,
-                            const Tensor& dy, const Tensor& count, std::int64_t ignore_index,
-                            ClassRange range, double label_smoothing, const Tensor& dlogits) {
-  const std::int64_t rows = targets.numel(), classes = logits.dim(-1);
-  const Indices t(targets);
-  const double scale = mean_scale(data_or_null<std::int64_t>(count));
-  dispatch_floating(logits.dtype(), [&]<class T>() {
+void cross_entropy_part_bwd(const CrossEntropyBwdIn& in, ClassRange range, const Tensor& dlogits) {
+  const std::int64_t rows = in.targets.numel(), classes = in.logits.dim(-1);
+  const Indices t(in.targets);
+  const double scale = mean_scale(data_or_null<std::int64_t>(in.count));
+  dispatch_floating(in.logits.dtype(), [&]<class T>() {
     using R = Real<T>;
-    const T* x = logits.data<T>();
-    const R* stat = stats.data<R>();
-    const R* g = data_or_null<R>(dy);
+    const T* x = in.logits.data<T>();
+    const R* stat = in.stats.data<R>();
+    const R* g = data_or_null<R>(in.dy);
     T* dx = dlogits.data<T>();
     parallel_for(rows, classes * kWorkPerClass, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) {
         const R max = stat[2 * r], exp_sum = stat[2 * r + 1];
-        if (t[r] == ignore_index || exp_sum == 0) {
+        if (t[r] == in.ignore_index || exp_sum == 0) {
           std::fill_n(dx + r * classes, classes, T(0.f));
           continue;
         }
         gradient_row(x + r * classes, classes, range.all, t[r] - range.first, max, exp_sum,
-                     (g ? static_cast<double>(g[r]) : 1) * scale, label_smoothing,
+                     (g ? static_cast<double>(g[r]) : 1) * scale, in.label_smoothing,
                      dx + r * classes);
       }
     });
