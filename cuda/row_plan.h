@@ -1,19 +1,20 @@
 #pragma once
-// How threads share a row that fits into their registers, and sums over the threads of a row.
+// How threads share a row that fits in their registers, and sums over the threads of a row.
 #include "weft/cuda/math.h"
 #include "weft/cuda/reduce.h"
 
 namespace weft::cuda {
 
-/// Group neighbouring threads share a row, in accesses of V elements, each thread at most Held of
-/// them and keeping these. Held 0: any number, read again in every pass.
+/// `Group` adjacent threads share a row, in accesses of V elements; each thread makes at most
+/// `Held` accesses and keeps their elements. Held 0: any number, read again in every pass.
 template <int Group, int V, int Held>
 struct RowPlan {
-  static constexpr int kThreads = Group <= 128 ? 128 : Group;  // of a block
-  static constexpr int kGroups = kThreads / Group;             // rows of a block at a time
+  static constexpr int kThreads = Group <= 128 ? 128 : Group;  // per block
+  static constexpr int kGroups = kThreads / Group;             // rows processed by a block at a
+                                                               // time
   static constexpr int kKept = Held > 0 ? Held : 1;
 
-  /// Calls f(k, i) for each access of this thread, which begins at element i of the row.
+  /// Calls f(k, i) for each access of this thread, which starts at element i of the row.
   template <class F>
   static __device__ void each(std::int64_t C, bool live, F f) {
     const int lane = static_cast<int>(threadIdx.x) % Group;
@@ -27,8 +28,8 @@ struct RowPlan {
   }
 };
 
-/// Calls f(plan) with a plan for rows of C elements; `packs`: may they be accessed 16 bytes at a
-/// time? A thread keeps kHeld packs (of bf16 in a large block two: there are too few registers), or
+/// Calls f(plan) with a plan for rows of C elements; `packs`: whether they can be accessed 16 bytes
+/// at a time. A thread keeps kHeld packs (two for bf16 in a large block, for lack of registers), or
 /// a few times as many single elements.
 template <class T, int kHeld, class F>
 void with_row_plan(std::int64_t C, bool packs, F f) {
@@ -45,7 +46,7 @@ void with_row_plan(std::int64_t C, bool packs, F f) {
   f(RowPlan<512, 1, 0>{});
 }
 
-/// The sum over the group, for every thread of it. `shared` may be used again at once.
+/// The sum over the group, for every thread of it. `shared` can be reused at once.
 template <int Group, class R>
 __device__ inline R group_sum(R v, R* shared) {
   if constexpr (Group <= kWarp)
@@ -54,7 +55,7 @@ __device__ inline R group_sum(R v, R* shared) {
     return block_reduce<Group>(v, shared, R(0), Sum{});
 }
 
-/// Two at once; every thread gets both. `shared` may be used again at once.
+/// Two sums at once, for every thread. `shared` can be reused at once.
 template <int Group, class R>
 __device__ inline void group_sums(R& a, R& b, R (*shared)[2]) {
   constexpr int kWidth = Group < kWarp ? Group : kWarp;
@@ -74,7 +75,7 @@ __device__ inline void group_sums(R& a, R& b, R (*shared)[2]) {
   }
 }
 
-/// The pack at p, or `absent` in every place when there is none.
+/// The pack at p, or `absent` in every element if p is null.
 template <class T, int V>
 __device__ inline Pack<T, V> pack_or(const T* p, std::int64_t i, float absent) {
   if (p) return load_pack<T, V>(p + i);

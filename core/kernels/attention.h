@@ -51,12 +51,12 @@ using AttentionBwd = void(const AttentionIn& in, const AttentionSpec& spec,
                           const AttentionOut& forward, const Tensor& dy, const AttentionGrads& out);
 
 inline constexpr std::int64_t kAttentionPad = 64;
-/// Two numbers for each row of scores, the rows of a head padded to whole tiles.
+/// Two numbers per row of scores, with the rows of a head padded to whole tiles.
 constexpr std::int64_t attention_scratch(const AttentionSpec& a) {
   return a.batch * a.heads * ((a.queries + kAttentionPad - 1) / kAttentionPad * kAttentionPad) * 2;
 }
 
-/// The widest head that the CUDA kernels take.
+/// The widest head that the CUDA kernels support.
 inline constexpr std::int64_t kAttentionMaxDim = 256;
 
 namespace cpu {

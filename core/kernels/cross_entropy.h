@@ -42,7 +42,7 @@ using CrossEntropyInPlaceKernel = void(const Tensor& logits, const Tensor& targe
 using CrossEntropyHitsKernel = void(const Tensor& logits, const Tensor& targets,
                                     std::int64_t ignore_index, const Tensor& hits);
 
-/// The factor of a mean: 1 / count, 0 when nothing counts; 1 for a sum, whose count is null.
+/// The factor of a mean: 1 / count, 0 when count is 0; 1 for a sum, whose count is null.
 constexpr double mean_scale(const std::int64_t* count) {
   if (!count) return 1;
   return *count > 0 ? 1 / static_cast<double>(*count) : 0;

@@ -24,8 +24,7 @@ using CrossEntropyPartMergeKernel = void(const Tensor& parts, const Tensor& targ
                                          std::int64_t ignore_index, std::int64_t classes,
                                          double label_smoothing, const Tensor& losses,
                                          const Tensor& stats, const Tensor& hits);
-/// As cross_entropy_bwd, for the classes of this part; dy has a value for each row, or is null
-/// for 1.
+/// As cross_entropy_bwd, for the classes of this shard; dy has one value per row, or is null for 1.
 using CrossEntropyPartBwdKernel = void(const CrossEntropyBwdIn& in, ClassRange range,
                                        const Tensor& dlogits);
 

@@ -4,23 +4,23 @@
 
 namespace weft {
 
-inline constexpr std::int64_t kDeltaChunk = 64;  ///< tokens that are worked on as matrices
-inline constexpr std::int64_t kDeltaStep = 4;    ///< as when text is generated
+inline constexpr std::int64_t kDeltaChunk = 64;  ///< tokens processed as matrices
+inline constexpr std::int64_t kDeltaStep = 4;    ///< tokens per call while text is generated
 
-/// Neighbouring tokens of one sequence, at most kDeltaChunk, counted through B * T.
+/// Neighbouring tokens of one sequence, at most kDeltaChunk, numbered through B * T.
 struct DeltaChunk {
   std::int64_t sequence, first, count;
 };
 
-/// What the gated delta kernels compute; see autograd/gated_delta.h.
+/// Sizes and options of the gated delta kernels; see autograd/gated_delta.h.
 struct GatedDeltaSpec {
   Sequences all;
   std::int64_t tokens;  ///< B * T
   std::int64_t key_heads, value_heads, key_dim, value_dim;
   double scale;
 
-  /// The chunks of a sequence have neighbouring slots. Some slots stay empty: how many chunks there
-  /// are depends on values of cu_seqlens, which a GPU does not copy to the host.
+  /// The chunks of a sequence have adjacent slots. Some slots stay empty: the number of chunks
+  /// depends on values of cu_seqlens, which a GPU does not copy to the host.
   constexpr std::int64_t slots() const { return tokens / kDeltaChunk + all.count; }
   constexpr std::int64_t first_slot(std::int64_t sequence) const {
     return all.begin(sequence) / kDeltaChunk + sequence;
@@ -28,7 +28,7 @@ struct GatedDeltaSpec {
   constexpr std::int64_t chunks(std::int64_t sequence) const {
     return (all.end(sequence) - all.begin(sequence) + kDeltaChunk - 1) / kDeltaChunk;
   }
-  /// The chunk of a slot; its count is 0 or less in a gap.
+  /// The chunk of a slot; its count is 0 or less for an empty slot.
   constexpr DeltaChunk chunk(std::int64_t slot) const {
     const std::int64_t i =
         last_at_most(all.count, slot, [&](std::int64_t n) { return first_slot(n); });
@@ -36,13 +36,13 @@ struct GatedDeltaSpec {
     const std::int64_t left = all.end(i) - first;
     return {i, first, left < kDeltaChunk ? left : kDeltaChunk};
   }
-  /// Numbers in a state of one head, (K, V).
+  /// Elements in the state of one head, (K, V).
   constexpr std::int64_t state_size() const { return key_dim * value_dim; }
 };
 
 // "real" is f64 for f64 tensors, else f32. q, k, v, y and their gradients are f32 or f64, on a GPU
-// also bf16. scratch (real): the functions below say how many numbers each head of a sequence (CPU)
-// or of a chunk (GPU) needs.
+// also bf16. scratch (real): the functions below return the elements per head of a sequence (CPU)
+// or of a chunk (GPU).
 
 struct GatedDeltaFwdIn {
   const Tensor &q, &k;     ///< (B, T, Hk, K)
@@ -53,7 +53,7 @@ struct GatedDeltaFwdIn {
 };
 struct GatedDeltaFwdOut {
   /// (slots, Hv, K, V), real: the state before each chunk. Null on the CPU when no backward pass
-  /// reads it, and on a GPU for at most kDeltaStep tokens, which it then takes one by one.
+  /// reads it, and on a GPU for at most kDeltaStep tokens, which it then processes one by one.
   const Tensor& states;
   const Tensor& y;      ///< like v
   const Tensor& final;  ///< (sequences, Hv, K, V), real
@@ -66,7 +66,7 @@ struct GatedDeltaBwdIn {
   Device device() const { return q.device(); }
 };
 struct GatedDeltaBwdOut {
-  const Tensor &dq, &dk;  ///< (B, T, Hv, K), real: one for each value head
+  const Tensor &dq, &dk;  ///< (B, T, Hv, K), real: one per value head
   const Tensor& dv;       ///< like v
   const Tensor &dg, &dbeta;
   const Tensor& dstate;  ///< (sequences, Hv, K, V), real; never null
@@ -77,7 +77,7 @@ using GatedDeltaFwdKernel = void(const GatedDeltaFwdIn& in, const GatedDeltaSpec
 using GatedDeltaBwdKernel = void(const GatedDeltaBwdIn& in, const GatedDeltaSpec& spec,
                                  const GatedDeltaBwdOut& out);
 
-/// Scratch of one head of a sequence on the CPU: a few matrices of a chunk.
+/// Scratch of one head of a sequence on the CPU: a few chunk matrices.
 constexpr std::int64_t delta_fwd_scratch_cpu(const GatedDeltaSpec& s) {
   return kDeltaChunk * (2 * kDeltaChunk + s.key_dim + 2 * s.value_dim);
 }

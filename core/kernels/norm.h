@@ -35,9 +35,9 @@ struct NormBwdOut {
 using NormFwdKernel = void(const NormFwdIn& in, const NormFwdOut& out);
 using NormBwdKernel = void(const NormBwdIn& in, const NormBwdOut& out);
 
-/// dweight and dbias are sums over rows. The rows are cut into this many chunks; each is summed on
-/// its own, then the chunks are added in order: enough for many threads, and the same result for
-/// any number of them. On a GPU a chunk is a block of threads: three for each of 132
+/// dweight and dbias are sums over rows. The rows are split into this many chunks; each chunk is
+/// summed separately, then the chunks are added in order. The number is enough for many threads and
+/// does not depend on theirs. On a GPU a chunk is a thread block: three for each of 132
 /// multiprocessors.
 inline std::int64_t norm_chunks(std::int64_t rows, bool gpu = false) {
   if (gpu) return std::clamp<std::int64_t>((rows + 7) / 8, 1, 396);

@@ -19,7 +19,7 @@ T* row_or_null(T* base, std::int64_t offset) {
   return base ? base + offset : nullptr;
 }
 
-/// i32 or i64 numbers, read as i64: for code that learns their dtype when it runs.
+/// i32 or i64 indices, read as i64, for code that learns their dtype at run time.
 struct Indices {
   const std::int64_t* wide;
   const std::int32_t* narrow;
