@@ -20,7 +20,7 @@ struct Slab {
   std::int64_t bytes;
   std::int16_t size_class;
   std::int32_t blocks, out;     // out: blocks in use or cached, that is, not returned by eviction
-  std::vector<char*> returned;  // evicted blocks, reused before unused ones
+  std::vector<char*> returned;  // blocks not in use or cached; evicted ones are reused first
 };
 
 namespace detail {

@@ -254,7 +254,7 @@ Status matmul(Handle, Operation op, const void*, const void* a, Layout la, const
     return kInvalid;
   const bool accumulate = ld->type == kF64 ? *static_cast<const double*>(beta) != 0
                                            : *static_cast<const float*>(beta) != 0;
-  emu::give(stream, [=, op = *op, la = *la, lb = *lb, ld = *ld] {
+  emu::submit(stream, [=, op = *op, la = *la, lb = *lb, ld = *ld] {
     multiply(op, la, a, lb, b, accumulate, ld, d);
   });
   return kOk;

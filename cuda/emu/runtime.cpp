@@ -48,7 +48,7 @@ using Clock = std::chrono::steady_clock;
 struct Queue {
   int device = 0;
   std::deque<Work> waiting;
-  std::uint64_t given = 0, finished = 0;  // work items
+  std::uint64_t submitted = 0, finished = 0;  // work items
   std::vector<Work>* recording = nullptr;
 };
 
@@ -118,20 +118,20 @@ void run_until(Queue& q, std::uint64_t until) {
   }
 }
 
-void give(Queue& q, Work work) {
+void submit(Queue& q, Work work) {
   const std::lock_guard lock(driver().mutex);
   if (q.recording) {
     q.recording->push_back(std::move(work));
     return;
   }
   q.waiting.push_back(std::move(work));
-  ++q.given;
-  if (emu::control.run_at_once) run_until(q, q.given);
+  ++q.submitted;
+  if (emu::control.run_at_once) run_until(q, q.submitted);
 }
 
 void synchronize_queues(int device) {
   for (const auto& q : driver().queues)
-    if (q->device == device) run_until(*q, q->given);
+    if (q->device == device) run_until(*q, q->submitted);
 }
 
 bool is_pinned(const void* p) {
@@ -171,7 +171,7 @@ void launch(dim3 grid, dim3 block, std::size_t shared, void (*run)(void*), void*
   check_system(shared <= emu::Engine::kShared,
                "launch: a block must ask for at most {} bytes of shared memory, got {}",
                emu::Engine::kShared, shared);
-  give(
+  submit(
       queue_of(
           Stream::current({Device::Kind::cuda, static_cast<std::int16_t>(current_index)}).handle()),
       [=] { emu::run_grid(run, packed.get(), grid, block, shared); });
@@ -181,8 +181,8 @@ void launch(dim3 grid, dim3 block, std::size_t shared, void (*run)(void*), void*
 
 }  // namespace cuda
 
-void emu::give(void* stream, std::function<void()> work) {
-  cuda::give(cuda::queue_of(stream), std::move(work));
+void emu::submit(void* stream, std::function<void()> work) {
+  cuda::submit(cuda::queue_of(stream), std::move(work));
 }
 
 namespace cuda::rt {
@@ -237,7 +237,7 @@ void free(void* p) {
   driver().blocks.erase(it);
 }
 void mark_usable(void* p, std::int64_t bytes, std::int64_t room, StreamHandle s) {
-  give(queue_of(s), [=] {
+  submit(queue_of(s), [=] {
     emu::unpoison(p, static_cast<std::size_t>(room));
     std::memset(p, 0xff, static_cast<std::size_t>(bytes > 0 ? bytes : room));  // NaN
     emu::poison(p, static_cast<std::size_t>(room));
@@ -252,7 +252,7 @@ void* allocate_pinned(std::int64_t bytes) {
 }
 void free_pinned(void* p) {
   const std::lock_guard lock(driver().mutex);
-  for (const auto& q : driver().queues) run_until(*q, q->given);
+  for (const auto& q : driver().queues) run_until(*q, q->submitted);
   driver().pinned.erase(static_cast<char*>(p));
   std::free(p);
 }
@@ -266,7 +266,7 @@ StreamHandle create_stream() {
 void synchronize_stream(StreamHandle s) {
   const std::lock_guard lock(driver().mutex);
   check(!queue_of(s).recording, "graph: the host must not wait for a stream while it is captured");
-  run_until(queue_of(s), queue_of(s).given);
+  run_until(queue_of(s), queue_of(s).submitted);
 }
 
 EventHandle create_event(bool) {
@@ -282,9 +282,9 @@ void record_event(EventHandle e, StreamHandle s) {
                "event: made on cuda:{}, it must be recorded there, got a stream of cuda:{}",
                mark->device, queue_of(s).device);
   mark->captured = queue_of(s).recording != nullptr;
-  give(queue_of(s), [mark] { mark->time = Clock::now(); });
+  submit(queue_of(s), [mark] { mark->time = Clock::now(); });
   mark->queue = &queue_of(s);
-  mark->number = queue_of(s).given;
+  mark->number = queue_of(s).submitted;
 }
 bool event_done(EventHandle e) {
   const std::lock_guard lock(driver().mutex);
@@ -308,7 +308,7 @@ void wait_event(StreamHandle s, EventHandle e) {
   check(!recording || m.captured,
         "graph: a stream that is captured must not wait for an event from outside");
   if (recording) return;  // the same stream, so already in order
-  if (m.queue != &queue_of(s)) give(queue_of(s), [m] { run_until(*m.queue, m.number); });
+  if (m.queue != &queue_of(s)) submit(queue_of(s), [m] { run_until(*m.queue, m.number); });
 }
 double elapsed_ms(EventHandle from, EventHandle to) {
   return std::chrono::duration<double, std::milli>(mark_of(to)->time - mark_of(from)->time).count();
@@ -324,10 +324,10 @@ void copy(void* to, const void* from, std::int64_t bytes, CopyKind kind, StreamH
   if (kind == CopyKind::to_device && !is_pinned(from)) {
     const char* p = static_cast<const char*>(from);
     const auto staged = std::make_shared<std::vector<char>>(p, p + n);
-    give(queue_of(s), [=] { std::memcpy(to, staged->data(), n); });
+    submit(queue_of(s), [=] { std::memcpy(to, staged->data(), n); });
     return;
   }
-  give(queue_of(s), [=] { std::memcpy(to, from, n); });
+  submit(queue_of(s), [=] { std::memcpy(to, from, n); });
   if (kind == CopyKind::to_host && !is_pinned(to)) synchronize_stream(s);
 }
 
@@ -344,7 +344,7 @@ GraphHandle end_capture(StreamHandle s) {
 void launch_graph(GraphHandle g, StreamHandle s) {
   const std::lock_guard lock(driver().mutex);
   check(!queue_of(s).recording, "graph: a graph must not be launched into a capture");
-  for (const Work& work : *static_cast<std::vector<Work>*>(g)) give(queue_of(s), work);
+  for (const Work& work : *static_cast<std::vector<Work>*>(g)) submit(queue_of(s), work);
 }
 void destroy_graph(GraphHandle g) { delete static_cast<std::vector<Work>*>(g); }
 

@@ -4,6 +4,6 @@
 namespace weft::emu {
 
 /// Appends work to a stream of the emulated driver. Device memory is accessible while it runs.
-void give(void* stream, std::function<void()> work);
+void submit(void* stream, std::function<void()> work);
 
 }  // namespace weft::emu
