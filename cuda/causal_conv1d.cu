@@ -27,7 +27,7 @@ __device__ R sum_of_taps(const Sizes& s, const T* x, const R* w, std::int64_t at
   return sum;
 }
 
-// w[d] is the tap that stands d tokens away.
+// w[d] is the tap for the token d before this one.
 template <class R>
 __device__ void load_taps(const Sizes& s, const R* taps, std::int64_t c, R (&w)[kTaps]) {
 #pragma unroll
@@ -64,7 +64,7 @@ __global__ void causal_conv1d_fwd_kernel(Sizes s, const T* x, const R* taps, T* 
   });
 }
 
-// A block is one chunk of tokens: what it adds up for the taps is its own part of the sum.
+// A block is one chunk of tokens and writes its own partial sums for the taps.
 template <class T, class R>
 __global__ void causal_conv1d_bwd_kernel(Sizes s, std::int64_t chunks, const T* x, const R* taps,
                                          const T* dy, R* dpre, R* partials) {

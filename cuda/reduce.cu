@@ -1,5 +1,5 @@
-// Sums, extremes, and their kin. As on the CPU a thread adds up a few packs in f32 and these sums
-// in f64; the threads of a result then combine in a tree.
+// Sums and extremes. As on the CPU a thread adds a few packs in f32 and these sums in f64; the
+// threads of a result then combine in a tree.
 #include <algorithm>
 
 #include "weft/core/kernels/reduce.h"
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int v = 0; v < V; ++v) {
     result[v] = first + (packed ? column * V + v : v * across + column);
     total[v] = R::template start<ReduceTotal<T>>();
-    // Threads behind the last result read the last ones' values and drop them.
+    // Threads after the last result read the values of the last results and drop them.
     const std::int64_t last = results - 1 - (packed ? V - 1 - v : 0);
     const std::int64_t i = result[v] < results ? result[v] : last;
     at[v] = (i / p.inner * p.reduced + chunk * p.step) * p.inner + i % p.inner;

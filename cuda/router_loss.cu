@@ -9,8 +9,8 @@ constexpr int kSumThreads = 1024;
 constexpr int kCountThreads = 256;
 constexpr int kCountItems = 16;  // of a thread
 
-/// Replaces the logits of a row by scores (softmax: of sum 1) and returns what they are to be
-/// divided by. The whole warp must call it.
+/// Replaces the logits of a row by scores (softmax: of sum 1) and returns their divisor. The whole
+/// warp must call it.
 template <class R>
 __device__ inline R scores_of(RouterScore score, R* row, int E) {
   const int lane = static_cast<int>(threadIdx.x);
@@ -151,8 +151,8 @@ __global__ void __launch_bounds__(kCountThreads)
     if (found[e] != 0) atomicAdd(&counts[part * E + e], static_cast<unsigned long long>(found[e]));
 }
 
-// Sequences differ in length: nobody knows how many blocks one of them would need, so a block takes
-// slots as they come.
+// Sequences differ in length, so the host cannot know how many blocks each of them needs: a block
+// takes a fixed number of slots.
 __global__ void __launch_bounds__(kCountThreads)
     router_loss_count_packed_kernel(const std::int64_t* experts, std::int64_t size, int k,
                                     Sequences all, int E, unsigned long long* counts) {

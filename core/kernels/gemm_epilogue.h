@@ -31,7 +31,7 @@ using GemmBiasGradKernel = void(const Tensor& dy, const Tensor& x, bool accumula
                                 const Tensor& scratch, const Tensor& partial, const Tensor& out,
                                 const Tensor& dbias);
 
-/// Can gemm_gelu() take these, and is it better than gemm_bias() and a pass of its own? Follows
+/// Can gemm_gelu() take these, and is it faster than gemm_bias() and a separate pass? Follows
 /// from shapes, layouts, dtypes and kind of device.
 bool fuses_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, bool tanh);
 

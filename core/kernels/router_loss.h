@@ -30,7 +30,7 @@ using RouterLossFwdKernel = void(const RouterLossIn& in, double coefficient,
 /// Writes all of dlogits (T, E).
 using RouterLossBwdKernel = void(const RouterLossIn& in, const Tensor& share, const Tensor& dloss,
                                  const Tensor& dlogits);
-/// counts (B, E), zero at the start: how often each number stands in the B equal parts, or the
+/// counts (B, E), zero at the start: how often each number occurs in the B equal parts, or the
 /// sequences of cu_seqlens, of experts (T, k); others than 0 .. E-1 count for nothing.
 using CountExpertsKernel = void(const Tensor& experts, const Tensor& cu_seqlens,
                                 const Tensor& counts);
