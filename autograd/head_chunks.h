@@ -71,7 +71,7 @@ class HeadChunks {
     });
   }
 
-  /// The gradients for one cotangent a row, dy (R), from logits that are made again.
+  /// The gradients for one cotangent per row, dy (R); recomputes the logits.
   void gradients(const Tensor& stats, const Tensor& dy, const Tensor& dx, const Tensor& dw) {
     zero_if_no_rows(dw);
     each([&](const Tensor& logits, std::int64_t first, std::int64_t n) {

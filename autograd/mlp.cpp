@@ -58,7 +58,7 @@ void activate(const Tensor& hidden, Activation activation, const Tensor& act) {
         hidden, is_tanh(activation) ? UnaryOp::gelu_tanh : UnaryOp::gelu_erf, act);
 }
 
-/// The hidden layer before and behind its activation.
+/// The hidden layer before and after its activation.
 struct Hidden {
   Tensor before, behind;
 };

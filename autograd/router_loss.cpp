@@ -24,7 +24,7 @@ Tensor boundaries(const char* op, const Tensor& tokens, const char* name, const 
   return detail::checked_cu_seqlens(op, p.cu_seqlens, name, tokens, p.checked, 0);
 }
 
-// A null counts stands for the z-loss.
+// A null counts means the z-loss.
 Tensor run(const char* op, const Tensor& input, const Tensor& counted, RouterScore score,
            double coefficient, const Tensor& padded, const Tensor& cu = {}) {
   const Tensor logits = contiguous(input), counts = counted ? contiguous(counted) : counted;

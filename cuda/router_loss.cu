@@ -151,8 +151,8 @@ __global__ void __launch_bounds__(kCountThreads)
     if (found[e] != 0) atomicAdd(&counts[part * E + e], static_cast<unsigned long long>(found[e]));
 }
 
-// Sequences differ in length, so the number of blocks per sequence is unknown; each block takes
-// slots in order.
+// Sequences differ in length, so the host cannot know how many blocks each needs: a block takes a
+// fixed number of slots.
 __global__ void __launch_bounds__(kCountThreads)
     router_loss_count_packed_kernel(const std::int64_t* experts, std::int64_t size, int k,
                                     Sequences all, int E, unsigned long long* counts) {

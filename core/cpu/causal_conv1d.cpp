@@ -9,8 +9,8 @@
 namespace weft::cpu {
 namespace {
 
-// One token in f64: the reference for the row kernels. Tap d is d tokens away, at x + d * step and
-// w - d * n.
+// One token in f64: the reference for the row kernels. Tap d reads the token at x + d * step
+// and the weight at w - d * n.
 double sum_of_taps(const double* x, std::int64_t step, const double* w, std::int64_t taps,
                    std::int64_t n) {
   double sum = 0;

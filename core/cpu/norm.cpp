@@ -70,7 +70,7 @@ void rms_norm_bwd_f64(const double* x, const double* dy, const double* weight, c
   }
 }
 
-constexpr std::int64_t kWork = 4;  // of an element, for parallel_for
+constexpr std::int64_t kWork = 4;  // per element, for parallel_for
 
 template <bool kCentred>
 void forward(const NormFwdIn& in, const NormFwdOut& out) {
@@ -102,7 +102,7 @@ void forward(const NormFwdIn& in, const NormFwdOut& out) {
   });
 }
 
-// out[c] = the sum of the chunks, in their order. A null out is not wanted.
+// out[c] = the sum of the chunks, in order; does nothing if out is null.
 template <class T>
 void add_chunks(const Real<T>* partial, std::int64_t chunks, const Tensor& out) {
   if (!out) return;

@@ -29,8 +29,7 @@ struct NormBwdIn {
 struct NormBwdOut {
   const Tensor& dx;               ///< (R, C)
   const Tensor &dweight, &dbias;  ///< (C); null if not needed
-  const Tensor&
-      partials;  ///< real (those of dweight and dbias that are not null, norm_chunks(R), C)
+  const Tensor& partials;         ///< scratch (1 or 2 sums, norm_chunks(R), C), real; null for none
 };
 using NormFwdKernel = void(const NormFwdIn& in, const NormFwdOut& out);
 using NormBwdKernel = void(const NormBwdIn& in, const NormBwdOut& out);
