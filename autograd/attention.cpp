@@ -66,13 +66,13 @@ AttentionSpec make_spec(const Tensor& q, const Tensor& k, const Tensor& v,
           .key_heads = o.key_heads ? o.key_heads : q.dim(2)};
 }
 
-// What the kernels compute in: bf16 is for GPUs.
+// The dtype of the kernel's operands: on the CPU bf16 is computed in f32.
 DType kernel_dtype(const Tensor& t) {
   return t.dtype() == DType::bf16 && !t.device().is_gpu() ? DType::f32 : t.dtype();
 }
 
-// As the kernels read it: tokens without gaps inside and evenly spaced. A slice of a
-// packed projection (B, T, 3 H D) is such a tensor already.
+// t in the dtype and layout that the kernels read: contiguous tokens, evenly spaced. A slice of a
+// packed projection (B, T, 3 H D) has this layout already.
 Tensor readable(const Tensor& t) {
   if (kernel_dtype(t) != t.dtype()) return contiguous(cast(t, kernel_dtype(t)));
   const Shape& s = t.strides();
@@ -94,7 +94,7 @@ struct Heads {
   Tensor q, k, v;
 };
 
-// Of a packed projection, as no tape knows them.
+// Views of the parts of a packed projection, which the tape does not record.
 Heads heads_of(const Tensor& packed, std::int64_t heads, std::int64_t kv_heads) {
   const auto part = [&](std::int64_t first, std::int64_t count) {
     Shape shape = packed.shape();
@@ -131,8 +131,9 @@ Result forward(const AttentionSpec& spec, const Heads& in, const Tensor& cu) {
   Result r{Tensor::empty({q.dim(0), q.dim(1), q.dim(2), in.v.dim(3)}, kernel_dtype(q), q.device()),
            Tensor::empty({q.dim(0), q.dim(2), q.dim(1)},
                          q.dtype() == DType::f64 ? DType::f64 : DType::f32, q.device())};
-  dispatch<cpu::attention_fwd, cuda::attention_fwd>(readable(q), readable(in.k), readable(in.v), cu,
-                                                    spec, r.y, r.lse);
+  dispatch<cpu::attention_fwd, cuda::attention_fwd>(
+      AttentionIn{.q = readable(q), .k = readable(in.k), .v = readable(in.v), .cu_seqlens = cu},
+      spec, AttentionOut{.y = r.y, .lse = r.lse});
   r.y = computed(r.y, q);
   return r;
 }
@@ -144,8 +145,9 @@ void backward(Backward& b, const AttentionSpec& spec, const Heads& in, const Ten
   if (in.q.device().is_gpu())
     scratch = Tensor::empty({attention_scratch(spec)}, lse.dtype(), in.q.device());
   dispatch<cpu::attention_bwd, cuda::attention_bwd>(
-      readable(in.q), readable(in.k), readable(in.v), cu, spec, contiguous(readable(y)), lse,
-      contiguous(readable(b.dy())), scratch, grads.q, grads.k, grads.v);
+      AttentionIn{.q = readable(in.q), .k = readable(in.k), .v = readable(in.v), .cu_seqlens = cu},
+      spec, AttentionOut{.y = contiguous(readable(y)), .lse = lse}, contiguous(readable(b.dy())),
+      AttentionGrads{.dq = grads.q, .dk = grads.k, .dv = grads.v, .scratch = scratch});
 }
 
 }  // namespace

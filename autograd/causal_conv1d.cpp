@@ -44,8 +44,10 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, const Tensor& 
     partials = Tensor::empty({conv_chunks(x.dim(0) * x.dim(1)), taps.dim(0), taps.dim(1)},
                              taps.dtype(), x.device());
   }
-  dispatch<cpu::causal_conv1d_bwd, cuda::causal_conv1d_bwd>(x, taps, cu, silu, contiguous(b.dy()),
-                                                            dpre, partials, dx, dtaps);
+  dispatch<cpu::causal_conv1d_bwd, cuda::causal_conv1d_bwd>(
+      CausalConv1dBwdIn{
+          .x = x, .taps = taps, .cu_seqlens = cu, .dy = contiguous(b.dy()), .silu = silu},
+      CausalConv1dBwdOut{.dx = dx, .dtaps = dtaps, .dpre = dpre, .partials = partials});
   b.add(0, dx);
   if (dtaps) b.add(1, cast(contiguous(dtaps.t()), weight.dtype()));
 }
@@ -75,7 +77,7 @@ Tensor causal_conv1d(const Tensor& x, const Tensor& weight, const CausalConv1dOp
   check(o.state.shape() == expected && o.state.dtype() == x.dtype(),
         "causal_conv1d: state must be {} {}, got {} {}", x.dtype(), expected, o.state.dtype(),
         o.state.shape());
-  // The state is tokens in front, whose own results nobody asked for.
+  // The state is the tokens before x; their own results are dropped.
   return run(cat({o.state, x}, 1), weight, {}, o.silu).narrow(1, expected[1], x.dim(1));
 }
 

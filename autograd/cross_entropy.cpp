@@ -65,7 +65,14 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
                    const Tensor dy = contiguous(b.dy());
                    Tensor dx = empty_like(sx.get());
                    dispatch<cpu::cross_entropy_bwd, cuda::cross_entropy_bwd>(
-                       sx.get(), st.get(), ss.get(), dy, sc.get(), ignore, smoothing, dx);
+                       CrossEntropyBwdIn{.logits = sx.get(),
+                                         .targets = st.get(),
+                                         .stats = ss.get(),
+                                         .dy = dy,
+                                         .count = sc.get(),
+                                         .ignore_index = ignore,
+                                         .label_smoothing = smoothing},
+                       dx);
                    b.add(0, dx);
                  });
   }

@@ -46,7 +46,13 @@ Routing limited(const char* op, const Routing& routing, std::int64_t experts, co
   const Tensor kept = empty_like(chosen);
   const Tensor scratch = Tensor::empty({chosen.numel() + experts + 1}, DType::i64, chosen.device());
   dispatch<cpu::limit_capacity, cuda::limit_capacity>(
-      probs, chosen, experts, limit.capacity, limit.factor, policy, scratch, kept_probs, kept);
+      LimitCapacityIn{.probs = probs,
+                      .experts = chosen,
+                      .count = experts,
+                      .capacity = limit.capacity,
+                      .factor = limit.factor,
+                      .policy = policy},
+      LimitCapacityOut{.probs = kept_probs, .experts = kept, .scratch = scratch});
   if (recording(probs))
     Tape::record(op, {&probs}, {&kept_probs}, [se = save(kept, "experts")](Backward& b) {
       const Tensor& dy = b.dy();

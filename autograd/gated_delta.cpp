@@ -57,9 +57,22 @@ void backward(Backward& b, const Tensor& q, const Tensor& k, const Tensor& v, co
   const Tensor dv = empty_like(wide_v), dg = empty_like(g), dbeta = empty_like(beta);
   const Tensor dstate = Tensor::empty(detail::delta_state_shape(q, v, cu), g.dtype(), g.device());
   const Tensor scratch = scratch_for(s, g, delta_bwd_scratch_cpu(s), delta_bwd_scratch_gpu(s));
-  dispatch<cpu::gated_delta_bwd, cuda::gated_delta_bwd>(wide_q, wide_k, wide_v, g, beta, states, s,
-                                                        dy, dfinal, scratch, dq, dk, dv, dg, dbeta,
-                                                        dstate);
+  dispatch<cpu::gated_delta_bwd, cuda::gated_delta_bwd>(GatedDeltaBwdIn{.q = wide_q,
+                                                                        .k = wide_k,
+                                                                        .v = wide_v,
+                                                                        .g = g,
+                                                                        .beta = beta,
+                                                                        .states = states,
+                                                                        .dy = dy,
+                                                                        .dfinal = dfinal},
+                                                        s,
+                                                        GatedDeltaBwdOut{.dq = dq,
+                                                                         .dk = dk,
+                                                                         .dv = dv,
+                                                                         .dg = dg,
+                                                                         .dbeta = dbeta,
+                                                                         .dstate = dstate,
+                                                                         .scratch = scratch});
   b.add(0, by_key_heads(dq, q));
   b.add(1, by_key_heads(dk, k));
   b.add(2, cast(dv, v.dtype()));
@@ -91,8 +104,10 @@ GatedDelta gated_delta(const Tensor& q, const Tensor& k, const Tensor& v, const 
     Tensor scratch;
     if (!one_by_one)
       scratch = scratch_for(s, g, delta_fwd_scratch_cpu(s), delta_fwd_scratch_gpu(s));
-    dispatch<cpu::gated_delta_fwd, cuda::gated_delta_fwd>(dense(q), dense(k), wide_v, g, beta,
-                                                          start, s, scratch, states, wide_y, final);
+    dispatch<cpu::gated_delta_fwd, cuda::gated_delta_fwd>(
+        GatedDeltaFwdIn{
+            .q = dense(q), .k = dense(k), .v = wide_v, .g = g, .beta = beta, .state = start},
+        s, GatedDeltaFwdOut{.states = states, .y = wide_y, .final = final, .scratch = scratch});
     y = cast(wide_y, v.dtype());
   }
   if (recorded)

@@ -71,7 +71,7 @@ class HeadChunks {
     });
   }
 
-  /// The gradients for one cotangent a row, dy (R), from logits that are made again.
+  /// The gradients for one cotangent per row, dy (R); recomputes the logits.
   void gradients(const Tensor& stats, const Tensor& dy, const Tensor& dx, const Tensor& dw) {
     zero_if_no_rows(dw);
     each([&](const Tensor& logits, std::int64_t first, std::int64_t n) {
@@ -80,8 +80,9 @@ class HeadChunks {
         return products(logits, first, n, dx, dw);
       }
       dispatch<cpu::cross_entropy_bwd, cuda::cross_entropy_bwd>(
-          logits, rows_of(targets_, first, n), rows_of(stats, first, n), rows_of(dy, first, n),
-          Tensor(), options_.ignore_index, options_.label_smoothing, logits);
+          backward_of(logits, rows_of(targets_, first, n), rows_of(stats, first, n),
+                      rows_of(dy, first, n), Tensor()),
+          logits);
       products(logits, first, n, dx, dw);
     });
   }
@@ -118,8 +119,18 @@ class HeadChunks {
   void part_gradient(const Tensor& logits, std::int64_t first, std::int64_t n, const Tensor& stats,
                      const Tensor& dy, const Tensor& count) {
     dispatch<cpu::cross_entropy_part_bwd, cuda::cross_entropy_part_bwd>(
-        logits, rows_of(targets_, first, n), stats, dy, count, options_.ignore_index, *part_,
-        options_.label_smoothing, logits);
+        backward_of(logits, rows_of(targets_, first, n), stats, dy, count), *part_, logits);
+  }
+
+  CrossEntropyBwdIn backward_of(const Tensor& logits, const Tensor& targets, const Tensor& stats,
+                                const Tensor& dy, const Tensor& count) const {
+    return {.logits = logits,
+            .targets = targets,
+            .stats = stats,
+            .dy = dy,
+            .count = count,
+            .ignore_index = options_.ignore_index,
+            .label_smoothing = options_.label_smoothing};
   }
 
   void products(const Tensor& dlogits, std::int64_t first, std::int64_t n, const Tensor& dx,

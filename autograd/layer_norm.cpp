@@ -4,7 +4,7 @@
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
-#include "weft/core/kernels/layer_norm.h"
+#include "weft/core/kernels/norm.h"
 
 namespace weft {
 namespace {
@@ -27,9 +27,14 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, bool has_bias,
   if (wanted)
     partials = Tensor::empty({wanted, norm_chunks(mean.numel(), x.device().is_gpu()), C},
                              mean.dtype(), x.device());
-  dispatch<cpu::layer_norm_bwd, cuda::layer_norm_bwd>(x, contiguous(b.dy()), weight, mean, rstd,
-                                                      dsum ? contiguous(dsum) : dsum, partials, dx,
-                                                      dweight, dbias);
+  dispatch<cpu::layer_norm_bwd, cuda::layer_norm_bwd>(
+      NormBwdIn{.x = x,
+                .dy = contiguous(b.dy()),
+                .weight = weight,
+                .mean = mean,
+                .rstd = rstd,
+                .dsum = dsum ? contiguous(dsum) : dsum},
+      NormBwdOut{.dx = dx, .dweight = dweight, .dbias = dbias, .partials = partials});
   give(dx);
   if (need_weight) b.add(2, std::move(dweight));
   if (need_bias) b.add(3, std::move(dbias));
@@ -47,8 +52,9 @@ LayerNormResidual run(const char* op, const Tensor& input, const Tensor& stream,
   const Tensor w = weight ? contiguous(weight) : weight, shift = bias ? contiguous(bias) : bias;
   Tensor y = empty_like(x), sum = residual ? empty_like(x) : Tensor();
   const Tensor mean = detail::row_statistic(x), rstd = empty_like(mean);
-  dispatch<cpu::layer_norm_fwd, cuda::layer_norm_fwd>(x, residual, w, shift, eps, sum, y, mean,
-                                                      rstd);
+  dispatch<cpu::layer_norm_fwd, cuda::layer_norm_fwd>(
+      NormFwdIn{.x = x, .residual = residual, .weight = w, .bias = shift, .eps = eps},
+      NormFwdOut{.sum = sum, .y = y, .mean = mean, .rstd = rstd});
   if (recording(x, residual, w, shift)) {
     const bool has_bias = static_cast<bool>(shift);
     if (residual)

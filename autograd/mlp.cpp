@@ -58,7 +58,7 @@ void activate(const Tensor& hidden, Activation activation, const Tensor& act) {
         hidden, is_tanh(activation) ? UnaryOp::gelu_tanh : UnaryOp::gelu_erf, act);
 }
 
-/// The hidden layer before and behind its activation.
+/// The hidden layer before and after its activation.
 struct Hidden {
   Tensor before, behind;
 };
@@ -135,9 +135,14 @@ Tensor hidden_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behin
       partial = Tensor::empty({epilogue_partial(rows, features, device)}, DType::f64, device);
     const Tensor scratch =
         f32_scratch(gemm_scratch(gelu_bwd_shape(p.dy, p.down), p.dy.dtype(), device), device);
-    dispatch<cpu::gemm_gelu_bwd, cuda::gemm_gelu_bwd>(p.dy, p.down, before, is_tanh(p.activation),
-                                                      scratch, partial, grad, dbias,
-                                                      behind ? *behind : Tensor());
+    dispatch<cpu::gemm_gelu_bwd, cuda::gemm_gelu_bwd>(
+        GemmGeluBwdIn{
+            .dy = p.dy, .weight = p.down, .hidden = before, .tanh = is_tanh(p.activation)},
+        GemmGeluBwdOut{.dhidden = grad,
+                       .dbias = dbias,
+                       .act = behind ? *behind : Tensor(),
+                       .scratch = scratch,
+                       .partial = partial});
   }
   if (dbias) b.add(2, std::move(dbias));
   return grad;

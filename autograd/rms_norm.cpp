@@ -4,7 +4,7 @@
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
-#include "weft/core/kernels/rms_norm.h"
+#include "weft/core/kernels/norm.h"
 
 namespace weft {
 namespace {
@@ -25,8 +25,15 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, const Tensor& 
     partials = Tensor::empty({1, norm_chunks(rstd.numel(), x.device().is_gpu()), C}, rstd.dtype(),
                              x.device());
   }
+  const Tensor none;
   dispatch<cpu::rms_norm_bwd, cuda::rms_norm_bwd>(
-      x, contiguous(b.dy()), weight, rstd, dsum ? contiguous(dsum) : dsum, partials, dx, dweight);
+      NormBwdIn{.x = x,
+                .dy = contiguous(b.dy()),
+                .weight = weight,
+                .mean = none,
+                .rstd = rstd,
+                .dsum = dsum ? contiguous(dsum) : dsum},
+      NormBwdOut{.dx = dx, .dweight = dweight, .dbias = none, .partials = partials});
   give(dx);
   if (dweight) b.add(2, std::move(dweight));
 }
@@ -41,7 +48,10 @@ RmsNormResidual run(const char* op, const Tensor& input, const Tensor& stream, c
   const Tensor w = weight ? contiguous(weight) : weight;
   Tensor y = empty_like(x), sum = residual ? empty_like(x) : Tensor();
   const Tensor rstd = detail::row_statistic(x);
-  dispatch<cpu::rms_norm_fwd, cuda::rms_norm_fwd>(x, residual, w, eps, sum, y, rstd);
+  const Tensor none;
+  dispatch<cpu::rms_norm_fwd, cuda::rms_norm_fwd>(
+      NormFwdIn{.x = x, .residual = residual, .weight = w, .bias = none, .eps = eps},
+      NormFwdOut{.sum = sum, .y = y, .mean = none, .rstd = rstd});
   if (recording(x, residual, w)) {
     if (residual)
       Tape::record(op, {&x, &residual, &w}, {&y, &sum},

@@ -24,7 +24,7 @@ Tensor boundaries(const char* op, const Tensor& tokens, const char* name, const 
   return detail::checked_cu_seqlens(op, p.cu_seqlens, name, tokens, p.checked, 0);
 }
 
-// A null counts stands for the z-loss.
+// A null counts means the z-loss.
 Tensor run(const char* op, const Tensor& input, const Tensor& counted, RouterScore score,
            double coefficient, const Tensor& padded, const Tensor& cu = {}) {
   const Tensor logits = contiguous(input), counts = counted ? contiguous(counted) : counted;
@@ -33,8 +33,10 @@ Tensor run(const char* op, const Tensor& input, const Tensor& counted, RouterSco
   Tensor loss = Tensor::empty({}, dtype, logits.device());
   const Tensor share = empty_like(loss);
   const Tensor terms = Tensor::empty({logits.dim(0)}, dtype, logits.device());
-  dispatch<cpu::router_loss_fwd, cuda::router_loss_fwd>(logits, counts, cu, padding, score,
-                                                        coefficient, terms, loss, share);
+  dispatch<cpu::router_loss_fwd, cuda::router_loss_fwd>(
+      RouterLossIn{
+          .logits = logits, .counts = counts, .cu_seqlens = cu, .padding = padding, .score = score},
+      coefficient, RouterLossOut{.loss = loss, .share = share, .terms = terms});
   if (recording(logits))
     Tape::record(
         op, {&logits}, {&loss},
@@ -44,7 +46,12 @@ Tensor run(const char* op, const Tensor& input, const Tensor& counted, RouterSco
           const Tensor& x = sx.get();
           Tensor dx = empty_like(x);
           dispatch<cpu::router_loss_bwd, cuda::router_loss_bwd>(
-              x, sc.get(), scu.get(), sp.get(), score, ss.get(), contiguous(b.dy()), dx);
+              RouterLossIn{.logits = x,
+                           .counts = sc.get(),
+                           .cu_seqlens = scu.get(),
+                           .padding = sp.get(),
+                           .score = score},
+              ss.get(), contiguous(b.dy()), dx);
           b.add(0, std::move(dx));
         });
   return loss;

@@ -35,13 +35,12 @@ set(weft_cuda_kernels
   grad_norm
   index_add
   indexing
-  layer_norm
+  norm
   optimizer
   random
   reduce
   reduce_scan
   remainder
-  rms_norm
   rope
   router
   router_loss

@@ -94,12 +94,11 @@ set(weft_sources
   core/cpu/gemm_epilogue.cpp
   core/cpu/grouped_linear.cpp
   core/cpu/indexing.cpp
-  core/cpu/layer_norm.cpp
+  core/cpu/norm.cpp
   core/cpu/optimizer.cpp
   core/cpu/reduce.cpp
   core/cpu/reduce_scan.cpp
   core/cpu/remainder.cpp
-  core/cpu/rms_norm.cpp
   core/cpu/rope.cpp
   core/cpu/router.cpp
   core/cpu/router_loss.cpp

@@ -28,10 +28,11 @@ template <auto Kernel>
 
 }  // namespace detail
 
-/// Calls the CPU or the CUDA kernel, by the device of the first tensor; on the meta device the
-/// kernel is skipped. In a CPU build the CUDA name is never referenced, so nothing needs a stub.
-template <auto Cpu, auto Cuda, class... Args>
-inline void dispatch(const Tensor& first, const Args&... args) {
+/// Calls the CPU or the CUDA kernel, by the device of the first argument: a tensor, or the struct
+/// of a kernel with many. On the meta device the kernel is skipped. In a CPU build the CUDA name is
+/// never referenced, so nothing needs a stub.
+template <auto Cpu, auto Cuda, class First, class... Args>
+inline void dispatch(const First& first, const Args&... args) {
   const Device device = first.device();
   if (device.is_meta()) [[unlikely]]
     return detail::skip_kernel<Cpu>();

@@ -11,12 +11,12 @@ struct Larger {
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-// A block has 64 M queries of one head and passes over the keys that they see, 32 or 64 at a
-// time: while it works on a tile of keys and values, the next one is on its way.
+// A block has 64 M queries of one head and loops over the keys that they see, 32 or 64 at a time.
+// The copy of the next tile of keys and values overlaps with the work on the present one.
 template <int D, bool Dropout>
 struct Forward {
-  // Two fragments of rows use each one of the keys twice. With wider heads, or random numbers on
-  // top, the registers do not last for it.
+  // With two fragments of rows each fragment of keys is used twice. Wider heads and dropout leave
+  // too few registers for it.
   static constexpr int M = D == 64 && !Dropout ? 2 : 1;
   static constexpr int kQueries = kTileWarps * 16 * M, kKeys = Dropout ? 32 : 64;
   using Queries = std::conditional_t<M == 1, RowFragments<M, D>, RowsInTile<D>>;
@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   WEFT_SHARED(seen, Range[kQueries]);
   const int tiles = (a.queries + kQueries - 1) / kQueries;
   const TileOfHead at(tiles, a.heads);
-  // With a causal mask later tiles take longer: they go first, so that the last blocks are short.
+  // With a causal mask later tiles take longer: they start first, so that the last blocks are
+  // short.
   const int first = (tiles - 1 - at.tile) * kQueries, n = least(kQueries, a.queries - first);
   const std::int64_t query = std::int64_t{at.batch} * a.queries + first;
   const Range top_row = a.keys_of(first), last_row = a.keys_of(first + n - 1);
@@ -51,7 +52,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     cp_async_commit();
   };
   copy_tokens<kQueries, D>(query_tile, q + query * a.ldq + at.head * D, a.ldq, n);
-  cp_async_commit();  // of its own: where no key is seen, no tile's copy commits it
+  cp_async_commit();  // a group of its own: without a visible key no tile's copy would commit it
   if (begin < end) start_copy(begin, 0);
 
   typename Form::Queries queries;
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 
   for (int from = begin, stage = 0; from < end; from += kKeys, stage ^= 1) {
     cp_async_wait<0>();
-    __syncthreads();  // the tile is there, and nobody needs the one before it
+    __syncthreads();  // the tile has arrived, and all threads are done with the previous one
     if (from == begin) queries.load(query_tile, mine);
     if (from + kKeys < end) start_copy(from + kKeys, stage ^ 1);
     const bf16* const keys = key_tiles + stage * 2 * kKeys * D;
@@ -117,26 +118,25 @@ __global__ void __launch_bounds__(kTileThreads, 2)
         lse[a.row(at.batch, at.head, first + row)] =
             total == 0 ? -kInf : high[m][h] / kLog2E + logf(total);
     }
-  cp_async_wait<0>();  // where no key is seen the queries may still be on their way
+  cp_async_wait<0>();  // without a visible key the copy of the queries may still be running
   __syncthreads();
   const std::int64_t distance = std::int64_t{a.heads} * D;
   store_tokens<M, D>(out, query_tile, mine, y + query * distance + at.head * D, distance, n);
 }
 
 template <int D, bool Dropout>
-void forward(const AttentionArgs& a, const Tensor& q, const Tensor& k, const Tensor& v,
-             const AttentionSpec& spec, const Tensor& y, const Tensor& lse) {
+void forward(const AttentionArgs& a, const AttentionIn& in, const AttentionSpec& spec,
+             const AttentionOut& out) {
   using Form = Forward<D, Dropout>;
   const std::int64_t tiles = blocks_for(spec.queries, Form::kQueries);
   launch(attention_fwd_kernel<D, Dropout>, grid_of(tiles * spec.heads * spec.batch),
-         dim3(kTileThreads), Form::kShared, a, q.data<bf16>(), k.data<bf16>(), v.data<bf16>(),
-         y.data<bf16>(), lse.data<float>());
+         dim3(kTileThreads), Form::kShared, a, in.q.data<bf16>(), in.k.data<bf16>(),
+         in.v.data<bf16>(), out.y.data<bf16>(), out.lse.data<float>());
 }
 
 }  // namespace
 
-AttentionArgs attention_args(const Tensor& q, const Tensor& k, const Tensor& v,
-                             const Tensor& cu_seqlens, const AttentionSpec& a) {
+AttentionArgs attention_args(const AttentionIn& in, const AttentionSpec& a) {
   constexpr std::int64_t kMost = 1 << 29;
   check(a.queries < kMost && a.keys < kMost,
         "attention: a GPU takes fewer than {} tokens a row, got {} and {}", kMost, a.queries,
@@ -149,24 +149,22 @@ AttentionArgs attention_args(const Tensor& q, const Tensor& k, const Tensor& v,
           .value_dim = static_cast<int>(a.value_dim),
           .window = static_cast<int>(std::min(a.window, kMost)),
           .causal = a.causal,
-          .cu_seqlens = data_or_null<std::int32_t>(cu_seqlens),
-          .sequences = cu_seqlens ? static_cast<int>(cu_seqlens.numel()) - 1 : 0,
+          .cu_seqlens = data_or_null<std::int32_t>(in.cu_seqlens),
+          .sequences = in.cu_seqlens ? static_cast<int>(in.cu_seqlens.numel()) - 1 : 0,
           .scale = a.scale,
-          .ldq = token_distance(q),
-          .ldk = token_distance(k),
-          .ldv = token_distance(v),
+          .ldq = token_distance(in.q),
+          .ldk = token_distance(in.k),
+          .ldv = token_distance(in.v),
           .drop_below = static_cast<std::uint32_t>(std::ceil(a.dropout * 0x1p24)),
           .kept = 1 / (1 - a.dropout),
           .key = a.key,
           .key_heads = static_cast<int>(a.key_heads)};
 }
 
-void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                   const AttentionSpec& spec, const Tensor& y, const Tensor& lse) {
-  if (!fits_tiles(q, k, v)) return generic::attention_fwd(q, k, v, cu_seqlens, spec, y, lse);
-  const AttentionArgs a = attention_args(q, k, v, cu_seqlens, spec);
-  dispatch_tiles(spec,
-                 [&]<int D, bool Dropout>() { forward<D, Dropout>(a, q, k, v, spec, y, lse); });
+void attention_fwd(const AttentionIn& in, const AttentionSpec& spec, const AttentionOut& out) {
+  if (!fits_tiles(in.q, in.k, in.v)) return generic::attention_fwd(in, spec, out);
+  const AttentionArgs a = attention_args(in, spec);
+  dispatch_tiles(spec, [&]<int D, bool Dropout>() { forward<D, Dropout>(a, in, spec, out); });
 }
 
 }  // namespace weft::cuda

@@ -1,6 +1,7 @@
 #pragma once
-// What every attention kernel is told, and which keys a query sees.
+// The arguments of all attention kernels, and which keys a query sees.
 #include "weft/core/kernels/attention.h"
+#include "weft/core/kernels/sequences.h"
 #include "weft/cuda/device.h"
 
 namespace weft::cuda {
@@ -25,11 +26,11 @@ struct AttentionArgs {
   std::uint32_t drop_below;    ///< a weight whose 24 bits are lower is dropped
   double kept;                 ///< factor of the others
   RandomKey key;
-  int key_heads;                    ///< of a batch row in the numbers of the key
-  int dq_heads = 0, dkv_heads = 0;  ///< from one token of dq, and of dk and dv, to the next
+  int key_heads;                    ///< heads of a batch row as `key` counts them
+  int dq_heads = 0, dkv_heads = 0;  ///< heads between tokens of dq, and of dk and dv
 
-  /// Which keys query i sees. Both ends grow with i: a tile of queries sees no other keys than from
-  /// its first query's begin to its last query's end.
+  /// Which keys query i sees. Both ends grow with i: a tile of queries sees only keys from the
+  /// begin of its first query to the end of its last one.
   __device__ Range keys_of(int i) const {
     Range r = sequence_of(i, keys);
     if (causal) {
@@ -49,17 +50,17 @@ struct AttentionArgs {
     }
     return r;
   }
-  /// As the scratch of the backward pass has them.
+  /// Rows of a head in the scratch of the backward pass.
   __device__ int padded_queries() const {
     constexpr int kPad = kAttentionPad;
     return (queries + kPad - 1) / kPad * kPad;
   }
   __device__ int share() const { return heads / kv_heads; }
-  /// The row of query i of all B * H * T.
+  /// The number of query i among all B * H * T.
   __device__ std::int64_t row(int batch, int head, int i) const {
     return (std::int64_t{batch} * heads + head) * queries + i;
   }
-  /// The row as the key's numbers count it.
+  /// The same in the numbers of `key`.
   __device__ std::int64_t key_row(int batch, int head, int i) const {
     return (std::int64_t{batch} * key_heads + head) * queries + i;
   }
@@ -74,20 +75,18 @@ struct AttentionArgs {
  private:
   __device__ Range sequence_of(int token, int all) const {
     if (cu_seqlens == nullptr) return {0, all};
-    int low = 0, high = sequences;  // the last one that begins at the token or before
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (cu_seqlens[middle] <= token ? low : high) = middle;
-    }
-    return {cu_seqlens[low], cu_seqlens[low + 1]};
+    const int i = last_at_most(sequences, token, [this](int n) { return cu_seqlens[n]; });
+    return {cu_seqlens[i], cu_seqlens[i + 1]};
   }
 };
 
 /// Throws Error on sizes beyond the kernels' 32-bit token numbers.
-AttentionArgs attention_args(const Tensor& q, const Tensor& k, const Tensor& v,
-                             const Tensor& cu_seqlens, const AttentionSpec& a);
+AttentionArgs attention_args(const AttentionIn& in, const AttentionSpec& spec);
+/// The same for the backward kernels.
+AttentionArgs attention_args(const AttentionIn& in, const AttentionSpec& spec,
+                             const AttentionGrads& out);
 
-/// Which tile of tokens of which head a block works on: tiles next to each other share their keys.
+/// Which tile of tokens of which head a block works on. Neighbouring blocks share their keys.
 struct TileOfHead {
   int tile, head, batch;
   __device__ TileOfHead(int tiles, int heads) {
@@ -109,7 +108,9 @@ __device__ inline const R* row_pairs(const R* scratch, const AttentionArgs& a, i
 
 namespace generic {
 AttentionFwd attention_fwd;
-AttentionBwd attention_bwd;
+/// With row_pairs() in the scratch.
+void attention_bwd(const AttentionIn& in, const AttentionSpec& spec, const Tensor& dy,
+                   const AttentionGrads& out);
 }  // namespace generic
 
 }  // namespace weft::cuda

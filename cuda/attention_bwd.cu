@@ -38,32 +38,38 @@ __global__ void __launch_bounds__(kRowThreads)
 }
 
 template <class T, int Lanes, int N>
-void fill_scratch(const AttentionArgs& a, const Tensor& y, const Tensor& dy, const Tensor& lse,
+void fill_scratch(const AttentionArgs& a, const AttentionOut& forward, const Tensor& dy,
                   Real<T> unit, const Tensor& scratch) {
   const std::int64_t rows = scratch.numel() / 2;
   launch(attention_rows_kernel<T, Lanes, N>, grid_of(blocks_for(rows * Lanes, kRowThreads)),
-         dim3(kRowThreads), 0, a, rows, y.data<T>(), dy.data<T>(), lse.data<Real<T>>(), unit,
-         scratch.data<Real<T>>());
+         dim3(kRowThreads), 0, a, rows, forward.y.data<T>(), dy.data<T>(),
+         forward.lse.data<Real<T>>(), unit, scratch.data<Real<T>>());
 }
 
 }  // namespace
 
-void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                   const AttentionSpec& spec, const Tensor& y, const Tensor& lse, const Tensor& dy,
-                   const Tensor& scratch, const Tensor& dq, const Tensor& dk, const Tensor& dv) {
-  AttentionArgs a = attention_args(q, k, v, cu_seqlens, spec);
-  a.dq_heads = static_cast<int>(token_distance(dq) / spec.head_dim);
-  a.dkv_heads = static_cast<int>(token_distance(dk) / spec.head_dim);
-  if (fits_tiles(q, k, v) && fits_tiles(dq, dk, dv) && aligned_tokens(y) && aligned_tokens(dy)) {
+AttentionArgs attention_args(const AttentionIn& in, const AttentionSpec& spec,
+                             const AttentionGrads& out) {
+  AttentionArgs a = attention_args(in, spec);
+  a.dq_heads = static_cast<int>(token_distance(out.dq) / spec.head_dim);
+  a.dkv_heads = static_cast<int>(token_distance(out.dk) / spec.head_dim);
+  return a;
+}
+
+void attention_bwd(const AttentionIn& in, const AttentionSpec& spec, const AttentionOut& forward,
+                   const Tensor& dy, const AttentionGrads& out) {
+  const AttentionArgs a = attention_args(in, spec, out);
+  if (fits_tiles(in.q, in.k, in.v) && fits_tiles(out.dq, out.dk, out.dv) &&
+      aligned_tokens(forward.y) && aligned_tokens(dy)) {
     const auto fill = spec.head_dim == 64 ? fill_scratch<bf16, 8, 8> : fill_scratch<bf16, 16, 8>;
-    fill(a, y, dy, lse, kLog2E, scratch);
-    attention_dq(a, q, k, v, spec, dy, scratch, dq);
-    attention_dkdv(a, q, k, v, spec, dy, scratch, dk, dv);
+    fill(a, forward, dy, kLog2E, out.scratch);
+    attention_dq(a, in, spec, dy, out);
+    attention_dkdv(a, in, spec, dy, out);
   } else {
-    dispatch_floating(q.dtype(), [&]<class T>() {
-      fill_scratch<T, kWarp, 1>(a, y, dy, lse, Real<T>(1), scratch);
+    dispatch_floating(in.q.dtype(), [&]<class T>() {
+      fill_scratch<T, kWarp, 1>(a, forward, dy, Real<T>(1), out.scratch);
     });
-    generic::attention_bwd(q, k, v, cu_seqlens, spec, y, lse, dy, scratch, dq, dk, dv);
+    generic::attention_bwd(in, spec, dy, out);
   }
 }
 

@@ -12,7 +12,7 @@ struct Keys {
   static_assert(kAttentionPad % kColumns == 0);
 };
 
-// The heads of a group of queries pass by one after another.
+// Loops over the query heads that share the key head.
 template <int D, bool Dropout>
 __global__ void __launch_bounds__(kTileThreads, 2)
     attention_dkdv_kernel(AttentionArgs a, const bf16* q, const bf16* k, const bf16* v,
@@ -49,14 +49,14 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   };
   copy_tokens<kRowsOfTile, D>(key_tile, k + token * a.ldk + at.head * D, a.ldk, n);
   copy_tokens<kRowsOfTile, D>(value_tile, v + token * a.ldv + at.head * D, a.ldv, n);
-  cp_async_commit();  // of its own: where no query sees a key, no tile's copy commits it
+  cp_async_commit();  // a group of its own: without a tile of queries no copy would commit it
   int head = at.head * a.share(), from = begin;
   if (tiles > 0) start_copy(head, from, 0);
 
   const float unit = static_cast<float>(a.scale) * kLog2E;
   Rows<D> keys, values;
   if (tiles > 0) {
-    cp_async_wait<1>();  // the keys are there; the first tile may still be on its way
+    cp_async_wait<1>();  // the keys have arrived; the copy of the first tile may still be running
     __syncthreads();
     keys.load(key_tile, mine);
     values.load(value_tile, mine);
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 
   for (int left = tiles * a.share(), stage = 0; left > 0; --left, stage ^= 1) {
     cp_async_wait<0>();
-    __syncthreads();  // the tile is there, and nobody needs the one before it
+    __syncthreads();  // the tile has arrived, and all threads are done with the previous one
     const bool turn = from + kColumns >= end;
     const int next_head = head + turn, next_from = turn ? begin : from + kColumns;
     if (left > 1) start_copy(next_head, next_from, stage ^ 1);
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   each_element<1, D>([&](int m, int i, int h, int e, int, int) {
     sum_k[m][i][2 * h + e] *= static_cast<float>(a.scale);
   });
-  cp_async_wait<0>();  // where no query sees a key the keys may still be on their way
+  cp_async_wait<0>();  // without a tile of queries the copy of the keys may still be running
   __syncthreads();
   const std::int64_t step = std::int64_t{a.dkv_heads} * D, out = token * step + at.head * D;
   store_tokens<1, D>(sum_k, key_tile, mine, dk + out, step, n);
@@ -136,15 +136,14 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 
 }  // namespace
 
-void attention_dkdv(const AttentionArgs& a, const Tensor& q, const Tensor& k, const Tensor& v,
-                    const AttentionSpec& spec, const Tensor& dy, const Tensor& scratch,
-                    const Tensor& dk, const Tensor& dv) {
+void attention_dkdv(const AttentionArgs& a, const AttentionIn& in, const AttentionSpec& spec,
+                    const Tensor& dy, const AttentionGrads& out) {
   dispatch_tiles(spec, [&]<int D, bool Dropout>() {
     launch(attention_dkdv_kernel<D, Dropout>,
            grid_of(blocks_for(spec.keys, kRowsOfTile) * spec.kv_heads * spec.batch),
-           dim3(kTileThreads), Keys<D, Dropout>::kShared, a, q.data<bf16>(), k.data<bf16>(),
-           v.data<bf16>(), dy.data<bf16>(), scratch.data<float>(), dk.data<bf16>(),
-           dv.data<bf16>());
+           dim3(kTileThreads), Keys<D, Dropout>::kShared, a, in.q.data<bf16>(), in.k.data<bf16>(),
+           in.v.data<bf16>(), dy.data<bf16>(), out.scratch.data<float>(), out.dk.data<bf16>(),
+           out.dv.data<bf16>());
   });
 }
 

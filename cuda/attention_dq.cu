@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   };
   copy_tokens<kRowsOfTile, D>(query_tile, q + query * a.ldq + at.head * D, a.ldq, n);
   copy_tokens<kRowsOfTile, D>(grad_tile, dy + out, distance, n);
-  cp_async_commit();  // of its own: where no key is seen, no tile's copy commits it
+  cp_async_commit();  // a group of its own: without a visible key no tile's copy would commit it
   if (begin < end) start_copy(begin, 0);
 
   const float unit = static_cast<float>(a.scale) * kLog2E;
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 
   for (int from = begin, stage = 0; from < end; from += kColumns, stage ^= 1) {
     cp_async_wait<0>();
-    __syncthreads();  // the tile is there, and nobody needs the one before it
+    __syncthreads();  // the tile has arrived, and all threads are done with the previous one
     if (from == begin) {
       queries.load(query_tile, mine);
       grads.load(grad_tile, mine);
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   each_element<1, D>([&](int m, int i, int h, int e, int, int) {
     sum[m][i][2 * h + e] *= static_cast<float>(a.scale);
   });
-  cp_async_wait<0>();  // where no key is seen the queries may still be on their way
+  cp_async_wait<0>();  // without a visible key the copy of the queries may still be running
   __syncthreads();
   const std::int64_t step = std::int64_t{a.dq_heads} * D;
   store_tokens<1, D>(sum, query_tile, mine, dq + (query * a.dq_heads + at.head) * D, step, n);
@@ -89,14 +89,13 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 
 }  // namespace
 
-void attention_dq(const AttentionArgs& a, const Tensor& q, const Tensor& k, const Tensor& v,
-                  const AttentionSpec& spec, const Tensor& dy, const Tensor& scratch,
-                  const Tensor& dq) {
+void attention_dq(const AttentionArgs& a, const AttentionIn& in, const AttentionSpec& spec,
+                  const Tensor& dy, const AttentionGrads& out) {
   dispatch_tiles(spec, [&]<int D, bool Dropout>() {
     launch(attention_dq_kernel<D, Dropout>,
            grid_of(blocks_for(spec.queries, kRowsOfTile) * spec.heads * spec.batch),
-           dim3(kTileThreads), Queries<D>::kShared, a, q.data<bf16>(), k.data<bf16>(),
-           v.data<bf16>(), dy.data<bf16>(), scratch.data<float>(), dq.data<bf16>());
+           dim3(kTileThreads), Queries<D>::kShared, a, in.q.data<bf16>(), in.k.data<bf16>(),
+           in.v.data<bf16>(), dy.data<bf16>(), out.scratch.data<float>(), out.dq.data<bf16>());
   });
 }
 

@@ -65,13 +65,13 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace
 
-void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                   const AttentionSpec& spec, const Tensor& y, const Tensor& lse) {
-  const AttentionArgs a = attention_args(q, k, v, cu_seqlens, spec);
-  dispatch_heads(q.dtype(), spec, [&]<class T, int Chunks>() {
+void attention_fwd(const AttentionIn& in, const AttentionSpec& spec, const AttentionOut& out) {
+  const AttentionArgs a = attention_args(in, spec);
+  dispatch_heads(in.q.dtype(), spec, [&]<class T, int Chunks>() {
     launch(attention_generic_fwd_kernel<T, Chunks>,
-           tiles_of_heads(spec.queries, spec.heads, spec.batch), dim3(kThreads), 0, a, q.data<T>(),
-           k.data<T>(), v.data<T>(), y.data<T>(), lse.data<Real<T>>());
+           tiles_of_heads(spec.queries, spec.heads, spec.batch), dim3(kThreads), 0, a,
+           in.q.data<T>(), in.k.data<T>(), in.v.data<T>(), out.y.data<T>(),
+           out.lse.data<Real<T>>());
   });
 }
 

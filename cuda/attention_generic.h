@@ -1,7 +1,7 @@
 #pragma once
-// Attention for every dtype and head dim, on plain f32 and f64 arithmetic. A block has a tile of 32
-// rows (queries, or keys where dk and dv are computed) and passes over tiles of 32 columns (the
-// other ones); a warp has 4 of the rows, a lane one column. Heads are taken 64 elements at a time.
+// Attention for every dtype and head dim, in plain f32 and f64 arithmetic. A block has a tile of 32
+// rows (queries; keys for dk and dv) and loops over tiles of 32 columns (keys; queries for dk and
+// dv). A warp has 4 of the rows, a lane one column. Heads are processed 64 elements at a time.
 #include "weft/cuda/attention_args.h"
 #include "weft/cuda/math.h"
 #include "weft/cuda/reduce.h"
@@ -11,8 +11,7 @@ namespace weft::cuda::generic {
 inline constexpr int kThreads = 256, kTile = 32, kDepth = 64, kRows = 4;
 static_assert(kThreads / kWarp * kRows == kTile);
 
-// Rows are read by one warp as a whole, columns by each lane for itself: those have an odd
-// distance.
+// A warp reads a row together; each lane reads its own column, so columns have an odd stride.
 template <class R>
 struct Shared {
   R rows[kTile][kDepth];
@@ -20,7 +19,7 @@ struct Shared {
   R weights[kTile][kTile + 4];
 };
 
-/// n tokens of a head, the first of them at p.
+/// n tokens of a head, the first at p.
 template <class T>
 struct Tokens {
   const T* p;
@@ -107,8 +106,8 @@ __device__ inline void store(T* out, const R (&sums)[Chunks][kRows][2], int i, R
     }
 }
 
-/// f.template operator()<T, Chunks>(): the dtype and how many times 64 elements a head has at most.
-/// f64 checks gradients; kernels for wide heads do for narrow ones too.
+/// f.template operator()<T, Chunks>(): the dtype, and the largest head in chunks of 64 elements.
+/// f64, which is for gradient checks, has the kernels for wide heads only.
 template <class F>
 void dispatch_heads(DType dtype, const AttentionSpec& a, F f) {
   dispatch_floating(dtype, [&]<class T>() {

@@ -56,8 +56,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             d);
 }
 
-// Rows are keys here and columns queries: all query heads of the key head pass by, one after
-// another.
+// Rows are keys here and columns queries: loops over all query heads of the key head.
 template <class T, int Chunks>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_generic_dkdv_kernel(AttentionArgs a, const T* q, const T* k, const T* v, const T* dy,
@@ -121,21 +120,18 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace
 
-void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                   const AttentionSpec& spec, const Tensor& /*y*/, const Tensor& /*lse*/,
-                   const Tensor& dy, const Tensor& scratch, const Tensor& dq, const Tensor& dk,
-                   const Tensor& dv) {
-  AttentionArgs a = attention_args(q, k, v, cu_seqlens, spec);
-  a.dq_heads = static_cast<int>(token_distance(dq) / spec.head_dim);
-  a.dkv_heads = static_cast<int>(token_distance(dk) / spec.head_dim);
-  dispatch_heads(q.dtype(), spec, [&]<class T, int Chunks>() {
-    const Real<T>* pairs = scratch.data<Real<T>>();
+void attention_bwd(const AttentionIn& in, const AttentionSpec& spec, const Tensor& grad,
+                   const AttentionGrads& out) {
+  const AttentionArgs a = attention_args(in, spec, out);
+  dispatch_heads(in.q.dtype(), spec, [&]<class T, int Chunks>() {
+    const T *q = in.q.data<T>(), *k = in.k.data<T>(), *v = in.v.data<T>(), *dy = grad.data<T>();
+    const Real<T>* pairs = out.scratch.data<Real<T>>();
     launch(attention_generic_dq_kernel<T, Chunks>,
-           tiles_of_heads(spec.queries, spec.heads, spec.batch), dim3(kThreads), 0, a, q.data<T>(),
-           k.data<T>(), v.data<T>(), dy.data<T>(), pairs, dq.data<T>());
+           tiles_of_heads(spec.queries, spec.heads, spec.batch), dim3(kThreads), 0, a, q, k, v, dy,
+           pairs, out.dq.data<T>());
     launch(attention_generic_dkdv_kernel<T, Chunks>,
-           tiles_of_heads(spec.keys, spec.kv_heads, spec.batch), dim3(kThreads), 0, a, q.data<T>(),
-           k.data<T>(), v.data<T>(), dy.data<T>(), pairs, dk.data<T>(), dv.data<T>());
+           tiles_of_heads(spec.keys, spec.kv_heads, spec.batch), dim3(kThreads), 0, a, q, k, v, dy,
+           pairs, out.dk.data<T>(), out.dv.data<T>());
   });
 }
 

@@ -1,7 +1,7 @@
 #pragma once
-// The parts that attention on tensor cores is made of: tiles of tokens in shared memory, fragments
-// of them in registers (named as in cuda/ptx.h), and the two kinds of product. Four warps work on
-// one tile, each with its own 16 or 32 rows of it.
+// Building blocks of attention on tensor cores: tiles of tokens in shared memory, their fragments
+// in registers (named as in cuda/ptx.h), and the two kinds of product. Four warps work on one tile,
+// each on its own 16 or 32 rows.
 #include <limits>
 
 #include "weft/cuda/attention_args.h"
@@ -17,7 +17,7 @@ __device__ inline int lane_id() { return static_cast<int>(threadIdx.x & 31); }
 __device__ inline int warp_id() { return static_cast<int>(threadIdx.x >> 5); }
 
 /// f(m, n, h, e, row, column) for each element c[m][n][2 h + e] of this lane's fragments, with its
-/// place in the rows of the warp.
+/// position in the rows of the warp.
 template <int M, int N, class F>
 __device__ inline void each_element(F f) {
 #pragma unroll
@@ -31,7 +31,7 @@ __device__ inline void each_element(F f) {
           f(m, n, h, e, 16 * m + lane_id() / 4 + 8 * h, 8 * n + lane_id() % 4 * 2 + e);
 }
 
-/// Where an element of a tile of D columns lies. Pieces of 16 bytes change places within the row,
+/// The index of an element in a tile of D columns. Pieces of 16 bytes are swizzled within the row,
 /// so that the eight rows which ldmatrix reads at once lie in different banks.
 template <int D>
 __device__ inline int place(int row, int column) {
@@ -111,7 +111,7 @@ __device__ inline void dot_tile(float (&c)[M][N / 8][4], const Rows& rows, const
 }
 
 /// c (16 M, D) += w x tile, w (16 M, N) rounded to bf16: C fragments of one product are A fragments
-/// of the next, without a way through memory.
+/// of the next and stay in registers.
 template <int M, int N, int D>
 __device__ inline void add_weighted_tile(float (&c)[M][D / 8][4], const float (&w)[M][N / 8][4],
                                          const bf16* tile) {
@@ -139,9 +139,9 @@ __device__ inline void add_weighted_tile(float (&c)[M][D / 8][4], const float (&
   }
 }
 
-/// Writes the warp's rows, from `row` of the tile on, as tokens of a head: by way of the tile,
-/// whose rows only this warp may still need, so that memory is written 16 bytes at a time. The
-/// tile's first n rows are tokens; `out` is the first of them.
+/// Writes the warp's rows, from `row` of the tile on, as tokens of a head. They pass through the
+/// tile, whose rows no other warp may still use, so that memory is written 16 bytes at a time. The
+/// first n rows of the tile are tokens; `out` is the first of them.
 template <int M, int D>
 __device__ inline void store_tokens(const float (&c)[M][D / 8][4], bf16* tile, int row, bf16* out,
                                     std::int64_t distance, int n) {
@@ -170,15 +170,13 @@ inline constexpr int kRowsOfTile = kTileWarps * 16;
 template <int D>
 using Rows = std::conditional_t<D == 64, RowFragments<1, D>, RowsInTile<D>>;
 
-/// The two passes of the backward, for operands that fit. Both compute the probabilities again,
-/// from scores and lse. The first has a tile of 64 queries and passes over the keys, the second a
-/// tile of 64 keys and passes over the queries, so that every sum has one owner and one order.
-void attention_dq(const AttentionArgs& a, const Tensor& q, const Tensor& k, const Tensor& v,
-                  const AttentionSpec& spec, const Tensor& dy, const Tensor& scratch,
-                  const Tensor& dq);
-void attention_dkdv(const AttentionArgs& a, const Tensor& q, const Tensor& k, const Tensor& v,
-                    const AttentionSpec& spec, const Tensor& dy, const Tensor& scratch,
-                    const Tensor& dk, const Tensor& dv);
+/// The two passes of the backward, for operands that fit. Both recompute the probabilities from
+/// scores and lse. A block of the first has a tile of 64 queries and loops over the keys, a block
+/// of the second has 64 keys and loops over the queries: each sum has one writer and one order.
+void attention_dq(const AttentionArgs& a, const AttentionIn& in, const AttentionSpec& spec,
+                  const Tensor& dy, const AttentionGrads& out);
+void attention_dkdv(const AttentionArgs& a, const AttentionIn& in, const AttentionSpec& spec,
+                    const Tensor& dy, const AttentionGrads& out);
 
 /// Can the tokens be copied 16 bytes at a time?
 inline bool aligned_tokens(const Tensor& t) {

@@ -136,21 +136,21 @@ void causal_conv1d_fwd(const Tensor& x, const Tensor& taps, const Tensor& cu_seq
   });
 }
 
-void causal_conv1d_bwd(const Tensor& x, const Tensor& taps, const Tensor& cu_seqlens, bool silu,
-                       const Tensor& dy, const Tensor& dpre, const Tensor& partials,
-                       const Tensor& dx, const Tensor& dtaps) {
-  const Sizes s = sizes_of(x, taps, cu_seqlens, silu);
+void causal_conv1d_bwd(const CausalConv1dBwdIn& in, const CausalConv1dBwdOut& out) {
+  const Sizes s = sizes_of(in.x, in.taps, in.cu_seqlens, in.silu);
   const std::int64_t chunks = conv_chunks(s.tokens), columns = blocks_for(s.channels, kThreads);
-  dispatch_floating(x.dtype(), [&]<class T>() {
+  dispatch_floating(in.x.dtype(), [&]<class T>() {
     using R = Real<T>;
-    R* parts = data_or_null<R>(partials);
+    const R* taps = in.taps.data<R>();
+    R *dpre = out.dpre.data<R>(), *partials = data_or_null<R>(out.partials);
     launch(causal_conv1d_bwd_kernel<T, R>, grid_of(chunks, columns), kThreads, 0, s, chunks,
-           x.data<T>(), taps.data<R>(), dy.data<T>(), dpre.data<R>(), parts);
+           in.x.data<T>(), taps, in.dy.data<T>(), dpre, partials);
     launch(causal_conv1d_input_kernel<T, R>, grid_of(blocks_for(s.tokens, kTokens), columns),
-           kThreads, 0, s, dpre.data<R>(), taps.data<R>(), dx.data<T>());
-    if (dtaps)
-      launch(causal_conv1d_taps_kernel<R>, grid_of(blocks_for(dtaps.numel(), kThreads)), kThreads,
-             0, chunks, dtaps.numel(), parts, dtaps.data<R>());
+           kThreads, 0, s, dpre, taps, out.dx.data<T>());
+    const std::int64_t n = in.taps.numel();
+    if (out.dtaps)
+      launch(causal_conv1d_taps_kernel<R>, grid_of(blocks_for(n, kThreads)), kThreads, 0, chunks, n,
+             partials, out.dtaps.data<R>());
   });
 }
 

@@ -237,16 +237,14 @@ void cross_entropy_reduce(const Tensor& losses, const Tensor& count, const Tenso
     run.template operator()<float>();
 }
 
-void cross_entropy_bwd(const Tensor& logits, const Tensor& targets, const Tensor& stats,
-                       const Tensor& dy, const Tensor& count, std::int64_t ignore_index,
-                       double label_smoothing, const Tensor& dlogits) {
-  const Targets t(targets, ignore_index, logits.dim(-1));
-  const std::int64_t rows = targets.numel(), dy_stride = dy.ndim() == 0 ? 0 : 1;
-  dispatch_floating(logits.dtype(), [&]<class T>() {
+void cross_entropy_bwd(const CrossEntropyBwdIn& in, const Tensor& dlogits) {
+  const Targets t(in.targets, in.ignore_index, in.logits.dim(-1));
+  const std::int64_t rows = in.targets.numel(), dy_stride = in.dy.ndim() == 0 ? 0 : 1;
+  dispatch_floating(in.logits.dtype(), [&]<class T>() {
     by_classes(t.classes, rows, [&]<int Threads>(dim3 grid, dim3 block) {
-      launch(cross_entropy_bwd_kernel<Threads, T>, grid, block, 0, logits.data<T>(), t, rows,
-             stats.data<Real<T>>(), dy.data<Real<T>>(), dy_stride,
-             data_or_null<std::int64_t>(count), label_smoothing, dlogits.data<T>());
+      launch(cross_entropy_bwd_kernel<Threads, T>, grid, block, 0, in.logits.data<T>(), t, rows,
+             in.stats.data<Real<T>>(), in.dy.data<Real<T>>(), dy_stride,
+             data_or_null<std::int64_t>(in.count), in.label_smoothing, dlogits.data<T>());
     });
   });
 }

@@ -139,16 +139,14 @@ void cross_entropy_part_merge(const Tensor& parts, const Tensor& targets, std::i
     run.template operator()<float>();
 }
 
-void cross_entropy_part_bwd(const Tensor& logits, const Tensor& targets, const Tensor& stats,
-                            const Tensor& dy, const Tensor& count, std::int64_t ignore_index,
-                            ClassRange range, double label_smoothing, const Tensor& dlogits) {
-  const Targets t(targets, ignore_index, range.all);
-  const std::int64_t rows = targets.numel(), classes = logits.dim(-1);
-  dispatch_floating(logits.dtype(), [&]<class T>() {
+void cross_entropy_part_bwd(const CrossEntropyBwdIn& in, ClassRange range, const Tensor& dlogits) {
+  const Targets t(in.targets, in.ignore_index, range.all);
+  const std::int64_t rows = in.targets.numel(), classes = in.logits.dim(-1);
+  dispatch_floating(in.logits.dtype(), [&]<class T>() {
     by_classes(classes, rows, [&]<int Threads>(dim3 grid, dim3 block) {
-      launch(cross_entropy_part_bwd_kernel<Threads, T>, grid, block, 0, logits.data<T>(), t, rows,
-             range.first, classes, stats.data<Real<T>>(), data_or_null<Real<T>>(dy),
-             data_or_null<std::int64_t>(count), label_smoothing, dlogits.data<T>());
+      launch(cross_entropy_part_bwd_kernel<Threads, T>, grid, block, 0, in.logits.data<T>(), t,
+             rows, range.first, classes, in.stats.data<Real<T>>(), data_or_null<Real<T>>(in.dy),
+             data_or_null<std::int64_t>(in.count), in.label_smoothing, dlogits.data<T>());
     });
   });
 }

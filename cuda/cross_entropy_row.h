@@ -1,7 +1,8 @@
 #pragma once
+#include "weft/core/kernels/cross_entropy.h"
 #include "weft/cuda/long_row.h"
 
-// Functions on one row of logits, shared by the cross-entropy losses.
+// Functions on one row of logits, shared by the cross-entropy kernels.
 namespace weft::cuda::cross_entropy {
 
 inline constexpr int kRowsOfWarps = 8;            // rows per block, one per warp
@@ -12,19 +13,11 @@ inline constexpr std::int64_t kMiddleRow = 8192;  // longest row for kMiddle thr
 template <int Threads>
 inline constexpr int kBlock = Threads == kWarp ? kWarp* kRowsOfWarps : Threads;
 
-struct Targets {
-  const std::int64_t* wide;
-  const std::int32_t* narrow;
+struct Targets : Indices {
   std::int64_t ignored, classes;
 
   Targets(const Tensor& t, std::int64_t ignore_index, std::int64_t n)
-      : wide(t.dtype() == DType::i64 ? t.data<std::int64_t>() : nullptr),
-        narrow(t.dtype() == DType::i64 ? nullptr : t.data<std::int32_t>()),
-        ignored(ignore_index),
-        classes(n) {}
-  __device__ std::int64_t operator[](std::int64_t row) const {
-    return wide ? wide[row] : narrow[row];
-  }
+      : Indices(t), ignored(ignore_index), classes(n) {}
   __device__ bool bad(std::int64_t t) const { return t != ignored && (t < 0 || t >= classes); }
   /// The class of the row; -1 for an ignored row.
   __device__ std::int64_t valid(std::int64_t row) const {
@@ -88,12 +81,6 @@ __device__ inline void sync_row() {
     __syncwarp();
   else
     __syncthreads();
-}
-
-// The factor of a mean: 1 / count, 0 when count is 0, 1 for a sum.
-__device__ inline double mean_scale(const std::int64_t* count) {
-  if (!count) return 1;
-  return *count > 0 ? 1 / static_cast<double>(*count) : 0;
 }
 
 template <int Threads, class T>

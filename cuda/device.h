@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "weft/core/cuda.h"
+#include "weft/core/kernels/operand.h"
 #include "weft/core/low_precision.h"
-#include "weft/core/tensor.h"
 
 #if WEFT_CUDA_EMU
 #include "weft/cuda/emu/device.h"
@@ -81,10 +81,6 @@ inline dim3 grid_of(std::int64_t x, std::int64_t y = 1, std::int64_t z = 1) {
   return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
 }
 
-/// The type of sums and statistics: f64 for f64, else f32.
-template <class T>
-using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
-
 /// Pack<T>::kCount neighbouring elements, loaded and stored as one access of 16 bytes.
 template <class T, int N = 16 / static_cast<int>(sizeof(T))>
 struct alignas(N * sizeof(T)) Pack {
@@ -107,11 +103,6 @@ template <class T>
 bool packable(const T* p, std::int64_t n) {
   return reinterpret_cast<std::uintptr_t>(p) % 16 == 0 &&
          n % (16 / static_cast<std::int64_t>(sizeof(T))) == 0;
-}
-
-template <class T>
-T* data_or_null(const Tensor& t) {
-  return t ? t.data<T>() : nullptr;
 }
 
 }  // namespace weft::cuda

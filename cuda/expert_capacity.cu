@@ -91,16 +91,14 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void limit_capacity(const Tensor& probs, const Tensor& experts, std::int64_t count,
-                    std::int64_t capacity, double factor, DropPolicy policy, const Tensor&,
-                    const Tensor& kept_probs, const Tensor& kept_experts) {
+void limit_capacity(const LimitCapacityIn& in, const LimitCapacityOut& out) {
   const auto run = [&]<class T>() {
-    launch(expert_capacity_kernel<T>, grid_of(count), kThreads, 0, probs.data<T>(),
-           experts.data<std::int64_t>(), experts.numel(), count, capacity, factor,
-           policy == DropPolicy::probability, kept_probs.data<T>(),
-           kept_experts.data<std::int64_t>());
+    launch(expert_capacity_kernel<T>, grid_of(in.count), kThreads, 0, in.probs.data<T>(),
+           in.experts.data<std::int64_t>(), in.experts.numel(), in.count, in.capacity, in.factor,
+           in.policy == DropPolicy::probability, out.probs.data<T>(),
+           out.experts.data<std::int64_t>());
   };
-  if (probs.dtype() == DType::f64)
+  if (in.probs.dtype() == DType::f64)
     run.template operator()<double>();
   else
     run.template operator()<float>();

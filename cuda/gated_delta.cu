@@ -1,8 +1,8 @@
 #include "weft/core/kernels/gated_delta.h"
 #include "weft/cuda/gated_delta_tile.h"
 
-// Three passes: what does not need the state, for all chunks at once; the state from chunk to
-// chunk, 64 of its columns a block; the outputs, for all chunks at once.
+// Three passes: whatever does not need the state, for all chunks at once; the state from chunk to
+// chunk, 64 of its columns per block; the outputs, for all chunks at once.
 
 namespace weft::cuda {
 namespace {
@@ -197,43 +197,40 @@ __global__ void gated_delta_step_kernel(GatedDeltaSpec s, const T* q, const T* k
 }  // namespace
 
 template <class T, class R>
-void delta_prepare(const GatedDeltaSpec& s, const Tensor& k, const Tensor& v, const Tensor& g,
-                   const Tensor& beta, R* w, R* x, R* inverse) {
+void delta_prepare(const GatedDeltaSpec& s, const T* k, const T* v, const R* g, const R* beta, R* w,
+                   R* x, R* inverse) {
   launch(gated_delta_prepare_kernel<T, R>, grid_of(s.slots(), s.value_heads), kDeltaThreads,
-         sizeof(Shared<R>), s, k.data<T>(), v.data<T>(), g.data<R>(), beta.data<R>(), w, x,
-         inverse);
+         sizeof(Shared<R>), s, k, v, g, beta, w, x, inverse);
 }
-template void delta_prepare<float, float>(const GatedDeltaSpec&, const Tensor&, const Tensor&,
-                                          const Tensor&, const Tensor&, float*, float*, float*);
-template void delta_prepare<bf16, float>(const GatedDeltaSpec&, const Tensor&, const Tensor&,
-                                         const Tensor&, const Tensor&, float*, float*, float*);
-template void delta_prepare<double, double>(const GatedDeltaSpec&, const Tensor&, const Tensor&,
-                                            const Tensor&, const Tensor&, double*, double*,
-                                            double*);
+template void delta_prepare(const GatedDeltaSpec&, const float*, const float*, const float*,
+                            const float*, float*, float*, float*);
+template void delta_prepare(const GatedDeltaSpec&, const bf16*, const bf16*, const float*,
+                            const float*, float*, float*, float*);
+template void delta_prepare(const GatedDeltaSpec&, const double*, const double*, const double*,
+                            const double*, double*, double*, double*);
 
-void gated_delta_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                     const Tensor& beta, const Tensor& state, const GatedDeltaSpec& s,
-                     const Tensor& scratch, const Tensor& states, const Tensor& y,
-                     const Tensor& final) {
-  dispatch_floating(q.dtype(), [&]<class T>() {
+void gated_delta_fwd(const GatedDeltaFwdIn& in, const GatedDeltaSpec& s,
+                     const GatedDeltaFwdOut& out) {
+  dispatch_floating(in.q.dtype(), [&]<class T>() {
     using R = Real<T>;
-    if (!states) {
+    const T *q = in.q.data<T>(), *k = in.k.data<T>(), *v = in.v.data<T>();
+    const R *g = in.g.data<R>(), *beta = in.beta.data<R>(), *start = data_or_null<R>(in.state);
+    R *states = data_or_null<R>(out.states), *final = out.final.data<R>();
+    T* y = out.y.data<T>();
+    if (!out.states) {
       launch(gated_delta_step_kernel<T, R>,
              grid_of(s.all.count * s.value_heads, blocks_for(s.value_dim, kWarp)), kDeltaThreads, 0,
-             s, q.data<T>(), k.data<T>(), v.data<T>(), g.data<R>(), beta.data<R>(),
-             data_or_null<R>(state), final.data<R>(), y.data<T>());
+             s, q, k, v, g, beta, start, final, y);
       return;
     }
-    R* w = scratch.data<R>();
+    R* w = out.scratch.data<R>();
     R* x = w + s.slots() * s.value_heads * kDeltaChunk * s.key_dim;
     delta_prepare<T, R>(s, k, v, g, beta, w, x, nullptr);
     launch(gated_delta_states_kernel<T, R>,
            grid_of(s.all.count * s.value_heads, blocks_for(s.value_dim, kDeltaSide)), kDeltaThreads,
-           sizeof(Shared<R>), s, k.data<T>(), g.data<R>(), beta.data<R>(), w, x,
-           data_or_null<R>(state), states.data<R>(), final.data<R>());
+           sizeof(Shared<R>), s, k, g, beta, w, x, start, states, final);
     launch(gated_delta_output_kernel<T, R>, grid_of(s.slots(), s.value_heads), kDeltaThreads,
-           sizeof(Shared<R>), s, q.data<T>(), k.data<T>(), g.data<R>(), beta.data<R>(), x,
-           states.data<R>(), y.data<T>());
+           sizeof(Shared<R>), s, q, k, g, beta, x, states, y);
   });
 }
 

@@ -1,9 +1,9 @@
 #include "weft/core/kernels/gated_delta.h"
 #include "weft/cuda/gated_delta_bwd.h"
 
-// The passes of the forward kernels, mirrored: the updates once more and what reaches them from the
-// outputs; the gradient of the state from the last chunk to the first; all other gradients, for all
-// chunks at once.
+// The passes of the forward kernels in reverse: recompute the updates and start their gradient from
+// that of the outputs; the gradient of the state from the last chunk to the first; all other
+// gradients, for all chunks at once.
 
 namespace weft::cuda {
 namespace {
@@ -41,14 +41,14 @@ __global__ void gated_delta_updates_kernel(GatedDeltaSpec s, DeltaBackward<T, R>
 }
 
 // dX += (k under the decays to the end) dS, then
-// dS = e^(all of g) dS + scale (e^G q)^T dy - W^T dX; the dS behind each chunk is kept.
+// dS = e^(all of g) dS + scale (e^G q)^T dy - W^T dX; the dS after each chunk is kept.
 template <class T, class R>
 __global__ void gated_delta_dstates_kernel(GatedDeltaSpec s, DeltaBackward<T, R> b) {
   const std::int64_t sequence = blockIdx.x / s.value_heads, head = blockIdx.x % s.value_heads;
   const int column0 = static_cast<int>(blockIdx.y) * kDeltaSide, V = static_cast<int>(s.value_dim);
   const std::int64_t first = s.first_slot(sequence), chunks = s.chunks(sequence);
   DeltaBackwardShared<R>& m = *dynamic_shared<DeltaBackwardShared<R>>();
-  // Behind chunk c; c = -1 is before the first.
+  // After chunk c; c = -1: before the first.
   const auto grad_at = [&](std::int64_t c) {
     return c >= 0 ? b.dstates + ((first + c) * s.value_heads + head) * s.state_size()
                   : b.dstate + blockIdx.x * s.state_size();
@@ -103,41 +103,38 @@ __global__ void gated_delta_dstates_kernel(GatedDeltaSpec s, DeltaBackward<T, R>
 
 }  // namespace
 
-void gated_delta_bwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                     const Tensor& beta, const Tensor& states, const GatedDeltaSpec& s,
-                     const Tensor& dy, const Tensor& dfinal, const Tensor& scratch,
-                     const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dg,
-                     const Tensor& dbeta, const Tensor& dstate) {
+void gated_delta_bwd(const GatedDeltaBwdIn& in, const GatedDeltaSpec& s,
+                     const GatedDeltaBwdOut& out) {
   const std::int64_t items = s.slots() * s.value_heads, values = items * kDeltaChunk * s.value_dim;
   const dim3 chunks = grid_of(s.slots(), s.value_heads);
-  dispatch_floating(q.dtype(), [&]<class T>() {
+  dispatch_floating(in.q.dtype(), [&]<class T>() {
     using R = Real<T>;
-    DeltaBackward<T, R> b{.q = q.data<T>(),
-                          .k = k.data<T>(),
-                          .v = v.data<T>(),
-                          .dy = dy.data<T>(),
-                          .g = g.data<R>(),
-                          .beta = beta.data<R>(),
-                          .states = states.data<R>(),
-                          .dfinal = data_or_null<R>(dfinal),
-                          .w = scratch.data<R>(),
+    DeltaBackward<T, R> b{.q = in.q.data<T>(),
+                          .k = in.k.data<T>(),
+                          .v = in.v.data<T>(),
+                          .dy = in.dy.data<T>(),
+                          .g = in.g.data<R>(),
+                          .beta = in.beta.data<R>(),
+                          .states = in.states.data<R>(),
+                          .dfinal = data_or_null<R>(in.dfinal),
+                          .w = out.scratch.data<R>(),
                           .x = nullptr,
                           .dx = nullptr,
                           .dr = nullptr,
                           .inverse = nullptr,
                           .dstates = nullptr,
-                          .dq = dq.data<R>(),
-                          .dk = dk.data<R>(),
-                          .dg = dg.data<R>(),
-                          .dbeta = dbeta.data<R>(),
-                          .dstate = dstate.data<R>(),
-                          .dv = dv.data<T>()};
+                          .dq = out.dq.data<R>(),
+                          .dk = out.dk.data<R>(),
+                          .dg = out.dg.data<R>(),
+                          .dbeta = out.dbeta.data<R>(),
+                          .dstate = out.dstate.data<R>(),
+                          .dv = out.dv.data<T>()};
     b.x = b.w + items * kDeltaChunk * s.key_dim;
     b.dx = b.x + values;
     b.dr = b.dx + values;
     b.inverse = b.dr + values;
     b.dstates = b.inverse + items * kDeltaChunk * kDeltaChunk;
-    delta_prepare<T, R>(s, k, v, g, beta, b.w, b.x, b.inverse);
+    delta_prepare<T, R>(s, b.k, b.v, b.g, b.beta, b.w, b.x, b.inverse);
     launch(gated_delta_updates_kernel<T, R>, chunks, kDeltaThreads, sizeof(DeltaBackwardShared<R>),
            s, b);
     launch(gated_delta_dstates_kernel<T, R>,

@@ -3,7 +3,8 @@
 namespace weft::cuda {
 namespace {
 
-// What remains, for one head of one chunk. Matrices are named as in core/cpu/gated_delta_bwd.cpp.
+// The last pass, for one head of one chunk. In the names of core/cpu/gated_delta_bwd.cpp, x is
+// `updates` and dr `dupdates`; dx is the gradient of X before the solve.
 template <class T, class R>
 struct Gradients {
   const GatedDeltaSpec& s;

@@ -66,8 +66,8 @@ struct DeltaTile {
       }
     }
   }
-  /// sums[row] += the sum over the columns of f(row, column, value), which has 0 for what is not
-  /// meant. Every row has one writer.
+  /// sums[row] += the sum over the columns of f(row, column, value). f must return 0 outside the
+  /// matrix. Every row has one writer.
   template <class F>
   __device__ void add_row_sums(R* sums, F f) {
 #pragma unroll
@@ -91,7 +91,7 @@ struct DeltaDecays {
   double log[kDeltaSide];
   R beta[kDeltaSide], from_start[kDeltaSide], to_end[kDeltaSide];
 
-  /// All threads call it; a barrier follows. Rows behind the chunk get 0 where they are factors.
+  /// All threads call it; a barrier follows. Rows after the end of the chunk get 0 as factors.
   __device__ void load(const R* g, const R* b, std::int64_t stride, int n) {
     const int i = static_cast<int>(threadIdx.x);
     if (i < kDeltaSide) {
@@ -107,9 +107,9 @@ struct DeltaDecays {
     }
     __syncthreads();
   }
-  /// What is left at token i of what token j added, j <= i.
+  /// The decay from token j to token i, j <= i.
   __device__ R between(int i, int j) const { return exp_of(static_cast<R>(log[i] - log[j])); }
-  /// What is left of the state behind n tokens.
+  /// What n tokens leave of the state.
   __device__ R whole(int n) const { return from_start[n - 1]; }
 };
 
@@ -163,7 +163,7 @@ __device__ inline void delta_output_weights(const DeltaRows<T, R>& rows,
 
 /// W and U of the updates X = U - W S, and their common factor (I + A)^-1; see gated_delta.cu.
 template <class T, class R>
-void delta_prepare(const GatedDeltaSpec& s, const Tensor& k, const Tensor& v, const Tensor& g,
-                   const Tensor& beta, R* w, R* x, R* inverse);
+void delta_prepare(const GatedDeltaSpec& s, const T* k, const T* v, const R* g, const R* beta, R* w,
+                   R* x, R* inverse);
 
 }  // namespace weft::cuda

@@ -40,12 +40,12 @@ void gemm_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, bool,
   unary(sums, UnaryOp::gelu_tanh, act);
 }
 
-void gemm_gelu_bwd(const Tensor& dy, const Tensor& weight, const Tensor& hidden, bool tanh,
-                   const Tensor& scratch, const Tensor& partial, const Tensor& dhidden,
-                   const Tensor& dbias, const Tensor& act) {
+void gemm_gelu_bwd(const GemmGeluBwdIn& in, const GemmGeluBwdOut& out) {
+  const Tensor &dy = in.dy, &weight = in.weight, &hidden = in.hidden;
+  const Tensor &dhidden = out.dhidden, &dbias = out.dbias;
   const GemmShape g = gelu_bwd_shape(dy, weight);
   bool done = false;
-  if (tanh && has_epilogues(dy.dtype()) && g.n % kAuxMultiple == 0) {
+  if (in.tanh && has_epilogues(dy.dtype()) && g.n % kAuxMultiple == 0) {
     Product p = by_column(g, dy, dhidden);
     p.epilogue = dbias ? lt::Epilogue::dgelu_bias_gradient : lt::Epilogue::dgelu;
     p.ld_aux = g.n;
@@ -56,11 +56,11 @@ void gemm_gelu_bwd(const Tensor& dy, const Tensor& weight, const Tensor& hidden,
                            .aux = hidden.raw()});
   }
   if (!done) {
-    gemm(dy, weight, g, scratch, dhidden);
-    binary(hidden, dhidden, tanh ? BinaryOp::gelu_tanh_bwd : BinaryOp::gelu_erf_bwd, dhidden);
-    if (dbias) sum_rows(dhidden, partial, dbias);
+    gemm(dy, weight, g, out.scratch, dhidden);
+    binary(hidden, dhidden, in.tanh ? BinaryOp::gelu_tanh_bwd : BinaryOp::gelu_erf_bwd, dhidden);
+    if (dbias) sum_rows(dhidden, out.partial, dbias);
   }
-  if (act) unary(hidden, tanh ? UnaryOp::gelu_tanh : UnaryOp::gelu_erf, act);
+  if (out.act) unary(hidden, in.tanh ? UnaryOp::gelu_tanh : UnaryOp::gelu_erf, out.act);
 }
 
 void gemm_bias_grad(const Tensor& dy, const Tensor& x, bool accumulate, const Tensor& scratch,

@@ -192,10 +192,8 @@ void add_rows(std::int64_t n, std::int64_t length, const Columns& c, const Numbe
 void index_add(const Tensor& source, const Tensor& index, int dim, const Tensor& scratch,
                const Tensor& out) {
   if (source.numel() == 0) return;
-  const std::int64_t n = index.numel(), length = out.dim(dim);
-  std::int64_t outer = 1, inner = 1;
-  for (int i = 0; i < dim; ++i) outer *= out.dim(i);
-  for (int i = dim + 1; i < out.ndim(); ++i) inner *= out.dim(i);
+  const AxisExtent to_axis(out, dim);
+  const std::int64_t n = index.numel(), length = to_axis.length, inner = to_axis.inner;
 
   auto* keys = reinterpret_cast<Number*>(scratch.data<std::int32_t>());
   Number *order = keys + n, *next_keys = order + n, *next_order = next_keys + n;
@@ -217,9 +215,9 @@ void index_add(const Tensor& source, const Tensor& index, int dim, const Tensor&
     const T* from = source.data<T>();
     T* to = out.data<T>();
     if (packable(from, inner) && packable(to, inner))
-      add_rows<T, V>(n, length, {outer * inner / V, inner / V}, keys, order, from, to);
+      add_rows<T, V>(n, length, {to_axis.outer * inner / V, inner / V}, keys, order, from, to);
     else
-      add_rows<T, 1>(n, length, {outer * inner, inner}, keys, order, from, to);
+      add_rows<T, 1>(n, length, {to_axis.outer * inner, inner}, keys, order, from, to);
   });
 }
 

@@ -10,16 +10,6 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// A tensor viewed as (outer, length, inner) around one axis.
-struct Around {
-  std::int64_t outer = 1, length, inner = 1;
-
-  Around(const Tensor& t, int dim) : length(t.dim(dim)) {
-    for (int i = 0; i < dim; ++i) outer *= t.dim(i);
-    for (int i = dim + 1; i < t.ndim(); ++i) inner *= t.dim(i);
-  }
-};
-
 __device__ inline std::int64_t thread_number() {
   return std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
 }
@@ -39,24 +29,8 @@ struct Quotient {
   }
 };
 
-// An i64 or i32 index; which one is a kernel argument.
-struct Index {
-  const std::int64_t* wide = nullptr;
-  const std::int32_t* narrow = nullptr;
-
-  explicit Index(const Tensor& t) {
-    dispatch_index(t.dtype(), [&]<class I>() {
-      if constexpr (std::is_same_v<I, std::int64_t>)
-        wide = t.data<I>();
-      else
-        narrow = t.data<I>();
-    });
-  }
-  __device__ std::int64_t operator[](std::int64_t i) const { return wide ? wide[i] : narrow[i]; }
-};
-
 __global__ void __launch_bounds__(kThreads)
-    indexing_find_bad_kernel(std::int64_t n, Index index, std::int64_t limit, const char* op,
+    indexing_find_bad_kernel(std::int64_t n, Indices index, std::int64_t limit, const char* op,
                              const char* label, detail::IndexFault* fault) {
   const std::int64_t i = thread_number();
   if (i >= n || (index[i] >= 0 && index[i] < limit)) return;
@@ -73,7 +47,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class Word>
 __global__ void __launch_bounds__(kThreads)
     indexing_select_kernel(std::int64_t total, std::int64_t n, std::int64_t length,
-                           std::int64_t inner, const Word* x, Index index, Word* out) {
+                           std::int64_t inner, const Word* x, Indices index, Word* out) {
   const std::int64_t at = thread_number();
   if (at >= total) return;
   const Quotient row(at, inner), place(row.quotient, n);  // place: which o, which j
@@ -84,7 +58,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class Word>
 __global__ void __launch_bounds__(kThreads)
     indexing_gather_kernel(std::int64_t total, std::int64_t n, std::int64_t length,
-                           std::int64_t inner, const Word* x, Index index, Word* out) {
+                           std::int64_t inner, const Word* x, Indices index, Word* out) {
   const std::int64_t at = thread_number();
   if (at >= total) return;
   const Quotient row(at, inner), place(row.quotient, n);
@@ -96,7 +70,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     indexing_scatter_add_kernel(std::int64_t columns, std::int64_t n, std::int64_t length,
-                                std::int64_t inner, const T* source, Index index, T* out) {
+                                std::int64_t inner, const T* source, Indices index, T* out) {
   using A = Compute<T>;
   const std::int64_t column = thread_number();
   if (column >= columns) return;
@@ -116,7 +90,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     indexing_scatter_add_row_kernel(std::int64_t rows, std::int64_t n, std::int64_t length,
-                                    const T* source, Index index, T* out) {
+                                    const T* source, Indices index, T* out) {
   using A = Compute<T>;
   const std::int64_t o = thread_number() / kWarp;
   if (o >= rows) return;
@@ -142,7 +116,8 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class Word>
 __global__ void __launch_bounds__(kThreads)
-    indexing_one_hot_kernel(std::int64_t n, std::int64_t classes, Index ids, Word one, Word* out) {
+    indexing_one_hot_kernel(std::int64_t n, std::int64_t classes, Indices ids, Word one,
+                            Word* out) {
   const std::int64_t i = thread_number();
   if (i >= n) return;
   if (const std::int64_t id = ids[i]; id >= 0 && id < classes) out[i * classes + id] = one;
@@ -184,11 +159,11 @@ void with_word(std::size_t bytes, F f) {
 void find_bad_index(const Tensor& index, const char* op, const char* label, std::int64_t limit,
                     const Tensor&) {
   launch(indexing_find_bad_kernel, threads_for(index.numel()), kThreads, 0, index.numel(),
-         Index(index), limit, op, label, detail::index_fault(index.device()));
+         Indices(index), limit, op, label, detail::index_fault(index.device()));
 }
 
 void index_select(const Tensor& x, const Tensor& index, int dim, const Tensor& out) {
-  const Around from(x, dim), to(out, dim);
+  const AxisExtent from(x, dim), to(out, dim);
   std::size_t word = size_of(x.dtype());
   auto inner = from.inner;
   const auto aligned = [](const Tensor& t) {
@@ -202,31 +177,31 @@ void index_select(const Tensor& x, const Tensor& index, int dim, const Tensor& o
   const std::int64_t total = to.outer * to.length * inner;
   with_word(word, [&]<class Word>(Word) {
     launch(indexing_select_kernel<Word>, threads_for(total), kThreads, 0, total, to.length,
-           from.length, inner, static_cast<const Word*>(x.raw()), Index(index),
+           from.length, inner, static_cast<const Word*>(x.raw()), Indices(index),
            static_cast<Word*>(out.raw()));
   });
 }
 
 void gather(const Tensor& x, const Tensor& index, int dim, const Tensor& out) {
-  const Around from(x, dim), to(out, dim);
+  const AxisExtent from(x, dim), to(out, dim);
   with_word(size_of(x.dtype()), [&]<class Word>(Word) {
     launch(indexing_gather_kernel<Word>, threads_for(out.numel()), kThreads, 0, out.numel(),
-           to.length, from.length, from.inner, static_cast<const Word*>(x.raw()), Index(index),
+           to.length, from.length, from.inner, static_cast<const Word*>(x.raw()), Indices(index),
            static_cast<Word*>(out.raw()));
   });
 }
 
 void scatter_add(const Tensor& source, const Tensor& index, int dim, const Tensor& out) {
-  const Around from(source, dim), to(out, dim);
+  const AxisExtent from(source, dim), to(out, dim);
   const std::int64_t columns = to.outer * to.inner, n = from.length;
   if (n == 0) return;
   dispatch_numeric(out.dtype(), [&]<class T>() {
     if (to.inner == 1)
       launch(indexing_scatter_add_row_kernel<T>, threads_for(columns * kWarp), kThreads, 0, columns,
-             n, to.length, source.data<T>(), Index(index), out.data<T>());
+             n, to.length, source.data<T>(), Indices(index), out.data<T>());
     else
       launch(indexing_scatter_add_kernel<T>, threads_for(columns), kThreads, 0, columns, n,
-             to.length, to.inner, source.data<T>(), Index(index), out.data<T>());
+             to.length, to.inner, source.data<T>(), Indices(index), out.data<T>());
   });
 }
 
@@ -235,7 +210,7 @@ void one_hot(const Tensor& ids, const Tensor& out) {
     with_word(sizeof(T), [&]<class Word>(Word) {
       if constexpr (sizeof(Word) == sizeof(T))
         launch(indexing_one_hot_kernel<Word>, threads_for(ids.numel()), kThreads, 0, ids.numel(),
-               out.dim(-1), Index(ids), std::bit_cast<Word>(T(1.0f)),
+               out.dim(-1), Indices(ids), std::bit_cast<Word>(T(1.0f)),
                static_cast<Word*>(out.raw()));
     });
   });

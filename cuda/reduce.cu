@@ -1,7 +1,6 @@
 // Sums, extremes and related reductions. As on the CPU, a thread sums a few packs in f32 and these
 // sums in f64; the threads of a result then combine in a tree.
 #include <algorithm>
-#include <limits>
 
 #include "weft/core/kernels/reduce.h"
 #include "weft/cuda/math.h"
@@ -15,14 +14,10 @@ constexpr int kThreads = 256;
 template <class T>
 constexpr int kUnroll = std::is_integral_v<T> ? 1 : 4;
 
-template <class T>
-using Total = std::conditional_t<std::is_integral_v<T>, std::int64_t, double>;
-
-/// How one op reads an element (`take`) and combines partial results (`join`).
+/// How one op reads an element (`take`); ReduceRule combines the results.
 template <ReduceOp op, class T>
-struct Rule {
+struct Rule : ReduceRule<op> {
   using Lane = std::conditional_t<std::is_integral_v<T>, std::int64_t, Real<T>>;
-  static constexpr bool kExtreme = op == ReduceOp::max || op == ReduceOp::min;
 
   /// The mean in two parts: the bits beyond f32 matter when the values lie close to it.
   struct Center {
@@ -36,27 +31,10 @@ struct Rule {
     }
     return c;
   }
-  template <class V>
-  static constexpr V start() {
-    using Limits = std::numeric_limits<V>;
-    if constexpr (!kExtreme)
-      return V(0);
-    else if constexpr (op == ReduceOp::max)
-      return Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
-    else
-      return Limits::has_infinity ? Limits::infinity() : Limits::max();
-  }
   struct Join {
     template <class V>
     __device__ V operator()(V a, V b) const {
-      if constexpr (op == ReduceOp::max)
-        return Max{}(a, b);
-      else if constexpr (op == ReduceOp::min)
-        return Min{}(a, b);
-      else if constexpr (std::is_integral_v<V>)  // wraps around
-        return static_cast<V>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
-      else
-        return a + b;
+      return ReduceRule<op>::join(b, a);  // of two zeros the later one
     }
   };
   static __device__ Lane take(Lane a, T x, const Center& c) {
@@ -110,8 +88,8 @@ struct Pieces {
 /// The part of thread `thread` of `threads` (at least 32) in n adjacent elements: packs, and single
 /// elements before the first 16-byte boundary and after the last.
 template <class R, class T>
-__device__ Total<T> reduce_run(const T* x, std::int64_t n, typename R::Center center, int thread,
-                               int threads) {
+__device__ ReduceTotal<T> reduce_run(const T* x, std::int64_t n, typename R::Center center,
+                                     int thread, int threads) {
   using Lane = typename R::Lane;
   using P = Pack<T>;
   const typename R::Join join;
@@ -123,7 +101,7 @@ __device__ Total<T> reduce_run(const T* x, std::int64_t n, typename R::Center ce
   if (thread < head) edge = R::take(edge, x[thread], center);
   if (const std::int64_t at = head + packs * P::kCount + thread; at < n)
     edge = R::take(edge, x[at], center);
-  auto total = static_cast<Total<T>>(edge);
+  auto total = static_cast<ReduceTotal<T>>(edge);
 
   std::int64_t i = thread;
   for (; i + (kUnroll<T> - 1) * threads < packs; i += kUnroll<T> * threads) {
@@ -135,14 +113,14 @@ __device__ Total<T> reduce_run(const T* x, std::int64_t n, typename R::Center ce
     for (int u = 0; u < kUnroll<T>; ++u)
 #pragma unroll
       for (int k = 0; k < P::kCount; ++k) lane = R::take(lane, v[u][k], center);
-    total = join(total, static_cast<Total<T>>(lane));
+    total = join(total, static_cast<ReduceTotal<T>>(lane));
   }
   for (; i < packs; i += threads) {
     const P v = load_pack(body + i * P::kCount);
     Lane lane = R::template start<Lane>();
 #pragma unroll
     for (int k = 0; k < P::kCount; ++k) lane = R::take(lane, v[k], center);
-    total = join(total, static_cast<Total<T>>(lane));
+    total = join(total, static_cast<ReduceTotal<T>>(lane));
   }
   return total;
 }
@@ -153,19 +131,19 @@ template <ReduceOp op, class T>
 __global__ void __launch_bounds__(kThreads, 4)
     reduce_rows_kernel(const T* x, Pieces p, const double* center, Output out, bool wide) {
   using R = Rule<op, T>;
-  WEFT_SHARED(shared, Total<T>[kThreads / kWarp]);
+  WEFT_SHARED(shared, ReduceTotal<T>[kThreads / kWarp]);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const std::int64_t block = blockIdx.x;
   const std::int64_t i = wide ? block : block * (kThreads / kWarp) + threadIdx.x / kWarp;
   const int thread = wide ? static_cast<int>(threadIdx.x) : lane;
-  auto total = R::template start<Total<T>>();
+  auto total = R::template start<ReduceTotal<T>>();
   if (i < p.outer * p.chunks) {
     const std::int64_t row = i / p.chunks, chunk = i % p.chunks;
     total = reduce_run<R>(x + row * p.reduced + chunk * p.step, p.length(chunk),
                           R::center(center, row), thread, wide ? kThreads : kWarp);
   }
   const typename R::Join join;
-  total = wide ? block_reduce<kThreads>(total, shared, R::template start<Total<T>>(), join)
+  total = wide ? block_reduce<kThreads>(total, shared, R::template start<ReduceTotal<T>>(), join)
                : warp_reduce(total, join);
   if (thread == 0 && i < p.outer * p.chunks) out.store(i, total);
 }
@@ -180,7 +158,7 @@ __global__ void __launch_bounds__(kThreads)
   using R = Rule<op, T>;
   using Lane = typename R::Lane;
   const typename R::Join join;
-  WEFT_SHARED(shared, Total<T>[V][kThreads]);
+  WEFT_SHARED(shared, ReduceTotal<T>[V][kThreads]);
   const int across = kThreads / lines, line = static_cast<int>(threadIdx.x) / across;
   const int column = static_cast<int>(threadIdx.x) % across;
   const std::int64_t results = p.outer * p.inner, first = std::int64_t{blockIdx.x} * across * V;
@@ -188,11 +166,11 @@ __global__ void __launch_bounds__(kThreads)
 
   std::int64_t result[V], at[V];
   typename R::Center about[V];
-  Total<T> total[V];
+  ReduceTotal<T> total[V];
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     result[v] = first + (packed ? column * V + v : v * across + column);
-    total[v] = R::template start<Total<T>>();
+    total[v] = R::template start<ReduceTotal<T>>();
     // Threads past the last result read the values of the last results and drop them.
     const std::int64_t last = results - 1 - (packed ? V - 1 - v : 0);
     const std::int64_t i = result[v] < results ? result[v] : last;
@@ -219,7 +197,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int u = 0; u < kUnroll<T>; ++u)
         if (r + u * lines < n) lane[v] = R::take(lane[v], values[u][v], about[v]);
-      total[v] = join(total[v], static_cast<Total<T>>(lane[v]));
+      total[v] = join(total[v], static_cast<ReduceTotal<T>>(lane[v]));
     }
   }
   if (lines > 1) {
@@ -286,8 +264,8 @@ void reduce_op(const Tensor& x, const ReduceExtent& e, const Tensor& center, dou
                        {partial.raw(), partial.dtype(), 1});
   // Partial sums of any kind are added.
   constexpr ReduceOp kJoin = Rule<op, T>::kExtreme ? op : ReduceOp::sum;
-  reduce_pieces<kJoin, Total<T>>(partial.data<Total<T>>(), {e.outer, chunks, e.inner, 1, chunks},
-                                 nullptr, result);
+  reduce_pieces<kJoin, ReduceTotal<T>>(partial.data<ReduceTotal<T>>(),
+                                       {e.outer, chunks, e.inner, 1, chunks}, nullptr, result);
 }
 
 }  // namespace

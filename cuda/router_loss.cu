@@ -151,8 +151,8 @@ __global__ void __launch_bounds__(kCountThreads)
     if (found[e] != 0) atomicAdd(&counts[part * E + e], static_cast<unsigned long long>(found[e]));
 }
 
-// Sequences differ in length, so the number of blocks per sequence is unknown; each block takes
-// slots in order.
+// Sequences differ in length, so the host cannot know how many blocks each needs: a block takes a
+// fixed number of slots.
 __global__ void __launch_bounds__(kCountThreads)
     router_loss_count_packed_kernel(const std::int64_t* experts, std::int64_t size, int k,
                                     Sequences all, int E, unsigned long long* counts) {
@@ -164,37 +164,36 @@ __global__ void __launch_bounds__(kCountThreads)
 
 }  // namespace
 
-void router_loss_fwd(const Tensor& logits, const Tensor& counts, const Tensor& cu_seqlens,
-                     const Tensor& padding, RouterScore score, double coefficient,
-                     const Tensor& terms, const Tensor& loss, const Tensor& share) {
-  const std::int64_t tokens = logits.dim(0), E = logits.dim(1);
-  const bool* pad = data_or_null<bool>(padding);
-  dispatch_floating(logits.dtype(), [&]<class T>() {
+void router_loss_fwd(const RouterLossIn& in, double coefficient, const RouterLossOut& out) {
+  const std::int64_t tokens = in.logits.dim(0), E = in.logits.dim(1);
+  const bool* pad = data_or_null<bool>(in.padding);
+  dispatch_floating(in.logits.dtype(), [&]<class T>() {
     using R = Real<T>;
-    const T* x = logits.data<T>();
+    const T* x = in.logits.data<T>();
+    R* terms = out.terms.data<R>();
     launch(router_loss_terms_kernel<T, R>, grid_of(blocks_for(tokens, kTokensOfBlock)),
            dim3(kWarp, kTokensOfBlock), sizeof(R) * kTokensOfBlock * static_cast<std::size_t>(E), x,
-           data_or_null<std::int64_t>(counts), pad, score, tokens,
-           counted_sequences(tokens, counts, cu_seqlens), static_cast<int>(E), packable(x, E),
-           terms.data<R>());
-    launch(router_loss_sum_kernel<R>, dim3(1), kSumThreads, 0, terms.data<R>(), pad, tokens,
-           coefficient, loss.data<R>(), share.data<R>());
+           data_or_null<std::int64_t>(in.counts), pad, in.score, tokens,
+           counted_sequences(tokens, in.counts, in.cu_seqlens), static_cast<int>(E), packable(x, E),
+           terms);
+    launch(router_loss_sum_kernel<R>, dim3(1), kSumThreads, 0, terms, pad, tokens, coefficient,
+           out.loss.data<R>(), out.share.data<R>());
   });
 }
 
-void router_loss_bwd(const Tensor& logits, const Tensor& counts, const Tensor& cu_seqlens,
-                     const Tensor& padding, RouterScore score, const Tensor& share,
-                     const Tensor& dloss, const Tensor& dlogits) {
-  const std::int64_t tokens = logits.dim(0), E = logits.dim(1);
-  dispatch_floating(logits.dtype(), [&]<class T>() {
+void router_loss_bwd(const RouterLossIn& in, const Tensor& share, const Tensor& dloss,
+                     const Tensor& dlogits) {
+  const std::int64_t tokens = in.logits.dim(0), E = in.logits.dim(1);
+  dispatch_floating(in.logits.dtype(), [&]<class T>() {
     using R = Real<T>;
-    const T* x = logits.data<T>();
+    const T* x = in.logits.data<T>();
     T* dx = dlogits.data<T>();
     launch(router_loss_bwd_kernel<T, R>, grid_of(blocks_for(tokens, kTokensOfBlock)),
            dim3(kWarp, kTokensOfBlock), sizeof(R) * kTokensOfBlock * static_cast<std::size_t>(E), x,
-           data_or_null<std::int64_t>(counts), data_or_null<bool>(padding), score, share.data<R>(),
-           dloss.data<R>(), tokens, counted_sequences(tokens, counts, cu_seqlens),
-           static_cast<int>(E), packable(x, E) && packable(dx, E), dx);
+           data_or_null<std::int64_t>(in.counts), data_or_null<bool>(in.padding), in.score,
+           share.data<R>(), dloss.data<R>(), tokens,
+           counted_sequences(tokens, in.counts, in.cu_seqlens), static_cast<int>(E),
+           packable(x, E) && packable(dx, E), dx);
   });
 }
 

@@ -105,10 +105,10 @@ FAULTS = [
     # CUDA kernels.
     ("gpu_softmax_grad_zero", "cuda/softmax.cu", "y * (dy - total);", "R(0);", "emulated_softmax"),
     ("gpu_attention_copy_too_early", "cuda/attention_dq.cu",
-     "    cp_async_wait<0>();\n    __syncthreads();  // the tile is there, and nobody needs the one before it\n",
+     "    cp_async_wait<0>();\n    __syncthreads();  // the tile has arrived, and all threads are done with the previous one\n",
      "    cp_async_wait<0>();\n    if (from + kColumns < end) start_copy(from + kColumns, stage ^ 1);\n"
      "    __syncthreads();\n    if (false)\n", "emulated_(attention|race)"),
-    ("gpu_norm_missing_barrier", "cuda/norm_rows.h",
+    ("gpu_norm_missing_barrier", "cuda/row_plan.h",
      "    b = warp_sum(mine ? shared[lane][1] : R(0));\n    __syncthreads();\n",
      "    b = warp_sum(mine ? shared[lane][1] : R(0));\n", "emulated_(layer|rms)_norm"),
     ("gpu_rope_sign", "cuda/rope.cu", "second[j] = T(q * ca + p * sa);", "second[j] = T(q * ca - p * sa);",

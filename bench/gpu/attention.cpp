@@ -49,14 +49,17 @@ void measure(GpuBench& bench, const Heads& h, bool causal, DType dtype) {
     return row_name(op, dtype, {h.batch, h.heads, h.tokens, h.dim});
   };
 
-  const auto forward = [&](int i) {
-    cuda::attention_fwd(q[i], k[i], v[i], none, spec, y[i], lse[i]);
+  const auto in = [&](int i) {
+    return AttentionIn{.q = q[i], .k = k[i], .v = v[i], .cu_seqlens = none};
   };
+  const auto out = [&](int i) { return AttentionOut{.y = y[i], .lse = lse[i]}; };
+  const auto forward = [&](int i) { cuda::attention_fwd(in(i), spec, out(i)); };
   bench.arithmetic({name("attention forward"), 2 * counted, {y}, forward});
   for (int i = 0; i < sets; ++i) forward(i);
   bench.arithmetic({name("attention backward"), 5 * counted, {dq, dk, dv}, [&](int i) {
-                      cuda::attention_bwd(q[i], k[i], v[i], none, spec, y[i], lse[i], dy[i],
-                                          scratch, dq[i], dk[i], dv[i]);
+                      cuda::attention_bwd(
+                          in(i), spec, out(i), dy[i],
+                          {.dq = dq[i], .dk = dk[i], .dv = dv[i], .scratch = scratch});
                     }});
 }
 

@@ -1,7 +1,7 @@
 // layer_norm and rms_norm, forward and backward, with and without the residual's addition.
+#include "weft/core/kernels/norm.h"
+
 #include "weft/bench/gpu/gpu_bench.h"
-#include "weft/core/kernels/layer_norm.h"
-#include "weft/core/kernels/rms_norm.h"
 
 namespace weft::bench {
 namespace {
@@ -37,41 +37,41 @@ void measure(GpuBench& bench, std::int64_t rows, std::int64_t width, DType dtype
   const Arrays a(rows, width, dtype, cold_sets(shape, dtype));
   const double array = a.x.bytes();
   const Tensor none;
-  const auto name = [&](const char* op) { return row_name(op, dtype, shape); };
-
-  bench.memory_bound({name("layer_norm forward"), 2 * array, {a.y}, [&](int i) {
-                        cuda::layer_norm_fwd(a.x[i], none, a.weight, a.bias, kEps, none, a.y[i],
-                                             a.mean, a.rstd);
-                      }});
-  bench.memory_bound({name("layer_norm forward residual"), 4 * array, {a.sum, a.y}, [&](int i) {
-                        cuda::layer_norm_fwd(a.x[i], a.residual[i], a.weight, a.bias, kEps,
-                                             a.sum[i], a.y[i], a.mean, a.rstd);
-                      }});
-  // From here on `residual` is the gradient of y, `sum` that of the sum, and y receives that of x.
-  bench.memory_bound({name("layer_norm backward"), 3 * array, {a.y}, [&](int i) {
-                        cuda::layer_norm_bwd(a.x[i], a.residual[i], a.weight, a.mean, a.rstd, none,
-                                             a.two_sums, a.y[i], a.dweight, a.dbias);
-                      }});
-  bench.memory_bound({name("layer_norm backward residual"), 4 * array, {a.y}, [&](int i) {
-                        cuda::layer_norm_bwd(a.x[i], a.residual[i], a.weight, a.mean, a.rstd,
-                                             a.sum[i], a.two_sums, a.y[i], a.dweight, a.dbias);
-                      }});
-
-  bench.memory_bound({name("rms_norm forward"), 2 * array, {a.y}, [&](int i) {
-                        cuda::rms_norm_fwd(a.x[i], none, a.weight, kEps, none, a.y[i], a.rstd);
-                      }});
-  bench.memory_bound({name("rms_norm forward residual"), 4 * array, {a.sum, a.y}, [&](int i) {
-                        cuda::rms_norm_fwd(a.x[i], a.residual[i], a.weight, kEps, a.sum[i], a.y[i],
-                                           a.rstd);
-                      }});
-  bench.memory_bound({name("rms_norm backward"), 3 * array, {a.y}, [&](int i) {
-                        cuda::rms_norm_bwd(a.x[i], a.residual[i], a.weight, a.rstd, none, a.one_sum,
-                                           a.y[i], a.dweight);
-                      }});
-  bench.memory_bound({name("rms_norm backward residual"), 4 * array, {a.y}, [&](int i) {
-                        cuda::rms_norm_bwd(a.x[i], a.residual[i], a.weight, a.rstd, a.sum[i],
-                                           a.one_sum, a.y[i], a.dweight);
-                      }});
+  const struct {
+    std::string op;
+    NormFwdKernel* forward;
+    NormBwdKernel* backward;
+    const Tensor &bias, &mean, &dbias, &partials;
+  } norms[] = {{"layer_norm", cuda::layer_norm_fwd, cuda::layer_norm_bwd, a.bias, a.mean, a.dbias,
+                a.two_sums},
+               {"rms_norm", cuda::rms_norm_fwd, cuda::rms_norm_bwd, none, none, none, a.one_sum}};
+  for (const auto& norm : norms) {
+    const auto name = [&](const char* pass) { return row_name(norm.op + pass, dtype, shape); };
+    const auto forward = [&](int i, const Tensor& residual, const Tensor& sum) {
+      norm.forward(
+          {.x = a.x[i], .residual = residual, .weight = a.weight, .bias = norm.bias, .eps = kEps},
+          {.sum = sum, .y = a.y[i], .mean = norm.mean, .rstd = a.rstd});
+    };
+    bench.memory_bound(
+        {name(" forward"), 2 * array, {a.y}, [&](int i) { forward(i, none, none); }});
+    bench.memory_bound({name(" forward residual"), 4 * array, {a.sum, a.y}, [&](int i) {
+                          forward(i, a.residual[i], a.sum[i]);
+                        }});
+    // `residual` is the gradient of y here, `sum` that of the sum, and y receives that of x.
+    const auto backward = [&](int i, const Tensor& dsum) {
+      norm.backward(
+          {.x = a.x[i],
+           .dy = a.residual[i],
+           .weight = a.weight,
+           .mean = norm.mean,
+           .rstd = a.rstd,
+           .dsum = dsum},
+          {.dx = a.y[i], .dweight = a.dweight, .dbias = norm.dbias, .partials = norm.partials});
+    };
+    bench.memory_bound({name(" backward"), 3 * array, {a.y}, [&](int i) { backward(i, none); }});
+    bench.memory_bound(
+        {name(" backward residual"), 4 * array, {a.y}, [&](int i) { backward(i, a.sum[i]); }});
+  }
 }
 
 }  // namespace

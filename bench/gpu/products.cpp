@@ -69,8 +69,13 @@ void measure_mlp(GpuBench& bench, std::int64_t m, std::int64_t n, std::int64_t k
   const Buffers dy = buffers({m, k}, Values::uniform), down = buffers({k, n}, Values::uniform);
   const Buffers dhidden = buffers({m, n}, Values::poison);
   bench.arithmetic({name("product gelu gradient"), flops, {dhidden}, [&](int i) {
-                      cuda::gemm_gelu_bwd(dy[i], down[i], hidden[i], true, Tensor(), partial,
-                                          dhidden[i], dbias, Tensor());
+                      cuda::gemm_gelu_bwd(
+                          {.dy = dy[i], .weight = down[i], .hidden = hidden[i], .tanh = true},
+                          {.dhidden = dhidden[i],
+                           .dbias = dbias,
+                           .act = Tensor(),
+                           .scratch = Tensor(),
+                           .partial = partial});
                     }});
 }
 

@@ -1,6 +1,7 @@
 #include "weft/core/kernels/attention.h"
 
 #include "weft/core/cpu/attention_block.h"
+#include "weft/core/kernels/operand.h"
 #include "weft/core/parallel.h"
 
 namespace weft::cpu {
@@ -17,8 +18,8 @@ struct Forward {
   std::int64_t ldq, ldk, ldv, ldy;
   Steps<T> steps;
 
-  // One block of queries of one head: keys pass by in blocks, and each query's largest score and
-  // sum of exponentials are kept up to date (online softmax).
+  // One block of queries of one head. Online softmax: loops over blocks of keys and updates each
+  // query's largest score and sum of exponentials.
   void block(const Sequence& seq, std::int64_t head, std::int64_t first) const {
     constexpr T kInf = std::numeric_limits<T>::infinity();
     const std::int64_t n = std::min(kQueryBlock, seq.t - first), d = a.head_dim, w = a.value_dim;
@@ -47,7 +48,7 @@ struct Forward {
       }
       const T* const vb = v + (seq.k0 + s) * ldv + kv * w;
       keys.by_queries([&](int g, int groups, std::int64_t key, std::int64_t count) {
-        // Groups that see the same keys here began with the same block, or did not begin yet.
+        // Groups that see the same keys here started at the same block, or have not started yet.
         const std::int64_t at = g * kLanes;
         steps.product(p + key * kQueryBlock + at, 1, kQueryBlock, vb + key * ldv, ldv,
                       yb + at * ldy, ldy, std::min(n - at, groups * kLanes), w, count, started[g]);
@@ -74,26 +75,25 @@ struct Forward {
 
 }  // namespace
 
-void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                   const AttentionSpec& a, const Tensor& y, const Tensor& lse) {
-  if (y.numel() == 0) return;
-  const std::int32_t* cu = cu_seqlens ? cu_seqlens.data<std::int32_t>() : nullptr;
-  const std::int64_t sequences = cu ? cu_seqlens.numel() - 1 : a.batch;
-  // Packed sequences have different numbers of blocks: a work item is then a whole sequence.
+void attention_fwd(const AttentionIn& in, const AttentionSpec& a, const AttentionOut& out) {
+  if (out.y.numel() == 0) return;
+  const std::int32_t* cu = data_or_null<std::int32_t>(in.cu_seqlens);
+  const std::int64_t sequences = cu ? in.cu_seqlens.numel() - 1 : a.batch;
+  // Packed sequences differ in their number of blocks: there a work item is a whole sequence.
   const std::int64_t blocks = cu ? 1 : query_blocks(a.queries);
   const std::int64_t items = sequences * a.heads * blocks;
   const auto run = [&]<class T>() {
-    const Forward<T> f{a,
-                       q.data<T>(),
-                       k.data<T>(),
-                       v.data<T>(),
-                       y.data<T>(),
-                       lse.data<T>(),
-                       token_distance(q),
-                       token_distance(k),
-                       token_distance(v),
-                       token_distance(y),
-                       {}};
+    const Forward<T> f{.a = a,
+                       .q = in.q.data<T>(),
+                       .k = in.k.data<T>(),
+                       .v = in.v.data<T>(),
+                       .y = out.y.data<T>(),
+                       .lse = out.lse.data<T>(),
+                       .ldq = token_distance(in.q),
+                       .ldk = token_distance(in.k),
+                       .ldv = token_distance(in.v),
+                       .ldy = token_distance(out.y),
+                       .steps = {}};
     const std::int64_t work = a.batch * a.heads * a.queries * (a.keys + 1) / items * a.head_dim / 4;
     parallel_for(items, work + 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
@@ -104,7 +104,7 @@ void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
       }
     });
   };
-  q.dtype() == DType::f64 ? run.template operator()<double>() : run.template operator()<float>();
+  in.q.dtype() == DType::f64 ? run.template operator()<double>() : run.template operator()<float>();
 }
 
 }  // namespace weft::cpu

@@ -69,7 +69,7 @@ void multiply_lanes(T* x, const T* factors, std::int64_t keys) {
     for (std::int64_t i = 0; i < kLanes; ++i) x[j * kQueryBlock + i] *= factors[j * kLanes + i];
 }
 
-/// Which of a block of keys each of a block of queries sees, by groups of sixteen queries.
+/// The keys of a block that each query of a block sees, by groups of sixteen queries.
 class BlockKeys {
  public:
   /// Queries [first, first + n), keys [s, s + m).
@@ -91,7 +91,7 @@ class BlockKeys {
         group.begin = std::min(group.begin, seen.begin);
         group.end = std::max(group.end, seen.end);
       }
-      // In whole groups of sixteen keys, as by_keys() has them: what nobody sees becomes 0.
+      // In whole groups of sixteen keys, as by_keys() has them: what no query sees becomes 0.
       group.begin = group.begin / kLanes * kLanes;
       group.end = std::min(m, (group.end + kLanes - 1) / kLanes * kLanes);
       if (group.begin >= group.end) group.begin = group.end = 0;
@@ -107,7 +107,7 @@ class BlockKeys {
   }
 
   /// f(first key, keys, first query, queries): rectangles that cover all pairs that see each other.
-  /// The groups of queries which see a key are neighbours, since ranges move on with the query.
+  /// The groups of queries that see a key are neighbours, since ranges grow with the query.
   template <class F>
   void by_keys(F f) const {
     for (std::int64_t j = 0, next; j < keys_; j = next) {
@@ -279,7 +279,7 @@ void transpose_queries(const T* x, std::int64_t ld, std::int64_t n, std::int64_t
 }
 
 /// A block of queries (or of their gradients) against rows of keys (or values): their dot products,
-/// one query a lane. Transposed once when the head is narrow enough, else piece by piece.
+/// one query per lane. Narrow heads are transposed once, wider ones piece by piece.
 template <class T>
 class LaneScores {
  public:
@@ -289,7 +289,7 @@ class LaneScores {
     if (d <= kDepth) transpose_queries(x, ld, n, d, scale, steps, packed_);
   }
 
-  /// scores (keys, 64), where somebody sees the key.
+  /// scores (keys, 64), for keys that some query sees.
   void against(const T* rows, std::int64_t ld, const BlockKeys& keys, const Steps<T>& steps,
                T* scores) {
     for (std::int64_t c = 0; c < d_; c += kDepth) {

@@ -1,5 +1,6 @@
 #include "weft/core/cpu/attention_block.h"
 #include "weft/core/kernels/attention.h"
+#include "weft/core/kernels/operand.h"
 #include "weft/core/parallel.h"
 
 namespace weft::cpu {
@@ -17,16 +18,16 @@ struct BackwardPass {
   T* dq;
   T* dk;
   T* dv;
-  std::int64_t ldq, ldk, ldv;  // of the inputs, which may be parts of wider rows
+  std::int64_t ldq, ldk, ldv;  // of the inputs, which may be slices of wider rows
   std::int64_t ldy;            // of y and dy
   std::int64_t lddq, lddk, lddv;
   Steps<T> steps;
 
-  // One key head of one sequence: nobody else writes its dk and dv, nor dq of its query heads.
+  // One key head of one sequence: the only writer of its dk and dv, and of dq of its query heads.
   void group(const Sequence& seq, std::int64_t kv) const {
     const std::int64_t d = a.head_dim, w = a.value_dim, share = a.heads / a.kv_heads;
-    // Without a window the last query sees every key. So its block comes first and writes dk and
-    // dv, to which the others add.
+    // Without a window the last query sees every key: its block runs first and writes dk and dv;
+    // the other blocks add to them.
     const bool writes = a.window == 0 && seq.t > 0;
     for (std::int64_t s = 0; !writes && s < seq.s; ++s) {
       std::fill_n(dk + (seq.k0 + s) * lddk + kv * d, d, T(0));
@@ -41,7 +42,7 @@ struct BackwardPass {
     }
   }
 
-  // One block of queries: the probabilities are computed again from scores and lse.
+  // One block of queries: recomputes the probabilities from scores and lse.
   void block(const Sequence& seq, std::int64_t head, std::int64_t kv, std::int64_t first,
              bool add) const {
     const std::int64_t n = std::min(kQueryBlock, seq.t - first), d = a.head_dim, w = a.value_dim;
@@ -109,32 +110,30 @@ struct BackwardPass {
 
 }  // namespace
 
-void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                   const AttentionSpec& a, const Tensor& y, const Tensor& lse, const Tensor& dy,
-                   const Tensor& /*scratch*/, const Tensor& dq, const Tensor& dk,
-                   const Tensor& dv) {
-  if (q.numel() == 0 && k.numel() == 0) return;
-  const std::int32_t* cu = cu_seqlens ? cu_seqlens.data<std::int32_t>() : nullptr;
-  const std::int64_t items = (cu ? cu_seqlens.numel() - 1 : a.batch) * a.kv_heads;
+void attention_bwd(const AttentionIn& in, const AttentionSpec& a, const AttentionOut& forward,
+                   const Tensor& dy, const AttentionGrads& out) {
+  if (in.q.numel() == 0 && in.k.numel() == 0) return;
+  const std::int32_t* cu = data_or_null<std::int32_t>(in.cu_seqlens);
+  const std::int64_t items = (cu ? in.cu_seqlens.numel() - 1 : a.batch) * a.kv_heads;
   const auto run = [&]<class T>() {
-    const BackwardPass<T> pass{a,
-                               q.data<T>(),
-                               k.data<T>(),
-                               v.data<T>(),
-                               y.data<T>(),
-                               lse.data<T>(),
-                               dy.data<T>(),
-                               dq.data<T>(),
-                               dk.data<T>(),
-                               dv.data<T>(),
-                               token_distance(q),
-                               token_distance(k),
-                               token_distance(v),
-                               token_distance(y),
-                               token_distance(dq),
-                               token_distance(dk),
-                               token_distance(dv),
-                               {}};
+    const BackwardPass<T> pass{.a = a,
+                               .q = in.q.data<T>(),
+                               .k = in.k.data<T>(),
+                               .v = in.v.data<T>(),
+                               .y = forward.y.data<T>(),
+                               .lse = forward.lse.data<T>(),
+                               .dy = dy.data<T>(),
+                               .dq = out.dq.data<T>(),
+                               .dk = out.dk.data<T>(),
+                               .dv = out.dv.data<T>(),
+                               .ldq = token_distance(in.q),
+                               .ldk = token_distance(in.k),
+                               .ldv = token_distance(in.v),
+                               .ldy = token_distance(forward.y),
+                               .lddq = token_distance(out.dq),
+                               .lddk = token_distance(out.dk),
+                               .lddv = token_distance(out.dv),
+                               .steps = {}};
     const std::int64_t work =
         a.batch * a.heads * (a.queries + 1) * (a.keys + 1) / items * a.head_dim;
     parallel_for(items, work + 1, [&](std::int64_t begin, std::int64_t end) {
@@ -142,7 +141,7 @@ void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
         pass.group(Sequence::at(a, cu, i / a.kv_heads), i % a.kv_heads);
     });
   };
-  q.dtype() == DType::f64 ? run.template operator()<double>() : run.template operator()<float>();
+  in.q.dtype() == DType::f64 ? run.template operator()<double>() : run.template operator()<float>();
 }
 
 }  // namespace weft::cpu

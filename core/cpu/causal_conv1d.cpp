@@ -2,13 +2,15 @@
 
 #include <cmath>
 
-#include "weft/core/cpu/norm_rows.h"
+#include "weft/core/cpu/simd.h"
+#include "weft/core/kernels/operand.h"
+#include "weft/core/parallel.h"
 
 namespace weft::cpu {
 namespace {
 
-// One token in f64: the reference for the row kernels. Tap d is d tokens away, at x + d * step and
-// w - d * n.
+// One token in f64: the reference for the row kernels. Tap d reads the token at x + d * step
+// and the weight at w - d * n.
 double sum_of_taps(const double* x, std::int64_t step, const double* w, std::int64_t taps,
                    std::int64_t n) {
   double sum = 0;
@@ -69,7 +71,7 @@ void causal_conv1d_fwd(const Tensor& x, const Tensor& taps, const Tensor& cu_seq
   const Sequences all = conv_sequences(x, cu_seqlens);
   dispatch_floating(x.dtype(), [&]<class T>() {
     const T* px = x.data<T>();
-    const NormReal<T>* last = taps.data<NormReal<T>>() + (K - 1) * C;
+    const Real<T>* last = taps.data<Real<T>>() + (K - 1) * C;
     T* py = y.data<T>();
     parallel_for(tokens, C * (K + 24 * silu), [=](std::int64_t begin, std::int64_t end) {
       const Rows<T> rows;
@@ -80,28 +82,27 @@ void causal_conv1d_fwd(const Tensor& x, const Tensor& taps, const Tensor& cu_seq
   });
 }
 
-void causal_conv1d_bwd(const Tensor& x, const Tensor& taps, const Tensor& cu_seqlens, bool silu,
-                       const Tensor& dy, const Tensor& dpre, const Tensor& partials,
-                       const Tensor& dx, const Tensor& dtaps) {
-  const std::int64_t C = x.dim(2), K = taps.dim(0), tokens = x.dim(0) * x.dim(1);
+void causal_conv1d_bwd(const CausalConv1dBwdIn& in, const CausalConv1dBwdOut& out) {
+  const std::int64_t C = in.x.dim(2), K = in.taps.dim(0), tokens = in.x.dim(0) * in.x.dim(1);
   const std::int64_t chunks = conv_chunks(tokens);
-  const Sequences all = conv_sequences(x, cu_seqlens);
-  dispatch_floating(x.dtype(), [&]<class T>() {
-    using Real = NormReal<T>;
-    const T *px = x.data<T>(), *pdy = dy.data<T>();
-    const Real* last = taps.data<Real>() + (K - 1) * C;
-    Real *pd = dpre.data<Real>(), *part = data_or_null<Real>(partials);
-    T* pdx = dx.data<T>();
+  const Sequences all = conv_sequences(in.x, in.cu_seqlens);
+  const bool silu = in.silu;
+  dispatch_floating(in.x.dtype(), [&]<class T>() {
+    using R = Real<T>;
+    const T *x = in.x.data<T>(), *dy = in.dy.data<T>();
+    const R* last = in.taps.data<R>() + (K - 1) * C;
+    R *dpre = out.dpre.data<R>(), *partials = data_or_null<R>(out.partials);
+    T* dx = out.dx.data<T>();
     parallel_for(chunks, (tokens / chunks + 1) * C * (2 * K + 24),
                  [=](std::int64_t begin, std::int64_t end) {
                    const Rows<T> rows;
                    for (std::int64_t k = begin; k < end; ++k) {
-                     Real* sums = row_or_null(part, k * K * C);
-                     if (sums) std::fill_n(sums, K * C, Real(0));
+                     R* sums = row_or_null(partials, k * K * C);
+                     if (sums) std::fill_n(sums, K * C, R(0));
                      each_token(all, tokens * k / chunks, tokens * (k + 1) / chunks,
                                 [&](std::int64_t t, std::int64_t first, std::int64_t) {
-                                  rows.backward(px + t * C, -C, last, std::min(K, t - first + 1),
-                                                silu, pdy + t * C, pd + t * C,
+                                  rows.backward(x + t * C, -C, last, std::min(K, t - first + 1),
+                                                silu, dy + t * C, dpre + t * C,
                                                 row_or_null(sums, (K - 1) * C), C);
                                 });
                    }
@@ -109,16 +110,16 @@ void causal_conv1d_bwd(const Tensor& x, const Tensor& taps, const Tensor& cu_seq
     parallel_for(tokens, C * K, [=](std::int64_t begin, std::int64_t end) {
       const Rows<T> rows;
       each_token(all, begin, end, [&](std::int64_t t, std::int64_t, std::int64_t stop) {
-        rows.input_grad(pd + t * C, C, last, std::min(K, stop - t), pdx + t * C, C);
+        rows.input_grad(dpre + t * C, C, last, std::min(K, stop - t), dx + t * C, C);
       });
     });
-    if (!dtaps) return;
-    Real* out = dtaps.data<Real>();
+    if (!out.dtaps) return;
+    R* dtaps = out.dtaps.data<R>();
     parallel_for(K * C, chunks, [=](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
-        Real total = 0;
-        for (std::int64_t k = 0; k < chunks; ++k) total += part[k * K * C + i];
-        out[i] = total;
+        R total = 0;
+        for (std::int64_t k = 0; k < chunks; ++k) total += partials[k * K * C + i];
+        dtaps[i] = total;
       }
     });
   });

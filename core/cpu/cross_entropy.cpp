@@ -10,7 +10,7 @@ namespace weft::cpu {
 using namespace cross_entropy;
 
 void count_valid(const Tensor& targets, std::int64_t ignore_index, const Tensor& count) {
-  const Targets t(targets);
+  const Indices t(targets);
   const std::int64_t rows = targets.numel();
   std::int64_t n = 0;
   for (std::int64_t r = 0; r < rows; ++r) n += t[r] != ignore_index;
@@ -19,7 +19,7 @@ void count_valid(const Tensor& targets, std::int64_t ignore_index, const Tensor&
 
 void find_bad_target(const Tensor& targets, std::int64_t ignore_index, std::int64_t classes,
                      const char*, const Tensor& row) {
-  const Targets t(targets);
+  const Indices t(targets);
   const std::int64_t rows = targets.numel();
   std::int64_t r = 0;
   while (r < rows && (t[r] == ignore_index || (t[r] >= 0 && t[r] < classes))) ++r;
@@ -29,7 +29,7 @@ void find_bad_target(const Tensor& targets, std::int64_t ignore_index, std::int6
 void cross_entropy_fwd(const Tensor& logits, const Tensor& targets, std::int64_t ignore_index,
                        double label_smoothing, const Tensor& losses, const Tensor& stats) {
   const std::int64_t rows = targets.numel(), classes = logits.dim(-1);
-  const Targets t(targets);
+  const Indices t(targets);
   dispatch_floating(logits.dtype(), [&]<class T>() {
     using R = Real<T>;
     const T* x = logits.data<T>();
@@ -66,28 +66,26 @@ void cross_entropy_reduce(const Tensor& losses, const Tensor& count, const Tenso
   });
 }
 
-void cross_entropy_bwd(const Tensor& logits, const Tensor& targets, const Tensor& stats,
-                       const Tensor& dy, const Tensor& count, std::int64_t ignore_index,
-                       double label_smoothing, const Tensor& dlogits) {
-  const std::int64_t rows = targets.numel(), classes = logits.dim(-1);
-  const Targets t(targets);
-  const double scale = mean_scale(count);
-  const std::int64_t dy_stride = dy.ndim() == 0 ? 0 : 1;
-  dispatch_floating(logits.dtype(), [&]<class T>() {
+void cross_entropy_bwd(const CrossEntropyBwdIn& in, const Tensor& dlogits) {
+  const std::int64_t rows = in.targets.numel(), classes = in.logits.dim(-1);
+  const Indices t(in.targets);
+  const double scale = mean_scale(data_or_null<std::int64_t>(in.count));
+  const std::int64_t dy_stride = in.dy.ndim() == 0 ? 0 : 1;
+  dispatch_floating(in.logits.dtype(), [&]<class T>() {
     using R = Real<T>;
-    const T* x = logits.data<T>();
-    const R* stat = stats.data<R>();
-    const R* g = dy.data<R>();
+    const T* x = in.logits.data<T>();
+    const R* stat = in.stats.data<R>();
+    const R* g = in.dy.data<R>();
     T* dx = dlogits.data<T>();
     parallel_for(rows, classes * kWorkPerClass, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) {
         const R max = stat[2 * r], exp_sum = stat[2 * r + 1];
-        if (t[r] == ignore_index || exp_sum == 0) {
+        if (t[r] == in.ignore_index || exp_sum == 0) {
           std::fill_n(dx + r * classes, classes, T(0.f));
           continue;
         }
         gradient_row(x + r * classes, classes, classes, t[r], max, exp_sum,
-                     static_cast<double>(g[r * dy_stride]) * scale, label_smoothing,
+                     static_cast<double>(g[r * dy_stride]) * scale, in.label_smoothing,
                      dx + r * classes);
       }
     });
@@ -98,8 +96,8 @@ void cross_entropy_in_place(const Tensor& logits, const Tensor& targets, const T
                             std::int64_t ignore_index, double label_smoothing,
                             const Tensor& losses) {
   const std::int64_t rows = targets.numel(), classes = logits.dim(-1);
-  const Targets t(targets);
-  const double scale = mean_scale(count);
+  const Indices t(targets);
+  const double scale = mean_scale(data_or_null<std::int64_t>(count));
   dispatch_floating(logits.dtype(), [&]<class T>() {
     using R = Real<T>;
     T* x = logits.data<T>();
@@ -127,7 +125,7 @@ void cross_entropy_in_place(const Tensor& logits, const Tensor& targets, const T
 void cross_entropy_hits(const Tensor& logits, const Tensor& targets, std::int64_t ignore_index,
                         const Tensor& hits) {
   const std::int64_t rows = targets.numel(), classes = logits.dim(-1);
-  const Targets t(targets);
+  const Indices t(targets);
   bool* hit = hits.data<bool>();
   dispatch_floating(logits.dtype(), [&]<class T>() {
     using R = Real<T>;

@@ -11,7 +11,7 @@ void cross_entropy_part_stats(const Tensor& logits, const Tensor& targets,
                               std::int64_t ignore_index, ClassRange range, bool with_sum,
                               const Tensor& stats) {
   const std::int64_t rows = targets.numel(), classes = logits.dim(-1);
-  const Targets t(targets);
+  const Indices t(targets);
   dispatch_floating(logits.dtype(), [&]<class T>() {
     using R = Real<T>;
     const T* x = logits.data<T>();
@@ -40,12 +40,12 @@ void cross_entropy_part_merge(const Tensor& parts, const Tensor& targets, std::i
                               std::int64_t classes, double label_smoothing, const Tensor& losses,
                               const Tensor& stats, const Tensor& hits) {
   const std::int64_t rows = targets.numel(), ranks = parts.dim(0);
-  const Targets t(targets);
+  const Indices t(targets);
   const auto run = [&]<class R>() {
     const R* p = parts.data<R>();
     R* loss = losses.data<R>();
     R* stat = stats.data<R>();
-    bool* hit = hits ? hits.data<bool>() : nullptr;
+    bool* hit = data_or_null<bool>(hits);
     parallel_for(rows, ranks * kWorkPerClass, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) {
         RowStats<R> s;
@@ -78,27 +78,25 @@ void cross_entropy_part_merge(const Tensor& parts, const Tensor& targets, std::i
     run.template operator()<float>();
 }
 
-void cross_entropy_part_bwd(const Tensor& logits, const Tensor& targets, const Tensor& stats,
-                            const Tensor& dy, const Tensor& count, std::int64_t ignore_index,
-                            ClassRange range, double label_smoothing, const Tensor& dlogits) {
-  const std::int64_t rows = targets.numel(), classes = logits.dim(-1);
-  const Targets t(targets);
-  const double scale = mean_scale(count);
-  dispatch_floating(logits.dtype(), [&]<class T>() {
+void cross_entropy_part_bwd(const CrossEntropyBwdIn& in, ClassRange range, const Tensor& dlogits) {
+  const std::int64_t rows = in.targets.numel(), classes = in.logits.dim(-1);
+  const Indices t(in.targets);
+  const double scale = mean_scale(data_or_null<std::int64_t>(in.count));
+  dispatch_floating(in.logits.dtype(), [&]<class T>() {
     using R = Real<T>;
-    const T* x = logits.data<T>();
-    const R* stat = stats.data<R>();
-    const R* g = dy ? dy.data<R>() : nullptr;
+    const T* x = in.logits.data<T>();
+    const R* stat = in.stats.data<R>();
+    const R* g = data_or_null<R>(in.dy);
     T* dx = dlogits.data<T>();
     parallel_for(rows, classes * kWorkPerClass, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) {
         const R max = stat[2 * r], exp_sum = stat[2 * r + 1];
-        if (t[r] == ignore_index || exp_sum == 0) {
+        if (t[r] == in.ignore_index || exp_sum == 0) {
           std::fill_n(dx + r * classes, classes, T(0.f));
           continue;
         }
         gradient_row(x + r * classes, classes, range.all, t[r] - range.first, max, exp_sum,
-                     (g ? static_cast<double>(g[r]) : 1) * scale, label_smoothing,
+                     (g ? static_cast<double>(g[r]) : 1) * scale, in.label_smoothing,
                      dx + r * classes);
       }
     });

@@ -3,12 +3,12 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <type_traits>
 
 #include "weft/core/cpu/simd.h"
-#include "weft/core/tensor.h"
+#include "weft/core/kernels/cross_entropy.h"
+#include "weft/core/kernels/operand.h"
 
-// Functions on one row of logits, shared by the cross-entropy losses.
+// Functions on one row of logits, shared by the cross-entropy kernels.
 namespace weft::cpu::cross_entropy {
 
 // A row is read from memory once, in blocks that stay in the L1 cache during the passes over them.
@@ -16,19 +16,7 @@ namespace weft::cpu::cross_entropy {
 inline constexpr std::int64_t kBlock = 2048;
 
 template <class T>
-using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
-
-class Targets {
- public:
-  explicit Targets(const Tensor& t)
-      : wide_(t.dtype() == DType::i64 ? t.data<std::int64_t>() : nullptr),
-        narrow_(wide_ || t.dtype() == DType::i64 ? nullptr : t.data<std::int32_t>()) {}
-  std::int64_t operator[](std::int64_t row) const { return wide_ ? wide_[row] : narrow_[row]; }
-
- private:
-  const std::int64_t* wide_;
-  const std::int32_t* narrow_;
-};
+using R = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 // One block: row kernels for f32 and bf16, plain loops for f64.
 
@@ -104,7 +92,7 @@ double row_loss(const RowStats<R>& s, double target_logit, std::int64_t classes,
   return loss;
 }
 
-// dlogits = dy * (softmax - target distribution), computed in R and rounded once to T. dx may be x.
+// dlogits = dy * (softmax - target distribution), computed in R and rounded to T once. dx may be x.
 // The row may be a shard of all_classes; a target outside [0, classes) is then in another shard.
 template <class T>
 void gradient_row(const T* x, std::int64_t classes, std::int64_t all_classes, std::int64_t target,
@@ -120,12 +108,6 @@ void gradient_row(const T* x, std::int64_t classes, std::int64_t all_classes, st
   block_gradient(x, max, static_cast<R>(dy / static_cast<double>(exp_sum)),
                  static_cast<R>(dy * spread), dx, classes);
   if (here) dx[target] = T(static_cast<R>(dy * (p - (1 - smoothing) - spread)));
-}
-
-// The factor of a mean: 1 / count, 0 when count is 0, 1 for a sum.
-inline double mean_scale(const Tensor& count) {
-  const std::int64_t valid = count ? *count.data<std::int64_t>() : 1;
-  return valid > 0 ? 1 / static_cast<double>(valid) : 0;
 }
 
 // One exp per class, and one or two passes over it.

@@ -7,14 +7,12 @@
 
 namespace weft::cpu {
 
-void limit_capacity(const Tensor& probs, const Tensor& experts, std::int64_t count,
-                    std::int64_t given_capacity, double factor, DropPolicy policy,
-                    const Tensor& scratch, const Tensor& kept_probs, const Tensor& kept_experts) {
-  const std::int64_t slots = experts.numel();
-  const std::int64_t* chosen = experts.data<std::int64_t>();
-  std::int64_t* kept = kept_experts.data<std::int64_t>();
+void limit_capacity(const LimitCapacityIn& in, const LimitCapacityOut& out) {
+  const std::int64_t slots = in.experts.numel(), count = in.count;
+  const std::int64_t* chosen = in.experts.data<std::int64_t>();
+  std::int64_t* kept = out.experts.data<std::int64_t>();
   // The slots of each expert e, in order, starting at start[e].
-  std::int64_t* bucket = scratch.data<std::int64_t>();
+  std::int64_t* bucket = out.scratch.data<std::int64_t>();
   std::int64_t* start = bucket + slots;
   const auto has_expert = [=](std::int64_t s) { return chosen[s] >= 0 && chosen[s] < count; };
   std::fill_n(start, count + 1, std::int64_t{0});
@@ -22,17 +20,18 @@ void limit_capacity(const Tensor& probs, const Tensor& experts, std::int64_t cou
     if (has_expert(s)) ++start[chosen[s] + 1];
   for (std::int64_t e = 0; e < count; ++e) start[e + 1] += start[e];
   const std::int64_t capacity =
-      factor > 0 ? capacity_per_expert(start[count], count, factor) : given_capacity;
+      in.factor > 0 ? capacity_per_expert(start[count], count, in.factor) : in.capacity;
   for (std::int64_t s = 0; s < slots; ++s)
     if (has_expert(s)) bucket[start[chosen[s]]++] = s;
   for (std::int64_t e = count; e > 0; --e) start[e] = start[e - 1];
   start[0] = 0;
 
-  dispatch_floating(probs.dtype(), [&]<class T>() {
-    const T* p = probs.data<T>();
-    T* out = kept_probs.data<T>();
+  const DropPolicy policy = in.policy;
+  dispatch_floating(in.probs.dtype(), [&]<class T>() {
+    const T* p = in.probs.data<T>();
+    T* kept_p = out.probs.data<T>();
     std::fill_n(kept, slots, std::int64_t{-1});
-    std::fill_n(out, slots, T(0));
+    std::fill_n(kept_p, slots, T(0));
     const auto before = [p](std::int64_t a, std::int64_t b) {
       if (p[a] != p[b] && !(std::isnan(p[a]) && std::isnan(p[b])))
         return p[a] > p[b] || (std::isnan(p[a]) && !std::isnan(p[b]));
@@ -47,7 +46,7 @@ void limit_capacity(const Tensor& probs, const Tensor& experts, std::int64_t cou
           std::nth_element(first, first + room, last, before);
         for (std::int64_t i = 0; i < room; ++i) {
           kept[first[i]] = e;
-          out[first[i]] = p[first[i]];
+          kept_p[first[i]] = p[first[i]];
         }
       }
     });

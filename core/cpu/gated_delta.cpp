@@ -4,7 +4,7 @@
 namespace weft::cpu {
 namespace {
 
-// One head of one chunk; the state, (K, V), goes on from before the chunk to behind it.
+// One head of one chunk. state (K, V): before the chunk on entry, after it on return.
 template <class T>
 void forward(const DeltaHead<T>& h, std::int64_t head, DeltaMatrix<T> state, T* scratch, T* py) {
   constexpr std::int64_t C = kDeltaChunk;
@@ -30,34 +30,32 @@ void forward(const DeltaHead<T>& h, std::int64_t head, DeltaMatrix<T> state, T* 
 
 }  // namespace
 
-void gated_delta_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                     const Tensor& beta, const Tensor& state, const GatedDeltaSpec& s,
-                     const Tensor& scratch, const Tensor& states, const Tensor& y,
-                     const Tensor& final) {
+void gated_delta_fwd(const GatedDeltaFwdIn& in, const GatedDeltaSpec& s,
+                     const GatedDeltaFwdOut& out) {
   const std::int64_t Hv = s.value_heads, size = s.state_size(), room = delta_fwd_scratch_cpu(s);
   const std::int64_t items = s.all.count * Hv;
   if (items == 0) return;
   const auto run = [&]<class T>() {
-    const T *pq = q.data<T>(), *pk = k.data<T>(), *pv = v.data<T>(), *pg = g.data<T>();
-    const T *pb = beta.data<T>(), *start = state ? state.data<T>() : nullptr;
-    T *ps = scratch.data<T>(), *kept = states ? states.data<T>() : nullptr;
-    T *py = y.data<T>(), *pf = final.data<T>();
+    const DeltaOperands<T> operands(in);
+    const T* const start = data_or_null<T>(in.state);
+    T *const kept = data_or_null<T>(out.states), *const scratch = out.scratch.data<T>();
+    T *const y = out.y.data<T>(), *const final = out.final.data<T>();
     const std::int64_t work = (s.tokens / s.all.count + 1) * (size / 2 + 8 * kDeltaChunk);
     parallel_for(items, work, [=, &s](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t sequence = i / Hv, head = i % Hv;
-        T* const now = pf + i * size;
-        start ? std::copy_n(start + i * size, size, now) : std::fill_n(now, size, T(0));
+        T* const state = final + i * size;
+        start ? std::copy_n(start + i * size, size, state) : std::fill_n(state, size, T(0));
         for (std::int64_t c = 0; c < s.chunks(sequence); ++c) {
           const std::int64_t slot = s.first_slot(sequence) + c;
-          if (kept) std::copy_n(now, size, kept + (slot * Hv + head) * size);
-          const DeltaHead<T> h(s, s.chunk(slot), head, pq, pk, pv, pg, pb);
-          forward(h, head, DeltaMatrix<T>{now, s.value_dim}, ps + i * room, py);
+          if (kept) std::copy_n(state, size, kept + (slot * Hv + head) * size);
+          const DeltaHead<T> h(s, s.chunk(slot), head, operands);
+          forward(h, head, DeltaMatrix<T>{state, s.value_dim}, scratch + i * room, y);
         }
       }
     });
   };
-  q.dtype() == DType::f64 ? run.template operator()<double>() : run.template operator()<float>();
+  in.q.dtype() == DType::f64 ? run.template operator()<double>() : run.template operator()<float>();
 }
 
 }  // namespace weft::cpu

@@ -9,43 +9,43 @@ struct Gradients {
   T *q, *k, *v, *g, *beta;
 };
 
-// One head of one chunk, backwards. `before` is the state in front of the chunk; ds, the gradient
-// of the one behind it, becomes that of `before`.
+// The backward pass of one head of one chunk. `before` is the state before the chunk. ds is the
+// gradient of the state after the chunk on entry, and of `before` on return.
 template <class T>
 class BackwardHead {
  public:
-  BackwardHead(const DeltaHead<T>& head_of_chunk, std::int64_t head, const T* dy, const T* before,
+  BackwardHead(const DeltaHead<T>& head_of_chunk, std::int64_t index, const T* dy, const T* before,
                T* ds, T* scratch, const Gradients<T>& grads)
-      : h(head_of_chunk),
+      : head(head_of_chunk),
         below{scratch, C},
-        p{below[C], C},
-        coupling{p[C], C},
+        weights{below[C], C},
+        coupling{weights[C], C},
         decays{coupling[C], C},
-        f{decays[C], C},
-        e{f[C], C},
-        kt{e[C], C},
-        xt{kt[h.K], C},
-        x{xt[h.V], h.V},
-        dx{x[C], h.V},
-        wide{dx[C], std::max(h.K, h.V)},
-        turned{wide[C], h.K},
-        state{before, h.V},
-        dstate{ds, h.V},
-        dout(h.row(dy, h.Hv, head, h.V)),
-        dq(h.row(grads.q, h.Hv, head, h.K)),
-        dk(h.row(grads.k, h.Hv, head, h.K)),
-        dv(h.row(grads.v, h.Hv, head, h.V)),
-        dbeta(h.row(grads.beta, h.Hv, head, 1)),
-        dg(h.row(grads.g, h.Hv, head, 1)) {}
+        dqk{decays[C], C},
+        dkk{dqk[C], C},
+        k_transposed{dkk[C], C},
+        updates_transposed{k_transposed[head.K], C},
+        updates{updates_transposed[head.V], head.V},
+        dupdates{updates[C], head.V},
+        token_rows{dupdates[C], std::max(head.K, head.V)},
+        transposed{token_rows[C], head.K},
+        state{before, head.V},
+        dstate{ds, head.V},
+        dout(head.row(dy, head.Hv, index, head.V)),
+        dq(head.row(grads.q, head.Hv, index, head.K)),
+        dk(head.row(grads.k, head.Hv, index, head.K)),
+        dv(head.row(grads.v, head.Hv, index, head.V)),
+        dbeta(head.row(grads.beta, head.Hv, index, 1)),
+        dg(head.row(grads.g, head.Hv, index, 1)) {}
 
   void run() {
-    h.couple(kt, below, p, [this](std::int64_t i, const T* d, const T* kk) {
+    head.couple(k_transposed, below, weights, [this](std::int64_t i, const T* d, const T* kk) {
       for (std::int64_t j = 0; j <= i; ++j) {
         decays[i][j] = d[j];
         coupling[i][j] = kk[j] * d[j];
       }
     });
-    h.updates(state, fixed(below), x);
+    head.updates(state, fixed(below), updates);
     update_gradients();
     score_gradients();
     query_gradients();
@@ -58,96 +58,102 @@ class BackwardHead {
   static constexpr std::int64_t C = kDeltaChunk;
   static DeltaMatrix<const T> fixed(DeltaMatrix<T> m) { return {m.p, m.row, m.col}; }
 
-  // dx: the gradient of beta (v - e^G k S), through that of the updates.
+  // dupdates: the gradient of beta (v - e^G k S), from that of the updates.
   void update_gradients() {
-    h.math.product(h.k, fixed(dstate), dx, h.n, h.V, h.K);
-    for (std::int64_t i = 0; i < h.n; ++i)
-      for (std::int64_t c = 0; c < h.V; ++c) dx[i][c] *= h.decay.to_end[i];
-    h.math.by_lower_transposed(fixed(p), dout, dx, h.n, h.V, true);
-    solve_lower_transposed(h.math, fixed(below), dx, h.n, h.V);
+    head.math.product(head.k, fixed(dstate), dupdates, head.n, head.V, head.K);
+    for (std::int64_t i = 0; i < head.n; ++i)
+      for (std::int64_t c = 0; c < head.V; ++c) dupdates[i][c] *= head.decay.to_end[i];
+    head.math.by_lower_transposed(fixed(weights), dout, dupdates, head.n, head.V, true);
+    solve_lower_transposed(head.math, fixed(below), dupdates, head.n, head.V);
   }
 
-  // f and e: the gradients of q k^T and k k^T. From here on dlog and dbeta are added to.
+  // dqk and dkk: the gradients of q k^T and k k^T. Writes dbeta; the steps below add to it.
   void score_gradients() {
-    h.math.transpose(fixed(x), h.n, h.V, xt);
-    h.math.lower_part(dout, fixed(xt), f, h.n, h.V);
-    h.math.lower_part(fixed(dx), fixed(xt), e, h.n, h.V);
-    const T scale = static_cast<T>(h.s.scale);
-    for (std::int64_t i = 0; i < h.n; ++i) {
-      const T b = h.beta[i * h.Hv];
+    head.math.transpose(fixed(updates), head.n, head.V, updates_transposed);
+    head.math.lower_part(dout, fixed(updates_transposed), dqk, head.n, head.V);
+    head.math.lower_part(fixed(dupdates), fixed(updates_transposed), dkk, head.n, head.V);
+    const T scale = static_cast<T>(head.s.scale);
+    for (std::int64_t i = 0; i < head.n; ++i) {
+      const T b = head.beta[i * head.Hv];
       T db = 0;
       for (std::int64_t j = 0; j <= i; ++j) {
-        const T through_p = f[i][j] * p[i][j], da = j < i ? -e[i][j] : T(0);
-        const T change = through_p - da * below[i][j];
+        const T through_weights = dqk[i][j] * weights[i][j], da = j < i ? -dkk[i][j] : T(0);
+        const T change = through_weights - da * below[i][j];
         dlog[i] += static_cast<double>(change);
         dlog[j] -= static_cast<double>(change);
         db += da * coupling[i][j];
-        f[i][j] *= scale * decays[i][j];
-        e[i][j] = da * b * decays[i][j];
+        dqk[i][j] *= scale * decays[i][j];
+        dkk[i][j] = da * b * decays[i][j];
       }
-      std::fill(f[i] + i + 1, f[i] + h.n, T(0));
-      std::fill(e[i] + i + 1, e[i] + h.n, T(0));
+      std::fill(dqk[i] + i + 1, dqk[i] + head.n, T(0));
+      std::fill(dkk[i] + i + 1, dkk[i] + head.n, T(0));
       dbeta[i][0] = db;
     }
   }
 
   void query_gradients() {
-    h.math.transpose(state, h.K, h.V, turned);
-    h.math.product(dout, fixed(turned), wide, h.n, h.K, h.V);
-    for (std::int64_t i = 0; i < h.n; ++i) {
-      const T factor = static_cast<T>(h.s.scale) * h.decay.from_start[i];
-      dlog[i] += static_cast<double>(factor * h.math.dot(wide[i], h.q[i], h.K));
-      for (std::int64_t c = 0; c < h.K; ++c) dq[i][c] = factor * wide[i][c];
+    head.math.transpose(state, head.K, head.V, transposed);
+    head.math.product(dout, fixed(transposed), token_rows, head.n, head.K, head.V);
+    for (std::int64_t i = 0; i < head.n; ++i) {
+      const T factor = static_cast<T>(head.s.scale) * head.decay.from_start[i];
+      dlog[i] += static_cast<double>(factor * head.math.dot(token_rows[i], head.q[i], head.K));
+      for (std::int64_t c = 0; c < head.K; ++c) dq[i][c] = factor * token_rows[i][c];
     }
-    h.math.by_lower(fixed(f), h.k, dq, h.n, h.K, true);
+    head.math.by_lower(fixed(dqk), head.k, dq, head.n, head.K, true);
   }
 
   void key_gradients() {
-    h.math.by_lower_transposed(fixed(f), h.q, dk, h.n, h.K);
-    h.math.by_lower(fixed(e), h.k, dk, h.n, h.K, true);
-    h.math.by_lower_transposed(fixed(e), h.k, dk, h.n, h.K, true);
-    h.math.product(fixed(dx), fixed(turned), wide, h.n, h.K, h.V);
-    for (std::int64_t i = 0; i < h.n; ++i) {
-      const T b = h.beta[i * h.Hv], factor = h.decay.from_start[i];
-      const T read = factor * h.math.dot(wide[i], h.k[i], h.K);
-      dbeta[i][0] += h.math.dot(dx[i], h.v[i], h.V) - read;
+    head.math.by_lower_transposed(fixed(dqk), head.q, dk, head.n, head.K);
+    head.math.by_lower(fixed(dkk), head.k, dk, head.n, head.K, true);
+    head.math.by_lower_transposed(fixed(dkk), head.k, dk, head.n, head.K, true);
+    head.math.product(fixed(dupdates), fixed(transposed), token_rows, head.n, head.K, head.V);
+    for (std::int64_t i = 0; i < head.n; ++i) {
+      const T b = head.beta[i * head.Hv], factor = head.decay.from_start[i];
+      const T read = factor * head.math.dot(token_rows[i], head.k[i], head.K);
+      dbeta[i][0] += head.math.dot(dupdates[i], head.v[i], head.V) - read;
       dlog[i] -= static_cast<double>(b * read);
-      for (std::int64_t c = 0; c < h.K; ++c) dk[i][c] -= b * factor * wide[i][c];
-      for (std::int64_t c = 0; c < h.V; ++c) dv[i][c] = b * dx[i][c];
+      for (std::int64_t c = 0; c < head.K; ++c) dk[i][c] -= b * factor * token_rows[i][c];
+      for (std::int64_t c = 0; c < head.V; ++c) dv[i][c] = b * dupdates[i][c];
     }
-    h.math.transpose(fixed(dstate), h.K, h.V, turned);
-    h.math.product(fixed(x), fixed(turned), wide, h.n, h.K, h.V);
-    for (std::int64_t i = 0; i < h.n; ++i) {
-      const T factor = h.decay.to_end[i];
-      const auto left = static_cast<double>(factor * h.math.dot(wide[i], h.k[i], h.K));
+    head.math.transpose(fixed(dstate), head.K, head.V, transposed);
+    head.math.product(fixed(updates), fixed(transposed), token_rows, head.n, head.K, head.V);
+    for (std::int64_t i = 0; i < head.n; ++i) {
+      const T factor = head.decay.to_end[i];
+      const auto left =
+          static_cast<double>(factor * head.math.dot(token_rows[i], head.k[i], head.K));
       dlog[i] -= left;
-      dlog[h.n - 1] += left;
-      for (std::int64_t c = 0; c < h.K; ++c) dk[i][c] += factor * wide[i][c];
+      dlog[head.n - 1] += left;
+      for (std::int64_t c = 0; c < head.K; ++c) dk[i][c] += factor * token_rows[i][c];
     }
   }
 
   void decay_gradients() {
     T kept = 0;
-    for (std::int64_t i = 0; i < h.K; ++i) kept += h.math.dot(dstate[i], state[i], h.V);
-    dlog[h.n - 1] += static_cast<double>(h.decay.whole * kept);
+    for (std::int64_t i = 0; i < head.K; ++i) kept += head.math.dot(dstate[i], state[i], head.V);
+    dlog[head.n - 1] += static_cast<double>(head.decay.whole * kept);
     double sum = 0;
-    for (std::int64_t i = h.n - 1; i >= 0; --i) dg[i][0] = static_cast<T>(sum += dlog[i]);
+    for (std::int64_t i = head.n - 1; i >= 0; --i) dg[i][0] = static_cast<T>(sum += dlog[i]);
   }
 
   void state_gradient() {
-    for (std::int64_t i = 0; i < h.K * h.V; ++i) dstate.p[i] *= h.decay.whole;
-    for (std::int64_t i = 0; i < h.n; ++i) {
-      const T factor = static_cast<T>(h.s.scale) * h.decay.from_start[i];
-      for (std::int64_t c = 0; c < h.V; ++c) wide[i][c] = factor * dout[i][c];
+    for (std::int64_t i = 0; i < head.K * head.V; ++i) dstate.p[i] *= head.decay.whole;
+    for (std::int64_t i = 0; i < head.n; ++i) {
+      const T factor = static_cast<T>(head.s.scale) * head.decay.from_start[i];
+      for (std::int64_t c = 0; c < head.V; ++c) token_rows[i][c] = factor * dout[i][c];
     }
-    h.math.product(h.q.t(), fixed(wide), dstate, h.K, h.V, h.n, true);
-    for (std::int64_t i = 0; i < h.n; ++i)
-      for (std::int64_t c = 0; c < h.V; ++c) wide[i][c] = -h.decay.from_start[i] * dv[i][c];
-    h.math.product(h.k.t(), fixed(wide), dstate, h.K, h.V, h.n, true);
+    head.math.product(head.q.t(), fixed(token_rows), dstate, head.K, head.V, head.n, true);
+    for (std::int64_t i = 0; i < head.n; ++i)
+      for (std::int64_t c = 0; c < head.V; ++c)
+        token_rows[i][c] = -head.decay.from_start[i] * dv[i][c];
+    head.math.product(head.k.t(), fixed(token_rows), dstate, head.K, head.V, head.n, true);
   }
 
-  const DeltaHead<T>& h;
-  DeltaMatrix<T> below, p, coupling, decays, f, e, kt, xt, x, dx, wide, turned;
+  const DeltaHead<T>& head;
+  // In the scratch of the sequence's head. In the formulas of DeltaHead: below = -A, weights = P
+  // and updates = X. coupling is k k^T under the decays; token_rows and transposed hold several
+  // things.
+  DeltaMatrix<T> below, weights, coupling, decays, dqk, dkk;
+  DeltaMatrix<T> k_transposed, updates_transposed, updates, dupdates, token_rows, transposed;
   DeltaMatrix<const T> state;
   DeltaMatrix<T> dstate;
   DeltaMatrix<const T> dout;
@@ -157,37 +163,35 @@ class BackwardHead {
 
 }  // namespace
 
-void gated_delta_bwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                     const Tensor& beta, const Tensor& states, const GatedDeltaSpec& s,
-                     const Tensor& dy, const Tensor& dfinal, const Tensor& scratch,
-                     const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dg,
-                     const Tensor& dbeta, const Tensor& dstate) {
+void gated_delta_bwd(const GatedDeltaBwdIn& in, const GatedDeltaSpec& s,
+                     const GatedDeltaBwdOut& out) {
   const std::int64_t Hv = s.value_heads, size = s.state_size(), room = delta_bwd_scratch_cpu(s);
   const std::int64_t items = s.all.count * Hv;
   if (items == 0) return;
   const auto run = [&]<class T>() {
-    const T *pq = q.data<T>(), *pk = k.data<T>(), *pv = v.data<T>(), *pg = g.data<T>();
-    const T *pb = beta.data<T>(), *kept = states.data<T>(), *pdy = dy.data<T>();
-    const T* last = dfinal ? dfinal.data<T>() : nullptr;
-    T *ps = scratch.data<T>(), *pds = dstate.data<T>();
-    const Gradients<T> grads{dq.data<T>(), dk.data<T>(), dv.data<T>(), dg.data<T>(),
-                             dbeta.data<T>()};
+    const DeltaOperands<T> operands(in);
+    const T *const states = in.states.data<T>(), *const dy = in.dy.data<T>();
+    const T* const dfinal = data_or_null<T>(in.dfinal);
+    T *const scratch = out.scratch.data<T>(), *const dstates = out.dstate.data<T>();
+    const Gradients<T> grads{out.dq.data<T>(), out.dk.data<T>(), out.dv.data<T>(), out.dg.data<T>(),
+                             out.dbeta.data<T>()};
     const std::int64_t work = (s.tokens / s.all.count + 1) * (size + 16 * kDeltaChunk);
     parallel_for(items, work, [=, &s](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t sequence = i / Hv, head = i % Hv;
-        T* const now = pds + i * size;
-        last ? std::copy_n(last + i * size, size, now) : std::fill_n(now, size, T(0));
+        T* const dstate = dstates + i * size;
+        dfinal ? std::copy_n(dfinal + i * size, size, dstate) : std::fill_n(dstate, size, T(0));
         for (std::int64_t c = s.chunks(sequence) - 1; c >= 0; --c) {
           const std::int64_t slot = s.first_slot(sequence) + c;
-          const DeltaHead<T> h(s, s.chunk(slot), head, pq, pk, pv, pg, pb);
-          BackwardHead<T>(h, head, pdy, kept + (slot * Hv + head) * size, now, ps + i * room, grads)
+          const DeltaHead<T> h(s, s.chunk(slot), head, operands);
+          BackwardHead<T>(h, head, dy, states + (slot * Hv + head) * size, dstate,
+                          scratch + i * room, grads)
               .run();
         }
       }
     });
   };
-  q.dtype() == DType::f64 ? run.template operator()<double>() : run.template operator()<float>();
+  in.q.dtype() == DType::f64 ? run.template operator()<double>() : run.template operator()<float>();
 }
 
 }  // namespace weft::cpu

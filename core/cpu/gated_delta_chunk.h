@@ -1,10 +1,11 @@
 #pragma once
 #include "weft/core/cpu/attention_block.h"
 #include "weft/core/kernels/gated_delta.h"
+#include "weft/core/kernels/operand.h"
 
 namespace weft::cpu {
 
-/// A matrix somewhere: element (i, j) at p[i * row + j * col].
+/// A view of a matrix: element (i, j) at p[i * row + j * col].
 template <class T>
 struct DeltaMatrix {
   T* p;
@@ -74,7 +75,7 @@ struct DeltaArithmetic {
 template <class T>
 struct DeltaDecay {
   static constexpr std::int64_t C = kDeltaChunk;
-  double log[C];  ///< of what is left of a state that stood before the chunk, behind token i
+  double log[C];  ///< of what token i leaves of the state before the chunk
   T from_start[C], to_end[C], whole;
 
   DeltaDecay(const T* g, std::int64_t stride, std::int64_t n, const DeltaArithmetic<T>& math) {
@@ -126,8 +127,22 @@ void solve_lower_transposed(const DeltaArithmetic<T>& math, DeltaMatrix<const T>
   }
 }
 
+template <class T>
+struct DeltaOperands {
+  const T *q, *k, *v, *g, *beta;
+
+  /// From the inputs of either pass.
+  template <class In>
+  explicit DeltaOperands(const In& in)
+      : q(in.q.template data<T>()),
+        k(in.k.template data<T>()),
+        v(in.v.template data<T>()),
+        g(in.g.template data<T>()),
+        beta(in.beta.template data<T>()) {}
+};
+
 /// One head of one chunk: its rows in the operands, and the matrices that both passes need. Names
-/// follow the formulas: A couples the tokens' updates, P their outputs with the updates before, X
+/// follow the formulas: A couples the updates of the tokens, P weighs the updates in the outputs, X
 /// are the updates.
 template <class T>
 struct DeltaHead {
@@ -140,15 +155,15 @@ struct DeltaHead {
   std::int64_t n, K, V, Hv;
   DeltaDecay<T> decay;
 
-  DeltaHead(const GatedDeltaSpec& spec, const DeltaChunk& chunk, std::int64_t head, const T* pq,
-            const T* pk, const T* pv, const T* pg, const T* pbeta)
+  DeltaHead(const GatedDeltaSpec& spec, const DeltaChunk& chunk, std::int64_t head,
+            const DeltaOperands<T>& all)
       : s(spec),
         at(chunk),
-        q(row(pq, spec.key_heads, head / (spec.value_heads / spec.key_heads), spec.key_dim)),
-        k(row(pk, spec.key_heads, head / (spec.value_heads / spec.key_heads), spec.key_dim)),
-        v(row(pv, spec.value_heads, head, spec.value_dim)),
-        g(pg + chunk.first * spec.value_heads + head),
-        beta(pbeta + chunk.first * spec.value_heads + head),
+        q(row(all.q, spec.key_heads, head / (spec.value_heads / spec.key_heads), spec.key_dim)),
+        k(row(all.k, spec.key_heads, head / (spec.value_heads / spec.key_heads), spec.key_dim)),
+        v(row(all.v, spec.value_heads, head, spec.value_dim)),
+        g(all.g + chunk.first * spec.value_heads + head),
+        beta(all.beta + chunk.first * spec.value_heads + head),
         n(chunk.count),
         K(spec.key_dim),
         V(spec.value_dim),

@@ -4,6 +4,7 @@
 
 #include "weft/core/cpu/narrow_product.h"
 #include "weft/core/kernels/elementwise_math.h"
+#include "weft/core/kernels/operand.h"
 #include "weft/core/kernels/reduce.h"
 
 namespace weft {
@@ -154,14 +155,13 @@ void gemm_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, bool t
   });
 }
 
-void gemm_gelu_bwd(const Tensor& dy, const Tensor& weight, const Tensor& hidden, bool tanh,
-                   const Tensor& scratch, const Tensor& partial, const Tensor& dhidden,
-                   const Tensor& dbias, const Tensor& act) {
-  gemm(dy, weight, gelu_bwd_shape(dy, weight), scratch, dhidden);
+void gemm_gelu_bwd(const GemmGeluBwdIn& in, const GemmGeluBwdOut& out) {
+  gemm(in.dy, in.weight, gelu_bwd_shape(in.dy, in.weight), out.scratch, out.dhidden);
+  const Tensor& hidden = in.hidden;
   dispatch_floating(hidden.dtype(), [&]<class T>() {
-    gelu_bwd_pass(hidden.data<T>(), tanh, hidden.dim(0), hidden.dim(1),
-                  dbias ? partial.data<double>() : nullptr, dhidden.data<T>(),
-                  dbias ? dbias.data<T>() : nullptr, act ? act.data<T>() : nullptr);
+    gelu_bwd_pass(hidden.data<T>(), in.tanh, hidden.dim(0), hidden.dim(1),
+                  out.dbias ? out.partial.data<double>() : nullptr, out.dhidden.data<T>(),
+                  data_or_null<T>(out.dbias), data_or_null<T>(out.act));
   });
 }
 

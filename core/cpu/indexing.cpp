@@ -8,16 +8,6 @@
 namespace weft::cpu {
 namespace {
 
-/// A tensor viewed as (outer, length, inner) around one axis.
-struct Around {
-  std::int64_t outer = 1, length, inner = 1;
-
-  Around(const Tensor& t, int dim) : length(t.dim(dim)) {
-    for (int i = 0; i < dim; ++i) outer *= t.dim(i);
-    for (int i = dim + 1; i < t.ndim(); ++i) inner *= t.dim(i);
-  }
-};
-
 template <class T>
 void add_to(T* out, const T* x, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) out[i] = static_cast<T>(out[i] + x[i]);
@@ -45,7 +35,7 @@ void find_bad_index(const Tensor& index, const char*, const char*, std::int64_t 
 }
 
 void index_select(const Tensor& x, const Tensor& index, int dim, const Tensor& out) {
-  const Around from(x, dim), to(out, dim);
+  const AxisExtent from(x, dim), to(out, dim);
   const std::int64_t inner = from.inner;
   dispatch_index(index.dtype(), [&]<class I>() {
     const I* id = index.data<I>();
@@ -67,7 +57,7 @@ void index_select(const Tensor& x, const Tensor& index, int dim, const Tensor& o
 // vocabulary); short rows are distributed whole.
 void index_add(const Tensor& source, const Tensor& index, int dim, const Tensor&,
                const Tensor& out) {
-  const Around from(source, dim), to(out, dim);
+  const AxisExtent from(source, dim), to(out, dim);
   const std::int64_t inner = to.inner, n = from.length;
   constexpr std::int64_t kBlock = 16, kLongRow = 4 * kBlock;
   dispatch_index(index.dtype(), [&]<class I>() {
@@ -101,7 +91,7 @@ void index_add(const Tensor& source, const Tensor& index, int dim, const Tensor&
 }
 
 void gather(const Tensor& x, const Tensor& index, int dim, const Tensor& out) {
-  const Around from(x, dim), to(out, dim);
+  const AxisExtent from(x, dim), to(out, dim);
   const std::int64_t inner = from.inner;
   dispatch_index(index.dtype(), [&]<class I>() {
     const I* id = index.data<I>();
@@ -123,7 +113,7 @@ void gather(const Tensor& x, const Tensor& index, int dim, const Tensor& out) {
 
 // Each column (o, i) of `out` belongs to one thread, which adds its terms in ascending j.
 void scatter_add(const Tensor& source, const Tensor& index, int dim, const Tensor& out) {
-  const Around from(source, dim), to(out, dim);
+  const AxisExtent from(source, dim), to(out, dim);
   const std::int64_t inner = to.inner, n = from.length;
   dispatch_index(index.dtype(), [&]<class I>() {
     const I* id = index.data<I>();

@@ -3,9 +3,9 @@
 #include "weft/core/kernels/reduce.h"
 
 #include <cmath>
-#include <limits>
 
 #include "weft/core/cpu/simd.h"
+#include "weft/core/kernels/operand.h"
 #include "weft/core/parallel.h"
 
 namespace weft::cpu {
@@ -16,14 +16,12 @@ constexpr std::int64_t kBlock = 4096;      // elements of a row between two f64 
 constexpr std::int64_t kRowsOfBlock = 64;  // the same for columns
 
 template <class T>
-using Total = std::conditional_t<std::is_integral_v<T>, std::int64_t, double>;
-template <class T>
 using Value = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
 
-/// How one op reads an element (`take`) and combines partial results (`join`).
+/// How one op reads an element (`take`); ReduceRule combines the results.
 template <ReduceOp op, class T>
-struct Rule {
-  static constexpr bool kExtreme = op == ReduceOp::max || op == ReduceOp::min;
+struct Rule : ReduceRule<op> {
+  using ReduceRule<op>::kExtreme, ReduceRule<op>::join;
   /// f32 and bf16 column sums use vectors over wide parts of a row.
   static constexpr bool kVectors =
       op == ReduceOp::sum && (std::is_same_v<T, float> || std::is_same_v<T, bf16>);
@@ -32,27 +30,6 @@ struct Rule {
       std::conditional_t<std::is_integral_v<T> && !kExtreme, std::int64_t,
                          std::conditional_t<op == ReduceOp::sum || kExtreme, Value<T>, double>>;
 
-  template <class V>
-  static constexpr V start() {
-    using Limits = std::numeric_limits<V>;
-    if constexpr (!kExtreme)
-      return V(0);
-    else if constexpr (op == ReduceOp::max)
-      return Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
-    else
-      return Limits::has_infinity ? Limits::infinity() : Limits::max();
-  }
-  template <class V>
-  static V join(V a, V b) {
-    if constexpr (op == ReduceOp::max)
-      return b > a || b != b ? b : a;  // NaN wins and stays
-    else if constexpr (op == ReduceOp::min)
-      return b < a || b != b ? b : a;
-    else if constexpr (std::is_integral_v<V>)  // wraps around
-      return static_cast<V>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
-    else
-      return a + b;
-  }
   static Lane take(Lane a, T x, double center) {
     if constexpr (op == ReduceOp::sum_squares) {
       const double d = static_cast<double>(x) - center;
@@ -60,16 +37,16 @@ struct Rule {
     } else if constexpr (op == ReduceOp::sum_exp) {
       return a + std::exp(static_cast<double>(x) - center);
     } else {
-      return join<Lane>(a, static_cast<Lane>(x));
+      return join(a, static_cast<Lane>(x));
     }
   }
 };
 
 /// n adjacent elements.
 template <class R, class T>
-Total<T> reduce_row(const T* x, std::int64_t n, double center) {
+ReduceTotal<T> reduce_row(const T* x, std::int64_t n, double center) {
   using Lane = typename R::Lane;
-  Total<T> total = R::template start<Total<T>>();
+  ReduceTotal<T> total = R::template start<ReduceTotal<T>>();
   for (std::int64_t begin = 0; begin < n; begin += kBlock) {
     const std::int64_t end = std::min(n, begin + kBlock);
     std::int64_t i = begin;
@@ -78,10 +55,11 @@ Total<T> reduce_row(const T* x, std::int64_t n, double center) {
       for (Lane& lane : lanes) lane = R::template start<Lane>();
       for (; i + kLanes <= end; i += kLanes)
         for (int k = 0; k < kLanes; ++k) lanes[k] = R::take(lanes[k], x[i + k], center);
-      for (const Lane lane : lanes) total = R::template join<Total<T>>(total, lane);
+      for (const Lane lane : lanes) total = R::template join<ReduceTotal<T>>(total, lane);
     }
     for (; i < end; ++i)
-      total = R::template join<Total<T>>(total, R::take(R::template start<Lane>(), x[i], center));
+      total =
+          R::template join<ReduceTotal<T>>(total, R::take(R::template start<Lane>(), x[i], center));
   }
   return total;
 }
@@ -89,9 +67,9 @@ Total<T> reduce_row(const T* x, std::int64_t n, double center) {
 /// `width` columns of n rows, `stride` elements apart.
 template <class R, class T>
 void reduce_columns(const T* x, std::int64_t n, std::int64_t stride, std::int64_t width,
-                    const double* center, Total<T>* totals) {
+                    const double* center, ReduceTotal<T>* totals) {
   using Lane = typename R::Lane;
-  for (std::int64_t c = 0; c < width; ++c) totals[c] = R::template start<Total<T>>();
+  for (std::int64_t c = 0; c < width; ++c) totals[c] = R::template start<ReduceTotal<T>>();
   for (std::int64_t begin = 0; begin < n; begin += kRowsOfBlock) {
     const std::int64_t end = std::min(n, begin + kRowsOfBlock);
     Lane lanes[R::kColumns];
@@ -106,7 +84,7 @@ void reduce_columns(const T* x, std::int64_t n, std::int64_t stride, std::int64_
       }
     }
     for (std::int64_t c = 0; c < width; ++c)
-      totals[c] = R::template join<Total<T>>(totals[c], lanes[c]);
+      totals[c] = R::template join<ReduceTotal<T>>(totals[c], lanes[c]);
   }
 }
 
@@ -125,9 +103,9 @@ void reduce_typed(const Tensor& x, const ReduceExtent& e, const Tensor& center, 
                   const Tensor& partial, const Tensor& out) {
   const T* px = x.data<T>();
   O* po = out.data<O>();
-  const double* pc = center ? center.data<double>() : nullptr;
+  const double* pc = data_or_null<double>(center);
   const std::int64_t chunks = reduce_chunks(e, kCpu), step = (e.reduced + chunks - 1) / chunks;
-  Total<T>* pp = chunks > 1 ? partial.data<Total<T>>() : nullptr;
+  ReduceTotal<T>* pp = chunks > 1 ? partial.data<ReduceTotal<T>>() : nullptr;
   // Columns are distributed evenly, in whole vectors.
   const std::int64_t blocks = (e.inner + R::kColumns - 1) / R::kColumns;
   const std::int64_t share =
@@ -143,7 +121,7 @@ void reduce_typed(const Tensor& x, const ReduceExtent& e, const Tensor& center, 
                    const std::int64_t n = std::min(step, e.reduced - r0);
                    const T* from = px + (o * e.reduced + r0) * e.inner + c0;
                    const double* about = pc ? pc + o * e.inner + c0 : nullptr;
-                   Total<T> totals[R::kColumns];
+                   ReduceTotal<T> totals[R::kColumns];
                    if (e.inner == 1)
                      totals[0] = reduce_row<R>(from, n, about ? *about : 0);
                    else
@@ -158,10 +136,10 @@ void reduce_typed(const Tensor& x, const ReduceExtent& e, const Tensor& center, 
   if (!pp) return;
   parallel_for(e.outer * e.inner, chunks, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t i = first; i < last; ++i) {
-      const Total<T>* p = pp + i / e.inner * chunks * e.inner + i % e.inner;
-      Total<T> total = p[0];
+      const ReduceTotal<T>* p = pp + i / e.inner * chunks * e.inner + i % e.inner;
+      ReduceTotal<T> total = p[0];
       for (std::int64_t k = 1; k < chunks; ++k)
-        total = R::template join<Total<T>>(total, p[k * e.inner]);
+        total = R::template join<ReduceTotal<T>>(total, p[k * e.inner]);
       po[i] = finished<O>(total, scale);
     }
   });
@@ -175,8 +153,8 @@ void reduce_op(const Tensor& x, const ReduceExtent& e, const Tensor& center, dou
     if (out.dtype() == dtype_of<T>())
       return reduce_typed<R, T, T>(x, e, center, scale, partial, out);
   }
-  if constexpr (!std::is_same_v<T, Total<T>>)
-    reduce_typed<R, T, Total<T>>(x, e, center, scale, partial, out);
+  if constexpr (!std::is_same_v<T, ReduceTotal<T>>)
+    reduce_typed<R, T, ReduceTotal<T>>(x, e, center, scale, partial, out);
 }
 
 }  // namespace

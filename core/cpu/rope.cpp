@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "weft/core/cpu/simd.h"
+#include "weft/core/kernels/operand.h"
 #include "weft/core/parallel.h"
 
 namespace weft::cpu {
@@ -17,7 +18,7 @@ void rotate(const T* x, const A* cos, const A* sin, std::int64_t heads, std::int
     simd().of<T>().rope(x, cos, sin, heads, half, sign, y);
     return;
   }
-  using C = std::conditional_t<std::is_same_v<T, double>, double, float>;
+  using C = Real<T>;
   for (std::int64_t h = 0; h < heads; ++h, x += 2 * half, y += 2 * half)
     for (std::int64_t i = 0; i < half; ++i) {
       const C a = static_cast<C>(x[i]), b = static_cast<C>(x[i + half]);
@@ -33,7 +34,7 @@ void rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& p
           std::int64_t offset, bool inverse, std::int64_t turned, const Tensor& y) {
   if (x.numel() == 0) return;
   const std::int64_t tokens = x.dim(1), heads = x.dim(2), half = x.dim(3) / 2;
-  const std::int32_t* given = positions ? positions.data<std::int32_t>() : nullptr;
+  const std::int32_t* given = data_or_null<std::int32_t>(positions);
   const std::int64_t n = x.dim(0) * tokens, given_n = positions ? positions.numel() : 1;
   dispatch_floating(x.dtype(), [&]<class T>() {
     const auto run = [&]<class A>(const A* c, const A* s) {

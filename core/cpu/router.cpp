@@ -106,11 +106,11 @@ void route_fwd(const Tensor& logits, const Tensor& select, const Tensor& bias,
                const Tensor& experts) {
   const std::int64_t E = logits.dim(1), k = o.topk;
   dispatch_floating(logits.dtype(), [&]<class T>() {
-    using R = RouterReal<T>;
+    using R = Real<T>;
     const T* px = logits.data<T>();
-    const R* ps = select ? select.data<R>() : nullptr;
-    const float* pb = bias ? bias.data<float>() : nullptr;
-    const bool* pad = padding ? padding.data<bool>() : nullptr;
+    const R* ps = data_or_null<R>(select);
+    const float* pb = data_or_null<float>(bias);
+    const bool* pad = data_or_null<bool>(padding);
     R* pp = probs.data<R>();
     std::int64_t* pe = experts.data<std::int64_t>();
     constexpr std::int64_t L = kTokenLanes;
@@ -142,7 +142,7 @@ void route_bwd(const Tensor& logits, const Tensor& experts, const Tensor& dprobs
                const RouterOptions& o, const Tensor& dlogits) {
   const std::int64_t E = logits.dim(1), k = o.topk;
   dispatch_floating(logits.dtype(), [&]<class T>() {
-    using R = RouterReal<T>;
+    using R = Real<T>;
     const T* px = logits.data<T>();
     const std::int64_t* pe = experts.data<std::int64_t>();
     const R* pdp = dprobs.data<R>();

@@ -13,7 +13,7 @@ namespace weft::cpu {
 /// The rows of a block of tokens, and the values that replace their logits in the comparison.
 template <class T>
 struct RouterBlock {
-  using R = RouterReal<T>;
+  using R = Real<T>;
   std::int64_t tokens, E;
   const T* logits;
   const R* select;    // (tokens, E), or null
@@ -175,7 +175,7 @@ bool choose_side_by_side(const RouterBlock<T>& block, const RouterOptions& o,
 /// chosen (tokens, k) = the indices of the best experts of each token, best first.
 template <class T>
 void choose_experts(const RouterBlock<T>& block, const RouterOptions& o, std::int64_t* chosen) {
-  using R = RouterReal<T>;
+  using R = Real<T>;
   if constexpr (std::is_same_v<R, float>)
     if (choose_side_by_side(block, o, chosen)) return;
   alignas(64) R wide[kRouterExperts], room[kRouterExperts];

@@ -76,17 +76,16 @@ void weighted_means(const R* s, const R* f, const R* sum, std::int64_t E, R* mea
 
 }  // namespace
 
-void router_loss_fwd(const Tensor& logits, const Tensor& counts, const Tensor& cu_seqlens,
-                     const Tensor& padding, RouterScore score, double coefficient,
-                     const Tensor& terms, const Tensor& loss, const Tensor& share) {
-  const std::int64_t tokens = logits.dim(0), E = logits.dim(1);
-  const Sequences all = counted_sequences(tokens, counts, cu_seqlens);
-  const std::int64_t* pc = counts ? counts.data<std::int64_t>() : nullptr;
-  const bool* pad = padding ? padding.data<bool>() : nullptr;
-  dispatch_floating(logits.dtype(), [&]<class T>() {
-    using R = RouterReal<T>;
-    const T* px = logits.data<T>();
-    R* term = terms.data<R>();
+void router_loss_fwd(const RouterLossIn& in, double coefficient, const RouterLossOut& out) {
+  const std::int64_t tokens = in.logits.dim(0), E = in.logits.dim(1);
+  const Sequences all = counted_sequences(tokens, in.counts, in.cu_seqlens);
+  const std::int64_t* pc = data_or_null<std::int64_t>(in.counts);
+  const bool* pad = data_or_null<bool>(in.padding);
+  const RouterScore score = in.score;
+  dispatch_floating(in.logits.dtype(), [&]<class T>() {
+    using R = Real<T>;
+    const T* px = in.logits.data<T>();
+    R* term = out.terms.data<R>();
     each_block(tokens, all, E, [=](const Block& block) {
       alignas(64) R s[kRouterExperts * L], f[kRouterExperts];
       load_columns(px + block.first * E, E, block.tokens, 0, E, s);
@@ -107,21 +106,21 @@ void router_loss_fwd(const Tensor& logits, const Tensor& counts, const Tensor& c
     double total = 0;
     for (std::int64_t t = 0; t < tokens; ++t) total += term[t];
     const double part = counted > 0 ? coefficient / static_cast<double>(counted) : 0;
-    *loss.data<R>() = static_cast<R>(total * part);
-    *share.data<R>() = static_cast<R>(part);
+    *out.loss.data<R>() = static_cast<R>(total * part);
+    *out.share.data<R>() = static_cast<R>(part);
   });
 }
 
-void router_loss_bwd(const Tensor& logits, const Tensor& counts, const Tensor& cu_seqlens,
-                     const Tensor& padding, RouterScore score, const Tensor& share,
-                     const Tensor& dloss, const Tensor& dlogits) {
-  const std::int64_t tokens = logits.dim(0), E = logits.dim(1);
-  const Sequences all = counted_sequences(tokens, counts, cu_seqlens);
-  const std::int64_t* pc = counts ? counts.data<std::int64_t>() : nullptr;
-  const bool* pad = padding ? padding.data<bool>() : nullptr;
-  dispatch_floating(logits.dtype(), [&]<class T>() {
-    using R = RouterReal<T>;
-    const T* px = logits.data<T>();
+void router_loss_bwd(const RouterLossIn& in, const Tensor& share, const Tensor& dloss,
+                     const Tensor& dlogits) {
+  const std::int64_t tokens = in.logits.dim(0), E = in.logits.dim(1);
+  const Sequences all = counted_sequences(tokens, in.counts, in.cu_seqlens);
+  const std::int64_t* pc = data_or_null<std::int64_t>(in.counts);
+  const bool* pad = data_or_null<bool>(in.padding);
+  const RouterScore score = in.score;
+  dispatch_floating(in.logits.dtype(), [&]<class T>() {
+    using R = Real<T>;
+    const T* px = in.logits.data<T>();
     const R scale = *share.data<R>() * *dloss.data<R>();
     T* pdx = dlogits.data<T>();
     each_block(tokens, all, E, [=](const Block& block) {

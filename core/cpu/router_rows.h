@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "weft/core/cpu/simd.h"
+#include "weft/core/kernels/operand.h"
 #include "weft/core/kernels/router.h"
 
 namespace weft::cpu {
@@ -76,9 +77,9 @@ inline constexpr std::int64_t kColumns = 64;     // experts that are transposed 
 /// columns (n, 16) = elements first .. first + n of `tokens` rows of E; 0 for missing tokens.
 template <class T>
 void load_columns(const T* x, std::int64_t E, std::int64_t tokens, std::int64_t first,
-                  std::int64_t n, RouterReal<T>* columns) {
+                  std::int64_t n, Real<T>* columns) {
   constexpr std::int64_t L = kTokenLanes;
-  if (tokens < L) std::fill_n(columns, n * L, RouterReal<T>(0));
+  if (tokens < L) std::fill_n(columns, n * L, Real<T>(0));
   if constexpr (std::is_same_v<T, double>) {
     for (std::int64_t t = 0; t < tokens; ++t)
       for (std::int64_t e = 0; e < n; ++e) columns[e * L + t] = x[t * E + first + e];
@@ -97,7 +98,7 @@ void load_columns(const T* x, std::int64_t E, std::int64_t tokens, std::int64_t 
 
 /// The inverse: `tokens` rows of E from columns (E, 16).
 template <class T>
-void store_columns(const RouterReal<T>* columns, std::int64_t E, std::int64_t tokens, T* out) {
+void store_columns(const Real<T>* columns, std::int64_t E, std::int64_t tokens, T* out) {
   constexpr std::int64_t L = kTokenLanes;
   if constexpr (std::is_same_v<T, double>) {
     for (std::int64_t t = 0; t < tokens; ++t)

@@ -11,9 +11,9 @@ namespace weft::cpu {
 void sinkhorn(const Tensor& logits, const Tensor& padding, std::int64_t rounds, const Tensor& rows,
               const Tensor& columns, const Tensor& partials, const Tensor& out) {
   const std::int64_t T = logits.dim(0), E = logits.dim(1);
-  const bool* pad = padding ? padding.data<bool>() : nullptr;
+  const bool* pad = data_or_null<bool>(padding);
   dispatch_floating(logits.dtype(), [&]<class X>() {
-    using R = RouterReal<X>;
+    using R = Real<X>;
     const X* x = logits.data<X>();
     R *d0 = rows.data<R>(), *d1 = columns.data<R>(), *parts = partials.data<R>();
     R* c = out.data<R>();

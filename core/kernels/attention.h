@@ -4,7 +4,7 @@
 
 namespace weft {
 
-/// What the attention kernels compute; see autograd/attention.h.
+/// Sizes and options of attention; see autograd/attention.h.
 struct AttentionSpec {
   std::int64_t batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0;
   std::int64_t head_dim = 0, value_dim = 0;  ///< of queries and keys, and of values
@@ -13,7 +13,7 @@ struct AttentionSpec {
   double scale = 1;
   double dropout = 0;
   RandomKey key = {};
-  std::int64_t key_heads = 0;  ///< of a batch row in the numbers of the key
+  std::int64_t key_heads = 0;  ///< heads of a batch row as `key` counts them
 };
 
 /// Distance in elements between consecutive tokens of t (B, T, H, D), whose tokens are evenly
@@ -25,28 +25,38 @@ inline std::int64_t token_distance(const Tensor& t) {
   return n[0] > 1 ? stride[0] : n[2] * n[3];
 }
 
-/// q (B, T, H, D), k (B, S, Hkv, D), v (B, S, Hkv, V): f32 or f64, on a GPU bf16 too, tokens
-/// without gaps inside, at any token_distance() from each other. cu_seqlens: i32 (n + 1)
-/// or null. Fills y (B, T, H, V), in the dtype of q, and lse (B, H, T), f64 for f64 and else f32:
-/// the logarithm of each row's sum of exponentials (-inf: the query sees no key).
-using AttentionFwd = void(const Tensor& q, const Tensor& k, const Tensor& v,
-                          const Tensor& cu_seqlens, const AttentionSpec& spec, const Tensor& y,
-                          const Tensor& lse);
-/// dy and y without gaps; dq, dk and dv as q, k and v, with as many heads from one token
-/// of dk and of dv to the next. They are overwritten. scratch: attention_scratch()
-/// elements of lse's dtype on a GPU; not looked at on the CPU.
-using AttentionBwd = void(const Tensor& q, const Tensor& k, const Tensor& v,
-                          const Tensor& cu_seqlens, const AttentionSpec& spec, const Tensor& y,
-                          const Tensor& lse, const Tensor& dy, const Tensor& scratch,
-                          const Tensor& dq, const Tensor& dk, const Tensor& dv);
+// "real" is f64 for f64 tensors, else f32.
+
+/// f32 or f64, on a GPU also bf16. A token is contiguous; tokens are token_distance() apart.
+struct AttentionIn {
+  const Tensor& q;           ///< (B, T, H, D)
+  const Tensor& k;           ///< (B, S, Hkv, D)
+  const Tensor& v;           ///< (B, S, Hkv, V)
+  const Tensor& cu_seqlens;  ///< i32 (n + 1), or null
+  Device device() const { return q.device(); }
+};
+struct AttentionOut {
+  const Tensor& y;    ///< (B, T, H, V), like q, contiguous
+  const Tensor& lse;  ///< (B, H, T), real: log of the sum of exponentials; -inf: no visible key
+};
+struct AttentionGrads {
+  const Tensor& dq;       ///< like q
+  const Tensor &dk, &dv;  ///< like k and v, with the same number of heads between their tokens
+  const Tensor& scratch;  ///< real, attention_scratch() elements on a GPU; null on the CPU
+};
+using AttentionFwd = void(const AttentionIn& in, const AttentionSpec& spec,
+                          const AttentionOut& out);
+/// `forward`: what the forward kernel wrote. dy (B, T, H, V) is contiguous.
+using AttentionBwd = void(const AttentionIn& in, const AttentionSpec& spec,
+                          const AttentionOut& forward, const Tensor& dy, const AttentionGrads& out);
 
 inline constexpr std::int64_t kAttentionPad = 64;
-/// Two numbers for each row of scores, the rows of a head padded to whole tiles.
+/// Two numbers per row of scores, with the rows of a head padded to whole tiles.
 constexpr std::int64_t attention_scratch(const AttentionSpec& a) {
   return a.batch * a.heads * ((a.queries + kAttentionPad - 1) / kAttentionPad * kAttentionPad) * 2;
 }
 
-/// The widest head that the CUDA kernels take.
+/// The widest head that the CUDA kernels support.
 inline constexpr std::int64_t kAttentionMaxDim = 256;
 
 namespace cpu {

@@ -6,18 +6,24 @@ namespace weft {
 
 inline constexpr std::int64_t kConvTaps = 8;  ///< the largest number of taps
 
-/// x, y (B, T, C); taps (K, C), f64 for f64 and else f32, the tap of the current token last. Tokens
+/// x, y (B, T, C); taps (K, C), f64 for f64 and else f32, that of the current token last. Tokens
 /// are numbered through B * T.
 using CausalConv1dFwdKernel = void(const Tensor& x, const Tensor& taps, const Tensor& cu_seqlens,
                                    bool silu, const Tensor& y);
-/// dtaps (K, C) and partials (conv_chunks(), K, C) are null when dtaps is not needed. dpre (B, T,
-/// C) is scratch in the dtype of taps: the gradient before the activation.
-using CausalConv1dBwdKernel = void(const Tensor& x, const Tensor& taps, const Tensor& cu_seqlens,
-                                   bool silu, const Tensor& dy, const Tensor& dpre,
-                                   const Tensor& partials, const Tensor& dx, const Tensor& dtaps);
+struct CausalConv1dBwdIn {
+  const Tensor &x, &taps, &cu_seqlens, &dy;
+  bool silu;
+  Device device() const { return x.device(); }
+};
+struct CausalConv1dBwdOut {
+  const Tensor& dx;
+  const Tensor& dtaps;  ///< (K, C); null if not needed
+  const Tensor& dpre;   ///< scratch like dx, in the dtype of taps: gradient before the activation
+  const Tensor& partials;  ///< scratch (conv_chunks(), K, C) like dtaps, null without it
+};
+using CausalConv1dBwdKernel = void(const CausalConv1dBwdIn& in, const CausalConv1dBwdOut& out);
 
-/// The tap gradient is a sum over tokens, computed in this many chunks that are then added in
-/// order.
+/// The tap gradient is a sum over tokens, computed in this many chunks, which are added in order.
 constexpr std::int64_t conv_chunks(std::int64_t tokens) {
   const std::int64_t chunks = (tokens + 63) / 64;
   return chunks < 1 ? 1 : chunks > 64 ? 64 : chunks;

@@ -21,11 +21,16 @@ using CrossEntropyFwdKernel = void(const Tensor& logits, const Tensor& targets,
 /// loss (1) = sum of losses (R), divided by count (1) i64 unless that is null; 0 when count is 0.
 using CrossEntropyReduceKernel = void(const Tensor& losses, const Tensor& count,
                                       const Tensor& loss);
-/// dlogits (R, V), in the dtype of logits. dy real: one value for each row, or one for all of them
-/// (then divided by count unless that is null). dlogits may be logits.
-using CrossEntropyBwdKernel = void(const Tensor& logits, const Tensor& targets, const Tensor& stats,
-                                   const Tensor& dy, const Tensor& count, std::int64_t ignore_index,
-                                   double label_smoothing, const Tensor& dlogits);
+struct CrossEntropyBwdIn {
+  const Tensor &logits, &targets, &stats;
+  const Tensor& dy;     ///< real: one value for each row, or one for all
+  const Tensor& count;  ///< dy is divided by it; null: 1
+  std::int64_t ignore_index;
+  double label_smoothing;
+  Device device() const { return logits.device(); }
+};
+/// dlogits (R, V) is like logits, and may be logits.
+using CrossEntropyBwdKernel = void(const CrossEntropyBwdIn& in, const Tensor& dlogits);
 
 /// Loss and gradient at once for the reduced loss with dy = 1: losses (R) real, and logits become
 /// dlogits (divided by count unless that is null). The row is still in the cache when its gradient
@@ -36,6 +41,12 @@ using CrossEntropyInPlaceKernel = void(const Tensor& logits, const Tensor& targe
 /// hits (R) bool: true where no logit of the row exceeds the target's; false where ignored.
 using CrossEntropyHitsKernel = void(const Tensor& logits, const Tensor& targets,
                                     std::int64_t ignore_index, const Tensor& hits);
+
+/// The factor of a mean: 1 / count, 0 when count is 0; 1 for a sum, whose count is null.
+constexpr double mean_scale(const std::int64_t* count) {
+  if (!count) return 1;
+  return *count > 0 ? 1 / static_cast<double>(*count) : 0;
+}
 
 namespace cpu {
 CountValidKernel count_valid;

@@ -1,5 +1,5 @@
 #pragma once
-#include "weft/core/tensor.h"
+#include "weft/core/kernels/cross_entropy.h"
 
 namespace weft {
 
@@ -24,12 +24,9 @@ using CrossEntropyPartMergeKernel = void(const Tensor& parts, const Tensor& targ
                                          std::int64_t ignore_index, std::int64_t classes,
                                          double label_smoothing, const Tensor& losses,
                                          const Tensor& stats, const Tensor& hits);
-/// dlogits (R, n) from stats (R, 2), in the dtype of logits; dlogits may be logits. dy: one value
-/// per row, or null for 1; divided by count (1) i64 unless that is null.
-using CrossEntropyPartBwdKernel = void(const Tensor& logits, const Tensor& targets,
-                                       const Tensor& stats, const Tensor& dy, const Tensor& count,
-                                       std::int64_t ignore_index, ClassRange range,
-                                       double label_smoothing, const Tensor& dlogits);
+/// As cross_entropy_bwd, for the classes of this shard; dy has one value per row, or is null for 1.
+using CrossEntropyPartBwdKernel = void(const CrossEntropyBwdIn& in, ClassRange range,
+                                       const Tensor& dlogits);
 
 namespace cpu {
 CrossEntropyPartStatsKernel cross_entropy_part_stats;

@@ -19,14 +19,21 @@ constexpr std::int64_t capacity_per_expert(std::int64_t slots, std::int64_t expe
   return whole + (static_cast<double>(whole) < room ? 1 : 0);
 }
 
-/// kept_probs and kept_experts are probs and experts (T, k), with 0 and -1 where the expert of slot
-/// t * k + j drops the slot or is not in [0, count). Each expert keeps at most `capacity` slots. A
-/// factor above 0 replaces the capacity by capacity_per_expert() of the number of slots that have
-/// an expert. scratch: i64, T * k + count + 1.
-using LimitCapacityKernel = void(const Tensor& probs, const Tensor& experts, std::int64_t count,
-                                 std::int64_t capacity, double factor, DropPolicy policy,
-                                 const Tensor& scratch, const Tensor& kept_probs,
-                                 const Tensor& kept_experts);
+struct LimitCapacityIn {
+  const Tensor &probs, &experts;  ///< (T, k); i64 experts
+  std::int64_t count;             ///< of experts
+  std::int64_t capacity;          ///< most slots that each expert keeps
+  double factor;  ///< above 0, replaces capacity: capacity_per_expert() of the slots that have an
+                  ///< expert
+  DropPolicy policy;
+  Device device() const { return probs.device(); }
+};
+/// probs and experts, with 0 and -1 in the slots that are dropped or have no expert in [0, count).
+struct LimitCapacityOut {
+  const Tensor &probs, &experts;  ///< (T, k)
+  const Tensor& scratch;          ///< i64, T * k + count + 1 elements
+};
+using LimitCapacityKernel = void(const LimitCapacityIn& in, const LimitCapacityOut& out);
 
 namespace cpu {
 LimitCapacityKernel limit_capacity;

@@ -3,19 +3,28 @@
 
 namespace weft {
 
-// Products fused with the adjacent ops of an MLP: one pass over a hidden layer instead of two or
-// three. Matrices are row-contiguous, with at least one element in every axis.
+// Products fused with the operations before or after them in an MLP: one pass over a hidden layer
+// instead of two or three. Matrices are row-contiguous, with at least one element in every axis.
 
 /// hidden (M, F) = x (M, K) weight (F, K)^T + bias (F), act (M, F) = gelu(hidden), in the tanh or
 /// the erf form. A null hidden is not stored. scratch as for gemm_bias().
 using GemmGeluKernel = void(const Tensor& x, const Tensor& weight, const Tensor& bias, bool tanh,
                             const Tensor& scratch, const Tensor& hidden, const Tensor& act);
-/// dhidden (M, F) = dy (M, N) weight (N, F) * gelu'(hidden), and dbias (F) = the sum of its rows,
-/// unless null. act: null, or receives gelu(hidden); it may be hidden itself. scratch as for
-/// gemm(); partial: f64 with epilogue_partial() elements. Row sums use the order of reduce().
-using GemmGeluBwdKernel = void(const Tensor& dy, const Tensor& weight, const Tensor& hidden,
-                               bool tanh, const Tensor& scratch, const Tensor& partial,
-                               const Tensor& dhidden, const Tensor& dbias, const Tensor& act);
+struct GemmGeluBwdIn {
+  const Tensor& dy;      ///< (M, N)
+  const Tensor& weight;  ///< (N, F)
+  const Tensor& hidden;  ///< (M, F)
+  bool tanh;
+  Device device() const { return dy.device(); }
+};
+struct GemmGeluBwdOut {
+  const Tensor& dhidden;  ///< (M, F) = dy weight * gelu'(hidden)
+  const Tensor& dbias;  ///< (F) = the sum of the rows of dhidden, in the order of reduce(); or null
+  const Tensor& act;    ///< gelu(hidden), which may be hidden itself; or null
+  const Tensor& scratch;  ///< as for gemm()
+  const Tensor& partial;  ///< scratch: f64, epilogue_partial() elements
+};
+using GemmGeluBwdKernel = void(const GemmGeluBwdIn& in, const GemmGeluBwdOut& out);
 /// out (N, K) = dy (M, N)^T x (M, K), added to out when `accumulate`, and dbias (N) = the sum of
 /// the rows of dy. out and dbias have dy's dtype; on a GPU both may be f32 for bf16.
 using GemmBiasGradKernel = void(const Tensor& dy, const Tensor& x, bool accumulate,

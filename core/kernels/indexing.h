@@ -3,6 +3,16 @@
 
 namespace weft {
 
+/// A tensor viewed as (outer, length, inner), where length is that of axis `dim`.
+struct AxisExtent {
+  std::int64_t outer = 1, length, inner = 1;
+
+  AxisExtent(const Tensor& t, int dim) : length(t.dim(dim)) {
+    for (int i = 0; i < dim; ++i) outer *= t.dim(i);
+    for (int i = dim + 1; i < t.ndim(); ++i) inner *= t.dim(i);
+  }
+};
+
 // x is viewed as (outer, D, inner), where D is axis `dim`. Indices are i32 or i64 and in range. On
 // a GPU they may be unchecked: its kernels skip those out of range.
 

@@ -1,5 +1,7 @@
 #pragma once
 #include <algorithm>
+#include <limits>
+#include <type_traits>
 
 #include "weft/core/tensor.h"
 
@@ -32,6 +34,39 @@ enum class ReduceOp : std::uint8_t {
   min,
   sum_squares,  ///< of x - center, or of x when center is null
   sum_exp       ///< of x - center
+};
+
+/// The dtype in which results of elements of type T are summed.
+template <class T>
+using ReduceTotal = std::conditional_t<std::is_integral_v<T>, std::int64_t, double>;
+
+/// How partial results combine, on every device.
+template <ReduceOp op>
+struct ReduceRule {
+  static constexpr bool kExtreme = op == ReduceOp::max || op == ReduceOp::min;
+
+  template <class V>
+  static constexpr V start() {
+    using Limits = std::numeric_limits<V>;
+    if constexpr (!kExtreme)
+      return V(0);
+    else if constexpr (op == ReduceOp::max)
+      return Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
+    else
+      return Limits::has_infinity ? Limits::infinity() : Limits::max();
+  }
+  /// The largest or smallest, where NaN wins and stays, or the sum, where integers wrap around.
+  template <class V>
+  static constexpr V join(V a, V b) {
+    if constexpr (op == ReduceOp::max)
+      return b > a || b != b ? b : a;
+    else if constexpr (op == ReduceOp::min)
+      return b < a || b != b ? b : a;
+    else if constexpr (std::is_integral_v<V>)
+      return static_cast<V>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+    else
+      return a + b;
+  }
 };
 
 /// Calls f.operator()<op, T>() for the dtypes that the reduction supports.

@@ -6,21 +6,30 @@
 
 namespace weft {
 
-/// loss = coefficient * the mean over the tokens that are not padding of
-///   E * sum_e s[t, e] counts[b, e] / sum_e counts[b, e]   with s the scores that sum to 1, or,
-///   logsumexp(logits[t])^2                                where counts is null.
-/// counts (B, E) i64. Token t belongs to row b = t / (T / B) or, if cu_seqlens (i32, B + 1) is not
-/// null, to the row of its sequence. padding (T, bool) or null. terms (T, like loss) is scratch;
-/// share receives coefficient / tokens, the factor of the backward pass. loss and share have one
-/// element, f64 for f64 logits, else f32.
-using RouterLossFwdKernel = void(const Tensor& logits, const Tensor& counts,
-                                 const Tensor& cu_seqlens, const Tensor& padding, RouterScore score,
-                                 double coefficient, const Tensor& terms, const Tensor& loss,
-                                 const Tensor& share);
-/// Writes all of dlogits.
-using RouterLossBwdKernel = void(const Tensor& logits, const Tensor& counts,
-                                 const Tensor& cu_seqlens, const Tensor& padding, RouterScore score,
-                                 const Tensor& share, const Tensor& dloss, const Tensor& dlogits);
+// loss = coefficient * the mean over the tokens that are not padding of
+//   E * sum_e s[t, e] counts[b, e] / sum_e counts[b, e]   with s the scores that sum to 1, or,
+//   logsumexp(logits[t])^2                                where counts is null.
+// Token t belongs to row b = t / (T / B) of counts or, with cu_seqlens, to the row of its sequence.
+// "real" is f64 for f64 logits, else f32.
+
+struct RouterLossIn {
+  const Tensor& logits;      ///< (T, E)
+  const Tensor& counts;      ///< (B, E) i64, or null
+  const Tensor& cu_seqlens;  ///< (B + 1) i32, or null
+  const Tensor& padding;     ///< (T) bool, or null
+  RouterScore score;
+  Device device() const { return logits.device(); }
+};
+struct RouterLossOut {
+  const Tensor& loss;   ///< (1), real
+  const Tensor& share;  ///< (1), real: coefficient / tokens, a factor of the backward pass
+  const Tensor& terms;  ///< scratch (T), real
+};
+using RouterLossFwdKernel = void(const RouterLossIn& in, double coefficient,
+                                 const RouterLossOut& out);
+/// Writes all of dlogits (T, E).
+using RouterLossBwdKernel = void(const RouterLossIn& in, const Tensor& share, const Tensor& dloss,
+                                 const Tensor& dlogits);
 /// counts (B, E), initially zero: how often each expert occurs in experts (T, k) within each of the
 /// B equal parts, or within each sequence of cu_seqlens. Values outside 0 .. E-1 are not counted.
 using CountExpertsKernel = void(const Tensor& experts, const Tensor& cu_seqlens,

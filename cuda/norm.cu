@@ -1,91 +1,11 @@
-#pragma once
-// Rows of layer_norm (centred) and rms_norm. A row stays in the registers of the threads that share
-// it, so it is read once and the variance takes two passes: E[x^2] - E[x]^2 cancels when the mean
+// layer_norm (centred) and rms_norm. A row stays in the registers of the threads that share it: it
+// is read once, although the variance takes two passes, since E[x^2] - E[x]^2 cancels when the mean
 // is large.
-#include "weft/core/kernels/norm_chunks.h"
-#include "weft/cuda/math.h"
-#include "weft/cuda/reduce.h"
+#include "weft/core/kernels/norm.h"
+#include "weft/cuda/row_plan.h"
 
 namespace weft::cuda {
-
-/// Group neighbouring threads share a row, in accesses of V elements, each thread at most Held of
-/// them and keeping these. Held 0: any number, read again in every pass.
-template <int Group, int V, int Held>
-struct RowPlan {
-  static constexpr int kThreads = Group <= 128 ? 128 : Group;  // of a block
-  static constexpr int kGroups = kThreads / Group;             // rows of a block at a time
-  static constexpr int kKept = Held > 0 ? Held : 1;
-
-  /// Calls f(k, i) for each access of this thread, which begins at element i of the row.
-  template <class F>
-  static __device__ void each(std::int64_t C, bool live, F f) {
-    const int lane = static_cast<int>(threadIdx.x) % Group;
-    if constexpr (Held > 0) {
-#pragma unroll
-      for (int k = 0; k < Held; ++k)
-        if (const int i = (k * Group + lane) * V; live && i < C) f(k, i);
-    } else {
-      for (std::int64_t i = lane * V; live && i < C; i += Group * V) f(0, i);
-    }
-  }
-};
-
-/// Calls f(plan) with a plan for rows of C elements; `packs`: may they be accessed 16 bytes at a
-/// time? A thread keeps kHeld packs (of bf16 in a large block two: there are too few registers), or
-/// a few times as many single elements.
-template <class T, int kHeld, class F>
-void with_row_plan(std::int64_t C, bool packs, F f) {
-  constexpr int V = 16 / static_cast<int>(sizeof(T)), kLarge = sizeof(T) == 2 ? 2 : kHeld;
-  constexpr int kScalars = kHeld * (sizeof(T) == 8 ? 2 : 4);
-  if (packs) {
-    if (C <= 8 * V * kHeld) return f(RowPlan<8, V, kHeld>{});
-    if (C <= 32 * V * kHeld) return f(RowPlan<32, V, kHeld>{});
-    if (C <= 128 * V * kHeld) return f(RowPlan<128, V, kHeld>{});
-    if (C <= 512 * V * kLarge) return f(RowPlan<512, V, kLarge>{});
-    return f(RowPlan<512, V, 0>{});
-  }
-  if (C <= 32 * kScalars) return f(RowPlan<32, 1, kScalars>{});
-  f(RowPlan<512, 1, 0>{});
-}
-
-/// The sum over the group, for every thread of it. `shared` may be used again at once.
-template <int Group, class R>
-__device__ inline R group_sum(R v, R* shared) {
-  if constexpr (Group <= kWarp)
-    return warp_reduce<Group>(v, Sum{});
-  else
-    return block_reduce<Group>(v, shared, R(0), Sum{});
-}
-
-/// Two at once; every thread gets both. `shared` may be used again at once.
-template <int Group, class R>
-__device__ inline void group_sums(R& a, R& b, R (*shared)[2]) {
-  constexpr int kWidth = Group < kWarp ? Group : kWarp;
-  a = warp_reduce<kWidth>(a, Sum{});
-  b = warp_reduce<kWidth>(b, Sum{});
-  if constexpr (Group > kWarp) {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    if (lane == 0) {
-      shared[threadIdx.x / kWarp][0] = a;
-      shared[threadIdx.x / kWarp][1] = b;
-    }
-    __syncthreads();
-    const bool mine = lane < Group / kWarp;
-    a = warp_sum(mine ? shared[lane][0] : R(0));
-    b = warp_sum(mine ? shared[lane][1] : R(0));
-    __syncthreads();
-  }
-}
-
-/// The pack at p, or `absent` in every place when there is none.
-template <class T, int V>
-__device__ inline Pack<T, V> pack_or(const T* p, std::int64_t i, float absent) {
-  if (p) return load_pack<T, V>(p + i);
-  Pack<T, V> all;
-#pragma unroll
-  for (int j = 0; j < V; ++j) all[j] = T(absent);
-  return all;
-}
+namespace {
 
 /// A null pointer: absent.
 template <class T>
@@ -266,7 +186,7 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads,
   }
 }
 
-inline constexpr int kSumColumns = 32, kSumParts = 32;
+constexpr int kSumColumns = 32, kSumParts = 32;
 
 // out[c] = partial[0][c] + partial[1][c] + ..., 32 columns a block: thread (c, p) adds every 32nd
 // chunk, then one thread the parts.
@@ -289,35 +209,66 @@ __global__ void __launch_bounds__(kSumColumns* kSumParts)
   }
 }
 
-template <bool kCentred, class T>
-void norm_forward(const NormFwd<T>& a) {
-  const bool packs = packable(a.x, a.C) && packable(a.residual, a.C) && packable(a.weight, a.C) &&
-                     packable(a.bias, a.C) && packable(a.sum, a.C) && packable(a.y, a.C);
-  with_row_plan<T, 4>(a.C, packs, [&]<int Group, int V, int Held>(RowPlan<Group, V, Held> plan) {
-    launch(norm_fwd_kernel<kCentred, T, Group, V, Held>, grid_of(blocks_for(a.rows, plan.kGroups)),
-           plan.kThreads, 0, a);
+template <bool kCentred>
+void forward(const NormFwdIn& in, const NormFwdOut& out) {
+  dispatch_floating(in.x.dtype(), [&]<class T>() {
+    using R = Real<T>;
+    const NormFwd<T> a{.rows = out.rstd.numel(),
+                       .C = in.x.dim(-1),
+                       .x = in.x.data<T>(),
+                       .residual = data_or_null<T>(in.residual),
+                       .weight = data_or_null<T>(in.weight),
+                       .bias = data_or_null<T>(in.bias),
+                       .eps = static_cast<R>(in.eps),
+                       .sum = data_or_null<T>(out.sum),
+                       .y = out.y.data<T>(),
+                       .mean = data_or_null<R>(out.mean),
+                       .rstd = out.rstd.data<R>()};
+    const bool packs = packable(a.x, a.C) && packable(a.residual, a.C) && packable(a.weight, a.C) &&
+                       packable(a.bias, a.C) && packable(a.sum, a.C) && packable(a.y, a.C);
+    with_row_plan<T, 4>(a.C, packs, [&]<int Group, int V, int Held>(RowPlan<Group, V, Held> plan) {
+      launch(norm_fwd_kernel<kCentred, T, Group, V, Held>,
+             grid_of(blocks_for(a.rows, plan.kGroups)), plan.kThreads, 0, a);
+    });
   });
 }
 
-/// partials is laid out as in layer_norm.h.
-template <bool kCentred, class T>
-void norm_backward(NormBwd<T> a, const Tensor& partials, const Tensor& dweight,
-                   const Tensor& dbias) {
-  Real<T>* partial = data_or_null<Real<T>>(partials);
-  if (dweight) a.partial_weight = std::exchange(partial, partial + a.chunks * a.C);
-  if (dbias) a.partial_bias = partial;
-  const bool packs = packable(a.x, a.C) && packable(a.dy, a.C) && packable(a.weight, a.C) &&
-                     packable(a.dsum, a.C) && packable(a.dx, a.C);
-  with_row_plan<T, 3>(a.C, packs, [&]<int Group, int V, int Held>(RowPlan<Group, V, Held> plan) {
-    launch(norm_bwd_kernel<kCentred, T, Group, V, Held>, grid_of(a.chunks), plan.kThreads, 0, a);
+template <bool kCentred>
+void backward(const NormBwdIn& in, const NormBwdOut& out) {
+  dispatch_floating(in.x.dtype(), [&]<class T>() {
+    using R = Real<T>;
+    NormBwd<T> a{.rows = in.rstd.numel(),
+                 .C = in.x.dim(-1),
+                 .x = in.x.data<T>(),
+                 .dy = in.dy.data<T>(),
+                 .weight = data_or_null<T>(in.weight),
+                 .dsum = data_or_null<T>(in.dsum),
+                 .mean = data_or_null<R>(in.mean),
+                 .rstd = in.rstd.data<R>(),
+                 .dx = out.dx.data<T>()};
+    R* partial = data_or_null<R>(out.partials);
+    if (out.dweight) a.partial_weight = std::exchange(partial, partial + a.chunks * a.C);
+    if (out.dbias) a.partial_bias = partial;
+    const bool packs = packable(a.x, a.C) && packable(a.dy, a.C) && packable(a.weight, a.C) &&
+                       packable(a.dsum, a.C) && packable(a.dx, a.C);
+    with_row_plan<T, 3>(a.C, packs, [&]<int Group, int V, int Held>(RowPlan<Group, V, Held> plan) {
+      launch(norm_bwd_kernel<kCentred, T, Group, V, Held>, grid_of(a.chunks), plan.kThreads, 0, a);
+    });
+    const auto add_chunks = [&](const R* from, const Tensor& to) {
+      if (to)
+        launch(norm_sum_kernel<T>, grid_of(blocks_for(a.C, kSumColumns)), kSumColumns * kSumParts,
+               0, a.chunks, a.C, from, to.data<T>());
+    };
+    add_chunks(a.partial_weight, out.dweight);
+    add_chunks(a.partial_bias, out.dbias);
   });
-  const auto add_up = [&](const Real<T>* from, const Tensor& out) {
-    if (out)
-      launch(norm_sum_kernel<T>, grid_of(blocks_for(a.C, kSumColumns)), kSumColumns * kSumParts, 0,
-             a.chunks, a.C, from, out.data<T>());
-  };
-  add_up(a.partial_weight, dweight);
-  add_up(a.partial_bias, dbias);
 }
+
+}  // namespace
+
+void layer_norm_fwd(const NormFwdIn& in, const NormFwdOut& out) { forward<true>(in, out); }
+void layer_norm_bwd(const NormBwdIn& in, const NormBwdOut& out) { backward<true>(in, out); }
+void rms_norm_fwd(const NormFwdIn& in, const NormFwdOut& out) { forward<false>(in, out); }
+void rms_norm_bwd(const NormBwdIn& in, const NormBwdOut& out) { backward<false>(in, out); }
 
 }  // namespace weft::cuda

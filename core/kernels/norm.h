@@ -1,0 +1,55 @@
+#pragma once
+#include <algorithm>
+
+#include "weft/core/tensor.h"
+
+namespace weft {
+
+// layer_norm and rms_norm of R rows of C elements, row-contiguous. rms_norm has no bias and no
+// mean. "real" is f64 for f64 tensors, else f32.
+
+struct NormFwdIn {
+  const Tensor& x;              ///< (R, C)
+  const Tensor& residual;       ///< (R, C), or null
+  const Tensor &weight, &bias;  ///< (C), or null
+  double eps;
+  Device device() const { return x.device(); }
+};
+struct NormFwdOut {
+  const Tensor& sum;          ///< (R, C) = x + residual, which is then normalised; null without one
+  const Tensor& y;            ///< (R, C)
+  const Tensor &mean, &rstd;  ///< (R), real
+};
+struct NormBwdIn {
+  const Tensor& x;  ///< what the forward normalised: x, or sum with a residual
+  const Tensor &dy, &weight, &mean, &rstd;
+  const Tensor& dsum;  ///< (R, C), added to dx; or null
+  Device device() const { return x.device(); }
+};
+struct NormBwdOut {
+  const Tensor& dx;               ///< (R, C)
+  const Tensor &dweight, &dbias;  ///< (C); null if not needed
+  const Tensor& partials;         ///< scratch (1 or 2 sums, norm_chunks(R), C), real; null for none
+};
+using NormFwdKernel = void(const NormFwdIn& in, const NormFwdOut& out);
+using NormBwdKernel = void(const NormBwdIn& in, const NormBwdOut& out);
+
+/// dweight and dbias are sums over rows. The rows are split into this many chunks; each chunk is
+/// summed separately, then the chunks are added in order. The number is enough for many threads and
+/// does not depend on theirs. On a GPU a chunk is a thread block: three for each of 132
+/// multiprocessors.
+inline std::int64_t norm_chunks(std::int64_t rows, bool gpu = false) {
+  if (gpu) return std::clamp<std::int64_t>((rows + 7) / 8, 1, 396);
+  return std::clamp<std::int64_t>((rows + 15) / 16, 1, 64);
+}
+
+namespace cpu {
+NormFwdKernel layer_norm_fwd, rms_norm_fwd;
+NormBwdKernel layer_norm_bwd, rms_norm_bwd;
+}  // namespace cpu
+namespace cuda {
+NormFwdKernel layer_norm_fwd, rms_norm_fwd;
+NormBwdKernel layer_norm_bwd, rms_norm_bwd;
+}  // namespace cuda
+
+}  // namespace weft
