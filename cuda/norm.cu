@@ -7,9 +7,9 @@
 namespace weft::cuda {
 namespace {
 
-/// A null pointer: absent.
+/// A null pointer means that the operand is absent.
 template <class T>
-struct NormFwd {
+struct ForwardArgs {
   std::int64_t rows, C;
   const T *x, *residual, *weight, *bias;
   Real<T> eps;
@@ -18,7 +18,8 @@ struct NormFwd {
 };
 
 template <bool kCentred, class T, int Group, int V, int Held>
-__global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads) norm_fwd_kernel(NormFwd<T> a) {
+__global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads)
+    norm_fwd_kernel(ForwardArgs<T> a) {
   using R = Real<T>;
   using Plan = RowPlan<Group, V, Held>;
   WEFT_SHARED(shared, R[Plan::kThreads / kWarp]);
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads) norm_fwd_ke
 
 /// partial_weight and partial_bias are (chunks, C).
 template <class T>
-struct NormBwd {
+struct BackwardArgs {
   std::int64_t rows, C, chunks = norm_chunks(rows, true);
   const T *x, *dy, *weight, *dsum;
   const Real<T>*mean, *rstd;
@@ -97,7 +98,7 @@ struct NormBwd {
 template <bool kCentred, class T, int Group, int V, int Held>
 __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads,
                                   RowPlan<Group, V, Held>::kThreads == 128 ? 3 : 1)
-    norm_bwd_kernel(NormBwd<T> a) {
+    norm_bwd_kernel(BackwardArgs<T> a) {
   using R = Real<T>;
   using Plan = RowPlan<Group, V, Held>;
   WEFT_SHARED(shared, R[Plan::kThreads / kWarp][2]);
@@ -213,17 +214,17 @@ template <bool kCentred>
 void forward(const NormFwdIn& in, const NormFwdOut& out) {
   dispatch_floating(in.x.dtype(), [&]<class T>() {
     using R = Real<T>;
-    const NormFwd<T> a{.rows = out.rstd.numel(),
-                       .C = in.x.dim(-1),
-                       .x = in.x.data<T>(),
-                       .residual = data_or_null<T>(in.residual),
-                       .weight = data_or_null<T>(in.weight),
-                       .bias = data_or_null<T>(in.bias),
-                       .eps = static_cast<R>(in.eps),
-                       .sum = data_or_null<T>(out.sum),
-                       .y = out.y.data<T>(),
-                       .mean = data_or_null<R>(out.mean),
-                       .rstd = out.rstd.data<R>()};
+    const ForwardArgs<T> a{.rows = out.rstd.numel(),
+                           .C = in.x.dim(-1),
+                           .x = in.x.data<T>(),
+                           .residual = data_or_null<T>(in.residual),
+                           .weight = data_or_null<T>(in.weight),
+                           .bias = data_or_null<T>(in.bias),
+                           .eps = static_cast<R>(in.eps),
+                           .sum = data_or_null<T>(out.sum),
+                           .y = out.y.data<T>(),
+                           .mean = data_or_null<R>(out.mean),
+                           .rstd = out.rstd.data<R>()};
     const bool packs = packable(a.x, a.C) && packable(a.residual, a.C) && packable(a.weight, a.C) &&
                        packable(a.bias, a.C) && packable(a.sum, a.C) && packable(a.y, a.C);
     with_row_plan<T, 4>(a.C, packs, [&]<int Group, int V, int Held>(RowPlan<Group, V, Held> plan) {
@@ -237,15 +238,15 @@ template <bool kCentred>
 void backward(const NormBwdIn& in, const NormBwdOut& out) {
   dispatch_floating(in.x.dtype(), [&]<class T>() {
     using R = Real<T>;
-    NormBwd<T> a{.rows = in.rstd.numel(),
-                 .C = in.x.dim(-1),
-                 .x = in.x.data<T>(),
-                 .dy = in.dy.data<T>(),
-                 .weight = data_or_null<T>(in.weight),
-                 .dsum = data_or_null<T>(in.dsum),
-                 .mean = data_or_null<R>(in.mean),
-                 .rstd = in.rstd.data<R>(),
-                 .dx = out.dx.data<T>()};
+    BackwardArgs<T> a{.rows = in.rstd.numel(),
+                      .C = in.x.dim(-1),
+                      .x = in.x.data<T>(),
+                      .dy = in.dy.data<T>(),
+                      .weight = data_or_null<T>(in.weight),
+                      .dsum = data_or_null<T>(in.dsum),
+                      .mean = data_or_null<R>(in.mean),
+                      .rstd = in.rstd.data<R>(),
+                      .dx = out.dx.data<T>()};
     R* partial = data_or_null<R>(out.partials);
     if (out.dweight) a.partial_weight = std::exchange(partial, partial + a.chunks * a.C);
     if (out.dbias) a.partial_bias = partial;
