@@ -63,8 +63,9 @@ Plan gpt_plan(const nn::GptConfig& c, const GptPlanOptions& o) {
   plan.overlap = o.overlap;
   std::vector<Plan::Rule>& rules = plan.rules;
   if (o.sequence) rules.push_back({"", Placement::tokens(scatters)});
-  rules.push_back({"embed", Placement::vocabulary(c.vocab, o.sequence && !scatters)});
-  rules.push_back({"head|loss", Placement::vocabulary(c.vocab)});
+  rules.push_back({"embed", Placement::table(c.vocab, o.sequence && !scatters)});
+  rules.push_back({"head", Placement::head(c.vocab)});
+  rules.push_back({"loss", Placement::loss(c.vocab)});
   // Added before tokens are split, so that every rank sees all of their gradient.
   if (c.arch == nn::Arch::gpt2) rules.push_back({"positions", Placement::whole(false)});
   if (deltas < c.layers) {

@@ -55,11 +55,11 @@ Tensor Attention::operator()(const Tensor& x, const RotaryTable* rotary, const P
     how.dropout = drop.p;
     const auto per_token =
         static_cast<std::uint64_t>(tokens + (cache ? cache->length() : std::int64_t{0}));
-    how.key_heads = part_of_heads ? part_of_heads->all : heads;
+    const std::optional<Shard::Heads>& held = shard_of(*this).heads;
+    how.key_heads = held ? held->all : heads;
     how.key = RandomScope::key_for(
         drop.stream(), static_cast<std::uint64_t>(how.key_heads * tokens) * per_token, per_token);
-    if (part_of_heads)
-      how.key.first += static_cast<std::uint64_t>(part_of_heads->first * tokens) * per_token;
+    if (held) how.key.first += static_cast<std::uint64_t>(held->first * tokens) * per_token;
   }
   const Shape out{batch, tokens, heads * head_dim};
   Tensor packed = qkv(x).view({batch, tokens, all, head_dim});

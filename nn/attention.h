@@ -19,11 +19,6 @@ struct AttentionOptions {
   Init proj_init = Init::normal(0.02);
 };
 
-/// Which of a layer's heads are held here: dropout goes by their numbers in the whole.
-struct PartOfHeads {
-  std::int64_t first = 0, all = 0;
-};
-
 /// Causal self-attention:  x (B, T, C) -> (B, T, C). q, k and v come from one packed projection.
 /// The numbers of heads follow from the weights, so a part with fewer heads just works.
 struct Attention : Module {
@@ -33,7 +28,6 @@ struct Attention : Module {
   Linear proj;  // (C, H*D)
   std::optional<RMSNorm> q_norm, k_norm;
   Dropout drop;
-  std::optional<PartOfHeads> part_of_heads = {};  ///< a parallel plan puts fewer heads here
 
   Attention(std::int64_t dim, std::int64_t heads, const AttentionOptions& options = {});
   /// `rotary` null: no rotation. With a cache, x is what follows the tokens in it, and `layer` says
@@ -42,6 +36,7 @@ struct Attention : Module {
                     const Packing& packing = {}, KvCache* cache = nullptr, int layer = 0) const;
   void visit(Visitor& v) override;
   std::string describe() const override;
+  unsigned shard_members() const override { return Shard::kHeads; }
   Attention like() const;
 };
 

@@ -128,19 +128,20 @@ Tensor Gpt::embed_tokens(const Tensor& ids, const Packing& packing, std::int64_t
     const Tensor at = positions->weight.narrow(0, from, rows);
     x = add(x, rows < tokens ? pad(at, 0, 0, tokens - rows) : at);
   }
-  return drop(boundary && boundary->before ? boundary->before(x) : x);
+  return drop(shard && shard->enter ? shard->enter(x) : x);
 }
 
 std::optional<TokenPart> Gpt::part_of(const Tensor& ids, const KvCache* cache) const {
-  if (!split) return {};
+  const Shard::Tokens split = shard_of(*this).tokens;
+  if (split.ranks == 1) return {};
   check(!cache, "gpt: tokens that are split over ranks cannot go with a cache");
   check(ids.ndim() == 2, "gpt: ids must have shape (batch, tokens), got {}", ids.shape());
   const std::int64_t n = ids.numel();
-  check(n % split->ranks == 0,
+  check(n % split.ranks == 0,
         "gpt: the {} tokens of a batch of {} sequences do not divide among {} ranks", n, ids.dim(0),
-        split->ranks);
-  const std::int64_t count = n / split->ranks;
-  return TokenPart{ids.dim(0), ids.dim(1), split->rank * count, count};
+        split.ranks);
+  const std::int64_t count = n / split.ranks;
+  return TokenPart{ids.dim(0), ids.dim(1), split.rank * count, count};
 }
 
 Trunk Gpt::run(const Tensor& ids, const Packing& packing, KvCache* cache) const {
@@ -216,7 +217,8 @@ Trunk Gpt::mtp_trunk(int depth, const Tensor& later, const Tensor& h, const Pack
 
 Tensor Gpt::operator()(const Tensor& ids, const Packing& packing) const {
   const Tensor logits = head(hidden(ids, packing));
-  return split ? logits.view({ids.dim(0), ids.dim(1), logits.dim(-1)}) : logits;
+  return shard_of(*this).tokens.ranks > 1 ? logits.view({ids.dim(0), ids.dim(1), logits.dim(-1)})
+                                          : logits;
 }
 
 Tensor Gpt::extend(const Tensor& ids, KvCache& cache) const {

@@ -42,7 +42,7 @@ Tensor Mla::operator()(const Tensor& given, const RotaryTable& rotary, const Pac
                        KvCache* cache, int layer) const {
   check(given.ndim() == 3, "mla: x must have shape (batch, tokens, dim), got {}", given.shape());
   const TokenPart* const part = TokenScope::current();
-  Tensor x = boundary && boundary->before ? boundary->before(given) : given;
+  Tensor x = shard && shard->enter ? shard->enter(given) : given;
   if (part) x = x.view({part->sequences, part->tokens, x.dim(-1)});
   if (packing) {
     packing.check_row(x);
@@ -80,11 +80,11 @@ Tensor Mla::operator()(const Tensor& given, const RotaryTable& rotary, const Pac
   if (drop.p > 0 && is_training()) {
     how.dropout = drop.p;
     const auto per_token = static_cast<std::uint64_t>(keys);
-    how.key_heads = part_of_heads ? part_of_heads->all : H;
+    const std::optional<Shard::Heads>& held = shard_of(*this).heads;
+    how.key_heads = held ? held->all : H;
     how.key = RandomScope::key_for(
         drop.stream(), static_cast<std::uint64_t>(how.key_heads * tokens) * per_token, per_token);
-    if (part_of_heads)
-      how.key.first += static_cast<std::uint64_t>(part_of_heads->first * tokens) * per_token;
+    if (held) how.key.first += static_cast<std::uint64_t>(held->first * tokens) * per_token;
   }
   return proj(attention(q, k, of_kv[1], how).view({batch, tokens, H * o.v_head}));
 }

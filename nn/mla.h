@@ -34,8 +34,6 @@ struct Mla : Module {
   Linear kv_up;                   // (H (nope + v_head), kv_lora)
   Linear proj;                    // (C, H v_head)
   Dropout drop;
-  std::optional<PartOfHeads> part_of_heads = {};  ///< a parallel plan puts fewer heads here
-  std::shared_ptr<const Boundary> boundary = {};  ///< `before` is called on x
 
   Mla(std::int64_t dim, std::int64_t heads, const MlaOptions& options);
   /// `rotary` has angles for `rope` elements. With a cache, x is what follows the tokens in it, and
@@ -45,6 +43,7 @@ struct Mla : Module {
                     KvCache* cache = nullptr, int layer = 0) const;
   void visit(Visitor& v) override;
   std::string describe() const override;
+  unsigned shard_members() const override { return Shard::kEnter | Shard::kHeads; }
   Mla like() const;
   std::int64_t heads() const { return q_up.weight.dim(0) / (options.nope + options.rope); }
 };

@@ -48,9 +48,6 @@ struct MoE : Module {
   Experts experts;
   std::optional<Linear> latent_down, latent_up;
   std::optional<SharedExpert> shared;
-  std::unique_ptr<TokenDispatcher> dispatcher;  ///< local; a parallel plan puts its own here
-  /// Compute the shared expert while tokens are on their way, in place of at the end.
-  bool overlap_shared = false;
 
   MoE(std::int64_t dim, const MoeOptions& options);
   /// x (dim), (T, dim) or (B, ..., T, dim) -> y alike. Each axis before the last two is one of
@@ -60,9 +57,15 @@ struct MoE : Module {
   MoeOutput operator()(const Tensor& x, const Packing& packing = {}) const;
   void visit(Visitor& v) override;
   std::string describe() const override;
+  unsigned shard_members() const override { return Shard::kDispatcher; }
   MoE like() const;
+  /// The local one, unless a plan has put experts on other ranks.
+  const TokenDispatcher& dispatcher() const {
+    return shard && shard->dispatcher ? *shard->dispatcher : local_;
+  }
 
  private:
+  LocalDispatcher local_;
   FixedRows rows_of_expert(std::int64_t tokens) const;
 };
 

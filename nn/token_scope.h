@@ -17,11 +17,6 @@ struct TokenPart {
   }
 };
 
-/// Among how many ranks the tokens of every batch are split, into equal parts in their order.
-struct TokenSplit {
-  int rank = 0, ranks = 1;
-};
-
 /// Tells the layers that are called on this thread until the end of the scope that their tokens are
 /// a part of the batch: attention how many sequences it will have gathered, dropout where in the
 /// whole its tokens are. Without a part nothing changes.

@@ -11,6 +11,7 @@
 #include "weft/distributed/model_pieces.h"
 #include "weft/distributed/parallelize.h"
 #include "weft/distributed/shard_experts.h"
+#include "weft/nn/shard.h"
 
 namespace weft::train {
 namespace {
@@ -47,18 +48,22 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
       task_.model, ranks.mesh(), layout_, options.optimizer.any_options(),
       {.bucket_size = options.parallel.bucket_size, .shard = options.parallel.zero});
   const bool shards = optimizer_->is_sharded();
-  if (shards && task_.before_use)
-    *task_.before_use = [this](const nn::Module& part) { optimizer_->wait(part); };
+  const bool by_part = shards && task_.model.shard_members() & nn::Shard::kBeforeUse;
+  if (by_part)
+    change_shard(task_.model, [this](nn::Shard& s) {
+      s.before_use = [this](const nn::Module& part) { optimizer_->wait(part); };
+    });
   routers_ = std::make_unique<nn::RouterStep>(task_.model);
   schedule_ = std::make_unique<SequentialSchedule>(
       task_.model, task_.loss, *optimizer_,
       SequentialSchedule::Options{.micro_batch = options.micro_batch,
                                   .seed = static_cast<std::uint64_t>(options.machine.seed),
-                                  .waits = shards && !task_.before_use});
+                                  .waits = shards && !by_part});
 }
 
 TrainStep::~TrainStep() {
-  if (task_.before_use) *task_.before_use = nullptr;
+  if (shard_of(task_.model).before_use)
+    change_shard(task_.model, [](nn::Shard& s) { s.before_use = nullptr; });
 }
 
 void TrainStep::place_model() {

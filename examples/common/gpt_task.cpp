@@ -66,7 +66,6 @@ train::Task GptTask::task() {
   task.spread = [this](const distributed::DeviceMesh& mesh) {
     return spread(model, options_, mesh);
   };
-  task.before_use = &model.before_use;
   task.bias_rate = options_.balance.bias_rate;
   task.unit = "tokens";
   task.loss_unit = "nats per token";

@@ -219,11 +219,13 @@ TEST_CASE("router_packed: a row that ranks share gives each its part of the whol
   const Tensor all = count_top_experts(x.matmul(router.weight.detach().t()), 2, 1, padding, packed);
   Tensor sum = Tensor::zeros(all.shape(), DType::i64);
   // The sum over ranks, which is known: each rank has its own part in it.
-  router.reduce_batch = [&](const Tensor& counts) {
-    sum.add_(counts);
-    counts.copy_(all);
-  };
-  router.loss_share = 0.5;
+  change_shard(router, [&](nn::Shard& s) {
+    s.sum_batch = [&](const Tensor& counts) {
+      sum.add_(counts);
+      counts.copy_(all);
+    };
+    s.tokens = {.rank = 0, .ranks = 2};
+  });
   Tensor gradient = Tensor::zeros(router.weight.shape(), DType::f64);
   for (const std::int64_t rank : {0, 1}) {
     const nn::TokenScope scope(nn::TokenPart{1, 42, 21 * rank, 21});
@@ -233,8 +235,7 @@ TEST_CASE("router_packed: a row that ranks share gives each its part of the whol
   }
   CHECK(different_bits(sum, all) == "");
   Tape tape;
-  router.reduce_batch = {};
-  router.loss_share = 1;
+  router.shard = nullptr;
   const Tensor want = tape.gradients(router(x, row).loss, {router.weight})[0];
   CHECK(mismatch(gradient, want, 1e-12) == "");
 }

@@ -175,16 +175,16 @@ TEST_CASE("capacity: an expert multiplies as many rows as it may keep of the bat
         MoE m = layer(options(0.4, DropPolicy::probability, true));
         shard_experts(m, mesh, {.dispatcher = kind, .sequence_parallel = true});
         const Tensor x = random({tokens, kDim}, 1 + static_cast<std::uint64_t>(w.rank()));
-        nn::Dispatch d = m.dispatcher->dispatch_preprocess(x, m.router(x).routing, {room, room});
-        m.dispatcher->token_dispatch(d);
-        m.dispatcher->dispatch_postprocess(d);
+        nn::Dispatch d = m.dispatcher().dispatch_preprocess(x, m.router(x).routing, {room, room});
+        m.dispatcher().token_dispatch(d);
+        m.dispatcher().dispatch_postprocess(d);
         const int batches = std::max(1, mesh.tp_ep().size() / mesh.tp().size());
         for (const double rows : test::values(d.expert_rows))
           CHECK(rows == static_cast<double>(batches * room));
         CHECK(d.tokens.dim(0) == sum(d.expert_rows).item_int());
         const Tensor y =
-            m.dispatcher->token_combine(m.dispatcher->combine_preprocess(d.tokens, d), d);
-        CHECK(m.dispatcher->combine_postprocess(y, d).shape() == x.shape());
+            m.dispatcher().token_combine(m.dispatcher().combine_preprocess(d.tokens, d), d);
+        CHECK(m.dispatcher().combine_postprocess(y, d).shape() == x.shape());
       }
       test::check_same_traces(w);
     });

@@ -260,8 +260,7 @@ TEST_CASE("shared rows: backward comes after the list of them is gone") {
   });
 }
 
-TEST_CASE(
-    "boundary: the bias of a row-parallel layer is added once, products replace the fused op") {
+TEST_CASE("shard: the bias of a row-parallel layer is added once, products replace the fused op") {
   distributed_test({2}, [](World& w) {
     nn::DeviceScope in(kCpu, DType::f64);
     for (const nn::Activation act :
@@ -270,19 +269,19 @@ TEST_CASE(
       normal_(mlp.up.bias.detach(), {1, 1, 0});
       normal_(mlp.down.bias.detach(), {1, 2, 0});
       const Tensor x = test::random({3, 4}, 2), want = mlp(x);
-      nn::Boundary halves;  // both ranks have all of it: half of each
-      halves.after = [&](Tensor y) { return reduce_from_group(mul(y, 0.5), w.all()); };
-      mlp.down.boundary = std::make_shared<const nn::Boundary>(halves);
+      change_shard(mlp.down, [&](nn::Shard& s) {  // both ranks have all of it: half of each
+        s.leave = [&](Tensor y) { return reduce_from_group(mul(y, 0.5), w.all()); };
+      });
       CHECK(test::mismatch(mlp(x), want, 1e-13) == "");
       CHECK(test::mismatch(mlp.down(test::random({3, 6}, 4)).detach(),
                            nn::clone(mlp.down)(test::random({3, 6}, 4)), 1e-13) == "");
       int calls = 0;
-      nn::Boundary product;
-      product.product = [&](const Tensor& t, const Tensor& weight, const Tensor& bias) {
-        ++calls;
-        return bias ? add(t.matmul(weight.t()), bias) : t.matmul(weight.t());
-      };
-      mlp.up.boundary = std::make_shared<const nn::Boundary>(product);
+      change_shard(mlp.up, [&](nn::Shard& s) {
+        s.product = [&](const Tensor& t, const Tensor& weight, const Tensor& bias) {
+          ++calls;
+          return bias ? add(t.matmul(weight.t()), bias) : t.matmul(weight.t());
+        };
+      });
       CHECK(test::mismatch(mlp(x), want, 1e-13) == "");
       CHECK(calls == 1);
     }

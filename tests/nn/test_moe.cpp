@@ -220,11 +220,11 @@ TEST_CASE("D5: rows up to the capacity give what dropped slots give without it")
         for (std::int64_t i = 0; i < kept.numel(); ++i)
           if (used[static_cast<std::size_t>(id[i])]++ >= expert_capacity(13, 4, 2, factor))
             id[i] = -1;
-        nn::Dispatch d = all.dispatcher->dispatch_preprocess(in, {r.probs, kept}, 0);
-        all.dispatcher->token_dispatch(d);
-        all.dispatcher->dispatch_postprocess(d);
+        nn::Dispatch d = all.dispatcher().dispatch_preprocess(in, {r.probs, kept}, 0);
+        all.dispatcher().token_dispatch(d);
+        all.dispatcher().dispatch_postprocess(d);
         const Tensor y = all.experts(d.tokens, d.probs, d.expert_rows);
-        return add(all.dispatcher->combine_postprocess(y, d), (*all.shared)(in));
+        return add(all.dispatcher().combine_postprocess(y, d), (*all.shared)(in));
       };
       const TensorList by_hand = run(all, x, dropped);
       for (int i = 0; i < got.size(); ++i) CHECK(mismatch(got[i], by_hand[i], 1e-12) == "");
@@ -239,7 +239,7 @@ TEST_CASE(
   for (const std::int64_t alignment : {4, 16}) {  // 16 is more than there are tokens
     o.alignment = alignment;
     const MoE m = layer(o);
-    nn::Dispatch d = m.dispatcher->dispatch_preprocess(x, m.router(x).routing, 0);
+    nn::Dispatch d = m.dispatcher().dispatch_preprocess(x, m.router(x).routing, 0);
     for (std::int64_t e = 0; e < 4; ++e)
       CHECK(d.rows.rows.data<std::int64_t>()[e] % alignment == 0);
     const TensorList got = run(m, x);
@@ -258,7 +258,7 @@ TEST_CASE("padding tokens are not dispatched, and get nothing from the experts")
                    1e-12) == "");
   }
   const Routing r = m.router(x.view({6, 6}), {.padding = padding}).routing;
-  CHECK(m.dispatcher->dispatch_preprocess(x.view({6, 6}), r, 0).tokens.shape() == Shape{6, 6});
+  CHECK(m.dispatcher().dispatch_preprocess(x.view({6, 6}), r, 0).tokens.shape() == Shape{6, 6});
 }
 
 TEST_CASE("a token that no expert takes gets 0") {
@@ -267,11 +267,11 @@ TEST_CASE("a token that no expert takes gets 0") {
   const Routing r = m.router(x).routing;
   const Tensor experts = r.experts.clone();
   experts.select(0, 1).fill_(-1);
-  nn::Dispatch d = m.dispatcher->dispatch_preprocess(x, {r.probs, experts}, 0);
-  m.dispatcher->dispatch_postprocess(d);
+  nn::Dispatch d = m.dispatcher().dispatch_preprocess(x, {r.probs, experts}, 0);
+  m.dispatcher().dispatch_postprocess(d);
   CHECK(d.tokens.shape() == Shape{4, 6});  // two tokens of three
   const Tensor y =
-      m.dispatcher->combine_postprocess(m.experts(d.tokens, d.probs, d.expert_rows), d);
+      m.dispatcher().combine_postprocess(m.experts(d.tokens, d.probs, d.expert_rows), d);
   CHECK(different_bits(y.select(0, 1), Tensor::zeros({6}, DType::f64)) == "");
 }
 
