@@ -67,6 +67,7 @@
 #include "weft/nn/sampling.h"
 #include "weft/nn/shard.h"
 #include "weft/nn/speculative.h"
+#include "weft/nn/token_context.h"
 #include "weft/nn/token_dispatcher.h"
 #include "weft/optim/adamw.h"
 #include "weft/optim/clip.h"

@@ -83,9 +83,7 @@ void measure(bench::Report& out, const Size& s) {
   nn::Block dense_block(s.dim, heads, s.topk * s.ffn, options);
   options.moe = moe;
   nn::Block sparse_block(s.dim, heads, 0, options);
-  const auto block = [&](nn::Block& b) {
-    pass(b, [&] { return b(nn::Stream{x, {}, {}}, nullptr).delta; });
-  };
+  const auto block = [&](nn::Block& b) { pass(b, [&] { return b(nn::Stream{x, {}, {}}).delta; }); };
   report(out, std::string(s.name) + ", block",
          in_turn([&] { block(dense_block); }, [&] { block(sparse_block); }), tokens);
 }

@@ -5,7 +5,6 @@
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
 #include "weft/core/random.h"
-#include "weft/nn/token_scope.h"
 
 namespace weft::nn {
 namespace {
@@ -33,10 +32,12 @@ Attention::Attention(std::int64_t dim, std::int64_t heads, const AttentionOption
   }
 }
 
-Tensor Attention::operator()(const Tensor& x, const RotaryTable* rotary, const Packing& packing,
-                             KvCache* cache, int layer) const {
+Tensor Attention::operator()(const Tensor& x, const TokenContext& context) const {
   check(x.ndim() == 3, "attention: x must have shape (batch, tokens, dim), got {}", x.shape());
-  const TokenPart* const part = TokenScope::current();
+  const Packing& packing = context.packing;
+  const RotaryTable* const rotary = context.rotary;
+  KvCache* const cache = context.cache;
+  const std::optional<TokenPart>& part = context.part;
   if (packing) {
     if (!part) packing.check_row(x);
     check(!cache, "attention: a packed row cannot go with a cache");
@@ -84,7 +85,7 @@ Tensor Attention::operator()(const Tensor& x, const RotaryTable* rotary, const P
     k = rope(k, rotary->cos, rotary->sin, first);
   }
   if (cache) {
-    KvCache::Pair seen = cache->append(layer, k, v);
+    KvCache::Pair seen = cache->append(context.layer, k, v);
     k = std::move(seen.k);
     v = std::move(seen.v);
   }

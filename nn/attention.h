@@ -3,8 +3,8 @@
 #include "weft/nn/kv_cache.h"
 #include "weft/nn/linear.h"
 #include "weft/nn/norm.h"
-#include "weft/nn/packing.h"
 #include "weft/nn/rotary.h"
+#include "weft/nn/token_context.h"
 
 namespace weft::nn {
 
@@ -30,10 +30,7 @@ struct Attention : Module {
   Dropout drop;
 
   Attention(std::int64_t dim, std::int64_t heads, const AttentionOptions& options = {});
-  /// `rotary` null: no rotation. With a cache, x is what follows the tokens in it, and `layer` says
-  /// which of its entries is ours; a packed row cannot have one.
-  Tensor operator()(const Tensor& x, const RotaryTable* rotary = nullptr,
-                    const Packing& packing = {}, KvCache* cache = nullptr, int layer = 0) const;
+  Tensor operator()(const Tensor& x, const TokenContext& context = {}) const;
   void visit(Visitor& v) override;
   std::string describe() const override;
   unsigned shard_members() const override { return Shard::kHeads; }

@@ -24,33 +24,29 @@ Block::Block(std::int64_t dim, std::int64_t heads, std::int64_t ffn, const Block
 }
 
 // Tokens get to know of each other here and nowhere else.
-Tensor Block::mix(const Tensor& x, const RotaryTable* rotary, const Packing& packing,
-                  KvCache* cache, int layer) const {
-  if (delta) return (*delta)(x, packing, cache, layer);
-  if (!mla) return (*attn)(x, rotary, packing, cache, layer);
-  check(rotary != nullptr, "block: multi-head latent attention needs a rotary table");
-  return (*mla)(x, *rotary, packing, cache, layer);
+Tensor Block::mix(const Tensor& x, const TokenContext& context) const {
+  if (delta) return (*delta)(x, context);
+  return mla ? (*mla)(x, context) : (*attn)(x, context);
 }
 
-Stream Block::operator()(const Stream& x, const RotaryTable* rotary, const Packing& packing,
-                         KvCache* cache, int layer) const {
+Stream Block::operator()(const Stream& x, const TokenContext& context) const {
   Norm::Added in;
   if (x.delta)
     in = attn_norm(x.delta, x.residual);
   else
     in = {attn_norm(x.residual), x.residual};
-  const Tensor a = attn_drop(mix(in.y, rotary, packing, cache, layer));
+  const Tensor a = attn_drop(mix(in.y, context), context.part);
   in.y = {};  // unrecorded passes give the memory back before the MLP needs its own
   Norm::Added mid = mlp_norm(a, in.sum);
-  if (mlp) return {std::move(mid.sum), mlp_drop((*mlp)(mid.y)), x.aux};
-  MoeOutput out = (*moe)(mid.y, packing);
+  if (mlp) return {std::move(mid.sum), mlp_drop((*mlp)(mid.y), context.part), x.aux};
+  MoeOutput out = (*moe)(mid.y, context);
   if (x.aux) out.loss = out.loss ? add(x.aux, out.loss) : x.aux;
-  return {std::move(mid.sum), mlp_drop(out.y), std::move(out.loss)};
+  return {std::move(mid.sum), mlp_drop(out.y, context.part), std::move(out.loss)};
 }
 
-Tensor Block::operator()(const Tensor& x, const RotaryTable* rotary, const Packing& packing) const {
+Tensor Block::operator()(const Tensor& x, const TokenContext& context) const {
   check(!moe, "block: a block with experts is called on a Stream, which carries its loss");
-  const Stream out = (*this)(Stream{x, {}, {}}, rotary, packing);
+  const Stream out = (*this)(Stream{x, {}, {}}, context);
   return add(out.residual, out.delta);
 }
 

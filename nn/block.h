@@ -48,18 +48,15 @@ struct Block : Module {
   /// `ffn`: the width of the MLP, where there is one.
   Block(std::int64_t dim, std::int64_t heads, std::int64_t ffn, const BlockOptions& options = {});
   /// x (B, T, C) -> (B, T, C). For blocks without a router, whose loss would be lost.
-  Tensor operator()(const Tensor& x, const RotaryTable* rotary = nullptr,
-                    const Packing& packing = {}) const;
+  Tensor operator()(const Tensor& x, const TokenContext& context = {}) const;
   /// The same on the split stream.
-  Stream operator()(const Stream& x, const RotaryTable* rotary, const Packing& packing = {},
-                    KvCache* cache = nullptr, int layer = 0) const;
+  Stream operator()(const Stream& x, const TokenContext& context = {}) const;
   void visit(Visitor& v) override;
   std::string describe() const override { return "Block"; }
   Block like() const;
 
  private:
-  Tensor mix(const Tensor& x, const RotaryTable* rotary, const Packing& packing, KvCache* cache,
-             int layer) const;
+  Tensor mix(const Tensor& x, const TokenContext& context) const;
 };
 
 }  // namespace weft::nn

@@ -34,10 +34,7 @@ struct GatedDeltaNet : Module {
   Linear out_proj;  // (C, Hv V)
 
   explicit GatedDeltaNet(std::int64_t dim, const GatedDeltaNetOptions& options);
-  /// With a cache, x is what follows the tokens in it, and `layer` says which of its entries is
-  /// ours; a packed row cannot have one.
-  Tensor operator()(const Tensor& x, const Packing& packing = {}, KvCache* cache = nullptr,
-                    int layer = 0) const;
+  Tensor operator()(const Tensor& x, const TokenContext& context = {}) const;
   void visit(Visitor& v) override;
   std::string describe() const override;
   GatedDeltaNet like() const;

@@ -57,11 +57,23 @@ BlockOptions block_options(const GptConfig& c, std::int64_t block) {
   return o;
 }
 
-// The packing that a recompute region was given, made again from its inputs after the first two.
-Packing packing_of(const TensorList& s, bool checked) {
-  Packing out{s[2], s[3], s[4]};
-  if (checked) out.mark_checked();
-  return out;
+// Runs `layer` on `in` and a context, keeping nothing but its inputs for backward. Tensors of the
+// context are inputs of the region as well.
+template <class F>
+TensorList recompute_with(const TokenContext& context, TensorList in, const F& layer) {
+  const int n = in.size();
+  const Packing& p = context.packing;
+  for (const Tensor& t : {p.cu_seqlens, p.positions, p.padding}) in.push_back(t);
+  TokenContext rest = context;
+  rest.packing = {};
+  return recompute(
+      [rest, n, layer, checked = p.checked()](const TensorList& s) {
+        TokenContext here = rest;
+        here.packing = {s[n], s[n + 1], s[n + 2]};
+        if (checked) here.packing.mark_checked();
+        return layer(s, here);
+      },
+      in);
 }
 
 }  // namespace
@@ -102,11 +114,26 @@ void Gpt::visit(Visitor& v) {
   v("mtp", mtp);
 }
 
-// The tokens at places first, first + 1, ... , each of them `ahead` positions later.
-Tensor Gpt::embed_tokens(const Tensor& ids, const Packing& packing, std::int64_t first,
-                         std::int64_t ahead) const {
+TokenContext Gpt::context_of(const Tensor& ids, const Packing& packing, KvCache* cache) const {
+  TokenContext context{.packing = packing, .rotary = rotary ? &*rotary : nullptr, .cache = cache};
+  const Shard::Tokens split = shard_of(*this).tokens;
+  if (split.ranks == 1) return context;
+  check(!cache, "gpt: tokens that are split over ranks cannot go with a cache");
   check(ids.ndim() == 2, "gpt: ids must have shape (batch, tokens), got {}", ids.shape());
-  const std::int64_t tokens = ids.dim(1);
+  const std::int64_t n = ids.numel();
+  check(n % split.ranks == 0,
+        "gpt: the {} tokens of a batch of {} sequences do not divide among {} ranks", n, ids.dim(0),
+        split.ranks);
+  const std::int64_t count = n / split.ranks;
+  context.part = TokenPart{ids.dim(0), ids.dim(1), split.rank * count, count};
+  return context;
+}
+
+// The tokens behind those in the cache, each of them `ahead` positions later.
+Tensor Gpt::embed_tokens(const Tensor& ids, const TokenContext& context, std::int64_t ahead) const {
+  check(ids.ndim() == 2, "gpt: ids must have shape (batch, tokens), got {}", ids.shape());
+  const Packing& packing = context.packing;
+  const std::int64_t tokens = ids.dim(1), first = context.cache ? context.cache->length() : 0;
   if (packing)
     packing.check_row(ids);
   else
@@ -117,7 +144,7 @@ Tensor Gpt::embed_tokens(const Tensor& ids, const Packing& packing, std::int64_t
   Tensor x = embed(ids);
   if (positions && packing) {
     const Tensor& at = packing.positions;
-    // Behind the end of a sequence there is nothing to predict: any position will do.
+    // After the end of a sequence there is nothing to predict: any position will do.
     const Tensor later =
         ahead ? minimum(add(at, static_cast<double>(ahead)), static_cast<double>(config.seq - 1))
               : at;
@@ -128,47 +155,30 @@ Tensor Gpt::embed_tokens(const Tensor& ids, const Packing& packing, std::int64_t
     const Tensor at = positions->weight.narrow(0, from, rows);
     x = add(x, rows < tokens ? pad(at, 0, 0, tokens - rows) : at);
   }
-  return drop(shard && shard->enter ? shard->enter(x) : x);
-}
-
-std::optional<TokenPart> Gpt::part_of(const Tensor& ids, const KvCache* cache) const {
-  const Shard::Tokens split = shard_of(*this).tokens;
-  if (split.ranks == 1) return {};
-  check(!cache, "gpt: tokens that are split over ranks cannot go with a cache");
-  check(ids.ndim() == 2, "gpt: ids must have shape (batch, tokens), got {}", ids.shape());
-  const std::int64_t n = ids.numel();
-  check(n % split.ranks == 0,
-        "gpt: the {} tokens of a batch of {} sequences do not divide among {} ranks", n, ids.dim(0),
-        split.ranks);
-  const std::int64_t count = n / split.ranks;
-  return TokenPart{ids.dim(0), ids.dim(1), split.rank * count, count};
+  return drop(shard && shard->enter ? shard->enter(x) : x, context.part);
 }
 
 Trunk Gpt::run(const Tensor& ids, const Packing& packing, KvCache* cache) const {
-  const TokenScope scope(part_of(ids, cache));
-  Stream x{embed_tokens(ids, packing, cache ? cache->length() : 0), {}, {}};
-  const RotaryTable* angles = rotary ? &*rotary : nullptr;
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    const Block& block = blocks[i];
+  TokenContext context = context_of(ids, packing, cache);
+  Stream x{embed_tokens(ids, context), {}, {}};
+  for (const Block& block : blocks) {
     about_to_use(block);
     if (config.recompute != Recompute::full || cache) {
-      x = block(x, angles, packing, cache, static_cast<int>(i));
+      x = block(x, context);
+      ++context.layer;
       continue;
     }
-    const TensorList in{x.residual, x.delta, packing.cu_seqlens, packing.positions,
-                        packing.padding};
+    const TensorList in{x.residual, x.delta};
     const Tensor aux = x.aux;
     x = {};
     // The block's own part of aux comes out; the sum stays outside.
-    TensorList out = recompute(
-        [&block, angles, known = packing.checked(), part = scope.part()](const TensorList& s) {
-          const TokenScope again(part);
-          Stream y = block(Stream{s[0], s[1], {}}, angles, packing_of(s, known));
+    TensorList out =
+        recompute_with(context, in, [&block](const TensorList& s, const TokenContext& here) {
+          Stream y = block(Stream{s[0], s[1], {}}, here);
           TensorList results{y.residual, y.delta};
           if (y.aux) results.push_back(y.aux);
           return results;
-        },
-        in);
+        });
     x = {std::move(out[0]), std::move(out[1]), aux};
     if (out.size() > 2) x.aux = aux ? add(aux, out[2]) : std::move(out[2]);
   }
@@ -194,24 +204,21 @@ Trunk Gpt::mtp_trunk(int depth, const Tensor& later, const Tensor& h, const Pack
         config.mtp.depths, depth);
   const MtpDepth& layer = mtp[config.mtp.repeated ? 0 : static_cast<std::size_t>(depth - 1)];
   about_to_use(layer);
-  const RotaryTable* angles = rotary ? &*rotary : nullptr;
-  const TokenScope scope(part_of(later, cache));
-  Tensor e = embed_tokens(later, packing, cache ? cache->length() : 0, depth);
+  const TokenContext context = context_of(later, packing, cache);
+  Tensor e = embed_tokens(later, context, depth);
   if (config.mtp.detached) e = e.detach();
   if (config.recompute != Recompute::full || cache) {
-    Trunk y = layer(e, h, angles, packing, cache);
+    Trunk y = layer(e, h, context);
     if (cache) cache->advance(later.dim(1));
     return y;
   }
-  TensorList out = recompute(
-      [&layer, angles, known = packing.checked(), part = scope.part()](const TensorList& s) {
-        const TokenScope again(part);
-        Trunk y = layer(s[0], s[1], angles, packing_of(s, known));
+  TensorList out =
+      recompute_with(context, {e, h}, [&layer](const TensorList& s, const TokenContext& here) {
+        Trunk y = layer(s[0], s[1], here);
         TensorList results{y.hidden};
         if (y.aux) results.push_back(y.aux);
         return results;
-      },
-      TensorList{e, h, packing.cu_seqlens, packing.positions, packing.padding});
+      });
   return {std::move(out[0]), out.size() > 1 ? std::move(out[1]) : Tensor()};
 }
 

@@ -8,7 +8,7 @@
 #include "weft/nn/gpt_config.h"
 #include "weft/nn/gpt_losses.h"
 #include "weft/nn/mtp.h"
-#include "weft/nn/token_scope.h"
+#include "weft/nn/token_context.h"
 
 namespace weft::nn {
 
@@ -67,13 +67,12 @@ struct Gpt : Module {
   Gpt like() const { return Gpt(config); }
 
  private:
-  Tensor embed_tokens(const Tensor& ids, const Packing& packing, std::int64_t first,
-                      std::int64_t ahead = 0) const;
+  TokenContext context_of(const Tensor& ids, const Packing& packing, KvCache* cache) const;
+  Tensor embed_tokens(const Tensor& ids, const TokenContext& context, std::int64_t ahead = 0) const;
   Trunk run(const Tensor& ids, const Packing& packing, KvCache* cache) const;
   void about_to_use(const Module& part) const {
     if (shard && shard->before_use) shard->before_use(part);
   }
-  std::optional<TokenPart> part_of(const Tensor& ids, const KvCache* cache) const;
 };
 
 }  // namespace weft::nn

@@ -7,7 +7,6 @@
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
 #include "weft/core/random.h"
-#include "weft/nn/token_scope.h"
 
 namespace weft::nn {
 namespace {
@@ -38,10 +37,13 @@ Mla::Mla(std::int64_t dim, std::int64_t heads, const MlaOptions& o)
   q_norm.emplace(o.q_lora, o.norm_eps);
 }
 
-Tensor Mla::operator()(const Tensor& given, const RotaryTable& rotary, const Packing& packing,
-                       KvCache* cache, int layer) const {
+Tensor Mla::operator()(const Tensor& given, const TokenContext& context) const {
   check(given.ndim() == 3, "mla: x must have shape (batch, tokens, dim), got {}", given.shape());
-  const TokenPart* const part = TokenScope::current();
+  check(context.rotary != nullptr, "block: multi-head latent attention needs a rotary table");
+  const RotaryTable& rotary = *context.rotary;
+  const Packing& packing = context.packing;
+  KvCache* const cache = context.cache;
+  const std::optional<TokenPart>& part = context.part;
   Tensor x = shard && shard->enter ? shard->enter(given) : given;
   if (part) x = x.view({part->sequences, part->tokens, x.dim(-1)});
   if (packing) {
@@ -63,7 +65,7 @@ Tensor Mla::operator()(const Tensor& given, const RotaryTable& rotary, const Pac
   Tensor latent = kv_norm(down[0]).view({batch, tokens, 1, o.kv_lora});
   Tensor shared = turn(down[1].view({batch, tokens, 1, o.rope}));
   if (cache) {
-    KvCache::Pair seen = cache->append(layer, latent, shared);
+    KvCache::Pair seen = cache->append(context.layer, latent, shared);
     latent = std::move(seen.k);
     shared = std::move(seen.v);
   }

@@ -36,11 +36,9 @@ struct Mla : Module {
   Dropout drop;
 
   Mla(std::int64_t dim, std::int64_t heads, const MlaOptions& options);
-  /// `rotary` has angles for `rope` elements. With a cache, x is what follows the tokens in it, and
-  /// `layer` says which of its entries is ours; a packed row cannot have one. Keys and values of
-  /// the tokens in the cache are computed again from their latents.
-  Tensor operator()(const Tensor& x, const RotaryTable& rotary, const Packing& packing = {},
-                    KvCache* cache = nullptr, int layer = 0) const;
+  /// Needs a rotary table, with angles for `rope` elements. Keys and values of the tokens in a
+  /// cache are computed again from their latents.
+  Tensor operator()(const Tensor& x, const TokenContext& context) const;
   void visit(Visitor& v) override;
   std::string describe() const override;
   unsigned shard_members() const override { return Shard::kEnter | Shard::kHeads; }

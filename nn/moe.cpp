@@ -70,12 +70,13 @@ FixedRows MoE::rows_of_expert(std::int64_t tokens) const {
   return {std::min(tokens, capacity), std::min(batch, capacity)};
 }
 
-MoeOutput MoE::operator()(const Tensor& given, const Packing& packing) const {
+MoeOutput MoE::operator()(const Tensor& given, const TokenContext& context) const {
+  const Packing& packing = context.packing;
   std::int64_t sequences = 1;
   for (int i = 0; i + 2 < given.ndim(); ++i) sequences *= given.dim(i);
   const std::int64_t tokens = given.ndim() > 1 ? sequences * given.dim(-2) : 1;
-  // Its boundaries were checked for that many tokens. With a TokenScope the row is whole, x is not.
-  check(!packing.positions || TokenScope::current() || packing.positions.numel() == tokens,
+  // Its boundaries were checked for that many tokens. With a part the row is whole, x is not.
+  check(!packing.positions || context.part || packing.positions.numel() == tokens,
         "moe: the packed row must have the {} tokens of x, got {}", tokens,
         packing.positions ? packing.positions.numel() : 0);
   const Tensor x = reshape(given, {tokens, given.dim(-1)});
@@ -83,7 +84,8 @@ MoeOutput MoE::operator()(const Tensor& given, const Packing& packing) const {
   const Tensor padding = mask ? reshape(mask, {mask.numel()}) : mask;
   auto [routing, loss] = router(x, {.padding = padding,
                                     .sequences = std::max<std::int64_t>(sequences, 1),
-                                    .packed = {packing.cu_seqlens, packing.checked()}});
+                                    .packed = {packing.cu_seqlens, packing.checked()},
+                                    .part = context.part});
   const TokenDispatcher& to_experts = dispatcher();
   Dispatch d = to_experts.dispatch_preprocess(latent_down ? (*latent_down)(x) : x, routing,
                                               rows_of_expert(tokens));

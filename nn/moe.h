@@ -2,7 +2,6 @@
 #include <memory>
 
 #include "weft/nn/experts.h"
-#include "weft/nn/packing.h"
 #include "weft/nn/router.h"
 #include "weft/nn/token_dispatcher.h"
 
@@ -54,7 +53,7 @@ struct MoE : Module {
   /// sequences, by which Balance::sequence counts; those of a packed row are counted one by one.
   /// Its padding goes to no expert. Throws Error when the packed row has not x's tokens, and as the
   /// router does.
-  MoeOutput operator()(const Tensor& x, const Packing& packing = {}) const;
+  MoeOutput operator()(const Tensor& x, const TokenContext& context = {}) const;
   void visit(Visitor& v) override;
   std::string describe() const override;
   unsigned shard_members() const override { return Shard::kDispatcher; }

@@ -20,10 +20,10 @@ MtpDepth::MtpDepth(Block b)
       block(std::move(b)),
       norm(norm_like(block)) {}
 
-Trunk MtpDepth::operator()(const Tensor& embedded, const Tensor& h, const RotaryTable* rotary,
-                           const Packing& packing, KvCache* cache) const {
+Trunk MtpDepth::operator()(const Tensor& embedded, const Tensor& h,
+                           const TokenContext& context) const {
   const Tensor both = cat({enorm(embedded), hnorm(h)}, -1);
-  const Stream x = block(Stream{eh_proj(both), {}, {}}, rotary, packing, cache);
+  const Stream x = block(Stream{eh_proj(both), {}, {}}, context);
   return {norm(x.delta, x.residual).y, x.aux};
 }
 

@@ -26,14 +26,14 @@ constexpr const char* kScopes[] = {"aux", "sequence", "global"};
 Tensor plus(const Tensor& a, const Tensor& b) { return a ? add(a, b) : b; }
 
 // The part of a batch that the `tokens` of a call are; null where they are whole sequences.
-const TokenPart* part_of_batch(std::int64_t tokens, std::int64_t sequences) {
-  const TokenPart* part = TokenScope::current();
-  return part && sequences == 1 && part->count == tokens && tokens > 0 ? part : nullptr;
+const TokenPart* part_of_batch(const RouterInput& in, std::int64_t tokens) {
+  const bool is_part = in.part && in.sequences == 1 && in.part->count == tokens && tokens > 0;
+  return is_part ? &*in.part : nullptr;
 }
 
 // What is said of a whole packed row, for the part of it that the `tokens` of a call are.
 RouterInput here(RouterInput in, std::int64_t tokens) {
-  const TokenPart* part = part_of_batch(tokens, in.sequences);
+  const TokenPart* part = part_of_batch(in, tokens);
   if (!part) return in;
   if (in.padding && in.padding.dim(0) != tokens)
     in.padding = in.padding.narrow(0, part->first, tokens);
@@ -98,11 +98,11 @@ int Router::losses() const {
   return n;
 }
 
-Tensor Router::logits_of(const Tensor& input, std::int64_t sequences) const {
+Tensor Router::logits_of(const Tensor& input, const RouterInput& in) const {
   const auto key = [&](std::uint64_t stream_number, std::int64_t width) {
-    const TokenPart* part = part_of_batch(input.dim(0), sequences);
+    const TokenPart* part = part_of_batch(in, input.dim(0));
     const std::int64_t length =
-        part ? part->tokens : input.dim(0) / std::max<std::int64_t>(sequences, 1);
+        part ? part->tokens : input.dim(0) / std::max<std::int64_t>(in.sequences, 1);
     RandomKey k =
         RandomScope::key_for(stream() + stream_number, static_cast<std::uint64_t>(length * width),
                              static_cast<std::uint64_t>(width));
@@ -162,7 +162,7 @@ Tensor Router::counts_of(const BalanceLoss& l, const Tensor& logits, const Routi
   const bool by_sequence = l.scope == Balance::sequence;
   const PackedTokens packed = by_sequence ? in.packed : PackedTokens{};
   const TokenPart* part =
-      by_sequence && !packed.cu_seqlens ? part_of_batch(logits.dim(0), in.sequences) : nullptr;
+      by_sequence && !packed.cu_seqlens ? part_of_batch(in, logits.dim(0)) : nullptr;
   const std::int64_t parts = part          ? part->count / std::gcd(part->tokens, part->count)
                              : by_sequence ? in.sequences
                                            : 1;
@@ -229,7 +229,7 @@ Routing Router::with_room(const Routing& own) const {
 }
 
 Routed Router::operator()(const Tensor& x, const RouterInput& given) const {
-  const Tensor logits = logits_of(x, given.sequences);
+  const Tensor logits = logits_of(x, given);
   const RouterInput in = here(given, logits.dim(0));
   Routed out;
   out.routing = config.sinkhorn

@@ -7,7 +7,7 @@
 #include "weft/core/fields.h"
 #include "weft/nn/module.h"
 #include "weft/nn/shard.h"
-#include "weft/nn/token_scope.h"
+#include "weft/nn/token_context.h"
 
 namespace weft::nn {
 
@@ -54,12 +54,13 @@ struct RouterConfig {
 
 struct RouterInput {
   Tensor padding = {};  ///< (T) bool; true: routed nowhere, in no loss and no count
-  /// x holds this many sequences of equal length, one after another. Under a TokenScope x is the
-  /// part of the batch that it says, and this must be 1.
+  /// x holds this many sequences of equal length, one after another.
   std::int64_t sequences = 1;
-  /// Or one row of sequences, by which Balance::sequence counts then. Under a TokenScope these and
-  /// padding are those of the whole row.
+  /// Or one row of sequences, by which Balance::sequence counts then.
   PackedTokens packed = {};
+  /// x is this part of the batch, and `sequences` must be 1. `packed` and `padding` are those of
+  /// the whole row.
+  std::optional<TokenPart> part = {};
 };
 
 /// What a router decided. Dropping `loss` would switch balancing off without a word.
@@ -96,7 +97,7 @@ struct Router : Module {
   Router like() const;
 
  private:
-  Tensor logits_of(const Tensor& x, std::int64_t sequences) const;
+  Tensor logits_of(const Tensor& x, const RouterInput& input) const;
   void count_whole_sequences(const Tensor& counts, const TokenPart& part) const;
   Tensor chosen(const Tensor& logits, const Routing& routing, const RouterInput& input,
                 std::int64_t parts, const PackedTokens& packed) const;

@@ -296,10 +296,12 @@ TEST_CASE("dropout: a part of the tokens draws its part of the mask") {
   for (const int ranks : {2, 3, 4, 6})
     for (int r = 0; r < ranks; ++r) {
       const std::int64_t n = 12 / ranks;
-      const nn::TokenScope scope(nn::TokenPart{3, 4, r * n, n});
-      const Tensor got = drop(Tensor::ones({1, n, 5}));
+      const Tensor got = drop(Tensor::ones({1, n, 5}), nn::TokenPart{3, 4, r * n, n});
       CHECK(test::different_bits(got.view({n, 5}), want.narrow(0, r * n, n).contiguous()) == "");
     }
+  CHECK(error_of([&] {
+          drop(x, nn::TokenPart{3, 4, 0, 6});
+        }) == "dropout: x must be the part's 6 tokens, (1, 6, dim), got [3, 4, 5]");
 }
 
 }  // namespace weft::distributed::parallelize_test

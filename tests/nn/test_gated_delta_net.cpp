@@ -214,7 +214,7 @@ TEST_CASE("gated_delta_net: errors name the rule") {
                at = Tensor::of({0, 1, 2, 3}, {4}, DType::i32);
   nn::KvCache cache(hybrid(Arch::llama), 1, 4);
   CHECK(error_of([&] {
-          m(Tensor::zeros({1, 4, 8}), {cu, at}, &cache);
+          m(Tensor::zeros({1, 4, 8}), {.packing = {cu, at}, .cache = &cache});
         }) == "gated_delta_net: a packed row cannot go with a cache");
   CHECK(error_of([&] { hybrid(Arch::llama).validate(); }) == "no error");
   GptConfig wrong = hybrid(Arch::llama);

@@ -251,7 +251,8 @@ TEST_CASE("padding tokens are not dispatched, and get nothing from the experts")
   const MoE m = layer({.experts = 4});
   const Tensor x = random({2, 3, 6});
   const Tensor padding = Tensor::of({0, 0, 1, 0, 1, 1}, {6}).to(DType::boolean);
-  const Tensor y = m(x, {.padding = padding}).y.view({6, 6}), whole = m(x).y.view({6, 6});
+  const Tensor y = m(x, {.packing = {.padding = padding}}).y.view({6, 6}),
+               whole = m(x).y.view({6, 6});
   for (std::int64_t t = 0; t < 6; ++t) {
     const bool pad = t == 2 || t > 3;
     CHECK(mismatch(y.select(0, t), pad ? Tensor::zeros({6}, DType::f64) : whole.select(0, t),
@@ -308,14 +309,14 @@ TEST_CASE("Block: experts in place of the MLP; the router's loss is part of the 
   nn::init(block, 1);
   const Tensor x = random({2, 3, 8}, 1, DType::f32), before = Tensor::full({}, 2);
   Tape tape;
-  const nn::Stream one = block(nn::Stream{x, {}, {}}, nullptr);
-  const nn::Stream two = block(nn::Stream{x, {}, before}, nullptr);
+  const nn::Stream one = block(nn::Stream{x, {}, {}});
+  const nn::Stream two = block(nn::Stream{x, {}, before});
   CHECK(one.aux.ndim() == 0);
   CHECK(one.aux.item() > 0);
   CHECK(two.aux.item() == doctest::Approx(2 + one.aux.item()));
   // Both sequences are counted by themselves.
-  const Tensor first = block(nn::Stream{x.narrow(0, 0, 1), {}, {}}, nullptr).aux;
-  const Tensor second = block(nn::Stream{x.narrow(0, 1, 1), {}, {}}, nullptr).aux;
+  const Tensor first = block(nn::Stream{x.narrow(0, 0, 1), {}, {}}).aux;
+  const Tensor second = block(nn::Stream{x.narrow(0, 1, 1), {}, {}}).aux;
   CHECK(one.aux.item() == doctest::Approx((first.item() + second.item()) / 2));
   CHECK(error_of([&] { block(x); }) ==
         "block: a block with experts is called on a Stream, which carries its loss");
@@ -342,7 +343,7 @@ TEST_CASE("MoE: boundaries that were checked for other tokens are refused") {
   Tape tape;
   const auto error = [&](std::vector<std::int32_t> boundaries) {
     const nn::Packing packing = nn::Packing::of(boundaries, 4096);
-    return error_of([&] { (void)moe(x, packing); });
+    return error_of([&] { (void)moe(x, {.packing = packing}); });
   };
   CHECK(error({0, 4, 4096}) == "moe: the packed row must have the 8 tokens of x, got 4096");
   CHECK(error({0, 4, 7}) == "moe: the packed row must have the 8 tokens of x, got 7");
