@@ -106,6 +106,14 @@ std::string Attention::describe() const {
                  (qkv.weight.dim(0) / head_dim - heads) / 2, head_dim);
 }
 
+KvCache::Entry Attention::cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
+                                      Device device) const {
+  const std::int64_t heads = proj.weight.dim(1) / head_dim;
+  const std::int64_t kv_heads = (qkv.weight.dim(0) / head_dim - heads) / 2;
+  const Shape shape{batch, capacity, kv_heads, head_dim};
+  return {.tokens = {Tensor::zeros(shape, dtype, device), Tensor::zeros(shape, dtype, device)}};
+}
+
 Attention Attention::like() const {
   return Attention(qkv.weight.dim(1), proj.weight.dim(1) / head_dim, options);
 }

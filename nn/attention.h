@@ -1,10 +1,9 @@
 #pragma once
 #include "weft/nn/dropout.h"
-#include "weft/nn/kv_cache.h"
 #include "weft/nn/linear.h"
+#include "weft/nn/mixer.h"
 #include "weft/nn/norm.h"
 #include "weft/nn/rotary.h"
-#include "weft/nn/token_context.h"
 
 namespace weft::nn {
 
@@ -21,7 +20,7 @@ struct AttentionOptions {
 
 /// Causal self-attention:  x (B, T, C) -> (B, T, C). q, k and v come from one packed projection.
 /// The numbers of heads follow from the weights, so a part with fewer heads just works.
-struct Attention : Module {
+struct Attention : Mixer {
   AttentionOptions options;
   std::int64_t head_dim;
   Linear qkv;   // (H*D + 2*Hkv*D, C)
@@ -30,11 +29,15 @@ struct Attention : Module {
   Dropout drop;
 
   Attention(std::int64_t dim, std::int64_t heads, const AttentionOptions& options = {});
-  Tensor operator()(const Tensor& x, const TokenContext& context = {}) const;
+  Tensor operator()(const Tensor& x, const TokenContext& context = {}) const override;
   void visit(Visitor& v) override;
   std::string describe() const override;
   unsigned shard_members() const override { return Shard::kHeads; }
+  const char* name() const override { return "attn"; }
   Attention like() const;
+  std::unique_ptr<Mixer> make_like() const override { return std::make_unique<Attention>(like()); }
+  KvCache::Entry cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
+                             Device device) const override;
 };
 
 }  // namespace weft::nn

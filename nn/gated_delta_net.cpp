@@ -109,6 +109,14 @@ std::string GatedDeltaNet::describe() const {
                  options.conv);
 }
 
+KvCache::Entry GatedDeltaNet::cache_entry(std::int64_t batch, std::int64_t, DType dtype,
+                                          Device device) const {
+  const GatedDeltaNetOptions& o = options;
+  const DType real = dtype == DType::f64 ? DType::f64 : DType::f32;
+  return {.state = {Tensor::zeros({batch, o.conv - 1, channels(o)}, dtype, device),
+                    Tensor::zeros({batch, o.value_heads, o.key_dim, o.value_dim}, real, device)}};
+}
+
 GatedDeltaNet GatedDeltaNet::like() const { return GatedDeltaNet(in_proj.weight.dim(1), options); }
 
 }  // namespace weft::nn

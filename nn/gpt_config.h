@@ -69,7 +69,9 @@ struct GptConfig {
   std::int64_t ffn_dim() const;
   std::int64_t expert_ffn_dim() const { return moe.ffn ? moe.ffn : ffn_dim(); }
   bool has_experts(std::int64_t block) const;
-  bool is_delta(std::int64_t block) const;
+  /// The letter of a block's mixer; see mixer_kinds().
+  char mixer(std::int64_t block) const;
+  bool is_delta(std::int64_t block) const { return mixer(block) == 'd'; }
   bool has_delta() const { return pattern.find('d') != std::string::npos; }
   GatedDeltaNetOptions delta_options() const;
   MlaOptions mla_options() const;

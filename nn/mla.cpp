@@ -107,6 +107,12 @@ std::string Mla::describe() const {
                  options.rope, options.v_head, options.kv_lora);
 }
 
+KvCache::Entry Mla::cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
+                                Device device) const {
+  return {.tokens = {Tensor::zeros({batch, capacity, 1, options.kv_lora}, dtype, device),
+                     Tensor::zeros({batch, capacity, 1, options.rope}, dtype, device)}};
+}
+
 Mla Mla::like() const { return Mla(kv_down.weight.dim(1), heads(), options); }
 
 }  // namespace weft::nn

@@ -70,7 +70,7 @@ FixedRows MoE::rows_of_expert(std::int64_t tokens) const {
   return {std::min(tokens, capacity), std::min(batch, capacity)};
 }
 
-MoeOutput MoE::operator()(const Tensor& given, const TokenContext& context) const {
+FeedForward::Output MoE::operator()(const Tensor& given, const TokenContext& context) const {
   const Packing& packing = context.packing;
   std::int64_t sequences = 1;
   for (int i = 0; i + 2 < given.ndim(); ++i) sequences *= given.dim(i);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "weft/nn/attention.h"
 #include "weft/tests/gpt_support.h"
 
 namespace weft::mla_test {
@@ -197,7 +198,7 @@ TEST_CASE("mla: errors name the rule") {
   CHECK(error_of([&] {
           m(Tensor::zeros({1, 2, 8}), {.packing = {cu, at}, .rotary = &table, .cache = &cache});
         }) == "mla: a packed row cannot go with a cache");
-  const nn::Block block(8, 3, 8, {.mla = kSmall});
+  const nn::Block block(nn::LayerNorm(8), Mla(8, 3, kSmall), nn::Mlp(8, 8));
   CHECK(error_of([&] {
           block(Tensor::zeros({1, 2, 8}));
         }) == "block: multi-head latent attention needs a rotary table");
@@ -235,8 +236,8 @@ TEST_CASE("mla gpt: parameters and operations") {
     c.pattern = "ad";
     const Gpt model(c);
     CHECK(model.parameter_count() == c.parameter_count());
-    CHECK(model.blocks[0].mla.has_value());
-    CHECK(model.blocks[1].delta.has_value());
+    CHECK(model.blocks[0].as<Mla>() != nullptr);
+    CHECK(model.blocks[1].as<nn::GatedDeltaNet>() != nullptr);
   }
   // One layer: the matrices, and for each of 6.5 keys seen a score of 8 + 4 and a value of 5.
   GptConfig c = latent();

@@ -7,6 +7,7 @@
 #include "weft/autograd/matmul.h"
 #include "weft/autograd/recompute.h"
 #include "weft/autograd/softmax.h"
+#include "weft/nn/attention.h"
 #include "weft/nn/block.h"
 #include "weft/tests/support.h"
 
@@ -305,7 +306,7 @@ TEST_CASE("Block: experts in place of the MLP; the router's loss is part of the 
                        .router = {.balance = {{nn::Balance::sequence, 0.1}}},
                        .ffn = 6,
                        .shared_ffn = 4};
-  nn::Block block(8, 2, 6, {.attention = {.bias = false}, .moe = moe});
+  nn::Block block(nn::LayerNorm(8), nn::Attention(8, 2, {.bias = false}), MoE(8, moe));
   nn::init(block, 1);
   const Tensor x = random({2, 3, 8}, 1, DType::f32), before = Tensor::full({}, 2);
   Tape tape;
