@@ -127,6 +127,7 @@ set(weft_sources
   core/thread_pool.cpp
   data/dataset.cpp
   data/loader.cpp
+  data/packed_documents.cpp
   data/packing.cpp
   data/text.cpp
   data/token_file.cpp

@@ -172,7 +172,7 @@ endif()
 # The programs, run as a user would run them.
 if(WEFT_EXAMPLES)
   add_test(NAME readme_model COMMAND readme_model)
-  set(cases hostile hybrid mini_gpt mlp moe mtp ranks repeat wrong_use)
+  set(cases hostile hybrid metrics mini_gpt mlp moe mtp pack ranks repeat wrong_use)
   if(WEFT_SANITIZE)
     set(cases hostile mlp repeat)  # the trainer's own code; the library's has its tests
   endif()

@@ -6,7 +6,8 @@
 namespace weft::data {
 
 Batch Batch::narrow(std::int64_t first, std::int64_t count) const {
-  return {inputs.narrow(0, first, count), targets.narrow(0, first, count)};
+  return {inputs.narrow(0, first, count), targets.narrow(0, first, count),
+          positions ? positions.narrow(0, first, count) : positions};
 }
 
 TensorDataset::TensorDataset(const Tensor& inputs, const Tensor& targets) {
@@ -17,12 +18,12 @@ TensorDataset::TensorDataset(const Tensor& inputs, const Tensor& targets) {
         "tensor dataset: inputs and targets must have as many rows, at least 1, got shapes {} and "
         "{}",
         inputs.shape(), targets.shape());
-  all_ = {inputs.detach().contiguous(), targets.detach().contiguous()};
+  all_ = {inputs.detach().contiguous(), targets.detach().contiguous(), {}};
 }
 
 Batch TensorDataset::rows(std::span<const std::int64_t> numbers) const {
   const Tensor picked = Tensor::from(numbers, {static_cast<std::int64_t>(numbers.size())});
-  return {index_select(all_.inputs, 0, picked), index_select(all_.targets, 0, picked)};
+  return {index_select(all_.inputs, 0, picked), index_select(all_.targets, 0, picked), {}};
 }
 
 }  // namespace weft::data

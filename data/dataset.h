@@ -14,11 +14,15 @@ namespace weft::data {
 struct Batch {
   Tensor inputs;
   Tensor targets;
+  /// (rows, seq) i32, on the CPU: the place of each token in its sequence, from 0, and -1 for
+  /// padding. Null where a row is one sequence.
+  Tensor positions = {};
 
   std::int64_t rows() const { return inputs.dim(0); }
   /// Rows [first, first + count), as views.
   Batch narrow(std::int64_t first, std::int64_t count) const;
-  Batch to(Device device) const { return {inputs.to(device), targets.to(device)}; }
+  /// With inputs and targets on that device.
+  Batch to(Device device) const { return {inputs.to(device), targets.to(device), positions}; }
 };
 
 /// A target of an integer type that counts for nothing.

@@ -99,7 +99,8 @@ Batch EvalLoader::batch(std::int64_t i) const {
   std::iota(numbers.begin(), numbers.end(), first);
   Batch out = dataset_.rows(numbers);
   if (count == batch_ || is_floating(out.targets.dtype())) return out;
-  return {padded(out.inputs, batch_, 0), padded(out.targets, batch_, kIgnore)};
+  return {padded(out.inputs, batch_, 0), padded(out.targets, batch_, kIgnore),
+          out.positions ? padded(out.positions, batch_, -1) : Tensor()};
 }
 
 }  // namespace weft::data

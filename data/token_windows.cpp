@@ -22,7 +22,7 @@ TokenWindows::TokenWindows(TokenStream tokens, std::int64_t seq, Tail tail)
 
 Batch TokenWindows::rows(std::span<const std::int64_t> numbers) const {
   const Shape shape{static_cast<std::int64_t>(numbers.size()), seq_};
-  Batch out{Tensor::empty(shape, DType::i32), Tensor::empty(shape, DType::i32)};
+  Batch out{Tensor::empty(shape, DType::i32), Tensor::empty(shape, DType::i32), {}};
   auto* inputs = out.inputs.data<std::int32_t>();
   auto* targets = out.targets.data<std::int32_t>();
   std::vector<std::int32_t> row(static_cast<std::size_t>(seq_) + 1);  // one read for both

@@ -237,17 +237,17 @@ void Ddp::mark_empty() {
   for (const NamedTensor& p : parameters_) p.tensor.set_main_grad_filled(false);
 }
 
-std::int64_t Ddp::zeros() const {
+Tensor Ddp::zeros() const {
   check(options_.count_zeros, "ddp: zeros() needs count_zeros");
-  return static_cast<std::int64_t>(sums_.select(0, 1).item());
+  return sums_.select(0, 1).clone();
 }
 
-double Ddp::joint_norm(const Tensor& squares) const {
+Tensor Ddp::joint_norm(const Tensor& squares) const {
   const NoGradGuard off;
   const Tensor total = Tensor::zeros({1}, DType::f64, sums_.device());
   if (squares) total.copy_(squares.view({1}));
   mesh_.world().all().at_once().all_reduce(total).wait();
-  return total.is_meta() ? 0 : std::sqrt(total.item());
+  return total.select(0, 0).sqrt();
 }
 
 }  // namespace weft::distributed

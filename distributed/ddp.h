@@ -80,11 +80,11 @@ class Ddp {
   void zero_grad();
 
   /// With count_zeros: how many gradient values were exactly 0 at the last finish(), in all of the
-  /// job. Throws Error without.
-  std::int64_t zeros() const;
+  /// job: one f64 on the device. Throws Error without.
+  Tensor zeros() const;
   /// The Euclidean norm of values that lie on several ranks, from the sum of squares (f64, one
   /// element) of those that this rank has to count; null for none. One collective.
-  double joint_norm(const Tensor& squares) const;
+  Tensor joint_norm(const Tensor& squares) const;
   /// Other ranks of tp (etp) may hold the same values of a parameter: so many of its first elements
   /// are this rank's to count.
   std::int64_t counted(std::size_t parameter) const;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/tape.h"
 #include "weft/core/allocator.h"
 #include "weft/core/error.h"
 #include "weft/distributed/model_pieces.h"
@@ -65,9 +67,16 @@ class LocalOptimizer : public ParallelOptimizer {
   double lr() const override { return inner_->lr(); }
   void set_lr(double lr) override { inner_->set_lr(lr); }
   std::int64_t steps() const override { return inner_->steps(); }
-  double parameter_norm() const override {
-    const Tensor norm = inner_->parameter_norm();
-    return norm && !norm.is_meta() ? norm.item() : 0;
+  Tensor parameter_norm() const override { return inner_->parameter_norm(); }
+  Tensor zero_gradients() const override {
+    const NoGradGuard off;
+    Tensor zeros;
+    for (const NamedTensor& p : inner_->parameters())
+      if (const Tensor g = optim::gradient_of(p.tensor)) {
+        const Tensor own = eq(g, 0).to(DType::f64).sum();
+        zeros = zeros ? add(zeros, own) : own;
+      }
+    return zeros;
   }
   Pieces state() const override {
     Pieces out;

@@ -53,8 +53,12 @@ class ParallelOptimizer {
   virtual void set_lr(double lr) = 0;
   virtual std::int64_t steps() const = 0;
   /// The norm of all parameters that it trains, in all of the job, each value counted once; of
-  /// their f32 master weights where there are such. One collective.
-  virtual double parameter_norm() const { return ddp_->joint_norm(counted_squares()); }
+  /// their f32 master weights where there are such: one f64 on the device. One collective; the host
+  /// does not wait for a GPU.
+  virtual Tensor parameter_norm() const { return ddp_->joint_norm(counted_squares()); }
+  /// How many gradient values of the job were exactly 0 at the last finish(): one f64 on the
+  /// device. Throws Error unless its Ddp counts zeros.
+  virtual Tensor zero_gradients() const { return ddp_->zeros(); }
 
   /// The state that this rank has to write, all ranks together everything: "step" and
   /// "<parameter>.<state>" with its place in the whole. Copies.

@@ -31,15 +31,17 @@ RouterStep::RouterStep(Module& model) {
   });
 }
 
-bool RouterStep::has_balance_loss() const {
-  return std::any_of(layers_.begin(), layers_.end(), [](const Layer& l) {
-    return std::any_of(l.place.begin(), l.place.begin() + 3, [](int at) { return at >= 0; });
-  });
+bool RouterStep::has(std::size_t kind) const {
+  return std::any_of(layers_.begin(), layers_.end(),
+                     [&](const Layer& l) { return l.place[kind] >= 0; });
 }
 
-bool RouterStep::has_z_loss() const {
-  return std::any_of(layers_.begin(), layers_.end(),
-                     [](const Layer& l) { return l.place[3] >= 0; });
+std::vector<std::pair<const char*, std::int64_t>> RouterStep::balance_kinds() const {
+  constexpr const char* kNames[] = {"aux_batch_loss", "aux_seq_loss", "aux_global_loss"};
+  std::vector<std::pair<const char*, std::int64_t>> out;
+  for (std::size_t kind = 0; kind < 3; ++kind)
+    if (has(kind)) out.emplace_back(kNames[kind], static_cast<std::int64_t>(kind));
+  return out;
 }
 
 Tensor RouterStep::losses() const {
@@ -57,6 +59,23 @@ Tensor RouterStep::losses() const {
     }
   }
   return out ? out : Tensor::zeros({4});
+}
+
+Tensor RouterStep::layer_losses() const {
+  const NoGradGuard quiet;
+  const Tensor first = layers_.empty() ? Tensor() : layers_[0].loss_sums;
+  const Tensor out =
+      Tensor::zeros({static_cast<std::int64_t>(layers_.size())}, first ? first.dtype() : DType::f32,
+                    first ? first.device() : kCpu);
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const Layer& l = layers_[i];
+    for (std::size_t kind = 0; kind < 3; ++kind)
+      if (l.place[kind] >= 0)
+        out.select(0, static_cast<std::int64_t>(i))
+            .add_(div(l.loss_sums.select(0, l.place[kind]),
+                      maximum(l.loss_sums.select(0, l.losses), 1)));
+  }
+  return out;
 }
 
 Tensor RouterStep::finish(double rate, const SumCounts& reduce) {

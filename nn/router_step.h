@@ -1,6 +1,7 @@
 #pragma once
 #include <array>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "weft/nn/router.h"
@@ -18,13 +19,18 @@ class RouterStep {
   /// Throws Error when routers have different numbers of experts.
   explicit RouterStep(Module& model);
   bool empty() const { return layers_.empty(); }
-  bool has_balance_loss() const;
-  bool has_z_loss() const;
+  /// The kinds of balance loss that some layer has: a name for each, and its place in losses().
+  std::vector<std::pair<const char*, std::int64_t>> balance_kinds() const;
+  bool has_balance_loss() const { return !balance_kinds().empty(); }
+  bool has_z_loss() const { return has(3); }
 
   /// Each kind of loss over its coefficient, the mean over micro-batches and over the layers that
   /// have it: (4), f32 or f64, in the order aux, sequence, global, z; 0 for a kind that nobody has.
   /// To be asked before finish().
   Tensor losses() const;
+  /// The balance losses of each layer added up, each over its coefficient, the mean over
+  /// micro-batches: (layers), f32 or f64. To be asked before finish().
+  Tensor layer_losses() const;
   /// Moves the bias of every expert by rate towards the mean load, bias += rate * sign(mean count -
   /// count), and sets the counters of the step back to 0. reduce, where there is one, is called
   /// exactly once, with counts (layers, experts) i64, and sums them over all ranks in place. Layers
@@ -42,6 +48,7 @@ class RouterStep {
     std::array<int, 4> place;  // of each kind in loss_sums, -1 for none
     int losses;
   };
+  bool has(std::size_t kind) const;
   std::vector<Layer> layers_;
   std::int64_t experts_ = 0;
 };

@@ -5,13 +5,15 @@ there, when docs/glossary.md is out of order or names something that its file do
 docs/README.md does not list a page.
 
 Code that tests run: the first C++ block of README.md is examples/readme_model.cpp. For docs/X.md with
-a tests/docs/test_X.cpp, each ```cpp block is a run of lines of that file (its indentation may differ),
+a tests/docs/test_X.cpp, or the files that CODE_OF names, each ```cpp block is a run of lines of that file (its indentation may differ),
 and each `code` in the last column of a table whose head has "Weft" there is in that file."""
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Pages whose code is not in tests/docs.
+CODE_OF = {"own_training.md": ["examples/train_mlp.cpp", "tests/train/test_trainer.cpp"]}
 
 
 def missing_tests(page):
@@ -39,16 +41,17 @@ def squeezed(text):
 
 def untested_code(page):
     """The code of a page that is not in its test file; nothing for a page without one."""
-    path = ROOT / f"tests/docs/test_{page.stem}.cpp"
-    if page.parent != ROOT / "docs" or not path.exists():
+    files = CODE_OF.get(page.name, [f"tests/docs/test_{page.stem}.cpp"])
+    if page.parent != ROOT / "docs" or not (ROOT / files[0]).exists():
         return
-    text, source = page.read_text(), path.read_text()
+    text, source = page.read_text(), "".join((ROOT / file).read_text() for file in files)
+    path = " or ".join(files)
     name = page.relative_to(ROOT)
     lines = [line.strip() for line in source.splitlines()]
     for block in re.findall(r"```cpp\n(.*?)```", text, re.S):
         wanted = [line.strip() for line in block.rstrip().splitlines()]
         if not any(lines[i:i + len(wanted)] == wanted for i in range(len(lines))):
-            yield f"{name}: the block that begins '{wanted[0]}' is not in {path.relative_to(ROOT)}"
+            yield f"{name}: the block that begins '{wanted[0]}' is not in {path}"
     code = squeezed(re.sub(r"//[^\n]*", "", source))
     in_table = False
     for line in text.splitlines():
@@ -60,7 +63,7 @@ def untested_code(page):
         elif in_table:
             for span in re.findall(r"`([^`]+)`", last):
                 if squeezed(span) not in code and not (ROOT / span.removeprefix("weft/")).is_file():
-                    yield f"{name}: `{span}` is not in {path.relative_to(ROOT)}"
+                    yield f"{name}: `{span}` is not in {path}"
 
 
 def wrong_terms():

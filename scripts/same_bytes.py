@@ -28,7 +28,7 @@ RUNS = {  # name: program and flags
     "recompute": ["train_moe", "--recompute", "full", "--optimizer", "sgd", "--lr", "0.01"],
 }
 # What differs between equal runs, and what a run says of its own folder.
-TIMES = {"tokens_per_s", "step_ms", "joules", "system_allocs", "peak_bytes", "live_bytes"}
+TIMES = {"tokens_per_s", "step_ms", "joules", "system_allocs", "peak_bytes", "live_bytes", "mfu", "peak_tflops"}
 
 
 def build(commit):

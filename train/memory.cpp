@@ -81,7 +81,7 @@ std::int64_t predict_peak_bytes(const Task& task, const Options& options, const 
   };
   std::int64_t peak = 0;
   for (std::int64_t i = 1; i <= 2; ++i)
-    peak = step(i, {share(rows.inputs), share(rows.targets)}).peak_bytes;
+    peak = step(i, {share(rows.inputs), share(rows.targets), {}}).peak_bytes;
   return peak + left_out * (bytes_of_row(rows.inputs) + bytes_of_row(rows.targets));
 }
 

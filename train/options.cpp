@@ -19,7 +19,8 @@ void check_layout(const Options& o, Device device) {
   weft::check(std::max<std::int64_t>(p.dp, 1) * p.tp <= kMostRanks,
               "--dp: with --tp must be at most {} ranks, got {} x {}", kMostRanks, p.dp, p.tp);
   weft::check(
-      !p.zero || o.optimizer.state_dtype != DType::f16,
+      !p.zero || (o.optimizer.state_dtype != DType::f16 &&
+                  o.optimizer.second_moment_dtype() != DType::f16),
       "--zero: the scales of f16 states would be those of a slice; use --state-dtype f32 or bf16");
   weft::check(p.backend != Backend::fake || device.is_meta(),
               "--backend: fake needs --device meta, got {}", device);
@@ -50,6 +51,20 @@ void apply(const MachineOptions& options) {
   set_deterministic(options.deterministic);
 }
 
+DType OptimizerOptions::second_moment_dtype() const {
+  switch (second_moment) {
+    case SecondMoment::f32:
+      return DType::f32;
+    case SecondMoment::bf16:
+      return DType::bf16;
+    case SecondMoment::f16:
+      return DType::f16;
+    case SecondMoment::automatic:
+      break;
+  }
+  return state_dtype == DType::bf16 ? DType::f32 : state_dtype;
+}
+
 optim::AnyOptions OptimizerOptions::any_options() const {
   if (kind == OptimizerKind::sgd)
     return optim::SgdOptions{.lr = lr,
@@ -62,8 +77,7 @@ optim::AnyOptions OptimizerOptions::any_options() const {
                              .eps = eps,
                              .weight_decay = weight_decay,
                              .m_dtype = state_dtype,
-                             // bf16 cannot hold a second moment that decays slowly
-                             .v_dtype = state_dtype == DType::bf16 ? DType::f32 : state_dtype,
+                             .v_dtype = second_moment_dtype(),
                              .master_weights = master_weights};
 }
 

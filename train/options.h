@@ -20,6 +20,14 @@ inline constexpr Word<OptimizerKind> kOptimizerWords[] = {{"adamw", OptimizerKin
 inline constexpr Word<DType> kStateDTypeWords[] = {
     {"f32", DType::f32}, {"bf16", DType::bf16}, {"f16", DType::f16}};
 
+/// What AdamW keeps its second moment in; automatic: as the first one, but f32 beside bf16, which
+/// cannot hold a number that decays slowly.
+enum class SecondMoment : std::uint8_t { automatic, f32, bf16, f16 };
+inline constexpr Word<SecondMoment> kSecondMomentWords[] = {{"auto", SecondMoment::automatic},
+                                                            {"f32", SecondMoment::f32},
+                                                            {"bf16", SecondMoment::bf16},
+                                                            {"f16", SecondMoment::f16}};
+
 /// How gradients become steps, and how the learning rate goes.
 struct OptimizerOptions {
   double lr = 1e-3, min_lr = -1;
@@ -28,6 +36,7 @@ struct OptimizerOptions {
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1;
   OptimizerKind kind = OptimizerKind::adamw;
   DType state_dtype = DType::f32;
+  SecondMoment second_moment = SecondMoment::automatic;
   optim::MasterWeights master_weights = optim::MasterWeights::f32;
 
   template <class V>
@@ -44,9 +53,12 @@ struct OptimizerOptions {
     v("clip", clip, "largest gradient norm; 0: no clipping", at_least(0));
     v("optimizer", kind, kOptimizerWords, "what turns gradients into steps", any().shown_first());
     v("state-dtype", state_dtype, kStateDTypeWords, "AdamW's moments; bf16: the first one only");
+    v("second-moment-dtype", second_moment, kSecondMomentWords,
+      "AdamW's second moment; auto: by --state-dtype");
     v("master-weights", master_weights, optim::kMasterWeightsWords,
       "with --dtype bf16: f32 copies, or the same numbers in 2 bytes a weight less");
   }
+  DType second_moment_dtype() const;
   /// What the library's optimizer takes.
   optim::AnyOptions any_options() const;
   optim::Schedule lr_schedule(std::int64_t steps) const;
@@ -61,6 +73,7 @@ struct MachineOptions {
   bool graph = false;
   std::int64_t threads = 0, seed = 1;
   bool deterministic = false;
+  double peak_tflops = 0;
 
   template <class V>
   void fields(V& v) {
@@ -73,6 +86,10 @@ struct MachineOptions {
     v("threads", threads, "threads; 0: all processors", between(0, kMostThreads).shown_first());
     v("seed", seed, "seed of weights, data order and dropout", at_least(0).shown_first());
     v("deterministic", deterministic, "the same bits for any number of threads");
+    v("peak-tflops", peak_tflops,
+      "what the devices of the run reach together, in 10^12 FLOP/s, for mfu in metrics.jsonl; 0: "
+      "measured where the products are f32 on the CPU of one process",
+      at_least(0));
   }
 };
 
@@ -130,10 +147,17 @@ struct ParallelOptions {
   }
 };
 
+/// Are the joules of a step measured?
+enum class Energy : std::uint8_t { automatic, on, off };
+inline constexpr Word<Energy> kEnergyWords[] = {
+    {"auto", Energy::automatic}, {"on", Energy::on}, {"off", Energy::off}};
+
 struct RunOptions {
   std::string weights;
   bool resume = false;
   std::int64_t save_every = 0, keep = 2, eval_every = 0, log_every = 10;
+  bool norms = false;
+  Energy energy = Energy::automatic;
 
   template <class V>
   void fields(V& v) {
@@ -145,6 +169,9 @@ struct RunOptions {
     v("eval-every", eval_every, "steps between evaluations; 0: only the last step",
       at_least(0).shown_first());
     v("log-every", log_every, "steps between progress lines", at_least(1));
+    v("norms", norms, "metrics.jsonl has the norm of all parameters and how many gradients are 0");
+    v("energy", energy, kEnergyWords,
+      "joules in metrics.jsonl, of all machines or GPUs of the run; auto: where they can be read");
   }
 };
 

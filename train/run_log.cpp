@@ -1,32 +1,55 @@
 #include "weft/train/run_log.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 
+#include "weft/core/error.h"
+#include "weft/core/random.h"
+#include "weft/distributed/agree.h"
 #include "weft/io/file.h"
 
 namespace weft::train {
 namespace {
 
-// Test aid: WEFT_TEST_POWERCAP names the folder in the place of Linux's power zones.
-EnergyMonitor energy_of(Device device) {
+// What the energy of a rank is counted by: the host, or its GPU.
+std::int64_t meter_of(Device device) {
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  return static_cast<std::int64_t>(stream_of(message("{} {}", host, device)) >> 1);
+}
+
+// Of ranks that share a meter the first one reads it. Test aid: WEFT_TEST_POWERCAP names the folder
+// in the place of Linux's power zones.
+EnergyCounters counters_of(const Options& options, const Ranks& ranks) {
+  if (options.run.energy == Energy::off || ranks.device().is_meta()) return {};
+  const std::vector<std::array<std::int64_t, 1>> meters =
+      distributed::from_all(ranks.host(), std::array{meter_of(ranks.device())});
+  const auto own = meters[static_cast<std::size_t>(ranks.rank())];
+  if (std::find(meters.begin(), meters.end(), own) - meters.begin() != ranks.rank()) return {};
   const char* const zones = std::getenv("WEFT_TEST_POWERCAP");
-  return EnergyMonitor(zones ? energy_counters(device, zones) : energy_counters(device));
+  EnergyCounters counters =
+      zones ? energy_counters(ranks.device(), zones) : energy_counters(ranks.device());
+  check(options.run.energy != Energy::on || !counters.empty(),
+        "--energy: no counter of {} can be read here", ranks.device());
+  return counters;
 }
 
 }  // namespace
 
-RunLog::RunLog(const Task& task, const Options& options, Device device, bool is_first)
-    : task_(task),
-      options_(options),
-      device_(device),
-      is_first_(is_first),
-      energy_(energy_of(device)) {}
+RunLog::RunLog(const Task& task, const Options& options, const Ranks& ranks)
+    : task_(task), options_(options), ranks_(ranks), energy_(counters_of(options, ranks)) {
+  const Tensor counting = Tensor::full({1}, energy_.available() ? 1 : 0, DType::f64);
+  if (!ranks.device().is_meta()) ranks.add_up(counting);
+  has_energy_ = counting.item() > 0;
+}
 
 void RunLog::open(const std::string& metrics_path, bool resumes, std::int64_t step) {
-  if (!is_first_) return;
+  if (!ranks_.is_first()) return;
   if (resumes) io::truncate_to_step(metrics_path, step);
   metrics_.emplace(metrics_path);
 }
@@ -51,7 +74,8 @@ bool RunLog::make_up(const std::string& metrics_path, std::int64_t step, const i
 }
 
 void RunLog::start_progress(std::int64_t first_step) {
-  if (is_first_) progress_.emplace(first_step, options_.steps, options_.run.log_every, task_.unit);
+  if (ranks_.is_first())
+    progress_.emplace(first_step, options_.steps, options_.run.log_every, task_.unit);
 }
 
 void RunLog::start_clock() { since_ = Clock::now(); }
@@ -64,7 +88,8 @@ void RunLog::resume_clock() {
 void RunLog::settle(const Pending& p) {
   const double seconds = std::chrono::duration<double>(Clock::now() - since_).count();
   start_clock();
-  const double joules = energy_.lap();
+  const Tensor joules = Tensor::full({1}, has_energy_ ? energy_.lap() : 0, DType::f64);
+  if (has_energy_) ranks_.add_up(joules);
   peak_bytes_ = std::max(peak_bytes_, p.result.peak_bytes);
   row_ = io::Json::object();
   row_.set("step", p.step);
@@ -83,8 +108,12 @@ void RunLog::settle(const Pending& p) {
   row_.set(task_.unit + "_per_s", static_cast<double>(p.targets) / seconds);
   row_.set("step_ms", seconds * 1e3);
   row_.set("live_bytes", p.result.live_bytes).set("peak_bytes", peak_bytes_);
-  row_.set("system_allocs", memory_stats(device_).system_allocs);
-  if (energy_.available()) row_.set("joules", joules);
+  row_.set("system_allocs", memory_stats(ranks_.device()).system_allocs);
+  if (has_energy_) row_.set("joules", joules.item());
+  if (task_.flops_per_target > 0 && task_.peak_flops > 0) {
+    const double flops = task_.flops_per_target * static_cast<double>(p.targets) / seconds;
+    row_.set("mfu", flops / task_.peak_flops).set("peak_tflops", task_.peak_flops * 1e-12);
+  }
   if (progress_) progress_->step(p.step, p.result, p.targets);
 }
 
@@ -108,8 +137,8 @@ void RunLog::end_progress() {
 }
 
 void RunLog::report(const std::string& metrics_path, const std::string& plot_path) const {
-  if (!is_first_) return;
-  if (device_.is_meta()) {
+  if (!ranks_.is_first()) return;
+  if (ranks_.device().is_meta()) {
     std::printf("peak %.1f MB on the meta device\n", static_cast<double>(peak_bytes_) * 1e-6);
     return;
   }

@@ -22,10 +22,10 @@ struct Pending {
 };
 
 /// What a run says of its steps: rows of metrics.jsonl, the progress line, and the report at its
-/// end. On ranks other than the first it only keeps the numbers.
+/// end. All ranks make every call together; the first one writes.
 class RunLog {
  public:
-  RunLog(const Task& task, const Options& options, Device device, bool is_first);
+  RunLog(const Task& task, const Options& options, const Ranks& ranks);
 
   /// Opens metrics.jsonl. From here on the rows of steps after `step` are its own.
   void open(const std::string& metrics_path, bool resumes, std::int64_t step);
@@ -58,11 +58,11 @@ class RunLog {
 
   const Task& task_;
   const Options& options_;
-  Device device_;
-  bool is_first_;
+  const Ranks& ranks_;
   std::optional<io::MetricsWriter> metrics_;
   std::optional<Progress> progress_;
-  EnergyMonitor energy_;
+  EnergyMonitor energy_;     ///< of what this rank counts for the run
+  bool has_energy_ = false;  ///< on some rank
   io::Json row_;
   Clock::time_point since_ = Clock::now();
   std::int64_t peak_bytes_ = 0;

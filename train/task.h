@@ -22,6 +22,11 @@ struct Task {
   std::function<distributed::Layout(const distributed::DeviceMesh&)> spread = {};
   /// How far the bias of an expert moves after a step; see nn::RouterStep.
   double bias_rate = 0;
+  /// Floating point operations of a training step for one target, without what is computed again;
+  /// 0: not known, and metrics.jsonl has no mfu.
+  double flops_per_target = 0;
+  /// What the devices of the run reach together, in FLOP/s; 0: not known.
+  double peak_flops = 0;
   /// What targets are called in metrics.jsonl and on the progress line: "tokens", "tokens_per_s".
   std::string unit = "targets";
   /// Behind a validation loss: "nats per token".

@@ -44,9 +44,11 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
       device_(ranks.device()),
       lr_(options.optimizer.lr_schedule(options.steps)) {
   place_model();
-  optimizer_ = distributed::make_optimizer(
-      task_.model, ranks.mesh(), layout_, options.optimizer.any_options(),
-      {.bucket_size = options.parallel.bucket_size, .shard = options.parallel.zero});
+  optimizer_ = distributed::make_optimizer(task_.model, ranks.mesh(), layout_,
+                                           options.optimizer.any_options(),
+                                           {.bucket_size = options.parallel.bucket_size,
+                                            .shard = options.parallel.zero,
+                                            .count_zeros = options.run.norms});
   const bool shards = optimizer_->is_sharded();
   const bool by_part = shards && task_.model.shard_members() & nn::Shard::kBeforeUse;
   if (by_part)
@@ -118,12 +120,14 @@ data::Batch TrainStep::load_rows(const data::Batch& rows) {
   if (!device_.is_gpu()) return rows.to(device_);
   if (!on_gpu_.inputs || on_gpu_.inputs.shape() != rows.inputs.shape()) {
     on_gpu_ = {Tensor::empty(rows.inputs.shape(), rows.inputs.dtype(), device_),
-               Tensor::empty(rows.targets.shape(), rows.targets.dtype(), device_)};
+               Tensor::empty(rows.targets.shape(), rows.targets.dtype(), device_),
+               {}};
   }
   if (!device_.is_meta()) {
     on_gpu_.inputs.copy_(rows.inputs);
     on_gpu_.targets.copy_(rows.targets);
   }
+  on_gpu_.positions = rows.positions;
   return on_gpu_;
 }
 
@@ -148,6 +152,10 @@ TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows)
   const Tensor loss = metrics[0].sum;
   metrics.push_back(
       {.name = "grad_norm", .sum = clip.norm, .shown = "norm", .decimals = 3, .is_whole = true});
+  const auto add = [&](const char* name, const Tensor& value) {
+    if (value) metrics.push_back({.name = name, .sum = value, .is_whole = true});
+  };
+  if (options_.run.norms) add("zero_gradients", optimizer_->zero_gradients());
   const auto finite = [](const Tensor& t) { return std::isfinite(t.item()); };
   if (device_.is_cpu() && !(finite(loss) && finite(clip.norm))) return metrics;
   if (device_.is_gpu()) optim::require_finite(clip, loss);
@@ -155,16 +163,23 @@ TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows)
   // Last: what it sends then has until the next forward pass.
   optimizer_->step(clip);
   optimizer_->zero_grad();
+  if (options_.run.norms) add("param_norm", optimizer_->parameter_norm());
   return metrics;
 }
 
 void TrainStep::finish_routers(Metrics& metrics) {
   if (routers_->empty()) return;
   Tensor losses = routers_->losses();
+  Tensor by_layer = routers_->has_balance_loss() ? routers_->layer_losses() : Tensor();
   if (ranks_.size() > 1) {
     // Each rank's is the mean over its own tokens.
-    losses = mul(losses.to(DType::f64), 1.0 / ranks_.size());
-    ranks_.add_up(losses);
+    const auto mean = [this](const Tensor& t) {
+      const Tensor share = mul(t.to(DType::f64), 1.0 / ranks_.size());
+      ranks_.add_up(share);
+      return share;
+    };
+    losses = mean(losses);
+    if (by_layer) by_layer = mean(by_layer);
   }
   const Tensor load =
       routers_->finish(task_.bias_rate, distributed::sum_router_counts(ranks_.mesh()));
@@ -173,7 +188,13 @@ void TrainStep::finish_routers(Metrics& metrics) {
         {.name = name, .sum = value, .shown = shown, .decimals = 2, .is_whole = true});
   };
   if (routers_->has_balance_loss()) add("aux_loss", losses.narrow(0, 0, 3).sum());
+  if (const auto kinds = routers_->balance_kinds(); kinds.size() > 1)
+    for (const auto& [name, kind] : kinds) add(name, losses.select(0, kind));
   if (routers_->has_z_loss()) add("z_loss", losses.select(0, 3));
+  if (by_layer) {
+    add("layer_aux_losses", by_layer);
+    metrics.back().is_list = true;
+  }
   add("load_max_over_mean", max(load, 0), "load");
   add("layer_loads", load);
   metrics.back().is_list = true;

@@ -37,7 +37,7 @@ Trainer::Trainer(const Task& task, const Options& options, const Ranks& ranks)
       ranks_(ranks),
       folder_(options_.out, options_.run.resume, ranks),
       step_(task_, options_, ranks),
-      log_(task_, options_, ranks.device(), ranks.is_first()) {}
+      log_(task_, options_, ranks) {}
 
 Trainer::~Trainer() = default;
 

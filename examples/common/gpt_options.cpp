@@ -81,6 +81,18 @@ void GptOptions::check() const {
               "--pattern: must consist of a (attention) and d (gated delta net), got '{}'",
               model.pattern);
   train::Options::check();
+  weft::check(data.pack.empty() || !machine.graph,
+              "--pack: rows of documents differ from step to step, which --graph cannot replay");
+  weft::check(model.moe.experts > 0 || (balance.seq_coeff == 0 && balance.global_coeff == 0),
+              "--seq-aux-coeff: needs --experts, and so does --global-aux-coeff");
+  weft::check(balance.aux != Aux::seq || balance.seq_coeff == 0,
+              "--seq-aux-coeff: is the loss of --aux seq; set --aux-coeff");
+  weft::check(balance.aux != Aux::global || balance.global_coeff == 0,
+              "--global-aux-coeff: is the loss of --aux global; set --aux-coeff");
+  weft::check(model.recompute != nn::Recompute::selective ||
+                  parallel.tp_overlap == distributed::Overlap::none,
+              "--recompute: selective saves nothing with --tp-overlap, whose MLP is three ops; use "
+              "full");
   weft::check(parallel.ep == 1 || model.moe.experts > 0, "--ep: needs --experts");
   if (model.moe.experts == 0) return;
   const RouterScore score = model.moe.router.route.score;
@@ -97,15 +109,18 @@ void GptOptions::check() const {
               "expert got");
 }
 
-bool GptOptions::counts_balance() const {
-  return model.moe.experts > 0 && balance.aux < Aux::bias && balance.aux_coeff > 0;
-}
+bool GptOptions::counts_balance() const { return !gpt().moe.router.balance.empty(); }
 
 nn::GptConfig GptOptions::gpt() const {
   nn::GptConfig c = model;
   if (c.moe.experts == 0) return c;
   if (balance.aux == Aux::bias) c.moe.router.expert_bias = true;
-  if (counts_balance()) c.moe.router.balance = {{scope_of(balance.aux), balance.aux_coeff}};
+  const auto add = [&](nn::Balance scope, double coefficient) {
+    if (coefficient > 0) c.moe.router.balance.push_back({scope, coefficient});
+  };
+  if (balance.aux < Aux::bias) add(scope_of(balance.aux), balance.aux_coeff);
+  add(nn::Balance::sequence, balance.seq_coeff);
+  add(nn::Balance::global, balance.global_coeff);
   set_widths(c);
   return c;
 }

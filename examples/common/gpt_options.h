@@ -11,7 +11,7 @@ namespace weft::examples {
 
 struct DataOptions {
   std::vector<std::string> files;
-  std::string tokenizer = "bytes";
+  std::string tokenizer = "bytes", pack;
   double val_fraction = 0.1;
 
   template <class V>
@@ -19,6 +19,9 @@ struct DataOptions {
     v.group("Data");
     v("data", files, "text files, or a .bin file of uint16 tokens", any().shown_first());
     v("tokenizer", tokenizer, "bytes");
+    v("pack", pack,
+      "documents end with this text, or in a .bin file with this token, and are packed into rows, "
+      "so that none sees another; empty: all data are one stream");
     v("val-fraction", val_fraction, "share of the data held out, taken from its end",
       fraction().shown_first());
   }
@@ -35,7 +38,7 @@ inline constexpr Word<Aux> kAuxWords[] = {{"aux", Aux::aux},
 
 struct BalanceOptions {
   Aux aux = Aux::aux;
-  double aux_coeff = 0.01, bias_rate = 1e-3;
+  double aux_coeff = 0.01, seq_coeff = 0, global_coeff = 0, bias_rate = 1e-3;
 
   template <class V>
   void fields(V& v) {
@@ -44,6 +47,9 @@ struct BalanceOptions {
       "what evens out the load: a loss over the batch, a sequence or a step, or --expert-bias, "
       "which needs --router sigmoid");
     v("aux-coeff", aux_coeff, "weight of that loss", at_least(0));
+    v("seq-aux-coeff", seq_coeff, "weight of a loss over each sequence, beside --aux", at_least(0));
+    v("global-aux-coeff", global_coeff, "weight of a loss over the step, beside --aux",
+      at_least(0));
     v("bias-rate", bias_rate, "step of that bias", at_least(0));
   }
 };

@@ -1,11 +1,15 @@
 #include "weft/examples/common/gpt_program.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <filesystem>
+#include <memory>
 
 #include "weft/core/error.h"
 #include "weft/core/gemm_check.h"
+#include "weft/core/parallel.h"
+#include "weft/data/packed_documents.h"
 #include "weft/data/text.h"
 #include "weft/data/token_windows.h"
 #include "weft/data/tokenizer.h"
@@ -35,6 +39,27 @@ TokenStream read_tokens(const std::vector<std::string>& paths) {
   return data::open_token_file(paths[0]);
 }
 
+// The tokens that end a document: bytes of a text, or the number of one token.
+std::vector<std::int32_t> document_end(const GptOptions& o) {
+  if (!o.data.files[0].ends_with(".bin")) {
+    std::vector<std::int32_t> bytes;
+    for (const char c : o.data.pack) bytes.push_back(static_cast<unsigned char>(c));
+    return bytes;
+  }
+  std::int32_t token = -1;
+  const char* const end = o.data.pack.data() + o.data.pack.size();
+  const auto read = std::from_chars(o.data.pack.data(), end, token);
+  check(read.ec == std::errc() && read.ptr == end && token >= 0,
+        "--pack: with a .bin file must be the number of a token, got '{}'", o.data.pack);
+  return {token};
+}
+
+std::unique_ptr<data::Dataset> dataset_of(const GptOptions& o, const TokenStream& tokens,
+                                          TokenWindows::Tail tail) {
+  if (o.data.pack.empty()) return std::make_unique<TokenWindows>(tokens, o.model.seq, tail);
+  return std::make_unique<data::PackedDocuments>(tokens, o.model.seq, document_end(o));
+}
+
 void print_plan(const GptOptions& o, std::int64_t data_tokens, const train::Ranks& ranks) {
   std::printf("parameters       %lld\n", static_cast<long long>(o.gpt().parameter_count()));
   std::printf("data             %lld tokens\n", static_cast<long long>(data_tokens));
@@ -46,12 +71,15 @@ void print_plan(const GptOptions& o, std::int64_t data_tokens, const train::Rank
               static_cast<double>(predict_peak_bytes(o, size, ranks.rank())) * 1e-6);
 }
 
-// Only where the products of this run are the library's: f32 on the CPU.
-void warn_of_slow_products(const GptOptions& o) {
-  if (!Device::parse(o.machine.device).is_cpu() || o.machine.dtype != DType::f32) return;
-  if (const std::optional<GemmCheck> rates = check_gemm_speed())
-    if (const std::string warning = gemm_warning(*rates); !warning.empty())
-      std::fprintf(stderr, "%s: %s\n", o.program.c_str(), warning.c_str());
+// What the CPU reaches in FLOP/s with the threads of this process, where products are f32 by the
+// library; else 0. Warns when products are far below it.
+double measure_peak(const GptOptions& o, int threads) {
+  if (!Device::parse(o.machine.device).is_cpu() || o.machine.dtype != DType::f32) return 0;
+  const std::optional<GemmCheck> rates = check_gemm_speed();
+  if (!rates) return 0;
+  if (const std::string warning = gemm_warning(*rates); !warning.empty())
+    std::fprintf(stderr, "%s: %s\n", o.program.c_str(), warning.c_str());
+  return distributed::launched_ranks() > 1 ? 0 : rates->multiply_add * threads;
 }
 
 }  // namespace
@@ -65,10 +93,10 @@ int train_gpt(GptOptions options) {
   train::apply(options.machine);
   const TokenStream tokens = read_tokens(options.data.files);
   const auto [train_tokens, val_tokens] = data::split_tokens(tokens, options.data.val_fraction);
-  const TokenWindows training(train_tokens, options.model.seq);
-  std::optional<TokenWindows> validation;
+  const auto training = dataset_of(options, train_tokens, TokenWindows::Tail::dropped);
+  std::unique_ptr<data::Dataset> validation;
   if (val_tokens.size() > 1)
-    validation.emplace(val_tokens, options.model.seq, TokenWindows::Tail::padded);
+    validation = dataset_of(options, val_tokens, TokenWindows::Tail::padded);
   if (!options.dry_run)
     train::check_least_memory(options, static_cast<double>(options.gpt().parameter_count()),
                               static_cast<double>(options.model.seq * options.model.dim));
@@ -79,13 +107,17 @@ int train_gpt(GptOptions options) {
     train::check_peak_memory(options, [&] {
       return predict_peak_bytes(options, static_cast<int>(options.parallel.ranks), 0);
     });
+  const int threads = num_threads();  // a rank that is a thread has a share of them
   return train::run_on_ranks(options, [&](const train::Ranks& ranks) {
     if (ranks.is_first()) print_plan(options, tokens.size(), ranks);
     if (options.dry_run) return 0;
-    if (ranks.is_first()) warn_of_slow_products(options);
     GptTask gpt(options);
-    train::Trainer trainer(gpt.task(), options, ranks);
-    return trainer.fit(training, validation ? &*validation : nullptr);
+    train::Task task = gpt.task();
+    if (const double peak = ranks.is_first() ? measure_peak(options, threads) : 0;
+        task.peak_flops == 0)
+      task.peak_flops = peak;
+    train::Trainer trainer(task, options, ranks);
+    return trainer.fit(*training, validation.get());
   });
 }
 

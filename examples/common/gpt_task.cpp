@@ -1,6 +1,8 @@
 #include "weft/examples/common/gpt_task.h"
 
 #include "weft/core/error.h"
+#include "weft/core/random.h"
+#include "weft/data/packed_documents.h"
 #include "weft/distributed/parallelize.h"
 #include "weft/distributed/shard_experts.h"
 #include "weft/io/json_fields.h"
@@ -14,14 +16,24 @@ nn::Gpt make_on_meta(const GptOptions& options) {
   return nn::Gpt(options.gpt());
 }
 
-train::Loss loss_of(const nn::Gpt& model, const data::Batch& batch) {
+// Of rows laid side by side, what is drawn at random has the numbers that it has in separate rows.
+RandomState side_by_side(std::int64_t rows) {
+  RandomState state = *RandomScope::current();
+  state.first_global_row /= static_cast<std::uint64_t>(rows);
+  return state;
+}
+
+train::Loss loss_of(const nn::Gpt& model, const data::Batch& batch,
+                    const nn::Packing& packing = {}) {
   if (!model.is_training()) {
-    const auto main = model.loss.sum(model.hidden(batch.inputs), model.head, batch.targets);
+    const auto main =
+        model.loss.sum(model.hidden(batch.inputs, packing), model.head, batch.targets);
     return {.sum = main.loss, .count = main.count};
   }
-  const nn::GptLosses losses = model.losses(batch.inputs, batch.targets);
-  // Every token of a training row is a target: their number needs no counting.
+  const nn::GptLosses losses = model.losses(batch.inputs, batch.targets, packing);
   train::Loss out{.sum = losses.main.loss, .objective = losses.total()};
+  // Without packing every token is a target: their number needs no counting.
+  if (packing) out.count = losses.main.count;
   for (int d = 0; d < losses.mtp.size(); ++d) {
     const std::string name = message("mtp_{}", d + 1);
     out.metrics.push_back({name + "_loss", losses.mtp[d], losses.mtp_count[d], name});
@@ -61,12 +73,20 @@ void check_same_model(const io::Json& saved, const io::Json& asked) {
 GptTask::GptTask(const GptOptions& options) : model(make_on_meta(options)), options_(options) {}
 
 train::Task GptTask::task() {
-  train::Task task{.model = model,
-                   .loss = [this](const data::Batch& batch) { return loss_of(model, batch); }};
+  const auto loss = [this](const data::Batch& batch) {
+    if (!batch.positions) return loss_of(model, batch);
+    const RandomScope random(side_by_side(batch.rows()));
+    const Shape flat{1, batch.inputs.numel()};
+    return loss_of(model, {batch.inputs.view(flat), batch.targets.view(flat), {}},
+                   data::packing_of(batch, model.config.seq, batch.inputs.device()));
+  };
+  train::Task task{.model = model, .loss = loss};
   task.spread = [this](const distributed::DeviceMesh& mesh) {
     return spread(model, options_, mesh);
   };
   task.bias_rate = options_.balance.bias_rate;
+  task.flops_per_target = model.config.flops_per_token();
+  task.peak_flops = 1e12 * options_.machine.peak_tflops;
   task.unit = "tokens";
   task.loss_unit = "nats per token";
   const io::Json config = config_to_json(model.config);
@@ -79,8 +99,8 @@ train::Task GptTask::task() {
 
 std::int64_t predict_peak_bytes(const GptOptions& o, int ranks, int rank) {
   GptTask gpt(o);
-  const Tensor row = Tensor::empty({1, o.model.seq}, DType::i32, kMeta);
-  return train::predict_peak_bytes(gpt.task(), o, {row, row}, ranks, rank);
+  const Tensor row = Tensor::empty({1, o.model.seq}, DType::i32);
+  return train::predict_peak_bytes(gpt.task(), o, {row, row, {}}, ranks, rank);
 }
 
 // Sizes as they are used, so that a default that is spelled out is no other model.

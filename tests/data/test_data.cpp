@@ -12,6 +12,7 @@
 
 #include "weft/core/error.h"
 #include "weft/data/loader.h"
+#include "weft/data/packed_documents.h"
 #include "weft/data/packing.h"
 #include "weft/data/text.h"
 #include "weft/data/token_file.h"
@@ -326,6 +327,46 @@ TEST_CASE("a tensor dataset gives rows of any dtype and shape") {
         "[4, 2, 3] and [3]");
   CHECK(error_of([&] { TensorDataset(inputs, {}); }) ==
         "tensor dataset: inputs and targets must be on the CPU");
+}
+
+TEST_CASE(
+    "documents of a stream are packed as pack_documents packs them, and rows keep their places") {
+  // Documents ab|, c|, |, defghijk| and, without an end, lm; rows of 4.
+  const std::string text = "ab|c||defghijk|lm";
+  const PackedDocuments data(TokenStream::of_bytes(text), 4, Ints{'|'});
+  CHECK(data.documents() == 5);
+  const auto document = [](const std::string& s) { return Ints(s.begin(), s.end()); };
+  const PackedRows want = pack_documents(
+      {document("ab|"), document("c|"), document("|"), document("defghijk|"), document("lm")}, 4);
+  REQUIRE(data.size() == want.rows());
+  std::vector<std::int64_t> numbers;
+  for (std::int64_t r = 0; r < data.size(); ++r) numbers.push_back(r);
+  const Batch all = data.rows(numbers);
+  CHECK(ints(all.inputs) == ints(want.tokens));
+  CHECK(ints(all.targets) == ints(want.targets));
+  std::int64_t padding = 0;
+  for (std::size_t i = 0; i < ints(all.positions).size(); ++i) {
+    const bool is_padding = static_cast<std::int32_t>(i % 4) >= want.filled[i / 4];
+    CHECK(ints(all.positions)[i] == (is_padding ? -1 : ints(want.positions)[i]));
+    padding += is_padding;
+  }
+  CHECK(all.positions.numel() - padding == static_cast<std::int64_t>(text.size()));
+
+  const std::int64_t some[] = {1, 3};
+  const Batch two = data.rows(some);
+  for (std::int64_t i = 0; i < 2; ++i) {
+    const nn::Packing got = packing_of(two.narrow(i, 1), 4, kCpu), same = want.packing(some[i], 1);
+    CHECK(ints(got.cu_seqlens) == ints(same.cu_seqlens));
+    CHECK(ints(got.positions) == ints(same.positions));
+    CHECK(static_cast<bool>(got.padding) == static_cast<bool>(same.padding));
+    if (got.padding) CHECK(test::values(got.padding) == test::values(same.padding));
+  }
+  CHECK(Loader(data, {.batch = 2}).state().dump() ==
+        R"({"epoch":0,"index":0,"seed":0,"seq":4,"tokens":17,"documents":5})");
+  CHECK(error_of([] { PackedDocuments(TokenStream::of_bytes("abc"), 4, {}); }) ==
+        "packed documents: the end of a document must have at least 1 token, got none");
+  CHECK(error_of([] { PackedDocuments(TokenStream::of_bytes("||"), 4, Ints{'|'}); }) ==
+        "packed documents: the data must have a document of at least 2 tokens, got 2 tokens in 2");
 }
 
 TEST_CASE("evaluation sees every target once and pads the rest") {

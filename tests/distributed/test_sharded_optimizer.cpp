@@ -51,7 +51,7 @@ Outcome train(World& w, bool shard, DType dtype, const Options& options, int ste
     optimizer->step(clip);
   }
   optimizer->wait();
-  out.parameter_norm = optimizer->parameter_norm();
+  out.parameter_norm = optimizer->parameter_norm().item();
   out.parameters = test::copies(model.parameters());
   return out;
 }
@@ -343,7 +343,7 @@ TEST_CASE("sharded_optimizer: after loading all ranks have the same halves of ti
         CHECK(p.max().item() == 1 + 1.0 / 128);
       }
       // The master weights are still what the file says.
-      const double squares = adam.parameter_norm() * adam.parameter_norm();
+      const double squares = adam.parameter_norm().item() * adam.parameter_norm().item();
       double count = 0;
       for (const Tensor& p : model.parameters()) count += static_cast<double>(p.numel());
       CHECK(squares == doctest::Approx(count * kTie * kTie).epsilon(1e-12));

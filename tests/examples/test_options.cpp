@@ -92,9 +92,10 @@ TEST_CASE("options: config.toml says every setting") {
   CHECK(names.size() > 90);
   // By themselves these mean nothing.
   CHECK(joined(refused) ==
-        "capacity dense-layers device drop ep expert-bias force-balance graph jitter latent "
-        "master-weights mtp-detach mtp-repeat pre-softmax rank router-scaling shared-gate sinkhorn "
-        "sp "
+        "capacity dense-layers device drop ep expert-bias force-balance global-aux-coeff graph "
+        "jitter "
+        "latent master-weights mtp-detach mtp-repeat pre-softmax rank router-scaling seq-aux-coeff "
+        "shared-gate sinkhorn sp "
         "tokenizer tp-overlap z-loss ");
 }
 

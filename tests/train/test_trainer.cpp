@@ -247,6 +247,55 @@ TEST_CASE(
   CHECK(!io::exists(o.out + "/metrics.jsonl"));
 }
 
+TEST_CASE("trainer: norms and zeros are those of the whole model in every layout") {
+  const test::TempFolder folder;
+  const test::Silence silence;
+  // Nothing comes from one of the inputs: 8 weights get no gradient but 0.
+  const Tensor inputs = points();
+  inputs.narrow(1, 1, 1).zero_();
+  const data::TensorDataset training(inputs, Tensor::ones({kPoints}, DType::i32));
+  for (const std::int64_t ranks : {0, 3})
+    for (const bool zero : {false, true}) {
+      Options o = options_of(folder / message("{}{}", ranks, zero), 3);
+      o.parallel.ranks = ranks;
+      o.parallel.zero = zero;
+      o.run.norms = true;
+      double want = 0;
+      run_on_ranks(o, [&](const Ranks& r) {
+        TwoLayers model;
+        Trainer trainer(
+            model, o, [&](const data::Batch& b) { return classify(model(b.inputs), b.targets); },
+            r);
+        REQUIRE(trainer.fit(training) == 0);
+        double squares = 0;
+        for (const Tensor& p : model.parameters())
+          for (const double v : test::values(p)) squares += v * v;
+        if (r.is_first()) want = std::sqrt(squares);
+        return 0;
+      });
+      const std::vector<io::Json> rows = rows_of(o);
+      REQUIRE(rows.size() == 3);
+      CHECK(number(rows[2], "param_norm") == doctest::Approx(want).epsilon(1e-6));
+      CHECK(number(rows[2], "zero_gradients") == 8);
+    }
+}
+
+TEST_CASE("trainer: without a command line") {
+  const test::TempFolder folder;
+  const test::Silence silence;
+  const std::string out = folder / "out";
+  const data::TensorDataset training = labelled(), validation = labelled();
+  TwoLayers model;
+  const auto loss = [&](const data::Batch& b) { return classify(model(b.inputs), b.targets); };
+  {
+    train::Trainer trainer(model, {.out = out, .steps = 100, .batch = 20}, loss);
+    trainer.fit(training, validation);
+  }
+  const std::vector<io::Json> rows = io::read_metrics(out + "/metrics.jsonl");
+  CHECK(rows.size() == 100);
+  CHECK(number(rows.back(), "loss") < number(rows.front(), "loss"));
+}
+
 TEST_CASE("trainer: what cannot work is one line") {
   const test::TempFolder folder;
   const test::Silence silence;
