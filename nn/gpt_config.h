@@ -83,6 +83,10 @@ struct GptConfig {
   double flops_per_token() const;
 };
 
+namespace detail {
+const char* pattern_help();
+}
+
 template <class V>
 void GptConfig::fields(V& v) {
   const Rule size = between(0, kMostSize);  // 0: follows from the others
@@ -119,9 +123,7 @@ void GptConfig::fields(V& v) {
     size.of_model().required_where(latent));
   v("v-head", mla.v_head, "mla: elements of a value head; 0: dim / heads",
     size.of_model().required_where(latent));
-  v("pattern", pattern,
-    "one letter a layer, repeated: a attention, d gated delta net, as in ddda; empty: attention",
-    any().of_model().shown_first());
+  v("pattern", pattern, detail::pattern_help(), any().of_model().shown_first());
   const bool mixed = has_delta();
   v("delta-key-heads", delta.key_heads, "delta net: heads of queries and keys; 0: as many as heads",
     size.of_model().required_where(mixed));

@@ -102,6 +102,16 @@ std::string mixer_letters() {
   return text;
 }
 
+const char* detail::pattern_help() {
+  static const std::string text = [] {
+    std::string letters;
+    for (const MixerKind& kind : kMixers)
+      letters += std::string(1, kind.letter) + " " + kind.name + ", ";
+    return "one letter a layer, repeated: " + letters + "as in ddda; empty: attention";
+  }();
+  return text.c_str();
+}
+
 const MixerKind& mixer_kind(const GptConfig& c, std::int64_t block) {
   const char letter = c.mixer(block);
   const auto* const found = std::find_if(std::begin(kMixers), std::end(kMixers),
