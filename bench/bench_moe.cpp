@@ -7,7 +7,10 @@
 #include "weft/autograd/tape.h"
 #include "weft/bench/harness.h"
 #include "weft/core/random.h"
+#include "weft/nn/attention.h"
 #include "weft/nn/block.h"
+#include "weft/nn/mlp.h"
+#include "weft/nn/moe.h"
 
 using namespace weft;
 
