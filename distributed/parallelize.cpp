@@ -1,13 +1,12 @@
 #include "weft/distributed/parallelize.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <utility>
 
 #include "weft/autograd/linear.h"
-#include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
-#include "weft/core/allocator.h"
 #include "weft/core/error.h"
 #include "weft/core/pattern.h"
 #include "weft/distributed/comm_ops.h"
@@ -60,60 +59,29 @@ class Parallelizer {
   }
 
   void place(const std::string& name, nn::Module& m, const Placement& p) {
-    const unsigned needed = members_of(p);
+    using nn::Shard;
+    struct Rule {
+      unsigned members;  // of a Shard, that it sets
+      void (Parallelizer::*apply)(const std::string&, const Placement&, Shard&);
+    };
+    static constexpr Rule kRules[] = {
+        {0, nullptr},
+        {Shard::kEnter | Shard::kProduct, &Parallelizer::column},
+        {Shard::kLeave | Shard::kProduct, &Parallelizer::row},
+        {Shard::kLookup | Shard::kLeave, &Parallelizer::table},
+        {Shard::kEnter | Shard::kLeave | Shard::kProduct, &Parallelizer::head},
+        {Shard::kHeadLoss, &Parallelizer::loss},
+        {Shard::kHeads, &Parallelizer::heads},
+        {Shard::kTokens, &Parallelizer::tokens}};
+    static_assert(std::size(kRules) == static_cast<std::size_t>(Kind::tokens) + 1);
+    const Rule& rule = kRules[static_cast<std::size_t>(p.kind)];
+    const bool enters = p.communicates && (p.kind == Kind::heads || p.kind == Kind::tokens);
+    const unsigned needed = rule.members | (enters ? +Shard::kEnter : 0U);
     check((m.shard_members() & needed) == needed, "parallelize: the rule for {} does not fit a {}",
           name.empty() ? "the model" : name, m.describe());
-    nn::Shard s = nn::shard_of(m);
-    switch (p.kind) {
-      case Kind::whole:
-        return;
-      case Kind::column:
-        column(name, p, s);
-        break;
-      case Kind::row:
-        row(name, p, s);
-        break;
-      case Kind::table:
-        table(name, p, s);
-        break;
-      case Kind::head:
-        head(name, p, s);
-        break;
-      case Kind::loss:
-        loss(p, s);
-        break;
-      case Kind::heads:
-        heads(name, p, s);
-        break;
-      case Kind::tokens:
-        tokens(p, s);
-        break;
-    }
-    if (tp_.size() > 1) m.shard = std::make_shared<const nn::Shard>(std::move(s));
-  }
-
-  /// What a placement sets in the Shard of its module.
-  static unsigned members_of(const Placement& p) {
-    const unsigned enters = p.communicates ? +nn::Shard::kEnter : 0U;
-    switch (p.kind) {
-      case Kind::whole:
-        return 0;
-      case Kind::column:
-        return nn::Shard::kEnter | nn::Shard::kProduct;
-      case Kind::row:
-        return nn::Shard::kLeave | nn::Shard::kProduct;
-      case Kind::table:
-        return nn::Shard::kLookup | nn::Shard::kLeave;
-      case Kind::head:
-        return nn::Shard::kEnter | nn::Shard::kLeave | nn::Shard::kProduct;
-      case Kind::loss:
-        return nn::Shard::kHeadLoss;
-      case Kind::heads:
-        return nn::Shard::kHeads | enters;
-      case Kind::tokens:
-        return nn::Shard::kTokens | enters;
-    }
-    return 0;
+    Shard s = nn::shard_of(m);
+    (this->*rule.apply)(name, p, s);
+    if (tp_.size() > 1) m.shard = std::make_shared<const Shard>(std::move(s));
   }
 
   /// A tensor of the module `name`; null when it has none of that name.
@@ -136,16 +104,7 @@ class Parallelizer {
     if (tp_.size() == 1) return &layout;
     layout.part.cuts = {{axis, ranges}};
     layout.tp_cut = true;
-    const CategoryScope category(Category::parameter);
-    const Tensor fresh = Tensor::empty(nn::shape_of(layout.part), t.dtype(), t.device());
-    if (!t.is_meta()) {
-      const NoGradGuard off;
-      const Tensor flat = t.detach().alias({t.numel()}, {1}, 0);
-      nn::for_each_run(layout.part, [&](std::int64_t whole, std::int64_t own, std::int64_t count) {
-        fresh.alias({count}, {1}, own).copy_(flat.alias({count}, {1}, whole));
-      });
-    }
-    nn::detail::replace_storage(t, fresh);
+    keep_part(t, layout.part);
     return &layout;
   }
 
@@ -229,7 +188,7 @@ class Parallelizer {
     s.leave = [g = &tp_, columns](Tensor y) { return gather_columns(y, *g, columns); };
   }
 
-  void loss(const Placement& p, nn::Shard& s) {
+  void loss(const std::string&, const Placement& p, nn::Shard& s) {
     s.head_loss = [enter = entrance(), g = &tp_, vocab = p.units[0].count](
                       const Tensor& hidden, const Tensor& weight, const Tensor& targets,
                       const CrossEntropyOptions& options) {
@@ -246,7 +205,7 @@ class Parallelizer {
     if (p.communicates) s.enter = entrance();
   }
 
-  void tokens(const Placement& p, nn::Shard& s) {
+  void tokens(const std::string&, const Placement& p, nn::Shard& s) {
     s.tokens = {tp_.rank(), tp_.size()};
     if (p.communicates) s.enter = [g = &tp_](const Tensor& x) { return scatter_rows(x, *g); };
   }

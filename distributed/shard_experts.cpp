@@ -1,9 +1,9 @@
 #include "weft/distributed/shard_experts.h"
 
-#include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
 #include "weft/distributed/expert_dispatcher.h"
+#include "weft/distributed/unit_cut.h"
 #include "weft/nn/moe.h"
 #include "weft/nn/walk.h"
 
@@ -37,19 +37,6 @@ nn::Part::Cut part_of(int axis, std::int64_t length, int packed, int r, int n) {
   for (int i = 0; i < packed; ++i)
     cut.ranges.emplace_back(i * one + r * units, i * one + (r + 1) * units);
   return cut;
-}
-
-// Inside the same tensor, so that every handle to it follows.
-void keep_part(const Tensor& t, const nn::Part& part) {
-  const NoGradGuard quiet;
-  Tensor own = t.detach();
-  for (const nn::Part::Cut& cut : part.cuts) {
-    TensorList pieces;
-    for (const auto& [begin, end] : cut.ranges)
-      pieces.push_back(narrow(own, cut.axis, begin, end - begin));
-    own = cat(pieces, cut.axis);
-  }
-  if (!part.cuts.empty()) nn::detail::replace_storage(t, own);
 }
 
 class Sharding {
