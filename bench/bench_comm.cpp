@@ -118,7 +118,7 @@ void shared_expert(int ranks, Report& report) {
         const Tensor dy = rand_normal(x.shape());
         x.set_requires_grad();
         for (const bool overlap : {false, true}) {
-          moe.overlap_shared = overlap;
+          change_shard(moe, [&](nn::Shard& s) { s.overlap_shared = overlap; });
           const double before = w.stats().waiting_s;
           const Timing t = time_together(w, 2, [&] {
             Tape tape;

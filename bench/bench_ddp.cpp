@@ -34,7 +34,10 @@ Cost train(World& w, const Form& form, Model& model, std::int64_t bucket_size, F
   Ddp ddp(model, mesh, {},
           {.bucket_size = bucket_size, .overlap = form.overlap, .shard = form.shard});
   const auto adam = make_optimizer(ddp, optim::AdamWOptions{});
-  if (form.overlap) model.before_use = [&](const nn::Module& part) { adam->wait(part); };
+  if (form.overlap)
+    change_shard(model, [&](nn::Shard& s) {
+      s.before_use = [&](const nn::Module& part) { adam->wait(part); };
+    });
   std::vector<double> steps, waits;
   for (int step = -kWarmSteps; step < kSteps; ++step) {
     const CommStats before = w.stats();
@@ -77,7 +80,6 @@ struct Sleepers : nn::Module {
     void visit(nn::Visitor& v) override { v("weight", weight); }
   };
   std::vector<Layer> layers;
-  std::function<void(const nn::Module&)> before_use;
 
   explicit Sleepers(int depth) : layers(static_cast<std::size_t>(depth)) {}
   void visit(nn::Visitor& v) override { v("layers", layers); }
@@ -88,7 +90,7 @@ struct Sleepers : nn::Module {
   Tensor operator()() const {
     Tensor x = Tensor::zeros({});
     for (const Layer& layer : layers) {
-      if (before_use) before_use(layer);
+      if (shard) shard->before_use(layer);
       sleep(kForward);
       const Tensor y = x.clone();
       Tape::record("sleeper", {&layer.weight, &x}, {&y}, [](Backward& b) {

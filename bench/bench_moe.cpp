@@ -7,7 +7,10 @@
 #include "weft/autograd/tape.h"
 #include "weft/bench/harness.h"
 #include "weft/core/random.h"
+#include "weft/nn/attention.h"
 #include "weft/nn/block.h"
+#include "weft/nn/mlp.h"
+#include "weft/nn/moe.h"
 
 using namespace weft;
 
@@ -79,13 +82,10 @@ void measure(bench::Report& out, const Size& s) {
          tokens);
 
   const std::int64_t heads = s.dim / 64;
-  nn::BlockOptions options{.norm = nn::Norm::Kind::rms, .attention = {.bias = false}, .mlp = mlp};
-  nn::Block dense_block(s.dim, heads, s.topk * s.ffn, options);
-  options.moe = moe;
-  nn::Block sparse_block(s.dim, heads, 0, options);
-  const auto block = [&](nn::Block& b) {
-    pass(b, [&] { return b(nn::Stream{x, {}, {}}, nullptr).delta; });
-  };
+  const auto attention = [&] { return nn::Attention(s.dim, heads, {.bias = false}); };
+  nn::Block dense_block(nn::RMSNorm(s.dim), attention(), nn::Mlp(s.dim, s.topk * s.ffn, mlp));
+  nn::Block sparse_block(nn::RMSNorm(s.dim), attention(), nn::MoE(s.dim, moe));
+  const auto block = [&](nn::Block& b) { pass(b, [&] { return b(nn::Stream{x, {}, {}}).delta; }); };
   report(out, std::string(s.name) + ", block",
          in_turn([&] { block(dense_block); }, [&] { block(sparse_block); }), tokens);
 }

@@ -194,6 +194,7 @@ set(weft_sources
   nn/gated_delta_net.cpp
   nn/gpt.cpp
   nn/gpt_config.cpp
+  nn/gpt_layers.cpp
   nn/gpt_losses.cpp
   nn/init.cpp
   nn/kv_cache.cpp
@@ -215,6 +216,7 @@ set(weft_sources
   nn/speculative.cpp
   nn/state_dict.cpp
   nn/token_dispatcher.cpp
+  nn/token_embedding.cpp
   optim/adamw.cpp
   optim/clip.cpp
   optim/groups.cpp

@@ -92,7 +92,7 @@ Tensor row_counts(std::int64_t n, F f) {
 
 /// Takes every token to all ranks, which pick what their experts want; each slot's result is summed
 /// over the ranks, of which one has it. Few and even collectives, but each token goes to all ranks
-/// and k results a token come back from all: for small groups, and as what others are held against.
+/// and k results a token come back from all: for small groups.
 class AllGatherDispatcher : public ExpertDispatcher {
  public:
   using ExpertDispatcher::ExpertDispatcher;

@@ -1,17 +1,18 @@
 #include "weft/distributed/parallelize.h"
 
 #include <algorithm>
-#include <optional>
+#include <iterator>
+#include <map>
+#include <utility>
 
 #include "weft/autograd/linear.h"
-#include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
-#include "weft/core/allocator.h"
 #include "weft/core/error.h"
 #include "weft/core/pattern.h"
 #include "weft/distributed/comm_ops.h"
 #include "weft/distributed/unit_cut.h"
 #include "weft/distributed/vocab.h"
+#include "weft/nn/shard.h"
 #include "weft/nn/walk.h"
 
 namespace weft::distributed {
@@ -28,6 +29,9 @@ class Parallelizer {
       if (slot.is_buffer) return;
       names_.emplace_back(slot.tensor->impl(), name);
       layout_[name].part.whole = slot.tensor->shape();
+    });
+    nn::detail::for_each_tensor(model, [&](const std::string& name, const nn::Slot& slot) {
+      tensors_.emplace(name, *slot.tensor);
     });
   }
 
@@ -55,25 +59,35 @@ class Parallelizer {
   }
 
   void place(const std::string& name, nn::Module& m, const Placement& p) {
-    auto* const linear = dynamic_cast<nn::Linear*>(&m);
-    if (linear && p.kind == Kind::column) return column(name, *linear, p);
-    if (linear && p.kind == Kind::row) return row(name, *linear, p);
-    if (p.kind == Kind::vocabulary) {
-      if (linear) return head(*linear, p);
-      if (auto* e = dynamic_cast<nn::Embedding*>(&m)) return table(*e, p);
-      if (auto* l = dynamic_cast<nn::CrossEntropyLoss*>(&m)) return loss(*l, p);
-    }
-    if (p.kind == Kind::heads) {
-      if (auto* a = dynamic_cast<nn::Attention*>(&m)) return heads(name, a->part_of_heads, p);
-      if (auto* a = dynamic_cast<nn::Mla*>(&m)) {
-        if (p.communicates && tp_.size() > 1) a->boundary = entrance();
-        return heads(name, a->part_of_heads, p);
-      }
-    }
-    if (p.kind == Kind::tokens)
-      if (auto* gpt = dynamic_cast<nn::Gpt*>(&m)) return tokens(*gpt, p);
-    check(false, "parallelize: the rule for {} does not fit a {}",
+    using nn::Shard;
+    struct Rule {
+      unsigned members;  // of a Shard, that it sets
+      void (Parallelizer::*apply)(const std::string&, const Placement&, Shard&);
+    };
+    static constexpr Rule kRules[] = {
+        {0, nullptr},
+        {Shard::kEnter | Shard::kProduct, &Parallelizer::column},
+        {Shard::kLeave | Shard::kProduct, &Parallelizer::row},
+        {Shard::kLookup | Shard::kLeave, &Parallelizer::table},
+        {Shard::kEnter | Shard::kLeave | Shard::kProduct, &Parallelizer::head},
+        {Shard::kHeadLoss, &Parallelizer::loss},
+        {Shard::kHeads, &Parallelizer::heads},
+        {Shard::kTokens, &Parallelizer::tokens}};
+    static_assert(std::size(kRules) == static_cast<std::size_t>(Kind::tokens) + 1);
+    const Rule& rule = kRules[static_cast<std::size_t>(p.kind)];
+    const bool enters = p.communicates && (p.kind == Kind::heads || p.kind == Kind::tokens);
+    const unsigned needed = rule.members | (enters ? +Shard::kEnter : 0U);
+    check((m.shard_members() & needed) == needed, "parallelize: the rule for {} does not fit a {}",
           name.empty() ? "the model" : name, m.describe());
+    Shard s = nn::shard_of(m);
+    (this->*rule.apply)(name, p, s);
+    if (tp_.size() > 1) m.shard = std::make_shared<const Shard>(std::move(s));
+  }
+
+  /// A tensor of the module `name`; null when it has none of that name.
+  Tensor own(const std::string& name, const char* tensor) const {
+    const auto found = tensors_.find(name.empty() ? tensor : name + '.' + tensor);
+    return found == tensors_.end() ? Tensor() : found->second;
   }
 
   ParameterLayout& layout_of(const Tensor& t) {
@@ -90,16 +104,7 @@ class Parallelizer {
     if (tp_.size() == 1) return &layout;
     layout.part.cuts = {{axis, ranges}};
     layout.tp_cut = true;
-    const CategoryScope category(Category::parameter);
-    const Tensor fresh = Tensor::empty(nn::shape_of(layout.part), t.dtype(), t.device());
-    if (!t.is_meta()) {
-      const NoGradGuard off;
-      const Tensor flat = t.detach().alias({t.numel()}, {1}, 0);
-      nn::for_each_run(layout.part, [&](std::int64_t whole, std::int64_t own, std::int64_t count) {
-        fresh.alias({count}, {1}, own).copy_(flat.alias({count}, {1}, whole));
-      });
-    }
-    nn::detail::replace_storage(t, fresh);
+    keep_part(t, layout.part);
     return &layout;
   }
 
@@ -108,62 +113,56 @@ class Parallelizer {
           name, width_of(p.units), got);
   }
 
-  std::shared_ptr<const nn::Boundary> entrance() const {
-    nn::Boundary b;
-    ProcessGroup* const g = &tp_;
-    if (plan_.sequence)
-      b.before = [g](const Tensor& x) { return gather_rows(x, *g); };
-    else
-      b.before = [g](const Tensor& x) { return copy_to_group(x, *g); };
-    return std::make_shared<const nn::Boundary>(std::move(b));
+  std::function<Tensor(const Tensor&)> entrance() const {
+    if (plan_.sequence) return [g = &tp_](const Tensor& x) { return gather_rows(x, *g); };
+    return [g = &tp_](const Tensor& x) { return copy_to_group(x, *g); };
   }
 
-  void column(const std::string& name, nn::Linear& l, const Placement& p) {
-    check_width(name, l.weight.dim(0), p);
+  std::function<Tensor(Tensor)> exit(bool scatters) const {
+    if (scatters) return [g = &tp_](Tensor y) { return reduce_scatter_rows(y, *g); };
+    return [g = &tp_](Tensor y) { return reduce_from_group(std::move(y), *g); };
+  }
+
+  void column(const std::string& name, const Placement& p, nn::Shard& s) {
+    const Tensor weight = own(name, "weight");
+    check_width(name, weight.dim(0), p);
     const UnitCut cut = cut_units(name, p.units, tp_);
-    for (const Tensor& t : {l.weight, l.bias})
+    for (const Tensor& t : {weight, own(name, "bias")})
       if (t)
         if (ParameterLayout* layout = keep(t, 0, cut.ranges); layout && !cut.shared.empty()) {
           layout->shared_from = cut.shared_from;
           layout->shared_by = cut.sharers;
         }
-    if (tp_.size() == 1) return;
-    nn::Boundary b;
     const bool overlaps = p.communicates && plan_.overlap != Overlap::none;
-    if (p.communicates && !overlaps) b = *entrance();
+    if (p.communicates && !overlaps) s.enter = entrance();
     if (!cut.shared.empty())
-      b.product = [g = &tp_, shared = std::make_shared<const std::vector<SharedRows>>(cut.shared),
+      s.product = [g = &tp_, shared = std::make_shared<const std::vector<SharedRows>>(cut.shared),
                    all = cut.all_shared,
-                   overlaps](const Tensor& x, const Tensor& weight, const Tensor& bias) {
-        const Tensor own = bias ? share_rows(bias, *g, shared, all) : bias;
-        const Tensor used = share_rows(weight, *g, shared, all);
-        return overlaps ? gather_linear(x, used, own, *g) : linear(x, used, own);
+                   overlaps](const Tensor& x, const Tensor& w, const Tensor& bias) {
+        const Tensor b = bias ? share_rows(bias, *g, shared, all) : bias;
+        const Tensor used = share_rows(w, *g, shared, all);
+        return overlaps ? gather_linear(x, used, b, *g) : linear(x, used, b);
       };
     else if (overlaps)
-      b.product = [g = &tp_](const Tensor& x, const Tensor& weight, const Tensor& bias) {
-        return gather_linear(x, weight, bias, *g);
+      s.product = [g = &tp_](const Tensor& x, const Tensor& w, const Tensor& bias) {
+        return gather_linear(x, w, bias, *g);
       };
-    if (b.before || b.product) l.boundary = std::make_shared<const nn::Boundary>(std::move(b));
   }
 
-  void row(const std::string& name, nn::Linear& l, const Placement& p) {
-    check_width(name, l.weight.dim(1), p);
-    keep(l.weight, 1, cut_units(name, p.units, tp_).ranges);
-    if (l.bias) layout_of(l.bias).tp_partial = plan_.sequence && tp_.size() > 1;
-    if (tp_.size() == 1) return;
-    nn::Boundary b;
-    ProcessGroup* const g = &tp_;
-    if (plan_.overlap != Overlap::none)
-      b.product = [g, form = plan_.overlap](const Tensor& x, const Tensor& weight,
-                                            const Tensor& bias) {
-        const Tensor y = linear_scatter(x, weight, *g, form);
-        return bias ? add(y, bias) : y;
-      };
-    else if (plan_.sequence)
-      b.after = [g](Tensor y) { return reduce_scatter_rows(y, *g); };
-    else
-      b.after = [g](Tensor y) { return reduce_from_group(std::move(y), *g); };
-    l.boundary = std::make_shared<const nn::Boundary>(std::move(b));
+  void row(const std::string& name, const Placement& p, nn::Shard& s) {
+    const Tensor weight = own(name, "weight"), bias = own(name, "bias");
+    check_width(name, weight.dim(1), p);
+    keep(weight, 1, cut_units(name, p.units, tp_).ranges);
+    if (bias) layout_of(bias).tp_partial = plan_.sequence && tp_.size() > 1;
+    if (plan_.overlap == Overlap::none) {
+      s.leave = exit(plan_.sequence);
+      return;
+    }
+    s.product = [g = &tp_, form = plan_.overlap](const Tensor& x, const Tensor& w,
+                                                 const Tensor& b) {
+      const Tensor y = linear_scatter(x, w, *g, form);
+      return b ? add(y, b) : y;
+    };
   }
 
   UnitCut::Ranges vocabulary(const Placement& p) const {
@@ -171,61 +170,44 @@ class Parallelizer {
     return {{r.first, r.first + r.count}};
   }
 
-  void table(nn::Embedding& e, const Placement& p) {
-    keep(e.weight, 0, vocabulary(p));
-    if (tp_.size() == 1) return;
-    nn::Boundary b;
-    ProcessGroup* const g = &tp_;
-    b.product = [g, vocab = p.units[0].count](const Tensor& ids, const Tensor& weight,
-                                              const Tensor&) {
+  void table(const std::string& name, const Placement& p, nn::Shard& s) {
+    keep(own(name, "weight"), 0, vocabulary(p));
+    s.lookup = [g = &tp_, vocab = p.units[0].count](const Tensor& ids, const Tensor& weight) {
       return vocab_embedding(weight, ids, vocab, *g);
     };
-    if (p.communicates)
-      b.after = [g](Tensor y) { return reduce_scatter_rows(y, *g); };
-    else
-      b.after = [g](Tensor y) { return reduce_from_group(std::move(y), *g); };
-    e.boundary = std::make_shared<const nn::Boundary>(std::move(b));
+    s.leave = exit(p.communicates);
   }
 
-  // For whoever wants all logits; the loss goes by the weight.
-  void head(nn::Linear& l, const Placement& p) {
-    check(!l.bias, "parallelize: a head that is cut over ranks must have no bias");
-    keep(l.weight, 0, vocabulary(p));
-    if (tp_.size() == 1) return;
+  void head(const std::string& name, const Placement& p, nn::Shard& s) {
+    check(!own(name, "bias"), "parallelize: a head that is cut over ranks must have no bias");
+    keep(own(name, "weight"), 0, vocabulary(p));
     Rows columns;
     for (int r = 0; r < tp_.size(); ++r)
       columns.push_back(vocab_range(p.units[0].count, r, tp_.size()).count);
-    nn::Boundary b = *entrance();
-    b.after = [g = &tp_, columns](Tensor y) { return gather_columns(y, *g, columns); };
-    l.boundary = std::make_shared<const nn::Boundary>(std::move(b));
+    s.enter = entrance();
+    s.leave = [g = &tp_, columns](Tensor y) { return gather_columns(y, *g, columns); };
   }
 
-  void loss(nn::CrossEntropyLoss& l, const Placement& p) {
-    if (tp_.size() == 1) return;
-    l.boundary = std::make_shared<const nn::HeadLoss>(
-        [in = entrance(), g = &tp_, vocab = p.units[0].count](
-            const Tensor& hidden, const Tensor& weight, const Tensor& targets,
-            const CrossEntropyOptions& options) {
-          Shape shape = targets.shape();
-          shape.push_back(hidden.dim(-1));
-          return vocab_cross_entropy(reshape(in->before(hidden), shape), weight, targets, vocab, *g,
-                                     options);
-        });
+  void loss(const std::string&, const Placement& p, nn::Shard& s) {
+    s.head_loss = [enter = entrance(), g = &tp_, vocab = p.units[0].count](
+                      const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                      const CrossEntropyOptions& options) {
+      Shape shape = targets.shape();
+      shape.push_back(hidden.dim(-1));
+      return vocab_cross_entropy(reshape(enter(hidden), shape), weight, targets, vocab, *g,
+                                 options);
+    };
   }
 
-  void heads(const std::string& name, std::optional<nn::PartOfHeads>& part, const Placement& p) {
-    if (tp_.size() == 1) return;
+  void heads(const std::string& name, const Placement& p, nn::Shard& s) {
     const UnitCut cut = cut_units(name, p.units, tp_);
-    part = nn::PartOfHeads{cut.ranges[0].first, p.units[0].count};
+    s.heads = {cut.ranges[0].first, p.units[0].count};
+    if (p.communicates) s.enter = entrance();
   }
 
-  void tokens(nn::Gpt& gpt, const Placement& p) {
-    if (tp_.size() == 1) return;
-    gpt.split = nn::TokenSplit{tp_.rank(), tp_.size()};
-    if (!p.communicates) return;
-    nn::Boundary b;
-    b.before = [g = &tp_](const Tensor& x) { return scatter_rows(x, *g); };
-    gpt.boundary = std::make_shared<const nn::Boundary>(std::move(b));
+  void tokens(const std::string&, const Placement& p, nn::Shard& s) {
+    s.tokens = {tp_.rank(), tp_.size()};
+    if (p.communicates) s.enter = [g = &tp_](const Tensor& x) { return scatter_rows(x, *g); };
   }
 
   // Parameters of no cut layer: the first rule about a module that they are in.
@@ -252,6 +234,7 @@ class Parallelizer {
   std::vector<std::regex> patterns_;
   std::vector<bool> used_;
   std::vector<std::pair<const TensorImpl*, std::string>> names_;
+  std::map<std::string, Tensor> tensors_;  // all names of tied ones
   std::vector<const TensorImpl*> placed_;
   Layout layout_;
 };

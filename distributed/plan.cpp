@@ -1,6 +1,7 @@
 #include "weft/distributed/plan.h"
 
 #include "weft/core/error.h"
+#include "weft/nn/gpt_layers.h"
 
 namespace weft::distributed {
 namespace {
@@ -46,15 +47,15 @@ void add_mlp(std::vector<Plan::Rule>& rules, const std::string& name, const nn::
 }  // namespace
 
 Plan gpt_plan(const nn::GptConfig& c, const GptPlanOptions& o) {
-  std::int64_t deltas = 0, experts = 0;
+  std::int64_t attentions = 0, experts = 0;
   for (std::int64_t i = 0; i < c.layers; ++i) {
-    deltas += c.is_delta(i);
+    attentions += c.mixer(i) == 'a';
     experts += c.has_experts(i);
+    check(c.mixer(i) == 'a' || !o.sequence,
+          "gpt_plan: a {} needs all tokens of a sequence; leave sequence parallelism out for "
+          "pattern \"{}\"",
+          nn::mixer_kind(c, i).name, c.pattern);
   }
-  check(deltas == 0 || !o.sequence,
-        "gpt_plan: a gated delta net needs all tokens of a sequence; leave sequence parallelism "
-        "out for pattern \"{}\"",
-        c.pattern);
   check(o.sequence || o.overlap == Overlap::none,
         "gpt_plan: overlap hides the gathers and scatters of sequence parallelism; set sequence");
   const bool scatters = o.sequence && c.arch == nn::Arch::gpt2;
@@ -63,11 +64,12 @@ Plan gpt_plan(const nn::GptConfig& c, const GptPlanOptions& o) {
   plan.overlap = o.overlap;
   std::vector<Plan::Rule>& rules = plan.rules;
   if (o.sequence) rules.push_back({"", Placement::tokens(scatters)});
-  rules.push_back({"embed", Placement::vocabulary(c.vocab, o.sequence && !scatters)});
-  rules.push_back({"head|loss", Placement::vocabulary(c.vocab)});
+  rules.push_back({"embed", Placement::table(c.vocab, o.sequence && !scatters)});
+  rules.push_back({"head", Placement::head(c.vocab)});
+  rules.push_back({"loss", Placement::loss(c.vocab)});
   // Added before tokens are split, so that every rank sees all of their gradient.
   if (c.arch == nn::Arch::gpt2) rules.push_back({"positions", Placement::whole(false)});
-  if (deltas < c.layers) {
+  if (attentions > 0) {
     if (c.attention == nn::AttentionKind::mla)
       add_latent_attention(rules, c);
     else
@@ -76,7 +78,7 @@ Plan gpt_plan(const nn::GptConfig& c, const GptPlanOptions& o) {
   if (experts < c.layers) add_mlp(rules, in_block("mlp"), c, c.ffn_dim());
   if (experts > 0 && c.moe.shared_ffn > 0)
     add_mlp(rules, in_block(R"(moe\.shared\.mlp)"), c, c.moe.shared_ffn);
-  // What is left: norms, routers, experts, projections of MTP depths, gated delta nets.
+  // What is left: norms, routers, experts, projections of MTP depths, other mixers.
   rules.push_back({".*", Placement::whole(o.sequence)});
   return plan;
 }

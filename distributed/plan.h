@@ -21,18 +21,20 @@ struct Units {
 /// How a layer lies over the ranks of a tp group, and what it says to the others.
 struct Placement {
   enum class Kind : std::uint8_t {
-    whole,       ///< every rank has all of it
-    column,      ///< outputs are cut: rows of the weight, and the bias
-    row,         ///< inputs are cut: columns of the weight; outputs are summed over ranks
-    vocabulary,  ///< rows of a table or a head, and the loss behind that head
-    heads,       ///< an attention layer that has some of all heads
-    tokens,      ///< a model whose tokens are split outside of products
+    whole,   ///< every rank has all of it
+    column,  ///< outputs are cut: rows of the weight, and the bias
+    row,     ///< inputs are cut: columns of the weight; outputs are summed over ranks
+    table,   ///< rows of an embedding
+    head,    ///< rows of a head, for those who want all logits
+    loss,    ///< the classes of the loss after that head, which reads the head's weight
+    heads,   ///< an attention layer that has some of all heads
+    tokens,  ///< a model whose tokens are split outside of products
   };
   Kind kind = Kind::whole;
   std::vector<Units> units = {};  ///< column, row: packed one after another; else what is cut
   bool partial = false;  ///< whole: the gradients are this rank's share, to be summed over tp
-  /// column, heads: x is gathered, or its gradient summed, in front; vocabulary of a table: the
-  /// rows found are summed and split by tokens at once.
+  /// column, heads: x is gathered, or its gradient summed, before the layer; table: the rows found
+  /// are summed and split by tokens at once; tokens: embedded tokens are split.
   bool communicates = true;
 
   static Placement whole(bool partial) { return {.kind = Kind::whole, .partial = partial}; }
@@ -40,8 +42,14 @@ struct Placement {
     return {.kind = Kind::column, .units = std::move(units), .communicates = communicates};
   }
   static Placement row(Units units) { return {.kind = Kind::row, .units = {std::move(units)}}; }
-  static Placement vocabulary(std::int64_t rows, bool splits_tokens = false) {
-    return {.kind = Kind::vocabulary, .units = {{"rows", rows}}, .communicates = splits_tokens};
+  static Placement table(std::int64_t rows, bool splits_tokens) {
+    return {.kind = Kind::table, .units = {{"rows", rows}}, .communicates = splits_tokens};
+  }
+  static Placement head(std::int64_t rows) {
+    return {.kind = Kind::head, .units = {{"rows", rows}}};
+  }
+  static Placement loss(std::int64_t classes) {
+    return {.kind = Kind::loss, .units = {{"classes", classes}}};
   }
   static Placement heads(std::int64_t count, bool communicates) {
     return {.kind = Kind::heads, .units = {{"heads", count}}, .communicates = communicates};

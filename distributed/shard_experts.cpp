@@ -1,9 +1,9 @@
 #include "weft/distributed/shard_experts.h"
 
-#include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
 #include "weft/distributed/expert_dispatcher.h"
+#include "weft/distributed/unit_cut.h"
 #include "weft/nn/moe.h"
 #include "weft/nn/walk.h"
 
@@ -39,19 +39,6 @@ nn::Part::Cut part_of(int axis, std::int64_t length, int packed, int r, int n) {
   return cut;
 }
 
-// Inside the same tensor, so that every handle to it follows.
-void keep_part(const Tensor& t, const nn::Part& part) {
-  const NoGradGuard quiet;
-  Tensor own = t.detach();
-  for (const nn::Part::Cut& cut : part.cuts) {
-    TensorList pieces;
-    for (const auto& [begin, end] : cut.ranges)
-      pieces.push_back(narrow(own, cut.axis, begin, end - begin));
-    own = cat(pieces, cut.axis);
-  }
-  if (!part.cuts.empty()) nn::detail::replace_storage(t, own);
-}
-
 class Sharding {
  public:
   Sharding(const DeviceMesh& mesh, const ExpertPlan& plan)
@@ -73,23 +60,19 @@ class Sharding {
     keep(up + "_bias", e.up_bias, 1, swiglu ? 2 : 1);
     keep(at + "down", e.down, 2, 1);
     keep(at + "down_bias", e.down_bias, -1, 1);
-    e.options.bias_parts = etp_.size();
-    if (mesh_.tp_ep().size() > 1) {
-      const ExpertGroups groups(mesh_);
-      if (plan_.dispatcher == Dispatcher::all_gather)
-        moe.dispatcher =
-            std::make_unique<AllGatherDispatcher>(groups, experts, moe.options.alignment);
-      else
-        moe.dispatcher =
-            std::make_unique<AllToAllDispatcher>(groups, experts, moe.options.alignment);
-      moe.overlap_shared = plan_.overlap_shared;
-    }
-    ProcessGroup& batch = mesh_.group("tp_cp");
-    moe.router.reduce_batch = sum_over(batch);
-    moe.router.gather_batch = gather_over(batch);
-    moe.router.batch_split = {batch.rank(), batch.size()};
-    moe.router.reduce_global = sum_over(mesh_.group("tp_dp_cp"));
-    moe.router.loss_share = 1.0 / batch.size();
+    change_shard(e, [&](nn::Shard& s) { s.bias_ranks = etp_.size(); });
+    if (mesh_.tp_ep().size() > 1)
+      change_shard(moe, [&](nn::Shard& s) {
+        s.dispatcher = dispatcher(experts, moe.options.alignment);
+        s.overlap_shared = plan_.overlap_shared;
+      });
+    change_shard(moe.router, [&](nn::Shard& s) {
+      ProcessGroup& batch = mesh_.group("tp_cp");
+      s.sum_batch = sum_over(batch);
+      s.gather_batch = gather_over(batch);
+      s.tokens = {batch.rank(), batch.size()};
+      s.sum_all = sum_over(mesh_.group("tp_dp_cp"));
+    });
     if (mesh_.tp().size() == 1) return;
     for (const NamedTensor& p : moe.named_parameters())
       if (p.name.starts_with("router.") || p.name.starts_with("latent_") ||
@@ -100,6 +83,14 @@ class Sharding {
   Layout take() { return std::move(layout_); }
 
  private:
+  std::shared_ptr<const nn::TokenDispatcher> dispatcher(std::int64_t experts,
+                                                        std::int64_t alignment) const {
+    const ExpertGroups groups(mesh_);
+    if (plan_.dispatcher == Dispatcher::all_gather)
+      return std::make_shared<AllGatherDispatcher>(groups, experts, alignment);
+    return std::make_shared<AllToAllDispatcher>(groups, experts, alignment);
+  }
+
   // Axis 0 goes by expert, `axis` (-1: none) by hidden unit.
   void keep(const std::string& name, const Tensor& t, int axis, int packed) {
     if (!t) return;

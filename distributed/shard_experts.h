@@ -1,4 +1,5 @@
 #pragma once
+#include "weft/core/fields.h"
 #include "weft/distributed/device_mesh.h"
 #include "weft/distributed/layout.h"
 #include "weft/nn/module.h"
@@ -7,6 +8,8 @@ namespace weft::distributed {
 
 /// How tokens get to experts on other ranks.
 enum class Dispatcher : std::uint8_t { all_to_all, all_gather };
+inline constexpr Word<Dispatcher> kDispatcherWords[] = {{"all-to-all", Dispatcher::all_to_all},
+                                                        {"all-gather", Dispatcher::all_gather}};
 
 struct ExpertPlan {
   Dispatcher dispatcher = Dispatcher::all_to_all;

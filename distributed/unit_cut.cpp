@@ -1,6 +1,9 @@
 #include "weft/distributed/unit_cut.h"
 
+#include "weft/autograd/tape.h"
+#include "weft/core/allocator.h"
 #include "weft/core/error.h"
+#include "weft/nn/walk.h"
 
 namespace weft::distributed {
 
@@ -30,6 +33,20 @@ UnitCut cut_units(const std::string& layer, const std::vector<Units>& packed,
     own += here * u.width;
   }
   return cut;
+}
+
+void keep_part(const Tensor& t, const nn::Part& part) {
+  if (part.cuts.empty()) return;
+  const CategoryScope category(Category::parameter);
+  const Tensor fresh = Tensor::empty(nn::shape_of(part), t.dtype(), t.device());
+  if (!t.is_meta()) {
+    const NoGradGuard off;
+    const Tensor flat = t.detach().alias({t.numel()}, {1}, 0);
+    nn::for_each_run(part, [&](std::int64_t whole, std::int64_t own, std::int64_t count) {
+      fresh.alias({count}, {1}, own).copy_(flat.alias({count}, {1}, whole));
+    });
+  }
+  nn::detail::replace_storage(t, fresh);
 }
 
 std::int64_t width_of(const std::vector<Units>& packed) {

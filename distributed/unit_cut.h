@@ -21,6 +21,9 @@ struct UnitCut {
 /// Throws Error naming `layer` and all numbers when units do not divide among the ranks.
 UnitCut cut_units(const std::string& layer, const std::vector<Units>& packed,
                   const ProcessGroup& tp);
+/// Cuts a tensor of a model down to its part of the whole, inside the same tensor, so that every
+/// handle to it follows; its values stay.
+void keep_part(const Tensor& t, const nn::Part& part);
 /// The rows of all units.
 std::int64_t width_of(const std::vector<Units>& packed);
 

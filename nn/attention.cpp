@@ -5,7 +5,6 @@
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
 #include "weft/core/random.h"
-#include "weft/nn/token_scope.h"
 
 namespace weft::nn {
 namespace {
@@ -33,10 +32,12 @@ Attention::Attention(std::int64_t dim, std::int64_t heads, const AttentionOption
   }
 }
 
-Tensor Attention::operator()(const Tensor& x, const RotaryTable* rotary, const Packing& packing,
-                             KvCache* cache, int layer) const {
+Tensor Attention::operator()(const Tensor& x, const TokenContext& context) const {
   check(x.ndim() == 3, "attention: x must have shape (batch, tokens, dim), got {}", x.shape());
-  const TokenPart* const part = TokenScope::current();
+  const Packing& packing = context.packing;
+  const RotaryTable* const rotary = context.rotary;
+  KvCache* const cache = context.cache;
+  const std::optional<TokenPart>& part = context.part;
   if (packing) {
     if (!part) packing.check_row(x);
     check(!cache, "attention: a packed row cannot go with a cache");
@@ -55,11 +56,11 @@ Tensor Attention::operator()(const Tensor& x, const RotaryTable* rotary, const P
     how.dropout = drop.p;
     const auto per_token =
         static_cast<std::uint64_t>(tokens + (cache ? cache->length() : std::int64_t{0}));
-    how.key_heads = part_of_heads ? part_of_heads->all : heads;
+    const std::optional<Shard::Heads>& held = shard_of(*this).heads;
+    how.key_heads = held ? held->all : heads;
     how.key = RandomScope::key_for(
         drop.stream(), static_cast<std::uint64_t>(how.key_heads * tokens) * per_token, per_token);
-    if (part_of_heads)
-      how.key.first += static_cast<std::uint64_t>(part_of_heads->first * tokens) * per_token;
+    if (held) how.key.first += static_cast<std::uint64_t>(held->first * tokens) * per_token;
   }
   const Shape out{batch, tokens, heads * head_dim};
   Tensor packed = qkv(x).view({batch, tokens, all, head_dim});
@@ -84,7 +85,7 @@ Tensor Attention::operator()(const Tensor& x, const RotaryTable* rotary, const P
     k = rope(k, rotary->cos, rotary->sin, first);
   }
   if (cache) {
-    KvCache::Pair seen = cache->append(layer, k, v);
+    KvCache::Pair seen = cache->append(context.layer, k, v);
     k = std::move(seen.k);
     v = std::move(seen.v);
   }
@@ -103,6 +104,14 @@ std::string Attention::describe() const {
   const std::int64_t heads = proj.weight.dim(1) / head_dim;
   return message("Attention({} heads, {} key heads, {} wide)", heads,
                  (qkv.weight.dim(0) / head_dim - heads) / 2, head_dim);
+}
+
+KvCache::Entry Attention::cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
+                                      Device device) const {
+  const std::int64_t heads = proj.weight.dim(1) / head_dim;
+  const std::int64_t kv_heads = (qkv.weight.dim(0) / head_dim - heads) / 2;
+  const Shape shape{batch, capacity, kv_heads, head_dim};
+  return {.tokens = {Tensor::zeros(shape, dtype, device), Tensor::zeros(shape, dtype, device)}};
 }
 
 Attention Attention::like() const {

@@ -1,9 +1,8 @@
 #pragma once
 #include "weft/nn/dropout.h"
-#include "weft/nn/kv_cache.h"
 #include "weft/nn/linear.h"
+#include "weft/nn/mixer.h"
 #include "weft/nn/norm.h"
-#include "weft/nn/packing.h"
 #include "weft/nn/rotary.h"
 
 namespace weft::nn {
@@ -19,30 +18,26 @@ struct AttentionOptions {
   Init proj_init = Init::normal(0.02);
 };
 
-/// Which of a layer's heads are held here: dropout goes by their numbers in the whole.
-struct PartOfHeads {
-  std::int64_t first = 0, all = 0;
-};
-
 /// Causal self-attention:  x (B, T, C) -> (B, T, C). q, k and v come from one packed projection.
 /// The numbers of heads follow from the weights, so a part with fewer heads just works.
-struct Attention : Module {
+struct Attention : Mixer {
   AttentionOptions options;
   std::int64_t head_dim;
   Linear qkv;   // (H*D + 2*Hkv*D, C)
   Linear proj;  // (C, H*D)
   std::optional<RMSNorm> q_norm, k_norm;
   Dropout drop;
-  std::optional<PartOfHeads> part_of_heads = {};  ///< a parallel plan puts fewer heads here
 
   Attention(std::int64_t dim, std::int64_t heads, const AttentionOptions& options = {});
-  /// `rotary` null: no rotation. With a cache, x is what follows the tokens in it, and `layer` says
-  /// which of its entries is ours; a packed row cannot have one.
-  Tensor operator()(const Tensor& x, const RotaryTable* rotary = nullptr,
-                    const Packing& packing = {}, KvCache* cache = nullptr, int layer = 0) const;
+  Tensor operator()(const Tensor& x, const TokenContext& context = {}) const override;
   void visit(Visitor& v) override;
   std::string describe() const override;
+  unsigned shard_members() const override { return Shard::kHeads; }
+  const char* name() const override { return "attn"; }
   Attention like() const;
+  std::unique_ptr<Mixer> make_like() const override { return std::make_unique<Attention>(like()); }
+  KvCache::Entry cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
+                             Device device) const override;
 };
 
 }  // namespace weft::nn

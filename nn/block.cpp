@@ -2,76 +2,77 @@
 
 #include "weft/autograd/elementwise.h"
 #include "weft/core/error.h"
+#include "weft/nn/recompute_layer.h"
 
 namespace weft::nn {
 
-Block::Block(std::int64_t dim, std::int64_t heads, std::int64_t ffn, const BlockOptions& o)
-    : options(o),
-      attn_norm(o.norm, dim, o.norm_eps),
-      mlp_norm(o.norm, dim, o.norm_eps),
-      attn_drop(o.dropout),
-      mlp_drop(o.dropout) {
-  if (o.delta)
-    delta.emplace(dim, *o.delta);
-  else if (o.mla)
-    mla.emplace(dim, heads, *o.mla);
-  else
-    attn.emplace(dim, heads, o.attention);
-  if (o.moe)
-    moe.emplace(dim, *o.moe);
-  else
-    mlp.emplace(dim, ffn, o.mlp);
-}
+Block::Block(Norm norm, std::unique_ptr<Mixer> m, std::unique_ptr<FeedForward> f, double dropout)
+    : attn_norm(std::move(norm)),
+      mixer(std::move(m)),
+      attn_drop(dropout),
+      mlp_norm(attn_norm.like()),
+      feed_forward(std::move(f)),
+      mlp_drop(dropout) {}
 
-// Tokens get to know of each other here and nowhere else.
-Tensor Block::mix(const Tensor& x, const RotaryTable* rotary, const Packing& packing,
-                  KvCache* cache, int layer) const {
-  if (delta) return (*delta)(x, packing, cache, layer);
-  if (!mla) return (*attn)(x, rotary, packing, cache, layer);
-  check(rotary != nullptr, "block: multi-head latent attention needs a rotary table");
-  return (*mla)(x, *rotary, packing, cache, layer);
-}
-
-Stream Block::operator()(const Stream& x, const RotaryTable* rotary, const Packing& packing,
-                         KvCache* cache, int layer) const {
+Stream Block::operator()(const Stream& x, const TokenContext& context) const {
   Norm::Added in;
   if (x.delta)
     in = attn_norm(x.delta, x.residual);
   else
     in = {attn_norm(x.residual), x.residual};
-  const Tensor a = attn_drop(mix(in.y, rotary, packing, cache, layer));
+  const Tensor a = attn_drop((*mixer)(in.y, context), context.part);
   in.y = {};  // unrecorded passes give the memory back before the MLP needs its own
   Norm::Added mid = mlp_norm(a, in.sum);
-  if (mlp) return {std::move(mid.sum), mlp_drop((*mlp)(mid.y)), x.aux};
-  MoeOutput out = (*moe)(mid.y, packing);
+  FeedForward::Output out = feed_forward->forward(mid.y, context);
   if (x.aux) out.loss = out.loss ? add(x.aux, out.loss) : x.aux;
-  return {std::move(mid.sum), mlp_drop(out.y), std::move(out.loss)};
+  return {std::move(mid.sum), mlp_drop(out.y, context.part), std::move(out.loss)};
 }
 
-Tensor Block::operator()(const Tensor& x, const RotaryTable* rotary, const Packing& packing) const {
-  check(!moe, "block: a block with experts is called on a Stream, which carries its loss");
-  const Stream out = (*this)(Stream{x, {}, {}}, rotary, packing);
+Tensor Block::operator()(const Tensor& x, const TokenContext& context) const {
+  check(!feed_forward->has_loss(),
+        "block: a block with experts is called on a Stream, which carries its loss");
+  const Stream out = (*this)(Stream{x, {}, {}}, context);
   return add(out.residual, out.delta);
 }
 
 void Block::visit(Visitor& v) {
   v("attn_norm", attn_norm);
-  v("attn", attn);
-  v("delta", delta);
-  v("mla", mla);
+  v(mixer->name(), *mixer);
   v("attn_drop", attn_drop);
   v("mlp_norm", mlp_norm);
-  v("mlp", mlp);
-  v("moe", moe);
+  v(feed_forward->name(), *feed_forward);
   v("mlp_drop", mlp_drop);
 }
 
 Block Block::like() const {
-  const std::int64_t heads = attn  ? attn->proj.weight.dim(1) / attn->head_dim
-                             : mla ? mla->heads()
-                                   : 1;
-  const std::int64_t ffn = mlp ? mlp->down.weight.dim(1) : 0;
-  return Block(attn_norm.weight.dim(0), heads, ffn, options);
+  std::unique_ptr<Mixer> m = mixer->make_like();
+  return Block(attn_norm.like(), std::move(m), feed_forward->make_like(), attn_drop.p);
+}
+
+Stream run_blocks(std::span<const Block> blocks, Stream x, TokenContext context, bool recompute,
+                  const std::function<void(const Module&)>& before_use) {
+  for (const Block& block : blocks) {
+    if (before_use) before_use(block);
+    if (recompute) {
+      const TensorList in{x.residual, x.delta};
+      const Tensor aux = x.aux;
+      x = {};
+      // The block's own part of aux comes out; the sum stays outside.
+      TensorList out = detail::recompute_layer(
+          context, in, [&block](const TensorList& s, const TokenContext& here) {
+            Stream y = block(Stream{s[0], s[1], {}}, here);
+            TensorList results{y.residual, y.delta};
+            if (y.aux) results.push_back(y.aux);
+            return results;
+          });
+      x = {std::move(out[0]), std::move(out[1]), aux};
+      if (out.size() > 2) x.aux = aux ? add(aux, out[2]) : std::move(out[2]);
+    } else {
+      x = block(x, context);
+    }
+    ++context.layer;
+  }
+  return x;
 }
 
 }  // namespace weft::nn

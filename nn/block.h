@@ -1,23 +1,14 @@
 #pragma once
-#include "weft/nn/attention.h"
-#include "weft/nn/gated_delta_net.h"
-#include "weft/nn/mla.h"
-#include "weft/nn/mlp.h"
-#include "weft/nn/moe.h"
+#include <functional>
+#include <span>
+#include <utility>
+
+#include "weft/nn/dropout.h"
+#include "weft/nn/feed_forward.h"
+#include "weft/nn/mixer.h"
+#include "weft/nn/norm.h"
 
 namespace weft::nn {
-
-struct BlockOptions {
-  Norm::Kind norm = Norm::Kind::layer;
-  double norm_eps = 1e-5;
-  double dropout = 0;  ///< on what each branch adds to the residual stream
-  AttentionOptions attention = {};
-  // Set: the layer has this in the place of attention.
-  std::optional<GatedDeltaNetOptions> delta = {};
-  std::optional<MlaOptions> mla = {};
-  MlpOptions mlp = {};
-  std::optional<MoeOptions> moe = {};  ///< experts in place of the MLP
-};
 
 /// The residual stream between blocks: x = residual + delta. The sum is left to the next norm,
 /// which adds and normalises in one pass. `delta` is null at the first block. `aux` is what the
@@ -32,34 +23,48 @@ struct Trunk {
   Tensor aux;     ///< to be added to the loss: a scalar; null in a model without routers
 };
 
-/// Pre-norm transformer block:  x += attn(norm(x));  x += mlp(norm(x)), with a gated delta net in
-/// the place of attention where the layer has one, and moe in that of mlp.
+/// Pre-norm transformer block:  x += mixer(norm(x));  x += feed_forward(norm(x)).
+///   nn::Block block(nn::LayerNorm(64), nn::Attention(64, 4), nn::Mlp(64, 256));
 struct Block : Module {
-  BlockOptions options;
   Norm attn_norm;
-  std::optional<Attention> attn;
-  std::optional<GatedDeltaNet> delta;
-  std::optional<Mla> mla;
+  std::unique_ptr<Mixer> mixer;
+  Dropout attn_drop;  ///< on what each branch adds to the residual stream
   Norm mlp_norm;
-  std::optional<Mlp> mlp;  ///< one of these two
-  std::optional<MoE> moe;
-  Dropout attn_drop, mlp_drop;
+  std::unique_ptr<FeedForward> feed_forward;
+  Dropout mlp_drop;
 
-  /// `ffn`: the width of the MLP, where there is one.
-  Block(std::int64_t dim, std::int64_t heads, std::int64_t ffn, const BlockOptions& options = {});
+  /// The second norm is like the first.
+  Block(Norm norm, std::unique_ptr<Mixer> mixer, std::unique_ptr<FeedForward> feed_forward,
+        double dropout = 0);
+  template <class M, class F>
+  requires std::is_base_of_v<Mixer, M> && std::is_base_of_v<FeedForward, F> Block(
+      Norm norm, M mixer, F feed_forward, double dropout = 0)
+      : Block(std::move(norm), std::make_unique<M>(std::move(mixer)),
+              std::make_unique<F>(std::move(feed_forward)), dropout) {}
+
   /// x (B, T, C) -> (B, T, C). For blocks without a router, whose loss would be lost.
-  Tensor operator()(const Tensor& x, const RotaryTable* rotary = nullptr,
-                    const Packing& packing = {}) const;
+  Tensor operator()(const Tensor& x, const TokenContext& context = {}) const;
   /// The same on the split stream.
-  Stream operator()(const Stream& x, const RotaryTable* rotary, const Packing& packing = {},
-                    KvCache* cache = nullptr, int layer = 0) const;
+  Stream operator()(const Stream& x, const TokenContext& context = {}) const;
+  /// The mixer or the feed-forward layer as a T; null when it is another one:
+  ///   block.as<nn::Attention>()->qkv
+  template <class T>
+  T* as() const {
+    if constexpr (std::is_base_of_v<Mixer, T>)
+      return dynamic_cast<T*>(mixer.get());
+    else
+      return dynamic_cast<T*>(feed_forward.get());
+  }
   void visit(Visitor& v) override;
   std::string describe() const override { return "Block"; }
   Block like() const;
-
- private:
-  Tensor mix(const Tensor& x, const RotaryTable* rotary, const Packing& packing, KvCache* cache,
-             int layer) const;
 };
+
+/// x through all blocks of a list, with `before_use` (null: none) called before each. The first
+/// block's entry in a cache is context.layer. With `recompute` backward keeps only what goes into
+/// each block; not for a pass with a cache.
+Stream run_blocks(std::span<const Block> blocks, Stream x, TokenContext context,
+                  bool recompute = false,
+                  const std::function<void(const Module&)>& before_use = {});
 
 }  // namespace weft::nn

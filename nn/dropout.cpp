@@ -3,7 +3,6 @@
 #include "weft/autograd/dropout.h"
 #include "weft/core/error.h"
 #include "weft/core/random.h"
-#include "weft/nn/token_scope.h"
 
 namespace weft::nn {
 
@@ -11,10 +10,11 @@ Dropout::Dropout(double p) : p(p) {
   check(p >= 0 && p < 1, "dropout: p must be in [0, 1), got {}", p);
 }
 
-Tensor Dropout::operator()(const Tensor& x) const {
+Tensor Dropout::operator()(const Tensor& x, const std::optional<TokenPart>& part) const {
   if (p == 0 || !is_training() || x.numel() == 0) return x;
-  const TokenPart* const part = TokenScope::current();
-  if (part && part->is_part(x)) {
+  if (part) {
+    check(part->is_part(x), "dropout: x must be the part's {} tokens, (1, {}, dim), got {}",
+          part->count, part->count, x.shape());
     const auto token = static_cast<std::uint64_t>(x.dim(-1));
     RandomKey key =
         RandomScope::key_for(stream(), static_cast<std::uint64_t>(part->tokens) * token, token);

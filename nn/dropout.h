@@ -1,5 +1,6 @@
 #pragma once
 #include "weft/nn/module.h"
+#include "weft/nn/token_context.h"
 
 namespace weft::nn {
 
@@ -10,7 +11,8 @@ namespace weft::nn {
 struct Dropout : Module {
   double p;
   explicit Dropout(double p);
-  Tensor operator()(const Tensor& x) const;
+  /// With a part, x is those tokens of a batch, (1, count, dim).
+  Tensor operator()(const Tensor& x, const std::optional<TokenPart>& part = {}) const;
   void visit(Visitor&) override {}
   std::string describe() const override;
   Dropout like() const { return Dropout(p); }

@@ -13,9 +13,9 @@ Embedding::Embedding(std::int64_t vocab, std::int64_t dim, const EmbeddingOption
 }
 
 Tensor Embedding::operator()(const Tensor& ids) const {
-  if (!boundary) return embedding(weight, ids);
-  Tensor y = boundary->product ? boundary->product(ids, weight, {}) : embedding(weight, ids);
-  return boundary->after ? boundary->after(std::move(y)) : y;
+  if (!shard) return embedding(weight, ids);
+  Tensor y = shard->lookup ? shard->lookup(ids, weight) : embedding(weight, ids);
+  return shard->leave ? shard->leave(std::move(y)) : y;
 }
 
 void Embedding::visit(Visitor& v) { v("weight", weight, init); }

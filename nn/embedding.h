@@ -1,6 +1,6 @@
 #pragma once
-#include "weft/nn/boundary.h"
 #include "weft/nn/module.h"
+#include "weft/nn/shard.h"
 
 namespace weft::nn {
 
@@ -14,12 +14,12 @@ struct EmbeddingOptions {
 struct Embedding : Module {
   Tensor weight;  // (vocab, dim)
   Init init;
-  std::shared_ptr<const Boundary> boundary = {};  ///< its `product` looks x up in the weight
 
   Embedding(std::int64_t vocab, std::int64_t dim, const EmbeddingOptions& options = {});
   Tensor operator()(const Tensor& ids) const;
   void visit(Visitor& v) override;
   std::string describe() const override;
+  unsigned shard_members() const override { return Shard::kLookup | Shard::kLeave; }
   Embedding like() const;
 };
 

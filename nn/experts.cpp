@@ -12,14 +12,6 @@ namespace {
 
 bool packed(Activation a) { return a == Activation::swiglu; }
 
-// A parameter whose first axis goes by expert.
-Slot of_experts(Tensor& t, const Init& init, std::int64_t first_expert) {
-  Slot slot(t);
-  slot.init = init;
-  if (t) slot.first_element = first_expert * (t.numel() / t.dim(0));
-  return slot;
-}
-
 Tensor activate(Activation kind, const Tensor& h, const Tensor& probs) {
   if (packed(kind)) return scaled_swiglu(h, probs);
   return scaled_gelu(h, probs, kind == Activation::gelu_tanh ? Gelu::tanh : Gelu::erf);
@@ -33,7 +25,6 @@ Experts::Experts(std::int64_t experts, std::int64_t dim, std::int64_t hidden,
   check(experts > 0 && dim > 0 && hidden > 0,
         "experts: experts, dim and hidden must be at least 1, got {}, {} and {}", experts, dim,
         hidden);
-  check(o.first_expert >= 0, "experts: first_expert must be at least 0, got {}", o.first_expert);
   const std::int64_t wide = packed(o.activation) ? 2 * hidden : hidden;
   up = make_parameter({experts, wide, dim}, o.init);
   down = make_parameter({experts, dim, hidden}, o.proj_init);
@@ -47,8 +38,8 @@ Tensor Experts::operator()(const Tensor& x, const Tensor& probs, const Tensor& r
   const auto rest = [this](const TensorList& in) {
     const Tensor scale = down_bias ? cast(in[1], in[0].dtype()) : Tensor();
     Tensor bias = down_bias;
-    if (bias && options.bias_parts > 1)
-      bias = add(bias, mul(bias.detach(), 1.0 / options.bias_parts - 1));
+    if (const int ranks = shard_of(*this).bias_ranks; bias && ranks > 1)
+      bias = add(bias, mul(bias.detach(), 1.0 / ranks - 1));
     return TensorList{
         grouped_linear(activate(options.activation, in[0], in[1]), down, bias, in[2], scale)};
   };
@@ -58,11 +49,10 @@ Tensor Experts::operator()(const Tensor& x, const Tensor& probs, const Tensor& r
 
 void Experts::visit(Visitor& v) {
   const bool two = packed(options.activation);
-  const std::int64_t first = options.first_expert;
-  v(two ? "gate_up" : "up", of_experts(up, options.init, first));
-  v(two ? "gate_up_bias" : "up_bias", of_experts(up_bias, Init::constant(0), first));
-  v("down", of_experts(down, options.proj_init, first));
-  v("down_bias", of_experts(down_bias, Init::constant(0), first));
+  v(two ? "gate_up" : "up", up, options.init);
+  v(two ? "gate_up_bias" : "up_bias", up_bias, Init::constant(0));
+  v("down", down, options.proj_init);
+  v("down_bias", down_bias, Init::constant(0));
 }
 
 std::string Experts::describe() const {

@@ -9,12 +9,6 @@ struct ExpertsOptions {
   bool recompute = false;  ///< keep the activation's input only, and compute it again in backward
   Init init = Init::normal(0.02);
   Init proj_init = Init::normal(0.02);  ///< of the projection back into the residual stream
-  /// Global number of the first expert held here: the values that init() draws follow from it, so
-  /// every way of spreading experts over ranks starts with the same model.
-  std::int64_t first_expert = 0;
-  /// Among so many ranks the hidden units of the experts are split; each adds its share of
-  /// down_bias, and has all of its gradient.
-  int bias_parts = 1;
 };
 
 /// MLPs without their neighbours' tokens: expert e works on its own rows of x.
@@ -34,6 +28,7 @@ struct Experts : Module {
   std::int64_t count() const { return up.dim(0); }
   void visit(Visitor& v) override;
   std::string describe() const override;
+  unsigned shard_members() const override { return Shard::kBiasRanks; }
   Experts like() const;
 };
 

@@ -44,10 +44,11 @@ GatedDeltaNet::GatedDeltaNet(std::int64_t dim, const GatedDeltaNetOptions& o)
       norm(o.value_dim, o.norm_eps),
       out_proj(o.value_heads * o.value_dim, dim, {.bias = false, .init = o.proj_init}) {}
 
-Tensor GatedDeltaNet::operator()(const Tensor& x, const Packing& packing, KvCache* cache,
-                                 int layer) const {
+Tensor GatedDeltaNet::operator()(const Tensor& x, const TokenContext& context) const {
   check(x.ndim() == 3, "gated_delta_net: x must have shape (batch, tokens, dim), got {}",
         x.shape());
+  const Packing& packing = context.packing;
+  KvCache* const cache = context.cache;
   if (packing) {
     packing.check_row(x);
     check(!cache, "gated_delta_net: a packed row cannot go with a cache");
@@ -60,7 +61,7 @@ Tensor GatedDeltaNet::operator()(const Tensor& x, const Packing& packing, KvCach
   const TensorList parts =
       split(in_proj(x), {channels(o), values, o.value_heads, o.value_heads}, 2);
   KvCache::Recurrent past;
-  if (cache) past = cache->recurrent(layer);
+  if (cache) past = cache->recurrent(context.layer);
   const Tensor mixed = causal_conv1d(parts[0], conv,
                                      {.silu = true,
                                       .cu_seqlens = packing.cu_seqlens,
@@ -82,7 +83,8 @@ Tensor GatedDeltaNet::operator()(const Tensor& x, const Packing& packing, KvCach
       {.cu_seqlens = packing.cu_seqlens, .cu_checked = packing.checked(), .state = past.state});
   if (cache) {
     const Tensor seen = cat({past.conv, parts[0]}, 1);
-    cache->set_recurrent(layer, {contiguous(seen.narrow(1, tokens, o.conv - 1)), rule.state});
+    cache->set_recurrent(context.layer,
+                         {contiguous(seen.narrow(1, tokens, o.conv - 1)), rule.state});
   }
   const Tensor z = parts[1].view({batch, tokens, o.value_heads, o.value_dim});
   return out_proj(swiglu(z, norm(rule.y)).view({batch, tokens, values}));
@@ -105,6 +107,14 @@ std::string GatedDeltaNet::describe() const {
   return message("GatedDeltaNet({} value heads of {}, {} key heads of {}, {} taps)",
                  options.value_heads, options.value_dim, options.key_heads, options.key_dim,
                  options.conv);
+}
+
+KvCache::Entry GatedDeltaNet::cache_entry(std::int64_t batch, std::int64_t, DType dtype,
+                                          Device device) const {
+  const GatedDeltaNetOptions& o = options;
+  const DType real = dtype == DType::f64 ? DType::f64 : DType::f32;
+  return {.state = {Tensor::zeros({batch, o.conv - 1, channels(o)}, dtype, device),
+                    Tensor::zeros({batch, o.value_heads, o.key_dim, o.value_dim}, real, device)}};
 }
 
 GatedDeltaNet GatedDeltaNet::like() const { return GatedDeltaNet(in_proj.weight.dim(1), options); }

@@ -1,5 +1,7 @@
 #pragma once
-#include "weft/nn/attention.h"
+#include "weft/nn/linear.h"
+#include "weft/nn/mixer.h"
+#include "weft/nn/norm.h"
 
 namespace weft::nn {
 
@@ -24,7 +26,7 @@ struct GatedDeltaNetOptions {
 ///   y = out_proj(norm(gated_delta(q / |q|, k / |k|, v, g, beta)) silu(z))
 ///
 /// Source: Yang, Kautz, Hatamizadeh 2024, arXiv:2412.06464, section 3.4.
-struct GatedDeltaNet : Module {
+struct GatedDeltaNet : Mixer {
   GatedDeltaNetOptions options;
   Linear in_proj;   // (2 Hk K + 2 Hv V + 2 Hv, C), rows in the order q, k, v, z, b, a
   Tensor conv;      // (2 Hk K + Hv V, taps)
@@ -34,13 +36,16 @@ struct GatedDeltaNet : Module {
   Linear out_proj;  // (C, Hv V)
 
   explicit GatedDeltaNet(std::int64_t dim, const GatedDeltaNetOptions& options);
-  /// With a cache, x is what follows the tokens in it, and `layer` says which of its entries is
-  /// ours; a packed row cannot have one.
-  Tensor operator()(const Tensor& x, const Packing& packing = {}, KvCache* cache = nullptr,
-                    int layer = 0) const;
+  Tensor operator()(const Tensor& x, const TokenContext& context = {}) const override;
   void visit(Visitor& v) override;
   std::string describe() const override;
+  const char* name() const override { return "delta"; }
   GatedDeltaNet like() const;
+  std::unique_ptr<Mixer> make_like() const override {
+    return std::make_unique<GatedDeltaNet>(like());
+  }
+  KvCache::Entry cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
+                             Device device) const override;
 
   /// Channels of the convolution: all of q, k and v.
   static std::int64_t channels(const GatedDeltaNetOptions& o) {

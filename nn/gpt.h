@@ -1,15 +1,13 @@
 #pragma once
-#include <functional>
 #include <string>
 #include <vector>
 
-#include "weft/autograd/elementwise.h"
 #include "weft/nn/block.h"
 #include "weft/nn/embedding.h"
 #include "weft/nn/gpt_config.h"
 #include "weft/nn/gpt_losses.h"
 #include "weft/nn/mtp.h"
-#include "weft/nn/token_scope.h"
+#include "weft/nn/token_context.h"
 
 namespace weft::nn {
 
@@ -30,14 +28,6 @@ struct Gpt : Module {
   Linear head;  // (vocab, dim), no bias; its weight is embed's when tied
   CrossEntropyLoss loss;
   std::vector<MtpDepth> mtp;  // one a depth, or one for all of them
-  /// Told of each part (embeddings, blocks, norm and head, MTP depths) right before its parameters
-  /// are read in a forward pass; null: nobody is. For parameters that are still on their way.
-  std::function<void(const Module& part)> before_use;
-  // What a parallel plan puts here: embedded tokens go through `boundary->before` in front of the
-  // first dropout; with `split` everything between them and the head, outside of attention and
-  // products, is about this rank's part of the tokens only, (1, B T / ranks, dim).
-  std::shared_ptr<const Boundary> boundary = {};
-  std::optional<TokenSplit> split = {};
 
   explicit Gpt(const GptConfig& config);
   /// ids (B, T) i32 or i64, T <= config.seq  ->  logits (B, T, vocab). With packing, ids are one
@@ -67,16 +57,24 @@ struct Gpt : Module {
 
   void visit(Visitor& v) override;
   std::string describe() const override;
+  /// Embedded tokens `enter` before the first dropout. With `tokens` everything from there to the
+  /// head, outside of attention and products, sees this rank's tokens only, (1, B T / ranks, dim).
+  /// `before_use` is called with embeddings, blocks, norm, head and MTP depths.
+  unsigned shard_members() const override {
+    return Shard::kEnter | Shard::kTokens | Shard::kBeforeUse;
+  }
   Gpt like() const { return Gpt(config); }
 
  private:
-  Tensor embed_tokens(const Tensor& ids, const Packing& packing, std::int64_t first,
-                      std::int64_t ahead = 0) const;
+  TokenContext context_of(const Tensor& ids, const Packing& packing, KvCache* cache) const;
+  Tensor embed_tokens(const Tensor& ids, const TokenContext& context, std::int64_t ahead = 0) const;
+  bool recomputes(const KvCache* cache) const {
+    return config.recompute == Recompute::full && !cache;
+  }
   Trunk run(const Tensor& ids, const Packing& packing, KvCache* cache) const;
   void about_to_use(const Module& part) const {
-    if (before_use) before_use(part);
+    if (shard && shard->before_use) shard->before_use(part);
   }
-  std::optional<TokenPart> part_of(const Tensor& ids, const KvCache* cache) const;
 };
 
 }  // namespace weft::nn

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "weft/core/error.h"
+#include "weft/nn/gpt_layers.h"
 
 namespace weft::nn {
 namespace {
@@ -44,8 +45,8 @@ void GptConfig::validate() const {
         "gpt: dim / heads must be even for rotary positions, got {} / {} = {}", dim, heads,
         head_dim());
   check(vocab >= 1, "gpt: vocab must be at least 1, got {}", vocab);
-  check(pattern.find_first_not_of("ad") == std::string::npos,
-        "gpt: pattern must consist of a (attention) and d (gated delta net), got \"{}\"", pattern);
+  for (std::size_t i = 0; i < pattern.size(); ++i)
+    mixer_kind(*this, static_cast<std::int64_t>(i));  // throws on a letter that names none
   if (has_delta())
     delta_options().validate();
   else
@@ -75,8 +76,8 @@ void GptConfig::validate() const {
         kMostParameters, parameters);
 }
 
-bool GptConfig::is_delta(std::int64_t block) const {
-  return !pattern.empty() && pattern[static_cast<std::size_t>(block) % pattern.size()] == 'd';
+char GptConfig::mixer(std::int64_t block) const {
+  return pattern.empty() ? 'a' : pattern[static_cast<std::size_t>(block) % pattern.size()];
 }
 
 GatedDeltaNetOptions GptConfig::delta_options() const {
@@ -133,6 +134,8 @@ bool GptConfig::has_experts(std::int64_t block) const {
 
 namespace {
 
+using detail::real;
+
 // The blocks of `depths` MTP layers are like the last one.
 std::int64_t blocks_with_experts(const GptConfig& c, std::int64_t depths) {
   std::int64_t n = c.has_experts(c.layers - 1) ? depths : 0;
@@ -140,33 +143,11 @@ std::int64_t blocks_with_experts(const GptConfig& c, std::int64_t depths) {
   return n;
 }
 
-std::int64_t blocks_with_delta(const GptConfig& c, std::int64_t depths) {
-  std::int64_t n = c.is_delta(c.layers - 1) ? depths : 0;
-  for (std::int64_t i = 0; i < c.layers; ++i) n += c.is_delta(i);
+// The same for a mixer.
+std::int64_t blocks_with(const MixerKind& kind, const GptConfig& c, std::int64_t depths) {
+  std::int64_t n = c.mixer(c.layers - 1) == kind.letter ? depths : 0;
+  for (std::int64_t i = 0; i < c.layers; ++i) n += c.mixer(i) == kind.letter;
   return n;
-}
-
-// Counts of weights are doubles: exact up to kMostParameters, and without overflow behind it.
-double real(std::int64_t n) { return static_cast<double>(n); }
-
-// Weights of a gated delta net's products, and of its convolution.
-double delta_weights(const GptConfig& c) {
-  const GatedDeltaNetOptions d = c.delta_options();
-  return real(c.dim) * real(GatedDeltaNet::inputs(d)) +
-         real(d.conv) * real(GatedDeltaNet::channels(d)) +
-         real(d.value_heads * d.value_dim) * real(c.dim);
-}
-
-// Weights of attention's products, without biases.
-double attention_weights(const GptConfig& c) {
-  const double dim = real(c.dim);
-  if (c.attention == AttentionKind::mha)
-    return 2 * dim * real(c.head_dim()) * real(c.heads + c.kv_head_count());
-  const MlaOptions m = c.mla_options();
-  const double queries = real(c.heads * (m.nope + m.rope));
-  return (m.q_lora ? (dim + queries) * real(m.q_lora) : dim * queries) +
-         dim * real(m.kv_lora + m.rope) + real(m.kv_lora) * real(c.heads * (m.nope + m.v_head)) +
-         real(c.heads * m.v_head) * dim;
 }
 
 // Weights of an MLP, without biases.
@@ -184,17 +165,8 @@ double moe_weights(const GptConfig& c, std::int64_t experts) {
 
 double count_parameters(const GptConfig& c) {
   const bool gpt2 = c.arch == Arch::gpt2;
-  const double dim = real(c.dim), q = real(c.heads * c.head_dim());
-  const double kv = real(c.kv_head_count() * c.head_dim()), f = real(c.ffn_dim());
+  const double dim = real(c.dim), f = real(c.ffn_dim());
   const double norm = gpt2 ? 2 * dim : dim;
-  double attn = attention_weights(c);
-  if (gpt2) attn += q + 2 * kv + dim;  // biases of qkv and proj
-  if (c.qk_norm) attn += 2 * real(c.head_dim());
-  if (c.attention == AttentionKind::mla)
-    attn += real(c.mla_options().q_lora + c.mla_options().kv_lora);
-  // Decay and its bias of each head, and the norm of all heads.
-  const GatedDeltaNetOptions d = c.delta_options();
-  const double delta = delta_weights(c) + real(2 * d.value_heads + d.value_dim);
   double dense = mlp_weights(c, c.dim, c.ffn_dim()), sparse = moe_weights(c, c.moe.experts);
   if (c.moe.router.bias) sparse += real(c.moe.experts);
   if (gpt2) {  // biases
@@ -206,11 +178,12 @@ double count_parameters(const GptConfig& c) {
   const std::int64_t depths =
       c.mtp.repeated ? std::min<std::int64_t>(c.mtp.depths, 1) : c.mtp.depths;
   const std::int64_t with_experts = blocks_with_experts(c, depths);
-  const std::int64_t with_delta = blocks_with_delta(c, depths);
   const std::int64_t all = c.layers + depths;
+  double mixers = 0;
+  for (const MixerKind& kind : mixer_kinds())
+    mixers += real(blocks_with(kind, c, depths)) * kind.cost(c).parameters;
   return real(c.vocab) * dim * (c.tied() ? 1 : 2) + (gpt2 ? real(c.seq) * dim : 0) + norm +
-         real(depths) * (2 * dim * dim + 3 * norm) + real(all) * 2 * norm +
-         real(all - with_delta) * attn + real(with_delta) * delta +
+         real(depths) * (2 * dim * dim + 3 * norm) + real(all) * 2 * norm + mixers +
          real(all - with_experts) * dense + real(with_experts) * sparse;
 }
 
@@ -221,29 +194,24 @@ std::int64_t GptConfig::parameter_count() const {
 }
 
 double GptConfig::flops_per_token() const {
-  const double q = real(heads * head_dim());
   const std::int64_t with_experts = blocks_with_experts(*this, mtp.depths);
-  const std::int64_t with_delta = blocks_with_delta(*this, mtp.depths);
-  const std::int64_t all =
-      layers + mtp.depths;  // each depth has a block, a projection and the head
-  // The delta rule reads its state twice, writes it once and decays it.
-  const GatedDeltaNetOptions d = delta_options();
-  const double delta =
-      delta_weights(*this) + 4 * real(d.value_heads * d.key_dim) * real(d.value_dim);
-  const double products = real(all - with_delta) * attention_weights(*this) +
-                          real(with_delta) * delta +
-                          real(all - with_experts) * mlp_weights(*this, dim, ffn_dim()) +
-                          real(with_experts) * moe_weights(*this, moe.router.route.topk) +
-                          real(vocab * dim) + real(mtp.depths) * real(2 * dim * dim + vocab * dim);
+  // Each depth has a block, a projection and the head.
+  const std::int64_t all = layers + mtp.depths;
+  double products = 0, pairs = 0;
+  for (const MixerKind& kind : mixer_kinds()) {
+    const double n = real(blocks_with(kind, *this, mtp.depths));
+    const MixerCost cost = kind.cost(*this);
+    products += n * cost.products;
+    pairs += n * cost.pairs;
+  }
+  products += real(all - with_experts) * mlp_weights(*this, dim, ffn_dim()) +
+              real(with_experts) * moe_weights(*this, moe.router.route.topk) + real(vocab * dim) +
+              real(mtp.depths) * real(2 * dim * dim + vocab * dim);
   // A token attends to (seq + 1) / 2 others on average; with a window, the first ones to fewer.
   const double n = real(seq);
   const double w = window ? std::fmin(real(window), n) : n;
   const double attended = (w * (w + 1) / 2 + (n - w) * w) / n;
-  const MlaOptions m = mla_options();
-  const double scores_and_values =
-      attention == AttentionKind::mla ? real(heads * (m.nope + m.rope + m.v_head)) : 2 * q;
-  const double pairs = real(all - with_delta) * scores_and_values * attended;
-  return 6.0 * (products + pairs);
+  return 6.0 * (products + pairs * attended);
 }
 
 }  // namespace weft::nn

@@ -69,7 +69,9 @@ struct GptConfig {
   std::int64_t ffn_dim() const;
   std::int64_t expert_ffn_dim() const { return moe.ffn ? moe.ffn : ffn_dim(); }
   bool has_experts(std::int64_t block) const;
-  bool is_delta(std::int64_t block) const;
+  /// The letter of a block's mixer; see mixer_kinds().
+  char mixer(std::int64_t block) const;
+  bool is_delta(std::int64_t block) const { return mixer(block) == 'd'; }
   bool has_delta() const { return pattern.find('d') != std::string::npos; }
   GatedDeltaNetOptions delta_options() const;
   MlaOptions mla_options() const;
@@ -80,6 +82,10 @@ struct GptConfig {
   /// experts that it uses, without what recomputing adds.
   double flops_per_token() const;
 };
+
+namespace detail {
+const char* pattern_help();
+}
 
 template <class V>
 void GptConfig::fields(V& v) {
@@ -117,9 +123,7 @@ void GptConfig::fields(V& v) {
     size.of_model().required_where(latent));
   v("v-head", mla.v_head, "mla: elements of a value head; 0: dim / heads",
     size.of_model().required_where(latent));
-  v("pattern", pattern,
-    "one letter a layer, repeated: a attention, d gated delta net, as in ddda; empty: attention",
-    any().of_model().shown_first());
+  v("pattern", pattern, detail::pattern_help(), any().of_model().shown_first());
   const bool mixed = has_delta();
   v("delta-key-heads", delta.key_heads, "delta net: heads of queries and keys; 0: as many as heads",
     size.of_model().required_where(mixed));

@@ -48,7 +48,7 @@ void init(Module& model, std::uint64_t seed, const Parts& parts) {
   assign_names(model);
   detail::for_each_distinct_tensor(model, [&](const std::string& name, const Slot& slot) {
     if (slot.is_buffer) return;
-    RandomKey key{seed, stream_of(name), static_cast<std::uint64_t>(slot.first_element)};
+    RandomKey key{seed, stream_of(name), 0};
     const auto part = parts.find(name);
     if (part == parts.end()) return slot.init.fill(*slot.tensor, key);
     check(shape_of(part->second) == slot.tensor->shape(),

@@ -2,7 +2,7 @@
 
 #include "weft/autograd/tape.h"
 #include "weft/core/error.h"
-#include "weft/nn/gpt.h"
+#include "weft/nn/gpt_layers.h"
 
 namespace weft::nn {
 
@@ -11,30 +11,21 @@ KvCache::KvCache(const GptConfig& config, std::int64_t batch, std::int64_t capac
     : batch_(batch), capacity_(capacity) {
   check(batch > 0 && capacity > 0, "kv_cache: batch and capacity must be at least 1, got {} and {}",
         batch, capacity);
-  Shape keys{batch, capacity, config.kv_head_count(), config.head_dim()}, values = keys;
-  if (config.attention == AttentionKind::mla) {
-    keys = {batch, capacity, 1, config.mla_options().kv_lora};
-    values = {batch, capacity, 1, config.mla_options().rope};
+  std::vector<std::unique_ptr<Mixer>> mixers;
+  {
+    const DeviceScope nothing_allocated(kMeta);
+    for (std::int64_t i = 0; i < config.layers; ++i)
+      mixers.push_back(mixer_kind(config, i).make(config, Init::constant(0)));
   }
-  const DType real = dtype == DType::f64 ? DType::f64 : DType::f32;
-  for (std::int64_t i = 0; i < config.layers; ++i) {
-    layers_.emplace_back();
-    recurrent_.emplace_back();
-    if (config.is_delta(i)) {
-      const GatedDeltaNetOptions o = config.delta_options();
-      recurrent_.back() = {
-          Tensor::zeros({batch, o.conv - 1, GatedDeltaNet::channels(o)}, dtype, device),
-          Tensor::zeros({batch, o.value_heads, o.key_dim, o.value_dim}, real, device)};
-    } else {
-      layers_.back() = {Tensor::zeros(keys, dtype, device), Tensor::zeros(values, dtype, device)};
-    }
-  }
+  for (const std::unique_ptr<Mixer>& mixer : mixers)
+    entries_.push_back(mixer->cache_entry(batch, capacity, dtype, device));
 }
 
 void KvCache::truncate(std::int64_t length) {
   check(length >= 0 && length <= length_, "kv_cache: length must be in [0, {}], got {}", length_,
         length);
-  for (const Recurrent& r : recurrent_) {
+  for (const Entry& e : entries_) {
+    const Recurrent& r = e.state;
     if (!r.state || length == length_) continue;
     check(length == 0,
           "kv_cache: layers with a state forget all tokens or none: length must be 0 or {}, got {}",
@@ -46,10 +37,10 @@ void KvCache::truncate(std::int64_t length) {
 }
 
 const KvCache::Recurrent& KvCache::recurrent(int layer) const {
-  check(layer >= 0 && layer < static_cast<int>(recurrent_.size()) &&
-            recurrent_[static_cast<std::size_t>(layer)].state,
+  check(layer >= 0 && layer < static_cast<int>(entries_.size()) &&
+            entries_[static_cast<std::size_t>(layer)].state.state,
         "kv_cache: layer {} is not a gated delta layer of this model", layer);
-  return recurrent_[static_cast<std::size_t>(layer)];
+  return entries_[static_cast<std::size_t>(layer)].state;
 }
 
 void KvCache::set_recurrent(int layer, const Recurrent& after) {
@@ -57,13 +48,13 @@ void KvCache::set_recurrent(int layer, const Recurrent& after) {
   check(after.conv.shape() == now.conv.shape() && after.state.shape() == now.state.shape(),
         "kv_cache: a layer's state must keep its shapes {} and {}, got {} and {}", now.conv.shape(),
         now.state.shape(), after.conv.shape(), after.state.shape());
-  recurrent_[static_cast<std::size_t>(layer)] = after;
+  entries_[static_cast<std::size_t>(layer)].state = after;
 }
 
 KvCache::Pair KvCache::append(int layer, const Tensor& k, const Tensor& v) {
-  check(layer >= 0 && layer < static_cast<int>(layers_.size()),
-        "kv_cache: layer must be in [0, {}), got {}", layers_.size(), layer);
-  const Pair& all = layers_[static_cast<std::size_t>(layer)];
+  check(layer >= 0 && layer < static_cast<int>(entries_.size()),
+        "kv_cache: layer must be in [0, {}), got {}", entries_.size(), layer);
+  const Pair& all = entries_[static_cast<std::size_t>(layer)].tokens;
   check(static_cast<bool>(all.k), "kv_cache: layer {} is not an attention layer of this model",
         layer);
   const std::int64_t tokens = k.dim(1);

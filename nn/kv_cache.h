@@ -11,7 +11,21 @@ struct GptConfig;
 /// token costs one token: keys and values, or a state.
 class KvCache {
  public:
-  /// Room for `capacity` tokens of `batch` sequences.
+  /// (B, capacity, Hkv, D) each.
+  struct Pair {
+    Tensor k, v;
+  };
+  /// (B, taps - 1, channels), and (B, Hv, K, V).
+  struct Recurrent {
+    Tensor conv, state;
+  };
+  /// What one layer keeps: numbers of each token, or a state. The other is null.
+  struct Entry {
+    Pair tokens = {};
+    Recurrent state = {};
+  };
+
+  /// Room for `capacity` tokens of `batch` sequences. Each layer's mixer says what it keeps.
   KvCache(const GptConfig& config, std::int64_t batch, std::int64_t capacity,
           DType dtype = DType::f32, Device device = kCpu);
 
@@ -25,16 +39,10 @@ class KvCache {
   /// Writes k, v (B, T, Hkv, D) of one layer behind the tokens already there, and returns all of
   /// them, (B, length + T, Hkv, D). Multi-head latent attention keeps other things: its latents
   /// (B, T, 1, kv_lora) as k, and rotated keys (B, T, 1, rope) as v.
-  struct Pair {
-    Tensor k, v;
-  };
   Pair append(int layer, const Tensor& k, const Tensor& v);
 
   /// What a gated delta layer remembers: the inputs of its convolution that later tokens still see,
   /// (B, taps - 1, channels), and its state (B, Hv, K, V).
-  struct Recurrent {
-    Tensor conv, state;
-  };
   const Recurrent& recurrent(int layer) const;
   /// Replaces it by what it is behind new tokens. A layer does so once for each advance().
   void set_recurrent(int layer, const Recurrent& after);
@@ -43,8 +51,7 @@ class KvCache {
   void advance(std::int64_t tokens);
 
  private:
-  std::vector<Pair> layers_;          ///< (B, capacity, Hkv, D) each; null for a gated delta layer
-  std::vector<Recurrent> recurrent_;  ///< null for attention
+  std::vector<Entry> entries_;
   std::int64_t batch_, capacity_, length_ = 0;
 };
 

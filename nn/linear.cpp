@@ -13,12 +13,12 @@ Linear::Linear(std::int64_t in, std::int64_t out, const LinearOptions& o) {
 }
 
 Tensor Linear::operator()(const Tensor& x) const {
-  if (!boundary) return linear(x, weight, bias);
-  const Boundary& b = *boundary;
-  const Tensor in = b.before ? b.before(x) : x;
-  const Tensor own = b.after ? Tensor() : bias;
-  Tensor y = b.product ? b.product(in, weight, own) : linear(in, weight, own);
-  return b.after ? b.finish(std::move(y), bias) : y;
+  if (!shard) return linear(x, weight, bias);
+  const Shard& s = *shard;
+  const Tensor in = s.enter ? s.enter(x) : x;
+  const Tensor own = s.leave ? Tensor() : bias;
+  Tensor y = s.product ? s.product(in, weight, own) : linear(in, weight, own);
+  return s.leave ? s.finish(std::move(y), bias) : y;
 }
 
 void Linear::visit(Visitor& v) {

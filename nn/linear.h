@@ -1,6 +1,6 @@
 #pragma once
-#include "weft/nn/boundary.h"
 #include "weft/nn/module.h"
+#include "weft/nn/shard.h"
 
 namespace weft::nn {
 
@@ -16,7 +16,6 @@ struct Linear : Module {
   Tensor weight;  // (out, in)
   Tensor bias;    // (out), or null
   Init init;
-  std::shared_ptr<const Boundary> boundary = {};
 
   /// No weight yet: to be tied, `head.weight = embed.weight`.
   Linear() = default;
@@ -24,6 +23,9 @@ struct Linear : Module {
   Tensor operator()(const Tensor& x) const;
   void visit(Visitor& v) override;
   std::string describe() const override;
+  unsigned shard_members() const override {
+    return Shard::kEnter | Shard::kLeave | Shard::kProduct;
+  }
   Linear like() const;
 };
 

@@ -7,11 +7,11 @@ namespace weft::nn {
 namespace {
 
 // A bias belongs to the logits: such a head makes them.
-Tensor head_loss(const HeadLoss* parallel, const Tensor& hidden, const Linear& head,
+Tensor head_loss(const Shard* shard, const Tensor& hidden, const Linear& head,
                  const Tensor& targets, const CrossEntropyOptions& options) {
-  if (parallel) {
+  if (shard && shard->head_loss) {
     check(!head.bias, "loss: a head that is cut over ranks must have no bias");
-    return (*parallel)(hidden, head.weight, targets, options);
+    return shard->head_loss(hidden, head.weight, targets, options);
   }
   return head.bias ? cross_entropy(head(hidden), targets, options)
                    : linear_cross_entropy(hidden, head.weight, targets, options);
@@ -29,7 +29,7 @@ Tensor CrossEntropyLoss::operator()(const Tensor& logits, const Tensor& targets)
 
 Tensor CrossEntropyLoss::operator()(const Tensor& hidden, const Linear& head,
                                     const Tensor& targets) const {
-  return head_loss(boundary.get(), hidden, head, targets, options(Reduction::mean));
+  return head_loss(shard.get(), hidden, head, targets, options(Reduction::mean));
 }
 
 CrossEntropyLoss::Sum CrossEntropyLoss::sum(const Tensor& logits, const Tensor& targets) const {
@@ -41,7 +41,7 @@ CrossEntropyLoss::Sum CrossEntropyLoss::sum(const Tensor& hidden, const Linear& 
                                             const Tensor& targets, const Tensor& hits) const {
   CrossEntropyOptions o = options(Reduction::sum);
   o.hits = hits;
-  return {head_loss(boundary.get(), hidden, head, targets, o), count_valid(targets, ignore_index)};
+  return {head_loss(shard.get(), hidden, head, targets, o), count_valid(targets, ignore_index)};
 }
 
 std::string CrossEntropyLoss::describe() const {

@@ -5,16 +5,10 @@
 
 namespace weft::nn {
 
-/// The reduced loss of hidden weight^T against targets.
-using HeadLoss = std::function<Tensor(const Tensor& hidden, const Tensor& weight,
-                                      const Tensor& targets, const CrossEntropyOptions& options)>;
-
 /// Cross entropy in nats between logits (..., V) and class numbers (...) i32 or i64.
 struct CrossEntropyLoss : Module {
   std::int64_t ignore_index = -100;  ///< targets that count for nothing
   double label_smoothing = 0;
-  /// Takes the place of linear_cross_entropy where the head is cut over ranks.
-  std::shared_ptr<const HeadLoss> boundary = {};
 
   CrossEntropyLoss() = default;
   /// Mean over the targets that are not ignored; a scalar.
@@ -35,6 +29,7 @@ struct CrossEntropyLoss : Module {
 
   void visit(Visitor&) override {}
   std::string describe() const override;
+  unsigned shard_members() const override { return Shard::kHeadLoss; }
   CrossEntropyLoss like() const;
 
  private:

@@ -7,7 +7,6 @@
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
 #include "weft/core/random.h"
-#include "weft/nn/token_scope.h"
 
 namespace weft::nn {
 namespace {
@@ -38,11 +37,14 @@ Mla::Mla(std::int64_t dim, std::int64_t heads, const MlaOptions& o)
   q_norm.emplace(o.q_lora, o.norm_eps);
 }
 
-Tensor Mla::operator()(const Tensor& given, const RotaryTable& rotary, const Packing& packing,
-                       KvCache* cache, int layer) const {
+Tensor Mla::operator()(const Tensor& given, const TokenContext& context) const {
   check(given.ndim() == 3, "mla: x must have shape (batch, tokens, dim), got {}", given.shape());
-  const TokenPart* const part = TokenScope::current();
-  Tensor x = boundary && boundary->before ? boundary->before(given) : given;
+  check(context.rotary != nullptr, "block: multi-head latent attention needs a rotary table");
+  const RotaryTable& rotary = *context.rotary;
+  const Packing& packing = context.packing;
+  KvCache* const cache = context.cache;
+  const std::optional<TokenPart>& part = context.part;
+  Tensor x = shard && shard->enter ? shard->enter(given) : given;
   if (part) x = x.view({part->sequences, part->tokens, x.dim(-1)});
   if (packing) {
     packing.check_row(x);
@@ -63,7 +65,7 @@ Tensor Mla::operator()(const Tensor& given, const RotaryTable& rotary, const Pac
   Tensor latent = kv_norm(down[0]).view({batch, tokens, 1, o.kv_lora});
   Tensor shared = turn(down[1].view({batch, tokens, 1, o.rope}));
   if (cache) {
-    KvCache::Pair seen = cache->append(layer, latent, shared);
+    KvCache::Pair seen = cache->append(context.layer, latent, shared);
     latent = std::move(seen.k);
     shared = std::move(seen.v);
   }
@@ -80,11 +82,11 @@ Tensor Mla::operator()(const Tensor& given, const RotaryTable& rotary, const Pac
   if (drop.p > 0 && is_training()) {
     how.dropout = drop.p;
     const auto per_token = static_cast<std::uint64_t>(keys);
-    how.key_heads = part_of_heads ? part_of_heads->all : H;
+    const std::optional<Shard::Heads>& held = shard_of(*this).heads;
+    how.key_heads = held ? held->all : H;
     how.key = RandomScope::key_for(
         drop.stream(), static_cast<std::uint64_t>(how.key_heads * tokens) * per_token, per_token);
-    if (part_of_heads)
-      how.key.first += static_cast<std::uint64_t>(part_of_heads->first * tokens) * per_token;
+    if (held) how.key.first += static_cast<std::uint64_t>(held->first * tokens) * per_token;
   }
   return proj(attention(q, k, of_kv[1], how).view({batch, tokens, H * o.v_head}));
 }
@@ -103,6 +105,12 @@ void Mla::visit(Visitor& v) {
 std::string Mla::describe() const {
   return message("Mla({} heads of {} + {} and {}, latent of {})", heads(), options.nope,
                  options.rope, options.v_head, options.kv_lora);
+}
+
+KvCache::Entry Mla::cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
+                                Device device) const {
+  return {.tokens = {Tensor::zeros({batch, capacity, 1, options.kv_lora}, dtype, device),
+                     Tensor::zeros({batch, capacity, 1, options.rope}, dtype, device)}};
 }
 
 Mla Mla::like() const { return Mla(kv_down.weight.dim(1), heads(), options); }

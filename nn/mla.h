@@ -1,5 +1,9 @@
 #pragma once
-#include "weft/nn/attention.h"
+#include "weft/nn/dropout.h"
+#include "weft/nn/linear.h"
+#include "weft/nn/mixer.h"
+#include "weft/nn/norm.h"
+#include "weft/nn/rotary.h"
 
 namespace weft::nn {
 
@@ -24,7 +28,7 @@ struct MlaOptions {
 ///
 /// with scores divided by sqrt(nope + rope).
 /// Source: DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
-struct Mla : Module {
+struct Mla : Mixer {
   MlaOptions options;
   std::optional<Linear> q_down;   // (q_lora, C)
   std::optional<RMSNorm> q_norm;  // (q_lora)
@@ -34,18 +38,19 @@ struct Mla : Module {
   Linear kv_up;                   // (H (nope + v_head), kv_lora)
   Linear proj;                    // (C, H v_head)
   Dropout drop;
-  std::optional<PartOfHeads> part_of_heads = {};  ///< a parallel plan puts fewer heads here
-  std::shared_ptr<const Boundary> boundary = {};  ///< `before` is called on x
 
   Mla(std::int64_t dim, std::int64_t heads, const MlaOptions& options);
-  /// `rotary` has angles for `rope` elements. With a cache, x is what follows the tokens in it, and
-  /// `layer` says which of its entries is ours; a packed row cannot have one. Keys and values of
-  /// the tokens in the cache are computed again from their latents.
-  Tensor operator()(const Tensor& x, const RotaryTable& rotary, const Packing& packing = {},
-                    KvCache* cache = nullptr, int layer = 0) const;
+  /// Needs a rotary table, with angles for `rope` elements. Keys and values of the tokens in a
+  /// cache are computed again from their latents.
+  Tensor operator()(const Tensor& x, const TokenContext& context = {}) const override;
   void visit(Visitor& v) override;
   std::string describe() const override;
+  unsigned shard_members() const override { return Shard::kEnter | Shard::kHeads; }
+  const char* name() const override { return "mla"; }
   Mla like() const;
+  std::unique_ptr<Mixer> make_like() const override { return std::make_unique<Mla>(like()); }
+  KvCache::Entry cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
+                             Device device) const override;
   std::int64_t heads() const { return q_up.weight.dim(0) / (options.nope + options.rope); }
 };
 

@@ -12,12 +12,12 @@ Mlp::Mlp(std::int64_t dim, std::int64_t hidden, const MlpOptions& o)
       down(hidden, dim, {.bias = o.bias, .init = o.proj_init}) {}
 
 Tensor Mlp::operator()(const Tensor& x) const {
-  const Boundary* const in = up.boundary.get();
-  const Boundary* const out = down.boundary.get();
-  if ((in && (in->product || in->after)) || (out && (out->product || out->before)))
+  const Shard* const in = up.shard.get();
+  const Shard* const out = down.shard.get();
+  if ((in && (in->product || in->leave)) || (out && (out->product || out->enter)))
     return composed(x);
-  const bool finish = out && out->after;
-  Tensor y = mlp(in && in->before ? in->before(x) : x, up.weight, up.bias, down.weight,
+  const bool finish = out && out->leave;
+  Tensor y = mlp(in && in->enter ? in->enter(x) : x, up.weight, up.bias, down.weight,
                  finish ? Tensor() : down.bias,
                  {.activation = options.activation, .recompute = options.recompute});
   return finish ? out->finish(std::move(y), down.bias) : y;

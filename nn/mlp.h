@@ -1,5 +1,6 @@
 #pragma once
 #include "weft/autograd/mlp.h"
+#include "weft/nn/feed_forward.h"
 #include "weft/nn/linear.h"
 
 namespace weft::nn {
@@ -17,7 +18,7 @@ struct MlpOptions {
 /// dim -> hidden -> dim. For swiglu `up` holds gate and up rows packed, (2 * hidden, dim), and is
 /// named gate_up:  down(silu(gate) * up). One fused op, unless a plan has given one of the two a
 /// product of its own.
-struct Mlp : Module {
+struct Mlp : FeedForward {
   MlpOptions options;
   Linear up;    // (hidden, dim), or (2 * hidden, dim)
   Linear down;  // (dim, hidden)
@@ -26,7 +27,10 @@ struct Mlp : Module {
   Tensor operator()(const Tensor& x) const;
   void visit(Visitor& v) override;
   std::string describe() const override { return "Mlp"; }
+  Output forward(const Tensor& x, const TokenContext&) const override { return {(*this)(x), {}}; }
+  const char* name() const override { return "mlp"; }
   Mlp like() const;
+  std::unique_ptr<FeedForward> make_like() const override { return std::make_unique<Mlp>(like()); }
 
  private:
   /// Op by op: what keeps the activated layer even with `recompute`.

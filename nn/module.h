@@ -13,6 +13,7 @@
 namespace weft::nn {
 
 class Module;
+struct Shard;
 namespace detail {
 /// Gives `to` (a module of the same build) copies of the tensors, the ties and the modes of `from`.
 void copy_state(Module& from, Module& to);
@@ -23,10 +24,9 @@ struct Slot {
   Slot(Tensor& t) : tensor(&t) {}
   Tensor* tensor;
   Init init;
-  std::int64_t first_element = 0;  ///< place of the first value in the whole that this is a part of
-  bool is_buffer = false;          ///< no gradient, not seen by an optimizer
-  bool is_derived = false;         ///< a function of the configuration: not in state_dict()
-  bool keeps_dtype = false;        ///< to(DType) leaves it alone
+  bool is_buffer = false;    ///< no gradient, not seen by an optimizer
+  bool is_derived = false;   ///< a function of the configuration: not in state_dict()
+  bool keeps_dtype = false;  ///< to(DType) leaves it alone
 };
 /// Part of the state, but not trained: counters, running statistics.
 Slot buffer(Tensor& t);
@@ -103,6 +103,8 @@ class Module {
   virtual void visit(Visitor& v) = 0;
   /// One line for the printed tree: "Linear(768 -> 3072)".
   virtual std::string describe() const { return "Module"; }
+  /// The members of `shard` that this module acts on, a set of Shard::Member.
+  virtual unsigned shard_members() const { return 0; }
   /// Recomputes the tables that depend on the configuration only, into their present memory.
   virtual void fill_tables() {}
 
@@ -132,6 +134,9 @@ class Module {
 
   /// stream_of() the dotted name that assign_names() gave this module; 0 before.
   std::uint64_t stream() const { return stream_; }
+
+  /// How this module is spread over ranks; null: it is not. Set by a parallel plan.
+  std::shared_ptr<const Shard> shard;
 
  private:
   friend void assign_names(Module& root);

@@ -46,7 +46,7 @@ MoE::MoE(std::int64_t dim, const MoeOptions& o)
     : options(checked(o)),
       router(o.experts, dim, router_config(o)),
       experts(o.experts, o.latent ? o.latent : dim, o.ffn, experts_options(o)),
-      dispatcher(std::make_unique<LocalDispatcher>(o.experts, o.alignment)) {
+      local_(o.experts, o.alignment) {
   if (o.latent) {
     latent_down.emplace(dim, o.latent, LinearOptions{.bias = false, .init = o.init});
     latent_up.emplace(o.latent, dim, LinearOptions{.bias = false, .init = o.proj_init});
@@ -63,19 +63,20 @@ MoE::MoE(std::int64_t dim, const MoeOptions& o)
 FixedRows MoE::rows_of_expert(std::int64_t tokens) const {
   const RouterConfig& c = options.router;
   if (!router.is_training() || c.capacity_factor == 0 || !options.pad_to_capacity) return 0;
-  const std::int64_t batch = tokens * router.batch_split.ranks;
+  const std::int64_t batch = tokens * shard_of(router).tokens.ranks;
   const std::int64_t capacity =
       weft::expert_capacity(batch, options.experts, c.route.topk, c.capacity_factor);
   // No expert is chosen twice by a token.
   return {std::min(tokens, capacity), std::min(batch, capacity)};
 }
 
-MoeOutput MoE::operator()(const Tensor& given, const Packing& packing) const {
+FeedForward::Output MoE::operator()(const Tensor& given, const TokenContext& context) const {
+  const Packing& packing = context.packing;
   std::int64_t sequences = 1;
   for (int i = 0; i + 2 < given.ndim(); ++i) sequences *= given.dim(i);
   const std::int64_t tokens = given.ndim() > 1 ? sequences * given.dim(-2) : 1;
-  // Its boundaries were checked for that many tokens. With a TokenScope the row is whole, x is not.
-  check(!packing.positions || TokenScope::current() || packing.positions.numel() == tokens,
+  // Its boundaries were checked for that many tokens. With a part the row is whole, x is not.
+  check(!packing.positions || context.part || packing.positions.numel() == tokens,
         "moe: the packed row must have the {} tokens of x, got {}", tokens,
         packing.positions ? packing.positions.numel() : 0);
   const Tensor x = reshape(given, {tokens, given.dim(-1)});
@@ -83,17 +84,19 @@ MoeOutput MoE::operator()(const Tensor& given, const Packing& packing) const {
   const Tensor padding = mask ? reshape(mask, {mask.numel()}) : mask;
   auto [routing, loss] = router(x, {.padding = padding,
                                     .sequences = std::max<std::int64_t>(sequences, 1),
-                                    .packed = {packing.cu_seqlens, packing.checked()}});
-  Dispatch d = dispatcher->dispatch_preprocess(latent_down ? (*latent_down)(x) : x, routing,
-                                               rows_of_expert(tokens));
-  dispatcher->token_dispatch(d);
+                                    .packed = {packing.cu_seqlens, packing.checked()},
+                                    .part = context.part});
+  const TokenDispatcher& to_experts = dispatcher();
+  Dispatch d = to_experts.dispatch_preprocess(latent_down ? (*latent_down)(x) : x, routing,
+                                              rows_of_expert(tokens));
+  to_experts.token_dispatch(d);
   Tensor always;
-  if (shared && overlap_shared) always = (*shared)(x);
-  dispatcher->dispatch_postprocess(d);
+  if (shared && shard_of(*this).overlap_shared) always = (*shared)(x);
+  to_experts.dispatch_postprocess(d);
   Tensor y = experts(d.tokens, d.probs, d.expert_rows);
-  y = dispatcher->combine_preprocess(y, d);
-  y = dispatcher->token_combine(y, d);
-  y = dispatcher->combine_postprocess(y, d);
+  y = to_experts.combine_preprocess(y, d);
+  y = to_experts.token_combine(y, d);
+  y = to_experts.combine_postprocess(y, d);
   if (latent_up) y = (*latent_up)(y);
   if (shared) y = add(y, always ? always : (*shared)(x));
   return {reshape(y, given.shape()), std::move(loss)};

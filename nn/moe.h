@@ -2,7 +2,6 @@
 #include <memory>
 
 #include "weft/nn/experts.h"
-#include "weft/nn/packing.h"
 #include "weft/nn/router.h"
 #include "weft/nn/token_dispatcher.h"
 
@@ -33,37 +32,43 @@ struct MoeOptions {
   void validate() const;
 };
 
-struct [[nodiscard]] MoeOutput {
-  Tensor y;
-  Tensor loss;  ///< to be added to the mean loss: a scalar; null without any, or nothing recorded
-};
-
 /// Mixture of experts in place of an MLP: each token goes to the experts that the router chooses.
 ///   y_t = sum over the chosen e of p_te expert_e(x_t)  [+ shared(x_t)]
 /// With `latent`, experts see down(x_t), and their sum goes through up.
 /// Source  Shazeer et al. 2017, arXiv:1701.06538; shared experts: Dai et al. 2024, arXiv:2401.06066
-struct MoE : Module {
+struct MoE : FeedForward {
   MoeOptions options;
   Router router;
   Experts experts;
   std::optional<Linear> latent_down, latent_up;
   std::optional<SharedExpert> shared;
-  std::unique_ptr<TokenDispatcher> dispatcher;  ///< local; a parallel plan puts its own here
-  /// Compute the shared expert while tokens are on their way, in place of at the end.
-  bool overlap_shared = false;
 
   MoE(std::int64_t dim, const MoeOptions& options);
   /// x (dim), (T, dim) or (B, ..., T, dim) -> y alike. Each axis before the last two is one of
   /// sequences, by which Balance::sequence counts; those of a packed row are counted one by one.
   /// Its padding goes to no expert. Throws Error when the packed row has not x's tokens, and as the
   /// router does.
-  MoeOutput operator()(const Tensor& x, const Packing& packing = {}) const;
+  Output operator()(const Tensor& x, const TokenContext& context = {}) const;
   void visit(Visitor& v) override;
   std::string describe() const override;
+  unsigned shard_members() const override { return Shard::kDispatcher; }
+  Output forward(const Tensor& x, const TokenContext& context) const override {
+    return (*this)(x, context);
+  }
+  bool has_loss() const override { return true; }
+  const char* name() const override { return "moe"; }
   MoE like() const;
+  std::unique_ptr<FeedForward> make_like() const override { return std::make_unique<MoE>(like()); }
+  /// The local one, unless a plan has put experts on other ranks.
+  const TokenDispatcher& dispatcher() const {
+    return shard && shard->dispatcher ? *shard->dispatcher : local_;
+  }
 
  private:
+  LocalDispatcher local_;
   FixedRows rows_of_expert(std::int64_t tokens) const;
 };
+
+using MoeOutput = FeedForward::Output;
 
 }  // namespace weft::nn

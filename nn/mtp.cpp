@@ -4,6 +4,7 @@
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/view.h"
+#include "weft/nn/recompute_layer.h"
 
 namespace weft::nn {
 namespace {
@@ -20,11 +21,23 @@ MtpDepth::MtpDepth(Block b)
       block(std::move(b)),
       norm(norm_like(block)) {}
 
-Trunk MtpDepth::operator()(const Tensor& embedded, const Tensor& h, const RotaryTable* rotary,
-                           const Packing& packing, KvCache* cache) const {
+Trunk MtpDepth::operator()(const Tensor& embedded, const Tensor& h,
+                           const TokenContext& context) const {
   const Tensor both = cat({enorm(embedded), hnorm(h)}, -1);
-  const Stream x = block(Stream{eh_proj(both), {}, {}}, rotary, packing, cache);
+  const Stream x = block(Stream{eh_proj(both), {}, {}}, context);
   return {norm(x.delta, x.residual).y, x.aux};
+}
+
+Trunk MtpDepth::recomputed(const Tensor& embedded, const Tensor& h,
+                           const TokenContext& context) const {
+  TensorList out = detail::recompute_layer(context, {embedded, h},
+                                           [this](const TensorList& s, const TokenContext& here) {
+                                             Trunk y = (*this)(s[0], s[1], here);
+                                             TensorList results{y.hidden};
+                                             if (y.aux) results.push_back(y.aux);
+                                             return results;
+                                           });
+  return {std::move(out[0]), out.size() > 1 ? std::move(out[1]) : Tensor()};
 }
 
 void MtpDepth::visit(Visitor& v) {

@@ -1,5 +1,6 @@
 #pragma once
 #include "weft/nn/block.h"
+#include "weft/nn/linear.h"
 
 namespace weft::nn {
 
@@ -25,8 +26,9 @@ struct MtpDepth : Module {
   /// `block` brings its sizes, the norms are like its own.
   explicit MtpDepth(Block block);
   /// embedded and h (B, T, C) -> (B, T, C). Place i keeps its position, whatever the depth.
-  Trunk operator()(const Tensor& embedded, const Tensor& h, const RotaryTable* rotary = nullptr,
-                   const Packing& packing = {}, KvCache* cache = nullptr) const;
+  Trunk operator()(const Tensor& embedded, const Tensor& h, const TokenContext& context = {}) const;
+  /// The same, of which backward keeps only what goes in.
+  Trunk recomputed(const Tensor& embedded, const Tensor& h, const TokenContext& context) const;
   void visit(Visitor& v) override;
   std::string describe() const override { return "MtpDepth"; }
   MtpDepth like() const { return MtpDepth(block.like()); }

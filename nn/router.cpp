@@ -26,14 +26,14 @@ constexpr const char* kScopes[] = {"aux", "sequence", "global"};
 Tensor plus(const Tensor& a, const Tensor& b) { return a ? add(a, b) : b; }
 
 // The part of a batch that the `tokens` of a call are; null where they are whole sequences.
-const TokenPart* part_of_batch(std::int64_t tokens, std::int64_t sequences) {
-  const TokenPart* part = TokenScope::current();
-  return part && sequences == 1 && part->count == tokens && tokens > 0 ? part : nullptr;
+const TokenPart* part_of_batch(const RouterInput& in, std::int64_t tokens) {
+  const bool is_part = in.part && in.sequences == 1 && in.part->count == tokens && tokens > 0;
+  return is_part ? &*in.part : nullptr;
 }
 
 // What is said of a whole packed row, for the part of it that the `tokens` of a call are.
 RouterInput here(RouterInput in, std::int64_t tokens) {
-  const TokenPart* part = part_of_batch(tokens, in.sequences);
+  const TokenPart* part = part_of_batch(in, tokens);
   if (!part) return in;
   if (in.padding && in.padding.dim(0) != tokens)
     in.padding = in.padding.narrow(0, part->first, tokens);
@@ -98,11 +98,11 @@ int Router::losses() const {
   return n;
 }
 
-Tensor Router::logits_of(const Tensor& input, std::int64_t sequences) const {
+Tensor Router::logits_of(const Tensor& input, const RouterInput& in) const {
   const auto key = [&](std::uint64_t stream_number, std::int64_t width) {
-    const TokenPart* part = part_of_batch(input.dim(0), sequences);
+    const TokenPart* part = part_of_batch(in, input.dim(0));
     const std::int64_t length =
-        part ? part->tokens : input.dim(0) / std::max<std::int64_t>(sequences, 1);
+        part ? part->tokens : input.dim(0) / std::max<std::int64_t>(in.sequences, 1);
     RandomKey k =
         RandomScope::key_for(stream() + stream_number, static_cast<std::uint64_t>(length * width),
                              static_cast<std::uint64_t>(width));
@@ -133,7 +133,7 @@ void Router::count_whole_sequences(const Tensor& counts, const TokenPart& part) 
     return whole.select(0, (part.first + piece * length) / part.tokens);
   };
   for (std::int64_t i = 0; i < pieces; ++i) sequence_of(i).add_(counts.select(0, i));
-  if (reduce_batch) reduce_batch(whole);
+  if (const auto& sum = shard_of(*this).sum_batch) sum(whole);
   for (std::int64_t i = 0; i < pieces; ++i) counts.select(0, i).copy_(sequence_of(i));
 }
 
@@ -149,7 +149,7 @@ Tensor Router::chosen(const Tensor& logits, const Routing& routing, const Router
 Tensor Router::count_for_step(const Tensor& logits, const Routing& routing,
                               const RouterInput& in) const {
   const Tensor counts = chosen(logits, routing, in, 1, {});
-  if (reduce_global) reduce_global(counts);
+  if (const auto& sum = shard_of(*this).sum_all) sum(counts);
   global_counts.add_(counts.view({experts()}));
   return clone(global_counts).view({1, experts()});
 }
@@ -162,15 +162,15 @@ Tensor Router::counts_of(const BalanceLoss& l, const Tensor& logits, const Routi
   const bool by_sequence = l.scope == Balance::sequence;
   const PackedTokens packed = by_sequence ? in.packed : PackedTokens{};
   const TokenPart* part =
-      by_sequence && !packed.cu_seqlens ? part_of_batch(logits.dim(0), in.sequences) : nullptr;
+      by_sequence && !packed.cu_seqlens ? part_of_batch(in, logits.dim(0)) : nullptr;
   const std::int64_t parts = part          ? part->count / std::gcd(part->tokens, part->count)
                              : by_sequence ? in.sequences
                                            : 1;
   const Tensor counts = chosen(logits, routing, in, parts, packed);
   if (part)
     count_whole_sequences(counts, *part);
-  else if (reduce_batch)
-    reduce_batch(counts);
+  else if (const auto& sum = shard_of(*this).sum_batch)
+    sum(counts);
   return counts;
 }
 
@@ -185,24 +185,25 @@ Tensor Router::loss_of(const Tensor& logits, const Routing& routing, const Route
     ++number;
   };
   for (const BalanceLoss& l : config.balance)
-    if (const double c = l.coefficient * loss_share; c > 0)
+    if (const double c = l.coefficient * loss_share(); c > 0)
       include(balance_loss(logits, counts_of(l, logits, routing, in), config.route.score, c,
                            in.padding, l.scope == Balance::sequence ? in.packed : PackedTokens{}),
               c);
-  if (const double c = config.z_loss * loss_share; c > 0) include(z_loss(logits, c, in.padding), c);
+  if (const double c = config.z_loss * loss_share(); c > 0)
+    include(z_loss(logits, c, in.padding), c);
   if (number > 0 && !recomputing())
     loss_sums.select(0, number).add_(Tensor::ones({}, loss_sums.dtype(), loss_sums.device()));
   return total;
 }
 
 // Ranks whose tokens are equally many, but not those that count: how this one's weigh, where
-// loss_share weighs them alike. Null where they do.
+// loss_share() weighs them alike. Null where they do.
 Tensor Router::uneven_share(const Tensor& own, const Tensor& all) const {
   if (!own || own.numel() == all.numel()) return {};
   const auto counted = [](const Tensor& padding) {
     return sub(static_cast<double>(padding.numel()), sum(padding.to(DType::f64)));
   };
-  return mul(div(counted(own), maximum(counted(all), 1)), 1 / loss_share);
+  return mul(div(counted(own), maximum(counted(all), 1)), 1 / loss_share());
 }
 
 // The slots that are kept. Which they are depends on all tokens of the batch, on other ranks too.
@@ -210,7 +211,8 @@ Routing Router::with_room(const Routing& own) const {
   const auto keep = [&](const Routing& r) {
     return limit_capacity_factor(r, experts(), config.capacity_factor, config.drop);
   };
-  if (!gather_batch) return keep(own);
+  const Shard& s = shard_of(*this);
+  if (!s.gather_batch) return keep(own);
   // No expert is chosen twice by a token: there is room for all of them, whatever they choose.
   if (config.capacity_factor * static_cast<double>(config.route.topk) >=
       static_cast<double>(experts()))
@@ -219,15 +221,15 @@ Routing Router::with_room(const Routing& own) const {
   Tensor kept;
   {
     const NoGradGuard choosing;
-    const Routing all{gather_batch(own.probs), gather_batch(own.experts)};
-    kept = keep(all).experts.narrow(0, batch_split.rank * tokens, tokens).clone();
+    const Routing all{s.gather_batch(own.probs), s.gather_batch(own.experts)};
+    kept = keep(all).experts.narrow(0, s.tokens.rank * tokens, tokens).clone();
   }
   const Tensor none = Tensor::zeros({}, own.probs.dtype(), own.probs.device());
   return {where(ge(kept, 0.0), own.probs, none), kept};
 }
 
 Routed Router::operator()(const Tensor& x, const RouterInput& given) const {
-  const Tensor logits = logits_of(x, given.sequences);
+  const Tensor logits = logits_of(x, given);
   const RouterInput in = here(given, logits.dim(0));
   Routed out;
   out.routing = config.sinkhorn

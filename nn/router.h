@@ -1,5 +1,4 @@
 #pragma once
-#include <functional>
 #include <vector>
 
 #include "weft/autograd/expert_capacity.h"
@@ -7,7 +6,8 @@
 #include "weft/autograd/router_loss.h"
 #include "weft/core/fields.h"
 #include "weft/nn/module.h"
-#include "weft/nn/token_scope.h"
+#include "weft/nn/shard.h"
+#include "weft/nn/token_context.h"
 
 namespace weft::nn {
 
@@ -54,12 +54,13 @@ struct RouterConfig {
 
 struct RouterInput {
   Tensor padding = {};  ///< (T) bool; true: routed nowhere, in no loss and no count
-  /// x holds this many sequences of equal length, one after another. Under a TokenScope x is the
-  /// part of the batch that it says, and this must be 1.
+  /// x holds this many sequences of equal length, one after another.
   std::int64_t sequences = 1;
-  /// Or one row of sequences, by which Balance::sequence counts then. Under a TokenScope these and
-  /// padding are those of the whole row.
+  /// Or one row of sequences, by which Balance::sequence counts then.
   PackedTokens packed = {};
+  /// x is this part of the batch, and `sequences` must be 1. `packed` and `padding` are those of
+  /// the whole row.
+  std::optional<TokenPart> part = {};
 };
 
 /// What a router decided. Dropping `loss` would switch balancing off without a word.
@@ -75,27 +76,13 @@ struct Router : Module {
   RouterConfig config;
   Tensor weight;  // (experts, dim)
   Tensor bias;    // (experts), or null
-  Tensor
-      expert_bias;  // (experts) f32 whatever the model's dtype: it moves in steps of 1e-3; or null
+  /// (experts) f32 whatever the model's dtype: it moves in steps of 1e-3; or null
+  Tensor expert_bias;
   // Of the present optimizer step, and not saved.
   Tensor tokens_per_expert;  // (experts) i64
   Tensor global_counts;      // (experts) i64: what Balance::global counted; or null
-  Tensor
-      loss_sums;  // each loss / coefficient, summed over micro-batches, and at the end their number
-
-  /// Called with counts (sequences, experts) i64, to be summed over ranks in place: those that
-  /// share this batch's tokens, and all of them. With a TokenScope a sequence may lie on several
-  /// ranks, and all sequences of the batch are summed. Empty: one rank.
-  using Reduce = std::function<void(const Tensor& counts)>;
-  Reduce reduce_batch, reduce_global;
-  /// Called with what this rank has of each of its tokens, (T, k); gives that of all ranks that
-  /// share this batch's tokens, in their order. T must be the same on each. Empty: one rank.
-  using Gather = std::function<Tensor(const Tensor& own)>;
-  Gather gather_batch;
-  /// Which of those ranks this one is.
-  TokenSplit batch_split = {};
-  /// The part of this batch's losses that this rank adds: one over the ranks that share its tokens.
-  double loss_share = 1;
+  /// Each loss / coefficient, summed over micro-batches, and at the end their number.
+  Tensor loss_sums;
 
   Router(std::int64_t experts, std::int64_t dim, const RouterConfig& config = {});
   /// x (T, dim) -> T routings
@@ -106,10 +93,11 @@ struct Router : Module {
 
   void visit(Visitor& v) override;
   std::string describe() const override;
+  unsigned shard_members() const override { return Shard::kBatch | Shard::kTokens; }
   Router like() const;
 
  private:
-  Tensor logits_of(const Tensor& x, std::int64_t sequences) const;
+  Tensor logits_of(const Tensor& x, const RouterInput& input) const;
   void count_whole_sequences(const Tensor& counts, const TokenPart& part) const;
   Tensor chosen(const Tensor& logits, const Routing& routing, const RouterInput& input,
                 std::int64_t parts, const PackedTokens& packed) const;
@@ -121,6 +109,8 @@ struct Router : Module {
                  const Tensor& weight_here) const;
   Routing with_room(const Routing& own) const;
   Tensor uneven_share(const Tensor& own, const Tensor& all) const;
+  /// The part of a batch's losses that this rank adds: one over the ranks that share its tokens.
+  double loss_share() const { return 1.0 / shard_of(*this).tokens.ranks; }
 };
 
 }  // namespace weft::nn

@@ -78,7 +78,7 @@ Tensor RouterStep::layer_losses() const {
   return out;
 }
 
-Tensor RouterStep::finish(double rate, const Router::Reduce& reduce) {
+Tensor RouterStep::finish(double rate, const SumCounts& reduce) {
   check(rate >= 0 && std::isfinite(rate), "router step: rate must be at least 0, got {}", rate);
   if (layers_.empty()) return Tensor::zeros({0});
   const NoGradGuard quiet;
@@ -107,7 +107,7 @@ Tensor RouterStep::finish(double rate, const Router::Reduce& reduce) {
   return cast(div(mul(busiest, static_cast<double>(experts_)), maximum(sums, 1)), DType::f32);
 }
 
-Tensor update_expert_bias(Module& model, double rate, const Router::Reduce& reduce) {
+Tensor update_expert_bias(Module& model, double rate, const SumCounts& reduce) {
   return RouterStep(model).finish(rate, reduce);
 }
 

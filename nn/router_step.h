@@ -8,6 +8,9 @@
 
 namespace weft::nn {
 
+/// Sums counts i64 over ranks in place. Empty: one rank.
+using SumCounts = std::function<void(const Tensor& counts)>;
+
 /// What happens to the routers of a model once an optimizer step, whatever the number of
 /// micro-batches and layers: one count tensor, so one reduction where there are ranks. Finds the
 /// routers when it is made and follows their tensors; a model without any is fine.
@@ -37,7 +40,7 @@ class RouterStep {
   ///          losses() it stays on the device: a cuda::Readback of it that is read a step later
   ///          waits for nobody.
   /// Source   Wang et al. 2024, arXiv:2408.15664, algorithm 1
-  Tensor finish(double rate, const Router::Reduce& reduce = {});
+  Tensor finish(double rate, const SumCounts& reduce = {});
 
  private:
   struct Layer {
@@ -51,6 +54,6 @@ class RouterStep {
 };
 
 /// RouterStep(model).finish(rate, reduce), for where a step may look for its routers.
-Tensor update_expert_bias(Module& model, double rate, const Router::Reduce& reduce = {});
+Tensor update_expert_bias(Module& model, double rate, const SumCounts& reduce = {});
 
 }  // namespace weft::nn

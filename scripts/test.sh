@@ -44,6 +44,7 @@ case "${1:-}" in
     check readme scripts/check_readme.py
     check architecture scripts/draw_architecture.py --check
     check faults scripts/mutate.py --check
+    check patches scripts/check_patches.py
     check kernels scripts/check_kernels.py build/release
     check registers scripts/check_registers.py --check build/release
     check install scripts/check_install.sh

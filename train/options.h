@@ -4,6 +4,7 @@
 
 #include "weft/core/fields.h"
 #include "weft/distributed/overlap.h"
+#include "weft/distributed/shard_experts.h"
 #include "weft/optim/make.h"
 #include "weft/optim/schedule.h"
 
@@ -112,6 +113,7 @@ struct ParallelOptions {
   bool sp = false;
   distributed::Overlap tp_overlap = distributed::Overlap::none;
   std::int64_t ep = 1, etp = 0;
+  distributed::Dispatcher dispatcher = distributed::Dispatcher::all_to_all;
   bool zero = false;
   std::int64_t bucket_size = 0;
   double timeout = 600;
@@ -138,6 +140,10 @@ struct ParallelOptions {
       "with --sp: products hide what is gathered and summed beside them", any().needs(sp, "sp"));
     v("ep", ep, "ranks that share the experts of a layer", between(1, kMostRanks).shown_first());
     v("etp", etp, "ranks that share the hidden units of an expert; 0: as --tp", count);
+    v("dispatcher", dispatcher, distributed::kDispatcherWords,
+      "how tokens get to experts on other ranks: each to those it needs, or all to all ranks of "
+      "--ep, for few ranks",
+      any().needs(ep > 1 || tp > 1, message("ep of at least 2, got {}", ep)));
     v("zero", zero, "each rank of --dp keeps a part of the optimizer's state", any().shown_first());
     v("bucket-size", bucket_size,
       "gradients that leave together while backward runs; 0: an eighth of them all, within bounds",

@@ -13,14 +13,13 @@ namespace weft::train {
 /// What is trained. Most tasks are a model and a loss; the rest is for models that can be cut over
 /// ranks, and for what a program writes into its checkpoints.
 struct Task {
+  /// With --zero a forward pass begins when all parameters are there, unless the model says by
+  /// shard_members() that it calls Shard::before_use.
   nn::Module& model;
   LossFunction loss;
   /// Cuts the model over the ranks of a mesh, in place, and says how; null: every rank has all of
   /// it, and a mesh may have dp only.
   std::function<distributed::Layout(const distributed::DeviceMesh&)> spread = {};
-  /// A member of the model which it calls before it reads the parameters of a part; null: there is
-  /// none, and with --zero a forward pass begins when all parameters are there.
-  std::function<void(const nn::Module&)>* before_use = nullptr;
   /// How far the bias of an expert moves after a step; see nn::RouterStep.
   double bias_rate = 0;
   /// Floating point operations of a training step for one target, without what is computed again;

@@ -11,6 +11,7 @@
 #include "weft/distributed/model_pieces.h"
 #include "weft/distributed/parallelize.h"
 #include "weft/distributed/shard_experts.h"
+#include "weft/nn/shard.h"
 
 namespace weft::train {
 namespace {
@@ -49,20 +50,24 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
                                             .shard = options.parallel.zero,
                                             .count_zeros = options.run.norms});
   const bool shards = optimizer_->is_sharded();
+  const bool by_part = shards && task_.model.shard_members() & nn::Shard::kBeforeUse;
   routers_ = std::make_unique<nn::RouterStep>(task_.model);
   task_.model.train();
   schedule_ = std::make_unique<SequentialSchedule>(
       task_.model, task_.loss, *optimizer_,
       SequentialSchedule::Options{.micro_batch = options.micro_batch,
                                   .seed = static_cast<std::uint64_t>(options.machine.seed),
-                                  .waits = shards && !task_.before_use});
+                                  .waits = shards && !by_part});
   // Last: a constructor that throws leaves no trace in the model.
-  if (shards && task_.before_use)
-    *task_.before_use = [this](const nn::Module& part) { optimizer_->wait(part); };
+  if (by_part)
+    change_shard(task_.model, [this](nn::Shard& s) {
+      s.before_use = [this](const nn::Module& part) { optimizer_->wait(part); };
+    });
 }
 
 TrainStep::~TrainStep() {
-  if (optimizer_->is_sharded() && task_.before_use) *task_.before_use = nullptr;
+  if (optimizer_->is_sharded() && shard_of(task_.model).before_use)
+    change_shard(task_.model, [](nn::Shard& s) { s.before_use = nullptr; });
 }
 
 void TrainStep::place_model() {

@@ -49,8 +49,9 @@ distributed::Layout spread(nn::Gpt& model, const GptOptions& o,
       distributed::gpt_plan(model.config,
                             {.sequence = o.parallel.sp, .overlap = o.parallel.tp_overlap}));
   if (model.config.moe.experts > 0)
-    for (auto& [name, l] :
-         distributed::shard_experts(model, mesh, {.sequence_parallel = o.parallel.sp}))
+    for (auto& [name, l] : distributed::shard_experts(
+             model, mesh,
+             {.dispatcher = o.parallel.dispatcher, .sequence_parallel = o.parallel.sp}))
       layout[name] = std::move(l);
   return layout;
 }
@@ -84,7 +85,6 @@ train::Task GptTask::task() {
   task.spread = [this](const distributed::DeviceMesh& mesh) {
     return spread(model, options_, mesh);
   };
-  task.before_use = &model.before_use;
   task.bias_rate = options_.balance.bias_rate;
   task.flops_per_target = model.config.flops_per_token();
   task.unit = "tokens";

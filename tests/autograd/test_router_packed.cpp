@@ -188,7 +188,7 @@ TEST_CASE("router_packed: a layer gives a packed row what its sequences get one 
 
     TensorList wanted{layer.router.weight};
     Tape whole;
-    const nn::MoeOutput all = layer(x, packing);
+    const nn::MoeOutput all = layer(x, {.packing = packing});
     const Tensor dall = whole.gradients(all.loss, wanted)[0];
     double loss = 0;
     Tensor gradient = Tensor::zeros(dall.shape(), DType::f64);
@@ -214,27 +214,29 @@ TEST_CASE("router_packed: a row that ranks share gives each its part of the whol
   const Tensor x = random({42, 6}, 5), padding = some_padding(42);
   padding.narrow(0, 30, 12).fill_(1);  // more of it on the second rank
   const PackedTokens packed{cu_of({0, 3, 3, 19, 40, 42}), true};
-  const nn::RouterInput row{.padding = padding, .packed = packed};
+  nn::RouterInput row{.padding = padding, .packed = packed};
 
   const Tensor all = count_top_experts(x.matmul(router.weight.detach().t()), 2, 1, padding, packed);
   Tensor sum = Tensor::zeros(all.shape(), DType::i64);
   // The sum over ranks, which is known: each rank has its own part in it.
-  router.reduce_batch = [&](const Tensor& counts) {
-    sum.add_(counts);
-    counts.copy_(all);
-  };
-  router.loss_share = 0.5;
+  change_shard(router, [&](nn::Shard& s) {
+    s.sum_batch = [&](const Tensor& counts) {
+      sum.add_(counts);
+      counts.copy_(all);
+    };
+    s.tokens = {.rank = 0, .ranks = 2};
+  });
   Tensor gradient = Tensor::zeros(router.weight.shape(), DType::f64);
   for (const std::int64_t rank : {0, 1}) {
-    const nn::TokenScope scope(nn::TokenPart{1, 42, 21 * rank, 21});
+    row.part = {1, 42, 21 * rank, 21};
     Tape tape;
     const nn::Routed r = router(x.narrow(0, 21 * rank, 21), row);
     gradient.add_(tape.gradients(r.loss, {router.weight})[0]);
   }
   CHECK(different_bits(sum, all) == "");
   Tape tape;
-  router.reduce_batch = {};
-  router.loss_share = 1;
+  router.shard = nullptr;
+  row.part = {};
   const Tensor want = tape.gradients(router(x, row).loss, {router.weight})[0];
   CHECK(mismatch(gradient, want, 1e-12) == "");
 }

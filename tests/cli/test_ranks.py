@@ -38,6 +38,9 @@ def expert_parallel(folder):
         more = [*MOE, *aux, "--mtp", "1"]
         train(*base(folder, f"{i}one", *more), program="train_moe")
         train(*base(folder, f"{i}ep2", *more, "--ranks", "2", "--ep", "2"), program="train_moe")
+        train(*base(folder, f"{i}gather", *more, "--ranks", "2", "--ep", "2", "--dispatcher", "all-gather"),
+              program="train_moe")
+        agree(folder, f"{i}ep2", f"{i}gather", 1e-14)
         train(*base(folder, f"{i}ep2dp4", *more, "--ranks", "4", "--ep", "2", "--zero"),
               program="train_moe")
         train(*base(folder, f"{i}ep4", *more, "--ranks", "4", "--ep", "4"), program="train_moe")

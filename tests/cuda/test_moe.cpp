@@ -49,10 +49,10 @@ TEST_CASE("MoE: rows on a GPU come in few different numbers, and fillers change 
   const Tensor x = random({70, 8}, 2);
   const nn::MoE gpu = layer(o, DType::f64, kGpu), cpu = layer(o, DType::f64, kCpu);
   const Tensor there = x.to(kGpu);
-  const nn::Dispatch d = gpu.dispatcher->dispatch_preprocess(there, gpu.router(there).routing, 0);
+  const nn::Dispatch d = gpu.dispatcher().dispatch_preprocess(there, gpu.router(there).routing, 0);
   for (std::int64_t e = 0; e < 2; ++e) CHECK(d.rows.rows.data<std::int64_t>()[e] % 4 == 0);
   CHECK(d.tokens.dim(0) > 140);  // 70 is no multiple of 4
-  CHECK(cpu.dispatcher->dispatch_preprocess(x, cpu.router(x).routing, 0).tokens.dim(0) == 140);
+  CHECK(cpu.dispatcher().dispatch_preprocess(x, cpu.router(x).routing, 0).tokens.dim(0) == 140);
   CHECK(test::mismatch(gpu(there).y.to(kCpu), cpu(x).y, 1e-12) == "");
 }
 

@@ -74,7 +74,8 @@ struct Result {
   TensorList dw;
 };
 
-Result run(MoE& m, const Tensor& given, const Tensor& dy, const Tensor& padding, int dp) {
+Result run(MoE& m, const Tensor& given, const Tensor& dy, const Tensor& padding, int dp,
+           const std::optional<nn::TokenPart>& tokens_here = {}) {
   const RandomScope noise(
       {.seed = 3, .step = 1, .first_global_row = static_cast<std::uint64_t>(kSequences * dp)});
   Tensor x = given.clone();
@@ -82,13 +83,14 @@ Result run(MoE& m, const Tensor& given, const Tensor& dy, const Tensor& padding,
   TensorList wanted{x};
   for (const Tensor& p : m.parameters()) wanted.push_back(p);
   Tape tape;
-  const nn::MoeOutput out = m(x, {.padding = padding});
+  const nn::MoeOutput out = m(x, {.packing = {.padding = padding}, .part = tokens_here});
   const TensorList g = tape.gradients(add(sum(mul(out.y, dy)), out.loss), wanted);
   Result r{{}, out.y.detach(), g[0], out.loss.item(), {}};
   for (int i = 1; i < g.size(); ++i) r.dw.push_back(g[i]);
   const std::int64_t tokens = given.numel() / kDim;
   const nn::RouterInput in{.padding = padding ? padding.flatten() : padding,
-                           .sequences = given.dim(0)};
+                           .sequences = given.dim(0),
+                           .part = tokens_here};
   r.experts = m.router(given.view({tokens, kDim}), in).routing.experts;
   return r;
 }
@@ -115,12 +117,12 @@ void compare(World& w, const DeviceMesh& mesh, const MoeOptions& o, Dispatcher k
   MoE m = layer(o);
   const Layout layout = shard_experts(m, mesh, {.dispatcher = kind, .sequence_parallel = true});
   const std::int64_t count = kTokens / tp, first = mesh.tp().rank() * count;
-  const nn::TokenScope scope(nn::TokenPart{kSequences, kLength, first, count});
+  const nn::TokenPart here{kSequences, kLength, first, count};
   const auto rows = [&](const Tensor& t) {
     return t.view({1, kTokens, kDim}).narrow(1, first, count).contiguous();
   };
-  const Result got =
-      tp > 1 ? run(m, rows(batch(dp)), rows(dy), padding, dp) : run(m, batch(dp), dy, padding, dp);
+  const Result got = tp > 1 ? run(m, rows(batch(dp)), rows(dy), padding, dp, here)
+                            : run(m, batch(dp), dy, padding, dp);
   CHECK(different_bits(got.experts, want.experts.narrow(0, first, count).contiguous()) == "");
   CHECK(mismatch(got.y.flatten(), rows(want.y).flatten(), 1e-10) == "");
   CHECK(mismatch(got.dx.flatten(), rows(want.dx).flatten(), 1e-10) == "");
@@ -175,16 +177,16 @@ TEST_CASE("capacity: an expert multiplies as many rows as it may keep of the bat
         MoE m = layer(options(0.4, DropPolicy::probability, true));
         shard_experts(m, mesh, {.dispatcher = kind, .sequence_parallel = true});
         const Tensor x = random({tokens, kDim}, 1 + static_cast<std::uint64_t>(w.rank()));
-        nn::Dispatch d = m.dispatcher->dispatch_preprocess(x, m.router(x).routing, {room, room});
-        m.dispatcher->token_dispatch(d);
-        m.dispatcher->dispatch_postprocess(d);
+        nn::Dispatch d = m.dispatcher().dispatch_preprocess(x, m.router(x).routing, {room, room});
+        m.dispatcher().token_dispatch(d);
+        m.dispatcher().dispatch_postprocess(d);
         const int batches = std::max(1, mesh.tp_ep().size() / mesh.tp().size());
         for (const double rows : test::values(d.expert_rows))
           CHECK(rows == static_cast<double>(batches * room));
         CHECK(d.tokens.dim(0) == sum(d.expert_rows).item_int());
         const Tensor y =
-            m.dispatcher->token_combine(m.dispatcher->combine_preprocess(d.tokens, d), d);
-        CHECK(m.dispatcher->combine_postprocess(y, d).shape() == x.shape());
+            m.dispatcher().token_combine(m.dispatcher().combine_preprocess(d.tokens, d), d);
+        CHECK(m.dispatcher().combine_postprocess(y, d).shape() == x.shape());
       }
       test::check_same_traces(w);
     });
@@ -212,9 +214,9 @@ TEST_CASE("capacity: the collectives of a layer do not depend on data") {
     const auto calls = [&](double factor, bool pads, const Tensor& x, const Tensor& padding) {
       MoE m = layer(options(factor, DropPolicy::probability, pads));
       shard_experts(m, mesh, {.sequence_parallel = true});
-      const nn::TokenScope scope(nn::TokenPart{kSequences, kLength, 12L * w.rank(), 12});
       const std::int64_t before = w.recorder().count();
-      (void)m(x, {.padding = padding});
+      (void)m(x, {.packing = {.padding = padding},
+                  .part = nn::TokenPart{kSequences, kLength, 12L * w.rank(), 12}});
       return w.recorder().count() - before;
     };
     const Tensor x = random({1, 12, kDim}, 3 + static_cast<std::uint64_t>(w.rank()));

@@ -19,6 +19,7 @@ using nn::Gpt;
 using nn::GptConfig;
 using nn::Router;
 using nn::RouterConfig;
+using nn::SumCounts;
 using test::different_bits;
 using test::Grid;
 using test::mismatch;
@@ -61,7 +62,7 @@ struct Pass {
 };
 
 // One step over the sequences first ... first + count, as a share of all of them.
-Pass step(Gpt& model, std::int64_t first, std::int64_t count, const Router::Reduce& reduce = {}) {
+Pass step(Gpt& model, std::int64_t first, std::int64_t count, const SumCounts& reduce = {}) {
   nn::RouterStep routers(model);
   model.zero_grad();
   Tape tape;

@@ -57,7 +57,7 @@ TEST_CASE("D8: the shared expert on the way or afterwards: the same bits") {
       for (const bool overlap : {false, true}) {
         MoE m = seeded(o);
         shard_experts(m, mesh, {.overlap_shared = overlap});
-        CHECK(m.overlap_shared == (overlap && grid.ranks > 1));
+        CHECK(shard_of(m).overlap_shared == (overlap && grid.ranks > 1));
         Tensor in = x.clone();
         in.set_requires_grad();
         TensorList wanted{in};

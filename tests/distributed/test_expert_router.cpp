@@ -24,10 +24,11 @@ TEST_CASE(
     "R6: a batch whose tokens are split over tp ranks has the losses and gradients of one rank") {
   constexpr std::int64_t B = 3, T = 4, C = 8;
   const Tensor x = random({B, T, C}, 1), dy = random({B, T, C}, 2);
-  const auto run = [&](nn::MoE& m, const Tensor& in, const Tensor& cotangent, double* loss) {
+  const auto run = [&](nn::MoE& m, const Tensor& in, const Tensor& cotangent, double* loss,
+                       const nn::TokenContext& context = {}) {
     const RandomScope random({.seed = 3, .step = 1, .first_global_row = 5});
     Tape tape;
-    const nn::MoeOutput out = m(in);
+    const nn::MoeOutput out = m(in, context);
     *loss = out.loss.item();
     add(sum(mul(out.y, cotangent)), out.loss).backward();
   };
@@ -64,12 +65,11 @@ TEST_CASE(
           nn::MoE m = make();
           const Layout layout = shard_experts(m, mesh, {.sequence_parallel = true});
           const std::int64_t count = B * T / k.ranks, first = w.rank() * count;
-          const nn::TokenScope scope_of_tokens(nn::TokenPart{B, T, first, count});
           const auto rows = [&](const Tensor& t) {
             return t.view({1, B * T, C}).narrow(1, first, count).contiguous();
           };
           double loss;
-          run(m, rows(x), rows(dy), &loss);
+          run(m, rows(x), rows(dy), &loss, {.part = nn::TokenPart{B, T, first, count}});
           const Tensor all = Tensor::full({1}, loss, DType::f64);
           w.all().all_reduce(all).wait();
           CHECK(std::abs(all.item() - want_loss) < 1e-12);

@@ -60,7 +60,7 @@ struct Pass {
   std::map<std::string, Tensor> grads, biases;
 };
 
-Pass step(Gpt& model, std::int64_t first, std::int64_t count, const nn::Router::Reduce& reduce) {
+Pass step(Gpt& model, std::int64_t first, std::int64_t count, const nn::SumCounts& reduce) {
   nn::RouterStep routers(model);
   const RandomScope random({.seed = 3, .first_global_row = static_cast<std::uint64_t>(first)});
   Tape tape;

@@ -260,8 +260,7 @@ TEST_CASE("shared rows: backward comes after the list of them is gone") {
   });
 }
 
-TEST_CASE(
-    "boundary: the bias of a row-parallel layer is added once, products replace the fused op") {
+TEST_CASE("shard: the bias of a row-parallel layer is added once, products replace the fused op") {
   distributed_test({2}, [](World& w) {
     nn::DeviceScope in(kCpu, DType::f64);
     for (const nn::Activation act :
@@ -270,19 +269,19 @@ TEST_CASE(
       normal_(mlp.up.bias.detach(), {1, 1, 0});
       normal_(mlp.down.bias.detach(), {1, 2, 0});
       const Tensor x = test::random({3, 4}, 2), want = mlp(x);
-      nn::Boundary halves;  // both ranks have all of it: half of each
-      halves.after = [&](Tensor y) { return reduce_from_group(mul(y, 0.5), w.all()); };
-      mlp.down.boundary = std::make_shared<const nn::Boundary>(halves);
+      change_shard(mlp.down, [&](nn::Shard& s) {  // both ranks have all of it: half of each
+        s.leave = [&](Tensor y) { return reduce_from_group(mul(y, 0.5), w.all()); };
+      });
       CHECK(test::mismatch(mlp(x), want, 1e-13) == "");
       CHECK(test::mismatch(mlp.down(test::random({3, 6}, 4)).detach(),
                            nn::clone(mlp.down)(test::random({3, 6}, 4)), 1e-13) == "");
       int calls = 0;
-      nn::Boundary product;
-      product.product = [&](const Tensor& t, const Tensor& weight, const Tensor& bias) {
-        ++calls;
-        return bias ? add(t.matmul(weight.t()), bias) : t.matmul(weight.t());
-      };
-      mlp.up.boundary = std::make_shared<const nn::Boundary>(product);
+      change_shard(mlp.up, [&](nn::Shard& s) {
+        s.product = [&](const Tensor& t, const Tensor& weight, const Tensor& bias) {
+          ++calls;
+          return bias ? add(t.matmul(weight.t()), bias) : t.matmul(weight.t());
+        };
+      });
       CHECK(test::mismatch(mlp(x), want, 1e-13) == "");
       CHECK(calls == 1);
     }
@@ -297,10 +296,12 @@ TEST_CASE("dropout: a part of the tokens draws its part of the mask") {
   for (const int ranks : {2, 3, 4, 6})
     for (int r = 0; r < ranks; ++r) {
       const std::int64_t n = 12 / ranks;
-      const nn::TokenScope scope(nn::TokenPart{3, 4, r * n, n});
-      const Tensor got = drop(Tensor::ones({1, n, 5}));
+      const Tensor got = drop(Tensor::ones({1, n, 5}), nn::TokenPart{3, 4, r * n, n});
       CHECK(test::different_bits(got.view({n, 5}), want.narrow(0, r * n, n).contiguous()) == "");
     }
+  CHECK(error_of([&] {
+          drop(x, nn::TokenPart{3, 4, 0, 6});
+        }) == "dropout: x must be the part's 6 tokens, (1, 6, dim), got [3, 4, 5]");
 }
 
 }  // namespace weft::distributed::parallelize_test

@@ -161,7 +161,10 @@ TEST_CASE("sharded_optimizer: a forward pass that begins before all parameters a
     const DeviceMesh mesh(w);
     Ddp ddp(model, mesh, {}, {.bucket_size = 1000, .shard = true});
     ShardedOptimizer adam(ddp, optim::AdamWOptions{.lr = 1e-2});
-    if (by_part) model.before_use = [&](const nn::Module& part) { adam.wait(part); };
+    if (by_part)
+      change_shard(model, [&](nn::Shard& s) {
+        s.before_use = [&](const nn::Module& part) { adam.wait(part); };
+      });
     for (int step = 0; step < 4; ++step) {
       if (!by_part) adam.wait();
       ddp.zero_grad();

@@ -92,7 +92,8 @@ TEST_CASE("options: config.toml says every setting") {
   CHECK(names.size() > 90);
   // By themselves these mean nothing.
   CHECK(joined(refused) ==
-        "capacity dense-layers device drop ep expert-bias force-balance global-aux-coeff graph "
+        "capacity dense-layers device dispatcher drop ep expert-bias force-balance "
+        "global-aux-coeff graph "
         "jitter "
         "latent master-weights mtp-detach mtp-repeat pre-softmax rank router-scaling seq-aux-coeff "
         "shared-gate sinkhorn sp "
@@ -191,6 +192,8 @@ TEST_CASE("options: what goes together") {
   CHECK(refusal({}) == "no error");
   CHECK(refusal({"--sp"}) == "--sp: needs --tp of at least 2, got 1");
   CHECK(refusal({"--tp", "2", "--tp-overlap", "ring"}) == "--tp-overlap: needs --sp");
+  CHECK(refusal({"--dispatcher", "all-gather"}) == "--dispatcher: needs --ep of at least 2, got 1");
+  CHECK(refusal({"--ep", "2", "--experts", "4", "--dispatcher", "all-gather"}) == "no error");
   CHECK(refusal({"--experts", "4", "--shared-gate"}) == "--shared-gate: needs --shared-ffn, got 0");
   CHECK(refusal({"--experts", "4", "--sinkhorn"}) ==
         "--sinkhorn: balances by itself and needs --aux none, got aux");

@@ -109,10 +109,9 @@ TEST_CASE("Experts: what init() draws follows from the global number of an exper
   nn::Experts whole(4, 3, 5, options);
   nn::init(whole, 11);
   for (const std::int64_t first : {0, 1, 2}) {
-    nn::ExpertsOptions part = options;
-    part.first_expert = first;
-    nn::Experts half(2, 3, 5, part);  // 30 and 15 values an expert: also an odd number
-    nn::init(half, 11);
+    nn::Experts half(2, 3, 5, options);  // 30 and 15 values an expert: also an odd number
+    const nn::Part::Cut held{0, {{first, first + 2}}};
+    nn::init(half, 11, {{"gate_up", {{4, 10, 3}, {held}}}, {"down", {{4, 3, 5}, {held}}}});
     CHECK(different_bits(half.up, contiguous(whole.up.narrow(0, first, 2))) == "");
     CHECK(different_bits(half.down, contiguous(whole.down.narrow(0, first, 2))) == "");
   }
@@ -155,8 +154,6 @@ TEST_CASE("SharedExpert: an Mlp, times sigmoid(x . w) with a gate") {
 TEST_CASE("Experts: errors") {
   CHECK(error_of([] { nn::Experts(0, 3, 4); }) ==
         "experts: experts, dim and hidden must be at least 1, got 0, 3 and 4");
-  CHECK(error_of([] { nn::Experts(2, 3, 4, {.first_expert = -1}); }) ==
-        "experts: first_expert must be at least 0, got -1");
 }
 
 }  // namespace weft::experts_test

@@ -6,6 +6,7 @@
 
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/view.h"
+#include "weft/nn/attention.h"
 #include "weft/tests/gpt_support.h"
 
 namespace weft::gated_delta_net_test {
@@ -176,14 +177,14 @@ TEST_CASE("gated_delta_net: gradients of x and of the weights") {
 TEST_CASE("gated_delta_net: a model says how large they are, and knows what they have and cost") {
   GptConfig c = hybrid(Arch::llama);
   const double plain = c.flops_per_token();
-  CHECK(Gpt(c).blocks[0].delta->options.key_heads == c.heads);
+  CHECK(Gpt(c).blocks[0].as<GatedDeltaNet>()->options.key_heads == c.heads);
   c.delta.key_heads = 1;
   c.delta.value_heads = 3;
   c.delta.key_dim = 5;
   c.delta.value_dim = 7;
   c.delta.conv = 3;
   const Gpt model(c);
-  const GatedDeltaNet& m = *model.blocks[0].delta;
+  const GatedDeltaNet& m = *model.blocks[0].as<GatedDeltaNet>();
   CHECK(m.in_proj.weight.dim(0) == 2 * 5 + 2 * 3 * 7 + 2 * 3);
   CHECK(m.conv.shape() == Shape{2 * 5 + 3 * 7, 3});
   CHECK(model.parameter_count() == c.parameter_count());
@@ -214,7 +215,7 @@ TEST_CASE("gated_delta_net: errors name the rule") {
                at = Tensor::of({0, 1, 2, 3}, {4}, DType::i32);
   nn::KvCache cache(hybrid(Arch::llama), 1, 4);
   CHECK(error_of([&] {
-          m(Tensor::zeros({1, 4, 8}), {cu, at}, &cache);
+          m(Tensor::zeros({1, 4, 8}), {.packing = {cu, at}, .cache = &cache});
         }) == "gated_delta_net: a packed row cannot go with a cache");
   CHECK(error_of([&] { hybrid(Arch::llama).validate(); }) == "no error");
   GptConfig wrong = hybrid(Arch::llama);
@@ -251,10 +252,10 @@ TEST_CASE("hybrid gpt: kinds of layers, parameters and operations") {
       c.mtp.depths = mtp;
       const Gpt model(c);
       CHECK(model.parameter_count() == c.parameter_count());
-      CHECK(model.blocks[0].delta.has_value());
-      CHECK(model.blocks[1].attn.has_value());
-      CHECK(model.blocks[2].delta.has_value());
-      CHECK(!model.blocks[2].attn.has_value());
+      CHECK(model.blocks[0].as<GatedDeltaNet>() != nullptr);
+      CHECK(model.blocks[1].as<nn::Attention>() != nullptr);
+      CHECK(model.blocks[2].as<GatedDeltaNet>() != nullptr);
+      CHECK(model.blocks[2].as<nn::Attention>() == nullptr);
       CHECK(model.state_dict().count("blocks.2.delta.a_log") == 1);
     }
   // One layer of each kind: in_proj, conv, rule and out_proj against qkv, proj and 6.5 keys seen.

@@ -5,6 +5,7 @@
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/tape.h"
+#include "weft/nn/attention.h"
 #include "weft/tests/gpt_support.h"
 
 namespace weft::gpt_test {
@@ -183,7 +184,7 @@ TEST_CASE("gpt: qk_norm makes attention blind to the scale of q and k") {
     const Tensor ids = tokens(2, 6);
     const Tensor before = model(ids);
     // The first 6 of 8 heads of the packed projection are queries and keys.
-    for (nn::Block& b : model.blocks) b.attn->qkv.weight.narrow(0, 0, 6 * 8).mul_(3);
+    for (nn::Block& b : model.blocks) b.as<nn::Attention>()->qkv.weight.narrow(0, 0, 6 * 8).mul_(3);
     CHECK((test::mismatch(model(ids), before, 1e-12) == "") == on);
   }
 }

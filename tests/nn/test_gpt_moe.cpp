@@ -67,8 +67,8 @@ TEST_CASE("gpt with experts: parameters by formula, and which layers have them")
       CHECK(model.parameter_count() == c.parameter_count());
       for (std::size_t i = 0; i < 3; ++i) {
         const bool experts = kind == 1 ? i != 1 : kind == 2 ? i == 1 : kind == 6 ? i > 0 : true;
-        CHECK(model.blocks[i].moe.has_value() == experts);
-        CHECK(model.blocks[i].mlp.has_value() == !experts);
+        CHECK((model.blocks[i].as<nn::MoE>() != nullptr) == experts);
+        CHECK((model.blocks[i].as<nn::Mlp>() != nullptr) == !experts);
       }
     }
 }
@@ -130,7 +130,7 @@ TEST_CASE("gpt with experts: a global balance loss is recomputed with the counts
         for (const NamedTensor& b : model.buffers())
           if (b.name.ends_with("global_counts") || b.name.ends_with("loss_sums"))
             got.push_back(b.tensor);
-        const nn::Router& last = model.mtp[0].block.moe->router;
+        const nn::Router& last = model.mtp[0].block.as<nn::MoE>()->router;
         CHECK(sum(last.global_counts).item_int() == 2 * 8 * 2 * (repeated ? 2 : 1));
         if (plain.empty()) plain = got;
         for (int i = 0; i < got.size(); ++i) {
@@ -154,7 +154,7 @@ TEST_CASE("gpt with experts: the layers of multi-token prediction have them too"
   CHECK(all.aux.item() > model.trunk(kIds).aux.item());
   // Running backward from the total reaches their routers.
   all.total().backward();
-  CHECK(model.mtp[1].block.moe->router.weight.grad().abs().max().item() > 0);
+  CHECK(model.mtp[1].block.as<nn::MoE>()->router.weight.grad().abs().max().item() > 0);
 }
 
 TEST_CASE("gpt with experts: every loss keeps its weight, in one batch and in micro-batches") {

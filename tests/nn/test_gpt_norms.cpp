@@ -104,7 +104,7 @@ TEST_CASE("norms: gradients of experts, routers, depths and a tied table count o
     if (p.name.find("experts.") != std::string::npos)
       CHECK(p.tensor.grad().select(0, 2).abs().max().item() == 0);
   }
-  const Tensor counts = tied.blocks[1].moe->router.tokens_per_expert;
+  const Tensor counts = tied.blocks[1].as<nn::MoE>()->router.tokens_per_expert;
   CHECK(counts.data<std::int64_t>()[2] == 0);
 
   // Each kind of parameter is a visible part of the norm: leaving one out is another number.

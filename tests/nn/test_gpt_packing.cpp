@@ -5,6 +5,7 @@
 
 #include "weft/autograd/view.h"
 #include "weft/data/packing.h"
+#include "weft/nn/attention.h"
 #include "weft/nn/gpt.h"
 #include "weft/tests/support.h"
 
@@ -175,7 +176,8 @@ TEST_CASE("gpt: packing errors name the rule") {
         "rope: positions must be in [0, 8), got 8");
   nn::KvCache cache(model.config, 1, 4, DType::f64);
   CHECK(test::error_of([&] {
-          (*model.blocks[0].attn)(test::random({1, 4, 32}), nullptr, {cu, positions}, &cache, 0);
+          (*model.blocks[0].as<nn::Attention>())(test::random({1, 4, 32}),
+                                                 {.packing = {cu, positions}, .cache = &cache});
         }) == "attention: a packed row cannot go with a cache");
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "weft/nn/attention.h"
 #include "weft/tests/gpt_support.h"
 
 namespace weft::mla_test {
@@ -136,7 +137,8 @@ TEST_CASE("mla: agrees with its formulas, with and without a latent of the queri
     o.q_lora = q_lora;
     const Mla m = wide(Mla(8, 3, o));
     const Tensor x = test::random({1, 9, 8}, 1);
-    CHECK(mismatch(m(x, angles(4)), by_definition(m, x), 1e-12) == "");
+    const RotaryTable table = angles(4);
+    CHECK(mismatch(m(x, {.rotary = &table}), by_definition(m, x), 1e-12) == "");
   }
 }
 
@@ -150,7 +152,7 @@ TEST_CASE("mla: gradients of x and of every weight") {
     m.kv_down.weight = in[4];
     m.kv_norm.weight = in[5];
     m.kv_up.weight = in[6];
-    return m(in[0], table);
+    return m(in[0], {.rotary = &table});
   };
   CHECK(gradcheck(f, {test::random({2, 5, 4}, 1), m.q_down->weight.detach(),
                       m.q_norm->weight.detach(), m.q_up.weight.detach(), m.kv_down.weight.detach(),
@@ -168,10 +170,10 @@ TEST_CASE("mla: names, shapes, a copy, bf16") {
   CHECK(s.at("proj.weight").shape() == Shape{8, 18});
   RotaryTable table(16, 4, 100);
   const Tensor x = test::random({2, 5, 8}, 1, DType::f32);
-  const Tensor y = m(x, table);
-  CHECK(mismatch(nn::clone(m)(x, table), y, 0) == "");
+  const Tensor y = m(x, {.rotary = &table});
+  CHECK(mismatch(nn::clone(m)(x, {.rotary = &table}), y, 0) == "");
   m.to(DType::bf16);
-  CHECK(mismatch(m(x.to(DType::bf16), table), y, test::tolerance(DType::bf16)) == "");
+  CHECK(mismatch(m(x.to(DType::bf16), {.rotary = &table}), y, test::tolerance(DType::bf16)) == "");
 }
 
 TEST_CASE("mla: errors name the rule") {
@@ -189,14 +191,14 @@ TEST_CASE("mla: errors name the rule") {
   const Mla m(8, 3, kSmall);
   const RotaryTable table(16, 4, 100);
   CHECK(error_of([&] {
-          m(Tensor::zeros({2, 8}), table);
+          m(Tensor::zeros({2, 8}), {.rotary = &table});
         }) == "mla: x must have shape (batch, tokens, dim), got [2, 8]");
   const Tensor cu = Tensor::of({0, 2}, {2}, DType::i32), at = Tensor::of({0, 1}, {2}, DType::i32);
   nn::KvCache cache(latent(), 1, 4);
   CHECK(error_of([&] {
-          m(Tensor::zeros({1, 2, 8}), table, {cu, at}, &cache);
+          m(Tensor::zeros({1, 2, 8}), {.packing = {cu, at}, .rotary = &table, .cache = &cache});
         }) == "mla: a packed row cannot go with a cache");
-  const nn::Block block(8, 3, 8, {.mla = kSmall});
+  const nn::Block block(nn::LayerNorm(8), Mla(8, 3, kSmall), nn::Mlp(8, 8));
   CHECK(error_of([&] {
           block(Tensor::zeros({1, 2, 8}));
         }) == "block: multi-head latent attention needs a rotary table");
@@ -234,8 +236,8 @@ TEST_CASE("mla gpt: parameters and operations") {
     c.pattern = "ad";
     const Gpt model(c);
     CHECK(model.parameter_count() == c.parameter_count());
-    CHECK(model.blocks[0].mla.has_value());
-    CHECK(model.blocks[1].delta.has_value());
+    CHECK(model.blocks[0].as<Mla>() != nullptr);
+    CHECK(model.blocks[1].as<nn::GatedDeltaNet>() != nullptr);
   }
   // One layer: the matrices, and for each of 6.5 keys seen a score of 8 + 4 and a value of 5.
   GptConfig c = latent();
@@ -268,10 +270,11 @@ TEST_CASE("mla: dropout falls on the attention weights, in training only") {
   Mla m = wide(Mla(8, 3, o));
   const Tensor x = test::random({1, 9, 8}, 1), whole = by_definition(m, x);
   const RandomScope scope({.seed = 1, .step = 3});
+  const RotaryTable table = angles(4);
   nn::assign_names(m);
-  CHECK(mismatch(m(x, angles(4)), whole, 1e-3) != "");
+  CHECK(mismatch(m(x, {.rotary = &table}), whole, 1e-3) != "");
   m.eval();
-  CHECK(mismatch(m(x, angles(4)), whole, 1e-12) == "");
+  CHECK(mismatch(m(x, {.rotary = &table}), whole, 1e-12) == "");
 }
 
 }  // namespace weft::mla_test

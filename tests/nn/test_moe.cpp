@@ -7,6 +7,7 @@
 #include "weft/autograd/matmul.h"
 #include "weft/autograd/recompute.h"
 #include "weft/autograd/softmax.h"
+#include "weft/nn/attention.h"
 #include "weft/nn/block.h"
 #include "weft/tests/support.h"
 
@@ -220,11 +221,11 @@ TEST_CASE("D5: rows up to the capacity give what dropped slots give without it")
         for (std::int64_t i = 0; i < kept.numel(); ++i)
           if (used[static_cast<std::size_t>(id[i])]++ >= expert_capacity(13, 4, 2, factor))
             id[i] = -1;
-        nn::Dispatch d = all.dispatcher->dispatch_preprocess(in, {r.probs, kept}, 0);
-        all.dispatcher->token_dispatch(d);
-        all.dispatcher->dispatch_postprocess(d);
+        nn::Dispatch d = all.dispatcher().dispatch_preprocess(in, {r.probs, kept}, 0);
+        all.dispatcher().token_dispatch(d);
+        all.dispatcher().dispatch_postprocess(d);
         const Tensor y = all.experts(d.tokens, d.probs, d.expert_rows);
-        return add(all.dispatcher->combine_postprocess(y, d), (*all.shared)(in));
+        return add(all.dispatcher().combine_postprocess(y, d), (*all.shared)(in));
       };
       const TensorList by_hand = run(all, x, dropped);
       for (int i = 0; i < got.size(); ++i) CHECK(mismatch(got[i], by_hand[i], 1e-12) == "");
@@ -239,7 +240,7 @@ TEST_CASE(
   for (const std::int64_t alignment : {4, 16}) {  // 16 is more than there are tokens
     o.alignment = alignment;
     const MoE m = layer(o);
-    nn::Dispatch d = m.dispatcher->dispatch_preprocess(x, m.router(x).routing, 0);
+    nn::Dispatch d = m.dispatcher().dispatch_preprocess(x, m.router(x).routing, 0);
     for (std::int64_t e = 0; e < 4; ++e)
       CHECK(d.rows.rows.data<std::int64_t>()[e] % alignment == 0);
     const TensorList got = run(m, x);
@@ -251,14 +252,15 @@ TEST_CASE("padding tokens are not dispatched, and get nothing from the experts")
   const MoE m = layer({.experts = 4});
   const Tensor x = random({2, 3, 6});
   const Tensor padding = Tensor::of({0, 0, 1, 0, 1, 1}, {6}).to(DType::boolean);
-  const Tensor y = m(x, {.padding = padding}).y.view({6, 6}), whole = m(x).y.view({6, 6});
+  const Tensor y = m(x, {.packing = {.padding = padding}}).y.view({6, 6}),
+               whole = m(x).y.view({6, 6});
   for (std::int64_t t = 0; t < 6; ++t) {
     const bool pad = t == 2 || t > 3;
     CHECK(mismatch(y.select(0, t), pad ? Tensor::zeros({6}, DType::f64) : whole.select(0, t),
                    1e-12) == "");
   }
   const Routing r = m.router(x.view({6, 6}), {.padding = padding}).routing;
-  CHECK(m.dispatcher->dispatch_preprocess(x.view({6, 6}), r, 0).tokens.shape() == Shape{6, 6});
+  CHECK(m.dispatcher().dispatch_preprocess(x.view({6, 6}), r, 0).tokens.shape() == Shape{6, 6});
 }
 
 TEST_CASE("a token that no expert takes gets 0") {
@@ -267,11 +269,11 @@ TEST_CASE("a token that no expert takes gets 0") {
   const Routing r = m.router(x).routing;
   const Tensor experts = r.experts.clone();
   experts.select(0, 1).fill_(-1);
-  nn::Dispatch d = m.dispatcher->dispatch_preprocess(x, {r.probs, experts}, 0);
-  m.dispatcher->dispatch_postprocess(d);
+  nn::Dispatch d = m.dispatcher().dispatch_preprocess(x, {r.probs, experts}, 0);
+  m.dispatcher().dispatch_postprocess(d);
   CHECK(d.tokens.shape() == Shape{4, 6});  // two tokens of three
   const Tensor y =
-      m.dispatcher->combine_postprocess(m.experts(d.tokens, d.probs, d.expert_rows), d);
+      m.dispatcher().combine_postprocess(m.experts(d.tokens, d.probs, d.expert_rows), d);
   CHECK(different_bits(y.select(0, 1), Tensor::zeros({6}, DType::f64)) == "");
 }
 
@@ -304,18 +306,18 @@ TEST_CASE("Block: experts in place of the MLP; the router's loss is part of the 
                        .router = {.balance = {{nn::Balance::sequence, 0.1}}},
                        .ffn = 6,
                        .shared_ffn = 4};
-  nn::Block block(8, 2, 6, {.attention = {.bias = false}, .moe = moe});
+  nn::Block block(nn::LayerNorm(8), nn::Attention(8, 2, {.bias = false}), MoE(8, moe));
   nn::init(block, 1);
   const Tensor x = random({2, 3, 8}, 1, DType::f32), before = Tensor::full({}, 2);
   Tape tape;
-  const nn::Stream one = block(nn::Stream{x, {}, {}}, nullptr);
-  const nn::Stream two = block(nn::Stream{x, {}, before}, nullptr);
+  const nn::Stream one = block(nn::Stream{x, {}, {}});
+  const nn::Stream two = block(nn::Stream{x, {}, before});
   CHECK(one.aux.ndim() == 0);
   CHECK(one.aux.item() > 0);
   CHECK(two.aux.item() == doctest::Approx(2 + one.aux.item()));
   // Both sequences are counted by themselves.
-  const Tensor first = block(nn::Stream{x.narrow(0, 0, 1), {}, {}}, nullptr).aux;
-  const Tensor second = block(nn::Stream{x.narrow(0, 1, 1), {}, {}}, nullptr).aux;
+  const Tensor first = block(nn::Stream{x.narrow(0, 0, 1), {}, {}}).aux;
+  const Tensor second = block(nn::Stream{x.narrow(0, 1, 1), {}, {}}).aux;
   CHECK(one.aux.item() == doctest::Approx((first.item() + second.item()) / 2));
   CHECK(error_of([&] { block(x); }) ==
         "block: a block with experts is called on a Stream, which carries its loss");
@@ -342,7 +344,7 @@ TEST_CASE("MoE: boundaries that were checked for other tokens are refused") {
   Tape tape;
   const auto error = [&](std::vector<std::int32_t> boundaries) {
     const nn::Packing packing = nn::Packing::of(boundaries, 4096);
-    return error_of([&] { (void)moe(x, packing); });
+    return error_of([&] { (void)moe(x, {.packing = packing}); });
   };
   CHECK(error({0, 4, 4096}) == "moe: the packed row must have the 8 tokens of x, got 4096");
   CHECK(error({0, 4, 7}) == "moe: the packed row must have the 8 tokens of x, got 7");

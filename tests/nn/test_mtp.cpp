@@ -114,7 +114,7 @@ TEST_CASE("mtp: a depth is the formula, on the tokens that it may see") {
                  right = d.eh_proj.weight.narrow(1, 16, 16);
     const Tensor x =
         add(d.enorm(model.embed(later)).matmul(left.t()), d.hnorm(h).matmul(right.t()));
-    const Tensor want = d.norm(d.block(x, &*model.rotary));
+    const Tensor want = d.norm(d.block(x, {.rotary = &*model.rotary}));
     h = model.mtp_trunk(depth, later, h).hidden;
     CHECK(test::mismatch(h, want, 1e-12) == "");
   }

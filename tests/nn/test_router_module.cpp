@@ -192,8 +192,10 @@ TEST_CASE("router_module: micro-batches and ranks, weighted by tokens, give one 
     const Tensor whole = gradient(0, 12, 1);
     // What a sum over the ranks would give.
     const Tensor counts = count_top_experts(x.matmul(router.weight.detach().t()), 2, 1, pad);
-    if (reduces) router.reduce_batch = [&](const Tensor& c1) { c1.copy_(counts); };
-    if (reduces) router.reduce_global = [&](const Tensor& c1) { c1.copy_(counts); };
+    if (reduces)
+      change_shard(router, [&](nn::Shard& s) {
+        s.sum_batch = s.sum_all = [&](const Tensor& c1) { c1.copy_(counts); };
+      });
     // 2 of 4 tokens count, and 7 of 8.
     const Tensor parts = add(gradient(0, 4, 2. / 9), gradient(4, 8, 7. / 9));
     CHECK(mismatch(parts, whole, 1e-12) == "");

@@ -1,0 +1,35 @@
+#include "weft/nn/token_embedding.h"
+
+#include <algorithm>
+
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/view.h"
+#include "weft/core/error.h"
+#include "weft/nn/kv_cache.h"
+
+namespace weft::nn {
+
+Tensor embed_tokens(const Embedding& embed, const Embedding* positions, const Tensor& ids,
+                    const TokenContext& context, std::int64_t seq, std::int64_t ahead) {
+  check(ids.ndim() == 2, "gpt: ids must have shape (batch, tokens), got {}", ids.shape());
+  const Packing& packing = context.packing;
+  const std::int64_t tokens = ids.dim(1), first = context.cache ? context.cache->length() : 0;
+  if (packing)
+    packing.check_row(ids);
+  else
+    check(first + tokens <= seq, "gpt: at most seq {} tokens, got {}", seq, first + tokens);
+  const Tensor x = embed(ids);
+  if (!positions) return x;
+  if (packing) {
+    const Tensor& at = packing.positions;
+    // After the end of a sequence there is nothing to predict: any position will do.
+    return add(x, (*positions)(ahead ? minimum(add(at, static_cast<double>(ahead)),
+                                               static_cast<double>(seq - 1))
+                                     : at));
+  }
+  const std::int64_t from = std::min(first + ahead, seq), rows = std::min(tokens, seq - from);
+  const Tensor at = positions->weight.narrow(0, from, rows);
+  return add(x, rows < tokens ? pad(at, 0, 0, tokens - rows) : at);
+}
+
+}  // namespace weft::nn
