@@ -59,8 +59,9 @@ void over_two_ranks(const GptOptions& o, F f) {
   });
 }
 
-train::StepResult make_step(train::TrainStep& step, std::int64_t number) {
-  return step(number, batch_of(number));
+// A rank's half of the batch.
+train::StepResult make_step(train::TrainStep& step, std::int64_t number, const World& host) {
+  return step(number, batch_of(number).narrow(host.rank() * kRows / 2, kRows / 2));
 }
 
 // f(nccl, zero) for all four.
@@ -82,11 +83,13 @@ TEST_CASE("a step of several ranks: no host waits for a GPU, and all see the sam
     double losses[2] = {}, norms[2] = {};
     over_two_ranks(options_of(nccl, zero), [&](train::TrainStep& train_step, World& host) {
       std::vector<train::StepResult> results;  // who drops a number waits until it is there
-      for (std::int64_t step = 1; step <= 3; ++step) results.push_back(make_step(train_step, step));
+      for (std::int64_t step = 1; step <= 3; ++step)
+        results.push_back(make_step(train_step, step, host));
       host.all().barrier().wait();
       const std::int64_t syncs = cuda::host_syncs();  // of both
       host.all().barrier().wait();
-      for (std::int64_t step = 4; step <= 6; ++step) results.push_back(make_step(train_step, step));
+      for (std::int64_t step = 4; step <= 6; ++step)
+        results.push_back(make_step(train_step, step, host));
       host.all().barrier().wait();
       CHECK(cuda::host_syncs() == syncs);
       host.all().barrier().wait();
@@ -104,14 +107,14 @@ TEST_CASE("a step of several ranks: no host waits for a GPU, and all see the sam
 TEST_CASE("a loss that is not finite on one rank leaves the weights of all ranks as they were") {
   each_form([](bool nccl, bool zero) {
     over_two_ranks(options_of(nccl, zero), [](train::TrainStep& train_step, World& host) {
-      make_step(train_step, 1);
+      make_step(train_step, 1, host);
       train_step.optimizer().wait();
       if (host.rank() == 1)
         train_step.model().parameters().front().flatten().narrow(0, 0, 1).fill_(
             std::numeric_limits<double>::quiet_NaN());
       std::vector<Tensor> before;
       for (const Tensor& p : train_step.model().parameters()) before.push_back(p.to(kCpu));
-      const train::StepResult result = make_step(train_step, 2);
+      const train::StepResult result = make_step(train_step, 2, host);
       train_step.optimizer().wait();
       CHECK(!std::isfinite(result.loss()));
       // Not the first one: with ZeRO its owner's values, the NaN among them, come back to all.
