@@ -18,7 +18,9 @@ namespace weft::distributed {
 ///
 ///   Ddp ddp(model, mesh, layout, {.shard = true});
 ///   ShardedOptimizer adam(ddp, optim::AdamWOptions{.lr = 3e-4});
-///   model.before_use = [&](const nn::Module& part) { adam.wait(part); };
+///   nn::change_shard(model, [&](nn::Shard& s) {
+///     s.before_use = [&](const nn::Module& part) { adam.wait(part); };
+///   });
 ///   for (each step) {
 ///     ...  // forward and backward as with any Ddp
 ///     adam.step(ddp.finish(max_norm));
