@@ -21,7 +21,7 @@ foreach(folder autograd core data distributed io nn optim train)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION include/weft
     FILES_MATCHING PATTERN "*.h" PATTERN core/cpu EXCLUDE)
 endforeach()
-install(FILES ${PROJECT_SOURCE_DIR}/weft.h ${PROJECT_SOURCE_DIR}/xtensor.h
+install(FILES ${PROJECT_SOURCE_DIR}/train.h ${PROJECT_SOURCE_DIR}/weft.h ${PROJECT_SOURCE_DIR}/xtensor.h
   DESTINATION include/weft)
 
 set(weft_package ${weft_lib}/cmake/weft)
