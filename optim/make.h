@@ -1,22 +1,54 @@
 #pragma once
 #include <memory>
+#include <utility>
 #include <variant>
 
 #include "weft/optim/adamw.h"
 #include "weft/optim/sgd.h"
 
+// Every optimizer by name: what a program that lets its user choose needs. A new optimizer is its
+// own file and its lines here.
 namespace weft::optim {
 
-/// The options of any optimizer. Add a new optimizer here and in make().
 using AnyOptions = std::variant<AdamWOptions, SgdOptions>;
 
-/// Throws Error where the optimizer's constructor does.
+enum class Kind : std::uint8_t { adamw, sgd };
+inline constexpr Word<Kind> kKindWords[] = {{"adamw", Kind::adamw}, {"sgd", Kind::sgd}};
+
+/// What any optimizer may be told; each takes what it has a use for.
+struct CommonOptions {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  DType m_dtype = DType::f32, v_dtype = DType::f32;
+  MasterWeights master_weights = MasterWeights::f32;
+};
+
+inline AnyOptions options_of(Kind kind, const CommonOptions& o) {
+  switch (kind) {
+    case Kind::sgd:
+      return SgdOptions{.lr = o.lr,
+                        .momentum = o.beta1,
+                        .weight_decay = o.weight_decay,
+                        .master_weights = o.master_weights};
+    case Kind::adamw:
+      break;
+  }
+  return AdamWOptions{.lr = o.lr,
+                      .beta1 = o.beta1,
+                      .beta2 = o.beta2,
+                      .eps = o.eps,
+                      .weight_decay = o.weight_decay,
+                      .m_dtype = o.m_dtype,
+                      .v_dtype = o.v_dtype,
+                      .master_weights = o.master_weights};
+}
+
 inline std::unique_ptr<Optimizer> make(NamedTensors parameters, const AdamWOptions& options) {
   return std::make_unique<AdamW>(std::move(parameters), options);
 }
 inline std::unique_ptr<Optimizer> make(NamedTensors parameters, const SgdOptions& options) {
   return std::make_unique<Sgd>(std::move(parameters), options);
 }
+/// Throws Error where the optimizer's constructor does.
 inline std::unique_ptr<Optimizer> make(NamedTensors parameters, const AnyOptions& options) {
   return std::visit([&](const auto& o) { return make(std::move(parameters), o); }, options);
 }

@@ -66,19 +66,14 @@ DType OptimizerOptions::second_moment_dtype() const {
 }
 
 optim::AnyOptions OptimizerOptions::any_options() const {
-  if (kind == OptimizerKind::sgd)
-    return optim::SgdOptions{.lr = lr,
-                             .momentum = beta1,
-                             .weight_decay = weight_decay,
-                             .master_weights = master_weights};
-  return optim::AdamWOptions{.lr = lr,
-                             .beta1 = beta1,
-                             .beta2 = beta2,
-                             .eps = eps,
-                             .weight_decay = weight_decay,
-                             .m_dtype = state_dtype,
-                             .v_dtype = second_moment_dtype(),
-                             .master_weights = master_weights};
+  return optim::options_of(kind, {.lr = lr,
+                                  .beta1 = beta1,
+                                  .beta2 = beta2,
+                                  .eps = eps,
+                                  .weight_decay = weight_decay,
+                                  .m_dtype = state_dtype,
+                                  .v_dtype = second_moment_dtype(),
+                                  .master_weights = master_weights});
 }
 
 optim::Schedule OptimizerOptions::lr_schedule(std::int64_t steps) const {

@@ -15,9 +15,6 @@ inline constexpr std::int64_t kMostThreads = 1024;
 inline constexpr std::int64_t kMostRanks = 1'000'000;
 inline constexpr double kMostCount = INT32_MAX;
 
-enum class OptimizerKind : std::uint8_t { adamw, sgd };
-inline constexpr Word<OptimizerKind> kOptimizerWords[] = {{"adamw", OptimizerKind::adamw},
-                                                          {"sgd", OptimizerKind::sgd}};
 inline constexpr Word<DType> kStateDTypeWords[] = {
     {"f32", DType::f32}, {"bf16", DType::bf16}, {"f16", DType::f16}};
 
@@ -35,7 +32,7 @@ struct OptimizerOptions {
   std::int64_t warmup = -1;
   optim::Schedule::Kind schedule = optim::Schedule::Kind::cosine;
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1;
-  OptimizerKind kind = OptimizerKind::adamw;
+  optim::Kind kind = optim::Kind::adamw;
   DType state_dtype = DType::f32;
   SecondMoment second_moment = SecondMoment::automatic;
   optim::MasterWeights master_weights = optim::MasterWeights::f32;
@@ -52,7 +49,7 @@ struct OptimizerOptions {
     v("beta2", beta2, "AdamW's second moment", fraction());
     v("eps", eps, "AdamW's epsilon", above(0));
     v("clip", clip, "largest gradient norm; 0: no clipping", at_least(0));
-    v("optimizer", kind, kOptimizerWords, "what turns gradients into steps", any().shown_first());
+    v("optimizer", kind, optim::kKindWords, "what turns gradients into steps", any().shown_first());
     v("state-dtype", state_dtype, kStateDTypeWords, "AdamW's moments; bf16: the first one only");
     v("second-moment-dtype", second_moment, kSecondMomentWords,
       "AdamW's second moment; auto: by --state-dtype");

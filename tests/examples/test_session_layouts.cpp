@@ -103,7 +103,7 @@ GptOptions options_of(const Model& m, DType dtype) {
 // What a step of it takes away is the gradient times the rate. A large one makes that large beside
 // the rounding of the weights.
 GptOptions plain_sgd(GptOptions o, double lr) {
-  o.optimizer.kind = train::OptimizerKind::sgd;
+  o.optimizer.kind = optim::Kind::sgd;
   o.optimizer.lr = o.optimizer.min_lr = lr;
   o.optimizer.beta1 = o.optimizer.weight_decay = o.optimizer.clip = 0;
   return o;

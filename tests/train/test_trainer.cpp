@@ -125,7 +125,7 @@ TEST_CASE("trainer: micro-batches and ranks with different counts take the steps
 TEST_CASE("trainer: a step is that of the mean over the targets that count") {
   const test::TempFolder folder;
   Options o = options_of(folder / "sgd", 1);
-  o.optimizer.kind = OptimizerKind::sgd;
+  o.optimizer.kind = optim::Kind::sgd;
   o.optimizer.lr = o.optimizer.min_lr = 1;
   o.optimizer.beta1 = o.optimizer.weight_decay = 0;
   for (const double clip : {0.0, 0.05}) {
