@@ -14,47 +14,9 @@ option(WEFT_PTXAS_REPORT "Keep registers and spills of every CUDA kernel beside 
 set(WEFT_CUDA_CODE "sm_80;sm_90a;compute_80" CACHE STRING
   "Code of the CUDA kernels, unless CMAKE_CUDA_ARCHITECTURES says it; compute_80 is PTX")
 
-set(weft_cuda_kernels
-  attention
-  attention_bwd
-  attention_dkdv
-  attention_dq
-  attention_generic
-  attention_generic_bwd
-  causal_conv1d
-  copy
-  cross_entropy
-  cross_entropy_part
-  dropout
-  elementwise
-  elementwise_binary
-  expert_capacity
-  gated_delta
-  gated_delta_bwd
-  gated_delta_grads
-  grad_norm
-  index_add
-  indexing
-  norm
-  optimizer
-  random
-  reduce
-  reduce_scan
-  remainder
-  rope
-  router
-  router_loss
-  scaled_activation
-  sinkhorn
-  softmax
-  sort
-  sum_ranks
-  swiglu
-  token_permute)
-
-# tests/cuda/<stem>.cu, in the test programs only.
-set(weft_cuda_test_kernels
-  ptx_kernels)
+# Also for the emulated GPU: cuda/emu/CMakeLists.txt.
+weft_find(weft_cuda_kernels cuda/*.cu)
+weft_find(weft_cuda_test_kernels tests/cuda/*.cu)  # in the test programs only
 
 set(WEFT_HAVE_CUDA OFF)
 if(WEFT_CUDA MATCHES "^(AUTO|ON)$")
@@ -117,10 +79,8 @@ function(weft_native_kernels name)
 endfunction()
 
 if(WEFT_HAVE_CUDA)
-  list(TRANSFORM weft_cuda_kernels PREPEND cuda/ OUTPUT_VARIABLE files)
-  list(TRANSFORM files APPEND .cu)
+  weft_find(files cuda/*.cpp)
   # Their products and sums are rounded separately, as on the CPU.
   set_source_files_properties(cuda/optimizer.cu cuda/random.cu PROPERTIES COMPILE_OPTIONS -fmad=false)
-  weft_native_kernels(weft_cuda cuda/gemm.cpp cuda/gemm_epilogue.cpp cuda/gemm_plan.cpp
-    cuda/grouped_linear.cpp cuda/lt_library.cpp cuda/nccl.cpp cuda/nvml.cpp cuda/open_library.cpp cuda/runtime.cpp ${files})
+  weft_native_kernels(weft_cuda ${files} ${weft_cuda_kernels})
 endif()

@@ -1,42 +1,6 @@
 # The CUDA kernels. One set of test sources, two executables: always on the emulated GPU, and on a
 # real GPU if there is one.
-set(weft_gpu_test_stems
-  attention
-  causal_conv1d
-  copy
-  cross_entropy
-  cross_entropy_part
-  dropout
-  elementwise
-  expert_capacity
-  gated_delta
-  gemm
-  graph
-  graph_training
-  grouped_linear
-  indexing
-  layer_norm
-  moe
-  mlp
-  mtp
-  nccl
-  optimizer
-  ptx
-  race
-  random
-  reduce
-  rms_norm
-  rope
-  router
-  router_loss
-  router_noise
-  scaled_activation
-  sinkhorn
-  softmax
-  sort
-  swiglu
-  thread_ranks
-  token_permute)
+weft_test_stems(weft_gpu_test_stems cuda)
 if(WEFT_SANITIZE STREQUAL "thread")
   # A CUDA thread is a thread to ThreadSanitizer, so only small tests run.
   set(weft_gpu_test_stems copy elementwise race)
@@ -62,9 +26,7 @@ foreach(stem ${weft_gpu_test_stems})
 endforeach()
 
 if(WEFT_HAVE_CUDA)
-  list(TRANSFORM weft_cuda_test_kernels PREPEND tests/cuda/ OUTPUT_VARIABLE files)
-  list(TRANSFORM files APPEND .cu)
-  weft_native_kernels(weft_cuda_test_kernels ${files})
+  weft_native_kernels(weft_cuda_test_kernels ${weft_cuda_test_kernels})
   # The library again, together with the test kernels: only the copy of libcudart with which a
   # kernel is linked can launch it, and the library has its own copy.
   weft_library(weft_native weft_host weft_cuda weft_cuda_test_kernels)

@@ -1,3 +1,12 @@
+# weft_find(OUT PATTERNS...): the source files that match, in path order, relative to the project.
+# CONFIGURE_DEPENDS: every build looks again, so a new file needs no line in a list.
+function(weft_find out)
+  list(TRANSFORM ARGN PREPEND ${PROJECT_SOURCE_DIR}/)
+  file(GLOB files RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${ARGN})
+  list(SORT files)
+  set(${out} ${files} PARENT_SCOPE)
+endfunction()
+
 # Flags of every target of this project. They do not apply to a consumer's targets.
 add_library(weft_flags INTERFACE)
 # -Wrestrict: GCC 12 reports a false overlap in std::string's operator+ (GCC PR 105651).

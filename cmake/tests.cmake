@@ -3,37 +3,12 @@
 # --source-file='*/test_softmax.cpp'.
 find_package(doctest REQUIRED)
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
-set(weft_tests_core
-  allocator debug_allocator energy gemm_check low_precision memory parallel print random remainder
-  shape simd simd_attention simd_random simd_sums support tensor)
-set(weft_tests_autograd
-  accumulate attention causal_conv1d cross_entropy cross_entropy_bugs dropout
-  elementwise elementwise_grad expert_capacity gated_delta grouped_linear indexing layer_norm
-  linear linear_cross_entropy matmul mlp mse null_operand oracle recompute reduce reduce_grad
-  rms_norm rope router router_gate router_grad router_loss router_noise router_packed
-  scaled_activation shared_leaf sinkhorn softmax sort swiglu tape token_permute view)
-set(weft_tests_nn
-  experts gated_delta_net golden_moe gpt gpt_fixtures gpt_memory gpt_moe gpt_norms gpt_packing
-  gpt_padding leaves mla module moe moe_fp8 mtp mtp_losses part recompute_models router_module
-  router_step sampling speculative state_dict)
-set(weft_tests_optim
-  clip master_weights optim optim_golden optimizer schedule)
-set(weft_tests_distributed
-  bucket_layout capacity_layouts comm_cost comm_ops ddp device_mesh expert_dispatch expert_layouts
-  expert_parallel expert_router expert_tensor frozen joint_norm layouts mpi_world nccl_library overlap
-  parallelize pieces process_group process_group_errors sharded_checkpoint sharded_optimizer
-  tensor_parallel tensor_parallel_steps vocab)
-set(weft_tests_io
-  checkpoint fields file folder_lock hostile_files json metrics npy safetensors)
-set(weft_tests_data
-  data)
-set(weft_tests_train
-  trainer)
-# The code of the pages: scripts/check_readme.py compares docs/X.md with tests/docs/test_X.cpp.
-set(weft_tests_docs
-  from_pytorch own_module own_op own_optimizer)
-set(weft_tests_examples
-  comm_model hostile_config options run_folder session_layouts)
+# weft_test_stems(OUT FOLDER): the stems of tests/FOLDER/test_<stem>.cpp.
+function(weft_test_stems out folder)
+  weft_find(stems tests/${folder}/test_*.cpp)
+  list(TRANSFORM stems REPLACE ".*/test_(.*)\\.cpp" "\\1")
+  set(${out} ${stems} PARENT_SCOPE)
+endfunction()
 
 # Tests that involve several threads: everything that the ThreadSanitizer job builds and runs.
 set(weft_thread_tests
@@ -78,7 +53,7 @@ endfunction()
 
 # weft_test_folder(FOLDER LIBRARIES...): the executable of a folder and its tests.
 function(weft_test_folder folder)
-  set(stems ${weft_tests_${folder}})
+  weft_test_stems(stems ${folder})
   if(WEFT_SANITIZE STREQUAL "thread")
     list(FILTER stems INCLUDE REGEX "^(${weft_thread_pattern})$")
     if(NOT stems)
@@ -110,14 +85,16 @@ list(JOIN weft_thread_tests "|" weft_thread_pattern)
 foreach(folder core autograd nn optim distributed io data docs train)
   weft_test_folder(${folder})
 endforeach()
-target_sources(tests_distributed PRIVATE bench/comm_cost.cpp bench/comm_timeline.cpp)
-# The parts of the trainer.
 if(WEFT_EXAMPLES)
+  weft_test_folder(bench)
   weft_test_folder(examples)
-  if(TARGET tests_examples)
-    target_sources(tests_examples PRIVATE $<TARGET_OBJECTS:weft_gpt> bench/comm_timeline.cpp
-      bench/comm_trace.cpp)
-  endif()
+endif()
+if(TARGET tests_bench)
+  target_sources(tests_bench PRIVATE $<TARGET_OBJECTS:weft_gpt> bench/comm_cost.cpp
+    bench/comm_timeline.cpp bench/comm_trace.cpp)
+endif()
+if(TARGET tests_examples)
+  target_sources(tests_examples PRIVATE $<TARGET_OBJECTS:weft_gpt>)
 endif()
 foreach(folder distributed io examples)
   if(TARGET tests_${folder})
