@@ -1,5 +1,7 @@
 #include "weft/nn/attention.h"
 
+#include <cmath>
+
 #include "weft/autograd/attention.h"
 #include "weft/autograd/rope.h"
 #include "weft/autograd/view.h"
@@ -112,6 +114,16 @@ KvCache::Entry Attention::cache_entry(std::int64_t batch, std::int64_t capacity,
   const std::int64_t kv_heads = (qkv.weight.dim(0) / head_dim - heads) / 2;
   const Shape shape{batch, capacity, kv_heads, head_dim};
   return {.tokens = {Tensor::zeros(shape, dtype, device), Tensor::zeros(shape, dtype, device)}};
+}
+
+double mean_keys(std::int64_t tokens, std::int64_t window) {
+  const auto n = static_cast<double>(tokens), w = window ? std::fmin(window, n) : n;
+  return (w * (w + 1) / 2 + (n - w) * w) / n;
+}
+
+double Attention::multiply_adds(std::int64_t tokens) const {
+  const auto width = static_cast<double>(proj.weight.dim(1));  // a score and a value for each key
+  return qkv.multiply_adds() + proj.multiply_adds() + 2 * width * mean_keys(tokens, options.window);
 }
 
 Attention Attention::like() const {

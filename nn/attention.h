@@ -38,6 +38,10 @@ struct Attention : Mixer {
   std::unique_ptr<Mixer> make_like() const override { return std::make_unique<Attention>(like()); }
   KvCache::Entry cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
                              Device device) const override;
+  double multiply_adds(std::int64_t tokens) const override;
 };
+
+/// The mean number of keys that a query of a causal sequence sees; window 0: all before it.
+double mean_keys(std::int64_t tokens, std::int64_t window);
 
 }  // namespace weft::nn

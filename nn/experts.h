@@ -26,6 +26,10 @@ struct Experts : Module {
   /// x (N, dim), probs (N) f32 (f64 for f64), rows (experts) i64 on the host with sum N -> (N, dim)
   Tensor operator()(const Tensor& x, const Tensor& probs, const Tensor& rows) const;
   std::int64_t count() const { return up.dim(0); }
+  /// Multiply-adds for one row of x.
+  double multiply_adds() const {
+    return static_cast<double>(up.numel() + down.numel()) / static_cast<double>(count());
+  }
   void visit(Visitor& v) override;
   std::string describe() const override;
   unsigned shard_members() const override { return Shard::kBiasRanks; }
@@ -42,6 +46,7 @@ struct SharedExpert : Module {
   Tensor operator()(const Tensor& x) const;
   void visit(Visitor& v) override;
   std::string describe() const override { return "SharedExpert"; }
+  double multiply_adds() const { return mlp.multiply_adds() + (gate ? gate->multiply_adds() : 0); }
   SharedExpert like() const;
 };
 

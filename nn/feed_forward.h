@@ -18,6 +18,8 @@ struct FeedForward : Module {
   virtual bool has_loss() const { return false; }
   /// The member that it is of a block in state dictionaries: "mlp".
   virtual const char* name() const = 0;
+  /// Multiply-adds of forward for one token.
+  virtual double multiply_adds() const = 0;
   /// A new one of the same configuration.
   virtual std::unique_ptr<FeedForward> make_like() const = 0;
 };

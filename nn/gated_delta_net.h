@@ -46,6 +46,7 @@ struct GatedDeltaNet : Mixer {
   }
   KvCache::Entry cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
                              Device device) const override;
+  double multiply_adds(std::int64_t tokens) const override;
 
   /// Channels of the convolution: all of q, k and v.
   static std::int64_t channels(const GatedDeltaNetOptions& o) {

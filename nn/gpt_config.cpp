@@ -1,7 +1,7 @@
 #include "weft/nn/gpt_config.h"
 
 #include <algorithm>
-#include <cmath>
+#include <map>
 #include <utility>
 
 #include "weft/core/error.h"
@@ -13,7 +13,43 @@ namespace {
 // As far as a double counts: parameter_count() is exact.
 constexpr double kMostParameters = 0x1p53;
 
-double count_parameters(const GptConfig& c);
+// The sum of f(block) over all blocks and those of `depths` MTP layers, which are like the last
+// one. Blocks of a kind are alike, so one of each is built, on the meta device.
+template <class F>
+double over_blocks(const GptConfig& c, std::int64_t depths, const F& f) {
+  struct Kind {
+    std::int64_t block;  // the first of its kind
+    std::int64_t count = 0;
+  };
+  std::map<std::pair<char, bool>, Kind> kinds;
+  const auto kind = [&](std::int64_t i) -> Kind& {
+    return kinds.try_emplace({c.mixer(i), c.has_experts(i)}, Kind{i}).first->second;
+  };
+  for (std::int64_t i = 0; i < c.layers; ++i) ++kind(i).count;
+  kind(c.layers - 1).count += depths;
+  const DeviceScope on_meta(kMeta);
+  double sum = 0;
+  for (const auto& [key, k] : kinds)
+    sum += static_cast<double>(k.count) * f(make_block(c, k.block));
+  return sum;
+}
+
+// A double, as no sum of 64 bits holds every model that a file may ask for.
+double values_of(const Module& m) {
+  double n = 0;
+  for (const Tensor& p : m.parameters()) n += static_cast<double>(p.numel());
+  return n;
+}
+
+double count_parameters(const GptConfig& c) {
+  const std::int64_t depths =
+      c.mtp.repeated ? std::min<std::int64_t>(c.mtp.depths, 1) : c.mtp.depths;
+  const auto dim = static_cast<double>(c.dim), norm = values_of(make_norm(c));
+  const double tables = static_cast<double>(c.vocab) * (c.tied() ? 1 : 2) +
+                        (c.arch == Arch::gpt2 ? static_cast<double>(c.seq) : 0);
+  return over_blocks(c, depths, [](const Block& block) { return values_of(block); }) +
+         tables * dim + norm + static_cast<double>(depths) * (2 * dim * dim + 3 * norm);
+}
 
 void validate_experts(const GptConfig& c) {
   if (c.moe.experts == 0)
@@ -132,86 +168,17 @@ bool GptConfig::has_experts(std::int64_t block) const {
                             : moe_layers[static_cast<std::size_t>(block)] != 0;
 }
 
-namespace {
-
-using detail::real;
-
-// The blocks of `depths` MTP layers are like the last one.
-std::int64_t blocks_with_experts(const GptConfig& c, std::int64_t depths) {
-  std::int64_t n = c.has_experts(c.layers - 1) ? depths : 0;
-  for (std::int64_t i = 0; i < c.layers; ++i) n += c.has_experts(i);
-  return n;
-}
-
-// The same for a mixer.
-std::int64_t blocks_with(const MixerKind& kind, const GptConfig& c, std::int64_t depths) {
-  std::int64_t n = c.mixer(c.layers - 1) == kind.letter ? depths : 0;
-  for (std::int64_t i = 0; i < c.layers; ++i) n += c.mixer(i) == kind.letter;
-  return n;
-}
-
-// Weights of an MLP, without biases.
-double mlp_weights(const GptConfig& c, std::int64_t in, std::int64_t width) {
-  return (c.arch == Arch::gpt2 ? 2 : 3) * real(in) * real(width);
-}
-
-// Weights of an MoE layer, of which `experts` experts count.
-double moe_weights(const GptConfig& c, std::int64_t experts) {
-  const std::int64_t in = c.moe.latent ? c.moe.latent : c.dim;
-  return real(c.dim * c.moe.experts) + real(experts) * mlp_weights(c, in, c.expert_ffn_dim()) +
-         mlp_weights(c, c.dim, c.moe.shared_ffn) + (c.moe.shared_gate ? real(c.dim) : 0) +
-         2 * real(c.dim) * real(c.moe.latent);
-}
-
-double count_parameters(const GptConfig& c) {
-  const bool gpt2 = c.arch == Arch::gpt2;
-  const double dim = real(c.dim), f = real(c.ffn_dim());
-  const double norm = gpt2 ? 2 * dim : dim;
-  double dense = mlp_weights(c, c.dim, c.ffn_dim()), sparse = moe_weights(c, c.moe.experts);
-  if (c.moe.router.bias) sparse += real(c.moe.experts);
-  if (gpt2) {  // biases
-    dense += f + dim;
-    sparse +=
-        real(c.moe.experts) * real(c.expert_ffn_dim() + (c.moe.latent ? c.moe.latent : c.dim));
-    if (c.moe.shared_ffn) sparse += real(c.moe.shared_ffn + c.dim);
-  }
-  const std::int64_t depths =
-      c.mtp.repeated ? std::min<std::int64_t>(c.mtp.depths, 1) : c.mtp.depths;
-  const std::int64_t with_experts = blocks_with_experts(c, depths);
-  const std::int64_t all = c.layers + depths;
-  double mixers = 0;
-  for (const MixerKind& kind : mixer_kinds())
-    mixers += real(blocks_with(kind, c, depths)) * kind.cost(c).parameters;
-  return real(c.vocab) * dim * (c.tied() ? 1 : 2) + (gpt2 ? real(c.seq) * dim : 0) + norm +
-         real(depths) * (2 * dim * dim + 3 * norm) + real(all) * 2 * norm + mixers +
-         real(all - with_experts) * dense + real(with_experts) * sparse;
-}
-
-}  // namespace
-
 std::int64_t GptConfig::parameter_count() const {
   return static_cast<std::int64_t>(count_parameters(*this));
 }
 
 double GptConfig::flops_per_token() const {
-  const std::int64_t with_experts = blocks_with_experts(*this, mtp.depths);
+  const auto width = static_cast<double>(dim), head = width * static_cast<double>(vocab);
+  const double blocks = over_blocks(*this, mtp.depths, [&](const Block& block) {
+    return block.mixer->multiply_adds(seq) + block.feed_forward->multiply_adds();
+  });
   // Each depth has a block, a projection and the head.
-  const std::int64_t all = layers + mtp.depths;
-  double products = 0, pairs = 0;
-  for (const MixerKind& kind : mixer_kinds()) {
-    const double n = real(blocks_with(kind, *this, mtp.depths));
-    const MixerCost cost = kind.cost(*this);
-    products += n * cost.products;
-    pairs += n * cost.pairs;
-  }
-  products += real(all - with_experts) * mlp_weights(*this, dim, ffn_dim()) +
-              real(with_experts) * moe_weights(*this, moe.router.route.topk) + real(vocab * dim) +
-              real(mtp.depths) * real(2 * dim * dim + vocab * dim);
-  // A token attends to (seq + 1) / 2 others on average; with a window, the first ones to fewer.
-  const double n = real(seq);
-  const double w = window ? std::fmin(real(window), n) : n;
-  const double attended = (w * (w + 1) / 2 + (n - w) * w) / n;
-  return 6.0 * (products + pairs * attended);
+  return 6 * (blocks + head + static_cast<double>(mtp.depths) * (2 * width * width + head));
 }
 
 }  // namespace weft::nn

@@ -13,8 +13,6 @@
 namespace weft::nn {
 namespace {
 
-using detail::real;
-
 std::unique_ptr<Mixer> make_attention(const GptConfig& c, const Init& proj) {
   if (c.attention == AttentionKind::mla) {
     MlaOptions o = c.mla_options();
@@ -31,44 +29,14 @@ std::unique_ptr<Mixer> make_attention(const GptConfig& c, const Init& proj) {
                                                       .proj_init = proj});
 }
 
-MixerCost attention_cost(const GptConfig& c) {
-  const double dim = real(c.dim);
-  if (c.attention == AttentionKind::mla) {
-    const MlaOptions m = c.mla_options();
-    const double queries = real(c.heads * (m.nope + m.rope));
-    const double weights = (m.q_lora ? (dim + queries) * real(m.q_lora) : dim * queries) +
-                           dim * real(m.kv_lora + m.rope) +
-                           real(m.kv_lora) * real(c.heads * (m.nope + m.v_head)) +
-                           real(c.heads * m.v_head) * dim;
-    return {weights + real(m.q_lora + m.kv_lora), weights,
-            real(c.heads * (m.nope + m.rope + m.v_head))};
-  }
-  const double q = real(c.heads * c.head_dim()), kv = real(c.kv_head_count() * c.head_dim());
-  const double weights = 2 * dim * real(c.head_dim()) * real(c.heads + c.kv_head_count());
-  double others = c.arch == Arch::gpt2 ? q + 2 * kv + dim : 0;  // biases of qkv and proj
-  if (c.qk_norm) others += 2 * real(c.head_dim());
-  return {weights + others, weights, 2 * q};
-}
-
 std::unique_ptr<Mixer> make_delta(const GptConfig& c, const Init& proj) {
   GatedDeltaNetOptions o = c.delta_options();
   o.proj_init = proj;
   return std::make_unique<GatedDeltaNet>(c.dim, o);
 }
 
-MixerCost delta_cost(const GptConfig& c) {
-  const GatedDeltaNetOptions d = c.delta_options();
-  const double weights = real(c.dim) * real(GatedDeltaNet::inputs(d)) +
-                         real(d.conv) * real(GatedDeltaNet::channels(d)) +
-                         real(d.value_heads * d.value_dim) * real(c.dim);
-  // Beside the weights: decay and its bias of each head, and the norm of all heads. The rule reads
-  // its state twice, writes it once and decays it.
-  return {weights + real(2 * d.value_heads + d.value_dim),
-          weights + 4 * real(d.value_heads * d.key_dim) * real(d.value_dim)};
-}
-
-constexpr MixerKind kMixers[] = {{'a', "attention", make_attention, attention_cost},
-                                 {'d', "gated delta net", make_delta, delta_cost}};
+constexpr MixerKind kMixers[] = {{'a', "attention", make_attention},
+                                 {'d', "gated delta net", make_delta}};
 
 std::unique_ptr<FeedForward> make_feed_forward(const GptConfig& c, std::int64_t block,
                                                const Init& proj) {
@@ -128,7 +96,7 @@ Norm make_norm(const GptConfig& c) {
 Block make_block(const GptConfig& c, std::int64_t block) {
   // What every block adds to the residual stream starts smaller, so that the sum over 2 * layers
   // branches keeps its scale. Source: Radford et al. 2019, section 2.3.
-  const Init proj = Init::normal(0.02 / std::sqrt(2.0 * real(c.layers)));
+  const Init proj = Init::normal(0.02 / std::sqrt(2.0 * static_cast<double>(c.layers)));
   std::unique_ptr<Mixer> mixer = mixer_kind(c, block).make(c, proj);
   return Block(make_norm(c), std::move(mixer), make_feed_forward(c, block, proj), c.dropout);
 }

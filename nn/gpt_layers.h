@@ -8,25 +8,12 @@
 
 namespace weft::nn {
 
-namespace detail {
-/// Counts of weights are doubles: exact up to 2^53, and without overflow beyond it.
-inline double real(std::int64_t n) { return static_cast<double>(n); }
-}  // namespace detail
-
-/// What one mixer of a configuration costs.
-struct MixerCost {
-  double parameters;  ///< trained values
-  double products;    ///< multiply-adds a token whatever its position
-  double pairs = 0;   ///< multiply-adds for each token that a token attends to
-};
-
 /// A mixer that GptConfig::pattern can name. Adding one is a line in the table of gpt_layers.cpp.
 struct MixerKind {
   char letter;
   const char* name;
   /// `proj`: how what it adds to the residual stream starts.
   std::unique_ptr<Mixer> (*make)(const GptConfig& config, const Init& proj);
-  MixerCost (*cost)(const GptConfig& config);
 };
 std::span<const MixerKind> mixer_kinds();
 /// The letters with their names: "a (attention) and d (gated delta net)".

@@ -26,6 +26,8 @@ struct Linear : Module {
   unsigned shard_members() const override {
     return Shard::kEnter | Shard::kLeave | Shard::kProduct;
   }
+  /// Multiply-adds for one row of x.
+  double multiply_adds() const { return static_cast<double>(weight.numel()); }
   Linear like() const;
 };
 

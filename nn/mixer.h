@@ -13,6 +13,8 @@ struct Mixer : Module {
   virtual Tensor operator()(const Tensor& x, const TokenContext& context = {}) const = 0;
   /// The member that it is of a block in state dictionaries: "attn".
   virtual const char* name() const = 0;
+  /// Multiply-adds of forward for one token of a sequence of `tokens`, on average.
+  virtual double multiply_adds(std::int64_t tokens) const = 0;
   /// A new one of the same configuration.
   virtual std::unique_ptr<Mixer> make_like() const = 0;
   /// What it keeps of the tokens that it has seen, with room for `capacity` of them.

@@ -7,6 +7,7 @@
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
 #include "weft/core/random.h"
+#include "weft/nn/attention.h"
 
 namespace weft::nn {
 namespace {
@@ -111,6 +112,12 @@ KvCache::Entry Mla::cache_entry(std::int64_t batch, std::int64_t capacity, DType
                                 Device device) const {
   return {.tokens = {Tensor::zeros({batch, capacity, 1, options.kv_lora}, dtype, device),
                      Tensor::zeros({batch, capacity, 1, options.rope}, dtype, device)}};
+}
+
+double Mla::multiply_adds(std::int64_t tokens) const {
+  const auto width = static_cast<double>(heads() * (options.nope + options.rope + options.v_head));
+  return (q_down ? q_down->multiply_adds() : 0) + q_up.multiply_adds() + kv_down.multiply_adds() +
+         kv_up.multiply_adds() + proj.multiply_adds() + width * mean_keys(tokens, options.window);
 }
 
 Mla Mla::like() const { return Mla(kv_down.weight.dim(1), heads(), options); }

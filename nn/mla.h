@@ -51,6 +51,7 @@ struct Mla : Mixer {
   std::unique_ptr<Mixer> make_like() const override { return std::make_unique<Mla>(like()); }
   KvCache::Entry cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
                              Device device) const override;
+  double multiply_adds(std::int64_t tokens) const override;
   std::int64_t heads() const { return q_up.weight.dim(0) / (options.nope + options.rope); }
 };
 

@@ -114,6 +114,14 @@ std::string MoE::describe() const {
   return message("MoE({} experts, {} a token)", options.experts, options.router.route.topk);
 }
 
+double MoE::multiply_adds() const {
+  double n = static_cast<double>(router.weight.numel()) +
+             static_cast<double>(options.router.route.topk) * experts.multiply_adds();
+  if (latent_up) n += latent_down->multiply_adds() + latent_up->multiply_adds();
+  if (shared) n += shared->multiply_adds();
+  return n;
+}
+
 MoE MoE::like() const {
   return MoE(latent_up ? latent_up->weight.dim(0) : experts.down.dim(1), options);
 }

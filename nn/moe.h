@@ -57,6 +57,8 @@ struct MoE : FeedForward {
   }
   bool has_loss() const override { return true; }
   const char* name() const override { return "moe"; }
+  /// Of the experts that a token goes to.
+  double multiply_adds() const override;
   MoE like() const;
   std::unique_ptr<FeedForward> make_like() const override { return std::make_unique<MoE>(like()); }
   /// The local one, unless a plan has put experts on other ranks.
