@@ -325,8 +325,8 @@ inline void check_groups(distributed::World& world, Device device = kCpu) {
   std::vector<std::vector<int>> lists = {{}, {}, {}, {}, {n - 1}};
   for (int r = 0; r < n; ++r) {
     lists[0].push_back(n - 1 - r);                         // descending
-    lists[1].push_back((r + n / 2) % n);  // rotated
-    if (r % 2 == 0) lists[2].push_back(r);  // shares ranks with the next list
+    lists[1].push_back((r + n / 2) % n);                   // rotated
+    if (r % 2 == 0) lists[2].push_back(r);                 // shares ranks with the next list
     if (2 * r <= n) lists[3].insert(lists[3].begin(), r);  // overlaps the previous list
   }
   std::vector<std::shared_ptr<distributed::ProcessGroup>> groups;

@@ -28,7 +28,7 @@ inline void fill_parameters(nn::Gpt& model, const nn::Parts& parts) {
 
 /// Loss and gradients by name, in f64.
 struct Pass {
-  double loss = 0, aux = 0;  // ///< the balance loss of the experts is part of the loss
+  double loss = 0, aux = 0;  ///< the balance loss of the experts is part of the loss
   std::vector<double> mtp, hits;
   std::map<std::string, Tensor> gradients;
 

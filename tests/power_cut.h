@@ -29,9 +29,9 @@ class PowerCut {
  private:
   struct Node {
     bool is_folder = false;
-    int handle = -1;  // ///< keeps the inode number from being reused
+    int handle = -1;                     ///< keeps the inode number from being reused
     std::string data;                    ///< durable content of a file
-    std::map<std::string, ino_t> names;  // ///< durable names in a folder
+    std::map<std::string, ino_t> names;  ///< durable names in a folder
   };
   struct Image {
     bool is_folder = false;

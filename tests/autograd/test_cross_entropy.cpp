@@ -55,7 +55,6 @@ TEST_CASE("cross_entropy: the maximum may be in the last block of a long row") {
   }
 }
 
-
 TEST_CASE("cross_entropy: gradcheck") {
   for (const Reduction reduction : {Reduction::none, Reduction::mean, Reduction::sum})
     for (const double smoothing : {0.0, 0.1}) {

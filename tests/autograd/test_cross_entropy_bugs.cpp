@@ -126,5 +126,4 @@ TEST_CASE("upstream bug: the bf16 gradient was rounded twice") {
   }
 }
 
-
 }  // namespace weft::test::cross_entropy_bugs_test

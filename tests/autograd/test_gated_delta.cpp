@@ -92,7 +92,8 @@ TEST_CASE("G1 gated_delta: the worked example in forward and backward") {
   }
 }
 
-TEST_CASE("G2 gated_delta: the chunked form equals the sequential one in all outputs and gradients") {
+TEST_CASE(
+    "G2 gated_delta: the chunked form equals the sequential one in all outputs and gradients") {
   for (const std::int64_t tokens : {1, 63, 64, 65, 200})
     for (const Decay decay : {Decay::weak, Decay::strong, Decay::mixed})
       for (const Sizes& s : {Sizes{1, tokens, 1, 2, 16, 24}, Sizes{2, tokens, 1, 1, 5, 3}}) {

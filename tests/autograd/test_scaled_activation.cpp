@@ -47,7 +47,8 @@ TensorList run(F f, const Tensor& h0, const Tensor& p0, const Tensor& dy) {
 
 }  // namespace
 
-TEST_CASE("scaled_swiglu, scaled_gelu: the activation times the row's scale in every dtype and width") {
+TEST_CASE(
+    "scaled_swiglu, scaled_gelu: the activation times the row's scale in every dtype and width") {
   for (const Kind kind : kKinds)
     for (const std::int64_t width : {0, 1, 5, 256, 300, 1030})
       for (const std::int64_t rows : {0, 1, 7})

@@ -476,7 +476,8 @@ TEST_CASE("custom_function: a wrong backward is detected and a wrong count refus
         "short: backward must return 1 gradients, got 0");
 }
 
-TEST_CASE("custom_function: a forward that returns nothing is refused and a null input is allowed") {
+TEST_CASE(
+    "custom_function: a forward that returns nothing is refused and a null input is allowed") {
   const Tensor x = leaf({3});
   const auto backward = [](const TensorList&, const Tensor&, const Tensor& dy) {
     return TensorList{dy, Tensor()};

@@ -100,10 +100,10 @@ TEST_CASE("sort_by_expert: sorts by expert and then by token for every alignment
             RowOptions{.alignment = 8, .capacity = 16}})
         check_sort(some_experts(tokens, k, 5), 5, o);
   check_sort(experts_of({}, 1).reshape({3, 0}), 4, {});
-  check_sort(experts_of({2, 2, 2, 2}, 1), 3, {});  // one expert has all slots, two have none
+  check_sort(experts_of({2, 2, 2, 2}, 1), 3, {});      // one expert has all slots, two have none
   check_sort(experts_of({-1, -1, -1, -1}, 2), 2, {});  // no slot is left
   check_sort(experts_of({0, 9, -7, 1}, 2), 2, {});     // out of range: no row
-  check_sort(experts_of({1, 1, 0, 1}, 2), 2, {});  // the same expert twice
+  check_sort(experts_of({1, 1, 0, 1}, 2), 2, {});      // the same expert twice
 }
 
 TEST_CASE("D2: the worked example on both ranks' local halves") {
@@ -197,7 +197,8 @@ TEST_CASE("combine_tokens: bf16 rows are summed in f32, in the order of the slot
   CHECK(combine_tokens(z, rows).item() == 1);
 }
 
-TEST_CASE("permute_tokens, permute_probs, combine_tokens: gradients of strided inputs match twice") {
+TEST_CASE(
+    "permute_tokens, permute_probs, combine_tokens: gradients of strided inputs match twice") {
   for (const RowOptions o : {RowOptions{}, RowOptions{.alignment = 4}, RowOptions{.capacity = 2}}) {
     const ExpertRows rows = sort_by_expert(some_experts(6, 2, 4), 4, o);
     const std::int64_t n = rows.slot_of.dim(0);

@@ -186,7 +186,7 @@ TEST_CASE("view: first and second gradients of contiguous and strided inputs") {
   struct Case {
     const char* label;
     UnaryCase f;
-    bool for_empty = true;  // ///< also valid for (2, 3, 0)
+    bool for_empty = true;  ///< also valid for (2, 3, 0)
   };
   const Case cases[] = {
       {"view",

@@ -75,8 +75,8 @@ TEST_CASE("energy: several counters add up and each wraps at its own range") {
   EnergyMonitor m = monitor_of(a, b, c);
   m.resume();
   a.microjoules = 300;  // 400 further
-  b.microjoules = 4;  // 63 further
-  c.microjoules = 51;  // 1 further
+  b.microjoules = 4;    // 63 further
+  c.microjoules = 51;   // 1 further
   CHECK(m.lap() == 464e-6);
   a.microjoules = 300;
   b.microjoules = 64;
@@ -142,7 +142,7 @@ TEST_CASE("energy: the power zones of Linux") {
   const std::string memory = zone("intel-rapl:0:1", "dram", "10");
   const std::string other = zone("intel-rapl:1", "package-1", "20");
   const std::string cores = zone("intel-rapl:0:0", "core", "0");          // part of package-0
-  const std::string platform = zone("intel-rapl:2", "psys", "0");  // contains all of them
+  const std::string platform = zone("intel-rapl:2", "psys", "0");         // contains all of them
   const std::string again = zone("intel-rapl-mmio:0", "package-0", "0");  // package-0 again
   zone("intel-rapl:3", "package-3", "");  // not readable for this user
   zone("dtpm", "package-4", "0");

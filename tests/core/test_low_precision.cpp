@@ -86,8 +86,8 @@ T from_bits(unsigned bits) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("low precision: every pattern survives widening and narrowing", T, bf16,
-                   f16, e4m3, e5m2) {
+TEST_CASE_TEMPLATE("low precision: every pattern survives widening and narrowing", T, bf16, f16,
+                   e4m3, e5m2) {
   const std::vector<double> table = values(kFormat<T>);
   const unsigned half = patterns<T>() / 2;
   int wrong = 0, nans = 0;

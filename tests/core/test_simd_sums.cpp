@@ -54,7 +54,8 @@ TEST_CASE_TEMPLATE("simd sums: columns are summed row by row in f32", T, float, 
       }
 }
 
-TEST_CASE_TEMPLATE("simd rope: halves of any length are rotated by sine and cosine", T, float, bf16) {
+TEST_CASE_TEMPLATE("simd rope: halves of any length are rotated by sine and cosine", T, float,
+                   bf16) {
   constexpr std::int64_t kHeads = 3;
   const Tensor x = test::random({kHeads * 80 + 1}, 3).to(dtype_of<T>());
   const Tensor cos = test::random({41}, 4, DType::f32), sin = test::random({41}, 5, DType::f32);

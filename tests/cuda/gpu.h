@@ -33,10 +33,10 @@ Op one(F f) {
 
 struct Agreement {
   std::vector<DType> dtypes = kFloating;
-  double tolerance = 1;  // ///< multiple of the dtype's tolerance
+  double tolerance = 1;    ///< multiple of the dtype's tolerance
   bool gradients = true;   ///< compare these too, for a random cotangent
-  bool all_orders = true;  // ///< false for shapes that take long
-  double terms = 0;  // ///< in gradients: the size of the terms that cancel, see mismatch()
+  bool all_orders = true;  ///< false for shapes that take long
+  double terms = 0;        ///< in gradients: the size of the terms that cancel, see mismatch()
 };
 
 /// "" when op gives the same on the GPU, in every dtype and order, as on the CPU in f64, both

@@ -147,7 +147,8 @@ TEST_CASE("attention: dropout draws the CPU's numbers") {
   CHECK(difference(packed({.dropout = 0.5, .key = {5, 1, 0}}), in, {.all_orders = false}) == "");
 }
 
-TEST_CASE("attention: slices of one projection, strided memory, unaligned heads, one input thrice") {
+TEST_CASE(
+    "attention: slices of one projection, strided memory, unaligned heads, one input thrice") {
   for (const std::int64_t d : {64, 6}) {
     const Op sliced = [d](const TensorList& in) {
       const auto part = [&](std::int64_t first, std::int64_t heads) {

@@ -64,7 +64,8 @@ TEST_CASE("elementwise: every unary op and its gradient") {
   }
 }
 
-TEST_CASE("elementwise: every binary op and its gradient for broadcast, strided and repeated inputs") {
+TEST_CASE(
+    "elementwise: every binary op and its gradient for broadcast, strided and repeated inputs") {
   const Named ops[] = {
       {"add", two([](const Tensor& a, const Tensor& b) { return a + b; })},
       {"sub", two([](const Tensor& a, const Tensor& b) { return a - b; })},

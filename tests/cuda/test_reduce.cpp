@@ -148,8 +148,7 @@ TEST_CASE("cumsum: infinities and NaN affect only the sums from their position o
   for (const std::int64_t n : {3, 40, 700})
     for (const double value : {inf, -inf, std::nan("")})
       for (const DType t : test::kFloating) {
-        const Tensor x =
-            random({2, n}, 5, DType::i32).to(t);  // integers: every order is exact
+        const Tensor x = random({2, n}, 5, DType::i32).to(t);  // integers: every order is exact
         x.narrow(1, n / 2, 1).fill_(value);
         for (const int dim : {0, 1})
           same_bits(

@@ -103,9 +103,9 @@ struct Training {
 };
 
 struct Run {
-  std::vector<double> losses, norms;  // ///< per step
+  std::vector<double> losses, norms;  ///< per step
   NamedTensors gradients;             ///< of the last step
-  StateDict state;  // ///< after it
+  StateDict state;                    ///< after it
 };
 
 // Accumulates gradients over the micro-batches of some sequences; returns the main head's loss.

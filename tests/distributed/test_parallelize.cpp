@@ -33,7 +33,8 @@ Layout try_gpt(const GptConfig& c, int tp, const GptPlanOptions& o = {}) {
 
 }  // namespace
 
-TEST_CASE("parallelize: a model keeps its shard's values and a meta model is filled with the same") {
+TEST_CASE(
+    "parallelize: a model keeps its shard's values and a meta model is filled with the same") {
   for (const Arch arch : {Arch::gpt2, Arch::llama})
     distributed_test({1, 2, 4}, [&](World& w) {
       GptConfig c = small(arch);
@@ -261,7 +262,8 @@ TEST_CASE("shared rows: backward works after their list is destroyed") {
   });
 }
 
-TEST_CASE("shard: a row-parallel layer adds its bias once and uses products instead of the fused op") {
+TEST_CASE(
+    "shard: a row-parallel layer adds its bias once and uses products instead of the fused op") {
   distributed_test({2}, [](World& w) {
     nn::DeviceScope in(kCpu, DType::f64);
     for (const nn::Activation act :

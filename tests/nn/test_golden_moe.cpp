@@ -136,7 +136,8 @@ struct Deterministic {
 
 }  // namespace
 
-TEST_CASE("X4: a tiny model with experts, latent attention and MTP reproduces its recorded losses") {
+TEST_CASE(
+    "X4: a tiny model with experts, latent attention and MTP reproduces its recorded losses") {
   const Deterministic mode;
   const Json want = Json::parse(io::read_file(kFile), kFile);
   CHECK(apart(train(DType::f64), want.at("f64"), 0) == "");

@@ -206,7 +206,8 @@ TEST_CASE("router_module: micro-batches and ranks, weighted by tokens, give one 
     check_parts({.route = {.topk = 2}, .balance = {{scope, 1}}}, true);
 }
 
-TEST_CASE("router_module: capacity drops slots, counts the kept ones and leaves the losses unchanged") {
+TEST_CASE(
+    "router_module: capacity drops slots, counts the kept ones and leaves the losses unchanged") {
   const Tensor x = random({40, 8}, 1, DType::f32);
   Router open(4, 8, {.route = {.topk = 2}, .balance = {{Balance::aux, 1}}});
   RouterConfig c = open.config;
