@@ -249,8 +249,7 @@ TEST_CASE("init: rules give the promised moments") {
   CHECK(std == doctest::Approx(0.02).epsilon(0.02));
   CHECK(max_abs(t) > 1 + 3 * 0.02);
   std::tie(mean, std) = moments(Init::truncated_normal(0.5));
-  CHECK(std == doctest::Approx(0.5 * 0.8796)
-                   .epsilon(0.01));  // of a normal distribution truncated at two deviations
+  CHECK(std == doctest::Approx(0.5 * 0.8796).epsilon(0.01));  // normal truncated at 2 sigma
   CHECK(max_abs(t) <= 1);
   std::tie(mean, std) = moments(Init::xavier_uniform(500, 200));
   CHECK(std::abs(mean) < 1e-3);
