@@ -50,7 +50,7 @@ void PowerCut::forget() {
   nodes_.clear();
 }
 
-// Nothing of a file that the disk has not seen yet is durable.
+// A file that the disk has not seen yet has no durable contents.
 ino_t PowerCut::known(const std::string& path) {
   struct stat s;
   if (::stat(path.c_str(), &s) != 0) throw std::runtime_error("no file " + path);

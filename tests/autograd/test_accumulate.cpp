@@ -93,7 +93,7 @@ TEST_CASE("accumulate: a shared or unsuitable grad() is not written in place") {
   pass();
   const Tensor once = w.grad().clone();
   {
-    const Tensor view = w.grad().select(0, 1);  // the sum is right whoever reads it
+    const Tensor view = w.grad().select(0, 1);  // the sum is right for every reader
     pass();
     NoGradGuard off;
     CHECK(test::mismatch(w.grad(), once * 2.0, 1e-13) == "");

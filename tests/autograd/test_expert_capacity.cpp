@@ -84,7 +84,7 @@ TEST_CASE("expert_capacity: random routings with ties follow the definition") {
       }
 }
 
-TEST_CASE("expert_capacity: by a factor, of the slots that have an expert") {
+TEST_CASE("expert_capacity: a factor applies to the slots that have an expert") {
   for (const std::uint64_t seed : {1, 2, 3})
     for (const double factor : {0.1, 0.5, 1.0, 1.25, 2.9, 3.0})
       for (const DropPolicy policy : {DropPolicy::probability, DropPolicy::position}) {

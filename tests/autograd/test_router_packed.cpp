@@ -172,7 +172,7 @@ TEST_CASE("router_packed: errors name the rule") {
         }) == "count_experts: cu_seqlens must end at the number of tokens 6, got 1");
 }
 
-TEST_CASE("router_packed: a layer gives a packed row what its sequences get one by one") {
+TEST_CASE("router_packed: a layer gives a packed row the results of its separate sequences") {
   for (const bool biased : {false, true}) {
     nn::MoeOptions o{.experts = 4, .ffn = 5};
     o.router.route = {.topk = 2, .score = RouterScore::sigmoid};

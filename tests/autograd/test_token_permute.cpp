@@ -187,7 +187,7 @@ TEST_CASE("D1: permuting and combining with shares of 1/k restores x and its gra
     }
 }
 
-TEST_CASE("combine_tokens: bf16 rows are summed in f32, in the order of the slots") {
+TEST_CASE("combine_tokens: bf16 rows are summed in f32 in slot order") {
   // In bf16 256 + 1 stays 256.
   const ExpertRows rows = sort_by_expert(experts_of({2, 1, 0}, 3), 3);
   const Tensor y = Tensor::of({1, 1, 256}, {3, 1}).to(DType::bf16);

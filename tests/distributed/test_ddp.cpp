@@ -126,7 +126,7 @@ void keep_line(std::string_view line) {
 
 }  // namespace
 
-TEST_CASE("ddp: parameters without a gradient, on some ranks or on all, in any order") {
+TEST_CASE("ddp: parameters may lack a gradient on some or all ranks in any order") {
   lines.clear();
   set_log_handler(keep_line);
   run_ranks(2, [](World& w) {

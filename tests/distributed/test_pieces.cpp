@@ -79,7 +79,7 @@ TEST_CASE("pieces: any other sharding reads its own part") {
 }
 
 TEST_CASE("pieces: errors name the problem") {
-  SUBCASE("an element that nobody wrote") {
+  SUBCASE("an element in none of the files") {
     const Files f(false);
     const PieceFiles files(f.paths);
     CHECK(error_of([&] { files.whole("w"); }) ==
@@ -98,7 +98,7 @@ TEST_CASE("pieces: errors name the problem") {
     CHECK(error_of([&] { PieceFiles files(f.paths); }) ==
           "'" + f.paths[3] + "': norm must be f32 [3] as in the other files, got f32 [4]");
   }
-  SUBCASE("metadata that do not fit") {
+  SUBCASE("invalid metadata") {
     const test::TempFolder folder;
     const auto opening = [&](const std::string& pieces) {
       io::save_safetensors(folder / "f", {{"w", counting({4})}}, {{"pieces", pieces}});
@@ -124,7 +124,7 @@ TEST_CASE("pieces: errors name the problem") {
           "piece of w: sizes must be at least 0 and their product a number, got 4");
     CHECK(opening("{").starts_with("pieces: "));
   }
-  SUBCASE("values that are not the piece's") {
+  SUBCASE("values that do not match the piece") {
     CHECK(error_of([&] {
             save_pieces("nowhere", {{"w", {counting({3}), Piece::of({4})}}});
           }) == "save_pieces: w must have 4 values, got 3");

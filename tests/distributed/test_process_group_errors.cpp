@@ -344,7 +344,7 @@ TEST_CASE("process_group errors: a failure dumps every rank's latest collectives
   CHECK(!io::exists(options.dump_folder));
 }
 
-TEST_CASE("the trace of collectives is the same on all ranks") {
+TEST_CASE("process_group errors: the trace of collectives is the same on all ranks") {
   test::distributed_test({2, 4}, [](World& w) {
     const int n = w.size();
     (void)w.group("first", {0});

@@ -122,7 +122,7 @@ TEST_CASE("checkpoint: a damaged newest checkpoint is reported and the previous 
   const std::string folder = out / "checkpoints/step_00000002";
   const std::string file = folder + "/model-r000.safetensors";
 
-  SUBCASE("checkpoint: a changed byte") {
+  SUBCASE("a changed byte") {
     const std::string want = checksum(file);
     damage(file);
     const std::string got = checksum(file);
@@ -130,7 +130,7 @@ TEST_CASE("checkpoint: a damaged newest checkpoint is reported and the previous 
     CHECK(logged == std::vector<std::string>{"checkpoint: '" + file + "' must have CRC-32C " +
                                              want + ", got " + got + "; going back to step 1"});
   }
-  SUBCASE("checkpoint: a short file") {
+  SUBCASE("a short file") {
     const auto size = io::file_size(file);
     io::write_file(file, "x");
     CHECK(io::find_checkpoint(out.path())->step == 1);
@@ -138,31 +138,31 @@ TEST_CASE("checkpoint: a damaged newest checkpoint is reported and the previous 
           std::vector<std::string>{"checkpoint: '" + file + "' must have " + std::to_string(size) +
                                    " bytes, got 1; going back to step 1"});
   }
-  SUBCASE("checkpoint: a missing file") {
+  SUBCASE("a missing file") {
     io::remove_all(file);
     CHECK(io::find_checkpoint(out.path())->step == 1);
     CHECK(logged ==
           std::vector<std::string>{"checkpoint: '" + file + "' is missing; going back to step 1"});
   }
-  SUBCASE("checkpoint: with a truncated latest.json the newest complete folder counts") {
+  SUBCASE("with a truncated latest.json the newest complete folder counts") {
     io::write_file(out / "checkpoints/latest.json", "{\"step\":");
     CHECK(io::find_checkpoint(out.path())->step == 2);
     CHECK(logged == std::vector<std::string>{"checkpoint: '" + out / "checkpoints/latest.json" +
                                              "': unexpected end at byte 8; going back to step 2"});
   }
-  SUBCASE("checkpoint: all damaged") {
+  SUBCASE("all damaged") {
     damage(out / "checkpoints/step_00000001/state.json");
     io::remove_all(file);
     CHECK(error_of([&] { io::find_checkpoint(out.path()); }) ==
           "checkpoint: '" + file + "' is missing; no earlier checkpoint in '" +
               out / "checkpoints" + "' is intact");
   }
-  SUBCASE("checkpoint: a manifest that omits a file") {
+  SUBCASE("a manifest that omits a file") {
     io::write_file(folder + "/manifest.json", R"({"step":2,"files":[]})");
     CHECK(error_of([&] { io::open_checkpoint(folder); }) ==
           "checkpoint: the manifest of '" + folder + "' does not list model-r000.safetensors");
   }
-  SUBCASE("checkpoint: a folder that is not a checkpoint") {
+  SUBCASE("a folder that is not a checkpoint") {
     CHECK(error_of([&] { io::open_checkpoint(out.path()); }) ==
           "checkpoint: '" + out / "manifest.json" + "' is missing");
   }

@@ -150,7 +150,7 @@ TEST_CASE("safetensors: hostile files are refused with the rule they break") {
     return refusal(craft("{" + entry("a", dtype, shape, offsets) + "}", data));
   };
 
-  SUBCASE("safetensors: length and header bounds") {
+  SUBCASE("length and header bounds") {
     CHECK(refusal("") == "the file must have at least 8 bytes, got 0");
     CHECK(refusal("1234567") == "the file must have at least 8 bytes, got 7");
     CHECK(refusal(little_endian(100'000'001)) ==
@@ -163,7 +163,7 @@ TEST_CASE("safetensors: hostile files are refused with the rule they break") {
           "a header of 3 bytes does not fit into a file of 10 bytes");
     CHECK(refusal(little_endian(0)) == "header: unexpected end at byte 0");
   }
-  SUBCASE("safetensors: text and JSON errors") {
+  SUBCASE("text and JSON errors") {
     CHECK(refusal(craft("{\"\xFF\":1}", 0)) == "header: invalid UTF-8 at byte 2");
     CHECK(refusal(craft("{\"\xC0\xAF\":1}", 0)) == "header: invalid UTF-8 at byte 2");
     CHECK(refusal(craft("{\"\xED\xA0\x80\":1}", 0)) == "header: invalid UTF-8 at byte 2");
@@ -184,7 +184,7 @@ TEST_CASE("safetensors: hostile files are refused with the rule they break") {
     CHECK(refusal(craft("{\"a\":NaN}", 0)) == "header: unexpected character at byte 5");
     CHECK(refusal(craft("{\"a\\ud800\":1}", 0)) == "header: lone surrogate at byte 3");
   }
-  SUBCASE("safetensors: metadata errors") {
+  SUBCASE("metadata errors") {
     CHECK(refusal(craft(R"({"__metadata__":[]})", 0)) == "__metadata__ must be an object");
     CHECK(refusal(craft(R"({"__metadata__":{"a":1}})", 0)) ==
           "__metadata__ value \"a\" must be a string");
@@ -193,7 +193,7 @@ TEST_CASE("safetensors: hostile files are refused with the rule they break") {
     CHECK(refusal(craft(R"({"__metadata__":{},"__metadata__":{}})", 0)) ==
           "header: duplicate key \"__metadata__\" at byte 19");
   }
-  SUBCASE("safetensors: errors in a tensor's fields") {
+  SUBCASE("errors in a tensor's fields") {
     const std::string fields = "tensor \"a\" must have exactly dtype, shape and data_offsets";
     CHECK(refusal(craft(R"({"a":1})", 0)) == fields);
     CHECK(refusal(craft(R"({"a":{}})", 0)) == fields);
@@ -225,7 +225,7 @@ TEST_CASE("safetensors: hostile files are refused with the rule they break") {
           "tensor \"a\": data_offsets must be two non-negative integers");
     CHECK(one("U8", "[0]", "[1,0]", 0) == "tensor \"a\": data_offsets [1, 0] must not decrease");
   }
-  SUBCASE("safetensors: size errors") {
+  SUBCASE("size errors") {
     CHECK(one("F32", "[4294967296,4294967296]", "[0,0]", 0) ==
           "tensor \"a\": the product of shape [4294967296, 4294967296] overflows");
     CHECK(one("U8", "[0,4294967296,4294967296]", "[0,0]", 0) ==
@@ -238,7 +238,7 @@ TEST_CASE("safetensors: hostile files are refused with the rule they break") {
     CHECK(one("F32", "[]", "[0,8]", 8) ==
           "tensor \"a\": F32 [] needs 4 bytes, data_offsets give 8");
   }
-  SUBCASE("safetensors: layout errors") {
+  SUBCASE("layout errors") {
     const std::string b = entry("b", "U8", "[4]", "[4,8]");
     CHECK(one("U8", "[4]", "[4,8]", 8) ==
           "tensor \"a\" must begin at byte 0 of the data, where the data begin, got 4");

@@ -134,7 +134,7 @@ TEST_CASE("gpt: an untrained model predicts a nearly uniform distribution") {
   }
 }
 
-TEST_CASE("gpt: the gradient of a tied weight adds both of its uses") {
+TEST_CASE("gpt: the gradient of a tied weight sums both uses") {
   GptConfig c = small(Arch::gpt2);
   Gpt tied = make(c);
   c.tie = false;

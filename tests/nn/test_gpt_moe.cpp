@@ -156,7 +156,7 @@ TEST_CASE("gpt with experts: the layers of multi-token prediction have experts t
   CHECK(model.mtp[1].block.as<nn::MoE>()->router.weight.grad().abs().max().item() > 0);
 }
 
-TEST_CASE("gpt with experts: every loss keeps its weight, in one batch and in micro-batches") {
+TEST_CASE("gpt with experts: losses keep their weights in one batch and in micro-batches") {
   GptConfig c = tiny();
   c.moe.router.balance = {{nn::Balance::sequence, 0.5}};
   c.moe.router.z_loss = 0.1;

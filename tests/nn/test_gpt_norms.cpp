@@ -129,7 +129,7 @@ TEST_CASE("norms: O6 parameters of dense layers and experts count once each") {
   CHECK(opt.parameter_norm().item() == doctest::Approx(flat_norm(all)).epsilon(1e-12).scale(0));
 }
 
-TEST_CASE("norms: a bf16 model's parameters are measured where they are trained") {
+TEST_CASE("norms: a bf16 model's parameter norm uses the master weights") {
   Gpt model = make(true, DType::bf16);
   optim::AdamW opt(model.named_parameters(), {.lr = 1e-4});
   const auto flat = [&](bool copies) {

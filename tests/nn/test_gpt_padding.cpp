@@ -158,7 +158,7 @@ void check_equal(const NamedTensors& got, const NamedTensors& want, double toler
 
 }  // namespace
 
-TEST_CASE("gpt: padding of a packed row changes nothing, whatever and however much it is") {
+TEST_CASE("gpt: padding of a packed row changes nothing for any content and amount") {
   for (const GptConfig& config : configs()) {
     Gpt model = make(config);
     Batch none = packed(0, 0, 1);
@@ -186,7 +186,7 @@ TEST_CASE("gpt: padded rows equal the packed row of their tokens") {
   }
 }
 
-TEST_CASE("gpt: a row of nothing but padding has no loss, no gradient and no count") {
+TEST_CASE("gpt: a row of only padding gives no loss, gradient or count") {
   Gpt model = make(small(Arch::llama));
   Batch batch = packed(4, 2, 1);
   batch.packing.padding.fill_(1);

@@ -45,7 +45,7 @@ TEST_CASE("M1: roll_left, plain and within the sequences of a packed row") {
         "packing: the sequences must lie in one row, (1, tokens), got [2, 3]");
 }
 
-TEST_CASE("M1: two ranks roll the pieces that they hold of every sequence of a packed row") {
+TEST_CASE("M1: two ranks roll the pieces that they hold of each packed sequence") {
   using Ints = std::vector<std::int32_t>;
   const Ints sequences[] = {{1, 2, 3, 4, 5, 6, 7, 8},
                             {11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22}};

@@ -97,7 +97,7 @@ TEST_CASE("M2: without depths or with detached heads or weight 0 the trunk train
         CHECK(apart(total(none), want, 0) == "");
         const NamedTensors got = total(model);
         CHECK(apart(got, want, 0) == "");
-        // Detached heads still train themselves.
+        // Detached heads still get gradients.
         for (const NamedTensor& g : got)
           if (g.name.starts_with("mtp.") && g.name.ends_with("weight"))
             CHECK((max(abs(g.tensor)).item() > 0) == detached);
@@ -198,7 +198,7 @@ TEST_CASE("M5: micro-batches with different masks add up to one large batch") {
   }
 }
 
-TEST_CASE("mtp: finite differences through the whole model, tied and not") {
+TEST_CASE("mtp: gradients of tied and untied models match finite differences") {
   for (const Arch arch : {Arch::gpt2, Arch::llama})
     for (const bool repeated : {false, true}) {
       GptConfig c = small(arch, 2, 5);

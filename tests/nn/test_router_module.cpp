@@ -140,7 +140,8 @@ TEST_CASE("router_module: a recomputed region gives the same bits and counts onc
   }
 }
 
-TEST_CASE("router_module: padding is neither counted nor dispatched, nothing but padding is fine") {
+TEST_CASE(
+    "router_module: padding is neither counted nor dispatched and a batch may be all padding") {
   Router router(4, 8,
                 {.route = kSigmoid,
                  .expert_bias = true,
@@ -175,7 +176,7 @@ TEST_CASE("router_module: padding is neither counted nor dispatched, nothing but
   CHECK(different_bits(before, router.expert_bias) == "");
 }
 
-TEST_CASE("router_module: micro-batches and ranks, weighted by tokens, give one batch's gradient") {
+TEST_CASE("router_module: token-weighted micro-batches and ranks give one batch's gradient") {
   const Tensor x = random({12, 8}, 1), pad = Tensor::zeros({12}, DType::boolean);
   for (const std::int64_t t : {1, 2, 8}) pad.data<bool>()[t] = true;
   const auto check_parts = [&](const RouterConfig& config, bool reduces) {

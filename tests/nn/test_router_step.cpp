@@ -156,7 +156,7 @@ TEST_CASE("router_step: R9 reduced counts give ranks with different tokens one b
   }
 }
 
-TEST_CASE("router_step: a constant loss is logged as itself over layers, passes and recompute") {
+TEST_CASE("router_step: a constant loss is logged unchanged over layers, passes and recompute") {
   Stack stack(3, {.route = {.topk = 2},
                   .balance = {{Balance::global, 0.02}, {Balance::aux, 0.5}},
                   .z_loss = 1e-3,
