@@ -138,8 +138,7 @@ TEST_CASE("matmul: a batch of matrices above the in-tree kernel's limit") {
 
 TEST_CASE("matmul: one row repeated by expand times one matrix") {
   const Tensor row = test::random({1, 1, 100}, 1, DType::f32);
-  const Tensor w =
-      test::random({100, 400}, 2, DType::f32);  // large enough for the library's product
+  const Tensor w = test::random({100, 400}, 2, DType::f32);  // above the library threshold
   const Tensor y = matmul(row.expand({3, 1, 100}), w);
   const Tensor want = by_definition(row.select(0, 0), w);
   for (std::int64_t i = 0; i < 3; ++i) CHECK(test::mismatch(y.select(0, i), want, 1e-4) == "");

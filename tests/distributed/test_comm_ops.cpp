@@ -46,8 +46,7 @@ TEST_CASE("comm_ops: values on one, two and more ranks") {
     const Tensor mine = mul(whole, r + 1.0);
     CHECK(test::different_bits(reduce_from_group(mine, g), total) == "");
     CHECK(test::different_bits(reduce_from_group(test::strided(mine), g), total) == "");
-    CHECK(test::different_bits(mine, mul(whole, r + 1.0)) ==
-          "");  // another handle keeps the buffer
+    CHECK(test::different_bits(mine, mul(whole, r + 1.0)) == "");  // another handle exists
     CHECK(test::different_bits(reduce_scatter_rows(mine, g), part(total, r, ranks)) == "");
 
     // Leading axes before the rows.

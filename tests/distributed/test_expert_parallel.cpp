@@ -83,8 +83,7 @@ TEST_CASE("expert parallelism: the shared expert overlaps with dispatch in forwa
     Tensor x = random({3, kDim}, 1, DType::f32);
     x.set_requires_grad();
     const Tensor shared = m.shared->parameters().front(), other = m.experts.parameters().front();
-    std::int64_t by_shared = 0,
-                 by_other = 0;  // collectives called by the time its gradients are ready
+    std::int64_t by_shared = 0, by_other = 0;  // collectives before each gradient is ready
     Tape tape;
     tape.on_grad_ready([&](const Tensor& leaf) {
       if (leaf.impl() == shared.impl()) by_shared = w.recorder().count();
@@ -142,8 +141,7 @@ TEST_CASE("expert parallelism: every layout initialises the same model in memory
     CHECK(up.part.cuts[0].ranges == Ranges{{2 * e, 2 * e + 2}});
     CHECK(up.part.cuts[1].ranges == Ranges{{3 * q, 3 * q + 3}, {6 + 3 * q, 9 + 3 * q}});
     CHECK(layout.count("mtp.0.block.moe.experts.down") == 1);
-    CHECK(layout.count("blocks.1.moe.router.weight") ==
-          0);  // tp is 1: treated like any other parameter
+    CHECK(layout.count("blocks.1.moe.router.weight") == 0);  // tp is 1: not a special case
   });
 }
 

@@ -15,10 +15,9 @@ struct Directions {
 
 /// One row of docs/ops.md.
 struct OpRow {
-  Directions cpu, cuda;  ///< kernels
-  std::map<std::string, std::filesystem::path>
-      files;         ///< "cpu::softmax_fwd": the file that defines it
-  Directions calls;  ///< other ops
+  Directions cpu, cuda;                                ///< kernels
+  std::map<std::string, std::filesystem::path> files;  ///< "cpu::softmax_fwd": its file
+  Directions calls;                                    ///< other ops
 };
 
 /// The rows by op name.

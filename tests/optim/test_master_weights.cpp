@@ -280,8 +280,7 @@ TEST_CASE("master_weights: the parameter norm uses the f32 numbers in either for
   const double want = std::sqrt(squares);
   CHECK(copies->parameter_norm().item() == doctest::Approx(want).epsilon(1e-12));
   CHECK(split->parameter_norm().item() == doctest::Approx(want).epsilon(1e-12));
-  CHECK(std::abs(std::sqrt(rounded) / want - 1) >
-        1e-7);  // the norm of the rounded parameters differs
+  CHECK(std::abs(std::sqrt(rounded) / want - 1) > 1e-7);  // rounded values would differ
   const std::int64_t counts[] = {5, 0, 0, 9};
   double some = 0;
   for (const std::size_t i : {0, 3})
