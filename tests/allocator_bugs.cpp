@@ -1,6 +1,6 @@
-// Mistakes with the memory of CPU tensors that only AddressSanitizer sees, one a run:
-// allocator_bugs NAME must end with its report. Blocks come from slabs and caches, so it knows of
-// them what core/shared_cache.h tells it.
+// Memory errors on CPU tensors that only AddressSanitizer detects, one per run:
+// allocator_bugs NAME must end with its report. Blocks come from slabs and caches, so the sanitizer
+// knows about them only what core/shared_cache.h reports to it.
 #include <cstdio>
 #include <cstring>
 #include <thread>
@@ -26,14 +26,14 @@ float* freed(std::int64_t n) {
   return dropped.data<float>();
 }
 
-// Everything that a program may do, in every place that a block can come from and go to.
+// Valid uses that cover every source and destination of a block.
 void sound() {
   for (const bool debug : {false, true}) {
     set_debug_allocator(debug);
     for (const std::int64_t n : {std::int64_t{1}, kSmall, kWholeClass, 30000l, 200000l, kLarge})
       for (int pass = 0; pass < 2; ++pass) {
         use(Tensor::zeros({n}));
-        use(Tensor::zeros({n - n / 3}));  // a large block serves it too
+        use(Tensor::zeros({n - n / 3}));  // a large block also serves this request
         use(test::strided(Tensor::ones({n})));
         const Tensor early = Tensor::ones({n});
         release_storage(early);
@@ -48,7 +48,7 @@ void run(const char* name) {
   const auto is = [&](const char* other) { return std::strcmp(name, other) == 0; };
   const Tensor small = Tensor::zeros({kSmall}), whole = Tensor::zeros({kWholeClass});
   const Tensor next = Tensor::zeros({kWholeClass}), large = Tensor::zeros({kLarge});
-  if (is("past_request")) elements(small)[kSmall] = 1;  // inside its block
+  if (is("past_request")) elements(small)[kSmall] = 1;  // within its block
   if (is("past_block")) elements(whole)[kWholeClass] = 1;
   if (is("past_large")) elements(large)[kLarge] = 1;
   if (is("before")) sink = elements(next)[-1];
@@ -63,7 +63,7 @@ void run(const char* name) {
   }
   if (is("shrunk")) {
     freed(2 * kLarge - 1000);
-    const Tensor part = Tensor::zeros({kLarge + 1000});  // in the larger block
+    const Tensor part = Tensor::zeros({kLarge + 1000});  // within the larger block
     elements(part)[kLarge + 1000] = 1;
   }
   if (is("guard")) {

@@ -2,7 +2,7 @@
 
 namespace weft::test {
 
-/// Called when all tests have passed, if set; another status than 0 makes the program fail.
+/// Called when all tests have passed, if set. A nonzero status makes the program fail.
 inline int (*at_end)() = nullptr;
 
 }  // namespace weft::test

@@ -5,7 +5,7 @@
 
 namespace weft::test {
 
-// A filter that matches no case must not look like a test that passed.
+// A filter that matches no case must not look like a passed test.
 inline unsigned cases_run = 0;
 struct CountCases : doctest::IReporter {
   explicit CountCases(const doctest::ContextOptions&) {}
@@ -22,7 +22,7 @@ struct CountCases : doctest::IReporter {
   void log_message(const doctest::MessageData&) override {}
   void test_case_skipped(const doctest::TestCaseData&) override {}
 };
-/// The program's status, given doctest's.
+/// The program's exit status, given doctest's status.
 inline int status_of_run(doctest::Context& context, int status) {
   if (status != 0 || context.shouldExit() || cases_run > 0) return status;
   std::puts("no test case has this name");

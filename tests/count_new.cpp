@@ -36,7 +36,7 @@ void uncounted(void* p) {
 }  // namespace
 }  // namespace weft::test
 
-// Not inlined, or the compiler sees new paired with free.
+// Not inlined, because the compiler would see new paired with free.
 [[gnu::noinline]] void* operator new(std::size_t n, const std::nothrow_t&) noexcept {
   return weft::test::counted(std::malloc(n ? n : 1));
 }

@@ -1,14 +1,13 @@
 #pragma once
-// Counts what operator new of the process hands out, shared libraries included: how often, and how
-// much of it there is at a time. tests/count_new.cpp replaces the global operators of every test
-// program.
+// Counts the process's operator new calls and the peak of allocated bytes, shared libraries
+// included. tests/count_new.cpp replaces the global operators of every test program.
 #include <atomic>
 
 namespace weft::test {
 
 extern std::atomic<long> news, deletes, heap_bytes, heap_peak;
 
-/// Allocations, and bytes beyond those that were there before.
+/// Number of allocations, and the peak of bytes above the starting level.
 struct HeapUse {
   long news = 0, peak = 0;
 };

@@ -7,7 +7,7 @@
 #include "weft/autograd/tape.h"
 #include "weft/tests/support.h"
 
-// The oracle of the cross entropy tests: double loops, written out.
+// The reference of the cross entropy tests: explicit double loops.
 namespace weft::test {
 
 inline constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -17,7 +17,7 @@ struct Outcome {
   Tensor loss, dx, dw;
 };
 
-/// f(x, w) and its gradients; a null one where an operand is not to get one.
+/// f(x, w) and its gradients. A gradient is null where the operand does not require one.
 template <class F>
 Outcome differentiate(const Tensor& x_in, const Tensor& w_in, const Tensor& dy, const F& f) {
   Tensor x = x_in.detach(), w = w_in.detach();
@@ -33,8 +33,8 @@ struct Oracle {
   std::vector<double> loss, grad;  // the loss after the reduction
 };
 
-// Textbook double loops over the values that the logits really hold. `dy` has one value a row for
-// none and one value otherwise.
+// Textbook double loops over the values that the logits hold. With reduction `none`, `dy` has one
+// value per row; otherwise it has one value.
 inline Oracle oracle(const Tensor& logits, const std::vector<std::int64_t>& targets,
                      const CrossEntropyOptions& o, const std::vector<double>& dy) {
   const auto rows = targets.size();
@@ -75,7 +75,7 @@ inline Tensor ids(const std::vector<std::int64_t>& values, const Shape& shape,
   return Tensor::from(std::span<const std::int64_t>(values), shape).to(dtype);
 }
 
-// The first element off by more than rel * |want| + abs, in words.
+// Describes the first element off by more than rel * |want| + abs.
 inline std::string far(const Tensor& got, const std::vector<double>& want, double rel, double abs) {
   const std::vector<double> g = values(got);
   if (g.size() != want.size()) return message("{} values, not {}", g.size(), want.size());
@@ -99,7 +99,7 @@ inline Result run(const Tensor& logits, const Tensor& targets, const CrossEntrop
   return {loss, g[0]};
 }
 
-// Loss and gradient of every row must match the oracle.
+// Loss and gradient of every row must match the reference.
 inline void check_against_oracle(const Tensor& logits, const std::vector<std::int64_t>& targets,
                                  const CrossEntropyOptions& o, const std::vector<double>& dy) {
   Shape rows = logits.shape();
@@ -115,7 +115,7 @@ inline void check_against_oracle(const Tensor& logits, const std::vector<std::in
   CHECK(got.grad.shape() == logits.shape());
   const double eps = real == DType::f64 ? 1e-13 : 1e-6;
   CHECK(far(got.loss, want.loss, 4 * eps, 4 * eps) == "");
-  // bf16: arithmetic in f32 and one rounding, hence half a unit in the last of 8 bits.
+  // bf16: arithmetic in f32 and one rounding, so half a unit in the last of 8 bits.
   const double rel = logits.dtype() == DType::bf16 ? 1.0 / 256 : 20 * eps;
   CHECK(far(got.grad, want.grad, rel, eps) == "");
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Damages the bytes of a file in every way that a seed gives, and watches what reading them costs.
+// Reads randomly damaged copies of a file and bounds the memory that reading takes.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -14,13 +14,13 @@
 
 namespace weft::test {
 
-// Without AtomicFile: thousands of files need not be durable.
+// Without AtomicFile: thousands of test files need not be durable.
 inline void put(const std::string& path, const std::string& bytes) {
   io::remove_all(path);
   io::append_file(path, bytes);
 }
 
-// Reads damaged copies of a seed; only Error may come out of it. The seed itself must be read.
+// Reads damaged copies of a valid file: only Error may be thrown. The undamaged file must load.
 inline void survives(const std::string& seed, const std::function<void(const std::string&)>& read) {
   constexpr int kMutations = 1500;
   read(seed);
@@ -44,7 +44,7 @@ inline void survives(const std::string& seed, const std::function<void(const std
     most_news = std::max(most_news, use.news);
     most_tensors = std::max(most_tensors, memory_stats(kCpu).peak_bytes - before);
   }
-  CHECK(refused > kMutations / 4);  // or they are not read at all
+  CHECK(refused > kMutations / 4);  // otherwise the reader does not look at the bytes
   CHECK(most_heap < 4'000'000);
   CHECK(most_news < 20'000);
   CHECK(most_tensors < 100'000);

@@ -9,13 +9,13 @@
 
 namespace weft::test {
 
-/// Ranks, and how they are used.
+/// The number of ranks and the parallel degrees.
 struct Grid {
   int ranks;
   distributed::Degrees degrees;
 };
 
-/// The same weights on every rank and in every layout.
+/// Gives every rank and every layout the same weights.
 inline nn::Gpt seeded(const nn::GptConfig& config, DType dtype) {
   nn::Gpt model(config);
   nn::init(model, 7);
@@ -23,7 +23,7 @@ inline nn::Gpt seeded(const nn::GptConfig& config, DType dtype) {
   return model;
 }
 
-/// Cuts the layers of a whole model over the ranks, its experts too.
+/// Shards the layers of a whole model over the ranks, including its experts.
 inline distributed::Layout cut(nn::Gpt& model, distributed::DeviceMesh& mesh, bool sequence,
                                distributed::Dispatcher kind = distributed::Dispatcher::all_to_all) {
   distributed::Layout layout =
@@ -35,7 +35,7 @@ inline distributed::Layout cut(nn::Gpt& model, distributed::DeviceMesh& mesh, bo
   return layout;
 }
 
-/// A rank's part of a whole.
+/// This rank's shard of a whole tensor.
 inline Tensor part(const Tensor& whole, const nn::Part& p) {
   Tensor own = whole;
   for (const nn::Part::Cut& cut : p.cuts) {
@@ -47,7 +47,7 @@ inline Tensor part(const Tensor& whole, const nn::Part& p) {
   return own;
 }
 
-/// The same of a named tensor; of one that is not in the layout, all of it.
+/// This rank's shard of a named tensor. A tensor without a layout is returned whole.
 inline Tensor part(const Tensor& whole, const distributed::Layout& layout,
                    const std::string& name) {
   const auto found = layout.find(name);

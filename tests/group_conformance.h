@@ -12,8 +12,8 @@
 
 namespace weft::test {
 
-/// What every backend must do, as one list: run by each rank, for each group that it is in. What is
-/// expected follows from formulas alone; nothing is sent to find it out.
+/// What every backend must do. Each rank runs it for each of its groups. The expected values follow
+/// from formulas alone; nothing is communicated to compute them.
 class GroupConformance {
  public:
   GroupConformance(distributed::ProcessGroup& group, Device device)
@@ -48,13 +48,14 @@ class GroupConformance {
     return h ^ (h >> 32);
   }
 
-  // Any bits at all, NaNs among them: what only moves must not change. bool has two values.
+  // Arbitrary bits, NaNs included: collectives that only move data must not change them. bool has
+  // two values.
   static unsigned char byte(DType t, int rank, std::int64_t i) {
     const auto b = static_cast<unsigned char>(bits(rank, i));
     return t == DType::boolean ? b & 1 : b;
   }
 
-  // Sums of several depend on their order; in u8 they fit up to 8 ranks.
+  // Sums of several values depend on their order. In u8 they fit for up to 8 ranks.
   template <class T>
   static T value(int rank, std::int64_t i) {
     const std::uint64_t h = bits(rank, i);
@@ -66,7 +67,7 @@ class GroupConformance {
   }
 
   Tensor on_device(const Tensor& host) const { return device_.is_cpu() ? host : host.to(device_); }
-  // Elements first, first + 1, ... of what rank `rank` has.
+  // Elements first, first + 1, ... of rank `rank`'s tensor.
   Tensor raw_values(const Shape& shape, DType t, int rank, std::int64_t first = 0) const {
     const Tensor x = Tensor::empty(shape, t);
     const auto width = static_cast<std::int64_t>(size_of(t));
@@ -88,8 +89,8 @@ class GroupConformance {
                                  t.shape(), g_.name(), n_, me_));
   }
 
-  // The rows of `got` are those of all ranks one after another, `rows[r]` from rank r, beginning
-  // with its element `first[r]`.
+  // The rows of `got` are the ranks' rows in rank order: `rows[r]` rows from rank r, starting at
+  // its element `first[r]`.
   void expect_rows(const char* what, const Tensor& got, const Rows& rows, const Rows& first) const {
     const Tensor host = got.to(kCpu);
     const auto width = static_cast<std::int64_t>(size_of(got.dtype()));
@@ -123,7 +124,7 @@ class GroupConformance {
     for (int r = 0; r < me_; ++r) sum += rows[at(r)];
     return sum;
   }
-  // Rows by rank: all the same, all different, some none.
+  // Rows per rank: all equal, all different, some zero.
   std::vector<Rows> splits() const {
     std::vector<Rows> list(4);
     for (int r = 0; r < n_; ++r) {
@@ -134,7 +135,7 @@ class GroupConformance {
     }
     return list;
   }
-  // First axis to be replaced.
+  // The first axis is replaced by the number of rows.
   static std::vector<Shape> row_shapes() {
     return {Shape{1}, Shape{1, 7}, Shape{1, 3, 5}, Shape{1, 0}};
   }
@@ -171,7 +172,7 @@ class GroupConformance {
     expect_rows("all_gather in place", in_place, rows, Rows(at(n_), 0));
   }
 
-  // From rank a to rank b go (a + 2 b) % 4 rows.
+  // Rank a sends (a + 2 b) % 4 rows to rank b.
   void to_all(DType t, const Shape& shape) {
     const auto sent = [](int from, int to) { return std::int64_t{(from + 2 * to) % 4}; };
     Rows in_rows, out_rows, first;
@@ -203,7 +204,7 @@ class GroupConformance {
       return list;
     };
     for (const Shape& shape : row_shapes()) {
-      // Each rank sends one row more than the one before it.
+      // Each rank sends one row more than the previous rank.
       const Tensor in = raw_values(with_rows(me_ + 1, shape), t, me_);
       Tensor out = blank(with_rows(last + 1, shape), t);
       g_.exchange(out, last, in, next).wait();
@@ -212,7 +213,7 @@ class GroupConformance {
       g_.exchange(out, next, in, last).wait();
       expect_rows("exchange with the one before", out, from(next, next + 1), Rows(at(n_), 0));
       if (n_ == 1) continue;
-      // Along a chain: the first rank's rows come to the last one.
+      // Along a chain: the first rank's rows reach the last rank.
       const Tensor x =
           me_ == 0 ? raw_values(with_rows(2, shape), t, 0) : blank(with_rows(2, shape), t);
       if (me_ > 0) g_.receive(x, last).wait();
@@ -233,7 +234,7 @@ class GroupConformance {
     return static_cast<T>(r);
   }
 
-  // The elements of `got` are the reductions of all ranks' elements first, first + 1, ...
+  // The elements of `got` are the reductions over all ranks of the elements first, first + 1, ...
   template <class T>
   void expect_reduced(const char* what, const Tensor& got, Reduce reduce,
                       std::int64_t first = 0) const {
@@ -274,7 +275,7 @@ class GroupConformance {
     }
   }
 
-  // Element i is NaN on rank i; the last one nowhere.
+  // Element i is NaN on rank i; the last element is NaN on no rank.
   template <class T>
   void nan_wins() {
     for (const Reduce reduce : {Reduce::sum, Reduce::max, Reduce::min}) {
@@ -290,8 +291,8 @@ class GroupConformance {
     }
   }
 
-  // Works are done in the order of the calls, whatever is waited for first, and also when nobody
-  // waits: each may build on the one before.
+  // Works complete in call order, whichever is waited for first and even if no rank waits: each may
+  // depend on the one before.
   void in_flight() {
     const Tensor x = values<float>({257}, me_), whole = blank({257 * n_}, DType::f32);
     const Tensor parts = blank({257}, DType::f32), other = values<double>({33}, me_);
@@ -318,15 +319,15 @@ class GroupConformance {
   const int n_, me_;
 };
 
-/// All of it, in all kinds of groups: the world, in another order, overlapping, of one rank.
+/// Runs all checks in all kinds of groups: the world, reordered, overlapping, a single rank.
 inline void check_groups(distributed::World& world, Device device = kCpu) {
   const int n = world.size();
   std::vector<std::vector<int>> lists = {{}, {}, {}, {}, {n - 1}};
   for (int r = 0; r < n; ++r) {
     lists[0].push_back(n - 1 - r);                         // descending
-    lists[1].push_back((r + n / 2) % n);                   // turned round
-    if (r % 2 == 0) lists[2].push_back(r);                 // shares ranks with ...
-    if (2 * r <= n) lists[3].insert(lists[3].begin(), r);  // ... this one
+    lists[1].push_back((r + n / 2) % n);                   // rotated
+    if (r % 2 == 0) lists[2].push_back(r);                 // shares ranks with the next list
+    if (2 * r <= n) lists[3].insert(lists[3].begin(), r);  // overlaps the previous list
   }
   std::vector<std::shared_ptr<distributed::ProcessGroup>> groups;
   for (std::size_t i = 0; i < lists.size(); ++i)

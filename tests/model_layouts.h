@@ -8,11 +8,11 @@
 #include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
 
-// A GPT on one rank and in parts, on the same numbers: what layouts are compared by.
+// Compares a GPT on one rank with its sharded layouts on the same numbers.
 namespace weft::test {
 
-/// Norms of about 1 and everything else large enough that all parameters matter. The same values
-/// in a part as in the whole.
+/// Fills norms with about 1 and everything else with values large enough that all parameters
+/// matter. A shard gets the same values as the whole tensor.
 inline void fill_parameters(nn::Gpt& model, const nn::Parts& parts) {
   for (const NamedTensor& p : model.named_parameters()) {
     const auto found = parts.find(p.name);
@@ -28,7 +28,7 @@ inline void fill_parameters(nn::Gpt& model, const nn::Parts& parts) {
 
 /// Loss and gradients by name, in f64.
 struct Pass {
-  double loss = 0, aux = 0;  ///< what balances the experts is a part of the loss
+  double loss = 0, aux = 0;  ///< the balance loss of the experts is part of the loss
   std::vector<double> mtp, hits;
   std::map<std::string, Tensor> gradients;
 
@@ -52,7 +52,7 @@ inline Batch some_batch(std::int64_t sequences, std::int64_t tokens, std::int64_
   return b;
 }
 
-/// One forward and backward pass of the mean loss. `layout` null: on one rank.
+/// One forward and backward pass of the mean loss. A null `layout` means one rank.
 inline Pass pass_of(nn::Gpt& model, const Batch& batch) {
   const RandomScope random({.seed = 5, .step = 3, .micro_batch = 1, .first_global_row = 2});
   Pass out;
@@ -72,7 +72,7 @@ inline Pass pass_of(nn::Gpt& model, const Batch& batch) {
   return out;
 }
 
-/// A gradient of one tp rank as the whole that it is a part of.
+/// Gathers the whole gradient from the shards of the tp ranks.
 inline Tensor whole_of(const Tensor& part, const distributed::ParameterLayout& layout,
                        distributed::ProcessGroup& tp) {
   const Tensor own = part.to(DType::f64).contiguous();

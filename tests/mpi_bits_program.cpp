@@ -1,7 +1,7 @@
-// Every collective over odd, uneven, empty and large shapes; each rank writes checksums of the
+// Runs every collective over odd, uneven, empty and large shapes. Each rank writes checksums of the
 // results to FOLDER/RANK, so that tests/cli/test_mpi.py can compare ranks as threads with ranks as
 // processes.
-// usage: mpi_bits_program FOLDER [RANKS]     RANKS: so many threads; otherwise under mpirun
+// usage: mpi_bits_program FOLDER [RANKS]     RANKS: number of threads; without it, under mpirun
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -17,7 +17,7 @@ namespace {
 using namespace weft;
 using namespace weft::distributed;
 
-// Values whose sum depends on the order in which they are added.
+// Values whose sum depends on the order of the additions.
 Tensor values(const Shape& shape, DType dtype, int rank, int salt) {
   const Tensor x = Tensor::empty(shape, DType::f64);
   std::uint64_t state = static_cast<std::uint64_t>(rank * 1000 + salt) * 2654435761u + 1;
@@ -78,7 +78,7 @@ void run(World& w, std::string& out) {
         note(g.name() + " exchange", y);
       }
     }
-    // More than one piece of each share, several under way at once.
+    // Each rank's share takes more than one chunk, and several collectives are in flight at once.
     const Tensor big = values({1500001}, DType::f32, w.rank(), 7);
     const Tensor half = values({700001}, DType::bf16, w.rank(), 8);
     Work first = g.all_reduce(big), second = g.all_reduce(half);
@@ -101,7 +101,7 @@ void run(World& w, std::string& out) {
   over(*w.group("backwards", backwards));
 }
 
-// "" when warm collectives ask the system for nothing and keep to the staging that they may have.
+// "" when warm collectives allocate nothing and their staging stays within its limit.
 std::string memory_used(World& w) {
   const Tensor big = values({1500001}, DType::f32, w.rank(), 10);
   for (int i = 0; i < 2; ++i) w.all().all_reduce(big, Reduce::max).wait();

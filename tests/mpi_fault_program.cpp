@@ -1,4 +1,4 @@
-// One rank of a job in which something goes wrong, for tests/cli/test_mpi_faults.py.
+// One rank of a job in which a fault occurs, for tests/cli/test_mpi_faults.py.
 #include <unistd.h>
 
 #include <chrono>
@@ -13,7 +13,7 @@
 #include "weft/core/parallel.h"
 #include "weft/distributed/mpi_world.h"
 
-// Of mpi.h, which only the library includes.
+// From mpi.h, which only the library includes.
 extern "C" int MPI_Init_thread(int* argc, char*** argv, int wanted, int* level);
 
 namespace {
@@ -23,7 +23,7 @@ using weft::Error;
 using weft::Tensor;
 using weft::distributed::World;
 
-// Rank 1 does it, after a few collectives that are well. What the others do is the same each time.
+// Rank 1 fails after a few successful collectives. The other ranks do the same in each case.
 void go_wrong(World& w, const std::string& fault) {
   const bool wrong = w.rank() == 1;
   const Tensor x = Tensor::full({1000}, 1.0);
@@ -34,7 +34,7 @@ void go_wrong(World& w, const std::string& fault) {
   if (fault == "exit_now" && wrong) _exit(0);
   if (fault == "throw" && wrong) throw Error("bad luck");
   if (fault == "throw_elsewhere") {
-    // What ranks 2 and 3 do together does not end with rank 1.
+    // The collective between ranks 2 and 3 does not fail together with rank 1.
     const auto rest = w.group("rest", {2, 3});
     if (wrong) throw Error("bad luck");
     std::this_thread::sleep_for(std::chrono::seconds(w.rank() == 0 ? 4 : w.rank() - 2));
@@ -62,7 +62,7 @@ void go_wrong(World& w, const std::string& fault) {
     std::this_thread::sleep_for(std::chrono::seconds(20));
   }
   if (fault == "rows") {
-    // Rank 0 sends rank 1 three rows; rank 1 expects two.
+    // Rank 0 sends three rows to rank 1, which expects two.
     const int n = w.size();
     weft::distributed::Rows out(static_cast<std::size_t>(n), 1), in = out;
     if (w.rank() == 0) in[1] = 3;
@@ -73,7 +73,7 @@ void go_wrong(World& w, const std::string& fault) {
     w.all().all_to_all(Tensor::empty({came, 4}), Tensor::full({sent, 4}, 1.0), out, in).wait();
   }
   for (int i = 0; i < 20; ++i) w.all().all_reduce(x).wait();
-  if (fault == "late" && wrong) raise(SIGSTOP);  // the others are at their end
+  if (fault == "late" && wrong) raise(SIGSTOP);  // the other ranks have finished
 }
 
 }  // namespace
@@ -85,7 +85,7 @@ int main(int argc, char** argv) {
   if (argc > 3) options.dump_folder = argv[3];
   int rank = -1;
   int level = 0;
-  // It is gone before the others begin: mpirun sees nothing wrong in that.
+  // It exits before the others start: mpirun does not treat that as an error.
   if (fault == "absent") {
     if (std::getenv("OMPI_COMM_WORLD_RANK") == std::string("1")) return 0;
     std::this_thread::sleep_for(std::chrono::seconds(1));

@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of multi-token prediction share.
+// Helpers shared by the tests of multi-token prediction.
 #include <string>
 #include <vector>
 
@@ -27,7 +27,8 @@ inline GptConfig small(Arch arch, std::int64_t depths, std::int64_t seq = 8) {
           .mtp = {.depths = depths}};
 }
 
-// Weights large enough that a wrong position, token or scale shows. Named alike, filled alike.
+// Weights large enough that a wrong position, token or scale shows. Parameters of the same name get
+// the same values.
 inline Gpt make(const GptConfig& config, DType dtype = DType::f64) {
   Gpt model(config);
   model.to(dtype);
@@ -65,7 +66,7 @@ inline NamedTensors gradients(Gpt& model, F&& total) {
   return gradients_of(model);
 }
 
-// The first name of `want` whose gradient is not there or is further off than `tol`.
+// The first name in `want` whose gradient is missing or differs by more than `tol`.
 inline std::string apart(const NamedTensors& got, const NamedTensors& want, double tol) {
   for (const NamedTensor& w : want) {
     std::string why = "not there";

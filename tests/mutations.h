@@ -5,13 +5,13 @@
 
 namespace weft::test {
 
-/// Damaged copies of a text or file, the same ones every time.
+/// Damaged copies of a text or file. The same seed gives the same copies.
 class Mutations {
  public:
   explicit Mutations(std::uint64_t seed) : state_(seed * 2 + 1) {}
 
-  /// One to four changes: a bit, a byte, a stretch left out or written twice, an end cut off, a
-  /// number in the place of another one.
+  /// Makes one to four changes: flips a bit, replaces a byte, removes or repeats a range, truncates
+  /// an end, or replaces a number.
   std::string of(std::string text) {
     for (std::uint64_t changes = 1 + below(4); changes > 0 && !text.empty(); --changes)
       change(text);
@@ -59,7 +59,7 @@ class Mutations {
       case 5:
         text.insert(at, kWords[below(std::size(kWords))]);
         break;
-      default: {  // the next number behind `at`
+      default: {  // the next number after `at`
         const std::size_t first = text.find_first_of("0123456789", at);
         if (first == std::string::npos) break;
         const std::size_t end = text.find_first_not_of("0123456789", first);

@@ -15,7 +15,7 @@ namespace {
 
 using Array = xt::xarray<double>;
 
-// Copies through Weft's element reader, so that the oracle does not lean on xt_view.
+// Copies through Weft's element reader, so that the reference does not depend on xt_view.
 Array array_of(const Tensor& x) {
   Array a = Array::from_shape(std::vector<std::size_t>(x.shape().begin(), x.shape().end()));
   x.copy_to({a.data(), a.size()});
@@ -27,13 +27,13 @@ Tensor tensor_of(const Array& a) {
                       Shape(a.shape().begin(), a.shape().end()));
 }
 
-// The axes a reduction took away, back with length 1.
+// Restores the reduced axes with length 1.
 Array with_ones(Array a, const std::vector<std::size_t>& axes) {
   for (const std::size_t i : axes) a = Array(xt::expand_dims(a, i));
   return a;
 }
 
-// By the definition: xt::variance of xtensor 0.24.3 crashes on some of the test's shapes.
+// By the definition, because xt::variance of xtensor 0.24.3 crashes on some of the test's shapes.
 Array squared_deviation(const Array& a, const std::vector<std::size_t>& axes) {
   const Array mu = with_ones(xt::mean(a, axes), axes);
   const Array squares = xt::square(a - mu);
@@ -98,7 +98,8 @@ Tensor reduce(Reduction op, const Tensor& x, const std::vector<int>& axes, bool 
 
 Tensor argmax(const Tensor& x, int axis) {
   Array a = array_of(x);
-  // xtensor 0.24.3 gives the smallest element's place for one axis, so it gets a second one.
+  // xtensor 0.24.3 returns the smallest element's index for a single axis, so it gets a second
+  // axis.
   if (x.ndim() == 1) a.reshape(std::vector<std::size_t>{a.size(), 1});
   const Array place = xt::cast<double>(xt::argmax(a, axis));
   return x.ndim() == 1 ? tensor_of(place).view({}) : tensor_of(place);

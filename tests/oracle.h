@@ -3,8 +3,8 @@
 
 #include "weft/core/tensor.h"
 
-/// The same array arithmetic by xtensor, an independent implementation. Everything is f64 and every
-/// result is a fresh contiguous tensor. xtensor compiles slowly: only oracle.cpp includes it.
+/// Array arithmetic in xtensor, an independent implementation. Everything is f64 and every result
+/// is a new contiguous tensor. Only oracle.cpp includes xtensor, because it compiles slowly.
 namespace weft::oracle {
 
 enum class Binary { add, sub, mul, div, minimum, maximum };
@@ -13,7 +13,7 @@ enum class Reduction { sum, mean, max, min, var };
 Tensor binary(Binary op, const Tensor& a, const Tensor& b);
 Tensor less(const Tensor& a, const Tensor& b);
 Tensor where_less(const Tensor& a, const Tensor& b);
-/// `axes` not empty, without repetition.
+/// `axes` must not be empty or contain duplicates.
 Tensor reduce(Reduction op, const Tensor& x, const std::vector<int>& axes, bool keepdim);
 Tensor argmax(const Tensor& x, int axis);
 Tensor cumsum(const Tensor& x, int axis);
@@ -22,11 +22,11 @@ Tensor transpose(const Tensor& x, const std::vector<int>& axes);
 Tensor slice(const Tensor& x, const std::vector<int>& begin, const std::vector<int>& end,
              const std::vector<int>& step);
 
-// What weft/xtensor.h does, behind functions.
+// The functions of weft/xtensor.h, wrapped.
 bool view_shares_memory(const Tensor& x);
 void add_one_through_view(const Tensor& x);
 double sum_through_view(const Tensor& x);
-/// A tensor made from an array that holds 0, 1, 2, ...; `memory` is where the array kept them.
+/// A tensor made from an array that holds 0, 1, 2, ...; `memory` receives the array's data pointer.
 Tensor made_from_array(const std::vector<int>& shape, const void** memory);
 void view_as_f32(const Tensor& x);
 

@@ -11,7 +11,7 @@
 
 namespace weft::test {
 
-/// Some layers, small enough for many ranks on one machine.
+/// A few layers, small enough for many ranks on one machine.
 struct Stack : nn::Module {
   std::vector<nn::Mlp> layers;
 
@@ -19,7 +19,7 @@ struct Stack : nn::Module {
     const nn::DeviceScope scope(kCpu, dtype);
     for (int i = 0; i < depth; ++i) layers.emplace_back(width, 2 * width + 1);
     nn::init(*this, 7);
-    // Larger than usual, so that gradients of all layers are of one size.
+    // Larger than usual, so that the gradients of all layers have similar magnitudes.
     NoGradGuard off;
     for (const Tensor& p : parameters()) p.mul_(20);
   }
@@ -30,21 +30,21 @@ struct Stack : nn::Module {
   void visit(nn::Visitor& v) override { v("layers", layers); }
 };
 
-/// The rows of a fixed batch that one rank has, in one of several micro-batches.
+/// One rank's rows of a fixed batch, for one of several micro-batches.
 inline Tensor rows_of(std::int64_t batch, int rank, int ranks, DType dtype = DType::f32,
                       int micro = 0, int micros = 1, std::int64_t width = 6) {
   const std::int64_t share = batch / ranks, part = share / micros;
   return random({batch, width}, 3, dtype).narrow(0, rank * share + micro * part, part).clone();
 }
 
-/// Sum over the rows, to be divided by the number of all values.
+/// Sum over the rows. The caller divides it by the number of values.
 inline Tensor loss_of(const Stack& model, const Tensor& x) { return sum(square(model(x))); }
 
 inline Tensor cotangent(const Tensor& loss, double count) {
   return Tensor::full(loss.shape(), 1 / count, loss.dtype());
 }
 
-/// |a - b| / |b| over all values; |a| where b is 0.
+/// |a - b| / |b| over all values, or |a| where b is 0.
 inline double distance(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
   double difference = 0, size = 0;
   for (std::size_t i = 0; i < b.size(); ++i) {

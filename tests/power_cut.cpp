@@ -50,7 +50,7 @@ void PowerCut::forget() {
   nodes_.clear();
 }
 
-// Of a file that is new to the disk nothing is durable.
+// A file that the disk has not seen yet has no durable contents.
 ino_t PowerCut::known(const std::string& path) {
   struct stat s;
   if (::stat(path.c_str(), &s) != 0) throw std::runtime_error("no file " + path);
@@ -129,11 +129,11 @@ void fail_reads(int error, int after) {
 
 }  // namespace weft::test
 
-// A program's own functions come before those of the C library, in libraries as well.
+// The dynamic linker prefers a program's own functions to the C library's, in libraries as well.
 extern "C" int fsync(int fd) {
   const std::lock_guard lock(weft::test::mutex);
   if (weft::test::active) weft::test::active->synced(fd);
-  return 0;  // a real one takes milliseconds and shows a test nothing
+  return 0;  // a real fsync takes milliseconds and would test nothing more
 }
 
 extern "C" int renameat2(int from, const char* old_path, int to, const char* new_path,

@@ -8,10 +8,10 @@
 
 namespace weft::test {
 
-/// A disk that keeps only what it was told to keep. While one lives, fsync() of this process marks
-/// what a file holds, or which names a folder has, as durable; all under `root` is durable at
-/// first. The library knows nothing of it: a program with power_cut.cpp has an fsync() of its own,
-/// which does nothing else.
+/// A simulated disk that keeps only what was synced. While an object exists, fsync() in this
+/// process marks a file's contents or a folder's names as durable; everything under `root` is
+/// durable at the start. The library does not know about it: a program with power_cut.cpp replaces
+/// fsync() by a function that does only this.
 class PowerCut {
  public:
   explicit PowerCut(std::string root);
@@ -19,19 +19,19 @@ class PowerCut {
   PowerCut(const PowerCut&) = delete;
   PowerCut& operator=(const PowerCut&) = delete;
 
-  /// The power goes: what is not durable is gone. With a seed other than 0 some files and some
-  /// folders are as they were all the same, as a disk that writes on its own may have it.
+  /// Cuts the power: what is not durable is lost. With a nonzero seed some files and folders keep
+  /// their newer state, as on a disk that writes back on its own.
   void cut(std::uint64_t seed = 0);
 
-  /// What this process's fsync() does.
+  /// The effect of this process's fsync().
   void synced(int fd);
 
  private:
   struct Node {
     bool is_folder = false;
-    int handle = -1;                     ///< keeps the inode's number from being used again
+    int handle = -1;                     ///< keeps the inode number from being reused
     std::string data;                    ///< durable content of a file
-    std::map<std::string, ino_t> names;  ///< durable names of a folder
+    std::map<std::string, ino_t> names;  ///< durable names in a folder
   };
   struct Image {
     bool is_folder = false;
@@ -50,11 +50,11 @@ class PowerCut {
   std::map<ino_t, Node> nodes_;
 };
 
-// What else this program's own system calls can be told to do.
+// Other faults of this program's own system calls.
 
 /// renameat2() refuses to exchange names, as on NFS and FUSE.
 void refuse_exchange(bool on);
-/// pread() fails with this error after so many calls; 0: no more.
+/// pread() fails with this error after `after` calls; 0 restores it.
 void fail_reads(int error, int after = 0);
 /// Entries named "busy" cannot be removed.
 void refuse_removal(bool on);

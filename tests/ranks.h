@@ -16,21 +16,21 @@
 
 namespace weft::test {
 
-/// The world that a launcher has started this program in, or null when it runs alone.
+/// The world that a launcher has started this program in, or null without a launcher.
 inline distributed::World* launched_world() {
   static const std::unique_ptr<distributed::World> world =
       distributed::under_mpi() ? distributed::mpi_world({.timeout_s = 60}) : nullptr;
   return world.get();
 }
 
-/// The test cases of a launched program that have called distributed_test(): did a body of theirs
-/// run?
+/// The test cases of a launched program that called distributed_test(), and whether each ran a
+/// body.
 inline std::map<std::string, bool>& launched_cases() {
   static std::map<std::string, bool> cases;
   return cases;
 }
 
-/// Names what a launched program has skipped. 1 when that was everything, else 0.
+/// Prints which test cases a launched program skipped. Returns 1 if it skipped all of them, else 0.
 inline int end_of_launched() {
   if (!distributed::under_mpi()) return 0;
   bool any = false;
@@ -44,13 +44,13 @@ inline int end_of_launched() {
 }
 inline const bool kEndOfLaunched = (at_end = end_of_launched) != nullptr;
 
-/// Runs f on all ranks of a world of each of these sizes, one after another, over threads. Under a
-/// launcher: once, over its ranks, when their number is among the sizes; a program in which it is
-/// among none of them fails.
+/// Runs f on all ranks of thread worlds of these sizes, one after another. Under a launcher it runs
+/// once over the launched ranks if their number is in the list; a program that runs none of its
+/// bodies fails.
 ///
 ///   distributed_test({1, 2, 4}, [](World& w) { CHECK(w.all().size() == w.size()); });
 ///
-/// CHECK may be used on all ranks. REQUIRE, which leaves f, fails the whole world.
+/// CHECK may be used on all ranks. REQUIRE throws out of f and fails the whole world.
 inline void distributed_test(std::initializer_list<int> sizes,
                              const std::function<void(distributed::World&)>& f,
                              const distributed::WorldOptions& options = {}) {
@@ -68,13 +68,13 @@ inline void distributed_test(int size, const std::function<void(distributed::Wor
   distributed_test({size}, f, options);
 }
 
-/// Called by every rank: have all made the same collectives so far? Only for groups that have the
-/// same name on each rank, and as far back as the recorder goes.
+/// Checks that all ranks have made the same collectives so far. Every rank must call it. It needs
+/// groups with the same name on each rank and sees only what the recorder still holds.
 inline void check_same_traces(distributed::World& world) {
   const std::vector<std::string> trace = distributed::collective_trace(world.recorder());
   std::string text;
   for (const std::string& line : trace) text += line + "\n";
-  // The first rank's text comes to all.
+  // Broadcasts the first rank's text.
   const Tensor length = Tensor::full({1}, static_cast<double>(text.size()), DType::i64);
   world.all().broadcast(length, 0).wait();
   std::string first = text;

@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of nn::Router share.
+// Helpers shared by the tests of nn::Router.
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/recompute.h"
 #include "weft/autograd/reduce.h"
@@ -8,7 +8,7 @@
 
 namespace weft::test {
 
-// A model of several routers on one input.
+// Several routers on one input.
 struct Stack : nn::Module {
   std::vector<nn::Router> routers;
   Stack(int layers, const nn::RouterConfig& c) {
@@ -21,7 +21,7 @@ struct Pass {
   Tensor loss, dweight, dx;
 };
 
-// One forward and backward of the loss plus the probabilities times fixed numbers.
+// One forward and backward pass of the loss plus the probabilities times fixed numbers.
 inline Pass run(const nn::Router& router, const Tensor& x, const nn::RouterInput& in = {},
                 bool again = false) {
   Tensor leaf = x.detach().set_requires_grad();

@@ -6,7 +6,7 @@
 
 namespace weft::test {
 
-/// A trainer prints; while this lives, standard output and error go nowhere.
+/// Discards standard output and error while it lives, because a trainer prints.
 class Silence {
  public:
   Silence() {

@@ -5,8 +5,8 @@
 
 namespace weft::test {
 
-/// Of every instruction set that this processor has. The test isa_avx512_simd, skipped where it has
-/// not all, says so.
+/// The tables of every instruction set that this processor has. The test isa_avx512_simd is skipped
+/// on a processor without all of them.
 inline std::vector<const SimdTable*> simd_tables() {
   std::vector<const SimdTable*> found;
   for (const char* name : {"scalar", "avx2", "avx512"})

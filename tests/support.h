@@ -14,7 +14,7 @@
 
 namespace weft::test {
 
-/// Normal random numbers that depend on the seed only. Integer dtypes get 0 .. 9.
+/// Normal random numbers that depend only on the seed. Integer dtypes get 0 .. 9.
 inline Tensor random(const Shape& shape, std::uint64_t seed = 1, DType dtype = DType::f64) {
   Tensor x = Tensor::empty(shape, DType::f64);
   if (is_integral(dtype))
@@ -30,7 +30,7 @@ inline Tensor random_in(const Shape& shape, double low, double high, std::uint64
   return Tensor(uniform_(Tensor::empty(shape, DType::f64), {seed, 2, 0}, low, high)).to(dtype);
 }
 
-/// The same values in memory with gaps: every second element of the last axis of a wider tensor.
+/// The same values in strided memory: every second element of the last axis of a wider tensor.
 inline Tensor strided(const Tensor& x) {
   if (x.ndim() == 0) return x;
   Shape wide = x.shape();
@@ -52,7 +52,7 @@ inline std::vector<double> values(const Tensor& t) {
   return v;
 }
 
-/// The root of the mean of the squares of the finite elements.
+/// Root mean square of the finite elements.
 inline double rms(const Tensor& t) {
   double squares = 0, count = 0;
   for (const double v : values(t)) {
@@ -63,10 +63,10 @@ inline double rms(const Tensor& t) {
   return count > 0 ? std::sqrt(squares / count) : 0;
 }
 
-/// "" when all elements agree within tol * max(|want|, scale), else the worst of them. NaN agrees
-/// with NaN, infinity with itself only. The scale is that of the tensor, rms(want), but not above
-/// 1: an error must be small beside what is there, however small that is. Where larger terms cancel
-/// in a result, to which rounding is relative, the caller gives their size.
+/// "" when all elements agree within tol * max(|want|, scale), else describes the worst one. NaN
+/// equals NaN, and infinity equals itself. The scale is min(rms(want), 1): an error must be small
+/// relative to the tensor, however small its values are. If larger terms cancel in a result,
+/// rounding is relative to them, so the caller passes their size as `terms`.
 inline std::string mismatch(const Tensor& got, const Tensor& want, double tol, double terms = 0) {
   if (!(got.shape() == want.shape()))
     return message("shape {} where {} was expected", got.shape(), want.shape());
@@ -88,10 +88,11 @@ inline std::string mismatch(const Tensor& got, const Tensor& want, double tol, d
                  b[worst], most);
 }
 
-/// Two runs that both broke are not the same run: a NaN must be asked for.
+/// Two runs that both produced NaN do not count as equal unless the caller allows NaN.
 enum class Nan { refused, allowed };
 
-/// "" when both have the same dtype, shape and bits: 0 is not -0. Allowed NaNs are all alike.
+/// "" when both have the same dtype, shape and bits: 0 differs from -0. All NaNs are equal if
+/// allowed.
 inline std::string different_bits(const Tensor& a, const Tensor& b, Nan nan = Nan::refused) {
   if (a.dtype() != b.dtype()) return message("dtype {} and {}", a.dtype(), b.dtype());
   if (!(a.shape() == b.shape())) return message("shape {} and {}", a.shape(), b.shape());
@@ -109,7 +110,7 @@ inline std::string different_bits(const Tensor& a, const Tensor& b, Nan nan = Na
   return "";
 }
 
-/// The text of the Error that f throws, or "no error".
+/// The message of the Error that f throws, or "no error".
 template <class F>
 std::string error_of(F&& f) {
   try {

@@ -7,7 +7,7 @@
 
 namespace weft::test {
 
-/// A fresh folder that goes away with its contents at the end of the scope.
+/// A new folder that is removed with its contents at the end of the scope.
 class TempFolder {
  public:
   TempFolder() {

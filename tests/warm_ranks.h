@@ -6,7 +6,8 @@
 
 namespace weft::test {
 
-/// Called by every rank of a world of threads: once warm, `step` asks the heap for nothing.
+/// Checks that `step` allocates nothing after warm-up. Every rank of a world of threads must call
+/// it.
 template <class Step>
 void check_warm(distributed::World& world, const Step& step) {
   for (int i = 0; i < 4; ++i) step();

@@ -1,4 +1,4 @@
-// Gradients that are summed in the buffer where they already are.
+// Gradients accumulated in place, in the buffer that already holds them.
 #include <doctest/doctest.h>
 
 #include "weft/autograd/elementwise.h"
@@ -24,7 +24,7 @@ Tensor table(DType dtype = DType::f64) {
 }
 Tensor ids() { return Tensor::of({7, 3999, 7, 0}, {4}, DType::i64); }
 
-// One tensor as embedding and as head. With `apart` each use has a leaf of its own.
+// One tensor used as embedding and as head, or a separate leaf for each use.
 Tensor tied_loss(const Tensor& embed, const Tensor& head) {
   return linear_cross_entropy(embedding(embed, ids()), head, ids(), {.reduction = Reduction::sum});
 }
@@ -47,7 +47,7 @@ std::int64_t peak_of(F&& f) {
 
 }  // namespace
 
-TEST_CASE("accumulate: a tied table's gradient is one buffer, also over several passes") {
+TEST_CASE("accumulate: a tied table's gradient is one buffer over several passes") {
   for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
     CAPTURE(name(dtype));
     const Tensor w = table(dtype), want = gradient_of_parts(dtype);
@@ -57,7 +57,7 @@ TEST_CASE("accumulate: a tied table's gradient is one buffer, also over several 
         Tape tape;
         tied_loss(w, w).backward();
       });
-      // The head's part is made before the pass runs backward: grad() and one more.
+      // The head computes its gradient during the forward pass: grad() and one more buffer.
       if (dtype != DType::bf16) CHECK(peak < 3 * whole / 2);
       NoGradGuard off;
       CHECK(test::mismatch(w.grad().to(DType::f64), want * static_cast<double>(pass),
@@ -66,7 +66,7 @@ TEST_CASE("accumulate: a tied table's gradient is one buffer, also over several 
   }
 }
 
-TEST_CASE("accumulate: linear adds to the grad() that is there") {
+TEST_CASE("accumulate: linear adds to an existing grad()") {
   const Tensor x = test::random({1, kWidth}, 2);
   Tensor w = table();
   const auto pass = [&] {
@@ -83,7 +83,7 @@ TEST_CASE("accumulate: linear adds to the grad() that is there") {
   CHECK(test::mismatch(w.grad(), once * 2.0, 1e-13) == "");
 }
 
-TEST_CASE("accumulate: a grad() that somebody else holds, or that does not fit, is not written") {
+TEST_CASE("accumulate: a shared or unsuitable grad() is not written in place") {
   const Tensor x = test::random({3, 4}, 2);
   Tensor w = test::random({5, 4}, 1).set_requires_grad();
   const auto pass = [&] {
@@ -93,7 +93,7 @@ TEST_CASE("accumulate: a grad() that somebody else holds, or that does not fit, 
   pass();
   const Tensor once = w.grad().clone();
   {
-    const Tensor view = w.grad().select(0, 1);  // the sum is right whoever looks at it
+    const Tensor view = w.grad().select(0, 1);  // the sum is right for every reader
     pass();
     NoGradGuard off;
     CHECK(test::mismatch(w.grad(), once * 2.0, 1e-13) == "");
@@ -106,7 +106,7 @@ TEST_CASE("accumulate: a grad() that somebody else holds, or that does not fit, 
   CHECK(test::mismatch(w.grad(), once * 2.0, 1e-13) == "");
 }
 
-TEST_CASE("accumulate: a hook that keeps a gradient half way does not spoil the sum") {
+TEST_CASE("accumulate: a hook that keeps a partial gradient does not spoil the sum") {
   const Tensor x = test::random({3, 4}, 2);
   Tensor w = test::random({4, 4}, 1).set_requires_grad(), b = test::random({4}, 3);
   b.set_requires_grad();
@@ -124,7 +124,7 @@ TEST_CASE("accumulate: a hook that keeps a gradient half way does not spoil the 
   CHECK(test::mismatch(w.grad(), once * 2.0, 1e-13) == "");
 }
 
-TEST_CASE("accumulate: grad() of the op leaves the grad() of the leaf alone") {
+TEST_CASE("accumulate: Tape::gradients leaves the grad() of the leaf unchanged") {
   const Tensor x = test::random({3, 4}, 2);
   Tensor w = test::random({5, 4}, 1).set_requires_grad();
   w.set_grad(Tensor::full({5, 4}, 7, DType::f64));
@@ -135,7 +135,7 @@ TEST_CASE("accumulate: grad() of the op leaves the grad() of the leaf alone") {
   CHECK(test::mismatch(g[0].select(0, 0), sum(x, {0}), 1e-13) == "");
 }
 
-TEST_CASE("accumulate: main_grad and recomputed regions add up as before") {
+TEST_CASE("accumulate: main_grad and recomputed regions add up") {
   const Tensor x = test::random({3, 4}, 2);
   Tensor w = test::random({4, 4}, 1).set_requires_grad();
   const auto net = [&](const Tensor& in) { return linear(square(linear(in, w)), w); };
@@ -158,7 +158,7 @@ TEST_CASE("accumulate: main_grad and recomputed regions add up as before") {
   CHECK(test::different_bits(w.grad(), kept) == "");
 }
 
-TEST_CASE("accumulate: a bf16 weight's gradient goes into its f32 main_grad at once") {
+TEST_CASE("accumulate: a bf16 weight's gradient is added to its f32 main_grad directly") {
   const Tensor x = test::random({64, 8}, 2, DType::bf16),
                dy = test::random({64, 6}, 3, DType::bf16);
   Tensor w = test::random({6, 8}, 1, DType::bf16).set_requires_grad();
@@ -173,7 +173,7 @@ TEST_CASE("accumulate: a bf16 weight's gradient goes into its f32 main_grad at o
   CHECK(test::mismatch(w.main_grad(), want, 1e-5) == "");
   CHECK(ready == 2);
   CHECK(!w.grad());
-  // With a second use that has no such kernel, both parts are in the sum.
+  // With a second use by an op without such a kernel, the sum contains both contributions.
   w.main_grad().zero_();
   Tape tape;
   (sum(linear(x, w)) + sum(w)).backward();
@@ -200,8 +200,8 @@ TEST_CASE("accumulate: under an outer tape the sum keeps its history") {
   CHECK(gradcheck(penalty, {test::random({2, 3}, 1), test::random({3, 3}, 2)}) == "");
 }
 
-TEST_CASE("a gradient of the wrong shape is refused, not added to") {
-  // The penalty is the last to be recorded, so its gradient is the first in the buffer.
+TEST_CASE("accumulate: a gradient of the wrong shape is refused") {
+  // The penalty is recorded last, so its gradient is the first in the buffer.
   const auto penalty = [](const Tensor& w) {
     return custom_function(
         "penalty", {w}, [](const TensorList& in) { return sum(in[0]); },

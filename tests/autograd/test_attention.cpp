@@ -91,8 +91,7 @@ TensorList gradients(const TensorList& in, const AttentionOptions& o, const Tens
   return tape.gradients(attention(leaves[0], leaves[1], leaves[2], o), leaves, dy);
 }
 
-// The same values with the axes in this order in memory; where an axis has length 1, its stride is
-// any number.
+// The same values with the axes in this memory order. An axis of length 1 gets the stride `any`.
 Tensor in_memory(const Tensor& x, const std::array<int, 4>& order, std::int64_t any) {
   Shape strides = x.shape();
   std::int64_t step = 1;
@@ -106,8 +105,8 @@ Tensor in_memory(const Tensor& x, const std::array<int, 4>& order, std::int64_t 
   return t;
 }
 
-// One key, odd, grouped, multi-query, more keys than queries and fewer, wider than the blocks of
-// queries and keys, no queries, no keys, no batch.
+// One key, odd sizes, grouped, multi-query, more and fewer keys than queries, larger than the
+// blocks of queries and keys, no queries, no keys, no batch.
 const Sizes kSizes[] = {{1, 1, 1, 1, 1, 1},   {2, 5, 5, 2, 2, 3},    {1, 7, 7, 6, 2, 4},
                         {2, 6, 6, 4, 1, 5},   {1, 3, 9, 2, 2, 4},    {1, 9, 3, 2, 1, 4},
                         {1, 70, 70, 2, 1, 7}, {1, 67, 301, 2, 2, 8}, {2, 0, 4, 2, 2, 4},
@@ -155,7 +154,7 @@ TEST_CASE("attention: values narrower and wider than queries and keys") {
                                test::strided(test::random({1, 5, 2, 2}, 3))}) == "");
 }
 
-TEST_CASE("attention: scores far from 0 neither overflow nor vanish") {
+TEST_CASE("attention: scores far from 0 neither overflow nor underflow") {
   for (double size : {-200.0, 200.0}) {
     TensorList in = inputs({1, 5, 300, 1, 1, 4}, DType::f32);
     in[0] = Tensor::full(in[0].shape(), size);
@@ -177,7 +176,7 @@ TEST_CASE("attention: packed sequences see only themselves") {
   CHECK(op({.cu_seqlens = cu({0})})(inputs({1, 0, 0, 2, 1, 4})).numel() == 0);
 }
 
-TEST_CASE("attention: exchanging packed sequences exchanges their outputs") {
+TEST_CASE("attention: reordering packed sequences reorders their outputs") {
   const TensorList in = inputs({1, 12, 12, 2, 1, 4}, DType::f32);
   TensorList swapped;
   for (const Tensor& t : in) swapped.push_back(cat({t.slice(1, 5), t.slice(1, 0, 5)}, 1));
@@ -186,7 +185,7 @@ TEST_CASE("attention: exchanging packed sequences exchanges their outputs") {
   CHECK(test::different_bits(cat({y.slice(1, 5), y.slice(1, 0, 5)}, 1), z) == "");
 }
 
-TEST_CASE("attention: a packed sequence does not feel a change in another") {
+TEST_CASE("attention: a change in one packed sequence does not affect another") {
   const AttentionOptions o{.causal = true, .cu_seqlens = cu({0, 5, 12})};
   const TensorList in = inputs({1, 12, 12, 2, 1, 4}, DType::f32);
   const Tensor dy = test::random({1, 12, 2, 4}, 9, DType::f32);
@@ -205,7 +204,7 @@ TEST_CASE("attention: a packed sequence does not feel a change in another") {
   }
 }
 
-TEST_CASE("attention: backward agrees with finite differences") {
+TEST_CASE("attention: gradients match finite differences") {
   for (const Sizes& z : kSizes) {
     if (z.t > 10 || z.s > 10) continue;
     for (const AttentionOptions& o : kOptions) {
@@ -222,10 +221,10 @@ TEST_CASE("attention: backward agrees with finite differences") {
                   {test::random({1, 6, 2, 3}, 4)}) == "");
 }
 
-TEST_CASE("attention: backward over several blocks of queries and keys") {
+TEST_CASE("attention: gradients over several blocks of queries and keys") {
   for (const AttentionOptions& o :
        {AttentionOptions{}, AttentionOptions{.causal = true, .window = 150}}) {
-    // A direction in place of single elements: 300 tokens have too many of them.
+    // A random direction instead of single elements, because 300 tokens have too many of them.
     const TensorList in = inputs({1, 70, 300, 2, 1, 3});
     const Tensor dy = test::random({1, 70, 2, 3}, 9);
     const TensorList g = gradients(in, o, dy);
@@ -258,7 +257,7 @@ TEST_CASE("attention: gradients in f32 and bf16 agree with f64") {
   }
 }
 
-TEST_CASE("attention: queries, keys and values may be parts of one projection") {
+TEST_CASE("attention: queries, keys and values may be views of one projection") {
   const Tensor qkv = test::random({2, 9, 8 * 4}, 1, DType::f32);
   const auto part = [&](std::int64_t at, std::int64_t heads) {
     const Tensor t = qkv.slice(2, at * 4, (at + heads) * 4);
@@ -266,13 +265,13 @@ TEST_CASE("attention: queries, keys and values may be parts of one projection") 
   };
   const Tensor q = part(0, 4), k = part(4, 2), v = part(6, 2);
   CHECK(test::different_bits(attention(q, k, v), attention(q.clone(), k.clone(), v.clone())) == "");
-  // A cache longer than what it holds.
+  // A cache longer than its contents.
   const Tensor cache = test::random({2, 20, 2, 4}, 5, DType::f32);
   CHECK(test::different_bits(attention(q, cache.slice(1, 0, 9), v),
                              attention(q, cache.slice(1, 0, 9).clone(), v)) == "");
 }
 
-TEST_CASE("attention_packed: the same bits as of its parts, and one gradient") {
+TEST_CASE("attention_packed: gives the bits of attention on its parts and one gradient") {
   struct Case {
     std::int64_t b, t, heads, kv, d;
   };
@@ -307,8 +306,8 @@ TEST_CASE("attention_packed: the same bits as of its parts, and one gradient") {
                   {test::strided(test::random({2, 5, 4, 3}, 1))}) == "");
 }
 
-TEST_CASE("attention: axes of length 1 may have any stride, in any order of memory") {
-  // One token a row is a decode step; (B, H, 1, D) seen as (B, 1, H, D) is the usual way to it.
+TEST_CASE("attention: axes of length 1 may have any stride in any memory order") {
+  // One token per row is a decode step; it usually arises from (B, H, 1, D) viewed as (B, 1, H, D).
   for (const Sizes& z : {Sizes{3, 1, 1, 2, 2, 5}, Sizes{2, 1, 4, 4, 2, 3}, Sizes{2, 3, 1, 2, 1, 4},
                          Sizes{2, 1, 1, 1, 1, 4}, Sizes{2, 1, 1, 3, 1, 1}, Sizes{1, 1, 1, 2, 1, 3},
                          Sizes{2, 3, 3, 1, 1, 2}})
@@ -330,7 +329,7 @@ TEST_CASE("attention: axes of length 1 may have any stride, in any order of memo
     }
 }
 
-TEST_CASE("attention_packed: axes of length 1 may have any stride, in any order of memory") {
+TEST_CASE("attention_packed: axes of length 1 may have any stride in any memory order") {
   for (const DType t : {DType::f64, DType::f32, DType::bf16})
     for (const std::int64_t heads : {1, 4})
       for (const std::int64_t tokens : {1, 3})
@@ -355,7 +354,7 @@ TEST_CASE("attention_packed: axes of length 1 may have any stride, in any order 
         }
 }
 
-TEST_CASE("attention_packed: errors and the meta device") {
+TEST_CASE("attention_packed: errors and meta device") {
   const auto text = [](const Shape& s, std::int64_t heads, std::int64_t kv) {
     return test::error_of([&] { attention_packed(Tensor::zeros(s), heads, kv); });
   };
@@ -371,8 +370,8 @@ TEST_CASE("attention_packed: errors and the meta device") {
   CHECK(y.shape() == Shape{2, 3, 4, 4});
 }
 
-TEST_CASE("attention: dropout zeroes the weights that its key names, forward and backward") {
-  // Equal keys make all weights 1 / S, and values of 1 make y the share of the kept ones.
+TEST_CASE("attention: dropout zeroes the weights selected by its key in forward and backward") {
+  // Equal keys make all weights 1 / S, and values of 1 make y the fraction of kept weights.
   const std::int64_t n = 400;
   const AttentionOptions o{.dropout = 0.25, .key = {3, 4, 0}};
   const Tensor q = Tensor::zeros({1, n, 2, 1}, DType::f64);
@@ -391,7 +390,7 @@ TEST_CASE("attention: dropout zeroes the weights that its key names, forward and
                   inputs({1, 5, 5, 2, 1, 3})) == "");
 }
 
-TEST_CASE("attention: a part of the heads drops what it would among all of them") {
+TEST_CASE("attention: a shard of the heads drops the same weights as the whole") {
   const TensorList in = inputs({2, 6, 7, 4, 2, 3});
   const AttentionOptions whole{.causal = true, .dropout = 0.4, .key = {5, 6, 11}};
   const Tensor want = attention(in[0], in[1], in[2], whole);
@@ -410,7 +409,7 @@ TEST_CASE("attention: a part of the heads drops what it would among all of them"
   }
 }
 
-TEST_CASE("attention: memory grows with T, not with its square") {
+TEST_CASE("attention: memory grows linearly with T") {
   const auto peak = [](std::int64_t t) {
     TensorList in = inputs({1, t, t, 2, 2, 8}, DType::f32);
     const Tensor dy = Tensor::ones(in[0].shape());
@@ -423,7 +422,7 @@ TEST_CASE("attention: memory grows with T, not with its square") {
   const std::int64_t small = peak(512), large = peak(2048);
   CHECK(small > 0);
   CHECK(large <= 5 * small);
-  CHECK(large < 2 * 2048 * 2048);  // half a byte for each of the 2 heads' weights
+  CHECK(large < 2 * 2048 * 2048);  // half a byte for each weight of the 2 heads
 }
 
 TEST_CASE("attention: bits do not depend on the number of threads") {
@@ -452,7 +451,7 @@ TEST_CASE("attention: meta operands give shape and dtype") {
   CHECK(y.dtype() == DType::bf16);
 }
 
-TEST_CASE("attention: errors name the rule and what was given") {
+TEST_CASE("attention: errors name the rule and the operands") {
   const auto text = [](const Shape& q, const Shape& k, const AttentionOptions& o = {}) {
     return test::error_of(
         [&] { attention(Tensor::zeros(q), Tensor::zeros(k), Tensor::zeros(k), o); });

@@ -19,7 +19,8 @@ struct Case {
   Shape x;
   std::int64_t taps;
 };
-// one of each, odd sizes, wider than a vector, fewer tokens than taps, more than a chunk, none
+// one of each, odd sizes, wider than a vector, fewer tokens than taps, more than a chunk, zero
+// tokens
 const Case kCases[] = {{{1, 1, 1}, 1},   {{2, 7, 3}, 4}, {{1, 5, 35}, 2}, {{2, 3, 16}, 8},
                        {{1, 150, 5}, 4}, {{3, 0, 4}, 3}, {{2, 9, 17}, 3}};
 
@@ -73,7 +74,7 @@ TEST_CASE("causal_conv1d: agrees with its definition") {
                  1e-12) == "");
 }
 
-TEST_CASE("causal_conv1d: packed sequences are the same as separate ones, bit by bit") {
+TEST_CASE("causal_conv1d: packed sequences give the bits of separate ones") {
   for (const DType t : {DType::f32, DType::bf16, DType::f64}) {
     const Tensor x = random({1, 9, 21}, 1, t), w = random({21, 4}, 2, t);
     const Tensor y = causal_conv1d(x, w, {.silu = true, .cu_seqlens = kCu});
@@ -83,7 +84,7 @@ TEST_CASE("causal_conv1d: packed sequences are the same as separate ones, bit by
   }
 }
 
-TEST_CASE("causal_conv1d: token by token with a state, as all at once") {
+TEST_CASE("causal_conv1d: token by token with a state equals one call") {
   const Tensor x = random({2, 6, 5}, 1), w = random({5, 4}, 2);
   const Tensor whole = causal_conv1d(x, w, {.silu = true});
   Tensor state = Tensor::zeros({2, 3, 5}, DType::f64);
@@ -95,7 +96,7 @@ TEST_CASE("causal_conv1d: token by token with a state, as all at once") {
   }
 }
 
-TEST_CASE("causal_conv1d: gradients, also packed, strided, repeated and of a state") {
+TEST_CASE("causal_conv1d: gradients match finite differences for every layout and with a state") {
   for (const Case& c : kCases) {
     if (c.x.numel() > 300) continue;
     for (const bool act : {false, true}) {
@@ -124,7 +125,7 @@ TEST_CASE("causal_conv1d: gradients, also packed, strided, repeated and of a sta
             {random({1, 3, 3}, 5)}) == "");
 }
 
-TEST_CASE("causal_conv1d: the gradient of x is the same when nobody wants that of the weight") {
+TEST_CASE("causal_conv1d: the gradient of x does not depend on the weight requiring one") {
   const Tensor w = random({5, 4}, 2), dy = random({1, 9, 5}, 3);
   const Tensor both = run({random({1, 9, 5}, 1), w}, dy, {.silu = true})[0];
   const Tensor x = random({1, 9, 5}, 1).set_requires_grad();
@@ -133,7 +134,7 @@ TEST_CASE("causal_conv1d: the gradient of x is the same when nobody wants that o
   CHECK(different_bits(tape.gradients(y, {x}, dy)[0], both) == "");
 }
 
-TEST_CASE("causal_conv1d: f32 and bf16 agree with f64; the number of threads changes no bit") {
+TEST_CASE("causal_conv1d: f32 and bf16 agree with f64 and the number of threads changes no bit") {
   const int threads = num_threads();
   for (const DType t : {DType::f32, DType::bf16})
     for (const Case& c : kCases) {

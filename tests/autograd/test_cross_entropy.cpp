@@ -6,7 +6,7 @@
 
 namespace weft::test::cross_entropy_test {
 
-TEST_CASE("golden vectors") {
+TEST_CASE("cross_entropy: golden values") {
   const Tensor x = Tensor::of({1, 2, 3, 4}, {1, 4}, DType::f64);
   const Tensor target = ids({2}, {1});
   const Result plain = run(x, target, {});
@@ -18,7 +18,7 @@ TEST_CASE("golden vectors") {
         "");
 }
 
-TEST_CASE("every combination agrees with double loops") {
+TEST_CASE("cross_entropy: every combination of options equals double loops") {
   const std::int64_t rows = 6;
   for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
     for (const std::int64_t classes : {1, 3, 7, 1025}) {
@@ -45,7 +45,7 @@ TEST_CASE("every combination agrees with double loops") {
     }
 }
 
-TEST_CASE("rows longer than a block, with the maximum in the last one") {
+TEST_CASE("cross_entropy: the maximum may be in the last block of a long row") {
   for (const std::int64_t classes : {2048, 2049, 5000}) {
     Tensor x = test::random({2, classes}, 5, DType::f32);
     x.select(0, 0).select(0, classes - 1).fill_(30);
@@ -55,10 +55,7 @@ TEST_CASE("rows longer than a block, with the maximum in the last one") {
   }
 }
 
-// --- seven upstream defects of this kernel, and an eighth of its in-place gradient
-// ------------------
-
-TEST_CASE("gradcheck") {
+TEST_CASE("cross_entropy: gradcheck") {
   for (const Reduction reduction : {Reduction::none, Reduction::mean, Reduction::sum})
     for (const double smoothing : {0.0, 0.1}) {
       const auto f = [&](const TensorList& in) {
@@ -76,7 +73,7 @@ TEST_CASE("gradcheck") {
     }
 }
 
-TEST_CASE("one set of logits for two losses") {
+TEST_CASE("cross_entropy: one set of logits for two losses") {
   const auto f = [](const TensorList& in) {
     return cross_entropy(in[0], in[1]) + cross_entropy(in[0], in[2], {.reduction = Reduction::sum});
   };
@@ -85,7 +82,7 @@ TEST_CASE("one set of logits for two losses") {
   CHECK(gradcheck(f, {x, ids({0, 1}, {2}), ids({2, 1}, {2})}) == "");
 }
 
-TEST_CASE("shapes: one row without axes, three axes, no rows") {
+TEST_CASE("cross_entropy: one row without axes, three axes and zero rows") {
   const Tensor x = test::random({5}, 14);
   const Result one = run(x, ids({3}, {}), {.reduction = Reduction::none});
   CHECK(one.loss.shape() == Shape{});
@@ -101,14 +98,14 @@ TEST_CASE("shapes: one row without axes, three axes, no rows") {
   }
 }
 
-TEST_CASE("all rows ignored: 0, not NaN, whatever the logits") {
+TEST_CASE("cross_entropy: all rows ignored gives 0") {
   const Tensor x = Tensor::full({2, 3}, std::nan(""));
   const Result r = run(x, ids({-100, -100}, {2}), {});
   CHECK(r.loss.item() == 0);
   CHECK(mismatch(r.grad, Tensor::zeros({2, 3}), 0) == "");
 }
 
-TEST_CASE("huge logits do not overflow, and an offset changes nothing") {
+TEST_CASE("cross_entropy: huge logits do not overflow and an offset changes nothing") {
   const Tensor x = Tensor::of({1000, 1001, 999}, {1, 3});
   const Tensor shifted = Tensor::of({0, 1, -1}, {1, 3});
   for (const double smoothing : {0.0, 0.1}) {
@@ -119,10 +116,10 @@ TEST_CASE("huge logits do not overflow, and an offset changes nothing") {
   }
 }
 
-TEST_CASE("-inf and NaN among the logits") {
+TEST_CASE("cross_entropy: -inf and NaN among the logits") {
   const double nan = std::nan("");
   for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
-    // A masked class: it gets no probability and no gradient.
+    // A masked class gets no probability and no gradient.
     const Result masked = run(Tensor::of({-kInf, 1, 2}, {1, 3}, dtype), ids({1}, {1}), {});
     const Result two = run(Tensor::of({1, 2}, {1, 2}, dtype), ids({0}, {1}), {});
     CHECK(mismatch(masked.loss, two.loss, 0) == "");
@@ -130,7 +127,7 @@ TEST_CASE("-inf and NaN among the logits") {
     CHECK(mismatch(masked.grad.slice(1, 1, 3), two.grad, 0) == "");
     // The target itself is impossible.
     CHECK(run(Tensor::of({-kInf, 1, 2}, {1, 3}, dtype), ids({0}, {1}), {}).loss.item() == kInf);
-    // So is everything: loss +inf, gradient 0, and the other row keeps its own.
+    // All classes are impossible: loss +inf, gradient 0, and the other row keeps its own.
     const Result all = run(Tensor::of({-kInf, -kInf, 1, 2}, {2, 2}, dtype), ids({0, 0}, {2}),
                            {.reduction = Reduction::none},
                            Tensor::ones({2}, dtype == DType::f64 ? dtype : DType::f32));
@@ -138,7 +135,7 @@ TEST_CASE("-inf and NaN among the logits") {
     CHECK(values(all.loss)[1] == values(two.loss)[0]);
     CHECK(mismatch(all.grad.select(0, 0), Tensor::zeros({2}, dtype), 0) == "");
     CHECK(mismatch(all.grad.select(0, 1), two.grad.select(0, 0), 0) == "");
-    // A NaN is never hidden.
+    // A NaN is always visible in the loss.
     for (const double other : {1.0, -kInf})
       for (const double smoothing : {0.0, 0.1}) {
         const Result bad = run(Tensor::of({other, nan, other}, {1, 3}, dtype), ids({0}, {1}),
@@ -149,7 +146,7 @@ TEST_CASE("-inf and NaN among the logits") {
   }
 }
 
-TEST_CASE("count_valid") {
+TEST_CASE("cross_entropy: count_valid counts the rows that are not ignored") {
   CHECK(count_valid(ids({1, -100, 3}, {3})).item_int() == 2);
   CHECK(count_valid(ids({1, 7, 7}, {3}, DType::i32), 7).item_int() == 1);
   CHECK(count_valid(ids({}, {0})).item_int() == 0);
@@ -161,7 +158,7 @@ TEST_CASE("count_valid") {
         "count_valid: targets must have dtype i32 or i64, got f32");
 }
 
-TEST_CASE("the number of threads changes no bit") {
+TEST_CASE("cross_entropy: the number of threads changes no bit") {
   const Tensor x = test::random({33, 3000}, 15, DType::f32);
   std::vector<std::int64_t> t;
   for (int r = 0; r < 33; ++r) t.push_back(r % 5 ? r * 17 : -100);
@@ -177,7 +174,7 @@ TEST_CASE("the number of threads changes no bit") {
   set_num_threads(before);
 }
 
-TEST_CASE("every instruction set gives the same bits") {
+TEST_CASE("cross_entropy: every instruction set gives the same bits") {
   const std::string best = simd().name;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const Tensor x = test::random({3, 4111}, 17, dtype);
@@ -196,7 +193,7 @@ TEST_CASE("every instruction set gives the same bits") {
   }
 }
 
-TEST_CASE("errors") {
+TEST_CASE("cross_entropy: errors name the rule") {
   const Tensor x = Tensor::zeros({2, 5});
   const Tensor t = ids({0, 1}, {2});
   CHECK(error_of([&] {

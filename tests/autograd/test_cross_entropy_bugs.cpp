@@ -2,7 +2,7 @@
 
 #include "weft/tests/cross_entropy_oracle.h"
 
-// One test for each defect that a well-known fused cross entropy shipped with.
+// One test for each defect found in a well-known fused cross entropy.
 namespace weft::test::cross_entropy_bugs_test {
 
 TEST_CASE("upstream bug: rows with ignore_index counted") {
@@ -56,7 +56,7 @@ TEST_CASE("upstream bug: the first row's dy was used for all rows") {
   CHECK(mismatch(r.grad, Tensor::zeros({3, 5}, DType::f64), 1e-3) != "");
 }
 
-TEST_CASE("upstream bug: dy that is not contiguous was read wrongly") {
+TEST_CASE("upstream bug: a strided dy was read wrongly") {
   const Tensor x = test::random({2, 3, 5}, 6);
   const Tensor t = ids({0, 1, 2, 3, 4, 0}, {2, 3});
   const Tensor dy = test::random({2, 3}, 7);
@@ -71,7 +71,7 @@ TEST_CASE("upstream bug: dy that is not contiguous was read wrongly") {
                  0) == "");
 }
 
-TEST_CASE("upstream bug: mean divided by ignored rows too") {
+TEST_CASE("upstream bug: mean divided by the number of all rows") {
   const Tensor x = test::random({8, 5}, 8);
   const Result r = run(x, ids({1, 2, -100, -100, -100, -100, -100, -100}, {8}), {});
   const Result two = run(x.slice(0, 0, 2), ids({1, 2}, {2}), {});
@@ -93,13 +93,13 @@ TEST_CASE("upstream bug: transposed logits gave wrong losses") {
   const Result gaps = run(test::strided(bsv), t, o, dy);
   CHECK(mismatch(gaps.loss, want.loss, 0) == "");
   CHECK(mismatch(gaps.grad, want.grad, 0) == "");
-  // Targets with strides of their own.
+  // Targets with their own strides.
   const Tensor turned = t.transpose(0, 1).contiguous().transpose(0, 1);
   CHECK(mismatch(run(bsv, turned, o, dy).loss, want.loss, 0) == "");
 }
 
-TEST_CASE("upstream bug: bf16 gradient rounded twice over the logits") {
-  // p of the target is 1 - 1e-3: a gradient of -1e-3, which bf16 arithmetic on p would make 0.
+TEST_CASE("upstream bug: the bf16 gradient was rounded twice") {
+  // The target's p is 1 - 1e-3: the gradient is -1e-3, and bf16 arithmetic on p would give 0.
   const double gap = std::log(999.0);
   const Tensor x = Tensor::of({gap, 0}, {1, 2}).to(DType::bf16);
   const Tensor before = x.clone();
@@ -125,7 +125,5 @@ TEST_CASE("upstream bug: bf16 gradient rounded twice over the logits") {
     CHECK(std::abs(g[i] - exact.grad[i]) <= half_ulp * 1.001);
   }
 }
-
-// ----------------------------------------------------------------------------------------------------
 
 }  // namespace weft::test::cross_entropy_bugs_test

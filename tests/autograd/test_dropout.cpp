@@ -11,7 +11,7 @@ namespace {
 using test::different_bits;
 using test::error_of;
 
-// What element i must be, one Philox call at a time.
+// The expected element i, one Philox call at a time.
 template <class T>
 Tensor reference(const Tensor& x, double p, const RandomKey& key) {
   Tensor y = Tensor::empty(x.shape(), x.dtype());
@@ -27,8 +27,8 @@ Tensor reference(const Tensor& x, double p, const RandomKey& key) {
 
 }  // namespace
 
-TEST_CASE("bitwise equal to one random_bits call an element") {
-  const std::uint64_t far = (std::uint64_t{1} << 34) - 6;  // the block number crosses 32 bits
+TEST_CASE("dropout: equals one random_bits call per element bit by bit") {
+  const std::uint64_t far = (std::uint64_t{1} << 34) - 6;  // the block number exceeds 32 bits
   for (const std::int64_t n : {0, 1, 3, 255, 256, 257, 1031})
     for (const std::uint64_t first : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{2},
                                       std::uint64_t{3}, std::uint64_t{77}, far}) {
@@ -43,7 +43,7 @@ TEST_CASE("bitwise equal to one random_bits call an element") {
     }
 }
 
-TEST_CASE("the edge of p is exact: k * 2^-24 is dropped when below p, kept when equal") {
+TEST_CASE("dropout: the boundary of p is exact") {
   const RandomKey key{5, 6, 0};
   const Tensor x = Tensor::ones({64}, DType::f64);
   for (std::int64_t i = 0; i < 64; ++i) {
@@ -54,7 +54,7 @@ TEST_CASE("the edge of p is exact: k * 2^-24 is dropped when below p, kept when 
   }
 }
 
-TEST_CASE("backward drops what forward dropped") {
+TEST_CASE("dropout: backward drops the elements that forward dropped") {
   Tensor x = test::random({7, 41}, 2, DType::f32);
   x.set_requires_grad();
   const RandomKey key{1, 2, 3};
@@ -72,7 +72,7 @@ TEST_CASE("backward drops what forward dropped") {
   CHECK(dropped < x.numel());
 }
 
-TEST_CASE("a shard draws its part of the whole mask") {
+TEST_CASE("dropout: a shard draws its part of the whole mask") {
   const Tensor x = test::random({10, 13}, 4, DType::f32);
   const RandomKey key{7, 8, 100};
   const Tensor whole = dropout(x, 0.5, key);
@@ -84,7 +84,7 @@ TEST_CASE("a shard draws its part of the whole mask") {
   }
 }
 
-TEST_CASE("the rate is p within 5 sigma, and keys differ") {
+TEST_CASE("dropout: the rate is p within 5 sigma and keys differ") {
   const std::int64_t n = 200000;
   const Tensor x = Tensor::ones({n});
   for (const double p : {0.001, 0.1, 0.5, 0.9}) {
@@ -104,7 +104,7 @@ TEST_CASE("the rate is p within 5 sigma, and keys differ") {
   }
 }
 
-TEST_CASE("the number of threads changes no bit") {
+TEST_CASE("dropout: the number of threads changes no bit") {
   const Tensor x = test::random({50001}, 5, DType::f32);
   const RandomKey key{13, 14, 2};
   const int before = num_threads();
@@ -117,7 +117,7 @@ TEST_CASE("the number of threads changes no bit") {
   set_num_threads(before);
 }
 
-TEST_CASE("gradcheck, second order too") {
+TEST_CASE("dropout: gradcheck of first and second order") {
   const RandomKey key{15, 16, 1};
   const auto once = [&](const TensorList& in) { return dropout(in[0], 0.3, key); };
   const auto squared = [&](const TensorList& in) {
@@ -135,7 +135,7 @@ TEST_CASE("gradcheck, second order too") {
   CHECK(gradcheck(squared, {gaps}, {.second_order = true}) == "");
 }
 
-TEST_CASE("strided inputs count elements row by row") {
+TEST_CASE("dropout: strided inputs count elements in row-major order") {
   const Tensor x = test::random({6, 9}, 7, DType::f32);
   const RandomKey key{17, 18, 0};
   const Tensor want = dropout(x, 0.5, key);
@@ -144,21 +144,21 @@ TEST_CASE("strided inputs count elements row by row") {
         "");
 }
 
-TEST_CASE("p = 0, p = 1 and evaluation") {
+TEST_CASE("dropout: p = 0, p = 1 and evaluation mode") {
   const Tensor x = Tensor::of({1, std::nan(""), INFINITY, -2}, {4});
   CHECK(dropout(x, 0, {1, 1, 0}).same(x));
   CHECK(dropout(x, 0.5, {1, 1, 0}, false).same(x));
   CHECK(different_bits(dropout(x, 1, {1, 1, 0}), Tensor::zeros({4})) == "");
 }
 
-TEST_CASE("meta device") {
+TEST_CASE("dropout: meta device") {
   const Tensor y = dropout(Tensor::empty({2, 3}, DType::bf16, kMeta), 0.5, {1, 1, 0});
   CHECK(y.is_meta());
   CHECK(y.shape() == Shape{2, 3});
   CHECK(y.dtype() == DType::bf16);
 }
 
-TEST_CASE("errors") {
+TEST_CASE("dropout: errors name the rule") {
   const Tensor x = Tensor::zeros({2});
   CHECK(error_of([&] { dropout(x, -0.1, {}); }) == "dropout: p must be in [0, 1], got -0.1");
   CHECK(error_of([&] { dropout(x, 1.5, {}); }) == "dropout: p must be in [0, 1], got 1.5");

@@ -19,7 +19,7 @@ const Shape kShapes[] = {{}, {1}, {17}, {1, 5}, {3, 5}, {2, 3, 7}, {4, 1025}, {0
 constexpr double kInf = std::numeric_limits<double>::infinity();
 const double kNan = std::nan("");
 
-// y[i] = f(x[i]) element by element, from the definition.
+// y[i] = f(x[i]) element by element, by definition.
 template <class F>
 Tensor map(const Tensor& x, F f) {
   Tensor y = Tensor::empty(x.shape(), DType::f64);
@@ -113,7 +113,7 @@ const Comparison kComparisons[] = {
 
 }  // namespace
 
-TEST_CASE("elementwise: one operand, every dtype, shape and layout, against the definition") {
+TEST_CASE("elementwise: unary ops follow the definition for every dtype, shape and layout") {
   for (const Unary& u : kUnary)
     for (const Shape& s : kShapes)
       for (const DType t : kFloats) {
@@ -127,7 +127,7 @@ TEST_CASE("elementwise: one operand, every dtype, shape and layout, against the 
       }
 }
 
-TEST_CASE("elementwise: two operands, every dtype, shape and layout, against the definition") {
+TEST_CASE("elementwise: binary ops follow the definition for every dtype, shape and layout") {
   for (const Binary& o : kBinary)
     for (const Shape& s : kShapes)
       for (const DType t : kFloats) {
@@ -186,7 +186,7 @@ TEST_CASE("elementwise: comparisons take every numeric dtype and bool") {
   const Tensor i = Tensor::of({2, 3}, {2}, DType::i64);
   CHECK(mismatch(lt(i, 2.5), Tensor::of({1, 0}, {2}), 0) == "");  // not truncated to 2
   const Tensor tenth = Tensor::full({1}, 0.1, DType::f32);
-  CHECK(eq(tenth, 0.1).item() == 1);  // the number is rounded like the tensor
+  CHECK(eq(tenth, 0.1).item() == 1);  // the number is rounded to the tensor's dtype
   const Tensor nan = Tensor::full({1}, kNan);
   CHECK(ne(nan, nan).item() == 1);
   CHECK(eq(nan, nan).item() == 0);
@@ -214,7 +214,7 @@ TEST_CASE("elementwise: integers add, subtract, multiply, compare and wrap aroun
   CHECK((largest + 2147483647.0).item() == -2);
 }
 
-TEST_CASE("elementwise: a number that an integer type does not have is refused") {
+TEST_CASE("elementwise: a number that the integer dtype cannot represent is refused") {
   struct Range {
     DType dtype;
     const char* text;
@@ -251,7 +251,7 @@ TEST_CASE("elementwise: a number that an integer type does not have is refused")
   }
 }
 
-TEST_CASE("elementwise: a bound that no number of an integer type keeps is refused") {
+TEST_CASE("elementwise: a bound that excludes an integer dtype's whole range is refused") {
   const Tensor x = Tensor::of({1, 200}, {2}, DType::u8);
   const std::string text = "a tensor of u8 must have a number from ";
   CHECK(error_of([&] { maximum(x, 256); }) ==
@@ -271,7 +271,7 @@ TEST_CASE("elementwise: a bound that no number of an integer type keeps is refus
   CHECK(test::different_bits(clamp(x, -kInf, 100), Tensor::of({1, 100}, {2}, DType::u8)) == "");
 }
 
-TEST_CASE("elementwise: integers are compared with any number exactly") {
+TEST_CASE("elementwise: integers compare exactly with any number") {
   const std::int64_t big = std::int64_t{1} << 53;
   const std::int64_t values[] = {INT64_MIN, -big - 1, -big, -1, 0, 1, 2, big, big + 1, INT64_MAX};
   const Tensor x = Tensor::from<std::int64_t>(values, {10});
@@ -281,7 +281,7 @@ TEST_CASE("elementwise: integers are compared with any number exactly") {
       CAPTURE(v);
       const Tensor got = c.with_number(x, v);
       for (std::size_t i = 0; i < 10; ++i) {
-        // long double holds every i64 and every double.
+        // long double represents every i64 and every double.
         const auto a = static_cast<long double>(values[i]), b = static_cast<long double>(v);
         const bool want = std::isnan(v)
                               ? c.op == static_cast<Tensor (*)(const Tensor&, const Tensor&)>(ne)
@@ -301,7 +301,7 @@ TEST_CASE("elementwise: integers are compared with any number exactly") {
   }
 }
 
-TEST_CASE("elementwise: a bound beyond the range of an integer type stays a bound") {
+TEST_CASE("elementwise: bounds outside an integer dtype's range are accepted") {
   for (const DType t : {DType::i32, DType::i64, DType::u8}) {
     CAPTURE(name(t));
     const Tensor x = Tensor::of({1, 5}, {2}, t);
@@ -315,7 +315,7 @@ TEST_CASE("elementwise: a bound beyond the range of an integer type stays a boun
   }
 }
 
-TEST_CASE("elementwise: where moves any dtype unchanged") {
+TEST_CASE("elementwise: where copies any dtype unchanged") {
   const Tensor c = Tensor::of({1, 0, 1}, {3}, DType::boolean);
   for (int i = 0; i < kDTypes; ++i) {
     const auto t = static_cast<DType>(i);

@@ -61,7 +61,8 @@ const Binary kBinary[] = {
     {"where", [](const Tensor& a, const Tensor& b) { return where(a < b, a, b * 2); }},
 };
 
-// First and second order. For the second, f is squared: the gradient of a linear f is constant.
+// First and second order. For the second order f is squared, because the gradient of a linear f is
+// constant.
 template <class F>
 std::string check_twice(F f, const TensorList& in) {
   const std::string first = gradcheck(f, in);
@@ -73,7 +74,7 @@ std::string check_twice(F f, const TensorList& in) {
   return gradcheck([&](const TensorList& xs) { return square(f(xs)); }, in, o);
 }
 
-// d sum(f(x) * r) / dx with an outer tape that records, and without.
+// d sum(f(x) * r) / dx, with or without an outer tape that records.
 Tensor gradient(Tensor (*f)(const Tensor&), const Tensor& x, const Tensor& r, bool nested) {
   Tensor leaf = x.detach();
   leaf.set_requires_grad();
@@ -92,7 +93,7 @@ Tensor gradient_at(Tensor (*f)(const Tensor&), double x) {
 
 }  // namespace
 
-TEST_CASE("elementwise: gradients of one operand agree with finite differences, twice") {
+TEST_CASE("elementwise: unary gradients match finite differences twice") {
   for (const Unary& u : kUnary) {
     CAPTURE(std::string(u.name));
     const auto f = [&](const TensorList& in) { return u.op(in[0]); };
@@ -104,7 +105,7 @@ TEST_CASE("elementwise: gradients of one operand agree with finite differences, 
   }
 }
 
-TEST_CASE("elementwise: gradients of two operands, broadcast in every direction, twice") {
+TEST_CASE("elementwise: binary gradients match finite differences twice under any broadcast") {
   const Shape pairs[][2] = {{{3, 2}, {3, 2}}, {{3, 2}, {2}},    {{2}, {3, 2}},   {{3, 1}, {1, 2}},
                             {{2, 3}, {}},     {{2, 0}, {1, 1}}, {{1}, {2, 1, 2}}};
   for (const Binary& o : kBinary)
@@ -121,7 +122,7 @@ TEST_CASE("elementwise: gradients of two operands, broadcast in every direction,
     }
 }
 
-TEST_CASE("elementwise: the same tensor on both sides") {
+TEST_CASE("elementwise: the same tensor as both operands") {
   const Tensor x = test::random_in({4}, 0.5, 2);
   for (const Binary& o : kBinary) {
     CAPTURE(std::string(o.name));
@@ -129,7 +130,7 @@ TEST_CASE("elementwise: the same tensor on both sides") {
   }
 }
 
-TEST_CASE("elementwise: fused backward kernels equal the derivative in public ops") {
+TEST_CASE("elementwise: fused backward kernels equal the derivative composed of public ops") {
   for (const Unary& u : kUnary) {
     CAPTURE(std::string(u.name));
     for (const DType t : {DType::f64, DType::f32}) {
@@ -153,7 +154,7 @@ TEST_CASE("elementwise: bf16 and f32 gradients agree with f64") {
     }
 }
 
-TEST_CASE("elementwise: an expanded cotangent reaches the kernels intact") {
+TEST_CASE("elementwise: kernels accept an expanded cotangent") {
   const Tensor x = test::random({4, 3});
   CHECK(gradcheck([](const TensorList& in) { return sum(gelu(in[0])) + sum(clamp(in[0], -1, 1)); },
                   {x}) == "");
@@ -193,7 +194,7 @@ TEST_CASE("elementwise: powers of zero have finite gradients") {
   CHECK(mismatch(g[1].slice(0, 2), Tensor::of({std::log(2.0)}, {1}, DType::f64), 1e-15) == "");
 }
 
-TEST_CASE("elementwise: a saved operand that changes in place is noticed") {
+TEST_CASE("elementwise: an in-place change of a saved operand is an error") {
   Tensor w = Tensor::ones({2});
   w.set_requires_grad();
   const Tensor x = Tensor::ones({2});
@@ -204,7 +205,7 @@ TEST_CASE("elementwise: a saved operand that changes in place is noticed") {
         "mul: saved b was changed in place (version 2, saved at 1)");
 }
 
-TEST_CASE("elementwise: the operand that lost gets 0, whatever gradient comes back") {
+TEST_CASE("elementwise: the operand that is not selected gets 0 for any cotangent") {
   constexpr double kInf = INFINITY;
   const auto leaf = [](std::initializer_list<double> v) {
     return Tensor::of(v, {static_cast<std::int64_t>(v.size())}, DType::f64).set_requires_grad();
@@ -236,13 +237,13 @@ TEST_CASE("elementwise: the operand that lost gets 0, whatever gradient comes ba
       CHECK(at([](const Tensor& v) { return pow(v, Tensor::zeros({}, v.dtype())); }) ==
             Values{0, 0, 0, 0});
     }
-  // The number is not rounded to bf16: 0.1 is less than the bf16 next to it.
+  // The number is not rounded to bf16: 0.1 is less than the nearest bf16 value.
   const Tensor tenth = Tensor::full({1}, 0.1, DType::bf16), one = Tensor::ones({1}, DType::bf16);
   CHECK(tenth.item() > 0.1);
   CHECK(gradient([](const Tensor& v) { return maximum(v, 0.1); }, tenth, one, false).item() == 1);
 }
 
-TEST_CASE("elementwise: the slope of abs at 0, of a^0 and of 0^b is 0 to any gradient") {
+TEST_CASE("elementwise: abs at 0, a^0 and 0^b pass 0 back for any cotangent") {
   constexpr double kInf = INFINITY;
   const Tensor inf = Tensor::full({1}, kInf, DType::f64);
   for (const bool nested : {false, true})

@@ -16,7 +16,7 @@ using test::error_of;
 using test::mismatch;
 using test::random;
 
-// The definition: slots of an expert sorted, the first `capacity` of them kept.
+// The definition: sort the slots of an expert and keep the first `capacity`.
 Routing by_definition(const Routing& r, std::int64_t E, std::int64_t capacity, DropPolicy policy) {
   const Tensor p = r.probs.clone(), e = r.experts.clone();
   double* probs = p.data<double>();
@@ -38,17 +38,17 @@ Routing by_definition(const Routing& r, std::int64_t E, std::int64_t capacity, D
 
 }  // namespace
 
-TEST_CASE("expert_capacity: R13 the four cases, and whole numbers that rounding misses") {
+TEST_CASE("expert_capacity: R13 the four cases, and whole numbers that rounding must not change") {
   CHECK(expert_capacity(4, 4, 2, 1) == 2);
   CHECK(expert_capacity(4096, 64, 8, 1) == 512);
   CHECK(expert_capacity(1024, 8, 2, 1.25) == 320);
   CHECK(expert_capacity(5, 4, 2, 1) == 3);
-  CHECK(expert_capacity(500, 10, 2, 1.1) == 110);  // 1000 * 1.1 is a little more than 1100
+  CHECK(expert_capacity(500, 10, 2, 1.1) == 110);  // 1000 * 1.1 is slightly above 1100 in f64
   CHECK(expert_capacity(0, 4, 2, 1) == 0);
   CHECK(expert_capacity(1, 64, 1, 0.5) == 1);
 }
 
-TEST_CASE("expert_capacity: R13 what is dropped, by probability and by position") {
+TEST_CASE("expert_capacity: R13 drops slots by probability and by position") {
   const Routing r{Tensor::of({.9, .1, .8, .2, .7, .3, .8, .2}, {4, 2}),
                   Tensor::of({0, 1, 0, 2, 0, 1, 0, 2}, {4, 2}, DType::i64)};
   const Routing best = limit_capacity(r, 3, 2);
@@ -65,7 +65,7 @@ TEST_CASE("expert_capacity: R13 what is dropped, by probability and by position"
   CHECK(different_bits(limit_capacity(r, 3, 4).experts, r.experts) == "");
 }
 
-TEST_CASE("expert_capacity: random routings against the definition, ties included") {
+TEST_CASE("expert_capacity: random routings with ties follow the definition") {
   for (const DropPolicy policy : {DropPolicy::probability, DropPolicy::position})
     for (const std::int64_t capacity : {1, 7, 20})
       for (const bool tied : {false, true}) {
@@ -84,7 +84,7 @@ TEST_CASE("expert_capacity: random routings against the definition, ties include
       }
 }
 
-TEST_CASE("expert_capacity: by a factor, of the slots that have an expert") {
+TEST_CASE("expert_capacity: a factor applies to the slots that have an expert") {
   for (const std::uint64_t seed : {1, 2, 3})
     for (const double factor : {0.1, 0.5, 1.0, 1.25, 2.9, 3.0})
       for (const DropPolicy policy : {DropPolicy::probability, DropPolicy::position}) {
@@ -94,7 +94,7 @@ TEST_CASE("expert_capacity: by a factor, of the slots that have an expert") {
         const Routing want = limit_capacity(r, 6, expert_capacity(50, 6, 2, factor), policy);
         CHECK(different_bits(all.experts, want.experts) == "");
         CHECK(different_bits(all.probs, want.probs) == "");
-        // Every third token is padding: the same as if it were not there.
+        // Every third token is padding: the result is the same as without these tokens.
         const Tensor padding = Tensor::zeros({50}, DType::boolean);
         const Tensor x = random({50, 6}, seed), rows = Tensor::empty({33, 6}, DType::f64);
         for (std::int64_t t = 0, n = 0; t < 50; ++t) {
@@ -116,7 +116,7 @@ TEST_CASE("expert_capacity: by a factor, of the slots that have an expert") {
       }
 }
 
-TEST_CASE("expert_capacity: dropped slots get no gradient, the others theirs") {
+TEST_CASE("expert_capacity: only kept slots get a gradient") {
   const auto f = [](const TensorList& in) {
     const Routing r = route(in[0], {}, {.topk = 2});
     return limit_capacity(r, 4, 3).probs;
@@ -134,7 +134,7 @@ TEST_CASE("expert_capacity: dropped slots get no gradient, the others theirs") {
   CHECK(gradcheck(factor, {random({9, 4}, 5)}) == "");
 }
 
-TEST_CASE("expert_capacity: no tokens, threads, meta") {
+TEST_CASE("expert_capacity: zero tokens, threads and meta device") {
   const RouterOptions o{.topk = 2};
   CHECK(limit_capacity(route(Tensor::zeros({0, 4}), {}, o), 4, 0).probs.shape() == Shape{0, 2});
   const Routing meta =

@@ -29,7 +29,7 @@ TensorList operands(const Sizes& s, Decay decay, DType t = DType::f64) {
   const Shape gates{s.batch, s.tokens, s.value_heads};
   Tensor g = random_in(gates, -0.3, 0, 4);
   if (decay == Decay::strong) g = mul(g, 100);
-  // Now and then everything is forgotten: small differences of large sums.
+  // Sometimes the state is almost erased, which gives small differences of large sums.
   if (decay == Decay::mixed) g = where(lt(g, -0.28), Tensor::full(g.shape(), -90, DType::f64), g);
   return {unit(random({s.batch, s.tokens, s.key_heads, s.key_dim}, 1)).to(t),
           unit(random({s.batch, s.tokens, s.key_heads, s.key_dim}, 2)).to(t),
@@ -61,7 +61,7 @@ const Tensor kCu = Tensor::of({0, 3, 3, 70, 71, 140}, {6}, DType::i32);
 
 }  // namespace
 
-TEST_CASE("G1 gated_delta: the worked example, forward and backward") {
+TEST_CASE("G1 gated_delta: the worked example in forward and backward") {
   const auto row = [](std::initializer_list<double> v) { return Tensor::of(v, {1, 3, 1, 2}); };
   const auto gate = [](std::initializer_list<double> v) { return Tensor::of(v, {1, 3, 1}); };
   const auto wide = [](const Tensor& t) { return t.to(DType::f64); };
@@ -92,7 +92,8 @@ TEST_CASE("G1 gated_delta: the worked example, forward and backward") {
   }
 }
 
-TEST_CASE("G2 gated_delta: by chunks as token by token, outputs, states and all gradients") {
+TEST_CASE(
+    "G2 gated_delta: the chunked form equals the sequential one in all outputs and gradients") {
   for (const std::int64_t tokens : {1, 63, 64, 65, 200})
     for (const Decay decay : {Decay::weak, Decay::strong, Decay::mixed})
       for (const Sizes& s : {Sizes{1, tokens, 1, 2, 16, 24}, Sizes{2, tokens, 1, 1, 5, 3}}) {
@@ -102,7 +103,7 @@ TEST_CASE("G2 gated_delta: by chunks as token by token, outputs, states and all 
         const Tensor dy = random(in[2].shape(), 7), dstate = random(in[5].shape(), 8);
         const TensorList want = run(&gated_delta_recurrent, in, dy, dstate);
         const TensorList f64 = run(&gated_delta, in, dy, dstate);
-        // The same numbers rounded to f32, computed in f64.
+        // The same numbers rounded to f32 and computed in f64.
         TensorList narrow, rounded;
         for (const Tensor& t : in) {
           narrow.push_back(t.to(DType::f32));
@@ -120,7 +121,7 @@ TEST_CASE("G2 gated_delta: by chunks as token by token, outputs, states and all 
       }
 }
 
-TEST_CASE("gated_delta: gradients against differences") {
+TEST_CASE("gated_delta: gradients match finite differences") {
   for (Form* form : {&gated_delta, &gated_delta_recurrent})
     for (const Sizes& s : {Sizes{2, 3, 1, 2, 3, 2}, Sizes{1, 67, 1, 1, 2, 1}}) {
       if (form == &gated_delta_recurrent && s.tokens > 3) continue;
@@ -150,7 +151,7 @@ TEST_CASE("gated_delta: gradients against differences") {
                   {.second_order = true}) == "");
 }
 
-TEST_CASE("gated_delta: packed sequences are the same as separate ones, bit by bit") {
+TEST_CASE("gated_delta: packed sequences give the bits of separate ones") {
   for (const DType t : {DType::f64, DType::f32, DType::bf16}) {
     const TensorList in = operands({1, 140, 1, 2, 8, 8}, Decay::weak, t);
     const Tensor dy = random(in[2].shape(), 7, t), states = random({5, 2, 8, 8}, 9, in[5].dtype());
@@ -180,7 +181,7 @@ TEST_CASE("gated_delta: packed sequences are the same as separate ones, bit by b
   CHECK(mismatch(a.state, b.state, 1e-12) == "");
 }
 
-TEST_CASE("gated_delta: in two parts with the state between them, as all at once") {
+TEST_CASE("gated_delta: two calls connected by the state equal one call") {
   const TensorList in = operands({2, 70, 1, 2, 4, 3}, Decay::weak);
   const GatedDelta whole = gated_delta(in[0], in[1], in[2], in[3], in[4], {.state = in[5]});
   Tensor state = in[5];
@@ -193,7 +194,7 @@ TEST_CASE("gated_delta: in two parts with the state between them, as all at once
   CHECK(mismatch(state, whole.state, 1e-13) == "");
 }
 
-TEST_CASE("gated_delta: bf16 agrees with f64; threads change no bit; nothing and meta") {
+TEST_CASE("gated_delta: bf16, threads, zero tokens and meta device") {
   const Sizes s{3, 100, 2, 4, 16, 8};
   const TensorList in = operands(s, Decay::weak, DType::bf16);
   const Tensor dy = random(in[2].shape(), 7, DType::bf16);

@@ -27,15 +27,14 @@ struct Case {
   std::int64_t total() const { return std::accumulate(rows.begin(), rows.end(), std::int64_t{0}); }
   std::int64_t groups() const { return static_cast<std::int64_t>(rows.size()); }
 };
-// One group, empty groups at both ends, all rows in one group, no rows, groups on both sides of
-// what is worth a library call, enough work for several threads, and groups of
-// one row.
+// One group, empty groups at both ends, all rows in one group, no rows, groups on both sides of the
+// threshold for a library call, enough work for several threads, and groups of one row.
 const Case kCases[] = {{{3}, 2, 4},           {{0, 2, 0, 5, 0}, 3, 2},
                        {{0, 7, 0}, 5, 1},     {{0, 0}, 3, 3},
                        {{1, 40, 3}, 37, 41},  {{70, 0, 130, 1, 55}, 65, 96},
                        {{0, 300, 0}, 64, 80}, {{1, 0, 1, 1}, 70, 600}};
 
-// A loop over the groups with products of their own.
+// A loop over the groups with one product each.
 Tensor by_loop(const Tensor& x, const Tensor& w, const Tensor& bias, const Case& c,
                const Tensor& scale) {
   Tensor y = Tensor::zeros({c.total(), c.outputs}, x.dtype());
@@ -71,7 +70,7 @@ TensorList run(F f, const TensorList& given, const Tensor& dy) {
 
 }  // namespace
 
-TEST_CASE("grouped_linear: equals a loop over the groups, forward and backward") {
+TEST_CASE("grouped_linear: forward and backward equal a loop over the groups") {
   for (const Case& c : kCases)
     for (const DType t : {DType::f64, DType::f32, DType::bf16}) {
       CAPTURE(c.inputs);
@@ -109,7 +108,7 @@ TEST_CASE("grouped_linear: equals a loop over the groups, forward and backward")
     }
 }
 
-TEST_CASE("grouped_linear: gradcheck, with strided and repeated inputs") {
+TEST_CASE("grouped_linear: gradcheck with strided and repeated inputs") {
   const Tensor rows = rows_of({2, 0, 3});
   const auto op = [&](const TensorList& in) {
     return grouped_linear(in[0], in[1], in[2], rows, in[3]);
@@ -143,7 +142,7 @@ TEST_CASE("D7: the weight of an empty group gets a gradient of exactly 0") {
   CHECK(mismatch(dw.select(0, 1).abs().max(), Tensor::zeros({}), 1e-3) != "");
 }
 
-TEST_CASE("grouped_linear: gradients go straight into main_grad, and empty groups leave it alone") {
+TEST_CASE("grouped_linear: gradients are added to main_grad and empty groups leave it unchanged") {
   const Tensor rows = rows_of({2, 0, 3});
   for (const DType t : {DType::f32, DType::bf16}) {
     const Tensor x = random({5, 4}, 1, t), dy = random({5, 2}, 3, t);
@@ -160,7 +159,7 @@ TEST_CASE("grouped_linear: gradients go straight into main_grad, and empty group
     const TensorList wide =
         run([&](const TensorList& in) { return grouped_linear(x.to(DType::f64), in[0], {}, rows); },
             {w.detach().to(DType::f64)}, dy.to(DType::f64));
-    // The product is summed in f32 and added unrounded.
+    // The product is accumulated in f32 and added unrounded.
     CHECK(mismatch(w.main_grad(), add(mul(wide[0], 2.0), 1.0), 1e-6) == "");
     CHECK(w.main_grad().select(0, 1).min().item() == 1);
     CHECK(w.main_grad().select(0, 1).max().item() == 1);
@@ -198,7 +197,7 @@ TEST_CASE("grouped_linear: meta gives the same shape") {
   CHECK(y.is_meta());
 }
 
-TEST_CASE("grouped_linear: errors") {
+TEST_CASE("grouped_linear: errors name the rule") {
   const Tensor x = random({3, 2}), w = random({2, 4, 2}), b = random({2, 4}), n = rows_of({1, 2});
   const auto text = [](const Tensor& x0, const Tensor& w0, const Tensor& b0, const Tensor& n0,
                        const Tensor& s0 = {}) {

@@ -20,7 +20,7 @@ Tensor ids_of(std::initializer_list<double> values, const Shape& shape, DType dt
   return Tensor::of(values, shape, dtype);
 }
 
-// Indices in [0, limit) that depend on the seed only, with repeats.
+// Indices in [0, limit) that depend only on the seed, with repeats.
 Tensor random_ids(const Shape& shape, std::int64_t limit, std::uint64_t seed = 3,
                   DType dtype = DType::i64) {
   return test::random_in(shape, 0, static_cast<double>(limit), seed, dtype);
@@ -28,7 +28,7 @@ Tensor random_ids(const Shape& shape, std::int64_t limit, std::uint64_t seed = 3
 
 }  // namespace
 
-TEST_CASE("indexing: index_select along every axis") {
+TEST_CASE("indexing: index_select works along every axis") {
   const Tensor x = Tensor::arange(0, 24, 1, DType::f32).view({2, 3, 4});
   for (const DType dtype : {DType::i32, DType::i64}) {
     CHECK(different_bits(index_select(x, 0, ids_of({1, 1}, {2}, dtype)),
@@ -42,7 +42,7 @@ TEST_CASE("indexing: index_select along every axis") {
   CHECK(index_select(x.to(DType::boolean), 1, ids_of({0}, {1})).dtype() == DType::boolean);
 }
 
-TEST_CASE("indexing: gather and scatter_add against plain loops") {
+TEST_CASE("indexing: gather and scatter_add equal plain loops") {
   const Tensor x = random({3, 4, 5}), source = random({3, 2, 5}, 2);
   const Tensor index = random_ids({3, 2, 5}, 4);
   const Tensor picked = gather(x, 1, index), summed = scatter_add(x, 1, index, source);
@@ -61,7 +61,7 @@ TEST_CASE("indexing: gather and scatter_add against plain loops") {
 }
 
 TEST_CASE("indexing: scatter_add and embedding sum bf16 in f32") {
-  // 256 + 1 rounds back to 256 in bf16, so summing there would lose all of the ones.
+  // 256 + 1 rounds back to 256 in bf16, so a bf16 sum would lose all of the ones.
   const Tensor x = Tensor::full({1}, 256, DType::bf16), ones = Tensor::ones({64}, DType::bf16);
   CHECK(scatter_add(x, 0, Tensor::zeros({64}, DType::i64), ones).item() == 320);
   Tensor w = Tensor::zeros({2, 1}, DType::bf16);
@@ -72,13 +72,13 @@ TEST_CASE("indexing: scatter_add and embedding sum bf16 in f32") {
   CHECK(w.grad().select(0, 0).item() == 512);
 }
 
-TEST_CASE("indexing: integers scatter too") {
+TEST_CASE("indexing: integers can be scattered") {
   const Tensor y = scatter_add(Tensor::zeros({3}, DType::i64), 0, ids_of({0, 2, 2}, {3}),
                                ids_of({5, 6, 7}, {3}));
   CHECK(different_bits(y, ids_of({5, 0, 13}, {3})) == "");
 }
 
-TEST_CASE("indexing: embedding picks rows for ids of any shape") {
+TEST_CASE("indexing: embedding selects rows for ids of any shape") {
   const Tensor w = random({7, 3}, 1, DType::f32);
   const Tensor y = embedding(w, ids_of({6, 0, 0, 2, 5, 1}, {2, 3}, DType::i32));
   CHECK(y.shape() == Shape{2, 3, 3});
@@ -137,7 +137,7 @@ TEST_CASE("indexing: gradients to the second order") {
   }
 }
 
-TEST_CASE("indexing: gradients of empty inputs, and of an input used twice") {
+TEST_CASE("indexing: gradients of empty inputs and of an input used twice") {
   const Tensor none = Tensor::empty({0, 3}, DType::f64), x = random({4, 4});
   CHECK(gradcheck(
             [](const TensorList& in) {
@@ -157,9 +157,9 @@ TEST_CASE("indexing: gradients of empty inputs, and of an input used twice") {
                   {x}) == "");
 }
 
-TEST_CASE("indexing: the gradient of a table has the same bits for every number of threads") {
+TEST_CASE("indexing: the number of threads changes no bit of a table's gradient") {
   const int before = num_threads();
-  // Long rows are cut into columns, short ones dealt out whole; half of the ids are equal.
+  // Long rows are split into columns, short rows are assigned whole; half of the ids are equal.
   for (const Shape& table : {Shape{256, 200}, Shape{5000, 8}, Shape{3000, 1}}) {
     const Tensor ids = cat({random_ids({6000}, table[0]), Tensor::full({6000}, 7, DType::i64)});
     const Tensor dy = random({12'000, table[1]}, 5, DType::f32);
@@ -186,7 +186,7 @@ TEST_CASE("indexing: the gradient of a table has the same bits for every number 
   set_num_threads(before);
 }
 
-TEST_CASE("indexing: index_add backward with an outer axis, threads or not") {
+TEST_CASE("indexing: index_add backward with an outer axis and any number of threads") {
   const int before = num_threads();
   const Tensor ids = random_ids({300}, 50);
   const auto gradient = [&](std::int64_t inner) {
@@ -240,7 +240,7 @@ TEST_CASE("indexing: meta tensors take the same shapes") {
   CHECK(w.grad().dtype() == DType::bf16);
 }
 
-TEST_CASE("indexing: error texts, before anything is written") {
+TEST_CASE("indexing: errors are thrown before anything is written") {
   const Tensor w = Tensor::zeros({10, 4}), x = Tensor::zeros({3, 2});
   const auto two = [](double v) { return ids_of({0, 0, 0, v}, {2, 2}); };
   CHECK(error_of([&] {
@@ -286,7 +286,7 @@ TEST_CASE("indexing: error texts, before anything is written") {
         "tril: x must have at least 2 axes, got shape [3]");
 }
 
-TEST_CASE("indexing: among many bad ids the first one is named, whatever the threads") {
+TEST_CASE("indexing: the error names the first bad id for any number of threads") {
   const int before = num_threads();
   const Tensor ids = Tensor::zeros({200'000}, DType::i64);
   ids.narrow(0, 70'001, 100'000).fill_(99);
@@ -300,7 +300,7 @@ TEST_CASE("indexing: among many bad ids the first one is named, whatever the thr
   set_num_threads(before);
 }
 
-TEST_CASE("indexing: backward notices indices that changed in between") {
+TEST_CASE("indexing: backward refuses indices changed after the forward") {
   Tensor w = Tensor::zeros({3, 2});
   w.set_requires_grad();
   const Tensor ids = ids_of({1, 2}, {2});

@@ -41,7 +41,7 @@ TensorList run(const TensorList& in, const Tensor& dy, const Tensor& dsum) {
 
 }  // namespace
 
-TEST_CASE("layer_norm: agrees with its definition, with and without weight, bias and residual") {
+TEST_CASE("layer_norm: agrees with its definition for every set of operands") {
   for (const Shape& s : kShapes) {
     CAPTURE(to_string(s));
     const Shape row{s.back()};
@@ -57,7 +57,7 @@ TEST_CASE("layer_norm: agrees with its definition, with and without weight, bias
   }
 }
 
-TEST_CASE("layer_norm: f32 and bf16 agree with f64, forward and backward") {
+TEST_CASE("layer_norm: f32 and bf16 agree with f64 in forward and backward") {
   for (const Shape& s : kShapes)
     for (const DType t : {DType::f32, DType::bf16}) {
       CAPTURE(to_string(s));
@@ -73,7 +73,7 @@ TEST_CASE("layer_norm: f32 and bf16 agree with f64, forward and backward") {
                             to(in[3], DType::f64)};
       const TensorList got = run(in, dy, dsum);
       const TensorList want = run(wide, dy.to(DType::f64), dsum.to(DType::f64));
-      // dweight and dbias add up all rows, hence the larger bound.
+      // dweight and dbias sum over all rows, so the bound is larger.
       for (int i = 0; i < 6; ++i) {
         CAPTURE(i);
         CHECK(got[i].dtype() == t);
@@ -87,7 +87,7 @@ TEST_CASE("layer_norm: a large mean does not cancel the variance") {
   CHECK(mismatch(layer_norm(far), layer_norm(far.to(DType::f64)), 1e-4) == "");
 }
 
-TEST_CASE("layer_norm: gradients, also of strided, repeated and absent inputs") {
+TEST_CASE("layer_norm: gradients of strided, repeated and absent inputs match finite differences") {
   const auto plain = [](const TensorList& in) { return layer_norm(in[0], in[1], in[2]); };
   const auto bare = [](const TensorList& in) { return layer_norm(in[0]); };
   const auto only_bias = [](const TensorList& in) { return layer_norm(in[0], {}, in[1]); };
@@ -119,7 +119,7 @@ TEST_CASE("layer_norm_residual: gradients through either output or both") {
               return mul(r.y, exp(r.sum));
             },
             in) == "");
-  // The same tensor as x and residual, and a stream that is not contiguous going back.
+  // The same tensor as x and residual, and a strided cotangent of the sum.
   CHECK(gradcheck(
             [](const TensorList& v) {
               const LayerNormResidual r = layer_norm_residual(v[0], v[0]);
@@ -128,7 +128,7 @@ TEST_CASE("layer_norm_residual: gradients through either output or both") {
             {in[0]}) == "");
 }
 
-TEST_CASE("layer_norm: the number of threads changes no bit; meta gives the same shapes") {
+TEST_CASE("layer_norm: the number of threads changes no bit and meta gives the same shapes") {
   const int threads = num_threads();
   const Shape s{1111, 65}, row{65};
   const TensorList in{random(s, 1, DType::f32), random(s, 2, DType::f32),
@@ -147,7 +147,7 @@ TEST_CASE("layer_norm: the number of threads changes no bit; meta gives the same
   CHECK(r.sum.dtype() == DType::bf16);
 }
 
-TEST_CASE("layer_norm: a saved sum that was changed in place is noticed") {
+TEST_CASE("layer_norm: an in-place change of the saved sum is an error") {
   Tensor x = random({2, 3});
   x.set_requires_grad();
   Tape tape;

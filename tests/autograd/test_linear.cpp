@@ -22,7 +22,7 @@ TensorList inputs(const Shape& x, std::int64_t n, DType t = DType::f64) {
   return {test::random(x, 1, t), test::random({n, x.back()}, 2, t), test::random({n}, 3, t)};
 }
 
-// One row, 1-D, odd, three axes, wider than a block, no rows, no inputs, no outputs.
+// One row, 1-D, odd sizes, three axes, wider than a block, no rows, no inputs, no outputs.
 const struct {
   Shape x;
   std::int64_t n;
@@ -46,7 +46,7 @@ TEST_CASE("linear: agrees with matmul and add in f64") {
     }
 }
 
-TEST_CASE("linear: narrow f32 rows, where product and bias are one kernel") {
+TEST_CASE("linear: narrow f32 rows, where one kernel computes product and bias") {
   const int threads = num_threads();
   for (const std::int64_t m : {63, 64, 131})
     for (const std::int64_t n : {1, 16, 31, 70})
@@ -55,7 +55,7 @@ TEST_CASE("linear: narrow f32 rows, where product and bias are one kernel") {
         const Tensor x = test::random({m, k}, 1, DType::f32),
                      w = test::random({n, k}, 2, DType::f32);
         const Tensor b = test::random({n}, 3, DType::f32);
-        // Up to 257 products of size 1: sums of size 16, whose partial sums are each rounded.
+        // Up to 257 products of size 1, so sums of about 16; each partial sum is rounded.
         const Tensor want = linear(x.to(DType::f64), w.to(DType::f64), b.to(DType::f64));
         const Tensor y = linear(x, w, b);
         CHECK(test::mismatch(y, want, 1e-4) == "");
@@ -74,7 +74,7 @@ TEST_CASE("linear: bf16 rounds the sum of product and bias once") {
   CHECK(linear(x, w, Tensor::full({1}, 256, DType::bf16)).item() == 258);
 }
 
-TEST_CASE("linear: backward agrees with finite differences, twice") {
+TEST_CASE("linear: gradients match finite differences twice") {
   for (const auto& [x, n] : kCases) {
     if (x.back() > 10) continue;
     CAPTURE(message("x {}, n {}", x, n));
@@ -85,7 +85,7 @@ TEST_CASE("linear: backward agrees with finite differences, twice") {
   }
 }
 
-TEST_CASE("linear: an operand used twice gets both parts") {
+TEST_CASE("linear: an operand used twice gets both contributions") {
   CHECK(gradcheck([](const TensorList& in) { return linear(in[0], in[0]); },
                   {test::random({3, 4}, 1)}) == "");
   CHECK(gradcheck([](const TensorList& in) { return linear(linear(in[0], in[1]), in[1]); },
@@ -123,7 +123,7 @@ TEST_CASE("linear: only the gradients that are needed are computed") {
   CHECK(test::mismatch(b.grad(), Tensor::full({4}, 2, DType::f64), 0) == "");
 }
 
-TEST_CASE("linear: a weight that changed before backward is noticed") {
+TEST_CASE("linear: a weight changed before backward is an error") {
   Tensor x = test::random({2, 3}, 1), w = test::random({4, 3}, 2);
   x.set_requires_grad();
   Tape tape;

@@ -12,7 +12,7 @@
 namespace weft::test::linear_cross_entropy_test {
 namespace {
 
-// 7 rows: chunks of 1, 2, 3 and 7 rows, the last one short or not.
+// 7 rows in chunks of 1, 2, 3 and 7 rows, with and without a short last chunk.
 constexpr std::int64_t kChunks[] = {1, 2, 3, 7};
 constexpr std::int64_t kRows = 7, kWidth = 5, kClasses = 6;
 
@@ -26,7 +26,7 @@ Tensor cotangent(Reduction reduction, DType x) {
 
 }  // namespace
 
-TEST_CASE("gradcheck with several chunks") {
+TEST_CASE("linear_cross_entropy: gradcheck with several chunks") {
   for (const std::int64_t chunk : kChunks)
     for (const Reduction reduction : kReductions)
       for (const double smoothing : {0.0, 0.1}) {
@@ -42,7 +42,7 @@ TEST_CASE("gradcheck with several chunks") {
       }
 }
 
-TEST_CASE("gradcheck of other layouts: strided, three axes, one row, no rows, all ignored") {
+TEST_CASE("linear_cross_entropy: gradcheck of other layouts, zero rows and all rows ignored") {
   for (const Reduction reduction : kReductions) {
     const auto f = [&](const TensorList& in) {
       return linear_cross_entropy(in[0], in[1], in[2], {.reduction = reduction});
@@ -56,7 +56,7 @@ TEST_CASE("gradcheck of other layouts: strided, three axes, one row, no rows, al
   }
 }
 
-TEST_CASE("gradcheck: an operand used twice, a tied weight") {
+TEST_CASE("linear_cross_entropy: gradcheck of an operand used twice and of a tied weight") {
   const Tensor square = test::random({4, 4}, 1), t = ids({3, 0, 1, 2}, {4});
   CHECK(gradcheck([](const TensorList& in) { return linear_cross_entropy(in[0], in[0], in[1]); },
                   {square, t}) == "");
@@ -71,7 +71,7 @@ TEST_CASE("gradcheck: an operand used twice, a tied weight") {
   CHECK(gradcheck(tied, {test::random({5, 3}, 1), ids({0, 2, 2, 4}, {4}), t}) == "");
 }
 
-TEST_CASE("agrees with linear and cross_entropy: losses bit by bit, gradients in f64") {
+TEST_CASE("linear_cross_entropy: equals linear and cross_entropy") {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
     for (const std::int64_t chunk : kChunks)
       for (const Reduction reduction : kReductions)
@@ -94,7 +94,7 @@ TEST_CASE("agrees with linear and cross_entropy: losses bit by bit, gradients in
           const Outcome want =
               differentiate(x.to(DType::f64), w.to(DType::f64), dy.to(DType::f64), two_ops);
           CHECK(different_bits(got.loss, two_ops(x, w)) == "");
-          CHECK(different_bits(got.loss, one_op(x, w)) == "");  // not recording
+          CHECK(different_bits(got.loss, one_op(x, w)) == "");  // without recording
           CHECK(got.dx.dtype() == dtype);
           CHECK(got.dw.dtype() == dtype);
           CHECK(mismatch(got.loss, want.loss, 2 * tolerance(dtype)) == "");
@@ -103,8 +103,8 @@ TEST_CASE("agrees with linear and cross_entropy: losses bit by bit, gradients in
         }
 }
 
-TEST_CASE("bf16: the weight's gradient is summed over chunks in f32") {
-  // Every row gives the same gradient; summed in bf16 one by one, the sum would stop growing.
+TEST_CASE("linear_cross_entropy: a bf16 weight's gradient is summed over chunks in f32") {
+  // Every row gives the same gradient. A bf16 sum, row by row, would stop growing.
   constexpr std::int64_t rows = 1024;
   const Tensor x = Tensor::ones({rows, 1}, DType::bf16), w = Tensor::zeros({2, 1}, DType::bf16);
   const Tensor t = Tensor::zeros({rows}, DType::i64);
@@ -114,7 +114,7 @@ TEST_CASE("bf16: the weight's gradient is summed over chunks in f32") {
   CHECK(far(got.dw, {-512, 512}, 0, 0) == "");
 }
 
-TEST_CASE("only the gradients that are needed are computed") {
+TEST_CASE("linear_cross_entropy: only the required gradients are computed") {
   const Tensor t = some_targets();
   for (const Reduction reduction : kReductions)
     for (const bool of_weight : {false, true}) {
@@ -131,7 +131,7 @@ TEST_CASE("only the gradients that are needed are computed") {
     }
 }
 
-TEST_CASE("a cotangent of 1 and of 2, grad() of a leaf, a second backward into it") {
+TEST_CASE("linear_cross_entropy: a second backward with another cotangent adds to grad()") {
   const Tensor t = some_targets();
   Tensor x = test::random({kRows, kWidth}, 1), w = test::random({kClasses, kWidth}, 2);
   x.set_requires_grad();
@@ -148,7 +148,7 @@ TEST_CASE("a cotangent of 1 and of 2, grad() of a leaf, a second backward into i
   CHECK(mismatch(w.grad(), dw * 3.0, 1e-15) == "");
 }
 
-TEST_CASE("a tape inside another runs first and leaves the outer one its gradient") {
+TEST_CASE("linear_cross_entropy: the inner tape's pass leaves the outer tape's gradient intact") {
   const Tensor t = some_targets();
   Tensor x = test::random({kRows, kWidth}, 1), w = test::random({kClasses, kWidth}, 2);
   x.set_requires_grad();
@@ -164,7 +164,7 @@ TEST_CASE("a tape inside another runs first and leaves the outer one its gradien
   }
 }
 
-TEST_CASE("in a recomputed region") {
+TEST_CASE("linear_cross_entropy: a recomputed region gives the same bits") {
   const Tensor t = some_targets(), x = test::random({kRows, kWidth}, 1),
                w = test::random({kClasses, kWidth}, 2);
   for (const Reduction reduction : kReductions) {
@@ -183,7 +183,7 @@ TEST_CASE("in a recomputed region") {
   }
 }
 
-TEST_CASE("the gradient is made once: not without a tape, nor in a region's first pass") {
+TEST_CASE("linear_cross_entropy: no gradient without a tape or in a region's first pass") {
   Tensor w = test::random({3000, 8}, 1), x = test::random({2, 8}, 2);
   w.set_requires_grad();
   const auto peak = [&](bool again) {
@@ -202,8 +202,8 @@ TEST_CASE("the gradient is made once: not without a tape, nor in a region's firs
   CHECK(peak(false) > gradient);
 }
 
-TEST_CASE("-inf and NaN among the logits, all rows ignored") {
-  // Row 0 has only -inf for logits: loss +inf, gradient 0, and the other row keeps its own.
+TEST_CASE("linear_cross_entropy: -inf and NaN among the logits and all rows ignored") {
+  // Row 0 has only -inf logits: loss +inf, gradient 0, and the other row keeps its own.
   const Tensor w = Tensor::of({1, 2}, {2, 1});
   const auto loss_of = [&](const Tensor& x) {
     return differentiate(x, w, Tensor::ones({2}), [&](const Tensor& a, const Tensor& b) {
@@ -231,7 +231,7 @@ TEST_CASE("-inf and NaN among the logits, all rows ignored") {
   CHECK(mismatch(ignored.dw, Tensor::zeros({2, 1}), 0) == "");
 }
 
-TEST_CASE("hits: the target has the largest logit, alone or with others") {
+TEST_CASE("linear_cross_entropy: a hit needs the largest logit, ties included") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const Tensor logits =
       Tensor::of({1, 5, 2, 1, 5, 2, 5, 5, 2, 5, 5, 2, nan, 1, 2, 7, 8, 9, -kInf, -kInf, -kInf},
@@ -248,7 +248,7 @@ TEST_CASE("hits: the target has the largest logit, alone or with others") {
             .reduction = reduction, .label_smoothing = smoothing, .hits = hits};
         cross_entropy(logits.to(dtype), t, o);
         CHECK(values(hits) == want);
-        // Products with the identity, of what is finite; recorded or not.
+        // Products of finite values with the identity, recorded or not.
         const Tensor x = logits.narrow(0, 0, 4).to(dtype), w = Tensor::eye(3, dtype);
         const Tensor dy = cotangent(reduction, dtype);
         const Tensor few_dy = dy.ndim() ? dy.narrow(0, 0, 4) : dy;
@@ -284,8 +284,8 @@ TEST_CASE("hits: the target has the largest logit, alone or with others") {
         "like the targets, got bool [6] on cpu");
 }
 
-TEST_CASE("the number of threads changes no bit") {
-  // Rows that several threads share, products below what goes to the BLAS library.
+TEST_CASE("linear_cross_entropy: the number of threads changes no bit") {
+  // Several threads share rows, and the products are below the threshold for the BLAS library.
   const Tensor x = test::random({33, 3}, 5, DType::f32), w = test::random({3000, 3}, 6, DType::f32);
   std::vector<std::int64_t> targets;
   for (int r = 0; r < 33; ++r) targets.push_back(r % 5 ? r * 17 : -100);
@@ -309,7 +309,7 @@ TEST_CASE("the number of threads changes no bit") {
   set_num_threads(before);
 }
 
-TEST_CASE("meta operands give the loss's shape and dtype, and the bytes of a real step") {
+TEST_CASE("linear_cross_entropy: meta gives the shape, the dtype and the bytes of a real step") {
   const auto peak = [](Device device, Reduction reduction) {
     Tensor x = test::random({70, 8}, 1, DType::f32).to(device);
     Tensor w = test::random({300, 8}, 2, DType::f32).to(device);
@@ -329,12 +329,12 @@ TEST_CASE("meta operands give the loss's shape and dtype, and the bytes of a rea
   for (const Reduction reduction : kReductions) {
     const std::int64_t bytes = peak(kCpu, reduction);
     CHECK(bytes == peak(kMeta, reduction));
-    // 70 rows of logits never exist at once.
+    // The logits of all 70 rows never exist at the same time.
     CHECK(bytes < 70 * 300 * 4);
   }
 }
 
-TEST_CASE("chunks: one for a small vocabulary, otherwise of one size and at least 512 rows") {
+TEST_CASE("linear_cross_entropy: chunks have equal size and at least 512 rows") {
   CHECK(detail::loss_chunk_rows(8192, 256, DType::f32) == 8192);
   CHECK(detail::loss_chunk_rows(1024, 50257, DType::f32) == 512);
   CHECK(detail::loss_chunk_rows(1025, 50257, DType::f32) == 342);
@@ -345,7 +345,7 @@ TEST_CASE("chunks: one for a small vocabulary, otherwise of one size and at leas
   CHECK(detail::loss_chunk_rows(2048, 257, DType::f32, true) == 2048);
 }
 
-TEST_CASE("errors") {
+TEST_CASE("linear_cross_entropy: errors name the rule") {
   const Tensor x = Tensor::zeros({2, 4}), w = Tensor::zeros({5, 4}), t = ids({0, 1}, {2});
   const auto error = [](const Tensor& a, const Tensor& b, const Tensor& c,
                         const CrossEntropyOptions& o = {}) {

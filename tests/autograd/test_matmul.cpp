@@ -40,8 +40,8 @@ struct Threads {
   }
 };
 
-// One number, a row, a column, odd, few long rows, wider than every block, no rows, no columns, no
-// depth.
+// One number, a row, a column, odd sizes, few long rows, larger than every block, no rows, no
+// columns, no depth.
 const std::int64_t kSizes[][3] = {
     {1, 1, 1},   {1, 9, 5},     {7, 1, 3},     {3, 5, 7}, {33, 47, 29}, {1, 20, 70}, {2, 128, 128},
     {5, 9, 100}, {64, 64, 300}, {70, 257, 65}, {0, 3, 2}, {3, 0, 2},    {3, 2, 0}};
@@ -71,21 +71,21 @@ TEST_CASE("matmul: a bf16 product larger than one widened block") {
   const Tensor want = by_definition(a, b);
   CHECK(test::mismatch(matmul(a, b), want, 2e-2) == "");
   CHECK(test::mismatch(matmul(b.t(), a.t()), want.t(), 2e-2) == "");
-  // Twice into an f32 out: the sum never passes through bf16.
+  // Twice into an f32 out: the sum is never rounded to bf16.
   const Tensor sum = Tensor::zeros({3, 5});
   gemm(a, b, sum, true);
   gemm(a, b, sum, true);
   CHECK(test::mismatch(sum, want * 2.0, 1e-4) == "");
 }
 
-TEST_CASE("matmul: a rectangle of a larger matrix is multiplied in place") {
+TEST_CASE("matmul: a block of a larger matrix is multiplied in place") {
   const Tensor whole = test::random({40, 50}, 3, DType::f32);
   const Tensor a = whole.slice(0, 3, 36).slice(1, 5, 45), b = whole.slice(0, 0, 40).slice(1, 1, 48);
   CHECK(test::mismatch(matmul(a, b), by_definition(a, b), 1e-4) == "");
   CHECK(test::mismatch(matmul(b.t(), a.t()), by_definition(b.t(), a.t()), 1e-4) == "");
 }
 
-TEST_CASE("matmul: leading axes broadcast, and 1-D operands lose their axis") {
+TEST_CASE("matmul: leading axes broadcast and 1-D operands lose their axis") {
   struct Case {
     Shape a, b, y;
   };
@@ -124,7 +124,7 @@ TEST_CASE("matmul: leading axes broadcast, and 1-D operands lose their axis") {
   }
 }
 
-TEST_CASE("matmul: many matrices, larger than the in-tree product takes") {
+TEST_CASE("matmul: a batch of matrices above the in-tree kernel's limit") {
   const Tensor a = test::random({5, 40, 33}, 1, DType::f32),
                b = test::random({5, 33, 41}, 2, DType::f32);
   const Tensor y = matmul(a, b);
@@ -136,15 +136,15 @@ TEST_CASE("matmul: many matrices, larger than the in-tree product takes") {
   }
 }
 
-TEST_CASE("matmul: one row, repeated by expand, times one matrix") {
+TEST_CASE("matmul: one row repeated by expand times one matrix") {
   const Tensor row = test::random({1, 1, 100}, 1, DType::f32);
-  const Tensor w = test::random({100, 400}, 2, DType::f32);  // large enough for the library product
+  const Tensor w = test::random({100, 400}, 2, DType::f32);  // above the library threshold
   const Tensor y = matmul(row.expand({3, 1, 100}), w);
   const Tensor want = by_definition(row.select(0, 0), w);
   for (std::int64_t i = 0; i < 3; ++i) CHECK(test::mismatch(y.select(0, i), want, 1e-4) == "");
 }
 
-TEST_CASE("matmul: backward agrees with finite differences, twice") {
+TEST_CASE("matmul: gradients match finite differences twice") {
   const GradcheckOptions twice{.second_order = true};
   const Shape shapes[][2] = {
       {{3, 5}, {5, 2}}, {{2, 3, 4}, {4, 5}}, {{3, 4}, {2, 4, 2}}, {{2, 1, 3, 2}, {3, 2, 2}},
@@ -158,7 +158,7 @@ TEST_CASE("matmul: backward agrees with finite differences, twice") {
         "");
 }
 
-TEST_CASE("matmul: an operand used twice gets both parts") {
+TEST_CASE("matmul: an operand used twice gets both contributions") {
   CHECK(gradcheck([](const TensorList& in) { return matmul(in[0], in[0]); },
                   {test::random({3, 3}, 5)}) == "");
   CHECK(gradcheck([](const TensorList& in) { return matmul(in[0].t(), in[0]); },
@@ -211,7 +211,7 @@ TEST_CASE("matmul: deterministic results do not depend on the number of threads"
   }
 }
 
-TEST_CASE("matmul: set_num_threads holds for products on other threads too") {
+TEST_CASE("matmul: set_num_threads also limits products on other threads") {
   const Threads restore;
   set_num_threads(1);
   const auto threads_of_process = [] {

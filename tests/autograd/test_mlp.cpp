@@ -22,8 +22,8 @@ struct Case {
   std::int64_t hidden, out;
 };
 
-// In: x, up, up_bias, down, down_bias. Weights of size 1 / sqrt(inputs), as a model has them, keep
-// sums near 1.
+// In: x, up, up_bias, down, down_bias. Weights of size 1 / sqrt(inputs), as in a model, keep sums
+// near 1.
 TensorList inputs(const Case& c, Activation a, DType t = DType::f64) {
   const std::int64_t width = c.hidden * (a == Activation::swiglu ? 2 : 1);
   const auto weight = [&](std::int64_t rows, std::int64_t cols, std::uint64_t seed) {
@@ -34,7 +34,7 @@ TensorList inputs(const Case& c, Activation a, DType t = DType::f64) {
           weight(c.out, c.hidden, 4), test::random({c.out}, 5, t)};
 }
 
-// A gradient of y that keeps the sums over its rows near 1 too.
+// A cotangent of y that also keeps sums over its rows near 1.
 Tensor cotangent(const Case& c, DType t = DType::f64) {
   Shape shape = c.x;
   shape[shape.size() - 1] = c.out;
@@ -77,15 +77,15 @@ TensorList want_of(const TensorList& in, const Tensor& dy, Activation a) {
   return out;
 }
 
-// One row, odd, three axes, no rows, no inputs, no outputs.
+// One row, odd sizes, three axes, no rows, no inputs, no outputs.
 const Case kCases[] = {{{1, 1}, 1, 1}, {{5}, 3, 2},    {{3, 5}, 7, 4}, {{2, 3, 5}, 4, 6},
                        {{0, 4}, 3, 2}, {{3, 0}, 2, 3}, {{3, 2}, 4, 0}};
-// Narrow rows and wide ones, and more columns and rows than one tile of the backward pass.
+// Narrow and wide rows, and more columns and rows than one tile of the backward pass.
 const Case kLarge[] = {{{130, 20}, 530, 9}, {{70, 300}, 33, 40}, {{2000, 3}, 17, 2}};
 
 }  // namespace
 
-TEST_CASE("mlp: backward agrees with finite differences, twice") {
+TEST_CASE("mlp: gradients match finite differences twice") {
   for (const Activation a : kAll)
     for (const Case& c : kCases)
       for (const bool recompute : {false, true}) {
@@ -93,7 +93,7 @@ TEST_CASE("mlp: backward agrees with finite differences, twice") {
         const MlpOptions o{.activation = a, .recompute = recompute};
         const TensorList in = inputs(c, a);
         CHECK(gradcheck([&](const TensorList& t) { return op(t, o); }, in) == "");
-        if (a != Activation::swiglu)  // whose backward is a fused kernel
+        if (a != Activation::swiglu)  // its backward is a fused kernel
           CHECK(gradcheck([&](const TensorList& t) { return op(t, o); }, in,
                           {.second_order = true}) == "");
         CHECK(gradcheck([&](const TensorList& t) { return mlp(t[0], t[1], {}, t[2], {}, o); },
@@ -101,7 +101,7 @@ TEST_CASE("mlp: backward agrees with finite differences, twice") {
       }
 }
 
-TEST_CASE("mlp: values and gradients in every dtype agree with separate ops in f64") {
+TEST_CASE("mlp: values and gradients in every dtype equal separate ops in f64") {
   for (const Activation a : kAll)
     for (const auto& cases : {std::span<const Case>(kCases), std::span<const Case>(kLarge)})
       for (const Case& c : cases)
@@ -115,13 +115,13 @@ TEST_CASE("mlp: values and gradients in every dtype agree with separate ops in f
             for (int i = 0; i < got.size(); ++i) {
               CAPTURE(i);
               CHECK(got[i].dtype() == t);
-              // Three sums behind each other, in bf16 each rounded; rounding to it once is 4e-3.
+              // Three consecutive sums, each rounded in bf16; one rounding is 4e-3.
               CHECK(test::mismatch(got[i], want[i], 2 * test::tolerance(t)) == "");
             }
           }
 }
 
-TEST_CASE("mlp: operands in memory with gaps, and one used twice") {
+TEST_CASE("mlp: strided operands and one operand used twice") {
   for (const Activation a : kAll) {
     TensorList in = inputs({{3, 5}, 7, 4}, a), gaps;
     for (const Tensor& t : in) gaps.push_back(test::strided(t));
@@ -132,7 +132,7 @@ TEST_CASE("mlp: operands in memory with gaps, and one used twice") {
                   {test::random({4, 4}, 1)}, {.second_order = true}) == "");
 }
 
-TEST_CASE("mlp: the same bits for every number of threads, recomputed or not") {
+TEST_CASE("mlp: the number of threads and recomputing change no bit") {
   const int threads = num_threads();
   set_deterministic(true);
   for (const Activation a : kAll)
@@ -152,7 +152,7 @@ TEST_CASE("mlp: the same bits for every number of threads, recomputed or not") {
   set_num_threads(threads);
 }
 
-TEST_CASE("mlp: only the gradients that are needed are computed") {
+TEST_CASE("mlp: only the required gradients are computed") {
   for (int wanted = 0; wanted < 5; ++wanted)
     for (const bool recompute : {false, true}) {
       CAPTURE(wanted);
@@ -188,7 +188,7 @@ TEST_CASE("mlp: bf16 gradients of weights and biases go into f32 sums") {
   }
 }
 
-TEST_CASE("mlp: two tapes keep what they saved from each other") {
+TEST_CASE("mlp: two tapes have separate saved tensors") {
   for (const Activation a : kAll)
     for (const bool recompute : {false, true}) {
       TensorList in = inputs({{3, 5}, 7, 4}, a), leaves;
@@ -200,7 +200,7 @@ TEST_CASE("mlp: two tapes keep what they saved from each other") {
       {
         Tape inner;
         y = op(leaves, {a, recompute});
-        const NoGradGuard unheard;  // the inner pass must not use up what the outer one needs
+        const NoGradGuard unheard;  // the inner pass must not consume what the outer tape needs
         inner.gradients(y, leaves, dy);
       }
       const TensorList got = outer.gradients(y, leaves, dy);
@@ -208,7 +208,7 @@ TEST_CASE("mlp: two tapes keep what they saved from each other") {
     }
 }
 
-TEST_CASE("mlp: what is kept for backward") {
+TEST_CASE("mlp: bytes saved for backward with and without recompute") {
   const Case c{{64, 16}, 64, 16};
   for (const Activation a : kAll) {
     const std::int64_t wide = a == Activation::swiglu ? 2 : 1;
@@ -226,7 +226,7 @@ TEST_CASE("mlp: what is kept for backward") {
   }
 }
 
-TEST_CASE("mlp: a weight that changed before backward is noticed") {
+TEST_CASE("mlp: a weight changed before backward is an error") {
   TensorList in = inputs({{3, 5}, 7, 4}, Activation::gelu_tanh);
   in[0].set_requires_grad();
   Tape tape;

@@ -19,7 +19,7 @@ TEST_CASE("mse_loss: none, mean and sum") {
   CHECK(mse_loss(Tensor::ones({0}), Tensor::ones({0}), Reduction::sum).item() == 0);
 }
 
-TEST_CASE("mse_loss: gradients of both operands agree with finite differences, twice") {
+TEST_CASE("mse_loss: gradients of both operands match finite differences twice") {
   for (const Reduction r : {Reduction::none, Reduction::mean, Reduction::sum})
     for (const Shape& s : {Shape{1}, Shape{3, 5}, Shape{0, 2}, Shape{2, 3, 2}}) {
       const auto f = [r](const TensorList& in) { return mse_loss(in[0], in[1], r); };
@@ -34,7 +34,7 @@ TEST_CASE("mse_loss: gradients of both operands agree with finite differences, t
   CHECK(gradcheck(one, {test::random({4})}) == "");
 }
 
-TEST_CASE("mse_loss: every dtype agrees with f64, meta with cpu") {
+TEST_CASE("mse_loss: every dtype agrees with f64 and meta with cpu") {
   const Tensor y = test::random({3, 5}, 1), target = test::random({3, 5}, 2);
   for (const DType t : {DType::f32, DType::bf16}) {
     const Tensor a = y.to(t), b = target.to(t);

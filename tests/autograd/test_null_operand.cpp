@@ -6,7 +6,7 @@
 namespace weft::null_operand_test {
 using test::error_of;
 
-TEST_CASE("null operand: every op names the operand that is missing") {
+TEST_CASE("null operand: every op names the missing operand") {
   const Tensor none, x = Tensor::ones({2, 3}), ids = Tensor::zeros({2}, DType::i64);
   const Tensor x4 = Tensor::ones({1, 2, 2, 4}), table = Tensor::ones({2, 2});
   const struct {

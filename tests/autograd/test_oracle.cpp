@@ -1,4 +1,5 @@
-// Array arithmetic against xtensor on generated shapes, and the views of weft/xtensor.h.
+// Compares array arithmetic with xtensor on generated shapes, and tests the views of
+// weft/xtensor.h.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -14,7 +15,7 @@ using test::mismatch;
 
 namespace {
 
-/// A small generator for shapes and choices; the values come from test::random.
+/// A small generator for shapes and choices. The values come from test::random.
 struct Dice {
   std::uint64_t state;
   int roll(int low, int high) {
@@ -28,7 +29,7 @@ struct Dice {
   }
 };
 
-// A shape that broadcasts with s: some axes become 1, some leading ones go.
+// A shape that broadcasts with s: some axes become 1, some leading axes are dropped.
 Shape partner(const Shape& s, Dice& dice) {
   Shape out;
   for (int i = dice.roll(0, s.size()); i < s.size(); ++i)
@@ -36,7 +37,7 @@ Shape partner(const Shape& s, Dice& dice) {
   return out;
 }
 
-// The same values in a random memory order: transposed storage or gaps.
+// The same values in a random memory order: transposed or strided.
 Tensor shuffled(const Tensor& x, Dice& dice) {
   if (x.ndim() == 0) return x;
   const int a = dice.roll(0, x.ndim() - 1), b = dice.roll(0, x.ndim() - 1);
@@ -156,7 +157,7 @@ TEST_CASE("xtensor.h: a tensor takes over an array's memory") {
   CHECK(mismatch(x, Tensor::of({0, 1, 2, 3, 4, 5}, {2, 3}), 0) == "");
 }
 
-TEST_CASE("xtensor.h: errors") {
+TEST_CASE("xtensor.h: errors name the rule") {
   CHECK(test::error_of([] { oracle::view_as_f32(Tensor::ones({2}, DType::f64)); }) ==
         "data: the tensor's dtype is f64, got a request for f32");
   CHECK(test::error_of([] { oracle::view_as_f32(Tensor::empty({2}, DType::f32, kMeta)); }) ==

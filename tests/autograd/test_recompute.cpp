@@ -16,7 +16,7 @@ struct Result {
   std::int64_t kept = 0;
 };
 
-// tanh(tanh(x * w) * w) + x, with the middle recomputed or not; w is used from outside the region.
+// tanh(tanh(x * w) * w) + x, with the middle recomputed or not. The region captures w.
 Result run(bool again, int depth) {
   const Tensor x = Tensor(test::random({64, 64}, 1)).set_requires_grad();
   const Tensor w = Tensor(test::random({64, 64}, 2)).set_requires_grad();
@@ -40,7 +40,7 @@ Result run(bool again, int depth) {
 
 }  // namespace
 
-TEST_CASE("recompute: the same bits, less memory") {
+TEST_CASE("recompute: gives the same bits with less memory") {
   for (int depth : {1, 3}) {
     CAPTURE(depth);
     const Result plain = run(false, depth), again = run(true, depth);
@@ -51,7 +51,7 @@ TEST_CASE("recompute: the same bits, less memory") {
   }
 }
 
-TEST_CASE("recompute: finite differences agree, also nested and with several inputs") {
+TEST_CASE("recompute: nested regions and several inputs match finite differences") {
   const auto f = [](const TensorList& in) {
     const Tensor w = in[1];
     return recompute(
@@ -64,7 +64,7 @@ TEST_CASE("recompute: finite differences agree, also nested and with several inp
   CHECK(gradcheck(f, {test::random({3, 2}, 1), test::random({3, 2}, 2)}) == "");
 }
 
-TEST_CASE("recompute: both outputs may be used") {
+TEST_CASE("recompute: both outputs of a region may be used") {
   const auto f = [](const TensorList& in) {
     const TensorList y = recompute(
         [](const TensorList& xs) {
@@ -76,7 +76,7 @@ TEST_CASE("recompute: both outputs may be used") {
   CHECK(gradcheck(f, {test::random({4}, 3)}) == "");
 }
 
-TEST_CASE("recompute: a region may hand on its input, or a tensor from outside of it") {
+TEST_CASE("recompute: a region may return its input or a captured tensor") {
   using Region = std::function<TensorList(const TensorList&)>;
   const auto gradients = [](int which, bool is_leaf, bool again) {
     const Tensor x = Tensor(test::random({5}, 1)).set_requires_grad();
@@ -120,7 +120,7 @@ TEST_CASE("recompute: a region may hand on its input, or a tensor from outside o
     }
 }
 
-TEST_CASE("recompute: too many inputs, and one that was changed in place, are refused") {
+TEST_CASE("recompute: too many inputs and an input changed in place are refused") {
   const Tensor x = Tensor(test::random({3})).set_requires_grad();
   Tape tape;
   const auto first = [](const TensorList& in) { return TensorList{in[0] * 2.0}; };
@@ -135,7 +135,7 @@ TEST_CASE("recompute: too many inputs, and one that was changed in place, are re
         "recompute: saved an input was changed in place (version 2, saved at 1)");
 }
 
-TEST_CASE("recompute: the second pass draws the same random numbers and says what it is") {
+TEST_CASE("recompute: the second pass draws the same random numbers and recomputing() is true") {
   const Tensor x = Tensor::ones({1000}, DType::f64).set_requires_grad();
   int passes = 0, replays = 0;
   Tensor mask;
@@ -157,7 +157,7 @@ TEST_CASE("recompute: the second pass draws the same random numbers and says wha
   CHECK(passes == 2);
   CHECK(replays == 1);
   CHECK(test::different_bits(x.grad(), mask) == "");
-  // The replay leaves the running counter where it was: the next draw is a new one.
+  // The second pass does not move the running counter: the next draw is new.
   const Tensor next = rand_uniform({4});
   CHECK(test::different_bits(next, after) != "");
   manual_seed(5);
@@ -166,8 +166,7 @@ TEST_CASE("recompute: the second pass draws the same random numbers and says wha
   CHECK(test::different_bits(rand_uniform({4}), next) == "");
 }
 
-TEST_CASE(
-    "recompute: a region that nothing is differentiated through leaves no trace on its leaves") {
+TEST_CASE("recompute: a region without a gradient path leaves its leaves untouched") {
   const Tensor x = Tensor(test::random({3}, 1)).set_requires_grad();
   const Tensor w = Tensor(test::random({3}, 2)).set_requires_grad();
   const auto constant = [&w](const Tensor& h) {
@@ -185,7 +184,7 @@ TEST_CASE(
   CHECK(test::mismatch(w.grad(), c, 1e-12) == "");
 }
 
-TEST_CASE("recompute: the second pass gets the values of the first, in their order") {
+TEST_CASE("recompute: the second pass gets the values of the first in order") {
   double count = 0;
   int calls = 0;
   const auto counted = [&] {
@@ -239,7 +238,7 @@ TEST_CASE("recompute: the second pass gets the values of the first, in their ord
         "recompute: the second pass asks for more values than the first, which had 1");
 }
 
-TEST_CASE("recompute: a region that the loss does not reach holds no gradient back") {
+TEST_CASE("recompute: a region that the loss does not reach does not delay gradients") {
   const Tensor w = Tensor(test::random({3}, 2)).set_requires_grad();
   const auto times_w = [&w](const Tensor& v) { return v * w; };
   for (const bool nested : {false, true}) {
@@ -276,7 +275,7 @@ TEST_CASE("recompute: a region inside two tapes is refused") {
         "a tape inside another");
 }
 
-TEST_CASE("recompute: a null output is refused, a null input is handed in as it is") {
+TEST_CASE("recompute: a null output is refused and a null input is passed on") {
   const Tensor x = Tensor(test::random({3})).set_requires_grad();
   const auto hand_on = [](const Tensor& in) { return in; };
   const auto with_null = [](const TensorList& in) { return TensorList{in[0] * 2.0, Tensor()}; };
@@ -296,7 +295,7 @@ TEST_CASE("recompute: a null output is refused, a null input is handed in as it 
   CHECK(test::mismatch(x.grad(), Tensor::full({3}, 3, DType::f64), 0) == "");
 }
 
-TEST_CASE("recompute: a second pass that returns another number of tensors is refused") {
+TEST_CASE("recompute: a second pass with another number of outputs is refused") {
   const Tensor x = Tensor(test::random({3})).set_requires_grad();
   Tape tape;
   const TensorList ys = recompute(

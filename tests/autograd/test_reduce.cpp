@@ -18,8 +18,8 @@ namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 const DType kFloats[] = {DType::f64, DType::f32, DType::bf16};
 
-// f(values along the reduced axes) for every result, straight from the definition: element i of x
-// belongs to the result that its kept coordinates name.
+// f(values along the reduced axes) for every result, by definition: element i of x belongs to the
+// result at its kept coordinates.
 template <class F>
 Tensor by_definition(const Tensor& x, std::initializer_list<int> dims, bool keepdim, F f) {
   std::vector<bool> gone(static_cast<std::size_t>(x.ndim()), dims.size() == 0);
@@ -121,14 +121,14 @@ TEST_CASE("reduce: max, min, argmax and argmin along every axis") {
   CHECK(min(x).item() == by_definition(x, {}, false, smallest).item());
 }
 
-TEST_CASE("reduce: long sums in f32 stay accurate, also in chunks and columns") {
+TEST_CASE("reduce: long f32 sums stay accurate over chunks and columns") {
   const Tensor x = test::random_in({1 << 20}, 0.5, 1.5, 1, DType::f32);
   CHECK(std::abs(sum(x).item() / by_definition(x, {}, false, total).item() - 1) < 1e-7);
   const Tensor tall = x.view({1 << 14, 64});
   CHECK(mismatch(sum(tall, {0}) / 16384, by_definition(tall, {0}, false, average), 2e-7) == "");
   CHECK(mismatch(sum(tall, {1}) / 64, by_definition(tall, {1}, false, average), 2e-7) == "");
   const Tensor ones = Tensor::ones({1 << 16}, DType::bf16);
-  CHECK(sum(ones).item() == 65536);  // in bf16 the sum would stop at 256
+  CHECK(sum(ones).item() == 65536);  // a bf16 sum would stop at 256
 }
 
 TEST_CASE("reduce: the variance of numbers far from 0 does not cancel") {
@@ -152,10 +152,10 @@ TEST_CASE("reduce: norms") {
       CHECK(norm(x, p).dtype() == t);
       CHECK(mismatch(norm(x.t(), p) / want.item(), Tensor::ones({}), 2 * test::tolerance(t)) == "");
     }
-  CHECK(norm(Tensor::full({4}, 1e30)).item() == doctest::Approx(2e30));  // squares overflow f32
+  CHECK(norm(Tensor::full({4}, 1e30)).item() == doctest::Approx(2e30));  // the squares overflow f32
 }
 
-TEST_CASE("reduce: logsumexp neither overflows nor loses the limits") {
+TEST_CASE("reduce: logsumexp does not overflow and keeps the limits") {
   for (const DType t : kFloats)
     for (int dim = 0; dim < 3; ++dim) {
       const Tensor x = test::random({2, 5, 7}, 1, t);
@@ -172,7 +172,7 @@ TEST_CASE("reduce: logsumexp neither overflows nor loses the limits") {
   CHECK(mismatch(logsumexp(rows), Tensor::of({-kInf, kInf, 3}, {3}), 0) == "");
 }
 
-TEST_CASE("reduce: cumsum along every axis") {
+TEST_CASE("reduce: cumsum works along every axis") {
   for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::i32, DType::u8, DType::boolean})
     for (int dim = -3; dim < 3; ++dim) {
       const Tensor x = test::random({3, 4, 5}, 1, is_floating(t) ? t : DType::i64).to(t);

@@ -19,7 +19,7 @@ struct Case {
   const char* name;
   Reduction op;
 };
-// For x of three axes.
+// For x with three axes.
 const Case kCases[] = {
     {"sum", [](const Tensor& x) { return sum(x); }},
     {"sum 1", [](const Tensor& x) { return sum(x, {1}); }},
@@ -63,7 +63,7 @@ Tensor gradient(Reduction f, const Tensor& x, const Tensor& dy = {}) {
 
 }  // namespace
 
-TEST_CASE("reduce: gradients agree with finite differences, twice") {
+TEST_CASE("reduce: gradients match finite differences twice") {
   GradcheckOptions twice;
   twice.second_order = true;
   twice.step = 1e-5;
@@ -85,7 +85,7 @@ TEST_CASE("reduce: gradients agree with finite differences, twice") {
 
 TEST_CASE("reduce: gradients of empty tensors are empty") {
   for (const Case& c : kCases) {
-    if (std::string(c.name).starts_with("m")) continue;  // max and min have nothing to choose
+    if (std::string(c.name).starts_with("m")) continue;  // max and min have no element to choose
     if (std::string(c.name) == "norm inf") continue;
     CAPTURE(std::string(c.name));
     const Tensor x = Tensor::empty({2, 0, 3}, DType::f64);
@@ -106,7 +106,7 @@ TEST_CASE("reduce: f32 and bf16 gradients agree with f64") {
     }
 }
 
-TEST_CASE("reduce: bf16 gradients where bf16 cannot hold the mean or the total") {
+TEST_CASE("reduce: bf16 gradients where bf16 cannot represent the mean or the sum") {
   const auto close = [](Reduction op, const Tensor& x) {
     const Tensor want = gradient(op, x.to(DType::f64), Tensor::ones({}, DType::f64));
     return mismatch(gradient(op, x, Tensor::ones({}, DType::bf16)), want, 0.01);
@@ -117,7 +117,7 @@ TEST_CASE("reduce: bf16 gradients where bf16 cannot hold the mean or the total")
               Tensor::of({100, 100, 99}, {3}, DType::bf16)) == "");
 }
 
-TEST_CASE("reduce: the gradient of max and min goes to the first of equals") {
+TEST_CASE("reduce: max and min pass the gradient to the first of equal elements") {
   const Tensor x = Tensor::of({1, 3, 3, 0, 0, 3}, {2, 3});
   CHECK(mismatch(gradient([](const Tensor& t) { return max(t); }, x),
                  Tensor::of({0, 1, 0, 0, 0, 0}, {2, 3}), 0) == "");
@@ -127,7 +127,7 @@ TEST_CASE("reduce: the gradient of max and min goes to the first of equals") {
                  Tensor::of({1, 1, 1, 0, 0, 0}, {2, 3}), 0) == "");
 }
 
-TEST_CASE("reduce: second gradients of norms with elements of 0 are finite, and 0 there") {
+TEST_CASE("reduce: second gradients of norms are finite and 0 at elements of 0") {
   for (const double p : {0.5, 1.0, 1.5, 1.9, 3.0}) {
     CAPTURE(p);
     const auto second = [&](std::initializer_list<double> v) {
@@ -141,7 +141,7 @@ TEST_CASE("reduce: second gradients of norms with elements of 0 are finite, and 
       }
       return test::values(outer.gradients(sum(dx * dx), {x})[0]);
     };
-    // The others do not notice the 0, except through p < 1, whose powers they do not share.
+    // The other elements are independent of the 0, except for p < 1.
     const std::vector<double> with = second({0, 4, -3}), without = second({4, -3});
     CHECK(with[0] == 0);
     CHECK(with[1] == doctest::Approx(without[0]));
@@ -163,7 +163,7 @@ TEST_CASE("reduce: gradients at the edge of the domain are finite") {
     const Tensor dx = tape.gradients(norm(x, 0.5), {x}, Tensor::full({}, dy, DType::f64))[0];
     CHECK(test::values(dx) == std::vector<double>{0, dy});
   }
-  // The root's infinite slope meets a slope of 0.
+  // The root's infinite slope is multiplied by a slope of 0.
   for (const double p : {0.5, 2.0, 3.0}) {
     const Tensor x = Tensor::zeros({3}, DType::f64).set_requires_grad();
     Tape tape;

@@ -39,7 +39,7 @@ TensorList run(const TensorList& in, const Tensor& dy, const Tensor& dsum) {
 
 }  // namespace
 
-TEST_CASE("rms_norm: agrees with its definition, with and without weight and residual") {
+TEST_CASE("rms_norm: agrees with its definition for every set of operands") {
   for (const Shape& s : kShapes) {
     CAPTURE(to_string(s));
     const Tensor x = random(s, 1), res = random(s, 2), w = random({s.back()}, 3);
@@ -52,7 +52,7 @@ TEST_CASE("rms_norm: agrees with its definition, with and without weight and res
   }
 }
 
-TEST_CASE("rms_norm: f32 and bf16 agree with f64, forward and backward") {
+TEST_CASE("rms_norm: f32 and bf16 agree with f64 in forward and backward") {
   for (const Shape& s : kShapes)
     for (const DType t : {DType::f32, DType::bf16}) {
       CAPTURE(to_string(s));
@@ -67,7 +67,7 @@ TEST_CASE("rms_norm: f32 and bf16 agree with f64, forward and backward") {
       const TensorList wide{to(in[0], DType::f64), to(in[1], DType::f64), to(in[2], DType::f64)};
       const TensorList got = run(in, dy, dsum);
       const TensorList want = run(wide, dy.to(DType::f64), dsum.to(DType::f64));
-      // dweight adds up all rows, hence the larger bound.
+      // dweight sums over all rows, so the bound is larger.
       for (int i = 0; i < 5; ++i) {
         CAPTURE(i);
         CHECK(got[i].dtype() == t);
@@ -76,7 +76,7 @@ TEST_CASE("rms_norm: f32 and bf16 agree with f64, forward and backward") {
     }
 }
 
-TEST_CASE("rms_norm: gradients, also of strided, repeated and absent inputs") {
+TEST_CASE("rms_norm: gradients of strided, repeated and absent inputs match finite differences") {
   const auto plain = [](const TensorList& in) { return rms_norm(in[0], in[1]); };
   const auto bare = [](const TensorList& in) { return rms_norm(in[0]); };
   for (const Shape& s : {Shape{1, 1}, Shape{3, 5}, Shape{2, 3, 7}, Shape{0, 4}, Shape{35, 2}}) {
@@ -103,7 +103,7 @@ TEST_CASE("rms_norm_residual: gradients through either output or both") {
               return mul(r.y, exp(r.sum));
             },
             in) == "");
-  // The same tensor as x and residual, and a stream that is not contiguous going back.
+  // The same tensor as x and residual, and a strided cotangent of the sum.
   CHECK(gradcheck(
             [](const TensorList& v) {
               const RmsNormResidual r = rms_norm_residual(v[0], v[0]);
@@ -112,7 +112,7 @@ TEST_CASE("rms_norm_residual: gradients through either output or both") {
             {in[0]}) == "");
 }
 
-TEST_CASE("rms_norm: the number of threads changes no bit; meta gives the same shapes") {
+TEST_CASE("rms_norm: the number of threads changes no bit and meta gives the same shapes") {
   const int threads = num_threads();
   const Shape s{1111, 65}, row{65};
   const TensorList in{random(s, 1, DType::f32), random(s, 2, DType::f32),
@@ -131,7 +131,7 @@ TEST_CASE("rms_norm: the number of threads changes no bit; meta gives the same s
   CHECK(r.sum.dtype() == DType::bf16);
 }
 
-TEST_CASE("rms_norm: a saved sum that was changed in place is noticed") {
+TEST_CASE("rms_norm: an in-place change of the saved sum is an error") {
   Tensor x = random({2, 3});
   x.set_requires_grad();
   Tape tape;

@@ -12,7 +12,7 @@ const std::int64_t kMaxT = 16;
 
 RopeTables tables(std::int64_t d, DType t = DType::f64) { return rope_tables(kMaxT, d, 100, t); }
 
-// Turns every pair by its angle, in f64. `at(b, t)` is a token's position.
+// Rotates every pair by its angle, in f64. `at(b, t)` is a token's position.
 template <class At>
 Tensor by_definition(const Tensor& x, const At& at) {
   const std::int64_t B = x.dim(0), T = x.dim(1), H = x.dim(2), D = x.dim(3);
@@ -40,7 +40,7 @@ const Shape kShapes[] = {{1, 1, 1, 2}, {1, 7, 1, 4}, {2, 5, 3, 6}, {2, 0, 3, 4},
 
 }  // namespace
 
-TEST_CASE("rope: turns pairs of the two halves by the angle of the position") {
+TEST_CASE("rope: rotates pairs from the two halves by the angle of the position") {
   for (const Shape& s : kShapes)
     for (DType t : {DType::f64, DType::f32, DType::bf16}) {
       CAPTURE(message("{} {}", s, t));
@@ -54,7 +54,7 @@ TEST_CASE("rope: turns pairs of the two halves by the angle of the position") {
     }
 }
 
-TEST_CASE("rope: positions for each token restart where a packed sequence starts") {
+TEST_CASE("rope: per-token positions restart at each packed sequence") {
   const Tensor x = test::random({2, 5, 2, 4}, 1);
   const RopeTables r = tables(4);
   const double p[2][5] = {{0, 1, 2, 0, 1}, {4, 4, 15, 0, 7}};
@@ -69,7 +69,7 @@ TEST_CASE("rope: positions for each token restart where a packed sequence starts
                   {x, each}, {.second_order = true}) == "");
 }
 
-TEST_CASE("rope: scores depend on the distance of two positions only") {
+TEST_CASE("rope: scores depend only on the distance of two positions") {
   const Tensor q = test::random({1, 1, 1, 8}, 1), k = test::random({1, 1, 1, 8}, 2);
   const RopeTables r = tables(8);
   const auto score = [&](std::int64_t tq, std::int64_t tk) {
@@ -79,20 +79,20 @@ TEST_CASE("rope: scores depend on the distance of two positions only") {
   CHECK(score(3, 1) != doctest::Approx(score(3, 2)));
 }
 
-TEST_CASE("rope: backward agrees with finite differences, twice") {
+TEST_CASE("rope: gradients match finite differences twice") {
   for (const Shape& s : kShapes) {
     CAPTURE(message("{}", s));
     const Tensor x = test::random(s, 1);
     const RopeTables r = tables(s[3]);
     CHECK(gradcheck(op(r, 2), {x}) == "");
     CHECK(gradcheck(op(r), {test::strided(x)}) == "");
-    // rope is linear: the second order needs a product of two.
+    // rope is linear, so the second order needs a product of two.
     CHECK(gradcheck([&](const TensorList& in) { return mul(op(r)(in), op(r, 5)(in)); }, {x},
                     {.second_order = true}) == "");
   }
 }
 
-TEST_CASE("rope: a gradient that is not contiguous, in bf16") {
+TEST_CASE("rope: a strided bf16 cotangent") {
   Tensor x = test::random({1, 4, 2, 4}, 1, DType::bf16);
   x.set_requires_grad();
   const RopeTables r = tables(4, DType::f32);
@@ -104,7 +104,7 @@ TEST_CASE("rope: a gradient that is not contiguous, in bf16") {
   CHECK(test::mismatch(x.grad(), by_definition(dy, back), 2e-2) == "");
 }
 
-TEST_CASE("rope_packed: the first heads turn, the others stay") {
+TEST_CASE("rope_packed: rotates only the first heads") {
   const Tensor positions = Tensor::of({0, 1, 2, 0, 1}, {5}, DType::i32);
   for (const DType t : {DType::f64, DType::f32, DType::bf16})
     for (const std::int64_t heads : {0, 2, 5})
@@ -118,11 +118,11 @@ TEST_CASE("rope_packed: the first heads turn, the others stay") {
         CHECK(test::different_bits(rope_packed(test::strided(x), heads, r.cos, r.sin, at), want) ==
               "");
         CHECK(test::different_bits(rope_packed(x.clone(), heads, r.cos, r.sin, at), want) == "");
-        CHECK(test::different_bits(x, test::random({2, 5, 5, 6}, 1, t)) == "");  // as it was
+        CHECK(test::different_bits(x, test::random({2, 5, 5, 6}, 1, t)) == "");  // unchanged
       }
 }
 
-TEST_CASE("rope_packed: in place only where nobody else can see it") {
+TEST_CASE("rope_packed: in place only if no other handle exists") {
   const RopeTables r = tables(6);
   const Tensor held = test::random({2, 5, 5, 6}, 1);
   const void* const there = held.raw();
@@ -133,7 +133,7 @@ TEST_CASE("rope_packed: in place only where nobody else can see it") {
   CHECK(rope_packed(std::move(moved), 2, r.cos, r.sin).raw() == own);
 }
 
-TEST_CASE("rope_packed: backward agrees with finite differences, twice") {
+TEST_CASE("rope_packed: gradients match finite differences twice") {
   const RopeTables r = tables(6);
   const Tensor x = test::random({2, 5, 5, 6}, 1);
   for (const std::int64_t heads : {0, 2, 5}) {
@@ -141,7 +141,7 @@ TEST_CASE("rope_packed: backward agrees with finite differences, twice") {
       return rope_packed(in[0], heads, r.cos, r.sin);
     };
     CHECK(gradcheck(turned, {x}) == "");
-    // A moved one, and a gradient that two ops share.
+    // A moved input, and a cotangent that two ops share.
     CHECK(gradcheck(
               [&](const TensorList& in) {
                 const Tensor y = rope_packed(mul(in[0], 2), heads, r.cos, r.sin);
@@ -151,7 +151,7 @@ TEST_CASE("rope_packed: backward agrees with finite differences, twice") {
   }
 }
 
-TEST_CASE("rope_packed: errors name the rule and what was given") {
+TEST_CASE("rope_packed: errors name the rule and the operands") {
   const RopeTables r = tables(4, DType::f32);
   const Tensor x = Tensor::zeros({2, 3, 5, 4});
   for (const std::int64_t heads : {-1, 6})
@@ -187,7 +187,7 @@ TEST_CASE("rope: meta operands give shape and dtype") {
   }
 }
 
-TEST_CASE("rope: errors name the rule and what was given") {
+TEST_CASE("rope: errors name the rule and the operands") {
   const RopeTables r = tables(4, DType::f32);
   const Tensor x = Tensor::zeros({2, 3, 2, 4});
   const auto text = [](const Tensor& a, const Tensor& c, const Tensor& s, auto at) {

@@ -30,7 +30,7 @@ Tensor fixture(DType dtype = DType::f32) {
   return Tensor::of({2, 1, .5, -1, 0, 3, .2, .1, -.5, .4, 1.5, 1.4, 1, 1.1, .9, .8}, {4, 4}, dtype);
 }
 
-// The dense form: probability of each (token, expert), 0 where it was not chosen.
+// The dense form: the probability of each (token, expert), 0 where it was not chosen.
 Tensor dense(const Routing& r, std::int64_t E) {
   const std::int64_t T = r.probs.dim(0), k = r.probs.dim(1);
   const Tensor out = Tensor::zeros({T, E}, DType::f64);
@@ -42,7 +42,7 @@ Tensor dense(const Routing& r, std::int64_t E) {
   return out;
 }
 
-// The definition, written for one row at a time in f64: choose by sorting everything.
+// The definition, one row at a time in f64: sort everything and choose.
 Tensor by_definition(const Tensor& logits, const Tensor& bias, const RouterOptions& o) {
   const std::int64_t T = logits.dim(0), E = logits.dim(1), k = o.topk;
   const std::vector<double> all = values(logits);
@@ -99,7 +99,7 @@ Tensor by_definition(const Tensor& logits, const Tensor& bias, const RouterOptio
 
 }  // namespace
 
-TEST_CASE("router: R1 fixture, every score mode") {
+TEST_CASE("router: R1 fixture in every score mode") {
   const Tensor bias = Tensor::of({0, -.9, .3, 0}, {4});
   struct Case {
     RouterOptions options;
@@ -130,19 +130,19 @@ TEST_CASE("router: R1 fixture, every score mode") {
   for (const Case& c : cases)
     for (const DType t : {DType::f32, DType::f64})
       CHECK(mismatch(dense(route(fixture(t), c.bias, c.options), 4), c.want, 1e-6) == "");
-  // Slots are best first.
+  // Slots are ordered best first.
   const Routing r = route(fixture(), {}, {.topk = 2});
   CHECK(mismatch(r.experts, Tensor::of({0, 1, 1, 2, 2, 3, 1, 0}, {4, 2}, DType::i64), 0) == "");
   CHECK(r.probs.dtype() == DType::f32);
   CHECK(route(fixture(DType::bf16), {}, {.topk = 2}).probs.dtype() == DType::f32);
-  // Groups: 1.61185566 against .89140075 and so on chooses the groups 0, 0, 1, 0.
+  // Groups: 1.61185566 against .89140075 and so on selects the groups 0, 0, 1, 0.
   const Routing grouped = route(
       fixture(), {}, {.topk = 2, .score = RouterScore::sigmoid, .groups = 2, .group_topk = 1});
   CHECK(mismatch(grouped.experts, Tensor::of({0, 1, 1, 0, 2, 3, 1, 0}, {4, 2}, DType::i64), 0) ==
         "");
 }
 
-TEST_CASE("router: every mode agrees with the definition; f32 and bf16 with f64") {
+TEST_CASE("router: every mode agrees with the definition, and f32 and bf16 with f64") {
   for (const RouterOptions& o : kRouterModes)
     for (const Shape& s : {Shape{37, 8}, Shape{5, 64}, Shape{0, 8}, Shape{3, 256}}) {
       CAPTURE(to_string(s));
@@ -164,7 +164,7 @@ TEST_CASE("router: every mode agrees with the definition; f32 and bf16 with f64"
     }
 }
 
-TEST_CASE("router: R3 groups: at most group_topk of them are touched") {
+TEST_CASE("router: R3 at most group_topk groups are used") {
   const RouterOptions o{.topk = 4, .score = RouterScore::sigmoid, .groups = 4, .group_topk = 2};
   const Tensor x = random({200, 16}, 5, DType::f32);
   const Routing r = route(x, {}, o);
@@ -178,7 +178,7 @@ TEST_CASE("router: R3 groups: at most group_topk of them are touched") {
   }
 }
 
-TEST_CASE("router: equal scores go by lowest number; extremes stay in range") {
+TEST_CASE("router: equal scores resolve by lowest index and extremes stay in range") {
   const auto chosen = [](const Tensor& x, const RouterOptions& o, const Tensor& bias = {}) {
     return route(x, bias, o).experts;
   };
@@ -194,7 +194,7 @@ TEST_CASE("router: equal scores go by lowest number; extremes stay in range") {
                      0) == "");
       CHECK(mismatch(chosen(Tensor::of({1, 2, 0, -0.0, 2, 1}, {1, 6}, t), o),
                      i64({1, 4, 0}, {1, 3}), 0) == "");
-      // All far below 0, where a maximum that starts at 0 goes wrong.
+      // All scores are far below 0, where a maximum initialised with 0 is wrong.
       CHECK(mismatch(chosen(Tensor::of({-90, -70, -80, -60}, {1, 4}, t), o), i64({3, 1, 2}, {1, 3}),
                      0) == "");
       CHECK(mismatch(chosen(Tensor::of({-kInf, 3, -kInf, -kInf}, {1, 4}, t), o),
@@ -206,18 +206,18 @@ TEST_CASE("router: equal scores go by lowest number; extremes stay in range") {
     }
   const RouterOptions one{.topk = 1, .pre_softmax = true};
   CHECK(mismatch(route(Tensor::of({-5}, {1, 1}), {}, one).probs, Tensor::ones({1, 1}), 0) == "");
-  // Groups with equal sums, and equal experts inside.
+  // Groups with equal sums and equal experts within.
   const RouterOptions grouped{
       .topk = 2, .score = RouterScore::sigmoid, .groups = 3, .group_topk = 2};
   CHECK(mismatch(chosen(Tensor::zeros({1, 6}), grouped), i64({0, 1}, {1, 2}), 0) == "");
   CHECK(mismatch(chosen(Tensor::of({0, 0, 1, 1, 1, 1}, {1, 6}), grouped), i64({2, 3}, {1, 2}), 0) ==
         "");
-  // A saturated sigmoid still tells larger logits apart.
+  // A saturated sigmoid still ranks larger logits.
   const RouterOptions sigmoid{.topk = 2, .score = RouterScore::sigmoid};
   CHECK(mismatch(chosen(Tensor::of({40, 50, 60}, {1, 3}), sigmoid), i64({2, 1}, {1, 2}), 0) == "");
 }
 
-TEST_CASE("router: groups whose logits are the lowest numbers, or -inf") {
+TEST_CASE("router: groups with logits of -inf or the lowest float") {
   const RouterOptions o{.topk = 2, .groups = 2, .group_topk = 2};
   const double lowest = -std::numeric_limits<float>::max();
   const Tensor want = Tensor::of({1, 0}, {1, 2}, DType::i64);
@@ -227,7 +227,7 @@ TEST_CASE("router: groups whose logits are the lowest numbers, or -inf") {
       const Routing r = route(Tensor::of({1, 2, low, low}, {1, 4}, t), {}, o);
       CHECK(mismatch(r.experts, want, 0) == "");
     }
-  // The second group's two best sum to the lowest number, and it is kept all the same.
+  // The two best of the second group sum to the lowest float, and the group is still kept.
   const double half = lowest / 2;
   const Tensor x = Tensor::of({5, 4, -3e38, -3e38, half, half, half, half}, {1, 8});
   const RouterOptions pairs{.topk = 4, .groups = 2, .group_topk = 2};
@@ -235,9 +235,9 @@ TEST_CASE("router: groups whose logits are the lowest numbers, or -inf") {
         "");
 }
 
-TEST_CASE("router: the bias chooses and is not in the probabilities") {
+TEST_CASE("router: the bias affects the choice but not the probabilities") {
   const RouterOptions o{.topk = 2, .score = RouterScore::sigmoid};
-  // A score of 1e-6 beside a bias of 1: subtracting the bias again would keep no digit of it.
+  // A score of 1e-6 next to a bias of 1: subtracting the bias again would lose all digits.
   const Tensor x = Tensor::of({-13.8, -13.0, -14.0}, {1, 3}), bias = Tensor::of({1, -1, 1}, {3});
   const Routing r = route(x, bias, o);
   CHECK(mismatch(r.experts, Tensor::of({0, 2}, {1, 2}, DType::i64), 0) == "");
@@ -245,7 +245,7 @@ TEST_CASE("router: the bias chooses and is not in the probabilities") {
   CHECK(mismatch(r.probs, Tensor::of({a / (a + c), c / (a + c)}, {1, 2}), 1e-6) == "");
 }
 
-TEST_CASE("router: the number of threads changes no bit; meta gives the same shapes") {
+TEST_CASE("router: the number of threads changes no bit and meta gives the same shapes") {
   const int threads = num_threads();
   const RouterOptions o{.topk = 3, .score = RouterScore::sqrt_softplus};
   const Tensor x = random({3000, 33}, 1, DType::f32);
@@ -265,7 +265,7 @@ TEST_CASE("router: the number of threads changes no bit; meta gives the same sha
   }
 }
 
-TEST_CASE("router: R2 and the other rules, in words") {
+TEST_CASE("router: R2 errors name the rule") {
   const Tensor x = random({3, 8}, 1, DType::f32);
   const auto text = [&](const RouterOptions& o, const Tensor& bias = {}) {
     return error_of([&] { route(x, bias, o); });
@@ -323,7 +323,7 @@ TEST_CASE("router: R2 and the other rules, in words") {
         "route: padding must be on device cpu like logits, got meta");
 }
 
-TEST_CASE("router: the largest router, 1024 experts of which 32") {
+TEST_CASE("router: the largest router of 1024 experts with topk 32") {
   const Tensor x = random({7, 1024}, 11);
   for (const RouterOptions& o :
        {RouterOptions{.topk = 32, .score = RouterScore::sigmoid, .groups = 8, .group_topk = 4},

@@ -16,7 +16,7 @@ using test::random;
 
 }  // namespace
 
-TEST_CASE("router_gate: gradients, and the product of linear in f32 and f64") {
+TEST_CASE("router_gate: gradcheck, and equals linear in f32 and f64") {
   const auto f = [](const TensorList& in) { return router_logits(in[0], in[1], in[2]); };
   const auto bare = [](const TensorList& in) { return router_logits(in[0], in[1]); };
   for (const std::int64_t tokens : {0, 1, 7}) {
@@ -29,7 +29,7 @@ TEST_CASE("router_gate: gradients, and the product of linear in f32 and f64") {
   CHECK(gradcheck(square, {random({4, 4}, 1)}) == "");
 }
 
-TEST_CASE("router_gate: narrow operands, f32 logits, gradients in the operands' dtype") {
+TEST_CASE("router_gate: narrow operands give f32 logits and gradients in the operands' dtype") {
   const Tensor x = random({33, 64}, 1, DType::bf16), w = random({8, 64}, 2, DType::bf16);
   const Tensor bias = random({8}, 3, DType::bf16), dy = random({33, 8}, 4, DType::f32);
   const auto run = [&](DType t) {
@@ -43,7 +43,7 @@ TEST_CASE("router_gate: narrow operands, f32 logits, gradients in the operands' 
   };
   const TensorList got = run(DType::bf16), want = run(DType::f64);
   CHECK(got[3].dtype() == DType::f32);
-  CHECK(mismatch(got[3], want[3], 2e-6) == "");  // not the digits of bf16
+  CHECK(mismatch(got[3], want[3], 2e-6) == "");  // not bf16 precision
   for (int i = 0; i < 3; ++i) {
     CHECK(got[i].dtype() == DType::bf16);
     CHECK(mismatch(got[i], want[i], 4e-3) == "");  // one rounding to bf16
@@ -51,7 +51,7 @@ TEST_CASE("router_gate: narrow operands, f32 logits, gradients in the operands' 
   }
 }
 
-TEST_CASE("router_gate: an f32 main_grad receives the unrounded gradient, pass after pass") {
+TEST_CASE("router_gate: an f32 main_grad accumulates the unrounded gradient over passes") {
   const Tensor x = random({33, 64}, 1, DType::bf16), dy = random({33, 8}, 4, DType::f32);
   Tensor w = random({8, 64}, 2, DType::bf16).set_requires_grad();
   w.set_main_grad(Tensor::zeros({8, 64}));
@@ -66,7 +66,7 @@ TEST_CASE("router_gate: an f32 main_grad receives the unrounded gradient, pass a
   CHECK(mismatch(w.main_grad(), mul(want, 2), 1e-5) == "");  // sums of 33 terms, twice
 }
 
-TEST_CASE("router_gate: keeps nothing but the narrow x and weight") {
+TEST_CASE("router_gate: saves only the narrow x and weight") {
   const Tensor x = random({1024, 256}, 1, DType::bf16);
   Tensor w = random({8, 256}, 2, DType::bf16).set_requires_grad();
   Tape tape;
@@ -75,7 +75,7 @@ TEST_CASE("router_gate: keeps nothing but the narrow x and weight") {
   CHECK(memory_stats().live_bytes - before <= y.numel() * 4 + 4096);
 }
 
-TEST_CASE("router_gate: meta gives the same shape and dtype; errors name the rule") {
+TEST_CASE("router_gate: meta gives shape and dtype and errors name the rule") {
   const auto empty = [](const Shape& s, DType t) { return Tensor::empty(s, t, kMeta); };
   const Tensor y = router_logits(empty({6, 4}, DType::bf16), empty({3, 4}, DType::bf16));
   CHECK(y.shape() == Shape{6, 3});

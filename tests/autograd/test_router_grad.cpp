@@ -21,7 +21,7 @@ using test::values;
 
 }  // namespace
 
-TEST_CASE("router: R15 gradients against differences, every mode") {
+TEST_CASE("router: R15 gradients match finite differences in every mode") {
   for (const RouterOptions& o : kRouterModes)
     for (const Shape& s : {Shape{5, 8}, Shape{2, 32}, Shape{0, 8}}) {
       CAPTURE(static_cast<int>(o.score));
@@ -36,7 +36,7 @@ TEST_CASE("router: R15 gradients against differences, every mode") {
       CHECK(gradcheck([&](const TensorList& in) { return mul(f(in), f({mul(in[0], 2)})); },
                       {random(s, 5)}) == "");
     }
-  // Far out, on both branches of sqrt(softplus).
+  // Large values, on both branches of sqrt(softplus).
   const auto far = [](const TensorList& in) {
     return route(in[0], {}, {.topk = 1, .score = RouterScore::sqrt_softplus}).probs;
   };
@@ -61,7 +61,7 @@ TEST_CASE("router: gradients in f32 and bf16 agree with f64") {
     }
 }
 
-TEST_CASE("router: padding goes nowhere and gets no gradient") {
+TEST_CASE("router: padding is not routed and gets no gradient") {
   const Tensor pad = Tensor::of({0, 1, 0, 1, 1}, {5}, DType::boolean);
   for (const RouterOptions& o : kRouterModes) {
     const Tensor x = random({5, 16}, 2);
@@ -97,7 +97,7 @@ TEST_CASE("router: a token's bits do not depend on its neighbours") {
         return tape.gradients(p, {leaf}, mul(p.detach(), p.detach()))[0];
       };
       const Tensor g = gradient(x);
-      spoiled.select(0, 3).fill_(std::nan(""));  // its block has to be taken token by token
+      spoiled.select(0, 3).fill_(std::nan(""));  // its block is processed token by token
       const Routing whole = route(x, b, o), other = route(spoiled, b, o);
       for (const std::int64_t i : {0, 2, 4, 15, 16, 39}) {
         const Routing one = route(x.narrow(0, i, 1), b, o);
@@ -110,8 +110,8 @@ TEST_CASE("router: a token's bits do not depend on its neighbours") {
     }
 }
 
-TEST_CASE("router: R11 sinkhorn chooses evenly, its probabilities are those of the logits") {
-  // All tokens like the first two experts best.
+TEST_CASE("router: R11 sinkhorn balances the choice and keeps the logits' probabilities") {
+  // All tokens prefer the first two experts.
   const Tensor x = random({64, 8}, 3);
   for (std::int64_t t = 0; t < 64; ++t)
     for (const std::int64_t e : {0, 1}) x.data<double>()[t * 8 + e] += 2;
@@ -140,7 +140,7 @@ TEST_CASE("router: R11 sinkhorn chooses evenly, its probabilities are those of t
         "route_sinkhorn: topk must be at most the number of experts 8, got 9");
 }
 
-TEST_CASE("router: gradients of the largest router, 1024 experts of which 32") {
+TEST_CASE("router: gradients of the largest router of 1024 experts with topk 32") {
   const auto f = [](const TensorList& in) {
     return route(in[0], {}, {.topk = 32, .pre_softmax = true}).probs;
   };

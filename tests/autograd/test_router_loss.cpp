@@ -31,7 +31,7 @@ Tensor aux(const Tensor& x, std::int64_t k, double coefficient = 1, const Tensor
   return balance_loss(x, count_top_experts(x, k, sequences, padding), score, coefficient, padding);
 }
 
-// The definition in f64: the mean over tokens of E sum_e s[t, e] C[e] / (k T) by sequence.
+// The definition in f64: the mean over tokens of E sum_e s[t, e] C[e] / (k T) per sequence.
 double by_definition(const Tensor& logits, RouterScore score, std::int64_t k, std::int64_t parts,
                      const std::vector<bool>& padded = {}) {
   const std::int64_t T = logits.dim(0), E = logits.dim(1), length = T / parts;
@@ -74,22 +74,22 @@ Tensor row(const Tensor& t, std::int64_t i) { return t.detach().select(0, i).con
 
 }  // namespace
 
-TEST_CASE("router_loss: R5 aux fixture, value and gradient") {
+TEST_CASE("router_loss: R5 aux fixture of value and gradient") {
   const Tensor x = fixture();
   CHECK(mismatch(count_top_experts(x, 2), Tensor::of({2, 3, 2, 1}, {1, 4}, DType::i64), 0) == "");
   CHECK(aux(x, 2).item() == doctest::Approx(1.1047948113997574).epsilon(1e-6));
   CHECK(aux(x, 2, 0.01).item() == doctest::Approx(0.011047948113997574).epsilon(1e-6).scale(0));
   CHECK(aux(fixture(DType::f64), 2).item() == doctest::Approx(1.1047948113997574).epsilon(1e-15));
   const Tensor g = gradient([](const Tensor& v) { return aux(v, 2); }, x);
-  // What is left where terms of a quarter cancel, p times a weight of at most 1.5, over four
-  // tokens.
+  // Differences after cancellation of terms of a quarter (p times a weight of at most 1.5, over
+  // four tokens).
   CHECK(mismatch(row(g, 0), Tensor::of({-.01476909, .02259273, -.00329543, -.00452821}, {4}), 1e-7,
                  0.25) == "");
   CHECK(mismatch(row(g, 1), Tensor::of({-.00432846, .02029958, -.00528679, -.01068433}, {4}), 1e-7,
                  0.25) == "");
 }
 
-TEST_CASE("router_loss: by sequence, the fixture in batch-major order") {
+TEST_CASE("router_loss: the fixture by sequence in batch-major order") {
   // Two sequences of two tokens: tokens 0 and 2, and tokens 1 and 3 of the fixture.
   const Tensor x =
       Tensor::of({2, 1, .5, -1, -.5, .4, 1.5, 1.4, 0, 3, .2, .1, 1, 1.1, .9, .8}, {4, 4});
@@ -99,7 +99,7 @@ TEST_CASE("router_loss: by sequence, the fixture in batch-major order") {
   CHECK(different_bits(aux(x, 2, 1, {}, RouterScore::softmax, 1), aux(x, 2)) == "");
 }
 
-TEST_CASE("router_loss: R10 z-loss, value and gradient") {
+TEST_CASE("router_loss: R10 value and gradient of the z-loss") {
   const Tensor x = fixture();
   CHECK(z_loss(x, 1).item() == doctest::Approx(6.811432160016571).epsilon(1e-6));
   CHECK(z_loss(x, 1e-3).item() == doctest::Approx(6.811432160016571e-3).epsilon(1e-6).scale(0));
@@ -126,7 +126,7 @@ TEST_CASE("router_loss: R4 even scores or even counts give the coefficient") {
     }
 }
 
-TEST_CASE("router_loss: less than the coefficient is possible") {
+TEST_CASE("router_loss: the loss can be below the coefficient") {
   const Tensor p = Tensor::of({.34, .33, .33, .34, .33, .33, 0, .51, .49}, {3, 3}, DType::f64);
   CHECK(mismatch(count_top_experts(log(p), 1), Tensor::of({2, 1, 0}, {1, 3}, DType::i64), 0) == "");
   // 3 / (1 * 9) * (2 * 0.68 + 1 * 1.17)
@@ -149,7 +149,7 @@ TEST_CASE("router_loss: every score and scope agrees with the definition") {
         }
 }
 
-TEST_CASE("router_loss: gradients against differences") {
+TEST_CASE("router_loss: gradients match finite differences") {
   const Tensor pad = Tensor::of({0, 1, 0, 0, 1, 0}, {6}, DType::boolean);
   for (const RouterScore score : kScores)
     for (const std::int64_t parts : {1, 3})
@@ -182,7 +182,7 @@ TEST_CASE("router_loss: gradients against differences") {
     }
 }
 
-TEST_CASE("router_loss: padding = true is left out of every loss and count") {
+TEST_CASE("router_loss: padded tokens are left out of every loss and count") {
   const Tensor x = random({6, 8}, 3), pad = Tensor::of({0, 1, 0, 0, 1, 1}, {6}, DType::boolean);
   const std::vector<bool> padded = {false, true, false, false, true, true};
   const Tensor kept = index_select(x, 0, Tensor::of({0, 2, 3}, {3}, DType::i64));
@@ -192,7 +192,7 @@ TEST_CASE("router_loss: padding = true is left out of every loss and count") {
     for (const std::int64_t parts : {1, 2, 3})
       CHECK(aux(x, 2, 1, pad, score, parts).item() ==
             doctest::Approx(by_definition(x, score, 2, parts, padded)).epsilon(1e-13));
-  // What stands in a padded row cannot matter.
+  // The content of a padded row has no effect.
   const Tensor spoiled = x.clone();
   spoiled.data<double>()[8] = std::numeric_limits<double>::quiet_NaN();
   CHECK(different_bits(z_loss(spoiled, 1, pad), z_loss(x, 1, pad)) == "");
@@ -203,7 +203,7 @@ TEST_CASE("router_loss: padding = true is left out of every loss and count") {
     CHECK(mismatch(row(g, t), Tensor::zeros({8}, DType::f64), 0) == "");
 }
 
-TEST_CASE("router_loss: nothing but padding, and no tokens, give 0 and no NaN") {
+TEST_CASE("router_loss: only padding and zero tokens give 0") {
   const Tensor pad = Tensor::ones({4}, DType::boolean);
   for (const RouterScore score : kScores) {
     CHECK(aux(fixture(), 2, 1, pad, score).item() == 0);
@@ -231,8 +231,8 @@ TEST_CASE("router_loss: R7 counts summed over ranks with equal data change nothi
   }
 }
 
-TEST_CASE("router_loss: parts weighted by their tokens add up to the whole") {
-  // What accumulation and data parallelism do: sum of (loss * tokens) over micro-batches / tokens.
+TEST_CASE("router_loss: shards weighted by their tokens add up to the whole") {
+  // As in accumulation and data parallelism: sum of (loss * tokens) over micro-batches / tokens.
   const Tensor x = random({12, 6}, 3), pad = Tensor::zeros({12}, DType::boolean);
   for (const std::int64_t t : {0, 1, 2, 8}) pad.data<bool>()[t] = true;
   const auto by_parts = [&](auto loss, bool by_sequence) {
@@ -248,14 +248,14 @@ TEST_CASE("router_loss: parts weighted by their tokens add up to the whole") {
   by_parts([](const Tensor& v, const Tensor& p,
               std::int64_t s) { return aux(v, 2, 1, p, RouterScore::sigmoid, s); },
            true);
-  // With counts of the whole, the global loss is that of the whole.
+  // With the whole batch's counts the shards' global losses add up to the whole batch's loss.
   const Tensor counts = count_top_experts(x, 2, 1, pad);
   by_parts([&](const Tensor& v, const Tensor& p,
                std::int64_t) { return balance_loss(v, counts, RouterScore::softmax, 1, p); },
            false);
 }
 
-TEST_CASE("router_loss: counts, also of dropped slots and of sequences") {
+TEST_CASE("router_loss: counts skip dropped slots and are kept per sequence") {
   const Tensor experts = Tensor::of({0, 2, 2, -1, 1, 2, 7, 0}, {4, 2}, DType::i64);
   CHECK(mismatch(count_experts(experts, 3), Tensor::of({2, 1, 3}, {1, 3}, DType::i64), 0) == "");
   CHECK(mismatch(count_experts(experts, 3, 2), Tensor::of({1, 0, 2, 1, 1, 1}, {2, 3}, DType::i64),
@@ -264,7 +264,7 @@ TEST_CASE("router_loss: counts, also of dropped slots and of sequences") {
   CHECK(count_experts(Tensor::zeros({4, 2}, DType::i64, kMeta), 3, 2).shape() == Shape{2, 3});
 }
 
-TEST_CASE("router_loss: the number of threads changes no bit; meta gives the same shapes") {
+TEST_CASE("router_loss: the number of threads changes no bit and meta gives the same shapes") {
   const int threads = num_threads();
   const Tensor x = random({3000, 33}, 1, DType::f32);
   const auto f = [](const Tensor& v) {

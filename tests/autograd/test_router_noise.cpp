@@ -34,14 +34,14 @@ TEST_CASE("router_noise: jitter multiplies by numbers in [1 - eps, 1 + eps)") {
     CHECK(*high <= 1.125);
     CHECK(*high > 1.12);
   }
-  // Part of a batch draws its part of the whole: rows of 40 numbers, from row 20 on.
+  // A shard draws its part of the whole: rows of 40 numbers, from row 20 on.
   const Tensor x = random({50, 40}, 1);
   CHECK(different_bits(jitter(x.narrow(0, 20, 30), 0.1, {7, 8, 20 * 40}),
                        contiguous(jitter(x, 0.1, kKey).narrow(0, 20, 30))) == "");
   CHECK(different_bits(jitter(x, 0, kKey), x) == "");
 }
 
-TEST_CASE("router_noise: the gradient of jitter") {
+TEST_CASE("router_noise: jitter passes its factor to the gradient") {
   const auto f = [](const TensorList& in) { return jitter(in[0], 0.3, kKey); };
   CHECK(gradcheck(f, {random({5, 6}, 1)}) == "");
   CHECK(gradcheck(f, {test::strided(random({5, 6}, 1))}) == "");
@@ -49,7 +49,7 @@ TEST_CASE("router_noise: the gradient of jitter") {
                   {random({5, 6}, 1)}) == "");
 }
 
-TEST_CASE("router_noise: R12 forced balance is straight through and even") {
+TEST_CASE("router_noise: R12 forced balance is even and passes the gradient straight through") {
   const Tensor x = random({4096, 16}, 1, DType::f32);
   Tensor leaf = x.detach().set_requires_grad();
   {
@@ -57,20 +57,20 @@ TEST_CASE("router_noise: R12 forced balance is straight through and even") {
     const Tensor y = random_logits(leaf, kKey), dy = random(x.shape(), 2, DType::f32);
     CHECK(different_bits(tape.gradients(y, {leaf}, dy)[0], dy) == "");
   }
-  // Independent of the logits; another key, another draw.
+  // Independent of the logits; another key gives another draw.
   CHECK(different_bits(random_logits(x, kKey), random_logits(mul(x, 3), kKey)) == "");
   CHECK(different_bits(random_logits(x, kKey), random_logits(x, {7, 9, 0})) != "");
   CHECK(different_bits(random_logits(x, kKey), random_logits(x, {7, 8, 4096 * 16})) != "");
   const Tensor counts = count_top_experts(random_logits(x, kKey), 2);
   CHECK(counts.max().item() < 1.1 * 4096 * 2 / 16);
-  // A bias of one expert makes it busy.
+  // A bias makes one expert busy.
   const Tensor bias = Tensor::zeros({16});
   bias.data<float>()[3] = 2;
   const Tensor uneven = count_top_experts(random_logits(x, kKey, bias), 2);
   CHECK(uneven.data<std::int64_t>()[3] > 4 * 4096 * 2 / 16);
 }
 
-TEST_CASE("router_noise: meta gives the same shapes; errors name the rule") {
+TEST_CASE("router_noise: meta gives the same shapes and errors name the rule") {
   const Tensor meta = Tensor::empty({6, 8}, DType::bf16, kMeta);
   CHECK(jitter(meta, 0.1, kKey).dtype() == DType::bf16);
   CHECK(random_logits(meta, kKey).shape() == Shape{6, 8});

@@ -1,4 +1,4 @@
-// Sequences of different lengths in one row: counts and balance losses are those of each sequence.
+// Sequences of different lengths in one row: counts and balance losses are computed per sequence.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -46,8 +46,8 @@ void each_sequence(F run) {
     if (kBounds[i + 1] > kBounds[i]) run(kBounds[i], kBounds[i + 1] - kBounds[i]);
 }
 
-// The definition for one sequence, times the tokens that count: sum over e of E / (2 n) C_e sum_t
-// s_te, with C_e the times that e is among the two best of a token.
+// The definition for one sequence, times its unpadded tokens n: sum over e of E / (2 n) C_e sum_t
+// s_te, where C_e counts how often e is among a token's two best.
 double times_tokens(const Tensor& x, RouterScore score, const Tensor& padding) {
   const std::int64_t T = x.dim(0), E = x.dim(1);
   std::vector<double> C(static_cast<std::size_t>(E)), P(C);
@@ -78,7 +78,7 @@ double times_tokens(const Tensor& x, RouterScore score, const Tensor& padding) {
 
 }  // namespace
 
-TEST_CASE("router_packed: counts of each sequence, empty ones and dropped slots") {
+TEST_CASE("router_packed: counts per sequence with empty sequences and dropped slots") {
   const Tensor experts = Tensor::of({0, 2, 2, -1, 1, 2, 7, 0}, {4, 2}, DType::i64);
   const auto counts = [&](const std::vector<std::int32_t>& bounds) {
     return count_experts(experts, 3, 1, {cu_of(bounds)});
@@ -93,7 +93,7 @@ TEST_CASE("router_packed: counts of each sequence, empty ones and dropped slots"
             .shape() == Shape{2, 3});
 }
 
-TEST_CASE("router_packed: loss and gradient are the mean of the sequences' own, by tokens") {
+TEST_CASE("router_packed: loss and gradient are the token-weighted mean of the sequences") {
   const Tensor x = random({41, 9}, 3);
   for (const RouterScore score : kScores)
     for (const Tensor& padding : {Tensor(), some_padding(41)}) {
@@ -105,7 +105,7 @@ TEST_CASE("router_packed: loss and gradient are the mean of the sequences' own, 
       });
       CHECK(packed_loss(x, score, padding).item() ==
             doctest::Approx(0.7 * sum / tokens).epsilon(1e-13).scale(0));
-      // The test could tell: one row taken as one sequence has another loss.
+      // Sensitivity check: the row taken as one sequence has another loss.
       CHECK(std::abs(packed_loss(x, score, padding, {0, 41}).item() - 0.7 * sum / tokens) > 1e-3);
       const auto f = [&](const TensorList& in) { return packed_loss(in[0], score, padding); };
       CHECK(gradcheck(f, {x}, {.tolerance = 1e-8}) == "");
@@ -136,7 +136,7 @@ TEST_CASE("router_packed: sequences of equal length give the bits of the unpacke
   }
 }
 
-TEST_CASE("router_packed: no tokens, only padding, narrow dtypes, meta") {
+TEST_CASE("router_packed: zero tokens, only padding, narrow dtypes and meta device") {
   CHECK(packed_loss(Tensor::zeros({0, 4}), RouterScore::softmax, {}, {0}).item() == 0);
   CHECK(packed_loss(Tensor::zeros({0, 4}), RouterScore::softmax, {}, {0, 0}).item() == 0);
   const Tensor x = random({41, 9}, 3);
@@ -172,7 +172,7 @@ TEST_CASE("router_packed: errors name the rule") {
         }) == "count_experts: cu_seqlens must end at the number of tokens 6, got 1");
 }
 
-TEST_CASE("router_packed: a layer gives a packed row what its sequences get one by one") {
+TEST_CASE("router_packed: a layer gives a packed row the results of its separate sequences") {
   for (const bool biased : {false, true}) {
     nn::MoeOptions o{.experts = 4, .ffn = 5};
     o.router.route = {.topk = 2, .score = RouterScore::sigmoid};
@@ -205,20 +205,20 @@ TEST_CASE("router_packed: a layer gives a packed row what its sequences get one 
   }
 }
 
-TEST_CASE("router_packed: a row that ranks share gives each its part of the whole gradient") {
+TEST_CASE("router_packed: the gradients of ranks that share a row add up to the whole") {
   nn::RouterConfig c{.route = {.topk = 2}, .balance = {{Balance::sequence, 0.5}}, .z_loss = 0.1};
   c.dtype = DType::f64;
   nn::Router router(5, 6, c);
   nn::init(router, 4);
   router.weight.mul_(40);
   const Tensor x = random({42, 6}, 5), padding = some_padding(42);
-  padding.narrow(0, 30, 12).fill_(1);  // more of it on the second rank
+  padding.narrow(0, 30, 12).fill_(1);  // more padding on the second rank
   const PackedTokens packed{cu_of({0, 3, 3, 19, 40, 42}), true};
   nn::RouterInput row{.padding = padding, .packed = packed};
 
   const Tensor all = count_top_experts(x.matmul(router.weight.detach().t()), 2, 1, padding, packed);
   Tensor sum = Tensor::zeros(all.shape(), DType::i64);
-  // The sum over ranks, which is known: each rank has its own part in it.
+  // A known sum over the ranks; each rank adds its own counts to `sum`.
   change_shard(router, [&](nn::Shard& s) {
     s.sum_batch = [&](const Tensor& counts) {
       sum.add_(counts);

@@ -25,7 +25,7 @@ Tensor scaled(Kind kind, const Tensor& h, const Tensor& p) {
   return scaled_gelu(h, p, kind == Kind::tanh ? Gelu::tanh : Gelu::erf);
 }
 
-// From ops of their own.
+// Composed of separate ops.
 Tensor by_parts(Kind kind, const Tensor& h, const Tensor& p) {
   const std::int64_t f = h.dim(1) / 2;
   const Tensor act = kind == Kind::swiglu ? mul(silu(h.narrow(1, 0, f)), h.narrow(1, f, f))
@@ -48,7 +48,7 @@ TensorList run(F f, const Tensor& h0, const Tensor& p0, const Tensor& dy) {
 }  // namespace
 
 TEST_CASE(
-    "scaled_swiglu, scaled_gelu: the activation times the row's scale, every dtype and width") {
+    "scaled_swiglu, scaled_gelu: the activation times the row's scale in every dtype and width") {
   for (const Kind kind : kKinds)
     for (const std::int64_t width : {0, 1, 5, 256, 300, 1030})
       for (const std::int64_t rows : {0, 1, 7})
@@ -64,7 +64,7 @@ TEST_CASE(
           const TensorList want =
               run([kind](const Tensor& a, const Tensor& b) { return by_parts(kind, a, b); },
                   h.to(DType::f64), p.to(DType::f64), dy.to(DType::f64));
-          // dscale is a sum over the whole row, in f32 whatever the rows are.
+          // dscale is a sum over the whole row, in f32 for any dtype of the rows.
           CHECK(mismatch(got[0], want[0], test::tolerance(t)) == "");
           CHECK(mismatch(got[1], want[1], 2 * test::tolerance(wide)) == "");
           CHECK(mismatch(got[2], want[2], test::tolerance(t)) == "");
@@ -73,7 +73,7 @@ TEST_CASE(
         }
 }
 
-TEST_CASE("scaled_swiglu, scaled_gelu: gradcheck, with strided inputs and a scale of 0") {
+TEST_CASE("scaled_swiglu, scaled_gelu: gradcheck with strided inputs and a scale of 0") {
   for (const Kind kind : kKinds) {
     const auto op = [kind](const TensorList& in) { return scaled(kind, in[0], in[1]); };
     const Tensor h = random({4, inputs_of(kind, 3)}, 1),
@@ -91,7 +91,7 @@ TEST_CASE("scaled_swiglu, scaled_gelu: gradcheck, with strided inputs and a scal
                   {random({2, 4}), random({2}, 2)}) == "");
 }
 
-TEST_CASE("scaled_activation: a filler row gives 0 and passes nothing on") {
+TEST_CASE("scaled_activation: a padding row gives 0 and gradients of 0") {
   const Tensor h = random({1, 6}, 1, DType::f32), none = Tensor::zeros({1});
   const TensorList got = run([](const Tensor& a, const Tensor& b) { return scaled_swiglu(a, b); },
                              h, none, Tensor::zeros({1, 3}));
@@ -100,7 +100,7 @@ TEST_CASE("scaled_activation: a filler row gives 0 and passes nothing on") {
   CHECK(different_bits(got[1].abs(), Tensor::zeros({1})) == "");
 }
 
-TEST_CASE("scaled_activation: the number of threads changes no bit; meta gives the same shape") {
+TEST_CASE("scaled_activation: the number of threads changes no bit and meta gives the same shape") {
   const int threads = num_threads();
   const Tensor h = random({61, 1034}, 3, DType::f32), p = random({61}, 4, DType::f32);
   set_num_threads(1);
@@ -115,7 +115,7 @@ TEST_CASE("scaled_activation: the number of threads changes no bit; meta gives t
   CHECK(scaled_gelu(meta, mp).dtype() == DType::bf16);
 }
 
-TEST_CASE("scaled_activation: errors") {
+TEST_CASE("scaled_activation: errors name the rule") {
   const Tensor h = random({2, 4}, 1, DType::f32), p = random({2}, 2, DType::f32);
   CHECK(error_of([&] { scaled_swiglu({}, p); }) ==
         "scaled_swiglu: h must be a tensor, got a null handle");

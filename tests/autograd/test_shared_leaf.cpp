@@ -1,4 +1,4 @@
-// Leaves that are on the tapes of several threads at once: shared or frozen weights.
+// Leaves that are recorded on the tapes of several threads at once: shared or frozen weights.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -19,8 +19,8 @@ constexpr int kThreads = 2, kPasses = 4000;
 
 Tensor shared_leaf() { return Tensor::full({64}, 0.5, DType::f64).set_requires_grad(); }
 
-// Runs pass(thread) again and again on each thread, all of them at the same time; says how often
-// the gradient was missing or was not `want(thread)` in every element.
+// Runs pass(thread) repeatedly on all threads at the same time. Reports how often the gradient was
+// missing or differed from `want(thread)` in any element.
 std::string wrong_passes(const std::function<Tensor(int)>& pass,
                          const std::function<double(int)>& want) {
   std::atomic<int> ready{0}, missing{0}, wrong{0};
@@ -44,7 +44,7 @@ std::string wrong_passes(const std::function<Tensor(int)>& pass,
 
 }  // namespace
 
-TEST_CASE("shared leaf: two threads get their own gradients of it") {
+TEST_CASE("shared leaf: two threads get separate gradients") {
   const Tensor w = shared_leaf();
   CHECK(wrong_passes(
             [&](int k) {
@@ -55,7 +55,7 @@ TEST_CASE("shared leaf: two threads get their own gradients of it") {
   CHECK_FALSE(w.grad());
 }
 
-TEST_CASE("shared leaf: it is on the tape of a leaf that each thread has for itself") {
+TEST_CASE("shared leaf: on tapes that also have a leaf per thread") {
   const Tensor w = shared_leaf();
   CHECK(wrong_passes(
             [&](int k) {
@@ -66,7 +66,7 @@ TEST_CASE("shared leaf: it is on the tape of a leaf that each thread has for its
             [](int k) { return k + 1.0; }) == "");
 }
 
-TEST_CASE("shared leaf: backward into the leaf of one thread, with a frozen one beside") {
+TEST_CASE("shared leaf: a frozen shared leaf does not disturb backward into a thread's own leaf") {
   const Tensor frozen = Tensor::full({64}, 0.5, DType::f64);
   CHECK(wrong_passes(
             [&](int k) {
@@ -93,7 +93,7 @@ TEST_CASE("shared leaf: gradients of gradients") {
             [](int k) { return 3 * (k + 1.0); }) == "");
 }
 
-TEST_CASE("shared leaf: inside a recomputed region and outside of it") {
+TEST_CASE("shared leaf: inside and outside a recomputed region") {
   const Tensor w = shared_leaf();
   CHECK(wrong_passes(
             [&](int k) {
@@ -105,7 +105,7 @@ TEST_CASE("shared leaf: inside a recomputed region and outside of it") {
             [](int k) { return k + 1.0; }) == "");
 }
 
-TEST_CASE("shared leaf: a second backward() into the same grad() is refused while the first runs") {
+TEST_CASE("shared leaf: a concurrent second backward() into the same grad() is refused") {
   const Tensor w = shared_leaf();
   const Tensor x = Tensor::full({64}, 3, DType::f64).set_requires_grad();
   std::string refused;
@@ -119,7 +119,7 @@ TEST_CASE("shared leaf: a second backward() into the same grad() is refused whil
         Tape theirs;
         const Tensor loss = sum(w * w);
         refused = test::error_of([&] { loss.backward(); });
-        second = theirs.gradients(loss, {w})[0];  // touches no grad()
+        second = theirs.gradients(loss, {w})[0];  // does not touch grad()
       }).join();
     });
     sum(w * x).backward();
@@ -128,7 +128,7 @@ TEST_CASE("shared leaf: a second backward() into the same grad() is refused whil
         "backward: one thread at a time may add to the grad() of a leaf, but another thread's "
         "backward() is adding to that of shape [64]; take turns, or use grad()");
   CHECK(test::different_bits(second, Tensor::ones({64}, DType::f64)) == "");
-  // Afterwards it may, and nothing was added to twice.
+  // Afterwards it is allowed, and nothing was added twice.
   std::thread([&] {
     Tape theirs;
     sum(w * w).backward();

@@ -21,27 +21,29 @@ Tensor fixture(DType dtype) {
 
 }  // namespace
 
-TEST_CASE("sinkhorn: R11 the fixture takes nine rounds; rows and columns sum to a quarter") {
+TEST_CASE("sinkhorn: R11 the fixture takes nine rounds and its rows and columns sum to a quarter") {
   for (const DType t : {DType::f32, DType::f64}) {
     const Tensor x = fixture(t), p = sinkhorn(x);
     CHECK(mismatch(p.narrow(0, 0, 1).contiguous(),
                    Tensor::of({.16067662, .02949958, .04649393, .01333348}, {1, 4}), 1e-7) == "");
     CHECK(mismatch(sum(p, {0}), Tensor::full({4}, .25, t), 2e-5) == "");
-    // Rows are divided before columns: they are as far from it as the last round moved them.
+    // Rows are divided before columns, so they are off by the change of the last round.
     CHECK(mismatch(sum(p, {1}), Tensor::full({4}, .25, t), 2e-5, 1) == "");
     CHECK(different_bits(p, sinkhorn(x, {}, 9)) == "");
     CHECK(different_bits(p, sinkhorn(x, {}, 8)) != "");
   }
 }
 
-TEST_CASE("sinkhorn: R11 extreme logits end, without overflow") {
-  // Every expert is far above the others for two tokens: the even share is within reach.
+TEST_CASE("sinkhorn: R11 extreme logits converge without overflow") {
+  // Each token has one expert far above the others, two tokens per expert: an even share is
+  // possible.
   const Tensor blocks = Tensor::full({16, 8}, -50);
   for (std::int64_t t = 0; t < 16; ++t) blocks.data<float>()[t * 8 + t % 8] = 50;
   const Tensor p = sinkhorn(blocks);
   CHECK(mismatch(sum(p, {0}), Tensor::full({8}, 1.0 / 8), 1e-4) == "");
   CHECK(mismatch(sum(p, {1}), Tensor::full({16}, 1.0 / 16), 1e-4) == "");
-  // Out of reach: all tokens far above for one expert. Columns give way, nothing is NaN.
+  // An even share is impossible: all tokens prefer one expert by far. Columns are off, nothing is
+  // NaN.
   for (const double far : {50.0, 200.0, -200.0}) {
     const Tensor x = Tensor::zeros({16, 8});
     for (std::int64_t t = 0; t < 16; ++t) x.data<float>()[t * 8] = static_cast<float>(far);
@@ -53,7 +55,7 @@ TEST_CASE("sinkhorn: R11 extreme logits end, without overflow") {
   CHECK(different_bits(few, many) != "");
 }
 
-TEST_CASE("sinkhorn: padding is left out, narrow logits, no tokens, threads, meta") {
+TEST_CASE("sinkhorn: padding, narrow logits, zero tokens, threads and meta device") {
   const Tensor x = random({5, 6}, 3), pad = Tensor::of({0, 1, 0, 0, 1}, {5}, DType::boolean);
   const Tensor p = sinkhorn(x, pad);
   CHECK(mismatch(sum(p, {1}), Tensor::of({1. / 3, 0, 1. / 3, 1. / 3, 0}, {5}, DType::f64), 1e-3) ==

@@ -20,7 +20,7 @@ const Shape kShapes[] = {{1, 1}, {3, 5}, {2, 3, 7}, {4, 1025}, {0, 4}, {4, 0}};
 using Op = Tensor (*)(const Tensor&, int);
 const Op kOps[] = {softmax, log_softmax};
 
-// From the definition, with primitive ops.
+// By definition, with primitive ops.
 Tensor by_definition(Op op, const Tensor& x, int dim) {
   const Tensor e = exp(x), total = sum(e, {dim}, true);
   return op == softmax ? div(e, total) : sub(x, log(total));
@@ -35,12 +35,12 @@ TEST_CASE("softmax: agrees with its definition along every axis") {
         CAPTURE(to_string(s));
         CAPTURE(dim);
         const Tensor x = random(s);
-        const double terms = op == softmax ? 0 : 1;  // x - log(sum), where these may be equal
+        const double terms = op == softmax ? 0 : 1;  // x - log(sum) cancels where both are equal
         CHECK(mismatch(op(x, dim), by_definition(op, x, dim), 1e-12, terms) == "");
       }
 }
 
-TEST_CASE("softmax: f32 and bf16 agree with f64, forward and backward") {
+TEST_CASE("softmax: f32 and bf16 agree with f64 in forward and backward") {
   for (const Op op : kOps)
     for (const Shape& s : kShapes)
       for (const DType t : {DType::f32, DType::bf16}) {
@@ -60,12 +60,12 @@ TEST_CASE("softmax: f32 and bf16 agree with f64, forward and backward") {
         CHECK(y.dtype() == t);
         CHECK(dx.dtype() == t);
         CHECK(mismatch(y, y64, test::tolerance(t)) == "");
-        // bf16: the backward reads the rounded y, whose error the sum over the row multiplies.
+        // bf16: the backward reads the rounded y, and the sum over the row multiplies its error.
         CHECK(mismatch(dx, dx64, 2 * test::tolerance(t)) == "");
       }
 }
 
-TEST_CASE("softmax: gradients, once and twice, also of strided and repeated inputs") {
+TEST_CASE("softmax: first and second gradients of strided and repeated inputs") {
   for (const Op op : kOps) {
     for (const Shape& s : {Shape{1, 1}, Shape{3, 5}, Shape{2, 3, 4}, Shape{0, 4}, Shape{4, 0}})
       for (const int dim : {0, -1}) {
@@ -79,7 +79,7 @@ TEST_CASE("softmax: gradients, once and twice, also of strided and repeated inpu
   }
 }
 
-TEST_CASE("softmax: large values do not overflow; masked entries are 0, a masked row is NaN") {
+TEST_CASE("softmax: large values do not overflow, masked entries are 0, a masked row is NaN") {
   constexpr double kInf = std::numeric_limits<double>::infinity();
   for (const DType t : {DType::f64, DType::f32, DType::bf16}) {
     const Tensor x = Tensor::of({1000, 1000, -kInf, -kInf, -kInf, -kInf}, {2, 3}, t);
@@ -95,7 +95,7 @@ TEST_CASE("softmax: large values do not overflow; masked entries are 0, a masked
   }
 }
 
-TEST_CASE("softmax: a NaN makes its row NaN and leaves the others alone") {
+TEST_CASE("softmax: a NaN affects only its own row") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   for (const DType t : {DType::f64, DType::f32}) {
     const Tensor p = softmax(Tensor::of({1, nan, 3, 1, 2, 3}, {2, 3}, t));
@@ -104,7 +104,7 @@ TEST_CASE("softmax: a NaN makes its row NaN and leaves the others alone") {
   }
 }
 
-TEST_CASE("softmax: the number of threads changes no bit; meta gives the same shape") {
+TEST_CASE("softmax: the number of threads changes no bit and meta gives the same shape") {
   const int threads = num_threads();
   const Tensor x = random({61, 1033}, 3, DType::f32);
   set_num_threads(1);
@@ -118,7 +118,7 @@ TEST_CASE("softmax: the number of threads changes no bit; meta gives the same sh
   CHECK(meta.dtype() == DType::bf16);
 }
 
-TEST_CASE("softmax: errors") {
+TEST_CASE("softmax: errors name the rule") {
   const Tensor x = random({2, 3});
   CHECK(error_of([&] { softmax(x, 2); }) == "softmax: dim must be in [-2, 2), got 2");
   CHECK(error_of([&] { log_softmax(x, -3); }) == "log_softmax: dim must be in [-2, 2), got -3");

@@ -19,7 +19,7 @@ using test::error_of;
 using test::random;
 using test::strided;
 
-// Positions of one row in stable order, by the standard library.
+// Positions of one row in stable order, from the standard library.
 std::vector<std::int64_t> order_of(const std::vector<double>& v, bool descending) {
   const auto key = [](double x) { return std::isnan(x) ? std::pair{1, 0.0} : std::pair{0, x}; };
   std::vector<std::int64_t> order(v.size());
@@ -58,7 +58,7 @@ TEST_CASE("sort: agrees with the standard stable sort for every length and dtype
     }
 }
 
-TEST_CASE("sort: NaN is the largest, signed zeros are equal") {
+TEST_CASE("sort: NaN is the largest value and signed zeros are equal") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double inf = std::numeric_limits<double>::infinity();
   const Tensor x = Tensor::of({nan, 1, -inf, nan, inf, 0, -0.0}, {7}, DType::f64);
@@ -67,7 +67,7 @@ TEST_CASE("sort: NaN is the largest, signed zeros are equal") {
   CHECK(as_vector(topk(x, 4).indices) == std::vector<std::int64_t>{0, 3, 4, 1});
 }
 
-TEST_CASE("topk: is the head of the descending sort along every axis") {
+TEST_CASE("topk: equals the head of the descending sort along every axis") {
   const Tensor x = test::random_in({4, 7, 5}, 0, 6, 8).to(DType::i32).to(DType::f32);
   for (const int dim : {0, 1, -1})
     for (std::int64_t k = 1; k <= x.dim(dim); ++k) {
@@ -78,7 +78,7 @@ TEST_CASE("topk: is the head of the descending sort along every axis") {
     }
 }
 
-TEST_CASE("sort: rows along any axis, empty axes, scalars of length one") {
+TEST_CASE("sort: rows along any axis, empty axes and axes of length one") {
   const Tensor x = random({3, 40, 2});
   const ValuesIndices s = sort(x, 1);
   for (int a = 0; a < 3; ++a)
@@ -103,7 +103,7 @@ TEST_CASE("sort: the number of threads changes nothing") {
   set_num_threads(before);
 }
 
-TEST_CASE("sort: gradients to the second order go to the places the values came from") {
+TEST_CASE("sort: first and second gradients go to the sources of the values") {
   const Tensor x = random({3, 6});
   const GradcheckOptions twice{.second_order = true};
   for (const Tensor& in : {x, strided(x)})
@@ -134,7 +134,7 @@ TEST_CASE("sort: meta tensors take the same shapes") {
   CHECK(t.indices.is_meta());
 }
 
-TEST_CASE("sort: error texts") {
+TEST_CASE("sort: errors name the rule") {
   const Tensor x = Tensor::ones({2, 3});
   CHECK(error_of([&] { topk(x, 0); }) == "topk: k must be in [1, 3], got 0");
   CHECK(error_of([&] { topk(x, 3, 0); }) == "topk: k must be in [1, 2], got 3");

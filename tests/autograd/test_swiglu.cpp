@@ -29,7 +29,7 @@ TEST_CASE("swiglu: both forms are silu(gate) * up") {
   }
 }
 
-TEST_CASE("swiglu: f32 and bf16 agree with f64, forward and backward") {
+TEST_CASE("swiglu: f32 and bf16 agree with f64 in forward and backward") {
   for (const Shape& s : kShapes)
     for (const DType t : {DType::f32, DType::bf16}) {
       CAPTURE(to_string(s));
@@ -54,7 +54,7 @@ TEST_CASE("swiglu: f32 and bf16 agree with f64, forward and backward") {
     }
 }
 
-TEST_CASE("swiglu: gradients, also of strided and repeated inputs") {
+TEST_CASE("swiglu: gradients of strided and repeated inputs match finite differences") {
   const auto two = [](const TensorList& in) { return swiglu(in[0], in[1]); };
   const auto one = [](const TensorList& in) { return swiglu(in[0]); };
   for (const Shape& s : {Shape{1, 1}, Shape{3, 5}, Shape{2, 3, 4}, Shape{0, 4}, Shape{4, 0}}) {
@@ -68,7 +68,7 @@ TEST_CASE("swiglu: gradients, also of strided and repeated inputs") {
   }
 }
 
-TEST_CASE("swiglu: the number of threads changes no bit; meta gives the same shape") {
+TEST_CASE("swiglu: the number of threads changes no bit and meta gives the same shape") {
   const int threads = num_threads();
   const Tensor x = random({61, 1034}, 3, DType::f32);
   set_num_threads(1);
@@ -82,7 +82,7 @@ TEST_CASE("swiglu: the number of threads changes no bit; meta gives the same sha
   CHECK(swiglu(meta).dtype() == DType::bf16);
 }
 
-TEST_CASE("swiglu: errors") {
+TEST_CASE("swiglu: errors name the rule") {
   const Tensor x = random({2, 3});
   CHECK(error_of([&] { swiglu(x); }) ==
         "swiglu: x must have a last axis of even length [gate | up], got shape [2, 3]");

@@ -35,7 +35,7 @@ TensorList two_outputs(const Tensor& x) {
 
 }  // namespace
 
-TEST_CASE("tape: nothing is recorded outside one") {
+TEST_CASE("tape: nothing is recorded outside a tape") {
   const Tensor x = leaf({3});
   const Tensor y = x * x;
   CHECK_FALSE(y.requires_grad());
@@ -43,7 +43,7 @@ TEST_CASE("tape: nothing is recorded outside one") {
         "backward: no tape is recording; declare weft::Tape before the forward pass");
 }
 
-TEST_CASE("tape: backward fills leaves, and adds up over tapes") {
+TEST_CASE("tape: backward fills leaves and adds up over tapes") {
   const Tensor x = leaf({3});
   for (int pass = 1; pass <= 2; ++pass) {
     Tape tape;
@@ -72,7 +72,7 @@ TEST_CASE("tape: gradients of two leaves never share memory") {
   CHECK(test::mismatch(b.grad(), Tensor::ones({4}, DType::f64), 0) == "");
 }
 
-TEST_CASE("tape: gradients of two leaves never share memory, under an outer tape either") {
+TEST_CASE("tape: gradients of two leaves do not share memory under an outer tape") {
   const Tensor a = leaf({4}, 1), b = leaf({4}, 2);
   const Tape outer;
   {
@@ -82,7 +82,7 @@ TEST_CASE("tape: gradients of two leaves never share memory, under an outer tape
   CHECK(a.grad().raw() != b.grad().raw());
 }
 
-TEST_CASE("tape: several outputs, of which some are unused") {
+TEST_CASE("tape: an op with several outputs may have unused ones") {
   for (int used = 0; used < 3; ++used) {
     CAPTURE(used);
     const Tensor x = leaf({2});
@@ -95,7 +95,7 @@ TEST_CASE("tape: several outputs, of which some are unused") {
   }
 }
 
-TEST_CASE("tape: grad() returns gradients and touches none") {
+TEST_CASE("tape: grad() returns gradients and leaves grad() of the leaves unset") {
   const Tensor x = leaf({3}), other = leaf({2});
   Tape tape;
   const Tensor mid = x * x;
@@ -108,7 +108,7 @@ TEST_CASE("tape: grad() returns gradients and touches none") {
   CHECK_FALSE(x.grad());
 }
 
-TEST_CASE("tape: a tape inside a tape gives the gradient of a gradient") {
+TEST_CASE("tape: a nested tape gives the gradient of a gradient") {
   const Tensor x = leaf({3});
   Tape outer;
   Tensor dx;
@@ -135,7 +135,7 @@ TEST_CASE("tape: an intermediate of the outer tape is an input of the inner one"
   CHECK(test::mismatch(x.grad(), x * x * x * 12.0, 1e-12) == "");
 }
 
-TEST_CASE("tape: what a gradient does not depend on counts as 0, of any order") {
+TEST_CASE("tape: a gradient of something independent is 0 at any order") {
   const Tensor x = leaf({3}, 1), z = leaf({2}, 2);
   const Tensor zero = Tensor::zeros({3}, DType::f64);
   {
@@ -153,12 +153,12 @@ TEST_CASE("tape: what a gradient does not depend on counts as 0, of any order") 
     }
     return outer.gradients(sum(first[0] * first[0]) + sum(first[1]), {x, z});
   };
-  // The first gradient is constant: of a linear function, and of one without z.
+  // The first gradient is constant for a linear function and for a function without z.
   CHECK(test::different_bits(twice([&] { return sum(x * 3.0); })[0], zero) == "");
   CHECK(test::mismatch(twice([&] { return sum(x * x); })[0], x.detach() * 8.0, 1e-12) == "");
   CHECK(test::different_bits(twice([&] { return sum(x * x); })[1],
                              Tensor::zeros({2}, DType::f64)) == "");
-  // backward() fills nothing then.
+  // In this case backward() fills nothing.
   Tape outer;
   Tensor first;
   {
@@ -169,8 +169,7 @@ TEST_CASE("tape: what a gradient does not depend on counts as 0, of any order") 
   CHECK(!x.grad());
 }
 
-TEST_CASE(
-    "tape: an inner tape that no leaf is on refuses backward(), which would lose everything") {
+TEST_CASE("tape: an inner tape without leaves refuses backward()") {
   const Tensor x = leaf({2}, 1);
   Tape outer;
   const Tensor a = x * x;
@@ -186,7 +185,7 @@ TEST_CASE(
   CHECK(test::mismatch(x.grad(), pow(x.detach(), 3) * 4.0, 1e-12) == "");
 }
 
-TEST_CASE("tape: tapes one after the other inside an outer one") {
+TEST_CASE("tape: consecutive tapes inside an outer one") {
   const Tensor x = leaf({3});
   Tape outer;
   const Tensor y = x * x;
@@ -199,7 +198,7 @@ TEST_CASE("tape: tapes one after the other inside an outer one") {
   CHECK(test::mismatch(x.grad(), x * 4.0 + x * x * x * 12.0, 1e-12) == "");
 }
 
-TEST_CASE("tape: hooks report the last gradient of each leaf, and the unused ones") {
+TEST_CASE("tape: hooks report each leaf's last gradient and the unused leaves") {
   const Tensor a = leaf({2}, 1), b = leaf({2}, 2), unused = leaf({2}, 3);
   Tape tape;
   std::vector<const TensorImpl*> ready;
@@ -220,7 +219,7 @@ TEST_CASE("tape: hooks report the last gradient of each leaf, and the unused one
   CHECK(dead.requires_grad());
 }
 
-TEST_CASE("tape: main_grad takes the place of grad") {
+TEST_CASE("tape: main_grad replaces grad") {
   const Tensor x = Tensor(leaf({3}).to(DType::bf16)).set_requires_grad();
   x.set_main_grad(Tensor::full({3}, 10, DType::f32));
   Tape tape;
@@ -229,7 +228,7 @@ TEST_CASE("tape: main_grad takes the place of grad") {
   CHECK(test::mismatch(x.main_grad(), Tensor::full({3}, 12), 0) == "");
 }
 
-TEST_CASE("tape: what was saved must not change") {
+TEST_CASE("tape: saved tensors must not change") {
   const Tensor x = leaf({3});
   Tape tape;
   const Tensor y = sum(x * x);
@@ -241,7 +240,7 @@ TEST_CASE("tape: what was saved must not change") {
         "mul: saved a was changed in place (version 2, saved at 1)");
 }
 
-TEST_CASE("tape: in-place ops refuse tensors of a recording") {
+TEST_CASE("tape: in-place ops refuse recorded tensors") {
   const Tensor x = leaf({3});
   Tape tape;
   CHECK(test::error_of([&] { x.zero_(); }) ==
@@ -260,7 +259,7 @@ TEST_CASE("tape: errors say what is missing") {
             grad(sum(y), {x, Tensor()});
           }) ==
           "grad: every x must require a gradient and be part of the recording, got a null tensor");
-    sum(y).backward();  // a refused call has changed nothing
+    sum(y).backward();  // a refused call changes nothing
     CHECK(test::mismatch(x.grad(), x.detach() * 2.0, 1e-12) == "");
   }
   {
@@ -281,7 +280,7 @@ TEST_CASE("tape: errors say what is missing") {
         "grad: every x must require a gradient and be part of the recording, got [3]");
 }
 
-TEST_CASE("tape: a hook that calls grad() is refused, and every leaf still gets its gradient") {
+TEST_CASE("tape: a hook that calls grad() is refused and every leaf still gets its gradient") {
   const Tensor a = leaf({3}, 1), b = leaf({3}, 2);
   Tape tape;
   std::string refused;
@@ -292,13 +291,13 @@ TEST_CASE("tape: a hook that calls grad() is refused, and every leaf still gets 
   CHECK(test::mismatch(b.grad(), a.detach() * 6.0, 1e-12) == "");
 }
 
-TEST_CASE("tape: a leaf that another thread has recorded is an ordinary leaf here") {
+TEST_CASE("tape: a leaf recorded on another thread is an ordinary leaf here") {
   const Tensor w = leaf({1});
   {
     Tape tape;
     Tensor y = w * 1.0;
     for (int i = 0; i < 20; ++i) y = y * 1.0;
-    sum(y * w).backward();  // w carries a number of this thread now
+    sum(y * w).backward();  // w now has an index from this thread
   }
   Tensor stale;
   {
@@ -310,7 +309,7 @@ TEST_CASE("tape: a leaf that another thread has recorded is an ordinary leaf her
     w.set_grad({});
     Tape tape;
     Tensor y = w * 2.0;
-    for (int i = 0; i < 60; ++i) y = y * 1.0;  // passes every number that the other thread gave out
+    for (int i = 0; i < 60; ++i) y = y * 1.0;  // exceeds every index that the other thread assigned
     sum(y * y + stale * 3.0).backward();
     wrong = test::mismatch(w.grad(), w.detach() * 8.0, 1e-12);
   }).join();
@@ -329,7 +328,7 @@ TEST_CASE("tape: a tensor of a finished tape is a constant for the next") {
   CHECK(test::mismatch(x.grad(), y.detach(), 1e-12) == "");
 }
 
-TEST_CASE("tape: under a NoGradGuard the outer tape does not hear the inner one's backward") {
+TEST_CASE("tape: under NoGradGuard the outer tape does not record the inner backward") {
   const Tensor x = leaf({3});
   Tape outer;
   Tape inner;
@@ -356,7 +355,7 @@ TEST_CASE("tape: NoGradGuard stops recording for its scope") {
   CHECK(tape.size() == 1);
 }
 
-TEST_CASE("tape: tapes may end in any order") {
+TEST_CASE("tape: tapes may be destroyed in any order") {
   const Tensor x = leaf({3});
   {
     auto first = std::make_unique<Tape>();
@@ -368,7 +367,7 @@ TEST_CASE("tape: tapes may end in any order") {
     CHECK(Tape::current() == third.get());
     second.reset();
     CHECK(Tape::current() == third.get());
-    // The innermost has heard the last two ops and goes on hearing.
+    // The innermost tape has recorded the last two ops and continues to record.
     const TensorList g = third->gradients(z + sum(x), {y, x});
     CHECK(test::mismatch(g[0], x, 0) == "");
     CHECK(test::mismatch(g[1], y + 1.0, 0) == "");
@@ -377,7 +376,7 @@ TEST_CASE("tape: tapes may end in any order") {
     CHECK_FALSE((x * x).requires_grad());
   }
   {
-    // The outer one goes on when the one between ends, and is the current one again at last.
+    // The outer tape continues after the middle one is destroyed and is current again at the end.
     Tape outer;
     auto between = std::make_unique<Tape>();
     auto inner = std::make_unique<Tape>();
@@ -391,7 +390,7 @@ TEST_CASE("tape: tapes may end in any order") {
   CHECK(test::mismatch(next.gradients(sum(x * x), {x})[0], x * 2.0, 0) == "");
 }
 
-TEST_CASE("tape: one that ends under a NoGradGuard is not current after it") {
+TEST_CASE("tape: a tape destroyed under NoGradGuard is not current afterwards") {
   const Tensor x = leaf({3});
   Tape outer;
   auto inner = std::make_unique<Tape>();
@@ -404,7 +403,7 @@ TEST_CASE("tape: one that ends under a NoGradGuard is not current after it") {
     CHECK(Tape::current() == nullptr);
   }
   CHECK(Tape::current() == &outer);
-  // Guards on the heap, which end in another order.
+  // Guards on the heap, destroyed in another order.
   auto a = std::make_unique<NoGradGuard>(), b = std::make_unique<NoGradGuard>();
   a.reset();
   CHECK(Tape::current() == nullptr);
@@ -413,7 +412,7 @@ TEST_CASE("tape: one that ends under a NoGradGuard is not current after it") {
   CHECK(Tape::current() == &outer);
 }
 
-TEST_CASE("tape: one that a hook of another's backward ends") {
+TEST_CASE("tape: a backward hook may destroy another tape") {
   const Tensor x = leaf({3});
   auto outer = std::make_unique<Tape>();
   {
@@ -425,7 +424,7 @@ TEST_CASE("tape: one that a hook of another's backward ends") {
   CHECK(test::mismatch(x.grad(), x * 2.0, 0) == "");
 }
 
-TEST_CASE("tape: print lists ops in order with what they keep") {
+TEST_CASE("tape: print lists ops in order with the bytes they save") {
   const Tensor x = leaf({16});
   Tape tape;
   const Tensor y = sum(x * x);
@@ -433,7 +432,7 @@ TEST_CASE("tape: print lists ops in order with what they keep") {
   CHECK(tape.leaves().size() == 1);
 }
 
-TEST_CASE("tape: saved memory is freed as soon as a node has run") {
+TEST_CASE("tape: saved tensors are freed after their node has run") {
   const std::int64_t before = memory_stats().live_bytes;
   const Tensor x = leaf({1 << 16});
   const std::int64_t one = memory_stats().live_bytes - before;
@@ -448,7 +447,7 @@ TEST_CASE("tape: saved memory is freed as soon as a node has run") {
   }
 }
 
-TEST_CASE("custom_function: forward and backward by hand, twice differentiable") {
+TEST_CASE("custom_function: a handwritten backward works twice") {
   const auto cube = [](const TensorList& in) {
     return custom_function(
         "cube", {in[0]}, [](const TensorList& x) { return x[0] * x[0] * x[0]; },
@@ -459,7 +458,7 @@ TEST_CASE("custom_function: forward and backward by hand, twice differentiable")
   CHECK(gradcheck(cube, {test::random({3, 2})}, {.tolerance = 1e-5, .second_order = true}) == "");
 }
 
-TEST_CASE("custom_function: a wrong backward is found, a wrong count refused") {
+TEST_CASE("custom_function: a wrong backward is detected and a wrong count refused") {
   const auto wrong = [](const TensorList& in) {
     return custom_function(
         "wrong", {in[0]}, [](const TensorList& x) { return x[0] * x[0]; },
@@ -477,7 +476,8 @@ TEST_CASE("custom_function: a wrong backward is found, a wrong count refused") {
         "short: backward must return 1 gradients, got 0");
 }
 
-TEST_CASE("custom_function: a forward that returns nothing is refused, a null input is not") {
+TEST_CASE(
+    "custom_function: a forward that returns nothing is refused and a null input is allowed") {
   const Tensor x = leaf({3});
   const auto backward = [](const TensorList&, const Tensor&, const Tensor& dy) {
     return TensorList{dy, Tensor()};

@@ -38,7 +38,7 @@ Tensor some_experts(std::int64_t tokens, std::int64_t k, std::int64_t count, boo
   return experts_of(ids, k);
 }
 
-// By definition: for each expert all slots in order, those over the capacity left out.
+// By definition: for each expert all slots in order, without those above the capacity.
 struct Want {
   Numbers row_of, slot_of, rows;
   Want(const Tensor& experts, std::int64_t count, const RowOptions& o) {
@@ -75,7 +75,7 @@ void check_sort(const Tensor& experts, std::int64_t count, const RowOptions& o) 
   }
 }
 
-// Rows in another order of chunks, and the way back, by the same two ops.
+// Reorders chunks of rows and restores the order with the same two ops.
 ExpertRows chunks_in_order(const Numbers& sizes, const Numbers& order) {
   Numbers source;
   for (const std::int64_t chunk : order) {
@@ -92,7 +92,7 @@ ExpertRows chunks_in_order(const Numbers& sizes, const Numbers& order) {
 
 }  // namespace
 
-TEST_CASE("sort_by_expert: by expert, then by token, for every alignment and capacity") {
+TEST_CASE("sort_by_expert: sorts by expert and then by token for every alignment and capacity") {
   for (const std::int64_t tokens : {0, 1, 7, 65})
     for (const std::int64_t k : {1, 2, 3})
       for (const RowOptions o :
@@ -100,24 +100,24 @@ TEST_CASE("sort_by_expert: by expert, then by token, for every alignment and cap
             RowOptions{.alignment = 8, .capacity = 16}})
         check_sort(some_experts(tokens, k, 5), 5, o);
   check_sort(experts_of({}, 1).reshape({3, 0}), 4, {});
-  check_sort(experts_of({2, 2, 2, 2}, 1), 3, {});      // one expert has all, two have none
-  check_sort(experts_of({-1, -1, -1, -1}, 2), 2, {});  // nothing is left
+  check_sort(experts_of({2, 2, 2, 2}, 1), 3, {});      // one expert has all slots, two have none
+  check_sort(experts_of({-1, -1, -1, -1}, 2), 2, {});  // no slot is left
   check_sort(experts_of({0, 9, -7, 1}, 2), 2, {});     // out of range: no row
-  check_sort(experts_of({1, 1, 0, 1}, 2), 2, {});      // twice the same expert
+  check_sort(experts_of({1, 1, 0, 1}, 2), 2, {});      // the same expert twice
 }
 
-TEST_CASE("D2: the worked example, both ranks' local halves") {
+TEST_CASE("D2: the worked example on both ranks' local halves") {
   const ExpertRows a = sort_by_expert(experts_of({0, 1, 1, 2, 2, 3, 1, 0}, 2), 4);
   CHECK(numbers(a.rows) == Numbers{2, 3, 2, 1});
   const ExpertRows b = sort_by_expert(experts_of({3, 0, 3, 1, 3, 2, 0, 1}, 2), 4);
   CHECK(numbers(b.rows) == Numbers{2, 2, 1, 3});
-  // Token i carries the value i.
+  // Token i has the value i.
   const Tensor x = Tensor::arange(0, 4, 1, DType::f64).view({4, 1});
   CHECK(mismatch(permute_tokens(x, a), Tensor::of({0, 3, 0, 1, 3, 1, 2, 2}, {8, 1}), 0) == "");
   CHECK(mismatch(permute_tokens(x, b), Tensor::of({0, 3, 1, 3, 2, 0, 1, 2}, {8, 1}), 0) == "");
 }
 
-TEST_CASE("D2, D4: the worked example over two ranks, imitated by slices, and back") {
+TEST_CASE("D2, D4: the worked example over two ranks simulated by slices, and back") {
   const ExpertRows rows[] = {sort_by_expert(experts_of({0, 1, 1, 2, 2, 3, 1, 0}, 2), 4),
                              sort_by_expert(experts_of({3, 0, 3, 1, 3, 2, 0, 1}, 2), 4)};
   // Tokens a0 .. a3 are 0 .. 3, tokens b0 .. b3 are 10 .. 13.
@@ -149,7 +149,7 @@ TEST_CASE("D2, D4: the worked example over two ranks, imitated by slices, and ba
   CHECK(mismatch(tape.gradients(y, {x}, dy)[0], mul(dy, 2.0), 0) == "");
 }
 
-TEST_CASE("D6: every count is a multiple of the alignment, also above the number of tokens") {
+TEST_CASE("D6: every count is a multiple of the alignment even above the number of tokens") {
   const Tensor experts = experts_of({0, 3, 3}, 1);
   const ExpertRows rows = sort_by_expert(experts, 4, {.alignment = 16});
   CHECK(numbers(rows.rows) == Numbers{16, 0, 0, 16});
@@ -157,7 +157,7 @@ TEST_CASE("D6: every count is a multiple of the alignment, also above the number
   x.set_requires_grad();
   Tape tape;
   const Tensor y = permute_tokens(x, rows);
-  // What comes from a filler row reaches nobody, whatever its gradient.
+  // A padding row passes nothing on, whatever its gradient.
   CHECK(mismatch(y.narrow(0, 1, 15), Tensor::zeros({15, 2}, DType::f64), 0) == "");
   const Tensor dy = random({32, 2}, 5);
   const Tensor want = cat({dy.narrow(0, 0, 1), dy.narrow(0, 16, 2)}, 0);
@@ -165,11 +165,11 @@ TEST_CASE("D6: every count is a multiple of the alignment, also above the number
   CHECK(mismatch(combine_tokens(y, rows), x, 0) == "");
 }
 
-TEST_CASE("D1: permute, then combine with shares of 1/k gives back x, and its gradient") {
+TEST_CASE("D1: permuting and combining with shares of 1/k restores x and its gradient") {
   struct Case {
     std::int64_t tokens, k, experts;
   };
-  // Halves and quarters are exact, so the round trip is.
+  // Halves and quarters are exact, so the round trip is exact.
   for (const auto& [tokens, k, count] :
        {Case{9, 2, 4}, Case{5, 4, 7}, Case{6, 1, 50}, Case{0, 2, 3}})
     for (const DType t : {DType::f32, DType::f64, DType::bf16}) {
@@ -187,17 +187,18 @@ TEST_CASE("D1: permute, then combine with shares of 1/k gives back x, and its gr
     }
 }
 
-TEST_CASE("combine_tokens: bf16 rows are summed in f32, in the order of the slots") {
+TEST_CASE("combine_tokens: bf16 rows are summed in f32 in slot order") {
   // In bf16 256 + 1 stays 256.
   const ExpertRows rows = sort_by_expert(experts_of({2, 1, 0}, 3), 3);
   const Tensor y = Tensor::of({1, 1, 256}, {3, 1}).to(DType::bf16);
   CHECK(combine_tokens(y, rows).item() == 258);
-  // In f32 1e8 + 1 stays 1e8: whoever sums in the order of the rows gets 0.
+  // In f32 1e8 + 1 stays 1e8: summing in row order would give 0.
   const Tensor z = Tensor::of({1, -1e8, 1e8}, {3, 1});
   CHECK(combine_tokens(z, rows).item() == 1);
 }
 
-TEST_CASE("permute_tokens, permute_probs, combine_tokens: gradients, twice, of strided inputs") {
+TEST_CASE(
+    "permute_tokens, permute_probs, combine_tokens: gradients of strided inputs match twice") {
   for (const RowOptions o : {RowOptions{}, RowOptions{.alignment = 4}, RowOptions{.capacity = 2}}) {
     const ExpertRows rows = sort_by_expert(some_experts(6, 2, 4), 4, o);
     const std::int64_t n = rows.slot_of.dim(0);
@@ -219,14 +220,14 @@ TEST_CASE("permute_tokens, permute_probs, combine_tokens: gradients, twice, of s
   }
 }
 
-TEST_CASE("combine_tokens is the transpose of permute_tokens") {
+TEST_CASE("combine_tokens: is the transpose of permute_tokens") {
   const ExpertRows rows = sort_by_expert(some_experts(40, 3, 6), 6, {.alignment = 4});
   const Tensor x = random({40, 300}, 1), y = random({rows.slot_of.dim(0), 300}, 2);
   CHECK(mul(permute_tokens(x, rows), y).sum().item() ==
         doctest::Approx(mul(x, combine_tokens(y, rows)).sum().item()).epsilon(1e-12));
 }
 
-TEST_CASE("token_permute: the number of threads changes no bit; meta plans an even share") {
+TEST_CASE("token_permute: the number of threads changes no bit and meta assumes an even load") {
   const int threads = num_threads();
   const Tensor experts = some_experts(700, 2, 8), x = random({700, 130}, 1, DType::f32);
   const auto run = [&] {
@@ -251,7 +252,7 @@ TEST_CASE("token_permute: the number of threads changes no bit; meta plans an ev
   CHECK(combine_tokens(Tensor::empty({20, 3}, DType::bf16, kMeta), full).shape() == Shape{7, 3});
 }
 
-TEST_CASE("know_rows: the numbers of rows from elsewhere end a sort like those it would read") {
+TEST_CASE("know_rows: given row counts complete a sort like counts read from the device") {
   const Tensor experts = some_experts(7, 2, 4);
   for (const std::int64_t alignment : {1, 4}) {
     const ExpertRows want = sort_by_expert(experts, 4, {.alignment = alignment});
@@ -262,12 +263,12 @@ TEST_CASE("know_rows: the numbers of rows from elsewhere end a sort like those i
     CHECK(different_bits(got.rows, want.rows) == "");
     CHECK(different_bits(got.slot_of, want.slot_of) == "");
   }
-  // With a capacity, and on the meta device, they are known anyway.
+  // With a capacity and on the meta device the counts are always known.
   CHECK(sort_by_expert(experts, 4, {.capacity = 3, .read = false}).slot_of.dim(0) == 12);
   CHECK(sort_by_expert(experts.to(kMeta), 4, {.read = false}).slot_of.dim(0) == 14);
 }
 
-TEST_CASE("token_permute: errors") {
+TEST_CASE("token_permute: errors name the rule") {
   const Tensor experts = some_experts(3, 2, 4);
   ExpertRows sorted = sort_by_expert(experts, 4, {.read = false});
   CHECK(error_of([&] { know_rows(sorted, {}); }) ==

@@ -21,7 +21,7 @@ using UnaryCase = std::function<Tensor(const Tensor&)>;
 
 const GradcheckOptions kTwice{.second_order = true};
 
-// Gradients up to the second order. x*x makes the op's gradient depend on x.
+// First and second gradients. x*x makes the op's gradient depend on x.
 std::string check_gradients(const UnaryCase& f, const Tensor& x) {
   const auto squared = [&](const TensorList& in) { return f(in[0] * in[0]); };
   std::string wrong = gradcheck([&](const TensorList& in) { return f(in[0]); }, {x});
@@ -30,14 +30,14 @@ std::string check_gradients(const UnaryCase& f, const Tensor& x) {
   return wrong;
 }
 
-// Elements 0, 1, 2, ... so that a value names its place.
+// Elements 0, 1, 2, ... so that a value identifies its position.
 Tensor counting(const Shape& shape, DType dtype = DType::f64) {
   return Tensor::arange(0, static_cast<double>(shape.numel()), 1, dtype).view(shape);
 }
 
 }  // namespace
 
-TEST_CASE("view: shares storage and works out one axis") {
+TEST_CASE("view: shares storage and infers one axis") {
   const Tensor x = counting({2, 3, 4});
   const Tensor y = view(x, {6, -1});
   CHECK(y.shape() == Shape{6, 4});
@@ -50,7 +50,7 @@ TEST_CASE("view: shares storage and works out one axis") {
   CHECK(view(Tensor::empty({0, 3}), {-1, 3}).shape() == Shape{0, 3});
 }
 
-TEST_CASE("view: of a non-contiguous tensor where its strides allow it") {
+TEST_CASE("view: accepts a strided tensor where its strides allow it") {
   const Tensor x = counting({4, 6});
   const Tensor columns = x.slice(1, 0, 4, 2);  // (4, 2), strides (6, 2)
   CHECK(view(columns, {2, 2, 1, 2}).storage() == x.storage());
@@ -68,7 +68,7 @@ TEST_CASE("view: of a non-contiguous tensor where its strides allow it") {
   CHECK(different_bits(view(swapped, {4, 6}), swapped.clone().view({4, 6})) == "");
 }
 
-TEST_CASE("view: refuses what needs a copy, reshape makes it") {
+TEST_CASE("view: refuses shapes that need a copy and reshape copies") {
   const Tensor t = counting({2, 3}).t();
   CHECK(error_of([&] { view(t, {6}); }) ==
         "view: x of shape [3, 2] and strides [1, 3] cannot be seen as [6] without a copy; use "
@@ -149,7 +149,7 @@ TEST_CASE("view: pad and roll") {
   CHECK(roll(Tensor::empty({0, 2}), 3, 0).shape() == Shape{0, 2});
 }
 
-TEST_CASE("view: contiguous and cast give x itself when there is nothing to do") {
+TEST_CASE("view: contiguous and cast return x itself if nothing changes") {
   const Tensor x = counting({2, 3}), t = x.t();
   CHECK(contiguous(x).same(x));
   CHECK_FALSE(contiguous(t).same(t));
@@ -163,12 +163,12 @@ TEST_CASE("view: contiguous and cast give x itself when there is nothing to do")
                        Tensor::of({0, -1, 2, 0}, {4}, DType::f64)) == "");
   CHECK(different_bits(cast(halves, DType::boolean).to(DType::f64),
                        Tensor::of({1, 1, 1, 0}, {4}, DType::f64)) == "");
-  // One rounding only: this value lies just above a bf16 midpoint and exactly on one in f32.
+  // Only one rounding is right: this value lies just above a bf16 midpoint and rounds to it in f32.
   const double above = 1 + 0x1p-8 + 0x1p-40;
   CHECK(cast(Tensor::full({1}, above, DType::f64), DType::bf16).item() == 1 + 0x1p-7);
 }
 
-TEST_CASE("view: nothing is recorded where there is nothing to differentiate") {
+TEST_CASE("view: nothing is recorded where no gradient is needed") {
   Tensor x = counting({2, 3});
   x.set_requires_grad();
   Tape tape;
@@ -181,12 +181,12 @@ TEST_CASE("view: nothing is recorded where there is nothing to differentiate") {
   CHECK(tape.size() == 1);
 }
 
-TEST_CASE("view: gradients to the second order, contiguous or not") {
+TEST_CASE("view: first and second gradients of contiguous and strided inputs") {
   const Tensor x = random({2, 3, 4});
   struct Case {
     const char* label;
     UnaryCase f;
-    bool for_empty = true;  ///< also makes sense for (2, 3, 0)
+    bool for_empty = true;  ///< also valid for (2, 3, 0)
   };
   const Case cases[] = {
       {"view",
@@ -254,7 +254,7 @@ TEST_CASE("view: cast passes the gradient back in the dtype of x") {
   CHECK(x.grad().select(0, 0).select(0, 0).item() == static_cast<double>(bf16(0.1f)));
 }
 
-TEST_CASE("view: gradients of view and of a cast there and back") {
+TEST_CASE("view: gradients of view and of a cast to f32 and back") {
   const auto viewed = [](const Tensor& x) { return view(x.clone(), {3, -1}); };
   CHECK(check_gradients(viewed, random({2, 3, 2})) == "");
   CHECK(check_gradients(
@@ -262,7 +262,7 @@ TEST_CASE("view: gradients of view and of a cast there and back") {
               return view(x.clone(), {0, 4});
             },
             random({2, 0, 2})) == "");
-  // Through f32 a difference is exact to 1e-7 only, so its step must be large.
+  // Through f32 a difference is exact only to 1e-7, so its step must be large.
   const auto through_f32 = [](const TensorList& in) {
     return cast(cast(in[0], DType::f32), DType::f64);
   };
@@ -271,7 +271,7 @@ TEST_CASE("view: gradients of view and of a cast there and back") {
   CHECK(gradcheck(through_f32, {strided(random({2, 5}))}, wide) == "");
 }
 
-TEST_CASE("view: split and cat of many pieces pass every gradient on") {
+TEST_CASE("view: split and cat of many pieces pass every gradient") {
   CHECK(gradcheck(
             [](const TensorList& in) {
               TensorList parts = split(in[0] * in[0], 1), kept;
@@ -303,7 +303,7 @@ TEST_CASE("view: meta tensors take the same shapes") {
   CHECK(leaf.grad().is_meta());
 }
 
-TEST_CASE("view: error texts of the views") {
+TEST_CASE("view: errors of views name the rule") {
   const Tensor x = counting({2, 3}), scalar = Tensor::ones({});
   CHECK(error_of([&] { view(x, {4}); }) ==
         "view: shape must have the 6 elements of x [2, 3], got [4]");
@@ -381,7 +381,7 @@ TEST_CASE("view: sizes that overflow are refused") {
         std::vector<double>{4, 5, 6, 7});
 }
 
-TEST_CASE("view: error texts of joins and moves") {
+TEST_CASE("view: errors of joins and moves name the rule") {
   const Tensor x = counting({2, 3});
   CHECK(error_of([&] { split(x, 0); }) == "split: size must be at least 1, got 0");
   CHECK(error_of([&] {

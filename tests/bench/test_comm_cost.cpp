@@ -1,4 +1,4 @@
-// What the model says of one collective, and of a step.
+// The cost model of one collective and the timeline of one step.
 #include <doctest/doctest.h>
 
 #include <numeric>
@@ -14,7 +14,7 @@ namespace {
 using distributed::Collective;
 using Kind = StepEvent::Kind;
 
-// The constants of the cost model in PyTorch's DTensor, 2^30 bytes a GB.
+// The constants of the cost model in PyTorch's DTensor, with 2^30 bytes per GB.
 Cluster reference() {
   const double rate = 87.7 * (1 << 30);
   return {
@@ -35,7 +35,7 @@ void check_us(double got, double expected) { CHECK(std::abs(got - expected) < 1e
 
 }  // namespace
 
-TEST_CASE("comm_cost: rings, a bf16 matrix of 4096 x 4096") {
+TEST_CASE("comm_cost: ring collectives on a bf16 matrix of 4096 x 4096") {
   constexpr std::int64_t kBytes = 2 * 4096 * 4096;
   const Cluster c = reference();
   for (const auto& [n, once, twice] :
@@ -47,7 +47,7 @@ TEST_CASE("comm_cost: rings, a bf16 matrix of 4096 x 4096") {
   check_us(us(c, Collective::all_gather, kBytes, first(2, 8)), 819.137);
 }
 
-TEST_CASE("comm_cost: the other collectives, by hand") {
+TEST_CASE("comm_cost: the other collectives equal hand-computed times") {
   Cluster c{.devices_per_host = 4, .base_us = 5, .inside = {1, 1e6}, .across = {10, 1e5}};
   const std::vector<int> host = first(4), four_hosts = first(4, 4), two_hosts{0, 1, 4, 5};
   check_us(us(c, Collective::broadcast, 100, host), 5 + 3 * 1 + 100);
@@ -56,15 +56,15 @@ TEST_CASE("comm_cost: the other collectives, by hand") {
     check_us(us(c, pair, 100, host), 5 + 1 + 100);
   check_us(us(c, Collective::barrier, 0, host), 5 + 2 * 1);
   check_us(us(c, Collective::barrier, 0, first(5)), 5 + 3 * 10);
-  // A quarter to each of the others.
+  // A quarter goes to each other rank.
   check_us(us(c, Collective::all_to_all, 400, host), 5 + 3 * 1 + 300);
   check_us(us(c, Collective::all_to_all, 400, four_hosts), 5 + 3 * 10 + 3000);
   check_us(us(c, Collective::all_to_all, 400, two_hosts), 5 + 1 + 2 * 10 + 2000);
-  c.across.bytes_per_s = 1e9;  // now what stays in the host takes longer
+  c.across.bytes_per_s = 1e9;  // now the transfers within the host take longer
   check_us(us(c, Collective::all_to_all, 400, two_hosts), 5 + 1 + 2 * 10 + 100);
 }
 
-TEST_CASE("comm_cost: a tree where it is faster") {
+TEST_CASE("comm_cost: a tree is used where it is faster") {
   Cluster c{.devices_per_host = 64, .base_us = 5, .inside = {1, 1e6}, .across = {1, 1e6}};
   check_us(us(c, Collective::all_reduce, 8, first(64)), 5 + 2 * (63 + 8 * 63 / 64.0));
   c.trees = true;
@@ -74,7 +74,7 @@ TEST_CASE("comm_cost: a tree where it is faster") {
   check_us(us(c, Collective::all_reduce, 64000, first(64)), ring);
 }
 
-TEST_CASE("comm_cost: which ranks share a host, and nobody to talk to") {
+TEST_CASE("comm_cost: finds groups that cross hosts and costs nothing for one rank") {
   const Cluster c = reference();
   const auto crosses = [&](int world, const distributed::Degrees& d, const char* group) {
     return crosses_hosts(c, distributed::rank_lists(world, d, group)[0]);
@@ -97,8 +97,8 @@ TEST_CASE("comm_cost: which ranks share a host, and nobody to talk to") {
         "94167157964.8 and 20716774752.256 bytes/s");
 }
 
-TEST_CASE("comm_timeline: what is waited for at once, and what computing hides") {
-  // Called at half of the computing: waited for there, and at the end.
+TEST_CASE("comm_timeline: computation hides a collective until its wait") {
+  // Called halfway through the computation and waited for there, then at the end.
   StepTimes t = play_steps({{Kind::call, 0, 0.5}, {Kind::wait, 0, 0.5}}, {30}, 100);
   CHECK(t.step_us == 130);
   CHECK(t.exposed_us[0] == 30);
@@ -110,8 +110,8 @@ TEST_CASE("comm_timeline: what is waited for at once, and what computing hides")
   CHECK(t.exposed_us[0] == 30);
 }
 
-TEST_CASE("comm_timeline: one after the other, and each pays for its own time") {
-  // The second one is waited for at once, and has to wait for the rest of the first one.
+TEST_CASE("comm_timeline: collectives on one lane run in order and each is charged its own time") {
+  // The second collective is waited for at once, after the rest of the first one.
   const StepTimes t = play_steps(
       {{Kind::call, 0, 0.5}, {Kind::call, 1, 0.6}, {Kind::wait, 1, 0.6}, {Kind::wait, 0, 1}},
       {30, 5}, 100);
@@ -120,8 +120,8 @@ TEST_CASE("comm_timeline: one after the other, and each pays for its own time") 
   CHECK(t.step_us == doctest::Approx(125));
 }
 
-TEST_CASE("comm_timeline: a lane of its own need not wait for the others") {
-  // The first one has 40 left to hide behind.
+TEST_CASE("comm_timeline: a collective on a separate lane does not wait for the others") {
+  // 40 of the first one overlap with the remaining computation.
   const StepTimes t = play_steps(
       {{Kind::call, 0, 0.5}, {Kind::call, 1, 0.6}, {Kind::wait, 1, 0.6}, {Kind::wait, 0, 1}},
       {70, 5}, 100, {1, 0});
@@ -130,8 +130,8 @@ TEST_CASE("comm_timeline: a lane of its own need not wait for the others") {
   CHECK(t.step_us == doctest::Approx(120));
 }
 
-TEST_CASE("comm_timeline: what the next step waits for") {
-  // 70 from the end of one step, which hides nothing, to 40 % of the next one.
+TEST_CASE("comm_timeline: the next step waits for a collective of the previous one") {
+  // 70 from the end of one step, where nothing overlaps, to 40 % of the next step.
   const StepTimes t = play_steps({{Kind::wait, 0, 0.4, true}, {Kind::call, 0, 1}}, {70}, 100);
   CHECK(t.exposed_us[0] == doctest::Approx(30));
   CHECK(t.step_us == doctest::Approx(130));

@@ -1,5 +1,5 @@
-// Ranks that do not exist against those that do: the same collectives in a step of the trainers,
-// with as many bytes, and the same memory.
+// Compares simulated ranks with real ones: the same collectives in a training step, with the same
+// bytes and the same memory.
 #include <doctest/doctest.h>
 
 #include <map>
@@ -45,7 +45,7 @@ std::int64_t bytes_of(const ByGroup& sums) {
   return total;
 }
 
-// What has left this rank, as the backend counts it while it moves tensors.
+// The bytes that this rank has sent, counted by the backend as it moves tensors.
 std::int64_t moved(const World& w) {
   return std::string(w.backend()) == "mpi" ? distributed::mpi_bytes_moved(w) : w.stats().bytes_sent;
 }
@@ -62,7 +62,7 @@ examples::GptOptions small() {
   return o;
 }
 
-// With a capacity as many rows go to each expert, whatever the data.
+// With a capacity each expert gets the same number of rows for any data.
 examples::GptOptions experts() {
   examples::GptOptions o = small();
   o.model.arch = nn::Arch::llama;
@@ -105,7 +105,7 @@ Step second_step(World& w, const examples::GptOptions& o, Device device) {
   return s;
 }
 
-// Ranks one after another compare themselves with what a plan says of them.
+// Each rank compares itself with its plan.
 void check_layout(World& w, const std::string& what, examples::GptOptions o) {
   const Step real = second_step(w, o, kCpu);
   const std::int64_t stays = memory_stats(kCpu).live_bytes;
@@ -121,14 +121,14 @@ void check_layout(World& w, const std::string& what, examples::GptOptions o) {
   CHECK(bytes_of(planned.sums) == real.moved);
   CHECK(bytes_of(real.sums) > 0);
   CHECK(examples::predict_peak_bytes(o, w.size(), w.rank()) == planned.peak_bytes);
-  // Threads share one process, and its memory. What stays is the backend's own.
+  // Threads share one process and its memory. The difference is the backend's own memory.
   if (std::string(w.backend()) == "mpi")
     CHECK(real.peak_bytes - stays == planned.peak_bytes + planned.host_bytes);
 }
 
 }  // namespace
 
-TEST_CASE("comm_model: bytes by group are those that ranks move") {
+TEST_CASE("comm_model: bytes by group equal the bytes that ranks move") {
   test::distributed_test({2, 4}, [](World& w) {
     for (const bool zero : {false, true}) {
       const std::string with = zero ? ", zero" : "";
@@ -171,7 +171,7 @@ TEST_CASE("comm_model: bytes by group are those that ranks move") {
   });
 }
 
-TEST_CASE("comm_model: --bucket-size says how many buckets gradients have") {
+TEST_CASE("comm_model: --bucket-size sets the number of gradient buckets") {
   examples::GptOptions o = small();
   o.machine.device = "meta";
   o.parallel.dp = 2;
@@ -185,7 +185,7 @@ TEST_CASE("comm_model: --bucket-size says how many buckets gradients have") {
   }
 }
 
-TEST_CASE("comm_model: a recorder that is too short") {
+TEST_CASE("comm_model: a recorder that is too short is an error") {
   examples::GptOptions o = small();
   o.machine.device = "meta";
   o.parallel.dp = 2;
@@ -213,7 +213,7 @@ TEST_CASE("comm_model: a step of many ranks") {
   CHECK(trace.groups.at("world").size() == 128);
   CHECK(trace.flops == doctest::Approx(o.gpt().flops_per_token() * 4096 / 128));
   CHECK(trace.phases.size() == trace.calls.size());
-  // Computing goes on from event to event, to its end.
+  // Computation progresses from event to event until its end.
   double last = 0;
   int waits = 0, calls = 0;
   for (const StepEvent& e : trace.events) {
@@ -224,7 +224,7 @@ TEST_CASE("comm_model: a step of many ranks") {
   CHECK(last == 1);
   CHECK(calls == static_cast<int>(trace.calls.size()));
   CHECK(waits == calls);
-  // Two micro-batches; a dense layer gathers and scatters twice each way.
+  // Two micro-batches; a dense layer gathers and scatters twice in each direction.
   std::map<train::Phase, int> of_tp, of_dp;
   for (std::size_t i = 0; i < trace.calls.size(); ++i)
     ++(trace.calls[i].group == std::string("tp") ? of_tp : of_dp)[trace.phases[i]];
@@ -232,7 +232,7 @@ TEST_CASE("comm_model: a step of many ranks") {
   CHECK(of_tp[train::Phase::backward] > 2 * 4 * 2);
   CHECK(of_dp[train::Phase::forward] == 0);
   CHECK(of_dp[train::Phase::backward] > 0);
-  // With links that cost nothing a step computes, with slow ones it waits for each at once.
+  // With free links the step only computes; with slow links it waits for every collective.
   std::vector<double> us(trace.calls.size(), 0.0);
   CHECK(play_steps(trace.events, us, 100).step_us == doctest::Approx(100));
   us.assign(us.size(), 1e6);

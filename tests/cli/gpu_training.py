@@ -1,10 +1,11 @@
-"""20 steps of training on the CPU and on a GPU: the losses must agree, and those of the GPU be the same
-with --graph. With --ranks instead: several ranks that share the GPU agree with one rank on the CPU, and
-give the same losses again; NCCL with one rank, where there is an NCCL. Run by scripts/gpu_check.sh.
+"""Trains 20 steps on the CPU and on a GPU: the losses must agree, and --graph must not change them.
+With --ranks instead: several ranks that share the GPU must agree with one rank on the CPU, and a
+rerun must give the same losses; also NCCL with one rank if it is installed. Run by
+scripts/gpu_check.sh.
 
 usage: WEFT_BIN=build/gpu/bin gpu_training.py [--program NAME] [--small] [--ranks]
 
---program names another trainer than train_gpt for the GPU's side.
+--program selects another trainer than train_gpt for the GPU runs.
 """
 import argparse
 import tempfile
@@ -13,7 +14,7 @@ import support
 
 STEPS = 20
 TOLERANCE = {"f32": 1e-4, "bf16": 1e-2}
-# Heads of 64: the bf16 kernels of attention that use tensor cores.
+# Heads of 64 use the bf16 attention kernels with tensor cores.
 SIZES = ["--layers", 2, "--heads", 2, "--dim", 128, "--seq", 128, "--batch", 8]
 SMALL = ["--layers", 1, "--heads", 2, "--dim", 32, "--seq", 32, "--batch", 2]
 

@@ -1,4 +1,4 @@
-"""What the tests of the command line share: a small text, running a program, comparing runs."""
+"""Shared by the command line tests: a small text, running a program, comparing runs."""
 import json
 import os
 import pathlib
@@ -11,7 +11,7 @@ import time
 BIN = pathlib.Path(os.environ["WEFT_BIN"])
 WORDS = "the cat sat on a mat and saw that dog who ran to it for some food in her old house".split()
 
-# A model that trains in seconds, with everything that could differ between runs switched on.
+# A model that trains in seconds, with every source of differences between runs enabled.
 SMALL = ["--layers", "2", "--heads", "2", "--dim", "32", "--seq", "32", "--batch", "4",
          "--dropout", "0.1", "--log-every", "1000", "--seed", "3"]
 
@@ -40,7 +40,7 @@ def train(*args, env=None, program="train_gpt"):
 
 
 def metrics(out):
-    """The rows of metrics.jsonl without what may differ between equal runs."""
+    """The rows of metrics.jsonl without the values that may differ between equal runs."""
     timing = {"tokens_per_s", "targets_per_s", "step_ms", "joules", "system_allocs", "mfu", "peak_tflops"}
     with open(pathlib.Path(out) / "metrics.jsonl") as lines:
         return [{k: v for k, v in json.loads(line).items() if k not in timing} for line in lines]
@@ -52,7 +52,7 @@ def checkpoint_bytes(out, step):
 
 
 def refused(done, status, *parts):
-    # A machine whose library is slow gets a warning, which is none of these tests' business.
+    # Ignores the warning on a machine with a slow library.
     lines = [line for line in done.stderr.strip().splitlines() if "products run at" not in line]
     assert done.returncode == status, f"exit {done.returncode}, expected {status}: {done.stderr}"
     assert len(lines) == 1, f"expected one line, got {lines}"
@@ -61,7 +61,7 @@ def refused(done, status, *parts):
 
 
 def start(program, out, data, *args, **how):
-    """A long run in its first steps."""
+    """Starts a long run and waits for its first step."""
     process = subprocess.Popen(
         [BIN / program, "--data", data, "--out", out, "--steps", "100000", *SMALL, *args],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how)
@@ -73,8 +73,8 @@ def start(program, out, data, *args, **how):
 
 
 def interrupt(program, out, data, *args, sent=signal.SIGINT):
-    """Ctrl-C in the first steps of a long run: status 130, and the last step is saved. A terminal that
-    closes sends SIGHUP more than once."""
+    """Ctrl-C in the first steps of a long run gives status 130 and saves the last step. A terminal
+    that closes sends SIGHUP more than once."""
     process = start(program, out, data, *args)
     for _ in range(2 if sent == signal.SIGHUP else 1):
         process.send_signal(sent)
@@ -90,7 +90,7 @@ def main(cases):
         with tempfile.TemporaryDirectory() as folder:
             try:
                 case(folder)
-            except Exception as e:  # a test runner reports everything and goes on
+            except Exception as e:  # a test runner reports every error and continues
                 failed += 1
                 print(f"FAILED {case.__name__}: {type(e).__name__}: {e}")
     print(f"{len(cases) - failed} of {len(cases)} cases passed")

@@ -1,4 +1,4 @@
-"""Starting ranks as processes."""
+"""Starts ranks as processes."""
 import pathlib
 import subprocess
 

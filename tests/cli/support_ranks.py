@@ -1,4 +1,4 @@
-"""What tests of the trainers over several ranks share: a short run, and comparing two."""
+"""Shared by the tests of trainers over several ranks: a short run, and comparing two runs."""
 from support import SMALL, checkpoint_bytes, metrics, text
 
 MODEL = [*SMALL, "--steps", "8", "--threads", "1"]
@@ -10,7 +10,7 @@ def base(folder, out, *args):
 
 
 def agree(folder, one, other, tolerance=1e-5):
-    """Losses, norms and validation losses of two runs, relative."""
+    """Compares losses, norms and validation losses of two runs with a relative tolerance."""
     rows = metrics(f"{folder}/{one}"), metrics(f"{folder}/{other}")
     assert len(rows[0]) == len(rows[1]) > 0
     for a, b in zip(*rows):
@@ -22,6 +22,6 @@ def agree(folder, one, other, tolerance=1e-5):
 
 
 def same_bits(folder, one, other, step=8):
-    """Every byte of the files of models and of optimizers."""
+    """Compares every byte of the model and optimizer files."""
     once, twice = (checkpoint_bytes(f"{folder}/{out}", step) for out in (one, other))
     assert once and once == twice, f"{one} and {other} differ: {sorted(once)}, {sorted(twice)}"

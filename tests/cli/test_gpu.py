@@ -1,5 +1,5 @@
-"""The trainer on an imitated GPU: the CPU's losses, bitwise resume, and what a machine without one
-says."""
+"""The trainer on an emulated GPU: the CPU's losses, bitwise resume, and the error on a machine
+without a GPU."""
 import json
 
 from support import SMALL, checkpoint_bytes, interrupt, main, metrics, refused, run, text, train
@@ -53,7 +53,8 @@ def steady_memory(folder):
 
 
 def not_finite(folder):
-    """The GPU's numbers are read a step late; the run still stops, and what was saved stays."""
+    """The host reads the GPU's numbers a step late; the run still stops and keeps its
+    checkpoints."""
     done = run(GPU, *base(folder, "run", "--device", "cuda", "--save-every", "4"),
                env={"WEFT_TEST_INJECT_NAN": "7"})
     refused(done, 3, "step 7", "not finite", "checkpoints are as before")
@@ -62,7 +63,7 @@ def not_finite(folder):
 
 
 def interrupt_saves(folder):
-    """Also the step whose numbers have not been read yet."""
+    """Also saves the step whose numbers the host has not read yet."""
     interrupt(GPU, f"{folder}/run", text(folder), "--device", "cuda")
 
 
@@ -77,7 +78,8 @@ def evaluates(folder):
 
 
 def meta_predicts_the_peak(folder):
-    """On meta:cuda a step counts the bytes that the GPU's step has, and --dry-run says so before."""
+    """A step on meta:cuda counts the bytes of the GPU's step, and --dry-run prints them in
+    advance."""
     for i, more in enumerate((["--dtype", "bf16", "--mtp", "1"], ["--arch", "llama", "--qk-norm", "--mtp", "2"],
                               ["--dtype", "bf16", "--micro-batch", "2", "--recompute", "full"],
                               ["--dtype", "bf16", "--master-weights", "remainder", "--mtp", "1"],
@@ -105,8 +107,8 @@ def meta_predicts_the_peak(folder):
 
 
 def graph_gives_the_same_run(folder):
-    """With --graph: the same rows and files as without, through accumulation, dropout, warm-up and
-    cosine, evaluations, checkpoints, and a resume in the middle."""
+    """--graph gives the same rows and files as without it: with accumulation, dropout, warm-up,
+    cosine schedule, evaluations, checkpoints, and a resume in the middle."""
     both = ["--device", "cuda", "--micro-batch", "2", "--warmup", "6", "--schedule", "cosine",
             "--clip", "0.5", "--eval-every", "5", "--save-every", "4", "--keep", "0"]
     for dtype in ("f32", "bf16"):
@@ -122,7 +124,7 @@ def graph_gives_the_same_run(folder):
         assert len(want[0]) == STEPS and all(want[1])
         assert go("graph", "--graph").returncode == 0
         assert result("graph") == want, dtype
-        # Step 6 is stopped by a NaN; the run goes on from the checkpoint of step 4.
+        # A NaN stops step 6; the run continues from the checkpoint of step 4.
         for out, first, second in (("on-off", ["--graph"], []), ("on-on", ["--graph"], ["--graph"]),
                                    ("off-on", [], ["--graph"])):
             stopped = go(out, *first, env={"WEFT_TEST_INJECT_NAN": "6"})
@@ -144,7 +146,8 @@ def graph_with_other_layers(folder):
 
 
 def predicts_several_tokens(folder):
-    """--mtp: the CPU's numbers; the same bits from a graph and after a resume; no allocation."""
+    """--mtp gives the CPU's numbers, the same bits with a graph and after a resume, and no
+    allocation."""
     mtp = ["--mtp", "2", "--micro-batch", "2", "--schedule", "constant", "--warmup", "5"]
     train(*base(folder, "cpu", *mtp))
     gpu = [*mtp, "--device", "cuda"]
@@ -174,7 +177,7 @@ def graph_allocates_nothing(folder):
     train(*base(folder, "run", "--device", "cuda", "--graph"), program=GPU)
     with open(f"{folder}/run/metrics.jsonl") as lines:
         allocations = [json.loads(line)["system_allocs"] for line in lines]
-    # A row is written a step late: that of step 2 after the capture in step 3.
+    # A row is written a step late: the row of step 2 after the capture in step 3.
     assert allocations[1] == allocations[-1] > allocations[0], allocations
 
 

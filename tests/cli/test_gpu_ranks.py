@@ -1,6 +1,6 @@
-"""Ranks of the trainer on imitated GPUs: threads that share one, threads with one each over an
-imitated NCCL, processes over MPI. The losses of one rank on the CPU, bit by bit the same again and
-after a resume."""
+"""Ranks of the trainer on emulated GPUs: threads that share one, threads with one each over an
+emulated NCCL, processes over MPI. The losses equal one rank's on the CPU; a rerun and a resume give
+the same bits."""
 import json
 
 from support import SMALL, BIN, checkpoint_bytes, interrupt, main, metrics, refused, run, text, train
@@ -24,7 +24,7 @@ def base(folder, out, *args):
 
 
 def close(folder, got, want):
-    """Every number of two runs but their bytes, to the tolerance of test_gpu.py."""
+    """Compares all numbers of two runs except memory, with the tolerance of test_gpu.py."""
     rows = metrics(f"{folder}/{got}"), metrics(f"{folder}/{want}")
     assert len(rows[0]) == len(rows[1]) == STEPS
     for a, b in zip(*rows):
@@ -36,7 +36,7 @@ def close(folder, got, want):
 
 
 def same_bits(folder, one, other):
-    """All numbers but those of bytes, and the last checkpoint."""
+    """Compares all numbers except memory, and the last checkpoint."""
     rows = [[{k: v for k, v in row.items() if not k.endswith("_bytes")}
              for row in metrics(f"{folder}/{out}")] for out in (one, other)]
     assert len(rows[0]) == STEPS and rows[0] == rows[1], (one, other)
@@ -50,21 +50,21 @@ def threads_on_one_gpu(folder):
         gpu = [*model, *layout, *TWO]
         train(*base(folder, name, *gpu), program=GPU)
         close(folder, name, f"{name}-cpu")
-        # Once more, stopped on the way and gone on with: what a rerun and a resume give.
+        # A rerun that is stopped halfway and resumed.
         train(*base(folder, f"{name}-parts", *gpu, "--steps", STEPS // 2), program=GPU)
         train(*base(folder, f"{name}-parts", *gpu, "--resume"), program=GPU)
         same_bits(folder, name, f"{name}-parts")
 
 
 def backends_on_gpus(folder):
-    """A GPU each: over the imitated NCCL, which like the others adds in the order of ranks, and over
-    MPI, through the host. The bits of threads that share one GPU."""
+    """One GPU per rank: over the emulated NCCL, which adds in rank order like the other backends,
+    and over MPI through the host. The bits equal those of threads that share one GPU."""
     for name in ("zero", "ep2"):
         model, layout = LAYOUTS[name]
         same_args = [*model, *layout]
         train(*base(folder, f"{name}-thread", *same_args, *TWO), program=GPU)
         train(*base(folder, f"{name}-nccl", *same_args, *TWO, "--backend", "nccl"), program=GPU)
-        for backend in ("auto", "mpi"):  # auto: NCCL, whose ranks find each other over MPI
+        for backend in ("auto", "mpi"):  # auto: NCCL, bootstrapped over MPI
             done = run_ranks(2, BIN / GPU, *base(folder, f"{name}-{backend}", *same_args, "--device", "cuda",
                                                  "--backend", backend))
             assert done.returncode == 0, done.stderr
@@ -73,7 +73,7 @@ def backends_on_gpus(folder):
 
 
 def memory(folder):
-    """The plan's peak is the rank's own, and a steady step asks the device for nothing."""
+    """The planned peak equals the rank's, and a steady step allocates no device memory."""
     for name in ("dp2", "zero"):
         model, layout = LAYOUTS[name]
         done = train(*base(folder, name, *model, *layout, *TWO, "--eval-every", "0", "--steps", "6"),
@@ -83,7 +83,7 @@ def memory(folder):
         planned = [line for line in done.stdout.splitlines() if line.startswith("peak memory")]
         assert planned == [f"peak memory      {rows[1]['peak_bytes'] * 1e-6:.1f} MB of tensors"], (
             planned, [row["peak_bytes"] for row in rows])
-        # When the last row is written the other rank may evaluate already.
+        # The other rank may already evaluate when the last row is written.
         allocations = [row["system_allocs"] for row in rows][2:-1]
         assert len(set(allocations)) == 1, allocations
 

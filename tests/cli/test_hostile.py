@@ -1,5 +1,5 @@
-"""What others put in the place of a file, a number or a checkpoint: one clear line and a status, soon
-and in little memory. Each program runs under limits of processor time and address space."""
+"""Hostile files, numbers and checkpoints: each program exits soon with one clear line and a status,
+in little memory. Each program runs with limits on processor time and address space."""
 import json
 import os
 import pathlib
@@ -10,7 +10,7 @@ import time
 
 from support import BIN, SMALL, checkpoint_bytes, main, metrics, refused, text, train
 
-SECONDS, BYTES = 20, 2 << 30  # of processor time; a machine under load is slow by the wall clock only
+SECONDS, BYTES = 20, 2 << 30  # of processor time; load only affects the wall clock
 
 
 def limited(program, *args, **more):
@@ -49,7 +49,7 @@ def sizes_out_of_all_proportion(folder):
                          (("--keep", "4294967297"), ("--keep", "4294967297"))):
         refused(limited("train_gpt", *base(folder, *flags)), 2, *parts)
         assert not pathlib.Path(folder, "run").exists(), flags
-    # A plan does not walk through a million micro-batches.
+    # A plan does not iterate over millions of micro-batches.
     done = limited("train_gpt", *base(folder, "--batch", "100000000", "--micro-batch", "1", "--dry-run"))
     assert done.returncode == 0, done.stderr
 
@@ -146,7 +146,7 @@ def crc32c(data):
 
 
 def rewrite(out, step, change):
-    """Changes state.json, and the manifests with it."""
+    """Changes state.json and updates the manifests."""
     root = pathlib.Path(out) / "checkpoints"
     folder = root / f"step_{step:08d}"
     state = json.loads((folder / "state.json").read_text())
@@ -175,7 +175,7 @@ def states_that_no_file_can_have(folder):
         for done in (limited("generate", "--checkpoint", out, "--tokens", "5"),
                      limited("train_gpt", *base(folder, "--arch", "llama", "--resume", "--steps", "3"))):
             refused(done, done.returncode if done.returncode in (1, 2) else 1, "")
-    # No tensor tells the longest sequence of this model: tables are made for what is written.
+    # No tensor limits this model's longest sequence: tables cover only the generated text.
     rewrite(out, 2, lambda state: state.update(model={**good["model"], "seq": 1 << 29}))
     done = limited("generate", "--checkpoint", out, "--tokens", "5")
     assert done.returncode == 0, done.stderr

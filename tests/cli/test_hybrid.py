@@ -1,5 +1,5 @@
-"""Models with gated delta nets and with latent attention, as a user trains them: first losses,
-resume, text, errors."""
+"""Trains models with gated delta nets and with latent attention: first losses, resume, generated
+text, errors."""
 import pathlib
 
 from support import SMALL, checkpoint_bytes, main, metrics, refused, run, text, train
@@ -7,7 +7,7 @@ from support import SMALL, checkpoint_bytes, main, metrics, refused, run, text, 
 MODEL = ["--arch", "llama", "--pattern", "da"]
 STEPS = 30
 LATENT = ["--arch", "llama", "--attention", "mla", "--q-lora", "24"]
-# Of the first steps with these flags. They change only with the model, its start or its data.
+# The first losses with these flags. They depend on the model, its initialisation and its data.
 LATENT_FIRST_LOSSES = [5.54373, 5.33384, 5.15814, 5.04079, 4.92868]
 FIRST_LOSSES = [5.54074, 5.39245, 5.18994, 5.03392, 4.89706]
 
@@ -35,12 +35,12 @@ def resumes(folder):
     assert once and once == twice, "weights or optimizer states differ"
     other = run("train_gpt", *base(folder, "parts", "--arch", "llama", "--pattern", "dd", "--resume"))
     refused(other, 2, "--resume", "pattern")
-    # A default that is spelled out is the same model.
+    # An explicit default gives the same model.
     train(*base(folder, "parts", *flat, "--delta-conv", "4", "--resume", steps=11))
 
 
 def writes_text(folder):
-    # More tokens than the model's longest sequence: the cache is emptied on the way.
+    # More tokens than the longest sequence: the cache is emptied once.
     for out, model in (("hybrid", MODEL), ("latent", LATENT)):
         train(*base(folder, out, *model, "--mtp", "1", steps=5))
         go_on = ["--checkpoint", f"{folder}/{out}", "--prompt", "the cat", "--tokens", "60"]
@@ -60,7 +60,7 @@ def sizes_of_the_layers(folder):
     config = pathlib.Path(folder, "a/config.toml").read_text()
     for name, n in sizes.items():
         assert f"\n{name.replace('_', '-')} = {n}\n" in config, config
-    # The file that was written says it all; without the sizes it is another model.
+    # config.toml contains all settings; without the sizes it is another model.
     train("--config", f"{folder}/a/config.toml", "--out", f"{folder}/b")
     once, twice = (checkpoint_bytes(f"{folder}/{out}", 5) for out in "ab")
     assert once and once == twice, "the config file does not reproduce the run"

@@ -1,4 +1,4 @@
-"""What metrics.jsonl says when it is asked for more: norms, utilisation, energy, every balance loss."""
+"""Optional numbers in metrics.jsonl: norms, utilisation, energy, every balance loss."""
 import json
 import pathlib
 
@@ -22,14 +22,14 @@ def norms(folder):
         other = rows_of(folder, "".join(layout), "--norms", *untied, *layout)
         for a, b in zip(more, other):
             assert abs(a["param_norm"] - b["param_norm"]) < 1e-3 * a["param_norm"], (layout, a, b)
-            # Rows of the embedding whose bytes do not occur, at least.
+            # At least the embedding rows of bytes that do not occur.
             assert a["zero_gradients"] > 1000 and b["zero_gradients"] > 1000, (layout, a, b)
 
 
 def utilisation(folder):
     row = rows_of(folder, "given", "--peak-tflops", "2")[-1]
     assert row["peak_tflops"] == 2
-    # 6 FLOPs for each weight of a product and token, and those of attention.
+    # 6 FLOPs per token for each weight of a product, plus attention.
     flops = row["mfu"] * 2e12 / row["tokens_per_s"]
     weights = 2 * (4 * 32 * 32 + 8 * 32 * 32) + 256 * 32
     assert 6 * weights < flops < 7.5 * weights, (flops / 6, weights)

@@ -1,4 +1,4 @@
-"""mini_gpt trains on a text, its loss falls, and it prints a sample; wrong uses give one line."""
+"""mini_gpt trains on a text, its loss falls, and it prints a sample; wrong use gives one line."""
 import pathlib
 import re
 

@@ -1,5 +1,6 @@
-"""A user's module with train::Trainer: one rank, threads and processes take the same steps; a run in two
-parts has the bytes of one; Ctrl-C saves. Needs train_mlp only, from a build or an installation."""
+"""A user's module with train::Trainer: one rank, threads and processes take the same steps; an
+interrupted and resumed run has the same bytes; Ctrl-C saves. Needs only train_mlp, from a build or
+an installation."""
 import os
 import pathlib
 import signal
@@ -30,7 +31,7 @@ def learns_on_any_ranks(folder):
     for out in outs:
         other = losses(f"{folder}/{out}")
         assert len(other) == len(one) == 300
-        # Ranks add their sums in another order: the last bits of f32.
+        # Ranks sum in another order, which changes the last bits of f32.
         apart = max(abs(a - b) / b for a, b in zip(other, one))
         assert apart < 2e-5, (out, apart)
 

@@ -1,4 +1,4 @@
-"""The trainer with experts: exact resume, what is logged, generation, an imitated GPU, wrong uses."""
+"""The trainer with experts: exact resume, logging, generation, an emulated GPU, wrong use."""
 import json
 import pathlib
 import re
@@ -6,7 +6,7 @@ import re
 from support import SMALL, checkpoint_bytes, main, metrics, refused, run, text, train
 
 GPU = "train_gpt_emulated"
-# What train_moe starts from, for programs that start without experts.
+# The defaults of train_moe, for programs without experts by default.
 MOE = ["--arch", "llama", "--experts", "8", "--shared-ffn", "-1", "--router", "sigmoid", "--aux",
        "bias", "--bias-rate", "0.01", "--mtp", "1"]
 
@@ -25,7 +25,7 @@ def is_train_gpt_with_other_defaults(folder):
 
 
 def resumes(folder):
-    """X2: experts, multi-token prediction and the bias, whose counts are of one step."""
+    """X2: experts, multi-token prediction and the expert bias, whose counts cover one step."""
     for i, more in enumerate(([], ["--aux", "global", "--z-loss", "0.001", "--micro-batch", "2"],
                               ["--aux", "seq", "--capacity", "1.25", "--recompute", "full"],
                               ["--aux", "none", "--force-balance", "--eval-every", "5"])):
@@ -91,8 +91,8 @@ def logs_losses_and_loads(folder):
 
 
 def logs_router_losses_once(folder):
-    """Every batch is the same and nothing is learnt: a loss that is counted twice, not at all or over
-    too many layers, micro-batches or passes is another number."""
+    """Every batch is the same and nothing is learnt: counting a loss twice, not at all, or over too
+    many layers, micro-batches or passes would change the number."""
     path = pathlib.Path(folder) / "same.txt"
     path.write_text("a" * 8000)
     for aux in ("aux", "seq", "global"):
@@ -104,8 +104,8 @@ def logs_router_losses_once(folder):
                   "--dropout", "0", "--aux", aux, "--z-loss", "0.001", "--mtp", "0", *more,
                   program="train_moe")
             rows = metrics(f"{folder}/{aux}{i}")
-            # All tokens are alike, and 2 of 8 experts get them: aux_loss is their probability, of 1 / 4
-            # that would be even.
+            # All tokens are equal, and 2 of 8 experts get them: aux_loss is their total probability
+            # divided by 1 / 4, the value of an even load.
             for row in rows:
                 assert 0.9 < row["aux_loss"] < 1.3 and row["layer_loads"] == [4, 4], row
             if "--layers" in more:
@@ -117,7 +117,7 @@ def logs_router_losses_once(folder):
 
 
 def micro_batches_agree(folder):
-    """Nothing of the loss depends on how a step is cut when no balance loss is part of it."""
+    """Without a balance loss the loss does not depend on the micro-batches."""
     train(*base(folder, "whole", "--steps", "5"), program="train_moe")
     for i, more in enumerate((["--micro-batch", "1"], ["--recompute", "full"],
                               ["--recompute", "selective", "--micro-batch", "2"])):
@@ -126,7 +126,7 @@ def micro_batches_agree(folder):
             for key in ("loss", "grad_norm", "mtp_1_loss"):
                 assert abs(a[key] - b[key]) < 1e-5 * max(1, abs(a[key])), (more, key, a, b)
             assert a["layer_loads"] == b["layer_loads"], (more, a, b)
-    # A balance loss depends on the micro-batches, but not on what is computed again.
+    # A balance loss depends on the micro-batches but not on recomputing.
     for mode in ("none", "full"):
         train(*base(folder, f"aux_{mode}", "--steps", "5", "--aux", "aux", "--recompute", mode),
               program="train_moe")
@@ -144,7 +144,7 @@ def evens_out_the_load(folder):
         train(*base(folder, aux, "--aux", aux, *same), program="train_moe")
         rows = metrics(f"{folder}/{aux}")[-20:]
         worst[aux] = sum(row["load_max_over_mean"] for row in rows) / len(rows)
-    # Letters come in words, and those of a kind go the same way: 1 is out of reach in one step.
+    # Letters form words, and equal letters get the same experts: a single step cannot reach 1.
     assert worst["none"] > 2.5 and worst["bias"] < 1.8 and worst["aux"] < 1.6, worst
 
 
@@ -212,7 +212,7 @@ def wrong_uses(folder):
     train(*base(folder, "b", "--steps", "2"), program="train_moe")
     refused(run("train_gpt", *base(folder, "b", "--steps", "4", "--arch", "llama", "--mtp", "1",
                                    "--resume")), 2, "another model", "experts 8 (this run: 0)")
-    # How the load is evened out is no part of the model, but for the bias.
+    # Of the balancing options only the bias belongs to the model.
     refused(run("train_moe", *base(folder, "b", "--steps", "4", "--aux", "aux", "--resume")), 2,
             "expert_bias true (this run: false)")
 

@@ -1,4 +1,4 @@
-"""Ranks as processes: the bits that ranks as threads have, and the script that starts them."""
+"""Ranks as processes have the bits of ranks as threads; also tests the script that starts them."""
 import pathlib
 
 from support import BIN, main, run
@@ -6,7 +6,7 @@ from support_mpi import RUN_RANKS, run_ranks
 
 
 def same_bits(folder):
-    """Every collective, dtype and kind of shape, over 2, 3 and 4 ranks."""
+    """Every collective, dtype and kind of shape over 2, 3 and 4 ranks."""
     for ranks in (2, 3, 4):
         threads, processes = pathlib.Path(folder, f"t{ranks}"), pathlib.Path(folder, f"p{ranks}")
         threads.mkdir()
@@ -21,7 +21,7 @@ def same_bits(folder):
 
 
 def script(folder):
-    """One line for a mistake; the program's own status otherwise."""
+    """Wrong use gives one line; otherwise the script returns the program's status."""
     for arguments in ([], ["0", "true"], ["two", "true"], ["2"]):
         done = run(RUN_RANKS, *arguments)
         assert (done.returncode, done.stderr) == (

@@ -1,5 +1,6 @@
-"""A rank that stops, dies, ends early or calls something else is found and named, and every rank
-ends. Collectives have 2 seconds to finish here; MPI itself would wait for ever in most of these."""
+"""A rank that stops, dies, ends early or calls another collective is detected and named, and every
+rank ends. Collectives have 2 seconds to finish here; in most cases MPI itself would wait
+forever."""
 import os
 import pathlib
 import re
@@ -9,7 +10,7 @@ from support import BIN, main
 from support_mpi import run_ranks
 
 SECONDS = 2
-LIMIT = 30  # of a whole run, on a machine with other work
+LIMIT = 30  # of a whole run, on a busy machine
 
 
 def start(folder, ranks, fault):
@@ -17,8 +18,8 @@ def start(folder, ranks, fault):
 
 
 def faulty(folder, ranks, fault, *parts):
-    """Ranks other than number 1 must say all of `parts`, and write down their latest collectives.
-    On a busy machine mpirun may end one before it has a word, but not all of them."""
+    """Ranks other than rank 1 must print all of `parts` and dump their latest collectives. On a
+    busy machine mpirun may end one of them before it prints, but not all of them."""
     records = pathlib.Path(folder, f"{fault}{ranks}")
     records.mkdir()
     begin = time.time()
@@ -44,7 +45,7 @@ COME = "all_reduce 3 of group world, f32 [1000]: rank 1 did not come within 2 s:
 
 
 def killed(folder):
-    """mpirun itself notices, and says which rank."""
+    """mpirun itself detects the rank and names it."""
     for ranks in (2, 4):
         done = start(folder, ranks, "kill")
         assert done.returncode == 137, done
@@ -62,7 +63,7 @@ def stopped(folder):
 
 
 def stopped_far_away(folder):
-    """The first to run out of time does not need the rank that is stopped, and names it anyway."""
+    """The first rank to time out does not wait for the stopped rank directly but still names it."""
     done = start(folder, 4, "far")
     assert done.returncode != 0
     assert ("all_reduce 0 of group pair, f32 [1000]: rank 1 did not come within 2 s: it is in barrier "
@@ -86,14 +87,14 @@ def threw(folder):
 
 
 def threw_elsewhere(folder):
-    """A collective that does not wait for rank 1 is carried out; the next one that does ends the job."""
+    """A collective without rank 1 completes; the next one with rank 1 ends the job."""
     done, = each(folder, "throw_elsewhere", "error: rank 1 has ended with an error")
     for rank in (2, 3):
         assert f"rank {rank}: this far\n" in done.stderr, done.stderr
 
 
 def skipped(folder):
-    """Rank 1 goes on to a barrier of a smaller group, in which rank 0 is missing."""
+    """Rank 1 skips a collective and waits at a barrier of a smaller group for rank 0."""
     for done in each(folder, "skip"):
         assert (COME + "it is in barrier 0 of group pair" in done.stderr or
                 "barrier 0 of group pair: rank 0 did not come within 2 s: it is in all_reduce 3 of "
@@ -120,14 +121,14 @@ def stopped_at_the_end(folder):
 
 
 def absent(folder):
-    """Rank 1 ends before it has made its world."""
+    """Rank 1 ends before it creates its world."""
     done = start(folder, 2, "absent")
     assert done.returncode != 0
     assert "error: mpi_world: not every rank came within 10 s\n" in done.stderr, done.stderr
 
 
 def one_thread(folder):
-    """MPI was started by somebody else, for one thread only."""
+    """Another library has initialised MPI for a single thread."""
     done = start(folder, 2, "single")
     assert done.returncode != 0
     assert ("rank -1: error: mpi_world: MPI must allow calls from more than one thread "
@@ -136,13 +137,13 @@ def one_thread(folder):
 
 
 def nothing_wrong(folder):
-    for ranks, status in ((1, 2), (2, 0), (4, 0)):  # a job of one has no group of two
+    for ranks, status in ((1, 2), (2, 0), (4, 0)):  # a job of one rank has no group of two
         assert start(folder, ranks, "none").returncode == status
         assert not list(pathlib.Path(folder).iterdir())
 
 
 def threads(folder):
-    """Ranks share the processors out, unless they are told how many threads to have."""
+    """Ranks divide the processors unless the number of threads is given."""
     for how, told, want in (("threads", "-uOMP_NUM_THREADS", len(os.sched_getaffinity(0)) // 2 or 1),
                             ("threads", "OMP_NUM_THREADS=3", 3),
                             ("three threads", "-uOMP_NUM_THREADS", 3)):

@@ -1,4 +1,4 @@
-"""The trainers over ranks that are processes: the bits of ranks that are threads."""
+"""The trainers with ranks as processes give the bits of ranks as threads."""
 import fcntl
 import pathlib
 
@@ -6,7 +6,7 @@ from support import BIN, main, metrics, text, train
 from support_mpi import run_ranks
 from support_ranks import MODEL, MOE, base, same_bits
 
-# Everything that ranks share at once.
+# All kinds of parallelism at once.
 ALL = [*MOE, "--aux", "bias", "--mtp", "1", "--tp", "2", "--sp", "--ep", "2", "--zero"]
 
 
@@ -31,7 +31,7 @@ def backends_have_the_same_bits(folder):
 
 
 def resumes(folder):
-    """Half of the steps, and the other half by other processes or by threads: one run's bits."""
+    """Half of the steps, then the other half in new processes or threads, gives the same bits."""
     more = [*ALL, "--schedule", "constant", "--warmup", "2"]
     train(*base(folder, "whole", *more, "--ranks", "4"), program="train_moe")
     for out in ("mpi", "threads"):
@@ -73,7 +73,7 @@ def wrong_uses(folder):
     assert done.returncode == 2 and done.stderr.count("train_gpt:") == 1, done
     assert "--backend: thread runs all ranks in one process, and here are 2, each" in done.stderr, done
     assert not pathlib.Path(folder, "each").exists()
-    # One that changes nobody's shapes, and one that ranks would make other groups by.
+    # One flag that changes no shapes, and one that would give the ranks different groups.
     for i, flag in enumerate(("--seed $OMPI_COMM_WORLD_RANK",
                               "--tp $((OMPI_COMM_WORLD_RANK + 1))")):
         done = run_ranks(2, "bash", "-c", f"exec {BIN}/train_gpt \"$@\" {flag}", "bash",

@@ -1,4 +1,4 @@
-"""Multi-token prediction in the trainer: exact resume, what is logged, wrong uses."""
+"""Multi-token prediction in the trainer: exact resume, logging, wrong use."""
 import pathlib
 import re
 
@@ -23,7 +23,7 @@ def resumes(folder):
 
 
 def logs_the_loss_whatever_the_interval(folder):
-    """M6: every batch is the same and nothing is learnt, so each depth has one loss, c."""
+    """M6: every batch is the same and nothing is learnt, so each depth has a constant loss c."""
     path = pathlib.Path(folder) / "same.txt"
     path.write_text("a" * 8000)
     seen = {}
@@ -61,7 +61,7 @@ def weight_zero_is_off(folder):
     train(*base(folder, "zero", "--steps", "5", "--mtp", "1", "--mtp-weight", "0"))
     assert "val_loss" in metrics(f"{folder}/zero")[-1]
     for a, b in zip(metrics(f"{folder}/off"), metrics(f"{folder}/zero")):
-        # val_loss, of the last step, is the head's alone.
+        # The last step's val_loss covers only the main head.
         for key in ("loss", "grad_norm", "val_loss"):
             assert a.get(key) == b.get(key), (key, a, b)
         assert "mtp_1_loss" in b and "mtp_1_loss" not in a
@@ -143,7 +143,7 @@ def wrong_uses(folder):
     done = run("generate", "--checkpoint", f"{folder}/c", "--speculative")
     refused(done, 2, "every layer must have attention", "pattern 'da'")
     assert done.stdout == "", done.stdout
-    # Its weight is no part of the model.
+    # The weight of the MTP loss is not part of the model.
     train(*base(folder, "b", "--steps", "4", "--mtp", "1", "--mtp-weight", "0.3", "--resume"))
 
 

@@ -1,4 +1,4 @@
-"""--pack: documents in rows of their own. Every layout takes the same steps, and no token sees another
+"""--pack: documents packed into rows. Every layout takes the same steps, and no token sees another
 document."""
 import json
 import pathlib
@@ -8,7 +8,7 @@ from support import SMALL, checkpoint_bytes, main, metrics, refused, run, train
 
 
 def documents(folder):
-    """Some hundred documents of different lengths, each a word again and again."""
+    """Several hundred documents of different lengths, each one letter repeated."""
     state, out = 1, []
     for i in range(400):
         state = (state * 1103515245 + 12345) % 2**31
@@ -47,7 +47,8 @@ def resumes(folder):
 
 
 def learns_what_a_stream_cannot_know(folder):
-    """The first letter of a document says all others; a stream has the document before in sight."""
+    """The first letter of a document determines all others. In a stream the previous document is
+    visible."""
     train(*base(folder, "packed", "--steps", "300", "--lr", "0.01"))
     rows = metrics(f"{folder}/packed")
     assert rows[-1]["val_loss"] < 0.35, rows[-1]

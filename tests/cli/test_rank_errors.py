@@ -1,4 +1,4 @@
-"""What trainers under a launcher say when they end: each reason once, with the ranks that it is of."""
+"""The errors of trainers under a launcher: each reason once, with its ranks."""
 import pathlib
 
 from support import BIN, SMALL, main, run, text, train
@@ -6,7 +6,8 @@ from support_mpi import run_ranks
 
 
 def said(ranks, *args, before=""):
-    """The status of a trainer's ranks, and what they say. `before`: shell commands, $rank given."""
+    """The status and error lines of a trainer's ranks. `before`: shell commands that may use
+    $rank."""
     script = f"rank=$OMPI_COMM_WORLD_RANK; {before}\nexec {BIN}/train_gpt \"$@\""
     done = run_ranks(ranks, "bash", "-c", script, "bash", *args)
     name = "train_gpt: "
@@ -16,7 +17,7 @@ def said(ranks, *args, before=""):
 
 def errors_of_all_are_said_once(folder):
     base = ["--data", text(folder), *SMALL, "--threads", "1", "--steps", "2"]
-    # Before there is a world, in it, and where one rank looks for all.
+    # Before the world exists, within it, and where one rank checks for all.
     assert said(4, "--lr", "0") == (2, ["--lr: must be above 0, got 0"])
     assert said(4, "--data", "nowhere") == (2, ["data: no file 'nowhere'"])
     status, lines = said(4, *base, "--out", f"{folder}/tp", "--tp", "3")
@@ -33,13 +34,13 @@ def errors_of_all_are_said_once(folder):
 def errors_of_some_name_their_ranks(folder):
     base = ["--data", text(folder), *SMALL, "--threads", "1", "--steps", "2", "--out"]
     pathlib.Path(folder, "elsewhere").mkdir()
-    # These ranks do not find a file that the others do: before they have made their world ...
+    # Some ranks do not find a file: before they create their world ...
     pathlib.Path(folder, "book.txt").write_text(pathlib.Path(text(folder)).read_text())
     away = f"cd {folder}; [ $rank != {{}} ] || cd elsewhere"
     data = ["--data", "book.txt", *base[2:], f"{folder}/data"]
     status, lines = said(4, *data, before=away.format(2))
     assert status != 0 and lines == ["rank 2: data: no file 'book.txt'"], lines
-    # ... and after; the others learn of it in a collective, and have nothing to add.
+    # ... and after it; the others get the error in a collective and print nothing.
     train(*base, f"{folder}/whole")
     done = run("generate", "--checkpoint", f"{folder}/whole", "--export", f"{folder}/w.safetensors")
     assert done.returncode == 0, done

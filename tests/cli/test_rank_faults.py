@@ -1,4 +1,4 @@
-"""Training that loses a rank: the job ends, says which, and the last checkpoint loads."""
+"""Training that loses a rank: the job ends and names the rank, and the last checkpoint loads."""
 import os
 import pathlib
 import signal
@@ -37,7 +37,7 @@ def end(process, seconds):
 
 
 def killed_at(folder, out, ranks, victim, when, *args, program="train_gpt"):
-    """The victim's process is killed in step 3, and nothing that was saved before it is lost."""
+    """The victim's process is killed in step 3; earlier checkpoints and metrics survive."""
     process = start(folder, out, ranks, "--steps", "5", *args, program=program,
                     env={"WEFT_TEST_KILL": f"{victim}:3:{when}"})
     errors = end(process, 60)
@@ -50,12 +50,12 @@ def killed_at(folder, out, ranks, victim, when, *args, program="train_gpt"):
 
 
 def killed(folder):
-    """Five times each in forward, in backward, with gradients on their way and in a save."""
+    """Five kills each in forward, in backward, with gradients in flight and in a save."""
     layouts = ["--zero"], ["--tp", "2"], ["--tp", "2", "--sp"], [], ["--zero", "--tp", "2"]
     for i, layout in enumerate(layouts):
         for j, phase in enumerate(("forward", "backward", "update", f"save:{2 * i}")):
             killed_at(folder, f"{phase}{i}", 2, (i + j) % 2, phase, *layout)
-    # What is left goes on, in another layout.
+    # The run continues from its checkpoint in another layout.
     out = f"{folder}/save:8{len(layouts) - 1}"
     train("--data", text(folder), "--out", out, *SMALL, "--schedule", "constant", "--resume",
           "--steps", "6")
@@ -69,7 +69,7 @@ def killed_among_experts(folder):
 
 
 def stops(folder, name, how, *then, more=()):
-    """A job is told to stop in steps that take longer than mpirun would wait; returns its status."""
+    """Stops a job whose steps take longer than mpirun waits. Returns (status, saved, errors)."""
     process = start(folder, name, 2, "--steps", "100000", "--dim", "256", "--heads", "4", "--layers", "4",
                     "--seq", "256", "--batch", "16", "--save-every", "0", *more)
     out = f"{folder}/{name}"
@@ -91,11 +91,11 @@ def interrupted(folder):
 
 
 def terminated(folder):
-    """What a queue or a closed terminal sends to the script: the same; a second one ends the job."""
+    """A signal from a batch queue or a closed terminal does the same; a second one ends the job."""
     for sent in (signal.SIGTERM, signal.SIGHUP):
         done = stops(folder, sent.name, lambda p: p.send_signal(sent))
         assert done[:2] == (130, True), (sent, done)
-    # Steps of seconds: the second signal comes in the middle of one.
+    # A step takes seconds, so the second signal arrives within one.
     status, saved, _ = stops(folder, "twice", lambda p: p.send_signal(signal.SIGTERM), signal.SIGTERM,
                              more=("--batch", "512", "--micro-batch", "8"))
     assert status != 0 and not saved, (status, saved)

@@ -1,5 +1,5 @@
-"""The trainers over ranks that are threads: the numbers of one rank, whatever the layout. Ranks that
-are processes: test_mpi_ranks.py."""
+"""The trainers with ranks as threads: every layout gives the numbers of one rank. test_mpi_ranks.py
+tests ranks as processes."""
 import pathlib
 
 from support import BIN, interrupt, main, metrics, refused, run, text, train
@@ -7,7 +7,7 @@ from support_ranks import MODEL, MOE, agree, base, same_bits
 
 
 def data_parallel(folder):
-    """Dropout, accumulation, ZeRO and uneven evaluation batches: the steps of one rank."""
+    """Dropout, accumulation, ZeRO and uneven evaluation batches give the steps of one rank."""
     for i, more in enumerate(([], ["--arch", "llama", "--mtp", "1", "--eval-every", "3"])):
         train(*base(folder, f"{i}one", *more))
         train(*base(folder, f"{i}two", *more, "--ranks", "2"))
@@ -18,7 +18,7 @@ def data_parallel(folder):
 
 
 def tensor_parallel(folder):
-    """Heads, hidden units and a vocabulary that does not divide; tokens shared between them."""
+    """Shards heads, hidden units, an indivisible vocabulary and tokens."""
     for i, more in enumerate((["--heads", "4", "--vocab", "257"],
                               ["--arch", "llama", "--heads", "4", "--kv-heads", "2", "--mtp", "1"])):
         train(*base(folder, f"{i}one", *more))
@@ -53,13 +53,14 @@ def expert_parallel(folder):
 
 
 def buckets_of_any_size(folder):
-    """Losses and weights have the same bits in any buckets, and a checkpoint does not know of them."""
+    """The bucket size changes no bit of losses and weights, and a checkpoint does not depend on
+    it."""
     def exported(out):
         file = f"{folder}/{out}.safetensors"
         assert run("generate", "--checkpoint", f"{folder}/{out}", "--export", file).returncode == 0
         return pathlib.Path(file).read_bytes()
 
-    # A norm is added up bucket by bucket, so without clipping.
+    # Without clipping, because the norm is summed bucket by bucket.
     plain = ["--clip", "0", "--schedule", "constant", "--eval-every", "4"]
     for i, layout in enumerate((["--ranks", "2"], ["--ranks", "4", "--tp", "2", "--sp", "--zero"])):
         default = f"{i}default"
@@ -75,7 +76,7 @@ def buckets_of_any_size(folder):
 
 
 def resumes_in_any_layout(folder):
-    """X2: half of the steps in one layout, half in another; the same layout has the same bits."""
+    """X2: half of the steps in one layout, half in another; the same layout gives the same bits."""
     same = [*MOE, "--aux", "bias", "--mtp", "1", "--schedule", "constant", "--warmup", "2"]
     layouts = {"one": [], "ep2": ["--ranks", "2", "--ep", "2"],
                "zero": ["--ranks", "4", "--tp", "2", "--sp", "--ep", "2", "--zero"]}
@@ -92,7 +93,7 @@ def resumes_in_any_layout(folder):
         assert len(rows[0]) == len(rows[1]) == 8, out
         for a, b in zip(*rows):
             assert abs(a["loss"] - b["loss"]) < 2e-5 * a["loss"], (out, a, b)
-    # The whole state fits, and nothing but it: not that of another optimizer or dtype.
+    # The state of another optimizer or dtype is refused.
     for layout in ([], ["--ranks", "2"], ["--ranks", "2", "--zero"]):
         done = run("train_moe", *base(folder, "onewhole", *same, *layout, "--steps", "9", "--resume",
                                       "--optimizer", "sgd"))
@@ -103,7 +104,7 @@ def resumes_in_any_layout(folder):
 
 
 def whole_models(folder):
-    """A file of all weights, from any layout and into any."""
+    """A file of all weights can be written from any layout and loaded into any."""
     train(*base(folder, "two", *MOE, "--ranks", "2", "--ep", "2"), program="train_moe")
     file = f"{folder}/whole.safetensors"
     done = run("generate", "--checkpoint", f"{folder}/two", "--export", file)
@@ -113,7 +114,7 @@ def whole_models(folder):
     train(*base(folder, "on4", *more, "--ranks", "4", "--tp", "2", "--sp", "--tp-overlap", "ring", "--ep",
                 "4", "--etp", "1", "--zero"), program="train_moe")
     agree(folder, "on1", "on4", 2e-5)
-    # It goes on where the other one ended, not where a new model starts.
+    # Training continues from the loaded weights.
     first = metrics(f"{folder}/two")[0]["loss"], metrics(f"{folder}/on1")[0]["loss"]
     assert first[1] < first[0] - 0.1, first
     refused(run("train_gpt", *base(folder, "other", "--weights", file)), 2, "load_state_dict")
@@ -130,7 +131,7 @@ def stops_together(folder):
 def wrong_uses(folder):
     data = ["--data", text(folder), "--out", f"{folder}/never", *MODEL]
     refused(run("train_gpt", *data, "--ranks", "3", "--dp", "2"), 2, "dp 2", "3")
-    for flag in ("--ranks", "--rank", "--dp", "--tp", "--ep", "--etp"):  # 2, were it cut to 32 bits
+    for flag in ("--ranks", "--rank", "--dp", "--tp", "--ep", "--etp"):  # not truncated to 32 bits
         refused(run("train_gpt", *data, "--ranks", "2", flag, 2**32 + 2), 2,
                 f"{flag}: must be at most 1000000, got 4294967298")
     refused(run("train_gpt", *data, "--device", "meta", "--dp", "65536", "--tp", "65536"), 2,
@@ -160,7 +161,7 @@ def wrong_uses(folder):
 
 
 def compares_two_runs(folder):
-    """examples/loss_compare, on runs that agree, that have the same bits, and that do neither."""
+    """examples/loss_compare on runs that agree, have the same bits, or differ."""
     def compare(out, one, other, *limits):
         command = ["--data", text(folder), *MODEL]
         return run("loss_compare", "--out", f"{folder}/{out}", *limits,
@@ -187,7 +188,7 @@ def plans_on_meta(folder):
     plan = base(folder, "plan", "--device", "meta", "--dp", "4", "--rank", "3")
     done = run("train_gpt", *plan)
     assert done.returncode == 0 and "peak" in done.stdout, done
-    # In a shell that a launcher has started.
+    # In a shell started by a launcher.
     shell = base(folder, "shell", *plan[4:], "--backend", "fake")
     assert run("train_gpt", *shell, env={"PMIX_RANK": "0"}).returncode == 0
 

@@ -1,6 +1,6 @@
-"""Equal runs give equal bytes: twice, in two parts, with another number of micro-batches or threads,
-with recomputed layers, from a config file; and what the first steps promise about memory. Numbers that
-no two runs share: times and energy."""
+"""Equal runs give equal bytes: in a rerun, in two parts, with another number of micro-batches or
+threads, with recomputed layers, from a config file. Also: memory is steady after the first steps,
+and the numbers that differ between runs, times and energy."""
 import json
 import os
 import pathlib
@@ -50,7 +50,7 @@ def resume(folder):
 
 
 def evaluates_in_micro_batches(folder):
-    """Losses are added up batch by batch, so their bits tell how many rows one had."""
+    """Losses are summed batch by batch, so their bits depend on the rows per batch."""
     still = ["--steps", "1", "--lr", "1e-30"]  # far below the last bit of any weight
     train(*base(folder, "a", *still, "--batch", "1"))
     train(*base(folder, "b", *still, "--batch", "4", "--micro-batch", "1"))
@@ -60,8 +60,8 @@ def evaluates_in_micro_batches(folder):
 
 
 def either_form_of_master_weights(folder):
-    """A run in bf16 goes on in the same form to the same bytes, and in the other one to the same losses but for
-    what ties of the weights change."""
+    """A bf16 run resumed in the same form gives the same bytes, in the other form the same losses
+    except for the effect of ties in the weights."""
     in_bf16 = ["--dtype", "bf16", "--schedule", "constant", "--warmup", "5"]
     forms = {form: [*in_bf16, "--master-weights", form] for form in ("f32", "remainder")}
     for form, flags in forms.items():
@@ -165,7 +165,7 @@ def generates(folder):
                     "80", *args)
         assert first.returncode == 0, first.stderr
         assert first.stdout == again.stdout and first.stdout.startswith("the cat")
-    # The greedy sample does not depend on how the prompt was fed.
+    # The greedy sample does not depend on how the prompt is processed.
     greedy = run("generate", "--checkpoint", f"{folder}/a", "--prompt", "the cat", "--tokens", "12",
                  "--temperature", "0").stdout.rstrip("\n")
     longer = run("generate", "--checkpoint", f"{folder}/a", "--prompt", greedy[:-4], "--tokens",
@@ -176,7 +176,7 @@ def generates(folder):
 def times_its_steps(folder):
     begin = time.monotonic()
     process = start("train_gpt", f"{folder}/run", text(folder), "--dim", "128", "--seq", "256")
-    for _ in range(4):  # one may fall between two steps, which is nobody's time
+    for _ in range(4):  # one may fall between two steps, which no step counts
         process.send_signal(signal.SIGSTOP)
         time.sleep(0.5)
         process.send_signal(signal.SIGCONT)
@@ -207,7 +207,7 @@ def counts_energy(folder):
         rows = [json.loads(line) for line in open(f"{folder}/{out}/metrics.jsonl")]
         return [row.get("joules") for row in rows]
 
-    assert joules("none") == [None] * 12  # a counter that may not be read
+    assert joules("none") == [None] * 12  # a counter without read permission
     (zone / "energy_uj").write_text("999999\n")
     assert joules("still") == [0] * 12
     done = threading.Event()
@@ -215,7 +215,7 @@ def counts_energy(folder):
     def use_energy():
         value = 0
         while not done.is_set():
-            value = (value + 1000) % 1000000  # 1 mJ, again and again from 0
+            value = (value + 1000) % 1000000  # 1 mJ; wraps to 0
             (zone / "next").write_text(f"{value}\n")
             os.replace(zone / "next", zone / "energy_uj")
             time.sleep(0.0005)

@@ -1,5 +1,5 @@
-"""Wrong uses of train_gpt and generate: one clear line on stderr, the documented exit status, and
-no harm to what was saved before."""
+"""Wrong use of train_gpt and generate: one clear line on stderr, the documented exit status, and
+existing checkpoints stay intact."""
 import os
 import pathlib
 import resource
@@ -83,7 +83,7 @@ def damaged_checkpoint(folder):
     data = bytearray(model.read_bytes())
     data[-5] ^= 1
     model.write_bytes(data)
-    # The one before still verifies: training goes on from it, and says so.
+    # The previous checkpoint still verifies: training continues from it and reports this.
     done = run("train_gpt", *base(folder, "--resume", "--steps", "6"))
     assert done.returncode == 0 and "step_00000004" in done.stderr, done.stderr
     assert [m["step"] for m in metrics(f"{folder}/run")] == [1, 2, 3, 4, 5, 6]
@@ -188,14 +188,14 @@ def wrong_uses_of_generate(folder):
 
 
 def interrupt_saves(folder):
-    # Several times: what a signal hits is a matter of chance.
+    # Several times, because the moment of the signal is random.
     for i in range(10):
         interrupt("train_gpt", f"{folder}/run{i}", text(folder),
                   sent=signal.SIGHUP if i % 3 == 2 else signal.SIGINT)
 
 
 def outlives_its_terminal(folder):
-    """Started by nohup: SIGHUP is ignored, and stays so."""
+    """Under nohup SIGHUP is ignored and stays ignored."""
     nohup = start("train_gpt", f"{folder}/run", text(folder),
                   preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     nohup.send_signal(signal.SIGHUP)
@@ -209,7 +209,7 @@ def outlives_its_terminal(folder):
 
 
 def outlives_its_reader(folder):
-    """A run whose output nobody reads any more goes on to its end, and says so once."""
+    """A run continues to its end when its output is no longer read, and reports this once."""
     process = subprocess.Popen([BIN / "train_gpt", *base(folder, "--log-every", "1")], text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.readline()
@@ -225,7 +225,8 @@ def outlives_its_reader(folder):
 
 
 def one_run_a_folder(folder):
-    """A second one is refused while the first one lives, and goes on at once when it was killed."""
+    """A second run is refused while the first one lives, and can resume as soon as it was
+    killed."""
     first = start("train_gpt", f"{folder}/run", text(folder), "--save-every", "1")
     refused(run("train_gpt", *base(folder, "--resume", "--steps", "100000")), 2,
             f"'{folder}/run' is in use by process {first.pid} on host '")

@@ -24,7 +24,7 @@ void touch(const Tensor& t) {
   for (std::int64_t i = 0; i < t.numel(); i += 4096) p[i] = 1;
 }
 
-// Is the page that p lies in part of this process?
+// Whether the page that contains p is mapped into this process.
 bool mapped(void* p) {
   unsigned char resident = 0;
   void* page = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(p) & ~std::uintptr_t{4095});
@@ -46,7 +46,7 @@ struct NoLimitAfter {
 
 }  // namespace
 
-TEST_CASE("size classes: monotone, whole cache lines, little waste") {
+TEST_CASE("allocator: size classes are monotone, whole cache lines and waste little") {
   CHECK(size_class_bytes(0) == 0);
   std::int64_t previous = 0;
   const auto check_size = [&](std::int64_t bytes) {
@@ -67,7 +67,7 @@ TEST_CASE("size classes: monotone, whole cache lines, little waste") {
   }
 }
 
-TEST_CASE("every block starts on a cache line, a large one on a huge page") {
+TEST_CASE("allocator: every block starts on a cache line, a large one on a huge page") {
   for (const std::int64_t bytes :
        {1l, 64l, 65l, 1000l, 1152l, 5000l, 70000l, 1500000l, 2 * kMiB, 5 * kMiB + 1}) {
     const Tensor a = block(bytes), b = block(bytes);
@@ -80,7 +80,7 @@ TEST_CASE("every block starts on a cache line, a large one on a huge page") {
   }
 }
 
-TEST_CASE("a freed block is the next one of its class") {
+TEST_CASE("allocator: a freed block is the next one of its class") {
   for (const std::int64_t bytes : {100l, 40000l, 100000l, 3 * kMiB}) {
     Tensor a = block(bytes);
     void* const p = a.raw();
@@ -91,7 +91,7 @@ TEST_CASE("a freed block is the next one of its class") {
   }
 }
 
-TEST_CASE("a large block also serves a smaller request, at least half of it; counts follow that") {
+TEST_CASE("allocator: a large block also serves a request of at least half its size") {
   release_cached_memory();
   const MemoryStats start = memory_stats();
   const auto live = [&] { return memory_stats().live_bytes - start.live_bytes; };
@@ -104,27 +104,27 @@ TEST_CASE("a large block also serves a smaller request, at least half of it; cou
     CHECK(live() == size_class_bytes(6 * kMiB + 1));
     CHECK(cached() == pass * 6 * kMiB);
     touch(half);
-    const Tensor another = block(6 * kMiB);  // nothing is left: a mapping of its own
+    const Tensor another = block(6 * kMiB);  // none is free: a new mapping
     CHECK(another.raw() != p);
   }
   CHECK(cached() == 18 * kMiB);
   {
     const Tensor exact = block(6 * kMiB);  // its own class comes first
     CHECK(exact.raw() != p);
-    const Tensor small = block(11 * kMiB / 2);  // less than half of what is free
+    const Tensor small = block(11 * kMiB / 2);  // less than half of the free block
     CHECK(small.raw() != p);
     const Tensor whole = block(12 * kMiB);
     CHECK(whole.raw() == p);
     CHECK(live() == 47 * kMiB / 2);
   }
   CHECK(cached() == 47 * kMiB / 2);
-  const void* slab_block = block(kMiB).raw();  // small blocks stay among their like
+  const void* slab_block = block(kMiB).raw();  // small blocks stay within their own class
   CHECK(block(kMiB - kMiB / 8).raw() != slab_block);
   release_cached_memory();
   CHECK(memory_stats().live_bytes == start.live_bytes);
 }
 
-TEST_CASE("blocks in use never overlap") {
+TEST_CASE("allocator: live blocks never overlap") {
   std::vector<Tensor> live;
   std::uint64_t x = 1;
   for (int i = 0; i < 3000; ++i) {
@@ -142,7 +142,7 @@ TEST_CASE("blocks in use never overlap") {
   }
 }
 
-TEST_CASE("counters are exact") {
+TEST_CASE("allocator: counters are exact") {
   const std::int64_t size = 3 * kMiB, held = size_class_bytes(size);
   release_cached_memory();
   reset_peak();
@@ -181,7 +181,7 @@ TEST_CASE("counters are exact") {
   CHECK(now.system_allocs == start.system_allocs + 2);
 }
 
-TEST_CASE("views and wrapped memory take no block") {
+TEST_CASE("allocator: views and wrapped memory allocate no block") {
   const Tensor a = block(10000);
   const std::int64_t live = memory_stats().live_bytes;
   const Tensor v = a.alias({100}, {1}, 50);
@@ -190,7 +190,7 @@ TEST_CASE("views and wrapped memory take no block") {
   CHECK(memory_stats().live_bytes == live);
 }
 
-TEST_CASE("wrapped memory goes back to its owner once, with the last handle") {
+TEST_CASE("allocator: the last handle returns wrapped memory to its owner once") {
   int calls = 0;
   float mine[4] = {1, 2, 3, 4};
   {
@@ -204,7 +204,7 @@ TEST_CASE("wrapped memory goes back to its owner once, with the last handle") {
   CHECK(calls == 1);
 }
 
-TEST_CASE("each category has its own counter") {
+TEST_CASE("allocator: each category has its own counter") {
   const auto live = [](Category c) { return memory_stats().live_by_category[static_cast<int>(c)]; };
   const std::int64_t p0 = live(Category::parameter), g0 = live(Category::gradient),
                      o0 = live(Category::other);
@@ -231,7 +231,7 @@ TEST_CASE("each category has its own counter") {
   CHECK(std::string(name(Category::communication)) == "communication");
 }
 
-TEST_CASE("above the cap the least recently used block goes first") {
+TEST_CASE("allocator: above the cap the least recently used block is evicted first") {
   NoLimitAfter restore;
   release_cached_memory();
   set_max_cached_bytes(15 * kMiB);
@@ -242,7 +242,7 @@ TEST_CASE("above the cap the least recently used block goes first") {
   c = {};
   const std::int64_t evictions = memory_stats().evictions;
   CHECK(memory_stats().cached_bytes == 15 * kMiB);
-  a = block(4 * kMiB);  // used again: b is the oldest now
+  a = block(4 * kMiB);  // used again, so b is the oldest now
   CHECK(a.raw() == pa);
   a = {};
   CHECK(memory_stats().evictions == evictions);
@@ -261,7 +261,7 @@ TEST_CASE("above the cap the least recently used block goes first") {
         "set_max_cached_bytes: must be at least 0, got -1");
 }
 
-TEST_CASE("a slab goes back to the system when its last block does") {
+TEST_CASE("allocator: a slab returns to the system with its last block") {
   const auto round = [](bool keep_one) {
     std::vector<Tensor> many;
     for (int i = 0; i < 8192; ++i) {
@@ -281,12 +281,12 @@ TEST_CASE("a slab goes back to the system when its last block does") {
   const std::int64_t before = virtual_bytes();
   CHECK(round(false) == 0);
   CHECK(virtual_bytes() <= before);
-  CHECK(round(true) == 64);  // the slab of the kept block: 64 KiB
+  CHECK(round(true) == 64);  // the slab of the live block: 64 KiB
   release_cached_memory();
   CHECK(virtual_bytes() <= before);
 }
 
-TEST_CASE("a block may be freed by another thread, and a thread's end gives its cache to all") {
+TEST_CASE("allocator: any thread may free a block and an ending thread shares its cache") {
   release_cached_memory();
   const MemoryStats start = memory_stats();
   Tensor a = block(40000);
@@ -302,7 +302,7 @@ TEST_CASE("a block may be freed by another thread, and a thread's end gives its 
   CHECK(block(50000).raw() == q);
 }
 
-TEST_CASE("threads that allocate and free for each other keep the counts") {
+TEST_CASE("allocator: counts stay right when threads free each other's blocks") {
   release_cached_memory();
   const std::int64_t live = memory_stats().live_bytes;
   std::vector<Tensor> mailbox(64);
@@ -324,7 +324,7 @@ TEST_CASE("threads that allocate and free for each other keep the counts") {
   CHECK(memory_stats().cached_bytes == 0);
 }
 
-TEST_CASE("without memory: one clear error, and the process goes on") {
+TEST_CASE("allocator: without memory there is one clear error and the process continues") {
   Fault fault = Fault::user;
   std::string text;
   const std::int64_t live = memory_stats().live_bytes;
@@ -345,7 +345,7 @@ TEST_CASE("without memory: one clear error, and the process goes on") {
   CHECK(block(100).numel() == 100);
 }
 
-TEST_CASE("when the system refuses, cached blocks are given back and the request tried again") {
+TEST_CASE("allocator: if the system refuses, the cache is released and the request repeated") {
   const pid_t child = fork();
   REQUIRE(child >= 0);
   if (child == 0) {
@@ -368,7 +368,7 @@ TEST_CASE("when the system refuses, cached blocks are given back and the request
   CHECK(WEXITSTATUS(status) == 0);
 }
 
-TEST_CASE("a million blocks in a steady loop ask the system and the heap for nothing") {
+TEST_CASE("allocator: a million blocks in a steady loop allocate nothing") {
   const std::int64_t sizes[] = {64, 500, 3000, 20000, 65536, 100000, kMiB, 5 * kMiB};
   const auto loop = [&](int n) {
     Tensor held[4];
@@ -384,7 +384,7 @@ TEST_CASE("a million blocks in a steady loop ask the system and the heap for not
   CHECK(memory_stats().hits == start.hits + 1000000);
 }
 
-TEST_CASE("headers are recycled: views, metas and empties touch no heap either") {
+TEST_CASE("allocator: headers of views, meta and empty tensors are recycled") {
   const Tensor base = block(1000);
   float mine[4];
   const auto loop = [&] {
@@ -402,7 +402,7 @@ TEST_CASE("headers are recycled: views, metas and empties touch no heap either")
   CHECK(test::news == news);
 }
 
-TEST_CASE("a thread that drops what another makes does not collect headers for ever") {
+TEST_CASE("allocator: a thread that drops another's tensors does not hoard headers") {
   float mine[4];
   const auto round = [&] {
     std::vector<Tensor> made;
@@ -416,7 +416,7 @@ TEST_CASE("a thread that drops what another makes does not collect headers for e
   CHECK(test::news - test::deletes - before < 50000);
 }
 
-TEST_CASE("the meta device counts the bytes that the CPU would take") {
+TEST_CASE("allocator: the meta device counts the bytes that the CPU would allocate") {
   const MemoryStats cpu = memory_stats(kCpu), meta = memory_stats(kMeta);
   {
     const Tensor t = Tensor::empty({1000, 1000}, DType::f64, kMeta);
@@ -426,7 +426,7 @@ TEST_CASE("the meta device counts the bytes that the CPU would take") {
   CHECK(memory_stats(kMeta).live_bytes == meta.live_bytes);
 }
 
-TEST_CASE("ranks that are threads are counted apart") {
+TEST_CASE("allocator: ranks that are threads are counted separately") {
   const MemoryStats before = memory_stats();
   std::int64_t live[2] = {}, peak[2] = {}, parameters[2] = {}, left[2] = {};
   const auto rank = [&](int number) {
@@ -456,7 +456,7 @@ TEST_CASE("ranks that are threads are counted apart") {
   // Outside of the domains everything counts, wherever it was allocated.
   Tensor x;
   {
-    const MemoryDomain domain(64);  // the first one again
+    const MemoryDomain domain(64);  // the first domain again
     const std::int64_t empty = memory_stats().live_bytes;
     x = Tensor::empty({1024});
     CHECK(memory_stats().live_bytes == empty + 4096);

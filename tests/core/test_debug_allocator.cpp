@@ -12,13 +12,13 @@ struct DebugOn {
   ~DebugOn() { set_debug_allocator(false); }
 };
 
-// What AddressSanitizer would report, and the guards are to find.
+// Accesses that AddressSanitizer would report and that the guard zones must detect.
 __attribute__((noinline, no_sanitize("address"))) float peek(const float* p) { return *p; }
 __attribute__((noinline, no_sanitize("address"))) void poke(float* p) { *p = 1; }
 
 std::string last_line;
 
-// How many more broken guard zones the allocator knows of after f.
+// The number of broken guard zones that f adds.
 long broken_by(auto&& f) {
   const auto count = [] {
     const std::string text = test::error_of([] { check_guard_zones(); });
@@ -35,7 +35,7 @@ long broken_by(auto&& f) {
 
 }  // namespace
 
-TEST_CASE("off by default") {
+TEST_CASE("debug allocator: is off by default") {
   CHECK_FALSE(debug_allocator());
   {
     DebugOn on;
@@ -44,7 +44,7 @@ TEST_CASE("off by default") {
   CHECK_FALSE(debug_allocator());
 }
 
-TEST_CASE("fresh floating memory is NaN in every format, integers are left alone") {
+TEST_CASE("debug allocator: fresh floating memory is NaN and integers are unchanged") {
   DebugOn on;
   for (const DType t :
        {DType::f32, DType::f64, DType::bf16, DType::f16, DType::e4m3, DType::e5m2}) {
@@ -57,7 +57,7 @@ TEST_CASE("fresh floating memory is NaN in every format, integers are left alone
   }
 }
 
-TEST_CASE("freed memory is poisoned") {
+TEST_CASE("debug allocator: freed memory is poisoned") {
   DebugOn on;
   for (const std::int64_t n : {10, 10000, 1000000}) {
     Tensor x = Tensor::ones({n});
@@ -69,7 +69,7 @@ TEST_CASE("freed memory is poisoned") {
   }
 }
 
-TEST_CASE("a write on either side of a block is found when the block is freed") {
+TEST_CASE("debug allocator: freeing detects a write on either side of the block") {
   DebugOn on;
   set_log_handler([](std::string_view line) { last_line = line; });
   for (const std::int64_t n : {1, 15, 16, 1000, 600000}) {
@@ -91,7 +91,7 @@ TEST_CASE("a write on either side of a block is found when the block is freed") 
   set_log_handler(nullptr);
 }
 
-TEST_CASE("early release looks at the guards too") {
+TEST_CASE("debug allocator: early release checks the guard zones too") {
   DebugOn on;
   CHECK(broken_by([] {
           const Tensor x = Tensor::zeros({8});
@@ -100,7 +100,7 @@ TEST_CASE("early release looks at the guards too") {
         }) == 1);
 }
 
-TEST_CASE("blocks from before and after the switch live together") {
+TEST_CASE("debug allocator: blocks from before and after the switch coexist") {
   Tensor plain = Tensor::ones({100});
   Tensor guarded;
   {

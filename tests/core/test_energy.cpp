@@ -44,7 +44,7 @@ void write(const std::string& file, const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("energy: laps and total, without what is used during evaluation and saving") {
+TEST_CASE("energy: laps and total exclude evaluation and saving") {
   Dial dial{.microjoules = 7'000'000};
   EnergyMonitor m = monitor_of(dial);
   CHECK(m.available());
@@ -56,7 +56,7 @@ TEST_CASE("energy: laps and total, without what is used during evaluation and sa
   m.pause();
   dial.microjoules += 64'000'000;  // an evaluation
   CHECK(m.total() == 3);
-  m.pause();  // saving, in the middle of it
+  m.pause();  // saving, during the evaluation
   dial.microjoules += 32'000'000;
   m.resume();
   m.resume();
@@ -70,18 +70,18 @@ TEST_CASE("energy: laps and total, without what is used during evaluation and sa
   CHECK(m.total() == 3.25);
 }
 
-TEST_CASE("energy: several counters add up, and each starts again at its own range") {
+TEST_CASE("energy: several counters add up and each wraps at its own range") {
   Dial a{.microjoules = 900, .range = 1000}, b{.microjoules = 5, .range = 64}, c{.microjoules = 50};
   EnergyMonitor m = monitor_of(a, b, c);
   m.resume();
-  a.microjoules = 300;  // 400 on
-  b.microjoules = 4;    // 63 on
-  c.microjoules = 51;   // 1 on
+  a.microjoules = 300;  // 400 further
+  b.microjoules = 4;    // 63 further
+  c.microjoules = 51;   // 1 further
   CHECK(m.lap() == 464e-6);
   a.microjoules = 300;
   b.microjoules = 64;
   CHECK(m.lap() == 60e-6);
-  // A counter without a range that goes back was set anew: how far it has gone on nobody knows.
+  // A counter without a range that decreases was reset, so the energy of this lap is unknown.
   c.microjoules = 10;
   CHECK(m.lap() == 0);
   c.microjoules = 12;
@@ -89,7 +89,7 @@ TEST_CASE("energy: several counters add up, and each starts again at its own ran
   CHECK(m.total() == 526e-6);
 }
 
-TEST_CASE("energy: no precision is lost in a long run") {
+TEST_CASE("energy: a long run loses no precision") {
   Dial dial{.microjoules = 0};
   EnergyMonitor m = monitor_of(dial);
   m.resume();
@@ -109,7 +109,7 @@ TEST_CASE("energy: without a counter every call is allowed and counts nothing") 
   CHECK(m.total() == 0);
 }
 
-TEST_CASE("energy: a counter that fails ends the count, and is asked no more") {
+TEST_CASE("energy: a counter that fails ends the count and is not read again") {
   Dial good{.microjoules = 1000}, bad{.microjoules = 0};
   EnergyMonitor m = monitor_of(good, bad);
   m.resume();
@@ -142,15 +142,15 @@ TEST_CASE("energy: the power zones of Linux") {
   const std::string memory = zone("intel-rapl:0:1", "dram", "10");
   const std::string other = zone("intel-rapl:1", "package-1", "20");
   const std::string cores = zone("intel-rapl:0:0", "core", "0");          // part of package-0
-  const std::string platform = zone("intel-rapl:2", "psys", "0");         // holds all of them
-  const std::string again = zone("intel-rapl-mmio:0", "package-0", "0");  // package-0 once more
-  zone("intel-rapl:3", "package-3", "");  // this user may not read it
+  const std::string platform = zone("intel-rapl:2", "psys", "0");         // contains all of them
+  const std::string again = zone("intel-rapl-mmio:0", "package-0", "0");  // package-0 again
+  zone("intel-rapl:3", "package-3", "");  // not readable for this user
   zone("dtpm", "package-4", "0");
   EnergyCounters counters = energy_counters(kCpu, root.path());
   CHECK(counters.size() == 3);
   EnergyMonitor m(std::move(counters));
   m.resume();
-  write(package, "150");  // behind its range: 850 + 150
+  write(package, "150");  // wrapped at its range: 850 + 150
   write(memory, "30");
   write(other, "20");
   for (const std::string& file : {cores, platform, again}) write(file, "99000000");

@@ -6,7 +6,7 @@
 
 namespace weft::gemm_check_test {
 
-TEST_CASE("a product below half of the multiply-adds is worth a line, with what to do") {
+TEST_CASE("gemm check: a product below half of the multiply-add rate gets a warning with advice") {
   CHECK(gemm_warning({.product = 31.4e9, .multiply_add = 111.6e9}) ==
         "matrix products run at 31 of the 112 GFLOP/s that multiply-adds reach on one thread; "
         "oneDNN seems to use kernels for another processor: unset ONEDNN_MAX_CPU_ISA and "
@@ -14,14 +14,14 @@ TEST_CASE("a product below half of the multiply-adds is worth a line, with what 
   CHECK(!gemm_warning({.product = 49.9e9, .multiply_add = 100e9}).empty());
 }
 
-TEST_CASE("half of the multiply-adds and more is not") {
+TEST_CASE("gemm check: half of the multiply-add rate and more gets no warning") {
   CHECK(gemm_warning({.product = 50e9, .multiply_add = 100e9}).empty());
   CHECK(gemm_warning({.product = 106e9, .multiply_add = 112e9}).empty());
-  // The loop of a CPU without vector instructions that Weft knows is slower than any library.
+  // On a CPU without vector instructions that Weft knows, Weft's loop is slower than any library.
   CHECK(gemm_warning({.product = 20e9, .multiply_add = 4e9}).empty());
 }
 
-TEST_CASE("the real check: rates of this machine, and no trace in the allocator's counters") {
+TEST_CASE("gemm check: measures this machine and leaves the allocator's counters alone") {
   const MemoryStats before = memory_stats();
   const std::optional<GemmCheck> rates = check_gemm_speed();
   const MemoryStats after = memory_stats();
@@ -29,7 +29,7 @@ TEST_CASE("the real check: rates of this machine, and no trace in the allocator'
   CHECK(!rates);
 #else
   REQUIRE(rates.has_value());
-  // However slow the machine is; no thread is a hundred times faster than one of 2026.
+  // Holds on any slow machine; no thread is a hundred times faster than one of 2026.
   CHECK(rates->product > 0);
   CHECK(rates->product < 2e13);
   CHECK(rates->multiply_add > 0);

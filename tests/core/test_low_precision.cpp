@@ -12,7 +12,7 @@
 namespace weft::low_precision_test {
 namespace {
 
-// What a format is on paper. `top` is the largest finite pattern without its sign.
+// The definition of a format. `top` is the largest finite pattern without its sign.
 struct Format {
   int exponent_bits, mantissa_bits;
   unsigned top;
@@ -31,7 +31,7 @@ constexpr Format kFormat<e4m3>{4, 3, 0x7e, false, true};
 template <>
 constexpr Format kFormat<e5m2>{5, 2, 0x7b, true, true};
 
-// The finite values without sign, by bit pattern, worked out in double from the definition.
+// The finite values without sign, by bit pattern, computed in double from the definition.
 std::vector<double> values(const Format& f) {
   const int bias = (1 << (f.exponent_bits - 1)) - 1;
   std::vector<double> out;
@@ -44,7 +44,7 @@ std::vector<double> values(const Format& f) {
   return out;
 }
 
-// The pattern that x must become: the nearer of its two neighbours, the even one on a tie.
+// The pattern that x must round to: the nearer of its two neighbours, the even one on a tie.
 unsigned oracle(const Format& f, const std::vector<double>& table, float x) {
   const unsigned sign = std::signbit(x) ? 1u << (f.exponent_bits + f.mantissa_bits) : 0;
   const double a = std::abs(static_cast<double>(x));
@@ -54,14 +54,14 @@ unsigned oracle(const Format& f, const std::vector<double>& table, float x) {
       static_cast<unsigned>(std::lower_bound(table.begin(), table.end(), a) - table.begin());
   if (above < table.size() && table[above] == a) return sign | above;
   const unsigned below = above - 1;
-  // Beyond the range the next value is where the format would go on with one more exponent.
+  // Above the range the next value is the one that another exponent would give.
   const double next = above < table.size() ? table[above] : 2 * table.back() - table[f.top - 1];
   const double down = a - table[below], up = next - a;
   const unsigned nearest = down < up ? below : up < down ? above : below + (below & 1);
   return sign | (nearest > f.top ? (f.saturates ? f.top : infinity) : nearest);
 }
 
-// "" or the first value that does not round as it must.
+// "" or the first value that rounds wrongly.
 template <class T>
 std::string first_wrong(const std::vector<float>& xs) {
   const std::vector<double> table = values(kFormat<T>);
@@ -86,8 +86,8 @@ T from_bits(unsigned bits) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("low precision: every pattern widens to its value and narrows back", T, bf16,
-                   f16, e4m3, e5m2) {
+TEST_CASE_TEMPLATE("low precision: every pattern survives widening and narrowing", T, bf16, f16,
+                   e4m3, e5m2) {
   const std::vector<double> table = values(kFormat<T>);
   const unsigned half = patterns<T>() / 2;
   int wrong = 0, nans = 0;
@@ -112,7 +112,7 @@ TEST_CASE_TEMPLATE("low precision: every pattern widens to its value and narrows
   CHECK(nans == static_cast<int>(2 * (specials - (kFormat<T>.has_infinity ? 1 : 0))));
 }
 
-TEST_CASE_TEMPLATE("low precision: random floats round to nearest, ties to even", T, bf16, f16,
+TEST_CASE_TEMPLATE("low precision: random floats round to nearest with ties to even", T, bf16, f16,
                    e4m3, e5m2) {
   std::vector<float> xs;
   const RandomKey anywhere{11, 1, 0}, inside{11, 2, 0};
@@ -130,7 +130,7 @@ TEST_CASE_TEMPLATE("low precision: random floats round to nearest, ties to even"
   CHECK(first_wrong<T>(xs) == "");
 }
 
-TEST_CASE_TEMPLATE("low precision: midpoints between neighbours and the floats beside them", T,
+TEST_CASE_TEMPLATE("low precision: midpoints between neighbours and the floats next to them", T,
                    bf16, f16, e4m3, e5m2) {
   const std::vector<double> table = values(kFormat<T>);
   const float infinity = std::numeric_limits<float>::infinity();
@@ -147,7 +147,7 @@ TEST_CASE_TEMPLATE("low precision: midpoints between neighbours and the floats b
   CHECK(first_wrong<T>(xs) == "");
 }
 
-TEST_CASE_TEMPLATE("low precision: the edge of the range, f32's extremes, zeros", T, bf16, f16,
+TEST_CASE_TEMPLATE("low precision: the limits of the range, f32's extremes and zeros", T, bf16, f16,
                    e4m3, e5m2) {
   const std::vector<double> table = values(kFormat<T>);
   const float infinity = std::numeric_limits<float>::infinity();
@@ -179,7 +179,7 @@ TEST_CASE("low precision: overflow and NaN") {
   CHECK(f16(nan).bits == 0x7e00);
   CHECK(e4m3(nan).bits == 0x7f);
   CHECK(e5m2(nan).bits == 0x7e);
-  // A NaN whose payload sits in the low half only must not turn into an infinity.
+  // A NaN with a payload only in the low half must not become an infinity.
   CHECK(bf16(std::bit_cast<float>(0x7f800001u)).bits == 0x7fc0);
   CHECK(std::isnan(static_cast<float>(e4m3(-nan))));
 }

@@ -16,8 +16,8 @@ using test::error_of;
 
 std::int64_t live() { return memory_stats().live_bytes; }
 
-// y = x^2 through a copy that the op owns. With `early` its backward frees the copy before it makes
-// dx, so that the two never live at once.
+// y = x^2 through a copy that the op owns. With `early` its backward frees the copy before it
+// creates dx, so that the two never exist at the same time.
 Tensor square_of_copy(const Tensor& x, bool early) {
   const Tensor copy = x.clone().detach();
   Tensor y = Tensor::empty(x.shape(), x.dtype());
@@ -67,7 +67,7 @@ Tensor targets() { return Tensor::of({0, 1, 4}, {3}, DType::i64); }
 
 }  // namespace
 
-TEST_CASE("one shared empty storage for each device") {
+TEST_CASE("memory: each device has one shared empty storage") {
   const std::int64_t before = live();
   const Tensor a = Tensor::empty({0}), b = Tensor::empty({3, 0, 2}, DType::bf16);
   CHECK(a.storage() == b.storage());
@@ -81,7 +81,7 @@ TEST_CASE("one shared empty storage for each device") {
   CHECK(live() == before);
 }
 
-TEST_CASE("the shared empty storage has no version to change and cannot be released") {
+TEST_CASE("memory: the shared empty storage has no version and cannot be released") {
   const Tensor a = Tensor::empty({0});
   const std::uint32_t version = a.version();
   Tensor::empty({0, 4}).fill_(1);
@@ -91,7 +91,7 @@ TEST_CASE("the shared empty storage has no version to change and cannot be relea
   CHECK(Tensor::zeros({0}).numel() == 0);
 }
 
-TEST_CASE("release_storage frees the block; every handle sees it, shape and dtype stay") {
+TEST_CASE("release_storage: frees the block for every handle and keeps shape and dtype") {
   const std::int64_t before = live();
   Tensor x = Tensor::ones({100, 7}, DType::bf16);
   const Tensor view = x.slice(0, 10, 20);
@@ -105,11 +105,11 @@ TEST_CASE("release_storage frees the block; every handle sees it, shape and dtyp
         "data: the storage of this tensor [100, 7] was released");
   CHECK(error_of([&] { view.data<bf16>(); }) ==
         "data: the storage of this tensor [10, 7] was released");
-  release_storage(x, 2);  // once more changes nothing
+  release_storage(x, 2);  // a second call changes nothing
   CHECK(live() == before);
 }
 
-TEST_CASE("release_storage refuses while somebody else owns the data, and touches nothing") {
+TEST_CASE("release_storage: refuses if another owner exists and changes nothing") {
   const Tensor x = test::random({50}, 1, DType::f32);
   const Tensor keep = x.clone();
   {
@@ -118,7 +118,7 @@ TEST_CASE("release_storage refuses while somebody else owns the data, and touche
           "release_storage: the storage must have no other owner than the 1 declared, got 2");
   }
   {
-    const Tensor view = x.slice(0, 3, 9);  // a scale that another tensor shares, say
+    const Tensor view = x.slice(0, 3, 9);  // for example a scale that another tensor shares
     CHECK(error_of([&] { release_storage(x); }) ==
           "release_storage: the storage must have no other owner than the 1 declared, got 2");
     const Tensor third = view;
@@ -129,11 +129,11 @@ TEST_CASE("release_storage refuses while somebody else owns the data, and touche
   release_storage(x);
 }
 
-TEST_CASE("early release lowers the peak by exactly the bytes released") {
+TEST_CASE("release_storage: lowers the peak by exactly the bytes released") {
   const auto peak = [](bool early) {
     reset_peak();
     const std::int64_t before = live();
-    std::vector<Tensor> handles;  // what an op, a context or a user still holds
+    std::vector<Tensor> handles;  // handles held by an op, a context or a user
     for (int i = 0; i < 5; ++i) {
       handles.push_back(Tensor::empty({1000 + i}));
       if (early) release_storage(handles.back());
@@ -146,7 +146,7 @@ TEST_CASE("early release lowers the peak by exactly the bytes released") {
   CHECK(peak(true) == size_class_bytes(4 * 1004));
 }
 
-TEST_CASE("early release in backward: same gradients bit by bit, a lower peak, x untouched") {
+TEST_CASE("release_storage: early release in backward keeps gradients and x and lowers the peak") {
   const Shape shape{300, 11};
   const Tensor data = test::random(shape, 2, DType::f32);
   const auto run = [&](bool early, std::int64_t& peak) {
@@ -170,7 +170,7 @@ TEST_CASE("early release in backward: same gradients bit by bit, a lower peak, x
   CHECK(late_peak - early_peak == size_class_bytes(4 * shape.numel()));
 }
 
-TEST_CASE("a saved tensor that was released says so in backward") {
+TEST_CASE("release_storage: backward reports a saved tensor that was released") {
   Tensor x = test::random({4}, 4, DType::f32);
   x.set_requires_grad();
   Tape tape;
@@ -181,7 +181,7 @@ TEST_CASE("a saved tensor that was released says so in backward") {
         "data: the storage of this tensor [4] was released");
 }
 
-TEST_CASE("a step of fixed shape asks the system for nothing after the first") {
+TEST_CASE("memory: after the first step a step of fixed shape allocates no system memory") {
   Net net(kCpu);
   const Tensor x = test::random({3, 6}, 5, DType::f32), t = targets();
   release_cached_memory();
@@ -196,7 +196,7 @@ TEST_CASE("a step of fixed shape asks the system for nothing after the first") {
   CHECK(last.peak_bytes == first.peak_bytes);
 }
 
-TEST_CASE("the third step calls no operator new") {
+TEST_CASE("memory: the third step does not call operator new") {
   Net net(kCpu);
   const Tensor x = test::random({3, 6}, 5, DType::f32), t = targets();
   net.step(x, t);
@@ -206,7 +206,7 @@ TEST_CASE("the third step calls no operator new") {
   CHECK(test::news == news);
 }
 
-TEST_CASE("a step on the meta device predicts the CPU's peak exactly") {
+TEST_CASE("memory: a step on the meta device predicts the CPU's peak exactly") {
   const auto peak = [](Device device) {
     Net net(device);
     const Tensor x = test::random({3, 6}, 5, DType::f32).to(device), t = targets().to(device);

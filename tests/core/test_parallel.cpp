@@ -29,8 +29,8 @@ namespace {
 std::atomic<bool> large_machine{false};
 }
 
-// In the place of libc's: of a machine with 1,500 processors on request. As Linux does, it refuses
-// a set that is shorter than the machine's.
+// Replaces libc's function: simulates a machine with 1,500 processors on request. Like Linux, it
+// refuses a set that is smaller than the machine's.
 extern "C" int sched_getaffinity(pid_t pid, std::size_t size, cpu_set_t* set) noexcept {
   std::memset(set, 0, size);
   if (!large_machine) return syscall(SYS_sched_getaffinity, pid, size, set) < 0 ? -1 : 0;
@@ -42,7 +42,7 @@ extern "C" int sched_getaffinity(pid_t pid, std::size_t size, cpu_set_t* set) no
 namespace weft::parallel_test {
 namespace {
 
-constexpr std::int64_t kHeavy = 1 << 20;  // work that is worth threads even for two items
+constexpr std::int64_t kHeavy = 1 << 20;  // enough work for threads even with two items
 
 struct Threads {
   explicit Threads(int n) : before(num_threads()) { set_num_threads(n); }
@@ -52,7 +52,7 @@ struct Threads {
 
 }  // namespace
 
-TEST_CASE("every index once, in contiguous ranges, for any length and number of threads") {
+TEST_CASE("parallel: every index runs once in contiguous ranges") {
   for (const int threads : {1, 2, 3, 7})
     for (const std::int64_t n : {0, 1, 2, 3, 6, 7, 8, 100, 1001})
       for (const std::int64_t work : {std::int64_t{1}, kHeavy}) {
@@ -73,18 +73,18 @@ TEST_CASE("every index once, in contiguous ranges, for any length and number of 
           CHECK(calls == 0);
         else if (work == 1)
           CHECK(calls == 1);
-        else  // one range a thread at least, a few more when there is enough for them
+        else  // at least one range per thread, and a few more if there is enough work
           CHECK(calls >= std::min<std::int64_t>(n, threads));
       }
 }
 
-TEST_CASE("heavy work really runs on several threads") {
+TEST_CASE("parallel: heavy work runs on several threads") {
   const Threads scope(3);
   std::atomic<int> there{0};
   std::mutex mutex;
   std::set<std::thread::id> who;
   parallel_for(3, kHeavy, [&](std::int64_t, std::int64_t) {
-    // Each waits for the others: on fewer threads this would end by the clock alone.
+    // Each range waits for the others: on fewer threads only the deadline would end this.
     ++there;
     const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     while (there < 3 && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
@@ -94,11 +94,11 @@ TEST_CASE("heavy work really runs on several threads") {
   CHECK(who.size() == 3);
 }
 
-TEST_CASE("a thread that is held up delays only its own range") {
+TEST_CASE("parallel: a delayed thread delays only its own range") {
   const Threads scope(2);
   std::atomic<std::int64_t> done{0};
   parallel_for(64, kHeavy, [&](std::int64_t begin, std::int64_t end) {
-    // Whoever has the first index waits until the other thread has done all the rest.
+    // The thread with the first index waits until the other thread has done all the rest.
     const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     while (begin == 0 && done < 64 - end && std::chrono::steady_clock::now() < give_up)
       std::this_thread::yield();
@@ -108,7 +108,7 @@ TEST_CASE("a thread that is held up delays only its own range") {
   CHECK(done == 64);
 }
 
-TEST_CASE("a loop inside a loop runs on its own thread") {
+TEST_CASE("parallel: a nested loop runs on its own thread") {
   const Threads scope(3);
   std::atomic<int> inner_calls{0}, elsewhere{0};
   parallel_for(3, kHeavy, [&](std::int64_t, std::int64_t) {
@@ -120,13 +120,13 @@ TEST_CASE("a loop inside a loop runs on its own thread") {
   });
   CHECK(inner_calls == 3);
   CHECK(elsewhere == 0);
-  // And the next outer loop is parallel again.
+  // The next outer loop is parallel again.
   std::atomic<int> calls{0};
   parallel_for(3, kHeavy, [&](std::int64_t, std::int64_t) { ++calls; });
   CHECK(calls == 3);
 }
 
-TEST_CASE("loops from several threads at once") {
+TEST_CASE("parallel: several threads may run loops at once") {
   const Threads scope(2);
   std::atomic<std::int64_t> total{0};
   std::vector<std::thread> threads;
@@ -140,7 +140,7 @@ TEST_CASE("loops from several threads at once") {
   CHECK(total == 600);
 }
 
-TEST_CASE("threads with a share each run their loops at the same time, each on all of its share") {
+TEST_CASE("parallel: threads with a ThreadLimit run loops concurrently on their own workers") {
   const Threads scope(7);
   std::atomic<int> there{0}, counts_right{0};
   const auto rank = [&] {
@@ -148,7 +148,7 @@ TEST_CASE("threads with a share each run their loops at the same time, each on a
     counts_right += num_threads() == 2;
     for (int round = 1; round <= 5; ++round)
       parallel_for(2, kHeavy, [&](std::int64_t, std::int64_t) {
-        // Three threads of two each: six wait for one another.
+        // Three threads with two workers each: six wait for one another.
         ++there;
         const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
         while (there < 6 * round && std::chrono::steady_clock::now() < give_up)
@@ -170,7 +170,7 @@ TEST_CASE("threads with a share each run their loops at the same time, each on a
         "ThreadLimit: must be at least 1, got 0");
 }
 
-TEST_CASE("the number of threads") {
+TEST_CASE("parallel: num_threads, set_num_threads and set_default_threads") {
   CHECK(num_threads() >= 1);
   {
     const Threads scope(5);
@@ -188,7 +188,7 @@ TEST_CASE("the number of threads") {
         "set_default_threads: must be at least 1, got 0");
 }
 
-TEST_CASE("workers keep the signals open that a thread causes itself, and a profiler's") {
+TEST_CASE("parallel: workers do not block synchronous signals or a profiler's") {
   const Threads scope(3);
   std::atomic<int> there{0}, wrong{0};
   const std::thread::id here = std::this_thread::get_id();
@@ -208,7 +208,7 @@ TEST_CASE("workers keep the signals open that a thread causes itself, and a prof
   CHECK(wrong == 0);
 }
 
-TEST_CASE("each thread has a signal stack of its own, and keeps one that it has") {
+TEST_CASE("parallel: each thread has a signal stack and keeps an existing one") {
   const auto there = [] {
     stack_t now = {};
     sigaltstack(nullptr, &now);
@@ -237,9 +237,9 @@ TEST_CASE("each thread has a signal stack of its own, and keeps one that it has"
   CHECK(stacks.size() == 2);
 }
 
-TEST_CASE("a child of fork() does its loops alone and waits for nobody") {
-  // More threads than processors: after most loops some worker still comes to look. And threads
-  // that often hold the locks of the spare pools, of the cache of large blocks, of the seed.
+TEST_CASE("parallel: a child of fork() runs its loops alone and waits for no worker") {
+  // More threads than processors: after most loops some worker is still looking for work. Other
+  // threads often hold the locks of the spare pools, of the large-block cache and of the seed.
   const Threads scope(32);
   std::atomic<bool> stop{false};
   std::thread borrower([&] {
@@ -285,7 +285,7 @@ TEST_CASE("a child of fork() does its loops alone and waits for nobody") {
 
 namespace {
 
-// A tree in the place of / with what the kernel would say.
+// A folder in place of / with the kernel's files.
 struct Machine {
   test::TempFolder folder;
   void write(const std::string& path, const std::string& text) const {
@@ -296,7 +296,7 @@ struct Machine {
 
 }  // namespace
 
-TEST_CASE("control groups, version 2: the tightest from the process's own group upwards") {
+TEST_CASE("parallel: cgroup v2 applies the tightest limit up from the process's own group") {
   const Machine m;
   CHECK_FALSE(detail::cgroup_limits(m.folder.path()).processors);
   CHECK_FALSE(detail::cgroup_limits(m.folder.path()).memory);
@@ -319,7 +319,7 @@ TEST_CASE("control groups, version 2: the tightest from the process's own group 
   CHECK(allowed_processors(m.folder.path()) == 1);
 }
 
-TEST_CASE("control groups, version 1, also in a container that sees only its own") {
+TEST_CASE("parallel: cgroup v1, also in a container that sees only its own group") {
   const Machine m;
   m.write("proc/self/cgroup", "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n0::/\n");
   m.write("proc/self/mountinfo",
@@ -338,7 +338,7 @@ TEST_CASE("control groups, version 1, also in a container that sees only its own
   CHECK(limits.memory == 4096);
 }
 
-TEST_CASE("a machine with more than 1,024 processors") {
+TEST_CASE("parallel: a machine with more than 1,024 processors") {
   large_machine = true;
   const int n = allowed_processors("/nowhere");
   large_machine = false;
@@ -346,7 +346,7 @@ TEST_CASE("a machine with more than 1,024 processors") {
   CHECK(allowed_processors("/nowhere") < 1500);
 }
 
-TEST_CASE("deterministic mode is a switch") {
+TEST_CASE("parallel: deterministic mode can be switched on and off") {
   CHECK_FALSE(deterministic());
   set_deterministic(true);
   CHECK(deterministic());

@@ -34,7 +34,7 @@ TEST_CASE("print: a released tensor shows its shape") {
   CHECK(to_string(t) == "tensor([2, 3], f32, cpu)");
 }
 
-TEST_CASE("print: long axes leave out their middle, at exactly nine elements") {
+TEST_CASE("print: long axes omit their middle from nine elements on") {
   CHECK(to_string(Tensor::arange(0, 8, 1, DType::i32)) ==
         "tensor([0, 1, 2, 3, 4, 5, 6, 7], i32, cpu)");
   CHECK(to_string(Tensor::arange(0, 9, 1, DType::i32)) ==
@@ -49,7 +49,7 @@ TEST_CASE("print: long axes leave out their middle, at exactly nine elements") {
         "        [9]], i32, cpu)");
 }
 
-TEST_CASE("print: three axes and views with gaps") {
+TEST_CASE("print: three axes and strided views") {
   const Tensor x = Tensor::arange(0, 8, 1, DType::i64).view({2, 2, 2});
   CHECK(to_string(x) ==
         "tensor([[[0, 1],\n"

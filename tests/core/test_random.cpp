@@ -49,7 +49,7 @@ Moments moments(const std::vector<double>& x) {
   return m;
 }
 
-// Distance of the sample's mean and variance from the true ones, in standard errors.
+// Distance of the sample's mean and variance from the true values, in standard errors.
 double sigmas_of_mean(const Moments& m, double mean, double n) {
   return std::abs(m.mean - mean) / std::sqrt(m.variance / n);
 }
@@ -82,7 +82,7 @@ TEST_CASE("philox: element i of a key is word i mod 4 of block i / 4") {
   }
 }
 
-TEST_CASE("random: a shard draws what the whole draws at its place") {
+TEST_CASE("random: a shard draws what the whole draws at its position") {
   for (const Draw& draw : {kUniform, kNormal, kTruncated, kBernoulli}) {
     for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
       const Tensor whole = Tensor::empty({7, 5}, dtype);
@@ -118,7 +118,7 @@ TEST_CASE("random: the number of threads changes nothing") {
   set_num_threads(before);
 }
 
-TEST_CASE("random: uniform has the moments and bounds of a uniform") {
+TEST_CASE("random: uniform has the moments and bounds of a uniform distribution") {
   const std::vector<double> x = drawn(kUniform, kMany);  // [-2, 3)
   const Moments m = moments(x);
   CHECK(sigmas_of_mean(m, 0.5, kMany) < 5);
@@ -127,7 +127,7 @@ TEST_CASE("random: uniform has the moments and bounds of a uniform") {
   CHECK(*std::max_element(x.begin(), x.end()) < 3);
 }
 
-TEST_CASE("random: normal has the moments and tails of a normal") {
+TEST_CASE("random: normal has the moments and tails of a normal distribution") {
   const std::vector<double> x = drawn(kNormal, kMany);  // mean 1, std 2
   const Moments m = moments(x);
   CHECK(sigmas_of_mean(m, 1, kMany) < 5);
@@ -143,7 +143,7 @@ TEST_CASE("random: normal has the moments and tails of a normal") {
   CHECK(std::abs(product / std::sqrt(n / 2)) < 5);  // the two of a pair are uncorrelated
 }
 
-TEST_CASE("random: truncated normal stays inside its bounds with the right moments") {
+TEST_CASE("random: truncated normal stays within its bounds and has the right moments") {
   const std::vector<double> x = drawn(kTruncated, kMany);  // N(0, 1) in [-2, 1.5]
   CHECK(*std::min_element(x.begin(), x.end()) >= -2);
   CHECK(*std::max_element(x.begin(), x.end()) <= 1.5);
@@ -156,7 +156,7 @@ TEST_CASE("random: truncated normal stays inside its bounds with the right momen
   CHECK(sigmas_of_variance(m, variance, kMany) < 5);
 }
 
-TEST_CASE("random: truncated normal keeps its digits far out in either tail") {
+TEST_CASE("random: truncated normal keeps its precision far out in either tail") {
   for (const double side : {-1.0, 1.0}) {
     const Tensor t = Tensor::empty({20'000}, DType::f64);
     truncated_normal_(t, {1, 2, 0}, 0, 1, side > 0 ? 9 : -12, side > 0 ? 12 : -9);
@@ -169,7 +169,7 @@ TEST_CASE("random: truncated normal keeps its digits far out in either tail") {
   }
 }
 
-TEST_CASE("random: bernoulli") {
+TEST_CASE("random: bernoulli has the given rate") {
   const std::vector<double> x = drawn(kBernoulli, kMany);
   double ones = 0;
   for (const double v : x) {
@@ -218,7 +218,7 @@ bool same(const RandomKey& a, const RandomKey& b) {
 
 }  // namespace
 
-TEST_CASE("random: manual_seed governs threads too, each with numbers of its own") {
+TEST_CASE("random: manual_seed covers threads and each thread draws its own numbers") {
   manual_seed(9);
   std::vector<RandomKey> all = keys_of_a_thread();
   for (const RandomKey& k : keys_of_a_thread()) all.push_back(k);
@@ -227,7 +227,7 @@ TEST_CASE("random: manual_seed governs threads too, each with numbers of its own
     CHECK(all[i].seed == 9);
     for (std::size_t j = 0; j < i; ++j) CHECK_FALSE(same(all[i], all[j]));
   }
-  // The same again, and in a thread that was there before.
+  // The same again, and in a thread that already existed.
   std::vector<RandomKey> again;
   std::atomic<bool> seeded{false}, started{false};
   std::thread early([&] {
@@ -246,7 +246,7 @@ TEST_CASE("random: manual_seed governs threads too, each with numbers of its own
   CHECK(keys_of_a_thread()[0].seed == 10);
 }
 
-TEST_CASE("random: a thread that seeds itself draws what any other would, and keeps its seed") {
+TEST_CASE("random: a thread that seeds itself draws the common numbers and keeps its seed") {
   manual_seed(4);
   const RandomKey here[] = {next_random_key(), next_random_key()};
   std::vector<RandomKey> there;
@@ -266,7 +266,7 @@ TEST_CASE("random: a thread that seeds itself draws what any other would, and ke
   CHECK(next_random_key().seed == 5);
 }
 
-TEST_CASE("random: ranks that are threads draw alike, as processes would") {
+TEST_CASE("random: ranks as threads draw the same numbers as ranks as processes") {
   manual_seed(7);
   const RandomKey here[] = {next_random_key(), next_random_key()};
   distributed::run_ranks(3, [&](distributed::World& w) {
@@ -302,7 +302,7 @@ TEST_CASE("random: a permutation is a bijection and depends on its key") {
   for (int i = 0; i < 1000; ++i) ++seen.at(static_cast<std::size_t>(p.data<std::int64_t>()[i]));
   CHECK(seen == std::vector<int>(1000, 1));
   CHECK(permutation(0, {}).shape() == Shape{0});
-  // Each of the 6 orders of 3 things is equally likely.
+  // Each of the 6 orders of 3 items is equally likely.
   std::vector<double> counts(6);
   for (std::uint64_t k = 0; k < 60'000; ++k) {
     const Tensor t = permutation(3, {7, k, 0});
@@ -356,14 +356,14 @@ TEST_CASE("random: a scope keys by layer, step, micro-batch and global position"
   CHECK(key({.seed = 3, .step = 5, .micro_batch = 2}, layer).stream != k.stream);
   CHECK(key({.seed = 3, .step = 1, .micro_batch = 5}, layer).stream != k.stream);
   CHECK(key(base, layer + 1).stream != k.stream);
-  // The rank that holds rows from 2 on and tokens from 6 on starts at their elements.
+  // A rank that holds rows from 2 on and tokens from 6 on starts at their elements.
   const RandomKey shard =
       key({.seed = 3, .step = 5, .micro_batch = 1, .first_global_row = 2, .seq_offset = 6}, layer);
   CHECK(shard.stream == k.stream);
   CHECK(shard.first == 2 * 40 + 6 * 4);
 }
 
-TEST_CASE("random: scopes nest, and outside one the running counter goes on") {
+TEST_CASE("random: scopes nest and outside a scope the running counter continues") {
   CHECK(RandomScope::current() == nullptr);
   {
     const RandomScope outer({.seed = 1});
@@ -387,7 +387,7 @@ TEST_CASE("random: the meta device draws nothing") {
   CHECK(normal_(t, {}).is_meta());
 }
 
-TEST_CASE("random: error texts") {
+TEST_CASE("random: errors name the rule") {
   const Tensor t = Tensor::empty({4});
   CHECK(error_of([&] { uniform_(t, {}, 2, 1); }) == "uniform_: low must be at most high 1, got 2");
   CHECK(error_of([&] { normal_(t, {}, 0, -1); }) == "normal_: std must be at least 0, got -1");

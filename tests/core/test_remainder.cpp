@@ -1,4 +1,4 @@
-// f32 numbers in two halves: every one of them, the way there and back.
+// Splits all f32 numbers into two halves and merges them again.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -19,10 +19,10 @@ namespace {
 constexpr std::uint32_t bits_of(float x) { return std::bit_cast<std::uint32_t>(x); }
 constexpr float of_bits(std::uint32_t u) { return std::bit_cast<float>(u); }
 
-// So many neighbours at a time, which stay in the L1 cache.
+// This many neighbours at a time fit into the L1 cache.
 constexpr std::uint32_t kBlock = 2048;
 
-// Numbers with the same 16 bits in front and the same bit behind them, there and back.
+// Numbers with the same upper 16 bits and the same next bit, split and merged.
 struct Block {
   std::uint32_t first = 0;
   alignas(64) float x[kBlock], back[kBlock];
@@ -38,15 +38,15 @@ struct Block {
     simd().optimizer.split(x, upper, remainder, kBlock);
     simd().optimizer.merge(upper, remainder, back, kBlock);
   }
-  // The rule as TransformerEngine states it, with its branch: the upper half is one more where the
-  // lower one is negative.
+  // TransformerEngine's formulation of the rule, with its branch: the upper half is one larger
+  // where the lower half is negative.
   bool follows_rule() const {
     const auto high = static_cast<std::uint16_t>((first >> 16) + ((first & 0x8000u) ? 1 : 0));
     return std::memcmp(back, x, sizeof x) == 0 &&
            std::memcmp(remainder, lower, sizeof lower) == 0 && upper[0].bits == high &&
            std::memcmp(upper, upper + 1, sizeof upper - sizeof(bf16)) == 0;
   }
-  // Of infinity and NaN: those stay what they are, for the model too.
+  // Infinity and NaN stay infinity and NaN, in the upper half too.
   bool keeps_specials() const {
     for (std::uint32_t i = 0; i < kBlock; ++i) {
       if (std::isinf(x[i]) && !(back[i] == x[i] && upper[i] == x[i])) return false;
@@ -72,7 +72,7 @@ TEST_CASE("remainder: all 2^32 floats come back from their halves") {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("remainder: the upper half is the nearest bf16, a tie the one away from zero") {
+TEST_CASE("remainder: the upper half is the nearest bf16 with ties away from zero") {
   std::int64_t ties = 0, wrong = 0;
   for (std::uint32_t high = 0; high < 1u << 16; ++high) {
     if ((high & 0x7fffu) >= 0x7f80u) continue;
@@ -85,7 +85,8 @@ TEST_CASE("remainder: the upper half is the nearest bf16, a tie the one away fro
       wrong += low != 0x8000u || std::abs(static_cast<float>(upper)) <= std::abs(x);
     }
   }
-  // Half of the ties of each sign, those above an even upper half, go the other way than to even.
+  // Half of the ties of each sign, those above an even upper half, round differently than ties to
+  // even.
   CHECK(ties == 32'640);
   CHECK(wrong == 0);
 }
@@ -99,9 +100,9 @@ TEST_CASE("remainder: golden halves") {
   for (const Golden& g : {Golden{0x3eff7c46, 0x3eff, 31'814},
                           {0x3effab9b, 0x3f00, -21'605},
                           {0x3effbcde, 0x3f00, -17'186},
-                          {0x3f808000, 0x3f81, -32'768},  // a tie, where to even would be 0x3f80
+                          {0x3f808000, 0x3f81, -32'768},  // a tie, where ties to even give 0x3f80
                           {0xbf808000, 0xbf81, -32'768},  // away from zero
-                          {0x3f818000, 0x3f82, -32'768},  // a tie that even takes up too
+                          {0x3f818000, 0x3f82, -32'768},  // a tie that rounds up either way
                           {0x3f807fff, 0x3f80, 32'767},
                           {0x00000001, 0x0000, 1},
                           {0x80008000, 0x8001, -32'768},
@@ -113,13 +114,13 @@ TEST_CASE("remainder: golden halves") {
     CHECK(s.remainder == g.remainder);
     CHECK(bits_of(merge_float(s.upper, s.remainder)) == g.number);
   }
-  // What a GPU gives for 0 / 0: rounded up it would be -0.
+  // A GPU's result of 0 / 0: rounding up would give -0.
   CHECK(split_float(of_bits(0x7fffffff)).upper.bits == 0x7fff);
   CHECK(std::isnan(split_float(of_bits(0x7f800001)).upper));
 }
 
-TEST_CASE("remainder: every instruction set has the bits of the scalar rule, tails too") {
-  // Edges of every exponent, then steps that meet no pattern twice.
+TEST_CASE("remainder: every instruction set has the bits of the scalar rule in tails too") {
+  // Limits of every exponent, then steps that repeat no pattern.
   std::vector<float> x;
   for (std::uint32_t high = 0; high < 1u << 16; high += 0x7f)
     for (const std::uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu})
@@ -149,14 +150,14 @@ TEST_CASE("remainder: every instruction set has the bits of the scalar rule, tai
                  bits_of(back[i]) != bits_of(merge_float(want.upper, want.remainder));
       }
       CHECK(wrong == 0);
-      CHECK(upper[n].bits == 77);  // nothing behind the end
+      CHECK(upper[n].bits == 77);  // nothing is written after the end
       CHECK(remainder[n] == 77);
       CHECK(back[n] == 5);
     }
   }
 }
 
-TEST_CASE("remainder: tensors of several chunks, for any number of threads") {
+TEST_CASE("remainder: tensors of several chunks and any number of threads") {
   const int threads = num_threads();
   for (const std::int64_t n : {0, 1, 4096, 3 * 4096 + 11}) {
     const Tensor x = test::random({n}, 3, DType::f32);

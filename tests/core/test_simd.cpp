@@ -66,7 +66,7 @@ double gelu_tanh64(double x) {
 }
 double gelu_erf64(double x) { return 0.5 * x * std::erfc(-x / std::sqrt(2.0)); }
 
-// Every value that can go wrong, then ordinary ones; 77 in all, so that there is a tail.
+// Every special value, then ordinary ones; 77 in all, so that there is a tail.
 std::vector<float> difficult(float scale) {
   std::vector<float> x = {0,     -0.0f,  kInf,  -kInf, kNan,   1e-45f,  -1e-45f, 1e-38f, -1e-38f,
                           3e38f, -3e38f, 88.7f, 88.8f, -87.3f, -103.9f, -104.1f, 0.625f, 1};
@@ -92,7 +92,7 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
   return true;
 }
 
-// What one row of a norm, forward and then backward, writes.
+// The outputs of a norm for one row, forward and then backward.
 template <class T>
 struct NormResult {
   std::vector<T> sum, y, dx;
@@ -155,7 +155,7 @@ void check_same_bits(const RowKernels<T>& a, const RowKernels<T>& b) {
         CHECK(same_bits(y1, y2));
       }
     }
-    // Rows: ordinary values only, since one NaN makes the whole row NaN.
+    // Rows hold only ordinary values, because one NaN makes the whole row NaN.
     x.erase(x.begin(), x.begin() + 18);
     const auto n = static_cast<std::int64_t>(x.size());
     for (auto f : {&K::softmax, &K::log_softmax}) {
@@ -247,7 +247,7 @@ TEST_CASE("simd: special values") {
   }
 }
 
-TEST_CASE("simd: derivatives agree with differences of the f64 library") {
+TEST_CASE("simd: derivatives match finite differences of the f64 library") {
   struct Case {
     const char* name;
     RowKernels<float>::MapBwd* RowKernels<float>::*bwd;
@@ -277,7 +277,7 @@ TEST_CASE("simd: derivatives agree with differences of the f64 library") {
     }
 }
 
-TEST_CASE("simd: bf16 rows are the f32 results, rounded to nearest even") {
+TEST_CASE("simd: bf16 rows are the f32 results rounded to nearest even") {
   for (const SimdTable* table : simd_tables()) {
     CAPTURE(std::string(table->name));
     const std::vector<bf16> x = as<bf16>(difficult(3));
@@ -322,10 +322,10 @@ TEST_CASE("simd: the table can be chosen by name") {
         "set_simd: must be an instruction set of this CPU, got mmx");
 }
 
-TEST_CASE("simd: the largest of each lane, taken in two parts") {
+TEST_CASE("simd: the largest values of each lane, found in two calls") {
   for (const SimdTable* table : simd_tables()) {
     CAPTURE(std::string(table->name));
-    // Few different values, so that places decide.
+    // Few different values, so that positions decide.
     std::vector<float> x;
     for (int i = 0; i < 75 * 16; ++i) x.push_back(static_cast<float>(i * 37 % 113 * 11 % 23) - 15);
     for (const std::size_t k : {1, 2, 9, 32}) {

@@ -1,4 +1,5 @@
-// The attention steps and the small product of every instruction set: right, and alike to the bit.
+// The attention steps and the small product of every instruction set: correct, and equal bit by
+// bit.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -28,7 +29,7 @@ bool same_bits(const Floats& a, const Floats& b) {
   return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-// Lane i sees keys [i / 3, keys - i): some rows for all lanes, some for a few, lane 15 for few
+// Lane i sees keys [i / 3, keys - i): some rows for all lanes, some for a few; lane 15 sees few
 // keys.
 LaneKeys staircase(std::int64_t keys) {
   LaneKeys k{0, 5, keys - 15, keys, {}, {}};
@@ -45,7 +46,7 @@ bool sees(const LaneKeys& k, int lane, std::int64_t key) {
 
 }  // namespace
 
-TEST_CASE("simd product: any layout of a, any size, added to c, to a bias, or to nothing") {
+TEST_CASE("simd product: any layout and size, added to c, to a bias or to nothing") {
   enum class Start { none, c, bias };
   for (const bool transposed : {false, true})
     for (const Start from : {Start::none, Start::c, Start::bias})
@@ -88,7 +89,7 @@ TEST_CASE("simd product: any layout of a, any size, added to c, to a bias, or to
           }
 }
 
-TEST_CASE("simd attention: two steps of the online softmax are the softmax of all keys") {
+TEST_CASE("simd attention: two steps of online softmax equal the softmax of all keys") {
   constexpr std::int64_t kKeys = 40, kLd = 20;
   const Floats scores = normal(2 * kKeys * kLd, 4);
   LaneKeys all{0, 0, kKeys, kKeys, {}, {}};
@@ -127,7 +128,7 @@ TEST_CASE("simd attention: two steps of the online softmax are the softmax of al
   }
 }
 
-TEST_CASE("simd attention: a query that sees nothing has sum 0 and probabilities 0") {
+TEST_CASE("simd attention: a query without visible keys has sum 0 and probabilities 0") {
   LaneKeys none{0, 3, 3, 3, {}, {}};
   none.stop[0] = 3;  // lane 0 sees all three
   for (const SimdTable* table : simd_tables()) {

@@ -1,4 +1,5 @@
-// Random numbers, dropout and the transpose of every instruction set: each against its definition.
+// Random numbers, dropout and the transpose of every instruction set, each compared with its
+// definition.
 #include <doctest/doctest.h>
 
 #include <vector>
@@ -12,17 +13,17 @@ namespace {
 
 using test::simd_tables;
 
-constexpr std::uint64_t kFar = (std::uint64_t{1} << 32) - 5;  // the block number crosses 32 bits
+constexpr std::uint64_t kFar = (std::uint64_t{1} << 32) - 5;  // the block number exceeds 32 bits
 constexpr std::uint64_t kSeed = 0x123456789abcdef0u, kStream = 0xfedcba9876543210u;
 
-// Number i of the sequence, one Philox call for each.
+// Number i of the sequence, one Philox call per number.
 float number(std::uint64_t i) {
   return static_cast<float>(random_bits({kSeed, kStream, 0}, i) >> 8);
 }
 
 }  // namespace
 
-TEST_CASE("simd random: draw gives the numbers of random_bits in their order") {
+TEST_CASE("simd random: draw gives the numbers of random_bits in order") {
   for (const SimdTable* table : simd_tables())
     for (const std::uint64_t first : {std::uint64_t{0}, std::uint64_t{77}, kFar})
       for (const std::int64_t blocks : {16, 48}) {
@@ -37,7 +38,7 @@ TEST_CASE("simd random: draw gives the numbers of random_bits in their order") {
       }
 }
 
-TEST_CASE("simd random: sixteen sequences begin anywhere in their blocks") {
+TEST_CASE("simd random: sixteen sequences start anywhere in their blocks") {
   constexpr float kThreshold = 5e6f;
   for (const SimdTable* table : simd_tables())
     for (const std::int64_t step : {0, 1, 64, 131})
@@ -59,7 +60,7 @@ TEST_CASE("simd random: sixteen sequences begin anywhere in their blocks") {
       }
 }
 
-TEST_CASE_TEMPLATE("simd random: dropout of a row at any place and length", T, float, bf16) {
+TEST_CASE_TEMPLATE("simd random: dropout of a row at any position and length", T, float, bf16) {
   const Tensor x = test::random({70}, 1).to(dtype_of<T>());
   std::vector<float> numbers;
   for (int i = 0; i < 70; ++i) numbers.push_back(static_cast<float>(i * 37 % 70));
@@ -81,7 +82,7 @@ TEST_CASE_TEMPLATE("simd random: dropout of a row at any place and length", T, f
       }
 }
 
-TEST_CASE("simd attention: the transpose, whole groups and what is left") {
+TEST_CASE("simd attention: the transpose of whole groups and tails") {
   const Tensor x = test::random({40, 37}, 2).to(DType::f32);
   for (const SimdTable* table : simd_tables())
     for (const std::int64_t n : {1, 15, 16, 21, 32, 40})

@@ -1,4 +1,4 @@
-// Sums and rotary embedding of every instruction set: to the bit what their definitions say.
+// Sums and rotary embedding of every instruction set equal their definitions bit by bit.
 #include <doctest/doctest.h>
 
 #include <vector>
@@ -14,7 +14,7 @@ using test::simd_tables;
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("simd sums: squares in sixteen sums of f64", T, float, bf16) {
+TEST_CASE_TEMPLATE("simd sums: sums of squares use sixteen f64 accumulators", T, float, bf16) {
   const Tensor x = test::random({203}, 1).to(dtype_of<T>());
   for (const SimdTable* table : simd_tables())
     for (const std::int64_t begin : {0, 1, 3})
@@ -33,7 +33,7 @@ TEST_CASE_TEMPLATE("simd sums: squares in sixteen sums of f64", T, float, bf16) 
       }
 }
 
-TEST_CASE_TEMPLATE("simd sums: columns, row after row in f32", T, float, bf16) {
+TEST_CASE_TEMPLATE("simd sums: columns are summed row by row in f32", T, float, bf16) {
   constexpr std::int64_t kStride = 71;
   const Tensor x = test::random({9, kStride}, 2).to(dtype_of<T>());
   for (const SimdTable* table : simd_tables())
@@ -54,7 +54,8 @@ TEST_CASE_TEMPLATE("simd sums: columns, row after row in f32", T, float, bf16) {
       }
 }
 
-TEST_CASE_TEMPLATE("simd rope: halves of any length turn by sine and cosine", T, float, bf16) {
+TEST_CASE_TEMPLATE("simd rope: halves of any length are rotated by sine and cosine", T, float,
+                   bf16) {
   constexpr std::int64_t kHeads = 3;
   const Tensor x = test::random({kHeads * 80 + 1}, 3).to(dtype_of<T>());
   const Tensor cos = test::random({41}, 4, DType::f32), sin = test::random({41}, 5, DType::f32);

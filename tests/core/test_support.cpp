@@ -1,4 +1,4 @@
-// The comparisons that all other tests rely on: what they must not let through.
+// The comparisons that all other tests rely on: which differences they must report.
 #include <doctest/doctest.h>
 
 #include <limits>
@@ -21,7 +21,7 @@ Tensor of(std::initializer_list<double> v, DType t = DType::f64) {
 
 }  // namespace
 
-TEST_CASE("mismatch: an error is held against the tensor's own size, at most against 1") {
+TEST_CASE("mismatch: an error is relative to the tensor's own size but at most to 1") {
   const Tensor small = mul(test::random({1000}), 1e-3);
   CHECK(mismatch(small * 1.001, small, 2e-3) == "");
   CHECK(mismatch(zeros_like(small), small, 2e-2) != "");
@@ -33,7 +33,7 @@ TEST_CASE("mismatch: an error is held against the tensor's own size, at most aga
   CHECK(mismatch(cat({of({1}), zeros_like(small)}), one, 2e-2) != "");
   CHECK(mismatch(of({1000, 0.01}), of({1000, 0}), 1e-2) == "");
   CHECK(mismatch(of({1000, 0.02}), of({1000, 0}), 1e-2) != "");
-  // Where larger terms cancel their size is given.
+  // Where larger terms cancel, the caller passes their size.
   CHECK(mismatch(of({1e-16}), of({0}), 1e-12) != "");
   CHECK(mismatch(of({1e-16}), of({0}), 1e-12, 1) == "");
 }
@@ -47,10 +47,10 @@ TEST_CASE("mismatch: shapes, infinities and NaN") {
   CHECK(mismatch(of({1}), of({kNan64}), 1e-2) != "");
   CHECK(mismatch(of({kNan64}), of({1}), 1e-2) != "");
   CHECK(mismatch(of({kNan64}), of({kInf64}), 1e-2) != "");
-  CHECK(mismatch(of({1.5, kInf64}), of({1, kInf64}), 1e-2) != "");  // infinity is nobody's scale
+  CHECK(mismatch(of({1.5, kInf64}), of({1, kInf64}), 1e-2) != "");  // the scale skips infinity
 }
 
-TEST_CASE("different_bits: the sign of 0, NaN, neighbours, integers beyond 2^53") {
+TEST_CASE("different_bits: the sign of 0, NaN, neighbours and integers beyond 2^53") {
   CHECK(different_bits(of({0, 1}), of({0, 1})) == "");
   CHECK(different_bits(of({0}), of({-0.0})) == "element 0: 0 and -0");
   CHECK(different_bits(of({1}), of({1 + 1e-15})) != "");

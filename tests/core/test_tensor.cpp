@@ -56,7 +56,7 @@ TEST_CASE("tensor: arange stops before its end") {
   CHECK(Tensor::arange(3, 3).numel() == 0);
 }
 
-TEST_CASE("tensor: a number that an integer type does not have never becomes an element") {
+TEST_CASE("tensor: a number outside an integer dtype's range is refused") {
   const Tensor u = Tensor::zeros({2}, DType::u8), i = Tensor::zeros({2}, DType::i32),
                l = Tensor::zeros({2}, DType::i64);
   const auto whole = [](const char* op, const char* dtype, double v) {
@@ -128,7 +128,7 @@ TEST_CASE("tensor: from copies, wrap does not") {
   CHECK(values(wrapped) == std::vector<double>{9, 2, 3, 4});
 }
 
-TEST_CASE("tensor: wrap calls the deleter once, when the last view goes") {
+TEST_CASE("tensor: wrap calls the deleter once with the last view") {
   std::array<std::int32_t, 2> data{5, 6};
   int calls = 0;
   {
@@ -169,7 +169,7 @@ TEST_CASE("tensor: is_contiguous") {
   CHECK(x.select(0, 1).is_contiguous());
   CHECK_FALSE(x.select(2, 1).is_contiguous());
   CHECK_FALSE(Tensor::zeros({1, 3}).expand({2, 3}).is_contiguous());
-  // Axes of length 1 step nowhere, and empty tensors have no elements to be apart.
+  // The strides of axes of length 1 do not matter, nor do any in an empty tensor.
   CHECK(Tensor::zeros({3, 1}).t().is_contiguous());
   CHECK(Tensor::zeros({4, 3}).alias({1, 3}, {999, 1}, 0).is_contiguous());
   CHECK(Tensor::zeros({0, 3}).t().is_contiguous());
@@ -192,7 +192,7 @@ TEST_CASE("tensor: alias and detach share storage and version") {
   CHECK(values(x) == std::vector<double>{0, 8, 8, 8, 8, 5});
 }
 
-TEST_CASE("tensor: handles are one object, a null one is false") {
+TEST_CASE("tensor: handles compare by identity and a null handle is false") {
   const Tensor a = Tensor::ones({2}), b = a;
   CHECK(a.same(b));
   CHECK_FALSE(a.same(a.detach()));
@@ -203,7 +203,7 @@ TEST_CASE("tensor: handles are one object, a null one is false") {
   CHECK(Tensor::zeros({2, 3}).dim(-1) == 3);
 }
 
-TEST_CASE("tensor: a recycled header starts clean") {
+TEST_CASE("tensor: a recycled header has no old state") {
   {
     Tensor t = Tensor::ones({2}).set_requires_grad(), g = Tensor::ones({2});
     t.set_grad(g);
@@ -230,7 +230,7 @@ TEST_CASE("tensor: in-place ops change every view and the version") {
   CHECK(values(x) == std::vector<double>(4, 0));
 }
 
-TEST_CASE("tensor: in-place ops read a source that shares memory with the tensor as it was") {
+TEST_CASE("tensor: in-place ops read the old values of an overlapping source") {
   const auto square = [] { return Tensor::arange(0, 4, 1, DType::f64).view({2, 2}); };
   Tensor a = square();
   CHECK(values(a.add_(a.t())) == std::vector<double>{0, 3, 3, 6});
@@ -240,7 +240,7 @@ TEST_CASE("tensor: in-place ops read a source that shares memory with the tensor
   CHECK(values(a.add_(a, 2)) == std::vector<double>{0, 3, 6, 9});
   for (const DType t : kAll) {
     CAPTURE(name(t));
-    // A row moved by one place, to either side, in each layout.
+    // A row shifted by one position in either direction, in each layout.
     const std::vector<double> ones{1, 0, 0, 1, 1, 0, 1, 0};
     for (const bool up : {false, true}) {
       const Tensor row = Tensor::of({1, 0, 0, 1, 1, 0, 1, 0}, {8}, DType::f64).to(t);
@@ -250,11 +250,11 @@ TEST_CASE("tensor: in-place ops read a source that shares memory with the tensor
       CHECK(values(row) == want);
     }
   }
-  // Every second element into the others: their ranges overlap, the elements do not.
+  // Every second element into the others: the ranges overlap, the elements do not.
   const Tensor row = Tensor::arange(0, 6);
   row.slice(0, 0, 6, 2).add_(row.slice(0, 1, 6, 2));
   CHECK(values(row) == std::vector<double>{1, 1, 5, 3, 9, 5});
-  // The same memory, wrapped twice; and seen as another type.
+  // The same memory, wrapped twice, and viewed as another type.
   std::array<float, 4> data{1, 2, 3, 4};
   const Tensor low = Tensor::wrap(data.data(), {3}, DType::f32);
   const Tensor high = Tensor::wrap(data.data() + 1, {3}, DType::f32);
@@ -263,7 +263,7 @@ TEST_CASE("tensor: in-place ops read a source that shares memory with the tensor
   const Tensor bits = Tensor::wrap(data.data(), {3}, DType::i32);
   bits.copy_(low);
   CHECK(values(bits) == std::vector<double>{1, 1, 2});
-  // What does not overlap is not copied.
+  // Memory without overlap is not copied.
   const Tensor whole = Tensor::ones({1 << 20});
   const std::int64_t before = memory_stats(kCpu).hits + memory_stats(kCpu).misses;
   whole.narrow(0, 0, 1 << 19).copy_(whole.narrow(0, 1 << 19, 1 << 19));
@@ -273,7 +273,7 @@ TEST_CASE("tensor: in-place ops read a source that shares memory with the tensor
   CHECK(meta.copy_(other).is_meta());
 }
 
-TEST_CASE("tensor: in-place ops refuse a recorded source, except under NoGradGuard") {
+TEST_CASE("tensor: in-place ops refuse a recorded source except under NoGradGuard") {
   const Tensor x = Tensor::of({1, 2}, {2}, DType::f64).set_requires_grad();
   const Tensor plain = Tensor::zeros({2}, DType::f64), wide = Tensor::zeros({2, 2}, DType::f64);
   plain.copy_(x);  // no tape records
@@ -299,7 +299,7 @@ TEST_CASE("tensor: in-place ops refuse a recorded source, except under NoGradGua
   CHECK(values(plain) == std::vector<double>{2, 4});
 }
 
-TEST_CASE("tensor: in-place ops refuse a recorded tensor, except under NoGradGuard") {
+TEST_CASE("tensor: in-place ops refuse a recorded tensor except under NoGradGuard") {
   Tensor w = Tensor::ones({2});
   w.set_requires_grad();
   w.fill_(3);  // no tape records
@@ -318,7 +318,7 @@ TEST_CASE("tensor: in-place ops refuse a recorded tensor, except under NoGradGua
   const Tensor y = w.slice(0, 0, 2);
   CHECK(error_of([&] { y.mul_(2); }) == text("mul_"));
   CHECK(values(w) == std::vector<double>(2, 3));
-  Tensor::ones({2}).mul_(2);  // not followed
+  Tensor::ones({2}).mul_(2);  // not tracked
   const NoGradGuard off;
   w.mul_(2);
   CHECK(values(w) == std::vector<double>(2, 6));
@@ -363,12 +363,12 @@ TEST_CASE("tensor: all empty tensors of a device share one storage") {
   CHECK(a.storage() != empty_operand(DType::f32, kMeta).storage());
   CHECK(b.dtype() == DType::i64);
   release_storage(a, 1000);
-  release_storage(a);  // the other empty tensors are no owners of its data
+  release_storage(a);  // the other empty tensors do not own its data
   CHECK(values(a).empty());
   CHECK_FALSE(Tensor::empty({0}).storage()->released);
 }
 
-TEST_CASE("tensor: a list grows past its inline room and moves") {
+TEST_CASE("tensor: a list grows past its inline capacity and can be moved") {
   TensorList list;
   for (int i = 0; i < 40; ++i) list.push_back(Tensor::full({1}, i));
   CHECK(list.size() == 40);
@@ -391,7 +391,7 @@ TEST_CASE("tensor: a list grows past its inline room and moves") {
   CHECK(sum == 780);
 }
 
-TEST_CASE("tensor: a list lets go of what it held") {
+TEST_CASE("tensor: a list releases its elements") {
   const Tensor t = Tensor::ones({1});
   const int before = t.impl()->refs.load();
   {
@@ -405,7 +405,7 @@ TEST_CASE("tensor: a list lets go of what it held") {
   CHECK(t.impl()->refs.load() == before);
 }
 
-TEST_CASE("tensor: error texts") {
+TEST_CASE("tensor: errors name the rule") {
   const Tensor x = Tensor::ones({2, 3});
   CHECK(error_of([] {
           Tensor::empty({2, -1});
@@ -413,7 +413,7 @@ TEST_CASE("tensor: error texts") {
   CHECK(error_of([] {
           Tensor::empty({std::int64_t{1} << 40, std::int64_t{1} << 40});
         }) == "empty: too many elements, got shape [1099511627776, 1099511627776]");
-  // The order of the axes does not matter, nor does one of length 0.
+  // The order of the axes does not matter, nor does an axis of length 0.
   const std::int64_t big = std::int64_t{1} << 32;
   CHECK(error_of([&] {
           Tensor::empty({big, big, 0});

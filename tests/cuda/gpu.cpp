@@ -19,22 +19,22 @@ TensorList run(const Op& op, const TensorList& inputs, const TensorList& cotange
   TensorList result = outputs;
   for (int i = 0; gradients && i < outputs.size(); ++i) {
     if (!is_compute(outputs[i].dtype())) continue;
-    Tape tape;  // a tape runs backward once
+    Tape tape;  // a tape runs backward only once
     const Tensor y = op(leaves)[i];
     if (!y.requires_grad()) continue;
     const Tensor dy = cotangents[i].to(y.dtype());  // a loss may be wider than its inputs
     for (const Tensor& g : tape.gradients(y, wanted, dy))
-      result.push_back(g ? g : Tensor::zeros({1}));  // an input that this output does not depend on
+      result.push_back(g ? g : Tensor::zeros({1}));  // an input that does not affect this output
   }
   return result;
 }
 
-// The values in memory laid out as before, strides and all, rounded to dtype and moved.
+// The values with the same memory layout, strides included, rounded to dtype and moved.
 Tensor prepared(const Tensor& x, DType dtype, Device device) {
   const Tensor typed = is_compute(x.dtype()) ? x.to(dtype) : x;
   const Tensor moved = typed.to(device);
   if (x.is_contiguous() || x.numel() == 0) return moved;
-  // The same gaps between elements as in x.
+  // The same strides as in x.
   std::int64_t room = 1;
   for (int i = 0; i < x.ndim(); ++i) room += (x.dim(i) - 1) * x.strides()[i];
   const Tensor gaps =
@@ -65,7 +65,7 @@ std::string disagreement(const Op& op, const TensorList& inputs, const Agreement
     std::string wrong;
     const auto once = [&] {
       const TensorList got = run(op, on_gpu, gpu_cotangents, how.gradients);
-      // A gradient that only the CPU has must not go unseen.
+      // A gradient that only the CPU computes must be an error.
       if (got.size() != want.size())
         wrong =
             message("{}: {} results where {} were expected", name(dtype), got.size(), want.size());

@@ -6,7 +6,7 @@
 #include "weft/core/cuda.h"
 #include "weft/tests/count_cases.h"
 
-// ctest counts the status as "skipped".
+// ctest reports this status as "skipped".
 constexpr int kSkipped = 77;
 
 int main(int argc, char** argv) {

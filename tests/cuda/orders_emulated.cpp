@@ -12,8 +12,8 @@ constexpr emu::Options kOrders[] = {{Order::forward, 1},
                                     {Order::reverse, 1},
                                     {Order::random, 2},
                                     {Order::random, 3}};
-// What is a race is one in every order, and a wrong address hardly depends on it. The emulator's
-// own tests ask what the orders themselves do.
+// Few orders suffice here: a race is a race in every order, and a wrong address rarely depends on
+// the order. The emulator's own tests cover the orders themselves.
 #ifdef WEFT_EMU_EVERY_ORDER
 constexpr std::size_t kOrdersRun = std::size(kOrders);
 #else

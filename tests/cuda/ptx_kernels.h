@@ -9,8 +9,9 @@ namespace weft::test {
 void run_mma(const Tensor& a, const Tensor& b, const Tensor& c);
 /// `tile` (bytes) goes to shared memory; lane i loads from byte offset[i] of it, i32. out (32, 4).
 void run_ldmatrix(bool transposed, const Tensor& tile, const Tensor& offset, const Tensor& out);
-/// Thread i copies 16 bytes i of `from`, or zeros where present[i] is 0, in two groups; out[0] is
-/// read with one group still on its way, out[1] after both arrived. i32 (n, 4), n threads a block.
+/// Thread i copies 16 bytes i of `from`, or zeros where present[i] is 0, in two groups. out[0] is
+/// read while one group is still in flight, out[1] after both arrived. i32 (n, 4), n threads per
+/// block.
 void run_cp_async(const Tensor& from, const Tensor& present, const Tensor& out);
 /// A copy that starts `shared_skew` and `global_skew` bytes past a multiple of 16.
 void run_misaligned_cp_async(const Tensor& from, int shared_skew, int global_skew);

@@ -24,7 +24,7 @@ Op op(const AttentionOptions& o = {}) {
   return [o](const TensorList& in) { return TensorList{attention(in[0], in[1], in[2], o)}; };
 }
 
-// The sequences come as a fourth input, and so on the GPU when q does.
+// The sequences come as a fourth input, so they are on the GPU if q is.
 Op packed(const AttentionOptions& o = {}) {
   return [o](const TensorList& in) {
     AttentionOptions with = o;
@@ -41,9 +41,9 @@ std::string text(const Sizes& z) {
   return message("b {} t {} s {} h {} kv {} d {}", z.b, z.t, z.s, z.h, z.kv, z.d);
 }
 
-// dq is the sum of scale * p (dy v - delta) k over the keys. The weights p sum to 1, dy v is about
-// sqrt(d) = 1 / scale: its terms come to 2 / pi where all are normal, and cancel; so do those of
-// dk.
+// dq is the sum of scale * p (dy v - delta) k over the keys. The weights p sum to 1 and dy v is
+// about sqrt(d) = 1 / scale, so its terms have a size of 2 / pi for normal numbers, and they
+// cancel; the same holds for dk.
 std::string difference(const Op& f, const TensorList& in, Agreement how = {}) {
   how.terms = 0.64;
   return test::disagreement(f, in, how);
@@ -54,7 +54,7 @@ const AttentionOptions kMasks[] = {{}, {.causal = true}, {.causal = true, .windo
 }  // namespace
 
 TEST_CASE("attention: every order of threads") {
-  // Narrower than a lane each, wider than two chunks, and the widths that bf16 has kernels for.
+  // Fewer dimensions than lanes, more than two chunks, and the widths that bf16 has kernels for.
   for (const Sizes& z : {Sizes{1, 5, 5, 2, 1, 3}, Sizes{1, 3, 9, 1, 1, 130},
                          Sizes{1, 17, 17, 2, 1, 64}, Sizes{1, 17, 17, 1, 1, 128}}) {
     CAPTURE(text(z));
@@ -62,8 +62,8 @@ TEST_CASE("attention: every order of threads") {
   }
 }
 
-TEST_CASE("attention: tiles that take turns in two stages, in every order of threads and copies") {
-  // Three tiles and more of keys for a block of queries, and of queries for a block of keys.
+TEST_CASE("attention: two alternating stages of tiles in every order of threads and copies") {
+  // At least three tiles of keys for a block of queries, and of queries for a block of keys.
   for (const Sizes& z : {Sizes{1, 9, 200, 3, 1, 64}, Sizes{1, 9, 130, 3, 1, 128}}) {
     CAPTURE(text(z));
     CHECK(difference(op(), inputs(z), {.dtypes = {DType::bf16}}) == "");
@@ -72,7 +72,7 @@ TEST_CASE("attention: tiles that take turns in two stages, in every order of thr
   CHECK(difference(op(drops), inputs({1, 9, 100, 3, 1, 64}), {.dtypes = {DType::bf16}}) == "");
 }
 
-TEST_CASE("attention: masks, lengths and grouped heads, in every kernel") {
+TEST_CASE("attention: masks, lengths and grouped heads in every kernel") {
   const Agreement once{.all_orders = false};
   for (const Sizes& z :
        {Sizes{2, 1, 1, 1, 1, 64}, Sizes{1, 65, 65, 2, 2, 64}, Sizes{1, 130, 130, 2, 1, 64},
@@ -98,14 +98,14 @@ TEST_CASE("attention: values narrower and wider than queries and keys") {
     }
 }
 
-TEST_CASE("attention: a scale of one's own, also a negative one") {
+TEST_CASE("attention: a given scale may be negative") {
   for (const std::int64_t d : {64, 9})
     for (const double scale : {0.2, -0.1})
       CHECK(difference(op({.causal = true, .scale = scale}), inputs({1, 33, 33, 1, 1, d}),
                        {.all_orders = false}) == "");
 }
 
-TEST_CASE("attention: no queries, no keys, no batch") {
+TEST_CASE("attention: zero queries, keys or batches") {
   for (const std::int64_t d : {64, 3})
     for (const Sizes& z :
          {Sizes{2, 0, 4, 2, 2, d}, Sizes{2, 4, 0, 2, 1, d}, Sizes{0, 4, 4, 2, 2, d}}) {
@@ -114,7 +114,7 @@ TEST_CASE("attention: no queries, no keys, no batch") {
     }
 }
 
-TEST_CASE("attention: packed sequences, empty ones too") {
+TEST_CASE("attention: packed sequences with empty ones") {
   for (const std::int64_t d : {64, 128, 5})
     for (const Tensor& split : {cu({0, 70}), cu({0, 5, 5, 66, 70}), cu({0, 0, 33, 34, 70, 70})})
       for (const AttentionOptions& o : kMasks) {
@@ -147,7 +147,8 @@ TEST_CASE("attention: dropout draws the CPU's numbers") {
   CHECK(difference(packed({.dropout = 0.5, .key = {5, 1, 0}}), in, {.all_orders = false}) == "");
 }
 
-TEST_CASE("attention: slices of one packed projection, gaps, unaligned heads, one input thrice") {
+TEST_CASE(
+    "attention: slices of one projection, strided memory, unaligned heads, one input thrice") {
   for (const std::int64_t d : {64, 6}) {
     const Op sliced = [d](const TensorList& in) {
       const auto part = [&](std::int64_t first, std::int64_t heads) {
@@ -173,7 +174,7 @@ TEST_CASE("attention: slices of one packed projection, gaps, unaligned heads, on
   CHECK(difference(odd, {random({1, 9, 72})}, {.all_orders = false}) == "");
 }
 
-TEST_CASE("attention_packed: one gradient, from every kernel") {
+TEST_CASE("attention_packed: one gradient from every kernel") {
   for (const std::int64_t d : {64, 128, 6})
     for (const AttentionOptions& o : kMasks) {
       const Op whole = [&](const TensorList& in) {
@@ -181,14 +182,14 @@ TEST_CASE("attention_packed: one gradient, from every kernel") {
       };
       CHECK(difference(whole, {random({2, 35, 4, d})}, {.all_orders = false}) == "");
     }
-  // Heads that begin one element past a multiple of 16 bytes.
+  // Heads that start one element after a multiple of 16 bytes.
   const Op odd = [](const TensorList& in) {
     return TensorList{attention_packed(in[0].narrow(3, 1, 64), 2, 1, {.causal = true})};
   };
   CHECK(difference(odd, {random({1, 9, 4, 72})}, {.all_orders = false}) == "");
 }
 
-TEST_CASE("attention: one token a row, wherever the rows are in memory") {
+TEST_CASE("attention: one token per row with any memory layout") {
   const Op heads_first = [](const TensorList& in) {
     return TensorList{
         attention(in[0].transpose(1, 2), in[1].transpose(1, 2), in[2].transpose(1, 2))};
@@ -200,7 +201,7 @@ TEST_CASE("attention: one token a row, wherever the rows are in memory") {
   const Op packed_heads_first = [](const TensorList& in) {
     return TensorList{attention_packed(in[0].transpose(1, 2), 2, 1)};
   };
-  // (heads, batch, tokens, d): one head is contiguous, one token a row or not.
+  // (heads, batch, tokens, d): one head is contiguous, with one or several tokens per row.
   const Op packed_by_head = [](const TensorList& in) {
     return TensorList{attention_packed(in[0].permute({1, 2, 0, 3}), 1, 1)};
   };
@@ -221,17 +222,17 @@ TEST_CASE("attention: one token a row, wherever the rows are in memory") {
   }
 }
 
-TEST_CASE("attention: scores far from 0 neither overflow nor vanish") {
+TEST_CASE("attention: scores far from 0 neither overflow nor underflow") {
   for (const std::int64_t d : {64, 4})
     for (const double size : {-100.0, 100.0}) {
       TensorList in = inputs({1, 5, 150, 1, 1, d});
       in[0] = Tensor::full(in[0].shape(), size, DType::f64);
-      // A score of hundreds has an error of 3e-5 in f32, and so has its exponential.
+      // A score of several hundred has an error of 3e-5 in f32, and so does its exponential.
       CHECK(difference(op(), in, {.tolerance = 8, .gradients = false, .all_orders = false}) == "");
     }
 }
 
-TEST_CASE("attention: the same bits every time, in every order of threads") {
+TEST_CASE("attention: the same bits in every run and order of threads") {
   for (const std::int64_t d : {64, 10}) {
     TensorList in;
     for (const Tensor& t : inputs({1, 40, 40, 2, 1, d}, DType::bf16))
@@ -262,7 +263,7 @@ TEST_CASE("attention: a call without packed sequences does not wait for the devi
   cuda::synchronize();
 }
 
-TEST_CASE("attention: wrong uses give one line") {
+TEST_CASE("attention: a wrong call gives a one-line error") {
   const Tensor wide = Tensor::zeros({1, 2, 1, 257}, DType::bf16, kGpu);
   CHECK(test::error_of([&] { attention(wide, wide, wide); }) ==
         "attention: head_dim must be at most 256 on a GPU, got 257");

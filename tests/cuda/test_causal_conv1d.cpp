@@ -12,7 +12,7 @@ using test::random;
 
 }  // namespace
 
-TEST_CASE("causal_conv1d: outputs and gradients") {
+TEST_CASE("causal_conv1d: outputs and gradients equal the CPU's") {
   struct {
     Shape x;
     std::int64_t taps;
@@ -29,7 +29,7 @@ TEST_CASE("causal_conv1d: outputs and gradients") {
     }
 }
 
-TEST_CASE("causal_conv1d: packed, with a state, weight or x alone") {
+TEST_CASE("causal_conv1d: packed, with a state, gradients of weight or x alone") {
   const Tensor cu = Tensor::of({0, 3, 3, 4, 9}, {5}, DType::i32);
   const Tensor x = random({1, 9, 6}, 1), w = random({6, 4}, 2);
   const test::Op packed = [=](const TensorList& in) {
@@ -41,7 +41,7 @@ TEST_CASE("causal_conv1d: packed, with a state, weight or x alone") {
   const test::Op state = [](const TensorList& in) {
     return TensorList{causal_conv1d(in[0], in[1], {.silu = true, .state = in[2]})};
   };
-  // Nobody asks for the gradient of these taps.
+  // These taps need no gradient.
   const test::Op fixed_weight = [](const TensorList& in) {
     const Tensor taps = in[0].detach().view({9, 6}).narrow(0, 0, 4).t();
     return TensorList{causal_conv1d(in[0], taps, {.silu = true})};

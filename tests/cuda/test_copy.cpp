@@ -15,7 +15,7 @@ const Shape kCopyShapes[] = {{}, {1}, {7}, {3, 5}, {2, 3, 37}, {0, 4}, {4, 0}, {
 
 }  // namespace
 
-TEST_CASE("copy: to a GPU and back, every dtype and shape") {
+TEST_CASE("copy: to a GPU and back for every dtype and shape") {
   for (const Shape& s : kCopyShapes)
     for (const DType t : kEveryDType) {
       CAPTURE(to_string(s));
@@ -26,14 +26,14 @@ TEST_CASE("copy: to a GPU and back, every dtype and shape") {
     }
 }
 
-TEST_CASE("copy: conversions round once, as on the CPU") {
+TEST_CASE("copy: conversions round once as on the CPU") {
   const Tensor x =
       cat({test::random_in({37}, -300, 300), Tensor::of({0, -0.0, 1e-9, 3e5}, {4}, DType::f64)});
   for (const DType from : kEveryDType)
     for (const DType to : kEveryDType) {
       CAPTURE(std::string(name(from)));
       CAPTURE(std::string(name(to)));
-      // A value beyond the range of an integer type has no defined conversion.
+      // The conversion of a value outside an integer type's range is undefined.
       const Tensor source = (is_floating(to) ? x : test::random_in({41}, 0, 100)).to(from);
       test::for_each_order(
           [&] { CHECK(different_bits(source.to(kGpu).to(to).to(kCpu), source.to(to)) == ""); });
@@ -54,7 +54,7 @@ TEST_CASE("copy: strided sources and targets") {
   });
 }
 
-TEST_CASE("copy: a source that shares memory with the target is read as it was") {
+TEST_CASE("copy: an overlapping source is read with its old values") {
   const Tensor x = random({6, 6}, 1, DType::f32);
   test::for_each_order([&] {
     Tensor g = x.to(kGpu);
@@ -69,7 +69,7 @@ TEST_CASE("copy: a source that shares memory with the target is read as it was")
   });
 }
 
-TEST_CASE("fill: values of every dtype, and views") {
+TEST_CASE("fill: values of every dtype and views") {
   for (const DType t : kEveryDType) {
     CAPTURE(std::string(name(t)));
     const double v = is_integral(t) ? 3 : 1.75;

@@ -20,7 +20,7 @@ using test::random;
 
 constexpr Reduction kReductions[] = {Reduction::none, Reduction::mean, Reduction::sum};
 
-// Times the number of classes, as the gradient of a wide row would hide behind any tolerance.
+// Multiplied by the number of classes, because a wide row's gradient would be below any tolerance.
 Op loss_of(const CrossEntropyOptions& options) {
   return [options](const TensorList& in) {
     return TensorList{cross_entropy(in[0], in[1], options) * static_cast<double>(in[0].dim(-1))};
@@ -33,7 +33,7 @@ Op linear_loss_of(const CrossEntropyOptions& options) {
   };
 }
 
-// Classes spread over the row, its ends among them; every fifth row is ignored.
+// Classes spread over the row, including its ends; every fifth row is ignored.
 Tensor targets_for(const Shape& rows, std::int64_t classes, DType dtype = DType::i64) {
   std::vector<std::int64_t> t;
   for (std::int64_t r = 0; r < rows.numel(); ++r)
@@ -61,7 +61,7 @@ Result run(const Tensor& x, const Tensor& t, const CrossEntropyOptions& options)
 
 }  // namespace
 
-TEST_CASE("cross_entropy: short rows, every reduction, smoothing, dtype of targets") {
+TEST_CASE("cross_entropy: short rows with every reduction, smoothing and dtype of targets") {
   for (const Shape& rows : {Shape{}, Shape{1}, Shape{6}, Shape{2, 9}, Shape{0}})
     for (const std::int64_t classes : {1, 5, 64, 387}) {
       Shape shape = rows;
@@ -79,7 +79,7 @@ TEST_CASE("cross_entropy: short rows, every reduction, smoothing, dtype of targe
     }
 }
 
-TEST_CASE("cross_entropy: rows of a block, wide as a vocabulary") {
+TEST_CASE("cross_entropy: one block per row for rows as wide as a vocabulary") {
   for (const std::int64_t classes : {1025, 2048, 8195, 50257})
     for (const double smoothing : {0.0, 0.1}) {
       CAPTURE(classes);
@@ -90,8 +90,8 @@ TEST_CASE("cross_entropy: rows of a block, wide as a vocabulary") {
     }
 }
 
-TEST_CASE("cross_entropy: fused with the product, rows that are kept and rows that are not") {
-  // Small logits: in bf16 they are rounded on the way, which the f64 oracle does not do.
+TEST_CASE("cross_entropy: fused with the product for rows in shared memory and rows read twice") {
+  // Small logits, because the fused op rounds them to bf16, which the f64 reference does not do.
   for (const std::int64_t classes : {7, 1100, 12700, 25601})
     for (const Reduction reduction : kReductions)
       for (const double smoothing : {0.0, 0.1}) {
@@ -105,7 +105,7 @@ TEST_CASE("cross_entropy: fused with the product, rows that are kept and rows th
       }
 }
 
-TEST_CASE("cross_entropy: -inf and NaN among the logits, one reading or two") {
+TEST_CASE("cross_entropy: -inf and NaN among the logits in one or two passes") {
   const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
   const Tensor few = Tensor::of({-inf, 1, 2, -inf, -inf, -inf, 1, nan, 2, nan, -inf, -inf}, {4, 3});
   const Tensor wide = Tensor::full({4, 1500}, -inf);
@@ -126,8 +126,8 @@ TEST_CASE("cross_entropy: -inf and NaN among the logits, one reading or two") {
       }
 }
 
-TEST_CASE("cross_entropy: hits, of short rows, rows of a block, kept and not") {
-  // Small whole numbers: products without rounding, and many logits that are equal.
+TEST_CASE("cross_entropy: hits of short rows, rows in shared memory and rows read twice") {
+  // Small integers: products without rounding, and many equal logits.
   const auto whole = [](const Shape& shape, std::uint64_t seed) {
     return test::random_in(shape, 0, 6, seed).to(DType::i32).to(DType::f64) - 3.0;
   };
@@ -160,7 +160,7 @@ TEST_CASE("cross_entropy: hits, of short rows, rows of a block, kept and not") {
     }
 }
 
-TEST_CASE("cross_entropy: all rows ignored: 0, whatever the logits") {
+TEST_CASE("cross_entropy: all rows ignored gives 0 for any logits") {
   const Tensor x = Tensor::full({2, 3}, std::nan(""), DType::f32, kGpu);
   const Result r = run(x, ids({-100, -100}).to(kGpu), {});
   CHECK(r.loss.item() == 0);
@@ -175,8 +175,7 @@ TEST_CASE("count_valid: any number of rows") {
   }
 }
 
-TEST_CASE(
-    "cross_entropy: a target out of range is an Error at the next wait, and touches nothing") {
+TEST_CASE("cross_entropy: the next wait reports a target out of range and nothing is written") {
   const std::int64_t huge = std::int64_t{1} << 40;
   const Tensor x = random({4, 5}, 1, DType::f32);
   const CrossEntropyOptions rows{.reduction = Reduction::none};
@@ -205,7 +204,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("cross_entropy: the host never waits in a forward and backward pass") {
+TEST_CASE("cross_entropy: the host never waits in forward and backward") {
   const Tensor x = random({6, 300}, 1, DType::f32).to(kGpu);
   const Tensor t = targets_for({6}, 300).to(kGpu);
   const Tensor w = random({40, 300}, 2, DType::f32).to(kGpu);

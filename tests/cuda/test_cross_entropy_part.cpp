@@ -16,7 +16,7 @@ using test::random;
 
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
 
-// Ends of both parts, ignored rows, and others.
+// Targets at both ends of the shard, ignored rows, and others.
 std::vector<std::int64_t> targets_for(std::int64_t rows, const ClassRange& range, std::int64_t n) {
   std::vector<std::int64_t> t;
   for (std::int64_t r = 0; r < rows; ++r)
@@ -29,12 +29,12 @@ std::vector<std::int64_t> targets_for(std::int64_t rows, const ClassRange& range
 }
 
 struct PartCase {
-  std::int64_t first, classes, all;  // this rank's, of all
+  std::int64_t first, classes, all;  // this rank's range; all ranks
   double smoothing = 0;
   Reduction reduction = Reduction::sum;
 };
 
-// The loss of one rank's classes beside another's, whose numbers are given; hits too.
+// The loss of one rank's classes combined with given statistics of the other ranks, and hits.
 std::string check(const PartCase& c, std::int64_t rows, bool all_orders, double tolerance = 1) {
   const ClassRange range{c.first, c.all};
   const std::vector<std::int64_t> t = targets_for(rows, range, c.classes);
@@ -65,7 +65,7 @@ std::string check(const PartCase& c, std::int64_t rows, bool all_orders, double 
 
 }  // namespace
 
-TEST_CASE("cross entropy in parts: losses, hits and gradients as on the CPU") {
+TEST_CASE("cross entropy shards: losses, hits and gradients equal the CPU's") {
   for (const Reduction reduction : {Reduction::none, Reduction::mean, Reduction::sum})
     for (const double smoothing : {0.0, 0.1}) {
       CHECK(check({0, 6, 11, smoothing, reduction}, 9, true) == "");
@@ -73,8 +73,8 @@ TEST_CASE("cross entropy in parts: losses, hits and gradients as on the CPU") {
       CHECK(check({4, 0, 4, smoothing, reduction}, 5, false) == "");
     }
   CHECK(check({37, 129, 300, 0.1}, 7, true) == "");
-  // Of many classes those with logits of 8 count. In bf16 such a logit is off by up to 2^-6, and so
-  // is its exponential, beside what all other roundings do.
+  // Among many classes, logits of 8 dominate. Such a logit is off by up to 2^-6 in bf16, and so is
+  // its exponential, in addition to all other roundings.
   CHECK(check({1000, 1025, 3000, 0.1}, 3, false, 2) == "");
   CHECK(check({5, 8193, 8200, 0.1}, 3, false, 2) == "");
 }

@@ -14,7 +14,7 @@ using test::random;
 
 }  // namespace
 
-TEST_CASE("dropout: the CPU's bits, wherever the sequence starts") {
+TEST_CASE("dropout: gives the CPU's bits at any start of the sequence") {
   for (const DType t : test::kFloating)
     for (const std::int64_t n : {0, 1, 7, 8, 64, 1027})
       for (const std::uint64_t first : {0u, 1u, 2u, 3u, 4u, 1'000'003u}) {
@@ -28,13 +28,13 @@ TEST_CASE("dropout: the CPU's bits, wherever the sequence starts") {
         });
         CHECK(different_bits(dropout(g, 1, key).to(kCpu), dropout(x, 1, key)) == "");
       }
-  // Between two packs.
+  // Starts between two packs.
   const Tensor x = random({65}, 1, DType::f32), part = x.to(kGpu).narrow(0, 1, 64);
   CHECK(different_bits(dropout(part, 0.5, {1, 2, 0}).to(kCpu),
                        dropout(x.narrow(0, 1, 64), 0.5, {1, 2, 0})) == "");
 }
 
-TEST_CASE("dropout: gradients") {
+TEST_CASE("dropout: gradients equal the CPU's") {
   const auto op = [](const TensorList& in) { return TensorList{dropout(in[0], 0.4, {3, 4, 8})}; };
   for (const Shape& s : {Shape{1, 1}, Shape{3, 5}, Shape{2, 3, 37}, Shape{0, 4}, Shape{4, 64}}) {
     CHECK(disagreement(op, {random(s)}) == "");

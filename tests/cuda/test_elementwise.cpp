@@ -64,7 +64,8 @@ TEST_CASE("elementwise: every unary op and its gradient") {
   }
 }
 
-TEST_CASE("elementwise: every binary op and its gradient, broadcast, strided, one input twice") {
+TEST_CASE(
+    "elementwise: every binary op and its gradient for broadcast, strided and repeated inputs") {
   const Named ops[] = {
       {"add", two([](const Tensor& a, const Tensor& b) { return a + b; })},
       {"sub", two([](const Tensor& a, const Tensor& b) { return a - b; })},
@@ -87,7 +88,7 @@ TEST_CASE("elementwise: every binary op and its gradient, broadcast, strided, on
   }
 }
 
-TEST_CASE("elementwise: numbers as operands, on either side, in every dtype") {
+TEST_CASE("elementwise: numbers as either operand in every dtype") {
   for (const DType t : kNumbers) {
     CAPTURE(std::string(name(t)));
     const Tensor x = test::random_in({3, 7}, 1, 9).to(t), g = x.to(kGpu);
@@ -137,7 +138,7 @@ TEST_CASE("elementwise: updates in place") {
   }
 }
 
-TEST_CASE("elementwise: every comparison of less, equal, greater and NaN, dense and strided") {
+TEST_CASE("elementwise: every comparison with NaN on dense and strided tensors") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   for (const DType t : {DType::f32, DType::bf16, DType::f64}) {
     CAPTURE(std::string(name(t)));
@@ -161,7 +162,7 @@ TEST_CASE("elementwise: every comparison of less, equal, greater and NaN, dense 
   }
 }
 
-TEST_CASE("elementwise: integers are compared with any number exactly") {
+TEST_CASE("elementwise: integers compare exactly with any number") {
   const std::int64_t big = std::int64_t{1} << 53;
   const std::int64_t many[] = {INT64_MIN, -big - 1, -big, -1, 0, 1, 2, big, big + 1, INT64_MAX};
   for (const Tensor& x :
@@ -181,7 +182,7 @@ TEST_CASE("elementwise: integers are compared with any number exactly") {
   }
 }
 
-TEST_CASE("elementwise: the gradient of what lost is 0, whatever comes back") {
+TEST_CASE("elementwise: the operand that is not selected gets 0 for any cotangent") {
   const Op ops[] = {
       two([](const Tensor& a, const Tensor& b) { return log(maximum(a, b)); }),
       two([](const Tensor& a, const Tensor& b) { return log(neg(minimum(a, b))); }),

@@ -15,13 +15,13 @@ using test::random;
 
 }  // namespace
 
-TEST_CASE("expert_capacity: keeps what the CPU keeps, ties included") {
+TEST_CASE("expert_capacity: keeps the same slots as the CPU including ties") {
   for (const DType t : {DType::f32, DType::f64})
     for (const DropPolicy policy : {DropPolicy::probability, DropPolicy::position})
       for (const std::int64_t tokens : {1, 40, 300})
         for (const bool tied : {false, true}) {
           Routing r = route(random({tokens, 6}, 3, t), {}, {.topk = 2});
-          if (tied)  // quarters: many equal ones
+          if (tied)  // quarters: many equal values
             r.probs = div(mul(r.probs, 4).to(DType::i64).to(t), 4);
           r.experts.data<std::int64_t>()[0] = -1;
           const auto compare = [&](auto limit) {
@@ -44,7 +44,7 @@ TEST_CASE("expert_capacity: keeps what the CPU keeps, ties included") {
         }
 }
 
-TEST_CASE("expert_capacity: gradients") {
+TEST_CASE("expert_capacity: gradients equal the CPU's") {
   const Op op = [](const TensorList& in) {
     const Routing r = route(in[0], {}, {.topk = 2});
     return TensorList{limit_capacity(r, 4, 3).probs};

@@ -13,7 +13,8 @@ using test::disagreement;
 using test::random;
 using test::random_in;
 
-// The gates are f32 where q, k and v are bf16: rounded first, so that every dtype sees the same.
+// The gates are f32 where q, k and v are bf16. They are rounded first, so that every dtype gets the
+// same gates.
 GatedDelta run(const TensorList& in, const GatedDeltaOptions& o = {}) {
   const DType real = in[0].dtype() == DType::f64 ? DType::f64 : DType::f32;
   return gated_delta(in[0], in[1], in[2], cast(in[3], real), cast(in[4], real), o);
@@ -34,7 +35,7 @@ TensorList operands(std::int64_t batch, std::int64_t tokens, std::int64_t key_he
 
 }  // namespace
 
-TEST_CASE("gated_delta: outputs and gradients, one chunk and several, wide heads") {
+TEST_CASE("gated_delta: outputs and gradients over chunks and wide heads") {
   const TensorList shapes[] = {operands(1, 1, 1, 1, 1, 1), operands(2, 5, 1, 2, 3, 4),
                                operands(1, 66, 1, 1, 8, 5), operands(1, 3, 1, 1, 70, 66),
                                operands(1, 0, 1, 2, 3, 4)};
@@ -54,7 +55,7 @@ TEST_CASE("gated_delta: outputs and gradients, one chunk and several, wide heads
   }
 }
 
-TEST_CASE("gated_delta: a few tokens that no tape follows, with and without a state") {
+TEST_CASE("gated_delta: a few tokens without a tape, with and without a state") {
   for (const std::int64_t tokens : {1, 4, 5})
     for (const std::int64_t width : {3, 40}) {
       CAPTURE(tokens);
@@ -69,10 +70,9 @@ TEST_CASE("gated_delta: a few tokens that no tape follows, with and without a st
     }
 }
 
-TEST_CASE("gated_delta: many chunks, and gates from hardly any decay to all of it") {
-  // exp(-120) is 0 in f32: across a token like that nothing comes, forward or back. What is left of
-  // a gradient is then small beside what it was made of, and the rest of sums of gates in the
-  // thousands.
+TEST_CASE("gated_delta: many chunks and gates from almost no decay to full decay") {
+  // exp(-120) is 0 in f32, so nothing passes across such a token, forward or backward. The
+  // remaining gradient is small relative to its terms: a difference of gate sums in the thousands.
   for (const double decay : {-1e-4, -3.0, -120.0})
     for (const std::int64_t tokens : {130, 257}) {
       CAPTURE(decay);
@@ -88,7 +88,7 @@ TEST_CASE("gated_delta: many chunks, and gates from hardly any decay to all of i
     }
 }
 
-TEST_CASE("gated_delta: packed sequences") {
+TEST_CASE("gated_delta: packed sequences equal the CPU's") {
   const Tensor cu = Tensor::of({0, 3, 3, 68, 70}, {5}, DType::i32);
   const TensorList in = operands(1, 70, 1, 2, 4, 3);
   const test::Op packed = [=](const TensorList& x) {

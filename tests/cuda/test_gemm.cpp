@@ -20,12 +20,12 @@ TensorList layer(const TensorList& in) {
   return {linear(in[0], in[1], in.size() > 2 ? in[2] : Tensor())};
 }
 
-// Products run in the order that cuBLASLt chooses: there is one of it.
+// cuBLASLt chooses the order of the products, so there is only one order to test.
 constexpr bool kOnce = false;
 
 }  // namespace
 
-TEST_CASE("matmul: shapes, batches, broadcasting, transposes and gaps") {
+TEST_CASE("matmul: shapes, batches, broadcasting, transposes and strides") {
   struct Case {
     Shape a, b;
   };
@@ -48,7 +48,7 @@ TEST_CASE("matmul: shapes, batches, broadcasting, transposes and gaps") {
   CHECK(disagreement(square, {random({6, 6})}, {.tolerance = 4, .all_orders = kOnce}) == "");
 }
 
-TEST_CASE("linear: with and without bias, and odd widths") {
+TEST_CASE("linear: with and without bias and odd widths") {
   for (const Shape& s : {Shape{4, 8}, Shape{2, 3, 5}, Shape{1, 7}, Shape{130, 24}, Shape{0, 4}}) {
     CAPTURE(to_string(s));
     const Tensor x = random(s, 1), w = random({11, s.back()}, 2), b = random({11}, 3);
@@ -57,7 +57,7 @@ TEST_CASE("linear: with and without bias, and odd widths") {
   }
 }
 
-TEST_CASE("gemm: a bf16 product goes into an f32 sum") {
+TEST_CASE("gemm: a bf16 product is accumulated into an f32 sum") {
   const Tensor a = random({5, 40}, 1, DType::bf16), b = random({40, 6}, 2, DType::bf16);
   const Tensor want = random({5, 6}, 3, DType::f32), sum = want.to(kGpu);
   gemm(a, b, want, true);
@@ -72,7 +72,7 @@ TEST_CASE("gemm: views that start at an odd element") {
                  matmul(a.narrow(1, 1, 5), b.narrow(0, 3, 5).narrow(1, 1, 3)), 1e-5) == "");
 }
 
-TEST_CASE("gemm: an epilogue that the library does not know is said and does nothing") {
+TEST_CASE("gemm: an unsupported epilogue is reported and changes nothing") {
   const auto asked = [](DType t, std::int64_t n, lt::Epilogue epilogue) {
     const Tensor a = random({4, 8}, 1, t).to(kGpu), b = random({8, n}, 2, t).to(kGpu);
     const Tensor out = Tensor::full({4, n}, 7, t, kGpu), bias = Tensor::zeros({n}, t, kGpu);
@@ -91,7 +91,7 @@ TEST_CASE("gemm: an epilogue that the library does not know is said and does not
   };
   for (const auto e : {lt::Epilogue::gelu_aux_bias, lt::Epilogue::dgelu_bias_gradient}) {
     CHECK(asked(DType::bf16, 16, e));
-    CHECK_FALSE(asked(DType::bf16, 12, e));  // rows of aux begin at multiples of 8 elements
+    CHECK_FALSE(asked(DType::bf16, 12, e));  // rows of aux start at multiples of 8 elements
     CHECK_FALSE(asked(DType::f64, 16, e));
   }
   CHECK_FALSE(asked(DType::f64, 16, lt::Epilogue::bias));

@@ -1,4 +1,4 @@
-// What a graph may record, and what belongs to it.
+// What a graph can record, and what it owns.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -36,7 +36,7 @@ Tensor on_gpu(std::uint64_t seed, const Shape& shape = {40}) {
 
 }  // namespace
 
-TEST_CASE("graph: a parameter must stay where it was captured") {
+TEST_CASE("graph: a parameter must stay at its captured address") {
   nn::Linear layer(3, 2, {.bias = false}), other(3, 2, {.bias = false});
   layer.to(kGpu);
   other.to(kGpu);
@@ -54,10 +54,10 @@ TEST_CASE("graph: a parameter must stay where it was captured") {
   CHECK(error_of([&] { graph.replay(); }) ==
         "optimizer: weight has moved since the step was captured; capture it again");
   CHECK(sgd.steps() == 1);
-  CHECK(first.steps() == 1);  // a replay that is refused changes nothing
+  CHECK(first.steps() == 1);  // a refused replay changes nothing
 }
 
-TEST_CASE("graph: captured under its own stream, replayed under any") {
+TEST_CASE("graph: captured on its own stream and replayed on any") {
   for (const auto form : {optim::MasterWeights::f32, optim::MasterWeights::remainder}) {
     nn::Linear layer(3, 2, {.bias = false});
     layer.to(DType::bf16);
@@ -80,7 +80,7 @@ TEST_CASE("graph: captured under its own stream, replayed under any") {
     CHECK(!graph.captured());
     graph.capture(step);
     graph.replay();
-    layer.weight.fill_(0.25);  // the master weight follows, before the replay reads it
+    layer.weight.fill_(0.25);  // the master weight is updated before the replay reads it
     {
       const StreamScope scope(side);
       graph.replay();
@@ -92,7 +92,7 @@ TEST_CASE("graph: captured under its own stream, replayed under any") {
   }
 }
 
-TEST_CASE("graph: its memory is its own until it is destroyed") {
+TEST_CASE("graph: keeps its memory until it is destroyed") {
   const Tensor x = on_gpu(1);
   Tensor result;
   const std::int64_t live = memory_stats(kGpu).live_bytes;
@@ -101,11 +101,11 @@ TEST_CASE("graph: its memory is its own until it is destroyed") {
     graph.capture([&] {
       const void* where = (x * x).raw();
       Tensor y = x + x;
-      CHECK(y.raw() == where);  // freed inside, used again inside
+      CHECK(y.raw() == where);  // freed and reused inside the capture
       y = y * y;
       result = y + x;
     });
-    std::vector<Tensor> others;  // would take what the graph has freed, if they could
+    std::vector<Tensor> others;  // would take the blocks freed by the graph if they could
     for (int i = 0; i < 40; ++i) others.push_back(Tensor::full({40}, 7, DType::f32, kGpu));
     release_cached_memory(kGpu);
     graph.replay();
@@ -114,7 +114,7 @@ TEST_CASE("graph: its memory is its own until it is destroyed") {
     const Tensor host = x.to(kCpu), twice = host + host;
     CHECK(different_bits(result.to(kCpu), twice * twice + host) == "");
   }
-  // A result outlives the graph; its block goes back to the device when it is dropped.
+  // A result outlives the graph; dropping it returns the block to the device.
   const Tensor host = x.to(kCpu), twice = host + host;
   CHECK(different_bits(result.to(kCpu), twice * twice + host) == "");
   result = Tensor();
@@ -123,7 +123,7 @@ TEST_CASE("graph: its memory is its own until it is destroyed") {
   CHECK(memory_stats(kGpu).cached_bytes == 0);
 }
 
-TEST_CASE("graph: what is freed inside is not used again while it can be replayed") {
+TEST_CASE("graph: blocks freed inside are not reused while the graph can be replayed") {
   Tensor x = on_gpu(2), result;
   const Tensor host = x.to(kCpu);
   const void* const where = x.raw();
@@ -147,7 +147,7 @@ TEST_CASE("graph: what is freed inside is not used again while it can be replaye
   CHECK(again);
 }
 
-TEST_CASE("graph: what cannot be inside") {
+TEST_CASE("graph: ops that need the host are refused inside") {
   const Tensor x = on_gpu(3), host = random({40}, 3, DType::f32);
   Stream side = Stream::take();
   const auto inside = [&](const std::function<void()>& work) {
@@ -155,7 +155,7 @@ TEST_CASE("graph: what cannot be inside") {
     const std::string text = error_of([&] { graph.capture(work); });
     CHECK(!graph.captured());
     CHECK(Graph::capturing() == nullptr);
-    CHECK(different_bits((x + x).to(kCpu), host + host) == "");  // the stream runs again
+    CHECK(different_bits((x + x).to(kCpu), host + host) == "");  // the stream works again
     return text;
   };
   const std::string waits =
@@ -196,7 +196,7 @@ TEST_CASE("graph: what cannot be inside") {
   side.give_back();
 }
 
-TEST_CASE("graph: replay() needs a capture, and a RandomScope when random layers were captured") {
+TEST_CASE("graph: replay() needs a capture, and a RandomScope if random layers were captured") {
   Graph graph;
   CHECK(error_of([&] { graph.replay(); }) == "graph: replay() needs a capture() before it");
   const Tensor x = Tensor::ones({64}, DType::f32, kGpu);
@@ -220,7 +220,7 @@ TEST_CASE("graph: replay() needs a capture, and a RandomScope when random layers
   }
 }
 
-TEST_CASE("graph: experts with a capacity are captured; without one their rows must be read") {
+TEST_CASE("graph: experts can be captured only with a capacity") {
   const auto layer = [](double capacity) {
     nn::MoE moe(8, {.experts = 4, .router = {.capacity_factor = capacity}, .ffn = 6});
     nn::init(moe, 2);
@@ -250,7 +250,7 @@ TEST_CASE("graph: experts with a capacity are captured; without one their rows m
   CHECK(error_of([&] { other.capture([&] { y = uneven(x).y; }); }).starts_with("graph: "));
 }
 
-TEST_CASE("graph: after a replay main_grad() holds a gradient or none as after the capture") {
+TEST_CASE("graph: a replay leaves main_grad() set or null as the capture did") {
   const Tensor w = on_gpu(1).set_requires_grad();
   w.set_main_grad(Tensor::zeros(w.shape(), DType::f32, kGpu));
   const auto backward = [&] {

@@ -1,4 +1,4 @@
-// A training step that is captured and replayed gives the bits of one that is run.
+// A captured and replayed training step gives the bits of an eager step.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -29,8 +29,8 @@ constexpr std::int64_t kRows = 4, kTokens = 8, kVocab = 11;
 
 using Maker = std::function<std::unique_ptr<optim::Optimizer>(NamedTensors)>;
 
-// A GPT that trains with dropout, two micro-batches a step and a rate that changes, eagerly or from
-// step kWarm + 1 on as a graph.
+// A GPT that trains with dropout, two micro-batches per step and a changing learning rate, either
+// eagerly or as a graph from step kWarm + 1 on.
 struct Training {
   Training(DType dtype, nn::Arch arch, nn::Recompute recompute, const Maker& make)
       : model({.arch = arch,
@@ -121,7 +121,7 @@ Maker adamw(const optim::AdamWOptions& options) {
 
 }  // namespace
 
-TEST_CASE("graph: a replayed training step gives the bits of one that is run") {
+TEST_CASE("graph: a replayed training step gives the bits of an eager step") {
   const std::vector<optim::GroupRule> slower = {{.pattern = "head|embed", .lr_scale = 0.3}};
   const auto adam = adamw({.groups = slower});
   const auto compact = adamw({.m_dtype = DType::f16, .v_dtype = DType::f16});
@@ -154,10 +154,10 @@ TEST_CASE("graph: replays neither wait nor allocate") {
   CHECK(after.system_allocs == before.system_allocs);
   CHECK(t.optimizer->steps() == 12);
   cuda::synchronize();
-  CHECK(cuda::detail::staging_bytes() <= pinned + (6 << 16));  // six on their way at once
+  CHECK(cuda::detail::staging_bytes() <= pinned + (6 << 16));  // six in flight at once
 }
 
-TEST_CASE("graph: weights that somebody else writes between replays are taken over") {
+TEST_CASE("graph: external changes of weights between replays are used") {
   const auto make = adamw({});
   Training eager(DType::bf16, nn::Arch::gpt2, nn::Recompute::none, make);
   Training graphed(DType::bf16, nn::Arch::gpt2, nn::Recompute::none, make);

@@ -19,7 +19,7 @@ Tensor rows_of(const std::vector<std::int64_t>& n) {
 
 }  // namespace
 
-TEST_CASE("grouped_linear: values and gradients on several streams, with empty groups") {
+TEST_CASE("grouped_linear: values and gradients on several streams with empty groups") {
   struct Case {
     std::vector<std::int64_t> rows;
     std::int64_t total, inputs, outputs;
@@ -35,19 +35,19 @@ TEST_CASE("grouped_linear: values and gradients on several streams, with empty g
     };
     const Tensor x = random({total, inputs}, 1), w = random({groups, outputs, inputs}, 2);
     const Tensor b = random({groups, outputs}, 3), s = random({total}, 4);
-    // The order of sums is cuBLASLt's: there is one of it.
+    // cuBLASLt chooses the order of the sums, so there is only one order to test.
     CHECK(disagreement(op, {x, w}, {.tolerance = 4, .all_orders = false}) == "");
     CHECK(disagreement(op, {x, w, b}, {.tolerance = 4, .all_orders = false}) == "");
     CHECK(disagreement(op, {x, w, b, s}, {.tolerance = 4, .all_orders = false}) == "");
   }
 }
 
-TEST_CASE("grouped_linear: nothing waits for the GPU, and the streams are used again") {
+TEST_CASE("grouped_linear: no host waits and the streams are reused") {
   const Tensor rows = rows_of({2, 3, 1, 2}), x = random({8, 4}, 1, DType::f32).to(kGpu);
   const Tensor w = random({4, 4, 4}, 2, DType::f32).to(kGpu);
   Tensor y = grouped_linear(x, w, {}, rows);
   const std::int64_t before = cuda::host_syncs();
-  // Far more calls than there can be streams: each set goes back.
+  // Far more calls than the limit of streams: each call returns its streams.
   for (int i = 0; i < 100; ++i) y = grouped_linear(y, w, {}, rows);
   CHECK(cuda::host_syncs() == before);
 }

@@ -16,7 +16,7 @@ using test::kGpu;
 using test::random;
 using test::strided;
 
-// Indices in [0, limit) that depend on the seed only, with repeats.
+// Indices in [0, limit) that depend only on the seed, with repeats.
 Tensor random_ids(const Shape& shape, std::int64_t limit, std::uint64_t seed = 3,
                   DType dtype = DType::i64) {
   return test::random_in(shape, 0, static_cast<double>(limit), seed, dtype);
@@ -24,7 +24,7 @@ Tensor random_ids(const Shape& shape, std::int64_t limit, std::uint64_t seed = 3
 
 }  // namespace
 
-TEST_CASE("indexing: index_select and gather, every dtype, axis and kind of index") {
+TEST_CASE("indexing: index_select and gather for every dtype, axis and index type") {
   for (const DType t : kEveryDType) {
     CAPTURE(std::string(name(t)));
     const Tensor x = random({3, 5, 16}, 1).to(t), g = x.to(kGpu);
@@ -43,7 +43,7 @@ TEST_CASE("indexing: index_select and gather, every dtype, axis and kind of inde
   }
 }
 
-TEST_CASE("indexing: gradients of index_select and gather") {
+TEST_CASE("indexing: gradients of index_select and gather equal the CPU's") {
   for (const Shape& s : {Shape{6, 5}, Shape{3, 4, 8}, Shape{2, 3, 37}, Shape{1, 1}, Shape{9}})
     for (int dim = 0; dim < s.size(); ++dim) {
       CAPTURE(to_string(s));
@@ -66,7 +66,7 @@ TEST_CASE("indexing: gradients of index_select and gather") {
   CHECK(disagreement(none, {random({4, 3}), Tensor::empty({0}, DType::i32)}) == "");
 }
 
-TEST_CASE("indexing: scatter_add, along rows and columns") {
+TEST_CASE("indexing: scatter_add along rows and columns") {
   const auto add = [](int dim) {
     return
         [dim](const TensorList& in) { return TensorList{scatter_add(in[0], dim, in[1], in[2])}; };
@@ -77,7 +77,7 @@ TEST_CASE("indexing: scatter_add, along rows and columns") {
   CHECK(disagreement(add(1), {random({3, 7}), random_ids({3, 70}, 7), random({3, 70}, 2)}) == "");
   CHECK(disagreement(add(1), {strided(random({3, 7})), random_ids({3, 0}, 7), random({3, 0}, 2)}) ==
         "");
-  // The order of the terms is the CPU's, so that the bits are too.
+  // The terms are added in the CPU's order, so the bits are equal.
   for (const DType t : {DType::f32, DType::f64, DType::i32, DType::i64, DType::u8})
     for (const Shape& s : {Shape{1, 300}, Shape{90, 3}}) {
       const Tensor index = random_ids(s, 5), source = random(s, 2, t);
@@ -115,7 +115,7 @@ TEST_CASE("indexing: the gradient of an embedding has the CPU's bits") {
   CHECK(disagreement(embed, {random({5, 2}), Tensor::empty({0, 4}, DType::i64)}) == "");
 }
 
-TEST_CASE("indexing: an embedding adds to what a tied head has summed, bf16 in f32") {
+TEST_CASE("indexing: a bf16 embedding adds in f32 to a tied head's gradient") {
   for (const DType t : {DType::f32, DType::bf16}) {
     Tensor w = Tensor::zeros({2, 8}, t, kGpu);
     w.set_requires_grad();
@@ -148,7 +148,7 @@ TEST_CASE("indexing: one_hot and tril") {
   CHECK(disagreement(lower, {strided(random({3, 37, 21}))}) == "");
 }
 
-TEST_CASE("indexing: a bad index throws the CPU's Error at the next wait and touches nothing") {
+TEST_CASE("indexing: the next wait throws the CPU's Error for a bad index and nothing is written") {
   const Tensor w = random({4, 3}, 1, DType::f32), g = w.to(kGpu);
   for (const double bad : {4.0, -1.0, 1e9}) {
     const Tensor ids = Tensor::of({1, bad, 2}, {3}, DType::i64), on_gpu = ids.to(kGpu);
@@ -156,7 +156,7 @@ TEST_CASE("indexing: a bad index throws the CPU's Error at the next wait and tou
     const auto same = [](const auto& wrong, const auto& on_cpu) {
       wrong();
       CHECK(error_of([] { cuda::synchronize(); }) == error_of(on_cpu));
-      cuda::synchronize();  // said once
+      cuda::synchronize();  // reported once
     };
     for_each_order([&] {
       same([&] { embedding(g, on_gpu); }, [&] { embedding(w, ids); });

@@ -14,15 +14,15 @@ using test::mismatch;
 using test::Op;
 using test::random;
 
-// Every way to share a row, in every dtype: 8, 32, 128 and 512 threads and whole packs, single
-// elements, and rows that are too long for the registers.
+// Every way to distribute a row, in every dtype: 8, 32, 128 and 512 threads with whole packs,
+// single elements, and rows that are too long for the registers.
 const Shape kLayerNormShapes[] = {{1, 1},   {3, 5},   {2, 3, 7}, {21, 8},   {7},
                                   {3, 200}, {6, 264}, {2, 1032}, {2, 4104}, {2, 8200},
                                   {3, 513}, {0, 4},   {130, 16}, {67, 3}};
 
 }  // namespace
 
-TEST_CASE("layer_norm: outputs and gradients, with and without weight and bias") {
+TEST_CASE("layer_norm: outputs and gradients with and without weight and bias") {
   for (const Shape& s : kLayerNormShapes) {
     CAPTURE(to_string(s));
     const Agreement how{.all_orders = s.numel() < 2000};
@@ -35,7 +35,7 @@ TEST_CASE("layer_norm: outputs and gradients, with and without weight and bias")
   }
 }
 
-TEST_CASE("layer_norm: weight or bias alone, strided, an input used twice, another eps") {
+TEST_CASE("layer_norm: weight or bias alone, strided and repeated inputs, another eps") {
   const Tensor x = test::strided(random({9, 24}, 1)), w = random({24}, 2);
   const Agreement how{};
   const Op weight = [](const TensorList& in) { return TensorList{layer_norm(in[0], in[1])}; };
@@ -50,14 +50,14 @@ TEST_CASE("layer_norm: weight or bias alone, strided, an input used twice, anoth
     CHECK(disagreement(op, {x, w}, how) == "");
     CHECK(disagreement(op, {x, test::strided(w)}, how) == "");
   }
-  // Rows that begin between two packs.
+  // Rows that start between two packs.
   const Op shifted = [](const TensorList& in) {
     return TensorList{layer_norm(in[0].alias({8, 24}, {24, 1}, 1))};
   };
   CHECK(disagreement(shifted, {random({9, 24}, 4)}, {.gradients = false}) == "");
 }
 
-TEST_CASE("layer_norm_residual: both outputs, gradients through either and both") {
+TEST_CASE("layer_norm_residual: gradients through either output or both") {
   for (const Shape& s : kLayerNormShapes) {
     CAPTURE(to_string(s));
     const TensorList in{random(s, 1), random(s, 2), random({s.back()}, 3), random({s.back()}, 4)};
@@ -85,7 +85,7 @@ TEST_CASE("layer_norm_residual: both outputs, gradients through either and both"
   }
 }
 
-TEST_CASE("layer_norm: a large mean costs no digits of the variance") {
+TEST_CASE("layer_norm: a large mean does not cancel the variance") {
   const Tensor x = (random({4, 96}, 1, DType::f32) * 0.5 + 10000.0);
   test::for_each_order([&] {
     CHECK(mismatch(layer_norm(x.to(kGpu)).to(kCpu), layer_norm(x.to(DType::f64)), 1e-3) == "");

@@ -17,7 +17,7 @@ using test::random;
 constexpr Activation kActivations[] = {Activation::gelu_tanh, Activation::gelu_erf,
                                        Activation::swiglu};
 
-// Small weights, so that the sums behind them are near 1.
+// Small weights keep the sums near 1.
 TensorList inputs(std::int64_t rows, std::int64_t in, std::int64_t hidden, std::int64_t out,
                   Activation a) {
   const std::int64_t width = hidden * (a == Activation::swiglu ? 2 : 1);
@@ -27,7 +27,7 @@ TensorList inputs(std::int64_t rows, std::int64_t in, std::int64_t hidden, std::
 
 }  // namespace
 
-TEST_CASE("mlp: widths that cuBLASLt's epilogues take, and others") {
+TEST_CASE("mlp: widths that cuBLASLt's epilogues support and others") {
   for (const Activation a : kActivations)
     for (const bool recompute : {false, true})
       for (const std::int64_t hidden : {16, 7}) {
@@ -47,7 +47,7 @@ TEST_CASE("mlp: widths that cuBLASLt's epilogues take, and others") {
       }
 }
 
-TEST_CASE("mlp: no rows, and rows that are not aligned to 16 bytes") {
+TEST_CASE("mlp: zero rows and rows that are not aligned to 16 bytes") {
   const auto op = [](const TensorList& t) { return TensorList{mlp(t[0], t[1], t[2], t[3], t[4])}; };
   CHECK(disagreement(op, inputs(0, 4, 8, 3, Activation::gelu_tanh), {.all_orders = false}) == "");
   const auto shifted = [](const TensorList& t) {
@@ -76,7 +76,7 @@ TEST_CASE("mlp: bf16 gradients of weights and biases go into f32 sums") {
   for (int i = 0; i < want.size(); ++i) CHECK(mismatch(got[i], want[i], 2e-2) == "");
 }
 
-TEST_CASE("mlp: a recomputed region has the same bits") {
+TEST_CASE("mlp: a recomputed region gives the same bits") {
   for (const DType t : {DType::f32, DType::bf16}) {
     TensorList leaves;
     for (const Tensor& x : inputs(6, 8, 16, 8, Activation::gelu_tanh))

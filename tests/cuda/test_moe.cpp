@@ -29,7 +29,7 @@ nn::MoE layer(const nn::MoeOptions& options, DType dtype, Device device) {
 
 }  // namespace
 
-TEST_CASE("MoE: the layer of the CPU, with and without capacity, shared expert and latent width") {
+TEST_CASE("MoE: equals the CPU's layer with all options") {
   const nn::MoeOptions layers[] = {
       {.experts = 4, .ffn = 6},
       {.experts = 4, .ffn = 6, .bias = true, .shared_ffn = 3, .shared_gate = true},
@@ -38,25 +38,25 @@ TEST_CASE("MoE: the layer of the CPU, with and without capacity, shared expert a
     const auto op = [&](const TensorList& in) {
       return TensorList{layer(o, in[0].dtype(), in[0].device())(in[0]).y};
     };
-    // In bf16 a rounded logit may choose another expert: f32 and f64 only.
+    // In bf16 a rounded logit may choose another expert, so only f32 and f64.
     CHECK(disagreement(op, {random({9, 8}, 4)},
                        {.dtypes = {DType::f32, DType::f64}, .tolerance = 4}) == "");
   }
 }
 
-TEST_CASE("MoE: rows on a GPU come in few different numbers, and fillers change nothing") {
+TEST_CASE("MoE: row counts on a GPU are rounded up and padding rows change nothing") {
   const nn::MoeOptions o{.experts = 2, .ffn = 6};
   const Tensor x = random({70, 8}, 2);
   const nn::MoE gpu = layer(o, DType::f64, kGpu), cpu = layer(o, DType::f64, kCpu);
   const Tensor there = x.to(kGpu);
   const nn::Dispatch d = gpu.dispatcher().dispatch_preprocess(there, gpu.router(there).routing, 0);
   for (std::int64_t e = 0; e < 2; ++e) CHECK(d.rows.rows.data<std::int64_t>()[e] % 4 == 0);
-  CHECK(d.tokens.dim(0) > 140);  // 70 is no multiple of 4
+  CHECK(d.tokens.dim(0) > 140);  // 70 is not a multiple of 4
   CHECK(cpu.dispatcher().dispatch_preprocess(x, cpu.router(x).routing, 0).tokens.dim(0) == 140);
   CHECK(test::mismatch(gpu(there).y.to(kCpu), cpu(x).y, 1e-12) == "");
 }
 
-TEST_CASE("MoE: the host waits once a layer, and never with a capacity") {
+TEST_CASE("MoE: the host waits once per layer and never with a capacity") {
   for (const double capacity : {0.0, 1.0}) {
     nn::GptConfig c{
         .arch = nn::Arch::llama,
@@ -83,9 +83,8 @@ TEST_CASE("MoE: the host waits once a layer, and never with a capacity") {
   }
 }
 
-TEST_CASE(
-    "MoE: a packed row with padding, counted by sequence: the CPU's losses, and nobody waits") {
-  // Sequences of 5, 0, 2 and 6 tokens and 3 of padding.
+TEST_CASE("MoE: a packed row with padding gives the CPU's losses and no host waits") {
+  // Sequences of 5, 0, 2 and 6 tokens and 3 padding tokens.
   const std::int32_t bounds[] = {0, 5, 5, 7, 13, 16};
   const std::uint8_t is_padding[] = {0, 0, 0, 0, 1};
   nn::GptConfig c{.arch = nn::Arch::llama,

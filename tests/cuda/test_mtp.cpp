@@ -1,4 +1,4 @@
-// A model with multi-token prediction on a GPU: its losses and gradients, and that nobody waits.
+// A model with multi-token prediction on a GPU: its losses and gradients, and that no host waits.
 #include <doctest/doctest.h>
 
 #include "weft/nn/gpt.h"
@@ -32,7 +32,7 @@ Tensor ids(const std::vector<std::int32_t>& values, const Shape& shape) {
 constexpr std::int32_t kBoundaries[] = {0, 5, 5, 6, 10};
 constexpr std::uint8_t kLastIsPadding[] = {0, 0, 0, 1};
 
-// Two rows; and one row of sequences of 5, 0, 1 and 4 tokens.
+// Two rows, or one row with sequences of 5, 0, 1 and 4 tokens.
 struct Batch {
   Tensor inputs, targets;
   nn::Packing packing;
@@ -68,7 +68,7 @@ TensorList results(nn::Gpt& model, const Batch& batch) {
 
 }  // namespace
 
-TEST_CASE("mtp: losses and gradients of a GPU, plain rows and packed ones") {
+TEST_CASE("mtp: losses and gradients of plain and packed rows equal the CPU's") {
   for (const nn::Arch arch : {nn::Arch::gpt2, nn::Arch::llama}) {
     nn::Gpt on_cpu = model_on(kCpu, arch), on_gpu = model_on(kGpu, arch);
     for (const Batch& batch : {kPlain, kPacked, kPadded}) {
@@ -86,7 +86,7 @@ TEST_CASE("mtp: losses and gradients of a GPU, plain rows and packed ones") {
   }
 }
 
-TEST_CASE("mtp: the host never waits in a step, packed or not, with any layer") {
+TEST_CASE("mtp: the host never waits in a step with any layer") {
   for (const char* pattern : {"a", "d"}) {
     nn::Gpt model = model_on(kGpu, nn::Arch::llama, pattern);
     for (const Batch& batch : {kPlain, kPacked, kPadded}) {

@@ -1,4 +1,4 @@
-// One rank: all that one GPU can show of NCCL. Several ranks, imitated:
+// One rank, which is all of NCCL that one GPU can test. Several emulated ranks:
 // tests/cuda/emu/test_nccl.cpp.
 #include <doctest/doctest.h>
 
@@ -10,7 +10,7 @@ namespace weft::distributed::nccl_test {
 
 TEST_CASE("nccl: one rank") {
   if (const std::string why = test::error_of([] { nccl_version(); }); why != "no error") {
-    MESSAGE("skipped: nccl: one rank: ", why);  // scripts/gpu_check.sh says so
+    MESSAGE("skipped: nccl: one rank: ", why);  // scripts/gpu_check.sh reports it
     return;
   }
   run_ranks(1, [](World& bootstrap) {

@@ -22,7 +22,7 @@ using test::for_each_order;
 using test::kGpu;
 using test::random;
 
-// Odd sizes, none at all, more than a chunk, and one that begins between two packs.
+// Odd sizes, zero elements, more than a chunk, and one that starts between two packs.
 const Shape kOptimizerShapes[] = {{5, 3}, {1}, {0, 4}, {16'384 + 37}, {64}, {2, 2, 9}, {31}};
 
 struct Side {
@@ -48,7 +48,7 @@ Side side(Device device, const std::vector<DType>& dtypes, const MakeOptimizer& 
   return s;
 }
 
-// One step from gradients that depend on the seed only; the last parameter gets none at times.
+// One step with gradients that depend only on the seed; the last parameter sometimes gets none.
 GradClip step(const Side& s, std::uint64_t seed, double max_norm, DType narrow, double scale = 1) {
   for (const NamedTensor& p : s.parameters) {
     const DType t = p.tensor.dtype() == DType::f64 ? DType::f64 : narrow;
@@ -62,7 +62,7 @@ GradClip step(const Side& s, std::uint64_t seed, double max_norm, DType narrow, 
   return clip;
 }
 
-// "" when the parameters and the states of both have the same values within tol.
+// "" when the parameters and states of both have the same values within tol.
 std::string differences(const Side& gpu, const Side& cpu, double tol) {
   for (std::size_t i = 0; i < cpu.parameters.size(); ++i) {
     const NamedTensor& want = cpu.parameters[i];
@@ -86,7 +86,7 @@ MakeOptimizer sgd(const SgdOptions& o) {
 
 }  // namespace
 
-TEST_CASE("optimizer: AdamW on a GPU has the CPU's bits") {
+TEST_CASE("optimizer: AdamW on a GPU gives the CPU's bits") {
   for (const auto& dtypes : {std::vector{DType::f32}, std::vector{DType::f64},
                              std::vector{DType::f32, DType::f64, DType::bf16}})
     for (const bool decoupled : {true, false})
@@ -106,7 +106,7 @@ TEST_CASE("optimizer: AdamW on a GPU has the CPU's bits") {
       }
 }
 
-TEST_CASE("optimizer: master weights as remainders have the CPU's bits, and its norm") {
+TEST_CASE("optimizer: remainder master weights give the CPU's bits and norm") {
   const std::vector<DType> dtypes = {DType::bf16, DType::f32};
   constexpr auto kSplit = optim::MasterWeights::remainder;
   const MakeOptimizer makers[] = {
@@ -126,7 +126,7 @@ TEST_CASE("optimizer: master weights as remainders have the CPU's bits, and its 
     CHECK(differences(gpu, cpu, 0) == "");
     CHECK(test::mismatch(gpu.optimizer->parameter_norm().to(kCpu), cpu.optimizer->parameter_norm(),
                          1e-12) == "");
-    // A norm that is not finite leaves both halves alone; what was saved goes on.
+    // A norm that is not finite changes neither half; a loaded state continues.
     const StateDict before = cpu.optimizer->state_dict();
     for (const NamedTensor& p : gpu.parameters)
       p.tensor.set_grad(Tensor::full(p.tensor.shape(), NAN, DType::f32, kGpu));
@@ -137,7 +137,7 @@ TEST_CASE("optimizer: master weights as remainders have the CPU's bits, and its 
       if (cpu.parameters[i].tensor.dtype() == DType::f32)
         other.parameters[i].tensor.detach().copy_(cpu.parameters[i].tensor.detach().to(kGpu));
     CHECK(differences(other, cpu, 0) == "");
-    gpu.optimizer->load_state_dict(before);  // the count of steps
+    gpu.optimizer->load_state_dict(before);  // the step count
     CHECK(differences(gpu, cpu, 0) == "");
   }
 }
@@ -172,7 +172,7 @@ TEST_CASE("optimizer: AdamW follows the CPU over 50 steps with clipping") {
   CHECK(differences(gpu, cpu, 1e-6) == "");
 }
 
-TEST_CASE("optimizer: states in bf16 and f16") {
+TEST_CASE("optimizer: states in bf16 and f16 equal the CPU's") {
   for (const DType m : {DType::f32, DType::bf16, DType::f16})
     for (const DType v : {DType::f32, DType::bf16, DType::f16}) {
       CAPTURE(std::string(name(m)));
@@ -191,7 +191,7 @@ TEST_CASE("optimizer: states in bf16 and f16") {
     }
 }
 
-TEST_CASE("optimizer: SGD on a GPU has the CPU's bits") {
+TEST_CASE("optimizer: SGD on a GPU gives the CPU's bits") {
   for (const auto& dtypes : {std::vector{DType::f32}, std::vector{DType::f64},
                              std::vector{DType::f32, DType::f64, DType::bf16}})
     for (const double momentum : {0.0, 0.9})
@@ -211,7 +211,7 @@ TEST_CASE("optimizer: SGD on a GPU has the CPU's bits") {
         }
 }
 
-TEST_CASE("optimizer: every order of threads, and gradients of every dtype in one norm") {
+TEST_CASE("optimizer: every order of threads and gradients of every dtype in one norm") {
   for_each_order([] {
     const auto make = adam({.m_dtype = DType::f16, .v_dtype = DType::f16});
     const std::vector<DType> dtypes = {DType::f32, DType::f64, DType::bf16};
@@ -226,8 +226,7 @@ TEST_CASE("optimizer: every order of threads, and gradients of every dtype in on
   });
 }
 
-TEST_CASE(
-    "optimizer: a loss that is not finite leaves everything as it is, with finite gradients") {
+TEST_CASE("optimizer: a loss that is not finite leaves everything unchanged") {
   const Side gpu = side(kGpu, {DType::f32}, adam({}));
   step(gpu, 1, 1, DType::f32);
   const std::int64_t waits = cuda::host_syncs();
@@ -243,7 +242,7 @@ TEST_CASE(
   CHECK(test::different_bits(gpu.parameters[0].tensor.detach().to(kCpu), before.to(kCpu)) != "");
 }
 
-TEST_CASE("optimizer: a norm that is not finite leaves everything as it is") {
+TEST_CASE("optimizer: a norm that is not finite leaves everything unchanged") {
   for (const double bad :
        {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()})
     for (const MakeOptimizer& make :
@@ -262,7 +261,7 @@ TEST_CASE("optimizer: a norm that is not finite leaves everything as it is") {
       for (std::size_t i = 0; i < cpu.parameters.size(); ++i)
         CHECK(test::mismatch(gpu.parameters[i].tensor.detach().to(kCpu),
                              cpu.parameters[i].tensor.detach(), 1e-6) == "");
-      // The host has not looked at the scale: it has counted the step.
+      // The host does not read the scale, so it has counted the step.
       CHECK(gpu.optimizer->steps() == 2);
       CHECK(cpu.optimizer->steps() == 1);
     }

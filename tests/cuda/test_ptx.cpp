@@ -8,16 +8,16 @@
 #include "weft/tests/cuda/gpu.h"
 #include "weft/tests/cuda/ptx_kernels.h"
 
-// Every wrapper of cuda/ptx.h on random operands, against what the instruction set's manual says,
-// written here once more: on the imitated GPU this checks its C++ bodies, on a real one the
-// instructions.
+// Tests every wrapper of cuda/ptx.h on random operands against a second implementation of the
+// instruction set manual's rules. On the emulated GPU this checks the wrappers' C++ bodies, on a
+// real one the instructions.
 namespace weft::ptx_test {
 namespace {
 
 using test::error_of;
 using test::kGpu;
 
-// Random bits, reproducible.
+// Reproducible random bits.
 std::vector<std::uint32_t> random_words(std::size_t n, std::uint64_t seed) {
   std::vector<std::uint32_t> words(n);
   for (std::size_t i = 0; i < n; ++i) words[i] = random_bits({seed, 0, 0}, i);
@@ -46,7 +46,7 @@ std::uint32_t pair(bf16 low, bf16 high) {
 }  // namespace
 
 TEST_CASE("ptx: mma_16816 multiplies the fragments of a warp") {
-  // By element: which lane and which register hold it.
+  // For each element: which lane and which register hold it.
   bf16 a[16][16], b[16][8];
   float c[16][8];
   std::vector<std::uint32_t> ra(128), rb(64), rc(128);
@@ -84,11 +84,11 @@ TEST_CASE("ptx: mma_16816 multiplies the fragments of a warp") {
   });
 }
 
-TEST_CASE("ptx: ldmatrix_x4 deals four matrices to the lanes, plain and transposed") {
+TEST_CASE("ptx: ldmatrix_x4 distributes four matrices to the lanes, plain and transposed") {
   const std::vector<std::uint32_t> words = random_words(512, 4);
   const Tensor tile = Tensor::empty({2048}, DType::u8);
   std::memcpy(tile.raw(), words.data(), 2048);
-  std::vector<std::uint32_t> offset = random_words(32, 5);  // rows anywhere, even twice
+  std::vector<std::uint32_t> offset = random_words(32, 5);  // rows at any offset, repeats included
   for (std::uint32_t& o : offset) o = o % 128 * 16;
   const auto element = [&](int matrix, int row, int column) {
     std::uint16_t v;
@@ -115,7 +115,7 @@ TEST_CASE("ptx: ldmatrix_x4 deals four matrices to the lanes, plain and transpos
   }
 }
 
-TEST_CASE("ptx: cp_async16 copies or writes zeros, and each group arrives at its wait") {
+TEST_CASE("ptx: cp_async16 copies or writes zeros and each group arrives by its wait") {
   const std::vector<std::uint32_t> words = random_words(256, 6);
   std::vector<std::uint32_t> present = random_words(64, 7), want(512);
   for (std::uint32_t& p : present) p %= 2;
@@ -128,9 +128,9 @@ TEST_CASE("ptx: cp_async16 copies or writes zeros, and each group arrives at its
   });
 }
 
-TEST_CASE("ptx: pack_bf16 rounds as the CPU does") {
+TEST_CASE("ptx: pack_bf16 rounds like the CPU") {
   std::vector<std::uint32_t> words = random_words(512, 8);
-  // Ties, the largest numbers, subnormals, infinities, NaN.
+  // Ties, the largest numbers, subnormals, infinities and NaN.
   const std::uint32_t special[] = {0x3f808000, 0x3f818000, 0x7f7fffff, 0x00000001, 0x80000000,
                                    0x7f800000, 0xff800000, 0x7f800001, 0xffc00000, 0x00008000};
   std::copy(std::begin(special), std::end(special), words.begin());
@@ -147,7 +147,7 @@ TEST_CASE("ptx: pack_bf16 rounds as the CPU does") {
   CHECK(words_of(out) == want);
 }
 
-TEST_CASE("ptx: exp2_approx") {
+TEST_CASE("ptx: exp2_approx is accurate") {
   std::vector<double> x = {0,   -0.0, 1,      -1,   10.5, -20.25, 127.5,
                            128, 200,  -125.5, -127, -160, 1e-40};
   x.push_back(INFINITY);
@@ -174,7 +174,7 @@ TEST_CASE("ptx: exp2_approx") {
   }
 }
 
-TEST_CASE("ptx: the imitated GPU refuses addresses that the real one faults on") {
+TEST_CASE("ptx: the emulated GPU refuses addresses that the real one faults on") {
   if (!test::emulated()) return;
   const auto after = [](const auto& f) {
     return error_of([&] {

@@ -1,6 +1,6 @@
-// Every family of kernels on grids of a few blocks, for ThreadSanitizer: it takes each CUDA thread
-// for a thread of its own, which is thorough and slow. The shapes are the smallest that still make
-// threads of a block, and blocks, depend on each other.
+// Every family of kernels on grids of a few blocks, for ThreadSanitizer. It runs each CUDA thread
+// as a separate thread, which is thorough and slow. The shapes are the smallest in which threads of
+// a block, and blocks, still depend on each other.
 #include <doctest/doctest.h>
 
 #include "weft/autograd/attention.h"
@@ -63,7 +63,7 @@ TEST_CASE("race: softmax and cross entropy") {
   }
 }
 
-TEST_CASE("race: reductions, places of extremes, cumulative sums") {
+TEST_CASE("race: reductions, arg extremes and cumulative sums") {
   const auto sums = [](const TensorList& t) {
     return TensorList{sum(t[0]), sum(t[0], {0}), sum(t[0], {1}), max(t[0], 1), cumsum(t[0], 1)};
   };
@@ -77,7 +77,7 @@ TEST_CASE("race: sorting") {
   CHECK(disagreement(order, {random({2, 70})}, in(DType::f32)) == "");
 }
 
-TEST_CASE("race: embedding with a token that comes again, gather, scatter") {
+TEST_CASE("race: embedding with a repeated token, gather and scatter") {
   const auto look_up = [](const TensorList& t) { return TensorList{embedding(t[0], t[1])}; };
   CHECK(disagreement(look_up, {random({5, 33}), ids({1, 4, 1, 0, 1, 4})}, in(DType::f32, 4)) == "");
   const auto scatter = [](const TensorList& t) {
@@ -88,7 +88,7 @@ TEST_CASE("race: embedding with a token that comes again, gather, scatter") {
                      in(DType::f32)) == "");
 }
 
-TEST_CASE("race: routing with groups, losses, capacity, sinkhorn") {
+TEST_CASE("race: routing with groups, losses, capacity and sinkhorn") {
   const auto routing = [](const TensorList& t) {
     const RouterOptions o{.topk = 2, .score = RouterScore::sigmoid, .groups = 2, .group_topk = 1};
     return TensorList{limit_capacity(route(t[0], {}, o), 8, 1).probs,
@@ -107,7 +107,7 @@ TEST_CASE("race: routing with groups, losses, capacity, sinkhorn") {
   CHECK(disagreement(even, {x}, forward) == "");
 }
 
-TEST_CASE("race: rope, swiglu, dropout") {
+TEST_CASE("race: rope, swiglu and dropout") {
   const RopeTables tables = rope_tables(8, 8, 10000, DType::f64);
   const auto all = [&](const TensorList& t) {
     const Tensor cos = tables.cos.to(t[0].dtype() == DType::f64 ? DType::f64 : DType::f32);
@@ -118,7 +118,7 @@ TEST_CASE("race: rope, swiglu, dropout") {
   CHECK(disagreement(all, {random({1, 3, 2, 8})}, in(DType::f32)) == "");
 }
 
-TEST_CASE("race: tokens to experts and back, a product for each, activations times a scale") {
+TEST_CASE("race: token permutation and back, grouped products and scaled activations") {
   const Tensor experts = Tensor::of({2, 0, 1, 2, 2, 1, -1, 0, 0, 2}, {5, 2}, DType::i64);
   const auto op = [](const TensorList& t) {
     const ExpertRows rows = sort_by_expert(t[2], 3);
@@ -140,7 +140,7 @@ TEST_CASE("race: attention, generic and on tensor cores") {
   };
   CHECK(disagreement(causal, operands(9, 8), in(DType::f32, 4)) == "");
   CHECK(disagreement(causal, operands(70, 64), in(DType::bf16)) == "");
-  // Three tiles of keys, and of queries: a stage is used again.
+  // Three tiles of keys and of queries, so that a stage is reused.
   const auto whole = [](const TensorList& t) { return TensorList{attention(t[0], t[1], t[2])}; };
   CHECK(disagreement(
             whole,
@@ -148,7 +148,7 @@ TEST_CASE("race: attention, generic and on tensor cores") {
             in(DType::bf16)) == "");
 }
 
-TEST_CASE("race: the gated delta rule over two chunks, and its convolution") {
+TEST_CASE("race: the gated delta rule over two chunks and its convolution") {
   const auto rule = [](const TensorList& t) {
     return TensorList{gated_delta(t[0], t[0], t[1], t[2], t[2]).y};
   };

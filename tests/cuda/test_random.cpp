@@ -44,7 +44,7 @@ TEST_CASE("random: uniform, Bernoulli and truncated normal numbers have the CPU'
     }
 }
 
-TEST_CASE("random: normal numbers are the CPU's to the last digits") {
+TEST_CASE("random: normal numbers equal the CPU's except for the last digits") {
   for (const RandomKey& key : kKeys)
     for (const auto& [t, tol] :
          {std::pair{DType::f64, 1e-14}, {DType::f32, 2e-7}, {DType::bf16, 8e-3}})

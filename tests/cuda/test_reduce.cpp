@@ -18,8 +18,8 @@ using test::one;
 using test::Op;
 using test::random;
 
-// What is left of the reduced axis, the axis, what is right of it: columns that are and are not
-// whole packs, narrow and wide; rows of a thread, of a warp, and of a block.
+// The axes before the reduced one, that axis, and the axes after it: columns in whole and partial
+// packs, narrow and wide; rows of a thread, a warp and a block.
 struct ReduceCase {
   Shape shape;
   int dim;
@@ -29,7 +29,7 @@ const ReduceCase kCases[] = {{{5}, 0},         {{1, 1}, 1},   {{3, 40, 5}, 1}, {
                              {{11, 45}, 1},    {{2, 300}, 1}, {{2, 2100}, 1},  {{0, 4}, 1},
                              {{4, 0}, 0}};
 
-// Results of the op on the GPU, in every order, have the CPU's bits.
+// The op's results on the GPU have the CPU's bits in every order.
 template <class F>
 void same_bits(const Tensor& x, F f, test::Nan nan = test::Nan::refused) {
   const Tensor want = f(x), g = x.to(kGpu);
@@ -38,7 +38,7 @@ void same_bits(const Tensor& x, F f, test::Nan nan = test::Nan::refused) {
 
 }  // namespace
 
-TEST_CASE("reduce: sums and moments along every kind of axis, and their gradients") {
+TEST_CASE("reduce: sums and moments along every kind of axis and their gradients") {
   for (const auto& [shape, dim] : kCases) {
     CAPTURE(to_string(shape));
     const Tensor x = random(shape);
@@ -55,7 +55,7 @@ TEST_CASE("reduce: sums and moments along every kind of axis, and their gradient
   }
 }
 
-TEST_CASE("reduce: all elements, several axes, an input used twice") {
+TEST_CASE("reduce: all elements, several axes and an input used twice") {
   const Tensor x = random({4, 6, 10});
   CHECK(disagreement(one([](const Tensor& t) { return sum(t); }), {x}) == "");
   CHECK(disagreement(one([](const Tensor& t) { return sum(t, {0, 2}); }), {x}) == "");
@@ -65,7 +65,7 @@ TEST_CASE("reduce: all elements, several axes, an input used twice") {
   CHECK(disagreement(one([](const Tensor& t) { return sum(t); }), {random({0, 3})}) == "");
 }
 
-TEST_CASE("reduce: long axes are cut into pieces") {
+TEST_CASE("reduce: long axes are split") {
   const auto all = one([](const Tensor& t) { return sum(t); });
   const auto columns = one([](const Tensor& t) { return sum(t, {0}); });
   const auto most = one([](const Tensor& t) { return max(t, 0); });
@@ -83,13 +83,13 @@ TEST_CASE("reduce: values near a large mean keep their variance") {
                        {.dtypes = {DType::f32, DType::f64}, .gradients = false}) == "");
 }
 
-TEST_CASE("reduce: extremes and their places, ties, every dtype") {
+TEST_CASE("reduce: extremes and their positions with ties in every dtype") {
   for (const auto& [shape, dim] : kCases) {
     if (shape[dim] == 0) continue;
     CAPTURE(to_string(shape));
     for (const DType t : kNumbers) {
       CAPTURE(std::string(name(t)));
-      // Few different values, so that the first of equal ones matters.
+      // Few different values, so that the first of several equal ones matters.
       const Tensor x = random(shape, 3, DType::i32).to(t);
       same_bits(x, [dim = dim](const Tensor& v) { return max(v, dim); });
       same_bits(x, [dim = dim](const Tensor& v) { return min(v, dim, true); });
@@ -102,7 +102,7 @@ TEST_CASE("reduce: extremes and their places, ties, every dtype") {
   same_bits(random({3, 2, 40}).to(DType::boolean), [](const Tensor& v) { return sum(v, {0, 1}); });
 }
 
-TEST_CASE("reduce: NaN wins, infinities stay, an offset view") {
+TEST_CASE("reduce: NaN wins, infinities stay, and an offset view") {
   const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
   for (const DType t : test::kFloating) {
     const Tensor x = Tensor::of({1, nan, 3, nan, -inf, -inf, -inf, inf, 2}, {3, 3}, t);
@@ -122,17 +122,17 @@ TEST_CASE("reduce: NaN wins, infinities stay, an offset view") {
   }
 }
 
-TEST_CASE("reduce: gradients of extremes go to the first of them") {
+TEST_CASE("reduce: gradients of extremes go to the first of equal elements") {
   const Tensor x = random({4, 9}, 7, DType::i32).to(DType::f64);
   CHECK(disagreement(one([](const Tensor& t) { return max(t, 1); }), {x}) == "");
   CHECK(disagreement(one([](const Tensor& t) { return min(t, 0); }), {x}) == "");
   CHECK(disagreement(one([](const Tensor& t) { return max(t); }), {x}) == "");
 }
 
-TEST_CASE("cumsum: rows of a warp, of several tiles, columns, both directions") {
+TEST_CASE("cumsum: rows of a warp, of several tiles and columns in both directions") {
   for (const auto& [shape, dim] : kCases) {
     CAPTURE(to_string(shape));
-    // The gradient runs from the other end.
+    // The gradient runs in the other direction.
     const auto run = one([dim = dim](const Tensor& t) { return cumsum(t, dim); });
     CHECK(disagreement(run, {random(shape)}) == "");
     for (const DType t : {DType::i32, DType::u8, DType::boolean})
@@ -143,13 +143,12 @@ TEST_CASE("cumsum: rows of a warp, of several tiles, columns, both directions") 
                      {.all_orders = false}) == "");
 }
 
-TEST_CASE("cumsum: an infinity is the sum from its place on, and NaN is not there before") {
+TEST_CASE("cumsum: infinities and NaN affect only the sums from their position on") {
   const double inf = std::numeric_limits<double>::infinity();
   for (const std::int64_t n : {3, 40, 700})
     for (const double value : {inf, -inf, std::nan("")})
       for (const DType t : test::kFloating) {
-        const Tensor x =
-            random({2, n}, 5, DType::i32).to(t);  // whole numbers: every order is exact
+        const Tensor x = random({2, n}, 5, DType::i32).to(t);  // integers: every order is exact
         x.narrow(1, n / 2, 1).fill_(value);
         for (const int dim : {0, 1})
           same_bits(

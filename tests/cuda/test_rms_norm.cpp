@@ -12,8 +12,8 @@ using test::disagreement;
 using test::Op;
 using test::random;
 
-// Every way to share a row, in every dtype: 8, 32, 128 and 512 threads and whole packs, single
-// elements, and rows that are too long for the registers.
+// Every way to distribute a row, in every dtype: 8, 32, 128 and 512 threads with whole packs,
+// single elements, and rows that are too long for the registers.
 const Shape kRmsNormShapes[] = {{1, 1},   {3, 5},   {2, 3, 7}, {21, 8},   {7},
                                 {3, 200}, {6, 264}, {2, 1032}, {2, 4104}, {2, 8200},
                                 {3, 513}, {0, 4},   {130, 16}, {67, 3}};
@@ -23,7 +23,7 @@ double terms_of(const Shape& s) { return s.back() == 1 ? 1 : 0; }
 
 }  // namespace
 
-TEST_CASE("rms_norm: outputs and gradients, with and without weight") {
+TEST_CASE("rms_norm: outputs and gradients with and without weight") {
   for (const Shape& s : kRmsNormShapes) {
     CAPTURE(to_string(s));
     const Agreement how{.all_orders = s.numel() < 2000, .terms = terms_of(s)};
@@ -35,7 +35,7 @@ TEST_CASE("rms_norm: outputs and gradients, with and without weight") {
   }
 }
 
-TEST_CASE("rms_norm: strided, an input used twice, another eps") {
+TEST_CASE("rms_norm: strided and repeated inputs and another eps") {
   const Tensor x = test::strided(random({9, 24}, 1)), w = random({24}, 2);
   const Agreement how{};
   const Op weight = [](const TensorList& in) { return TensorList{rms_norm(in[0], in[1])}; };
@@ -47,14 +47,14 @@ TEST_CASE("rms_norm: strided, an input used twice, another eps") {
     CHECK(disagreement(op, {x, w}, how) == "");
     CHECK(disagreement(op, {x, test::strided(w)}, how) == "");
   }
-  // Rows that begin between two packs.
+  // Rows that start between two packs.
   const Op shifted = [](const TensorList& in) {
     return TensorList{rms_norm(in[0].alias({8, 24}, {24, 1}, 1))};
   };
   CHECK(disagreement(shifted, {random({9, 24}, 4)}, {.gradients = false}) == "");
 }
 
-TEST_CASE("rms_norm_residual: both outputs, gradients through either and both") {
+TEST_CASE("rms_norm_residual: gradients through either output or both") {
   for (const Shape& s : kRmsNormShapes) {
     CAPTURE(to_string(s));
     const TensorList in{random(s, 1), random(s, 2), random({s.back()}, 3)};

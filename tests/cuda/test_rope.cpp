@@ -17,7 +17,7 @@ constexpr std::int64_t kMaxT = 16;
 
 }  // namespace
 
-TEST_CASE("rope: outputs and gradients, tables in f32 and f64, with an offset") {
+TEST_CASE("rope: outputs and gradients with f32 and f64 tables and an offset") {
   for (const Shape& s : kRopeShapes)
     for (const DType t : {DType::f32, DType::f64}) {
       CAPTURE(to_string(s));
@@ -32,7 +32,7 @@ TEST_CASE("rope: outputs and gradients, tables in f32 and f64, with an offset") 
     }
 }
 
-TEST_CASE("rope: positions of each token, shared by the batch or not") {
+TEST_CASE("rope: positions per token, shared by the batch or not") {
   for (const Shape& s : kRopeShapes) {
     CAPTURE(to_string(s));
     const RopeTables cpu = rope_tables(kMaxT, s[3], 100, DType::f64);
@@ -47,7 +47,7 @@ TEST_CASE("rope: positions of each token, shared by the batch or not") {
   }
 }
 
-TEST_CASE("rope_packed: some of the heads, in place and not") {
+TEST_CASE("rope_packed: some of the heads in place and out of place") {
   for (const std::int64_t d : {4, 16, 32}) {
     const RopeTables cpu = rope_tables(kMaxT, d, 100, DType::f64);
     const Tensor cos = cpu.cos.to(kGpu), sin = cpu.sin.to(kGpu);
@@ -62,7 +62,7 @@ TEST_CASE("rope_packed: some of the heads, in place and not") {
   }
 }
 
-TEST_CASE("rope: a bad position throws the CPU's Error at the next wait") {
+TEST_CASE("rope: the next wait throws the CPU's Error for a bad position") {
   const RopeTables r = rope_tables(kMaxT, 4);
   const Tensor x = random({1, 3, 2, 4}, 1, DType::f32);
   for (const double bad : {16.0, -1.0, 2e9}) {

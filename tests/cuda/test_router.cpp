@@ -37,12 +37,12 @@ const RouterOptions kModes[] = {
 
 Tensor to_gpu(const Tensor& t) { return t ? t.to(kGpu) : t; }
 
-// Multiples of 1/4 above 0, so that there are ties, and no two sums are equal by accident.
+// Multiples of 1/4 above 0, so that ties occur and rounding makes no two sums equal.
 Tensor tied(const Shape& shape, std::uint64_t seed) {
   return div(test::random_in(shape, 1, 24, seed).to(DType::i64).to(DType::f64), 4);
 }
 
-// The GPU chooses what the CPU chooses, in every dtype and order.
+// The GPU chooses the same experts as the CPU in every dtype and order.
 void same_choice(const Tensor& x, const Tensor& bias, const RouterOptions& o,
                  const Tensor& padding = {}) {
   for (const DType t : test::kFloating) {
@@ -59,7 +59,7 @@ void same_choice(const Tensor& x, const Tensor& bias, const RouterOptions& o,
 
 }  // namespace
 
-TEST_CASE("router: the same experts as the CPU in every mode, ties included") {
+TEST_CASE("router: chooses the CPU's experts in every mode including ties") {
   for (const RouterOptions& o : kModes)
     for (const Shape& s : {Shape{9, 8}, Shape{5, 36}, Shape{3, 64}, Shape{0, 8}}) {
       CAPTURE(to_string(s));
@@ -73,7 +73,7 @@ TEST_CASE("router: the same experts as the CPU in every mode, ties included") {
     }
 }
 
-TEST_CASE("router: extremes, padding, one expert, the most experts and slots") {
+TEST_CASE("router: extremes, padding, one expert, and the most experts and slots") {
   const double inf = std::numeric_limits<double>::infinity(), nan = std::nan("");
   const Tensor odd = Tensor::of(
       {-inf, 3, -inf, -inf, 1, nan, 5, 2, -90, -70, -80, -60, 0, -0.0, 0, -0., 1e9, -1e9, 1e9, 0},
@@ -90,7 +90,7 @@ TEST_CASE("router: extremes, padding, one expert, the most experts and slots") {
               {.topk = 10, .score = RouterScore::sigmoid, .groups = 1000, .group_topk = 10});
 }
 
-TEST_CASE("router: sinkhorn chooses what the CPU chooses") {
+TEST_CASE("router: sinkhorn chooses the CPU's experts") {
   const Tensor x = random({24, 9}, 3);
   for (const std::int64_t k : {1, 3}) {
     const Routing want = route_sinkhorn(x, k, true);
@@ -105,7 +105,7 @@ TEST_CASE("router: sinkhorn chooses what the CPU chooses") {
   }
 }
 
-TEST_CASE("router: logits of the gate, with gradients in the dtype of their operands") {
+TEST_CASE("router: the gate's logits and gradients equal the CPU's") {
   const Op gate = [](const TensorList& in) {
     return TensorList{router_logits(in[0], in[1], in[2])};
   };
@@ -113,7 +113,7 @@ TEST_CASE("router: logits of the gate, with gradients in the dtype of their oper
                      {.tolerance = 4}) == "");
 }
 
-TEST_CASE("router: logits and their gradients are exact where other products may round") {
+TEST_CASE("router: the gate's product stays exact when TF32 is allowed") {
   cuda::allow_tf32(true);
   const TensorList in{random({5, 16}, 1), random({8, 16}, 2)};
   const Op gate = [](const TensorList& t) { return TensorList{router_logits(t[0], t[1])}; };
@@ -124,7 +124,7 @@ TEST_CASE("router: logits and their gradients are exact where other products may
   CHECK(disagreement(layer, in, {.dtypes = {DType::f32}}) == "");
 }
 
-TEST_CASE("router: the module on a GPU: the CPU's loss, gradient and counts, and no waiting") {
+TEST_CASE("router: the module gives the CPU's loss, gradient and counts without a host wait") {
   nn::Router router(6, 16,
                     {.route = {.topk = 2, .score = RouterScore::sigmoid},
                      .expert_bias = true,
@@ -157,7 +157,7 @@ TEST_CASE("router: the module on a GPU: the CPU's loss, gradient and counts, and
   CHECK(different_bits(there.expert_bias.to(kCpu), router.expert_bias) == "");
 }
 
-TEST_CASE("router: probabilities and gradients, every mode") {
+TEST_CASE("router: probabilities and gradients in every mode") {
   for (const RouterOptions& o : kModes)
     for (const Shape& s : {Shape{9, 8}, Shape{3, 36}, Shape{2, 264}}) {
       CAPTURE(to_string(s));
@@ -167,7 +167,7 @@ TEST_CASE("router: probabilities and gradients, every mode") {
       const Op op = [&](const TensorList& in) { return TensorList{route(in[0], {}, o).probs}; };
       CHECK(disagreement(op, {random(s, 7)}, how) == "");
       CHECK(disagreement(op, {test::strided(random(s, 8))}, how) == "");
-      // bf16 logits keep their own dtype in the gradient.
+      // The gradient of bf16 logits is bf16.
       CHECK(disagreement(op, {random(s, 9)},
                          {.dtypes = {DType::bf16}, .all_orders = s.numel() < 100}) == "");
     }
@@ -178,7 +178,7 @@ TEST_CASE("router: probabilities and gradients, every mode") {
     };
     CHECK(disagreement(padded, {random({5, 8}, 7), padding}) == "");
   }
-  // Rows that begin between two packs.
+  // Rows that start between two packs.
   const Op shifted = [](const TensorList& in) {
     return TensorList{route(in[0].alias({4, 8}, {8, 1}, 1), {}, {.topk = 2}).probs};
   };

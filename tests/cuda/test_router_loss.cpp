@@ -18,7 +18,7 @@ const RouterScore kScores[] = {RouterScore::softmax, RouterScore::sigmoid,
 
 }  // namespace
 
-TEST_CASE("router_loss: values and gradients, every score, with sequences and padding") {
+TEST_CASE("router_loss: values and gradients of every score with sequences and padding") {
   const Tensor pad = Tensor::of({0, 1, 1, 0, 1, 1, 0, 0}, {8}, DType::boolean);
   for (const Shape& s : {Shape{8, 8}, Shape{8, 37}, Shape{8, 264}, Shape{0, 4}}) {
     CAPTURE(to_string(s));
@@ -43,7 +43,7 @@ TEST_CASE("router_loss: values and gradients, every score, with sequences and pa
   }
 }
 
-TEST_CASE("router_loss: no counts, nothing but padding, more tokens than the summing block") {
+TEST_CASE("router_loss: zero counts, only padding, more tokens than the summing block") {
   const Op none = [](const TensorList& in) {
     return TensorList{balance_loss(in[0], in[1], RouterScore::sigmoid, 3)};
   };
@@ -58,7 +58,7 @@ TEST_CASE("router_loss: no counts, nothing but padding, more tokens than the sum
   CHECK(disagreement(z, {random({1100, 2}, 1)}, {.gradients = false, .all_orders = false}) == "");
 }
 
-TEST_CASE("router_loss: counts are the CPU's") {
+TEST_CASE("router_loss: counts equal the CPU's") {
   for (const std::int64_t sequences : {1, 2, 5}) {
     const Tensor experts = sub(random({10, 3}, 3, DType::i64), 1);  // -1 .. 8
     const Tensor want = count_experts(experts, 7, sequences);
@@ -66,7 +66,7 @@ TEST_CASE("router_loss: counts are the CPU's") {
       CHECK(different_bits(count_experts(experts.to(kGpu), 7, sequences).to(kCpu), want) == "");
     });
   }
-  // More than a block of them, and every expert there is.
+  // More slots than a block has, and the largest number of experts.
   const Tensor many = test::random_in({2100, 2}, 0, 1024, 4).to(DType::i64);
   CHECK(different_bits(count_experts(many.to(kGpu), 1024).to(kCpu), count_experts(many, 1024)) ==
         "");
@@ -78,7 +78,7 @@ TEST_CASE("router_loss: counts are the CPU's") {
   });
 }
 
-TEST_CASE("router_loss: packed sequences of any length, counted and weighed") {
+TEST_CASE("router_loss: packed sequences of any length are counted and weighted") {
   const std::int32_t bounds[] = {0, 0, 3, 4, 4, 9, 10, 10};
   const Tensor cu = Tensor::from<std::int32_t>(bounds, {8});
   const Tensor pad = Tensor::of({0, 1, 1, 0, 1, 1, 0, 0, 0, 1}, {10}, DType::boolean);
@@ -99,7 +99,7 @@ TEST_CASE("router_loss: packed sequences of any length, counted and weighed") {
     CHECK(different_bits(count_experts(experts.to(kGpu), 7, 1, {cu.to(kGpu)}).to(kCpu), want) ==
           "");
   });
-  // More than a block of slots; no tokens at all.
+  // More slots than a block has, and zero tokens.
   const std::int32_t far[] = {0, 999, 1000, 2100};
   const PackedTokens many{Tensor::from<std::int32_t>(far, {4}).to(kGpu), true};
   const Tensor chosen = test::random_in({2100, 2}, 0, 1024, 4).to(DType::i64);

@@ -8,7 +8,7 @@ namespace weft::scaled_activation_test {
 using test::disagreement;
 using test::random;
 
-TEST_CASE("scaled_activation: outputs and gradients, wide and odd rows") {
+TEST_CASE("scaled_activation: outputs and gradients of wide and odd rows") {
   // The scale stays f32 where h is bf16.
   const auto wide = [](const Tensor& t) { return t.dtype() == DType::bf16 ? t.to(DType::f32) : t; };
   const auto swiglu = [&](const TensorList& in) {

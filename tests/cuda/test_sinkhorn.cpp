@@ -13,12 +13,12 @@ using test::random;
 
 }  // namespace
 
-TEST_CASE("sinkhorn: agrees with the CPU, with and without padding") {
+TEST_CASE("sinkhorn: agrees with the CPU with and without padding") {
   const Op plain = [](const TensorList& in) { return TensorList{sinkhorn(in[0])}; };
   const Op padded = [](const TensorList& in) { return TensorList{sinkhorn(in[0], in[1])}; };
   const Op once = [](const TensorList& in) { return TensorList{sinkhorn(in[0], {}, 1)}; };
-  // In f32 one device may stop a round before the other; they differ by less than the tolerance of
-  // the rounds then.
+  // In f32 one device may stop a round earlier; the difference is then below the tolerance of the
+  // rounds.
   const Agreement how{.tolerance = 5, .gradients = false};
   for (const Shape& s : {Shape{1, 1}, Shape{5, 4}, Shape{70, 33}, Shape{0, 4}}) {
     CAPTURE(to_string(s));

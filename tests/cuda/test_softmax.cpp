@@ -25,7 +25,7 @@ void check_both(const Tensor& x) {
 
 }  // namespace
 
-TEST_CASE("softmax: rows of a warp, whole packs and odd ones") {
+TEST_CASE("softmax: one warp per row with whole packs and odd widths") {
   for (const Shape& s : {Shape{1}, Shape{1, 1}, Shape{3, 5}, Shape{2, 3, 37}, Shape{9, 64},
                          Shape{2, 264}, Shape{0, 4}, Shape{4, 0}}) {
     CAPTURE(to_string(s));
@@ -34,7 +34,7 @@ TEST_CASE("softmax: rows of a warp, whole packs and odd ones") {
   }
 }
 
-TEST_CASE("softmax: rows of a block, and longer than its registers") {
+TEST_CASE("softmax: one block per row and rows longer than its registers") {
   for (const Shape& s : {Shape{2, 1032}, Shape{1, 2051}, Shape{1, 8192}, Shape{1, 16001},
                          Shape{1, 17008}, Shape{2, 16387}}) {
     CAPTURE(to_string(s));
@@ -42,7 +42,7 @@ TEST_CASE("softmax: rows of a block, and longer than its registers") {
   }
 }
 
-TEST_CASE("softmax: a row that starts between two boundaries of 16 bytes") {
+TEST_CASE("softmax: a row that starts between two 16-byte boundaries") {
   for (const std::int64_t n : {40, 16401})
     for (const DType t : test::kFloating) {
       const Tensor x = random({n + 3}).to(t), g = x.to(kGpu);
@@ -51,7 +51,7 @@ TEST_CASE("softmax: a row that starts between two boundaries of 16 bytes") {
     }
 }
 
-TEST_CASE("softmax: another axis, an input used twice") {
+TEST_CASE("softmax: another axis and an input used twice") {
   const Op columns = [](const TensorList& in) { return TensorList{softmax(in[0], 0)}; };
   const Op twice = [](const TensorList& in) {
     return TensorList{softmax(in[0]) * log_softmax(in[0])};
@@ -63,7 +63,7 @@ TEST_CASE("softmax: another axis, an input used twice") {
 TEST_CASE("softmax: large values, infinities and NaN") {
   const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
   const Tensor few = Tensor::of({1000, 999, -inf, 1, 2, nan, -inf, -inf, -inf, inf, 1, 2}, {4, 3});
-  // The same values far from each other in a row that is read twice.
+  // The same values far apart in a row that is read twice.
   const Tensor wide = Tensor::full({4, 16400}, -inf);
   for (int i = 0; i < 3; ++i) wide.narrow(1, i * 8000, 1).copy_(few.narrow(1, i, 1));
   for (const Tensor& x : {few, wide})

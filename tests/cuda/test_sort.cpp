@@ -16,12 +16,12 @@ using test::kNumbers;
 using test::Op;
 using test::random_in;
 
-// Whole numbers from -low on, few of them, so that stability matters.
+// Integers from -low on with few distinct values, so that stability matters.
 Tensor few(const Shape& shape, double low, DType dtype, std::uint64_t seed = 1) {
   return random_in(shape, -low, 20, seed).to(DType::i64).to(dtype);
 }
 
-// Both outputs have the CPU's bits, in every order.
+// Both outputs have the CPU's bits in every order.
 template <class F>
 void same(const Tensor& x, F f, bool all_orders = true, test::Nan nan = test::Nan::refused) {
   const ValuesIndices want = f(x);
@@ -39,7 +39,7 @@ void same(const Tensor& x, F f, bool all_orders = true, test::Nan nan = test::Na
 
 }  // namespace
 
-TEST_CASE("sort: every dtype, short rows that share a block, both directions") {
+TEST_CASE("sort: every dtype and short rows that share a block in both directions") {
   for (const Shape& s : {Shape{1}, Shape{1, 7}, Shape{300, 4}, Shape{3, 37}, Shape{2, 3, 64},
                          Shape{5, 700}, Shape{0, 4}, Shape{4, 0}})
     for (const DType t : kNumbers) {
@@ -52,7 +52,7 @@ TEST_CASE("sort: every dtype, short rows that share a block, both directions") {
     }
 }
 
-TEST_CASE("sort: rows of several runs, a run alone at the end") {
+TEST_CASE("sort: rows of several runs with a single run at the end") {
   for (const std::int64_t n : {1024, 1025, 2048, 3100, 5000})
     for (const bool descending : {false, true}) {
       CAPTURE(n);
@@ -81,7 +81,7 @@ TEST_CASE("sort: NaN is the largest, signed zeros are equal, extremes of integer
   both(Tensor::of({0, 255, 0, 7, 255}, {5}, DType::u8));
 }
 
-TEST_CASE("topk: short rows, long rows, every dtype; k of one, of many, beyond a block's memory") {
+TEST_CASE("topk: short and long rows of every dtype with k up to beyond a block's memory") {
   const auto top = [](std::int64_t k) { return [k](const Tensor& v) { return topk(v, k); }; };
   for (const DType t : kNumbers) {
     CAPTURE(std::string(name(t)));
@@ -91,15 +91,15 @@ TEST_CASE("topk: short rows, long rows, every dtype; k of one, of many, beyond a
     same(few({2, 3001}, low, t), top(1), false);
     same(few({2, 3001}, low, t), top(512), false);
     same(few({2, 1500}, low, t), top(513), false);
-    // Nothing but the value that comes last.
+    // Only the value that sorts last.
     same(Tensor::full({1, 1500}, t == DType::u8 ? 0 : -3, t), top(5), false);
   }
   same(random_in({2, 2500}, -1, 1), top(40));
-  // Every element beats all before it.
+  // Every element is larger than all before it.
   same(Tensor::arange(0, 5000), top(50), false);
 }
 
-TEST_CASE("sort: along any axis, gaps, gradients") {
+TEST_CASE("sort: any axis, strided memory and gradients") {
   const Tensor x = random_in({4, 7, 5}, -1, 1);
   for (const int dim : {0, 1, 2}) {
     const Op sorted = [dim](const TensorList& in) {

@@ -9,7 +9,7 @@ namespace weft::swiglu_test {
 using test::disagreement;
 using test::random;
 
-TEST_CASE("swiglu: outputs and gradients, two inputs and packed, wide and odd rows") {
+TEST_CASE("swiglu: outputs and gradients of both forms for wide and odd rows") {
   const auto two = [](const TensorList& in) { return TensorList{swiglu(in[0], in[1])}; };
   const auto packed = [](const TensorList& in) { return TensorList{swiglu(in[0])}; };
   const auto twice = [](const TensorList& in) { return TensorList{swiglu(in[0], in[0])}; };

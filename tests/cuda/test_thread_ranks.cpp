@@ -1,4 +1,4 @@
-// Several ranks, threads of one process, on one GPU.
+// Several ranks, as threads of one process, on one GPU.
 #include <doctest/doctest.h>
 
 #include "weft/autograd/elementwise.h"
@@ -18,7 +18,7 @@ using cuda::Stream;
 using cuda::StreamScope;
 using test::kGpu;
 
-/// Ranks whose kernels go to streams of their own.
+/// Ranks whose kernels run on separate streams.
 void run_streams(int ranks, const std::function<void(World&)>& f) {
   run_ranks(ranks, [&](World& w) {
     Stream stream = Stream::take(kGpu);
@@ -38,7 +38,7 @@ TEST_CASE("thread ranks: conformance on one GPU") {
   run_streams(3, [](World& w) { test::check_groups(w, kGpu); });
 }
 
-TEST_CASE("thread ranks: sums in every order of threads, one element and 16 bytes at a time") {
+TEST_CASE("thread ranks: sums in every order of threads by single elements and 16-byte packs") {
   test::for_each_order([] {
     run_streams(3, [](World& w) {
       for (const std::int64_t n : {1, 7, 192, 3 * 64 * 37, 5003}) {
@@ -52,7 +52,7 @@ TEST_CASE("thread ranks: sums in every order of threads, one element and 16 byte
   });
 }
 
-TEST_CASE("thread ranks: the host waits for no GPU, and memory is used again after its readers") {
+TEST_CASE("thread ranks: no host waits and memory is reused only after its readers") {
   run_streams(3, [](World& w) {
     const auto value = [&](int rank, int step) { return 10.0 * rank + step; };
     Tensor out = Tensor::zeros({3, 100}, DType::f32, kGpu),
@@ -66,7 +66,7 @@ TEST_CASE("thread ranks: the host waits for no GPU, and memory is used again aft
         const Tensor x = Tensor::full({1, 100}, value(w.rank(), step), DType::f32, kGpu);
         w.all().all_gather(out, x).wait();
       }
-      // In the memory of x, which others may still have to read.
+      // In the memory of x, which other ranks may still read.
       const Tensor other = Tensor::full({1, 100}, -1e6, DType::f32, kGpu);
       sums = sums + out.sum();
       const Tensor y = Tensor::full({64}, value(w.rank(), step), DType::f32, kGpu);
@@ -87,7 +87,7 @@ TEST_CASE("thread ranks: the host waits for no GPU, and memory is used again aft
   });
 }
 
-TEST_CASE("thread ranks: experts with a capacity keep what the CPU's keep, and nobody waits") {
+TEST_CASE("thread ranks: experts with a capacity keep the CPU's slots and no host waits") {
   for (const Dispatcher kind : {Dispatcher::all_to_all, Dispatcher::all_gather})
     run_streams(2, [&](World& w) {
       const DeviceMesh mesh(w, {.tp = 2, .ep = 2, .etp = 1});
@@ -121,7 +121,7 @@ TEST_CASE("thread ranks: experts with a capacity keep what the CPU's keep, and n
     });
 }
 
-TEST_CASE("thread ranks: an optimizer on a GPU leaves alone what no rank has a gradient of") {
+TEST_CASE("thread ranks: the optimizer skips parameters without a gradient on every rank") {
   for (const DType states : {DType::f32, DType::f16})
     for (const bool shard : {false, true})
       run_streams(2, [&](World& w) {
@@ -136,7 +136,8 @@ TEST_CASE("thread ranks: an optimizer on a GPU leaves alone what no rank has a g
             make_optimizer(ddp, optim::SgdOptions{.momentum = 0.9, .weight_decay = 0.1}));
         for (const auto& optimizer : both)
           for (const int step : {0, 1, 2}) {
-            // Layer 0 is used by both, layer 1 by rank 0 only, layer 2 in the first step only.
+            // Both ranks use layer 0, only rank 0 uses layer 1, and layer 2 is used in the first
+            // step only.
             const std::vector<Tensor> before = test::copies(model.parameters());
             {
               Tape tape;
@@ -163,7 +164,7 @@ TEST_CASE("thread ranks: an optimizer on a GPU leaves alone what no rank has a g
       });
 }
 
-TEST_CASE("thread ranks: a replay of a captured backward gives its parameters gradients") {
+TEST_CASE("thread ranks: a replayed backward gives its parameters gradients") {
   run_streams(2, [](World& w) {
     test::Stack model(2);
     model.to(kGpu);
@@ -190,7 +191,7 @@ TEST_CASE("thread ranks: a replay of a captured backward gives its parameters gr
   });
 }
 
-TEST_CASE("thread ranks: no collective inside a capture") {
+TEST_CASE("thread ranks: a collective inside a capture is refused") {
   run_streams(2, [](World& w) {
     const Tensor x = Tensor::ones({4}, DType::f32, kGpu);
     cuda::Graph graph(kGpu);
@@ -204,7 +205,7 @@ TEST_CASE("thread ranks: no collective inside a capture") {
   });
 }
 
-TEST_CASE("thread ranks: all on one device") {
+TEST_CASE("thread ranks: tensors must be on one device") {
   const auto failure = [](const auto& f) { return test::error_of([&] { run_ranks(2, f); }); };
   CHECK(failure([](World& w) {
           w.all().all_reduce(Tensor::zeros({4}, DType::f32, w.rank() ? kGpu : kCpu)).wait();

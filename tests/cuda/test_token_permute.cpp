@@ -11,7 +11,7 @@ using test::disagreement;
 using test::kGpu;
 using test::random;
 
-// Uneven, with about one slot in eight in no row.
+// An uneven load, with about one slot in eight not in any row.
 Tensor some_experts(std::int64_t tokens, std::int64_t k, std::int64_t count) {
   const Tensor ids = Tensor::empty({tokens, k}, DType::i64);
   for (std::int64_t i = 0; i < tokens * k; ++i)
@@ -27,7 +27,7 @@ const RowOptions kOptions[] = {{}, {.alignment = 16}, {.capacity = 4}};
 
 }  // namespace
 
-TEST_CASE("sort_by_expert: the rows of the CPU, in every order") {
+TEST_CASE("sort_by_expert: gives the CPU's rows in every order") {
   for (const auto& [tokens, k, count] : kPermuteCases)
     for (const RowOptions& o : kOptions)
       for (const DType t : {DType::i32, DType::i64}) {
@@ -46,7 +46,7 @@ TEST_CASE("sort_by_expert: the rows of the CPU, in every order") {
       }
 }
 
-TEST_CASE("permute_tokens, permute_probs, combine_tokens: values and gradients, any width") {
+TEST_CASE("permute_tokens, permute_probs, combine_tokens: values and gradients of any width") {
   for (const std::int64_t width : {1, 5, 16, 40})
     for (const RowOptions& o : kOptions) {
       CAPTURE(width);
@@ -69,7 +69,7 @@ TEST_CASE("permute_tokens, permute_probs, combine_tokens: values and gradients, 
   CHECK(disagreement(probs, {random({21, 2}), some_experts(21, 2, 4)}) == "");
 }
 
-TEST_CASE("sort_by_expert: the host waits once, and not at all with capacity") {
+TEST_CASE("sort_by_expert: the host waits once and never with a capacity") {
   const Tensor experts = some_experts(9, 2, 4).to(kGpu), x = random({9, 4}).to(kGpu);
   const std::int64_t before = cuda::host_syncs();
   const ExpertRows rows = sort_by_expert(experts, 4);

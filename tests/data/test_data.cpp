@@ -55,7 +55,7 @@ std::string little_endian(std::initializer_list<std::int32_t> values) {
 
 }  // namespace
 
-TEST_CASE("text files become one stream of bytes") {
+TEST_CASE("data: text files become one stream of bytes") {
   const test::TempFolder folder;
   io::write_file(folder / "a", "one");
   io::write_file(folder / "b", "two");
@@ -70,7 +70,7 @@ TEST_CASE("text files become one stream of bytes") {
         "data: '" + folder.path() + "' is a folder; name the files in it");
 }
 
-TEST_CASE("bytes are tokens") {
+TEST_CASE("data: bytes are tokens") {
   const ByteTokenizer tokenizer;
   CHECK(tokenizer.vocab() == 256);
   CHECK(tokenizer.encode("a\xFF") == Ints{97, 255});
@@ -84,7 +84,7 @@ TEST_CASE("bytes are tokens") {
         "decode: a byte token must be in [0, 256), got -1");
 }
 
-TEST_CASE("a token stream reads the same from every width, whole and in part") {
+TEST_CASE("data: a token stream gives the same tokens in every width and slice") {
   const TokenStream streams[] = {TokenStream::of(Ints{3, 1, 4, 1, 5}),
                                  TokenStream::of(std::vector<std::uint16_t>{3, 1, 4, 1, 5}),
                                  TokenStream::of_bytes("\3\1\4\1\5")};
@@ -102,7 +102,7 @@ TEST_CASE("a token stream reads the same from every width, whole and in part") {
   CHECK(TokenStream().max_token() == -1);
 }
 
-TEST_CASE("token files: golden bytes, raw files and vocabulary") {
+TEST_CASE("data: golden bytes of token files, raw files and vocabulary") {
   const test::TempFolder folder;
   const std::string path = folder / "train.bin";
   write_token_file(path, Ints{1, 65535, 258});
@@ -125,7 +125,7 @@ TEST_CASE("token files: golden bytes, raw files and vocabulary") {
   CHECK(io::read_file(path) == want);
 }
 
-TEST_CASE("hostile token files") {
+TEST_CASE("data: invalid token files are refused") {
   const test::TempFolder folder;
   const std::string path = folder / "x.bin", named = "data: '" + path + "' ";
   const auto refusal = [&](std::string header, std::size_t size) {
@@ -152,7 +152,7 @@ TEST_CASE("hostile token files") {
   CHECK(refusal(little_endian({20240520, 1, 0}), 1024) == "no error");
 }
 
-TEST_CASE("a token file is read as it was opened, or not at all") {
+TEST_CASE("data: a token file that changes after it was opened is refused") {
   const test::TempFolder folder;
   const std::string path = folder / "x.bin";
   write_token_file(path, count_to(1000));
@@ -163,7 +163,7 @@ TEST_CASE("a token file is read as it was opened, or not at all") {
   const TokenWindows windows(tokens, 4);
   Loader loader(windows, {.batch = 2});
   loader.next();
-  std::filesystem::resize_file(path, 1100);  // a map of it would end the process
+  std::filesystem::resize_file(path, 1100);  // with a memory map this would end the process
   CHECK(tokens.changed());
   CHECK(windows.changed());
   Ints some(900);
@@ -177,7 +177,7 @@ TEST_CASE("a token file is read as it was opened, or not at all") {
   CHECK(!TokenStream::of_bytes("abc").changed());
 }
 
-TEST_CASE("pipes are read: text and tokens") {
+TEST_CASE("data: text and tokens can be read from pipes") {
   const test::TempFolder folder;
   const std::string text = folder / "text", tokens = folder / "tokens.bin";
   write_token_file(folder / "file", Ints{3, 1, 4});
@@ -185,7 +185,7 @@ TEST_CASE("pipes are read: text and tokens") {
        {std::pair{text, std::string("some words")}, {tokens, io::read_file(folder / "file")}}) {
     REQUIRE(mkfifo(path.c_str(), 0600) == 0);
     const int ends = ::open(path.c_str(), O_RDWR);
-    const int reader = ::open(path.c_str(), O_RDONLY | O_NONBLOCK);  // or the bytes would be lost
+    const int reader = ::open(path.c_str(), O_RDONLY | O_NONBLOCK);  // keeps the bytes in the pipe
     CHECK(::write(ends, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
     ::close(ends);
     if (path == text)
@@ -198,7 +198,7 @@ TEST_CASE("pipes are read: text and tokens") {
         "data: '/dev/zero' must be a file or a pipe, got a device");
 }
 
-TEST_CASE("an epoch visits every window once; the next in another order") {
+TEST_CASE("data: an epoch visits every window once and the next uses another order") {
   const TokenWindows windows(TokenStream::of(count_to(43)), 4);
   CHECK(windows.size() == 10);
   Loader loader(windows, {.batch = 5, .seed = 9});
@@ -230,7 +230,7 @@ TEST_CASE("an epoch visits every window once; the next in another order") {
   CHECK(order != orders[0]);
 }
 
-TEST_CASE("rows do not depend on how a batch is cut, across the end of an epoch too") {
+TEST_CASE("data: rows do not depend on how a batch is split even across epochs") {
   const TokenWindows windows(TokenStream::of(count_to(30)), 4);
   const auto make = [&] { return Loader(windows, {.batch = 6, .seed = 3}); };
   Loader whole = make(), ranks[] = {make(), make(), make()};
@@ -249,7 +249,7 @@ TEST_CASE("rows do not depend on how a batch is cut, across the end of an epoch 
   CHECK(ranks[2].state().dump() == whole.state().dump());
 }
 
-TEST_CASE("a loader goes on from a saved position") {
+TEST_CASE("data: a loader continues from a saved position") {
   const TokenWindows windows(TokenStream::of(count_to(30)), 4);
   const auto make = [&] { return Loader(windows, {.batch = 3, .seed = 3}); };
   Loader straight = make(), resumed = make();
@@ -273,7 +273,7 @@ TEST_CASE("a loader goes on from a saved position") {
         "loader: the saved position (epoch -1, row 0) must lie in an epoch of 7 rows");
 }
 
-TEST_CASE("a loader refuses what cannot work") {
+TEST_CASE("data: a loader refuses invalid options") {
   const auto refusal = [](int tokens, std::int64_t batch, std::int64_t seq) {
     return error_of([&] {
       const TokenWindows windows(TokenStream::of(count_to(tokens)), seq);
@@ -296,7 +296,7 @@ TEST_CASE("a loader refuses what cannot work") {
         "token windows: a row must be in [0, 4), got 4");
 }
 
-TEST_CASE("a tensor dataset gives rows of any dtype and shape") {
+TEST_CASE("data: a tensor dataset gives rows of any dtype and shape") {
   const Tensor inputs = Tensor::arange(0, 24).view({4, 3, 2}).transpose(1, 2),
                targets = Tensor::arange(0, 4, 1, DType::f64);
   const TensorDataset data(inputs, targets);
@@ -343,9 +343,8 @@ TEST_CASE("a tensor dataset gives rows of any dtype and shape") {
         "tensor dataset: inputs and targets must be on the CPU");
 }
 
-TEST_CASE(
-    "documents of a stream are packed as pack_documents packs them, and rows keep their places") {
-  // Documents ab|, c|, |, defghijk| and, without an end, lm; rows of 4.
+TEST_CASE("data: streamed documents are packed like pack_documents and rows keep their index") {
+  // Documents ab|, c|, |, defghijk| and the unterminated lm; rows of 4.
   const std::string text = "ab|c||defghijk|lm";
   const PackedDocuments data(TokenStream::of_bytes(text), 4, Ints{'|'});
   CHECK(data.documents() == 5);
@@ -383,7 +382,7 @@ TEST_CASE(
         "packed documents: the data must have a document of at least 2 tokens, got 2 tokens in 2");
 }
 
-TEST_CASE("evaluation sees every target once and pads the rest") {
+TEST_CASE("data: evaluation sees every target once and pads the rest") {
   for (const int n : {2, 6, 7, 8, 13, 14, 25}) {
     const TokenWindows windows(TokenStream::of(count_to(n)), 3, TokenWindows::Tail::padded);
     const EvalLoader loader(windows, 2);
@@ -412,7 +411,7 @@ TEST_CASE("evaluation sees every target once and pads the rest") {
         "token windows: held-out data must have at least 2 tokens, got 1");
 }
 
-TEST_CASE("the held-out part is the end") {
+TEST_CASE("data: the held-out part is the end") {
   const TokenStream s = TokenStream::of(count_to(25));
   const auto [train, val] = split_tokens(s, 0.1);
   CHECK(all(train) == count_to(22));
@@ -421,7 +420,7 @@ TEST_CASE("the held-out part is the end") {
   CHECK(error_of([&] { split_tokens(s, 1); }) == "loader: val-fraction must be in [0, 1), got 1");
 }
 
-TEST_CASE("documents are packed into the first row with room") {
+TEST_CASE("data: documents are packed into the first row with room") {
   // Pieces: A(3) B(4) C(2) D(5 + 5 + 2) E(1); rows of 5.
   const PackedRows p = pack_documents({{1, 2, 3},
                                        {11, 12, 13, 14},
@@ -443,7 +442,7 @@ TEST_CASE("documents are packed into the first row with room") {
   CHECK(ints(p.flat_cu_seqlens(4, 1)) == Ints{0, 2, 5});
   CHECK(error_of([&] { p.flat_cu_seqlens(4, 2); }) ==
         "flat_cu_seqlens: rows [4, 6) must lie in [0, 5)");
-  // Rows made by hand, of which a list is missing.
+  // Rows made by hand with a list missing.
   PackedRows by_hand{p.tokens, p.targets, p.positions, p.cu_seqlens, {}};
   CHECK(error_of([&] { (void)by_hand.packing(0, 5); }) ==
         "packing: filled must have one number for each of the 5 rows, got 0");
@@ -452,7 +451,7 @@ TEST_CASE("documents are packed into the first row with room") {
         "flat_cu_seqlens: cu_seqlens must have one list for each of the 5 rows, got 4");
 }
 
-TEST_CASE("packing keeps all tokens, fills rows, and takes nothing") {
+TEST_CASE("data: packing keeps all tokens, fills rows and accepts zero documents") {
   CHECK(pack_documents({}, 4).rows() == 0);
   CHECK(pack_documents({{}, {}}, 4).rows() == 0);
   CHECK(error_of([] { pack_documents({}, 0); }) == "pack_documents: seq must be at least 1, got 0");

@@ -14,7 +14,7 @@ NamedTensors four() {
   return out;
 }
 
-// "d0:128 b0:64": what a rank owns, begin and end inside each parameter.
+// "d0:128 b0:64": the range of each parameter that a rank owns.
 std::string owned(const std::vector<BucketLayout>& buckets, int rank, int ranks) {
   std::string text;
   for (const BucketLayout& b : buckets)
@@ -58,7 +58,7 @@ TEST_CASE("bucket_layout: two buckets over four ranks") {
   CHECK(owned(buckets, 3, 4) == "c192:200");
 }
 
-TEST_CASE("bucket_layout: kinds and dtypes have buckets of their own, in the order of their ends") {
+TEST_CASE("bucket_layout: each kind and dtype has its own buckets in backward order") {
   NamedTensors ps = four();
   ps.push_back({"e", Tensor::zeros({10}, DType::bf16)});
   ps.push_back({"f", Tensor::zeros({10}, DType::f64)});
@@ -79,9 +79,8 @@ TEST_CASE("bucket_layout: kinds and dtypes have buckets of their own, in the ord
         " f32 bf16 384:ca\n");
 }
 
-TEST_CASE(
-    "bucket_layout: ranks that hold unlike parts have the same parameters in the same buckets") {
-  for (const std::int64_t rows : {6, 6, 6, 3}) {  // of 21, cut for four ranks
+TEST_CASE("bucket_layout: ranks with unequal shards put the same parameters in the same buckets") {
+  for (const std::int64_t rows : {6, 6, 6, 3}) {  // of 21, sharded over four ranks
     const NamedTensors ps = {
         {"a", Tensor::zeros({100})}, {"b", Tensor::zeros({64})}, {"c", Tensor::zeros({rows, 16})}};
     Layout layout;
@@ -95,7 +94,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("bucket_layout: unless told otherwise a bucket is an eighth, within bounds") {
+TEST_CASE("bucket_layout: the default bucket size is an eighth within bounds") {
   CHECK(default_bucket_size(0, 1) == 262'144);
   CHECK(default_bucket_size(8 * 262'144 + 8, 1) == 262'145);
   CHECK(default_bucket_size(1'000'000, 8) == 8 * 262'144);
@@ -104,7 +103,7 @@ TEST_CASE("bucket_layout: unless told otherwise a bucket is an eighth, within bo
   CHECK(default_bucket_size(8'000'000'000, 64) == 64'000'000);
   CHECK(default_bucket_size(1'000'000'000, 1024) == 262'144LL * 1024);
 
-  // Each kind's bound follows from its own total, of parts that are the same on every rank.
+  // Each kind's limit follows from its own total of shards, which is the same on every rank.
   NamedTensors ps;
   Layout layout;
   for (int i = 0; i < 16; ++i) {

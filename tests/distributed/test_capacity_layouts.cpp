@@ -1,5 +1,5 @@
-// The capacity of experts is one of a data-parallel rank's batch: what ranks that share it keep and
-// drop, held against one rank that has all of it.
+// The capacity of an expert applies to the batch of a data-parallel rank. The ranks that share the
+// batch must keep and drop the same slots as one rank with all of it.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ using test::mismatch;
 using test::part;
 using test::random;
 
-// Three sequences, which two or four ranks cut in their middle.
+// Three sequences. Two or four ranks split them in the middle of a sequence.
 constexpr std::int64_t kSequences = 3, kLength = 8, kTokens = kSequences * kLength, kDim = 8;
 
 const Grid kGrids[] = {{2, {.tp = 2, .ep = 1, .etp = 2}}, {2, {.tp = 2, .ep = 2, .etp = 1}},
@@ -53,15 +53,15 @@ MoeOptions options(double factor, DropPolicy drop, bool pads) {
           .proj_init = nn::Init::normal(0.4)};
 }
 
-// What a dp rank has. Its first third decides more clearly than the rest: by probability experts
-// keep most tokens there, more than an even share of the ranks.
+// The batch of a dp rank. Its first third has larger scores: by probability, experts keep most
+// slots there, more than an even share of the ranks.
 Tensor batch(int dp) {
   const Tensor x = random({kSequences, kLength, kDim}, 1 + static_cast<std::uint64_t>(dp));
   x.narrow(0, 1, 2).mul_(0.1);
   return x;
 }
 
-// The first rank has most of it.
+// Most of the padding is on the first rank.
 Tensor some_padding() {
   const Tensor pad = Tensor::zeros({kSequences, kLength}, DType::boolean);
   for (const std::int64_t t : {1, 3, 4, 5, 6, 13, 23}) pad.data<bool>()[t] = true;
@@ -97,7 +97,7 @@ Result run(MoE& m, const Tensor& given, const Tensor& dy, const Tensor& padding,
 
 std::int64_t kept(const Tensor& experts) { return sum(ge(experts, 0.0).to(DType::i64)).item_int(); }
 
-// All that one layer of ranks and the batches of one rank after another have to agree in.
+// Compares a layer spread over the ranks with one rank that processes the batches one by one.
 void compare(World& w, const DeviceMesh& mesh, const MoeOptions& o, Dispatcher kind,
              const Tensor& padding) {
   const int dp = mesh.dp().rank(), tp = mesh.tp().size();
@@ -144,7 +144,7 @@ void compare(World& w, const DeviceMesh& mesh, const MoeOptions& o, Dispatcher k
 
 }  // namespace
 
-TEST_CASE("capacity: ranks that share a batch keep and drop what one rank does") {
+TEST_CASE("capacity: ranks that share a batch keep and drop the slots that one rank does") {
   for (const Grid& grid : kGrids)
     test::distributed_test(grid.ranks, [&](World& w) {
       const DeviceMesh mesh(w, grid.degrees);
@@ -165,7 +165,7 @@ TEST_CASE("capacity: ranks that share a batch keep and drop what one rank does")
     });
 }
 
-TEST_CASE("capacity: an expert multiplies as many rows as it may keep of the batches here") {
+TEST_CASE("capacity: an expert multiplies only the rows that it may keep") {
   for (const Grid& grid : kGrids)
     test::distributed_test(grid.ranks, [&](World& w) {
       const DeviceMesh mesh(w, grid.degrees);
@@ -192,14 +192,14 @@ TEST_CASE("capacity: an expert multiplies as many rows as it may keep of the bat
     });
 }
 
-TEST_CASE("capacity: forced routing, and a rank that takes more than its share of an expert") {
+TEST_CASE("capacity: forced routing lets a rank use more than its even share of an expert") {
   test::distributed_test({2, 4}, [](World& w) {
     const DeviceMesh mesh(w, {.tp = 2, .ep = 2, .etp = 1});
     MoeOptions o = options(0.7, DropPolicy::probability, true);
     o.router.force_balance = true;
     o.router.force_bias = 1;
     compare(w, mesh, o, Dispatcher::all_to_all, some_padding());
-    // An expert has room for six: three for each of two ranks, if they had an even share.
+    // An expert has room for six: three for each of two ranks in an even split.
     const Tensor experts = layer(options(0.5, DropPolicy::probability, true))
                                .router(batch(0).view({kTokens, kDim}), {.sequences = kSequences})
                                .routing.experts;
@@ -227,8 +227,8 @@ TEST_CASE("capacity: the collectives of a layer do not depend on data") {
       CHECK(calls(0.9, pads, same, {}) == usual);
       CHECK(calls(0.9, pads, x, some_padding()) == usual);
       CHECK(calls(0.9, pads, x, nothing) == usual);
-      // Two slots a token and factor 2: an expert has room for every token, and nothing of that is
-      // a filler that a rank would have to tell from slots.
+      // With two slots per token and factor 2 an expert has room for every token, so ranks need not
+      // distinguish padding from slots.
       CHECK(calls(2, pads, x, {}) == usual - (pads ? 3 : 2));
     }
     test::check_same_traces(w);
@@ -242,7 +242,7 @@ TEST_CASE("capacity: the collectives of a layer do not depend on data") {
   });
 }
 
-TEST_CASE("capacity: ranks that share a batch but have unequal parts of it are named") {
+TEST_CASE("capacity: ranks with unequal shares of a batch are refused by name") {
   if (test::launched_world()) return;  // the error ends the world
   const std::string text = test::error_of([] {
     run_ranks(2, [](World& w) {

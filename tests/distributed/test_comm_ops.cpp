@@ -10,7 +10,7 @@
 namespace weft::distributed::comm_ops_test {
 namespace {
 
-// Differs by rank; its order of magnitude does not.
+// Values differ by rank but have the same magnitude.
 Tensor weights(const Shape& shape, int rank, DType dtype = DType::f64) {
   return test::random(shape, 100 + static_cast<std::uint64_t>(rank), dtype);
 }
@@ -21,15 +21,15 @@ Tensor part(const Tensor& x, int rank, int ranks) {
 
 using Program = std::function<Tensor(const Tensor& x)>;
 
-// Every rank has the same x and computes the same y, whatever happens in between: so differences in
-// all ranks at once are what the tape must say on each.
+// Every rank has the same x and computes the same y, so perturbing x on all ranks at once must give
+// the gradient that each rank's tape computes.
 std::string check_gradient(const Program& f, const Tensor& x) {
   return gradcheck([&](const TensorList& in) { return f(in[0]); }, {x}, {.second_order = true});
 }
 
 }  // namespace
 
-TEST_CASE("values") {
+TEST_CASE("comm_ops: values on one, two and more ranks") {
   test::distributed_test({1, 2, 4}, [](World& w) {
     const int ranks = w.size();
     ProcessGroup& g = w.all();
@@ -46,10 +46,10 @@ TEST_CASE("values") {
     const Tensor mine = mul(whole, r + 1.0);
     CHECK(test::different_bits(reduce_from_group(mine, g), total) == "");
     CHECK(test::different_bits(reduce_from_group(test::strided(mine), g), total) == "");
-    CHECK(test::different_bits(mine, mul(whole, r + 1.0)) == "");  // somebody has a handle
+    CHECK(test::different_bits(mine, mul(whole, r + 1.0)) == "");  // another handle exists
     CHECK(test::different_bits(reduce_scatter_rows(mine, g), part(total, r, ranks)) == "");
 
-    // Axes in front of the rows.
+    // Leading axes before the rows.
     const Tensor three = whole.view({2 * ranks, 2, 3});
     const Shape cut = ranks > 1 ? Shape{1, 4, 3} : three.shape();
     CHECK(scatter_rows(three, g).shape() == cut);
@@ -58,7 +58,7 @@ TEST_CASE("values") {
     const Shape all = ranks > 1 ? Shape{1, 4 * ranks, 3} : Shape{1, 4, 3};
     CHECK(gather_rows(own.reshape({1, 4, 3}), g).shape() == all);
 
-    // No rows at all.
+    // Zero rows.
     const Tensor none = Tensor::empty({0, 3}, DType::f64);
     for (const auto op : {gather_rows, gather_rows_replicated, scatter_rows, reduce_scatter_rows})
       CHECK(op(none, g).shape() == Shape{0, 3});
@@ -69,7 +69,7 @@ TEST_CASE("values") {
   });
 }
 
-TEST_CASE("from rows over the whole to columns, and back, changes no bit") {
+TEST_CASE("comm_ops: rows to columns and back changes no bit") {
   test::distributed_test({1, 2, 4, 8}, [](World& w) {
     ProcessGroup& g = w.all();
     const std::int64_t width = 3;
@@ -83,7 +83,7 @@ TEST_CASE("from rows over the whole to columns, and back, changes no bit") {
   });
 }
 
-TEST_CASE("an x that is moved in is summed where it lies") {
+TEST_CASE("comm_ops: an x that is moved in is summed in place") {
   test::distributed_test(2, [](World& w) {
     Tensor x = Tensor::full({3}, w.rank() + 1.0);
     const void* const memory = x.raw();
@@ -93,7 +93,7 @@ TEST_CASE("an x that is moved in is summed where it lies") {
   });
 }
 
-TEST_CASE("columns of unequal width") {
+TEST_CASE("comm_ops: gather_columns accepts unequal widths") {
   test::distributed_test(4, [](World& w) {
     const Rows columns{2, 3, 0, 1};
     const Tensor whole = test::random({2, 5, 6}, 4);
@@ -104,7 +104,7 @@ TEST_CASE("columns of unequal width") {
   });
 }
 
-TEST_CASE("gradients: each backward is the dual of its forward") {
+TEST_CASE("comm_ops: each backward is the dual of its forward") {
   test::distributed_test({1, 2, 4}, [](World& w) {
     const int ranks = w.size();
     ProcessGroup& g = w.all();
@@ -148,7 +148,7 @@ TEST_CASE("gradients: each backward is the dual of its forward") {
   });
 }
 
-TEST_CASE("f32 and bf16: added in f32, rounded once") {
+TEST_CASE("comm_ops: f32 and bf16 are summed in f32 and rounded once") {
   test::distributed_test(4, [](World& w) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       Tensor total = Tensor::zeros({8, 3});
@@ -161,7 +161,7 @@ TEST_CASE("f32 and bf16: added in f32, rounded once") {
   });
 }
 
-TEST_CASE("what they refuse") {
+TEST_CASE("comm_ops: errors name the rule") {
   test::distributed_test(2, [](World& w) {
     ProcessGroup& g = w.all();
     const auto error = [&](auto&& f) { return test::error_of(f); };

@@ -18,7 +18,7 @@ using test::Stack;
 constexpr std::int64_t kBatch = 48;
 constexpr double kCount = kBatch * 6;
 
-// One backward pass of this rank's rows, in some micro-batches.
+// Backward passes over this rank's rows, split into micro-batches.
 void backward(const Stack& model, World& w, Ddp& ddp, DType dtype, int micros = 1) {
   for (int m = 0; m < micros; ++m) {
     Tape tape;
@@ -49,7 +49,7 @@ std::vector<Tensor> ddp_gradients(World& w, DType dtype, const DdpOptions& optio
 
 }  // namespace
 
-TEST_CASE("ddp: gradients are those of one rank with the whole batch") {
+TEST_CASE("ddp: gradients equal those of one rank with the whole batch") {
   for (const DType dtype : {DType::f64, DType::f32}) {
     const std::vector<Tensor> want = one_rank_gradients(dtype);
     const double limit = dtype == DType::f64 ? 1e-12 : 1e-6;
@@ -63,7 +63,7 @@ TEST_CASE("ddp: gradients are those of one rank with the whole batch") {
   }
 }
 
-TEST_CASE("ddp: the same bits with overlap and without, in any buckets, and again") {
+TEST_CASE("ddp: overlap and bucket size change no bit") {
   test::distributed_test({2, 4}, [](World& w) {
     const std::vector<Tensor> want = ddp_gradients(w, DType::f32, {.bucket_size = 200});
     CHECK(test::same_bits(ddp_gradients(w, DType::f32, {.bucket_size = 200}), want));
@@ -76,7 +76,7 @@ TEST_CASE("ddp: the same bits with overlap and without, in any buckets, and agai
   });
 }
 
-TEST_CASE("ddp: one collective a bucket, sent in backward, of the last micro-batch only") {
+TEST_CASE("ddp: one collective per bucket overlaps the last micro-batch's backward") {
   test::distributed_test({2, 4}, [](World& w) {
     Stack model(3);
     const std::int64_t world_before = w.all().calls(), before = w.recorder().count();
@@ -99,7 +99,7 @@ TEST_CASE("ddp: one collective a bucket, sent in backward, of the last micro-bat
   });
 }
 
-TEST_CASE("ddp: without watch() everything is sent at the end") {
+TEST_CASE("ddp: without watch() all buckets are reduced at the end") {
   const std::vector<Tensor> want = one_rank_gradients(DType::f32);
   run_ranks(2, [&](World& w) {
     Stack model(3);
@@ -126,7 +126,7 @@ void keep_line(std::string_view line) {
 
 }  // namespace
 
-TEST_CASE("ddp: parameters without a gradient, on some ranks or on all, in any order") {
+TEST_CASE("ddp: parameters may lack a gradient on some or all ranks in any order") {
   lines.clear();
   set_log_handler(keep_line);
   run_ranks(2, [](World& w) {
@@ -137,7 +137,8 @@ TEST_CASE("ddp: parameters without a gradient, on some ranks or on all, in any o
       ddp.zero_grad();
       Tape tape;
       const Tensor x = test::rows_of(kBatch, w.rank(), 2);
-      // Layer 2 is used by nobody, layer 1 by rank 0 only, and the ranks differ in the order.
+      // Layer 2 is unused, only rank 0 uses layer 1, and the ranks use the layers in different
+      // orders.
       Tensor y = w.rank() == 0 ? model.layers[0](model.layers[1](model.layers[3](x)))
                                : model.layers[3](model.layers[0](x));
       const Tensor loss = sum(square(y));
@@ -146,7 +147,7 @@ TEST_CASE("ddp: parameters without a gradient, on some ranks or on all, in any o
       ddp.finish();
       const Tensor unused = model.layers[2].up.weight.main_grad();
       CHECK(test::mismatch(unused, Tensor::zeros(unused.shape()), 0) == "");
-      // Both have rank 0's part.
+      // Both ranks have rank 0's contribution.
       const Tensor theirs = model.layers[1].up.weight.main_grad().clone();
       w.all().broadcast(theirs, 0).wait();
       CHECK(test::different_bits(model.layers[1].up.weight.main_grad(), theirs) == "");
@@ -154,7 +155,7 @@ TEST_CASE("ddp: parameters without a gradient, on some ranks or on all, in any o
     }
   });
   set_log_handler(nullptr);
-  // Once a rank, not once a step.
+  // One line per rank, not per step.
   CHECK(lines.size() == 2);
   std::sort(lines.begin(), lines.end());
   CHECK(lines[0] ==
@@ -165,7 +166,7 @@ TEST_CASE("ddp: parameters without a gradient, on some ranks or on all, in any o
         "buckets are sent after backward");
 }
 
-TEST_CASE("ddp: tied parameters and recomputed regions are sent when the last use has come") {
+TEST_CASE("ddp: tied parameters and recomputed regions are reduced after their last use") {
   const auto run = [](World& w, bool again, DType dtype) {
     const nn::DeviceScope scope(kCpu, dtype);
     nn::GptConfig config;
@@ -201,7 +202,7 @@ TEST_CASE("ddp: tied parameters and recomputed regions are sent when the last us
   }
 }
 
-TEST_CASE("ddp: losses of 20 steps of AdamW are those of one rank") {
+TEST_CASE("ddp: losses of 20 AdamW steps equal those of one rank") {
   const auto run = [](World& w, int micros) {
     Stack model(3);
     const DeviceMesh mesh(w);
@@ -237,7 +238,7 @@ TEST_CASE("ddp: losses of 20 steps of AdamW are those of one rank") {
   });
 }
 
-TEST_CASE("ddp: bf16 models sum in f32, or in bf16 when asked") {
+TEST_CASE("ddp: bf16 models reduce in f32 or on request in bf16") {
   const std::vector<Tensor> want = one_rank_gradients(DType::f32);
   test::distributed_test({2, 4}, [&](World& w) {
     for (const DType kept : {DType::f32, DType::bf16}) {
@@ -249,7 +250,7 @@ TEST_CASE("ddp: bf16 models sum in f32, or in bf16 when asked") {
   });
 }
 
-TEST_CASE("ddp: a gradient that is not finite is named") {
+TEST_CASE("ddp: check_finite names a gradient that is not finite") {
   const auto run = [](const DdpOptions& options) {
     return test::error_of([&] {
       run_ranks(2, [&](World& w) {
@@ -262,7 +263,7 @@ TEST_CASE("ddp: a gradient that is not finite is named") {
         loss.backward(Tensor::full({}, w.rank() == 1 ? NAN : 1));
         const optim::GradClip clip = ddp.finish(1);
         CHECK(std::isnan(clip.scale.item()));
-        // No rank updates.
+        // No rank updates its parameters.
         const std::vector<Tensor> before = test::copies(model.parameters());
         optim::AdamW adam(model.named_parameters());
         CHECK(adam.step(clip).skipped);
@@ -275,7 +276,7 @@ TEST_CASE("ddp: a gradient that is not finite is named") {
         "rank 1: ddp: the gradient of layers.1.down.bias is not finite on rank 1");
 }
 
-TEST_CASE("ddp: pipeline stages, whose parameters differ, are refused") {
+TEST_CASE("ddp: pipeline stages are refused") {
   run_ranks(2, [](World& w) {
     const DeviceMesh mesh(w, {.pp = 2});
     Stack model(1);
@@ -283,7 +284,7 @@ TEST_CASE("ddp: pipeline stages, whose parameters differ, are refused") {
   });
 }
 
-TEST_CASE("ddp: what it refuses") {
+TEST_CASE("ddp: errors name the rule") {
   run_ranks(1, [](World& w) {
     const DeviceMesh mesh(w);
     Stack model(1);

@@ -44,7 +44,7 @@ TEST_CASE("mesh: tp 2 x cp 2 with experts over four ranks") {
   CHECK(lists("world") == kAll8);
 }
 
-TEST_CASE("mesh: tp 2 x pp 2 with experts cut as the rest") {
+TEST_CASE("mesh: tp 2 x pp 2 with experts split like the rest") {
   const auto lists = [](const char* name) {
     return rank_lists(8, {.tp = 2, .pp = 2, .ep = 2, .etp = 2}, name);
   };
@@ -81,7 +81,7 @@ TEST_CASE("mesh: sixteen ranks with every axis in use") {
   CHECK(lists("tp_ep_pp") == Lists{{0, 1, 2, 3, 8, 9, 10, 11}, {4, 5, 6, 7, 12, 13, 14, 15}});
 }
 
-TEST_CASE("mesh: dp is what the others leave over") {
+TEST_CASE("mesh: dp is the world size divided by the other degrees") {
   CHECK(settle(8, {.tp = 2}).dp == 4);
   CHECK(settle(8, {.dp = -1, .tp = 2, .pp = 2}).dp == 2);
   const auto lists = [](const char* name) {
@@ -93,14 +93,14 @@ TEST_CASE("mesh: dp is what the others leave over") {
   CHECK(lists("edp") == kApart4);
 }
 
-TEST_CASE("mesh: what is left for the experts' data parallelism, also before etp is settled") {
+TEST_CASE("mesh: expert data parallelism is the rest of the world before and after settle()") {
   CHECK(Degrees{}.edp(8) == 8);
   CHECK(Degrees{.tp = 2, .ep = 2}.edp(8) == 2);
   CHECK(Degrees{.tp = 2, .ep = 2, .etp = 1}.edp(8) == 4);
   CHECK(settle(8, {.tp = 2, .ep = 2}).edp(8) == 2);
 }
 
-TEST_CASE("mesh: a grid with data parallelism in two axes") {
+TEST_CASE("mesh: a grid with two axes of data parallelism") {
   const RankGrid dense({{"tp", 2}, {"shard", 2}, {"replicate", 2}});
   CHECK(dense.groups({"replicate"}) == kApart4);
   CHECK(dense.groups({"shard"}) == kApart2);
@@ -113,7 +113,7 @@ TEST_CASE("mesh: a grid with data parallelism in two axes") {
   CHECK(test::error_of([&] { experts.coordinate(0, "tp"); }) == "mesh: the grid has no axis tp");
 }
 
-TEST_CASE("mesh: every kind of group holds every rank once") {
+TEST_CASE("mesh: every kind of group contains every rank once") {
   for (const int world : {1, 2, 4, 6, 8, 24})
     for (const int tp : {1, 2, 3})
       for (const int pp : {1, 2})
@@ -136,7 +136,7 @@ TEST_CASE("mesh: every kind of group holds every rank once") {
         }
 }
 
-TEST_CASE("mesh: degrees that do not fit are refused with all numbers") {
+TEST_CASE("mesh: incompatible degrees are refused with all numbers") {
   const auto refused = [](int world, const Degrees& d) {
     return test::error_of([&] { settle(world, d); });
   };
@@ -160,7 +160,7 @@ TEST_CASE("mesh: degrees that do not fit are refused with all numbers") {
         "65536, pp 65536, ep 1, etp 65536");
 }
 
-TEST_CASE("mesh: groups of the right ranks that work") {
+TEST_CASE("mesh: groups have the right ranks and communicate") {
   run_ranks(4, [](World& w) {
     const DeviceMesh mesh(w, {.dp = 2, .tp = 2, .ep = 4, .etp = 1});
     CHECK(mesh.degrees().dp == 2);

@@ -1,4 +1,4 @@
-// Tokens on their way to experts on other ranks.
+// Dispatches tokens to experts on other ranks.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -41,7 +41,7 @@ const Grid kGrids[] = {{1, {.ep = 1, .etp = 1}}, {2, {.ep = 2, .etp = 1}}, {4, {
                        {2, {.ep = 1, .etp = 2}}, {4, {.ep = 2, .etp = 2}}, {8, {.ep = 4, .etp = 2}},
                        {4, {.ep = 2, .etp = 1}}};
 
-// Which tokens a rank has; rank 1 has none.
+// The tokens of a rank; rank 1 has none.
 struct Share {
   std::int64_t first, count;
 };
@@ -55,7 +55,7 @@ std::int64_t tokens_of(int ranks, bool even) { return share_of(ranks, even).firs
 
 Tensor rows_of(const Tensor& t, const Share& s) { return t.narrow(0, s.first, s.count).clone(); }
 
-// y, and what it says about x, the slots' probabilities and the experts' parameters.
+// y, and the gradients of x, the slots' probabilities and the experts' parameters.
 struct Result {
   Tensor y, dx, dprobs;
   TensorList dw;
@@ -63,7 +63,7 @@ struct Result {
 
 Result through(const MoE& m, const Tensor& given, const Routing& routing, const Tensor& dy,
                std::int64_t capacity = 0) {
-  // Not at the beginning of its storage, like a part of a batch.
+  // A view that does not start at the beginning of its storage, like a slice of a batch.
   const std::int64_t tokens = given.dim(0);
   Tensor x = cat({given, given}, 0).narrow(0, tokens, tokens), probs = routing.probs.clone();
   x.set_requires_grad();
@@ -141,7 +141,7 @@ std::vector<double> values(const Tensor& t) {
 
 }  // namespace
 
-TEST_CASE("D3, D7: every grid and dispatcher gives the dense sum, with a rank without tokens") {
+TEST_CASE("D3, D7: every grid and dispatcher gives the dense sum with one rank without tokens") {
   for (const Grid& grid : kGrids)
     for (const MoeOptions& o : kLayers)
       for (const DType dtype : {DType::f64, DType::f32}) {
@@ -173,7 +173,7 @@ TEST_CASE("D3, D7: every grid and dispatcher gives the dense sum, with a rank wi
       }
 }
 
-TEST_CASE("D4: dispatchers agree bit by bit, and with one rank") {
+TEST_CASE("D4: dispatchers agree bit by bit with each other and with one rank") {
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const Grid& grid : kGrids) {
       CAPTURE(grid.ranks);
@@ -201,7 +201,7 @@ TEST_CASE("D2: two ranks with four tokens and two experts each") {
   test::distributed_test(2, [](World& w) {
     const DeviceMesh mesh(w, {.ep = 2});
     const bool a = w.rank() == 0;
-    // Tokens a0 ... a3 are 0 ... 3, b0 ... b3 are 10 ... 13.
+    // Tokens a0 ... a3 are 0 ... 3, tokens b0 ... b3 are 10 ... 13.
     const Tensor x = Tensor::arange(a ? 0 : 10, a ? 4 : 14).view({4, 1});
     const Tensor chosen = (a ? Tensor::of({0, 1, 1, 2, 2, 3, 1, 0}, {4, 2})
                              : Tensor::of({3, 0, 3, 1, 3, 2, 0, 1}, {4, 2}))
@@ -215,7 +215,7 @@ TEST_CASE("D2: two ranks with four tokens and two experts each") {
     CHECK(values(d.expert_rows) == (a ? std::vector<double>{4, 5} : std::vector<double>{3, 4}));
     CHECK(values(d.tokens) == (a ? std::vector<double>{0, 3, 10, 13, 0, 1, 3, 11, 13}
                                  : std::vector<double>{1, 2, 12, 2, 10, 11, 12}));
-    // Experts that leave tokens as they are: each comes back once with both halves.
+    // Identity experts: each token comes back once with the sum of both halves.
     const Tensor y = mul(d.tokens, d.probs.view({d.probs.dim(0), 1}));
     Tensor back = dispatcher.combine_preprocess(y, d);
     back = dispatcher.token_combine(back, d);
@@ -223,7 +223,7 @@ TEST_CASE("D2: two ranks with four tokens and two experts each") {
   });
 }
 
-TEST_CASE("D5: with a capacity nothing is exchanged, and slots that find no row are dropped") {
+TEST_CASE("D5: a capacity avoids the exchange of counts and drops slots without a row") {
   for (const Grid& grid : kGrids)
     for (const std::int64_t capacity : {1, 2, 5}) {
       CAPTURE(grid.ranks);
@@ -263,7 +263,7 @@ TEST_CASE("D5: with a capacity nothing is exchanged, and slots that find no row 
     }
 }
 
-TEST_CASE("aligned rows change no bit") {
+TEST_CASE("expert dispatch: aligned rows change no bit") {
   test::distributed_test(4, [](World& w) {
     const Grid grid{4, {.ep = 2, .etp = 2}};
     MoeOptions o = kLayers[0];
@@ -278,7 +278,7 @@ TEST_CASE("aligned rows change no bit") {
   });
 }
 
-TEST_CASE("a fake rank plans the bytes of an even share") {
+TEST_CASE("expert dispatch: a fake rank counts the bytes of an even load") {
   const auto world = fake_world(0, 8);
   const DeviceMesh mesh(*world, {.ep = 4, .etp = 2});
   for (const double capacity : {0.0, 1.0})
@@ -295,7 +295,7 @@ TEST_CASE("a fake rank plans the bytes of an even share") {
       const std::int64_t row = kDim * 4, counts = capacity > 0 ? 0 : 7 * 8;
       // 24 slots, 6 for each expert.
       if (kind == Dispatcher::all_to_all)
-        // Away over ep and then to the other half of the experts, and back.
+        // Sent over ep and then to the other half of the experts, and back.
         CHECK(sent == 4 * counts + 18 * (2 * row + 4) + 24 * (2 * row + 4));
       else
         CHECK(sent == (capacity > 0 ? 0 : 5 * counts) + 7 * 8 * (row + 3 * (4 + 8)) + 7 * 24 * row);

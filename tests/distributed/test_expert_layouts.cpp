@@ -1,4 +1,4 @@
-// Whole models whose experts are spread over ranks, held against one rank.
+// Whole models with experts spread over ranks, compared with one rank.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -29,7 +29,7 @@ using test::seeded;
 
 constexpr std::int64_t kSequences = 8, kTokens = 6;
 
-// Experts in two of three blocks and in the MTP depth; balanced by a loss or by a bias.
+// Experts in two of three blocks and in the MTP depth, balanced by a loss or by a bias.
 GptConfig tiny(bool by_bias) {
   GptConfig c{.arch = nn::Arch::llama,
               .layers = 3,
@@ -61,7 +61,7 @@ struct Pass {
   std::map<std::string, Tensor> grads, biases;
 };
 
-// One step over the sequences first ... first + count, as a share of all of them.
+// One step over the sequences first ... first + count, weighted by their share of all sequences.
 Pass step(Gpt& model, std::int64_t first, std::int64_t count, const SumCounts& reduce = {}) {
   nn::RouterStep routers(model);
   model.zero_grad();
@@ -80,7 +80,7 @@ Pass step(Gpt& model, std::int64_t first, std::int64_t count, const SumCounts& r
   return p;
 }
 
-// What this rank has of it after the gradients have been summed.
+// This rank's part of the step, after the reduction of the gradients.
 Pass step(World& w, const Degrees& degrees, const GptConfig& c, DType dtype,
           const ExpertPlan& plan = {}) {
   const DeviceMesh mesh(w, degrees);
@@ -105,7 +105,7 @@ const Grid kGrids[] = {{2, {.ep = 2, .etp = 1}}, {4, {.ep = 4, .etp = 1}},
 
 }  // namespace
 
-TEST_CASE("P2: loss, gradients and expert biases of every layout are those of one rank") {
+TEST_CASE("P2: loss, gradients and expert biases of every layout equal those of one rank") {
   for (const bool by_bias : {false, true}) {
     const GptConfig c = tiny(by_bias);
     Gpt whole = seeded(c, DType::f64);
@@ -133,7 +133,7 @@ TEST_CASE("P2: loss, gradients and expert biases of every layout are those of on
   }
 }
 
-TEST_CASE("what is recomputed sends its tokens again, and changes no bit") {
+TEST_CASE("expert layouts: recomputing dispatches tokens again and changes no bit") {
   for (const nn::Recompute kind : {nn::Recompute::selective, nn::Recompute::full})
     test::distributed_test(2, [&](World& w) {
       GptConfig c = tiny(false);
@@ -147,7 +147,7 @@ TEST_CASE("what is recomputed sends its tokens again, and changes no bit") {
     });
 }
 
-TEST_CASE("D7: a rank without any sequence takes part") {
+TEST_CASE("D7: a rank without a sequence takes part in the collectives") {
   const GptConfig c = tiny(false);
   Gpt whole = seeded(c, DType::f64);
   const Pass want = step(whole, 0, kSequences);
@@ -173,7 +173,7 @@ TEST_CASE("D7: a rank without any sequence takes part") {
     });
 }
 
-TEST_CASE("a layout repeats itself bit by bit") {
+TEST_CASE("expert layouts: a rerun gives the same bits") {
   test::distributed_test(4, [](World& w) {
     const Degrees degrees{.ep = 2, .etp = 2};
     const Pass a = step(w, degrees, tiny(false), DType::f32);
@@ -183,7 +183,7 @@ TEST_CASE("a layout repeats itself bit by bit") {
   });
 }
 
-TEST_CASE("experts on other ranks: a model's output has the bits of one rank") {
+TEST_CASE("expert layouts: experts on other ranks give the output bits of one rank") {
   for (const int ranks : {2, 4})
     test::distributed_test(ranks, [&](World& w) {
       const DeviceMesh mesh(w, {.ep = ranks, .etp = 1});

@@ -42,7 +42,7 @@ MoE seeded(const MoeOptions& o) {
 
 }  // namespace
 
-TEST_CASE("D8: the shared expert on the way or afterwards: the same bits") {
+TEST_CASE("D8: overlapping the shared expert changes no bit") {
   for (const Grid& grid :
        {Grid{1, {.ep = 1, .etp = 1}}, Grid{2, {.ep = 2, .etp = 1}}, Grid{4, {.ep = 4, .etp = 1}},
         Grid{4, {.ep = 2, .etp = 2}}, Grid{8, {.ep = 4, .etp = 2}}})
@@ -73,7 +73,7 @@ TEST_CASE("D8: the shared expert on the way or afterwards: the same bits") {
     });
 }
 
-TEST_CASE("the shared expert is computed between departure and arrival, in backward too") {
+TEST_CASE("expert parallelism: the shared expert overlaps with dispatch in forward and backward") {
   test::distributed_test(2, [](World& w) {
     const DeviceMesh mesh(w, {.ep = 2});
     MoeOptions o = kLayer;
@@ -83,7 +83,7 @@ TEST_CASE("the shared expert is computed between departure and arrival, in backw
     Tensor x = random({3, kDim}, 1, DType::f32);
     x.set_requires_grad();
     const Tensor shared = m.shared->parameters().front(), other = m.experts.parameters().front();
-    std::int64_t by_shared = 0, by_other = 0;  // collectives called when their gradients are there
+    std::int64_t by_shared = 0, by_other = 0;  // collectives before each gradient is ready
     Tape tape;
     tape.on_grad_ready([&](const Tensor& leaf) {
       if (leaf.impl() == shared.impl()) by_shared = w.recorder().count();
@@ -98,13 +98,13 @@ TEST_CASE("the shared expert is computed between departure and arrival, in backw
     CHECK(departure < mlp);
     CHECK(mlp < arrival);
     y.backward(y.detach());
-    // Between the two the gradients of tokens and probabilities have left.
+    // In between, the gradients of tokens and probabilities were sent.
     CHECK(by_other > 0);
     CHECK(by_shared == by_other + 2);
   });
 }
 
-TEST_CASE("every layout starts with the same model, made whole or on the meta device") {
+TEST_CASE("expert parallelism: every layout initialises the same model in memory and on meta") {
   test::distributed_test(4, [](World& w) {
     const DeviceMesh mesh(w, {.ep = 2, .etp = 2});
     const nn::GptConfig tiny{.arch = nn::Arch::llama,
@@ -141,11 +141,11 @@ TEST_CASE("every layout starts with the same model, made whole or on the meta de
     CHECK(up.part.cuts[0].ranges == Ranges{{2 * e, 2 * e + 2}});
     CHECK(up.part.cuts[1].ranges == Ranges{{3 * q, 3 * q + 3}, {6 + 3 * q, 9 + 3 * q}});
     CHECK(layout.count("mtp.0.block.moe.experts.down") == 1);
-    CHECK(layout.count("blocks.1.moe.router.weight") == 0);  // tp is 1: like any other
+    CHECK(layout.count("blocks.1.moe.router.weight") == 0);  // tp is 1: not a special case
   });
 }
 
-TEST_CASE("O2: ranks make the same collectives when one has no tokens, or its experts get none") {
+TEST_CASE("O2: an idle rank or idle experts make the same collectives") {
   for (const Dispatcher kind : {Dispatcher::all_to_all, Dispatcher::all_gather})
     for (const Degrees& degrees : {Degrees{.ep = 4, .etp = 1}, Degrees{.ep = 2, .etp = 2}})
       for (const bool idle : {false, true}) {
@@ -175,7 +175,7 @@ TEST_CASE("O2: ranks make the same collectives when one has no tokens, or its ex
       }
 }
 
-TEST_CASE("expert parallelism: what does not fit is refused with the layer's name") {
+TEST_CASE("expert parallelism: errors name the layer") {
   test::distributed_test(4, [](World& w) {
     struct Model : nn::Module {
       MoE moe = seeded(kLayer);
@@ -215,7 +215,7 @@ TEST_CASE("expert parallelism: what does not fit is refused with the layer's nam
   });
 }
 
-TEST_CASE("a warm pass through experts on other ranks asks the heap for nothing") {
+TEST_CASE("expert parallelism: a warm pass allocates nothing") {
   if (test::launched_world()) return;  // MPI itself allocates
   for (const Dispatcher kind : {Dispatcher::all_to_all, Dispatcher::all_gather})
     for (const auto& [capacity, tp] : {std::pair{0.0, 1}, {1.5, 1}, {1.1, 2}})

@@ -1,4 +1,4 @@
-// Routers over parts of a batch, held against the whole batch on one rank.
+// Routers on shards of a batch, compared with the whole batch on one rank.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -20,8 +20,7 @@ using test::random;
 
 }  // namespace
 
-TEST_CASE(
-    "R6: a batch whose tokens are split over tp ranks has the losses and gradients of one rank") {
+TEST_CASE("R6: a batch split over tp ranks has the losses and gradients of one rank") {
   constexpr std::int64_t B = 3, T = 4, C = 8;
   const Tensor x = random({B, T, C}, 1), dy = random({B, T, C}, 2);
   const auto run = [&](nn::MoE& m, const Tensor& in, const Tensor& cotangent, double* loss,
@@ -36,7 +35,8 @@ TEST_CASE(
     int ranks;
     Degrees degrees;
   };
-  // Three sequences on two ranks: one is cut; on four or six: parts that begin inside a sequence.
+  // Three sequences. Two ranks split one of them; shards of four or six ranks start inside a
+  // sequence.
   for (const Case& k :
        {Case{2, {.tp = 2, .ep = 2, .etp = 1}}, Case{2, {.tp = 2, .etp = 2}},
         Case{4, {.tp = 4, .ep = 2, .etp = 2}}, Case{6, {.tp = 6, .ep = 2, .etp = 1}}})
@@ -73,7 +73,7 @@ TEST_CASE(
           const Tensor all = Tensor::full({1}, loss, DType::f64);
           w.all().all_reduce(all).wait();
           CHECK(std::abs(all.item() - want_loss) < 1e-12);
-          // What the log shows is each rank's mean over its tokens.
+          // The log shows each rank's mean over its tokens.
           const Tensor shown = nn::RouterStep(m).losses();
           w.all().all_reduce(shown).wait();
           CHECK(mismatch(div(shown, k.ranks), nn::RouterStep(whole).losses(), 1e-12) == "");
@@ -90,7 +90,7 @@ TEST_CASE(
       }
 }
 
-TEST_CASE("R7: with the same data on all dp ranks, counts over all of them say the same as aux") {
+TEST_CASE("R7: with equal data on all dp ranks global counts give the same as aux") {
   for (const int ranks : {2, 4})
     test::distributed_test(ranks, [&](World& w) {
       const DeviceMesh mesh(w, {.ep = ranks, .etp = 1});
@@ -103,7 +103,7 @@ TEST_CASE("R7: with the same data on all dp ranks, counts over all of them say t
         nn::init(m, 5);
         shard_experts(m, mesh);
         Tape tape;
-        // Every rank's loss counts by its share of the tokens.
+        // Every rank's loss is weighted by its share of the tokens.
         mul(m(random({9, 8}, 4, DType::f32)).loss, 1.0 / ranks).backward();
         grads[global] = m.router.weight.grad();
         mesh.dp().all_reduce(grads[global]).wait();
@@ -115,7 +115,7 @@ TEST_CASE("R7: with the same data on all dp ranks, counts over all of them say t
     });
 }
 
-TEST_CASE("R9: ranks with different tokens move the expert bias alike, by the counts of all") {
+TEST_CASE("R9: global counts move the expert bias equally on ranks with different tokens") {
   test::distributed_test(2, [](World& w) {
     const DeviceMesh mesh(w, {.ep = 2});
     nn::MoE m(4,
@@ -123,7 +123,7 @@ TEST_CASE("R9: ranks with different tokens move the expert bias alike, by the co
                .router = {.route = {.topk = 2, .score = RouterScore::sigmoid}, .expert_bias = true},
                .ffn = 4});
     shard_experts(m, mesh);
-    // Together [2, 3, 2, 1], by neither rank alone.
+    // The sum is [2, 3, 2, 1]; each rank alone has different counts.
     const Tensor own =
         w.rank() == 0 ? Tensor::of({0, 3, 1, 0}, {4}) : Tensor::of({2, 0, 1, 1}, {4});
     m.router.tokens_per_expert.copy_(own.to(DType::i64));

@@ -1,4 +1,4 @@
-// Whole models under tensor, sequence and expert parallelism at once, held against one rank.
+// Whole models with combined tensor, sequence and expert parallelism, compared with one rank.
 #include <doctest/doctest.h>
 
 #include <map>
@@ -48,7 +48,7 @@ GptConfig tiny(nn::Arch arch, bool by_bias, nn::Recompute recompute = nn::Recomp
     r.route.score = RouterScore::sigmoid;
     r.expert_bias = true;
   } else {
-    r.balance = {{Balance::sequence, 0.1}};  // aux is about the batch of one dp rank
+    r.balance = {{Balance::sequence, 0.1}};  // aux is computed over the batch of one dp rank
     r.z_loss = 0.01;
     r.jitter = 0.1;
   }
@@ -125,7 +125,7 @@ TEST_CASE("P2: tensor, sequence and expert parallelism together give one rank's 
     }
 }
 
-TEST_CASE("recomputed blocks change no bit of tensor, sequence and expert parallelism") {
+TEST_CASE("expert tensor: recomputed blocks change no bit") {
   test::distributed_test(4, [](World& w) {
     DeviceMesh mesh(w, {.tp = 2, .ep = 2, .etp = 2});
     const auto pass = [&](nn::Recompute r) {
@@ -145,8 +145,8 @@ TEST_CASE("recomputed blocks change no bit of tensor, sequence and expert parall
   });
 }
 
-TEST_CASE("padding weighs nothing, wherever the tokens of a batch are cut") {
-  // One row of two sequences; the last twelve tokens, which one rank has, are filler.
+TEST_CASE("expert tensor: padding has no effect wherever the tokens of a batch are split") {
+  // One row of two sequences. One rank holds the last twelve tokens, which are padding.
   constexpr std::int64_t kRow = 48, kPadding = 12;
   const std::vector<std::int32_t> ends{0, 20, kRow - kPadding, kRow};
   const std::vector<std::uint8_t> is_padding{0, 0, 1};
@@ -176,7 +176,7 @@ TEST_CASE("padding weighs nothing, wherever the tokens of a batch are cut") {
       c.moe.router.balance = {{kind == 1 ? Balance::aux : Balance::sequence, 0.5}};
     std::pair<double, double> want;
     test::distributed_test(1, [&](World& w) { want = step(w, {}, c); });
-    if (test::launched_world()) return;  // which is of one size
+    if (test::launched_world()) return;  // a launched world has only one size
     run_ranks(2, [&](World& w) {
       CAPTURE(kind);
       const auto got = step(w, {.tp = 2}, c);
@@ -186,8 +186,8 @@ TEST_CASE("padding weighs nothing, wherever the tokens of a batch are cut") {
   }
 }
 
-TEST_CASE("buckets of any size leave at the same point of backward on all ranks") {
-  // Ranks hold unlike parts of the head, and gradients of experts come out of order.
+TEST_CASE("expert tensor: ranks reduce buckets of any size at the same point of backward") {
+  // Ranks hold unequal shards of the head, and the experts' gradients arrive out of order.
   for (const std::int64_t bucket : {192, 256, 320, 384, 448, 512, 576, 1024})
     test::distributed_test(4, [&](World& w) {
       CAPTURE(bucket);

@@ -1,5 +1,5 @@
-// A parameter without a gradient in a step stays bit for bit as it is, with its state: frozen ones,
-// those that the step does not use, in every layout. What changes is held against one process
+// A parameter without a gradient in a step keeps the bits of its value and state: frozen parameters
+// and those that the step does not use, in every layout. The others are compared with one process
 // without Ddp and without main_grad.
 #include <doctest/doctest.h>
 
@@ -19,8 +19,8 @@ constexpr std::int64_t kBatch = 24;
 constexpr double kCount = kBatch * 6;
 constexpr int kSteps = 5, kMicros = 2;
 
-// Layer 1 is used in every second step, by the first micro-batch of rank 0 only; layer 2 in the
-// first two steps, which give it momentum; layer 3 never.
+// Layer 1 is used in every second step, only by the first micro-batch of rank 0. Layer 2 is used in
+// the first two steps, which give it momentum. Layer 3 is never used.
 bool uses_layer_1(int step) { return step % 2 == 0; }
 bool uses_layer_2(int step) { return step < 2; }
 
@@ -56,7 +56,7 @@ std::unique_ptr<optim::Optimizer> plain(const Partly& model, const optim::SgdOpt
   return std::make_unique<optim::Sgd>(model.named_parameters(), o);
 }
 
-// The parameters after each step of one process that does what all ranks do together.
+// The parameters after each step of one process that does the work of all ranks.
 template <class Options>
 std::vector<std::vector<Tensor>> one_process(int ranks, DType dtype, const Options& options) {
   Partly model(dtype);
@@ -82,7 +82,7 @@ StateDict copies(const StateDict& state) {
   return out;
 }
 
-// "" when the state of exactly the parameters without a gradient in this step is what it was.
+// "" when exactly the parameters without a gradient in this step kept their state.
 std::string wrong_states(const StateDict& before, const StateDict& after, int step) {
   for (const auto& [name, t] : after) {
     if (name == "step" || t.numel() == 0) continue;
@@ -124,7 +124,7 @@ void check_layout(World& w, bool shard, DType dtype, const Options& options) {
         CHECK(test::different_bits(p, before[i]) != "");
       else
         CHECK(test::different_bits(p, before[i]) == "");
-      if (dtype == DType::bf16) continue;  // the plain one sums in bf16
+      if (dtype == DType::bf16) continue;  // the reference sums in bf16
       CHECK(test::mismatch(p, want[static_cast<std::size_t>(step)][i],
                            dtype == DType::f64 ? 1e-11 : 2e-5) == "");
     }
@@ -136,7 +136,7 @@ void check_layout(World& w, bool shard, DType dtype, const Options& options) {
 
 }  // namespace
 
-TEST_CASE("frozen: Ddp and ZeRO leave parameters without a gradient alone, on all ranks alike") {
+TEST_CASE("frozen: Ddp and ZeRO keep parameters without a gradient on all ranks") {
   test::distributed_test({1, 2, 4}, [](World& w) {
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
       for (const bool shard : {false, true}) {
@@ -146,7 +146,7 @@ TEST_CASE("frozen: Ddp and ZeRO leave parameters without a gradient alone, on al
   });
 }
 
-TEST_CASE("frozen: one rank with main_grad, in every form of master weights") {
+TEST_CASE("frozen: one rank with main_grad and every form of master weights") {
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const auto form :
          {optim::MasterWeights::none, optim::MasterWeights::f32, optim::MasterWeights::remainder}) {
@@ -177,7 +177,7 @@ TEST_CASE("frozen: one rank with main_grad, in every form of master weights") {
     }
 }
 
-TEST_CASE("frozen: a main_grad that is written by hand counts") {
+TEST_CASE("frozen: a main_grad written by hand counts as a gradient") {
   Tensor p = Tensor::ones({3}).set_requires_grad();
   optim::Sgd sgd({{"p", p}}, {.lr = 1});
   p.set_main_grad(Tensor::zeros({3}));

@@ -1,4 +1,4 @@
-// One norm, one count of zeros and one clip for all layouts of a model.
+// One norm, one count of zeros and one clip factor across all layouts of a model.
 #include <doctest/doctest.h>
 
 #include <optional>
@@ -10,7 +10,7 @@
 namespace weft::distributed::joint_norm_test {
 namespace {
 
-/// Element i of a gradient or parameter: small whole numbers, every fourth one 0.
+/// Element i of a gradient or parameter: small integers; every fourth gradient element is 0.
 double gradient_at(std::int64_t i) { return i % 4 == 0 ? 0 : static_cast<double>(i * 7 % 13 - 6); }
 double parameter_at(std::int64_t i) { return static_cast<double>(i * 5 % 11 - 5); }
 
@@ -23,12 +23,12 @@ Tensor filled(const Shape& shape, std::int64_t first, F value) {
 
 constexpr std::int64_t kRows = 8, kWidth = 6, kExperts = 8, kExpertRows = 8;
 
-/// What one rank holds of: a replicated weight, one whose rows are cut over tp, a norm that sees
-/// this rank's tokens only, experts spread over ep and cut over etp, and biases of experts.
+/// One rank's shards of: a replicated weight, a weight with rows sharded over tp, a norm that sees
+/// only this rank's tokens, experts sharded over ep and etp, and expert biases.
 struct Held : nn::Module {
   Tensor plain, cut, norm, experts, biases;
   Layout layout;
-  std::map<std::string, std::int64_t> first;  // element of the whole
+  std::map<std::string, std::int64_t> first;  // index of the first element in the whole tensor
 
   explicit Held(const DeviceMesh& mesh) {
     const auto [tp, t] = std::pair{mesh.tp().size(), mesh.tp().rank()};
@@ -37,7 +37,7 @@ struct Held : nn::Module {
     make("plain", plain, {kRows, kWidth}, 0);
     make("cut", cut, {kRows / tp, kWidth}, 1000 + t * kRows / tp * kWidth);
     make("norm", norm, {kWidth}, 2000);
-    // Hidden units outermost, so that what a rank holds lies together when ep is 1 or etp is.
+    // Hidden units are outermost, so that a rank's shard is contiguous when ep or etp is 1.
     const std::int64_t experts_here = kExperts / ep, rows_here = kExpertRows / etp;
     make("experts", experts, {experts_here * rows_here, kWidth},
          3000 + (e * kExpertRows * experts_here + x * experts_here * rows_here) * kWidth);
@@ -54,7 +54,7 @@ struct Held : nn::Module {
     v("experts", experts);
     v("biases", biases);
   }
-  // What this rank's backward would leave: parts that add up to the gradient.
+  // Sets gradients as a backward pass would: contributions that sum to the whole gradient.
   void set_gradients(const DeviceMesh& mesh) {
     for (const NamedTensor& p : named_parameters()) {
       const ParameterLayout& l = layout[p.name];
@@ -66,7 +66,7 @@ struct Held : nn::Module {
       }
       const Tensor g = rank == 0 ? filled(p.tensor.shape(), first[p.name], gradient_at)
                                  : Tensor::zeros(p.tensor.shape());
-      // What the others take away again.
+      // Contributions that cancel in the sum over the ranks.
       if (ranks % 2 == 0) g.add_(Tensor::full(g.shape(), rank % 2 == 0 ? 3 : -3));
       p.tensor.main_grad().copy_(g);
     }
@@ -111,7 +111,7 @@ TEST_CASE("joint_norm: every value of every layout counts once") {
     for (const int tp : {1, 2, 4})
       for (const int ep : {1, 2, 4, 8})
         for (const int etp : {1, 2}) {
-          // Parts of experts lie together with one of the two only.
+          // Shards of experts are contiguous only if ep or etp is 1.
           if (w.size() % tp != 0 || w.size() % (ep * etp) != 0 || (ep > 1 && etp > 1)) continue;
           CAPTURE(tp);
           CAPTURE(ep);
@@ -131,7 +131,7 @@ TEST_CASE("joint_norm: every value of every layout counts once") {
             CHECK(adam->parameter_norm().item() ==
                   doctest::Approx(want.parameter_norm).epsilon(1e-14));
             if (shard) continue;
-            // And the gradients are whole on every rank.
+            // The gradients are complete on every rank.
             for (const NamedTensor& p : model.named_parameters())
               CHECK(test::different_bits(
                         p.tensor.main_grad(),
@@ -166,7 +166,7 @@ TEST_CASE("joint_norm: gradients 3, 4 of experts and 12 of a dense weight give 1
   });
 }
 
-TEST_CASE("joint_norm: of the f32 copies of bf16 parameters") {
+TEST_CASE("joint_norm: uses the f32 master weights of bf16 parameters") {
   test::distributed_test({1, 2}, [](World& w) {
     const DeviceMesh mesh(w);
     test::Stack model(2, DType::bf16);
@@ -175,7 +175,7 @@ TEST_CASE("joint_norm: of the f32 copies of bf16 parameters") {
     std::vector<Tensor> copies;
     for (const Tensor& p : model.parameters()) {
       copies.push_back(p.detach().to(DType::f32));
-      // So small that bf16 does not see it.
+      // Too small to change a bf16 value.
       const double step = 1e-5;
       p.main_grad().fill_(step / w.size());
       copies.back().add_(Tensor::full(p.shape(), -step));
@@ -189,7 +189,7 @@ TEST_CASE("joint_norm: of the f32 copies of bf16 parameters") {
   });
 }
 
-TEST_CASE("joint_norm: a chain of nothing is refused") {
+TEST_CASE("joint_norm: an empty chain of optimizers is refused") {
   run_ranks(1, [](World& w) {
     const DeviceMesh mesh(w);
     test::Stack model(1);
@@ -199,7 +199,7 @@ TEST_CASE("joint_norm: a chain of nothing is refused") {
   });
 }
 
-TEST_CASE("joint_norm: a rank without experts, or with nothing, makes the same collectives") {
+TEST_CASE("joint_norm: a rank without experts or gradients makes the same collectives") {
   struct Uneven : nn::Module {
     Tensor dense, experts, bias;
     void visit(nn::Visitor& v) override {
@@ -218,7 +218,7 @@ TEST_CASE("joint_norm: a rank without experts, or with nothing, makes the same c
       Layout layout;
       layout["experts"].expert = layout["bias"].expert = true;
       Ddp ddp(model, mesh, layout, {.bucket_size = 8, .shard = shard});
-      // An optimizer for each kind: that of the experts has nothing to do on most ranks.
+      // One optimizer per kind. The experts' optimizer has nothing to do on most ranks.
       std::vector<std::unique_ptr<ParallelOptimizer>> kinds;
       kinds.push_back(make_optimizer(ddp, optim::AdamWOptions{.lr = 0.1}, Members::dense));
       kinds.push_back(make_optimizer(ddp, optim::SgdOptions{.lr = 0.2}, Members::experts));
@@ -228,7 +228,7 @@ TEST_CASE("joint_norm: a rank without experts, or with nothing, makes the same c
         chained.wait();
         chained.zero_grad();
         Tape tape;
-        // Without tokens for its experts a rank does not even use them.
+        // A rank without tokens for its experts does not use them.
         Tensor loss = sum(square(model.dense));
         if (step == 1 && w.rank() == 0)
           loss = add(loss, add(sum(square(model.experts)), sum(square(model.bias))));
@@ -245,7 +245,7 @@ TEST_CASE("joint_norm: a rank without experts, or with nothing, makes the same c
       CHECK(chained.state().contains("experts.momentum") == false);
       CHECK(chained.state().contains("dense.m") == (w.rank() == 0));
       CHECK(model.dense.max().item() == doctest::Approx(0.9 - 2 * 0.0005).epsilon(1e-3));
-      // 1 - 0.1 * 2 / ranks: the second step's gradient is the sum over all that used them.
+      // 1 - 0.1 * 2 / ranks: the second step's gradient is the sum over the ranks that used them.
       if (w.rank() == 0)
         CHECK(model.experts.max().item() == doctest::Approx(1 - 0.1 * 2 / w.size()));
     }

@@ -1,5 +1,6 @@
-// Whole models in every layout of two and four ranks, held against one rank: loss, norm and each
-// gradient of the first step, and twenty steps. The trainer's session: test_session_layouts.cpp.
+// Whole models in every layout of two and four ranks, compared with one rank: loss, norm and each
+// gradient of the first step, and twenty steps. test_session_layouts.cpp tests the trainer's
+// session.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -33,12 +34,12 @@ GptConfig dense(Arch arch, bool tied, std::int64_t key_heads = 4, int depths = 0
           .dim = 16,
           .ffn = 24,
           .seq = kTokens,
-          .vocab = 13,  // divides among no number of ranks
+          .vocab = 13,  // not divisible by any number of ranks
           .tie = tied,
           .mtp = {.depths = depths}};
 }
 
-enum class By : std::uint8_t { loss, bias };  // what balances the experts
+enum class By : std::uint8_t { loss, bias };  // the means of balancing the experts
 
 GptConfig experts(Arch arch, bool tied, RouterScore score, By by, std::int64_t key_heads = 4) {
   GptConfig c = dense(arch, tied, key_heads, 1);
@@ -63,7 +64,7 @@ const std::vector<Model>& dense_models() {
   return models;
 }
 
-// The first two go twenty steps.
+// The first two run for twenty steps.
 const std::vector<Model>& expert_models() {
   using enum RouterScore;
   static const std::vector<Model> models{
@@ -82,13 +83,13 @@ struct Case {
 };
 using Cases = std::vector<Case>;
 
-/// How a layout is run.
+/// How a layout runs.
 struct How {
   bool shard;
   int micros;
 };
 
-/// Relative; 0: not compared.
+/// Relative tolerances; 0 skips the comparison.
 struct Tolerance {
   double losses, norms, gradients, weights;
 };
@@ -102,12 +103,12 @@ struct Training {
 };
 
 struct Run {
-  std::vector<double> losses, norms;  ///< by step
+  std::vector<double> losses, norms;  ///< per step
   NamedTensors gradients;             ///< of the last step
-  StateDict state;                    ///< behind it
+  StateDict state;                    ///< after it
 };
 
-// Sums of the gradients over the micro-batches of some sequences; the head's part of the loss.
+// Accumulates gradients over the micro-batches of some sequences; returns the main head's loss.
 double backward(const Gpt& model, int step, std::int64_t first, std::int64_t count, int micros,
                 Ddp* ddp) {
   const Tensor text =
@@ -156,7 +157,7 @@ void compare(World& w, const Case& at, const How& how, const GptConfig& c, DType
   DeviceMesh mesh(w, at.degrees);
   Gpt model = test::seeded(c, dtype);
   const Layout layout = test::cut(model, mesh, at.sequence);
-  // Several buckets, which begin and end within layers.
+  // Several buckets, which start and end within layers.
   Ddp ddp(model, mesh, layout, {.bucket_size = 500, .shard = how.shard});
   const auto optimizer = make_optimizer(ddp, training.options);
   nn::RouterStep routers(model);
@@ -243,7 +244,7 @@ TEST_CASE("layouts: dense models with tied and untied heads") {
              dense_models());
 }
 
-TEST_CASE("layouts: models with experts and a depth of multi-token prediction") {
+TEST_CASE("layouts: models with experts and one MTP depth") {
   Cases cases = kExpertCases;
   cases.push_back({2, {}});
   cases.push_back({2, {.tp = 2}, true});

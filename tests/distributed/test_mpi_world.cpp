@@ -1,4 +1,4 @@
-// A job of one process; several: tests/cli/test_mpi.py and the tests that mpirun starts.
+// A job of one process. tests/cli/test_mpi.py and the tests started by mpirun cover several.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -12,7 +12,7 @@
 
 namespace weft::distributed::mpi_world_test {
 
-TEST_CASE("under_mpi looks for a launcher's variables") {
+TEST_CASE("mpi_world: under_mpi looks for a launcher's variables") {
   const char* const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"};
   for (const char* name : names) unsetenv(name);
   CHECK(!under_mpi());
@@ -23,7 +23,7 @@ TEST_CASE("under_mpi looks for a launcher's variables") {
   }
 }
 
-TEST_CASE("a launcher says how many processes it has started") {
+TEST_CASE("mpi_world: the launcher's number of processes is read") {
   const char* const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"};
   for (const char* name : names) unsetenv(name);
   CHECK(launched_ranks() == 1);
@@ -34,7 +34,7 @@ TEST_CASE("a launcher says how many processes it has started") {
   }
 }
 
-TEST_CASE("processes that may run on the same processors share them out") {
+TEST_CASE("mpi_world: processes on the same processors share them") {
   const auto range = [](std::size_t first, std::size_t last) {
     Processors set;
     for (std::size_t p = first; p < last; ++p) set[p] = true;
@@ -45,8 +45,8 @@ TEST_CASE("processes that may run on the same processors share them out") {
     for (std::size_t i = 0; i < allowed.size(); ++i) all.push_back(processor_share(allowed, i));
     return all;
   };
-  // Whatever else the machine has: a job's part of it, one processor each, some and all of 8, and
-  // more processes than processors.
+  // Independent of the machine: a job with some of its processors, one processor each, some and all
+  // of 8, and more processes than processors.
   CHECK(shares(std::vector(4, range(16, 24))) == std::vector{2, 2, 2, 2});
   CHECK(shares(std::vector(3, range(0, 6))) == std::vector{2, 2, 2});
   CHECK(shares({range(0, 1), range(1, 2)}) == std::vector{1, 1});
@@ -55,14 +55,14 @@ TEST_CASE("processes that may run on the same processors share them out") {
   CHECK(shares({range(0, 0)}) == std::vector{1});
 }
 
-TEST_CASE("bytes of another world") {
+TEST_CASE("mpi_world: data of another world is refused") {
   run_ranks(1, [](World& w) {
     CHECK(test::error_of([&] { mpi_bytes_moved(w); }) ==
           "mpi_bytes_moved: the world must be mpi_world()'s, got backend thread");
   });
 }
 
-TEST_CASE("without a launcher: the only rank of a job of one") {
+TEST_CASE("mpi_world: without a launcher the world has one rank") {
 #if WEFT_WITH_MPI
   {
     const auto world = mpi_world();

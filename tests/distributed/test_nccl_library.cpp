@@ -1,4 +1,4 @@
-// Finding NCCL: all of it that can be tested without a GPU.
+// Finding the NCCL library: the part that needs no GPU.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -13,10 +13,10 @@
 
 namespace weft::distributed::nccl_library_test {
 
-TEST_CASE("a build without CUDA says so") {
+TEST_CASE("nccl_library: a build without CUDA reports it") {
 #if !WEFT_WITH_CUDA
   const std::string why = test::error_of([] { nccl_version(); });
-  if (why == "no error") return;  // GPUs are imitated, and so is NCCL
+  if (why == "no error") return;  // the GPUs are emulated, and so is NCCL
   CHECK(why == "nccl_world: this library was built without CUDA; configure it with -DWEFT_CUDA=ON");
   run_ranks(1, [&](World& w) {
     CHECK(test::error_of([&] { nccl_world(w, {Device::Kind::cuda, 0}); }) == why);
@@ -29,7 +29,7 @@ TEST_CASE("a build without CUDA says so") {
 using cuda::find_function;
 using cuda::open_library;
 
-TEST_CASE("a library that is nowhere: what was tried") {
+TEST_CASE("nccl_library: a library that is not found lists the paths tried") {
   setenv("WEFT_CUDA_LIBS", "/nowhere", 1);
   const std::string why = test::error_of([] { open_library("libweft_none.so.3", "tests"); });
   const std::string begin = "cuda: tests need libweft_none.so.3, and it was not found; tried /";
@@ -41,15 +41,15 @@ TEST_CASE("a library that is nowhere: what was tried") {
   CHECK(why.substr(why.size() - end.size()) == end);
 }
 
-TEST_CASE("a function that is missing") {
+TEST_CASE("nccl_library: a missing function is an error") {
   void* const library = open_library("libm.so.6", "tests");
   CHECK(find_function(library, "libm", "cos") != nullptr);
   CHECK(test::error_of([&] { find_function(library, "libm", "no_such"); }) ==
         "cuda: libm has no no_such; it is of another version");
 }
 
-// WEFT_OLD_NCCL has a library of that name which says that it is of version 2.10.3.
-TEST_CASE("a version that is too old, in the folder that the user names") {
+// WEFT_OLD_NCCL has a library of that name that reports version 2.10.3.
+TEST_CASE("nccl_library: a version that is too old in the user's folder is refused") {
   setenv("WEFT_CUDA_LIBS", WEFT_OLD_NCCL, 1);
   const std::string why = test::error_of([] { nccl_version(); });
   CHECK(why == "cuda: libnccl must be at least version 21800, got 21003");

@@ -20,7 +20,7 @@ Tensor of_rank(const Shape& shape, int rank, std::uint64_t seed, DType dtype) {
   return test::random(shape, seed + 100 * static_cast<std::uint64_t>(rank), dtype);
 }
 
-// Everything that is not written before it is read shows.
+// Reading memory before it is written gives NaN.
 struct Poisoned {
   Poisoned() { set_debug_allocator(true); }
   ~Poisoned() { set_debug_allocator(false); }
@@ -30,7 +30,7 @@ struct Outcome {
   Tensor y, dx, dw1, db, dw2;
 };
 
-// A column-parallel layer, an activation, a row-parallel layer, twice.
+// A column-parallel layer, an activation and a row-parallel layer, twice.
 template <class Up, class Down>
 Outcome two_layers(const Tensor& x_in, const TensorList& weights, const Up& up, const Down& down) {
   Tensor x = x_in.detach(), w1 = weights[0].detach(), b = weights[1].detach(),
@@ -45,7 +45,7 @@ Outcome two_layers(const Tensor& x_in, const TensorList& weights, const Up& up, 
 
 }  // namespace
 
-TEST_CASE("two layers: as with plain collectives, in poisoned memory") {
+TEST_CASE("overlap: two layers equal plain collectives in poisoned memory") {
   const Poisoned memory;
   distributed_test({1, 2, 4}, [](World& w) {
     ProcessGroup& g = w.all();
@@ -75,8 +75,8 @@ TEST_CASE("two layers: as with plain collectives, in poisoned memory") {
           CAPTURE(name(dtype));
           CAPTURE(static_cast<int>(form));
           CAPTURE(n);
-          // Rows of a product have the same bits however many of them there are, and ranks are
-          // added in the same order.
+          // The bits of a product's rows do not depend on the number of rows, and ranks are added
+          // in the same order.
           CHECK(test::different_bits(got.y, want.y) == "");
           CHECK(test::different_bits(got.dx, want.dx) == "");
           CHECK(test::different_bits(got.dw1, want.dw1) == "");
@@ -86,7 +86,7 @@ TEST_CASE("two layers: as with plain collectives, in poisoned memory") {
   });
 }
 
-TEST_CASE("gradients by differences, of weights that are views too") {
+TEST_CASE("overlap: gradients match finite differences for views of weights too") {
   distributed_test({1, 2, 4}, [](World& w) {
     ProcessGroup& g = w.all();
     const Tensor w1 = of_rank({3, 5}, w.rank(), 2, DType::f64),
@@ -103,7 +103,7 @@ TEST_CASE("gradients by differences, of weights that are views too") {
   });
 }
 
-TEST_CASE("shapes on the meta device, and what they refuse") {
+TEST_CASE("overlap: meta device shapes and errors") {
   distributed_test({2}, [](World& w) {
     ProcessGroup& g = w.all();
     const auto meta = [](const Shape& s) { return Tensor::empty(s, DType::bf16, kMeta); };

@@ -33,7 +33,8 @@ Layout try_gpt(const GptConfig& c, int tp, const GptPlanOptions& o = {}) {
 
 }  // namespace
 
-TEST_CASE("a model with values keeps those of its part, a meta one is filled with the same") {
+TEST_CASE(
+    "parallelize: a model keeps its shard's values and a meta model is filled with the same") {
   for (const Arch arch : {Arch::gpt2, Arch::llama})
     distributed_test({1, 2, 4}, [&](World& w) {
       GptConfig c = small(arch);
@@ -63,7 +64,7 @@ TEST_CASE("a model with values keeps those of its part, a meta one is filled wit
     });
 }
 
-TEST_CASE("layout: what is cut, what is a share, what is shared") {
+TEST_CASE("layout: which parameters are sharded, partial or replicated") {
   GptConfig c = small(Arch::llama);
   c.kv_heads = 2;
   c.qk_norm = true;
@@ -92,7 +93,7 @@ TEST_CASE("layout: what is cut, what is a share, what is shared") {
   CHECK(parts(try_gpt(c, 1)).empty());
 }
 
-TEST_CASE("what a plan refuses") {
+TEST_CASE("parallelize: errors of a plan name the rule") {
   GptConfig c = small(Arch::gpt2);
   c.heads = 6;
   c.dim = 24;
@@ -152,7 +153,7 @@ TEST_CASE("what a plan refuses") {
         "parallelize: a head that is cut over ranks must have no bias");
 }
 
-TEST_CASE("logits of a cut model, and packed rows") {
+TEST_CASE("parallelize: logits of a sharded model and packed rows") {
   for (const Arch arch : {Arch::gpt2, Arch::llama})
     for (const bool sequence : {false, true})
       distributed_test({2, 4}, [&](World& w) {
@@ -169,7 +170,7 @@ TEST_CASE("logits of a cut model, and packed rows") {
       });
 }
 
-TEST_CASE("gated delta nets and experts are whole") {
+TEST_CASE("parallelize: gated delta nets and experts are not sharded") {
   GptConfig delta = small(Arch::llama);
   delta.pattern = "da";
   GptConfig moe = small(Arch::llama);
@@ -192,7 +193,7 @@ TEST_CASE("gated delta nets and experts are whole") {
   }
 }
 
-TEST_CASE("tensor parallel layers beside experts that are spread over the same ranks") {
+TEST_CASE("parallelize: tensor parallel layers beside experts on the same ranks") {
   for (const Arch arch : {Arch::gpt2, Arch::llama}) {
     GptConfig c = small(arch);
     c.moe = {.experts = 4, .ffn = 8, .shared_ffn = 12, .shared_gate = true};
@@ -216,11 +217,11 @@ TEST_CASE("tensor parallel layers beside experts that are spread over the same r
         Pass gathered = test::pass_of(model, batch);
         for (auto& [name, g] : gathered.gradients) {
           ParameterLayout l = layout.at(name);
-          l.tp_cut = !l.part.cuts.empty();  // all axes are over these two ranks
+          l.tp_cut = !l.part.cuts.empty();  // all axes span these two ranks
           g = test::whole_of(g, l, w.all());
         }
         CAPTURE(etp);
-        // A rank has its share of the balance losses, and all of the others.
+        // A rank has its share of the balance losses and the whole of the other losses.
         const Tensor aux = Tensor::full({1}, gathered.aux, DType::f64);
         w.all().all_reduce(aux).wait();
         gathered.loss += aux.item() - gathered.aux;
@@ -229,9 +230,10 @@ TEST_CASE("tensor parallel layers beside experts that are spread over the same r
   }
 }
 
-TEST_CASE("shared rows: the ranks that share one add up what they say about it") {
+TEST_CASE("shared rows: backward sums a row's gradient over the ranks that share it") {
   distributed_test({4}, [](World& w) {
-    // Two shared rows; ranks 0 and 1 have the first, 2 and 3 the second, behind a row of their own.
+    // Two shared rows: ranks 0 and 1 have the first, ranks 2 and 3 the second, after a row of their
+    // own.
     const auto mine =
         std::make_shared<const std::vector<SharedRows>>(1, SharedRows{1, w.rank() / 2, 1});
     Tensor x = test::random({2, 3}, 1);
@@ -247,7 +249,7 @@ TEST_CASE("shared rows: the ranks that share one add up what they say about it")
   });
 }
 
-TEST_CASE("shared rows: backward comes after the list of them is gone") {
+TEST_CASE("shared rows: backward works after their list is destroyed") {
   distributed_test({2}, [](World& w) {
     Tensor x = test::random({2, 3}, 1);
     x.set_requires_grad();
@@ -260,7 +262,8 @@ TEST_CASE("shared rows: backward comes after the list of them is gone") {
   });
 }
 
-TEST_CASE("shard: the bias of a row-parallel layer is added once, products replace the fused op") {
+TEST_CASE(
+    "shard: a row-parallel layer adds its bias once and uses products instead of the fused op") {
   distributed_test({2}, [](World& w) {
     nn::DeviceScope in(kCpu, DType::f64);
     for (const nn::Activation act :
@@ -269,7 +272,7 @@ TEST_CASE("shard: the bias of a row-parallel layer is added once, products repla
       normal_(mlp.up.bias.detach(), {1, 1, 0});
       normal_(mlp.down.bias.detach(), {1, 2, 0});
       const Tensor x = test::random({3, 4}, 2), want = mlp(x);
-      change_shard(mlp.down, [&](nn::Shard& s) {  // both ranks have all of it: half of each
+      change_shard(mlp.down, [&](nn::Shard& s) {  // both ranks compute all of it: half of each
         s.leave = [&](Tensor y) { return reduce_from_group(mul(y, 0.5), w.all()); };
       });
       CHECK(test::mismatch(mlp(x), want, 1e-13) == "");
@@ -288,7 +291,7 @@ TEST_CASE("shard: the bias of a row-parallel layer is added once, products repla
   });
 }
 
-TEST_CASE("dropout: a part of the tokens draws its part of the mask") {
+TEST_CASE("dropout: a shard of the tokens draws its part of the mask") {
   nn::Dropout drop(0.4);
   const Tensor x = Tensor::ones({3, 4, 5});
   const RandomScope random({.seed = 5, .step = 3, .first_global_row = 7});

@@ -13,14 +13,14 @@ namespace {
 using test::error_of;
 using Cut = nn::Part::Cut;
 
-// Element i of a whole is i.
+// Element i of a whole tensor is i.
 Tensor counting(const Shape& shape, DType dtype = DType::f32) {
   return Tensor::arange(0, static_cast<double>(shape.numel()), 1, dtype).view(shape);
 }
 
 PiecedTensor whole_tensor(const Tensor& t) { return {t, Piece::of(t.shape())}; }
 
-// A whole (6, 4): one file has rows 0, 1 and 4, the other one the rest of them in two pieces.
+// A whole (6, 4): one file has rows 0, 1 and 4, the other has the remaining rows in two pieces.
 struct Files {
   test::TempFolder folder;
   std::vector<std::string> paths;
@@ -44,7 +44,7 @@ struct Files {
 
 }  // namespace
 
-TEST_CASE("a whole is put together from ranges of rows and ranges of elements") {
+TEST_CASE("pieces: ranges of rows and of elements form the whole tensor") {
   const Files f;
   const PieceFiles files(f.paths);
   CHECK(files.names() == std::vector<std::string>{"empty", "norm", "w"});
@@ -55,7 +55,7 @@ TEST_CASE("a whole is put together from ranges of rows and ranges of elements") 
   CHECK(files.whole("empty").shape() == Shape{0, 4});
 }
 
-TEST_CASE("any other cut reads its own part of it") {
+TEST_CASE("pieces: any other sharding reads its own part") {
   const Files f;
   const PieceFiles files(f.paths);
   const Tensor w = counting({6, 4}, DType::f64);
@@ -71,15 +71,15 @@ TEST_CASE("any other cut reads its own part of it") {
                              Tensor::of({4, 7, 12, 15, 16, 19, 20, 23}, {4, 2}, DType::f64)) == "");
   CHECK(test::different_bits(read({corner, 3, 6}, {3}),
                              Tensor::of({15, 16, 19}, {3}, DType::f64)) == "");
-  // The very piece of a file, and into another dtype.
+  // Exactly one piece of a file, and a read into another dtype.
   CHECK(test::different_bits(read({f.lower, 0, 5}, {5}),
                              Tensor::of({8, 9, 10, 11, 12}, {5}, DType::f64)) == "");
   CHECK(test::different_bits(read(Piece::of({6, 4}), {6, 4}, DType::f32), counting({6, 4})) == "");
   CHECK(read({columns, 4, 4}, {0}).numel() == 0);
 }
 
-TEST_CASE("what is wrong is named") {
-  SUBCASE("an element that nobody wrote") {
+TEST_CASE("pieces: errors name the problem") {
+  SUBCASE("an element in none of the files") {
     const Files f(false);
     const PieceFiles files(f.paths);
     CHECK(error_of([&] { files.whole("w"); }) ==
@@ -98,7 +98,7 @@ TEST_CASE("what is wrong is named") {
     CHECK(error_of([&] { PieceFiles files(f.paths); }) ==
           "'" + f.paths[3] + "': norm must be f32 [3] as in the other files, got f32 [4]");
   }
-  SUBCASE("metadata that do not fit") {
+  SUBCASE("invalid metadata") {
     const test::TempFolder folder;
     const auto opening = [&](const std::string& pieces) {
       io::save_safetensors(folder / "f", {{"w", counting({4})}}, {{"pieces", pieces}});
@@ -124,7 +124,7 @@ TEST_CASE("what is wrong is named") {
           "piece of w: sizes must be at least 0 and their product a number, got 4");
     CHECK(opening("{").starts_with("pieces: "));
   }
-  SUBCASE("values that are not the piece's") {
+  SUBCASE("values that do not match the piece") {
     CHECK(error_of([&] {
             save_pieces("nowhere", {{"w", {counting({3}), Piece::of({4})}}});
           }) == "save_pieces: w must have 4 values, got 3");

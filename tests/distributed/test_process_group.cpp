@@ -26,8 +26,8 @@ struct Threads {
   int before;
 };
 
-/// Three steps of gradient descent on sum((dropout(tanh(x w)) - 1)^2) over these rows of the batch;
-/// `reduce` makes the gradient that of all rows.
+/// Three steps of gradient descent on sum((dropout(tanh(x w)) - 1)^2) over these rows of the batch.
+/// `reduce` sums the gradient over all rows.
 template <class F>
 Tensor train(std::int64_t first, std::int64_t rows, F reduce) {
   Tensor w = test::random({kWidth, kWidth}, 7);
@@ -53,7 +53,7 @@ TEST_CASE("conformance") {
   test::distributed_test({1, 2, 3, 4, 8}, [](World& w) { test::check_groups(w); });
 }
 
-TEST_CASE("ranks train side by side, each with its tape, and get what one gets") {
+TEST_CASE("ranks: training side by side with separate tapes equals one rank") {
   const Threads threads(4);
   const Tensor want = train(0, kRows, [](const Tensor&) {});
   test::distributed_test({1, 2, 3, 4}, [&](World& w) {
@@ -67,7 +67,7 @@ TEST_CASE("ranks train side by side, each with its tape, and get what one gets")
   });
 }
 
-TEST_CASE("every rank begins with the same random state") {
+TEST_CASE("ranks: all start with the same random state") {
   Tensor drawn[3];
   (void)rand_normal({4});
   run_ranks(3, [&](World& w) { drawn[w.rank()] = rand_normal({4}); });
@@ -75,13 +75,13 @@ TEST_CASE("every rank begins with the same random state") {
   CHECK(test::different_bits(drawn[0], drawn[2]) == "");
 }
 
-TEST_CASE("ranks share out the threads of the machine") {
+TEST_CASE("ranks: share the machine's threads") {
   const Threads threads(7);
   run_ranks(3, [](World&) { CHECK(num_threads() == 2); });
   run_ranks(8, [](World&) { CHECK(num_threads() == 1); });
 }
 
-TEST_CASE("a collective goes on while its caller computes") {
+TEST_CASE("process_group: a collective runs while its caller computes") {
   test::distributed_test(2, [](World& w) {
     const Tensor x = Tensor::full({1000}, w.rank() + 1);
     const double before = w.stats().waiting_s;
@@ -94,7 +94,7 @@ TEST_CASE("a collective goes on while its caller computes") {
   });
 }
 
-TEST_CASE("a collective that is to be waited for at once") {
+TEST_CASE("process_group: at_once() runs a collective in wait()") {
   test::distributed_test({1, 2, 3}, [](World& w) {
     const double sum = w.size() * (w.size() + 1) / 2;
     const Tensor x = Tensor::full({4}, w.rank() + 1), y = Tensor::full({4}, w.rank() + 1);
@@ -102,24 +102,24 @@ TEST_CASE("a collective that is to be waited for at once") {
       w.all().at_once().all_reduce(x.fill_(w.rank() + 1)).wait();
       CHECK(x.select(0, 3).item() == sum);
     }
-    // Nobody waits for the first; the next one brings it along.
+    // No rank waits for the first one; the next one completes it.
     const Work first = w.all().at_once().all_reduce(y);
     w.all().all_reduce(x).wait();
     CHECK(first.done());
     CHECK(y.select(0, 3).item() == sum);
-    // Nor for this one: it is made when the world ends.
+    // No rank waits for this one either: it completes when the world ends.
     (void)w.all().at_once().all_reduce(y);
   });
 }
 
-TEST_CASE("a slow link is waited for, and its waiting is counted") {
+TEST_CASE("process_group: a slow link delays wait() and the delay is counted") {
   WorldOptions options;
   options.link = {1e6, 0.01};
   run_ranks(
       2,
       [](World& w) {
         const Tensor x = Tensor::zeros({5000});
-        // A caller that the machine stops before it waits has less to wait for: another try.
+        // A caller that is descheduled before wait() waits for less time: try again.
         double longest = 0;
         const Tensor least = Tensor::zeros({1}, DType::f64);
         for (int i = 0; i < 20 && least.item() < 0.03; ++i) {
@@ -128,7 +128,7 @@ TEST_CASE("a slow link is waited for, and its waiting is counted") {
           w.all().all_reduce(x).wait();
           const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
           const CommStats after = w.stats();
-          // 20000 bytes: to each other rank its half, and the sum of the own half.
+          // 20000 bytes: half of the tensor to the other rank, then the sum of its own half.
           CHECK(after.bytes_sent - before.bytes_sent == 20000);
           CHECK(took.count() >= 0.03);
           CHECK(after.busy_s - before.busy_s >= 0.03);
@@ -143,7 +143,7 @@ TEST_CASE("a slow link is waited for, and its waiting is counted") {
       options);
 }
 
-TEST_CASE("a warm collective touches no heap") {
+TEST_CASE("process_group: a warm collective allocates nothing") {
   long before = 0, after = 0;
   run_ranks(3, [&](World& w) {
     const auto ring = w.group("ring", {2, 0, 1});
@@ -171,7 +171,7 @@ TEST_CASE("a warm collective touches no heap") {
   CHECK(after == before);
 }
 
-TEST_CASE("a rank that does not exist sends what a real one would") {
+TEST_CASE("process_group: a fake rank counts the bytes that a real one sends") {
   const auto use = [](World& w) {
     const int n = w.size(), me = w.rank();
     Rows rows, to;

@@ -14,13 +14,13 @@
 namespace weft::distributed::process_group_errors_test {
 namespace {
 
-/// What stops a job of this many ranks.
+/// The error that stops a job of this many ranks.
 std::string failure(int ranks, const std::function<void(World&)>& f,
                     const WorldOptions& options = {}) {
   return test::error_of([&] { run_ranks(ranks, f, options); });
 }
 
-/// Raises a number when the thread ends: a rank has left by then, and the others find it gone.
+/// Increments a number when the thread ends: by then the rank has left and the others can notice.
 struct AtThreadEnd {
   std::atomic<int>* number = nullptr;
   ~AtThreadEnd() {
@@ -37,7 +37,7 @@ WorldOptions in_time(double timeout_s) {
 
 }  // namespace
 
-TEST_CASE("ranks that call different things are told what each called") {
+TEST_CASE("process_group errors: mismatched calls report what each rank called") {
   const Tensor x = Tensor::zeros({4, 2});
   CHECK(failure(3,
                 [&](World& w) {
@@ -97,7 +97,7 @@ TEST_CASE("ranks that call different things are told what each called") {
         "called receive 0 of group world, f32 [5]");
 }
 
-TEST_CASE("ranks that make different groups") {
+TEST_CASE("process_group errors: mismatched groups") {
   CHECK(failure(2,
                 [&](World& w) {
                   if (w.rank() == 0) (void)w.group("tp", {0, 1});
@@ -116,7 +116,7 @@ TEST_CASE("ranks that make different groups") {
         "rank 0: group tp: ranks must be below 1, got 1");
 }
 
-TEST_CASE("a rank that ended is named by those that wait for it") {
+TEST_CASE("process_group errors: ranks that wait name a rank that has ended") {
   std::atomic<int> gone{0};
   CHECK(failure(4, [&](World& w) {
           if (w.rank() == 1 || w.rank() == 2) {
@@ -134,7 +134,7 @@ TEST_CASE("a rank that ended is named by those that wait for it") {
         }) == "send 0 of group world, f32 [3]: rank 1 ended before");
 }
 
-TEST_CASE("a rank that throws stops the others") {
+TEST_CASE("process_group errors: a rank that throws stops the others") {
   CHECK(failure(3, [](World& w) {
           if (w.rank() == 1) throw Error("no more");
           w.all().barrier().wait();
@@ -155,7 +155,7 @@ TEST_CASE("a rank that throws stops the others") {
   CHECK(fault == Fault::user);
 }
 
-TEST_CASE("a rank that does not come in time is named, with the collective and its shapes") {
+TEST_CASE("process_group errors: a timeout names the rank, the collective and its shapes") {
   std::atomic<int> given_up{0};
   const auto late = [&](World& w) {
     const auto group = w.group("dp", {2, 0, 1});
@@ -174,14 +174,14 @@ TEST_CASE("a rank that does not come in time is named, with the collective and i
   CHECK(failure(
             2,
             [](World& w) {
-              // Each waits for the other one to take what it sends.
+              // Each rank waits for the other one to receive what it sends.
               w.all().send(Tensor::zeros({2}), 1 - w.rank()).wait();
             },
             in_time(0.1))
             .find(" did not come within 0.1 s") != std::string::npos);
 }
 
-TEST_CASE("after a failure every collective fails, with the same text") {
+TEST_CASE("process_group errors: after a failure every collective fails with the same message") {
   std::atomic<int> told{0};
   run_ranks(3, [&](World& w) {
     const auto group = w.group("tp", {0, 1, 2});
@@ -196,13 +196,13 @@ TEST_CASE("after a failure every collective fails, with the same text") {
     Work work = group->all_reduce(Tensor::zeros({2}));
     CHECK(test::error_of([&] { work.wait(); }) == first);
     CHECK(work.done());
-    work.wait();  // told once
+    work.wait();  // reported once
     ++told;
   });
   CHECK(told == 3);
 }
 
-TEST_CASE("wrong arguments, on the rank that gives them") {
+TEST_CASE("process_group errors: the calling rank reports wrong arguments") {
   const auto world = fake_world(1, 4);
   ProcessGroup& g = world->all();
   const Tensor x = Tensor::zeros({8, 2}), part = Tensor::zeros({2, 2});
@@ -255,7 +255,7 @@ TEST_CASE("wrong arguments, on the rank that gives them") {
   CHECK(error([&] { return g.send(x, 1); }) == "send: to must be another rank below 4, got 1");
   CHECK(error([&] { return g.receive(x, -1); }) ==
         "receive: from must be another rank below 4, got -1");
-  // None of them was called.
+  // None of the calls was made.
   CHECK(g.calls() == 0);
   CHECK(world->recorder().count() == 0);
   g.all_reduce(x).wait();
@@ -277,7 +277,7 @@ TEST_CASE("wrong arguments, on the rank that gives them") {
         "run_ranks: ranks must be at least 1, got 0");
 }
 
-TEST_CASE("so many threads can share a GPU") {
+TEST_CASE("process_group errors: at most 16 threads share a GPU") {
   const auto takes = [](int ranks) {
     const ThreadChannel channel("dp", std::vector<int>(static_cast<std::size_t>(ranks)), 0, {}, {});
     return channel.takes({Device::Kind::cuda, 0});
@@ -287,8 +287,8 @@ TEST_CASE("so many threads can share a GPU") {
         "group dp: at most 16 threads can share a GPU, got 17 ranks");
 }
 
-TEST_CASE("a rank that unwinds waits until nobody reads its tensors") {
-  // For AddressSanitizer and ThreadSanitizer: each time the failure comes at another moment.
+TEST_CASE("process_group errors: a rank that unwinds waits until its tensors are no longer read") {
+  // For AddressSanitizer and ThreadSanitizer: the failure happens at a different moment each time.
   for (int round = 0; round < 30; ++round) {
     const int culprit = round % 3;
     const std::string text = failure(3, [&](World& w) {
@@ -307,7 +307,7 @@ TEST_CASE("a rank that unwinds waits until nobody reads its tensors") {
   }
 }
 
-TEST_CASE("on a failure every rank's latest collectives are written") {
+TEST_CASE("process_group errors: a failure dumps every rank's latest collectives") {
   const test::TempFolder folder;
   WorldOptions options = in_time(1);
   options.dump_folder = folder.path() + "/a/b";
@@ -315,7 +315,7 @@ TEST_CASE("on a failure every rank's latest collectives are written") {
   const auto skip_one = [&](World& w) {
     const auto dp = w.group("dp", {0, 1, 2});
     dp->all_reduce(Tensor::zeros({4})).wait();
-    // Rank 1 skips one, and computes for too long.
+    // Rank 1 skips one collective and computes for too long.
     if (w.rank() == 1)
       while (given_up < 2) std::this_thread::sleep_for(std::chrono::milliseconds(10));
     try {
@@ -344,7 +344,7 @@ TEST_CASE("on a failure every rank's latest collectives are written") {
   CHECK(!io::exists(options.dump_folder));
 }
 
-TEST_CASE("the trace of collectives is the same on all ranks") {
+TEST_CASE("process_group errors: the trace of collectives is the same on all ranks") {
   test::distributed_test({2, 4}, [](World& w) {
     const int n = w.size();
     (void)w.group("first", {0});

@@ -18,7 +18,8 @@ namespace {
 
 using test::error_of;
 
-// Rank r's rows of a whole (8, 2) that holds value, value + 1, ...; its state is cut by elements.
+// Rank r's rows of a whole (8, 2) that holds value, value + 1, ...; its state is sharded by
+// elements.
 struct Held {
   Pieces model, optimizer;
   Held(const World& w, double value) {
@@ -43,7 +44,7 @@ double value_of(const io::Checkpoint& c) {
 
 }  // namespace
 
-TEST_CASE("what ranks have written together, any number of them reads") {
+TEST_CASE("sharded checkpoint: any number of ranks can load it") {
   const test::TempFolder out;
   for (const int writers : {1, 2, 4, 8}) {
     run_ranks(writers, [&](World& w) {
@@ -69,10 +70,10 @@ TEST_CASE("what ranks have written together, any number of them reads") {
   }
 }
 
-TEST_CASE("a rank whose part is empty writes it, and reads it") {
+TEST_CASE("sharded checkpoint: a rank with an empty shard saves and loads it") {
   const test::TempFolder out;
   const Tensor whole = Tensor::arange(0, 10).view({5, 2});
-  // Of five rows, in pieces of one size as far as they go: 2, 2, 1, 0 for four ranks.
+  // Five rows in shards of equal size until they run out: 2, 2, 1, 0 for four ranks.
   const auto cut = [&](const World& w) {
     const std::int64_t size = (5 + w.size() - 1) / w.size();
     const std::int64_t first = std::min<std::int64_t>(5, size * w.rank());
@@ -94,8 +95,8 @@ TEST_CASE("a rank whose part is empty writes it, and reads it") {
   }
 }
 
-TEST_CASE("a disk that is full for one of the ranks leaves the checkpoint before") {
-  // Which rank's file no longer fits depends on who writes first; all of them hear of it.
+TEST_CASE("sharded checkpoint: a full disk on one rank keeps the previous checkpoint") {
+  // Which rank's file does not fit depends on the order of the writes. All ranks get the error.
   int refused = 0;
   for (std::int64_t room = 0;; room += 83) {
     const test::TempFolder out;
@@ -131,7 +132,7 @@ TEST_CASE("a disk that is full for one of the ranks leaves the checkpoint before
   CHECK(refused > 5);
 }
 
-TEST_CASE("a damaged file of any rank is found, whoever reads it, and said on all of them") {
+TEST_CASE("sharded checkpoint: all ranks report a damaged file of any rank") {
   const test::TempFolder out;
   const std::string folder = out / "checkpoints/step_00000001/";
   for (const char* file : {"model-r000.safetensors", "optim-r000.safetensors",
@@ -149,7 +150,7 @@ TEST_CASE("a damaged file of any rank is found, whoever reads it, and said on al
   }
 }
 
-TEST_CASE("of ranks that verify a checkpoint each reads other files") {
+TEST_CASE("sharded checkpoint: ranks divide the files to verify") {
   const test::TempFolder out;
   run_ranks(4, [&](World& w) {
     const Held held(w, 1);
@@ -168,9 +169,9 @@ TEST_CASE("of ranks that verify a checkpoint each reads other files") {
   }
 }
 
-TEST_CASE("any number of ranks finds the checkpoint that one finds") {
+TEST_CASE("sharded checkpoint: any number of ranks finds the checkpoint that one rank finds") {
   const test::TempFolder out;
-  set_log_handler([](std::string_view) {});  // each step back is one line
+  set_log_handler([](std::string_view) {});  // each fallback logs one line
   run_ranks(2, [&](World& w) {
     for (const int step : {1, 2, 3}) {
       const Held held(w, step);
@@ -187,7 +188,7 @@ TEST_CASE("any number of ranks finds the checkpoint that one finds") {
         CHECK(value_of(*found) == static_cast<double>(step));
       });
   };
-  // latest.json says the same as this one, which nobody needs.
+  // latest.json holds the same data as this manifest, which is not needed.
   io::write_file(out / "checkpoints/step_00000003/manifest.json", "{");
   all_find(3);
   io::write_file(out / "checkpoints/step_00000003/optim-r001.safetensors", "x");
@@ -197,7 +198,7 @@ TEST_CASE("any number of ranks finds the checkpoint that one finds") {
   set_log_handler(nullptr);
 }
 
-TEST_CASE("sharded checkpoint: a file that one rank cannot read now is no damage") {
+TEST_CASE("sharded checkpoint: a read error on one rank is not damage") {
   const test::TempFolder out;
   run_ranks(2, [&](World& w) {
     for (const int step : {1, 2}) {
@@ -220,7 +221,7 @@ TEST_CASE("sharded checkpoint: a file that one rank cannot read now is no damage
   CHECK(io::find_checkpoint(out.path())->step == 2);
 }
 
-TEST_CASE("sharded checkpoint: a folder that cannot be made") {
+TEST_CASE("sharded checkpoint: a folder that cannot be created is an error") {
   const test::TempFolder out;
   io::write_file(out / "file", "");
   run_ranks(2, [&](World& w) {

@@ -56,7 +56,7 @@ Outcome train(World& w, bool shard, DType dtype, const Options& options, int ste
   return out;
 }
 
-// The same by an optimizer of one process, over the whole model.
+// The same with the optimizer of one process on the whole model.
 template <class Options>
 std::vector<Tensor> train_alone(World& w, DType dtype, const Options& options, int steps = 20) {
   Stack model(3, dtype);
@@ -77,7 +77,7 @@ std::vector<Tensor> train_alone(World& w, DType dtype, const Options& options, i
 
 }  // namespace
 
-TEST_CASE("sharded_optimizer: the bits of the plain optimizer") {
+TEST_CASE("sharded_optimizer: gives the bits of the plain optimizer") {
   test::distributed_test({1, 2, 4, 8}, [](World& w) {
     for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
       CAPTURE(name(dtype));
@@ -87,7 +87,7 @@ TEST_CASE("sharded_optimizer: the bits of the plain optimizer") {
         CHECK(test::same_bits(plain.parameters, train_alone(w, dtype, options)));
         CHECK(test::same_bits(sharded.parameters, plain.parameters));
         CHECK(sharded.gradient_norms == plain.gradient_norms);
-        // Each rank adds up its part, and then the ranks: another order than one sum over all.
+        // Each rank sums its shard before the ranks are added, which is another order than one sum.
         CHECK(sharded.parameter_norm == doctest::Approx(plain.parameter_norm).epsilon(1e-12));
       };
       compare(optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
@@ -103,7 +103,7 @@ TEST_CASE("sharded_optimizer: the bits of the plain optimizer") {
   });
 }
 
-TEST_CASE("sharded_optimizer: the same bits in any buckets") {
+TEST_CASE("sharded_optimizer: bucket sizes change no bit") {
   test::distributed_test({2, 4}, [](World& w) {
     for (const DType dtype : {DType::f32, DType::bf16})
       for (const bool shard : {false, true}) {
@@ -112,7 +112,7 @@ TEST_CASE("sharded_optimizer: the same bits in any buckets") {
         for (const std::int64_t bucket_size : {0, 1, 200}) {
           const Outcome other = train(w, shard, dtype, adam, 6, bucket_size);
           CHECK(test::same_bits(other.parameters, one.parameters));
-          // A norm's values are added up bucket by bucket, in f64.
+          // The norm is summed bucket by bucket in f64.
           for (std::size_t i = 0; i < one.gradient_norms.size(); ++i)
             CHECK(other.gradient_norms[i] == doctest::Approx(one.gradient_norms[i]).epsilon(1e-14));
         }
@@ -120,7 +120,7 @@ TEST_CASE("sharded_optimizer: the same bits in any buckets") {
   });
 }
 
-TEST_CASE("sharded_optimizer: weights written from outside are taken up") {
+TEST_CASE("sharded_optimizer: externally changed parameters are used") {
   test::distributed_test({2, 4}, [](World& w) {
     const auto run = [&](bool shard, optim::MasterWeights form, bool skips) {
       Stack model(2, DType::bf16);
@@ -132,7 +132,7 @@ TEST_CASE("sharded_optimizer: weights written from outside are taken up") {
         ddp.zero_grad();
         backward(model, w, ddp, step);
         const optim::GradClip clip = ddp.finish(1);
-        // The step right after somebody has written them.
+        // The step right after the external change.
         if (skips && step == 2) clip.scale.fill_(std::numeric_limits<double>::quiet_NaN());
         CHECK(adam->step(clip).skipped == (skips && step == 2));
         adam->wait();
@@ -147,7 +147,7 @@ TEST_CASE("sharded_optimizer: weights written from outside are taken up") {
   });
 }
 
-TEST_CASE("sharded_optimizer: a forward pass that begins before all parameters are there") {
+TEST_CASE("sharded_optimizer: a forward pass may start before all parameters have arrived") {
   const auto run = [](World& w, bool by_part) {
     nn::GptConfig config;
     config.layers = 3;
@@ -179,7 +179,7 @@ TEST_CASE("sharded_optimizer: a forward pass that begins before all parameters a
     adam.wait();
     return test::copies(model.parameters());
   };
-  // A slow link: whoever does not wait reads what was there before.
+  // A slow link: a forward pass that does not wait reads the old parameters.
   WorldOptions slow;
   slow.link.latency_s = 3e-3;
   std::vector<Tensor> want;
@@ -191,7 +191,7 @@ TEST_CASE("sharded_optimizer: a forward pass that begins before all parameters a
       2, [&](World& w) { CHECK(test::same_bits(run(w, true), want)); }, slow);
 }
 
-TEST_CASE("sharded_optimizer: bytes for each parameter") {
+TEST_CASE("sharded_optimizer: bytes of state per parameter") {
   for (const int ranks : {1, 2, 4})
     run_ranks(ranks, [&](World& w) {
       // One tensor of 2^16 elements in one bucket: no rounding to size classes.
@@ -202,7 +202,7 @@ TEST_CASE("sharded_optimizer: bytes for each parameter") {
       struct Kept {
         DType dtype;
         optim::MasterWeights form;
-        std::int64_t bytes;  // by the optimizer, for each value of all ranks together
+        std::int64_t bytes;  // bytes of optimizer state per parameter, summed over all ranks
       };
       for (const auto& [dtype, form, bytes] :
            {Kept{DType::f32, optim::MasterWeights::f32, 8},
@@ -234,11 +234,11 @@ TEST_CASE("sharded_optimizer: bytes for each parameter") {
     });
 }
 
-TEST_CASE("sharded_optimizer: the same collectives in every step, skipped or not") {
+TEST_CASE("sharded_optimizer: skipped steps make the same collectives") {
   test::distributed_test({2, 4}, [](World& w) {
     Stack model(3);
     const DeviceMesh mesh(w);
-    // Nothing is under way before finish(): a gradient may be spoiled.
+    // Nothing is in flight before finish(), so the test may change a gradient.
     Ddp ddp(model, mesh, {}, {.bucket_size = 200, .overlap = false, .shard = true});
     ShardedOptimizer adam(ddp, optim::AdamWOptions{.lr = 1e-2});
     std::vector<std::int64_t> counts;
@@ -246,7 +246,7 @@ TEST_CASE("sharded_optimizer: the same collectives in every step, skipped or not
       const std::int64_t before = w.recorder().count();
       ddp.zero_grad();
       backward(model, w, ddp, step);
-      // One rank has a value that no rank may use.
+      // One rank has a NaN, so no rank may update.
       if (step == 1 && w.rank() == 1) ddp.buckets()[0].slice.fill_(NAN);
       const std::vector<Tensor> old = test::copies(model.parameters());
       const optim::StepResult result = adam.step(ddp.finish(1));
@@ -261,7 +261,7 @@ TEST_CASE("sharded_optimizer: the same collectives in every step, skipped or not
   });
 }
 
-TEST_CASE("sharded_optimizer: state from any number of ranks, in either form of master weights") {
+TEST_CASE("sharded_optimizer: loads state from any number of ranks and form of master weights") {
   const test::TempFolder folder;
   constexpr auto kCopies = optim::MasterWeights::f32, kSplit = optim::MasterWeights::remainder;
   const auto file = [&](int ranks, int rank) {
@@ -284,7 +284,7 @@ TEST_CASE("sharded_optimizer: state from any number of ranks, in either form of 
     for (int step = first; step < steps; ++step) {
       adam.wait();
       ddp.zero_grad();
-      // Every rank has the whole batch, so that sums do not depend on their number.
+      // Every rank has the whole batch, so that sums do not depend on the number of ranks.
       Tape tape;
       const Tensor loss = test::loss_of(model, test::rows_of(kBatch, 0, 1, DType::bf16));
       ddp.watch(tape);
@@ -298,7 +298,7 @@ TEST_CASE("sharded_optimizer: state from any number of ranks, in either form of 
     }
     return test::copies(model.parameters());
   };
-  // No master weight of this model comes to a tie, so that both forms have the same weights.
+  // No master weight of this model is a tie, so both forms have the same weights.
   std::vector<Tensor> want;
   run_ranks(1, [&](World& w) { want = run(w, 0, 6, false, kCopies); });
   for (const int ranks : {1, 2, 4})
@@ -313,8 +313,8 @@ TEST_CASE("sharded_optimizer: state from any number of ranks, in either form of 
 }
 
 TEST_CASE("sharded_optimizer: after loading all ranks have the same halves of ties") {
-  // Every master weight of the file is a tie. The f32 form rounded half of them down, and no rank
-  // may go on with that for the slices of others.
+  // Every master weight in the file is a tie. The f32 form rounded half of them down, and no rank
+  // may keep that value for another rank's slice.
   const test::TempFolder folder;
   const std::string file = folder / "state.safetensors";
   constexpr float kTie = 1 + 1.0f / 256;  // between 1 and 1 + 2^-7
@@ -342,7 +342,7 @@ TEST_CASE("sharded_optimizer: after loading all ranks have the same halves of ti
         CHECK(p.min().item() == 1 + 1.0 / 128);
         CHECK(p.max().item() == 1 + 1.0 / 128);
       }
-      // The master weights are still what the file says.
+      // The master weights are still those of the file.
       const double squares = adam.parameter_norm().item() * adam.parameter_norm().item();
       double count = 0;
       for (const Tensor& p : model.parameters()) count += static_cast<double>(p.numel());
@@ -351,8 +351,8 @@ TEST_CASE("sharded_optimizer: after loading all ranks have the same halves of ti
     });
 }
 
-TEST_CASE("sharded_optimizer: a warm step touches no heap") {
-  if (test::launched_world()) return;  // whose messages take memory when they like
+TEST_CASE("sharded_optimizer: a warm step allocates nothing") {
+  if (test::launched_world()) return;  // its messages allocate at any time
   for (const auto form : {optim::MasterWeights::f32, optim::MasterWeights::remainder}) {
     long before = 0, after = 0;
     run_ranks(2, [&](World& w) {
@@ -382,7 +382,7 @@ TEST_CASE("sharded_optimizer: a warm step touches no heap") {
   }
 }
 
-TEST_CASE("sharded_optimizer: what a rank of a job that does not exist would send") {
+TEST_CASE("sharded_optimizer: a fake rank counts the bytes that a real one sends") {
   for (const bool shard : {false, true}) {
     const auto world = fake_world(5, 16);
     const DeviceMesh mesh(*world, {.tp = 2});
@@ -401,14 +401,14 @@ TEST_CASE("sharded_optimizer: what a rank of a job that does not exist would sen
     loss.backward();
     adam->step(ddp.finish(1));
     adam->wait();
-    // Seven eighths of the f32 sums, twice or once and then of the bf16 weights; and the norm.
+    // Seven eighths of the f32 sums, twice, or once and then of the bf16 weights; and the norm.
     const std::int64_t parts = shard ? 4 + 2 : 2 * 4;
     const std::int64_t norm = 2 * 15 * 2 * 8 / 16;
     CHECK(std::abs(world->stats().bytes_sent - (n * 7 / 8 * parts + norm)) <= norm);
   }
 }
 
-TEST_CASE("sharded_optimizer: a Ddp that sends whole sums is refused") {
+TEST_CASE("sharded_optimizer: a Ddp without shard is refused") {
   run_ranks(1, [](World& w) {
     Stack model(1);
     const DeviceMesh mesh(w);

@@ -86,7 +86,7 @@ Pass on_ranks(const GptConfig& config, DType dtype, const Batch& batch, World& w
 
 }  // namespace
 
-TEST_CASE("layouts: loss, norm and every gradient of one rank") {
+TEST_CASE("tensor_parallel: loss, norm and every gradient equal those of one rank") {
   const Batch batch = test::some_batch(kSequences, kTokens, 257);
   for (const Named& m : models())
     for (const DType dtype : {DType::f64, DType::f32}) {
@@ -103,7 +103,7 @@ TEST_CASE("layouts: loss, norm and every gradient of one rank") {
     }
 }
 
-TEST_CASE("layouts: hidden communication") {
+TEST_CASE("tensor_parallel: overlapped communication") {
   const Batch batch = test::some_batch(kSequences, kTokens, 257);
   for (const Named& m : models()) {
     const Pass want = one_rank(m.config, DType::f64, batch);
@@ -117,7 +117,7 @@ TEST_CASE("layouts: hidden communication") {
   }
 }
 
-TEST_CASE("layouts: the same bits on a rerun, and with blocks that are recomputed") {
+TEST_CASE("tensor_parallel: a rerun and recomputed blocks give the same bits") {
   const Batch batch = test::some_batch(kSequences, kTokens, 257);
   for (const Arch arch : {Arch::gpt2, Arch::llama})
     for (const bool sequence : {false, true})
@@ -136,7 +136,7 @@ TEST_CASE("layouts: the same bits on a rerun, and with blocks that are recompute
       });
 }
 
-TEST_CASE("layouts: a vocabulary of which the last rank has nothing") {
+TEST_CASE("tensor_parallel: the last rank may have no part of the vocabulary") {
   const Batch batch = test::some_batch(kSequences, kTokens, 5);
   for (const Arch arch : {Arch::gpt2, Arch::llama}) {
     GptConfig c = small(arch);
@@ -152,9 +152,9 @@ TEST_CASE("layouts: a vocabulary of which the last rank has nothing") {
   }
 }
 
-TEST_CASE("a warm step asks the system for nothing") {
+TEST_CASE("tensor_parallel: a warm step allocates nothing") {
   const Batch batch = test::some_batch(kSequences, kTokens, 257);
-  if (test::launched_world()) return;  // the count is that of one process
+  if (test::launched_world()) return;  // the counter sees only one process
   for (const GptPlanOptions& options :
        {GptPlanOptions{}, GptPlanOptions{.sequence = true},
         GptPlanOptions{.sequence = true, .overlap = Overlap::ring},

@@ -29,7 +29,7 @@ test::Batch batch_of(int step) {
   return {text.narrow(1, 0, 8).contiguous(), text.narrow(1, 1, 8).contiguous()};
 }
 
-/// Losses by step. `shares`: parameters whose gradients are added up over the ranks first.
+/// Losses by step. The gradients of the parameters in `shares` are summed over the ranks first.
 std::vector<double> train(nn::Gpt& model, optim::Optimizer& optimizer,
                           const std::vector<Tensor>& shares, ProcessGroup* tp) {
   std::vector<double> losses;
@@ -78,7 +78,7 @@ Run on_ranks(const GptConfig& c, const MakeOptimizer& make, World& w, bool seque
   Run out{train(model, *optimizer, shares, &w.all()), {}};
   for (const NamedTensor& p : model.named_parameters()) {
     ParameterLayout l = layout.at(p.name);
-    l.tp_partial = false;  // of a weight, and not of a gradient
+    l.tp_partial = false;  // a weight is not a partial sum like its gradient
     out.weights[p.name] = test::whole_of(p.tensor.detach(), l, w.all());
   }
   return out;
@@ -93,7 +93,7 @@ std::string losses_apart(const Run& a, const Run& b, double tol) {
 
 }  // namespace
 
-TEST_CASE("20 steps of AdamW, losses; 20 steps of SGD, weights") {
+TEST_CASE("tensor_parallel: losses of 20 AdamW steps and weights of 20 SGD steps equal one rank") {
   const auto adam = [](const NamedTensors& p) {
     return std::make_unique<optim::AdamW>(p, optim::AdamWOptions{.lr = 3e-3});
   };

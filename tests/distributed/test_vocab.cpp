@@ -24,7 +24,7 @@ Tensor own_rows(const Tensor& weight, const World& w) {
   return weight.narrow(0, r.first, r.count).contiguous();
 }
 
-// Every rank's bits.
+// Checks that all ranks have the same bits.
 void check_alike(const Tensor& t, World& w) {
   const Tensor all = Tensor::empty({w.size() * t.numel()}, t.dtype());
   w.all().all_gather(all, t.reshape({t.numel()}).contiguous()).wait();
@@ -49,7 +49,7 @@ const std::vector<std::vector<std::int64_t>> kTargets = {
 
 }  // namespace
 
-TEST_CASE("ranges: equal parts, the last ones short or empty") {
+TEST_CASE("vocab: ranges are equal and the last ones short or empty") {
   const auto counts = [](std::int64_t vocab, int ranks) {
     std::vector<std::int64_t> out;
     std::int64_t next = 0;
@@ -67,7 +67,7 @@ TEST_CASE("ranges: equal parts, the last ones short or empty") {
   CHECK(counts(8, 1) == std::vector<std::int64_t>{8});
 }
 
-TEST_CASE("loss and gradients against the oracle, over classes that do not divide") {
+TEST_CASE("vocab: loss and gradients equal the reference for indivisible class counts") {
   distributed_test({1, 2, 4}, [](World& w) {
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
       for (const Reduction reduction : kReductions)
@@ -84,7 +84,7 @@ TEST_CASE("loss and gradients against the oracle, over classes that do not divid
                     return detail::vocab_cross_entropy(copy_to_group(a, w.all()), b, targets, 10,
                                                        w.all(), o, chunk);
                   });
-              // Rounded logits are what the loss of bf16 is about.
+              // In bf16 the loss sees rounded logits.
               const Tensor logits = x.matmul(weight.t());
               const test::Oracle want = test::oracle(logits, t, o, test::values(dy));
               const Tensor dlogits = Tensor::from(std::span<const double>(want.grad), {kRows, 10});
@@ -100,7 +100,7 @@ TEST_CASE("loss and gradients against the oracle, over classes that do not divid
   });
 }
 
-TEST_CASE("gradients by differences: 3 rows of 7 classes") {
+TEST_CASE("vocab: gradients match finite differences on 3 rows of 7 classes") {
   distributed_test({1, 2, 4}, [](World& w) {
     const Tensor weight = own_rows(test::random({7, kWidth}, 2), w);
     for (const Reduction reduction : kReductions)
@@ -116,7 +116,7 @@ TEST_CASE("gradients by differences: 3 rows of 7 classes") {
   });
 }
 
-TEST_CASE("golden: V 10 over 4 ranks, and label smoothing of a wide vocabulary") {
+TEST_CASE("vocab: golden values of 10 classes over 4 ranks and of label smoothing") {
   distributed_test({4}, [](World& w) {
     // One row of logits 0, 1, ..., 9: log(sum exp) = 9 + log((1 - e^-10) / (1 - e^-1)).
     const Tensor x = Tensor::ones({1, 1}, DType::f64);
@@ -132,7 +132,7 @@ TEST_CASE("golden: V 10 over 4 ranks, and label smoothing of a wide vocabulary")
   });
 }
 
-TEST_CASE("one all-gather a chunk of rows and none in backward, whatever a rank has") {
+TEST_CASE("vocab: one all-gather per chunk of rows in forward and none in backward") {
   distributed_test({4}, [](World& w) {
     const Tensor x = test::random({kRows, kWidth}, 1), weight = test::random({5, kWidth}, 2);
     const std::int64_t before = w.all().calls();
@@ -149,7 +149,7 @@ TEST_CASE("one all-gather a chunk of rows and none in backward, whatever a rank 
   });
 }
 
-TEST_CASE("hits, rows of -inf, no rows") {
+TEST_CASE("vocab: hits, rows of -inf and zero rows") {
   distributed_test({1, 2, 4}, [](World& w) {
     const Tensor x = test::random({kRows, kWidth}, 11), weight = test::random({10, kWidth}, 12);
     const Tensor best = x.matmul(weight.t()).argmax(1);
@@ -181,7 +181,7 @@ TEST_CASE("hits, rows of -inf, no rows") {
   });
 }
 
-TEST_CASE("embedding: the sum of the parts is the whole, bit by bit") {
+TEST_CASE("vocab: the sum of the embedding shards equals the whole bit by bit") {
   distributed_test({1, 2, 4}, [](World& w) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
       for (const std::int64_t vocab : {10, 5, 3}) {
@@ -190,7 +190,7 @@ TEST_CASE("embedding: the sum of the parts is the whole, bit by bit") {
         const Tensor got = reduce_from_group(
             vocab_embedding(own_rows(weight, w), tokens, vocab, w.all()), w.all());
         CHECK(test::different_bits(got, embedding(weight, tokens)) == "");
-        // The gradient of each rank's rows.
+        // The gradient with respect to each rank's rows.
         const auto gradient = [&](const Tensor& of, auto&& f) {
           Tensor leaf = of.detach();
           leaf.set_requires_grad();
@@ -206,7 +206,7 @@ TEST_CASE("embedding: the sum of the parts is the whole, bit by bit") {
   });
 }
 
-TEST_CASE("a tied weight, and a head in a region that is recomputed") {
+TEST_CASE("vocab: a tied weight and a head in a recomputed region") {
   distributed_test({2}, [](World& w) {
     ProcessGroup& g = w.all();
     const Tensor weight = test::random({5, 3}, 1);
@@ -235,7 +235,7 @@ TEST_CASE("a tied weight, and a head in a region that is recomputed") {
   });
 }
 
-TEST_CASE("what they refuse, and shapes on the meta device") {
+TEST_CASE("vocab: errors name the rule and the meta device gives shapes") {
   distributed_test({2}, [](World& w) {
     const Tensor x = Tensor::zeros({2, 3}), weight = Tensor::zeros({3, 3});
     const auto error = [&](auto&& f) { return test::error_of(f); };

@@ -4,7 +4,7 @@
 
 namespace weft::examples {
 
-/// The GPT of some options with its training step, on one rank.
+/// The GPT for these options with its training step, on one rank.
 struct GptStep {
   GptStep(const GptOptions& o, const train::Ranks& ranks) : gpt(o), step(gpt.task(), o, ranks) {}
   GptTask gpt;

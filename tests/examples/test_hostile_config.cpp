@@ -14,7 +14,7 @@
 
 namespace weft::hostile_config_test {
 
-TEST_CASE("damaged models of a state.json: what is read is a model that can be") {
+TEST_CASE("hostile config: a damaged state.json gives a valid model or an error") {
   nn::GptConfig llama{.arch = nn::Arch::llama, .pattern = "da"};
   nn::GptConfig mla{.arch = nn::Arch::llama, .attention = nn::AttentionKind::mla};
   mla.moe.experts = 4;
@@ -28,7 +28,7 @@ TEST_CASE("damaged models of a state.json: what is read is a model that can be")
     });
 }
 
-TEST_CASE("damaged config files") {
+TEST_CASE("hostile config: damaged config files") {
   const test::TempFolder folder;
   const std::string path = folder / "c.toml";
   examples::GptOptions seed, read;

@@ -15,7 +15,7 @@ namespace {
 
 using test::error_of;
 
-// Gives one field, by its place, another value that its rule allows.
+// Changes the field at one position to another value that its rule allows.
 struct Change {
   std::size_t place, next = 0;
   std::string name = {};
@@ -52,7 +52,7 @@ struct Change {
   static void change(std::vector<std::string>& v, const Rule&) { v.push_back("b c"); }
 };
 
-// The same options by way of a --config file.
+// The same options after a round trip through a --config file.
 GptOptions reread(const GptOptions& o, const std::string& path) {
   io::write_file(path, train::to_toml(o));
   std::string program = "train_gpt", flag = "--config=" + path;
@@ -70,7 +70,7 @@ std::string joined(const std::set<std::string>& names) {
 
 }  // namespace
 
-TEST_CASE("options: config.toml says every setting") {
+TEST_CASE("options: config.toml contains every setting") {
   const test::TempFolder folder;
   const std::string plain = train::to_toml(GptOptions{});
   std::set<std::string> names, refused;
@@ -80,7 +80,7 @@ TEST_CASE("options: config.toml says every setting") {
     o.fields(change);
     if (change.name.empty()) break;
     CAPTURE(change.name);
-    CHECK(names.insert(change.name).second);  // a flag is there once
+    CHECK(names.insert(change.name).second);  // each flag appears once
     const std::string text = train::to_toml(o);
     CHECK(text != plain);
     GptOptions back;
@@ -90,7 +90,7 @@ TEST_CASE("options: config.toml says every setting") {
       refused.insert(change.name);
   }
   CHECK(names.size() > 90);
-  // By themselves these mean nothing.
+  // These settings are invalid on their own.
   CHECK(joined(refused) ==
         "capacity dense-layers device dispatcher drop ep expert-bias force-balance "
         "global-aux-coeff graph "
@@ -100,7 +100,7 @@ TEST_CASE("options: config.toml says every setting") {
         "tokenizer tp-overlap z-loss ");
 }
 
-TEST_CASE("options: a checkpoint says every setting that makes another model") {
+TEST_CASE("options: a checkpoint contains every setting that changes the model") {
   GptOptions with_experts;
   with_experts.model = {.arch = nn::Arch::llama, .pattern = "da", .moe = {.experts = 4}};
   with_experts.model.attention = nn::AttentionKind::mla;
@@ -125,8 +125,8 @@ TEST_CASE("options: a checkpoint says every setting that makes another model") {
         "drop dropout force-balance jitter mtp-detach mtp-weight recompute z-loss ");
 }
 
-// As f2447f8 wrote them.
-TEST_CASE("options: older checkpoints are the models that they were") {
+// As commit f2447f8 wrote them.
+TEST_CASE("options: older checkpoints give their original models") {
   const auto read = [](const std::string& text) { return config_from_json(io::Json::parse(text)); };
   const std::string sizes =
       R"("layers":1,"heads":2,"kv_heads":2,"dim":16,"ffn":64,"seq":16,"vocab":256,)"
@@ -181,7 +181,7 @@ TEST_CASE("options: older checkpoints are the models that they were") {
   }
 }
 
-TEST_CASE("options: what goes together") {
+TEST_CASE("options: incompatible settings are refused") {
   const auto refusal = [](std::vector<std::string> flags) {
     flags.insert(flags.begin(), "train_gpt");
     std::vector<char*> argv;

@@ -1,4 +1,4 @@
-// What a run leaves in its folder when it is killed, loses power, or is not alone.
+// What a run leaves in its folder when it is killed, loses power, or shares the folder.
 #include <doctest/doctest.h>
 
 #include <string>
@@ -46,7 +46,7 @@ struct SmallRun {
     return train_gpt(options);
   }
 
-  // Without what equal runs need not share.
+  // The metrics without the values that may differ between equal runs.
   std::vector<std::string> rows() const {
     std::vector<std::string> rows;
     for (const io::Json& row : io::read_metrics(options.out + "/metrics.jsonl")) {
@@ -68,7 +68,7 @@ struct SmallRun {
 
 }  // namespace
 
-TEST_CASE("killed or cut from power at any change of its folder, a run goes on as if nothing was") {
+TEST_CASE("run folder: a run killed or cut from power at any write resumes with the same results") {
   set_log_handler([](std::string_view) {});
   SmallRun whole;
   REQUIRE(whole.train() == 0);
@@ -87,7 +87,7 @@ TEST_CASE("killed or cut from power at any change of its folder, a run goes on a
     if (!crashed) break;
     ++crashes;
     CAPTURE(operations);
-    // Every third one is killed only; of the others one has lost all that a disk may lose.
+    // Every third run is only killed; of the others, half lose everything that a disk may lose.
     if (operations % 3 != 0)
       disk.cut(operations % 3 == 1 ? 0 : static_cast<std::uint64_t>(operations));
     REQUIRE(run.train(true) == 0);
@@ -100,7 +100,7 @@ TEST_CASE("killed or cut from power at any change of its folder, a run goes on a
   set_log_handler(nullptr);
 }
 
-TEST_CASE("an evaluation that failed is made up, alone and over ranks") {
+TEST_CASE("run folder: a missing evaluation is repeated on one and several ranks") {
   for (const int ranks : {0, 2}) {
     SmallRun whole, run;
     for (SmallRun* r : {&whole, &run}) {
@@ -108,7 +108,7 @@ TEST_CASE("an evaluation that failed is made up, alone and over ranks") {
       r->options.batch = 2;
       REQUIRE(r->train() == 0);
     }
-    // As if the last one had been killed: with the row of its step and without.
+    // As if the last run had been killed: with the row of its step and without.
     const std::string path = run.options.out + "/metrics.jsonl";
     for (const bool written : {true, false}) {
       io::Json last = io::read_metrics(path).back(), without;
@@ -122,12 +122,12 @@ TEST_CASE("an evaluation that failed is made up, alone and over ranks") {
       CHECK(run.plot() == whole.plot());
     }
     const std::string before = io::read_file(path);
-    REQUIRE(run.train(true) == 0);  // nothing to make up
+    REQUIRE(run.train(true) == 0);  // no evaluation is missing
     CHECK(io::read_file(path) == before);
   }
 }
 
-TEST_CASE("a damaged metrics.jsonl does not keep a sound checkpoint from its run") {
+TEST_CASE("run folder: a damaged metrics.jsonl does not prevent a resume") {
   set_log_handler([](std::string_view) {});
   SmallRun whole, run;
   REQUIRE(whole.train() == 0);
@@ -149,7 +149,7 @@ TEST_CASE("a damaged metrics.jsonl does not keep a sound checkpoint from its run
   set_log_handler(nullptr);
 }
 
-TEST_CASE("one run at a time has a folder, and all ranks hear of it") {
+TEST_CASE("run folder: a second run in the folder is refused on all ranks") {
   SmallRun run;
   io::make_directories(run.options.out);
   for (const int ranks : {0, 2}) {
@@ -162,7 +162,7 @@ TEST_CASE("one run at a time has a folder, and all ranks hear of it") {
         FAIL("two runs in one folder");
       } catch (const Error& e) {
         CHECK(e.fault() == Fault::user);
-        // Of ranks that are threads one says it, whichever comes first.
+        // Among ranks that are threads, whichever fails first reports the error.
         CHECK(
             std::string(e.what()).ends_with("--out: '" + run.options.out + "' is in use by " +
                                             io::FolderLock(run.options.out).holder() +
@@ -175,7 +175,7 @@ TEST_CASE("one run at a time has a folder, and all ranks hear of it") {
   CHECK(error_of([&] { run.train(); }).find("already holds a run") != std::string::npos);
 }
 
-TEST_CASE("config.toml says any text that is UTF-8, exactly") {
+TEST_CASE("run folder: config.toml stores any UTF-8 text exactly") {
   const test::TempFolder folder;
   const std::string config = folder / "config.toml";
   const auto reread = [&](const GptOptions& o) {
@@ -187,7 +187,7 @@ TEST_CASE("config.toml says any text that is UTF-8, exactly") {
     return back;
   };
   std::string all;
-  for (char c = 1; c > 0; ++c) all += c;  // to 0x7f
+  for (char c = 1; c > 0; ++c) all += c;  // up to 0x7f
   GptOptions o;
   for (const std::string& text :
        {all, "/a\rb" + std::string("\x01\x1f\x7f"), std::string("\\u0041\"'\t\n"),

@@ -1,5 +1,5 @@
-// A GPT's training step over every layout, held against one rank. In several buckets, which end
-// within layers: test_layouts.cpp.
+// A GPT's training step in every layout, compared with one rank. test_layouts.cpp covers several
+// buckets that end within layers.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -59,7 +59,7 @@ struct Model {
   double capacity = 0;
   nn::Recompute recompute = nn::Recompute::none;
 };
-// 37 rows of vocabulary divide among no number of ranks.
+// A vocabulary of 37 is not divisible by any number of ranks.
 constexpr nn::Arch kGpt2 = nn::Arch::gpt2, kLlama = nn::Arch::llama;
 constexpr Model kModels[] = {{"gpt2, tied", false, kGpt2, true},
                              {"gpt2, untied", false, kGpt2, false},
@@ -68,7 +68,7 @@ constexpr Model kModels[] = {{"gpt2, tied", false, kGpt2, true},
                              {"experts, sequence loss, untied", true, kLlama, false, Aux::seq},
                              {"experts, bias, tied", true, kLlama, true, Aux::bias},
                              {"experts, sequence loss, gpt2, tied", true, kGpt2, true, Aux::seq}};
-// Defined by the tokens of a data-parallel rank's micro-batch.
+// These losses depend on the tokens of a data-parallel rank's micro-batch.
 constexpr Model kByBatch[] = {
     {"experts, aux loss", true, kLlama, false, Aux::aux},
     {"experts, aux loss, capacity", true, kGpt2, true, Aux::aux, 0.8},
@@ -100,8 +100,8 @@ GptOptions options_of(const Model& m, DType dtype) {
   return o;
 }
 
-// What a step of it takes away is the gradient times the rate. A large one makes that large beside
-// the rounding of the weights.
+// An SGD step subtracts the gradient times the rate. A high rate makes this difference large
+// relative to the rounding of the weights.
 GptOptions plain_sgd(GptOptions o, double lr) {
   o.optimizer.kind = optim::Kind::sgd;
   o.optimizer.lr = o.optimizer.min_lr = lr;
@@ -122,7 +122,7 @@ GptOptions laid_out(GptOptions o, const Layout& l, bool zero, std::int64_t accum
 
 struct Result {
   std::vector<double> losses, norms;
-  StateDict first, last;  ///< weights before and after; of ranks, what one of them would write
+  StateDict first, last;  ///< weights before and after; on several ranks, what one rank would write
 };
 
 StateDict values_of(const distributed::Pieces& pieces) {
@@ -168,11 +168,11 @@ double squares(const Tensor& t) {
 
 struct Tolerance {
   double losses;       ///< of losses and norms, relative
-  double change;       ///< of what the steps have taken away from each parameter, relative to that
+  double change;       ///< of each parameter's change, relative to the change
   double weights = 1;  ///< of each parameter, relative
 };
 
-// "" or what is further apart than it may be; said on every rank for its own pieces.
+// "" or the first difference beyond the tolerance. Each rank checks its own pieces.
 std::string difference(const Result& got, const Result& want, const distributed::Pieces& pieces,
                        const Tolerance& tolerance) {
   const auto apart = [](double a, double b) { return std::abs(a - b) / std::abs(b); };
@@ -190,7 +190,7 @@ std::string difference(const Result& got, const Result& want, const distributed:
             test::different_bits(got.first.at(name), cut(first, p.piece, shape));
         !text.empty())
       return message("{} starts otherwise: {}", name, text);
-    // Against the whole parameter: a part of it may hardly change.
+    // Relative to the whole parameter, because a shard may hardly change.
     const double d = std::sqrt(squares(sub(got.last.at(name), cut(last, p.piece, shape))));
     const double change = std::sqrt(squares(sub(first, last)));
     if (!(d <= tolerance.change * change && d <= tolerance.weights * std::sqrt(squares(last))))
@@ -228,14 +228,13 @@ void on_ranks(const Model& m, const Layout& l, const GptOptions& own, const Resu
   });
 }
 
-// Over all layouts; the reference is run once for each model.
+// All layouts; the reference runs once per model.
 void against_one_rank(DType dtype, int steps, const Tolerance& tolerance, double sgd_rate,
                       bool every_case) {
   const Model* model = nullptr;
   Result want;
   each_case([&](const Model& m, const Layout& l, bool zero, std::int64_t accumulation) {
-    // Of the four ways to run a layout the longer tests take one: each layout another, and each
-    // model another of the same layout.
+    // The longer tests use one of the four ways to run a layout; it varies over layouts and models.
     const auto number = (&m - kModels) + (&l - (m.experts ? kExperts : kDense));
     if (!every_case && (zero ? 2 : 0) + (accumulation > 1 ? 1 : 0) != number % 4) return;
     GptOptions o = options_of(m, dtype);
@@ -248,11 +247,11 @@ void against_one_rank(DType dtype, int steps, const Tolerance& tolerance, double
 
 }  // namespace
 
-TEST_CASE("f64: losses, norm and every gradient of the first step are those of one rank") {
+TEST_CASE("session: f64 losses, norm and gradients of the first step equal one rank") {
   against_one_rank(DType::f64, 1, {1e-9, 1e-9}, 1, true);
 }
 
-TEST_CASE("f64: the aux loss and capacities are those of one rank with the same micro-batches") {
+TEST_CASE("session: f64 aux loss and capacities equal one rank with the same micro-batches") {
   for (const Model& m : kByBatch)
     for (const std::int64_t micro_batch : {16, 8, 4, 2}) {
       GptOptions o = plain_sgd(options_of(m, DType::f64), 1);
@@ -266,17 +265,17 @@ TEST_CASE("f64: the aux loss and capacities are those of one rank with the same 
     }
 }
 
-TEST_CASE("f32: losses, norm and every gradient of the first step, with ZeRO too") {
+TEST_CASE("session: f32 losses, norm and gradients of the first step with and without ZeRO") {
   against_one_rank(DType::f32, 1, {1e-5, 1e-5}, 1024, true);
 }
 
-TEST_CASE("f32: weights after 20 steps of SGD, losses of 20 steps of AdamW") {
+TEST_CASE("session: f32 weights after 20 steps of SGD and losses of 20 steps of AdamW") {
   against_one_rank(DType::f32, 20, {1e-4, 1, 1e-5}, 0.1, false);
   against_one_rank(DType::f32, 20, {1e-4, 1}, 0, false);
 }
 
-TEST_CASE("a layout repeats itself bit by bit, and ZeRO has the bits of the plain optimizer") {
-  // Of each layout, with one of the models in turn.
+TEST_CASE("session: a rerun gives the same bits and ZeRO has the bits of the plain optimizer") {
+  // Each layout with one of the models in turn.
   const auto repeat = [](const Model& m, const Layout& l) {
     test::distributed_test(static_cast<int>(l.ranks), [&](World& world) {
       CAPTURE(std::string(m.name));
@@ -299,7 +298,7 @@ TEST_CASE("a layout repeats itself bit by bit, and ZeRO has the bits of the plai
   for (std::size_t i = 0; i < std::size(kExperts); ++i) repeat(kModels[4 + i % 3], kExperts[i]);
 }
 
-TEST_CASE("every rank makes the same collectives in a step") {
+TEST_CASE("session: every rank makes the same collectives in a step") {
   each_case([](const Model& m, const Layout& l, bool zero, std::int64_t accumulation) {
     test::distributed_test(static_cast<int>(l.ranks), [&](World& world) {
       CAPTURE(std::string(m.name));
@@ -318,7 +317,7 @@ bool is_frozen(const std::string& name) {
   return name.starts_with("embed") || name.starts_with("blocks.0.") || name == "head.weight";
 }
 
-// Of a few steps with these parameters frozen; "" when they are what they were, and all others not.
+// A few steps with these parameters frozen; "" when exactly these kept their values.
 std::string moved_wrongly(const GptOptions& o, const train::Ranks& ranks) {
   GptStep gpt(o, ranks);
   NamedTensors parameters = gpt.gpt.model.named_parameters();
@@ -331,7 +330,7 @@ std::string moved_wrongly(const GptOptions& o, const train::Ranks& ranks) {
   }
   for (int step = 1; step <= 3; ++step)
     gpt.step(step, batch_of(step, ranks.first_row(), ranks.rows(), o.model.vocab));
-  gpt.step.model_pieces();  // waits for parameters that are on their way
+  gpt.step.model_pieces();  // waits for parameters in flight
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const bool moved = test::different_bits(parameters[i].tensor, before[i]) != "";
     if (moved == is_frozen(parameters[i].name)) return parameters[i].name;
@@ -341,7 +340,7 @@ std::string moved_wrongly(const GptOptions& o, const train::Ranks& ranks) {
 
 }  // namespace
 
-TEST_CASE("session: a frozen parameter stays as it is in every layout") {
+TEST_CASE("session: a frozen parameter stays unchanged in every layout") {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     CAPTURE(name(dtype));
     GptOptions o = options_of(kModels[3], dtype);

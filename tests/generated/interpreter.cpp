@@ -25,7 +25,7 @@ std::size_t index_of(const Place& place, const Shape& shape) {
   return static_cast<std::size_t>(i);
 }
 
-// The place in an operand that broadcasts to the shape in which `place` lies.
+// The coordinates in a broadcast operand for `place` in the result's shape.
 Place broadcast_place(const Place& place, const Shape& operand) {
   Place own(place.end() - operand.size(), place.end());
   for (int d = 0; d < operand.size(); ++d)
@@ -92,8 +92,8 @@ Array along(const Array& x, int axis, const std::function<Row(const Row&)>& f) {
   const std::int64_t n = x.shape[axis];
   Shape outer = x.shape;
   outer[axis] = 1;
-  // The length of f's rows, also where there is none to ask for it. What f compares counts for
-  // nothing.
+  // The length of f's rows, found with a sample row if there is none. Its comparisons are not
+  // recorded.
   const double before = closest;
   const std::int64_t length =
       static_cast<std::int64_t>(f(Row(static_cast<std::size_t>(n), 0.5)).size());

@@ -5,8 +5,8 @@
 #include "weft/core/shape.h"
 #include "weft/tests/generated/number.h"
 
-// An interpreter of its own for what the random programs do: plain loops in double over row-major
-// arrays. It shares nothing with Weft's kernels or tape but the type Shape.
+// An independent interpreter for the random programs: plain loops in double over row-major arrays.
+// It shares nothing with Weft's kernels or tape except the type Shape.
 namespace weft::generated {
 
 struct Array {
@@ -17,17 +17,17 @@ struct Array {
 using Arrays = std::vector<const Array*>;
 using Row = std::vector<Number>;
 
-/// The smallest relative distance of two different numbers that any op compared since reset():
-/// where it is tiny, a last digit decides what happens.
+/// The smallest relative distance of two different numbers that any op compared since reset(). If
+/// it is tiny, rounding decides the result.
 class Closest {
  public:
   static void reset();
   static double get();
   static void see(double a, double b);
 };
-/// a > b, noted by Closest.
+/// a > b, recorded by Closest.
 bool greater(const Number& a, const Number& b);
-/// Positions of a row by falling value, equal ones by position.
+/// Positions of a row in descending order, equal values by position.
 std::vector<int> falling(const Row& row);
 
 Array filled(const Shape& shape, Number value);
@@ -35,9 +35,9 @@ Array map(const Array& x, const std::function<Number(const Number&)>& f);
 /// NumPy's broadcasting.
 Array binary(const Array& a, const Array& b,
              const std::function<Number(const Number&, const Number&)>& f);
-/// Every row along `axis` becomes what f makes of it; all of f's rows have one length.
+/// Applies f to every row along `axis`; all of f's results have the same length.
 Array along(const Array& x, int axis, const std::function<Row(const Row&)>& f);
-/// One number for the elements of all `axes`; keepdim leaves them with length 1.
+/// Reduces all `axes` to one number; keepdim keeps them with length 1.
 Array reduce_axes(const Array& x, std::vector<int> axes, bool keepdim,
                   const std::function<Number(const Row&)>& f);
 /// y[place] = x[source(place)], by row-major coordinates.

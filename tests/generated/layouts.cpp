@@ -9,11 +9,11 @@ namespace {
 
 struct Placing {
   Shape strides;
-  std::int64_t first = 0;  // element 0 in the storage
+  std::int64_t first = 0;  // index of element 0 in the storage
   std::int64_t room = 0;   // elements of the storage
 };
 
-// Strides of a tensor whose axes lie in memory in this order, outermost first.
+// Strides of a tensor whose axes have this order in memory, outermost first.
 Shape packed_strides(const Shape& shape, const std::vector<int>& order, std::int64_t step) {
   Shape strides = shape;
   for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
@@ -55,7 +55,7 @@ Placing place(Layout layout, const Shape& shape) {
   return p;
 }
 
-// Calls f(place, number) for the elements in row-major order.
+// Calls f(offset, index) for the elements in row-major order.
 template <class F>
 void for_each_place(const Shape& shape, const Shape& strides, F f) {
   const std::int64_t count = shape.numel();
@@ -96,7 +96,7 @@ bool changes(const Shape& shape, Layout layout) {
 Tensor tensor_in(Layout layout, const Shape& shape, const std::vector<double>& values, DType dtype,
                  Device device) {
   const Placing p = place(layout, shape);
-  // Between the elements: what shows in any result that reads it.
+  // Between the elements: values that change any result that reads them.
   const double filler = is_compute(dtype) ? std::numeric_limits<double>::quiet_NaN() : 113;
   std::vector<double> memory(static_cast<std::size_t>(p.room), filler);
   for_each_place(shape, p.strides, [&](std::int64_t at, std::size_t i) {

@@ -5,9 +5,9 @@
 
 namespace weft::generated {
 
-/// A value with its derivatives in two directions s and t, and the mixed second one (a hyper-dual
-/// number). A program that is evaluated on these gives the products of its gradient and its
-/// Hessian with fixed directions exactly, without a step size and without a backward pass.
+/// A value with its derivatives in two directions s and t, and the mixed second derivative (a
+/// hyper-dual number). Evaluating a program on these numbers gives the products of its gradient and
+/// its Hessian with fixed directions exactly, without a step size or a backward pass.
 /// Source: Fike, Alonso 2011, "The Development of Hyper-Dual Numbers"
 struct Number {
   double v = 0, s = 0, t = 0, st = 0;
@@ -17,8 +17,8 @@ struct Number {
       : v(value), s(along_s), t(along_t), st(along_both) {}
 };
 
-/// While one lives, every result of the arithmetic below is off by up to `eps` of itself, as if it
-/// were rounded: results that differ by more than others under it are the ill-conditioned ones.
+/// While an object exists, every result of the arithmetic below changes by a relative error of up
+/// to `eps`, as if it were rounded. Results that change more than others are ill-conditioned.
 /// Source: Vignes 1993, "A stochastic arithmetic for reliable scientific computation" (CESTAC)
 class RandomRounding {
  public:
@@ -56,7 +56,7 @@ inline Number operator*(const Number& a, const Number& b) {
   return rounded({a.v * b.v, a.s * b.v + a.v * b.s, a.t * b.v + a.v * b.t,
                   a.st * b.v + a.s * b.t + a.t * b.s + a.v * b.st});
 }
-// Near a pole a last digit decides: no number, so that a program does without.
+// Near a pole rounding decides the result: returns NaN, so that programs avoid it.
 inline bool near_pole(const Number& x) { return std::abs(x.v) < 1e-4; }
 
 inline Number reciprocal(const Number& x) {
@@ -79,7 +79,7 @@ inline Number power(const Number& x, double p) {
                p == 0 || p == 1 ? 0 : p * (p - 1) * std::pow(x.v, p - 2));
 }
 inline Number sqrt(const Number& x) { return power(x, 0.5); }
-// The slopes of tanh and sigmoid follow from the result, as it was rounded.
+// The slopes of tanh and sigmoid are computed from the rounded result.
 inline Number tanh(const Number& x) {
   const double y = rounded(std::tanh(x.v)).v, slope = 1 - y * y;
   return chain(x, y, slope, -2 * y * slope);

@@ -74,7 +74,7 @@ double draw(char kind, std::int64_t bound, DType dtype, Rng& rng) {
   return rng.normal();
 }
 
-// Numbers that bf16 holds exactly, so that a cotangent is the same in every dtype.
+// Numbers that bf16 represents exactly, so that a cotangent is the same in every dtype.
 std::vector<double> cotangent_values(std::int64_t count, std::uint64_t seed) {
   Rng rng{seed * 1000 + 77};
   std::vector<double> values;
@@ -161,7 +161,7 @@ bool make_operands(const OpLine& line, const Sizes& sizes, DType dtype, Rng rng,
     const DType own = operand.dtype(dtype);
     for (std::int64_t i = 0; i < count; ++i)
       operand.values.push_back(draw(word.kind, bound, own, rng));
-    // The reference in f64 starts from the same numbers.
+    // The f64 reference starts from the same rounded numbers.
     const DType narrow = is_compute(dtype) && is_compute(own) ? dtype : own;
     operand.values = values_of(Tensor::from<double>(operand.values, operand.shape).to(narrow));
     operands.push_back(std::move(operand));
@@ -204,7 +204,7 @@ Outcome run(const OpLine& line, const std::vector<Operand>& operands,
       Tape tape;
       Tensor y = line.call(in)[i];
       if (std::any_of(in.begin(), in.end(), [&y](const Tensor& x) { return x.same(y); }))
-        y = mul(y, 1);  // an op may return its operand, which no tape has made
+        y = mul(y, 1);  // an op may return its operand, which no op has recorded
       if (!Tape::follows(y)) continue;
       std::vector<double> dy = cotangent_values(y.numel(), static_cast<std::uint64_t>(i));
       repeat_values(cotangent.values, y.shape(), dy);

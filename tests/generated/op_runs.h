@@ -8,32 +8,32 @@
 
 namespace weft::generated {
 
-/// What stands in an operand beside ordinary numbers.
+/// Special values in an operand among ordinary numbers.
 enum class Special : std::uint8_t { none, nan, infinity, masked_row, zeros };
 inline constexpr int kSpecials = 5;
 
-/// The length of every axis letter.
+/// The length of each axis letter.
 using Sizes = std::map<char, std::int64_t>;
 Sizes odd_sizes();
 
-/// An operand as the table describes it, with values.
+/// An operand as described by the table, with values.
 struct Operand {
   Shape shape;
-  char kind = 0;  ///< the letter behind the colon; 0: the dtype of the run
+  char kind = 0;  ///< the letter after the colon; 0: the dtype of the run
   std::vector<double> values;
   DType dtype(DType run) const;
 };
 
-/// The letters of a line.
+/// The axis letters of a line.
 std::string letters(const OpLine& line);
-/// Fresh values for these sizes, rounded to the dtype. False when there are none: indices into an
-/// axis of length 0.
+/// New values for these sizes, rounded to the dtype. False if there are none: indices into an axis
+/// of length 0.
 bool make_operands(const OpLine& line, const Sizes& sizes, DType dtype, Rng rng,
                    std::vector<Operand>& operands);
-/// Plants the special value into operand i; false where it has no place for one.
+/// Puts the special value into operand i; false if the operand has no place for it.
 bool plant(Special special, Operand& operand);
 
-/// What came out: results and then the gradients of each of them, or an Error.
+/// The outcome: results and then the gradients of each of them, or an Error.
 struct Outcome {
   struct Part {
     std::string what;
@@ -45,8 +45,8 @@ struct Outcome {
   std::string error;
 };
 
-/// What multiplies a result's gradient: values that follow from its shape alone, repeated as for
-/// one layout, in memory in the same one or contiguous.
+/// The cotangent of a result: values that depend only on its shape, repeated as for one layout and
+/// stored in the same layout or contiguous.
 struct Cotangent {
   Layout values = Layout::contiguous, memory = Layout::contiguous;
 };
@@ -56,7 +56,7 @@ Outcome run(const OpLine& line, const std::vector<Operand>& operands,
             const std::vector<Layout>& layouts, const Cotangent& cotangent, DType dtype,
             Device device, bool gradients);
 
-/// "" when got is want to the bound of this dtype, measured against the largest number of each
+/// "" when got equals want within the bound of this dtype, relative to the largest number of each
 /// tensor; integers must be equal.
 std::string difference(const Outcome& got, const Outcome& want, const OpLine& line, DType dtype);
 /// "" when both have the same bits.

@@ -10,7 +10,7 @@
 namespace weft::generated {
 namespace {
 
-// Where the second direction begins in a cell such as "`a`, `b`; backward: `c`".
+// Start of the second direction in a cell such as "`a`, `b`; backward: `c`".
 constexpr const char* kBackward = "backward:";
 
 Directions ops_in(const std::string& cell) {

@@ -8,7 +8,7 @@ namespace weft::generated {
 
 using Names = std::set<std::string>;
 
-/// What an op uses in each direction. `backward` is what only that one uses.
+/// What an op uses in each direction. `backward` holds what only the backward uses.
 struct Directions {
   Names forward, backward;
 };
@@ -16,13 +16,13 @@ struct Directions {
 /// One row of docs/ops.md.
 struct OpRow {
   Directions cpu, cuda;                                ///< kernels
-  std::map<std::string, std::filesystem::path> files;  ///< "cpu::softmax_fwd": where it is defined
+  std::map<std::string, std::filesystem::path> files;  ///< "cpu::softmax_fwd": its file
   Directions calls;                                    ///< other ops
 };
 
-/// The rows by the names of their ops.
+/// The rows by op name.
 std::map<std::string, OpRow> read_ops_page();
-/// All of a file.
+/// The whole text of a file.
 std::string read_text(const std::filesystem::path& path);
 
 }  // namespace weft::generated

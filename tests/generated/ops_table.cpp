@@ -45,14 +45,14 @@ TensorList list(const Routing& r) { return {r.probs, r.experts}; }
 TensorList list(const RopeTables& r) { return {r.cos, r.sin}; }
 TensorList list(const ExpertRows& r) { return {r.row_of, r.slot_of, r.rows, r.counts}; }
 
-// Uneven groups of n rows, one of them empty where there are three and more.
+// Uneven groups of n rows in total; one of three or more groups is empty.
 Tensor groups(std::int64_t n, std::int64_t count) {
   Tensor rows = Tensor::zeros({count}, DType::i64);
   for (std::int64_t i = 0; i < n && count > 0; ++i)
     ++rows.data<std::int64_t>()[i % count == 1 ? 0 : i % count];
   return rows;
 }
-// Sequences of 2, 0 and the rest of the tokens.
+// Sequences of 2, 0 and the remaining tokens.
 Tensor sequences(std::int64_t tokens) {
   const double cut = static_cast<double>(tokens < 2 ? tokens : 2);
   return Tensor::of({0, cut, cut, static_cast<double>(tokens)}, {4}, DType::i32);
@@ -74,7 +74,7 @@ CrossEntropyOptions loss(Reduction reduction, double smoothing = 0) {
   o.ignore_index = 1;
   return o;
 }
-// The head of one rank that has all of the classes.
+// The head of one rank that has all classes.
 Tensor whole_part(const TensorList& in, Reduction reduction) {
   detail::ClassPart part;
   part.range = {0, in[1].dim(0)};
@@ -118,7 +118,7 @@ RouterOptions grouped_router() {
   o.scaling = 2.5;
   return o;
 }
-// Every way in which axis 1 can be cut.
+// Every way to split axis 1.
 TensorList rejoined(const Tensor& x) {
   const std::int64_t n = x.dim(1), first = n / 2;
   TensorList parts = split(x, {first, n - first}, 1);
@@ -215,7 +215,7 @@ const OpLine kTable[] = {
     {"grouped_linear", "NI EOI",
      ONE(grouped_linear(in[0], in[1], {}, groups(in[0].dim(0), in[1].dim(0)))), "~"},
     {"router_logits", "TH EH E", ONE(router_logits(in[0], in[1], in[2])), "~"},
-    // Norms, gates, losses.
+    // Norms, gates and losses.
     {"layer_norm", "BMC C C", ONE(layer_norm(in[0], in[1], in[2], 0.1)), "c"},
     {"layer_norm", "MC", ONE(layer_norm(in[0], {}, {}, 0.1)), "c"},
     {"layer_norm_residual", "BMC BMC C C",
@@ -242,7 +242,7 @@ const OpLine kTable[] = {
      ONE(linear_cross_entropy(in[0], in[1], in[2], and_hits(in[2]))), "~c"},
     {"linear_cross_entropy", "MC VC M:iV",
      ONE(whole_part(in, Reduction::mean), whole_part(in, Reduction::none)), "~c"},
-    // Attention and its relatives.
+    // Attention and related ops.
     {"attention", "BTHD BSHD BSHV", ONE(attention(in[0], in[1], in[2])), "csl"},
     {"attention", "BT2HD BTHD BTHV",
      ONE(attention(in[0], in[1], in[2],
@@ -303,7 +303,7 @@ const OpLine kTable[] = {
      ONE(permute_tokens(in[0], sort_by_expert(in[1], 4, {.alignment = 4})))},
     {"permute_probs", "T=2 T=2:i4", ONE(permute_probs(in[0], sort_by_expert(in[1], 4)))},
     {"combine_tokens", "2TC T=2:i4", ONE(combine_tokens(in[0], sort_by_expert(in[1], 4)))},
-    // Views, copies, joins.
+    // Views, copies and joins.
     {"view", "BMK", ONE(view(in[0], {in[0].dim(0), 1, in[0].dim(1), in[0].dim(2)})), "a"},
     {"reshape", "BMK", ONE(reshape(in[0], {in[0].dim(2), in[0].dim(0), in[0].dim(1)})), "a"},
     {"permute", "BMK", ONE(permute(in[0], {2, 0, 1})), "a"},

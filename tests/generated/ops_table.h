@@ -10,24 +10,23 @@ namespace weft::generated {
 struct OpLine {
   /// Its name in docs/ops.md.
   const char* op;
-  /// "BMK K:p": a tensor a word, an axis a letter. "2F" is twice the size of F, "=3" is 3. Behind
-  /// the colon what the values are, nothing for normal numbers:
+  /// "BMK K:p": one word per tensor, one letter per axis. "2F" is twice the size of F, "=3" is 3.
+  /// The letters after the colon give the values, normal numbers by default:
   ///   p   between 0.5 and 2
   ///   b   bool
-  ///   iX  indices (i64) below the size of X, or below X where that is a digit; jX the same in i32
+  ///   iX  indices (i64) below the size of X, or below X if it is a digit; jX the same in i32
   ///   w   normal, in f64 for f64 and else f32; u: the same between 0 and 1, n: between -1 and 0
-  ///   h   normal, in f32 for every dtype of the others
+  ///   h   normal, in f32 for every dtype of the other operands
   const char* operands;
   TensorList (*call)(const TensorList& in);
   /// n: also i32, i64 and u8; a: these and bool
-  /// ~: another layout may change the last digits, since products are then other calls of oneDNN,
-  ///    and functions are computed one by one instead of a register at once
-  /// c: large terms cancel, so that errors are measured against numbers of size 1 and above
-  /// d: a last digit would decide between equal values, so no operand repeats them
-  /// s: gradients at infinity and NaN are not promised: only results are compared there
-  /// g: on a GPU a NaN may reach what is masked, since the weight 0 is multiplied by it: no special
-  ///    values there
-  /// l: the error grows with the number of steps: 8 times the bound
+  /// ~: another layout may change the last digits, because products become other oneDNN calls and
+  ///    functions are computed one by one instead of one vector at a time
+  /// c: large terms cancel, so errors are relative to numbers of size 1 and above
+  /// d: rounding would decide between equal values, so no operand repeats them
+  /// s: gradients at infinity and NaN are unspecified: only results are compared there
+  /// g: on a GPU a NaN may reach masked elements, which are multiplied by 0: no special values
+  /// there l: the error grows with the number of steps: 8 times the bound
   const char* how = "";
   bool is(char flag) const { return std::string_view(how).find(flag) != std::string_view::npos; }
 };

@@ -17,7 +17,7 @@ bool moderate(const Array& x) {
   });
 }
 
-// Rounding changes nothing by more than a tenth.
+// Rounding changes every value by at most a tenth.
 bool well_conditioned(const Array& x, const Array& rounded) {
   for (double Number::*part : {&Number::v, &Number::s, &Number::t, &Number::st}) {
     double largest = 1e-2, difference = 0;
@@ -56,7 +56,7 @@ int Maker::leaf(const Shape& shape) {
   item.shape = shape;
   item.layout = static_cast<Layout>(rng.below(kLayouts));
   const std::int64_t count = shape.numel();
-  // Multiples of 1/16, which every dtype holds.
+  // Multiples of 1/16, which every dtype represents exactly.
   for (std::int64_t i = 0; i < count; ++i) {
     item.values.push_back(std::clamp(std::round(rng.normal() * 16) / 16, -4.0, 4.0));
     item.along_s.push_back(rng.uniform(-1, 1));
@@ -98,7 +98,7 @@ Array interpret_rounded(const Item& item, const std::vector<Array>& values,
 Program make_program(Rng rng, int longest, const Rounding& rounding, std::vector<Array>& values) {
   Program program;
   values.clear();
-  std::vector<Array> other;  // the same, rounded
+  std::vector<Array> other;  // the same, with random rounding
   Maker maker(rng, program, values);
   const std::int64_t leaves = 1 + rng.below(2);
   for (std::int64_t i = 0; i < leaves; ++i) {

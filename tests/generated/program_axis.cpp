@@ -11,7 +11,7 @@
 namespace weft::generated {
 namespace {
 
-// Axes to reduce in ints, all when empty; reals[0]: are they kept?
+// ints: the axes to reduce, all if empty; reals[0]: keepdim.
 bool some_axes(Maker& m, Item& item) {
   const int x = m.any();
   item.in = {x};
@@ -47,7 +47,7 @@ Array one_reduced(I item, A in, Number (*f)(const Row&)) {
 }
 Number average(const Row& row) { return total(row) / static_cast<double>(row.size()); }
 Number variance(const Row& row) {
-  if (row.size() < 2) return std::nan("");  // nothing is left to divide by
+  if (row.size() < 2) return std::nan("");  // the divisor would be 0
   const Number mean = average(row);
   Number sum;
   for (N x : row) sum = sum + (x - mean) * (x - mean);
@@ -149,7 +149,7 @@ Array gather_exact(I item, A in) {
   Shape shape = in[0]->shape;
   const int axis = axis_of(item);
   shape[axis] = item.ints[1];
-  std::size_t next = 2;  // places come in row-major order
+  std::size_t next = 2;  // coordinates come in row-major order
   return rearranged(*in[0], shape, [&](Place p) {
     p[static_cast<std::size_t>(axis)] = item.ints[next++];
     return p;

@@ -9,7 +9,7 @@
 namespace weft::generated {
 namespace {
 
-// Two operands that broadcast: some axes of the second have length 1, or leading ones are left out.
+// Two operands that broadcast: some axes of the second have length 1, or leading axes are dropped.
 bool pair(Maker& m, Item& item) {
   const int a = m.any();
   Shape shape = m.shape(a);
@@ -26,7 +26,7 @@ bool pair(Maker& m, Item& item) {
   return true;
 }
 
-// A number; a form says on which side of the tensor it stands.
+// A number; two forms of an op put it before or after the tensor.
 bool number(Maker& m, Item& item) {
   one(m, item);
   item.reals = {static_cast<double>(m.rng.below(33) - 16) / 8 + 0.0625};
@@ -51,7 +51,7 @@ bool dropped(Maker& m, Item& item) {
   return true;
 }
 
-// The operand that an op takes where both are equal: half the gradient goes to each.
+// The operand selected by an op if both are equal: half of the gradient goes to each.
 Number middle(N a, N b) { return (a + b) * 0.5; }
 
 Number larger(N a, N b) {
@@ -67,8 +67,8 @@ Number clamped(N x) {
   if (greater(kLow, x)) return kLow;
   return greater(x, kHigh) ? Number(kHigh) : x;
 }
-// A negative number has no power with a tensor of exponents. Where an exponent is 0, the gradient
-// of x is defined to be 0 and nothing more is followed there.
+// A negative number has no power with a tensor of exponents. For an exponent of 0 the gradient of x
+// is defined as 0, and higher derivatives are not tested.
 Number power_of(N x, N p) { return p.v == 0 ? std::nan("") : exp(p * log(x)); }
 Number sum_of(N a, N b) { return a + b; }
 Number difference(N a, N b) { return a - b; }

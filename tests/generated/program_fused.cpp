@@ -16,7 +16,7 @@
 namespace weft::generated {
 namespace {
 
-// A second matrix, whose leading axes may be left out.
+// A second matrix with or without leading axes.
 bool product(Maker& m, Item& item) {
   const int x = m.any(2);
   if (x < 0) return false;
@@ -100,7 +100,7 @@ bool logits(Maker& m, Item& item) {
   return x >= 0 && m.shape(x).size() == 2 && m.shape(x).numel() > 0;
 }
 
-// ints: how it is reduced, then a target a row; -100 is ignored. reals[0]: smoothing.
+// ints: the reduction, then one target per row; -100 is ignored. reals[0]: smoothing.
 bool targets(Maker& m, Item& item, const Shape& rows, std::int64_t classes) {
   if (classes == 0) return false;
   item.ints = {m.rng.below(3)};
@@ -221,12 +221,12 @@ Array by_rows(const Array& x, const Array& scale) {
   return times(x, reshaped(scale, {scale.shape[0], 1}));
 }
 
-// Beside bf16 rows it is f32.
+// The scale is f32 if the rows are bf16.
 Tensor scale_for(const Tensor& rows, const Tensor& scale) {
   return rows.dtype() == DType::bf16 ? cast(scale, DType::f32) : scale;
 }
 
-// The sum takes part, so that its gradient comes from two sides.
+// Adds the sum, so that it gets a gradient from two sides.
 template <class Result>
 Tensor both(const Result& r) {
   return r.y + r.sum;

@@ -1,7 +1,7 @@
 #pragma once
 #include "weft/tests/generated/program.h"
 
-// The ops of random programs by kind; program_ops() has all of them.
+// The ops of random programs by kind; program_ops() returns all of them.
 namespace weft::generated {
 
 std::span<const ProgramOp> elementwise_ops();
@@ -15,7 +15,7 @@ using T = const TensorList&;
 using A = const Arrays&;
 using N = const Number&;
 
-/// One operand, whatever it is.
+/// One operand of any shape.
 inline bool one(Maker& m, Item& item) {
   item.in = {m.any()};
   return true;

@@ -10,8 +10,8 @@
 #include "weft/autograd/view.h"
 #include "weft/tests/generated/program_ops.h"
 
-// Ops over the tokens of a sequence. What is there is flattened and taken as their first operand,
-// so that every shape can reach them.
+// Ops over the tokens of a sequence. An existing item is flattened and reshaped to their first
+// operand, so that every shape can reach them.
 namespace weft::generated {
 namespace {
 
@@ -93,7 +93,7 @@ Array some_heads(const Array& x, std::int64_t first, std::int64_t count) {
       x, 2, [=](const Row& row) { return Row(row.begin() + first, row.begin() + first + count); });
 }
 
-// ints[4]: taps, [5]: is there an activation?
+// ints[4]: taps, [5]: with activation.
 bool convolved(Maker& m, Item& item) {
   if (!heads(m, item, 1, false)) return false;
   item.ints = {item.ints[0], item.ints[1], item.ints[2] * item.ints[3], 1 + m.rng.below(4),
@@ -144,7 +144,7 @@ Array turned_exact(I item, A in) {
   return y;
 }
 
-// k as q; v (B, T, Hv, V); the decay -square(g) and the share sigmoid(beta) (B, T, Hv).
+// k like q; v (B, T, Hv, V); the decay -square(g) and the rate sigmoid(beta) (B, T, Hv).
 bool delta(Maker& m, Item& item) {
   if (!heads(m, item, 1, false)) return false;
   const Shape q = head_shape(item);

@@ -3,7 +3,7 @@
 #include "weft/autograd/view.h"
 #include "weft/tests/generated/program_ops.h"
 
-// Ops that rearrange.
+// Ops that rearrange elements.
 namespace weft::generated {
 namespace {
 
@@ -14,7 +14,7 @@ bool two_axes(Maker& m, Item& item) {
 }
 int second(I item) { return static_cast<int>(item.ints[1]); }
 
-// ints: the axis, then first, end and step of a piece of it.
+// ints: the axis, then first, end and step of a slice of it.
 bool piece(Maker& m, Item& item) {
   if (!one_axis(m, item)) return false;
   const std::int64_t n = m.shape(item.in[0])[axis_of(item)];
@@ -163,7 +163,7 @@ bool rolled(Maker& m, Item& item) {
   item.ints.push_back(m.rng.below(9) - 4);
   return true;
 }
-// ints: the axis, the size of a piece, and which one.
+// ints: the axis, the size of a piece, and its index.
 bool cut(Maker& m, Item& item) {
   if (!one_axis(m, item)) return false;
   const std::int64_t n = m.shape(item.in[0])[axis_of(item)], size = 1 + m.rng.below(3);

@@ -5,7 +5,7 @@
 
 namespace weft::generated {
 
-/// SplitMix64: the generated cases follow from a seed alone, on every machine.
+/// SplitMix64: the generated cases depend only on the seed, on every machine.
 struct Rng {
   std::uint64_t state;
   std::uint64_t next() {

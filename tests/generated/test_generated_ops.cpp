@@ -12,11 +12,10 @@
 #include "weft/tests/generated/op_runs.h"
 #include "weft/tests/generated/ops_page.h"
 
-// Every public op in every dtype, memory layout and kind of size, forward and backward, against the
-// contiguous f64 run on the CPU.
-//   WEFT_GENERATED_OP=softmax  that one only
-//   WEFT_GENERATED_SHARE=8     every eighth case on the GPU (1), for builds in which it is slower
-//   still
+// Compares every public op in every dtype, memory layout and kind of size, forward and backward,
+// with the contiguous f64 run on the CPU.
+//   WEFT_GENERATED_OP=softmax  runs only this op
+//   WEFT_GENERATED_SHARE=8     runs every eighth case on the GPU (1), for slower builds
 
 namespace weft::generated_ops_test {
 using namespace weft::generated;
@@ -35,7 +34,8 @@ class Runs {
  public:
   Runs(const OpLine& line, Device device) : line_(line), device_(device), letters_(letters(line)) {}
 
-  // CPU: each operand in each layout. GPU (an imitated one is slow): all of them in random layouts.
+  // CPU: each operand in each layout. GPU (the emulated one is slow): all operands in random
+  // layouts.
   void all() {
     for (const DType dtype : dtypes()) {
       dtype_ = dtype;
@@ -118,12 +118,12 @@ class Runs {
   void once(std::vector<Operand> operands, const std::vector<Layout>& layouts, Layout cotangent) {
     if (!failure_.empty()) return;
     if (device_.is_gpu() && drawn_++ % share() != 0) return;
-    // Rows of equal numbers cancel, and times infinity a last digit is everything.
+    // Rows of equal numbers cancel, and with an infinity rounding decides the result.
     if (line_.is('d') || (special_ && line_.is('c')))
       for (std::size_t i = 0; i < operands.size(); ++i)
         if (repeated_axis(operands[i].shape, layouts[i]) >= 0) return;
     ++cases_;
-    // Runs with equal values have one reference.
+    // Runs with equal values share one reference.
     std::string key;
     for (std::size_t i = 0; i < operands.size(); ++i) {
       repeat_values(layouts[i], operands[i].shape, operands[i].values);
@@ -171,7 +171,7 @@ void run_table(Device device) {
   std::set<std::string> ops;
   for (const OpLine& line : ops_table()) {
     if (only && std::string(only) != line.op) continue;
-    // For every eighth op: it is slow, and the emulated_* tests have it on for every kernel.
+    // Only for every eighth op, because it is slow; the emulated_* tests use it for every kernel.
     emu::control.host_faults = ops.size() % 8 == 0;
     Runs runs(line, device);
     runs.all();
@@ -188,11 +188,11 @@ void run_table(Device device) {
 
 TEST_CASE("generated: every op, dtype, layout and size on the CPU") { run_table(kCpu); }
 
-TEST_CASE("generated: every op, dtype, layout and size on the imitated GPU") {
+TEST_CASE("generated: every op, dtype, layout and size on the emulated GPU") {
   run_table({Device::Kind::cuda, 0});
 }
 
-TEST_CASE("generated: the table has every op of docs/ops.md, and no other") {
+TEST_CASE("generated: the table has exactly the ops of docs/ops.md") {
   const std::map<std::string, OpRow> rows = read_ops_page();
   std::set<std::string> present;
   for (const OpLine& line : ops_table()) present.insert(line.op);

@@ -14,11 +14,11 @@
 #include "weft/core/error.h"
 #include "weft/tests/generated/program.h"
 
-// Random programs of 1 to 12 ops against the interpreter: every value, the gradient and the
+// Compares random programs of 1 to 12 ops with the interpreter: every value, the gradient and the
 // Hessian in a random direction, and the same under recompute.
-//   WEFT_GENERATED_PROGRAMS=20000  how many (500)
-//   WEFT_GENERATED_SEED=7          of all of them (1)
-//   WEFT_GENERATED_PROGRAM=381     that one only
+//   WEFT_GENERATED_PROGRAMS=20000  number of programs (500)
+//   WEFT_GENERATED_SEED=7          seed of all of them (1)
+//   WEFT_GENERATED_PROGRAM=381     runs only this one
 
 namespace weft::generated_programs_test {
 using namespace weft::generated;
@@ -37,11 +37,11 @@ struct How {
   std::uint64_t count = 0;
 };
 
-// How often the interpreter rounds at random, to see by how much rounding moves its results.
+// The number of runs with random rounding, which measure how much rounding changes the results.
 constexpr std::uint64_t kRounded = 3;
 
-// What may be rounding: 16 times that spread, four roundings of a result and 64 inside of ops,
-// where numbers of size 1 may have cancelled.
+// The bound on rounding: 16 times that spread, four roundings of a result and 64 within ops, where
+// numbers of size 1 may have cancelled.
 double bound(double spread, double size, const Rounding& rounding) {
   return 16 * spread + 4 * rounding.eps * size + 1000 * rounding.compute * std::max(size, 1.0);
 }
@@ -55,7 +55,7 @@ std::vector<double> loss_weights(std::size_t item, std::size_t count) {
   return weights;
 }
 
-// The items that no other one uses.
+// The items that no other item uses.
 std::vector<int> ends_of(const Program& program) {
   std::set<int> used;
   for (const Item& item : program) used.insert(item.in.begin(), item.in.end());
@@ -77,7 +77,7 @@ class Check {
     }
   }
 
-  /// "" or what is wrong.
+  /// "" or a description of the error.
   std::string all(Rng rng) {
     try {
       for (const Item& item : program_) {
@@ -110,7 +110,7 @@ class Check {
     return values;
   }
 
-  // All values; items [from, to) run as one recomputed region, if there are any.
+  // All values. Items [from, to) run as one recomputed region if the range is not empty.
   std::vector<Tensor> forward(std::size_t from, std::size_t to) const {
     std::vector<Tensor> values = with_leaves();
     for (std::size_t i = 0; i < program_.size(); ++i) {
@@ -196,7 +196,8 @@ class Check {
     return "";
   }
 
-  // The loss's derivative (its mixed one for `both`) by the interpreter, and the size of its terms.
+  // The loss's derivative (the mixed one for `both`) from the interpreter, and the size of its
+  // terms.
   struct Derivative {
     double value = 0, size = 0;
   };
@@ -283,7 +284,7 @@ std::string check_program(const Program& program, const How& how, Rng rng,
   return Check(program, exact, how).all(rng);
 }
 
-// The failing program and the shortest part of it that fails too.
+// The failing program and its shortest failing part.
 std::string report(const Program& program, const How& how, Rng rng, std::uint64_t seed,
                    std::uint64_t number, std::string why) {
   Program least = program;
@@ -349,7 +350,7 @@ TEST_CASE("generated: programs in bf16") {
   run_programs({.dtype = DType::bf16, .rounding = kBf16, .count = programs()});
 }
 
-TEST_CASE("generated: programs on the imitated GPU") {
+TEST_CASE("generated: programs on the emulated GPU") {
   const Device gpu{Device::Kind::cuda, 0};
   run_programs({DType::f32, gpu, kF32, programs() / 10});
 }

@@ -11,9 +11,9 @@
 #include "weft/tests/generated/op_runs.h"
 #include "weft/tests/generated/ops_page.h"
 
-// docs/ops.md against what every op does. On the meta devices dispatch says which kernel it would
-// run on the CPU or on a GPU: those of a row must appear, and no others. Ops that are made of
-// others are recorded as these, on the CPU too.
+// Compares docs/ops.md with what every op does. On the meta devices dispatch reports which kernel
+// it would run on the CPU or on a GPU: exactly those of a row must appear. Ops composed of other
+// ops are recorded as these, on the CPU too.
 
 namespace weft::op_kernels_test {
 using namespace weft::generated;
@@ -22,25 +22,25 @@ namespace {
 
 using Page = std::map<std::string, OpRow>;
 
-// Ops that lines of the table call beside their own: to prepare operands, and where an operand is
-// used twice, so that the tape adds two gradients.
+// Ops that lines of the table call in addition to their own: to prepare operands, and where an
+// operand is used twice, so that the tape adds two gradients.
 const std::map<std::string, std::string> kBeside = {{"permute_tokens", "sort_by_expert"},
                                                     {"permute_probs", "sort_by_expert"},
                                                     {"combine_tokens", "sort_by_expert"},
                                                     {"balance_loss", "count_top_experts"},
                                                     {"cat", "add"}};
-// The name under which an op, or its backward, is recorded, where that is another one.
+// The name under which an op or its backward is recorded, if it differs.
 const std::map<std::string, std::string> kRecordedAs = {{"attention_packed", "attention"},
                                                         {"rope_packed", "rope"},
                                                         {"permute_probs", "permute_tokens"},
                                                         {"gelu", "gelu_backward"}};
-// What only a large operand shows, which the imitated GPU would be slow with.
+// Lines that need a large operand, which is too slow for the emulated GPU.
 const OpLine kLarge[] = {
     {"topk", "K", [](const TensorList& in) -> TensorList {
        return {topk(Tensor::empty({600}, in[0].dtype(), in[0].device()), 513).values};
      }}};
 
-// Adds the ops that one calls, and those that they call.
+// Adds the ops that an op calls, recursively.
 void add_calls(const Page& page, const std::string& op, bool backward, Names& ops) {
   if (!ops.insert(op).second) return;
   const Directions& calls = page.at(op).calls;
@@ -59,7 +59,7 @@ Names kernels_of(const Page& page, const Names& ops, bool backward) {
   return found;
 }
 
-// While one lives, the kernels that the meta devices skip are added to `names`.
+// While an object exists, the kernels that the meta devices skip are added to `names`.
 class Noting {
  public:
   explicit Noting(Names& names) {
@@ -158,7 +158,7 @@ class Runs {
     return line_.call(in)[i];
   }
 
-  // Those that result i depends on: for another leaf the tape would make zeros.
+  // The leaves that result i depends on; for other leaves the tape would create zeros.
   TensorList leaves_of(const TensorList& in, const TensorList& leaves, int i) {
     TensorList found;
     Tape tape;
@@ -258,7 +258,7 @@ TEST_CASE("generated: docs/ops.md names the file of every kernel, for the CPU an
     kernels += row.files.size();
     for (const auto& [kernel, path] : row.files) {
       const std::string text = read_text(path), name = kernel.substr(kernel.find("::") + 2);
-      // A kernel of a GPU may have its loop for the CPU where it is called.
+      // A GPU kernel may define its CPU loop at the call.
       const bool defined = text.find(message("\nvoid {}(", name)) != std::string::npos ||
                            (kernel.starts_with("cpu") &&
                             text.find(message("<cuda::{}>(", name)) != std::string::npos);

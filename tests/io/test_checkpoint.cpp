@@ -29,7 +29,7 @@ io::CheckpointContent content(float value) {
           .state = "{\"value\":" + std::to_string(static_cast<int>(value)) + "}"};
 }
 
-/// Reads a checkpoint back; the value it was made with, after checking that all parts agree.
+/// Reads a checkpoint back, checks that all parts agree, and returns the value it was made with.
 int value_of(const io::Checkpoint& c) {
   const auto first = [](const std::string& path, const char* name) {
     return io::SafetensorsFile::open(path).tensor(name).data<float>()[0];
@@ -64,7 +64,7 @@ struct LogCapture {
 
 }  // namespace
 
-TEST_CASE("saved, found, replaced, pruned") {
+TEST_CASE("checkpoint: save, find, replace and prune") {
   const test::TempFolder out;
   const std::string root = out / "checkpoints";
   CHECK_FALSE(io::find_checkpoint(out.path()));
@@ -88,18 +88,18 @@ TEST_CASE("saved, found, replaced, pruned") {
         std::vector<std::string>{"latest.json", "step_00000300", "step_00000400"});
   CHECK(value_of(*io::find_checkpoint(out.path())) == 4);
 
-  io::save_checkpoint(out.path(), 400, content(5), 2);  // the same step once more
+  io::save_checkpoint(out.path(), 400, content(5), 2);  // the same step again
   CHECK(io::list_directory(root) ==
         std::vector<std::string>{"latest.json", "step_00000300", "step_00000400"});
   CHECK(value_of(*io::find_checkpoint(out.path())) == 5);
 
-  io::save_checkpoint(out.path(), 350, content(6), 2);  // a run that went back
+  io::save_checkpoint(out.path(), 350, content(6), 2);  // a run that was rewound
   CHECK(io::list_directory(root) ==
         std::vector<std::string>{"latest.json", "step_00000300", "step_00000350"});
   CHECK(io::find_checkpoint(out.path())->step == 350);
 }
 
-TEST_CASE("the manifest names size and checksum of every file") {
+TEST_CASE("checkpoint: the manifest lists size and checksum of every file") {
   const test::TempFolder out;
   io::save_checkpoint(out.path(), 7, {});
   const std::string folder = out / "checkpoints/step_00000007";
@@ -114,7 +114,7 @@ TEST_CASE("the manifest names size and checksum of every file") {
             "," + line("optim-r000.safetensors") + "," + line("state.json") + "]}\n");
 }
 
-TEST_CASE("a damaged newest checkpoint gives way to the one before, and says so") {
+TEST_CASE("checkpoint: a damaged newest checkpoint is reported and the previous one is used") {
   const test::TempFolder out;
   const LogCapture capture;
   io::save_checkpoint(out.path(), 1, content(1));
@@ -144,7 +144,7 @@ TEST_CASE("a damaged newest checkpoint gives way to the one before, and says so"
     CHECK(logged ==
           std::vector<std::string>{"checkpoint: '" + file + "' is missing; going back to step 1"});
   }
-  SUBCASE("a torn latest.json: the newest whole folder counts") {
+  SUBCASE("with a truncated latest.json the newest complete folder counts") {
     io::write_file(out / "checkpoints/latest.json", "{\"step\":");
     CHECK(io::find_checkpoint(out.path())->step == 2);
     CHECK(logged == std::vector<std::string>{"checkpoint: '" + out / "checkpoints/latest.json" +
@@ -157,18 +157,18 @@ TEST_CASE("a damaged newest checkpoint gives way to the one before, and says so"
           "checkpoint: '" + file + "' is missing; no earlier checkpoint in '" +
               out / "checkpoints" + "' is intact");
   }
-  SUBCASE("a manifest that forgets a file") {
+  SUBCASE("a manifest that omits a file") {
     io::write_file(folder + "/manifest.json", R"({"step":2,"files":[]})");
     CHECK(error_of([&] { io::open_checkpoint(folder); }) ==
           "checkpoint: the manifest of '" + folder + "' does not list model-r000.safetensors");
   }
-  SUBCASE("a folder that is no checkpoint") {
+  SUBCASE("a folder that is not a checkpoint") {
     CHECK(error_of([&] { io::open_checkpoint(out.path()); }) ==
           "checkpoint: '" + out / "manifest.json" + "' is missing");
   }
 }
 
-TEST_CASE("a full disk at any byte leaves the checkpoint before, and the next save works") {
+TEST_CASE("checkpoint: a full disk at any byte keeps the previous one and the next save works") {
   int refused = 0;
   for (std::int64_t room = 0;; room += 41) {
     const test::TempFolder out;
@@ -189,7 +189,7 @@ TEST_CASE("a full disk at any byte leaves the checkpoint before, and the next sa
   CHECK(refused > 10);
 }
 
-TEST_CASE("killed between any two steps of a save, a whole checkpoint is found") {
+TEST_CASE("checkpoint: after a kill at any step of a save a complete one is found") {
   const LogCapture capture;
   for (const bool exchange : {true, false})
     for (const int second : {2, 1}) {  // a new step, and the same step again
@@ -206,7 +206,7 @@ TEST_CASE("killed between any two steps of a save, a whole checkpoint is found")
         if (!crashed) break;
         ++crashes;
         CAPTURE(operations);
-        // When it has all been written, what cannot be removed is no error.
+        // Once everything is written, a failed removal is not an error.
         CHECK((text == "no error" || text.ends_with("Input/output error")));
         const auto found = io::find_checkpoint(out.path());
         REQUIRE(found);
@@ -226,8 +226,7 @@ TEST_CASE("killed between any two steps of a save, a whole checkpoint is found")
   test::refuse_exchange(false);
 }
 
-TEST_CASE(
-    "power cut: at any step of a save a whole checkpoint stays; a save that is done is kept") {
+TEST_CASE("power cut: a complete checkpoint survives any step of a save") {
   const LogCapture capture;
   for (const bool exchange : {true, false})
     for (const int second : {2, 1}) {
@@ -252,7 +251,7 @@ TEST_CASE(
           REQUIRE(found);
           const int value = value_of(*found);
           CHECK((value == 2 || (value == 1 && text != "no error")));
-          // Nobody goes back behind what has been found, whatever is cut.
+          // A later interrupted save does not remove the checkpoint that was found.
           io::testing::crash_after(3);
           error_of([&] { io::save_checkpoint(out.path(), 3, content(3), 1); });
           io::testing::crash_after(-1);
@@ -267,7 +266,7 @@ TEST_CASE(
   test::refuse_exchange(false);
 }
 
-TEST_CASE("power cut: a first save into folders that it has made") {
+TEST_CASE("power cut: a first save into new folders is durable") {
   const test::TempFolder folder;
   test::PowerCut disk(folder.path());
   io::save_checkpoint(folder / "runs/a", 1, content(1));
@@ -275,7 +274,7 @@ TEST_CASE("power cut: a first save into folders that it has made") {
   CHECK(value_of(*io::find_checkpoint(folder / "runs/a")) == 1);
 }
 
-TEST_CASE("a file that cannot be read now is no damage: nobody goes back") {
+TEST_CASE("checkpoint: a read error is not damage and does not fall back") {
   const test::TempFolder out;
   const LogCapture capture;
   io::save_checkpoint(out.path(), 1, content(1));
@@ -309,7 +308,7 @@ TEST_CASE("a file that cannot be read now is no damage: nobody goes back") {
   CHECK(io::find_checkpoint(out.path())->step == 2);
 }
 
-TEST_CASE("what cannot be removed is told once, and saves go on") {
+TEST_CASE("checkpoint: a failed removal is reported once and saves continue") {
   const test::TempFolder out;
   const LogCapture capture;
   const std::string stuck = out / "checkpoints/step_00000001";
@@ -328,7 +327,7 @@ TEST_CASE("what cannot be removed is told once, and saves go on") {
         std::vector<std::string>{"latest.json", "step_00000004"});
 }
 
-TEST_CASE("a first save that is killed leaves an empty start") {
+TEST_CASE("checkpoint: a killed first save leaves an empty start") {
   for (std::int64_t operations = 0;; ++operations) {
     const test::TempFolder out;
     io::testing::crash_after(operations);
@@ -342,7 +341,7 @@ TEST_CASE("a first save that is killed leaves an empty start") {
   }
 }
 
-TEST_CASE("errors") {
+TEST_CASE("checkpoint: errors name the rule") {
   const test::TempFolder out;
   CHECK(error_of([&] { io::save_checkpoint(out.path(), -1, {}); }) ==
         "save_checkpoint: step must be at least 0, got -1");

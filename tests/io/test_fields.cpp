@@ -49,7 +49,7 @@ Settings read(const char* json) {
 
 }  // namespace
 
-TEST_CASE("fields: numbers are held against their rules") {
+TEST_CASE("fields: numbers are checked against their rules") {
   CHECK(refusal([](Settings&) {}) == "no error");
   CHECK(refusal([](Settings& s) { s.count = 0; }) == "paint: the_count must be at least 1, got 0");
   CHECK(refusal([](Settings& s) { s.count = 10; }) == "paint: the_count must be at most 9, got 10");
@@ -77,7 +77,7 @@ TEST_CASE("fields: words of enums") {
         "paint: colour must be one of red, green, got 'blue'");
 }
 
-TEST_CASE("fields: what a checkpoint has of them, and what it may lack") {
+TEST_CASE("fields: what a checkpoint saves and may omit") {
   Settings s;
   s.count = 7;
   s.maybe = true;

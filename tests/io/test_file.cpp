@@ -18,7 +18,7 @@
 namespace weft::file_test {
 using test::error_of;
 
-TEST_CASE("crc32c gives the published values on both paths") {
+TEST_CASE("crc32c: gives the published values on both paths") {
   std::string rising(32, '\0'), falling(32, '\0');
   for (int i = 0; i < 32; ++i) {
     rising[static_cast<std::size_t>(i)] = static_cast<char>(i);
@@ -42,7 +42,7 @@ TEST_CASE("crc32c gives the published values on both paths") {
   }
 }
 
-TEST_CASE("what is written reads back") {
+TEST_CASE("file: written text reads back") {
   const test::TempFolder folder;
   const std::string path = folder / "x", text("one\0two\n", 8);
   const io::FileSummary summary = io::write_file(path, text);
@@ -58,7 +58,7 @@ TEST_CASE("what is written reads back") {
   CHECK(io::list_directory(folder.path()) == std::vector<std::string>{"x"});
 }
 
-TEST_CASE("a file larger than one piece has the checksum of its bytes") {
+TEST_CASE("file: a file larger than one chunk has the checksum of its bytes") {
   const test::TempFolder folder;
   std::string text(3'000'001, '\0');
   for (std::size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * i >> 7);
@@ -68,7 +68,7 @@ TEST_CASE("a file larger than one piece has the checksum of its bytes") {
   CHECK(io::read_file(folder / "x") == text);
 }
 
-TEST_CASE("a file that is not committed leaves nothing") {
+TEST_CASE("file: a file that is not committed leaves nothing") {
   const test::TempFolder folder;
   {
     io::AtomicFile file(folder / "x");
@@ -78,7 +78,7 @@ TEST_CASE("a file that is not committed leaves nothing") {
   CHECK(io::list_directory(folder.path()).empty());
 }
 
-TEST_CASE("a full disk: short writes go on, then the error names the file") {
+TEST_CASE("file: short writes continue on a full disk, then the error names the file") {
   const test::TempFolder folder;
   const std::string path = folder / "x";
   io::write_file(path, "old");
@@ -90,14 +90,14 @@ TEST_CASE("a full disk: short writes go on, then the error names the file") {
   CHECK(io::list_directory(folder.path()) == std::vector<std::string>{"x"});
 }
 
-TEST_CASE("folders") {
+TEST_CASE("file: folders are created, listed, renamed and removed") {
   const test::TempFolder folder;
   io::make_directories(folder / "a/b/c");
   CHECK(io::is_directory(folder / "a/b/c"));
   io::make_directories(folder / "a/b/c");
   io::write_file(folder / "a/b/c/1", "1");
   io::make_directories(folder / "d");
-  io::rename_synced(folder / "a", folder / "d");  // both are there: they change places
+  io::rename_synced(folder / "a", folder / "d");  // both exist: they are exchanged
   CHECK(io::exists(folder / "d/b/c/1"));
   CHECK(io::list_directory(folder / "a").empty());
   io::rename_synced(folder / "d", folder / "e");
@@ -107,7 +107,7 @@ TEST_CASE("folders") {
   CHECK(io::list_directory(folder.path()) == std::vector<std::string>{"a"});
 }
 
-TEST_CASE("power cut: what nobody has synced is gone") {
+TEST_CASE("power cut: what is not synced is lost") {
   const test::TempFolder folder;
   io::write_file(folder / "old", "old");
   test::PowerCut disk(folder.path());
@@ -118,7 +118,7 @@ TEST_CASE("power cut: what nobody has synced is gone") {
   CHECK(io::read_file(folder / "old") == "old");
 }
 
-TEST_CASE("power cut: a file that was written is there, whole, and so are the folders above it") {
+TEST_CASE("power cut: a written file and its parent folders are durable") {
   const test::TempFolder folder;
   test::PowerCut disk(folder.path());
   io::make_directories(folder / "a/b/c");
@@ -139,7 +139,7 @@ TEST_CASE("power cut: a file that was written is there, whole, and so are the fo
   CHECK(io::read_file(folder / "a/b/c/x") == "two");
 }
 
-TEST_CASE("power cut: appended lines are there once the file is synced") {
+TEST_CASE("power cut: appended lines are durable once the file is synced") {
   const test::TempFolder folder;
   test::PowerCut disk(folder.path());
   io::append_file(folder / "x", "1\n2\n");
@@ -149,7 +149,7 @@ TEST_CASE("power cut: appended lines are there once the file is synced") {
   CHECK(io::read_file(folder / "x") == "1\n2\n");
 }
 
-TEST_CASE("power cut: a folder that takes the place of another, with and without the exchange") {
+TEST_CASE("power cut: replacing a folder with and without exchange") {
   for (const bool exchange : {true, false}) {
     test::refuse_exchange(!exchange);
     bool done = false;
@@ -167,7 +167,7 @@ TEST_CASE("power cut: a folder that takes the place of another, with and without
         disk.cut(seed);
         CAPTURE(exchange);
         CAPTURE(operations);
-        // At any time one of the two has the name or, for a moment, the one beside it.
+        // At any time one of the two has the name or, for a moment, the temporary name.
         const std::string place =
             io::exists(folder / "old") ? folder / "old" : io::aside_of(folder / "old");
         REQUIRE(io::exists(place + "/x"));
@@ -195,7 +195,7 @@ TEST_CASE("power cut: a rename is durable when it returns") {
   CHECK(io::list_directory(folder.path()) == std::vector<std::string>{"b"});
 }
 
-TEST_CASE("what cannot be looked at is not called missing") {
+TEST_CASE("file: a path that cannot be examined is not reported as missing") {
   const test::TempFolder folder;
   const std::string loop = folder / "loop";
   std::filesystem::create_symlink(loop, loop);
@@ -207,7 +207,7 @@ TEST_CASE("what cannot be looked at is not called missing") {
   CHECK_FALSE(io::exists(folder / "x/y"));
 }
 
-TEST_CASE("errors name the path and the system's reason") {
+TEST_CASE("file: errors name the path and the system's reason") {
   const test::TempFolder folder;
   const std::string none = folder / "none";
   const std::string no_such = "No such file or directory";
@@ -237,7 +237,7 @@ TEST_CASE("errors name the path and the system's reason") {
   }
 }
 
-TEST_CASE("what is no file is refused at once, nobody waits for it") {
+TEST_CASE("file: a path that is not a file is refused without waiting") {
   const test::TempFolder folder;
   const std::string fifo = folder / "fifo";
   REQUIRE(mkfifo(fifo.c_str(), 0600) == 0);
@@ -258,16 +258,16 @@ TEST_CASE("what is no file is refused at once, nobody waits for it") {
   refused(folder.path(), "Is a directory");
 }
 
-TEST_CASE("a pipe is read until it ends, within limits") {
+TEST_CASE("file: a pipe is read to its end within limits") {
   const test::TempFolder folder;
   const std::string fifo = folder / "fifo";
   REQUIRE(mkfifo(fifo.c_str(), 0600) == 0);
-  CHECK(io::read_pipe(fifo, {.writer_s = 0.01}).empty());  // nobody writes
+  CHECK(io::read_pipe(fifo, {.writer_s = 0.01}).empty());  // no writer
   std::string text(300'000, 'x');
   text.back() = '\n';
-  // Both ends at once: nothing waits for the other one to be opened.
+  // Opens both ends at once, so that neither open() blocks.
   int ends = ::open(fifo.c_str(), O_RDWR);
-  std::thread writer([&] {  // more than fits into a pipe
+  std::thread writer([&] {  // more than a pipe's capacity
     for (std::size_t at = 0; at < text.size();)
       at += static_cast<std::size_t>(::write(ends, text.data() + at, text.size() - at));
     ::close(ends);
@@ -283,13 +283,13 @@ TEST_CASE("a pipe is read until it ends, within limits") {
   ::close(ends);
 }
 
-TEST_CASE("a file says that it was written to") {
+TEST_CASE("file: changed() reports a write to the open file") {
   const test::TempFolder folder;
   io::write_file(folder / "x", "abc");
   const io::InputFile file(folder / "x");
   CHECK(!file.changed());
   io::write_file(folder / "x", "another file of that name");
-  CHECK(!file.changed());  // the one that is open is as it was
+  CHECK(!file.changed());  // the open file is unchanged
   io::append_file(folder / "y", "abc");
   const io::InputFile grows(folder / "y");
   io::append_file(folder / "y", "d");

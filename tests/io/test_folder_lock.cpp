@@ -24,7 +24,7 @@ std::string process(pid_t pid) {
 
 }  // namespace
 
-TEST_CASE("one owner at a time") {
+TEST_CASE("folder lock: one owner at a time") {
   const test::TempFolder folder;
   auto first = std::make_unique<io::FolderLock>(folder.path());
   CHECK(first->holder() == "");
@@ -33,14 +33,14 @@ TEST_CASE("one owner at a time") {
     const io::FolderLock second(folder.path());
     CHECK(second.holder() == process(::getpid()));
   }
-  CHECK(io::FolderLock(folder.path()).holder() == process(::getpid()));  // still the first one's
+  CHECK(io::FolderLock(folder.path()).holder() == process(::getpid()));  // still the first owner's
   first.reset();
   CHECK(io::FolderLock(folder.path()).holder() == "");
   CHECK(error_of([&] { io::FolderLock(folder / "none"); }) ==
         "lock: cannot open '" + folder / "none/lock" + "': No such file or directory");
 }
 
-TEST_CASE("a killed owner leaves nothing") {
+TEST_CASE("folder lock: a killed owner releases it") {
   const test::TempFolder folder;
   int ready[2];
   REQUIRE(::pipe(ready) == 0);
@@ -62,7 +62,7 @@ TEST_CASE("a killed owner leaves nothing") {
   ::close(ready[1]);
 }
 
-TEST_CASE("mounts that keep locks to one machine are known") {
+TEST_CASE("folder lock: mounts whose locks are local to one machine are detected") {
   const std::string mounts =
       "21 27 0:19 / /sys rw,nosuid shared:7 - sysfs sysfs rw\n"
       "90 27 0:50 / /a rw shared:1 - nfs server:/a rw,vers=3,local_lock=none,addr=1\n"

@@ -1,5 +1,5 @@
-// Damaged and crafted files: each is read or refused with an Error, in memory and steps that grow
-// with its size alone. Steps are counted as allocations: no test here looks at a clock.
+// Damaged and crafted files: each is read or refused with an Error, with memory and steps
+// proportional to its size. Steps are counted as allocations; no test here measures time.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -40,19 +40,19 @@ std::string repeated(std::size_t n, const std::function<std::string(std::size_t)
   return all;
 }
 
-// A tensor without elements, in as few bytes as can be.
+// A tensor without elements, in as few bytes as possible.
 std::string smallest(std::size_t i) {
   return "\"" + std::to_string(i) + R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})";
 }
 
 }  // namespace
 
-TEST_CASE("damaged JSON") {
+TEST_CASE("hostile files: damaged JSON") {
   survives(R"({"a":[1,2.5,-3e4,true,null,"x\u00e9\"y"],"b":{"c":{},"d":[[],[0]]},"n":18014398509})",
            [](const std::string& text) { io::Json::parse(text); });
 }
 
-TEST_CASE("damaged safetensors and pieces of tensors") {
+TEST_CASE("hostile files: damaged safetensors and pieces of tensors") {
   const test::TempFolder folder;
   const std::string path = folder / "x";
   const Tensor values = Tensor::arange(0, 6, 1, DType::f32);
@@ -72,7 +72,7 @@ TEST_CASE("damaged safetensors and pieces of tensors") {
   });
 }
 
-TEST_CASE("damaged NumPy files") {
+TEST_CASE("hostile files: damaged NumPy files") {
   const test::TempFolder folder;
   const std::string path = folder / "x";
   io::save_npy(path, Tensor::arange(0, 12, 1, DType::f32).view({3, 4}));
@@ -82,7 +82,7 @@ TEST_CASE("damaged NumPy files") {
   });
 }
 
-TEST_CASE("damaged manifests") {
+TEST_CASE("hostile files: damaged manifests") {
   const test::TempFolder folder;
   io::save_checkpoint(folder.path(), 7, {{{"w", Tensor::zeros({3})}}, {{"m", Tensor::zeros({3})}}});
   const std::string latest = folder / "checkpoints/latest.json";
@@ -94,7 +94,7 @@ TEST_CASE("damaged manifests") {
   });
 }
 
-TEST_CASE("sizes of a manifest have a sum, and each file is listed once") {
+TEST_CASE("hostile files: a manifest's sizes must not overflow and it lists each file once") {
   const test::TempFolder folder;
   io::save_checkpoint(folder.path(), 7, {{{"w", Tensor::zeros({3})}}, {{"m", Tensor::zeros({3})}}});
   const std::string step = folder / "checkpoints/step_00000007";
@@ -106,7 +106,7 @@ TEST_CASE("sizes of a manifest have a sum, and each file is listed once") {
     return R"({"step":7,"files":[)" + files + "]}";
   };
   const std::string start = "checkpoint: the manifest of '" + step + "' must ";
-  // Of two ranks: the third size goes to the one that has the first already.
+  // With two ranks, the third file goes to the rank that already has the first.
   CHECK(error_of([&] {
           io::verify_checkpoint(step, manifest(list), 1, 2);
         }).find("must have 9223372036854775807 bytes") != std::string::npos);
@@ -118,7 +118,7 @@ TEST_CASE("sizes of a manifest have a sum, and each file is listed once") {
         }) == start + "list state.json once");
 }
 
-TEST_CASE("texts of tiny values take memory in proportion") {
+TEST_CASE("hostile files: many tiny values take proportional memory") {
   const std::size_t n = 1'000'000;
   const std::string text = "[" + repeated(n, [](std::size_t) { return "[]"; }) + "]";
   HeapUse use = heap_use([&] {
@@ -141,7 +141,8 @@ TEST_CASE("texts of tiny values take memory in proportion") {
   CHECK(use.peak < 60'000'000);
 }
 
-TEST_CASE("tensors and pieces of tensors by the thousand: memory and steps grow with the file") {
+TEST_CASE(
+    "hostile files: thousands of tensors and pieces take memory and steps linear in the file") {
   const test::TempFolder folder;
   const std::string path = folder / "x";
   const auto opens = [&](std::size_t n, bool pieces) {
@@ -172,7 +173,7 @@ TEST_CASE("tensors and pieces of tensors by the thousand: memory and steps grow 
   }
 }
 
-TEST_CASE("pieces that a few bytes make large are held against the file") {
+TEST_CASE("hostile files: huge pieces described by a few bytes are checked against the file") {
   const test::TempFolder folder;
   const std::string path = folder / "x";
   const auto reading = [&](const std::string& whole, const std::string& cuts, std::int64_t end) {
@@ -189,7 +190,7 @@ TEST_CASE("pieces that a few bytes make large are held against the file") {
     CHECK(memory_stats(kCpu).peak_bytes - before < 1'000'000);
     return error;
   };
-  // 2^50 empty rows were walked one by one.
+  // Regression: 2^50 empty rows were visited one by one.
   CHECK(reading("[1125899906842624,0]", R"([{"axis":1,"ranges":[]}])", 0) == "no error");
   CHECK(reading("[1125899906842624,2]", R"([{"axis":1,"ranges":[[0,1]]}])", 1) ==
         "checkpoint: element 1 of w [1125899906842624, 2] is in none of the files");

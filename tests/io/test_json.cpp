@@ -20,7 +20,7 @@ std::string refusal(const std::string& text, const io::JsonLimits& limits = {}) 
 
 }  // namespace
 
-TEST_CASE("a value of every kind reads and writes") {
+TEST_CASE("json: a value of every kind reads and writes") {
   const std::string text =
       R"({"null":null,"yes":true,"no":false,"int":-9007199254740993,"real":0.1,)"
       R"("text":"a\"b\\c\nd","list":[1,[],{}],"":{"nested":[[2]]}})";
@@ -40,7 +40,7 @@ TEST_CASE("a value of every kind reads and writes") {
   CHECK(Json::parse("{ }").dump() == "{}");
 }
 
-TEST_CASE("doubles survive the way through text") {
+TEST_CASE("json: doubles survive a round trip through text") {
   for (const double v : {0.0, -0.0, 1.0, 0.1, 1.0 / 3, 1e-300, 5e-324, 1.7976931348623157e308, 1e21,
                          123456789.123456789}) {
     const Json back = Json::parse(Json(v).dump());
@@ -55,7 +55,7 @@ TEST_CASE("doubles survive the way through text") {
   CHECK_FALSE(Json::parse("1e2").is_int());
 }
 
-TEST_CASE("strings: escapes and UTF-8") {
+TEST_CASE("json: strings with escapes and UTF-8") {
   CHECK(Json::parse(R"("\u00e9\u20ac\ud83d\ude00\/\b\f\t\r")").as_string() ==
         "\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80/\b\f\t\r");
   CHECK(Json(std::string("\x01\x1F", 2)).dump() == R"("\u0001\u001f")");
@@ -68,7 +68,7 @@ TEST_CASE("strings: escapes and UTF-8") {
   CHECK(io::find_invalid_utf8("\x80") == 0);
 }
 
-TEST_CASE("hostile text is refused at the byte that is wrong") {
+TEST_CASE("json: hostile text is refused at the wrong byte") {
   CHECK(refusal("") == "x.json: unexpected end at byte 0");
   CHECK(refusal("[1") == "x.json: expected ',' or ']' at byte 2");
   CHECK(refusal("[1,]") == "x.json: unexpected character at byte 3");
@@ -105,7 +105,7 @@ TEST_CASE("hostile text is refused at the byte that is wrong") {
   CHECK(refusal("[[],[],[]]", {.depth = 2}) == "no error");
 }
 
-TEST_CASE("building and asking for the wrong kind") {
+TEST_CASE("json: building values and accessing the wrong kind") {
   Json v;
   v.set("a", 1).set("b", "x").set("a", 2.5);
   v.set("c", Json().push_back(true).push_back(Json()));
@@ -122,7 +122,7 @@ TEST_CASE("building and asking for the wrong kind") {
   CHECK(error_of([&] { Json().at("a"); }) == "json: expected an object, got null");
 }
 
-TEST_CASE("the members of a large object are handed out one by one") {
+TEST_CASE("json: the members of a large object are visited one by one") {
   std::string seen;
   const auto each = [&](const std::string& text, const io::JsonLimits& limits = {}) {
     seen.clear();
@@ -150,7 +150,7 @@ TEST_CASE("the members of a large object are handed out one by one") {
   CHECK(each("{\"a\":1,\"\xFF\":2}") == "x.json: invalid UTF-8 at byte 8");
 }
 
-TEST_CASE("the first of the keys that repeat is named, in small objects and large ones") {
+TEST_CASE("json: the error names the first repeated key of small and large objects") {
   std::string text = "{";
   for (int i = 0; i < 100; ++i) text += message("\"k{}\":{},", i % 70, i);
   text.back() = '}';

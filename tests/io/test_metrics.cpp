@@ -32,14 +32,14 @@ std::string svg_of(const std::string& metrics) {
 
 }  // namespace
 
-TEST_CASE("lines keep order and precision; what is not finite is null") {
+TEST_CASE("metrics: lines keep order and precision and write non-finite numbers as null") {
   const test::TempFolder folder;
   const std::string path = folder / "metrics.jsonl";
   const io::MetricsWriter writer(path);
   writer.write(Json().set("step", 1).set("loss", 1.0 / 3).set("a", std::nan("")));
   CHECK(io::read_file(path) == "{\"step\":1,\"loss\":0.3333333333333333,\"a\":null}\n");
   writer.write(Json().set("step", std::int64_t{1} << 53).set("loss", -INFINITY));
-  io::append_file(path, "{\"step\":3,\"lo");  // a writer killed in the middle
+  io::append_file(path, "{\"step\":3,\"lo");  // a writer killed in the middle of a line
   const std::vector<Json> lines = io::read_metrics(path);
   REQUIRE(lines.size() == 2);
   CHECK(lines[0].at("loss").as_double() == 1.0 / 3);
@@ -47,7 +47,7 @@ TEST_CASE("lines keep order and precision; what is not finite is null") {
   CHECK(lines[1].at("loss").is_null());
 }
 
-TEST_CASE("a resumed run drops the lines after its step") {
+TEST_CASE("metrics: a resumed run drops the lines after its step") {
   const test::TempFolder folder;
   const std::string path = folder / "m";
   io::truncate_to_step(path, 3);
@@ -59,7 +59,7 @@ TEST_CASE("a resumed run drops the lines after its step") {
   CHECK(io::read_file(path) == "{\"note\":1}\n");
 }
 
-TEST_CASE("a resumed run keeps what can be read, and the damaged file beside it") {
+TEST_CASE("metrics: a resumed run keeps the readable lines and a copy of the damaged file") {
   const test::TempFolder folder;
   const std::string path = folder / "m";
   const std::pair<std::string, std::string> damages[] = {
@@ -80,13 +80,13 @@ TEST_CASE("a resumed run keeps what can be read, and the damaged file beside it"
     CHECK(io::read_file(m + ".damaged") == text);
     CHECK(logged == "metrics: '" + m + "' line 2: " + reason +
                         "; 1 damaged line dropped, the original file is '" + m + ".damaged'");
-    // Once more: what was kept before stays.
+    // A second time: the first copy stays.
     io::write_file(m, "x\n");
     io::truncate_to_step(m, 3);
     CHECK(io::read_file(m + ".damaged") == text);
     CHECK(io::read_file(m + ".damaged.2") == "x\n");
   }
-  // A blank line is nothing lost.
+  // Removing a blank line loses nothing.
   io::write_file(path, "{\"step\":1}\n\n \n{\"step\":2}\n");
   CHECK(io::read_metrics(path).size() == 2);
   io::truncate_to_step(path, 2);
@@ -94,11 +94,11 @@ TEST_CASE("a resumed run keeps what can be read, and the damaged file beside it"
   CHECK(io::list_directory(folder.path()) == std::vector<std::string>{"m"});
 }
 
-TEST_CASE("a plot leaves out what cannot be read") {
+TEST_CASE("metrics: a plot omits unreadable lines") {
   CHECK(svg_of("{\"step\":5,\"loss\":2.5}\nx\n") == svg_of("{\"step\":5,\"loss\":2.5}\n"));
 }
 
-TEST_CASE("power cut: lines that were synced stay") {
+TEST_CASE("power cut: synced lines are durable") {
   const test::TempFolder folder;
   test::PowerCut disk(folder.path());
   const io::MetricsWriter writer(folder / "m");
@@ -111,7 +111,7 @@ TEST_CASE("power cut: lines that were synced stay") {
   CHECK(io::read_file(folder / "m") == "{\"step\":1}\n");
 }
 
-TEST_CASE("damaged lines are named") {
+TEST_CASE("metrics: damaged lines are reported") {
   const test::TempFolder folder;
   const std::string path = folder / "m";
   io::write_file(path, "{\"step\":1}\nx\n");
@@ -122,7 +122,7 @@ TEST_CASE("damaged lines are named") {
         "metrics: '" + path + "' line 1: expected a JSON object");
 }
 
-TEST_CASE("the plot has a line for each run of numbers, ticks and a legend") {
+TEST_CASE("metrics: the plot has a line per run of numbers, ticks and a legend") {
   const std::string none = svg_of("");
   CHECK(none.find(">no points yet</text>") != std::string::npos);
   CHECK(none.find(">a &lt; b &amp; c</text>") != std::string::npos);
@@ -140,23 +140,24 @@ TEST_CASE("the plot has a line for each run of numbers, ticks and a legend") {
              ",\"loss\":" + (i == 50 ? "null" : std::to_string(4.0 / i)) +
              (i % 25 == 0 ? ",\"val_loss\":2.5" : "") + "}\n";
   const std::string svg = svg_of(lines);
-  CHECK(count(svg, "<polyline") == 3);  // the null cuts the loss in two
+  CHECK(count(svg, "<polyline") == 3);  // the null splits the loss curve in two
   CHECK(count(svg, "<circle") == 4);
   CHECK(svg.find(">loss 0.04</text>") != std::string::npos);
   CHECK(svg.find(">val_loss 2.5</text>") != std::string::npos);
   CHECK(svg.find(">step</text>") != std::string::npos);
   CHECK(svg.find(">100</text>") != std::string::npos);
-  // The axes run 0 .. 100 and 0 .. 4: step 1 is a hundredth of the width, loss 4 the top line.
+  // The axes range over 0 .. 100 and 0 .. 4: step 1 is a hundredth of the width, loss 4 the top
+  // line.
   CHECK(svg.find("points=\"79.64,56 ") != std::string::npos);
 }
 
-TEST_CASE("a long run is thinned and keeps its spike") {
+TEST_CASE("metrics: a long run is thinned and keeps its spike") {
   std::string lines;
   for (int i = 1; i <= 20000; ++i)
     lines += "{\"step\":" + std::to_string(i) + ",\"loss\":" + (i == 7777 ? "10" : "1") + "}\n";
   const std::string svg = svg_of(lines);
   CHECK(svg.size() < 60000);
-  CHECK(svg.find(",56 ") != std::string::npos);  // 10 is the top of the picture
+  CHECK(svg.find(",56 ") != std::string::npos);  // 10 is at the top of the plot
 }
 
 }  // namespace weft::metrics_test

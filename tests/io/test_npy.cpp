@@ -47,7 +47,7 @@ const std::string kTwoInts("\1\0\0\0\xFE\xFF\xFF\xFF", 8);
 
 }  // namespace
 
-TEST_CASE("golden bytes: what numpy.save writes") {
+TEST_CASE("npy: golden bytes of numpy.save") {
   const test::TempFolder folder;
   const std::string path = folder / "x.npy";
   const std::vector<std::int32_t> values = {1, -2};
@@ -61,7 +61,7 @@ TEST_CASE("golden bytes: what numpy.save writes") {
   CHECK(io::read_file(path) == npy(1, header + "\n", ""));
 }
 
-TEST_CASE("every dtype and rank survives the way through a file") {
+TEST_CASE("npy: every dtype and rank survives a round trip") {
   const test::TempFolder folder;
   const std::string path = folder / "x.npy";
   for (const DType t :
@@ -80,7 +80,7 @@ TEST_CASE("every dtype and rank survives the way through a file") {
     }
 }
 
-TEST_CASE("Fortran order, format 2, other spellings of the header") {
+TEST_CASE("npy: Fortran order, format 2 and other spellings of the header") {
   std::string data;
   for (char v = 0; v < 6; ++v) data += v;
   const Tensor f = load(npy(1, dict("|u1", "True", "(2, 3)"), data));
@@ -96,7 +96,7 @@ TEST_CASE("Fortran order, format 2, other spellings of the header") {
         1);
 }
 
-TEST_CASE("hostile files") {
+TEST_CASE("npy: hostile files are refused") {
   const auto with = [](const std::string& header) { return refusal(npy(1, header, kTwoInts)); };
   const std::string good = dict("<i4", "False", "(2,)");
   CHECK(refusal("") == " must have at least 10 bytes, got 0");
@@ -135,7 +135,7 @@ TEST_CASE("hostile files") {
   CHECK(with(dict("|b1", "False", "(8,)")) == ": a bool must be 0 or 1, got 254");
 }
 
-TEST_CASE("errors of saving") {
+TEST_CASE("npy: errors of saving") {
   const test::TempFolder folder;
   const std::string path = folder / "x.npy";
   CHECK(error_of([&] { io::save_npy(path, Tensor()); }) == "save_npy: the tensor is null");

@@ -38,7 +38,7 @@ std::string entry(const std::string& name, const std::string& dtype, const std::
          offsets + "}";
 }
 
-/// What opening such a file says, without the part that names file and module.
+/// The error on opening such a file, without the file name and module.
 std::string refusal(const std::string& bytes) {
   const test::TempFolder folder;
   const std::string path = folder / "x.safetensors";
@@ -63,7 +63,7 @@ bool same_bytes(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-TEST_CASE("golden bytes of a small file") {
+TEST_CASE("safetensors: golden bytes of a small file") {
   const test::TempFolder folder;
   const std::string path = folder / "x.safetensors";
   io::save_safetensors(path,
@@ -81,7 +81,7 @@ TEST_CASE("golden bytes of a small file") {
   CHECK(io::read_file(path) == little_endian(header.size()) + header + data);
 }
 
-TEST_CASE("every dtype, empty and rank-0 tensors survive the way through a file") {
+TEST_CASE("safetensors: every dtype and empty and rank-0 tensors survive a round trip") {
   const test::TempFolder folder;
   const std::string path = folder / "x.safetensors";
   StateDict tensors;
@@ -122,7 +122,7 @@ TEST_CASE("every dtype, empty and rank-0 tensors survive the way through a file"
   }
 }
 
-TEST_CASE("a file without tensors") {
+TEST_CASE("safetensors: a file without tensors") {
   const test::TempFolder folder;
   const std::string path = folder / "x.safetensors";
   io::save_safetensors(path, {});
@@ -130,7 +130,7 @@ TEST_CASE("a file without tensors") {
   CHECK(SafetensorsFile::open(path).names().empty());
 }
 
-TEST_CASE("what the format allows opens") {
+TEST_CASE("safetensors: every valid variant opens") {
   const std::string a = entry("a", "F32", "[2]", "[0,8]");
   CHECK(refusal(craft("{" + a + "}", 8)) == "no error");
   CHECK(refusal(craft(" \n\t{" + a + "}", 8)) == "no error");
@@ -143,7 +143,7 @@ TEST_CASE("what the format allows opens") {
         "no error");
 }
 
-TEST_CASE("hostile files are refused with the rule they break") {
+TEST_CASE("safetensors: hostile files are refused with the rule they break") {
   const std::string f32 = entry("a", "F32", "[2]", "[0,8]");
   const auto one = [&](const std::string& dtype, const std::string& shape,
                        const std::string& offsets, std::size_t data) {
@@ -163,7 +163,7 @@ TEST_CASE("hostile files are refused with the rule they break") {
           "a header of 3 bytes does not fit into a file of 10 bytes");
     CHECK(refusal(little_endian(0)) == "header: unexpected end at byte 0");
   }
-  SUBCASE("text and JSON") {
+  SUBCASE("text and JSON errors") {
     CHECK(refusal(craft("{\"\xFF\":1}", 0)) == "header: invalid UTF-8 at byte 2");
     CHECK(refusal(craft("{\"\xC0\xAF\":1}", 0)) == "header: invalid UTF-8 at byte 2");
     CHECK(refusal(craft("{\"\xED\xA0\x80\":1}", 0)) == "header: invalid UTF-8 at byte 2");
@@ -184,7 +184,7 @@ TEST_CASE("hostile files are refused with the rule they break") {
     CHECK(refusal(craft("{\"a\":NaN}", 0)) == "header: unexpected character at byte 5");
     CHECK(refusal(craft("{\"a\\ud800\":1}", 0)) == "header: lone surrogate at byte 3");
   }
-  SUBCASE("metadata") {
+  SUBCASE("metadata errors") {
     CHECK(refusal(craft(R"({"__metadata__":[]})", 0)) == "__metadata__ must be an object");
     CHECK(refusal(craft(R"({"__metadata__":{"a":1}})", 0)) ==
           "__metadata__ value \"a\" must be a string");
@@ -193,7 +193,7 @@ TEST_CASE("hostile files are refused with the rule they break") {
     CHECK(refusal(craft(R"({"__metadata__":{},"__metadata__":{}})", 0)) ==
           "header: duplicate key \"__metadata__\" at byte 19");
   }
-  SUBCASE("fields of a tensor") {
+  SUBCASE("errors in a tensor's fields") {
     const std::string fields = "tensor \"a\" must have exactly dtype, shape and data_offsets";
     CHECK(refusal(craft(R"({"a":1})", 0)) == fields);
     CHECK(refusal(craft(R"({"a":{}})", 0)) == fields);
@@ -225,7 +225,7 @@ TEST_CASE("hostile files are refused with the rule they break") {
           "tensor \"a\": data_offsets must be two non-negative integers");
     CHECK(one("U8", "[0]", "[1,0]", 0) == "tensor \"a\": data_offsets [1, 0] must not decrease");
   }
-  SUBCASE("sizes") {
+  SUBCASE("size errors") {
     CHECK(one("F32", "[4294967296,4294967296]", "[0,0]", 0) ==
           "tensor \"a\": the product of shape [4294967296, 4294967296] overflows");
     CHECK(one("U8", "[0,4294967296,4294967296]", "[0,0]", 0) ==
@@ -238,7 +238,7 @@ TEST_CASE("hostile files are refused with the rule they break") {
     CHECK(one("F32", "[]", "[0,8]", 8) ==
           "tensor \"a\": F32 [] needs 4 bytes, data_offsets give 8");
   }
-  SUBCASE("layout") {
+  SUBCASE("layout errors") {
     const std::string b = entry("b", "U8", "[4]", "[4,8]");
     CHECK(one("U8", "[4]", "[4,8]", 8) ==
           "tensor \"a\" must begin at byte 0 of the data, where the data begin, got 4");
@@ -256,7 +256,7 @@ TEST_CASE("hostile files are refused with the rule they break") {
   }
 }
 
-TEST_CASE("errors of reading and writing name what is wrong") {
+TEST_CASE("safetensors: errors of reading and writing name the problem") {
   const test::TempFolder folder;
   const std::string path = folder / "x.safetensors";
   const std::string in_file = "safetensors: '" + path + "': ";
@@ -297,7 +297,7 @@ TEST_CASE("errors of reading and writing name what is wrong") {
         }) == "write: cannot create '" + folder / "no/x" + "': No such file or directory");
 }
 
-TEST_CASE("a full disk leaves the old file and no rest") {
+TEST_CASE("safetensors: a full disk leaves the old file and no temporary") {
   const test::TempFolder folder;
   const std::string path = folder / "x.safetensors";
   io::save_safetensors(path, {{"a", values<float>({1, 2})}});

@@ -23,7 +23,7 @@ Tensor rows_of(const std::vector<std::int64_t>& n) {
   return Tensor::from(std::span<const std::int64_t>(n), {static_cast<std::int64_t>(n.size())});
 }
 
-// An Mlp of its own for every expert, its output scaled: the sequential reference.
+// The sequential reference: a separate Mlp for each expert, with its output scaled.
 Tensor sequential(const nn::Experts& all, const Tensor& x, const Tensor& probs,
                   const std::vector<std::int64_t>& rows) {
   TensorList parts;
@@ -62,7 +62,7 @@ TensorList parameters_of(nn::Experts& e) {
 
 }  // namespace
 
-TEST_CASE("Experts: an Mlp for every expert, scaled by the probability, forward and backward") {
+TEST_CASE("Experts: forward and backward equal one scaled Mlp per expert") {
   const std::vector<std::int64_t> rows = {3, 0, 5, 1};
   for (const Activation a : kActivations)
     for (const bool bias : {false, true})
@@ -104,12 +104,12 @@ TEST_CASE("Experts: bf16 agrees with f64") {
   CHECK(mismatch(y, experts(x.to(DType::f64), probs.to(DType::f64), rows), 2e-2) == "");
 }
 
-TEST_CASE("Experts: what init() draws follows from the global number of an expert") {
+TEST_CASE("Experts: init() draws by an expert's global number") {
   const nn::ExpertsOptions options{.init = nn::Init::normal(1), .proj_init = nn::Init::normal(2)};
   nn::Experts whole(4, 3, 5, options);
   nn::init(whole, 11);
   for (const std::int64_t first : {0, 1, 2}) {
-    nn::Experts half(2, 3, 5, options);  // 30 and 15 values an expert: also an odd number
+    nn::Experts half(2, 3, 5, options);  // 30 and 15 values per expert: odd counts too
     const nn::Part::Cut held{0, {{first, first + 2}}};
     nn::init(half, 11, {{"gate_up", {{4, 10, 3}, {held}}}, {"down", {{4, 3, 5}, {held}}}});
     CHECK(different_bits(half.up, contiguous(whole.up.narrow(0, first, 2))) == "");
@@ -118,7 +118,7 @@ TEST_CASE("Experts: what init() draws follows from the global number of an exper
   CHECK(mismatch(whole.up.select(0, 0), whole.up.select(0, 1), 0.1) != "");
 }
 
-TEST_CASE("Experts: names, copies and text") {
+TEST_CASE("Experts: parameter names, clone and printed text") {
   nn::Experts experts(2, 3, 4, {.bias = true});
   const StateDict state = experts.state_dict();
   CHECK(state.at("gate_up").shape() == Shape{2, 8, 3});
@@ -133,7 +133,7 @@ TEST_CASE("Experts: names, copies and text") {
   CHECK(different_bits(copy.up, experts.up) == "");
 }
 
-TEST_CASE("SharedExpert: an Mlp, times sigmoid(x . w) with a gate") {
+TEST_CASE("SharedExpert: an Mlp times sigmoid(x . w) if gated") {
   for (const bool gated : {false, true}) {
     nn::SharedExpert shared(4, 6, gated, {.activation = Activation::swiglu, .bias = false});
     nn::init(shared, 1);
@@ -151,7 +151,7 @@ TEST_CASE("SharedExpert: an Mlp, times sigmoid(x . w) with a gate") {
   }
 }
 
-TEST_CASE("Experts: errors") {
+TEST_CASE("Experts: errors name the rule") {
   CHECK(error_of([] { nn::Experts(0, 3, 4); }) ==
         "experts: experts, dim and hidden must be at least 1, got 0, 3 and 4");
 }

@@ -1,4 +1,4 @@
-// The gated delta layer, and models that mix it with attention.
+// The gated delta layer and models that mix it with attention.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -41,7 +41,7 @@ using Row = std::vector<double>;
 
 double sigmoid_of(double x) { return 1 / (1 + std::exp(-x)); }
 
-// The layer as its formulas stand, one sequence, number by number.
+// The layer's formulas for one sequence, in scalar loops.
 Row by_definition(const GatedDeltaNet& m, const Tensor& x) {
   const GatedDeltaNetOptions& o = m.options;
   const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
@@ -120,7 +120,7 @@ Tensor tokens(std::int64_t rows, std::int64_t n) { return test::random({rows, n}
 
 }  // namespace
 
-TEST_CASE("gated_delta_net: agrees with its formulas") {
+TEST_CASE("gated_delta_net: output follows its formulas") {
   const GatedDeltaNet m = wide(GatedDeltaNet(8, kSmall));
   const Tensor x = test::random({1, 7, 8}, 1);
   CHECK(mismatch(m(x), Tensor::from<double>(by_definition(m, x), {1, 7, 8}), 1e-12) == "");
@@ -128,7 +128,7 @@ TEST_CASE("gated_delta_net: agrees with its formulas") {
   CHECK(mismatch(m(two).narrow(0, 0, 1), m(x), 1e-13) == "");
 }
 
-TEST_CASE("gated_delta_net: parameters, their start and their dtypes") {
+TEST_CASE("gated_delta_net: parameter shapes, initial values and dtypes") {
   nn::DeviceScope scope(kCpu, DType::f32);
   GatedDeltaNet m(16, {.key_heads = 20, .value_heads = 40, .key_dim = 4, .value_dim = 6});
   nn::init(m, 3);
@@ -159,7 +159,7 @@ TEST_CASE("gated_delta_net: parameters, their start and their dtypes") {
   CHECK(mismatch(copy(test::random({2, 3, 16}, 1, DType::bf16)), y, 0) == "");
 }
 
-TEST_CASE("gated_delta_net: gradients of x and of the weights") {
+TEST_CASE("gated_delta_net: gradients of x and the weights match finite differences") {
   GatedDeltaNet m = wide(GatedDeltaNet(4, {.key_dim = 3, .value_dim = 2}));
   const auto f = [&](const TensorList& in) {
     m.in_proj.weight = in[1];
@@ -174,7 +174,7 @@ TEST_CASE("gated_delta_net: gradients of x and of the weights") {
                       test::random({1}, 6)}) == "");
 }
 
-TEST_CASE("gated_delta_net: a model says how large they are, and knows what they have and cost") {
+TEST_CASE("gated_delta_net: parameter count, FLOPs and cache follow the configured sizes") {
   GptConfig c = hybrid(Arch::llama);
   const double plain = c.flops_per_token();
   CHECK(Gpt(c).blocks[0].as<GatedDeltaNet>()->options.key_heads == c.heads);
@@ -189,7 +189,7 @@ TEST_CASE("gated_delta_net: a model says how large they are, and knows what they
   CHECK(m.conv.shape() == Shape{2 * 5 + 3 * 7, 3});
   CHECK(model.parameter_count() == c.parameter_count());
   CHECK(c.flops_per_token() != plain);
-  // Token by token as in one pass: the cache has the sizes too.
+  // Decoding token by token equals one pass, so the cache has the configured sizes too.
   const Tensor ids = test::random({1, 6}, 1, DType::i32);
   nn::KvCache cache(c, 1, 6);
   const Tensor whole = model(ids);
@@ -245,7 +245,7 @@ TEST_CASE("gated_delta_net: errors name the rule") {
         "kv_cache: layers with a state forget all tokens or none: length must be 0 or 3, got 2");
 }
 
-TEST_CASE("hybrid gpt: kinds of layers, parameters and operations") {
+TEST_CASE("hybrid gpt: layer kinds, parameter count and FLOPs") {
   for (const Arch arch : {Arch::gpt2, Arch::llama})
     for (const int mtp : {0, 1}) {
       GptConfig c = hybrid(arch);
@@ -258,7 +258,7 @@ TEST_CASE("hybrid gpt: kinds of layers, parameters and operations") {
       CHECK(model.blocks[2].as<nn::Attention>() == nullptr);
       CHECK(model.state_dict().count("blocks.2.delta.a_log") == 1);
     }
-  // One layer of each kind: in_proj, conv, rule and out_proj against qkv, proj and 6.5 keys seen.
+  // One layer of each kind: in_proj, conv, delta rule and out_proj; qkv, proj and 6.5 visible keys.
   GptConfig c = hybrid(Arch::llama);
   c.layers = 1;
   c.pattern = "d";
@@ -280,7 +280,7 @@ TEST_CASE("hybrid gpt: decoding with a cache equals the full forward") {
   }
 }
 
-TEST_CASE("hybrid gpt: a packed row gives what its sequences give one by one") {
+TEST_CASE("hybrid gpt: a packed row gives the results of its separate sequences") {
   test::check_packing(wide(Gpt(hybrid(Arch::llama))), tokens(1, 12));
 }
 

@@ -1,12 +1,12 @@
-// X4: fifty steps of a tiny model with all that this library adds to a GPT, against the losses that
-// it had when the file was written: latent attention, one dense layer and three with experts,
-// sigmoid scores in groups, a bias and a loss for the balance, a shared expert, one MTP depth.
+// X4: fifty steps of a tiny model with everything that this library adds to a GPT, compared with
+// the losses at the time the file was written: latent attention, one dense layer and three MoE
+// layers, grouped sigmoid scores, expert bias and balance loss, a shared expert, one MTP depth.
 //
-// In f64 every product is in-tree, and what compilers and mathematical libraries may change is far
-// below the fifth decimal: the same numbers everywhere. In f32 most products are oneDNN's, whose
-// sums depend on its version and on the processor's instructions. A platform is therefore what
-// gives the same bits for some of them (all other f32 kernels give the same bits anywhere): there
-// the losses must be the same, and elsewhere within 5 %.
+// In f64 every product is in-tree, and differences between compilers and math libraries are far
+// below the fifth decimal: the numbers are the same everywhere. In f32 oneDNN computes most
+// products, and its summation order depends on its version and the processor's instruction set. A
+// platform is identified by the bits of some of these products (all other f32 kernels give the same
+// bits everywhere): on a known platform the losses must be equal, elsewhere within 5 %.
 //
 // After a change that is meant to change the numbers:
 //   test_golden_moe --no-skip --test-case="*writes the file*"
@@ -57,7 +57,7 @@ nn::GptConfig config() {
   return c;
 }
 
-// Chains that mostly go on by rule, and now and then start anew: (kBatch, kSeq + 1).
+// Token sequences that mostly follow a rule and sometimes restart: (kBatch, kSeq + 1).
 Tensor language(std::uint64_t step) {
   std::vector<std::int32_t> out;
   for (std::int64_t i = 0; i < kBatch * (kSeq + 1); ++i) {
@@ -71,7 +71,7 @@ Tensor language(std::uint64_t step) {
 
 double rounded(double x) { return std::round(x * 1e5) / 1e5; }
 
-// {"loss": [...], "mtp_1_loss": [...], "load_max_over_mean": [...]}, one number a step.
+// {"loss": [...], "mtp_1_loss": [...], "load_max_over_mean": [...]}, one number per step.
 Json train(DType dtype) {
   nn::Gpt model(config());
   model.to(dtype);
@@ -97,7 +97,7 @@ Json train(DType dtype) {
   return out.set("loss", loss).set("mtp_1_loss", mtp).set("load_max_over_mean", load);
 }
 
-// The bits of products of the kinds that a step consists of, as one number.
+// A checksum of the bits of products like those in a step.
 std::int64_t platform() {
   std::uint32_t sum = 0;
   for (const std::int64_t k : {32, 64, 96}) {
@@ -112,10 +112,10 @@ std::int64_t platform() {
   return sum;
 }
 
-// The first number of `got` that is further off than `tol`, or "".
+// The first number in `got` that differs by more than `tol`, or "".
 std::string apart(const Json& got, const Json& want, double tol) {
   for (const std::string name : {"loss", "mtp_1_loss", "load_max_over_mean"}) {
-    if (tol > 0 && name.starts_with("load")) continue;  // one token more is 6 %
+    if (tol > 0 && name.starts_with("load")) continue;  // one more token changes the load by 6 %
     const auto &a = got.at(name).items(), &b = want.at(name).items();
     if (a.size() != b.size()) return message("{}: {} steps, not {}", name, a.size(), b.size());
     for (std::size_t i = 0; i < a.size(); ++i) {
@@ -127,7 +127,7 @@ std::string apart(const Json& got, const Json& want, double tol) {
   return "";
 }
 
-// Sums of whole products, whatever the number of threads.
+// Deterministic mode: sums do not depend on the number of threads.
 struct Deterministic {
   bool was = deterministic();
   Deterministic() { set_deterministic(true); }
@@ -136,14 +136,15 @@ struct Deterministic {
 
 }  // namespace
 
-TEST_CASE("X4: a tiny model with experts, latent attention and MTP trains as it did") {
+TEST_CASE(
+    "X4: a tiny model with experts, latent attention and MTP reproduces its recorded losses") {
   const Deterministic mode;
   const Json want = Json::parse(io::read_file(kFile), kFile);
   CHECK(apart(train(DType::f64), want.at("f64"), 0) == "");
   const bool same = want.at("platform").as_int() == platform();
   CAPTURE(same);
   CHECK(apart(train(DType::f32), want.at("f32"), same ? 0 : 0.05) == "");
-  // It learns: a token follows from the one before in 7 of 8 cases.
+  // It learns: in 7 of 8 cases a token follows from the previous one.
   const auto& loss = want.at("f64").at("loss").items();
   CHECK(loss.front().as_double() > 3.8);
   CHECK(loss.back().as_double() < 2);

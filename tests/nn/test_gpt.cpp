@@ -25,7 +25,7 @@ Tensor tokens(std::int64_t batch, std::int64_t length, std::uint64_t seed = 1) {
   return t.to(DType::i32);
 }
 
-// Weights large enough that positions, windows and masks all show in the logits.
+// Weights large enough that positions, windows and masks all affect the logits.
 Gpt make(const GptConfig& config, DType dtype = DType::f64) {
   Gpt model(config);
   model.to(dtype);
@@ -66,7 +66,7 @@ std::string differences(const Step& a, const Step& b) {
 
 }  // namespace
 
-TEST_CASE("gpt: the number of parameters follows the formula and the known sizes") {
+TEST_CASE("gpt: the number of parameters follows the formula and the published sizes") {
   for (const Arch arch : {Arch::gpt2, Arch::llama})
     for (const bool tie : {true, false})
       for (const bool qk_norm : {true, false}) {
@@ -92,7 +92,7 @@ TEST_CASE("gpt: the number of parameters follows the formula and the known sizes
   CHECK(GptConfig{.dim = 128}.ffn_dim() == 512);
 }
 
-TEST_CASE("gpt: flops count every product and the half of attention that is not masked") {
+TEST_CASE("gpt: FLOPs count every product and the unmasked half of attention") {
   const GptConfig c{.layers = 2, .heads = 4, .dim = 32, .seq = 12, .vocab = 19};
   const double products = 2 * (4 * 32 * 32 + 2 * 32 * 128) + 19 * 32;
   CHECK(c.flops_per_token() == doctest::Approx(6 * (products + 2 * 2 * 32 * 6.5)));
@@ -101,7 +101,7 @@ TEST_CASE("gpt: flops count every product and the half of attention that is not 
   CHECK(w.flops_per_token() == doctest::Approx(6 * (products + 2 * 2 * 32 * 1)));
 }
 
-TEST_CASE("gpt: parameters carry their names and start by their rules") {
+TEST_CASE("gpt: parameters have the expected names and initial values") {
   Gpt model(small(Arch::gpt2));
   nn::init(model, 1);
   const StateDict s = model.state_dict();
@@ -125,7 +125,7 @@ TEST_CASE("gpt: parameters carry their names and start by their rules") {
   CHECK(llama.state_dict().count("head.weight") == 1);
 }
 
-TEST_CASE("gpt: an untrained model predicts about uniformly") {
+TEST_CASE("gpt: an untrained model predicts a nearly uniform distribution") {
   for (const Arch arch : {Arch::gpt2, Arch::llama}) {
     Gpt model(small(arch));
     nn::init(model, 2);
@@ -134,7 +134,7 @@ TEST_CASE("gpt: an untrained model predicts about uniformly") {
   }
 }
 
-TEST_CASE("gpt: the gradient of a tied weight adds both of its uses") {
+TEST_CASE("gpt: the gradient of a tied weight sums both uses") {
   GptConfig c = small(Arch::gpt2);
   Gpt tied = make(c);
   c.tie = false;
@@ -150,7 +150,7 @@ TEST_CASE("gpt: the gradient of a tied weight adds both of its uses") {
   CHECK(test::mismatch(a.gradients[0].tensor, both, 1e-14) == "");
 }
 
-TEST_CASE("gpt: a token sees no later one") {
+TEST_CASE("gpt: a token does not see later tokens") {
   for (const Arch arch : {Arch::gpt2, Arch::llama}) {
     const Gpt model = make(small(arch));
     const Tensor ids = tokens(1, 12), changed = ids.clone();
@@ -162,7 +162,7 @@ TEST_CASE("gpt: a token sees no later one") {
   }
 }
 
-TEST_CASE("gpt: a window limits how far one token reaches") {
+TEST_CASE("gpt: a window limits how far a token's influence reaches") {
   GptConfig c = small(Arch::llama);
   c.window = 3;
   const Gpt model = make(c);
@@ -174,7 +174,7 @@ TEST_CASE("gpt: a window limits how far one token reaches") {
   CHECK(test::mismatch(a.narrow(1, 7, 5), b.narrow(1, 7, 5), 1e-14) == "");
 }
 
-TEST_CASE("gpt: qk_norm makes attention blind to the scale of q and k") {
+TEST_CASE("gpt: qk_norm makes attention invariant to the scale of q and k") {
   GptConfig c = small(Arch::llama);
   c.norm_eps = 0;
   for (const bool on : {true, false}) {
@@ -201,13 +201,13 @@ TEST_CASE("gpt: decoding with a cache equals the full forward") {
       nn::KvCache cache(c, 3, 12, DType::f64);
       const Tensor all = test::check_decoding(model, ids, cache);
       CHECK(all.shape() == Shape{3, 12, 19});
-      cache.truncate(5);  // and back again
+      cache.truncate(5);  // rewinds
       CHECK(test::mismatch(model.decode(ids.narrow(1, 5, 1), cache), all.select(1, 5), 1e-12) ==
             "");
     }
 }
 
-TEST_CASE("gpt: recomputing gives the same bits, dropout and all") {
+TEST_CASE("gpt: recomputing gives the same bits with dropout") {
   for (const Arch arch : {Arch::gpt2, Arch::llama})
     for (const DType dtype : {DType::f32, DType::bf16}) {
       CAPTURE(name(dtype));
@@ -225,7 +225,7 @@ TEST_CASE("gpt: recomputing gives the same bits, dropout and all") {
     }
 }
 
-TEST_CASE("gpt: dropout acts while training only, and 0 needs no random numbers") {
+TEST_CASE("gpt: dropout is active only in training and draws nothing at rate 0") {
   GptConfig c = small(Arch::gpt2);
   c.dropout = 0.3;
   Gpt model = make(c);
@@ -274,7 +274,7 @@ TEST_CASE("gpt: gradients agree with finite differences") {
   }
 }
 
-TEST_CASE("loss: the sum and the count make the mean") {
+TEST_CASE("loss: the sum divided by the count is the mean") {
   const Gpt model = make(small(Arch::gpt2));
   const Tensor logits = model(tokens(2, 5));
   const Tensor targets = tokens(2, 5, 2);
@@ -284,7 +284,7 @@ TEST_CASE("loss: the sum and the count make the mean") {
   CHECK(sum.item() / 6 == doctest::Approx(model.loss(logits, targets).item()).epsilon(1e-14));
 }
 
-TEST_CASE("loss: from the hidden state and the head as from their logits") {
+TEST_CASE("loss: the fused head gives the loss of its logits") {
   const Tensor ids = tokens(2, 5), targets = tokens(2, 5, 2);
   targets.slice(1, 0, 2).fill_(-100);
   for (const bool biased : {false, true}) {
@@ -311,7 +311,7 @@ TEST_CASE("loss: from the hidden state and the head as from their logits") {
   }
 }
 
-TEST_CASE("gpt: on the meta device a step has shapes and no values") {
+TEST_CASE("gpt: a step on the meta device has shapes and no values") {
   for (const Arch arch : {Arch::gpt2, Arch::llama}) {
     const nn::DeviceScope meta(kMeta);
     Gpt model(small(arch));
@@ -328,7 +328,7 @@ TEST_CASE("gpt: on the meta device a step has shapes and no values") {
   }
 }
 
-TEST_CASE("gpt: clone computes the same from its own memory") {
+TEST_CASE("gpt: a clone computes the same from its own memory") {
   Gpt model = make(small(Arch::llama));
   Gpt copy = nn::clone(model);
   const Tensor ids = tokens(1, 4);

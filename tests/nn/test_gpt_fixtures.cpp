@@ -1,5 +1,5 @@
-// Two tiny models against what PyTorch computed from the same weights: logits, loss, every
-// gradient. tests/fixtures/make_gpt_fixtures.py wrote the files.
+// Compares two tiny models with PyTorch's logits, loss and gradients for the same weights.
+// tests/fixtures/make_gpt_fixtures.py wrote the files.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -24,7 +24,7 @@ const nn::GptConfig kLlama{.arch = nn::Arch::llama,
                            .seq = 16,
                            .vocab = 61};
 
-// The largest error, relative to the largest value of the tensor.
+// The largest error relative to the tensor's largest value.
 double error(const Tensor& got, const Tensor& want) {
   REQUIRE(got.shape() == want.shape());
   std::vector<double> a(static_cast<std::size_t>(got.numel())), b(a.size());
@@ -71,19 +71,19 @@ void check_against(const std::string& name, nn::GptConfig config, DType dtype, d
 
 }  // namespace
 
-TEST_CASE("gpt2 style model agrees with PyTorch in f32") {
+TEST_CASE("gpt2: the model agrees with PyTorch in f32") {
   check_against("gpt2.safetensors", kGpt2, DType::f32, 1e-5);
 }
-TEST_CASE("gpt2 style model agrees with PyTorch in f64") {
+TEST_CASE("gpt2: the model agrees with PyTorch in f64") {
   check_against("gpt2.safetensors", kGpt2, DType::f64, 1e-11);
 }
-TEST_CASE("llama style model agrees with PyTorch in f32") {
+TEST_CASE("llama: the model agrees with PyTorch in f32") {
   check_against("llama.safetensors", kLlama, DType::f32, 1e-5);
 }
-TEST_CASE("llama style model agrees with PyTorch in f64") {
+TEST_CASE("llama: the model agrees with PyTorch in f64") {
   check_against("llama.safetensors", kLlama, DType::f64, 1e-11);
 }
-TEST_CASE("recomputing models agree with PyTorch too") {
+TEST_CASE("gpt: recomputing models agree with PyTorch") {
   for (const nn::Recompute r : {nn::Recompute::selective, nn::Recompute::full}) {
     check_against("gpt2.safetensors", kGpt2, DType::f64, 1e-11, r);
     check_against("llama.safetensors", kLlama, DType::f64, 1e-11, r);

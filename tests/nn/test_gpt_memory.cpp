@@ -1,4 +1,4 @@
-// A warm training step asks neither the heap nor the system for memory.
+// A warm training step requests no memory from the heap or the system.
 #include <doctest/doctest.h>
 
 #include "weft/autograd/tape.h"
@@ -12,8 +12,8 @@ namespace weft::gpt_memory_test {
 
 namespace {
 
-// The f32 size stays below what goes to oneDNN, which allocates for itself. The f64 one, whose
-// products are all in-tree, is large enough for several threads and for the shared block cache.
+// The f32 size stays below the threshold for oneDNN, which allocates its own memory. The f64 size,
+// whose products are all in-tree, is large enough for several threads and the shared block cache.
 struct Size {
   std::int64_t dim, seq, batch;
   DType dtype;
@@ -46,7 +46,7 @@ void check_steady(const Size& size, nn::Arch arch, nn::Recompute recompute, Loss
                .router = {.expert_bias = false, .balance = {{nn::Balance::aux, 0.01}}},
                .shared_ffn = 8}});
   model.to(size.dtype);
-  CHECK(test::news.load() > news_at_start);  // the counter counts: a model has names and lists
+  CHECK(test::news.load() > news_at_start);  // the counter works: building a model allocates
   optim::AdamW opt(model.named_parameters());
   const NamedTensors parameters = model.named_parameters();
   const Tensor ids = test::random({size.batch, size.seq}, 1, DType::i32);
@@ -71,7 +71,7 @@ void check_steady(const Size& size, nn::Arch arch, nn::Recompute recompute, Loss
 
 }  // namespace
 
-TEST_CASE("gpt: from the third step on, a step makes no heap and no system allocation") {
+TEST_CASE("gpt: from the third step on a step allocates nothing") {
   for (const Size& size : kSizes)
     for (const nn::Arch arch : {nn::Arch::gpt2, nn::Arch::llama})
       for (const nn::Recompute recompute :

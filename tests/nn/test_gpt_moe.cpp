@@ -52,7 +52,7 @@ Pass pass(Gpt& model) {
 
 }  // namespace
 
-TEST_CASE("gpt with experts: parameters by formula, and which layers have them") {
+TEST_CASE("gpt with experts: parameter count follows the formula for sparse and dense layers") {
   for (const Arch arch : {Arch::gpt2, Arch::llama})
     for (int kind = 0; kind < 7; ++kind) {
       CAPTURE(kind);
@@ -73,8 +73,8 @@ TEST_CASE("gpt with experts: parameters by formula, and which layers have them")
     }
 }
 
-TEST_CASE("gpt with experts: flops are those of the experts that a token uses") {
-  // Two of many experts of half the width cost what the dense model costs, but for the router.
+TEST_CASE("gpt with experts: FLOPs count only the experts that a token uses") {
+  // Two experts of half the width cost the same as the dense MLP, apart from the router.
   GptConfig dense = tiny(), sparse = dense;
   dense.moe = {};
   sparse.moe = {.experts = 16, .ffn = 12};
@@ -83,8 +83,7 @@ TEST_CASE("gpt with experts: flops are those of the experts that a token uses") 
   CHECK(sparse.flops_per_token() == dense.flops_per_token() + 6.0 * 3 * (16 * 16 + 3 * 16 * 5));
 }
 
-TEST_CASE(
-    "gpt with experts: recomputing changes neither loss nor gradients, and aux comes through") {
+TEST_CASE("gpt with experts: recomputing keeps loss, gradients and aux") {
   for (const Arch arch : {Arch::gpt2, Arch::llama}) {
     GptConfig c = tiny(arch);
     c.moe_layers = {1, 0, 1};
@@ -106,9 +105,9 @@ TEST_CASE(
 }
 
 TEST_CASE("gpt with experts: a global balance loss is recomputed with the counts of its own pass") {
-  // Two passes before the backward, and a layer that serves two depths: what was counted has moved
-  // on when a block runs again. Where a weight is used twice, recomputing adds its two gradients up
-  // where a product would go into the sum at once: not the same bits.
+  // Two forward passes before the backward, or a layer shared by two depths: the counts have
+  // advanced when a block is recomputed. Where a weight is used twice, recomputing adds two
+  // finished gradients instead of accumulating inside a product, so the bits may differ.
   GptConfig c = tiny();
   c.moe.router.balance = {{nn::Balance::global, 0.5}};
   for (const bool repeated : {false, true})
@@ -143,7 +142,7 @@ TEST_CASE("gpt with experts: a global balance loss is recomputed with the counts
     }
 }
 
-TEST_CASE("gpt with experts: the layers of multi-token prediction have them too") {
+TEST_CASE("gpt with experts: the layers of multi-token prediction have experts too") {
   GptConfig c = tiny();
   c.mtp = {.depths = 2};
   Gpt model(c);
@@ -152,12 +151,12 @@ TEST_CASE("gpt with experts: the layers of multi-token prediction have them too"
   Tape tape;
   const nn::GptLosses all = model.losses(kIds, kIds);
   CHECK(all.aux.item() > model.trunk(kIds).aux.item());
-  // Running backward from the total reaches their routers.
+  // The backward pass from the total reaches the routers of the MTP layers.
   all.total().backward();
   CHECK(model.mtp[1].block.as<nn::MoE>()->router.weight.grad().abs().max().item() > 0);
 }
 
-TEST_CASE("gpt with experts: every loss keeps its weight, in one batch and in micro-batches") {
+TEST_CASE("gpt with experts: losses keep their weights in one batch and in micro-batches") {
   GptConfig c = tiny();
   c.moe.router.balance = {{nn::Balance::sequence, 0.5}};
   c.moe.router.z_loss = 0.1;
@@ -167,7 +166,8 @@ TEST_CASE("gpt with experts: every loss keeps its weight, in one batch and in mi
   nn::init(model, 5);
   const Tensor ids = test::random({4, 8}, 1, DType::i32);
   const Tensor targets = test::random({4, 8}, 2, DType::i32).clone();
-  // Both halves have 13 targets, but the depths 11 and 9 in the first, 12 and 10 in the second.
+  // Both halves have 13 targets, but the depths have 11 and 9 in the first half, 12 and 10 in the
+  // second.
   targets.narrow(0, 0, 1).narrow(1, 5, 3).fill_(-100);
   for (const std::int64_t t : {0, 3, 5}) targets.narrow(0, 2, 1).narrow(1, t, 1).fill_(-100);
   const auto gradients = [&](auto run) {
@@ -192,7 +192,7 @@ TEST_CASE("gpt with experts: every loss keeps its weight, in one batch and in mi
       l.total(whole.main.count, whole.mtp_count).backward();
     }
   });
-  // The definition: mean + 0.7 / 2 * the means of the depths + what the routers add, times 26.
+  // By definition: (mean + 0.7 / 2 * the sum of the depths' means + the router losses) * 26.
   const TensorList defined = gradients([&] {
     Tape tape;
     const nn::GptLosses l = model.losses(ids, targets);
@@ -206,7 +206,7 @@ TEST_CASE("gpt with experts: every loss keeps its weight, in one batch and in mi
   }
 }
 
-TEST_CASE("gpt with experts: the router of a repeated layer counts once, with its mean") {
+TEST_CASE("gpt with experts: a repeated layer's router counts once and adds its mean loss") {
   GptConfig c = tiny();
   c.mtp = {.depths = 3, .repeated = true};
   Gpt model(c);
@@ -231,7 +231,7 @@ TEST_CASE("gpt: a dense model has no aux") {
   CHECK_FALSE(Gpt(c).trunk(kIds).aux);
 }
 
-TEST_CASE("gpt with experts: 30 steps learn a repeated text, and rerun to the same bits") {
+TEST_CASE("gpt with experts: 30 steps learn a repeated text and are reproducible bit by bit") {
   std::vector<double> first;
   for (int round = 0; round < 2; ++round) {
     Gpt model(tiny());
@@ -256,7 +256,7 @@ TEST_CASE("gpt with experts: 30 steps learn a repeated text, and rerun to the sa
   }
 }
 
-TEST_CASE("gpt with experts: generation sees the same logits as the whole pass") {
+TEST_CASE("gpt with experts: cached decoding gives the logits of the full forward") {
   Gpt model(tiny());
   nn::init(model, 3);
   nn::KvCache cache(model.config, 1, 8);
@@ -267,7 +267,7 @@ TEST_CASE("gpt with experts: generation sees the same logits as the whole pass")
                    whole.select(0, 0).select(0, i), 1e-5) == "");
 }
 
-TEST_CASE("gpt with experts: a capacity drops nothing in evaluation, token by token or at once") {
+TEST_CASE("gpt with experts: evaluation ignores the capacity in one pass and token by token") {
   GptConfig c = tiny();
   c.moe.router.capacity_factor = 1;
   Gpt model(c);
@@ -282,7 +282,7 @@ TEST_CASE("gpt with experts: a capacity drops nothing in evaluation, token by to
                    1e-5) == "");
 }
 
-TEST_CASE("gpt with experts: meta knows the peak of a step, where the load is even by capacity") {
+TEST_CASE("gpt with experts: meta predicts the peak of a step whose capacity evens the load") {
   const auto peak = [](Device device) {
     GptConfig c = tiny();
     c.moe.router.capacity_factor = 1;
@@ -290,7 +290,7 @@ TEST_CASE("gpt with experts: meta knows the peak of a step, where the load is ev
     Gpt model(c);
     const Tensor ids = kIds.to(device);
     std::int64_t before = 0;
-    for (int i = 0; i < 2; ++i) {  // the second step: gradients exist
+    for (int i = 0; i < 2; ++i) {  // in the second step gradients exist
       before = memory_stats(device).live_bytes;
       reset_peak(device);
       Tape tape;
@@ -301,7 +301,7 @@ TEST_CASE("gpt with experts: meta knows the peak of a step, where the load is ev
   CHECK(peak(kMeta) == peak(kCpu));
 }
 
-TEST_CASE("gpt with experts: hidden() does not lose the routers' loss") {
+TEST_CASE("gpt with experts: hidden() refuses to drop the routers' loss") {
   const std::string refused =
       "gpt: hidden() would lose what the routers add to the loss; use losses() or trunk()";
   GptConfig c = tiny();
@@ -310,18 +310,18 @@ TEST_CASE("gpt with experts: hidden() does not lose the routers' loss") {
     Tape tape;
     CHECK(error_of([&] { model.hidden(kIds); }) == refused);
     CHECK(error_of([&] { model(kIds); }) == refused);
-    model.eval();  // no loss is made
+    model.eval();  // no loss in evaluation
     CHECK(model.hidden(kIds).shape() == Shape{2, 8, 16});
   }
   model.train();
-  CHECK(model.hidden(kIds).shape() == Shape{2, 8, 16});  // nothing is recorded
+  CHECK(model.hidden(kIds).shape() == Shape{2, 8, 16});  // no tape records
   c.moe.router.balance = {};
   c.moe.router.z_loss = 0;
   Tape tape;
   CHECK(Gpt(c).hidden(kIds).shape() == Shape{2, 8, 16});
 }
 
-TEST_CASE("gpt with experts: errors") {
+TEST_CASE("gpt with experts: errors name the rule") {
   const auto text = [](auto change) {
     GptConfig c = tiny();
     change(c);

@@ -1,4 +1,4 @@
-// Norms over all that a model with experts has: every parameter once, whichever kind it is of.
+// Norms over a model with experts: every parameter of every kind counts once.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -18,8 +18,8 @@ using nn::Gpt;
 using nn::GptConfig;
 using test::mismatch;
 
-// Experts in one of two blocks and in the depth, a shared one with a gate, a router with a bias,
-// and, where tied, one table for embedding, head and depth.
+// Experts in one of two blocks and in the MTP depth, a shared expert with a gate, a router with a
+// bias, and, if tied, one table for embedding, head and depth.
 GptConfig small(bool tied) {
   GptConfig c{
       .arch = nn::Arch::llama, .layers = 2, .heads = 2, .dim = 8, .ffn = 12, .seq = 8, .vocab = 11};
@@ -31,7 +31,7 @@ GptConfig small(bool tied) {
   return c;
 }
 
-// No token goes to expert 2.
+// Expert 2 gets no token.
 Gpt make(bool tied, DType dtype = DType::f64) {
   const nn::DeviceScope scope(kCpu, dtype);
   Gpt model(small(tied));
@@ -53,7 +53,7 @@ void run_backward(Gpt& model) {
   model.losses(ids, targets).total().backward();
 }
 
-// The root of the sum of all squares, in long double, element by element.
+// The root of the sum of all squares, accumulated in long double.
 double flat_norm(const std::map<std::string, std::vector<double>>& all) {
   long double sum = 0;
   for (const auto& [name, values] : all)
@@ -70,7 +70,8 @@ std::vector<double> values_of(const Tensor& t) {
 }  // namespace
 
 TEST_CASE("norms: gradients of experts, routers, depths and a tied table count once each") {
-  // The oracle: a model whose head has a table of its own. The tied one gets the sum of the two.
+  // The reference: a model whose head has a separate table. The tied gradient is the sum of the
+  // two.
   Gpt untied = make(false);
   run_backward(untied);
   std::map<std::string, std::vector<double>> want;
@@ -93,7 +94,7 @@ TEST_CASE("norms: gradients of experts, routers, depths and a tied table count o
   const double norm = flat_norm(want);
   CHECK(optim::measure_clip(parameters, 1).norm.item() ==
         doctest::Approx(norm).epsilon(1e-12).scale(0));
-  // Clipped to half of it, every gradient is half as long, that of an idle expert 0 as before.
+  // Clipping to half the norm halves every gradient; an idle expert's gradient stays 0.
   CHECK(optim::clip_grad_norm(parameters, norm / 2).item() ==
         doctest::Approx(norm).epsilon(1e-12).scale(0));
   for (const NamedTensor& p : parameters) {
@@ -107,7 +108,7 @@ TEST_CASE("norms: gradients of experts, routers, depths and a tied table count o
   const Tensor counts = tied.blocks[1].as<nn::MoE>()->router.tokens_per_expert;
   CHECK(counts.data<std::int64_t>()[2] == 0);
 
-  // Each kind of parameter is a visible part of the norm: leaving one out is another number.
+  // Each kind of parameter contributes visibly: leaving one out changes the norm.
   for (const std::string kind : {"experts.gate_up", "experts.down", "router.weight", "shared",
                                  "embed", "mtp.0.eh_proj", "attn.qkv", "mtp.0.block.moe.experts"}) {
     CAPTURE(kind);
@@ -118,7 +119,7 @@ TEST_CASE("norms: gradients of experts, routers, depths and a tied table count o
   }
 }
 
-TEST_CASE("norms: O6 the parameters of dense layers and experts, each once") {
+TEST_CASE("norms: O6 parameters of dense layers and experts count once each") {
   Gpt model = make(true);
   std::map<std::string, std::vector<double>> all;
   for (const auto& [name, tensor] : model.state_dict())
@@ -128,7 +129,7 @@ TEST_CASE("norms: O6 the parameters of dense layers and experts, each once") {
   CHECK(opt.parameter_norm().item() == doctest::Approx(flat_norm(all)).epsilon(1e-12).scale(0));
 }
 
-TEST_CASE("norms: a bf16 model's parameters are measured where they are trained") {
+TEST_CASE("norms: a bf16 model's parameter norm uses the master weights") {
   Gpt model = make(true, DType::bf16);
   optim::AdamW opt(model.named_parameters(), {.lr = 1e-4});
   const auto flat = [&](bool copies) {
@@ -144,8 +145,8 @@ TEST_CASE("norms: a bf16 model's parameters are measured where they are trained"
     opt.step();
   }
   CHECK(opt.parameter_norm().item() == flat(true));
-  CHECK(opt.parameter_norm().item() != flat(false));  // most steps were lost in the rounding
-  // Weights that came from elsewhere are ahead of the copies.
+  CHECK(opt.parameter_norm().item() != flat(false));  // most updates were lost in rounding
+  // Externally changed parameters take precedence over the master weights.
   for (const NamedTensor& p : model.named_parameters()) p.tensor.mul_(2);
   CHECK(opt.parameter_norm().item() == flat(false));
   CHECK(!optim::AdamW({}, {}).parameter_norm());

@@ -1,4 +1,4 @@
-// A packed row gives what its sequences give one by one: logits, loss and every gradient.
+// A packed row gives the same logits, loss and gradients as its separate sequences.
 #include <doctest/doctest.h>
 
 #include <vector>
@@ -28,7 +28,7 @@ GptConfig small(Arch arch) {
           .vocab = kVocab};
 }
 
-// Weights large enough that a wrong position or a look into the neighbour shows in the logits.
+// Weights large enough that a wrong position or attention to a neighbour changes the logits.
 Gpt make(const GptConfig& config) {
   Gpt model(config);
   model.to(DType::f64);
@@ -57,15 +57,15 @@ Tensor row(const std::vector<std::int32_t>& tokens) {
 
 Tensor flat(const Tensor& rows) { return rows.reshape({1, rows.numel()}); }
 
-// The logits of all documents in their order, (tokens, vocab): one forward pass for each.
+// The logits of all documents in order, (tokens, vocab), one forward pass per document.
 Tensor one_by_one(const Gpt& model) {
   TensorList parts;
   for (const auto& d : documents()) parts.push_back(model(row(d)).select(0, 0));
   return cat(parts, 0);
 }
 
-// The same from one packed row. First fit puts documents 0 and 2 into row 0, 1 into row 1, 3 into
-// row 2.
+// The same from packed rows. First fit puts documents 0 and 2 into row 0, 1 into row 1, 3 into row
+// 2.
 Tensor packed(const Gpt& model, const data::PackedRows& p) {
   const nn::Packing packing = p.packing(0, p.rows());
   const Tensor y = model(flat(p.tokens), packing).select(0, 0);
@@ -83,20 +83,20 @@ const GptConfig kConfigs[] = {small(Arch::gpt2), small(Arch::llama), [] {
 
 }  // namespace
 
-TEST_CASE("gpt: packed sequences see only themselves, at their own positions") {
+TEST_CASE("gpt: packed sequences see only themselves and keep their own positions") {
   const data::PackedRows rows = data::pack_documents(documents(), kSeq);
   REQUIRE(rows.rows() == 3);
   for (const GptConfig& config : kConfigs) {
     const Gpt model = make(config);
     const Tensor want = one_by_one(model);
     CHECK(test::mismatch(packed(model, rows), want, 1e-12) == "");
-    // The test could tell: as one unpacked row the second document comes out otherwise.
+    // Sensitivity check: in one unpacked row the second document gives different logits.
     const Tensor plain = model(rows.tokens.narrow(0, 0, 1)).select(0, 0);
     CHECK(test::mismatch(plain.slice(0, 5, kSeq), want.slice(0, 13, 16), 1e-3) != "");
   }
 }
 
-TEST_CASE("gpt: gradients of a packed row are those of its sequences") {
+TEST_CASE("gpt: gradients of a packed row equal the gradients of its sequences") {
   const data::PackedRows rows = data::pack_documents(documents(), kSeq);
   const Tensor dy = test::random({17, kVocab}, 5);
   for (GptConfig config : kConfigs)
@@ -121,7 +121,7 @@ TEST_CASE("gpt: gradients of a packed row are those of its sequences") {
     }
 }
 
-TEST_CASE("packing: boundaries become positions, once, on the device") {
+TEST_CASE("packing: boundaries become positions once on the device") {
   const std::vector<std::int32_t> boundaries = {0, 2, 2, 5};
   for (const Device device : {kCpu, kMeta}) {
     const nn::Packing p = nn::Packing::of(boundaries, 3, device);
@@ -142,7 +142,7 @@ TEST_CASE("packing: boundaries become positions, once, on the device") {
   CHECK(!written.checked());
   const std::vector<std::int32_t> no_tokens = {0};
   CHECK(nn::Packing::of(no_tokens, 3).positions.shape() == Shape{1, 0});
-  // Rows of documents: the same as their own positions and boundaries.
+  // Packed documents give the same as explicit positions and boundaries.
   const data::PackedRows rows = data::pack_documents(documents(), kSeq);
   const nn::Packing two = rows.packing(1, 2);
   CHECK(test::different_bits(two.cu_seqlens, rows.flat_cu_seqlens(1, 2)) == "");
@@ -157,7 +157,7 @@ TEST_CASE("packing: boundaries become positions, once, on the device") {
   CHECK(error({0, 2, 6}) == "packing: sequences must have at most 3 tokens, got 4");
 }
 
-TEST_CASE("gpt: packing errors name the rule") {
+TEST_CASE("packing: errors name the rule") {
   const Gpt model = make(small(Arch::llama));
   const Tensor ids = Tensor::of({1, 2, 3, 4}, {1, 4}, DType::i32);
   const Tensor cu = Tensor::of({0, 1, 4}, {3}, DType::i32);

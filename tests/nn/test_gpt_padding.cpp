@@ -1,5 +1,5 @@
-// Padding in a whole model with experts: what stands in it, and how much of it there is, changes
-// neither losses nor gradients nor what routers count.
+// In a whole model with experts, neither the content nor the amount of padding changes losses,
+// gradients or router counts.
 #include <doctest/doctest.h>
 
 #include <vector>
@@ -64,7 +64,7 @@ struct Batch {
   Packing packing;
 };
 
-// Three sequences of 5, 9 and 3 tokens; the last token of the second one has a target too.
+// Three sequences of 5, 9 and 3 tokens. The last token of the second sequence has a target too.
 struct Sequence {
   Tokens ids, targets;
 };
@@ -76,8 +76,8 @@ Tensor row(const Tokens& v, std::int64_t rows = 1) {
   return Tensor::from<std::int32_t>(v, {rows, static_cast<std::int64_t>(v.size()) / rows});
 }
 
-// One row: a sequence, `first` tokens of padding, two sequences, `second` tokens of padding. The
-// padding is made of anything, targets too.
+// One row: a sequence, `first` padding tokens, two sequences, `second` padding tokens. Padding may
+// hold any token and any target.
 Batch packed(int first, int second, std::int32_t content) {
   Tokens ids, targets, bounds = {0};
   std::vector<std::uint8_t> is_padding;
@@ -100,7 +100,7 @@ Batch packed(int first, int second, std::int32_t content) {
   return {row(ids), row(targets), Packing::of(bounds, kSeq, kCpu, is_padding)};
 }
 
-// A row for each sequence, filled up to `length` tokens.
+// One row per sequence, padded to `length` tokens.
 Batch rows(std::int64_t length, std::int32_t content) {
   Tokens ids, targets;
   const Tensor padding = Tensor::zeros({3, length}, DType::boolean);
@@ -125,7 +125,7 @@ NamedTensors counters(const Gpt& model) {
   return out;
 }
 
-// Every loss, count and hit, all gradients, and what the routers counted.
+// All losses, counts, hits, gradients and router counts.
 NamedTensors results(Gpt& model, const Batch& batch) {
   model.zero_grad();
   NamedTensors out;
@@ -158,7 +158,7 @@ void check_equal(const NamedTensors& got, const NamedTensors& want, double toler
 
 }  // namespace
 
-TEST_CASE("gpt: padding of a packed row changes nothing, whatever and however much it is") {
+TEST_CASE("gpt: padding of a packed row changes nothing for any content and amount") {
   for (const GptConfig& config : configs()) {
     Gpt model = make(config);
     Batch none = packed(0, 0, 1);
@@ -167,16 +167,16 @@ TEST_CASE("gpt: padding of a packed row changes nothing, whatever and however mu
     CHECK(want[2].tensor.item() == 15);
     check_equal(results(model, packed(4, 2, 1)), want, 1e-12);
     check_equal(results(model, packed(1, 12, 2)), want, 1e-12);
-    // What stands in it changes no value at all.
+    // The content of padding changes no bit.
     check_equal(results(model, packed(4, 2, 7)), results(model, packed(4, 2, 1)), 0);
-    // The test could tell: tokens that nobody calls padding are counted.
+    // Sensitivity check: without the padding mask those tokens are counted.
     Batch seen = packed(4, 2, 1);
     seen.packing.padding = {};
     CHECK(mismatch(results(model, seen)[3].tensor, want[3].tensor, 1e-3) != "");
   }
 }
 
-TEST_CASE("gpt: rows filled up with padding are the packed row of their tokens") {
+TEST_CASE("gpt: padded rows equal the packed row of their tokens") {
   for (const GptConfig& config : configs()) {
     Gpt model = make(config);
     const NamedTensors want = results(model, packed(0, 0, 1));
@@ -186,19 +186,19 @@ TEST_CASE("gpt: rows filled up with padding are the packed row of their tokens")
   }
 }
 
-TEST_CASE("gpt: a row of nothing but padding has no loss, no gradient and no count") {
+TEST_CASE("gpt: a row of only padding gives no loss, gradient or count") {
   Gpt model = make(small(Arch::llama));
   Batch batch = packed(4, 2, 1);
   batch.packing.padding.fill_(1);
   for (const NamedTensor& t : results(model, batch)) {
     CAPTURE(t.name);
-    // How many passes there were is counted all the same.
+    // The number of passes is still counted.
     const Tensor sums = t.name.ends_with("loss_sums") ? t.tensor.narrow(0, 0, 4) : t.tensor;
     CHECK(mismatch(sums, Tensor::zeros(sums.shape(), sums.dtype()), 0) == "");
   }
 }
 
-TEST_CASE("packing: rows of documents know their padding") {
+TEST_CASE("packing: packed documents mark their padding") {
   std::vector<Tokens> documents;
   for (const Sequence& s : kSequences) documents.push_back(s.ids);
   const data::PackedRows p = data::pack_documents(documents, kSeq);

@@ -32,7 +32,7 @@ nn::LeafReport report_of(Forgetful& model) {
 
 }  // namespace
 
-TEST_CASE("leaves: a member that visit() forgets is named by its shape") {
+TEST_CASE("leaves: a parameter missing from visit() is reported by its shape") {
   Forgetful model;
   const nn::LeafReport report = report_of(model);
   REQUIRE(report.strangers.size() == 1);
@@ -42,7 +42,7 @@ TEST_CASE("leaves: a member that visit() forgets is named by its shape") {
         "a tensor of shape [3, 3] requires a gradient and was used, but visit() does not list it");
 }
 
-TEST_CASE("leaves: a parameter that no op used is named") {
+TEST_CASE("leaves: an unused parameter is reported by name") {
   Complete model;
   CHECK(report_of(model).text() == "");
   model.use_listed = false;

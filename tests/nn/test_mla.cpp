@@ -1,4 +1,4 @@
-// Multi-head latent attention: the layer, and models that have it.
+// The multi-head latent attention layer and models that use it.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -23,7 +23,7 @@ namespace {
 
 const MlaOptions kSmall{.q_lora = 5, .kv_lora = 7, .nope = 3, .rope = 4, .v_head = 6};
 
-// Weights large enough that a wrong section or a look into the neighbour shows.
+// Weights large enough that a wrong section or attention to a neighbour shows.
 template <class M>
 M wide(M model) {
   model.to(DType::f64);
@@ -43,7 +43,7 @@ RotaryTable angles(std::int64_t rope) {
 
 using Row = std::vector<double>;
 
-// y = W x for the rows of a weight (rows, x's length).
+// y = W x for a weight (rows, x's length).
 Row times(const Tensor& weight, const Row& x) {
   const Row w = values(weight);
   Row y(w.size() / x.size(), 0.0);
@@ -77,7 +77,7 @@ Row part(const Row& x, std::size_t from, std::size_t n) {
   return Row(begin, begin + static_cast<std::ptrdiff_t>(n));
 }
 
-// The layer as its formulas stand, one sequence, number by number.
+// The layer's formulas for one sequence, in scalar loops.
 Tensor by_definition(const Mla& m, const Tensor& x) {
   const MlaOptions& o = m.options;
   const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
@@ -131,7 +131,7 @@ Tensor tokens(std::int64_t rows, std::int64_t n) { return test::random({rows, n}
 
 }  // namespace
 
-TEST_CASE("mla: agrees with its formulas, with and without a latent of the queries") {
+TEST_CASE("mla: output follows its formulas with and without a query latent") {
   for (const std::int64_t q_lora : {5, 0}) {
     MlaOptions o = kSmall;
     o.q_lora = q_lora;
@@ -142,7 +142,7 @@ TEST_CASE("mla: agrees with its formulas, with and without a latent of the queri
   }
 }
 
-TEST_CASE("mla: gradients of x and of every weight") {
+TEST_CASE("mla: gradients of x and every weight match finite differences") {
   Mla m = wide(Mla(4, 2, {.q_lora = 3, .kv_lora = 3, .nope = 2, .rope = 2, .v_head = 1}));
   const RotaryTable table = angles(2);
   const auto f = [&](const TensorList& in) {
@@ -159,7 +159,7 @@ TEST_CASE("mla: gradients of x and of every weight") {
                       m.kv_norm.weight.detach(), m.kv_up.weight.detach()}) == "");
 }
 
-TEST_CASE("mla: names, shapes, a copy, bf16") {
+TEST_CASE("mla: names, shapes, clone and bf16") {
   Mla m(8, 3, kSmall);
   const auto s = m.state_dict();
   CHECK(s.size() == 7);
@@ -209,7 +209,7 @@ TEST_CASE("mla: errors name the rule") {
         "[1, 2, 1, 32] and [1, 2, 1, 8]");
 }
 
-TEST_CASE("mla gpt: configurations that do not go together") {
+TEST_CASE("mla gpt: incompatible configurations are refused") {
   const auto text = [](auto change) {
     GptConfig c = latent();
     change(c);
@@ -229,7 +229,7 @@ TEST_CASE("mla gpt: configurations that do not go together") {
         "gpt: q_lora, kv_lora, qk_nope, qk_rope and v_head need attention mla");
 }
 
-TEST_CASE("mla gpt: parameters and operations") {
+TEST_CASE("mla gpt: parameter count and FLOPs") {
   for (const std::int64_t q_lora : {0, 6}) {
     GptConfig c = latent();
     c.mla.q_lora = q_lora;
@@ -239,7 +239,7 @@ TEST_CASE("mla gpt: parameters and operations") {
     CHECK(model.blocks[0].as<Mla>() != nullptr);
     CHECK(model.blocks[1].as<nn::GatedDeltaNet>() != nullptr);
   }
-  // One layer: the matrices, and for each of 6.5 keys seen a score of 8 + 4 and a value of 5.
+  // One layer: the matrices, and for each of 6.5 visible keys a score of 8 + 4 and a value of 5.
   GptConfig c = latent();
   c.layers = 1;
   const double matrices = 32 * 48 + 32 * 36 + 32 * 52 + 20 * 32;
@@ -247,7 +247,7 @@ TEST_CASE("mla gpt: parameters and operations") {
         doctest::Approx(6 * (matrices + 3 * 32 * 96 + 19 * 32 + 4 * 17 * 6.5)));
 }
 
-TEST_CASE("mla gpt: decoding with a cache of latents equals the full forward") {
+TEST_CASE("mla gpt: decoding with a latent cache equals the full forward") {
   for (const std::int64_t window : {0, 4}) {
     GptConfig c = latent();
     c.window = window;
@@ -260,11 +260,11 @@ TEST_CASE("mla gpt: decoding with a cache of latents equals the full forward") {
   }
 }
 
-TEST_CASE("mla gpt: a packed row gives what its sequences give one by one") {
+TEST_CASE("mla gpt: a packed row gives the results of its separate sequences") {
   test::check_packing(wide(Gpt(latent())), tokens(1, 12));
 }
 
-TEST_CASE("mla: dropout falls on the attention weights, in training only") {
+TEST_CASE("mla: dropout applies to the attention weights only in training") {
   MlaOptions o = kSmall;
   o.dropout = 0.5;
   Mla m = wide(Mla(8, 3, o));

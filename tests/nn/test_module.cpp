@@ -19,7 +19,7 @@ using nn::Init;
 
 namespace {
 
-// One of everything a visit() can name.
+// One member of every kind that visit() can name.
 struct Sample : nn::Module {
   nn::Linear in;
   std::vector<nn::Linear> list;
@@ -79,7 +79,7 @@ double max_abs(const Tensor& t) {
 
 }  // namespace
 
-TEST_CASE("module: parameters have dotted names, a tied one its first") {
+TEST_CASE("module: parameters have dotted names and a tied one has its first") {
   const Sample m;
   CHECK(names(m.named_parameters()) ==
         "in.weight in.bias list.0.weight list.0.bias list.1.weight norm.weight norm.bias scale ");
@@ -89,7 +89,7 @@ TEST_CASE("module: parameters have dotted names, a tied one its first") {
   for (const Tensor& p : m.parameters()) CHECK(p.requires_grad());
 }
 
-TEST_CASE("module: it moves, and cannot be copied by accident") {
+TEST_CASE("module: moves and is not copyable") {
   static_assert(!std::is_copy_constructible_v<Sample>);
   static_assert(!std::is_copy_assignable_v<nn::Linear>);
   Sample a;
@@ -99,7 +99,7 @@ TEST_CASE("module: it moves, and cannot be copied by accident") {
   CHECK(b.tied.weight.same(w));
 }
 
-TEST_CASE("module: parameters count as such in the allocator, and draw from the running counter") {
+TEST_CASE("module: parameters count as such in the allocator and draw from the running counter") {
   const auto live = [] {
     return memory_stats().live_by_category[static_cast<int>(Category::parameter)];
   };
@@ -117,7 +117,7 @@ TEST_CASE("module: parameters count as such in the allocator, and draw from the 
   CHECK(max_abs(a.bias) == 0);
 }
 
-TEST_CASE("module: to(dtype) changes memory inside the same tensors") {
+TEST_CASE("module: to(dtype) replaces the memory of the same tensors") {
   Sample m;
   const Tensor handle = m.in.weight, scale = m.scale;
   const Tensor before = handle.detach().clone();
@@ -132,10 +132,10 @@ TEST_CASE("module: to(dtype) changes memory inside the same tensors") {
   CHECK(scale.dtype() == DType::f32);      // pinned
   CHECK(m.counter.dtype() == DType::i64);  // not floating
   CHECK(m.angles.dtype() == DType::f64);
-  CHECK(m.angles.data<double>()[1] == 0.1);  // computed again, not converted from f32
+  CHECK(m.angles.data<double>()[1] == 0.1);  // recomputed, not converted from f32
   m.to(DType::bf16);
   CHECK(handle.dtype() == DType::bf16);
-  CHECK(m.angles.dtype() == DType::f32);  // tables stay precise
+  CHECK(m.angles.dtype() == DType::f32);  // tables keep their precision
   CHECK(test::error_of([&] { m.to(DType::i32); }) ==
         "to: a module computes in f32, f64 or bf16, got i32");
 }
@@ -236,7 +236,7 @@ TEST_CASE("init: values depend on seed and dotted name, not on the order of cons
   CHECK(a.drop.stream() == stream_of("drop"));
 }
 
-TEST_CASE("init: rules have the moments they promise") {
+TEST_CASE("init: rules give the promised moments") {
   const Tensor t = Tensor::empty({200, 500});
   const auto moments = [&](const Init& rule) {
     rule.fill(t, {1, 2, 0});
@@ -249,7 +249,7 @@ TEST_CASE("init: rules have the moments they promise") {
   CHECK(std == doctest::Approx(0.02).epsilon(0.02));
   CHECK(max_abs(t) > 1 + 3 * 0.02);
   std::tie(mean, std) = moments(Init::truncated_normal(0.5));
-  CHECK(std == doctest::Approx(0.5 * 0.8796).epsilon(0.01));  // of a normal cut at two deviations
+  CHECK(std == doctest::Approx(0.5 * 0.8796).epsilon(0.01));  // normal truncated at 2 sigma
   CHECK(max_abs(t) <= 1);
   std::tie(mean, std) = moments(Init::xavier_uniform(500, 200));
   CHECK(std::abs(mean) < 1e-3);
@@ -262,7 +262,7 @@ TEST_CASE("init: rules have the moments they promise") {
         "xavier_uniform: fan_in + fan_out must be above 0, got 0");
 }
 
-TEST_CASE("materialise: a model built on meta gets what init() gives one built in memory") {
+TEST_CASE("materialise: a model built on meta gets the values of one built in memory") {
   Sample built;
   nn::init(built, 9);
   std::unique_ptr<Sample> late;
@@ -287,7 +287,7 @@ TEST_CASE("materialise: a model built on meta gets what init() gives one built i
   CHECK(test::different_bits(built.angles, late->angles) == "");
 }
 
-TEST_CASE("dropout module: only while training, keyed by step and name") {
+TEST_CASE("dropout module: active only in training and keyed by step and name") {
   struct Two : nn::Module {
     nn::Dropout a{0.5}, b{0.5};
     void visit(nn::Visitor& v) override {
@@ -308,7 +308,7 @@ TEST_CASE("dropout module: only while training, keyed by step and name") {
   CHECK(test::different_bits(draw(m.a, 1).narrow(0, 2, 2).contiguous(),
                              draw(m.a, 1, 2).narrow(0, 0, 2).contiguous()) == "");
   CHECK(mean_of(draw(m.a, 1)) == doctest::Approx(1).epsilon(0.1));
-  CHECK(m.a(x).shape() == x.shape());  // no scope: the running counter
+  CHECK(m.a(x).shape() == x.shape());  // without a scope: the running counter
   m.eval();
   CHECK(m.a(x).same(x));
   CHECK(nn::Dropout(0)(x).same(x));

@@ -23,7 +23,7 @@ using test::error_of;
 using test::mismatch;
 using test::random;
 
-// Weights large enough that scores differ and every part shows in the output.
+// Weights large enough that scores differ and every term affects the output.
 MoE layer(MoeOptions options, DType dtype = DType::f64) {
   options.ffn = 5;
   MoE moe(6, options);
@@ -44,7 +44,7 @@ Tensor affine(const Tensor& x, const Tensor& w, const Tensor& b) {
   return b ? add(y, b) : y;
 }
 
-// Every expert sees every token; those that were not chosen count with probability 0.
+// Every expert sees every token; an expert that was not chosen has probability 0.
 //   y_t = sum over e of p_te FFN_e(x_t)
 Tensor dense(const MoE& m, const Tensor& x) {
   const Tensor logits = matmul(x, m.router.weight.t());
@@ -107,7 +107,7 @@ const MoeOptions kLayers[] = {{.experts = 4},
 
 }  // namespace
 
-TEST_CASE("D3: the layer is the dense sum over all experts, forward and backward") {
+TEST_CASE("D3: forward and backward equal the dense sum over all experts") {
   for (const MoeOptions& o : kLayers)
     for (const std::int64_t tokens : {1, 11}) {
       CAPTURE(o.experts);
@@ -129,7 +129,7 @@ TEST_CASE("D3: the layer is the dense sum over all experts, forward and backward
     }
 }
 
-TEST_CASE("R15: finite differences through router and experts") {
+TEST_CASE("R15: gradients through router and experts match finite differences") {
   for (const MoeOptions& o : kLayers) {
     if (o.experts > 5) continue;
     CAPTURE(o.experts);
@@ -145,7 +145,7 @@ TEST_CASE("R15: finite differences through router and experts") {
   }
 }
 
-TEST_CASE("D8: the shared expert is a term of its own, added to what the others give") {
+TEST_CASE("D8: the shared expert adds its own term to the routed experts' output") {
   const MoE m = layer({.experts = 4, .bias = true, .shared_ffn = 3});
   MoE alone = layer({.experts = 4, .bias = true});
   alone.load_state_dict(m.state_dict(), false);
@@ -155,7 +155,7 @@ TEST_CASE("D8: the shared expert is a term of its own, added to what the others 
   CHECK(mismatch(got[0], add(rest[0], shared[0]), 1e-12) == "");
   const int last = got.size() - 1;
   CHECK(mismatch(got[last], add(rest[rest.size() - 1], shared[last]), 1e-12) == "");
-  // Neither part is in the gradients of the other's weights.
+  // The weights of each term get no gradient from the other.
   int of_rest = 0;
   const NamedTensors names = m.named_parameters();
   for (int i = 1; i < last; ++i) {
@@ -167,9 +167,9 @@ TEST_CASE("D8: the shared expert is a term of its own, added to what the others 
   CHECK(of_rest == rest.size() - 2);
 }
 
-TEST_CASE("D7: experts without tokens, a batch without tokens, one expert with all tokens") {
+TEST_CASE("D7: idle experts, an empty batch and one expert with all tokens") {
   MoE m = layer({.experts = 4, .bias = true, .shared_ffn = 2});
-  // Every token prefers expert 2, then 0.
+  // Every token prefers expert 2, then expert 0.
   for (std::int64_t e = 0; e < 4; ++e)
     m.router.weight.select(0, e).fill_(e == 2 ? 3 : e == 0 ? 1 : -1);
   const Tensor x = add(random({6, 6}).abs(), 0.1);
@@ -192,7 +192,7 @@ TEST_CASE("D7: experts without tokens, a batch without tokens, one expert with a
     if (none[i]) CHECK(none[i].abs().max().item() == 0);
 }
 
-TEST_CASE("D5: rows up to the capacity give what dropped slots give without it") {
+TEST_CASE("D5: padding to the capacity gives the same as dropping slots without padding") {
   for (const DropPolicy drop : {DropPolicy::position, DropPolicy::probability})
     for (const double factor : {0.5, 1.0, 1.5, 10.0}) {
       CAPTURE(factor);
@@ -209,7 +209,7 @@ TEST_CASE("D5: rows up to the capacity give what dropped slots give without it")
         CAPTURE(i);
         CHECK(mismatch(got[i], want[i], 1e-12) == "");
       }
-      // By hand: later slots of a full expert lose it.
+      // By hand: the later slots of a full expert are dropped.
       if (drop != DropPolicy::position) continue;
       o.router.capacity_factor = 0;
       const MoE all = layer(o);
@@ -232,12 +232,11 @@ TEST_CASE("D5: rows up to the capacity give what dropped slots give without it")
     }
 }
 
-TEST_CASE(
-    "D4, D6: fillers and their alignment change no bit: the order of sums is that of the slots") {
+TEST_CASE("D4, D6: padding rows and their alignment change no bit") {
   MoeOptions o{.experts = 4, .router = {.route = {.topk = 3}}, .bias = true};
   const Tensor x = random({9, 6}, 5);
   const TensorList want = run(layer(o), x);
-  for (const std::int64_t alignment : {4, 16}) {  // 16 is more than there are tokens
+  for (const std::int64_t alignment : {4, 16}) {  // 16 is more than the number of tokens
     o.alignment = alignment;
     const MoE m = layer(o);
     nn::Dispatch d = m.dispatcher().dispatch_preprocess(x, m.router(x).routing, 0);
@@ -248,7 +247,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("padding tokens are not dispatched, and get nothing from the experts") {
+TEST_CASE("MoE: padding tokens are not dispatched and get 0 from the experts") {
   const MoE m = layer({.experts = 4});
   const Tensor x = random({2, 3, 6});
   const Tensor padding = Tensor::of({0, 0, 1, 0, 1, 1}, {6}).to(DType::boolean);
@@ -263,7 +262,7 @@ TEST_CASE("padding tokens are not dispatched, and get nothing from the experts")
   CHECK(m.dispatcher().dispatch_preprocess(x.view({6, 6}), r, 0).tokens.shape() == Shape{6, 6});
 }
 
-TEST_CASE("a token that no expert takes gets 0") {
+TEST_CASE("MoE: a token without an expert gets 0") {
   const MoE m = layer({.experts = 4});
   const Tensor x = random({3, 6});
   const Routing r = m.router(x).routing;
@@ -277,7 +276,7 @@ TEST_CASE("a token that no expert takes gets 0") {
   CHECK(different_bits(y.select(0, 1), Tensor::zeros({6}, DType::f64)) == "");
 }
 
-TEST_CASE("MoE: leading axes, names, copies, meta and text") {
+TEST_CASE("MoE: leading axes, names, clone, meta device and printed text") {
   const MoeOptions o{.experts = 4, .shared_ffn = 3, .shared_gate = true, .latent = 2};
   const MoE m = layer(o);
   const Tensor x = random({2, 3, 6}, 1);
@@ -301,7 +300,7 @@ TEST_CASE("MoE: leading axes, names, copies, meta and text") {
   }
 }
 
-TEST_CASE("Block: experts in place of the MLP; the router's loss is part of the stream") {
+TEST_CASE("Block: experts replace the MLP and the router's loss joins the stream") {
   const MoeOptions moe{.experts = 4,
                        .router = {.balance = {{nn::Balance::sequence, 0.1}}},
                        .ffn = 6,
@@ -315,7 +314,7 @@ TEST_CASE("Block: experts in place of the MLP; the router's loss is part of the 
   CHECK(one.aux.ndim() == 0);
   CHECK(one.aux.item() > 0);
   CHECK(two.aux.item() == doctest::Approx(2 + one.aux.item()));
-  // Both sequences are counted by themselves.
+  // Each sequence is balanced separately.
   const Tensor first = block(nn::Stream{x.narrow(0, 0, 1), {}, {}}).aux;
   const Tensor second = block(nn::Stream{x.narrow(0, 1, 1), {}, {}}).aux;
   CHECK(one.aux.item() == doctest::Approx((first.item() + second.item()) / 2));
@@ -325,7 +324,7 @@ TEST_CASE("Block: experts in place of the MLP; the router's loss is part of the 
   CHECK(nn::clone(block).parameter_count() == block.parameter_count());
 }
 
-TEST_CASE("MoE: errors") {
+TEST_CASE("MoE: errors name the rule") {
   const auto text = [](MoeOptions o) {
     o.experts = o.experts ? o.experts : 4;
     return error_of([&] { MoE(4, o); });
@@ -338,7 +337,7 @@ TEST_CASE("MoE: errors") {
   CHECK(text({.ffn = 2, .alignment = -1}) == "moe: alignment must be at least 0, got -1");
 }
 
-TEST_CASE("MoE: boundaries that were checked for other tokens are refused") {
+TEST_CASE("MoE: boundaries checked for other tokens are refused") {
   const MoE moe = layer({.experts = 4, .router = {.balance = {{nn::Balance::sequence, 0.1}}}});
   const Tensor x = random({1, 8, 6});
   Tape tape;

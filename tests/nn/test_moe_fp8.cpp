@@ -1,6 +1,6 @@
-// D6: experts whose products see fp8, as hardware with fp8 products wants it: operands rounded to
-// e4m3 and gradients to e5m2 by the largest value of the tensor as it is now, and the rows of each
-// expert filled up to a multiple of 16.
+// D6: experts with fp8 products, as fp8 hardware requires them: operands rounded to e4m3 and
+// gradients to e5m2, scaled by the current largest value of the tensor, and each expert's rows
+// padded to a multiple of 16.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -34,14 +34,14 @@ Tensor rounded_to(DType fp8, double largest, const Tensor& x) {
   return div(mul(x, largest / top).to(fp8).to(x.dtype()), largest / top);
 }
 
-// The value in e4m3; the gradient goes through as it is.
+// Rounds the value to e4m3 and passes the gradient through.
 Tensor fp8(const Tensor& x) {
   return custom_function(
       "fp8", {x}, [](const TensorList& in) { return rounded_to(DType::e4m3, 448, in[0]); },
       [](const TensorList&, const Tensor&, const Tensor& dy) { return TensorList{dy}; });
 }
 
-// The gradient in e5m2.
+// Rounds the gradient to e5m2.
 Tensor fp8_gradient(const Tensor& y) {
   return custom_function(
       "fp8_gradient", {y}, [](const TensorList& in) { return in[0].clone(); },
@@ -69,7 +69,7 @@ Result run(const MoE& m, const Tensor& given, std::int64_t alignment, Fp8 where)
   Tape tape;
   const Routing routing = m.router(x).routing;
   const LocalDispatcher dispatcher(kExperts, alignment);
-  // On the wire: what is sent, before it is sorted.
+  // On the wire: rounds before dispatch.
   Dispatch d = dispatcher.dispatch_preprocess(where == Fp8::wire ? fp8(x) : x, routing, 0);
   dispatcher.token_dispatch(d);
   dispatcher.dispatch_postprocess(d);
@@ -100,7 +100,7 @@ MoE layer(DType dtype) {
   return moe;
 }
 
-// Fresh memory holds NaN: a filler that nobody wrote would be the largest value of all.
+// New memory holds NaN: a padding row that was not written would be the largest value.
 struct DebugMemory {
   DebugMemory() { set_debug_allocator(true); }
   ~DebugMemory() { set_debug_allocator(false); }
@@ -110,11 +110,11 @@ double distance(const Tensor& a, const Tensor& b) {
   return weft::max(abs(sub(a, b))).item() / weft::max(abs(b)).item();
 }
 
-// How far filled up rows may move a result. f64 is added up in one order, whatever the number of
-// rows: not at all. oneDNN may add up f32 products of more rows in another one. Two orders of n
-// terms differ by at most 2 n u sum|a b|, u = 2^-24; of n products of normal numbers that sum is
-// sqrt(n) 2 / pi of the result's own size. With products of fp8 a value half way between two then
-// goes the other way.
+// The bound on how much padding rows may change a result. In f64 the order of summation does not
+// depend on the number of rows: no change. For f32 products with more rows oneDNN may sum in
+// another order. Two orders of n terms differ by at most 2 n u sum|a b|, u = 2^-24; for n products
+// of normal numbers that sum is sqrt(n) 2 / pi times the size of the result. With fp8 products, a
+// value close to half-way between two codes may then round the other way.
 double tolerance_of(DType dtype, Fp8 where, std::int64_t terms) {
   if (dtype == DType::f64) return 0;
   if (where == Fp8::products) return 0.1;
@@ -124,11 +124,11 @@ double tolerance_of(DType dtype, Fp8 where, std::int64_t terms) {
 
 }  // namespace
 
-TEST_CASE("D6: filled up rows change nothing, with fp8 products and without") {
+TEST_CASE("D6: padding rows change nothing with and without fp8 products") {
   const DebugMemory debug;
   for (const DType dtype : {DType::f32, DType::f64}) {
     const MoE moe = layer(dtype);
-    for (const std::int64_t tokens : {1, 5, 33, 200})  // of 16 rows more are fillers, or few are
+    for (const std::int64_t tokens : {1, 5, 33, 200})  // more padding rows than tokens, and fewer
       for (const Fp8 where : {Fp8::none, Fp8::products, Fp8::wire}) {
         CAPTURE(tokens);
         CAPTURE(static_cast<int>(where));
@@ -148,7 +148,7 @@ TEST_CASE("D6: filled up rows change nothing, with fp8 products and without") {
           CAPTURE(i);
           CHECK(mismatch(on.values[i], off.values[i], tolerance_of(dtype, where, terms)) == "");
         }
-        // Fillers take part in no gradient.
+        // Padding rows contribute to no gradient.
         const auto* slots = on.slot_of.data<std::int64_t>();
         std::int64_t fillers = 0;
         for (std::int64_t i = 0; i < on.slot_of.numel(); ++i) {
@@ -163,7 +163,7 @@ TEST_CASE("D6: filled up rows change nothing, with fp8 products and without") {
   }
 }
 
-TEST_CASE("D6: tokens that are sent in fp8, and products of fp8, stay near the layer in f32") {
+TEST_CASE("D6: tokens sent in fp8 and fp8 products stay close to the f32 layer") {
   const MoE moe = layer(DType::f32);
   const Tensor x = random({200, kWidth}, 3, DType::f32);
   const Result plain = run(moe, x, 1, Fp8::none);
@@ -174,7 +174,7 @@ TEST_CASE("D6: tokens that are sent in fp8, and products of fp8, stay near the l
         CAPTURE(i);
         const double d = distance(got.values[i], plain.values[i]);
         CHECK(d < 0.2);
-        if (i == 0) CHECK(d > 1e-3);  // three bits of mantissa do show
+        if (i == 0) CHECK(d > 1e-3);  // three mantissa bits have a visible effect
       }
     }
 }

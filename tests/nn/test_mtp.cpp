@@ -1,4 +1,4 @@
-// Multi-token prediction: what a depth sees and where it stands in the model.
+// Multi-token prediction: what each depth sees and where it stands in the model.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -22,16 +22,16 @@ TEST_CASE("M1: roll_left, plain and within the sequences of a packed row") {
   CHECK(sum(plain).item_int() == 9);
   CHECK(test::different_bits(rolled(row({1, 2, 3, 4, 5}), packing_of({0, 3, 5})),
                              row({2, 3, 0, 5, 0})) == "");
-  // Empty sequences: in front, in between, at the end.
+  // Empty sequences at the start, in the middle and at the end.
   CHECK(test::different_bits(rolled(row({1, 2, 3, 4, 5}), packing_of({0, 0, 2, 2, 2, 5, 5})),
                              row({2, 0, 4, 5, 0})) == "");
-  // Sequences of one token, and a roll further than a sequence is long.
+  // Sequences of one token, and a roll longer than a sequence.
   const Packing ones = packing_of({0, 1, 2, 5});
   const Tensor once = rolled(row({1, 2, 3, 4, 5}), ones, -100);
   CHECK(test::different_bits(once, row({-100, -100, 4, 5, -100})) == "");
   CHECK(test::different_bits(rolled(rolled(once, ones, -100), ones, -100),
                              row({-100, -100, -100, -100, -100})) == "");
-  // Rows of a batch, gaps in memory, i64, positions as (tokens).
+  // Rows of a batch, strided memory, i64, positions as (tokens).
   const Tensor batch = Tensor::of({1, 2, 3, 4, 5, 6}, {2, 3}, DType::i64);
   const Tensor want = Tensor::of({2, 3, -100, 5, 6, -100}, {2, 3}, DType::i64);
   CHECK(test::different_bits(rolled(batch, {}, -100), want) == "");
@@ -45,12 +45,12 @@ TEST_CASE("M1: roll_left, plain and within the sequences of a packed row") {
         "packing: the sequences must lie in one row, (1, tokens), got [2, 3]");
 }
 
-TEST_CASE("M1: two ranks roll the pieces that they hold of every sequence of a packed row") {
+TEST_CASE("M1: two ranks roll the pieces that they hold of each packed sequence") {
   using Ints = std::vector<std::int32_t>;
   const Ints sequences[] = {{1, 2, 3, 4, 5, 6, 7, 8},
                             {11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22}};
-  // The pieces of a sequence that a rank holds, out of how many: one from the front and its mirror
-  // image, as causal attention is shared out evenly; or neighbours.
+  // The pieces of each sequence that a rank holds: either one from the front and its mirror image,
+  // which balances causal attention, or one contiguous piece.
   struct Split {
     int pieces;
     std::vector<Ints> of_rank;
@@ -76,8 +76,8 @@ TEST_CASE("M1: two ranks roll the pieces that they hold of every sequence of a p
           for (int i = piece * length; i < (piece + 1) * length; ++i) {
             tokens.push_back(s[static_cast<std::size_t>(i)]);
             positions.push_back(i);
-            // What the rank of the piece behind sends: its first token. The last rank may have
-            // both.
+            // What the rank of the next piece sends: its first token. The last rank may hold both
+            // pieces.
             const auto next = static_cast<std::size_t>(i + 1);
             const bool mine_goes_on = std::ranges::find(mine, piece + 1) != mine.end();
             const bool ends = (i + 1) % length == 0 && !mine_goes_on;
@@ -90,7 +90,7 @@ TEST_CASE("M1: two ranks roll the pieces that they hold of every sequence of a p
       part.positions = row(positions);
       const Tensor ends = nn::piece_ends(part.positions);
       CHECK(test::different_bits(ends, ne(row(behind), -1)) == "");
-      // Places that are no end have their answer already; at the others stands the filler.
+      // Positions other than piece ends already have their result; piece ends hold the filler.
       const Tensor here = nn::roll_left(row(tokens), part, -100);
       CHECK(test::different_bits(eq(here, -100), ends) == "");
       CHECK(test::different_bits(where(ends, row(behind), here), row(split.rolled[rank])) == "");
@@ -99,7 +99,7 @@ TEST_CASE("M1: two ranks roll the pieces that they hold of every sequence of a p
   CHECK(nn::piece_ends(Tensor::empty({3}, DType::i32, kMeta)).shape() == Shape{1, 3});
 }
 
-TEST_CASE("mtp: a depth is the formula, on the tokens that it may see") {
+TEST_CASE("mtp: a depth follows its formula on the tokens that it may see") {
   const GptConfig c = small(Arch::llama, 2);
   const Gpt model = make(c);
   const Tensor ids = tokens({2, 8}, 1);
@@ -109,7 +109,7 @@ TEST_CASE("mtp: a depth is the formula, on the tokens that it may see") {
     CAPTURE(depth);
     later = nn::roll_left(later);
     const nn::MtpDepth& d = model.mtp[static_cast<std::size_t>(depth - 1)];
-    // By rows of the projection: its left half takes the embedding, its right half h.
+    // Rows of the projection: its left half multiplies the embedding, its right half h.
     const Tensor left = d.eh_proj.weight.narrow(1, 0, 16),
                  right = d.eh_proj.weight.narrow(1, 16, 16);
     const Tensor x =
@@ -118,7 +118,7 @@ TEST_CASE("mtp: a depth is the formula, on the tokens that it may see") {
     h = model.mtp_trunk(depth, later, h).hidden;
     CHECK(test::mismatch(h, want, 1e-12) == "");
   }
-  // Place i of depth d depends on the tokens up to i + d, and on no later one.
+  // Position i of depth d depends only on the tokens up to i + d.
   const auto deepest = [&](const Tensor& x) {
     Tensor out = model.hidden(x), next = x;
     for (int depth = 1; depth <= 2; ++depth)
@@ -132,22 +132,22 @@ TEST_CASE("mtp: a depth is the formula, on the tokens that it may see") {
   CHECK(test::mismatch(b.narrow(1, 3, 1), a.narrow(1, 3, 1), 1e-3) != "");
 }
 
-TEST_CASE("mtp: learned positions go with the token that is read") {
+TEST_CASE("mtp: learned positions belong to the token that is read") {
   const Gpt model = make(small(Arch::gpt2, 2));
   const Tensor ids = tokens({2, 6}, 21), h = test::random({2, 6, 16}, 22);
   const nn::MtpDepth& d = model.mtp[1];
-  // Depth 2 at place i reads token i + 2, at position i + 2; the last two places have none.
+  // Depth 2 at position i reads token i + 2 with position i + 2; the last two positions have none.
   const Tensor e = add(model.embed(ids), model.positions->weight.narrow(0, 2, 6));
   const Tensor both = cat({d.enorm(e), d.hnorm(h)}, 2);
   const Tensor want = d.norm(d.block(d.eh_proj(both)));
   const Tensor got = model.mtp_trunk(2, ids, h).hidden;
   CHECK(test::mismatch(got.narrow(1, 0, 4), want.narrow(1, 0, 4), 1e-12) == "");
-  // A row as long as the table: behind its end there is no position.
+  // A row as long as the table: there is no position after its end.
   const Tensor full = tokens({1, 8}, 23), wide = test::random({1, 8, 16}, 24);
   CHECK(model.mtp_trunk(2, full, wide).hidden.shape() == Shape{1, 8, 16});
 }
 
-TEST_CASE("mtp: a depth with a cache goes on where it was") {
+TEST_CASE("mtp: a depth with a cache continues from its last position") {
   for (const Arch arch : {Arch::gpt2, Arch::llama}) {
     GptConfig c = small(arch, 2);
     const Gpt model = make(c);
@@ -163,7 +163,7 @@ TEST_CASE("mtp: a depth with a cache goes on where it was") {
       CHECK(test::mismatch(got, want.narrow(1, at, n), 1e-12) == "");
       CHECK(cache.length() == (at += n));
     }
-    // Taken back and given again, after something else.
+    // Rewinds after other tokens and decodes the first ones again.
     cache.truncate(2);
     static_cast<void>(model.mtp_trunk(2, tokens({1, 3}, 27), h.narrow(1, 2, 3), {}, &cache));
     cache.truncate(2);
@@ -173,7 +173,7 @@ TEST_CASE("mtp: a depth with a cache goes on where it was") {
   }
 }
 
-TEST_CASE("mtp: one layer for all depths is several with the same weights") {
+TEST_CASE("mtp: one repeated layer equals several layers with the same weights") {
   GptConfig c = small(Arch::llama, 2);
   Gpt two = make(c);
   c.mtp.repeated = true;
@@ -195,7 +195,7 @@ TEST_CASE("mtp: one layer for all depths is several with the same weights") {
   CHECK(apart(total(one), want, 1e-12) == "");
 }
 
-TEST_CASE("mtp: names, sizes and costs") {
+TEST_CASE("mtp: parameter names, sizes and FLOPs") {
   for (const Arch arch : {Arch::gpt2, Arch::llama})
     for (const bool repeated : {false, true}) {
       GptConfig c = small(arch, 3);
@@ -217,7 +217,7 @@ TEST_CASE("mtp: names, sizes and costs") {
     CHECK(s.count(name) == 1);
   CHECK(s.at("mtp.1.eh_proj.weight").shape() == Shape{16, 32});
   CHECK(s.count("mtp.0.eh_proj.bias") == 0);
-  // A depth costs a block, a projection of 2 dim to dim, and the head once more.
+  // A depth costs one block, a projection from 2 dim to dim, and the head once more.
   const GptConfig none = small(Arch::llama, 0), one = small(Arch::llama, 1);
   GptConfig longer = none;
   longer.layers = 3;

@@ -1,5 +1,5 @@
-// Multi-token prediction: the losses of the depths among others', and that they leave the rest of
-// the model alone. M2 to M5 are cases that every implementation must get right.
+// Multi-token prediction: the losses of the depths, and that depths leave the rest of the model
+// unchanged. M2 to M5 are cases that every implementation must get right.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -16,7 +16,7 @@ namespace weft::mtp_losses_test {
 using namespace weft::mtp_test;
 using nn::GptLosses;
 
-TEST_CASE("mtp: the loss of depth d is the cross entropy of the token d + 1 places on") {
+TEST_CASE("mtp: the loss of depth d is the cross entropy of the token d + 1 positions ahead") {
   for (const Arch arch : {Arch::gpt2, Arch::llama}) {
     const Gpt model = make(small(arch, 2));
     const Tensor text = tokens({2, 9}, 2);
@@ -45,7 +45,7 @@ TEST_CASE("mtp: the loss of depth d is the cross entropy of the token d + 1 plac
       total += 0.1 / 2 * want * 16 / static_cast<double>(2 * (8 - depth));
     }
     CHECK(l.total().item() == doctest::Approx(total).epsilon(1e-12));
-    // What routers add is a mean already.
+    // The router loss is already a mean.
     GptLosses routed = l;
     routed.aux = Tensor::full({}, 0.25, DType::f32);
     CHECK(routed.total().item() == doctest::Approx(total + 16 * 0.25).epsilon(1e-12));
@@ -59,7 +59,7 @@ TEST_CASE("mtp: documents of 3 and 2 tokens in a row, the example of docs/mtp.md
   CHECK(l.main.count.item_int() == 3);
   CHECK(l.mtp_count[0].item_int() == 1);
   CHECK(l.mtp_count[1].item_int() == 0);
-  // Depth 1 is asked for one token, 3, at place 0: the same as without the second document.
+  // Depth 1 has one target, token 3 at position 0, as without the second document.
   const Tensor ids = row({1, 2, 3});
   const Tensor h = model.mtp_trunk(1, row({2, 3, 0}), model.hidden(ids)).hidden;
   const Tensor z = model.head(h).select(0, 0).select(0, 0);
@@ -70,7 +70,7 @@ TEST_CASE("mtp: documents of 3 and 2 tokens in a row, the example of docs/mtp.md
         doctest::Approx(l.main.loss.item() + 0.1 / 2 * want * 3).epsilon(1e-12));
 }
 
-TEST_CASE("M2: without depths, and with weight 0, the trunk trains as if there were none") {
+TEST_CASE("M2: without depths or with detached heads or weight 0 the trunk trains as a plain GPT") {
   for (const Arch arch : {Arch::gpt2, Arch::llama})
     for (const bool detached : {false, true})
       for (const bool experts : {false, true}) {
@@ -97,7 +97,7 @@ TEST_CASE("M2: without depths, and with weight 0, the trunk trains as if there w
         CHECK(apart(total(none), want, 0) == "");
         const NamedTensors got = total(model);
         CHECK(apart(got, want, 0) == "");
-        // Detached heads still train themselves.
+        // Detached heads still get gradients.
         for (const NamedTensor& g : got)
           if (g.name.starts_with("mtp.") && g.name.ends_with("weight"))
             CHECK((max(abs(g.tensor)).item() > 0) == detached);
@@ -126,7 +126,7 @@ TEST_CASE("M3: a packed row gives the losses and gradients of its sequences") {
         packed = model.losses(row(all), row(next), packing);
         return packed.total();
       });
-      // Pairs of neighbours inside a document; so many that lie d + 1 apart.
+      // The number of pairs within a document that are d + 1 apart.
       CHECK(packed.main.count.item_int() == 7);
       CHECK(packed.mtp_count[0].item_int() == 4);
       CHECK(packed.mtp_count[1].item_int() == 2);
@@ -156,7 +156,7 @@ TEST_CASE("M3: a packed row gives the losses and gradients of its sequences") {
     }
 }
 
-TEST_CASE("M4: a batch without targets gives 0 and gradients of 0") {
+TEST_CASE("M4: a batch without targets gives a loss of 0 and gradients of 0") {
   Gpt model = make(small(Arch::llama, 2));
   const Tensor ids = tokens({2, 8}, 5), none = Tensor::full({2, 8}, -100, DType::i32);
   GptLosses l;
@@ -166,7 +166,7 @@ TEST_CASE("M4: a batch without targets gives 0 and gradients of 0") {
   CHECK(l.mtp_count[1].item_int() == 0);
   CHECK(l.mtp_hits[1].item_int() == 0);
   for (const NamedTensor& g : got) CHECK(max(abs(g.tensor)).item() == 0);
-  // Targets for the head, none for the second depth.
+  // Targets for the head but none for the second depth.
   const Tensor first = none.clone();
   first.narrow(1, 0, 2).fill_(3);
   const NamedTensors few = gradients(model, [&] { return (l = model.losses(ids, first)).total(); });
@@ -179,11 +179,11 @@ TEST_CASE("M5: micro-batches with different masks add up to one large batch") {
   for (int kind = 0; kind < 4; ++kind) {
     const DType dtype = kind % 2 ? DType::f64 : DType::f32;
     GptConfig c = small(Arch::llama, 2);
-    // Without a loss for the balance, which depends on what is in a micro-batch.
+    // Without a balance loss, which depends on the content of a micro-batch.
     if (kind >= 2) c.moe = {.experts = 4, .ffn = 8, .shared_ffn = 8};
     Gpt model = make(c, dtype);
     const Tensor ids = tokens({4, 8}, 6), targets = tokens({4, 8}, 7);
-    targets.narrow(0, 0, 1).narrow(1, 2, 6).fill_(-100);  // rows of 2, 5, 8 and 7 targets
+    targets.narrow(0, 0, 1).narrow(1, 2, 6).fill_(-100);  // rows with 2, 5, 8 and 7 targets
     targets.narrow(0, 1, 1).narrow(1, 5, 3).fill_(-100);
     targets.narrow(0, 3, 1).narrow(1, 3, 1).fill_(-100);
     GptLosses whole;
@@ -198,7 +198,7 @@ TEST_CASE("M5: micro-batches with different masks add up to one large batch") {
   }
 }
 
-TEST_CASE("mtp: finite differences through the whole model, tied and not") {
+TEST_CASE("mtp: gradients of tied and untied models match finite differences") {
   for (const Arch arch : {Arch::gpt2, Arch::llama})
     for (const bool repeated : {false, true}) {
       GptConfig c = small(arch, 2, 5);
@@ -229,7 +229,7 @@ TEST_CASE("mtp: finite differences through the whole model, tied and not") {
     }
 }
 
-TEST_CASE("mtp: recompute changes no bit of losses, counts and gradients") {
+TEST_CASE("mtp: recomputing changes no bit of losses, counts and gradients") {
   for (const Arch arch : {Arch::gpt2, Arch::llama}) {
     const Tensor ids = tokens({2, 8}, 10), targets = tokens({2, 8}, 11);
     GptLosses first;
@@ -257,7 +257,7 @@ TEST_CASE("mtp: recompute changes no bit of losses, counts and gradients") {
   }
 }
 
-TEST_CASE("mtp: heads do not multiply the memory of logits") {
+TEST_CASE("mtp: heads do not multiply the logits' memory") {
   const auto peak = [](std::int64_t depths) {
     nn::DeviceScope on_meta(kMeta);
     const Gpt model({.layers = 1,
@@ -279,7 +279,7 @@ TEST_CASE("mtp: heads do not multiply the memory of logits") {
   CHECK(three - none < kLogits / 16);
 }
 
-TEST_CASE("mtp: where token i + 2 follows from token i, depth 1 learns it") {
+TEST_CASE("mtp: depth 1 learns a text where token i + 2 follows from token i") {
   Gpt model({.arch = Arch::llama,
              .layers = 1,
              .heads = 2,

@@ -7,7 +7,7 @@
 namespace weft::nn::part_test {
 namespace {
 
-// What the part of a whole is, by slicing.
+// The shard of a whole tensor, by slicing.
 Tensor sliced(const Tensor& whole, const Part& part) {
   Tensor x = whole.detach();
   for (const Part::Cut& cut : part.cuts) {
@@ -32,7 +32,7 @@ struct OneMatrix : Module {
 
 }  // namespace
 
-TEST_CASE("init: parts have the bits of the whole") {
+TEST_CASE("init: shards have the bits of the whole") {
   const Part parts[] = {
       {{7, 5}, {{0, {{0, 4}}}}},
       {{7, 5}, {{0, {{4, 7}}}}},
@@ -61,7 +61,7 @@ TEST_CASE("init: parts have the bits of the whole") {
     }
 }
 
-TEST_CASE("part: a stretch of a part visits what is in it, however large the part is") {
+TEST_CASE("part: visiting a range of a shard touches only its elements") {
   using Stretch = std::vector<std::int64_t>;
   const auto runs = [](const Part& part, std::int64_t begin, std::int64_t end) {
     std::vector<Stretch> out;
@@ -77,7 +77,7 @@ TEST_CASE("part: a stretch of a part visits what is in it, however large the par
   const Part part{{3, 4, 5}, {{1, {{1, 2}, {2, 2}, {3, 4}}}, {0, {{0, 1}, {2, 3}}}}};
   const std::vector<Stretch> all = runs(part, 0, 20);
   CHECK(all == std::vector<Stretch>{{5, 0, 5}, {15, 5, 5}, {45, 10, 5}, {55, 15, 5}});
-  // Any cut of it gives the same elements.
+  // Any subrange gives the same elements.
   for (std::int64_t begin = 0; begin <= 20; ++begin)
     for (std::int64_t end = begin; end <= 20; ++end) {
       std::vector<std::int64_t> want, got;
@@ -92,7 +92,7 @@ TEST_CASE("part: a stretch of a part visits what is in it, however large the par
         "part: [3, 21) must lie among the 20 elements of the part");
 }
 
-TEST_CASE("part: what it refuses") {
+TEST_CASE("part: invalid cuts are refused") {
   CHECK(test::error_of([] {
           shape_of({{4, 2}, {{0, {{0, 1}}}, {0, {{1, 2}}}}});
         }) == "part: an axis must be cut once, got two cuts of axis 0");

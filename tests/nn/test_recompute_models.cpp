@@ -1,4 +1,4 @@
-// X1: recomputing changes no bit of a loss or gradient and lowers the peak of memory.
+// X1: recomputing changes no bit of a loss or gradient and lowers peak memory.
 #include <doctest/doctest.h>
 
 #include <string>
@@ -18,10 +18,10 @@ namespace {
 struct Step {
   Tensor loss;
   TensorList gradients;
-  std::int64_t peak = 0, left = 0;  // over what was there before
+  std::int64_t peak = 0, left = 0;  // above the level at the start
 };
 
-// Large enough for what layers keep to be most of it.
+// Large enough that the layers' saved tensors dominate memory.
 GptConfig config(const std::string& kind) {
   GptConfig c = {.arch = kind == "gpt2" || kind == "gpt2 experts" ? Arch::gpt2 : Arch::llama,
                  .layers = 4,
@@ -66,7 +66,7 @@ Step step_of(GptConfig c, Recompute how) {
   nn::init(model, 3);
   const Tensor ids = test::random({4, c.seq}, 4, DType::i32);
   Step out;
-  for (int i = 0; i < 2; ++i) {  // the second one has found the memory for all that stays
+  for (int i = 0; i < 2; ++i) {  // the second pass already holds all persistent memory
     const RandomScope random({.seed = 1, .step = 7});
     model.zero_grad();
     reset_peak();
@@ -98,10 +98,10 @@ TEST_CASE("X1: recomputing gives the same gradients with less memory") {
       CHECK(test::different_bits(some.gradients[i], none.gradients[i]) == "");
       CHECK(test::different_bits(full.gradients[i], none.gradients[i]) == "");
     }
-    // The gradients, and nothing that a region has kept.
+    // Only the gradients stay; no region keeps anything.
     CHECK(some.left == none.left);
     CHECK(full.left == none.left);
-    // Activations of MLPs are the smaller part of what a layer keeps.
+    // MLP activations are the smaller part of a layer's saved tensors.
     CHECK(static_cast<double>(some.peak) < 0.96 * static_cast<double>(none.peak));
     CHECK(static_cast<double>(full.peak) < 0.7 * static_cast<double>(none.peak));
   }

@@ -30,7 +30,7 @@ const RouterOptions kSigmoid{.topk = 2, .score = RouterScore::sigmoid};
 
 }  // namespace
 
-TEST_CASE("router_module: R4 a zero weight gives the coefficient, in every scope") {
+TEST_CASE("router_module: R4 a zero weight gives the coefficient in every scope") {
   for (const Balance scope : {Balance::aux, Balance::sequence, Balance::global})
     for (const RouterOptions& o : {RouterOptions{.topk = 2}, kSigmoid}) {
       Router router(8, 16, {.route = o, .balance = {{scope, 0.02}}, .init = nn::Init::constant(0)});
@@ -39,7 +39,7 @@ TEST_CASE("router_module: R4 a zero weight gives the coefficient, in every scope
     }
 }
 
-TEST_CASE("router_module: R12 forced balance differs by rank, and the gate still gets a gradient") {
+TEST_CASE("router_module: R12 forced balance differs by rank and keeps the gate's gradient") {
   Router router(16, 8, {.route = {.topk = 2}, .force_balance = true});
   const Tensor x = random({4096, 8}, 1, DType::f32);
   const auto chosen = [&](std::uint64_t row, std::uint64_t micro) {
@@ -50,14 +50,14 @@ TEST_CASE("router_module: R12 forced balance differs by rank, and the gate still
   CHECK(different_bits(chosen(0, 0), chosen(4, 0)) != "");
   CHECK(different_bits(chosen(0, 0), chosen(0, 1)) != "");
   CHECK(max(count_experts(chosen(0, 0), 16)).item() < 1.1 * 4096 * 2 / 16);
-  // The second rank draws what one rank with all rows would have drawn for them.
+  // The second rank draws the numbers that one rank with all rows would draw for them.
   {
     const RandomScope scope({.seed = 3, .step = 5, .first_global_row = 2});
     const Tensor half = router(x.narrow(0, 2048, 2048), {.sequences = 2}).routing.experts;
     CHECK(different_bits(half, contiguous(chosen(0, 0).narrow(0, 2048, 2048))) == "");
   }
   CHECK(sum(abs(run(router, x).dweight)).item() > 0);
-  // A fixed uneven load: the same experts are busy in every step.
+  // A fixed uneven load: the same experts are busiest in every step.
   Router uneven(16, 8, {.route = {.topk = 2}, .force_balance = true, .force_bias = 1});
   const auto busiest = [&](std::uint64_t step) {
     const RandomScope scope({.seed = 3, .step = step});
@@ -67,7 +67,7 @@ TEST_CASE("router_module: R12 forced balance differs by rank, and the gate still
   CHECK(argmax(busiest(1), 1).item_int() == argmax(busiest(2), 1).item_int());
 }
 
-TEST_CASE("router_module: jitter in training only, with the numbers of the whole batch") {
+TEST_CASE("router_module: jitter acts only in training and draws by global row") {
   Router router(4, 8, {.route = {.topk = 2}, .jitter = 0.1});
   Router plain = nn::clone(router);
   plain.config.jitter = 0;
@@ -86,7 +86,7 @@ TEST_CASE("router_module: jitter in training only, with the numbers of the whole
   CHECK(different_bits(router(x).routing.probs, plain(x).routing.probs) == "");
 }
 
-TEST_CASE("router_module: a coefficient of 0 changes no bit and makes no loss") {
+TEST_CASE("router_module: a coefficient of 0 changes no bit and creates no loss") {
   const Tensor x = random({12, 8}, 1, DType::f32);
   Router plain(4, 8, {.route = {.topk = 2}});
   RouterConfig c{.route = {.topk = 2},
@@ -98,7 +98,7 @@ TEST_CASE("router_module: a coefficient of 0 changes no bit and makes no loss") 
   CHECK(!zero.loss_sums);
   CHECK(different_bits(a.dweight, b.dweight) == "");
   CHECK(different_bits(a.dx, b.dx) == "");
-  // Several at once are the sum of each.
+  // Several losses together equal the sum of each.
   RouterConfig each{.route = {.topk = 2},
                     .balance = {{Balance::aux, 0.5}, {Balance::sequence, 0.25}},
                     .z_loss = 0.125};
@@ -140,7 +140,8 @@ TEST_CASE("router_module: a recomputed region gives the same bits and counts onc
   }
 }
 
-TEST_CASE("router_module: padding is neither counted nor dispatched, nothing but padding is fine") {
+TEST_CASE(
+    "router_module: padding is neither counted nor dispatched and a batch may be all padding") {
   Router router(4, 8,
                 {.route = kSigmoid,
                  .expert_bias = true,
@@ -155,7 +156,7 @@ TEST_CASE("router_module: padding is neither counted nor dispatched, nothing but
     CHECK(sum(router.tokens_per_expert).item_int() == 4);
     CHECK(sum(router.global_counts).item_int() == 4);
   }
-  // The second sequence is all padding: the loss is that of the first two tokens alone.
+  // The second sequence is all padding: the loss equals the loss of the first two tokens alone.
   Router alone = nn::clone(router);
   alone.global_counts.zero_();
   router.global_counts.zero_();
@@ -175,7 +176,7 @@ TEST_CASE("router_module: padding is neither counted nor dispatched, nothing but
   CHECK(different_bits(before, router.expert_bias) == "");
 }
 
-TEST_CASE("router_module: micro-batches and ranks, weighted by tokens, give one batch's gradient") {
+TEST_CASE("router_module: token-weighted micro-batches and ranks give one batch's gradient") {
   const Tensor x = random({12, 8}, 1), pad = Tensor::zeros({12}, DType::boolean);
   for (const std::int64_t t : {1, 2, 8}) pad.data<bool>()[t] = true;
   const auto check_parts = [&](const RouterConfig& config, bool reduces) {
@@ -190,13 +191,13 @@ TEST_CASE("router_module: micro-batches and ranks, weighted by tokens, give one 
       return tape.gradients(mul(r.loss, weight), {router.weight})[0];
     };
     const Tensor whole = gradient(0, 12, 1);
-    // What a sum over the ranks would give.
+    // The counts that an all-reduce over the ranks would give.
     const Tensor counts = count_top_experts(x.matmul(router.weight.detach().t()), 2, 1, pad);
     if (reduces)
       change_shard(router, [&](nn::Shard& s) {
         s.sum_batch = s.sum_all = [&](const Tensor& c1) { c1.copy_(counts); };
       });
-    // 2 of 4 tokens count, and 7 of 8.
+    // 2 of 4 tokens count in the first part, 7 of 8 in the second.
     const Tensor parts = add(gradient(0, 4, 2. / 9), gradient(4, 8, 7. / 9));
     CHECK(mismatch(parts, whole, 1e-12) == "");
   };
@@ -206,7 +207,8 @@ TEST_CASE("router_module: micro-batches and ranks, weighted by tokens, give one 
     check_parts({.route = {.topk = 2}, .balance = {{scope, 1}}}, true);
 }
 
-TEST_CASE("router_module: capacity drops, counts what is kept, and leaves the losses alone") {
+TEST_CASE(
+    "router_module: capacity drops slots, counts the kept ones and leaves the losses unchanged") {
   const Tensor x = random({40, 8}, 1, DType::f32);
   Router open(4, 8, {.route = {.topk = 2}, .balance = {{Balance::aux, 1}}});
   RouterConfig c = open.config;
@@ -224,7 +226,7 @@ TEST_CASE("router_module: capacity drops, counts what is kept, and leaves the lo
   CHECK(different_bits(tight(x).routing.experts, open(x).routing.experts) == "");
 }
 
-TEST_CASE("router_module: sinkhorn balances in training only") {
+TEST_CASE("router_module: sinkhorn balances only in training") {
   Router router(8, 8, {.route = {.topk = 1}, .sinkhorn = true, .init = nn::Init::normal(1)});
   const Tensor x = random({64, 8}, 1, DType::f32);
   const auto most = [&] { return max(count_experts(router(x).routing.experts, 8)).item(); };
@@ -233,7 +235,7 @@ TEST_CASE("router_module: sinkhorn balances in training only") {
   CHECK(even < most());
 }
 
-TEST_CASE("router_module: R15 gradients through gate, choice and losses against differences") {
+TEST_CASE("router_module: R15 gradients of gate, choice and losses match finite differences") {
   Router router(5, 6,
                 {.route = {.topk = 2, .score = RouterScore::sqrt_softplus},
                  .bias = true,
@@ -244,7 +246,7 @@ TEST_CASE("router_module: R15 gradients through gate, choice and losses against 
                  .dtype = DType::f64});
   const Tensor x = random({8, 6}, 1), fixed = random({8, 2}, 9);
   router.expert_bias.copy_(test::random_in({5}, -.3, .3, 4).to(DType::f32));
-  // Losses are made only where a tape records.
+  // Losses exist only while a tape records.
   const auto total = [&] {
     const Routed r = router(x, {.sequences = 2});
     return add(sum(mul(r.routing.probs, fixed)), r.loss);
@@ -281,7 +283,7 @@ TEST_CASE("router_module: bf16 x has f32 probabilities and bf16 gradients") {
   CHECK(g[1].dtype() == DType::bf16);
 }
 
-TEST_CASE("router_module: meta, materialise, the printed line") {
+TEST_CASE("router_module: meta device, materialise and printed text") {
   const nn::DeviceScope on_meta(kMeta);
   Router router(4, 8,
                 {.route = kSigmoid,
@@ -302,7 +304,7 @@ TEST_CASE("router_module: meta, materialise, the printed line") {
   CHECK(router.parameter_count() == 32);
 }
 
-TEST_CASE("router_module: wrong configurations, in words") {
+TEST_CASE("router_module: errors name the rule") {
   const auto text = [](const RouterConfig& c, std::int64_t experts = 8) {
     return error_of([&] { Router(experts, 4, c); });
   };

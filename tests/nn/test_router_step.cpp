@@ -35,7 +35,7 @@ Tensor i64(std::initializer_list<double> v) {
 
 }  // namespace
 
-TEST_CASE("router_step: R8 global counts of three micro-batches, then back to 0") {
+TEST_CASE("router_step: R8 global counts add up over three micro-batches and reset to 0") {
   Router router(6, 8, {.route = {.topk = 2}, .balance = {{Balance::global, 1}}});
   Tensor all = Tensor::zeros({6}, DType::i64);
   for (int micro = 0; micro < 3; ++micro) {
@@ -45,7 +45,7 @@ TEST_CASE("router_step: R8 global counts of three micro-batches, then back to 0"
     all = add(all, count_top_experts(logits, 2).view({6}));
     const Tensor want = balance_loss(logits, all.view({1, 6}), RouterScore::softmax, 1);
     CHECK(p.loss.item() == doctest::Approx(want.item()).epsilon(1e-5));
-    // The first micro-batch of a step is the aux loss.
+    // In the first micro-batch of a step the global loss equals the aux loss.
     if (micro == 0) {
       const Tensor aux =
           balance_loss(logits, count_top_experts(logits, 2), RouterScore::softmax, 1);
@@ -59,19 +59,19 @@ TEST_CASE("router_step: R8 global counts of three micro-batches, then back to 0"
   CHECK(sum(router.tokens_per_expert).item_int() == 0);
 }
 
-TEST_CASE("router_step: R9 the bias falls where the load is above the mean, by exactly the rate") {
+TEST_CASE("router_step: R9 the bias falls by the rate where the load is above the mean") {
   Router router(4, 8, {.route = kSigmoid, .expert_bias = true});
   router.tokens_per_expert.copy_(i64({2, 3, 2, 1}));
   const Tensor load = nn::update_expert_bias(router, 1e-3);
   CHECK(different_bits(router.expert_bias, Tensor::of({0, -.001, 0, .001}, {4})) == "");
   CHECK(mismatch(load, Tensor::of({1.5}, {1}), 0) == "");
   CHECK(sum(router.tokens_per_expert).item_int() == 0);
-  // Equal counts, or none: no change.
+  // Equal counts or zero counts: no change.
   router.tokens_per_expert.copy_(i64({5, 5, 5, 5}));
   nn::update_expert_bias(router, 1e-3);
   nn::update_expert_bias(router, 1e-3);
   CHECK(different_bits(router.expert_bias, Tensor::of({0, -.001, 0, .001}, {4})) == "");
-  // One token more than the mean among very many: f32 could not tell.
+  // One token above the mean among very many, a difference that f32 cannot represent.
   const double many = 1 << 26;
   router.tokens_per_expert.copy_(i64({many + 1, many, many - 1, many}));
   nn::update_expert_bias(router, 1e-3);
@@ -94,13 +94,13 @@ TEST_CASE("router_step: R9 bias and counts keep f32 and i64 in a bf16 model") {
   router.tokens_per_expert.copy_(i64({2, 3, 2, 1}));
   nn::update_expert_bias(router, 1e-3);  // bf16 has no number between 1 and 1.0078
   CHECK(mismatch(router.expert_bias, Tensor::of({1, .999, 1, 1.001}, {4}), 1e-7) == "");
-  // Counting goes on one by one where bf16 would stand still at 256 and f32 lose the last digits.
+  // Counting stays exact where bf16 would stop at 256 and f32 would lose the last digits.
   router.tokens_per_expert.fill_(40000);
   run(router, random({10, 8}, 1, DType::bf16));
   CHECK(sum(router.tokens_per_expert).item_int() == 4 * 40000 + 20);
 }
 
-TEST_CASE("router_step: R9 counting only where a tape records in training; saved is the bias") {
+TEST_CASE("router_step: R9 counts only while a tape records in training and saves only the bias") {
   Router router(4, 8, {.route = kSigmoid, .expert_bias = true, .balance = {{Balance::aux, 1}}});
   const Tensor x = random({10, 8}, 1, DType::f32);
   CHECK(!router(x).loss);
@@ -131,7 +131,7 @@ TEST_CASE("router_step: R9 counting only where a tape records in training; saved
   CHECK(different_bits(fresh(x).routing.probs, router(x).routing.probs) == "");
 }
 
-TEST_CASE("router_step: R9 ranks with different tokens and one reduction have one bias") {
+TEST_CASE("router_step: R9 reduced counts give ranks with different tokens one bias") {
   Stack a(2, {.route = kSigmoid, .expert_bias = true});
   Stack b(2, {.route = kSigmoid, .expert_bias = true});
   for (std::size_t i = 0; i < 2; ++i) {
@@ -156,7 +156,7 @@ TEST_CASE("router_step: R9 ranks with different tokens and one reduction have on
   }
 }
 
-TEST_CASE("router_step: a constant loss is logged as itself over layers, passes and recompute") {
+TEST_CASE("router_step: a constant loss is logged unchanged over layers, passes and recompute") {
   Stack stack(3, {.route = {.topk = 2},
                   .balance = {{Balance::global, 0.02}, {Balance::aux, 0.5}},
                   .z_loss = 1e-3,
@@ -172,7 +172,7 @@ TEST_CASE("router_step: a constant loss is logged as itself over layers, passes 
   }
 }
 
-TEST_CASE("router_step: a warm step asks nobody for memory") {
+TEST_CASE("router_step: a warm step allocates nothing") {
   for (const bool again : {false, true}) {
     Stack stack(2, {.route = kSigmoid,
                     .expert_bias = true,

@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-// Relative frequencies over many keys.
+// Relative frequencies over many random keys.
 std::map<std::int64_t, double> frequencies(const Tensor& logits, const nn::SamplingOptions& o,
                                            int draws = 20000) {
   std::map<std::int64_t, double> f;
@@ -31,20 +31,20 @@ Tensor log_of(std::initializer_list<double> p) {
 
 }  // namespace
 
-TEST_CASE("sample_token: temperature 0 takes the likeliest token, the first of equals") {
+TEST_CASE("sample_token: temperature 0 takes the most likely token and the first of equals") {
   CHECK(sample_token(Tensor::of({1, 5, 3, 5}, {4}), {.temperature = 0}, {}) == 1);
   CHECK(sample_token(Tensor::of({-kInf, -3, -kInf}, {3}), {.temperature = 0}, {}) == 1);
   CHECK(sample_token(Tensor::of({2}, {1}), {.temperature = 0}, {}) == 0);
 }
 
-TEST_CASE("sample_token: frequencies are the softmax") {
+TEST_CASE("sample_token: frequencies follow the softmax") {
   auto f = frequencies(log_of({0.5, 0.2, 0.3}), {});
   CHECK(f[0] == doctest::Approx(0.5).epsilon(0.03));
   CHECK(f[1] == doctest::Approx(0.2).epsilon(0.05));
   CHECK(f[2] == doctest::Approx(0.3).epsilon(0.04));
 }
 
-TEST_CASE("sample_token: temperature sharpens and flattens") {
+TEST_CASE("sample_token: a low temperature sharpens and a high one flattens") {
   // p^2 and sqrt(p), normalised.
   auto sharp = frequencies(log_of({0.75, 0.25}), {.temperature = 0.5});
   CHECK(sharp[0] == doctest::Approx(0.9).epsilon(0.02));
@@ -57,7 +57,7 @@ TEST_CASE("sample_token: a very small temperature does not overflow") {
   CHECK(frequencies(logits, {.temperature = 1e-300}, 100).at(0) == doctest::Approx(1));
 }
 
-TEST_CASE("sample_token: top_k keeps that many tokens, equals by number") {
+TEST_CASE("sample_token: top_k keeps k tokens and breaks ties by index") {
   auto f = frequencies(log_of({0.1, 0.4, 0.2, 0.3}), {.top_k = 2});
   CHECK(f.size() == 2);
   CHECK(f[1] == doctest::Approx(4.0 / 7).epsilon(0.03));
@@ -69,7 +69,7 @@ TEST_CASE("sample_token: top_k keeps that many tokens, equals by number") {
   CHECK(frequencies(log_of({0.6, 0.4}), {.top_k = 99}).size() == 2);
 }
 
-TEST_CASE("sample_token: top_p keeps the smallest likeliest set of at least that probability") {
+TEST_CASE("sample_token: top_p keeps the smallest set of likeliest tokens that reaches it") {
   const Tensor logits = log_of({0.1, 0.5, 0.15, 0.25});
   CHECK(frequencies(logits, {.top_p = 0.4}).size() == 1);
   CHECK(frequencies(logits, {.top_p = 0.6}).size() == 2);
@@ -80,14 +80,14 @@ TEST_CASE("sample_token: top_p keeps the smallest likeliest set of at least that
   CHECK(frequencies(logits, {.top_p = 1e-9}, 100).at(1) == doctest::Approx(1));
 }
 
-TEST_CASE("sample_token: top_p counts within what top_k left") {
-  // top_k leaves 0.5 and 0.3, that is 0.625 and 0.375: 0.6 is reached by the first alone.
+TEST_CASE("sample_token: top_p applies to the tokens that top_k keeps") {
+  // top_k leaves 0.5 and 0.3, normalised to 0.625 and 0.375, so the first token alone reaches 0.6.
   const Tensor logits = log_of({0.5, 0.3, 0.2});
   CHECK(frequencies(logits, {.top_k = 2, .top_p = 0.6}).size() == 1);
   CHECK(frequencies(logits, {.top_p = 0.6}).size() == 2);
 }
 
-TEST_CASE("sample_token: a token at -inf never comes, whatever the options") {
+TEST_CASE("sample_token: a token at -inf is never drawn") {
   const Tensor logits = Tensor::of({-kInf, 0, -kInf, 0}, {4});
   for (const nn::SamplingOptions o :
        {nn::SamplingOptions{}, {.temperature = 100}, {.top_k = 3}, {.top_p = 0.99}}) {
@@ -97,7 +97,7 @@ TEST_CASE("sample_token: a token at -inf never comes, whatever the options") {
   }
 }
 
-TEST_CASE("sample_token: the key decides, and low precision logits work") {
+TEST_CASE("sample_token: the key determines the token and low precision logits work") {
   const Tensor logits = test::random({50}, 3, DType::f32);
   CHECK(sample_token(logits, {}, {1, 2, 3}) == sample_token(logits, {}, {1, 2, 3}));
   CHECK(frequencies(logits, {}, 500).size() > 10);
@@ -127,7 +127,7 @@ TEST_CASE("sample_token: errors name the rule") {
         "sample_token: at least one logit must be above -inf, got none of 2");
 }
 
-TEST_CASE("token_probabilities: what sample_token draws from") {
+TEST_CASE("token_probabilities: gives the distribution that sample_token draws from") {
   const Tensor logits = Tensor::of({1, 3, -INFINITY, 2, 2}, {5}, DType::f64);
   const auto p = [&](const nn::SamplingOptions& o) { return nn::token_probabilities(logits, o); };
   CHECK(p({.temperature = 0}) == std::vector<double>{0, 1, 0, 0, 0});
@@ -141,7 +141,7 @@ TEST_CASE("token_probabilities: what sample_token draws from") {
   CHECK(p({.top_p = 0.3}) == std::vector<double>{0, 1, 0, 0, 0});
 }
 
-TEST_CASE("draw_token: as often as its weight, never one without") {
+TEST_CASE("draw_token: draws in proportion to the weights and never a zero weight") {
   const std::vector<double> weights = {0, 3, 0, 1, 0};
   int seen[5] = {};
   for (std::uint64_t i = 0; i < 4000; ++i)

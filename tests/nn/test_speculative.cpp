@@ -1,4 +1,4 @@
-// Drafts of the MTP depths change how many passes a text takes, and nothing else.
+// Drafts of the MTP depths change only the number of passes, never the text.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace {
 constexpr std::int64_t kVocab = 13, kSeq = 16;
 using Text = std::vector<std::int32_t>;
 
-// Chains that mostly go on by rule, and now and then start anew.
+// Token sequences that mostly follow a rule and sometimes restart.
 Text language(std::size_t length, std::uint64_t seed) {
   Text out = {static_cast<std::int32_t>(seed % kVocab)};
   while (out.size() < length) {
@@ -63,8 +63,8 @@ Gpt trained(const GptConfig& c, int steps) {
   return model;
 }
 
-// One token a pass, by the same rules for a full window; also the least distance between the two
-// largest logits on the way.
+// Plain decoding, one token per pass, with the same rules for a full window. Also records the
+// smallest gap between the two largest logits.
 struct Plain {
   Text text;
   double least_lead = 1e30;
@@ -105,7 +105,7 @@ Text speculative(Speculator& s, const Text& prompt, std::size_t count) {
 
 }  // namespace
 
-TEST_CASE("speculative: greedy text is the plain one, in fewer passes") {
+TEST_CASE("speculative: greedy text equals plain decoding in fewer passes") {
   for (const char* kind : {"gpt2", "llama", "mla", "experts"})
     for (const std::int64_t depths : {1, 3})
       for (const bool repeated : {false, true}) {
@@ -132,8 +132,8 @@ TEST_CASE("speculative: greedy text is the plain one, in fewer passes") {
       }
 }
 
-TEST_CASE("speculative: the capacity of experts, which is for training, does not reach the text") {
-  // Nothing learnt, large weights: what one expert leaves out changes the next token.
+TEST_CASE("speculative: the training capacity of experts does not affect the text") {
+  // Untrained with large weights: a dropped slot changes the next token.
   GptConfig c = config(Arch::llama, 3);
   c.moe = {.experts = 4, .ffn = 24};
   c.moe.router.capacity_factor = 0.5;
@@ -151,9 +151,9 @@ TEST_CASE("speculative: the capacity of experts, which is for training, does not
   }
 }
 
-TEST_CASE("speculative: bad drafts are thrown away, and leave no trace in the caches") {
+TEST_CASE("speculative: rejected drafts leave no trace in the caches") {
   Gpt model = trained(config(Arch::llama, 2), 40);
-  // Depths that know nothing: their drafts are nearly always wrong.
+  // Untrained depths: their drafts are nearly always wrong.
   for (const NamedTensor& p : model.named_parameters())
     if (p.name.starts_with("mtp.")) normal_(p.tensor, {3, stream_of(p.name), 0}, 0, 1);
   const Text prompt = language(6, 9);
@@ -162,7 +162,7 @@ TEST_CASE("speculative: bad drafts are thrown away, and leave no trace in the ca
   Speculator s(model, {.temperature = 0}, 1);
   CHECK(speculative(s, prompt, 50) == want.text);
   CHECK(s.stats().accepted < s.stats().drafted / 2);
-  // Asked for one token at a time, nothing is drafted.
+  // With a limit of one token there is no draft.
   s.start(prompt);
   Text one = prompt;
   for (int i = 0; i < 50; ++i) one.push_back(s.next(1)[0]);
@@ -171,8 +171,8 @@ TEST_CASE("speculative: bad drafts are thrown away, and leave no trace in the ca
   CHECK(s.stats().passes == 50);
 }
 
-TEST_CASE("speculative: after drafts were rejected, the next ones are those of a fresh start") {
-  // Depths with noise: some drafts stay, some do not.
+TEST_CASE("speculative: drafts after a rejection equal the drafts of a fresh start") {
+  // Depths with noise: some drafts are accepted, some are rejected.
   Gpt model = trained(config(Arch::llama, 3), 40);
   for (const NamedTensor& p : model.named_parameters())
     if (p.name.starts_with("mtp.") && p.tensor.ndim() == 2)
@@ -190,7 +190,7 @@ TEST_CASE("speculative: after drafts were rejected, the next ones are those of a
       const std::int64_t wrong = s.stats().drafted - drafted - (s.stats().accepted - accepted);
       rejected += wrong > 0;
       if (before.size() == 3) continue;
-      // A fresh one has to come to the same place first: all but the last known token.
+      // A fresh speculator first processes all but the last known token.
       Speculator fresh(model, {.temperature = 0}, 1);
       fresh.start(std::span(before).first(before.size() - 1));
       REQUIRE(fresh.next(1)[0] == before.back());
@@ -204,12 +204,12 @@ TEST_CASE("speculative: after drafts were rejected, the next ones are those of a
   CHECK(rejected < compared);
 }
 
-TEST_CASE("speculative: sampled tokens have the model's distribution, whatever is drafted") {
+TEST_CASE("speculative: sampled tokens follow the model's distribution") {
   const Gpt model = trained(config(Arch::llama, 2), 16);
   const Text prompt = language(5, 11);
   for (const SamplingOptions& o : {SamplingOptions{.temperature = 1.2},
                                    SamplingOptions{.temperature = 2, .top_k = 5, .top_p = 0.9}}) {
-    // The exact probability of the first three tokens together.
+    // The exact joint probability of the first three tokens.
     const auto next = [&](const Text& text) {
       nn::KvCache cache(model.config, 1, kSeq);
       const Tensor ids =
@@ -238,7 +238,7 @@ TEST_CASE("speculative: sampled tokens have the model's distribution, whatever i
     std::int64_t accepted = 0, drafted = 0;
     for (int i = 0; i < kDraws; ++i) {
       Speculator s(model, o, static_cast<std::uint64_t>(i));
-      // The first token comes from the prompt's pass; with room for four more, two are drafted.
+      // The prompt's pass gives the first token; with room for four more, two are drafted.
       const Text got = speculative(s, prompt, 5);
       ++seen[Text(got.begin() + 5, got.begin() + 8)];
       accepted += s.stats().accepted;
@@ -246,7 +246,7 @@ TEST_CASE("speculative: sampled tokens have the model's distribution, whatever i
     }
     CHECK(accepted > 0);
     CHECK(accepted < drafted);
-    // Chi squared over the triples that are expected often enough, the rest in one cell.
+    // Chi squared over the triples with enough expected hits; all others share one cell.
     double chi = 0, rest_want = 0;
     int cells = 0, rest_seen = 0;
     for (const auto& [triple, p] : want) {
@@ -262,12 +262,12 @@ TEST_CASE("speculative: sampled tokens have the model's distribution, whatever i
     }
     if (rest_want > 5) chi += (rest_seen - rest_want) * (rest_seen - rest_want) / rest_want;
     REQUIRE(cells > 10);
-    // Mean cells, deviation sqrt(2 cells): 5 of these are not chance.
+    // The mean is the number of cells, the deviation sqrt(2 cells); 5 deviations are not chance.
     CHECK(chi < cells + 5 * std::sqrt(2.0 * cells));
   }
 }
 
-TEST_CASE("speculative: the seed decides the text") {
+TEST_CASE("speculative: the seed determines the text") {
   const Gpt model = trained(config(Arch::gpt2, 1), 20);
   const Text prompt = language(5, 12);
   Speculator a(model, {.temperature = 1.5}, 1), b(model, {.temperature = 1.5}, 2);

@@ -22,7 +22,7 @@ struct Pair : nn::Module {
 
 }  // namespace
 
-TEST_CASE("state_dict: tied once, buffers in, tables out, memory shared") {
+TEST_CASE("state_dict: lists ties once, includes buffers, omits tables and shares memory") {
   const Pair m;
   const StateDict s = m.state_dict();
   std::string names;
@@ -57,19 +57,19 @@ TEST_CASE("load_state_dict: values are converted to the model's dtype") {
   CHECK(m.b.bias.data<float>()[0] == 0.1f);
 }
 
-TEST_CASE("load_state_dict: a tied tensor may come under any of its names") {
+TEST_CASE("load_state_dict: a tied tensor is accepted under any of its names") {
   Pair m;
   StateDict s = m.state_dict();
   s.erase("a.weight");
   s.emplace("tied.weight", Tensor::full({4, 3}, 5));
   CHECK(m.load_state_dict(s).unexpected.empty());
   CHECK(m.a.weight.data<float>()[7] == 5);
-  s.emplace("a.weight", Tensor::full({4, 3}, 6));  // both: the first name counts
+  s.emplace("a.weight", Tensor::full({4, 3}, 6));  // with both the first name wins
   CHECK(m.load_state_dict(s).unexpected.empty());
   CHECK(m.a.weight.data<float>()[7] == 6);
 }
 
-TEST_CASE("load_state_dict: strict names what is missing and unexpected, and changes nothing") {
+TEST_CASE("load_state_dict: strict reports missing and unexpected names and changes nothing") {
   Pair m;
   StateDict s = m.state_dict();
   for (auto& [name, tensor] : s) tensor = Tensor::full(tensor.shape(), 9, tensor.dtype());
@@ -88,7 +88,7 @@ TEST_CASE("load_state_dict: strict names what is missing and unexpected, and cha
   CHECK(m.a.bias.data<float>()[0] == 0);
 }
 
-TEST_CASE("load_state_dict: another shape is an error, strict or not") {
+TEST_CASE("load_state_dict: a different shape is always an error") {
   Pair m;
   StateDict s = m.state_dict();
   s.at("a.weight") = Tensor::zeros({3, 4});
@@ -103,7 +103,7 @@ TEST_CASE("load_state_dict: another shape is an error, strict or not") {
         "got [1, 2]; missing tied.bias");
 }
 
-TEST_CASE("load_state_dict: a long list is cut") {
+TEST_CASE("load_state_dict: a long list of names is truncated") {
   Pair m;
   StateDict s = m.state_dict();
   for (int i = 0; i < 11; ++i) s.emplace("x" + std::to_string(10 + i), Tensor::zeros({1}));

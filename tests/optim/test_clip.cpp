@@ -17,7 +17,7 @@ NamedTensor parameter(const char* name, const Shape& shape, DType dtype = DType:
   return {name, p};
 }
 
-// Two parameters with the gradients (3, 0) and (0, 4, 0): together of norm 5.
+// Two parameters with the gradients (3, 0) and (0, 4, 0), whose joint norm is 5.
 NamedTensors of_norm_five() {
   NamedTensors ps{parameter("a", {2}), parameter("none", {7}), parameter("b", {3})};
   ps[0].tensor.set_grad(Tensor::of({3, 0}, {2}));
@@ -27,7 +27,7 @@ NamedTensors of_norm_five() {
 
 }  // namespace
 
-TEST_CASE("clip: a norm above the limit scales every gradient, and the old norm comes back") {
+TEST_CASE("clip: a norm above the limit scales every gradient and returns the old norm") {
   const NamedTensors ps = of_norm_five();
   CHECK(optim::clip_grad_norm(ps, 2).item() == 5);
   CHECK(test::mismatch(ps[0].tensor.grad(), Tensor::of({1.2, 0}, {2}), 1e-6) == "");
@@ -36,7 +36,7 @@ TEST_CASE("clip: a norm above the limit scales every gradient, and the old norm 
   CHECK(optim::clip_grad_norm(ps, 2).item() == doctest::Approx(2).epsilon(1e-6));
 }
 
-TEST_CASE("clip: a norm at or below the limit leaves every bit, and so does no limit") {
+TEST_CASE("clip: a norm up to the limit changes no bit") {
   for (const double limit : {5.1, 1000.0, 0.0}) {
     const NamedTensors ps = of_norm_five();
     CHECK(optim::clip_grad_norm(ps, limit).item() == 5);
@@ -54,7 +54,7 @@ TEST_CASE("clip: measuring changes nothing and gives the factor") {
   CHECK(optim::measure_clip(ps, 0).scale.item() == 1);
 }
 
-TEST_CASE("clip: a gradient that is not finite shows in the norm and stops the scaling") {
+TEST_CASE("clip: a gradient that is not finite shows in the norm and prevents scaling") {
   for (const double bad : {std::numeric_limits<double>::infinity(), std::nan("")}) {
     const NamedTensors ps = of_norm_five();
     ps[2].tensor.grad().slice(0, 0, 1).fill_(bad);
@@ -66,7 +66,7 @@ TEST_CASE("clip: a gradient that is not finite shows in the norm and stops the s
   }
 }
 
-TEST_CASE("clip: a loss that is not finite stops the scaling too, and any other changes no bit") {
+TEST_CASE("clip: a loss that is not finite prevents scaling and a finite one changes no bit") {
   const NamedTensors ps = of_norm_five();
   for (const double bad : {std::numeric_limits<double>::infinity(), std::nan("")}) {
     const optim::GradClip clip = optim::measure_clip(ps, 2);
@@ -83,7 +83,7 @@ TEST_CASE("clip: a loss that is not finite stops the scaling too, and any other 
         "require_finite: number must have 1 element, got shape [2]");
 }
 
-TEST_CASE("clip: sums of squares of any tensors, and a clip from a sum of them") {
+TEST_CASE("clip: sums_of_squares of any tensors and clip_from their total") {
   const Tensor sums = optim::sums_of_squares(
       {Tensor::of({3, 4}, {2}), Tensor::of({12}, {1}, DType::f64), Tensor::zeros({0, 2})});
   CHECK(test::different_bits(sums, Tensor::of({25, 144, 0, 169}, {4}, DType::f64)) == "");
@@ -105,7 +105,7 @@ TEST_CASE("clip: squares that overflow f32 still give a norm") {
   CHECK(test::mismatch(ps[0].tensor.grad(), Tensor::of({0.6, 0.8}, {2}), 1e-6) == "");
 }
 
-TEST_CASE("clip: dtypes mix, and the norm does not depend on the number of threads") {
+TEST_CASE("clip: mixed dtypes, and the norm does not depend on the number of threads") {
   NamedTensors ps{parameter("a", {300, 701}), parameter("b", {90001}, DType::bf16),
                   parameter("c", {5}, DType::f64), parameter("empty", {0, 3})};
   double want = 0;
@@ -134,7 +134,7 @@ TEST_CASE("clip: main_grad takes precedence over grad") {
   CHECK(optim::gradient_of(ps[0].tensor).same(ps[0].tensor.main_grad()));
 }
 
-TEST_CASE("clip: no gradient at all gives null, and clipping by value nothing to do") {
+TEST_CASE("clip: without gradients the norm is null and clipping by value does nothing") {
   const NamedTensors ps{parameter("a", {2})};
   CHECK(!optim::measure_clip(ps, 1).norm);
   CHECK(!optim::clip_grad_norm(ps, 1));
@@ -142,7 +142,7 @@ TEST_CASE("clip: no gradient at all gives null, and clipping by value nothing to
   CHECK(!ps[0].tensor.grad());
 }
 
-TEST_CASE("clip: by value limits each element") {
+TEST_CASE("clip: clipping by value limits each element") {
   NamedTensors ps{parameter("a", {5})};
   ps[0].tensor.set_grad(Tensor::of({-7, -0.5, 0, 0.25, 9}, {5}));
   optim::clip_grad_value(ps, 0.5);
@@ -150,7 +150,7 @@ TEST_CASE("clip: by value limits each element") {
         "");
 }
 
-TEST_CASE("clip: the meta device gives the shapes only") {
+TEST_CASE("clip: the meta device gives only shapes") {
   Tensor p = Tensor::empty({3, 4}, DType::f32, kMeta);
   p.set_requires_grad();
   p.set_grad(Tensor::empty({3, 4}, DType::f32, kMeta));

@@ -1,4 +1,4 @@
-// What bf16 parameters are trained in: an f32 copy, or the same number as parameter and remainder.
+// Master weights of bf16 parameters: an f32 copy, or the same number as parameter and remainder.
 #include <doctest/doctest.h>
 
 #include <bit>
@@ -28,7 +28,7 @@ using optim::SgdOptions;
 
 constexpr MasterWeights kForms[] = {MasterWeights::f32, MasterWeights::remainder};
 
-// A tail in every loop, a parameter of another dtype, and none at all.
+// A tail in every loop, a parameter of another dtype, and an empty one.
 NamedTensors model() {
   NamedTensors ps{{"w", test::random({37, 5}, 1, DType::bf16)},
                   {"f", test::random({3}, 2, DType::f32)},
@@ -53,8 +53,8 @@ void steps(Optimizer& opt, std::uint64_t from, std::uint64_t to) {
 
 std::uint32_t bits_of(float x) { return std::bit_cast<std::uint32_t>(x); }
 
-// "" when both have the same master weights, and parameters that go with them: b's are the halves,
-// and differ from a's, which are rounded to even, in ties only.
+// "" when both have the same master weights and matching parameters: b's are the upper halves and
+// differ from a's, which are rounded to even, only at ties.
 std::string differences(const Optimizer& a, const Optimizer& b) {
   for (std::size_t i = 0; i < a.parameters().size(); ++i) {
     const std::string& name = a.parameters()[i].name;
@@ -75,7 +75,7 @@ std::string differences(const Optimizer& a, const Optimizer& b) {
   return "";
 }
 
-// A state in which two master weights are ties: above an even bf16 and above an odd one.
+// A state in which two master weights are ties: above an even and above an odd bf16.
 constexpr std::uint32_t kTies[] = {0x3f808000, 0xbf818000};
 void set_ties(StateDict& state) {
   float* const w = state.at("w.master").data<float>();
@@ -95,7 +95,7 @@ std::unique_ptr<AdamW> adam(const NamedTensors& ps, MasterWeights form, AdamWOpt
 
 }  // namespace
 
-TEST_CASE("master_weights: golden vectors of the remainder form") {
+TEST_CASE("master_weights: golden values of the remainder form") {
   const Tensor p = Tensor::full({1, 1}, 0.5, DType::bf16).set_requires_grad();
   AdamW opt({{"p", p}}, {.lr = 1e-3,
                          .beta1 = 0.9,
@@ -116,7 +116,7 @@ TEST_CASE("master_weights: golden vectors of the remainder form") {
   }
 }
 
-TEST_CASE("master_weights: O5 1000 steps of both forms, bit for bit") {
+TEST_CASE("master_weights: O5 1000 AdamW steps of both forms are equal bit by bit") {
   for (const bool decoupled : {true, false})
     for (const DType state : {DType::f32, DType::bf16, DType::f16}) {
       CAPTURE(decoupled);
@@ -141,7 +141,7 @@ TEST_CASE("master_weights: O5 1000 steps of both forms, bit for bit") {
     }
 }
 
-TEST_CASE("master_weights: SGD of both forms, bit for bit") {
+TEST_CASE("master_weights: SGD steps of both forms are equal bit by bit") {
   for (const double momentum : {0.0, 0.9})
     for (const DType grad : {DType::f32, DType::bf16}) {
       const auto make = [&](const NamedTensors& ps, MasterWeights form) {
@@ -162,7 +162,7 @@ TEST_CASE("master_weights: SGD of both forms, bit for bit") {
     }
 }
 
-TEST_CASE("master_weights: a saved state goes on in either form, bit for bit") {
+TEST_CASE("master_weights: a saved state continues in either form bit by bit") {
   for (const MasterWeights before : kForms)
     for (const MasterWeights after : kForms) {
       CAPTURE(before == MasterWeights::remainder);
@@ -188,7 +188,7 @@ TEST_CASE("master_weights: a saved state goes on in either form, bit for bit") {
     }
 }
 
-TEST_CASE("master_weights: loading sets the half of a tie, which an f32 form rounded to even") {
+TEST_CASE("master_weights: loading sets the half of a tie that the f32 form rounded to even") {
   const NamedTensors a = model(), b = model();
   const auto copies = adam(a, MasterWeights::f32), split = adam(b, MasterWeights::remainder);
   StateDict state = copies->state_dict();
@@ -197,10 +197,10 @@ TEST_CASE("master_weights: loading sets the half of a tie, which an f32 form rou
   const std::uint32_t version = b[0].tensor.version();
   split->load_state_dict(state);
   CHECK(b[0].tensor.version() != version);
-  CHECK(b[0].tensor.data<bf16>()[0].bits == 0x3f81);  // even would be 0x3f80
+  CHECK(b[0].tensor.data<bf16>()[0].bits == 0x3f81);  // ties to even give 0x3f80
   CHECK(b[0].tensor.data<bf16>()[1].bits == 0xbf82);
   CHECK(test::different_bits(split->value(0), state.at("w.master")) == "");
-  // And back: the f32 form takes the same master weights, and leaves the parameters.
+  // The other direction: the f32 form takes the same master weights and keeps the parameters.
   const NamedTensors c = model();
   copy_parameters(b, c);
   const auto again = adam(c, MasterWeights::f32);
@@ -211,7 +211,7 @@ TEST_CASE("master_weights: loading sets the half of a tie, which an f32 form rou
   CHECK(differences(*again, *split) == "");
 }
 
-TEST_CASE("master_weights: a parameter that others write is what counts from then on") {
+TEST_CASE("master_weights: an externally changed parameter replaces its master weight") {
   for (const MasterWeights form : kForms) {
     CAPTURE(form == MasterWeights::remainder);
     const NamedTensors ps = model();
@@ -227,7 +227,7 @@ TEST_CASE("master_weights: a parameter that others write is what counts from the
     opt->set_lr(0);
     steps(*opt, 3, 4);
     CHECK(test::different_bits(opt->value(0).detach(), two) == "");
-    // Unless it is said that they wrote what the master weights say.
+    // Unless keep_masters() declares that the parameters match the master weights.
     opt->set_lr(1e-3);
     steps(*opt, 4, 5);
     const Tensor before = opt->value(0).clone();
@@ -239,7 +239,7 @@ TEST_CASE("master_weights: a parameter that others write is what counts from the
   }
 }
 
-TEST_CASE("master_weights: a norm that is not finite leaves both halves alone") {
+TEST_CASE("master_weights: a norm that is not finite changes neither half") {
   for (const DType state : {DType::f32, DType::f16}) {
     const NamedTensors ps = model();
     const auto opt = adam(ps, MasterWeights::remainder, {.m_dtype = state, .v_dtype = state});
@@ -268,7 +268,7 @@ TEST_CASE("master_weights: without a norm a NaN reaches the parameter in either 
   }
 }
 
-TEST_CASE("master_weights: the parameter norm is that of the f32 numbers, whatever the form") {
+TEST_CASE("master_weights: the parameter norm uses the f32 numbers in either form") {
   const NamedTensors a = model(), b = model();
   const auto copies = adam(a, MasterWeights::f32), split = adam(b, MasterWeights::remainder);
   for (const auto& opt : {copies.get(), split.get()}) steps(*opt, 0, 20);
@@ -280,7 +280,7 @@ TEST_CASE("master_weights: the parameter norm is that of the f32 numbers, whatev
   const double want = std::sqrt(squares);
   CHECK(copies->parameter_norm().item() == doctest::Approx(want).epsilon(1e-12));
   CHECK(split->parameter_norm().item() == doctest::Approx(want).epsilon(1e-12));
-  CHECK(std::abs(std::sqrt(rounded) / want - 1) > 1e-7);  // the rounded ones would be noticed
+  CHECK(std::abs(std::sqrt(rounded) / want - 1) > 1e-7);  // rounded values would differ
   const std::int64_t counts[] = {5, 0, 0, 9};
   double some = 0;
   for (const std::size_t i : {0, 3})
@@ -294,7 +294,7 @@ TEST_CASE("master_weights: the parameter norm is that of the f32 numbers, whatev
   CHECK(!split->sum_of_squares(nothing));
 }
 
-TEST_CASE("master_weights: bytes for each parameter") {
+TEST_CASE("master_weights: bytes per parameter") {
   constexpr std::int64_t n = 1 << 16;  // no rounding to size classes
   const auto bytes = [&](MasterWeights form, DType state) {
     const auto live = [] {
@@ -312,7 +312,7 @@ TEST_CASE("master_weights: bytes for each parameter") {
   CHECK(bytes(MasterWeights::none, DType::f32) == 10);
 }
 
-TEST_CASE("master_weights: on the meta device there is nothing to merge") {
+TEST_CASE("master_weights: the meta device has nothing to merge") {
   const Tensor p = Tensor::empty({4, 4}, DType::bf16, kMeta).set_requires_grad();
   AdamW opt({{"p", p}}, {.master_weights = MasterWeights::remainder});
   p.set_grad(Tensor::empty({4, 4}, DType::f32, kMeta));
@@ -342,7 +342,7 @@ TEST_CASE("master_weights: errors name the rule") {
 
 namespace {
 
-// The loss of a noisy linear regression in bf16 after 1000 steps, over the last 100 of them.
+// The loss of a noisy linear regression in bf16 after 1000 steps, averaged over the last 100.
 double regression(MasterWeights form, DType state) {
   const Tensor w = test::random({8, 24}, 1, DType::bf16).set_requires_grad();
   const Tensor truth = test::random({8, 24}, 2, DType::bf16);
@@ -373,7 +373,7 @@ TEST_CASE("master_weights: O5 a regression with remainders and bf16 states ends 
   const double want = regression(MasterWeights::f32, DType::f32);
   CHECK(regression(MasterWeights::remainder, DType::f32) == doctest::Approx(want).epsilon(0.02));
   CHECK(regression(MasterWeights::remainder, DType::bf16) == doctest::Approx(want).epsilon(0.02));
-  // Which without master weights it does not.
+  // Without master weights it does not.
   CHECK(regression(MasterWeights::none, DType::f32) > 1.02 * want);
 }
 

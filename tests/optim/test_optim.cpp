@@ -67,7 +67,7 @@ TEST_CASE("sgd: plain, momentum and Nesterov follow their formulas") {
     }
 }
 
-TEST_CASE("optimizer: a parameter without a gradient is left alone, state and all") {
+TEST_CASE("optimizer: a parameter without a gradient keeps its value and state") {
   for (const bool adam : {true, false}) {
     CAPTURE(adam);
     const NamedTensors ps = model();
@@ -90,7 +90,7 @@ TEST_CASE("optimizer: a parameter without a gradient is left alone, state and al
   }
 }
 
-TEST_CASE("optimizer: steps are counted even when nothing has a gradient") {
+TEST_CASE("optimizer: steps count even without gradients") {
   AdamW opt(model());
   CHECK(!opt.step().skipped);
   CHECK(opt.steps() == 1);
@@ -117,7 +117,7 @@ TEST_CASE("optimizer: a gradient norm that is not finite changes nothing") {
   }
 }
 
-TEST_CASE("optimizer: clipping on the way equals clipping first") {
+TEST_CASE("optimizer: clipping during the step equals clipping before it") {
   const NamedTensors a = model(DType::f64), b = model(DType::f64);
   AdamW on_the_way(a), first(b);
   for (std::uint64_t t = 1; t <= 3; ++t) {
@@ -138,7 +138,7 @@ TEST_CASE("optimizer: clipping on the way equals clipping first") {
   CHECK(test::mismatch(a[0].tensor, c[0].tensor, 1e-12) != "");
 }
 
-TEST_CASE("optimizer: saved in the middle, loaded into a new one, it goes on bit for bit") {
+TEST_CASE("optimizer: a saved state continues in a new optimizer bit by bit") {
   for (const DType state : {DType::f32, DType::bf16}) {
     CAPTURE(name(state));
     const optim::AdamWOptions o{.beta2 = 0.95, .m_dtype = state, .v_dtype = state};
@@ -169,7 +169,7 @@ TEST_CASE("optimizer: saved in the middle, loaded into a new one, it goes on bit
   }
 }
 
-TEST_CASE("optimizer: f16 states come back from a file to within their precision") {
+TEST_CASE("optimizer: f16 states survive a file to within their precision") {
   const optim::AdamWOptions o{.beta2 = 0.95, .m_dtype = DType::f16, .v_dtype = DType::f16};
   const NamedTensors ps = model();
   AdamW a(ps, o), b(ps, o);
@@ -183,7 +183,7 @@ TEST_CASE("optimizer: f16 states come back from a file to within their precision
   }
 }
 
-TEST_CASE("optimizer: main_grad is used where it is set, and zero_grad clears both kinds") {
+TEST_CASE("optimizer: main_grad is used if set and zero_grad clears both kinds") {
   const Tensor p = parameter(Tensor::of({1, 1}, {1, 2}));
   Sgd opt({{"p", p}}, {.lr = 1});
   const Tensor main = Tensor::of({2, 3}, {1, 2});
@@ -197,7 +197,7 @@ TEST_CASE("optimizer: main_grad is used where it is set, and zero_grad clears bo
   CHECK(test::different_bits(main, Tensor::zeros({1, 2})) == "");
 }
 
-TEST_CASE("optimizer: a step announces its write to saved tensors") {
+TEST_CASE("optimizer: a step bumps the version of its parameters") {
   const Tensor p = parameter(Tensor::of({1}, {1, 1}));
   Sgd opt({{"p", p}});
   p.set_grad(Tensor::of({1}, {1, 1}));
@@ -206,7 +206,7 @@ TEST_CASE("optimizer: a step announces its write to saved tensors") {
   CHECK(p.version() == version + 1);
 }
 
-TEST_CASE("groups: the first match wins, and decay defaults to tensors with two axes") {
+TEST_CASE("groups: the first match wins and only tensors with two axes decay by default") {
   const NamedTensors ps = model();
   const auto plain = optim::assign_groups(ps, {}, 0.1);
   CHECK(plain[0].weight_decay == 0.1);
@@ -227,7 +227,7 @@ TEST_CASE("groups: the first match wins, and decay defaults to tensors with two 
   CHECK(ruled[3].lr_scale == 0.5);
 }
 
-TEST_CASE("groups: biases do not decay, those of experts with two axes neither") {
+TEST_CASE("groups: biases do not decay even with two axes") {
   const Tensor p = parameter(Tensor::zeros({2, 3}));
   const NamedTensors ps{{"experts.up_bias", p}, {"experts.down.bias", p}, {"bias", p},
                         {"experts.up", p},      {"bias.up", p},           {"unbias", p}};
@@ -237,7 +237,7 @@ TEST_CASE("groups: biases do not decay, those of experts with two axes neither")
             .weight_decay == 0.5);
 }
 
-TEST_CASE("groups: a rule that another one shadows everywhere is no error, an idle one is") {
+TEST_CASE("groups: a rule may be shadowed everywhere but must match a name") {
   const NamedTensors ps = model();
   CHECK(optim::assign_groups(ps, {{.pattern = "."}, {.pattern = "bias"}}, 0).size() == 4);
   CHECK(test::error_of([&] { optim::assign_groups(ps, {{.pattern = "biass"}}, 0); }) ==
@@ -246,7 +246,7 @@ TEST_CASE("groups: a rule that another one shadows everywhere is no error, an id
         "groups: pattern \"(x\" is not a regular expression");
 }
 
-TEST_CASE("groups: settings reach the update") {
+TEST_CASE("groups: settings are applied in the update") {
   const NamedTensors ps{{"a", parameter(Tensor::of({1}, {1, 1}))},
                         {"b", parameter(Tensor::of({1}, {1, 1}))}};
   Sgd opt(ps, {.lr = 0.5, .groups = {{.pattern = "b", .lr_scale = 0.25, .weight_decay = 2.0}}});
@@ -256,7 +256,7 @@ TEST_CASE("groups: settings reach the update") {
   CHECK(ps[1].tensor.item() == 1 - 0.5 * 0.25 * (1 + 2));
 }
 
-TEST_CASE("optimizer: settings of each parameter in the place of groups, and steps in portions") {
+TEST_CASE("optimizer: settings per parameter replace groups, and a step may run in parts") {
   NamedTensors ps;
   for (const char* name : {"a", "b", "c"}) {
     ps.push_back({name, Tensor::ones({2})});
@@ -280,26 +280,26 @@ TEST_CASE("optimizer: settings of each parameter in the place of groups, and ste
         "optimizer: settings must have one entry for each of 3 parameters, got 0");
 }
 
-TEST_CASE("optimizer: f32 copies of views of one buffer stay what they are") {
-  // As those of a flat bucket: to write one of them counts as a write of all.
+TEST_CASE("optimizer: f32 copies of views of one buffer stay unchanged") {
+  // As in a flat bucket: a write to one view counts as a write to all.
   const Tensor flat = Tensor::ones({4}, DType::bf16);
   NamedTensors ps{{"a", flat.alias({2}, {1}, 0)}, {"b", flat.alias({2}, {1}, 2)}};
   for (const NamedTensor& p : ps) p.tensor.set_main_grad(Tensor::ones({2}));
   optim::Sgd sgd(ps, {.lr = 1e-4});
   for (int i = 0; i < 30; ++i) {
     sgd.step();
-    flat.bump_version();  // somebody gathers what all have updated
+    flat.bump_version();  // as an all-gather of updated parameters does
     sgd.keep_masters();
   }
   for (const std::size_t i : {0, 1}) CHECK(sgd.value(i).max().item() == doctest::Approx(0.997));
   CHECK(flat.min().item() < 1);
-  // Without a word the parameter is what counts.
+  // Without keep_masters() the parameter counts.
   flat.fill_(3);
   sgd.step();
   CHECK(sgd.value(1).max().item() == doctest::Approx(3 - 1e-4));
 }
 
-TEST_CASE("optimizer: on the meta device a step needs no values") {
+TEST_CASE("optimizer: a step on the meta device needs no values") {
   Tensor p = Tensor::empty({4, 4}, DType::f32, kMeta);
   p.set_requires_grad();
   AdamW opt({{"p", p}});
@@ -348,7 +348,7 @@ TEST_CASE("optimizer: errors name the rule") {
         "optimizer: p and its gradient must be contiguous, got strides [1] and [2]");
 }
 
-TEST_CASE("optimizer: a state that does not fit is refused whole") {
+TEST_CASE("optimizer: a state that does not fit is refused and changes nothing") {
   const NamedTensors ps = model();
   AdamW opt(ps);
   const StateDict good = opt.state_dict();
@@ -372,7 +372,8 @@ TEST_CASE("optimizer: a state that does not fit is refused whole") {
 }
 
 TEST_CASE("optimizer: bf16 weights are updated through an f32 copy") {
-  // Steps of 1e-3 against a weight of 1, whose neighbours in bf16 are 2^-8 away: lost one by one.
+  // Steps of 1e-3 on a weight of 1, whose neighbours in bf16 are 2^-8 away: each step alone is
+  // lost.
   const auto after = [](optim::MasterWeights form, int steps) {
     const Tensor p = parameter(Tensor::full({3}, 1, DType::bf16));
     Sgd opt({{"p", p}}, {.lr = 1e-3, .master_weights = form});
@@ -387,7 +388,7 @@ TEST_CASE("optimizer: bf16 weights are updated through an f32 copy") {
         static_cast<double>(static_cast<float>(bf16(0.9f))));
 }
 
-TEST_CASE("optimizer: the f32 copy is saved, loaded, and follows a weight that others write") {
+TEST_CASE("optimizer: the f32 copy is saved, loaded and follows an external change") {
   const auto fresh = [] {
     return NamedTensors{{"w", parameter(test::random({4, 5}, 1, DType::bf16))},
                         {"b", parameter(test::random({5}, 2, DType::f32))}};

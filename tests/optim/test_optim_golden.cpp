@@ -1,4 +1,4 @@
-// AdamW bit for bit, and where low-precision states go wrong.
+// AdamW bit by bit, and the limits of low-precision states.
 #include <doctest/doctest.h>
 
 #include <bit>
@@ -28,7 +28,7 @@ struct OneParameter {
   }
 };
 
-// g = 0.1, -0.2, 0.05 from p = 0.5. These numbers come from a scalar program of its own, with every
+// g = 0.1, -0.2, 0.05 from p = 0.5. An independent scalar program computed these numbers with every
 // f32 operation rounded.
 constexpr optim::AdamWOptions kGolden{
     .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
@@ -43,7 +43,7 @@ void count_line(std::string_view line) {
 
 }  // namespace
 
-TEST_CASE("adamw: golden vectors with f32 states") {
+TEST_CASE("adamw: golden values with f32 states") {
   OneParameter one(0.5, kGolden);
   const std::uint32_t p[] = {0x3eff7c46, 0x3effab9b, 0x3effbcde};
   const float m[] = {0.0100000026f, -0.0110000027f, -0.00490000052f};
@@ -57,7 +57,7 @@ TEST_CASE("adamw: golden vectors with f32 states") {
   }
 }
 
-TEST_CASE("adamw: golden vectors with bf16 states") {
+TEST_CASE("adamw: golden values with bf16 states") {
   optim::AdamWOptions o = kGolden;
   o.m_dtype = o.v_dtype = DType::bf16;
   OneParameter one(0.5, o);
@@ -123,8 +123,8 @@ TEST_CASE("adamw: f64 parameters have f64 states and agree with the reference to
   CHECK(opt.state_dict().at("p.m").dtype() == DType::f64);
 }
 
-TEST_CASE("adamw: f16 states carry a scale, so tiny second moments survive") {
-  // v is near 1e-10 here: below f16's smallest number, were it stored as it is.
+TEST_CASE("adamw: f16 states carry a scale so that tiny second moments survive") {
+  // Here v is near 1e-10, below f16's smallest number without a scale.
   const optim::AdamWOptions half{
       .lr = 1e-3, .beta2 = 0.95, .m_dtype = DType::f16, .v_dtype = DType::f16};
   const optim::AdamWOptions full{.lr = 1e-3, .beta2 = 0.95};
@@ -140,8 +140,8 @@ TEST_CASE("adamw: f16 states carry a scale, so tiny second moments survive") {
   CHECK(a.state("v") > 1e-11f);
 }
 
-TEST_CASE("adamw: bf16 second moments cannot decay when beta2 is 0.999") {
-  // (1 - beta2) is below half a unit in the last place of bf16: v sticks far from the mean of g^2.
+TEST_CASE("adamw: bf16 second moments cannot decay with beta2 0.999") {
+  // (1 - beta2) is below half a unit in the last place of bf16: v stays far from the mean of g^2.
   const auto second_moment = [](DType dtype, double beta2) {
     OneParameter one(0, {.lr = 0, .beta2 = beta2, .v_dtype = dtype});
     for (int t = 0; t < 5000; ++t) one.step(1);
@@ -152,7 +152,7 @@ TEST_CASE("adamw: bf16 second moments cannot decay when beta2 is 0.999") {
   CHECK(second_moment(DType::bf16, 0.95) == doctest::Approx(1).epsilon(0.05));
 }
 
-TEST_CASE("adamw: the bf16 hazard is announced, and only then") {
+TEST_CASE("adamw: warns about the bf16 hazard and only then") {
   set_log_handler(count_line);
   const Tensor p = Tensor::zeros({1, 1}).set_requires_grad();
   const auto lines_for = [&](DType v, double beta2) {

@@ -14,7 +14,7 @@
 namespace weft::optimizer_test {
 namespace {
 
-// Numbers that look random and depend on i only.
+// Pseudo-random numbers that depend only on i.
 float noise(std::int64_t i, int stream) {
   return static_cast<float>(std::sin(12.9898 * static_cast<double>(i + 1) + 78.233 * stream));
 }
@@ -46,7 +46,7 @@ struct Problem {
     s.n = p.numel();
     s.param_dtype = p.dtype();
     s.grad_dtype = g.dtype();
-    s.lr_scale = lr;  // of a rate of 1
+    s.lr_scale = lr;  // for a learning rate of 1
     s.weight_decay = weight_decay;
     s.m = m.raw();
     s.v = v.raw();
@@ -86,9 +86,9 @@ constexpr std::int64_t kUneven = kOptimizerChunk + 1234;  // two chunks, and a t
 
 }  // namespace
 
-// Three steps from p = 0.5 with lr 1e-3, weight decay 0.01 and gradients 0.1, -0.2, 0.05, worked
-// out by a scalar program with every f32 operation rounded.
-TEST_CASE("adam_step: golden values of AdamW, bit for bit") {
+// Three steps from p = 0.5 with lr 1e-3, weight decay 0.01 and gradients 0.1, -0.2, 0.05, computed
+// by a scalar program with every f32 operation rounded.
+TEST_CASE("adam_step: golden values of AdamW bit by bit") {
   const float gradients[] = {0.1f, -0.2f, 0.05f};
   const std::uint32_t f32_states[] = {0x3eff7c46, 0x3effab9b, 0x3effbcde};
   const float f32_m[] = {0.0100000026f, -0.0110000027f, -0.00490000052f};
@@ -105,7 +105,7 @@ TEST_CASE("adam_step: golden values of AdamW, bit for bit") {
     Problem::set(wide.g, 0, gradients[t - 1]);
     Problem::set(narrow.g, 0, gradients[t - 1]);
     adam({wide.slot(1e-3, 0.01)}, step_at(t));
-    // The program's bf16 run had its bias corrections from powf.
+    // The program's bf16 run computed its bias corrections with powf.
     AdamStep s = step_at(t);
     s.now.bias_correction1 = 1.0f - std::pow(0.9f, static_cast<float>(t));
     s.now.bias_correction2 = 1.0f - std::pow(0.999f, static_cast<float>(t));
@@ -150,7 +150,7 @@ TEST_CASE("adam_step: f32 and low-precision states follow the f64 update") {
     }
 }
 
-TEST_CASE("adam_step: f16 states use half of the f16 range, and a zero state stays zero") {
+TEST_CASE("adam_step: f16 states use half of the f16 range and a zero state stays zero") {
   Problem one(100, DType::f32, DType::f32, DType::f16, DType::f16);
   adam({one.slot()}, step_at(1));
   double largest = 0;
@@ -168,7 +168,7 @@ TEST_CASE("adam_step: f16 states use half of the f16 range, and a zero state sta
   CHECK(at(idle.m_scale, 0) == 0);
 }
 
-TEST_CASE("adam_step: neither threads nor the instruction set nor the company change a bit") {
+TEST_CASE("adam_step: threads, instruction set and other parameters change no bit") {
   const std::string best = simd().name;
   const int threads = num_threads();
   for (const DType state : {DType::f32, DType::bf16, DType::f16}) {
@@ -197,7 +197,7 @@ TEST_CASE("adam_step: neither threads nor the instruction set nor the company ch
   set_num_threads(threads);
 }
 
-TEST_CASE("adam_step: grad_scale multiplies, and a non-finite one leaves everything untouched") {
+TEST_CASE("adam_step: grad_scale multiplies and a non-finite one leaves everything unchanged") {
   Problem a(50, DType::f32, DType::f32, DType::f32, DType::f32), b = a;
   b.p = a.p.clone();
   b.m = a.m.clone();
@@ -216,7 +216,7 @@ TEST_CASE("adam_step: grad_scale multiplies, and a non-finite one leaves everyth
   CHECK(same_bytes(a.v, b.v));
 }
 
-TEST_CASE("adam_step: the bf16 copy is the new f32 param, rounded") {
+TEST_CASE("adam_step: the bf16 copy is the new f32 parameter rounded") {
   Problem a(40, DType::f32, DType::bf16, DType::f32, DType::f32);
   const Tensor copy = Tensor::zeros({40}, DType::bf16);
   AdamSlot slot = a.slot();
@@ -225,8 +225,8 @@ TEST_CASE("adam_step: the bf16 copy is the new f32 param, rounded") {
   for (int i = 0; i < 40; ++i) CHECK(copy.data<bf16>()[i].bits == bf16(a.p.data<float>()[i]).bits);
 }
 
-TEST_CASE("adam_step: a bf16 param with its remainder is the f32 param, golden values too") {
-  // Golden first: the halves of 0.5 and what the three steps above make of it.
+TEST_CASE("adam_step: a bf16 parameter with its remainder equals the f32 parameter") {
+  // Golden values: the halves of 0.5 and the results of the three steps above.
   const float gradients[] = {0.1f, -0.2f, 0.05f};
   const std::uint16_t halves[] = {0x3eff, 0x3f00, 0x3f00};
   const std::int16_t remainders[] = {31'814, -21'605, -17'186};
@@ -242,7 +242,7 @@ TEST_CASE("adam_step: a bf16 param with its remainder is the f32 param, golden v
     CHECK(one.p.data<bf16>()[0].bits == halves[t - 1]);
     CHECK(remainder == remainders[t - 1]);
   }
-  // Then two chunks of them beside the f32 update, with every instruction set.
+  // Then two chunks of them next to the f32 update, with every instruction set.
   const std::string best = simd().name;
   for (const DType state : {DType::f32, DType::bf16, DType::f16})
     for (const char* isa : {"scalar", "avx2", "avx512"}) {
@@ -274,7 +274,7 @@ TEST_CASE("adam_step: a bf16 param with its remainder is the f32 param, golden v
   set_simd(best.c_str());
 }
 
-TEST_CASE("sgd_step: momentum, Nesterov and decay as their formulas have them") {
+TEST_CASE("sgd_step: momentum, Nesterov and decay follow their formulas") {
   for (const DType type : {DType::f64, DType::f32, DType::bf16})
     for (const bool nesterov : {false, true})
       for (const double momentum : {0.0, 0.9}) {
@@ -299,7 +299,7 @@ TEST_CASE("sgd_step: momentum, Nesterov and decay as their formulas have them") 
       }
 }
 
-TEST_CASE("grad_squares: sums of each slot and of all, for any number of threads") {
+TEST_CASE("grad_squares: sums per slot and in total for any number of threads") {
   const int threads = num_threads();
   const Problem a(kUneven, DType::f32, DType::f32, DType::f32, DType::f32);
   const Problem b(33, DType::f32, DType::bf16, DType::f32, DType::f32);

@@ -35,7 +35,7 @@ TEST_CASE("schedule: warm-up rises linearly and reaches lr at its last update") 
     check_table(make(kind), {{1, 0.08}, {5, 0.4}, {9, 0.72}, {10, 0.8}});
 }
 
-TEST_CASE("schedule: constant stays") {
+TEST_CASE("schedule: constant keeps lr") {
   check_table(make(Kind::constant), {{11, 0.8}, {60, 0.8}, {110, 0.8}, {1000, 0.8}});
 }
 
@@ -52,7 +52,7 @@ TEST_CASE("schedule: cosine falls along half a cosine") {
                                    {500, 0.1}});
 }
 
-TEST_CASE("schedule: wsd holds, then falls as 1 - sqrt over the last 20 % of all updates") {
+TEST_CASE("schedule: wsd holds lr and then falls as 1 - sqrt over the last 20 % of all updates") {
   // 20 % of 110 is 22: updates 89 .. 110 decay.
   check_table(
       make(Kind::wsd),
@@ -78,7 +78,7 @@ TEST_CASE("schedule: a warm-up longer than the run ends with it") {
   }
 }
 
-TEST_CASE("schedule: a run of one update uses lr or, when it decays at once, min_lr") {
+TEST_CASE("schedule: a single update uses lr or the decayed min_lr") {
   Schedule s{.kind = Kind::constant, .lr = 0.5, .steps = 1};
   CHECK(s.at(1) == 0.5);
   s.kind = Kind::cosine;
@@ -87,7 +87,7 @@ TEST_CASE("schedule: a run of one update uses lr or, when it decays at once, min
   CHECK(s.at(1) == 0.5);
 }
 
-TEST_CASE("schedule: names") {
+TEST_CASE("schedule: kinds are parsed and printed by name") {
   CHECK(Schedule::parse("constant") == Kind::constant);
   CHECK(Schedule::parse("linear") == Kind::linear);
   CHECK(Schedule::parse("cosine") == Kind::cosine);

@@ -1,4 +1,4 @@
-// The trainer with modules that are no language models.
+// The trainer with modules that are not language models.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -44,7 +44,7 @@ Tensor points() {
   return x;
 }
 
-// Of every third point the class counts for nothing.
+// Every third point's class is ignored.
 data::TensorDataset labelled(bool ignores = true) {
   const Tensor classes = Tensor::empty({kPoints}, DType::i32);
   for (std::int64_t i = 0; i < kPoints; ++i)
@@ -68,7 +68,7 @@ Options options_of(const std::string& out, std::int64_t steps = 6) {
   return o;
 }
 
-// Trains on its ranks; the status.
+// Trains on its ranks; returns the exit status.
 int train(const Options& o, bool ignores = true) {
   const test::Silence silence;
   const data::TensorDataset training = labelled(ignores), validation = labelled();
@@ -93,7 +93,7 @@ double number(const io::Json& row, const char* key) { return row.at(key).as_doub
 
 }  // namespace
 
-TEST_CASE("trainer: micro-batches and ranks with different counts take the steps of one batch") {
+TEST_CASE("trainer: micro-batches and ranks with different counts equal one batch") {
   const test::TempFolder folder;
   const Options plain = options_of(folder / "plain");
   REQUIRE(train(plain) == 0);
@@ -122,7 +122,7 @@ TEST_CASE("trainer: micro-batches and ranks with different counts take the steps
       }
 }
 
-TEST_CASE("trainer: a step is that of the mean over the targets that count") {
+TEST_CASE("trainer: a step uses the mean over the targets that count") {
   const test::TempFolder folder;
   Options o = options_of(folder / "sgd", 1);
   o.optimizer.kind = optim::Kind::sgd;
@@ -146,7 +146,7 @@ TEST_CASE("trainer: a step is that of the mean over the targets that count") {
     mean.backward();
     const double norm = optim::measure_clip(same.named_parameters(), 0).norm.item();
     CHECK(result.loss() == doctest::Approx(mean.item()).epsilon(1e-6));
-    // Of the 12 rows 8 count: hits over those.
+    // 8 of the 12 rows count: hits over these.
     double hits = 0;
     const std::vector<double> logits = test::values(same(batch.inputs).detach()),
                               classes = test::values(batch.targets);
@@ -167,7 +167,7 @@ TEST_CASE("trainer: a step is that of the mean over the targets that count") {
   }
 }
 
-TEST_CASE("trainer: a run that is interrupted and resumed has the bytes of one that is not") {
+TEST_CASE("trainer: an interrupted and resumed run has the bytes of an uninterrupted one") {
   const test::TempFolder folder;
   for (const std::int64_t ranks : {0, 2}) {
     Options whole = options_of(folder / message("whole{}", ranks)),
@@ -221,7 +221,7 @@ TEST_CASE("trainer: float targets, bf16 weights and data that end in the middle 
     CHECK(model.weight.dtype() == dtype);
     const std::vector<io::Json> rows = rows_of(o);
     CHECK(number(rows.back(), "loss") < number(rows.front(), "loss") / 2);
-    // Of all 60 rows, 50 and 10.
+    // All 60 rows: 50 and 10.
     const NoGradGuard off;
     const Tensor error =
         sub(model(points().to(dtype)).to(DType::f64), points().narrow(1, 0, 2).to(DType::f64));
@@ -230,8 +230,7 @@ TEST_CASE("trainer: float targets, bf16 weights and data that end in the middle 
   }
 }
 
-TEST_CASE(
-    "trainer: ranks begin with the values of the first, and one that is not finite stops all") {
+TEST_CASE("trainer: ranks start from the first rank's values and a NaN on one stops all") {
   const test::TempFolder folder;
   Options o = options_of(folder / "x", 2);
   o.parallel.ranks = 2;
@@ -260,10 +259,10 @@ TEST_CASE(
   CHECK(!io::exists(o.out + "/metrics.jsonl"));
 }
 
-TEST_CASE("trainer: norms and zeros are those of the whole model in every layout") {
+TEST_CASE("trainer: norms and zero counts cover the whole model in every layout") {
   const test::TempFolder folder;
   const test::Silence silence;
-  // Nothing comes from one of the inputs: 8 weights get no gradient but 0.
+  // One of the inputs is 0, so 8 weights get a gradient of 0.
   const Tensor inputs = points();
   inputs.narrow(1, 1, 1).zero_();
   const data::TensorDataset training(inputs, Tensor::ones({kPoints}, DType::i32));
@@ -293,7 +292,7 @@ TEST_CASE("trainer: norms and zeros are those of the whole model in every layout
     }
 }
 
-TEST_CASE("trainer: without a command line") {
+TEST_CASE("trainer: works without a command line") {
   const test::TempFolder folder;
   const test::Silence silence;
   const std::string out = folder / "out";
@@ -309,7 +308,7 @@ TEST_CASE("trainer: without a command line") {
   CHECK(number(rows.back(), "loss") < number(rows.front(), "loss"));
 }
 
-TEST_CASE("trainer: what cannot work is one line") {
+TEST_CASE("trainer: invalid use gives a one-line error") {
   const test::TempFolder folder;
   const test::Silence silence;
   const data::TensorDataset data = labelled();
@@ -356,7 +355,7 @@ TEST_CASE("trainer: what cannot work is one line") {
     CHECK(error_of([&] { trainer.fit(data); }) == "fit: may be called once; a Trainer is one run");
   }
 
-  // Metrics that come and go, and a batch of another size.
+  // Metrics that change between micro-batches, and a batch of another size.
   const Ranks alone = Ranks::alone(o);
   Options halves = o;
   halves.micro_batch = 6;

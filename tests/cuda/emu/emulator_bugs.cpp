@@ -1,4 +1,4 @@
-// Mistakes that only a sanitizer sees, one a run: emulator_bugs NAME must end with its report.
+// Errors that only a sanitizer detects, one per run: emulator_bugs NAME must end with its report.
 #include <cstdio>
 #include <cstring>
 
@@ -15,7 +15,7 @@ __global__ void static_shared_kernel(float* out, int past) {
   WEFT_SHARED(a, float[64]);
   WEFT_SHARED(b, float[64]);
   b[threadIdx.x] = 0;
-  float* const p = a;  // an array's own index is UBSan's
+  float* const p = a;  // UBSan would check an array's own index
   p[threadIdx.x + past] = 1;
   __syncthreads();
   out[threadIdx.x] = a[threadIdx.x] + b[threadIdx.x];
@@ -56,7 +56,7 @@ __global__ void missing_barrier_kernel(float* out, int missing) {
   out[threadIdx.x] = s[threadIdx.x ^ 33];
 }
 
-// The second round overwrites what others may still read.
+// The second round overwrites values that other threads may still read.
 __global__ void missing_second_barrier_kernel(float* out, int missing) {
   WEFT_SHARED(s, float[64]);
   float sum = 0;
@@ -69,8 +69,8 @@ __global__ void missing_second_barrier_kernel(float* out, int missing) {
   out[threadIdx.x] = sum;
 }
 
-// Two stages in turns: the next copy goes where others may still read, unless it waits for the
-// barrier.
+// Two alternating stages: unless it waits for the barrier, the next copy overwrites a stage that
+// other threads may still read.
 __global__ void early_copy_kernel(const float* in, float* out, int early) {
   WEFT_SHARED(s, float[2][64]);
   const int me = static_cast<int>(threadIdx.x);
@@ -105,7 +105,7 @@ __global__ void atomics_kernel(int* out) {
 
 __global__ void clear_kernel(int* out) { *out = 0; }
 
-// Lanes and threads that hand values on through every kind of meeting.
+// Lanes and threads that pass values on through every kind of synchronisation.
 __global__ void meetings_kernel(int* out) {
   WEFT_SHARED(sums, int[32]);
   WEFT_SHARED(s, int[64]);

@@ -1,5 +1,4 @@
-// Stands in for the monitoring library of NVIDIA's driver, with one GPU whose counter the test
-// sets.
+// Replaces the monitoring library of NVIDIA's driver by one GPU whose counter the test sets.
 #include <cstring>
 
 extern "C" {

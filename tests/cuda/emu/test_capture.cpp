@@ -1,4 +1,4 @@
-// Capturing streams: what the imitated driver refuses, as a real one would.
+// Capturing streams: the emulated driver refuses what a real one refuses.
 #include <doctest/doctest.h>
 
 #include <vector>
@@ -11,7 +11,7 @@ namespace weft::capture_test {
 using cuda::Stream;
 using test::error_of;
 
-TEST_CASE("graph: the imitated driver refuses what a real one would") {
+TEST_CASE("graph: the emulated driver refuses what a real one refuses") {
   const Tensor x = Tensor::zeros({40}, DType::f32, test::kGpu);
   Stream side = Stream::take();
   const auto stream = Stream::current().handle();

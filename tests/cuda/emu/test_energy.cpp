@@ -1,4 +1,4 @@
-// The energy of a GPU, by the address under which the driver's monitoring library knows it.
+// The energy of a GPU, found by its address in the driver's monitoring library.
 #include <dlfcn.h>
 #include <doctest/doctest.h>
 
@@ -9,9 +9,9 @@
 
 namespace weft::energy_test {
 
-TEST_CASE("X3: the energy of the GPU that computes, and of no other") {
+TEST_CASE("X3: only the energy of the computing GPU counts") {
   setenv("WEFT_CUDA_LIBS", WEFT_FAKE_NVML, 1);
-  // The imitated GPUs are plugged in the other way round: the library knows cuda:1 only.
+  // The emulated GPUs have reversed addresses: the library knows only cuda:1.
   CHECK(energy_counters(test::kGpu).empty());
   EnergyCounters counters = energy_counters({Device::Kind::cuda, 1});
   REQUIRE(counters.size() == 1);

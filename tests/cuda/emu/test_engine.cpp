@@ -1,4 +1,4 @@
-// The emulator runs correct kernels as a GPU would, in every order.
+// The emulator runs correct kernels like a GPU in every order.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -76,7 +76,7 @@ void check_shuffles() {
       }
 }
 
-// Even and odd lanes apart, then the first eight lanes and the others at two paces.
+// Even and odd lanes separately, then the first eight lanes and the others at two different rates.
 __global__ void partial_mask_kernel(int* apart, int* rounds) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const unsigned mine = lane % 2 ? 0xaaaaaaaau : 0x55555555u;
@@ -121,7 +121,7 @@ __global__ void atomics_kernel(Atomics* a, int* tickets) {
   atomicAdd(&a->real, 0.5f);
 }
 
-// Everybody reads what another thread of the block wrote, through both kinds of shared memory.
+// Each thread reads what another thread of the block wrote, through both kinds of shared memory.
 __global__ void exchange_kernel(int* out) {
   int* const dynamic = cuda::dynamic_shared<int>();
   WEFT_SHARED(fixed, int[1024]);
@@ -156,8 +156,8 @@ __global__ void block_reduce_kernel(float* out) {
   out[Threads + threadIdx.x] = eight;
 }
 
-// Two pairs of warps each meet at a barrier of their own, then one warp of each at a third one,
-// which they come to from two places.
+// Two pairs of warps each meet at their own barrier, then one warp of each pair at a third one,
+// which they reach from two places.
 __global__ void named_barriers_kernel(int* out) {
   WEFT_SHARED(s, int[128]);
   const int me = static_cast<int>(threadIdx.x), pair = me / 64;
@@ -179,7 +179,8 @@ __global__ void named_barriers_kernel(int* out) {
   __syncthreads();
 }
 
-// Two groups of copies, waited for one after the other. state[i] says how many values are there.
+// Two groups of copies, waited for one after the other. state[i] is the number of values that have
+// arrived.
 __global__ void late_copies_kernel(const float* in, int* state) {
   WEFT_SHARED(s, float[3][128]);
   const int me = static_cast<int>(threadIdx.x);
@@ -251,7 +252,7 @@ TEST_CASE("emulator: votes and matches") {
   });
 }
 
-TEST_CASE("emulator: a full mask in a block whose last warp is not full") {
+TEST_CASE("emulator: a full mask in a block whose last warp is partial") {
   std::vector<Votes> got(40);
   run_kernel(vote_kernel, 1, 40, 0, ~0u, got.data());
   CHECK(got[0].ballot == ~0u);
@@ -292,7 +293,7 @@ TEST_CASE("emulator: shared memory in blocks of 1 to 1024 threads") {
   });
 }
 
-TEST_CASE("emulator: blocks and grids of two and three axes") {
+TEST_CASE("emulator: blocks and grids with two and three axes") {
   for_each_order([] {
     for (const auto& [grid, block] :
          {std::pair{dim3(3, 2), dim3(5, 7)}, std::pair{dim3(2, 3, 4), dim3(4, 3, 5)},
@@ -335,10 +336,10 @@ TEST_CASE("emulator: several barriers in one block") {
   });
 }
 
-TEST_CASE("emulator: asynchronous copies arrive by the wait; before it, in other orders") {
+TEST_CASE("emulator: asynchronous copies arrive by their wait or in some orders earlier") {
   alignas(16) float in[256];
   for (int i = 0; i < 256; ++i) in[i] = static_cast<float>(i);
-  int early = 0, late = 0;  // in random orders, of 32 threads with three copies each
+  int early = 0, late = 0;  // over random orders, 32 threads with three copies each
   for_each_order([&] {
     std::vector<int> state(128);
     run_kernel(late_copies_kernel, 1, 32, 0, in, state.data());
@@ -357,7 +358,7 @@ TEST_CASE("emulator: asynchronous copies arrive by the wait; before it, in other
   CHECK(late > 96);
 }
 
-TEST_CASE("emulator: a kernel without waits needs no switch for each thread") {
+TEST_CASE("emulator: a kernel without waits needs no context switch per thread") {
   std::int64_t ran = 0;
   const std::uint64_t before = emu::stats.switches;
   run_kernel(count_kernel, 100, 256, 0, &ran);
@@ -369,7 +370,7 @@ TEST_CASE("emulator: a kernel without waits needs no switch for each thread") {
 #endif
 }
 
-TEST_CASE("emulator: what the hardware cannot launch is refused") {
+TEST_CASE("emulator: a launch that the hardware cannot do is refused") {
   std::int64_t ran = 0;
   const auto refused = [&](dim3 grid, dim3 block, std::size_t shared) {
     return test::error_of([&] { run_kernel(count_kernel, grid, block, shared, &ran); });

@@ -1,4 +1,4 @@
-// What the emulator says about the mistakes that kernels are made with.
+// The emulator's errors on typical kernel bugs.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -110,8 +110,8 @@ __global__ void missing_copy_wait_kernel(const float* in, float* out) {
   cuda::cp_async_wait<0>();  // too late
 }
 
-// Two stages in turns. The next copy goes where others still read, unless it waits for the barrier
-// that says that they are done.
+// Two alternating stages. Unless it waits for the barrier, the next copy overwrites a stage that
+// other threads still read.
 __global__ void copy_before_barrier_kernel(const float* in, float* out, int tiles, int early) {
   WEFT_SHARED(s, float[2][64]);
   const int me = static_cast<int>(threadIdx.x);
@@ -134,7 +134,7 @@ __global__ void copy_before_barrier_kernel(const float* in, float* out, int tile
   out[me] = sum;
 }
 
-// The wait is for committed copies, and nothing commits this one.
+// The wait covers committed copies, and this copy is never committed.
 __global__ void missing_commit_kernel(const float* in, float* out) {
   WEFT_SHARED(s, float[4]);
   cuda::cp_async16(s, in);
@@ -167,7 +167,7 @@ __global__ void sound_kernel(int* out) {
 
 std::string at(int line) { return message("test_engine_bugs.cpp:{}", line); }
 
-// What the kernel is told off for in the present order; a sound one must run as ever afterwards.
+// The kernel's error in the current order. A correct kernel must still run afterwards.
 template <class... P, class... A>
 std::string complaint(void (*kernel)(P...), unsigned threads, A... args) {
   const std::string text = test::error_of([&] { run_kernel(kernel, 1, threads, 0, args...); });
@@ -181,7 +181,7 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// How many of the 64 results are NaN in the worst order.
+// The largest number of NaNs among the 64 results over all orders.
 template <class F>
 long nans_in_worst_order(F&& run) {
   long most = 0;
@@ -196,7 +196,7 @@ long nans_in_worst_order(F&& run) {
 
 }  // namespace
 
-TEST_CASE("emulator: barriers that not all threads reach") {
+TEST_CASE("emulator: a barrier that not all threads reach is an error") {
   test::for_each_order([] {
     CHECK(contains(complaint(divergent_barrier_kernel, 64), "32 of 64 threads exited"));
     CHECK(contains(complaint(divergent_barrier_kernel, 64), at(kDivergent)));
@@ -207,7 +207,7 @@ TEST_CASE("emulator: barriers that not all threads reach") {
         "emulator: 32 of 64 threads exited without reaching the barrier at " + at(kDivergent));
 }
 
-TEST_CASE("emulator: barriers in both branches") {
+TEST_CASE("emulator: different barriers in both branches are an error") {
   test::for_each_order([] {
     const std::string text = complaint(barriers_in_both_branches_kernel, 64);
     CHECK(contains(text, "threads of one block wait at different barriers: "));
@@ -216,7 +216,7 @@ TEST_CASE("emulator: barriers in both branches") {
   });
 }
 
-TEST_CASE("emulator: lanes that wait for lanes which never come") {
+TEST_CASE("emulator: waiting for lanes that have exited is an error") {
   CHECK(
       complaint(full_mask_in_half_a_warp_kernel, 32) ==
       "emulator: threads of block (0, 0, 0) wait for ever: threads 0 to 15 in __shfl_xor_sync at " +
@@ -225,7 +225,7 @@ TEST_CASE("emulator: lanes that wait for lanes which never come") {
       [] { CHECK(contains(complaint(full_mask_in_half_a_warp_kernel, 32), at(kHalf))); });
 }
 
-TEST_CASE("emulator: lanes at different collectives, or at different places") {
+TEST_CASE("emulator: lanes at different collectives or places are an error") {
   test::for_each_order([] {
     const std::string text = complaint(different_collectives_kernel, 32);
     CHECK(contains(text, "lanes of one warp wait at different places: "));
@@ -237,7 +237,7 @@ TEST_CASE("emulator: lanes at different collectives, or at different places") {
   });
 }
 
-TEST_CASE("emulator: a mask without the calling lane, a warp that is not whole") {
+TEST_CASE("emulator: a mask without the calling lane and a partial warp are errors") {
   test::for_each_order([] {
     CHECK(complaint(lane_not_in_mask_kernel, 32) ==
           "emulator: __ballot_sync: the mask must name the calling lane 3, at " + at(kMask));
@@ -246,7 +246,7 @@ TEST_CASE("emulator: a mask without the calling lane, a warp that is not whole")
   });
 }
 
-TEST_CASE("emulator: threads that wait at different barriers for ever") {
+TEST_CASE("emulator: a deadlock at different barriers is an error") {
   const std::string text = complaint(deadlock_kernel, 64);
   CHECK(contains(text, "wait for ever"));
   CHECK(contains(text, "threads 0 to 31 in barrier at " + at(kDeadlock)));
@@ -256,14 +256,14 @@ TEST_CASE("emulator: threads that wait at different barriers for ever") {
   CHECK(contains(complaint(unequal_counts_kernel, 96), at(kUnequal)));
 }
 
-TEST_CASE("emulator: addresses that an asynchronous copy cannot take") {
+TEST_CASE("emulator: a misaligned asynchronous copy is an error") {
   alignas(16) float in[8] = {};
   CHECK(complaint(misaligned_copy_kernel, 1, static_cast<const float*>(in)) ==
         "emulator: cp.async: the global address must be a multiple of 16, is 4 past one, at " +
             at(kMisaligned));
 }
 
-TEST_CASE("emulator: shared memory that nobody wrote is NaN, in the second block too") {
+TEST_CASE("emulator: unwritten shared memory is NaN in every block") {
   test::for_each_order([] {
     std::vector<float> out(128);
     run_kernel(unwritten_shared_kernel, 2, 64, 64 * sizeof(float), out.data());
@@ -271,7 +271,7 @@ TEST_CASE("emulator: shared memory that nobody wrote is NaN, in the second block
   });
 }
 
-TEST_CASE("emulator: what a missing barrier, a missing wait, an absent lane leave is NaN") {
+TEST_CASE("emulator: a missing barrier, wait or lane gives NaN") {
   CHECK(nans_in_worst_order([](float* out) { run_kernel(missing_barrier_kernel, 1, 64, 0, out); }) >
         0);
   alignas(16) float in[64] = {};
@@ -281,7 +281,7 @@ TEST_CASE("emulator: what a missing barrier, a missing wait, an absent lane leav
             [](float* out) { run_kernel(inactive_source_kernel, 1, 32, 0, out); }) == 32);
 }
 
-TEST_CASE("emulator: a copy issued before the barrier that frees its stage") {
+TEST_CASE("emulator: a copy issued before the barrier that frees its stage gives wrong sums") {
   constexpr int kTiles = 5;
   alignas(16) float in[64 * kTiles];
   for (int i = 0; i < 64 * kTiles; ++i) in[i] = static_cast<float>(1 + i / 64);
@@ -294,13 +294,13 @@ TEST_CASE("emulator: a copy issued before the barrier that frees its stage") {
   int seen = 0;
   test::for_each_order([&] {
     CHECK(wrong(kTiles, 0) == 0);
-    CHECK(wrong(2, 1) == 0);  // no stage is used twice
+    CHECK(wrong(2, 1) == 0);  // no stage is reused
     if (wrong(kTiles, 1) > 0) ++seen;
   });
-  CHECK(seen >= 3);  // where copies land early, and warps do not keep step
+  CHECK(seen >= 3);  // where copies arrive early and warps drift apart
 }
 
-TEST_CASE("emulator: copies that are never waited for") {
+TEST_CASE("emulator: copies without a wait are an error") {
   alignas(16) float in[4] = {}, out[1];
   test::for_each_order([&] {
     CHECK(test::error_of([&] { run_kernel(missing_commit_kernel, 1, 1, 0, in, out); }) ==
@@ -308,13 +308,13 @@ TEST_CASE("emulator: copies that are never waited for") {
   });
 }
 
-TEST_CASE("emulator: more shared memory than a block has") {
+TEST_CASE("emulator: too much shared memory per block is an error") {
   CHECK(test::error_of([] { run_kernel(much_shared_kernel, 1, 1, 40000); }) ==
         "emulator: a block must use at most 227 KiB of shared memory");
   run_kernel(much_shared_kernel, 1, 1, 32000);
 }
 
-TEST_CASE("emulator: an error in one thread stops the block and is passed on") {
+TEST_CASE("emulator: an error in one thread stops the block and is rethrown") {
   test::for_each_order([] { CHECK(complaint(throwing_kernel, 128) == "emulator: thread 70"); });
 }
 

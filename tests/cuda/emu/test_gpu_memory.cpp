@@ -37,7 +37,7 @@ std::vector<double> values(const Tensor& t) {
 
 __global__ void read_kernel(const float* from, float* to) { to[threadIdx.x] = from[threadIdx.x]; }
 
-// Leaves the device `bytes` of memory beyond what is in use, until the end of the test.
+// Limits the device to `bytes` of free memory until the end of the test.
 struct Limit {
   explicit Limit(std::int64_t bytes) : before(emu::control.memory_bytes) {
     release_cached_memory(kGpu);
@@ -52,7 +52,7 @@ struct Limit {
 
 }  // namespace
 
-TEST_CASE("gpu memory: how much a device has, free or not") {
+TEST_CASE("gpu memory: total memory of a device and invalid devices") {
   CHECK(cuda::total_memory(kGpu) == emu::control.memory_bytes);
   CHECK(error_of([] {
           cuda::total_memory({Device::Kind::cuda, 2});
@@ -60,7 +60,7 @@ TEST_CASE("gpu memory: how much a device has, free or not") {
   CHECK(error_of([] { cuda::total_memory(kCpu); }) == "device: must be a GPU, got cpu");
 }
 
-TEST_CASE("gpu memory: a freed block serves the next request of its stream at once") {
+TEST_CASE("gpu memory: a freed block serves its stream's next request") {
   const void* where = nullptr;
   {
     const Tensor a = bytes_of(5000);
@@ -99,7 +99,7 @@ TEST_CASE("gpu memory: no other stream gets the block") {
   side.give_back();
 }
 
-TEST_CASE("gpu memory: size classes and counters, each device its own") {
+TEST_CASE("gpu memory: size classes and counters per device") {
   const MemoryStats first = memory_stats(kGpu), second = memory_stats(kSecond);
   reset_peak(kSecond);
   {
@@ -123,7 +123,7 @@ TEST_CASE("gpu memory: size classes and counters, each device its own") {
   CHECK(untouched.hits + untouched.misses == first.hits + first.misses);
 }
 
-TEST_CASE("gpu memory: what another stream uses is kept until it got there") {
+TEST_CASE("gpu memory: a block used by another stream stays until that stream is done") {
   Stream side = Stream::take();
   const Tensor out = Tensor::zeros({32}, DType::f32, kGpu);
   cuda::synchronize();
@@ -147,7 +147,7 @@ TEST_CASE("gpu memory: what another stream uses is kept until it got there") {
   side.give_back();
 }
 
-TEST_CASE("gpu memory: an evicted cache waits for streams that still use its blocks") {
+TEST_CASE("gpu memory: evicting the cache waits for streams that still use its blocks") {
   Stream side = Stream::take();
   const Tensor out = Tensor::zeros({32}, DType::f32, kGpu);
   {
@@ -163,7 +163,7 @@ TEST_CASE("gpu memory: an evicted cache waits for streams that still use its blo
   side.give_back();
 }
 
-#if !WEFT_EMU_ASAN  // which stops the program there
+#if !WEFT_EMU_ASAN  // it stops the program there
 TEST_CASE("gpu memory: fresh and freed memory is NaN") {
   for (const double v : values(Tensor::empty({50}, DType::bf16, kGpu))) CHECK(std::isnan(v));
   Stream side = Stream::take();
@@ -181,7 +181,7 @@ TEST_CASE("gpu memory: fresh and freed memory is NaN") {
 }
 #endif
 
-TEST_CASE("gpu memory: release_storage gives the block back and keeps the tensor") {
+TEST_CASE("gpu memory: release_storage returns the block and keeps the tensor") {
   const Tensor t = bytes_of(9000);
   const void* const where = t.raw();
   const std::int64_t live = memory_stats(kGpu).live_bytes;
@@ -191,7 +191,7 @@ TEST_CASE("gpu memory: release_storage gives the block back and keeps the tensor
   CHECK(bytes_of(9000).raw() == where);
 }
 
-TEST_CASE("gpu memory: none left") {
+TEST_CASE("gpu memory: exhausted memory empties the cache and then throws") {
   const CategoryScope scope(Category::activation);
   const Limit limit(16 * kMiB);
   const MemoryStats before = memory_stats(kGpu);
@@ -200,7 +200,7 @@ TEST_CASE("gpu memory: none left") {
     const CategoryScope inner(Category::optimizer);
     const Tensor a = bytes_of(4 * kMiB), b = bytes_of(5 * kMiB);
   }
-  // 9 MiB are cached, none of them large enough: given back, then it fits.
+  // 9 MiB are cached in blocks that are too small: after their release the request fits.
   const MemoryStats full = memory_stats(kGpu);
   CHECK(full.cached_bytes == before.cached_bytes + 9 * kMiB);
   { CHECK(bytes_of(12 * kMiB)); }
@@ -216,12 +216,12 @@ TEST_CASE("gpu memory: none left") {
                 "the cache was emptied; use a smaller batch, or recompute",
                 13 * kMiB, m.live_bytes, held));
   CHECK(m.live_by_category[static_cast<int>(Category::activation)] >= 4 * kMiB);
-  // Small blocks come from slabs of the same memory; the next request is served again.
+  // Small blocks come from slabs of the same memory; the next request succeeds.
   CHECK(bytes_of(100));
   CHECK(bytes_of(12 * kMiB, kSecond));
 }
 
-TEST_CASE("gpu memory: a capture keeps what other streams use, and waits for nothing") {
+TEST_CASE("gpu memory: a capture keeps blocks of other streams and does not wait") {
   Stream side = Stream::take(), second = Stream::take(kSecond);
   const MemoryStats before = memory_stats(kSecond);
   Tensor here = bytes_of(4 * kMiB), there = bytes_of(4 * kMiB, kSecond);
@@ -248,7 +248,7 @@ TEST_CASE("gpu memory: a capture keeps what other streams use, and waits for not
   second.give_back();
 }
 
-TEST_CASE("gpu memory: the device knows what is free") {
+TEST_CASE("gpu memory: the device reports its free memory") {
   const Limit limit(16 * kMiB);
   std::int64_t free = 0, total = 0;
   cuda::rt::memory_info(free, total);

@@ -1,6 +1,6 @@
-// Groups over NCCL as far as that can be seen without GPUs: what is called with which counts, in
-// which streams, and what happens when a rank does not come. Ranks are threads, each with an
-// imitated GPU; the imitated NCCL adds in the order of ranks.
+// Groups over NCCL, as far as they can be tested without GPUs: the calls with their counts and
+// streams, and what happens if a rank is missing. Ranks are threads, each with an emulated GPU; the
+// emulated NCCL adds in rank order.
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -38,8 +38,7 @@ TEST_CASE("conformance") {
   over_nccl(3, [](World& w, Device gpu) { test::check_groups(w, gpu); });
 }
 
-TEST_CASE(
-    "a collective comes after what the caller's stream was given, and wait() before the rest") {
+TEST_CASE("nccl: a collective runs after earlier work and before work after wait()") {
   for (const int ranks : {1, 2})
     over_nccl(ranks, [&](World& w, Device gpu) {
       CHECK(std::string(w.backend()) == "nccl");
@@ -53,7 +52,7 @@ TEST_CASE(
     });
 }
 
-TEST_CASE("more under way than there are marks") {
+TEST_CASE("nccl: more collectives may be in flight than there are events") {
   over_nccl(2, [](World& w, Device gpu) {
     const Tensor x = Tensor::ones({4}, DType::f32, gpu);
     Work first = w.all().all_reduce(x), last;
@@ -64,14 +63,14 @@ TEST_CASE("more under way than there are marks") {
   });
 }
 
-TEST_CASE("tensors have to be on the rank's GPU") {
+TEST_CASE("nccl: tensors must be on the rank's GPU") {
   over_nccl(1, [](World& w, Device) {
     CHECK(test::error_of([&] { w.all().all_reduce(Tensor::ones({4})).wait(); }) ==
           "all_reduce: device must be cuda:0 or meta, got cpu");
   });
 }
 
-TEST_CASE("a rank that does not come") {
+TEST_CASE("nccl: a missing rank is reported after the timeout") {
   const test::TempFolder folder;
   run_ranks(2, [&](World& bootstrap) {
     const WorldOptions options{.timeout_s = 0.3, .dump_folder = folder.path()};
@@ -89,7 +88,7 @@ TEST_CASE("a rank that does not come") {
   });
 }
 
-TEST_CASE("a rank that throws ends the others at once") {
+TEST_CASE("nccl: a rank that throws stops the others at once") {
   std::string heard;
   CHECK(test::error_of([&] {
           over_nccl(2, [&](World& w, Device gpu) {
@@ -102,7 +101,7 @@ TEST_CASE("a rank that throws ends the others at once") {
   CHECK(heard == "rank 1: out of patience");
 }
 
-TEST_CASE("a GPU for each rank") {
+TEST_CASE("nccl: each rank gets its own GPU") {
   run_ranks(2, [](World& w) {
     for (const bool alone : {false, true})
       CHECK(gpu_of_rank(w, alone) ==
@@ -116,7 +115,7 @@ TEST_CASE("a GPU for each rank") {
   });
 }
 
-TEST_CASE("NCCL says that something has gone wrong") {
+TEST_CASE("nccl: an NCCL error reaches the ranks") {
   run_ranks(2, [&](World& bootstrap) {
     const auto world = nccl_world(bootstrap, gpu_of(bootstrap.rank()));
     const Tensor x = Tensor::ones({4}, DType::f32, gpu_of(bootstrap.rank()));
@@ -135,7 +134,7 @@ TEST_CASE("NCCL says that something has gone wrong") {
   });
 }
 
-TEST_CASE("what nccl_world refuses") {
+TEST_CASE("nccl: nccl_world refuses other devices") {
   run_ranks(1, [](World& bootstrap) {
     CHECK(test::error_of([&] { nccl_world(bootstrap, kCpu); }) ==
           "nccl_world: device must be a cuda device, got cpu");

@@ -1,5 +1,5 @@
-// Steps of the trainers' sessions on imitated GPUs: ranks that share one, and ranks with one each
-// over an imitated NCCL.
+// Steps of the trainers' sessions on emulated GPUs: ranks that share one, and ranks with one each
+// over an emulated NCCL.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -41,7 +41,7 @@ data::Batch batch_of(std::int64_t step) {
   return {ids.narrow(1, 0, kTokens).clone(), ids.narrow(1, 1, kTokens).clone()};
 }
 
-// f(session, world of the hosts) on two ranks.
+// f(train step, world of the hosts) on two ranks.
 template <class F>
 void over_two_ranks(const GptOptions& o, F f) {
   distributed::run_ranks(2, [&](World& host) {
@@ -59,12 +59,12 @@ void over_two_ranks(const GptOptions& o, F f) {
   });
 }
 
-// A rank's half of the batch.
+// One step on this rank's half of the batch.
 train::StepResult make_step(train::TrainStep& step, std::int64_t number, const World& host) {
   return step(number, batch_of(number).narrow(host.rank() * kRows / 2, kRows / 2));
 }
 
-// f(nccl, zero) for all four.
+// f(nccl, zero) for all four combinations.
 template <class F>
 void each_form(F f) {
   for (const bool nccl : {false, true})
@@ -77,16 +77,16 @@ void each_form(F f) {
 
 }  // namespace
 
-TEST_CASE("a step of several ranks: no host waits for a GPU, and all see the same numbers") {
-  std::vector<double> first;  // of each form, after six steps
+TEST_CASE("rank steps: no host waits for a GPU and all ranks get the same numbers") {
+  std::vector<double> first;  // for each combination, after six steps
   each_form([&](bool nccl, bool zero) {
     double losses[2] = {}, norms[2] = {};
     over_two_ranks(options_of(nccl, zero), [&](train::TrainStep& train_step, World& host) {
-      std::vector<train::StepResult> results;  // who drops a number waits until it is there
+      std::vector<train::StepResult> results;  // destroying a pending number waits for it
       for (std::int64_t step = 1; step <= 3; ++step)
         results.push_back(make_step(train_step, step, host));
       host.all().barrier().wait();
-      const std::int64_t syncs = cuda::host_syncs();  // of both
+      const std::int64_t syncs = cuda::host_syncs();  // of both ranks
       host.all().barrier().wait();
       for (std::int64_t step = 4; step <= 6; ++step)
         results.push_back(make_step(train_step, step, host));
@@ -104,7 +104,7 @@ TEST_CASE("a step of several ranks: no host waits for a GPU, and all see the sam
   for (const double loss : first) CHECK(loss == first[0]);
 }
 
-TEST_CASE("a loss that is not finite on one rank leaves the weights of all ranks as they were") {
+TEST_CASE("rank steps: a loss that is not finite on one rank leaves all weights unchanged") {
   each_form([](bool nccl, bool zero) {
     over_two_ranks(options_of(nccl, zero), [](train::TrainStep& train_step, World& host) {
       make_step(train_step, 1, host);
@@ -117,7 +117,8 @@ TEST_CASE("a loss that is not finite on one rank leaves the weights of all ranks
       const train::StepResult result = make_step(train_step, 2, host);
       train_step.optimizer().wait();
       CHECK(!std::isfinite(result.loss()));
-      // Not the first one: with ZeRO its owner's values, the NaN among them, come back to all.
+      // The first parameter is skipped: with ZeRO all ranks receive its owner's values, including
+      // the NaN.
       const auto after = train_step.model().parameters();
       for (std::size_t i = 1; i < after.size(); ++i)
         CHECK(test::different_bits(after[i].to(kCpu), before[i]) == "");

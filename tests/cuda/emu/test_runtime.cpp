@@ -1,5 +1,4 @@
-// Streams, events and devices, on imitated GPUs whose streams run what they are given as late as
-// they may.
+// Streams, events and devices on emulated GPUs, whose streams run their work as late as possible.
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -55,7 +54,7 @@ double first(const Tensor& t) {
 
 Tensor ones(Device device = kGpu) { return Tensor::full({100}, 1, DType::f32, device); }
 
-// A stream for the test, handed back at its end.
+// A stream for the test, returned at the end.
 struct Side {
   explicit Side(Device device = kGpu) : stream(Stream::take(device)) {}
   ~Side() {
@@ -65,7 +64,7 @@ struct Side {
   Stream stream;
 };
 
-// Runs the test case `name` of this program in a process of its own; its exit status.
+// Runs the test case `name` of this program in a new process; returns its exit status.
 int run_alone(const char* name, const char* variable, const char* value) {
   const pid_t child = fork();
   if (child == 0) {
@@ -81,7 +80,7 @@ int run_alone(const char* name, const char* variable, const char* value) {
 
 }  // namespace
 
-TEST_CASE("streams: run when somebody waits") {
+TEST_CASE("streams: work runs when the host waits") {
   const Tensor x = ones();
   cuda::synchronize();
   const std::uint64_t before = emu::stats.launches;
@@ -96,7 +95,7 @@ TEST_CASE("streams: run when somebody waits") {
   CHECK(emu::stats.launches == before + 2);
 }
 
-TEST_CASE("streams: a pinned buffer that is changed before the copy ran shows") {
+TEST_CASE("streams: a pinned buffer changed before its copy runs gives the new values") {
   auto* const pinned = static_cast<float*>(cuda::rt::allocate_pinned(400));
   std::fill(pinned, pinned + 100, 3.0f);
   const Tensor x = ones();
@@ -109,7 +108,7 @@ TEST_CASE("streams: a pinned buffer that is changed before the copy ran shows") 
   cuda::synchronize();
   CHECK(pinned[0] == 4);
   cuda::rt::free_pinned(pinned);
-  // Other host memory may be used again at once.
+  // Other host memory may be reused immediately.
   const Tensor host = Tensor::full({100}, 7, DType::f32);
   const Tensor copied = host.to(kGpu);
   host.fill_(8);
@@ -124,7 +123,7 @@ TEST_CASE("events: order streams") {
     const StreamScope scope(side.stream);
     increase(x, 10);
   }
-  CHECK(first(x) == 1);  // nobody said that the read comes after the other stream's kernel
+  CHECK(first(x) == 1);  // the read is not ordered after the other stream's kernel
   Event added;
   CHECK(added.done());
   added.record(side.stream);
@@ -134,7 +133,7 @@ TEST_CASE("events: order streams") {
   CHECK(added.done());
 }
 
-TEST_CASE("events: wait for what the stream had when they were recorded") {
+TEST_CASE("events: wait for the work before their record") {
   const Side side;
   const Tensor x = ones(), y = ones();
   cuda::synchronize();
@@ -162,7 +161,7 @@ TEST_CASE("events: wait for what the stream had when they were recorded") {
         "since: both events must have been recorded, got an earlier one that was not");
 }
 
-TEST_CASE("events: two streams that wait for one another in turn") {
+TEST_CASE("events: two streams wait for one another in turn") {
   const Side side;
   const Tensor x = ones();
   cuda::synchronize();
@@ -179,7 +178,7 @@ TEST_CASE("events: two streams that wait for one another in turn") {
   CHECK(first(x) == 34);
 }
 
-TEST_CASE("streams: each thread has a current one") {
+TEST_CASE("streams: each thread has a current stream") {
   const Side side;
   const StreamScope scope(side.stream);
   CHECK(Stream::current() == side.stream);
@@ -194,7 +193,7 @@ TEST_CASE("streams: each thread has a current one") {
   CHECK(Stream::current(kSecondGpu) == Stream(kSecondGpu));
 }
 
-TEST_CASE("streams: are taken, given back and taken again, and end at 64") {
+TEST_CASE("streams: are taken, returned and reused up to 64") {
   const Stream a = Stream::take();
   Stream b = Stream::take();
   CHECK(!(a == b));
@@ -213,7 +212,7 @@ TEST_CASE("streams: are taken, given back and taken again, and end at 64") {
         "give_back: the stream must not be a default stream, got that of cuda:0");
 }
 
-TEST_CASE("host_syncs: counts what waits, and only that") {
+TEST_CASE("host_syncs: counts only calls that wait") {
   const Tensor x = ones();
   const std::int64_t before = cuda::host_syncs();
   const Tensor y = ((x + x) * 3.0).to(DType::bf16).to(DType::f32);
@@ -226,12 +225,12 @@ TEST_CASE("host_syncs: counts what waits, and only that") {
   CHECK(cuda::host_syncs() == before + 3);
 }
 
-TEST_CASE("devices: two of them, and copies between them") {
+TEST_CASE("devices: two devices and copies between them") {
   const Tensor host = test::random({7, 9}, 1, DType::f32);
   const Tensor x = host.to(kGpu), y = host.to(kSecondGpu);
   CHECK((y + y).device() == kSecondGpu);
   CHECK(different_bits((y * 2.0).to(kCpu), host * 2.0) == "");
-  // The copy waits for the source's kernels, the target's stream for the copy.
+  // The copy waits for the source's kernels, and the target's stream waits for the copy.
   const Tensor moved = (x * 3.0).to(kSecondGpu);
   CHECK(moved.device() == kSecondGpu);
   const Tensor back = (moved + 1.0).to(kGpu);
@@ -240,7 +239,7 @@ TEST_CASE("devices: two of them, and copies between them") {
   CHECK(different_bits(x.transpose(0, 1).to(kSecondGpu).to(kCpu), host.transpose(0, 1)) == "");
 }
 
-TEST_CASE("devices: waiting for one leaves the other behind") {
+TEST_CASE("devices: waiting for one does not wait for the other") {
   const Tensor x = ones(kGpu), y = ones(kSecondGpu);
   cuda::synchronize(kGpu);
   cuda::synchronize(kSecondGpu);
@@ -253,7 +252,7 @@ TEST_CASE("devices: waiting for one leaves the other behind") {
   CHECK(first(x) == 2);
 }
 
-TEST_CASE("devices: wrong ones") {
+TEST_CASE("devices: an invalid device is an error") {
   CHECK(error_of([] {
           (void)ones({Device::Kind::cuda, 2});
         }) == "device: the index of cuda:2 must be below the number of GPUs 2, got 2");
@@ -283,7 +282,7 @@ TEST_CASE("devices: an index out of range is reported when the host next waits")
   const char* const text = "lookup: index must be in [0, 10), got 12";
   CHECK(error_of([] { cuda::synchronize(); }) == text);
   CHECK(error_of([] { cuda::synchronize(); }) == "no error");
-  // Each device has its own report: waiting for the other one is no reason to stop.
+  // Each device has its own report: waiting for the other device does not throw.
   cuda::launch(report_kernel, 1, 1, 0, cuda::detail::index_fault(kGpu));
   Event seen;
   seen.record();
@@ -292,17 +291,17 @@ TEST_CASE("devices: an index out of range is reported when the host next waits")
   CHECK(error_of([&] { seen.synchronize(); }) == text);
 }
 
-TEST_CASE("devices: another library may change the current one") {
+TEST_CASE("devices: another library may change the current device") {
   for (const Device device : {kGpu, kSecondGpu}) {
     const Tensor x = ones(device);
-    Tensor sum = x + x;  // the device is this thread's current one now
+    Tensor sum = x + x;  // this device is the thread's current one now
     cuda::rt::set_device(1 - device.index);
     sum = sum + x;
     CHECK(first(sum) == 3);
   }
 }
 
-TEST_CASE("graphs: what a stream is given is recorded, then runs as often as it is launched") {
+TEST_CASE("graphs: a stream's work is recorded and runs once per launch") {
   const Tensor x = ones();
   const auto stream = Stream::current().handle();
   cuda::synchronize();

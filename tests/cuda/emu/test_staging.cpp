@@ -1,5 +1,4 @@
-// Copies from the host to an imitated GPU, which takes the values out of pinned memory as late as a
-// real one may.
+// Copies from the host to an emulated GPU, which reads pinned memory as late as a real one may.
 #include <doctest/doctest.h>
 
 #include <vector>
@@ -33,7 +32,7 @@ std::string not_all(const Tensor& t, int value) {
 
 }  // namespace
 
-TEST_CASE("staging: the host's values may change at once, and nothing waits") {
+TEST_CASE("staging: the host's values may change at once and nothing waits") {
   const std::int64_t syncs = cuda::host_syncs();
   std::vector<std::uint8_t> host(3 * kStagedMiB);
   std::vector<Tensor> copies;
@@ -46,7 +45,7 @@ TEST_CASE("staging: the host's values may change at once, and nothing waits") {
   for (int i = 0; i < 5; ++i) CHECK(not_all(copies[static_cast<std::size_t>(i)], i) == "");
 }
 
-TEST_CASE("staging: a buffer is used again once its copy has run") {
+TEST_CASE("staging: a buffer is reused once its copy has run") {
   const std::vector<std::uint8_t> host(5 * kStagedMiB, 7);
   const Tensor a = gpu_bytes(5 * kStagedMiB), b = gpu_bytes(4 * kStagedMiB + 1);
   const auto copy = [&](const Tensor& t) {
@@ -54,23 +53,23 @@ TEST_CASE("staging: a buffer is used again once its copy has run") {
   };
   cuda::synchronize();
   copy(a);
-  copy(b);  // both on their way
+  copy(b);  // both in flight
   cuda::synchronize();
   const std::int64_t pinned = staging_bytes();
   Event copied;
-  for (int i = 0; i < 20; ++i) {  // a host that is at most one step ahead
+  for (int i = 0; i < 20; ++i) {  // the host is at most one step ahead
     copy(a);
     copied.synchronize_unchecked();
     copied.record();
     copy(b);
   }
-  // A copy finds the last two of b and the last of a still on their way: four buffers.
+  // At a copy the last two copies of b and the last one of a are still in flight: four buffers.
   CHECK(staging_bytes() == pinned + 16 * kStagedMiB);
   CHECK(not_all(a, 7) == "");
   CHECK(not_all(b, 7) == "");
 }
 
-TEST_CASE("staging: what is too large, and what is too much, goes through the driver") {
+TEST_CASE("staging: copies above the size limits go through the driver") {
   cuda::synchronize();
   const std::vector<std::uint8_t> host(kMaxStaged + 1, 9);
   const Tensor t = gpu_bytes(kMaxStaged + 1);
@@ -83,7 +82,7 @@ TEST_CASE("staging: what is too large, and what is too much, goes through the dr
   CHECK(not_all(t, 9) == "");
 }
 
-TEST_CASE("staging: copies of tensors take it, and copy_ needs no tensor in between") {
+TEST_CASE("staging: tensor copies use it and copy_ needs no temporary tensor") {
   const Tensor host = Tensor::full({2 * kStagedMiB}, 3, DType::u8);
   const Tensor t = gpu_bytes(2 * kStagedMiB);
   const MemoryStats before = memory_stats(kGpu);
