@@ -10,7 +10,7 @@
 namespace weft::nn {
 namespace {
 
-// As far as a double counts: parameter_count() is exact.
+// A double is exact up to here, so parameter_count() is exact.
 constexpr double kMostParameters = 0x1p53;
 
 double count_parameters(const GptConfig& c);
@@ -46,7 +46,7 @@ void GptConfig::validate() const {
         head_dim());
   check(vocab >= 1, "gpt: vocab must be at least 1, got {}", vocab);
   for (std::size_t i = 0; i < pattern.size(); ++i)
-    mixer_kind(*this, static_cast<std::int64_t>(i));  // throws on a letter that names none
+    mixer_kind(*this, static_cast<std::int64_t>(i));  // throws on an unknown letter
   if (has_delta())
     delta_options().validate();
   else
@@ -136,14 +136,14 @@ namespace {
 
 using detail::real;
 
-// The blocks of `depths` MTP layers are like the last one.
+// The blocks of `depths` MTP layers are copies of the last block.
 std::int64_t blocks_with_experts(const GptConfig& c, std::int64_t depths) {
   std::int64_t n = c.has_experts(c.layers - 1) ? depths : 0;
   for (std::int64_t i = 0; i < c.layers; ++i) n += c.has_experts(i);
   return n;
 }
 
-// The same for a mixer.
+// The number of blocks with a mixer; MTP blocks as above.
 std::int64_t blocks_with(const MixerKind& kind, const GptConfig& c, std::int64_t depths) {
   std::int64_t n = c.mixer(c.layers - 1) == kind.letter ? depths : 0;
   for (std::int64_t i = 0; i < c.layers; ++i) n += c.mixer(i) == kind.letter;
@@ -155,7 +155,7 @@ double mlp_weights(const GptConfig& c, std::int64_t in, std::int64_t width) {
   return (c.arch == Arch::gpt2 ? 2 : 3) * real(in) * real(width);
 }
 
-// Weights of an MoE layer, of which `experts` experts count.
+// Weights of an MoE layer with `experts` experts: all of them, or those that a token uses.
 double moe_weights(const GptConfig& c, std::int64_t experts) {
   const std::int64_t in = c.moe.latent ? c.moe.latent : c.dim;
   return real(c.dim * c.moe.experts) + real(experts) * mlp_weights(c, in, c.expert_ffn_dim()) +

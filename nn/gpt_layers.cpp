@@ -61,8 +61,8 @@ MixerCost delta_cost(const GptConfig& c) {
   const double weights = real(c.dim) * real(GatedDeltaNet::inputs(d)) +
                          real(d.conv) * real(GatedDeltaNet::channels(d)) +
                          real(d.value_heads * d.value_dim) * real(c.dim);
-  // Beside the weights: decay and its bias of each head, and the norm of all heads. The rule reads
-  // its state twice, writes it once and decays it.
+  // Besides the weights: decay and bias of each head, and one norm shared by the heads. The delta
+  // rule reads its state twice, decays it and writes it once.
   return {weights + real(2 * d.value_heads + d.value_dim),
           weights + 4 * real(d.value_heads * d.key_dim) * real(d.value_dim)};
 }
@@ -126,7 +126,7 @@ Norm make_norm(const GptConfig& c) {
 }
 
 Block make_block(const GptConfig& c, std::int64_t block) {
-  // What every block adds to the residual stream starts smaller, so that the sum over 2 * layers
+  // The projections into the residual stream start smaller, so that the sum over 2 * layers
   // branches keeps its scale. Source: Radford et al. 2019, section 2.3.
   const Init proj = Init::normal(0.02 / std::sqrt(2.0 * real(c.layers)));
   std::unique_ptr<Mixer> mixer = mixer_kind(c, block).make(c, proj);

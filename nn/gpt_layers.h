@@ -9,32 +9,32 @@
 namespace weft::nn {
 
 namespace detail {
-/// Counts of weights are doubles: exact up to 2^53, and without overflow beyond it.
+/// Weight counts are doubles: exact up to 2^53, without overflow beyond.
 inline double real(std::int64_t n) { return static_cast<double>(n); }
 }  // namespace detail
 
-/// What one mixer of a configuration costs.
+/// The cost of one mixer.
 struct MixerCost {
-  double parameters;  ///< trained values
-  double products;    ///< multiply-adds a token whatever its position
-  double pairs = 0;   ///< multiply-adds for each token that a token attends to
+  double parameters;  ///< number of parameters
+  double products;    ///< multiply-adds per token, independent of its position
+  double pairs = 0;   ///< multiply-adds per pair of query and visible token
 };
 
-/// A mixer that GptConfig::pattern can name. Adding one is a line in the table of gpt_layers.cpp.
+/// A mixer that GptConfig::pattern can name. To add one, add a line to the table in gpt_layers.cpp.
 struct MixerKind {
   char letter;
   const char* name;
-  /// `proj`: how what it adds to the residual stream starts.
+  /// `proj` initializes the projection back into the residual stream.
   std::unique_ptr<Mixer> (*make)(const GptConfig& config, const Init& proj);
   MixerCost (*cost)(const GptConfig& config);
 };
 std::span<const MixerKind> mixer_kinds();
 /// The letters with their names: "a (attention) and d (gated delta net)".
 std::string mixer_letters();
-/// That of a block.
+/// The mixer of a block.
 const MixerKind& mixer_kind(const GptConfig& config, std::int64_t block);
 
-/// A block of a model.
+/// Block number `block` of the model.
 Block make_block(const GptConfig& config, std::int64_t block);
 Norm make_norm(const GptConfig& config);
 
