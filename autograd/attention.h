@@ -9,15 +9,14 @@ struct AttentionOptions {
   std::int64_t window = 0;  ///< with causal: how many of the latest keys a query sees; 0: all
   double scale = 0;         ///< multiplies the scores; 0: 1 / sqrt(D)
   double dropout = 0;  ///< probability that a weight is zeroed; scales the others by 1 / (1 - p)
-  /// Random number ((b H + h) T + t) S + s of this key decides whether weight (b, h, t, s) is
-  /// dropped.
+  /// Weight (b, h, t, s) is dropped or kept by random number ((b H + h) T + t) S + s of this key.
   RandomKey key = {};
   /// The H of that formula when q holds only a shard of the heads; `key` then starts at the first
   /// head of the shard. 0: the heads of q.
   std::int64_t key_heads = 0;
   /// i32 (n + 1): sequence i is tokens [cu_seqlens[i], cu_seqlens[i + 1]) of a packed row. A token
-  /// sees only its own sequence; sequences may be empty. On the CPU or on the device of q; values
-  /// on a GPU are copied to the host in every call, to be checked.
+  /// sees only its own sequence; sequences may be empty. On the CPU or on the device of q; each
+  /// call copies values on a GPU to the host to check them.
   Tensor cu_seqlens = {};
   bool cu_checked = false;  ///< cu_seqlens is known to be valid: its values are not read back
 };

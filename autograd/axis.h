@@ -13,8 +13,7 @@ inline int axis_of(const char* op, const Tensor& x, int dim) {
   return normalize_dim(op, dim, x.ndim());
 }
 
-/// A view of `length` elements of one axis, from `begin` on, `step` apart. The tape does not record
-/// it.
+/// A view of `length` elements of one axis, from `begin` on, `step` apart. No tape records it.
 inline Tensor part_of(const Tensor& x, int dim, std::int64_t begin, std::int64_t length,
                       std::int64_t step = 1) {
   Shape shape = x.shape(), strides = x.strides();

@@ -11,8 +11,7 @@ namespace weft {
 
 class Tape;
 
-/// A saved tensor, held by a backward lambda. get() throws if its values were changed in place
-/// after it was saved.
+/// A tensor saved for backward. get() throws if its values were changed in place since then.
 class Saved {
  public:
   Saved() = default;
@@ -65,8 +64,7 @@ struct SavedList {
   }
 };
 
-/// The inputs or outputs of an op during a call: {&x, &weight}, or a TensorList when their number
-/// varies.
+/// The inputs or outputs of an op during a call: {&x, &weight}, or a TensorList of any length.
 class TensorRefs {
  public:
   TensorRefs(std::initializer_list<const Tensor*> refs)
@@ -97,8 +95,8 @@ class Backward {
   /// and does not call add(): this saves a buffer and a pass over memory. Null if there is no
   /// gradient yet, another handle shares the buffer, an outer tape needs its history, or its shape
   /// or dtype differs (add() then reports that). The buffer may be the leaf's grad() or, for
-  /// kernels that add bf16 products to f32, its main_grad(): until backward() returns, both may
-  /// hold a partial sum.
+  /// kernels that add bf16 products to f32, its main_grad(): both may hold a partial sum until
+  /// backward() returns.
   Tensor accumulator(int i, const Shape& shape, DType dtype, bool can_add_to_f32 = false);
   /// Call this in a backward that runs a fused kernel.
   /// Throws Error if an outer tape is recording: it could not differentiate the kernel.

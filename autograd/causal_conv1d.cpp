@@ -28,8 +28,7 @@ void check_operands(const Tensor& x, const Tensor& weight) {
         x.device(), weight.device());
 }
 
-// Taps in the kernels' layout: taps of neighbouring channels are contiguous, in the accumulation
-// dtype.
+// Taps in the kernels' layout: channels contiguous, in the accumulation dtype.
 Tensor taps_of(const Tensor& weight) {
   const NoGradGuard quiet;
   return contiguous(weight.dtype() == DType::bf16 ? cast(weight, DType::f32).t() : weight.t());

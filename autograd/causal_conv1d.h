@@ -6,8 +6,7 @@ namespace weft {
 struct CausalConv1dOptions {
   bool silu = false;  ///< apply silu to the result, in the same pass
   /// i32 (n + 1): sequence i is tokens [cu_seqlens[i], cu_seqlens[i + 1]) of a packed row, and no
-  /// token reads another sequence. Values on a GPU are copied to the host in every call, to be
-  /// checked.
+  /// token reads another sequence. Each call copies values on a GPU to the host to check them.
   Tensor cu_seqlens = {};
   bool cu_checked = false;  ///< cu_seqlens is known to be valid: its values are not read back
   Tensor state = {};        ///< (B, K - 1, C): the inputs before the first token; null: zeros

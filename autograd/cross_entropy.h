@@ -29,8 +29,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
                      const CrossEntropyOptions& options = {});
 
 /// The number of targets that are not ignore_index, kept on the device. Together with
-/// Reduction::sum it gives the (sum, count) pair that is accumulated over micro-batches and ranks
-/// and divided once.
+/// Reduction::sum it gives the (sum, count) pair that is summed over micro-batches and ranks, then
+/// divided.
 ///
 /// Shapes  targets any; result a scalar
 /// Dtypes  targets i32, i64; result i64

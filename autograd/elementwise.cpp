@@ -123,8 +123,7 @@ Tensor pow(const Tensor& a, const Tensor& b) {
                    const Tensor &x = sa.get(), &z = sb.get(), &power = sy.get();
                    const Tensor zero = zero_of(x), one = Tensor::ones({}, x.dtype(), x.device());
                    // Where the slope is 0, where() selects 0 and the formula gets operands at which
-                   // it and its derivatives are finite: otherwise its zero upstream gradient would
-                   // become NaN.
+                   // it and its derivatives are finite: else 0 * infinity would give NaN.
                    if (g.needs(0)) {
                      const Tensor constant = eq(z, 0);  // a^0
                      const Tensor e = where(constant, one, z);

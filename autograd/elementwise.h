@@ -11,12 +11,11 @@ namespace weft {
 /// a + b, a - b, a * b; minimum and maximum element by element.
 ///
 /// Shapes   a and b broadcast by NumPy's rule; the gradient is summed back to each operand's shape
-/// Dtypes   f32, f64, bf16, i32, i64, u8; both operands alike; a whole number with integers
+/// Dtypes   f32, f64, bf16, i32, i64, u8; one dtype for both; a whole number with integers
 /// Device   cpu, cuda, meta; both operands on one device
 /// Saves    add, sub: nothing; mul, minimum, maximum: a and b
 /// Throws   Error on shapes that do not broadcast, mixed or unsupported dtypes, mixed devices; on a
-///          number that an integer dtype cannot hold (minimum, maximum: only where a result may
-///          need it)
+///          number that an integer dtype cannot hold (minimum, maximum: if a result may need it)
 /// Source   definition. minimum and maximum propagate NaN. At a tie or a NaN each operand gets half
 ///          the gradient; otherwise the unselected operand gets exactly 0, even if dy is infinite
 Tensor add(const Tensor& a, const Tensor& b);
@@ -34,7 +33,7 @@ Tensor maximum(const Tensor& a, double b);
 /// a / b, and a to the power b.
 ///
 /// Shapes   a and b broadcast by NumPy's rule; the gradient is summed back to each operand's shape
-/// Dtypes   f32, f64, bf16; both operands alike
+/// Dtypes   f32, f64, bf16; one dtype for both
 /// Device   cpu, cuda, meta; both operands on one device
 /// Saves    div: b and the result; pow: a, b and the result (with a number as exponent: a)
 /// Throws   Error on shapes that do not broadcast, mixed or unsupported dtypes, mixed devices
@@ -53,9 +52,8 @@ Tensor pow(const Tensor& a, double exponent);
 /// Device   cpu, cuda, meta
 /// Saves    neg: nothing; the others: x
 /// Throws   Error on other dtypes; clamp: when low > high, and with integers on a fraction or when
-///          no number of the dtype is within [low, high] (an infinite bound is no bound)
-/// Source   definition. abs'(0) = 0; clamp passes the gradient on the closed interval; NaN stays
-///          NaN
+///          no number of the dtype is within [low, high] (an infinite one is no bound)
+/// Source   definition. abs'(0) = 0; clamp passes the gradient on the closed interval and keeps NaN
 Tensor neg(const Tensor& x);
 Tensor abs(const Tensor& x);
 Tensor square(const Tensor& x);
@@ -96,20 +94,19 @@ Tensor softplus(const Tensor& x);
 /// a where condition is true, b elsewhere. The operand that is not selected gets gradient 0.
 ///
 /// Shapes   condition, a and b broadcast by NumPy's rule
-/// Dtypes   condition bool; a and b any dtype, both alike
+/// Dtypes   condition bool; a and b any dtype, one dtype for both
 /// Device   cpu, cuda, meta; all on one device
 /// Saves    condition
-/// Throws   Error on shapes that do not broadcast, mixed dtypes or devices, a condition that is not
-///          bool
+/// Throws   Error on shapes that do not broadcast, mixed dtypes or devices, a non-bool condition
 /// Source   definition
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
 
 /// Comparisons: ==, !=, <, <=, >, >=. They pass no gradient. With NaN only != is true.
 ///
 /// Shapes   a and b broadcast by NumPy's rule
-/// Dtypes   f32, f64, bf16, i32, i64, u8, bool, both alike  ->  bool. With a floating tensor a
-///          number is first rounded to its dtype, so a tensor filled with 0.1 equals 0.1; with an
-///          integer tensor it is compared exactly, even 2.5 or 1e300
+/// Dtypes   f32, f64, bf16, i32, i64, u8, bool, one dtype for both  ->  bool. A number is
+///          rounded to a floating tensor's dtype first, so a tensor filled with 0.1 equals 0.1; it
+///          is compared exactly with integers, even 2.5 or 1e300
 /// Device   cpu, cuda, meta; both on one device
 /// Saves    nothing
 /// Throws   Error on shapes that do not broadcast, mixed or unsupported dtypes, mixed devices

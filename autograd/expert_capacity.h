@@ -26,9 +26,9 @@ std::int64_t expert_capacity(std::int64_t tokens, std::int64_t experts, std::int
 Routing limit_capacity(const Routing& routing, std::int64_t experts, std::int64_t capacity,
                        DropPolicy policy = DropPolicy::probability);
 
-/// limit_capacity() with capacity ceil(slots / experts * factor), where slots counts the slots that
-/// have an expert: padding takes no capacity and adds none. The count stays on the device: the host
-/// does not wait for it.
+/// limit_capacity() with capacity ceil(slots / experts * factor), where only slots with an expert
+/// count: padding takes no capacity and adds none. The count stays on the device; the host does not
+/// wait.
 ///
 /// Shapes, dtypes, device, saves   as limit_capacity
 /// Throws   Error unless 1 <= experts <= 1024 and factor > 0, and on wrong shapes or dtypes

@@ -6,7 +6,7 @@ namespace weft {
 struct GatedDeltaOptions {
   double scale = 0;  ///< multiplies the queries; 0: 1 / sqrt(K)
   /// i32 (n + 1): sequence i is tokens [cu_seqlens[i], cu_seqlens[i + 1]) of a packed row, with its
-  /// own state. Values on a GPU are copied to the host in every call, to be checked.
+  /// own state. Each call copies values on a GPU to the host to check them.
   Tensor cu_seqlens = {};
   bool cu_checked = false;  ///< cu_seqlens is known to be valid: its values are not read back
   Tensor state = {};        ///< (sequences, Hv, K, V): the initial state; null: zeros
@@ -26,8 +26,8 @@ struct GatedDelta {
 /// key head h / (Hv / Hk), which is not repeated in memory.
 ///
 /// Shapes   q, k (B, T, Hk, K), v (B, T, Hv, V), g, beta (B, T, Hv) -> (B, T, Hv, V)
-/// Dtypes   q, k, v f32, f64, bf16 (computed in f32), all alike; g, beta and states f64 for f64,
-///          else f32. g must be at most 0
+/// Dtypes   q, k, v f32, f64, bf16 (computed in f32), one dtype for all; g, beta and states
+///          f64 for f64, else f32. g must be at most 0
 /// Device   cpu, cuda; all on one device
 /// Saves    q, k, v, g, beta, and the state before each chunk
 /// Throws   Error on operands whose shapes do not match, Hv not a multiple of Hk, cu_seqlens that

@@ -157,8 +157,7 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
     Tape::record("embedding", {&weight}, {&y},
                  [i = save(flat, "ids"), whole = weight.shape()](Backward& b) {
                    const Tensor rows = reshape(b.dy(), {i.get().numel(), whole[1]});
-                   // A tied head has already written its gradient to this buffer: add only the rows
-                   // in use.
+                   // A tied head has added its gradient already: add only the rows in use.
                    const Tensor sum =
                        needs_wider_sums(rows) ? Tensor() : b.accumulator(0, whole, rows.dtype());
                    if (sum)

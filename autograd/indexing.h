@@ -5,7 +5,7 @@ namespace weft {
 
 // Ops that read and write by index. Indices are i32 or i64 tensors on x's device. Each is checked
 // before anything is written; negative ones do not count from the end. All ops run on cpu, cuda and
-// meta (which cannot check values) and can be differentiated any number of times. Sums run in the
+// meta (where values cannot be checked) and are differentiable any number of times. Sums run in the
 // order of the indices, so results have the same bits for every number of threads.
 
 /// The elements at index[0], index[1], ... of one axis.
@@ -42,8 +42,7 @@ Tensor embedding(const Tensor& weight, const Tensor& ids);
 /// Dtypes   the result any
 /// Throws   Error on an id out of [0, classes), and on classes < 1
 Tensor one_hot(const Tensor& ids, std::int64_t classes, DType dtype = DType::f32);
-/// The lower triangle of the last two axes: keeps elements with column - row <= diagonal, zeros the
-/// rest.
+/// The lower triangle of the last two axes: zeros elements with column - row > diagonal.
 ///
 /// Shapes   x (..., R, C)  ->  (..., R, C)
 /// Dtypes   any

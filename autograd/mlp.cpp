@@ -64,8 +64,7 @@ struct Hidden {
 };
 
 // On a GPU cuBLASLt may choose another kernel when it does not also write the layer before the
-// activation. Both passes of a recomputed region must give the same bits, so the first writes it
-// too.
+// activation. Both passes of a recomputed region must give the same bits, so both write it.
 bool keeps(const Tensor& x, bool recorded) {
   return recorded && (!Tape::counting() || x.device().is_gpu());
 }
@@ -116,8 +115,8 @@ Tensor swiglu_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behin
   return out;
 }
 
-// The gradient of the hidden layer before its activation. `behind`, if not null, receives the
-// activated layer.
+// The gradient of the hidden layer before its activation. Writes the activated layer to `behind`,
+// if not null.
 Tensor hidden_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behind) {
   if (p.activation == Activation::swiglu) return swiglu_gradient(b, p, std::move(before), behind);
   const std::int64_t rows = before.dim(0), features = before.dim(1);

@@ -9,12 +9,10 @@ namespace weft {
 /// it so as not to count twice.
 bool recomputing();
 
-/// The values that first_pass_value() keeps for one pass of a region; active until the end of its
-/// scope.
+/// The values of first_pass_value() in one pass of a region; active until the end of its scope.
 class RegionMemory {
  public:
-  /// The default constructor is for a first pass, which collects values; a second pass replays
-  /// them.
+  /// For a first pass, which collects values; with `of_first` for a second, which replays them.
   RegionMemory() = default;
   explicit RegionMemory(const SavedList& of_first) : values_(of_first), second_(true) {}
   ~RegionMemory() { innermost_ = outer_; }
@@ -36,10 +34,9 @@ class RegionMemory {
 };
 
 /// Returns fn(), a tensor; in the second pass of a region, the tensor that fn() returned in the
-/// first pass. For values from a state that changes between the passes, like a running count.
-/// Values are replayed in order.
-/// Throws Error for more than 8 in a region, and if the second pass reads more than the first
-/// stored.
+/// first pass. For values from a state that changes between passes, like a running count. They are
+/// replayed in order.
+/// Throws Error for more than 8 in a region, and if the second pass reads more than were kept.
 template <class F>
 Tensor first_pass_value(F fn) {
   Tensor value = RegionMemory::next();
@@ -88,10 +85,8 @@ TensorList region_outputs(const TensorList& ys);
 /// fn(inputs) without keeping the tensors that its ops save: backward runs fn again, with the same
 /// random numbers. Trades one more forward pass of the region for that memory.
 ///
-/// fn      TensorList -> TensorList; must compute the same result when called again with equal
-/// inputs.
-///         It may use parameters directly: their gradients arrive as usual. A null input is
-///         passed on as null
+/// fn      TensorList -> TensorList; must compute the same result again for equal inputs. It may
+///         use parameters directly: their gradients arrive as usual. Null inputs stay null
 /// Saves   the inputs, and the values of first_pass_value()
 /// Throws  Error when more than one tape records (a recomputed region is once differentiable), on
 ///         more than 5 inputs, when fn returns a null tensor, and, in backward, when an input or a

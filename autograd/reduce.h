@@ -5,8 +5,7 @@ namespace weft {
 
 // `dims` are the axes to reduce, in any order, negative ones from the end; empty means all.
 // `keepdim` keeps them with length 1. Every gradient can be differentiated again. Floating sums run
-// in f32 over short blocks whose results are summed in f64, in an order that depends on the shape
-// alone.
+// in f32 over short blocks, then in f64, in an order that depends on the shape alone.
 
 /// The sum, or the mean, over axes.
 ///
@@ -54,8 +53,7 @@ Tensor argmax(const Tensor& x, int dim = -1, bool keepdim = false);
 Tensor argmin(const Tensor& x, int dim = -1, bool keepdim = false);
 
 /// The variance: the sum of squared differences from the mean, divided by n - correction;
-/// correction 1 gives the unbiased estimate. If n <= correction: infinity, or NaN when x does not
-/// vary.
+/// correction 1 gives the unbiased estimate. If n <= correction: infinity, or NaN for constant x.
 ///
 /// Shapes   x (...)  ->  x's shape without `dims` (or with 1 there)
 /// Dtypes   f32, f64, bf16; sums in f64

@@ -12,8 +12,7 @@ using namespace detail;
 
 namespace {
 
-// Differences of close numbers need more digits than bf16 keeps of a mean or of a sum of
-// exponentials.
+// A bf16 mean or sum of exponentials is too coarse to be subtracted from close numbers.
 Tensor computed(const Tensor& x) { return x.dtype() == DType::bf16 ? cast(x, DType::f32) : x; }
 
 Tensor cumsum_along(const Tensor& x, int dim, bool reverse) {

@@ -38,8 +38,7 @@ void check_positions(const Tensor& positions, const Tensor& x, std::int64_t tabl
         positions.shape());
   check(positions.device() == x.device(), "rope: positions must be on the device of x, {}, got {}",
         x.device(), positions.device());
-  if (x.device().is_gpu())  // the host does not wait: a bad position throws at its next
-                            // synchronization
+  if (x.device().is_gpu())  // the host does not wait: a bad one throws at its next sync
     dispatch<cpu::find_bad_index, cuda::find_bad_index>(positions, "rope", "positions", table,
                                                         Tensor());
   if (!x.device().is_cpu()) return;

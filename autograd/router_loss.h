@@ -38,9 +38,8 @@ Tensor count_top_experts(const Tensor& logits, std::int64_t k, std::int64_t sequ
 /// coefficient when the counts or the scores are even. The scopes differ only in the counts:
 ///
 ///   aux        count_top_experts of this batch
-///   sequence   separate counts (B, E) for each sequence; L is the mean over their tokens, so that
-///   a
-///              long sequence weighs more than a short one
+///   sequence   counts (B, E), a row for each sequence; L is the mean over tokens, so that a long
+///              sequence weighs more than a short one
 ///   global     running sums over micro-batches and data-parallel ranks
 ///
 /// f has no gradient. P is the mean over the local tokens, so gradients that are weighted by each

@@ -16,8 +16,7 @@ namespace weft {
 Tensor jitter(const Tensor& x, double eps, const RandomKey& key);
 
 /// Replaces logits by standard normal noise, plus expert_bias: benchmarks get an even load, or with
-/// a bias a known uneven one, for any weights. The upstream gradient passes to the logits unchanged
-/// (straight through).
+/// a bias a known uneven one, for any weights. The gradient passes through unchanged.
 ///
 /// Shapes   logits (T, E), expert_bias (E) or null  ->  like logits
 /// Dtypes   logits f32, f64, bf16; expert_bias alike

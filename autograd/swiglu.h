@@ -6,7 +6,7 @@ namespace weft {
 /// y = silu(gate) * up with silu(g) = g / (1 + exp(-g)), in one pass.
 ///
 /// Shapes   gate (..., F), up (..., F)  ->  (..., F)
-/// Dtypes   f32, f64, bf16 (computed in f32); both alike
+/// Dtypes   f32, f64, bf16 (computed in f32); one dtype for both
 /// Device   cpu, cuda
 /// Saves    gate, up
 /// Throws   Error on different shapes or dtypes, a scalar, an unsupported dtype.

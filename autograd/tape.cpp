@@ -99,8 +99,7 @@ void Tape::run(const char* caller, const TensorList& ys, const TensorList& dys) 
       if (Slot& x = tape.slot(node->inputs[i]); x.leaf >= 0) tape.answer_uses(x, 1);
     }
   }
-  // The loss does not reach some recomputed regions; they never ran again, so their counted uses
-  // remain.
+  // Recomputed regions that the loss does not reach never ran again: settle their counted uses.
   for (std::size_t i = 0; i < s.leaves.size(); ++i)
     if (const Leaf& leaf = s.leaves[i]; leaf.uses > 0) answer_uses(slot(leaf.id), leaf.uses);
 }

@@ -17,8 +17,7 @@ namespace weft {
 
 /// Records the ops of one forward pass on this thread, from its construction to the end of its
 /// scope. Recording order is a topological order, so backward() is one reverse loop, without
-/// recursion or graph search. A node is destroyed right after it has run, which frees its saved
-/// tensors.
+/// recursion or graph search. Each node is destroyed after it ran, which frees its saved tensors.
 ///
 ///   Tape tape;
 ///   Tensor loss = model(x);
@@ -100,8 +99,7 @@ class Tape : TapeScope {
  protected:
   // For autograd/recompute.h.
   enum class Mode : std::uint8_t { recording, counting, running, spent };
-  /// A tape with a parent replays one of the parent's nodes; gradients of older tensors go to the
-  /// parent.
+  /// A tape with a parent replays a node of it; gradients of older tensors go to the parent.
   explicit Tape(Mode mode, Tape* parent);
   static Tape* tape_of(const Backward& b) { return b.tape_; }
   /// The tape that recorded when this one was opened, if it still records.
@@ -110,8 +108,7 @@ class Tape : TapeScope {
   static void number(const TensorRefs& outputs);
   void hand_uses_to(Tape& tape) const;
   void check_can_run(const char* caller, const TensorList& ys, const TensorList& dys) const;
-  /// Runs backward from ys and changes no grad(). Returns the gradients of xs, null where there is
-  /// none.
+  /// Runs backward from ys without changing any grad(). Returns gradients of xs, null if none.
   TensorList collect(const char* caller, const TensorList& ys, const TensorList& dys,
                      const TensorList& xs);
 

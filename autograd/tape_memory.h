@@ -39,8 +39,7 @@ class TapeArena {
   std::size_t chunk_ = 0, used_ = 0;
 };
 
-/// Numbers nonzero keys in order of insertion: 0, 1, 2, ... Open addressing; clear() keeps the
-/// memory.
+/// Numbers nonzero keys in order of insertion: 0, 1, 2, ... Open addressing; clear() keeps memory.
 class NumberTable {
  public:
   /// -1 for a key that was not added.

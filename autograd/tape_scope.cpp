@@ -44,8 +44,7 @@ Tape::Tape(Mode mode, Tape* parent) : TapeScope(this, true), parent_(parent), mo
 
 Tape::~Tape() {
   clear();
-  // Entries whose ops this tape recorded (inner tapes that run or have run) switch to the tape
-  // around.
+  // Ops of inner tapes that run or have run were recorded here; now the tape around records them.
   for (TapeScope* s = top_; s; s = s->below_)
     if (s->records_ == this) s->records_ = around();
   State::pool().emplace_back(state_);

@@ -15,21 +15,18 @@ struct ExpertRows {
 struct RowOptions {
   std::int64_t alignment = 1;
   std::int64_t capacity = 0;  ///< 0: as many rows as slots
-  bool read = true;           ///< false: the host reads nothing, and the caller must call
-                              ///< know_rows()
+  bool read = true;           ///< false: the host reads nothing; know_rows() must follow
 };
 
 /// Sorts slots by expert. Without capacity the host reads the number of rows of each expert, so it
 /// waits once for a GPU. With capacity every expert has exactly that many rows, later tokens get no
-/// row, and the host reads nothing. On the meta device, where expert indices have no values, slots
-/// are shared evenly.
+/// row, and the host reads nothing. On the meta device slots are shared evenly.
 ///
 /// Shapes   experts (T, k)  ->  row_of (T, k), slot_of (N), rows (E)
 /// Dtypes   experts i32, i64 (an index outside [0, E) gets no row); the result i64
 /// Device   cpu, cuda (at most 2048 experts), meta
 /// Saves    nothing
-/// Throws   Error on wrong shapes or dtypes, alignment < 1, capacity < 0 or not a multiple of
-///          alignment
+/// Throws   Error on wrong shapes or dtypes, alignment < 1, capacity < 0 or no multiple of it
 ExpertRows sort_by_expert(const Tensor& experts, std::int64_t count, const RowOptions& o = {});
 /// Completes a sort with read = false. `rows`, (E) i64 on the host, is the number of rows of each
 /// expert, which the caller already knows, as from an exchange of `counts` between ranks.

@@ -6,8 +6,7 @@ namespace weft::nn {
 struct ExpertsOptions {
   Activation activation = Activation::swiglu;
   bool bias = false;
-  bool recompute = false;  ///< keep only the activation's input, recompute the activation in
-                           ///< backward
+  bool recompute = false;  ///< save only the activation's input; recompute the activation
   Init init = Init::normal(0.02);
   Init proj_init = Init::normal(0.02);  ///< the projection back into the residual stream
 };

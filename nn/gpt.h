@@ -45,7 +45,7 @@ struct Gpt : Module {
   GptLosses losses(const Tensor& ids, const Tensor& targets, const Packing& packing = {}) const;
   /// The output of MTP depth `depth` (from 1), the input of the head. later (B, T): the token
   /// `depth` places after each; h (B, T, dim): hidden of the previous depth, for depth 1 of the
-  /// trunk. With a cache, which must serve this depth only, the tokens follow those in it and are
+  /// trunk. With a cache, which is for this depth only, the tokens follow those in it and are
   /// appended.
   [[nodiscard]] Trunk mtp_trunk(int depth, const Tensor& later, const Tensor& h,
                                 const Packing& packing = {}, KvCache* cache = nullptr) const;

@@ -52,8 +52,7 @@ struct GptConfig {
   /// initial values and recomputation follow from the rest of the configuration.
   MoeOptions moe = {};
   std::int64_t moe_every = 1, dense_layers = 0;
-  std::vector<std::uint8_t> moe_layers = {};  ///< if not empty: 0 or 1 for each block, in place of
-                                              ///< the two above
+  std::vector<std::uint8_t> moe_layers = {};  ///< overrides both: 0 or 1 for each block; or empty
 
   static constexpr double kMostSize = 1 << 30;  ///< sums and products of two sizes fit into 64 bits
 

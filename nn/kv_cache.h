@@ -25,8 +25,7 @@ class KvCache {
     Recurrent state = {};
   };
 
-  /// Allocates room for `capacity` tokens of `batch` sequences. Each layer's mixer defines its
-  /// entry.
+  /// Room for `capacity` tokens of `batch` sequences. Each layer's mixer defines its entry.
   KvCache(const GptConfig& config, std::int64_t batch, std::int64_t capacity,
           DType dtype = DType::f32, Device device = kCpu);
 

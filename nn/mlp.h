@@ -10,15 +10,14 @@ using weft::Activation;
 struct MlpOptions {
   Activation activation = Activation::gelu_tanh;
   bool bias = true;
-  bool recompute = false;  ///< keep only the activation's input, recompute the activation in
-                           ///< backward
+  bool recompute = false;  ///< save only the activation's input; recompute the activation
   Init init = Init::normal(0.02);
   Init proj_init = Init::normal(0.02);  ///< the projection back into the residual stream
 };
 
 /// dim -> hidden -> dim. For swiglu `up` packs the rows of gate and up, (2 * hidden, dim), and is
-/// named gate_up:  down(silu(gate) * up). One fused op, unless a parallel plan replaces one of the
-/// matrix products.
+/// named gate_up:  down(silu(gate) * up). One fused op, unless a parallel plan replaces a matrix
+/// product.
 struct Mlp : FeedForward {
   MlpOptions options;
   Linear up;    // (hidden, dim), or (2 * hidden, dim)

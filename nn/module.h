@@ -145,17 +145,15 @@ class Module {
   std::uint64_t stream_ = 0;
 };
 
-/// Gives every module its dotted name relative to `root`, the key of its dropout. Gpt's
-/// constructor, init() and materialise() call it; call it on other models before training with
-/// dropout.
+/// Gives every module its dotted name relative to `root`, the key of its dropout. Gpt(), init() and
+/// materialise() call it; call it on other models before training with dropout.
 void assign_names(Module& root);
 
 /// The tree with shapes, parameter counts and dtypes.
 std::string to_string(const Module& m);
 std::ostream& operator<<(std::ostream& out, const Module& m);
 
-/// Modules constructed on this thread in this scope allocate their tensors on `device`, with
-/// `dtype`.
+/// Modules constructed on this thread in this scope get tensors of this device and dtype.
 class DeviceScope {
  public:
   explicit DeviceScope(Device device, DType dtype = DType::f32);
@@ -169,8 +167,7 @@ class DeviceScope {
 Device default_device();
 DType default_dtype();
 
-/// A new parameter in category `parameter`, which requires a gradient; filled from the running
-/// random counter.
+/// A new tensor of Category::parameter that requires a gradient, from the running random counter.
 Tensor make_parameter(const Shape& shape, const Init& init, DType dtype = default_dtype(),
                       Device device = default_device());
 

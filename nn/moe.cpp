@@ -75,8 +75,7 @@ FeedForward::Output MoE::operator()(const Tensor& given, const TokenContext& con
   std::int64_t sequences = 1;
   for (int i = 0; i + 2 < given.ndim(); ++i) sequences *= given.dim(i);
   const std::int64_t tokens = given.ndim() > 1 ? sequences * given.dim(-2) : 1;
-  // The boundaries were checked for that many tokens. With a part, the packing describes the whole
-  // row and x is only a part of it.
+  // The boundaries were checked for that many tokens. With a part, x is only a part of the row.
   check(!packing.positions || context.part || packing.positions.numel() == tokens,
         "moe: the packed row must have the {} tokens of x, got {}", tokens,
         packing.positions ? packing.positions.numel() : 0);

@@ -46,8 +46,7 @@ struct MoE : FeedForward {
   MoE(std::int64_t dim, const MoeOptions& options);
   /// x (dim), (T, dim) or (B, ..., T, dim) -> y like x. The axes before the last two enumerate the
   /// sequences that Balance::sequence counts; in a packed row each sequence is counted. Padding
-  /// gets no expert. Throws Error if the packed row does not have the tokens of x, and as the
-  /// router does.
+  /// gets no expert. Throws Error if the packed row and x differ in length, and as the router does.
   Output operator()(const Tensor& x, const TokenContext& context = {}) const;
   void visit(Visitor& v) override;
   std::string describe() const override;

@@ -43,8 +43,7 @@ struct MtpDepth : Module {
 Tensor piece_ends(const Tensor& positions);
 
 /// Shifts x one place to the left; `filler` enters at the end. In a packed row each sequence shifts
-/// separately; in a part of a row each slice does, and the filler stands for a token that may be on
-/// another rank.
+/// separately; in a part of a row each slice does, and the filler replaces a token of another rank.
 /// Shapes  x (..., T)  ->  (..., T)
 /// Dtypes  any
 /// Device  cpu, cuda, meta; nothing is copied to the host

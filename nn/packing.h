@@ -37,8 +37,8 @@ struct Packing {
 
   /// True if a row holds more than one sequence.
   explicit operator bool() const { return cu_seqlens || positions; }
-  /// Throws Error unless both tensors are set and ids (B, T), or x (B, T, C), is one row of the
-  /// same number of tokens.
+  /// Throws Error unless both tensors are set and ids (B, T), or x (B, T, C), is one row of that
+  /// length.
   void check_row(const Tensor& tokens) const;
   /// `values` (B, T) with padding replaced by `filler`.
   Tensor masked(const Tensor& values, double filler) const;

@@ -46,13 +46,11 @@ struct Walk {
   const Part& part;
   const std::vector<Ranges>& axes;
   std::vector<std::int64_t> inner;  // by axis: number of the part's elements per index of the axis
-  int last;                         // last axis that is cut; elements of the axes after it are
-                                    // contiguous
+  int last;                         // last axis that is cut; later axes are contiguous
   std::int64_t begin, end;
   const Run& run;
 
-  // `index`: flat index over the preceding axes of the whole; `own`: elements of the part before
-  // it.
+  // `index`: flat index over the whole's preceding axes; `own`: the part's elements before it.
   void visit(int axis, std::int64_t index, std::int64_t own) const {
     const std::int64_t step = inner[static_cast<std::size_t>(axis)];
     for (const auto& [first, behind] : axes[static_cast<std::size_t>(axis)]) {

@@ -29,8 +29,7 @@ using Run = std::function<void(std::int64_t whole, std::int64_t own, std::int64_
 
 /// Calls `run` for every run, in the order of the part.
 void for_each_run(const Part& part, const Run& run);
-/// The same for elements [begin, end) of the part; costs one step per run in that range, for any
-/// size of the part.
+/// The same for elements [begin, end) of the part, in one step per run in that range.
 void for_each_run(const Part& part, std::int64_t begin, std::int64_t end, const Run& run);
 
 /// The sharded parameters, by dotted name.

@@ -53,14 +53,12 @@ struct RouterConfig {
 };
 
 struct RouterInput {
-  Tensor padding = {};  ///< (T) bool; true: padding, which gets no expert and is in no loss and no
-                        ///< count
+  Tensor padding = {};  ///< (T) bool; true: padding, in no expert, loss or count
   /// x holds this many sequences of equal length, one after the other.
   std::int64_t sequences = 1;
   /// Or one packed row, whose sequences Balance::sequence then counts.
   PackedTokens packed = {};
-  /// x is this part of the batch; `sequences` must be 1. `packed` and `padding` describe the whole
-  /// row.
+  /// x is this part of a batch, `sequences` is 1; `packed` and `padding` describe the whole row.
   std::optional<TokenPart> part = {};
 };
 

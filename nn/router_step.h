@@ -25,8 +25,8 @@ class RouterStep {
   bool has_z_loss() const { return has(3); }
 
   /// Each kind of loss divided by its coefficient, averaged over micro-batches and over the layers
-  /// that have it: (4), f32 or f64, in the order aux, sequence, global, z; 0 for unused kinds. Call
-  /// before finish().
+  /// that have it: (4), f32 or f64, in the order aux, sequence, global, z; 0 if unused. Call before
+  /// finish().
   Tensor losses() const;
   /// The sum of each layer's balance losses, each divided by its coefficient, averaged over
   /// micro-batches: (layers), f32 or f64. Call before finish().
@@ -37,7 +37,7 @@ class RouterStep {
   /// is frozen or that counted no tokens keep their bias.
   ///
   /// Returns  the busiest expert's tokens over the mean, (layers) f32; 0 without tokens. It stays
-  ///          on the device, like losses(): a cuda::Readback that is read one step later does not
+  ///          on the device, like losses(): a cuda::Readback that is read a step later does not
   ///          wait.
   /// Source   Wang et al. 2024, arXiv:2408.15664, algorithm 1
   Tensor finish(double rate, const SumCounts& reduce = {});

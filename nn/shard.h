@@ -19,13 +19,12 @@ class TokenDispatcher;
 
 /// How a module is sharded over ranks: functions that replace parts of its computation, and which
 /// shard this rank holds. A parallel plan sets Module::shard. Every member is optional;
-/// shard_members() says which ones a module uses. To add to a shard that another plan has set, use
-/// change_shard().
+/// shard_members() says which ones a module uses. change_shard() adds to a shard that another plan
+/// has set.
 struct Shard {
   // Around a layer's matrix product.
   std::function<Tensor(const Tensor& x)> enter;  ///< applied to the layer's input
-  std::function<Tensor(Tensor y)> leave;         ///< applied to its result, before the bias is
-                                                 ///< added
+  std::function<Tensor(Tensor y)> leave;         ///< applied to its result without bias
   /// Replaces x weight^T + bias. The bias is null if `leave` is set.
   std::function<Tensor(const Tensor& x, const Tensor& weight, const Tensor& bias)> product;
   /// Replaces the lookup of a table's rows at `ids`.
@@ -56,8 +55,7 @@ struct Shard {
   /// bias, and each computes the full gradient of that bias.
   int bias_ranks = 1;
 
-  /// Called for each part of a model right before forward reads its parameters, which may still be
-  /// in transit.
+  /// Called for a module right before forward reads its parameters, which may be in transit.
   std::function<void(const Module& part)> before_use;
 
   /// Bits of shard_members().

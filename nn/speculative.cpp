@@ -131,8 +131,7 @@ void Speculator::verify(const Tensor& logits) {
   forget_rejected(drafted - accepted);
 }
 
-// Depth d at place i has read token i + d: entries that read tokens after the accepted ones are
-// wrong.
+// Depth d at place i has read token i + d: drops the entries that read a rejected token.
 void Speculator::forget_rejected(std::int64_t rejected) {
   cache_.truncate(cache_.length() - rejected);
   std::int64_t d = 0;

@@ -31,8 +31,7 @@ class Speculator {
   Speculator(const Gpt& model, const SamplingOptions& sampling, std::uint64_t seed);
   /// Starts a text. Throws Error if the prompt is empty.
   void start(std::span<const std::int32_t> prompt);
-  /// The next tokens, from one pass: at least 1, at most `most` and depths + 1. Valid until the
-  /// next call.
+  /// The next tokens, from one pass: from 1 to min(most, depths + 1). Valid until the next call.
   std::span<const std::int32_t> next(std::int64_t most);
   /// Counts since start().
   const Stats& stats() const { return stats_; }

@@ -26,8 +26,7 @@ struct TokenPart {
 struct TokenContext {
   Packing packing = {};                 ///< several sequences in one row, and padding
   const RotaryTable* rotary = nullptr;  ///< null: queries and keys are not rotated
-  /// x follows the tokens in this cache; `layer` is the index of this layer's entry. Not allowed
-  /// with a packed row.
+  /// x follows the tokens in this cache; `layer` is this layer's entry. Not for packed rows.
   KvCache* cache = nullptr;
   int layer = 0;
   /// x is this part of the batch, (1, count, dim), while `packing` describes the whole batch.

@@ -6,8 +6,8 @@ namespace weft::nn {
 
 /// The input of the first block: the embedding of each token, plus that of its position if
 /// positions are learned (null: they are not). Tokens follow those in the context's cache. `ahead`
-/// shifts each token's position, as for a depth of multi-token prediction; places beyond `seq` get
-/// no position.
+/// is added to the positions, as for a depth of multi-token prediction; those beyond `seq` are
+/// omitted.
 ///
 /// Shapes  ids (B, T)  ->  (B, T, dim)
 /// Throws  Error if ids are not 2-D, and on more than `seq` tokens in a sequence

@@ -22,8 +22,7 @@ class CommandLine {
   template <class T>
   void add(const std::string& flag, T& value, const char* help, const char* group = nullptr,
            bool first = true);
-  /// A flag whose value is passed to set(), which may throw; `now` is the default that --help
-  /// shows.
+  /// A flag whose value goes to set(), which may throw; `now` is the default that --help shows.
   void add_word(const std::string& flag, const char* now, const std::string& help,
                 const char* group, bool first, const std::function<void(const std::string&)>& set);
 

@@ -158,8 +158,8 @@ void check_options(const O& options) {
 }
 
 /// Reads flags and --config into `options`, whose current values are the defaults, and checks every
-/// value. `line` may define more flags. Returns false if --help or --print-config has printed and
-/// the program should end.
+/// value. `line` may define more flags. Returns false if --help or --print-config has printed: the
+/// program should end.
 /// Throws Error (Fault::user) with one line: an unknown name with the nearest match, a value out of
 /// range, or a flag whose feature does not exist yet.
 template <class O>

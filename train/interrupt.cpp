@@ -59,14 +59,11 @@ InterruptScope::~InterruptScope() {
   insisted = 0;
 }
 
-// Otherwise the next file to be opened would get the closed descriptor, and printf() would write
-// into it.
+// Else the next opened file would get the closed descriptor, and printf() would write into it.
 void outlive_readers() {
   signal(SIGPIPE, SIG_IGN);
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd)
-    if (fcntl(fd, F_GETFD) < 0)
-      (void)!open("/dev/null", O_RDWR);  // takes the lowest free
-                                         // descriptor
+    if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", O_RDWR);  // takes the lowest free one
 }
 
 bool interrupted() { return requested != 0; }

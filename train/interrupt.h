@@ -13,8 +13,7 @@ class InterruptScope {
 };
 bool interrupted();
 
-/// Makes the process survive a closed standard output or error, and a reader that exits: only the
-/// output is lost.
+/// If standard output or error is closed, or its reader exits, only the output is lost.
 void outlive_readers();
 
 }  // namespace weft::train

@@ -8,9 +8,8 @@
 
 namespace weft::train {
 
-/// Runs f, the program's work, and returns its status. An error that ends it prints one line to
-/// standard error and gives a status of its own. A closed terminal or an exited reader does not end
-/// it.
+/// Runs f, the program's work, and returns its status. An error prints one line to standard error
+/// and gives its own status. A closed terminal or an exited reader does not end the program.
 int guarded(const std::string& program, const std::function<int()>& f);
 
 /// The main() of a training program: flags, ranks and errors. f is called once on every rank and

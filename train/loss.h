@@ -33,8 +33,8 @@ struct Loss {
 using LossFunction = std::function<Loss(const data::Batch& batch)>;
 
 /// The loss of a classifier: the cross entropy of targets (...) under logits (..., classes), and
-/// the metric "accuracy", the fraction of targets with the largest logit. Ignores targets equal to
-/// data::kIgnore.
+/// the metric "accuracy", the fraction of targets with the largest logit. Targets data::kIgnore are
+/// ignored.
 /// Throws Error as cross_entropy().
 Loss classify(const Tensor& logits, const Tensor& targets);
 

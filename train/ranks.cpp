@@ -37,8 +37,7 @@ void check_same_options(World& world, const Options& o) {
         "ranks must be started with the same flags and config, but they differ");
 }
 
-// Checked before any group is made: ranks that differ would wait for each other in different
-// groups.
+// Checked before groups are made: ranks that differ would wait in different groups.
 Degrees agreed_degrees(World& host, const Options& o) {
   check_same_options(host, o);
   return degrees_of(o);

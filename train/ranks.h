@@ -19,8 +19,7 @@ class Ranks {
   /// Every rank must call it. Throws Error if the degrees do not match the number of ranks, or
   /// ranks were started with different options.
   Ranks(distributed::World& world, const Options& options);
-  /// As above, with this rank's device, and with `host` for tensors on the host when `world` only
-  /// moves GPU tensors.
+  /// As above, with this rank's device; `host` moves host tensors when `world` only moves a GPU's.
   Ranks(distributed::World& world, distributed::World& host, Device device, const Options& options);
   /// A single-rank run on the options' device. Throws Error on options for several ranks.
   static Ranks alone(const Options& options);
@@ -35,8 +34,7 @@ class Ranks {
   bool is_alone() const { return own_ != nullptr; }
   int rank() const { return world_.rank(); }
   int size() const { return world_.size(); }
-  /// True on the rank that prints and writes files: rank 0, or on the meta device the simulated
-  /// rank.
+  /// True on the rank that prints and writes files: rank 0; on meta the simulated rank.
   bool is_first() const { return rank() == 0 || imagined_; }
   /// Runs f on the first rank. An Error that f throws there is thrown on every rank.
   void on_first(const std::function<void()>& f) const;

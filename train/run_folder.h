@@ -34,8 +34,7 @@ class RunFolder {
   std::string plot() const { return path_ + "/loss.svg"; }
   void write_config(const std::string& toml) const;
 
-  /// Loads the last valid checkpoint, for any layout of ranks that wrote it; empty if there is
-  /// none.
+  /// Loads the last valid checkpoint, written with any layout of ranks; empty if there is none.
   /// Throws Error if the checkpoint is of another model.
   std::optional<RunState> restore(TrainStep& step, const Task& task) const;
   /// Writes a checkpoint; deletes older ones only when it is complete.

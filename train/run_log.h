@@ -29,8 +29,7 @@ class RunLog {
 
   /// Opens metrics.jsonl. When resuming, drops the rows of steps after `step`.
   void open(const std::string& metrics_path, bool resumes, std::int64_t step);
-  /// Completes the row of the last step before the run was resumed. Returns true if its evaluation
-  /// is still due.
+  /// Completes the row of the step that the run resumes from. True if its evaluation is due.
   bool make_up(const std::string& metrics_path, std::int64_t step, const io::Json& saved_row,
                bool evaluates);
   void start_progress(std::int64_t first_step);

@@ -15,8 +15,7 @@ struct Value {
   double value = 0;
 };
 
-/// The result of one optimizer step. Numbers from a GPU are read asynchronously: accessing one
-/// waits.
+/// The result of one optimizer step. Numbers of a GPU are in transit: accessing one waits.
 class StepResult {
  public:
   /// One number, or several as a list.

@@ -25,8 +25,7 @@ struct Task {
   /// Floating-point operations of a training step per target, without recomputation; 0: unknown,
   /// and metrics.jsonl has no mfu.
   double flops_per_target = 0;
-  /// Peak FLOP/s of all devices of the run together, used if --peak-tflops is not given; 0:
-  /// unknown.
+  /// Peak FLOP/s of all devices together, used without --peak-tflops; 0: unknown.
   double peak_flops = 0;
   /// The name of targets in metrics.jsonl and on the progress line: "tokens", "tokens_per_s".
   std::string unit = "targets";

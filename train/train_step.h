@@ -44,8 +44,7 @@ class TrainStep {
   /// The loss and the metrics of the task over the whole dataset, the loss first; lists are
   /// omitted. Ranks share the batches. Records nothing.
   std::vector<Value> evaluate(const data::EvalLoader& loader);
-  /// The first tensor of this rank with a NaN or an infinity, parameters before gradients; empty if
-  /// there is none.
+  /// This rank's first tensor with a NaN or infinity, parameters before gradients; empty if none.
   struct NonFinite {
     std::string what;
     bool is_parameter = false;

@@ -12,8 +12,7 @@ namespace weft::train {
 
 /// Trains a module on a dataset, with everything that a run needs: gradient accumulation over
 /// micro-batches, ranks, sharded optimizer state, graphs, evaluation, metrics.jsonl, a progress
-/// line and a plot, checkpoints, exact resume, Ctrl-C, and a stop before a non-finite loss does
-/// harm.
+/// line and a plot, checkpoints, exact resume, Ctrl-C, and a stop on non-finite losses.
 ///
 ///   Classifier model;
 ///   train::Trainer trainer(model, {.out = "runs/mine", .steps = 1000, .batch = 32},

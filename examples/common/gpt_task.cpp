@@ -110,8 +110,7 @@ nn::GptConfig config_from_json(const io::Json& j) {
   nn::GptConfig c;
   io::fields_from_json(j, "state.json", c);
   if (c.attention == nn::AttentionKind::mla)
-    c.kv_heads = 0;  // older files store the number of
-                     // heads
+    c.kv_heads = 0;  // older files have the number of heads
   // Sizes out of bounds must not reach code that computes with them.
   try {
     c.validate();
