@@ -9,16 +9,16 @@ namespace weft {
 
 /// cross_entropy(linear(x, weight), targets) without storing all logits: rows are processed in
 /// chunks. For mean and sum each chunk's logits are turned into gradients at once, and backward
-/// only scales these by the upstream gradient. For none, backward recomputes each chunk's logits.
-/// Losses equal those of the two ops up to rounding (bitwise where the matrix products are the same
-/// calls). With bf16 the weight gradient is summed in f32 over all chunks, then rounded.
+/// only scales these by the upstream gradient. For Reduction::none, backward recomputes each
+/// chunk's logits. Losses equal those of the two ops up to rounding (bitwise if the products are
+/// the same calls). With bf16 the weight gradient is summed in f32, then rounded.
 ///
 /// Shapes  x (..., C), weight (V, C), any strides; targets (...); result (...) for none, else a
 ///         scalar
 /// Dtypes  x and weight f32, f64, bf16, alike; targets i32, i64. The loss is f64 for f64, else f32
 /// Device  cpu, cuda; nothing is copied to the host
-/// Saves   the gradients of x and weight for an upstream gradient of 1; for none x, weight,
-///         targets, and for each row the maximum and the sum of exp(logit - maximum)
+/// Saves   the gradients of x and weight for an upstream gradient of 1; for Reduction::none x,
+///         weight, targets, and each row's maximum and sum of exp(logit - maximum)
 /// Throws  Error on shapes, dtypes or devices that do not match, V = 0, label_smoothing outside [0,
 ///         1), and a target that is neither in [0, V) nor ignore_index (for a GPU at the host's
 ///         next synchronization). Once differentiable.
