@@ -66,13 +66,13 @@ AttentionSpec make_spec(const Tensor& q, const Tensor& k, const Tensor& v,
           .key_heads = o.key_heads ? o.key_heads : q.dim(2)};
 }
 
-// The dtype of the kernel's operands: on the CPU bf16 is computed in f32.
+// The dtype of the kernel's operands: bf16 becomes f32 on the CPU.
 DType kernel_dtype(const Tensor& t) {
   return t.dtype() == DType::bf16 && !t.device().is_gpu() ? DType::f32 : t.dtype();
 }
 
 // t in the dtype and layout that the kernels read: contiguous tokens, evenly spaced. A slice of a
-// packed projection (B, T, 3 H D) has this layout already.
+// packed projection (B, T, 3 H D) already has this layout.
 Tensor readable(const Tensor& t) {
   if (kernel_dtype(t) != t.dtype()) return contiguous(cast(t, kernel_dtype(t)));
   const Shape& s = t.strides();
@@ -94,7 +94,7 @@ struct Heads {
   Tensor q, k, v;
 };
 
-// Views of the parts of a packed projection, which the tape does not record.
+// q, k and v as views of a packed projection; the tape does not record them.
 Heads heads_of(const Tensor& packed, std::int64_t heads, std::int64_t kv_heads) {
   const auto part = [&](std::int64_t first, std::int64_t count) {
     Shape shape = packed.shape();
@@ -138,7 +138,7 @@ Result forward(const AttentionSpec& spec, const Heads& in, const Tensor& cu) {
   return r;
 }
 
-// Fills `grads`, which are laid out as the kernel can write them.
+// Fills `grads`, which the caller allocates in a layout that the kernel can write.
 void backward(Backward& b, const AttentionSpec& spec, const Heads& in, const Tensor& cu,
               const Tensor& y, const Tensor& lse, const Heads& grads) {
   Tensor scratch;

@@ -5,21 +5,20 @@
 
 namespace weft::detail {
 
-/// The axis that `dim` means, in [0, ndim).
-/// Throws Error "op: dim must be in [-n, n), got d", and for a scalar, which has no axis.
+/// `dim` as an axis in [0, ndim); negative values count from the end.
+/// Throws Error "op: dim must be in [-n, n), got d", and for a scalar, which has no axes.
 inline int axis_of(const char* op, const Tensor& x, int dim) {
   check_tensor(op, "x", x);
   check(x.ndim() > 0, "{}: x must have at least one axis, got a scalar", op);
   return normalize_dim(op, dim, x.ndim());
 }
 
-/// Every step-th element of one axis from `begin` on, `length` in all: memory only, no tape hears
-/// it.
+/// A view of `length` elements of one axis, from `begin` on, `step` apart. No tape records it.
 inline Tensor part_of(const Tensor& x, int dim, std::int64_t begin, std::int64_t length,
                       std::int64_t step = 1) {
   Shape shape = x.shape(), strides = x.strides();
   shape[dim] = length;
-  if (length > 1) strides[dim] *= step;  // else the step may be any number
+  if (length > 1) strides[dim] *= step;  // with one element or none the stride is never used
   return x.alias(shape, strides, begin * x.strides()[dim]);
 }
 

@@ -1,4 +1,4 @@
-// What was saved for a backward lambda, and where the gradients that it finds are summed.
+// Saved tensors, and where gradients are accumulated.
 #include "weft/autograd/backward.h"
 
 #include "weft/autograd/elementwise.h"
@@ -50,14 +50,14 @@ void Backward::once_differentiable() const {
         op_);
 }
 
-// The leaf whose own grad() or main_grad() the sum may go to at once; or null.
+// The leaf whose grad() or main_grad() can take the sum directly; null if there is none.
 const Tensor* Tape::leaf_to_fill(const Slot& s) const {
   const bool fills = current() == nullptr && s.leaf >= 0 && !collects_;
   return fills ? &state_->leaves[static_cast<std::size_t>(s.leaf)].tensor : nullptr;
 }
 
-// In place only when nobody else can see the buffer, and no outer tape needs its history. A leaf's
-// sum goes on in its grad() from earlier passes, so that the new part needs no buffer of its own.
+// True if the buffer has no other handle and no outer tape needs its history. If the leaf has a
+// grad() from earlier passes, accumulation continues in it, so this pass needs no new buffer.
 bool Tape::can_add_in_place(Slot& s) const {
   if (current() != nullptr) return false;
   if (const Tensor* const x = s.grad ? nullptr : leaf_to_fill(s)) {
@@ -68,7 +68,7 @@ bool Tape::can_add_in_place(Slot& s) const {
       s.continued = true;
     }
   }
-  // The leaf holds a handle too while its grad() is continued.
+  // While accumulation continues in grad(), the leaf holds a handle too.
   return s.grad && s.grad.is_contiguous() && owned_by(s.grad, s.continued ? 2 : 1);
 }
 

@@ -1,6 +1,5 @@
 #pragma once
-// What the author of an op works with: the tensors that it saves, and the gradients of its
-// backward.
+// What the author of an op uses: saved tensors, and the gradients inside its backward.
 #include <cstdint>
 #include <initializer_list>
 #include <span>
@@ -12,21 +11,20 @@ namespace weft {
 
 class Tape;
 
-/// A tensor as a backward lambda may keep it. Reading it back throws if its values were changed in
-/// place after it was saved.
+/// A tensor saved for backward. get() throws if its values were changed in place since then.
 class Saved {
  public:
   Saved() = default;
   Saved(const Tensor& t, const char* label)
       : tensor_(t), version_(t ? t.version() : 0), label_(label) {}
-  /// The tensor (null when a null one was saved).
+  /// The tensor; null if a null tensor was saved.
   /// Throws Error "op: saved x was changed in place (version 3, saved at 2)".
   const Tensor& get() const {
     if (tensor_ && tensor_.version() != version_) [[unlikely]]
       throw_changed();
     return tensor_;
   }
-  /// The same, given away: a backward runs once and may use what it saved as its result.
+  /// Moves the tensor out. A backward runs once, so it may reuse a saved tensor as its result.
   Tensor take() {
     get();
     return std::move(tensor_);
@@ -45,10 +43,10 @@ Saved save(const Tensor& t, const char* label = "x");
 
 namespace detail {
 
-/// What saved tensors and the tape of this thread tell each other.
+/// What saved tensors and this thread's tape tell each other.
 struct SaveLog {
-  std::int64_t bytes = 0;            ///< saved since an op was last recorded
-  const char* running_op = nullptr;  ///< the op whose backward runs
+  std::int64_t bytes = 0;            ///< bytes saved since the last op was recorded
+  const char* running_op = nullptr;  ///< the op whose backward is running
 };
 extern constinit thread_local SaveLog save_log;
 
@@ -66,8 +64,7 @@ struct SavedList {
   }
 };
 
-/// The inputs or outputs of an op for the length of a call: {&x, &weight}, or a TensorList where
-/// their number is not fixed.
+/// The inputs or outputs of an op during a call: {&x, &weight}, or a TensorList of any length.
 class TensorRefs {
  public:
   TensorRefs(std::initializer_list<const Tensor*> refs)
@@ -82,27 +79,27 @@ class TensorRefs {
   int size_;
 };
 
-/// What a backward lambda works with: the gradients of its op's outputs, and where to put those of
-/// its inputs. Inputs and outputs are numbered as they were given to record().
+/// The argument of a backward lambda: holds the gradients of the op's outputs and takes those of
+/// its inputs. Inputs and outputs have the indices they had in record().
 class Backward {
  public:
   Backward(const Backward&) = delete;
   ~Backward() { detail::save_log.running_op = outer_op_; }
-  /// Gradient of output i; null when nothing that reached the loss used it.
+  /// The upstream gradient of output i; null if the loss does not depend on that output.
   const Tensor& dy(int i = 0) const { return dy_[i]; }
-  /// Does input i need a gradient?
+  /// Whether input i needs a gradient.
   bool needs(int i) const { return inputs_[i] != 0; }
-  /// Adds dx to the gradient of input i (dropped when that input needs none).
+  /// Adds dx to the gradient of input i. Does nothing if that input needs no gradient.
   void add(int i, Tensor dx);
-  /// The buffer in which the gradient of input i is being summed, for a kernel that adds to it in
-  /// place of add(): no second buffer, no second pass. Null when there is none yet, when somebody
-  /// else can see it, when an outer tape needs its history, and when it has not this shape and
-  /// dtype (add() then says what is wrong). It may be the leaf's own grad() or, for a kernel that
-  /// can add bf16 products to f32, its main_grad(); so until backward() has returned, those of a
-  /// leaf may hold part of a sum.
+  /// The buffer that holds the gradient of input i so far, for a kernel that accumulates into it
+  /// and does not call add(): this saves a buffer and a pass over memory. Null if there is no
+  /// gradient yet, another handle shares the buffer, an outer tape needs its history, or its shape
+  /// or dtype differs (add() then reports that). The buffer may be the leaf's grad() or, for
+  /// kernels that add bf16 products to f32, its main_grad(): both may hold a partial sum until
+  /// backward() returns.
   Tensor accumulator(int i, const Shape& shape, DType dtype, bool can_add_to_f32 = false);
-  /// To be called by a backward that runs a fused kernel.
-  /// Throws Error when an outer tape records: the kernel's derivative is not known to it.
+  /// Call this in a backward that runs a fused kernel.
+  /// Throws Error if an outer tape is recording: it could not differentiate the kernel.
   void once_differentiable() const;
 
  private:
@@ -115,7 +112,7 @@ class Backward {
         dy_(dy) {}
   Tape* tape_;
   const char *op_, *outer_op_;
-  const std::uint64_t* inputs_;  ///< ids; 0 for one that needs no gradient
+  const std::uint64_t* inputs_;  ///< ids; 0 if the input needs no gradient
   const Tensor* dy_;
 };
 

@@ -28,7 +28,7 @@ void check_operands(const Tensor& x, const Tensor& weight) {
         x.device(), weight.device());
 }
 
-// Taps as the kernels read them: neighbouring channels side by side, in the dtype of sums.
+// Taps in the kernels' layout: channels contiguous, in the accumulation dtype.
 Tensor taps_of(const Tensor& weight) {
   const NoGradGuard quiet;
   return contiguous(weight.dtype() == DType::bf16 ? cast(weight, DType::f32).t() : weight.t());
@@ -77,7 +77,7 @@ Tensor causal_conv1d(const Tensor& x, const Tensor& weight, const CausalConv1dOp
   check(o.state.shape() == expected && o.state.dtype() == x.dtype(),
         "causal_conv1d: state must be {} {}, got {} {}", x.dtype(), expected, o.state.dtype(),
         o.state.shape());
-  // The state is the tokens before x; their own results are dropped.
+  // The state stands for the tokens before x; their outputs are dropped.
   return run(cat({o.state, x}, 1), weight, {}, o.silu).narrow(1, expected[1], x.dim(1));
 }
 

@@ -1,4 +1,4 @@
-// The part of autograd/view.h that copies: into row order, another dtype, another device.
+// The ops of autograd/view.h that copy: to row-major order, another dtype, another device.
 #include "weft/core/kernels/copy.h"
 
 #include "weft/autograd/operand.h"

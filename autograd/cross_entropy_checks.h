@@ -19,8 +19,9 @@ inline void check_smoothing(const char* op, double smoothing) {
         smoothing);
 }
 
-/// Before any result exists, in host memory. Elsewhere it would cost a sync: a GPU reports by
-/// itself. The scratch exists on every device, so that meta counts the same bytes.
+/// In host memory this throws before any result exists. For a GPU the check must not synchronize:
+/// the kernel reports bad targets later. Every device allocates the scratch, so that meta counts
+/// it.
 inline void check_targets(const char* op, const Tensor& targets, std::int64_t classes,
                           std::int64_t ignore_index) {
   const Tensor bad = Tensor::empty({1}, DType::i64, targets.device());

@@ -5,10 +5,9 @@
 
 namespace weft::detail {
 
-/// cu_seqlens of a packed row as kernels read it: contiguous, on the device of x, whose axis
-/// `tokens` are the tokens.
-/// `known`: the values have been checked already.
-/// Throws Error unless it is i32 (n + 1), starts at 0, never decreases and ends at the tokens.
+/// Checks cu_seqlens of a packed row and returns it as the kernels read it: contiguous, on the
+/// device of x. `tokens` is the token axis of x; `known` skips the check of the values.
+/// Throws Error unless it is i32 (n + 1), starts at 0, never decreases and ends at the token count.
 inline Tensor checked_cu_seqlens(const char* op, const Tensor& given, const char* name,
                                  const Tensor& x, bool known = false, int tokens = 1) {
   check(given.dtype() == DType::i32 && given.ndim() == 1 && given.dim(0) >= 1,

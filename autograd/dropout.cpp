@@ -17,7 +17,7 @@ Tensor dropout(const Tensor& x, double p, const RandomKey& key, bool training) {
   check(is_compute(x.dtype()), "dropout: x must have dtype f32, f64 or bf16, got {}", x.dtype());
   if (p == 0 || !training) return x;
 
-  // 24-bit uniforms k * 2^-24 lie below p exactly when k lies below this.
+  // A 24-bit uniform k * 2^-24 is below p exactly if k is below this threshold.
   const auto threshold = static_cast<std::uint32_t>(std::ceil(p * 0x1p24));
   const double scale = p < 1 ? 1 / (1 - p) : 0;
   const Tensor source = contiguous(x);
@@ -25,7 +25,7 @@ Tensor dropout(const Tensor& x, double p, const RandomKey& key, bool training) {
   dispatch<cpu::dropout, cuda::dropout>(source, key, threshold, scale, y);
 
   if (recording(source)) {
-    // Linear in x: the same op with the same key, so that second order works too.
+    // Linear in x, so backward is the same op with the same key; second order works too.
     Tape::record("dropout", {&source}, {&y},
                  [p, key](Backward& b) { b.add(0, dropout(b.dy(), p, key)); });
   }

@@ -1,4 +1,4 @@
-// Arithmetic of two operands: tensor with tensor, tensor with number.
+// Binary arithmetic: tensor with tensor, tensor with number.
 #include "weft/autograd/elementwise.h"
 
 #include <limits>
@@ -37,7 +37,7 @@ Tensor arithmetic(const char* name, const Tensor& a, double value, BinaryOp op,
   return run_scalar(a, value, op, reversed);
 }
 
-// The part of dy of an operand that won or lost here: half of it at a tie.
+// An operand's gradient: dy where it was selected, half of it at a tie, 0 where it was not.
 Tensor share(const Tensor& dy, const Tensor& won, const Tensor& lost) {
   return where(won, dy, where(lost, zero_of(dy), mul(dy, 0.5)));
 }
@@ -61,7 +61,7 @@ Tensor extremum(const char* name, const Tensor& a, double b, BinaryOp op) {
   if (recording(a))
     Tape::record(
         name, {&a}, {&y}, [s = save(a, "a"), b, larger = op == BinaryOp::maximum](Backward& g) {
-          // A comparison would round the number to bf16, as the arithmetic does not.
+          // A comparison would round b to bf16, but the forward pass does not round it.
           const Tensor& saved = s.get();
           const Tensor x = saved.dtype() == DType::bf16 ? saved.detach().to(DType::f32) : saved;
           g.add(0, larger ? share(g.dy(), gt(x, b), lt(x, b)) : share(g.dy(), lt(x, b), gt(x, b)));
@@ -122,8 +122,8 @@ Tensor pow(const Tensor& a, const Tensor& b) {
                  [sa = save(a, "a"), sb = save(b, "b"), sy = save(y, "y")](Backward& g) {
                    const Tensor &x = sa.get(), &z = sb.get(), &power = sy.get();
                    const Tensor zero = zero_of(x), one = Tensor::ones({}, x.dtype(), x.device());
-                   // Where the slope is 0, the formula gets operands at which it and its own
-                   // derivatives are finite: a 0 that comes back to them must stay 0.
+                   // Where the slope is 0, where() selects 0 and the formula gets operands at which
+                   // it and its derivatives are finite: else 0 * infinity would give NaN.
                    if (g.needs(0)) {
                      const Tensor constant = eq(z, 0);  // a^0
                      const Tensor e = where(constant, one, z);
@@ -131,7 +131,7 @@ Tensor pow(const Tensor& a, const Tensor& b) {
                      g.add(0, to_operand(where(constant, zero, dx), x.shape()));
                    }
                    if (g.needs(1)) {
-                     // 0^b for b >= 0; and where the power is too small for its type.
+                     // 0^b for b >= 0, and results that underflow to 0.
                      const Tensor value = power.detach();
                      const Tensor at_0 = where(eq(z, 0), x.detach(), one);
                      const Tensor constant = eq(where(eq(value, 0), value, at_0), 0);
@@ -198,7 +198,7 @@ Tensor pow(const Tensor& a, double exponent) {
   if (recording(a))
     Tape::record("pow", {&a}, {&y}, [s = save(a, "a"), exponent](Backward& g) {
       const Tensor& x = s.get();
-      // a^0 is constant, also at a = 0 where the formula has 0 * infinity.
+      // a^0 is constant; at a = 0 the formula would give 0 * infinity.
       g.add(0, exponent == 0 ? zeros_like(x) : mul(g.dy(), mul(pow(x, exponent - 1), exponent)));
     });
   return y;

@@ -3,19 +3,19 @@
 
 namespace weft {
 
-// Arithmetic of two tensors, or of a tensor and a number. A number is taken in the precision of the
-// arithmetic: a bf16 tensor times 0.1 does not round 0.1 to bf16. Integers wrap around, but a
-// number must be whole and in the range of their dtype (u8 takes -255 to 255): no infinity, no NaN.
-// As a double it is exact up to 2^53; beyond that, give a tensor.
+// Arithmetic of two tensors, or of a tensor and a number. A number keeps the precision of the
+// arithmetic: a bf16 tensor times 0.1 does not round 0.1 to bf16. Integers wrap around, but with an
+// integer tensor the number must be whole, finite and in range of the dtype (u8 takes -255 to 255).
+// A number is a double, exact up to 2^53; use a tensor for larger integers.
 
 /// a + b, a - b, a * b; minimum and maximum element by element.
 ///
 /// Shapes   a and b broadcast by NumPy's rule; the gradient is summed back to each operand's shape
-/// Dtypes   f32, f64, bf16, i32, i64, u8; both operands alike; a whole number with integers
-/// Device   cpu, cuda, meta; both on one
+/// Dtypes   f32, f64, bf16, i32, i64, u8; one dtype for both; a whole number with integers
+/// Device   cpu, cuda, meta; both operands on one device
 /// Saves    add, sub: nothing; mul, minimum, maximum: a and b
-/// Throws   Error on shapes that do not broadcast, on mixed dtypes or devices, on other dtypes; on
-///          a number that an integer dtype does not have (of a bound: where a result may need it)
+/// Throws   Error on shapes that do not broadcast, mixed or unsupported dtypes, mixed devices; on a
+///          number that an integer dtype cannot hold (minimum, maximum: if a result may need it)
 /// Source   definition. minimum and maximum propagate NaN. At a tie or a NaN each operand gets half
 ///          the gradient; otherwise the unselected operand gets exactly 0, even if dy is infinite
 Tensor add(const Tensor& a, const Tensor& b);
@@ -33,10 +33,10 @@ Tensor maximum(const Tensor& a, double b);
 /// a / b, and a to the power b.
 ///
 /// Shapes   a and b broadcast by NumPy's rule; the gradient is summed back to each operand's shape
-/// Dtypes   f32, f64, bf16; both operands alike
-/// Device   cpu, cuda, meta; both on one
-/// Saves    div: b and the result; pow: a, b and the result (a number as exponent: a)
-/// Throws   Error on shapes that do not broadcast, on mixed dtypes or devices, on other dtypes
+/// Dtypes   f32, f64, bf16; one dtype for both
+/// Device   cpu, cuda, meta; both operands on one device
+/// Saves    div: b and the result; pow: a, b and the result (with a number as exponent: a)
+/// Throws   Error on shapes that do not broadcast, mixed or unsupported dtypes, mixed devices
 /// Source   definition. The gradient of a^0 with respect to a is 0, and that of 0^b with respect to
 ///          b for b >= 0 (it is -infinity for b < 0)
 Tensor div(const Tensor& a, const Tensor& b);
@@ -45,22 +45,21 @@ Tensor div(const Tensor& a, double b);
 Tensor div(double a, const Tensor& b);
 Tensor pow(const Tensor& a, double exponent);
 
-/// -x, |x|, x * x, and x kept within [low, high].
+/// -x, |x|, x * x, and x clamped to [low, high].
 ///
 /// Shapes   x (...)  ->  (...)
 /// Dtypes   f32, f64, bf16, i32, i64, u8
 /// Device   cpu, cuda, meta
 /// Saves    neg: nothing; the others: x
 /// Throws   Error on other dtypes; clamp: when low > high, and with integers on a fraction or when
-///          no number of the dtype is within [low, high] (an infinite bound is none)
-/// Source   definition. abs'(0) = 0; clamp passes the gradient on the closed interval; NaN stays
-/// NaN
+///          no number of the dtype is within [low, high] (an infinite one is no bound)
+/// Source   definition. abs'(0) = 0; clamp passes the gradient on the closed interval and keeps NaN
 Tensor neg(const Tensor& x);
 Tensor abs(const Tensor& x);
 Tensor square(const Tensor& x);
 Tensor clamp(const Tensor& x, double low, double high);
 
-/// e^x, ln x, the square root and its reciprocal.
+/// e^x, ln x, the square root and the reciprocal square root.
 ///
 /// Shapes   x (...)  ->  (...)
 /// Dtypes   f32, f64, bf16
@@ -92,25 +91,25 @@ Tensor gelu(const Tensor& x, Gelu form = Gelu::tanh);
 Tensor silu(const Tensor& x);
 Tensor softplus(const Tensor& x);
 
-/// a where condition is true, b elsewhere. The operand that is not chosen gets a gradient of 0.
+/// a where condition is true, b elsewhere. The operand that is not selected gets gradient 0.
 ///
 /// Shapes   condition, a and b broadcast by NumPy's rule
-/// Dtypes   condition bool; a and b any dtype, both alike
-/// Device   cpu, cuda, meta; all on one
+/// Dtypes   condition bool; a and b any dtype, one dtype for both
+/// Device   cpu, cuda, meta; all on one device
 /// Saves    condition
-/// Throws   Error on shapes that do not broadcast, mixed dtypes or devices, another condition
+/// Throws   Error on shapes that do not broadcast, mixed dtypes or devices, a non-bool condition
 /// Source   definition
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
 
-/// Comparisons: ==, !=, <, <=, >, >=. No gradient passes. Comparisons with NaN are false, != true.
+/// Comparisons: ==, !=, <, <=, >, >=. They pass no gradient. With NaN only != is true.
 ///
 /// Shapes   a and b broadcast by NumPy's rule
-/// Dtypes   f32, f64, bf16, i32, i64, u8, bool, both alike  ->  bool. A number is rounded to a
-///          floating tensor's dtype first, so that a tensor filled with 0.1 equals 0.1; integers
-///          are compared with it exactly, 2.5 and 1e300 included
-/// Device   cpu, cuda, meta; both on one
+/// Dtypes   f32, f64, bf16, i32, i64, u8, bool, one dtype for both  ->  bool. A number is
+///          rounded to a floating tensor's dtype first, so a tensor filled with 0.1 equals 0.1; it
+///          is compared exactly with integers, even 2.5 or 1e300
+/// Device   cpu, cuda, meta; both on one device
 /// Saves    nothing
-/// Throws   Error on shapes that do not broadcast, on mixed dtypes or devices, on other dtypes
+/// Throws   Error on shapes that do not broadcast, mixed or unsupported dtypes, mixed devices
 /// Source   IEEE 754
 Tensor eq(const Tensor& a, const Tensor& b);
 Tensor ne(const Tensor& a, const Tensor& b);

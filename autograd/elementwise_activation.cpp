@@ -1,5 +1,5 @@
-// Activation functions. In an ordinary backward pass one fused kernel makes dx; when an outer tape
-// records, the derivative is written with public ops, so that it can be differentiated again.
+// Activation functions. An ordinary backward pass computes dx in one fused kernel; if an outer tape
+// records, backward uses public ops, so that it can be differentiated again.
 #include <cmath>
 
 #include "weft/autograd/elementwise.h"
@@ -24,8 +24,8 @@ Tensor gelu_tanh_slope(const Tensor& x) {
   return add(mul(add(t, 1), 0.5), mul(mul(mul(x, 0.5), sub(1, square(t))), du));
 }
 
-// dy * gelu_erf'(x), an op of its own because no public op has the normal distribution function:
-// its derivative gelu_erf''(x) = density(x) (2 - x^2) needs none.
+// dy * gelu_erf'(x). It is an op of its own because no public op computes the normal distribution
+// function; its derivative gelu_erf''(x) = density(x) (2 - x^2) does not need that function.
 Tensor gelu_erf_grad(const Tensor& x, const Tensor& dy) {
   Tensor dx = fused(x, dy, BinaryOp::gelu_erf_bwd);
   if (recording(x, dy))
@@ -74,7 +74,7 @@ Tensor relu(const Tensor& x) {
   Tensor y = run_unary(x, UnaryOp::relu);
   if (recording(x))
     Tape::record("relu", {&x}, {&y}, [s = save(y, "y")](Backward& g) {
-      // y > 0 exactly where x > 0, and y is what the next layer saves anyway.
+      // y > 0 exactly if x > 0, and the next layer saves y anyway.
       const Tensor& saved = s.get();
       g.add(0, Tape::current() ? where(gt(saved, 0), g.dy(), zero_of(saved))
                                : fused(saved, g.dy(), BinaryOp::relu_bwd));

@@ -35,8 +35,8 @@ inline void check_pair(const char* op, const Tensor& a, const Tensor& b) {
         a.device(), b.device());
 }
 
-/// x as if it had `shape`, which it broadcasts to: new axes in front, and step 0 where it is 1.
-/// For kernels only: no tape hears of it.
+/// A view of x broadcast to `shape`: new leading axes, and stride 0 along axes of length 1. For
+/// kernels only: the tape does not record it.
 inline Tensor broadcast_alias(const Tensor& x, const Shape& shape) {
   if (x.shape() == shape) return x;
   Shape strides = Shape::filled(shape.size(), 0);
@@ -50,16 +50,16 @@ inline Shape common_shape(const char* op, const Tensor& a, const Tensor& b) {
   return a.shape() == b.shape() ? a.shape() : broadcast_shapes(op, a.shape(), b.shape());
 }
 
-/// The gradient of a broadcast operand: summed where it was repeated.
+/// The gradient of a broadcast operand: summed over the broadcast axes.
 inline Tensor to_operand(const Tensor& dx, const Shape& shape) {
   return dx.shape() == shape ? dx : sum_to(dx, shape);
 }
 
-/// A scalar 0 of x's dtype and device, which broadcasts: what where() takes as the gradient where
-/// the slope is 0. A product with 0 would make NaN of an infinite gradient.
+/// A scalar 0 of x's dtype and device, which broadcasts. where() uses it as the gradient where the
+/// slope is 0: multiplying an infinite gradient by 0 would give NaN.
 inline Tensor zero_of(const Tensor& x) { return Tensor::zeros({}, x.dtype(), x.device()); }
 
-/// Runs a kernel that records nothing.
+/// Runs the kernel without recording.
 inline Tensor run_unary(const Tensor& x, UnaryOp op) {
   Tensor y = empty_like(x);
   dispatch<cpu::unary, cuda::unary>(x, op, y);
@@ -80,7 +80,7 @@ inline Tensor run_scalar(const Tensor& a, double value, BinaryOp op, bool revers
   return y;
 }
 
-/// -1, 0 or 1 (0 for NaN). Constant almost everywhere, so no tape needs to hear of it.
+/// -1, 0 or 1 (0 for NaN). Its derivative is 0 almost everywhere, so the tape does not record it.
 inline Tensor sign(const Tensor& x) { return run_unary(x, UnaryOp::sign); }
 
 }  // namespace weft::detail

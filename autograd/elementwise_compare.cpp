@@ -1,4 +1,4 @@
-// Comparisons, which have no gradient, and the choice that uses them.
+// Comparisons, which have no gradient, and where().
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/elementwise_common.h"
 

@@ -1,4 +1,4 @@
-// Functions of one operand whose derivative needs no fused kernel.
+// Unary functions whose derivative needs no fused kernel.
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/elementwise_common.h"
 #include "weft/core/numbers.h"
@@ -56,7 +56,7 @@ Tensor abs(const Tensor& x) {
   Tensor y = run_unary(x, UnaryOp::abs);
   if (recording(x))
     Tape::record("abs", {&x}, {&y}, [s = save(x)](Backward& g) {
-      const Tensor& saved = s.get();  // at 0 the slope is 0, also to an infinite dy
+      const Tensor& saved = s.get();  // slope 0 at x = 0, even if dy is infinite
       const Tensor zero = zero_of(saved);
       g.add(0, where(eq(saved, 0), zero, mul(g.dy(), sign(saved))));
     });

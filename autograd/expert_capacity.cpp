@@ -19,7 +19,7 @@ void check_factor(const char* op, double factor) {
 
 struct Limit {
   std::int64_t capacity = 0;
-  double factor = 0;  // above 0: the capacity is that of the slots that have an expert
+  double factor = 0;  // above 0: the capacity follows from the slots that have an expert
 };
 
 Routing limited(const char* op, const Routing& routing, std::int64_t experts, const Limit& limit,

@@ -5,7 +5,7 @@
 
 namespace weft {
 
-/// An op of your own, with a backward that you write:
+/// Defines a custom op with its own backward:
 ///
 ///   Tensor cube(const Tensor& x) {
 ///     return custom_function(
@@ -15,12 +15,12 @@ namespace weft {
 ///         });
 ///   }
 ///
-/// forward(inputs) -> y runs unrecorded. backward(inputs, y, dy) -> one gradient per input, null
-/// for none; written with public ops it can be differentiated again.
+/// forward(inputs) -> y is not recorded. backward(inputs, y, dy) returns one gradient per input,
+/// null for none; if it uses public ops it can be differentiated again.
 ///
 /// Saves    all inputs and y
-/// Throws   Error when forward returns a null tensor, backward another number of gradients, or an
-///          input was changed in place
+/// Throws   Error when forward returns a null tensor, backward returns a wrong number of gradients,
+///          or an input was changed in place
 template <class Forward, class BackwardFn>
 Tensor custom_function(const char* name, const TensorList& inputs, Forward&& forward,
                        BackwardFn backward) {
@@ -35,7 +35,7 @@ Tensor custom_function(const char* name, const TensorList& inputs, Forward&& for
   if (!followed) return y;
   check(inputs.size() <= 8, "{}: a custom function takes at most 8 inputs, got {}", name,
         inputs.size());
-  if (y.requires_grad()) y = y.detach();  // forward handed an input or a parameter through
+  if (y.requires_grad()) y = y.detach();  // forward returned an input or a parameter itself
   SavedList saved;
   for (const Tensor& x : inputs) saved.add(x, "an input");
   Tape::record(name, inputs, TensorList{y},

@@ -12,7 +12,7 @@
 namespace weft {
 namespace {
 
-// The CPU computes bf16 in f32 from end to end.
+// The CPU computes bf16 entirely in f32.
 Tensor dense(const Tensor& t) {
   const bool widen = t.dtype() == DType::bf16 && !t.device().is_gpu();
   return contiguous(widen ? cast(t, DType::f32) : t);
@@ -38,7 +38,7 @@ Tensor scratch_for(const GatedDeltaSpec& s, const Tensor& like, std::int64_t on_
                        like.dtype(), like.device());
 }
 
-// The gradients of the value heads of each key head together.
+// Sums the gradients of the value heads that share a key head.
 Tensor by_key_heads(const Tensor& d, const Tensor& like) {
   const std::int64_t share = d.dim(2) / like.dim(2);
   if (share == 1) return cast(d, like.dtype());

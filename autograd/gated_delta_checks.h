@@ -13,8 +13,8 @@ inline Shape delta_state_shape(const Tensor& q, const Tensor& v, const Tensor& c
   return {delta_sequences(q, cu_seqlens), v.dim(2), q.dim(3), v.dim(3)};
 }
 
-/// Gives back cu_seqlens as the kernels read it, or null.
-/// Throws Error on operands of gated_delta() that do not fit each other.
+/// Sets cu_seqlens as the kernels read it, or null.
+/// Throws Error on operands of gated_delta() that do not match.
 void check_gated_delta(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
                        const Tensor& g, const Tensor& beta, const GatedDeltaOptions& options,
                        Tensor& cu_seqlens);

@@ -58,10 +58,10 @@ namespace {
 struct Operands {
   Tensor q, k, v, decay, beta;  // (B, T, Hv, K or V or 1)
 
-  // One token's rows, as (B, Hv, K or V or 1, 1).
+  // One token, as (B, Hv, K or V or 1, 1).
   static Tensor column(const Tensor& x, std::int64_t t) { return x.select(1, t).unsqueeze(-1); }
 
-  // Tokens [begin, end) after `state` (B, Hv, K, V), which goes on with them.
+  // Runs tokens [begin, end) from `state` (B, Hv, K, V), and leaves the final state there.
   void run(std::int64_t begin, std::int64_t end, double scale, Tensor& state,
            TensorList& out) const {
     for (std::int64_t t = begin; t < end; ++t) {

@@ -15,7 +15,7 @@ namespace {
 
 using Function = std::function<Tensor(const TensorList&)>;
 
-// Memory position of element i (row-major) of a tensor with any strides.
+// Element i (row-major) of a tensor with any strides.
 double& element(const Tensor& t, std::int64_t i) {
   std::int64_t at = 0;
   for (int d = t.ndim() - 1; d >= 0; --d) {
@@ -75,13 +75,13 @@ std::string gradcheck(const Function& f, const TensorList& inputs, const Gradche
   for (const Tensor& x : inputs) {
     check(x.dtype() == DType::f64 || !is_floating(x.dtype()),
           "gradcheck: inputs must be f64 or integers, got {}", x.dtype());
-    Tensor leaf = x.detach();  // same memory and strides: non-contiguous inputs stay so
+    Tensor leaf = x.detach();  // same memory and strides: non-contiguous inputs stay non-contiguous
     if (x.dtype() == DType::f64) leaf.set_requires_grad();
     in.push_back(leaf);
   }
   const std::string first = first_order(f, in, o);
   if (!first.empty() || !o.second_order) return first;
-  // The gradient of sum(f * r) is itself a function of the inputs, recorded by the outer tape.
+  // The gradient of sum(f * r) is itself a function of the inputs, which the outer tape records.
   const Function gradient = [&](const TensorList& xs) {
     Tape inner;
     const Tensor y = f(xs);

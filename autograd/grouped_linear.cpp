@@ -66,7 +66,7 @@ Tensor weight_grad(const Tensor& dy, const Tensor& x, const Tensor& rows) {
   return dw;
 }
 
-// A bias is a weight of one input: the scale of the row.
+// The bias as a weight with one input column, whose input is the row's scale.
 Tensor as_column(const Tensor& t) {
   Shape shape = t.shape(), strides = t.strides();
   shape.push_back(1);

@@ -3,17 +3,17 @@
 
 namespace weft {
 
-/// linear() with a weight for each group of neighbouring rows: the experts of an MoE layer.
+/// linear() with one weight per group of consecutive rows: the experts of an MoE layer.
 ///   y_i = weight_e x_i + bias_scale_i bias_e   for every row i of group e
-/// An empty group is no work; its weight gets a gradient of zeros.
+/// An empty group costs nothing; its weight gets a gradient of zeros.
 ///
 /// Shapes   x (N, I), weight (E, O, I), bias (E, O) or null, rows (E) with sum N, bias_scale (N) or
-///          null (then 1)  ->  (N, O)
-/// Dtypes   f32, f64, bf16, all alike (bf16 is multiplied and summed in f32 and rounded once); rows
-///          i64 on the host
+///          null (1)  ->  (N, O)
+/// Dtypes   f32, f64, bf16, one dtype for all (bf16 is multiplied and summed in f32, rounded once);
+///          rows i64 on the host
 /// Device   cpu, cuda, meta
-/// Saves    x, weight, and with a bias that and its scale
-/// Throws   Error on other shapes, mixed dtypes or devices, rows that do not sum to N, a scale
+/// Saves    x and weight; with a bias also the bias and its scale
+/// Throws   Error on wrong shapes, mixed dtypes or devices, rows that do not sum to N, a scale
 ///          without a bias
 /// Source   dx_i = weight_e^T dy_i, dweight_e = the sum of dy_i x_i^T over the group
 Tensor grouped_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& rows,

@@ -14,17 +14,17 @@ namespace weft::detail {
 
 using Gather = std::function<Tensor(const Tensor& own)>;
 
-/// `count` of the outermost axis from `first` on, as a tensor that no tape knows.
+/// Rows [first, first + count) along the outermost axis, as a view that the tape does not record.
 inline Tensor rows_of(const Tensor& t, std::int64_t first, std::int64_t count) {
   Shape shape = t.shape();
   shape[0] = count;
   return t.alias(shape, t.strides(), first * t.strides()[0]);
 }
 
-/// The operands with their rows in one axis, and the scratch that every chunk's logits go through.
+/// Flattens the operands to rows, and holds the buffer for the logits of one chunk.
 class HeadChunks {
  public:
-  /// `part`: of a head that is cut over ranks; `gather` as in ClassPart, null in backward.
+  /// `part`: for a head sharded over ranks; `gather` as in ClassPart, null in backward.
   HeadChunks(const Tensor& x, const Tensor& weight, const Tensor& targets,
              const CrossEntropyOptions& options, std::int64_t chunk_rows,
              const std::optional<ClassRange>& part, const Gather* gather)
@@ -38,7 +38,7 @@ class HeadChunks {
         gather_(gather),
         logits_(Tensor::empty({std::min(size_, rows_), weight.dim(0)}, x.dtype(), x.device())) {}
 
-  /// losses (R); stats (R, 2) may be null.
+  /// Writes losses (R) and stats (R, 2), which may be null.
   void losses(const Tensor& losses, const Tensor& stats) {
     const Tensor scratch =
         stats ? Tensor() : Tensor::empty({logits_.dim(0), 2}, losses.dtype(), x_.device());
@@ -51,7 +51,7 @@ class HeadChunks {
     });
   }
 
-  /// The same, and the gradients of the reduced loss; dx (R, C) and dw (V, C) may be null.
+  /// Also computes the gradients of the reduced loss; dx (R, C) and dw (V, C) may be null.
   void losses_and_gradients(const Tensor& losses, const Tensor& count, const Tensor& dx,
                             const Tensor& dw) {
     zero_if_no_rows(dw);
@@ -71,7 +71,7 @@ class HeadChunks {
     });
   }
 
-  /// The gradients for one cotangent per row, dy (R); recomputes the logits.
+  /// Gradients for the upstream gradient of each row, dy (R); recomputes the logits.
   void gradients(const Tensor& stats, const Tensor& dy, const Tensor& dx, const Tensor& dw) {
     zero_if_no_rows(dw);
     each([&](const Tensor& logits, std::int64_t first, std::int64_t n) {
@@ -102,7 +102,7 @@ class HeadChunks {
     }
   }
 
-  // What all ranks together say about a chunk, alike on each of them.
+  // Combines the statistics of all ranks for a chunk; the result is equal on every rank.
   void joined(const Tensor& logits, std::int64_t first, std::int64_t n, const Tensor& losses,
               const Tensor& stats) {
     const Tensor targets = rows_of(targets_, first, n);
@@ -115,7 +115,7 @@ class HeadChunks {
         options_.hits ? options_.hits.alias({n}, {1}, first) : Tensor());
   }
 
-  // In the place of the logits.
+  // Overwrites the logits with their gradient.
   void part_gradient(const Tensor& logits, std::int64_t first, std::int64_t n, const Tensor& stats,
                      const Tensor& dy, const Tensor& count) {
     dispatch<cpu::cross_entropy_part_bwd, cuda::cross_entropy_part_bwd>(

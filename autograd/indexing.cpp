@@ -15,8 +15,8 @@ namespace {
 using detail::axis_of;
 using detail::check_tensor;
 
-// Dtype, device and range of the indices, before any kernel uses one. The host does not wait for a
-// GPU's answer: a bad index throws the next time it waits.
+// Checks dtype, device and range of the indices before a kernel uses them. The host does not wait
+// for a GPU: a bad index throws at the next synchronization.
 void check_index(const char* op, const char* label, const Tensor& index, std::int64_t limit,
                  const Tensor& x) {
   check(index.dtype() == DType::i32 || index.dtype() == DType::i64,
@@ -31,7 +31,7 @@ void check_index(const char* op, const char* label, const Tensor& index, std::in
   check(result[0] == 0, "{}: {} must be in [0, {}), got {}", op, label, limit, result[1]);
 }
 
-// index must be like x in every axis but dim.
+// index must match x in every axis but dim.
 void check_beside(const char* op, const Tensor& x, int dim, const Tensor& index) {
   check_tensor(op, "index", index);
   Shape like = index.shape();
@@ -40,7 +40,7 @@ void check_beside(const char* op, const Tensor& x, int dim, const Tensor& index)
         x.shape(), dim, index.shape());
 }
 
-// y += source's rows.
+// Adds the rows of source to y.
 void add_rows(const Tensor& source, const Tensor& index, int dim, const Tensor& y) {
   const std::int64_t n = index.numel();
   Tensor scratch;
@@ -53,12 +53,12 @@ void add_rows(const Tensor& source, const Tensor& index, int dim, const Tensor& 
   dispatch<cpu::index_add, cuda::index_add>(contiguous(source), index, dim, scratch, y);
 }
 
-// Sums in bf16 cannot take one row after the other. The GPU's kernel sums in f32.
+// Adding row after row in bf16 loses precision. The GPU kernel accumulates in f32.
 bool needs_wider_sums(const Tensor& source) {
   return source.dtype() == DType::bf16 && !source.device().is_gpu();
 }
 
-// The backward of index_select, and an op itself: zeros of the whole with source's rows added.
+// Backward of index_select, and an op itself: adds source's rows to zeros of shape `whole`.
 Tensor index_add(const Tensor& source, int dim, const Tensor& index, const Shape& whole) {
   if (needs_wider_sums(source))
     return cast(index_add(cast(source, DType::f32), dim, index, whole), DType::bf16);
@@ -127,7 +127,7 @@ Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& 
   check_index("scatter_add", "index", id, x.dim(dim), x);
   Tensor y;
   {
-    NoGradGuard inner;  // one node stands for the copy and the sum
+    NoGradGuard inner;  // one node records the copy and the sum
     y = clone(x);
   }
   dispatch<cpu::scatter_add, cuda::scatter_add>(contiguous(source), id, dim, y);
@@ -157,7 +157,7 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
     Tape::record("embedding", {&weight}, {&y},
                  [i = save(flat, "ids"), whole = weight.shape()](Backward& b) {
                    const Tensor rows = reshape(b.dy(), {i.get().numel(), whole[1]});
-                   // A tied head has summed its part already: only the rows in use are touched.
+                   // A tied head has added its gradient already: add only the rows in use.
                    const Tensor sum =
                        needs_wider_sums(rows) ? Tensor() : b.accumulator(0, whole, rows.dtype());
                    if (sum)

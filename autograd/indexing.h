@@ -3,19 +3,19 @@
 
 namespace weft {
 
-// Ops that pick and place by index. Indices are i32 or i64 tensors on x's device; each one is
-// checked before anything is written, and negative ones do not count from the end. They run on cpu,
-// cuda and meta (where values cannot be checked), and can be differentiated any number of times.
-// Sums run in the order of the indices, so they have the same bits for every number of threads.
+// Ops that read and write by index. Indices are i32 or i64 tensors on x's device. Each is checked
+// before anything is written; negative ones do not count from the end. All ops run on cpu, cuda and
+// meta (where values cannot be checked) and are differentiable any number of times. Sums run in the
+// order of the indices, so results have the same bits for every number of threads.
 
-/// The positions index[0], index[1], ... of one axis.
+/// The elements at index[0], index[1], ... of one axis.
 ///
 /// Shapes   x (... D ...), index (n)  ->  (... n ...)
 /// Dtypes   any
 /// Saves    index
 /// Throws   Error "index_select: index must be in [0, D), got i", and on an index that is not (n)
 Tensor index_select(const Tensor& x, int dim, const Tensor& index);
-/// One element of axis dim for every element of index:  y[o, j, i] = x[o, index[o, j, i], i].
+/// One element of axis dim for each element of index:  y[o, j, i] = x[o, index[o, j, i], i].
 ///
 /// Shapes   x (... D ...), index (... n ...), equal in every other axis  ->  (... n ...)
 /// Dtypes   any
@@ -29,20 +29,20 @@ Tensor gather(const Tensor& x, int dim, const Tensor& index);
 /// Saves    index
 /// Throws   Error on an index out of [0, D), on other shapes and on mixed dtypes
 Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source);
-/// Rows of a table chosen by ids. The gradient of the table is dense.
+/// Rows of a table selected by ids. The gradient of the table is dense.
 ///
 /// Shapes   weight (V, C), ids (...)  ->  (..., C)
 /// Dtypes   weight f32, f64, bf16 (its gradient is summed in f32)
 /// Saves    ids
 /// Throws   Error "embedding: ids must be in [0, V), got i", and on a weight that is not (V, C)
 Tensor embedding(const Tensor& weight, const Tensor& ids);
-/// 1 at the position of the id, 0 elsewhere.
+/// 1 at the id's position, 0 elsewhere.
 ///
 /// Shapes   ids (...)  ->  (..., classes)
 /// Dtypes   the result any
 /// Throws   Error on an id out of [0, classes), and on classes < 1
 Tensor one_hot(const Tensor& ids, std::int64_t classes, DType dtype = DType::f32);
-/// x with zeros above the diagonal of its last two axes: keeps column - row <= diagonal.
+/// The lower triangle of the last two axes: zeros elements with column - row > diagonal.
 ///
 /// Shapes   x (..., R, C)  ->  (..., R, C)
 /// Dtypes   any

@@ -1,4 +1,4 @@
-// The part of autograd/view.h that cuts tensors apart and puts them together.
+// The ops of autograd/view.h that split and join tensors.
 #include <algorithm>
 #include <vector>
 
@@ -16,7 +16,7 @@ namespace {
 using detail::axis_of;
 using detail::part_of;
 
-// The lengths of the pieces of one axis; needs no heap up to 8 of them.
+// The split lengths of one axis; up to 8 without a heap allocation.
 class Lengths {
  public:
   void push_back(std::int64_t n) {

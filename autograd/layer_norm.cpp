@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-// Inputs in the order x, residual, weight, bias; the last three may be null.
+// Inputs are x, residual, weight, bias; the last three may be null.
 void backward(Backward& b, const Tensor& x, const Tensor& weight, bool has_bias, const Tensor& mean,
               const Tensor& rstd, const Tensor& dsum) {
   b.once_differentiable();
@@ -17,7 +17,7 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, bool has_bias,
     b.add(0, dx);
     b.add(1, dx);
   };
-  if (!b.dy()) return give(dsum);  // only the residual stream reached the loss
+  if (!b.dy()) return give(dsum);  // the loss depends on the sum only
   const bool need_weight = weight && b.needs(2), need_bias = has_bias && b.needs(3);
   const std::int64_t C = x.dim(-1), wanted = need_weight + need_bias;
   const Shape row{C};

@@ -21,7 +21,7 @@ inline Tensor f32_scratch(std::int64_t n, Device device) {
   return n ? Tensor::empty({n}, DType::f32, device) : Tensor();
 }
 
-/// Adds dbias, which a kernel made in the dtype of the weight's gradient.
+/// Adds dbias, whose dtype is that of the weight gradient.
 inline void add_bias_gradient(Backward& b, int bias, const Tensor& dbias, DType dtype) {
   if (dbias.dtype() == dtype) return b.add(bias, dbias);
   const Tensor main = b.accumulator(bias, dbias.shape(), dtype, true);
@@ -31,7 +31,7 @@ inline void add_bias_gradient(Backward& b, int bias, const Tensor& dbias, DType 
     b.add(bias, dbias.to(dtype));
 }
 
-/// Both at once, where a GPU's product adds up the rows of dy on its way through them.
+/// Computes both gradients in one GPU matrix product, which also sums the rows of dy.
 inline void add_weight_and_bias(Backward& b, int weight, int bias, const Tensor& dy,
                                 const Tensor& x, const Tensor& sum) {
   const Tensor out = sum ? sum : Tensor::empty({dy.dim(1), x.dim(1)}, dy.dtype(), dy.device());
@@ -47,8 +47,8 @@ inline void add_weight_and_bias(Backward& b, int weight, int bias, const Tensor&
   add_bias_gradient(b, bias, dbias, dy.dtype());
 }
 
-/// The gradients of a linear layer's weight and bias, its inputs number `weight` and `bias`, from
-/// dy (M, N) and x (M, K).
+/// Adds the gradients of a linear layer's weight and bias, which are inputs `weight` and `bias` of
+/// the op, from dy (M, N) and x (M, K).
 inline void add_linear_gradients(Backward& b, int weight, int bias, const Tensor& dy,
                                  const Tensor& x) {
   const Tensor sum = b.accumulator(weight, {dy.dim(1), x.dim(1)}, dy.dtype(), true);

@@ -40,7 +40,7 @@ void check_operands(const Tensor& x, const Tensor& weight, const Tensor& targets
         x.device(), targets.device());
 }
 
-/// Where the gradients go: dx in x's dtype, as it is written once, dw in what its sum runs in.
+/// Gradient buffers: dx in x's dtype, since it is written once; dw in the accumulation dtype.
 struct Gradients {
   Tensor dx, dw;
 
@@ -56,14 +56,14 @@ struct Gradients {
   Tensor dw_as(DType dtype) const { return dw && dw.dtype() != dtype ? dw.to(dtype) : dw; }
 };
 
-/// t * factor, in place unless an outer tape holds t too, for a backward of its own.
+/// t * factor; in place unless an outer tape also holds t for its own backward.
 Tensor scaled(Tensor t, const Tensor& factor) {
   if (t.impl()->refs.load() > 1) t = t.clone();
   dispatch<cpu::scale_by, cuda::scale_by>(t, factor);
   return t;
 }
 
-// dx and dw are the gradients already, for a cotangent of 1.
+// dx and dw are the gradients for an upstream gradient of 1.
 void record_reduced(const Tensor& x, const Tensor& weight, const Tensor& loss, const Tensor& dx,
                     const Tensor& dw) {
   Tape::record(kOp, {&x, &weight}, {&loss},
@@ -78,7 +78,7 @@ void record_reduced(const Tensor& x, const Tensor& weight, const Tensor& loss, c
 void record_rows(const Tensor& x, const Tensor& weight, const Tensor& losses, const Tensor& targets,
                  const Tensor& stats, CrossEntropyOptions options, std::int64_t chunk_rows,
                  const std::optional<ClassRange>& range) {
-  options.hits = {};  // filled by now
+  options.hits = {};  // forward has filled them
   Tape::record(kOp, {&x, &weight}, {&losses},
                [sx = save(x, "x"), sw = save(weight, "weight"), st = save(targets, "targets"),
                 ss = save(stats, "stats"), options, chunk_rows, range](Backward& b) {
@@ -115,7 +115,7 @@ Tensor head_loss(const Tensor& x_in, const Tensor& weight_in, const Tensor& targ
   const DType real = detail::loss_dtype(x.dtype());
   const bool reduced = options.reduction != Reduction::none;
   const bool recorded = recording(x, weight);
-  // A region that is recomputed asks for the loss now and for the gradient in its second pass.
+  // The first pass of a recomputed region needs only the loss; its second pass needs the gradient.
   const bool keeps = recorded && !Tape::counting();
 
   Tensor losses = Tensor::empty(t.shape(), real, x.device());
@@ -152,9 +152,9 @@ Tensor head_loss(const Tensor& x_in, const Tensor& weight_in, const Tensor& targ
 
 std::int64_t detail::loss_chunk_rows(std::int64_t rows, std::int64_t classes, DType dtype,
                                      bool cached) {
-  // Enough rows that reading and writing the weight's gradient once more for each chunk does not
-  // show beside the products. Where so few stay in the second cache of a processor, there are no
-  // more; else 64 MiB of logits. Chunks of one size.
+  // Enough rows that one more read and write of the weight gradient per chunk is cheap beside the
+  // matrix products. If that many rows fit in an L2 cache, fill the cache; else use 64 MiB of
+  // logits. All chunks have about the same size.
   constexpr std::int64_t kLeastRows = 512, kBytes = 64 << 20, kCachedBytes = 512 << 10;
   const std::int64_t row_bytes = classes * static_cast<std::int64_t>(size_of(dtype));
   std::int64_t most = std::max(kLeastRows, kBytes / row_bytes);

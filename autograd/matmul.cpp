@@ -12,7 +12,7 @@ namespace {
 
 Shape leading(const Tensor& t) { return Shape(t.shape().begin(), t.shape().end() - 2); }
 
-// All leading axes as rows: (..., M, K) -> (rows, K).
+// Flattens the leading axes to rows: (..., M, K) -> (rows, K).
 Tensor as_rows(const Tensor& t) {
   const std::int64_t cols = t.dim(-1);
   std::int64_t rows = 1;
@@ -25,7 +25,7 @@ Tensor grad_a(const Tensor& dy, const Tensor& a, const Tensor& b) {
 }
 
 Tensor grad_b(const Tensor& dy, const Tensor& a, const Tensor& b) {
-  // One matrix for all of a's batch: a single product sums over the batch as well.
+  // b is shared by a's whole batch: one product also sums over the batch.
   if (b.ndim() == 2) return matmul(transpose(as_rows(a), 0, 1), as_rows(dy));
   return sum_to(matmul(transpose(a, -2, -1), dy), b.shape());
 }

@@ -3,13 +3,13 @@
 
 namespace weft {
 
-/// Matrix product over the last two axes, NumPy's rules.
+/// Matrix product over the last two axes, by NumPy's rules.
 ///
 /// Shapes   (..., M, K) x (..., K, N) -> (..., M, N); leading axes broadcast. A 1-D a is a row
 ///          (K) -> (1, K), a 1-D b a column (K) -> (K, 1), and that axis is dropped from the
 ///          result.
-/// Dtypes   f32, f64, bf16, both alike; bf16 is multiplied and summed in f32 and rounded once
-/// Device   cpu; both on one device
+/// Dtypes   f32, f64, bf16, one dtype for both; bf16 is multiplied and summed in f32, rounded once
+/// Device   cpu, cuda, meta; both on one device
 /// Saves    a, b
 /// Throws   Error on a 0-d operand, different inner dimensions, leading axes that do not broadcast,
 ///          mixed dtypes or devices

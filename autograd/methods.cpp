@@ -1,4 +1,4 @@
-// Tensor's members that need ops: declared in core/tensor.h, each forwards to the free function.
+// Members of Tensor that need ops: core/tensor.h declares them, each calls the free function.
 #include <cstdint>
 
 #include "weft/autograd/elementwise.h"
@@ -75,7 +75,7 @@ Tensor Tensor::matmul(const Tensor& other) const { return weft::matmul(*this, ot
 
 namespace {
 
-// In-place writes would falsify what a tape has recorded about this tensor.
+// A write in place would invalidate what a tape has recorded about this tensor.
 void check_target(const char* op, const Tensor& t) {
   check(!(Tape::current() && Tape::follows(t)),
         "{}: cannot change a tensor that is part of a recording; use the out-of-place op, or a "
@@ -83,16 +83,16 @@ void check_target(const char* op, const Tensor& t) {
         op, t.shape());
 }
 
-// One element in several places would be updated several times, by several threads.
+// An element that appears several times would be updated several times, by several threads.
 void check_separate(const char* op, const Tensor& t) {
-  if (t.is_contiguous()) return;  // empty tensors too, whose strides may be 0
+  if (t.is_contiguous()) return;  // empty tensors too: their strides may be 0
   bool repeated = false;
   for (int i = 0; i < t.ndim(); ++i) repeated = repeated || (t.strides()[i] == 0 && t.dim(i) > 1);
   check(!repeated, "{}: the tensor must not repeat its elements, got shape {} with strides {}", op,
         t.shape(), t.strides());
 }
 
-// A plain tensor cannot take a recorded value: its gradient would be cut without a word.
+// Copying a recorded value into a plain tensor would silently drop its gradient.
 void check_source(const char* op, const char* label, const Tensor& t) {
   check(!recording(t),
         "{}: {} is part of a recording, and its gradient would end here; give {}.detach(), or use "
@@ -105,7 +105,7 @@ struct Bytes {
   bool meets(const Bytes& o) const { return begin < o.end && o.begin < end; }
 };
 
-// From the first to behind the last byte of a storage or of a tensor's elements.
+// The byte range [begin, end) of a storage or of a tensor's elements.
 Bytes bytes_of(const Storage& s) {
   const auto begin = reinterpret_cast<std::uintptr_t>(s.data);
   return {begin, begin + static_cast<std::uintptr_t>(s.bytes)};
@@ -131,15 +131,15 @@ bool same_places(const Tensor& a, const Tensor& b) {
   return true;
 }
 
-// Would a kernel that writes `out` read elements of the source that it has written already? It may
-// well read each one just before it writes it.
+// True if a kernel that writes `out` could read elements of the source that it has already
+// overwritten. Reading each element just before writing it (same_places) is safe.
 bool overlaps(const Tensor& source, const Tensor& out) {
   const Storage &from = *source.storage(), &to = *out.storage();
   if (&from != &to && (from.data == nullptr || !bytes_of(from).meets(bytes_of(to)))) return false;
   return !same_places(source, out) && bytes_of(source).meets(bytes_of(out));
 }
 
-// Null, or a copy of a source that would be overwritten while it is read.
+// A copy of the source if writing `out` would overwrite it while it is read; else null.
 Tensor copy_if_overlapping(const Tensor& source, const Tensor& out) {
   if (!overlaps(source, out)) return {};
   const NoGradGuard off;

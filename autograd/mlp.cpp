@@ -63,14 +63,14 @@ struct Hidden {
   Tensor before, behind;
 };
 
-// On a GPU the library may choose other kernels where it does not write the layer before the
-// activation: a region's first pass then does as its second one, which must give the same bits.
+// On a GPU cuBLASLt may choose another kernel when it does not also write the layer before the
+// activation. Both passes of a recomputed region must give the same bits, so both write it.
 bool keeps(const Tensor& x, bool recorded) {
   return recorded && (!Tape::counting() || x.device().is_gpu());
 }
 
-// Without `keep` GELU runs in place, and there is no `before`. `again`: backward will activate what
-// was kept, so that is what is activated here too, and not the sums before they were rounded.
+// Without `keep` GELU runs in place and `before` is null. `again`: backward will activate the
+// stored, rounded `before`, so forward must not fuse GELU, which would activate unrounded sums.
 Hidden hidden_layer(const Tensor& x, const Tensor& up, const Tensor& bias, std::int64_t features,
                     Activation activation, bool keep, bool again) {
   const auto matrix = [&](std::int64_t cols) {
@@ -92,13 +92,13 @@ Hidden hidden_layer(const Tensor& x, const Tensor& up, const Tensor& bias, std::
   return h;
 }
 
-/// What backward works with; dy (M, N) without gaps.
+/// The operands of backward; dy (M, N) is contiguous.
 struct Parts {
   Tensor dy, up, down;
   Activation activation;
 };
 
-/// The buffer of t, which is done with, for a result; another one when an outer tape holds t too.
+/// The buffer of t, which is no longer read, for a result; a new one if an outer tape holds t too.
 Tensor reused(const Tensor& t) { return t.impl()->refs.load() == 1 ? t : empty_like(t); }
 
 Tensor swiglu_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behind) {
@@ -115,8 +115,8 @@ Tensor swiglu_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behin
   return out;
 }
 
-// The gradient of the hidden layer before its activation; `behind`, unless null, gets the activated
-// layer.
+// The gradient of the hidden layer before its activation. Writes the activated layer to `behind`,
+// if not null.
 Tensor hidden_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behind) {
   if (p.activation == Activation::swiglu) return swiglu_gradient(b, p, std::move(before), behind);
   const std::int64_t rows = before.dim(0), features = before.dim(1);
@@ -148,7 +148,7 @@ Tensor hidden_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behin
   return grad;
 }
 
-// Each array goes as soon as the last product that reads it has run.
+// Releases each array right after the last product that reads it.
 void backward(Backward& b, const Parts& p, const Tensor& x, Tensor before, Tensor behind) {
   const bool again = !behind, weights = b.needs(3) || b.needs(4);
   if (!again && weights) add_linear_gradients(b, 3, 4, p.dy, behind);
@@ -194,12 +194,12 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& up_bias, const Tenso
        sd = save(down, "down"), sdb = save(down_bias, "down_bias"),
        before = save(h.before, "hidden"), behind = save(h.behind, "activated"),
        activation = o.activation](Backward& b) mutable {
-        if (Tape::current()) {  // an outer tape: it hears the parts
+        if (Tape::current()) {  // an outer tape records public ops
           const Tensor* operands[] = {&sx.get(), &su.get(), &sub.get(), &sd.get(), &sdb.get()};
           Tape again;
           const Tensor out = composed(*operands[0], *operands[1], *operands[2], *operands[3],
                                       *operands[4], activation);
-          // An operand in two places has one gradient, which is the sum of both.
+          // An operand that is passed twice has one gradient: the sum of both uses.
           const auto first_place = [&](int i) {
             for (int j = 0; j < i; ++j)
               if (operands[j]->same(*operands[i])) return false;

@@ -13,7 +13,7 @@ inline void check_norm_input(const char* op, const Tensor& x) {
         x.shape());
 }
 
-/// An operand of the norm must share x's dtype and device and have this shape; null is fine.
+/// An operand of the norm must have x's dtype and device and this shape; it may be null.
 inline void check_norm_operand(const char* op, const char* what, const Tensor& t,
                                const Shape& shape, const char* why, const Tensor& x) {
   if (!t) return;
@@ -25,7 +25,7 @@ inline void check_norm_operand(const char* op, const char* what, const Tensor& t
         x.device(), t.device());
 }
 
-/// One value a row: f64 for f64, else f32.
+/// One value per row: f64 for f64, else f32.
 inline Tensor row_statistic(const Tensor& x) {
   Shape rows = x.shape();
   rows.pop_back();

@@ -5,24 +5,24 @@
 
 namespace weft {
 
-/// True while a recompute region runs its forward a second time: counters, loggers and routers look
-/// here so that they never count twice.
+/// True while a recomputed region runs its second forward pass. Counters, loggers and routers check
+/// it so as not to count twice.
 bool recomputing();
 
-/// The part of a pass of a region in first_pass_value(), until the end of its scope.
+/// The values of first_pass_value() in one pass of a region; active until the end of its scope.
 class RegionMemory {
  public:
-  /// Of a first pass: collects values. Of a second: gives them back.
+  /// For a first pass, which collects values; with `of_first` for a second, which replays them.
   RegionMemory() = default;
   explicit RegionMemory(const SavedList& of_first) : values_(of_first), second_(true) {}
   ~RegionMemory() { innermost_ = outer_; }
   RegionMemory(const RegionMemory&) = delete;
   const SavedList& values() const { return values_; }
-  /// That of the innermost second pass, or null.
+  /// The memory of the innermost second pass, or null.
   static RegionMemory* second_pass();
-  /// The next value that the innermost second pass has to give; null outside of one.
+  /// The next value to replay in the innermost second pass; null outside of a second pass.
   static Tensor next();
-  /// Kept by every first pass that runs, inside the innermost second pass.
+  /// Stores the value in every first pass that is active inside the innermost second pass.
   static void keep(const Tensor& value);
 
  private:
@@ -33,9 +33,10 @@ class RegionMemory {
   int given_ = 0;
 };
 
-/// fn(), a tensor; in the second pass of a region what fn() gave in the first: for what comes from
-/// a state that moves on between the two, like a running count. Values come back in their order.
-/// Throws Error for more than 8 in a region, and when the second pass asks for more than the first
+/// Returns fn(), a tensor; in the second pass of a region, the tensor that fn() returned in the
+/// first pass. For values from a state that changes between passes, like a running count. They are
+/// replayed in order.
+/// Throws Error for more than 8 in a region, and if the second pass reads more than were kept.
 template <class F>
 Tensor first_pass_value(F fn) {
   Tensor value = RegionMemory::next();
@@ -44,15 +45,15 @@ Tensor first_pass_value(F fn) {
   return value;
 }
 
-/// The first pass of a region: a tape that counts the leaves that ops use and keeps nothing else.
-/// The tape around it does not hear them.
+/// The first pass of a region: a tape that counts the uses of leaves and saves nothing. The
+/// surrounding tape does not record its ops.
 class FirstPass : Tape {
  public:
   /// Throws Error when more than one tape records.
   FirstPass();
-  /// Stand-ins for the inputs: same values, followed like any intermediate.
+  /// The inputs, detached: same values, on this tape like any intermediate.
   static TensorList stand_ins(const TensorList& inputs);
-  /// Backward will run the region again: the tape waits for every use that was counted.
+  /// Call it if backward will run the region again: the outer tape then expects every counted use.
   void keep() { hand_uses_to(*around()); }
   const SavedList& values() const { return memory_.values(); }
 
@@ -60,14 +61,14 @@ class FirstPass : Tape {
   RegionMemory memory_;
 };
 
-/// The second pass: a tape of its own whose leaf gradients go to the tape that runs b.
+/// The second pass: a separate tape that adds leaf gradients to the tape that runs b.
 class SecondPass : Tape {
  public:
   SecondPass(const Backward& b, const RandomSnapshot& snapshot, const SavedList& values);
-  /// Leaves with the values of the inputs; those that need a gradient require one.
+  /// The inputs as leaves; those that need a gradient require one.
   static TensorList stand_ins(const TensorList& inputs, const Backward& b);
-  /// Runs backward from what the region returned and hands the gradients of the inputs to b.
-  /// Throws Error unless these are `count` tensors.
+  /// Runs backward from the region's outputs and passes the gradients of the inputs to b.
+  /// Throws Error unless the region returned `count` tensors.
   void finish(const TensorList& results, int count, const TensorList& inputs, Backward& b);
 
  private:
@@ -76,22 +77,20 @@ class SecondPass : Tape {
   CategoryScope category_;
 };
 
-/// What a region returns, each under a tape as the output of an op of its own: an input that it
-/// hands on, or a tensor from outside, is older than the region, and its gradient needs a way back.
+/// The tensors that a region returns. Under a tape each becomes the output of its own op: a region
+/// may return an input or an outside tensor, whose gradient needs a path back.
 /// Throws Error when one is null.
 TensorList region_outputs(const TensorList& ys);
 
-/// fn(inputs) without keeping what its ops save: backward runs fn a second time, with the same
-/// random numbers, to get it back. Trades one more forward pass of the region for its memory.
+/// fn(inputs) without keeping the tensors that its ops save: backward runs fn again, with the same
+/// random numbers. Trades one more forward pass of the region for that memory.
 ///
-/// fn      TensorList -> TensorList; must compute the same thing when called again with equal
-/// inputs.
-///         It may use parameters directly: their gradients arrive as usual. A null input is
-///         handed to it as it is
-/// Saves   the inputs, and what first_pass_value() keeps
+/// fn      TensorList -> TensorList; must compute the same result again for equal inputs. It may
+///         use parameters directly: their gradients arrive as usual. Null inputs stay null
+/// Saves   the inputs, and the values of first_pass_value()
 /// Throws  Error when more than one tape records (a recomputed region is once differentiable), on
 ///         more than 5 inputs, when fn returns a null tensor, and, in backward, when an input or a
-///         kept value was changed in place or fn returns another number of tensors
+///         kept value was changed in place or fn returns a different number of tensors
 /// Source  Chen, Xu, Zhang, Guestrin 2016, arXiv:1604.06174
 template <class F>
 TensorList recompute(F fn, const TensorList& inputs) {
@@ -123,7 +122,7 @@ TensorList recompute(F fn, const TensorList& inputs) {
   return outputs;
 }
 
-/// The form for one input and one output.
+/// recompute() for one input and one output.
 template <class F>
 Tensor recompute(F fn, const Tensor& x) {
   return recompute([fn = std::move(fn)](const TensorList& in) { return TensorList{fn(in[0])}; },

@@ -1,4 +1,4 @@
-// Reductions: sum and its relatives, extremes and their places.
+// Reductions: sum, mean, sum_to; max and min, and their indices.
 #include "weft/autograd/reduce.h"
 
 #include "weft/autograd/elementwise.h"

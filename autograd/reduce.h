@@ -3,10 +3,9 @@
 
 namespace weft {
 
-// `dims` names the axes to reduce, negative ones from the end, in any order; empty means all.
-// `keepdim` leaves them in the shape with length 1. Every gradient can be differentiated again.
-// Floating sums run in f32 over short blocks that are added up in f64, in an order that follows
-// from the shape alone.
+// `dims` are the axes to reduce, in any order, negative ones from the end; empty means all.
+// `keepdim` keeps them with length 1. Every gradient can be differentiated again. Floating sums run
+// in f32 over short blocks, then in f64, in an order that depends on the shape alone.
 
 /// The sum, or the mean, over axes.
 ///
@@ -34,7 +33,7 @@ Tensor sum_to(const Tensor& x, const Shape& shape);
 /// Shapes   x (...)  ->  a scalar, or x's shape without `dim` (or with 1 there)
 /// Dtypes   f32, f64, bf16, i32, i64, u8
 /// Device   cpu, cuda, meta
-/// Saves    the place of each result; the gradient goes to the first of several equal ones
+/// Saves    the index of each result; if several are equal, the first one gets the gradient
 /// Throws   Error on a dim out of range, on an empty axis, on other dtypes
 /// Source   definition
 Tensor max(const Tensor& x);
@@ -42,7 +41,7 @@ Tensor max(const Tensor& x, int dim, bool keepdim = false);
 Tensor min(const Tensor& x);
 Tensor min(const Tensor& x, int dim, bool keepdim = false);
 
-/// The place of the first largest or smallest value along an axis, i64. No gradient passes.
+/// The index of the first largest or smallest value along an axis, i64. No gradient passes.
 ///
 /// Shapes   x (...)  ->  x's shape without `dim` (or with 1 there)
 /// Dtypes   f32, f64, bf16, i32, i64, u8  ->  i64
@@ -53,8 +52,8 @@ Tensor min(const Tensor& x, int dim, bool keepdim = false);
 Tensor argmax(const Tensor& x, int dim = -1, bool keepdim = false);
 Tensor argmin(const Tensor& x, int dim = -1, bool keepdim = false);
 
-/// The variance: squared distances from the mean, summed and divided by n - correction. 1 gives the
-/// unbiased estimate. Infinity or, where x does not vary, NaN when nothing is left to divide by.
+/// The variance: the sum of squared differences from the mean, divided by n - correction;
+/// correction 1 gives the unbiased estimate. If n <= correction: infinity, or NaN for constant x.
 ///
 /// Shapes   x (...)  ->  x's shape without `dims` (or with 1 there)
 /// Dtypes   f32, f64, bf16; sums in f64
@@ -72,8 +71,8 @@ Tensor var(const Tensor& x, std::initializer_list<int> dims = {}, int correction
 /// Device   cpu, cuda, meta
 /// Saves    x and the result
 /// Throws   Error unless p > 0; for p = infinity on an empty x; on other dtypes
-/// Source   definition; where all of x is 0 the gradient is 0, and for p other than 2 at every
-///          element of 0, of second order too
+/// Source   definition; if all of x is 0 the gradient is 0; for p other than 2 it is also 0 at
+///          every element that is 0, in second order too
 Tensor norm(const Tensor& x, double p = 2);
 
 /// ln(sum of e^x) along an axis, without overflow.
@@ -83,7 +82,7 @@ Tensor norm(const Tensor& x, double p = 2);
 /// Device   cpu, cuda, meta
 /// Saves    x and the result
 /// Throws   Error on a dim out of range, on other dtypes
-/// Source   the largest x is taken out of the sum; over no elements, -infinity
+/// Source   the largest x is factored out of the sum; over no elements the result is -infinity
 Tensor logsumexp(const Tensor& x, int dim = -1, bool keepdim = false);
 
 /// y[i] = x[0] + ... + x[i] along an axis.
@@ -93,7 +92,7 @@ Tensor logsumexp(const Tensor& x, int dim = -1, bool keepdim = false);
 /// Device   cpu, cuda, meta
 /// Saves    nothing
 /// Throws   Error on a dim out of range, on other dtypes
-/// Source   definition; the gradient is a sum from the other end
+/// Source   definition; the gradient is a cumulative sum from the other end
 Tensor cumsum(const Tensor& x, int dim = -1);
 
 }  // namespace weft

@@ -5,8 +5,7 @@
 
 namespace weft::detail {
 
-/// Which axes of a shape a reduction runs over, and the (outer, reduced, inner) view that the
-/// kernels see.
+/// The axes that a reduction runs over, and the (outer, reduced, inner) view that the kernels read.
 class Axes {
  public:
   Axes() = default;
@@ -23,9 +22,9 @@ class Axes {
   void reduce(int axis) { mask_ = static_cast<std::uint8_t>(mask_ | 1u << axis); }
   bool reduced(int axis) const { return mask_ >> axis & 1; }
 
-  /// Works out the extent; to be called after the last reduce().
+  /// Computes the extent; call it after the last reduce().
   void finish(const Shape& shape) {
-    int first = shape.size(), last = -1;  // of the reduced axes that are longer than 1
+    int first = shape.size(), last = -1;  // among the reduced axes that are longer than 1
     for (int i = 0; i < shape.size(); ++i) {
       if (!reduced(i)) continue;
       extent.reduced *= shape[i];
@@ -59,7 +58,7 @@ class Axes {
   std::uint8_t mask_ = 0;
 };
 
-/// x in memory as axes.extent says; no tape hears of it.
+/// x in the memory layout of axes.extent; the tape does not record it.
 inline Tensor as_rows(const Tensor& x, const Axes& axes) {
   if (axes.adjacent) return x.is_contiguous() ? x : contiguous(x.detach());
   Shape shape, strides;
@@ -72,7 +71,7 @@ inline Tensor as_rows(const Tensor& x, const Axes& axes) {
   return contiguous(x.alias(shape, strides, 0));
 }
 
-/// The kernel with its scratch. `dtype` is that of the result: of x, or of sums.
+/// Runs the kernel with its scratch. `dtype` is the dtype of the result.
 inline Tensor run_reduce(const Tensor& rows, ReduceOp op, const Axes& axes, const Shape& shape,
                          DType dtype, const Tensor& center = {}, double scale = 1) {
   Tensor y = Tensor::empty(shape, dtype, rows.device());

@@ -1,4 +1,4 @@
-// Reductions that look at x twice, or transform it on the way: var, norm, logsumexp, cumsum.
+// Reductions that read x twice or transform it first: var, norm, logsumexp, cumsum.
 #include <cmath>
 #include <limits>
 
@@ -12,8 +12,7 @@ using namespace detail;
 
 namespace {
 
-// Differences of numbers that are close to each other need more digits than bf16 keeps of a mean or
-// of a sum of exponentials.
+// A bf16 mean or sum of exponentials is too coarse to be subtracted from close numbers.
 Tensor computed(const Tensor& x) { return x.dtype() == DType::bf16 ? cast(x, DType::f32) : x; }
 
 Tensor cumsum_along(const Tensor& x, int dim, bool reverse) {
@@ -73,7 +72,7 @@ Tensor norm(const Tensor& x, double p) {
   if (recording(x))
     Tape::record("norm", {&x}, {&y}, [s = save(x), sy = save(y, "y"), p](Backward& g) {
       const Tensor &saved = s.get(), &length = sy.get();
-      // 0 where all of x is 0: one of the subgradients.
+      // If all of x is 0 the gradient is 0, one of the subgradients.
       const Tensor zero = zero_of(length);
       const Tensor one = Tensor::ones({}, length.dtype(), length.device());
       const Tensor nowhere = eq(length, 0), safe = where(nowhere, one, length);
@@ -81,8 +80,8 @@ Tensor norm(const Tensor& x, double p) {
         g.add(0, mul(saved, where(nowhere, zero, div(g.dy(), safe))));
         return;
       }
-      // At an element of 0 the power or its derivative is infinite; the formula gets 1 there, so
-      // that its derivatives are finite, and the result is not chosen.
+      // At an element that is 0 the power or its derivative is infinite. The formula gets 1 there,
+      // so that its derivatives are finite; where() then discards the result.
       const Tensor none = eq(saved, 0), away = where(none, one, saved);
       const Tensor slope = mul(pow(div(abs(away), safe), p - 1), sign(away));
       g.add(0, where(none, zero, mul(slope, g.dy())));

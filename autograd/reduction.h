@@ -3,7 +3,7 @@
 
 namespace weft {
 
-/// What a loss makes of its per-element values.
+/// How a loss reduces its per-element values.
 enum class Reduction : std::uint8_t { none, mean, sum };
 
 }  // namespace weft

@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-// Inputs in the order x, residual, weight; the last two may be null.
+// Inputs are x, residual, weight; the last two may be null.
 void backward(Backward& b, const Tensor& x, const Tensor& weight, const Tensor& rstd,
               const Tensor& dsum) {
   b.once_differentiable();
@@ -17,7 +17,7 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, const Tensor& 
     b.add(0, dx);
     b.add(1, dx);
   };
-  if (!b.dy()) return give(dsum);  // only the residual stream reached the loss
+  if (!b.dy()) return give(dsum);  // the loss depends on the sum only
   const std::int64_t C = x.dim(-1);
   Tensor dx = empty_like(x), dweight, partials;
   if (weight && b.needs(2)) {

@@ -3,28 +3,28 @@
 
 namespace weft {
 
-/// Root mean square normalisation over the last axis:  y = x * rsqrt(mean(x^2) + eps) * weight.
+/// Root mean square normalization over the last axis:  y = x * rsqrt(mean(x^2) + eps) * weight.
 ///
 /// Shapes   x (..., C), weight (C) or null  ->  (..., C)
-/// Dtypes   f32, f64, bf16 (computed in f32); both alike
+/// Dtypes   f32, f64, bf16 (computed in f32); one dtype for both
 /// Device   cpu, cuda
 /// Saves    x, weight, rstd (...)
 /// Throws   Error on an empty last axis, a weight that is not (C), mixed dtypes or devices.
-/// Source   Zhang, Sennrich 2019, arXiv:1910.07467; eps is inside the root.
+/// Source   Zhang, Sennrich 2019, arXiv:1910.07467; eps is inside the square root.
 Tensor rms_norm(const Tensor& x, const Tensor& weight = {}, double eps = 1e-6);
 
 struct RmsNormResidual {
-  Tensor y;    ///< the norm of sum
-  Tensor sum;  ///< x + residual: the residual stream goes on with it
+  Tensor y;    ///< RMS norm of sum
+  Tensor sum;  ///< x + residual, the next value of the residual stream
 };
 
-/// The sum and its RMS norm in one pass over memory, forward and backward.
+/// x + residual and its RMS norm in one pass over memory, forward and backward.
 ///
 /// Shapes   x (..., C), residual like x, weight (C) or null  ->  two of (..., C)
-/// Dtypes   f32, f64, bf16; all alike. In bf16 the norm reads the rounded sum.
+/// Dtypes   f32, f64, bf16; one dtype for all. In bf16 the norm reads the rounded sum.
 /// Device   cpu, cuda
 /// Saves    sum, weight, rstd (...)
-/// Throws   Error as rms_norm, and on a residual that is not like x.
+/// Throws   Error as rms_norm, and on a residual whose shape differs from x.
 /// Source   as rms_norm
 RmsNormResidual rms_norm_residual(const Tensor& x, const Tensor& residual,
                                   const Tensor& weight = {}, double eps = 1e-6);

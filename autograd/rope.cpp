@@ -38,7 +38,7 @@ void check_positions(const Tensor& positions, const Tensor& x, std::int64_t tabl
         positions.shape());
   check(positions.device() == x.device(), "rope: positions must be on the device of x, {}, got {}",
         x.device(), positions.device());
-  if (x.device().is_gpu())  // the host does not wait: a bad one throws the next time it does
+  if (x.device().is_gpu())  // the host does not wait: a bad one throws at its next sync
     dispatch<cpu::find_bad_index, cuda::find_bad_index>(positions, "rope", "positions", table,
                                                         Tensor());
   if (!x.device().is_cpu()) return;
@@ -47,13 +47,13 @@ void check_positions(const Tensor& positions, const Tensor& x, std::int64_t tabl
     check(p[i] >= 0 && p[i] < table, "rope: positions must be in [0, {}), got {}", table, p[i]);
 }
 
-/// By which angles, and how many heads of a token.
+/// Angles, direction, and number of heads to rotate.
 struct Turn {
   std::int64_t offset, heads;
   bool inverse;
 };
 
-// In place where that is allowed and nobody else can see x: no handle, no owner outside, no stream.
+// In place if allowed and x's memory has no other handle, external owner or pending stream.
 Tensor turn(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions,
             const Turn& t, bool in_place) {
   const Storage& memory = *x.storage();

@@ -12,25 +12,24 @@ struct RopeTables {
 RopeTables rope_tables(std::int64_t max_seq, std::int64_t head_dim, double theta = 10000,
                        DType dtype = DType::f32);
 
-/// Rotary position embedding: elements i and i + D / 2 of a head turn together by the angle of
-/// their token's position (the two-halves form of GPT-NeoX and Llama).
+/// Rotary position embedding: rotates elements i and i + D / 2 of a head by the angle of the
+/// token's position (the half-split form of GPT-NeoX and Llama).
 ///
 /// Shapes   x (B, T, H, D), cos, sin (max_T, D / 2) -> (B, T, H, D). Token t has position
 ///          position_offset + t, or positions[t] of i32 (T) or (B, T) when given
 /// Dtypes   x f32, f64, bf16; tables f32 or f64; the rotation of bf16 is computed in f32
 /// Device   cpu, cuda; all on one device
 /// Saves    cos, sin, positions
-/// Throws   Error on an x that is not 4-D, an odd D, tables of another shape or dtype, positions of
-///          another shape or dtype, a position outside the tables
+/// Throws   Error on an x that is not 4-D, an odd D, tables or positions of wrong shape or dtype, a
+///          position outside the tables
 /// Source   Su et al. 2021, arXiv:2104.09864
 Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin,
             std::int64_t position_offset = 0);
 Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions);
 
-/// The same for the first `heads` heads of each token, the query and key heads of a projection that
-/// holds those of the values too; these stay as they are. What is moved into it and seen by nobody
-/// else is turned where it lies, and so is its gradient: no second array, and no pass over the
-/// values.
+/// rope() on the first `heads` heads of each token: the query and key heads of a packed projection,
+/// whose value heads stay unchanged. If `packed` is moved in and has no other handle, it is rotated
+/// in place, and so is its gradient: no second buffer, and no pass over the values.
 ///
 /// Shapes   packed (B, T, heads + more, D), cos, sin (max_T, D / 2) -> like packed. Token t has
 ///          position t, or positions[t] of i32 (T) or (B, T) unless null

@@ -10,7 +10,7 @@
 namespace weft {
 namespace {
 
-// route() that compares `select` (null: the scores) to choose.
+// route() that ranks experts by `select` (null: by the scores).
 Routing route_by(const char* op, const Tensor& input, const Tensor& select,
                  const Tensor& expert_bias, const RouterOptions& options, const Tensor& padding) {
   const Tensor logits = contiguous(input);

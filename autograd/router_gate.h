@@ -3,16 +3,16 @@
 
 namespace weft {
 
-/// The logits of a router, x weight^T + bias, in f32 even where x and weight are narrower: choices
-/// between close experts and the exponentials after them want the digits. Only the narrow x and
-/// weight are kept for backward, which computes in f32 again and rounds once.
+/// Router logits, x weight^T + bias, in f32 even if x and weight are narrower: comparing close
+/// experts and the exponentials after it need the precision. Only the narrow x and weight are
+/// saved; backward computes in f32 again and rounds once.
 ///
 /// Shapes   x (T, H), weight (E, H), bias (E) or null  ->  (T, E)
 /// Dtypes   x f32, f64, bf16, weight and bias alike; the result f64 for f64, else f32. Gradients
-///          have the dtype of their operand; an f32 main_grad receives that of weight unrounded.
+///          have the dtype of their operand; an f32 main_grad of weight is not rounded.
 /// Device   cpu, cuda, meta
 /// Saves    x, weight
-/// Throws   Error on other shapes, mixed dtypes or devices
+/// Throws   Error on wrong shapes, mixed dtypes or devices
 /// Source   f32 routing: Fedus et al. 2021, arXiv:2101.03961, section 2.4
 Tensor router_logits(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 

@@ -18,13 +18,13 @@ void check_parts(const char* op, std::int64_t tokens, std::int64_t parts) {
         parts);
 }
 
-// The boundaries that `tokens`, with the tokens on axis 0, have as kernels read them; or null.
+// cu_seqlens as the kernels read it, or null; axis 0 of `tokens` holds the tokens.
 Tensor boundaries(const char* op, const Tensor& tokens, const char* name, const PackedTokens& p) {
   if (!p.cu_seqlens) return {};
   return detail::checked_cu_seqlens(op, p.cu_seqlens, name, tokens, p.checked, 0);
 }
 
-// A null counts means the z-loss.
+// If counts is null, the z-loss.
 Tensor run(const char* op, const Tensor& input, const Tensor& counted, RouterScore score,
            double coefficient, const Tensor& padded, const Tensor& cu = {}) {
   const Tensor logits = contiguous(input), counts = counted ? contiguous(counted) : counted;

@@ -4,26 +4,26 @@
 
 namespace weft {
 
-/// Tokens that are cut into sequences of any length; null: into equal ones. Empty ones are legal.
+/// How tokens are split into sequences; without cu_seqlens, equally. Sequences may be empty.
 struct PackedTokens {
   Tensor cu_seqlens = {};  ///< i32 (n + 1): sequence i is tokens [cu_seqlens[i], cu_seqlens[i + 1])
-  bool checked = false;    ///< they are known to split the tokens, and are not read for it
+  bool checked = false;    ///< cu_seqlens is known to be valid: its values are not read back
 };
 
-/// How often each expert was chosen, in each of `sequences` equal parts of the tokens, or in each
-/// packed sequence.
+/// The number of slots of each expert, in each of `sequences` equal ranges of the tokens, or in
+/// each packed sequence.
 ///
 /// Shapes   experts (T, k), T a multiple of sequences  ->  (sequences, count), packed: (n, count)
-/// Dtypes   experts i64 (a number outside [0, count), like -1 for a dropped slot, counts for
-///          nothing); the result i64
+/// Dtypes   experts i64 (values outside [0, count), like -1 for a dropped slot, are ignored); the
+///          result i64
 /// Device   cpu, cuda, meta
-/// Throws   Error on other shapes and dtypes, count < 1, sequences that do not divide T, cu_seqlens
+/// Throws   Error on wrong shapes or dtypes, count < 1, sequences that do not divide T, cu_seqlens
 ///          that do not split T
 Tensor count_experts(const Tensor& experts, std::int64_t count, std::int64_t sequences = 1,
                      const PackedTokens& packed = {});
 
-/// The same for the experts with the k largest logits of each token: without bias, groups or
-/// dropping, as the balance losses count. Padding counts for nothing.
+/// count_experts() of the experts with the k largest logits of each token: without bias, groups or
+/// dropping, as the balance losses count. Padding is ignored.
 ///
 /// Shapes   logits (T, E), padding (T) or null  ->  (sequences, E), packed: (n, E)
 /// Dtypes   logits f32, f64, bf16; padding bool; the result i64
@@ -34,25 +34,24 @@ Tensor count_top_experts(const Tensor& logits, std::int64_t k, std::int64_t sequ
 
 /// The load-balancing loss
 ///   L = coefficient * E * sum_e f[e] * P[e],   f = counts / sum(counts),   P = mean_t s[t, e],
-/// where s are the scores of all experts, divided by their sum where they are no softmax: 1 *
-/// coefficient when the counts are even or the scores are. One form serves all scopes, which differ
-/// in what was counted:
+/// where s are the scores of all experts, normalized to sum 1 if they are not a softmax. L =
+/// coefficient when the counts or the scores are even. The scopes differ only in the counts:
 ///
 ///   aux        count_top_experts of this batch
-///   sequence   of each sequence by itself: counts (B, E), and L is the mean over their tokens, so
-///              that a long one weighs more than a short one
+///   sequence   counts (B, E), a row for each sequence; L is the mean over tokens, so that a long
+///              sequence weighs more than a short one
 ///   global     running sums over micro-batches and data-parallel ranks
 ///
-/// f has no gradient. P is the mean over the local tokens: a rank whose gradients are weighted by
-/// its tokens and then averaged needs no further factor, whatever group the counts were summed
-/// over. Tokens with padding = true are not in the mean; with no other, L is 0.
+/// f has no gradient. P is the mean over the local tokens, so gradients that are weighted by each
+/// rank's tokens and then averaged need no further factor, whichever group the counts were summed
+/// over. Tokens with padding = true are not in the mean; if all are padding, L is 0.
 ///
 /// Shapes   logits (T, E), counts (B, E) with T a multiple of B (token t in row t / (T / B)), or a
 ///          row for each packed sequence, padding (T) or null  ->  ()
 /// Dtypes   logits f32, f64, bf16; counts i64; padding bool; the result f64 for f64, else f32
 /// Device   cpu, cuda, meta; sums have a fixed order
 /// Saves    logits, counts, padding, cu_seqlens
-/// Throws   Error on other shapes and dtypes
+/// Throws   Error on wrong shapes or dtypes
 /// Source   Shazeer et al. 2017, arXiv:1701.06538; Fedus et al. 2021, arXiv:2101.03961, eq. 4;
 ///          by sequence: DeepSeek-AI 2024, arXiv:2412.19437, eq. 17
 Tensor balance_loss(const Tensor& logits, const Tensor& counts, RouterScore score,
@@ -65,7 +64,7 @@ Tensor balance_loss(const Tensor& logits, const Tensor& counts, RouterScore scor
 /// Dtypes   logits f32, f64, bf16; padding bool; the result f64 for f64, else f32
 /// Device   cpu, cuda, meta; sums have a fixed order
 /// Saves    logits, padding
-/// Throws   Error on other shapes and dtypes
+/// Throws   Error on wrong shapes or dtypes
 /// Source   Zoph et al. 2022, arXiv:2202.08906, eq. 5
 Tensor z_loss(const Tensor& logits, double coefficient, const Tensor& padding = {});
 

@@ -4,20 +4,19 @@
 
 namespace weft {
 
-/// y = x * u with u uniform in [1 - eps, 1 + eps), one number an element: element i draws number
-/// key.first + i. The numbers are not stored; backward draws them again.
+/// y = x * u with u uniform in [1 - eps, 1 + eps), drawn for each element: element i uses random
+/// number key.first + i. The numbers are not stored; backward draws them again.
 ///
 /// Shapes   x any  ->  like x
 /// Dtypes   f32, f64, bf16 (u is rounded to it)
 /// Device   cpu, cuda, meta
-/// Saves    nothing but the key; can be differentiated any number of times
+/// Saves    only the key; differentiable any number of times
 /// Throws   Error when eps is outside [0, 1) or x is not floating
 /// Source   Fedus et al. 2021, arXiv:2101.03961, section 2.2
 Tensor jitter(const Tensor& x, double eps, const RandomKey& key);
 
-/// Standard normal noise in the place of logits, plus expert_bias: benchmarks see an even load, or
-/// with a bias a known uneven one, whatever the weights are. The gradient of the noise goes to the
-/// logits unchanged (straight through).
+/// Replaces logits by standard normal noise, plus expert_bias: benchmarks get an even load, or with
+/// a bias a known uneven one, for any weights. The gradient passes through unchanged.
 ///
 /// Shapes   logits (T, E), expert_bias (E) or null  ->  like logits
 /// Dtypes   logits f32, f64, bf16; expert_bias alike

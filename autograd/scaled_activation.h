@@ -3,9 +3,9 @@
 
 namespace weft {
 
-// What stands between the two products of an expert: the activation, times the probability with
-// which the router chose the expert. The second product is linear, so this is the same as scaling
-// its output, and nothing needs that output in backward.
+// The activation between the two matrix products of an expert, times the expert's routing
+// probability. The second product is linear, so this equals scaling its output, and backward does
+// not need that output.
 
 /// y_i = scale_i silu(gate_i) up_i for rows [gate | up].
 ///
@@ -13,7 +13,7 @@ namespace weft {
 /// Dtypes   h f32, f64, bf16 (computed in f32); scale f32, or f64 for f64
 /// Device   cpu, cuda, meta
 /// Saves    h, scale
-/// Throws   Error on other shapes, dtypes and devices
+/// Throws   Error on wrong shapes, dtypes or devices
 /// Source   Shazeer 2020, arXiv:2002.05202
 Tensor scaled_swiglu(const Tensor& h, const Tensor& scale);
 
@@ -23,7 +23,7 @@ Tensor scaled_swiglu(const Tensor& h, const Tensor& scale);
 /// Dtypes   h f32, f64, bf16 (computed in f32); scale f32, or f64 for f64
 /// Device   cpu, cuda, meta
 /// Saves    h, scale
-/// Throws   Error on other shapes, dtypes and devices
+/// Throws   Error on wrong shapes, dtypes or devices
 /// Source   Hendrycks, Gimpel 2016, arXiv:1606.08415
 Tensor scaled_gelu(const Tensor& h, const Tensor& scale, Gelu kind = Gelu::tanh);
 

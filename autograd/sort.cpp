@@ -11,7 +11,7 @@
 namespace weft {
 namespace {
 
-// x with axis dim last and every row contiguous, unknown to any tape.
+// x with axis dim last and contiguous rows; the tape does not record it.
 Tensor rows_of(const char* op, const Tensor& x, int dim) {
   dispatch_numeric(
       x.dtype(), []<class T>() {}, op);
@@ -25,7 +25,7 @@ Tensor sorted_order(const Tensor& rows, bool descending) {
   return order;
 }
 
-// The order carries no gradient; picking the values by it does.
+// The order has no gradient; gathering the values does.
 ValuesIndices picked(const Tensor& x, int dim, const Tensor& order) {
   const Tensor indices = contiguous(transpose(order, dim, -1));
   return {gather(x, dim, indices), indices};

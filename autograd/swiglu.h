@@ -6,20 +6,20 @@ namespace weft {
 /// y = silu(gate) * up with silu(g) = g / (1 + exp(-g)), in one pass.
 ///
 /// Shapes   gate (..., F), up (..., F)  ->  (..., F)
-/// Dtypes   f32, f64, bf16 (computed in f32); both alike
+/// Dtypes   f32, f64, bf16 (computed in f32); one dtype for both
 /// Device   cpu, cuda
 /// Saves    gate, up
-/// Throws   Error on different shapes or dtypes, a scalar, another dtype.
+/// Throws   Error on different shapes or dtypes, a scalar, an unsupported dtype.
 /// Source   Shazeer 2020, arXiv:2002.05202 (SwiGLU with beta 1).
 Tensor swiglu(const Tensor& gate, const Tensor& up);
 
-/// The same for rows that hold [gate | up], as one matrix product makes them.
+/// swiglu() of rows [gate | up], the output of one matrix product.
 ///
 /// Shapes   x (..., 2F)  ->  (..., F)
 /// Dtypes   f32, f64, bf16 (computed in f32)
 /// Device   cpu, cuda
 /// Saves    x
-/// Throws   Error on a last axis of odd length, a scalar, another dtype.
+/// Throws   Error on a last axis of odd length, a scalar, an unsupported dtype.
 /// Source   Shazeer 2020, arXiv:2002.05202.
 Tensor swiglu(const Tensor& x);
 

@@ -1,4 +1,4 @@
-// The idea of the tape: ops are recorded one after the other, and run from the last to the first.
+// The core of the tape: ops are recorded in order and run in reverse.
 #include "weft/autograd/tape.h"
 
 #include "weft/autograd/tape_state.h"
@@ -42,7 +42,7 @@ void* Tape::add_node(const char* name, const TensorRefs& inputs, const TensorRef
 
 // Counts uses of a leaf; returns its id.
 std::uint64_t Tape::use_leaf(const Tensor& x, int uses) {
-  // In a replay they were counted by the region's first pass.
+  // In a replay the region's first pass has already counted the uses.
   if (const std::uint64_t id = parent_ ? parent_->leaf_id(x) : 0) return id;
   State& s = *state_;
   const auto i = static_cast<std::size_t>(s.leaf_numbers.add(Leaf::key(x)));
@@ -51,22 +51,22 @@ std::uint64_t Tape::use_leaf(const Tensor& x, int uses) {
   return s.leaves[i].id;
 }
 
-// 0 when no op of this tape has used it.
+// 0 if no op of this tape has used it.
 std::uint64_t Tape::leaf_id(const Tensor& x) const {
   const std::int32_t i = state_->leaf_numbers.find(Leaf::key(x));
   if (i >= 0) return state_->leaves[static_cast<std::size_t>(i)].id;
   return parent_ ? parent_->leaf_id(x) : 0;
 }
 
-// The same of any tensor: 0 for one that this thread does not follow.
+// The id of any tensor; 0 if this thread does not follow it.
 std::uint64_t Tape::id_of(const Tensor& x) const {
   const TensorImpl* const impl = x.impl();
   return impl->leaf ? leaf_id(x) : numbered(impl->tape_id) ? impl->tape_id : 0;
 }
 
-/// While a tape runs, the tapes around it record what it does; then it is spent.
+/// While a tape runs, the tapes around it record its ops; afterwards it is spent.
 struct Tape::Run : TapeScope {
-  // Under a NoGradGuard nobody hears of it.
+  // Under a NoGradGuard no tape records them.
   explicit Run(Tape& runs) : TapeScope(current() ? runs.outer() : nullptr), tape(runs) {
     tape.records_ = tape.around();
     tape.mode_ = Mode::running;
@@ -99,7 +99,7 @@ void Tape::run(const char* caller, const TensorList& ys, const TensorList& dys) 
       if (Slot& x = tape.slot(node->inputs[i]); x.leaf >= 0) tape.answer_uses(x, 1);
     }
   }
-  // A recomputed region that the loss does not reach is not run again: its uses are still to come.
+  // Recomputed regions that the loss does not reach never ran again: settle their counted uses.
   for (std::size_t i = 0; i < s.leaves.size(); ++i)
     if (const Leaf& leaf = s.leaves[i]; leaf.uses > 0) answer_uses(slot(leaf.id), leaf.uses);
 }

@@ -1,4 +1,4 @@
-// The ways to ask for gradients beside Tape::backward(), and what must hold before a tape runs.
+// The other ways to ask for gradients, and the checks before a tape runs.
 #include "weft/autograd/tape_state.h"
 
 namespace weft {
@@ -15,8 +15,8 @@ void Tape::check_can_run(const char* caller, const TensorList& ys, const TensorL
     check(!dy || (dy.shape() == y.shape() && dy.dtype() == y.dtype()),
           "{}: dy must have the loss's shape {} and dtype {}, got {} and {}", caller, y.shape(),
           y.dtype(), dy ? dy.shape() : Shape{}, dy ? dy.dtype() : y.dtype());
-    // A gradient that an inner tape has found may depend on nothing, as that of a linear function
-    // does: its own gradient is 0. Any other such loss is taken for a mistake.
+    // A gradient from an inner tape may be constant, as for a linear function; its own gradient is
+    // then 0. Any other loss that requires no gradient is treated as a mistake.
     check(y.requires_grad() ? id_of(y) >= base_ : heard_backward_,
           "{}: the loss is not on this tape; no input of it required a gradient, or it was "
           "computed before the tape was opened",
@@ -25,7 +25,7 @@ void Tape::check_can_run(const char* caller, const TensorList& ys, const TensorL
 }
 
 TensorList Tape::gradients(const Tensor& loss, const TensorList& xs, const Tensor& dy) {
-  // Every check comes before the first change: a refused call leaves the tape as it was.
+  // All checks precede the first change: a rejected call leaves the tape as it was.
   check_can_run("grad", {loss}, {dy});
   for (const Tensor& x : xs) {
     check(static_cast<bool>(x),
@@ -39,7 +39,7 @@ TensorList Tape::gradients(const Tensor& loss, const TensorList& xs, const Tenso
   return out;
 }
 
-// A leaf that no op of this tape has used, or a tensor older than every tape of this thread, has no
+// A leaf that no op of this tape has used and a tensor older than every tape of this thread have no
 // slot here.
 TensorList Tape::collect(const char* caller, const TensorList& ys, const TensorList& dys,
                          const TensorList& xs) {

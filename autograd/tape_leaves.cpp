@@ -1,12 +1,11 @@
-// Leaves: what becomes of the gradient of one when its last part has come, who is told, and which
-// thread may add to it.
+// Leaves: where a complete gradient goes, which hooks are called, and which thread may add to it.
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/tape_state.h"
 
 namespace weft {
 namespace {
 
-// `continued`: g is, or has been summed from, the leaf's grad().
+// `continued`: g is the leaf's grad(), or a sum that started from it.
 void add_to_leaf(const Tensor& x, Tensor g, bool continued) {
   check(g.shape() == x.shape() && g.dtype() == x.dtype(),
         "backward: the gradient of a leaf must have its shape {} and dtype {}, got {} and {}",
@@ -59,8 +58,8 @@ std::vector<Tensor> Tape::unused_leaves() const {
   return out;
 }
 
-// Sums of two threads in one grad() would come in an order that timing decides, even where every
-// addition is guarded. A thread may run a second tape inside a hook of the first.
+// If two threads added to one grad(), the order of the sums would depend on timing, even with
+// locks. One thread may run a second tape inside a hook of the first.
 void Tape::claim_leaves() {
   if (collects_) return;
   const void* const self = &top_;

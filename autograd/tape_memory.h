@@ -1,5 +1,5 @@
 #pragma once
-// Where a tape keeps what it records. Both keep their memory from tape to tape.
+// Storage for recorded ops, reused from tape to tape.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -8,8 +8,7 @@
 
 namespace weft {
 
-/// Memory for the nodes of a tape and their lambdas: bump allocation in chunks, which are kept from
-/// tape to tape.
+/// Bump allocator for nodes and their lambdas. Chunks are kept from tape to tape.
 class TapeArena {
  public:
   void* take(std::size_t bytes) {
@@ -40,15 +39,14 @@ class TapeArena {
   std::size_t chunk_ = 0, used_ = 0;
 };
 
-/// Numbers keys that are not 0 in the order in which they come: 0, 1, 2. Open addressing; clear()
-/// keeps the memory.
+/// Numbers nonzero keys in order of insertion: 0, 1, 2, ... Open addressing; clear() keeps memory.
 class NumberTable {
  public:
-  /// -1 for a key that has no number.
+  /// -1 for a key that was not added.
   std::int32_t find(std::uint64_t key) const {
     return used_ == 0 ? -1 : entries_[place(key)].number;
   }
-  /// The number of a key, which is a new one for a new key.
+  /// The number of a key; adds the key if it is new.
   std::int32_t add(std::uint64_t key) {
     if (2 * (static_cast<std::size_t>(used_) + 1) > entries_.size()) grow();
     Entry& e = entries_[place(key)];

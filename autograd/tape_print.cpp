@@ -1,4 +1,4 @@
-// What a tape has recorded, for people.
+// Human-readable view of a tape.
 #include "weft/autograd/tape_state.h"
 
 namespace weft {

@@ -1,5 +1,5 @@
-// The stack of tapes and guards, and the numbers of tensors: what a tape that is opened or ended
-// has to do with the others of its thread.
+// The stack of tapes and guards, and tensor ids: how opening or destroying a tape affects the other
+// tapes of its thread.
 #include "weft/autograd/tape_scope.h"
 
 #include <atomic>
@@ -9,8 +9,8 @@
 namespace weft {
 namespace {
 
-// Every thread numbers tensors in blocks of its own, so a tensor that another thread has recorded
-// is never taken for one of this thread's. 0 means: no number.
+// Each thread takes ids from its own blocks, so a tensor recorded by another thread is never
+// mistaken for one of this thread's. 0: no id.
 constexpr std::uint64_t kBlock = 2 * Tape::kReach;
 std::atomic<std::uint64_t> next_block{kBlock};
 
@@ -19,7 +19,7 @@ std::atomic<std::uint64_t> next_block{kBlock};
 constinit thread_local TapeScope* TapeScope::top_ = nullptr;
 constinit thread_local std::uint64_t Tape::next_id_ = 0;
 
-// An entry that is not on top: the entries above it stay in force.
+// Removes an entry below the top; the entries above it stay in force.
 void TapeScope::unlink() {
   TapeScope* above = top_;
   while (above && above->below_ != this) above = above->below_;
@@ -32,10 +32,10 @@ Tape::Tape(Mode mode, Tape* parent) : TapeScope(this, true), parent_(parent), mo
   state_ = pool.back().release();
   pool.pop_back();
   const Tape* const enclosing = tape_at(below_);
-  bool alone = true;  // tapes around this one that can still run keep what they follow
+  bool alone = true;  // tapes around this one that can still run keep following their tensors
   for (const Tape* t = enclosing; t; t = tape_at(t->below_))
     alone = alone && t->mode_ == Mode::spent;
-  // From here on kReach numbers must be left in the block.
+  // A tape must start with at least kReach ids left in the block.
   if (alone && (next_id_ == 0 || next_id_ % kBlock >= kReach))
     next_id_ = next_block.fetch_add(kBlock, std::memory_order_relaxed);
   base_ = next_id_;
@@ -44,7 +44,7 @@ Tape::Tape(Mode mode, Tape* parent) : TapeScope(this, true), parent_(parent), mo
 
 Tape::~Tape() {
   clear();
-  // Tapes that have run inside this one, and one that is running: they told this tape.
+  // Ops of inner tapes that run or have run were recorded here; now the tape around records them.
   for (TapeScope* s = top_; s; s = s->below_)
     if (s->records_ == this) s->records_ = around();
   State::pool().emplace_back(state_);

@@ -4,8 +4,8 @@ namespace weft {
 
 class Tape;
 
-/// An entry in this thread's stack of tapes and guards; the entry on top decides which tape
-/// records. Entries that live on the heap may end in any order.
+/// An entry in this thread's stack of tapes and guards; the top entry decides which tape records.
+/// Heap-allocated entries may be destroyed in any order.
 class TapeScope {
  public:
   TapeScope(const TapeScope&) = delete;
@@ -26,12 +26,12 @@ class TapeScope {
   friend class Tape;
   void unlink();
   TapeScope* below_;
-  Tape* records_;  ///< what records while this entry is on top, or null
+  Tape* records_;  ///< the tape that records while this entry is on top, or null
   bool is_tape_;
   static constinit thread_local TapeScope* top_;
 };
 
-/// Nothing is recorded on this thread until the end of the scope.
+/// Disables recording on this thread until the end of the scope.
 class NoGradGuard : public TapeScope {
  public:
   NoGradGuard() : TapeScope(nullptr) {}

@@ -1,5 +1,5 @@
 #pragma once
-// What a tape is made of; only the sources of the tape look here.
+// Internal state of a tape; only the sources of the tape include this.
 #include <memory>
 #include <vector>
 
@@ -8,7 +8,7 @@
 
 namespace weft {
 
-/// A recorded op. Lives in the arena, as do its ids and its lambda.
+/// A recorded op. It lives in the arena, with its ids and its lambda.
 struct Tape::Node {
   Node* previous;
   const char* name;
@@ -19,26 +19,26 @@ struct Tape::Node {
   const std::uint64_t* outputs;
   int input_count, output_count;
   std::int64_t saved_bytes;
-  Shape shape;  ///< of the first output
+  Shape shape;  ///< shape of the first output
 };
 
 /// The gradient of a tensor while the tape runs.
 struct Tape::Slot {
   Tensor grad;
-  std::int32_t leaf = -1;  ///< its number on the tape; -1: not a leaf
+  std::int32_t leaf = -1;  ///< index among the tape's leaves; -1: not a leaf
   bool wanted = false;     ///< collect() returns it: keep it after its node has run
-  bool in_main = false;    ///< part of it was added to the leaf's main_grad already
-  bool continued = false;  ///< it began as the leaf's grad() of earlier passes
+  bool in_main = false;    ///< a kernel has already added to the leaf's main_grad()
+  bool continued = false;  ///< accumulation started from the leaf's grad() of earlier passes
 };
 
-/// A tensor that no recorded op made. The tape holds a handle, so its address stands for it, and
-/// nothing is written to the tensor, which other threads may be recording at the same time.
+/// A tensor that no recorded op produced, identified by its address; the tape holds a handle. The
+/// tape writes nothing to the tensor, which other threads may record at the same time.
 struct Tape::Leaf {
   Tensor tensor;
   std::uint64_t id;
-  int uses = 0;  ///< by recorded ops, not yet answered by backward
+  int uses = 0;  ///< uses by recorded ops for which backward has not run yet
   bool reached = false;
-  bool claimed = false;  ///< by this tape, while it adds to the leaf's gradient
+  bool claimed = false;  ///< this tape is adding to the leaf's gradient
   static std::uint64_t key(const Tensor& x) { return reinterpret_cast<std::uintptr_t>(x.impl()); }
 };
 
@@ -46,26 +46,25 @@ struct Tape::State {
   TapeArena arena;
   Node* last = nullptr;
   std::vector<Leaf> leaves;
-  NumberTable leaf_numbers;      ///< by address
-  std::vector<Slot> slots;       ///< by id - base
-  std::vector<Slot> old_slots;   ///< of tensors of outer tapes
-  NumberTable old_slot_numbers;  ///< by id
+  NumberTable leaf_numbers;      ///< keys: addresses
+  std::vector<Slot> slots;       ///< indexed by id - base_
+  std::vector<Slot> old_slots;   ///< slots of tensors of outer tapes
+  NumberTable old_slot_numbers;  ///< keys: ids
 
-  /// Those of tapes that have ended, for the next ones on this thread.
+  /// States of ended tapes, reused by later tapes of this thread.
   static std::vector<std::unique_ptr<State>>& pool() {
     static thread_local std::vector<std::unique_ptr<State>> free;
     return free;
   }
 };
 
-/// Are these handles all that can see the memory of t?
+/// True if the memory of t has exactly `handles` handles and no other owner.
 inline bool owned_by(const Tensor& t, int handles) {
   return t.impl()->refs.load() == handles && t.storage()->refs.load() == 1;
 }
 
-// A replayed region's inputs are its own; what is older belongs to the tape that asked for the
-// replay, and is summed there as if the region had not been: with the same bits, and without a
-// second buffer.
+// The tape that holds the gradient of a tensor. Tensors older than a replay belong to the tape that
+// started it; their gradients are summed there as without recompute: same bits, no second buffer.
 inline Tape& Tape::holder(std::uint64_t id) {
   Tape* tape = this;
   while (tape->parent_ && id < tape->base_) tape = tape->parent_;

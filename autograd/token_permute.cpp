@@ -10,7 +10,7 @@
 namespace weft {
 namespace {
 
-// Known without looking at a GPU: all alike, or the share that each expert gets on the meta device.
+// Row counts known without reading a GPU: the capacity, or an even share on the meta device.
 Tensor planned_rows(std::int64_t slots, const RowLayout& layout) {
   const Tensor rows = Tensor::empty({layout.experts}, DType::i64);
   std::int64_t* n = rows.data<std::int64_t>();
@@ -37,9 +37,9 @@ void check_rows(const char* op, const char* label, const Tensor& x, int axes, st
 
 Tensor combine(const Tensor& y, const Tensor& row_of, const Tensor& slot_of);
 
-// row_of may have another k than the sort had: probabilities are T * k tokens with one slot each.
-// `counts` is only kept: on the CPU the products keep it as `rows`, and the meta device must count
-// the same bytes.
+// row_of may have another k than in the sort: probabilities are T * k tokens with one slot each.
+// `counts` is saved only for its memory: on the CPU the matrix products save it as `rows`, and the
+// meta device must count the same bytes.
 Tensor permute(const Tensor& x, const Tensor& row_of, const Tensor& slot_of,
                const Tensor& counts = {}) {
   Tensor y = Tensor::empty({slot_of.dim(0), x.dim(1)}, x.dtype(), x.device());
@@ -91,7 +91,7 @@ ExpertRows sort_by_expert(const Tensor& experts, std::int64_t count, const RowOp
   dispatch<cpu::sort_by_expert, cuda::sort_by_expert>(contiguous(experts), layout, scratch,
                                                       out.row_of, slot_of, out.counts);
   out.slot_of = slot_of;
-  // On the CPU the counts are there to be read, with or without a capacity.
+  // On the CPU the counts can be read at once, with or without a capacity.
   const bool planned = device.is_meta() || (o.capacity && !device.is_cpu());
   if (planned || o.capacity || o.read)
     know_rows(out, planned ? planned_rows(slots, layout) : out.counts.to(kCpu));

@@ -16,7 +16,7 @@ using detail::axis_of;
 using detail::check_tensor;
 using detail::part_of;
 
-// The shape with its -1, if any, worked out.
+// The shape with -1, if present, replaced by the inferred length.
 Shape resolve(const char* op, const Tensor& x, const Shape& shape) {
   check_tensor(op, "x", x);
   Shape out = shape;
@@ -35,12 +35,12 @@ Shape resolve(const char* op, const Tensor& x, const Shape& shape) {
   check(fits, "{}: shape must have the {} elements of x {}, got {}", op, x.numel(), x.shape(),
         shape);
   if (open >= 0) out[open] = x.numel() / known;
-  if (known == 0) checked_numel(op, out);  // its strides must not overflow either
+  if (known == 0) checked_numel(op, out);  // the strides of an empty shape must not overflow either
   return out;
 }
 
 // Finds strides with which `shape` reads x's memory in x's row-major order: every run of axes of x
-// that is one run in memory must be cut into whole axes of `shape`.
+// that is contiguous in memory must split into whole axes of `shape`.
 bool strides_for(const Tensor& x, const Shape& shape, Shape& strides) {
   strides = contiguous_strides(shape);
   if (x.is_contiguous()) return true;
@@ -94,7 +94,7 @@ Tensor permute_axes(const char* op, const Tensor& x, const Shape& axes) {
 Tensor strided_slice(const char* op, const Tensor& x, int dim, std::int64_t begin,
                      std::int64_t length, std::int64_t step);
 
-// The backward of a slice, and an op itself: zeros of the whole with dy in the slice's place.
+// Backward of a slice, and an op itself: zeros of shape `whole` with dy written to the slice.
 Tensor unslice(const char* op, const Tensor& dy, const Shape& whole, int dim, std::int64_t begin,
                std::int64_t step) {
   Tensor dx = Tensor::zeros(whole, dy.dtype(), dy.device());

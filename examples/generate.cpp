@@ -59,7 +59,7 @@ struct Found {
   distributed::PieceFiles files;
 };
 
-// What the checkpoint says of its model, once its files have all that is needed for it.
+// The model in the checkpoint, once its files are known to hold all its tensors.
 Found find(const Options& o) {
   const io::Checkpoint found = checkpoint_of(o);
   const io::Json state = io::Json::parse(found.state(), found.folder + "/state.json");
@@ -69,12 +69,12 @@ Found find(const Options& o) {
   return all;
 }
 
-// Tables and caches for as many tokens as there will be, not for as many as the model could have:
-// of that number a file says what it likes.
+// Tables and caches get the length that is needed, not the model's maximum: that number comes from
+// a file and may be anything.
 nn::Gpt load(Found found, std::int64_t tokens) {
   nn::GptConfig& c = found.config;
   const std::int64_t seq = std::clamp(tokens + c.mtp.depths, c.mtp.depths + 1, c.seq);
-  if (c.arch == nn::Arch::llama) c.seq = seq;  // gpt2 has a trained position for each
+  if (c.arch == nn::Arch::llama) c.seq = seq;  // gpt2 has a trained embedding for every position
   nn::Gpt model(c);
   model.load_state_dict(found.files.state_dict());
   model.config.seq = seq;
@@ -112,7 +112,7 @@ void one_by_one(const nn::Gpt& model, std::vector<std::int32_t> text, const Opti
   if (fresh.size() > window) fresh = fresh.last(window);
   for (std::int64_t i = 0; i < o.tokens; ++i) {
     if (cache.length() + static_cast<std::int64_t>(fresh.size()) > cache.capacity()) {
-      // The window is full: go on from its second half.
+      // The window is full: continue from its second half.
       cache.truncate(0);
       fresh = std::span<const std::int32_t>(text).last(window / 2 + 1);
     }
@@ -156,7 +156,7 @@ void generate(const Options& o) {
         config.vocab, tokenizer.vocab());
   const std::vector<std::int32_t> prompt = tokenizer.encode(o.prompt);
   const nn::Gpt model = load(std::move(found), static_cast<std::int64_t>(prompt.size()) + o.tokens);
-  std::optional<nn::Speculator> speculator;  // before anything is printed: it checks the model
+  std::optional<nn::Speculator> speculator;  // made before anything is printed: it checks the model
   if (o.speculative) speculator.emplace(model, sampling(o), static_cast<std::uint64_t>(o.seed));
   std::fputs(o.prompt.c_str(), stdout);
   if (!speculator) {
@@ -167,7 +167,7 @@ void generate(const Options& o) {
   const nn::Speculator::Stats stats = several_a_pass(*speculator, prompt, o);
   std::fputs("\n", stdout);
   std::fflush(stdout);
-  // Beside the text, not in it.
+  // To stderr, so that it is not mixed into the text.
   std::fprintf(stderr,
                "tokens per forward pass %.2f (%lld tokens in %lld passes, %lld of %lld drafts)\n",
                stats.tokens_per_pass(), static_cast<long long>(stats.tokens),
@@ -195,7 +195,7 @@ int main(int argc, char** argv) try {
   line.add("--threads", o.threads, "threads; 0: all processors");
   line.add("--speculative", o.speculative,
            "draft with the multi-token prediction of the model: the same text in fewer passes");
-  std::string config;  // taken out of the command line by expand_config(); here for --help
+  std::string config;  // expand_config() has removed it from the arguments; declared for --help
   line.add("--config", config, "TOML file with the same names; a flag wins");
   line.add("--print-config", o.print_config, "print a complete --config file and stop");
   line.add("--dry-run", o.dry_run, "load the model, print its tree, and stop");

@@ -1,4 +1,4 @@
-// Runs two command lines of a trainer and says how far apart their losses, norms and weights are.
+// Runs two command lines of a trainer and reports how far their losses, norms and weights differ.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ struct Options {
   Words commands[2];
 };
 
-// Our own flags, "--", the first command line, "--", the second.
+// This program's flags, "--", the first command line, "--", the second.
 Options parse(int argc, char** argv, bool& goes_on) {
   Words parts[3];
   int part = 0;
@@ -91,13 +91,13 @@ double relative(double a, double b) {
   return std::isnan(d) ? INFINITY : d;
 }
 
-/// The largest difference of one number of the metrics, and where; and that of its first row.
+/// The largest difference of one metric with its step, and the difference of its first row.
 struct Worst {
   double difference = 0, first = 0;
   std::int64_t step = 0, first_step = 0;
 };
 
-// The numbers that depend on losses, by name; not times, rates or bytes.
+// The metrics that depend on losses, by name; not times, rates or bytes.
 std::map<std::string, double> numbers_of(const io::Json& row) {
   std::map<std::string, double> numbers;
   for (const io::JsonMember& m : row.members())
@@ -114,7 +114,7 @@ std::map<std::string, Worst> compare_metrics(const std::string& a, const std::st
   for (std::size_t i = 0; i < left.size(); ++i) {
     const std::int64_t step = left[i].at("step").as_int();
     std::map<std::string, double> x = numbers_of(left[i]), y = numbers_of(right[i]);
-    // What only one of them has is infinitely far from the other.
+    // A metric that only one of them has counts as infinitely far apart.
     for (const auto& [key, value] : x) y.try_emplace(key, NAN);
     for (const auto& [key, value] : y) {
       const double d = relative(x.try_emplace(key, NAN).first->second, value);
@@ -125,13 +125,13 @@ std::map<std::string, Worst> compare_metrics(const std::string& a, const std::st
   return worst;
 }
 
-// 0 only when both are the same; a NaN is infinitely far from everything.
+// 0 only if both are equal; a NaN counts as infinitely far from everything.
 double ratio(double difference, double size) {
   if (difference == 0) return 0;
   return std::isnan(difference) ? INFINITY : std::sqrt(difference / size);
 }
 
-/// |a - b| / |b| over all weights, and the parameter that is furthest apart.
+/// |a - b| / |b| over all weights, and the parameter that differs most.
 struct WeightDifference {
   double all = 0, worst = 0;
   std::string worst_name;

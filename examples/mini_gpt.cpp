@@ -1,9 +1,9 @@
-// A GPT from its parts: model, training loop and sampling in one file.
+// A GPT built from its parts: model, training loop and sampling in one file.
 //
 //   mini_gpt TEXT_FILE [STEPS]        (default: 300 steps, about a minute on two cores)
 //
-// It reads the file as bytes, trains on random windows of it, and prints a sample. The real trainer
-// (examples/train_gpt.cpp) adds evaluation, checkpoints, resume, metrics and every option.
+// It reads the file as bytes, trains on random windows of it, and prints a sample. The full trainer
+// (examples/train_gpt.cpp) adds evaluation, checkpoints, resume, metrics and all options.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -17,7 +17,7 @@ using namespace weft;
 constexpr std::int64_t kVocab = 256, kSeq = 128, kDim = 128, kHeads = 4, kLayers = 4, kBatch = 16;
 constexpr std::int64_t kHeadDim = kDim / kHeads;
 
-// x (B, T, C) -> (B, T, C): each token mixes in what earlier tokens offer.
+// x (B, T, C) -> (B, T, C): each token attends to itself and earlier tokens.
 struct SelfAttention : nn::Module {
   nn::Linear qkv, proj;
   SelfAttention() : qkv(kDim, 3 * kDim), proj(kDim, kDim) {}
@@ -66,7 +66,7 @@ struct MiniGpt : nn::Module {
         blocks(kLayers),
         norm(kDim),
         head(kDim, kVocab, {.bias = false}) {
-    head.weight = tokens.weight;  // tied: one tensor, both uses add to its gradient
+    head.weight = tokens.weight;  // tied: one tensor, whose gradient is the sum of both uses
   }
 
   Tensor operator()(const Tensor& ids) const {
@@ -85,7 +85,7 @@ struct MiniGpt : nn::Module {
 };
 
 struct Batch {
-  Tensor inputs, targets;  // (B, T) i32; targets are the inputs one byte later
+  Tensor inputs, targets;  // (B, T) i32; targets are the inputs shifted by one byte
 };
 
 // Random windows of the text.

@@ -1,5 +1,5 @@
-// Trains a module that is no language model: on which of three spiral arms is a point? Also with
-// --ranks 3, or under mpirun.
+// Trains a module that is not a language model: a classifier of points on three spiral arms. Also
+// runs with --ranks 3, or under mpirun.
 #include <cmath>
 
 #include "weft/train.h"

@@ -66,13 +66,13 @@ Tensor Attention::operator()(const Tensor& x, const TokenContext& context) const
   }
   const Shape out{batch, tokens, heads * head_dim};
   Tensor packed = qkv(x).view({batch, tokens, all, head_dim});
-  if (!q_norm && !cache) {  // everything in one array, forward and backward
+  if (!q_norm && !cache) {  // one packed array, forward and backward
     if (rotary)
       packed = rope_packed(std::move(packed), heads + kv_heads, rotary->cos, rotary->sin,
                            packing.positions);
     return proj(attention_packed(packed, heads, kv_heads, how).view(out));
   }
-  // One split and not three slices: its backward writes the three gradients into one tensor.
+  // One split, not three slices: its backward writes the three gradients into one tensor.
   TensorList parts = split(packed, {heads, kv_heads, kv_heads}, 2);
   packed = {};
   Tensor q = std::move(parts[0]), k = std::move(parts[1]), v = std::move(parts[2]);

@@ -12,14 +12,14 @@ struct AttentionOptions {
   bool bias = true;
   bool qk_norm = false;     ///< RMS norm over each head of q and k before the rotation
   double norm_eps = 1e-5;   ///< of qk_norm
-  std::int64_t window = 0;  ///< a token sees this many latest tokens, itself included; 0: all
+  std::int64_t window = 0;  ///< a token sees its latest `window` tokens, itself included; 0: all
   double dropout = 0;       ///< on the attention weights
   Init init = Init::normal(0.02);
   Init proj_init = Init::normal(0.02);
 };
 
 /// Causal self-attention:  x (B, T, C) -> (B, T, C). q, k and v come from one packed projection.
-/// The numbers of heads follow from the weights, so a part with fewer heads just works.
+/// The number of heads follows from the weights, so a shard with fewer heads uses the same code.
 struct Attention : Mixer {
   AttentionOptions options;
   std::int64_t head_dim;

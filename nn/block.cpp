@@ -21,7 +21,7 @@ Stream Block::operator()(const Stream& x, const TokenContext& context) const {
   else
     in = {attn_norm(x.residual), x.residual};
   const Tensor a = attn_drop((*mixer)(in.y, context), context.part);
-  in.y = {};  // unrecorded passes give the memory back before the MLP needs its own
+  in.y = {};  // without recording, this frees its memory before the MLP allocates
   Norm::Added mid = mlp_norm(a, in.sum);
   FeedForward::Output out = feed_forward->forward(mid.y, context);
   if (x.aux) out.loss = out.loss ? add(x.aux, out.loss) : x.aux;
@@ -57,7 +57,7 @@ Stream run_blocks(std::span<const Block> blocks, Stream x, TokenContext context,
       const TensorList in{x.residual, x.delta};
       const Tensor aux = x.aux;
       x = {};
-      // The block's own part of aux comes out; the sum stays outside.
+      // The region returns only this block's aux; the running sum stays outside.
       TensorList out = detail::recompute_layer(
           context, in, [&block](const TensorList& s, const TokenContext& here) {
             Stream y = block(Stream{s[0], s[1], {}}, here);

@@ -10,17 +10,17 @@
 
 namespace weft::nn {
 
-/// The residual stream between blocks: x = residual + delta. The sum is left to the next norm,
-/// which adds and normalises in one pass. `delta` is null at the first block. `aux` is what the
-/// routers of the blocks so far add to the loss: a scalar, null without any.
+/// The residual stream between blocks: x = residual + delta. The next norm adds the two in the same
+/// pass over memory. `delta` is null before the first block. `aux` is the sum of the router losses
+/// so far: a scalar; null without routers.
 struct Stream {
   Tensor residual, delta, aux;
 };
 
-/// What comes out of the blocks.
+/// The output of the blocks and the final norm.
 struct Trunk {
-  Tensor hidden;  ///< the final norm's output, before the head: (B, T, dim)
-  Tensor aux;     ///< to be added to the loss: a scalar; null in a model without routers
+  Tensor hidden;  ///< final norm's output, the input of the head: (B, T, dim)
+  Tensor aux;     ///< add it to the loss: a scalar; null in a model without routers
 };
 
 /// Pre-norm transformer block:  x += mixer(norm(x));  x += feed_forward(norm(x)).
@@ -28,12 +28,12 @@ struct Trunk {
 struct Block : Module {
   Norm attn_norm;
   std::unique_ptr<Mixer> mixer;
-  Dropout attn_drop;  ///< on what each branch adds to the residual stream
+  Dropout attn_drop;  ///< on each branch's output, before it is added to the residual stream
   Norm mlp_norm;
   std::unique_ptr<FeedForward> feed_forward;
   Dropout mlp_drop;
 
-  /// The second norm is like the first.
+  /// The second norm has the kind and width of the first.
   Block(Norm norm, std::unique_ptr<Mixer> mixer, std::unique_ptr<FeedForward> feed_forward,
         double dropout = 0);
   template <class M, class F>
@@ -42,11 +42,11 @@ struct Block : Module {
       : Block(std::move(norm), std::make_unique<M>(std::move(mixer)),
               std::make_unique<F>(std::move(feed_forward)), dropout) {}
 
-  /// x (B, T, C) -> (B, T, C). For blocks without a router, whose loss would be lost.
+  /// x (B, T, C) -> (B, T, C). For blocks without a router: its loss could not be returned.
   Tensor operator()(const Tensor& x, const TokenContext& context = {}) const;
-  /// The same on the split stream.
+  /// The same block on a split residual stream, with the router loss.
   Stream operator()(const Stream& x, const TokenContext& context = {}) const;
-  /// The mixer or the feed-forward layer as a T; null when it is another one:
+  /// The mixer or the feed-forward layer as a T; null if its type differs:
   ///   block.as<nn::Attention>()->qkv
   template <class T>
   T* as() const {
@@ -60,9 +60,9 @@ struct Block : Module {
   Block like() const;
 };
 
-/// x through all blocks of a list, with `before_use` (null: none) called before each. The first
-/// block's entry in a cache is context.layer. With `recompute` backward keeps only what goes into
-/// each block; not for a pass with a cache.
+/// Runs x through `blocks`; calls `before_use`, if not null, before each. The first block's entry
+/// in a cache is context.layer. With `recompute` only the input of each block is kept for backward;
+/// do not combine it with a cache.
 Stream run_blocks(std::span<const Block> blocks, Stream x, TokenContext context,
                   bool recompute = false,
                   const std::function<void(const Module&)>& before_use = {});

@@ -4,14 +4,14 @@
 
 namespace weft::nn {
 
-/// Zeroes each element with probability p and scales the others by 1 / (1 - p), while training.
-/// Inside a RandomScope the choice depends on seed, step, micro-batch, this module's dotted name
-/// and the element's global index only; outside one, on the running counter. x is (rows, tokens,
-/// dim) or (tokens, dim); only its first axis is taken as global rows.
+/// While training, zeroes each element with probability p and scales the others by 1 / (1 - p).
+/// Inside a RandomScope the mask depends only on seed, step, micro-batch, this module's dotted name
+/// and the element's global index; outside, on the running counter. x is (rows, tokens, dim) or
+/// (tokens, dim); only its first axis counts as global rows.
 struct Dropout : Module {
   double p;
   explicit Dropout(double p);
-  /// With a part, x is those tokens of a batch, (1, count, dim).
+  /// With `part`, x holds only those tokens of a batch: (1, count, dim).
   Tensor operator()(const Tensor& x, const std::optional<TokenPart>& part = {}) const;
   void visit(Visitor&) override {}
   std::string describe() const override;

@@ -10,7 +10,7 @@ struct EmbeddingOptions {
   Init init = Init::normal(0.02);
 };
 
-/// Rows of a table:  ids (...) i32 or i64 -> (..., dim).
+/// Rows of a table selected by ids:  ids (...) i32 or i64 -> (..., dim).
 struct Embedding : Module {
   Tensor weight;  // (vocab, dim)
   Init init;

@@ -6,18 +6,18 @@ namespace weft::nn {
 struct ExpertsOptions {
   Activation activation = Activation::swiglu;
   bool bias = false;
-  bool recompute = false;  ///< keep the activation's input only, and compute it again in backward
+  bool recompute = false;  ///< save only the activation's input; recompute the activation
   Init init = Init::normal(0.02);
-  Init proj_init = Init::normal(0.02);  ///< of the projection back into the residual stream
+  Init proj_init = Init::normal(0.02);  ///< the projection back into the residual stream
 };
 
-/// MLPs without their neighbours' tokens: expert e works on its own rows of x.
+/// The experts' MLPs: expert e processes its own rows of x.
 ///   y_i = down_e (p_i act(up_e x_i + b1_e)) + p_i b2_e
-/// which is p_i times what the MLP e would give.
+/// which is p_i times the output of MLP e.
 struct Experts : Module {
   ExpertsOptions options;
   Tensor up;         // (experts, hidden, dim), or (experts, 2 * hidden, dim) for swiglu
-  Tensor up_bias;    // (experts, hidden) likewise, or null
+  Tensor up_bias;    // (experts, hidden), or (experts, 2 * hidden) for swiglu, or null
   Tensor down;       // (experts, dim, hidden)
   Tensor down_bias;  // (experts, dim), or null
 
@@ -36,7 +36,7 @@ struct Experts : Module {
   Experts like() const;
 };
 
-/// An MLP that every token goes through, beside the experts. With a gate its output is multiplied
+/// An MLP that every token passes through, beside the experts. With a gate its output is multiplied
 /// by sigmoid(x . w).
 struct SharedExpert : Module {
   Mlp mlp;

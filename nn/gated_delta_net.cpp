@@ -68,8 +68,8 @@ Tensor GatedDeltaNet::operator()(const Tensor& x, const TokenContext& context) c
                                       .cu_checked = packing.checked(),
                                       .state = past.conv});
   const TensorList heads = split(mixed, {keys, keys, values}, 2);
-  // rms_norm makes them sqrt(K) long instead of 1. For the keys beta makes up: the state is then
-  // smaller by sqrt(K), what is read from it with a longer query is not.
+  // rms_norm scales q and k to length sqrt(K), not 1. For k, beta compensates: the state is smaller
+  // by sqrt(K), and the longer q restores the output.
   const double length = static_cast<double>(o.key_dim);
   const auto unit = [&](const Tensor& t) {
     return rms_norm(t.view({batch, tokens, o.key_heads, o.key_dim}), {}, 1e-6 / length);

@@ -7,19 +7,19 @@ namespace weft::nn {
 
 struct GatedDeltaNetOptions {
   std::int64_t key_heads = 1;
-  std::int64_t value_heads = 1;  ///< a multiple of key_heads, whose queries and keys they share
-  std::int64_t key_dim = 64, value_dim = 64;  ///< of one head
+  std::int64_t value_heads = 1;               ///< a multiple of key_heads; several share a key head
+  std::int64_t key_dim = 64, value_dim = 64;  ///< size of a head
   std::int64_t conv = 4;                      ///< taps of the convolution over tokens
-  double norm_eps = 1e-6;                     ///< of the norm behind the rule
+  double norm_eps = 1e-6;                     ///< of the norm after the delta rule
   Init init = Init::normal(0.02);
   Init proj_init = Init::normal(0.02);
 
-  /// Throws Error with the first rule that does not hold.
+  /// Throws Error that names the first violated rule.
   void validate() const;
 };
 
-/// Gated delta net, in the place of attention:  x (B, T, C) -> (B, T, C). Its memory of the past is
-/// one matrix a head, whatever the number of tokens.
+/// Gated delta net, a mixer in place of attention:  x (B, T, C) -> (B, T, C). It remembers past
+/// tokens in one matrix per head, whose size does not grow with the number of tokens.
 ///
 ///   q, k, v, z, b, a = in_proj(x);  q, k, v = silu(conv(q, k, v))
 ///   g = -exp(a_log) softplus(a + dt_bias);  beta = sigmoid(b)

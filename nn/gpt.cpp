@@ -64,7 +64,7 @@ TokenContext Gpt::context_of(const Tensor& ids, const Packing& packing, KvCache*
   return context;
 }
 
-// The tokens after those in the cache, each of them `ahead` positions later.
+// `ids` follow the tokens in the cache; their positions are shifted by `ahead`.
 Tensor Gpt::embed_tokens(const Tensor& ids, const TokenContext& context, std::int64_t ahead) const {
   about_to_use(embed);
   if (positions) about_to_use(*positions);

@@ -27,39 +27,40 @@ struct Gpt : Module {
   Norm norm;
   Linear head;  // (vocab, dim), no bias; its weight is embed's when tied
   CrossEntropyLoss loss;
-  std::vector<MtpDepth> mtp;  // one a depth, or one for all of them
+  std::vector<MtpDepth> mtp;  // one per depth, or one for all depths
 
   explicit Gpt(const GptConfig& config);
   /// ids (B, T) i32 or i64, T <= config.seq  ->  logits (B, T, vocab). With packing, ids are one
-  /// row of sequences of at most config.seq tokens each.
+  /// row of sequences, each of at most config.seq tokens.
   Tensor operator()(const Tensor& ids, const Packing& packing = {}) const;
   [[nodiscard]] Trunk trunk(const Tensor& ids, const Packing& packing = {}) const;
-  /// trunk().hidden, for evaluation and models whose routers add nothing to the loss: throws Error
-  /// where trunk() would have aux, and so does operator().
+  /// trunk().hidden, for evaluation and for models without router losses. Like operator(), it
+  /// throws Error if trunk() would return aux.
   Tensor hidden(const Tensor& ids, const Packing& packing = {}) const;
-  /// The loss of the head and of every depth of multi-token prediction. targets (B, T): the token
-  /// after each of ids, or loss.ignore_index. Those in the padding of `packing` count for nothing.
+  /// The losses of the head and of every depth of multi-token prediction. targets (B, T): the next
+  /// token of each of ids, or loss.ignore_index. Targets in the padding of `packing` are ignored.
   ///   Tape tape;
   ///   GptLosses l = model.losses(ids, targets);
   ///   l.total().backward();
   GptLosses losses(const Tensor& ids, const Tensor& targets, const Packing& packing = {}) const;
-  /// The output of MTP depth `depth` (from 1), ready for the head. later (B, T): the token `depth`
-  /// places after each; h (B, T, dim): the depth before's hidden, the trunk's for depth 1. With a
-  /// cache, of that depth alone, they follow the places in it, and are taken up.
+  /// The output of MTP depth `depth` (from 1), the input of the head. later (B, T): the token
+  /// `depth` places after each; h (B, T, dim): hidden of the previous depth, for depth 1 of the
+  /// trunk. With a cache, which is for this depth only, the tokens follow those in it and are
+  /// appended.
   [[nodiscard]] Trunk mtp_trunk(int depth, const Tensor& later, const Tensor& h,
                                 const Packing& packing = {}, KvCache* cache = nullptr) const;
-  /// hidden() of new tokens that follow those in the cache, which takes them up: ids (B, T) with
-  /// any T >= 1  ->  (B, T, dim).
+  /// hidden() of new tokens, which follow those in the cache and are appended to it: ids (B, T)
+  /// with any T >= 1  ->  (B, T, dim).
   Tensor extend(const Tensor& ids, KvCache& cache) const;
-  /// Logits of new tokens that follow those in the cache, which takes them up: ids (B, T) with any
-  /// T >= 1, so a prompt goes in at once  ->  logits of the last of them, (B, vocab).
+  /// Logits for new tokens, which follow those in the cache and are appended to it: ids (B, T) with
+  /// any T >= 1 (a prompt is one call)  ->  logits of the last token, (B, vocab).
   Tensor decode(const Tensor& ids, KvCache& cache) const;
 
   void visit(Visitor& v) override;
   std::string describe() const override;
-  /// Embedded tokens `enter` before the first dropout. With `tokens` everything from there to the
-  /// head, outside of attention and products, sees this rank's tokens only, (1, B T / ranks, dim).
-  /// `before_use` is called with embeddings, blocks, norm, head and MTP depths.
+  /// `enter` is applied to embedded tokens before the first dropout. With `tokens`, everything from
+  /// there to the head, except attention and matrix products, runs on this rank's tokens only, (1,
+  /// B T / ranks, dim). `before_use` is called with embeddings, blocks, norm, head and MTP depths.
   unsigned shard_members() const override {
     return Shard::kEnter | Shard::kTokens | Shard::kBeforeUse;
   }

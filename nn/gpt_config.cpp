@@ -10,7 +10,7 @@
 namespace weft::nn {
 namespace {
 
-// As far as a double counts: parameter_count() is exact.
+// A double is exact up to here, so parameter_count() is exact.
 constexpr double kMostParameters = 0x1p53;
 
 // The sum of f(block) over all blocks and those of `depths` MTP layers, which are like the last
@@ -82,7 +82,7 @@ void GptConfig::validate() const {
         head_dim());
   check(vocab >= 1, "gpt: vocab must be at least 1, got {}", vocab);
   for (std::size_t i = 0; i < pattern.size(); ++i)
-    mixer_kind(*this, static_cast<std::int64_t>(i));  // throws on a letter that names none
+    mixer_kind(*this, static_cast<std::int64_t>(i));  // throws on an unknown letter
   if (has_delta())
     delta_options().validate();
   else

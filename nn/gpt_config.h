@@ -21,14 +21,14 @@ enum class AttentionKind : std::uint8_t { mha, mla };
 inline constexpr Word<AttentionKind> kAttentionWords[] = {{"mha", AttentionKind::mha},
                                                           {"mla", AttentionKind::mla}};
 
-/// What backward computes again instead of keeping it: nothing; the MLP's activation; whole
-/// blocks, of which only the input is kept.
+/// What backward recomputes: nothing; the MLP's activation; whole blocks, of which only the input
+/// is kept.
 enum class Recompute : std::uint8_t { none, selective, full };
 inline constexpr Word<Recompute> kRecomputeWords[] = {
     {"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}};
 
-/// The sizes and parts of a Gpt. fields() says what each is, may be, and is called elsewhere. A
-/// size of 0 follows from the others.
+/// The configuration of a Gpt. fields() declares each field's name, help text, range and origin. A
+/// size of 0 is derived from the others.
 struct GptConfig {
   Arch arch = Arch::gpt2;
   std::int64_t layers = 4, heads = 4, kv_heads = 0, dim = 128, ffn = 0;
@@ -48,21 +48,20 @@ struct GptConfig {
   Gelu gelu = Gelu::tanh;  ///< gpt2 only
   Recompute recompute = Recompute::none;
   MtpOptions mtp = {};
-  /// With experts, MoE layers take the place of MLPs; ffn 0: as wide as those. Activation, biases,
+  /// With experts, MoE layers replace MLPs; ffn 0: the width of the MLP. Activation, biases,
   /// initial values and recomputation follow from the rest of the configuration.
   MoeOptions moe = {};
   std::int64_t moe_every = 1, dense_layers = 0;
-  std::vector<std::uint8_t> moe_layers = {};  ///< or one 0 or 1 for each block
+  std::vector<std::uint8_t> moe_layers = {};  ///< overrides both: 0 or 1 for each block; or empty
 
-  static constexpr double kMostSize = 1 << 30;  ///< sums and products of two sizes fit 64 bits
+  static constexpr double kMostSize = 1 << 30;  ///< sums and products of two sizes fit into 64 bits
 
   template <class V>
   void fields(V& v);
 
-  /// Throws Error with the first rule that does not hold: "gpt: dim 130 must be a multiple of heads
-  /// 4".
+  /// Throws Error that names the first violated rule: "gpt: dim 130 must be a multiple of heads 4".
   void validate() const;
-  /// The same model with every size spelled out.
+  /// The same configuration with every size filled in.
   GptConfig resolved() const;
   std::int64_t kv_head_count() const { return kv_heads ? kv_heads : heads; }
   std::int64_t head_dim() const { return dim / heads; }
@@ -76,10 +75,10 @@ struct GptConfig {
   GatedDeltaNetOptions delta_options() const;
   MlaOptions mla_options() const;
   bool tied() const { return tie.value_or(arch == Arch::gpt2); }
-  /// The number of trained values, by formula: all experts.
+  /// The number of parameters, all experts included, by formula.
   std::int64_t parameter_count() const;
-  /// Floating-point operations of forward and backward for one token of a full sequence, by the
-  /// experts that it uses, without what recomputing adds.
+  /// Floating-point operations of forward and backward per token of a full sequence, with the
+  /// experts that a token uses and without recomputation.
   double flops_per_token() const;
 };
 
@@ -89,7 +88,7 @@ const char* pattern_help();
 
 template <class V>
 void GptConfig::fields(V& v) {
-  const Rule size = between(0, kMostSize);  // 0: follows from the others
+  const Rule size = between(0, kMostSize);  // 0: derived from the others
   v.group("Model");
   v("arch", arch, kArchWords,
     "gpt2: learned positions, LayerNorm, GELU; llama: rope, RMSNorm, SwiGLU",

@@ -94,7 +94,7 @@ Norm make_norm(const GptConfig& c) {
 }
 
 Block make_block(const GptConfig& c, std::int64_t block) {
-  // What every block adds to the residual stream starts smaller, so that the sum over 2 * layers
+  // The projections into the residual stream start smaller, so that the sum over 2 * layers
   // branches keeps its scale. Source: Radford et al. 2019, section 2.3.
   const Init proj = Init::normal(0.02 / std::sqrt(2.0 * static_cast<double>(c.layers)));
   std::unique_ptr<Mixer> mixer = mixer_kind(c, block).make(c, proj);

@@ -16,7 +16,7 @@ Tensor GptLosses::total(const Tensor& main_count, const TensorList& depth_counts
   Tensor sum = main.loss;
   const double share = mtp.empty() ? 0 : mtp_weight / mtp.size();
   for (int d = 0; d < mtp.size(); ++d) {
-    // In f64, which holds every count exactly.
+    // f64 holds every count exactly.
     const Tensor ratio = div(main_count.to(DType::f64), maximum(depth_counts[d].to(DType::f64), 1));
     sum = add(sum, mul(mtp[d], mul(ratio, share).to(mtp[d].dtype())));
   }
@@ -39,15 +39,15 @@ GptLosses Gpt::losses(const Tensor& ids, const Tensor& targets, const Packing& p
     own_head.weight = head.weight.detach();
     if (head.bias) own_head.bias = head.bias.detach();
   }
-  // A depth looks over the end of a row that is one sequence, into its padding.
+  // A depth reads past the end of a sequence in a row, into its padding.
   Tensor later = packing.masked(ids, 0);
   for (int depth = 1; depth <= o.depths; ++depth) {
     later = roll_left(later, packing);
     goals = roll_left(goals, packing, static_cast<double>(loss.ignore_index));
     Trunk next = mtp_trunk(depth, later, h, packing);
     h = std::move(next.hidden);
-    // With weight 0 the depths are only watched: nothing of theirs reaches the trunk. A layer that
-    // is used for all depths counts once, with the mean of its losses.
+    // With weight 0 the depths are only measured: their router losses do not reach the trunk. A
+    // layer that serves all depths counts once, with the mean of its losses.
     if (next.aux && o.weight > 0) {
       if (o.repeated) next.aux = mul(next.aux, 1.0 / o.depths);
       out.aux = out.aux ? add(out.aux, next.aux) : std::move(next.aux);

@@ -9,23 +9,22 @@ namespace weft::nn {
 
 class Module;
 
-/// How a parameter starts. Each module states the rule of each of its parameters in visit().
+/// How a parameter is initialized. Each module states the rule of each parameter in visit().
 struct Init {
   enum class Kind : std::uint8_t { constant, normal, truncated_normal, uniform, log_uniform };
   Kind kind = Kind::constant;
-  double a =
-      0;  ///< constant: the value; normal: mean; uniform: the bound; log_uniform: the low end
-  double b = 0;  ///< normal, truncated normal: standard deviation; log_uniform: the high end
+  double a = 0;  ///< constant: value; normal: mean; uniform: bound; log_uniform: low end
+  double b = 0;  ///< normal, truncated_normal: standard deviation; log_uniform: high end
 
   static constexpr Init constant(double value) { return {Kind::constant, value, 0}; }
   static constexpr Init normal(double std, double mean = 0) { return {Kind::normal, mean, std}; }
-  /// Normal, with everything outside mean +- 2 std drawn again.
+  /// Normal; values outside mean +- 2 std are drawn again.
   static constexpr Init truncated_normal(double std, double mean = 0) {
     return {Kind::truncated_normal, mean, std};
   }
   /// Uniform in [-bound, bound).
   static constexpr Init uniform(double bound) { return {Kind::uniform, bound, 0}; }
-  /// The logarithm of a number that is uniform in [low, high).
+  /// The logarithm of a uniform number in [low, high).
   static constexpr Init log_uniform(double low, double high) {
     return {Kind::log_uniform, low, high};
   }
@@ -35,19 +34,17 @@ struct Init {
   /// Source: He et al. 2015, arXiv:1502.01852.
   static Init kaiming_uniform(std::int64_t fan_in, double gain = 1);
 
-  /// Fills t. Element i depends on the key and on key.first + i only; nothing happens on meta.
+  /// Fills t. Element i depends only on the key and key.first + i; does nothing on meta.
   void fill(const Tensor& t, const RandomKey& key) const;
 };
 
-/// Refills every parameter by the rule of its module, keyed by (seed, dotted name, element), so the
-/// values depend neither on the order of construction nor on how a tensor is sharded. Also names
-/// the modules (assign_names). A parameter in `parts` gets the values that its part of the whole
-/// has.
-/// Throws Error when a part is not what the parameter's shape says.
+/// Initializes every parameter by its module's rule, keyed by (seed, dotted name, element): the
+/// values depend neither on the order of construction nor on sharding. Also names the modules
+/// (assign_names). A parameter in `parts` gets the values of its range of the whole tensor.
+/// Throws Error if a parameter's shape differs from its part's.
 void init(Module& model, std::uint64_t seed, const Parts& parts = {});
 
-/// Gives a model that was built on the meta device its memory on `device`, and fills it like
-/// init().
+/// Allocates a model that was built on the meta device on `device`, and initializes it like init().
 ///   DeviceScope on_meta(kMeta);
 ///   Gpt model(config);
 ///   materialise(model, kCpu, seed);

@@ -7,17 +7,17 @@
 
 namespace weft::nn {
 
-/// Where a recording and a module's visit() disagree about what is trained.
+/// Differences between the leaves of a recording and the parameters that visit() lists.
 struct LeafReport {
   std::vector<Tensor> strangers;    ///< used and requiring a gradient, but not listed by visit()
-  std::vector<std::string> unused;  ///< listed, but no op on the tape used them
-  /// "" or one sentence for the first stranger, else for the first unused parameter.
+  std::vector<std::string> unused;  ///< listed, but not used by any op on the tape
+  /// "", or one sentence about the first stranger, else about the first unused parameter.
   std::string text() const;
 };
 
-/// Compares the leaves of a forward pass with the parameters of the module it ran. A member that
-/// visit() forgets is otherwise silent: it gets a gradient and never an update. To be called
-/// between forward and backward, once is enough.
+/// Compares the leaves of a forward pass with the module's parameters. Without this check a member
+/// that visit() omits gets a gradient but no update, silently. Call it between forward and
+/// backward; once is enough.
 LeafReport compare_leaves(const Tape& tape, const Module& module);
 
 }  // namespace weft::nn

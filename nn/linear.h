@@ -17,7 +17,7 @@ struct Linear : Module {
   Tensor bias;    // (out), or null
   Init init;
 
-  /// No weight yet: to be tied, `head.weight = embed.weight`.
+  /// Has no weight yet, so that it can be tied: `head.weight = embed.weight`.
   Linear() = default;
   Linear(std::int64_t in, std::int64_t out, const LinearOptions& options = {});
   Tensor operator()(const Tensor& x) const;

@@ -6,7 +6,7 @@
 namespace weft::nn {
 namespace {
 
-// A bias belongs to the logits: such a head makes them.
+// A head with a bias must materialize the logits.
 Tensor head_loss(const Shard* shard, const Tensor& hidden, const Linear& head,
                  const Tensor& targets, const CrossEntropyOptions& options) {
   if (shard && shard->head_loss) {

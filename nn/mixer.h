@@ -6,18 +6,18 @@
 
 namespace weft::nn {
 
-/// The part of a block in which tokens see each other: attention, or a layer in its place. A new
-/// one is a file of its own and an entry in the table of nn/gpt_layers.cpp.
+/// The part of a block that mixes tokens: attention, or a layer in place of it. To add one, write
+/// its own file and add a line to the table in nn/gpt_layers.cpp.
 struct Mixer : Module {
   /// x (B, T, C) -> (B, T, C), causal.
   virtual Tensor operator()(const Tensor& x, const TokenContext& context = {}) const = 0;
-  /// The member that it is of a block in state dictionaries: "attn".
+  /// Its member name inside a block, as in state dictionaries: "attn".
   virtual const char* name() const = 0;
   /// Multiply-adds of forward for one token of a sequence of `tokens`, on average.
   virtual double multiply_adds(std::int64_t tokens) const = 0;
-  /// A new one of the same configuration.
+  /// A new layer with the same configuration.
   virtual std::unique_ptr<Mixer> make_like() const = 0;
-  /// What it keeps of the tokens that it has seen, with room for `capacity` of them.
+  /// An empty cache entry of this layer, with room for `capacity` tokens.
   virtual KvCache::Entry cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
                                      Device device) const = 0;
 };

@@ -8,14 +8,14 @@
 namespace weft::nn {
 
 struct MlaOptions {
-  std::int64_t q_lora = 0;   ///< queries come from a latent this wide; 0: from x itself
-  std::int64_t kv_lora = 0;  ///< keys and values come from a latent this wide, which is all that is
-                             ///< kept of a token, with its rotated key
-  std::int64_t nope = 0;     ///< of a query and key head: elements without a position
-  std::int64_t rope = 0;     ///< and elements that are rotated; all heads share those of the key
+  std::int64_t q_lora = 0;   ///< width of the queries' latent; 0: queries come from x
+  std::int64_t kv_lora = 0;  ///< width of the keys' and values' latent; a cache stores only it and
+                             ///< the rotated key of each token
+  std::int64_t nope = 0;     ///< elements of a query or key head without position
+  std::int64_t rope = 0;     ///< rotated elements of a head; all heads share the key's
   std::int64_t v_head = 0;   ///< elements of a value head
   double norm_eps = 1e-6;    ///< of the norms of both latents
-  std::int64_t window = 0;   ///< a token sees this many latest tokens, itself included; 0: all
+  std::int64_t window = 0;   ///< a token sees its latest `window` tokens, itself included; 0: all
   double dropout = 0;        ///< on the attention weights
   Init init = Init::normal(0.02);
   Init proj_init = Init::normal(0.02);
@@ -40,8 +40,8 @@ struct Mla : Mixer {
   Dropout drop;
 
   Mla(std::int64_t dim, std::int64_t heads, const MlaOptions& options);
-  /// Needs a rotary table, with angles for `rope` elements. Keys and values of the tokens in a
-  /// cache are computed again from their latents.
+  /// Needs a rotary table with angles for `rope` elements. Keys and values of cached tokens are
+  /// recomputed from their latents.
   Tensor operator()(const Tensor& x, const TokenContext& context = {}) const override;
   void visit(Visitor& v) override;
   std::string describe() const override;

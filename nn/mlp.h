@@ -10,14 +10,14 @@ using weft::Activation;
 struct MlpOptions {
   Activation activation = Activation::gelu_tanh;
   bool bias = true;
-  bool recompute = false;  ///< keep the activation's input only, and compute it again in backward
+  bool recompute = false;  ///< save only the activation's input; recompute the activation
   Init init = Init::normal(0.02);
-  Init proj_init = Init::normal(0.02);  ///< of the projection back into the residual stream
+  Init proj_init = Init::normal(0.02);  ///< the projection back into the residual stream
 };
 
-/// dim -> hidden -> dim. For swiglu `up` holds gate and up rows packed, (2 * hidden, dim), and is
-/// named gate_up:  down(silu(gate) * up). One fused op, unless a plan has given one of the two a
-/// product of its own.
+/// dim -> hidden -> dim. For swiglu `up` packs the rows of gate and up, (2 * hidden, dim), and is
+/// named gate_up:  down(silu(gate) * up). One fused op, unless a parallel plan replaces a matrix
+/// product.
 struct Mlp : FeedForward {
   MlpOptions options;
   Linear up;    // (hidden, dim), or (2 * hidden, dim)
@@ -34,7 +34,7 @@ struct Mlp : FeedForward {
   std::unique_ptr<FeedForward> make_like() const override { return std::make_unique<Mlp>(like()); }
 
  private:
-  /// Op by op: what keeps the activated layer even with `recompute`.
+  /// Op by op; saves the activated layer even with `recompute`.
   Tensor composed(const Tensor& x) const;
 };
 

@@ -22,7 +22,7 @@ Category category_of(const Slot& slot) {
   return slot.is_buffer ? Category::other : Category::parameter;
 }
 
-// Tables are read by f32 arithmetic unless the whole model computes in f64.
+// Tables stay f32 unless the whole model computes in f64.
 DType target_dtype(const Slot& slot, DType wanted) {
   const DType now = slot.tensor->dtype();
   if (slot.keeps_dtype || !is_compute(now)) return now;
@@ -137,9 +137,9 @@ void assign_names(Module& root) {
 
 std::string to_string(const Module& root) {
   std::string out;
-  std::vector<std::string> open;  // the modules that the walk is inside of
+  std::vector<std::string> open;  // the modules that enclose the current one
   std::unordered_map<const TensorImpl*, std::string> first_name;
-  // Leaves modules that `name` is not part of, and returns the rest of the name.
+  // Pops modules that do not contain `name`; returns the rest of the name.
   const auto enter = [&](const std::string& name) {
     const auto holds = [&](const std::string& m) { return m.empty() || name.starts_with(m + '.'); };
     while (!open.empty() && !holds(open.back())) open.pop_back();
@@ -177,7 +177,7 @@ DType default_dtype() { return defaults.dtype; }
 Tensor make_parameter(const Shape& shape, const Init& init, DType dtype, Device device) {
   const CategoryScope category(Category::parameter);
   Tensor t = Tensor::empty(shape, dtype, device);
-  // A constant draws nothing, so adding a bias does not change the weights made after it.
+  // A constant draws no random number, so adding a bias does not change later weights.
   const bool draws = init.kind != Init::Kind::constant && !device.is_meta();
   init.fill(t, draws ? next_random_key() : RandomKey{});
   return t.set_requires_grad();

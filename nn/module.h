@@ -15,27 +15,27 @@ namespace weft::nn {
 class Module;
 struct Shard;
 namespace detail {
-/// Gives `to` (a module of the same build) copies of the tensors, the ties and the modes of `from`.
+/// Copies tensors, ties and modes of `from` to `to`, a module of the same structure.
 void copy_state(Module& from, Module& to);
 }  // namespace detail
 
-/// One tensor of a module as visit() hands it over. A plain Tensor converts to a parameter.
+/// One tensor of a module, as visit() passes it. A plain Tensor converts to a parameter.
 struct Slot {
   Slot(Tensor& t) : tensor(&t) {}
   Tensor* tensor;
   Init init;
-  bool is_buffer = false;    ///< no gradient, not seen by an optimizer
-  bool is_derived = false;   ///< a function of the configuration: not in state_dict()
-  bool keeps_dtype = false;  ///< to(DType) leaves it alone
+  bool is_buffer = false;    ///< no gradient, ignored by optimizers
+  bool is_derived = false;   ///< computed from the configuration: not in state_dict()
+  bool keeps_dtype = false;  ///< to(DType) does not convert it
 };
-/// Part of the state, but not trained: counters, running statistics.
+/// State that is not trained: counters, running statistics.
 Slot buffer(Tensor& t);
 /// A table that Module::fill_tables() can recompute, like the angles of RoPE.
 Slot table(Tensor& t);
-/// A parameter or buffer that to(DType) leaves alone.
+/// A parameter or buffer that to(DType) does not convert.
 Slot pinned(Slot slot);
 
-/// Receives the members of a module, by name. Null tensors and absent children are passed over.
+/// Receives the members of a module, by name. Null tensors and absent children are skipped.
 class Visitor {
  public:
   virtual ~Visitor() = default;
@@ -48,7 +48,7 @@ class Visitor {
     (*this)(name, slot);
   }
   void operator()(const char* name, Module& child) { on_module(name, child); }
-  /// A list: its modules are called name.0, name.1, ...
+  /// A list: its modules are named name.0, name.1, ...
   template <class M>
   void operator()(const char* name, std::vector<M>& list) {
     for (std::size_t i = 0; i < list.size(); ++i) {
@@ -70,13 +70,13 @@ class Visitor {
   virtual void on_module(const char* name, Module& child) = 0;
 };
 
-/// What load_state_dict() could not match.
+/// The names that load_state_dict() could not match.
 struct LoadReport {
-  std::vector<std::string> missing;     ///< of the model, not in the dictionary
-  std::vector<std::string> unexpected;  ///< in the dictionary, not of the model
+  std::vector<std::string> missing;     ///< in the model, not in the dictionary
+  std::vector<std::string> unexpected;  ///< in the dictionary, not in the model
 };
 
-/// The base of everything with parameters: ordinary members, and one visit() that lists them.
+/// Base class of everything with parameters: ordinary members, and a visit() that lists them.
 ///
 ///   struct TwoLayers : nn::Module {
 ///     nn::Linear up, down;
@@ -88,8 +88,8 @@ struct LoadReport {
 ///     }
 ///   };
 ///
-/// Modules move; nn::clone() copies. Two modules share a parameter after an assignment
-/// (`head.weight = embed.weight`). A shared tensor appears once, under its first name.
+/// Modules move; nn::clone() copies. After an assignment (`head.weight = embed.weight`) two modules
+/// share a parameter. A shared tensor is listed once, under its first name.
 class Module {
  public:
   Module() = default;
@@ -99,43 +99,43 @@ class Module {
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  /// Names every tensor and child, always in the same order.
+  /// Passes every tensor and child to v by name, always in the same order.
   virtual void visit(Visitor& v) = 0;
   /// One line for the printed tree: "Linear(768 -> 3072)".
   virtual std::string describe() const { return "Module"; }
-  /// The members of `shard` that this module acts on, a set of Shard::Member.
+  /// The members of `shard` that this module uses, as a set of Shard::Member.
   virtual unsigned shard_members() const { return 0; }
-  /// Recomputes the tables that depend on the configuration only, into their present memory.
+  /// Recomputes in place the tables that depend only on the configuration.
   virtual void fill_tables() {}
 
   std::vector<Tensor> parameters() const;
   NamedTensors named_parameters() const;
-  /// Buffers with their names, the derived tables included.
+  /// Buffers with their names, including derived tables.
   NamedTensors buffers() const;
   std::int64_t parameter_count() const;
 
   /// Parameters and buffers by name; the handles share memory with the model.
   StateDict state_dict() const;
-  /// Copies values into the model's own memory, converting the dtype. A tied parameter may come
+  /// Copies values into the model's own memory, converting the dtype. A tied parameter may be given
   /// under any of its names.
-  /// Throws Error when a shape differs, and, when strict, when a name is missing or unexpected.
+  /// Throws Error if a shape differs; with `strict` also if a name is missing or unexpected.
   LoadReport load_state_dict(const StateDict& state, bool strict = true);
 
-  /// Switches dropout on or off here and below.
+  /// Sets training mode, which enables dropout, for this module and its children.
   void train(bool on = true);
   void eval() { train(false); }
   bool is_training() const { return training_; }
   /// Drops every grad() and zeroes every main_grad().
   void zero_grad();
-  /// Change dtype or device inside the same tensors: ties, optimizers and handles stay valid.
+  /// Converts dtype or device inside the same tensors: ties, optimizers and handles stay valid.
   /// Gradients are dropped.
   void to(DType dtype);
   void to(Device device);
 
-  /// stream_of() the dotted name that assign_names() gave this module; 0 before.
+  /// stream_of() the dotted name that assign_names() gave this module; 0 before it.
   std::uint64_t stream() const { return stream_; }
 
-  /// How this module is spread over ranks; null: it is not. Set by a parallel plan.
+  /// How this module is sharded over ranks; null: it is not. A parallel plan sets it.
   std::shared_ptr<const Shard> shard;
 
  private:
@@ -145,15 +145,15 @@ class Module {
   std::uint64_t stream_ = 0;
 };
 
-/// Tells every module its dotted name as seen from `root`: the key of its dropout. Done by Gpt's
-/// constructor, init() and materialise(); call it on other models before training with dropout.
+/// Gives every module its dotted name relative to `root`, the key of its dropout. Gpt(), init() and
+/// materialise() call it; call it on other models before training with dropout.
 void assign_names(Module& root);
 
 /// The tree with shapes, parameter counts and dtypes.
 std::string to_string(const Module& m);
 std::ostream& operator<<(std::ostream& out, const Module& m);
 
-/// Modules constructed on this thread until the end of the scope get their tensors there.
+/// Modules constructed on this thread in this scope get tensors of this device and dtype.
 class DeviceScope {
  public:
   explicit DeviceScope(Device device, DType dtype = DType::f32);
@@ -167,12 +167,12 @@ class DeviceScope {
 Device default_device();
 DType default_dtype();
 
-/// A new parameter: counted as such, requiring a gradient, filled from the running random counter.
+/// A new tensor of Category::parameter that requires a gradient, from the running random counter.
 Tensor make_parameter(const Shape& shape, const Init& init, DType dtype = default_dtype(),
                       Device device = default_device());
 
-/// A deep copy with its own memory and the same ties, dtypes, training flag and names.
-/// M must have `M like() const`: a new module of the same configuration.
+/// A deep copy with its own memory and the same ties, dtypes, training flag and names. M must have
+/// `M like() const`, which returns a new module of the same configuration.
 template <class M>
 M clone(const M& module) {
   DeviceScope nothing_allocated(kMeta);

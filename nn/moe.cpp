@@ -17,7 +17,7 @@ ExpertsOptions experts_options(const MoeOptions& o) {
           .proj_init = o.proj_init};
 }
 
-// A configuration may be older than the scope that the model is made in.
+// The configuration may have been made outside the DeviceScope in which the model is made.
 RouterConfig router_config(const MoeOptions& o) {
   RouterConfig c = o.router;
   c.dtype = default_dtype();
@@ -66,7 +66,7 @@ FixedRows MoE::rows_of_expert(std::int64_t tokens) const {
   const std::int64_t batch = tokens * shard_of(router).tokens.ranks;
   const std::int64_t capacity =
       weft::expert_capacity(batch, options.experts, c.route.topk, c.capacity_factor);
-  // No expert is chosen twice by a token.
+  // A token selects an expert at most once.
   return {std::min(tokens, capacity), std::min(batch, capacity)};
 }
 
@@ -75,7 +75,7 @@ FeedForward::Output MoE::operator()(const Tensor& given, const TokenContext& con
   std::int64_t sequences = 1;
   for (int i = 0; i + 2 < given.ndim(); ++i) sequences *= given.dim(i);
   const std::int64_t tokens = given.ndim() > 1 ? sequences * given.dim(-2) : 1;
-  // Its boundaries were checked for that many tokens. With a part the row is whole, x is not.
+  // The boundaries were checked for that many tokens. With a part, x is only a part of the row.
   check(!packing.positions || context.part || packing.positions.numel() == tokens,
         "moe: the packed row must have the {} tokens of x, got {}", tokens,
         packing.positions ? packing.positions.numel() : 0);

@@ -12,29 +12,29 @@ struct MoeOptions {
   RouterConfig router = {};
   std::int64_t ffn = 0;  ///< width of one expert
   Activation activation = Activation::swiglu;
-  bool bias = false;            ///< of the experts and the shared one
+  bool bias = false;            ///< of the experts and the shared expert
   std::int64_t shared_ffn = 0;  ///< width of an MLP that every token goes through; 0: none
   bool shared_gate = false;     ///< multiply its output by sigmoid(x . w)
-  std::int64_t latent = 0;      ///< the experts work on so many numbers a token; 0: on all
-  /// With router.capacity_factor, while training: every expert gets exactly its capacity of rows,
-  /// fillers where too few tokens want it or some are padding. Then all shapes are known without
-  /// reading the routing, and the host waits for nothing. Where ranks share a batch's tokens, those
-  /// that an expert keeps may all be on one of them: each sends it the whole capacity of rows, or
-  /// as many as it has tokens, and what it multiplies is its capacity again, without the fillers in
-  /// between. Evaluation drops nothing, so there the host reads.
+  std::int64_t latent = 0;      ///< width of the experts' input and output; 0: the model's
+  /// Used in training with router.capacity_factor: every expert gets exactly its capacity of rows,
+  /// padded if too few tokens chose it. All shapes are then known without reading the routing, so
+  /// the host does not wait. If ranks share the tokens of a batch, an expert may keep tokens of one
+  /// rank only: each rank sends it min(capacity, its tokens) rows, and the expert computes on its
+  /// capacity of rows, with the padding in between removed. Evaluation drops no tokens, so there
+  /// the host reads the routing.
   bool pad_to_capacity = true;
   std::int64_t alignment = 0;  ///< see LocalDispatcher
   bool recompute = false;
   Init init = Init::normal(0.02);
-  Init proj_init = Init::normal(0.02);  ///< of the projections back into the residual stream
+  Init proj_init = Init::normal(0.02);  ///< the projections back into the residual stream
 
-  /// Throws Error with the first rule that does not hold.
+  /// Throws Error that names the first violated rule.
   void validate() const;
 };
 
-/// Mixture of experts in place of an MLP: each token goes to the experts that the router chooses.
-///   y_t = sum over the chosen e of p_te expert_e(x_t)  [+ shared(x_t)]
-/// With `latent`, experts see down(x_t), and their sum goes through up.
+/// Mixture of experts in place of an MLP: the router selects experts for each token.
+///   y_t = sum over the selected e of p_te expert_e(x_t)  [+ shared(x_t)]
+/// With `latent`, experts receive down(x_t), and their sum passes through up.
 /// Source  Shazeer et al. 2017, arXiv:1701.06538; shared experts: Dai et al. 2024, arXiv:2401.06066
 struct MoE : FeedForward {
   MoeOptions options;
@@ -44,10 +44,9 @@ struct MoE : FeedForward {
   std::optional<SharedExpert> shared;
 
   MoE(std::int64_t dim, const MoeOptions& options);
-  /// x (dim), (T, dim) or (B, ..., T, dim) -> y alike. Each axis before the last two is one of
-  /// sequences, by which Balance::sequence counts; those of a packed row are counted one by one.
-  /// Its padding goes to no expert. Throws Error when the packed row has not x's tokens, and as the
-  /// router does.
+  /// x (dim), (T, dim) or (B, ..., T, dim) -> y like x. The axes before the last two enumerate the
+  /// sequences that Balance::sequence counts; in a packed row each sequence is counted. Padding
+  /// gets no expert. Throws Error if the packed row and x differ in length, and as the router does.
   Output operator()(const Tensor& x, const TokenContext& context = {}) const;
   void visit(Visitor& v) override;
   std::string describe() const override;
@@ -61,7 +60,7 @@ struct MoE : FeedForward {
   double multiply_adds() const override;
   MoE like() const;
   std::unique_ptr<FeedForward> make_like() const override { return std::make_unique<MoE>(like()); }
-  /// The local one, unless a plan has put experts on other ranks.
+  /// The local dispatcher, unless a plan has sharded the experts over ranks.
   const TokenDispatcher& dispatcher() const {
     return shard && shard->dispatcher ? *shard->dispatcher : local_;
   }

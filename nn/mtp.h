@@ -8,11 +8,11 @@ struct MtpOptions {
   std::int64_t depths = 0;  ///< tokens predicted beyond the next one; 0: none
   double weight = 0.1;      ///< of the mean loss of the depths in the total
   bool repeated = false;    ///< one layer serves all depths
-  bool detached = false;    ///< trains its own layers only: not the trunk, embedding and head
+  bool detached = false;    ///< trains its own layers only, not trunk, embedding or head
 };
 
-/// One depth of multi-token prediction. Place i takes the depth before's output there and the
-/// embedding of token i + d, and answers for token i + d + 1. Embedding and head are the model's.
+/// One depth d of multi-token prediction. At place i it combines the previous depth's output with
+/// the embedding of token i + d, and predicts token i + d + 1. Embedding and head are the model's.
 ///
 ///   h_d = norm(block(eh_proj(concat(enorm(embedding), hnorm(h_{d-1})))))
 ///
@@ -23,28 +23,27 @@ struct MtpDepth : Module {
   Block block;
   Norm norm;
 
-  /// `block` brings its sizes, the norms are like its own.
+  /// Sizes come from `block`; the norms have the kind and width of its norms.
   explicit MtpDepth(Block block);
-  /// embedded and h (B, T, C) -> (B, T, C). Place i keeps its position, whatever the depth.
+  /// embedded and h (B, T, C) -> (B, T, C). Place i keeps its position at every depth.
   Trunk operator()(const Tensor& embedded, const Tensor& h, const TokenContext& context = {}) const;
-  /// The same, of which backward keeps only what goes in.
+  /// The same pass; only its inputs are kept for backward.
   Trunk recomputed(const Tensor& embedded, const Tensor& h, const TokenContext& context) const;
   void visit(Visitor& v) override;
   std::string describe() const override { return "MtpDepth"; }
   MtpDepth like() const { return MtpDepth(block.like()); }
 };
 
-/// Where the place to the right is not the next token: the ends of the sequences of a packed row
-/// and, in the part of a row that one of several ranks holds, the ends of its pieces.
+/// True where the place to the right is not the next token: at the ends of the sequences of a
+/// packed row and, if this rank holds a part of the row, at the ends of its slices.
 ///
-/// Shapes  positions (T) or (1, T), of tokens in their sequences  ->  (1, T) bool
+/// Shapes  positions (T) or (1, T), within each sequence  ->  (1, T) bool
 /// Dtypes  i32, i64
 /// Device  cpu, cuda, meta
 Tensor piece_ends(const Tensor& positions);
 
-/// x moved one place to the left, as a sequence is seen from one token later; `filler` comes in
-/// last. In a packed row each sequence moves by itself; in a part of one, each piece, at whose end
-/// the filler stands for the token that another rank may have.
+/// Shifts x one place to the left; `filler` enters at the end. In a packed row each sequence shifts
+/// separately; in a part of a row each slice does, and the filler replaces a token of another rank.
 /// Shapes  x (..., T)  ->  (..., T)
 /// Dtypes  any
 /// Device  cpu, cuda, meta; nothing is copied to the host

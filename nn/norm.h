@@ -3,7 +3,7 @@
 
 namespace weft::nn {
 
-/// Layer or RMS normalisation over the last axis; blocks hold either one under this type.
+/// Layer or RMS normalization over the last axis; one type, so that blocks can hold either.
 struct Norm : Module {
   enum class Kind : std::uint8_t { layer, rms };
   Kind kind;

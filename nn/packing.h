@@ -6,41 +6,41 @@
 
 namespace weft::nn {
 
-/// Several sequences laid side by side in one row, (1, tokens), so that little is spent on
-/// padding. Without tensors (the default) every row is one sequence. Made once for a batch and
-/// handed to every layer as it is: data::PackedRows::packing(), or of().
+/// Several sequences side by side in one row, (1, tokens), to avoid padding. Without tensors (the
+/// default) every row is one sequence. Made once per batch, by data::PackedRows::packing() or of(),
+/// and passed unchanged to every layer.
 ///
-/// Padding fills the ends of rows: packed rows have it in sequences of its own, rows that are one
-/// sequence each behind their last token, with `padding` alone. What stands there, and how much of
-/// it, changes no loss, no gradient, no count of a router and no capacity of an expert.
+/// Padding fills the ends of rows: in a packed row it forms sequences of its own; in rows of one
+/// sequence each it follows the last token, and only `padding` is set. Its values and length change
+/// no loss, no gradient, no router count and no expert capacity.
 struct Packing {
   Tensor cu_seqlens = {};  ///< i32 (n + 1): sequence i is tokens [cu_seqlens[i], cu_seqlens[i + 1])
-  Tensor positions = {};   ///< i32 (tokens) or (1, tokens): place of each token in its sequence
-  Tensor padding = {};     ///< bool, one for each token: true where it is padding; null: none is
-  Tensor known = {};       ///< what mark_checked() saw
+  Tensor positions = {};   ///< i32 (tokens) or (1, tokens): position of each token in its sequence
+  Tensor padding = {};     ///< bool, one per token: true for padding; null: no padding
+  Tensor known = {};       ///< the cu_seqlens that mark_checked() recorded
   std::uint32_t known_version = 0;
 
-  /// Sequences with these boundaries, on the device where the model is. Empty ones are legal.
-  /// is_padding: empty, or for each sequence whether it is padding.
-  /// Throws Error unless boundaries start at 0, never decrease, and leave no sequence longer than
-  /// `longest` (GptConfig::seq), and is_padding has as many elements as there are sequences.
+  /// Sequences with these boundaries, on `device`; sequences may be empty. is_padding is empty or
+  /// says for each sequence whether it is padding.
+  /// Throws Error unless boundaries start at 0, never decrease and keep every sequence within
+  /// `longest` (GptConfig::seq) tokens, and is_padding has one element per sequence.
   static Packing of(std::span<const std::int32_t> boundaries, std::int64_t longest,
                     Device device = kCpu, std::span<const std::uint8_t> is_padding = {});
 
-  /// Says that cu_seqlens has been checked; of() does.
+  /// Records that cu_seqlens has been checked; of() calls it.
   void mark_checked();
-  /// Since mark_checked() nobody has replaced or written cu_seqlens: ops need not read it, and so
-  /// never wait for a GPU.
+  /// True if cu_seqlens was neither replaced nor written since mark_checked(): ops then do not read
+  /// it, and so do not wait for a GPU.
   bool checked() const {
     return known && known.same(cu_seqlens) && known.version() == known_version;
   }
 
-  /// Is there more than one sequence in a row?
+  /// True if a row holds more than one sequence.
   explicit operator bool() const { return cu_seqlens || positions; }
-  /// Throws Error unless both tensors are there and ids (B, T), or x (B, T, C), is one row of as
-  /// many tokens.
+  /// Throws Error unless both tensors are set and ids (B, T), or x (B, T, C), is one row of that
+  /// length.
   void check_row(const Tensor& tokens) const;
-  /// `values` (B, T), with `filler` in the place of padding.
+  /// `values` (B, T) with padding replaced by `filler`.
   Tensor masked(const Tensor& values, double filler) const;
 };
 

@@ -10,7 +10,7 @@ namespace {
 
 using Ranges = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
-// The ranges of every axis, none of them empty: all of it where nothing is cut.
+// The non-empty ranges of every axis; the whole axis where there is no cut.
 std::vector<Ranges> ranges_by_axis(const Part& part) {
   std::vector<Ranges> out;
   for (int axis = 0; axis < part.whole.size(); ++axis) out.push_back({{0, part.whole[axis]}});
@@ -41,16 +41,16 @@ std::int64_t length(const Ranges& ranges) {
   return n;
 }
 
-// The stretches among the part's elements [begin, end), none of them empty.
+// Visits the non-empty runs among elements [begin, end) of the part.
 struct Walk {
   const Part& part;
   const std::vector<Ranges>& axes;
-  std::vector<std::int64_t> inner;  // by axis: the part's elements below one index of it
-  int last;                         // axis that is cut; behind it everything lies together
+  std::vector<std::int64_t> inner;  // by axis: number of the part's elements per index of the axis
+  int last;                         // last axis that is cut; later axes are contiguous
   std::int64_t begin, end;
   const Run& run;
 
-  // `index` counts the whole's indices of the axes before, `own` the part's elements before it.
+  // `index`: flat index over the whole's preceding axes; `own`: the part's elements before it.
   void visit(int axis, std::int64_t index, std::int64_t own) const {
     const std::int64_t step = inner[static_cast<std::size_t>(axis)];
     for (const auto& [first, behind] : axes[static_cast<std::size_t>(axis)]) {

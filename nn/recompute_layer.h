@@ -4,8 +4,8 @@
 
 namespace weft::nn::detail {
 
-/// layer(inputs, context) in a region that backward runs again. The tensors of the context are
-/// inputs of the region as well.
+/// Runs layer(inputs, context) in a region that backward recomputes. The tensors of the context
+/// become inputs of the region too.
 template <class F>
 TensorList recompute_layer(const TokenContext& context, TensorList inputs, const F& layer) {
   const int n = inputs.size();

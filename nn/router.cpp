@@ -18,20 +18,20 @@
 namespace weft::nn {
 namespace {
 
-// Streams beside that of the module's name.
+// Random streams, as offsets to the module's stream.
 constexpr std::uint64_t kJitterStream = 1, kNoiseStream = 2, kForcedBiasStream = 3;
 
 constexpr const char* kScopes[] = {"aux", "sequence", "global"};
 
 Tensor plus(const Tensor& a, const Tensor& b) { return a ? add(a, b) : b; }
 
-// The part of a batch that the `tokens` of a call are; null where they are whole sequences.
+// The part of a batch that the `tokens` of a call are; null if they are whole sequences.
 const TokenPart* part_of_batch(const RouterInput& in, std::int64_t tokens) {
   const bool is_part = in.part && in.sequences == 1 && in.part->count == tokens && tokens > 0;
   return is_part ? &*in.part : nullptr;
 }
 
-// What is said of a whole packed row, for the part of it that the `tokens` of a call are.
+// Restricts the packing and padding of a whole row to the part that the `tokens` of a call are.
 RouterInput here(RouterInput in, std::int64_t tokens) {
   const TokenPart* part = part_of_batch(in, tokens);
   if (!part) return in;
@@ -124,8 +124,8 @@ Tensor Router::logits_of(const Tensor& input, const RouterInput& in) const {
   return random_logits(logits, key(kNoiseStream, experts()), uneven);
 }
 
-// counts: of pieces of this rank's tokens, each inside one sequence. They become those of the whole
-// sequences that the pieces are from.
+// Replaces the counts of slices of this rank's tokens, each inside one sequence, by the counts of
+// the whole sequences that they belong to.
 void Router::count_whole_sequences(const Tensor& counts, const TokenPart& part) const {
   const std::int64_t pieces = counts.dim(0), length = part.count / pieces;
   const Tensor whole = Tensor::zeros({part.sequences, experts()}, DType::i64, counts.device());
@@ -139,13 +139,13 @@ void Router::count_whole_sequences(const Tensor& counts, const TokenPart& part) 
 
 Tensor Router::chosen(const Tensor& logits, const Routing& routing, const RouterInput& in,
                       std::int64_t parts, const PackedTokens& packed) const {
-  // Without bias and groups the chosen experts are those with the largest logits.
+  // Without bias and groups, the selected experts are those with the largest logits.
   return expert_bias || config.route.groups > 0
              ? count_top_experts(logits, config.route.topk, parts, in.padding, packed)
              : count_experts(routing.experts, experts(), parts, packed);
 }
 
-// The choices of all micro-batches of the step so far, with this one's.
+// Counts over all micro-batches of the step so far, including this one.
 Tensor Router::count_for_step(const Tensor& logits, const Routing& routing,
                               const RouterInput& in) const {
   const Tensor counts = chosen(logits, routing, in, 1, {});
@@ -157,7 +157,7 @@ Tensor Router::count_for_step(const Tensor& logits, const Routing& routing,
 Tensor Router::counts_of(const BalanceLoss& l, const Tensor& logits, const Routing& routing,
                          const RouterInput& in) const {
   if (l.scope == Balance::global)
-    // Between the passes of a region other micro-batches or depths may have counted.
+    // Other micro-batches or depths may count between the passes of a recomputed region.
     return first_pass_value([&] { return count_for_step(logits, routing, in); });
   const bool by_sequence = l.scope == Balance::sequence;
   const PackedTokens packed = by_sequence ? in.packed : PackedTokens{};
@@ -196,8 +196,8 @@ Tensor Router::loss_of(const Tensor& logits, const Routing& routing, const Route
   return total;
 }
 
-// Ranks whose tokens are equally many, but not those that count: how this one's weigh, where
-// loss_share() weighs them alike. Null where they do.
+// Ranks hold equally many tokens but may differ in padding. The factor that weights this rank by
+// its non-padding tokens, relative to loss_share(); null without padding or on one rank.
 Tensor Router::uneven_share(const Tensor& own, const Tensor& all) const {
   if (!own || own.numel() == all.numel()) return {};
   const auto counted = [](const Tensor& padding) {
@@ -206,14 +206,14 @@ Tensor Router::uneven_share(const Tensor& own, const Tensor& all) const {
   return mul(div(counted(own), maximum(counted(all), 1)), 1 / loss_share());
 }
 
-// The slots that are kept. Which they are depends on all tokens of the batch, on other ranks too.
+// Drops slots above capacity. The decision depends on all tokens of the batch, on other ranks too.
 Routing Router::with_room(const Routing& own) const {
   const auto keep = [&](const Routing& r) {
     return limit_capacity_factor(r, experts(), config.capacity_factor, config.drop);
   };
   const Shard& s = shard_of(*this);
   if (!s.gather_batch) return keep(own);
-  // No expert is chosen twice by a token: there is room for all of them, whatever they choose.
+  // A token selects an expert at most once, so no expert can exceed this capacity.
   if (config.capacity_factor * static_cast<double>(config.route.topk) >=
       static_cast<double>(experts()))
     return own;

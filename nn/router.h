@@ -19,7 +19,7 @@ inline constexpr Word<RouterScore> kRouterScoreWords[] = {
 inline constexpr Word<DropPolicy> kDropPolicyWords[] = {{"probability", DropPolicy::probability},
                                                         {"position", DropPolicy::position}};
 
-/// Over which tokens a balance loss counts how often an expert was chosen: this batch, each of its
+/// The tokens over which a balance loss counts the selected experts: this batch, each of its
 /// sequences, or all micro-batches of the step so far (and of other ranks).
 enum class Balance : std::uint8_t { aux, sequence, global };
 
@@ -31,64 +31,63 @@ struct BalanceLoss {
 struct RouterConfig {
   RouterOptions route = {};  ///< scores, groups, scaling; with sinkhorn only topk
   bool bias = false;         ///< of the linear map
-  /// A number an expert that is added to scores for the choice only; update_expert_bias() moves it.
+  /// A bias per expert, added to scores for the selection only; update_expert_bias() adjusts it.
   bool expert_bias = false;
   std::vector<BalanceLoss> balance = {};
   double z_loss = 0;      ///< coefficient of mean(logsumexp^2)
-  bool sinkhorn = false;  ///< while training, experts are chosen from the balanced matrix
-  /// While training, an expert takes at most tokens * topk / experts times this, of the tokens of
-  /// the batch that are no padding; 0: nothing is dropped. Evaluation drops nothing: an earlier
-  /// token would depend on later ones, and decoding would differ from the whole pass.
+  bool sinkhorn = false;  ///< while training, select experts from the balanced matrix
+  /// While training, an expert takes at most this times tokens * topk / experts, where tokens
+  /// excludes padding; 0: no limit. Evaluation drops nothing: otherwise a token would depend on
+  /// later ones, and decoding would differ from a full pass.
   double capacity_factor = 0;
   DropPolicy drop = DropPolicy::probability;
   double jitter = 0;           ///< while training, x is multiplied by 1 - jitter .. 1 + jitter
-  bool force_balance = false;  ///< benchmarks: choose by noise
+  bool force_balance = false;  ///< for benchmarks: select experts by noise
   double force_bias = 0;       ///< standard deviation of a fixed bias of each expert's noise
   Init init = Init::normal(0.02);
   DType dtype = default_dtype();
   Device device = default_device();
 
-  /// Throws Error with the first rule that does not hold.
+  /// Throws Error that names the first violated rule.
   void validate(std::int64_t experts) const;
 };
 
 struct RouterInput {
-  Tensor padding = {};  ///< (T) bool; true: routed nowhere, in no loss and no count
-  /// x holds this many sequences of equal length, one after another.
+  Tensor padding = {};  ///< (T) bool; true: padding, in no expert, loss or count
+  /// x holds this many sequences of equal length, one after the other.
   std::int64_t sequences = 1;
-  /// Or one row of sequences, by which Balance::sequence counts then.
+  /// Or one packed row, whose sequences Balance::sequence then counts.
   PackedTokens packed = {};
-  /// x is this part of the batch, and `sequences` must be 1. `packed` and `padding` are those of
-  /// the whole row.
+  /// x is this part of a batch, `sequences` is 1; `packed` and `padding` describe the whole row.
   std::optional<TokenPart> part = {};
 };
 
-/// What a router decided. Dropping `loss` would switch balancing off without a word.
+/// A router's decision. [[nodiscard]]: dropping `loss` would silently disable balancing.
 struct [[nodiscard]] Routed {
   Routing routing;
-  Tensor loss;  ///< to be added to the mean loss: a scalar; null without any, or nothing recorded
+  Tensor loss;  ///< add it to the mean loss: a scalar; null if there is none or nothing records
 };
 
-/// The gate of a mixture of experts: logits = x weight^T in f32 (f64), then route(), or
-/// route_sinkhorn(), and the losses that keep the load even. In training, and only where a tape
-/// records, losses are made and tokens counted; a region that is recomputed counts once.
+/// The gate of a mixture of experts: logits = x weight^T in f32 (f64), then route() or
+/// route_sinkhorn(), and the losses that balance the load. Losses and token counts are computed
+/// only in training while a tape records; a recomputed region counts once.
 struct Router : Module {
   RouterConfig config;
   Tensor weight;  // (experts, dim)
   Tensor bias;    // (experts), or null
-  /// (experts) f32 whatever the model's dtype: it moves in steps of 1e-3; or null
+  /// (experts), or null; f32 for every model dtype, because it moves in steps of 1e-3.
   Tensor expert_bias;
-  // Of the present optimizer step, and not saved.
+  // State of the current optimizer step; not saved.
   Tensor tokens_per_expert;  // (experts) i64
-  Tensor global_counts;      // (experts) i64: what Balance::global counted; or null
-  /// Each loss / coefficient, summed over micro-batches, and at the end their number.
+  Tensor global_counts;      // (experts) i64: counts of Balance::global; or null
+  /// Each loss / coefficient, summed over micro-batches; the last element is their number.
   Tensor loss_sums;
 
   Router(std::int64_t experts, std::int64_t dim, const RouterConfig& config = {});
-  /// x (T, dim) -> T routings
+  /// x (T, dim) -> routing of T tokens
   Routed operator()(const Tensor& x, const RouterInput& input = {}) const;
   std::int64_t experts() const { return weight.dim(0); }
-  /// How many losses have a coefficient: those of `balance` in order, then the z-loss.
+  /// The number of losses with a coefficient: those of `balance` in order, then the z-loss.
   int losses() const;
 
   void visit(Visitor& v) override;
@@ -109,7 +108,7 @@ struct Router : Module {
                  const Tensor& weight_here) const;
   Routing with_room(const Routing& own) const;
   Tensor uneven_share(const Tensor& own, const Tensor& all) const;
-  /// The part of a batch's losses that this rank adds: one over the ranks that share its tokens.
+  /// This rank's share of a batch's losses: 1 / number of ranks that share its tokens.
   double loss_share() const { return 1.0 / shard_of(*this).tokens.ranks; }
 };
 

@@ -89,7 +89,7 @@ Tensor RouterStep::finish(double rate, const SumCounts& reduce) {
     counts.select(0, i).copy_(layers_[static_cast<std::size_t>(i)].tokens);
   if (reduce) reduce(counts);
 
-  // In integers: the sign of mean - count has no rounding.
+  // In integers, so the sign of mean - count is exact.
   const Tensor total = sum(counts, {1}, true);
   const Tensor above = sub(total, mul(counts, static_cast<double>(experts_)));
   const Tensor move =

@@ -15,7 +15,7 @@ struct Candidate {
   std::int64_t token;
 };
 
-// Likeliest first; equal logits by token number, so the order never depends on the sort.
+// Most likely first; ties by token index, so the order does not depend on the sort algorithm.
 bool likelier(const Candidate& a, const Candidate& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
 }
@@ -34,7 +34,7 @@ std::vector<Candidate> candidates(const Tensor& logits) {
   return out;
 }
 
-/// The tokens that a draw chooses among, likeliest first, and the weight of each.
+/// The candidate tokens, most likely first; only the first weights.size() can be drawn.
 struct Choice {
   std::vector<Candidate> tokens;
   std::vector<double> weights;
@@ -54,7 +54,7 @@ Choice choice(const Tensor& logits, const SamplingOptions& o) {
   if (o.top_k > 0 && o.top_k < static_cast<std::int64_t>(c.size()))
     c.resize(static_cast<std::size_t>(o.top_k));
 
-  // Weights relative to the likeliest token, so a tiny temperature cannot overflow.
+  // Weights are relative to the most likely token, so a tiny temperature cannot overflow.
   std::vector<double> weight;
   for (const Candidate& x : c) weight.push_back(std::exp((x.logit - c[0].logit) / o.temperature));
   if (o.top_p < 1) {
@@ -93,7 +93,7 @@ std::int64_t draw_token(std::span<const double> weights, const RandomKey& key) {
   double left = u * total;
   for (std::size_t i = 0; i < weights.size(); ++i)
     if ((left -= weights[i]) < 0) return static_cast<std::int64_t>(i);
-  // Rounding left a crumb: the last token that has any weight.
+  // Rounding left a remainder: return the last token with a nonzero weight.
   std::size_t last = weights.size() - 1;
   while (last > 0 && weights[last] == 0) --last;
   return static_cast<std::int64_t>(last);

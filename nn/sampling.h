@@ -8,21 +8,21 @@
 namespace weft::nn {
 
 struct SamplingOptions {
-  double temperature = 1;  ///< 0: always the likeliest token (the first of equals)
-  std::int64_t top_k = 0;  ///< choose among this many likeliest tokens; 0: all
-  double top_p = 1;  ///< choose among the likeliest tokens that together have this probability
+  double temperature = 1;  ///< 0: always the most likely token (the first if several are equal)
+  std::int64_t top_k = 0;  ///< sample among this many most likely tokens; 0: all
+  double top_p = 1;  ///< sample among the most likely tokens that reach this total probability
 };
 
-/// Draws a token. First temperature, then top_k, then top_p on what top_k left; at least one token
-/// always stays. Equal logits are ranked by token number.
+/// Draws a token. Applies temperature, then top_k, then top_p to the remaining tokens; at least one
+/// always remains. Equal logits are ranked by token index.
 /// Shapes  logits (V)
 /// Throws  Error on a negative temperature or top_k, top_p outside (0, 1], NaN or only -inf logits
 std::int64_t sample_token(const Tensor& logits, const SamplingOptions& options,
                           const RandomKey& key);
 
-/// The distribution that sample_token() draws from, by token: 0 for those left out.
+/// The distribution that sample_token() draws from, by token; 0 for excluded tokens.
 std::vector<double> token_probabilities(const Tensor& logits, const SamplingOptions& options);
-/// Draws a place of `weights` with probability proportional to its weight.
+/// Draws an index of `weights` with probability proportional to its weight.
 /// Throws  Error unless all weights are at least 0 and finite, and one is above 0
 std::int64_t draw_token(std::span<const double> weights, const RandomKey& key);
 

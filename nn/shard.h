@@ -17,50 +17,48 @@ namespace weft::nn {
 
 class TokenDispatcher;
 
-/// How a module is spread over ranks: what it calls in place of its own computation, and which part
-/// of the whole is here. A parallel plan puts it into Module::shard; every member is optional, and
-/// shard_members() says which ones a module acts on. A plan that adds something to a module that
-/// another plan has set uses change_shard().
+/// How a module is sharded over ranks: functions that replace parts of its computation, and which
+/// shard this rank holds. A parallel plan sets Module::shard. Every member is optional;
+/// shard_members() says which ones a module uses. change_shard() adds to a shard that another plan
+/// has set.
 struct Shard {
-  // Around a layer's product.
-  std::function<Tensor(const Tensor& x)> enter;  ///< what the layer computes with, from its input
-  std::function<Tensor(Tensor y)> leave;         ///< its output, from its result without the bias
-  /// In place of x weight^T + bias. The bias is null where `leave` is set.
+  // Around a layer's matrix product.
+  std::function<Tensor(const Tensor& x)> enter;  ///< applied to the layer's input
+  std::function<Tensor(Tensor y)> leave;         ///< applied to its result without bias
+  /// Replaces x weight^T + bias. The bias is null if `leave` is set.
   std::function<Tensor(const Tensor& x, const Tensor& weight, const Tensor& bias)> product;
-  /// In place of the rows of a table at `ids`.
+  /// Replaces the lookup of a table's rows at `ids`.
   std::function<Tensor(const Tensor& ids, const Tensor& weight)> lookup;
-  /// In place of linear_cross_entropy().
+  /// Replaces linear_cross_entropy().
   std::function<Tensor(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
                        const CrossEntropyOptions& options)>
       head_loss;
 
-  // Which part of the whole is here.
+  // Which shard this rank holds.
   struct Heads {
     std::int64_t first = 0, all = 0;
   };
-  std::optional<Heads> heads;  ///< attention heads; dropout goes by their numbers in the whole
-  /// The tokens of a batch are cut into equal parts, in their order.
+  std::optional<Heads> heads;  ///< attention heads; dropout numbers them as in the whole module
+  /// The tokens of a batch are split into equal consecutive ranges, in rank order.
   struct Tokens {
     int rank = 0, ranks = 1;
   } tokens;
 
-  // Mixtures of experts. "The batch" are the ranks that share a batch's tokens.
-  std::function<void(const Tensor& counts)>
-      sum_batch;  ///< counts i64, summed in place over the batch
-  std::function<void(const Tensor& counts)> sum_all;  ///< and over all ranks
-  /// (T, k) of this rank's tokens -> (ranks T, k) of the whole batch, in the order of the ranks.
+  // Mixtures of experts. "Batch" means the ranks that share the tokens of a batch.
+  std::function<void(const Tensor& counts)> sum_batch;  ///< sums counts i64 in place over the batch
+  std::function<void(const Tensor& counts)> sum_all;    ///< and over all ranks
+  /// (T, k) of this rank's tokens -> (ranks T, k) of the whole batch, in rank order.
   std::function<Tensor(const Tensor& own)> gather_batch;
-  std::shared_ptr<const TokenDispatcher> dispatcher;  ///< in place of the local one
-  bool overlap_shared = false;  ///< compute the shared expert while tokens are on their way
-  /// Ranks that share each expert's hidden units: each adds its share of the output's bias, and has
-  /// all of the bias's gradient.
+  std::shared_ptr<const TokenDispatcher> dispatcher;  ///< replaces the local dispatcher
+  bool overlap_shared = false;  ///< compute the shared expert while tokens are in transit
+  /// Number of ranks that share each expert's hidden units. Each adds 1 / bias_ranks of the output
+  /// bias, and each computes the full gradient of that bias.
   int bias_ranks = 1;
 
-  /// Called with each part of a model right before a forward pass reads its parameters, which may
-  /// still be on their way.
+  /// Called for a module right before forward reads its parameters, which may be in transit.
   std::function<void(const Module& part)> before_use;
 
-  /// What shard_members() is made of.
+  /// Bits of shard_members().
   enum Member : unsigned {
     kEnter = 1,
     kLeave = 2,
@@ -82,13 +80,13 @@ struct Shard {
   }
 };
 
-/// What m holds, or a Shard in which nothing is set.
+/// The shard of m; a default Shard if it has none.
 inline const Shard& shard_of(const Module& m) {
   static const Shard alone;
   return m.shard ? *m.shard : alone;
 }
 
-/// Replaces m's shard by a copy on which `change` has been called.
+/// Replaces m's shard by a copy that `change` has modified.
 template <class F>
 void change_shard(Module& m, F change) {
   Shard copy = shard_of(m);

@@ -57,7 +57,7 @@ std::span<const std::int32_t> Speculator::next(std::int64_t most) {
   const std::size_t before = known_;
   const std::int64_t first = cache_.length();
   const auto fresh = static_cast<std::int64_t>(known_ - base_) - first;
-  // Drafts build on a pass before, and have to fit into the caches.
+  // Drafts need a previous pass, and must fit into the caches.
   drafts_.clear();
   if (first > 0)
     draft(std::min({most - 1, model_.config.mtp.depths, cache_.capacity() - first - 1}));
@@ -70,7 +70,7 @@ std::span<const std::int32_t> Speculator::next(std::int64_t most) {
   return std::span<const std::int32_t>(text_).subspan(before);
 }
 
-// The window is full: go on from its second half, as generation without drafts does.
+// When the window is full, continues from its second half, as generation without drafts does.
 void Speculator::make_room() {
   if (static_cast<std::int64_t>(known_ - base_) <= cache_.capacity()) return;
   base_ = known_ - static_cast<std::size_t>(cache_.capacity() / 2 + 1);
@@ -82,8 +82,8 @@ void Speculator::forget_all() {
   for (Depth& d : depths_) d.cache.truncate(0);
 }
 
-// Depth d answers at the last place for the token d + 1 further on. It first takes up the places
-// that it has not seen, or has seen with a draft that was wrong.
+// Depth d predicts the token d + 1 places after the last one. It first processes the places that
+// are new to it, or that it has read with a rejected draft.
 void Speculator::draft(std::int64_t count) {
   const std::int64_t places = cache_.length();
   for (std::int64_t d = 1; d <= count; ++d) {
@@ -103,7 +103,7 @@ void Speculator::draft(std::int64_t count) {
   }
 }
 
-// logits (drafts + 1, V): the model's own, at the first new token and behind each draft.
+// logits (drafts + 1, V): the model's own logits for the first new token and after each draft.
 void Speculator::verify(const Tensor& logits) {
   std::int64_t accepted = 0;
   std::vector<double> p;
@@ -131,7 +131,7 @@ void Speculator::verify(const Tensor& logits) {
   forget_rejected(drafted - accepted);
 }
 
-// Depth d at place i has read token i + d: what it read behind the accepted tokens was wrong.
+// Depth d at place i has read token i + d: drops the entries that read a rejected token.
 void Speculator::forget_rejected(std::int64_t rejected) {
   cache_.truncate(cache_.length() - rejected);
   std::int64_t d = 0;
@@ -145,7 +145,7 @@ Tensor Speculator::tokens_from(std::int64_t first, std::int64_t count) const {
   return Tensor::from(ids, {1, count}).to(model_.embed.weight.device());
 }
 
-// Of the draw for the token `ahead` places behind the known ones.
+// The key for drawing the token `ahead` places after the known ones.
 RandomKey Speculator::key(const char* use, std::int64_t ahead) const {
   return {seed_, stream_of(use), static_cast<std::uint64_t>(stats_.tokens + ahead)};
 }

@@ -8,7 +8,7 @@
 namespace weft::nn {
 namespace {
 
-// One tensor with every name it goes by; the first is its name in files.
+// A tensor with all its names; the first one is used in files.
 struct Entry {
   Tensor tensor;
   std::vector<std::string> names;
@@ -87,7 +87,7 @@ LoadReport Module::load_state_dict(const StateDict& state, bool strict) {
   const std::string text = problems(shapes, report, strict);
   check(text.empty(), "load_state_dict: {}", text);
 
-  const NoGradGuard off;  // parameters may be part of a recording that the caller has given up
+  const NoGradGuard off;  // parameters may belong to a recording that the caller has abandoned
   for (std::size_t i = 0; i < all.size(); ++i)
     if (sources[i]) all[i].tensor.copy_(*sources[i]);
   return report;

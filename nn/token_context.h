@@ -9,29 +9,28 @@ namespace weft::nn {
 class KvCache;
 struct RotaryTable;
 
-/// The part of a batch's tokens, all sequences one after another, that this rank works on.
+/// The part of a batch's tokens (all sequences concatenated) that this rank processes.
 struct TokenPart {
-  std::int64_t sequences = 0, tokens = 0;  ///< of the whole batch, and of each sequence
-  std::int64_t first = 0, count = 0;       ///< which of the sequences * tokens are here
+  std::int64_t sequences = 0, tokens = 0;  ///< number in the whole batch, and tokens in each
+  std::int64_t first = 0, count = 0;       ///< the range of the sequences * tokens on this rank
 
-  /// Is x (1, count, dim), as layers see such a part?
+  /// True if x has the shape (1, count, dim), in which layers receive the part.
   bool is_part(const Tensor& x) const {
     return x.ndim() == 3 && x.dim(0) == 1 && x.dim(1) == count;
   }
 };
 
-/// What layers must know of the tokens that they are called on, besides their values:
+/// What layers need to know about their tokens besides the values:
 ///   attention(x, {.packing = p, .rotary = &table})
-/// By default every row is one sequence of its own, all of it is here, and nothing came before it.
+/// By default every row is one sequence, this rank has all of it, and no tokens precede it.
 struct TokenContext {
   Packing packing = {};                 ///< several sequences in one row, and padding
   const RotaryTable* rotary = nullptr;  ///< null: queries and keys are not rotated
-  /// x follows the tokens in the cache, of which `layer` is this layer's entry. A packed row cannot
-  /// have one.
+  /// x follows the tokens in this cache; `layer` is this layer's entry. Not for packed rows.
   KvCache* cache = nullptr;
   int layer = 0;
-  /// x is this part of the batch, (1, count, dim), and what is packed describes the whole batch.
-  /// Attention sees all tokens: its first product gathers them.
+  /// x is this part of the batch, (1, count, dim), while `packing` describes the whole batch.
+  /// Attention sees all tokens: its first projection gathers them.
   std::optional<TokenPart> part = {};
 };
 

@@ -3,7 +3,7 @@
 namespace weft::nn {
 namespace {
 
-// Half of it is added to each expert on average: at most a 32nd of the rows.
+// Padding adds half of the alignment per expert on average: at most 1/32 of the rows.
 std::int64_t alignment_for(std::int64_t rows_per_expert) {
   std::int64_t a = 1;
   while (a < 128 && 32 * a <= rows_per_expert) a *= 2;

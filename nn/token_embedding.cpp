@@ -22,7 +22,7 @@ Tensor embed_tokens(const Embedding& embed, const Embedding* positions, const Te
   if (!positions) return x;
   if (packing) {
     const Tensor& at = packing.positions;
-    // After the end of a sequence there is nothing to predict: any position will do.
+    // Past the end of a sequence nothing is predicted, so any position will do.
     return add(x, (*positions)(ahead ? minimum(add(at, static_cast<double>(ahead)),
                                                static_cast<double>(seq - 1))
                                      : at));

@@ -7,7 +7,7 @@
 
 namespace weft::nn::detail {
 
-/// Calls on_module(name, module) for `root` (name "") and everything below it, and
+/// Calls on_module(name, module) for `root` (name "") and every module below it, and
 /// on_tensor(name, slot) for each of their tensors, with full dotted names.
 template <class OnTensor, class OnModule>
 class Walker final : public Visitor {
@@ -58,8 +58,8 @@ void for_each_module(const Module& root, OnModule f) {
   Walker<decltype(ignore), OnModule>(ignore, std::move(f)).start(const_cast<Module&>(root));
 }
 
-/// Gives t the memory, dtype and shape of `fresh`, inside the same TensorImpl, so that every handle
-/// to t follows. Drops its gradients.
+/// Gives t the memory, dtype and shape of `fresh` inside the same TensorImpl: every handle to t
+/// sees the change. Drops its gradients.
 void replace_storage(const Tensor& t, const Tensor& fresh);
 
 }  // namespace weft::nn::detail

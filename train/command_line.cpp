@@ -21,7 +21,7 @@ std::string one_line(const std::string& text) {
 
 struct CommandLine::App : CLI::App {
   using CLI::App::App;
-  std::vector<CLI::Option*> later;  // in --help all
+  std::vector<CLI::Option*> later;  // shown only in --help all
 };
 
 CommandLine::CommandLine(const std::string& what, const std::string& program)
@@ -83,7 +83,7 @@ bool CommandLine::parse(std::vector<std::string> args) {
     return false;
   }
   app_->allow_extras();
-  std::reverse(args.begin(), args.end());  // CLI11 takes a vector from its end
+  std::reverse(args.begin(), args.end());  // CLI11 takes the arguments in reverse order
   try {
     app_->parse(args);
   } catch (const CLI::CallForHelp&) {

@@ -6,32 +6,31 @@
 
 namespace weft::train {
 
-/// The flags of a program, read by CLI11, whose header only command_line.cpp includes: it takes ten
-/// seconds to compile.
+/// The flags of a program, parsed by CLI11. Only command_line.cpp includes its header, which takes
+/// ten seconds to compile.
 class CommandLine {
  public:
-  /// `what` the program does comes first in --help.
+  /// `what` describes the program; --help prints it first.
   CommandLine(const std::string& what, const std::string& program);
   ~CommandLine();
   CommandLine(const CommandLine&) = delete;
 
-  /// Binds a bool, std::int64_t, double, std::string or std::vector<std::string>. What it holds now
-  /// is the default that --help shows. A flag of a bool needs no value. Of any flag but a list's
-  /// the last one wins, so that a script can append to a base command line. Without `first` the
-  /// flag is in `--help all` only.
+  /// Binds a bool, std::int64_t, double, std::string or std::vector<std::string>. Its current value
+  /// is the default that --help shows. A bool flag needs no value. If a flag other than a list is
+  /// repeated, the last one wins, so that scripts can append to a base command line. Without
+  /// `first` the flag appears only in `--help all`.
   template <class T>
   void add(const std::string& flag, T& value, const char* help, const char* group = nullptr,
            bool first = true);
-  /// A flag whose word goes to set(), which may throw; `now` is the default that --help shows.
+  /// A flag whose value goes to set(), which may throw; `now` is the default that --help shows.
   void add_word(const std::string& flag, const char* now, const std::string& help,
                 const char* group, bool first, const std::function<void(const std::string&)>& set);
 
-  /// A flag that --help lists under `group` and parse() refuses with an Error that says `why`.
+  /// A flag that --help lists under `group`; parse() rejects it with an Error that says `why`.
   void refuse(const char* flag, const char* help, const std::string& why, const char* group);
 
-  /// Fills the bound variables. False when --help was asked for and printed.
-  /// Throws Error (Fault::user) with one line on a flag that is unknown or has a value of another
-  /// type.
+  /// Fills the bound variables. Returns false if --help was requested and printed.
+  /// Throws Error (Fault::user) with one line on an unknown flag or a value of the wrong type.
   bool parse(std::vector<std::string> args);
 
  private:
@@ -39,7 +38,7 @@ class CommandLine {
   std::unique_ptr<App> app_;
 };
 
-/// Prints a text to standard output as it is.
+/// Prints a text unchanged to standard output.
 void print_text(const std::string& text);
 
 }  // namespace weft::train

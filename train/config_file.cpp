@@ -51,7 +51,7 @@ std::vector<std::string> read_config(const std::string& path,
       flags.push_back(flag);
       for (const toml::node& item : *list) flags.push_back(text_of(item, name));
     } else {
-      // CLI11 takes "--name=" for a flag whose value is the next argument.
+      // CLI11 reads "--name=" as a flag whose value is the next argument.
       const std::string text = text_of(value, name);
       flags.push_back(text.empty() ? flag : flag + "=" + text);
       if (text.empty()) flags.push_back(text);
@@ -84,7 +84,7 @@ std::vector<std::string> expand_config(int argc, char** argv) {
 
 std::string toml_value(bool v) { return v ? "true" : "false"; }
 std::string toml_value(std::int64_t v) { return std::to_string(v); }
-std::string toml_value(double v) { return message("{}", v); }  // the shortest text that reads back
+std::string toml_value(double v) { return message("{}", v); }  // the shortest text that round-trips
 std::string toml_value(const std::string& v) {
   std::string out = "\"";
   for (const char c : v) {

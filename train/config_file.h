@@ -5,13 +5,13 @@
 
 namespace weft::train {
 
-/// The command line without the program's name, with "--config FILE" replaced by the settings of
-/// that TOML file in front of everything else, as flags of the same names: so a flag wins over the
-/// file. A list becomes a flag with several values, and is left out when the command line has it.
-/// Throws Error (Fault::user) on a file that is missing or no flat TOML table.
+/// The command line without the program's name. "--config FILE" is replaced by flags for the
+/// settings of that TOML file, placed before all other arguments so that flags override the file. A
+/// list becomes a flag with several values and is omitted if the command line has that flag.
+/// Throws Error (Fault::user) if the file is missing or is not a flat TOML table.
 std::vector<std::string> expand_config(int argc, char** argv);
 
-/// A value as TOML writes it. Text is UTF-8.
+/// The value in TOML syntax. Text must be UTF-8.
 std::string toml_value(bool v);
 std::string toml_value(std::int64_t v);
 std::string toml_value(double v);

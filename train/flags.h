@@ -7,7 +7,7 @@
 #include "weft/train/config_file.h"
 #include "weft/train/options.h"
 
-// A struct with fields() as flags of a program, as the text of a config.toml, and checked.
+// Visitors of fields(): options as flags, as the text of config.toml, and their checks.
 namespace weft::train {
 
 namespace flag_visitors {
@@ -31,12 +31,12 @@ std::string alternatives(const Word<E> (&words)[N]) {
   return out;
 }
 
-/// Throws Error for a word of the stable command line whose feature does not exist yet.
+/// Throws Error for a reserved word whose feature does not exist yet.
 void refuse_reserved(std::string_view flag, std::string_view word, const std::string& known);
-/// Throws Error unless config.toml can say it: UTF-8.
+/// Throws Error unless the text is valid UTF-8, as config.toml requires.
 void check_text(const std::string& who, const std::string& value);
 
-// Makes a flag of each field.
+// Adds a flag for each field.
 struct Bind {
   CommandLine& line;
   const char* heading = "";
@@ -89,7 +89,7 @@ struct ToToml {
   }
 };
 
-// Where the fields are, in order.
+// The addresses of the fields, in order.
 struct Addresses {
   std::vector<const void*> at;
 
@@ -104,7 +104,7 @@ struct Addresses {
   }
 };
 
-// Throws for the first field that is not what its rule says.
+// Throws for the first field that violates its rule.
 struct CheckRules {
   const std::vector<const void*>& defaults;
   std::size_t next = 0;
@@ -136,7 +136,7 @@ struct CheckRules {
 
 }  // namespace flag_visitors
 
-/// A complete --config file that says what these options are.
+/// The text of a complete --config file with these options.
 template <class O>
 std::string to_toml(const O& options) {
   flag_visitors::ToToml toml;
@@ -146,7 +146,7 @@ std::string to_toml(const O& options) {
 }
 inline std::string config_of(const Options& o) { return o.config.empty() ? to_toml(o) : o.config; }
 
-/// Throws Error for the first setting that is not what its rule says, alone or beside others.
+/// Throws Error for the first setting that violates a rule, its own or one between settings.
 template <class O>
 void check_options(const O& options) {
   O plain, copy = options;
@@ -157,8 +157,9 @@ void check_options(const O& options) {
   options.check();
 }
 
-/// Reads flags and --config on top of what `options` are, and checks every value. `line` may have
-/// more flags. False: --help or --print-config has printed, and the program is to end.
+/// Reads flags and --config into `options`, whose current values are the defaults, and checks every
+/// value. `line` may define more flags. Returns false if --help or --print-config has printed: the
+/// program should end.
 /// Throws Error (Fault::user) with one line: an unknown name with the nearest match, a value out of
 /// range, or a flag whose feature does not exist yet.
 template <class O>
@@ -166,7 +167,7 @@ bool parse_options(CommandLine& line, O& options, std::vector<std::string> args)
   flag_visitors::Bind bind{line};
   options.fields(bind);
   bool print_config = false;
-  std::string config;  // taken out of the command line by expand_config(); here for --help
+  std::string config;  // expand_config() has removed it from the arguments; declared for --help
   line.add("--config", config, "TOML file with the same names; a flag wins", "Run");
   line.add("--print-config", print_config, "print a complete --config file and stop", "Run");
   if (!line.parse(std::move(args))) return false;

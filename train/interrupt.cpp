@@ -20,10 +20,10 @@ void on_signal(int) {
   insisted = 1;
 }
 
-// The shell and the kernel both say that a terminal has closed: twice is not more than once.
+// The shell and the kernel both report a closed terminal, so a second SIGHUP is no second request.
 void on_hangup(int) { requested = 1; }
 
-// mpirun hands SIGUSR1 on; after Ctrl-C it kills within a second.
+// mpirun forwards SIGUSR1; after Ctrl-C it kills its processes within a second.
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
 struct sigaction before[std::size(kSignals)];
 int scopes = 0;
@@ -36,13 +36,13 @@ std::mutex& mutex() {
 }  // namespace
 
 InterruptScope::InterruptScope() {
-  // Each thread needs a stack for the handlers.
+  // Each thread needs its own stack for signal handlers.
   static thread_local const detail::SignalStack stack;
   const std::lock_guard lock(mutex());
   if (scopes++ > 0) return;
   for (std::size_t i = 0; i < std::size(kSignals); ++i) {
     sigaction(kSignals[i], nullptr, &before[i]);
-    // A run that was told to outlive its terminal (nohup) does.
+    // A run started to survive its terminal (nohup) keeps ignoring SIGHUP.
     if (kSignals[i] == SIGHUP && before[i].sa_handler == SIG_IGN) continue;
     struct sigaction action = {};
     action.sa_handler = kSignals[i] == SIGHUP ? on_hangup : on_signal;
@@ -59,11 +59,11 @@ InterruptScope::~InterruptScope() {
   insisted = 0;
 }
 
-// What is closed would be the number of the next file that is opened, and printf() write into it.
+// Else the next opened file would get the closed descriptor, and printf() would write into it.
 void outlive_readers() {
   signal(SIGPIPE, SIG_IGN);
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd)
-    if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", O_RDWR);  // takes the lowest free number
+    if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", O_RDWR);  // takes the lowest free one
 }
 
 bool interrupted() { return requested != 0; }

@@ -2,9 +2,9 @@
 
 namespace weft::train {
 
-/// While one of these lives, the first Ctrl-C (or SIGTERM, or SIGHUP of a closed terminal) only
-/// sets a flag; the second one ends the process. Ranks that are threads have one each. The last one
-/// puts back what was there before, and forgets the interrupt.
+/// While an instance exists, the first Ctrl-C (or SIGTERM, or SIGHUP from a closed terminal) only
+/// sets a flag; the second Ctrl-C or SIGTERM ends the process. Each rank that is a thread has its
+/// own instance. The last one to be destroyed restores the previous handlers and clears the flag.
 class InterruptScope {
  public:
   InterruptScope();
@@ -13,8 +13,7 @@ class InterruptScope {
 };
 bool interrupted();
 
-/// From now on a standard output or error that is closed, or whose reader has left, costs its lines
-/// and nothing else.
+/// If standard output or error is closed, or its reader exits, only the output is lost.
 void outlive_readers();
 
 }  // namespace weft::train

@@ -10,7 +10,7 @@
 namespace weft::train {
 namespace {
 
-/// The last line of the log; ranks that are threads log at once.
+/// The last logged line; ranks that are threads log concurrently.
 class LastLogged {
  public:
   void set(std::string_view line) {
@@ -37,7 +37,7 @@ LastLogged& last_logged() {
 int guarded(const std::string& program, const std::function<int()>& f) try {
   outlive_readers();
   set_log_handler([](std::string_view line) {
-    // What stops one of several ranks is said at once: the others may take a while to notice.
+    // Report at once why one rank failed: the others may notice only later.
     last_logged().set(line);
     std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
   });

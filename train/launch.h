@@ -8,12 +8,12 @@
 
 namespace weft::train {
 
-/// Runs f, a program's work, and returns its status. An error that ends it is one line on standard
-/// error and a status of its own; a closed terminal or a reader that has left ends nothing.
+/// Runs f, the program's work, and returns its status. An error prints one line to standard error
+/// and gives its own status. A closed terminal or an exited reader does not end the program.
 int guarded(const std::string& program, const std::function<int()>& f);
 
-/// The main() of a program that trains: flags, ranks and errors. f is called once on every rank and
-/// makes the model and its Trainer. `what` the program does comes first in --help.
+/// The main() of a training program: flags, ranks and errors. f is called once on every rank and
+/// creates the model and its Trainer. `what` describes the program; --help prints it first.
 ///
 ///   int main(int argc, char** argv) {
 ///     return train::launch("Trains a classifier.", train::Options{.out = "runs/mine"}, argc, argv,

@@ -7,33 +7,34 @@
 
 namespace weft::train {
 
-/// A number of a step by name: a sum over micro-batches and ranks, divided by the sum of a count.
+/// A named number of a step: a sum over micro-batches and ranks, divided by the sum of a count.
 struct Metric {
-  std::string name;        ///< its key in metrics.jsonl
+  std::string name;        ///< key in metrics.jsonl
   Tensor sum;              ///< of any floating or integer dtype
   Tensor count = {};       ///< of the same shape; null: the loss's count
-  std::string shown = {};  ///< its name on the progress line; empty: it is not there
-  int decimals = 4;        ///< on that line
-  bool is_list = false;    ///< several elements, several numbers
-  bool is_whole = false;   ///< sum is the number itself, of all ranks: what the trainer adds
+  std::string shown = {};  ///< name on the progress line; empty: not shown there
+  int decimals = 4;        ///< on the progress line
+  bool is_list = false;    ///< several elements, reported as a list
+  bool is_whole = false;   ///< sum is the final number over all ranks; used for the trainer's own
 };
 
-/// What a model's author says of one micro-batch. The gradient of a step is that of
+/// The result of a loss function for one micro-batch. The gradient of a step is that of
 ///   (sum of all objectives) / (sum of all counts),
-/// over micro-batches and ranks, whatever their sizes.
+/// over micro-batches and ranks, for any sizes of them.
 struct Loss {
-  Tensor sum;         ///< of the loss over all targets: one element, f32 or f64, recorded
-  Tensor count = {};  ///< how many targets count, one element; null: all of them
+  Tensor sum;         ///< sum of the loss over all targets: one element, f32 or f64, recorded
+  Tensor count = {};  ///< number of targets that count, one element; null: all of them
   std::vector<Metric> metrics = {};  ///< the same names for every micro-batch
-  Tensor objective = {};  ///< what backward starts from; null: sum. For losses that are added to it
+  Tensor objective = {};             ///< backward starts from it; null: sum. For auxiliary losses
 };
 
-/// Called between the construction of a tape and its backward, and without a tape for evaluation:
-/// then the model's is_training() is off. The batch lies on the model's device.
+/// Called while a tape records, and for evaluation without a tape; is_training() is then false. The
+/// batch is on the model's device.
 using LossFunction = std::function<Loss(const data::Batch& batch)>;
 
-/// The loss of a classifier: the cross entropy of targets (...) under logits (..., classes), and as
-/// "accuracy" the share of them that have the largest logit. Targets data::kIgnore do not count.
+/// The loss of a classifier: the cross entropy of targets (...) under logits (..., classes), and
+/// the metric "accuracy", the fraction of targets with the largest logit. Targets data::kIgnore are
+/// ignored.
 /// Throws Error as cross_entropy().
 Loss classify(const Tensor& logits, const Tensor& targets);
 

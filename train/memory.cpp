@@ -26,7 +26,7 @@ double memory_there_is(Device device) {
 
 double gigabytes(double bytes) { return std::round(bytes * 1e-8) / 10; }
 
-// Ranks whose tensors this process holds; 0: a launcher's, which may be on other machines.
+// The number of ranks in this process; 0: started by a launcher, perhaps on other machines.
 std::int64_t own_ranks(const Options& o) {
   return distributed::launched_ranks() > 1 ? 0 : std::max<std::int64_t>(o.parallel.ranks, 1);
 }
@@ -43,8 +43,8 @@ void check_least_memory(const Options& o, double parameters, double activation_o
   const Device device = Device::parse(o.machine.device);
   if (device.is_meta()) return;
   const auto width = static_cast<double>(size_of(o.machine.dtype));
-  // Ranks that are threads share the host's memory or a GPU's, and hold the model at least once
-  // between them. All others have memory of their own for their share.
+  // Ranks that are threads share the memory of the host or of one GPU, and together hold the model
+  // at least once. All other ranks have separate memory for their shards.
   const bool shared = own_ranks(o) > 0 && o.parallel.backend != Backend::nccl;
   const double shares = shared ? 1 : real(o.parallel.tp) * real(o.parallel.ep);
   check_memory(2 * width * parameters / shares, "the model", device);
@@ -58,7 +58,7 @@ std::int64_t predict_peak_bytes(const Task& task, const Options& options, const 
   const Device device =
       Device::parse(options.machine.device).is_gpu() ? Device{Device::Kind::meta_cuda, 0} : kMeta;
   const auto world = ranks > 0 ? distributed::fake_world(rank, ranks) : distributed::World::alone();
-  // Micro-batches are alike: a plan need not go through a million of them.
+  // Micro-batches are alike, so a few of them suffice.
   constexpr std::int64_t kPlanned = 64;
   Options plan = options;
   std::int64_t left_out = 0;  // rows of this rank
@@ -74,7 +74,7 @@ std::int64_t predict_peak_bytes(const Task& task, const Options& options, const 
   const auto share = [&](const Tensor& t) {
     Shape shape = t.shape();
     shape[0] = self.rows();
-    return Tensor::empty(shape, t.dtype(), kMeta);  // a GPU's step copies them
+    return Tensor::empty(shape, t.dtype(), kMeta);  // a GPU step copies its rows to the device
   };
   const auto bytes_of_row = [](const Tensor& t) {
     return t.numel() / t.dim(0) * static_cast<std::int64_t>(size_of(t.dtype()));

@@ -10,7 +10,7 @@
 
 namespace weft::train {
 
-/// Threads that a flag may ask for, to compute with or as ranks: they are started.
+/// Upper bound for threads that a flag requests, for compute or as ranks: each is really started.
 inline constexpr std::int64_t kMostThreads = 1024;
 inline constexpr std::int64_t kMostRanks = 1'000'000;
 inline constexpr double kMostCount = INT32_MAX;
@@ -18,15 +18,15 @@ inline constexpr double kMostCount = INT32_MAX;
 inline constexpr Word<DType> kStateDTypeWords[] = {
     {"f32", DType::f32}, {"bf16", DType::bf16}, {"f16", DType::f16}};
 
-/// What AdamW keeps its second moment in; automatic: as the first one, but f32 beside bf16, which
-/// cannot hold a number that decays slowly.
+/// The dtype of AdamW's second moment. automatic: that of the first moment, but f32 if that is
+/// bf16, which rounds slow decay away.
 enum class SecondMoment : std::uint8_t { automatic, f32, bf16, f16 };
 inline constexpr Word<SecondMoment> kSecondMomentWords[] = {{"auto", SecondMoment::automatic},
                                                             {"f32", SecondMoment::f32},
                                                             {"bf16", SecondMoment::bf16},
                                                             {"f16", SecondMoment::f16}};
 
-/// How gradients become steps, and how the learning rate goes.
+/// Optimizer settings and the learning rate schedule.
 struct OptimizerOptions {
   double lr = 1e-3, min_lr = -1;
   std::int64_t warmup = -1;
@@ -57,7 +57,7 @@ struct OptimizerOptions {
       "with --dtype bf16: f32 copies, or the same numbers in 2 bytes a weight less");
   }
   DType second_moment_dtype() const;
-  /// What the library's optimizer takes.
+  /// The options that optim::make() takes.
   optim::AnyOptions any_options() const;
   optim::Schedule lr_schedule(std::int64_t steps) const;
 };
@@ -91,11 +91,10 @@ struct MachineOptions {
   }
 };
 
-/// Sets what holds for the process: how many threads it computes with, and whether their number may
-/// change bits.
+/// Sets process-wide state: the number of threads, and deterministic mode.
 void apply(const MachineOptions& options);
 
-/// What moves tensors between ranks.
+/// The transport of tensors between ranks.
 enum class Backend : std::uint8_t { automatic, thread, mpi, nccl, fake };
 inline constexpr Word<Backend> kBackendWords[] = {{"auto", Backend::automatic},
                                                   {"thread", Backend::thread},
@@ -150,7 +149,7 @@ struct ParallelOptions {
   }
 };
 
-/// Are the joules of a step measured?
+/// Whether the energy of each step is measured.
 enum class Energy : std::uint8_t { automatic, on, off };
 inline constexpr Word<Energy> kEnergyWords[] = {
     {"auto", Energy::automatic}, {"on", Energy::on}, {"off", Energy::off}};
@@ -178,8 +177,8 @@ struct RunOptions {
   }
 };
 
-/// Every setting of a training run, whatever the model. fields() names them: flags, keys of a
-/// --config file and rules all come from there. A program with more settings derives from it.
+/// The settings of a training run, for any model. fields() declares them: flags, keys of a --config
+/// file and rules all derive from it. A program with more settings derives from this struct.
 struct Options {
   std::string out = "out";
   std::int64_t steps = 1000, batch = 8, micro_batch = 0;
@@ -187,8 +186,8 @@ struct Options {
   MachineOptions machine = {};
   ParallelOptions parallel = {};
   RunOptions run = {};
-  std::string program = "train";  ///< in messages; not a flag
-  std::string config = {};        ///< the text of config.toml; empty: these options
+  std::string program = "train";  ///< used in messages; not a flag
+  std::string config = {};        ///< text of config.toml; empty: generated from these options
 
   template <class V>
   void fields(V& v) {
@@ -205,7 +204,7 @@ struct Options {
     v("out", out, "folder for checkpoints, metrics.jsonl and loss.svg", any().shown_first());
     run.fields(v);
   }
-  /// Throws Error for the first rule between settings that does not hold.
+  /// Throws Error for the first violated rule between settings.
   void check() const;
 };
 

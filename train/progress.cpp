@@ -30,7 +30,7 @@ const char* format_duration(double seconds) {
   return text;
 }
 
-// "tok/s" for tokens.
+// Tokens are abbreviated: "tok/s".
 Progress::Progress(std::int64_t first_step, std::int64_t steps, std::int64_t log_every,
                    const std::string& unit)
     : first_step_(first_step),
@@ -72,7 +72,7 @@ void Progress::evaluation(std::int64_t step, double val_loss, const std::string&
   targets_since_ = 0;
 }
 
-// A reader that has left (a pipe into `head`) costs the lines, not the run.
+// If the reader exits (a pipe into `head`), the output is lost but the run continues.
 void Progress::flush() {
   if (std::fflush(stdout) == 0 || gone_) return;
   std::fprintf(stderr, "standard output cannot be written (%s); the run goes on without it\n",

@@ -7,16 +7,16 @@
 
 namespace weft::train {
 
-/// The progress line: on a terminal one line that is written over, elsewhere one line each time.
+/// The progress line: on a terminal one line that is overwritten, otherwise a new line each time.
 class Progress {
  public:
   Progress(std::int64_t first_step, std::int64_t steps, std::int64_t log_every,
            const std::string& unit);
 
-  /// The numbers of one step that are to be shown; it was about so many targets.
+  /// Shows the numbers of a step that had `targets` targets.
   void step(std::int64_t step, const StepResult& result, std::int64_t targets);
   void evaluation(std::int64_t step, double val_loss, const std::string& unit);
-  /// Ends the line that is being written over.
+  /// Ends the line that is being overwritten.
   void finish();
 
  private:

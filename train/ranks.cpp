@@ -26,7 +26,7 @@ Degrees degrees_of(const Options& o) {
           .etp = static_cast<int>(o.parallel.etp)};
 }
 
-// A rank that was started with other flags would call other collectives, or train another model.
+// A rank started with other flags would call other collectives or train another model.
 void check_same_options(World& world, const Options& o) {
   const auto own = static_cast<std::int64_t>(stream_of(config_of(o)));
   const Tensor low = Tensor::full({1}, 0, DType::i64), high = Tensor::full({1}, 0, DType::i64);
@@ -37,13 +37,13 @@ void check_same_options(World& world, const Options& o) {
         "ranks must be started with the same flags and config, but they differ");
 }
 
-// Before a group is made: ranks that differ would wait for each other in other groups.
+// Checked before groups are made: ranks that differ would wait in different groups.
 Degrees agreed_degrees(World& host, const Options& o) {
   check_same_options(host, o);
   return degrees_of(o);
 }
 
-// What a rank gives to its GPU goes to a stream of its own: ranks on one GPU run side by side.
+// A separate CUDA stream for each rank, so that ranks on one GPU run concurrently.
 class OwnStream {
  public:
   explicit OwnStream(Device device) : stream_(cuda::Stream::take(device)), scope_(stream_) {}
@@ -60,7 +60,7 @@ bool over_nccl(const Options& o) {
          (o.parallel.backend == Backend::automatic && distributed::under_mpi());
 }
 
-// As one of the ranks of `world`, which moves what lies on the host.
+// Runs f as one rank of `world`, which moves host tensors.
 int run_as_rank(World& world, const Options& options, const WorldOptions& world_options,
                 const std::function<int(const Ranks&)>& f) {
   Device device = Device::parse(options.machine.device);
@@ -73,8 +73,8 @@ int run_as_rank(World& world, const Options& options, const WorldOptions& world_
   check(!nccl || options.machine.device == "cuda",
         "--device: must be cuda over NCCL, where each rank takes its own GPU, got {}",
         options.machine.device);
-  // Ranks that are threads share the GPU that was named; others take those of their machine in
-  // turn, unless one was named.
+  // Ranks that are threads share the named GPU; others take their machine's GPUs in turn, unless
+  // one is named.
   if (!threads && options.machine.device == "cuda") device = distributed::gpu_of_rank(world, nccl);
   const OwnStream stream(device);
   if (!nccl) {
@@ -86,7 +86,7 @@ int run_as_rank(World& world, const Options& options, const WorldOptions& world_
   return f(ranks);
 }
 
-// The end of one rank is that of the job, and its ranks agree on who says why.
+// If one rank ends, the job ends; its ranks agree on which one reports the reason.
 int as_process(std::unique_ptr<World> world, const Options& options,
                const WorldOptions& world_options, const std::function<int(const Ranks&)>& f) {
   try {
@@ -155,7 +155,7 @@ std::int64_t Ranks::of_first(std::int64_t own) const {
 
 namespace {
 
-// As processes that a launcher has started.
+// True if ranks are processes of a launcher.
 bool as_launched(const Options& options) {
   const bool may =
       options.parallel.backend == Backend::automatic || options.parallel.backend == Backend::nccl;
@@ -182,7 +182,7 @@ bool is_alone(const Options& options) {
 }  // namespace
 
 void check_ranks(const Options& options) {
-  // In a shell that a launcher has started there may be one process all the same.
+  // Even under a launcher there may be a single process.
   check(!Device::parse(options.machine.device).is_meta() || !distributed::under_mpi() ||
             (options.parallel.backend == Backend::fake && distributed::launched_rank() == 0),
         "--device: meta plans for any number of ranks in one process; start it without a launcher, "
@@ -207,10 +207,10 @@ int run_on_ranks(const Options& options, const std::function<int(const Ranks&)>&
   check_ranks(options);
   apply(options.machine);
   manual_seed(static_cast<std::uint64_t>(options.machine.seed));
-  // Where a job stopped: the latest collectives of every rank.
+  // Where a failed job stopped: the latest collectives of every rank.
   const WorldOptions world_options{.timeout_s = options.parallel.timeout,
                                    .dump_folder = options.out + "/flight"};
-  // Beside NCCL's, those by which the hosts agree.
+  // With NCCL, the hosts' own collectives go to a folder of their own.
   WorldOptions host_options = world_options;
   if (Device::parse(options.machine.device).is_cuda() && over_nccl(options))
     host_options.dump_folder += "/host";

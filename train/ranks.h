@@ -10,46 +10,44 @@
 
 namespace weft::train {
 
-/// How many ranks a plan on the meta device is for.
+/// The number of ranks that a plan on the meta device covers.
 int ranks_of(const Options& options);
 
-/// The ranks of a run, seen from one of them; a run alone has one.
+/// The ranks of a run, as seen by one of them. A single-rank run has one.
 class Ranks {
  public:
-  /// Called by every rank together. Throws Error when the degrees do not fit their number, or ranks
-  /// were started with different options.
+  /// Every rank must call it. Throws Error if the degrees do not match the number of ranks, or
+  /// ranks were started with different options.
   Ranks(distributed::World& world, const Options& options);
-  /// The same with this rank's own device, and what moves what lies on the host where `world` moves
-  /// a GPU's tensors only.
+  /// As above, with this rank's device; `host` moves host tensors when `world` only moves a GPU's.
   Ranks(distributed::World& world, distributed::World& host, Device device, const Options& options);
-  /// A run alone, on the device of the options. Throws Error on options for several ranks.
+  /// A single-rank run on the options' device. Throws Error on options for several ranks.
   static Ranks alone(const Options& options);
 
-  /// Of tensors on device().
+  /// Communicates tensors on device().
   distributed::World& world() const { return world_; }
-  /// The same ranks, for what lies on the host.
+  /// The same ranks; communicates tensors on the host.
   distributed::World& host() const { return host_; }
   Device device() const { return device_; }
   const distributed::DeviceMesh& mesh() const { return mesh_; }
-  /// Made by alone(): there is no backend.
+  /// True if made by alone(): there is no backend.
   bool is_alone() const { return own_ != nullptr; }
   int rank() const { return world_.rank(); }
   int size() const { return world_.size(); }
-  /// The rank that prints and writes what is there once. On the meta device, where one rank stands
-  /// for all, it is that one.
+  /// True on the rank that prints and writes files: rank 0; on meta the simulated rank.
   bool is_first() const { return rank() == 0 || imagined_; }
-  /// Runs f on the first rank. Throws on every rank the Error that f throws there.
+  /// Runs f on the first rank. An Error that f throws there is thrown on every rank.
   void on_first(const std::function<void()>& f) const;
-  /// The value of the first rank, on all of them.
+  /// Returns the first rank's value on all ranks.
   std::int64_t of_first(std::int64_t own) const;
-  /// The rows of a step, and the first one, that this rank works on. Ranks of one data rank share
-  /// them.
+  /// The number of rows of a step that this rank processes, and the first of them. Ranks with the
+  /// same data_rank() share them.
   std::int64_t rows() const { return rows_; }
   std::int64_t first_row() const { return data_rank() * rows_; }
-  /// Ranks that work on different rows of the batch, and the place of this one among them.
+  /// The number of ranks with different rows of the batch, and this rank's index among them.
   int data_ranks() const { return mesh_.dp().size(); }
   int data_rank() const { return mesh_.dp().rank(); }
-  /// Of the ranks that share rows, is this the one whose sums count?
+  /// True on the one rank, among those that share rows, whose sums count.
   bool counts_rows() const { return mesh_.tp().rank() == 0 && mesh_.cp().rank() == 0; }
   /// Sums values over all ranks, in place. On a GPU the host does not wait.
   void add_up(const Tensor& values) const;
@@ -57,7 +55,7 @@ class Ranks {
  private:
   Ranks(std::unique_ptr<distributed::World> own, const Options& options);
 
-  std::unique_ptr<distributed::World> own_;  ///< of a run alone
+  std::unique_ptr<distributed::World> own_;  ///< of a single-rank run
   distributed::World &world_, &host_;
   const Device device_;
   const bool imagined_;
@@ -65,21 +63,21 @@ class Ranks {
   std::int64_t rows_;
 };
 
-/// What a program does with an error that ends it: says it, once for all ranks of a job that a
-/// launcher started (see distributed::end_with_error), and returns the status to exit with.
+/// Handles an error that ends the program: reports it, once for all ranks of a launched job (see
+/// distributed::end_with_error), and returns the exit status.
 int end_process(const std::string& program, std::unique_ptr<distributed::World> world,
                 const std::exception& e);
 
-/// Throws Error when --device, --backend, --ranks and the degrees contradict each other or what a
-/// launcher has started. Opens nothing.
+/// Throws Error if --device, --backend, --ranks and the degrees contradict each other or the
+/// launcher. Opens no connection.
 void check_ranks(const Options& options);
 
-/// Runs f once for each rank that the options ask for: on threads of this process (--ranks), in
-/// this process as one of those that a launcher started, as a rank that --device meta imagines, or
-/// alone. On GPUs each rank has a stream of its own. Random numbers of every rank start from the
-/// seed of the options: modules that ranks make have the same values. Returns f's status: that of
-/// the first rank where they differ. What f throws in a process of several is said here, and its
-/// status returned. Throws Error as check_ranks().
+/// Runs f once for each rank that the options ask for: on threads of this process (--ranks), as
+/// this process of a launched job, as the rank that --device meta simulates, or as a single rank.
+/// On GPUs each rank has its own stream. Every rank seeds its random numbers with the options'
+/// seed, so modules get equal values on all ranks. Returns f's status, the first rank's if they
+/// differ. In a launched job an error of f is reported here and becomes the status. Throws Error as
+/// check_ranks().
 int run_on_ranks(const Options& options, const std::function<int(const Ranks&)>& f);
 
 }  // namespace weft::train

@@ -7,7 +7,7 @@
 namespace weft::train {
 namespace {
 
-// A number that more are added to.
+// A counter that will still be increased, so it must leave room.
 std::int64_t count_of(const io::Json& state, const std::string& key) {
   const std::int64_t n = state.at(key).as_int();
   check_system(0 <= n && n <= INT64_MAX / 2, "state.json: {} must be in [0, {}], got {}", key,
@@ -46,7 +46,7 @@ std::optional<RunState> RunFolder::restore(TrainStep& step, const Task& task) co
   run.step = count_of(state, "step");
   run.targets = count_of(state, task.unit);
   run.loader = state.at("loader");
-  // Older checkpoints are without them.
+  // Older checkpoints do not have them.
   if (const io::Json* row = state.find("row")) {
     run.row = *row;
     run.evaluates = state.at("evaluates").as_bool();

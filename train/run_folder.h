@@ -10,40 +10,40 @@
 
 namespace weft::train {
 
-/// Where a run stands after a step: what state.json holds beside the tensors.
+/// The position of a run after a step: what state.json holds besides the tensors.
 struct RunState {
   std::int64_t step = 0;
-  std::int64_t targets = 0;  ///< trained on so far
+  std::int64_t targets = 0;  ///< targets trained on so far
   io::Json loader;
-  /// What metrics.jsonl says of this step when the save, and an evaluation if one follows it, are
-  /// done: a run that ends before makes it up when it is resumed.
+  /// The step's row of metrics.jsonl, as it will be after the save and the evaluation, if one
+  /// follows. A run that ends before writing it does so when it resumes.
   io::Json row;
   bool evaluates = false;
 };
 
-/// The folder of a run: config.toml, metrics.jsonl, loss.svg and checkpoints/. One run at a time
-/// has it: as long as this lives, no other run can.
+/// The folder of a run: config.toml, metrics.jsonl, loss.svg and checkpoints/. It is locked for
+/// other runs while this object exists.
 class RunFolder {
  public:
-  /// Opens or creates it: the first rank does, and all come together.
-  /// Throws Error, the same on all of them, when another run has it, or when it holds a run and
-  /// `resume` is off (Fault::user), or cannot be written.
+  /// Opens or creates the folder on the first rank; all ranks must call it.
+  /// Throws Error, the same on all ranks, if another run holds it, or if it contains a run and
+  /// `resume` is off (Fault::user), or it cannot be written.
   RunFolder(const std::string& path, bool resume, const Ranks& ranks);
 
   std::string metrics() const { return path_ + "/metrics.jsonl"; }
   std::string plot() const { return path_ + "/loss.svg"; }
   void write_config(const std::string& toml) const;
 
-  /// Loads the last good checkpoint, whatever ranks have written it; empty when there is none.
-  /// Throws Error when the checkpoint is of another model.
+  /// Loads the last valid checkpoint, written with any layout of ranks; empty if there is none.
+  /// Throws Error if the checkpoint is of another model.
   std::optional<RunState> restore(TrainStep& step, const Task& task) const;
-  /// Writes a checkpoint; earlier ones stay until it is complete.
+  /// Writes a checkpoint; deletes older ones only when it is complete.
   void save(TrainStep& step, const Task& task, const RunState& state, std::int64_t keep) const;
 
  private:
   std::string path_;
   const Ranks& ranks_;
-  std::optional<io::FolderLock> lock_;  ///< of the first rank
+  std::optional<io::FolderLock> lock_;  ///< on the first rank
 };
 
 }  // namespace weft::train

@@ -16,15 +16,15 @@
 namespace weft::train {
 namespace {
 
-// What the energy of a rank is counted by: the host, or its GPU.
+// Identifies the source of a rank's energy counter: the host, or its GPU.
 std::int64_t meter_of(Device device) {
   char host[256] = "";
   gethostname(host, sizeof host - 1);
   return static_cast<std::int64_t>(stream_of(message("{} {}", host, device)) >> 1);
 }
 
-// Of ranks that share a meter the first one reads it. Test aid: WEFT_TEST_POWERCAP names the folder
-// in the place of Linux's power zones.
+// Among ranks that share a meter the first one reads it. Test aid: WEFT_TEST_POWERCAP names a
+// folder that replaces Linux's power zones.
 EnergyCounters counters_of(const Options& options, const Ranks& ranks) {
   if (options.run.energy == Energy::off || ranks.device().is_meta()) return {};
   const std::vector<std::array<std::int64_t, 1>> meters =

@@ -15,39 +15,38 @@
 
 namespace weft::train {
 
-/// A step whose numbers may still be on their way.
+/// A step whose numbers may still be in transit from the GPU.
 struct Pending {
   std::int64_t step, targets, all_targets;
   StepResult result;
 };
 
-/// What a run says of its steps: rows of metrics.jsonl, the progress line, and the report at its
-/// end. All ranks make every call together; the first one writes.
+/// Reports the steps of a run: rows of metrics.jsonl, the progress line, and the final report. All
+/// ranks make every call together; the first one writes.
 class RunLog {
  public:
   RunLog(const Task& task, const Options& options, const Ranks& ranks);
 
-  /// Opens metrics.jsonl. From here on the rows of steps after `step` are its own.
+  /// Opens metrics.jsonl. When resuming, drops the rows of steps after `step`.
   void open(const std::string& metrics_path, bool resumes, std::int64_t step);
-  /// The row of the last step before a run was resumed: what is left to be written of it. Returns
-  /// whether its evaluation is still due.
+  /// Completes the row of the step that the run resumes from. True if its evaluation is due.
   bool make_up(const std::string& metrics_path, std::int64_t step, const io::Json& saved_row,
                bool evaluates);
   void start_progress(std::int64_t first_step);
-  /// Time and energy from here on belong to the next step.
+  /// Time and energy from here on count for the next step.
   void start_clock();
   void resume_clock();
   void pause_clock() { energy_.pause(); }
 
-  /// The numbers of a step, which is over: they become the row in hand, and the progress line.
+  /// Takes the numbers of a finished step: they become the current row, and are shown as progress.
   void settle(const Pending& p);
-  /// Adds an evaluation to the row in hand.
+  /// Adds an evaluation to the current row.
   void add(std::int64_t step, const std::vector<Value>& evaluation);
-  /// Of the step that was settled last; null when it has been written.
+  /// The row of the step settled last; null once it is written.
   const io::Json& row() const { return row_; }
-  /// Writes it, once.
+  /// Writes the current row, once.
   void write_row();
-  /// From here on a power cut loses none of the rows.
+  /// Flushes the rows to disk, so that a power failure loses none.
   void sync();
   void end_progress();
   void report(const std::string& metrics_path, const std::string& plot_path) const;
@@ -61,13 +60,13 @@ class RunLog {
   const Ranks& ranks_;
   std::optional<io::MetricsWriter> metrics_;
   std::optional<Progress> progress_;
-  EnergyMonitor energy_;     ///< of what this rank counts for the run
-  bool has_energy_ = false;  ///< on some rank
+  EnergyMonitor energy_;     ///< the counters that this rank reads for the run
+  bool has_energy_ = false;  ///< true if some rank has counters
   io::Json row_;
   Clock::time_point since_ = Clock::now();
   std::int64_t peak_bytes_ = 0;
   double val_loss_ = kNan;
-  std::vector<double> loads_;  ///< of the last step, by layer with experts
+  std::vector<double> loads_;  ///< of the last step, for each layer with experts
 };
 
 }  // namespace weft::train

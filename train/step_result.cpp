@@ -7,7 +7,7 @@
 
 namespace weft::train {
 
-// In f64, which holds every count exactly; 0 of 0 is 0.
+// In f64, which holds every count exactly; a count of 0 gives 0.
 StepResult::Number::Number(const Metric& m, double divisor)
     : name(m.name),
       shown(m.shown),

@@ -9,19 +9,19 @@
 
 namespace weft::train {
 
-/// A number by name, as the host has it.
+/// A named number on the host.
 struct Value {
   std::string name;
   double value = 0;
 };
 
-/// What one optimizer step produced. From a GPU the numbers are on their way: reading one waits.
+/// The result of one optimizer step. Numbers of a GPU are in transit: accessing one waits.
 class StepResult {
  public:
   /// One number, or several as a list.
   class Number {
    public:
-    /// Starts to read a metric; one without a count is divided by `divisor`.
+    /// Starts to read a metric back; a metric without a count is divided by `divisor`.
     Number(const Metric& metric, double divisor);
     std::string name, shown;
     int decimals;
@@ -36,16 +36,16 @@ class StepResult {
     double divisor_;
   };
 
-  std::vector<Number> numbers;  ///< "loss" first
+  std::vector<Number> numbers;  ///< "loss" is first
   double lr = 0;
   std::int64_t live_bytes = 0, peak_bytes = 0;
 
   double loss() const { return numbers.at(0).value(); }
-  /// Before clipping.
+  /// The norm before clipping.
   double grad_norm() const { return at("grad_norm").value(); }
-  /// Null without a number of this name.
+  /// Null if no number has this name.
   const Number* find(std::string_view name) const;
-  /// Throws Error without one.
+  /// Throws Error if no number has this name.
   const Number& at(std::string_view name) const;
 };
 

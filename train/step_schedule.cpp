@@ -10,7 +10,7 @@
 namespace weft::train {
 namespace {
 
-// A new sum each time: metrics may share a count.
+// Makes a new sum each time: metrics may share a count tensor.
 void add_to(Tensor& sum, const Tensor& part) {
   if (part) sum = sum ? add(sum, part.detach()) : part.detach();
 }

@@ -10,30 +10,29 @@
 
 namespace weft::train {
 
-/// What is trained. Most tasks are a model and a loss; the rest is for models that can be cut over
-/// ranks, and for what a program writes into its checkpoints.
+/// What a Trainer trains. Most tasks are a model and a loss; the other members are for models that
+/// can be sharded over ranks and for programs that store more in their checkpoints.
 struct Task {
-  /// With --zero a forward pass begins when all parameters are there, unless the model says by
-  /// shard_members() that it calls Shard::before_use.
+  /// With --zero a forward pass waits until all parameters are gathered, unless shard_members()
+  /// says that the model calls Shard::before_use.
   nn::Module& model;
   LossFunction loss;
-  /// Cuts the model over the ranks of a mesh, in place, and says how; null: every rank has all of
-  /// it, and a mesh may have dp only.
+  /// Shards the model over the ranks of a mesh, in place, and returns the layout; null: every rank
+  /// holds the whole model, and the mesh may only have dp.
   std::function<distributed::Layout(const distributed::DeviceMesh&)> spread = {};
-  /// How far the bias of an expert moves after a step; see nn::RouterStep.
+  /// How far an expert's bias moves after a step; see nn::RouterStep.
   double bias_rate = 0;
-  /// Floating point operations of a training step for one target, without what is computed again;
-  /// 0: not known, and metrics.jsonl has no mfu.
+  /// Floating-point operations of a training step per target, without recomputation; 0: unknown,
+  /// and metrics.jsonl has no mfu.
   double flops_per_target = 0;
-  /// What the devices of the run reach together, in FLOP/s, where --peak-tflops does not say it; 0:
-  /// not known.
+  /// Peak FLOP/s of all devices together, used without --peak-tflops; 0: unknown.
   double peak_flops = 0;
-  /// What targets are called in metrics.jsonl and on the progress line: "tokens", "tokens_per_s".
+  /// The name of targets in metrics.jsonl and on the progress line: "tokens", "tokens_per_s".
   std::string unit = "targets";
-  /// Behind a validation loss: "nats per token".
+  /// Printed after a validation loss: "nats per token".
   std::string loss_unit = {};
-  /// More members of state.json; and what looks at them before a checkpoint is loaded, and throws
-  /// Error when they are those of another model.
+  /// More members of state.json, and a check of them before a checkpoint is loaded, which throws
+  /// Error if they describe another model.
   io::Json state = io::Json::object();
   std::function<void(const io::Json& state)> check_state = {};
 };

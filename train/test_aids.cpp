@@ -16,7 +16,7 @@ struct Kill {
   std::int64_t operations = 0;
 };
 
-// What is asked for in this step of this rank.
+// The kill requested for this rank and step.
 Kill kill_of(int rank, std::int64_t step) {
   static const char* const text = std::getenv("WEFT_TEST_KILL");
   int at_rank = 0;

@@ -23,8 +23,8 @@ bool all_finite(const Tensor& t) {
   return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
 }
 
-// The clip of gradients that are still to be multiplied by `factor`: its scale does that too. As
-// optim::GradClip has it, the scale is NaN when the norm is not finite.
+// The clip of gradients that still have to be multiplied by `factor`; its scale includes that
+// factor. As in optim::GradClip, the scale is NaN if the norm is not finite.
 optim::GradClip times(const optim::GradClip& clip, const Tensor& factor, double max_norm) {
   const Tensor norm = mul(clip.norm, factor);
   Tensor scale = add(factor, sub(norm, norm));
@@ -58,7 +58,7 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
       SequentialSchedule::Options{.micro_batch = options.micro_batch,
                                   .seed = static_cast<std::uint64_t>(options.machine.seed),
                                   .waits = shards && !by_part});
-  // Last: a constructor that throws leaves no trace in the model.
+  // Last, so that a constructor that throws leaves the model unchanged.
   if (by_part)
     change_shard(task_.model, [this](nn::Shard& s) {
       s.before_use = [this](const nn::Module& part) { optimizer_->wait(part); };
@@ -79,7 +79,7 @@ void TrainStep::place_model() {
   if (std::any_of(parameters.begin(), parameters.end(),
                   [&](const Tensor& p) { return p.dtype() != dtype; }))
     task_.model.to(dtype);
-  // All ranks start from the values of the first.
+  // All ranks start from the first rank's values.
   if (has_values && ranks_.size() > 1)
     for (const auto& [name, tensor] : task_.model.state_dict())
       ranks_.host().all().broadcast(tensor, 0).wait();
@@ -97,8 +97,8 @@ void TrainStep::place_model() {
 
 void TrainStep::add_up(Metrics& sums) const {
   if (ranks_.size() == 1) return;
-  // Ranks that share rows have the same sums, so one of them counts. In f64, which holds every
-  // count exactly.
+  // Ranks that share rows have equal sums, so only one of them contributes. In f64, which holds
+  // every count exactly.
   std::vector<Tensor*> parts;
   std::int64_t elements = 0;
   for (Metric& m : sums)
@@ -143,10 +143,10 @@ data::Batch TrainStep::load_rows(const data::Batch& rows) {
 }
 
 TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows) {
-  // Divided by the number of all targets before backward; where fewer count, what is missing to the
-  // right factor goes to the optimizer.
+  // Backward divides by the number of all targets; if fewer count, the optimizer applies the
+  // remaining factor.
   const auto targets = static_cast<double>(rows.targets_per_row() * options_.batch);
-  if (unfinished_) {  // a step that threw, or was not finite
+  if (unfinished_) {  // the previous step threw, or was not finite
     optimizer_->zero_grad();
     if (!routers_->empty()) routers_->finish(0);
   }
@@ -178,7 +178,7 @@ TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows)
   if (device_.is_cpu() && !(finite(loss) && finite(clip.norm))) return metrics;
   if (device_.is_gpu()) optim::require_finite(clip, loss);
   finish_routers(metrics);
-  // Last: what it sends then has until the next forward pass.
+  // Last: its communication can overlap with the time until the next forward pass.
   optimizer_->step(clip);
   optimizer_->zero_grad();
   unfinished_ = false;
@@ -191,7 +191,7 @@ void TrainStep::finish_routers(Metrics& metrics) {
   Tensor losses = routers_->losses();
   Tensor by_layer = routers_->has_balance_loss() ? routers_->layer_losses() : Tensor();
   if (ranks_.size() > 1) {
-    // Each rank's is the mean over its own tokens.
+    // Each rank has the mean over its own tokens.
     const auto mean = [this](const Tensor& t) {
       const Tensor share = mul(t.to(DType::f64), 1.0 / ranks_.size());
       ranks_.add_up(share);
@@ -268,15 +268,15 @@ std::vector<Value> TrainStep::evaluate(const data::EvalLoader& loader) {
   };
   const EvalScope eval(task_.model);
   const NoGradGuard off;
-  std::vector<Value> values;  // the sums, until the end
+  std::vector<Value> values;  // sums, until the end
   std::vector<double> counts;
   const std::int64_t batches = loader.batches();
   for (std::int64_t first = 0; first < batches; first += ranks_.data_ranks()) {
     const std::int64_t own = first + ranks_.data_rank();
-    // A rank that is left over goes along with a batch that counts for nothing: the model's
-    // collectives need it.
+    // Ranks without a batch of their own repeat the last one and ignore the result: the model's
+    // collectives need every rank.
     const data::Batch batch = loader.batch(std::min(own, batches - 1)).to(device_);
-    // What is drawn even here, as forced routing, depends on the row alone.
+    // Random numbers used even in evaluation, as for forced routing, depend on the row alone.
     const RandomScope random({.seed = static_cast<std::uint64_t>(options_.machine.seed),
                               .first_global_row = static_cast<std::uint64_t>(own * batch.rows())});
     Metrics sums;

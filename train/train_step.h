@@ -17,7 +17,7 @@
 
 namespace weft::train {
 
-/// One rank's model, optimizer and learning-rate schedule, and the step that moves them.
+/// One rank's model, optimizer and learning-rate schedule, and its training step.
 ///
 ///   train::TrainStep step(task, options, ranks);
 ///   for (int i = 1; i <= n; ++i) {
@@ -26,69 +26,68 @@ namespace weft::train {
 ///   }
 class TrainStep {
  public:
-  /// Steps before one is captured as a graph: what is made at first use (plans of products, the
-  /// optimizer's lists, the check of the model's leaves) is made in these.
+  /// The number of steps before graph capture. They create what is made on first use: plans of
+  /// matrix products, the optimizer's lists, the check of the model's leaves.
   static constexpr std::int64_t kEagerSteps = 2;
 
-  /// Moves the model to this rank's device, spreads it over the ranks, and gives it values when it
-  /// is on the meta device. All ranks make every call together. The task's model and the ranks have
-  /// to outlive it, and the model keeps its dtype and device.
+  /// Moves the model to this rank's device, shards it over the ranks, and initializes it if it is
+  /// on the meta device. All ranks make every call together. The task's model and the ranks must
+  /// outlive it; do not change the model's dtype or device.
   TrainStep(const Task& task, const Options& options, const Ranks& ranks);
   ~TrainStep();
   TrainStep(const TrainStep&) = delete;
 
-  /// Update number `step` (from 1) on this rank's rows of the global batch. A loss or gradient norm
-  /// that is not finite leaves weights and states as they were; on a GPU, where the host does not
-  /// wait, the optimizer still counts the step, and routers' biases move.
+  /// Update number `step` (from 1) on this rank's rows of the global batch. If the loss or the
+  /// gradient norm is not finite, weights and optimizer states stay unchanged; on a GPU, where the
+  /// host does not wait, the optimizer still counts the step, and routers' biases move.
   StepResult operator()(std::int64_t step, const data::Batch& rows);
-  /// The numbers of the task's loss over the whole dataset, the loss first; with several ranks each
-  /// takes some of the batches. Lists are left out. Nothing is recorded.
+  /// The loss and the metrics of the task over the whole dataset, the loss first; lists are
+  /// omitted. Ranks share the batches. Records nothing.
   std::vector<Value> evaluate(const data::EvalLoader& loader);
-  /// The first tensor of this rank with a NaN or an infinity, parameters before gradients; empty
-  /// without any.
+  /// This rank's first tensor with a NaN or infinity, parameters before gradients; empty if none.
   struct NonFinite {
     std::string what;
     bool is_parameter = false;
   };
   NonFinite first_non_finite() const;
 
-  /// Called where a phase of a micro-batch begins.
+  /// Sets a function that is called when a phase of a micro-batch begins.
   void on_phase(const std::function<void(Phase)>& f) { schedule_->on_phase = on_phase_ = f; }
 
   nn::Module& model() { return task_.model; }
   distributed::ParallelOptimizer& optimizer() { return *optimizer_; }
 
-  /// What this rank adds to a checkpoint.
+  /// This rank's tensors for a checkpoint.
   distributed::Pieces model_pieces();
   distributed::Pieces optimizer_pieces() const { return optimizer_->state(); }
-  /// Starts from these weights instead of its own.
-  /// Throws Error on a missing or unexpected name, or another shape.
+  /// Loads weights in place of the initial ones.
+  /// Throws Error on a missing or unexpected name, or a wrong shape.
   void load_weights(const distributed::PieceFiles& model);
-  /// Takes what it needs from the files of a checkpoint, in whatever layout they were written.
-  /// Throws Error on a missing or unexpected name, or another shape.
+  /// Loads this rank's shards from the files of a checkpoint, written with any layout.
+  /// Throws Error on a missing or unexpected name, or a wrong shape.
   void load(const distributed::PieceFiles& model, const distributed::PieceFiles& optimizer);
 
  private:
   using Metrics = std::vector<Metric>;
-  /// The step as a graph, and what its replays write.
+  /// The step as a graph, and the outputs of its replays.
   struct Captured {
     explicit Captured(Device device) : graph(device) {}
     cuda::Graph graph;
     Metrics metrics;
-    std::int64_t peak_bytes = 0;  ///< of the step that was captured: a replay allocates nothing
+    std::int64_t peak_bytes = 0;  ///< of the captured step: a replay allocates nothing
   };
 
   void place_model();
-  /// The rows on the model's device; on a GPU always in the same place, where a graph finds them.
+  /// The rows on the model's device; on a GPU always in the same memory, which a graph reads.
   data::Batch load_rows(const data::Batch& rows);
-  /// Forward, backward, the optimizer and the routers' biases; these two on the CPU only on finite
-  /// numbers. A GPU's optimizer writes nothing when one of them is not finite.
+  /// Forward, backward, optimizer and routers' biases. The CPU skips the last two if a number is
+  /// not finite; a GPU's optimizer then writes nothing.
   Metrics update(std::int64_t step, const data::Batch& rows);
-  /// Makes sums of this rank's micro-batches those of the whole batch.
+  /// Sums the numbers of this rank's micro-batches over all ranks.
   void add_up(Metrics& sums) const;
-  /// Adds what routers have counted in the step, over all ranks, and moves their biases.
+  /// Adds the routers' counts of the step, summed over all ranks, and moves their biases.
   void finish_routers(Metrics& metrics);
-  /// update() from the graph, which is captured first if there is none.
+  /// Replays update() from the graph; captures it first if there is none.
   const Metrics& replay(std::int64_t step, const data::Batch& rows);
 
   Task task_;
@@ -103,7 +102,7 @@ class TrainStep {
   std::function<void(Phase)> on_phase_;
   optim::Schedule lr_;
   std::int64_t eager_steps_ = 0, targets_per_row_ = 0;
-  bool unfinished_ = false;  ///< gradients and counts of a step that ended early are still there
+  bool unfinished_ = false;  ///< gradients and counts of a step that failed are still set
   std::unique_ptr<Captured> captured_;
 };
 

@@ -46,7 +46,7 @@ int Trainer::fit(const data::Dataset& training, const data::Dataset* validation)
   loader_.emplace(training,
                   data::Loader::Options{.batch = options_.batch,
                                         .seed = static_cast<std::uint64_t>(options_.machine.seed)});
-  // As many rows at once as in training, so that it needs no more memory than a step.
+  // As many rows at once as in training, so that evaluation needs no more memory than a step.
   if (validation && !ranks_.device().is_meta())
     validation_.emplace(*validation, options_.micro_batch ? options_.micro_batch : ranks_.rows());
   restore();
@@ -78,11 +78,11 @@ void Trainer::restore() {
     step_.load_weights(distributed::PieceFiles({options_.run.weights}));
   }
   log_.open(folder_.metrics(), options_.run.resume, state_.step);
-  if (ranks_.is_first()) folder_.write_config(config_of(options_));  // of what has been accepted
+  if (ranks_.is_first()) folder_.write_config(config_of(options_));  // only after all checks
 }
 
-/// What the run before still had to do after its last save: the row of that step, the evaluation
-/// that belongs to it, the plot.
+/// Completes what the interrupted run still had to do after its last save: the row of that step,
+/// its evaluation, the plot.
 void Trainer::make_up() {
   bool evaluates = false;
   if (ranks_.is_first())
@@ -105,10 +105,10 @@ int Trainer::one_step() {
   if (!device.is_cuda()) log_.start_clock();
   const data::Batch rows = read_rows();
   const std::int64_t targets = rows.targets_per_row() * options_.batch;
-  // The numbers of a GPU's step are read while the next one runs, unless something needs them.
+  // A GPU step's numbers are read while the next step runs, unless something needs them now.
   std::optional<Pending> earlier = std::exchange(
       pending_, Pending{number, targets, state_.targets + targets, step_(number, rows)});
-  // Data that have been written to are noticed here by all ranks together.
+  // All ranks must decide together, also when the data files were modified.
   const bool stop = any_rank(interrupted() || loader_->dataset().changed()),
              last = number == options_.steps;
   const auto due = [&](std::int64_t every) { return last || (every && number % every == 0); };
@@ -129,7 +129,7 @@ int Trainer::one_step() {
   state_.step = number;
   state_.targets += targets;
   if (saves || evaluates) log_.pause_clock();
-  // First what must not be lost: an evaluation may run out of memory, or be what is interrupted.
+  // Save first: an evaluation may run out of memory or be interrupted.
   if (saves) save(evaluates);
   if (evaluates) evaluate();
   log_.write_row();
@@ -144,8 +144,8 @@ int Trainer::one_step() {
   return 130;
 }
 
-/// When data cannot be read, what there is from the steps before is saved. Ranks, which may fail
-/// one by one, cannot save together.
+/// If data cannot be read, saves the steps done so far. Several ranks, of which only some may fail,
+/// cannot save together.
 data::Batch Trainer::read_rows() {
   try {
     return loader_->rows(ranks_.first_row(), ranks_.rows());
@@ -185,7 +185,7 @@ bool Trainer::is_finite(const Pending& p) const {
          (std::isfinite(p.result.loss()) && std::isfinite(p.result.grad_norm()));
 }
 
-/// Says what is not finite. It is found before it is written anywhere.
+/// Reports what is not finite, before it is written anywhere.
 int Trainer::stop_non_finite(const Pending& p) {
   const double loss = p.result.loss(), norm = p.result.grad_norm();
   log_.end_progress();
@@ -199,8 +199,8 @@ int Trainer::stop_non_finite(const Pending& p) {
   return static_cast<int>(Fault::non_finite);
 }
 
-/// On the first rank with such a parameter, else, since gradients are sums over ranks, on the first
-/// one. Empty on all others.
+/// The text is returned on the first rank with a non-finite parameter; without one on the first
+/// rank, since gradients are sums over ranks. Empty on all others.
 std::optional<std::string> Trainer::first_non_finite() const {
   const TrainStep::NonFinite own = step_.first_non_finite();
   const std::string text = own.what.empty() ? "the loss" : own.what;
@@ -213,7 +213,7 @@ std::optional<std::string> Trainer::first_non_finite() const {
   return finder == ranks_.size() && ranks_.is_first() ? std::optional(text) : std::nullopt;
 }
 
-/// Ctrl-C reaches ranks at different steps: they stop together.
+/// Ctrl-C reaches ranks at different steps; they must stop together.
 bool Trainer::any_rank(bool own) const {
   if (ranks_.size() == 1 || ranks_.device().is_meta()) return own;
   const Tensor stops = Tensor::full({1}, own ? 1 : 0, DType::f64);

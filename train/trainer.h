@@ -10,9 +10,9 @@
 
 namespace weft::train {
 
-/// Trains a module on a dataset, with all that a run needs: accumulation over micro-batches, ranks,
-/// sharded optimizer states, graphs, evaluation, metrics.jsonl, a progress line and a plot,
-/// checkpoints, exact resume, Ctrl-C, and an end before a loss that is not finite does harm.
+/// Trains a module on a dataset, with everything that a run needs: gradient accumulation over
+/// micro-batches, ranks, sharded optimizer state, graphs, evaluation, metrics.jsonl, a progress
+/// line and a plot, checkpoints, exact resume, Ctrl-C, and a stop on non-finite losses.
 ///
 ///   Classifier model;
 ///   train::Trainer trainer(model, {.out = "runs/mine", .steps = 1000, .batch = 32},
@@ -21,21 +21,21 @@ namespace weft::train {
 ///                          });
 ///   return trainer.fit(training, validation);
 ///
-/// On several ranks, each makes its own model and Trainer inside run_on_ranks().
+/// On several ranks, each creates its own model and Trainer inside run_on_ranks().
 class Trainer {
  public:
-  /// Opens the run's folder. The model has to outlive it and is moved to the device and dtype of
-  /// the options, by default the CPU and f32. Throws Error on options that do not fit together, and
-  /// where RunFolder and TrainStep do.
+  /// Opens the run's folder. The model must outlive the Trainer and is moved to the device and
+  /// dtype of the options, by default the CPU and f32. Throws Error on options that contradict each
+  /// other, and as RunFolder and TrainStep do.
   Trainer(nn::Module& model, const Options& options, LossFunction loss);
   Trainer(nn::Module& model, const Options& options, LossFunction loss, const Ranks& ranks);
   Trainer(const Task& task, const Options& options, const Ranks& ranks);
   ~Trainer();
   Trainer(const Trainer&) = delete;
 
-  /// Called once. Trains to step options.steps, from the last checkpoint with options.run.resume.
-  /// The validation set may be null. Returns the status that a program exits with: 0, 130 after an
-  /// interrupt, or that of Fault::non_finite.
+  /// Call it once. Trains to step options.steps, with options.run.resume from the last checkpoint.
+  /// The validation set may be null. Returns the program's exit status: 0, 130 after an interrupt,
+  /// or that of Fault::non_finite.
   /// Throws Error on data that cannot be read and files that cannot be written.
   int fit(const data::Dataset& training, const data::Dataset* validation = nullptr);
   int fit(const data::Dataset& training, const data::Dataset& validation) {
@@ -61,11 +61,11 @@ class Trainer {
   Task task_;
   const Options options_;
   const Ranks& ranks_;
-  RunFolder folder_;  // before anything is done: another run may have it
+  RunFolder folder_;  // first: another run may hold the folder
   TrainStep step_;
   RunLog log_;
   RunState state_;
-  std::int64_t saved_step_ = 0;  ///< or where the run begins
+  std::int64_t saved_step_ = 0;  ///< or the step at which the run begins
   std::optional<data::Loader> loader_;
   std::optional<data::EvalLoader> validation_;
   std::optional<Pending> pending_;

@@ -7,7 +7,7 @@
 namespace weft::train {
 namespace {
 
-/// Insertions, deletions and substitutions between two words, row by row of the usual table.
+/// Levenshtein distance, one row of the table at a time.
 std::size_t edit_distance(const std::string& a, const std::string& b) {
   std::vector<std::size_t> row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -27,7 +27,7 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
 
 void throw_unknown_flag(const std::string& given, const std::vector<std::string>& known,
                         const char* list) {
-  // A flag that long is none of ours; what follows takes time by its length.
+  // No known flag is that long, and the time below grows with the length.
   const std::string name = given.substr(0, std::min<std::size_t>(given.find('='), 64));
   const auto nearest = std::min_element(known.begin(), known.end(), [&](const auto& a, auto& b) {
     return edit_distance(name, a) < edit_distance(name, b);

@@ -9,7 +9,7 @@ void check_weights(const nn::GptConfig& config, const distributed::PieceFiles& f
   const std::vector<std::string> names = files.names();
   double values = 0;
   for (const std::string& name : names) values += static_cast<double>(files.shape(name).numel());
-  // First by number: a model of ten thousand layers takes a while to make, even without values.
+  // First by count: a model of ten thousand layers takes time to make, even on the meta device.
   check(static_cast<double>(config.parameter_count()) <= values,
         "weights: the model has {} parameters, the files hold {} values", config.parameter_count(),
         values);

@@ -4,9 +4,9 @@
 
 namespace weft::examples {
 
-/// Throws Error unless the files hold the tensors of this model in their shapes, and no others. Of
-/// the files only headers are read, and the model is never made: what a file says of its sizes is
-/// held against what it has before anything is allocated.
+/// Throws Error unless the files hold exactly the tensors of this model, with their shapes. Reads
+/// only the headers, and makes the model on the meta device: sizes that a file claims are checked
+/// before anything is allocated.
 void check_weights(const nn::GptConfig& config, const distributed::PieceFiles& files);
 
 }  // namespace weft::examples

@@ -17,7 +17,7 @@ constexpr Preset kPresets[] = {{"tiny", 4, 4, 128, 256, 8},
                                {"small", 6, 6, 384, 256, 12},
                                {"gpt2-124m", 12, 12, 768, 1024, 4}};
 
-// Flags of the stable command line whose feature does not exist yet.
+// Reserved flags of the stable command line, whose features do not exist yet.
 struct Reserved {
   const char *flag, *feature;
 };
@@ -41,7 +41,7 @@ void apply_preset(const std::string& name, GptOptions& o) {
   check(false, "--preset: must be one of tiny, small, gpt2-124m, got '{}'", name);
 }
 
-// A preset sets defaults, so it has to be known before the other flags are read.
+// A preset sets defaults, so it must be applied before the other flags are read.
 std::string preset_of(const std::vector<std::string>& args) {
   std::string name;
   for (std::size_t i = 0; i < args.size(); ++i) {
@@ -58,7 +58,7 @@ nn::Balance scope_of(Aux aux) {
 }
 
 // The widths of experts and shared expert, where the options leave them open: a token's experts
-// together cost what the MLP in their place would.
+// together cost as much as the MLP that they replace.
 void set_widths(nn::GptConfig& c) {
   constexpr std::int64_t kMultiple = 16;
   const std::int64_t sharing = c.moe.router.route.topk + (c.moe.shared_ffn < 0 ? 1 : 0);

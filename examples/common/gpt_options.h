@@ -27,8 +27,8 @@ struct DataOptions {
   }
 };
 
-/// What evens out the load of experts: a loss over the batch, a sequence or a step; a bias on the
-/// choice; nothing.
+/// How the load of experts is balanced: a loss over the batch, a sequence or a step; a bias on the
+/// selection; not at all.
 enum class Aux : std::uint8_t { aux, seq, global, bias, none };
 inline constexpr Word<Aux> kAuxWords[] = {{"aux", Aux::aux},
                                           {"seq", Aux::seq},
@@ -54,13 +54,13 @@ struct BalanceOptions {
   }
 };
 
-/// Every setting of a run that trains a GPT on text. A flag wins over a --config file, the file
-/// over a preset, a preset over the default.
+/// The settings of a run that trains a GPT on text. A flag overrides a --config file, the file a
+/// preset, a preset the default.
 struct GptOptions : train::Options {
   DataOptions data;
-  nn::GptConfig model = {.vocab = 0};  ///< vocab 0 until the data is known
+  nn::GptConfig model = {.vocab = 0};  ///< vocab is 0 until the data is known
   BalanceOptions balance;
-  bool dry_run = false;  ///< of the command line alone
+  bool dry_run = false;  ///< only a command-line flag
 
   template <class V>
   void fields(V& v) {
@@ -69,17 +69,17 @@ struct GptOptions : train::Options {
     balance.fields(v);
     train::Options::fields(v);
   }
-  /// Throws Error for the first rule between settings that does not hold.
+  /// Throws Error for the first violated rule between settings.
   void check() const;
 
-  /// Is a balance loss part of what is trained?
+  /// True if training includes a balance loss.
   bool counts_balance() const;
-  /// The model with what --aux and the widths of experts mean for it.
+  /// The model configuration with --aux and the widths of experts applied.
   nn::GptConfig gpt() const;
 };
 
-/// Reads flags, --config and --preset on top of `options`. False: --help or --print-config has
-/// printed, and the program is to end.
+/// Reads flags, --config and --preset into `options`. Returns false if --help or --print-config has
+/// printed and the program should end.
 /// Throws Error (Fault::user) as train::parse_options().
 bool parse(GptOptions& options, int argc, char** argv);
 

@@ -26,7 +26,7 @@ namespace {
 using data::TokenStream;
 using data::TokenWindows;
 
-// Text files are bytes to the tokenizer; a .bin file holds token ids already.
+// Text files are bytes for the tokenizer; a .bin file holds token ids.
 TokenStream read_tokens(const std::vector<std::string>& paths) {
   check(!paths.empty(), "--data: name at least one file");
   for (const std::string& path : paths)
@@ -39,7 +39,7 @@ TokenStream read_tokens(const std::vector<std::string>& paths) {
   return data::open_token_file(paths[0]);
 }
 
-// The tokens that end a document: bytes of a text, or the number of one token.
+// The tokens that end a document: the bytes of a text, or one token id.
 std::vector<std::int32_t> document_end(const GptOptions& o) {
   if (!o.data.files[0].ends_with(".bin")) {
     std::vector<std::int32_t> bytes;
@@ -71,8 +71,8 @@ void print_plan(const GptOptions& o, std::int64_t data_tokens, const train::Rank
               static_cast<double>(predict_peak_bytes(o, size, ranks.rank())) * 1e-6);
 }
 
-// What the CPU reaches in FLOP/s with the threads of this process, where products are f32 by the
-// library; else 0. Warns when products are far below it.
+// Peak FLOP/s of the CPU with this process's threads, measured when the library computes products
+// in f32; else 0. Warns if matrix products are far below it.
 double measure_peak(const GptOptions& o, int threads) {
   if (!Device::parse(o.machine.device).is_cpu() || o.machine.dtype != DType::f32) return 0;
   const std::optional<GemmCheck> rates = check_gemm_speed();
@@ -87,7 +87,7 @@ double measure_peak(const GptOptions& o, int threads) {
 int train_gpt(GptOptions options) {
   if (options.model.vocab == 0) options.model.vocab = data::ByteTokenizer().vocab();
   options.config = train::to_toml(options);
-  // Every rule, from the cheapest on, before anything is allocated by the size of a flag.
+  // Checks all rules, cheapest first, before allocating anything whose size depends on a flag.
   options.gpt().validate();
   train::check_ranks(options);
   train::apply(options.machine);
@@ -107,7 +107,7 @@ int train_gpt(GptOptions options) {
     train::check_peak_memory(options, [&] {
       return predict_peak_bytes(options, static_cast<int>(options.parallel.ranks), 0);
     });
-  const int threads = num_threads();  // a rank that is a thread has a share of them
+  const int threads = num_threads();  // a rank that is a thread gets a share of them
   return train::run_on_ranks(options, [&](const train::Ranks& ranks) {
     if (ranks.is_first()) print_plan(options, tokens.size(), ranks);
     if (options.dry_run) return 0;

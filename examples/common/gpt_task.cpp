@@ -16,7 +16,7 @@ nn::Gpt make_on_meta(const GptOptions& options) {
   return nn::Gpt(options.gpt());
 }
 
-// Of rows laid side by side, what is drawn at random has the numbers that it has in separate rows.
+// Rows placed side by side in one row draw the same random numbers as separate rows.
 RandomState side_by_side(std::int64_t rows) {
   RandomState state = *RandomScope::current();
   state.first_global_row /= static_cast<std::uint64_t>(rows);
@@ -32,7 +32,7 @@ train::Loss loss_of(const nn::Gpt& model, const data::Batch& batch,
   }
   const nn::GptLosses losses = model.losses(batch.inputs, batch.targets, packing);
   train::Loss out{.sum = losses.main.loss, .objective = losses.total()};
-  // Without packing every token is a target: their number needs no counting.
+  // Without packing every token is a target, so no count is needed.
   if (packing) out.count = losses.main.count;
   for (int d = 0; d < losses.mtp.size(); ++d) {
     const std::string name = message("mtp_{}", d + 1);
@@ -56,7 +56,7 @@ distributed::Layout spread(nn::Gpt& model, const GptOptions& o,
   return layout;
 }
 
-// A checkpoint of another model is a user's mistake: say which settings differ.
+// Resuming a checkpoint of another model is the user's mistake: list the settings that differ.
 void check_same_model(const io::Json& saved, const io::Json& asked) {
   std::string differences;
   for (const io::JsonMember& m : asked.members()) {
@@ -103,14 +103,15 @@ std::int64_t predict_peak_bytes(const GptOptions& o, int ranks, int rank) {
   return train::predict_peak_bytes(gpt.task(), o, {row, row, {}}, ranks, rank);
 }
 
-// Sizes as they are used, so that a default that is spelled out is no other model.
+// Derived sizes are filled in, so that an explicit default gives the same text.
 io::Json config_to_json(const nn::GptConfig& c) { return io::fields_to_json(c.resolved()); }
 
 nn::GptConfig config_from_json(const io::Json& j) {
   nn::GptConfig c;
   io::fields_from_json(j, "state.json", c);
-  if (c.attention == nn::AttentionKind::mla) c.kv_heads = 0;  // older files say as many as heads
-  // Sizes out of all bounds must not reach whoever computes with them.
+  if (c.attention == nn::AttentionKind::mla)
+    c.kv_heads = 0;  // older files have the number of heads
+  // Sizes out of bounds must not reach code that computes with them.
   try {
     c.validate();
   } catch (const Error& e) {

@@ -6,15 +6,15 @@
 
 namespace weft::examples {
 
-/// A GPT as a trainer takes it: the model on the meta device, its losses, how it is cut over ranks,
-/// and what a checkpoint says of it.
+/// A GPT as a task for the trainer: the model on the meta device, its losses, its sharding, and its
+/// description in a checkpoint.
 class GptTask {
  public:
   explicit GptTask(const GptOptions& options);
   GptTask(const GptTask&) = delete;
 
   nn::Gpt model;
-  /// Refers to this object.
+  /// The result refers to this object.
   train::Task task();
 
  private:
@@ -24,8 +24,8 @@ class GptTask {
 /// train::predict_peak_bytes() of that task.
 std::int64_t predict_peak_bytes(const GptOptions& options, int ranks, int rank);
 
-/// The model's configuration as it stands in a checkpoint, and back.
-/// Throws Error (Fault::system) on what is no configuration, or one out of all bounds.
+/// Converts the model's configuration to and from its form in a checkpoint.
+/// Throws Error (Fault::system) on an invalid configuration or sizes out of bounds.
 io::Json config_to_json(const nn::GptConfig& config);
 nn::GptConfig config_from_json(const io::Json& json);
 
