@@ -20,10 +20,6 @@ void copy(void* to, const void* from, std::int64_t bytes) {
   if (to != from && bytes > 0) std::memmove(to, from, static_cast<std::size_t>(bytes));
 }
 
-char* bytes_of(const Tensor& t, std::int64_t element) {
-  return static_cast<char*>(t.raw()) + element * static_cast<std::int64_t>(size_of(t.dtype()));
-}
-
 }  // namespace
 
 MpiChannel::MpiChannel(const std::string& name, const std::vector<int>& ranks, int rank,

@@ -21,10 +21,6 @@ nccl::Reduce how(Reduce r) {
                             : nccl::Reduce::min;
 }
 
-char* bytes_of(const Tensor& t, std::int64_t element) {
-  return static_cast<char*>(t.raw()) + element * static_cast<std::int64_t>(size_of(t.dtype()));
-}
-
 // Several calls as one, which is also ended when one of them throws.
 template <class Calls>
 void together(Calls calls) {

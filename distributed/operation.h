@@ -74,6 +74,9 @@ inline std::int64_t count_before(const std::vector<std::int64_t>& counts, int ra
   return std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
 }
 
+inline char* bytes_of(const Tensor& t, std::int64_t element) {
+  return static_cast<char*>(t.raw()) + element * static_cast<std::int64_t>(size_of(t.dtype()));
+}
 inline double seconds(std::chrono::steady_clock::duration d) {
   return std::chrono::duration<double>(d).count();
 }
