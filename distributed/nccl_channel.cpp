@@ -25,7 +25,7 @@ char* bytes_of(const Tensor& t, std::int64_t element) {
   return static_cast<char*>(t.raw()) + element * static_cast<std::int64_t>(size_of(t.dtype()));
 }
 
-// Several calls as one, which is also ended when one of them throws.
+// Groups several NCCL calls into one. Ends the group also if a call throws.
 template <class Calls>
 void together(Calls calls) {
   nccl::begin();
@@ -34,7 +34,7 @@ void together(Calls calls) {
   } catch (...) {
     try {
       nccl::end();
-    } catch (const Error&) {  // the first one says why
+    } catch (const Error&) {  // report the first error
     }
     throw;
   }
