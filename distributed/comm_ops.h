@@ -33,14 +33,14 @@ Tensor reduce_from_group(Tensor x, ProcessGroup& group);
 /// The rows of all ranks, in rank order, for consumers that differ by rank. Backward
 /// reduce-scatters the gradients.
 ///
-/// Shapes   x (..., n, C) with R rows, equal on every rank -> (1, ..., R ranks, C)
+/// Shapes   x (..., n, C) with R rows on every rank -> (1, ..., R ranks, C)
 /// Throws   Error on an x with fewer than 2 axes, or a dtype that no floating op computes with
 Tensor gather_rows(const Tensor& x, ProcessGroup& group);
 
 /// The same for a consumer that is the same on all ranks. Backward takes this rank's rows of the
 /// gradient and does not communicate.
 ///
-/// Shapes   x (..., n, C) with R rows, equal on every rank -> (1, ..., R ranks, C)
+/// Shapes   x (..., n, C) with R rows on every rank -> (1, ..., R ranks, C)
 /// Throws   Error as gather_rows
 Tensor gather_rows_replicated(const Tensor& x, ProcessGroup& group);
 

@@ -24,7 +24,7 @@ class CommThread {
   CommThread(const CommThread&) = delete;
 
   // Called by the rank's own thread.
-  // Returns an empty operation, reserved until give_back().
+  /// Returns an empty operation, reserved until give_back().
   Operation& take();
   /// Without `wake`, the operation may not start until it or a later one is waited for.
   void submit(Operation& op, bool wake);

@@ -44,7 +44,7 @@ class MpiJob {
   [[noreturn]] void fail(const std::string& why, int culprit = -1);
   void count(std::int64_t bytes) { moved_bytes_ += bytes; }
   std::int64_t moved_bytes() const { return moved_bytes_; }
-  /// A buffer of at least this many bytes for received data; every call returns the same memory.
+  /// A buffer of at least this many bytes for received data, reused by later calls.
   char* staging(std::int64_t bytes);
   /// Called while there is nothing to do: answers other ranks. Does not throw.
   void idle();

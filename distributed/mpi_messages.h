@@ -45,7 +45,7 @@ class MpiMessages {
 
   /// The tag of a collective of a group, or, with call -1, of the group's point-to-point messages.
   int tag(std::int64_t group, std::int64_t call) const;
-  /// Start a transfer of any size. The memory must stay valid until the batch has completed.
+  /// Starts a transfer of any size. The memory must stay valid until the batch has completed.
   void send(int to, int tag, const void* data, std::int64_t bytes, int batch);
   void receive(int from, int tag, void* data, std::int64_t bytes, int batch);
   /// Polls for completed messages; true if there was one.

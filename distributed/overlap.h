@@ -17,8 +17,8 @@ inline constexpr Word<Overlap> kOverlapWords[] = {
 /// local ones are multiplied. Backward gathers x again during the product for its gradient, and
 /// reduce-scatters that gradient during the product for the weight's gradient. Only x is saved.
 ///
-/// Shapes   x (..., n, C) with R rows, equal on every rank, weight (N, C), bias (N) or null -> (1,
-///          ..., R ranks, N)
+/// Shapes   x (..., n, C) with R rows on every rank, weight (N, C), bias (N) or null
+///          -> (1, ..., R ranks, N)
 /// Dtypes   f32, f64, bf16, all equal
 /// Device   as ProcessGroup
 /// Saves    x, weight
@@ -33,8 +33,8 @@ Tensor gather_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
 /// flight while the next ones are multiplied. Values are added in rank order. Backward gathers dy
 /// in a ring during the product for dx. On a GPU both forms run as a pipeline.
 ///
-/// Shapes   x (..., n, K) with R rows, a multiple of the ranks, weight (N, K) -> (1, ..., R /
-///          ranks, N)
+/// Shapes   x (..., n, K) with R rows, a multiple of the ranks, weight (N, K)
+///          -> (1, ..., R / ranks, N)
 /// Dtypes   f32, f64, bf16 (added in f32, rounded once), all equal
 /// Device   as ProcessGroup
 /// Saves    x, weight

@@ -19,7 +19,7 @@ class RowPath {
   };
 
   // Number of rows of each rank of the group: (ranks) i64 on the host.
-  // The first in_rows[0] rows go to rank 0 and so on; rank r sends out_rows[r] rows.
+  /// The first in_rows[0] rows go to rank 0 and so on; rank r sends out_rows[r] rows.
   void all_to_all(ProcessGroup& group, Tensor in_rows, Tensor out_rows);
   /// Every rank receives the rows of all ranks.
   void gather(ProcessGroup& group, Tensor rows);
