@@ -41,7 +41,7 @@ void at_exit(int status, void*) {
 }
 
 // MPI_Init waits for every rank and cannot be cancelled: if a rank ended before calling it, the
-// others would wait forever. This is the only place that ends the process.
+// others would wait forever. This watchdog ends the process instead.
 class Deadline {
  public:
   Deadline(double s, std::function<void()> too_late)
