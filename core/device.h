@@ -5,8 +5,8 @@
 
 namespace weft {
 
-/// Where a tensor lives. `meta` has shapes and byte counts but no data and imitates the CPU;
-/// `meta_cuda` imitates a GPU.
+/// The device of a tensor. `meta` tensors have shapes and byte counts but no data, and count the
+/// bytes of the CPU; `meta_cuda` tensors count those of a GPU.
 struct Device {
   enum class Kind : std::uint8_t { cpu, cuda, meta, meta_cuda };
   static constexpr int kKinds = 4;
@@ -16,7 +16,7 @@ struct Device {
 
   bool is_cpu() const { return kind == Kind::cpu; }
   bool is_cuda() const { return kind == Kind::cuda; }
-  /// True for a GPU and for its imitation on meta: devices that allocate as a GPU does.
+  /// True for cuda and meta_cuda, which allocate as a GPU does.
   bool is_gpu() const { return kind == Kind::cuda || kind == Kind::meta_cuda; }
   bool is_meta() const { return kind == Kind::meta || kind == Kind::meta_cuda; }
   bool operator==(const Device&) const = default;

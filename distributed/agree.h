@@ -7,18 +7,17 @@
 
 #include "weft/distributed/world.h"
 
-// What the ranks of a world tell each other before they go on together. Every rank makes the call.
+// Small exchanges by which the ranks of a world agree on a value. Every rank makes the call.
 namespace weft::distributed {
 
-/// The value of rank 0, on all of them.
+/// Returns rank 0's value on every rank.
 std::int64_t from_rank_0(World& world, std::int64_t own);
-/// The text of rank `from`, on all of them.
+/// Returns the text of rank `from` on every rank.
 std::string text_from(World& world, int from, const std::string& own);
-/// Runs f on rank 0. Throws on every rank the Error that f throws there: a job has one reason to
-/// stop.
+/// Runs f on rank 0. If f throws an Error, every rank throws it, so the job has one error message.
 void on_rank_0(World& world, const std::function<void()>& f);
 
-/// The values of every rank, in their order.
+/// Returns the values of all ranks, in rank order.
 template <std::size_t N>
 std::vector<std::array<std::int64_t, N>> from_all(World& world,
                                                   const std::array<std::int64_t, N>& own) {

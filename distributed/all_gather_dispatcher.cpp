@@ -11,17 +11,17 @@ namespace weft::distributed {
 namespace {
 
 struct GatherWay {
-  RowPath per_token, per_slot;  // one row a token, k rows a token
+  RowPath per_token, per_slot;  // one row per token, k rows per token
   RowTrip probs, results;
-  // Tokens on their way to all ranks, and what stands for them on the tape. Their gradient comes
-  // back slot by slot.
+  // Tokens in flight to all ranks, and the tensor that stands for them on the tape. Their gradient
+  // comes back per slot.
   Tensor tokens, mark;
   RowPath::Works forth, home;
   Tensor experts;  // of this rank's slots, then of all
   RowPath::Works gathered;
   std::int64_t topk = 0, capacity = 0;
-  Tensor rows;     // of the experts here, on the host; null with a capacity
-  ExpertRows own;  // this rank's slots in their order: combine_tokens() sums up tokens by it
+  Tensor rows;     // of the local experts, on the host; null with a capacity
+  ExpertRows own;  // this rank's slots in order: combine_tokens() sums tokens by it
 };
 
 ExpertRows slots_in_order(std::int64_t tokens, std::int64_t k, Device device) {
@@ -31,15 +31,15 @@ ExpertRows slots_in_order(std::int64_t tokens, std::int64_t k, Device device) {
   return out;
 }
 
-// The same rows, with each slot of each token in the place of a token.
+// The same rows, with each slot treated as a token.
 ExpertRows by_slot(const ExpertRows& rows) {
   ExpertRows out = rows;
   out.row_of = reshape(rows.row_of, {rows.row_of.numel(), 1});
   return out;
 }
 
-// x (T, C) to all ranks. What the tape sees is a view with each token k times, so that a gradient
-// of every slot comes back; they are added up here, in their order.
+// Sends x (T, C) to all ranks. The tape records a view that repeats each token k times, so that
+// every slot's gradient comes back; they are summed here in slot order.
 void depart_tokens(const Tensor& x, const std::shared_ptr<GatherWay>& way) {
   const Tensor whole = contiguous(x);
   way->tokens = way->per_token.post(whole, false, way->forth);
@@ -84,7 +84,7 @@ nn::Dispatch AllGatherDispatcher::dispatch_preprocess(const Tensor& x, const Rou
   way->own = slots_in_order(T, way->topk, x.device());
   const Tensor tokens = row_counts(ranks(), [&](std::int64_t) { return T; });
   if (fixed.of_rank) {
-    // What finds no room at home is taken nowhere.
+    // Slots that exceed the capacity on this rank are not sent.
     const Tensor row_of =
         sort_by_expert(routing.experts, experts_, {.capacity = fixed.of_rank, .read = false})
             .row_of;
@@ -128,7 +128,7 @@ void AllGatherDispatcher::token_dispatch(nn::Dispatch& d) const {
 void AllGatherDispatcher::dispatch_postprocess(nn::Dispatch& d) const {
   GatherWay& way = way_of<GatherWay>(d);
   way.gathered.wait();
-  // Experts that are elsewhere have numbers out of range here, and get no row.
+  // Experts on other ranks get an index out of range, and no row.
   const Tensor local = sub(way.experts, static_cast<double>(first_expert()));
   const std::int64_t E = local_experts();
   const std::int64_t a =

@@ -9,21 +9,21 @@
 namespace weft::distributed {
 namespace {
 
-// Rows on the way of one layer: from this rank by expert, over ep, then over etp; they arrive by
-// rank (etp, then ep) and expert.
+// A layer's rows in flight: sent by expert, over ep, then over etp; they arrive ordered by rank
+// (etp, then ep) and expert.
 struct ExchangeWay {
   RowPath path;
   RowTrip tokens, probs, results;
-  std::int64_t capacity = 0;  // rows of each rank for each expert; 0: as many as there are
-  std::int64_t most = 0;      // rows of an expert without fillers; 0: they stay
-  // Of the rows that arrive, each as a token with one slot; without `slot_of` they are in order.
+  std::int64_t capacity = 0;  // rows of each rank per expert; 0: as many as there are
+  std::int64_t most = 0;      // rows of an expert without padding; 0: padding is kept
+  // The order of the received rows, each as a token with one slot; without `slot_of`, in order.
   ExpertRows sorted;
-  Tensor counts;  // (ranks, experts): what each rank sends beside fillers; and its gather
+  Tensor counts;  // (ranks, experts): rows that each rank sends, without padding; and their gather
   Work counted;
   Tensor rows;  // of the experts
 };
 
-// Rows of each rank of tp_ep for each expert.
+// Number of rows that each rank of tp_ep sends to each expert.
 class RowCounts {
  public:
   RowCounts(Tensor table, std::int64_t etp) : table_(std::move(table)), etp_(etp) {}
@@ -41,10 +41,10 @@ class RowCounts {
   std::int64_t etp_;
 };
 
-// From (q, p, expert) to (expert, p, q), the rows of each expert filled up to a multiple.
+// Reorders (q, p, expert) to (expert, p, q); pads the rows of each expert to a multiple.
 ExpertRows sort_chunks(const RowCounts& counts, std::int64_t P, std::int64_t Q, std::int64_t first,
                        std::int64_t E, std::int64_t alignment, Device device) {
-  // Where a chunk (q, p, expert) begins.
+  // Start of each chunk (q, p, expert).
   const Tensor begins = Tensor::empty({P * Q * E + 1}, DType::i64);
   std::int64_t* source = begins.data<std::int64_t>();
   source[0] = 0;
@@ -61,7 +61,7 @@ ExpertRows sort_chunks(const RowCounts& counts, std::int64_t P, std::int64_t Q, 
     out.rows.data<std::int64_t>()[e] = rows;
     total += rows;
   }
-  // Nothing to move where one expert's rows come from one rank after the other.
+  // No reordering is needed if one expert's rows come from one rank after the other.
   if (alignment == 1 && (P * Q == 1 || (E == 1 && (P == 1 || Q == 1)))) return out;
   const Tensor row_of = Tensor::empty({source[P * Q * E], 1}, DType::i64);
   const Tensor slot_of = Tensor::full({total}, -1, DType::i64);
@@ -83,7 +83,7 @@ ExpertRows sort_chunks(const RowCounts& counts, std::int64_t P, std::int64_t Q, 
   return out;
 }
 
-// The same where all chunks have `capacity` rows; one of the two orders is the other's way back.
+// The same if all chunks have `capacity` rows; the two orders are inverses of each other.
 Tensor swap_chunks(const Tensor& x, std::int64_t a, std::int64_t b, std::int64_t c) {
   const std::int64_t row = x.ndim() > 1 ? x.dim(1) : 1;
   const std::int64_t chunk = a * b * c > 0 ? x.numel() / (a * b * c) : 0;
@@ -91,8 +91,8 @@ Tensor swap_chunks(const Tensor& x, std::int64_t a, std::int64_t b, std::int64_t
                  x.ndim() > 1 ? Shape{x.dim(0), row} : Shape{x.dim(0)});
 }
 
-// `rows` rows of each rank for each of E experts, of which `most` of an expert are no fillers:
-// moved together. counts (ranks, experts): of each rank's, those that are none.
+// Each rank sends `rows` rows to each of E experts. At most `most` rows of an expert are not
+// padding: moves those together. counts (ranks, experts): rows of each rank that are not padding.
 ExpertRows without_fillers(const Tensor& counts, std::int64_t first, std::int64_t E,
                            std::int64_t rows, std::int64_t most) {
   const Device device = counts.device();
@@ -104,7 +104,7 @@ ExpertRows without_fillers(const Tensor& counts, std::int64_t first, std::int64_
                               numbers(E).view({E, 1, 1}), Tensor::full({}, -1, DType::i64, device));
   ExpertRows out =
       sort_by_expert(expert.view({expert.numel(), 1}), E, {.capacity = most, .read = false});
-  out.rows = {};  // the way has them
+  out.rows = {};  // stored in the way
   return out;
 }
 
@@ -143,7 +143,7 @@ nn::Dispatch AllToAllDispatcher::dispatch_preprocess(const Tensor& x, const Rout
     way->rows = Tensor::full({E}, static_cast<double>(std::min(most, all)), DType::i64);
   } else {
     Counts sent = send_counts(d.rows.counts);
-    // On the CPU this rank's own are known, and its rows are copied in the meantime.
+    // On the CPU this rank's own counts are known; permute its rows meanwhile.
     if (x.device().is_cpu()) {
       know_rows(d.rows, d.rows.counts);
       permute_rows();

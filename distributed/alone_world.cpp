@@ -5,7 +5,7 @@
 namespace weft::distributed {
 namespace {
 
-/// What a rank gives is what it gets, at once.
+/// A rank receives what it sends, at once.
 class AloneChannel : public Channel {
  public:
   using Channel::Channel;

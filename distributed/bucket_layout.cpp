@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kStart = 64;  // elements: whole cache lines in every dtype
 constexpr std::int64_t kEnd128 = 128;
-// Elements of a bucket, for each rank that shares it or in all.
+// Limits of a bucket's size in elements, per rank or in total.
 constexpr std::int64_t kLeastForRank = 1 << 18, kMostForRank = 1'000'000, kMost = 40'000'000;
 
 std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
@@ -26,8 +26,8 @@ int ranks_of(const BucketLayout& b, const BucketOptions& o) {
   return b.expert ? o.expert_ranks : o.dense_ranks;
 }
 
-// The kind of bucket that a parameter goes to, and as how many elements it counts there: the same
-// on every rank, whatever part of it this one holds.
+// The bucket kind of a parameter, and the number of elements it counts as. Equal on every rank,
+// independent of this rank's shard.
 struct Member {
   BucketLayout bucket;
   std::int64_t typical = 0;
@@ -67,7 +67,7 @@ std::vector<BucketLayout> plan_buckets(const NamedTensors& parameters, const Lay
     totals[kind_of(m.bucket)] += m.typical;
   }
   std::vector<BucketLayout> done, open;
-  std::vector<std::int64_t> typical;  // sizes of the open ones by typical parts, not this rank's
+  std::vector<std::int64_t> typical;  // sizes of the open buckets, counted in typical shards
   const auto close = [&](std::size_t i) {
     BucketLayout& b = open[i];
     b.size = round_up(b.size, std::lcm(std::int64_t{ranks_of(b, options)}, kEnd128));

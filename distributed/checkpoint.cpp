@@ -11,10 +11,10 @@
 namespace weft::distributed {
 namespace {
 
-// How the part of one rank went.
+// The outcome on one rank.
 constexpr std::int64_t kWell = 0, kVerify = 1, kFailed = 2, kUnreadable = 3;
 
-// The text of what f throws, or "".
+// The message of the Error that f throws, or "".
 template <class F>
 std::string failure_of(F&& f) {
   try {
@@ -25,7 +25,7 @@ std::string failure_of(F&& f) {
   return "";
 }
 
-// What one rank has written; the checksums are of its model and its optimizer file.
+// What one rank has written: outcome, then size and checksum of its model and optimizer files.
 using Written = std::array<std::int64_t, 5>;
 
 }  // namespace
@@ -65,7 +65,7 @@ void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step
       check_system(failure.empty(), "{}", failure);
       io::commit_checkpoint(out_dir, step, std::move(list), state, keep);
     } catch (const Error&) {
-      // Make room again; the error that led here is the one to report.
+      // Free the disk space; report the error that led here.
       failure_of([&] { io::abandon_checkpoint(out_dir, step); });
       throw;
     }
@@ -73,9 +73,9 @@ void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step
 }
 
 std::optional<io::Checkpoint> find_checkpoint(World& world, const std::string& out_dir) {
-  // All end with the manifest that rank 0 has read: another copy of it may be damaged.
+  // All ranks use the manifest that rank 0 has read: another copy may be damaged.
   std::optional<io::Checkpoint> found;
-  // The first thing that a rank could not read, else the first damage, else "".
+  // The first read error of a rank, else the first damage, else "".
   const auto verify_together = [&](const std::string& folder, const std::string& manifest) {
     std::array<std::int64_t, 1> own{kWell};
     std::string text;

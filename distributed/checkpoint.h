@@ -9,17 +9,17 @@
 
 namespace weft::distributed {
 
-/// io::save_checkpoint() by all ranks of the world, which share the file system and call it
-/// together: rank r writes model-r and optim-r with its pieces. Every element must be among the
-/// pieces of some rank; a replica need not be written twice. The manifest is written last, when all
-/// files are there: whoever dies before leaves the checkpoint of before. `state` is rank 0's.
-/// Throws Error, the same on every rank, when one of them cannot write.
+/// io::save_checkpoint() by all ranks of the world, which call it together and share the file
+/// system. Rank r writes model-r and optim-r with its pieces. Every element must be in a piece of
+/// some rank; replicas need not be written twice. The manifest is written last, when all files
+/// exist: if a rank dies earlier, the previous checkpoint stays valid. `state` is rank 0's. Throws
+/// the same Error on every rank when one cannot write.
 void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step,
                      const Pieces& model, const Pieces& optimizer, const std::string& state,
                      int keep = 0);
 
-/// io::find_checkpoint() by rank 0; each rank reads a share of the files to verify them.
-/// Throws Error, the same on every rank, where that does.
+/// io::find_checkpoint() by rank 0; each rank verifies a share of the files. Throws the same Error
+/// on every rank where io::find_checkpoint() does.
 std::optional<io::Checkpoint> find_checkpoint(World& world, const std::string& out_dir);
 
 }  // namespace weft::distributed

@@ -36,12 +36,12 @@ Shape with_rows(const Tensor& x, std::int64_t rows) {
   return shape;
 }
 
-// As collectives see it: rows along the first axis.
+// The layout of collectives: rows along the first axis.
 Tensor matrix(const Tensor& x, std::int64_t rows) {
   return x.alias({rows, x.dim(-1)}, {x.dim(-1), 1}, 0);
 }
 
-// Nobody else can see these values: no handle, no owner outside, no stream.
+// Whether no other handle, owner or stream can see these values.
 bool is_alone(const Tensor& x) {
   const Storage& memory = *x.storage();
   return x.is_contiguous() && x.impl()->refs.load() == 1 && memory.refs.load() == 1 &&
@@ -114,7 +114,7 @@ Tensor scatter_rows(const Tensor& x, ProcessGroup& group) {
   if (group.size() == 1) return x;
   const std::int64_t own = share("scatter_rows", x, group);
   const Tensor in = contiguous(x);
-  // A copy: the rest of x need not stay for it.
+  // A copy, so that the rest of x can be freed.
   Tensor y = Tensor::empty(with_rows(in, own), in.dtype(), in.device());
   {
     const NoGradGuard quiet;

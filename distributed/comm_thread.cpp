@@ -7,8 +7,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kIdle{10};
-// Operations at the start. How many a program has under way depends on who is quick: without some
-// in reserve a late step might need one more than all before it, and touch the heap.
+// Preallocated operations. The number in flight depends on timing: without a reserve, a late step
+// could need one more than all before it and allocate.
 constexpr int kOperations = 16;
 
 }  // namespace
@@ -65,7 +65,7 @@ void CommThread::give_back(Operation& op) {
     ++abandoned_;
 }
 
-// Here, on the rank's own thread: its allocator gets the blocks of the tensors back.
+// Runs on the rank's own thread, so that its allocator gets the blocks of the tensors back.
 void CommThread::recycle(Operation& op) {
   op.out = {};
   op.in = {};
@@ -133,7 +133,7 @@ void CommThread::work() {
 
 void CommThread::look_around(std::unique_lock<std::mutex>& lock) {
   if (running_) return;
-  running_ = true;  // no collective begins meanwhile
+  running_ = true;  // no collective starts meanwhile
   lock.unlock();
   idle_();
   lock.lock();
@@ -141,7 +141,7 @@ void CommThread::look_around(std::unique_lock<std::mutex>& lock) {
   if (waiting_) finished_.notify_one();
 }
 
-// Called with the lock, and gives it up meanwhile.
+// Called with the lock held; releases it while the collective runs.
 void CommThread::make_next(std::unique_lock<std::mutex>& lock) {
   Operation& op = *first_;
   first_ = std::exchange(op.next, nullptr);
@@ -155,7 +155,7 @@ void CommThread::make_next(std::unique_lock<std::mutex>& lock) {
   ++stats_.calls;
   if (well) stats_.bytes_sent += op.bytes_sent(op.channel->rank(), op.channel->size());
   stats_.busy_s += seconds(op.ended - op.started);
-  // From here on the operation is the caller's.
+  // From here on the operation belongs to the caller.
   op.done.store(true, std::memory_order_release);
   if (waiting_) finished_.notify_one();
 }

@@ -10,29 +10,28 @@
 
 namespace weft::distributed {
 
-/// Makes all collectives of one rank, in the order of the calls, while the rank's own thread
-/// computes. When that one waits and the next collective has not begun, it makes it itself: a
-/// change of threads costs more than a small collective. Without a thread (fake ranks) the caller
-/// makes all of them at once.
+/// Runs all collectives of one rank in call order while the rank's own thread computes. If that
+/// thread waits and the next collective has not started, the thread runs it itself, because a
+/// thread switch costs more than a small collective. Without a communication thread (fake ranks)
+/// the caller runs every collective immediately.
 class CommThread {
  public:
-  /// `ranks` is how many the largest group may have. `idle`, if any, is called every few
-  /// milliseconds while there is nothing to do, between collectives: other ranks may ask something.
-  /// It must not throw.
+  /// `ranks` is the size of the largest group. `idle`, if set, is called every few milliseconds
+  /// while the queue is empty, so that a backend can answer other ranks. It must not throw.
   CommThread(int rank, int ranks, const WorldOptions& options, bool threaded,
              std::function<void()> idle = {});
   ~CommThread();
   CommThread(const CommThread&) = delete;
 
-  // For the rank's own thread.
-  /// An empty operation, held until give_back().
+  // Called by the rank's own thread.
+  /// Returns an empty operation, reserved until give_back().
   Operation& take();
-  /// Without `wake` it may begin only when it, or a later one, is waited for.
+  /// Without `wake`, the operation may not start until it or a later one is waited for.
   void submit(Operation& op, bool wake);
-  /// Throws Error when this collective or one before it failed.
+  /// Throws Error when this collective or an earlier one failed.
   void wait(Operation& op);
   void give_back(Operation& op);
-  /// Ends after what is queued; nothing may be submitted any more.
+  /// Stops once the queue is empty; nothing may be submitted after that.
   void stop();
 
   CommStats stats() const;
@@ -52,7 +51,7 @@ class CommThread {
   const std::function<void()> idle_;
   const std::shared_ptr<FlightRecorder> recorder_;
 
-  // The rank's own thread only.
+  // Used by the rank's own thread only.
   std::vector<std::unique_ptr<Operation>> operations_;
   Operation* free_ = nullptr;
   int abandoned_ = 0;  // given back before they were done
@@ -60,10 +59,10 @@ class CommThread {
   mutable std::mutex mutex_;
   std::condition_variable wake_, finished_;
   Operation *first_ = nullptr, *last_ = nullptr;  // the queue
-  bool running_ = false;                          // somebody makes a collective
+  bool running_ = false;                          // a collective is running
   bool waiting_ = false;                          // the rank's own thread sleeps
   bool stopping_ = false;
-  std::string failure_;  // of the first collective that failed: no other one is tried
+  std::string failure_;  // of the first collective that failed; no later one is started
   CommStats stats_;
   std::thread thread_;
 };

@@ -11,7 +11,7 @@
 namespace weft::distributed {
 namespace {
 
-constexpr std::int64_t kFirstReached = 2;  // in sums_
+constexpr std::int64_t kFirstReached = 2;  // index into sums_
 
 Tensor view_of(const Tensor& flat, std::int64_t begin, const Shape& shape) {
   return flat.alias(shape, contiguous_strides(shape), begin);
@@ -22,7 +22,7 @@ Tensor view_of(const Tensor& flat, std::int64_t begin, const Shape& shape) {
 Ddp::Ddp(nn::Module& model, const DeviceMesh& mesh, const Layout& layout, const DdpOptions& options)
     : mesh_(mesh), layout_(layout), options_(options), parameters_(model.named_parameters()) {
   check(!parameters_.empty(), "ddp: the model must have parameters, got none");
-  // finish() adds up the parameters' flags over all ranks, so all must have the same parameters.
+  // finish() sums the parameters' flags over all ranks, so all must have the same parameters.
   check(mesh.degrees().pp == 1, "ddp: pp must be 1, got {}", mesh.degrees().pp);
   for (const NamedTensor& p : parameters_) {
     check(p.tensor.is_contiguous(), "ddp: {} must be contiguous, got strides {}", p.name,
@@ -81,7 +81,7 @@ void Ddp::open(BucketLayout layout) {
   buckets_.push_back(std::move(b));
 }
 
-// The model's tensors become views of one flat buffer, of which each rank updates its slice.
+// Makes the model's tensors views of one flat buffer, of which each rank updates its slice.
 void Ddp::take_parameters(Bucket& b) {
   const CategoryScope category(Category::parameter);
   b.param = Tensor::zeros({b.layout.size}, b.layout.param_dtype, b.grad.device());
@@ -100,7 +100,7 @@ std::int64_t Ddp::counted(std::size_t parameter) const {
   const ParameterLayout l = found == layout_.end() ? ParameterLayout{} : found->second;
   const int rank = (l.expert ? mesh_.etp() : mesh_.tp()).rank();
   if (!l.tp_cut) return rank == 0 ? p.tensor.numel() : 0;
-  // Of neighbours that share rows the first one counts them.
+  // The first of the neighbours that share rows counts them.
   if (rank % l.shared_by == 0) return p.tensor.numel();
   return p.tensor.numel() / p.tensor.dim(0) * l.shared_from;
 }
@@ -125,7 +125,8 @@ void Ddp::launch_ready() {
   while (next_ < buckets_.size() && buckets_[next_].missing == 0) launch(buckets_[next_++]);
 }
 
-// Whoever got no gradient counts as zeros, or as what earlier micro-batches have left there.
+// A parameter without a gradient contributes zeros, or what earlier micro-batches left in its
+// bucket.
 void Ddp::backward_ended() {
   std::size_t count = 0;
   std::string first;
@@ -170,8 +171,8 @@ void Ddp::measure(const Bucket& b) {
     sums_.narrow(0, 1, 1).add_(eq(g, 0).to(DType::f64).sum({0}, true));
 }
 
-// Before the bucket is sent, which writes it. What no backward has reached, and what changed after
-// it was zeroed, was written by hand.
+// Call it before the bucket is sent, because sending writes it. Values that changed since the
+// bucket was zeroed, with no backward involved, were written by hand.
 void Ddp::note_reached(const Bucket& b) {
   bool by_hand = true;
   for (const BucketEntry& e : b.layout.entries) {
@@ -184,7 +185,7 @@ void Ddp::note_reached(const Bucket& b) {
   }
 }
 
-// The host's numbers go to the device in the step in which they change, which is seldom.
+// The flags are copied to the device only in a step that changes them, which is rare.
 void Ddp::begin_sums() {
   if (std::exchange(reached_changed_, false) && !own_sums_.is_meta()) {
     const auto count = static_cast<std::int64_t>(reached_.size());
@@ -194,7 +195,7 @@ void Ddp::begin_sums() {
   sums_.copy_(own_sums_);
 }
 
-// Where the host may not wait for sums_ the optimizer's kernels look there themselves.
+// If the host may not wait for sums_, the optimizer's kernels read the flags on the device.
 bool Ddp::is_on_many_gpus() const {
   return mesh_.world().size() > 1 && parameters_[0].tensor.device().is_gpu();
 }
@@ -217,7 +218,7 @@ optim::GradClip Ddp::finish(double max_norm) {
   for (const Bucket& b : buckets_) {
     (work++)->wait();
     if (b.then) (work++)->wait();
-    measure(b);  // while the next bucket travels
+    measure(b);  // while the next bucket is in flight
   }
   works_.clear();
   next_ = 0;

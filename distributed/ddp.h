@@ -14,20 +14,20 @@ namespace weft::distributed {
 
 struct DdpOptions {
   std::int64_t bucket_size = 0;   ///< elements that close a bucket; 0: default_bucket_size()
-  DType grad_dtype = DType::f32;  ///< of the buckets, or bf16; f64 parameters have f64 ones
-  bool overlap = true;            ///< false: everything is sent by finish(), with the same bits
-  bool shard = false;             ///< for a ShardedOptimizer: each rank receives its slices only
-  bool check_finite = false;      ///< name the parameter whose gradient is not finite, and stop
+  DType grad_dtype = DType::f32;  ///< gradient dtype, f32 or bf16; f64 for f64 parameters
+  bool overlap = true;            ///< false: finish() sends all buckets, with the same bits
+  bool shard = false;             ///< for a ShardedOptimizer: reduce-scatter instead of all-reduce
+  bool check_finite = false;      ///< throw if a gradient is not finite, naming the parameter
   bool count_zeros = false;       ///< see zeros()
 };
 
-/// Gradients of one model summed over data-parallel ranks while backward still runs.
+/// Sums the gradients of a model over data-parallel ranks while backward runs.
 ///
 /// Every parameter gets a main_grad, a view into a flat bucket. When the last gradient of a bucket
-/// is there, its sum over the ranks is started: over dp_cp for dense parameters, over edp for
-/// experts, and over tp (etp) after that where a rank sees only some of the tokens. Buckets go in
-/// the same order on every rank, however gradients arrive. There is no other factor: a loss is
-/// divided by the count of the whole batch before backward.
+/// is ready, its reduction starts: over dp_cp for dense parameters, over edp for experts, and then
+/// over tp (etp) where each rank sees only some of the tokens. Buckets are sent in the same order
+/// on every rank, whatever order gradients arrive in. Sums are not scaled: divide the loss by the
+/// count of the whole batch before backward.
 ///
 ///   Ddp ddp(model, mesh, layout);
 ///   for (each step) {
@@ -42,51 +42,53 @@ struct DdpOptions {
 ///     optimizer.step(clip);
 ///   }
 ///
-/// A parameter that no rank has a gradient of, in none of the micro-batches, has none after
-/// finish(): an optimizer leaves it and its state as they are. One that some rank has a gradient of
-/// is updated on all ranks alike. What is written into a main_grad by hand counts for all
-/// parameters of its bucket, unless a backward has reached one of them.
+/// If no rank has a gradient of a parameter in any micro-batch, the parameter has none after
+/// finish(), and the optimizer leaves it and its state unchanged. If any rank has one, all ranks
+/// update the parameter. A value written into a main_grad by hand counts as a gradient of every
+/// parameter of its bucket, unless backward has reached one of them.
 ///
-/// Every rank makes the same collectives, whatever it owns, and whichever parameter gets a
-/// gradient: one a bucket, one more where tokens are split over tp, one for the norm, with which
-/// travels who has gradients. A forward pass that itself communicates must use the same parameters
-/// on every rank, or none would know when a bucket is due.
+/// Every rank runs the same collectives, whichever parameters get a gradient: one per bucket, one
+/// more per bucket where tokens are split over tp, and one for the norm, which also carries the
+/// flags of the parameters that have gradients. A forward pass that itself communicates must use
+/// the same parameters on every rank, so that the ranks agree when a bucket is ready.
 class Ddp {
  public:
-  /// Called by every rank of the mesh. `layout` says what parallelize() has made of the model.
-  /// The model must not change dtype or device afterwards.
-  /// Throws Error on a model without parameters, on parameters that are not contiguous or on
-  /// several devices, unless grad_dtype is f32 or bf16, and when bucket_size is below 0.
+  /// Called by every rank of the mesh. `layout` is the result of parallelize(). Do not change the
+  /// model's dtype or device afterwards.
+  /// Throws Error on a model without parameters, on parameters that are not contiguous or are on
+  /// several devices, on a pp other than 1, unless grad_dtype is f32 or bf16, and on a bucket_size
+  /// below 0.
   Ddp(nn::Module& model, const DeviceMesh& mesh, const Layout& layout = {},
       const DdpOptions& options = {});
-  /// The parameters have no main_grad afterwards.
+  /// Removes the parameters' main_grads.
   ~Ddp();
   Ddp(const Ddp&) = delete;
   Ddp& operator=(const Ddp&) = delete;
 
-  /// To be called on the tape of the last micro-batch before its backward: buckets are sent during
-  /// that. A parameter that gets no gradient here adds zeros; the first time, a line is logged.
-  /// The Ddp has to outlive the tape's backward. When that throws, on every rank alike, finish()
-  /// has to be called before anything else. Throws Error when finish() has not been called since
-  /// the last time.
+  /// Call it on the tape of the last micro-batch, before backward: buckets are sent while that
+  /// backward runs. A parameter that gets no gradient there contributes zeros; the first time this
+  /// happens, a line is logged. The Ddp must outlive the tape's backward. If backward throws, on
+  /// every rank, call finish() before anything else. Throws Error if finish() was not called since
+  /// the last watch().
   void watch(Tape& tape);
   /// Waits until every gradient is summed (with `shard`: this rank's slices). Returns the norm over
-  /// all parameters of the job, each value counted once, and its scale; the same on every rank and
-  /// NaN there if one rank's gradients are not finite. max_norm 0 sets no limit.
-  /// Throws Error with check_finite (as backward then does): of the first parameter whose gradient
-  /// is not finite, with this rank.
+  /// all parameters of the job, counting each value once, and the clip scale. Both are equal on
+  /// every rank; the norm is NaN if the gradients of any rank are not finite. max_norm 0 sets no
+  /// limit.
+  /// With check_finite, throws Error (as backward does) that names the first parameter whose
+  /// gradient is not finite, and this rank.
   optim::GradClip finish(double max_norm = 0);
-  /// Zeroes the buckets. Throws Error while they are on their way: before finish().
+  /// Zeroes the buckets. Throws Error while they are in flight, that is before finish().
   void zero_grad();
 
-  /// With count_zeros: how many gradient values were exactly 0 at the last finish(), in all of the
-  /// job: one f64 on the device. Throws Error without.
+  /// Number of gradient values of the job that were exactly 0 at the last finish(), one f64 on the
+  /// device. Throws Error without count_zeros.
   Tensor zeros() const;
-  /// The Euclidean norm of values that lie on several ranks, from the sum of squares (f64, one
-  /// element) of those that this rank has to count; null for none. One collective.
+  /// The Euclidean norm of values distributed over ranks. `squares` is the sum of squares (f64, one
+  /// element) of the values that this rank counts, or null for none. One collective.
   Tensor joint_norm(const Tensor& squares) const;
-  /// Other ranks of tp (etp) may hold the same values of a parameter: so many of its first elements
-  /// are this rank's to count.
+  /// Number of leading elements of the parameter that this rank counts. Other ranks of tp (etp) may
+  /// hold copies of the rest.
   std::int64_t counted(std::size_t parameter) const;
 
   const DeviceMesh& mesh() const { return mesh_; }
@@ -97,15 +99,15 @@ class Ddp {
   /// A bucket on this rank.
   struct Bucket {
     BucketLayout layout;
-    ProcessGroup* group = nullptr;  ///< that its gradients are summed over
-    ProcessGroup* then = nullptr;   ///< and the one after that, or null
+    ProcessGroup* group = nullptr;  ///< its gradients are summed over this group ...
+    ProcessGroup* then = nullptr;   ///< ... and then over this one, if not null
     Tensor grad;                    ///< flat
-    Tensor slice;                   ///< of grad: what this rank owns
-    Tensor param, param_slice;      ///< with `shard`: the parameters themselves, flat
+    Tensor slice;                   ///< this rank's slice of grad
+    Tensor param, param_slice;      ///< with `shard`: the parameters, flat
     std::vector<OwnedRange> owned;  ///< in the slice
     std::vector<Tensor> counted;    ///< owned gradients that no other rank counts
-    std::vector<Tensor> whole;      ///< each parameter's gradient
-    std::size_t missing = 0;        ///< gradients that have not come yet
+    std::vector<Tensor> whole;      ///< gradient of each parameter
+    std::size_t missing = 0;        ///< gradients not yet ready
   };
   const std::vector<Bucket>& buckets() const { return buckets_; }
 
@@ -134,14 +136,14 @@ class Ddp {
     bool came;
   };
   std::unordered_map<const TensorImpl*, Place> places_;
-  std::vector<Work> works_;  ///< two a bucket at most
-  std::size_t next_ = 0;     ///< the first bucket not yet sent
+  std::vector<Work> works_;  ///< at most two per bucket
+  std::size_t next_ = 0;     ///< first bucket not yet sent
   bool watching_ = false;    ///< between watch() and finish()
   bool has_warned_ = false;
-  /// f64: squares, zeros, and for each parameter how many ranks have a gradient of it.
+  /// f64: sum of squares, zero count, and per parameter the number of ranks that have a gradient.
   Tensor sums_;
-  Tensor own_sums_;              ///< what sums_ begins with on this rank
-  std::vector<double> reached_;  ///< its last part, as the host has it
+  Tensor own_sums_;              ///< this rank's contribution to sums_
+  std::vector<double> reached_;  ///< host copy of its flags
   bool reached_changed_ = false;
 };
 

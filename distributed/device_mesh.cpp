@@ -7,7 +7,7 @@
 namespace weft::distributed {
 namespace {
 
-/// Which axes of which grid a group of this name runs along.
+/// The grid and the axes of a group name.
 struct GroupAxes {
   const char* name;
   bool expert;
@@ -62,7 +62,7 @@ Degrees settle(int world_size, Degrees d) {
   fits(d.dp >= -1 && d.tp >= 1 && d.cp >= 1 && d.pp >= 1 && d.ep >= 1 && d.etp >= 0,
        "degrees must be at least 1 (dp 0: what is left over, etp 0: as tp)");
   if (d.etp == 0) d.etp = d.tp;
-  // In double, because degrees may be anything that somebody typed.
+  // In double, because degrees come from the command line and their product may overflow.
   const double model = 1.0 * d.tp * d.cp * d.pp, experts = 1.0 * d.etp * d.ep * d.pp;
   const auto divides = [&](double n) {
     return n <= world_size && world_size % static_cast<int>(n) == 0;
@@ -93,7 +93,7 @@ int RankGrid::coordinate(int rank, std::string_view axis) const {
 }
 
 RankLists RankGrid::groups(const std::vector<std::string_view>& axes) const {
-  // Ranks of one group have one place among the other axes.
+  // Ranks of one group agree in the other axes' coordinates.
   RankLists lists;
   std::map<int, std::size_t> list_of;
   for (int rank = 0; rank < size(); ++rank) {
@@ -128,7 +128,7 @@ RankLists rank_lists(int world_size, const Degrees& degrees, std::string_view na
 DeviceMesh::DeviceMesh(World& world, const Degrees& degrees)
     : world_(world), degrees_(settle(world.size(), degrees)) {
   for (const std::string& name : mesh_group_names()) {
-    if (name == "world") continue;  // it is there already
+    if (name == "world") continue;  // exists already
     for (const std::vector<int>& ranks : rank_lists(world.size(), degrees_, name))
       if (auto mine = world.group(name, ranks)) groups_[name] = std::move(mine);
   }
@@ -137,7 +137,7 @@ DeviceMesh::DeviceMesh(World& world, const Degrees& degrees)
 ProcessGroup& DeviceMesh::group(std::string_view name) const {
   if (name == "world") return world_.all();
   const auto it = groups_.find(name);
-  if (it == groups_.end()) axes_of(name);  // says which names there are
+  if (it == groups_.end()) axes_of(name);  // throws an Error that lists the names
   return *it->second;
 }
 

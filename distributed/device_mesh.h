@@ -9,29 +9,28 @@
 
 namespace weft::distributed {
 
-/// How many ways each kind of parallelism splits the work. The dense grid has the axes tp, cp, dp,
-/// pp and the expert grid etp, ep, edp, pp: two ways to count the same ranks, in both of which the
-/// axis named first varies fastest and pp slowest. So ep may reach over tp and dp, and edp is what
-/// then is left of the ranks.
+/// Number of ranks along each kind of parallelism. The dense grid has the axes tp, cp, dp, pp, and
+/// the expert grid etp, ep, edp, pp. Both number the same ranks, with the first axis varying
+/// fastest and pp slowest. So ep may extend over tp and dp, and edp is the number of ranks left.
 struct Degrees {
-  int dp = 0;   ///< data; 0 or -1: what the others leave over
+  int dp = 0;   ///< data; 0 or -1: the ranks that the other degrees leave
   int tp = 1;   ///< tensor
   int cp = 1;   ///< context
   int pp = 1;   ///< pipeline
   int ep = 1;   ///< experts
   int etp = 0;  ///< tensor, inside experts; 0: as tp
 
-  /// Data, for the experts: what etp, ep and pp leave over.
+  /// Data parallelism of the experts: the ranks that etp, ep and pp leave.
   int edp(int world_size) const { return world_size / ((etp == 0 ? tp : etp) * ep * pp); }
 };
 
-/// The degrees with dp and etp filled in.
-/// Throws Error when they do not fit the world size, in one line with all numbers.
+/// Fills in dp and etp. Throws Error, in one line with all numbers, when the degrees do not fit the
+/// world size.
 Degrees settle(int world_size, Degrees degrees);
 
 using RankLists = std::vector<std::vector<int>>;
 
-/// Ranks counted along several axes, the first varying fastest.
+/// Ranks numbered along several axes, the first varying fastest.
 class RankGrid {
  public:
   struct Axis {
@@ -41,31 +40,31 @@ class RankGrid {
   explicit RankGrid(std::vector<Axis> axes);
   int size() const;
   int coordinate(int rank, std::string_view axis) const;
-  /// One list for each combination of the other axes' coordinates: the ranks that differ along
-  /// `axes` only, ascending. The lists come in the order of their first ranks.
+  /// The groups of ranks that differ along `axes` only: one ascending list per combination of the
+  /// other axes' coordinates, sorted by first rank.
   RankLists groups(const std::vector<std::string_view>& axes) const;
 
  private:
   std::vector<Axis> axes_;
 };
 
-/// The groups that a mesh has, in the order in which it makes them.
+/// The names of a mesh's groups, in the order of creation.
 const std::vector<std::string>& mesh_group_names();
-/// The ranks of every group of this name. Talks to nobody.
-/// Throws Error on a name that is not a mesh's, and where settle() does.
+/// The ranks of every group of this name. Does not communicate. Throws Error on a name that no mesh
+/// has, and where settle() does.
 RankLists rank_lists(int world_size, const Degrees& degrees, std::string_view name);
 
-/// All the groups that the parts of a parallel job need, by name:
+/// All process groups of a parallel job, by name:
 ///
 ///   tp cp dp pp         along one axis of the dense grid
 ///   dp_cp               sums the gradients of dense parameters
-///   tp_cp, tp_dp_cp     see all parts of a sequence, of a batch
-///   mp                  tp and pp: the parts of one model
+///   tp_cp, tp_dp_cp     hold all parts of a sequence, of a batch
+///   mp                  tp and pp: the shards of one model
 ///   etp ep edp          along one axis of the expert grid; edp sums the gradients of experts
 ///   tp_ep, tp_ep_pp     etp and ep, and pp
 ///   world
 ///
-/// Groups of one rank exist too: their collectives do nothing.
+/// Groups of one rank exist too; their collectives do nothing.
 class DeviceMesh {
  public:
   /// Called by every rank with the same degrees. Throws Error where settle() does.
@@ -73,8 +72,8 @@ class DeviceMesh {
 
   World& world() const { return world_; }
   const Degrees& degrees() const { return degrees_; }
-  /// The group of this name that this rank is in. Along one axis its rank() is the coordinate.
-  /// Throws Error on an unknown name.
+  /// This rank's group of this name. For a group along one axis, rank() is the coordinate. Throws
+  /// Error on an unknown name.
   ProcessGroup& group(std::string_view name) const;
   ProcessGroup& tp() const { return group("tp"); }
   ProcessGroup& cp() const { return group("cp"); }

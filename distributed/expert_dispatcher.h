@@ -8,38 +8,39 @@
 
 namespace weft::distributed {
 
-/// The ranks that share the experts of a layer: those with other experts (ep), those with the other
-/// parts of the same experts (etp), and all of them (tp_ep), where the number of a rank is
-/// its number in ep * the size of etp + its number in etp.
+/// Process groups of the ranks that share the experts of a layer: ep holds ranks with different
+/// experts, etp ranks with other shards of the same experts, and tp_ep all of them. The rank in
+/// tp_ep is (rank in ep) * (size of etp) + (rank in etp).
 struct ExpertGroups {
-  ProcessGroup *ep, *etp, *tp_ep;  ///< outlive whoever holds them
-  int batches;                     ///< of how many data-parallel ranks there are some in tp_ep
+  ProcessGroup *ep, *etp, *tp_ep;  ///< must outlive this object
+  int batches;                     ///< number of batches (tp_cp groups) that tp_ep overlaps
 
   explicit ExpertGroups(const DeviceMesh& mesh);
 };
 
-/// Rows on their way: what a dispatcher keeps in Dispatch::way.
+/// The state of a dispatch, which a dispatcher keeps in Dispatch::way.
 template <class Way>
 Way& way_of(const nn::Dispatch& d) {
   return *static_cast<Way*>(d.way.get());
 }
-/// One trip of it, which keeps the whole way alive.
+/// One trip of that state. The pointer keeps the whole state alive.
 template <class Way>
 std::shared_ptr<RowTrip> trip_of(const nn::Dispatch& d, RowTrip Way::*which) {
   return {d.way, &(way_of<Way>(d).*which)};
 }
 
-/// What dispatchers over ranks have in common. Rank p of ep holds the experts p E/P ... (p+1) E/P.
+/// Base class of the token dispatchers. Rank p of ep holds the experts p E/P ... (p+1) E/P.
 ///
-/// An expert sees the tokens of all ranks of tp_ep, in the order of the ranks and of each rank's
-/// tokens: the rows of one rank that had all tokens. How many there are is known from one exchange
-/// of counts a layer, which on a GPU is also the one time that the host reads. With a fixed number
-/// every rank sends that many rows to each expert, and the host reads nothing; then all ranks must
-/// have the same number of tokens. Where several share a batch, of which an expert keeps only so
-/// much, most of these are fillers: they are left out before the expert's products.
+/// An expert receives the tokens of all ranks of tp_ep, ordered by rank and then by each rank's
+/// token order: the order of a single rank that holds all tokens. The row counts come from one
+/// exchange per layer, which on a GPU is also the only host read. With a fixed row count every rank
+/// sends that many rows to each expert and the host reads nothing; all ranks must then have the
+/// same number of tokens. Where several ranks share a batch and an expert keeps only a limited
+/// number of its rows, most of the rows sent are padding; it is removed before the expert's
+/// products.
 ///
-/// A token's sum has the order of its slots, like that of its gradient: for all dispatchers and
-/// numbers of ranks y and dx have the same bits. With etp > 1 each row is itself a sum over ranks.
+/// A token's outputs are summed in slot order, and so is its gradient: y and dx have the same bits
+/// for every dispatcher and number of ranks. With etp > 1 each row is itself a sum over ranks.
 class ExpertDispatcher : public nn::TokenDispatcher {
  public:
   /// Throws Error when the experts do not divide among the ranks of ep.
@@ -49,19 +50,19 @@ class ExpertDispatcher : public nn::TokenDispatcher {
   std::int64_t local_experts() const { return experts_ / groups_.ep->size(); }
   std::int64_t first_expert() const { return groups_.ep->rank() * local_experts(); }
   std::int64_t ranks() const { return groups_.tp_ep->size(); }
-  /// Numbers of all ranks of tp_ep, which are on their way to this one.
+  /// Row counts of all ranks of tp_ep, in flight to this rank.
   struct Counts {
     Tensor all;
     Work work;
   };
   /// own (n) i64
   Counts send_counts(const Tensor& own) const;
-  /// (ranks, n) on the host. On the meta device every rank is taken to have `planned` (n), which is
-  /// on the host.
+  /// Returns (ranks, n) on the host. On the meta device every rank is assumed to have `planned`
+  /// (n), a host tensor.
   Tensor receive_counts(Counts counts, const Tensor& planned) const;
 
-  /// Where a layer keeps what it knows of its rows: as new, but in the memory of one that no tape
-  /// and no layer under way holds any more.
+  /// Returns a default-initialized state for a layer. Reuses the memory of a state that no tape and
+  /// no running layer refers to.
   template <class Way>
   std::shared_ptr<Way> new_way() const {
     for (const std::shared_ptr<void>& old : ways_) {
@@ -90,9 +91,10 @@ Tensor row_counts(std::int64_t n, F f) {
   return rows;
 }
 
-/// Takes every token to all ranks, which pick what their experts want; each slot's result is summed
-/// over the ranks, of which one has it. Few and even collectives, but each token goes to all ranks
-/// and k results a token come back from all: for small groups.
+/// All-gathers every token to all ranks, which select the rows of their experts. Each slot's result
+/// is summed over the ranks; only one rank has it. This needs few, evenly sized collectives, but
+/// every token is sent to all ranks and k results per token come back from each rank: for small
+/// groups.
 class AllGatherDispatcher : public ExpertDispatcher {
  public:
   using ExpertDispatcher::ExpertDispatcher;
@@ -105,8 +107,8 @@ class AllGatherDispatcher : public ExpertDispatcher {
   Tensor combine_postprocess(const Tensor& y, const nn::Dispatch& d) const override;
 };
 
-/// Takes each row to the rank that has its expert, and its result back. Rows arrive by rank and
-/// there by expert; they are sorted by expert and there by rank.
+/// Sends each row to the rank that holds its expert and its result back. Rows arrive ordered by
+/// rank, then expert; they are sorted by expert, then rank.
 /// Source  Lepikhin et al. 2020, arXiv:2006.16668, section 3.2
 class AllToAllDispatcher : public ExpertDispatcher {
  public:

@@ -52,7 +52,7 @@ std::int64_t FlightRecorder::called(const Operation& op) {
 void FlightRecorder::started(std::int64_t number) {
   const std::lock_guard lock(mutex_);
   FlightEntry& e = ring_[static_cast<std::size_t>(number) % ring_.size()];
-  if (e.number != number) return;  // so many were called since that it is no longer kept
+  if (e.number != number) return;  // overwritten by later entries
   e.state = FlightEntry::State::running;
   e.started_s = now();
 }

@@ -10,28 +10,28 @@
 
 namespace weft::distributed {
 
-/// One collective as the recorder keeps it.
+/// A collective as the recorder stores it.
 struct FlightEntry {
   enum class State : std::uint8_t { queued, running, done, failed };
-  std::int64_t number = 0;    ///< among all of this rank
-  std::int64_t sequence = 0;  ///< among those of its group
+  std::int64_t number = 0;    ///< index among all collectives of this rank
+  std::int64_t sequence = 0;  ///< index within its group
   Collective kind = Collective::barrier;
   Reduce reduce = Reduce::sum;
   DType dtype = DType::u8;
   State state = State::queued;
   char group[24] = {};
   std::int64_t out_elements = 0, in_elements = 0;
-  std::int64_t bytes_sent = 0;                      ///< by this rank
-  double called_s = 0, started_s = 0, ended_s = 0;  ///< since the recorder was made
-  double waited_s = 0;                              ///< when Work::wait() was called; 0: not yet
+  std::int64_t bytes_sent = 0;                      ///< sent by this rank
+  double called_s = 0, started_s = 0, ended_s = 0;  ///< since the recorder was created
+  double waited_s = 0;                              ///< time of Work::wait(), or 0 before that
 
-  /// The same on every rank whenever the layout is what decides: no times, no numbers of elements
-  /// for collectives whose rows may differ between ranks.
+  /// A text that is equal on every rank if the layout alone decides the calls: it leaves out times,
+  /// and element counts, which may differ between ranks for uneven collectives.
   std::string text() const;
 };
 
-/// A ring of the latest collectives of one rank: cheap enough to be always on. The communication
-/// thread writes, anybody may read.
+/// A ring buffer of the latest collectives of one rank, cheap enough to be always on. The
+/// communication thread writes; any thread may read.
 class FlightRecorder {
  public:
   /// Throws Error unless capacity is at least 1.
@@ -41,16 +41,16 @@ class FlightRecorder {
   void ended(std::int64_t number, bool well);
   void waited(std::int64_t number);
 
-  /// Oldest first.
+  /// Entries, oldest first.
   std::vector<FlightEntry> entries() const;
-  /// Seconds since the recorder was made.
+  /// Seconds since the recorder was created.
   double now() const;
-  /// Collectives called so far, also those that are no longer kept.
+  /// Number of collectives called so far, including those no longer stored.
   std::int64_t count() const;
-  /// One line an entry.
+  /// One line per entry.
   std::string dump() const;
-  /// Writes why the job stopped, and the dump, to rank_<rank>.txt in `folder`, which is made. A
-  /// disk that refuses is no reason to end worse: then nothing is written.
+  /// Writes the reason of a failure and the dump to rank_<rank>.txt in `folder`, which is created.
+  /// A write error is logged and not thrown, because it must not hide the failure.
   void write(const std::string& folder, int rank, const std::string& why) const;
 
  private:
@@ -60,8 +60,8 @@ class FlightRecorder {
   std::chrono::steady_clock::time_point start_;
 };
 
-/// The texts of the collectives that whole groups make, oldest first: where the layout is what
-/// decides, the same on every rank. Messages between two ranks are left out.
+/// The texts of the group collectives, oldest first, without point-to-point messages. If the layout
+/// alone decides the calls, the result is equal on every rank.
 std::vector<std::string> collective_trace(const FlightRecorder& recorder);
 
 }  // namespace weft::distributed

@@ -20,7 +20,7 @@ std::string host_name() {
   return name;
 }
 
-// A hash of each rank's text, in their order.
+// A hash of each rank's text, in rank order.
 std::vector<std::int64_t> from_all(World& world, const std::string& own) {
   const Tensor in = Tensor::zeros({1}, DType::i64);
   *in.data<std::int64_t>() = static_cast<std::int64_t>(stream_of(own));
@@ -39,7 +39,7 @@ Device gpu_of_rank(World& world, bool alone) {
   int before = 0;  // ranks of this machine
   for (std::size_t r = 0; r < me; ++r) before += hosts[r] == hosts[me];
   device.index = static_cast<std::int16_t>(before % cuda::device_count());
-  // By where it is plugged in: a launcher may show each rank a GPU of its own as the first one.
+  // Compare PCI addresses: a launcher may show each rank its own GPU as device 0.
   std::string place;
   if constexpr (kWithCuda) place = cuda::rt::pci_address(device.index);
   const std::vector<std::int64_t> gpus = from_all(world, host_name() + " " + place);

@@ -3,9 +3,9 @@
 
 namespace weft::distributed {
 
-/// A GPU for this rank where ranks are to have their own: those of a machine take the GPUs that
-/// they see in turn. Called by every rank of the world, which has to move what lies on the host.
-/// Throws Error without a GPU and, with `alone`, on every rank when two would have the same one.
+/// Assigns GPUs to ranks: the ranks of one machine take its visible GPUs round-robin. Every rank of
+/// the world calls it; the world must be able to move host tensors. Throws Error without a GPU and,
+/// with `alone`, on every rank when two ranks would share a GPU.
 Device gpu_of_rank(World& world, bool alone);
 
 }  // namespace weft::distributed

@@ -3,7 +3,8 @@
 namespace weft::distributed {
 namespace {
 
-// The layout of a parameter or of one of its states, "blocks.0.attn.qkv.weight.m"; null: whole.
+// The layout of a parameter or of one of its states, "blocks.0.attn.qkv.weight.m"; null:
+// replicated.
 const ParameterLayout* layout_of(const Layout& layout, const std::string& name) {
   const auto found = layout.find(name);
   if (found != layout.end()) return &found->second;
@@ -17,7 +18,7 @@ Piece piece_of(const Layout& layout, const std::string& name, const Shape& shape
                                                                   : Piece::of(shape);
 }
 
-// Of ranks that hold the same values, which take turns, is it this one's turn to write number i?
+// Whether this rank writes entry i: ranks that hold the same values take turns.
 bool writes(const DeviceMesh& mesh, const ParameterLayout* l, std::int64_t i) {
   const ProcessGroup& replicas = l && l->expert ? mesh.edp() : mesh.dp_cp();
   const ProcessGroup& cut = l && l->expert ? mesh.etp() : mesh.tp();

@@ -5,12 +5,12 @@
 
 namespace weft::distributed {
 
-/// What this rank adds to a checkpoint of a model whose state_dict() is `state`: ranks that hold
-/// the same values take turns, and all ranks together write everything once.
+/// This rank's part of a checkpoint of a model with this state_dict(). Replicas take turns, so that
+/// all ranks together write every value once.
 Pieces model_pieces(const StateDict& state, const DeviceMesh& mesh, const Layout& layout);
 
-/// The state of a model with the values that this rank holds, from files of any layout: what
-/// load_state_dict() takes. Throws Error as PieceFiles::read_into().
+/// Reads the values that this rank holds from files of any layout, as input for load_state_dict().
+/// Throws Error as PieceFiles::read_into().
 StateDict read_model(const StateDict& state, const Layout& layout, const PieceFiles& files);
 
 }  // namespace weft::distributed

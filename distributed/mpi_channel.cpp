@@ -10,8 +10,8 @@
 namespace weft::distributed {
 namespace {
 
-// Of a share, from each rank: large enough to be fast, small enough that two pieces from everybody
-// stay within some MiB.
+// Bytes of a shard that each rank sends at a time: large enough to be fast, small enough that two
+// pieces from every rank fit in a few MiB.
 constexpr std::int64_t kPiece = 1 << 20, kSmallPiece = 64 << 10, kStaging = 8 << 20;
 
 using Counts = std::vector<std::int64_t>;
@@ -40,8 +40,8 @@ void MpiChannel::run(Operation& op) {
     run_on_host(op);
 }
 
-// Copies in the caller's stream: what it gives to it after wait() comes after the result, and
-// memory that it frees is used again after that.
+// Copies run in the caller's stream: work that the caller enqueues after wait() follows the result,
+// and memory that it frees is reused only after that.
 void MpiChannel::run_over_host(const Operation& op) {
   const cuda::StreamScope scope(*op.stream);
   Operation& host = on_host_;
@@ -90,7 +90,7 @@ void MpiChannel::carry_out(Operation& op) {
   if (op.kind == Collective::barrier)
     barrier();
   else if (op.out.is_meta())
-    ;  // nothing but the comparison
+    ;  // only the comparison
   else if (op.kind == Collective::all_reduce || op.kind == Collective::reduce_scatter)
     reduce(op);
   else
@@ -118,8 +118,8 @@ void MpiChannel::receive(int from, void* data, std::int64_t bytes, Batch batch) 
   messages_.receive(ranks()[static_cast<std::size_t>(from)], tag_, data, bytes, batch);
 }
 
-// Each rank sends every other one its version of that one's share, adds what comes for its own, and
-// sends the sum to everybody. The next piece is on its way while one is added.
+// Each rank sends every peer that peer's shard, adds what it receives for its own shard, and sends
+// the sum to all. The next piece is in flight while one is added.
 void MpiChannel::reduce(Operation& op) {
   const auto width = static_cast<std::int64_t>(size_of(op.dtype()));
   const bool all = op.kind == Collective::all_reduce;
@@ -130,7 +130,7 @@ void MpiChannel::reduce(Operation& op) {
                      own_begin = count_before(op.in_count, rank());
   char* staging = job_->staging(2 * others * std::min(own, piece) * width);
 
-  const auto elements = [&](int r, std::int64_t k) {  // of piece k of the share of rank r
+  const auto elements = [&](int r, std::int64_t k) {  // of piece k of rank r's shard
     return std::clamp<std::int64_t>(count_of(op.in_count, r) - k * piece, 0, piece);
   };
   const auto arrived = [&](int r, std::int64_t k) {
@@ -182,8 +182,8 @@ void MpiChannel::move(Operation& op) {
       if (r != rank()) send(r, op.out.raw(), bytes, kData);
     return;
   }
-  // What goes to each rank: all of `in`, or its own part of it. Beginning with the next rank, so
-  // that not all send to the same one.
+  // Each rank gets all of `in`, or its own part of it. Start with the next rank, so that the ranks
+  // do not all send to the same one.
   const bool gather = op.kind == Collective::all_gather;
   for (int i = 1; i < size(); ++i) {
     const int to = (rank() + i) % size(), from = (rank() + size() - i) % size();
@@ -200,7 +200,8 @@ void MpiChannel::move(Operation& op) {
        count_of(op.out_count, rank()) * width);
 }
 
-// Rounds of 1, 2, 4, ... ranks ahead: in the end each rank has heard of every other one.
+// Dissemination barrier: in rounds of 1, 2, 4, ... ranks ahead, every rank hears of every other
+// one.
 void MpiChannel::barrier() {
   char out = 0, in = 0;
   for (int ahead = 1; ahead < size(); ahead *= 2) {

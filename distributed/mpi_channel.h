@@ -7,7 +7,7 @@
 
 namespace weft::distributed {
 
-/// What ranks compare before they believe each other's bytes.
+/// What ranks compare to check that they made the same call.
 struct CallPrint {
   Collective kind = Collective::barrier;
   Reduce reduce = Reduce::sum;
@@ -15,15 +15,16 @@ struct CallPrint {
   bool has_out = false, has_in = false, in_place = false;
   std::int32_t from = -1, to = -1;
   std::int64_t sequence = 0;
-  std::uint64_t counts = 0;                ///< a hash of the elements by rank
-  std::uint64_t group = 0;                 ///< one of the group's name and ranks
-  std::int64_t sends = 0, expects = 0;     ///< elements, between this pair of ranks
-  std::int32_t out_dims = 0, in_dims = 0;  ///< the shapes, for messages
+  std::uint64_t counts = 0;                ///< hash of the element counts by rank
+  std::uint64_t group = 0;                 ///< hash of the group's name and ranks
+  std::int64_t sends = 0, expects = 0;     ///< elements between this pair of ranks
+  std::int32_t out_dims = 0, in_dims = 0;  ///< shapes, for error messages
   std::int64_t out_shape[kMaxDims] = {}, in_shape[kMaxDims] = {};
 };
 
-/// A group over MPI: parts go to their owners, are added there in the order of ranks, and come
-/// back, in pieces of a bounded size. Tensors on a GPU travel as copies in host memory.
+/// A group over MPI. A reduction sends each shard to its owner, which adds the shards in rank order
+/// and sends the result back, in chunks of bounded size. GPU tensors are copied through host
+/// memory.
 class MpiChannel : public Channel {
  public:
   MpiChannel(const std::string& name, const std::vector<int>& ranks, int rank,
@@ -49,7 +50,7 @@ class MpiChannel : public Channel {
   void compare_with_all(const Operation& op);
   void send_print(const Operation& op, int to, int slot);
   void expect_print(int from, int slot);
-  /// Once they are there; throws when a rank has called something else.
+  /// Once the prints have arrived. Throws when a rank made a different call.
   void check_prints(const Operation& op);
   void check_print(const Operation& op, const CallPrint& print, int peer);
   void wait(const Operation& op, std::initializer_list<Batch> batches);
@@ -63,9 +64,9 @@ class MpiChannel : public Channel {
   const std::uint64_t group_hash_;
   int tag_ = 0;
   std::vector<CallPrint> own_prints_, prints_;
-  std::vector<int> print_peers_;  // whose prints_ are awaited
+  std::vector<int> print_peers_;  // peers whose prints_ have not arrived
   std::vector<const void*> parts_;
-  Operation on_host_;  // what stands for one whose tensors are on a GPU
+  Operation on_host_;  // stands in for an operation whose tensors are on a GPU
 };
 
 }  // namespace weft::distributed

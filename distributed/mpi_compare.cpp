@@ -1,4 +1,4 @@
-// The ranks of a group compare what they have called.
+// The ranks of a group compare their calls.
 #include <algorithm>
 
 #include "weft/core/error.h"
@@ -98,7 +98,7 @@ void MpiChannel::check_print(const Operation& op, const CallPrint& print, int pe
       print.from == own.from && print.sequence == own.sequence && print.counts == own.counts &&
       print.sends == own.expects && print.expects == own.sends)
     return;
-  // The other rank's operation, as far as it matters, for the one comparison that all backends use.
+  // The part of the other rank's operation that difference() compares; all backends use it.
   Operation other;
   other.kind = print.kind;
   other.reduce = print.reduce;

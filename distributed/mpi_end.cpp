@@ -1,5 +1,5 @@
-// How a job ends: each rank waits for the others, and of those that end with the same error one
-// says so.
+// The end of a job: each rank waits for the others, and of the ranks that end with one error one
+// prints it.
 #include <algorithm>
 #include <cstdio>
 #include <thread>
@@ -12,9 +12,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// After a failure: how long the others get to write why they end.
+// After a failure: time for the other ranks to report why they end.
 constexpr milliseconds kLastWords{1000};
-// Otherwise: how long an error waits for ranks that may meet it too, and for notes on their way.
+// Otherwise: time that an error waits for ranks that may fail the same way, and for notes in
+// flight.
 constexpr milliseconds kPatience{5000}, kMargin{1000};
 
 }  // namespace
@@ -56,7 +57,7 @@ void MpiJob::finish(const Print& print) {
       if (now - std::max(begin, failed_at_) > kLastWords) break;
     } else if (asked_at_ == Clock::time_point{}) {
       if (seconds(now - patient) > timeout_) ask(still_there());
-    } else if (all_answered()) {  // they have much to do, and that is fine
+    } else if (all_answered()) {  // they are still computing
       patient = now;
       forget_answers();
     } else if (seconds(now - asked_at_) > grace_) {
@@ -65,13 +66,13 @@ void MpiJob::finish(const Print& print) {
   }
   speak();
   if (failure_.empty()) return messages_.finish();
-  // Nobody is left in a collective whose wait() could throw this.
+  // No rank is left in a collective whose wait() could throw this.
   if (was_well && !was_told_)
     std::fprintf(stderr, "rank %d: error: %s\n", messages_.rank(), failure_.c_str());
 }
 
 void MpiJob::lost_at_the_end() {
-  // Others that have ended find out at the same time: the first of them says so.
+  // Other ranks that have ended detect this at the same time: the first of them reports it.
   const auto here = places_.begin() + messages_.rank();
   const bool is_first = std::none_of(places_.begin(), here, [](const Place& p) { return p.ended; });
   if (!is_first && seconds(Clock::now() - asked_at_) < grace_ + seconds(kMargin)) return;
@@ -89,15 +90,15 @@ void MpiJob::lost_at_the_end() {
   fell(why);
 }
 
-// Does this rank know enough to speak, or to stay silent? An error of its own may be everybody's;
-// of what has stopped the job the first one speaks, or the rank whose error that was.
+// Whether this rank knows enough to print or to stay silent. Its own error may be every rank's
+// error. An error that stopped the job is printed by the first rank, or by the rank that caused it.
 bool MpiJob::is_due(const std::vector<int>& others, Clock::duration waited) const {
   if (end_ == Note::End::own_error) return others.empty() || waited > kPatience;
   return std::none_of(others.begin(), others.end(),
                       [&](int r) { return r < messages_.rank() || r == culprit_; });
 }
 
-// "" when another rank has the same to say, and says it.
+// Empty if another rank prints the same error.
 std::string MpiJob::own_line(Clock::time_point begin) const {
   const bool own = end_ == Note::End::own_error;
   if (!own && culprit_ >= 0 && culprit_ != messages_.rank() &&
@@ -111,7 +112,7 @@ std::string MpiJob::own_line(Clock::time_point begin) const {
     const Place& place = places_[static_cast<std::size_t>(r)];
     if (r != messages_.rank()) {
       if (place.end != end_ || place.words.empty() || (own && place.words != cut.text)) continue;
-      // One that came so much earlier has not waited for this one.
+      // A rank that ended this much earlier has not waited for this one.
       const Clock::duration waited = own ? kPatience + kMargin : kLastWords;
       if (r < messages_.rank() || begin - place.ended_at > waited) return "";
     }

@@ -15,14 +15,13 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// A poll costs some 100 ns. At first as many as possible; then other threads of a busy machine may
-// go first; then they have the processor.
+// A poll costs about 100 ns. Spin first, then yield the processor, then sleep.
 constexpr int kSpins = 50, kYields = 400, kShortSleeps = 100, kPollsAWatch = 16;
 constexpr microseconds kShortSleep{20}, kLongSleep{200};
-// A message of a rank that has ended is already on its way.
+// A message from a rank that has ended is already in flight.
 constexpr milliseconds kOnTheWay{300};
 constexpr milliseconds kGap{1000};
-// Seconds that a rank may compute on after the job has failed.
+// Seconds that a rank may keep computing after the job has failed.
 constexpr double kLastResort = 30;
 
 }  // namespace
@@ -80,8 +79,8 @@ void MpiJob::watch() {
   if (giving_up_)
     fail(message("rank {} has ended with an error", messages_.rank()), messages_.rank());
   const Clock::time_point now = Clock::now();
-  // Polls are some 3 ms apart at most: after a longer gap this process, and others with it, had
-  // been stopped, and gets its time back.
+  // Polls are at most about 3 ms apart. After a longer gap this process, and probably its peers,
+  // had been stopped: extend the timeout by the gap.
   if (now - watched_at_ > kGap) moved_at_ += now - std::max(watched_at_, entered_);
   watched_at_ = now;
   if (moved_) moved_at_ = now;
@@ -90,7 +89,8 @@ void MpiJob::watch() {
     fail(message("{}: {}", describe(*op_), messages_.trouble()));
   for (int r = 0; r < messages_.size(); ++r) {
     const Place& place = places_[static_cast<std::size_t>(r)];
-    // This operation may need nothing of it, or have got it: ranks leave a collective one by one.
+    // This operation may not need that rank, or may have its data: ranks leave a collective one by
+    // one.
     if (!place.ended || now - std::max({place.ended_at, entered_, moved_at_}) <= kOnTheWay)
       continue;
     moved_ = messages_.progress() || moved_;
@@ -103,7 +103,7 @@ void MpiJob::watch() {
   if (asked_at_ == Clock::time_point{}) {
     ask(needed());
   } else if (all_answered() || seconds(now - asked_at_) > grace_) {
-    // A rank that waits elsewhere may wait for one that this operation does not need.
+    // A rank that waits in another call may wait for a rank that this operation does not need.
     if (const std::vector<int> others = not_needed(); somebody_waits_elsewhere() && !others.empty())
       ask(others);
     else

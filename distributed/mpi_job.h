@@ -11,10 +11,10 @@
 
 namespace weft::distributed {
 
-/// What the groups of one process share: its messages, how it waits for them, and how it finds out
-/// why they do not come. A rank that is alive answers other ranks' questions while it computes,
-/// while it waits and after it has ended; so a rank that was stopped can be told from one that is
-/// elsewhere.
+/// State shared by the groups of one process: its messages, how it waits for them, and how it
+/// diagnoses missing ones. A live rank answers the questions of other ranks while it computes,
+/// while it waits and after it has ended, so a stopped rank can be told from one that is in another
+/// call.
 class MpiJob {
  public:
   using Print = std::function<void(const std::string&)>;
@@ -24,48 +24,50 @@ class MpiJob {
 
   MpiMessages& messages() { return messages_; }
 
-  // By whoever carries out a collective.
+  // Called by the thread that runs a collective.
 
-  /// What is carried out from here to leave(): what other ranks are told, and what a timeout names.
-  /// Throws Error when the job has failed.
+  /// Declares the operation that runs until leave(); it is reported to other ranks and named by a
+  /// timeout. Throws Error when the job has failed.
   void enter(const Operation& op, std::int64_t group, std::int64_t call);
   void leave() { op_ = nullptr; }
-  /// Gives up the operation that was entered.
+  /// Abandons the operation passed to enter().
   void abandon(const Operation& op);
-  /// Polls until done(). Throws Error when the job fails, or when nothing moves for too long.
+  /// Polls until done(). Throws Error when the job fails, or when no message makes progress until
+  /// the timeout.
   template <class Done>
   void wait(Done done) {
     without_ = 0;
     while (!done() || !messages_.trouble().empty()) between(messages_.progress());
   }
-  /// Tells every rank why the job has failed, and throws it. `culprit`: the rank that has ended
-  /// with an error, where that is why.
+  /// Tells every rank why the job has failed, and throws. `culprit`: the rank whose error ended the
+  /// job, if that is the reason.
   [[noreturn]] void fail(const std::string& why, int culprit = -1);
   void count(std::int64_t bytes) { moved_bytes_ += bytes; }
   std::int64_t moved_bytes() const { return moved_bytes_; }
-  /// At least this many bytes for what arrives; the same ones at each call.
+  /// A buffer of at least this many bytes for received data, reused by later calls.
   char* staging(std::int64_t bytes);
-  /// While there is nothing to do: listens to other ranks. Does not throw.
+  /// Called while there is nothing to do: answers other ranks. Does not throw.
   void idle();
 
-  // By the rank's own thread.
+  // Called by the rank's own thread.
 
-  /// Whose entries are written to a file when the job fails.
+  /// Its entries are written to a file when the job fails.
   void set_recorder(const FlightRecorder* recorder) { recorder_ = recorder; }
-  /// This rank is about to end with an error, and has this to say; "": it says that itself.
+  /// Declares that this rank is about to end with `error`, which it has not printed; "" if it
+  /// prints the error itself.
   void give_up(const std::string& error = "");
-  /// After the communication thread has ended: waits until the other ranks end too, and ends MPI.
-  /// Calls `print`, if any, with what this rank has to say, unless another one does: see
+  /// After the communication thread has stopped: waits until the other ranks end too, and finalizes
+  /// MPI. Calls `print`, if set, with this rank's error unless another rank prints it: see
   /// end_with_error().
   void finish(const Print& print = {});
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Place {  // of another rank
+  struct Place {  // state of a peer
     bool ended = false, asked = false, answered = false;
     Clock::time_point ended_at{};
     Note::End end = Note::End::well;
-    std::string words;  // that it has to say
+    std::string words;  // its unprinted error
     Note answer;
   };
 
@@ -77,7 +79,7 @@ class MpiJob {
   void ask(const std::vector<int>& ranks);
   void forget_answers();
   bool all_answered() const;
-  std::vector<int> needed() const;  // ranks of the world
+  std::vector<int> needed() const;  // world ranks
   std::vector<int> not_needed() const;
   bool is_elsewhere(const Place& place) const;
   bool somebody_waits_elsewhere() const;
@@ -96,7 +98,7 @@ class MpiJob {
   std::atomic<const FlightRecorder*> recorder_{nullptr};
   std::atomic<bool> giving_up_{false};
   Note::End end_ = Note::End::well;
-  std::string words_;  // whole; others see what fits into a note
+  std::string words_;  // complete; other ranks see what fits into a note
   bool ended_ = false;
 
   const Operation* op_ = nullptr;
@@ -110,7 +112,7 @@ class MpiJob {
   std::atomic<std::int64_t> moved_bytes_{0};
   std::string failure_;
   int culprit_ = -1;
-  bool was_told_ = false;  // the failure, by another rank
+  bool was_told_ = false;  // another rank reported the failure
   Clock::time_point failed_at_{};
   Tensor staging_;
   std::vector<Tensor> abandoned_;  // MPI may still write to them

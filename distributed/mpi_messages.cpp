@@ -23,24 +23,25 @@
 namespace weft::distributed {
 namespace {
 
-// MPI counts in int; a large tensor goes in pieces.
+// MPI counts are int; send a large tensor in pieces.
 constexpr std::int64_t kLongest = std::int64_t{1} << 30;
 constexpr int kNoteTag = 1;
-// Seconds that starting MPI may take on a busy machine, however short the timeout.
+// Minimum timeout in seconds for MPI_Init, for busy machines.
 constexpr double kStart = 10;
 
 std::atomic<bool> doomed{false};
 
-// main() has returned or exit() was called: messages are out, and a failed job must not look well.
+// Runs after main() has returned or exit() was called: messages are out, and the exit status of a
+// failed job must not be 0.
 void at_exit(int status, void*) {
   if (!doomed) return;
-  // The others learned of it at the same moment, and have a line to write.
+  // The other ranks learned of the failure at the same time and may still print a line.
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   MpiMessages::abort(status ? status : 1);
 }
 
-// MPI_Init waits for every rank, and nothing can call it off: when one ended before it came to it,
-// the others would wait for ever. So this is the one place where the process is ended from here.
+// MPI_Init waits for every rank and cannot be cancelled: if a rank ended before calling it, the
+// others would wait forever. This watchdog ends the process instead.
 class Deadline {
  public:
   Deadline(double s, std::function<void()> too_late)
@@ -104,10 +105,10 @@ struct MpiMessages::State {
 
   struct About {
     int batch, peer;
-    std::int64_t bytes;  // that must come; -1: sent
+    std::int64_t bytes;  // expected size; -1: a send
   };
   std::vector<MPI_Request> requests;
-  std::vector<About> about;  // of each request
+  std::vector<About> about;  // by request
   std::vector<int> through;
   std::vector<MPI_Status> statuses;
   std::array<int, kBatches> under_way{};
@@ -167,7 +168,7 @@ MpiMessages::MpiMessages(double timeout_s, std::function<void()> too_late)
   ok(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, allowed.data(), sizeof mine, MPI_BYTE, machine),
      "MPI_Allgather");
   s.processors = processor_share(allowed, static_cast<std::size_t>(own));
-  // A quota is that of all of them: a job on one machine is started in one group.
+  // A quota applies to all ranks together: a job on one machine is started in one cgroup.
   if (const auto quota = weft::detail::cgroup_limits().processors)
     s.processors = std::min(s.processors, std::max(1, static_cast<int>(*quota / neighbours)));
   MPI_Comm_free(&machine);
@@ -183,7 +184,7 @@ int MpiMessages::size() const { return state_->size; }
 int MpiMessages::processors() const { return state_->processors; }
 
 int MpiMessages::tag(std::int64_t group, std::int64_t call) const {
-  // Equal tags of calls that are far apart do no harm: messages of a pair keep their order.
+  // Equal tags of distant calls are harmless: messages of a pair keep their order.
   const std::int64_t half = state_->largest_tag / 2;
   if (call < 0) return static_cast<int>(2 * (group % half) + 1);
   return static_cast<int>(2 * ((group * 4099 + call) % half));

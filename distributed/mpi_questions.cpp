@@ -1,4 +1,4 @@
-// Which rank does not come, and where it is instead.
+// Finds the rank that a collective waits for, and what that rank is doing.
 #include <algorithm>
 
 #include "weft/core/error.h"
@@ -16,7 +16,7 @@ std::vector<int> MpiJob::needed() const {
   return list;
 }
 
-// None once they have been asked, too.
+// Without ranks that have been asked already.
 std::vector<int> MpiJob::not_needed() const {
   std::vector<int> list;
   const std::vector<int> in_it = needed();

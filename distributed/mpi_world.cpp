@@ -14,7 +14,7 @@
 namespace weft::distributed {
 
 int launched_rank() {
-  // Open MPI, MPICH and Intel MPI, and srun with either of its two ways of starting MPI.
+  // Open MPI, MPICH and Intel MPI, and srun with either of its two MPI plugins.
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"})
     if (const char* rank = std::getenv(name)) return std::atoi(rank);
   return -1;
@@ -77,7 +77,7 @@ class MpiWorld : public World {
   bool ended_ = false;
 };
 
-// Of a rank that has not come to make its world: the others may be in theirs, or fail as it does.
+// For a rank without a world: the others may have theirs, or fail the same way.
 void meet_and_end(const std::string& error, const MpiJob::Print& print) {
   const std::string line = message("rank {}: {}", launched_rank(), error);
   try {
@@ -122,7 +122,7 @@ std::unique_ptr<World> mpi_world(const WorldOptions&) {
 
 void end_with_error(std::unique_ptr<World>, const std::string& error,
                     const std::function<void(const std::string&)>& print) {
-  if (launched_rank() <= 0) print(error);  // they cannot meet; all make the same mistake
+  if (launched_rank() <= 0) print(error);  // the ranks cannot meet; all fail the same way
 }
 
 std::int64_t mpi_bytes_moved(const World& world) {

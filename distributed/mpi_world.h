@@ -7,40 +7,41 @@
 
 namespace weft::distributed {
 
-/// Was this process started by mpirun or srun, as one of several? Looks at the environment only.
+/// Whether mpirun or srun started this process as one of several. Reads the environment only.
 bool under_mpi();
-/// This process's number among those, or -1. For what only one of them should say before they meet.
+/// This process's rank in the launch, or -1. For messages that one process prints before MPI
+/// starts.
 int launched_rank();
-/// How many processes the launcher has started together; 1 where it does not say.
+/// Number of processes that the launcher started; 1 if it does not say.
 int launched_ranks();
 
-/// For a rank of a job that ends with an error which nothing has printed yet: what its users should
-/// read, once and not once a rank. Calls `print` with `error` itself when all ranks end with it or
-/// it is what has stopped the job, behind "rank 2: " or "ranks 1, 3: " when only some do. Never
-/// calls it on a rank that is not the first of those, or that was stopped by the error of another
-/// one, which says so. Ends this rank's world; a rank that has made none (null) meets the others
-/// for this, if they come within 10 seconds.
+/// Ends a rank with an error that nothing has printed yet, and prints that error once per job
+/// instead of once per rank. Calls `print` with the bare error when all ranks end with it or it
+/// stopped the job, and with the prefix "rank 2: " or "ranks 1, 3: " when only some ranks end with
+/// it. Only the first of those ranks prints; a rank that another rank's error has stopped does not.
+/// Ends this rank's world. A rank that has not created its world (null) meets the others for this,
+/// if they arrive within 10 seconds.
 ///
-/// Whoever does not hear from the others within 5 seconds speaks: they may be computing. So a line
-/// can come twice, and none gets lost. Without a launcher, and for other worlds: prints at once.
+/// A rank that does not hear from the others within 5 seconds prints, because they may be
+/// computing: a line can appear twice but is never lost. Without a launcher, and for other worlds,
+/// prints at once.
 void end_with_error(std::unique_ptr<World> world, const std::string& error,
                     const std::function<void(const std::string&)>& print);
 
-/// This process's place among the ranks that mpirun or srun has started. Without a launcher: the
-/// only rank of a job of one. Every rank makes it once, at its start, and keeps it until its end:
-/// its destructor waits for the other ranks' destructors and ends MPI. Kernels use this rank's
-/// share of the processors that it may run on, unless set_num_threads() or OMP_NUM_THREADS says
-/// otherwise.
+/// This process's rank in the job that mpirun or srun started; without a launcher, a job of one
+/// rank. Every rank calls it once at start and keeps the world until it ends: the destructor waits
+/// for the other ranks' destructors and finalizes MPI. Kernels use this rank's share of the
+/// processors it may run on, unless set_num_threads() or OMP_NUM_THREADS sets another number.
 ///
-/// A job that fails (a rank was stopped, has died or ended, called something else) throws Error
-/// (Fault::system) from Work::wait() on every rank; such a process ends with a status other than 0
-/// and takes the others along.
-/// Throws Error in a library built without MPI, and when MPI does not allow calls from threads.
+/// When the job fails (a rank was stopped, died, ended, or made a different call), Work::wait()
+/// throws Error (Fault::system) on every rank. A process that ends after that has a nonzero status
+/// and ends the other ranks too.
+/// Throws Error in a library built without MPI, and when MPI does not allow calls from several
+/// threads.
 std::unique_ptr<World> mpi_world(const WorldOptions& options = {});
 
-/// Bytes of tensors that this rank's collectives have given to MPI for other ranks: what
-/// CommStats::bytes_sent counts in advance.
-/// Throws Error when the world is not mpi_world()'s.
+/// Bytes of tensor data that this rank has passed to MPI for other ranks; CommStats::bytes_sent
+/// predicts this number. Throws Error unless the world comes from mpi_world().
 std::int64_t mpi_bytes_moved(const World& world);
 
 }  // namespace weft::distributed

@@ -21,7 +21,7 @@ nccl::Reduce how(Reduce r) {
                             : nccl::Reduce::min;
 }
 
-// Several calls as one, which is also ended when one of them throws.
+// Groups several NCCL calls into one. Ends the group also if a call throws.
 template <class Calls>
 void together(Calls calls) {
   nccl::begin();
@@ -30,7 +30,7 @@ void together(Calls calls) {
   } catch (...) {
     try {
       nccl::end();
-    } catch (const Error&) {  // the first one says why
+    } catch (const Error&) {  // report the first error
     }
     throw;
   }

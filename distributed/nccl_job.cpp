@@ -8,7 +8,7 @@ namespace weft::distributed {
 namespace {
 
 constexpr std::chrono::milliseconds kLook{50};
-// For a call that has begun: long enough to be handed over, unless it waits for other ranks.
+// Time for a call to be enqueued; a longer call waits for other ranks.
 constexpr std::chrono::seconds kHandOver{1};
 
 }  // namespace
@@ -46,7 +46,7 @@ void NcclJob::begin(const Operation& op) {
   check_well();
   cuda::detail::use_device(device_.index);
   Slot& s = slot(op.number);
-  if (s.number >= 0 && !s.done.done()) s.done.synchronize();  // so many are under way
+  if (s.number >= 0 && !s.done.done()) s.done.synchronize();  // all slots are in use
   ready_.record(cuda::Stream::current(device_));
   ready_.wait(stream_);
   for (const Tensor& t : {op.out, op.in})
@@ -73,13 +73,13 @@ void NcclJob::join(const Operation& op, bool host) {
   check_well();
   cuda::detail::use_device(device_.index);
   const Slot& s = slot(op.number);
-  if (s.number != op.number) return;  // its place was needed again: it has ended
+  if (s.number != op.number) return;  // the slot was reused: the operation has ended
   s.done.wait(cuda::Stream::current(device_));
   if (host) s.done.synchronize();
   check_well();
 }
 
-// "" or why the job has failed.
+// Empty, or why the job has failed.
 std::string NcclJob::look() {
   if (std::string why = bootstrap_.failure(); !why.empty()) return why;
   for (const cuda::nccl::Comm comm : comms_)
@@ -117,19 +117,19 @@ void NcclJob::watch() {
     }
     if (failure_.empty()) continue;
     if (recorder_ && !dump_folder_.empty()) recorder_->write(dump_folder_, rank_, failure_);
-    // Whoever is between begin() and end() may be about to use a communicator. One that is waiting
-    // inside the library comes out by the abort alone.
+    // A thread between begin() and end() may be about to use a communicator. A thread blocked
+    // inside NCCL returns only after the abort.
     wake_.wait_for(lock, kHandOver, [this] { return !calling_; });
     abort_all();
   }
 }
 
-// Kernels that wait for other ranks end now, and who waits for them goes on.
+// Ends kernels that wait for other ranks, and releases the threads that wait for those kernels.
 void NcclJob::abort_all() {
   for (const cuda::nccl::Comm comm : comms_) {
     try {
       cuda::nccl::abort(comm);
-    } catch (const Error&) {  // the first failure is the one to tell
+    } catch (const Error&) {  // report the first failure
     }
   }
   comms_.clear();
@@ -146,9 +146,9 @@ void NcclJob::stop_watching() {
 
 void NcclJob::finish() {
   try {
-    // The watcher is still there: it ends what waits for a rank that never comes.
+    // The watcher still runs: it aborts collectives that wait for a lost rank.
     stream_.synchronize();
-  } catch (const Error&) {  // a destructor calls this; whoever waited was told
+  } catch (const Error&) {  // called by the destructor; wait() has reported the error
   }
   stop_watching();
   try {

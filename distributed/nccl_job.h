@@ -15,27 +15,28 @@
 
 namespace weft::distributed {
 
-/// What the groups of one rank share on its GPU: the stream in which collectives run beside the
-/// program's own, marks to wait for them, and a thread that looks for those that do not end.
+/// State shared by the groups of one rank on its GPU: the stream for collectives, events to wait
+/// for them, and a watcher thread that detects collectives that do not finish.
 class NcclJob {
  public:
-  /// Also fails when `bootstrap`, which outlives it, says that the job has.
+  /// Also fails when `bootstrap` reports that its job has failed. `bootstrap` must outlive this
+  /// object.
   NcclJob(Device device, const World& bootstrap, const WorldOptions& options);
   ~NcclJob();
 
   Device device() const { return device_; }
   cuda::rt::StreamHandle stream() const { return stream_.handle(); }
   void add(cuda::nccl::Comm comm);
-  /// That has the rank's operations, by number.
+  /// Sets the flight recorder that holds the rank's operations, by number.
   void set_recorder(std::shared_ptr<const FlightRecorder> recorder);
 
-  /// From here to end() calls go to stream(), after what the caller's stream has been given.
-  /// Throws Error when the job has failed.
+  /// Between begin() and end(), calls go to stream(), ordered after the work already in the
+  /// caller's stream. Throws Error when the job has failed.
   void begin(const Operation& op);
   void end(const Operation& op);
-  /// What the caller's stream gets next comes after the operation; with `host`, so does the caller.
+  /// Makes the caller's stream wait for the operation; with `host`, the host waits too.
   void join(const Operation& op, bool host);
-  /// Waits for what is under way, and disconnects. Nothing may be called any more.
+  /// Waits for collectives in flight and disconnects. Nothing may be called after that.
   void finish();
   /// The same without waiting.
   void give_up();
@@ -43,7 +44,7 @@ class NcclJob {
  private:
   using Clock = std::chrono::steady_clock;
   struct Slot {
-    std::int64_t number = -1;  // of the operation, among the rank's
+    std::int64_t number = -1;  // operation number within the rank
     bool busy = false, marked = false;
     cuda::Event done;
     Clock::time_point begun{};
@@ -73,12 +74,12 @@ class NcclJob {
   std::vector<cuda::nccl::Comm> comms_;
   std::shared_ptr<const FlightRecorder> recorder_;
   std::string failure_;
-  bool calling_ = false;  // a call of the library has begun and not ended
+  bool calling_ = false;  // between begin() and end()
   bool stopping_ = false;
   std::thread watcher_;
 };
 
-/// A group over NCCL: one call of the library, or several as one, for each collective.
+/// A group over NCCL. Each collective is one NCCL call or one grouped call.
 class NcclChannel : public Channel {
  public:
   NcclChannel(const std::string& name, const std::vector<int>& ranks, int rank,
@@ -95,7 +96,7 @@ class NcclChannel : public Channel {
 
   std::shared_ptr<NcclJob> job_;
   cuda::nccl::Comm comm_ = nullptr;
-  Tensor token_;  // what a barrier adds
+  Tensor token_;  // operand of a barrier
 };
 
 }  // namespace weft::distributed

@@ -21,12 +21,12 @@ class NcclWorld : public World {
         bootstrap_(bootstrap),
         job_(std::make_shared<NcclJob>(device, bootstrap, options)),
         exceptions_(std::uncaught_exceptions()) {
-    start(false);  // the GPU is what works beside the caller
+    start(false);  // no communication thread: collectives run asynchronously on the GPU
     job_->set_recorder(shared_recorder());
   }
   ~NcclWorld() override {
     stop();
-    // A rank that ends with an error makes no more collectives: what waits for those is given up.
+    // A rank that ends with an error makes no more collectives: abandon those in flight.
     if (std::uncaught_exceptions() > exceptions_)
       job_->give_up();
     else

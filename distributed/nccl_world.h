@@ -5,23 +5,22 @@
 
 namespace weft::distributed {
 
-/// The ranks of `bootstrap` (mpi_world(), mostly), each with a GPU of its own: collectives go
-/// through NCCL, in a stream beside the one that the caller computes in. Work::wait() makes the
-/// caller's stream wait, not the caller; only barrier() stops both. bootstrap carries what NCCL
-/// needs to find the other ranks, and has to live longer.
+/// The ranks of `bootstrap` (usually mpi_world()), each with its own GPU. Collectives go through
+/// NCCL on a stream separate from the caller's compute stream. Work::wait() makes the caller's
+/// stream wait, not the host; only barrier() blocks both. `bootstrap` exchanges the ids that NCCL
+/// needs to connect the ranks, and must outlive the result.
 ///
-/// Sums are NCCL's: the same on every rank and in every run of one layout, not the bits of the
-/// other backends (bf16 is rounded on the way). A rank that is lost shows as an error of NCCL's or
-/// as a collective that does not end in time; which rank it is, NCCL does not say. What bootstrap
-/// hears of (World::failure()) ends the collectives here too. Collectives
-/// cannot be recorded into a cuda::Graph. Throws Error without CUDA in the library, without
-/// libnccl.so.2 (version 2.18 or newer) on the machine, and where NCCL refuses: two ranks on one
-/// GPU, for instance.
+/// Sums are NCCL's: the same on every rank and in every run of one layout, but not the bits of the
+/// other backends (bf16 is rounded at each step). A lost rank shows as an NCCL error or as a
+/// timeout; NCCL does not say which rank it is. A failure that `bootstrap` reports
+/// (World::failure()) also ends the collectives here. Collectives cannot be captured into a
+/// cuda::Graph.
+/// Throws Error if the library has no CUDA, if libnccl.so.2 (version 2.18 or newer) is not
+/// installed, and where NCCL refuses, for example when two ranks use one GPU.
 std::unique_ptr<World> nccl_world(World& bootstrap, Device device,
                                   const WorldOptions& options = {});
 
-/// The version of NCCL that nccl_world() would use: 22809 for 2.28.9.
-/// Throws Error as nccl_world().
+/// The version of NCCL that nccl_world() would use: 22809 for 2.28.9. Throws Error as nccl_world().
 int nccl_version();
 
 }  // namespace weft::distributed

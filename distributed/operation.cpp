@@ -35,7 +35,7 @@ std::int64_t Operation::bytes_sent(int rank, int size) const {
   const auto width = static_cast<std::int64_t>(size_of(dtype()));
   if (size == 1) return 0;
   switch (kind) {
-    case Collective::all_reduce:  // its parts to their owners, the sum of its own part to all
+    case Collective::all_reduce:  // shards to their owners, and the sum of its own shard to all
       return width *
              (sum_without(in_count, rank) + (size - 1) * in_count[static_cast<std::size_t>(rank)]);
     case Collective::all_gather:
@@ -76,7 +76,7 @@ std::string difference(const Operation& a, int rank_a, const Operation& b, int r
     return v[static_cast<std::size_t>(r)];
   };
   if (is_message(a.kind)) {
-    // Only what one of the two sends and the other one receives has to agree.
+    // Only the send of one rank and the matching receive of the other must agree.
     if (a.to == rank_b &&
         (b.from != rank_a || a.in.numel() != b.out.numel() || a.in.dtype() != b.out.dtype()))
       return both("sender and receiver must agree");

@@ -26,47 +26,47 @@ enum class Collective : std::uint8_t {
   barrier
 };
 const char* name(Collective c);
-/// Between two ranks: the others of the group do not call it.
+/// Whether it is a point-to-point call: the other ranks of the group do not take part.
 inline bool is_message(Collective c) {
   return c >= Collective::exchange && c <= Collective::receive;
 }
 
-/// How the values of several ranks become one: Reduce::sum, max or min.
+/// How the values of the ranks are combined: Reduce::sum, max or min.
 using Reduce = RankSum;
 
 class Channel;
 
-/// One collective of one rank, from the call until its result is there. Recycled: filling one in
-/// touches no heap once its lists have grown.
+/// One collective of one rank, from the call until its result is available. Operations are
+/// recycled: filling one in allocates nothing once its vectors have grown.
 struct Operation {
   Collective kind = Collective::barrier;
   Reduce reduce = Reduce::sum;
-  std::int64_t sequence = 0;  ///< number of this call among those of its group
+  std::int64_t sequence = 0;  ///< index of this call within its group
   std::shared_ptr<Channel> channel;
-  Tensor out, in;                                 ///< contiguous; null where there is none
-  std::vector<std::int64_t> out_count, in_count;  ///< elements by rank of the group
-  int to = -1, from = -1;  ///< exchange, send, receive: ranks of the group; from: broadcast's root
+  Tensor out, in;                                 ///< contiguous; null if unused
+  std::vector<std::int64_t> out_count, in_count;  ///< number of elements by group rank
+  int to = -1, from = -1;  ///< group ranks of a message; from: root of a broadcast
 
-  std::optional<cuda::Stream> stream;  ///< on a GPU: where the caller's kernels went
+  std::optional<cuda::Stream> stream;  ///< on a GPU: the caller's current stream
 
-  // Of the communication thread.
+  // Used by the communication thread.
   std::chrono::steady_clock::time_point started, ended;
-  std::int64_t number = 0;  ///< in the flight recorder
+  std::int64_t number = 0;  ///< index in the flight recorder
   Operation* next = nullptr;
   bool failed = false;
-  bool held = false;  ///< by a Work
+  bool held = false;  ///< a Work refers to it
   std::atomic<bool> done{true};
-  // Marks in `stream` that other ranks on the GPU wait for: the inputs are there, this rank's share
-  // is, and it has read what it needs of the others.
+  // Events in `stream` that other ranks on the same GPU wait for: the inputs are ready, this rank's
+  // share of the reduction is done, and this rank has read all it needs from its peers.
   cuda::Event ready, summed, read;
 
   DType dtype() const { return out ? out.dtype() : in ? in.dtype() : DType::u8; }
   std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(dtype())); }
-  /// Bytes that this rank sends to others.
+  /// Bytes that this rank sends to other ranks.
   std::int64_t bytes_sent(int rank, int size) const;
 };
 
-/// What `rank` has in a list of counts by rank, and what all ranks before it have.
+/// The entry of `rank` in a list of counts by rank, and the sum of the entries before it.
 inline std::int64_t count_of(const std::vector<std::int64_t>& counts, int rank) {
   return counts[static_cast<std::size_t>(rank)];
 }
@@ -81,7 +81,7 @@ inline double seconds(std::chrono::steady_clock::duration d) {
   return std::chrono::duration<double>(d).count();
 }
 
-/// What moves the bytes of one group, behind a ProcessGroup. A backend is a subclass.
+/// The transport of one group, used by ProcessGroup. Each backend derives from it.
 class Channel {
  public:
   Channel(std::string name, std::vector<int> ranks, int rank)
@@ -90,22 +90,23 @@ class Channel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  /// Carries the operation out. Called in program order, for all channels of a rank by one thread
-  /// at a time: its communication thread, or its own one when that would only wait.
-  /// Throws Error (Fault::system) when a rank is lost or the ranks called different things; after
-  /// that nothing is called any more, on no channel of the rank.
+  /// Runs the operation. Calls come in program order, for all channels of a rank from one thread at
+  /// a time: the communication thread, or the rank's own thread while it waits. Throws Error
+  /// (Fault::system) when a rank is lost or the ranks called different collectives; no channel of
+  /// the rank is called after that.
   virtual void run(Operation& op) = 0;
-  /// The rank's own thread waits for an operation that run() has begun on a GPU: what it does next
-  /// has to come after it. Throws Error (Fault::system) when a rank is lost.
+  /// Called by the rank's own thread to wait for an operation that run() has enqueued on a GPU:
+  /// work that the thread enqueues later must run after it. Throws Error (Fault::system) when a
+  /// rank is lost.
   virtual void finish(Operation&) {}
-  /// Where tensors have to be, unless they are on the meta device.
+  /// The device that tensors must be on, unless they are meta tensors.
   virtual Device device() const { return kCpu; }
-  /// May they be there too?
+  /// Whether tensors on this device are accepted as well.
   virtual bool takes(Device) const { return false; }
 
   const std::string& name() const { return name_; }
-  const std::vector<int>& ranks() const { return ranks_; }  ///< of the world
-  int rank() const { return rank_; }                        ///< in the group
+  const std::vector<int>& ranks() const { return ranks_; }  ///< world ranks
+  int rank() const { return rank_; }                        ///< group rank
   int size() const { return static_cast<int>(ranks_.size()); }
 
  private:
@@ -114,9 +115,9 @@ class Channel {
   int rank_;
 };
 
-/// "all_reduce 17 of group dp, f32 [4096]": how an operation is called in messages.
+/// Describes an operation in messages: "all_reduce 17 of group dp, f32 [4096]".
 std::string describe(const Operation& op);
-/// "" when two ranks of a group called the same thing, else what differs.
+/// Empty when two ranks of a group made the same call, else a description of what differs.
 std::string difference(const Operation& a, int rank_a, const Operation& b, int rank_b,
                        const Channel& channel);
 

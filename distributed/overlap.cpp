@@ -15,9 +15,9 @@ namespace {
 
 using weft::detail::as_matrix;
 
-// A pipeline has two parts, since each product packs its operands anew: a fourth of the columns at
-// a time took 9 to 16 % longer than all at once. The second, whose transfer nothing hides, is one
-// of so many of all columns.
+// The pipeline has two stages, because each product packs its operands again: four stages of a
+// fourth of the columns took 9 to 16 % longer than one product. The second stage, whose transfer is
+// exposed, has 1 / kLastPart of the columns.
 constexpr std::int64_t kLastPart = 4;
 
 void check_operands(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias) {
@@ -37,7 +37,7 @@ void check_operands(const char* op, const Tensor& x, const Tensor& weight, const
         weight.shape(), bias.dtype(), bias.shape());
 }
 
-// Rows [first, first + count) of a matrix without gaps.
+// Rows [first, first + count) of a contiguous matrix.
 Tensor rows(const Tensor& t, std::int64_t first, std::int64_t count) {
   return t.alias({count, t.dim(1)}, {t.dim(1), 1}, first * t.dim(1));
 }
@@ -50,8 +50,8 @@ Shape shape_with(const Tensor& x, std::int64_t rows, std::int64_t columns) {
   return shape;
 }
 
-/// Fills all (ranks n, C) with every rank's rows, `own` being this one's. use(c) is called when
-/// those of rank c are there, and may take as long as the next ones need.
+/// Fills all (ranks n, C) with the rows of every rank; `own` holds this rank's rows. Calls use(c)
+/// when the rows of rank c have arrived; the next rows are in flight meanwhile.
 template <class F>
 void ring_gather(const Tensor& all, const Tensor& own, ProcessGroup& group, F&& use) {
   const std::int64_t n = own.dim(0);
@@ -72,7 +72,8 @@ void ring_gather(const Tensor& all, const Tensor& own, ProcessGroup& group, F&& 
 void ring_scatter(const Tensor& x, const Tensor& weight, ProcessGroup& group, const Tensor& out) {
   const int ranks = group.size(), rank = group.rank();
   const std::int64_t n = out.dim(0);
-  // What goes to each rank, and what has come from it; this rank's own product is in both.
+  // The products sent to each rank, and those received from it; this rank's own product goes to
+  // `come`.
   const Tensor sent = Tensor::empty({x.dim(0), out.dim(1)}, x.dtype(), x.device());
   const Tensor come = empty_like(sent);
   const auto multiply = [&](int of, const Tensor& into) {
@@ -88,13 +89,13 @@ void ring_scatter(const Tensor& x, const Tensor& weight, ProcessGroup& group, co
   multiply(rank, come);
   on_its_way.wait();
   if (out.is_meta()) return;
-  thread_local std::vector<const void*> parts;  // of this call; kept for its memory
+  thread_local std::vector<const void*> parts;  // static for its memory only
   parts.clear();
   for (int r = 0; r < ranks; ++r) parts.push_back(rows(come, r * n, n).raw());
   combine_ranks(out.dtype(), Reduce::sum, out.raw(), parts, out.numel());
 }
 
-/// The same, most columns first.
+/// The same in two stages, most columns first.
 void pipeline_scatter(const Tensor& x, const Tensor& weight, ProcessGroup& group,
                       const Tensor& out) {
   const std::int64_t columns = weight.dim(0), last = columns / kLastPart;
@@ -182,7 +183,7 @@ Tensor linear_scatter(const Tensor& x, const Tensor& weight_in, ProcessGroup& gr
   {
     const NoGradGuard quiet;
     const Tensor out = y.alias({n, columns}, {columns, 1}, 0);
-    if (form == Overlap::ring && !in.device().is_gpu())  // its sums are the host's
+    if (form == Overlap::ring && !in.device().is_gpu())  // ring_scatter adds on the host
       ring_scatter(matrix, weight, group, out);
     else
       pipeline_scatter(matrix, weight, group, out);

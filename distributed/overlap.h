@@ -4,22 +4,22 @@
 
 namespace weft::distributed {
 
-/// How a product and the communication of its rows share the time.
+/// How a product overlaps with the communication of its rows.
 enum class Overlap : std::uint8_t {
-  none,      ///< one after the other
-  ring,      ///< rows of one rank at a time: the next ones travel while these are multiplied
-  pipeline,  ///< sums: some columns at a time, scattered while the next ones are multiplied
+  none,      ///< no overlap
+  ring,      ///< one rank's rows at a time: the next rows are in flight while these are multiplied
+  pipeline,  ///< sums: some columns at a time, reduced while the next columns are multiplied
 };
 inline constexpr Word<Overlap> kOverlapWords[] = {
     {"none", Overlap::none}, {"ring", Overlap::ring}, {"pipeline", Overlap::pipeline}};
 
-/// linear(gather_rows(x), weight, bias), where the rows of other ranks arrive in a ring while
-/// those that are here are multiplied. Backward gathers x a second time during the product for its
-/// gradient, and scatters that gradient during the product for the weight's: x alone is kept.
+/// linear(gather_rows(x), weight, bias), where the rows of other ranks arrive in a ring while the
+/// local ones are multiplied. Backward gathers x again during the product for its gradient, and
+/// reduce-scatters that gradient during the product for the weight's gradient. Only x is saved.
 ///
-/// Shapes   x (..., n, C) with R rows, as many on every rank, weight (N, C), bias (N) or null
+/// Shapes   x (..., n, C) with R rows on every rank, weight (N, C), bias (N) or null
 ///          -> (1, ..., R ranks, N)
-/// Dtypes   f32, f64, bf16, all alike
+/// Dtypes   f32, f64, bf16, all equal
 /// Device   as ProcessGroup
 /// Saves    x, weight
 /// Throws   Error on an x with fewer than 2 axes, a weight or bias of another shape, mixed dtypes;
@@ -29,13 +29,13 @@ inline constexpr Word<Overlap> kOverlapWords[] = {
 Tensor gather_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
                      ProcessGroup& group);
 
-/// reduce_scatter_rows(linear(x, weight)), where the rows (ring) or columns (pipeline) that are
-/// done travel while the next ones are multiplied. Values are added in the order of ranks. Backward
-/// gathers dy in a ring during the product for dx. On a GPU both forms are pipelines.
+/// reduce_scatter_rows(linear(x, weight)), where finished rows (ring) or columns (pipeline) are in
+/// flight while the next ones are multiplied. Values are added in rank order. Backward gathers dy
+/// in a ring during the product for dx. On a GPU both forms run as a pipeline.
 ///
 /// Shapes   x (..., n, K) with R rows, a multiple of the ranks, weight (N, K)
 ///          -> (1, ..., R / ranks, N)
-/// Dtypes   f32, f64, bf16 (added in f32, rounded once), all alike
+/// Dtypes   f32, f64, bf16 (added in f32, rounded once), all equal
 /// Device   as ProcessGroup
 /// Saves    x, weight
 /// Throws   Error as gather_linear, and on rows that do not divide among the ranks

@@ -13,7 +13,7 @@
 namespace weft::distributed {
 namespace {
 
-// Elements [begin, end) of what this rank holds of a parameter.
+// Elements [begin, end) of this rank's shard of a parameter.
 Piece piece_of(const Ddp& ddp, std::size_t parameter, std::int64_t begin, std::int64_t end) {
   const NamedTensor& p = ddp.parameters()[parameter];
   const auto found = ddp.layout().find(p.name);
@@ -24,7 +24,7 @@ Piece piece_of(const Ddp& ddp, std::size_t parameter, std::int64_t begin, std::i
   return piece;
 }
 
-/// Every rank updates all that it holds.
+/// Every rank updates all parameters that it holds.
 class ReplicatedOptimizer : public RangeOptimizer {
  public:
   ReplicatedOptimizer(Ddp& ddp, const optim::AnyOptions& options, Members members)
@@ -42,7 +42,7 @@ class ReplicatedOptimizer : public RangeOptimizer {
   }
 };
 
-/// There are no other ranks.
+/// The optimizer of a job with one rank.
 class LocalOptimizer : public ParallelOptimizer {
  public:
   LocalOptimizer(nn::Module& model, const optim::AnyOptions& options) : ParallelOptimizer(nullptr) {
@@ -112,8 +112,8 @@ void RangeOptimizer::add(std::size_t parameter, std::int64_t begin, const Tensor
   values_.push_back({ddp_->parameters()[parameter].name, values});
 }
 
-// What a parameter trains with follows from its own name and shape, not from those of a range, and
-// a pattern may be about parameters that another optimizer trains.
+// Settings depend on a parameter's own name and shape, not on those of a range, and a pattern may
+// match parameters that another optimizer updates.
 void RangeOptimizer::make(const optim::AnyOptions& options) {
   optim::AnyOptions own = options;
   std::visit(
@@ -146,8 +146,8 @@ Pieces RangeOptimizer::pieces(bool all) const {
 
 Pieces RangeOptimizer::state() const { return pieces(false); }
 
-// A file without what this rank needs, or with a state of these parameters that this optimizer does
-// not have: that of another one, or of another dtype.
+// Rejects files that lack a state this rank needs, or hold a state of these parameters that this
+// optimizer does not have, such as another optimizer's or another dtype's.
 void RangeOptimizer::check_names(const PieceFiles& files, const StateDict& state) const {
   for (const auto& [name, piece] : pieces(true))
     check(files.contains(name), "load_state_dict: {} is missing from the optimizer state", name);

@@ -8,13 +8,13 @@
 
 namespace weft::distributed {
 
-/// Which of a model's parameters an optimizer trains.
+/// Which of a model's parameters an optimizer updates.
 enum class Members : std::uint8_t { all, dense, experts };
 bool includes(Members members, const BucketLayout& bucket);
 
-/// Gradients and updates of what one rank holds of a model, whatever the layout. Every rank has the
-/// same optimizers, also one that holds no parameter of theirs, and calls the same functions of
-/// them: so all make the same collectives.
+/// Gradient reduction and updates for the parameters of one rank, for any layout. Every rank has
+/// the same optimizers, even one that updates no parameter on this rank, and calls the same
+/// functions, so that all ranks make the same collectives.
 ///
 ///   const auto adam = make_optimizer(model, mesh, layout, optim::AdamWOptions{.lr = 3e-4});
 ///   for (each step) {
@@ -33,44 +33,44 @@ class ParallelOptimizer {
   ParallelOptimizer(const ParallelOptimizer&) = delete;
   ParallelOptimizer& operator=(const ParallelOptimizer&) = delete;
 
-  /// To be called on the tape of the last micro-batch before its backward: see Ddp::watch().
+  /// Call it on the tape of the last micro-batch before its backward: see Ddp::watch().
   virtual void watch(Tape& tape) { ddp_->watch(tape); }
   /// Waits until every gradient is summed: see Ddp::finish().
   virtual optim::GradClip finish(double max_norm = 0) { return ddp_->finish(max_norm); }
-  /// One update. Not finite: nothing is changed, on any rank.
+  /// Updates the parameters. If the norm is not finite, no rank changes anything.
   virtual optim::StepResult step(const optim::GradClip& clip) = 0;
   virtual void zero_grad() { ddp_->zero_grad(); }
-  /// Returns when all parameters are there. To be called before anybody reads them who does not ask
-  /// by part: a checkpoint, a message, another model's forward.
+  /// Waits until all parameters have arrived. Call it before code reads parameters without
+  /// wait(part): a checkpoint, a message, the forward of another model.
   virtual void wait() {}
-  /// The same for those of one part of the model, which is always the same object: what a model
-  /// calls right before it uses that part.
+  /// Waits for the parameters of one module. A model calls it right before it uses the module; pass
+  /// the same object every time.
   virtual void wait(const nn::Module&) {}
-  /// Does a forward pass have to wait()?
+  /// Whether a forward pass must call wait().
   virtual bool is_sharded() const { return false; }
 
   virtual double lr() const = 0;
   virtual void set_lr(double lr) = 0;
   virtual std::int64_t steps() const = 0;
-  /// The norm of all parameters that it trains, in all of the job, each value counted once; of
-  /// their f32 master weights where there are such: one f64 on the device. One collective; the host
-  /// does not wait for a GPU.
+  /// The norm of all parameters that this optimizer updates, over the whole job, counting each
+  /// value once; of f32 master weights where there are any. One f64 on the device. One collective;
+  /// the host does not wait for a GPU.
   virtual Tensor parameter_norm() const { return ddp_->joint_norm(counted_squares()); }
-  /// How many gradient values of the job were exactly 0 at the last finish(): one f64 on the
-  /// device. Throws Error unless its Ddp counts zeros.
+  /// Number of gradient values of the job that were exactly 0 at the last finish(), one f64 on the
+  /// device. Throws Error unless the Ddp counts zeros.
   virtual Tensor zero_gradients() const { return ddp_->zeros(); }
 
-  /// The state that this rank has to write, all ranks together everything: "step" and
-  /// "<parameter>.<state>" with its place in the whole. Copies.
+  /// The state that this rank writes; all ranks together write everything. Holds copies of "step"
+  /// and "<parameter>.<state>", each with its place in the whole tensor.
   virtual Pieces state() const = 0;
-  /// Takes this rank's part out of the state of any layout. Load the model's weights first.
-  /// Throws Error when a state of a parameter is missing, on a state that this kind of optimizer
-  /// does not have, on other shapes, and where a file cannot be read.
+  /// Loads this rank's part of a state saved with any layout. Load the model first. Throws Error
+  /// when a state of a parameter is missing, on a state that this kind of optimizer does not have,
+  /// on other shapes, and when a file cannot be read.
   virtual void load_state(const PieceFiles& files) = 0;
-  /// The sum of squares of what this rank holds of the parameters and no other one counts: one f64,
-  /// null when that is nothing.
+  /// The sum of squares of the parameter values that only this rank counts: one f64, or null for
+  /// none.
   virtual Tensor counted_squares() const = 0;
-  /// Null where there is one rank.
+  /// Null with one rank.
   const Ddp* ddp() const { return ddp_; }
 
  protected:
@@ -86,16 +86,16 @@ class ParallelOptimizer {
   std::unique_ptr<Ddp> owned_ddp_;
 };
 
-/// With its own Ddp where the mesh has several ranks; where it has one, nothing is summed, and f32
-/// and f64 gradients need no buckets. bf16 parameters get an f32 main_grad in either case: sums
-/// over micro-batches, and over the tokens of one, would lose small gradients in bf16.
-/// With ddp.shard the model's before_use, or whoever runs a forward pass, calls wait().
+/// Creates an optimizer with its own Ddp if the mesh has several ranks. With one rank nothing is
+/// summed, and f32 and f64 gradients need no buckets. bf16 parameters get an f32 main_grad in both
+/// cases, because sums over tokens and micro-batches would lose small gradients in bf16. With
+/// ddp.shard, the model's before_use or the code that runs the forward pass must call wait().
 std::unique_ptr<ParallelOptimizer> make_optimizer(nn::Module& model, const DeviceMesh& mesh,
                                                   const Layout& layout,
                                                   const optim::AnyOptions& options,
                                                   const DdpOptions& ddp = {});
 
-/// One that keeps an optim::Optimizer of ranges of parameters.
+/// A ParallelOptimizer that updates ranges of parameters with an optim::Optimizer.
 class RangeOptimizer : public ParallelOptimizer {
  public:
   double lr() const override { return inner_->lr(); }
@@ -104,15 +104,15 @@ class RangeOptimizer : public ParallelOptimizer {
   Pieces state() const override;
   void load_state(const PieceFiles& files) override;
   Tensor counted_squares() const override;
-  /// Its parameters are the ranges, under the names of the parameters that they are parts of.
+  /// Its parameters are the ranges, named after the parameters they belong to.
   const optim::Optimizer& inner() const { return *inner_; }
 
  protected:
   using ParallelOptimizer::ParallelOptimizer;
-  /// Adds the elements of a parameter from `begin` on, which lie in `values`. Of several ranks that
-  /// hold the same one, one is `first`.
+  /// Adds the elements of a parameter from `begin` on, stored in `values`. Exactly one of the ranks
+  /// that hold a copy passes `first`.
   void add(std::size_t parameter, std::int64_t begin, const Tensor& values, bool first);
-  /// When all are added.
+  /// Call it when all ranges are added.
   void make(const optim::AnyOptions& options);
   std::unique_ptr<optim::Optimizer> inner_;
 
@@ -120,7 +120,7 @@ class RangeOptimizer : public ParallelOptimizer {
   struct Range {
     std::size_t parameter;
     std::int64_t begin, end;
-    std::int64_t counted;  ///< so many of its first elements no other rank counts
+    std::int64_t counted;  ///< leading elements that no other rank counts
   };
   Pieces pieces(bool all) const;
   void check_names(const PieceFiles& files, const StateDict& state) const;
@@ -128,22 +128,22 @@ class RangeOptimizer : public ParallelOptimizer {
   NamedTensors values_;  ///< until make()
 };
 
-/// Shards when the Ddp, which has to outlive it, does (see ShardedOptimizer); otherwise every rank
-/// updates all that it holds.
+/// Creates a ShardedOptimizer if the Ddp shards; otherwise every rank updates all parameters that
+/// it holds. The Ddp must outlive the result.
 std::unique_ptr<ParallelOptimizer> make_optimizer(Ddp& ddp, const optim::AnyOptions& options,
                                                   Members members = Members::all);
 
-/// Optimizers of different parameters as one: for the dense ones and the experts, for example.
+/// Several optimizers of different parameters as one, for example for dense parameters and experts.
 class ChainedOptimizer : public ParallelOptimizer {
  public:
-  /// Throws Error when there are none.
+  /// Throws Error without children.
   ChainedOptimizer(Ddp& ddp, std::vector<std::unique_ptr<ParallelOptimizer>> children);
   optim::StepResult step(const optim::GradClip& clip) override;
   void wait() override;
   void wait(const nn::Module& part) override;
-  /// The first one's.
+  /// The learning rate of the first child.
   double lr() const override { return children_[0]->lr(); }
-  /// The others keep the ratio to it that they were made with.
+  /// The other children keep the ratio to the first that they had at construction.
   void set_lr(double lr) override;
   std::int64_t steps() const override { return children_[0]->steps(); }
   Pieces state() const override;

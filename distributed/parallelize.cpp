@@ -61,7 +61,7 @@ class Parallelizer {
   void place(const std::string& name, nn::Module& m, const Placement& p) {
     using nn::Shard;
     struct Rule {
-      unsigned members;  // of a Shard, that it sets
+      unsigned members;  // members of Shard that the rule sets
       void (Parallelizer::*apply)(const std::string&, const Placement&, Shard&);
     };
     static constexpr Rule kRules[] = {
@@ -84,7 +84,7 @@ class Parallelizer {
     if (tp_.size() > 1) m.shard = std::make_shared<const Shard>(std::move(s));
   }
 
-  /// A tensor of the module `name`; null when it has none of that name.
+  /// A tensor of the module `name`, or null.
   Tensor own(const std::string& name, const char* tensor) const {
     const auto found = tensors_.find(name.empty() ? tensor : name + '.' + tensor);
     return found == tensors_.end() ? Tensor() : found->second;
@@ -97,7 +97,7 @@ class Parallelizer {
     return layout_.at(found->second);
   }
 
-  /// Null when it was cut under another name: a tied weight.
+  /// Null for a tied weight that was sharded under another name.
   ParameterLayout* keep(const Tensor& t, int axis, const UnitCut::Ranges& ranges) {
     if (std::find(placed_.begin(), placed_.end(), t.impl()) != placed_.end()) return nullptr;
     ParameterLayout& layout = layout_of(t);
@@ -210,7 +210,7 @@ class Parallelizer {
     if (p.communicates) s.enter = [g = &tp_](const Tensor& x) { return scatter_rows(x, *g); };
   }
 
-  // Parameters of no cut layer: the first rule about a module that they are in.
+  // For parameters of no sharded layer: the first rule that matches a module they are in.
   void place_the_rest() {
     for (const auto& [impl, name] : names_) {
       if (std::find(placed_.begin(), placed_.end(), impl) != placed_.end()) continue;
@@ -219,7 +219,7 @@ class Parallelizer {
            end = name.rfind('.', end - 1)) {
         rule = rule_of(name.substr(0, end));
         if (rule >= 0 && plan_.rules[static_cast<std::size_t>(rule)].placement.kind != Kind::whole)
-          rule = -1;  // about the layer, and not about this parameter
+          rule = -1;  // the rule is for the layer, not for this parameter
       }
       check(rule >= 0, "parallelize: no rule of the plan is about {}", name);
       used_[static_cast<std::size_t>(rule)] = true;
@@ -234,7 +234,7 @@ class Parallelizer {
   std::vector<std::regex> patterns_;
   std::vector<bool> used_;
   std::vector<std::pair<const TensorImpl*, std::string>> names_;
-  std::map<std::string, Tensor> tensors_;  // all names of tied ones
+  std::map<std::string, Tensor> tensors_;  // with all names of tied tensors
   std::vector<const TensorImpl*> placed_;
   Layout layout_;
 };

@@ -5,24 +5,23 @@
 
 namespace weft::distributed {
 
-/// Cuts the parameters of a model, inside the same tensors, down to what this rank of the tp group
-/// has, and puts the communication around its layers. A model on the meta device costs nothing;
-/// one with values keeps those of its part. The mesh has to outlive the model. With tp 1 nothing
-/// changes.
+/// Shards the parameters of a model, in place, for this rank of the tp group, and adds the
+/// communication around its layers. A meta model costs nothing; a model with values keeps those of
+/// its shard. The mesh must outlive the model. With tp 1 nothing changes.
 ///
 ///   DeviceScope on_meta(kMeta);
 ///   nn::Gpt model(config);
 ///   const Layout layout = parallelize(model, mesh, gpt_plan(config, {.sequence = true}));
 ///   nn::materialise(model, kCpu, seed, parts(layout));
 ///
-/// What then happens to gradients: a rank's gradient of a cut parameter is that of its part; of a
-/// whole one it is the gradient, except where tp_partial says that the ranks' have to be added.
+/// The gradient of a sharded parameter is that of its shard. The gradient of a replicated parameter
+/// is complete, except where tp_partial says that it must be summed over the ranks.
 /// Throws Error when units do not divide among the ranks, a pattern matches no layer, a rule does
-/// not fit the layer that it is for, or no rule is about a parameter.
+/// not fit its layer, or no rule covers a parameter.
 Layout parallelize(nn::Module& model, DeviceMesh& mesh, const Plan& plan);
 Layout parallelize(nn::Module& model, ProcessGroup& tp, const Plan& plan);
 
-/// What init() and materialise() want to know of a layout.
+/// The shards of a layout, as init() and materialise() take them.
 nn::Parts parts(const Layout& layout);
 
 }  // namespace weft::distributed

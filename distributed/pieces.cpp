@@ -24,7 +24,7 @@ bool same(const Piece& a, const Piece& b) {
                     same_cut);
 }
 
-// Calls f(first element in the whole, first in the piece, how many) for all that lies together.
+// Calls f(offset in the whole, offset in the piece, count) for every contiguous run.
 template <class F>
 void each_run(const Piece& p, F&& f) {
   nn::for_each_run(p.part, p.begin, p.end,
@@ -59,7 +59,8 @@ Shape whole_from_json(const io::Json& json, const std::string& where) {
   for (const io::Json& n : json.items()) {
     check_system(whole.size() < kMaxDims, "{}: at most {} axes", where, kMaxDims);
     const std::int64_t d = n.as_int();
-    // An axis of length 0 does not excuse an overflow of the others: strides are their products.
+    // An axis of length 0 does not excuse an overflow of the others, because strides are their
+    // products.
     check_system(d == 0 || (d > 0 && !__builtin_mul_overflow(elements, d, &elements)),
                  "{}: sizes must be at least 0 and their product a number, got {}", where, d);
     whole.push_back(d);
@@ -157,7 +158,7 @@ void PieceFiles::add_file(const std::string& path) {
   for (std::uint32_t i = 0; i < file.size(); ++i) {
     const std::string name(file.name(i));
     const std::int64_t values = file.shape(name).numel();
-    file.dtype(name);  // one that can be read
+    file.dtype(name);  // throws unless the dtype is supported
     if (described[i] != kWhole) {
       const Piece& p = pieces_[described[i]];
       check_system(values == p.end - p.begin, "'{}': {} must have {} values, got {}", path, name,
@@ -253,7 +254,7 @@ void PieceFiles::check_complete(const std::string& name, std::span<const Source>
   std::int64_t there = 0;
   for (const Source& s : sources)
     if (__builtin_add_overflow(there, piece(s).end - piece(s).begin, &there)) there = elements;
-  // One of any `there` + 1 elements is missing, so that as many places are enough to find it.
+  // Among any `there` + 1 elements at least one is missing, so checking that many finds it.
   const std::int64_t places = std::min(elements, there + (there < elements));
   std::vector<bool> written(static_cast<std::size_t>(places));
   for (const Source& s : sources)
@@ -268,7 +269,7 @@ void PieceFiles::check_complete(const std::string& name, std::span<const Source>
 Tensor PieceFiles::whole(const std::string& name) const {
   const std::span<const Source> found = sources(name);
   if (found.size() == 1 && is_whole(piece(found[0]))) return files_[found[0].file].tensor(name);
-  check_complete(name, found);  // before memory is asked for
+  check_complete(name, found);  // before allocating
   const Tensor out = Tensor::empty(whole_shape(found[0]), dtype(name));
   const auto width = static_cast<std::int64_t>(size_of(out.dtype()));
   for (const Source& s : found) {

@@ -14,62 +14,64 @@
 
 namespace weft::distributed {
 
-/// Where values belong in a whole tensor: the elements [begin, end) of a part, counted row by row.
+/// Where values belong in a whole tensor: the elements [begin, end) of a shard, in row-major order.
 struct Piece {
   nn::Part part;
   std::int64_t begin = 0, end = 0;
 
-  /// All of a part.
+  /// All of a shard.
   static Piece of(const nn::Part& part);
-  /// All of a tensor that is whole.
+  /// All of an unsharded tensor.
   static Piece of(const Shape& whole) { return of(nn::Part{whole, {}}); }
 };
 
 struct PiecedTensor {
-  Tensor values;  ///< of the part's shape, or (end - begin) for less
+  Tensor values;  ///< of the shard's shape, or (end - begin) for a part of it
   Piece piece;
 };
 using Pieces = std::map<std::string, PiecedTensor>;
 
-/// Writes what one rank holds as .safetensors. Whole tensors look as they always do; of the others
-/// the metadata say under "pieces" where they belong.
-/// Throws Error when values and piece have different numbers of elements, and when writing fails.
+/// Writes the tensors of one rank as .safetensors. Unsharded tensors are stored as usual; for
+/// shards the metadata key "pieces" says where they belong. Throws Error when values and piece
+/// differ in their number of elements, and when writing fails.
 io::FileSummary save_pieces(const std::string& path, const Pieces& pieces,
                             const io::Metadata& metadata = {});
 
-/// The files of all ranks together: tensors as if they had never been cut, or cut another way.
+/// The files of all ranks together. Reads tensors as if they had never been sharded, or sharded
+/// another way.
 class PieceFiles {
  public:
-  /// Reads headers only: in time and memory that grow with these. Throws Error naming the file that
-  /// is damaged, or two files that disagree about a tensor.
+  /// Reads headers only; time and memory grow with these. Throws Error that names a damaged file,
+  /// or two files that disagree about a tensor.
   explicit PieceFiles(const std::vector<std::string>& paths);
 
   std::vector<std::string> names() const;
   bool contains(const std::string& name) const;
-  /// Of the whole tensor. Throws Error on a name that no file has.
+  /// Shape of the whole tensor. Throws Error on a name that no file has.
   Shape shape(const std::string& name) const;
   /// Throws Error as shape().
   DType dtype(const std::string& name) const;
-  /// Fills `out` with a piece of the tensor, converting the dtype if need be. Memory: `out` where
-  /// a file has this very piece, else the whole tensor once.
-  /// Throws Error as shape(), when the shape of the whole differs, `out` has not as many elements
-  /// as the piece, or elements are in none of the files, and when reading fails.
+  /// Fills `out` with a piece of the tensor and converts the dtype if necessary. Memory: nothing
+  /// beyond `out` if a file holds exactly this piece, else the whole tensor once. Throws Error as
+  /// shape(), when the shape of the whole differs, when `out` and the piece differ in their number
+  /// of elements, when elements are missing from all files, and when reading fails.
   void read_into(const std::string& name, const Piece& piece, const Tensor& out) const;
-  /// A new CPU tensor. Throws Error as read_into().
+  /// The whole tensor, as a new CPU tensor. Throws Error as read_into().
   Tensor whole(const std::string& name) const;
-  /// All of them. Throws Error as read_into().
+  /// All tensors. Throws Error as read_into().
   StateDict state_dict() const;
-  /// The tensors of `like` with the values of the files: of each the piece that `place` says, else
-  /// all of it. Of a tensor that only the files have the name is kept, for load_state_dict() to
-  /// refuse. Throws Error as read_into().
+  /// Returns the tensors of `like` with values from the files: for each tensor the piece that
+  /// `place` returns, else the whole. A tensor that only the files have keeps its name, so that
+  /// load_state_dict() rejects it. Throws Error as read_into().
   using Place = std::function<Piece(const std::string& name, const Shape& shape)>;
   StateDict like(const StateDict& like, const Place& place = {}) const;
 
  private:
-  // One file's part of a tensor. A file may name hundreds of thousands: a whole one has no Piece.
+  // One file's part of a tensor. Whole tensors have no Piece, because a file may hold hundreds of
+  // thousands of tensors.
   struct Source {
     std::uint32_t file, tensor;
-    std::uint32_t piece;  // kWhole or its place in pieces_
+    std::uint32_t piece;  // kWhole or an index into pieces_
   };
   static constexpr std::uint32_t kWhole = UINT32_MAX;
 
@@ -84,7 +86,7 @@ class PieceFiles {
 
   std::vector<io::SafetensorsFile> files_;
   std::deque<Piece> pieces_;
-  std::vector<Source> sources_;  // in the order of their names, then of the files
+  std::vector<Source> sources_;  // sorted by name, then by file
 };
 
 }  // namespace weft::distributed

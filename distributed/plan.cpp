@@ -17,12 +17,12 @@ void add_attention(std::vector<Plan::Rule>& rules, const nn::GptConfig& c) {
   rules.push_back({in_block("attn"), Placement::heads(c.heads, false)});
   rules.push_back({in_block(R"(attn\.qkv)"), Placement::column({heads, kv, kv})});
   rules.push_back({in_block(R"(attn\.proj)"), Placement::row(heads)});
-  // A rank's heads say only their share of these.
+  // Their gradients cover this rank's heads only.
   if (c.qk_norm) rules.push_back({in_block(R"(attn\.[qk]_norm)"), Placement::whole(true)});
 }
 
-// Everything between x and the heads is computed by all ranks, with gradients from their own heads:
-// so x alone is gathered (or its gradient summed), and the latents' weights get shares.
+// Every rank computes everything between x and the heads, with gradients from its own heads: only x
+// is gathered (or its gradient summed), and the gradients of the latents' weights are partial.
 void add_latent_attention(std::vector<Plan::Rule>& rules, const nn::GptConfig& c) {
   const nn::MlaOptions m = c.mla_options();
   rules.push_back({in_block("mla"), Placement::heads(c.heads, true)});
@@ -67,7 +67,7 @@ Plan gpt_plan(const nn::GptConfig& c, const GptPlanOptions& o) {
   rules.push_back({"embed", Placement::table(c.vocab, o.sequence && !scatters)});
   rules.push_back({"head", Placement::head(c.vocab)});
   rules.push_back({"loss", Placement::loss(c.vocab)});
-  // Added before tokens are split, so that every rank sees all of their gradient.
+  // Added before tokens are split, so every rank sees the full gradient.
   if (c.arch == nn::Arch::gpt2) rules.push_back({"positions", Placement::whole(false)});
   if (attentions > 0) {
     if (c.attention == nn::AttentionKind::mla)
@@ -78,7 +78,7 @@ Plan gpt_plan(const nn::GptConfig& c, const GptPlanOptions& o) {
   if (experts < c.layers) add_mlp(rules, in_block("mlp"), c, c.ffn_dim());
   if (experts > 0 && c.moe.shared_ffn > 0)
     add_mlp(rules, in_block(R"(moe\.shared\.mlp)"), c, c.moe.shared_ffn);
-  // What is left: norms, routers, experts, projections of MTP depths, other mixers.
+  // The rest: norms, routers, experts, projections of MTP depths, other mixers.
   rules.push_back({".*", Placement::whole(o.sequence)});
   return plan;
 }

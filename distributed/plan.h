@@ -8,33 +8,33 @@
 
 namespace weft::distributed {
 
-/// Rows (or columns) of a weight that belong to equal units, of which each rank gets as many:
-/// heads, or hidden features.
+/// Equal groups of rows (or columns) of a weight, such as heads or hidden features. Every rank gets
+/// the same number of units.
 struct Units {
   std::string what;  ///< for messages: "heads"
   std::int64_t count = 0;
   std::int64_t width = 1;  ///< rows of one unit
-  /// Where there are fewer units than ranks, neighbouring ranks share one.
+  /// With fewer units than ranks, neighbouring ranks share one.
   bool shareable = false;
 };
 
-/// How a layer lies over the ranks of a tp group, and what it says to the others.
+/// How a layer is distributed over the ranks of a tp group, and what it communicates.
 struct Placement {
   enum class Kind : std::uint8_t {
-    whole,   ///< every rank has all of it
-    column,  ///< outputs are cut: rows of the weight, and the bias
-    row,     ///< inputs are cut: columns of the weight; outputs are summed over ranks
+    whole,   ///< replicated
+    column,  ///< column-parallel: outputs are sharded (rows of the weight, bias)
+    row,     ///< row-parallel: inputs are sharded (columns of the weight), outputs summed
     table,   ///< rows of an embedding
-    head,    ///< rows of a head, for those who want all logits
-    loss,    ///< the classes of the loss after that head, which reads the head's weight
-    heads,   ///< an attention layer that has some of all heads
-    tokens,  ///< a model whose tokens are split outside of products
+    head,    ///< rows of a head that returns all logits
+    loss,    ///< classes of the fused head and loss, which reads the head's weight
+    heads,   ///< an attention layer with a shard of the heads
+    tokens,  ///< a model whose tokens are split between products
   };
   Kind kind = Kind::whole;
-  std::vector<Units> units = {};  ///< column, row: packed one after another; else what is cut
-  bool partial = false;  ///< whole: the gradients are this rank's share, to be summed over tp
-  /// column, heads: x is gathered, or its gradient summed, before the layer; table: the rows found
-  /// are summed and split by tokens at once; tokens: embedded tokens are split.
+  std::vector<Units> units = {};  ///< column, row: packed one after another; else what is sharded
+  bool partial = false;  ///< whole: gradients cover this rank's tokens or heads; sum them over tp
+  /// column, heads: all-gathers x, or sums its gradient, before the layer. table: sums the rows
+  /// found and splits them by tokens at once. tokens: splits the embedded tokens.
   bool communicates = true;
 
   static Placement whole(bool partial) { return {.kind = Kind::whole, .partial = partial}; }
@@ -54,15 +54,15 @@ struct Placement {
   static Placement heads(std::int64_t count, bool communicates) {
     return {.kind = Kind::heads, .units = {{"heads", count}}, .communicates = communicates};
   }
-  /// `scatters`: embedded tokens come whole and are split in front of the first dropout.
+  /// `scatters`: the embedded tokens are not split yet; split them before the first dropout.
   static Placement tokens(bool scatters) {
     return {.kind = Kind::tokens, .communicates = scatters};
   }
 };
 
-/// Where a model is cut: the first rule whose pattern (a regular expression) is all of a module's
-/// dotted name holds for it, and for the parameters below it that no rule for a smaller part has
-/// taken.
+/// How a model is sharded. A module uses the first rule whose pattern (a regular expression)
+/// matches its whole dotted name. The rule also covers the parameters below the module, unless a
+/// rule for a smaller part does.
 struct Plan {
   struct Rule {
     std::string pattern;
@@ -70,22 +70,23 @@ struct Plan {
   };
   std::vector<Rule> rules;
   bool sequence = false;            ///< tokens are split between products: see GptPlanOptions
-  Overlap overlap = Overlap::none;  ///< likewise
+  Overlap overlap = Overlap::none;  ///< see GptPlanOptions
 };
 
 struct GptPlanOptions {
-  /// Between the products of attention and MLPs every rank works on its part of the tokens only:
-  /// the activations there are cut too, and two halves of an all-reduce take its place.
+  /// Between the products of attention and MLPs every rank works on its part of the tokens only.
+  /// This also shards the activations there; an all-gather and a reduce-scatter replace each
+  /// all-reduce.
   bool sequence = false;
-  /// With `sequence`: how attention and MLPs hide what their products wait for. The fused MLP then
-  /// is three ops. Latent attention hides only what comes out of it.
+  /// With `sequence`: how products overlap with communication. The fused MLP then runs as three
+  /// ops. Latent attention overlaps its output only.
   Overlap overlap = Overlap::none;
 };
 
-/// The plan of a GPT: attention by heads, MLPs by hidden features, embedding, head and loss by rows
-/// of the vocabulary, MTP depths likewise, latent attention behind its latents; norms, routers,
-/// experts and gated delta nets whole.
-/// Throws Error when gated delta nets meet `sequence`, and on `overlap` without it.
+/// The plan of a GPT. Attention is sharded by heads, MLPs by hidden features, and embedding, head
+/// and loss by rows of the vocabulary; MTP depths likewise; latent attention by heads after its
+/// latents. Norms, routers, experts and gated delta nets are replicated. Throws Error when gated
+/// delta nets meet `sequence`, and on `overlap` without `sequence`.
 Plan gpt_plan(const nn::GptConfig& config, const GptPlanOptions& options = {});
 
 }  // namespace weft::distributed

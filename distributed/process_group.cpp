@@ -20,7 +20,7 @@ std::int64_t row_elements(const Tensor& t) {
   return n;
 }
 
-// Elements by rank: from `rows`, or equal parts of the rows of `whole`.
+// Element counts by rank: from `rows`, or equal shares of the rows of `whole`.
 void elements_by_rank(const char* op, RowList rows, int size, const Tensor& whole, Counts& counts) {
   const std::int64_t total = rows_of(whole), row = row_elements(whole);
   if (rows.empty()) {
@@ -68,7 +68,7 @@ bool overlap(const Tensor& a, const Tensor& b) {
          a.offset() < b.offset() + b.numel() && b.offset() < a.offset() + a.numel();
 }
 
-// `part` must be the elements of this rank in `whole`, or memory of its own.
+// `part` must be this rank's elements of `whole`, or separate memory.
 void check_in_place(const char* op, const char* name, const Tensor& part, const Tensor& whole,
                     const Counts& counts, int rank) {
   if (!overlap(part, whole)) return;
@@ -78,7 +78,7 @@ void check_in_place(const char* op, const char* name, const Tensor& part, const 
         name);
 }
 
-// Where each rank's share of a sum begins does not change its bits: any split will do.
+// The split of a reduction does not change its bits: any split will do.
 void equal_shares(std::int64_t elements, int size, Counts& counts) {
   constexpr std::int64_t kLine = 64;
   const std::int64_t share = (elements / size + kLine - 1) / kLine * kLine;
@@ -111,7 +111,7 @@ void Work::wait() {
 
 bool Work::done() const { return !op_ || op_->done.load(std::memory_order_acquire); }
 
-// An operation while it is filled in: a check that throws gives it back, and ends at_once().
+// An operation while it is filled in: if a check throws, it is returned, and at_once() is reset.
 struct ProcessGroup::Call {
   Call(ProcessGroup& group, Collective kind)
       : op(group.thread_->take()),

@@ -11,9 +11,9 @@ namespace weft::distributed {
 
 class CommThread;
 
-/// A collective under way. Its tensors must not be touched before wait() has returned. Belongs to
-/// the thread that called the collective. Dropped without wait() it goes on, and a failure shows at
-/// the next one that is waited for.
+/// A collective in flight. Do not touch its tensors until wait() has returned. Use it on the thread
+/// that called the collective only. A Work that is destroyed without wait() does not cancel the
+/// collective; a failure is then reported by the next Work that is waited for.
 class [[nodiscard]] Work {
  public:
   Work() = default;
@@ -21,11 +21,11 @@ class [[nodiscard]] Work {
   Work(Work&& o) noexcept;
   Work& operator=(Work&& o) noexcept;
   ~Work();
-  /// Returns when the result is there. Throws Error (Fault::system) when a rank was lost, the ranks
-  /// called different collectives, or one of them did not come in time.
+  /// Blocks until the result is available. Throws Error (Fault::system) when a rank was lost, when
+  /// the ranks called different collectives, or on timeout.
   void wait();
-  /// Has it ended, well or not? Waits for nothing. Of tensors on a GPU: is it in the GPU's streams?
-  /// That the result is there, kernels that follow wait() know.
+  /// Whether the collective has finished, successfully or not. Does not block. For GPU tensors:
+  /// whether it has been enqueued; kernels launched after wait() see the result.
   bool done() const;
 
  private:
@@ -33,8 +33,8 @@ class [[nodiscard]] Work {
   Operation* op_ = nullptr;
 };
 
-/// How many rows (of the first axis) each rank of a group has: a list that the caller keeps until
-/// the call has returned. Empty: the same for all.
+/// Number of rows (first axis) of each rank of a group. The list is not copied: keep it alive until
+/// the call returns. An empty list means the same number of rows on every rank.
 using Rows = std::vector<std::int64_t>;
 class RowList {
  public:
@@ -50,23 +50,24 @@ class RowList {
   std::span<const std::int64_t> rows_;
 };
 
-/// Ranks that move data among themselves. Every member makes the same calls in the same order; each
-/// call returns at once, and the work is done in that order by a thread of its own while this one
-/// computes. Ranks here are numbers in the group, 0 .. size - 1.
+/// A set of ranks that communicate with each other. Every member makes the same calls in the same
+/// order. Each call returns at once; a communication thread runs the collectives in call order
+/// while the calling thread computes. Ranks are numbered within the group, 0 .. size - 1.
 ///
 ///   group.all_reduce(x).wait();
 ///
-/// Dtypes   all of them; reductions f32, f64, bf16 (added in f32, rounded once), i32, i64, u8
-/// Device   meta (nothing is moved); over MPI cpu; over threads cpu, and cuda with the same GPU for
-///          all ranks, at most 16 of them: each rank's collectives go where its kernels go, in its
-///          current stream, and wait() waits for the other ranks but not for the GPU; over NCCL the
-///          rank's own GPU, in a stream beside, and wait() makes the current stream wait
-/// Order    every rank has the same bits. Values are added in the order of ranks, so that threads
-///          and MPI agree; over NCCL in its order, bf16 rounded on the way
-/// Throws   Error on tensors that are not contiguous or overlap, dtypes that differ or cannot be
-///          added, and rows that do not add up
+/// Dtypes   all; reductions f32, f64, bf16 (added in f32, rounded once), i32, i64, u8
+/// Device   meta (no data is moved). MPI: cpu. Threads: cpu, and cuda when all ranks use one GPU
+///          and are at most 16; each rank enqueues collectives on its current stream, and wait()
+///          waits for the other ranks but not for the GPU. NCCL: the rank's own GPU, on a separate
+///          stream; wait() makes the current stream wait
+/// Order    every rank gets the same bits. Values are added in rank order, so threads and MPI
+///          agree; NCCL uses its own order and rounds bf16 at each step
+/// Throws   Error on tensors that are not contiguous or overlap, on dtypes that differ or cannot be
+///          reduced, and on row counts that do not add up
 ///
-/// Tensors are seen along their first axis: `rows` says how many rows each rank has; 0 is legal.
+/// Collectives split tensors along the first axis: `rows` gives the number of rows of each rank,
+/// which may be 0.
 class ProcessGroup {
  public:
   ProcessGroup(std::shared_ptr<Channel> channel, std::shared_ptr<CommThread> thread);
@@ -74,37 +75,40 @@ class ProcessGroup {
   const std::string& name() const { return channel_->name(); }
   int rank() const { return channel_->rank(); }
   int size() const { return channel_->size(); }
-  /// The members' numbers in the world, by rank.
+  /// World ranks of the members, in group order.
   const std::vector<int>& ranks() const { return channel_->ranks(); }
 
-  /// group.at_once().all_reduce(x).wait(): for one call that is waited for at once. The calling
-  /// thread makes it itself, and the communication thread is not even woken, which costs more than
-  /// a small collective. Without the wait() it may begin no earlier than the next one.
+  /// Use as group.at_once().all_reduce(x).wait(), for one call that is waited for immediately. The
+  /// calling thread runs the collective itself and does not wake the communication thread, because
+  /// waking it costs more than a small collective. Without wait(), the collective may not start
+  /// before the next one.
   ProcessGroup& at_once() {
     at_once_ = true;
     return *this;
   }
 
-  /// x <- the reduction of every rank's x, element by element.
+  /// x <- the reduction of x over all ranks, element by element.
   Work all_reduce(const Tensor& x, Reduce reduce = Reduce::sum);
-  /// out <- the rows of all ranks, in their order. `in` may be its own part of `out`.
+  /// out <- the rows of all ranks, in rank order. `in` may be this rank's rows of `out`.
   Work all_gather(const Tensor& out, const Tensor& in, RowList rows = {});
-  /// out <- this rank's rows of the reduction of every rank's `in`. `out` may be that part of `in`.
+  /// out <- this rank's rows of the reduction of `in` over all ranks. `out` may be those rows of
+  /// `in`.
   Work reduce_scatter(const Tensor& out, const Tensor& in, RowList rows = {},
                       Reduce reduce = Reduce::sum);
-  /// The first in_rows[0] rows of `in` go to rank 0, and so on; out_rows[r] rows come from rank r.
+  /// The first in_rows[0] rows of `in` go to rank 0, and so on; rank r sends out_rows[r] rows.
   Work all_to_all(const Tensor& out, const Tensor& in, RowList out_rows = {}, RowList in_rows = {});
   /// x <- x of rank `root`.
   Work broadcast(const Tensor& x, int root);
-  /// Sends `in` and receives `out` at once: what a ring needs.
+  /// Sends `in` and receives `out` at the same time, as in a ring.
   Work exchange(const Tensor& out, int from, const Tensor& in, int to);
-  /// Two ranks that both send first would wait for each other: exchange() is for those.
+  /// Two ranks that both send before they receive deadlock: use exchange() instead.
   Work send(const Tensor& x, int to);
   Work receive(const Tensor& x, int from);
-  /// Ends when every rank has come to it.
+  /// Completes when every rank has reached it.
   Work barrier();
 
-  /// Collectives called so far, the same number on every rank: messages between two do not count.
+  /// Number of collectives called so far, equal on every rank. Point-to-point messages do not
+  /// count.
   std::int64_t calls() const { return sequence_; }
 
  private:

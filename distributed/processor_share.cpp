@@ -12,7 +12,7 @@ int processor_share(std::span<const Processors> allowed, std::size_t own) {
                                      [&](const Processors& other) { return other[p]; });
     share += 1.0 / static_cast<double>(users);
   }
-  return std::max(1, static_cast<int>(share + 1e-6));  // 6 thirds are 2
+  return std::max(1, static_cast<int>(share + 1e-6));  // 6 thirds make 2
 }
 
 }  // namespace weft::distributed

@@ -7,11 +7,11 @@
 
 namespace weft::distributed {
 
-/// Processors of a machine, by their number.
+/// The processors of a machine, by number.
 using Processors = std::bitset<kMaxProcessors>;
 
-/// How many processors of its machine process `own` may call its own, at least 1. `allowed`: where
-/// each process of a job on that machine may run; those that may use a processor share it alike.
+/// Number of processors that process `own` may use, at least 1. `allowed` holds the processors that
+/// each process of the job may run on; processes that share a processor divide it equally.
 int processor_share(std::span<const Processors> allowed, std::size_t own);
 
 }  // namespace weft::distributed

@@ -49,7 +49,7 @@ Tensor RowPath::post(const Tensor& x, bool back, Works& works, bool at_once) con
     for (const std::int64_t n : come) rows += n;
     if (sums) rows = come[static_cast<std::size_t>(group.rank())];
     const Tensor out = result(rows);
-    // The next leg reads what this one writes: the communication thread keeps their order.
+    // The next leg reads this leg's output: the communication thread keeps their order.
     if (sums)
       works.legs[i] = group.reduce_scatter(out, in, come);
     else if (leg.gathers)

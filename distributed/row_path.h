@@ -5,26 +5,26 @@
 
 namespace weft::distributed {
 
-/// A way of rows between ranks, in up to two legs, each a collective of a group. It is linear, and
-/// its gradient goes the way back: an all-to-all returns what came, the sum of a gather's copies
-/// goes to where the row was, and a sum is copied to all who gave a part of it. Legs of groups of
-/// one rank are left out. The groups have to outlive the path.
+/// Moves rows between ranks in up to two legs, each a collective of one group. The operation is
+/// linear; backward runs the transposed collectives in reverse order: an all-to-all becomes the
+/// opposite all-to-all, an all-gather a reduce-scatter, and the backward of a reduction an
+/// all-gather. Legs of groups with one rank are skipped. The groups must outlive the path.
 class RowPath {
  public:
   static constexpr int kLegs = 2;
-  /// The collectives of one journey.
+  /// The collectives of one pass.
   struct Works {
     Work legs[kLegs];
     void wait();
   };
 
-  // Rows of each rank of the group: (ranks) i64 on the host.
-  /// The first in_rows[0] rows go to rank 0 and so on; out_rows[r] come from rank r.
+  // Number of rows of each rank of the group: (ranks) i64 on the host.
+  /// The first in_rows[0] rows go to rank 0 and so on; rank r sends out_rows[r] rows.
   void all_to_all(ProcessGroup& group, Tensor in_rows, Tensor out_rows);
-  /// Every rank gets the rows of all.
+  /// Every rank receives the rows of all ranks.
   void gather(ProcessGroup& group, Tensor rows);
-  /// Calls the collectives, one after the other on the communication thread, and returns where the
-  /// result will be once `works` are done. back: the other way round. at_once: the caller waits for
+  /// Starts the collectives in order on the communication thread and returns the tensor that holds
+  /// the result once `works` are done. back: the reverse direction. at_once: the caller waits for
   /// them next.
   Tensor post(const Tensor& x, bool back, Works& works, bool at_once = false) const;
   bool empty() const { return size_ == 0; }
@@ -33,13 +33,13 @@ class RowPath {
   struct Leg {
     ProcessGroup* group = nullptr;
     bool gathers = false;
-    Tensor in, out;  // of a gather only `out`
+    Tensor in, out;  // an all-gather uses `out` only
   };
   Leg legs_[kLegs];
   int size_ = 0;
 };
 
-/// Rows on their way, there and, as a gradient, back.
+/// Rows in flight, in forward and, as gradients, in backward.
 class RowTrip {
  private:
   friend void depart(const Tensor&, const RowPath&, const std::shared_ptr<RowTrip>&);
@@ -48,16 +48,15 @@ class RowTrip {
   static void begin(const Tensor& x, const std::shared_ptr<RowTrip>& trip);
 
   const RowPath* path_ = nullptr;
-  bool back_ = false;  // and then nothing is computed in between
+  bool back_ = false;  // reverse direction: the caller waits at once
   Tensor mark_;        // stands for the rows on the tape
   Tensor result_;
   RowPath::Works forth_, home_;
 };
 
-/// Sends the rows of x and returns at once; arrive() waits for what has come, which nobody may read
-/// before. In backward the gradient departs where the tape passes arrive() and is waited for where
-/// it passes depart(): what was computed in between overlaps with it both times. `trip` is a new
-/// one, and has to keep the path alive.
+/// Sends the rows of x and returns at once; arrive() waits for the result. In backward, arrive()
+/// sends the gradient and depart() waits for it, so the work between the two calls overlaps with
+/// communication in both passes. Pass a new `trip`; it must keep the path alive.
 ///
 /// Shapes   x (N, ...)  ->  (M, ...) by the path
 /// Dtypes   any; sums as ProcessGroup, gradients f32, f64, bf16
@@ -66,7 +65,7 @@ class RowTrip {
 /// Throws   Error as ProcessGroup does; once differentiable
 void depart(const Tensor& x, const RowPath& path, const std::shared_ptr<RowTrip>& trip);
 [[nodiscard]] Tensor arrive(const std::shared_ptr<RowTrip>& trip);
-/// The way back at once: results of what has arrived, to where it came from.
+/// Sends results back to the ranks their inputs came from, and waits for them.
 ///
 /// Shapes   x (M, ...)  ->  (N, ...) by the path
 /// Dtypes, Device, Saves, Throws   as depart()

@@ -30,7 +30,7 @@ std::string joined(const std::string& module, const std::string& tensor) {
   return module.empty() ? tensor : module + "." + tensor;
 }
 
-// Rank r's of n equal parts of `whole` units, `packed` times one after another.
+// Shard r of n of an axis that packs `packed` equal matrices one after another.
 nn::Part::Cut part_of(int axis, std::int64_t length, int packed, int r, int n) {
   const std::int64_t one = length / packed, units = one / n;
   nn::Part::Cut cut{axis, {}};
@@ -91,7 +91,7 @@ class Sharding {
     return std::make_shared<AllToAllDispatcher>(groups, experts, alignment);
   }
 
-  // Axis 0 goes by expert, `axis` (-1: none) by hidden unit.
+  // Axis 0 is sharded by expert, `axis` (-1: none) by hidden unit.
   void keep(const std::string& name, const Tensor& t, int axis, int packed) {
     if (!t) return;
     ParameterLayout& own = layout_[name];

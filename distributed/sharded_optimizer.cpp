@@ -42,7 +42,7 @@ ShardedOptimizer::~ShardedOptimizer() {
   try {
     wait();
   } catch (const Error&) {
-    // Whoever uses the parameters next hears of it.
+    // The next use of the parameters reports the error.
   }
 }
 
@@ -55,7 +55,7 @@ optim::StepResult ShardedOptimizer::step(const optim::GradClip& clip) {
   return result;
 }
 
-// A slice has a gradient where its parameter has one.
+// A slice has a gradient if its parameter has one.
 void ShardedOptimizer::take_reached() {
   std::size_t i = 0;
   for (const Ddp::Bucket* b : portions_)
@@ -92,7 +92,7 @@ void ShardedOptimizer::wait(const nn::Module& part) {
   wait_for(std::min(known->second, works_.size()));
 }
 
-// Portions up to the last one that has a parameter of this part.
+// Number of portions up to the last one with a parameter of this module.
 std::size_t ShardedOptimizer::portions_of(const nn::Module& part) const {
   std::size_t portions = 0;
   for (const NamedTensor& p : part.named_parameters()) {

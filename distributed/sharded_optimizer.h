@@ -6,15 +6,15 @@
 
 namespace weft::distributed {
 
-/// An optimizer of which each rank does its share: rank r of the n that sum a bucket's gradients
-/// owns the r-th n-th of the bucket, whatever parameters begin or end there. It receives the sums
-/// of that slice only, keeps states and master weights of that slice only, updates it, and gathers
-/// what the others have updated: while the next bucket is updated, and while the next forward pass
-/// comes to it. Bytes for each parameter value, n ranks, AdamW with f32 gradients: f32 8 + 8 / n,
-/// bf16 6 + 12 / n, with remainders 6 + 10 / n.
+/// An optimizer sharded over the data-parallel ranks (ZeRO stage 1). Rank r of the n ranks that sum
+/// a bucket's gradients owns the r-th n-th of the bucket, independent of parameter boundaries. It
+/// receives the gradient sums of that slice, keeps optimizer state and master weights for it,
+/// updates it, and all-gathers the updated parameters. The all-gather overlaps with the update of
+/// the next bucket and with the next forward pass. Bytes per parameter value with n ranks, AdamW
+/// and f32 gradients: f32 8 + 8 / n, bf16 6 + 12 / n, with remainders 6 + 10 / n.
 ///
-/// The parameters come out as those of the same optimizer on every rank, bit by bit, except with
-/// f16 states, whose scales are those of a slice.
+/// The parameters equal those of the unsharded optimizer bit by bit, except with f16 states, whose
+/// scales are computed per slice.
 ///
 ///   Ddp ddp(model, mesh, layout, {.shard = true});
 ///   ShardedOptimizer adam(ddp, optim::AdamWOptions{.lr = 3e-4});
@@ -25,22 +25,22 @@ namespace weft::distributed {
 ///     ...  // forward and backward as with any Ddp
 ///     adam.step(ddp.finish(max_norm));
 ///   }
-///   adam.wait();  // before anybody else reads the parameters
+///   adam.wait();  // before other code reads the parameters
 ///
 /// Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
 /// Models", arXiv:1910.02054, stage 1.
 class ShardedOptimizer : public RangeOptimizer {
  public:
-  /// Throws Error when the Ddp was made without `shard`.
+  /// Throws Error when the Ddp was created without `shard`.
   ShardedOptimizer(Ddp& ddp, const optim::AnyOptions& options, Members members = Members::all);
-  /// Waits for parameters that are on their way.
+  /// Waits for all-gathers in flight.
   ~ShardedOptimizer() override;
 
-  /// In the remainder form loading writes weights (see Optimizer::load_state_dict()): each rank its
-  /// slices, and starts to gather those of the others as after a step.
+  /// In the remainder form, loading writes parameters (see Optimizer::load_state_dict()): each rank
+  /// writes its slices and starts the all-gather, as after a step.
   void load_state(const PieceFiles& files) override;
-  /// Updates this rank's slices and starts to gather those of the others; after a skipped step too,
-  /// so that every rank does.
+  /// Updates this rank's slices and starts the all-gather. A skipped step gathers too, so that
+  /// every rank makes the same calls.
   optim::StepResult step(const optim::GradClip& clip) override;
   void wait() override;
   /// Parameters arrive in the order of named_parameters().
@@ -52,16 +52,18 @@ class ShardedOptimizer : public RangeOptimizer {
   void take_reached();
   std::size_t portions_of(const nn::Module& part) const;
   void wait_for(std::size_t portions);
-  /// Waits, and begins to count anew.
+  /// Waits, and resets the count of arrived portions.
   void forget_arrived();
   void gather(std::size_t portion);
 
-  /// A bucket is a portion of the update. The last bucket comes first: forward begins with it.
+  /// The update runs in portions, one bucket each. The last bucket comes first, because the forward
+  /// pass starts with it.
   std::vector<const Ddp::Bucket*> portions_;
-  std::vector<std::size_t> ends_;  ///< of each portion's ranges
+  std::vector<std::size_t> ends_;  ///< index after each portion's last range
   std::unordered_map<const TensorImpl*, std::size_t> portion_of_;
-  std::unordered_map<const nn::Module*, std::size_t> portions_of_;  ///< that a part needs
-  std::vector<Work> works_;                                         ///< by portion
+  std::unordered_map<const nn::Module*, std::size_t>
+      portions_of_;          ///< portions that a module needs
+  std::vector<Work> works_;  ///< by portion
   std::size_t arrived_ = 0;
 };
 

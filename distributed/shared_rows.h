@@ -6,19 +6,19 @@
 
 namespace weft::distributed {
 
-/// Rows of a rank's weight that other ranks have too: `count` of them from `own` on, which are
-/// those from `whole` on among all the rows that are shared.
+/// Rows of a rank's weight that other ranks hold too: `count` rows from `own` on in this rank's
+/// weight, which are rows from `whole` on among all shared rows.
 struct SharedRows {
   std::int64_t own = 0, whole = 0, count = 0;
 };
 
-/// Of one layer, for all of its steps.
+/// The shared rows of one layer, used in every step.
 using SharedRowsList = std::shared_ptr<const std::vector<SharedRows>>;
 
-/// x as it is; backward adds up, over the ranks that share a row, what each of them says about it:
-/// a key head that the query heads of several ranks use. One all-reduce of all shared rows.
+/// Returns x. Backward sums the gradient of each shared row over the ranks that hold it, such as a
+/// key head used by query heads of several ranks, with one all-reduce for all shared rows.
 ///
-/// Shapes   x (N, ...) with the rows of `mine`, which lie in [0, all) of the shared ones -> like x
+/// Shapes   x (N, ...) with the rows of `mine`, which lie in [0, all) of the shared rows -> as x
 /// Dtypes   f32, f64, bf16
 /// Device   as ProcessGroup
 /// Saves    nothing

@@ -7,7 +7,7 @@
 namespace weft::distributed {
 namespace {
 
-constexpr std::int64_t kBlock = 1024;  // values that stay in the first cache beside those read
+constexpr std::int64_t kBlock = 1024;  // values that stay in the L1 cache together with the inputs
 
 template <Reduce how, class A>
 void add_to(A* sum, const A* x, std::int64_t n) {

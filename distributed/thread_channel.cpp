@@ -11,14 +11,15 @@
 namespace weft::distributed {
 namespace {
 
-// Every rank adds up so few bytes for itself: that is faster than to wait for another one's share.
+// Up to this size every rank adds all values itself: that is faster than waiting for the other
+// shares.
 constexpr std::int64_t kSmall = 8 << 10;
 
 char* element(const Tensor& t, std::int64_t i) {
   return static_cast<char*>(t.raw()) + i * static_cast<std::int64_t>(size_of(t.dtype()));
 }
 
-// `to` may be `from`, when a tensor is used in place.
+// `to` may equal `from` when a tensor is used in place.
 void copy(const Operation& op, void* to, const void* from, std::int64_t bytes) {
   if (to == from || bytes == 0) return;
   if (!op.stream) {
@@ -108,8 +109,8 @@ void ThreadChannel::hold(const Operation& op, cuda::Event Operation::*event) con
     if (r != rank()) (meeting_->at(r).*event).wait(*op.stream);
 }
 
-// Nobody goes before all have read: then a tensor may change again. On a GPU their streams wait for
-// that, not the host.
+// No rank continues before all have read, because a tensor may change after that. On a GPU the
+// streams wait for this, not the host.
 void ThreadChannel::leave(Operation& op) {
   if (op.stream) {
     mark(op.read, op);
@@ -119,7 +120,7 @@ void ThreadChannel::leave(Operation& op) {
   meeting_->come(rank(), op, false);
 }
 
-// Every rank compares the same pairs and comes to the same verdict.
+// Every rank compares the same pairs and reaches the same result.
 void ThreadChannel::check_same() const {
   const int last = meeting_->at(0).kind == Collective::all_to_all ? size() : 1;
   for (int a = 0; a < last; ++a)
@@ -150,13 +151,13 @@ void ThreadChannel::all_reduce(Operation& op) {
     copy(op, op.out.raw(), scratch_.data(), bytes);
     return;
   }
-  // Each rank adds its share, into its own tensor, where nobody else reads that share ...
+  // Reduce-scatter: each rank adds its shard into its own tensor, where no peer reads it ...
   const std::int64_t own = count_before(op.in_count, me);
   combine(op, own, own, count_of(op.in_count, me));
   mark(op.summed, op);
   meeting_->come(me, op, true);
   hold(op, &Operation::summed);
-  // ... and then takes the other shares from their owners.
+  // ... all-gather: then it copies the other shards from their owners.
   for (int r = 0; r < size(); ++r) {
     const std::int64_t first = count_before(op.in_count, r);
     copy(op, element(op.out, first), element(meeting_->at(r).out, first),
@@ -165,8 +166,8 @@ void ThreadChannel::all_reduce(Operation& op) {
   leave(op);
 }
 
-// Elements to, to + 1, ... of op.out <- the reduction of elements first, first + 1, ... of all
-// ranks.
+// Elements to, to + 1, ... of op.out <- the reduction over all ranks of elements first, first + 1,
+// ...
 void ThreadChannel::combine(const Operation& op, std::int64_t to, std::int64_t first,
                             std::int64_t elements) {
   if (elements == 0) return;
@@ -199,7 +200,7 @@ void ThreadChannel::receive(Operation& op) {
   } catch (const Error& e) {
     text = e.what();
   }
-  if (!text.empty()) job_->fail(text, Fault::system);  // before the sender goes on
+  if (!text.empty()) job_->fail(text, Fault::system);  // before the sender continues
   meeting_->end_taking(rank(), op);
   if (!text.empty()) throw Error(text, Fault::system);
 }

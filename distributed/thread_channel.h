@@ -7,9 +7,9 @@
 
 namespace weft::distributed {
 
-/// One rank's way into a group whose ranks are threads of this process: each reads the tensors of
-/// the others where they are. On a GPU the host only meets: each rank's stream waits for marks in
-/// the others', one kernel reads all ranks' tensors, and no kernel waits for another one.
+/// A channel between ranks that are threads of this process: each rank reads its peers' tensors in
+/// place. On a GPU the host threads only meet: each rank's stream waits for events of its peers'
+/// streams, one kernel reads the tensors of all ranks, and no kernel waits for another kernel.
 class ThreadChannel : public Channel {
  public:
   ThreadChannel(const std::string& name, const std::vector<int>& ranks, int rank,
@@ -29,8 +29,8 @@ class ThreadChannel : public Channel {
 
   const std::shared_ptr<Job> job_;
   const std::shared_ptr<Meeting> meeting_;
-  std::vector<const void*> parts_;  // of a sum, by rank
-  std::vector<char> scratch_;       // sums of few bytes
+  std::vector<const void*> parts_;  // inputs of a reduction, by rank
+  std::vector<char> scratch_;       // for small reductions
 };
 
 }  // namespace weft::distributed

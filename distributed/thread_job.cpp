@@ -26,13 +26,14 @@ void Job::fail(const std::string& why, Fault fault) {
     if (failed_.load(std::memory_order_relaxed)) return;
     why_ = why;
     fault_ = fault;
-    // Who looks for a user's mistake does not need them.
+    // A user error needs no dump.
     if (!options_.dump_folder.empty() && fault != Fault::user)
       for (std::size_t r = 0; r < recorders_.size(); ++r)
         if (recorders_[r]) recorders_[r]->write(options_.dump_folder, static_cast<int>(r), why);
     failed_.store(true, std::memory_order_release);
   }
-  // A rank that computes for ever would keep the job from ending, and the reason from being seen.
+  // Log it: a rank that computes forever would keep the job from ending and the reason from being
+  // seen.
   log_line(why);
   wake_all();
 }
@@ -95,7 +96,7 @@ std::string Meeting::why_not(const Operation& op, Missing missing, bool timed_ou
   return weft::message("{}: {} {} ended before", describe(op), ranks, who);
 }
 
-// Until ready(), with the lock. missing(r): is it rank r of the group that is waited for?
+// Waits until ready(), with the lock held. missing(r): whether it waits for group rank r.
 template <class Ready, class Missing>
 void Meeting::wait(std::unique_lock<std::mutex>& lock, const Operation& op, Ready ready,
                    Missing missing) {
@@ -125,7 +126,7 @@ void Meeting::come(int rank, const Operation& op, bool reads) {
     if (--reading_ == 0 && asleep_) changed_.notify_all();
   }
   if (job_.failed()) throw job_.failure();
-  // When it comes again in the same operation the others may be reading this.
+  // If it arrives again in the same operation, peers may be reading this entry.
   if (here_[me] != &op) here_[me] = &op;
   ++visits_[me];
   const std::int64_t round = round_.load(std::memory_order_relaxed);
@@ -139,7 +140,7 @@ void Meeting::come(int rank, const Operation& op, bool reads) {
     if (asleep_) changed_.notify_all();
     return;
   }
-  // The others are mostly near: on a machine with fewer processors than ranks they need this one.
+  // The others usually arrive soon: yield to them first, because they may need this processor.
   lock.unlock();
   constexpr int kLooks = 20;
   for (int i = 0; i < kLooks; ++i) {

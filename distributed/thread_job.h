@@ -14,27 +14,28 @@ namespace weft::distributed {
 
 class Meeting;
 
-/// What the threads of a job share: who is still there, whether it failed and why.
+/// State shared by the rank threads of a job: which ranks are present, and whether and why it
+/// failed.
 class Job {
  public:
   Job(int ranks, const WorldOptions& options);
 
   double timeout_s() const { return options_.timeout_s; }
-  /// Stops every rank at its next meeting; the first failure is the one that counts. Not to be
-  /// called with the lock of a meeting.
+  /// Stops every rank at its next meeting. Only the first failure is kept. Do not call it while
+  /// holding a meeting's lock.
   void fail(const std::string& why, Fault fault);
-  /// The rank will come to no meeting any more.
+  /// Declares that the rank will not enter any meeting again.
   void leave(int rank);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   bool has_left(int rank) const {
     return left_[static_cast<std::size_t>(rank)].load(std::memory_order_acquire);
   }
-  /// Once failed() says so.
+  /// Valid once failed() returns true.
   Error failure() const { return Error(why_, fault_); }
 
   void add_recorder(int rank, std::shared_ptr<const FlightRecorder> recorder);
-  /// The meeting of this call of World::group().
-  /// Throws Error when another rank made that call with another name or list.
+  /// The meeting of this call of World::group(). Throws Error when another rank made that call with
+  /// a different name or rank list.
   std::shared_ptr<Meeting> meeting(int rank, int number, const std::string& name,
                                    const std::vector<int>& ranks);
 
@@ -49,29 +50,29 @@ class Job {
   Fault fault_ = Fault::system;
   std::vector<std::shared_ptr<const FlightRecorder>> recorders_;
   struct Called {
-    int rank = -1;  // that called first
+    int rank = -1;  // the first to call
     std::string name;
     std::shared_ptr<Meeting> meeting;
   };
-  std::vector<Called> groups_;  // by number
+  std::vector<Called> groups_;  // by index of the group() call
 };
 
-/// Where the ranks of one group meet and see each other's operations. From the moment in which all
-/// have come until a rank comes again it reads what the others have shown; nobody leaves while
-/// somebody reads, not even when the job fails: his tensors would go with him.
+/// Where the ranks of one group meet and see each other's operations. After all have arrived, a
+/// rank may read its peers' operations until it arrives again. A rank must not unwind while a peer
+/// still reads its tensors, even if the job has failed.
 class Meeting {
  public:
   Meeting(Job& job, std::vector<int> ranks);
   const std::vector<int>& ranks() const { return ranks_; }
 
-  /// Returns when all have come with the same number of calls. Then, if `reads`, at() is valid
-  /// until this rank comes again or withdraws.
+  /// Blocks until every rank has arrived with the same call count. If `reads`, at() is then valid
+  /// until this rank arrives again or withdraws.
   void come(int rank, const Operation& op, bool reads);
   const Operation& at(int rank) const { return *here_[static_cast<std::size_t>(rank)]; }
-  /// After an exception: returns when nobody reads what this rank has shown.
+  /// After an exception: blocks until no peer reads this rank's operation.
   void withdraw(int rank, const Operation& op);
 
-  /// Messages: shown to one rank, which takes a copy.
+  /// Point-to-point messages: one peer reads the operation and copies its data.
   void show(int rank, const Operation& op);
   const Operation& begin_taking(int rank, const Operation& op);
   void end_taking(int rank, const Operation& op);
@@ -93,12 +94,12 @@ class Meeting {
   std::string why_not(const Operation& op, Missing missing, bool timed_out) const;
 
   Job& job_;
-  const std::vector<int> ranks_;  // of the world
+  const std::vector<int> ranks_;  // world ranks
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<const Operation*> here_;
-  std::vector<std::int64_t> visits_;  // by rank
-  std::vector<char> reads_;           // by rank: does it read now?
+  std::vector<std::int64_t> visits_;  // by rank: number of arrivals
+  std::vector<char> reads_;           // by rank: whether it reads now
   std::atomic<std::int64_t> round_{0};
   int arrived_ = 0, reading_ = 0, asleep_ = 0;
   std::vector<Message> messages_;  // [from * size + to]

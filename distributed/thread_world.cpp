@@ -19,7 +19,7 @@ class ThreadWorld : public World {
     start(true);
   }
   ~ThreadWorld() override { stop(); }
-  /// Ends what is queued while this rank still counts as there.
+  /// Completes the queued collectives while this rank still counts as present.
   void finish() { stop(); }
   const char* backend() const override { return "thread"; }
   std::string failure() const override {
@@ -36,7 +36,7 @@ class ThreadWorld : public World {
   }
 
  private:
-  // The job writes them, for all ranks at once: also for those that do not come to notice.
+  // The job writes the dumps of all ranks at once, including ranks that never notice the failure.
   static WorldOptions without_dumps(WorldOptions options) {
     options.dump_folder.clear();
     return options;
@@ -54,7 +54,7 @@ void run_ranks(int ranks, const std::function<void(World&)>& f, const WorldOptio
   start.seed = RandomSnapshot::take().seed;
   std::atomic<bool> thrown{false};
   const auto failed = [&](int rank, const std::string& what, Fault fault) {
-    // What every rank throws when a collective has failed is nobody's own.
+    // After a failed collective every rank throws the job's failure: that is no failure of its own.
     if (!job->failed() || what != job->failure().what())
       job->fail(message("rank {}: {}", rank, what), fault);
     thrown = true;
@@ -62,9 +62,9 @@ void run_ranks(int ranks, const std::function<void(World&)>& f, const WorldOptio
   const auto body = [&](int rank) {
     const ThreadLimit share(threads);
     const MemoryDomain domain(rank);
-    // Every rank draws what the others draw, as processes do.
+    // All ranks start from the same random state, as separate processes do.
     const RandomReplay draws(start);
-    std::optional<ThreadWorld> world;  // outlives the failure, which stops what is queued
+    std::optional<ThreadWorld> world;  // outlives the failure, which stops queued collectives
     try {
       world.emplace(rank, ranks, options, job);
       f(*world);

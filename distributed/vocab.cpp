@@ -25,7 +25,7 @@ VocabRange range_of(const char* op, const Tensor& weight, std::int64_t vocab,
   return range;
 }
 
-// Ids that no rank has would silently become 0.
+// An id outside the vocabulary would silently become 0 on every rank.
 void check_ids(const Tensor& ids, std::int64_t vocab) {
   weft::detail::check_tensor("embedding", "ids", ids);
   check(ids.dtype() == DType::i32 || ids.dtype() == DType::i64,
@@ -56,7 +56,7 @@ Tensor vocab_embedding(const Tensor& weight, const Tensor& ids, std::int64_t voc
   shape.push_back(weight.dim(1));
   if (range.count == 0) {
     Tensor nothing = Tensor::zeros(shape, weight.dtype(), weight.device());
-    // An empty weight takes part like any other: what follows must not depend on who has rows.
+    // Record an empty weight too: the tape must not depend on which ranks have rows.
     if (recording(weight))
       Tape::record("vocab_embedding", {&weight}, {&nothing}, [rows = weight.shape()](Backward& b) {
         b.add(0, Tensor::zeros(rows, b.dy().dtype(), b.dy().device()));

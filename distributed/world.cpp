@@ -12,7 +12,7 @@ World::World(int rank, int size, const WorldOptions& options)
     : rank_(rank), size_(size), options_(options) {
   check(size >= 1 && rank >= 0 && rank < size, "world: rank must be below size {}, got {}", size,
         rank);
-  // Clocks count nanoseconds in 64 bits: 292 years, and a deadline is added to what they show.
+  // Clocks count nanoseconds in 64 bits (292 years), and a deadline is now() plus the timeout.
   check(options.timeout_s > 0 && options.timeout_s <= 1e8,
         "world: timeout_s must be above 0 and at most 1e8, got {}", options.timeout_s);
   check(options.link.bytes_per_s >= 0 && options.link.latency_s >= 0,

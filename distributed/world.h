@@ -9,69 +9,69 @@
 
 namespace weft::distributed {
 
-/// A link that is slower than this machine's memory, to see what overlaps: each collective takes at
-/// least latency_s + bytes sent / bytes_per_s of its communication thread.
+/// Simulates a link slower than this machine's memory, to make overlap measurable: each collective
+/// occupies the communication thread for at least latency_s + bytes sent / bytes_per_s.
 struct SimulatedLink {
-  double bytes_per_s = 0;  ///< 0: none
+  double bytes_per_s = 0;  ///< 0: no simulation
   double latency_s = 0;
 };
 
 struct WorldOptions {
   double timeout_s = 600;  ///< a collective that takes longer stops the job
   SimulatedLink link = {};
-  /// Where every rank writes its latest collectives (rank_<rank>.txt) when the job fails; empty:
-  /// nowhere.
+  /// Folder in which every rank writes its latest collectives (rank_<rank>.txt) when the job fails.
+  /// Empty: no file is written.
   std::string dump_folder = {};
-  int recorded = 2048;  ///< collectives that the flight recorder keeps
+  int recorded = 2048;  ///< entries that the flight recorder keeps
 };
 
-/// What this rank has sent since the start, and how long it has waited.
+/// What this rank has sent and how long it has waited, since the start.
 struct CommStats {
   std::int64_t calls = 0;
   std::int64_t bytes_sent = 0;
-  double busy_s = 0;     ///< of the communication thread
-  double waiting_s = 0;  ///< in Work::wait(): what communication costs a step
+  double busy_s = 0;     ///< time spent in collectives
+  double waiting_s = 0;  ///< time spent in Work::wait(): the exposed communication
 };
 
-/// One rank's place among all ranks of a job, and the way to groups of them.
+/// One rank's view of a job: its rank, the number of ranks, and the process groups.
 class World {
  public:
   virtual ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
-  /// The world of a process that has no other ranks: collectives return at once, on any device.
+  /// The world of a single-process job: collectives return at once, on any device.
   static std::unique_ptr<World> alone();
 
   int rank() const { return rank_; }
   int size() const { return size_; }
   /// "thread", "mpi", "nccl", "fake" or "alone".
   virtual const char* backend() const = 0;
-  /// All ranks.
+  /// The group of all ranks.
   ProcessGroup& all() { return *all_; }
-  /// A group of these ranks of the world. Every rank of the world makes the same calls in the same
-  /// order, also for groups that it is not in, which are null.
-  /// Throws Error on a rank that is not in the world or named twice.
+  /// Creates a group of these world ranks. Every rank of the world makes the same calls in the same
+  /// order, also for groups it does not belong to; there the result is null. Throws Error on a rank
+  /// outside the world or listed twice.
   std::shared_ptr<ProcessGroup> group(const std::string& name, const std::vector<int>& ranks);
 
-  /// Why the job has failed, where this rank has heard of it already; else "". Any thread may ask.
+  /// Why the job failed, if this rank knows already, else "". Callable from any thread.
   virtual std::string failure() const { return {}; }
 
   CommStats stats() const;
-  /// The latest collectives, for whoever looks for the one that hangs.
+  /// The latest collectives, to find one that hangs.
   const FlightRecorder& recorder() const;
 
  protected:
   World(int rank, int size, const WorldOptions& options);
-  /// Called once by the constructor of the subclass, when open() works. Without a thread the caller
-  /// carries everything out at once. `idle` is called now and then while the thread has nothing to
-  /// do, and must not throw.
+  /// The subclass's constructor calls this once, as soon as open() works. If not `threaded`,
+  /// collectives run in the caller. The communication thread calls `idle` every few milliseconds
+  /// while its queue is empty; it must not throw.
   void start(bool threaded, std::function<void()> idle = {});
-  /// The backend's part of group(): `number` counts the calls of group(), equal on all ranks. On a
-  /// rank that is not in the group rank_in_group is -1; what comes back is not used.
+  /// The backend's part of group(). `number` is the index of the group() call, equal on all ranks.
+  /// On a rank outside the group rank_in_group is -1 and the result is ignored.
   virtual std::shared_ptr<Channel> open(const std::string& name, const std::vector<int>& ranks,
                                         int rank_in_group, int number) = 0;
-  /// Ends the communication thread, after what is queued.
+  /// Stops the communication thread once its queue is empty.
   void stop();
   const WorldOptions& options() const { return options_; }
   std::shared_ptr<const FlightRecorder> shared_recorder() const;
@@ -84,16 +84,16 @@ class World {
   int groups_ = 0;
 };
 
-/// Runs f on `ranks` new threads of this process, each a rank with its own tape, random state and
-/// communication thread. Returns when all have ended. The threads of the machine are shared out:
-/// kernels of a rank run on num_threads() / ranks of them, and at least one.
-/// Throws Error of the first rank that failed, as "rank 2: ...", or of the collective that did; the
-/// other ranks are stopped at their next collective.
+/// Runs f on `ranks` new threads of this process. Each thread is a rank with its own tape, random
+/// state and communication thread. Returns when all have ended. Kernels of a rank use num_threads()
+/// / ranks threads, at least one.
+/// Throws the Error of the first rank that failed, as "rank 2: ...", or of the collective that
+/// failed; the other ranks stop at their next collective.
 void run_ranks(int ranks, const std::function<void(World&)>& f, const WorldOptions& options = {});
 
-/// Rank `rank` of a job that does not exist: collectives count their bytes and move nothing. For
-/// planning, mostly on the meta device.
-/// Throws Error unless 0 <= rank < size, and on options out of range.
+/// Rank `rank` of a job that does not exist: collectives count their bytes and move no data. Used
+/// for planning, usually on the meta device. Throws Error unless 0 <= rank < size, and on options
+/// out of range.
 std::unique_ptr<World> fake_world(int rank, int size, const WorldOptions& options = {});
 
 }  // namespace weft::distributed

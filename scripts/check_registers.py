@@ -97,9 +97,9 @@ def is_hot(kernel, kind):
 
 def page(table):
     lines = ["# Registers and spills of the CUDA kernels", "",
-             "Written by `scripts/check_registers.py` from what `ptxas` reports in a release build; do not",
-             "edit. The most of all instances of a template; instances for f64 and integers stand apart. A",
-             "hot kernel must not spill: it is where a step's time goes. f64 is for checking gradients.",
+             "Written by `scripts/check_registers.py` from the `ptxas` reports of a release build; do not edit. A",
+             "template's row holds the maximum over its instances, with separate rows for f64 and integers. Hot",
+             "kernels dominate a step and must not spill; f64 is used to check gradients.",
              "",
              "| File | Kernel | Hot | Instances | Registers sm_80 | sm_90a | Spilled bytes sm_80 | sm_90a |",
              "| --- | --- | --- | --- | --- | --- | --- | --- |"]

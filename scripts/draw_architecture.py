@@ -11,7 +11,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "architecture.svg"
 SAYS = {
-    "core": "tensors, memory, CPU kernels", "cuda": "CUDA kernels, imitated GPU", "autograd": "tape and ops",
+    "core": "tensors, memory, CPU kernels", "cuda": "CUDA kernels, emulated GPU", "autograd": "tape and ops",
     "nn": "modules, Gpt", "optim": "optimizers, schedules", "io": "files, checkpoints", "data": "datasets, loaders",
     "distributed": "ranks, collectives, plans", "train": "trainer, flags, runs", "examples": "programs",
 }

@@ -263,20 +263,20 @@ Status matmul(Handle, Operation op, const void*, const void* a, Layout la, const
 }  // namespace
 
 const Library& library() {
-  static const Library imitation = {create,
-                                    version,
-                                    create_operation,
-                                    destroy_operation,
-                                    set_operation,
-                                    create_layout,
-                                    destroy_layout,
-                                    set_layout,
-                                    create_preference,
-                                    destroy_preference,
-                                    set_preference,
-                                    heuristic,
-                                    matmul};
-  return imitation;
+  static const Library emulated = {create,
+                                   version,
+                                   create_operation,
+                                   destroy_operation,
+                                   set_operation,
+                                   create_layout,
+                                   destroy_layout,
+                                   set_layout,
+                                   create_preference,
+                                   destroy_preference,
+                                   set_preference,
+                                   heuristic,
+                                   matmul};
+  return emulated;
 }
 
 }  // namespace weft::cuda::lt
