@@ -11,9 +11,9 @@ namespace {
 
 // A layer's rows in flight: sent by expert, over ep, then over etp; they arrive ordered by rank
 // (etp, then ep) and expert.
-struct ExchangeWay {
+struct AllToAllState {
   RowPath path;
-  RowTrip tokens, probs, results;
+  RowTransfer tokens, probs, results;
   std::int64_t capacity = 0;  // rows of each rank per expert; 0: as many as there are
   std::int64_t most = 0;      // rows of an expert without padding; 0: padding is kept
   // The order of the received rows, each as a token with one slot; without `slot_of`, in order.
@@ -104,7 +104,7 @@ ExpertRows without_fillers(const Tensor& counts, std::int64_t first, std::int64_
                               numbers(E).view({E, 1, 1}), Tensor::full({}, -1, DType::i64, device));
   ExpertRows out =
       sort_by_expert(expert.view({expert.numel(), 1}), E, {.capacity = most, .read = false});
-  out.rows = {};  // stored in the way
+  out.rows = {};  // stored in the state
   return out;
 }
 
@@ -112,35 +112,35 @@ ExpertRows without_fillers(const Tensor& counts, std::int64_t first, std::int64_
 
 nn::Dispatch AllToAllDispatcher::dispatch_preprocess(const Tensor& x, const Routing& routing,
                                                      const nn::FixedRows& fixed) const {
-  const auto way = new_way<ExchangeWay>();
+  const auto state = new_state<AllToAllState>();
   const std::int64_t P = groups_.ep->size(), Q = groups_.etp->size(), E = local_experts();
   const std::int64_t p = groups_.ep->rank(), q = groups_.etp->rank(), first = first_expert();
   const std::int64_t alignment = nn::row_alignment(alignment_, x.device(), fixed.of_rank,
                                                    routing.experts.numel() * ranks() / experts_);
   const auto aligned = [&](std::int64_t n) { return (n + alignment - 1) / alignment * alignment; };
-  way->capacity = aligned(fixed.of_rank);
+  state->capacity = aligned(fixed.of_rank);
   nn::Dispatch d;
   d.rows = sort_by_expert(
       routing.experts, experts_,
-      {.alignment = way->capacity ? alignment : 1, .capacity = way->capacity, .read = false});
+      {.alignment = state->capacity ? alignment : 1, .capacity = state->capacity, .read = false});
   const auto permute_rows = [&] {
     d.tokens = permute_tokens(x, d.rows);
     d.probs = permute_probs(routing.probs, d.rows);
   };
-  if (way->capacity) {
-    const auto of_rank = [&](std::int64_t) { return E * way->capacity; };
-    way->path.all_to_all(*groups_.ep, row_counts(P, of_rank), row_counts(P, of_rank));
-    way->path.gather(*groups_.etp, row_counts(Q, [&](std::int64_t) { return P * of_rank(0); }));
-    const std::int64_t all = P * Q * way->capacity;
+  if (state->capacity) {
+    const auto of_rank = [&](std::int64_t) { return E * state->capacity; };
+    state->path.all_to_all(*groups_.ep, row_counts(P, of_rank), row_counts(P, of_rank));
+    state->path.gather(*groups_.etp, row_counts(Q, [&](std::int64_t) { return P * of_rank(0); }));
+    const std::int64_t all = P * Q * state->capacity;
     const std::int64_t most = aligned(groups_.batches * fixed.of_batch);
     if (most < all) {
-      way->most = most;
+      state->most = most;
       Counts sent = send_counts(
-          minimum(count_experts(routing.experts, experts_), static_cast<double>(way->capacity)));
-      way->counts = std::move(sent.all);
-      way->counted = std::move(sent.work);
+          minimum(count_experts(routing.experts, experts_), static_cast<double>(state->capacity)));
+      state->counts = std::move(sent.all);
+      state->counted = std::move(sent.work);
     }
-    way->rows = Tensor::full({E}, static_cast<double>(std::min(most, all)), DType::i64);
+    state->rows = Tensor::full({E}, static_cast<double>(std::min(most, all)), DType::i64);
   } else {
     Counts sent = send_counts(d.rows.counts);
     // On the CPU this rank's own counts are known; permute its rows meanwhile.
@@ -151,59 +151,60 @@ nn::Dispatch AllToAllDispatcher::dispatch_preprocess(const Tensor& x, const Rout
     const Tensor table = receive_counts(std::move(sent), d.rows.rows);
     if (!d.rows.rows) know_rows(d.rows, table.select(0, p * Q + q));
     const RowCounts counts(table, Q);
-    way->path.all_to_all(*groups_.ep,
-                         row_counts(P, [&](std::int64_t r) { return counts.sum(p, q, r * E, E); }),
-                         row_counts(P, [&](std::int64_t r) { return counts.sum(r, q, first, E); }));
-    way->path.gather(*groups_.etp, row_counts(Q, [&](std::int64_t r) {
+    state->path.all_to_all(
+        *groups_.ep, row_counts(P, [&](std::int64_t r) { return counts.sum(p, q, r * E, E); }),
+        row_counts(P, [&](std::int64_t r) { return counts.sum(r, q, first, E); }));
+    state->path.gather(*groups_.etp, row_counts(Q, [&](std::int64_t r) {
       std::int64_t total = 0;
       for (std::int64_t s = 0; s < P; ++s) total += counts.sum(s, r, first, E);
       return total;
     }));
-    way->sorted = sort_chunks(counts, P, Q, first, E, alignment, x.device());
-    way->rows = way->sorted.rows;
+    state->sorted = sort_chunks(counts, P, Q, first, E, alignment, x.device());
+    state->rows = state->sorted.rows;
   }
   if (!d.tokens) permute_rows();
-  d.way = way;
+  d.state = state;
   return d;
 }
 
 void AllToAllDispatcher::token_dispatch(nn::Dispatch& d) const {
-  ExchangeWay& way = way_of<ExchangeWay>(d);
-  depart(d.tokens, way.path, trip_of(d, &ExchangeWay::tokens));
-  depart(d.probs, way.path, trip_of(d, &ExchangeWay::probs));
+  AllToAllState& state = state_of<AllToAllState>(d);
+  send_tokens(d.tokens, state.path, transfer_of(d, &AllToAllState::tokens));
+  send_tokens(d.probs, state.path, transfer_of(d, &AllToAllState::probs));
   d.tokens = d.probs = {};
 }
 
 void AllToAllDispatcher::dispatch_postprocess(nn::Dispatch& d) const {
-  ExchangeWay& way = way_of<ExchangeWay>(d);
-  d.tokens = arrive(trip_of(d, &ExchangeWay::tokens));
-  d.probs = arrive(trip_of(d, &ExchangeWay::probs));
-  d.expert_rows = way.rows;
-  if (way.capacity) {
+  AllToAllState& state = state_of<AllToAllState>(d);
+  d.tokens = receive_tokens(transfer_of(d, &AllToAllState::tokens));
+  d.probs = receive_tokens(transfer_of(d, &AllToAllState::probs));
+  d.expert_rows = state.rows;
+  if (state.capacity) {
     const std::int64_t P = groups_.ep->size(), Q = groups_.etp->size(), E = local_experts();
     d.tokens = swap_chunks(d.tokens, Q, P, E);
     d.probs = swap_chunks(d.probs, Q, P, E);
-    if (way.most) {
-      way.counted.wait();
-      way.sorted = without_fillers(way.counts, first_expert(), E, way.capacity, way.most);
-      way.counts = {};
+    if (state.most) {
+      state.counted.wait();
+      state.sorted = without_fillers(state.counts, first_expert(), E, state.capacity, state.most);
+      state.counts = {};
     }
   }
-  if (way.sorted.slot_of) {
-    d.tokens = permute_tokens(d.tokens, way.sorted);
-    d.probs = permute_probs(reshape(d.probs, way.sorted.row_of.shape()), way.sorted);
+  if (state.sorted.slot_of) {
+    d.tokens = permute_tokens(d.tokens, state.sorted);
+    d.probs = permute_probs(reshape(d.probs, state.sorted.row_of.shape()), state.sorted);
   }
 }
 
 Tensor AllToAllDispatcher::combine_preprocess(const Tensor& y, const nn::Dispatch& d) const {
-  const ExchangeWay& way = way_of<ExchangeWay>(d);
-  const Tensor rows = way.sorted.slot_of ? combine_tokens(y, way.sorted) : y;
-  return way.capacity ? swap_chunks(rows, local_experts(), groups_.ep->size(), groups_.etp->size())
-                      : rows;
+  const AllToAllState& state = state_of<AllToAllState>(d);
+  const Tensor rows = state.sorted.slot_of ? combine_tokens(y, state.sorted) : y;
+  return state.capacity
+             ? swap_chunks(rows, local_experts(), groups_.ep->size(), groups_.etp->size())
+             : rows;
 }
 
 Tensor AllToAllDispatcher::token_combine(const Tensor& y, const nn::Dispatch& d) const {
-  return travel_back(y, way_of<ExchangeWay>(d).path, trip_of(d, &ExchangeWay::results));
+  return return_tokens(y, state_of<AllToAllState>(d).path, transfer_of(d, &AllToAllState::results));
 }
 
 Tensor AllToAllDispatcher::combine_postprocess(const Tensor& y, const nn::Dispatch& d) const {

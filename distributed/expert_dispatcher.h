@@ -18,15 +18,15 @@ struct ExpertGroups {
   explicit ExpertGroups(const DeviceMesh& mesh);
 };
 
-/// The state of a dispatch, which a dispatcher keeps in Dispatch::way.
-template <class Way>
-Way& way_of(const nn::Dispatch& d) {
-  return *static_cast<Way*>(d.way.get());
+/// The state of a dispatch, which a dispatcher keeps in Dispatch::state.
+template <class State>
+State& state_of(const nn::Dispatch& d) {
+  return *static_cast<State*>(d.state.get());
 }
-/// One trip of that state. The pointer keeps the whole state alive.
-template <class Way>
-std::shared_ptr<RowTrip> trip_of(const nn::Dispatch& d, RowTrip Way::*which) {
-  return {d.way, &(way_of<Way>(d).*which)};
+/// One transfer of that state. The pointer keeps the whole state alive.
+template <class State>
+std::shared_ptr<RowTransfer> transfer_of(const nn::Dispatch& d, RowTransfer State::*which) {
+  return {d.state, &(state_of<State>(d).*which)};
 }
 
 /// Base class of the token dispatchers. Rank p of ep holds the experts p E/P ... (p+1) E/P.
@@ -63,24 +63,24 @@ class ExpertDispatcher : public nn::TokenDispatcher {
 
   /// Returns a default-initialized state for a layer. Reuses the memory of a state that no tape and
   /// no running layer refers to.
-  template <class Way>
-  std::shared_ptr<Way> new_way() const {
-    for (const std::shared_ptr<void>& old : ways_) {
+  template <class State>
+  std::shared_ptr<State> new_state() const {
+    for (const std::shared_ptr<void>& old : states_) {
       if (old.use_count() > 1) continue;
-      auto way = std::static_pointer_cast<Way>(old);
-      *way = Way();
-      return way;
+      auto state = std::static_pointer_cast<State>(old);
+      *state = State();
+      return state;
     }
-    auto way = std::make_shared<Way>();
-    ways_.push_back(way);
-    return way;
+    auto state = std::make_shared<State>();
+    states_.push_back(state);
+    return state;
   }
 
   const ExpertGroups groups_;
   const std::int64_t experts_, alignment_;
 
  private:
-  mutable std::vector<std::shared_ptr<void>> ways_;
+  mutable std::vector<std::shared_ptr<void>> states_;
 };
 
 /// (n) i64 on the host, f(0) ... f(n - 1)

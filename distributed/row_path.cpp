@@ -61,40 +61,42 @@ Tensor RowPath::post(const Tensor& x, bool back, Works& works, bool at_once) con
   return in;
 }
 
-void RowTrip::begin(const Tensor& x, const std::shared_ptr<RowTrip>& trip) {
-  trip->mark_ = x;
-  if (trip->path_->empty()) return;
-  trip->result_ = trip->path_->post(x, trip->back_, trip->forth_, trip->back_);
+void RowTransfer::begin(const Tensor& x, const std::shared_ptr<RowTransfer>& transfer) {
+  transfer->mark_ = x;
+  if (transfer->path_->empty()) return;
+  transfer->result_ = transfer->path_->post(x, transfer->back_, transfer->forth_, transfer->back_);
   if (!recording(x)) return;
-  trip->mark_ = x.detach();
-  Tape::record("depart", {&x}, {&trip->mark_}, [trip](Backward& b) {
+  transfer->mark_ = x.detach();
+  Tape::record("send_tokens", {&x}, {&transfer->mark_}, [transfer](Backward& b) {
     b.once_differentiable();
-    trip->home_.wait();
+    transfer->home_.wait();
     b.add(0, b.dy());
   });
 }
 
-void depart(const Tensor& x, const RowPath& path, const std::shared_ptr<RowTrip>& trip) {
-  trip->path_ = &path;
-  RowTrip::begin(x, trip);
+void send_tokens(const Tensor& x, const RowPath& path,
+                 const std::shared_ptr<RowTransfer>& transfer) {
+  transfer->path_ = &path;
+  RowTransfer::begin(x, transfer);
 }
 
-Tensor travel_back(const Tensor& x, const RowPath& path, const std::shared_ptr<RowTrip>& trip) {
-  trip->path_ = &path;
-  trip->back_ = true;
-  RowTrip::begin(x, trip);
-  return arrive(trip);
+Tensor return_tokens(const Tensor& x, const RowPath& path,
+                     const std::shared_ptr<RowTransfer>& transfer) {
+  transfer->path_ = &path;
+  transfer->back_ = true;
+  RowTransfer::begin(x, transfer);
+  return receive_tokens(transfer);
 }
 
-Tensor arrive(const std::shared_ptr<RowTrip>& trip) {
-  const Tensor mark = std::move(trip->mark_);
-  if (trip->path_->empty()) return mark;
-  trip->forth_.wait();
-  Tensor result = std::move(trip->result_);
+Tensor receive_tokens(const std::shared_ptr<RowTransfer>& transfer) {
+  const Tensor mark = std::move(transfer->mark_);
+  if (transfer->path_->empty()) return mark;
+  transfer->forth_.wait();
+  Tensor result = std::move(transfer->result_);
   if (recording(mark))
-    Tape::record("arrive", {&mark}, {&result}, [trip](Backward& b) {
+    Tape::record("receive_tokens", {&mark}, {&result}, [transfer](Backward& b) {
       b.once_differentiable();
-      b.add(0, trip->path_->post(b.dy(), !trip->back_, trip->home_, trip->back_));
+      b.add(0, transfer->path_->post(b.dy(), !transfer->back_, transfer->home_, transfer->back_));
     });
   return result;
 }

@@ -40,12 +40,12 @@ class RowPath {
 };
 
 /// Rows in flight, in forward and, as gradients, in backward.
-class RowTrip {
+class RowTransfer {
  private:
-  friend void depart(const Tensor&, const RowPath&, const std::shared_ptr<RowTrip>&);
-  friend Tensor arrive(const std::shared_ptr<RowTrip>&);
-  friend Tensor travel_back(const Tensor&, const RowPath&, const std::shared_ptr<RowTrip>&);
-  static void begin(const Tensor& x, const std::shared_ptr<RowTrip>& trip);
+  friend void send_tokens(const Tensor&, const RowPath&, const std::shared_ptr<RowTransfer>&);
+  friend Tensor receive_tokens(const std::shared_ptr<RowTransfer>&);
+  friend Tensor return_tokens(const Tensor&, const RowPath&, const std::shared_ptr<RowTransfer>&);
+  static void begin(const Tensor& x, const std::shared_ptr<RowTransfer>& transfer);
 
   const RowPath* path_ = nullptr;
   bool back_ = false;  // reverse direction: the caller waits at once
@@ -54,21 +54,24 @@ class RowTrip {
   RowPath::Works forth_, home_;
 };
 
-/// Sends the rows of x and returns at once; arrive() waits for the result. In backward, arrive()
-/// sends the gradient and depart() waits for it, so the work between the two calls overlaps with
-/// communication in both passes. Pass a new `trip`; it must keep the path alive.
+/// Sends the rows of x and returns at once; receive_tokens() waits for the result. In backward,
+/// receive_tokens() sends the gradient and send_tokens() waits for it, so the work between the two
+/// calls overlaps with communication in both passes. Pass a new `transfer`; it must keep the path
+/// alive.
 ///
 /// Shapes   x (N, ...)  ->  (M, ...) by the path
 /// Dtypes   any; sums as ProcessGroup, gradients f32, f64, bf16
 /// Device   as ProcessGroup
 /// Saves    nothing
 /// Throws   Error as ProcessGroup does; once differentiable
-void depart(const Tensor& x, const RowPath& path, const std::shared_ptr<RowTrip>& trip);
-[[nodiscard]] Tensor arrive(const std::shared_ptr<RowTrip>& trip);
+void send_tokens(const Tensor& x, const RowPath& path,
+                 const std::shared_ptr<RowTransfer>& transfer);
+[[nodiscard]] Tensor receive_tokens(const std::shared_ptr<RowTransfer>& transfer);
 /// Sends results back to the ranks their inputs came from, and waits for them.
 ///
 /// Shapes   x (M, ...)  ->  (N, ...) by the path
-/// Dtypes, Device, Saves, Throws   as depart()
-Tensor travel_back(const Tensor& x, const RowPath& path, const std::shared_ptr<RowTrip>& trip);
+/// Dtypes, Device, Saves, Throws   as send_tokens()
+Tensor return_tokens(const Tensor& x, const RowPath& path,
+                     const std::shared_ptr<RowTransfer>& transfer);
 
 }  // namespace weft::distributed

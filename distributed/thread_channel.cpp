@@ -43,10 +43,10 @@ Device device_of(const Operation& op) {
 }  // namespace
 
 ThreadChannel::ThreadChannel(const std::string& name, const std::vector<int>& ranks, int rank,
-                             std::shared_ptr<Job> job, std::shared_ptr<Meeting> meeting)
+                             std::shared_ptr<Job> job, std::shared_ptr<Rendezvous> rendezvous)
     : Channel(name, ranks, rank),
       job_(std::move(job)),
-      meeting_(std::move(meeting)),
+      rendezvous_(std::move(rendezvous)),
       parts_(ranks.size()),
       scratch_(kSmall) {}
 
@@ -55,7 +55,7 @@ void ThreadChannel::run(Operation& op) {
     carry_out(op);
   } catch (const std::exception& e) {
     job_->fail(e.what(), Fault::system);
-    meeting_->withdraw(rank(), op);
+    rendezvous_->leave(rank(), op);
     throw;
   }
 }
@@ -69,22 +69,24 @@ bool ThreadChannel::takes(Device device) const {
 void ThreadChannel::carry_out(Operation& op) {
   const int me = rank();
   mark(op.ready, op);
-  if (op.kind == Collective::send || op.kind == Collective::exchange) meeting_->show(me, op);
+  if (op.kind == Collective::send || op.kind == Collective::exchange)
+    rendezvous_->post_send(me, op);
   if (op.kind == Collective::receive || op.kind == Collective::exchange) receive(op);
-  if (op.kind == Collective::send || op.kind == Collective::exchange) meeting_->wait_taken(me, op);
+  if (op.kind == Collective::send || op.kind == Collective::exchange)
+    rendezvous_->wait_received(me, op);
   if (is_message(op.kind)) return;
 
-  meeting_->come(me, op, true);
+  rendezvous_->arrive(me, op, true);
   check_same();
-  if (op.kind == Collective::barrier || op.out.is_meta()) return meeting_->come(me, op, false);
-  hold(op, &Operation::ready);
+  if (op.kind == Collective::barrier || op.out.is_meta()) return rendezvous_->arrive(me, op, false);
+  wait_for_peers(op, &Operation::ready);
   const std::int64_t w = op.element_bytes();
   switch (op.kind) {
     case Collective::all_reduce:
       return all_reduce(op);
     case Collective::all_gather:
       for (int r = 0; r < size(); ++r)
-        copy(op, element(op.out, count_before(op.out_count, r)), meeting_->at(r).in.raw(),
+        copy(op, element(op.out, count_before(op.out_count, r)), rendezvous_->at(r).in.raw(),
              count_of(op.out_count, r) * w);
       break;
     case Collective::reduce_scatter:
@@ -92,21 +94,21 @@ void ThreadChannel::carry_out(Operation& op) {
       break;
     case Collective::all_to_all:
       for (int r = 0; r < size(); ++r) {
-        const Operation& other = meeting_->at(r);
+        const Operation& other = rendezvous_->at(r);
         copy(op, element(op.out, count_before(op.out_count, r)),
              element(other.in, count_before(other.in_count, me)), count_of(op.out_count, r) * w);
       }
       break;
     default:
-      copy(op, op.out.raw(), meeting_->at(op.from).in.raw(), op.out.numel() * w);
+      copy(op, op.out.raw(), rendezvous_->at(op.from).in.raw(), op.out.numel() * w);
   }
   leave(op);
 }
 
-void ThreadChannel::hold(const Operation& op, cuda::Event Operation::*event) const {
+void ThreadChannel::wait_for_peers(const Operation& op, cuda::Event Operation::*event) const {
   if (!op.stream) return;
   for (int r = 0; r < size(); ++r)
-    if (r != rank()) (meeting_->at(r).*event).wait(*op.stream);
+    if (r != rank()) (rendezvous_->at(r).*event).wait(*op.stream);
 }
 
 // No rank continues before all have read, because a tensor may change after that. On a GPU the
@@ -115,20 +117,20 @@ void ThreadChannel::leave(Operation& op) {
   if (op.stream) {
     mark(op.read, op);
     for (int r = 0; r < size(); ++r)
-      if (r != rank()) op.read.wait(*meeting_->at(r).stream);
+      if (r != rank()) op.read.wait(*rendezvous_->at(r).stream);
   }
-  meeting_->come(rank(), op, false);
+  rendezvous_->arrive(rank(), op, false);
 }
 
 // Every rank compares the same pairs and reaches the same result.
 void ThreadChannel::check_same() const {
-  const int last = meeting_->at(0).kind == Collective::all_to_all ? size() : 1;
+  const int last = rendezvous_->at(0).kind == Collective::all_to_all ? size() : 1;
   for (int a = 0; a < last; ++a)
     for (int b = 0; b < size(); ++b)
-      if (const std::string text = difference(meeting_->at(a), a, meeting_->at(b), b, *this);
+      if (const std::string text = difference(rendezvous_->at(a), a, rendezvous_->at(b), b, *this);
           !text.empty())
         throw Error(text, Fault::system);
-  for (int r = 1; r < size(); ++r) check_same_device(meeting_->at(0), 0, meeting_->at(r), r);
+  for (int r = 1; r < size(); ++r) check_same_device(rendezvous_->at(0), 0, rendezvous_->at(r), r);
 }
 
 void ThreadChannel::check_same_device(const Operation& a, int rank_a, const Operation& b,
@@ -145,9 +147,10 @@ void ThreadChannel::all_reduce(Operation& op) {
   const int me = rank();
   const std::int64_t w = op.element_bytes(), bytes = op.out.numel() * w;
   if (bytes <= kSmall && !op.stream) {
-    for (int r = 0; r < size(); ++r) parts_[static_cast<std::size_t>(r)] = meeting_->at(r).in.raw();
+    for (int r = 0; r < size(); ++r)
+      parts_[static_cast<std::size_t>(r)] = rendezvous_->at(r).in.raw();
     if (bytes > 0) combine_ranks(op.dtype(), op.reduce, scratch_.data(), parts_, op.out.numel());
-    meeting_->come(me, op, false);
+    rendezvous_->arrive(me, op, false);
     copy(op, op.out.raw(), scratch_.data(), bytes);
     return;
   }
@@ -155,12 +158,12 @@ void ThreadChannel::all_reduce(Operation& op) {
   const std::int64_t own = count_before(op.in_count, me);
   combine(op, own, own, count_of(op.in_count, me));
   mark(op.summed, op);
-  meeting_->come(me, op, true);
-  hold(op, &Operation::summed);
+  rendezvous_->arrive(me, op, true);
+  wait_for_peers(op, &Operation::summed);
   // ... all-gather: then it copies the other shards from their owners.
   for (int r = 0; r < size(); ++r) {
     const std::int64_t first = count_before(op.in_count, r);
-    copy(op, element(op.out, first), element(meeting_->at(r).out, first),
+    copy(op, element(op.out, first), element(rendezvous_->at(r).out, first),
          count_of(op.in_count, r) * w);
   }
   leave(op);
@@ -172,7 +175,7 @@ void ThreadChannel::combine(const Operation& op, std::int64_t to, std::int64_t f
                             std::int64_t elements) {
   if (elements == 0) return;
   for (int r = 0; r < size(); ++r)
-    parts_[static_cast<std::size_t>(r)] = element(meeting_->at(r).in, first);
+    parts_[static_cast<std::size_t>(r)] = element(rendezvous_->at(r).in, first);
   if (!op.stream)
     return combine_ranks(op.dtype(), op.reduce, element(op.out, to), parts_, elements);
   if constexpr (kWithCuda) {
@@ -185,7 +188,7 @@ void ThreadChannel::combine(const Operation& op, std::int64_t to, std::int64_t f
 }
 
 void ThreadChannel::receive(Operation& op) {
-  const Operation& sent = meeting_->begin_taking(rank(), op);
+  const Operation& sent = rendezvous_->begin_receive(rank(), op);
   std::string text = difference(sent, op.from, op, rank(), *this);
   try {
     check_same_device(sent, op.from, op, rank());
@@ -201,7 +204,7 @@ void ThreadChannel::receive(Operation& op) {
     text = e.what();
   }
   if (!text.empty()) job_->fail(text, Fault::system);  // before the sender continues
-  meeting_->end_taking(rank(), op);
+  rendezvous_->end_receive(rank(), op);
   if (!text.empty()) throw Error(text, Fault::system);
 }
 

@@ -13,7 +13,7 @@ namespace weft::distributed {
 class ThreadChannel : public Channel {
  public:
   ThreadChannel(const std::string& name, const std::vector<int>& ranks, int rank,
-                std::shared_ptr<Job> job, std::shared_ptr<Meeting> meeting);
+                std::shared_ptr<Job> job, std::shared_ptr<Rendezvous> rendezvous);
   void run(Operation& op) override;
   bool takes(Device device) const override;
 
@@ -24,11 +24,11 @@ class ThreadChannel : public Channel {
   void all_reduce(Operation& op);
   void combine(const Operation& op, std::int64_t to, std::int64_t first, std::int64_t elements);
   void receive(Operation& op);
-  void hold(const Operation& op, cuda::Event Operation::*event) const;
+  void wait_for_peers(const Operation& op, cuda::Event Operation::*event) const;
   void leave(Operation& op);
 
   const std::shared_ptr<Job> job_;
-  const std::shared_ptr<Meeting> meeting_;
+  const std::shared_ptr<Rendezvous> rendezvous_;
   std::vector<const void*> parts_;  // inputs of a reduction, by rank
   std::vector<char> scratch_;       // for small reductions
 };

@@ -46,7 +46,7 @@ void Job::leave(int rank) {
 void Job::wake_all() {
   const std::lock_guard lock(mutex_);
   for (const Called& g : groups_)
-    if (g.meeting) g.meeting->wake();
+    if (g.rendezvous) g.rendezvous->wake();
 }
 
 void Job::add_recorder(int rank, std::shared_ptr<const FlightRecorder> recorder) {
@@ -54,21 +54,21 @@ void Job::add_recorder(int rank, std::shared_ptr<const FlightRecorder> recorder)
   recorders_[static_cast<std::size_t>(rank)] = std::move(recorder);
 }
 
-std::shared_ptr<Meeting> Job::meeting(int rank, int number, const std::string& name,
-                                      const std::vector<int>& ranks) {
+std::shared_ptr<Rendezvous> Job::rendezvous(int rank, int number, const std::string& name,
+                                            const std::vector<int>& ranks) {
   const std::lock_guard lock(mutex_);
   if (number >= static_cast<int>(groups_.size()))
     groups_.resize(static_cast<std::size_t>(number) + 1);
   Called& g = groups_[static_cast<std::size_t>(number)];
-  if (!g.meeting) g = {rank, name, std::make_shared<Meeting>(*this, ranks)};
-  check(g.name == name && g.meeting->ranks() == ranks,
+  if (!g.rendezvous) g = {rank, name, std::make_shared<Rendezvous>(*this, ranks)};
+  check(g.name == name && g.rendezvous->ranks() == ranks,
         "group: all ranks must make the same groups in the same order: rank {} made {} {}, rank {} "
         "{} {}",
-        g.rank, g.name, list(g.meeting->ranks()), rank, name, list(ranks));
-  return g.meeting;
+        g.rank, g.name, list(g.rendezvous->ranks()), rank, name, list(ranks));
+  return g.rendezvous;
 }
 
-Meeting::Meeting(Job& job, std::vector<int> ranks)
+Rendezvous::Rendezvous(Job& job, std::vector<int> ranks)
     : job_(job),
       ranks_(std::move(ranks)),
       here_(ranks_.size()),
@@ -76,13 +76,13 @@ Meeting::Meeting(Job& job, std::vector<int> ranks)
       reads_(ranks_.size()),
       messages_(ranks_.size() * ranks_.size()) {}
 
-void Meeting::wake() {
+void Rendezvous::wake() {
   const std::lock_guard lock(mutex_);
   changed_.notify_all();
 }
 
 template <class Missing>
-std::string Meeting::why_not(const Operation& op, Missing missing, bool timed_out) const {
+std::string Rendezvous::why_not(const Operation& op, Missing missing, bool timed_out) const {
   std::string who;
   int many = 0;
   for (std::size_t r = 0; r < ranks_.size(); ++r)
@@ -98,8 +98,8 @@ std::string Meeting::why_not(const Operation& op, Missing missing, bool timed_ou
 
 // Waits until ready(), with the lock held. missing(r): whether it waits for group rank r.
 template <class Ready, class Missing>
-void Meeting::wait(std::unique_lock<std::mutex>& lock, const Operation& op, Ready ready,
-                   Missing missing) {
+void Rendezvous::wait(std::unique_lock<std::mutex>& lock, const Operation& op, Ready ready,
+                      Missing missing) {
   const auto deadline = std::chrono::steady_clock::now() +
                         std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                             std::chrono::duration<double>(job_.timeout_s()));
@@ -118,7 +118,7 @@ void Meeting::wait(std::unique_lock<std::mutex>& lock, const Operation& op, Read
   }
 }
 
-void Meeting::come(int rank, const Operation& op, bool reads) {
+void Rendezvous::arrive(int rank, const Operation& op, bool reads) {
   const auto me = static_cast<std::size_t>(rank);
   std::unique_lock lock(mutex_);
   if (reads_[me]) {
@@ -153,7 +153,7 @@ void Meeting::come(int rank, const Operation& op, bool reads) {
       [&](int r) { return visits_[static_cast<std::size_t>(r)] < visits_[me]; });
 }
 
-void Meeting::withdraw(int rank, const Operation& op) {
+void Rendezvous::leave(int rank, const Operation& op) {
   const auto me = static_cast<std::size_t>(rank);
   std::unique_lock lock(mutex_);
   if (reads_[me]) {
@@ -174,14 +174,14 @@ void Meeting::withdraw(int rank, const Operation& op) {
   if (m.op == &op) m = {};
 }
 
-void Meeting::show(int rank, const Operation& op) {
+void Rendezvous::post_send(int rank, const Operation& op) {
   std::unique_lock lock(mutex_);
   if (job_.failed()) throw job_.failure();
   message(rank, op.to).op = &op;
   if (asleep_) changed_.notify_all();
 }
 
-const Operation& Meeting::begin_taking(int rank, const Operation& op) {
+const Operation& Rendezvous::begin_receive(int rank, const Operation& op) {
   std::unique_lock lock(mutex_);
   Message& m = message(op.from, rank);
   if (job_.failed()) throw job_.failure();
@@ -191,13 +191,13 @@ const Operation& Meeting::begin_taking(int rank, const Operation& op) {
   return *m.op;
 }
 
-void Meeting::end_taking(int rank, const Operation& op) {
+void Rendezvous::end_receive(int rank, const Operation& op) {
   const std::lock_guard lock(mutex_);
   message(op.from, rank) = {};
   if (asleep_) changed_.notify_all();
 }
 
-void Meeting::wait_taken(int rank, const Operation& op) {
+void Rendezvous::wait_received(int rank, const Operation& op) {
   std::unique_lock lock(mutex_);
   const Message& m = message(rank, op.to);
   wait(

@@ -12,7 +12,7 @@
 
 namespace weft::distributed {
 
-class Meeting;
+class Rendezvous;
 
 /// State shared by the rank threads of a job: which ranks are present, and whether and why it
 /// failed.
@@ -21,10 +21,10 @@ class Job {
   Job(int ranks, const WorldOptions& options);
 
   double timeout_s() const { return options_.timeout_s; }
-  /// Stops every rank at its next meeting. Only the first failure is kept. Do not call it while
-  /// holding a meeting's lock.
+  /// Stops every rank at its next rendezvous. Only the first failure is kept. Do not call it while
+  /// holding a rendezvous's lock.
   void fail(const std::string& why, Fault fault);
-  /// Declares that the rank will not enter any meeting again.
+  /// Declares that the rank will not enter any rendezvous again.
   void leave(int rank);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   bool has_left(int rank) const {
@@ -34,10 +34,10 @@ class Job {
   Error failure() const { return Error(why_, fault_); }
 
   void add_recorder(int rank, std::shared_ptr<const FlightRecorder> recorder);
-  /// The meeting of this call of World::group(). Throws Error when another rank made that call with
-  /// a different name or rank list.
-  std::shared_ptr<Meeting> meeting(int rank, int number, const std::string& name,
-                                   const std::vector<int>& ranks);
+  /// The rendezvous of this call of World::group(). Throws Error when another rank made that call
+  /// with a different name or rank list.
+  std::shared_ptr<Rendezvous> rendezvous(int rank, int number, const std::string& name,
+                                         const std::vector<int>& ranks);
 
  private:
   void wake_all();
@@ -52,7 +52,7 @@ class Job {
   struct Called {
     int rank = -1;  // the first to call
     std::string name;
-    std::shared_ptr<Meeting> meeting;
+    std::shared_ptr<Rendezvous> rendezvous;
   };
   std::vector<Called> groups_;  // by index of the group() call
 };
@@ -60,23 +60,23 @@ class Job {
 /// Where the ranks of one group meet and see each other's operations. After all have arrived, a
 /// rank may read its peers' operations until it arrives again. A rank must not unwind while a peer
 /// still reads its tensors, even if the job has failed.
-class Meeting {
+class Rendezvous {
  public:
-  Meeting(Job& job, std::vector<int> ranks);
+  Rendezvous(Job& job, std::vector<int> ranks);
   const std::vector<int>& ranks() const { return ranks_; }
 
   /// Blocks until every rank has arrived with the same call count. If `reads`, at() is then valid
   /// until this rank arrives again or withdraws.
-  void come(int rank, const Operation& op, bool reads);
+  void arrive(int rank, const Operation& op, bool reads);
   const Operation& at(int rank) const { return *here_[static_cast<std::size_t>(rank)]; }
   /// After an exception: blocks until no peer reads this rank's operation.
-  void withdraw(int rank, const Operation& op);
+  void leave(int rank, const Operation& op);
 
   /// Point-to-point messages: one peer reads the operation and copies its data.
-  void show(int rank, const Operation& op);
-  const Operation& begin_taking(int rank, const Operation& op);
-  void end_taking(int rank, const Operation& op);
-  void wait_taken(int rank, const Operation& op);
+  void post_send(int rank, const Operation& op);
+  const Operation& begin_receive(int rank, const Operation& op);
+  void end_receive(int rank, const Operation& op);
+  void wait_received(int rank, const Operation& op);
 
   void wake();
 

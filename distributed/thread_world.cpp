@@ -30,9 +30,9 @@ class ThreadWorld : public World {
   std::shared_ptr<Channel> open(const std::string& name, const std::vector<int>& ranks,
                                 int rank_in_group, int number) override {
     if (number == 0) job_->add_recorder(rank(), shared_recorder());
-    auto meeting = job_->meeting(rank(), number, name, ranks);
+    auto rendezvous = job_->rendezvous(rank(), number, name, ranks);
     if (rank_in_group < 0) return nullptr;
-    return std::make_shared<ThreadChannel>(name, ranks, rank_in_group, job_, std::move(meeting));
+    return std::make_shared<ThreadChannel>(name, ranks, rank_in_group, job_, std::move(rendezvous));
   }
 
  private:

@@ -9,11 +9,11 @@ namespace weft::nn {
 /// Tokens on their way to the experts, with the data to return the results. It is a value, not a
 /// member of the dispatcher: a recomputed layer and the next micro-batch need their own.
 struct Dispatch {
-  ExpertRows rows;            ///< of this rank's tokens, by global expert
-  Tensor tokens;              ///< (N, C): after the last dispatch step, by local expert
-  Tensor probs;               ///< (N): the probabilities of these rows
-  Tensor expert_rows;         ///< (local experts) i64 on the host: number of rows of each expert
-  std::shared_ptr<void> way;  ///< private state of the implementation: split sizes, order
+  ExpertRows rows;              ///< of this rank's tokens, by global expert
+  Tensor tokens;                ///< (N, C): after the last dispatch step, by local expert
+  Tensor probs;                 ///< (N): the probabilities of these rows
+  Tensor expert_rows;           ///< (local experts) i64 on the host: number of rows of each expert
+  std::shared_ptr<void> state;  ///< private state of the implementation: split sizes, order
 };
 
 /// Fixed numbers of rows per expert, independent of the routing; 0: as many as there are tokens.

@@ -92,8 +92,8 @@ TEST_CASE("expert parallelism: the shared expert overlaps with dispatch in forwa
     const Tensor y = m(x).y;
     const std::string record = tape.print();
     CAPTURE(record);
-    const std::size_t departure = record.find("depart"), mlp = record.find("mlp"),
-                      arrival = record.find("arrive");
+    const std::size_t departure = record.find("send_tokens"), mlp = record.find("mlp"),
+                      arrival = record.find("receive_tokens");
     CHECK(arrival != std::string::npos);
     CHECK(departure < mlp);
     CHECK(mlp < arrival);
