@@ -83,7 +83,7 @@ FAULTS = [
     ("norm_counts_whole_weights_twice", "distributed/ddp.cpp", "if (!l.tp_cut) return rank == 0 ? p.tensor.numel() : 0;",
      "if (!l.tp_cut) return p.tensor.numel();", "joint_norm"),
     ("leaves_before_others_have_read", "distributed/thread_channel.cpp",
-     "  meeting_->come(rank(), op, false);\n}\n\n// Every rank compares", "}\n\n// Every rank compares",
+     "  rendezvous_->arrive(rank(), op, false);\n}\n\n// Every rank compares", "}\n\n// Every rank compares",
      "process_group"),
     ("weights_not_waited_for", "distributed/sharded_optimizer.cpp", "works_[arrived_++].wait();", "++arrived_;",
      "sharded_optimizer"),
