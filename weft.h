@@ -14,6 +14,7 @@
 #include "weft/autograd/layer_norm.h"
 #include "weft/autograd/linear.h"
 #include "weft/autograd/linear_cross_entropy.h"
+#include "weft/autograd/logic.h"
 #include "weft/autograd/matmul.h"
 #include "weft/autograd/mlp.h"
 #include "weft/autograd/mse.h"

@@ -48,6 +48,7 @@ set(weft_sources
   autograd/layer_norm.cpp
   autograd/linear.cpp
   autograd/linear_cross_entropy.cpp
+  autograd/logic.cpp
   autograd/matmul.cpp
   autograd/methods.cpp
   autograd/mlp.cpp

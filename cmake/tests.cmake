@@ -9,7 +9,7 @@ set(weft_tests_core
 set(weft_tests_autograd
   accumulate attention causal_conv1d cross_entropy cross_entropy_bugs dropout
   elementwise elementwise_grad expert_capacity gated_delta grouped_linear indexing layer_norm
-  linear linear_cross_entropy matmul mlp mse null_operand oracle recompute reduce reduce_grad
+  linear linear_cross_entropy logic matmul mlp mse null_operand oracle recompute reduce reduce_grad
   rms_norm rope router router_gate router_grad router_loss router_noise router_packed
   scaled_activation shared_leaf sinkhorn softmax sort swiglu tape token_permute view)
 set(weft_tests_nn

@@ -13,6 +13,7 @@
 #include "weft/autograd/layer_norm.h"
 #include "weft/autograd/linear.h"
 #include "weft/autograd/linear_cross_entropy.h"
+#include "weft/autograd/logic.h"
 #include "weft/autograd/matmul.h"
 #include "weft/autograd/mlp.h"
 #include "weft/autograd/mse.h"
@@ -159,6 +160,23 @@ const OpLine kTable[] = {
     {"gelu", "BMK", ONE(gelu(in[0]), gelu(in[0], Gelu::erf)), "~s"},
     {"silu", "BMK", ONE(silu(in[0])), "~s"},
     {"softplus", "BMK", ONE(softplus(in[0])), "~"},
+    {"sin", "BMK", ONE(sin(in[0]))},
+    {"cos", "BMK", ONE(cos(in[0]))},
+    {"log1p", "BMK:p", ONE(log1p(in[0]))},
+    {"expm1", "BMK", ONE(expm1(in[0])), "~"},
+    {"erf", "BMK", ONE(erf(in[0])), "~"},
+    {"floor", "BMK", ONE(floor(in[0])), "n"},
+    {"ceil", "BMK", ONE(ceil(in[0])), "n"},
+    {"round", "BMK", ONE(round(in[0])), "n"},
+    {"sign", "BMK", ONE(sign(in[0])), "n"},
+    {"leaky_relu", "BMK", ONE(leaky_relu(in[0], 0.25))},
+    {"elu", "BMK", ONE(elu(in[0], 0.5))},
+    {"isnan", "BMK", ONE(isnan(in[0])), "a"},
+    {"isinf", "BMK", ONE(isinf(in[0])), "a"},
+    {"isfinite", "BMK", ONE(isfinite(in[0])), "a"},
+    {"logical_and", "BMK MK", ONE(logical_and(in[0], in[1])), "a"},
+    {"logical_or", "BMK MK", ONE(logical_or(in[0], in[1])), "a"},
+    {"logical_not", "BMK", ONE(logical_not(in[0])), "a"},
     {"where", "MK:b BMK K", ONE(where(in[0], in[1], in[2])), "a"},
     {"eq", "BMK MK", ONE(eq(in[0], in[1])), "a"},
     {"ne", "BMK MK", ONE(ne(in[0], in[1])), "a"},
@@ -178,6 +196,8 @@ const OpLine kTable[] = {
     // Reductions.
     {"sum", "BMK", ONE(sum(in[0]), sum(in[0], {0}), sum(in[0], {1}), sum(in[0], {2})), "a"},
     {"sum", "BMK", ONE(sum(in[0], {0, 2}), sum(in[0], {1, 2}, true)), "a"},
+    {"any", "BMK", ONE(any(in[0]), any(in[0], 0), any(in[0], 2, true)), "a"},
+    {"all", "BMK", ONE(all(in[0]), all(in[0], 0), all(in[0], 2, true)), "a"},
     {"mean", "BMK", ONE(mean(in[0]), mean(in[0], {0}), mean(in[0], {-1}, true))},
     {"sum_to", "BMK M=1", ONE(sum_to(in[0], in[1].shape()))},
     {"max", "BMK", ONE(max(in[0])), "n"},
