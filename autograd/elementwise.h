@@ -141,6 +141,18 @@ Tensor elu(const Tensor& x, double alpha = 1);
 /// Throws   Error on shapes that do not broadcast, mixed dtypes or devices, another condition
 /// Source   definition
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
+Tensor where(const Tensor& condition, const Tensor& a, double b);
+Tensor where(const Tensor& condition, double a, const Tensor& b);
+
+/// value where mask is true, x elsewhere.
+///
+/// Shapes   x (...), mask broadcastable to it  ->  (...)
+/// Dtypes   x any, mask bool
+/// Device   cpu, cuda, meta; both on one
+/// Saves    mask
+/// Throws   Error on another mask, and on a number that an integer dtype does not have
+/// Source   definition
+Tensor masked_fill(const Tensor& x, const Tensor& mask, double value);
 
 /// Comparisons: ==, !=, <, <=, >, >=. No gradient passes. Comparisons with NaN are false, != true.
 ///

@@ -47,7 +47,7 @@ std::string first_order(const Function& f, const TensorList& in, const Gradcheck
   };
   for (int k = 0; k < xs.size(); ++k) {
     const Tensor& x = xs[k];
-    if (grads[k] && !(grads[k].shape() == x.shape()))
+    if (grads[k].defined() && !(grads[k].shape() == x.shape()))
       return message("input {}: gradient has shape {}, the input {}", k, grads[k].shape(),
                      x.shape());
     for (std::int64_t i = 0; i < x.numel(); ++i) {
@@ -59,7 +59,7 @@ std::string first_order(const Function& f, const TensorList& in, const Gradcheck
       const double down = scalar();
       v = keep;
       const double difference = (up - down) / (2 * o.step);
-      const double tape = grads[k] ? element(grads[k], i) : 0;
+      const double tape = grads[k].defined() ? element(grads[k], i) : 0;
       if (!(std::abs(difference - tape) <= o.tolerance * std::max(1.0, std::abs(difference))))
         return message("input {} element {}: finite difference {}, tape {}", k, i, difference,
                        tape);
@@ -94,10 +94,10 @@ std::string gradcheck(const Function& f, const TensorList& inputs, const Gradche
     Tensor total;
     std::uint64_t n = 0;
     for (const Tensor& t : g) {
-      if (!t) continue;
+      if (!t.defined()) continue;
       const Tensor w = uniform_(Tensor::empty(t.shape(), DType::f64), {o.seed, ++n, 0}, -1, 1);
       const Tensor part = sum(t * w);
-      total = total ? total + part : part;
+      total = total.defined() ? total + part : part;
     }
     return total;
   };

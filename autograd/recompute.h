@@ -39,7 +39,7 @@ class RegionMemory {
 template <class F>
 Tensor first_pass_value(F fn) {
   Tensor value = RegionMemory::next();
-  if (!value) value = fn();
+  if (!value.defined()) value = fn();
   RegionMemory::keep(value);
   return value;
 }

@@ -49,6 +49,7 @@ set(weft_sources
   autograd/linear.cpp
   autograd/linear_cross_entropy.cpp
   autograd/logic.cpp
+  autograd/losses.cpp
   autograd/matmul.cpp
   autograd/methods.cpp
   autograd/mlp.cpp
@@ -73,6 +74,7 @@ set(weft_sources
   autograd/tape_print.cpp
   autograd/tape_scope.cpp
   autograd/token_permute.cpp
+  autograd/values.cpp
   autograd/view.cpp
   core/allocator.cpp
   core/cpu/attention.cpp

@@ -7,11 +7,11 @@ set(weft_tests_core
   allocator debug_allocator energy gemm_check low_precision memory parallel print random remainder
   shape simd simd_attention simd_random simd_sums support tensor)
 set(weft_tests_autograd
-  accumulate attention causal_conv1d cross_entropy cross_entropy_bugs dropout
+  accumulate assign attention causal_conv1d cross_entropy cross_entropy_bugs dropout
   elementwise elementwise_grad expert_capacity gated_delta grouped_linear indexing layer_norm
-  linear linear_cross_entropy logic matmul mlp mse null_operand oracle recompute reduce reduce_grad
+  linear linear_cross_entropy logic losses matmul mlp mse null_operand oracle recompute reduce reduce_grad
   rms_norm rope router router_gate router_grad router_loss router_noise router_packed
-  scaled_activation shared_leaf sinkhorn softmax sort swiglu tape token_permute view)
+  scaled_activation shared_leaf sinkhorn softmax sort swiglu tape token_permute values view)
 set(weft_tests_nn
   experts gated_delta_net golden_moe gpt gpt_fixtures gpt_memory gpt_moe gpt_norms gpt_packing
   gpt_padding leaves mla module moe moe_fp8 mtp mtp_losses part recompute_models router_module

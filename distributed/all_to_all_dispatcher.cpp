@@ -149,7 +149,7 @@ nn::Dispatch AllToAllDispatcher::dispatch_preprocess(const Tensor& x, const Rout
       permute_rows();
     }
     const Tensor table = receive_counts(std::move(sent), d.rows.rows);
-    if (!d.rows.rows) know_rows(d.rows, table.select(0, p * Q + q));
+    if (!d.rows.rows.defined()) know_rows(d.rows, table.select(0, p * Q + q));
     const RowCounts counts(table, Q);
     way->path.all_to_all(*groups_.ep,
                          row_counts(P, [&](std::int64_t r) { return counts.sum(p, q, r * E, E); }),
@@ -162,7 +162,7 @@ nn::Dispatch AllToAllDispatcher::dispatch_preprocess(const Tensor& x, const Rout
     way->sorted = sort_chunks(counts, P, Q, first, E, alignment, x.device());
     way->rows = way->sorted.rows;
   }
-  if (!d.tokens) permute_rows();
+  if (!d.tokens.defined()) permute_rows();
   d.way = way;
   return d;
 }
@@ -189,7 +189,7 @@ void AllToAllDispatcher::dispatch_postprocess(nn::Dispatch& d) const {
       way.counts = {};
     }
   }
-  if (way.sorted.slot_of) {
+  if (way.sorted.slot_of.defined()) {
     d.tokens = permute_tokens(d.tokens, way.sorted);
     d.probs = permute_probs(reshape(d.probs, way.sorted.row_of.shape()), way.sorted);
   }
@@ -197,7 +197,7 @@ void AllToAllDispatcher::dispatch_postprocess(nn::Dispatch& d) const {
 
 Tensor AllToAllDispatcher::combine_preprocess(const Tensor& y, const nn::Dispatch& d) const {
   const ExchangeWay& way = way_of<ExchangeWay>(d);
-  const Tensor rows = way.sorted.slot_of ? combine_tokens(y, way.sorted) : y;
+  const Tensor rows = way.sorted.slot_of.defined() ? combine_tokens(y, way.sorted) : y;
   return way.capacity ? swap_chunks(rows, local_experts(), groups_.ep->size(), groups_.etp->size())
                       : rows;
 }

@@ -32,11 +32,11 @@ struct Packing {
   /// Since mark_checked() nobody has replaced or written cu_seqlens: ops need not read it, and so
   /// never wait for a GPU.
   bool checked() const {
-    return known && known.same(cu_seqlens) && known.version() == known_version;
+    return known.defined() && known.same(cu_seqlens) && known.version() == known_version;
   }
 
   /// Is there more than one sequence in a row?
-  explicit operator bool() const { return cu_seqlens || positions; }
+  explicit operator bool() const { return cu_seqlens.defined() || positions.defined(); }
   /// Throws Error unless both tensors are there and ids (B, T), or x (B, T, C), is one row of as
   /// many tokens.
   void check_row(const Tensor& tokens) const;

@@ -486,4 +486,27 @@ TEST_CASE("elementwise: errors name the rule and the values") {
         "NoGradGuard, got shape [2]");
 }
 
+TEST_CASE("elementwise: where and masked_fill with numbers") {
+  const Tensor mask = Tensor::of({1, 0, 1}, {3}, DType::boolean);
+  for (const DType t : {DType::f32, DType::f64, DType::bf16, DType::i32, DType::i64, DType::u8}) {
+    const Tensor x = Tensor::of({1, 2, 3}, {3}, t);
+    CHECK(test::different_bits(where(mask, x, 7), Tensor::of({1, 7, 3}, {3}, t)) == "");
+    CHECK(test::different_bits(where(mask, 7, x), Tensor::of({7, 2, 7}, {3}, t)) == "");
+    CHECK(test::different_bits(masked_fill(x, mask, 7), where(mask, 7, x)) == "");
+  }
+  const Tensor wide = Tensor::ones({2, 3});
+  CHECK(masked_fill(wide, mask, -kInf).shape() == Shape{2, 3});
+  CHECK(error_of([&] { masked_fill(mask, wide, 0); }) == "masked_fill: mask must be bool, got f32");
+  CHECK(error_of([&] {
+          masked_fill(wide, mask.view({3, 1}), 0);
+        }) == "masked_fill: shapes must broadcast, got [2, 3] and [3, 1]");
+  CHECK(error_of([&] {
+          masked_fill(wide[0], mask.expand({2, 3}), 0);
+        }) == "masked_fill: mask must broadcast to x's shape [3], got [2, 3]");
+  CHECK(error_of([&] { masked_fill(wide, Tensor(), 0); }) ==
+        "masked_fill: mask must be a tensor, got a null handle");
+  CHECK(error_of([&] { where(mask, wide.to(DType::i64), 0.5); }) ==
+        "where: the number must be whole for a tensor of i64, got 0.5");
+}
+
 }  // namespace weft::elementwise_test

@@ -287,4 +287,11 @@ TEST_CASE("elementwise: the slope of abs at 0, of a^0 and of 0^b is 0 to any gra
   }
 }
 
+TEST_CASE("elementwise: gradients past numbers that where and masked_fill take") {
+  const Tensor mask = Tensor::of({1, 0, 1}, {3}, DType::boolean), x = test::random({2, 3});
+  CHECK(check_twice([&](const TensorList& in) { return where(mask, in[0], 2); }, {x}) == "");
+  CHECK(check_twice([&](const TensorList& in) { return where(mask, 2, in[0]); }, {x}) == "");
+  CHECK(check_twice([&](const TensorList& in) { return masked_fill(in[0], mask, 2); }, {x}) == "");
+}
+
 }  // namespace weft::elementwise_grad_test

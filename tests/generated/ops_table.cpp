@@ -14,6 +14,7 @@
 #include "weft/autograd/linear.h"
 #include "weft/autograd/linear_cross_entropy.h"
 #include "weft/autograd/logic.h"
+#include "weft/autograd/losses.h"
 #include "weft/autograd/matmul.h"
 #include "weft/autograd/mlp.h"
 #include "weft/autograd/mse.h"
@@ -178,6 +179,8 @@ const OpLine kTable[] = {
     {"logical_or", "BMK MK", ONE(logical_or(in[0], in[1])), "a"},
     {"logical_not", "BMK", ONE(logical_not(in[0])), "a"},
     {"where", "MK:b BMK K", ONE(where(in[0], in[1], in[2])), "a"},
+    {"where", "MK:b BMK", ONE(where(in[0], in[1], 2), where(in[0], 2, in[1])), "n"},
+    {"masked_fill", "BMK MK:b", ONE(masked_fill(in[0], in[1], 3)), "n"},
     {"eq", "BMK MK", ONE(eq(in[0], in[1])), "a"},
     {"ne", "BMK MK", ONE(ne(in[0], in[1])), "a"},
     {"lt", "BMK MK", ONE(lt(in[0], in[1])), "a"},
@@ -207,6 +210,9 @@ const OpLine kTable[] = {
     {"argmax", "BMK", ONE(argmax(in[0], 0), argmax(in[0], 1), argmax(in[0], 2, true)), "n"},
     {"argmin", "BMK", ONE(argmin(in[0], 0), argmin(in[0], 1), argmin(in[0], 2, true)), "n"},
     {"var", "BMK", ONE(var(in[0]), var(in[0], {0}, 0), var(in[0], {1, 2})), "c"},
+    {"stddev", "BMK", ONE(stddev(in[0]), stddev(in[0], {0}, 0), stddev(in[0], {1, 2})), "cs"},
+    {"prod", "BMK", ONE(prod(in[0], 0), prod(in[0], 1), prod(in[0], 2, true)), "n"},
+    {"prod", "MK:p", ONE(prod(in[0]))},
     {"norm", "BMK", ONE(norm(in[0]))},
     {"norm", "BMK", ONE(norm(in[0], 1), norm(in[0], 3))},
     {"norm", "BMK", ONE(norm(in[0], kInfinity))},
@@ -222,6 +228,8 @@ const OpLine kTable[] = {
     {"matmul", "B=1MK AKN", ONE(matmul(in[0], in[1])), "~"},
     {"matmul", "K KN", ONE(matmul(in[0], in[1])), "~"},
     {"matmul", "BMK K", ONE(matmul(in[0], in[1])), "~"},
+    {"dot", "K K", ONE(dot(in[0], in[1])), "~"},
+    {"outer", "M K", ONE(outer(in[0], in[1])), "n"},
     {"linear", "BMK NK N", ONE(linear(in[0], in[1], in[2])), "~"},
     {"linear", "MK NK", ONE(linear(in[0], in[1])), "~"},
     {"mlp", "BMK FK F NF N", ONE(mlp(in[0], in[1], in[2], in[3], in[4])), "~scl"},
@@ -250,6 +258,14 @@ const OpLine kTable[] = {
     {"scaled_gelu", "NF N:w", ONE(scaled_gelu(in[0], in[1]), scaled_gelu(in[0], in[1], Gelu::erf)),
      "s"},
     {"mse_loss", "MK MK", ONE(mse_loss(in[0], in[1]), mse_loss(in[0], in[1], Reduction::none))},
+    {"l1_loss", "MK MK", ONE(l1_loss(in[0], in[1]), l1_loss(in[0], in[1], Reduction::none))},
+    {"huber_loss", "MK MK",
+     ONE(huber_loss(in[0], in[1]), huber_loss(in[0], in[1], 0.5, Reduction::none))},
+    {"binary_cross_entropy_with_logits", "MK MK:p",
+     ONE(binary_cross_entropy_with_logits(in[0], in[1], Reduction::none)), "c"},
+    {"kl_div", "MK MK:p", ONE(kl_div(in[0], in[1]), kl_div(in[0], in[1], Reduction::none)), "~c"},
+    {"nll_loss", "BMV BM:jV",
+     ONE(nll_loss(in[0], in[1]), nll_loss(in[0], in[1], Reduction::none, 1))},
     {"cross_entropy", "MV M:iV", ONE(cross_entropy(in[0], in[1]))},
     {"cross_entropy", "BMV BM:jV", ONE(cross_entropy(in[0], in[1], loss(Reduction::none, 0.1)))},
     {"cross_entropy", "MV M:iV", CALL(with_hits(in[0], in[1]))},
@@ -296,6 +312,7 @@ const OpLine kTable[] = {
     {"embedding", "VC MN:iV", ONE(embedding(in[0], in[1]))},
     {"one_hot", "MN:i5", ONE(one_hot(in[0], 5), one_hot(in[0], 5, DType::i64))},
     {"tril", "BMN", ONE(tril(in[0]), tril(in[0], 1), tril(in[0], -1)), "a"},
+    {"triu", "BMN", ONE(triu(in[0]), triu(in[0], 1), triu(in[0], -1)), "a"},
     {"topk", "BMK", CALL(list(topk(in[0], 2))), "n"},
     {"topk", "BMK", CALL(list(topk(in[0], 1, 1))), "n"},
     {"sort", "BMK", CALL(list(sort(in[0]))), "n"},
@@ -340,6 +357,9 @@ const OpLine kTable[] = {
     {"stack", "BMK BMK", ONE(stack({in[0], in[1]}, 1), stack({in[0], in[1]}, -1)), "a"},
     {"pad", "BMK", ONE(pad(in[0], 1, 2, 1, 1), pad(in[0], 2, 0, 3)), "a"},
     {"roll", "BMK", ONE(roll(in[0], 2, 1), roll(in[0], -1, 2)), "a"},
+    {"chunk", "BMK", CALL(chunk(in[0], 2, 1)), "a"},
+    {"flip", "BMK", ONE(flip(in[0], 1), flip(in[0], {0, 2})), "a"},
+    {"repeat", "BMK", ONE(repeat(in[0], {2, 1, 3}), repeat(in[0], {2, 1, 1, 1})), "a"},
     {"contiguous", "BMK", ONE(contiguous(in[0])), "a"},
     {"clone", "BMK", ONE(clone(in[0])), "a"},
     {"cast", "BMK", ONE(cast(in[0], DType::f32), cast(in[0], DType::bf16), cast(in[0], DType::f64)),

@@ -139,7 +139,7 @@ class Runs {
     }
     ++seen_.runs;
     for (int i = 0; i < plain.size(); ++i) {
-      if (!plain[i] || !is_compute(plain[i].dtype())) continue;
+      if (!plain[i].defined() || !is_compute(plain[i].dtype())) continue;
       const TensorList reached = leaves_of(in, leaves, i);
       Tape tape;
       const Tensor y = forward(in, i);
@@ -163,10 +163,10 @@ class Runs {
     TensorList found;
     Tape tape;
     const Tensor y = line_.call(in)[i];
-    if (!y || !Tape::follows(y)) return found;
+    if (!y.defined() || !Tape::follows(y)) return found;
     y.backward(zeros_like(y));
     for (const Tensor& leaf : leaves)
-      if (leaf.grad()) {
+      if (leaf.grad().defined()) {
         found.push_back(leaf);
         leaf.set_grad({});
       }
@@ -183,7 +183,7 @@ class Runs {
     {
       Tape tape;
       const Tensor y = line_.call(in)[i];
-      if (y && Tape::follows(y)) {
+      if (y.defined() && Tape::follows(y)) {
         const Tensor dy = zeros_like(y);
         const Noting noting(seen_.with_main_grad);
         y.backward(dy);
@@ -197,7 +197,7 @@ class Runs {
     Tape outer;
     Tape tape;
     const Tensor y = line_.call(in)[i];
-    if (!y || !Tape::follows(y)) return;
+    if (!y.defined() || !Tape::follows(y)) return;
     const Tensor dy = zeros_like(y);
     const Noting noting(seen_.kernels.backward);
     tape.gradients(y, reached, dy);
