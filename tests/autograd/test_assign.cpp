@@ -86,14 +86,16 @@ TEST_CASE("assign: a tape is not deceived") {
 TEST_CASE("assign: errors name the rule and the value") {
   Tensor x = Tensor::ones({2}), none;
   CHECK(error_of([&] { x += Tensor::ones({3}); }) == "add: shapes must broadcast, got [2] and [3]");
-  CHECK(error_of([&] { x += Tensor::ones({2, 2}); }) ==
-        "copy_: source must have shape [2], got [2, 2]");
+  CHECK(error_of([&] {
+          x += Tensor::ones({2, 2});
+        }) == "copy_: source must have shape [2], got [2, 2]");
   CHECK(error_of([&] { none += x; }) == "+=: the tensor must be a tensor, got a null handle");
   CHECK(error_of([&] { none /= 2; }) == "/=: the tensor must be a tensor, got a null handle");
   CHECK(error_of([&] { x *= none; }) == "mul: b must be a tensor, got a null handle");
   Tensor i = Tensor::ones({2}, DType::i64);
   CHECK(error_of([&] { i /= 2; }) == "div: dtype must be one of f32, f64, bf16, got i64");
-  CHECK(error_of([&] { i += 0.5; }) == "add: the number must be whole for a tensor of i64, got 0.5");
+  CHECK(error_of([&] { i += 0.5; }) ==
+        "add: the number must be whole for a tensor of i64, got 0.5");
 }
 
 }  // namespace weft::assign_test

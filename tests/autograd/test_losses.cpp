@@ -1,11 +1,10 @@
-#include "weft/autograd/losses.h"
-
 #include <doctest/doctest.h>
 
 #include <cmath>
 
 #include "weft/autograd/cross_entropy.h"
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/losses.h"
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/softmax.h"
 #include "weft/tests/support.h"
@@ -35,8 +34,7 @@ const Loss kLosses[] = {
        const double p = 1 / (1 + std::exp(-x));
        return -t * std::log(p) - (1 - t) * std::log(1 - p);
      }},
-    {"kl_div", "log_probs", kl_div,
-     [](double x, double t) { return t * (std::log(t) - x); }},
+    {"kl_div", "log_probs", kl_div, [](double x, double t) { return t * (std::log(t) - x); }},
 };
 
 // Between 0.1 and 0.9: a probability for the losses that need one.
@@ -144,15 +142,15 @@ TEST_CASE("losses: the meta device, and errors that name the rule and the value"
     CHECK(text(y, Tensor::ones({3})) ==
           op + ": target must have " + label + "'s shape [2, 3], got [3]");
     CHECK(text(y, i) == op + ": target must have " + label + "'s dtype f32, got i64");
-    CHECK(text(y, y.to(kMeta)) ==
-          op + ": target must be on " + label + "'s device cpu, got meta");
+    CHECK(text(y, y.to(kMeta)) == op + ": target must be on " + label + "'s device cpu, got meta");
     CHECK(text(i, i) == op + ": dtype must be one of f32, f64, bf16, got i64");
     CHECK(text({}, y) == op + ": " + label + " must be a tensor, got a null handle");
     CHECK(loss.op(y.to(kMeta), y.to(kMeta), Reduction::none).shape() == Shape{2, 3});
   }
   CHECK(error_of([&] { huber_loss(y, y, 0); }) == "huber_loss: delta must be above 0, got 0");
   const Tensor t = Tensor::zeros({2}, DType::i64);
-  CHECK(error_of([&] { nll_loss(y, y); }) == "nll_loss: targets must have dtype i32 or i64, got f32");
+  CHECK(error_of([&] { nll_loss(y, y); }) ==
+        "nll_loss: targets must have dtype i32 or i64, got f32");
   CHECK(error_of([&] { nll_loss(i, t); }) ==
         "nll_loss: dtype must be one of f32, f64, bf16, got i64");
   CHECK(error_of([&] { nll_loss(y, i); }) ==

@@ -459,6 +459,18 @@ TEST_CASE("custom_function: forward and backward by hand, twice differentiable")
   CHECK(gradcheck(cube, {test::random({3, 2})}, {.tolerance = 1e-5, .second_order = true}) == "");
 }
 
+TEST_CASE("gradcheck: the second order of a linear function is 0, and an unrecorded op is found") {
+  GradcheckOptions twice;
+  twice.second_order = true;
+  CHECK(gradcheck([](const TensorList& in) { return in[0] * 3 + 1; }, {test::random({3})}, twice) ==
+        "");
+  CHECK(gradcheck([](const TensorList& in) { return leaky_relu(in[0]); }, {test::random({3})},
+                  twice) == "");
+  CHECK(gradcheck([](const TensorList& in) { return floor(in[0]); }, {test::random({3})}) == "");
+  CHECK(gradcheck([](const TensorList& in) { return in[0].detach() * 2; }, {test::random({3})}) !=
+        "");
+}
+
 TEST_CASE("custom_function: a wrong backward is found, a wrong count refused") {
   const auto wrong = [](const TensorList& in) {
     return custom_function(

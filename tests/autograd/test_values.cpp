@@ -1,11 +1,10 @@
-#include "weft/autograd/values.h"
-
 #include <doctest/doctest.h>
 
 #include <array>
 #include <cmath>
 
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/values.h"
 #include "weft/tests/support.h"
 
 namespace weft::values_test {
@@ -60,8 +59,9 @@ TEST_CASE("values: tensors of vectors and of nested lists") {
   CHECK(Tensor::of({1, 2, 3}, DType::i64).shape() == Shape{3});
   CHECK(Tensor::of({{1, 2, 3}, {4, 5, 6}}).shape() == Shape{2, 3});
   CHECK(error_of([] { Tensor::of({{1, 2}, {3}}); }) == "of: every row must have 2 values, got 1");
-  CHECK(error_of([] { Tensor::of({{1, 0.5}, {3, 4}}, DType::i32); }) ==
-        "of: the number must be whole for a tensor of i32, got 0.5");
+  CHECK(error_of([] {
+          Tensor::of({{1, 0.5}, {3, 4}}, DType::i32);
+        }) == "of: the number must be whole for a tensor of i32, got 0.5");
 }
 
 TEST_CASE("values: linspace reaches both ends exactly") {
