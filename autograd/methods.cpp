@@ -224,7 +224,10 @@ const Tensor& assign(const char* name, const Tensor& x, const Other& other,
                      Tensor (*op)(const Tensor&, Other)) {
   detail::check_tensor(name, "the tensor", x);
   check_target(name, x);
-  if constexpr (std::is_same_v<Other, const Tensor&>) check_source(name, "y", other);
+  if constexpr (std::is_same_v<Other, const Tensor&>) {
+    detail::check_tensor(name, "y", other);
+    check_source(name, "y", other);
+  }
   const NoGradGuard off;
   return x.copy_(op(x, other));
 }

@@ -32,7 +32,8 @@ bool allclose(const Tensor& a, const Tensor& b, double rtol, double atol) {
   const NoGradGuard off;
   const Tensor x = a.to(DType::f64), y = b.to(DType::f64);
   const Shape shape = broadcast_shapes("allclose", x.shape(), y.shape());
-  const Tensor near = le(abs(sub(x, y)), add(mul(abs(y), rtol), atol));
+  // The bound of an infinite y is infinite.
+  const Tensor near = logical_and(isfinite(y), le(abs(sub(x, y)), add(mul(abs(y), rtol), atol)));
   return shape.numel() == 0 || everywhere(logical_or(near, eq(x, y)));
 }
 

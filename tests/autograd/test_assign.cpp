@@ -91,7 +91,7 @@ TEST_CASE("assign: errors name the rule and the value") {
         }) == "copy_: source must have shape [2], got [2, 2]");
   CHECK(error_of([&] { none += x; }) == "+=: the tensor must be a tensor, got a null handle");
   CHECK(error_of([&] { none /= 2; }) == "/=: the tensor must be a tensor, got a null handle");
-  CHECK(error_of([&] { x *= none; }) == "mul: b must be a tensor, got a null handle");
+  CHECK(error_of([&] { x *= none; }) == "*=: y must be a tensor, got a null handle");
   Tensor i = Tensor::ones({2}, DType::i64);
   CHECK(error_of([&] { i /= 2; }) == "div: dtype must be one of f32, f64, bf16, got i64");
   CHECK(error_of([&] { i += 0.5; }) ==
