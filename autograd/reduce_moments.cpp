@@ -130,7 +130,8 @@ Tensor cumsum(const Tensor& x, int dim) {
 Tensor stddev(const Tensor& x, std::initializer_list<int> dims, int correction, bool keepdim) {
   check_tensor("stddev", "x", x);
   check_floating("stddev", x.dtype());
-  return sqrt(var(x, dims, correction, keepdim));
+  const Tensor v = var(x, dims, correction, keepdim), constant = eq(v, 0);
+  return where(constant, 0, sqrt(where(constant, 1, v)));  // the slope of sqrt at 0 is infinite
 }
 
 Tensor prod(const Tensor& x, int dim, bool keepdim) {
@@ -138,7 +139,7 @@ Tensor prod(const Tensor& x, int dim, bool keepdim) {
   check(x.ndim() > 0, "prod: x must have at least 1 axis, got shape {}", x.shape());
   dim = normalize_dim("prod", dim, x.ndim());
   if (x.dtype() != DType::boolean) check_numeric("prod", x.dtype());
-  Tensor y = is_compute(x.dtype()) ? x : cast(x, DType::i64);
+  Tensor y = is_compute(x.dtype()) ? computed(x) : cast(x, DType::i64);
   if (y.dim(dim) == 0) {
     Shape shape = y.shape();
     shape[dim] = 1;
@@ -149,6 +150,7 @@ Tensor prod(const Tensor& x, int dim, bool keepdim) {
     const Tensor pairs = mul(narrow(y, dim, 0, half), narrow(y, dim, half, half));
     y = n % 2 ? cat({pairs, narrow(y, dim, n - 1, 1)}, dim) : pairs;
   }
+  if (is_compute(x.dtype())) y = cast(y, x.dtype());
   return keepdim ? y : squeeze(y, dim);
 }
 

@@ -186,6 +186,10 @@ TEST_CASE("reduce: products and standard deviations, gradients twice, with zeros
   }
   const auto deviation = [](const TensorList& in) { return stddev(in[0], {1}); };
   CHECK(gradcheck(deviation, {test::random({3, 5})}, o) == "");
+  const Tensor constant = Tensor::ones({4}, DType::f64).set_requires_grad();
+  Tape tape;
+  CHECK(test::values(tape.gradients(stddev(constant), {constant})[0]) ==
+        std::vector<double>{0, 0, 0, 0});
 }
 
 }  // namespace weft::reduce_grad_test

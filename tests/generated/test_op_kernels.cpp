@@ -29,6 +29,14 @@ const std::map<std::string, std::string> kBeside = {{"permute_tokens", "sort_by_
                                                     {"combine_tokens", "sort_by_expert"},
                                                     {"balance_loss", "count_top_experts"},
                                                     {"cat", "add"}};
+// Ops whose parts use one tensor twice: the tape adds its gradients, as the head of the page says.
+const Names kUsedTwice = {"binary_cross_entropy_with_logits",
+                          "elu",
+                          "huber_loss",
+                          "kl_div",
+                          "leaky_relu",
+                          "prod",
+                          "repeat"};
 // The name under which an op, or its backward, is recorded, where that is another one.
 const std::map<std::string, std::string> kRecordedAs = {{"attention_packed", "attention"},
                                                         {"rope_packed", "rope"},
@@ -237,12 +245,17 @@ TEST_CASE("generated: docs/ops.md names the kernels and ops that every op runs")
       add_calls(rows, beside->second, false, forward);
       add_calls(rows, beside->second, true, both);
     }
+    Names added;
+    if (kUsedTwice.count(op)) {
+      add_calls(rows, "add", true, both);
+      added.insert("add_scaled");
+    }
     Names recorded = both;
     if (const auto as = kRecordedAs.find(op); as != kRecordedAs.end()) recorded.insert(as->second);
     check_part(op, "runs forward, and ops.md has it not", seen.kernels.forward,
                kernels_of(rows, forward, false));
     check_part(op, "runs backward, and ops.md has it not", seen.kernels.backward,
-               kernels_of(rows, both, true));
+               joined(kernels_of(rows, both, true), added));
     check_part(op, "is recorded, and ops.md has it not", seen.recorded, recorded);
     check_part(op, "does not run forward, as ops.md says", row.cpu.forward, seen.kernels.forward);
     check_part(op, "does not run backward, as ops.md says", row.cpu.backward,
