@@ -114,7 +114,7 @@ void check_packed(const Tensor& packed, std::int64_t heads, std::int64_t kv_head
 }
 
 Tensor checked_sequences(const AttentionOptions& o, const Tensor& q, const Tensor& k) {
-  if (!o.cu_seqlens) return {};
+  if (!o.cu_seqlens.defined()) return {};
   check(q.dim(0) == 1 && q.dim(1) == k.dim(1),
         "attention: with cu_seqlens q and k must be one row of the same tokens, got {} and {}",
         q.shape(), k.shape());

@@ -9,7 +9,7 @@ namespace weft {
 constinit thread_local detail::SaveLog detail::save_log;
 
 Saved save(const Tensor& t, const char* label) {
-  if (t) detail::save_log.bytes += t.storage()->capacity;
+  if (t.defined()) detail::save_log.bytes += t.storage()->capacity;
   return Saved(t, label);
 }
 
@@ -31,7 +31,7 @@ Tensor Backward::accumulator(int i, const Shape& shape, DType dtype, bool can_ad
   Tape::Slot& s = tape.slot(inputs_[i]);
   const Tensor* const leaf = tape.leaf_to_fill(s);
   Tensor sum = leaf ? leaf->main_grad() : Tensor();
-  if (sum && sum.shape() == shape && sum.is_contiguous() &&
+  if (sum.defined() && sum.shape() == shape && sum.is_contiguous() &&
       (sum.dtype() == dtype ||
        (can_add_to_f32 && dtype == DType::bf16 && sum.dtype() == DType::f32)))
     s.in_main = true;
@@ -60,21 +60,21 @@ const Tensor* Tape::leaf_to_fill(const Slot& s) const {
 // grad() from earlier passes, accumulation continues in it, so this pass needs no new buffer.
 bool Tape::can_add_in_place(Slot& s) const {
   if (current() != nullptr) return false;
-  if (const Tensor* const x = s.grad ? nullptr : leaf_to_fill(s)) {
+  if (const Tensor* const x = s.grad.defined() ? nullptr : leaf_to_fill(s)) {
     Tensor old = x->grad();
-    if (old && !x->main_grad() && owned_by(old, 2) && old.shape() == x->shape() &&
-        old.dtype() == x->dtype() && !old.requires_grad()) {
+    if (old.defined() && !x->main_grad().defined() && owned_by(old, 2) &&
+        old.shape() == x->shape() && old.dtype() == x->dtype() && !old.requires_grad()) {
       s.grad = std::move(old);
       s.continued = true;
     }
   }
   // While accumulation continues in grad(), the leaf holds a handle too.
-  return s.grad && s.grad.is_contiguous() && owned_by(s.grad, s.continued ? 2 : 1);
+  return s.grad.defined() && s.grad.is_contiguous() && owned_by(s.grad, s.continued ? 2 : 1);
 }
 
 void Tape::accumulate(Slot& s, const char* op, Tensor dx) {
   const bool in_place = can_add_in_place(s);
-  if (!s.grad) {
+  if (!s.grad.defined()) {
     s.grad = std::move(dx);
     return;
   }

@@ -16,11 +16,11 @@ class Saved {
  public:
   Saved() = default;
   Saved(const Tensor& t, const char* label)
-      : tensor_(t), version_(t ? t.version() : 0), label_(label) {}
+      : tensor_(t), version_(t.defined() ? t.version() : 0), label_(label) {}
   /// The tensor; null if a null tensor was saved.
   /// Throws Error "op: saved x was changed in place (version 3, saved at 2)".
   const Tensor& get() const {
-    if (tensor_ && tensor_.version() != version_) [[unlikely]]
+    if (tensor_.defined() && tensor_.version() != version_) [[unlikely]]
       throw_changed();
     return tensor_;
   }
@@ -29,7 +29,7 @@ class Saved {
     get();
     return std::move(tensor_);
   }
-  explicit operator bool() const { return static_cast<bool>(tensor_); }
+  explicit operator bool() const { return tensor_.defined(); }
 
  private:
   [[noreturn]] void throw_changed() const;

@@ -49,7 +49,7 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, const Tensor& 
           .x = x, .taps = taps, .cu_seqlens = cu, .dy = contiguous(b.dy()), .silu = silu},
       CausalConv1dBwdOut{.dx = dx, .dtaps = dtaps, .dpre = dpre, .partials = partials});
   b.add(0, dx);
-  if (dtaps) b.add(1, cast(contiguous(dtaps.t()), weight.dtype()));
+  if (dtaps.defined()) b.add(1, cast(contiguous(dtaps.t()), weight.dtype()));
 }
 
 Tensor run(const Tensor& input, const Tensor& weight, const Tensor& cu, bool silu) {
@@ -67,12 +67,12 @@ Tensor run(const Tensor& input, const Tensor& weight, const Tensor& cu, bool sil
 Tensor causal_conv1d(const Tensor& x, const Tensor& weight, const CausalConv1dOptions& o) {
   check_operands(x, weight);
   Tensor cu;
-  if (o.cu_seqlens) {
+  if (o.cu_seqlens.defined()) {
     check(x.dim(0) == 1, "causal_conv1d: with cu_seqlens x must be one row, got {}", x.shape());
-    check(!o.state, "causal_conv1d: cu_seqlens cannot go with a state");
+    check(!o.state.defined(), "causal_conv1d: cu_seqlens cannot go with a state");
     cu = detail::checked_cu_seqlens("causal_conv1d", o.cu_seqlens, "x", x, o.cu_checked);
   }
-  if (!o.state) return run(x, weight, cu, o.silu);
+  if (!o.state.defined()) return run(x, weight, cu, o.silu);
   const Shape expected{x.dim(0), weight.dim(1) - 1, x.dim(2)};
   check(o.state.shape() == expected && o.state.dtype() == x.dtype(),
         "causal_conv1d: state must be {} {}, got {} {}", x.dtype(), expected, o.state.dtype(),

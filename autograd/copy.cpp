@@ -23,7 +23,9 @@ Tensor copied(const char* op, const Tensor& x) {
 
 }  // namespace
 
-Tensor contiguous(const Tensor& x) { return x && x.is_contiguous() ? x : copied("contiguous", x); }
+Tensor contiguous(const Tensor& x) {
+  return x.defined() && x.is_contiguous() ? x : copied("contiguous", x);
+}
 
 Tensor clone(const Tensor& x) { return copied("clone", x); }
 

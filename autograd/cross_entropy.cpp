@@ -46,7 +46,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
   const Tensor stats = Tensor::empty({t.numel(), 2}, real, x.device());
   Tensor losses = Tensor::empty(rows, real, x.device());
   dispatch<cpu::cross_entropy_fwd, cuda::cross_entropy_fwd>(x, t, ignore, smoothing, losses, stats);
-  if (options.hits)
+  if (options.hits.defined())
     dispatch<cpu::cross_entropy_hits, cuda::cross_entropy_hits>(x, t, ignore, options.hits);
 
   Tensor count;

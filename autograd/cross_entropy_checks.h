@@ -39,7 +39,7 @@ inline void check_targets(const char* op, const Tensor& targets, std::int64_t cl
 inline DType loss_dtype(DType logits) { return logits == DType::f64 ? DType::f64 : DType::f32; }
 
 inline void check_hits(const char* op, const Tensor& hits, const Tensor& targets) {
-  if (!hits) return;
+  if (!hits.defined()) return;
   check(hits.dtype() == DType::boolean && hits.shape() == targets.shape() &&
             hits.device() == targets.device() && hits.is_contiguous(),
         "{}: hits must be a contiguous bool tensor of shape {} on device {} like the targets, got "

@@ -72,6 +72,35 @@ Tensor log(const Tensor& x);
 Tensor sqrt(const Tensor& x);
 Tensor rsqrt(const Tensor& x);
 
+/// sin x and cos x (in radians), ln(1 + x) and e^x - 1 without loss of digits near 0, and the error
+/// function.
+///
+/// Shapes   x (...)  ->  (...)
+/// Dtypes   f32, f64, bf16
+/// Device   cpu, cuda, meta
+/// Saves    expm1: the result; the others: x
+/// Throws   Error on other dtypes
+/// Source   definition; outside the domain the result is NaN or infinite, as in IEEE 754
+Tensor sin(const Tensor& x);
+Tensor cos(const Tensor& x);
+Tensor log1p(const Tensor& x);
+Tensor expm1(const Tensor& x);
+Tensor erf(const Tensor& x);
+
+/// The nearest whole number below, above, or on either side (of two equally near the even one), and
+/// the sign: -1, 0 or 1, 0 for NaN. Constant almost everywhere, so no gradient passes.
+///
+/// Shapes   x (...)  ->  (...)
+/// Dtypes   f32, f64, bf16, i32, i64, u8
+/// Device   cpu, cuda, meta
+/// Saves    nothing
+/// Throws   Error on other dtypes
+/// Source   IEEE 754
+Tensor floor(const Tensor& x);
+Tensor ceil(const Tensor& x);
+Tensor round(const Tensor& x);
+Tensor sign(const Tensor& x);
+
 enum class Gelu : std::uint8_t { tanh, erf };
 
 /// Activations: tanh, sigmoid 1 / (1 + e^-x), relu max(x, 0), silu x sigmoid(x), softplus
@@ -91,6 +120,17 @@ Tensor gelu(const Tensor& x, Gelu form = Gelu::tanh);
 Tensor silu(const Tensor& x);
 Tensor softplus(const Tensor& x);
 
+/// x where it is above 0, and elsewhere slope * x (leaky_relu) or alpha (e^x - 1) (elu).
+///
+/// Shapes   x (...)  ->  (...)
+/// Dtypes   f32, f64, bf16
+/// Device   cpu, cuda, meta
+/// Saves    a mask; elu: also x and alpha (e^x - 1) for x below 0
+/// Throws   Error on other dtypes
+/// Source   Clevert et al. 2015, arXiv:1511.07289 (elu). The derivative at 0 is the one from below
+Tensor leaky_relu(const Tensor& x, double slope = 0.01);
+Tensor elu(const Tensor& x, double alpha = 1);
+
 /// a where condition is true, b elsewhere. The operand that is not selected gets gradient 0.
 ///
 /// Shapes   condition, a and b broadcast by NumPy's rule
@@ -100,6 +140,18 @@ Tensor softplus(const Tensor& x);
 /// Throws   Error on shapes that do not broadcast, mixed dtypes or devices, a non-bool condition
 /// Source   definition
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
+Tensor where(const Tensor& condition, const Tensor& a, double b);
+Tensor where(const Tensor& condition, double a, const Tensor& b);
+
+/// value where mask is true, x elsewhere.
+///
+/// Shapes   x (...), mask broadcastable to it  ->  (...)
+/// Dtypes   x any, mask bool
+/// Device   cpu, cuda, meta; both on one
+/// Saves    mask
+/// Throws   Error on another mask, and on a number that an integer dtype does not have
+/// Source   definition
+Tensor masked_fill(const Tensor& x, const Tensor& mask, double value);
 
 /// Comparisons: ==, !=, <, <=, >, >=. They pass no gradient. With NaN only != is true.
 ///
@@ -142,5 +194,17 @@ inline Tensor operator>(const Tensor& a, const Tensor& b) { return gt(a, b); }
 inline Tensor operator>=(const Tensor& a, const Tensor& b) { return ge(a, b); }
 inline Tensor operator==(const Tensor& a, const Tensor& b) { return eq(a, b); }
 inline Tensor operator!=(const Tensor& a, const Tensor& b) { return ne(a, b); }
+inline Tensor operator<(const Tensor& a, double b) { return lt(a, b); }
+inline Tensor operator<=(const Tensor& a, double b) { return le(a, b); }
+inline Tensor operator>(const Tensor& a, double b) { return gt(a, b); }
+inline Tensor operator>=(const Tensor& a, double b) { return ge(a, b); }
+inline Tensor operator==(const Tensor& a, double b) { return eq(a, b); }
+inline Tensor operator!=(const Tensor& a, double b) { return ne(a, b); }
+inline Tensor operator<(double a, const Tensor& b) { return gt(b, a); }
+inline Tensor operator<=(double a, const Tensor& b) { return ge(b, a); }
+inline Tensor operator>(double a, const Tensor& b) { return lt(b, a); }
+inline Tensor operator>=(double a, const Tensor& b) { return le(b, a); }
+inline Tensor operator==(double a, const Tensor& b) { return eq(b, a); }
+inline Tensor operator!=(double a, const Tensor& b) { return ne(b, a); }
 
 }  // namespace weft

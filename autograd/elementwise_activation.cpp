@@ -1,6 +1,7 @@
 // Activation functions. An ordinary backward pass computes dx in one fused kernel; if an outer tape
 // records, backward uses public ops, so that it can be differentiated again.
 #include <cmath>
+#include <limits>
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/elementwise_common.h"
@@ -103,6 +104,18 @@ Tensor softplus(const Tensor& x) {
     Tape::record("softplus", {&x}, {&y},
                  [s = save(x)](Backward& g) { g.add(0, mul(g.dy(), sigmoid(s.get()))); });
   return y;
+}
+
+Tensor leaky_relu(const Tensor& x, double slope) {
+  check_floating("leaky_relu", x);
+  return where(gt(x, 0), x, mul(x, slope));
+}
+
+Tensor elu(const Tensor& x, double alpha) {
+  check_floating("elu", x);
+  // e^x of a large x would be infinite, and its gradient 0 * infinity.
+  const Tensor below = clamp(x, -std::numeric_limits<double>::infinity(), 0);
+  return where(gt(x, 0), x, mul(expm1(below), alpha));
 }
 
 Tensor silu(const Tensor& x) {

@@ -80,7 +80,4 @@ inline Tensor run_scalar(const Tensor& a, double value, BinaryOp op, bool revers
   return y;
 }
 
-/// -1, 0 or 1 (0 for NaN). Its derivative is 0 almost everywhere, so the tape does not record it.
-inline Tensor sign(const Tensor& x) { return run_unary(x, UnaryOp::sign); }
-
 }  // namespace weft::detail

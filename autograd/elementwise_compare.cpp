@@ -1,6 +1,7 @@
 // Comparisons, which have no gradient, and where().
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/elementwise_common.h"
+#include "weft/core/numbers.h"
 
 namespace weft {
 
@@ -29,6 +30,13 @@ Tensor compared(const char* name, const Tensor& a, double b, CompareOp op) {
   Tensor y = Tensor::empty(a.shape(), DType::boolean, a.device());
   dispatch<cpu::compare_scalar, cuda::compare_scalar>(a, b, op, y);
   return y;
+}
+
+// A number as a scalar of x's dtype and device.
+Tensor number_like(const char* op, const char* label, const Tensor& x, double value) {
+  check_tensor(op, label, x);
+  check_element(op, x.dtype(), value);
+  return Tensor::full({}, value, x.dtype(), x.device());
 }
 
 }  // namespace
@@ -68,6 +76,22 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
                    if (g.needs(1)) g.add(1, to_operand(where(c, zero, g.dy()), sb));
                  });
   return y;
+}
+
+Tensor where(const Tensor& condition, const Tensor& a, double b) {
+  return where(condition, a, number_like("where", "a", a, b));
+}
+Tensor where(const Tensor& condition, double a, const Tensor& b) {
+  return where(condition, number_like("where", "b", b, a), b);
+}
+
+Tensor masked_fill(const Tensor& x, const Tensor& mask, double value) {
+  const Tensor filling = number_like("masked_fill", "x", x, value);
+  check_tensor("masked_fill", "mask", mask);
+  check(mask.dtype() == DType::boolean, "masked_fill: mask must be bool, got {}", mask.dtype());
+  check(broadcast_shapes("masked_fill", x.shape(), mask.shape()) == x.shape(),
+        "masked_fill: mask must broadcast to x's shape {}, got {}", x.shape(), mask.shape());
+  return where(mask, filling, x);
 }
 
 }  // namespace weft

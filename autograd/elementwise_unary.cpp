@@ -1,4 +1,6 @@
 // Unary functions whose derivative needs no fused kernel.
+#include <numbers>
+
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/elementwise_common.h"
 #include "weft/core/numbers.h"
@@ -6,6 +8,15 @@
 namespace weft {
 
 using namespace detail;
+
+namespace {
+
+Tensor constant_piece(const char* name, const Tensor& x, UnaryOp op) {
+  check_numeric(name, x);
+  return run_unary(x, op);
+}
+
+}  // namespace
 
 Tensor neg(const Tensor& x) {
   check_numeric("neg", x);
@@ -71,6 +82,58 @@ Tensor square(const Tensor& x) {
                  [s = save(x)](Backward& g) { g.add(0, mul(mul(g.dy(), 2), s.get())); });
   return y;
 }
+
+Tensor sin(const Tensor& x) {
+  check_floating("sin", x);
+  Tensor y = run_unary(x, UnaryOp::sin);
+  if (recording(x))
+    Tape::record("sin", {&x}, {&y},
+                 [s = save(x)](Backward& g) { g.add(0, mul(g.dy(), cos(s.get()))); });
+  return y;
+}
+
+Tensor cos(const Tensor& x) {
+  check_floating("cos", x);
+  Tensor y = run_unary(x, UnaryOp::cos);
+  if (recording(x))
+    Tape::record("cos", {&x}, {&y},
+                 [s = save(x)](Backward& g) { g.add(0, mul(g.dy(), neg(sin(s.get())))); });
+  return y;
+}
+
+Tensor log1p(const Tensor& x) {
+  check_floating("log1p", x);
+  Tensor y = run_unary(x, UnaryOp::log1p);
+  if (recording(x))
+    Tape::record("log1p", {&x}, {&y},
+                 [s = save(x)](Backward& g) { g.add(0, div(g.dy(), add(s.get(), 1))); });
+  return y;
+}
+
+Tensor expm1(const Tensor& x) {
+  check_floating("expm1", x);
+  Tensor y = run_unary(x, UnaryOp::expm1);
+  if (recording(x))
+    Tape::record("expm1", {&x}, {&y},
+                 [s = save(y, "y")](Backward& g) { g.add(0, mul(g.dy(), add(s.get(), 1))); });
+  return y;
+}
+
+Tensor erf(const Tensor& x) {
+  check_floating("erf", x);
+  Tensor y = run_unary(x, UnaryOp::erf);
+  if (recording(x))
+    Tape::record("erf", {&x}, {&y}, [s = save(x)](Backward& g) {
+      const Tensor slope = mul(exp(neg(square(s.get()))), 2 * std::numbers::inv_sqrtpi);
+      g.add(0, mul(g.dy(), slope));
+    });
+  return y;
+}
+
+Tensor floor(const Tensor& x) { return constant_piece("floor", x, UnaryOp::floor); }
+Tensor ceil(const Tensor& x) { return constant_piece("ceil", x, UnaryOp::ceil); }
+Tensor round(const Tensor& x) { return constant_piece("round", x, UnaryOp::round); }
+Tensor sign(const Tensor& x) { return constant_piece("sign", x, UnaryOp::sign); }
 
 Tensor clamp(const Tensor& x, double low, double high) {
   check_numeric("clamp", x);

@@ -29,7 +29,7 @@ Tensor custom_function(const char* name, const TensorList& inputs, Forward&& for
     NoGradGuard off;
     y = forward(inputs);
   }
-  check(static_cast<bool>(y), "{}: forward must return a tensor, got a null handle", name);
+  check(y.defined(), "{}: forward must return a tensor, got a null handle", name);
   bool followed = false;
   for (const Tensor& x : inputs) followed = followed || recording(x);
   if (!followed) return y;
@@ -45,7 +45,7 @@ Tensor custom_function(const char* name, const TensorList& inputs, Forward&& for
                  check(dx.size() == in.size(), "{}: backward must return {} gradients, got {}",
                        name, in.size(), dx.size());
                  for (int i = 0; i < dx.size(); ++i)
-                   if (dx[i]) b.add(i, dx[i]);
+                   if (dx[i].defined()) b.add(i, dx[i]);
                });
   return y;
 }

@@ -19,7 +19,7 @@ Tensor dense(const Tensor& t) {
 }
 
 GatedDeltaSpec spec_of(const Tensor& q, const Tensor& v, const Tensor& cu, double scale) {
-  const bool data = cu && !cu.is_meta();
+  const bool data = cu.defined() && !cu.is_meta();
   return {.all = {.cu_seqlens = data ? cu.data<std::int32_t>() : nullptr,
                   .count = detail::delta_sequences(q, cu),
                   .length = q.dim(1)},
@@ -50,8 +50,8 @@ void backward(Backward& b, const Tensor& q, const Tensor& k, const Tensor& v, co
   b.once_differentiable();
   const GatedDeltaSpec s = spec_of(q, v, cu, scale);
   const Tensor wide_q = dense(q), wide_k = dense(k), wide_v = dense(v);
-  const Tensor dy = b.dy(0) ? dense(b.dy(0)) : zeros_like(wide_v);
-  const Tensor dfinal = b.dy(1) ? contiguous(b.dy(1)) : Tensor();
+  const Tensor dy = b.dy(0).defined() ? dense(b.dy(0)) : zeros_like(wide_v);
+  const Tensor dfinal = b.dy(1).defined() ? contiguous(b.dy(1)) : Tensor();
   const Shape each{q.dim(0), q.dim(1), v.dim(2), q.dim(3)};
   const Tensor dq = Tensor::empty(each, g.dtype(), g.device()), dk = empty_like(dq);
   const Tensor dv = empty_like(wide_v), dg = empty_like(g), dbeta = empty_like(beta);
@@ -88,13 +88,14 @@ GatedDelta gated_delta(const Tensor& q, const Tensor& k, const Tensor& v, const 
   Tensor cu;
   detail::check_gated_delta("gated_delta", q, k, v, given_g, given_beta, o, cu);
   const Tensor g = contiguous(given_g), beta = contiguous(given_beta);
-  const Tensor start = o.state ? contiguous(o.state) : o.state;
+  const Tensor start = o.state.defined() ? contiguous(o.state) : o.state;
   const GatedDeltaSpec s = spec_of(q, v, cu, o.scale);
   const bool recorded = recording(q, k, v, g, beta, start);
   Tensor y, states;
   const Tensor final = Tensor::empty(detail::delta_state_shape(q, v, cu), g.dtype(), g.device());
   const bool gpu = g.device().is_gpu();
-  const bool one_by_one = gpu && !recorded && !cu && q.dim(1) > 0 && q.dim(1) <= kDeltaStep;
+  const bool one_by_one =
+      gpu && !recorded && !cu.defined() && q.dim(1) > 0 && q.dim(1) <= kDeltaStep;
   if (recorded || (gpu && !one_by_one))
     states =
         Tensor::empty({s.slots(), s.value_heads, s.key_dim, s.value_dim}, g.dtype(), g.device());

@@ -7,7 +7,7 @@
 namespace weft::detail {
 
 inline std::int64_t delta_sequences(const Tensor& q, const Tensor& cu_seqlens) {
-  return cu_seqlens ? cu_seqlens.dim(0) - 1 : q.dim(0);
+  return cu_seqlens.defined() ? cu_seqlens.dim(0) - 1 : q.dim(0);
 }
 inline Shape delta_state_shape(const Tensor& q, const Tensor& v, const Tensor& cu_seqlens) {
   return {delta_sequences(q, cu_seqlens), v.dim(2), q.dim(3), v.dim(3)};

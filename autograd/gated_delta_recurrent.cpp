@@ -39,11 +39,11 @@ void check_gated_delta(const char* op, const Tensor& q, const Tensor& k, const T
   for (const Tensor* t : {&k, &v, &g, &beta})
     check(t->device() == q.device(), "{}: all operands must be on device {} like q, got {}", op,
           q.device(), t->device());
-  if (o.cu_seqlens) {
+  if (o.cu_seqlens.defined()) {
     check(q.dim(0) == 1, "{}: with cu_seqlens q must be one row, got {}", op, q.shape());
     cu = checked_cu_seqlens(op, o.cu_seqlens, "q", q, o.cu_checked);
   }
-  if (o.state) {
+  if (o.state.defined()) {
     const Shape expected = delta_state_shape(q, v, cu);
     check(o.state.shape() == expected && o.state.dtype() == real && o.state.device() == q.device(),
           "{}: state must be {} {} on {}, got {} {} on {}", op, real, expected, q.device(),
@@ -92,11 +92,12 @@ GatedDelta gated_delta_recurrent(const Tensor& q, const Tensor& k, const Tensor&
                     cast(v, real), exp(g).unsqueeze(-1), beta.unsqueeze(-1)};
   const double scale = o.scale != 0 ? o.scale : 1 / std::sqrt(static_cast<double>(q.dim(3)));
   Tensor states = o.state;
-  if (!states) states = Tensor::zeros(detail::delta_state_shape(q, v, cu), real, q.device());
+  if (!states.defined())
+    states = Tensor::zeros(detail::delta_state_shape(q, v, cu), real, q.device());
   if (q.is_meta()) return {empty_like(v), empty_like(states)};
 
   TensorList out;
-  if (!cu) {
+  if (!cu.defined()) {
     in.run(0, q.dim(1), scale, states, out);
   } else {
     const Tensor borders = cu.to(kCpu);

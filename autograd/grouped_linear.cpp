@@ -43,9 +43,9 @@ void check_operands(const Tensor& x, const Tensor& weight, const Tensor& bias, c
   }
   check(sum == x.dim(0), "grouped_linear: rows must sum to the {} rows of x, got {}", x.dim(0),
         sum);
-  check(bias || !bias_scale, "grouped_linear: bias_scale needs a bias");
-  if (bias) check_like_x("bias", bias, {weight.dim(0), weight.dim(1)}, x);
-  if (bias_scale) check_like_x("bias_scale", bias_scale, {x.dim(0)}, x);
+  check(bias.defined() || !bias_scale.defined(), "grouped_linear: bias_scale needs a bias");
+  if (bias.defined()) check_like_x("bias", bias, {weight.dim(0), weight.dim(1)}, x);
+  if (bias_scale.defined()) check_like_x("bias_scale", bias_scale, {x.dim(0)}, x);
 }
 
 void product(const Tensor& a, const Tensor& b, GroupedProduct kind, const Tensor& rows,
@@ -80,12 +80,13 @@ Tensor grouped_linear(const Tensor& given, const Tensor& weights, const Tensor& 
                       const Tensor& rows, const Tensor& bias_scale) {
   check_operands(given, weights, bias, rows, bias_scale);
   const Tensor x = contiguous(given), weight = contiguous(weights);
-  const Tensor own_bias = bias ? contiguous(bias) : Tensor();
-  Tensor scale = bias_scale ? contiguous(bias_scale) : Tensor();
-  if (bias && !scale) scale = Tensor::ones({x.dim(0)}, x.dtype(), x.device());
+  const Tensor own_bias = bias.defined() ? contiguous(bias) : Tensor();
+  Tensor scale = bias_scale.defined() ? contiguous(bias_scale) : Tensor();
+  if (bias.defined() && !scale.defined()) scale = Tensor::ones({x.dim(0)}, x.dtype(), x.device());
   Tensor y = Tensor::empty({x.dim(0), weight.dim(1)}, x.dtype(), x.device());
-  if (bias) product(as_column(scale), as_column(own_bias), GroupedProduct::forward, rows, y);
-  product(x, weight, GroupedProduct::forward, rows, y, static_cast<bool>(bias));
+  if (bias.defined())
+    product(as_column(scale), as_column(own_bias), GroupedProduct::forward, rows, y);
+  product(x, weight, GroupedProduct::forward, rows, y, bias.defined());
   if (recording(x, weight, own_bias, scale))
     Tape::record("grouped_linear", {&x, &weight, &own_bias, &scale}, {&y},
                  [sx = save(x, "x"), sw = save(weight, "weight"), sb = save(own_bias, "bias"),
@@ -98,7 +99,8 @@ Tensor grouped_linear(const Tensor& given, const Tensor& weights, const Tensor& 
                      b.add(0, std::move(dx));
                    }
                    if (b.needs(1)) {
-                     if (const Tensor sum = b.accumulator(1, sw.get().shape(), dy.dtype(), true))
+                     if (const Tensor sum = b.accumulator(1, sw.get().shape(), dy.dtype(), true);
+                         sum.defined())
                        product(dy, sx.get(), GroupedProduct::weight_grad, n.get(), sum, true);
                      else
                        b.add(1, weight_grad(dy, sx.get(), n.get()));

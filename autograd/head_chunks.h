@@ -40,10 +40,11 @@ class HeadChunks {
 
   /// Writes losses (R) and stats (R, 2), which may be null.
   void losses(const Tensor& losses, const Tensor& stats) {
-    const Tensor scratch =
-        stats ? Tensor() : Tensor::empty({logits_.dim(0), 2}, losses.dtype(), x_.device());
+    const Tensor scratch = stats.defined()
+                               ? Tensor()
+                               : Tensor::empty({logits_.dim(0), 2}, losses.dtype(), x_.device());
     each([&](const Tensor& logits, std::int64_t first, std::int64_t n) {
-      const Tensor of_rows = stats ? rows_of(stats, first, n) : rows_of(scratch, 0, n);
+      const Tensor of_rows = stats.defined() ? rows_of(stats, first, n) : rows_of(scratch, 0, n);
       if (part_) return joined(logits, first, n, rows_of(losses, first, n), of_rows);
       dispatch<cpu::cross_entropy_fwd, cuda::cross_entropy_fwd>(
           logits, rows_of(targets_, first, n), options_.ignore_index, options_.label_smoothing,
@@ -94,7 +95,7 @@ class HeadChunks {
       const std::int64_t n = std::min(size_, rows_ - first);
       const Tensor logits = rows_of(logits_, 0, n);
       gemm(rows_of(x_, first, n), transposed(weight_), logits);
-      if (options_.hits && !part_)
+      if (options_.hits.defined() && !part_)
         dispatch<cpu::cross_entropy_hits, cuda::cross_entropy_hits>(
             logits, rows_of(targets_, first, n), options_.ignore_index,
             options_.hits.alias({n}, {1}, first));
@@ -112,7 +113,7 @@ class HeadChunks {
     const Tensor all = (*gather_)(own);
     dispatch<cpu::cross_entropy_part_merge, cuda::cross_entropy_part_merge>(
         all, targets, options_.ignore_index, part_->all, options_.label_smoothing, losses, stats,
-        options_.hits ? options_.hits.alias({n}, {1}, first) : Tensor());
+        options_.hits.defined() ? options_.hits.alias({n}, {1}, first) : Tensor());
   }
 
   // Overwrites the logits with their gradient.
@@ -135,12 +136,12 @@ class HeadChunks {
 
   void products(const Tensor& dlogits, std::int64_t first, std::int64_t n, const Tensor& dx,
                 const Tensor& dw) {
-    if (dx) gemm(dlogits, weight_, rows_of(dx, first, n));
-    if (dw) gemm(transposed(dlogits), rows_of(x_, first, n), dw, first > 0);
+    if (dx.defined()) gemm(dlogits, weight_, rows_of(dx, first, n));
+    if (dw.defined()) gemm(transposed(dlogits), rows_of(x_, first, n), dw, first > 0);
   }
 
   void zero_if_no_rows(const Tensor& dw) const {
-    if (dw && rows_ == 0) dispatch<cpu::fill, cuda::fill>(dw, 0.0);
+    if (dw.defined() && rows_ == 0) dispatch<cpu::fill, cuda::fill>(dw, 0.0);
   }
 
   std::int64_t rows_, size_;

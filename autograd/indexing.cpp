@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "weft/autograd/axis.h"
+#include "weft/autograd/elementwise.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
@@ -26,7 +27,7 @@ void check_index(const char* op, const char* label, const Tensor& index, std::in
   const Device device = index.device();
   const Tensor bad = device.is_gpu() ? Tensor() : Tensor::empty({2}, DType::i64, device);
   dispatch<cpu::find_bad_index, cuda::find_bad_index>(index, op, label, limit, bad);
-  if (!bad || bad.is_meta()) return;
+  if (!bad.defined() || bad.is_meta()) return;
   const std::int64_t* result = bad.data<std::int64_t>();
   check(result[0] == 0, "{}: {} must be in [0, {}), got {}", op, label, limit, result[1]);
 }
@@ -160,7 +161,7 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
                    // A tied head has added its gradient already: add only the rows in use.
                    const Tensor sum =
                        needs_wider_sums(rows) ? Tensor() : b.accumulator(0, whole, rows.dtype());
-                   if (sum)
+                   if (sum.defined())
                      add_rows(rows, i.get(), 0, sum);
                    else
                      b.add(0, index_add(rows, 0, i.get(), whole));
@@ -188,6 +189,13 @@ Tensor tril(const Tensor& x, std::int64_t diagonal) {
   if (recording(x))
     Tape::record("tril", {&x}, {&y}, [diagonal](Backward& b) { b.add(0, tril(b.dy(), diagonal)); });
   return y;
+}
+
+Tensor triu(const Tensor& x, std::int64_t diagonal) {
+  check_tensor("triu", "x", x);
+  check(x.ndim() >= 2, "triu: x must have at least 2 axes, got shape {}", x.shape());
+  const Tensor ones = Tensor::ones({x.dim(-2), x.dim(-1)}, DType::boolean, x.device());
+  return where(tril(ones, diagonal - 1), Tensor::zeros({}, x.dtype(), x.device()), x);
 }
 
 }  // namespace weft

@@ -48,5 +48,11 @@ Tensor one_hot(const Tensor& ids, std::int64_t classes, DType dtype = DType::f32
 /// Dtypes   any
 /// Throws   Error when x has fewer than 2 axes
 Tensor tril(const Tensor& x, std::int64_t diagonal = 0);
+/// x with zeros below the diagonal of its last two axes: keeps column - row >= diagonal.
+///
+/// Shapes   x (..., R, C)  ->  (..., R, C)
+/// Dtypes   any
+/// Throws   Error when x has fewer than 2 axes
+Tensor triu(const Tensor& x, std::int64_t diagonal = 0);
 
 }  // namespace weft

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "weft/autograd/axis.h"
+#include "weft/autograd/indexing.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
@@ -64,7 +65,7 @@ TensorList split_by(const Tensor& x, const Lengths& lengths, int dim) {
           for (int i = 0; i < lengths.size(); ++i) {
             Shape shape = whole;
             shape[dim] = lengths[i];
-            parts.push_back(b.dy(i) ? b.dy(i) : expand(zero.view({}), shape));
+            parts.push_back(b.dy(i).defined() ? b.dy(i) : expand(zero.view({}), shape));
           }
           b.add(0, cat(parts, dim));
         });
@@ -187,6 +188,39 @@ Tensor roll(const Tensor& x, std::int64_t shift, int dim) {
   if (recording(x))
     Tape::record("roll", {&x}, {&y},
                  [turn, dim](Backward& b) { b.add(0, roll(b.dy(), -turn, dim)); });
+  return y;
+}
+
+TensorList chunk(const Tensor& x, std::int64_t count, int dim) {
+  dim = axis_of("chunk", x, dim);
+  check(count >= 1, "chunk: count must be at least 1, got {}", count);
+  return split(x, std::max<std::int64_t>(1, (x.dim(dim) + count - 1) / count), dim);
+}
+
+Tensor flip(const Tensor& x, std::initializer_list<int> dims) {
+  detail::check_tensor("flip", "x", x);
+  Tensor y = x;
+  for (const int d : dims) {
+    const int dim = axis_of("flip", x, d);
+    const auto n = static_cast<double>(x.dim(dim));
+    y = index_select(y, dim, Tensor::arange(n - 1, -1, -1, DType::i64, x.device()));
+  }
+  return y;
+}
+
+Tensor repeat(const Tensor& x, const Shape& times) {
+  detail::check_tensor("repeat", "x", x);
+  check(times.size() >= x.ndim(), "repeat: x {} needs at least {} numbers, got {}", x.shape(),
+        x.ndim(), times);
+  Tensor y = x;
+  while (y.ndim() < times.size()) y = unsqueeze(y, 0);
+  for (int d = 0; d < times.size(); ++d) {
+    check(times[d] >= 0, "repeat: every number must be at least 0, got {}", times);
+    if (times[d] == 1) continue;
+    TensorList copies;
+    for (std::int64_t i = 0; i < times[d]; ++i) copies.push_back(y);
+    y = copies.empty() ? narrow(y, d, 0, 0) : cat(copies, d);
+  }
   return y;
 }
 

@@ -17,8 +17,8 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, bool has_bias,
     b.add(0, dx);
     b.add(1, dx);
   };
-  if (!b.dy()) return give(dsum);  // the loss depends on the sum only
-  const bool need_weight = weight && b.needs(2), need_bias = has_bias && b.needs(3);
+  if (!b.dy().defined()) return give(dsum);  // the loss depends on the sum only
+  const bool need_weight = weight.defined() && b.needs(2), need_bias = has_bias && b.needs(3);
   const std::int64_t C = x.dim(-1), wanted = need_weight + need_bias;
   const Shape row{C};
   Tensor dx = empty_like(x), dweight, dbias, partials;
@@ -33,7 +33,7 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, bool has_bias,
                 .weight = weight,
                 .mean = mean,
                 .rstd = rstd,
-                .dsum = dsum ? contiguous(dsum) : dsum},
+                .dsum = dsum.defined() ? contiguous(dsum) : dsum},
       NormBwdOut{.dx = dx, .dweight = dweight, .dbias = dbias, .partials = partials});
   give(dx);
   if (need_weight) b.add(2, std::move(dweight));
@@ -48,16 +48,17 @@ LayerNormResidual run(const char* op, const Tensor& input, const Tensor& stream,
   detail::check_norm_operand(op, "weight", weight, row, "last axis of x", input);
   detail::check_norm_operand(op, "bias", bias, row, "last axis of x", input);
 
-  const Tensor x = contiguous(input), residual = stream ? contiguous(stream) : stream;
-  const Tensor w = weight ? contiguous(weight) : weight, shift = bias ? contiguous(bias) : bias;
-  Tensor y = empty_like(x), sum = residual ? empty_like(x) : Tensor();
+  const Tensor x = contiguous(input), residual = stream.defined() ? contiguous(stream) : stream;
+  const Tensor w = weight.defined() ? contiguous(weight) : weight,
+               shift = bias.defined() ? contiguous(bias) : bias;
+  Tensor y = empty_like(x), sum = residual.defined() ? empty_like(x) : Tensor();
   const Tensor mean = detail::row_statistic(x), rstd = empty_like(mean);
   dispatch<cpu::layer_norm_fwd, cuda::layer_norm_fwd>(
       NormFwdIn{.x = x, .residual = residual, .weight = w, .bias = shift, .eps = eps},
       NormFwdOut{.sum = sum, .y = y, .mean = mean, .rstd = rstd});
   if (recording(x, residual, w, shift)) {
-    const bool has_bias = static_cast<bool>(shift);
-    if (residual)
+    const bool has_bias = shift.defined();
+    if (residual.defined())
       Tape::record(op, {&x, &residual, &w, &shift}, {&y, &sum},
                    [ss = save(sum, "sum"), sw = save(w, "weight"), sm = save(mean, "mean"),
                     sr = save(rstd, "rstd"), has_bias](Backward& b) {
@@ -81,7 +82,7 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
 
 LayerNormResidual layer_norm_residual(const Tensor& x, const Tensor& residual, const Tensor& weight,
                                       const Tensor& bias, double eps) {
-  check(static_cast<bool>(residual), "layer_norm_residual: residual must be a tensor, got null");
+  check(residual.defined(), "layer_norm_residual: residual must be a tensor, got null");
   return run("layer_norm_residual", x, residual, weight, bias, eps);
 }
 

@@ -22,7 +22,7 @@ void check_linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
         x.dtype(), weight.dtype());
   check(weight.device() == x.device(), "linear: weight must be on the device of x, {}, got {}",
         x.device(), weight.device());
-  if (!bias) return;
+  if (!bias.defined()) return;
   const Shape n{weight.dim(0)};
   check(bias.shape() == n, "linear: bias must have shape {} (rows of weight {}), got {}", n,
         weight.shape(), bias.shape());

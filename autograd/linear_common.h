@@ -25,7 +25,7 @@ inline Tensor f32_scratch(std::int64_t n, Device device) {
 inline void add_bias_gradient(Backward& b, int bias, const Tensor& dbias, DType dtype) {
   if (dbias.dtype() == dtype) return b.add(bias, dbias);
   const Tensor main = b.accumulator(bias, dbias.shape(), dtype, true);
-  if (main && main.dtype() == dbias.dtype())
+  if (main.defined() && main.dtype() == dbias.dtype())
     dispatch<cpu::add_scaled, cuda::add_scaled>(dbias, 1.0, main);
   else
     b.add(bias, dbias.to(dtype));
@@ -34,16 +34,17 @@ inline void add_bias_gradient(Backward& b, int bias, const Tensor& dbias, DType 
 /// Computes both gradients in one GPU matrix product, which also sums the rows of dy.
 inline void add_weight_and_bias(Backward& b, int weight, int bias, const Tensor& dy,
                                 const Tensor& x, const Tensor& sum) {
-  const Tensor out = sum ? sum : Tensor::empty({dy.dim(1), x.dim(1)}, dy.dtype(), dy.device());
+  const Tensor out =
+      sum.defined() ? sum : Tensor::empty({dy.dim(1), x.dim(1)}, dy.dtype(), dy.device());
   const Tensor dbias = Tensor::empty({dy.dim(1)}, out.dtype(), dy.device());
-  const bool accumulate = static_cast<bool>(sum);
+  const bool accumulate = sum.defined();
   const Tensor scratch = f32_scratch(
       gemm_scratch(bias_grad_shape(dy, x, accumulate), dy.dtype(), dy.device()), dy.device());
   const Tensor partial =
       Tensor::empty({epilogue_partial(dy.dim(0), dy.dim(1), dy.device())}, DType::f64, dy.device());
   dispatch<cpu::gemm_bias_grad, cuda::gemm_bias_grad>(dy, x, accumulate, scratch, partial, out,
                                                       dbias);
-  if (!sum) b.add(weight, out);
+  if (!sum.defined()) b.add(weight, out);
   add_bias_gradient(b, bias, dbias, dy.dtype());
 }
 
@@ -55,7 +56,7 @@ inline void add_linear_gradients(Backward& b, int weight, int bias, const Tensor
   if (dy.device().is_gpu() && b.needs(weight) && b.needs(bias) && !Tape::current() &&
       dy.is_contiguous() && x.is_contiguous() && dy.numel() > 0 && x.numel() > 0)
     return add_weight_and_bias(b, weight, bias, dy, x, sum);
-  if (sum)
+  if (sum.defined())
     gemm(transposed(dy), x, sum, true);
   else if (b.needs(weight))
     b.add(weight, matmul(transpose(dy, 0, 1), x));

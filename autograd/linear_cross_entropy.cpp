@@ -51,9 +51,11 @@ struct Gradients {
       dw = Tensor::empty(weight.shape(), detail::loss_dtype(weight.dtype()), weight.device());
   }
   Tensor dx_rows(std::int64_t rows) const {
-    return dx ? dx.alias({rows, dx.dim(-1)}, {dx.dim(-1), 1}, 0) : Tensor();
+    return dx.defined() ? dx.alias({rows, dx.dim(-1)}, {dx.dim(-1), 1}, 0) : Tensor();
   }
-  Tensor dw_as(DType dtype) const { return dw && dw.dtype() != dtype ? dw.to(dtype) : dw; }
+  Tensor dw_as(DType dtype) const {
+    return dw.defined() && dw.dtype() != dtype ? dw.to(dtype) : dw;
+  }
 };
 
 /// t * factor; in place unless an outer tape also holds t for its own backward.

@@ -1,5 +1,6 @@
 #include "weft/autograd/matmul.h"
 
+#include "weft/autograd/elementwise.h"
 #include "weft/autograd/operand.h"
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/tape.h"
@@ -62,6 +63,27 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   if (a.ndim() == 1) return squeeze(matmul(unsqueeze(a, 0), b), b.ndim() == 1 ? 0 : -2);
   if (b.ndim() == 1) return squeeze(matrix_product(a, unsqueeze(b, 1)), -1);
   return matrix_product(a, b);
+}
+
+namespace {
+
+void check_vectors(const char* op, const Tensor& a, const Tensor& b) {
+  detail::check_tensor(op, "a", a);
+  detail::check_tensor(op, "b", b);
+  check(a.ndim() == 1 && b.ndim() == 1, "{}: both operands must have 1 axis, got {} and {}", op,
+        a.shape(), b.shape());
+}
+
+}  // namespace
+
+Tensor dot(const Tensor& a, const Tensor& b) {
+  check_vectors("dot", a, b);
+  return matmul(a, b);
+}
+
+Tensor outer(const Tensor& a, const Tensor& b) {
+  check_vectors("outer", a, b);
+  return mul(unsqueeze(a, 1), b);
 }
 
 }  // namespace weft

@@ -16,4 +16,15 @@ namespace weft {
 /// Source   NumPy reference, numpy.matmul
 Tensor matmul(const Tensor& a, const Tensor& b);
 
+/// The inner product of two vectors, and the matrix of all products a[i] b[j].
+///
+/// Shapes   dot: (N) x (N) -> a scalar; outer: (M) x (N) -> (M, N)
+/// Dtypes   dot: as matmul; outer: as mul
+/// Device   as matmul and mul
+/// Saves    a, b
+/// Throws   Error on operands of other than one axis, and where matmul or mul throws
+/// Source   definition
+Tensor dot(const Tensor& a, const Tensor& b);
+Tensor outer(const Tensor& a, const Tensor& b);
+
 }  // namespace weft

@@ -37,6 +37,9 @@ Tensor Tensor::squeeze(int dim) const { return weft::squeeze(*this, dim); }
 Tensor Tensor::unsqueeze(int dim) const { return weft::unsqueeze(*this, dim); }
 Tensor Tensor::flatten(int first, int last) const { return weft::flatten(*this, first, last); }
 TensorList Tensor::split(std::int64_t size, int dim) const { return weft::split(*this, size, dim); }
+TensorList Tensor::split(std::initializer_list<std::int64_t> sizes, int dim) const {
+  return weft::split(*this, sizes, dim);
+}
 Tensor Tensor::index_select(int dim, const Tensor& index) const {
   return weft::index_select(*this, dim, index);
 }
@@ -159,7 +162,7 @@ const Tensor& Tensor::fill_(double value) const {
 
 void Tensor::zero_grad() const {
   set_grad({});
-  if (const Tensor main = main_grad()) {
+  if (const Tensor main = main_grad(); main.defined()) {
     main.zero_();
     set_main_grad_filled(false);
   }
@@ -181,7 +184,7 @@ const Tensor& Tensor::copy_(const Tensor& source) const {
   }
   const Tensor here = source.device() == device() ? copy_if_overlapping(source, *this)
                                                   : source.detach().to(device());
-  dispatch<cpu::copy, cuda::copy>(here ? here : source, *this);
+  dispatch<cpu::copy, cuda::copy>(here.defined() ? here : source, *this);
   return *this;
 }
 
@@ -199,7 +202,7 @@ const Tensor& Tensor::add_(const Tensor& other, double alpha) const {
   check_source("add_", "other", other);
   bump_version();
   const Tensor apart = copy_if_overlapping(other, *this);
-  dispatch<cpu::add_scaled, cuda::add_scaled>(apart ? apart : other, alpha, *this);
+  dispatch<cpu::add_scaled, cuda::add_scaled>(apart.defined() ? apart : other, alpha, *this);
   return *this;
 }
 
@@ -211,6 +214,51 @@ const Tensor& Tensor::mul_(double factor) const {
   bump_version();
   dispatch<cpu::scale, cuda::scale>(*this, factor);
   return *this;
+}
+
+namespace {
+
+// x = op(x, other) in place, where add_() and mul_() do not do.
+template <class Other>
+const Tensor& assign(const char* name, const Tensor& x, const Other& other,
+                     Tensor (*op)(const Tensor&, Other)) {
+  detail::check_tensor(name, "the tensor", x);
+  check_target(name, x);
+  if constexpr (std::is_same_v<Other, const Tensor&>) {
+    detail::check_tensor(name, "y", other);
+    check_source(name, "y", other);
+  }
+  const NoGradGuard off;
+  return x.copy_(op(x, other));
+}
+
+bool alike(const Tensor& x, const Tensor& other) {
+  return x.defined() && other.defined() && x.shape() == other.shape();
+}
+
+}  // namespace
+
+const Tensor& Tensor::operator+=(const Tensor& other) const {
+  return alike(*this, other) ? add_(other) : assign<const Tensor&>("+=", *this, other, add);
+}
+const Tensor& Tensor::operator-=(const Tensor& other) const {
+  return alike(*this, other) ? add_(other, -1) : assign<const Tensor&>("-=", *this, other, sub);
+}
+const Tensor& Tensor::operator*=(const Tensor& other) const {
+  return assign<const Tensor&>("*=", *this, other, mul);
+}
+const Tensor& Tensor::operator/=(const Tensor& other) const {
+  return assign<const Tensor&>("/=", *this, other, div);
+}
+const Tensor& Tensor::operator+=(double number) const {
+  return assign<double>("+=", *this, number, add);
+}
+const Tensor& Tensor::operator-=(double number) const {
+  return assign<double>("-=", *this, number, sub);
+}
+const Tensor& Tensor::operator*=(double number) const { return mul_(number); }
+const Tensor& Tensor::operator/=(double number) const {
+  return assign<double>("/=", *this, number, div);
 }
 
 }  // namespace weft

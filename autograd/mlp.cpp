@@ -37,8 +37,8 @@ void check_operands(const Tensor& x, const Tensor& up, const Tensor& up_bias, co
   const std::int64_t width = down.dim(1) * (activation == Activation::swiglu ? 2 : 1);
   check_operand("up", up, x, {width, x.dim(-1)});
   check_operand("down", down, x, {down.dim(0), down.dim(1)});
-  if (up_bias) check_operand("up_bias", up_bias, x, {width});
-  if (down_bias) check_operand("down_bias", down_bias, x, {down.dim(0)});
+  if (up_bias.defined()) check_operand("up_bias", up_bias, x, {width});
+  if (down_bias.defined()) check_operand("down_bias", down_bias, x, {down.dim(0)});
 }
 
 Tensor composed(const Tensor& x, const Tensor& up, const Tensor& up_bias, const Tensor& down,
@@ -79,7 +79,7 @@ Hidden hidden_layer(const Tensor& x, const Tensor& up, const Tensor& bias, std::
   Hidden h;
   h.behind = matrix(features);
   if (keep || activation == Activation::swiglu) h.before = matrix(up.dim(0));
-  const Tensor& sums = h.before ? h.before : h.behind;
+  const Tensor& sums = h.before.defined() ? h.before : h.behind;
   if (activation != Activation::swiglu && !again && fuses_gelu(x, up, bias, is_tanh(activation))) {
     const Tensor scratch =
         f32_scratch(fuses_bias(x, up, sums) ? fused_bias_scratch(x, up) : 0, x.device());
@@ -127,11 +127,11 @@ Tensor hidden_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behin
   if (b.needs(2)) dbias = Tensor::empty({features}, before.dtype(), device);
   if (grad.numel() == 0 || p.dy.numel() == 0) {
     for (const Tensor& t : {grad, dbias})
-      if (t) dispatch<cpu::fill, cuda::fill>(t, 0.0);
+      if (t.defined()) dispatch<cpu::fill, cuda::fill>(t, 0.0);
     if (behind) activate(before, p.activation, *behind);
   } else {
     Tensor partial;
-    if (dbias)
+    if (dbias.defined())
       partial = Tensor::empty({epilogue_partial(rows, features, device)}, DType::f64, device);
     const Tensor scratch =
         f32_scratch(gemm_scratch(gelu_bwd_shape(p.dy, p.down), p.dy.dtype(), device), device);
@@ -144,21 +144,22 @@ Tensor hidden_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behin
                        .scratch = scratch,
                        .partial = partial});
   }
-  if (dbias) b.add(2, std::move(dbias));
+  if (dbias.defined()) b.add(2, std::move(dbias));
   return grad;
 }
 
 // Releases each array right after the last product that reads it.
 void backward(Backward& b, const Parts& p, const Tensor& x, Tensor before, Tensor behind) {
-  const bool again = !behind, weights = b.needs(3) || b.needs(4);
+  const bool again = !behind.defined(), weights = b.needs(3) || b.needs(4);
   if (!again && weights) add_linear_gradients(b, 3, 4, p.dy, behind);
   behind = {};
   if (b.needs(0) || b.needs(1) || b.needs(2) || (again && weights)) {
     const Tensor grad =
         hidden_gradient(b, p, std::move(before), again && weights ? &behind : nullptr);
-    if (behind) add_linear_gradients(b, 3, 4, p.dy, behind);
+    if (behind.defined()) add_linear_gradients(b, 3, 4, p.dy, behind);
     behind = {};
-    if (const Tensor sum = b.accumulator(1, {grad.dim(1), x.dim(1)}, grad.dtype(), true))
+    if (const Tensor sum = b.accumulator(1, {grad.dim(1), x.dim(1)}, grad.dtype(), true);
+        sum.defined())
       gemm(transposed(grad), x, sum, true);
     else if (b.needs(1))
       b.add(1, matmul(transpose(grad, 0, 1), x));

@@ -16,7 +16,7 @@ inline void check_norm_input(const char* op, const Tensor& x) {
 /// An operand of the norm must have x's dtype and device and this shape; it may be null.
 inline void check_norm_operand(const char* op, const char* what, const Tensor& t,
                                const Shape& shape, const char* why, const Tensor& x) {
-  if (!t) return;
+  if (!t.defined()) return;
   check(t.shape() == shape, "{}: {} must have shape {} ({} {}), got {}", op, what, shape, why,
         x.shape(), t.shape());
   check(t.dtype() == x.dtype(), "{}: {} must have dtype {} like x, got {}", op, what, x.dtype(),

@@ -6,7 +6,7 @@ namespace weft::detail {
 
 /// Throws Error "op: x must be a tensor, got a null handle".
 inline void check_tensor(const char* op, const char* label, const Tensor& t) {
-  check(static_cast<bool>(t), "{}: {} must be a tensor, got a null handle", op, label);
+  check(t.defined(), "{}: {} must be a tensor, got a null handle", op, label);
 }
 
 }  // namespace weft::detail

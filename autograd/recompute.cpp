@@ -38,8 +38,8 @@ FirstPass::FirstPass() : Tape(Mode::counting, nullptr) {
 TensorList FirstPass::stand_ins(const TensorList& inputs) {
   TensorList out;
   for (const Tensor& x : inputs) {
-    Tensor y = x ? x.detach() : Tensor();
-    if (x && follows(x)) number({&y});
+    Tensor y = x.defined() ? x.detach() : Tensor();
+    if (x.defined() && follows(x)) number({&y});
     out.push_back(std::move(y));
   }
   return out;
@@ -54,7 +54,7 @@ SecondPass::SecondPass(const Backward& b, const RandomSnapshot& snapshot, const 
 TensorList SecondPass::stand_ins(const TensorList& inputs, const Backward& b) {
   TensorList out;
   for (int i = 0; i < inputs.size(); ++i) {
-    Tensor x = inputs[i] ? inputs[i].detach() : Tensor();
+    Tensor x = inputs[i].defined() ? inputs[i].detach() : Tensor();
     if (b.needs(i)) x.set_requires_grad();
     out.push_back(std::move(x));
   }
@@ -69,19 +69,19 @@ void SecondPass::finish(const TensorList& results, int count, const TensorList& 
   const TensorList outputs = region_outputs(results);
   TensorList ys, dys;
   for (int i = 0; i < outputs.size(); ++i) {
-    if (!b.dy(i) || !follows(outputs[i])) continue;
+    if (!b.dy(i).defined() || !follows(outputs[i])) continue;
     ys.push_back(outputs[i]);
     dys.push_back(b.dy(i));
   }
   check_can_run("recompute", ys, dys);
   TensorList dxs = collect("recompute", ys, dys, inputs);
   for (int i = 0; i < inputs.size(); ++i)
-    if (dxs[i]) b.add(i, std::move(dxs[i]));
+    if (dxs[i].defined()) b.add(i, std::move(dxs[i]));
 }
 
 TensorList region_outputs(const TensorList& ys) {
   for (int i = 0; i < ys.size(); ++i)
-    check(static_cast<bool>(ys[i]), "recompute: output {} must be a tensor, got a null handle", i);
+    check(ys[i].defined(), "recompute: output {} must be a tensor, got a null handle", i);
   if (!Tape::current()) return ys;
   TensorList out;
   for (const Tensor& y : ys) {

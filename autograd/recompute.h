@@ -40,7 +40,7 @@ class RegionMemory {
 template <class F>
 Tensor first_pass_value(F fn) {
   Tensor value = RegionMemory::next();
-  if (!value) value = fn();
+  if (!value.defined()) value = fn();
   RegionMemory::keep(value);
   return value;
 }

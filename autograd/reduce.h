@@ -17,6 +17,10 @@ namespace weft {
 /// Source   definition; over no elements the sum is 0 and the mean NaN
 Tensor sum(const Tensor& x, std::initializer_list<int> dims = {}, bool keepdim = false);
 Tensor mean(const Tensor& x, std::initializer_list<int> dims = {}, bool keepdim = false);
+inline Tensor sum(const Tensor& x, int dim, bool keepdim = false) { return sum(x, {dim}, keepdim); }
+inline Tensor mean(const Tensor& x, int dim, bool keepdim = false) {
+  return mean(x, {dim}, keepdim);
+}
 
 /// Sums x down to a shape that broadcasts to x's shape: the backward of broadcasting.
 ///
@@ -63,6 +67,20 @@ Tensor argmin(const Tensor& x, int dim = -1, bool keepdim = false);
 /// Source   two passes: the mean of squares minus the square of the mean cancels
 Tensor var(const Tensor& x, std::initializer_list<int> dims = {}, int correction = 1,
            bool keepdim = false);
+/// The standard deviation, the square root of var(). Where that is 0 the gradient is 0.
+Tensor stddev(const Tensor& x, std::initializer_list<int> dims = {}, int correction = 1,
+              bool keepdim = false);
+
+/// The product of all elements, or along one axis, by halves: products of products.
+///
+/// Shapes   x (...)  ->  a scalar, or x's shape without `dim` (or with 1 there)
+/// Dtypes   f32, f64, bf16 (multiplied in f32) to their own; i32, i64, u8, bool to i64
+/// Device   cpu, cuda, meta
+/// Saves    the halves of each step: about 2 times x
+/// Throws   Error on a dim out of range, on other dtypes
+/// Source   definition; the product of no elements is 1. The gradient is exact where x has zeros
+Tensor prod(const Tensor& x);
+Tensor prod(const Tensor& x, int dim, bool keepdim = false);
 
 /// (sum of |x|^p)^(1/p) over all elements; the largest |x| for p = infinity.
 ///

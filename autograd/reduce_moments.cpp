@@ -1,10 +1,11 @@
-// Reductions that read x twice or transform it first: var, norm, logsumexp, cumsum.
+// Reductions that read x twice or transform it first: var, norm, logsumexp, cumsum, prod.
 #include <cmath>
 #include <limits>
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/reduce_common.h"
+#include "weft/autograd/view.h"
 
 namespace weft {
 
@@ -123,6 +124,38 @@ Tensor cumsum(const Tensor& x, int dim) {
   if (!is_compute(x.dtype()) && !is_integral(x.dtype()) && x.dtype() != DType::boolean)
     throw_bad_dtype("cumsum", x.dtype(), "f32, f64, bf16, i32, i64, u8, bool");
   return cumsum_along(x, dim, false);
+}
+
+Tensor stddev(const Tensor& x, std::initializer_list<int> dims, int correction, bool keepdim) {
+  check_tensor("stddev", "x", x);
+  check_floating("stddev", x.dtype());
+  const Tensor v = var(x, dims, correction, keepdim), constant = eq(v, 0);
+  return where(constant, 0, sqrt(where(constant, 1, v)));  // the slope of sqrt at 0 is infinite
+}
+
+Tensor prod(const Tensor& x, int dim, bool keepdim) {
+  check_tensor("prod", "x", x);
+  check(x.ndim() > 0, "prod: x must have at least 1 axis, got shape {}", x.shape());
+  dim = normalize_dim("prod", dim, x.ndim());
+  if (x.dtype() != DType::boolean) check_numeric("prod", x.dtype());
+  Tensor y = is_compute(x.dtype()) ? computed(x) : cast(x, DType::i64);
+  if (y.dim(dim) == 0) {
+    Shape shape = y.shape();
+    shape[dim] = 1;
+    y = Tensor::ones(shape, y.dtype(), y.device());
+  }
+  while (y.dim(dim) > 1) {
+    const std::int64_t n = y.dim(dim), half = n / 2;
+    const Tensor pairs = mul(narrow(y, dim, 0, half), narrow(y, dim, half, half));
+    y = n % 2 ? cat({pairs, narrow(y, dim, n - 1, 1)}, dim) : pairs;
+  }
+  if (is_compute(x.dtype())) y = cast(y, x.dtype());
+  return keepdim ? y : squeeze(y, dim);
+}
+
+Tensor prod(const Tensor& x) {
+  check_tensor("prod", "x", x);
+  return prod(flatten(x), 0);
 }
 
 }  // namespace weft

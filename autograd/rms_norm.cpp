@@ -17,10 +17,10 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, const Tensor& 
     b.add(0, dx);
     b.add(1, dx);
   };
-  if (!b.dy()) return give(dsum);  // the loss depends on the sum only
+  if (!b.dy().defined()) return give(dsum);  // the loss depends on the sum only
   const std::int64_t C = x.dim(-1);
   Tensor dx = empty_like(x), dweight, partials;
-  if (weight && b.needs(2)) {
+  if (weight.defined() && b.needs(2)) {
     dweight = empty_like(weight);
     partials = Tensor::empty({1, norm_chunks(rstd.numel(), x.device().is_gpu()), C}, rstd.dtype(),
                              x.device());
@@ -32,10 +32,10 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, const Tensor& 
                 .weight = weight,
                 .mean = none,
                 .rstd = rstd,
-                .dsum = dsum ? contiguous(dsum) : dsum},
+                .dsum = dsum.defined() ? contiguous(dsum) : dsum},
       NormBwdOut{.dx = dx, .dweight = dweight, .dbias = none, .partials = partials});
   give(dx);
-  if (dweight) b.add(2, std::move(dweight));
+  if (dweight.defined()) b.add(2, std::move(dweight));
 }
 
 RmsNormResidual run(const char* op, const Tensor& input, const Tensor& stream, const Tensor& weight,
@@ -44,16 +44,16 @@ RmsNormResidual run(const char* op, const Tensor& input, const Tensor& stream, c
   detail::check_norm_operand(op, "residual", stream, input.shape(), "like x", input);
   detail::check_norm_operand(op, "weight", weight, {input.dim(-1)}, "last axis of x", input);
 
-  const Tensor x = contiguous(input), residual = stream ? contiguous(stream) : stream;
-  const Tensor w = weight ? contiguous(weight) : weight;
-  Tensor y = empty_like(x), sum = residual ? empty_like(x) : Tensor();
+  const Tensor x = contiguous(input), residual = stream.defined() ? contiguous(stream) : stream;
+  const Tensor w = weight.defined() ? contiguous(weight) : weight;
+  Tensor y = empty_like(x), sum = residual.defined() ? empty_like(x) : Tensor();
   const Tensor rstd = detail::row_statistic(x);
   const Tensor none;
   dispatch<cpu::rms_norm_fwd, cuda::rms_norm_fwd>(
       NormFwdIn{.x = x, .residual = residual, .weight = w, .bias = none, .eps = eps},
       NormFwdOut{.sum = sum, .y = y, .mean = none, .rstd = rstd});
   if (recording(x, residual, w)) {
-    if (residual)
+    if (residual.defined())
       Tape::record(op, {&x, &residual, &w}, {&y, &sum},
                    [ss = save(sum, "sum"), sw = save(w, "weight"), sr = save(rstd, "rstd")](
                        Backward& b) { backward(b, ss.get(), sw.get(), sr.get(), b.dy(1)); });
@@ -74,7 +74,7 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
 
 RmsNormResidual rms_norm_residual(const Tensor& x, const Tensor& residual, const Tensor& weight,
                                   double eps) {
-  check(static_cast<bool>(residual), "rms_norm_residual: residual must be a tensor, got null");
+  check(residual.defined(), "rms_norm_residual: residual must be a tensor, got null");
   return run("rms_norm_residual", x, residual, weight, eps);
 }
 

@@ -126,7 +126,7 @@ Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, std::int64_t 
 
 Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions) {
   check_rope(x, cos, sin);
-  if (!positions) return rope(x, cos, sin);
+  if (!positions.defined()) return rope(x, cos, sin);
   const Tensor dense = contiguous(positions);
   check_positions(dense, x, cos.dim(0));
   return turn(x, contiguous(cos), contiguous(sin), dense, {0, x.dim(2), false}, false);
@@ -137,7 +137,7 @@ Tensor rope_packed(Tensor packed, std::int64_t heads, const Tensor& cos, const T
   check_rope(packed, cos, sin);
   check_heads(packed, heads);
   Tensor dense;
-  if (positions) {
+  if (positions.defined()) {
     dense = contiguous(positions);
     check_positions(dense, packed, cos.dim(0));
   } else {

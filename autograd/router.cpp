@@ -20,8 +20,8 @@ Routing route_by(const char* op, const Tensor& input, const Tensor& select,
       Tensor::empty(shape, logits.dtype() == DType::f64 ? DType::f64 : DType::f32, device);
   const Tensor experts = Tensor::empty(shape, DType::i64, device);
   dispatch<cpu::route_fwd, cuda::route_fwd>(
-      logits, select, expert_bias ? contiguous(expert_bias) : expert_bias,
-      padding ? contiguous(padding) : padding, options, probs, experts);
+      logits, select, expert_bias.defined() ? contiguous(expert_bias) : expert_bias,
+      padding.defined() ? contiguous(padding) : padding, options, probs, experts);
   if (recording(logits))
     Tape::record(
         op, {&logits}, {&probs},
@@ -78,7 +78,7 @@ void detail::check_router_logits(const char* op, const Tensor& logits, const Ten
   if (!is_compute(logits.dtype())) throw_bad_dtype(op, logits.dtype(), "f32, f64, bf16");
   check(logits.ndim() == 2, "{}: logits must have shape [tokens, experts], got {}", op,
         logits.shape());
-  if (!padding) return;
+  if (!padding.defined()) return;
   const Shape tokens{logits.dim(0)};
   check(padding.shape() == tokens, "{}: padding must have shape {} (tokens of logits {}), got {}",
         op, tokens, logits.shape(), padding.shape());
@@ -91,8 +91,8 @@ void detail::check_router_logits(const char* op, const Tensor& logits, const Ten
 Routing route(const Tensor& logits, const Tensor& expert_bias, const RouterOptions& options,
               const Tensor& padding) {
   detail::check_router_logits("route", logits, padding);
-  detail::check_router("route", logits.dim(1), options, static_cast<bool>(expert_bias));
-  if (expert_bias) {
+  detail::check_router("route", logits.dim(1), options, expert_bias.defined());
+  if (expert_bias.defined()) {
     const Shape experts{logits.dim(1)};
     check(expert_bias.shape() == experts,
           "route: expert_bias must have shape {} (experts of logits {}), got {}", experts,

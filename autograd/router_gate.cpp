@@ -30,7 +30,7 @@ void check_gate(const Tensor& x, const Tensor& weight, const Tensor& bias) {
           x.device(), t.device());
   };
   like_x("weight", weight);
-  if (!bias) return;
+  if (!bias.defined()) return;
   const Shape experts{weight.dim(0)};
   check(bias.shape() == experts, "{}: bias must have shape {} (rows of weight {}), got {}", op,
         experts, weight.shape(), bias.shape());
@@ -49,7 +49,7 @@ Tensor router_logits(const Tensor& x, const Tensor& weight, const Tensor& bias) 
     const NoGradGuard quiet;
     const cuda::NoTf32Scope exact;
     gemm(x, transposed(weight), y);
-    if (bias) y = add(y, cast(bias, DType::f32));
+    if (bias.defined()) y = add(y, cast(bias, DType::f32));
   }
   if (recording(x, weight, bias))
     Tape::record("router_logits", {&x, &weight, &bias}, {&y},
@@ -59,7 +59,7 @@ Tensor router_logits(const Tensor& x, const Tensor& weight, const Tensor& bias) 
                    if (b.needs(0)) b.add(0, cast(matmul(dy, cast(w, DType::f32)), dtype));
                    if (b.needs(1)) {
                      const Tensor wide = cast(sx.get(), DType::f32);
-                     if (const Tensor sum = b.accumulator(1, w.shape(), DType::f32))
+                     if (const Tensor sum = b.accumulator(1, w.shape(), DType::f32); sum.defined())
                        gemm(transposed(dy), wide, sum, true);
                      else
                        b.add(1, cast(matmul(transpose(dy, 0, 1), wide), dtype));

@@ -20,15 +20,16 @@ void check_parts(const char* op, std::int64_t tokens, std::int64_t parts) {
 
 // cu_seqlens as the kernels read it, or null; axis 0 of `tokens` holds the tokens.
 Tensor boundaries(const char* op, const Tensor& tokens, const char* name, const PackedTokens& p) {
-  if (!p.cu_seqlens) return {};
+  if (!p.cu_seqlens.defined()) return {};
   return detail::checked_cu_seqlens(op, p.cu_seqlens, name, tokens, p.checked, 0);
 }
 
 // If counts is null, the z-loss.
 Tensor run(const char* op, const Tensor& input, const Tensor& counted, RouterScore score,
            double coefficient, const Tensor& padded, const Tensor& cu = {}) {
-  const Tensor logits = contiguous(input), counts = counted ? contiguous(counted) : counted;
-  const Tensor padding = padded ? contiguous(padded) : padded;
+  const Tensor logits = contiguous(input),
+               counts = counted.defined() ? contiguous(counted) : counted;
+  const Tensor padding = padded.defined() ? contiguous(padded) : padded;
   const DType dtype = logits.dtype() == DType::f64 ? DType::f64 : DType::f32;
   Tensor loss = Tensor::empty({}, dtype, logits.device());
   const Tensor share = empty_like(loss);
@@ -75,8 +76,8 @@ Tensor count_experts(const Tensor& experts, std::int64_t count, std::int64_t seq
   check(count >= 1 && count <= kRouterExperts, "count_experts: count must be in [1, {}], got {}",
         kRouterExperts, count);
   const Tensor cu = boundaries("count_experts", experts, "experts", packed);
-  if (!cu) check_parts("count_experts", experts.dim(0), sequences);
-  const Shape shape{cu ? cu.dim(0) - 1 : sequences, count};
+  if (!cu.defined()) check_parts("count_experts", experts.dim(0), sequences);
+  const Shape shape{cu.defined() ? cu.dim(0) - 1 : sequences, count};
   const Tensor counts = Tensor::zeros(shape, DType::i64, experts.device());
   dispatch<cpu::count_experts, cuda::count_experts>(contiguous(experts), cu, counts);
   return counts;
@@ -87,7 +88,7 @@ Tensor count_top_experts(const Tensor& logits, std::int64_t k, std::int64_t sequ
   const RouterOptions o{.topk = k, .pre_softmax = true};
   detail::check_router_logits("count_top_experts", logits, padding);
   detail::check_router("count_top_experts", logits.dim(1), o, false);
-  if (!packed.cu_seqlens) check_parts("count_top_experts", logits.dim(0), sequences);
+  if (!packed.cu_seqlens.defined()) check_parts("count_top_experts", logits.dim(0), sequences);
   return count_experts(route(logits.detach(), {}, o, padding).experts, logits.dim(1), sequences,
                        packed);
 }
@@ -104,10 +105,10 @@ Tensor balance_loss(const Tensor& logits, const Tensor& counts, RouterScore scor
   check(counts.device() == logits.device(), "{}: counts must be on device {} like logits, got {}",
         op, logits.device(), counts.device());
   const Tensor cu = boundaries(op, logits, "logits", packed);
-  if (!cu) check_parts(op, logits.dim(0), counts.dim(0));
-  check(!cu || counts.dim(0) == cu.dim(0) - 1,
+  if (!cu.defined()) check_parts(op, logits.dim(0), counts.dim(0));
+  check(!cu.defined() || counts.dim(0) == cu.dim(0) - 1,
         "{}: counts must have a row for each of the {} packed sequences, got {}", op,
-        cu ? cu.dim(0) - 1 : 0, counts.dim(0));
+        cu.defined() ? cu.dim(0) - 1 : 0, counts.dim(0));
   return run(op, logits, counts, score, coefficient, padding, cu);
 }
 

@@ -31,7 +31,7 @@ Tensor random_logits(const Tensor& logits, const RandomKey& key, const Tensor& e
   {
     const NoGradGuard quiet;
     y = normal_(empty_like(logits), key);
-    if (expert_bias) y = add(y, expert_bias);
+    if (expert_bias.defined()) y = add(y, expert_bias);
   }
   if (recording(logits))
     Tape::record("random_logits", {&logits}, {&y}, [](Backward& b) { b.add(0, b.dy()); });

@@ -19,8 +19,8 @@ Tensor sinkhorn(const Tensor& logits, const Tensor& padding, std::int64_t rounds
   const Tensor out = make({T, E}), rows = make({T}), columns = make({E});
   const Tensor partials = make({kSinkhornParts, E});
   dispatch<cpu::sinkhorn, cuda::sinkhorn>(contiguous(logits.detach()),
-                                          padding ? contiguous(padding) : padding, rounds, rows,
-                                          columns, partials, out);
+                                          padding.defined() ? contiguous(padding) : padding, rounds,
+                                          rows, columns, partials, out);
   return out;
 }
 

@@ -88,8 +88,9 @@ void Tape::run(const char* caller, const TensorList& ys, const TensorList& dys) 
     slot(s.leaves[i].id).leaf = static_cast<std::int32_t>(i);
   for (int i = 0; i < ys.size(); ++i)
     if (ys[i].requires_grad())
-      accumulate(slot(id_of(ys[i])), caller,
-                 dys[i] ? dys[i] : Tensor::ones(ys[i].shape(), ys[i].dtype(), ys[i].device()));
+      accumulate(
+          slot(id_of(ys[i])), caller,
+          dys[i].defined() ? dys[i] : Tensor::ones(ys[i].shape(), ys[i].dtype(), ys[i].device()));
   while (Node* const node = s.last) {
     s.last = node->previous;
     run_node(*node);
@@ -114,11 +115,11 @@ void Tape::run_node(Node& node) {
   for (int i = 0; i < node.output_count; ++i) {
     Slot& y = slot(node.outputs[i]);
     dy.push_back(y.wanted ? y.grad : std::move(y.grad));
-    reached = reached || dy[i];
+    reached = reached || dy[i].defined();
   }
   if (!reached) return;
-  check(!dy[0] || dy[0].shape() == node.shape, "{}: gradient must have shape {}, got {}", node.name,
-        node.shape, dy[0] ? dy[0].shape() : Shape{});
+  check(!dy[0].defined() || dy[0].shape() == node.shape, "{}: gradient must have shape {}, got {}",
+        node.name, node.shape, dy[0].defined() ? dy[0].shape() : Shape{});
   Backward b(this, node.name, node.inputs, dy.begin());
   node.invoke(node.fn, b);
 }

@@ -9,12 +9,12 @@ void Tape::check_can_run(const char* caller, const TensorList& ys, const TensorL
   check(mode_ == Mode::recording, "{}: this tape is already running", caller);
   for (int i = 0; i < ys.size(); ++i) {
     const Tensor &y = ys[i], &dy = dys[i];
-    check(static_cast<bool>(y), "{}: loss must be a tensor, got a null handle", caller);
-    check(dy || y.numel() == 1, "{}: loss must have 1 element or come with dy, got shape {}",
-          caller, y.shape());
-    check(!dy || (dy.shape() == y.shape() && dy.dtype() == y.dtype()),
+    check(y.defined(), "{}: loss must be a tensor, got a null handle", caller);
+    check(dy.defined() || y.numel() == 1,
+          "{}: loss must have 1 element or come with dy, got shape {}", caller, y.shape());
+    check(!dy.defined() || (dy.shape() == y.shape() && dy.dtype() == y.dtype()),
           "{}: dy must have the loss's shape {} and dtype {}, got {} and {}", caller, y.shape(),
-          y.dtype(), dy ? dy.shape() : Shape{}, dy ? dy.dtype() : y.dtype());
+          y.dtype(), dy.defined() ? dy.shape() : Shape{}, dy.defined() ? dy.dtype() : y.dtype());
     // A gradient from an inner tape may be constant, as for a linear function; its own gradient is
     // then 0. Any other loss that requires no gradient is treated as a mistake.
     check(y.requires_grad() ? id_of(y) >= base_ : heard_backward_,
@@ -28,14 +28,14 @@ TensorList Tape::gradients(const Tensor& loss, const TensorList& xs, const Tenso
   // All checks precede the first change: a rejected call leaves the tape as it was.
   check_can_run("grad", {loss}, {dy});
   for (const Tensor& x : xs) {
-    check(static_cast<bool>(x),
+    check(x.defined(),
           "grad: every x must require a gradient and be part of the recording, got a null tensor");
     check(follows(x), "grad: every x must require a gradient and be part of the recording, got {}",
           x.shape());
   }
   TensorList out = collect("grad", {loss}, {dy}, xs);
   for (int i = 0; i < xs.size(); ++i)
-    if (!out[i]) out[i] = zeros_like(xs[i]);
+    if (!out[i].defined()) out[i] = zeros_like(xs[i]);
   return out;
 }
 
@@ -43,7 +43,7 @@ TensorList Tape::gradients(const Tensor& loss, const TensorList& xs, const Tenso
 // slot here.
 TensorList Tape::collect(const char* caller, const TensorList& ys, const TensorList& dys,
                          const TensorList& xs) {
-  const auto id_or_0 = [this](const Tensor& x) { return x ? id_of(x) : 0; };
+  const auto id_or_0 = [this](const Tensor& x) { return x.defined() ? id_of(x) : 0; };
   for (const Tensor& x : xs)
     if (const std::uint64_t id = id_or_0(x)) slot(id).wanted = true;
   collects_ = true;

@@ -11,11 +11,11 @@ void add_to_leaf(const Tensor& x, Tensor g, bool continued) {
         "backward: the gradient of a leaf must have its shape {} and dtype {}, got {} and {}",
         x.shape(), x.dtype(), g.shape(), g.dtype());
   const Tensor main = x.main_grad(), old = x.grad();
-  if (main) {
+  if (main.defined()) {
     const NoGradGuard off;
     main.add_(g.to(main.dtype()));
     x.set_main_grad_filled(true);
-  } else if (!old) {
+  } else if (!old.defined()) {
     // grad() belongs to the user: it must not share memory with another gradient.
     x.set_grad(owned_by(g, 1) && g.is_contiguous() ? g : g.clone());
   } else if (continued) {
@@ -32,12 +32,12 @@ void add_to_leaf(const Tensor& x, Tensor g, bool continued) {
 void Tape::answer_uses(Slot& s, int uses) {
   Leaf& leaf = state_->leaves[static_cast<std::size_t>(s.leaf)];
   leaf.uses -= uses;
-  if (leaf.uses > 0 || collects_ || !(s.grad || s.in_main)) return;
+  if (leaf.uses > 0 || collects_ || !(s.grad.defined() || s.in_main)) return;
   const Tensor& x = leaf.tensor;
   leaf.reached = true;
   if (std::exchange(s.in_main, false)) x.set_main_grad_filled(true);
   const bool continued = std::exchange(s.continued, false);
-  if (s.grad) add_to_leaf(x, std::move(s.grad), continued);
+  if (s.grad.defined()) add_to_leaf(x, std::move(s.grad), continued);
   if (grad_ready_) grad_ready_(x);
 }
 

@@ -81,6 +81,20 @@ Tensor pad(const Tensor& x, int dim, std::int64_t before, std::int64_t after, do
 /// Rotates x along one axis: element i goes to (i + shift) mod n.
 Tensor roll(const Tensor& x, std::int64_t shift, int dim);
 
+/// The pieces of split() for `count` of them: all of one length, but for the last one.
+TensorList chunk(const Tensor& x, std::int64_t count, int dim = 0);
+/// x with the order of some axes reversed.
+///
+/// Throws   Error on an axis out of range
+Tensor flip(const Tensor& x, std::initializer_list<int> dims);
+inline Tensor flip(const Tensor& x, int dim) { return flip(x, {dim}); }
+/// times[i] copies of x along axis i, one after the other. More numbers than axes add axes in
+/// front.
+///
+/// Shapes   x (d0 ... dn)  ->  (times[0] d0 ... times[n] dn)
+/// Throws   Error on fewer numbers than axes, and on a negative one
+Tensor repeat(const Tensor& x, const Shape& times);
+
 /// x itself if it is row-contiguous, else a row-contiguous copy.
 Tensor contiguous(const Tensor& x);
 /// A row-contiguous copy.

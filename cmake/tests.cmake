@@ -132,6 +132,8 @@ add_test(NAME discarded_routing
   COMMAND ${CMAKE_CXX_COMPILER} -std=c++20 -fsyntax-only -Werror=unused-result -I${weft_include}
     ${PROJECT_SOURCE_DIR}/tests/discarded_routing.cpp)
 set_tests_properties(discarded_routing PROPERTIES PASS_REGULAR_EXPRESSION "nodiscard")
+add_test(NAME refused COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/refused.py
+  ${CMAKE_CXX_COMPILER} ${weft_include})
 
 # Its ranks are up to eight threads that wait for each other: next to another test they take ten
 # times as long.

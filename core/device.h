@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <iosfwd>
 
 #include "weft/core/string_fwd.h"
 
@@ -30,5 +31,6 @@ inline constexpr Device kCpu{Device::Kind::cpu, 0};
 inline constexpr Device kMeta{Device::Kind::meta, 0};
 
 std::string to_string(Device d);
+std::ostream& operator<<(std::ostream& out, Device d);
 
 }  // namespace weft

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <iosfwd>
 #include <type_traits>
 
 #include "weft/core/low_precision.h"
@@ -22,6 +23,8 @@ inline constexpr const char* name(DType t) {
                                            "e5m2", "i32", "i64",  "u8",  "bool"};
   return kNames[static_cast<int>(t)];
 }
+
+std::ostream& operator<<(std::ostream& out, DType t);
 
 /// True for every floating-point type, including the storage-only ones.
 inline constexpr bool is_floating(DType t) { return t <= DType::e5m2; }

@@ -26,7 +26,7 @@ class Operand {
       ld = std::max<std::int64_t>(cols, 1);
     }
   }
-  const Tensor& tensor() const { return copied_ ? copied_ : given_; }
+  const Tensor& tensor() const { return copied_.defined() ? copied_ : given_; }
 
   bool trans = false;
   std::int64_t ld = 0;
@@ -109,7 +109,7 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& out, bool accumulate) 
 }
 
 void gemm_bias(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) {
-  if (!bias || out.numel() == 0) return gemm(x, transposed(weight), out);
+  if (!bias.defined() || out.numel() == 0) return gemm(x, transposed(weight), out);
   if (bias.is_contiguous() && fuses_bias(x, weight, out)) {
     Tensor scratch;
     if (const std::int64_t n = fused_bias_scratch(x, weight))

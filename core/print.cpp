@@ -52,7 +52,7 @@ void append(std::string& out, const Tensor& t, int axis, std::int64_t at) {
 }  // namespace
 
 std::string to_string(const Tensor& t) {
-  if (!t) return "tensor(null)";
+  if (!t.defined()) return "tensor(null)";
   std::string out = "tensor(";
   if (t.is_meta() || t.storage()->released)
     out += to_string(t.shape());
@@ -62,5 +62,8 @@ std::string to_string(const Tensor& t) {
 }
 
 std::ostream& operator<<(std::ostream& out, const Tensor& t) { return out << to_string(t); }
+std::ostream& operator<<(std::ostream& out, const Shape& s) { return out << to_string(s); }
+std::ostream& operator<<(std::ostream& out, Device d) { return out << to_string(d); }
+std::ostream& operator<<(std::ostream& out, DType t) { return out << name(t); }
 
 }  // namespace weft

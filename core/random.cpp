@@ -304,6 +304,25 @@ Tensor rand_normal(const Shape& shape, double mean, double std, DType dtype) {
   return Tensor(normal_(Tensor::empty(shape, dtype), next_random_key(), mean, std));
 }
 
+Tensor rand(const Shape& shape, DType dtype) { return rand_uniform(shape, 0, 1, dtype); }
+Tensor randn(const Shape& shape, DType dtype) { return rand_normal(shape, 0, 1, dtype); }
+Tensor randperm(std::int64_t n) { return permutation(n, next_random_key()); }
+
+Tensor randint(std::int64_t low, std::int64_t high, const Shape& shape) {
+  check(low < high, "randint: low must be below high, got {} and {}", low, high);
+  Tensor out = Tensor::empty(shape, DType::i64);
+  Bits draws(next_random_key());
+  const std::uint64_t range = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low);
+  const std::int64_t n = out.numel();
+  for (std::int64_t i = 0; i < n; ++i) {  // with 64 bits the bias is negligible
+    const auto at = 2 * static_cast<std::uint64_t>(i);
+    const std::uint64_t bits = static_cast<std::uint64_t>(draws.at(at)) << 32 | draws.at(at + 1);
+    out.data<std::int64_t>()[i] =
+        static_cast<std::int64_t>(static_cast<std::uint64_t>(low) + bits % range);
+  }
+  return out;
+}
+
 void permute_range(std::span<std::int64_t> out, const RandomKey& key) {
   Bits draws(key);
   std::iota(out.begin(), out.end(), std::int64_t{0});

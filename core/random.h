@@ -94,6 +94,16 @@ const Tensor& bernoulli_(const Tensor& t, const RandomKey& key, double p);
 
 Tensor rand_uniform(const Shape& shape, double low = 0, double high = 1, DType dtype = DType::f32);
 Tensor rand_normal(const Shape& shape, double mean = 0, double std = 1, DType dtype = DType::f32);
+// The short names draw from the counter of the thread, like the two above: manual_seed() restarts
+// it, and next_random_key() is the key that one of them would use. On the CPU; to() moves the
+// result.
+/// Uniform in [0, 1), standard normal, and whole numbers in [low, high), i64.
+Tensor rand(const Shape& shape, DType dtype = DType::f32);
+Tensor randn(const Shape& shape, DType dtype = DType::f32);
+/// Throws Error unless low < high.
+Tensor randint(std::int64_t low, std::int64_t high, const Shape& shape);
+/// permutation() without a key.
+Tensor randperm(std::int64_t n);
 /// The numbers 0 .. n-1 in random order, i64.
 Tensor permutation(std::int64_t n, const RandomKey& key);
 /// As permutation(), into the caller's memory.

@@ -2,6 +2,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <iosfwd>
 
 #include "weft/core/string_fwd.h"
 
@@ -92,6 +93,7 @@ class Shape {
 
 /// "[2, 4]".
 std::string to_string(const Shape& s);
+std::ostream& operator<<(std::ostream& out, const Shape& s);
 
 /// The number of elements.
 /// Throws Error prefixed by `op` on a negative axis, and when the product of the axes other than 0

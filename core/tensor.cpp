@@ -120,6 +120,31 @@ Tensor Tensor::eye(std::int64_t n, DType dtype, Device device) {
   return out.to(device);
 }
 
+Tensor Tensor::linspace(double start, double end, std::int64_t n, DType dtype, Device device) {
+  check(n >= 0, "linspace: n must be at least 0, got {}", n);
+  check(is_compute(dtype), "linspace: dtype must be one of f32, f64, bf16, got {}", dtype);
+  Tensor out = empty({n}, DType::f64);
+  double* p = out.data<double>();
+  // From both ends, so that the last number is exactly `end`.
+  const double step = n > 1 ? (end - start) / static_cast<double>(n - 1) : 0;
+  for (std::int64_t i = 0; i < n; ++i)
+    p[i] = i < (n + 1) / 2 ? start + static_cast<double>(i) * step
+                           : end - static_cast<double>(n - 1 - i) * step;
+  return out.to(dtype).to(device);
+}
+
+Tensor Tensor::of(std::initializer_list<std::initializer_list<double>> rows, DType dtype) {
+  const std::size_t width = rows.size() ? rows.begin()->size() : 0;
+  Tensor out =
+      empty({static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(width)}, DType::f64);
+  double* p = out.data<double>();
+  for (const std::initializer_list<double>& row : rows) {
+    check(row.size() == width, "of: every row must have {} values, got {}", width, row.size());
+    for (const double v : row) check_element("of", dtype, *p++ = v);
+  }
+  return out.to(dtype);
+}
+
 Tensor Tensor::of(std::initializer_list<double> values, const Shape& shape, DType dtype) {
   for (const double v : values) check_element("of", dtype, v);
   return from_bytes(values.begin(), static_cast<std::int64_t>(values.size()), shape, DType::f64)
@@ -175,7 +200,7 @@ Tensor Tensor::detach() const {
 }
 
 void Tensor::check_gradient(const char* op, const Tensor& g) const {
-  if (g && (g.shape() != shape() || g.device() != device())) [[unlikely]]
+  if (g.defined() && (g.shape() != shape() || g.device() != device())) [[unlikely]]
     detail::raise(Fault::user, "{}: the gradient must be {} on {} like its tensor, got {} on {}",
                   {op, shape(), device(), g.shape(), g.device()});
 }
@@ -209,10 +234,10 @@ void Tensor::set_main_grad(const Tensor& g, const Tensor& reached) const {
   TensorImpl& t = at("set_main_grad");
   check_gradient("set_main_grad", g);
   MainGrad* main = nullptr;
-  if (g) {
+  if (g.defined()) {
     main = new MainGrad{g.impl_, reached.impl_};
     g.impl_->retain();
-    if (reached) reached.impl_->retain();
+    if (reached.defined()) reached.impl_->retain();
   }
   if (MainGrad* const old = std::exchange(t.main_grad, main)) weft::release(old);
 }
@@ -241,7 +266,7 @@ void Tensor::set_main_grad_filled(bool on) const {
 }
 
 double Tensor::item_double() const {
-  check(impl_ != nullptr, "item: needs a tensor, got a null handle");
+  check(impl_ != nullptr, "item: the tensor is null");
   check(numel() == 1, "item: needs exactly 1 element, got shape {}", shape());
   double v = 0;
   const Tensor host = to(kCpu);
@@ -250,7 +275,7 @@ double Tensor::item_double() const {
 }
 
 std::int64_t Tensor::item_int() const {
-  check(impl_ != nullptr, "item: needs a tensor, got a null handle");
+  check(impl_ != nullptr, "item: the tensor is null");
   check(numel() == 1, "item: needs exactly 1 element, got shape {}", shape());
   if (dtype() == DType::i64) return *to(kCpu).data<std::int64_t>();
   const double v = item_double();
@@ -269,7 +294,7 @@ void Tensor::copy_to(std::span<double> out) const {
 }
 
 void Tensor::throw_null(const char* member) {
-  detail::raise(Fault::user, "{}: needs a tensor, got a null handle", {member});
+  detail::raise(Fault::user, "{}: the tensor is null", {member});
 }
 
 void Tensor::throw_no_axis(int i) const {
@@ -289,7 +314,7 @@ void Tensor::throw_no_data() const {
 }
 
 void release_storage(const Tensor& t, int owners) {
-  check(static_cast<bool>(t), "release_storage: t must be a tensor, got a null handle");
+  check(t.defined(), "release_storage: t must be a tensor, got a null handle");
   if (t.storage()->shared_empty) return;
   const int others = t.impl()->refs.load() - 1 + t.storage()->refs.load() - 1;
   check(others < owners,

@@ -63,14 +63,20 @@ class Tensor {
     if (impl_) impl_->retain();
   }
   Tensor(Tensor&& o) noexcept : impl_(std::exchange(o.impl_, nullptr)) {}
-  Tensor& operator=(const Tensor& o) {
+  Tensor& operator=(const Tensor& o) & {
     Tensor copy(o);
     std::swap(impl_, copy.impl_);
     return *this;
   }
-  Tensor& operator=(Tensor&& o) noexcept {
+  Tensor& operator=(Tensor&& o) & noexcept {
     std::swap(impl_, o.impl_);
     return *this;
+  }
+  /// Does not compile: it would change a handle that is dropped at once, and no value.
+  template <class T>
+  void operator=(const T&) && {
+    static_assert(sizeof(T) == 0,
+                  "an assignment to a view writes nothing: use x[0].copy_(y) or x[0].fill_(5)");
   }
   ~Tensor() {
     if (impl_) impl_->release();
@@ -87,13 +93,31 @@ class Tensor {
                        Device device = kCpu);
   /// The identity matrix (n, n).
   static Tensor eye(std::int64_t n, DType dtype = DType::f32, Device device = kCpu);
+  /// n numbers in equal steps from start to end, both included.
+  static Tensor linspace(double start, double end, std::int64_t n, DType dtype = DType::f32,
+                         Device device = kCpu);
   /// Copies values in row-major order: Tensor::of({1, 2, 3, 4}, {2, 2}).
   static Tensor of(std::initializer_list<double> values, const Shape& shape,
+                   DType dtype = DType::f32);
+  /// One axis, or rows of one length: Tensor::of({1, 2, 3}), Tensor::of({{1, 2}, {3, 4}}).
+  static Tensor of(std::initializer_list<double> values, DType dtype = DType::f32) {
+    return of(values, {static_cast<std::int64_t>(values.size())}, dtype);
+  }
+  static Tensor of(std::initializer_list<std::initializer_list<double>> rows,
                    DType dtype = DType::f32);
   template <class T>
   static Tensor from(std::span<const T> values, const Shape& shape) {
     return from_bytes(values.data(), static_cast<std::int64_t>(values.size()), shape,
                       dtype_of<T>());
+  }
+  /// Copies a std::vector or std::array; one axis, unless a shape is given.
+  template <class Values, class T = typename Values::value_type>
+  static Tensor from(const Values& values, const Shape& shape) {
+    return from(std::span<const T>(values), shape);
+  }
+  template <class Values, class T = typename Values::value_type>
+  static Tensor from(const Values& values) {
+    return from(std::span<const T>(values), {static_cast<std::int64_t>(values.size())});
   }
   /// A tensor over memory owned by the caller; `deleter(context)` runs when the last handle is
   /// dropped.
@@ -102,8 +126,17 @@ class Tensor {
                      void* context = nullptr);
 
   // Inspection.
-  explicit operator bool() const { return impl_ != nullptr; }
-  // The members below throw Error "shape: needs a tensor, got a null handle" on a null handle.
+  /// False for a null handle.
+  bool defined() const { return impl_ != nullptr; }
+  /// Does not compile: neither the values of a tensor nor a mask are a condition.
+  template <class B, class = std::enable_if_t<std::is_same_v<B, bool>>>
+  explicit operator B() const {
+    static_assert(sizeof(B) == 0,
+                  "a tensor is not a condition: take item() of one element, any() or all() and "
+                  "logical_and() of masks, defined() to ask for a null handle");
+    return false;
+  }
+  // The members below throw Error "shape: the tensor is null" on a null handle.
   const Shape& shape() const { return at("shape").shape; }
   /// The strides of an axis of length 1, and of an empty tensor, carry no information.
   const Shape& strides() const { return at("strides").strides; }
@@ -214,10 +247,12 @@ class Tensor {
   Tensor slice(int dim, std::int64_t begin, std::int64_t end = kEnd, std::int64_t step = 1) const;
   Tensor narrow(int dim, std::int64_t begin, std::int64_t length) const;
   Tensor select(int dim, std::int64_t index) const;
+  Tensor operator[](std::int64_t index) const { return select(0, index); }
   Tensor squeeze(int dim) const;
   Tensor unsqueeze(int dim) const;
   Tensor flatten(int first = 0, int last = -1) const;
   TensorList split(std::int64_t size, int dim = 0) const;
+  TensorList split(std::initializer_list<std::int64_t> sizes, int dim = 0) const;
   Tensor index_select(int dim, const Tensor& index) const;
   Tensor gather(int dim, const Tensor& index) const;
 
@@ -236,8 +271,10 @@ class Tensor {
 
   Tensor sum() const;
   Tensor sum(std::initializer_list<int> dims, bool keepdim = false) const;
+  Tensor sum(int dim, bool keepdim = false) const { return sum({dim}, keepdim); }
   Tensor mean() const;
   Tensor mean(std::initializer_list<int> dims, bool keepdim = false) const;
+  Tensor mean(int dim, bool keepdim = false) const { return mean({dim}, keepdim); }
   Tensor max() const;
   Tensor max(int dim, bool keepdim = false) const;
   Tensor min() const;
@@ -255,6 +292,16 @@ class Tensor {
   const Tensor& copy_(const Tensor& source) const;
   const Tensor& add_(const Tensor& other, double alpha = 1) const;
   const Tensor& mul_(double factor) const;
+  // The same for x += y and its relatives: they write to x's memory, which views and other handles
+  // see. The right side broadcasts to x's shape.
+  const Tensor& operator+=(const Tensor& other) const;
+  const Tensor& operator-=(const Tensor& other) const;
+  const Tensor& operator*=(const Tensor& other) const;
+  const Tensor& operator/=(const Tensor& other) const;
+  const Tensor& operator+=(double number) const;
+  const Tensor& operator-=(double number) const;
+  const Tensor& operator*=(double number) const;
+  const Tensor& operator/=(double number) const;
 
   /// Takes over one reference.
   static Tensor adopt(TensorImpl* impl) {
@@ -291,6 +338,12 @@ class TensorList {
  public:
   TensorList() = default;
   TensorList(std::initializer_list<Tensor> items) {
+    for (const Tensor& t : items) push_back(t);
+  }
+  /// Of a std::vector, std::array or std::span of tensors.
+  template <class Items, class = std::enable_if_t<
+                             std::is_same_v<std::remove_cv_t<typename Items::value_type>, Tensor>>>
+  TensorList(const Items& items) {
     for (const Tensor& t : items) push_back(t);
   }
   TensorList(TensorList&& o) noexcept;

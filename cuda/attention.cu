@@ -150,7 +150,7 @@ AttentionArgs attention_args(const AttentionIn& in, const AttentionSpec& a) {
           .window = static_cast<int>(std::min(a.window, kMost)),
           .causal = a.causal,
           .cu_seqlens = data_or_null<std::int32_t>(in.cu_seqlens),
-          .sequences = in.cu_seqlens ? static_cast<int>(in.cu_seqlens.numel()) - 1 : 0,
+          .sequences = in.cu_seqlens.defined() ? static_cast<int>(in.cu_seqlens.numel()) - 1 : 0,
           .scale = a.scale,
           .ldq = token_distance(in.q),
           .ldk = token_distance(in.k),

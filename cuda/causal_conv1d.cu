@@ -148,7 +148,7 @@ void causal_conv1d_bwd(const CausalConv1dBwdIn& in, const CausalConv1dBwdOut& ou
     launch(causal_conv1d_input_kernel<T, R>, grid_of(blocks_for(s.tokens, kTokens), columns),
            kThreads, 0, s, dpre, taps, out.dx.data<T>());
     const std::int64_t n = in.taps.numel();
-    if (out.dtaps)
+    if (out.dtaps.defined())
       launch(causal_conv1d_taps_kernel<R>, grid_of(blocks_for(n, kThreads)), kThreads, 0, chunks, n,
              partials, out.dtaps.data<R>());
   });

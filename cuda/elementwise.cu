@@ -16,7 +16,7 @@ struct AnyUnary {
   UnaryOp op;
   __device__ T operator()(T x) const {
     T y{};
-    with_running_op<UnaryOp::sign>(op, [&]<UnaryOp known>() {
+    with_running_op(op, [&]<UnaryOp known>() {
       if constexpr (!std::is_integral_v<T> || takes_integers(known)) y = Unary<known, T>{}(x);
     });
     return y;
@@ -77,8 +77,12 @@ struct ScaleBy {
 void unary(const Tensor& x, UnaryOp op, const Tensor& out) {
   bool done = false;
   with_op(op, [&]<UnaryOp known>() {
-    done =
-        try_dense(x.dtype(), [&]<class T>() { return map_dense<T, T>(out, Unary<known, T>{}, x); });
+    done = try_dense(x.dtype(), [&]<class T>() {
+      if constexpr (shares_loop(known))
+        return map_dense<T, T>(out, AnyUnary<T>{op}, x);
+      else
+        return map_dense<T, T>(out, Unary<known, T>{}, x);
+    });
   });
   if (done) return;
   const auto any = [&]<class T>() { map_strided<T, T>(out, AnyUnary<T>{op}, x); };

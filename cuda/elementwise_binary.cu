@@ -19,7 +19,7 @@ struct AnyBinary {
   BinaryOp op;
   __device__ Compute<T> apply_to(Compute<T> a, Compute<T> b) const {
     Compute<T> y{};
-    with_running_op<BinaryOp::silu_bwd>(op, [&]<BinaryOp known>() {
+    with_running_op(op, [&]<BinaryOp known>() {
       if constexpr (!std::is_integral_v<T> || takes_integers(known))
         y = apply<known, Compute<T>>(a, b);
     });
@@ -69,10 +69,9 @@ unsigned accepted(CompareOp op) {
       return 1 | 2;
     case CompareOp::gt:
       return 4;
-    case CompareOp::ge:
-      return 2 | 4;
+    default:
+      return 2 | 4;  // ge
   }
-  return 0;
 }
 
 template <class C>

@@ -217,7 +217,7 @@ void gated_delta_fwd(const GatedDeltaFwdIn& in, const GatedDeltaSpec& s,
     const R *g = in.g.data<R>(), *beta = in.beta.data<R>(), *start = data_or_null<R>(in.state);
     R *states = data_or_null<R>(out.states), *final = out.final.data<R>();
     T* y = out.y.data<T>();
-    if (!out.states) {
+    if (!out.states.defined()) {
       launch(gated_delta_step_kernel<T, R>,
              grid_of(s.all.count * s.value_heads, blocks_for(s.value_dim, kWarp)), kDeltaThreads, 0,
              s, q, k, v, g, beta, start, final, y);

@@ -27,15 +27,15 @@ void gemm_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, bool,
   g.k = g.lda = g.ldb = x.dim(1);
   g.trans_b = true;
   Product p = by_column(g, x, act);
-  p.epilogue = hidden ? lt::Epilogue::gelu_aux_bias : lt::Epilogue::gelu_bias;
-  if (hidden) p.ld_aux = g.n;
+  p.epilogue = hidden.defined() ? lt::Epilogue::gelu_aux_bias : lt::Epilogue::gelu_bias;
+  if (hidden.defined()) p.ld_aux = g.n;
   if (try_product(p, {.a = weight.raw(),
                       .b = x.raw(),
                       .d = act.raw(),
                       .bias = bias.raw(),
-                      .aux = hidden ? hidden.raw() : nullptr}))
+                      .aux = hidden.defined() ? hidden.raw() : nullptr}))
     return;
-  const Tensor& sums = hidden ? hidden : act;
+  const Tensor& sums = hidden.defined() ? hidden : act;
   gemm_bias(x, weight, bias, scratch, sums);
   unary(sums, UnaryOp::gelu_tanh, act);
 }
@@ -47,20 +47,20 @@ void gemm_gelu_bwd(const GemmGeluBwdIn& in, const GemmGeluBwdOut& out) {
   bool done = false;
   if (in.tanh && has_epilogues(dy.dtype()) && g.n % kAuxMultiple == 0) {
     Product p = by_column(g, dy, dhidden);
-    p.epilogue = dbias ? lt::Epilogue::dgelu_bias_gradient : lt::Epilogue::dgelu;
+    p.epilogue = dbias.defined() ? lt::Epilogue::dgelu_bias_gradient : lt::Epilogue::dgelu;
     p.ld_aux = g.n;
     done = try_product(p, {.a = weight.raw(),
                            .b = dy.raw(),
                            .d = dhidden.raw(),
-                           .bias = dbias ? dbias.raw() : nullptr,
+                           .bias = dbias.defined() ? dbias.raw() : nullptr,
                            .aux = hidden.raw()});
   }
   if (!done) {
     gemm(dy, weight, g, out.scratch, dhidden);
     binary(hidden, dhidden, in.tanh ? BinaryOp::gelu_tanh_bwd : BinaryOp::gelu_erf_bwd, dhidden);
-    if (dbias) sum_rows(dhidden, out.partial, dbias);
+    if (dbias.defined()) sum_rows(dhidden, out.partial, dbias);
   }
-  if (out.act) unary(hidden, in.tanh ? UnaryOp::gelu_tanh : UnaryOp::gelu_erf, out.act);
+  if (out.act.defined()) unary(hidden, in.tanh ? UnaryOp::gelu_tanh : UnaryOp::gelu_erf, out.act);
 }
 
 void gemm_bias_grad(const Tensor& dy, const Tensor& x, bool accumulate, const Tensor& scratch,

@@ -248,15 +248,15 @@ void backward(const NormBwdIn& in, const NormBwdOut& out) {
                       .rstd = in.rstd.data<R>(),
                       .dx = out.dx.data<T>()};
     R* partial = data_or_null<R>(out.partials);
-    if (out.dweight) a.partial_weight = std::exchange(partial, partial + a.chunks * a.C);
-    if (out.dbias) a.partial_bias = partial;
+    if (out.dweight.defined()) a.partial_weight = std::exchange(partial, partial + a.chunks * a.C);
+    if (out.dbias.defined()) a.partial_bias = partial;
     const bool packs = packable(a.x, a.C) && packable(a.dy, a.C) && packable(a.weight, a.C) &&
                        packable(a.dsum, a.C) && packable(a.dx, a.C);
     with_row_plan<T, 3>(a.C, packs, [&]<int Group, int V, int Held>(RowPlan<Group, V, Held> plan) {
       launch(norm_bwd_kernel<kCentred, T, Group, V, Held>, grid_of(a.chunks), plan.kThreads, 0, a);
     });
     const auto add_chunks = [&](const R* from, const Tensor& to) {
-      if (to)
+      if (to.defined())
         launch(norm_sum_kernel<T>, grid_of(blocks_for(a.C, kSumColumns)), kSumColumns * kSumParts,
                0, a.chunks, a.C, from, to.data<T>());
     };

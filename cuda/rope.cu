@@ -86,7 +86,7 @@ void rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& p
                  .half = x.dim(3) / 2,
                  .table = cos.dim(0),
                  .offset = offset,
-                 .given = positions ? positions.numel() : 1,
+                 .given = positions.defined() ? positions.numel() : 1,
                  .inverse = inverse};
   const auto* given = data_or_null<std::int32_t>(positions);
   dispatch_floating(x.dtype(), [&]<class T>() {

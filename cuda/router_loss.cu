@@ -202,7 +202,7 @@ void count_experts(const Tensor& experts, const Tensor& cu_seqlens, const Tensor
   const int E = static_cast<int>(counts.dim(1));
   const std::int64_t* chosen = experts.data<std::int64_t>();
   auto* out = reinterpret_cast<unsigned long long*>(counts.data<std::int64_t>());
-  if (cu_seqlens) {
+  if (cu_seqlens.defined()) {
     launch(router_loss_count_packed_kernel, grid_of(blocks_for(total, kCountThreads)),
            kCountThreads, 0, chosen, total, static_cast<int>(experts.dim(1)),
            counted_sequences(experts.dim(0), counts, cu_seqlens), E, out);

@@ -163,14 +163,13 @@ void map_numbers(const Tensor& out, const F& f, const X&... operands) {
   map_strided<T, std::conditional_t<true, T, X>...>(out, f, operands...);
 }
 
-/// Calls f.operator()<op>() for an op known only at run time; `last` is the last of its enum.
-template <auto last, class F>
-__device__ inline void with_running_op(decltype(last) op, F f) {
+/// Calls f.operator()<op>() for an op known only at run time.
+template <class Op, class F>
+__device__ inline void with_running_op(Op op, F f) {
   [&]<int... I>(std::integer_sequence<int, I...>) {
-    using Op = decltype(last);
     (void)((op == Op(I) && (f.template operator()<Op(I)>(), true)) || ...);
   }
-  (std::make_integer_sequence<int, static_cast<int>(last) + 1>{});
+  (std::make_integer_sequence<int, static_cast<int>(Op::count)>{});
 }
 
 }  // namespace weft::cuda

@@ -62,11 +62,11 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void swiglu_fwd(const Tensor& gate, const Tensor& up, const Tensor& y) {
-  const Layout l(y, !up);
+  const Layout l(y, !up.defined());
   dispatch_floating(y.dtype(), [&]<class T>() {
     constexpr int V = 16 / static_cast<int>(sizeof(T));
     const T* g = gate.data<T>();
-    const T* u = up ? up.data<T>() : g + l.width;
+    const T* u = up.defined() ? up.data<T>() : g + l.width;
     T* out = y.data<T>();
     const auto grid = [&](int v) { return grid_of(blocks_for(l.total, kThreads * v)); };
     if (packable(g, l.width) && packable(u, l.width) && packable(out, l.width))
@@ -78,13 +78,13 @@ void swiglu_fwd(const Tensor& gate, const Tensor& up, const Tensor& y) {
 
 void swiglu_bwd(const Tensor& gate, const Tensor& up, const Tensor& dy, const Tensor& dgate,
                 const Tensor& dup) {
-  const Layout l(dy, !up);
+  const Layout l(dy, !up.defined());
   dispatch_floating(dy.dtype(), [&]<class T>() {
     constexpr int V = 16 / static_cast<int>(sizeof(T));
     const T *g = gate.data<T>(), *d = dy.data<T>();
-    const T* u = up ? up.data<T>() : g + l.width;
+    const T* u = up.defined() ? up.data<T>() : g + l.width;
     T* dg = dgate.data<T>();
-    T* du = up ? dup.data<T>() : dg + l.width;
+    T* du = up.defined() ? dup.data<T>() : dg + l.width;
     const auto grid = [&](int v) { return grid_of(blocks_for(l.total, kThreads * v)); };
     if (packable(g, l.width) && packable(u, l.width) && packable(d, l.width) &&
         packable(dg, l.width) && packable(du, l.width))

@@ -7,11 +7,12 @@ namespace weft::data {
 
 Batch Batch::narrow(std::int64_t first, std::int64_t count) const {
   return {inputs.narrow(0, first, count), targets.narrow(0, first, count),
-          positions ? positions.narrow(0, first, count) : positions};
+          positions.defined() ? positions.narrow(0, first, count) : positions};
 }
 
 TensorDataset::TensorDataset(const Tensor& inputs, const Tensor& targets) {
-  check(inputs && targets && inputs.device().is_cpu() && targets.device().is_cpu(),
+  check(inputs.defined() && targets.defined() && inputs.device().is_cpu() &&
+            targets.device().is_cpu(),
         "tensor dataset: inputs and targets must be on the CPU");
   check(inputs.ndim() > 0 && targets.ndim() > 0 && inputs.dim(0) == targets.dim(0) &&
             inputs.dim(0) > 0,

@@ -104,7 +104,7 @@ Batch EvalLoader::batch(std::int64_t i) const {
   Batch out = dataset_.rows(numbers);
   if (count == batch_ || !dataset_.allows_padding()) return out;
   return {padded(out.inputs, batch_, 0), padded(out.targets, batch_, kIgnore),
-          out.positions ? padded(out.positions, batch_, -1) : Tensor()};
+          out.positions.defined() ? padded(out.positions, batch_, -1) : Tensor()};
 }
 
 }  // namespace weft::data

@@ -149,7 +149,7 @@ nn::Dispatch AllToAllDispatcher::dispatch_preprocess(const Tensor& x, const Rout
       permute_rows();
     }
     const Tensor table = receive_counts(std::move(sent), d.rows.rows);
-    if (!d.rows.rows) know_rows(d.rows, table.select(0, p * Q + q));
+    if (!d.rows.rows.defined()) know_rows(d.rows, table.select(0, p * Q + q));
     const RowCounts counts(table, Q);
     state->path.all_to_all(
         *groups_.ep, row_counts(P, [&](std::int64_t r) { return counts.sum(p, q, r * E, E); }),
@@ -162,7 +162,7 @@ nn::Dispatch AllToAllDispatcher::dispatch_preprocess(const Tensor& x, const Rout
     state->sorted = sort_chunks(counts, P, Q, first, E, alignment, x.device());
     state->rows = state->sorted.rows;
   }
-  if (!d.tokens) permute_rows();
+  if (!d.tokens.defined()) permute_rows();
   d.state = state;
   return d;
 }
@@ -189,7 +189,7 @@ void AllToAllDispatcher::dispatch_postprocess(nn::Dispatch& d) const {
       state.counts = {};
     }
   }
-  if (state.sorted.slot_of) {
+  if (state.sorted.slot_of.defined()) {
     d.tokens = permute_tokens(d.tokens, state.sorted);
     d.probs = permute_probs(reshape(d.probs, state.sorted.row_of.shape()), state.sorted);
   }
@@ -197,7 +197,7 @@ void AllToAllDispatcher::dispatch_postprocess(nn::Dispatch& d) const {
 
 Tensor AllToAllDispatcher::combine_preprocess(const Tensor& y, const nn::Dispatch& d) const {
   const AllToAllState& state = state_of<AllToAllState>(d);
-  const Tensor rows = state.sorted.slot_of ? combine_tokens(y, state.sorted) : y;
+  const Tensor rows = state.sorted.slot_of.defined() ? combine_tokens(y, state.sorted) : y;
   return state.capacity
              ? swap_chunks(rows, local_experts(), groups_.ep->size(), groups_.etp->size())
              : rows;

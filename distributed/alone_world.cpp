@@ -10,7 +10,7 @@ class AloneChannel : public Channel {
  public:
   using Channel::Channel;
   void run(Operation& op) override {
-    if (!op.in || !op.out || op.in.is_meta()) return;
+    if (!op.in.defined() || !op.out.defined() || op.in.is_meta()) return;
     const NoGradGuard off;
     if (!op.in.same(op.out)) op.out.view({-1}).copy_(op.in.view({-1}));
   }

@@ -246,7 +246,7 @@ Tensor Ddp::zeros() const {
 Tensor Ddp::joint_norm(const Tensor& squares) const {
   const NoGradGuard off;
   const Tensor total = Tensor::zeros({1}, DType::f64, sums_.device());
-  if (squares) total.copy_(squares.view({1}));
+  if (squares.defined()) total.copy_(squares.view({1}));
   mesh_.world().all().at_once().all_reduce(total).wait();
   return total.select(0, 0).sqrt();
 }

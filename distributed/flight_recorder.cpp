@@ -42,8 +42,8 @@ std::int64_t FlightRecorder::called(const Operation& op) {
   e.reduce = op.reduce;
   e.dtype = op.dtype();
   std::strncpy(e.group, op.channel->name().c_str(), sizeof e.group - 1);
-  e.out_elements = op.out ? op.out.numel() : 0;
-  e.in_elements = op.in ? op.in.numel() : 0;
+  e.out_elements = op.out.defined() ? op.out.numel() : 0;
+  e.in_elements = op.in.defined() ? op.in.numel() : 0;
   e.bytes_sent = op.bytes_sent(op.channel->rank(), op.channel->size());
   e.called_s = now();
   return count_++;

@@ -55,12 +55,13 @@ void MpiChannel::run_over_host(const Operation& op) {
   host.to = op.to;
   host.from = op.from;
   const CategoryScope category(Category::communication);
-  if (op.in) host.in = Tensor::empty(op.in.shape(), op.in.dtype());
-  const bool in_place = op.out && op.in && op.out.same(op.in);
-  if (op.out) host.out = in_place ? host.in : Tensor::empty(op.out.shape(), op.out.dtype());
-  if (op.in) cuda::detail::copy_across(op.in, host.in);  // waits for the GPU
+  if (op.in.defined()) host.in = Tensor::empty(op.in.shape(), op.in.dtype());
+  const bool in_place = op.out.defined() && op.in.defined() && op.out.same(op.in);
+  if (op.out.defined())
+    host.out = in_place ? host.in : Tensor::empty(op.out.shape(), op.out.dtype());
+  if (op.in.defined()) cuda::detail::copy_across(op.in, host.in);  // waits for the GPU
   run_on_host(host);
-  if (op.out) cuda::detail::copy_across(host.out, op.out);
+  if (op.out.defined()) cuda::detail::copy_across(host.out, op.out);
   host.in = host.out = {};
   host.channel.reset();
 }
@@ -215,7 +216,7 @@ void MpiChannel::barrier() {
 void MpiChannel::pair(Operation& op) {
   const auto width = static_cast<std::int64_t>(size_of(op.dtype()));
   print_peers_.clear();
-  const bool moves = !(op.out ? op.out : op.in).is_meta();
+  const bool moves = !(op.out.defined() ? op.out : op.in).is_meta();
   if (op.from >= 0) {
     expect_print(op.from, 0);
     if (moves) receive(op.from, op.out.raw(), op.out.numel() * width, kData);

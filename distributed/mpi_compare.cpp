@@ -30,9 +30,9 @@ CallPrint MpiChannel::print_for(const Operation& op, int peer) const {
   p.kind = op.kind;
   p.reduce = op.reduce;
   p.dtype = op.dtype();
-  p.has_out = static_cast<bool>(op.out);
-  p.has_in = static_cast<bool>(op.in);
-  p.in_place = op.out && op.in && op.out.same(op.in);
+  p.has_out = op.out.defined();
+  p.has_in = op.in.defined();
+  p.in_place = op.out.defined() && op.in.defined() && op.out.same(op.in);
   p.from = op.from;
   p.to = op.to;
   p.sequence = op.sequence;

@@ -51,7 +51,7 @@ void MpiJob::abandon(const Operation& op) {
 }
 
 char* MpiJob::staging(std::int64_t bytes) {
-  if (!staging_ || staging_.numel() < bytes) {
+  if (!staging_.defined() || staging_.numel() < bytes) {
     const CategoryScope scope(Category::communication);
     staging_ = Tensor();
     staging_ = Tensor::empty({bytes}, DType::u8);

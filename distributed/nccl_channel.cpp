@@ -49,14 +49,14 @@ NcclChannel::NcclChannel(const std::string& name, const std::vector<int>& ranks,
 }
 
 void NcclChannel::run(Operation& op) {
-  if (op.out ? op.out.is_meta() : op.in && op.in.is_meta()) return;
+  if (op.out.defined() ? op.out.is_meta() : op.in.defined() && op.in.is_meta()) return;
   job_->begin(op);
   call(op);
   job_->end(op);
 }
 
 void NcclChannel::finish(Operation& op) {
-  if (op.out ? op.out.is_meta() : op.in && op.in.is_meta()) return;
+  if (op.out.defined() ? op.out.is_meta() : op.in.defined() && op.in.is_meta()) return;
   job_->join(op, op.kind == Collective::barrier);
 }
 

@@ -50,7 +50,7 @@ void NcclJob::begin(const Operation& op) {
   ready_.record(cuda::Stream::current(device_));
   ready_.wait(stream_);
   for (const Tensor& t : {op.out, op.in})
-    if (t) cuda::record_stream(t, stream_);
+    if (t.defined()) cuda::record_stream(t, stream_);
   const std::lock_guard lock(mutex_);
   check_system(failure_.empty(), "{}", failure_);
   calling_ = true;

@@ -9,9 +9,10 @@ std::string shape_text(const Operation& op) {
   const auto of = [](const Tensor& t) {
     return message("{} {}", weft::name(t.dtype()), t.shape());
   };
-  if (op.out && op.in && !op.out.same(op.in)) return message(", {} from {}", of(op.out), of(op.in));
-  if (op.out) return message(", {}", of(op.out));
-  if (op.in) return message(", {}", of(op.in));
+  if (op.out.defined() && op.in.defined() && !op.out.same(op.in))
+    return message(", {} from {}", of(op.out), of(op.in));
+  if (op.out.defined()) return message(", {}", of(op.out));
+  if (op.in.defined()) return message(", {}", of(op.in));
   return "";
 }
 

@@ -60,7 +60,9 @@ struct Operation {
   // share of the reduction is done, and this rank has read all it needs from its peers.
   cuda::Event ready, summed, read;
 
-  DType dtype() const { return out ? out.dtype() : in ? in.dtype() : DType::u8; }
+  DType dtype() const {
+    return out.defined() ? out.dtype() : in.defined() ? in.dtype() : DType::u8;
+  }
   std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(dtype())); }
   /// Bytes that this rank sends to other ranks.
   std::int64_t bytes_sent(int rank, int size) const;

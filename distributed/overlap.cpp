@@ -30,7 +30,7 @@ void check_operands(const char* op, const Tensor& x, const Tensor& weight, const
         weight.shape());
   check(weight.dtype() == x.dtype(), "{}: weight must have the dtype of x, {}, got {}", op,
         x.dtype(), weight.dtype());
-  if (!bias) return;
+  if (!bias.defined()) return;
   const Shape n{weight.dim(0)};
   check(bias.shape() == n && bias.dtype() == x.dtype(),
         "{}: bias must be {} with shape {} (rows of weight {}), got {} {}", op, x.dtype(), n,

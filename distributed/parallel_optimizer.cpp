@@ -76,9 +76,9 @@ class LocalOptimizer : public ParallelOptimizer {
     const NoGradGuard off;
     Tensor zeros;
     for (const NamedTensor& p : inner_->parameters())
-      if (const Tensor g = optim::gradient_of(p.tensor)) {
+      if (const Tensor g = optim::gradient_of(p.tensor); g.defined()) {
         const Tensor own = eq(g, 0).to(DType::f64).sum();
-        zeros = zeros ? add(zeros, own) : own;
+        zeros = zeros.defined() ? add(zeros, own) : own;
       }
     return zeros;
   }
@@ -233,9 +233,9 @@ Tensor ChainedOptimizer::counted_squares() const {
   Tensor total;
   for (const auto& child : children_) {
     const Tensor squares = child->counted_squares();
-    if (total && squares)
+    if (total.defined() && squares.defined())
       total.add_(squares);
-    else if (squares)
+    else if (squares.defined())
       total = squares;
   }
   return total;

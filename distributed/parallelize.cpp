@@ -128,7 +128,7 @@ class Parallelizer {
     check_width(name, weight.dim(0), p);
     const UnitCut cut = cut_units(name, p.units, tp_);
     for (const Tensor& t : {weight, own(name, "bias")})
-      if (t)
+      if (t.defined())
         if (ParameterLayout* layout = keep(t, 0, cut.ranges); layout && !cut.shared.empty()) {
           layout->shared_from = cut.shared_from;
           layout->shared_by = cut.sharers;
@@ -139,7 +139,7 @@ class Parallelizer {
       s.product = [g = &tp_, shared = std::make_shared<const std::vector<SharedRows>>(cut.shared),
                    all = cut.all_shared,
                    overlaps](const Tensor& x, const Tensor& w, const Tensor& bias) {
-        const Tensor b = bias ? share_rows(bias, *g, shared, all) : bias;
+        const Tensor b = bias.defined() ? share_rows(bias, *g, shared, all) : bias;
         const Tensor used = share_rows(w, *g, shared, all);
         return overlaps ? gather_linear(x, used, b, *g) : linear(x, used, b);
       };
@@ -153,7 +153,7 @@ class Parallelizer {
     const Tensor weight = own(name, "weight"), bias = own(name, "bias");
     check_width(name, weight.dim(1), p);
     keep(weight, 1, cut_units(name, p.units, tp_).ranges);
-    if (bias) layout_of(bias).tp_partial = plan_.sequence && tp_.size() > 1;
+    if (bias.defined()) layout_of(bias).tp_partial = plan_.sequence && tp_.size() > 1;
     if (plan_.overlap == Overlap::none) {
       s.leave = exit(plan_.sequence);
       return;
@@ -161,7 +161,7 @@ class Parallelizer {
     s.product = [g = &tp_, form = plan_.overlap](const Tensor& x, const Tensor& w,
                                                  const Tensor& b) {
       const Tensor y = linear_scatter(x, w, *g, form);
-      return b ? add(y, b) : y;
+      return b.defined() ? add(y, b) : y;
     };
   }
 
@@ -179,7 +179,8 @@ class Parallelizer {
   }
 
   void head(const std::string& name, const Placement& p, nn::Shard& s) {
-    check(!own(name, "bias"), "parallelize: a head that is cut over ranks must have no bias");
+    check(!own(name, "bias").defined(),
+          "parallelize: a head that is cut over ranks must have no bias");
     keep(own(name, "weight"), 0, vocabulary(p));
     Rows columns;
     for (int r = 0; r < tp_.size(); ++r)

@@ -41,7 +41,7 @@ void elements_by_rank(const char* op, RowList rows, int size, const Tensor& whol
 }
 
 void check_tensor(const char* op, const Channel& channel, const Tensor& t) {
-  check(static_cast<bool>(t), "{}: a tensor is null", op);
+  check(t.defined(), "{}: a tensor is null", op);
   check(t.is_contiguous(), "{}: tensors must be contiguous, got {} with strides {}", op, t.shape(),
         t.strides());
   check(t.device() == channel.device() || t.is_meta() || channel.takes(t.device()),
@@ -132,11 +132,11 @@ Work ProcessGroup::submit(Call& call) {
       "graph: a collective cannot be inside a capture, since other ranks would wait for it; call "
       "it before or after replay()");
   Operation& op = call.op;
-  if (const Tensor& t = op.out ? op.out : op.in)
+  if (const Tensor& t = op.out.defined() ? op.out : op.in; t.defined())
     if (t.device().is_cuda()) op.stream = cuda::Stream::current(t.device());
   op.sequence = is_message(op.kind) ? messages_++ : sequence_++;
   op.channel = channel_;
-  if (op.out) op.out.bump_version();
+  if (op.out.defined()) op.out.bump_version();
   thread_->submit(op, call.wakes);
   return std::move(call.work);
 }

@@ -93,7 +93,7 @@ class Sharding {
 
   // Axis 0 is sharded by expert, `axis` (-1: none) by hidden unit.
   void keep(const std::string& name, const Tensor& t, int axis, int packed) {
-    if (!t) return;
+    if (!t.defined()) return;
     ParameterLayout& own = layout_[name];
     own.expert = true;
     own.tp_cut = axis >= 0 && etp_.size() > 1;

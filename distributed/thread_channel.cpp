@@ -37,7 +37,7 @@ void mark(cuda::Event& event, const Operation& op) {
 }
 
 Device device_of(const Operation& op) {
-  return op.out ? op.out.device() : op.in ? op.in.device() : kCpu;
+  return op.out.defined() ? op.out.device() : op.in.defined() ? op.in.device() : kCpu;
 }
 
 }  // namespace

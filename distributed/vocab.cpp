@@ -34,7 +34,7 @@ void check_ids(const Tensor& ids, std::int64_t vocab) {
   const Tensor bad = device.is_gpu() ? Tensor() : Tensor::empty({2}, DType::i64, device);
   dispatch<cpu::find_bad_index, cuda::find_bad_index>(contiguous(ids), "embedding", "ids", vocab,
                                                       bad);
-  if (!bad || bad.is_meta()) return;
+  if (!bad.defined() || bad.is_meta()) return;
   const std::int64_t* result = bad.data<std::int64_t>();
   check(result[0] == 0, "embedding: ids must be in [0, {}), got {}", vocab, result[1]);
 }

@@ -200,7 +200,7 @@ Tensor load_npy(const std::string& path) {
 }
 
 void save_npy(const std::string& path, const Tensor& t) {
-  check(static_cast<bool>(t), "save_npy: the tensor is null");
+  check(t.defined(), "save_npy: the tensor is null");
   check(!t.is_meta(), "save_npy: the tensor is on the meta device and has no data");
   const NpyDType* found = nullptr;
   for (const NpyDType& known : kDTypes)

@@ -334,7 +334,7 @@ FileSummary save_safetensors(const std::string& path, const StateDict& tensors,
     check(name != kMetadataKey, "save_safetensors: a tensor cannot be named __metadata__");
     check(find_invalid_utf8(name) == std::string::npos,
           "save_safetensors: tensor names must be UTF-8");
-    check(static_cast<bool>(t), "save_safetensors: tensor {} is null", json_quote(name));
+    check(t.defined(), "save_safetensors: tensor {} is null", json_quote(name));
     check(!t.is_meta(), "save_safetensors: tensor {} is on the meta device and has no data",
           json_quote(name));
     order.push_back(&named);

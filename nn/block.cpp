@@ -16,7 +16,7 @@ Block::Block(Norm norm, std::unique_ptr<Mixer> m, std::unique_ptr<FeedForward> f
 
 Stream Block::operator()(const Stream& x, const TokenContext& context) const {
   Norm::Added in;
-  if (x.delta)
+  if (x.delta.defined())
     in = attn_norm(x.delta, x.residual);
   else
     in = {attn_norm(x.residual), x.residual};
@@ -24,7 +24,7 @@ Stream Block::operator()(const Stream& x, const TokenContext& context) const {
   in.y = {};  // without recording, this frees its memory before the MLP allocates
   Norm::Added mid = mlp_norm(a, in.sum);
   FeedForward::Output out = feed_forward->forward(mid.y, context);
-  if (x.aux) out.loss = out.loss ? add(x.aux, out.loss) : x.aux;
+  if (x.aux.defined()) out.loss = out.loss.defined() ? add(x.aux, out.loss) : x.aux;
   return {std::move(mid.sum), mlp_drop(out.y, context.part), std::move(out.loss)};
 }
 
@@ -62,11 +62,11 @@ Stream run_blocks(std::span<const Block> blocks, Stream x, TokenContext context,
           context, in, [&block](const TensorList& s, const TokenContext& here) {
             Stream y = block(Stream{s[0], s[1], {}}, here);
             TensorList results{y.residual, y.delta};
-            if (y.aux) results.push_back(y.aux);
+            if (y.aux.defined()) results.push_back(y.aux);
             return results;
           });
       x = {std::move(out[0]), std::move(out[1]), aux};
-      if (out.size() > 2) x.aux = aux ? add(aux, out[2]) : std::move(out[2]);
+      if (out.size() > 2) x.aux = aux.defined() ? add(aux, out[2]) : std::move(out[2]);
     } else {
       x = block(x, context);
     }

@@ -36,9 +36,9 @@ Experts::Experts(std::int64_t experts, std::int64_t dim, std::int64_t hidden,
 Tensor Experts::operator()(const Tensor& x, const Tensor& probs, const Tensor& rows) const {
   const Tensor h = grouped_linear(x, up, up_bias, rows);
   const auto rest = [this](const TensorList& in) {
-    const Tensor scale = down_bias ? cast(in[1], in[0].dtype()) : Tensor();
+    const Tensor scale = down_bias.defined() ? cast(in[1], in[0].dtype()) : Tensor();
     Tensor bias = down_bias;
-    if (const int ranks = shard_of(*this).bias_ranks; bias && ranks > 1)
+    if (const int ranks = shard_of(*this).bias_ranks; bias.defined() && ranks > 1)
       bias = add(bias, mul(bias.detach(), 1.0 / ranks - 1));
     return TensorList{
         grouped_linear(activate(options.activation, in[0], in[1]), down, bias, in[2], scale)};

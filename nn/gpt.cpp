@@ -88,7 +88,7 @@ Trunk Gpt::trunk(const Tensor& ids, const Packing& packing) const {
 
 Tensor Gpt::hidden(const Tensor& ids, const Packing& packing) const {
   Trunk t = run(ids, packing, nullptr);
-  check(!t.aux,
+  check(!t.aux.defined(),
         "gpt: hidden() would lose what the routers add to the loss; use losses() or trunk()");
   return std::move(t.hidden);
 }

@@ -20,7 +20,7 @@ Tensor GptLosses::total(const Tensor& main_count, const TensorList& depth_counts
     const Tensor ratio = div(main_count.to(DType::f64), maximum(depth_counts[d].to(DType::f64), 1));
     sum = add(sum, mul(mtp[d], mul(ratio, share).to(mtp[d].dtype())));
   }
-  if (aux) sum = add(sum, mul(aux, main.count.to(aux.dtype())).to(sum.dtype()));
+  if (aux.defined()) sum = add(sum, mul(aux, main.count.to(aux.dtype())).to(sum.dtype()));
   return sum;
 }
 
@@ -37,7 +37,7 @@ GptLosses Gpt::losses(const Tensor& ids, const Tensor& targets, const Packing& p
   if (o.detached) {
     h = h.detach();
     own_head.weight = head.weight.detach();
-    if (head.bias) own_head.bias = head.bias.detach();
+    if (head.bias.defined()) own_head.bias = head.bias.detach();
   }
   // A depth reads past the end of a sequence in a row, into its padding.
   Tensor later = packing.masked(ids, 0);
@@ -48,9 +48,9 @@ GptLosses Gpt::losses(const Tensor& ids, const Tensor& targets, const Packing& p
     h = std::move(next.hidden);
     // With weight 0 the depths are only measured: their router losses do not reach the trunk. A
     // layer that serves all depths counts once, with the mean of its losses.
-    if (next.aux && o.weight > 0) {
+    if (next.aux.defined() && o.weight > 0) {
       if (o.repeated) next.aux = mul(next.aux, 1.0 / o.depths);
-      out.aux = out.aux ? add(out.aux, next.aux) : std::move(next.aux);
+      out.aux = out.aux.defined() ? add(out.aux, next.aux) : std::move(next.aux);
     }
     const Tensor hits = Tensor::empty(goals.shape(), DType::boolean, goals.device());
     const CrossEntropyLoss::Sum part = loss.sum(h, o.detached ? own_head : head, goals, hits);

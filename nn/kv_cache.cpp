@@ -26,7 +26,7 @@ void KvCache::truncate(std::int64_t length) {
         length);
   for (const Entry& e : entries_) {
     const Recurrent& r = e.state;
-    if (!r.state || length == length_) continue;
+    if (!r.state.defined() || length == length_) continue;
     check(length == 0,
           "kv_cache: layers with a state forget all tokens or none: length must be 0 or {}, got {}",
           length_, length);
@@ -38,7 +38,7 @@ void KvCache::truncate(std::int64_t length) {
 
 const KvCache::Recurrent& KvCache::recurrent(int layer) const {
   check(layer >= 0 && layer < static_cast<int>(entries_.size()) &&
-            entries_[static_cast<std::size_t>(layer)].state.state,
+            entries_[static_cast<std::size_t>(layer)].state.state.defined(),
         "kv_cache: layer {} is not a gated delta layer of this model", layer);
   return entries_[static_cast<std::size_t>(layer)].state;
 }
@@ -55,8 +55,7 @@ KvCache::Pair KvCache::append(int layer, const Tensor& k, const Tensor& v) {
   check(layer >= 0 && layer < static_cast<int>(entries_.size()),
         "kv_cache: layer must be in [0, {}), got {}", entries_.size(), layer);
   const Pair& all = entries_[static_cast<std::size_t>(layer)].tokens;
-  check(static_cast<bool>(all.k), "kv_cache: layer {} is not an attention layer of this model",
-        layer);
+  check(all.k.defined(), "kv_cache: layer {} is not an attention layer of this model", layer);
   const std::int64_t tokens = k.dim(1);
   const Shape keys{batch_, tokens, all.k.dim(2), all.k.dim(3)};
   const Shape values{batch_, tokens, all.v.dim(2), all.v.dim(3)};

@@ -27,14 +27,15 @@ void Linear::visit(Visitor& v) {
 }
 
 std::string Linear::describe() const {
-  if (!weight) return "Linear(empty)";
-  return message("Linear({} -> {}{})", weight.dim(1), weight.dim(0), bias ? "" : ", no bias");
+  if (!weight.defined()) return "Linear(empty)";
+  return message("Linear({} -> {}{})", weight.dim(1), weight.dim(0),
+                 bias.defined() ? "" : ", no bias");
 }
 
 Linear Linear::like() const {
-  if (!weight) return {};
+  if (!weight.defined()) return {};
   return Linear(weight.dim(1), weight.dim(0),
-                {.bias = static_cast<bool>(bias), .dtype = weight.dtype(), .init = init});
+                {.bias = bias.defined(), .dtype = weight.dtype(), .init = init});
 }
 
 }  // namespace weft::nn

@@ -10,11 +10,11 @@ namespace {
 Tensor head_loss(const Shard* shard, const Tensor& hidden, const Linear& head,
                  const Tensor& targets, const CrossEntropyOptions& options) {
   if (shard && shard->head_loss) {
-    check(!head.bias, "loss: a head that is cut over ranks must have no bias");
+    check(!head.bias.defined(), "loss: a head that is cut over ranks must have no bias");
     return shard->head_loss(hidden, head.weight, targets, options);
   }
-  return head.bias ? cross_entropy(head(hidden), targets, options)
-                   : linear_cross_entropy(hidden, head.weight, targets, options);
+  return head.bias.defined() ? cross_entropy(head(hidden), targets, options)
+                             : linear_cross_entropy(hidden, head.weight, targets, options);
 }
 
 }  // namespace

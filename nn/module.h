@@ -40,7 +40,7 @@ class Visitor {
  public:
   virtual ~Visitor() = default;
   void operator()(const char* name, Slot slot) {
-    if (*slot.tensor) on_tensor(name, slot);
+    if (slot.tensor->defined()) on_tensor(name, slot);
   }
   void operator()(const char* name, Tensor& parameter, const Init& init) {
     Slot slot(parameter);

@@ -76,12 +76,12 @@ FeedForward::Output MoE::operator()(const Tensor& given, const TokenContext& con
   for (int i = 0; i + 2 < given.ndim(); ++i) sequences *= given.dim(i);
   const std::int64_t tokens = given.ndim() > 1 ? sequences * given.dim(-2) : 1;
   // The boundaries were checked for that many tokens. With a part, x is only a part of the row.
-  check(!packing.positions || context.part || packing.positions.numel() == tokens,
+  check(!packing.positions.defined() || context.part || packing.positions.numel() == tokens,
         "moe: the packed row must have the {} tokens of x, got {}", tokens,
-        packing.positions ? packing.positions.numel() : 0);
+        packing.positions.defined() ? packing.positions.numel() : 0);
   const Tensor x = reshape(given, {tokens, given.dim(-1)});
   const Tensor& mask = packing.padding;
-  const Tensor padding = mask ? reshape(mask, {mask.numel()}) : mask;
+  const Tensor padding = mask.defined() ? reshape(mask, {mask.numel()}) : mask;
   auto [routing, loss] = router(x, {.padding = padding,
                                     .sequences = std::max<std::int64_t>(sequences, 1),
                                     .packed = {packing.cu_seqlens, packing.checked()},
@@ -98,7 +98,7 @@ FeedForward::Output MoE::operator()(const Tensor& given, const TokenContext& con
   y = to_experts.token_combine(y, d);
   y = to_experts.combine_postprocess(y, d);
   if (latent_up) y = (*latent_up)(y);
-  if (shared) y = add(y, always ? always : (*shared)(x));
+  if (shared) y = add(y, always.defined() ? always : (*shared)(x));
   return {reshape(y, given.shape()), std::move(loss)};
 }
 

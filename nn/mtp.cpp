@@ -34,7 +34,7 @@ Trunk MtpDepth::recomputed(const Tensor& embedded, const Tensor& h,
                                            [this](const TensorList& s, const TokenContext& here) {
                                              Trunk y = (*this)(s[0], s[1], here);
                                              TensorList results{y.hidden};
-                                             if (y.aux) results.push_back(y.aux);
+                                             if (y.aux.defined()) results.push_back(y.aux);
                                              return results;
                                            });
   return {std::move(out[0]), out.size() > 1 ? std::move(out[1]) : Tensor()};

@@ -40,11 +40,12 @@ Packing Packing::of(std::span<const std::int32_t> boundaries, std::int64_t longe
 
 void Packing::mark_checked() {
   known = cu_seqlens;
-  known_version = known ? known.version() : 0;
+  known_version = known.defined() ? known.version() : 0;
 }
 
 void Packing::check_row(const Tensor& tokens) const {
-  check(cu_seqlens && positions, "packing: cu_seqlens and positions must both be given");
+  check(cu_seqlens.defined() && positions.defined(),
+        "packing: cu_seqlens and positions must both be given");
   check(tokens.ndim() >= 2 && tokens.dim(0) == 1,
         "packing: the sequences must lie in one row, (1, tokens), got {}", tokens.shape());
   check(positions.numel() == tokens.dim(1), "packing: the row must have {} tokens, got {}",
@@ -52,7 +53,7 @@ void Packing::check_row(const Tensor& tokens) const {
 }
 
 Tensor Packing::masked(const Tensor& values, double filler) const {
-  if (!padding) return values;
+  if (!padding.defined()) return values;
   check(padding.dtype() == DType::boolean && padding.numel() == values.numel(),
         "packing: padding must be bool with an element for each of the {} tokens, got {} {}",
         values.numel(), padding.dtype(), padding.shape());

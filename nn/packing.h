@@ -32,11 +32,11 @@ struct Packing {
   /// True if cu_seqlens was neither replaced nor written since mark_checked(): ops then do not read
   /// it, and so do not wait for a GPU.
   bool checked() const {
-    return known && known.same(cu_seqlens) && known.version() == known_version;
+    return known.defined() && known.same(cu_seqlens) && known.version() == known_version;
   }
 
   /// True if a row holds more than one sequence.
-  explicit operator bool() const { return cu_seqlens || positions; }
+  explicit operator bool() const { return cu_seqlens.defined() || positions.defined(); }
   /// Throws Error unless both tensors are set and ids (B, T), or x (B, T, C), is one row of that
   /// length.
   void check_row(const Tensor& tokens) const;

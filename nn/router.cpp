@@ -23,7 +23,7 @@ constexpr std::uint64_t kJitterStream = 1, kNoiseStream = 2, kForcedBiasStream =
 
 constexpr const char* kScopes[] = {"aux", "sequence", "global"};
 
-Tensor plus(const Tensor& a, const Tensor& b) { return a ? add(a, b) : b; }
+Tensor plus(const Tensor& a, const Tensor& b) { return a.defined() ? add(a, b) : b; }
 
 // The part of a batch that the `tokens` of a call are; null if they are whole sequences.
 const TokenPart* part_of_batch(const RouterInput& in, std::int64_t tokens) {
@@ -35,10 +35,10 @@ const TokenPart* part_of_batch(const RouterInput& in, std::int64_t tokens) {
 RouterInput here(RouterInput in, std::int64_t tokens) {
   const TokenPart* part = part_of_batch(in, tokens);
   if (!part) return in;
-  if (in.padding && in.padding.dim(0) != tokens)
+  if (in.padding.defined() && in.padding.dim(0) != tokens)
     in.padding = in.padding.narrow(0, part->first, tokens);
   Tensor& cu = in.packed.cu_seqlens;
-  if (cu)
+  if (cu.defined())
     cu =
         minimum(maximum(sub(cu, static_cast<double>(part->first)), 0), static_cast<double>(tokens));
   return in;
@@ -110,7 +110,7 @@ Tensor Router::logits_of(const Tensor& input, const RouterInput& in) const {
     return k;
   };
   Tensor x = input;
-  if (is_training() && config.jitter > 0 && x && x.ndim() == 2)
+  if (is_training() && config.jitter > 0 && x.defined() && x.ndim() == 2)
     x = jitter(x, config.jitter, key(kJitterStream, x.dim(1)));
   const Tensor logits = router_logits(x, weight, bias);
   if (!config.force_balance) return logits;
@@ -140,7 +140,7 @@ void Router::count_whole_sequences(const Tensor& counts, const TokenPart& part) 
 Tensor Router::chosen(const Tensor& logits, const Routing& routing, const RouterInput& in,
                       std::int64_t parts, const PackedTokens& packed) const {
   // Without bias and groups, the selected experts are those with the largest logits.
-  return expert_bias || config.route.groups > 0
+  return expert_bias.defined() || config.route.groups > 0
              ? count_top_experts(logits, config.route.topk, parts, in.padding, packed)
              : count_experts(routing.experts, experts(), parts, packed);
 }
@@ -162,7 +162,7 @@ Tensor Router::counts_of(const BalanceLoss& l, const Tensor& logits, const Routi
   const bool by_sequence = l.scope == Balance::sequence;
   const PackedTokens packed = by_sequence ? in.packed : PackedTokens{};
   const TokenPart* part =
-      by_sequence && !packed.cu_seqlens ? part_of_batch(in, logits.dim(0)) : nullptr;
+      by_sequence && !packed.cu_seqlens.defined() ? part_of_batch(in, logits.dim(0)) : nullptr;
   const std::int64_t parts = part          ? part->count / std::gcd(part->tokens, part->count)
                              : by_sequence ? in.sequences
                                            : 1;
@@ -179,7 +179,7 @@ Tensor Router::loss_of(const Tensor& logits, const Routing& routing, const Route
   Tensor total;
   int number = 0;
   const auto include = [&](Tensor loss, double coefficient) {
-    if (weight_here) loss = mul(loss, weight_here.to(loss.dtype()));
+    if (weight_here.defined()) loss = mul(loss, weight_here.to(loss.dtype()));
     total = plus(total, loss);
     if (!recomputing()) loss_sums.select(0, number).add_(loss.detach(), 1 / coefficient);
     ++number;
@@ -199,7 +199,7 @@ Tensor Router::loss_of(const Tensor& logits, const Routing& routing, const Route
 // Ranks hold equally many tokens but may differ in padding. The factor that weights this rank by
 // its non-padding tokens, relative to loss_share(); null without padding or on one rank.
 Tensor Router::uneven_share(const Tensor& own, const Tensor& all) const {
-  if (!own || own.numel() == all.numel()) return {};
+  if (!own.defined() || own.numel() == all.numel()) return {};
   const auto counted = [](const Tensor& padding) {
     return sub(static_cast<double>(padding.numel()), sum(padding.to(DType::f64)));
   };
@@ -254,7 +254,7 @@ void Router::visit(Visitor& v) {
 
 std::string Router::describe() const {
   return message("Router({} -> {} of {}{})", weight.dim(1), config.route.topk, experts(),
-                 expert_bias ? ", expert bias" : "");
+                 expert_bias.defined() ? ", expert bias" : "");
 }
 
 Router Router::like() const {

@@ -52,21 +52,21 @@ Tensor RouterStep::losses() const {
     for (const Layer& l : layers_) having += l.place[kind] >= 0;
     for (const Layer& l : layers_) {
       if (l.place[kind] < 0) continue;
-      if (!out) out = Tensor::zeros({4}, l.loss_sums.dtype(), l.loss_sums.device());
+      if (!out.defined()) out = Tensor::zeros({4}, l.loss_sums.dtype(), l.loss_sums.device());
       const Tensor passes = maximum(l.loss_sums.select(0, l.losses), 1);
       out.select(0, static_cast<std::int64_t>(kind))
           .add_(div(l.loss_sums.select(0, l.place[kind]), passes), 1.0 / having);
     }
   }
-  return out ? out : Tensor::zeros({4});
+  return out.defined() ? out : Tensor::zeros({4});
 }
 
 Tensor RouterStep::layer_losses() const {
   const NoGradGuard quiet;
   const Tensor first = layers_.empty() ? Tensor() : layers_[0].loss_sums;
-  const Tensor out =
-      Tensor::zeros({static_cast<std::int64_t>(layers_.size())}, first ? first.dtype() : DType::f32,
-                    first ? first.device() : kCpu);
+  const Tensor out = Tensor::zeros({static_cast<std::int64_t>(layers_.size())},
+                                   first.defined() ? first.dtype() : DType::f32,
+                                   first.defined() ? first.device() : kCpu);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const Layer& l = layers_[i];
     for (std::size_t kind = 0; kind < 3; ++kind)
@@ -96,11 +96,11 @@ Tensor RouterStep::finish(double rate, const SumCounts& reduce) {
       mul(sub(cast(gt(above, 0.0), DType::f32), cast(lt(above, 0.0), DType::f32)), rate);
   for (std::int64_t i = 0; i < layers; ++i) {
     const Layer& l = layers_[static_cast<std::size_t>(i)];
-    if (l.expert_bias && l.weight.requires_grad() && rate > 0)
+    if (l.expert_bias.defined() && l.weight.requires_grad() && rate > 0)
       l.expert_bias.add_(move.select(0, i));
     l.tokens.zero_();
-    if (l.global) l.global.zero_();
-    if (l.loss_sums) l.loss_sums.zero_();
+    if (l.global.defined()) l.global.zero_();
+    if (l.loss_sums.defined()) l.loss_sums.zero_();
   }
   const Tensor busiest = cast(max(counts, 1), DType::f64),
                sums = cast(total, DType::f64).view({layers});

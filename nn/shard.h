@@ -76,7 +76,7 @@ struct Shard {
   /// leave(y) + bias
   Tensor finish(Tensor y, const Tensor& bias) const {
     const Tensor whole = leave(std::move(y));
-    return bias ? add(whole, bias) : whole;
+    return bias.defined() ? add(whole, bias) : whole;
   }
 };
 

@@ -77,8 +77,8 @@ void AdamW::update_all(bool wide, const double* grad_scale, std::size_t begin, s
     slot.v = v.tensors[i].raw();
     slot.m_dtype = m.tensors[i].dtype();
     slot.v_dtype = v.tensors[i].dtype();
-    if (m.scales[i]) slot.m_scale = m.scales[i].data<float>();
-    if (v.scales[i]) slot.v_scale = v.scales[i].data<float>();
+    if (m.scales[i].defined()) slot.m_scale = m.scales[i].data<float>();
+    if (v.scales[i].defined()) slot.v_scale = v.scales[i].data<float>();
     slots_.push_back(slot);
   }
   if (chunks == 0) return;

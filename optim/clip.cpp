@@ -36,7 +36,7 @@ Tensor squares_of(const std::vector<GradSlot>& slots, Device device) {
 
 Tensor gradient_of(const Tensor& parameter) {
   const Tensor main = parameter.main_grad();
-  if (!main) return parameter.grad();
+  if (!main.defined()) return parameter.grad();
   return parameter.main_grad_filled() ? main : Tensor();
 }
 
@@ -70,7 +70,7 @@ GradClip measure_clip(const NamedTensors& parameters, double max_norm) {
   Device device = kCpu;
   for (const NamedTensor& p : parameters) {
     const Tensor g = gradient_of(p.tensor);
-    if (!g) continue;
+    if (!g.defined()) continue;
     check(is_compute(g.dtype()), "grad_norm: the gradient of {} must be f32, f64 or bf16, got {}",
           p.name, g.dtype());
     check(g.is_contiguous(), "grad_norm: the gradient of {} must be contiguous, got strides {}",
@@ -87,25 +87,25 @@ GradClip measure_clip(const NamedTensors& parameters, double max_norm) {
 void require_finite(const GradClip& clip, const Tensor& number) {
   check(number.numel() == 1, "require_finite: number must have 1 element, got shape {}",
         number.shape());
-  if (!clip.scale) return;
+  if (!clip.scale.defined()) return;
   // 0 times a non-finite number is NaN.
   clip.scale.add_(number.detach().to(DType::f64).view({}), 0.0);
 }
 
 Tensor clip_grad_norm(const NamedTensors& parameters, double max_norm) {
   const GradClip clip = measure_clip(parameters, max_norm);
-  if (!clip.scale || clip.scale.is_meta()) return clip.norm;
+  if (!clip.scale.defined() || clip.scale.is_meta()) return clip.norm;
   const double scale = clip.scale.item();
   if (scale < 1)  // also false for NaN
     for (const NamedTensor& p : parameters)
-      if (const Tensor g = gradient_of(p.tensor)) g.mul_(scale);
+      if (const Tensor g = gradient_of(p.tensor); g.defined()) g.mul_(scale);
   return clip.norm;
 }
 
 void clip_grad_value(const NamedTensors& parameters, double limit) {
   check(limit > 0, "clip: the limit on gradient values must be above 0, got {}", limit);
   for (const NamedTensor& p : parameters)
-    if (const Tensor g = gradient_of(p.tensor)) g.copy_(g.clamp(-limit, limit));
+    if (const Tensor g = gradient_of(p.tensor); g.defined()) g.copy_(g.clamp(-limit, limit));
 }
 
 }  // namespace weft::optim

@@ -14,9 +14,11 @@ namespace weft::optim {
 Optimizer::Optimizer(NamedTensors parameters, const std::vector<GroupRule>& rules, double lr,
                      double weight_decay, const std::optional<std::vector<ParamSettings>>& settings)
     : parameters_(std::move(parameters)), lr_(lr) {
+  // Settings come from a sharded optimizer, of which a rank may own nothing.
+  check(settings || !parameters_.empty(), "optimizer: needs at least 1 parameter, got none");
   std::set<std::string> names;
   for (const NamedTensor& p : parameters_) {
-    check(static_cast<bool>(p.tensor), "optimizer: {} must be a tensor, got a null handle", p.name);
+    check(p.tensor.defined(), "optimizer: {} must be a tensor, got a null handle", p.name);
     check(is_compute(p.tensor.dtype()), "optimizer: {} must be f32, f64 or bf16, got {}", p.name,
           p.tensor.dtype());
     check(names.insert(p.name).second,
@@ -81,7 +83,7 @@ void Optimizer::check_master(std::size_t i) const {
 bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) {
   const Tensor& p = parameters_[i].tensor;
   const Tensor g = gradient_of(p);
-  if (!g) return false;
+  if (!g.defined()) return false;
   const char* name = parameters_[i].name.c_str();
   check((g.dtype() == DType::f64) == (p.dtype() == DType::f64) && is_compute(g.dtype()),
         "optimizer: the gradient of {} (dtype {}) cannot have dtype {}", name, p.dtype(),
@@ -99,10 +101,10 @@ bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) {
   check_master(i);
   if (p.is_meta()) return true;
   const Tensor master = has_master(i) ? masters_[i].kept : Tensor();
-  const bool copied = master && master_form_ == MasterWeights::f32;
+  const bool copied = master.defined() && master_form_ == MasterWeights::f32;
   slot.param = copied ? master.raw() : p.raw();
   slot.bf16_copy = copied ? p.raw() : nullptr;
-  slot.remainder = master && !copied ? master.raw() : nullptr;
+  slot.remainder = master.defined() && !copied ? master.raw() : nullptr;
   slot.grad = g.raw();
   const MainGrad* const main = p.impl()->main_grad;
   if (main && main->reached && p.device().is_gpu())
@@ -163,9 +165,9 @@ Tensor Optimizer::sum_of_squares(std::span<const std::int64_t> counts) const {
   const auto add_up = [&] {
     const Tensor sums = optim::sums_of_squares(values);
     values.clear();
-    if (!sums) return;
+    if (!sums.defined()) return;
     const Tensor sum = sums.select(0, sums.numel() - 1);
-    if (total)
+    if (total.defined())
       total.add_(sum);
     else
       total = sum;
@@ -183,13 +185,13 @@ Tensor Optimizer::sum_of_squares(std::span<const std::int64_t> counts) const {
 
 Tensor Optimizer::parameter_norm() const {
   const Tensor squares = sum_of_squares();
-  return squares ? squares.sqrt() : squares;
+  return squares.defined() ? squares.sqrt() : squares;
 }
 
 const std::vector<std::size_t>& Optimizer::with_gradient() {
   with_gradient_.clear();
   for (std::size_t i = 0; i < parameters_.size(); ++i)
-    if (gradient_of(parameters_[i].tensor)) with_gradient_.push_back(i);
+    if (gradient_of(parameters_[i].tensor).defined()) with_gradient_.push_back(i);
   return with_gradient_;
 }
 
@@ -224,7 +226,7 @@ StepResult Optimizer::step(const GradClip& clip) {
 
 StepResult Optimizer::step(const GradClip& clip, std::span<const std::size_t> ends,
                            const std::function<void(std::size_t portion)>& after) {
-  const bool readable = clip.scale && clip.scale.device().is_cpu();
+  const bool readable = clip.scale.defined() && clip.scale.device().is_cpu();
   const bool skipped = readable && !std::isfinite(*clip.scale.data<double>());
   if (skipped) {
     // after() may write parameters and call keep_masters(), so apply earlier writes first.
@@ -235,7 +237,7 @@ StepResult Optimizer::step(const GradClip& clip, std::span<const std::size_t> en
     ++steps_;
     before_write(with_gradient());
   }
-  const bool on_device = clip.scale && !clip.scale.is_meta();
+  const bool on_device = clip.scale.defined() && !clip.scale.is_meta();
   std::size_t begin = 0;
   for (std::size_t k = 0; k < ends.size(); begin = ends[k++]) {
     if (!skipped) update(on_device ? clip.scale.data<double>() : nullptr, begin, ends[k]);

@@ -136,7 +136,7 @@ class Optimizer {
   const std::vector<std::size_t>& with_gradient();
   /// Makes each replay of the step being captured count as an update.
   void count_replays(cuda::Graph& graph);
-  bool has_master(std::size_t i) const { return i < masters_.size() && masters_[i].kept; }
+  bool has_master(std::size_t i) const { return i < masters_.size() && masters_[i].kept.defined(); }
   /// Whether it has a master weight that no later write or move of the parameter has invalidated.
   bool master_is_current(std::size_t i) const;
   /// Throws Error when the parameter has moved, or has another dtype.

@@ -16,7 +16,7 @@ namespace {
 Tensor unscaled(const Tensor& stored, const Tensor& scale, DType dtype) {
   Tensor out = Tensor::empty(stored.shape(), dtype, stored.device());
   out.copy_(stored);
-  if (scale && !scale.is_meta()) out.mul_(scale.item());
+  if (scale.defined() && !scale.is_meta()) out.mul_(scale.item());
   return out;
 }
 
@@ -32,7 +32,7 @@ double absmax(const Tensor& t) {
 
 // Writes values to a state, with a new scale where it has one.
 void store(const Tensor& values, const Tensor& stored, const Tensor& scale) {
-  if (!scale || scale.is_meta()) {
+  if (!scale.defined() || scale.is_meta()) {
     stored.copy_(values);
     return;
   }

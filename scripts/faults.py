@@ -63,7 +63,7 @@ FAULTS = [
      "main.copy_(g.to(main.dtype()));", "accumulate|ddp"),
     ("grad_shares_memory", "autograd/tape_leaves.cpp",
      "x.set_grad(owned_by(g, 1) && g.is_contiguous() ? g : g.clone());", "x.set_grad(g);", "tape"),
-    ("saved_version_not_compared", "autograd/backward.h", "if (tensor_ && tensor_.version() != version_) [[unlikely]]",
+    ("saved_version_not_compared", "autograd/backward.h", "if (tensor_.defined() && tensor_.version() != version_) [[unlikely]]",
      "if (false) [[unlikely]]", "tape"),
     # Optimizers.
     ("schedule_progress", "optim/schedule.cpp", "(now - from) / (end - from)", "(now - from) / end", "schedule"),

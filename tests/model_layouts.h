@@ -61,13 +61,13 @@ inline Pass pass_of(nn::Gpt& model, const Batch& batch) {
   const Tensor loss = mul(l.total(), 1.0 / l.main.count.item());
   loss.backward();
   out.loss = loss.item();
-  if (l.aux) out.aux = l.aux.item();
+  if (l.aux.defined()) out.aux = l.aux.item();
   for (int d = 0; d < l.mtp.size(); ++d) {
     out.mtp.push_back(l.mtp[d].item());
     out.hits.push_back(l.mtp_hits[d].item());
   }
   for (const NamedTensor& p : model.named_parameters())
-    out.gradients[p.name] = p.tensor.grad() ? p.tensor.grad() : zeros_like(p.tensor);
+    out.gradients[p.name] = p.tensor.grad().defined() ? p.tensor.grad() : zeros_like(p.tensor);
   model.zero_grad();
   return out;
 }

@@ -54,7 +54,7 @@ inline Packing packing_of(const std::vector<std::int32_t>& bounds) {
 inline NamedTensors gradients_of(Gpt& model) {
   NamedTensors out;
   for (const NamedTensor& p : model.named_parameters())
-    out.push_back({p.name, p.tensor.grad() ? p.tensor.grad() : zeros_like(p.tensor)});
+    out.push_back({p.name, p.tensor.grad().defined() ? p.tensor.grad() : zeros_like(p.tensor)});
   model.zero_grad();
   return out;
 }

@@ -68,7 +68,7 @@ inline std::vector<Tensor> copies(const std::vector<Tensor>& tensors) {
 inline std::vector<Tensor> gradients(const nn::Module& model) {
   std::vector<Tensor> out;
   for (const Tensor& p : model.parameters())
-    out.push_back((p.main_grad() ? p.main_grad() : p.grad()).clone());
+    out.push_back((p.main_grad().defined() ? p.main_grad() : p.grad()).clone());
   return out;
 }
 

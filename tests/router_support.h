@@ -29,7 +29,7 @@ inline Pass run(const nn::Router& router, const Tensor& x, const nn::RouterInput
   TensorList out;
   const auto forward = [&](const TensorList& v) {
     nn::Routed r = router(v[0], in);
-    return r.loss ? TensorList{r.routing.probs, r.loss} : TensorList{r.routing.probs};
+    return r.loss.defined() ? TensorList{r.routing.probs, r.loss} : TensorList{r.routing.probs};
   };
   out = again ? recompute(forward, TensorList{leaf}) : forward({leaf});
   const Tensor fixed = random(out[0].shape(), 77).to(out[0].dtype());

@@ -13,10 +13,10 @@ StepResult::Number::Number(const Metric& m, double divisor)
       shown(m.shown),
       decimals(m.decimals),
       is_list(m.is_list),
-      divisor_(m.count || m.is_whole ? 1 : divisor) {
+      divisor_(m.count.defined() || m.is_whole ? 1 : divisor) {
   if (m.sum.is_meta()) return;
   const Tensor all =
-      m.count ? div(m.sum.to(DType::f64), maximum(m.count.to(DType::f64), 1)) : m.sum;
+      m.count.defined() ? div(m.sum.to(DType::f64), maximum(m.count.to(DType::f64), 1)) : m.sum;
   const Tensor flat = (is_floating(all.dtype()) ? all : all.to(DType::f64)).detach().flatten();
   for (std::int64_t i = 0; i < flat.numel(); ++i) values_.emplace_back(flat.select(0, i));
 }

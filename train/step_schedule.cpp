@@ -12,13 +12,13 @@ namespace {
 
 // Makes a new sum each time: metrics may share a count tensor.
 void add_to(Tensor& sum, const Tensor& part) {
-  if (part) sum = sum ? add(sum, part.detach()) : part.detach();
+  if (part.defined()) sum = sum.defined() ? add(sum, part.detach()) : part.detach();
 }
 
 void add_to(Metric& all, const Tensor& sum, const Tensor& count) {
-  check(sum && (all.is_list || sum.numel() == 1), "loss: {} must have 1 element, got {}", all.name,
-        sum ? message("shape {}", sum.shape()) : std::string("null"));
-  check(!all.sum || static_cast<bool>(all.count) == static_cast<bool>(count),
+  check(sum.defined() && (all.is_list || sum.numel() == 1), "loss: {} must have 1 element, got {}",
+        all.name, sum.defined() ? message("shape {}", sum.shape()) : std::string("null"));
+  check(!all.sum.defined() || all.count.defined() == count.defined(),
         "loss: every micro-batch must say how many targets count, or none must");
   add_to(all.sum, sum);
   add_to(all.count, count);
@@ -63,8 +63,8 @@ std::vector<Metric> SequentialSchedule::run(const StepWork& work) {
     Tape tape;
     CategoryScope category(Category::activation);
     const Loss loss = loss_(batch);
-    check(loss.sum && loss.sum.numel() == 1, "loss: sum must have 1 element, got {}",
-          loss.sum ? message("shape {}", loss.sum.shape()) : std::string("null"));
+    check(loss.sum.defined() && loss.sum.numel() == 1, "loss: sum must have 1 element, got {}",
+          loss.sum.defined() ? message("shape {}", loss.sum.shape()) : std::string("null"));
     if (!leaves_checked_) {
       const std::string problem = nn::compare_leaves(tape, model_).text();
       check(problem.empty(), "model: {}", problem);
@@ -72,7 +72,7 @@ std::vector<Metric> SequentialSchedule::run(const StepWork& work) {
     }
     if (first + micro == rows) optimizer_.watch(tape);
     begin(Phase::backward);
-    const Tensor& objective = loss.objective ? loss.objective : loss.sum;
+    const Tensor& objective = loss.objective.defined() ? loss.objective : loss.sum;
     check(size_of(loss.sum.dtype()) >= 4 && size_of(objective.dtype()) >= 4,
           "loss: sum and objective must be f32 or f64, got {} and {}", loss.sum.dtype(),
           objective.dtype());

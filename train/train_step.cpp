@@ -17,7 +17,7 @@ namespace weft::train {
 namespace {
 
 bool all_finite(const Tensor& t) {
-  if (!t || t.is_meta()) return true;
+  if (!t.defined() || t.is_meta()) return true;
   std::vector<double> values(static_cast<std::size_t>(t.numel()));
   t.copy_to(values);
   return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
@@ -103,7 +103,7 @@ void TrainStep::add_up(Metrics& sums) const {
   std::int64_t elements = 0;
   for (Metric& m : sums)
     for (Tensor* t : {&m.sum, &m.count})
-      if (*t) {
+      if (t->defined()) {
         parts.push_back(t);
         elements += t->numel();
       }
@@ -123,11 +123,11 @@ void TrainStep::add_up(Metrics& sums) const {
 
 data::Batch TrainStep::load_rows(const data::Batch& rows) {
   const auto alike = [](const Tensor& a, const Tensor& b) {
-    return a && a.shape() == b.shape() && a.dtype() == b.dtype();
+    return a.defined() && a.shape() == b.shape() && a.dtype() == b.dtype();
   };
   if (!device_.is_gpu()) return rows.to(device_);
   const bool fits = alike(on_gpu_.inputs, rows.inputs) && alike(on_gpu_.targets, rows.targets);
-  check(!captured_ || (fits && !rows.positions),
+  check(!captured_ || (fits && !rows.positions.defined()),
         "train step: a graph needs batches of one shape, without positions");
   if (!fits) {
     on_gpu_ = {Tensor::empty(rows.inputs.shape(), rows.inputs.dtype(), device_),
@@ -156,11 +156,11 @@ TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows)
   if (on_phase_) on_phase_(Phase::update);
   add_up(metrics);
   for (Metric& m : metrics)
-    if (!m.count) m.count = metrics[0].count;
+    if (!m.count.defined()) m.count = metrics[0].count;
   const NoGradGuard off;
   const double max_norm = options_.optimizer.clip;
   optim::GradClip clip;
-  if (metrics[0].count) {
+  if (metrics[0].count.defined()) {
     const Tensor factor = div(Tensor::full({}, targets, DType::f64, device_),
                               maximum(metrics[0].count.to(DType::f64).view({}), 1));
     clip = times(optimizer_->finish(), factor, max_norm);
@@ -171,7 +171,7 @@ TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows)
   metrics.push_back(
       {.name = "grad_norm", .sum = clip.norm, .shown = "norm", .decimals = 3, .is_whole = true});
   const auto add = [&](const char* name, const Tensor& value) {
-    if (value) metrics.push_back({.name = name, .sum = value, .is_whole = true});
+    if (value.defined()) metrics.push_back({.name = name, .sum = value, .is_whole = true});
   };
   if (options_.run.norms) add("zero_gradients", optimizer_->zero_gradients());
   const auto finite = [](const Tensor& t) { return std::isfinite(t.item()); };
@@ -198,7 +198,7 @@ void TrainStep::finish_routers(Metrics& metrics) {
       return share;
     };
     losses = mean(losses);
-    if (by_layer) by_layer = mean(by_layer);
+    if (by_layer.defined()) by_layer = mean(by_layer);
   }
   const Tensor load =
       routers_->finish(task_.bias_rate, distributed::sum_router_counts(ranks_.mesh()));
@@ -210,7 +210,7 @@ void TrainStep::finish_routers(Metrics& metrics) {
   if (const auto kinds = routers_->balance_kinds(); kinds.size() > 1)
     for (const auto& [name, kind] : kinds) add(name, losses.select(0, kind));
   if (routers_->has_z_loss()) add("z_loss", losses.select(0, 3));
-  if (by_layer) {
+  if (by_layer.defined()) {
     add("layer_aux_losses", by_layer);
     metrics.back().is_list = true;
   }
@@ -232,9 +232,10 @@ const TrainStep::Metrics& TrainStep::replay(std::int64_t step, const data::Batch
 }
 
 StepResult TrainStep::operator()(std::int64_t step, const data::Batch& rows) {
-  check(rows.inputs && rows.targets && rows.inputs.ndim() > 0 && rows.rows() == ranks_.rows(),
+  check(rows.inputs.defined() && rows.targets.defined() && rows.inputs.ndim() > 0 &&
+            rows.rows() == ranks_.rows(),
         "train step: a rank's batch must have {} rows, got {}", ranks_.rows(),
-        rows.inputs ? message("shape {}", rows.inputs.shape()) : std::string("null"));
+        rows.inputs.defined() ? message("shape {}", rows.inputs.shape()) : std::string("null"));
   check(targets_per_row_ == 0 || rows.targets_per_row() == targets_per_row_,
         "train step: rows must have {} targets as at the first step, got {}", targets_per_row_,
         rows.targets_per_row());
@@ -289,9 +290,9 @@ std::vector<Value> TrainStep::evaluate(const data::EvalLoader& loader) {
     for (std::size_t i = 0; i < sums.size(); ++i) {
       values[i].name = sums[i].name;
       if (own >= batches) continue;
-      const Tensor& count = sums[i].count ? sums[i].count : sums[0].count;
+      const Tensor& count = sums[i].count.defined() ? sums[i].count : sums[0].count;
       values[i].value += sums[i].sum.item();
-      counts[i] += count ? count.item() : targets;
+      counts[i] += count.defined() ? count.item() : targets;
     }
   }
   const auto size = static_cast<std::int64_t>(values.size());

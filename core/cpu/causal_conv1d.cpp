@@ -113,7 +113,7 @@ void causal_conv1d_bwd(const CausalConv1dBwdIn& in, const CausalConv1dBwdOut& ou
         rows.input_grad(dpre + t * C, C, last, std::min(K, stop - t), dx + t * C, C);
       });
     });
-    if (!out.dtaps) return;
+    if (!out.dtaps.defined()) return;
     R* dtaps = out.dtaps.data<R>();
     parallel_for(K * C, chunks, [=](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {

@@ -58,7 +58,7 @@ void cross_entropy_reduce(const Tensor& losses, const Tensor& count, const Tenso
     const T* l = losses.data<T>();
     double total = 0;
     for (std::int64_t r = 0; r < rows; ++r) total += static_cast<double>(l[r]);
-    if (count) {
+    if (count.defined()) {
       const std::int64_t n = *count.data<std::int64_t>();
       total = n > 0 ? total / static_cast<double>(n) : 0;
     }

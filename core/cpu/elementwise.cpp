@@ -31,10 +31,10 @@ void unary_typed(const Tensor& x, const Tensor& out) {
 
 // out[i] = f(x[i], out[i]), for kernels without dedicated row functions.
 template <class T, class F>
-void update(const Tensor& x, const Tensor& out, F f) {
+void update(const Tensor& x, const Tensor& out, F f, std::int64_t work = 1) {
   const T* px = x.data<T>();
   T* po = out.data<T>();
-  each_run<2>({&x, &out}, 1,
+  each_run<2>({&x, &out}, work,
               [=](const PerOperand<2>& at, const PerOperand<2>& step, std::int64_t n) {
                 const T* xr = px + at[0];
                 T* yr = po + at[1];
@@ -47,11 +47,22 @@ void update(const Tensor& x, const Tensor& out, F f) {
               });
 }
 
+// The formula of an op in the form that update() calls.
+template <UnaryOp op, class C>
+C formula(C x, C) {
+  return apply<op>(x);
+}
+
 }  // namespace
 
 void unary(const Tensor& x, UnaryOp runtime_op, const Tensor& out) {
   with_op(runtime_op, [&]<UnaryOp op>() {
-    with_dtype<op>(x.dtype(), [&]<class T>() { unary_typed<op, T>(x, out); });
+    with_dtype<op>(x.dtype(), [&]<class T>() {
+      if constexpr (shares_loop(op))
+        update<T>(x, out, &formula<op, Compute<T>>, 16);
+      else
+        unary_typed<op, T>(x, out);
+    });
   });
 }
 

@@ -99,7 +99,8 @@ void gelu_bwd_pass(const T* hidden, bool tanh, std::int64_t m, std::int64_t n, d
 }  // namespace
 
 bool fuses_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, bool tanh) {
-  if (!bias || !x.is_contiguous() || !weight.is_contiguous() || !bias.is_contiguous()) return false;
+  if (!bias.defined() || !x.is_contiguous() || !weight.is_contiguous() || !bias.is_contiguous())
+    return false;
   if (x.numel() == 0 || weight.numel() == 0) return false;
   if (x.device().is_gpu())  // cuBLASLt supports the tanh form only, and not f64
     return tanh && x.dtype() != DType::f64 && weight.dim(0) % kAuxMultiple == 0;
@@ -133,7 +134,7 @@ namespace cpu {
 void gemm_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, bool tanh,
                const Tensor& scratch, const Tensor& hidden, const Tensor& act) {
   const std::int64_t m = x.dim(0), n = weight.dim(0), k = x.dim(1);
-  const Tensor& sums = hidden ? hidden : act;
+  const Tensor& sums = hidden.defined() ? hidden : act;
   float *h = sums.data<float>(), *y = act.data<float>();
   const float* b = bias.data<float>();
   if (fuses_bias(x, weight, sums))
@@ -160,7 +161,7 @@ void gemm_gelu_bwd(const GemmGeluBwdIn& in, const GemmGeluBwdOut& out) {
   const Tensor& hidden = in.hidden;
   dispatch_floating(hidden.dtype(), [&]<class T>() {
     gelu_bwd_pass(hidden.data<T>(), in.tanh, hidden.dim(0), hidden.dim(1),
-                  out.dbias ? out.partial.data<double>() : nullptr, out.dhidden.data<T>(),
+                  out.dbias.defined() ? out.partial.data<double>() : nullptr, out.dhidden.data<T>(),
                   data_or_null<T>(out.dbias), data_or_null<T>(out.act));
   });
 }

@@ -105,7 +105,7 @@ void forward(const NormFwdIn& in, const NormFwdOut& out) {
 // out[c] = the sum of the chunks, in order; does nothing if out is null.
 template <class T>
 void add_chunks(const Real<T>* partial, std::int64_t chunks, const Tensor& out) {
-  if (!out) return;
+  if (!out.defined()) return;
   const std::int64_t C = out.numel();
   T* to = out.data<T>();
   parallel_for(C, chunks, [=](std::int64_t begin, std::int64_t end) {
@@ -127,8 +127,8 @@ void backward(const NormBwdIn& in, const NormBwdOut& out) {
     const R *mean = data_or_null<R>(in.mean), *rstd = in.rstd.data<R>();
     T* dx = out.dx.data<T>();
     R* const partials = data_or_null<R>(out.partials);
-    R* const dweight = out.dweight ? partials : nullptr;
-    R* const dbias = out.dbias ? partials + (dweight ? chunks * C : 0) : nullptr;
+    R* const dweight = out.dweight.defined() ? partials : nullptr;
+    R* const dbias = out.dbias.defined() ? partials + (dweight ? chunks * C : 0) : nullptr;
     const auto row = [=](std::int64_t r, R* dw, R* db) {
       const std::int64_t at = r * C;
       const T* const ds = row_or_null(dsum, at);

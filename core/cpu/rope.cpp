@@ -35,7 +35,7 @@ void rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& p
   if (x.numel() == 0) return;
   const std::int64_t tokens = x.dim(1), heads = x.dim(2), half = x.dim(3) / 2;
   const std::int32_t* given = data_or_null<std::int32_t>(positions);
-  const std::int64_t n = x.dim(0) * tokens, given_n = positions ? positions.numel() : 1;
+  const std::int64_t n = x.dim(0) * tokens, given_n = positions.defined() ? positions.numel() : 1;
   dispatch_floating(x.dtype(), [&]<class T>() {
     const auto run = [&]<class A>(const A* c, const A* s) {
       const T* px = x.data<T>();

@@ -38,7 +38,7 @@ constexpr std::int64_t kWork = 24;  // one exp and one division per element
 
 void swiglu_fwd(const Tensor& gate, const Tensor& up, const Tensor& y) {
   if (y.numel() == 0) return;
-  const Layout l(y, !up);
+  const Layout l(y, !up.defined());
   dispatch_floating(y.dtype(), [&]<class T>() {
     const T* g = gate.data<T>();
     const T* u = l.packed ? g + l.width : up.data<T>();
@@ -58,7 +58,7 @@ void swiglu_fwd(const Tensor& gate, const Tensor& up, const Tensor& y) {
 void swiglu_bwd(const Tensor& gate, const Tensor& up, const Tensor& dy, const Tensor& dgate,
                 const Tensor& dup) {
   if (dy.numel() == 0) return;
-  const Layout l(dy, !up);
+  const Layout l(dy, !up.defined());
   dispatch_floating(dy.dtype(), [&]<class T>() {
     const T *g = gate.data<T>(), *pdy = dy.data<T>();
     const T* u = l.packed ? g + l.width : up.data<T>();

@@ -30,7 +30,7 @@ constexpr std::int64_t conv_chunks(std::int64_t tokens) {
 }
 
 inline Sequences conv_sequences(const Tensor& x, const Tensor& cu_seqlens) {
-  if (!cu_seqlens) return {nullptr, x.dim(0), x.dim(1)};
+  if (!cu_seqlens.defined()) return {nullptr, x.dim(0), x.dim(1)};
   return {cu_seqlens.data<std::int32_t>(), cu_seqlens.numel() - 1, 0};
 }
 

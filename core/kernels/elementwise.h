@@ -3,40 +3,65 @@
 
 namespace weft {
 
+// The tables of ops. A new unary op is one line in the group that fits it, its formula in
+// elementwise_math.h, and its function in autograd/.
 enum class UnaryOp : std::uint8_t {
+  // Integers too.
   neg,
+  abs,
+  relu,
+  square,
+  sign,
+  // Integers too, with the shared loop.
+  floor,
+  ceil,
+  round,
+  // Floating point, with the shared loop.
+  sin,
+  cos,
+  log1p,
+  expm1,
+  erf,
+  // Floating point.
   exp,
   log,
   sqrt,
   rsqrt,
-  abs,
   tanh,
   sigmoid,
-  relu,
   gelu_tanh,
   gelu_erf,
   silu,
   softplus,
-  square,
-  sign
+  count
 };
-/// The *_bwd ops compute dx from (x or y, dy).
 enum class BinaryOp : std::uint8_t {
+  // Integers too.
   add,
   sub,
   mul,
-  div,
-  pow,
   minimum,
   maximum,
+  // Floating point.
+  div,
+  pow,
+  // dx from (x or y, dy); first of them is relu_bwd.
   relu_bwd,
   tanh_bwd,
   sigmoid_bwd,
   gelu_tanh_bwd,
   gelu_erf_bwd,
-  silu_bwd
+  silu_bwd,
+  count
 };
-enum class CompareOp : std::uint8_t { eq, ne, lt, le, gt, ge };
+enum class CompareOp : std::uint8_t { eq, ne, lt, le, gt, ge, count };
+
+/// True for the ops that integers support.
+constexpr bool takes_integers(UnaryOp op) { return op < UnaryOp::sin; }
+constexpr bool takes_integers(BinaryOp op) { return op < BinaryOp::div; }
+/// True for the ops that share one loop per dtype, which calls the formula through a pointer. A
+/// loop of its own for every op would be compiled dozens of times more.
+constexpr bool shares_loop(UnaryOp op) { return op >= UnaryOp::floor && op < UnaryOp::exp; }
 
 // Operands have the shape of `out` and any strides (0 on a broadcast axis).
 using UnaryKernel = void(const Tensor& x, UnaryOp op, const Tensor& out);

@@ -31,16 +31,6 @@ inline constexpr double kSqrtHalf = 0.70710678118654752440;
 inline constexpr double kInverseSqrt2Pi = 0.39894228040143267794;
 inline constexpr double kGeluCubic = 0.044715;
 
-/// True for the ops that integers support.
-constexpr bool takes_integers(UnaryOp op) {
-  return op == UnaryOp::neg || op == UnaryOp::abs || op == UnaryOp::relu || op == UnaryOp::square ||
-         op == UnaryOp::sign;
-}
-constexpr bool takes_integers(BinaryOp op) {
-  return op == BinaryOp::add || op == BinaryOp::sub || op == BinaryOp::mul ||
-         op == BinaryOp::minimum || op == BinaryOp::maximum;
-}
-
 /// A number as the second operand of an op. Integer sums and products wrap around, so that -1 is
 /// 255 in u8; a bound outside the range must remain a bound.
 template <BinaryOp op, class C>
@@ -78,6 +68,24 @@ constexpr C apply(C x) {
     return static_cast<C>(W(x) * W(x));
   } else if constexpr (op == UnaryOp::sign) {
     return static_cast<C>((x > C(0)) - (x < C(0)));
+  } else if constexpr (takes_integers(op) && std::is_integral_v<C>) {
+    return x;  // floor, ceil, round
+  } else if constexpr (op == UnaryOp::floor) {
+    return std::floor(x);
+  } else if constexpr (op == UnaryOp::ceil) {
+    return std::ceil(x);
+  } else if constexpr (op == UnaryOp::round) {
+    return std::rint(x);
+  } else if constexpr (op == UnaryOp::sin) {
+    return std::sin(x);
+  } else if constexpr (op == UnaryOp::cos) {
+    return std::cos(x);
+  } else if constexpr (op == UnaryOp::log1p) {
+    return std::log1p(x);
+  } else if constexpr (op == UnaryOp::expm1) {
+    return std::expm1(x);
+  } else if constexpr (op == UnaryOp::erf) {
+    return std::erf(x);
   } else if constexpr (op == UnaryOp::exp) {
     return std::exp(x);
   } else if constexpr (op == UnaryOp::log) {

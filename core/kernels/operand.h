@@ -11,7 +11,7 @@ using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 template <class T>
 T* data_or_null(const Tensor& t) {
-  return t ? t.data<T>() : nullptr;
+  return t.defined() ? t.data<T>() : nullptr;
 }
 
 template <class T>

@@ -38,8 +38,8 @@ using CountExpertsKernel = void(const Tensor& experts, const Tensor& cu_seqlens,
 /// The rows of counts to which `tokens` tokens belong; null counts: one row for all.
 inline Sequences counted_sequences(std::int64_t tokens, const Tensor& counts,
                                    const Tensor& cu_seqlens) {
-  if (cu_seqlens) return {cu_seqlens.data<std::int32_t>(), cu_seqlens.numel() - 1, 0};
-  const std::int64_t rows = counts ? std::max<std::int64_t>(counts.dim(0), 1) : 1;
+  if (cu_seqlens.defined()) return {cu_seqlens.data<std::int32_t>(), cu_seqlens.numel() - 1, 0};
+  const std::int64_t rows = counts.defined() ? std::max<std::int64_t>(counts.dim(0), 1) : 1;
   return {nullptr, rows, tokens / rows};
 }
 

@@ -75,7 +75,7 @@ GptTask::GptTask(const GptOptions& options) : model(make_on_meta(options)), opti
 
 train::Task GptTask::task() {
   const auto loss = [this](const data::Batch& batch) {
-    if (!batch.positions) return loss_of(model, batch);
+    if (!batch.positions.defined()) return loss_of(model, batch);
     const RandomScope random(side_by_side(batch.rows()));
     const Shape flat{1, batch.inputs.numel()};
     return loss_of(model, {batch.inputs.view(flat), batch.targets.view(flat), {}},

@@ -36,7 +36,7 @@ Tensor by_definition(const TensorList& in, const AttentionOptions& o) {
   k.copy_to(x);
   v.copy_to(z);
   std::vector<std::int64_t> sequence(static_cast<std::size_t>(T));
-  if (o.cu_seqlens)
+  if (o.cu_seqlens.defined())
     for (std::int64_t i = 0; i + 1 < o.cu_seqlens.dim(0); ++i)
       for (auto t = o.cu_seqlens.data<std::int32_t>()[i];
            t < o.cu_seqlens.data<std::int32_t>()[i + 1]; ++t)
@@ -57,7 +57,7 @@ Tensor by_definition(const TensorList& in, const AttentionOptions& o) {
         for (std::int64_t s = 0; s < S; ++s) {
           const std::int64_t last = t + S - T;
           if (o.causal && (s > last || (o.window && s <= last - o.window))) continue;
-          if (o.cu_seqlens &&
+          if (o.cu_seqlens.defined() &&
               sequence[static_cast<std::size_t>(s)] != sequence[static_cast<std::size_t>(t)])
             continue;
           double dot = 0;

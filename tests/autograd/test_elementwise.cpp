@@ -62,6 +62,19 @@ const Unary kUnary[] = {
      -5, 5},
     {"gelu_erf", [](const Tensor& x) { return gelu(x, Gelu::erf); },
      [](double x) { return x * 0.5 * std::erfc(-x / std::sqrt(2.0)); }, -5, 5},
+    {"sin", sin, [](double x) { return std::sin(x); }, -9, 9},
+    {"cos", cos, [](double x) { return std::cos(x); }, -9, 9},
+    {"log1p", log1p, [](double x) { return std::log1p(x); }, -0.9, 3},
+    {"expm1", expm1, [](double x) { return std::expm1(x); }, -3, 3},
+    {"erf", erf, [](double x) { return 1 - std::erfc(x); }, -3, 3},
+    {"floor", floor, [](double x) { return x - std::fmod(x, 1) - (std::fmod(x, 1) < 0); }, -3, 3},
+    {"ceil", ceil, [](double x) { return x - std::fmod(x, 1) + (std::fmod(x, 1) > 0); }, -3, 3},
+    {"round", round, [](double x) { return x - std::remainder(x, 1); }, -3, 3},
+    {"sign", sign, [](double x) { return x < 0 ? -1.0 : 1.0; }, -3, 3},
+    {"leaky_relu", [](const Tensor& x) { return leaky_relu(x, 0.25); },
+     [](double x) { return x < 0 ? x / 4 : x; }, -3, 3},
+    {"elu", [](const Tensor& x) { return elu(x, 1.5); },
+     [](double x) { return x < 0 ? 1.5 * (std::exp(x) - 1) : x; }, -3, 3},
     {"clamp", [](const Tensor& x) { return clamp(x, -0.5, 1.25); },
      [](double x) { return std::min(1.25, std::max(-0.5, x)); }, -3, 3},
     {"pow 3", [](const Tensor& x) { return pow(x, 3); }, [](double x) { return x * x * x; }, -2, 2},
@@ -315,6 +328,50 @@ TEST_CASE("elementwise: bounds outside an integer dtype's range are accepted") {
   }
 }
 
+TEST_CASE("elementwise: rounding goes to the even one of two, and leaves whole numbers") {
+  for (const DType t : kFloats) {
+    const Tensor x = Tensor::of({-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 7}, {7}, t);
+    CHECK(mismatch(round(x), Tensor::of({-2, -2, 0, 0, 2, 2, 7}, {7}), 0) == "");
+    CHECK(mismatch(floor(x), Tensor::of({-3, -2, -1, 0, 1, 2, 7}, {7}), 0) == "");
+    CHECK(mismatch(ceil(x), Tensor::of({-2, -1, 0, 1, 2, 3, 7}, {7}), 0) == "");
+    CHECK(mismatch(sign(x), Tensor::of({-1, -1, -1, 1, 1, 1, 1}, {7}), 0) == "");
+    CHECK(sign(Tensor::of({0, kNan}, {2}, t)).sum().item() == 0);
+  }
+  for (const DType t : {DType::i32, DType::i64, DType::u8}) {
+    const Tensor x = Tensor::of({0, 3, 9}, {3}, t);
+    for (const Tensor& y : {round(x), floor(x), ceil(x)}) CHECK(test::different_bits(x, y) == "");
+    CHECK(test::different_bits(sign(x), Tensor::of({0, 1, 1}, {3}, t)) == "");
+  }
+  CHECK(sign(Tensor::of({-4}, {1}, DType::i32)).item() == -1);
+}
+
+TEST_CASE("elementwise: log1p and expm1 keep the digits of small numbers") {
+  for (const DType t : {DType::f64, DType::f32}) {
+    const Tensor x = Tensor::of({1e-20, -1e-20}, {2}, t);
+    CHECK(test::different_bits(log1p(x), x) == "");
+    CHECK(test::different_bits(expm1(x), x) == "");
+  }
+}
+
+TEST_CASE("elementwise: comparison operators take numbers on either side") {
+  const Tensor x = Tensor::of({1, 2, 3}, {3});
+  const auto are = [](const Tensor& mask, const std::vector<double>& want) {
+    return mask.dtype() == DType::boolean && test::values(mask) == want;
+  };
+  CHECK(are(x < 2, {1, 0, 0}));
+  CHECK(are(x <= 2, {1, 1, 0}));
+  CHECK(are(x > 2, {0, 0, 1}));
+  CHECK(are(x >= 2, {0, 1, 1}));
+  CHECK(are(x == 2, {0, 1, 0}));
+  CHECK(are(x != 2, {1, 0, 1}));
+  CHECK(are(2 < x, {0, 0, 1}));
+  CHECK(are(2 <= x, {0, 1, 1}));
+  CHECK(are(2 > x, {1, 0, 0}));
+  CHECK(are(2 >= x, {1, 1, 0}));
+  CHECK(are(2 == x, {0, 1, 0}));
+  CHECK(are(2 != x, {1, 0, 1}));
+}
+
 TEST_CASE("elementwise: where copies any dtype unchanged") {
   const Tensor c = Tensor::of({1, 0, 1}, {3}, DType::boolean);
   for (int i = 0; i < kDTypes; ++i) {
@@ -398,6 +455,19 @@ TEST_CASE("elementwise: errors name the rule and the values") {
   CHECK(error_of([&] { neg(flag); }) ==
         "neg: dtype must be one of f32, f64, bf16, i32, i64, u8, got bool");
   CHECK(error_of([&] { exp(i); }) == "exp: dtype must be one of f32, f64, bf16, got i64");
+  CHECK(error_of([&] { sin(i); }) == "sin: dtype must be one of f32, f64, bf16, got i64");
+  CHECK(error_of([&] { cos(i); }) == "cos: dtype must be one of f32, f64, bf16, got i64");
+  CHECK(error_of([&] { log1p(i); }) == "log1p: dtype must be one of f32, f64, bf16, got i64");
+  CHECK(error_of([&] { expm1(i); }) == "expm1: dtype must be one of f32, f64, bf16, got i64");
+  CHECK(error_of([&] { erf(i); }) == "erf: dtype must be one of f32, f64, bf16, got i64");
+  CHECK(error_of([&] { elu(i); }) == "elu: dtype must be one of f32, f64, bf16, got i64");
+  CHECK(error_of([&] { leaky_relu(i); }) ==
+        "leaky_relu: dtype must be one of f32, f64, bf16, got i64");
+  const std::string numbers = ": dtype must be one of f32, f64, bf16, i32, i64, u8, got bool";
+  CHECK(error_of([&] { floor(flag); }) == "floor" + numbers);
+  CHECK(error_of([&] { ceil(flag); }) == "ceil" + numbers);
+  CHECK(error_of([&] { round(flag); }) == "round" + numbers);
+  CHECK(error_of([&] { sign(flag); }) == "sign" + numbers);
   CHECK(error_of([&] { gelu(i); }) == "gelu: dtype must be one of f32, f64, bf16, got i64");
   CHECK(error_of([&] { eq(h, h); }) ==
         "eq: dtype must be one of f32, f64, bf16, i32, i64, u8, bool, got f16");
@@ -414,6 +484,29 @@ TEST_CASE("elementwise: errors name the rule and the values") {
   CHECK(error_of([&] { (leaf * 2).add_(leaf); }) ==
         "add_: cannot change a tensor that is part of a recording; use the out-of-place op, or a "
         "NoGradGuard, got shape [2]");
+}
+
+TEST_CASE("elementwise: where and masked_fill with numbers") {
+  const Tensor mask = Tensor::of({1, 0, 1}, {3}, DType::boolean);
+  for (const DType t : {DType::f32, DType::f64, DType::bf16, DType::i32, DType::i64, DType::u8}) {
+    const Tensor x = Tensor::of({1, 2, 3}, {3}, t);
+    CHECK(test::different_bits(where(mask, x, 7), Tensor::of({1, 7, 3}, {3}, t)) == "");
+    CHECK(test::different_bits(where(mask, 7, x), Tensor::of({7, 2, 7}, {3}, t)) == "");
+    CHECK(test::different_bits(masked_fill(x, mask, 7), where(mask, 7, x)) == "");
+  }
+  const Tensor wide = Tensor::ones({2, 3});
+  CHECK(masked_fill(wide, mask, -kInf).shape() == Shape{2, 3});
+  CHECK(error_of([&] { masked_fill(mask, wide, 0); }) == "masked_fill: mask must be bool, got f32");
+  CHECK(error_of([&] {
+          masked_fill(wide, mask.view({3, 1}), 0);
+        }) == "masked_fill: shapes must broadcast, got [2, 3] and [3, 1]");
+  CHECK(error_of([&] {
+          masked_fill(wide[0], mask.expand({2, 3}), 0);
+        }) == "masked_fill: mask must broadcast to x's shape [3], got [2, 3]");
+  CHECK(error_of([&] { masked_fill(wide, Tensor(), 0); }) ==
+        "masked_fill: mask must be a tensor, got a null handle");
+  CHECK(error_of([&] { where(mask, wide.to(DType::i64), 0.5); }) ==
+        "where: the number must be whole for a tensor of i64, got 0.5");
 }
 
 }  // namespace weft::elementwise_test

@@ -31,6 +31,13 @@ const Unary kUnary[] = {
     {"softplus", softplus},
     {"gelu_tanh", [](const Tensor& x) { return gelu(x); }},
     {"gelu_erf", [](const Tensor& x) { return gelu(x, Gelu::erf); }},
+    {"sin", sin},
+    {"cos", cos},
+    {"log1p", log1p, -0.7, 2},
+    {"expm1", expm1},
+    {"erf", erf},
+    {"leaky_relu", [](const Tensor& x) { return leaky_relu(x, 0.25); }},
+    {"elu", [](const Tensor& x) { return elu(x, 1.5); }},
     {"clamp", [](const Tensor& x) { return clamp(x, -0.5, 1); }},
     {"pow 3", [](const Tensor& x) { return pow(x, 3); }},
     {"pow 2", [](const Tensor& x) { return pow(x, 2); }},
@@ -163,6 +170,11 @@ TEST_CASE("elementwise: kernels accept an expanded cotangent") {
 TEST_CASE("elementwise: subgradients at kinks and ties") {
   CHECK(gradient_at(abs, 0).item() == 0);
   CHECK(gradient_at(relu, 0).item() == 0);
+  CHECK(gradient_at([](const Tensor& x) { return leaky_relu(x, 0.25); }, 0).item() == 0.25);
+  CHECK(gradient_at([](const Tensor& x) { return elu(x, 1.5); }, 0).item() == 1.5);
+  CHECK(gradient_at([](const Tensor& x) { return elu(x); }, 1e4).item() == 1);
+  CHECK(gradient_at([](const Tensor& x) { return x + floor(x) + ceil(x) + round(x); }, 2).item() ==
+        1);
   const auto clamped = [](const Tensor& x) { return clamp(x, -1, 1); };
   CHECK(gradient_at(clamped, 1).item() == 1);  // the interval is closed
   CHECK(gradient_at(clamped, -1).item() == 1);
@@ -274,6 +286,13 @@ TEST_CASE("elementwise: abs at 0, a^0 and 0^b pass 0 back for any cotangent") {
     CHECK(second[0].item() == exponent);  // 2 for a^2, 0 for a^0
     CHECK(second[1].item() == 0);
   }
+}
+
+TEST_CASE("elementwise: gradients past numbers that where and masked_fill take") {
+  const Tensor mask = Tensor::of({1, 0, 1}, {3}, DType::boolean), x = test::random({2, 3});
+  CHECK(check_twice([&](const TensorList& in) { return where(mask, in[0], 2); }, {x}) == "");
+  CHECK(check_twice([&](const TensorList& in) { return where(mask, 2, in[0]); }, {x}) == "");
+  CHECK(check_twice([&](const TensorList& in) { return masked_fill(in[0], mask, 2); }, {x}) == "");
 }
 
 }  // namespace weft::elementwise_grad_test

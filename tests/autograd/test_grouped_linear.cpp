@@ -43,9 +43,9 @@ Tensor by_loop(const Tensor& x, const Tensor& w, const Tensor& bias, const Case&
   for (std::int64_t e = 0; e < c.groups(); ++e) {
     const std::int64_t n = c.rows[static_cast<std::size_t>(e)];
     Tensor part = matmul(x.narrow(0, first, n), w.select(0, e).t());
-    if (bias) {
+    if (bias.defined()) {
       const Tensor b = bias.select(0, e).unsqueeze(0);
-      part = add(part, scale ? mul(scale.narrow(0, first, n).unsqueeze(1), b) : b);
+      part = add(part, scale.defined() ? mul(scale.narrow(0, first, n).unsqueeze(1), b) : b);
     }
     parts.push_back(part);
     first += n;
@@ -155,7 +155,7 @@ TEST_CASE("grouped_linear: gradients are added to main_grad and empty groups lea
     };
     step();
     step();
-    CHECK_FALSE(w.grad());
+    CHECK_FALSE(w.grad().defined());
     const TensorList wide =
         run([&](const TensorList& in) { return grouped_linear(x.to(DType::f64), in[0], {}, rows); },
             {w.detach().to(DType::f64)}, dy.to(DType::f64));

@@ -313,4 +313,20 @@ TEST_CASE("indexing: backward refuses indices changed after the forward") {
                       ids.version(), ids.version() - 1));
 }
 
+TEST_CASE("indexing: triu keeps the other triangle of tril") {
+  for (const std::int64_t diagonal : {-2, -1, 0, 1, 3})
+    for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::i64, DType::boolean}) {
+      const Tensor x = test::random({2, 4, 3}, 1, DType::i32).to(t);
+      const Tensor upper = triu(x, diagonal);
+      for (int r = 0; r < 4; ++r)
+        for (int c = 0; c < 3; ++c)
+          CHECK(upper[1][r][c].item() == (c - r >= diagonal ? x[1][r][c].item() : 0));
+    }
+  CHECK(test::values(triu(Tensor::full({2, 2}, INFINITY)))[2] == 0);
+  CHECK(gradcheck([](const TensorList& in) { return triu(in[0], 1); }, {test::random({3, 4})}) ==
+        "");
+  CHECK(test::error_of([] { triu(Tensor::ones({2})); }) ==
+        "triu: x must have at least 2 axes, got shape [2]");
+}
+
 }  // namespace weft::indexing_test

@@ -20,11 +20,11 @@ const Shape kShapes[] = {{1, 1}, {3, 5}, {2, 3, 7}, {4, 1025}, {0, 4}, {7}, {110
 Tensor by_definition(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
   const Tensor d = sub(x, mean(x, {-1}, true));
   Tensor y = mul(d, rsqrt(add(mean(square(d), {-1}, true), eps)));
-  if (weight) y = mul(y, weight);
-  return bias ? add(y, bias) : y;
+  if (weight.defined()) y = mul(y, weight);
+  return bias.defined() ? add(y, bias) : y;
 }
 
-Tensor to(const Tensor& t, DType dtype) { return t ? t.to(dtype) : t; }
+Tensor to(const Tensor& t, DType dtype) { return t.defined() ? t.to(dtype) : t; }
 
 // y, sum and the gradients of x, residual, weight, bias.
 TensorList run(const TensorList& in, const Tensor& dy, const Tensor& dsum) {

@@ -249,4 +249,17 @@ TEST_CASE("matmul: errors name the rule and both operands") {
         "matmul: leading axes: shapes must broadcast, got [2] and [3]");
 }
 
+TEST_CASE("matmul: dot and outer of vectors") {
+  const Tensor a = test::random({5}, 1), b = test::random({5}, 2), c = test::random({3}, 3);
+  CHECK(test::mismatch(dot(a, b), (a * b).sum(), 1e-14) == "");
+  CHECK(test::mismatch(outer(a, c), matmul(a.view({5, 1}), c.view({1, 3})), 0) == "");
+  CHECK(gradcheck([](const TensorList& in) { return dot(in[0], in[1]) * outer(in[1], in[0]); },
+                  {a, test::strided(b)}) == "");
+  CHECK(test::error_of([&] {
+          dot(a, c.view({1, 3}));
+        }) == "dot: both operands must have 1 axis, got [5] and [1, 3]");
+  CHECK(test::error_of([&] { outer(Tensor(), c); }) ==
+        "outer: a must be a tensor, got a null handle");
+}
+
 }  // namespace weft::matmul_test

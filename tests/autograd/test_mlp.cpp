@@ -49,7 +49,7 @@ Tensor op(const TensorList& in, const MlpOptions& o) {
 // From public ops, in f64.
 Tensor composed(const TensorList& in, Activation a) {
   TensorList wide;
-  for (const Tensor& t : in) wide.push_back(t ? t.to(DType::f64) : t);
+  for (const Tensor& t : in) wide.push_back(t.defined() ? t.to(DType::f64) : t);
   const Tensor h = linear(wide[0], wide[1], wide[2]);
   return linear(a == Activation::swiglu
                     ? swiglu(h)
@@ -164,7 +164,7 @@ TEST_CASE("mlp: only the required gradients are computed") {
       leaves[wanted].set_requires_grad();
       Tape tape;
       op(leaves, {.recompute = recompute}).backward(dy);
-      for (int i = 0; i < 5; ++i) CHECK(static_cast<bool>(leaves[i].grad()) == (i == wanted));
+      for (int i = 0; i < 5; ++i) CHECK(leaves[i].grad().defined() == (i == wanted));
       CHECK(test::mismatch(leaves[wanted].grad(), all[wanted], 1e-12) == "");
     }
 }
@@ -182,7 +182,7 @@ TEST_CASE("mlp: bf16 gradients of weights and biases go into f32 sums") {
   op(leaves, {}).backward(dy);
   const TensorList want = want_of(in, dy, Activation::gelu_tanh);
   for (int i = 0; i < 5; ++i) {
-    CHECK_FALSE(leaves[i].grad());
+    CHECK_FALSE(leaves[i].grad().defined());
     CHECK(test::mismatch(leaves[i].main_grad(), add(want[i], 1), test::tolerance(DType::bf16)) ==
           "");
   }

@@ -300,4 +300,48 @@ TEST_CASE("reduce: errors name the rule and the values") {
         "sum_to: shape must broadcast to x's shape [2, 3], got [2]");
 }
 
+TEST_CASE("reduce: one axis as a number, and the standard deviation") {
+  const Tensor x = test::random({3, 5});
+  CHECK(test::different_bits(x.sum(0), x.sum({0})) == "");
+  CHECK(test::different_bits(x.mean(-1, true), x.mean({-1}, true)) == "");
+  CHECK(test::different_bits(sum(x, 1), sum(x, {1})) == "");
+  CHECK(test::different_bits(mean(x, 0), mean(x, {0})) == "");
+  CHECK(test::mismatch(square(stddev(x, {1}, 0)), var(x, {1}, 0), 1e-14) == "");
+  CHECK(stddev(x, {}, 1, true).shape() == Shape{1, 1});
+  CHECK(test::error_of([&] { stddev(x.to(DType::i64)); }) ==
+        "stddev: dtype must be one of f32, f64, bf16, got i64");
+}
+
+TEST_CASE("reduce: products, of every number of elements, in every dtype") {
+  for (const std::int64_t n : {0, 1, 2, 3, 7, 8, 13}) {
+    const Tensor x = test::random_in({2, n, 3}, 0.5, 1.5);
+    const Tensor got = prod(x, 1);
+    for (int i = 0; i < 2; ++i)
+      for (int k = 0; k < 3; ++k) {
+        double want = 1;
+        for (std::int64_t j = 0; j < n; ++j) want *= x[i][j][k].item();
+        CHECK(got[i][k].item() == doctest::Approx(want).epsilon(1e-14));
+      }
+    CHECK(prod(x, -2, true).shape() == Shape{2, 1, 3});
+    for (const DType t : {DType::f32, DType::bf16})
+      CHECK(test::mismatch(prod(x.to(t), 1), prod(x.to(t).to(DType::f64), 1),
+                           4 * test::tolerance(t), 1) == "");
+  }
+  for (const DType t : {DType::i32, DType::i64, DType::u8}) {
+    const Tensor y = prod(Tensor::of({2, 5, 7}, {3}, t));
+    CHECK(y.dtype() == DType::i64);
+    CHECK(y.item() == 70);
+  }
+  CHECK(prod(Tensor::of({1, 0}, {2}, DType::boolean)).item() == 0);
+  CHECK(prod(Tensor::full({}, 3)).item() == 3);
+  CHECK(prod(Tensor::empty({4, 3}, DType::f32, kMeta), 0).shape() == Shape{3});
+  CHECK(test::error_of([] { prod(Tensor::ones({2}), 1); }) ==
+        "prod: dim must be in [-1, 1), got 1");
+  CHECK(test::error_of([] { prod(Tensor::full({}, 3), 0); }) ==
+        "prod: x must have at least 1 axis, got shape []");
+  CHECK(test::error_of([] { prod(Tensor::ones({2}, DType::f16)); }) ==
+        "prod: dtype must be one of f32, f64, bf16, i32, i64, u8, got f16");
+  CHECK(test::error_of([] { prod(Tensor()); }) == "prod: x must be a tensor, got a null handle");
+}
+
 }  // namespace weft::reduce_test

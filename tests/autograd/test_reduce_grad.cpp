@@ -174,4 +174,22 @@ TEST_CASE("reduce: gradients at the edge of the domain are finite") {
                  Tensor::of({0, 0, 0, 1}, {2, 2}), 0) == "");
 }
 
+TEST_CASE("reduce: products and standard deviations, gradients twice, with zeros") {
+  GradcheckOptions o;
+  o.second_order = true;
+  o.step = 1e-5;
+  o.tolerance = 1e-5;
+  const Tensor zeros = Tensor::of({{1, 0, 3}, {0, 0, 2}}, DType::f64);
+  for (const Tensor& x : {test::random({2, 5}), test::strided(test::random({2, 3})), zeros}) {
+    CHECK(gradcheck([](const TensorList& in) { return square(prod(in[0], 1)); }, {x}, o) == "");
+    CHECK(gradcheck([](const TensorList& in) { return prod(in[0]); }, {x}) == "");
+  }
+  const auto deviation = [](const TensorList& in) { return stddev(in[0], {1}); };
+  CHECK(gradcheck(deviation, {test::random({3, 5})}, o) == "");
+  const Tensor constant = Tensor::ones({4}, DType::f64).set_requires_grad();
+  Tape tape;
+  CHECK(test::values(tape.gradients(stddev(constant), {constant})[0]) ==
+        std::vector<double>{0, 0, 0, 0});
+}
+
 }  // namespace weft::reduce_grad_test

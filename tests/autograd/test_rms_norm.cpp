@@ -19,10 +19,10 @@ const Shape kShapes[] = {{1, 1}, {3, 5}, {2, 3, 7}, {4, 1025}, {0, 4}, {7}, {110
 
 Tensor by_definition(const Tensor& x, const Tensor& weight, double eps) {
   const Tensor y = mul(x, rsqrt(add(mean(square(x), {-1}, true), eps)));
-  return weight ? mul(y, weight) : y;
+  return weight.defined() ? mul(y, weight) : y;
 }
 
-Tensor to(const Tensor& t, DType dtype) { return t ? t.to(dtype) : t; }
+Tensor to(const Tensor& t, DType dtype) { return t.defined() ? t.to(dtype) : t; }
 
 // The gradients of x, residual and weight, then y and sum.
 TensorList run(const TensorList& in, const Tensor& dy, const Tensor& dsum) {

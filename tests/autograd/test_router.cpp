@@ -46,7 +46,7 @@ Tensor dense(const Routing& r, std::int64_t E) {
 Tensor by_definition(const Tensor& logits, const Tensor& bias, const RouterOptions& o) {
   const std::int64_t T = logits.dim(0), E = logits.dim(1), k = o.topk;
   const std::vector<double> all = values(logits);
-  const std::vector<double> b = bias ? values(bias) : std::vector<double>();
+  const std::vector<double> b = bias.defined() ? values(bias) : std::vector<double>();
   const Tensor out = Tensor::zeros({T, E}, DType::f64);
   const auto at = [](std::int64_t i) { return static_cast<std::size_t>(i); };
   for (std::int64_t t = 0; t < T; ++t) {
@@ -62,7 +62,7 @@ Tensor by_definition(const Tensor& logits, const Tensor& bias, const RouterOptio
         v = std::exp(v) / total;
     }
     rank = s;
-    for (std::int64_t e = 0; bias && e < E; ++e) rank[at(e)] += b[at(e)];
+    for (std::int64_t e = 0; bias.defined() && e < E; ++e) rank[at(e)] += b[at(e)];
     const auto best = [](const std::vector<double>& v, std::int64_t n) {
       std::vector<std::int64_t> order(v.size());
       std::iota(order.begin(), order.end(), std::int64_t{0});

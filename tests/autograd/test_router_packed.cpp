@@ -53,7 +53,7 @@ double times_tokens(const Tensor& x, RouterScore score, const Tensor& padding) {
   std::vector<double> C(static_cast<std::size_t>(E)), P(C);
   double n = 0;
   for (std::int64_t t = 0; t < T; ++t) {
-    if (padding && padding.data<bool>()[t]) continue;
+    if (padding.defined() && padding.data<bool>()[t]) continue;
     const double* row = x.data<double>() + t * E;
     std::vector<double> s(row, row + E);
     for (std::size_t e = 0; e < s.size(); ++e) {
@@ -99,9 +99,9 @@ TEST_CASE("router_packed: loss and gradient are the token-weighted mean of the s
     for (const Tensor& padding : {Tensor(), some_padding(41)}) {
       double sum = 0, tokens = 0;
       each_sequence([&](std::int64_t first, std::int64_t n) {
-        const Tensor pad = padding ? padding.narrow(0, first, n) : padding;
+        const Tensor pad = padding.defined() ? padding.narrow(0, first, n) : padding;
         sum += times_tokens(x.narrow(0, first, n), score, pad);
-        for (std::int64_t t = 0; t < n; ++t) tokens += !(pad && pad.data<bool>()[t]);
+        for (std::int64_t t = 0; t < n; ++t) tokens += !(pad.defined() && pad.data<bool>()[t]);
       });
       CHECK(packed_loss(x, score, padding).item() ==
             doctest::Approx(0.7 * sum / tokens).epsilon(1e-13).scale(0));

@@ -27,8 +27,8 @@ TensorList two_outputs(const Tensor& x) {
   }
   if (recording(x))
     Tape::record("two_outputs", {&x}, {&a, &b}, [](Backward& back) {
-      if (back.dy(0)) back.add(0, back.dy(0) * 2);
-      if (back.dy(1)) back.add(0, back.dy(1) * 3);
+      if (back.dy(0).defined()) back.add(0, back.dy(0) * 2);
+      if (back.dy(1).defined()) back.add(0, back.dy(1) * 3);
     });
   return {a, b};
 }
@@ -65,8 +65,8 @@ TEST_CASE("tape: gradients of two leaves never share memory") {
   const Tensor a = leaf({4}, 1), b = leaf({4}, 2);
   Tape tape;
   sum(a + b).backward();
-  REQUIRE(a.grad());
-  REQUIRE(b.grad());
+  REQUIRE(a.grad().defined());
+  REQUIRE(b.grad().defined());
   CHECK(a.grad().raw() != b.grad().raw());
   a.grad().mul_(5);
   CHECK(test::mismatch(b.grad(), Tensor::ones({4}, DType::f64), 0) == "");
@@ -105,7 +105,7 @@ TEST_CASE("tape: grad() returns gradients and leaves grad() of the leaves unset"
   CHECK(test::mismatch(g[0], x * x * x * 4.0, 1e-12) == "");
   CHECK(test::mismatch(g[1], x * x * 2.0, 1e-12) == "");
   CHECK(test::different_bits(g[2], Tensor::zeros({2}, DType::f64)) == "");
-  CHECK_FALSE(x.grad());
+  CHECK_FALSE(x.grad().defined());
 }
 
 TEST_CASE("tape: a nested tape gives the gradient of a gradient") {
@@ -166,7 +166,7 @@ TEST_CASE("tape: a gradient of something independent is 0 at any order") {
     first = inner.gradients(sum(x * 3.0), {x})[0];
   }
   sum(first).backward();
-  CHECK(!x.grad());
+  CHECK(!x.grad().defined());
 }
 
 TEST_CASE("tape: an inner tape without leaves refuses backward()") {
@@ -204,7 +204,7 @@ TEST_CASE("tape: hooks report each leaf's last gradient and the unused leaves") 
   std::vector<const TensorImpl*> ready;
   std::vector<Tensor> left;
   tape.on_grad_ready([&](const Tensor& x) {
-    CHECK(x.grad());
+    CHECK(x.grad().defined());
     ready.push_back(x.impl());
   });
   tape.on_backward_end([&](const std::vector<Tensor>& l) { left = l; });
@@ -224,7 +224,7 @@ TEST_CASE("tape: main_grad replaces grad") {
   x.set_main_grad(Tensor::full({3}, 10, DType::f32));
   Tape tape;
   sum(x * 2.0).backward();
-  CHECK_FALSE(x.grad());
+  CHECK_FALSE(x.grad().defined());
   CHECK(test::mismatch(x.main_grad(), Tensor::full({3}, 12), 0) == "");
 }
 
@@ -456,6 +456,18 @@ TEST_CASE("custom_function: a handwritten backward works twice") {
         });
   };
   CHECK(gradcheck(cube, {test::random({3, 2})}, {.tolerance = 1e-5, .second_order = true}) == "");
+}
+
+TEST_CASE("gradcheck: the second order of a linear function is 0, and an unrecorded op is found") {
+  GradcheckOptions twice;
+  twice.second_order = true;
+  CHECK(gradcheck([](const TensorList& in) { return in[0] * 3 + 1; }, {test::random({3})}, twice) ==
+        "");
+  CHECK(gradcheck([](const TensorList& in) { return leaky_relu(in[0]); }, {test::random({3})},
+                  twice) == "");
+  CHECK(gradcheck([](const TensorList& in) { return floor(in[0]); }, {test::random({3})}) == "");
+  CHECK(gradcheck([](const TensorList& in) { return in[0].detach() * 2; }, {test::random({3})}) !=
+        "");
 }
 
 TEST_CASE("custom_function: a wrong backward is detected and a wrong count refused") {

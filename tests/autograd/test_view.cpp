@@ -415,4 +415,60 @@ TEST_CASE("view: errors of joins and moves name the rule") {
   }
 }
 
+TEST_CASE("view: chunk, flip and repeat against their definitions") {
+  const Tensor x = test::random({2, 5, 3});
+  const TensorList parts = chunk(x, 3, 1);
+  CHECK(parts.size() == 3);
+  CHECK(parts[2].shape() == Shape{2, 1, 3});
+  CHECK(test::different_bits(cat(parts, 1), x) == "");
+  CHECK(chunk(x, 9, -1).size() == 3);
+  CHECK(chunk(Tensor::empty({0}), 2).size() == 1);
+  const Tensor turned = flip(x, {0, -1}), wide = repeat(x, {2, 1, 1, 2});
+  CHECK(turned.shape() == x.shape());
+  CHECK(wide.shape() == Shape{2, 2, 5, 6});
+  for (int i = 0; i < 2; ++i)
+    for (int j = 0; j < 5; ++j)
+      for (int k = 0; k < 3; ++k) {
+        const double v = x[i][j][k].item();
+        CHECK(turned[1 - i][j][2 - k].item() == v);
+        for (int copy = 0; copy < 4; ++copy)
+          CHECK(wide[copy / 2][i][j][k + copy % 2 * 3].item() == v);
+      }
+  CHECK(test::different_bits(flip(x, 1), flip(x, {1})) == "");
+  CHECK(repeat(x, {2, 0, 1}).shape() == Shape{4, 0, 3});
+  CHECK(flip(Tensor::empty({0, 2}), 0).shape() == Shape{0, 2});
+  CHECK(repeat(Tensor::full({}, 3), {2}).shape() == Shape{2});
+}
+
+TEST_CASE("view: chunk, flip and repeat, gradients and errors") {
+  const auto pieces = [](const TensorList& in) {
+    const TensorList p = chunk(in[0], 2, 1);
+    return cat({p[1], p[0] * 2}, 1);
+  };
+  const auto turned = [](const TensorList& in) { return flip(in[0], {0, 1}); };
+  const auto wide = [](const TensorList& in) { return repeat(in[0], {2, 1, 3}); };
+  for (const Tensor& x : {test::random({3, 5}), test::strided(test::random({2, 3}))}) {
+    CHECK(gradcheck(pieces, {x}) == "");
+    CHECK(gradcheck(turned, {x}) == "");
+    CHECK(gradcheck(wide, {x}) == "");
+  }
+  const Tensor x = Tensor::ones({2, 3}), none;
+  CHECK(test::error_of([&] { chunk(x, 0); }) == "chunk: count must be at least 1, got 0");
+  CHECK(test::error_of([&] { chunk(none, 2); }) == "chunk: x must be a tensor, got a null handle");
+  CHECK(test::error_of([&] { flip(x, 2); }) == "flip: dim must be in [-2, 2), got 2");
+  CHECK(test::error_of([&] { repeat(x, {2}); }) ==
+        "repeat: x [2, 3] needs at least 2 numbers, got [2]");
+  CHECK(test::error_of([&] {
+          repeat(x, {2, -1});
+        }) == "repeat: every number must be at least 0, got [2, -1]");
+}
+
+TEST_CASE("view: vectors of tensors join, and a tensor splits by sizes") {
+  const Tensor x = test::random({4, 3});
+  const TensorList parts = x.split({1, 3}, 0);
+  const std::vector<Tensor> pieces(parts.begin(), parts.end());
+  CHECK(test::different_bits(cat(pieces), x) == "");
+  CHECK(stack(std::vector<Tensor>(9, x)).shape() == Shape{9, 4, 3});
+}
+
 }  // namespace weft::view_test

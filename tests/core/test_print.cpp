@@ -64,4 +64,11 @@ TEST_CASE("print: three axes and strided views") {
   CHECK(out.str() == "tensor([4, 5], i64, cpu)");
 }
 
+TEST_CASE("print: shapes, dtypes and devices, in a stream") {
+  const Tensor x = Tensor::ones({2, 4}, DType::bf16);
+  std::ostringstream out;
+  out << x.shape() << " " << x.dtype() << " " << x.device() << " " << kMeta;
+  CHECK(out.str() == "[2, 4] bf16 cpu meta");
+}
+
 }  // namespace weft::print_test

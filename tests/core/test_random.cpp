@@ -415,4 +415,21 @@ TEST_CASE("random: errors name the rule") {
         }) == "multinomial: a row of weights must have a positive sum, got 0");
 }
 
+TEST_CASE("random: draws without a key follow the counter of the thread") {
+  manual_seed(5);
+  const Tensor a = rand({3, 4}), b = randn({5}, DType::f64), c = randint(-2, 3, {200}),
+               d = randperm(9);
+  manual_seed(5);
+  CHECK(test::different_bits(a, uniform_(Tensor::empty({3, 4}), next_random_key())) == "");
+  CHECK(test::different_bits(b, normal_(Tensor::empty({5}, DType::f64), next_random_key())) == "");
+  CHECK(test::different_bits(c, randint(-2, 3, {200})) == "");
+  CHECK(test::different_bits(d, permutation(9, next_random_key())) == "");
+  CHECK(c.dtype() == DType::i64);
+  CHECK(c.min().item() == -2);
+  CHECK(c.max().item() == 2);
+  CHECK(randint(INT64_MIN, INT64_MAX, {64}).abs().min().item() > 0x1p40);
+  CHECK(test::error_of([] { randint(2, 2, {1}); }) ==
+        "randint: low must be below high, got 2 and 2");
+}
+
 }  // namespace weft::random_test

@@ -24,7 +24,8 @@ TensorList run(const Op& op, const TensorList& inputs, const TensorList& cotange
     if (!y.requires_grad()) continue;
     const Tensor dy = cotangents[i].to(y.dtype());  // a loss may be wider than its inputs
     for (const Tensor& g : tape.gradients(y, wanted, dy))
-      result.push_back(g ? g : Tensor::zeros({1}));  // an input that does not affect this output
+      // An input that does not affect this output has a gradient of 0.
+      result.push_back(g.defined() ? g : Tensor::zeros({1}));
   }
   return result;
 }
@@ -57,8 +58,8 @@ std::string disagreement(const Op& op, const TensorList& inputs, const Agreement
       std::uint64_t seed = 1000;
       for (const Tensor& y : op(exact)) {
         const Tensor dy = is_compute(y.dtype()) ? random(y.shape(), ++seed).to(dtype) : Tensor();
-        cotangents.push_back(dy ? dy.to(DType::f64) : dy);
-        gpu_cotangents.push_back(dy ? dy.to(kGpu) : dy);
+        cotangents.push_back(dy.defined() ? dy.to(DType::f64) : dy);
+        gpu_cotangents.push_back(dy.defined() ? dy.to(kGpu) : dy);
       }
     }
     const TensorList want = run(op, exact, cotangents, how.gradients);

@@ -45,10 +45,21 @@ TEST_CASE("elementwise: every unary op and its gradient") {
                        {"silu", one([](const Tensor& x) { return silu(x); })},
                        {"softplus", one([](const Tensor& x) { return softplus(x); })},
                        {"square", one([](const Tensor& x) { return x.square(); })},
+                       {"sin", one([](const Tensor& x) { return sin(x); })},
+                       {"cos", one([](const Tensor& x) { return cos(x); })},
+                       {"expm1", one([](const Tensor& x) { return expm1(x); })},
+                       {"erf", one([](const Tensor& x) { return erf(x); })},
+                       {"floor", one([](const Tensor& x) { return x * floor(x); })},
+                       {"ceil", one([](const Tensor& x) { return x * ceil(x); })},
+                       {"round", one([](const Tensor& x) { return x * round(x); })},
+                       {"sign", one([](const Tensor& x) { return x * sign(x); })},
+                       {"leaky_relu", one([](const Tensor& x) { return leaky_relu(x); })},
+                       {"elu", one([](const Tensor& x) { return elu(x); })},
                        {"clamp", one([](const Tensor& x) { return x.clamp(-0.5, 0.75); })}};
   const Named positive[] = {{"log", one([](const Tensor& x) { return x.log(); })},
                             {"sqrt", one([](const Tensor& x) { return x.sqrt(); })},
                             {"rsqrt", one([](const Tensor& x) { return x.rsqrt(); })},
+                            {"log1p", one([](const Tensor& x) { return log1p(x); })},
                             {"pow", one([](const Tensor& x) { return x.pow(2.5); })}};
   for (const Shape& s : kElementwiseShapes) {
     CAPTURE(to_string(s));
@@ -102,6 +113,19 @@ TEST_CASE("elementwise: numbers as either operand in every dtype") {
         CHECK(test::mismatch((2.0 / g).to(kCpu), 2.0 / x, 1e-6) == "");
         CHECK(test::mismatch((g / 3.0).to(kCpu), x / 3.0, 1e-6) == "");
       }
+    });
+  }
+}
+
+TEST_CASE("elementwise: rounding and signs of integers") {
+  for (const DType t : {DType::i32, DType::i64, DType::u8}) {
+    CAPTURE(std::string(name(t)));
+    const Tensor x = random({4, 9}, 1, t), g = x.to(kGpu);
+    test::for_each_order([&] {
+      CHECK(different_bits(floor(g).to(kCpu), x) == "");
+      CHECK(different_bits(ceil(g).to(kCpu), x) == "");
+      CHECK(different_bits(round(g.transpose(0, 1)).to(kCpu), x.transpose(0, 1)) == "");
+      CHECK(different_bits(sign(g).to(kCpu), sign(x)) == "");
     });
   }
 }

@@ -61,7 +61,7 @@ struct Training {
                                    ids.narrow(0, first, kRows / 2))
                               .loss;
       part.backward(Tensor::full(part.shape(), 1.0 / (kRows * kTokens), part.dtype(), kGpu));
-      if (loss)
+      if (loss.defined())
         loss.add_(part.detach());
       else
         loss = part.detach();

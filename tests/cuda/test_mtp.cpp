@@ -39,7 +39,7 @@ struct Batch {
   Batch on(Device device) const {
     nn::Packing there;
     if (packing) there = nn::Packing::of(kBoundaries, 8, device);
-    if (packing.padding) there.padding = packing.padding.to(device);
+    if (packing.padding.defined()) there.padding = packing.padding.to(device);
     return {inputs.to(device), targets.to(device), there};
   }
 };

@@ -35,7 +35,7 @@ const RouterOptions kModes[] = {
     {.topk = 3, .score = RouterScore::sqrt_softplus, .groups = 2, .group_topk = 1},
 };
 
-Tensor to_gpu(const Tensor& t) { return t ? t.to(kGpu) : t; }
+Tensor to_gpu(const Tensor& t) { return t.defined() ? t.to(kGpu) : t; }
 
 // Multiples of 1/4 above 0, so that ties occur and rounding makes no two sums equal.
 Tensor tied(const Shape& shape, std::uint64_t seed) {

@@ -88,7 +88,7 @@ Result run(MoE& m, const Tensor& given, const Tensor& dy, const Tensor& padding,
   Result r{{}, out.y.detach(), g[0], out.loss.item(), {}};
   for (int i = 1; i < g.size(); ++i) r.dw.push_back(g[i]);
   const std::int64_t tokens = given.numel() / kDim;
-  const nn::RouterInput in{.padding = padding ? padding.flatten() : padding,
+  const nn::RouterInput in{.padding = padding.defined() ? padding.flatten() : padding,
                            .sequences = given.dim(0),
                            .part = tokens_here};
   r.experts = m.router(given.view({tokens, kDim}), in).routing.experts;
@@ -158,7 +158,7 @@ TEST_CASE("capacity: ranks that share a batch keep and drop the slots that one r
                 CAPTURE(grid.degrees.ep);
                 CAPTURE(factor);
                 CAPTURE(pads);
-                CAPTURE(static_cast<bool>(padding));
+                CAPTURE(padding.defined());
                 compare(w, mesh, options(factor, drop, pads), kind, padding);
               }
       test::check_same_traces(w);

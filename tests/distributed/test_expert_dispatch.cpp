@@ -98,13 +98,13 @@ Result dense(const MoE& m, const Tensor& given, const Routing& routing, const Te
     const Tensor chosen = eq(routing.experts, static_cast<double>(e)).to(x.dtype());
     const Tensor p = sum(mul(probs, chosen), {1}, true);
     Tensor h = matmul(x, w.up.select(0, e).t());
-    if (w.up_bias) h = add(h, w.up_bias.select(0, e));
+    if (w.up_bias.defined()) h = add(h, w.up_bias.select(0, e));
     const std::int64_t f = h.dim(1) / 2;
     h = m.options.activation == Activation::swiglu ? mul(silu(h.narrow(1, 0, f)), h.narrow(1, f, f))
                                                    : gelu(h, Gelu::tanh);
     h = matmul(h, w.down.select(0, e).t());
-    if (w.down_bias) h = add(h, w.down_bias.select(0, e));
-    y = y ? add(y, mul(h, p)) : mul(h, p);
+    if (w.down_bias.defined()) h = add(h, w.down_bias.select(0, e));
+    y = y.defined() ? add(y, mul(h, p)) : mul(h, p);
   }
   const TensorList g = tape.gradients(y, wanted, dy);
   Result out{y.detach(), g[0], g[1], {}};

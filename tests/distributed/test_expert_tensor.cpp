@@ -70,7 +70,7 @@ Pass step(Gpt& model, std::int64_t first, std::int64_t count, const nn::SumCount
   total.backward(Tensor::full({}, 1.0 / (kSequences * kTokens), total.dtype()));
   Pass p;
   p.loss = losses.main.loss.item();
-  if (losses.aux) p.aux = losses.aux.item() * losses.main.count.item();
+  if (losses.aux.defined()) p.aux = losses.aux.item() * losses.main.count.item();
   for (const NamedTensor& t : model.named_parameters()) p.grads[t.name] = t.tensor.grad();
   (void)routers.finish(1e-2, reduce);
   for (const auto& [name, t] : model.state_dict())

@@ -198,9 +198,9 @@ Outcome run(const OpLine& line, const std::vector<Operand>& operands,
     }
     const TensorList plain = line.call(in);
     for (int i = 0; i < plain.size(); ++i)
-      if (plain[i]) outcome.parts.push_back(part(message("result {}", i), plain[i]));
+      if (plain[i].defined()) outcome.parts.push_back(part(message("result {}", i), plain[i]));
     for (int i = 0; gradients && i < plain.size(); ++i) {
-      if (!plain[i] || !is_compute(plain[i].dtype())) continue;
+      if (!plain[i].defined() || !is_compute(plain[i].dtype())) continue;
       Tape tape;
       Tensor y = line.call(in)[i];
       if (std::any_of(in.begin(), in.end(), [&y](const Tensor& x) { return x.same(y); }))
@@ -211,7 +211,7 @@ Outcome run(const OpLine& line, const std::vector<Operand>& operands,
       const TensorList found = tape.gradients(
           y, leaves, tensor_in(cotangent.memory, y.shape(), dy, y.dtype(), y.device()));
       for (int k = 0; k < found.size(); ++k)
-        if (found[k])
+        if (found[k].defined())
           outcome.parts.push_back(
               part(message("d(result {})/d(floating operand {})", i, k), found[k]));
     }

@@ -115,7 +115,7 @@ class Check {
     std::vector<Tensor> values = with_leaves();
     for (std::size_t i = 0; i < program_.size(); ++i) {
       if (i == from && to > from) region(from, to, values);
-      if (!values[i]) values[i] = run_item(i, values);
+      if (!values[i].defined()) values[i] = run_item(i, values);
     }
     return values;
   }
@@ -154,7 +154,7 @@ class Check {
       const Tensor weights = tensor_in(Layout::contiguous, y.shape(),
                                        loss_weights(i, exact_[i].at.size()), y.dtype(), y.device());
       const Tensor part = sum(y * weights);
-      loss = loss ? loss + part : part;
+      loss = loss.defined() ? loss + part : part;
     }
     return loss;
   }
@@ -223,7 +223,7 @@ class Check {
     for (const Item& item : program_) {
       if (item.op >= 0) continue;
       const Tensor& g = gradients[leaf++];
-      if (!g) continue;
+      if (!g.defined()) continue;
       const std::vector<double> values = values_of(g);
       for (std::size_t k = 0; k < values.size(); ++k) {
         const double term = values[k] * (t ? item.along_t[k] : item.along_s[k]);
@@ -257,15 +257,15 @@ class Check {
       for (const Item& item : program_) {
         if (item.op >= 0) continue;
         const Tensor& g = gradients[leaf++];
-        if (!g) continue;
+        if (!g.defined()) continue;
         const Tensor part =
             sum(g * tensor_in(Layout::contiguous, item.shape, item.along_s, g.dtype(), g.device()));
-        product = product ? product + part : part;
+        product = product.defined() ? product + part : part;
       }
     }
     TensorList gradients;
     for (int i = 0; i < leaves_.size(); ++i) gradients.push_back({});
-    if (product && Tape::follows(product)) gradients = outer.gradients(product, leaves_);
+    if (product.defined() && Tape::follows(product)) gradients = outer.gradients(product, leaves_);
     return compare("second order", along(gradients, true), true);
   }
 

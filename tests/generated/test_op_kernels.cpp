@@ -29,6 +29,14 @@ const std::map<std::string, std::string> kBeside = {{"permute_tokens", "sort_by_
                                                     {"combine_tokens", "sort_by_expert"},
                                                     {"balance_loss", "count_top_experts"},
                                                     {"cat", "add"}};
+// Ops whose parts use one tensor twice: the tape adds its gradients, as the head of the page says.
+const Names kUsedTwice = {"binary_cross_entropy_with_logits",
+                          "elu",
+                          "huber_loss",
+                          "kl_div",
+                          "leaky_relu",
+                          "prod",
+                          "repeat"};
 // The name under which an op or its backward is recorded, if it differs.
 const std::map<std::string, std::string> kRecordedAs = {{"attention_packed", "attention"},
                                                         {"rope_packed", "rope"},
@@ -139,7 +147,7 @@ class Runs {
     }
     ++seen_.runs;
     for (int i = 0; i < plain.size(); ++i) {
-      if (!plain[i] || !is_compute(plain[i].dtype())) continue;
+      if (!plain[i].defined() || !is_compute(plain[i].dtype())) continue;
       const TensorList reached = leaves_of(in, leaves, i);
       Tape tape;
       const Tensor y = forward(in, i);
@@ -163,10 +171,10 @@ class Runs {
     TensorList found;
     Tape tape;
     const Tensor y = line_.call(in)[i];
-    if (!y || !Tape::follows(y)) return found;
+    if (!y.defined() || !Tape::follows(y)) return found;
     y.backward(zeros_like(y));
     for (const Tensor& leaf : leaves)
-      if (leaf.grad()) {
+      if (leaf.grad().defined()) {
         found.push_back(leaf);
         leaf.set_grad({});
       }
@@ -183,7 +191,7 @@ class Runs {
     {
       Tape tape;
       const Tensor y = line_.call(in)[i];
-      if (y && Tape::follows(y)) {
+      if (y.defined() && Tape::follows(y)) {
         const Tensor dy = zeros_like(y);
         const Noting noting(seen_.with_main_grad);
         y.backward(dy);
@@ -197,7 +205,7 @@ class Runs {
     Tape outer;
     Tape tape;
     const Tensor y = line_.call(in)[i];
-    if (!y || !Tape::follows(y)) return;
+    if (!y.defined() || !Tape::follows(y)) return;
     const Tensor dy = zeros_like(y);
     const Noting noting(seen_.kernels.backward);
     tape.gradients(y, reached, dy);
@@ -237,12 +245,17 @@ TEST_CASE("generated: docs/ops.md names the kernels and ops that every op runs")
       add_calls(rows, beside->second, false, forward);
       add_calls(rows, beside->second, true, both);
     }
+    Names added;
+    if (kUsedTwice.count(op)) {
+      add_calls(rows, "add", true, both);
+      added.insert("add_scaled");
+    }
     Names recorded = both;
     if (const auto as = kRecordedAs.find(op); as != kRecordedAs.end()) recorded.insert(as->second);
     check_part(op, "runs forward, and ops.md has it not", seen.kernels.forward,
                kernels_of(rows, forward, false));
     check_part(op, "runs backward, and ops.md has it not", seen.kernels.backward,
-               kernels_of(rows, both, true));
+               joined(kernels_of(rows, both, true), added));
     check_part(op, "is recorded, and ops.md has it not", seen.recorded, recorded);
     check_part(op, "does not run forward, as ops.md says", row.cpu.forward, seen.kernels.forward);
     check_part(op, "does not run backward, as ops.md says", row.cpu.backward,

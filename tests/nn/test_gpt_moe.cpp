@@ -44,10 +44,10 @@ Pass pass(Gpt& model) {
   Tape tape;
   const nn::Trunk t = model.trunk(kIds);
   const Tensor ce = model.loss(t.hidden, model.head, kIds);
-  const Tensor loss = t.aux ? add(ce, t.aux) : ce;
+  const Tensor loss = t.aux.defined() ? add(ce, t.aux) : ce;
   TensorList wanted;
   for (const Tensor& p : model.parameters()) wanted.push_back(p);
-  return {ce.item(), t.aux ? t.aux.item() : 0, tape.gradients(loss, wanted)};
+  return {ce.item(), t.aux.defined() ? t.aux.item() : 0, tape.gradients(loss, wanted)};
 }
 
 }  // namespace
@@ -228,7 +228,7 @@ TEST_CASE("gpt: a dense model has no aux") {
   GptConfig c = tiny();
   c.moe = {};
   Tape tape;
-  CHECK_FALSE(Gpt(c).trunk(kIds).aux);
+  CHECK_FALSE(Gpt(c).trunk(kIds).aux.defined());
 }
 
 TEST_CASE("gpt with experts: 30 steps learn a repeated text and are reproducible bit by bit") {

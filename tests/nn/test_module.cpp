@@ -127,7 +127,7 @@ TEST_CASE("module: to(dtype) replaces the memory of the same tensors") {
   CHECK(m.tied.weight.same(handle));
   CHECK(handle.dtype() == DType::f64);
   CHECK(handle.requires_grad());
-  CHECK(!handle.grad());
+  CHECK(!handle.grad().defined());
   CHECK(test::mismatch(handle, before, 0) == "");
   CHECK(scale.dtype() == DType::f32);      // pinned
   CHECK(m.counter.dtype() == DType::i64);  // not floating
@@ -157,7 +157,7 @@ TEST_CASE("module: zero_grad drops grad and zeroes main_grad") {
   const Tensor main = Tensor::ones({4});
   m.scale.set_main_grad(main);
   m.zero_grad();
-  CHECK(!m.in.bias.grad());
+  CHECK(!m.in.bias.grad().defined());
   CHECK(m.scale.main_grad().same(main));
   CHECK(max_abs(main) == 0);
 }
@@ -332,7 +332,7 @@ TEST_CASE("module: gradients reach every parameter of a module that is used") {
   sum(y * test::random({2, 4}, 3, DType::f32)).backward();
   for (const NamedTensor& p : m.named_parameters()) {
     CAPTURE(p.name);
-    CHECK(p.tensor.grad());
+    CHECK(p.tensor.grad().defined());
   }
 }
 

@@ -41,7 +41,7 @@ Tensor activate(Activation a, const Tensor& h) {
 
 Tensor affine(const Tensor& x, const Tensor& w, const Tensor& b) {
   const Tensor y = matmul(x, w.t());
-  return b ? add(y, b) : y;
+  return b.defined() ? add(y, b) : y;
 }
 
 // Every expert sees every token; an expert that was not chosen has probability 0.
@@ -56,12 +56,12 @@ Tensor dense(const MoE& m, const Tensor& x) {
   const Tensor in = m.latent_down ? affine(x, m.latent_down->weight, {}) : x;
   Tensor y;
   for (std::int64_t e = 0; e < m.options.experts; ++e) {
-    const auto of = [e](const Tensor& t) { return t ? t.select(0, e) : Tensor(); };
+    const auto of = [e](const Tensor& t) { return t.defined() ? t.select(0, e) : Tensor(); };
     const Tensor h =
         activate(m.options.activation, affine(in, of(m.experts.up), of(m.experts.up_bias)));
     const Tensor part =
         mul(affine(h, of(m.experts.down), of(m.experts.down_bias)), p.narrow(1, e, 1));
-    y = y ? add(y, part) : part;
+    y = y.defined() ? add(y, part) : part;
   }
   if (m.latent_up) y = affine(y, m.latent_up->weight, {});
   if (m.shared) {
@@ -189,7 +189,7 @@ TEST_CASE("D7: idle experts, an empty batch and one expert with all tokens") {
   const TensorList none = run(m, Tensor::zeros({0, 6}, DType::f64));
   CHECK(none[none.size() - 1].shape() == Shape{0, 6});
   for (int i = 1; i + 1 < none.size(); ++i)
-    if (none[i]) CHECK(none[i].abs().max().item() == 0);
+    if (none[i].defined()) CHECK(none[i].abs().max().item() == 0);
 }
 
 TEST_CASE("D5: padding to the capacity gives the same as dropping slots without padding") {

@@ -88,7 +88,9 @@ TEST_CASE("M2: without depths or with detached heads or weight 0 the trunk train
         const auto summed = [&](Gpt& m) {
           const nn::Trunk t = m.trunk(ids);
           const auto [sum, count] = m.loss.sum(t.hidden, m.head, targets);
-          return t.aux ? sum + t.aux.to(DType::f64) * static_cast<double>(count.item_int()) : sum;
+          return t.aux.defined()
+                     ? sum + t.aux.to(DType::f64) * static_cast<double>(count.item_int())
+                     : sum;
         };
         const NamedTensors want = gradients(plain, [&] { return summed(plain); });
         const auto total = [&](Gpt& m) {
@@ -145,7 +147,7 @@ TEST_CASE("M3: a packed row gives the losses and gradients of its sequences") {
           main += one.main.loss.item();
           for (int i = 0; i < 3; ++i) mtp[i] += one.mtp[i].item();
           const Tensor part = one.total(packed.main.count, packed.mtp_count);
-          total = total ? total + part : part;
+          total = total.defined() ? total + part : part;
         }
         return total;
       });

@@ -203,7 +203,7 @@ TEST_CASE("gpu memory: exhausted memory empties the cache and then throws") {
   // 9 MiB are cached in blocks that are too small: after their release the request fits.
   const MemoryStats full = memory_stats(kGpu);
   CHECK(full.cached_bytes == before.cached_bytes + 9 * kMiB);
-  { CHECK(bytes_of(12 * kMiB)); }
+  { CHECK(bytes_of(12 * kMiB).defined()); }
   CHECK(memory_stats(kGpu).evictions == full.evictions + 2);
   const MemoryStats m = memory_stats(kGpu);
   std::string held;
@@ -217,8 +217,8 @@ TEST_CASE("gpu memory: exhausted memory empties the cache and then throws") {
                 13 * kMiB, m.live_bytes, held));
   CHECK(m.live_by_category[static_cast<int>(Category::activation)] >= 4 * kMiB);
   // Small blocks come from slabs of the same memory; the next request succeeds.
-  CHECK(bytes_of(100));
-  CHECK(bytes_of(12 * kMiB, kSecond));
+  CHECK(bytes_of(100).defined());
+  CHECK(bytes_of(12 * kMiB, kSecond).defined());
 }
 
 TEST_CASE("gpu memory: a capture keeps blocks of other streams and does not wait") {
@@ -240,7 +240,7 @@ TEST_CASE("gpu memory: a capture keeps blocks of other streams and does not wait
     CHECK(graph.captured());
   }
   release_cached_memory(kGpu);
-  CHECK(bytes_of(9 * kMiB));
+  CHECK(bytes_of(9 * kMiB).defined());
   release_cached_memory(kSecond);
   CHECK(memory_stats(kSecond).live_bytes == before.live_bytes);
   CHECK(memory_stats(kSecond).cached_bytes == 0);

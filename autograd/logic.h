@@ -1,0 +1,45 @@
+#pragma once
+#include "weft/core/tensor.h"
+
+namespace weft {
+
+// Masks: results are bool, and no gradient passes.
+
+/// Is an element NaN, infinite, or neither?
+///
+/// Shapes   x (...)  ->  (...)
+/// Dtypes   f32, f64, bf16, i32, i64, u8, bool  ->  bool
+/// Device   cpu, cuda, meta
+/// Saves    nothing
+/// Throws   Error on other dtypes
+/// Source   IEEE 754; integers are finite
+Tensor isnan(const Tensor& x);
+Tensor isinf(const Tensor& x);
+Tensor isfinite(const Tensor& x);
+
+/// Both, either, and not. An element counts as true unless it is 0; NaN is true.
+///
+/// Shapes   a and b broadcast by NumPy's rule
+/// Dtypes   f32, f64, bf16, i32, i64, u8, bool, each operand its own  ->  bool
+/// Device   cpu, cuda, meta; both on one
+/// Saves    nothing
+/// Throws   Error on shapes that do not broadcast, on two devices, on other dtypes
+/// Source   definition
+Tensor logical_and(const Tensor& a, const Tensor& b);
+Tensor logical_or(const Tensor& a, const Tensor& b);
+Tensor logical_not(const Tensor& x);
+
+/// Is any element true, or is every one? Of all elements or along one axis.
+///
+/// Shapes   x (...)  ->  a scalar, or x's shape without `dim` (or with 1 there)
+/// Dtypes   f32, f64, bf16, i32, i64, u8, bool  ->  bool
+/// Device   cpu, cuda, meta
+/// Saves    nothing
+/// Throws   Error on a dim out of range, on other dtypes
+/// Source   definition; of no elements, any is false and all is true
+Tensor any(const Tensor& x);
+Tensor any(const Tensor& x, int dim, bool keepdim = false);
+Tensor all(const Tensor& x);
+Tensor all(const Tensor& x, int dim, bool keepdim = false);
+
+}  // namespace weft
