@@ -9,6 +9,7 @@
 #include "weft/autograd/softmax.h"
 #include "weft/nn/attention.h"
 #include "weft/nn/block.h"
+#include "weft/nn/moe.h"
 #include "weft/tests/support.h"
 
 namespace weft::moe_test {
