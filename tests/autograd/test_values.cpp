@@ -66,10 +66,10 @@ TEST_CASE("values: tensors of vectors and of nested lists") {
 
 TEST_CASE("values: linspace reaches both ends exactly") {
   CHECK(equal(Tensor::linspace(0, 1, 5), Tensor::of({0, 0.25, 0.5, 0.75, 1})));
-  for (const std::int64_t n : {2, 3, 7, 50}) {
-    const Tensor x = Tensor::linspace(-0.3, 0.7, n, DType::f64);
-    CHECK(x[0].item() == -0.3);
-    CHECK(x[-1].item() == 0.7);
+  for (const std::int64_t n : {2, 3, 38}) {
+    const Tensor x = Tensor::linspace(0.1, 1.3, n, DType::f64);
+    CHECK(x[0].item() == 0.1);
+    CHECK(x[-1].item() == 1.3);
   }
   CHECK(Tensor::linspace(3, 4, 1).item() == 3);
   CHECK(Tensor::linspace(3, 4, 0).numel() == 0);
