@@ -4,6 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "weft/core/error.h"
+#include "weft/train/config_file.h"
+
 namespace weft::train {
 
 /// The flags of a program, read by CLI11, whose header only command_line.cpp includes: it takes ten
@@ -14,6 +17,9 @@ class CommandLine {
   CommandLine(const std::string& what, const std::string& program);
   ~CommandLine();
   CommandLine(const CommandLine&) = delete;
+
+  /// Command lines that --help shows first.
+  void examples(std::vector<std::string> lines);
 
   /// Binds a bool, std::int64_t, double, std::string or std::vector<std::string>. What it holds now
   /// is the default that --help shows. A flag of a bool needs no value. Of any flag but a list's
@@ -29,10 +35,13 @@ class CommandLine {
   /// A flag that --help lists under `group` and parse() refuses with an Error that says `why`.
   void refuse(const char* flag, const char* help, const std::string& why, const char* group);
 
-  /// Fills the bound variables. False when --help was asked for and printed.
+  /// Fills the bound variables. False when --help or --version was asked for and printed.
   /// Throws Error (Fault::user) with one line on a flag that is unknown or has a value of another
   /// type.
-  bool parse(std::vector<std::string> args);
+  bool parse(Arguments args);
+  /// The same error; where it begins with a flag that only the config file has, it also names the
+  /// line of the file.
+  Error located(const Error& e) const;
 
  private:
   struct App;

@@ -130,10 +130,13 @@ nn::GptConfig GptOptions::gpt() const {
 }
 
 bool parse(GptOptions& o, int argc, char** argv) {
-  std::vector<std::string> args = train::expand_config(argc, argv);
-  if (const std::string preset = preset_of(args); !preset.empty()) apply_preset(preset, o);
+  train::Arguments args = train::expand_config(argc, argv, {.out = o.out, .whole = "--data"});
+  if (const std::string preset = preset_of(args.words); !preset.empty()) apply_preset(preset, o);
   train::CommandLine line("Trains a GPT on text. All times are seconds, all sizes bytes.",
                           o.program);
+  line.examples({o.program + " --data book.txt --preset tiny --steps 2000 --out runs/book",
+                 o.program + " --out runs/book --resume --steps 4000",
+                 o.program + " --data tokens/*.bin --preset gpt2-124m --device cuda --dry-run"});
   for (const Reserved& r : kReservedFlags)
     line.refuse(r.flag, r.feature, message("{} does not exist yet; remove the flag", r.feature),
                 "Reserved (refused until the feature exists)");
