@@ -239,7 +239,9 @@ set(weft_sources
   train/run_log.cpp
   train/step_result.cpp
   train/step_schedule.cpp
+  train/terminal.cpp
   train/test_aids.cpp
+  train/time_left.cpp
   train/train_step.cpp
   train/trainer.cpp
   train/unknown_flag.cpp)

@@ -28,7 +28,7 @@ set(weft_tests_io
 set(weft_tests_data
   data)
 set(weft_tests_train
-  trainer)
+  progress trainer)
 # The code of the pages: scripts/check_readme.py compares docs/X.md with tests/docs/test_X.cpp.
 set(weft_tests_docs
   from_pytorch own_module own_op own_optimizer)
@@ -173,7 +173,7 @@ endif()
 # The programs, run as by a user.
 if(WEFT_EXAMPLES)
   add_test(NAME readme_model COMMAND readme_model)
-  set(cases hostile hybrid metrics mini_gpt mlp moe mtp pack ranks repeat wrong_use)
+  set(cases hostile hybrid metrics mini_gpt mlp moe mtp pack ranks repeat talk wrong_use)
   if(WEFT_SANITIZE)
     set(cases hostile mlp repeat)  # the trainer's own code; the library has its own tests
   endif()

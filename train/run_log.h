@@ -1,6 +1,5 @@
 #pragma once
 #include <chrono>
-#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,7 +32,8 @@ class RunLog {
   /// whether its evaluation is still due.
   bool make_up(const std::string& metrics_path, std::int64_t step, const io::Json& saved_row,
                bool evaluates);
-  void start_progress(std::int64_t first_step);
+  /// An evaluation costs about as much as so many steps; 0: there is none.
+  void start_progress(std::int64_t first_step, double steps_per_evaluation);
   /// Time and energy from here on belong to the next step.
   void start_clock();
   void resume_clock();
@@ -41,8 +41,13 @@ class RunLog {
 
   /// The numbers of a step, which is over: they become the row in hand, and the progress line.
   void settle(const Pending& p);
+  /// An evaluation or a save after that step begins, and has ended: the time left counts them.
+  void begin(Aside aside, std::int64_t step);
+  void end(Aside aside);
   /// Adds an evaluation to the row in hand.
   void add(std::int64_t step, const std::vector<Value>& evaluation);
+  /// Prints what the model has written after a step.
+  void sample(std::int64_t step, const std::string& text);
   /// Of the step that was settled last; null when it has been written.
   const io::Json& row() const { return row_; }
   /// Writes it, once.
@@ -54,7 +59,6 @@ class RunLog {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
   const Task& task_;
   const Options& options_;
@@ -66,7 +70,6 @@ class RunLog {
   io::Json row_;
   Clock::time_point since_ = Clock::now();
   std::int64_t peak_bytes_ = 0;
-  double val_loss_ = kNan;
   std::vector<double> loads_;  ///< of the last step, by layer with experts
 };
 

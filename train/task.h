@@ -10,6 +10,9 @@
 
 namespace weft::train {
 
+/// The loss_unit of a language model, for which a validation loss is also shown as a perplexity.
+inline constexpr const char* kNatsPerToken = "nats per token";
+
 /// What is trained. Most tasks are a model and a loss; the rest is for models that can be cut over
 /// ranks, and for what a program writes into its checkpoints.
 struct Task {
@@ -32,6 +35,11 @@ struct Task {
   std::string unit = "targets";
   /// Behind a validation loss: "nats per token".
   std::string loss_unit = {};
+  /// Bytes of text that a token of the data stands for on average; 0: not known.
+  double bytes_per_token = 0;
+  /// What --sample-every shows: text that the model writes as it is. Called between two steps on
+  /// the first rank alone, so it may not wait for others.
+  std::function<std::string()> sample = {};
   /// More members of state.json; and what looks at them before a checkpoint is loaded, and throws
   /// Error when they are those of another model.
   io::Json state = io::Json::object();
