@@ -13,11 +13,12 @@ namespace {
 
 constexpr double kWidth = 860, kHeight = 480;
 constexpr double kLeft = 72, kRight = 24, kTop = 56, kBottom = 60;
-constexpr double kLegend = 270;          // its width
+constexpr double kLegend = 340;          // its width
 constexpr std::size_t kSmoothFrom = 50;  // points, fewer are a curve by themselves
-constexpr double kSmoothShare = 50;      // the smoothed curve's memory is 1 / 50 of the run
+// The smoothed curve looks back over at most 1 / 50 of the run, and 1 / 10 of what is behind it.
+constexpr double kSmoothShare = 50, kSmoothBack = 10;
 constexpr double kLogFrom = 200, kLogShare = 0.75;
-constexpr std::size_t kMaxPoints = 2000;  // more are not visible at this width
+constexpr std::size_t kMaxPoints = 1000;  // more are thinned
 
 struct Point {
   double x, y;
@@ -50,33 +51,19 @@ Series read_series(const std::vector<Json>& lines, std::string_view key) {
   return series;
 }
 
-/// Keeps the lowest and the highest point of each bucket, so that spikes stay visible.
-std::vector<Point> thin(const std::vector<Point>& run, std::size_t most) {
-  if (run.size() <= most) return run;
-  const std::size_t buckets = most / 2;
-  std::vector<Point> out;
-  for (std::size_t b = 0; b < buckets; ++b) {
-    const auto first = run.begin() + static_cast<std::ptrdiff_t>(b * run.size() / buckets);
-    const auto last = run.begin() + static_cast<std::ptrdiff_t>((b + 1) * run.size() / buckets);
-    auto [low, high] = std::minmax_element(first, last, [](Point p, Point q) { return p.y < q.y; });
-    if (high < low) std::swap(low, high);
-    out.push_back(*low);
-    if (high != low) out.push_back(*high);
-  }
-  return out;
-}
-
-/// The mean of the points before each one, where a point counts less the further back it is.
+/// The mean of the points before each one, where a point counts less the further back it is. It
+/// looks back over a part of the points so far, so that it follows the fall at the start.
 Series smoothed(const Series& series) {
   std::size_t count = 0;
   for (const auto& run : series) count += run.size();
   if (count < kSmoothFrom) return {};
-  const double keep = 1 - kSmoothShare / static_cast<double>(count);
+  const double longest = static_cast<double>(count) / kSmoothShare;
   Series out;
-  double sum = 0, weight = 0;
+  double sum = 0, weight = 0, seen = 0;
   for (const auto& run : series) {
     out.emplace_back();
     for (const Point& p : run) {
+      const double keep = 1 - 1 / std::clamp(++seen / kSmoothBack, 1.0, std::max(longest, 1.0));
       sum = keep * sum + p.y;
       weight = keep * weight + 1;
       out.back().push_back({p.x, sum / weight});
@@ -179,10 +166,9 @@ class Picture {
          " transform=\"rotate(-90 18 " + middle + ")\"");
   }
 
-  void draw(const Series& series, const std::string& color, double width, bool dots,
-            std::size_t most = kMaxPoints) {
+  void draw(const Series& series, const std::string& color, double width, bool dots) {
     for (const auto& run : series) {
-      const std::vector<Point> points = thin(run, most);
+      const std::vector<Point> points = thin(run);
       if (points.size() > 1) {
         out_ += "<polyline fill=\"none\" stroke=\"" + color + "\" stroke-width=\"" + pixel(width) +
                 "\" stroke-linejoin=\"round\" points=\"";
@@ -221,6 +207,21 @@ class Picture {
   std::string finish() { return out_ + "</svg>\n"; }
 
  private:
+  /// Keeps the lowest and the highest point of each column of pixels, so that spikes stay visible.
+  std::vector<Point> thin(const std::vector<Point>& run) const {
+    if (run.size() <= kMaxPoints) return run;
+    std::vector<Point> out;
+    for (auto first = run.begin(), last = first; first != run.end(); first = last) {
+      const double column = std::floor(x(first->x));
+      while (last != run.end() && std::floor(x(last->x)) == column) ++last;
+      auto [low, high] =
+          std::minmax_element(first, last, [](Point p, Point q) { return p.y < q.y; });
+      if (high < low) std::swap(low, high);
+      out.push_back(*low);
+      if (high != low) out.push_back(*high);
+    }
+    return out;
+  }
   double x(double v) const { return kLeft + x_.share(v) * (kWidth - kLeft - kRight); }
   double y(double v) const { return kHeight - kBottom - y_.share(v) * (kHeight - kTop - kBottom); }
   void line(double x1, double y1, double x2, double y2, const char* color) {
@@ -275,7 +276,7 @@ void write_loss_svg(const std::string& metrics_path, const std::string& svg_path
   if (any) {
     picture.axes();
     if (!smooth.empty()) picture.draw(loss, "#c3dbf0", 1, false);
-    picture.draw(curve, "#1f6fb4", 1.6, false, smooth.empty() ? kMaxPoints : kMaxPoints / 4);
+    picture.draw(curve, "#1f6fb4", 1.6, false);
     picture.draw(val, "#d9541e", 2, true);
     picture.best(curve, smooth.empty() ? "training" : "training, smoothed", "#1f6fb4");
     picture.best(val, "validation", "#d9541e");

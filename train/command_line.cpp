@@ -21,7 +21,7 @@ std::string one_line(const std::string& text) {
 // What --help calls the value of a flag.
 std::string value_of(const CLI::Option& option) {
   const std::string type = option.get_type_name();
-  if (option.get_type_size() == 0) return "";
+  if (option.get_items_expected_max() == 0) return "";
   const bool list = option.get_items_expected_max() > 1;
   return std::string(type == "INT" ? " N" : type == "FLOAT" ? " X" : " TEXT") + (list ? "..." : "");
 }
@@ -106,14 +106,15 @@ std::string CommandLine::App::help_of(bool all) const {
   for (const std::string& name : get_groups()) {
     groups.push_back({name, {}});
     for (const CLI::Option* option : get_options()) {
-      if (option->get_group() != name) continue;
+      if (option->get_group() != name || option == get_help_ptr()) continue;
       if (!all && std::find(later.begin(), later.end(), option) != later.end()) continue;
       groups.back().entries.push_back(entry_of(*option));
     }
   }
-  std::string text = help_text(get_description(), examples, groups);
-  if (!all && !later.empty()) text += "\n--help all lists every flag.\n";
-  return text;
+  groups.push_back({"Help", {{"--help", "this text"}, {"--version", "the version"}}});
+  if (!later.empty())
+    groups.back().entries.insert(groups.back().entries.begin() + 1, {"--help all", "every flag"});
+  return help_text(get_description(), examples, groups);
 }
 
 void CommandLine::App::take_our_names(Arguments& args) const {

@@ -115,6 +115,7 @@ def helps(folder):
     examples = re.search(r"Examples\n((?:  train_gpt --.*\n)+)\n", short)[1].splitlines()
     assert len(examples) == 3 and short.index("Examples") < short.index("--data TEXT"), short
     assert "--eps" in long and "--eps" not in short and "--help all" in short, short
+    assert re.search(r"\n  --resume  +go on", short) and "-h,--help" not in short, short
     assert re.fullmatch(r"train_gpt \d+\.\d+\.\d+ \(Weft\)\n", train("--version").stdout)
 
 
