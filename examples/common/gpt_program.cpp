@@ -125,9 +125,8 @@ void print_warnings(const GptOptions& o, const Data& data, std::int64_t training
                     std::int32_t highest_token) {
   const std::int64_t used = data.bytes ? data::ByteTokenizer().vocab() : highest_token + 1;
   if (o.model.vocab >= 4 * used)
-    std::printf("warning          --vocab %s is much larger than the %s tokens of %s\n",
-                grouped(o.model.vocab).c_str(), grouped(used).c_str(),
-                data.bytes ? "the bytes tokenizer" : "the data");
+    std::printf("warning          --vocab %s: %s %s tokens only\n", grouped(o.model.vocab).c_str(),
+                data.bytes ? "the bytes tokenizer has" : "the data have", grouped(used).c_str());
   if (o.batch > training_rows)
     std::printf("warning          --batch %s is more than the %s rows of the data\n",
                 grouped(o.batch).c_str(), grouped(training_rows).c_str());

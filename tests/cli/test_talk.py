@@ -72,7 +72,7 @@ def plain_lines_in_a_pipe(folder):
         said.append(re.sub(r"\d+ tok/s  left .*", "", done.stdout.replace(f"{folder}/{out}", "OUT")))
     assert said[0] == said[1], said
     lines = said[0].splitlines()
-    assert "parameters       35,968" in said[0] or re.search(r"parameters +\d+,\d{3}\n", said[0]), said[0]
+    assert re.search(r"parameters +\d+,\d{3}\n", said[0]), said[0]
     assert re.search(r"training +12 steps of 128 tokens, 1,536 in all, 0\.\d+ epochs", said[0]), said[0]
     validation = [line for line in lines if "validation" in line]
     assert len(validation) == 2, validation
@@ -226,7 +226,7 @@ def warns(folder):
         return [line.split(None, 1)[1] for line in said if line.startswith("warning ")]
     assert warnings("--steps", "100") == []
     assert warnings("--steps", "100", "--vocab", "50257") == \
-        ["--vocab 50,257 is much larger than the 256 tokens of the bytes tokenizer"]
+        ["--vocab 50,257: the bytes tokenizer has 256 tokens only"]
     rows = (len(pathlib.Path(text(folder)).read_bytes()) * 9 // 10) // 32
     assert re.fullmatch(r"--batch 2,000 is more than the \d+ rows of the data",
                         "".join(warnings("--steps", "100", "--batch", "2000"))), rows
