@@ -6,7 +6,8 @@ add_library(weft_gpt OBJECT
   examples/common/check_weights.cpp
   examples/common/gpt_options.cpp
   examples/common/gpt_program.cpp
-  examples/common/gpt_task.cpp)
+  examples/common/gpt_task.cpp
+  examples/common/sample.cpp)
 target_include_directories(weft_gpt PRIVATE ${weft_include})
 target_link_libraries(weft_gpt PRIVATE weft_flags)
 

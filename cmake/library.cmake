@@ -71,7 +71,8 @@ endif()
 # CLI11 is third-party code that runs once, so it is compiled for fast compilation. It takes seconds
 # to compile, and so does toml++: one file includes each.
 set_source_files_properties(train/command_line.cpp PROPERTIES
-  COMPILE_OPTIONS "-O0;-fno-sanitize=all" SKIP_PRECOMPILE_HEADERS ON)
+  COMPILE_OPTIONS "-O0;-fno-sanitize=all" SKIP_PRECOMPILE_HEADERS ON
+  COMPILE_DEFINITIONS WEFT_VERSION="${PROJECT_VERSION}")
 
 # weft_objects(NAME FILES...): objects of the library, with a precompiled header of the most common
 # includes. ccache needs -fpch-preprocess.

@@ -58,6 +58,7 @@ class EvalLoader {
   std::int64_t batches() const;
   /// Throws Error unless 0 <= i < batches(), and where Dataset::rows() does.
   Batch batch(std::int64_t i) const;
+  std::int64_t rows() const { return dataset_.size(); }
   /// Number of dataset rows in batch i.
   std::int64_t rows_of(std::int64_t i) const {
     return std::min(batch_, dataset_.size() - i * batch_);

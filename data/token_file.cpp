@@ -58,10 +58,39 @@ TokenStream TokenStream::of_bytes(std::string text) {
   return s;
 }
 
+TokenStream TokenStream::joined(std::vector<TokenStream> parts) {
+  if (parts.size() == 1) return parts[0];
+  TokenStream s;
+  for (const TokenStream& part : parts) s.size_ += part.size_;
+  s.parts_ = std::make_shared<const std::vector<TokenStream>>(std::move(parts));
+  return s;
+}
+
+template <class F>
+void TokenStream::each_part(std::int64_t first, std::int64_t count, F&& f) const {
+  first += first_token_;
+  for (const TokenStream& part : *parts_) {
+    if (count == 0) return;
+    const std::int64_t here = std::min(count, part.size_ - first);
+    if (here > 0) {
+      f(part, first, here);
+      count -= here;
+      first += here;
+    }
+    first -= part.size_;
+  }
+}
+
 void TokenStream::read(std::int64_t first, std::span<std::int32_t> out) const {
   const auto count = static_cast<std::int64_t>(out.size());
   check(first >= 0 && count <= size_ - first, "tokens: [{}, {}) must lie in [0, {})", first,
         first + count, size_);
+  if (parts_)
+    return each_part(first, count,
+                     [&](const TokenStream& part, std::int64_t at, std::int64_t here) {
+                       part.read(at, out.first(static_cast<std::size_t>(here)));
+                       out = out.subspan(static_cast<std::size_t>(here));
+                     });
   if (!file_)
     return with_type(data_, width_,
                      [&](const auto* p) { std::copy_n(p + first, count, out.begin()); });
@@ -76,9 +105,15 @@ void TokenStream::read(std::int64_t first, std::span<std::int32_t> out) const {
   check_unchanged();
 }
 
-bool TokenStream::changed() const { return file_ && file_->changed(); }
+bool TokenStream::changed() const {
+  if (parts_)
+    return std::any_of(parts_->begin(), parts_->end(), [](const auto& p) { return p.changed(); });
+  return file_ && file_->changed();
+}
 
 void TokenStream::check_unchanged() const {
+  if (parts_)
+    for (const TokenStream& part : *parts_) part.check_unchanged();
   if (!file_) return;
   check_system(!file_->changed(), "data: '{}' must not change while it is read, but was written to",
                file_->path());
@@ -88,7 +123,9 @@ TokenStream TokenStream::slice(std::int64_t first, std::int64_t count) const {
   check(first >= 0 && count >= 0 && count <= size_ - first, "tokens: [{}, {}) must lie in [0, {})",
         first, first + count, size_);
   TokenStream s = *this;
-  if (file_)
+  if (parts_)
+    s.first_token_ += first;
+  else if (file_)
     s.first_byte_ += first * width_;
   else
     s.data_ += first * width_;
@@ -98,6 +135,12 @@ TokenStream TokenStream::slice(std::int64_t first, std::int64_t count) const {
 
 std::int32_t TokenStream::max_token() const {
   std::int32_t highest = -1;
+  if (parts_) {
+    each_part(0, size_, [&](const TokenStream& part, std::int64_t first, std::int64_t count) {
+      highest = std::max(highest, part.slice(first, count).max_token());
+    });
+    return highest;
+  }
   if (file_) {
     std::vector<std::int32_t> piece(static_cast<std::size_t>(std::min(size_, kPiece)));
     for (std::int64_t at = 0; at < size_; at += kPiece) {
@@ -171,10 +214,11 @@ void write_token_file(const std::string& path, std::span<const std::int32_t> tok
   file.commit();
 }
 
-void check_vocab(const TokenStream& tokens, std::int64_t vocab) {
+std::int32_t check_vocab(const TokenStream& tokens, std::int64_t vocab) {
   const std::int32_t highest = tokens.max_token();
   check(highest < vocab, "data: token {} does not fit a vocabulary of {}; use --vocab {} or more",
         highest, vocab, highest + 1);
+  return highest;
 }
 
 }  // namespace weft::data

@@ -20,6 +20,8 @@ class TokenStream {
   static TokenStream of(std::vector<std::uint16_t> tokens);
   /// Every byte of the text is one token.
   static TokenStream of_bytes(std::string text);
+  /// The concatenation of `parts`: the shards of a data set.
+  static TokenStream joined(std::vector<TokenStream> parts);
 
   std::int64_t size() const { return size_; }
   /// Reads tokens first .. first + out.size() - 1 as int32.
@@ -37,11 +39,16 @@ class TokenStream {
 
  private:
   friend TokenStream open_token_file(const std::string& path);
+  /// Calls f(part, first, count) for the tokens of [first, first + count) in each part, in order.
+  template <class F>
+  void each_part(std::int64_t first, std::int64_t count, F&& f) const;
 
   std::shared_ptr<const void> owner_;
   const unsigned char* data_ = nullptr;  ///< in memory; null in a file
   std::shared_ptr<const io::InputFile> file_;
-  std::int64_t first_byte_ = 0;  ///< in the file
+  std::int64_t first_byte_ = 0;                            ///< in the file
+  std::shared_ptr<const std::vector<TokenStream>> parts_;  ///< set by joined(); else null
+  std::int64_t first_token_ = 0;                           ///< in the parts
   std::int64_t size_ = 0;
   int width_ = 1;  ///< bytes per token: 1, 2 or 4
 };
@@ -55,7 +62,7 @@ TokenStream open_token_file(const std::string& path);
 /// Throws Error on a token that does not fit uint16, and on 2^31 tokens or more.
 void write_token_file(const std::string& path, std::span<const std::int32_t> tokens);
 
-/// Throws Error when the data contain an id outside this vocabulary.
-void check_vocab(const TokenStream& tokens, std::int64_t vocab);
+/// Returns the highest id. Throws Error if the data contain an id outside this vocabulary.
+std::int32_t check_vocab(const TokenStream& tokens, std::int64_t vocab);
 
 }  // namespace weft::data

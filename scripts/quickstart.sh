@@ -11,7 +11,8 @@ batch=8
 seq=128
 steps=3000  # 3000 x 8 x 128 = 3.07 M tokens
 model=(--preset tiny --arch llama --seq $seq)
-schedule=(--batch $batch --steps $steps --lr 3e-3 --seed 1337 --eval-every 1000 --log-every 100)
+schedule=(--batch $batch --steps $steps --lr 3e-3 --seed 1337 --eval-every 1000 --eval-tokens 0
+  --log-every 100)
 sample=(--tokens 400 --temperature 0.7 --topk 40 --seed 1337)
 prompt="It was a truth"
 # --------------------------------------------------------------------------------------------------

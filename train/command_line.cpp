@@ -3,9 +3,10 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <string_view>
 #include <type_traits>
 
-#include "weft/core/error.h"
+#include "weft/train/help_text.h"
 #include "weft/train/unknown_flag.h"
 
 namespace weft::train {
@@ -17,11 +18,32 @@ std::string one_line(const std::string& text) {
   return shown;
 }
 
+// The placeholder for a flag's value in --help.
+std::string value_of(const CLI::Option& option) {
+  const std::string type = option.get_type_name();
+  if (option.get_items_expected_max() == 0) return "";
+  const bool list = option.get_items_expected_max() > 1;
+  return std::string(type == "INT" ? " N" : type == "FLOAT" ? " X" : " TEXT") + (list ? "..." : "");
+}
+
+HelpEntry entry_of(const CLI::Option& option) {
+  const std::string now = option.get_default_str();
+  return {option.get_name(false, true) + value_of(option),
+          option.get_description() + (now.empty() ? "" : " [" + now + "]")};
+}
+
 }  // namespace
 
 struct CommandLine::App : CLI::App {
   using CLI::App::App;
   std::vector<CLI::Option*> later;  // shown only in --help all
+  std::vector<std::string> examples;
+  std::map<std::string, std::string> lines;  // of flags in the config file
+
+  std::vector<std::string> names() const;
+  std::string help_of(bool all) const;
+  void take_our_names(Arguments& args) const;
+  std::string reason_of(const CLI::ParseError& e) const;
 };
 
 CommandLine::CommandLine(const std::string& what, const std::string& program)
@@ -71,35 +93,98 @@ void CommandLine::refuse(const char* flag, const char* help, const std::string& 
                             ->group(group));
 }
 
-bool CommandLine::parse(std::vector<std::string> args) {
-  const auto help = std::find_if(args.begin(), args.end(),
-                                 [](const std::string& a) { return a == "--help" || a == "-h"; });
-  if (help != args.end() && !app_->later.empty()) {
-    const bool all = help + 1 != args.end() && help[1] == "all";
-    if (!all)
-      for (CLI::Option* option : app_->later) option->group("");  // CLI11 does not list these
-    std::fputs(app_->help().c_str(), stdout);
-    if (!all) std::puts("\n--help all lists every flag.");
+void CommandLine::examples(std::vector<std::string> lines) { app_->examples = std::move(lines); }
+
+std::vector<std::string> CommandLine::App::names() const {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : get_options()) names.push_back(option->get_name());
+  return names;
+}
+
+std::string CommandLine::App::help_of(bool all) const {
+  std::vector<HelpGroup> groups;
+  for (const std::string& name : get_groups()) {
+    groups.push_back({name, {}});
+    for (const CLI::Option* option : get_options()) {
+      if (option->get_group() != name || option == get_help_ptr()) continue;
+      if (!all && std::find(later.begin(), later.end(), option) != later.end()) continue;
+      groups.back().entries.push_back(entry_of(*option));
+    }
+  }
+  groups.push_back({"Help", {{"--help", "this text"}, {"--version", "the version"}}});
+  if (!later.empty())
+    groups.back().entries.insert(groups.back().entries.begin() + 1, {"--help all", "every flag"});
+  return help_text(get_description(), examples, groups);
+}
+
+void CommandLine::App::take_our_names(Arguments& args) const {
+  const std::vector<std::string> known = names();
+  std::map<std::string, std::string> lines;
+  for (const auto& [flag, line] : args.lines) lines[our_name(flag, known)] = line;
+  for (std::size_t i = 0; i < args.words.size(); ++i) {
+    std::string& word = args.words[i];
+    word = our_name(word, known);
+    if (i >= args.from_file) lines.erase(word.substr(0, word.find('=')));
+  }
+  args.lines = std::move(lines);
+}
+
+bool CommandLine::parse(Arguments given) {
+  const std::vector<std::string>& args = given.words;
+  const auto asks = [&](const char* flag) {
+    return std::find(args.begin(), args.end(), flag) != args.end();
+  };
+  if (asks("--version")) {
+    std::printf("%s %s (Weft)\n", app_->get_name().c_str(), WEFT_VERSION);
     return false;
   }
+  if (asks("--help") || asks("-h")) {
+    const auto help = std::find_if(args.begin(), args.end(),
+                                   [](const std::string& a) { return a == "--help" || a == "-h"; });
+    std::fputs(app_->help_of(help + 1 != args.end() && help[1] == "all").c_str(), stdout);
+    return false;
+  }
+  app_->take_our_names(given);
+  app_->lines = given.lines;
   app_->allow_extras();
-  std::reverse(args.begin(), args.end());  // CLI11 takes the arguments in reverse order
+  std::reverse(given.words.begin(),
+               given.words.end());  // CLI11 takes the arguments in reverse order
   try {
-    app_->parse(args);
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app_->help().c_str(), stdout);
-    return false;
+    app_->parse(given.words);
+    if (const std::vector<std::string> unknown = app_->remaining(true); !unknown.empty())
+      throw_unknown_flag(unknown.front(), app_->names(),
+                         app_->later.empty() ? "--help" : "--help all");
   } catch (const CLI::ParseError& e) {
-    std::string line = e.what();
-    std::replace(line.begin(), line.end(), '\n', ' ');
-    throw Error(line);
-  }
-  if (const std::vector<std::string> unknown = app_->remaining(true); !unknown.empty()) {
-    std::vector<std::string> known;
-    for (const CLI::Option* option : app_->get_options()) known.push_back(option->get_name());
-    throw_unknown_flag(unknown.front(), known, app_->later.empty() ? "--help" : "--help all");
+    throw located(Error(app_->reason_of(e)));
+  } catch (const Error& e) {
+    throw located(e);
   }
   return true;
+}
+
+// "Could not convert: --steps = ten" becomes "--steps: must be a whole number, got 'ten'".
+std::string CommandLine::App::reason_of(const CLI::ParseError& e) const {
+  std::string line = e.what();
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  constexpr std::string_view kBegin = "Could not convert: ", kMiddle = " = ";
+  const std::size_t middle = line.find(kMiddle);
+  if (line.rfind(kBegin, 0) != 0 || middle == std::string::npos) return line;
+  const std::string flag = line.substr(kBegin.size(), middle - kBegin.size());
+  const CLI::Option* const option = get_option_no_throw(flag);
+  const bool whole = option && option->get_type_name() == "INT";
+  return message("{}: must be a {}, got '{}'", flag, whole ? "whole number" : "number",
+                 line.substr(middle + kMiddle.size()));
+}
+
+Error CommandLine::located(const Error& e) const {
+  const std::string text = e.what();
+  const std::size_t begin = text.find("--");
+  // The text of a violated rule begins with its flag; an unknown flag is quoted.
+  if (begin != 0 && text.rfind("unknown flag '--", 0) != 0) return e;
+  const std::size_t end = text.find_first_of(":'= ", begin);
+  const auto found = app_->lines.find(text.substr(begin, end - begin));
+  if (found == app_->lines.end()) return e;
+  return Error(message("{} ({})", text, found->second), e.fault());
 }
 
 void print_text(const std::string& text) { std::fputs(text.c_str(), stdout); }

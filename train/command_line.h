@@ -4,6 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "weft/core/error.h"
+#include "weft/train/config_file.h"
+
 namespace weft::train {
 
 /// The flags of a program, parsed by CLI11. Only command_line.cpp includes its header, which takes
@@ -14,6 +17,9 @@ class CommandLine {
   CommandLine(const std::string& what, const std::string& program);
   ~CommandLine();
   CommandLine(const CommandLine&) = delete;
+
+  /// Sets the example command lines at the top of --help.
+  void examples(std::vector<std::string> lines);
 
   /// Binds a bool, std::int64_t, double, std::string or std::vector<std::string>. Its current value
   /// is the default that --help shows. A bool flag needs no value. If a flag other than a list is
@@ -29,9 +35,12 @@ class CommandLine {
   /// A flag that --help lists under `group`; parse() rejects it with an Error that says `why`.
   void refuse(const char* flag, const char* help, const std::string& why, const char* group);
 
-  /// Fills the bound variables. Returns false if --help was requested and printed.
+  /// Fills the bound variables. Returns false if --help or --version was requested and printed.
   /// Throws Error (Fault::user) with one line on an unknown flag or a value of the wrong type.
-  bool parse(std::vector<std::string> args);
+  bool parse(Arguments args);
+  /// The same error. If it begins with a flag that only the config file sets, the result also names
+  /// the line of the file.
+  Error located(const Error& e) const;
 
  private:
   struct App;

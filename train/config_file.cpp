@@ -7,22 +7,30 @@
 
 #include "weft/core/error.h"
 #include "weft/io/file.h"
+#include "weft/train/unknown_flag.h"
 
 namespace weft::train {
 namespace {
 
 constexpr std::int64_t kMostBytes = 1 << 20;
 
-std::string text_of(const toml::node& value, const std::string& key) {
+std::string text_of(const toml::node& value, const std::string& key, const std::string& line) {
   if (const auto* v = value.as_string()) return v->get();
   if (const auto* v = value.as_integer()) return toml_value(v->get());
   if (const auto* v = value.as_floating_point()) return toml_value(v->get());
   if (const auto* v = value.as_boolean()) return toml_value(v->get());
-  throw Error(message("--config: '{}' must be text, a number, a bool or a list of them", key));
+  throw Error(
+      message("--config: {}: '{}' must be text, a number, a bool or a list of them", line, key));
 }
 
-std::vector<std::string> read_config(const std::string& path,
-                                     const std::vector<std::string>& command_line) {
+// toml++ reports a line break before the closing quote as a control character.
+std::string readable(std::string problem) {
+  if (problem.find("control character") != std::string::npos)
+    problem += "; is a quote missing before the end of the line?";
+  return problem;
+}
+
+toml::table parse_file(const std::string& path) {
   const io::PathKind kind = io::path_kind(path);
   check(kind != io::PathKind::none, "--config: no file '{}'", path);
   check(kind != io::PathKind::folder, "--config: '{}' is a folder", path);
@@ -32,37 +40,73 @@ std::vector<std::string> read_config(const std::string& path,
         "--config: '{}' must have at most {} bytes, got {}", path, kMostBytes, io::file_size(path));
   const std::string content =
       kind == io::PathKind::pipe ? io::read_pipe(path, {.bytes = kMostBytes}) : io::read_file(path);
-  toml::table table;
   try {
-    table = toml::parse(content);
+    return toml::parse(content);
   } catch (const toml::parse_error& e) {
     throw Error(message("--config: '{}' line {}: {}", path, e.source().begin.line,
-                        std::string(e.description())));
+                        readable(std::string(e.description()))));
   }
+}
+
+Arguments read_config(const std::string& path, const std::vector<std::string>& command_line) {
   std::vector<std::string> flags;
-  for (const auto& [key, value] : table) {
-    const std::string name(key.str()), flag = "--" + name;
-    check(name != "config", "--config: '{}' cannot name another config file", path);
+  std::map<std::string, std::string> lines;
+  for (const auto& [key, value] : parse_file(path)) {
+    const std::string name(key.str()),
+        flag = "--" + name, line = message("'{}' line {}", path, value.source().begin.line);
+    check(name != "config", "--config: {}: '{}' cannot name another config file", line, path);
+    check(!value.is_table(), "--config: {}: settings stand at the top, without a table '{}'", line,
+          name);
+    lines[flag] = line;
     if (const auto* list = value.as_array()) {
       const auto given = [&](const std::string& a) {
         return a == flag || a.rfind(flag + "=", 0) == 0;
       };
       if (list->empty() || std::any_of(command_line.begin(), command_line.end(), given)) continue;
       flags.push_back(flag);
-      for (const toml::node& item : *list) flags.push_back(text_of(item, name));
+      for (const toml::node& item : *list) flags.push_back(text_of(item, name, line));
     } else {
       // CLI11 reads "--name=" as a flag whose value is the next argument.
-      const std::string text = text_of(value, name);
+      const std::string text = text_of(value, name, line);
       flags.push_back(text.empty() ? flag : flag + "=" + text);
       if (text.empty()) flags.push_back(text);
     }
   }
-  return flags;
+  Arguments out(std::move(flags));
+  out.from_file = out.words.size();
+  out.lines = std::move(lines);
+  return out;
+}
+
+// The value of the flag's last occurrence, or `otherwise`.
+std::string last_value(const std::vector<std::string>& args, const std::string& flag,
+                       std::string otherwise) {
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    const std::string word = our_name(args[i], {flag});
+    if (word == flag && i + 1 < args.size()) otherwise = args[i + 1];
+    if (word.rfind(flag + "=", 0) == 0) otherwise = word.substr(flag.size() + 1);
+  }
+  return otherwise;
+}
+
+// The path of the config.toml that a resumed run reads; empty: none.
+std::string config_to_resume(const std::vector<std::string>& args, const ResumeFrom& resume) {
+  const auto has = [&](const std::string& flag) {
+    return std::any_of(args.begin(), args.end(), [&](const std::string& a) {
+      const std::string word = our_name(a, {flag});
+      return word == flag || word.rfind(flag + "=", 0) == 0;
+    });
+  };
+  const std::string out = last_value(args, "--out", resume.out);
+  const bool resumes = std::find(args.begin(), args.end(), "--resume") != args.end();
+  if (!resumes || out.empty() || (resume.whole && has(resume.whole))) return {};
+  const std::string path = out + "/config.toml";
+  return io::path_kind(path) == io::PathKind::file ? path : "";
 }
 
 }  // namespace
 
-std::vector<std::string> expand_config(int argc, char** argv) {
+Arguments expand_config(int argc, char** argv, const ResumeFrom& resume) {
   std::vector<std::string> rest;
   std::string path;
   for (int i = 1; i < argc; ++i) {
@@ -76,10 +120,31 @@ std::vector<std::string> expand_config(int argc, char** argv) {
       rest.push_back(arg);
     }
   }
+  if (path.empty()) path = config_to_resume(rest, resume);
   if (path.empty()) return rest;
-  std::vector<std::string> all = read_config(path, rest);
-  all.insert(all.end(), rest.begin(), rest.end());
+  Arguments all = read_config(path, rest);
+  all.words.insert(all.words.end(), rest.begin(), rest.end());
   return all;
+}
+
+std::map<std::string, std::string> settings_of(const std::string& toml) {
+  std::map<std::string, std::string> out;
+  try {
+    for (const auto& [key, value] : toml::parse(toml)) {
+      std::string text;
+      if (const auto* list = value.as_array())
+        for (const toml::node& item : *list)
+          text += (text.empty() ? "" : " ") + text_of(item, "", "");
+      else
+        text = text_of(value, "", "");
+      out[std::string(key.str())] = text;
+    }
+  } catch (const toml::parse_error&) {
+    return {};
+  } catch (const Error&) {
+    return {};
+  }
+  return out;
 }
 
 std::string toml_value(bool v) { return v ? "true" : "false"; }

@@ -1,15 +1,36 @@
 #pragma once
 #include <cstdint>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace weft::train {
+
+/// A command line, which may begin with the settings of a file.
+struct Arguments {
+  Arguments(std::vector<std::string> all) : words(std::move(all)) {}
+
+  std::vector<std::string> words;
+  std::size_t from_file = 0;  ///< number of leading words that come from the file
+  /// The place of each flag in the file: "'run.toml' line 3".
+  std::map<std::string, std::string> lines = {};
+};
+
+/// Names the file that --resume without --config reads: config.toml in the folder of --out.
+struct ResumeFrom {
+  std::string out;              ///< the folder if there is no --out
+  const char* whole = nullptr;  ///< if the command line has this flag, no file is read
+};
 
 /// The command line without the program's name. "--config FILE" is replaced by flags for the
 /// settings of that TOML file, placed before all other arguments so that flags override the file. A
 /// list becomes a flag with several values and is omitted if the command line has that flag.
 /// Throws Error (Fault::user) if the file is missing or is not a flat TOML table.
-std::vector<std::string> expand_config(int argc, char** argv);
+Arguments expand_config(int argc, char** argv, const ResumeFrom& resume = {});
+
+/// The settings of a config.toml: their values as text, by name; empty if it cannot be read.
+std::map<std::string, std::string> settings_of(const std::string& toml);
 
 /// The value in TOML syntax. Text must be UTF-8.
 std::string toml_value(bool v);

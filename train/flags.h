@@ -163,7 +163,7 @@ void check_options(const O& options) {
 /// Throws Error (Fault::user) with one line: an unknown name with the nearest match, a value out of
 /// range, or a flag whose feature does not exist yet.
 template <class O>
-bool parse_options(CommandLine& line, O& options, std::vector<std::string> args) {
+bool parse_options(CommandLine& line, O& options, Arguments args) {
   flag_visitors::Bind bind{line};
   options.fields(bind);
   bool print_config = false;
@@ -171,7 +171,11 @@ bool parse_options(CommandLine& line, O& options, std::vector<std::string> args)
   line.add("--config", config, "TOML file with the same names; a flag wins", "Run");
   line.add("--print-config", print_config, "print a complete --config file and stop", "Run");
   if (!line.parse(std::move(args))) return false;
-  check_options(options);
+  try {
+    check_options(options);
+  } catch (const Error& e) {
+    throw line.located(e);
+  }
   if (print_config) print_text(to_toml(options));
   return !print_config;
 }

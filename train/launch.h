@@ -27,7 +27,7 @@ template <class O, class F>
 int launch(const char* what, O options, int argc, char** argv, F f) {
   return guarded(options.program, [&] {
     CommandLine line(what, options.program);
-    if (!parse_options(line, options, expand_config(argc, argv))) return 0;
+    if (!parse_options(line, options, expand_config(argc, argv, {options.out}))) return 0;
     options.config = to_toml(options);
     return run_on_ranks(options,
                         [&](const Ranks& ranks) { return f(std::as_const(options), ranks); });

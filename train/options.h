@@ -160,6 +160,8 @@ struct RunOptions {
   std::int64_t save_every = 0, keep = 2, eval_every = 0, log_every = 10;
   bool norms = false;
   Energy energy = Energy::automatic;
+  bool keep_best = false;
+  std::int64_t sample_every = 0;
 
   template <class V>
   void fields(V& v) {
@@ -168,7 +170,11 @@ struct RunOptions {
     v("save-every", save_every, "steps between checkpoints; 0: only the last step",
       at_least(0).shown_first());
     v("keep", keep, "checkpoints to keep; 0: all", between(0, kMostCount));
+    v("keep-best", keep_best,
+      "also keep the checkpoint of the lowest validation loss, in OUT/best");
     v("eval-every", eval_every, "steps between evaluations; 0: only the last step",
+      at_least(0).shown_first());
+    v("sample-every", sample_every, "steps between samples of what the model writes; 0: none",
       at_least(0).shown_first());
     v("log-every", log_every, "steps between progress lines", at_least(1));
     v("norms", norms, "metrics.jsonl has the norm of all parameters and how many gradients are 0");

@@ -4,9 +4,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cmath>
+#include <cstdarg>
 #include <cstdio>
 #include <cstring>
+
+#include "weft/train/task.h"
 
 namespace weft::train {
 namespace {
@@ -14,6 +18,15 @@ namespace {
 double seconds_between(std::chrono::steady_clock::time_point a,
                        std::chrono::steady_clock::time_point b) {
   return std::chrono::duration<double>(b - a).count();
+}
+
+[[gnu::format(printf, 1, 2)]] std::string formatted(const char* format, ...) {
+  char text[256];
+  va_list values;
+  va_start(values, format);
+  std::vsnprintf(text, sizeof text, format, values);
+  va_end(values);
+  return text;
 }
 
 }  // namespace
@@ -30,46 +43,86 @@ const char* format_duration(double seconds) {
   return text;
 }
 
-// Tokens are abbreviated: "tok/s".
-Progress::Progress(std::int64_t first_step, std::int64_t steps, std::int64_t log_every,
-                   const std::string& unit)
-    : first_step_(first_step),
-      steps_(steps),
-      log_every_(log_every),
-      rate_unit_(unit == "tokens" ? "tok" : unit),
-      terminal_(isatty(STDOUT_FILENO)),
-      start_(Clock::now()),
-      since_(start_) {}
+Progress::Progress(const Plan& plan)
+    : plan_(plan), left_(plan.time), terminal_(isatty(STDOUT_FILENO)), shown_(Clock::now()) {}
 
-void Progress::step(std::int64_t step, const StepResult& result, std::int64_t targets) {
-  targets_since_ += targets;
-  const bool due = step % log_every_ == 0 || step == steps_ || step == first_step_;
-  const Clock::time_point now = Clock::now();
-  if (!due && !(terminal_ && seconds_between(since_, now) > 1)) return;
-  const double rate =
-      static_cast<double>(targets_since_) / std::max(1e-9, seconds_between(since_, now));
-  const double per_step = seconds_between(start_, now) /
-                          static_cast<double>(std::max<std::int64_t>(1, step - first_step_ + 1));
-  std::printf("%sstep %5lld/%lld", terminal_ ? "\r\033[K" : "", static_cast<long long>(step),
-              static_cast<long long>(steps_));
-  for (const StepResult::Number& n : result.numbers)
-    if (!n.shown.empty()) std::printf("  %s %.*f", n.shown.c_str(), n.decimals, n.value());
-  std::printf("  lr %.2e  %.0f %s/s  left %s%s", result.lr, rate, rate_unit_.c_str(),
-              format_duration(per_step * static_cast<double>(steps_ - step)),
-              terminal_ ? "" : "\n");
-  flush();
-  open_line_ = terminal_;
-  since_ = now;
-  targets_since_ = 0;
+std::string Progress::step_text(std::int64_t step) const {
+  return formatted("step %5lld/%lld", static_cast<long long>(step),
+                   static_cast<long long>(plan_.time.steps));
 }
 
-void Progress::evaluation(std::int64_t step, double val_loss, const std::string& unit) {
-  finish();
-  std::printf("step %5lld/%lld  validation loss %.4f%s\n", static_cast<long long>(step),
-              static_cast<long long>(steps_), val_loss, with_space(unit).c_str());
-  flush();
-  since_ = Clock::now();
+void Progress::step(std::int64_t step, const StepResult& result, std::int64_t targets,
+                    double seconds) {
+  targets_since_ += targets;
+  seconds_since_ += seconds;
+  left_.add_step(seconds);
+  const bool due =
+      step % plan_.log_every == 0 || step == plan_.time.steps || step == plan_.first_step;
+  if (!due && !(terminal_ && seconds_between(shown_, Clock::now()) > 1)) return;
+  std::vector<LinePart> parts{{step_text(step)}};
+  // A narrow terminal keeps the step and the loss longest, then the time left, then the rate.
+  int drop = 3;
+  for (const StepResult::Number& n : result.numbers) {
+    if (n.shown.empty()) continue;
+    parts.push_back({formatted("  %s %.*f", n.shown.c_str(), n.decimals, n.value()),
+                     parts.size() == 1 ? 0 : drop++});
+  }
+  parts.push_back({formatted("  lr %.2e", result.lr), drop});
+  parts.push_back({formatted("  %.0f %s/s",
+                             static_cast<double>(targets_since_) / std::max(1e-9, seconds_since_),
+                             plan_.unit == "tokens" ? "tok" : plan_.unit.c_str()),
+                   2});
+  parts.push_back({formatted("  left %s", format_duration(left_.after(step))), 1});
+  due ? print(parts) : show(parts);
+  if (!due) return;
   targets_since_ = 0;
+  seconds_since_ = 0;
+}
+
+void Progress::begin(Aside aside, std::int64_t step) {
+  aside_begins_ = Clock::now();
+  show({{step_text(step)}, {aside == Aside::save ? "  saving" : "  evaluating"}});
+}
+
+void Progress::end(Aside aside) {
+  finish();
+  left_.add(aside, seconds_between(aside_begins_, Clock::now()));
+}
+
+void Progress::evaluation(std::int64_t step, double val_loss, const std::string& unit,
+                          double bytes_per_token) {
+  std::vector<LinePart> parts{
+      {step_text(step)}, {formatted("  validation loss %.4f", val_loss)}, {with_space(unit), 3}};
+  if (unit == kNatsPerToken) {
+    parts.push_back({formatted("  perplexity %.4g", std::exp(val_loss)), 2});
+    if (bytes_per_token > 0)
+      parts.push_back(
+          {formatted("  %.3f bits per byte", val_loss / std::log(2.0) / bytes_per_token), 1});
+  }
+  print(parts);
+}
+
+void Progress::sample(std::int64_t step, const std::string& text) {
+  print({{step_text(step)}, {"  a sample:"}});
+  for (const std::string& line : sample_lines(text, terminal_ ? terminal_width() - 1 : INT_MAX))
+    std::printf("  %s\n", line.c_str());
+  flush();
+}
+
+void Progress::print(const std::vector<LinePart>& parts) {
+  finish();
+  // One column stays free: some terminals wrap a line of their full width.
+  std::printf("%s\n", fit_line(parts, terminal_ ? terminal_width() - 1 : INT_MAX).c_str());
+  flush();
+  shown_ = Clock::now();
+}
+
+void Progress::show(const std::vector<LinePart>& parts) {
+  if (!terminal_) return;
+  std::printf("\r\033[K%s", fit_line(parts, terminal_width() - 1).c_str());
+  flush();
+  open_line_ = true;
+  shown_ = Clock::now();
 }
 
 // If the reader exits (a pipe into `head`), the output is lost but the run continues.
@@ -81,7 +134,7 @@ void Progress::flush() {
 }
 
 void Progress::finish() {
-  if (open_line_) std::printf("\n");
+  if (open_line_) std::printf("\r\033[K");
   open_line_ = false;
 }
 

@@ -1,8 +1,12 @@
 #include "weft/train/run_folder.h"
 
+#include <limits>
+#include <map>
+
 #include "weft/core/error.h"
 #include "weft/distributed/checkpoint.h"
 #include "weft/io/file.h"
+#include "weft/train/config_file.h"
 
 namespace weft::train {
 namespace {
@@ -13,6 +17,16 @@ std::int64_t count_of(const io::Json& state, const std::string& key) {
   check_system(0 <= n && n <= INT64_MAX / 2, "state.json: {} must be in [0, {}], got {}", key,
                INT64_MAX / 2, n);
   return n;
+}
+
+// Whether changing this setting changes the learning rate of the remaining steps.
+bool moves_the_rate(const std::string& name, const std::map<std::string, std::string>& now) {
+  const auto schedule = now.find("schedule"), warmup = now.find("warmup");
+  // The default of --warmup is a fraction of --steps.
+  if (name == "steps")
+    return schedule == now.end() || schedule->second != "constant" || warmup == now.end() ||
+           warmup->second.rfind('-', 0) == 0;
+  return name == "lr" || name == "min-lr" || name == "warmup" || name == "schedule";
 }
 
 }  // namespace
@@ -33,6 +47,26 @@ RunFolder::RunFolder(const std::string& path, bool resume, const Ranks& ranks)
 
 void RunFolder::write_config(const std::string& toml) const {
   io::write_file(path_ + "/config.toml", toml);
+}
+
+std::vector<std::string> RunFolder::changes(const std::string& toml) const {
+  const std::string path = path_ + "/config.toml";
+  if (io::path_kind(path) != io::PathKind::file || !io::exists(path_ + "/checkpoints")) return {};
+  const auto before = settings_of(io::read_file(path)), now = settings_of(toml);
+  std::vector<std::string> out;
+  for (const auto& [name, value] : now) {
+    const auto old = before.find(name);
+    // Older versions lack some settings. --resume and --out do not change a run.
+    if (old == before.end() || old->second == value || name == "resume" || name == "out") continue;
+    check(name != "optimizer",
+          "--optimizer: must be {} as in the run that '{}' holds, got {}; leave the flag out, or "
+          "start a new run with --weights",
+          old->second, path_, value);
+    const auto shown = [](const std::string& text) { return text.empty() ? "''" : text; };
+    out.push_back(message("--{} {} -> {}{}", name, shown(old->second), shown(value),
+                          moves_the_rate(name, now) ? " (moves the learning rate)" : ""));
+  }
+  return out;
 }
 
 std::optional<RunState> RunFolder::restore(TrainStep& step, const Task& task) const {
@@ -56,11 +90,31 @@ std::optional<RunState> RunFolder::restore(TrainStep& step, const Task& task) co
 
 void RunFolder::save(TrainStep& step, const Task& task, const RunState& run,
                      std::int64_t keep) const {
+  save_into(path_, step, task, run, keep);
+}
+
+void RunFolder::save_best(TrainStep& step, const Task& task, const RunState& run) const {
+  ranks_.on_first([&] { io::make_directories(best()); });
+  save_into(best(), step, task, run, 1);
+}
+
+double RunFolder::best_loss() const {
+  constexpr double kNone = std::numeric_limits<double>::infinity();
+  const std::optional<io::Checkpoint> found = distributed::find_checkpoint(ranks_.host(), best());
+  if (!found) return kNone;
+  const io::Json state = io::Json::parse(found->state(), found->folder + "/state.json");
+  const io::Json* const row = state.find("row");
+  const io::Json* const loss = row ? row->find("val_loss") : nullptr;
+  return loss && loss->is_number() ? loss->as_double() : kNone;
+}
+
+void RunFolder::save_into(const std::string& folder, TrainStep& step, const Task& task,
+                          const RunState& run, std::int64_t keep) const {
   io::Json state = io::Json::object();
   state.set("step", run.step).set(task.unit, run.targets).set("loader", run.loader);
   for (const io::JsonMember& m : task.state.members()) state.set(m.key, m.value);
   state.set("row", run.row).set("evaluates", run.evaluates);
-  distributed::save_checkpoint(ranks_.host(), path_, run.step, step.model_pieces(),
+  distributed::save_checkpoint(ranks_.host(), folder, run.step, step.model_pieces(),
                                step.optimizer_pieces(), state.dump(), static_cast<int>(keep));
 }
 

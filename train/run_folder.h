@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "weft/io/checkpoint.h"
 #include "weft/io/folder_lock.h"
@@ -33,14 +34,26 @@ class RunFolder {
   std::string metrics() const { return path_ + "/metrics.jsonl"; }
   std::string plot() const { return path_ + "/loss.svg"; }
   void write_config(const std::string& toml) const;
+  /// The settings in which a resumed run differs from the config.toml of the previous one:
+  /// "--lr 0.001 -> 0.0001". Called on the first rank.
+  /// Throws Error (Fault::user) if the optimizer differs, since the checkpoint lacks its state.
+  std::vector<std::string> changes(const std::string& toml) const;
 
   /// Loads the last valid checkpoint, written with any layout of ranks; empty if there is none.
   /// Throws Error if the checkpoint is of another model.
   std::optional<RunState> restore(TrainStep& step, const Task& task) const;
   /// Writes a checkpoint; deletes older ones only when it is complete.
   void save(TrainStep& step, const Task& task, const RunState& state, std::int64_t keep) const;
+  /// Writes a checkpoint that replaces the one in the folder `best`.
+  void save_best(TrainStep& step, const Task& task, const RunState& state) const;
+  /// The validation loss of the checkpoint in `best`; infinity if there is none.
+  double best_loss() const;
 
  private:
+  void save_into(const std::string& folder, TrainStep& step, const Task& task,
+                 const RunState& state, std::int64_t keep) const;
+  std::string best() const { return path_ + "/best"; }
+
   std::string path_;
   const Ranks& ranks_;
   std::optional<io::FolderLock> lock_;  ///< on the first rank

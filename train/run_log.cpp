@@ -73,9 +73,25 @@ bool RunLog::make_up(const std::string& metrics_path, std::int64_t step, const i
   return evaluates;
 }
 
-void RunLog::start_progress(std::int64_t first_step) {
-  if (ranks_.is_first())
-    progress_.emplace(first_step, options_.steps, options_.run.log_every, task_.unit);
+void RunLog::start_progress(std::int64_t first_step, double steps_per_evaluation) {
+  if (!ranks_.is_first()) return;
+  const RunOptions& run = options_.run;
+  progress_.emplace(Progress::Plan{.first_step = first_step,
+                                   .log_every = run.log_every,
+                                   .unit = task_.unit,
+                                   .time = {.steps = options_.steps,
+                                            .eval_every = run.eval_every,
+                                            .save_every = run.save_every,
+                                            .saves = !ranks_.device().is_meta(),
+                                            .steps_per_evaluation = steps_per_evaluation}});
+}
+
+void RunLog::begin(Aside aside, std::int64_t step) {
+  if (progress_) progress_->begin(aside, step);
+}
+
+void RunLog::end(Aside aside) {
+  if (progress_) progress_->end(aside);
 }
 
 void RunLog::start_clock() { since_ = Clock::now(); }
@@ -122,13 +138,17 @@ void RunLog::settle(const Pending& p) {
     set("mfu", task_.flops_per_target * static_cast<double>(p.targets) / seconds / peak);
     set("peak_tflops", peak * 1e-12);
   }
-  if (progress_) progress_->step(p.step, p.result, p.targets);
+  if (progress_) progress_->step(p.step, p.result, p.targets, seconds);
 }
 
 void RunLog::add(std::int64_t step, const std::vector<Value>& evaluation) {
   for (const Value& v : evaluation) row_.set("val_" + v.name, v.value);
-  val_loss_ = evaluation.at(0).value;
-  if (progress_) progress_->evaluation(step, val_loss_, task_.loss_unit);
+  if (progress_)
+    progress_->evaluation(step, evaluation.at(0).value, task_.loss_unit, task_.bytes_per_token);
+}
+
+void RunLog::sample(std::int64_t step, const std::string& text) {
+  if (progress_) progress_->sample(step, text);
 }
 
 void RunLog::write_row() {
@@ -150,14 +170,13 @@ void RunLog::report(const std::string& metrics_path, const std::string& plot_pat
     std::printf("peak %.1f MB on the meta device\n", static_cast<double>(peak_bytes_) * 1e-6);
     return;
   }
-  if (std::isfinite(val_loss_))
-    std::printf("validation loss  %.4f%s\n", val_loss_, with_space(task_.loss_unit).c_str());
   if (!loads_.empty()) {
     std::printf("load by layer   ");
     for (const double l : loads_) std::printf(" %.2f", l);
     std::printf("  (busiest expert over the mean, last step)\n");
   }
   std::printf("checkpoint       %s/checkpoints\n", options_.out.c_str());
+  if (options_.run.keep_best) std::printf("best checkpoint  %s/best\n", options_.out.c_str());
   std::printf("metrics          %s\n", metrics_path.c_str());
   std::printf("plot             %s\n", plot_path.c_str());
 }

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <utility>
 
 #include "weft/core/error.h"
@@ -37,7 +38,10 @@ Trainer::Trainer(const Task& task, const Options& options, const Ranks& ranks)
       ranks_(ranks),
       folder_(options_.out, options_.run.resume, ranks),
       step_(task_, options_, ranks),
-      log_(task_, options_, ranks) {}
+      log_(task_, options_, ranks) {
+  check(options_.run.sample_every == 0 || task.sample,
+        "--sample-every: needs a model that writes text, which this one does not");
+}
 
 Trainer::~Trainer() = default;
 
@@ -59,7 +63,7 @@ int Trainer::fit(const data::Dataset& training, const data::Dataset* validation)
     return 0;
   }
   log_.resume_clock();
-  log_.start_progress(state_.step + 1);
+  log_.start_progress(state_.step + 1, steps_per_evaluation());
   while (state_.step < options_.steps)
     if (const int status = one_step()) return status;
   log_.end_progress();
@@ -68,16 +72,27 @@ int Trainer::fit(const data::Dataset& training, const data::Dataset* validation)
 }
 
 void Trainer::restore() {
+  std::vector<std::string> changes;
+  if (options_.run.resume) ranks_.on_first([&] { changes = folder_.changes(config_of(options_)); });
   const std::optional<RunState> saved =
       options_.run.resume ? folder_.restore(step_, task_) : std::nullopt;
   if (saved) {
     state_ = *saved;
     saved_step_ = state_.step;
     loader_->set_state(state_.loader);
+    if (options_.run.keep_best) best_ = folder_.best_loss();
   } else if (!options_.run.weights.empty()) {
     step_.load_weights(distributed::PieceFiles({options_.run.weights}));
   }
   log_.open(folder_.metrics(), options_.run.resume, state_.step);
+  if (options_.run.resume && ranks_.is_first()) {
+    if (!saved)
+      std::printf("resume           no checkpoint in '%s': from the beginning\n",
+                  options_.out.c_str());
+    else if (state_.step < options_.steps)
+      std::printf("resume           after step %lld\n", static_cast<long long>(state_.step));
+    for (const std::string& change : changes) std::printf("changed          %s\n", change.c_str());
+  }
   if (ranks_.is_first()) folder_.write_config(config_of(options_));  // only after all checks
 }
 
@@ -89,12 +104,18 @@ void Trainer::make_up() {
     evaluates =
         log_.make_up(folder_.metrics(), state_.step, state_.row, state_.evaluates && validation_);
   if (ranks_.of_first(evaluates)) {
-    log_.start_progress(state_.step);
+    log_.start_progress(state_.step, steps_per_evaluation());
     evaluate();
   }
   log_.write_row();
-  if (ranks_.is_first() && io::exists(folder_.metrics()))
-    io::write_loss_svg(folder_.metrics(), folder_.plot());
+  if (ranks_.is_first() && io::exists(folder_.metrics())) write_plot();
+}
+
+// The title is the name of the run's folder.
+void Trainer::write_plot() const {
+  std::filesystem::path folder = std::filesystem::absolute(options_.out).lexically_normal();
+  if (!folder.has_filename()) folder = folder.parent_path();
+  io::write_loss_svg(folder_.metrics(), folder_.plot(), "Loss of " + folder.filename().string());
 }
 
 int Trainer::one_step() {
@@ -113,7 +134,9 @@ int Trainer::one_step() {
              last = number == options_.steps;
   const auto due = [&](std::int64_t every) { return last || (every && number % every == 0); };
   const bool saves = !device.is_meta() && (stop || due(options_.run.save_every)),
-             evaluates = validation_ && due(options_.run.eval_every);
+             evaluates = validation_ && due(options_.run.eval_every),
+             samples = options_.run.sample_every && number % options_.run.sample_every == 0 &&
+                       !device.is_meta();
   const auto settled = [&](const Pending& p) {
     if (!is_finite(p)) return stop_non_finite(p);
     log_.settle(p);
@@ -123,18 +146,19 @@ int Trainer::one_step() {
     if (const int status = settled(*earlier)) return status;
     log_.write_row();
   }
-  if (saves || evaluates || !device.is_cuda())
+  if (saves || evaluates || samples || !device.is_cuda())
     if (const int status = settled(*std::exchange(pending_, {}))) return status;
   loader_->advance();
   state_.step = number;
   state_.targets += targets;
-  if (saves || evaluates) log_.pause_clock();
+  if (saves || evaluates || samples) log_.pause_clock();
   // Save first: an evaluation may run out of memory or be interrupted.
   if (saves) save(evaluates);
   if (evaluates) evaluate();
   log_.write_row();
-  if (saves && ranks_.is_first()) io::write_loss_svg(folder_.metrics(), folder_.plot());
-  if (saves || evaluates) log_.resume_clock();
+  if (samples) sample();
+  if (saves && ranks_.is_first()) write_plot();
+  if (saves || evaluates || samples) log_.resume_clock();
   if (!stop || last) return 0;
   log_.end_progress();
   loader_->dataset().check_unchanged();
@@ -165,19 +189,47 @@ void Trainer::save(bool evaluates) {
   state_.loader = loader_->state();
   state_.row = log_.row();
   state_.evaluates = evaluates;
+  log_.begin(Aside::save, state_.step);
   log_.sync();
   const KillInSave aid(ranks_.rank(), state_.step);
   folder_.save(step_, task_, state_, options_.run.keep);
   saved_step_ = state_.step;
+  log_.end(Aside::save);
+}
+
+// A forward pass takes about a third of a step.
+double Trainer::steps_per_evaluation() const {
+  return validation_
+             ? static_cast<double>(validation_->rows()) / (3 * static_cast<double>(options_.batch))
+             : 0;
 }
 
 void Trainer::evaluate() {
   try {
-    log_.add(state_.step, step_.evaluate(*validation_));
+    log_.begin(Aside::evaluation, state_.step);
+    const std::vector<Value> values = step_.evaluate(*validation_);
+    log_.end(Aside::evaluation);
+    log_.add(state_.step, values);
+    keep_if_best(values.at(0).value);
   } catch (...) {
     log_.write_row();
     throw;
   }
+}
+
+// A resumed run reads the best loss from the saved row.
+void Trainer::keep_if_best(double val_loss) {
+  if (!options_.run.keep_best || !(val_loss < best_)) return;
+  best_ = val_loss;
+  state_.loader = loader_->state();
+  state_.row = log_.row();
+  state_.evaluates = false;
+  folder_.save_best(step_, task_, state_);
+}
+
+void Trainer::sample() {
+  step_.optimizer().wait();
+  if (ranks_.is_first()) log_.sample(state_.step, task_.sample());
 }
 
 bool Trainer::is_finite(const Pending& p) const {

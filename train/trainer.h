@@ -1,4 +1,5 @@
 #pragma once
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -48,10 +49,14 @@ class Trainer {
           LossFunction loss);
   void restore();
   void make_up();
+  void write_plot() const;
   int one_step();
   data::Batch read_rows();
   void save(bool evaluates);
+  double steps_per_evaluation() const;
   void evaluate();
+  void keep_if_best(double val_loss);
+  void sample();
   bool is_finite(const Pending& p) const;
   int stop_non_finite(const Pending& p);
   std::optional<std::string> first_non_finite() const;
@@ -65,7 +70,8 @@ class Trainer {
   TrainStep step_;
   RunLog log_;
   RunState state_;
-  std::int64_t saved_step_ = 0;  ///< or the step at which the run begins
+  std::int64_t saved_step_ = 0;                            ///< or the step at which the run begins
+  double best_ = std::numeric_limits<double>::infinity();  ///< lowest validation loss so far
   std::optional<data::Loader> loader_;
   std::optional<data::EvalLoader> validation_;
   std::optional<Pending> pending_;

@@ -12,10 +12,29 @@ namespace {
 struct Preset {
   const char* name;
   std::int64_t layers, heads, dim, seq, batch;
+  double lr;
+  std::int64_t vocab = 0, kv_heads = 0, ffn = 0;  ///< 0: the default
+  bool llama = false;                             ///< else the program's default
 };
-constexpr Preset kPresets[] = {{"tiny", 4, 4, 128, 256, 8},
-                               {"small", 6, 6, 384, 256, 12},
-                               {"gpt2-124m", 12, 12, 768, 1024, 4}};
+// Learning rates. tiny and small: the rate of nanoGPT's character-level configuration, which has
+// the size of small. GPT-2: the rates of the GPT-3 models of similar size (Brown et al. 2020, table
+// 2.1: 125M 6e-4, 350M 3e-4, 760M 2.5e-4, 1.3B 2e-4). Those models take 0.5 to 1 million tokens per
+// step; --batch is set to fit a small machine. llama-1b: sizes and rate of TinyLlama 1.1B (Zhang et
+// al. 2024, tables 1 and 2), whose vocabulary fits the uint16 of token files.
+constexpr Preset kPresets[] = {{"tiny", 4, 4, 128, 256, 8, 1e-3},
+                               {"small", 6, 6, 384, 256, 12, 1e-3},
+                               {"gpt2-124m", 12, 12, 768, 1024, 4, 6e-4, 50257},
+                               {"gpt2-355m", 24, 16, 1024, 1024, 4, 3e-4, 50257},
+                               {"gpt2-774m", 36, 20, 1280, 1024, 4, 2.5e-4, 50257},
+                               {"gpt2-1558m", 48, 25, 1600, 1024, 4, 2e-4, 50257},
+                               {"llama-1b", 22, 32, 2048, 2048, 4, 4e-4, 32000, 4, 5632, true}};
+
+// "tiny, small, ..."
+std::string preset_names() {
+  std::string names;
+  for (const Preset& p : kPresets) names += (names.empty() ? "" : ", ") + std::string(p.name);
+  return names;
+}
 
 // Reserved flags of the stable command line, whose features do not exist yet.
 struct Reserved {
@@ -35,10 +54,14 @@ void apply_preset(const std::string& name, GptOptions& o) {
     o.model.dim = p.dim;
     o.model.seq = p.seq;
     o.batch = p.batch;
-    if (name == "gpt2-124m") o.model.vocab = 50257;
+    o.optimizer.lr = p.lr;
+    if (p.vocab) o.model.vocab = p.vocab;
+    if (p.kv_heads) o.model.kv_heads = p.kv_heads;
+    if (p.ffn) o.model.ffn = p.ffn;
+    if (p.llama) o.model.arch = nn::Arch::llama;
     return;
   }
-  check(false, "--preset: must be one of tiny, small, gpt2-124m, got '{}'", name);
+  check(false, "--preset: must be one of {}, got '{}'", preset_names(), name);
 }
 
 // A preset sets defaults, so it must be applied before the other flags are read.
@@ -97,6 +120,8 @@ void GptOptions::check() const {
                   parallel.tp_overlap == distributed::Overlap::none,
               "--recompute: selective saves nothing with --tp-overlap, whose MLP is three ops; use "
               "full");
+  weft::check(run.sample_every == 0 || (parallel.tp == 1 && parallel.ep == 1),
+              "--sample-every: needs ranks that have all of the model; leave out --tp and --ep");
   weft::check(parallel.ep == 1 || model.moe.experts > 0, "--ep: needs --experts");
   if (model.moe.experts == 0) return;
   const RouterScore score = model.moe.router.route.score;
@@ -130,15 +155,19 @@ nn::GptConfig GptOptions::gpt() const {
 }
 
 bool parse(GptOptions& o, int argc, char** argv) {
-  std::vector<std::string> args = train::expand_config(argc, argv);
-  if (const std::string preset = preset_of(args); !preset.empty()) apply_preset(preset, o);
+  train::Arguments args = train::expand_config(argc, argv, {.out = o.out, .whole = "--data"});
+  if (const std::string preset = preset_of(args.words); !preset.empty()) apply_preset(preset, o);
   train::CommandLine line("Trains a GPT on text. All times are seconds, all sizes bytes.",
                           o.program);
+  line.examples({o.program + " --data book.txt --preset tiny --steps 2000 --out runs/book",
+                 o.program + " --out runs/book --resume --steps 4000",
+                 o.program + " --data tokens/*.bin --preset gpt2-124m --device cuda --dry-run"});
   for (const Reserved& r : kReservedFlags)
     line.refuse(r.flag, r.feature, message("{} does not exist yet; remove the flag", r.feature),
                 "Reserved (refused until the feature exists)");
   std::string preset;
-  line.add("--preset", preset, "tiny, small or gpt2-124m: sizes to start from", "Run");
+  const std::string presets = preset_names() + ": sizes and learning rate to start from";
+  line.add("--preset", preset, presets.c_str(), "Run");
   line.add("--dry-run", o.dry_run, "check everything, print sizes and memory, and stop", "Run");
   return train::parse_options(line, o, std::move(args));
 }

@@ -10,20 +10,27 @@
 namespace weft::examples {
 
 struct DataOptions {
-  std::vector<std::string> files;
+  std::vector<std::string> files, val_files = {};
   std::string tokenizer = "bytes", pack;
   double val_fraction = 0.1;
+  std::int64_t eval_tokens = 131'072;
 
   template <class V>
   void fields(V& v) {
     v.group("Data");
-    v("data", files, "text files, or a .bin file of uint16 tokens", any().shown_first());
+    v("data", files, "text files, or .bin files of uint16 tokens (shards), one after the other",
+      any().shown_first());
+    v("val-data", val_files, "files of held-out data; without them: --val-fraction",
+      any().shown_first());
     v("tokenizer", tokenizer, "bytes");
     v("pack", pack,
       "documents end with this text, or in a .bin file with this token, and are packed into rows, "
       "so that none sees another; empty: all data are one stream");
     v("val-fraction", val_fraction, "share of the data held out, taken from its end",
       fraction().shown_first());
+    v("eval-tokens", eval_tokens,
+      "held-out tokens of an evaluation, the first ones; 0: all of them",
+      at_least(0).shown_first());
   }
 };
 

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <sstream>
 
 #include "weft/core/error.h"
 #include "weft/core/gemm_check.h"
@@ -16,8 +17,10 @@
 #include "weft/distributed/mpi_world.h"
 #include "weft/examples/common/check_weights.h"
 #include "weft/examples/common/gpt_task.h"
+#include "weft/examples/common/sample.h"
 #include "weft/train/launch.h"
 #include "weft/train/memory.h"
+#include "weft/train/terminal.h"
 #include "weft/train/trainer.h"
 
 namespace weft::examples {
@@ -26,22 +29,62 @@ namespace {
 using data::TokenStream;
 using data::TokenWindows;
 
-// Text files are bytes for the tokenizer; a .bin file holds token ids.
-TokenStream read_tokens(const std::vector<std::string>& paths) {
-  check(!paths.empty(), "--data: name at least one file");
+bool is_token_file(const std::string& path) { return path.ends_with(".bin"); }
+
+// A comma separates paths, unless a file has that name.
+std::vector<std::string> split_list(const std::vector<std::string>& given) {
+  std::vector<std::string> paths;
+  for (const std::string& text : given) {
+    if (text.find(',') == std::string::npos || std::filesystem::exists(text)) {
+      paths.push_back(text);
+      continue;
+    }
+    std::string path;
+    for (std::istringstream list(text); std::getline(list, path, ',');)
+      if (!path.empty()) paths.push_back(path);
+  }
+  return paths;
+}
+
+// Text files are bytes for the tokenizer; a .bin file holds token ids. Errors name `flag`.
+TokenStream read_tokens(const char* flag, const std::vector<std::string>& paths) {
+  check(!paths.empty(), "{}: name at least one file", flag);
   for (const std::string& path : paths)
     check(distributed::launched_ranks() <= 1 || !std::filesystem::is_fifo(path),
-          "--data: processes cannot share the pipe '{}'; give a file", path);
-  const auto is_tokens = [](const std::string& p) { return p.ends_with(".bin"); };
-  if (std::none_of(paths.begin(), paths.end(), is_tokens))
-    return TokenStream::of_bytes(data::read_text(paths));
-  check(paths.size() == 1, "--data: a .bin file must be the only one, got {} files", paths.size());
-  return data::open_token_file(paths[0]);
+          "{}: processes cannot share the pipe '{}'; give a file", flag, path);
+  const auto shards = std::count_if(paths.begin(), paths.end(), is_token_file);
+  if (shards == 0) return TokenStream::of_bytes(data::read_text(paths));
+  check(shards == static_cast<std::ptrdiff_t>(paths.size()),
+        "{}: must be text files or .bin files, got {} of {} with tokens", flag, shards,
+        paths.size());
+  std::vector<TokenStream> parts;
+  for (const std::string& path : paths) parts.push_back(data::open_token_file(path));
+  return TokenStream::joined(std::move(parts));
+}
+
+struct Data {
+  TokenStream training, held_out;
+  bool bytes;  ///< whether each token is a byte of text
+};
+
+Data read_data(const DataOptions& o) {
+  const TokenStream all = read_tokens("--data", o.files);
+  const bool bytes = !is_token_file(o.files[0]);
+  auto [training, held_out] = o.val_files.empty()
+                                  ? data::split_tokens(all, o.val_fraction)
+                                  : std::pair(all, read_tokens("--val-data", o.val_files));
+  check(o.val_files.empty() || is_token_file(o.val_files[0]) != bytes,
+        "--val-data: must be {} as --data, got '{}'", bytes ? "text" : "a .bin file",
+        o.val_files.empty() ? "" : o.val_files[0]);
+  // The first token is not a target.
+  if (o.eval_tokens > 0 && held_out.size() > o.eval_tokens)
+    held_out = held_out.slice(0, o.eval_tokens + 1);
+  return {training, held_out, bytes};
 }
 
 // The tokens that end a document: the bytes of a text, or one token id.
 std::vector<std::int32_t> document_end(const GptOptions& o) {
-  if (!o.data.files[0].ends_with(".bin")) {
+  if (!is_token_file(o.data.files[0])) {
     std::vector<std::int32_t> bytes;
     for (const char c : o.data.pack) bytes.push_back(static_cast<unsigned char>(c));
     return bytes;
@@ -60,15 +103,38 @@ std::unique_ptr<data::Dataset> dataset_of(const GptOptions& o, const TokenStream
   return std::make_unique<data::PackedDocuments>(tokens, o.model.seq, document_end(o));
 }
 
-void print_plan(const GptOptions& o, std::int64_t data_tokens, const train::Ranks& ranks) {
-  std::printf("parameters       %lld\n", static_cast<long long>(o.gpt().parameter_count()));
-  std::printf("data             %lld tokens\n", static_cast<long long>(data_tokens));
-  std::printf("training         %lld steps of %lld tokens, %.1f million in all\n",
-              static_cast<long long>(o.steps), static_cast<long long>(o.batch * o.model.seq),
-              static_cast<double>(o.steps * o.batch * o.model.seq) * 1e-6);
+std::string grouped(std::int64_t n) { return train::with_separators(n); }
+
+void print_plan(const GptOptions& o, const Data& data, const train::Ranks& ranks) {
+  const std::int64_t step = o.batch * o.model.seq;
+  std::printf("parameters       %s\n", grouped(o.gpt().parameter_count()).c_str());
+  std::printf("data             %s tokens, and %s held out for evaluation\n",
+              grouped(data.training.size()).c_str(), grouped(data.held_out.size()).c_str());
+  std::printf("training         %s steps of %s tokens, %s in all, %.3g epochs\n",
+              grouped(o.steps).c_str(), grouped(step).c_str(), grouped(o.steps * step).c_str(),
+              static_cast<double>(o.steps) * static_cast<double>(step) /
+                  static_cast<double>(data.training.size()));
   const int size = ranks.is_alone() ? 0 : ranks.size();
-  std::printf("peak memory      %.1f MB of tensors\n",
-              static_cast<double>(predict_peak_bytes(o, size, ranks.rank())) * 1e-6);
+  std::printf(
+      "peak memory      %s of tensors\n",
+      train::byte_count(static_cast<double>(predict_peak_bytes(o, size, ranks.rank()))).c_str());
+}
+
+// Warns of settings that are allowed but seldom intended.
+void print_warnings(const GptOptions& o, const Data& data, std::int64_t training_rows,
+                    std::int32_t highest_token) {
+  const std::int64_t used = data.bytes ? data::ByteTokenizer().vocab() : highest_token + 1;
+  if (o.model.vocab >= 4 * used)
+    std::printf("warning          --vocab %s: %s %s tokens only\n", grouped(o.model.vocab).c_str(),
+                data.bytes ? "the bytes tokenizer has" : "the data have", grouped(used).c_str());
+  if (o.batch > training_rows)
+    std::printf("warning          --batch %s is more than the %s rows of the data\n",
+                grouped(o.batch).c_str(), grouped(training_rows).c_str());
+  // A forward pass takes about a third of a step.
+  const std::int64_t every = o.run.eval_every ? o.run.eval_every : o.steps,
+                     evaluated = (o.steps + every - 1) / every * data.held_out.size();
+  if (evaluated / 3 > o.steps * o.batch * o.model.seq)
+    std::printf("warning          evaluations take longer than the training; see --eval-tokens\n");
 }
 
 // Peak FLOP/s of the CPU with this process's threads, measured when the library computes products
@@ -86,33 +152,48 @@ double measure_peak(const GptOptions& o, int threads) {
 
 int train_gpt(GptOptions options) {
   if (options.model.vocab == 0) options.model.vocab = data::ByteTokenizer().vocab();
+  options.data.files = split_list(options.data.files);
+  options.data.val_files = split_list(options.data.val_files);
   options.config = train::to_toml(options);
   // Checks all rules, cheapest first, before allocating anything whose size depends on a flag.
   options.gpt().validate();
   train::check_ranks(options);
   train::apply(options.machine);
-  const TokenStream tokens = read_tokens(options.data.files);
-  const auto [train_tokens, val_tokens] = data::split_tokens(tokens, options.data.val_fraction);
-  const auto training = dataset_of(options, train_tokens, TokenWindows::Tail::dropped);
+  const Data data = read_data(options.data);
+  const auto training = dataset_of(options, data.training, TokenWindows::Tail::dropped);
   std::unique_ptr<data::Dataset> validation;
-  if (val_tokens.size() > 1)
-    validation = dataset_of(options, val_tokens, TokenWindows::Tail::padded);
+  if (data.held_out.size() > 1)
+    validation = dataset_of(options, data.held_out, TokenWindows::Tail::padded);
   if (!options.dry_run)
     train::check_least_memory(options, static_cast<double>(options.gpt().parameter_count()),
                               static_cast<double>(options.model.seq * options.model.dim));
   if (!options.run.weights.empty())
     check_weights(options.gpt(), distributed::PieceFiles({options.run.weights}));
-  data::check_vocab(tokens, options.model.vocab);
+  const std::int32_t highest = std::max(data::check_vocab(data.training, options.model.vocab),
+                                        data::check_vocab(data.held_out, options.model.vocab));
   if (!options.dry_run)
     train::check_peak_memory(options, [&] {
       return predict_peak_bytes(options, static_cast<int>(options.parallel.ranks), 0);
     });
   const int threads = num_threads();  // a rank that is a thread gets a share of them
   return train::run_on_ranks(options, [&](const train::Ranks& ranks) {
-    if (ranks.is_first()) print_plan(options, tokens.size(), ranks);
+    if (ranks.is_first()) {
+      print_plan(options, data, ranks);
+      print_warnings(options, data, training->size(), highest);
+    }
     if (options.dry_run) return 0;
     GptTask gpt(options);
     train::Task task = gpt.task();
+    // A token of a text file is a byte; the text of a token of a .bin file is unknown.
+    if (data.bytes) task.bytes_per_token = 1;
+    task.sample = [&] {
+      // The prompt is a line break, or GPT-2's end-of-text token.
+      const std::int64_t first =
+          std::min<std::int64_t>(data.bytes ? '\n' : 50256, options.model.vocab - 1);
+      return sample_text(sample_tokens(gpt.model, static_cast<std::int32_t>(first), 200,
+                                       static_cast<std::uint64_t>(options.machine.seed)),
+                         data.bytes);
+    };
     if (ranks.is_first()) task.peak_flops = measure_peak(options, threads);
     train::Trainer trainer(task, options, ranks);
     return trainer.fit(*training, validation.get());

@@ -88,7 +88,7 @@ train::Task GptTask::task() {
   task.bias_rate = options_.balance.bias_rate;
   task.flops_per_target = model.config.flops_per_token();
   task.unit = "tokens";
-  task.loss_unit = "nats per token";
+  task.loss_unit = train::kNatsPerToken;
   const io::Json config = config_to_json(model.config);
   task.state.set("tokenizer", "bytes").set("model", config);
   task.check_state = [config](const io::Json& state) {

@@ -473,4 +473,35 @@ TEST_CASE("data: packing keeps all tokens, fills rows and accepts zero documents
   CHECK(p.rows() * 32 < total * 1.1);
 }
 
+TEST_CASE("data: joined streams are read across their borders") {
+  const test::TempFolder folder;
+  const std::vector<std::int32_t> second{4, 5, 6, 700};
+  write_token_file(folder / "b.bin", second);
+  const TokenStream all =
+      TokenStream::joined({TokenStream::of(std::vector<std::int32_t>{0, 1, 2, 3}),
+                           open_token_file(folder / "b.bin"), TokenStream::of_bytes("\x07\x08")});
+  REQUIRE(all.size() == 10);
+  const std::int32_t want[] = {0, 1, 2, 3, 4, 5, 6, 700, 7, 8};
+  for (std::int64_t first = 0; first <= 10; ++first)
+    for (std::int64_t count = 0; first + count <= 10; ++count) {
+      std::vector<std::int32_t> whole(static_cast<std::size_t>(count)), part = whole;
+      all.read(first, whole);
+      all.slice(first, count).read(0, part);
+      CHECK(std::equal(whole.begin(), whole.end(), want + first));
+      CHECK(part == whole);
+    }
+  CHECK(all.max_token() == 700);
+  CHECK(all.slice(0, 7).max_token() == 6);
+  CHECK(all.slice(5, 5).slice(3, 2).max_token() == 8);
+  CHECK_FALSE(all.changed());
+  std::vector<std::int32_t> out(2);
+  CHECK(error_of([&] { all.slice(2, 4).read(3, out); }) == "tokens: [3, 5) must lie in [0, 4)");
+  io::append_file(folder / "b.bin", "xx");
+  CHECK(all.changed());
+  CHECK(error_of([&] { all.read(0, out); }) == "no error");  // of an unchanged part
+  CHECK(error_of([&] { all.read(3, out); }).find("must not change while it is read") !=
+        std::string::npos);
+  CHECK(error_of([&] { all.check_unchanged(); }).find("b.bin") != std::string::npos);
+}
+
 }  // namespace weft::data_test

@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <set>
+#include <tuple>
 
 #include "weft/examples/common/gpt_options.h"
 #include "weft/examples/common/gpt_task.h"
@@ -181,6 +182,38 @@ TEST_CASE("options: older checkpoints give their original models") {
   }
 }
 
+TEST_CASE("options: presets have the parameter counts of the published models") {
+  const auto preset = [](const char* name, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> words{"train_gpt", "--preset", name};
+    words.insert(words.end(), more.begin(), more.end());
+    std::vector<char*> argv;
+    for (std::string& w : words) argv.push_back(w.data());
+    GptOptions o;
+    REQUIRE(parse(o, static_cast<int>(argv.size()), argv.data()));
+    return o;
+  };
+  // Published parameter counts; llama-1b has those of TinyLlama 1.1B.
+  const std::tuple<const char*, std::int64_t, double> known[] = {
+      {"gpt2-124m", 124'439'808, 6e-4},
+      {"gpt2-355m", 354'823'168, 3e-4},
+      {"gpt2-774m", 774'030'080, 2.5e-4},
+      {"gpt2-1558m", 1'557'611'200, 2e-4},
+      {"llama-1b", 1'100'048'384, 4e-4}};
+  for (const auto& [name, parameters, lr] : known) {
+    CAPTURE(name);
+    const GptOptions o = preset(name);
+    CHECK(o.gpt().parameter_count() == parameters);
+    CHECK(o.optimizer.lr == lr);
+    o.gpt().validate();
+  }
+  CHECK(preset("tiny").optimizer.lr == 1e-3);
+  CHECK(preset("small").model.vocab == 0);
+  CHECK(preset("gpt2-355m", {"--lr", "1e-4", "--layers", "2"}).optimizer.lr == 1e-4);
+  CHECK(error_of([&] { preset("gpt2-medium"); }) ==
+        "--preset: must be one of tiny, small, gpt2-124m, gpt2-355m, gpt2-774m, gpt2-1558m, "
+        "llama-1b, got 'gpt2-medium'");
+}
+
 TEST_CASE("options: incompatible settings are refused") {
   const auto refusal = [](std::vector<std::string> flags) {
     flags.insert(flags.begin(), "train_gpt");
@@ -199,6 +232,8 @@ TEST_CASE("options: incompatible settings are refused") {
         "--sinkhorn: balances by itself and needs --aux none, got aux");
   CHECK(refusal({"--experts", "4", "--expert-bias"}) ==
         "--expert-bias: needs --router sigmoid, got softmax");
+  CHECK(refusal({"--ep", "2", "--experts", "4", "--sample-every", "5"}) ==
+        "--sample-every: needs ranks that have all of the model; leave out --tp and --ep");
   CHECK(refusal({"--nope"}).ends_with("(--help all lists all)"));
   CHECK(refusal({"--drop", "position"}) == "--drop: needs --capacity");
   CHECK(refusal({"--schedule", "cos"}) ==

@@ -140,15 +140,45 @@ TEST_CASE("metrics: the plot has a line per run of numbers, ticks and a legend")
              ",\"loss\":" + (i == 50 ? "null" : std::to_string(4.0 / i)) +
              (i % 25 == 0 ? ",\"val_loss\":2.5" : "") + "}\n";
   const std::string svg = svg_of(lines);
-  CHECK(count(svg, "<polyline") == 3);  // the null splits the loss curve in two
+  CHECK(count(svg, "<polyline") == 5);  // the null splits the loss curve and the smoothed one
+  CHECK(count(svg, "stroke=\"#c3dbf0\"") == 2);
   CHECK(count(svg, "<circle") == 4);
-  CHECK(svg.find(">loss 0.04</text>") != std::string::npos);
-  CHECK(svg.find(">val_loss 2.5</text>") != std::string::npos);
+  CHECK(svg.find(">training, smoothed: best 0.") != std::string::npos);
+  CHECK(svg.find(">validation: best 2.5 at step 25</text>") != std::string::npos);
   CHECK(svg.find(">step</text>") != std::string::npos);
   CHECK(svg.find(">100</text>") != std::string::npos);
   // The axes range over 0 .. 100 and 0 .. 4: step 1 is a hundredth of the width, loss 4 the top
   // line.
   CHECK(svg.find("points=\"79.64,56 ") != std::string::npos);
+}
+
+TEST_CASE("metrics: a short run is not smoothed, and its best values are named") {
+  std::string lines;
+  for (int i = 1; i <= 10; ++i)
+    lines += "{\"step\":" + std::to_string(i) + ",\"loss\":" + std::to_string(i == 7 ? 1 : 3) +
+             (i % 5 == 0 ? ",\"val_loss\":" + std::to_string(i == 5 ? 2.25 : 2.5) : "") + "}\n";
+  const std::string svg = svg_of(lines);
+  CHECK(count(svg, "<polyline") == 2);
+  CHECK(svg.find(">training: best 1 at step 7</text>") != std::string::npos);
+  CHECK(svg.find(">validation: best 2.25 at step 5</text>") != std::string::npos);
+}
+
+TEST_CASE("metrics: steps have a log axis if the loss falls in the first tenth of them") {
+  const auto run = [](double fast) {
+    std::string lines;
+    for (int i = 1; i <= 3000; ++i) {
+      const double loss = fast > 0 ? 1 + 4 * std::exp(-i / fast) : 5 - i / 1000.0;
+      lines += "{\"step\":" + std::to_string(i) + ",\"loss\":" + std::to_string(loss) + "}\n";
+    }
+    return svg_of(lines);
+  };
+  const std::string steep = run(60);
+  CHECK(steep.find(">step (log)</text>") != std::string::npos);
+  CHECK(steep.find("points=\"72,") != std::string::npos);  // step 1 is at the left end
+  CHECK(steep.find(">200</text>") != std::string::npos);
+  CHECK(steep.find("nan") == std::string::npos);
+  CHECK(run(0).find(">step</text>") != std::string::npos);
+  CHECK(run(2000).find(">step</text>") != std::string::npos);
 }
 
 TEST_CASE("metrics: a long run is thinned and keeps its spike") {

@@ -1,0 +1,70 @@
+#include "weft/train/terminal.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "weft/io/json.h"
+
+namespace weft::train {
+
+int terminal_width() {
+  const char* const columns = std::getenv("COLUMNS");
+  if (const int given = columns ? std::atoi(columns) : 0; given > 0) return given;
+  winsize size{};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  return 80;
+}
+
+std::string fit_line(const std::vector<LinePart>& parts, int width) {
+  int highest = 0;
+  for (const LinePart& p : parts) highest = std::max(highest, p.drop);
+  for (;; --highest) {
+    std::string line;
+    for (const LinePart& p : parts)
+      if (p.drop <= highest) line += p.text;
+    const auto room = static_cast<std::size_t>(std::max(width, 0));
+    if (line.size() <= room) return line;
+    if (highest == 0) return line.substr(0, room);
+  }
+}
+
+std::vector<std::string> sample_lines(const std::string& text, int width) {
+  std::string clean = text;
+  for (char& c : clean)
+    if (c != '\n' && (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)) c = '?';
+  for (std::size_t at; (at = io::find_invalid_utf8(clean)) != std::string::npos;) clean[at] = '?';
+  std::vector<std::string> lines(1);
+  int columns = 0;
+  for (const char c : clean) {
+    const bool begins_letter = (static_cast<unsigned char>(c) & 0xc0) != 0x80;
+    if (c == '\n' || (begins_letter && columns >= std::max(width - 2, 1))) {
+      lines.emplace_back();
+      columns = 0;
+    }
+    if (c == '\n') continue;
+    lines.back() += c;
+    columns += begins_letter;
+  }
+  return lines;
+}
+
+std::string with_separators(std::int64_t n) {
+  std::string digits = std::to_string(n);
+  const std::size_t first = n < 0 ? 1 : 0;
+  for (std::size_t at = digits.size(); at > first + 3;) digits.insert(at -= 3, ",");
+  return digits;
+}
+
+std::string byte_count(double bytes) {
+  char text[48];
+  if (bytes < 1e6) return with_separators(static_cast<std::int64_t>(bytes)) + " bytes";
+  std::snprintf(text, sizeof text, bytes < 1e9 ? "%.1f MB" : "%.2f GB",
+                bytes * (bytes < 1e9 ? 1e-6 : 1e-9));
+  return text;
+}
+
+}  // namespace weft::train

@@ -1,0 +1,30 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace weft::train {
+
+/// Columns of the terminal on standard output: the environment variable COLUMNS if it is a positive
+/// number, else the width that the terminal reports, else 80.
+int terminal_width();
+
+/// A part of a line. If the line is too long, the parts with the highest `drop` are omitted first;
+/// parts with 0 are kept.
+struct LinePart {
+  std::string text;
+  int drop = 0;
+};
+/// The parts that fit into `width` columns, in order. The parts with 0 are cut to that width.
+std::string fit_line(const std::vector<LinePart>& parts, int width);
+
+/// The lines of a text, wrapped at `width` - 2 columns. Bytes that are not valid UTF-8, and control
+/// characters, become '?'.
+std::vector<std::string> sample_lines(const std::string& text, int width);
+
+/// "1,234,567".
+std::string with_separators(std::int64_t n);
+/// "512 bytes", "1.2 MB", "3.4 GB".
+std::string byte_count(double bytes);
+
+}  // namespace weft::train
