@@ -99,7 +99,8 @@ class Tensor {
   /// Copies values in row-major order: Tensor::of({1, 2, 3, 4}, {2, 2}).
   static Tensor of(std::initializer_list<double> values, const Shape& shape,
                    DType dtype = DType::f32);
-  /// One axis, or rows of one length: Tensor::of({1, 2, 3}), Tensor::of({{1, 2}, {3, 4}}).
+  /// One axis, or rows of one length: Tensor::of({1, 2, 3}), Tensor::of({{1, 2}, {3, 4}}). A column
+  /// needs a shape: Tensor::of({1, 2}, {2, 1}).
   static Tensor of(std::initializer_list<double> values, DType dtype = DType::f32) {
     return of(values, {static_cast<std::int64_t>(values.size())}, dtype);
   }
