@@ -5,7 +5,7 @@ namespace weft {
 
 // Masks: results are bool, and no gradient passes.
 
-/// Is an element NaN, infinite, or neither?
+/// True where an element is NaN (isnan), infinite (isinf), or neither (isfinite).
 ///
 /// Shapes   x (...)  ->  (...)
 /// Dtypes   f32, f64, bf16, i32, i64, u8, bool  ->  bool
@@ -17,7 +17,7 @@ Tensor isnan(const Tensor& x);
 Tensor isinf(const Tensor& x);
 Tensor isfinite(const Tensor& x);
 
-/// Both, either, and not. An element counts as true unless it is 0; NaN is true.
+/// The logical and, or and not of elements. An element is true unless it is 0; NaN is true.
 ///
 /// Shapes   a and b broadcast by NumPy's rule
 /// Dtypes   f32, f64, bf16, i32, i64, u8, bool, each operand its own  ->  bool
@@ -29,7 +29,7 @@ Tensor logical_and(const Tensor& a, const Tensor& b);
 Tensor logical_or(const Tensor& a, const Tensor& b);
 Tensor logical_not(const Tensor& x);
 
-/// Is any element true, or is every one? Of all elements or along one axis.
+/// True if any element is true, or if all are: of the whole tensor, or along one axis.
 ///
 /// Shapes   x (...)  ->  a scalar, or x's shape without `dim` (or with 1 there)
 /// Dtypes   f32, f64, bf16, i32, i64, u8, bool  ->  bool

@@ -7,12 +7,12 @@ namespace weft {
 // Losses made of public ops: their gradients come from the tape, of any order. mse_loss and
 // cross_entropy have headers of their own. The mean of no elements is NaN.
 
-/// |y - target| (l1_loss), and its relative that is quadratic near 0 (huber_loss): e^2 / 2 for
+/// |e| with e = y - target (l1_loss), and the same made quadratic near 0 (huber_loss): e^2 / 2 for
 /// |e| <= delta, else delta (|e| - delta / 2).
 ///
 /// Shapes   y (...), target the same  ->  (...) for Reduction::none, else a scalar
-/// Dtypes   f32, f64, bf16; both alike
-/// Device   cpu, cuda, meta; both on one
+/// Dtypes   f32, f64, bf16; one dtype for both
+/// Device   cpu, cuda, meta; both on one device
 /// Saves    y - target
 /// Throws   Error when shapes, dtypes or devices differ; unless delta > 0
 /// Source   Huber 1964, "Robust estimation of a location parameter"
@@ -24,8 +24,8 @@ Tensor huber_loss(const Tensor& y, const Tensor& target, double delta = 1,
 /// of small values.
 ///
 /// Shapes   logits (...), target the same  ->  (...) for Reduction::none, else a scalar
-/// Dtypes   f32, f64, bf16; both alike
-/// Device   cpu, cuda, meta; both on one
+/// Dtypes   f32, f64, bf16; one dtype for both
+/// Device   cpu, cuda, meta; both on one device
 /// Saves    logits, target, ln p and ln(1 - p)
 /// Throws   Error when shapes, dtypes or devices differ
 /// Source   ln p = -softplus(-x), ln(1 - p) = -softplus(x)
@@ -37,8 +37,8 @@ Tensor binary_cross_entropy_with_logits(const Tensor& logits, const Tensor& targ
 /// rows: Reduction::sum, divided by the number of rows.
 ///
 /// Shapes   log_probs (...), target the same  ->  (...) for Reduction::none, else a scalar
-/// Dtypes   f32, f64, bf16; both alike
-/// Device   cpu, cuda, meta; both on one
+/// Dtypes   f32, f64, bf16; one dtype for both
+/// Device   cpu, cuda, meta; both on one device
 /// Saves    log_probs, target, ln target
 /// Throws   Error when shapes, dtypes or devices differ
 /// Source   Kullback, Leibler 1951; where the target is 0 the value and both gradients are 0
@@ -49,7 +49,7 @@ Tensor kl_div(const Tensor& log_probs, const Tensor& target, Reduction reduction
 ///
 /// Shapes   log_probs (..., V), targets (...)  ->  (...) for Reduction::none, else a scalar
 /// Dtypes   log_probs f32, f64, bf16; targets i32, i64
-/// Device   cpu, cuda, meta; both on one
+/// Device   cpu, cuda, meta; both on one device
 /// Saves    targets
 /// Throws   Error on other shapes or dtypes, and on a target that is neither in [0, V) nor
 ///          ignore_index

@@ -293,8 +293,8 @@ class Tensor {
   const Tensor& copy_(const Tensor& source) const;
   const Tensor& add_(const Tensor& other, double alpha = 1) const;
   const Tensor& mul_(double factor) const;
-  // The same for x += y and its relatives: they write to x's memory, which views and other handles
-  // see. The right side broadcasts to x's shape.
+  // x += y and the like write to x's memory, which views and other handles share. The right side
+  // broadcasts to x's shape.
   const Tensor& operator+=(const Tensor& other) const;
   const Tensor& operator-=(const Tensor& other) const;
   const Tensor& operator*=(const Tensor& other) const;
