@@ -120,9 +120,11 @@ Arguments expand_config(int argc, char** argv, const ResumeFrom& resume) {
       rest.push_back(arg);
     }
   }
-  if (path.empty()) path = config_to_resume(rest, resume);
+  const bool resumes = path.empty();
+  if (resumes) path = config_to_resume(rest, resume);
   if (path.empty()) return rest;
   Arguments all = read_config(path, rest);
+  all.resumes = resumes;
   all.words.insert(all.words.end(), rest.begin(), rest.end());
   return all;
 }

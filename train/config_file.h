@@ -13,6 +13,7 @@ struct Arguments {
 
   std::vector<std::string> words;
   std::size_t from_file = 0;  ///< number of leading words that come from the file
+  bool resumes = false;  ///< true if the file is the config.toml of the run that --resume continues
   /// The place of each flag in the file: "'run.toml' line 3".
   std::map<std::string, std::string> lines = {};
 };

@@ -156,7 +156,11 @@ nn::GptConfig GptOptions::gpt() const {
 
 bool parse(GptOptions& o, int argc, char** argv) {
   train::Arguments args = train::expand_config(argc, argv, {.out = o.out, .whole = "--data"});
-  if (const std::string preset = preset_of(args.words); !preset.empty()) apply_preset(preset, o);
+  if (const std::string preset = preset_of(args.words); !preset.empty()) {
+    weft::check(!args.resumes,
+                "--preset: a resumed run keeps its settings, got '{}'; remove the flag", preset);
+    apply_preset(preset, o);
+  }
   train::CommandLine line("Trains a GPT on text. All times are seconds, all sizes bytes.",
                           o.program);
   line.examples({o.program + " --data book.txt --preset tiny --steps 2000 --out runs/book",

@@ -102,6 +102,8 @@ def resumes_by_its_folder(folder):
     assert done.stdout.count("changed ") == 4, done.stdout
     refused(run("train_gpt", "--out", f"{folder}/parts", "--resume", "--optimizer", "sgd", "--steps", "20"), 2,
             "--optimizer: must be adamw as in the run that", "got sgd")
+    refused(run("train_gpt", "--out", f"{folder}/parts", "--resume", "--preset", "tiny"), 2,
+            "--preset: a resumed run keeps its settings, got 'tiny'; remove the flag")
     refused(run("train_gpt", "--out", f"{folder}/none", "--resume"), 2, "--data: name at least one file")
     done = train(*base(folder, "new", "--steps", "1", "--resume"))
     assert f"no checkpoint in '{folder}/new': from the beginning" in done.stdout, done.stdout
