@@ -205,7 +205,7 @@ Tensor flip(const Tensor& x, std::initializer_list<int> dims) {
     const auto n = static_cast<double>(x.dim(dim));
     y = index_select(y, dim, Tensor::arange(n - 1, -1, -1, DType::i64, x.device()));
   }
-  return y;
+  return y.same(x) ? clone(x) : y;
 }
 
 Tensor repeat(const Tensor& x, const Shape& times) {
@@ -213,6 +213,7 @@ Tensor repeat(const Tensor& x, const Shape& times) {
   check(times.size() >= x.ndim(), "repeat: x {} needs at least {} numbers, got {}", x.shape(),
         x.ndim(), times);
   Tensor y = x;
+  bool copied = false;
   while (y.ndim() < times.size()) y = unsqueeze(y, 0);
   for (int d = 0; d < times.size(); ++d) {
     check(times[d] >= 0, "repeat: every number must be at least 0, got {}", times);
@@ -220,8 +221,9 @@ Tensor repeat(const Tensor& x, const Shape& times) {
     TensorList copies;
     for (std::int64_t i = 0; i < times[d]; ++i) copies.push_back(y);
     y = copies.empty() ? narrow(y, d, 0, 0) : cat(copies, d);
+    copied = true;
   }
-  return y;
+  return copied ? y : clone(y);
 }
 
 }  // namespace weft

@@ -57,7 +57,9 @@ Tensor nll_loss(const Tensor& log_probs, const Tensor& targets, Reduction reduct
   const Tensor picked = squeeze(gather(log_probs, -1, unsqueeze(place, -1)), -1);
   const Tensor losses = where(counted, neg(picked), 0);
   if (reduction != Reduction::mean) return reduced(losses, reduction);
-  return div(sum(losses), cast(maximum(sum(counted), 1), losses.dtype()));
+  // In f32 for bf16, which rounds counts above 256.
+  const DType wide = losses.dtype() == DType::bf16 ? DType::f32 : losses.dtype();
+  return cast(div(sum(cast(losses, wide)), cast(maximum(sum(counted), 1), wide)), losses.dtype());
 }
 
 }  // namespace weft

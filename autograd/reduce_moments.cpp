@@ -150,6 +150,7 @@ Tensor prod(const Tensor& x, int dim, bool keepdim) {
     y = n % 2 ? cat({pairs, narrow(y, dim, n - 1, 1)}, dim) : pairs;
   }
   if (is_compute(x.dtype())) y = cast(y, x.dtype());
+  if (y.same(x)) y = clone(x);  // one element: no view of x
   return keepdim ? y : squeeze(y, dim);
 }
 

@@ -120,7 +120,8 @@ KvCache::Entry GatedDeltaNet::cache_entry(std::int64_t batch, std::int64_t, DTyp
 double GatedDeltaNet::multiply_adds(std::int64_t) const {
   const GatedDeltaNetOptions& o = options;
   // For each token the rule decays its state, reads it twice and writes it once.
-  const auto rule = static_cast<double>(4 * o.value_heads * o.key_dim * o.value_dim);
+  const double rule =
+      4.0 * static_cast<double>(o.value_heads * o.key_dim) * static_cast<double>(o.value_dim);
   return in_proj.multiply_adds() + static_cast<double>(conv.numel()) + rule +
          out_proj.multiply_adds();
 }

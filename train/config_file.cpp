@@ -59,8 +59,10 @@ Arguments read_config(const std::string& path, const std::vector<std::string>& c
           name);
     lines[flag] = line;
     if (const auto* list = value.as_array()) {
+      // Either side may use another trainer's name for the flag.
       const auto given = [&](const std::string& a) {
-        return a == flag || a.rfind(flag + "=", 0) == 0;
+        const std::string word = a.substr(0, a.find('='));
+        return our_name(word, {flag}) == flag || our_name(flag, {word}) == word;
       };
       if (list->empty() || std::any_of(command_line.begin(), command_line.end(), given)) continue;
       flags.push_back(flag);

@@ -192,7 +192,9 @@ void check_ranks(const Options& options) {
         "own; start it without a launcher",
         distributed::launched_ranks());
   check(plans_for_many(options) || !as_launched(options) || options.parallel.ranks == 0,
-        "--ranks: is for threads; the launcher has said how many ranks there are");
+        "--ranks: is for threads; the launcher has said how many ranks there are; to resume a run "
+        "of threads, "
+        "add --ranks 0");
   if (is_alone(options)) check_degrees_alone(options);
 }
 

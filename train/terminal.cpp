@@ -36,6 +36,10 @@ std::vector<std::string> sample_lines(const std::string& text, int width) {
   std::string clean = text;
   for (char& c : clean)
     if (c != '\n' && (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)) c = '?';
+  // U+0080 to U+009F: control characters, some of which terminals obey.
+  for (std::size_t at = 0; (at = clean.find('\xc2', at)) != std::string::npos; ++at)
+    if (at + 1 < clean.size() && static_cast<unsigned char>(clean[at + 1]) < 0xa0)
+      clean.replace(at, 2, "?");
   for (std::size_t at; (at = io::find_invalid_utf8(clean)) != std::string::npos;) clean[at] = '?';
   std::vector<std::string> lines(1);
   int columns = 0;

@@ -18,6 +18,15 @@ struct Trainer::Alone {
   Ranks ranks;
 };
 
+namespace {
+
+void check_sample(const Task& task, const Options& options) {
+  check(options.run.sample_every == 0 || task.sample,
+        "--sample-every: needs a model that writes text, which this one does not");
+}
+
+}  // namespace
+
 Trainer::Trainer(nn::Module& model, const Options& options, LossFunction loss)
     : Trainer(std::unique_ptr<Alone>(new Alone{Ranks::alone(options)}), model, options,
               std::move(loss)) {}
@@ -34,14 +43,11 @@ Trainer::Trainer(nn::Module& model, const Options& options, LossFunction loss, c
 
 Trainer::Trainer(const Task& task, const Options& options, const Ranks& ranks)
     : task_(task),
-      options_((check_options(options), options)),
+      options_((check_options(options), check_sample(task, options), options)),
       ranks_(ranks),
       folder_(options_.out, options_.run.resume, ranks),
       step_(task_, options_, ranks),
-      log_(task_, options_, ranks) {
-  check(options_.run.sample_every == 0 || task.sample,
-        "--sample-every: needs a model that writes text, which this one does not");
-}
+      log_(task_, options_, ranks) {}
 
 Trainer::~Trainer() = default;
 
@@ -74,13 +80,14 @@ int Trainer::fit(const data::Dataset& training, const data::Dataset* validation)
 void Trainer::restore() {
   std::vector<std::string> changes;
   if (options_.run.resume) ranks_.on_first([&] { changes = folder_.changes(config_of(options_)); });
+  // Also without a checkpoint: --save-every 0 leaves the best weights alone.
+  if (options_.run.resume && options_.run.keep_best) best_ = folder_.best_loss();
   const std::optional<RunState> saved =
       options_.run.resume ? folder_.restore(step_, task_) : std::nullopt;
   if (saved) {
     state_ = *saved;
     saved_step_ = state_.step;
     loader_->set_state(state_.loader);
-    if (options_.run.keep_best) best_ = folder_.best_loss();
   } else if (!options_.run.weights.empty()) {
     step_.load_weights(distributed::PieceFiles({options_.run.weights}));
   }

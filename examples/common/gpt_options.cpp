@@ -120,8 +120,9 @@ void GptOptions::check() const {
                   parallel.tp_overlap == distributed::Overlap::none,
               "--recompute: selective saves nothing with --tp-overlap, whose MLP is three ops; use "
               "full");
-  weft::check(run.sample_every == 0 || (parallel.tp == 1 && parallel.ep == 1),
-              "--sample-every: needs ranks that have all of the model; leave out --tp and --ep");
+  weft::check(
+      run.sample_every == 0 || (parallel.tp == 1 && parallel.ep == 1 && parallel.etp <= 1),
+      "--sample-every: needs ranks that have all of the model; leave out --tp, --ep and --etp");
   weft::check(parallel.ep == 1 || model.moe.experts > 0, "--ep: needs --experts");
   if (model.moe.experts == 0) return;
   const RouterScore score = model.moe.router.route.score;
@@ -161,6 +162,8 @@ bool parse(GptOptions& o, int argc, char** argv) {
                 "--preset: a resumed run keeps its settings, got '{}'; remove the flag", preset);
     apply_preset(preset, o);
   }
+  // Older versions evaluated all held-out tokens.
+  if (args.resumes && !args.lines.contains("--eval-tokens")) o.data.eval_tokens = 0;
   train::CommandLine line("Trains a GPT on text. All times are seconds, all sizes bytes.",
                           o.program);
   line.examples({o.program + " --data book.txt --preset tiny --steps 2000 --out runs/book",

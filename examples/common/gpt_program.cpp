@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -18,6 +19,7 @@
 #include "weft/examples/common/check_weights.h"
 #include "weft/examples/common/gpt_task.h"
 #include "weft/examples/common/sample.h"
+#include "weft/io/file.h"
 #include "weft/train/launch.h"
 #include "weft/train/memory.h"
 #include "weft/train/terminal.h"
@@ -131,9 +133,10 @@ void print_warnings(const GptOptions& o, const Data& data, std::int64_t training
     std::printf("warning          --batch %s is more than the %s rows of the data\n",
                 grouped(o.batch).c_str(), grouped(training_rows).c_str());
   // A forward pass takes about a third of a step.
-  const std::int64_t every = o.run.eval_every ? o.run.eval_every : o.steps,
-                     evaluated = (o.steps + every - 1) / every * data.held_out.size();
-  if (evaluated / 3 > o.steps * o.batch * o.model.seq)
+  const auto steps = static_cast<double>(o.steps),
+             every = o.run.eval_every ? static_cast<double>(o.run.eval_every) : steps,
+             evaluated = std::ceil(steps / every) * static_cast<double>(data.held_out.size());
+  if (evaluated / 3 > steps * static_cast<double>(o.batch * o.model.seq))
     std::printf("warning          evaluations take longer than the training; see --eval-tokens\n");
 }
 
@@ -167,7 +170,8 @@ int train_gpt(GptOptions options) {
   if (!options.dry_run)
     train::check_least_memory(options, static_cast<double>(options.gpt().parameter_count()),
                               static_cast<double>(options.model.seq * options.model.dim));
-  if (!options.run.weights.empty())
+  const bool resumes = options.run.resume && io::exists(options.out + "/checkpoints");
+  if (!options.run.weights.empty() && !resumes)
     check_weights(options.gpt(), distributed::PieceFiles({options.run.weights}));
   const std::int32_t highest = std::max(data::check_vocab(data.training, options.model.vocab),
                                         data::check_vocab(data.held_out, options.model.vocab));

@@ -18,6 +18,7 @@ std::vector<std::int32_t> sample_tokens(nn::Gpt& model, std::int32_t first, std:
   };
   const EvalScope eval(model);
   const NoGradGuard off;
+  const RandomScope random({.seed = seed});  // leaves the run's own random numbers as they are
   const Tensor& table = model.embed.weight;
   const std::int64_t places = std::min(count, model.config.seq - model.config.mtp.depths);
   nn::KvCache cache(model.config, 1, places, table.dtype(), table.device());

@@ -313,6 +313,10 @@ TEST_CASE("reduce: one axis as a number, and the standard deviation") {
 }
 
 TEST_CASE("reduce: products, of every number of elements, in every dtype") {
+  const Tensor single = Tensor::of({3, 4}, {2, 1});
+  prod(single, 1, true).fill_(0);
+  prod(single, 1).fill_(0);
+  CHECK(equal(single, Tensor::of({3, 4}, {2, 1})));  // the result is no view
   for (const std::int64_t n : {0, 1, 2, 3, 7, 8, 13}) {
     const Tensor x = test::random_in({2, n, 3}, 0.5, 1.5);
     const Tensor got = prod(x, 1);

@@ -440,6 +440,13 @@ TEST_CASE("view: chunk, flip and repeat against their definitions") {
   CHECK(repeat(Tensor::full({}, 3), {2}).shape() == Shape{2});
 }
 
+TEST_CASE("view: flip and repeat copy, even where nothing moves") {
+  const Tensor x = Tensor::of({1, 2});
+  flip(x, {}).fill_(0);
+  repeat(x, {1, 1}).fill_(0);
+  CHECK(equal(x, Tensor::of({1, 2})));
+}
+
 TEST_CASE("view: chunk, flip and repeat, gradients and errors") {
   const auto pieces = [](const TensorList& in) {
     const TensorList p = chunk(in[0], 2, 1);

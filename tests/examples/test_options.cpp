@@ -71,6 +71,21 @@ std::string joined(const std::set<std::string>& names) {
 
 }  // namespace
 
+TEST_CASE("options: a list on the command line replaces the file's, by any of its names") {
+  const test::TempFolder folder;
+  const std::string path = folder / "c.toml";
+  io::write_file(path, "data = [\"a.txt\", \"b.txt\"]\ninput-val-bin = [\"c.txt\"]\n");
+  std::string words[] = {"train_gpt", "--config=" + path, "--train_data=d.txt", "--val-data",
+                         "e.txt"};
+  std::vector<char*> argv;
+  for (std::string& w : words) argv.push_back(w.data());
+  argv.push_back(nullptr);
+  GptOptions o;
+  REQUIRE(parse(o, 5, argv.data()));
+  CHECK(o.data.files == std::vector<std::string>{"d.txt"});
+  CHECK(o.data.val_files == std::vector<std::string>{"e.txt"});
+}
+
 TEST_CASE("options: config.toml contains every setting") {
   const test::TempFolder folder;
   const std::string plain = train::to_toml(GptOptions{});
@@ -233,7 +248,9 @@ TEST_CASE("options: incompatible settings are refused") {
   CHECK(refusal({"--experts", "4", "--expert-bias"}) ==
         "--expert-bias: needs --router sigmoid, got softmax");
   CHECK(refusal({"--ep", "2", "--experts", "4", "--sample-every", "5"}) ==
-        "--sample-every: needs ranks that have all of the model; leave out --tp and --ep");
+        "--sample-every: needs ranks that have all of the model; leave out --tp, --ep and --etp");
+  CHECK(refusal({"--etp", "2", "--experts", "4", "--sample-every", "5"})
+            .starts_with("--sample-every: needs ranks"));
   CHECK(refusal({"--nope"}).ends_with("(--help all lists all)"));
   CHECK(refusal({"--drop", "position"}) == "--drop: needs --capacity");
   CHECK(refusal({"--schedule", "cos"}) ==

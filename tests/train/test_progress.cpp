@@ -54,6 +54,9 @@ TEST_CASE("progress: a sample is shown in lines that fit") {
   using Lines = std::vector<std::string>;
   CHECK(sample_lines("ab\ncdefgh\n", 6) == Lines{"ab", "cdef", "gh", ""});
   CHECK(sample_lines("a\tb\x1b[Kc\xff", 100) == Lines{"a?b?[Kc?"});
+  CHECK(sample_lines("a\xc2\x9b"
+                     "2J\xc2\xa0",
+                     100) == Lines{"a?2J\xc2\xa0"});
   CHECK(sample_lines("\xc3\xa9\xc3\xa9\xc3\xa9", 4) == Lines{"\xc3\xa9\xc3\xa9", "\xc3\xa9"});
 }
 
