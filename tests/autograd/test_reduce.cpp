@@ -6,6 +6,7 @@
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/reduce.h"
+#include "weft/autograd/values.h"
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 

@@ -5,6 +5,7 @@
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/reduce.h"
+#include "weft/autograd/values.h"
 #include "weft/autograd/view.h"
 #include "weft/core/cuda.h"
 #include "weft/tests/support.h"
