@@ -100,7 +100,8 @@ def meta_predicts_the_peak(folder):
             for key in ("peak_bytes", "live_bytes"):
                 assert a[key] == b[key], (more, key, a[key], b[key])
         peak = runs["cuda"][0][-1]["peak_bytes"]
-        line = f"peak memory      {peak * 1e-6:.1f} MB of tensors"
+        size = f"{peak * 1e-6:.1f} MB" if peak >= 1e6 else f"{peak:,} bytes"
+        line = f"peak memory      {size} of tensors"
         assert runs["cuda"][1] == runs["meta:cuda"][1] == [line], (more, runs["cuda"][1], line)
         dry = train(*base(folder, "none", "--device", "meta:cuda", "--dry-run", *more), program=GPU)
         assert line in dry.stdout, (more, dry.stdout)
