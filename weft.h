@@ -46,6 +46,7 @@
 #include "weft/io/safetensors.h"
 #include "weft/nn/attention.h"
 #include "weft/nn/block.h"
+#include "weft/nn/child.h"
 #include "weft/nn/dropout.h"
 #include "weft/nn/embedding.h"
 #include "weft/nn/experts.h"

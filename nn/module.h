@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -13,11 +14,9 @@
 namespace weft::nn {
 
 class Module;
+template <class T>
+class Child;
 struct Shard;
-namespace detail {
-/// Copies tensors, ties and modes of `from` to `to`, a module of the same structure.
-void copy_state(Module& from, Module& to);
-}  // namespace detail
 
 /// One tensor of a module, as visit() passes it. A plain Tensor converts to a parameter.
 struct Slot {
@@ -61,6 +60,10 @@ class Visitor {
     if (child) (*this)(name, *child);
   }
   template <class M>
+  void operator()(const char* name, Child<M>& child) {
+    if (child) (*this)(name, *child);
+  }
+  template <class M>
   void operator()(const char* name, std::optional<M>& child) {
     if (child) (*this)(name, *child);
   }
@@ -88,15 +91,15 @@ struct LoadReport {
 ///     }
 ///   };
 ///
-/// Modules move; nn::clone() copies. After an assignment (`head.weight = embed.weight`) two modules
-/// share a parameter. A shared tensor is listed once, under its first name.
+/// Modules move; nn::clone() copies, and any other copy throws Error. After an assignment
+/// (`head.weight = embed.weight`) two modules share a parameter. A shared tensor is listed once,
+/// under its first name.
 class Module {
  public:
   Module() = default;
   virtual ~Module() = default;
   Module(Module&&) = default;
   Module& operator=(Module&&) = default;
-  Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
   /// Passes every tensor and child to v by name, always in the same order.
@@ -138,9 +141,12 @@ class Module {
   /// How this module is sharded over ranks; null: it is not. A parallel plan sets it.
   std::shared_ptr<const Shard> shard;
 
+ protected:
+  /// For nn::clone(): a plain copy would share the parameters. Not sharded.
+  Module(const Module& other);
+
  private:
   friend void assign_names(Module& root);
-  friend void detail::copy_state(Module& from, Module& to);
   bool training_ = true;
   std::uint64_t stream_ = 0;
 };
@@ -171,13 +177,32 @@ DType default_dtype();
 Tensor make_parameter(const Shape& shape, const Init& init, DType dtype = default_dtype(),
                       Device device = default_device());
 
-/// A deep copy with its own memory and the same ties, dtypes, training flag and names. M must have
-/// `M like() const`, which returns a new module of the same configuration.
+namespace detail {
+/// While one exists, this thread may copy modules.
+class CopyScope {
+ public:
+  CopyScope();
+  ~CopyScope();
+  CopyScope(const CopyScope&) = delete;
+
+ private:
+  bool outer_;
+};
+/// Gives each tensor that visit() lists its own memory. Ties remain.
+void separate_tensors(Module& copy);
+}  // namespace detail
+
+/// A deep copy: the tensors that visit() lists have their own memory and the same ties and dtypes;
+/// names, training flags and every other member are copied as C++ copies them. A tensor that
+/// visit() does not list is shared with the original.
 template <class M>
 M clone(const M& module) {
-  DeviceScope nothing_allocated(kMeta);
-  M copy = module.like();
-  detail::copy_state(const_cast<M&>(module), copy);
+  static_assert(std::is_copy_constructible_v<M>,
+                "nn::clone: every member must be copyable. In place of a std::unique_ptr<T> to a "
+                "module use nn::Child<T>, a std::optional<T> or a T");
+  const detail::CopyScope copies;
+  M copy(module);
+  detail::separate_tensors(copy);
   return copy;
 }
 
