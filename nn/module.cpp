@@ -181,7 +181,9 @@ Tensor make_parameter(const Shape& shape, const Init& init, DType dtype, Device 
   // A constant draws no random number, so adding a bias does not change later weights.
   const bool draws = init.kind != Init::Kind::constant && !device.is_meta();
   init.fill(t, draws ? next_random_key() : RandomKey{});
-  return t.set_requires_grad();
+  t.set_requires_grad();
+  detail::add_unlisted(t);
+  return t;
 }
 
 Module::Module(const Module& other) : training_(other.training_), stream_(other.stream_) {

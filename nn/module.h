@@ -1,4 +1,5 @@
 #pragma once
+#include <concepts>
 #include <cstdint>
 #include <iosfwd>
 #include <memory>
@@ -10,6 +11,7 @@
 
 #include "weft/core/named_tensor.h"
 #include "weft/nn/init.h"
+#include "weft/nn/unlisted.h"
 
 namespace weft::nn {
 
@@ -46,7 +48,10 @@ class Visitor {
     slot.init = init;
     (*this)(name, slot);
   }
-  void operator()(const char* name, Module& child) { on_module(name, child); }
+  template <std::derived_from<Module> M>
+  void operator()(const char* name, M& child) {
+    visit_child(name, child, sizeof(M));
+  }
   /// A list: its modules are named name.0, name.1, ...
   template <class M>
   void operator()(const char* name, std::vector<M>& list) {
@@ -61,7 +66,7 @@ class Visitor {
   }
   template <class M>
   void operator()(const char* name, Child<M>& child) {
-    if (child) (*this)(name, *child);
+    if (child) visit_child(name, *child, child.bytes());
   }
   template <class M>
   void operator()(const char* name, std::optional<M>& child) {
@@ -71,6 +76,15 @@ class Visitor {
  protected:
   virtual void on_tensor(const char* name, const Slot& slot) = 0;
   virtual void on_module(const char* name, Module& child) = 0;
+  /// In on_module(): the size of the child's class, as far as the compiler knows it.
+  std::size_t child_bytes() const { return child_bytes_; }
+
+ private:
+  void visit_child(const char* name, Module& child, std::size_t bytes) {
+    child_bytes_ = bytes;
+    on_module(name, child);
+  }
+  std::size_t child_bytes_ = 0;
 };
 
 /// The names that load_state_dict() could not match.
@@ -97,7 +111,7 @@ struct LoadReport {
 class Module {
  public:
   Module() = default;
-  virtual ~Module() = default;
+  virtual ~Module() { detail::release_unlisted(); }
   Module(Module&&) = default;
   Module& operator=(Module&&) = default;
   Module& operator=(const Module&) = delete;
@@ -176,6 +190,15 @@ DType default_dtype();
 /// A new tensor of Category::parameter that requires a gradient, from the running random counter.
 Tensor make_parameter(const Shape& shape, const Init& init, DType dtype = default_dtype(),
                       Device device = default_device());
+
+/// named_parameters() for an optimizer of the whole module.
+/// Throws Error if visit() omits a member: a parameter in the memory of one of the modules that
+/// requires a gradient and that no visit() of any module has listed. Members in a std::vector or
+/// behind a pointer that visit() omits are not found: see compare_leaves() in nn/leaves.h.
+template <std::derived_from<Module> M>
+NamedTensors trained_parameters(const M& module) {
+  return detail::trained_parameters(module, sizeof(M));
+}
 
 namespace detail {
 /// While one exists, this thread may copy modules.
