@@ -71,6 +71,7 @@
 #include "weft/nn/router.h"
 #include "weft/nn/router_step.h"
 #include "weft/nn/sampling.h"
+#include "weft/nn/sequential.h"
 #include "weft/nn/shard.h"
 #include "weft/nn/speculative.h"
 #include "weft/nn/token_context.h"
