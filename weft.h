@@ -42,6 +42,7 @@
 #include "weft/core/named_tensor.h"
 #include "weft/core/parallel.h"
 #include "weft/core/random.h"
+#include "weft/core/state_dict.h"
 #include "weft/core/tensor.h"
 #include "weft/io/safetensors.h"
 #include "weft/nn/attention.h"
