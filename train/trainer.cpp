@@ -89,7 +89,7 @@ void Trainer::restore() {
     saved_step_ = state_.step;
     loader_->set_state(state_.loader);
   } else if (!options_.run.weights.empty()) {
-    step_.load_weights(distributed::PieceFiles({options_.run.weights}));
+    step_.load_weights(distributed::ShardFiles({options_.run.weights}));
   }
   log_.open(folder_.metrics(), options_.run.resume, state_.step);
   if (options_.run.resume && ranks_.is_first()) {

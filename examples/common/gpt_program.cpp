@@ -172,7 +172,7 @@ int train_gpt(GptOptions options) {
                               static_cast<double>(options.model.seq * options.model.dim));
   const bool resumes = options.run.resume && io::exists(options.out + "/checkpoints");
   if (!options.run.weights.empty() && !resumes)
-    check_weights(options.gpt(), distributed::PieceFiles({options.run.weights}));
+    check_weights(options.gpt(), distributed::ShardFiles({options.run.weights}));
   const std::int32_t highest = std::max(data::check_vocab(data.training, options.model.vocab),
                                         data::check_vocab(data.held_out, options.model.vocab));
   if (!options.dry_run)
