@@ -72,7 +72,8 @@ nn::ShardSpec::Cut cut_from_json(const io::Json& json, const Shape& whole,
                                  const std::string& where) {
   const std::int64_t axis = json.at("axis").as_int();
   check_system(0 <= axis && axis < whole.size(),
-               "{}: part: a cut must be along an axis of {}, got axis {}", where, whole, axis);
+               "{}: shard_spec: a cut must be along an axis of {}, got axis {}", where, whole,
+               axis);
   nn::ShardSpec::Cut cut{static_cast<int>(axis), {}};
   for (const io::Json& range : json.at("ranges").items()) {
     check_system(range.items().size() == 2, "{}: a range must have two ends", where);
