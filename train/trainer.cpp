@@ -10,6 +10,7 @@
 #include "weft/io/plot.h"
 #include "weft/train/flags.h"
 #include "weft/train/interrupt.h"
+#include "weft/train/terminal.h"
 #include "weft/train/test_aids.h"
 
 namespace weft::train {
@@ -94,11 +95,10 @@ void Trainer::restore() {
   log_.open(folder_.metrics(), options_.run.resume, state_.step);
   if (options_.run.resume && ranks_.is_first()) {
     if (!saved)
-      std::printf("resume           no checkpoint in '%s': from the beginning\n",
-                  options_.out.c_str());
+      print_fact("resume", message("no checkpoint in '{}': from the beginning", options_.out));
     else if (state_.step < options_.steps)
-      std::printf("resume           after step %lld\n", static_cast<long long>(state_.step));
-    for (const std::string& change : changes) std::printf("changed          %s\n", change.c_str());
+      print_fact("resume", message("after step {}", state_.step));
+    for (const std::string& change : changes) print_fact("changed", change);
   }
   if (ranks_.is_first()) folder_.write_config(config_of(options_));  // only after all checks
 }

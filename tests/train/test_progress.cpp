@@ -60,6 +60,18 @@ TEST_CASE("progress: a sample is shown in lines that fit") {
   CHECK(sample_lines("\xc3\xa9\xc3\xa9\xc3\xa9", 4) == Lines{"\xc3\xa9\xc3\xa9", "\xc3\xa9"});
 }
 
+TEST_CASE("progress: facts are wrapped between words, under their own beginning") {
+  using Lines = std::vector<std::string>;
+  CHECK(fact_lines("data", "1,024 tokens, and 64 held out", 80) ==
+        Lines{"data             1,024 tokens, and 64 held out"});
+  CHECK(fact_lines("data", "1,024 tokens, and 64 held out", 34) ==
+        Lines{"data             1,024 tokens, and", "                 64 held out"});
+  CHECK(fact_lines("data", "1,024 tokens, and 64 held out", 33) ==
+        Lines{"data             1,024 tokens,", "                 and 64 held out"});
+  CHECK(fact_lines("plot", "/a/long/path", 4) == Lines{"plot             /a/long/path"});
+  CHECK(fact_lines("a name of eighteen", "x", 80) == Lines{"a name of eighteen x"});
+}
+
 TEST_CASE("progress: COLUMNS sets the width") {
   const char* const before = std::getenv("COLUMNS");
   const std::string kept = before ? before : "";
