@@ -71,7 +71,8 @@ void Progress::step(std::int64_t step, const StepResult& result, std::int64_t ta
 
 void Progress::begin(Aside aside, std::int64_t step) {
   aside_begins_ = Clock::now();
-  show({{step_text(step)}, {aside == Aside::save ? "  saving" : "  evaluating"}});
+  constexpr const char* kDoing[] = {"  evaluating", "  saving", "  sampling"};  // by Aside
+  show({{step_text(step)}, {kDoing[static_cast<int>(aside)]}});
 }
 
 void Progress::end(Aside aside) {

@@ -84,6 +84,7 @@ void RunLog::start_progress(std::int64_t first_step, double steps_per_evaluation
                                             .eval_every = run.eval_every,
                                             .save_every = run.save_every,
                                             .saves = !ranks_.device().is_meta(),
+                                            .sample_every = run.sample_every,
                                             .steps_per_evaluation = steps_per_evaluation}});
 }
 

@@ -236,7 +236,11 @@ void Trainer::keep_if_best(double val_loss) {
 
 void Trainer::sample() {
   step_.optimizer().wait();
-  if (ranks_.is_first()) log_.sample(state_.step, task_.sample());
+  if (!ranks_.is_first()) return;
+  log_.begin(Aside::sample, state_.step);
+  const std::string text = task_.sample();
+  log_.end(Aside::sample);
+  log_.sample(state_.step, text);
 }
 
 bool Trainer::is_finite(const Pending& p) const {

@@ -85,7 +85,7 @@ TEST_CASE("progress: COLUMNS sets the width") {
     unsetenv("COLUMNS");
 }
 
-TEST_CASE("progress: the time left counts steps, evaluations and saves") {
+TEST_CASE("progress: the time left counts steps, evaluations, saves and samples") {
   CHECK(of_plan({.steps = 10}).after(4) == doctest::Approx(6 * 3));
   // Evaluations at 8 and at the end, 10; each counts as 5 steps until one is timed.
   TimeLeft left = of_plan({.steps = 10, .eval_every = 4, .steps_per_evaluation = 5});
@@ -106,6 +106,12 @@ TEST_CASE("progress: the time left counts steps, evaluations and saves") {
   TimeLeft meta = of_plan({.steps = 8, .save_every = 4, .saves = false});
   meta.add(Aside::save, 100);
   CHECK(meta.after(4) == doctest::Approx(4 * 3));
+  // Samples are drawn on the interval only: at 3, 6 and 9.
+  TimeLeft samples = of_plan({.steps = 10, .saves = false, .sample_every = 3});
+  samples.add(Aside::sample, 40);
+  CHECK(samples.after(3) == doctest::Approx(7 * 3 + 120));
+  CHECK(samples.after(4) == doctest::Approx(6 * 3 + 80));
+  CHECK(samples.after(10) == doctest::Approx(0));
   TimeLeft first({.steps = 3});
   first.add_step(50);
   CHECK(first.after(1) == doctest::Approx(100));  // the only step so far
