@@ -108,6 +108,32 @@ TEST_CASE_TEMPLATE("recurrent modules: parts of a sequence equal the whole", M, 
   for (int i = 0; i < state.size(); ++i) CHECK(mismatch(state[i], whole[i + 1], 1e-6) == "");
 }
 
+// The state of an earlier tape is a constant: truncated backpropagation through time.
+TEST_CASE_TEMPLATE("recurrent modules: training goes on from the last state", M, nn::Gru,
+                   nn::Lstm) {
+  M model(4, 5);
+  nn::init(model, 1);
+  const Tensor x = random({2, 6, 4}, 1, DType::f32);
+  TensorList state;
+  for (const int from : {0, 3}) {
+    model.zero_grad();
+    TensorList detached;
+    for (const Tensor& t : state) detached.push_back(t.detach());
+    {
+      Tape tape;
+      call(model, x.narrow(1, from, 3), detached)[0].sum().backward();
+    }
+    const Tensor want = model.layers[0].weight_hh.grad().clone();
+    model.zero_grad();
+    Tape tape;
+    const TensorList out = call(model, x.narrow(1, from, 3), state);
+    out[0].sum().backward();
+    CHECK(different_bits(model.layers[0].weight_hh.grad(), want) == "");
+    state = {};
+    for (int i = 1; i < out.size(); ++i) state.push_back(out[i]);
+  }
+}
+
 TEST_CASE_TEMPLATE("recurrent modules: parameters, printing, clones", M, nn::Gru, nn::Lstm) {
   const bool lstm = std::is_same_v<M, nn::Lstm>;
   const M model(64, 128), deep(3, 4, {.layers = 2, .bias = false});
