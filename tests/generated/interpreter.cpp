@@ -45,13 +45,13 @@ Shape broadcast(const Shape& a, const Shape& b) {
 
 void Closest::reset() { closest = std::numeric_limits<double>::infinity(); }
 double Closest::get() { return closest; }
-void Closest::see(double a, double b) {
-  if (a == b && a == 0) return;
-  closest = std::min(closest, std::abs(a - b) / std::max({std::abs(a), std::abs(b), 0.1}));
+void Closest::see(const Number& a, const Number& b) {
+  if ((a.exact && b.exact) || (a.v == b.v && a.v == 0)) return;
+  closest = std::min(closest, std::abs(a.v - b.v) / std::max({std::abs(a.v), std::abs(b.v), 0.1}));
 }
 
 bool greater(const Number& a, const Number& b) {
-  Closest::see(a.v, b.v);
+  Closest::see(a, b);
   return a.v > b.v;
 }
 
@@ -62,8 +62,8 @@ std::vector<int> falling(const Row& row) {
     return row[static_cast<std::size_t>(a)].v > row[static_cast<std::size_t>(b)].v;
   });
   for (std::size_t i = 1; i < order.size(); ++i)
-    Closest::see(row[static_cast<std::size_t>(order[i - 1])].v,
-                 row[static_cast<std::size_t>(order[i])].v);
+    Closest::see(row[static_cast<std::size_t>(order[i - 1])],
+                 row[static_cast<std::size_t>(order[i])]);
   return order;
 }
 

@@ -7,6 +7,7 @@
 #include "weft/autograd/cross_entropy.h"
 #include "weft/autograd/dropout.h"
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/expert_capacity.h"
 #include "weft/autograd/gated_delta.h"
 #include "weft/autograd/grouped_linear.h"
 #include "weft/autograd/indexing.h"
@@ -346,6 +347,11 @@ const OpLine kTable[] = {
     {"route", "TE", CALL(list(route(in[0], {}, router(3, RouterScore::sqrt_softplus)))), "c"},
     {"route_sinkhorn", "=5E =5:b", CALL(list(route_sinkhorn(in[0], 2, true, in[1]))), "d"},
     {"route_sinkhorn", "=5E", CALL(list(route_sinkhorn(in[0], 1, false))), "d"},
+    {"limit_capacity", "TK:w TK:i4", CALL(list(limit_capacity({in[0], in[1]}, 4, 2)))},
+    {"limit_capacity", "TK:w TK:i4",
+     CALL(list(limit_capacity({in[0], in[1]}, 4, 1, DropPolicy::position)))},
+    {"limit_capacity_factor", "TK:w TK:i4",
+     CALL(list(limit_capacity_factor({in[0], in[1]}, 4, 0.5)))},
     {"sinkhorn", "TE T:b", ONE(sinkhorn(in[0], in[1]))},
     {"count_experts", "TK:i5", ONE(count_experts(in[0], 4))},
     {"count_top_experts", "TE T:b", ONE(count_top_experts(in[0], 2, 1, in[1]))},
