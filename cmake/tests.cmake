@@ -118,10 +118,12 @@ if(WEFT_SANITIZE STREQUAL "")
   endfunction()
   foreach(stem attention causal_conv1d cross_entropy elementwise experts gated_delta golden_moe gpt
       grouped_linear layer_norm linear linear_cross_entropy low_precision matmul mla mlp moe moe_fp8
-      reduce rms_norm rope router scaled_activation simd simd_attention simd_sums softmax swiglu)
+      recurrent reduce rms_norm rope router scaled_activation simd simd_attention simd_sums softmax
+      swiglu)
     weft_isa_test(avx2 ${stem} ONEDNN_MAX_CPU_ISA=AVX2)
   endforeach()
-  foreach(stem attention causal_conv1d cross_entropy layer_norm optimizer rms_norm rope softmax swiglu)
+  foreach(stem attention causal_conv1d cross_entropy layer_norm optimizer recurrent rms_norm
+      rope softmax swiglu)
     weft_isa_test(scalar ${stem} ONEDNN_MAX_CPU_ISA=SSE41)
   endforeach()
   weft_isa_test(avx512 simd)

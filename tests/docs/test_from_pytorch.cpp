@@ -517,4 +517,18 @@ TEST_CASE("from PyTorch: what is different") {
   CHECK(values(layer.bias) == Values{0, 0});
 }
 
+TEST_CASE("from PyTorch: recurrent modules") {
+  nn::Gru gru(64, 128);
+  nn::Lstm lstm(64, 128, {.layers = 2});
+  const Tensor x = randn({3, 5, 64}), first = Tensor::zeros({1, 3, 128});
+  const Tensor h0 = Tensor::zeros({2, 3, 128}), c0 = zeros_like(h0);
+  auto [y, h] = gru(x, first);
+  CHECK(test::different_bits(h[0], y.select(1, 4)) == "");
+  auto [z, state] = lstm(x, {h0, c0});
+  CHECK(state.h.shape() == Shape{2, 3, 128});
+  CHECK(state.c.shape() == Shape{2, 3, 128});
+  const Tensor row = x.reshape({1, 15, 64}), cu = Tensor::of({0, 5, 10, 15}, {4}, DType::i32);
+  CHECK(test::mismatch(lstm(row, {}, {.cu_seqlens = cu}).y, z.reshape({1, 15, 128}), 1e-5) == "");
+}
+
 }  // namespace weft::from_pytorch_test

@@ -6,6 +6,7 @@
 #include "weft/autograd/causal_conv1d.h"
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/gated_delta.h"
+#include "weft/autograd/recurrent.h"
 #include "weft/autograd/rope.h"
 #include "weft/autograd/view.h"
 #include "weft/tests/generated/program_ops.h"
@@ -192,6 +193,66 @@ Array delta_exact(I item, A in) {
   return y;
 }
 
+// ints: batch, tokens, units. The operands are the gates of a GRU (3) or LSTM (4), the weight, the
+// bias and the initial h.
+template <int gates>
+bool recurrent(Maker& m, Item& item) {
+  const int x = m.any();
+  const std::int64_t count = m.shape(x).numel(), h = 1 + m.rng.below(3), b = 1 + m.rng.below(2);
+  if (count == 0 || count % (gates * h * b) != 0) return false;
+  item.in = {x, m.like({gates * h, h}), m.like({gates * h}), m.like({b, h})};
+  item.ints = {b, count / (gates * h * b), h};
+  return item.ints[1] <= 4;
+}
+template <int gates>
+Tensor recurrent_weft(I item, T in) {
+  const Tensor x = reshape(in[0], {item.ints[0], item.ints[1], gates * item.ints[2]});
+  const Tensor h = cast(in[3], x.dtype() == DType::f64 ? DType::f64 : DType::f32);
+  if (gates == 3) {
+    GruOptions o;
+    o.state = h;
+    return gru(x, in[1], in[2], o).y;
+  }
+  LstmOptions o;
+  o.state = {h, h};
+  return lstm(x, in[1], in[2], o).y;
+}
+template <int gates>
+Array recurrent_exact(I item, A in) {
+  const std::int64_t n = item.ints[2];
+  const Array x = reshaped(*in[0], {item.ints[0], item.ints[1], gates * n});
+  Array y = filled({item.ints[0], item.ints[1], n}, 0);
+  std::size_t next = 0;
+  for (std::int64_t b = 0; b < item.ints[0]; ++b) {
+    Row h;
+    for (std::int64_t i = 0; i < n; ++i) h.push_back(element(*in[3], {b, i}));
+    Row c = h;
+    for (std::int64_t t = 0; t < item.ints[1]; ++t) {
+      const Row before = h;
+      for (std::int64_t i = 0; i < n; ++i, ++next) {
+        const auto product = [&](std::int64_t gate) {
+          Number sum = element(*in[2], {gate * n + i});
+          for (std::int64_t k = 0; k < n; ++k)
+            sum = sum + before[static_cast<std::size_t>(k)] * element(*in[1], {gate * n + i, k});
+          return sum;
+        };
+        const auto gate = [&](std::int64_t j) { return element(x, {b, t, j * n + i}); };
+        const auto sum = [&](std::int64_t j) { return gate(j) + product(j); };
+        Number &state = h[static_cast<std::size_t>(i)], &cell = c[static_cast<std::size_t>(i)];
+        if (gates == 3) {
+          const Number z = sigmoid(sum(1)), fresh = tanh(gate(2) + sigmoid(sum(0)) * product(2));
+          state = (1 - z) * fresh + z * state;
+        } else {
+          cell = sigmoid(sum(1)) * cell + sigmoid(sum(0)) * tanh(sum(2));
+          state = sigmoid(sum(3)) * tanh(cell);
+        }
+        y.at[next] = state;
+      }
+    }
+  }
+  return y;
+}
+
 const ProgramOp kSequencesOps[] = {
     {"attention", 1, attended,
      [](I item, T in) {
@@ -226,6 +287,8 @@ const ProgramOp kSequencesOps[] = {
      turned_exact},
     {"gated_delta", 1, delta, delta_weft<gated_delta>, delta_exact},
     {"gated_delta_recurrent", 2, delta, delta_weft<gated_delta_recurrent>, delta_exact},
+    {"gru", 1, recurrent<3>, recurrent_weft<3>, recurrent_exact<3>},
+    {"lstm", 1, recurrent<4>, recurrent_weft<4>, recurrent_exact<4>},
 };
 
 }  // namespace
