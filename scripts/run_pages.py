@@ -4,9 +4,9 @@ usage: scripts/run_pages.py PREFIX            against the Weft installed in PREF
        scripts/run_pages.py --write PREFIX    replaces the output in the pages
 
 A program is a ```cpp block with a main(), or a ```python block; its output is the next ``` block without
-a language. The programs of a page run in order in one empty folder. A C++ program has at most 25 lines
-after its headers, blank ones not counted. Matrix products round by processor (docs/determinism.md), so a
-number with a decimal point may differ by two in its last digit."""
+a language. The programs of a page run in order in one empty folder. A C++ program has at most 25 lines,
+not counting headers, blank lines and lone closing braces. Matrix products round by processor
+(docs/determinism.md), so a number with a decimal point may differ by two in its last digit."""
 import concurrent.futures
 import os
 import pathlib
@@ -39,9 +39,9 @@ def python_with_numpy():
 
 
 def lines_of(code):
-    """The lines of a program after its headers, without blank ones."""
+    """The lines of a program without headers, blank ones and those that only close a brace."""
     body = re.sub(r"^(#include|using namespace) .*\n", "", code, flags=re.M)
-    return sum(1 for line in body.splitlines() if line.strip())
+    return sum(1 for line in body.splitlines() if line.strip(" });"))
 
 
 def compile_program(code, path, prefix):
