@@ -212,6 +212,7 @@ TEST_CASE("from PyTorch: reductions and order") {
   CHECK(values(sort(x, -1, true).values) == Values{4, 1, 3, 2});
   CHECK(values(cumsum(x, 0)) == Values{1, 4, 3, 7});
   CHECK(norm(x).item() == doctest::Approx(std::sqrt(30)));
+  CHECK(test::mismatch(norm(x, {1}).square(), x.square().sum(1), 1e-6) == "");
   CHECK(logsumexp(x).shape() == Shape{2});
 }
 
@@ -370,6 +371,8 @@ TEST_CASE("from PyTorch: modules") {
   CHECK(model.drop.is_training());
   model.up.weight.set_requires_grad(false);
   CHECK(!model.up.weight.requires_grad());
+  model.up.set_requires_grad();
+  CHECK(model.up.weight.requires_grad());
   nn::Init::normal(0.02).fill(model.up.weight, next_random_key());
   nn::Embedding embed(100, 8);
   nn::Linear head;
@@ -448,6 +451,7 @@ TEST_CASE("from PyTorch: files") {
   const optim::AdamW optimizer(model.named_parameters());
   io::save_checkpoint(out, 100, {model.state_dict(), optimizer.state_dict()});
   CHECK(io::find_checkpoint(out)->step == 100);
+  model.load_state_dict(io::load_checkpoint(out).model);
   const Tensor x = Tensor::of({1, 2}, {2});
   io::save_npy(folder / "x.npy", x);
   CHECK(values(io::load_npy(folder / "x.npy")) == Values{1, 2});

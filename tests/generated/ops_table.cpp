@@ -228,7 +228,7 @@ const OpLine kTable[] = {
     {"stddev", "BMK", ONE(stddev(in[0]), stddev(in[0], {0}, 0), stddev(in[0], {1, 2})), "cds"},
     {"prod", "BMK", ONE(prod(in[0], 0), prod(in[0], 1), prod(in[0], 2, true)), "n"},
     {"prod", "MK:p", ONE(prod(in[0]))},
-    {"norm", "BMK", ONE(norm(in[0]))},
+    {"norm", "BMK", ONE(norm(in[0]), norm(in[0], {1}), norm(in[0], {0, 2}, true))},
     {"norm", "BMK", ONE(norm(in[0], 1), norm(in[0], 3))},
     {"norm", "BMK", ONE(norm(in[0], kInfinity))},
     {"logsumexp", "BMK", ONE(logsumexp(in[0], 0), logsumexp(in[0], 1), logsumexp(in[0], 2, true))},
