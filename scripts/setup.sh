@@ -9,8 +9,7 @@ set -eu
 build="g++ cmake ninja-build libdnnl-dev ocl-icd-opencl-dev libcli11-dev
        libtomlplusplus-dev python3"
 # libopenmpi-dev, openmpi-bin: ranks as processes; optional.
-tests="git ccache doctest-dev libxtensor-dev clang-format pkg-config libopenmpi-dev openmpi-bin
-       python3-numpy"
+tests="git ccache doctest-dev libxtensor-dev clang-format pkg-config libopenmpi-dev openmpi-bin"
 
 case "${1:-all}" in
   build) wanted=$build ;;
