@@ -40,7 +40,7 @@ struct LstmOutput {
 /// Dtypes   f32, f64, bf16 (computed in f32); gates, weight and bias alike
 ///          states: f64 for f64, else f32
 /// Device   cpu, cuda; all on one device
-/// Saves    weight_hh, y, and 4 H numbers for each token; f32 for bf16
+/// Saves    weight_hh, the initial state, y, and 4 H numbers for each token; f32 for bf16
 /// Throws   Error on operands whose shapes, dtypes or devices do not match, cu_seqlens that do not
 ///          split the tokens of a row; once differentiable
 /// Source   Cho et al. 2014, arXiv:1406.1078, in the form of Chung et al. 2014, arXiv:1412.3555
@@ -58,7 +58,7 @@ GruOutput gru(const Tensor& gates, const Tensor& weight_hh, const Tensor& bias_h
 ///          sequences: B, or n with cu_seqlens, where B is 1
 /// Dtypes   as gru
 /// Device   cpu, cuda; all on one device
-/// Saves    weight_hh, y, and 5 H numbers for each token; f32 for bf16
+/// Saves    weight_hh, the initial state, y, and 5 H numbers for each token; f32 for bf16
 /// Throws   Error as gru
 /// Source   Hochreiter, Schmidhuber 1997; forget gate: Gers et al. 2000
 LstmOutput lstm(const Tensor& gates, const Tensor& weight_hh, const Tensor& bias_hh,

@@ -39,16 +39,9 @@ __device__ R* row_at(R* base, std::int64_t offset) {
 template <class R>
 struct Forward {
   RecurrentSpec s;
-  const R *gates, *hidden;
+  const R *gates, *hidden, *bias;
   R *h, *c, *saved, *y;
 };
-
-// The bias goes into `hidden`, to which the product is then added.
-template <class R>
-__global__ void recurrent_bias_kernel(std::int64_t n, const R* bias, R* hidden) {
-  const std::int64_t i = std::int64_t{blockIdx.y} * kThreads + threadIdx.x;
-  if (i < n) hidden[blockIdx.x * n + i] = bias[i];
-}
 
 template <class R>
 __global__ void recurrent_state_kernel(std::int64_t n, const R* initial, R* state) {
@@ -64,6 +57,7 @@ __global__ void recurrent_fwd_kernel(Forward<R> f, std::int64_t t) {
   if (i >= s.units || token >= s.all.end(row)) return;
   Cell::forward(RecurrentStep<R>{.gates = f.gates + token * s.gates(),
                                  .hidden = f.hidden + row * s.gates(),
+                                 .bias = f.bias,
                                  .h = f.h + row * s.units,
                                  .c = row_at(f.c, row * s.units),
                                  .saved = row_at(f.saved, token * s.saved()),
@@ -118,6 +112,7 @@ void forward(const RecurrentFwdIn& in, const RecurrentSpec& s, const RecurrentFw
   const Forward<R> f{.s = s,
                      .gates = in.gates.data<R>(),
                      .hidden = out.scratch.data<R>(),
+                     .bias = data_or_null<R>(in.bias),
                      .h = out.h.data<R>(),
                      .c = data_or_null<R>(out.c),
                      .saved = data_or_null<R>(out.saved),
@@ -129,11 +124,7 @@ void forward(const RecurrentFwdIn& in, const RecurrentSpec& s, const RecurrentFw
   product.n = product.ldc = s.gates();
   product.k = product.lda = product.ldb = s.units;
   product.trans_b = true;
-  product.accumulate = in.bias.defined();
   for (std::int64_t t = 0; t < s.steps; ++t) {
-    if (in.bias.defined())
-      launch(recurrent_bias_kernel<R>, grid_of(s.all.count, blocks_for(s.gates(), kThreads)),
-             kThreads, 0, s.gates(), in.bias.data<R>(), out.scratch.data<R>());
     gemm(out.h, in.weight, product, Tensor(), out.scratch);
     dispatch_cell<R>(s.kind, [&]<class Cell>() {
       launch(recurrent_fwd_kernel<Cell, R>, grid_of(s.all.count, blocks_for(s.units, kThreads)),

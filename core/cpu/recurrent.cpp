@@ -166,6 +166,7 @@ void forward(const RecurrentFwdIn& in, const RecurrentSpec& s, const RecurrentFw
         const std::int64_t token = b.token(r, t);
         step({.gates = gates + token * G,
               .hidden = hidden + r * G,
+              .bias = nullptr,  // the product has added it
               .h = h + r * H,
               .c = c + r * H,
               .saved = row_or_null(saved, token * s.saved()),

@@ -10,7 +10,8 @@ namespace weft {
 template <class R>
 struct RecurrentStep {
   const R* gates;   ///< the product with x
-  const R* hidden;  ///< the product with the state, plus bias
+  const R* hidden;  ///< the product with the state
+  const R* bias;    ///< added to hidden; null: none
   R *h, *c;         ///< the state before the step; replaced by the state after it
   R* saved;         ///< for the backward step; null: not stored
   R* y;             ///< gets h too
@@ -40,6 +41,12 @@ constexpr typename M::V get_or_zero(const R* p, std::int64_t i, std::int64_t cou
   return p ? M::read(p + i, count) : M::one() - M::one();
 }
 
+template <class M, class R>
+constexpr typename M::V from_state(const RecurrentStep<R>& s, std::int64_t i, std::int64_t count) {
+  const typename M::V product = M::read(s.hidden + i, count);
+  return s.bias ? product + M::read(s.bias + i, count) : product;
+}
+
 /// Gates r, z, n. Saved: these and the candidate's product with the state.
 template <class M>
 struct GruCell {
@@ -48,10 +55,10 @@ struct GruCell {
 
   template <class R>
   static constexpr void forward(const RecurrentStep<R>& s, std::int64_t i, std::int64_t count) {
-    const auto gate = [&](const R* p, int j) { return M::read(p + j * s.n + i, count); };
-    const V r = M::sigmoid_of(gate(s.gates, 0) + gate(s.hidden, 0));
-    const V z = M::sigmoid_of(gate(s.gates, 1) + gate(s.hidden, 1));
-    const V product = gate(s.hidden, 2), n = M::tanh_of(gate(s.gates, 2) + r * product);
+    const auto gate = [&](int j) { return M::read(s.gates + j * s.n + i, count); };
+    const auto hidden = [&](int j) { return from_state<M>(s, j * s.n + i, count); };
+    const V r = M::sigmoid_of(gate(0) + hidden(0)), z = M::sigmoid_of(gate(1) + hidden(1));
+    const V product = hidden(2), n = M::tanh_of(gate(2) + r * product);
     const V h = (M::one() - z) * n + z * M::read(s.h + i, count);
     M::write(s.h + i, count, h);
     M::write(s.y + i, count, h);
@@ -94,7 +101,7 @@ struct LstmCell {
   template <class R>
   static constexpr void forward(const RecurrentStep<R>& s, std::int64_t i, std::int64_t count) {
     const auto gate = [&](int j) {
-      return M::read(s.gates + j * s.n + i, count) + M::read(s.hidden + j * s.n + i, count);
+      return M::read(s.gates + j * s.n + i, count) + from_state<M>(s, j * s.n + i, count);
     };
     const V in = M::sigmoid_of(gate(0)), forget = M::sigmoid_of(gate(1));
     const V g = M::tanh_of(gate(2)), out = M::sigmoid_of(gate(3));
