@@ -9,8 +9,8 @@ add_executable(test_generated_programs tests/generated/test_generated_programs.c
   tests/generated/interpreter.cpp tests/generated/ops_page.cpp tests/generated/program.cpp)
 target_compile_definitions(test_generated_programs PRIVATE
   WEFT_OPS_PAGE="${PROJECT_SOURCE_DIR}/docs/ops.md")
-foreach(stem axis capacity check elementwise experts fused indexing joins losses masks members ops rope sequences
-        tokens unary views)
+foreach(stem axis capacity check elementwise experts fused indexing joins losses masks members ops
+        recurrent rope sequences tokens unary views)
   target_sources(test_generated_programs PRIVATE tests/generated/program_${stem}.cpp)
 endforeach()
 

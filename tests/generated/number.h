@@ -68,8 +68,10 @@ inline Number operator*(const Number& a, const Number& b) {
   return rounded({a.v * b.v, a.s * b.v + a.v * b.s, a.t * b.v + a.v * b.t,
                   a.st * b.v + a.s * b.t + a.t * b.s + a.v * b.st});
 }
-// Near a pole rounding decides the result: returns NaN, so that programs avoid it.
-inline bool near_pole(const Number& x) { return std::abs(x.v) < 1e-4; }
+// Near a pole rounding decides the result: returns NaN, so that programs avoid it. In bf16 a
+// difference of numbers of size 1 is 0 that is not 0 in double.
+inline double pole_width = 1e-4;
+inline bool near_pole(const Number& x) { return std::abs(x.v) < pole_width; }
 
 inline Number reciprocal(const Number& x) {
   if (near_pole(x)) return std::nan("");

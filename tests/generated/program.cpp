@@ -108,6 +108,7 @@ void round_derivatives(Array& x, const Rounding& rounding, std::uint64_t seed) {
 }
 
 Program make_program(Rng rng, int longest, const Rounding& rounding, std::vector<Array>& values) {
+  pole_width = std::max(1e-4, 4 * rounding.eps);
   Program program;
   values.clear();
   std::vector<Array> other;  // the same, with random rounding

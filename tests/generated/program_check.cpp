@@ -52,10 +52,16 @@ class Check {
       std::vector<Array>& results = rounded_.emplace_back();
       for (const Item& item : program) {
         const std::uint64_t seed = 1000 * i + results.size();
-        Array result = interpret_rounded(item, results, how.rounding, seed);
-        // The gradient of an item with several uses is a rounded sum.
-        if (uses[results.size()] > 1) round_derivatives(result, how.rounding, seed);
-        results.push_back(std::move(result));
+        Item with = item;
+        std::vector<Array> operands;
+        for (int& k : with.in) {
+          operands.push_back(results[static_cast<std::size_t>(k)]);
+          // The gradient of an operand with several uses is a rounded sum, with a term for each.
+          if (uses[static_cast<std::size_t>(k)] > 1)
+            round_derivatives(operands.back(), how.rounding, 16 * seed + operands.size());
+          k = static_cast<int>(operands.size()) - 1;
+        }
+        results.push_back(interpret_rounded(with, operands, how.rounding, seed));
       }
     }
     for (const Item& item : program) {

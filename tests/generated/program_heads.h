@@ -35,6 +35,17 @@ inline Tensor packed_at(std::int64_t cut, std::int64_t tokens) {
   const auto at = static_cast<double>(cut);
   return Tensor::of({0, at, at, static_cast<double>(tokens)}, DType::i32);
 }
+/// The tokens [first, end) of a row.
+struct Sequence {
+  std::int64_t row, first, end;
+};
+inline std::vector<Sequence> sequences_of(std::int64_t rows, std::int64_t tokens,
+                                          std::int64_t cut) {
+  if (cut >= 0) return {{0, 0, cut}, {0, cut, cut}, {0, cut, tokens}};
+  std::vector<Sequence> found;
+  for (std::int64_t row = 0; row < rows; ++row) found.push_back({row, 0, tokens});
+  return found;
+}
 /// A place for that cut in a batch of one row, usually; -1: not packed.
 inline std::int64_t draw_cut(Maker& m, std::int64_t batch, std::int64_t tokens) {
   return batch == 1 && m.rng.chance(0.4) ? m.rng.below(tokens + 1) : -1;

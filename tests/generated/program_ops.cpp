@@ -9,9 +9,10 @@ namespace weft::generated {
 std::span<const ProgramOp> program_ops() {
   static const std::vector<ProgramOp> all = [] {
     std::vector<ProgramOp> found;
-    for (const auto& kind : {elementwise_ops(), unary_ops(), mask_ops(), member_ops(), axis_ops(),
-                             index_ops(), view_ops(), join_ops(), fused_ops(), loss_ops(),
-                             sequence_ops(), rope_ops(), expert_ops(), token_ops(), capacity_ops()})
+    for (const auto& kind :
+         {elementwise_ops(), unary_ops(), mask_ops(), member_ops(), axis_ops(), index_ops(),
+          view_ops(), join_ops(), fused_ops(), loss_ops(), sequence_ops(), recurrent_ops(),
+          rope_ops(), expert_ops(), token_ops(), capacity_ops()})
       found.insert(found.end(), kind.begin(), kind.end());
     return found;
   }();

@@ -15,6 +15,7 @@ std::span<const ProgramOp> join_ops();
 std::span<const ProgramOp> fused_ops();
 std::span<const ProgramOp> loss_ops();
 std::span<const ProgramOp> sequence_ops();
+std::span<const ProgramOp> recurrent_ops();
 std::span<const ProgramOp> rope_ops();
 std::span<const ProgramOp> expert_ops();
 std::span<const ProgramOp> token_ops();

@@ -3,13 +3,10 @@
 
 #include "weft/autograd/attention.h"
 #include "weft/autograd/causal_conv1d.h"
-#include "weft/autograd/elementwise.h"
-#include "weft/autograd/gated_delta.h"
-#include "weft/autograd/recurrent.h"
 #include "weft/core/philox.h"
 #include "weft/tests/generated/program_heads.h"
 
-// Attention, convolution and recurrence over the tokens of a sequence.
+// Attention and convolution over the tokens of a sequence.
 namespace weft::generated {
 namespace {
 
@@ -141,131 +138,6 @@ Array convolved_exact(I item, A in) {
   return y;
 }
 
-// k like q; v (B, T, Hv, V); the decay -square(g) and the rate sigmoid(beta) (B, T, Hv); perhaps a
-// state. ints[4]: where a packed row is cut, or -1. The result and the last states are one vector.
-bool delta(Maker& m, Item& item) {
-  if (!heads(m, item, 1, false)) return false;
-  const Shape q = head_shape(item);
-  const std::int64_t value_heads = q[2] * (1 + m.rng.below(2)), width = 1 + m.rng.below(3);
-  item.in.push_back(m.like(q));
-  item.in.push_back(m.like({q[0], q[1], value_heads, width}));
-  item.in.push_back(m.like({q[0], q[1], value_heads}));
-  item.in.push_back(m.like({q[0], q[1], value_heads}));
-  item.reals = {m.rng.chance(0.5) ? 1.0 : 0.0};
-  item.ints.push_back(draw_cut(m, q[0], q[1]));
-  if (m.rng.chance(0.4)) {
-    const std::int64_t sequences = item.ints[4] < 0 ? q[0] : 3;
-    item.in.push_back(m.like({sequences, value_heads, q[3], width}));
-  }
-  return true;
-}
-template <GatedDelta (*f)(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                          const GatedDeltaOptions&)>
-Tensor delta_weft(I item, T in) {
-  const DType real = in[0].dtype() == DType::f64 ? DType::f64 : DType::f32;
-  const Tensor decay = cast(neg(square(in[3])), real), share = cast(sigmoid(in[4]), real);
-  GatedDeltaOptions o;
-  if (item.ints[4] >= 0) o.cu_seqlens = packed_at(item.ints[4], item.ints[1]);
-  if (in.size() == 6) o.state = cast(in[5], real);
-  const GatedDelta r = f(in_heads(item, in[0]), in[1], in[2], decay, share, o);
-  return cat({flatten(r.y), flatten(cast(r.state, r.y.dtype()))});
-}
-Array delta_exact(I item, A in) {
-  const Array q = in_heads(item, *in[0]), &k = *in[1], &v = *in[2];
-  const std::int64_t wide = q.shape[3], H = v.shape[2], share = H / q.shape[2], V = v.shape[3];
-  const std::int64_t T = v.shape[1], cut = item.ints[4];
-  const std::int64_t sequences = cut < 0 ? v.shape[0] : 3;
-  Array y = filled(v.shape, 0), states = filled({sequences, H, wide, V}, 0);
-  if (in.size() == 6) states = *in[5];
-  for (std::int64_t n = 0; n < sequences; ++n)
-    for (std::int64_t h = 0; h < H; ++h) {
-      const std::int64_t b = cut < 0 ? n : 0, first = cut >= 0 && n > 0 ? cut : 0;
-      const std::int64_t end = cut >= 0 && n < 2 ? cut : T;
-      Number* const state = states.at.data() + (n * H + h) * wide * V;
-      for (std::int64_t t = first; t < end; ++t) {
-        const Number g = element(*in[3], {b, t, h}), keep = exp(0 - g * g);
-        const Number beta = sigmoid(element(*in[4], {b, t, h}));
-        for (std::int64_t i = 0; i < wide * V; ++i) state[i] = state[i] * keep;
-        for (std::int64_t j = 0; j < V; ++j) {
-          Number found, result;
-          for (std::int64_t i = 0; i < wide; ++i)
-            found = found + state[i * V + j] * element(k, {b, t, h / share, i});
-          const Number update = beta * (element(v, {b, t, h, j}) - found);
-          for (std::int64_t i = 0; i < wide; ++i) {
-            Number& s = state[i * V + j];
-            s = s + element(k, {b, t, h / share, i}) * update;
-            result = result + s * element(q, {b, t, h / share, i});
-          }
-          const std::int64_t at = ((b * T + t) * H + h) * V + j;
-          y.at[static_cast<std::size_t>(at)] = result / std::sqrt(static_cast<double>(wide));
-        }
-      }
-    }
-  y.at.insert(y.at.end(), states.at.begin(), states.at.end());
-  y.shape = {static_cast<std::int64_t>(y.at.size())};
-  return y;
-}
-
-// ints: batch, tokens, units. The operands are the gates of a GRU (3) or LSTM (4), the weight, the
-// bias and the initial h.
-template <int gates>
-bool recurrent(Maker& m, Item& item) {
-  const int x = m.any();
-  const std::int64_t count = m.shape(x).numel(), h = 1 + m.rng.below(3), b = 1 + m.rng.below(2);
-  if (count == 0 || count % (gates * h * b) != 0) return false;
-  item.in = {x, m.like({gates * h, h}), m.like({gates * h}), m.like({b, h})};
-  item.ints = {b, count / (gates * h * b), h};
-  return item.ints[1] <= 4;
-}
-template <int gates>
-Tensor recurrent_weft(I item, T in) {
-  const Tensor x = reshape(in[0], {item.ints[0], item.ints[1], gates * item.ints[2]});
-  const Tensor h = cast(in[3], x.dtype() == DType::f64 ? DType::f64 : DType::f32);
-  if (gates == 3) {
-    GruOptions o;
-    o.state = h;
-    return gru(x, in[1], in[2], o).y;
-  }
-  LstmOptions o;
-  o.state = {h, h};
-  return lstm(x, in[1], in[2], o).y;
-}
-template <int gates>
-Array recurrent_exact(I item, A in) {
-  const std::int64_t n = item.ints[2];
-  const Array x = reshaped(*in[0], {item.ints[0], item.ints[1], gates * n});
-  Array y = filled({item.ints[0], item.ints[1], n}, 0);
-  std::size_t next = 0;
-  for (std::int64_t b = 0; b < item.ints[0]; ++b) {
-    Row h;
-    for (std::int64_t i = 0; i < n; ++i) h.push_back(element(*in[3], {b, i}));
-    Row c = h;
-    for (std::int64_t t = 0; t < item.ints[1]; ++t) {
-      const Row before = h;
-      for (std::int64_t i = 0; i < n; ++i, ++next) {
-        const auto product = [&](std::int64_t gate) {
-          Number sum = element(*in[2], {gate * n + i});
-          for (std::int64_t k = 0; k < n; ++k)
-            sum = sum + before[static_cast<std::size_t>(k)] * element(*in[1], {gate * n + i, k});
-          return sum;
-        };
-        const auto gate = [&](std::int64_t j) { return element(x, {b, t, j * n + i}); };
-        const auto sum = [&](std::int64_t j) { return gate(j) + product(j); };
-        Number &state = h[static_cast<std::size_t>(i)], &cell = c[static_cast<std::size_t>(i)];
-        if (gates == 3) {
-          const Number z = sigmoid(sum(1)), fresh = tanh(gate(2) + sigmoid(sum(0)) * product(2));
-          state = (1 - z) * fresh + z * state;
-        } else {
-          cell = sigmoid(sum(1)) * cell + sigmoid(sum(0)) * tanh(sum(2));
-          state = sigmoid(sum(3)) * tanh(cell);
-        }
-        y.at[next] = state;
-      }
-    }
-  }
-  return y;
-}
-
 const ProgramOp kSequenceOps[] = {
     {"attention", 1, attended,
      [](I item, T in) {
@@ -283,10 +155,6 @@ const ProgramOp kSequenceOps[] = {
        return attention_of(item, some_heads(x, 0, h), some_heads(x, h, h), some_heads(x, 2 * h, h));
      }},
     {"causal_conv1d", 1, convolved, convolved_weft, convolved_exact},
-    {"gated_delta", 1, delta, delta_weft<gated_delta>, delta_exact},
-    {"gated_delta_recurrent", 2, delta, delta_weft<gated_delta_recurrent>, delta_exact},
-    {"gru", 1, recurrent<3>, recurrent_weft<3>, recurrent_exact<3>},
-    {"lstm", 1, recurrent<4>, recurrent_weft<4>, recurrent_exact<4>},
 };
 
 }  // namespace
