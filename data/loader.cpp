@@ -26,11 +26,21 @@ Loader::Loader(const Dataset& dataset, const Options& options)
   check(options.batch >= 1, "loader: batch must be at least 1, got {}", options.batch);
   check(dataset.size() >= 1, "loader: the dataset must have at least 1 row, got {}",
         dataset.size());
+  check(options.last != LastBatch::dropped || options.batch <= dataset.size(),
+        "loader: batch must be at most the {} rows of the dataset if the last batch is dropped, "
+        "got {}",
+        dataset.size(), options.batch);
+}
+
+std::int64_t Loader::batch_rows() const {
+  return options_.last == LastBatch::kept ? std::min(options_.batch, dataset_.size() - index_)
+                                          : options_.batch;
 }
 
 std::int64_t Loader::dataset_row(std::int64_t row) {
   const std::int64_t size = dataset_.size();
   const std::int64_t at = index_ + row, epoch = epoch_ + at / size;
+  if (!options_.shuffle) return at % size;
   if (epoch != order_epoch_) {
     order_.resize(static_cast<std::size_t>(size));
     permute_range(
@@ -41,9 +51,9 @@ std::int64_t Loader::dataset_row(std::int64_t row) {
 }
 
 Batch Loader::rows(std::int64_t first, std::int64_t count) {
-  check(first >= 0 && count >= 0 && first + count <= options_.batch,
+  check(first >= 0 && count >= 0 && first + count <= batch_rows(),
         "loader: rows [{}, {}) must lie in the global batch of {}", first, first + count,
-        options_.batch);
+        batch_rows());
   std::vector<std::int64_t> numbers(static_cast<std::size_t>(count));
   for (std::int64_t i = 0; i < count; ++i)
     numbers[static_cast<std::size_t>(i)] = dataset_row(first + i);
@@ -51,9 +61,11 @@ Batch Loader::rows(std::int64_t first, std::int64_t count) {
 }
 
 void Loader::advance() {
-  index_ += options_.batch;
-  epoch_ += index_ / dataset_.size();
-  index_ %= dataset_.size();
+  const std::int64_t size = dataset_.size();
+  index_ += batch_rows();
+  if (options_.last == LastBatch::dropped && index_ + options_.batch > size) index_ = size;
+  epoch_ += index_ / size;
+  index_ %= size;
 }
 
 Batch Loader::next(std::int64_t first, std::int64_t count) {

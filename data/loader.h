@@ -8,32 +8,53 @@
 
 namespace weft::data {
 
+/// What happens to the rows at the end of an epoch that do not fill a batch.
+enum class LastBatch : std::uint8_t {
+  joined,   ///< they begin a batch that the next epoch fills
+  dropped,  ///< they are left out, others in each epoch
+  kept      ///< they are a smaller batch
+};
+
 /// Training batches of a dataset, which must outlive the loader. Each epoch visits every row once,
 /// in an order that depends on (seed, epoch) only. Row i of a global batch is the same for any
-/// number of ranks and micro-batches. A batch may span two epochs.
+/// number of ranks and micro-batches.
+///
+///   data::TensorDataset examples(images, labels);
+///   data::Loader loader(examples, {.batch = 32, .last = data::LastBatch::dropped});
+///   while (loader.epoch() < 10) {
+///     const data::Batch b = loader.next();
+///     ...
+///   }
 class Loader {
  public:
   struct Options {
     std::int64_t batch = 1;  ///< rows of the global batch
     std::uint64_t seed = 0;
+    LastBatch last = LastBatch::joined;
+    bool shuffle = true;  ///< false: every epoch in the dataset's order
   };
-  /// Throws Error unless batch >= 1.
+  /// Throws Error unless batch >= 1; with LastBatch::dropped the dataset must fill a batch.
   Loader(const Dataset& dataset, const Options& options);
 
   const Dataset& dataset() const { return dataset_; }
   std::int64_t batch() const { return options_.batch; }
+  /// The epoch of the first row of the current batch, from 0.
+  std::int64_t epoch() const { return epoch_; }
+  /// The rows of the current batch: batch(), or fewer in the last one of LastBatch::kept.
+  std::int64_t batch_rows() const;
 
   /// Rows [first, first + count) of the current global batch, such as those of one rank.
   /// Throws Error when the range is outside the batch, and where Dataset::rows() does.
   Batch rows(std::int64_t first, std::int64_t count);
-  Batch rows() { return rows(0, options_.batch); }
+  Batch rows() { return rows(0, batch_rows()); }
   /// Advances to the next global batch.
   void advance();
   /// rows(), then advance().
   Batch next(std::int64_t first, std::int64_t count);
-  Batch next() { return next(0, options_.batch); }
+  Batch next() { return next(0, batch_rows()); }
 
-  /// The position, and the identity of the data that it belongs to.
+  /// The position, and the identity of the data that it belongs to; io::write_file(path,
+  /// loader.state().dump()) saves it.
   io::Json state() const;
   /// Throws Error when the state belongs to other data or another seed.
   void set_state(const io::Json& state);

@@ -128,7 +128,7 @@ int main(int argc, char** argv) try {
 
   MiniGpt model;
   nn::init(model, 1);
-  optim::AdamW opt(model.named_parameters(), {.lr = 2e-3, .beta2 = 0.95, .weight_decay = 0.1});
+  optim::AdamW opt(model, {.lr = 2e-3, .beta2 = 0.95, .weight_decay = 0.1});
   std::printf("%lld parameters\n", static_cast<long long>(model.parameter_count()));
 
   for (long step = 0; step < steps; ++step) {

@@ -12,7 +12,7 @@ struct TwoLayers : nn::Module {  // a model: members, a forward pass, and their 
 int main() {
   TwoLayers model;
   nn::init(model, /*seed=*/1);
-  optim::AdamW optimizer(model.named_parameters(), {.lr = 0.01});
+  optim::AdamW optimizer(model, {.lr = 0.01});
   const Tensor x = rand_uniform({256, 2}, -1, 1);
   const Tensor y = x.select(1, 0).unsqueeze(1) * x.select(1, 1).unsqueeze(1);  // learn x0 * x1
   for (int step = 0; step <= 500; ++step) {

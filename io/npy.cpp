@@ -7,6 +7,8 @@
 
 #include "weft/core/error.h"
 #include "weft/io/file.h"
+#include "weft/io/foreign.h"
+#include "weft/io/narrow.h"
 
 namespace weft::io {
 namespace {
@@ -16,11 +18,22 @@ constexpr std::int64_t kMaxNpyHeader = 1 << 20;
 
 struct NpyDType {
   std::string_view text;
-  DType dtype;
+  DType dtype;            ///< in memory
+  std::size_t bytes = 0;  ///< of a value in the file, if it is widened
+  Widen widen = nullptr;
+  std::size_t file_bytes() const { return widen ? bytes : size_of(dtype); }
 };
-constexpr NpyDType kDTypes[] = {{"<f4", DType::f32},    {"<f8", DType::f64}, {"<f2", DType::f16},
-                                {"<i4", DType::i32},    {"<i8", DType::i64}, {"|u1", DType::u8},
-                                {"|b1", DType::boolean}};
+constexpr NpyDType kDTypes[] = {{"<f4", DType::f32},
+                                {"<f8", DType::f64},
+                                {"<f2", DType::f16},
+                                {"<i4", DType::i32},
+                                {"<i8", DType::i64},
+                                {"|u1", DType::u8},
+                                {"|b1", DType::boolean},
+                                {"|i1", DType::i32, 1, widen<std::int8_t, std::int32_t>},
+                                {"<i2", DType::i32, 2, widen<std::int16_t, std::int32_t>},
+                                {"<u2", DType::i32, 2, widen<std::uint16_t, std::int32_t>},
+                                {"<u4", DType::i64, 4, widen<std::uint32_t, std::int64_t>}};
 
 struct Header {
   std::string_view descr;
@@ -130,27 +143,27 @@ class HeaderParser {
   std::size_t at_ = 0;
 };
 
-DType parse_dtype(std::string_view descr, const std::string& path) {
+const NpyDType& parse_dtype(std::string_view descr, const std::string& path) {
   check_system(!descr.starts_with('>'),
                "npy: '{}' has big-endian dtype '{}'; save it little-endian", path, descr);
   for (const NpyDType& t : kDTypes)
-    if (t.text == descr) return t.dtype;
+    if (t.text == descr) return t;
   std::string known;
   for (const NpyDType& t : kDTypes) known += (known.empty() ? "" : " ") + std::string(t.text);
   check_system(false, "npy: '{}': dtype must be one of {}, got '{}'", path, known, descr);
   __builtin_unreachable();
 }
 
-/// The size of the array in bytes; throws on overflow before anything is allocated.
-std::int64_t checked_bytes(const Shape& shape, DType dtype, const std::string& path) {
-  auto bytes = static_cast<std::int64_t>(size_of(dtype));
+/// The size of the array in the file; throws on overflow before anything is allocated.
+std::int64_t checked_bytes(const Shape& shape, const NpyDType& type, const std::string& path) {
+  auto bytes = static_cast<std::int64_t>(size_of(type.dtype));
   bool fits = true, empty = false;
   for (const std::int64_t d : shape) {
     empty = empty || d == 0;
     if (d != 0) fits = fits && !__builtin_mul_overflow(bytes, d, &bytes);
   }
   check_system(fits, "npy: '{}': the size of shape {} overflows", path, shape);
-  return empty ? 0 : bytes;
+  return empty ? 0 : shape.numel() * static_cast<std::int64_t>(type.file_bytes());
 }
 
 }  // namespace
@@ -161,6 +174,7 @@ Tensor load_npy(const std::string& path) {
   const std::int64_t size = file.size();
   check_system(size >= 10, "npy: '{}' must have at least 10 bytes, got {}", path, size);
   file.read(0, start, std::min<std::int64_t>(size, 12));
+  refuse_foreign(file, "npy");
   check_system(std::memcmp(start, kMagic.data(), kMagic.size()) == 0,
                "npy: '{}' is not a NumPy file", path);
   const int version = start[6];
@@ -176,11 +190,13 @@ Tensor load_npy(const std::string& path) {
   std::string text(static_cast<std::size_t>(length), '\0');
   file.read(header_start, text.data(), length);
   const Header header = HeaderParser(text, path).parse();
-  const DType dtype = parse_dtype(header.descr, path);
-  const std::int64_t bytes = checked_bytes(header.shape, dtype, path);
+  const NpyDType& type = parse_dtype(header.descr, path);
+  const DType dtype = type.dtype;
+  const std::int64_t bytes = checked_bytes(header.shape, type, path);
   const std::int64_t data = header_start + length;
-  check_system(size - data == bytes, "npy: '{}': {} {} needs {} bytes of data, got {}", path, dtype,
-               header.shape, bytes, size - data);
+  check_system(size - data == bytes, "npy: '{}': {} {} needs {} bytes of data, got {}", path,
+               type.widen ? std::string(type.text) : std::string(name(dtype)), header.shape, bytes,
+               size - data);
 
   // Fortran order is the row-major order of the reversed axes.
   const int n = header.shape.size();
@@ -189,6 +205,7 @@ Tensor load_npy(const std::string& path) {
     for (int i = 0; i < n; ++i) stored[i] = header.shape[n - 1 - i];
   const Tensor out = Tensor::empty(stored, dtype);
   if (bytes > 0) file.read(data, out.raw(), bytes);
+  if (bytes > 0 && type.widen) type.widen(out.raw(), out.numel());
   if (bytes > 0 && dtype == DType::boolean)
     for (std::int64_t i = 0; i < bytes; ++i) {
       const int v = static_cast<const unsigned char*>(out.raw())[i];
@@ -204,7 +221,7 @@ void save_npy(const std::string& path, const Tensor& t) {
   check(!t.is_meta(), "save_npy: the tensor is on the meta device and has no data");
   const NpyDType* found = nullptr;
   for (const NpyDType& known : kDTypes)
-    if (known.dtype == t.dtype()) found = &known;
+    if (known.dtype == t.dtype() && !known.widen) found = &known;
   check(found != nullptr, "save_npy: NumPy has no dtype for {}; cast it to f32 first", t.dtype());
 
   std::string header =

@@ -6,7 +6,7 @@
 namespace weft::io {
 
 /// Reads a NumPy array: format 1, 2 or 3, C or Fortran order, little-endian '<f2' '<f4' '<f8' '<i4'
-/// '<i8' '|u1' '|b1'.
+/// '<i8' '|u1' '|b1'; '|i1' '<i2' '<u2' as i32 and '<u4' as i64.
 /// Throws Error (Fault::system) naming the file and the unsupported property.
 Tensor load_npy(const std::string& path);
 

@@ -7,7 +7,9 @@
 #include <optional>
 
 #include "weft/core/error.h"
+#include "weft/io/foreign.h"
 #include "weft/io/json.h"
+#include "weft/io/narrow.h"
 
 namespace weft::io {
 
@@ -18,12 +20,13 @@ namespace {
 constexpr std::int64_t kLengthBytes = 8;
 constexpr std::uint64_t kMaxHeader = 100'000'000;
 constexpr const char* kMetadataKey = "__metadata__";
-constexpr const char* kReadable = "BOOL U8 F8_E5M2 F8_E4M3 F16 BF16 I32 F32 I64 F64";
+constexpr const char* kReadable = "BOOL U8 I8 F8_E5M2 F8_E4M3 I16 U16 F16 BF16 I32 U32 F32 F64 I64";
 
 struct FileDType {
   std::string_view name;
   int bits;
   std::optional<DType> dtype;  ///< nullopt: Weft validates such a tensor but cannot read it
+  Widen widen = nullptr;       ///< if `dtype` is wider
 };
 
 constexpr FileDType kFileDTypes[] = {{"BOOL", 8, DType::boolean},
@@ -31,18 +34,18 @@ constexpr FileDType kFileDTypes[] = {{"BOOL", 8, DType::boolean},
                                      {"F6_E2M3", 6, {}},
                                      {"F6_E3M2", 6, {}},
                                      {"U8", 8, DType::u8},
-                                     {"I8", 8, {}},
+                                     {"I8", 8, DType::i32, widen<std::int8_t, std::int32_t>},
                                      {"F8_E5M2", 8, DType::e5m2},
                                      {"F8_E4M3", 8, DType::e4m3},
                                      {"F8_E8M0", 8, {}},
                                      {"F8_E4M3FNUZ", 8, {}},
                                      {"F8_E5M2FNUZ", 8, {}},
-                                     {"I16", 16, {}},
-                                     {"U16", 16, {}},
+                                     {"I16", 16, DType::i32, widen<std::int16_t, std::int32_t>},
+                                     {"U16", 16, DType::i32, widen<std::uint16_t, std::int32_t>},
                                      {"F16", 16, DType::f16},
                                      {"BF16", 16, DType::bf16},
                                      {"I32", 32, DType::i32},
-                                     {"U32", 32, {}},
+                                     {"U32", 32, DType::i64, widen<std::uint32_t, std::int64_t>},
                                      {"F32", 32, DType::f32},
                                      {"C64", 64, {}},
                                      {"F64", 64, DType::f64},
@@ -51,7 +54,7 @@ constexpr FileDType kFileDTypes[] = {{"BOOL", 8, DType::boolean},
 
 const FileDType& file_dtype(DType t) {
   return *std::find_if(std::begin(kFileDTypes), std::end(kFileDTypes),
-                       [t](const FileDType& f) { return f.dtype == t; });
+                       [t](const FileDType& f) { return f.dtype == t && !f.widen; });
 }
 
 std::int64_t byte_count(const Tensor& t) {
@@ -80,6 +83,8 @@ class SafetensorsHeader {
     require(size >= kLengthBytes, "the file must have at least 8 bytes, got {}", size);
     std::uint64_t length = 0;
     out_.file_.read(0, &length, kLengthBytes);
+    if (length > kMaxHeader || length > static_cast<std::uint64_t>(size - kLengthBytes))
+      refuse_foreign(out_.file_, "safetensors");
     require(length <= kMaxHeader, "the header must have at most {} bytes, got {}", kMaxHeader,
             length);
     const auto header_bytes = static_cast<std::int64_t>(length);
@@ -317,7 +322,8 @@ void SafetensorsFile::read_into(const std::string& name, const Tensor& out) cons
 
 void SafetensorsFile::read_data(const Entry& e, const Tensor& out) const {
   if (out.numel() == 0) return;
-  file_.read(data_start_ + e.begin, out.raw(), byte_count(out));
+  file_.read(data_start_ + e.begin, out.raw(), e.end - e.begin);
+  if (const Widen widen = kFileDTypes[e.dtype].widen) widen(out.raw(), out.numel());
   if (out.dtype() != DType::boolean) return;
   // A bool with another bit pattern would be undefined behaviour for every later reader.
   const auto* bytes = static_cast<const unsigned char*>(out.raw());

@@ -20,7 +20,7 @@ using Metadata = std::map<std::string, std::string>;
 FileSummary save_safetensors(const std::string& path, const StateDict& tensors,
                              const Metadata& metadata = {});
 
-/// Every tensor of a file, on the CPU.
+/// Every tensor of a file, on the CPU. I8, I16 and U16 become i32, U32 becomes i64.
 /// Throws Error when the file is not a valid .safetensors file, or has a dtype that Weft does not
 /// support.
 StateDict load_safetensors(const std::string& path);

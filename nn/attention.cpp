@@ -126,8 +126,4 @@ double Attention::multiply_adds(std::int64_t tokens) const {
   return qkv.multiply_adds() + proj.multiply_adds() + 2 * width * mean_keys(tokens, options.window);
 }
 
-Attention Attention::like() const {
-  return Attention(qkv.weight.dim(1), proj.weight.dim(1) / head_dim, options);
-}
-
 }  // namespace weft::nn

@@ -34,8 +34,6 @@ struct Attention : Mixer {
   std::string describe() const override;
   unsigned shard_members() const override { return Shard::kHeads; }
   const char* name() const override { return "attn"; }
-  Attention like() const;
-  std::unique_ptr<Mixer> make_like() const override { return std::make_unique<Attention>(like()); }
   KvCache::Entry cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
                              Device device) const override;
   double multiply_adds(std::int64_t tokens) const override;

@@ -6,11 +6,11 @@
 
 namespace weft::nn {
 
-Block::Block(Norm norm, std::unique_ptr<Mixer> m, std::unique_ptr<FeedForward> f, double dropout)
+Block::Block(Norm norm, Child<Mixer> m, Child<FeedForward> f, double dropout)
     : attn_norm(std::move(norm)),
       mixer(std::move(m)),
       attn_drop(dropout),
-      mlp_norm(attn_norm.like()),
+      mlp_norm(attn_norm.kind, attn_norm.weight.dim(0), attn_norm.eps),
       feed_forward(std::move(f)),
       mlp_drop(dropout) {}
 
@@ -37,16 +37,11 @@ Tensor Block::operator()(const Tensor& x, const TokenContext& context) const {
 
 void Block::visit(Visitor& v) {
   v("attn_norm", attn_norm);
-  v(mixer->name(), *mixer);
+  v(mixer->name(), mixer);
   v("attn_drop", attn_drop);
   v("mlp_norm", mlp_norm);
-  v(feed_forward->name(), *feed_forward);
+  v(feed_forward->name(), feed_forward);
   v("mlp_drop", mlp_drop);
-}
-
-Block Block::like() const {
-  std::unique_ptr<Mixer> m = mixer->make_like();
-  return Block(attn_norm.like(), std::move(m), feed_forward->make_like(), attn_drop.p);
 }
 
 Stream run_blocks(std::span<const Block> blocks, Stream x, TokenContext context, bool recompute,

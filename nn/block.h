@@ -3,6 +3,7 @@
 #include <span>
 #include <utility>
 
+#include "weft/nn/child.h"
 #include "weft/nn/dropout.h"
 #include "weft/nn/feed_forward.h"
 #include "weft/nn/mixer.h"
@@ -27,20 +28,14 @@ struct Trunk {
 ///   nn::Block block(nn::LayerNorm(64), nn::Attention(64, 4), nn::Mlp(64, 256));
 struct Block : Module {
   Norm attn_norm;
-  std::unique_ptr<Mixer> mixer;
+  Child<Mixer> mixer;
   Dropout attn_drop;  ///< on each branch's output, before it is added to the residual stream
   Norm mlp_norm;
-  std::unique_ptr<FeedForward> feed_forward;
+  Child<FeedForward> feed_forward;
   Dropout mlp_drop;
 
   /// The second norm has the kind and width of the first.
-  Block(Norm norm, std::unique_ptr<Mixer> mixer, std::unique_ptr<FeedForward> feed_forward,
-        double dropout = 0);
-  template <class M, class F>
-  requires std::is_base_of_v<Mixer, M> && std::is_base_of_v<FeedForward, F> Block(
-      Norm norm, M mixer, F feed_forward, double dropout = 0)
-      : Block(std::move(norm), std::make_unique<M>(std::move(mixer)),
-              std::make_unique<F>(std::move(feed_forward)), dropout) {}
+  Block(Norm norm, Child<Mixer> mixer, Child<FeedForward> feed_forward, double dropout = 0);
 
   /// x (B, T, C) -> (B, T, C). For blocks without a router: its loss could not be returned.
   Tensor operator()(const Tensor& x, const TokenContext& context = {}) const;
@@ -57,7 +52,6 @@ struct Block : Module {
   }
   void visit(Visitor& v) override;
   std::string describe() const override { return "Block"; }
-  Block like() const;
 };
 
 /// Runs x through `blocks`; calls `before_use`, if not null, before each. The first block's entry

@@ -15,7 +15,6 @@ struct Dropout : Module {
   Tensor operator()(const Tensor& x, const std::optional<TokenPart>& part = {}) const;
   void visit(Visitor&) override {}
   std::string describe() const override;
-  Dropout like() const { return Dropout(p); }
 };
 
 }  // namespace weft::nn

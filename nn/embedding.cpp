@@ -24,8 +24,4 @@ std::string Embedding::describe() const {
   return message("Embedding({} rows of {})", weight.dim(0), weight.dim(1));
 }
 
-Embedding Embedding::like() const {
-  return Embedding(weight.dim(0), weight.dim(1), {.dtype = weight.dtype(), .init = init});
-}
-
 }  // namespace weft::nn

@@ -20,7 +20,6 @@ struct Embedding : Module {
   void visit(Visitor& v) override;
   std::string describe() const override;
   unsigned shard_members() const override { return Shard::kLookup | Shard::kLeave; }
-  Embedding like() const;
 };
 
 }  // namespace weft::nn

@@ -59,8 +59,6 @@ std::string Experts::describe() const {
   return message("Experts({} x {} -> {} -> {})", up.dim(0), up.dim(2), down.dim(2), down.dim(1));
 }
 
-Experts Experts::like() const { return Experts(up.dim(0), up.dim(2), down.dim(2), options); }
-
 SharedExpert::SharedExpert(std::int64_t dim, std::int64_t hidden, bool gated, const MlpOptions& o)
     : mlp(dim, hidden, o) {
   if (gated) gate.emplace(dim, 1, LinearOptions{.bias = false, .init = o.init});
@@ -74,11 +72,6 @@ Tensor SharedExpert::operator()(const Tensor& x) const {
 void SharedExpert::visit(Visitor& v) {
   v("mlp", mlp);
   v("gate", gate);
-}
-
-SharedExpert SharedExpert::like() const {
-  return SharedExpert(mlp.down.weight.dim(0), mlp.down.weight.dim(1), gate.has_value(),
-                      mlp.options);
 }
 
 }  // namespace weft::nn

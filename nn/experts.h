@@ -33,7 +33,6 @@ struct Experts : Module {
   void visit(Visitor& v) override;
   std::string describe() const override;
   unsigned shard_members() const override { return Shard::kBiasRanks; }
-  Experts like() const;
 };
 
 /// An MLP that every token passes through, beside the experts. With a gate its output is multiplied
@@ -47,7 +46,6 @@ struct SharedExpert : Module {
   void visit(Visitor& v) override;
   std::string describe() const override { return "SharedExpert"; }
   double multiply_adds() const { return mlp.multiply_adds() + (gate ? gate->multiply_adds() : 0); }
-  SharedExpert like() const;
 };
 
 }  // namespace weft::nn

@@ -20,8 +20,6 @@ struct FeedForward : Module {
   virtual const char* name() const = 0;
   /// Multiply-adds of forward for one token.
   virtual double multiply_adds() const = 0;
-  /// A new layer with the same configuration.
-  virtual std::unique_ptr<FeedForward> make_like() const = 0;
 };
 
 }  // namespace weft::nn

@@ -126,6 +126,4 @@ double GatedDeltaNet::multiply_adds(std::int64_t) const {
          out_proj.multiply_adds();
 }
 
-GatedDeltaNet GatedDeltaNet::like() const { return GatedDeltaNet(in_proj.weight.dim(1), options); }
-
 }  // namespace weft::nn

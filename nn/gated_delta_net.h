@@ -40,10 +40,6 @@ struct GatedDeltaNet : Mixer {
   void visit(Visitor& v) override;
   std::string describe() const override;
   const char* name() const override { return "delta"; }
-  GatedDeltaNet like() const;
-  std::unique_ptr<Mixer> make_like() const override {
-    return std::make_unique<GatedDeltaNet>(like());
-  }
   KvCache::Entry cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
                              Device device) const override;
   double multiply_adds(std::int64_t tokens) const override;

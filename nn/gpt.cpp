@@ -33,7 +33,7 @@ Gpt::Gpt(const GptConfig& c)
   const std::int64_t depths =
       c.mtp.repeated ? std::min<std::int64_t>(c.mtp.depths, 1) : c.mtp.depths;
   mtp.reserve(static_cast<std::size_t>(depths));
-  for (std::int64_t d = 0; d < depths; ++d) mtp.emplace_back(blocks.back().like());
+  for (std::int64_t d = 0; d < depths; ++d) mtp.emplace_back(make_block(c, c.layers - 1));
   assign_names(*this);
 }
 

@@ -64,7 +64,6 @@ struct Gpt : Module {
   unsigned shard_members() const override {
     return Shard::kEnter | Shard::kTokens | Shard::kBeforeUse;
   }
-  Gpt like() const { return Gpt(config); }
 
  private:
   TokenContext context_of(const Tensor& ids, const Packing& packing, KvCache* cache) const;

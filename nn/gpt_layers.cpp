@@ -13,33 +13,32 @@
 namespace weft::nn {
 namespace {
 
-std::unique_ptr<Mixer> make_attention(const GptConfig& c, const Init& proj) {
+Child<Mixer> make_attention(const GptConfig& c, const Init& proj) {
   if (c.attention == AttentionKind::mla) {
     MlaOptions o = c.mla_options();
     o.proj_init = proj;
-    return std::make_unique<Mla>(c.dim, c.heads, o);
+    return Mla(c.dim, c.heads, o);
   }
-  return std::make_unique<Attention>(c.dim, c.heads,
-                                     AttentionOptions{.kv_heads = c.kv_heads,
-                                                      .bias = c.arch == Arch::gpt2,
-                                                      .qk_norm = c.qk_norm,
-                                                      .norm_eps = c.norm_eps,
-                                                      .window = c.window,
-                                                      .dropout = c.dropout,
-                                                      .proj_init = proj});
+  return Attention(c.dim, c.heads,
+                   AttentionOptions{.kv_heads = c.kv_heads,
+                                    .bias = c.arch == Arch::gpt2,
+                                    .qk_norm = c.qk_norm,
+                                    .norm_eps = c.norm_eps,
+                                    .window = c.window,
+                                    .dropout = c.dropout,
+                                    .proj_init = proj});
 }
 
-std::unique_ptr<Mixer> make_delta(const GptConfig& c, const Init& proj) {
+Child<Mixer> make_delta(const GptConfig& c, const Init& proj) {
   GatedDeltaNetOptions o = c.delta_options();
   o.proj_init = proj;
-  return std::make_unique<GatedDeltaNet>(c.dim, o);
+  return GatedDeltaNet(c.dim, o);
 }
 
 constexpr MixerKind kMixers[] = {{'a', "attention", make_attention},
                                  {'d', "gated delta net", make_delta}};
 
-std::unique_ptr<FeedForward> make_feed_forward(const GptConfig& c, std::int64_t block,
-                                               const Init& proj) {
+Child<FeedForward> make_feed_forward(const GptConfig& c, std::int64_t block, const Init& proj) {
   const bool gpt2 = c.arch == Arch::gpt2;
   const MlpOptions mlp{.activation = !gpt2                  ? Activation::swiglu
                                      : c.gelu == Gelu::tanh ? Activation::gelu_tanh
@@ -47,14 +46,14 @@ std::unique_ptr<FeedForward> make_feed_forward(const GptConfig& c, std::int64_t 
                        .bias = gpt2,
                        .recompute = c.recompute == Recompute::selective,
                        .proj_init = proj};
-  if (!c.has_experts(block)) return std::make_unique<Mlp>(c.dim, c.ffn_dim(), mlp);
+  if (!c.has_experts(block)) return Mlp(c.dim, c.ffn_dim(), mlp);
   MoeOptions o = c.moe;
   o.ffn = c.expert_ffn_dim();
   o.activation = mlp.activation;
   o.bias = gpt2;
   o.recompute = mlp.recompute;
   o.proj_init = proj;
-  return std::make_unique<MoE>(c.dim, o);
+  return MoE(c.dim, o);
 }
 
 }  // namespace
@@ -97,7 +96,7 @@ Block make_block(const GptConfig& c, std::int64_t block) {
   // The projections into the residual stream start smaller, so that the sum over 2 * layers
   // branches keeps its scale. Source: Radford et al. 2019, section 2.3.
   const Init proj = Init::normal(0.02 / std::sqrt(2.0 * static_cast<double>(c.layers)));
-  std::unique_ptr<Mixer> mixer = mixer_kind(c, block).make(c, proj);
+  Child<Mixer> mixer = mixer_kind(c, block).make(c, proj);
   return Block(make_norm(c), std::move(mixer), make_feed_forward(c, block, proj), c.dropout);
 }
 

@@ -13,7 +13,7 @@ struct MixerKind {
   char letter;
   const char* name;
   /// `proj` initializes the projection back into the residual stream.
-  std::unique_ptr<Mixer> (*make)(const GptConfig& config, const Init& proj);
+  Child<Mixer> (*make)(const GptConfig& config, const Init& proj);
 };
 std::span<const MixerKind> mixer_kinds();
 /// The letters with their names: "a (attention) and d (gated delta net)".

@@ -11,13 +11,13 @@ KvCache::KvCache(const GptConfig& config, std::int64_t batch, std::int64_t capac
     : batch_(batch), capacity_(capacity) {
   check(batch > 0 && capacity > 0, "kv_cache: batch and capacity must be at least 1, got {} and {}",
         batch, capacity);
-  std::vector<std::unique_ptr<Mixer>> mixers;
+  std::vector<Child<Mixer>> mixers;
   {
     const DeviceScope nothing_allocated(kMeta);
     for (std::int64_t i = 0; i < config.layers; ++i)
       mixers.push_back(mixer_kind(config, i).make(config, Init::constant(0)));
   }
-  for (const std::unique_ptr<Mixer>& mixer : mixers)
+  for (const Child<Mixer>& mixer : mixers)
     entries_.push_back(mixer->cache_entry(batch, capacity, dtype, device));
 }
 

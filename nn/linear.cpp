@@ -32,10 +32,4 @@ std::string Linear::describe() const {
                  bias.defined() ? "" : ", no bias");
 }
 
-Linear Linear::like() const {
-  if (!weight.defined()) return {};
-  return Linear(weight.dim(1), weight.dim(0),
-                {.bias = bias.defined(), .dtype = weight.dtype(), .init = init});
-}
-
 }  // namespace weft::nn

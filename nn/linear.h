@@ -28,7 +28,6 @@ struct Linear : Module {
   }
   /// Multiply-adds for one row of x.
   double multiply_adds() const { return static_cast<double>(weight.numel()); }
-  Linear like() const;
 };
 
 }  // namespace weft::nn

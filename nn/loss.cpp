@@ -49,11 +49,4 @@ std::string CrossEntropyLoss::describe() const {
                              : "CrossEntropyLoss";
 }
 
-CrossEntropyLoss CrossEntropyLoss::like() const {
-  CrossEntropyLoss copy;
-  copy.ignore_index = ignore_index;
-  copy.label_smoothing = label_smoothing;
-  return copy;
-}
-
 }  // namespace weft::nn

@@ -30,7 +30,6 @@ struct CrossEntropyLoss : Module {
   void visit(Visitor&) override {}
   std::string describe() const override;
   unsigned shard_members() const override { return Shard::kHeadLoss; }
-  CrossEntropyLoss like() const;
 
  private:
   CrossEntropyOptions options(Reduction reduction) const;

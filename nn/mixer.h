@@ -15,8 +15,6 @@ struct Mixer : Module {
   virtual const char* name() const = 0;
   /// Multiply-adds of forward for one token of a sequence of `tokens`, on average.
   virtual double multiply_adds(std::int64_t tokens) const = 0;
-  /// A new layer with the same configuration.
-  virtual std::unique_ptr<Mixer> make_like() const = 0;
   /// An empty cache entry of this layer, with room for `capacity` tokens.
   virtual KvCache::Entry cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
                                      Device device) const = 0;

@@ -120,6 +120,4 @@ double Mla::multiply_adds(std::int64_t tokens) const {
          kv_up.multiply_adds() + proj.multiply_adds() + width * mean_keys(tokens, options.window);
 }
 
-Mla Mla::like() const { return Mla(kv_down.weight.dim(1), heads(), options); }
-
 }  // namespace weft::nn

@@ -47,8 +47,6 @@ struct Mla : Mixer {
   std::string describe() const override;
   unsigned shard_members() const override { return Shard::kEnter | Shard::kHeads; }
   const char* name() const override { return "mla"; }
-  Mla like() const;
-  std::unique_ptr<Mixer> make_like() const override { return std::make_unique<Mla>(like()); }
   KvCache::Entry cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
                              Device device) const override;
   double multiply_adds(std::int64_t tokens) const override;

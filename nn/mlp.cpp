@@ -34,6 +34,4 @@ void Mlp::visit(Visitor& v) {
   v("down", down);
 }
 
-Mlp Mlp::like() const { return Mlp(down.weight.dim(0), down.weight.dim(1), options); }
-
 }  // namespace weft::nn

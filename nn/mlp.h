@@ -30,8 +30,6 @@ struct Mlp : FeedForward {
   Output forward(const Tensor& x, const TokenContext&) const override { return {(*this)(x), {}}; }
   const char* name() const override { return "mlp"; }
   double multiply_adds() const override { return up.multiply_adds() + down.multiply_adds(); }
-  Mlp like() const;
-  std::unique_ptr<FeedForward> make_like() const override { return std::make_unique<Mlp>(like()); }
 
  private:
   /// Op by op; saves the activated layer even with `recompute`.

@@ -17,6 +17,7 @@ struct Defaults {
   DType dtype = DType::f32;
 };
 constinit thread_local Defaults defaults;
+constinit thread_local bool copies_allowed = false;
 
 Category category_of(const Slot& slot) {
   return slot.is_buffer ? Category::other : Category::parameter;
@@ -184,40 +185,35 @@ Tensor make_parameter(const Shape& shape, const Init& init, DType dtype, Device 
   // A constant draws no random number, so adding a bias does not change later weights.
   const bool draws = init.kind != Init::Kind::constant && !device.is_meta();
   init.fill(t, draws ? next_random_key() : RandomKey{});
-  return t.set_requires_grad();
+  t.set_requires_grad();
+  detail::add_unlisted(t);
+  return t;
 }
 
-void detail::copy_state(Module& from, Module& to) {
-  std::vector<std::pair<std::string, Slot>> sources, targets;
-  for_each_tensor(from, [&](const std::string& n, const Slot& s) { sources.emplace_back(n, s); });
-  for_each_tensor(to, [&](const std::string& n, const Slot& s) { targets.emplace_back(n, s); });
-  check(sources.size() == targets.size(),
-        "clone: like() of {} must give a module with {} tensors, got {}", from.describe(),
-        sources.size(), targets.size());
-  std::unordered_map<const TensorImpl*, Tensor> copies;
+Module::Module(const Module& other) : training_(other.training_), stream_(other.stream_) {
+  check(copies_allowed,
+        "module: a copy would share the parameters of {}; copy it with nn::clone() or move it with "
+        "std::move()",
+        other.describe());
+}
+
+detail::CopyScope::CopyScope() : outer_(std::exchange(copies_allowed, true)) {}
+detail::CopyScope::~CopyScope() { copies_allowed = outer_; }
+
+void detail::separate_tensors(Module& copy) {
+  std::unordered_map<const TensorImpl*, Tensor> own;
   const NoGradGuard off;
-  for (std::size_t i = 0; i < sources.size(); ++i) {
-    check(sources[i].first == targets[i].first,
-          "clone: like() of {} must give a module with the tensor {}, got {}", from.describe(),
-          sources[i].first, targets[i].first);
-    const Slot& source = sources[i].second;
-    const auto [it, fresh] = copies.emplace(source.tensor->impl(), *targets[i].second.tensor);
-    if (fresh) {
-      const CategoryScope category(category_of(source));
-      const Tensor values = empty_like(*source.tensor);
-      values.copy_(source.tensor->detach());
-      replace_storage(it->second, values);
-      it->second.impl()->requires_grad = source.tensor->requires_grad();
+  for_each_tensor(copy, [&](const std::string&, const Slot& slot) {
+    Tensor& t = *slot.tensor;
+    Tensor& mine = own[t.impl()];
+    if (!mine.defined()) {
+      const CategoryScope category(category_of(slot));
+      mine = empty_like(t);
+      mine.copy_(t.detach());
+      mine.set_requires_grad(t.requires_grad());
+      own.emplace(mine.impl(), mine);  // a member may be listed under two names
     }
-    *targets[i].second.tensor = it->second;
-  }
-  std::vector<Module*> modules;
-  for_each_module(from, [&](const std::string&, Module& m) { modules.push_back(&m); });
-  std::size_t next = 0;
-  for_each_module(to, [&](const std::string&, Module& m) {
-    const Module& twin = *modules[next++];
-    m.training_ = twin.training_;
-    m.stream_ = twin.stream_;
+    t = mine;
   });
 }
 

@@ -1,23 +1,24 @@
 #pragma once
+#include <concepts>
 #include <cstdint>
 #include <iosfwd>
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "weft/core/named_tensor.h"
 #include "weft/nn/init.h"
+#include "weft/nn/unlisted.h"
 
 namespace weft::nn {
 
 class Module;
+template <class T>
+class Child;
 struct Shard;
-namespace detail {
-/// Copies tensors, ties and modes of `from` to `to`, a module of the same structure.
-void copy_state(Module& from, Module& to);
-}  // namespace detail
 
 /// One tensor of a module, as visit() passes it. A plain Tensor converts to a parameter.
 struct Slot {
@@ -47,7 +48,10 @@ class Visitor {
     slot.init = init;
     (*this)(name, slot);
   }
-  void operator()(const char* name, Module& child) { on_module(name, child); }
+  template <std::derived_from<Module> M>
+  void operator()(const char* name, M& child) {
+    visit_child(name, child, sizeof(M));
+  }
   /// A list: its modules are named name.0, name.1, ...
   template <class M>
   void operator()(const char* name, std::vector<M>& list) {
@@ -61,6 +65,10 @@ class Visitor {
     if (child) (*this)(name, *child);
   }
   template <class M>
+  void operator()(const char* name, Child<M>& child) {
+    if (child) visit_child(name, *child, child.bytes());
+  }
+  template <class M>
   void operator()(const char* name, std::optional<M>& child) {
     if (child) (*this)(name, *child);
   }
@@ -68,6 +76,15 @@ class Visitor {
  protected:
   virtual void on_tensor(const char* name, const Slot& slot) = 0;
   virtual void on_module(const char* name, Module& child) = 0;
+  /// In on_module(): the size of the child's class, as far as the compiler knows it.
+  std::size_t child_bytes() const { return child_bytes_; }
+
+ private:
+  void visit_child(const char* name, Module& child, std::size_t bytes) {
+    child_bytes_ = bytes;
+    on_module(name, child);
+  }
+  std::size_t child_bytes_ = 0;
 };
 
 /// The names that load_state_dict() could not match.
@@ -88,15 +105,15 @@ struct LoadReport {
 ///     }
 ///   };
 ///
-/// Modules move; nn::clone() copies. After an assignment (`head.weight = embed.weight`) two modules
-/// share a parameter. A shared tensor is listed once, under its first name.
+/// Modules move; nn::clone() copies, and any other copy throws Error. After an assignment
+/// (`head.weight = embed.weight`) two modules share a parameter. A shared tensor is listed once,
+/// under its first name.
 class Module {
  public:
   Module() = default;
-  virtual ~Module() = default;
+  virtual ~Module() { detail::release_unlisted(); }
   Module(Module&&) = default;
   Module& operator=(Module&&) = default;
-  Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
   /// Passes every tensor and child to v by name, always in the same order.
@@ -141,9 +158,12 @@ class Module {
   /// How this module is sharded over ranks; null: it is not. A parallel plan sets it.
   std::shared_ptr<const Shard> shard;
 
+ protected:
+  /// For nn::clone(): a plain copy would share the parameters. Not sharded.
+  Module(const Module& other);
+
  private:
   friend void assign_names(Module& root);
-  friend void detail::copy_state(Module& from, Module& to);
   bool training_ = true;
   std::uint64_t stream_ = 0;
 };
@@ -174,13 +194,41 @@ DType default_dtype();
 Tensor make_parameter(const Shape& shape, const Init& init, DType dtype = default_dtype(),
                       Device device = default_device());
 
-/// A deep copy with its own memory and the same ties, dtypes, training flag and names. M must have
-/// `M like() const`, which returns a new module of the same configuration.
+/// named_parameters() for an optimizer of the whole module.
+/// Throws Error if visit() omits a member: a parameter in the memory of one of the modules that
+/// requires a gradient and that no visit() of any module has listed. Members in a std::vector or
+/// behind a pointer that visit() omits are not found: see compare_leaves() in nn/leaves.h.
+template <std::derived_from<Module> M>
+NamedTensors trained_parameters(const M& module) {
+  return detail::trained_parameters(module, sizeof(M));
+}
+
+namespace detail {
+/// While one exists, this thread may copy modules.
+class CopyScope {
+ public:
+  CopyScope();
+  ~CopyScope();
+  CopyScope(const CopyScope&) = delete;
+
+ private:
+  bool outer_;
+};
+/// Gives each tensor that visit() lists its own memory. Ties remain.
+void separate_tensors(Module& copy);
+}  // namespace detail
+
+/// A deep copy: the tensors that visit() lists have their own memory and the same ties and dtypes;
+/// names, training flags and every other member are copied as C++ copies them. A tensor that
+/// visit() does not list is shared with the original.
 template <class M>
 M clone(const M& module) {
-  DeviceScope nothing_allocated(kMeta);
-  M copy = module.like();
-  detail::copy_state(const_cast<M&>(module), copy);
+  static_assert(std::is_copy_constructible_v<M>,
+                "nn::clone: every member must be copyable. In place of a std::unique_ptr<T> to a "
+                "module use nn::Child<T>, a std::optional<T> or a T");
+  const detail::CopyScope copies;
+  M copy(module);
+  detail::separate_tensors(copy);
   return copy;
 }
 

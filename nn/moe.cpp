@@ -122,8 +122,4 @@ double MoE::multiply_adds() const {
   return n;
 }
 
-MoE MoE::like() const {
-  return MoE(latent_up ? latent_up->weight.dim(0) : experts.down.dim(1), options);
-}
-
 }  // namespace weft::nn

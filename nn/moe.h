@@ -58,8 +58,6 @@ struct MoE : FeedForward {
   const char* name() const override { return "moe"; }
   /// Of the experts that a token goes to.
   double multiply_adds() const override;
-  MoE like() const;
-  std::unique_ptr<FeedForward> make_like() const override { return std::make_unique<MoE>(like()); }
   /// The local dispatcher, unless a plan has sharded the experts over ranks.
   const TokenDispatcher& dispatcher() const {
     return shard && shard->dispatcher ? *shard->dispatcher : local_;

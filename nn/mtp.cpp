@@ -9,8 +9,10 @@
 namespace weft::nn {
 namespace {
 
-Norm norm_like(const Block& block) { return block.attn_norm.like(); }
 std::int64_t width(const Block& block) { return block.attn_norm.weight.dim(0); }
+Norm norm_like(const Block& block) {
+  return Norm(block.attn_norm.kind, width(block), block.attn_norm.eps);
+}
 
 }  // namespace
 

@@ -31,7 +31,6 @@ struct MtpDepth : Module {
   Trunk recomputed(const Tensor& embedded, const Tensor& h, const TokenContext& context) const;
   void visit(Visitor& v) override;
   std::string describe() const override { return "MtpDepth"; }
-  MtpDepth like() const { return MtpDepth(block.like()); }
 };
 
 /// True where the place to the right is not the next token: at the ends of the sequences of a

@@ -35,6 +35,4 @@ std::string Norm::describe() const {
   return message("{}({})", kind == Kind::layer ? "LayerNorm" : "RMSNorm", weight.dim(0));
 }
 
-Norm Norm::like() const { return Norm(kind, weight.dim(0), eps); }
-
 }  // namespace weft::nn

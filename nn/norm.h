@@ -22,19 +22,16 @@ struct Norm : Module {
   Added operator()(const Tensor& x, const Tensor& residual) const;
   void visit(Visitor& v) override;
   std::string describe() const override;
-  Norm like() const;
 };
 
 /// y = (x - mean) * rstd * weight + bias
 struct LayerNorm : Norm {
   explicit LayerNorm(std::int64_t dim, double eps = 1e-5) : Norm(Kind::layer, dim, eps) {}
-  LayerNorm like() const { return LayerNorm(weight.dim(0), eps); }
 };
 
 /// y = x / rms(x) * weight
 struct RMSNorm : Norm {
   explicit RMSNorm(std::int64_t dim, double eps = 1e-5) : Norm(Kind::rms, dim, eps) {}
-  RMSNorm like() const { return RMSNorm(weight.dim(0), eps); }
 };
 
 }  // namespace weft::nn

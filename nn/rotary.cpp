@@ -31,6 +31,4 @@ void RotaryTable::fill_tables() {
   sin.copy_(angles.sin);
 }
 
-RotaryTable RotaryTable::like() const { return RotaryTable(cos.dim(0), 2 * cos.dim(1), theta); }
-
 }  // namespace weft::nn

@@ -13,7 +13,6 @@ struct RotaryTable : Module {
   void visit(Visitor& v) override;
   std::string describe() const override;
   void fill_tables() override;
-  RotaryTable like() const;
 };
 
 }  // namespace weft::nn

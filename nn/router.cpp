@@ -257,11 +257,4 @@ std::string Router::describe() const {
                  expert_bias.defined() ? ", expert bias" : "");
 }
 
-Router Router::like() const {
-  RouterConfig c = config;
-  c.dtype = weight.dtype();
-  c.device = default_device();
-  return Router(experts(), weight.dim(1), c);
-}
-
 }  // namespace weft::nn

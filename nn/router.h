@@ -93,7 +93,6 @@ struct Router : Module {
   void visit(Visitor& v) override;
   std::string describe() const override;
   unsigned shard_members() const override { return Shard::kBatch | Shard::kTokens; }
-  Router like() const;
 
  private:
   Tensor logits_of(const Tensor& x, const RouterInput& input) const;

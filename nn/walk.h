@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "weft/nn/module.h"
+#include "weft/nn/unlisted.h"
 
 namespace weft::nn::detail {
 
@@ -21,7 +22,10 @@ class Walker final : public Visitor {
   }
 
  protected:
-  void on_tensor(const char* name, const Slot& slot) override { tensor_(prefix_ + name, slot); }
+  void on_tensor(const char* name, const Slot& slot) override {
+    remove_unlisted(*slot.tensor);
+    tensor_(prefix_ + name, slot);
+  }
   void on_module(const char* name, Module& child) override {
     const std::size_t length = prefix_.size();
     prefix_ += name;

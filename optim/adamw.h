@@ -29,6 +29,11 @@ class AdamW : public Optimizer {
   /// Throws Error on a negative lr, eps or decay, a beta outside [0, 1), or a state dtype not
   /// listed.
   explicit AdamW(NamedTensors parameters, const AdamWOptions& options = {});
+  /// Trains the whole module.
+  /// Throws Error also if visit() omits a parameter: see nn::trained_parameters().
+  template <Trainable M>
+  explicit AdamW(const M& module, const AdamWOptions& options = {})
+      : AdamW(trained_parameters(module), options) {}
 
  private:
   void update(const double* grad_scale, std::size_t begin, std::size_t end) override;

@@ -1,4 +1,5 @@
 #pragma once
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -35,6 +36,12 @@ inline constexpr Word<MasterWeights> kMasterWeightsWords[] = {
 
 struct StepResult {
   bool skipped = false;  ///< the gradient norm was not finite: parameters and state are unchanged
+};
+
+/// A module, all of whose parameters an optimizer can train.
+template <class M>
+concept Trainable = requires(const M& module) {
+  { trained_parameters(module) } -> std::same_as<NamedTensors>;
 };
 
 /// Base class of optimizers: parameters with names and settings, a learning rate, and a state that

@@ -22,6 +22,11 @@ class Sgd : public Optimizer {
  public:
   /// Throws Error on a negative lr, momentum outside [0, 1), or nesterov without momentum.
   explicit Sgd(NamedTensors parameters, const SgdOptions& options = {});
+  /// Trains the whole module.
+  /// Throws Error also if visit() omits a parameter: see nn::trained_parameters().
+  template <Trainable M>
+  explicit Sgd(const M& module, const SgdOptions& options = {})
+      : Sgd(trained_parameters(module), options) {}
 
  private:
   void update(const double* grad_scale, std::size_t begin, std::size_t end) override;

@@ -4,6 +4,12 @@
 #include <vector>
 
 #include "weft/autograd/elementwise.h"
+#include "weft/nn/linear.h"
+
+struct Owner : weft::nn::Module {
+  std::unique_ptr<weft::nn::Linear> child;
+  void visit(weft::nn::Visitor& v) override { v("child", child); }
+};
 
 int main() {
   using weft::Tensor;
@@ -41,6 +47,14 @@ int main() {
 #endif
 #ifdef ASSIGN_NUMBER  // refused: an assignment to a view writes nothing
   a[0] = 5;
+#endif
+#ifdef CLONE_POINTER  // refused: In place of a std::unique_ptr<T> to a module use nn::Child<T>
+  const Owner copy = weft::nn::clone(Owner());
+#endif
+#ifdef ASSIGN_MODULE  // refused: use of deleted function
+  const weft::nn::Linear from(2, 2);
+  weft::nn::Linear to;
+  to = from;
 #endif
   return a.defined() ? 0 : 1;
 }

@@ -11,7 +11,7 @@ int main() {
   const auto length = static_cast<std::int64_t>(text.size());
   nn::Gpt model({.layers = 1, .heads = 2, .dim = 32, .seq = length, .vocab = 128});
   nn::init(model, 1);
-  optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-2});
+  optim::AdamW optimizer(model, {.lr = 1e-2});
 
   Tensor ids = Tensor::empty({1, length}, DType::i32), targets = empty_like(ids);
   for (std::size_t i = 0; i < text.size(); ++i) {

@@ -296,6 +296,72 @@ TEST_CASE("data: a loader refuses invalid options") {
         "token windows: a row must be in [0, 4), got 4");
 }
 
+TEST_CASE("loader: the last batch of an epoch is joined, dropped or kept") {
+  const TensorDataset data(Tensor::arange(0, 7), Tensor::arange(0, 7));
+  const auto loader_of = [&](LastBatch last, bool shuffle = false) {
+    return Loader(data, {.batch = 3, .seed = 4, .last = last, .shuffle = shuffle});
+  };
+  using Rows = std::vector<double>;
+  const auto next = [](Loader& loader) { return test::values(loader.next().targets); };
+
+  Loader joined = loader_of(LastBatch::joined), dropped = loader_of(LastBatch::dropped),
+         kept = loader_of(LastBatch::kept);
+  for (Loader* loader : {&joined, &dropped, &kept}) {
+    CHECK(next(*loader) == Rows{0, 1, 2});
+    CHECK(loader->epoch() == 0);
+    CHECK(next(*loader) == Rows{3, 4, 5});
+  }
+  CHECK(joined.epoch() == 0);
+  CHECK(next(joined) == Rows{6, 0, 1});
+  CHECK(joined.epoch() == 1);
+  CHECK(next(joined) == Rows{2, 3, 4});
+
+  CHECK(dropped.epoch() == 1);
+  CHECK(next(dropped) == Rows{0, 1, 2});
+
+  CHECK(kept.epoch() == 0);
+  CHECK(kept.batch_rows() == 1);
+  CHECK(error_of([&] { kept.rows(0, 2); }) ==
+        "loader: rows [0, 2) must lie in the global batch of 1");
+  CHECK(next(kept) == Rows{6});
+  CHECK(kept.epoch() == 1);
+  CHECK(kept.batch_rows() == 3);
+  CHECK(next(kept) == Rows{0, 1, 2});
+
+  CHECK(error_of([&] { Loader(data, {.batch = 8, .last = LastBatch::dropped}); }) ==
+        "loader: batch must be at most the 7 rows of the dataset if the last batch is dropped, got "
+        "8");
+
+  // With shuffling: the same order for every mode, another one in each epoch, all rows if kept.
+  Loader shuffled = loader_of(LastBatch::kept, true), also = loader_of(LastBatch::dropped, true);
+  Rows epochs[2];
+  for (Rows& rows : epochs)
+    for (int batch = 0; batch < 3; ++batch) {
+      const Rows some = next(shuffled);
+      if (batch < 2) CHECK(next(also) == some);
+      rows.insert(rows.end(), some.begin(), some.end());
+    }
+  CHECK(epochs[0] != epochs[1]);
+  for (Rows& rows : epochs) {
+    std::sort(rows.begin(), rows.end());
+    CHECK(rows == Rows{0, 1, 2, 3, 4, 5, 6});
+  }
+}
+
+TEST_CASE("loader: a saved position gives the batches that would have followed, in every mode") {
+  const TensorDataset data(Tensor::arange(0, 10), Tensor::arange(0, 10));
+  for (const LastBatch last : {LastBatch::joined, LastBatch::dropped, LastBatch::kept})
+    for (int before = 0; before < 9; ++before) {
+      const Loader::Options options{.batch = 4, .seed = 7, .last = last};
+      Loader straight(data, options), resumed(data, options);
+      for (int i = 0; i < before; ++i) straight.next();
+      resumed.set_state(io::Json::parse(straight.state().dump()));
+      CHECK(resumed.epoch() == straight.epoch());
+      for (int i = 0; i < 6; ++i)
+        CHECK(test::values(resumed.next().inputs) == test::values(straight.next().inputs));
+    }
+}
+
 TEST_CASE("data: a tensor dataset gives rows of any dtype and shape") {
   const Tensor inputs = Tensor::arange(0, 24).view({4, 3, 2}).transpose(1, 2),
                targets = Tensor::arange(0, 4, 1, DType::f64);

@@ -34,7 +34,6 @@ struct Net : nn::Module {
     v("scale", scale, nn::Init::constant(1));
     v("count", nn::buffer(count));
   }
-  Net like() const { return Net(); }  // for nn::clone()
 };
 
 struct Stack : nn::Module {
@@ -350,6 +349,9 @@ TEST_CASE("from PyTorch: modules") {
   CHECK(nn::LayerNorm(8).parameter_count() == 16);
   CHECK(nn::RMSNorm(8).parameter_count() == 8);
   CHECK(Stack(3).named_parameters()[2].name == "layers.1.weight");
+  const auto net =
+      nn::Sequential(nn::Linear(8, 4), [](const Tensor& x) { return relu(x); }, nn::Dropout(0.1));
+  CHECK(net.named_parameters()[0].name == "0.weight");
   Net model;
   nn::init(model, 1);
   CHECK(model.parameters().size() == 5);
@@ -406,8 +408,8 @@ TEST_CASE("from PyTorch: losses") {
 TEST_CASE("from PyTorch: optimizers and a training loop") {
   Net model;
   nn::init(model, 1);
-  optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-2, .beta2 = 0.95});
-  const optim::Sgd sgd(model.named_parameters(), {.lr = 0.1, .momentum = 0.9});
+  optim::AdamW optimizer(model, {.lr = 1e-2, .beta2 = 0.95});
+  const optim::Sgd sgd(model, {.lr = 0.1, .momentum = 0.9});
   const int steps = 20;
   const optim::Schedule schedule{
       .kind = optim::Schedule::Kind::cosine, .lr = 1e-2, .warmup = 2, .steps = steps};

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "weft/core/error.h"
+#include "weft/autograd/values.h"
 #include "weft/io/file.h"
 #include "weft/io/npy.h"
 #include "weft/tests/support.h"
@@ -96,6 +97,50 @@ TEST_CASE("npy: Fortran order, format 2 and other spellings of the header") {
         1);
 }
 
+TEST_CASE("npy: integers without a dtype are widened") {
+  const std::string bytes("\1\0\xFF\xFF\0\x80\xFE\x7F", 8);
+  const auto values = [&](const std::string& dtype, const std::string& shape, DType wide) {
+    const Tensor x = load(npy(1, dict(dtype, "False", shape), bytes));
+    CHECK(x.dtype() == wide);
+    return to_vector<double>(x);
+  };
+  using Values = std::vector<double>;
+  CHECK(values("|i1", "(8,)", DType::i32) == Values{1, 0, -1, -1, 0, -128, -2, 127});
+  CHECK(values("<i2", "(4,)", DType::i32) == Values{1, -1, -32768, 32766});
+  CHECK(values("<u2", "(2, 2)", DType::i32) == Values{1, 65535, 32768, 32766});
+  CHECK(values("<u4", "(2,)", DType::i64) == Values{4294901761.0, 2147385344.0});
+  const Tensor columns = load(npy(1, dict("<u2", "True", "(2, 2)"), bytes));
+  CHECK(to_vector<double>(contiguous(columns)) == Values{1, 32768, 65535, 32766});
+  CHECK(load(npy(1, dict("<u2", "False", "(0, 3)"), "")).shape() == Shape{0, 3});
+  CHECK(refusal(npy(1, dict("<u2", "False", "(3,)"), bytes)) ==
+        ": <u2 [3] needs 6 bytes of data, got 8");
+}
+
+TEST_CASE("npy: files of other formats are named, with what to do") {
+  const test::TempFolder folder;
+  const std::string path = folder / "x.npy";
+  const auto text = [&](const std::string& bytes) {
+    io::write_file(path, bytes);
+    return error_of([&] { io::load_npy(path); });
+  };
+  const std::string file = "npy: '" + path + "' is a ";
+  CHECK(text(std::string("PK\3\4\x2D\0\0\0\0\0\0\0!\0", 14) + "arr_0.npy...") ==
+        file +
+            ".npz archive; convert it: python3 -c \"import numpy, safetensors.numpy as s; "
+            "s.save_file(dict(numpy.load('" +
+            path + "')), '" + path + ".safetensors')\"");
+  const std::string pickle =
+      file +
+      "PyTorch pickle; convert it: python3 -c \"import torch, safetensors.torch as s; "
+      "s.save_file({k: v.clone().contiguous() for k, v in torch.load('" +
+      path + "', map_location='cpu').items()}, '" + path + ".safetensors')\"";
+  CHECK(text("PK\3\4.........archive/data.pkl") == pickle);
+  CHECK(text("\x80\2}q.........") == pickle);
+  CHECK(text(std::string("\2\0\0\0\0\0\0\0{}", 10)) ==
+        file + "safetensors file: read it with io::load_safetensors()");
+  CHECK(text("PK\3\4.........") == "npy: '" + path + "' is not a NumPy file");
+}
+
 TEST_CASE("npy: hostile files are refused") {
   const auto with = [](const std::string& header) { return refusal(npy(1, header, kTwoInts)); };
   const std::string good = dict("<i4", "False", "(2,)");
@@ -126,7 +171,7 @@ TEST_CASE("npy: hostile files are refused") {
         ": header: expected an axis length at byte 51");
   CHECK(with(dict(">i4", "False", "(2,)")) == " has big-endian dtype '>i4'; save it little-endian");
   CHECK(with(dict("<c8", "False", "(1,)")) ==
-        ": dtype must be one of <f4 <f8 <f2 <i4 <i8 |u1 |b1, got '<c8'");
+        ": dtype must be one of <f4 <f8 <f2 <i4 <i8 |u1 |b1 |i1 <i2 <u2 <u4, got '<c8'");
   CHECK(with(dict("<i4", "False", "(4294967296, 4294967296)")) ==
         ": the size of shape [4294967296, 4294967296] overflows");
   CHECK(with(dict("<i4", "False", "(3,)")) == ": i32 [3] needs 12 bytes of data, got 8");

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "weft/core/error.h"
+#include "weft/autograd/values.h"
 #include "weft/io/file.h"
 #include "weft/io/safetensors.h"
 #include "weft/tests/support.h"
@@ -256,20 +257,71 @@ TEST_CASE("safetensors: hostile files are refused with the rule they break") {
   }
 }
 
+TEST_CASE("safetensors: integers without a dtype are widened") {
+  const test::TempFolder folder;
+  const std::string path = folder / "x.safetensors";
+  put(path,
+      craft("{" + entry("a", "I8", "[2]", "[0,2]") + "," + entry("b", "I16", "[1]", "[2,4]") + "," +
+                entry("c", "U16", "[3]", "[4,10]") + "," + entry("d", "U32", "[1]", "[10,14]") +
+                "," + entry("e", "U16", "[0]", "[14,14]") + "}",
+            0) +
+          std::string("\1\xFF\0\x80\1\0\xFF\xFF\0\x80\xFE\xFF\xFF\xFF", 14));
+  const StateDict state = io::load_safetensors(path);
+  using Values = std::vector<double>;
+  CHECK(to_vector<double>(state.at("a")) == Values{1, -1});
+  CHECK(to_vector<double>(state.at("b")) == Values{-32768});
+  CHECK(to_vector<double>(state.at("c")) == Values{1, 65535, 32768});
+  CHECK(to_vector<double>(state.at("d")) == Values{4294967294.0});
+  CHECK(state.at("e").numel() == 0);
+  CHECK(state.at("a").dtype() == DType::i32);
+  CHECK(state.at("d").dtype() == DType::i64);
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  CHECK(file.dtype("c") == DType::i32);
+  const Tensor in_place = Tensor::zeros({3}, DType::i32), as_float = Tensor::zeros({3});
+  file.read_into("c", in_place);
+  file.read_into("c", as_float);
+  CHECK(to_vector<double>(in_place) == Values{1, 65535, 32768});
+  CHECK(to_vector<double>(as_float) == Values{1, 65535, 32768});
+  io::save_safetensors(path, {{"i", in_place}});
+  CHECK(SafetensorsFile::open(path).dtype("i") == DType::i32);
+  CHECK(io::read_file(path).find("\"I32\"") != std::string::npos);
+}
+
+TEST_CASE("safetensors: files of other formats are named, with what to do") {
+  const test::TempFolder folder;
+  const std::string path = folder / "model.pt";
+  const auto text = [&](const std::string& bytes) {
+    put(path, bytes);
+    return error_of([&] { io::load_safetensors(path); });
+  };
+  const std::string start = "safetensors: '" + path + "' is a ";
+  const std::string torch = std::string("PK\3\4\0\0\x08\x08", 8) + "..archive/data.pkl...";
+  CHECK(text(torch) ==
+        start +
+            "PyTorch pickle; convert it: python3 -c \"import torch, safetensors.torch as s; "
+            "s.save_file({k: v.clone().contiguous() for k, v in torch.load('" +
+            path + "', map_location='cpu').items()}, '" + path + ".safetensors')\"");
+  // A frame of 6 bytes: read as a length, it is one that a safetensors header may have.
+  CHECK(text(std::string("\x80\4\x95\5\0\0\0\0\0\0\0}.", 13)).starts_with(start + "PyTorch"));
+  CHECK(text(std::string("PK\3\4\x14\0\0\0", 8) + "..weight.npy...").starts_with(start + ".npz"));
+  CHECK(text(std::string("\x93NUMPY\1\0v\0", 10)) ==
+        start + "NumPy array: read it with io::load_npy()");
+}
+
 TEST_CASE("safetensors: errors of reading and writing name the problem") {
   const test::TempFolder folder;
   const std::string path = folder / "x.safetensors";
   const std::string in_file = "safetensors: '" + path + "': ";
-  put(path,
-      craft("{" + entry("a", "I8", "[2]", "[0,2]") + "," + entry("t", "BOOL", "[2]", "[2,4]") + "}",
-            2) +
-          std::string("\1\7", 2));
+  put(path, craft("{" + entry("a", "F8_E8M0", "[2]", "[0,2]") + "," +
+                      entry("t", "BOOL", "[2]", "[2,4]") + "}",
+                  2) +
+                std::string("\1\7", 2));
   const SafetensorsFile file = SafetensorsFile::open(path);
   CHECK(error_of([&] { file.tensor("w"); }) == in_file + "no tensor \"w\"");
   CHECK(error_of([&] { file.tensor("a"); }) ==
         in_file +
-            "tensor \"a\": dtype must be one of BOOL U8 F8_E5M2 F8_E4M3 F16 BF16 I32 F32 "
-            "I64 F64, got I8");
+            "tensor \"a\": dtype must be one of BOOL U8 I8 F8_E5M2 F8_E4M3 I16 U16 F16 BF16 I32 "
+            "U32 F32 F64 I64, got F8_E8M0");
   CHECK(error_of([&] { file.tensor("t"); }) ==
         in_file + "tensor \"t\": BOOL must be 0 or 1, got 7");
   CHECK(error_of([&] { file.read_into("t", Tensor::empty({3}, DType::boolean)); }) ==

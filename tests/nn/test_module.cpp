@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <functional>
 #include <sstream>
 #include <type_traits>
 
@@ -8,8 +9,10 @@
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/tape.h"
 #include "weft/core/allocator.h"
+#include "weft/nn/child.h"
 #include "weft/nn/dropout.h"
 #include "weft/nn/embedding.h"
+#include "weft/nn/gpt.h"
 #include "weft/nn/linear.h"
 #include "weft/nn/norm.h"
 #include "weft/tests/support.h"
@@ -24,7 +27,7 @@ struct Sample : nn::Module {
   nn::Linear in;
   std::vector<nn::Linear> list;
   std::optional<nn::LayerNorm> norm;
-  std::unique_ptr<nn::Linear> absent;
+  nn::Child<nn::Linear> absent;
   nn::Linear tied;
   nn::Dropout drop;
   Tensor scale, counter, angles;
@@ -52,7 +55,6 @@ struct Sample : nn::Module {
   }
   void fill_tables() override { angles.fill_(0.1); }
   std::string describe() const override { return "Sample"; }
-  Sample like() const { return {}; }
 };
 
 std::string names(const NamedTensors& ts) {
@@ -90,10 +92,15 @@ TEST_CASE("module: parameters have dotted names and a tied one has its first") {
 }
 
 TEST_CASE("module: moves and is not copyable") {
-  static_assert(!std::is_copy_constructible_v<Sample>);
   static_assert(!std::is_copy_assignable_v<nn::Linear>);
+  static_assert(std::is_nothrow_move_constructible_v<Sample>);  // else a vector would copy
+  static_assert(std::is_nothrow_move_constructible_v<nn::Gpt>);
   Sample a;
   const Tensor w = a.in.weight;
+  CHECK_THROWS_WITH_AS(Sample copy(a),
+                       "module: a copy would share the parameters of Sample; copy it with "
+                       "nn::clone() or move it with std::move()",
+                       Error);
   const Sample b = std::move(a);
   CHECK(b.in.weight.same(w));
   CHECK(b.tied.weight.same(w));
@@ -205,6 +212,58 @@ TEST_CASE("module: clone keeps a tie that the constructor does not make") {
   m.list[1].weight = m.list[0].weight;
   const Sample c = nn::clone(m);
   CHECK(c.list[1].weight.same(c.list[0].weight));
+}
+
+namespace {
+
+struct Layer : nn::Module {
+  virtual double factor() const = 0;
+};
+struct Scaled : Layer {
+  Tensor scale = nn::make_parameter({2}, Init::constant(1));
+  double by;
+  explicit Scaled(double f) : by(f) {}
+  double factor() const override { return by; }
+  void visit(nn::Visitor& v) override { v("scale", scale); }
+};
+
+struct Mixed : nn::Module {
+  std::vector<nn::Child<Layer>> layers;
+  std::vector<int> sizes{1, 2};
+  std::function<Tensor(const Tensor&)> activation = [](const Tensor& x) { return relu(x); };
+  Tensor twice = nn::make_parameter({3, 3}, Init::constant(1));
+  nn::Linear tied;
+  Mixed() {
+    layers.emplace_back(Scaled(2));
+    layers.emplace_back(std::make_unique<Scaled>(3));
+    tied.weight = twice;
+  }
+  void visit(nn::Visitor& v) override {
+    v("layers", layers);
+    v("twice", twice);
+    v("again", twice);
+    v("tied", tied);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("module: clone copies every member, a Child as its own class") {
+  Mixed m;
+  m.sizes.push_back(7);
+  const Mixed c = nn::clone(m);
+  CHECK(c.sizes == std::vector<int>{1, 2, 7});
+  CHECK(c.activation(Tensor::full({1}, -1)).item() == 0);
+  CHECK(c.layers[0]->factor() == 2);
+  CHECK(c.layers[1]->factor() == 3);
+  CHECK(names(c.named_parameters()) == "layers.0.scale layers.1.scale twice ");
+  CHECK(c.tied.weight.same(c.twice));  // although visit() lists `twice` a second time in between
+  const NamedTensors a = m.named_parameters(), b = c.named_parameters();
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    CHECK(a[i].tensor.storage() != b[i].tensor.storage());
+    CHECK(test::different_bits(a[i].tensor, b[i].tensor) == "");
+  }
+  CHECK_THROWS_AS(Mixed copy(m), Error);  // clone() has closed the door behind it
 }
 
 TEST_CASE("module: the printed tree shows names, shapes, counts and ties") {

@@ -1,0 +1,27 @@
+#pragma once
+#include <cstddef>
+
+#include "weft/core/named_tensor.h"
+
+namespace weft::nn {
+
+class Module;
+
+namespace detail {
+
+// What a member forgotten in visit() looks like: a parameter in a module's memory that
+// make_parameter() created and that no visit() has listed. An account keeps these; after the first
+// visit() of every module it is empty.
+
+/// Enters a new parameter in the account, which keeps a handle.
+void add_unlisted(const Tensor& parameter);
+/// Removes a tensor that a visit() lists.
+void remove_unlisted(const Tensor& listed);
+/// Removes the parameters of which only the account still has a handle.
+void release_unlisted();
+
+/// The parameters of a module that occupies `bytes` bytes. Throws Error as trained_parameters().
+NamedTensors trained_parameters(const Module& root, std::size_t bytes);
+
+}  // namespace detail
+}  // namespace weft::nn
