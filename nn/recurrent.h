@@ -56,7 +56,6 @@ struct Gru : Recurrent {
   GruOutput operator()(const Tensor& x, const Tensor& state = {},
                        const Packing& packing = {}) const;
   std::string describe() const override { return describe_as("Gru"); }
-  Gru like() const { return Gru(input, hidden, options); }
 };
 
 /// Long short-term memory, PyTorch's nn.LSTM(batch_first=True). As Gru, with a state of two
@@ -68,7 +67,6 @@ struct Lstm : Recurrent {
   LstmOutput operator()(const Tensor& x, const LstmState& state = {},
                         const Packing& packing = {}) const;
   std::string describe() const override { return describe_as("Lstm"); }
-  Lstm like() const { return Lstm(input, hidden, options); }
 };
 
 }  // namespace weft::nn

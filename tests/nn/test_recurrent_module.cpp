@@ -1,6 +1,7 @@
 // tests/fixtures/make_recurrent.py stores what torch.nn.GRU and torch.nn.LSTM compute.
 #include <doctest/doctest.h>
 
+#include "weft/autograd/elementwise.h"
 #include "weft/io/safetensors.h"
 #include "weft/nn/recurrent.h"
 #include "weft/tests/support.h"
