@@ -78,8 +78,8 @@ Array delta_exact(I item, A in) {
   return one_vector({y, states});
 }
 
-// ints: batch, tokens, units, [3]: where a packed row is cut, or -1. The operands are the gates of a
-// GRU (3) or an LSTM (4), the weight and the bias, and perhaps the initial states.
+// ints: batch, tokens, units, [3]: where a packed row is cut, or -1. The operands are the gates of
+// a GRU (3) or an LSTM (4), the weight and the bias, and perhaps the initial states.
 template <int gates>
 bool recurrent(Maker& m, Item& item) {
   const int x = m.any();
