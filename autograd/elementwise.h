@@ -78,7 +78,7 @@ Tensor rsqrt(const Tensor& x);
 /// Shapes   x (...)  ->  (...)
 /// Dtypes   f32, f64, bf16
 /// Device   cpu, cuda, meta
-/// Saves    expm1: the result; the others: x
+/// Saves    x
 /// Throws   Error on other dtypes
 /// Source   definition; outside the domain the result is NaN or infinite, as in IEEE 754
 Tensor sin(const Tensor& x);
@@ -125,7 +125,7 @@ Tensor softplus(const Tensor& x);
 /// Shapes   x (...)  ->  (...)
 /// Dtypes   f32, f64, bf16
 /// Device   cpu, cuda, meta
-/// Saves    a mask; elu: also x and alpha (e^x - 1) for x below 0
+/// Saves    a mask; elu: also x, and its part below 0
 /// Throws   Error on other dtypes
 /// Source   Clevert et al. 2015, arXiv:1511.07289 (elu). The derivative at 0 is the one from below
 Tensor leaky_relu(const Tensor& x, double slope = 0.01);

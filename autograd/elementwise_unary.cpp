@@ -114,8 +114,9 @@ Tensor expm1(const Tensor& x) {
   check_floating("expm1", x);
   Tensor y = run_unary(x, UnaryOp::expm1);
   if (recording(x))
+    // The slope is not y + 1: far below 0 that has lost its digits.
     Tape::record("expm1", {&x}, {&y},
-                 [s = save(y, "y")](Backward& g) { g.add(0, mul(g.dy(), add(s.get(), 1))); });
+                 [s = save(x)](Backward& g) { g.add(0, mul(g.dy(), exp(s.get()))); });
   return y;
 }
 

@@ -37,10 +37,9 @@ Routing limited(const char* op, const Routing& routing, std::int64_t experts, co
         "{}: probs must have dtype f32 or f64, got {}", op, probs.dtype());
   check(chosen.dtype() == DType::i64, "{}: experts must have dtype i64, got {}", op,
         chosen.dtype());
-  const std::int64_t most = limit.factor > 0
-                                ? capacity_per_expert(chosen.numel(), experts, limit.factor)
-                                : limit.capacity;
-  if (most >= probs.dim(0)) return {probs, chosen};
+  // With a factor the capacity depends on how many slots have an expert; the host never reads that.
+  const bool fits = limit.factor == 0 && limit.capacity >= probs.dim(0);
+  if (fits || probs.numel() == 0) return {probs, chosen};
 
   Tensor kept_probs = empty_like(probs);
   const Tensor kept = empty_like(chosen);

@@ -18,9 +18,10 @@ Tensor l1_loss(const Tensor& y, const Tensor& target, Reduction reduction) {
 Tensor huber_loss(const Tensor& y, const Tensor& target, double delta, Reduction reduction) {
   check_loss_pair("huber_loss", "y", y, target);
   check(delta > 0, "huber_loss: delta must be above 0, got {}", delta);
-  // With m = min(|e|, delta) both pieces are m (|e| - m / 2).
-  const Tensor size = abs(sub(y, target)), near = clamp(size, 0, delta);
-  return reduced(mul(near, sub(size, mul(near, 0.5))), reduction);
+  // With m = e clamped to [-delta, delta] both pieces are m (e - m / 2). No |e|: its second
+  // derivative at 0 would be lost.
+  const Tensor e = sub(y, target), near = clamp(e, -delta, delta);
+  return reduced(mul(near, sub(e, mul(near, 0.5))), reduction);
 }
 
 Tensor binary_cross_entropy_with_logits(const Tensor& logits, const Tensor& target,

@@ -82,16 +82,19 @@ Tensor stddev(const Tensor& x, std::initializer_list<int> dims = {}, int correct
 Tensor prod(const Tensor& x);
 Tensor prod(const Tensor& x, int dim, bool keepdim = false);
 
-/// (sum of |x|^p)^(1/p) over all elements; the largest |x| for p = infinity.
+/// (sum of |x|^p)^(1/p) over all elements; the largest |x| for p = infinity. With `dims`, the
+/// Euclidean norm (p = 2) over these axes.
 ///
-/// Shapes   x (...)  ->  a scalar
+/// Shapes   x (...)  ->  a scalar, or x's shape without `dims` (or with 1 there)
 /// Dtypes   f32, f64, bf16; sums in f64
 /// Device   cpu, cuda, meta
 /// Saves    x and the result
-/// Throws   Error unless p > 0; for p = infinity on an empty x; on other dtypes
-/// Source   definition; if all of x is 0 the gradient is 0; for p other than 2 it is also 0 at
+/// Throws   Error unless p > 0; for p = infinity on an empty x; on a dim out of range or given
+///          twice, on other dtypes
+/// Source   definition; where the norm is 0 the gradient is 0; for p other than 2 it is also 0 at
 ///          every element that is 0, in second order too
 Tensor norm(const Tensor& x, double p = 2);
+Tensor norm(const Tensor& x, std::initializer_list<int> dims, bool keepdim = false);
 
 /// ln(sum of e^x) along an axis, without overflow.
 ///

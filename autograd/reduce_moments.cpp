@@ -51,9 +51,31 @@ Tensor var(const Tensor& x, std::initializer_list<int> dims, int correction, boo
   return y;
 }
 
+Tensor norm(const Tensor& x, std::initializer_list<int> dims, bool keepdim) {
+  check_floating("norm", x);
+  const Axes axes("norm", x.shape(), dims);
+  const Shape kept = axes.result_shape(x.shape(), true);
+  Tensor y;
+  {
+    NoGradGuard off;
+    y = sqrt(run_reduce(as_rows(x, axes), ReduceOp::sum_squares, axes,
+                        axes.result_shape(x.shape(), keepdim), DType::f64))
+            .to(x.dtype());
+  }
+  if (recording(x))
+    Tape::record("norm", {&x}, {&y}, [s = save(x), sy = save(y, "y"), kept](Backward& g) {
+      // Where the norm is 0 the gradient is 0, one of the subgradients.
+      const Tensor &length = sy.get(), nowhere = eq(length, 0);
+      const Tensor factor = where(nowhere, 0, div(g.dy(), where(nowhere, 1, length)));
+      g.add(0, mul(s.get(), reshape(factor, kept)));
+    });
+  return y;
+}
+
 Tensor norm(const Tensor& x, double p) {
   check_floating("norm", x);
   check(p > 0, "norm: p must be positive (or infinity), got {}", p);
+  if (p == 2) return norm(x, {});
   if (p == 1) return sum(abs(x));
   if (std::isinf(p)) {
     check(x.numel() > 0, "norm: x must have an element for p = infinity, got shape {}", x.shape());
@@ -63,12 +85,8 @@ Tensor norm(const Tensor& x, double p) {
   {
     NoGradGuard off;
     const Axes axes("norm", x.shape(), {});
-    if (p == 2)
-      y = sqrt(run_reduce(as_rows(x, axes), ReduceOp::sum_squares, axes, {}, DType::f64))
-              .to(x.dtype());
-    else
-      y = pow(run_reduce(as_rows(pow(abs(x), p), axes), ReduceOp::sum, axes, {}, DType::f64), 1 / p)
-              .to(x.dtype());
+    y = pow(run_reduce(as_rows(pow(abs(x), p), axes), ReduceOp::sum, axes, {}, DType::f64), 1 / p)
+            .to(x.dtype());
   }
   if (recording(x))
     Tape::record("norm", {&x}, {&y}, [s = save(x), sy = save(y, "y"), p](Backward& g) {
@@ -76,11 +94,7 @@ Tensor norm(const Tensor& x, double p) {
       // If all of x is 0 the gradient is 0, one of the subgradients.
       const Tensor zero = zero_of(length);
       const Tensor one = Tensor::ones({}, length.dtype(), length.device());
-      const Tensor nowhere = eq(length, 0), safe = where(nowhere, one, length);
-      if (p == 2) {
-        g.add(0, mul(saved, where(nowhere, zero, div(g.dy(), safe))));
-        return;
-      }
+      const Tensor safe = where(eq(length, 0), one, length);
       // At an element that is 0 the power or its derivative is infinite. The formula gets 1 there,
       // so that its derivatives are finite; where() then discards the result.
       const Tensor none = eq(saved, 0), away = where(none, one, saved);

@@ -17,7 +17,8 @@ void Tape::number(const TensorRefs& outputs) {
 
 void* Tape::add_node(const char* name, const TensorRefs& inputs, const TensorRefs& outputs,
                      std::size_t fn_bytes, Invoke invoke, Destroy destroy) {
-  const std::int64_t saved_bytes = std::exchange(detail::save_log.bytes, 0);
+  const std::int64_t saved_bytes = detail::save_log.bytes;
+  if (!outer()) detail::save_log.bytes = 0;  // the last tape that records this op
   if (mode_ == Mode::counting) {
     for (int i = 0; i < inputs.size(); ++i)
       if (inputs[i].requires_grad() && inputs[i].impl()->leaf) use_leaf(inputs[i]);

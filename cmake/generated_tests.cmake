@@ -6,8 +6,11 @@ add_executable(test_generated_ops tests/generated/test_generated_ops.cpp
 target_compile_definitions(test_generated_ops PRIVATE
   WEFT_OPS_PAGE="${PROJECT_SOURCE_DIR}/docs/ops.md")
 add_executable(test_generated_programs tests/generated/test_generated_programs.cpp
-  tests/generated/interpreter.cpp tests/generated/program.cpp)
-foreach(stem axis elementwise fused ops sequences views)
+  tests/generated/interpreter.cpp tests/generated/ops_page.cpp tests/generated/program.cpp)
+target_compile_definitions(test_generated_programs PRIVATE
+  WEFT_OPS_PAGE="${PROJECT_SOURCE_DIR}/docs/ops.md")
+foreach(stem axis capacity check elementwise experts fused indexing joins losses masks members ops
+        recurrent rope sequences tokens unary views)
   target_sources(test_generated_programs PRIVATE tests/generated/program_${stem}.cpp)
 endforeach()
 

@@ -13,7 +13,7 @@ endfunction()
 # Tests that involve several threads: everything that the ThreadSanitizer job builds and runs.
 set(weft_thread_tests
   allocator comm_ops ddp expert_dispatch expert_layouts expert_parallel expert_router expert_tensor
-  grouped_linear joint_norm layer_norm matmul overlap parallel parallelize pieces process_group
+  grouped_linear joint_norm layer_norm matmul overlap parallel parallelize process_group
   process_group_errors random shared_leaf sharded_checkpoint sharded_optimizer simd tape
   tensor_parallel vocab)
 add_custom_target(thread_tests)
@@ -118,10 +118,12 @@ if(WEFT_SANITIZE STREQUAL "")
   endfunction()
   foreach(stem attention causal_conv1d cross_entropy elementwise experts gated_delta golden_moe gpt
       grouped_linear layer_norm linear linear_cross_entropy low_precision matmul mla mlp moe moe_fp8
-      reduce rms_norm rope router scaled_activation simd simd_attention simd_sums softmax swiglu)
+      recurrent reduce rms_norm rope router scaled_activation simd simd_attention simd_sums softmax
+      swiglu)
     weft_isa_test(avx2 ${stem} ONEDNN_MAX_CPU_ISA=AVX2)
   endforeach()
-  foreach(stem attention causal_conv1d cross_entropy layer_norm optimizer rms_norm rope softmax swiglu)
+  foreach(stem attention causal_conv1d cross_entropy layer_norm optimizer recurrent rms_norm
+      rope softmax swiglu)
     weft_isa_test(scalar ${stem} ONEDNN_MAX_CPU_ISA=SSE41)
   endforeach()
   weft_isa_test(avx512 simd)

@@ -99,8 +99,9 @@ class Tensor {
   /// Copies values in row-major order: Tensor::of({1, 2, 3, 4}, {2, 2}).
   static Tensor of(std::initializer_list<double> values, const Shape& shape,
                    DType dtype = DType::f32);
-  /// One axis, or rows of one length: Tensor::of({1, 2, 3}), Tensor::of({{1, 2}, {3, 4}}). A column
-  /// needs a shape: Tensor::of({1, 2}, {2, 1}).
+  /// One axis, or rows of one length: Tensor::of({1, 2, 3}), Tensor::of({{1, 2}, {3, 4}}). Both
+  /// forms fit rows of one value, {{1}, {2}}; being a template, this one then yields to the other.
+  template <class = void>
   static Tensor of(std::initializer_list<double> values, DType dtype = DType::f32) {
     return of(values, {static_cast<std::int64_t>(values.size())}, dtype);
   }

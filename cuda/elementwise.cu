@@ -76,7 +76,7 @@ struct ScaleBy {
 
 void unary(const Tensor& x, UnaryOp op, const Tensor& out) {
   bool done = false;
-  with_op(op, [&]<UnaryOp known>() {
+  with_op(every<UnaryOp>, op, [&]<UnaryOp known>() {
     done = try_dense(x.dtype(), [&]<class T>() {
       if constexpr (shares_loop(known))
         return map_dense<T, T>(out, AnyUnary<T>{op}, x);

@@ -111,7 +111,7 @@ struct Where {
 
 void binary(const Tensor& a, const Tensor& b, BinaryOp op, const Tensor& out) {
   bool done = false;
-  with_op(op, [&]<BinaryOp known>() {
+  with_op(every<BinaryOp>, op, [&]<BinaryOp known>() {
     // A dense kernel for every op, and a strided kernel only for ops that models use with broadcast
     // operands. Powers are slow enough that index arithmetic does not matter.
     constexpr bool often = known == BinaryOp::add || known == BinaryOp::sub ||
@@ -132,19 +132,18 @@ void binary(const Tensor& a, const Tensor& b, BinaryOp op, const Tensor& out) {
 void binary_scalar(const Tensor& a, double value, BinaryOp op, bool reversed, const Tensor& out) {
   UnaryOp simpler;
   if (simpler_power(op, value, reversed, simpler)) return unary(a, simpler, out);
-  with_op(op, [&]<BinaryOp known>() {
-    if constexpr (known < BinaryOp::relu_bwd)  // no op has a gradient for a number
-      with_dtype<known>(out.dtype(), [&]<class T>() {
-        constexpr bool turns =
-            known == BinaryOp::sub || known == BinaryOp::div || known == BinaryOp::pow;
-        const auto v = number<known, Compute<T>>(value);
-        if constexpr (kHasDense<T> && known != BinaryOp::pow) {
-          if (turns && reversed ? map_dense<T, T>(out, WithNumber<known, turns, T>{v}, a)
-                                : map_dense<T, T>(out, WithNumber<known, false, T>{v}, a))
-            return;
-        }
-        map_strided<T, T>(out, AnyWithNumber<T>{known, turns && reversed, v}, a);
-      });
+  with_op(every<BinaryOp>, op, out.dtype(), [&]<BinaryOp known, class T>() {
+    if constexpr (known < BinaryOp::relu_bwd) {  // no op has a gradient for a number
+      constexpr bool turns =
+          known == BinaryOp::sub || known == BinaryOp::div || known == BinaryOp::pow;
+      const auto v = number<known, Compute<T>>(value);
+      if constexpr (kHasDense<T> && known != BinaryOp::pow) {
+        if (turns && reversed ? map_dense<T, T>(out, WithNumber<known, turns, T>{v}, a)
+                              : map_dense<T, T>(out, WithNumber<known, false, T>{v}, a))
+          return;
+      }
+      map_strided<T, T>(out, AnyWithNumber<T>{known, turns && reversed, v}, a);
+    }
   });
 }
 

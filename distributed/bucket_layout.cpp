@@ -41,7 +41,7 @@ Member member_of(const NamedTensor& p, const Layout& layout, const BucketOptions
     m.bucket.expert = l.expert;
     m.bucket.tp_partial = l.tp_partial;
     const int parts = l.expert ? o.expert_parts : o.dense_parts;
-    if (!l.part.cuts.empty()) m.typical = (l.part.whole.numel() + parts - 1) / parts;
+    if (!l.spec.cuts.empty()) m.typical = (l.spec.whole.numel() + parts - 1) / parts;
   }
   m.bucket.param_dtype = p.tensor.dtype();
   m.bucket.grad_dtype = p.tensor.dtype() == DType::f64 ? DType::f64 : o.grad_dtype;

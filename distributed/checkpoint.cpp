@@ -31,8 +31,8 @@ using Written = std::array<std::int64_t, 5>;
 }  // namespace
 
 void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step,
-                     const Pieces& model, const Pieces& optimizer, const std::string& state,
-                     int keep) {
+                     const SlicedTensors& model, const SlicedTensors& optimizer,
+                     const std::string& state, int keep) {
   check(keep >= 0, "save_checkpoint: keep must be at least 0, got {}", keep);
   const std::string folder = io::checkpoint_folder(out_dir, step);
   on_rank_0(world, [&] { io::begin_checkpoint(out_dir, step); });
@@ -42,8 +42,8 @@ void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step
                                 io::shard_name("optim", world.rank())};
   std::string failure = failure_of([&] {
     const io::Metadata metadata = {{"step", std::to_string(step)}};
-    files[0] = save_pieces(folder + "/" + names[0], model, metadata);
-    files[1] = save_pieces(folder + "/" + names[1], optimizer, metadata);
+    files[0] = save_slices(folder + "/" + names[0], model, metadata);
+    files[1] = save_slices(folder + "/" + names[1], optimizer, metadata);
   });
   const std::vector<Written> all = from_all(
       world, Written{failure.empty() ? kWell : kFailed, files[0].bytes,

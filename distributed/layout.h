@@ -2,13 +2,13 @@
 #include <map>
 #include <string>
 
-#include "weft/nn/part.h"
+#include "weft/nn/shard_spec.h"
 
 namespace weft::distributed {
 
 /// How one parameter is distributed over the ranks of a mesh.
 struct ParameterLayout {
-  nn::Part part;  ///< the shard that this rank holds
+  nn::ShardSpec spec;  ///< the shard that this rank holds
   /// Parameter of an expert, on the expert grid: gradients are summed over edp instead of dp.
   bool expert = false;
   /// Sharded over tp (experts: etp); otherwise every tp rank holds the same values.

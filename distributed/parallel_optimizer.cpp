@@ -7,21 +7,21 @@
 #include "weft/autograd/tape.h"
 #include "weft/core/allocator.h"
 #include "weft/core/error.h"
-#include "weft/distributed/model_pieces.h"
+#include "weft/distributed/model_slices.h"
 #include "weft/distributed/sharded_optimizer.h"
 
 namespace weft::distributed {
 namespace {
 
 // Elements [begin, end) of this rank's shard of a parameter.
-Piece piece_of(const Ddp& ddp, std::size_t parameter, std::int64_t begin, std::int64_t end) {
+ShardSlice slice_of(const Ddp& ddp, std::size_t parameter, std::int64_t begin, std::int64_t end) {
   const NamedTensor& p = ddp.parameters()[parameter];
   const auto found = ddp.layout().find(p.name);
-  const bool cut = found != ddp.layout().end() && !found->second.part.cuts.empty();
-  Piece piece = cut ? Piece::of(found->second.part) : Piece::of(p.tensor.shape());
-  piece.begin = begin;
-  piece.end = end;
-  return piece;
+  const bool cut = found != ddp.layout().end() && !found->second.spec.cuts.empty();
+  ShardSlice slice = cut ? ShardSlice::of(found->second.spec) : ShardSlice::of(p.tensor.shape());
+  slice.begin = begin;
+  slice.end = end;
+  return slice;
 }
 
 /// Every rank updates all parameters that it holds.
@@ -37,8 +37,8 @@ class ReplicatedOptimizer : public RangeOptimizer {
     make(options);
   }
   optim::StepResult step(const optim::GradClip& clip) override { return inner_->step(clip); }
-  Pieces state() const override {
-    return model_pieces(inner_->state_dict(), ddp_->mesh(), ddp_->layout());
+  SlicedTensors state() const override {
+    return model_slices(inner_->state_dict(), ddp_->mesh(), ddp_->layout());
   }
 };
 
@@ -82,13 +82,13 @@ class LocalOptimizer : public ParallelOptimizer {
       }
     return zeros;
   }
-  Pieces state() const override {
-    Pieces out;
+  SlicedTensors state() const override {
+    SlicedTensors out;
     for (const auto& [name, tensor] : inner_->state_dict())
-      out[name] = {tensor, Piece::of(tensor.shape())};
+      out[name] = {tensor, ShardSlice::of(tensor.shape())};
     return out;
   }
-  void load_state(const PieceFiles& files) override {
+  void load_state(const ShardFiles& files) override {
     inner_->load_state_dict(files.like(inner_->state_dict()));
   }
   Tensor counted_squares() const override { return inner_->sum_of_squares(); }
@@ -128,28 +128,28 @@ void RangeOptimizer::make(const optim::AnyOptions& options) {
   inner_ = optim::make(std::move(values_), own);
 }
 
-Pieces RangeOptimizer::pieces(bool all) const {
+SlicedTensors RangeOptimizer::slices(bool all) const {
   StateDict state = inner_->state_dict();
-  Pieces out;
+  SlicedTensors out;
   const Tensor step = state.at("step");
-  if (all || ddp_->mesh().world().rank() == 0) out["step"] = {step, Piece::of(step.shape())};
+  if (all || ddp_->mesh().world().rank() == 0) out["step"] = {step, ShardSlice::of(step.shape())};
   for (std::size_t i = 0; i < ranges_.size(); ++i) {
     const Range& r = ranges_[i];
     if (r.begin == r.end || !(all || r.counted > 0)) continue;
     const std::string prefix = inner_->parameters()[i].name + '.';
     for (auto it = state.lower_bound(prefix); it != state.end() && it->first.starts_with(prefix);
          ++it)
-      out[it->first] = {it->second.view({-1}), piece_of(*ddp_, r.parameter, r.begin, r.end)};
+      out[it->first] = {it->second.view({-1}), slice_of(*ddp_, r.parameter, r.begin, r.end)};
   }
   return out;
 }
 
-Pieces RangeOptimizer::state() const { return pieces(false); }
+SlicedTensors RangeOptimizer::state() const { return slices(false); }
 
 // Rejects files that lack a state this rank needs, or hold a state of these parameters that this
 // optimizer does not have, such as another optimizer's or another dtype's.
-void RangeOptimizer::check_names(const PieceFiles& files, const StateDict& state) const {
-  for (const auto& [name, piece] : pieces(true))
+void RangeOptimizer::check_names(const ShardFiles& files, const StateDict& state) const {
+  for (const auto& [name, slice] : slices(true))
     check(files.contains(name), "load_state_dict: {} is missing from the optimizer state", name);
   std::set<std::string> kinds;
   for (const auto& [name, tensor] : state) kinds.insert(name.substr(name.rfind('.') + 1));
@@ -163,11 +163,11 @@ void RangeOptimizer::check_names(const PieceFiles& files, const StateDict& state
   }
 }
 
-void RangeOptimizer::load_state(const PieceFiles& files) {
+void RangeOptimizer::load_state(const ShardFiles& files) {
   StateDict state = inner_->state_dict();
   check_names(files, state);
-  for (const auto& [name, piece] : pieces(true))
-    files.read_into(name, piece.piece, state.at(name).view({-1}));
+  for (const auto& [name, slice] : slices(true))
+    files.read_into(name, slice.slice, state.at(name).view({-1}));
   inner_->load_state_dict(state);
 }
 
@@ -219,13 +219,13 @@ void ChainedOptimizer::set_lr(double lr) {
   for (std::size_t i = 0; i < children_.size(); ++i) children_[i]->set_lr(lr * ratios_[i]);
 }
 
-Pieces ChainedOptimizer::state() const {
-  Pieces out;
+SlicedTensors ChainedOptimizer::state() const {
+  SlicedTensors out;
   for (const auto& child : children_) out.merge(child->state());
   return out;
 }
 
-void ChainedOptimizer::load_state(const PieceFiles& files) {
+void ChainedOptimizer::load_state(const ShardFiles& files) {
   for (const auto& child : children_) child->load_state(files);
 }
 

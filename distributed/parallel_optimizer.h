@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "weft/distributed/ddp.h"
-#include "weft/distributed/pieces.h"
+#include "weft/distributed/shard_files.h"
 #include "weft/optim/make.h"
 
 namespace weft::distributed {
@@ -62,11 +62,11 @@ class ParallelOptimizer {
 
   /// The state that this rank writes; all ranks together write everything. Holds copies of "step"
   /// and "<parameter>.<state>", each with its place in the whole tensor.
-  virtual Pieces state() const = 0;
+  virtual SlicedTensors state() const = 0;
   /// Loads this rank's part of a state saved with any layout. Load the model first. Throws Error
   /// when a state of a parameter is missing, on a state that this kind of optimizer does not have,
   /// on other shapes, and when a file cannot be read.
-  virtual void load_state(const PieceFiles& files) = 0;
+  virtual void load_state(const ShardFiles& files) = 0;
   /// The sum of squares of the parameter values that only this rank counts: one f64, or null for
   /// none.
   virtual Tensor counted_squares() const = 0;
@@ -101,8 +101,8 @@ class RangeOptimizer : public ParallelOptimizer {
   double lr() const override { return inner_->lr(); }
   void set_lr(double lr) override { inner_->set_lr(lr); }
   std::int64_t steps() const override { return inner_->steps(); }
-  Pieces state() const override;
-  void load_state(const PieceFiles& files) override;
+  SlicedTensors state() const override;
+  void load_state(const ShardFiles& files) override;
   Tensor counted_squares() const override;
   /// Its parameters are the ranges, named after the parameters they belong to.
   const optim::Optimizer& inner() const { return *inner_; }
@@ -122,8 +122,8 @@ class RangeOptimizer : public ParallelOptimizer {
     std::int64_t begin, end;
     std::int64_t counted;  ///< leading elements that no other rank counts
   };
-  Pieces pieces(bool all) const;
-  void check_names(const PieceFiles& files, const StateDict& state) const;
+  SlicedTensors slices(bool all) const;
+  void check_names(const ShardFiles& files, const StateDict& state) const;
   std::vector<Range> ranges_;
   NamedTensors values_;  ///< until make()
 };
@@ -146,8 +146,8 @@ class ChainedOptimizer : public ParallelOptimizer {
   /// The other children keep the ratio to the first that they had at construction.
   void set_lr(double lr) override;
   std::int64_t steps() const override { return children_[0]->steps(); }
-  Pieces state() const override;
-  void load_state(const PieceFiles& files) override;
+  SlicedTensors state() const override;
+  void load_state(const ShardFiles& files) override;
   Tensor counted_squares() const override;
 
  private:

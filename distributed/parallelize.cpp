@@ -28,7 +28,7 @@ class Parallelizer {
     nn::detail::for_each_distinct_tensor(model, [&](const std::string& name, const nn::Slot& slot) {
       if (slot.is_buffer) return;
       names_.emplace_back(slot.tensor->impl(), name);
-      layout_[name].part.whole = slot.tensor->shape();
+      layout_[name].spec.whole = slot.tensor->shape();
     });
     nn::detail::for_each_tensor(model, [&](const std::string& name, const nn::Slot& slot) {
       tensors_.emplace(name, *slot.tensor);
@@ -102,9 +102,9 @@ class Parallelizer {
     if (std::find(placed_.begin(), placed_.end(), t.impl()) != placed_.end()) return nullptr;
     ParameterLayout& layout = layout_of(t);
     if (tp_.size() == 1) return &layout;
-    layout.part.cuts = {{axis, ranges}};
+    layout.spec.cuts = {{axis, ranges}};
     layout.tp_cut = true;
-    keep_part(t, layout.part);
+    keep_part(t, layout.spec);
     return &layout;
   }
 
@@ -250,10 +250,10 @@ Layout parallelize(nn::Module& model, DeviceMesh& mesh, const Plan& plan) {
   return parallelize(model, mesh.tp(), plan);
 }
 
-nn::Parts parts(const Layout& layout) {
-  nn::Parts out;
+nn::ShardSpecs shard_specs(const Layout& layout) {
+  nn::ShardSpecs out;
   for (const auto& [name, p] : layout)
-    if (!p.part.cuts.empty()) out[name] = p.part;
+    if (!p.spec.cuts.empty()) out[name] = p.spec;
   return out;
 }
 

@@ -12,7 +12,7 @@ namespace weft::distributed {
 ///   DeviceScope on_meta(kMeta);
 ///   nn::Gpt model(config);
 ///   const Layout layout = parallelize(model, mesh, gpt_plan(config, {.sequence = true}));
-///   nn::materialise(model, kCpu, seed, parts(layout));
+///   nn::materialise(model, kCpu, seed, shard_specs(layout));
 ///
 /// The gradient of a sharded parameter is that of its shard. The gradient of a replicated parameter
 /// is complete, except where tp_partial says that it must be summed over the ranks.
@@ -22,6 +22,6 @@ Layout parallelize(nn::Module& model, DeviceMesh& mesh, const Plan& plan);
 Layout parallelize(nn::Module& model, ProcessGroup& tp, const Plan& plan);
 
 /// The shards of a layout, as init() and materialise() take them.
-nn::Parts parts(const Layout& layout);
+nn::ShardSpecs shard_specs(const Layout& layout);
 
 }  // namespace weft::distributed

@@ -31,9 +31,9 @@ std::string joined(const std::string& module, const std::string& tensor) {
 }
 
 // Shard r of n of an axis that packs `packed` equal matrices one after another.
-nn::Part::Cut part_of(int axis, std::int64_t length, int packed, int r, int n) {
+nn::ShardSpec::Cut part_of(int axis, std::int64_t length, int packed, int r, int n) {
   const std::int64_t one = length / packed, units = one / n;
-  nn::Part::Cut cut{axis, {}};
+  nn::ShardSpec::Cut cut{axis, {}};
   for (int i = 0; i < packed; ++i)
     cut.ranges.emplace_back(i * one + r * units, i * one + (r + 1) * units);
   return cut;
@@ -77,7 +77,7 @@ class Sharding {
     for (const NamedTensor& p : moe.named_parameters())
       if (p.name.starts_with("router.") || p.name.starts_with("latent_") ||
           p.name == "shared.gate.weight")
-        layout_[joined(name, p.name)] = {.part = {p.tensor.shape(), {}}, .tp_partial = true};
+        layout_[joined(name, p.name)] = {.spec = {p.tensor.shape(), {}}, .tp_partial = true};
   }
 
   Layout take() { return std::move(layout_); }
@@ -97,11 +97,11 @@ class Sharding {
     ParameterLayout& own = layout_[name];
     own.expert = true;
     own.tp_cut = axis >= 0 && etp_.size() > 1;
-    own.part.whole = t.shape();
-    if (ep_.size() > 1) own.part.cuts.push_back(part_of(0, t.dim(0), 1, ep_.rank(), ep_.size()));
+    own.spec.whole = t.shape();
+    if (ep_.size() > 1) own.spec.cuts.push_back(part_of(0, t.dim(0), 1, ep_.rank(), ep_.size()));
     if (own.tp_cut)
-      own.part.cuts.push_back(part_of(axis, t.dim(axis), packed, etp_.rank(), etp_.size()));
-    keep_part(t, own.part);
+      own.spec.cuts.push_back(part_of(axis, t.dim(axis), packed, etp_.rank(), etp_.size()));
+    keep_part(t, own.spec);
   }
 
   const DeviceMesh& mesh_;

@@ -64,7 +64,7 @@ void ShardedOptimizer::take_reached() {
           ddp_->parameters()[r.parameter].tensor.main_grad_filled());
 }
 
-void ShardedOptimizer::load_state(const PieceFiles& files) {
+void ShardedOptimizer::load_state(const ShardFiles& files) {
   forget_arrived();
   RangeOptimizer::load_state(files);
   if (inner_->master_weights() != optim::MasterWeights::remainder) return;

@@ -38,7 +38,7 @@ class ShardedOptimizer : public RangeOptimizer {
 
   /// In the remainder form, loading writes parameters (see Optimizer::load_state_dict()): each rank
   /// writes its slices and starts the all-gather, as after a step.
-  void load_state(const PieceFiles& files) override;
+  void load_state(const ShardFiles& files) override;
   /// Updates this rank's slices and starts the all-gather. A skipped step gathers too, so that
   /// every rank makes the same calls.
   optim::StepResult step(const optim::GradClip& clip) override;

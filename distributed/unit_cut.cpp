@@ -35,7 +35,7 @@ UnitCut cut_units(const std::string& layer, const std::vector<Units>& packed,
   return cut;
 }
 
-void keep_part(const Tensor& t, const nn::Part& part) {
+void keep_part(const Tensor& t, const nn::ShardSpec& part) {
   if (part.cuts.empty()) return;
   const CategoryScope category(Category::parameter);
   const Tensor fresh = Tensor::empty(nn::shape_of(part), t.dtype(), t.device());

@@ -23,7 +23,7 @@ UnitCut cut_units(const std::string& layer, const std::vector<Units>& packed,
                   const ProcessGroup& tp);
 /// Replaces a tensor of a model by its shard, in place: every handle sees the shard, and its values
 /// are kept.
-void keep_part(const Tensor& t, const nn::Part& part);
+void keep_part(const Tensor& t, const nn::ShardSpec& part);
 /// Number of rows of all units.
 std::int64_t width_of(const std::vector<Units>& packed);
 

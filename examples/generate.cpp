@@ -9,7 +9,7 @@
 #include "weft/core/parallel.h"
 #include "weft/core/random.h"
 #include "weft/data/tokenizer.h"
-#include "weft/distributed/pieces.h"
+#include "weft/distributed/shard_files.h"
 #include "weft/examples/common/check_weights.h"
 #include "weft/examples/common/gpt_task.h"
 #include "weft/io/checkpoint.h"
@@ -56,7 +56,7 @@ io::Checkpoint checkpoint_of(const Options& o) {
 
 struct Found {
   nn::GptConfig config;
-  distributed::PieceFiles files;
+  distributed::ShardFiles files;
 };
 
 // The model in the checkpoint, once its files are known to hold all its tensors.
@@ -64,7 +64,7 @@ Found find(const Options& o) {
   const io::Checkpoint found = checkpoint_of(o);
   const io::Json state = io::Json::parse(found.state(), found.folder + "/state.json");
   Found all{examples::config_from_json(state.at("model")),
-            distributed::PieceFiles(found.shards("model"))};
+            distributed::ShardFiles(found.shards("model"))};
   examples::check_weights(all.config, all.files);
   return all;
 }
@@ -136,7 +136,7 @@ nn::Speculator::Stats several_a_pass(nn::Speculator& speculator,
 void generate(const Options& o) {
   if (!o.export_to.empty()) {
     io::save_safetensors(o.export_to,
-                         distributed::PieceFiles(checkpoint_of(o).shards("model")).state_dict());
+                         distributed::ShardFiles(checkpoint_of(o).shards("model")).state_dict());
     std::printf("wrote %s\n", o.export_to.c_str());
     return;
   }

@@ -8,7 +8,7 @@
 #include <sstream>
 
 #include "weft/core/error.h"
-#include "weft/distributed/pieces.h"
+#include "weft/distributed/shard_files.h"
 #include "weft/io/checkpoint.h"
 #include "weft/io/json.h"
 #include "weft/train/command_line.h"
@@ -141,9 +141,9 @@ WeightDifference compare_weights(const std::string& a, const std::string& b) {
   const auto files = [](const std::string& out) {
     const auto found = io::find_checkpoint(out);
     check(found.has_value(), "'{}' has no checkpoint", out);
-    return distributed::PieceFiles(found->shards("model"));
+    return distributed::ShardFiles(found->shards("model"));
   };
-  const distributed::PieceFiles left = files(a), right = files(b);
+  const distributed::ShardFiles left = files(a), right = files(b);
   check(left.names() == right.names(), "both must train the same parameters");
   WeightDifference d;
   double difference = 0, size = 0;

@@ -292,4 +292,16 @@ std::optional<Checkpoint> find_checkpoint(const std::string& out_dir) {
   });
 }
 
+CheckpointContent load_checkpoint(const std::string& out_dir) {
+  const std::optional<Checkpoint> found = find_checkpoint(out_dir);
+  check_system(found.has_value(), "load_checkpoint: '{}' has no checkpoint", out_dir);
+  const auto only = [&](const char* kind) {
+    const std::vector<std::string> paths = found->shards(kind);
+    check_system(paths.size() == 1, "load_checkpoint: '{}' must have 1 {} file, got {}",
+                 found->folder, kind, paths.size());
+    return load_safetensors(paths[0]);
+  };
+  return {.model = only("model"), .optimizer = only("optim"), .state = found->state()};
+}
+
 }  // namespace weft::io

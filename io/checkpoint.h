@@ -81,4 +81,10 @@ std::optional<Checkpoint> find_checkpoint(const std::string& out_dir, const Veri
 /// Throws Error when a file is missing or damaged.
 Checkpoint open_checkpoint(const std::string& folder);
 
+/// What save_checkpoint() wrote last, from the newest checkpoint that verifies:
+///   model.load_state_dict(load_checkpoint(out).model);
+/// Throws Error when there is no checkpoint, when several ranks wrote it, and where
+/// find_checkpoint() does.
+CheckpointContent load_checkpoint(const std::string& out_dir);
+
 }  // namespace weft::io

@@ -107,7 +107,11 @@ void GptConfig::validate() const {
       "gpt: mtp depths must be below seq {}, as depth d predicts the token d + 1 places on, got {}",
       seq, mtp.depths);
   validate_experts(*this);
-  const double parameters = count_parameters(*this);
+  // Blocks are made in order to be counted, so each matrix must first fit into a shape.
+  const std::int64_t expert_rows = std::max<std::int64_t>(moe.experts, 1) * expert_ffn_dim();
+  const std::int64_t rows = std::max({dim, ffn_dim(), expert_rows});
+  const double least = static_cast<double>(rows) * static_cast<double>(dim);
+  const double parameters = least > kMostParameters ? least : count_parameters(*this);
   check(parameters <= kMostParameters, "gpt: the model must have at most {} parameters, got {}",
         kMostParameters, parameters);
 }

@@ -44,7 +44,7 @@ void Init::fill(const Tensor& t, const RandomKey& key) const {
   }
 }
 
-void init(Module& model, std::uint64_t seed, const Parts& parts) {
+void init(Module& model, std::uint64_t seed, const ShardSpecs& parts) {
   assign_names(model);
   detail::for_each_distinct_tensor(model, [&](const std::string& name, const Slot& slot) {
     if (slot.is_buffer) return;
@@ -63,7 +63,7 @@ void init(Module& model, std::uint64_t seed, const Parts& parts) {
   detail::for_each_module(model, [](const std::string&, Module& m) { m.fill_tables(); });
 }
 
-void materialise(Module& model, Device device, std::uint64_t seed, const Parts& parts) {
+void materialise(Module& model, Device device, std::uint64_t seed, const ShardSpecs& parts) {
   detail::for_each_distinct_tensor(model, [&](const std::string&, const Slot& slot) {
     const Tensor& t = *slot.tensor;
     if (!t.is_meta()) return;

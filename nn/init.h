@@ -3,7 +3,7 @@
 
 #include "weft/core/philox.h"
 #include "weft/core/tensor.h"
-#include "weft/nn/part.h"
+#include "weft/nn/shard_spec.h"
 
 namespace weft::nn {
 
@@ -42,12 +42,12 @@ struct Init {
 /// values depend neither on the order of construction nor on sharding. Also names the modules
 /// (assign_names). A parameter in `parts` gets the values of its range of the whole tensor.
 /// Throws Error if a parameter's shape differs from its part's.
-void init(Module& model, std::uint64_t seed, const Parts& parts = {});
+void init(Module& model, std::uint64_t seed, const ShardSpecs& parts = {});
 
 /// Allocates a model that was built on the meta device on `device`, and initializes it like init().
 ///   DeviceScope on_meta(kMeta);
 ///   Gpt model(config);
 ///   materialise(model, kCpu, seed);
-void materialise(Module& model, Device device, std::uint64_t seed, const Parts& parts = {});
+void materialise(Module& model, Device device, std::uint64_t seed, const ShardSpecs& parts = {});
 
 }  // namespace weft::nn

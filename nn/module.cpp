@@ -104,6 +104,10 @@ void Module::train(bool on) {
   detail::for_each_module(*this, [on](const std::string&, Module& m) { m.training_ = on; });
 }
 
+void Module::set_requires_grad(bool on) {
+  for (Tensor& p : parameters()) p.set_requires_grad(on);
+}
+
 void Module::zero_grad() {
   detail::for_each_distinct_tensor(
       *this, [](const std::string&, const Slot& slot) { slot.tensor->zero_grad(); });

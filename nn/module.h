@@ -142,6 +142,9 @@ class Module {
   void train(bool on = true);
   void eval() { train(false); }
   bool is_training() const { return training_; }
+  /// Freezes every parameter of this module and its children (false), or trains them again. The
+  /// tape skips the ops that lead to frozen parameters only; optimizers leave those unchanged.
+  void set_requires_grad(bool on = true);
   /// Drops every grad() and zeroes every main_grad().
   void zero_grad();
   /// Converts dtype or device inside the same tensors: ties, optimizers and handles stay valid.

@@ -2,7 +2,8 @@
 # Uses Weft as another project would.
 # usage: scripts/check_install.sh                installs build/release, moves the prefix elsewhere,
 #                                                builds examples/consumer against it with CMake and
-#                                                with pkg-config, and runs both
+#                                                with pkg-config, and runs both, a trainer's tests,
+#                                                and the programs of docs/author.md and others
 #        scripts/check_install.sh --subproject   builds examples/consumer with add_subdirectory
 set -eu
 cd "$(dirname "$0")/.."
@@ -49,6 +50,9 @@ mkdir "$work/bin"
 command -v mpirun >/dev/null || export WEFT_WITHOUT_MPI=1
 LD_LIBRARY_PATH="$work/moved/lib" WEFT_BIN="$work/bin" PYTHONDONTWRITEBYTECODE=1 \
   python3 tests/cli/test_mlp.py
+
+# The programs of the pages, with what they print.
+PYTHONDONTWRITEBYTECODE=1 scripts/run_pages.py "$work/moved"
 
 # Installed files must not refer to the build location.
 if grep -rlF -e "$root" -e "$work/first" "$work/moved" --include='*.cmake' --include='*.pc' --include='*.h'; then

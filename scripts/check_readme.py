@@ -6,14 +6,18 @@ docs/README.md does not list a page.
 
 Code that tests run: the first C++ block of README.md is examples/readme_model.cpp. For docs/X.md with
 a tests/docs/test_X.cpp, or the files that CODE_OF names, each ```cpp block is a run of lines of that file (its indentation may differ),
-and each `code` in the last column of a table whose head has "Weft" there is in that file."""
+and each `code` in the last column of a table whose head has "Weft" there is in that file. Programs of
+the pages that scripts/run_pages.py lists are left to it."""
 import pathlib
 import re
 import sys
 
+import run_pages
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Pages whose code is not in tests/docs.
-CODE_OF = {"own_training.md": ["examples/train_mlp.cpp", "tests/train/test_trainer.cpp"]}
+CODE_OF = {"own_training.md": ["examples/train_mlp.cpp", "tests/train/test_trainer.cpp"],
+           "tape.md": ["autograd/tape.cpp", "autograd/elementwise_activation.cpp"]}
 
 
 def missing_tests(page):
@@ -42,13 +46,18 @@ def squeezed(text):
 def untested_code(page):
     """The code of a page that is not in its test file; nothing for a page without one."""
     files = CODE_OF.get(page.name, [f"tests/docs/test_{page.stem}.cpp"])
+    runs = page.name in run_pages.PAGES
     if page.parent != ROOT / "docs" or not (ROOT / files[0]).exists():
+        if page.parent == ROOT / "docs" and not runs and run_pages.MAIN.search(page.read_text()):
+            yield f"docs/{page.name}: neither scripts/run_pages.py nor {files[0]} has its program"
         return
     text, source = page.read_text(), "".join((ROOT / file).read_text() for file in files)
     path = " or ".join(files)
     name = page.relative_to(ROOT)
     lines = [line.strip() for line in source.splitlines()]
     for block in re.findall(r"```cpp\n(.*?)```", text, re.S):
+        if runs and run_pages.MAIN.search(block):
+            continue
         wanted = [line.strip() for line in block.rstrip().splitlines()]
         if not any(lines[i:i + len(wanted)] == wanted for i in range(len(lines))):
             yield f"{name}: the block that begins '{wanted[0]}' is not in {path}"

@@ -20,7 +20,7 @@
 # machine with Debian 12:
 #   mkdir deps && cd deps
 #   apt-get download libdnnl-dev libdnnl2 opencl-c-headers opencl-clhpp-headers ocl-icd-opencl-dev \
-#     ocl-icd-libopencl1 libfmt-dev libfmt9 libcli11-dev libtomlplusplus-dev libtomlplusplus3 \
+#     ocl-icd-libopencl1 libcli11-dev libtomlplusplus-dev libtomlplusplus3 \
 #     doctest-dev libxtensor-dev xtl-dev nlohmann-json3-dev ninja-build
 #   for file in *.deb; do dpkg -x "$file" .; done && rm *.deb usr/lib/*/*.a
 #   WEFT_DEPS=$PWD scripts/gpu_check.sh --out DIR

@@ -6,7 +6,7 @@
 set -eu
 
 # ocl-icd-opencl-dev: Weft does not use OpenCL, but the CMake package of libdnnl-dev requires it.
-build="g++ cmake ninja-build libdnnl-dev ocl-icd-opencl-dev libfmt-dev libcli11-dev
+build="g++ cmake ninja-build libdnnl-dev ocl-icd-opencl-dev libcli11-dev
        libtomlplusplus-dev python3"
 # libopenmpi-dev, openmpi-bin: ranks as processes; optional.
 tests="git ccache doctest-dev libxtensor-dev clang-format pkg-config libopenmpi-dev openmpi-bin"

@@ -3,7 +3,7 @@
 #include "weft/distributed/parallelize.h"
 #include "weft/distributed/shard_experts.h"
 #include "weft/nn/gpt.h"
-#include "weft/nn/part.h"
+#include "weft/nn/shard_spec.h"
 #include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
 
@@ -36,9 +36,9 @@ inline distributed::Layout cut(nn::Gpt& model, distributed::DeviceMesh& mesh, bo
 }
 
 /// This rank's shard of a whole tensor.
-inline Tensor part(const Tensor& whole, const nn::Part& p) {
+inline Tensor part(const Tensor& whole, const nn::ShardSpec& p) {
   Tensor own = whole;
-  for (const nn::Part::Cut& cut : p.cuts) {
+  for (const nn::ShardSpec::Cut& cut : p.cuts) {
     TensorList pieces;
     for (const auto& [begin, end] : cut.ranges)
       pieces.push_back(own.narrow(cut.axis, begin, end - begin));
@@ -51,7 +51,7 @@ inline Tensor part(const Tensor& whole, const nn::Part& p) {
 inline Tensor part(const Tensor& whole, const distributed::Layout& layout,
                    const std::string& name) {
   const auto found = layout.find(name);
-  return found == layout.end() ? whole : part(whole, found->second.part);
+  return found == layout.end() ? whole : part(whole, found->second.spec);
 }
 
 }  // namespace weft::test

@@ -13,10 +13,11 @@ namespace weft::test {
 
 /// Fills norms with about 1 and everything else with values large enough that all parameters
 /// matter. A shard gets the same values as the whole tensor.
-inline void fill_parameters(nn::Gpt& model, const nn::Parts& parts) {
+inline void fill_parameters(nn::Gpt& model, const nn::ShardSpecs& parts) {
   for (const NamedTensor& p : model.named_parameters()) {
     const auto found = parts.find(p.name);
-    const nn::Part part = found == parts.end() ? nn::Part{p.tensor.shape(), {}} : found->second;
+    const nn::ShardSpec part =
+        found == parts.end() ? nn::ShardSpec{p.tensor.shape(), {}} : found->second;
     const bool norm = p.name.find("norm") != std::string::npos && p.name.ends_with("weight");
     const double mean = norm ? 1 : 0, std = part.whole.size() == 2 ? 0.25 : 0.1;
     nn::for_each_run(part, [&](std::int64_t whole, std::int64_t own, std::int64_t count) {
@@ -82,8 +83,8 @@ inline Tensor whole_of(const Tensor& part, const distributed::ParameterLayout& l
     return sum;
   }
   if (!layout.tp_cut) return own;
-  const Tensor sum = Tensor::zeros(layout.part.whole, DType::f64), times = zeros_like(sum);
-  nn::for_each_run(layout.part, [&](std::int64_t whole, std::int64_t at, std::int64_t count) {
+  const Tensor sum = Tensor::zeros(layout.spec.whole, DType::f64), times = zeros_like(sum);
+  nn::for_each_run(layout.spec, [&](std::int64_t whole, std::int64_t at, std::int64_t count) {
     sum.alias({count}, {1}, whole).copy_(own.alias({count}, {1}, at));
     times.alias({count}, {1}, whole).fill_(1);
   });
@@ -111,8 +112,8 @@ inline Parallel make_parallel(const nn::GptConfig& config, DType dtype,
   const nn::DeviceScope in(kMeta, dtype);
   Parallel out{nn::Gpt(config), {}};
   out.layout = distributed::parallelize(out.model, tp, distributed::gpt_plan(config, options));
-  nn::materialise(out.model, kCpu, 1, distributed::parts(out.layout));
-  fill_parameters(out.model, distributed::parts(out.layout));
+  nn::materialise(out.model, kCpu, 1, distributed::shard_specs(out.layout));
+  fill_parameters(out.model, distributed::shard_specs(out.layout));
   return out;
 }
 

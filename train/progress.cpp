@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <climits>
 #include <cmath>
-#include <cstdarg>
 #include <cstdio>
 #include <cstring>
 
@@ -18,15 +17,6 @@ namespace {
 double seconds_between(std::chrono::steady_clock::time_point a,
                        std::chrono::steady_clock::time_point b) {
   return std::chrono::duration<double>(b - a).count();
-}
-
-[[gnu::format(printf, 1, 2)]] std::string formatted(const char* format, ...) {
-  char text[256];
-  va_list values;
-  va_start(values, format);
-  std::vsnprintf(text, sizeof text, format, values);
-  va_end(values);
-  return text;
 }
 
 }  // namespace
@@ -81,7 +71,8 @@ void Progress::step(std::int64_t step, const StepResult& result, std::int64_t ta
 
 void Progress::begin(Aside aside, std::int64_t step) {
   aside_begins_ = Clock::now();
-  show({{step_text(step)}, {aside == Aside::save ? "  saving" : "  evaluating"}});
+  constexpr const char* kDoing[] = {"  evaluating", "  saving", "  sampling"};  // by Aside
+  show({{step_text(step)}, {kDoing[static_cast<int>(aside)]}});
 }
 
 void Progress::end(Aside aside) {

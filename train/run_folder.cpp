@@ -74,8 +74,8 @@ std::optional<RunState> RunFolder::restore(TrainStep& step, const Task& task) co
   if (!found) return std::nullopt;
   const io::Json state = io::Json::parse(found->state(), found->folder + "/state.json");
   if (task.check_state) task.check_state(state);
-  step.load(distributed::PieceFiles(found->shards("model")),
-            distributed::PieceFiles(found->shards("optim")));
+  step.load(distributed::ShardFiles(found->shards("model")),
+            distributed::ShardFiles(found->shards("optim")));
   RunState run;
   run.step = count_of(state, "step");
   run.targets = count_of(state, task.unit);
@@ -114,8 +114,8 @@ void RunFolder::save_into(const std::string& folder, TrainStep& step, const Task
   state.set("step", run.step).set(task.unit, run.targets).set("loader", run.loader);
   for (const io::JsonMember& m : task.state.members()) state.set(m.key, m.value);
   state.set("row", run.row).set("evaluates", run.evaluates);
-  distributed::save_checkpoint(ranks_.host(), folder, run.step, step.model_pieces(),
-                               step.optimizer_pieces(), state.dump(), static_cast<int>(keep));
+  distributed::save_checkpoint(ranks_.host(), folder, run.step, step.model_slices(),
+                               step.optimizer_slices(), state.dump(), static_cast<int>(keep));
 }
 
 }  // namespace weft::train

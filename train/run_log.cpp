@@ -12,6 +12,7 @@
 #include "weft/core/random.h"
 #include "weft/distributed/agree.h"
 #include "weft/io/file.h"
+#include "weft/train/terminal.h"
 
 namespace weft::train {
 namespace {
@@ -83,6 +84,7 @@ void RunLog::start_progress(std::int64_t first_step, double steps_per_evaluation
                                             .eval_every = run.eval_every,
                                             .save_every = run.save_every,
                                             .saves = !ranks_.device().is_meta(),
+                                            .sample_every = run.sample_every,
                                             .steps_per_evaluation = steps_per_evaluation}});
 }
 
@@ -171,14 +173,14 @@ void RunLog::report(const std::string& metrics_path, const std::string& plot_pat
     return;
   }
   if (!loads_.empty()) {
-    std::printf("load by layer   ");
-    for (const double l : loads_) std::printf(" %.2f", l);
-    std::printf("  (busiest expert over the mean, last step)\n");
+    std::string loads;
+    for (const double l : loads_) loads += formatted("%.2f ", l);
+    print_fact("load by layer", loads + "(busiest expert over the mean, last step)");
   }
-  std::printf("checkpoint       %s/checkpoints\n", options_.out.c_str());
-  if (options_.run.keep_best) std::printf("best checkpoint  %s/best\n", options_.out.c_str());
-  std::printf("metrics          %s\n", metrics_path.c_str());
-  std::printf("plot             %s\n", plot_path.c_str());
+  print_fact("checkpoint", options_.out + "/checkpoints");
+  if (options_.run.keep_best) print_fact("best checkpoint", options_.out + "/best");
+  print_fact("metrics", metrics_path);
+  print_fact("plot", plot_path);
 }
 
 }  // namespace weft::train

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <climits>
+#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 
@@ -56,6 +58,41 @@ std::vector<std::string> sample_lines(const std::string& text, int width) {
   return lines;
 }
 
+std::vector<std::string> fact_lines(const std::string& name, const std::string& text, int width) {
+  constexpr std::size_t kIndent = 17;
+  std::vector<std::string> lines{name};
+  lines[0].resize(std::max(kIndent, name.size() + 1), ' ');
+  bool begins_line = true;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find(' ', at), text.size());
+    const std::string word = text.substr(at, end - at);
+    if (!begins_line) {
+      if (lines.back().size() + 1 + word.size() > static_cast<std::size_t>(std::max(width, 0)))
+        lines.emplace_back(kIndent, ' ');
+      else
+        lines.back() += ' ';
+    }
+    lines.back() += word;
+    begins_line = false;
+    at = end + 1;
+  }
+  return lines;
+}
+
+void print_fact(const std::string& name, const std::string& text) {
+  const int width = isatty(STDOUT_FILENO) ? terminal_width() - 1 : INT_MAX;
+  for (const std::string& line : fact_lines(name, text, width)) std::printf("%s\n", line.c_str());
+}
+
+std::string formatted(const char* format, ...) {
+  char text[256];
+  va_list values;
+  va_start(values, format);
+  std::vsnprintf(text, sizeof text, format, values);
+  va_end(values);
+  return text;
+}
+
 std::string with_separators(std::int64_t n) {
   std::string digits = std::to_string(n);
   const std::size_t first = n < 0 ? 1 : 0;
@@ -64,11 +101,8 @@ std::string with_separators(std::int64_t n) {
 }
 
 std::string byte_count(double bytes) {
-  char text[48];
   if (bytes < 1e6) return with_separators(static_cast<std::int64_t>(bytes)) + " bytes";
-  std::snprintf(text, sizeof text, bytes < 1e9 ? "%.1f MB" : "%.2f GB",
-                bytes * (bytes < 1e9 ? 1e-6 : 1e-9));
-  return text;
+  return bytes < 1e9 ? formatted("%.1f MB", bytes * 1e-6) : formatted("%.2f GB", bytes * 1e-9);
 }
 
 }  // namespace weft::train

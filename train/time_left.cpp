@@ -21,17 +21,23 @@ void TimeLeft::add_step(double seconds) {
 }
 
 void TimeLeft::add(Aside aside, double seconds) {
-  Mean& mean = aside == Aside::evaluation ? evaluation_ : save_;
+  Mean& mean = asides_[static_cast<std::size_t>(aside)];
   mean.sum += seconds;
   ++mean.count;
 }
 
 double TimeLeft::after(std::int64_t step) const {
   double left = step_.value() * static_cast<double>(plan_.steps - step);
-  if (plan_.steps_per_evaluation > 0)
+  if (plan_.steps_per_evaluation > 0) {
+    const Mean& evaluation = mean(Aside::evaluation);
     left += times_from(step, plan_.steps, plan_.eval_every) *
-            (evaluation_.count ? evaluation_.value() : plan_.steps_per_evaluation * step_.value());
-  if (plan_.saves) left += times_from(step, plan_.steps, plan_.save_every) * save_.value();
+            (evaluation.count ? evaluation.value() : plan_.steps_per_evaluation * step_.value());
+  }
+  if (plan_.saves)
+    left += times_from(step, plan_.steps, plan_.save_every) * mean(Aside::save).value();
+  if (const std::int64_t every = plan_.sample_every)
+    left +=
+        static_cast<double>(plan_.steps / every - (step - 1) / every) * mean(Aside::sample).value();
   return left;
 }
 

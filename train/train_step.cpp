@@ -8,7 +8,7 @@
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
 #include "weft/core/random.h"
-#include "weft/distributed/model_pieces.h"
+#include "weft/distributed/model_slices.h"
 #include "weft/distributed/parallelize.h"
 #include "weft/distributed/shard_experts.h"
 #include "weft/nn/shard.h"
@@ -92,7 +92,7 @@ void TrainStep::place_model() {
     task_.model.to(device_);
   else
     nn::materialise(task_.model, device_, static_cast<std::uint64_t>(options_.machine.seed),
-                    distributed::parts(layout_));
+                    distributed::shard_specs(layout_));
 }
 
 void TrainStep::add_up(Metrics& sums) const {
@@ -317,17 +317,17 @@ TrainStep::NonFinite TrainStep::first_non_finite() const {
   return {};
 }
 
-distributed::Pieces TrainStep::model_pieces() {
+distributed::SlicedTensors TrainStep::model_slices() {
   optimizer_->wait();
-  return distributed::model_pieces(task_.model.state_dict(), ranks_.mesh(), layout_);
+  return distributed::model_slices(task_.model.state_dict(), ranks_.mesh(), layout_);
 }
 
-void TrainStep::load_weights(const distributed::PieceFiles& model) {
+void TrainStep::load_weights(const distributed::ShardFiles& model) {
   task_.model.load_state_dict(distributed::read_model(task_.model.state_dict(), layout_, model));
 }
 
-void TrainStep::load(const distributed::PieceFiles& model,
-                     const distributed::PieceFiles& optimizer) {
+void TrainStep::load(const distributed::ShardFiles& model,
+                     const distributed::ShardFiles& optimizer) {
   load_weights(model);
   optimizer_->load_state(optimizer);
 }

@@ -58,14 +58,14 @@ class TrainStep {
   distributed::ParallelOptimizer& optimizer() { return *optimizer_; }
 
   /// This rank's tensors for a checkpoint.
-  distributed::Pieces model_pieces();
-  distributed::Pieces optimizer_pieces() const { return optimizer_->state(); }
+  distributed::SlicedTensors model_slices();
+  distributed::SlicedTensors optimizer_slices() const { return optimizer_->state(); }
   /// Loads weights in place of the initial ones.
   /// Throws Error on a missing or unexpected name, or a wrong shape.
-  void load_weights(const distributed::PieceFiles& model);
+  void load_weights(const distributed::ShardFiles& model);
   /// Loads this rank's shards from the files of a checkpoint, written with any layout.
   /// Throws Error on a missing or unexpected name, or a wrong shape.
-  void load(const distributed::PieceFiles& model, const distributed::PieceFiles& optimizer);
+  void load(const distributed::ShardFiles& model, const distributed::ShardFiles& optimizer);
 
  private:
   using Metrics = std::vector<Metric>;

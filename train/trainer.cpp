@@ -10,6 +10,7 @@
 #include "weft/io/plot.h"
 #include "weft/train/flags.h"
 #include "weft/train/interrupt.h"
+#include "weft/train/terminal.h"
 #include "weft/train/test_aids.h"
 
 namespace weft::train {
@@ -89,16 +90,15 @@ void Trainer::restore() {
     saved_step_ = state_.step;
     loader_->set_state(state_.loader);
   } else if (!options_.run.weights.empty()) {
-    step_.load_weights(distributed::PieceFiles({options_.run.weights}));
+    step_.load_weights(distributed::ShardFiles({options_.run.weights}));
   }
   log_.open(folder_.metrics(), options_.run.resume, state_.step);
   if (options_.run.resume && ranks_.is_first()) {
     if (!saved)
-      std::printf("resume           no checkpoint in '%s': from the beginning\n",
-                  options_.out.c_str());
+      print_fact("resume", message("no checkpoint in '{}': from the beginning", options_.out));
     else if (state_.step < options_.steps)
-      std::printf("resume           after step %lld\n", static_cast<long long>(state_.step));
-    for (const std::string& change : changes) std::printf("changed          %s\n", change.c_str());
+      print_fact("resume", message("after step {}", state_.step));
+    for (const std::string& change : changes) print_fact("changed", change);
   }
   if (ranks_.is_first()) folder_.write_config(config_of(options_));  // only after all checks
 }
@@ -236,7 +236,11 @@ void Trainer::keep_if_best(double val_loss) {
 
 void Trainer::sample() {
   step_.optimizer().wait();
-  if (ranks_.is_first()) log_.sample(state_.step, task_.sample());
+  if (!ranks_.is_first()) return;
+  log_.begin(Aside::sample, state_.step);
+  const std::string text = task_.sample();
+  log_.end(Aside::sample);
+  log_.sample(state_.step, text);
 }
 
 bool Trainer::is_finite(const Pending& p) const {

@@ -56,13 +56,11 @@ C formula(C x, C) {
 }  // namespace
 
 void unary(const Tensor& x, UnaryOp runtime_op, const Tensor& out) {
-  with_op(runtime_op, [&]<UnaryOp op>() {
-    with_dtype<op>(x.dtype(), [&]<class T>() {
-      if constexpr (shares_loop(op))
-        update<T>(x, out, &formula<op, Compute<T>>, 16);
-      else
-        unary_typed<op, T>(x, out);
-    });
+  with_op(every<UnaryOp>, runtime_op, x.dtype(), [&]<UnaryOp op, class T>() {
+    if constexpr (shares_loop(op))
+      update<T>(x, out, &formula<op, Compute<T>>, 16);
+    else
+      unary_typed<op, T>(x, out);
   });
 }
 

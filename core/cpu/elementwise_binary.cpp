@@ -88,24 +88,22 @@ void where_typed(const Tensor& condition, const Tensor& a, const Tensor& b, cons
 }  // namespace
 
 void binary(const Tensor& a, const Tensor& b, BinaryOp runtime_op, const Tensor& out) {
-  with_op(runtime_op, [&]<BinaryOp op>() {
-    with_dtype<op>(out.dtype(), [&]<class T>() {
-      using C = Compute<T>;
-      if constexpr (std::is_same_v<T, float> || std::is_same_v<T, bf16>)
-        if (const auto row = row_kernel<T>(op);
-            row && a.is_contiguous() && b.is_contiguous() && out.is_contiguous()) {
-          const T *pa = a.data<T>(), *pb = b.data<T>();
-          T* po = out.data<T>();
-          return parallel_for(out.numel(), work_of(op), [=](std::int64_t begin, std::int64_t end) {
-            row(pa + begin, pb + begin, po + begin, end - begin);
-          });
-        }
-      const auto f = [](C x, C y) { return apply<op, C>(x, y); };
-      if constexpr (op >= BinaryOp::relu_bwd)
-        backward_typed<T>(a, b, out, work_of(op), f);
-      else
-        binary_typed<T, T>(a, b, out, work_of(op), f);
-    });
+  with_op(every<BinaryOp>, runtime_op, out.dtype(), [&]<BinaryOp op, class T>() {
+    using C = Compute<T>;
+    if constexpr (std::is_same_v<T, float> || std::is_same_v<T, bf16>)
+      if (const auto row = row_kernel<T>(op);
+          row && a.is_contiguous() && b.is_contiguous() && out.is_contiguous()) {
+        const T *pa = a.data<T>(), *pb = b.data<T>();
+        T* po = out.data<T>();
+        return parallel_for(out.numel(), work_of(op), [=](std::int64_t begin, std::int64_t end) {
+          row(pa + begin, pb + begin, po + begin, end - begin);
+        });
+      }
+    const auto f = [](C x, C y) { return apply<op, C>(x, y); };
+    if constexpr (op >= BinaryOp::relu_bwd)
+      backward_typed<T>(a, b, out, work_of(op), f);
+    else
+      binary_typed<T, T>(a, b, out, work_of(op), f);
   });
 }
 
@@ -113,26 +111,23 @@ void binary_scalar(const Tensor& a, double value, BinaryOp runtime_op, bool reve
                    const Tensor& out) {
   UnaryOp simpler;
   if (simpler_power(runtime_op, value, reversed, simpler)) return unary(a, simpler, out);
-  with_op(runtime_op, [&]<BinaryOp op>() {
-    if constexpr (op >= BinaryOp::relu_bwd)
-      return;  // no op has a gradient for a number
-    else
-      with_dtype<op>(out.dtype(), [&]<class T>() {
-        using C = Compute<T>;
-        const C v = number<op, C>(value);
-        if constexpr (op == BinaryOp::sub || op == BinaryOp::div || op == BinaryOp::pow)
-          if (reversed)
-            return scalar_typed<T, T>(a, v, out, work_of(op),
-                                      [](C x, C y) { return apply<op, C>(y, x); });
-        scalar_typed<T, T>(a, v, out, work_of(op), [](C x, C y) { return apply<op, C>(x, y); });
-      });
+  with_op(every<BinaryOp>, runtime_op, out.dtype(), [&]<BinaryOp op, class T>() {
+    if constexpr (op < BinaryOp::relu_bwd) {  // no op has a gradient for a number
+      using C = Compute<T>;
+      const C v = number<op, C>(value);
+      if constexpr (op == BinaryOp::sub || op == BinaryOp::div || op == BinaryOp::pow)
+        if (reversed)
+          return scalar_typed<T, T>(a, v, out, work_of(op),
+                                    [](C x, C y) { return apply<op, C>(y, x); });
+      scalar_typed<T, T>(a, v, out, work_of(op), [](C x, C y) { return apply<op, C>(x, y); });
+    }
   });
 }
 
 void compare(const Tensor& a, const Tensor& b, CompareOp runtime_op, const Tensor& out) {
   with_comparable(a.dtype(), [&]<class T>() {
     using C = Compute<T>;
-    with_op(runtime_op, [&]<CompareOp op>() {
+    with_op(every<CompareOp>, runtime_op, [&]<CompareOp op>() {
       binary_typed<T, bool>(a, b, out, 1, [](C x, C y) { return holds<op, C>(x, y); });
     });
   });
@@ -142,7 +137,7 @@ void compare_scalar(const Tensor& a, double value, CompareOp runtime_op, const T
   with_comparable(a.dtype(), [&]<class T>() {
     using C = Compute<T>;
     const NumberComparison<T> to = comparison<T>(runtime_op, value);
-    with_op(to.op, [&]<CompareOp op>() {
+    with_op(every<CompareOp>, to.op, [&]<CompareOp op>() {
       scalar_typed<T, bool>(a, to.value, out, 1, [](C x, C y) { return holds<op, C>(x, y); });
     });
   });

@@ -44,7 +44,7 @@ struct MergedAxes {
 
 template <int N>
 void walk_runs(const std::array<const Tensor*, N>& tensors, std::int64_t work, RunFn<N> run,
-               void* context) {
+               const void* context) {
   const std::int64_t total = tensors[0]->numel();
   if (total == 0) return;
   bool dense = true;
@@ -94,9 +94,13 @@ void walk_runs(const std::array<const Tensor*, N>& tensors, std::int64_t work, R
                });
 }
 
-template void walk_runs<1>(const std::array<const Tensor*, 1>&, std::int64_t, RunFn<1>, void*);
-template void walk_runs<2>(const std::array<const Tensor*, 2>&, std::int64_t, RunFn<2>, void*);
-template void walk_runs<3>(const std::array<const Tensor*, 3>&, std::int64_t, RunFn<3>, void*);
-template void walk_runs<4>(const std::array<const Tensor*, 4>&, std::int64_t, RunFn<4>, void*);
+template void walk_runs<1>(const std::array<const Tensor*, 1>&, std::int64_t, RunFn<1>,
+                           const void*);
+template void walk_runs<2>(const std::array<const Tensor*, 2>&, std::int64_t, RunFn<2>,
+                           const void*);
+template void walk_runs<3>(const std::array<const Tensor*, 3>&, std::int64_t, RunFn<3>,
+                           const void*);
+template void walk_runs<4>(const std::array<const Tensor*, 4>&, std::int64_t, RunFn<4>,
+                           const void*);
 
 }  // namespace weft::cpu

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 
+#include "weft/core/kernels/recurrent_cell.h"
 #include "weft/core/low_precision.h"
 #include "weft/core/philox.h"
 
@@ -138,6 +139,14 @@ struct AttentionKernels {
   void (*product)(const BlockProduct& product);
 };
 
+/// One time step of one sequence.
+struct RecurrentKernels {
+  void (*gru)(const RecurrentStep<float>& step);
+  void (*gru_bwd)(const RecurrentStepBwd<float>& step);
+  void (*lstm)(const RecurrentStep<float>& step);
+  void (*lstm_bwd)(const RecurrentStepBwd<float>& step);
+};
+
 /// Initial value of a list of the largest numbers.
 inline constexpr float kTopFloor = -3.40282347e38f;
 
@@ -148,6 +157,7 @@ struct SimdTable {
   RowKernels<bf16> bf16_;
   AttentionKernels attention;
   RandomKernels random;
+  RecurrentKernels recurrent;
   /// Merges n more numbers per lane into lists of the k largest so far, in descending order, ties
   /// by position. x is (n, 16), and row i has position first + i; values and places are (k, 16),
   /// with values initialised to kTopFloor. Returns false, with unusable lists, when a number is NaN

@@ -7,22 +7,35 @@
 /// Maps the runtime op and dtype to template arguments, for CPU and CUDA kernels.
 namespace weft {
 
+/// Every op of an enumeration: what with_op() chooses from.
+template <class Op>
+inline constexpr std::make_integer_sequence<int, static_cast<int>(Op::count)> every{};
+
 /// Calls f.operator()<op>() with an op that is known only at run time.
-template <class Op, class F>
-void with_op(Op op, F&& f) {
-  [&]<int... I>(std::integer_sequence<int, I...>) {
-    (void)((op == Op(I) && (f.template operator()<Op(I)>(), true)) || ...);
-  }
-  (std::make_integer_sequence<int, static_cast<int>(Op::count)>{});
+template <class Op, int... I, class F>
+void with_op(std::integer_sequence<int, I...>, Op op, F&& f) {
+  (void)((op == Op(I) && (f.template operator()<Op(I)>(), true)) || ...);
 }
 
-/// Calls f.operator()<T>() for the dtypes that the op supports.
+/// Calls f.operator()<op, T>() for the dtypes that the op supports.
 template <auto op, class F>
 void with_dtype(DType dtype, F&& f) {
-  if constexpr (takes_integers(op))
-    dispatch_numeric(dtype, f);
-  else
-    dispatch_floating(dtype, f);
+  if (dtype == DType::f32) return f.template operator()<op, float>();
+  if (dtype == DType::f64) return f.template operator()<op, double>();
+  if (dtype == DType::bf16) return f.template operator()<op, bf16>();
+  if constexpr (takes_integers(op)) {
+    if (dtype == DType::i32) return f.template operator()<op, std::int32_t>();
+    if (dtype == DType::i64) return f.template operator()<op, std::int64_t>();
+    if (dtype == DType::u8) return f.template operator()<op, std::uint8_t>();
+  }
+  throw_bad_dtype("op", dtype,
+                  takes_integers(op) ? "f32, f64, bf16, i32, i64, u8" : "f32, f64, bf16");
+}
+
+/// Calls f.operator()<op, T>() with an op and a dtype that are known only at run time.
+template <class Op, int... I, class F>
+void with_op(std::integer_sequence<int, I...>, Op op, DType dtype, F&& f) {
+  (void)((op == Op(I) && (with_dtype<Op(I)>(dtype, f), true)) || ...);
 }
 
 /// Comparisons also support bool, unlike arithmetic.

@@ -4,7 +4,7 @@
 
 namespace weft::examples {
 
-void check_weights(const nn::GptConfig& config, const distributed::PieceFiles& files) {
+void check_weights(const nn::GptConfig& config, const distributed::ShardFiles& files) {
   config.validate();
   const std::vector<std::string> names = files.names();
   double values = 0;

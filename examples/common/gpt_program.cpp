@@ -30,6 +30,7 @@ namespace {
 
 using data::TokenStream;
 using data::TokenWindows;
+using train::print_fact;
 
 bool is_token_file(const std::string& path) { return path.ends_with(".bin"); }
 
@@ -109,17 +110,17 @@ std::string grouped(std::int64_t n) { return train::with_separators(n); }
 
 void print_plan(const GptOptions& o, const Data& data, const train::Ranks& ranks) {
   const std::int64_t step = o.batch * o.model.seq;
-  std::printf("parameters       %s\n", grouped(o.gpt().parameter_count()).c_str());
-  std::printf("data             %s tokens, and %s held out for evaluation\n",
-              grouped(data.training.size()).c_str(), grouped(data.held_out.size()).c_str());
-  std::printf("training         %s steps of %s tokens, %s in all, %.3g epochs\n",
-              grouped(o.steps).c_str(), grouped(step).c_str(), grouped(o.steps * step).c_str(),
-              static_cast<double>(o.steps) * static_cast<double>(step) /
-                  static_cast<double>(data.training.size()));
+  print_fact("parameters", grouped(o.gpt().parameter_count()));
+  print_fact("data", message("{} tokens, and {} held out for evaluation",
+                             grouped(data.training.size()), grouped(data.held_out.size())));
+  const double epochs = static_cast<double>(o.steps) * static_cast<double>(step) /
+                        static_cast<double>(data.training.size());
+  print_fact("training",
+             message("{} steps of {} tokens, {} in all, {} epochs", grouped(o.steps), grouped(step),
+                     grouped(o.steps * step), train::formatted("%.3g", epochs)));
   const int size = ranks.is_alone() ? 0 : ranks.size();
-  std::printf(
-      "peak memory      %s of tensors\n",
-      train::byte_count(static_cast<double>(predict_peak_bytes(o, size, ranks.rank()))).c_str());
+  const auto peak = static_cast<double>(predict_peak_bytes(o, size, ranks.rank()));
+  print_fact("peak memory", train::byte_count(peak) + " of tensors");
 }
 
 // Warns of settings that are allowed but seldom intended.
@@ -127,17 +128,18 @@ void print_warnings(const GptOptions& o, const Data& data, std::int64_t training
                     std::int32_t highest_token) {
   const std::int64_t used = data.bytes ? data::ByteTokenizer().vocab() : highest_token + 1;
   if (o.model.vocab >= 4 * used)
-    std::printf("warning          --vocab %s: %s %s tokens only\n", grouped(o.model.vocab).c_str(),
-                data.bytes ? "the bytes tokenizer has" : "the data have", grouped(used).c_str());
+    print_fact("warning",
+               message("--vocab {}: {} {} tokens only", grouped(o.model.vocab),
+                       data.bytes ? "the bytes tokenizer has" : "the data have", grouped(used)));
   if (o.batch > training_rows)
-    std::printf("warning          --batch %s is more than the %s rows of the data\n",
-                grouped(o.batch).c_str(), grouped(training_rows).c_str());
+    print_fact("warning", message("--batch {} is more than the {} rows of the data",
+                                  grouped(o.batch), grouped(training_rows)));
   // A forward pass takes about a third of a step.
   const auto steps = static_cast<double>(o.steps),
              every = o.run.eval_every ? static_cast<double>(o.run.eval_every) : steps,
              evaluated = std::ceil(steps / every) * static_cast<double>(data.held_out.size());
   if (evaluated / 3 > steps * static_cast<double>(o.batch * o.model.seq))
-    std::printf("warning          evaluations take longer than the training; see --eval-tokens\n");
+    print_fact("warning", "evaluations take longer than the training; see --eval-tokens");
 }
 
 // Peak FLOP/s of the CPU with this process's threads, measured when the library computes products
@@ -172,7 +174,7 @@ int train_gpt(GptOptions options) {
                               static_cast<double>(options.model.seq * options.model.dim));
   const bool resumes = options.run.resume && io::exists(options.out + "/checkpoints");
   if (!options.run.weights.empty() && !resumes)
-    check_weights(options.gpt(), distributed::PieceFiles({options.run.weights}));
+    check_weights(options.gpt(), distributed::ShardFiles({options.run.weights}));
   const std::int32_t highest = std::max(data::check_vocab(data.training, options.model.vocab),
                                         data::check_vocab(data.held_out, options.model.vocab));
   if (!options.dry_run)

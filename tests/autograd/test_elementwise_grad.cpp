@@ -100,6 +100,18 @@ Tensor gradient_at(Tensor (*f)(const Tensor&), double x) {
 
 }  // namespace
 
+TEST_CASE("elementwise: the slopes of expm1 and elu keep their digits far below 0") {
+  using Op = Tensor (*)(const Tensor&);
+  for (const Op op : {Op(expm1), Op([](const Tensor& x) { return elu(x, 1); })})
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+      const Tensor x = Tensor::of({-6, -30}, dtype).set_requires_grad();
+      Tape tape;
+      const Tensor slope = tape.gradients(sum(op(x)), {x})[0].to(DType::f64);
+      const Tensor want = exp(x.detach().to(DType::f64));
+      CHECK(mismatch(slope / want, Tensor::ones({2}, DType::f64), test::tolerance(dtype)) == "");
+    }
+}
+
 TEST_CASE("elementwise: unary gradients match finite differences twice") {
   for (const Unary& u : kUnary) {
     CAPTURE(std::string(u.name));

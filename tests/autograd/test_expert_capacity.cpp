@@ -116,6 +116,17 @@ TEST_CASE("expert_capacity: a factor applies to the slots that have an expert") 
       }
 }
 
+TEST_CASE("expert_capacity: a factor counts the slots that an earlier limit left") {
+  const Tensor experts = Tensor::of({{-1, 1}, {1, 2}}, DType::i64);
+  const Tensor probs = Tensor::of({{0, 0.5}, {0.25, 0.75}}, DType::f64);
+  // Three slots for three experts: one each.
+  const Routing r = limit_capacity_factor({probs, experts}, 3, 1);
+  CHECK(test::values(r.experts) == std::vector<double>{-1, 1, -1, 2});
+  CHECK(test::values(r.probs) == std::vector<double>{0, 0.5, 0, 0.75});
+  const Tensor none = Tensor::zeros({0, 2}, DType::i64);
+  CHECK(limit_capacity_factor({Tensor::zeros({0, 2}), none}, 3, 1).probs.shape() == Shape{0, 2});
+}
+
 TEST_CASE("expert_capacity: only kept slots get a gradient") {
   const auto f = [](const TensorList& in) {
     const Routing r = route(in[0], {}, {.topk = 2});

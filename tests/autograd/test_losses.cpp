@@ -101,6 +101,14 @@ TEST_CASE("losses: binary cross entropy keeps small and large values") {
   }
 }
 
+TEST_CASE("losses: huber_loss is quadratic also where y is the target") {
+  const Tensor target = Tensor::of({0.5, -1, 2}, DType::f64);
+  GradcheckOptions o;
+  o.second_order = true;
+  const auto f = [&](const TensorList& in) { return huber_loss(in[0], target); };
+  CHECK(gradcheck(f, {target.clone()}, o) == "");
+}
+
 TEST_CASE("losses: a target of 0 adds nothing to the divergence") {
   const Tensor log_probs = Tensor::of({-INFINITY, -1}, {2}, DType::f64).set_requires_grad();
   const Tensor target = Tensor::of({0, 1}, {2}, DType::f64).set_requires_grad();

@@ -154,6 +154,10 @@ TEST_CASE("reduce: norms") {
       CHECK(mismatch(norm(x.t(), p) / want.item(), Tensor::ones({}), 2 * test::tolerance(t)) == "");
     }
   CHECK(norm(Tensor::full({4}, 1e30)).item() == doctest::Approx(2e30));  // the squares overflow f32
+  const Tensor x = Tensor::of({{3, 4}, {0, 0}});
+  CHECK(mismatch(norm(x, {1}), Tensor::of({5, 0}), 0) == "");
+  CHECK(mismatch(norm(x, {-1}, true), Tensor::of({5, 0}, {2, 1}), 0) == "");
+  CHECK(norm(x, 1).item() == 7);  // a number without braces is p
 }
 
 TEST_CASE("reduce: logsumexp does not overflow and keeps the limits") {
@@ -291,6 +295,7 @@ TEST_CASE("reduce: errors name the rule and the values") {
   CHECK(error_of([&] {
           norm(Tensor::empty({0, 3}), kInf);
         }) == "norm: x must have an element for p = infinity, got shape [0, 3]");
+  CHECK(error_of([&] { norm(x, {2}); }) == "norm: dim must be in [-2, 2), got 2");
   CHECK(error_of([&] { norm(x, 0); }) == "norm: p must be positive (or infinity), got 0");
   CHECK(error_of([&] { logsumexp(i); }) ==
         "logsumexp: dtype must be one of f32, f64, bf16, got i64");

@@ -42,6 +42,7 @@ const Case kCases[] = {
     {"var 1", [](const Tensor& x) { return var(x, {1}, 1, true); }},
     {"norm 1", [](const Tensor& x) { return norm(x, 1); }},
     {"norm 2", [](const Tensor& x) { return norm(x); }},
+    {"norm of rows", [](const Tensor& x) { return norm(x, {-1}); }},
     {"norm 3.5", [](const Tensor& x) { return norm(x, 3.5); }},
     {"norm inf", [](const Tensor& x) { return norm(x, kInf); }},
     {"logsumexp", [](const Tensor& x) { return logsumexp(x); }},

@@ -430,6 +430,10 @@ TEST_CASE("tape: print lists ops in order with the bytes they save") {
   const Tensor y = sum(x * x);
   CHECK(tape.print() == "mul [16]  saves 256 bytes\nsum []  saves 0 bytes\n");
   CHECK(tape.leaves().size() == 1);
+  Tape inner;
+  const Tensor z = x * x;
+  CHECK(inner.print() == "mul [16]  saves 256 bytes\n");
+  CHECK(tape.print().ends_with(inner.print()));  // both keep the same tensors alive
 }
 
 TEST_CASE("tape: saved tensors are freed after their node has run") {

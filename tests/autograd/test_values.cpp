@@ -58,6 +58,9 @@ TEST_CASE("values: tensors of vectors and of nested lists") {
   CHECK(Tensor::from(std::array<std::int32_t, 2>{5, 6}).dtype() == DType::i32);
   CHECK(Tensor::of({1, 2, 3}, DType::i64).shape() == Shape{3});
   CHECK(Tensor::of({{1, 2, 3}, {4, 5, 6}}).shape() == Shape{2, 3});
+  CHECK(equal(Tensor::of({{1}, {2}}), Tensor::of({1, 2}, {2, 1})));
+  CHECK(Tensor::of({{1, 2}}, DType::f64).shape() == Shape{1, 2});
+  CHECK(Tensor::of({{5}}).shape() == Shape{1, 1});
   CHECK(error_of([] { Tensor::of({{1, 2}, {3}}); }) == "of: every row must have 2 values, got 1");
   CHECK(error_of([] {
           Tensor::of({{1, 0.5}, {3, 4}}, DType::i32);

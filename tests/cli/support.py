@@ -46,6 +46,12 @@ def metrics(out):
         return [{k: v for k, v in json.loads(line).items() if k not in timing} for line in lines]
 
 
+def peak_line(peak_bytes):
+    """The line of the summary that tells the peak."""
+    size = f"{peak_bytes * 1e-6:.1f} MB" if peak_bytes >= 1e6 else f"{peak_bytes:,} bytes"
+    return f"peak memory      {size} of tensors"
+
+
 def checkpoint_bytes(out, step):
     folder = pathlib.Path(out) / "checkpoints" / f"step_{step:08d}"
     return {p.name: p.read_bytes() for p in sorted(folder.glob("*.safetensors"))}

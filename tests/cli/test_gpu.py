@@ -2,7 +2,7 @@
 without a GPU."""
 import json
 
-from support import SMALL, checkpoint_bytes, interrupt, main, metrics, refused, run, text, train
+from support import SMALL, checkpoint_bytes, interrupt, main, metrics, peak_line, refused, run, text, train
 
 GPU = "train_gpt_emulated"
 STEPS = 12
@@ -99,9 +99,7 @@ def meta_predicts_the_peak(folder):
             assert b["loss"] is None
             for key in ("peak_bytes", "live_bytes"):
                 assert a[key] == b[key], (more, key, a[key], b[key])
-        peak = runs["cuda"][0][-1]["peak_bytes"]
-        size = f"{peak * 1e-6:.1f} MB" if peak >= 1e6 else f"{peak:,} bytes"
-        line = f"peak memory      {size} of tensors"
+        line = peak_line(runs["cuda"][0][-1]["peak_bytes"])
         assert runs["cuda"][1] == runs["meta:cuda"][1] == [line], (more, runs["cuda"][1], line)
         dry = train(*base(folder, "none", "--device", "meta:cuda", "--dry-run", *more), program=GPU)
         assert line in dry.stdout, (more, dry.stdout)

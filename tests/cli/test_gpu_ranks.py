@@ -3,7 +3,7 @@ emulated NCCL, processes over MPI. The losses equal one rank's on the CPU; a rer
 the same bits."""
 import json
 
-from support import SMALL, BIN, checkpoint_bytes, interrupt, main, metrics, refused, run, text, train
+from support import SMALL, BIN, checkpoint_bytes, interrupt, main, metrics, peak_line, refused, run, text, train
 from support_mpi import run_ranks
 
 GPU = "train_gpt_emulated"
@@ -81,7 +81,7 @@ def memory(folder):
         with open(f"{folder}/{name}/metrics.jsonl") as lines:
             rows = [json.loads(line) for line in lines]
         planned = [line for line in done.stdout.splitlines() if line.startswith("peak memory")]
-        assert planned == [f"peak memory      {rows[1]['peak_bytes'] * 1e-6:.1f} MB of tensors"], (
+        assert planned == [peak_line(rows[1]["peak_bytes"])], (
             planned, [row["peak_bytes"] for row in rows])
         # The other rank may already evaluate when the last row is written.
         allocations = [row["system_allocs"] for row in rows][2:-1]

@@ -56,6 +56,8 @@ def fits_the_terminal(folder):
                 [1, 5, 6, 10, 12, 12], steps
             of_steps = [line for line in shown if line.startswith("step ")]
             assert max(map(len, of_steps)) < columns, (columns, of_steps)
+            facts = [line for line in stay if str(folder) not in line]  # paths stay whole
+            assert max(map(len, facts)) < columns, (columns, facts)
             assert any("evaluating" in line for line in of_steps) and any("saving" in line for line in of_steps)
             assert all("loss" in line for line in steps), steps
             if columns == 80:

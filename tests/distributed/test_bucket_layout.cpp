@@ -84,7 +84,7 @@ TEST_CASE("bucket_layout: ranks with unequal shards put the same parameters in t
     const NamedTensors ps = {
         {"a", Tensor::zeros({100})}, {"b", Tensor::zeros({64})}, {"c", Tensor::zeros({rows, 16})}};
     Layout layout;
-    layout["c"].part = {{21, 16}, {nn::Part::Cut{0, {{0, rows}}}}};
+    layout["c"].spec = {{21, 16}, {nn::ShardSpec::Cut{0, {{0, rows}}}}};
     std::string text;
     for (const BucketLayout& b : plan_buckets(ps, layout, {.bucket_size = 80, .dense_parts = 4})) {
       for (const BucketEntry& e : b.entries) text += ps[e.parameter].name;
@@ -112,7 +112,7 @@ TEST_CASE("bucket_layout: the default bucket size is an eighth within bounds") {
     const std::int64_t held = i < 8 ? 0 : 1 << 17;
     ps.push_back({expert, Tensor::empty({held}, DType::f32, kMeta)});
     layout[expert].expert = true;
-    layout[expert].part = {{1 << 17}, {nn::Part::Cut{0, {{0, held}}}}};
+    layout[expert].spec = {{1 << 17}, {nn::ShardSpec::Cut{0, {{0, held}}}}};
   }
   int dense = 0, experts = 0;
   for (const BucketLayout& b : plan_buckets(ps, layout, {.expert_parts = 2})) {

@@ -137,7 +137,7 @@ void compare(World& w, const DeviceMesh& mesh, const MoeOptions& o, Dispatcher k
     const bool expert = entry != layout.end() && entry->second.expert;
     const Tensor g = got.dw[i].contiguous();
     (expert ? mesh.edp() : w.all()).all_reduce(g).wait();
-    CHECK(mismatch(g, entry == layout.end() ? dw[i] : part(dw[i], entry->second.part), 1e-10) ==
+    CHECK(mismatch(g, entry == layout.end() ? dw[i] : part(dw[i], entry->second.spec), 1e-10) ==
           "");
   }
 }

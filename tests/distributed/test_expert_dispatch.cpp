@@ -166,7 +166,7 @@ TEST_CASE("D3, D7: every grid and dispatcher gives the dense sum with one rank w
             const NamedTensors names = shape_only.experts.named_parameters();
             for (int i = 0; i < got.dw.size(); ++i) {
               const std::string name = "experts." + names[static_cast<std::size_t>(i)].name;
-              CHECK(mismatch(got.dw[i], part(want.dw[i], layout.at(name).part), tol) == "");
+              CHECK(mismatch(got.dw[i], part(want.dw[i], layout.at(name).spec), tol) == "");
             }
           }
         });

@@ -163,7 +163,7 @@ TEST_CASE("D7: a rank without a sequence takes part in the collectives") {
         const auto entry = layout.find(name);
         REQUIRE(got.grads.at(name).defined());
         if (entry != layout.end())
-          CHECK(mismatch(got.grads.at(name), part(g, entry->second.part), 1e-12) == "");
+          CHECK(mismatch(got.grads.at(name), part(g, entry->second.spec), 1e-12) == "");
         else if (w.rank() == 0)
           CHECK(mismatch(got.grads.at(name), g, 1e-12) == "");
         else

@@ -122,8 +122,8 @@ TEST_CASE("expert parallelism: every layout initialises the same model in memory
     nn::DeviceScope on_meta(kMeta);
     Gpt made(tiny);
     shard_experts(made, mesh);
-    nn::Parts parts;
-    for (const auto& [name, l] : layout) parts[name] = l.part;
+    nn::ShardSpecs parts;
+    for (const auto& [name, l] : layout) parts[name] = l.spec;
     nn::materialise(made, kCpu, 7, parts);
     const StateDict all = whole.state_dict(), a = cut.state_dict(), b = made.state_dict();
     for (const auto& [name, t] : all) {
@@ -135,11 +135,11 @@ TEST_CASE("expert parallelism: every layout initialises the same model in memory
     const ParameterLayout& up = layout.at("blocks.1.moe.experts.gate_up");
     CHECK(up.expert);
     CHECK(up.tp_cut);
-    CHECK(up.part.whole == Shape{4, 12, 8});
+    CHECK(up.spec.whole == Shape{4, 12, 8});
     const std::int64_t e = mesh.ep().rank(), q = mesh.etp().rank();
     using Ranges = std::vector<std::pair<std::int64_t, std::int64_t>>;
-    CHECK(up.part.cuts[0].ranges == Ranges{{2 * e, 2 * e + 2}});
-    CHECK(up.part.cuts[1].ranges == Ranges{{3 * q, 3 * q + 3}, {6 + 3 * q, 9 + 3 * q}});
+    CHECK(up.spec.cuts[0].ranges == Ranges{{2 * e, 2 * e + 2}});
+    CHECK(up.spec.cuts[1].ranges == Ranges{{3 * q, 3 * q + 3}, {6 + 3 * q, 9 + 3 * q}});
     CHECK(layout.count("mtp.0.block.moe.experts.down") == 1);
     CHECK(layout.count("blocks.1.moe.router.weight") == 0);  // tp is 1: not a special case
   });

@@ -84,7 +84,7 @@ TEST_CASE("R6: a batch split over tp ranks has the losses and gradients of one r
             CHECK(l.tp_partial == !l.expert);
             const Tensor g = own[i].tensor.grad();
             (l.expert ? mesh.edp() : mesh.tp()).all_reduce(g).wait();
-            CHECK(mismatch(g, part(wanted[i].tensor.grad(), l.part), 1e-10) == "");
+            CHECK(mismatch(g, part(wanted[i].tensor.grad(), l.spec), 1e-10) == "");
           }
         });
       }

@@ -111,11 +111,11 @@ TEST_CASE("P2: tensor, sequence and expert parallelism together give one rank's 
               CAPTURE(name);
               const auto entry = layout.find(name);
               const ParameterLayout l =
-                  entry == layout.end() ? ParameterLayout{.part = {g.shape(), {}}} : entry->second;
+                  entry == layout.end() ? ParameterLayout{.spec = {g.shape(), {}}} : entry->second;
               const Tensor sum = got.grads.at(name);
               (l.expert ? mesh.edp() : mesh.dp_cp()).all_reduce(sum).wait();
               if (l.tp_partial) mesh.tp().all_reduce(sum).wait();
-              CHECK(mismatch(sum, part(g, l.part), 1e-11) == "");
+              CHECK(mismatch(sum, part(g, l.spec), 1e-11) == "");
             }
             for (const auto& [name, b] : want.biases)
               CHECK(different_bits(got.biases.at(name), b) == "");

@@ -48,16 +48,16 @@ TEST_CASE(
       const nn::DeviceScope on_meta(kMeta);
       nn::Gpt fresh(c);
       CHECK(parallelize(fresh, w.all(), gpt_plan(c)).size() == layout.size());
-      nn::materialise(fresh, kCpu, 21, parts(layout));
+      nn::materialise(fresh, kCpu, 21, shard_specs(layout));
       const NamedTensors a = whole.named_parameters(), b = cut.named_parameters(),
                          d = fresh.named_parameters();
       REQUIRE(a.size() == layout.size());
       for (std::size_t i = 0; i < a.size(); ++i) {
         const ParameterLayout& l = layout.at(a[i].name);
-        CHECK(l.part.whole == a[i].tensor.shape());
+        CHECK(l.spec.whole == a[i].tensor.shape());
         CHECK(b[i].tensor.requires_grad());
         CHECK(test::different_bits(
-                  test::whole_of(b[i].tensor, {.part = l.part, .tp_cut = true}, w.all()),
+                  test::whole_of(b[i].tensor, {.spec = l.spec, .tp_cut = true}, w.all()),
                   a[i].tensor.to(DType::f64)) == "");
         CHECK(test::different_bits(b[i].tensor, d[i].tensor) == "");
       }
@@ -71,16 +71,16 @@ TEST_CASE("layout: which parameters are sharded, partial or replicated") {
   const Layout plain = try_gpt(c, 4), split = try_gpt(c, 4, {.sequence = true});
   const ParameterLayout& qkv = plain.at("blocks.0.attn.qkv.weight");
   CHECK(qkv.tp_cut);
-  CHECK(nn::shape_of(qkv.part) == Shape{12, 16});
-  CHECK(qkv.part.cuts[0].ranges ==
+  CHECK(nn::shape_of(qkv.spec) == Shape{12, 16});
+  CHECK(qkv.spec.cuts[0].ranges ==
         std::vector<std::pair<std::int64_t, std::int64_t>>{{12, 16}, {20, 24}, {28, 32}});
   CHECK(qkv.shared_from == 4);
   CHECK(qkv.shared_by == 2);
   CHECK(plain.at("blocks.0.attn.q_norm.weight").tp_partial);
-  CHECK(plain.at("blocks.1.mlp.gate_up.weight").part.cuts[0].ranges ==
+  CHECK(plain.at("blocks.1.mlp.gate_up.weight").spec.cuts[0].ranges ==
         std::vector<std::pair<std::int64_t, std::int64_t>>{{18, 24}, {42, 48}});
-  CHECK(plain.at("blocks.1.mlp.down.weight").part.cuts[0].axis == 1);
-  CHECK(nn::shape_of(plain.at("head.weight").part) == Shape{1, 16});  // 4, 4, 4, 1
+  CHECK(plain.at("blocks.1.mlp.down.weight").spec.cuts[0].axis == 1);
+  CHECK(nn::shape_of(plain.at("head.weight").spec) == Shape{1, 16});  // 4, 4, 4, 1
   CHECK_FALSE(plain.at("norm.weight").tp_partial);
   CHECK(split.at("norm.weight").tp_partial);
   CHECK(split.at("blocks.0.attn_norm.weight").tp_partial);
@@ -90,7 +90,7 @@ TEST_CASE("layout: which parameters are sharded, partial or replicated") {
   CHECK(gpt2.at("blocks.0.attn.qkv.bias").tp_cut);
   CHECK_FALSE(gpt2.at("positions.weight").tp_partial);
   CHECK_FALSE(gpt2.contains("head.weight"));  // tied: embed.weight
-  CHECK(parts(try_gpt(c, 1)).empty());
+  CHECK(shard_specs(try_gpt(c, 1)).empty());
 }
 
 TEST_CASE("parallelize: errors of a plan name the rule") {
@@ -212,12 +212,12 @@ TEST_CASE("parallelize: tensor parallel layers beside experts on the same ranks"
         Layout layout = parallelize(model, mesh, gpt_plan(c, {.sequence = true}));
         for (auto& [name, l] : shard_experts(model, mesh, {.sequence_parallel = true}))
           layout[name] = l;
-        nn::materialise(model, kCpu, 1, parts(layout));
-        test::fill_parameters(model, parts(layout));
+        nn::materialise(model, kCpu, 1, shard_specs(layout));
+        test::fill_parameters(model, shard_specs(layout));
         Pass gathered = test::pass_of(model, batch);
         for (auto& [name, g] : gathered.gradients) {
           ParameterLayout l = layout.at(name);
-          l.tp_cut = !l.part.cuts.empty();  // all axes span these two ranks
+          l.tp_cut = !l.spec.cuts.empty();  // all axes span these two ranks
           g = test::whole_of(g, l, w.all());
         }
         CAPTURE(etp);

@@ -21,20 +21,20 @@ using test::error_of;
 // Rank r's rows of a whole (8, 2) that holds value, value + 1, ...; its state is sharded by
 // elements.
 struct Held {
-  Pieces model, optimizer;
+  SlicedTensors model, optimizer;
   Held(const World& w, double value) {
     const std::int64_t rows = 8 / w.size(), first = rows * w.rank();
-    const nn::Part part{{8, 2}, {nn::Part::Cut{0, {{first, first + rows}}}}};
+    const nn::ShardSpec part{{8, 2}, {nn::ShardSpec::Cut{0, {{first, first + rows}}}}};
     const Tensor all = Tensor::arange(value, value + 16);
-    model["w"] = {all.view({8, 2}).narrow(0, first, rows).contiguous(), Piece::of(part)};
+    model["w"] = {all.view({8, 2}).narrow(0, first, rows).contiguous(), ShardSlice::of(part)};
     optimizer["w.m"] = {all.narrow(0, 2 * first, 2 * rows).contiguous(),
-                        {nn::Part{{8, 2}, {}}, 2 * first, 2 * (first + rows)}};
-    if (w.rank() == 0) model["norm"] = {Tensor::full({3}, value), Piece::of({3})};
+                        {nn::ShardSpec{{8, 2}, {}}, 2 * first, 2 * (first + rows)}};
+    if (w.rank() == 0) model["norm"] = {Tensor::full({3}, value), ShardSlice::of({3})};
   }
 };
 
 double value_of(const io::Checkpoint& c) {
-  const PieceFiles model(c.shards("model")), optimizer(c.shards("optim"));
+  const ShardFiles model(c.shards("model")), optimizer(c.shards("optim"));
   const double value = model.whole("norm").select(0, 0).item();
   const Tensor want = Tensor::arange(value, value + 16).view({8, 2});
   CHECK(test::different_bits(model.whole("w"), want) == "");
@@ -62,9 +62,9 @@ TEST_CASE("sharded checkpoint: any number of ranks can load it") {
         CHECK(found->shards("model").size() == static_cast<std::size_t>(writers));
         CHECK(value_of(*found) == writers);
         const Held want(w, writers);
-        const PiecedTensor& rows = want.model.at("w");
+        const SlicedTensor& rows = want.model.at("w");
         const Tensor got = Tensor::empty(rows.values.shape());
-        PieceFiles(found->shards("model")).read_into("w", rows.piece, got);
+        ShardFiles(found->shards("model")).read_into("w", rows.slice, got);
         CHECK(test::different_bits(got, rows.values) == "");
       });
   }
@@ -78,8 +78,8 @@ TEST_CASE("sharded checkpoint: a rank with an empty shard saves and loads it") {
     const std::int64_t size = (5 + w.size() - 1) / w.size();
     const std::int64_t first = std::min<std::int64_t>(5, size * w.rank());
     const std::int64_t last = std::min<std::int64_t>(5, first + size);
-    const nn::Part part{{5, 2}, {nn::Part::Cut{0, {{first, last}}}}};
-    return PiecedTensor{whole.narrow(0, first, last - first).contiguous(), Piece::of(part)};
+    const nn::ShardSpec part{{5, 2}, {nn::ShardSpec::Cut{0, {{first, last}}}}};
+    return SlicedTensor{whole.narrow(0, first, last - first).contiguous(), ShardSlice::of(part)};
   };
   for (const int writers : {4, 8, 2}) {
     run_ranks(writers, [&](World& w) {
@@ -87,9 +87,9 @@ TEST_CASE("sharded checkpoint: a rank with an empty shard saves and loads it") {
     });
     for (const int readers : {1, 4, 8})
       run_ranks(readers, [&](World& w) {
-        const PiecedTensor own = cut(w);
+        const SlicedTensor own = cut(w);
         const Tensor got = Tensor::empty(own.values.shape());
-        PieceFiles(find_checkpoint(w, out.path())->shards("model")).read_into("w", own.piece, got);
+        ShardFiles(find_checkpoint(w, out.path())->shards("model")).read_into("w", own.slice, got);
         CHECK(test::different_bits(got, own.values) == "");
       });
   }

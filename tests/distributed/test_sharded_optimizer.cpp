@@ -277,8 +277,8 @@ TEST_CASE("sharded_optimizer: loads state from any number of ranks and form of m
       first = 3;
       std::vector<std::string> states;
       for (int r = 0; r < saved_by; ++r) states.push_back(file(saved_by, r));
-      model.load_state_dict(PieceFiles({folder / "model.safetensors"}).state_dict());
-      adam.load_state(PieceFiles(states));
+      model.load_state_dict(ShardFiles({folder / "model.safetensors"}).state_dict());
+      adam.load_state(ShardFiles(states));
       CHECK(adam.steps() == 3);
     }
     for (int step = first; step < steps; ++step) {
@@ -293,7 +293,7 @@ TEST_CASE("sharded_optimizer: loads state from any number of ranks and form of m
     }
     adam.wait();
     if (save) {
-      save_pieces(file(w.size(), w.rank()), adam.state());
+      save_slices(file(w.size(), w.rank()), adam.state());
       if (w.rank() == 0) io::save_safetensors(folder / "model.safetensors", model.state_dict());
     }
     return test::copies(model.parameters());
@@ -323,10 +323,10 @@ TEST_CASE("sharded_optimizer: after loading all ranks have the same halves of ti
     const DeviceMesh mesh(w);
     Ddp ddp(model, mesh, {}, {.bucket_size = 200, .shard = true});
     const ShardedOptimizer adam(ddp, optim::AdamWOptions{});
-    const Pieces state = adam.state();
-    for (const auto& [name, piece] : state)
-      if (name.ends_with(".master")) piece.values.fill_(kTie);
-    save_pieces(file, state);
+    const SlicedTensors state = adam.state();
+    for (const auto& [name, slice] : state)
+      if (name.ends_with(".master")) slice.values.fill_(kTie);
+    save_slices(file, state);
   });
   for (const int ranks : {1, 2, 4})
     run_ranks(ranks, [&](World& w) {
@@ -336,7 +336,7 @@ TEST_CASE("sharded_optimizer: after loading all ranks have the same halves of ti
       Ddp ddp(model, mesh, {}, {.bucket_size = 200, .shard = true});
       ShardedOptimizer adam(ddp,
                             optim::AdamWOptions{.master_weights = optim::MasterWeights::remainder});
-      adam.load_state(PieceFiles({file}));
+      adam.load_state(ShardFiles({file}));
       adam.wait();
       for (const Tensor& p : model.parameters()) {
         CHECK(p.min().item() == 1 + 1.0 / 128);

@@ -70,7 +70,7 @@ Run on_ranks(const GptConfig& c, const MakeOptimizer& make, World& w, bool seque
   const nn::DeviceScope on_meta(kMeta);
   nn::Gpt model(c);
   const Layout layout = parallelize(model, w.all(), gpt_plan(c, {.sequence = sequence}));
-  nn::materialise(model, kCpu, 1, parts(layout));
+  nn::materialise(model, kCpu, 1, shard_specs(layout));
   std::vector<Tensor> shares;
   for (const NamedTensor& p : model.named_parameters())
     if (layout.at(p.name).tp_partial) shares.push_back(p.tensor);

@@ -208,6 +208,7 @@ TEST_CASE("from PyTorch: reductions and order") {
   CHECK(values(sort(x, -1, true).values) == Values{4, 1, 3, 2});
   CHECK(values(cumsum(x, 0)) == Values{1, 4, 3, 7});
   CHECK(norm(x).item() == doctest::Approx(std::sqrt(30)));
+  CHECK(test::mismatch(norm(x, {1}).square(), x.square().sum(1), 1e-6) == "");
   CHECK(logsumexp(x).shape() == Shape{2});
 }
 
@@ -369,6 +370,8 @@ TEST_CASE("from PyTorch: modules") {
   CHECK(model.drop.is_training());
   model.up.weight.set_requires_grad(false);
   CHECK(!model.up.weight.requires_grad());
+  model.up.set_requires_grad();
+  CHECK(model.up.weight.requires_grad());
   nn::Init::normal(0.02).fill(model.up.weight, next_random_key());
   nn::Embedding embed(100, 8);
   nn::Linear head;
@@ -472,6 +475,7 @@ TEST_CASE("from PyTorch: files") {
   const optim::AdamW optimizer(model);
   io::save_checkpoint(out, 100, {model.state_dict(), optimizer.state_dict()});
   CHECK(io::find_checkpoint(out)->step == 100);
+  model.load_state_dict(io::load_checkpoint(out).model);
   const Tensor x = Tensor::of({1, 2}, {2});
   io::save_npy(folder / "x.npy", x);
   CHECK(values(io::load_npy(folder / "x.npy")) == Values{1, 2});
@@ -535,6 +539,20 @@ TEST_CASE("from PyTorch: what is different") {
   }
   const nn::Linear layer(2, 2);
   CHECK(values(layer.bias) == Values{0, 0});
+}
+
+TEST_CASE("from PyTorch: recurrent modules") {
+  nn::Gru gru(64, 128);
+  nn::Lstm lstm(64, 128, {.layers = 2});
+  const Tensor x = randn({3, 5, 64}), first = Tensor::zeros({1, 3, 128});
+  const Tensor h0 = Tensor::zeros({2, 3, 128}), c0 = zeros_like(h0);
+  auto [y, h] = gru(x, first);
+  CHECK(test::different_bits(h[0], y.select(1, 4)) == "");
+  auto [z, state] = lstm(x, {h0, c0});
+  CHECK(state.h.shape() == Shape{2, 3, 128});
+  CHECK(state.c.shape() == Shape{2, 3, 128});
+  const Tensor row = x.reshape({1, 15, 64}), cu = Tensor::of({0, 5, 10, 15}, {4}, DType::i32);
+  CHECK(test::mismatch(lstm(row, {}, {.cu_seqlens = cu}).y, z.reshape({1, 15, 128}), 1e-5) == "");
 }
 
 }  // namespace weft::from_pytorch_test

@@ -125,17 +125,17 @@ struct Result {
   StateDict first, last;  ///< weights before and after; on several ranks, what one rank would write
 };
 
-StateDict values_of(const distributed::Pieces& pieces) {
+StateDict values_of(const distributed::SlicedTensors& slices) {
   StateDict out;
-  for (const auto& [name, p] : pieces) out[name] = p.values.clone();
+  for (const auto& [name, p] : slices) out[name] = p.values.clone();
   return out;
 }
 
 Result run(const GptOptions& o, int steps, const train::Ranks& ranks,
-           distributed::Pieces* pieces = nullptr) {
+           distributed::SlicedTensors* slices = nullptr) {
   GptStep gpt(o, ranks);
   Result r;
-  r.first = values_of(gpt.step.model_pieces());
+  r.first = values_of(gpt.step.model_slices());
   for (int step = 1; step <= steps; ++step) {
     const train::StepResult s =
         gpt.step(step, batch_of(step, ranks.first_row(), ranks.rows(), o.model.vocab));
@@ -143,18 +143,18 @@ Result run(const GptOptions& o, int steps, const train::Ranks& ranks,
     if (s.find("mtp_1_loss")) r.losses.push_back(s.at("mtp_1_loss").value());
     r.norms.push_back(s.grad_norm());
   }
-  r.last = values_of(gpt.step.model_pieces());
-  if (pieces) *pieces = gpt.step.model_pieces();
+  r.last = values_of(gpt.step.model_slices());
+  if (slices) *slices = gpt.step.model_slices();
   return r;
 }
 
 Result run_alone(const GptOptions& o, int steps) { return run(o, steps, train::Ranks::alone(o)); }
 
 // A rank's piece of a whole tensor.
-Tensor cut(const Tensor& whole, const distributed::Piece& piece, const Shape& shape) {
+Tensor cut(const Tensor& whole, const distributed::ShardSlice& piece, const Shape& shape) {
   const Tensor out = Tensor::empty({piece.end - piece.begin}, whole.dtype());
   const Tensor flat = whole.flatten();
-  nn::for_each_run(piece.part, [&](std::int64_t from, std::int64_t to, std::int64_t count) {
+  nn::for_each_run(piece.spec, [&](std::int64_t from, std::int64_t to, std::int64_t count) {
     out.narrow(0, to, count).copy_(flat.narrow(0, from, count));
   });
   return out.view(shape);
@@ -172,9 +172,9 @@ struct Tolerance {
   double weights = 1;  ///< of each parameter, relative
 };
 
-// "" or the first difference beyond the tolerance. Each rank checks its own pieces.
-std::string difference(const Result& got, const Result& want, const distributed::Pieces& pieces,
-                       const Tolerance& tolerance) {
+// "" or the first difference beyond the tolerance. Each rank checks its own slices.
+std::string difference(const Result& got, const Result& want,
+                       const distributed::SlicedTensors& slices, const Tolerance& tolerance) {
   const auto apart = [](double a, double b) { return std::abs(a - b) / std::abs(b); };
   for (std::size_t i = 0; i < want.losses.size(); ++i)
     if (!(apart(got.losses.at(i), want.losses[i]) <= tolerance.losses))
@@ -182,16 +182,16 @@ std::string difference(const Result& got, const Result& want, const distributed:
   for (std::size_t i = 0; i < want.norms.size(); ++i)
     if (!(apart(got.norms.at(i), want.norms[i]) <= tolerance.losses))
       return message("norm {}: {}, not {}", i, got.norms[i], want.norms[i]);
-  for (const auto& [name, p] : pieces) {
+  for (const auto& [name, p] : slices) {
     if (!is_compute(p.values.dtype())) continue;
     const Shape& shape = p.values.shape();
     const Tensor &first = want.first.at(name), &last = want.last.at(name);
     if (const std::string text =
-            test::different_bits(got.first.at(name), cut(first, p.piece, shape));
+            test::different_bits(got.first.at(name), cut(first, p.slice, shape));
         !text.empty())
       return message("{} starts otherwise: {}", name, text);
     // Relative to the whole parameter, because a shard may hardly change.
-    const double d = std::sqrt(squares(sub(got.last.at(name), cut(last, p.piece, shape))));
+    const double d = std::sqrt(squares(sub(got.last.at(name), cut(last, p.slice, shape))));
     const double change = std::sqrt(squares(sub(first, last)));
     if (!(d <= tolerance.change * change && d <= tolerance.weights * std::sqrt(squares(last))))
       return message("{}: {} apart, after a change of {}", name, d, change);
@@ -222,9 +222,9 @@ void on_ranks(const Model& m, const Layout& l, const GptOptions& own, const Resu
     CAPTURE(own.parallel.zero);
     CAPTURE(own.micro_batch);
     const train::Ranks ranks(world, own);
-    distributed::Pieces pieces;
-    const Result got = run(own, static_cast<int>(want.norms.size()), ranks, &pieces);
-    CHECK(difference(got, want, pieces, tolerance) == "");
+    distributed::SlicedTensors slices;
+    const Result got = run(own, static_cast<int>(want.norms.size()), ranks, &slices);
+    CHECK(difference(got, want, slices, tolerance) == "");
   });
 }
 
@@ -330,7 +330,7 @@ std::string moved_wrongly(const GptOptions& o, const train::Ranks& ranks) {
   }
   for (int step = 1; step <= 3; ++step)
     gpt.step(step, batch_of(step, ranks.first_row(), ranks.rows(), o.model.vocab));
-  gpt.step.model_pieces();  // waits for parameters in flight
+  gpt.step.model_slices();  // waits for parameters in flight
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const bool moved = test::different_bits(parameters[i].tensor, before[i]) != "";
     if (moved == is_frozen(parameters[i].name)) return parameters[i].name;

@@ -45,25 +45,28 @@ Shape broadcast(const Shape& a, const Shape& b) {
 
 void Closest::reset() { closest = std::numeric_limits<double>::infinity(); }
 double Closest::get() { return closest; }
-void Closest::see(double a, double b) {
-  if (a == b && a == 0) return;
-  closest = std::min(closest, std::abs(a - b) / std::max({std::abs(a), std::abs(b), 0.1}));
+void Closest::see(const Number& a, const Number& b) {
+  if (std::isnan(a.v) || std::isnan(b.v)) closest = 0;
+  if ((a.exact && b.exact) || (a.v == b.v && a.v == 0)) return;
+  closest = std::min(closest, std::abs(a.v - b.v) / std::max({std::abs(a.v), std::abs(b.v), 0.1}));
 }
 
 bool greater(const Number& a, const Number& b) {
-  Closest::see(a.v, b.v);
+  Closest::see(a, b);
   return a.v > b.v;
 }
 
 std::vector<int> falling(const Row& row) {
   std::vector<int> order(row.size());
   std::iota(order.begin(), order.end(), 0);
+  for (const Number& x : row)
+    if (std::isnan(x.v)) return (closest = 0, order);  // NaN has no place
   std::stable_sort(order.begin(), order.end(), [&row](int a, int b) {
     return row[static_cast<std::size_t>(a)].v > row[static_cast<std::size_t>(b)].v;
   });
   for (std::size_t i = 1; i < order.size(); ++i)
-    Closest::see(row[static_cast<std::size_t>(order[i - 1])].v,
-                 row[static_cast<std::size_t>(order[i])].v);
+    Closest::see(row[static_cast<std::size_t>(order[i - 1])],
+                 row[static_cast<std::size_t>(order[i])]);
   return order;
 }
 

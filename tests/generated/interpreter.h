@@ -17,13 +17,13 @@ struct Array {
 using Arrays = std::vector<const Array*>;
 using Row = std::vector<Number>;
 
-/// The smallest relative distance of two different numbers that any op compared since reset(). If
-/// it is tiny, rounding decides the result.
+/// The smallest relative distance of two numbers that any op compared since reset(). If it is tiny,
+/// rounding decides the result; numbers that no dtype rounds do not count.
 class Closest {
  public:
   static void reset();
   static double get();
-  static void see(double a, double b);
+  static void see(const Number& a, const Number& b);
 };
 /// a > b, recorded by Closest.
 bool greater(const Number& a, const Number& b);

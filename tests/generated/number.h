@@ -11,11 +11,19 @@ namespace weft::generated {
 /// Source: Fike, Alonso 2011, "The Development of Hyper-Dual Numbers"
 struct Number {
   double v = 0, s = 0, t = 0, st = 0;
+  /// Moved from a leaf or a constant, so the same in every dtype: comparisons may find it equal.
+  bool exact = true;
   Number() = default;
   Number(double value) : v(value) {}
   Number(double value, double along_s, double along_t, double along_both)
-      : v(value), s(along_s), t(along_t), st(along_both) {}
+      : v(value), s(along_s), t(along_t), st(along_both), exact(false) {}
 };
+/// Without derivatives, as after detach().
+inline Number still(const Number& n) {
+  Number y = n.v;
+  y.exact = n.exact;
+  return y;
+}
 
 /// While an object exists, every result of the arithmetic below changes by a relative error of up
 /// to `eps`, as if it were rounded. Results that change more than others are ill-conditioned.
@@ -52,12 +60,18 @@ inline Number operator+(const Number& a, const Number& b) {
 inline Number operator-(const Number& a, const Number& b) {
   return rounded({a.v - b.v, a.s - b.s, a.t - b.t, a.st - b.st});
 }
+inline Number operator-(Number n) {  // exact
+  for (double* part : {&n.v, &n.s, &n.t, &n.st}) *part = -*part;
+  return n;
+}
 inline Number operator*(const Number& a, const Number& b) {
   return rounded({a.v * b.v, a.s * b.v + a.v * b.s, a.t * b.v + a.v * b.t,
                   a.st * b.v + a.s * b.t + a.t * b.s + a.v * b.st});
 }
-// Near a pole rounding decides the result: returns NaN, so that programs avoid it.
-inline bool near_pole(const Number& x) { return std::abs(x.v) < 1e-4; }
+// Near a pole rounding decides the result: returns NaN, so that programs avoid it. In bf16 a
+// difference of numbers of size 1 is 0 that is not 0 in double.
+inline double pole_width = 1e-4;
+inline bool near_pole(const Number& x) { return std::abs(x.v) < pole_width; }
 
 inline Number reciprocal(const Number& x) {
   if (near_pole(x)) return std::nan("");
@@ -71,7 +85,8 @@ inline Number exp(const Number& x) {
 }
 inline Number log(const Number& x) {
   if (near_pole(x)) return std::nan("");
-  return chain(x, std::log(x.v), 1 / x.v, -1 / (x.v * x.v));
+  const double s = x.s / x.v, t = x.t / x.v;  // x.v squared may overflow
+  return rounded({std::log(x.v), s, t, x.st / x.v - s * t});
 }
 inline Number power(const Number& x, double p) {
   if (near_pole(x) && (p < 0 || p != std::trunc(p))) return std::nan("");
@@ -87,6 +102,11 @@ inline Number tanh(const Number& x) {
 inline Number sigmoid(const Number& x) {
   const double y = rounded(1 / (1 + std::exp(-x.v))).v, slope = y * (1 - y);
   return chain(x, y, slope, slope * (1 - 2 * y));
+}
+inline Number softplus(const Number& x) {
+  const double slope = sigmoid(x.v).v;
+  const double y = std::log1p(std::exp(-std::abs(x.v))) + (x.v > 0 ? x.v : 0);
+  return chain(x, y, slope, slope * (1 - slope));
 }
 inline Number erf(const Number& x) {
   const double slope = 1.1283791670955126 * std::exp(-x.v * x.v);

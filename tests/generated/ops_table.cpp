@@ -7,6 +7,7 @@
 #include "weft/autograd/cross_entropy.h"
 #include "weft/autograd/dropout.h"
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/expert_capacity.h"
 #include "weft/autograd/gated_delta.h"
 #include "weft/autograd/grouped_linear.h"
 #include "weft/autograd/indexing.h"
@@ -18,6 +19,7 @@
 #include "weft/autograd/matmul.h"
 #include "weft/autograd/mlp.h"
 #include "weft/autograd/mse.h"
+#include "weft/autograd/recurrent.h"
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/rms_norm.h"
 #include "weft/autograd/rope.h"
@@ -43,6 +45,8 @@ TensorList list(const ValuesIndices& r) { return {r.values, r.indices}; }
 TensorList list(const LayerNormResidual& r) { return {r.y, r.sum}; }
 TensorList list(const RmsNormResidual& r) { return {r.y, r.sum}; }
 TensorList list(const GatedDelta& r) { return {r.y, r.state}; }
+TensorList list(const GruOutput& r) { return {r.y, r.state}; }
+TensorList list(const LstmOutput& r) { return {r.y, r.state.h, r.state.c}; }
 TensorList list(const Routing& r) { return {r.probs, r.experts}; }
 TensorList list(const RopeTables& r) { return {r.cos, r.sin}; }
 TensorList list(const ExpertRows& r) { return {r.row_of, r.slot_of, r.rows, r.counts}; }
@@ -104,6 +108,17 @@ AttentionOptions packed_rows(const Tensor& q) {
 GatedDeltaOptions from_state(const Tensor& state) {
   GatedDeltaOptions o;
   o.state = state;
+  return o;
+}
+GruOptions gru_packed(const Tensor& gates, const Tensor& state) {
+  GruOptions o;
+  o.state = state;
+  o.cu_seqlens = sequences(gates.dim(1));
+  return o;
+}
+LstmOptions lstm_from(const Tensor& h, const Tensor& c) {
+  LstmOptions o;
+  o.state = {h, c};
   return o;
 }
 RouterOptions router(std::int64_t topk, RouterScore score, bool pre = false) {
@@ -213,7 +228,7 @@ const OpLine kTable[] = {
     {"stddev", "BMK", ONE(stddev(in[0]), stddev(in[0], {0}, 0), stddev(in[0], {1, 2})), "cds"},
     {"prod", "BMK", ONE(prod(in[0], 0), prod(in[0], 1), prod(in[0], 2, true)), "n"},
     {"prod", "MK:p", ONE(prod(in[0]))},
-    {"norm", "BMK", ONE(norm(in[0]))},
+    {"norm", "BMK", ONE(norm(in[0]), norm(in[0], {1}), norm(in[0], {0, 2}, true))},
     {"norm", "BMK", ONE(norm(in[0], 1), norm(in[0], 3))},
     {"norm", "BMK", ONE(norm(in[0], kInfinity))},
     {"logsumexp", "BMK", ONE(logsumexp(in[0], 0), logsumexp(in[0], 1), logsumexp(in[0], 2, true))},
@@ -297,6 +312,13 @@ const OpLine kTable[] = {
      CALL(list(gated_delta(in[0], in[1], in[2], in[3], in[4], from_state(in[5])))), "sl"},
     {"gated_delta_recurrent", "BTHD BTHD BTHV BTH:n BTH:u",
      CALL(list(gated_delta_recurrent(in[0], in[1], in[2], in[3], in[4]))), "~sl"},
+    {"gru", "BT3H 3HH 3H BH:w",
+     CALL(list(gru(in[0], in[1], in[2], {.state = in[3], .cu_seqlens = {}}))), "csl"},
+    {"gru", "=1T3H 3HH 3H =3H:w", CALL(list(gru(in[0], in[1], in[2], gru_packed(in[0], in[3])))),
+     "csl"},
+    {"lstm", "BT4H 4HH", CALL(list(lstm(in[0], in[1], {}))), "csl"},
+    {"lstm", "BT4H 4HH 4H BH:w BH:w",
+     CALL(list(lstm(in[0], in[1], in[2], lstm_from(in[3], in[4])))), "csl"},
     {"rope_tables", "MK", CALL(list(rope_tables(in[0].dim(0), 6)))},
     {"rope", "BTH2D SD:w SD:w", ONE(rope(in[0], in[1], in[2], 1))},
     {"rope", "BTH2D SD:w SD:w BT:jS", ONE(rope(in[0], in[1], in[2], in[3]))},
@@ -325,6 +347,11 @@ const OpLine kTable[] = {
     {"route", "TE", CALL(list(route(in[0], {}, router(3, RouterScore::sqrt_softplus)))), "c"},
     {"route_sinkhorn", "=5E =5:b", CALL(list(route_sinkhorn(in[0], 2, true, in[1]))), "d"},
     {"route_sinkhorn", "=5E", CALL(list(route_sinkhorn(in[0], 1, false))), "d"},
+    {"limit_capacity", "TK:w TK:i4", CALL(list(limit_capacity({in[0], in[1]}, 4, 2)))},
+    {"limit_capacity", "TK:w TK:i4",
+     CALL(list(limit_capacity({in[0], in[1]}, 4, 1, DropPolicy::position)))},
+    {"limit_capacity_factor", "TK:w TK:i4",
+     CALL(list(limit_capacity_factor({in[0], in[1]}, 4, 0.5)))},
     {"sinkhorn", "TE T:b", ONE(sinkhorn(in[0], in[1]))},
     {"count_experts", "TK:i5", ONE(count_experts(in[0], 4))},
     {"count_top_experts", "TE T:b", ONE(count_top_experts(in[0], 2, 1, in[1]))},

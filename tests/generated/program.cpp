@@ -56,18 +56,16 @@ int Maker::leaf(const Shape& shape) {
   item.shape = shape;
   item.layout = static_cast<Layout>(rng.below(kLayouts));
   const std::int64_t count = shape.numel();
-  // Multiples of 1/16, which every dtype represents exactly.
+  // Multiples of 1/16, which every dtype represents exactly; some leaves have many equal numbers.
+  const double grid = rng.chance(0.15) ? 2 : 16;
   for (std::int64_t i = 0; i < count; ++i) {
-    item.values.push_back(std::clamp(std::round(rng.normal() * 16) / 16, -4.0, 4.0));
+    item.values.push_back(std::clamp(std::round(rng.normal() * grid) / grid, -4.0, 4.0));
     item.along_s.push_back(rng.uniform(-1, 1));
     item.along_t.push_back(rng.uniform(-1, 1));
   }
   repeat_values(item.layout, shape, item.values);
-  Array array = filled(shape, 0);
-  for (std::size_t i = 0; i < array.at.size(); ++i)
-    array.at[i] = {item.values[i], item.along_s[i], item.along_t[i], 0};
+  values_.push_back(interpret(item, {}));
   program_.push_back(std::move(item));
-  values_.push_back(std::move(array));
   return static_cast<int>(program_.size()) - 1;
 }
 
@@ -80,13 +78,21 @@ std::int64_t Maker::length() {
 Array interpret(const Item& item, const std::vector<Array>& values) {
   if (item.op < 0) {
     Array leaf = filled(item.shape, 0);
-    for (std::size_t i = 0; i < leaf.at.size(); ++i)
+    for (std::size_t i = 0; i < leaf.at.size(); ++i) {
       leaf.at[i] = {item.values[i], item.along_s[i], item.along_t[i], 0};
+      leaf.at[i].exact = true;
+    }
     return leaf;
   }
   Arrays in;
   for (const int i : item.in) in.push_back(&values[static_cast<std::size_t>(i)]);
-  return program_ops()[static_cast<std::size_t>(item.op)].exact(item, in);
+  return op_of(item).exact(item, in);
+}
+
+std::vector<Array> interpret(const Program& program) {
+  std::vector<Array> values;
+  for (const Item& item : program) values.push_back(interpret(item, values));
+  return values;
 }
 
 Array interpret_rounded(const Item& item, const std::vector<Array>& values,
@@ -95,7 +101,14 @@ Array interpret_rounded(const Item& item, const std::vector<Array>& values,
   return interpret(item, values);
 }
 
+void round_derivatives(Array& x, const Rounding& rounding, std::uint64_t seed) {
+  RandomRounding random(rounding.eps, ~seed);
+  for (Number& n : x.at)
+    for (double* part : {&n.s, &n.t, &n.st}) random.round(*part);
+}
+
 Program make_program(Rng rng, int longest, const Rounding& rounding, std::vector<Array>& values) {
+  pole_width = std::max(1e-4, 4 * rounding.eps);
   Program program;
   values.clear();
   std::vector<Array> other;  // the same, with random rounding
@@ -107,13 +120,13 @@ Program make_program(Rng rng, int longest, const Rounding& rounding, std::vector
       shape.push_back(maker.length());
     maker.leaf(shape);
   }
-  const std::int64_t ops = 1 + rng.below(longest);
+  const std::int64_t ops = rng.chance(0.5) ? longest : 1 + rng.below(longest);
   int made = 0;
   for (int tries = 0; made < ops && tries < 200; ++tries) {
     const std::size_t before = program.size();
     Item item;
     item.op = static_cast<int>(rng.below(static_cast<std::int64_t>(program_ops().size())));
-    bool good = program_ops()[static_cast<std::size_t>(item.op)].make(maker, item);
+    bool good = op_of(item).make(maker, item);
     if (good) {
       while (other.size() < program.size())
         other.push_back(interpret(program[other.size()], other));
@@ -122,8 +135,9 @@ Program make_program(Rng rng, int longest, const Rounding& rounding, std::vector
       good = Closest::get() > rounding.margin && moderate(result) &&
              result.shape.numel() <= kMostElements && result.ndim() <= 5;
       if (good) {
+        Closest::reset();
         Array again = interpret_rounded(item, other, rounding, program.size());
-        good = well_conditioned(result, again);
+        good = Closest::get() > rounding.margin && well_conditioned(result, again);
         other.push_back(std::move(again));
       }
       if (good) {
@@ -163,8 +177,7 @@ std::string to_string(const Program& program, const std::vector<Array>& values) 
   std::string text;
   for (std::size_t i = 0; i < program.size(); ++i) {
     const Item& item = program[i];
-    const char* what =
-        item.op < 0 ? name(item.layout) : program_ops()[static_cast<std::size_t>(item.op)].name;
+    const char* what = item.op < 0 ? name(item.layout) : op_of(item).name;
     text += message("  {} = {}", i, what);
     for (const int k : item.in) text += message(" {}", k);
     if (!item.ints.empty()) text += " ;";

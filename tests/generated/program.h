@@ -45,6 +45,8 @@ class Maker {
 };
 
 struct ProgramOp {
+  /// One or more ops of docs/ops.md, then what tells it from other rows; or "Tensor::" and a
+  /// member.
   const char* name;
   int order;  ///< how many times it can be differentiated: 1 or 2
   /// Chooses operands and numbers; false if nothing fits.
@@ -53,6 +55,9 @@ struct ProgramOp {
   Array (*exact)(const Item& item, const Arrays& in);
 };
 std::span<const ProgramOp> program_ops();
+inline const ProgramOp& op_of(const Item& item) {
+  return program_ops()[static_cast<std::size_t>(item.op)];
+}
 
 /// The rounding of a dtype.
 struct Rounding {
@@ -61,14 +66,17 @@ struct Rounding {
   double margin = 1e-6;      ///< the least distance between numbers that an op compares
 };
 
-/// A program of at most `longest` ops whose values are finite, moderate and well-conditioned;
-/// `values` are the interpreter's.
+/// A program whose values are finite, moderate and well-conditioned: one in two has `longest` ops,
+/// the others 1 to `longest`, and fewer if no more fit. `values` are the interpreter's.
 Program make_program(Rng rng, int longest, const Rounding& rounding, std::vector<Array>& values);
 /// The interpreter's value of an item, from the values of the items before it.
 Array interpret(const Item& item, const std::vector<Array>& values);
+std::vector<Array> interpret(const Program& program);
 /// The same, with random rounding.
 Array interpret_rounded(const Item& item, const std::vector<Array>& values,
                         const Rounding& rounding, std::uint64_t seed);
+/// Random rounding of the derivatives alone.
+void round_derivatives(Array& x, const Rounding& rounding, std::uint64_t seed);
 /// The items that `last` depends on, renumbered, with `last` at the end.
 Program only_for(const Program& program, int last);
 std::string to_string(const Program& program, const std::vector<Array>& values);

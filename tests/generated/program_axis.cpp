@@ -1,13 +1,11 @@
-#include <algorithm>
 #include <cmath>
+#include <limits>
 
-#include "weft/autograd/indexing.h"
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/softmax.h"
-#include "weft/autograd/sort.h"
 #include "weft/tests/generated/program_ops.h"
 
-// Reductions, normalised rows, order and indexing.
+// Reductions and normalised rows.
 namespace weft::generated {
 namespace {
 
@@ -23,11 +21,23 @@ bool some_axes(Maker& m, Item& item) {
   item.reals = {m.rng.chance(0.5) ? 1.0 : 0.0};
   return true;
 }
-bool kept(I item) { return item.reals[0] == 1; }
-bool kept_axis(Maker& m, Item& item) {
-  if (!one_axis(m, item)) return false;
-  item.reals = {m.rng.chance(0.5) ? 1.0 : 0.0};
-  return m.shape(item.in[0])[axis_of(item)] > 0;
+// An axis, or without ints all elements.
+bool axis_or_all(Maker& m, Item& item) {
+  if (!kept_axis(m, item)) return false;
+  if (m.rng.chance(0.2) && m.shape(item.in[0]).numel() > 0) {
+    item.ints.clear();
+    item.reals = {0};
+  }
+  return true;
+}
+bool some_element(Maker& m, Item& item) { return one(m, item) && m.shape(item.in[0]).numel() > 0; }
+// The shape of an operand that would broadcast to x, in ints.
+bool narrower(Maker& m, Item& item) {
+  one(m, item);
+  const Shape& x = m.shape(item.in[0]);
+  for (int d = static_cast<int>(m.rng.below(x.size() + 1)); d < x.size(); ++d)
+    item.ints.push_back(m.rng.chance(0.5) ? 1 : x[d]);
+  return true;
 }
 
 template <class F>
@@ -38,14 +48,19 @@ Tensor over_axes(I item, F f) {
   return f({axis(0), axis(1)});
 }
 using Dims = std::initializer_list<int>;
+template <Tensor (*all_axes)(const Tensor&), Tensor (*one_of)(const Tensor&, int, bool)>
+Tensor over_one(I item, T in) {
+  return item.ints.empty() ? all_axes(in[0]) : one_of(in[0], axis_of(item), kept(item));
+}
 
-Array reduced(I item, A in, Number (*f)(const Row&)) {
+template <Number (*f)(const Row&)>
+Array reduced(I item, A in) {
   return reduce_axes(*in[0], {item.ints.begin(), item.ints.end()}, kept(item), f);
 }
-Array one_reduced(I item, A in, Number (*f)(const Row&)) {
-  return reduce_axes(*in[0], {axis_of(item)}, kept(item), f);
+template <Number (*f)(const Row&)>
+Array whole(I, A in) {
+  return reduce_axes(*in[0], {}, false, f);
 }
-Number average(const Row& row) { return total(row) / static_cast<double>(row.size()); }
 Number variance(const Row& row) {
   if (row.size() < 2) return std::nan("");  // the divisor would be 0
   const Number mean = average(row);
@@ -53,15 +68,29 @@ Number variance(const Row& row) {
   for (N x : row) sum = sum + (x - mean) * (x - mean);
   return sum / (static_cast<double>(row.size()) - 1);
 }
+Number deviation(const Row& row) { return sqrt(variance(row)); }
 Number lowest(const Row& row) {
   Row negated;
-  for (N x : row) negated.push_back(0 - x);
-  return 0 - highest(negated);
+  for (N x : row) negated.push_back(-x);
+  return -highest(negated);
 }
-Number log_sum_exp(const Row& row) {
-  Number sum;
-  for (N x : row) sum = sum + exp(x);
-  return log(sum);
+// The first of the largest or smallest.
+Number place_of_highest(const Row& row) {
+  std::size_t best = 0;
+  for (std::size_t i = 1; i < row.size(); ++i)
+    if (greater(row[i], row[best])) best = i;
+  return static_cast<double>(best);
+}
+Number place_of_lowest(const Row& row) {
+  std::size_t best = 0;
+  for (std::size_t i = 1; i < row.size(); ++i)
+    if (greater(row[best], row[i])) best = i;
+  return static_cast<double>(best);
+}
+Number product(const Row& row) {
+  Number y = 1;
+  for (N x : row) y = y * x;
+  return y;
 }
 Number length(const Row& row) {
   Number sum;
@@ -70,8 +99,23 @@ Number length(const Row& row) {
 }
 Number cubic_length(const Row& row) {
   Number sum;
-  for (N x : row) sum = sum + power(x.v < 0 ? 0 - x : x, 3);
+  for (N x : row) sum = sum + power(x.v < 0 ? -x : x, 3);
   return power(sum, 1.0 / 3);
+}
+// |x|, with derivative 0 at 0.
+Number size_of(N x) {
+  if (x.v == 0) return 0;
+  return greater(x, 0) ? x : -x;
+}
+Number sum_of_sizes(const Row& row) {
+  Number sum;
+  for (N x : row) sum = sum + size_of(x);
+  return sum;
+}
+Number largest_size(const Row& row) {
+  Row sizes;
+  for (N x : row) sizes.push_back(size_of(x));
+  return highest(sizes);
 }
 Row log_softmax_row(const Row& row) {
   const Number sum = log_sum_exp(row);
@@ -85,92 +129,14 @@ Row running_sum(const Row& row) {
   for (N x : row) y.push_back(sum = sum + x);
   return y;
 }
-Row sorted(const Row& row) {
-  Row y;
-  for (const int i : falling(row)) y.push_back(row[static_cast<std::size_t>(i)]);
-  return y;
-}
-
-bool best(Maker& m, Item& item) {
-  if (!one_axis(m, item)) return false;
-  const std::int64_t n = m.shape(item.in[0])[axis_of(item)];
-  if (n == 0) return false;
-  item.ints.push_back(1 + m.rng.below(n));
-  return true;
-}
-
-// Indices into an axis of length n, in ints from `from` on.
-bool draw_indices(Maker& m, Item& item, std::int64_t count, std::int64_t n) {
-  if (n == 0 && count > 0) return false;
-  for (std::int64_t i = 0; i < count; ++i) item.ints.push_back(m.rng.below(n));
-  return true;
-}
-bool selected(Maker& m, Item& item) {
-  return one_axis(m, item) && draw_indices(m, item, m.length(), m.shape(item.in[0])[axis_of(item)]);
-}
-// ints: the axis, the length along it, then an index for every element.
-bool picked(Maker& m, Item& item) {
-  if (!one_axis(m, item)) return false;
-  Shape shape = m.shape(item.in[0]);
-  const std::int64_t n = shape[axis_of(item)];
-  shape[axis_of(item)] = m.length();
-  item.ints.push_back(shape[axis_of(item)]);
-  return shape.numel() < 200 && draw_indices(m, item, shape.numel(), n);
-}
-bool scattered(Maker& m, Item& item) {
-  if (!picked(m, item)) return false;
-  Shape shape = m.shape(item.in[0]);
-  shape[axis_of(item)] = item.ints[1];
-  item.in.push_back(m.like(shape));
-  return true;
-}
-bool table(Maker& m, Item& item) {
-  const int x = m.any(2);
-  if (x < 0 || m.shape(x).size() != 2) return false;
-  item.in = {x};
-  item.ints = {2, m.rng.below(4)};
-  return draw_indices(m, item, item.ints[0] * item.ints[1], m.shape(x)[0]);
-}
-bool matrix(Maker& m, Item& item) {
-  const int x = m.any(2);
-  item.in = {x};
-  item.ints = {m.rng.below(5) - 2};
-  return x >= 0;
-}
-Tensor indices(I item, std::size_t from, const Shape& shape) {
-  return Tensor::from<std::int64_t>(std::span(item.ints).subspan(from), shape);
-}
-Tensor picking(I item, const Tensor& x) {
-  Shape shape = x.shape();
-  shape[axis_of(item)] = item.ints[1];
-  return indices(item, 2, shape).to(x.device());
-}
-Array gather_exact(I item, A in) {
-  Shape shape = in[0]->shape;
-  const int axis = axis_of(item);
-  shape[axis] = item.ints[1];
-  std::size_t next = 2;  // coordinates come in row-major order
-  return rearranged(*in[0], shape, [&](Place p) {
-    p[static_cast<std::size_t>(axis)] = item.ints[next++];
-    return p;
-  });
-}
-Array scatter_exact(I item, A in) {
-  Array y = *in[0];
-  Array places = filled(in[0]->shape, 0);
-  for (std::size_t i = 0; i < places.at.size(); ++i) places.at[i].v = static_cast<double>(i);
-  const Array target = gather_exact(item, {&places});
-  for (std::size_t i = 0; i < target.at.size(); ++i) {
-    Number& sum = y.at[static_cast<std::size_t>(target.at[i].v)];
-    sum = sum + in[1]->at[i];
-  }
-  return y;
-}
-Row select_row(I item, const Row& row) {
-  Row y;
-  for (std::size_t i = 1; i < item.ints.size(); ++i)
-    y.push_back(row.empty() ? Number(0) : row[static_cast<std::size_t>(item.ints[i])]);
-  return y;
+Array summed_to(I item, A in) {
+  const Shape &x = in[0]->shape, target = given_shape(item);
+  const int more = x.size() - target.size();
+  std::vector<int> axes;
+  for (int d = 0; d < x.size(); ++d)
+    if (d < more || target[d - more] == 1) axes.push_back(d);
+  if (axes.empty()) return *in[0];
+  return reshaped(reduce_axes(*in[0], axes, true, total), target);
 }
 
 const ProgramOp kAxisOps[] = {
@@ -178,77 +144,46 @@ const ProgramOp kAxisOps[] = {
      [](I item, T in) {
        return over_axes(item, [&](Dims d) { return sum(in[0], d, kept(item)); });
      },
-     [](I item, A in) { return reduced(item, in, total); }},
+     reduced<total>},
     {"mean", 2, some_axes,
      [](I item, T in) {
        return over_axes(item, [&](Dims d) { return mean(in[0], d, kept(item)); });
      },
-     [](I item, A in) { return reduced(item, in, average); }},
+     reduced<average>},
+    {"sum_to", 2, narrower, [](I item, T in) { return sum_to(in[0], given_shape(item)); },
+     summed_to},
     {"var", 2, some_axes,
      [](I item, T in) {
        return over_axes(item, [&](Dims d) { return var(in[0], d, 1, kept(item)); });
      },
-     [](I item, A in) { return reduced(item, in, variance); }},
-    {"max", 2, kept_axis, [](I item, T in) { return max(in[0], axis_of(item), kept(item)); },
-     [](I item, A in) { return one_reduced(item, in, highest); }},
-    {"min", 2, kept_axis, [](I item, T in) { return min(in[0], axis_of(item), kept(item)); },
-     [](I item, A in) { return one_reduced(item, in, lowest); }},
+     reduced<variance>},
+    {"stddev", 2, some_axes,
+     [](I item, T in) {
+       return over_axes(item, [&](Dims d) { return stddev(in[0], d, 1, kept(item)); });
+     },
+     reduced<deviation>},
+    {"max", 2, axis_or_all, over_one<max, max>, reduced<highest>},
+    {"min", 2, axis_or_all, over_one<min, min>, reduced<lowest>},
+    {"argmax", 2, kept_axis, [](I item, T in) { return argmax(in[0], axis_of(item), kept(item)); },
+     reduced<place_of_highest>},
+    {"argmin", 2, kept_axis, [](I item, T in) { return argmin(in[0], axis_of(item), kept(item)); },
+     reduced<place_of_lowest>},
+    {"prod", 2, axis_or_all, over_one<prod, prod>, reduced<product>},
     {"logsumexp", 2, kept_axis,
      [](I item, T in) { return logsumexp(in[0], axis_of(item), kept(item)); },
-     [](I item, A in) { return one_reduced(item, in, log_sum_exp); }},
-    {"norm", 2, one, [](I, T in) { return norm(in[0]); },
-     [](I, A in) { return reduce_axes(*in[0], {}, false, length); }},
-    {"norm 3", 2, one, [](I, T in) { return norm(in[0], 3); },
-     [](I, A in) { return reduce_axes(*in[0], {}, false, cubic_length); }},
+     reduced<log_sum_exp>},
+    {"norm", 2, one, [](I, T in) { return norm(in[0]); }, whole<length>},
+    {"norm 3", 2, one, [](I, T in) { return norm(in[0], 3); }, whole<cubic_length>},
+    {"norm 1", 2, one, [](I, T in) { return norm(in[0], 1); }, whole<sum_of_sizes>},
+    {"norm infinity", 2, some_element,
+     [](I, T in) { return norm(in[0], std::numeric_limits<double>::infinity()); },
+     whole<largest_size>},
     {"cumsum", 2, one_axis, [](I item, T in) { return cumsum(in[0], axis_of(item)); },
      [](I item, A in) { return along(*in[0], axis_of(item), running_sum); }},
     {"softmax", 2, one_axis, [](I item, T in) { return softmax(in[0], axis_of(item)); },
      [](I item, A in) { return along(*in[0], axis_of(item), softmax); }},
     {"log_softmax", 2, one_axis, [](I item, T in) { return log_softmax(in[0], axis_of(item)); },
      [](I item, A in) { return along(*in[0], axis_of(item), log_softmax_row); }},
-    {"sort", 2, one_axis, [](I item, T in) { return sort(in[0], axis_of(item), true).values; },
-     [](I item, A in) { return along(*in[0], axis_of(item), sorted); }},
-    {"topk", 2, best, [](I item, T in) { return topk(in[0], item.ints[1], axis_of(item)).values; },
-     [](I item, A in) {
-       return along(*in[0], axis_of(item), [&](const Row& row) {
-         Row y = sorted(row);
-         y.resize(static_cast<std::size_t>(item.ints[1]));
-         return y;
-       });
-     }},
-    {"index_select", 2, selected,
-     [](I item, T in) {
-       const auto count = static_cast<std::int64_t>(item.ints.size()) - 1;
-       return index_select(in[0], axis_of(item), indices(item, 1, {count}).to(in[0].device()));
-     },
-     [](I item, A in) {
-       return along(*in[0], axis_of(item), [&](const Row& row) { return select_row(item, row); });
-     }},
-    {"gather", 2, picked,
-     [](I item, T in) { return gather(in[0], axis_of(item), picking(item, in[0])); }, gather_exact},
-    {"scatter_add", 2, scattered,
-     [](I item, T in) { return scatter_add(in[0], axis_of(item), picking(item, in[0]), in[1]); },
-     scatter_exact},
-    {"embedding", 2, table,
-     [](I item, T in) {
-       return embedding(in[0], indices(item, 2, {item.ints[0], item.ints[1]}).to(in[0].device()));
-     },
-     [](I item, A in) {
-       const Shape shape{item.ints[0], item.ints[1], in[0]->shape[1]};
-       return rearranged(*in[0], shape, [&](const Place& p) {
-         return Place{item.ints[static_cast<std::size_t>(2 + p[0] * item.ints[1] + p[1])], p[2]};
-       });
-     }},
-    {"tril", 2, matrix, [](I item, T in) { return tril(in[0], item.ints[0]); },
-     [](I item, A in) {
-       Array keep = *in[0];
-       const std::int64_t rows = in[0]->shape[in[0]->ndim() - 2], columns = in[0]->shape.back();
-       for (std::size_t i = 0; i < keep.at.size(); ++i) {
-         const auto k = static_cast<std::int64_t>(i);
-         if (k % columns - k / columns % rows > item.ints[0]) keep.at[i] = 0;
-       }
-       return keep;
-     }},
 };
 
 }  // namespace

@@ -1,18 +1,14 @@
-#include "weft/autograd/cross_entropy.h"
 #include "weft/autograd/layer_norm.h"
 #include "weft/autograd/linear.h"
-#include "weft/autograd/linear_cross_entropy.h"
 #include "weft/autograd/matmul.h"
 #include "weft/autograd/mlp.h"
-#include "weft/autograd/mse.h"
 #include "weft/autograd/rms_norm.h"
-#include "weft/autograd/router_loss.h"
 #include "weft/autograd/scaled_activation.h"
 #include "weft/autograd/swiglu.h"
 #include "weft/autograd/view.h"
 #include "weft/tests/generated/program_ops.h"
 
-// Products, norms, gates and losses.
+// Products, norms and gates.
 namespace weft::generated {
 namespace {
 
@@ -30,6 +26,29 @@ bool product(Maker& m, Item& item) {
   other.push_back(m.length());
   const int y = m.like(other);
   item.in = {x, y};
+  return true;
+}
+// A vector as second operand, or before a matrix.
+bool by_vector(Maker& m, Item& item) {
+  const int x = m.any(1);
+  if (x < 0) return false;
+  const std::int64_t k = m.shape(x).back(), n = m.length();
+  const bool before = m.shape(x).size() == 1 && m.rng.chance(0.5);
+  const Shape other = before ? Shape{k, n} : Shape{k};
+  item.in = {x, m.like(other)};
+  return true;
+}
+// Flattened, and another vector: as long, or not.
+bool flat_pair(Maker& m, Item& item) {
+  one(m, item);
+  const Shape flat{m.shape(item.in[0]).numel()};
+  item.in.push_back(m.like(flat));
+  return true;
+}
+bool flat_and_other(Maker& m, Item& item) {
+  one(m, item);
+  const Shape other{m.length()};
+  item.in.push_back(m.like(other));
   return true;
 }
 // A row, and weights with as many columns; then a bias.
@@ -71,13 +90,6 @@ bool norm_and_residual(Maker& m, Item& item) {
   item.in.push_back(m.like(shape));
   return true;
 }
-bool gate_and_up(Maker& m, Item& item) {
-  const int x = m.any(1);
-  if (x < 0) return false;
-  const Shape shape = m.shape(x);
-  item.in = {x, m.like(shape)};
-  return true;
-}
 bool even_row(Maker& m, Item& item) {
   const int x = m.any(1);
   item.in = {x};
@@ -93,89 +105,6 @@ bool scaled_rows(Maker& m, Item& item) {
 }
 bool scaled_pairs(Maker& m, Item& item) {
   return scaled_rows(m, item) && m.shape(item.in[0]).back() % 2 == 0;
-}
-bool logits(Maker& m, Item& item) {
-  const int x = m.any(2);
-  item.in = {x};
-  return x >= 0 && m.shape(x).size() == 2 && m.shape(x).numel() > 0;
-}
-
-// ints: the reduction, then one target per row; -100 is ignored. reals[0]: smoothing.
-bool targets(Maker& m, Item& item, const Shape& rows, std::int64_t classes) {
-  if (classes == 0) return false;
-  item.ints = {m.rng.below(3)};
-  for (std::int64_t i = 0; i < rows.numel(); ++i)
-    item.ints.push_back(m.rng.chance(0.1) ? -100 : m.rng.below(classes));
-  item.reals = {m.rng.chance(0.5) ? 0 : 0.25};
-  return true;
-}
-bool classified(Maker& m, Item& item) {
-  const int x = m.any(1);
-  if (x < 0) return false;
-  Shape rows = m.shape(x);
-  const std::int64_t classes = rows.back();
-  rows.pop_back();
-  item.in = {x};
-  return targets(m, item, rows, classes);
-}
-bool classified_by_weights(Maker& m, Item& item) {
-  const int x = m.any(1);
-  if (x < 0) return false;
-  Shape rows = m.shape(x);
-  const std::int64_t c = rows.back(), classes = 2 + m.rng.below(5);
-  rows.pop_back();
-  item.in = {x};
-  item.in.push_back(m.like({classes, c}));
-  return targets(m, item, rows, classes);
-}
-Reduction reduction(I item) {
-  constexpr Reduction kAll[] = {Reduction::none, Reduction::mean, Reduction::sum};
-  return kAll[item.ints[0]];
-}
-Tensor target_tensor(I item, const Tensor& x) {
-  Shape rows = x.shape();
-  rows.pop_back();
-  return Tensor::from<std::int64_t>(std::span(item.ints).subspan(1), rows).to(x.device());
-}
-CrossEntropyOptions loss_options(I item) {
-  CrossEntropyOptions o;
-  o.reduction = reduction(item);
-  o.label_smoothing = item.reals[0];
-  return o;
-}
-Array reduced_loss(I item, const Array& losses, double rows) {
-  if (item.ints[0] == 0) return losses;
-  Array sum{{}, {total(losses.at)}};
-  if (item.ints[0] == 1) sum.at[0] = rows == 0 ? Number(0) : sum.at[0] / rows;
-  return sum;
-}
-Array cross_entropy_exact(I item, A in) {
-  const std::int64_t classes = in[0]->shape.back();
-  const double smoothing = item.reals[0];
-  std::size_t next = 0;
-  double rows = 0;
-  const auto loss = [&](const Row& row) {
-    const std::int64_t target = item.ints[++next];
-    if (target < 0) return Number(0);
-    ++rows;
-    Number sum;
-    for (N x : row) sum = sum + exp(x);
-    sum = log(sum);
-    return sum - row[static_cast<std::size_t>(target)] * (1 - smoothing) -
-           total(row) * (smoothing / static_cast<double>(classes));
-  };
-  const Array losses = reduce_axes(*in[0], {in[0]->ndim() - 1}, false, loss);
-  return reduced_loss(item, losses, rows);
-}
-
-Array linear_exact(const Array& x, const Array& weight) {
-  const Array w = transposed(weight, 0, 1);
-  if (x.ndim() > 1) return matmul(x, w);
-  Array y = matmul(reshaped(x, {1, x.shape[0]}), w);
-  return reshaped(y, {y.shape[1]});
-}
-Array plus(const Array& a, const Array& b) {
-  return binary(a, b, [](N x, N y) { return x + y; });
 }
 Array gated(const Array& x) {
   return along(x, x.ndim() - 1, [](const Row& row) {
@@ -206,9 +135,6 @@ Array normed(const Array& x, bool centred, double eps) {
     return row;
   });
 }
-Array times(const Array& a, const Array& b) {
-  return binary(a, b, [](N x, N y) { return x * y; });
-}
 Array layer_norm_exact(I item, A in) {
   const Array y = normed(*in[0], true, 1e-5);
   return item.ints[0] ? plus(times(y, *in[1]), *in[2]) : y;
@@ -235,6 +161,27 @@ Tensor both(const Result& r) {
 const ProgramOp kFusedOps[] = {
     {"matmul", 2, product, [](I, T in) { return matmul(in[0], in[1]); },
      [](I, A in) { return matmul(*in[0], *in[1]); }},
+    {"matmul vector", 2, by_vector, [](I, T in) { return matmul(in[0], in[1]); },
+     [](I, A in) {
+       const Array &x = *in[0], &w = *in[1];
+       const std::int64_t k = w.shape[0];
+       if (x.ndim() == 1 && w.ndim() > 1) {
+         const Array y = matmul(reshaped(x, {1, k}), w);
+         return reshaped(y, {y.shape[1]});
+       }
+       Shape shape = x.shape;
+       shape.pop_back();
+       const Array rows = reshaped(x, {shape.numel(), k});
+       return reshaped(matmul(rows, reshaped(w, {k, 1})), shape);
+     }},
+    {"dot", 2, flat_pair, [](I, T in) { return dot(flatten(in[0]), in[1]); },
+     [](I, A in) {
+       return Array{{}, {total(times(reshaped(*in[0], in[1]->shape), *in[1]).at)}};
+     }},
+    {"outer", 2, flat_and_other, [](I, T in) { return outer(flatten(in[0]), in[1]); },
+     [](I, A in) {
+       return times(reshaped(*in[0], {in[0]->shape.numel(), 1}), *in[1]);
+     }},
     {"linear", 2, weights, [](I, T in) { return linear(in[0], in[1], in[2]); },
      [](I, A in) { return plus(linear_exact(*in[0], *in[1]), *in[2]); }},
     {"mlp", 1, two_layers,
@@ -269,7 +216,7 @@ const ProgramOp kFusedOps[] = {
        const Array sum = plus(*in[0], *in[3]);
        return plus(rms_norm_exact(item, {&sum, in[1]}), sum);
      }},
-    {"swiglu", 1, gate_and_up, [](I, T in) { return swiglu(in[0], in[1]); },
+    {"swiglu", 1, same_shapes, [](I, T in) { return swiglu(in[0], in[1]); },
      [](I, A in) { return binary(*in[0], *in[1], [](N x, N y) { return silu(x) * y; }); }},
     {"swiglu packed", 1, even_row, [](I, T in) { return swiglu(in[0]); },
      [](I, A in) { return gated(*in[0]); }},
@@ -282,34 +229,6 @@ const ProgramOp kFusedOps[] = {
      },
      [](I item, A in) {
        return by_rows(map(*in[0], [&](N x) { return gelu(x, item.ints[0] == 1); }), *in[1]);
-     }},
-    {"mse_loss", 2, gate_and_up, [](I, T in) { return mse_loss(in[0], in[1]); },
-     [](I, A in) {
-       const Array squares = binary(*in[0], *in[1], [](N x, N y) { return (x - y) * (x - y); });
-       const auto count = static_cast<double>(squares.at.size());
-       return Array{{}, {total(squares.at) / count}};
-     }},
-    {"cross_entropy", 1, classified,
-     [](I item, T in) {
-       return cross_entropy(in[0], target_tensor(item, in[0]), loss_options(item));
-     },
-     cross_entropy_exact},
-    {"linear_cross_entropy", 1, classified_by_weights,
-     [](I item, T in) {
-       return linear_cross_entropy(in[0], in[1], target_tensor(item, in[0]), loss_options(item));
-     },
-     [](I item, A in) {
-       const Array scores = linear_exact(*in[0], *in[1]);
-       return cross_entropy_exact(item, {&scores});
-     }},
-    {"z_loss", 1, logits, [](I, T in) { return z_loss(in[0], 0.5); },
-     [](I, A in) {
-       const Array squares = reduce_axes(*in[0], {1}, false, [](const Row& row) {
-         Number sum;
-         for (N x : row) sum = sum + exp(x);
-         return log(sum) * log(sum);
-       });
-       return Array{{}, {total(squares.at) * (0.5 / static_cast<double>(squares.at.size()))}};
      }},
 };
 

@@ -1,9 +1,9 @@
-#include <algorithm>
+#include <utility>
 
 #include "weft/autograd/view.h"
 #include "weft/tests/generated/program_ops.h"
 
-// Ops that rearrange elements.
+// Views and copies.
 namespace weft::generated {
 namespace {
 
@@ -39,13 +39,6 @@ bool axis_of_one(Maker& m, Item& item) {
   if (!one_axis(m, item)) return false;
   return m.shape(item.in[0])[axis_of(item)] == 1;
 }
-bool new_axis(Maker& m, Item& item) {
-  const int x = m.any();
-  item.in = {x};
-  item.ints = {m.rng.below(m.shape(x).size() + 1)};
-  return true;
-}
-Shape given_shape(I item) { return {item.ints.begin(), item.ints.end()}; }
 
 // Another shape with as many elements: neighbouring axes are merged, or one is split.
 bool other_shape(Maker& m, Item& item) {
@@ -64,6 +57,18 @@ bool other_shape(Maker& m, Item& item) {
     const std::int64_t all = shape.numel();
     shape = {all};
   }
+  item.ints.assign(shape.begin(), shape.end());
+  return true;
+}
+// One axis is split, or one of length 1 added: a view for any strides.
+bool split_shape(Maker& m, Item& item) {
+  if (!new_axis(m, item)) return false;
+  Shape shape = m.shape(item.in[0]);
+  const int at = axis_of(item);
+  if (shape.size() == 5) return false;
+  const bool halves = at < shape.size() && shape[at] > 0 && shape[at] % 2 == 0;
+  if (halves) shape[at] /= 2;
+  shape.insert(at, halves ? 2 : 1);
   item.ints.assign(shape.begin(), shape.end());
   return true;
 }
@@ -108,73 +113,14 @@ Array permuted_exact(I item, A in) {
     return source;
   });
 }
-Array expanded_exact(I item, A in) {
-  const Array zeros = filled(given_shape(item), 0);
-  return binary(*in[0], zeros, [](N a, N) { return a; });
-}
+Array expanded_exact(I item, A in) { return broadcast_to(*in[0], given_shape(item)); }
 
-// A second operand that differs in the length of one axis.
-bool joined(Maker& m, Item& item) {
-  if (!one_axis(m, item)) return false;
-  Shape shape = m.shape(item.in[0]);
-  shape[axis_of(item)] = m.length();
-  item.in.push_back(m.like(shape));
-  return true;
-}
-Array cat_exact(I item, A in) {
-  const int axis = axis_of(item);
-  const std::int64_t first = in[0]->shape[axis];
-  Shape shape = in[0]->shape;
-  shape[axis] = 2 * first + in[1]->shape[axis];
-  Array y = filled(shape, 0);
-  std::size_t i = 0;
-  const auto at = static_cast<std::size_t>(axis);
-  const Array places = rearranged(filled({}, 0), shape, [&](Place p) {
-    const std::int64_t k = p[at];
-    const bool second = k >= first && k < first + in[1]->shape[axis];
-    p[at] = k < first ? k : second ? k - first : k - first - in[1]->shape[axis];
-    y.at[i++] = element(second ? *in[1] : *in[0], p);
-    return Place{};
-  });
-  return y;
-}
-bool stacked(Maker& m, Item& item) {
-  if (!new_axis(m, item)) return false;
-  const Shape shape = m.shape(item.in[0]);
-  item.in.push_back(m.like(shape));
-  return shape.size() < 5;
-}
-Array stack_exact(I item, A in) {
-  Shape shape = in[0]->shape;
-  shape.insert(axis_of(item), 1);
-  const Array a = reshaped(*in[0], shape), b = reshaped(*in[1], shape);
-  return along(cat_exact(item, {&a, &b}), axis_of(item), [](const Row& row) {
-    return Row{row[0], row[1]};
-  });
-}
-bool padded(Maker& m, Item& item) {
-  if (!one_axis(m, item)) return false;
-  item.ints.insert(item.ints.end(), {m.rng.below(3), m.rng.below(3)});
-  item.reals = {m.rng.chance(0.5) ? 0 : 0.5};
-  return true;
-}
-bool rolled(Maker& m, Item& item) {
-  if (!one_axis(m, item)) return false;
-  item.ints.push_back(m.rng.below(9) - 4);
-  return true;
-}
-// ints: the axis, the size of a piece, and its index.
-bool cut(Maker& m, Item& item) {
-  if (!one_axis(m, item)) return false;
-  const std::int64_t n = m.shape(item.in[0])[axis_of(item)], size = 1 + m.rng.below(3);
-  if (n == 0) return false;
-  item.ints.insert(item.ints.end(), {size, m.rng.below((n + size - 1) / size)});
-  return true;
-}
 Array same(I, A in) { return *in[0]; }
 
-const ProgramOp kViewsOps[] = {
+const ProgramOp kViewOps[] = {
     {"reshape", 2, other_shape, [](I item, T in) { return reshape(in[0], given_shape(item)); },
+     [](I item, A in) { return reshaped(*in[0], given_shape(item)); }},
+    {"view", 2, split_shape, [](I item, T in) { return view(in[0], given_shape(item)); },
      [](I item, A in) { return reshaped(*in[0], given_shape(item)); }},
     {"permute", 2, order, permuted, permuted_exact},
     {"transpose", 2, two_axes,
@@ -188,6 +134,15 @@ const ProgramOp kViewsOps[] = {
      },
      [](I item, A in) {
        return along(*in[0], axis_of(item), [&](const Row& row) { return slice_row(item, row); });
+     }},
+    {"narrow", 2, piece,
+     [](I item, T in) {
+       return narrow(in[0], axis_of(item), item.ints[1], item.ints[2] - item.ints[1]);
+     },
+     [](I item, A in) {
+       return along(*in[0], axis_of(item), [&](const Row& row) {
+         return Row(row.begin() + item.ints[1], row.begin() + item.ints[2]);
+       });
      }},
     {"select", 2, position, [](I item, T in) { return select(in[0], axis_of(item), item.ints[1]); },
      [](I item, A in) {
@@ -209,55 +164,12 @@ const ProgramOp kViewsOps[] = {
      }},
     {"flatten", 2, one, [](I, T in) { return flatten(in[0]); },
      [](I, A in) { return reshaped(*in[0], {in[0]->shape.numel()}); }},
-    {"split", 2, cut,
-     [](I item, T in) {
-       return split(in[0], item.ints[1], axis_of(item))[static_cast<int>(item.ints[2])];
-     },
-     [](I item, A in) {
-       return along(*in[0], axis_of(item), [&](const Row& row) {
-         const auto size = item.ints[1], from = size * item.ints[2];
-         const auto end = std::min(from + size, static_cast<std::int64_t>(row.size()));
-         return Row(row.begin() + from, row.begin() + end);
-       });
-     }},
-    {"cat", 2, joined,
-     [](I item, T in) {
-       return cat({in[0], in[1], in[0]}, axis_of(item));
-     },
-     cat_exact},
-    {"stack", 2, stacked,
-     [](I item, T in) {
-       return stack({in[0], in[1]}, axis_of(item));
-     },
-     stack_exact},
-    {"pad", 2, padded,
-     [](I item, T in) {
-       return pad(in[0], axis_of(item), item.ints[1], item.ints[2], item.reals[0]);
-     },
-     [](I item, A in) {
-       return along(*in[0], axis_of(item), [&](Row row) {
-         row.insert(row.begin(), static_cast<std::size_t>(item.ints[1]), item.reals[0]);
-         row.insert(row.end(), static_cast<std::size_t>(item.ints[2]), item.reals[0]);
-         return row;
-       });
-     }},
-    {"roll", 2, rolled, [](I item, T in) { return roll(in[0], item.ints[1], axis_of(item)); },
-     [](I item, A in) {
-       return along(*in[0], axis_of(item), [&](const Row& row) {
-         Row y = row;
-         const auto n = static_cast<std::int64_t>(row.size());
-         for (std::int64_t i = 0; i < n; ++i)
-           y[static_cast<std::size_t>(((i + item.ints[1]) % n + n) % n)] =
-               row[static_cast<std::size_t>(i)];
-         return y;
-       });
-     }},
     {"contiguous", 2, one, [](I, T in) { return contiguous(in[0]); }, same},
     {"clone", 2, one, [](I, T in) { return clone(in[0]); }, same},
 };
 
 }  // namespace
 
-std::span<const ProgramOp> view_ops() { return kViewsOps; }
+std::span<const ProgramOp> view_ops() { return kViewOps; }
 
 }  // namespace weft::generated

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/values.h"
 #include "weft/core/error.h"
 #include "weft/io/checkpoint.h"
 #include "weft/tests/power_cut.h"
@@ -97,6 +99,31 @@ TEST_CASE("checkpoint: save, find, replace and prune") {
   CHECK(io::list_directory(root) ==
         std::vector<std::string>{"latest.json", "step_00000300", "step_00000350"});
   CHECK(io::find_checkpoint(out.path())->step == 350);
+}
+
+TEST_CASE("checkpoint: load returns what was saved last") {
+  const test::TempFolder out;
+  CHECK(error_of([&] { io::load_checkpoint(out.path()); }) ==
+        "load_checkpoint: '" + out.path() + "' has no checkpoint");
+  const Tensor w = Tensor::of({1, 2});
+  io::save_checkpoint(out.path(), 1, {{{"w", w}}, {{"w.m", w * 2}}, "{\"epoch\":1}"});
+  io::save_checkpoint(out.path(), 2, {{{"w", w * 3}}, {{"w.m", w * 4}}, "{\"epoch\":2}"});
+  const io::CheckpointContent last = io::load_checkpoint(out.path());
+  CHECK(equal(last.model.at("w"), w * 3));
+  CHECK(equal(last.optimizer.at("w.m"), w * 4));
+  CHECK(last.state == "{\"epoch\":2}");
+
+  const std::string folder = io::begin_checkpoint(out.path(), 3);
+  std::vector<io::CheckpointFile> files;
+  for (const char* kind : {"model", "optim"})
+    for (const int rank : {0, 1}) {
+      const std::string name = io::shard_name(kind, rank);
+      files.push_back({name, io::save_safetensors(folder + "/" + name, {{"w", w}})});
+    }
+  io::commit_checkpoint(out.path(), 3, files, "{}");
+  CHECK(error_of([&] { io::load_checkpoint(out.path()); }) ==
+        "load_checkpoint: '" + out / "checkpoints/step_00000003" +
+            "' must have 1 model file, got 2");
 }
 
 TEST_CASE("checkpoint: the manifest lists size and checksum of every file") {

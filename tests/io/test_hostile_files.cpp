@@ -9,7 +9,7 @@
 
 #include "weft/core/allocator.h"
 #include "weft/core/error.h"
-#include "weft/distributed/pieces.h"
+#include "weft/distributed/shard_files.h"
 #include "weft/io/checkpoint.h"
 #include "weft/io/json.h"
 #include "weft/io/npy.h"
@@ -62,12 +62,12 @@ TEST_CASE("hostile files: damaged safetensors and pieces of tensors") {
     put(path, bytes);
     io::load_safetensors(path);
   });
-  const nn::Part rows{{4, 3}, {{0, {{0, 1}, {3, 4}}}}}, columns{{2, 6}, {{1, {{2, 5}}}}};
-  distributed::save_pieces(path, {{"r", {values.view({2, 3}), distributed::Piece::of(rows)}},
+  const nn::ShardSpec rows{{4, 3}, {{0, {{0, 1}, {3, 4}}}}}, columns{{2, 6}, {{1, {{2, 5}}}}};
+  distributed::save_slices(path, {{"r", {values.view({2, 3}), distributed::ShardSlice::of(rows)}},
                                   {"c", {values.narrow(0, 0, 3), {columns, 2, 5}}}});
   survives(io::read_file(path), [&](const std::string& bytes) {
     put(path, bytes);
-    const distributed::PieceFiles files({path});
+    const distributed::ShardFiles files({path});
     for (const std::string& name : files.names()) error_of([&] { files.whole(name); });
   });
 }
@@ -159,7 +159,7 @@ TEST_CASE(
           R"(}"})";
     put(path, with_header("{" + header + "}"));
     const HeapUse use = heap_use([&] {
-      const distributed::PieceFiles files({path});
+      const distributed::ShardFiles files({path});
       CHECK(files.names().size() == n);
       CHECK(files.shape("7") == (pieces ? Shape{9, 0} : Shape{0}));
     });
@@ -185,7 +185,7 @@ TEST_CASE("hostile files: huge pieces described by a few bytes are checked again
     const std::int64_t before = memory_stats(kCpu).live_bytes;
     reset_peak(kCpu);
     const HeapUse use =
-        heap_use([&] { error = error_of([&] { distributed::PieceFiles({path}).whole("w"); }); });
+        heap_use([&] { error = error_of([&] { distributed::ShardFiles({path}).whole("w"); }); });
     CHECK(use.peak < 1'000'000);
     CHECK(memory_stats(kCpu).peak_bytes - before < 1'000'000);
     return error;

@@ -110,7 +110,7 @@ TEST_CASE("Experts: init() draws by an expert's global number") {
   nn::init(whole, 11);
   for (const std::int64_t first : {0, 1, 2}) {
     nn::Experts half(2, 3, 5, options);  // 30 and 15 values per expert: odd counts too
-    const nn::Part::Cut held{0, {{first, first + 2}}};
+    const nn::ShardSpec::Cut held{0, {{first, first + 2}}};
     nn::init(half, 11, {{"gate_up", {{4, 10, 3}, {held}}}, {"down", {{4, 3, 5}, {held}}}});
     CHECK(different_bits(half.up, contiguous(whole.up.narrow(0, first, 2))) == "");
     CHECK(different_bits(half.down, contiguous(whole.down.narrow(0, first, 2))) == "");

@@ -158,6 +158,16 @@ TEST_CASE("module: training mode reaches every child") {
   CHECK(m.drop.is_training());
 }
 
+TEST_CASE("module: a frozen child gets no gradient and keeps its values") {
+  Sample m;
+  m.set_requires_grad(false);
+  for (const Tensor& p : m.parameters()) CHECK(!p.requires_grad());
+  m.in.set_requires_grad();
+  CHECK(m.in.weight.requires_grad());
+  CHECK(m.in.bias.requires_grad());
+  CHECK(!m.scale.requires_grad());
+}
+
 TEST_CASE("module: zero_grad drops grad and zeroes main_grad") {
   Sample m;
   m.in.bias.set_grad(Tensor::ones({4}));

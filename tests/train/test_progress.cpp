@@ -60,6 +60,18 @@ TEST_CASE("progress: a sample is shown in lines that fit") {
   CHECK(sample_lines("\xc3\xa9\xc3\xa9\xc3\xa9", 4) == Lines{"\xc3\xa9\xc3\xa9", "\xc3\xa9"});
 }
 
+TEST_CASE("progress: facts are wrapped between words, under their own beginning") {
+  using Lines = std::vector<std::string>;
+  CHECK(fact_lines("data", "1,024 tokens, and 64 held out", 80) ==
+        Lines{"data             1,024 tokens, and 64 held out"});
+  CHECK(fact_lines("data", "1,024 tokens, and 64 held out", 34) ==
+        Lines{"data             1,024 tokens, and", "                 64 held out"});
+  CHECK(fact_lines("data", "1,024 tokens, and 64 held out", 33) ==
+        Lines{"data             1,024 tokens,", "                 and 64 held out"});
+  CHECK(fact_lines("plot", "/a/long/path", 4) == Lines{"plot             /a/long/path"});
+  CHECK(fact_lines("a name of eighteen", "x", 80) == Lines{"a name of eighteen x"});
+}
+
 TEST_CASE("progress: COLUMNS sets the width") {
   const char* const before = std::getenv("COLUMNS");
   const std::string kept = before ? before : "";
@@ -73,7 +85,7 @@ TEST_CASE("progress: COLUMNS sets the width") {
     unsetenv("COLUMNS");
 }
 
-TEST_CASE("progress: the time left counts steps, evaluations and saves") {
+TEST_CASE("progress: the time left counts steps, evaluations, saves and samples") {
   CHECK(of_plan({.steps = 10}).after(4) == doctest::Approx(6 * 3));
   // Evaluations at 8 and at the end, 10; each counts as 5 steps until one is timed.
   TimeLeft left = of_plan({.steps = 10, .eval_every = 4, .steps_per_evaluation = 5});
@@ -94,6 +106,12 @@ TEST_CASE("progress: the time left counts steps, evaluations and saves") {
   TimeLeft meta = of_plan({.steps = 8, .save_every = 4, .saves = false});
   meta.add(Aside::save, 100);
   CHECK(meta.after(4) == doctest::Approx(4 * 3));
+  // Samples are drawn on the interval only: at 3, 6 and 9.
+  TimeLeft samples = of_plan({.steps = 10, .saves = false, .sample_every = 3});
+  samples.add(Aside::sample, 40);
+  CHECK(samples.after(3) == doctest::Approx(7 * 3 + 120));
+  CHECK(samples.after(4) == doctest::Approx(6 * 3 + 80));
+  CHECK(samples.after(10) == doctest::Approx(0));
   TimeLeft first({.steps = 3});
   first.add_step(50);
   CHECK(first.after(1) == doctest::Approx(100));  // the only step so far

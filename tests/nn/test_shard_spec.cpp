@@ -1,16 +1,16 @@
 #include <doctest/doctest.h>
 
 #include "weft/nn/gpt.h"
-#include "weft/nn/part.h"
+#include "weft/nn/shard_spec.h"
 #include "weft/tests/support.h"
 
 namespace weft::nn::part_test {
 namespace {
 
 // The shard of a whole tensor, by slicing.
-Tensor sliced(const Tensor& whole, const Part& part) {
+Tensor sliced(const Tensor& whole, const ShardSpec& part) {
   Tensor x = whole.detach();
-  for (const Part::Cut& cut : part.cuts) {
+  for (const ShardSpec::Cut& cut : part.cuts) {
     TensorList pieces;
     for (const auto& [begin, end] : cut.ranges)
       pieces.push_back(narrow(x, cut.axis, begin, end - begin));
@@ -33,7 +33,7 @@ struct OneMatrix : Module {
 }  // namespace
 
 TEST_CASE("init: shards have the bits of the whole") {
-  const Part parts[] = {
+  const ShardSpec parts[] = {
       {{7, 5}, {{0, {{0, 4}}}}},
       {{7, 5}, {{0, {{4, 7}}}}},
       {{7, 5}, {{1, {{0, 3}}}}},
@@ -47,7 +47,7 @@ TEST_CASE("init: shards have the bits of the whole") {
   };
   for (const Init& rule :
        {Init::normal(0.3), Init::uniform(2), Init::truncated_normal(1), Init::constant(4)})
-    for (const Part& part : parts) {
+    for (const ShardSpec& part : parts) {
       OneMatrix whole(part.whole, rule), own(shape_of(part), rule);
       init(whole, 11);
       init(own, 11, {{"weight", part}});
@@ -61,9 +61,9 @@ TEST_CASE("init: shards have the bits of the whole") {
     }
 }
 
-TEST_CASE("part: visiting a range of a shard touches only its elements") {
+TEST_CASE("shard_spec: visiting a range of a shard touches only its elements") {
   using Stretch = std::vector<std::int64_t>;
-  const auto runs = [](const Part& part, std::int64_t begin, std::int64_t end) {
+  const auto runs = [](const ShardSpec& part, std::int64_t begin, std::int64_t end) {
     std::vector<Stretch> out;
     for_each_run(part, begin, end, [&](std::int64_t whole, std::int64_t own, std::int64_t count) {
       out.push_back({whole, own, count});
@@ -74,7 +74,7 @@ TEST_CASE("part: visiting a range of a shard touches only its elements") {
   CHECK(runs({{kMany, 2}, {{1, {{0, 1}}}}}, 5, 7) == std::vector<Stretch>{{10, 5, 1}, {12, 6, 1}});
   CHECK(runs({{kMany, 0}, {{1, {}}}}, 0, 0).empty());
   CHECK(runs({{kMany, 4}, {{1, {{1, 1}, {2, 2}}}}}, 0, 0).empty());
-  const Part part{{3, 4, 5}, {{1, {{1, 2}, {2, 2}, {3, 4}}}, {0, {{0, 1}, {2, 3}}}}};
+  const ShardSpec part{{3, 4, 5}, {{1, {{1, 2}, {2, 2}, {3, 4}}}, {0, {{0, 1}, {2, 3}}}}};
   const std::vector<Stretch> all = runs(part, 0, 20);
   CHECK(all == std::vector<Stretch>{{5, 0, 5}, {15, 5, 5}, {45, 10, 5}, {55, 15, 5}});
   // Any subrange gives the same elements.
@@ -89,22 +89,24 @@ TEST_CASE("part: visiting a range of a shard touches only its elements") {
       CHECK(got == want);
     }
   CHECK(test::error_of([&] { runs(part, 3, 21); }) ==
-        "part: [3, 21) must lie among the 20 elements of the part");
+        "shard_spec: [3, 21) must lie among the 20 elements of the shard");
 }
 
-TEST_CASE("part: invalid cuts are refused") {
+TEST_CASE("shard_spec: invalid cuts are refused") {
   CHECK(test::error_of([] {
           shape_of({{4, 2}, {{0, {{0, 1}}}, {0, {{1, 2}}}}});
-        }) == "part: an axis must be cut once, got two cuts of axis 0");
+        }) == "shard_spec: an axis must be cut once, got two cuts of axis 0");
   CHECK(test::error_of([] {
           shape_of({{4, 2}, {{2, {{0, 1}}}}});
-        }) == "part: a cut must be along an axis of [4, 2], got axis 2");
+        }) == "shard_spec: a cut must be along an axis of [4, 2], got axis 2");
   CHECK(test::error_of([] {
           shape_of({{4, 2}, {{0, {{2, 3}, {1, 4}}}}});
-        }) == "part: the ranges of axis 0 of [4, 2] must ascend inside it, got [1, 4) behind 3");
+        }) ==
+        "shard_spec: the ranges of axis 0 of [4, 2] must ascend inside it, got [1, 4) after 3");
   CHECK(test::error_of([] {
           shape_of({{4, 2}, {{0, {{2, 5}}}}});
-        }) == "part: the ranges of axis 0 of [4, 2] must ascend inside it, got [2, 5) behind 0");
+        }) ==
+        "shard_spec: the ranges of axis 0 of [4, 2] must ascend inside it, got [2, 5) after 0");
 }
 
 }  // namespace weft::nn::part_test

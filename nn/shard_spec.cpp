@@ -1,4 +1,4 @@
-#include "weft/nn/part.h"
+#include "weft/nn/shard_spec.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -11,22 +11,22 @@ namespace {
 using Ranges = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
 // The non-empty ranges of every axis; the whole axis where there is no cut.
-std::vector<Ranges> ranges_by_axis(const Part& part) {
+std::vector<Ranges> ranges_by_axis(const ShardSpec& part) {
   std::vector<Ranges> out;
   for (int axis = 0; axis < part.whole.size(); ++axis) out.push_back({{0, part.whole[axis]}});
   int seen = 0;  // a bit for each axis
-  for (const Part::Cut& cut : part.cuts) {
+  for (const ShardSpec::Cut& cut : part.cuts) {
     check(cut.axis >= 0 && cut.axis < part.whole.size(),
-          "part: a cut must be along an axis of {}, got axis {}", part.whole, cut.axis);
-    check((seen >> cut.axis & 1) == 0, "part: an axis must be cut once, got two cuts of axis {}",
-          cut.axis);
+          "shard_spec: a cut must be along an axis of {}, got axis {}", part.whole, cut.axis);
+    check((seen >> cut.axis & 1) == 0,
+          "shard_spec: an axis must be cut once, got two cuts of axis {}", cut.axis);
     seen |= 1 << cut.axis;
     Ranges& kept = out[static_cast<std::size_t>(cut.axis)];
     kept.clear();
     std::int64_t last = 0;
     for (const auto& [begin, end] : cut.ranges) {
       check(last <= begin && begin <= end && end <= part.whole[cut.axis],
-            "part: the ranges of axis {} of {} must ascend inside it, got [{}, {}) behind {}",
+            "shard_spec: the ranges of axis {} of {} must ascend inside it, got [{}, {}) after {}",
             cut.axis, part.whole, begin, end, last);
       last = end;
       if (begin < end) kept.emplace_back(begin, end);
@@ -43,7 +43,7 @@ std::int64_t length(const Ranges& ranges) {
 
 // Visits the non-empty runs among elements [begin, end) of the part.
 struct Walk {
-  const Part& part;
+  const ShardSpec& part;
   const std::vector<Ranges>& axes;
   std::vector<std::int64_t> inner;  // by axis: number of the part's elements per index of the axis
   int last;                         // last axis that is cut; later axes are contiguous
@@ -74,7 +74,7 @@ struct Walk {
 
 }  // namespace
 
-Shape shape_of(const Part& part) {
+Shape shape_of(const ShardSpec& part) {
   const std::vector<Ranges> axes = ranges_by_axis(part);
   Shape shape = part.whole;
   for (int axis = 0; axis < shape.size(); ++axis)
@@ -82,16 +82,16 @@ Shape shape_of(const Part& part) {
   return shape;
 }
 
-void for_each_run(const Part& part, const Run& run) {
+void for_each_run(const ShardSpec& part, const Run& run) {
   for_each_run(part, 0, shape_of(part).numel(), run);
 }
 
-void for_each_run(const Part& part, std::int64_t begin, std::int64_t end, const Run& run) {
+void for_each_run(const ShardSpec& part, std::int64_t begin, std::int64_t end, const Run& run) {
   const std::vector<Ranges> axes = ranges_by_axis(part);
   const Shape own = shape_of(part);
   const std::int64_t elements = own.numel();
   check(0 <= begin && begin <= end && end <= elements,
-        "part: [{}, {}) must lie among the {} elements of the part", begin, end, elements);
+        "shard_spec: [{}, {}) must lie among the {} elements of the shard", begin, end, elements);
   if (begin == end) return;
   int last = part.whole.size() - 1;
   while (last >= 0 && own[last] == part.whole[last]) --last;

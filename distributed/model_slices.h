@@ -1,16 +1,16 @@
 #pragma once
 #include "weft/distributed/device_mesh.h"
 #include "weft/distributed/layout.h"
-#include "weft/distributed/pieces.h"
+#include "weft/distributed/shard_files.h"
 
 namespace weft::distributed {
 
 /// This rank's part of a checkpoint of a model with this state_dict(). Replicas take turns, so that
 /// all ranks together write every value once.
-Pieces model_pieces(const StateDict& state, const DeviceMesh& mesh, const Layout& layout);
+SlicedTensors model_slices(const StateDict& state, const DeviceMesh& mesh, const Layout& layout);
 
 /// Reads the values that this rank holds from files of any layout, as input for load_state_dict().
-/// Throws Error as PieceFiles::read_into().
-StateDict read_model(const StateDict& state, const Layout& layout, const PieceFiles& files);
+/// Throws Error as ShardFiles::read_into().
+StateDict read_model(const StateDict& state, const Layout& layout, const ShardFiles& files);
 
 }  // namespace weft::distributed

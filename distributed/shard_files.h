@@ -10,40 +10,40 @@
 
 #include "weft/core/tensor.h"
 #include "weft/io/safetensors.h"
-#include "weft/nn/part.h"
+#include "weft/nn/shard_spec.h"
 
 namespace weft::distributed {
 
 /// Where values belong in a whole tensor: the elements [begin, end) of a shard, in row-major order.
-struct Piece {
-  nn::Part part;
+struct ShardSlice {
+  nn::ShardSpec spec;
   std::int64_t begin = 0, end = 0;
 
   /// All of a shard.
-  static Piece of(const nn::Part& part);
+  static ShardSlice of(const nn::ShardSpec& part);
   /// All of an unsharded tensor.
-  static Piece of(const Shape& whole) { return of(nn::Part{whole, {}}); }
+  static ShardSlice of(const Shape& whole) { return of(nn::ShardSpec{whole, {}}); }
 };
 
-struct PiecedTensor {
+struct SlicedTensor {
   Tensor values;  ///< of the shard's shape, or (end - begin) for a part of it
-  Piece piece;
+  ShardSlice slice;
 };
-using Pieces = std::map<std::string, PiecedTensor>;
+using SlicedTensors = std::map<std::string, SlicedTensor>;
 
 /// Writes the tensors of one rank as .safetensors. Unsharded tensors are stored as usual; for
-/// shards the metadata key "pieces" says where they belong. Throws Error when values and piece
+/// shards the metadata key "pieces" says where they belong. Throws Error when values and slice
 /// differ in their number of elements, and when writing fails.
-io::FileSummary save_pieces(const std::string& path, const Pieces& pieces,
+io::FileSummary save_slices(const std::string& path, const SlicedTensors& slices,
                             const io::Metadata& metadata = {});
 
 /// The files of all ranks together. Reads tensors as if they had never been sharded, or sharded
 /// another way.
-class PieceFiles {
+class ShardFiles {
  public:
   /// Reads headers only; time and memory grow with these. Throws Error that names a damaged file,
   /// or two files that disagree about a tensor.
-  explicit PieceFiles(const std::vector<std::string>& paths);
+  explicit ShardFiles(const std::vector<std::string>& paths);
 
   std::vector<std::string> names() const;
   bool contains(const std::string& name) const;
@@ -51,41 +51,41 @@ class PieceFiles {
   Shape shape(const std::string& name) const;
   /// Throws Error as shape().
   DType dtype(const std::string& name) const;
-  /// Fills `out` with a piece of the tensor and converts the dtype if necessary. Memory: nothing
-  /// beyond `out` if a file holds exactly this piece, else the whole tensor once. Throws Error as
-  /// shape(), when the shape of the whole differs, when `out` and the piece differ in their number
+  /// Fills `out` with a slice of the tensor and converts the dtype if necessary. Memory: nothing
+  /// beyond `out` if a file holds exactly this slice, else the whole tensor once. Throws Error as
+  /// shape(), when the shape of the whole differs, when `out` and the slice differ in their number
   /// of elements, when elements are missing from all files, and when reading fails.
-  void read_into(const std::string& name, const Piece& piece, const Tensor& out) const;
+  void read_into(const std::string& name, const ShardSlice& slice, const Tensor& out) const;
   /// The whole tensor, as a new CPU tensor. Throws Error as read_into().
   Tensor whole(const std::string& name) const;
   /// All tensors. Throws Error as read_into().
   StateDict state_dict() const;
-  /// Returns the tensors of `like` with values from the files: for each tensor the piece that
+  /// Returns the tensors of `like` with values from the files: for each tensor the slice that
   /// `place` returns, else the whole. A tensor that only the files have keeps its name, so that
   /// load_state_dict() rejects it. Throws Error as read_into().
-  using Place = std::function<Piece(const std::string& name, const Shape& shape)>;
+  using Place = std::function<ShardSlice(const std::string& name, const Shape& shape)>;
   StateDict like(const StateDict& like, const Place& place = {}) const;
 
  private:
-  // One file's part of a tensor. Whole tensors have no Piece, because a file may hold hundreds of
-  // thousands of tensors.
+  // One file's part of a tensor. Whole tensors have no ShardSlice, because a file may hold hundreds
+  // of thousands of tensors.
   struct Source {
     std::uint32_t file, tensor;
-    std::uint32_t piece;  // kWhole or an index into pieces_
+    std::uint32_t slice;  // kWhole or an index into slices_
   };
   static constexpr std::uint32_t kWhole = UINT32_MAX;
 
   void add_file(const std::string& path);
   std::string_view name(const Source& s) const { return files_[s.file].name(s.tensor); }
   Shape whole_shape(const Source& s) const;
-  Piece piece(const Source& s) const;
+  ShardSlice slice(const Source& s) const;
   /// All sources of a tensor. Throws Error when there is none.
   std::span<const Source> sources(const std::string& name) const;
   void check_agreement(const Source& first, const Source& other) const;
   void check_complete(const std::string& name, std::span<const Source> sources) const;
 
   std::vector<io::SafetensorsFile> files_;
-  std::deque<Piece> pieces_;
+  std::deque<ShardSlice> slices_;
   std::vector<Source> sources_;  // sorted by name, then by file
 };
 

@@ -1,4 +1,4 @@
-#include "weft/distributed/model_pieces.h"
+#include "weft/distributed/model_slices.h"
 
 namespace weft::distributed {
 namespace {
@@ -12,10 +12,10 @@ const ParameterLayout* layout_of(const Layout& layout, const std::string& name) 
   return parameter != layout.end() ? &parameter->second : nullptr;
 }
 
-Piece piece_of(const Layout& layout, const std::string& name, const Shape& shape) {
+ShardSlice slice_of(const Layout& layout, const std::string& name, const Shape& shape) {
   const ParameterLayout* l = layout_of(layout, name);
-  return l && !l->part.cuts.empty() && shape == shape_of(l->part) ? Piece::of(l->part)
-                                                                  : Piece::of(shape);
+  return l && !l->spec.cuts.empty() && shape == shape_of(l->spec) ? ShardSlice::of(l->spec)
+                                                                  : ShardSlice::of(shape);
 }
 
 // Whether this rank writes entry i: ranks that hold the same values take turns.
@@ -28,18 +28,18 @@ bool writes(const DeviceMesh& mesh, const ParameterLayout* l, std::int64_t i) {
 
 }  // namespace
 
-Pieces model_pieces(const StateDict& state, const DeviceMesh& mesh, const Layout& layout) {
-  Pieces pieces;
+SlicedTensors model_slices(const StateDict& state, const DeviceMesh& mesh, const Layout& layout) {
+  SlicedTensors slices;
   std::int64_t i = 0;
   for (const auto& [name, tensor] : state)
     if (writes(mesh, layout_of(layout, name), i++))
-      pieces[name] = {tensor, piece_of(layout, name, tensor.shape())};
-  return pieces;
+      slices[name] = {tensor, slice_of(layout, name, tensor.shape())};
+  return slices;
 }
 
-StateDict read_model(const StateDict& state, const Layout& layout, const PieceFiles& files) {
+StateDict read_model(const StateDict& state, const Layout& layout, const ShardFiles& files) {
   return files.like(state, [&](const std::string& name, const Shape& shape) {
-    return piece_of(layout, name, shape);
+    return slice_of(layout, name, shape);
   });
 }
 

@@ -1,4 +1,4 @@
-#include "weft/distributed/pieces.h"
+#include "weft/distributed/shard_files.h"
 
 #include <algorithm>
 #include <cstring>
@@ -11,32 +11,32 @@ namespace {
 
 constexpr const char* kKey = "pieces";
 
-bool is_whole(const Piece& p) {
-  return p.part.cuts.empty() && p.begin == 0 && p.end == p.part.whole.numel();
+bool is_whole(const ShardSlice& p) {
+  return p.spec.cuts.empty() && p.begin == 0 && p.end == p.spec.whole.numel();
 }
 
-bool same(const Piece& a, const Piece& b) {
-  const auto same_cut = [](const nn::Part::Cut& x, const nn::Part::Cut& y) {
+bool same(const ShardSlice& a, const ShardSlice& b) {
+  const auto same_cut = [](const nn::ShardSpec::Cut& x, const nn::ShardSpec::Cut& y) {
     return x.axis == y.axis && x.ranges == y.ranges;
   };
-  return a.begin == b.begin && a.end == b.end && a.part.whole == b.part.whole &&
-         std::equal(a.part.cuts.begin(), a.part.cuts.end(), b.part.cuts.begin(), b.part.cuts.end(),
+  return a.begin == b.begin && a.end == b.end && a.spec.whole == b.spec.whole &&
+         std::equal(a.spec.cuts.begin(), a.spec.cuts.end(), b.spec.cuts.begin(), b.spec.cuts.end(),
                     same_cut);
 }
 
-// Calls f(offset in the whole, offset in the piece, count) for every contiguous run.
+// Calls f(offset in the whole, offset in the slice, count) for every contiguous run.
 template <class F>
-void each_run(const Piece& p, F&& f) {
-  nn::for_each_run(p.part, p.begin, p.end,
+void each_run(const ShardSlice& p, F&& f) {
+  nn::for_each_run(p.spec, p.begin, p.end,
                    [&](std::int64_t whole, std::int64_t own, std::int64_t count) {
                      f(whole, own - p.begin, count);
                    });
 }
 
-io::Json to_json(const Piece& p) {
+io::Json to_json(const ShardSlice& p) {
   io::Json whole = io::Json::Array(), cuts = io::Json::Array();
-  for (int i = 0; i < p.part.whole.size(); ++i) whole.push_back(p.part.whole[i]);
-  for (const nn::Part::Cut& cut : p.part.cuts) {
+  for (int i = 0; i < p.spec.whole.size(); ++i) whole.push_back(p.spec.whole[i]);
+  for (const nn::ShardSpec::Cut& cut : p.spec.cuts) {
     io::Json ranges = io::Json::Array();
     for (const auto& [begin, end] : cut.ranges) {
       io::Json range = io::Json::Array();
@@ -68,11 +68,13 @@ Shape whole_from_json(const io::Json& json, const std::string& where) {
   return whole;
 }
 
-nn::Part::Cut cut_from_json(const io::Json& json, const Shape& whole, const std::string& where) {
+nn::ShardSpec::Cut cut_from_json(const io::Json& json, const Shape& whole,
+                                 const std::string& where) {
   const std::int64_t axis = json.at("axis").as_int();
   check_system(0 <= axis && axis < whole.size(),
-               "{}: part: a cut must be along an axis of {}, got axis {}", where, whole, axis);
-  nn::Part::Cut cut{static_cast<int>(axis), {}};
+               "{}: shard_spec: a cut must be along an axis of {}, got axis {}", where, whole,
+               axis);
+  nn::ShardSpec::Cut cut{static_cast<int>(axis), {}};
   for (const io::Json& range : json.at("ranges").items()) {
     check_system(range.items().size() == 2, "{}: a range must have two ends", where);
     cut.ranges.emplace_back(range.items()[0].as_int(), range.items()[1].as_int());
@@ -80,16 +82,16 @@ nn::Part::Cut cut_from_json(const io::Json& json, const Shape& whole, const std:
   return cut;
 }
 
-Piece piece_from_json(const io::Json& json, const std::string& where) {
-  Piece p;
-  p.part.whole = whole_from_json(json.at("whole"), where);
+ShardSlice slice_from_json(const io::Json& json, const std::string& where) {
+  ShardSlice p;
+  p.spec.whole = whole_from_json(json.at("whole"), where);
   for (const io::Json& cut : json.at("cuts").items())
-    p.part.cuts.push_back(cut_from_json(cut, p.part.whole, where));
+    p.spec.cuts.push_back(cut_from_json(cut, p.spec.whole, where));
   p.begin = json.at("begin").as_int();
   p.end = json.at("end").as_int();
   std::int64_t elements = 0;
   try {
-    elements = shape_of(p.part).numel();
+    elements = shape_of(p.spec).numel();
   } catch (const Error& e) {
     throw Error(where + ": " + e.what(), Fault::system);
   }
@@ -101,29 +103,29 @@ Piece piece_from_json(const io::Json& json, const std::string& where) {
 
 }  // namespace
 
-Piece Piece::of(const nn::Part& part) { return {part, 0, shape_of(part).numel()}; }
+ShardSlice ShardSlice::of(const nn::ShardSpec& part) { return {part, 0, shape_of(part).numel()}; }
 
-io::FileSummary save_pieces(const std::string& path, const Pieces& pieces,
+io::FileSummary save_slices(const std::string& path, const SlicedTensors& slices,
                             const io::Metadata& metadata) {
   StateDict tensors;
   io::Json list = io::Json::object();
   bool cut = false;
-  for (const auto& [name, t] : pieces) {
-    check(t.values.numel() == t.piece.end - t.piece.begin,
-          "save_pieces: {} must have {} values, got {}", name, t.piece.end - t.piece.begin,
+  for (const auto& [name, t] : slices) {
+    check(t.values.numel() == t.slice.end - t.slice.begin,
+          "save_slices: {} must have {} values, got {}", name, t.slice.end - t.slice.begin,
           t.values.numel());
-    const bool whole = is_whole(t.piece);
-    tensors[name] = whole ? t.values.view(t.piece.part.whole) : t.values;
+    const bool whole = is_whole(t.slice);
+    tensors[name] = whole ? t.values.view(t.slice.spec.whole) : t.values;
     if (whole) continue;
-    list.set(name, to_json(t.piece));
+    list.set(name, to_json(t.slice));
     cut = true;
   }
-  io::Metadata with_pieces = metadata;
-  if (cut) with_pieces[kKey] = list.dump();
-  return io::save_safetensors(path, tensors, with_pieces);
+  io::Metadata with_slices = metadata;
+  if (cut) with_slices[kKey] = list.dump();
+  return io::save_safetensors(path, tensors, with_slices);
 }
 
-PieceFiles::PieceFiles(const std::vector<std::string>& paths) {
+ShardFiles::ShardFiles(const std::vector<std::string>& paths) {
   for (const std::string& path : paths) add_file(path);
   std::sort(sources_.begin(), sources_.end(), [this](const Source& a, const Source& b) {
     const int c = name(a).compare(name(b));
@@ -138,7 +140,7 @@ PieceFiles::PieceFiles(const std::vector<std::string>& paths) {
   }
 }
 
-void PieceFiles::add_file(const std::string& path) {
+void ShardFiles::add_file(const std::string& path) {
   const auto number = static_cast<std::uint32_t>(files_.size());
   const io::SafetensorsFile& file = files_.emplace_back(io::SafetensorsFile::open(path));
   std::vector<std::uint32_t> described(file.size(), kWhole);
@@ -149,8 +151,8 @@ void PieceFiles::add_file(const std::string& path) {
       check_system(i < file.size() && described[i] == kWhole,
                    "{}: must name tensors of the file, each once, got {} at byte {}", what, name,
                    byte);
-      described[i] = static_cast<std::uint32_t>(pieces_.size());
-      pieces_.push_back(piece_from_json(json, message("'{}': piece of {}", path, name)));
+      described[i] = static_cast<std::uint32_t>(slices_.size());
+      slices_.push_back(slice_from_json(json, message("'{}': slice of {}", path, name)));
     };
     check_system(io::Json::each_member(found->second, what, member), "{}: must be a JSON object",
                  what);
@@ -160,7 +162,7 @@ void PieceFiles::add_file(const std::string& path) {
     const std::int64_t values = file.shape(name).numel();
     file.dtype(name);  // throws unless the dtype is supported
     if (described[i] != kWhole) {
-      const Piece& p = pieces_[described[i]];
+      const ShardSlice& p = slices_[described[i]];
       check_system(values == p.end - p.begin, "'{}': {} must have {} values, got {}", path, name,
                    p.end - p.begin, values);
     }
@@ -168,7 +170,7 @@ void PieceFiles::add_file(const std::string& path) {
   }
 }
 
-void PieceFiles::check_agreement(const Source& first, const Source& other) const {
+void ShardFiles::check_agreement(const Source& first, const Source& other) const {
   const std::string name(this->name(other));
   const io::SafetensorsFile &a = files_[first.file], &b = files_[other.file];
   const Shape shape = whole_shape(first), other_shape = whole_shape(other);
@@ -177,34 +179,34 @@ void PieceFiles::check_agreement(const Source& first, const Source& other) const
                a.dtype(name), shape, b.dtype(name), other_shape);
 }
 
-Shape PieceFiles::whole_shape(const Source& s) const {
-  return s.piece == kWhole ? files_[s.file].shape(std::string(name(s)))
-                           : pieces_[s.piece].part.whole;
+Shape ShardFiles::whole_shape(const Source& s) const {
+  return s.slice == kWhole ? files_[s.file].shape(std::string(name(s)))
+                           : slices_[s.slice].spec.whole;
 }
 
-Piece PieceFiles::piece(const Source& s) const {
-  return s.piece == kWhole ? Piece::of(whole_shape(s)) : pieces_[s.piece];
+ShardSlice ShardFiles::slice(const Source& s) const {
+  return s.slice == kWhole ? ShardSlice::of(whole_shape(s)) : slices_[s.slice];
 }
 
-std::vector<std::string> PieceFiles::names() const {
+std::vector<std::string> ShardFiles::names() const {
   std::vector<std::string> list;
   for (const Source& s : sources_)
     if (list.empty() || list.back() != name(s)) list.emplace_back(name(s));
   return list;
 }
 
-StateDict PieceFiles::state_dict() const {
+StateDict ShardFiles::state_dict() const {
   StateDict all;
   for (const std::string& name : names()) all[name] = whole(name);
   return all;
 }
 
-bool PieceFiles::contains(const std::string& name) const {
+bool ShardFiles::contains(const std::string& name) const {
   return std::any_of(files_.begin(), files_.end(),
                      [&](const io::SafetensorsFile& f) { return f.contains(name); });
 }
 
-std::span<const PieceFiles::Source> PieceFiles::sources(const std::string& name) const {
+std::span<const ShardFiles::Source> ShardFiles::sources(const std::string& name) const {
   const auto first =
       std::lower_bound(sources_.begin(), sources_.end(), name,
                        [this](const Source& s, const std::string& n) { return this->name(s) < n; });
@@ -214,33 +216,34 @@ std::span<const PieceFiles::Source> PieceFiles::sources(const std::string& name)
   return {first, last};
 }
 
-Shape PieceFiles::shape(const std::string& name) const { return whole_shape(sources(name)[0]); }
-DType PieceFiles::dtype(const std::string& name) const {
+Shape ShardFiles::shape(const std::string& name) const { return whole_shape(sources(name)[0]); }
+DType ShardFiles::dtype(const std::string& name) const {
   return files_[sources(name)[0].file].dtype(name);
 }
 
-void PieceFiles::read_into(const std::string& name, const Piece& piece, const Tensor& out) const {
+void ShardFiles::read_into(const std::string& name, const ShardSlice& slice,
+                           const Tensor& out) const {
   const std::span<const Source> found = sources(name);
   const Shape shape = whole_shape(found[0]);
-  check(piece.part.whole == shape, "checkpoint: {} must have shape {}, got {}", name,
-        piece.part.whole, shape);
-  check(out.numel() == piece.end - piece.begin, "checkpoint: {} needs room for {} values, got {}",
-        name, piece.end - piece.begin, out.numel());
+  check(slice.spec.whole == shape, "checkpoint: {} must have shape {}, got {}", name,
+        slice.spec.whole, shape);
+  check(out.numel() == slice.end - slice.begin, "checkpoint: {} needs room for {} values, got {}",
+        name, slice.end - slice.begin, out.numel());
   for (const Source& s : found) {
-    if (!same(this->piece(s), piece)) continue;
+    if (!same(this->slice(s), slice)) continue;
     const io::SafetensorsFile& file = files_[s.file];
     if (file.shape(name) == out.shape()) return file.read_into(name, out);
     out.copy_(file.tensor(name).view(out.shape()));
     return;
   }
   const Tensor all = whole(name);
-  if (is_whole(piece)) {
+  if (is_whole(slice)) {
     out.copy_(all.view(out.shape()));
     return;
   }
-  const Tensor part = Tensor::empty({piece.end - piece.begin}, all.dtype());
+  const Tensor part = Tensor::empty({slice.end - slice.begin}, all.dtype());
   const auto width = static_cast<std::int64_t>(size_of(all.dtype()));
-  each_run(piece, [&](std::int64_t from, std::int64_t to, std::int64_t count) {
+  each_run(slice, [&](std::int64_t from, std::int64_t to, std::int64_t count) {
     std::memcpy(static_cast<char*>(part.raw()) + to * width,
                 static_cast<const char*>(all.raw()) + from * width,
                 static_cast<std::size_t>(count * width));
@@ -248,17 +251,17 @@ void PieceFiles::read_into(const std::string& name, const Piece& piece, const Te
   out.copy_(part.view(out.shape()));
 }
 
-void PieceFiles::check_complete(const std::string& name, std::span<const Source> sources) const {
+void ShardFiles::check_complete(const std::string& name, std::span<const Source> sources) const {
   const Shape shape = whole_shape(sources[0]);
   const std::int64_t elements = shape.numel();
   std::int64_t there = 0;
   for (const Source& s : sources)
-    if (__builtin_add_overflow(there, piece(s).end - piece(s).begin, &there)) there = elements;
+    if (__builtin_add_overflow(there, slice(s).end - slice(s).begin, &there)) there = elements;
   // Among any `there` + 1 elements at least one is missing, so checking that many finds it.
   const std::int64_t places = std::min(elements, there + (there < elements));
   std::vector<bool> written(static_cast<std::size_t>(places));
   for (const Source& s : sources)
-    each_run(piece(s), [&](std::int64_t to, std::int64_t, std::int64_t count) {
+    each_run(slice(s), [&](std::int64_t to, std::int64_t, std::int64_t count) {
       if (to < places) std::fill_n(written.begin() + to, std::min(count, places - to), true);
     });
   const auto missing = std::find(written.begin(), written.end(), false) - written.begin();
@@ -266,15 +269,15 @@ void PieceFiles::check_complete(const std::string& name, std::span<const Source>
                missing, name, shape);
 }
 
-Tensor PieceFiles::whole(const std::string& name) const {
+Tensor ShardFiles::whole(const std::string& name) const {
   const std::span<const Source> found = sources(name);
-  if (found.size() == 1 && is_whole(piece(found[0]))) return files_[found[0].file].tensor(name);
+  if (found.size() == 1 && is_whole(slice(found[0]))) return files_[found[0].file].tensor(name);
   check_complete(name, found);  // before allocating
   const Tensor out = Tensor::empty(whole_shape(found[0]), dtype(name));
   const auto width = static_cast<std::int64_t>(size_of(out.dtype()));
   for (const Source& s : found) {
     const Tensor part = files_[s.file].tensor(name);
-    each_run(piece(s), [&](std::int64_t to, std::int64_t from, std::int64_t count) {
+    each_run(slice(s), [&](std::int64_t to, std::int64_t from, std::int64_t count) {
       std::memcpy(static_cast<char*>(out.raw()) + to * width,
                   static_cast<const char*>(part.raw()) + from * width,
                   static_cast<std::size_t>(count * width));
@@ -283,7 +286,7 @@ Tensor PieceFiles::whole(const std::string& name) const {
   return out;
 }
 
-StateDict PieceFiles::like(const StateDict& like, const Place& place) const {
+StateDict ShardFiles::like(const StateDict& like, const Place& place) const {
   StateDict out;
   const Tensor unread = Tensor::empty({}, DType::f32, kMeta);
   for (const std::string& name : names()) {
@@ -294,7 +297,7 @@ StateDict PieceFiles::like(const StateDict& like, const Place& place) const {
     }
     const Shape shape = own->second.shape();
     const Tensor values = Tensor::empty(shape, dtype(name));
-    read_into(name, place ? place(name, shape) : Piece::of(shape), values);
+    read_into(name, place ? place(name, shape) : ShardSlice::of(shape), values);
     out[name] = values;
   }
   return out;

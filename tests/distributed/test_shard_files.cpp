@@ -2,51 +2,51 @@
 
 #include <vector>
 
-#include "weft/distributed/pieces.h"
+#include "weft/distributed/shard_files.h"
 #include "weft/io/file.h"
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
-namespace weft::distributed::pieces_test {
+namespace weft::distributed::shard_files_test {
 namespace {
 
 using test::error_of;
-using Cut = nn::Part::Cut;
+using Cut = nn::ShardSpec::Cut;
 
 // Element i of a whole tensor is i.
 Tensor counting(const Shape& shape, DType dtype = DType::f32) {
   return Tensor::arange(0, static_cast<double>(shape.numel()), 1, dtype).view(shape);
 }
 
-PiecedTensor whole_tensor(const Tensor& t) { return {t, Piece::of(t.shape())}; }
+SlicedTensor whole_tensor(const Tensor& t) { return {t, ShardSlice::of(t.shape())}; }
 
-// A whole (6, 4): one file has rows 0, 1 and 4, the other has the remaining rows in two pieces.
+// A whole (6, 4): one file has rows 0, 1 and 4, the other has the remaining rows in two slices.
 struct Files {
   test::TempFolder folder;
   std::vector<std::string> paths;
-  const nn::Part upper{{6, 4}, {Cut{0, {{0, 2}, {4, 5}}}}},
+  const nn::ShardSpec upper{{6, 4}, {Cut{0, {{0, 2}, {4, 5}}}}},
       lower{{6, 4}, {Cut{0, {{2, 4}, {5, 6}}}}};
 
   explicit Files(bool complete = true) {
     const Tensor w = counting({6, 4}, DType::f64);
     const Tensor above = Tensor::of({0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19}, {3, 4}, DType::f64);
-    write({{"w", {above, Piece::of(upper)}}, {"norm", whole_tensor(counting({3}))}});
+    write({{"w", {above, ShardSlice::of(upper)}}, {"norm", whole_tensor(counting({3}))}});
     write({{"w", {Tensor::of({8, 9, 10, 11, 12}, {5}, DType::f64), {lower, 0, 5}}}});
     if (complete)
       write({{"w", {Tensor::of({13, 14, 15, 20, 21, 22, 23}, {7}, DType::f64), {lower, 5, 12}}},
              {"empty", whole_tensor(Tensor::zeros({0, 4}))}});
   }
-  void write(const Pieces& pieces) {
+  void write(const SlicedTensors& slices) {
     paths.push_back(folder / "shard" + std::to_string(paths.size()));
-    save_pieces(paths.back(), pieces);
+    save_slices(paths.back(), slices);
   }
 };
 
 }  // namespace
 
-TEST_CASE("pieces: ranges of rows and of elements form the whole tensor") {
+TEST_CASE("shard files: ranges of rows and of elements form the whole tensor") {
   const Files f;
-  const PieceFiles files(f.paths);
+  const ShardFiles files(f.paths);
   CHECK(files.names() == std::vector<std::string>{"empty", "norm", "w"});
   CHECK(files.shape("w") == Shape{6, 4});
   CHECK(files.dtype("w") == DType::f64);
@@ -55,80 +55,82 @@ TEST_CASE("pieces: ranges of rows and of elements form the whole tensor") {
   CHECK(files.whole("empty").shape() == Shape{0, 4});
 }
 
-TEST_CASE("pieces: any other sharding reads its own part") {
+TEST_CASE("shard files: any other sharding reads its own part") {
   const Files f;
-  const PieceFiles files(f.paths);
+  const ShardFiles files(f.paths);
   const Tensor w = counting({6, 4}, DType::f64);
-  const auto read = [&](const Piece& piece, const Shape& shape, DType dtype = DType::f64) {
+  const auto read = [&](const ShardSlice& slice, const Shape& shape, DType dtype = DType::f64) {
     const Tensor out = Tensor::full(shape, -1, dtype);
-    files.read_into("w", piece, out);
+    files.read_into("w", slice, out);
     return out;
   };
-  const nn::Part columns{{6, 4}, {Cut{1, {{1, 3}}}}};
-  CHECK(test::different_bits(read(Piece::of(columns), {6, 2}), w.narrow(1, 1, 2)) == "");
-  const nn::Part corner{{6, 4}, {Cut{0, {{1, 2}, {3, 6}}}, Cut{1, {{0, 1}, {3, 4}}}}};
-  CHECK(test::different_bits(read(Piece::of(corner), {4, 2}),
+  const nn::ShardSpec columns{{6, 4}, {Cut{1, {{1, 3}}}}};
+  CHECK(test::different_bits(read(ShardSlice::of(columns), {6, 2}), w.narrow(1, 1, 2)) == "");
+  const nn::ShardSpec corner{{6, 4}, {Cut{0, {{1, 2}, {3, 6}}}, Cut{1, {{0, 1}, {3, 4}}}}};
+  CHECK(test::different_bits(read(ShardSlice::of(corner), {4, 2}),
                              Tensor::of({4, 7, 12, 15, 16, 19, 20, 23}, {4, 2}, DType::f64)) == "");
   CHECK(test::different_bits(read({corner, 3, 6}, {3}),
                              Tensor::of({15, 16, 19}, {3}, DType::f64)) == "");
-  // Exactly one piece of a file, and a read into another dtype.
+  // Exactly one slice of a file, and a read into another dtype.
   CHECK(test::different_bits(read({f.lower, 0, 5}, {5}),
                              Tensor::of({8, 9, 10, 11, 12}, {5}, DType::f64)) == "");
-  CHECK(test::different_bits(read(Piece::of({6, 4}), {6, 4}, DType::f32), counting({6, 4})) == "");
+  CHECK(test::different_bits(read(ShardSlice::of({6, 4}), {6, 4}, DType::f32), counting({6, 4})) ==
+        "");
   CHECK(read({columns, 4, 4}, {0}).numel() == 0);
 }
 
-TEST_CASE("pieces: errors name the problem") {
+TEST_CASE("shard files: errors name the problem") {
   SUBCASE("an element in none of the files") {
     const Files f(false);
-    const PieceFiles files(f.paths);
+    const ShardFiles files(f.paths);
     CHECK(error_of([&] { files.whole("w"); }) ==
           "checkpoint: element 13 of w [6, 4] is in none of the files");
     CHECK(error_of([&] { files.whole("v"); }) == "checkpoint: there is no tensor 'v'");
     CHECK(error_of([&] {
-            files.read_into("w", Piece::of({6, 5}), Tensor::zeros({6, 5}));
+            files.read_into("w", ShardSlice::of({6, 5}), Tensor::zeros({6, 5}));
           }) == "checkpoint: w must have shape [6, 5], got [6, 4]");
     CHECK(error_of([&] {
-            files.read_into("w", Piece::of({6, 4}), Tensor::zeros({5}));
+            files.read_into("w", ShardSlice::of({6, 4}), Tensor::zeros({5}));
           }) == "checkpoint: w needs room for 24 values, got 5");
   }
   SUBCASE("files that disagree") {
     Files f;
     f.write({{"norm", whole_tensor(counting({4}))}});
-    CHECK(error_of([&] { PieceFiles files(f.paths); }) ==
+    CHECK(error_of([&] { ShardFiles files(f.paths); }) ==
           "'" + f.paths[3] + "': norm must be f32 [3] as in the other files, got f32 [4]");
   }
   SUBCASE("invalid metadata") {
     const test::TempFolder folder;
-    const auto opening = [&](const std::string& pieces) {
-      io::save_safetensors(folder / "f", {{"w", counting({4})}}, {{"pieces", pieces}});
-      const std::string text = error_of([&] { PieceFiles files({folder / "f"}); });
+    const auto opening = [&](const std::string& slices) {
+      io::save_safetensors(folder / "f", {{"w", counting({4})}}, {{"pieces", slices}});
+      const std::string text = error_of([&] { ShardFiles files({folder / "f"}); });
       const std::string start = "'" + (folder / "f") + "': ";
       REQUIRE(text.starts_with(start));
       return text.substr(start.size());
     };
-    const auto piece = [](const std::string& cuts, const std::string& end) {
+    const auto slice = [](const std::string& cuts, const std::string& end) {
       return R"({"w":{"whole":[6,4],"cuts":[)" + cuts + R"(],"begin":0,"end":)" + end + "}}";
     };
-    CHECK(opening(piece("", "5")) == "w must have 5 values, got 4");
-    CHECK(opening(piece("", "25")) ==
-          "piece of w: begin and end must be among 24 elements, got 0 and 25");
-    CHECK(opening(piece(R"({"axis":2,"ranges":[]})", "4")) ==
-          "piece of w: part: a cut must be along an axis of [6, 4], got axis 2");
-    CHECK(opening(piece(R"({"axis":0,"ranges":[[1]]})", "4")) ==
-          "piece of w: a range must have two ends");
-    CHECK(opening(piece(R"({"axis":0,"ranges":[[4,9]]})", "4")) ==
-          "piece of w: part: the ranges of axis 0 of [6, 4] must ascend inside it, got [4, 9) "
-          "behind 0");
+    CHECK(opening(slice("", "5")) == "w must have 5 values, got 4");
+    CHECK(opening(slice("", "25")) ==
+          "slice of w: begin and end must be among 24 elements, got 0 and 25");
+    CHECK(opening(slice(R"({"axis":2,"ranges":[]})", "4")) ==
+          "slice of w: shard_spec: a cut must be along an axis of [6, 4], got axis 2");
+    CHECK(opening(slice(R"({"axis":0,"ranges":[[1]]})", "4")) ==
+          "slice of w: a range must have two ends");
+    CHECK(
+        opening(slice(R"({"axis":0,"ranges":[[4,9]]})", "4")) ==
+        "slice of w: shard_spec: the ranges of axis 0 of [6, 4] must ascend inside it, got [4, 9) "
+        "after 0");
     CHECK(opening(R"({"w":{"whole":[4611686018427387904,4]}})") ==
-          "piece of w: sizes must be at least 0 and their product a number, got 4");
+          "slice of w: sizes must be at least 0 and their product a number, got 4");
     CHECK(opening("{").starts_with("pieces: "));
   }
-  SUBCASE("values that do not match the piece") {
+  SUBCASE("values that do not match the slice") {
     CHECK(error_of([&] {
-            save_pieces("nowhere", {{"w", {counting({3}), Piece::of({4})}}});
-          }) == "save_pieces: w must have 4 values, got 3");
+            save_slices("nowhere", {{"w", {counting({3}), ShardSlice::of({4})}}});
+          }) == "save_slices: w must have 4 values, got 3");
   }
 }
 
-}  // namespace weft::distributed::pieces_test
+}  // namespace weft::distributed::shard_files_test
