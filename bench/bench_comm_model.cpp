@@ -5,6 +5,7 @@
 #include "weft/bench/comm_cost.h"
 #include "weft/bench/comm_trace.h"
 #include "weft/bench/harness.h"
+#include "weft/distributed/flight_recorder.h"
 #include "weft/train/command_line.h"
 
 namespace weft::bench {

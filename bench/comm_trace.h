@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "weft/bench/comm_timeline.h"
+#include "weft/distributed/flight_recorder.h"
 #include "weft/examples/common/gpt_task.h"
 #include "weft/train/train_step.h"
 

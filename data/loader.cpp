@@ -5,6 +5,7 @@
 
 #include "weft/core/error.h"
 #include "weft/core/random.h"
+#include "weft/io/json.h"
 
 namespace weft::data {
 namespace {
@@ -96,6 +97,11 @@ void Loader::set_state(const io::Json& state) {
         index, dataset_.size());
   epoch_ = epoch;
   index_ = index;
+}
+
+std::string Loader::position() const { return state().dump(); }
+void Loader::set_position(const std::string& position) {
+  set_state(io::Json::parse(position, "loader: the saved position"));
 }
 
 EvalLoader::EvalLoader(const Dataset& dataset, std::int64_t rows_per_batch)

@@ -1,10 +1,14 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "weft/data/dataset.h"
-#include "weft/io/json.h"
+
+namespace weft::io {
+class Json;
+}
 
 namespace weft::data {
 
@@ -53,11 +57,13 @@ class Loader {
   Batch next(std::int64_t first, std::int64_t count);
   Batch next() { return next(0, batch_rows()); }
 
-  /// The position, and the identity of the data that it belongs to; io::write_file(path,
-  /// loader.state().dump()) saves it.
+  /// The position, and the identity of the data that it belongs to.
   io::Json state() const;
   /// Throws Error when the state belongs to other data or another seed.
   void set_state(const io::Json& state);
+  /// The same as one line of text, for a program that saves it itself.
+  std::string position() const;
+  void set_position(const std::string& position);
 
  private:
   /// The dataset row of global row `row`, counted from the start of the current batch.

@@ -6,6 +6,8 @@
 #include <thread>
 #include <vector>
 
+#include "weft/distributed/flight_recorder.h"
+#include "weft/distributed/operation.h"
 #include "weft/distributed/world.h"
 
 namespace weft::distributed {

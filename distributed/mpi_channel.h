@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "weft/distributed/mpi_job.h"
+#include "weft/distributed/operation.h"
 
 namespace weft::distributed {
 

@@ -6,6 +6,7 @@
 
 #include "weft/core/error.h"
 #include "weft/distributed/mpi_job.h"
+#include "weft/distributed/operation.h"
 
 namespace weft::distributed {
 namespace {

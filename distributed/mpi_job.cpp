@@ -8,6 +8,7 @@
 
 #include "weft/core/allocator.h"
 #include "weft/core/error.h"
+#include "weft/distributed/flight_recorder.h"
 
 namespace weft::distributed {
 namespace {

@@ -7,6 +7,7 @@
 
 #include "weft/core/tensor.h"
 #include "weft/distributed/mpi_messages.h"
+#include "weft/distributed/operation.h"
 #include "weft/distributed/world.h"
 
 namespace weft::distributed {

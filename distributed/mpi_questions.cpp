@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "weft/core/error.h"
+#include "weft/distributed/flight_recorder.h"
 #include "weft/distributed/mpi_job.h"
 
 namespace weft::distributed {

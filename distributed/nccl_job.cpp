@@ -1,6 +1,7 @@
 #include "weft/distributed/nccl_job.h"
 
 #include "weft/core/error.h"
+#include "weft/distributed/flight_recorder.h"
 
 #if WEFT_WITH_CUDA
 

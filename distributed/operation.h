@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "weft/core/cuda.h"
-#include "weft/core/kernels/sum_ranks.h"
 #include "weft/core/tensor.h"
+#include "weft/distributed/channel.h"
 
 namespace weft::distributed {
 
@@ -30,11 +30,6 @@ const char* name(Collective c);
 inline bool is_message(Collective c) {
   return c >= Collective::exchange && c <= Collective::receive;
 }
-
-/// How the values of the ranks are combined: Reduce::sum, max or min.
-using Reduce = RankSum;
-
-class Channel;
 
 /// One collective of one rank, from the call until its result is available. Operations are
 /// recycled: filling one in allocates nothing once its vectors have grown.
@@ -82,40 +77,6 @@ inline char* bytes_of(const Tensor& t, std::int64_t element) {
 inline double seconds(std::chrono::steady_clock::duration d) {
   return std::chrono::duration<double>(d).count();
 }
-
-/// The transport of one group, used by ProcessGroup. Each backend derives from it.
-class Channel {
- public:
-  Channel(std::string name, std::vector<int> ranks, int rank)
-      : name_(std::move(name)), ranks_(std::move(ranks)), rank_(rank) {}
-  virtual ~Channel() = default;
-  Channel(const Channel&) = delete;
-  Channel& operator=(const Channel&) = delete;
-
-  /// Runs the operation. Calls come in program order, for all channels of a rank from one thread at
-  /// a time: the communication thread, or the rank's own thread while it waits. Throws Error
-  /// (Fault::system) when a rank is lost or the ranks called different collectives; no channel of
-  /// the rank is called after that.
-  virtual void run(Operation& op) = 0;
-  /// Called by the rank's own thread to wait for an operation that run() has enqueued on a GPU:
-  /// work that the thread enqueues later must run after it. Throws Error (Fault::system) when a
-  /// rank is lost.
-  virtual void finish(Operation&) {}
-  /// The device that tensors must be on, unless they are meta tensors.
-  virtual Device device() const { return kCpu; }
-  /// Whether tensors on this device are accepted as well.
-  virtual bool takes(Device) const { return false; }
-
-  const std::string& name() const { return name_; }
-  const std::vector<int>& ranks() const { return ranks_; }  ///< world ranks
-  int rank() const { return rank_; }                        ///< group rank
-  int size() const { return static_cast<int>(ranks_.size()); }
-
- private:
-  std::string name_;
-  std::vector<int> ranks_;
-  int rank_;
-};
 
 /// Describes an operation in messages: "all_reduce 17 of group dp, f32 [4096]".
 std::string describe(const Operation& op);

@@ -91,6 +91,10 @@ void equal_shares(std::int64_t elements, int size, Counts& counts) {
 
 }  // namespace
 
+RowList::RowList(std::span<const std::int64_t> rows) : rows_(rows.data()), size_(rows.size()) {}
+RowList::RowList(std::initializer_list<std::int64_t> rows)
+    : RowList(std::span(rows.begin(), rows.size())) {}
+
 Work::Work(Work&& o) noexcept : thread_(std::move(o.thread_)), op_(std::exchange(o.op_, nullptr)) {}
 
 Work& Work::operator=(Work&& o) noexcept {

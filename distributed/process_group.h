@@ -5,7 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "weft/distributed/operation.h"
+#include "weft/core/tensor.h"
+#include "weft/distributed/channel.h"
 
 namespace weft::distributed {
 
@@ -39,15 +40,16 @@ using Rows = std::vector<std::int64_t>;
 class RowList {
  public:
   RowList() = default;
-  RowList(const Rows& rows) : rows_(rows) {}
-  RowList(std::span<const std::int64_t> rows) : rows_(rows) {}
-  RowList(std::initializer_list<std::int64_t> rows) : rows_(rows.begin(), rows.size()) {}
-  bool empty() const { return rows_.empty(); }
-  int size() const { return static_cast<int>(rows_.size()); }
-  std::int64_t operator[](int rank) const { return rows_[static_cast<std::size_t>(rank)]; }
+  RowList(const Rows& rows) : rows_(rows.data()), size_(rows.size()) {}
+  RowList(std::span<const std::int64_t> rows);
+  RowList(std::initializer_list<std::int64_t> rows);
+  bool empty() const { return size_ == 0; }
+  int size() const { return static_cast<int>(size_); }
+  std::int64_t operator[](int rank) const { return rows_[rank]; }
 
  private:
-  std::span<const std::int64_t> rows_;
+  const std::int64_t* rows_ = nullptr;  // a std::span here costs every includer 50 ms
+  std::size_t size_ = 0;
 };
 
 /// A set of ranks that communicate with each other. Every member makes the same calls in the same

@@ -4,6 +4,8 @@
 
 #include <thread>
 
+#include "weft/distributed/flight_recorder.h"
+
 namespace weft::distributed {
 namespace {
 

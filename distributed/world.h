@@ -4,10 +4,11 @@
 #include <string>
 #include <vector>
 
-#include "weft/distributed/flight_recorder.h"
 #include "weft/distributed/process_group.h"
 
 namespace weft::distributed {
+
+class FlightRecorder;
 
 /// Simulates a link slower than this machine's memory, to make overlap measurable: each collective
 /// occupies the communication thread for at least latency_s + bytes sent / bytes_per_s.

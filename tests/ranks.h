@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "weft/core/error.h"
+#include "weft/distributed/flight_recorder.h"
 #include "weft/distributed/mpi_world.h"
 #include "weft/tests/at_end.h"
 

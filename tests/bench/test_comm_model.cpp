@@ -6,6 +6,7 @@
 
 #include "weft/bench/comm_trace.h"
 #include "weft/core/allocator.h"
+#include "weft/distributed/flight_recorder.h"
 #include "weft/tests/examples/gpt_step.h"
 #include "weft/tests/ranks.h"
 #include "weft/tests/support.h"

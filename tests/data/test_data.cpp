@@ -355,10 +355,11 @@ TEST_CASE("loader: a saved position gives the batches that would have followed, 
       const Loader::Options options{.batch = 4, .seed = 7, .last = last};
       Loader straight(data, options), resumed(data, options);
       for (int i = 0; i < before; ++i) straight.next();
-      resumed.set_state(io::Json::parse(straight.state().dump()));
+      resumed.set_position(straight.position());
       CHECK(resumed.epoch() == straight.epoch());
       for (int i = 0; i < 6; ++i)
         CHECK(test::values(resumed.next().inputs) == test::values(straight.next().inputs));
+      CHECK(error_of([&] { resumed.set_position("{"); }).starts_with("loader: the saved position"));
     }
 }
 

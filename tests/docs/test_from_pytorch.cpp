@@ -6,10 +6,7 @@
 #include <sstream>
 
 #include "weft/core/cuda.h"
-#include "weft/distributed/ddp.h"
 #include "weft/distributed/sharded_optimizer.h"
-#include "weft/io/checkpoint.h"
-#include "weft/io/npy.h"
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 #include "weft/weft.h"
@@ -349,8 +346,8 @@ TEST_CASE("from PyTorch: modules") {
   CHECK(nn::LayerNorm(8).parameter_count() == 16);
   CHECK(nn::RMSNorm(8).parameter_count() == 8);
   CHECK(Stack(3).named_parameters()[2].name == "layers.1.weight");
-  const auto net =
-      nn::Sequential(nn::Linear(8, 4), [](const Tensor& x) { return relu(x); }, nn::Dropout(0.1));
+  const auto net = nn::Sequential(
+      nn::Linear(8, 4), [](const Tensor& x) { return relu(x); }, nn::Dropout(0.1));
   CHECK(net.named_parameters()[0].name == "0.weight");
   Net model;
   nn::init(model, 1);
@@ -441,6 +438,27 @@ TEST_CASE("from PyTorch: optimizers and a training loop") {
   CHECK(optimizer.steps() == 21);
 }
 
+TEST_CASE("from PyTorch: data in memory") {
+  const Tensor images = rand({70, 8}), labels = Tensor::arange(0, 70, 1, DType::i64);
+  data::TensorDataset examples(images, labels);
+  data::Loader loader(examples, {.batch = 32, .last = data::LastBatch::dropped});
+  int steps = 0;
+
+  while (loader.epoch() < 2) {
+    const data::Batch b = loader.next();
+    CHECK(b.inputs.shape() == Shape{32, 8});
+    ++steps;
+  }
+  CHECK(steps == 4);
+
+  const std::string position = loader.position();
+  const Values next = values(loader.next().targets);
+  loader.set_position(position);
+  CHECK(values(loader.next().targets) == next);
+  const data::EvalLoader test(examples, 32);
+  CHECK(test.batch(2).rows() == 6);
+}
+
 TEST_CASE("from PyTorch: files") {
   const test::TempFolder folder;
   const std::string path = folder / "model.safetensors", out = folder / "run";
@@ -450,7 +468,11 @@ TEST_CASE("from PyTorch: files") {
   other.load_state_dict(io::load_safetensors(path));
   CHECK(values(other.up.weight) == values(model.up.weight));
 
-  const optim::AdamW optimizer(model.named_parameters());
+  const StateDict state = renamed(model.state_dict(), {{"up.", "fc1."}});
+  const StateDict file = with_prefix(state, "module.");
+  other.load_state_dict(renamed(without_prefix(file, "module."), {{"fc1.", "up."}}));
+
+  const optim::AdamW optimizer(model);
   io::save_checkpoint(out, 100, {model.state_dict(), optimizer.state_dict()});
   CHECK(io::find_checkpoint(out)->step == 100);
   model.load_state_dict(io::load_checkpoint(out).model);

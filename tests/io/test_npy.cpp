@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "weft/core/error.h"
 #include "weft/autograd/values.h"
+#include "weft/core/error.h"
 #include "weft/io/file.h"
 #include "weft/io/npy.h"
 #include "weft/tests/support.h"

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "weft/core/error.h"
 #include "weft/autograd/values.h"
+#include "weft/core/error.h"
 #include "weft/io/file.h"
 #include "weft/io/safetensors.h"
 #include "weft/tests/support.h"
