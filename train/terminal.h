@@ -26,7 +26,8 @@ std::vector<std::string> sample_lines(const std::string& text, int width);
 /// wrapped between words; further lines are indented to the column where the text begins. A longer
 /// word, such as a path, stays whole and exceeds the width.
 void print_fact(const std::string& name, const std::string& text);
-/// Its lines: the name in a column of its own, and text up to `width` columns, but for longer words.
+/// Its lines: the name in a column of its own, and text up to column `width`. A longer word exceeds
+/// it.
 std::vector<std::string> fact_lines(const std::string& name, const std::string& text, int width);
 
 /// At most 255 characters of what printf() would print.
