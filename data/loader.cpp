@@ -79,12 +79,16 @@ io::Json Loader::state() const {
   io::Json json;
   json.set("epoch", epoch_).set("index", index_);
   json.set("seed", static_cast<std::int64_t>(options_.seed));
+  if (!options_.shuffle) json.set("shuffle", std::int64_t{0});  // older files shuffle
   for (const auto& [name, value] : dataset_.identity()) json.set(name, value);
   return json;
 }
 
 void Loader::set_state(const io::Json& state) {
   const io::Json own = this->state();
+  const bool shuffled = !state.find("shuffle");
+  check(shuffled == options_.shuffle, "loader: the saved position is for shuffle {}, got {}",
+        shuffled, options_.shuffle);
   for (const io::JsonMember& m : own.members()) {
     if (m.key == "epoch" || m.key == "index") continue;
     const std::int64_t saved = state.at(m.key).as_int();
@@ -97,6 +101,10 @@ void Loader::set_state(const io::Json& state) {
         index, dataset_.size());
   epoch_ = epoch;
   index_ = index;
+  if (options_.last == LastBatch::dropped && index_ + options_.batch > dataset_.size()) {
+    ++epoch_;
+    index_ = 0;
+  }
 }
 
 std::string Loader::position() const { return state().dump(); }

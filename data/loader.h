@@ -15,13 +15,13 @@ namespace weft::data {
 /// What happens to the rows at the end of an epoch that do not fill a batch.
 enum class LastBatch : std::uint8_t {
   joined,   ///< they begin a batch that the next epoch fills
-  dropped,  ///< they are left out, others in each epoch
+  dropped,  ///< they are left out; with shuffle, others in each epoch
   kept      ///< they are a smaller batch
 };
 
-/// Training batches of a dataset, which must outlive the loader. Each epoch visits every row once,
-/// in an order that depends on (seed, epoch) only. Row i of a global batch is the same for any
-/// number of ranks and micro-batches.
+/// Training batches of a dataset, which must outlive the loader. Each epoch visits every row once
+/// (LastBatch::dropped omits the last ones), in an order that depends on (seed, epoch). Row i of a
+/// global batch is the same for any number of ranks and micro-batches.
 ///
 ///   data::TensorDataset examples(images, labels);
 ///   data::Loader loader(examples, {.batch = 32, .last = data::LastBatch::dropped});
@@ -57,9 +57,10 @@ class Loader {
   Batch next(std::int64_t first, std::int64_t count);
   Batch next() { return next(0, batch_rows()); }
 
-  /// The position, and the identity of the data that it belongs to.
+  /// The position, and the identity of the data that it belongs to; weft/io/json.h has Json.
   io::Json state() const;
-  /// Throws Error when the state belongs to other data or another seed.
+  /// Throws Error when the state belongs to other data, another seed or another order. With
+  /// LastBatch::dropped a position with less than a batch left begins the next epoch.
   void set_state(const io::Json& state);
   /// The same as one line of text, for a program that saves it itself.
   std::string position() const;

@@ -21,9 +21,10 @@ Foreign kind_of(const InputFile& file) {
     if (s.find(".npy"sv) != s.npos) return Foreign::npz;
     return s.find("/data.pkl"sv) != s.npos ? Foreign::torch : Foreign::none;
   }
+  if (s.size() > 8 && s[8] == '{') return Foreign::safetensors;
   // Pickle protocols 2 to 5, as torch.save() wrote before version 1.6.
-  if (s.size() >= 2 && s[0] == '\x80' && s[1] >= 2 && s[1] <= 5) return Foreign::torch;
-  return s.size() > 8 && s[8] == '{' ? Foreign::safetensors : Foreign::none;
+  const bool pickle = s.size() >= 2 && s[0] == '\x80' && s[1] >= 2 && s[1] <= 5;
+  return pickle ? Foreign::torch : Foreign::none;
 }
 
 }  // namespace

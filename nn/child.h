@@ -25,6 +25,7 @@ class Child {
   Child(std::unique_ptr<M> module)
       : copy_(copied<M>), bytes_(sizeof(M)), module_(std::move(module)) {
     static_assert(!std::is_abstract_v<M>, "nn::Child must be made from the class to be copied");
+    if (module_) detail::check_class(*module_, typeid(M));
   }
   Child(const Child& o)
       : copy_(o.copy_), bytes_(o.bytes_), module_(o.module_ ? o.copy_(*o.module_) : nullptr) {}

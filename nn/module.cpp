@@ -2,6 +2,7 @@
 
 #include <ostream>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "weft/autograd/tape.h"
 #include "weft/core/allocator.h"
@@ -190,17 +191,33 @@ Tensor make_parameter(const Shape& shape, const Init& init, DType dtype, Device 
   return t;
 }
 
-Module::Module(const Module& other) : training_(other.training_), stream_(other.stream_) {
+Module::Module(const Module& other)
+    : shard(other.shard), training_(other.training_), stream_(other.stream_) {
   check(copies_allowed,
         "module: a copy would share the parameters of {}; copy it with nn::clone() or move it with "
-        "std::move()",
+        "std::move(), and declare the move constructor of a class with a destructor",
         other.describe());
+}
+
+void detail::check_class(const Module& module, const std::type_info& known) {
+  check(typeid(module) == known,
+        "clone: {} must be copied as its own class, got a reference to a base class; own it in an "
+        "nn::Child",
+        module.describe());
 }
 
 detail::CopyScope::CopyScope() : outer_(std::exchange(copies_allowed, true)) {}
 detail::CopyScope::~CopyScope() { copies_allowed = outer_; }
 
-void detail::separate_tensors(Module& copy) {
+void detail::separate_tensors(const Module& original, Module& copy) {
+  std::unordered_set<const Tensor*> shared;
+  for_each_tensor(original, [&](const std::string&, const Slot& s) { shared.insert(s.tensor); });
+  for_each_tensor(copy, [&](const std::string& name, const Slot& slot) {
+    check(!shared.contains(slot.tensor),
+          "clone: {} must be a member of its module, got one behind a pointer, which the copy has "
+          "too; own it in an nn::Child",
+          name);
+  });
   std::unordered_map<const TensorImpl*, Tensor> own;
   const NoGradGuard off;
   for_each_tensor(copy, [&](const std::string&, const Slot& slot) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -98,7 +99,7 @@ struct LoadReport {
 ///   struct TwoLayers : nn::Module {
 ///     nn::Linear up, down;
 ///     TwoLayers() : up(8, 32), down(32, 8) {}
-///     Tensor operator()(const Tensor& x) { return down(gelu(up(x))); }
+///     Tensor operator()(const Tensor& x) const { return down(gelu(up(x))); }
 ///     void visit(nn::Visitor& v) override {
 ///       v("up", up);
 ///       v("down", down);
@@ -135,7 +136,8 @@ class Module {
   StateDict state_dict() const;
   /// Copies values into the model's own memory, converting the dtype. A tied parameter may be given
   /// under any of its names.
-  /// Throws Error if a shape differs; with `strict` also if a name is missing or unexpected.
+  /// Throws Error if a shape differs or integers are given for floating-point values; with `strict`
+  /// also if a name is missing or unexpected.
   LoadReport load_state_dict(const StateDict& state, bool strict = true);
 
   /// Sets training mode, which enables dropout, for this module and its children.
@@ -147,8 +149,8 @@ class Module {
   void set_requires_grad(bool on = true);
   /// Drops every grad() and zeroes every main_grad().
   void zero_grad();
-  /// Converts dtype or device inside the same tensors: ties, optimizers and handles stay valid.
-  /// Gradients are dropped.
+  /// Converts dtype or device inside the same tensors: ties and handles stay valid. Gradients are
+  /// dropped. Create the optimizer afterwards: its states do not follow.
   void to(DType dtype);
   void to(Device device);
 
@@ -159,7 +161,7 @@ class Module {
   std::shared_ptr<const Shard> shard;
 
  protected:
-  /// For nn::clone(): a plain copy would share the parameters. Not sharded.
+  /// For nn::clone(): a plain copy would share the parameters.
   Module(const Module& other);
 
  private:
@@ -196,8 +198,10 @@ Tensor make_parameter(const Shape& shape, const Init& init, DType dtype = defaul
 
 /// named_parameters() for an optimizer of the whole module.
 /// Throws Error if visit() omits a member: a parameter in the memory of one of the modules that
-/// requires a gradient and that no visit() of any module has listed. Members in a std::vector or
-/// behind a pointer that visit() omits are not found: see compare_leaves() in nn/leaves.h.
+/// make_parameter() created on this thread, that requires a gradient, and that no visit() of any
+/// module has listed. Not found: members in a std::vector or behind a pointer that visit() omits,
+/// members of a class that only the caller's base class names, and tensors made another way. See
+/// compare_leaves() in nn/leaves.h.
 template <std::derived_from<Module> M>
 NamedTensors trained_parameters(const M& module) {
   return detail::trained_parameters(module, sizeof(M));
@@ -215,20 +219,24 @@ class CopyScope {
   bool outer_;
 };
 /// Gives each tensor that visit() lists its own memory. Ties remain.
-void separate_tensors(Module& copy);
+/// Throws Error if the copy has a tensor in common with the original, through a pointer.
+void separate_tensors(const Module& original, Module& copy);
+void check_class(const Module& module, const std::type_info& known);
 }  // namespace detail
 
 /// A deep copy: the tensors that visit() lists have their own memory and the same ties and dtypes;
 /// names, training flags and every other member are copied as C++ copies them. A tensor that
-/// visit() does not list is shared with the original.
+/// visit() does not list is shared with the original. A sharded module gives a sharded one.
+/// Throws Error if M is not the class of the module, or a listed tensor is behind a pointer.
 template <class M>
 M clone(const M& module) {
   static_assert(std::is_copy_constructible_v<M>,
                 "nn::clone: every member must be copyable. In place of a std::unique_ptr<T> to a "
                 "module use nn::Child<T>, a std::optional<T> or a T");
+  detail::check_class(module, typeid(M));
   const detail::CopyScope copies;
   M copy(module);
-  detail::separate_tensors(copy);
+  detail::separate_tensors(module, copy);
   return copy;
 }
 

@@ -45,7 +45,7 @@ struct Recurrent : Module {
 ///
 ///   nn::Gru rnn(64, 128);
 ///   auto [y, state] = rnn(x);          // x (B, T, 64) -> y (B, T, 128), state (1, B, 128)
-///   auto [y2, last] = rnn(x2, state);  // goes on from there
+///   auto [y2, last] = rnn(x2, state);  // continues from `state`
 ///   auto [y3, ends] = rnn(row, {}, {.cu_seqlens = cu});  // documents in a row (1, tokens, 64)
 ///
 /// The state is (layers, sequences, H): with a packing, sequence i is document i, and every

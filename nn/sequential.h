@@ -15,7 +15,7 @@ namespace weft::nn {
 ///   Tensor y = net(x);
 ///
 /// Tensors are named by position as in PyTorch, "0.weight" and "3.weight" here; a function counts
-/// as a position.
+/// as a position. Items are taken by value: pass a named module with std::move().
 struct Sequential : Module {
   Sequential() = default;
   template <class... Items>

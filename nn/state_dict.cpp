@@ -79,6 +79,10 @@ LoadReport Module::load_state_dict(const StateDict& state, bool strict) {
     } else if (!(source->shape() == e.tensor.shape())) {
       shapes.push_back(
           message("{} must have shape {}, got {}", e.names[0], e.tensor.shape(), source->shape()));
+    } else if (is_floating(e.tensor.dtype()) && !is_floating(source->dtype())) {
+      // Such as the codes of a quantised model, which are no values without their scales.
+      shapes.push_back(
+          message("{} must have a floating-point dtype, got {}", e.names[0], source->dtype()));
     }
   }
   if (used < state.size())

@@ -2,11 +2,9 @@
 
 #include <cxxabi.h>
 
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <typeinfo>
 #include <unordered_map>
@@ -18,26 +16,17 @@
 namespace weft::nn {
 namespace {
 
+// One per thread, as models are made, visited and trained on one thread. So ranks neither wait for
+// each other nor free each other's parameters; a model that crosses threads is not checked.
+constinit thread_local bool closed = false;  // modules with static storage end after the account
 struct Account {
-  std::mutex mutex;
   std::unordered_map<const TensorImpl*, Tensor> parameters;
-  std::atomic<bool> used = false;
+  std::size_t kept = 0;  // entries after the last release
+  ~Account() { closed = true; }
 };
-// Never destroyed: modules with static storage end after it would.
-Account& account() {
-  static Account* const one = new Account;
-  return *one;
-}
+thread_local Account account;
 
-// Calls f(parameters) unless there are none: then a visit costs one load.
-template <class F>
-void with_unlisted(F f) {
-  Account& a = account();
-  if (!a.used.load(std::memory_order_acquire)) return;
-  const std::lock_guard lock(a.mutex);
-  f(a.parameters);
-  a.used.store(!a.parameters.empty(), std::memory_order_release);
-}
+bool is_empty() { return closed || account.parameters.empty(); }
 
 // What describe() says, or the name of the class.
 std::string shown(const Module& m) {
@@ -77,52 +66,52 @@ class Places final : public Visitor {
   std::string prefix_;
 };
 
-// Reads the memory as words: an ordinary member at any depth, also in an optional or an array, has
-// its handles there, and other members have not.
-void check_place(const Place& place,
-                 const std::unordered_map<const TensorImpl*, Tensor>& unlisted) {
+// An unlisted parameter with a handle in that memory, or null. Reads the memory as words: an
+// ordinary member at any depth, also in an optional or an array, has its handles there.
+Tensor unlisted_in(const Place& place) {
   const auto* const begin =
-      static_cast<const unsigned char*>(static_cast<const void*>(place.module));
+      static_cast<const unsigned char*>(dynamic_cast<const void*>(place.module));
   for (std::size_t i = 0; i + sizeof(Tensor) <= place.bytes; i += alignof(Tensor)) {
     const TensorImpl* word = nullptr;
     std::memcpy(&word, begin + i, sizeof word);
-    const auto found = unlisted.find(word);
-    check(found == unlisted.end() || !found->second.requires_grad(),
-          "visit: every parameter of {} must be listed, but one of shape {} is not; add it to "
-          "visit()",
-          place.name + (place.name.empty() ? "" : ", a ") + shown(*place.module),
-          found == unlisted.end() ? Shape() : found->second.shape());
+    const auto found = account.parameters.find(word);
+    if (found != account.parameters.end() && found->second.requires_grad()) return found->second;
   }
+  return {};
 }
 
 }  // namespace
 
 void detail::add_unlisted(const Tensor& parameter) {
-  Account& a = account();
-  const std::lock_guard lock(a.mutex);
-  a.parameters.emplace(parameter.impl(), parameter);
-  a.used.store(true, std::memory_order_release);
+  if (closed) return;
+  // Without a visit nothing else releases: a loop that makes parameters keeps a few at most.
+  if (account.parameters.size() >= 2 * account.kept + 8) release_unlisted();
+  account.parameters.emplace(parameter.impl(), parameter);
 }
 
 void detail::remove_unlisted(const Tensor& listed) {
-  with_unlisted([&](auto& parameters) { parameters.erase(listed.impl()); });
+  if (!is_empty()) account.parameters.erase(listed.impl());
 }
 
 void detail::release_unlisted() {
-  with_unlisted([](auto& parameters) {
-    std::erase_if(parameters, [](const auto& p) { return p.first->refs.load() == 1; });
-  });
+  if (is_empty()) return;
+  std::erase_if(account.parameters, [](const auto& p) { return p.first->refs.load() == 1; });
+  account.kept = account.parameters.size();
 }
 
 NamedTensors detail::trained_parameters(const Module& root, std::size_t bytes) {
   NamedTensors listed = root.named_parameters();
-  if (!account().used.load(std::memory_order_acquire)) return listed;
+  if (is_empty()) return listed;
   std::vector<Place> places{{"", &root, bytes}};
   Places below(places);
   const_cast<Module&>(root).visit(below);
-  with_unlisted([&](const auto& parameters) {
-    for (const Place& place : places) check_place(place, parameters);
-  });
+  for (const Place& place : places)
+    if (const Tensor omitted = unlisted_in(place); omitted.defined())
+      check(false,
+            "visit: every parameter of {} must be listed, but one of shape {} is not; add it to "
+            "visit()",
+            place.name + (place.name.empty() ? "" : ", a ") + shown(*place.module),
+            omitted.shape());
   return listed;
 }
 

@@ -10,14 +10,14 @@ class Module;
 namespace detail {
 
 // What a member forgotten in visit() looks like: a parameter in a module's memory that
-// make_parameter() created and that no visit() has listed. An account keeps these; after the first
-// visit() of every module it is empty.
+// make_parameter() created and that no visit() has listed. Each thread has a list of these, which
+// is empty once every module has been visited.
 
-/// Enters a new parameter in the account, which keeps a handle.
+/// Adds a new parameter to the list, which keeps a handle.
 void add_unlisted(const Tensor& parameter);
 /// Removes a tensor that a visit() lists.
 void remove_unlisted(const Tensor& listed);
-/// Removes the parameters of which only the account still has a handle.
+/// Removes the parameters whose only handle is in the list.
 void release_unlisted();
 
 /// The parameters of a module that occupies `bytes` bytes. Throws Error as trained_parameters().

@@ -17,6 +17,7 @@ class Walker final : public Visitor {
       : tensor_(std::move(on_tensor)), module_(std::move(on_module)) {}
 
   void start(Module& root) {
+    release_unlisted();
     module_(prefix_, root);
     root.visit(*this);
   }

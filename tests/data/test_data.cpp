@@ -363,6 +363,22 @@ TEST_CASE("loader: a saved position gives the batches that would have followed, 
     }
 }
 
+TEST_CASE("loader: a position of another mode or order") {
+  const TensorDataset data(Tensor::arange(0, 10), Tensor::arange(0, 10));
+  Loader joined(data, {.batch = 4, .shuffle = false});
+  joined.next();
+  joined.next();
+  Loader dropped(data, {.batch = 4, .last = LastBatch::dropped, .shuffle = false});
+  dropped.set_position(joined.position());  // two rows of the epoch are left
+  CHECK(dropped.epoch() == 1);
+  CHECK(test::values(dropped.next().inputs) == std::vector<double>{0, 1, 2, 3});
+  Loader shuffled(data, {.batch = 4});
+  CHECK(error_of([&] { shuffled.set_position(joined.position()); }) ==
+        "loader: the saved position is for shuffle false, got true");
+  CHECK(error_of([&] { joined.set_position(shuffled.position()); }) ==
+        "loader: the saved position is for shuffle true, got false");
+}
+
 TEST_CASE("data: a tensor dataset gives rows of any dtype and shape") {
   const Tensor inputs = Tensor::arange(0, 24).view({4, 3, 2}).transpose(1, 2),
                targets = Tensor::arange(0, 4, 1, DType::f64);

@@ -303,6 +303,8 @@ TEST_CASE("safetensors: files of other formats are named, with what to do") {
             path + "', map_location='cpu').items()}, '" + path + ".safetensors')\"");
   // A frame of 6 bytes: read as a length, it is one that a safetensors header may have.
   CHECK(text(std::string("\x80\4\x95\5\0\0\0\0\0\0\0}.", 13)).starts_with(start + "PyTorch"));
+  // A header of 640 bytes that is cut off begins with the bytes of a pickle.
+  CHECK(text(std::string("\x80\2\0\0\0\0\0\0{\"w\"", 12)).find("PyTorch") == std::string::npos);
   CHECK(text(std::string("PK\3\4\x14\0\0\0", 8) + "..weight.npy...").starts_with(start + ".npz"));
   CHECK(text(std::string("\x93NUMPY\1\0v\0", 10)) ==
         start + "NumPy array: read it with io::load_npy()");

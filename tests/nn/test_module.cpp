@@ -15,6 +15,7 @@
 #include "weft/nn/gpt.h"
 #include "weft/nn/linear.h"
 #include "weft/nn/norm.h"
+#include "weft/nn/shard.h"
 #include "weft/tests/support.h"
 
 namespace weft::module_test {
@@ -99,7 +100,8 @@ TEST_CASE("module: moves and is not copyable") {
   const Tensor w = a.in.weight;
   CHECK_THROWS_WITH_AS(Sample copy(a),
                        "module: a copy would share the parameters of Sample; copy it with "
-                       "nn::clone() or move it with std::move()",
+                       "nn::clone() or move it with std::move(), and declare the move constructor "
+                       "of a class with a destructor",
                        Error);
   const Sample b = std::move(a);
   CHECK(b.in.weight.same(w));
@@ -264,6 +266,38 @@ TEST_CASE("module: clone copies every member, a Child as its own class") {
     CHECK(test::different_bits(a[i].tensor, b[i].tensor) == "");
   }
   CHECK_THROWS_AS(Mixed copy(m), Error);  // clone() has closed the door behind it
+}
+
+TEST_CASE("module: clone refuses what it would share with the original or cut") {
+  struct Shares : nn::Module {
+    std::shared_ptr<nn::Linear> body = std::make_shared<nn::Linear>(2, 2);
+    void visit(nn::Visitor& v) override { v("body", *body); }
+  } shares;
+  const Tensor weight = shares.body->weight;
+  CHECK_THROWS_WITH_AS(nn::clone(shares),
+                       "clone: body.weight must be a member of its module, got one behind a "
+                       "pointer, which the copy has too; own it in an nn::Child",
+                       Error);
+  CHECK(shares.body->weight.same(weight));
+  struct Wider : nn::Linear {
+    nn::Linear more{2, 2};
+    Wider() : nn::Linear(2, 2) {}
+  };
+  const Wider wider;
+  const nn::Linear& base = wider;
+  CHECK_THROWS_WITH_AS(
+      nn::clone(base),
+      "clone: Linear(2 -> 2) must be copied as its own class, got a reference to a "
+      "base class; own it in an nn::Child",
+      Error);
+  CHECK_THROWS_AS(nn::Child<nn::Linear>(std::unique_ptr<nn::Linear>(new Wider)), Error);
+  CHECK(nn::clone(wider).more.weight.shape() == Shape{2, 2});
+}
+
+TEST_CASE("module: clone of a sharded module is sharded") {
+  nn::Linear m(2, 2);
+  m.shard = std::make_shared<nn::Shard>();
+  CHECK(nn::clone(m).shard == m.shard);
 }
 
 TEST_CASE("module: the printed tree shows names, shapes, counts and ties") {

@@ -1,6 +1,8 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <memory>
+#include <optional>
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/reduce.h"
@@ -150,6 +152,51 @@ TEST_CASE("unlisted: an omitted parameter lives as long as its module") {
     CHECK(live() > before);
   }
   CHECK(live() == before);
+}
+
+TEST_CASE("unlisted: parameters without a module do not pile up") {
+  const auto live = [] {
+    return memory_stats().live_by_category[static_cast<int>(Category::parameter)];
+  };
+  const std::int64_t before = live(), bytes = 4 * 1000;
+  for (int i = 0; i < 1000; ++i) parameter({1000});
+  CHECK(live() - before <= 16 * bytes);
+  const nn::Linear any(2, 2);
+  any.parameter_count();  // a visit releases the rest
+  CHECK(live() - before < bytes);
+}
+
+TEST_CASE("unlisted: a member that was reset is no member") {
+  struct Gated : nn::Module {
+    nn::Linear first{2, 2};
+    std::optional<Tensor> gate = parameter({2});
+    void visit(nn::Visitor& v) override { v("first", first); }
+  } gated;
+  CHECK(problem(gated).find("one of shape [2] is not") != std::string::npos);
+  gated.gate.reset();
+  CHECK(problem(gated) == "");
+}
+
+TEST_CASE("unlisted: describe() may visit, and a module need not be the first base") {
+  struct Counts : nn::Module {
+    nn::Linear first{2, 2};
+    void visit(nn::Visitor& v) override { v("first", first); }
+    std::string describe() const override { return message("{} values", parameter_count()); }
+  };
+  const nn::Linear not_yet_visited(2, 2);
+  CHECK(problem(Counts()) == "");
+  struct Listener {
+    std::array<void*, 8> first{};
+    virtual ~Listener() = default;
+  };
+  struct Both : Listener, Counts {};
+  const auto both = std::make_unique<Both>();  // AddressSanitizer sees what lies beyond
+  CHECK(problem(*both) == "");
+  struct Omits : Listener, nn::Module {
+    Tensor omitted = parameter({7});
+    void visit(nn::Visitor&) override {}
+  };
+  CHECK(problem(Omits()).find("[7]") != std::string::npos);
 }
 
 }  // namespace weft::unlisted_test
