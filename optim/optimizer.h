@@ -46,7 +46,7 @@ concept Trainable = requires(const M& module) {
 
 /// Base class of optimizers: parameters with names and settings, a learning rate, and a state that
 /// is saved by name. step() skips parameters without a gradient. Handles stay valid when the model
-/// changes dtype or device.
+/// changes dtype or device, but the states do not follow: create the optimizer after to().
 class Optimizer {
  public:
   virtual ~Optimizer() = default;

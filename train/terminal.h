@@ -23,17 +23,18 @@ std::string fit_line(const std::vector<LinePart>& parts, int width);
 std::vector<std::string> sample_lines(const std::string& text, int width);
 
 /// Prints a fact about the run, such as "data             1,024 tokens". On a terminal it is
-/// wrapped between words, under its own beginning; a word longer than a line, such as a path, stays
-/// whole.
+/// wrapped between words; further lines are indented to the column where the text begins. A longer
+/// word, such as a path, stays whole and exceeds the width.
 void print_fact(const std::string& name, const std::string& text);
-/// Its lines: the name in a column of its own, and no text beyond `width` columns.
+/// Its lines: the name in a column of its own, and text up to column `width`. A longer word exceeds
+/// it.
 std::vector<std::string> fact_lines(const std::string& name, const std::string& text, int width);
 
 /// At most 255 characters of what printf() would print.
 [[gnu::format(printf, 1, 2)]] std::string formatted(const char* format, ...);
 /// "1,234,567".
 std::string with_separators(std::int64_t n);
-/// "512 bytes", "1.2 MB", "3.4 GB".
+/// "512 bytes", "1.2 MB", "3.40 GB".
 std::string byte_count(double bytes);
 
 }  // namespace weft::train

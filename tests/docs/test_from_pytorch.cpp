@@ -237,6 +237,7 @@ TEST_CASE("from PyTorch: dtype, device, threads") {
   const std::string name = cuda::device_count() > 0 ? "cuda:0" : "cpu";
   const Tensor y = x.to(Device::parse(name));
   CHECK(to_string(y.device()) == name);
+  CHECK(Tensor::zeros({2}, DType::f32, Device::parse(name)).device() == y.device());
 
   Net model;
   model.to(DType::bf16);
@@ -455,6 +456,9 @@ TEST_CASE("from PyTorch: data in memory") {
   const Values next = values(loader.next().targets);
   loader.set_position(position);
   CHECK(values(loader.next().targets) == next);
+  data::Loader small_last(examples, {.batch = 32, .last = data::LastBatch::kept});
+  (void)small_last.next(), (void)small_last.next();
+  CHECK(small_last.next().rows() == 6);
   const data::EvalLoader test(examples, 32);
   CHECK(test.batch(2).rows() == 6);
 }
@@ -492,6 +496,14 @@ TEST_CASE("from PyTorch: several ranks") {
     nn::init(model, 1);
     model.eval();
     const distributed::DeviceMesh mesh(world, {.dp = 2});
+    {
+      distributed::Ddp ddp(model, mesh);
+      ddp.zero_grad();
+      Tape tape;
+      ddp.watch(tape);
+      model(Tensor::ones({1, 8})).sum().backward();
+      CHECK(std::isfinite(ddp.finish(1.0).norm.item()));
+    }
     distributed::Ddp ddp(model, mesh, {}, {.shard = true});
     distributed::ShardedOptimizer optimizer(ddp, optim::AdamWOptions{.lr = 3e-4});
     const int micro_batches = 2;
@@ -539,6 +551,10 @@ TEST_CASE("from PyTorch: what is different") {
   }
   const nn::Linear layer(2, 2);
   CHECK(values(layer.bias) == Values{0, 0});
+  CHECK(Tensor::of({1, 2}).dtype() == DType::f32);
+  CHECK(Tensor::from(std::vector<std::int64_t>{1}).dtype() == DType::i64);
+  CHECK(values(Tensor::of({{1, 2}, {4, 3}}).argmax()) == Values{1, 0});
+  CHECK(nn::RMSNorm(2).eps == 1e-5);
 }
 
 TEST_CASE("from PyTorch: recurrent modules") {

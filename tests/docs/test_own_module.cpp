@@ -78,12 +78,13 @@ struct Positions : nn::Module {
   }
   void fill_tables() override {
     if (angles.is_meta()) return;
-    for (std::int64_t i = 0; i < angles.numel(); ++i) {
-      const std::int64_t token = i / angles.dim(1), j = i % angles.dim(1);
-      angles.data<float>()[i] = std::sin(float(token) / float(j + 1));
-    }
+    const Tensor token = Tensor::arange(0, double(angles.dim(0)), 1, DType::f64).unsqueeze(1);
+    const Tensor j = Tensor::arange(0, double(angles.dim(1)), 1, DType::f64);
+    angles.copy_(sin(token / (j + 1)));
   }
-  Tensor operator()(const Tensor& x) const { return x + angles.slice(0, 0, x.dim(0)); }
+  Tensor operator()(const Tensor& x) const {
+    return x + angles.slice(0, 0, x.dim(0)).to(x.dtype());
+  }
   void visit(nn::Visitor& v) override { v("angles", nn::table(angles)); }
 };
 
@@ -114,7 +115,9 @@ TEST_CASE("own module: gradients of its input and a parameter agree with differe
     block.scale = in[1];
     return block(in[0]);
   };
-  CHECK(gradcheck(f, {test::random({2, 3}), test::random({3}, 2)}) == "");
+  const Tensor x = rand_uniform({2, 3}, -1, 1, DType::f64);
+  const Tensor scale = rand_uniform({3}, -1, 1, DType::f64);
+  CHECK(gradcheck(f, {x, scale}) == "");
 }
 
 TEST_CASE("own module: ties, lists, an absent child and a buffer") {
@@ -173,6 +176,12 @@ TEST_CASE("own module: planned on meta, then given memory") {
   const Tensor x = Tensor::zeros({2, 4});
   CHECK(positions(x).select(0, 1).select(0, 0).item() == doctest::Approx(std::sin(1.0)));
   CHECK(positions.state_dict().empty());
+  positions.to(DType::bf16);
+  CHECK(positions.angles.dtype() == DType::f32);
+  CHECK(positions(x.to(DType::bf16)).dtype() == DType::bf16);
+  positions.to(DType::f64);
+  CHECK(positions.angles.dtype() == DType::f64);
+  CHECK(positions(x.to(DType::f64))[1][0].item() == doctest::Approx(std::sin(1.0)).epsilon(1e-14));
 }
 
 }  // namespace weft::own_module_test
