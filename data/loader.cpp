@@ -87,8 +87,9 @@ io::Json Loader::state() const {
 void Loader::set_state(const io::Json& state) {
   const io::Json own = this->state();
   const bool shuffled = !state.find("shuffle");
+  const auto word = [](bool on) { return on ? "on" : "off"; };
   check(shuffled == options_.shuffle, "loader: the saved position is for shuffle {}, got {}",
-        shuffled, options_.shuffle);
+        word(shuffled), word(options_.shuffle));
   for (const io::JsonMember& m : own.members()) {
     if (m.key == "epoch" || m.key == "index") continue;
     const std::int64_t saved = state.at(m.key).as_int();

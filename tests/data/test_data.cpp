@@ -374,9 +374,9 @@ TEST_CASE("loader: a position of another mode or order") {
   CHECK(test::values(dropped.next().inputs) == std::vector<double>{0, 1, 2, 3});
   Loader shuffled(data, {.batch = 4});
   CHECK(error_of([&] { shuffled.set_position(joined.position()); }) ==
-        "loader: the saved position is for shuffle false, got true");
+        "loader: the saved position is for shuffle off, got on");
   CHECK(error_of([&] { joined.set_position(shuffled.position()); }) ==
-        "loader: the saved position is for shuffle true, got false");
+        "loader: the saved position is for shuffle on, got off");
 }
 
 TEST_CASE("data: a tensor dataset gives rows of any dtype and shape") {
