@@ -23,8 +23,7 @@ build() {  # build PRESET [CMAKE ARGUMENTS]: compiles $target
 ctest_in() {  # ctest_in PRESET [CTEST ARGUMENTS]
   local preset=$1
   shift
-  # One more than processors: tests of ranks that die or hang mostly wait.
-  tests "ctest-$preset" ctest --test-dir "build/$preset" -j "$((jobs + 1))" --output-on-failure \
+  tests "ctest-$preset" ctest --test-dir "build/$preset" -j "$jobs" --output-on-failure \
     --no-tests=error --timeout 600 "$@"
 }
 
