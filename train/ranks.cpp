@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdio>
 
+#include "weft/core/cuda.h"
 #include "weft/core/error.h"
 #include "weft/core/random.h"
 #include "weft/distributed/agree.h"
