@@ -3,7 +3,7 @@
 
 namespace weft {
 
-/// States are (sequences, H), in f64 for f64 and else f32; nn::Gru stacks those of its layers.
+/// States are (sequences, H): f64 for f64 operands, else f32. nn::Gru stacks its layers' states.
 struct GruOptions {
   Tensor state = {};  ///< the initial h; null: zeros
   /// i32 (n + 1): sequence i is tokens [cu_seqlens[i], cu_seqlens[i + 1]) of a packed row, with its

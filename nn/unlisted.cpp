@@ -18,15 +18,15 @@ namespace {
 
 // One per thread, as models are made, visited and trained on one thread. So ranks neither wait for
 // each other nor free each other's parameters; a model that crosses threads is not checked.
-constinit thread_local bool closed = false;  // modules with static storage end after the account
-struct Account {
+constinit thread_local bool closed = false;  // modules with static storage end after the list
+struct Unlisted {
   std::unordered_map<const TensorImpl*, Tensor> parameters;
   std::size_t kept = 0;  // entries after the last release
-  ~Account() { closed = true; }
+  ~Unlisted() { closed = true; }
 };
-thread_local Account account;
+thread_local Unlisted unlisted;
 
-bool is_empty() { return closed || account.parameters.empty(); }
+bool is_empty() { return closed || unlisted.parameters.empty(); }
 
 // What describe() says, or the name of the class.
 std::string shown(const Module& m) {
@@ -45,7 +45,7 @@ struct Place {
   std::size_t bytes;
 };
 
-/// Lists the modules below the one that it visits.
+/// Collects the modules below the root.
 class Places final : public Visitor {
  public:
   explicit Places(std::vector<Place>& out) : out_(out) {}
@@ -74,8 +74,8 @@ Tensor unlisted_in(const Place& place) {
   for (std::size_t i = 0; i + sizeof(Tensor) <= place.bytes; i += alignof(Tensor)) {
     const TensorImpl* word = nullptr;
     std::memcpy(&word, begin + i, sizeof word);
-    const auto found = account.parameters.find(word);
-    if (found != account.parameters.end() && found->second.requires_grad()) return found->second;
+    const auto found = unlisted.parameters.find(word);
+    if (found != unlisted.parameters.end() && found->second.requires_grad()) return found->second;
   }
   return {};
 }
@@ -85,18 +85,18 @@ Tensor unlisted_in(const Place& place) {
 void detail::add_unlisted(const Tensor& parameter) {
   if (closed) return;
   // Without a visit nothing else releases: a loop that makes parameters keeps a few at most.
-  if (account.parameters.size() >= 2 * account.kept + 8) release_unlisted();
-  account.parameters.emplace(parameter.impl(), parameter);
+  if (unlisted.parameters.size() >= 2 * unlisted.kept + 8) release_unlisted();
+  unlisted.parameters.emplace(parameter.impl(), parameter);
 }
 
 void detail::remove_unlisted(const Tensor& listed) {
-  if (!is_empty()) account.parameters.erase(listed.impl());
+  if (!is_empty()) unlisted.parameters.erase(listed.impl());
 }
 
 void detail::release_unlisted() {
   if (is_empty()) return;
-  std::erase_if(account.parameters, [](const auto& p) { return p.first->refs.load() == 1; });
-  account.kept = account.parameters.size();
+  std::erase_if(unlisted.parameters, [](const auto& p) { return p.first->refs.load() == 1; });
+  unlisted.kept = unlisted.parameters.size();
 }
 
 NamedTensors detail::trained_parameters(const Module& root, std::size_t bytes) {

@@ -98,9 +98,9 @@ FAULTS = [
      "sharded_(optimizer|checkpoint)|remainder|master"),
     ("vocabulary_beyond_its_end", "distributed/vocab.cpp", "std::min(most, vocab - first)", "most", "vocab"),
     # Modules.
-    ("parameter_not_in_the_account", "nn/module.cpp", "  detail::add_unlisted(t);\n", "", "unlisted"),
+    ("parameter_not_in_the_list", "nn/module.cpp", "  detail::add_unlisted(t);\n", "", "unlisted"),
     ("clone_loses_a_tie", "nn/module.cpp", "      own.emplace(mine.impl(), mine);  // a member may be listed under two names\n",
-     "", "module"),
+     "", "clone"),
     # Files.
     ("narrow_integers_widened_forward", "io/narrow.h", "for (std::int64_t i = n - 1; i >= 0; --i) {",
      "for (std::int64_t i = 0; i < n; ++i) {", "npy|safetensors"),
@@ -111,9 +111,9 @@ FAULTS = [
     ("rename_not_synced", "io/file_write.cpp", "  }\n  sync_directory(parent_of(to));", "  }", "file"),
     ("new_folder_not_synced", "io/file_write.cpp", "if (!sync_path(parent) && errno != EACCES)", "if (false)",
      "checkpoint|run_folder"),
-    ("epoch_not_counted", "data/loader.cpp", "epoch_ += index_ / size;", "", "data"),
+    ("epoch_not_counted", "data/loader.cpp", "epoch_ += index_ / size;", "", "loader"),
     ("last_batch_not_shortened", "data/loader.cpp", "std::min(options_.batch, dataset_.size() - index_)", "options_.batch",
-     "data"),
+     "loader"),
     ("packed_targets_shifted", "data/packing.cpp", "targets[at] = document[source + 1];", "targets[at] = document[source];",
      "data"),
     # CUDA kernels.

@@ -76,7 +76,7 @@ TEST_CASE("assign: a tape is not deceived") {
     w += 1;
   }
   CHECK(test::values(w) == std::vector<double>{2, 2});
-  // What an op has saved, and somebody writes, is reported by backward().
+  // backward() reports a write to a tensor that an op has saved.
   const Tensor loss = sum(w * x);
   x += 1;
   CHECK(error_of([&] { loss.backward(); }) ==

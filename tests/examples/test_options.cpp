@@ -207,7 +207,7 @@ TEST_CASE("options: presets have the parameter counts of the published models") 
     REQUIRE(parse(o, static_cast<int>(argv.size()), argv.data()));
     return o;
   };
-  // Published parameter counts; llama-1b has those of TinyLlama 1.1B.
+  // Published parameter counts; llama-1b is TinyLlama 1.1B.
   const std::tuple<const char*, std::int64_t, double> known[] = {
       {"gpt2-124m", 124'439'808, 6e-4},
       {"gpt2-355m", 354'823'168, 3e-4},
