@@ -79,13 +79,10 @@ Hidden hidden_layer(const Tensor& x, const Tensor& up, const Tensor& bias, std::
   Hidden h;
   h.behind = matrix(features);
   if (keep || activation == Activation::swiglu) h.before = matrix(up.dim(0));
-  const Tensor& sums = h.before.defined() ? h.before : h.behind;
   if (activation != Activation::swiglu && !again && fuses_gelu(x, up, bias, is_tanh(activation))) {
-    const Tensor scratch =
-        f32_scratch(fuses_bias(x, up, sums) ? fused_bias_scratch(x, up) : 0, x.device());
-    dispatch<cpu::gemm_gelu, cuda::gemm_gelu>(x, up, bias, is_tanh(activation), scratch, h.before,
-                                              h.behind);
+    dispatch<cpu::gemm_gelu, cuda::gemm_gelu>(x, up, bias, is_tanh(activation), h.before, h.behind);
   } else {
+    const Tensor& sums = h.before.defined() ? h.before : h.behind;
     gemm_bias(x, up, bias, sums);
     activate(sums, activation, h.behind);
   }

@@ -1,5 +1,6 @@
 // Speed of single ops at the sizes of a small GPT: memory-bound ops in GB/s of the bytes that they
 // must read and write, products in GFLOP/s; forward without a tape, and backward alone.
+// --products MODEL: the products of a model's step instead, or of all with `all`.
 #include "weft/autograd/cross_entropy.h"
 #include "weft/autograd/dropout.h"
 #include "weft/autograd/elementwise.h"
@@ -11,6 +12,7 @@
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/bench/harness.h"
+#include "weft/bench/product_table.h"
 #include "weft/core/random.h"
 #include "weft/core/tensor.h"
 
@@ -61,7 +63,12 @@ void product(bench::Report& report, std::int64_t m, std::int64_t n, std::int64_t
 }  // namespace
 
 int main(int argc, char** argv) {
-  bench::Report report(argc, argv);
+  std::string products;
+  bench::Report report(argc, argv, {{"--products", &products, "MODEL"}});
+  if (!products.empty()) {
+    bench::product_table(report, products);
+    return report.finish();
+  }
   const Tensor x = rand_normal({kRows, kDim}), other = rand_normal({kRows, kDim});
   const Tensor weight = Tensor::ones({kDim}), bias = Tensor::zeros({kDim});
 

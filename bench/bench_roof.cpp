@@ -8,29 +8,14 @@
 #include "weft/bench/floor.h"
 #include "weft/bench/fma_peak.h"
 #include "weft/bench/harness.h"
-#include "weft/core/gemm.h"
-#include "weft/core/random.h"
-#include "weft/core/tensor.h"
+#include "weft/bench/step_products.h"
 
 using namespace weft;
 
 namespace {
 
-/// Seconds of out (m, n) = a * b in the operand layouts of the three products of a layer: forward x
-/// w^T, the gradient of the input dy w, the gradient of the weight dy^T x.
-enum class Product : std::uint8_t { forward, input_gradient, weight_gradient };
-
-double product_seconds(Product p, std::int64_t m, std::int64_t n, std::int64_t k, int runs) {
-  const bool trans_a = p == Product::weight_gradient, trans_b = p == Product::forward;
-  const Tensor a = trans_a ? rand_normal({k, m}) : rand_normal({m, k});
-  const Tensor b = trans_b ? rand_normal({n, k}) : rand_normal({k, n});
-  const Tensor left = trans_a ? transposed(a) : a, right = trans_b ? transposed(b) : b;
-  const Tensor out = Tensor::empty({m, n});
-  return bench::seconds_per_call([&] { gemm(left, right, out); }, runs);
-}
-
-double flops(std::int64_t m, std::int64_t n, std::int64_t k) {
-  return 2 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+double product_seconds(const bench::StepProduct& p, int runs) {
+  return bench::seconds_per_call(p.prepared(), runs);
 }
 
 /// The best rate over large products: the machine's GEMM rate.
@@ -39,35 +24,28 @@ double gemm_peak(bench::Report& report) {
       {1024, 1024, 1024}, {2048, 2048, 2048}, {1024, 3072, 768}, {1024, 768, 3072}};
   double best = 0;
   for (const auto& [m, n, k] : kShapes)
-    for (const Product p : {Product::forward, Product::input_gradient, Product::weight_gradient})
-      best = std::max(best, flops(m, n, k) / product_seconds(p, m, n, k, 7));
+    for (const auto kind : {bench::StepProduct::forward, bench::StepProduct::input_gradient,
+                            bench::StepProduct::weight_gradient}) {
+      const bench::StepProduct p{"", kind, m, n, k, 1};
+      best = std::max(best, p.flops() / product_seconds(p, 7));
+    }
   report.row("product, best of large shapes", best / 1e9, "GFLOP/s");
   return best;
 }
 
 /// The products of a step that have weights, at their own shapes; excludes attention.
 void products_of_step(bench::Report& report, const bench::StepModel& m) {
-  const std::int64_t rows = m.step_tokens(), dim = m.config.dim, vocab = m.config.vocab;
-  struct Weight {
-    const char* name;
-    std::int64_t out, in, count;
-  };
-  const Weight weights[] = {{"qkv", 3 * dim, dim, m.config.layers},
-                            {"proj", dim, dim, m.config.layers},
-                            {"up", 4 * dim, dim, m.config.layers},
-                            {"down", dim, 4 * dim, m.config.layers},
-                            {"head", vocab, dim, 1}};
-  double total = 0, total_flops = 0;
-  for (const Weight& w : weights) {
-    const int runs = flops(rows, w.out, w.in) > 2e10 ? 1 : 3;
-    const double seconds = product_seconds(Product::forward, rows, w.out, w.in, runs) +
-                           product_seconds(Product::input_gradient, rows, w.in, w.out, runs) +
-                           product_seconds(Product::weight_gradient, w.out, w.in, rows, runs);
-    const double work = 3 * flops(rows, w.out, w.in);
-    report.row(message("{}: {} {} x {} x {}", m.name, w.name, rows, w.out, w.in),
-               work / seconds / 1e9, "GFLOP/s");
-    total += seconds * static_cast<double>(w.count);
-    total_flops += work * static_cast<double>(w.count);
+  double total = 0, total_flops = 0, seconds = 0;
+  for (const bench::StepProduct& p : bench::step_products(m)) {
+    seconds += product_seconds(p, p.flops() > 2e10 ? 1 : 3);
+    // The three products of a weight share a row.
+    if (p.kind != bench::StepProduct::weight_gradient) continue;
+    report.row(
+        message("{}: {} {} x {} x {}", m.name, p.name.substr(0, p.name.find(' ')), p.k, p.m, p.n),
+        3 * p.flops() / seconds / 1e9, "GFLOP/s");
+    total += seconds * static_cast<double>(p.count);
+    total_flops += 3 * p.flops() * static_cast<double>(p.count);
+    seconds = 0;
   }
   report.row(message("{}: products at these shapes", m.name), total_flops / total / 1e9, "GFLOP/s");
 }

@@ -27,8 +27,8 @@ class ThreadLimit {
   detail::ThreadPool* previous_pool_;
 };
 
-/// In deterministic mode results do not depend on the number of threads either (GEMM is cut into
-/// tiles whose sizes depend on the shape only). Off by default; docs/determinism.md states the
+/// In deterministic mode results do not depend on the number of threads either (products by oneDNN
+/// are cut into tiles of fixed size). Off by default; docs/determinism.md states the
 /// cost.
 void set_deterministic(bool on);
 bool deterministic();
@@ -42,7 +42,7 @@ bool in_parallel();
 /// Calls f(begin, end) on contiguous ranges that cover [0, n), on several threads when the work is
 /// large enough. `work` is the cost of one item in simple operations (about one per float touched).
 /// All threading in Weft goes through this function: kernels must give the same bits for any split
-/// of the range and must not throw or allocate inside.
+/// of the range and must not throw inside.
 template <class F>
 inline void parallel_for(std::int64_t n, std::int64_t work, F&& f) {
   constexpr std::int64_t kSerialBelow = 1 << 15, kFineAbove = 1 << 20;

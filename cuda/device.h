@@ -93,9 +93,29 @@ template <class T, int N = 16 / static_cast<int>(sizeof(T))>
 __device__ inline Pack<T, N> load_pack(const T* p) {
   return *reinterpret_cast<const Pack<T, N>*>(p);
 }
+/// p: global memory, at a multiple of the pack's size.
 template <class T, int N>
 __device__ inline void store_pack(T* p, const Pack<T, N>& v) {
+#if WEFT_CUDA_EMU
   *reinterpret_cast<Pack<T, N>*>(p) = v;
+#else
+  // nvcc splits the store of a struct where another branch writes the same place element by
+  // element.
+  constexpr int kWords = sizeof v / 4;
+  if constexpr (kWords == 4 || kWords == 2) {
+    std::uint32_t w[kWords];
+    memcpy(w, &v, sizeof v);
+    const std::size_t to = __cvta_generic_to_global(p);
+    if constexpr (kWords == 4)
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"l"(to), "r"(w[0]), "r"(w[1]),
+                   "r"(w[2]), "r"(w[3])
+                   : "memory");
+    else
+      asm volatile("st.global.v2.b32 [%0], {%1, %2};\n" ::"l"(to), "r"(w[0]), "r"(w[1]) : "memory");
+  } else {
+    *reinterpret_cast<Pack<T, N>*>(p) = v;
+  }
+#endif
 }
 /// Whether the n elements at p (and every following row of that length) can be accessed 16 bytes at
 /// a time.

@@ -66,8 +66,7 @@ void gemm(const Tensor& a, const Tensor& b, const GemmShape& g, const Tensor&, c
   }
 }
 
-void gemm_bias(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor&,
-               const Tensor& out) {
+void gemm_bias(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) {
   GemmShape g;
   g.m = x.dim(0);
   g.n = weight.dim(0);

@@ -20,7 +20,7 @@ void sum_rows(const Tensor& x, const Tensor& partial, const Tensor& out) {
 }  // namespace
 
 void gemm_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, bool,
-               const Tensor& scratch, const Tensor& hidden, const Tensor& act) {
+               const Tensor& hidden, const Tensor& act) {
   GemmShape g;
   g.m = x.dim(0);
   g.n = g.ldc = weight.dim(0);
@@ -36,7 +36,7 @@ void gemm_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, bool,
                       .aux = hidden.defined() ? hidden.raw() : nullptr}))
     return;
   const Tensor& sums = hidden.defined() ? hidden : act;
-  gemm_bias(x, weight, bias, scratch, sums);
+  gemm_bias(x, weight, bias, sums);
   unary(sums, UnaryOp::gelu_tanh, act);
 }
 

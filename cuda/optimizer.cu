@@ -60,10 +60,13 @@ __device__ inline Moments<C> adam(const AdamSlot& s, const AdamStep& step, const
 
 __device__ inline float stored_scale(const float* scale) { return scale ? *scale : 1.0f; }
 
+// Blocks of an update that a multiprocessor must hold: for more of them, ptxas spills registers.
+constexpr int kUpdateBlocks = 3;
+
 // Updates the slots that compute in C, either with or without remainders. scales[2 * first_chunk]
 // and the next entry: the new scales of f16 states.
 template <class C, bool Split>
-__global__ void __launch_bounds__(kSlotThreads)
+__global__ void __launch_bounds__(kSlotThreads, kUpdateBlocks)
     optimizer_adam_kernel(AdamTable slots, std::int64_t count, AdamStep given,
                           const float* scales) {
   const AdamStep step = with_device_numbers(given);
@@ -151,7 +154,7 @@ __global__ void __launch_bounds__(kSlotThreads)
 }
 
 template <class C>
-__global__ void __launch_bounds__(kSlotThreads)
+__global__ void __launch_bounds__(kSlotThreads, kUpdateBlocks)
     optimizer_sgd_kernel(const PlacedSlot<SgdSlot>* slots, std::int64_t count, SgdStep given) {
   const SgdStep step = with_device_numbers(given);
   const double grad_scale = scale_of(step.grad_scale);

@@ -58,7 +58,7 @@ void measure_mlp(GpuBench& bench, std::int64_t m, std::int64_t n, std::int64_t k
     const Buffers x = buffers({m, k}, Values::uniform), weight = buffers({n, k}, Values::uniform);
     const Buffers act = buffers({m, n}, Values::poison);
     bench.arithmetic({name("product forward bias gelu"), flops, {act}, [&](int i) {
-                        cuda::gemm_gelu(x[i], weight[i], bias, true, Tensor(), hidden[i], act[i]);
+                        cuda::gemm_gelu(x[i], weight[i], bias, true, hidden[i], act[i]);
                       }});
     const Buffers dy = buffers({m, n}, Values::uniform), dweight = buffers({n, k}, Values::poison);
     bench.arithmetic({name("product weight and bias gradient"), flops, {dweight}, [&](int i) {

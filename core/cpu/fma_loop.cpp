@@ -1,8 +1,14 @@
 #include "weft/core/cpu/fma_loop.h"
 
+#include <algorithm>
+#include <ctime>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+
+#include "weft/core/cpu/simd.h"
+#include "weft/core/peak_flops.h"
 
 // Twelve independent sums hide the latency of two pipelines. Each is a separate variable, because
 // an array would be kept in memory, and passes through an empty asm, so that the compiler cannot
@@ -65,11 +71,38 @@ void fma_scalar(std::int64_t steps) {
 
 FmaLoop fma_loop() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f")) return {"AVX-512", fma_avx512, 12 * 16 * 2};
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-    return {"AVX2", fma_avx2, 12 * 8 * 2};
+  if (find_simd("avx512")) return {"AVX-512", fma_avx512, 12 * 16 * 2};
+  if (find_simd("avx2")) return {"AVX2", fma_avx2, 12 * 8 * 2};
 #endif
   return {"scalar", fma_scalar, 12 * 2};
 }
 
 }  // namespace weft::cpu
+
+namespace weft {
+namespace {
+
+// Processor time of this thread: the clock stops while another program runs.
+double processor_seconds() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+}  // namespace
+
+double measure_thread_flops() {
+  constexpr std::int64_t kSteps = 1 << 16;
+  constexpr int kTries = 5;
+  const cpu::FmaLoop loop = cpu::fma_loop();
+  double best = 0;
+  for (int i = 0; i < kTries; ++i) {
+    const double start = processor_seconds();
+    loop.run(kSteps);
+    best = std::max(best, loop.flops_per_step * static_cast<double>(kSteps) /
+                              std::max(processor_seconds() - start, 1e-9));
+  }
+  return best;
+}
+
+}  // namespace weft

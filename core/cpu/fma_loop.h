@@ -10,7 +10,7 @@ struct FmaLoop {
   double flops_per_step;
 };
 
-/// The loop with the widest registers that this CPU supports.
+/// The loop with the widest registers of this CPU that WEFT_ISA allows.
 FmaLoop fma_loop();
 
 }  // namespace weft::cpu

@@ -2,12 +2,7 @@
 
 #include <algorithm>
 
-#if WEFT_USE_ONEDNN
-#include <omp.h>
-#include <oneapi/dnnl/dnnl.h>
-#endif
-
-#include "weft/core/cpu/product.h"
+#include "weft/core/cpu/packed_product.h"
 #include "weft/core/cpu/simd.h"
 #include "weft/core/parallel.h"
 
@@ -15,6 +10,8 @@ namespace weft {
 namespace {
 
 using cpu::Product;
+using cpu::ProductEngine;
+using cpu::ProductTiles;
 
 // bf16 operands are widened block by block: three f32 blocks of at most this many rows and columns.
 constexpr std::int64_t kWiden = 2048;
@@ -28,30 +25,33 @@ constexpr std::int64_t kRowBlock = 16;  // rows of one work item of the in-tree 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
 
-// The tile size of one product; each tile is one library call on one thread.
-struct Tiles {
-  std::int64_t rows, cols;
-};
-
-// Each tile packs its part of both operands, so the fewest and squarest tiles are fastest: one per
-// thread. Deterministic mode uses a fixed size, since the bits must not depend on the number of
-// threads.
+// Each tile of a product by oneDNN packs its part of both operands, so the fewest and squarest
+// tiles are fastest: one for each thread. In deterministic mode the size is fixed, since the bits
+// must not depend on the number of threads.
 template <class T>
-Tiles tiles_of(const Product<T>& p, std::int64_t batch) {
-  if (deterministic()) return {256, 512};
+ProductTiles library_tiles(const Product<T>& p) {
+  if (cpu::needs_fixed_tiles()) return {256, 512};
   // For the library, rows of a cost more to pack than columns of b, unless b has to be transposed.
-  const auto packing = [&](const Tiles& t) {
-    return p.trans_b ? 2 * t.rows + 3 * t.cols : 2 * t.rows + t.cols;
+  const auto packing = [&](const ProductTiles& t) {
+    return p.trans_b ? 2 * t.rows + 3 * t.columns : 2 * t.rows + t.columns;
   };
   const std::int64_t threads = detail::in_parallel() ? 1 : num_threads();
-  Tiles best{p.m, p.n};
-  if (batch >= threads) return best;
+  ProductTiles best{p.m, p.n};
   for (std::int64_t down = 1; down <= threads; ++down) {
     if (threads % down != 0) continue;
-    const Tiles t{round_up(ceil_div(p.m, down), 16), round_up(ceil_div(p.n, threads / down), 16)};
+    const ProductTiles t{round_up(ceil_div(p.m, down), 16),
+                         round_up(ceil_div(p.n, threads / down), 16)};
     if (down == 1 || packing(t) < packing(best)) best = t;
   }
   return best;
+}
+
+// Tiles of each of `batch` products: whole ones when there is one for each thread.
+template <class T>
+ProductTiles tiles_of(const Product<T>& p, ProductEngine engine, std::int64_t batch) {
+  if (batch >= num_threads() && (engine == ProductEngine::packed || !cpu::needs_fixed_tiles()))
+    return {p.m, p.n};
+  return engine == ProductEngine::packed ? cpu::packed_tiles(p) : library_tiles(p);
 }
 
 // One or a few rows times the rows of a weight, as in generation: dot products without packing.
@@ -71,32 +71,34 @@ template <class T, class At>
 void run(std::int64_t batch, const At& at) {
   const Product<T> first = at(0);
   const std::int64_t m = first.m, n = first.n;
-  if constexpr (std::is_same_v<T, float>) {
+  if constexpr (std::is_same_v<T, float>)
     if (batch == 1 && (m == 1 || first.small()) && first.trans_b && !first.trans_a &&
         first.k >= kLongRow)
       return row_product(first);
-    if (cpu::for_library(first)) {
-      const Tiles t = tiles_of(first, batch);
-      const std::int64_t across = ceil_div(n, t.cols), each = ceil_div(m, t.rows) * across;
-      parallel_for(batch * each, first.work() / each, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i)
-          cpu::library_product(at(i / each).tile(i % each / across * t.rows,
-                                                 i % each % across * t.cols, t.rows, t.cols));
-      });
-      return;
-    }
+  const ProductEngine engine = cpu::engine_for<T>(m, n, first.k);
+  if (engine != ProductEngine::loops) {
+    const ProductTiles t = tiles_of(first, engine, batch);
+    const std::int64_t across = ceil_div(n, t.columns), each = ceil_div(m, t.rows) * across;
+    parallel_for(batch * each, first.work() / each, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i)
+        cpu::product_part(at(i / each).tile(i % each / across * t.rows,
+                                            i % each % across * t.columns, t.rows, t.columns),
+                          engine);
+    });
+  } else if (batch == 1 && first.small()) {
+    first.in_tree(0, m);
+  } else {
+    const std::int64_t blocks = ceil_div(m, kRowBlock);
+    parallel_for(batch * blocks, first.work() / blocks + 1,
+                 [&](std::int64_t begin, std::int64_t end) {
+                   while (begin < end) {
+                     const std::int64_t i = begin / blocks, stop = std::min(end, (i + 1) * blocks);
+                     at(i).in_tree((begin - i * blocks) * kRowBlock,
+                                   std::min(m, (stop - i * blocks) * kRowBlock));
+                     begin = stop;
+                   }
+                 });
   }
-  if (batch == 1 && first.small()) return first.in_tree(0, m);
-  const std::int64_t blocks = ceil_div(m, kRowBlock);
-  parallel_for(batch * blocks, first.work() / blocks + 1,
-               [&](std::int64_t begin, std::int64_t end) {
-                 while (begin < end) {
-                   const std::int64_t i = begin / blocks, stop = std::min(end, (i + 1) * blocks);
-                   at(i).in_tree((begin - i * blocks) * kRowBlock,
-                                 std::min(m, (stop - i * blocks) * kRowBlock));
-                   begin = stop;
-                 }
-               });
 }
 
 template <class T, class Out>
@@ -159,22 +161,6 @@ std::int64_t gemm_scratch(const GemmShape& g, DType dtype, Device device) {
 }
 
 namespace cpu {
-
-#if WEFT_USE_ONEDNN
-void library_product(const Product<float>& p) {
-  // Weft chooses the number of threads. OpenMP stores it per calling thread.
-  const int threads = omp_get_max_threads();
-  if (threads != 1) omp_set_num_threads(1);
-  const dnnl_status_t status =
-      dnnl_sgemm(p.trans_a ? 'T' : 'N', p.trans_b ? 'T' : 'N', p.m, p.n, p.k, 1.0f, p.a, p.lda, p.b,
-                 p.ldb, p.accumulate ? 1.0f : 0.0f, p.c, p.ldc);
-  if (threads != 1) omp_set_num_threads(threads);
-  // The library refuses before it writes (out of memory for packing, unsupported stride).
-  if (status != dnnl_success) p.in_tree(0, p.m);
-}
-#else
-void library_product(const Product<float>& p) { p.in_tree(0, p.m); }
-#endif
 
 void gemm(const Tensor& a, const Tensor& b, const GemmShape& g, const Tensor& scratch,
           const Tensor& out) {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "weft/core/cpu/narrow_product.h"
+#include "weft/core/cpu/packed_product.h"
 #include "weft/core/kernels/elementwise_math.h"
 #include "weft/core/kernels/operand.h"
 #include "weft/core/kernels/reduce.h"
@@ -132,16 +132,21 @@ std::int64_t epilogue_partial(std::int64_t rows, std::int64_t cols, Device devic
 namespace cpu {
 
 void gemm_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, bool tanh,
-               const Tensor& scratch, const Tensor& hidden, const Tensor& act) {
+               const Tensor& hidden, const Tensor& act) {
   const std::int64_t m = x.dim(0), n = weight.dim(0), k = x.dim(1);
   const Tensor& sums = hidden.defined() ? hidden : act;
   float *h = sums.data<float>(), *y = act.data<float>();
   const float* b = bias.data<float>();
-  if (fuses_bias(x, weight, sums))
-    return narrow_product(x.data<float>(), weight.data<float>(), b, scratch.data<float>(), h, m, n,
-                          k, [&](std::int64_t first, std::int64_t rows) {
-                            gelu_row(tanh, h + first * n, y + first * n, rows * n);
-                          });
+  if (fuses_bias(x, weight, sums)) {
+    const Product<float> product{
+        x.data<float>(), weight.data<float>(), h, m, n, k, k, k, n, false, true, false};
+    return parallel_product(
+        product, b,
+        [&](std::int64_t first, std::int64_t rows, std::int64_t j, std::int64_t columns) {
+          for (std::int64_t at = first * n + j; at < (first + rows) * n; at += n)
+            gelu_row(tanh, h + at, y + at, columns);
+        });
+  }
   GemmShape g;
   g.m = m;
   g.n = g.ldc = n;

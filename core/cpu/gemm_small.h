@@ -5,9 +5,9 @@
 
 namespace weft::cpu {
 
-/// One matrix product in plain C++ on the calling thread, for f64 and for f32 products too small
-/// for a library call. Each element is summed over k in ascending order, however the rows are
-/// split.
+/// One matrix product in plain C++ on the calling thread, for small products and for processors
+/// without fused multiply-adds. Each element is summed over k in ascending order, however the rows
+/// are split.
 template <class T>
 class SmallGemm {
  public:

@@ -2,14 +2,14 @@
 
 #include <algorithm>
 
-#include "weft/core/cpu/product.h"
+#include "weft/core/cpu/packed_product.h"
 #include "weft/core/cpu/simd.h"
 #include "weft/core/parallel.h"
 
 namespace weft::cpu {
 namespace {
 
-// In deterministic mode a piece is a tile of fixed size: its bits depend on its group only.
+// Where bits depend on the cut, a piece in deterministic mode is a tile of fixed size.
 constexpr std::int64_t kTileRows = 256, kTileCols = 512;
 constexpr std::int64_t kRowStep = 16;  // pieces start at multiples of this row
 
@@ -29,19 +29,16 @@ void one_row(const Product<float>& p) {
 }
 
 template <class T>
-void run_piece(const Product<T>& p, bool by_library, std::int64_t begin, std::int64_t end) {
-  if (begin >= end) return;
-  if constexpr (std::is_same_v<T, float>)
-    if (by_library) return library_product(p.tile(begin, 0, end - begin, p.n));
-  p.in_tree(begin, end);
+void run_piece(const Product<T>& p, ProductEngine engine, std::int64_t begin, std::int64_t end) {
+  if (begin < end) product_part(p.tile(begin, 0, end - begin, p.n), engine);
 }
 
 template <class T>
-void run_tile(const Product<T>& p, bool by_library, std::int64_t index) {
+void run_tile(const Product<T>& p, ProductEngine engine, std::int64_t index) {
   const std::int64_t across = ceil_div(p.n, kTileCols);
   const Product<T> tile =
       p.tile(index / across * kTileRows, index % across * kTileCols, kTileRows, kTileCols);
-  run_piece(tile, by_library, 0, tile.m);
+  run_piece(tile, engine, 0, tile.m);
 }
 
 // Computes part [begin, end) of the `units` of work of one group's product.
@@ -49,18 +46,18 @@ template <class T>
 void run_part(const Product<T>& p, std::int64_t begin, std::int64_t end, std::int64_t units) {
   if constexpr (std::is_same_v<T, float>)
     if (is_one_row(p)) {
-      if (begin == 0) one_row(p);  // deterministic mode may count several tiles
+      if (begin == 0) one_row(p);  // a group may have several fixed tiles
       return;
     }
-  const bool by_library = for_library(p);
-  if (deterministic()) {
-    for (std::int64_t i = begin; i < end; ++i) run_tile(p, by_library, i);
+  const ProductEngine engine = engine_for<T>(p.m, p.n, p.k);
+  if (needs_fixed_tiles()) {
+    for (std::int64_t i = begin; i < end; ++i) run_tile(p, engine, i);
     return;
   }
   const auto row = [&](std::int64_t unit) {
     return unit == units ? p.m : p.m * unit / units / kRowStep * kRowStep;
   };
-  run_piece(p, by_library, row(begin), row(end));
+  run_piece(p, engine, row(begin), row(end));
 }
 
 // One pass over the products of all groups, cut into equal work rather than at group boundaries:
@@ -69,13 +66,14 @@ template <class T, class At>
 void run_groups(const std::int64_t* rows, std::int64_t groups, GroupedProduct kind,
                 GroupedWidths width, const At& at) {
   const auto units_of = [&](std::int64_t n) {
-    if (n == 0 || !deterministic()) return n;
+    if (n == 0 || !needs_fixed_tiles()) return n;
     return kind == GroupedProduct::weight_grad
                ? ceil_div(width.outputs, kTileRows) * ceil_div(width.inputs, kTileCols)
                : ceil_div(n, kTileRows) *
                      ceil_div(kind == GroupedProduct::forward ? width.outputs : width.inputs,
                               kTileCols);
   };
+  if constexpr (std::is_same_v<T, float>) gemm_engine();  // throws here, not on a worker
   std::int64_t total = 0, all_rows = 0;
   for (std::int64_t e = 0; e < groups; ++e) {
     total += units_of(rows[e]);

@@ -4,8 +4,15 @@
 #include <type_traits>
 
 #include "weft/core/cpu/gemm_small.h"
+#include "weft/core/cpu/simd.h"
+#include "weft/core/parallel.h"
 
 namespace weft::cpu {
+
+/// Below this many multiplications, packing or a library call (0.4 us) costs more than the product.
+inline bool is_small_product(std::int64_t m, std::int64_t n, std::int64_t k) {
+  return m * n * k <= 32 * 32 * 32;
+}
 
 /// One matrix product c (m, n) = op(a) op(b), plus c when `accumulate`.
 template <class T, class Out = T>
@@ -19,8 +26,7 @@ struct Product {
   /// In the units of parallel_for.
   std::int64_t work() const { return m * n * k / 8 + 1; }
 
-  /// Below this many multiplications a library call costs more than the product (0.4 us).
-  bool small() const { return m * n * k <= 32 * 32 * 32; }
+  bool small() const { return is_small_product(m, n, k); }
 
   Product tile(std::int64_t i, std::int64_t j, std::int64_t rows, std::int64_t cols) const {
     Product p = *this;
@@ -52,16 +58,28 @@ struct Product {
 /// Computes the product with oneDNN, on the calling thread.
 void library_product(const Product<float>& p);
 
-/// Whether library_product() is faster than the in-tree product.
+/// How the CPU computes a product: plain loops, packed_product(), or oneDNN.
+enum class ProductEngine { loops, packed, library };
+
+/// What computes f32 products that are not small: the environment variable WEFT_GEMM, weft or
+/// onednn; without it weft with AVX2 and in builds without oneDNN, else onednn.
+/// Throws Error if this build has no oneDNN.
+ProductEngine gemm_engine();
+/// Selects weft or onednn for the process, for tests and measurements.
+void set_gemm_engine(const char* name);
+
+/// Whether products must be cut into tiles of fixed size, so that their bits do not depend on the
+/// number of threads: those of the packed product never do. Throws as gemm_engine().
+inline bool needs_fixed_tiles() {
+  return gemm_engine() == ProductEngine::library && deterministic();
+}
+
+/// The engine of a whole product, which its parts follow: their bits do not depend on the cut.
 template <class T>
-bool for_library(const Product<T>& p) {
-#if WEFT_USE_ONEDNN
-  return std::is_same_v<T, float> && !p.small();
-#else
-  // Sanitizers cannot see the memory accesses of oneDNN, so sanitizer builds do not use it.
-  static_cast<void>(p);
-  return false;
-#endif
+ProductEngine engine_for(std::int64_t m, std::int64_t n, std::int64_t k) {
+  if (is_small_product(m, n, k)) return ProductEngine::loops;
+  if constexpr (std::is_same_v<T, float>) return gemm_engine();
+  return simd().panels<T>().fast ? ProductEngine::packed : ProductEngine::loops;
 }
 
 }  // namespace weft::cpu

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <numeric>
 
-#include "weft/core/cpu/gemm_small.h"
-#include "weft/core/cpu/narrow_product.h"
+#include "weft/core/cpu/simd.h"
 #include "weft/core/kernels/elementwise_math.h"
 #include "weft/core/kernels/operand.h"
+#include "weft/core/parallel.h"
 
 // Each thread takes a block of sequences through all time steps: no thread waits for another, and
 // the packed weight stays in its cache. Every row of the products is computed alone, so the bits do
@@ -36,62 +36,75 @@ void backward_f64(const RecurrentStepBwd<double>& s) {
   for (std::int64_t i = 0; i < s.n; ++i) Cell::backward(s, i, 1);
 }
 
-// What depends on the arithmetic: one step of a cell, and the products with the weight.
-template <class R>
-struct Arithmetic {
-  const RecurrentSpec& s;
-  const float* weight;
-  float* packed;
-  RecurrentKernels cells = simd().recurrent;
+// One time step of a cell by its kind.
+inline auto forward_step(RecurrentKind kind, float) {
+  return kind == RecurrentKind::gru ? simd().recurrent.gru : simd().recurrent.lstm;
+}
+inline auto backward_step(RecurrentKind kind, float) {
+  return kind == RecurrentKind::gru ? simd().recurrent.gru_bwd : simd().recurrent.lstm_bwd;
+}
+inline auto forward_step(RecurrentKind kind, double) {
+  return kind == RecurrentKind::gru ? forward_f64<GruCell<CellMath>>
+                                    : forward_f64<LstmCell<CellMath>>;
+}
+inline auto backward_step(RecurrentKind kind, double) {
+  return kind == RecurrentKind::gru ? backward_f64<GruCell<CellMath>>
+                                    : backward_f64<LstmCell<CellMath>>;
+}
 
-  auto forward() const { return s.kind == RecurrentKind::gru ? cells.gru : cells.lstm; }
-  auto backward() const { return s.kind == RecurrentKind::gru ? cells.gru_bwd : cells.lstm_bwd; }
-  void pack_forward() const { pack_panels(weight, s.gates(), s.units, packed); }
+// The products with the weight (G, H), which is packed once for all time steps.
+template <class R>
+struct Projection {
+  const RecurrentSpec& s;
+  const R* weight;
+  R* packed;
+  const PanelKernels<R>& kernels = simd().panels<R>();
+
+  void pack_forward() const {
+    each_panel(s.gates(), s.units, [&](std::int64_t j, std::int64_t n, R* panel) {
+      kernels.pack_transposed(weight + j * s.units, s.units, n, s.units, panel);
+    });
+  }
   void pack_backward() const {
-    const std::int64_t n = s.units, k = s.gates();
-    parallel_for((n + kPanel - 1) / kPanel, kPanel * k, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t p = begin; p < end; ++p)
-        for (std::int64_t i = 0; i < k; ++i)
-          std::copy_n(weight + i * n + p * kPanel, std::min(kPanel, n - p * kPanel),
-                      packed + p * kPanel * k + i * kPanel);
+    each_panel(s.units, s.gates(), [&](std::int64_t j, std::int64_t n, R* panel) {
+      kernels.pack_panel(weight + j, s.units, s.gates(), n, panel);
     });
   }
   // hidden = h weight^T + bias
-  void project(const float* h, const float* bias, float* hidden, std::int64_t rows) const {
-    panel_product(h, packed, bias, 0, hidden, rows, s.gates(), s.units);
+  void project(const R* h, const R* bias, R* hidden, std::int64_t rows) const {
+    kernels.product({.a = h,
+                     .lda = s.units,
+                     .panels = packed,
+                     .c = hidden,
+                     .ldc = s.gates(),
+                     .m = rows,
+                     .n = s.gates(),
+                     .k = s.units,
+                     .start = bias});
   }
   // dh += dhidden weight
-  void project_back(const float* dhidden, float* dh, std::int64_t rows) const {
-    panel_product(dhidden, packed, dh, s.units, dh, rows, s.units, s.gates());
+  void project_back(const R* dhidden, R* dh, std::int64_t rows) const {
+    kernels.product({.a = dhidden,
+                     .lda = s.gates(),
+                     .panels = packed,
+                     .c = dh,
+                     .ldc = s.units,
+                     .m = rows,
+                     .n = s.units,
+                     .k = s.gates(),
+                     .start = dh,
+                     .start_row = s.units});
   }
-};
 
-template <>
-struct Arithmetic<double> {
-  const RecurrentSpec& s;
-  const double* weight;
-  double* packed;
-
-  auto forward() const {
-    return s.kind == RecurrentKind::gru ? forward_f64<GruCell<CellMath>>
-                                        : forward_f64<LstmCell<CellMath>>;
-  }
-  auto backward() const {
-    return s.kind == RecurrentKind::gru ? backward_f64<GruCell<CellMath>>
-                                        : backward_f64<LstmCell<CellMath>>;
-  }
-  void pack_forward() const {}
-  void pack_backward() const {}
-  void project(const double* h, const double* bias, double* hidden, std::int64_t rows) const {
-    const std::int64_t n = s.gates(), k = s.units;
-    for (std::int64_t r = 0; bias && r < rows; ++r) std::copy_n(bias, n, hidden + r * n);
-    const SmallGemm<double> g{h, weight, hidden, n, k, k, 1, 1, k, n, bias != nullptr};
-    g.rows(0, rows);
-  }
-  void project_back(const double* dhidden, double* dh, std::int64_t rows) const {
-    const std::int64_t n = s.units, k = s.gates();
-    const SmallGemm<double> g{dhidden, weight, dh, n, k, k, 1, n, 1, n, true};
-    g.rows(0, rows);
+ private:
+  template <class F>
+  void each_panel(std::int64_t n, std::int64_t k, const F& pack) const {
+    const std::int64_t columns = kernels.columns;
+    parallel_for(
+        (n + columns - 1) / columns, columns * k, [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t j = begin * columns; j < std::min(n, end * columns); j += columns)
+            pack(j, std::min(columns, n - j), packed + j * k);
+        });
   }
 };
 
@@ -149,19 +162,19 @@ void store_state(const Block& b, const R* rows, std::int64_t n, R* state) {
 template <class R>
 void forward(const RecurrentFwdIn& in, const RecurrentSpec& s, const RecurrentFwdOut& out) {
   const std::int64_t H = s.units, G = s.gates();
-  const Arithmetic<R> math{s, in.weight.data<R>(), out.packed.data<R>()};
+  const Projection<R> weight{s, in.weight.data<R>(), out.packed.data<R>()};
   const R *gates = in.gates.data<R>(), *bias = data_or_null<R>(in.bias);
   const R *h0 = data_or_null<R>(in.h), *c0 = data_or_null<R>(in.c);
   R *saved = data_or_null<R>(out.saved), *y = out.y.data<R>();
-  const auto step = math.forward();
-  math.pack_forward();
+  const auto step = forward_step(s.kind, R{});
+  weight.pack_forward();
   each_block(s, out.scratch.data<R>(), [&](const Block& b, R* scratch) {
     R *hidden = scratch, *h = hidden + b.count * G, *c = h + b.count * H;
     load_state(b, h0, H, h);
     load_state(b, c0, H, c);
     for (std::int64_t t = 0; t < b.steps(); ++t) {
       const std::int64_t active = b.active(t);
-      math.project(h, bias, hidden, active);
+      weight.project(h, bias, hidden, active);
       for (std::int64_t r = 0; r < active; ++r) {
         const std::int64_t token = b.token(r, t);
         step({.gates = gates + token * G,
@@ -182,13 +195,13 @@ void forward(const RecurrentFwdIn& in, const RecurrentSpec& s, const RecurrentFw
 template <class R>
 void backward(const RecurrentBwdIn& in, const RecurrentSpec& s, const RecurrentBwdOut& out) {
   const std::int64_t H = s.units, G = s.gates(), S = s.saved();
-  const Arithmetic<R> math{s, in.weight.data<R>(), out.packed.data<R>()};
+  const Projection<R> weight{s, in.weight.data<R>(), out.packed.data<R>()};
   const R *saved = in.saved.data<R>(), *y = in.y.data<R>(), *dy = data_or_null<R>(in.dy);
   const R *h0 = data_or_null<R>(in.h), *c0 = data_or_null<R>(in.c);
   R *dgates = out.dgates.data<R>(), *kept = data_or_null<R>(out.dhidden);
   R* previous = out.previous.data<R>();
-  const auto step = math.backward();
-  math.pack_backward();
+  const auto step = backward_step(s.kind, R{});
+  weight.pack_backward();
   each_block(s, out.scratch.data<R>(), [&](const Block& b, R* scratch) {
     R *dhidden = scratch, *dh = dhidden + b.count * G, *dc = dh + b.count * H;
     load_state(b, data_or_null<R>(in.dh), H, dh);
@@ -209,7 +222,7 @@ void backward(const RecurrentBwdIn& in, const RecurrentSpec& s, const RecurrentB
               .previous = previous + token * H,
               .n = H});
       }
-      math.project_back(dhidden, dh, active);
+      weight.project_back(dhidden, dh, active);
     }
     store_state(b, dh, H, out.dh.data<R>());
     store_state(b, dc, H, data_or_null<R>(out.dc));

@@ -139,6 +139,35 @@ struct AttentionKernels {
   void (*product)(const BlockProduct& product);
 };
 
+/// c (m, n) = a (m, k) b (k, n) + start, with b in panels of PanelKernels::columns columns: panel
+/// after panel, one row of it for each p. start: null, or rows at distance start_row: c itself to
+/// add to it, or one bias for all rows with start_row 0.
+template <class T>
+struct PanelProduct {
+  const T* a;  ///< rows lda apart; with strips the transpose of a (k, m), rows lda apart
+  std::int64_t lda;
+  T* strips = nullptr;   ///< strips_size(m, k) elements, to which the product packs a
+  const T* b = nullptr;  ///< rows ldb apart, which the product packs; null: the panels are packed
+  std::int64_t ldb = 0;
+  T* panels;
+  T* c;
+  std::int64_t ldc, m, n, k;
+  const T* start = nullptr;
+  std::int64_t start_row = 0;
+};
+
+template <class T>
+struct PanelKernels {
+  bool fast;                   ///< false without fma in hardware: plain loops are faster
+  std::int64_t rows, columns;  ///< of the largest tile; columns: of a panel
+  void (*product)(const PanelProduct<T>& product);
+  std::int64_t (*strips_size)(std::int64_t m, std::int64_t k);
+  /// x (k, n) as one panel of up to `columns` columns: k elements for each of them.
+  void (*pack_panel)(const T* x, std::int64_t ld, std::int64_t k, std::int64_t n, T* panel);
+  /// The transpose of x (n, k) as panels.
+  void (*pack_transposed)(const T* x, std::int64_t ld, std::int64_t n, std::int64_t k, T* panels);
+};
+
 /// One time step of one sequence.
 struct RecurrentKernels {
   void (*gru)(const RecurrentStep<float>& step);
@@ -156,6 +185,8 @@ struct SimdTable {
   RowKernels<float> f32;
   RowKernels<bf16> bf16_;
   AttentionKernels attention;
+  PanelKernels<float> panels_f32;
+  PanelKernels<double> panels_f64;
   RandomKernels random;
   RecurrentKernels recurrent;
   /// Merges n more numbers per lane into lists of the k largest so far, in descending order, ties
@@ -171,6 +202,13 @@ struct SimdTable {
       return f32;
     else
       return bf16_;
+  }
+  template <class T>
+  const PanelKernels<T>& panels() const {
+    if constexpr (sizeof(T) == 4)
+      return panels_f32;
+    else
+      return panels_f64;
   }
 };
 

@@ -21,15 +21,13 @@ using GemmKernel = void(const Tensor& a, const Tensor& b, const GemmShape& shape
 /// Number of f32 scratch elements of a product; depends on shape, dtype and kind of device.
 std::int64_t gemm_scratch(const GemmShape& shape, DType dtype, Device device);
 
-/// out (M, N) = x (M, K) weight (N, K)^T + bias (N), all without gaps. scratch: f32 with
-/// fused_bias_scratch() elements; null for none.
+/// out (M, N) = x (M, K) weight (N, K)^T + bias (N), all without gaps.
 using GemmBiasKernel = void(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                            const Tensor& scratch, const Tensor& out);
+                            const Tensor& out);
 
 /// True when gemm_bias() supports these operands and beats a separate pass for the bias. Depends on
 /// shapes, layouts, dtypes and kind of device.
 bool fuses_bias(const Tensor& x, const Tensor& weight, const Tensor& out);
-std::int64_t fused_bias_scratch(const Tensor& x, const Tensor& weight);
 
 namespace cpu {
 GemmKernel gemm;

@@ -7,9 +7,9 @@ namespace weft {
 // instead of two or three. Matrices are row-contiguous, with at least one element in every axis.
 
 /// hidden (M, F) = x (M, K) weight (F, K)^T + bias (F), act (M, F) = gelu(hidden), in the tanh or
-/// the erf form. A null hidden is not stored. scratch as for gemm_bias().
+/// the erf form. A null hidden is not stored.
 using GemmGeluKernel = void(const Tensor& x, const Tensor& weight, const Tensor& bias, bool tanh,
-                            const Tensor& scratch, const Tensor& hidden, const Tensor& act);
+                            const Tensor& hidden, const Tensor& act);
 struct GemmGeluBwdIn {
   const Tensor& dy;      ///< (M, N)
   const Tensor& weight;  ///< (N, F)

@@ -20,7 +20,7 @@ struct RecurrentSpec {
   constexpr std::int64_t scratch() const { return gates() + 2 * units; }
 };
 
-/// Size of the weight as the CPU kernels pack it: panels of 32 columns for either product.
+/// Size of the weight as the CPU kernels pack it: panels of up to 32 columns for either product.
 constexpr std::int64_t recurrent_packed(const RecurrentSpec& s) {
   const auto panels = [](std::int64_t n) { return (n + 31) / 32 * 32; };
   const std::int64_t forward = panels(s.gates()) * s.units, backward = panels(s.units) * s.gates();

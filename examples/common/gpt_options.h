@@ -14,6 +14,7 @@ struct DataOptions {
   std::string tokenizer = "bytes", pack;
   double val_fraction = 0.1;
   std::int64_t eval_tokens = 131'072;
+  double bytes_per_token = 0;
 
   template <class V>
   void fields(V& v) {
@@ -31,6 +32,9 @@ struct DataOptions {
     v("eval-tokens", eval_tokens,
       "held-out tokens of an evaluation, the first ones; 0: all of them",
       at_least(0).shown_first());
+    v("bytes-per-token", bytes_per_token,
+      "mean bytes of text per token of a .bin file, which gives the bits per byte; text files: 1",
+      at_least(0));
   }
 };
 

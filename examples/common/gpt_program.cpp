@@ -9,8 +9,8 @@
 #include <sstream>
 
 #include "weft/core/error.h"
-#include "weft/core/gemm_check.h"
 #include "weft/core/parallel.h"
+#include "weft/core/peak_flops.h"
 #include "weft/data/packed_documents.h"
 #include "weft/data/text.h"
 #include "weft/data/token_windows.h"
@@ -142,15 +142,12 @@ void print_warnings(const GptOptions& o, const Data& data, std::int64_t training
     print_fact("warning", "evaluations take longer than the training; see --eval-tokens");
 }
 
-// Peak FLOP/s of the CPU with this process's threads, measured when the library computes products
-// in f32; else 0. Warns if matrix products are far below it.
-double measure_peak(const GptOptions& o, int threads) {
-  if (!Device::parse(o.machine.device).is_cpu() || o.machine.dtype != DType::f32) return 0;
-  const std::optional<GemmCheck> rates = check_gemm_speed();
-  if (!rates) return 0;
-  if (const std::string warning = gemm_warning(*rates); !warning.empty())
-    std::fprintf(stderr, "%s: %s\n", o.program.c_str(), warning.c_str());
-  return distributed::launched_ranks() > 1 ? 0 : rates->multiply_add * threads;
+// Peak FLOP/s of the CPU with this process's threads; 0 if unknown.
+double peak_flops(const GptOptions& o, int threads) {
+  if (!Device::parse(o.machine.device).is_cpu() || o.machine.dtype != DType::f32 ||
+      distributed::launched_ranks() > 1)
+    return 0;
+  return measure_thread_flops() * threads;
 }
 
 }  // namespace
@@ -190,8 +187,7 @@ int train_gpt(GptOptions options) {
     if (options.dry_run) return 0;
     GptTask gpt(options);
     train::Task task = gpt.task();
-    // A token of a text file is a byte; the text of a token of a .bin file is unknown.
-    if (data.bytes) task.bytes_per_token = 1;
+    task.bytes_per_token = data.bytes ? 1 : options.data.bytes_per_token;
     task.sample = [&] {
       // The prompt is a line break, or GPT-2's end-of-text token.
       const std::int64_t first =
@@ -200,7 +196,7 @@ int train_gpt(GptOptions options) {
                                        static_cast<std::uint64_t>(options.machine.seed)),
                          data.bytes);
     };
-    if (ranks.is_first()) task.peak_flops = measure_peak(options, threads);
+    if (ranks.is_first()) task.peak_flops = peak_flops(options, threads);
     train::Trainer trainer(task, options, ranks);
     return trainer.fit(*training, validation.get());
   });

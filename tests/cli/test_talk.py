@@ -1,6 +1,7 @@
 """The trainer's output: lines that fit a terminal, plain lines in a pipe, --help, changes of a resumed run;
 also evaluation, samples and --keep-best."""
 import fcntl
+import math
 import os
 import pathlib
 import pty
@@ -183,6 +184,9 @@ def several_shards(folder):
         assert metrics(f"{folder}/text") == metrics(f"{folder}/{out}"), out
     configs = [pathlib.Path(folder, out, "config.toml").read_text().splitlines()[0] for out in ("shards", "list")]
     assert configs[0] == configs[1] and configs[0].count(".bin") == 3, configs
+    said = train("--data", *parts, "--out", f"{folder}/bits", *more, "--bytes-per-token", "2.5").stdout
+    nats, bits = re.search(r"validation loss ([\d.]+) .* ([\d.]+) bits per byte", said).groups()
+    assert abs(float(bits) - float(nats) / math.log(2) / 2.5) < 6e-4, said
     refused(run("train_gpt", "--data", text(folder), parts[0], "--out", f"{folder}/x"), 2,
             "--data: must be text files or .bin files, got 1 of 2 with tokens")
 

@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""The products of the models' steps in Weft, oneDNN and MKL's sgemm as PyTorch calls it, as a table.
+
+usage: bench/peers/products.py [--models NAME,...] [--threads N] [--build DIR] [--cap avx2]
+
+Needs PyTorch. For each model `bench_ops --products` runs first, then PyTorch multiplies the same shapes in the
+same layouts; the best run of each counts. --cap avx2 restricts all three libraries to AVX2.
+"""
+import argparse
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+CAPS = {"": {}, "avx2": {"WEFT_ISA": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+                         "ATEN_CPU_CAPABILITY": "avx2"}}
+ROW = re.compile(r"(?P<name>.*: .* (?P<kind>forward|input gradient|weight gradient)) "
+                 r"(?P<m>\d+) x (?P<n>\d+) x (?P<k>\d+), (?P<engine>weft|onednn|peak)")
+SECONDS_EACH = 0.3
+
+
+def mkl_rate(torch, kind, m, n, k):
+    a = torch.randn(k, m).t() if kind == "weight gradient" else torch.randn(m, k)
+    b = torch.randn(n, k).t() if kind == "forward" else torch.randn(k, n)
+    out, best, begin = torch.empty(m, n), float("inf"), time.perf_counter()
+    turn = 0
+    while turn < 4 or time.perf_counter() - begin < SECONDS_EACH:
+        start = time.perf_counter()
+        torch.mm(a, b, out=out)
+        if turn > 0:
+            best = min(best, time.perf_counter() - start)
+        turn += 1
+    return 2e-9 * m * n * k / best
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", default="tiny,small,124m-b4-t256,124m-b1-t1024,124m-b4-t64")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--build", default=ROOT / "build/release")
+    parser.add_argument("--cap", choices=CAPS, default="")
+    options = parser.parse_args()
+    if any(os.environ.get(name) != value for name, value in CAPS[options.cap].items()):
+        # Libraries read these when they are loaded.
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **CAPS[options.cap]})
+    import torch
+    torch.set_num_threads(options.threads)
+    print("| Product (GFLOP/s) | Weft | oneDNN | MKL | Weft, share of the peak |")
+    print("| --- | --- | --- | --- | --- |")
+    for model in options.models.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "rows.json"
+            subprocess.run([pathlib.Path(options.build) / "bin/bench_ops", "--products", model, "--threads",
+                            str(options.threads), "--json", path], check=True, stdout=subprocess.DEVNULL)
+            rows = json.loads(path.read_text())
+        found = {}
+        for row in rows:
+            match = ROW.fullmatch(row["name"])
+            found.setdefault(match.group("name", "kind", "m", "n", "k"), {})[match["engine"]] = row["value"]
+        for (name, kind, *shape), rate in found.items():
+            m, n, k = map(int, shape)
+            print(f"| {name} {m} x {n} x {k} | {rate['weft']:.1f} | {rate['onednn']:.1f} | "
+                  f"{mkl_rate(torch, kind, m, n, k):.1f} | {rate['weft'] / rate['peak']:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+#pragma once
+#include <array>
+
+#include "weft/bench/fma_peak.h"
+#include "weft/bench/harness.h"
+#include "weft/bench/step_products.h"
+#include "weft/core/cpu/product.h"
+
+/// The products of the models of bench/models.h by each engine of WEFT_GEMM.
+namespace weft::bench {
+
+/// Prints the best GFLOP/s by the in-tree product and by oneDNN, the ratio of their times (the
+/// median of pairs), and the share of the multiply-add peak that the in-tree product reaches. The
+/// engines and the peak alternate. `model`: one of kStepModels, or all.
+/// Throws Error for another name, and in a build without oneDNN.
+inline void product_table(Report& report, const std::string& model) {
+  constexpr std::array kEngines = {"weft", "onednn"};
+  constexpr double kSecondsEach = 0.3;
+  const cpu::FmaLoop loop = cpu::fma_loop();
+  const bool own = cpu::gemm_engine() != cpu::ProductEngine::library;
+  std::printf("%s is chosen\n%-46s %8s %8s %6s %6s\n", kEngines[own ? 0 : 1], "GFLOP/s",
+              kEngines[0], kEngines[1], "ratio", "peak");
+  bool found = false;
+  for (const StepModel& m : kStepModels) {
+    if (model != "all" && model != m.name) continue;
+    found = true;
+    double seconds[2] = {}, flops = 0;
+    for (const StepProduct& p : step_products(m)) {
+      const auto run = p.prepared();
+      double best[2] = {1e9, 1e9}, taken[2] = {}, peak = 0;
+      std::vector<double> ratios;
+      const double start = now();
+      for (int turn = 0; turn < 4 || (turn < 200 && now() - start < kSecondsEach); ++turn) {
+        peak = std::max(peak, fma_rate(loop, 1 << 14));
+        for (int i : {0, 1}) {
+          const std::size_t e = (turn + i) % 2;  // the second finds the operands in the caches
+          cpu::set_gemm_engine(kEngines[e]);
+          const double begin = now();
+          run();
+          taken[e] = now() - begin;
+          if (turn > 0) best[e] = std::min(best[e], taken[e]);
+        }
+        if (turn > 0) ratios.push_back(taken[1] / taken[0]);
+      }
+      const double ratio = median(ratios);
+      const std::string name = message("{}: {} {} x {} x {}", m.name, p.name, p.m, p.n, p.k);
+      std::printf("%-46s %8.1f %8.1f %6.2f %6.2f\n", name.c_str(), p.flops() / best[0] * 1e-9,
+                  p.flops() / best[1] * 1e-9, ratio, p.flops() / best[0] / peak);
+      std::fflush(stdout);
+      for (std::size_t e : {0, 1}) {
+        report.add(message("{}, {}", name, kEngines[e]), p.flops() / best[e] * 1e-9, "GFLOP/s");
+        seconds[e] += (e == 0 ? best[0] : best[0] * ratio) * static_cast<double>(p.count);
+      }
+      report.add(name + ", peak", peak * 1e-9, "GFLOP/s");
+      flops += p.flops() * static_cast<double>(p.count);
+    }
+    std::printf("%-46s %8.1f %8.1f %6.2f\n", message("{}: all of a step", m.name).c_str(),
+                flops / seconds[0] * 1e-9, flops / seconds[1] * 1e-9, seconds[1] / seconds[0]);
+  }
+  check(found, "--products: must be all or a model for the CPU, got {}", model);
+}
+
+}  // namespace weft::bench

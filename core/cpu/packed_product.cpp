@@ -1,0 +1,79 @@
+#include "weft/core/cpu/packed_product.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <memory>
+
+namespace weft::cpu {
+namespace {
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// The size of blocks that cut n evenly, at most `largest` and a multiple of `unit`.
+std::int64_t even_block(std::int64_t n, std::int64_t largest, std::int64_t unit) {
+  const std::int64_t units = std::max(ceil_div(n, unit), std::int64_t{1});
+  const std::int64_t blocks = ceil_div(units, std::max(largest / unit, std::int64_t{1}));
+  return ceil_div(units, blocks) * unit;
+}
+
+std::int64_t l2_bytes() {
+  static const std::int64_t bytes = [] {
+    const long found = sysconf(_SC_LEVEL2_CACHE_SIZE);
+    return std::clamp(std::int64_t{found}, std::int64_t{256} << 10, std::int64_t{2} << 20);
+  }();
+  return bytes;
+}
+
+struct Free {
+  void operator()(void* p) const { std::free(p); }
+};
+
+}  // namespace
+
+void* packing_buffer(std::size_t bytes) {
+  thread_local std::unique_ptr<void, Free> buffer;
+  thread_local std::size_t size = 0;
+  constexpr std::size_t kAlignment = 64;
+  if (bytes > size) {
+    size = 0;
+    const std::size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    buffer.reset(std::aligned_alloc(kAlignment, rounded));
+    if (buffer) size = rounded;
+  }
+  return buffer.get();
+}
+
+PackedBlocks packed_blocks(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t tile_rows,
+                           std::int64_t panel_columns, std::size_t element, bool strips) {
+  const auto size = static_cast<std::int64_t>(element);
+  // A panel, or the rows of a tile, stays in L1.
+  const std::int64_t inner = even_block(k, 1536 / size, 4);
+  // Without strips the block of b stays in L2, where all rows of a meet it. With strips it is a
+  // block of a that stays there, and b's block comes from L3: its panels pass once for each.
+  const std::int64_t bytes = strips ? std::int64_t{2} << 20 : l2_bytes() / 2;
+  const std::int64_t columns = even_block(n, bytes / size / inner, panel_columns);
+  return {even_block(m, (strips ? 16 : 8) * tile_rows, tile_rows), columns, inner};
+}
+
+ProductTiles packed_tiles(std::int64_t m, std::int64_t n, bool trans_a, bool trans_b,
+                          std::int64_t tile_rows, std::int64_t panel_columns) {
+  const std::int64_t threads = detail::in_parallel() ? 1 : num_threads();
+  // Processor cycles for each k, about: sixteen multiply-adds a cycle, and what each tile packs or
+  // reads again.
+  const auto cycles = [&](const ProductTiles& t) {
+    return 0.06 * static_cast<double>(t.rows * t.columns) +
+           (trans_b ? 1.2 : 0.4) * static_cast<double>(t.columns) +
+           (trans_a ? 0.7 : 0.1) * static_cast<double>(t.rows);
+  };
+  ProductTiles best{m, n};
+  for (std::int64_t down = 1; down <= threads; ++down) {
+    if (threads % down != 0) continue;
+    const ProductTiles t{ceil_div(ceil_div(m, down), tile_rows) * tile_rows,
+                         ceil_div(ceil_div(n, threads / down), panel_columns) * panel_columns};
+    if (down == 1 || cycles(t) < cycles(best)) best = t;
+  }
+  return best;
+}
+
+}  // namespace weft::cpu

@@ -1,0 +1,64 @@
+#include "weft/core/cpu/product.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <string_view>
+
+#if WEFT_USE_ONEDNN
+#include <omp.h>
+#include <oneapi/dnnl/dnnl.h>
+#endif
+
+#include "weft/core/error.h"
+
+namespace weft::cpu {
+namespace {
+
+constexpr int kUnknown = -1;
+std::atomic<int> engine{kUnknown};
+
+ProductEngine engine_of(std::string_view name) {
+  check(name == "weft" || name == "onednn", "WEFT_GEMM: must be weft or onednn, got {}", name);
+  check(name != "onednn" || WEFT_USE_ONEDNN, "WEFT_GEMM: this build has no oneDNN, got {}", name);
+  if (name == "onednn") return ProductEngine::library;
+  return simd().panels<float>().fast ? ProductEngine::packed : ProductEngine::loops;
+}
+
+// By instruction set, not by a measurement at run time: two runs on one machine have the same bits.
+// With AVX2 the packed product is faster than oneDNN, with AVX-512 it is not; without fused
+// multiply-adds it is slow (docs/performance.md).
+ProductEngine standard_engine() {
+  if (const char* const wanted = std::getenv("WEFT_GEMM"); wanted && *wanted)
+    return engine_of(wanted);
+  const bool own = std::string_view(simd().name) == "avx2" || !WEFT_USE_ONEDNN;
+  return engine_of(own ? "weft" : "onednn");
+}
+
+}  // namespace
+
+ProductEngine gemm_engine() {
+  int found = engine.load(std::memory_order_relaxed);
+  if (found == kUnknown) [[unlikely]]
+    engine = found = static_cast<int>(standard_engine());
+  return static_cast<ProductEngine>(found);
+}
+
+void set_gemm_engine(const char* name) { engine = static_cast<int>(engine_of(name)); }
+
+#if WEFT_USE_ONEDNN
+void library_product(const Product<float>& p) {
+  // Weft chooses the number of threads. OpenMP stores it per calling thread.
+  const int threads = omp_get_max_threads();
+  if (threads != 1) omp_set_num_threads(1);
+  const dnnl_status_t status =
+      dnnl_sgemm(p.trans_a ? 'T' : 'N', p.trans_b ? 'T' : 'N', p.m, p.n, p.k, 1.0f, p.a, p.lda, p.b,
+                 p.ldb, p.accumulate ? 1.0f : 0.0f, p.c, p.ldc);
+  if (threads != 1) omp_set_num_threads(threads);
+  // The library refuses before it writes (out of memory for packing, unsupported stride).
+  if (status != dnnl_success) p.in_tree(0, p.m);
+}
+#else
+void library_product(const Product<float>& p) { p.in_tree(0, p.m); }
+#endif
+
+}  // namespace weft::cpu

@@ -1,0 +1,238 @@
+// The packed matrix product: equal to the definition in any layout and size, and the same bits for
+// every instruction set and every cut.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "weft/core/cpu/packed_product.h"
+#include "weft/core/gemm.h"
+#include "weft/core/parallel.h"
+#include "weft/tests/simd_tables.h"
+#include "weft/tests/support.h"
+
+namespace weft::packed_product_test {
+namespace {
+
+using cpu::Product;
+
+template <class T>
+std::vector<T> normal(std::int64_t n, std::uint64_t seed) {
+  const Tensor x = test::random({n}, seed).to(std::is_same_v<T, float> ? DType::f32 : DType::f64);
+  return std::vector<T>(x.data<T>(), x.data<T>() + n);
+}
+
+// Memory for packed operands, at a multiple of 64.
+class AlignedBytes {
+ public:
+  explicit AlignedBytes(std::size_t n) : bytes_(n + 64) {}
+  void* data() {
+    void* p = bytes_.data();
+    std::size_t space = bytes_.size();
+    return std::align(64, space - 64, p, space);
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+struct Shape3 {
+  std::int64_t m, n, k;
+};
+
+// Operands with gaps between their rows, and what the product is added to.
+template <class T>
+struct Case {
+  Shape3 shape;
+  bool trans_a, trans_b, accumulate, with_bias;
+  std::int64_t lda = (trans_a ? shape.m : shape.k) + 3, ldb = (trans_b ? shape.k : shape.n) + 1;
+  std::int64_t ldc = shape.n + 2;
+  std::vector<T> a = normal<T>((trans_a ? shape.k : shape.m) * lda, 1);
+  std::vector<T> b = normal<T>((trans_b ? shape.n : shape.k) * ldb, 2);
+  std::vector<T> before = normal<T>(shape.m * ldc, 3), bias = normal<T>(shape.n, 4);
+
+  Product<T> into(std::vector<T>& c) const {
+    return {a.data(), b.data(), c.data(), shape.m, shape.n, shape.k,
+            lda,      ldb,      ldc,      trans_a, trans_b, accumulate};
+  }
+  const T* bias_or_null() const { return with_bias ? bias.data() : nullptr; }
+
+  double expected(std::int64_t i, std::int64_t j) const {
+    const auto at = [](const std::vector<T>& x, std::int64_t index) {
+      return static_cast<double>(x[static_cast<std::size_t>(index)]);
+    };
+    double sum = accumulate ? at(before, i * ldc + j) : with_bias ? at(bias, j) : 0;
+    for (std::int64_t p = 0; p < shape.k; ++p)
+      sum +=
+          at(a, trans_a ? p * lda + i : i * lda + p) * at(b, trans_b ? j * ldb + p : p * ldb + j);
+    return sum;
+  }
+};
+
+template <class T>
+void each_case(const Shape3& shape, auto&& check) {
+  for (const bool trans_a : {false, true})
+    for (const bool trans_b : {false, true})
+      for (const bool accumulate : {false, true})
+        for (const bool with_bias : {false, true})
+          if (!accumulate || !with_bias) {
+            CAPTURE(message("{} x {} x {}, transposed {} {}, accumulate {}, bias {}", shape.m,
+                            shape.n, shape.k, trans_a, trans_b, accumulate, with_bias));
+            check(Case<T>{shape, trans_a, trans_b, accumulate, with_bias});
+          }
+}
+
+template <class T>
+bool same(const std::vector<T>& a, const std::vector<T>& b) {
+  return std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+// Around the sizes of tiles and panels, and with several blocks of each axis.
+constexpr Shape3 kShapes[] = {{1, 1, 1},    {1, 40, 70},   {5, 16, 3},    {6, 17, 31},
+                              {7, 33, 0},   {12, 31, 32},  {13, 64, 35},  {29, 47, 64},
+                              {97, 50, 40}, {40, 23, 401}, {200, 70, 90}, {9, 800, 385}};
+
+template <class T>
+void agrees_with_the_definition() {
+  const double unit = std::is_same_v<T, float> ? 1e-6 : 1e-14;
+  for (const Shape3& shape : kShapes)
+    each_case<T>(shape, [&](const Case<T>& c) {
+      std::vector<T> got = c.before;
+      cpu::packed_product(c.into(got), c.bias_or_null(), [](auto...) {});
+      const double allowed = unit * (4 + std::sqrt(static_cast<double>(shape.k)) * 4);
+      for (std::int64_t i = 0; i < shape.m; ++i)
+        for (std::int64_t j = 0; j < c.ldc; ++j) {
+          const auto at = static_cast<std::size_t>(i * c.ldc + j);
+          const double x = static_cast<double>(got[at]);
+          if (j >= shape.n)
+            REQUIRE(x == static_cast<double>(c.before[at]));  // the gap between rows
+          else
+            REQUIRE(std::abs(x - c.expected(i, j)) <= allowed);
+        }
+    });
+}
+
+template <class T>
+std::vector<T> in_blocks(const Case<T>& c, const cpu::PackedBlocks& block) {
+  std::vector<T> got = c.before;
+  AlignedBytes buffer(cpu::packed_bytes<T>(block, c.trans_a));
+  cpu::packed_in_blocks(
+      c.into(got), c.bias_or_null(), [](auto...) {}, block, buffer.data());
+  return got;
+}
+
+// Large enough for several threads, with parts of tiles and panels.
+template <class T>
+void bits_depend_on_nothing_else() {
+  const int threads = num_threads();
+  const std::string best = simd().name;
+  each_case<T>({125, 150, 75}, [&](const Case<T>& c) {
+    std::vector<T> first;
+    for (const SimdTable* table : test::simd_tables()) {
+      CAPTURE(table->name);
+      set_simd(table->name);
+      std::vector<T> whole = c.before, parts = c.before;
+      cpu::packed_product(c.into(whole), c.bias_or_null(), [](auto...) {});
+      if (first.empty()) first = whole;
+      CHECK(same(whole, first));
+      for (std::int64_t i = 0; i < c.shape.m; i += 31)
+        for (std::int64_t j = 0; j < c.shape.n; j += 19)
+          cpu::packed_product(c.into(parts).tile(i, j, 31, 19),
+                              c.with_bias ? c.bias.data() + j : nullptr, [](auto...) {});
+      CHECK(same(parts, first));
+      const PanelKernels<T>& kernels = simd().panels<T>();
+      CHECK(same(in_blocks(c, {kernels.rows, kernels.columns, 4}), first));
+      CHECK(same(in_blocks(c, {2 * kernels.rows, 2 * kernels.columns, 36}), first));
+      for (const int n : {1, 2, 3, 7}) {
+        set_num_threads(n);
+        std::vector<T> shared = c.before;
+        cpu::parallel_product(c.into(shared), c.bias_or_null(), [](auto...) {});
+        CHECK(same(shared, first));
+      }
+      set_num_threads(threads);
+    }
+    set_simd(best.c_str());
+  });
+}
+
+}  // namespace
+
+TEST_CASE("packed product: f32 agrees with the definition") { agrees_with_the_definition<float>(); }
+TEST_CASE("packed product: f64 agrees with the definition") {
+  agrees_with_the_definition<double>();
+}
+
+TEST_CASE("packed product: f32 has the same bits on every instruction set, however it is cut") {
+  bits_depend_on_nothing_else<float>();
+}
+TEST_CASE("packed product: f64 has the same bits on every instruction set, however it is cut") {
+  bits_depend_on_nothing_else<double>();
+}
+
+TEST_CASE("packed product: after() sees each element of the result once, when it is complete") {
+  const Shape3 shape{61, 150, 100};
+  const Case<float> c{shape, true, false, false, true};
+  const PanelKernels<float>& kernels = simd().panels<float>();
+  const cpu::PackedBlocks block{2 * kernels.rows, kernels.columns, 36};
+  AlignedBytes buffer(cpu::packed_bytes<float>(block, true));
+  std::vector<float> want = c.before, got = c.before, seen(got.size());
+  cpu::packed_product(c.into(want), c.bias_or_null(), [](auto...) {});
+  bool complete = true;
+  cpu::packed_in_blocks(
+      c.into(got), c.bias_or_null(),
+      [&](std::int64_t i, std::int64_t rows, std::int64_t j, std::int64_t columns) {
+        for (std::int64_t r = i; r < i + rows; ++r)
+          for (std::int64_t x = j; x < j + columns; ++x) {
+            const auto at = static_cast<std::size_t>(r * c.ldc + x);
+            ++seen[at];
+            complete = complete && got[at] == want[at];
+          }
+      },
+      block, buffer.data());
+  CHECK(complete);
+  for (std::int64_t i = 0; i < shape.m; ++i)
+    for (std::int64_t j = 0; j < c.ldc; ++j)
+      REQUIRE(seen[static_cast<std::size_t>(i * c.ldc + j)] == (j < shape.n ? 1.0f : 0.0f));
+}
+
+TEST_CASE("packed product: an infinity of b reaches its own column only") {
+  const Shape3 shape{7, 21, 40};
+  Case<float> c{shape, false, true, false, false};
+  c.b[static_cast<std::size_t>(20 * c.ldb + 3)] = std::numeric_limits<float>::infinity();
+  std::vector<float> got = c.before;
+  cpu::packed_product(c.into(got), c.bias_or_null(), [](auto...) {});
+  for (std::int64_t i = 0; i < shape.m; ++i)
+    for (std::int64_t j = 0; j < shape.n; ++j)
+      CHECK(std::isfinite(got[static_cast<std::size_t>(i * c.ldc + j)]) == (j != 20));
+}
+
+TEST_CASE("WEFT_GEMM: an engine that does not exist is refused") {
+  CHECK(test::error_of([] { cpu::set_gemm_engine("mkl"); }) ==
+        "WEFT_GEMM: must be weft or onednn, got mkl");
+}
+
+TEST_CASE("WEFT_GEMM: every engine of this build agrees with f64") {
+  const Tensor a = test::random({130, 300}), b = test::random({300, 70}, 2);
+  Tensor want = Tensor::empty({130, 70}, DType::f64);
+  gemm(a, b, want);
+  const bool library = cpu::gemm_engine() == cpu::ProductEngine::library;
+  for (const std::string engine : {"weft", "onednn"}) {
+    CAPTURE(engine);
+    if (const std::string error = test::error_of([&] { cpu::set_gemm_engine(engine.c_str()); });
+        error != "no error") {
+      CHECK(error == "WEFT_GEMM: this build has no oneDNN, got onednn");
+      continue;
+    }
+    const Tensor out = Tensor::empty({130, 70});
+    gemm(a.to(DType::f32), b.to(DType::f32), out);
+    CHECK(test::mismatch(out, want, 4e-5) == "");
+  }
+  cpu::set_gemm_engine(library ? "onednn" : "weft");
+}
+
+}  // namespace weft::packed_product_test
