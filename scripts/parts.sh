@@ -11,6 +11,9 @@ use_ccache() {
   command -v ccache >/dev/null || return 0
   export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
   export CCACHE_SLOPPINESS=pch_defines,time_macros  # precompiled headers
+  # Without the depend mode a header whose comments changed finds its old precompiled header, whose
+  # checksums no longer match the files: GCC reads them twice. The namespace leaves such entries.
+  export CCACHE_DEPEND=1 CCACHE_NAMESPACE=weft-depend
 }
 
 # Processor time of this script's finished children in milliseconds.
