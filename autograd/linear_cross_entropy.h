@@ -30,9 +30,11 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
 
 namespace detail {
 
-/// Rows of one chunk; depends on shapes alone. `cached`: prefer few rows, which fit in a CPU cache.
+/// Where the logits of one chunk should fit.
+enum class LogitSpace { cpu_cache, cpu_memory, gpu_memory };
+/// Rows of one chunk; depends on shapes alone.
 std::int64_t loss_chunk_rows(std::int64_t rows, std::int64_t classes, DType dtype,
-                             bool cached = false);
+                             LogitSpace space);
 /// One rank's shard of a head whose classes are split over ranks.
 struct ClassPart {
   ClassRange range;       ///< the classes of this rank's weight

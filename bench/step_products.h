@@ -8,7 +8,7 @@
 #include "weft/core/random.h"
 #include "weft/core/tensor.h"
 
-/// The products of a training step that have weights; those of attention are left out.
+/// The matrix products with a weight in a training step, without those of attention.
 namespace weft::bench {
 
 struct StepProduct {

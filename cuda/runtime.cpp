@@ -2,6 +2,9 @@
 // call, so a program starts, and trains on the CPU, on a machine without a driver.
 #include <cuda_runtime.h>
 
+#include <set>
+#include <utility>
+
 #include "weft/core/cuda.h"
 #include "weft/core/error.h"
 #include "weft/core/kernels/cuda_runtime.h"
@@ -20,6 +23,22 @@ void ok(cudaError_t status, const char* what) {
 cudaStream_t stream_of(rt::StreamHandle s) { return static_cast<cudaStream_t>(s); }
 cudaEvent_t event_of(rt::EventHandle e) { return static_cast<cudaEvent_t>(e); }
 
+// Raises the limit of a kernel's dynamic shared memory from 48 KiB, static memory included, to what
+// the device has. Every thread sets the same value, so none lowers it before another's launch.
+void allow_shared_memory(const void* kernel, int device) {
+  thread_local std::set<std::pair<const void*, int>> raised;
+  if (raised.contains({kernel, device})) return;
+  int most = 0;
+  ok(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+     "cudaDeviceGetAttribute");
+  cudaFuncAttributes found{};
+  ok(cudaFuncGetAttributes(&found, kernel), "cudaFuncGetAttributes");
+  ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                          most - static_cast<int>(found.sharedSizeBytes)),
+     "cudaFuncSetAttribute");
+  raised.emplace(kernel, device);
+}
+
 }  // namespace
 
 namespace detail {
@@ -27,11 +46,7 @@ namespace detail {
 void launch(const void* kernel, dim3 grid, dim3 block, void** args, std::size_t shared) {
   const Stream stream =
       Stream::current({Device::Kind::cuda, static_cast<std::int16_t>(rt::current_device())});
-  // Static and dynamic memory together may exceed the default limit of 48 KiB per block.
-  if (shared > 0)
-    ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                            static_cast<int>(shared)),
-       "cudaFuncSetAttribute");
+  if (shared > 0) allow_shared_memory(kernel, stream.device().index);
   ok(cudaLaunchKernel(kernel, grid, block, args, shared, stream_of(stream.handle())),
      "cudaLaunchKernel");
 }

@@ -111,22 +111,31 @@ def page(table):
     return "\n".join(lines) + "\n"
 
 
+def arguments(part, usage):
+    """(check, build, whether it has CUDA) of the command line."""
+    *options, build = sys.argv[1:] or [""]
+    if not build or options not in ([], ["--check"]):
+        sys.exit(usage)
+    ninja = pathlib.Path(build) / "build.ninja"
+    if not ninja.exists():
+        sys.exit(f"{part}: {build} is no build by Ninja")
+    return bool(options), ninja.parent, "weft_cuda.dir" in ninja.read_text()
+
+
+def refuse_architectures(part, seen, check):
+    """The page is written from a build for every architecture; the check uses those that are there."""
+    if not seen or not seen <= set(ARCHITECTURES) or not check and seen != set(ARCHITECTURES):
+        sys.exit(f"{part}: code for {', '.join(ARCHITECTURES)} is expected, got {', '.join(sorted(seen)) or 'none'}")
+
+
 def main():
-    arguments = sys.argv[1:]
-    check = arguments[:1] == ["--check"]
-    if len(arguments) != 1 + check:
-        sys.exit(__doc__)
-    build = pathlib.Path(arguments[-1])
-    if not (build / "build.ninja").exists():
-        sys.exit(f"registers: {build} is no build by Ninja")
-    if "weft_cuda.dir" not in (build / "build.ninja").read_text():
+    check, build, has_cuda = arguments("registers", __doc__)
+    if not has_cuda:
         print("registers: skipped: the build has no CUDA")
         return 77
     table = measure(build)
     seen = {a for by in table.values() for a in by}
-    if not table or not seen <= set(ARCHITECTURES) or not check and seen != set(ARCHITECTURES):
-        sys.exit(f"registers: reports for {', '.join(ARCHITECTURES)} are expected, got "
-                 f"{', '.join(sorted(seen)) or 'none'}")
+    refuse_architectures("registers", seen, check)
     wrong = [f"{path}: {kernel} spills {spilled} bytes on {a}"
              for (path, kernel, kind), by in sorted(table.items())
              for a, (_, _, spilled) in by.items() if spilled and is_hot(kernel, kind)]

@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 
-from check_registers import ARCHITECTURES, ROOT, is_hot, kind_of
+from check_registers import ARCHITECTURES, ROOT, arguments, is_hot, kind_of, refuse_architectures
 
 PAGE = ROOT / "docs" / "sass.md"
 COLUMNS = ["wide loads", "narrow loads", "wide stores", "narrow stores", "tensor", "local", "warps"]
@@ -132,21 +132,14 @@ def problems(table):
 
 
 def main():
-    arguments = sys.argv[1:]
-    check = arguments[:1] == ["--check"]
-    if len(arguments) != 1 + check:
-        sys.exit(__doc__)
-    build = pathlib.Path(arguments[-1])
-    if not (build / "build.ninja").exists():
-        sys.exit(f"sass: {build} is no build by Ninja")
+    check, build, has_cuda = arguments("sass", __doc__)
     env = tools()
-    if env is None or "weft_cuda.dir" not in (build / "build.ninja").read_text():
+    if env is None or not has_cuda:
         print(f"sass: skipped: {'cuobjdump and nvdisasm are missing' if env is None else 'the build has no CUDA'}")
         return 77
     table = measure(build, env)
     seen = {architecture for _, _, architecture in table}
-    if not seen or not check and seen != set(ARCHITECTURES):
-        sys.exit(f"sass: code for {', '.join(ARCHITECTURES)} is expected, got {', '.join(sorted(seen)) or 'none'}")
+    refuse_architectures("sass", seen, check)
     wrong = list(problems(table)) if check else []
     if not check:
         PAGE.write_text(page(table))

@@ -3,8 +3,8 @@
 
 usage: mutate.py                 plants every fault of scripts/faults.py; needs about half an hour
        mutate.py --only PATTERN  only faults whose name matches
-       mutate.py --table         also writes the table into docs/reliability.md
-       mutate.py --check         only checks that every fault still applies to its file
+       mutate.py --table         also writes the results into the table of docs/reliability.md
+       mutate.py --check         only checks that every fault still applies to its file and has a row in the table
 
 Works in a copy of HEAD under build/mutate, with a release build that emulates the GPU. Status 1 if a
 fault is not caught or no longer applies.
@@ -83,9 +83,15 @@ def plant(fault):
     return seen, time.monotonic() - begin
 
 
-def write_table(rows):
-    lines = ["| Fault | File | Caught by |", "| --- | --- | --- |"]
-    lines += [f"| {name} | {file} | {', '.join(seen) or '**nothing**'} |" for name, file, seen in rows]
+def table():
+    """{fault: its row} of the page."""
+    lines = PAGE.read_text().split(BEGIN)[1].split(END)[0].splitlines()[2:]
+    return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
+
+
+def write_table(results):
+    rows = table() | {name: f"| {name} | {file} | {', '.join(seen) or '**nothing**'} |" for name, file, seen in results}
+    lines = ["| Fault | File | Caught by |", "| --- | --- | --- |", *(rows[f[0]] for f in FAULTS if f[0] in rows)]
     page = PAGE.read_text()
     before, rest = page.split(BEGIN)
     PAGE.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + rest.split(END)[1])
@@ -98,16 +104,17 @@ def main():
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     faults = [f for f in FAULTS if re.search(options.only, f[0])]
+    if BEGIN not in PAGE.read_text():
+        sys.exit(f"mutate: {PAGE} must have the line {BEGIN.strip()}")
     wrong = list(misfits(ROOT, faults))
+    if options.check:
+        wrong += [f"{f[0]}: has no row in {PAGE.name}; run mutate.py --table --only {f[0]}"
+                  for f in faults if f[0] not in table()]
     if options.check or wrong:
-        print("\n".join(wrong + [f"faults: {len(faults)}, {len(wrong)} do not fit"]))
+        print("\n".join(wrong + [f"faults: {len(faults)}, {len(wrong)} problems"]))
         return bool(wrong)
     if not faults:
         sys.exit(f"mutate: no fault matches {options.only}")
-    if options.table and options.only:
-        sys.exit("mutate: --table needs every fault; leave --only out")
-    if options.table and BEGIN not in PAGE.read_text():
-        sys.exit(f"mutate: {PAGE} must have the line {BEGIN.strip()}")
     prepare()
     every = "|".join(sorted({f[4] for f in faults}))
     if broken := failing_tests(every):

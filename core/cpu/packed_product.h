@@ -58,6 +58,7 @@ void packed_in_blocks(const Product<T>& p, const T* bias, const After& after,
   }
 }
 
+/// Size of the packed operands of one block.
 template <class T>
 std::size_t packed_bytes(const PackedBlocks& block, bool strips) {
   const std::int64_t more =

@@ -335,14 +335,18 @@ TEST_CASE("linear_cross_entropy: meta gives the shape, the dtype and the bytes o
 }
 
 TEST_CASE("linear_cross_entropy: chunks have equal size and at least 512 rows") {
-  CHECK(detail::loss_chunk_rows(8192, 256, DType::f32) == 8192);
-  CHECK(detail::loss_chunk_rows(1024, 50257, DType::f32) == 512);
-  CHECK(detail::loss_chunk_rows(1025, 50257, DType::f32) == 342);
-  CHECK(detail::loss_chunk_rows(4096, 50257, DType::bf16) == 586);
-  CHECK(detail::loss_chunk_rows(0, 50257, DType::f32) == 0);
-  CHECK(detail::loss_chunk_rows(2048, 256, DType::f32, true) == 512);
-  CHECK(detail::loss_chunk_rows(1100, 128, DType::f32, true) == 550);
-  CHECK(detail::loss_chunk_rows(2048, 257, DType::f32, true) == 2048);
+  using enum detail::LogitSpace;
+  const auto rows = detail::loss_chunk_rows;
+  CHECK(rows(8192, 256, DType::f32, cpu_memory) == 8192);
+  CHECK(rows(1024, 50257, DType::f32, cpu_memory) == 512);
+  CHECK(rows(1025, 50257, DType::f32, cpu_memory) == 342);
+  CHECK(rows(4096, 50257, DType::bf16, cpu_memory) == 586);
+  CHECK(rows(0, 50257, DType::f32, cpu_memory) == 0);
+  CHECK(rows(2048, 256, DType::f32, cpu_cache) == 512);
+  CHECK(rows(1100, 128, DType::f32, cpu_cache) == 550);
+  CHECK(rows(2048, 257, DType::f32, cpu_cache) == 2048);
+  CHECK(rows(4096, 50257, DType::f32, cpu_cache) == rows(4096, 50257, DType::f32, cpu_memory));
+  CHECK(rows(65536, 50304, DType::bf16, gpu_memory) == 9363);
 }
 
 TEST_CASE("linear_cross_entropy: errors name the rule") {

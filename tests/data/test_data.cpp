@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -20,26 +19,18 @@
 #include "weft/data/tokenizer.h"
 #include "weft/io/file.h"
 #include "weft/io/json.h"
+#include "weft/tests/data_support.h"
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
 namespace weft::data_test {
 using namespace weft::data;
+using test::count_to;
 using test::error_of;
-using Ints = std::vector<std::int32_t>;
+using test::Ints;
+using test::ints;
 
 namespace {
-
-Ints ints(const Tensor& t) {
-  const auto* p = t.data<std::int32_t>();
-  return {p, p + t.numel()};
-}
-
-Ints count_to(int n) {
-  Ints v(static_cast<std::size_t>(n));
-  std::iota(v.begin(), v.end(), 0);
-  return v;
-}
 
 Ints all(const TokenStream& s) {
   Ints v(static_cast<std::size_t>(s.size()));

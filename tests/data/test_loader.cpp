@@ -1,7 +1,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include "weft/core/error.h"
@@ -9,27 +8,15 @@
 #include "weft/data/loader.h"
 #include "weft/data/token_windows.h"
 #include "weft/io/json.h"
+#include "weft/tests/data_support.h"
 #include "weft/tests/support.h"
 
 namespace weft::loader_test {
 using namespace weft::data;
+using test::count_to;
 using test::error_of;
-using Ints = std::vector<std::int32_t>;
-
-namespace {
-
-Ints ints(const Tensor& t) {
-  const auto* p = t.data<std::int32_t>();
-  return {p, p + t.numel()};
-}
-
-Ints count_to(int n) {
-  Ints v(static_cast<std::size_t>(n));
-  std::iota(v.begin(), v.end(), 0);
-  return v;
-}
-
-}  // namespace
+using test::Ints;
+using test::ints;
 
 TEST_CASE("loader: an epoch visits every window once and the next uses another order") {
   const TokenWindows windows(TokenStream::of(count_to(43)), 4);
