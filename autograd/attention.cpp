@@ -125,12 +125,25 @@ struct Result {
   Tensor y, lse;
 };
 
+// `width`: multiplications of one query with one key. Packed rows are not counted: the lengths of
+// their sequences are on the device.
+void count_products(const AttentionSpec& s, const Tensor& cu_seqlens, std::int64_t width) {
+  if (!detail::profiling() || cu_seqlens.defined()) return;
+  std::int64_t pairs = 0;
+  for (std::int64_t i = 0; i < s.queries; ++i) {
+    const std::int64_t seen = s.causal ? s.keys - s.queries + i + 1 : s.keys;
+    pairs += std::clamp<std::int64_t>(seen, 0, s.window > 0 ? s.window : s.keys);
+  }
+  detail::count_product(s.batch * s.heads * pairs, width);
+}
+
 Result forward(const AttentionSpec& spec, const Heads& in, const Tensor& cu) {
   const NoGradGuard quiet;
   const Tensor& q = in.q;
   Result r{Tensor::empty({q.dim(0), q.dim(1), q.dim(2), in.v.dim(3)}, kernel_dtype(q), q.device()),
            Tensor::empty({q.dim(0), q.dim(2), q.dim(1)},
                          q.dtype() == DType::f64 ? DType::f64 : DType::f32, q.device())};
+  count_products(spec, cu, spec.head_dim + spec.value_dim);
   dispatch<cpu::attention_fwd, cuda::attention_fwd>(
       AttentionIn{.q = readable(q), .k = readable(in.k), .v = readable(in.v), .cu_seqlens = cu},
       spec, AttentionOut{.y = r.y, .lse = r.lse});
@@ -144,6 +157,7 @@ void backward(Backward& b, const AttentionSpec& spec, const Heads& in, const Ten
   Tensor scratch;
   if (in.q.device().is_gpu())
     scratch = Tensor::empty({attention_scratch(spec)}, lse.dtype(), in.q.device());
+  count_products(spec, cu, 3 * spec.head_dim + 2 * spec.value_dim);
   dispatch<cpu::attention_bwd, cuda::attention_bwd>(
       AttentionIn{.q = readable(in.q), .k = readable(in.k), .v = readable(in.v), .cu_seqlens = cu},
       spec, AttentionOut{.y = contiguous(readable(y)), .lse = lse}, contiguous(readable(b.dy())),

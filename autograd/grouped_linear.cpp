@@ -53,6 +53,10 @@ void product(const Tensor& a, const Tensor& b, GroupedProduct kind, const Tensor
   Tensor scratch;
   if (const std::int64_t n = grouped_scratch(a, b, kind))
     scratch = Tensor::empty({n}, DType::f32, a.device());
+  if (kind == GroupedProduct::weight_grad)
+    detail::count_product(a.numel(), b.dim(1));
+  else
+    detail::count_product(out.numel(), a.dim(1));
   dispatch<cpu::grouped_gemm, cuda::grouped_gemm>(a, b, kind, rows, accumulate, scratch, out);
 }
 

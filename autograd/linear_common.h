@@ -42,6 +42,7 @@ inline void add_weight_and_bias(Backward& b, int weight, int bias, const Tensor&
       gemm_scratch(bias_grad_shape(dy, x, accumulate), dy.dtype(), dy.device()), dy.device());
   const Tensor partial =
       Tensor::empty({epilogue_partial(dy.dim(0), dy.dim(1), dy.device())}, DType::f64, dy.device());
+  detail::count_product(out.numel(), dy.dim(0));
   dispatch<cpu::gemm_bias_grad, cuda::gemm_bias_grad>(dy, x, accumulate, scratch, partial, out,
                                                       dbias);
   if (!sum.defined()) b.add(weight, out);

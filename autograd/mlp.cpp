@@ -80,6 +80,7 @@ Hidden hidden_layer(const Tensor& x, const Tensor& up, const Tensor& bias, std::
   h.behind = matrix(features);
   if (keep || activation == Activation::swiglu) h.before = matrix(up.dim(0));
   if (activation != Activation::swiglu && !again && fuses_gelu(x, up, bias, is_tanh(activation))) {
+    count_product(h.behind.numel(), x.dim(1));
     dispatch<cpu::gemm_gelu, cuda::gemm_gelu>(x, up, bias, is_tanh(activation), h.before, h.behind);
   } else {
     const Tensor& sums = h.before.defined() ? h.before : h.behind;
@@ -132,6 +133,7 @@ Tensor hidden_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behin
       partial = Tensor::empty({epilogue_partial(rows, features, device)}, DType::f64, device);
     const Tensor scratch =
         f32_scratch(gemm_scratch(gelu_bwd_shape(p.dy, p.down), p.dy.dtype(), device), device);
+    count_product(grad.numel(), p.dy.dim(1));
     dispatch<cpu::gemm_gelu_bwd, cuda::gemm_gelu_bwd>(
         GemmGeluBwdIn{
             .dy = p.dy, .weight = p.down, .hidden = before, .tanh = is_tanh(p.activation)},

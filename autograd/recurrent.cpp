@@ -95,6 +95,7 @@ void backward(Backward& b, const RecurrentSpec& s, const Tensor& weight, const T
   const Tensor dgates = like({y.dim(0), y.dim(1), s.gates()}), previous = empty_like(y);
   const Tensor dhidden = lstm ? Tensor() : empty_like(dgates);
   const Tensor dh = like({s.all.count, s.units}), dc = lstm ? empty_like(dh) : Tensor();
+  detail::count_product(y.dim(0) * y.dim(1), weight.numel());
   dispatch<cpu::recurrent_bwd, cuda::recurrent_bwd>(
       RecurrentBwdIn{.weight = weight,
                      .saved = saved,
@@ -138,6 +139,7 @@ LstmOutput run(Call call, const Tensor& cu_seqlens) {
   const Tensor saved = recorded ? like({gates.dim(0), gates.dim(1), s.saved()}) : Tensor();
   const Tensor y = like({gates.dim(0), gates.dim(1), s.units});
   const Tensor last_h = like({s.all.count, s.units}), last_c = lstm ? empty_like(last_h) : Tensor();
+  detail::count_product(y.dim(0) * y.dim(1), weight.numel());
   dispatch<cpu::recurrent_fwd, cuda::recurrent_fwd>(
       RecurrentFwdIn{.gates = gates, .weight = weight, .bias = bias, .h = h, .c = c}, s,
       RecurrentFwdOut{.saved = saved,

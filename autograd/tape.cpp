@@ -3,6 +3,7 @@
 
 #include "weft/autograd/tape_state.h"
 #include "weft/core/allocator.h"
+#include "weft/core/kernel_timer.h"
 
 namespace weft {
 
@@ -19,6 +20,8 @@ void* Tape::add_node(const char* name, const TensorRefs& inputs, const TensorRef
                      std::size_t fn_bytes, Invoke invoke, Destroy destroy) {
   const std::int64_t saved_bytes = detail::save_log.bytes;
   if (!outer()) detail::save_log.bytes = 0;  // the last tape that records this op
+  if (detail::profiling()) [[unlikely]]
+    detail::end_profiled_op(name);
   if (mode_ == Mode::counting) {
     for (int i = 0; i < inputs.size(); ++i)
       if (inputs[i].requires_grad() && inputs[i].impl()->leaf) use_leaf(inputs[i]);
@@ -28,10 +31,18 @@ void* Tape::add_node(const char* name, const TensorRefs& inputs, const TensorRef
   const auto count = static_cast<std::size_t>(inputs.size() + outputs.size());
   void* const place = s.arena.take(sizeof(Node));
   auto* id = static_cast<std::uint64_t*>(s.arena.take(count * sizeof(std::uint64_t)));
-  Node* const node =
-      new (place) Node{s.last,         name,        s.arena.take(fn_bytes), invoke,
-                       destroy,        id,          id + inputs.size(),     inputs.size(),
-                       outputs.size(), saved_bytes, outputs[0].shape()};
+  Node* const node = new (place) Node{s.last,
+                                      name,
+                                      s.arena.take(fn_bytes),
+                                      invoke,
+                                      destroy,
+                                      id,
+                                      id + inputs.size(),
+                                      inputs.size(),
+                                      outputs.size(),
+                                      detail::profile_scope(),
+                                      saved_bytes,
+                                      outputs[0].shape()};
   for (int i = 0; i < inputs.size(); ++i) {
     const Tensor& x = inputs[i];
     *id++ = !x.requires_grad() ? 0 : x.impl()->leaf ? use_leaf(x) : id_of(x);
@@ -122,7 +133,13 @@ void Tape::run_node(Node& node) {
   check(!dy[0].defined() || dy[0].shape() == node.shape, "{}: gradient must have shape {}, got {}",
         node.name, node.shape, dy[0].defined() ? dy[0].shape() : Shape{});
   Backward b(this, node.name, node.inputs, dy.begin());
+  if (!detail::profiling()) [[likely]]
+    return node.invoke(node.fn, b);
+  const std::int32_t outside = detail::profile_scope();
+  detail::set_profile_scope(node.profile_scope);
   node.invoke(node.fn, b);
+  detail::end_profiled_op(node.name);
+  detail::set_profile_scope(outside);
 }
 
 void Tape::backward(const Tensor& loss, const Tensor& dy) {

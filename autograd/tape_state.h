@@ -18,6 +18,7 @@ struct Tape::Node {
   const std::uint64_t* inputs;  ///< ids; 0 for an input that needs no gradient
   const std::uint64_t* outputs;
   int input_count, output_count;
+  std::int32_t profile_scope;
   std::int64_t saved_bytes;
   Shape shape;  ///< shape of the first output
 };

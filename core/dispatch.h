@@ -2,6 +2,7 @@
 #include <atomic>
 
 #include "weft/core/cuda.h"
+#include "weft/core/kernel_timer.h"
 #include "weft/core/tensor.h"
 
 #ifndef WEFT_WITH_CUDA
@@ -21,9 +22,34 @@ using SkippedKernel = void(const char* signature);
 extern std::atomic<SkippedKernel*> on_skipped_kernel;
 
 template <auto Kernel>
+const char* kernel_signature() {
+  return __PRETTY_FUNCTION__;
+}
+
+template <auto Kernel>
 [[gnu::noinline, gnu::cold]] void skip_kernel() {
   if (SkippedKernel* const call = on_skipped_kernel.load(std::memory_order_relaxed))
-    call(__PRETTY_FUNCTION__);
+    call(kernel_signature<Kernel>());
+}
+
+template <auto Cpu, auto Cuda, class First, class... Args>
+inline void run_kernel(Device device, const First& first, const Args&... args) {
+  if constexpr (kWithCuda) {
+    if (device.is_cuda()) {
+      cuda::detail::use_device(device.index);
+      return Cuda(first, args...);
+    }
+  }
+  Cpu(first, args...);
+}
+
+template <auto Cpu, auto Cuda, class First, class... Args>
+[[gnu::noinline, gnu::cold]] void run_timed(Device device, const First& first,
+                                            const Args&... args) {
+  KernelTimer timer(kernel_signature<Cpu>(), device,
+                    operand_bytes(first) + (0.0 + ... + operand_bytes(args)));
+  run_kernel<Cpu, Cuda>(device, first, args...);
+  timer.done();
 }
 
 }  // namespace detail
@@ -36,13 +62,9 @@ inline void dispatch(const First& first, const Args&... args) {
   const Device device = first.device();
   if (device.is_meta()) [[unlikely]]
     return detail::skip_kernel<Cpu>();
-  if constexpr (kWithCuda) {
-    if (device.is_cuda()) {
-      cuda::detail::use_device(device.index);
-      return Cuda(first, args...);
-    }
-  }
-  Cpu(first, args...);
+  if (detail::profiling()) [[unlikely]]
+    return detail::run_timed<Cpu, Cuda>(device, first, args...);
+  detail::run_kernel<Cpu, Cuda>(device, first, args...);
 }
 
 }  // namespace weft

@@ -105,13 +105,16 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& out, bool accumulate) 
   Tensor scratch;
   if (const std::int64_t n = gemm_scratch(g, a.dtype(), a.device()))
     scratch = Tensor::empty({n}, DType::f32, a.device());
+  detail::count_product(out.numel(), g.k);
   dispatch<cpu::gemm, cuda::gemm>(left.tensor(), right.tensor(), g, scratch, out);
 }
 
 void gemm_bias(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) {
   if (!bias.defined() || out.numel() == 0) return gemm(x, transposed(weight), out);
-  if (bias.is_contiguous() && fuses_bias(x, weight, out))
+  if (bias.is_contiguous() && fuses_bias(x, weight, out)) {
+    detail::count_product(out.numel(), x.dim(-1));
     return dispatch<cpu::gemm_bias, cuda::gemm_bias>(x, weight, bias, out);
+  }
   // The bias is copied to the output first; the product is then added to it.
   dispatch<cpu::copy, cuda::copy>(bias.alias(out.shape(), {0, bias.strides()[0]}, 0), out);
   gemm(x, transposed(weight), out, true);

@@ -2,6 +2,7 @@
 
 #include "weft/autograd/elementwise.h"
 #include "weft/core/error.h"
+#include "weft/core/profile.h"
 #include "weft/nn/recompute_layer.h"
 
 namespace weft::nn {
@@ -20,10 +21,16 @@ Stream Block::operator()(const Stream& x, const TokenContext& context) const {
     in = attn_norm(x.delta, x.residual);
   else
     in = {attn_norm(x.residual), x.residual};
-  const Tensor a = attn_drop((*mixer)(in.y, context), context.part);
+  const Tensor a = [&] {
+    const ProfileScope scope(mixer->name());
+    return attn_drop((*mixer)(in.y, context), context.part);
+  }();
   in.y = {};  // without recording, this frees its memory before the MLP allocates
   Norm::Added mid = mlp_norm(a, in.sum);
-  FeedForward::Output out = feed_forward->forward(mid.y, context);
+  FeedForward::Output out = [&] {
+    const ProfileScope scope(feed_forward->name());
+    return feed_forward->forward(mid.y, context);
+  }();
   if (x.aux.defined()) out.loss = out.loss.defined() ? add(x.aux, out.loss) : x.aux;
   return {std::move(mid.sum), mlp_drop(out.y, context.part), std::move(out.loss)};
 }

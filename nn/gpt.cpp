@@ -4,6 +4,7 @@
 
 #include "weft/autograd/tape.h"
 #include "weft/core/error.h"
+#include "weft/core/profile.h"
 #include "weft/nn/gpt_layers.h"
 #include "weft/nn/token_embedding.h"
 
@@ -66,6 +67,7 @@ TokenContext Gpt::context_of(const Tensor& ids, const Packing& packing, KvCache*
 
 // `ids` follow the tokens in the cache; their positions are shifted by `ahead`.
 Tensor Gpt::embed_tokens(const Tensor& ids, const TokenContext& context, std::int64_t ahead) const {
+  const ProfileScope scope("embed");
   about_to_use(embed);
   if (positions) about_to_use(*positions);
   const Tensor x =
@@ -99,6 +101,7 @@ Trunk Gpt::mtp_trunk(int depth, const Tensor& later, const Tensor& h, const Pack
         config.mtp.depths, depth);
   const MtpDepth& layer = mtp[config.mtp.repeated ? 0 : static_cast<std::size_t>(depth - 1)];
   about_to_use(layer);
+  const ProfileScope scope("mtp");
   const TokenContext context = context_of(later, packing, cache);
   Tensor e = embed_tokens(later, context, depth);
   if (config.mtp.detached) e = e.detach();

@@ -94,6 +94,7 @@ void AdamW::update_all(bool wide, const double* grad_scale, std::size_t begin, s
   const auto count = static_cast<std::int64_t>(slots_.size());
   const std::int64_t table = slot_table_bytes<AdamSlot>(count, any.device().is_gpu());
   const Tensor scratch = Tensor::empty({2 * chunks + table / 4}, DType::f32, any.device());
+  count_slots(slots_.data(), count);
   dispatch<cpu::adam_step, cuda::adam_step>(scratch, slots_.data(), count, step);
 }
 

@@ -28,6 +28,7 @@ Tensor squares_of(const std::vector<GradSlot>& slots, Device device) {
   const std::int64_t table = slot_table_bytes<GradSlot>(count, device.is_gpu());
   const Tensor partials = Tensor::empty({chunks + table / 8}, DType::f64, device);
   Tensor sums = Tensor::empty({count + 1}, DType::f64, device);
+  count_slots(slots.data(), count);
   dispatch<cpu::grad_squares, cuda::grad_squares>(partials, slots.data(), count, sums);
   return sums;
 }

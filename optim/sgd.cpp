@@ -40,6 +40,7 @@ void Sgd::update(const double* grad_scale, std::size_t begin, std::size_t end) {
       any.device().is_gpu()
           ? Tensor::empty({slot_table_bytes<SgdSlot>(count, true)}, DType::u8, any.device())
           : any;
+  count_slots(slots_.data(), count);
   dispatch<cpu::sgd_step, cuda::sgd_step>(scratch, slots_.data(), count, step);
 }
 

@@ -10,9 +10,7 @@ namespace weft::test {
 
 using Ints = std::vector<std::int32_t>;
 
-inline Ints ints(const Tensor& t) {
-  return to_vector<std::int32_t>(t);
-}
+inline Ints ints(const Tensor& t) { return to_vector<std::int32_t>(t); }
 
 /// 0, 1, ..., n - 1.
 inline Ints count_to(int n) {

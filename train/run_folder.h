@@ -33,6 +33,7 @@ class RunFolder {
 
   std::string metrics() const { return path_ + "/metrics.jsonl"; }
   std::string plot() const { return path_ + "/loss.svg"; }
+  std::string profile() const { return path_ + "/profile.svg"; }
   void write_config(const std::string& toml) const;
   /// The settings in which a resumed run differs from the config.toml of the previous one:
   /// "--lr 0.001 -> 0.0001". Called on the first rank.

@@ -48,6 +48,7 @@ Trainer::Trainer(const Task& task, const Options& options, const Ranks& ranks)
       ranks_(ranks),
       folder_(options_.out, options_.run.resume, ranks),
       step_(task_, options_, ranks),
+      profile_(step_, options_, ranks),
       log_(task_, options_, ranks) {}
 
 Trainer::~Trainer() = default;
@@ -75,6 +76,7 @@ int Trainer::fit(const data::Dataset& training, const data::Dataset* validation)
     if (const int status = one_step()) return status;
   log_.end_progress();
   log_.report(folder_.metrics(), folder_.plot());
+  profile_.report(folder_.profile());
   return 0;
 }
 
@@ -135,7 +137,7 @@ int Trainer::one_step() {
   const std::int64_t targets = rows.targets_per_row() * options_.batch;
   // A GPU step's numbers are read while the next step runs, unless something needs them now.
   std::optional<Pending> earlier = std::exchange(
-      pending_, Pending{number, targets, state_.targets + targets, step_(number, rows)});
+      pending_, Pending{number, targets, state_.targets + targets, profile_.run(number, rows)});
   // All ranks must decide together, also when the data files were modified.
   const bool stop = any_rank(interrupted() || loader_->dataset().changed()),
              last = number == options_.steps;
@@ -169,6 +171,7 @@ int Trainer::one_step() {
   if (!stop || last) return 0;
   log_.end_progress();
   loader_->dataset().check_unchanged();
+  profile_.report(folder_.profile());
   if (ranks_.is_first())
     std::printf("interrupted: saved step %lld; --resume goes on from it\n",
                 static_cast<long long>(number));

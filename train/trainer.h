@@ -7,6 +7,7 @@
 #include "weft/data/loader.h"
 #include "weft/train/run_folder.h"
 #include "weft/train/run_log.h"
+#include "weft/train/step_profile.h"
 #include "weft/train/train_step.h"
 
 namespace weft::train {
@@ -68,6 +69,7 @@ class Trainer {
   const Ranks& ranks_;
   RunFolder folder_;  // first: another run may hold the folder
   TrainStep step_;
+  StepProfile profile_;
   RunLog log_;
   RunState state_;
   std::int64_t saved_step_ = 0;                            ///< or the step at which the run begins

@@ -1,4 +1,5 @@
 #pragma once
+#include "weft/core/kernel_timer.h"
 #include "weft/core/tensor.h"
 
 namespace weft {
@@ -24,6 +25,13 @@ struct ParamSlot {
   std::int64_t n = 0;
   DType param_dtype = DType::f32, grad_dtype = DType::f32;
   double lr_scale = 1, weight_decay = 0;
+
+  /// Bytes that a step reads and writes, without those of states.
+  double moved_bytes() const {
+    return static_cast<double>(n) *
+           static_cast<double>(2 * size_of(param_dtype) + size_of(grad_dtype) +
+                               (remainder ? 4 : 0) + (bf16_copy ? 2 : 0));
+  }
 };
 
 /// A state is f32, bf16 (rounded to nearest even), or f16 with one f32 scale per tensor: value =
@@ -35,6 +43,11 @@ struct AdamSlot : ParamSlot {
   float* m_scale = nullptr;  ///< f16 only; starts at 0
   float* v_scale = nullptr;
   DType m_dtype = DType::f32, v_dtype = DType::f32;
+
+  double moved_bytes() const {
+    return ParamSlot::moved_bytes() +
+           2.0 * static_cast<double>(n) * static_cast<double>(size_of(m_dtype) + size_of(v_dtype));
+  }
 };
 
 /// The numbers that change between steps.
@@ -65,11 +78,21 @@ struct GradSlot {
   const void* grad = nullptr;  ///< f32, f64, bf16
   std::int64_t n = 0;
   DType grad_dtype = DType::f32;
+
+  double moved_bytes() const {
+    return static_cast<double>(n) * static_cast<double>(size_of(grad_dtype));
+  }
 };
 
 /// momentum is f32 (f64 for an f64 param) and starts at 0; null when the step has no momentum.
 struct SgdSlot : ParamSlot {
   void* momentum = nullptr;
+
+  double moved_bytes() const {
+    return ParamSlot::moved_bytes() +
+           (momentum ? 2.0 * static_cast<double>(n) * static_cast<double>(size_of(param_dtype))
+                     : 0);
+  }
 };
 
 ///   g = g * grad_scale + weight_decay * p;   buf = momentum buf + g
@@ -81,6 +104,13 @@ struct SgdStep {
   const StepNumbers* on_device = nullptr;
   const double* grad_scale = nullptr;
 };
+
+/// Adds the bytes of a step to the profile of its kernel.
+template <class Slot>
+void count_slots(const Slot* slots, std::int64_t count) {
+  if (!detail::profiling()) return;
+  for (std::int64_t i = 0; i < count; ++i) detail::add_kernel_work(0, slots[i].moved_bytes());
+}
 
 /// Number of chunks of all tensors: ceil(n / chunk) each.
 template <class Slot>

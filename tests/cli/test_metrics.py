@@ -1,6 +1,7 @@
 """Optional numbers in metrics.jsonl: norms, utilisation, energy, every balance loss."""
 import json
 import pathlib
+import xml.etree.ElementTree
 
 from support import SMALL, main, refused, run, text, train
 
@@ -66,6 +67,25 @@ def energy(folder):
     assert "joules" not in rows_of(folder, "off", "--energy", "off", env=here)[-1]
 
 
+def profile(folder):
+    plain = rows_of(folder, "plain", "--steps", "5")
+    for name, flags in (("alone", []), ("ranks", ["--ranks", "2"]), ("recompute", ["--recompute", "full"])):
+        out = f"{folder}/{name}"
+        done = run("train_gpt", "--data", text(folder), "--out", out, *SMALL, "--steps", "5", "--profile", *flags)
+        assert done.returncode == 0, done
+        table = done.stdout[done.stdout.index("Mean of 3 steps"):done.stdout.index("profile  ")]
+        for word in ("forward", "backward", "update", "linear", "attention", "adam_step", "between kernels"):
+            assert word in table, (word, table)
+        assert max(map(len, table.splitlines())) <= 80, table
+        titles = [e.text for e in xml.etree.ElementTree.parse(f"{out}/profile.svg").iter() if e.tag.endswith("}title")]
+        for box in ("backward", "attn", "mlp", "embed", "gemm"):
+            assert any(t.startswith(f"{box}: ") for t in titles), (box, titles)
+    with open(f"{folder}/alone/metrics.jsonl") as lines:
+        assert [json.loads(line)["loss"] for line in lines] == [row["loss"] for row in plain]
+    done = run("train_gpt", "--data", text(folder), "--out", f"{folder}/short", *SMALL, "--steps", "2", "--profile")
+    assert "none: the first 2 steps are not timed" in done.stdout, done
+
+
 def second_moment(folder):
     losses = {dtype: [row["loss"] for row in rows_of(folder, dtype, "--second-moment-dtype", dtype,
                                                      "--steps", "20")]
@@ -85,8 +105,9 @@ def wrong_use(folder):
                         (["--ranks", "2", "--tp", "2", "--sp", "--tp-overlap", "ring", "--recompute", "selective"],
                          "--recompute: selective saves nothing with --tp-overlap"),
                         (["--zero", "--second-moment-dtype", "f16"], "--zero: the scales of f16 states"),
+                        (["--profile", "--device", "meta"], "--profile: needs a device that computes, got meta"),
                         (["--peak-tflops", "-1"], "--peak-tflops: must be at least 0, got -1")):
         refused(run("train_gpt", *args, *flags), 2, said)
 
 
-main([norms, utilisation, balance_losses, energy, second_moment, wrong_use])
+main([norms, utilisation, balance_losses, energy, profile, second_moment, wrong_use])
