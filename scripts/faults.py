@@ -75,6 +75,10 @@ FAULTS = [
      "main.copy_(g.to(main.dtype()));", "accumulate|ddp"),
     ("grad_shares_memory", "autograd/tape_leaves.cpp",
      "x.set_grad(owned_by(g, 1) && g.is_contiguous() ? g : g.clone());", "x.set_grad(g);", "tape"),
+    ("profile_forgets_scope_in_backward", "autograd/tape.cpp", "detail::set_profile_scope(node.profile_scope);", "",
+     "profile"),
+    ("profile_counts_kernel_that_threw", "core/profile.cpp", "running_profile->calls.pop_back();", "", "profile"),
+    ("profile_repeats_count", "core/kernel_timer.h", "if (t.strides()[i] != 0) bytes", "bytes", "profile"),
     ("saved_version_not_compared", "autograd/backward.h", "if (tensor_.defined() && tensor_.version() != version_) [[unlikely]]",
      "if (false) [[unlikely]]", "tape"),
     # Optimizers.
