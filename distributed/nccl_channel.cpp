@@ -1,5 +1,6 @@
 #include "weft/core/error.h"
 #include "weft/distributed/nccl_job.h"
+#include "weft/distributed/operation.h"
 
 #if WEFT_WITH_CUDA
 

@@ -2,7 +2,7 @@
 """Measures Weft, PyTorch and libtorch in alternation and writes the table of ratios.
 
 usage: bench/peers/run.py [--quick] [--rounds N] [--only PART,...] [--build DIR] [--out FILE]
-                          [--python FILE] [--wrap COMMAND] [--data FILE]
+                          [--python FILE] [--wrap COMMAND] [--data FILE] [--cap avx2]
 
 Parts: the models of bench/models.h, scaling, overhead, loss. Every measurement is a separate process
 with a warm-up. Within a round the measurements alternate, so that all see the same machine; numbers are
@@ -22,6 +22,7 @@ import sys
 import tempfile
 
 import report
+from products import CAPS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PEERS = ROOT / "bench" / "peers"
@@ -134,11 +135,12 @@ def measure_scaling(runner, rounds):
 
 
 def measure_overhead(runner, rounds):
-    ask = "import torch.utils.cpp_extension as e; print(*e.include_paths(), *e.library_paths())"
-    folders = runner.output([runner.python, "-c", ask]).split()
+    ask = ("import torch, torch.utils.cpp_extension as e; "
+           "print(int(torch._C._GLIBCXX_USE_CXX11_ABI), *e.include_paths(), *e.library_paths())")
+    abi, *folders = runner.output([runner.python, "-c", ask]).split()
     includes = [flag for f in folders if "include" in f for flag in ("-isystem", f)]
     libraries = [f for f in folders if "include" not in f]
-    flags = ["-std=c++20", *includes, "-Wl,--no-as-needed"]
+    flags = ["-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *includes, "-Wl,--no-as-needed"]
     for folder in libraries:
         flags += [f"-L{folder}", f"-Wl,-rpath,{folder}"]
     flags += ["-ltorch_cpu", "-ltorch", "-lc10"]
@@ -182,6 +184,7 @@ def main():
     parser.add_argument("--build", default=ROOT / "build" / "release")
     parser.add_argument("--python", default=os.environ.get("PYTHON", "python3"))
     parser.add_argument("--wrap", default="", help="put before every measured program, such as 'nice -n -5'")
+    parser.add_argument("--cap", choices=CAPS, default="", help="restrict all libraries to this instruction set")
     parser.add_argument("--data", type=pathlib.Path, help="text of the loss part; default: sources")
     parser.add_argument("--out", help="default: bench/results/<date>-<cpu>-peers.md")
     parser.add_argument("--raw", type=pathlib.Path, help="all that was measured, as JSON; parts "
@@ -192,7 +195,10 @@ def main():
         parser.error(f"--only: unknown part {unknown[0]}; parts: {', '.join(PARTS)}")
     rounds = options.rounds or (1 if options.quick else 2)
 
+    os.environ.update(CAPS[options.cap])
     machine = report.machine(ROOT)
+    if options.cap:
+        machine["cpu"] += f" restricted to {options.cap}"
     with tempfile.TemporaryDirectory() as folder:
         runner = Runner(options, folder)
         try:
@@ -214,8 +220,8 @@ def main():
                 found["overhead"] = measure_overhead(runner, rounds)
             else:
                 found["loss"] = measure_loss(runner, options.data, settings)
-    if options.raw:
-        options.raw.write_text(json.dumps(found, indent=1))
+            if options.raw:  # after every part: a later one may fail
+                options.raw.write_text(json.dumps(found, indent=1))
     text = report.text(found)
     print(text)
     path = pathlib.Path(options.out or ROOT / "bench" / "results" / report.file_name(machine))
