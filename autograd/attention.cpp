@@ -143,10 +143,11 @@ Result forward(const AttentionSpec& spec, const Heads& in, const Tensor& cu) {
   Result r{Tensor::empty({q.dim(0), q.dim(1), q.dim(2), in.v.dim(3)}, kernel_dtype(q), q.device()),
            Tensor::empty({q.dim(0), q.dim(2), q.dim(1)},
                          q.dtype() == DType::f64 ? DType::f64 : DType::f32, q.device())};
+  const Heads read{readable(q), readable(in.k), readable(in.v)};
   count_products(spec, cu, spec.head_dim + spec.value_dim);
   dispatch<cpu::attention_fwd, cuda::attention_fwd>(
-      AttentionIn{.q = readable(q), .k = readable(in.k), .v = readable(in.v), .cu_seqlens = cu},
-      spec, AttentionOut{.y = r.y, .lse = r.lse});
+      AttentionIn{.q = read.q, .k = read.k, .v = read.v, .cu_seqlens = cu}, spec,
+      AttentionOut{.y = r.y, .lse = r.lse});
   r.y = computed(r.y, q);
   return r;
 }
@@ -157,10 +158,12 @@ void backward(Backward& b, const AttentionSpec& spec, const Heads& in, const Ten
   Tensor scratch;
   if (in.q.device().is_gpu())
     scratch = Tensor::empty({attention_scratch(spec)}, lse.dtype(), in.q.device());
+  const Heads read{readable(in.q), readable(in.k), readable(in.v)};
+  const Tensor out = contiguous(readable(y)), dy = contiguous(readable(b.dy()));
   count_products(spec, cu, 3 * spec.head_dim + 2 * spec.value_dim);
   dispatch<cpu::attention_bwd, cuda::attention_bwd>(
-      AttentionIn{.q = readable(in.q), .k = readable(in.k), .v = readable(in.v), .cu_seqlens = cu},
-      spec, AttentionOut{.y = contiguous(readable(y)), .lse = lse}, contiguous(readable(b.dy())),
+      AttentionIn{.q = read.q, .k = read.k, .v = read.v, .cu_seqlens = cu}, spec,
+      AttentionOut{.y = out, .lse = lse}, dy,
       AttentionGrads{.dq = grads.q, .dk = grads.k, .dv = grads.v, .scratch = scratch});
 }
 

@@ -30,7 +30,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
 
 namespace detail {
 
-/// Where the logits of one chunk should fit.
+/// What limits the logits of one chunk: an L2 cache if 512 rows fit, 64 MiB, or 1 GiB.
 enum class LogitSpace { cpu_cache, cpu_memory, gpu_memory };
 /// Rows of one chunk; depends on shapes alone.
 std::int64_t loss_chunk_rows(std::int64_t rows, std::int64_t classes, DType dtype,

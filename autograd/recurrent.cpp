@@ -95,24 +95,25 @@ void backward(Backward& b, const RecurrentSpec& s, const Tensor& weight, const T
   const Tensor dgates = like({y.dim(0), y.dim(1), s.gates()}), previous = empty_like(y);
   const Tensor dhidden = lstm ? Tensor() : empty_like(dgates);
   const Tensor dh = like({s.all.count, s.units}), dc = lstm ? empty_like(dh) : Tensor();
+  const Tensor dy = dense_or_null(b.dy(0)), dlast = dense_or_null(b.dy(1)),
+               dcell = lstm ? dense_or_null(b.dy(2)) : Tensor();
   detail::count_product(y.dim(0) * y.dim(1), weight.numel());
-  dispatch<cpu::recurrent_bwd, cuda::recurrent_bwd>(
-      RecurrentBwdIn{.weight = weight,
-                     .saved = saved,
-                     .y = y,
-                     .h = h,
-                     .c = c,
-                     .dy = dense_or_null(b.dy(0)),
-                     .dh = dense_or_null(b.dy(1)),
-                     .dc = lstm ? dense_or_null(b.dy(2)) : Tensor()},
-      s,
-      RecurrentBwdOut{.dgates = dgates,
-                      .dhidden = dhidden,
-                      .previous = previous,
-                      .dh = dh,
-                      .dc = dc,
-                      .scratch = scratch_of(s, y),
-                      .packed = packed_of(s, y)});
+  dispatch<cpu::recurrent_bwd, cuda::recurrent_bwd>(RecurrentBwdIn{.weight = weight,
+                                                                   .saved = saved,
+                                                                   .y = y,
+                                                                   .h = h,
+                                                                   .c = c,
+                                                                   .dy = dy,
+                                                                   .dh = dlast,
+                                                                   .dc = dcell},
+                                                    s,
+                                                    RecurrentBwdOut{.dgates = dgates,
+                                                                    .dhidden = dhidden,
+                                                                    .previous = previous,
+                                                                    .dh = dh,
+                                                                    .dc = dc,
+                                                                    .scratch = scratch_of(s, y),
+                                                                    .packed = packed_of(s, y)});
   // One product for the gradient of the weight, over all tokens.
   detail::add_linear_gradients(b, 1, 2, detail::as_matrix(lstm ? dgates : dhidden),
                                detail::as_matrix(previous));

@@ -135,11 +135,13 @@ void Tape::run_node(Node& node) {
   Backward b(this, node.name, node.inputs, dy.begin());
   if (!detail::profiling()) [[likely]]
     return node.invoke(node.fn, b);
-  const std::int32_t outside = detail::profile_scope();
+  struct Outside {  // also when the lambda throws
+    std::int32_t scope = detail::profile_scope();
+    ~Outside() { detail::set_profile_scope(scope); }
+  } const outside;
   detail::set_profile_scope(node.profile_scope);
   node.invoke(node.fn, b);
   detail::end_profiled_op(node.name);
-  detail::set_profile_scope(outside);
 }
 
 void Tape::backward(const Tensor& loss, const Tensor& dy) {

@@ -36,7 +36,7 @@ inline void count_product(std::int64_t elements, std::int64_t terms) {
     add_kernel_work(2.0 * static_cast<double>(elements) * static_cast<double>(terms), 0);
 }
 
-/// The kernels that this thread has run since the last call belong to this op.
+/// The kernels that this thread has run since the last call belong to this op, a string literal.
 void end_profiled_op(const char* op);
 
 /// The scope in which an op was recorded, which its backward enters again; 0: none.

@@ -3,8 +3,9 @@
 #include <type_traits>
 #include <utility>
 
-/// The members of a plain struct without declarations of its own: count them by how many values
-/// initialize it, name them by a structured binding.
+/// Visits the members of an aggregate without base classes and array members, which declares
+/// nothing for it: counts them by how many values initialize it, names them by a structured
+/// binding.
 namespace weft::detail {
 
 struct AnyValue {

@@ -20,6 +20,36 @@ double seconds_since(Clock::time_point begin) {
 }
 }  // namespace
 
+/// The scopes of a thread. It only grows: tapes keep numbers of scopes.
+class ProfileScopes {
+ public:
+  static const std::shared_ptr<ProfileScopes>& of_thread() {
+    static thread_local const auto table = std::make_shared<ProfileScopes>();
+    return table;
+  }
+  std::int32_t number(std::int32_t parent, const char* name) {
+    const auto [at, added] =
+        numbers_.try_emplace({parent, name}, static_cast<std::int32_t>(names_.size()));
+    if (added) names_.push_back(&at->first);
+    return at->second;
+  }
+  /// Outermost first.
+  std::vector<std::string> path(std::int32_t scope) const {
+    std::vector<std::string> path;
+    while (scope > 0) {
+      const auto& [parent, name] = *names_[static_cast<std::size_t>(scope)];
+      path.insert(path.begin(), name);
+      scope = parent;
+    }
+    return path;
+  }
+
+ private:
+  using Name = std::pair<std::int32_t, std::string>;  ///< parent, name
+  std::map<Name, std::int32_t> numbers_;
+  std::vector<const Name*> names_{nullptr};
+};
+
 struct Profiler::State {
   struct Call {
     const char* phase;
@@ -32,28 +62,23 @@ struct Profiler::State {
   struct Events {
     cuda::Event from{true}, to{true};
   };
-  using Name = std::pair<std::int32_t, std::string>;  ///< parent, name
-
-  /// Every span has at most a step's calls, so they are summed when it ends.
   void sum_up() {
-    if (used_events > 0) cuda::Stream::current(gpu).synchronize();
-    for (Call& c : calls) {
-      if (c.events >= 0) c.work.seconds = milliseconds(c) * 1e-3;
+    for (Call& c : std::exchange(calls, {})) {
+      if (c.events >= 0) {
+        const Events& e = events[static_cast<std::size_t>(c.events)];
+        c.work.seconds = e.to.since(e.from) * 1e-3;
+      }
       sums[{c.phase, c.scope, c.op ? c.op : "", c.signature}].add(c.work);
     }
+  }
+  void clear_span() {
     calls.clear();
-    named = used_events = 0;
+    named = 0;
+    used_events = 0;
+    in_kernel = false;
+    forget_work();
   }
-  double milliseconds(const Call& c) const {
-    const Events& e = events[static_cast<std::size_t>(c.events)];
-    return e.to.since(e.from);
-  }
-  std::int32_t scope_id(std::int32_t parent, const char* name) {
-    const auto [at, added] =
-        scope_ids.try_emplace({parent, name}, static_cast<std::int32_t>(scopes.size()));
-    if (added) scopes.push_back(&at->first);
-    return at->second;
-  }
+  void forget_work() { flops = bytes = 0; }
 
   std::vector<Call> calls;
   std::size_t named = 0;        ///< calls before this one have their op
@@ -62,8 +87,7 @@ struct Profiler::State {
   std::vector<Events> events;
   std::int32_t used_events = 0;
   Device gpu;
-  std::map<Name, std::int32_t> scope_ids;
-  std::vector<const Name*> scopes{nullptr};
+  std::shared_ptr<ProfileScopes> scopes = ProfileScopes::of_thread();
   using Key = std::tuple<std::string_view, std::int32_t, std::string_view, std::string_view>;
   std::map<Key, KernelWork> sums;
   const char* current_phase = "";
@@ -92,6 +116,7 @@ void end_profiled_op(const char* op) {
   Profiler::State* const s = running_profile;
   if (!s || s->in_kernel) return;
   for (; s->named < s->calls.size(); ++s->named) s->calls[s->named].op = op;
+  s->forget_work();  // of a kernel that was skipped, or did not run
 }
 
 // A kernel that calls dispatch() is timed as one.
@@ -99,7 +124,14 @@ KernelTimer::KernelTimer(const char* signature, Device device, double bytes)
     : times_(running_profile && !running_profile->in_kernel) {
   if (!times_) return;
   Profiler::State& s = *running_profile;
-  s.in_kernel = true;
+  std::int32_t events = -1;
+  if (device.is_cuda()) {
+    s.gpu = device;
+    events = s.used_events;
+    if (events == static_cast<std::int32_t>(s.events.size())) s.events.emplace_back();
+    s.events[static_cast<std::size_t>(events)].from.record(cuda::Stream::current(device));
+    ++s.used_events;
+  }
   s.calls.push_back({.phase = s.current_phase,
                      .scope = current_scope,
                      .op = nullptr,
@@ -108,14 +140,8 @@ KernelTimer::KernelTimer(const char* signature, Device device, double bytes)
                               .seconds = 0,
                               .flops = std::exchange(s.flops, 0),
                               .bytes = bytes + std::exchange(s.bytes, 0)},
-                     .events = -1});
-  if (device.is_cuda()) {
-    s.gpu = device;
-    s.calls.back().events = s.used_events++;
-    if (s.used_events > static_cast<std::int32_t>(s.events.size())) s.events.emplace_back();
-    s.events[static_cast<std::size_t>(s.used_events - 1)].from.record(
-        cuda::Stream::current(device));
-  }
+                     .events = events});
+  s.in_kernel = true;
   s.kernel_begins = Clock::now();
 }
 
@@ -127,20 +153,21 @@ KernelTimer::~KernelTimer() {
 }
 
 void KernelTimer::done() {
-  if (!std::exchange(times_, false)) return;
+  if (!times_) return;
   Profiler::State& s = *running_profile;
   Profiler::State::Call& c = s.calls.back();
   c.work.seconds = seconds_since(s.kernel_begins);
   if (c.events >= 0)
     s.events[static_cast<std::size_t>(c.events)].to.record(cuda::Stream::current(s.gpu));
   s.in_kernel = false;
+  times_ = false;
 }
 
 }  // namespace detail
 
 Profiler::Profiler() : state_(std::make_unique<State>()) {}
 Profiler::~Profiler() {
-  if (running()) stop();
+  if (running()) discard();
 }
 
 bool Profiler::running() const { return detail::running_profile == state_.get(); }
@@ -155,16 +182,31 @@ void Profiler::start(const char* phase) {
 
 void Profiler::phase(const char* phase) {
   state_->named = state_->calls.size();  // what follows a recorded op is not part of it
+  state_->forget_work();
   state_->current_phase = phase;
 }
 
 void Profiler::stop() {
   check(running(), "profiler: must be running on this thread");
-  detail::profilers.fetch_sub(1, std::memory_order_relaxed);
-  detail::running_profile = nullptr;
-  state_->sum_up();
-  state_->seconds += seconds_since(state_->started);
-  ++state_->spans;
+  State& s = *state_;
+  struct Cleared {  // also when the GPU reports a fault
+    Profiler& profiler;
+    ~Cleared() { profiler.discard(); }
+  } const cleared{*this};
+  s.in_kernel = true;  // an emulated GPU computes while the host waits
+  if (s.used_events > 0) cuda::Stream::current(s.gpu).synchronize();
+  const double seconds = seconds_since(s.started);
+  s.sum_up();
+  s.seconds += seconds;
+  ++s.spans;
+}
+
+void Profiler::discard() {
+  if (running()) {
+    detail::profilers.fetch_sub(1, std::memory_order_relaxed);
+    detail::running_profile = nullptr;
+  }
+  state_->clear_span();
 }
 
 double Profiler::seconds() const { return state_->seconds; }
@@ -178,23 +220,19 @@ std::vector<Profiler::Entry> Profiler::entries() const {
     std::string_view kernel = signature.substr(signature.find("Kernel = ") + 9);
     kernel = kernel.substr(0, kernel.find_first_of(";,]"));
     kernel = kernel.substr(kernel.rfind(':') + 1);
-    Entry entry{.phase = std::string(phase),
-                .scopes = {},
-                .op = std::string(op),
-                .kernel = std::string(kernel),
-                .work = sums};
-    for (std::int32_t s = scope; s > 0; s = state_->scopes[static_cast<std::size_t>(s)]->first)
-      entry.scopes.insert(entry.scopes.begin(),
-                          state_->scopes[static_cast<std::size_t>(s)]->second);
-    all.push_back(std::move(entry));
+    all.push_back({.phase = std::string(phase),
+                   .scopes = state_->scopes->path(scope),
+                   .op = std::string(op),
+                   .kernel = std::string(kernel),
+                   .work = sums});
   }
   return all;
 }
 
 ProfileScope::ProfileScope(const char* name) : previous_(detail::current_scope) {
   if (!detail::profiling()) return;
-  if (Profiler::State* const s = detail::running_profile)
-    detail::current_scope = s->scope_id(previous_, name);
+  if (const Profiler::State* const s = detail::running_profile)
+    detail::current_scope = s->scopes->number(previous_, name);
 }
 
 ProfileScope::~ProfileScope() { detail::current_scope = previous_; }

@@ -4,15 +4,17 @@
 #include <string>
 #include <vector>
 
-#include "weft/core/tensor.h"
-
 namespace weft {
 
+/// The work of kernels.
 struct KernelWork {
   std::int64_t calls = 0;
   double seconds = 0;
-  double flops = 0;  ///< of products, attention and recurrences
-  double bytes = 0;  ///< of the operands, each counted once: a lower bound of what was moved
+  /// Of matrix products, attention and LSTM and GRU; packed rows and delta nets count none.
+  double flops = 0;
+  /// The sizes of the operands, each counted once. More than what was moved if a kernel reads some
+  /// rows of an operand.
+  double bytes = 0;
 
   void add(const KernelWork& more) {
     calls += more.calls;
@@ -23,7 +25,9 @@ struct KernelWork {
 };
 
 /// Times the kernels that this thread runs between start() and stop(): with the clock on the CPU,
-/// with events on a GPU, for which stop() waits. A kernel on a GPU is all that one call launches.
+/// with events on a GPU. On a GPU one entry covers everything that a call launches, with the gaps
+/// between the launches; where the host is slower than the GPU, kernels seem to take the host's
+/// time. Use and destroy it on one thread.
 ///
 ///   Profiler profiler;
 ///   profiler.start("forward");
@@ -38,8 +42,9 @@ class Profiler {
   struct Entry {
     std::string phase;
     std::vector<std::string> scopes;  ///< outermost first
-    std::string op;                   ///< "linear"; empty for kernels outside of recorded ops
-    std::string kernel;               ///< "gemm_bias"
+    /// "linear". A kernel outside of recorded ops counts to the next op; empty if none follows.
+    std::string op;
+    std::string kernel;  ///< "gemm_bias"
     KernelWork work;
 
     const std::string& label() const { return op.empty() ? kernel : op; }
@@ -49,12 +54,16 @@ class Profiler {
   ~Profiler();
   Profiler(const Profiler&) = delete;
 
-  /// Starts timing. A thread has one running profiler: throws Error if there is another.
-  /// `phase`: the first name of the places of the kernels from now on; a string literal.
+  /// Starts timing in this phase, the first name of the kernels' places; a string literal.
+  /// Throws Error if this thread has a running profiler.
   void start(const char* phase);
+  /// Begins another phase.
   void phase(const char* phase);
-  /// Stops timing; start() may follow.
+  /// Stops timing and waits for the GPU; start() may follow.
+  /// Throws Error if it is not running, or if the GPU reports a fault.
   void stop();
+  /// Stops timing and forgets what ran since start().
+  void discard();
   bool running() const;
 
   /// All timed kernels; call it after stop().
@@ -69,8 +78,8 @@ class Profiler {
   std::unique_ptr<State> state_;
 };
 
-/// Names a part of a model for the profiles of the kernels that run until it ends, and of their
-/// backward. `name` must outlive the scope.
+/// Names a part of a model for the profile of the kernels that run until the scope ends, and of
+/// their backward. A scope that begins while no profiler runs has no effect.
 class ProfileScope {
  public:
   explicit ProfileScope(const char* name);

@@ -94,24 +94,25 @@ double DeviceRates::floor(const KernelWork& work) const {
   const double each = work.bytes / calls;
   double seconds = product > 0 ? work.flops / product : 0;
   if (!copies.empty()) {
-    const auto larger =
-        std::find_if(copies.begin(), copies.end(), [&](const Copy& c) { return c.bytes >= each; });
-    const double rate = larger == copies.end() ? copies.back().rate : larger->rate;
-    seconds = std::max(seconds, work.bytes / rate);
+    // The rate of the largest copy that is not larger: rates fall with the size.
+    const auto larger = std::find_if(copies.begin() + 1, copies.end(),
+                                     [&](const Copy& c) { return c.bytes > each; });
+    seconds = std::max(seconds, work.bytes / larger[-1].rate);
   }
   return seconds;
 }
 
 DeviceRates measure_rates(Device device, DType dtype) {
   if (device.is_meta()) return {};
-  constexpr std::int64_t kLeastBytes = 1 << 14, kMostBytes = 1 << 27;
+  constexpr std::int64_t kLeastBytes = 1 << 14;
+  const std::int64_t most_bytes = device.is_gpu() ? 1 << 29 : 1 << 26;
   DeviceRates rates{.product = product_rate(device, dtype), .copies = {}};
-  for (std::int64_t bytes = kLeastBytes; bytes <= kMostBytes; bytes *= 8) {
+  for (std::int64_t bytes = kLeastBytes; bytes <= most_bytes; bytes *= 8) {
     const Tensor from = Tensor::ones({bytes / 8}, DType::f32, device), to = empty_like(from);
     const double seconds = best_seconds([&] { dispatch<cpu::copy, cuda::copy>(from, to); });
     rates.copies.push_back({static_cast<double>(bytes), static_cast<double>(bytes) / seconds});
   }
-  // A larger copy is not faster: a floor stays a lower bound.
+  // A larger copy is never taken for faster, so that noise makes no floor too high.
   for (auto c = rates.copies.rbegin(); c != rates.copies.rend(); ++c)
     if (c != rates.copies.rbegin()) c->rate = std::max(c->rate, c[-1].rate);
   return rates;

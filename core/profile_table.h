@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "weft/core/profile.h"
+#include "weft/core/tensor.h"
 
 namespace weft {
 
@@ -20,8 +21,9 @@ struct DeviceRates {
   double floor(const KernelWork& work) const;
 };
 
-/// Measures them; takes less than half a second. On the meta device all are 0.
+/// Measures them in about half a second. On the meta device all are 0.
 /// Dtypes  f32, f64, bf16: of the products
+/// Throws  Error if this thread has a running profiler
 DeviceRates measure_rates(Device device, DType dtype);
 
 /// The ops of a profile in lines of at most 80 columns, each with its calls and milliseconds

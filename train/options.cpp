@@ -43,7 +43,7 @@ void Options::check() const {
   if (device.is_cuda()) cuda::check_device(device);
   weft::check(!run.profile || !device.is_meta(), "--profile: needs a device that computes, got {}",
               device);
-  weft::check(!run.profile || !machine.graph, "--profile: cannot time the ops of a --graph");
+  weft::check(!run.profile || !machine.graph, "--profile: needs --graph off, got on");
   check_layout(*this, device);
   const std::int64_t micro = micro_batch ? micro_batch : batch;
   weft::check(batch % micro == 0, "--micro-batch: must divide --batch {}, got {}", batch, micro);

@@ -179,9 +179,9 @@ struct RunOptions {
       at_least(0).shown_first());
     v("log-every", log_every, "steps between progress lines", at_least(1));
     v("norms", norms, "metrics.jsonl has the norm of all parameters and how many gradients are 0");
-    v("profile", profile, "time every op: a table at the end and a flame graph in OUT/profile.svg");
     v("energy", energy, kEnergyWords,
       "joules in metrics.jsonl, of all machines or GPUs of the run; auto: where they can be read");
+    v("profile", profile, "time every op: a table at the end and a flame graph in OUT/profile.svg");
   }
 };
 

@@ -34,9 +34,14 @@ StepProfile::StepProfile(TrainStep& step, const Options& options, const Ranks& r
 StepResult StepProfile::run(std::int64_t number, const data::Batch& rows) {
   if (!profiles_ || ++steps_ <= TrainStep::kEagerSteps) return step_(number, rows);
   profiler_.start(name_of(Phase::forward));
-  StepResult result = step_(number, rows);
-  profiler_.stop();
-  return result;
+  try {
+    StepResult result = step_(number, rows);
+    profiler_.stop();
+    return result;
+  } catch (...) {
+    profiler_.discard();
+    throw;
+  }
 }
 
 void StepProfile::report(const std::string& svg_path) const {

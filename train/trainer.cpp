@@ -171,10 +171,10 @@ int Trainer::one_step() {
   if (!stop || last) return 0;
   log_.end_progress();
   loader_->dataset().check_unchanged();
-  profile_.report(folder_.profile());
   if (ranks_.is_first())
     std::printf("interrupted: saved step %lld; --resume goes on from it\n",
                 static_cast<long long>(number));
+  profile_.report(folder_.profile());
   return 130;
 }
 

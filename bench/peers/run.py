@@ -210,6 +210,8 @@ def main():
         found = {"models": {}}
         if options.raw and options.raw.exists():
             found = json.loads(options.raw.read_text())
+            if found["machine"]["cpu"] != machine["cpu"]:
+                parser.error(f"--raw: must be of {machine['cpu']}, got {found['machine']['cpu']}")
         found |= {"machine": machine, "torch": version.strip(), "rounds": rounds}
         for part in parts:
             if part in MODELS:

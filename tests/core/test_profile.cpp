@@ -97,6 +97,22 @@ TEST_CASE("profile: scopes are those of the forward pass, in backward too") {
   CHECK(places["backward;block;mlp;matmul"].calls >= 2);
   CHECK(places["forward;sum"].calls == 1);
   CHECK(places.count("backward;elsewhere;matmul") == 0);
+  // Another profiler runs the backward of what was recorded under the first, and after an error.
+  {
+    const Tape tape;
+    Profiler first, second;
+    Tensor y;
+    first.start("forward");
+    {
+      const ProfileScope scope("kept");
+      y = sum(matmul(x, x));
+    }
+    first.stop();
+    second.start("backward");
+    y.backward();
+    second.stop();
+    CHECK(by_place(second)["backward;kept;matmul"].calls >= 2);
+  }
   // Without a running profiler a scope does nothing.
   const ProfileScope scope("unseen");
   CHECK(profiled("mul", [&] { mul(x.detach(), 2.0); }).calls == 0);  // not recorded: no op
@@ -155,11 +171,38 @@ TEST_CASE("profile: a kernel that throws is not counted") {
   CHECK(by_place(profile)["once;refuses_ones"].calls == 2);
 }
 
+TEST_CASE("profile: work of a skipped kernel is not added to the next") {
+  const Tensor meta = Tensor::empty({8, 8}, DType::f32, kMeta), x = Tensor::ones({4, 4});
+  Profiler profile;
+  profile.start("once");
+  matmul(meta, meta);
+  profile.phase("then");
+  mul(x, 2.0);
+  profile.stop();
+  for (const Profiler::Entry& e : profile.entries()) CHECK(e.work.flops == 0);
+  profile.start("thrown away");
+  mul(x, 2.0);
+  profile.discard();
+  CHECK(profile.spans() == 1);
+  CHECK(profile.entries().size() == 1);
+}
+
+TEST_CASE("profile: casts before attention have no operations") {
+  const Tensor q = Tensor::ones({1, 4, 2, 8}, DType::bf16);
+  Profiler profile;
+  profile.start("once");
+  attention(q, q, q);
+  profile.stop();
+  for (const Profiler::Entry& e : profile.entries())
+    CHECK((e.work.flops > 0) == (e.kernel == "attention_fwd"));
+}
+
 TEST_CASE("profile: a floor is the longer of its products and its bytes") {
   const DeviceRates rates{.product = 100, .copies = {{1000, 50}, {8000, 10}}};
   CHECK(rates.floor({2, 0, 400, 100}) == 4);
   CHECK(rates.floor({2, 0, 0, 100}) == 2);
-  CHECK(rates.floor({1, 0, 0, 2000}) == 200);
+  CHECK(rates.floor({1, 0, 0, 2000}) == 40);
+  CHECK(rates.floor({1, 0, 0, 8000}) == 800);
   CHECK(rates.floor({1, 0, 0, 90000}) == 9000);
   const DeviceRates measured = measure_rates(kCpu, DType::f32);
   CHECK(measured.product > 1e6);
@@ -185,6 +228,7 @@ TEST_CASE("profile: the table has the longest op first, in 80 columns") {
   std::istringstream lines(table);
   for (std::string line; std::getline(lines, line);) CHECK(line.size() <= 80);
   CHECK(table.find("matmul") > table.find("forward"));
+  CHECK(table.find("matmul") < table.find("others"));  // softplus of four numbers
   CHECK(table.find("all kernels") != std::string::npos);
   CHECK(table.find("between kernels") != std::string::npos);
   // An empty profile has a table too.
