@@ -7,21 +7,6 @@
 #include "weft/train/terminal.h"
 
 namespace weft::train {
-namespace {
-
-const char* name_of(Phase phase) {
-  switch (phase) {
-    case Phase::forward:
-      return "forward";
-    case Phase::backward:
-      return "backward";
-    case Phase::update:
-      break;
-  }
-  return "update";
-}
-
-}  // namespace
 
 StepProfile::StepProfile(TrainStep& step, const Options& options, const Ranks& ranks)
     : step_(step),

@@ -9,6 +9,9 @@ namespace weft::train {
 
 /// The phase of a step that a rank's thread is in.
 enum class Phase : std::uint8_t { forward, backward, update };
+constexpr const char* name_of(Phase phase) {
+  return phase == Phase::forward ? "forward" : phase == Phase::backward ? "backward" : "update";
+}
 
 /// One rank's share of a step.
 struct StepWork {

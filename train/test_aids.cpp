@@ -28,10 +28,6 @@ Kill kill_of(int rank, std::int64_t step) {
   return at_rank == rank && at_step == step ? Kill{phase, operations} : Kill{};
 }
 
-const char* name_of(Phase phase) {
-  return phase == Phase::forward ? "forward" : phase == Phase::backward ? "backward" : "update";
-}
-
 }  // namespace
 
 void inject_nan(TrainStep& train_step, std::int64_t step) {
