@@ -10,7 +10,8 @@
 namespace weft::io {
 namespace {
 
-constexpr double kWidth = 1000, kRow = 20, kTop = 40, kLetter = 6.6, kLeastWidth = 0.3;
+constexpr double kFlameWidth = 1000, kFlameRow = 20, kFlameTop = 40, kLetterWidth = 6.6,
+                 kLeastWidth = 0.3;
 
 struct Frame {
   KernelWork work;
@@ -53,16 +54,16 @@ std::string colour(const std::string& name) {
   return out;
 }
 
-class Picture {
+class FlamePicture {
  public:
-  Picture(const Frame& all, const std::string& title) : all_(all) {
-    const double height = kTop + kRow * all.depth() + 10;
+  FlamePicture(const Frame& all, const std::string& title) : all_(all) {
+    const double height = kFlameTop + kFlameRow * all.depth() + 10;
     char out[256];
     std::snprintf(out, sizeof out,
                   R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %.0f" )"
                   R"(font-family="monospace" font-size="11"><rect width="100%%" height="100%%" )"
                   R"(fill="white"/><text x="8" y="24" font-size="14">)",
-                  kWidth, height);
+                  kFlameWidth, height);
     text_ = out + escaped(title) + "</text>\n";
     bottom_ = height - 10;
   }
@@ -80,7 +81,7 @@ class Picture {
     });
     for (const auto& [name, inside] : widest) {
       const double width =
-          all_.work.seconds > 0 ? kWidth * inside->work.seconds / all_.work.seconds : 0;
+          all_.work.seconds > 0 ? kFlameWidth * inside->work.seconds / all_.work.seconds : 0;
       if (width < kLeastWidth) break;
       box(*name, *inside, x, width, level);
       children(*inside, x, level + 1);
@@ -88,18 +89,18 @@ class Picture {
     }
   }
   void box(const std::string& name, const Frame& frame, double x, double width, int level) {
-    const double y = bottom_ - kRow * (level + 1);
+    const double y = bottom_ - kFlameRow * (level + 1);
     char out[256];
     std::snprintf(out, sizeof out,
                   R"(<g><rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill=")", x, y,
-                  std::max(width - 0.5, 0.2), kRow - 1);
+                  std::max(width - 0.5, 0.2), kFlameRow - 1);
     text_ += out + colour(name) + "\"/>";
     std::snprintf(out, sizeof out, ": %lld calls, %.3f ms, %.1f %%</title>",
                   static_cast<long long>(frame.work.calls), frame.work.seconds * 1e3,
                   100 * frame.work.seconds / all_.work.seconds);
     text_ += "<title>" + escaped(name) + out;
-    if (width > 4 * kLetter) {
-      const auto letters = static_cast<std::size_t>((width - 6) / kLetter);
+    if (width > 4 * kLetterWidth) {
+      const auto letters = static_cast<std::size_t>((width - 6) / kLetterWidth);
       std::snprintf(out, sizeof out, R"(<text x="%.1f" y="%.1f">)", x + 3, y + 14);
       text_ += out + escaped(name.substr(0, letters)) + "</text>";
     }
@@ -128,7 +129,7 @@ void write_flame_svg(const std::vector<Profiler::Entry>& entries, const std::str
     if (!e.op.empty()) enter(e.op);
     enter(e.kernel);
   }
-  write_file(path, Picture(all, title).draw());
+  write_file(path, FlamePicture(all, title).draw());
 }
 
 }  // namespace weft::io
