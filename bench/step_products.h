@@ -8,7 +8,7 @@
 #include "weft/core/random.h"
 #include "weft/core/tensor.h"
 
-/// The matrix products with a weight in a training step, without those of attention.
+/// The matrix products of a training step that have a weight as an operand: attention has others.
 namespace weft::bench {
 
 struct StepProduct {

@@ -118,15 +118,16 @@ DeviceRates measure_rates(Device device, DType dtype) {
   return rates;
 }
 
-std::string profile_table(const Profiler& profile, const DeviceRates& rates) {
+std::string profile_table(const std::vector<Profiler::Entry>& entries, double seconds,
+                          std::int64_t spans, const DeviceRates& rates) {
   std::map<std::string, std::map<std::string, Row>> phases;
   Row kernels;
-  for (const Profiler::Entry& e : profile.entries()) {
+  for (const Profiler::Entry& e : entries) {
     const Row row{e.work, rates.floor(e.work)};
     phases[e.phase][e.label()].add(row);
     kernels.add(row);
   }
-  Table table(profile.seconds(), profile.spans());
+  Table table(seconds, spans);
   const auto longest_first = [](auto& rows) {
     std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) {
       return a.second.work.seconds > b.second.work.seconds;
@@ -145,7 +146,7 @@ std::string profile_table(const Profiler& profile, const DeviceRates& rates) {
     longest_first(rows);
     Row others;
     for (const auto& [op, row] : rows)
-      if (row.work.seconds >= kLeastShare * profile.seconds())
+      if (row.work.seconds >= kLeastShare * seconds)
         table.line("  " + op, row);
       else
         others.add(row);
@@ -153,7 +154,7 @@ std::string profile_table(const Profiler& profile, const DeviceRates& rates) {
   }
   table.line("all kernels", kernels);
   Row between;
-  between.work.seconds = profile.seconds() - kernels.work.seconds;
+  between.work.seconds = seconds - kernels.work.seconds;
   table.line("between kernels", between, false);
   return table.text();
 }

@@ -29,6 +29,10 @@ DeviceRates measure_rates(Device device, DType dtype);
 /// The ops of a profile in lines of at most 80 columns, each with its calls and milliseconds
 /// between start() and stop(), share of all time, rates, and what part of its time the floor would
 /// take. By phase, the longest op first; ops below 0.5 % are summed.
-std::string profile_table(const Profiler& profile, const DeviceRates& rates);
+std::string profile_table(const std::vector<Profiler::Entry>& entries, double seconds,
+                          std::int64_t spans, const DeviceRates& rates);
+inline std::string profile_table(const Profiler& profile, const DeviceRates& rates) {
+  return profile_table(profile.entries(), profile.seconds(), profile.spans(), rates);
+}
 
 }  // namespace weft

@@ -69,7 +69,7 @@ ProductEngine gemm_engine();
 void set_gemm_engine(const char* name);
 
 /// Whether products must be cut into tiles of fixed size, so that their bits do not depend on the
-/// number of threads: those of the packed product never do. Throws Error as gemm_engine() does.
+/// number of threads. The bits of the packed product never do. Throws Error if gemm_engine() does.
 inline bool needs_fixed_tiles() {
   return gemm_engine() == ProductEngine::library && deterministic();
 }

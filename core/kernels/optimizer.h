@@ -26,7 +26,7 @@ struct ParamSlot {
   DType param_dtype = DType::f32, grad_dtype = DType::f32;
   double lr_scale = 1, weight_decay = 0;
 
-  /// Bytes that a step reads and writes, without those of states.
+  /// Bytes of the parameter, its copies and its gradient that a step reads and writes.
   double moved_bytes() const {
     return static_cast<double>(n) *
            static_cast<double>(2 * size_of(param_dtype) + size_of(grad_dtype) +
