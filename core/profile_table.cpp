@@ -107,7 +107,7 @@ DeviceRates measure_rates(Device device, DType dtype) {
   constexpr std::int64_t kLeastBytes = 1 << 14;
   const std::int64_t most_bytes = device.is_gpu() ? 1 << 29 : 1 << 26;
   DeviceRates rates{.product = product_rate(device, dtype), .copies = {}};
-  for (std::int64_t bytes = kLeastBytes; bytes <= most_bytes; bytes *= 8) {
+  for (std::int64_t bytes = kLeastBytes; bytes <= most_bytes; bytes *= 2) {
     const Tensor from = Tensor::ones({bytes / 8}, DType::f32, device), to = empty_like(from);
     const double seconds = best_seconds([&] { dispatch<cpu::copy, cuda::copy>(from, to); });
     rates.copies.push_back({static_cast<double>(bytes), static_cast<double>(bytes) / seconds});
