@@ -116,7 +116,7 @@ if(WEFT_SANITIZE STREQUAL "")
     set_tests_properties(isa_${isa}_${stem} PROPERTIES LABELS isa SKIP_RETURN_CODE 77
       ENVIRONMENT "WEFT_ISA=${isa};${ARGN}")
   endfunction()
-  foreach(stem attention causal_conv1d cross_entropy elementwise experts gated_delta golden_moe gpt
+  foreach(stem attention bf16_product causal_conv1d cross_entropy elementwise experts gated_delta golden_moe gpt
       grouped_linear layer_norm linear linear_cross_entropy low_precision matmul mla mlp moe moe_fp8
       recurrent reduce rms_norm rope router scaled_activation simd simd_attention simd_sums softmax
       swiglu)

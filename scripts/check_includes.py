@@ -29,7 +29,7 @@ UNCHECKED = {"examples", "tests", "bench"}
 # without an upward include, so the rule below needs no exception.
 
 ONE_PLACE = {  # header: the file that may include it
-    "omp.h": "core/cpu/product.cpp",
+    "omp.h": "core/cpu/library_product.cpp",
 }
 MPI_FILE = re.compile(r"distributed/mpi_\w+\.cpp")
 GPU_HEADER = re.compile(r"(cuda|cublas|cudnn|cufft|curand|nccl|nvtx|nvToolsExt|cooperative_groups|mma\.h)")

@@ -4,7 +4,7 @@
 usage: bench/peers/run.py [--quick] [--rounds N] [--only PART,...] [--build DIR] [--out FILE]
                           [--python FILE] [--wrap COMMAND] [--data FILE] [--cap avx2]
 
-Parts: the models of bench/models.h, scaling, overhead, loss. Every measurement is a separate process
+Parts: the models of bench/models.h in f32, bf16 (some of them), scaling, overhead, loss. Every measurement is a separate process
 with a warm-up. Within a round the measurements alternate, so that all see the same machine; numbers are
 medians over the steps of all rounds. PyTorch runs eager and compiled, with default settings and tuned:
 malloc keeps its memory, in huge pages, instead of requesting new pages for large arrays in every step;
@@ -34,8 +34,9 @@ MODELS = {
     "124m-b1-t1024": (3, 2, 1),
     "124m-b4-t64": (6, 4, 2),
 }
-PARTS = [*MODELS, "scaling", "overhead", "loss"]
-QUICK = ["tiny", "small", "124m-b4-t256", "124m-b4-t64", "scaling", "overhead"]
+BF16_MODELS = ["tiny", "small", "124m-b4-t64"]
+PARTS = [*MODELS, "bf16", "scaling", "overhead", "loss"]
+QUICK = ["tiny", "small", "124m-b4-t256", "124m-b4-t64", "bf16", "scaling", "overhead"]
 LOSS_STEPS = 200
 KEEP_MEMORY = ":".join(
     "glibc.malloc." + tunable
@@ -100,27 +101,28 @@ def note(text):
     print(text, file=sys.stderr, flush=True)
 
 
-def measure_model(runner, name, rounds, settings):
+def measure_model(runner, name, rounds, settings, dtype="f32"):
     """Alternates Weft, the floor and the settings of PyTorch; returns the runs of each, and the floors."""
     full, quick, warmup = MODELS[name]
+    typed = ("--dtype", dtype)
     steps = quick if runner.quick else full
     runs, floors = {"weft": []}, []
     for turn in range(rounds):
         floors.append(runner.rows("bench_roof", "--threads", 2, "--shapes", "no"))
-        runs["weft"].append(runner.weft(name, 2, steps, warmup))
-        note(f"{name}: weft: {runs['weft'][-1]['tokens_per_s']:.0f} tokens/s")
+        runs["weft"].append(runner.weft(name, 2, steps, warmup, *typed))
+        note(f"{name}, {dtype}: weft: {runs['weft'][-1]['tokens_per_s']:.0f} tokens/s")
         chosen = list(settings)
         if turn > 0:
             speed = {s: runs[s][0]["tokens_per_s"] for s in runs if s != "weft"}
             chosen = sorted(speed, key=speed.get)[-2:]
         for setting in chosen:
             try:
-                run = runner.torch(settings[setting], name, 2, steps, warmup)
+                run = runner.torch(settings[setting], name, 2, steps, warmup, *typed)
             except RuntimeError as e:
-                note(f"{name}: PyTorch {setting} left out: {e}")
+                note(f"{name}, {dtype}: PyTorch {setting} left out: {e}")
                 continue
             runs.setdefault(setting, []).append(run)
-            note(f"{name}: PyTorch {setting}: {run['tokens_per_s']:.0f} tokens/s")
+            note(f"{name}, {dtype}: PyTorch {setting}: {run['tokens_per_s']:.0f} tokens/s")
     return {"runs": runs, "floors": floors}
 
 
@@ -216,6 +218,9 @@ def main():
         for part in parts:
             if part in MODELS:
                 found["models"][part] = measure_model(runner, part, rounds, settings)
+            elif part == "bf16":
+                found["bf16"] = {name: measure_model(runner, name, rounds, settings, "bf16")
+                                 for name in BF16_MODELS}
             elif part == "scaling":
                 found["scaling"] = measure_scaling(runner, rounds)
             elif part == "overhead":

@@ -171,7 +171,9 @@ struct Steps<float> {
                   float scale) const {
     f.scores_bwd(p, dp, kQueryBlock, keys, delta, scale);
   }
-  float dot(const float* x, const float* y, std::int64_t n) const { return f.dot(x, y, n); }
+  float dot(const float* x, const float* y, std::int64_t n) const {
+    return simd().f32.dot(x, y, n);
+  }
   void scale(float* x, std::int64_t n, float factor) const { f.scale(x, n, factor); }
   void transpose(const float* x, std::int64_t ld, std::int64_t n, std::int64_t d, float scale,
                  float* out) const {

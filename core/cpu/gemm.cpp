@@ -18,8 +18,6 @@ constexpr std::int64_t kWiden = 2048;
 
 std::int64_t widened(std::int64_t n) { return std::min(n, kWiden); }
 
-constexpr std::int64_t kLongRow = 64;  // from this length on a dot product fills its vectors
-
 constexpr std::int64_t kRowBlock = 16;  // rows of one work item of the in-tree product
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -28,8 +26,8 @@ std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * 
 // Each tile of a product by oneDNN packs its part of both operands, so the fewest and squarest
 // tiles are fastest: one for each thread. In deterministic mode the size is fixed, since the bits
 // must not depend on the number of threads.
-template <class T>
-ProductTiles library_tiles(const Product<T>& p) {
+template <class T, class Out>
+ProductTiles library_tiles(const Product<T, Out>& p) {
   if (cpu::needs_fixed_tiles()) return {256, 512};
   // For the library, rows of a cost more to pack than columns of b, unless b has to be transposed.
   const auto packing = [&](const ProductTiles& t) {
@@ -47,44 +45,46 @@ ProductTiles library_tiles(const Product<T>& p) {
 }
 
 // Tiles of each of `batch` products: whole ones when there is one for each thread.
-template <class T>
-ProductTiles tiles_of(const Product<T>& p, ProductEngine engine, std::int64_t batch) {
-  if (batch >= num_threads() && (engine == ProductEngine::packed || !cpu::needs_fixed_tiles()))
-    return {p.m, p.n};
-  return engine == ProductEngine::packed ? cpu::packed_tiles(p) : library_tiles(p);
+template <class T, class Out>
+ProductTiles tiles_of(const Product<T, Out>& p, ProductEngine engine, std::int64_t batch) {
+  if constexpr (!std::is_same_v<T, bf16>)
+    if (engine == ProductEngine::packed)
+      return batch >= num_threads() ? ProductTiles{p.m, p.n} : cpu::packed_tiles(p);
+  if (batch >= num_threads() && !cpu::needs_fixed_tiles()) return {p.m, p.n};
+  return library_tiles(p);
 }
 
-// One or a few rows times the rows of a weight, as in generation: dot products without packing.
-void row_product(const Product<float>& p) {
-  const auto dot = simd().attention.dot;
-  parallel_for(p.n, p.m * p.k, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t j = begin; j < end; ++j)
-      for (std::int64_t i = 0; i < p.m; ++i) {
-        float& c = p.c[i * p.ldc + j];
-        c = dot(p.a + i * p.lda, p.b + j * p.ldb, p.k) + (p.accumulate ? c : 0.0f);
-      }
+// Dot products on all threads, without packing or widening the weight.
+template <class T, class Out>
+void row_product(const Product<T, Out>& p) {
+  parallel_for(p.n, p.m * p.k,
+               [&](std::int64_t begin, std::int64_t end) { cpu::dot_products(p, begin, end); });
+}
+
+// `batch` products in tiles; at(i) returns the i-th.
+template <class T, class Out, class At>
+void run_tiles(std::int64_t batch, const At& at, ProductEngine engine) {
+  const Product<T, Out> first = at(0);
+  const ProductTiles t = tiles_of(first, engine, batch);
+  const std::int64_t across = ceil_div(first.n, t.columns);
+  const std::int64_t each = ceil_div(first.m, t.rows) * across;
+  parallel_for(batch * each, first.work() / each, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i)
+      cpu::product_part(at(i / each).tile(i % each / across * t.rows, i % each % across * t.columns,
+                                          t.rows, t.columns),
+                        engine);
   });
 }
 
-// `batch` products; at(i) returns the i-th.
 template <class T, class At>
 void run(std::int64_t batch, const At& at) {
   const Product<T> first = at(0);
-  const std::int64_t m = first.m, n = first.n;
+  const std::int64_t m = first.m;
   if constexpr (std::is_same_v<T, float>)
-    if (batch == 1 && (m == 1 || first.small()) && first.trans_b && !first.trans_a &&
-        first.k >= kLongRow)
-      return row_product(first);
-  const ProductEngine engine = cpu::engine_for<T>(m, n, first.k);
+    if (batch == 1 && first.has_dot_products()) return row_product(first);
+  const ProductEngine engine = cpu::engine_for<T>(m, first.n, first.k);
   if (engine != ProductEngine::loops) {
-    const ProductTiles t = tiles_of(first, engine, batch);
-    const std::int64_t across = ceil_div(n, t.columns), each = ceil_div(m, t.rows) * across;
-    parallel_for(batch * each, first.work() / each, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i)
-        cpu::product_part(at(i / each).tile(i % each / across * t.rows,
-                                            i % each % across * t.columns, t.rows, t.columns),
-                          engine);
-    });
+    run_tiles<T, T>(batch, at, engine);
   } else if (batch == 1 && first.small()) {
     first.in_tree(0, m);
   } else {
@@ -123,7 +123,8 @@ void convert_block(const From* x, std::int64_t ldx, std::int64_t rows, std::int6
   });
 }
 
-// bf16: widens blocks of the operands, multiplies in f32 and rounds the sum once.
+// bf16 without instructions for it: widens blocks of the operands, multiplies in f32 and rounds the
+// sum once.
 template <class Out>
 void widened_product(const Product<bf16, Out>& p, float* scratch) {
   float* wide_a = scratch;
@@ -155,7 +156,7 @@ void widened_product(const Product<bf16, Out>& p, float* scratch) {
 }  // namespace
 
 std::int64_t gemm_scratch(const GemmShape& g, DType dtype, Device device) {
-  if (dtype != DType::bf16 || device.is_gpu()) return 0;
+  if (dtype != DType::bf16 || device.is_gpu() || cpu::multiplies_bf16()) return 0;
   const std::int64_t m = widened(g.m), n = widened(g.n), k = widened(g.k);
   return m * k + k * n + m * n;
 }
@@ -170,9 +171,11 @@ void gemm(const Tensor& a, const Tensor& b, const GemmShape& g, const Tensor& sc
     const T* pa = a.data<T>();
     const T* pb = b.data<T>();
     if constexpr (std::is_same_v<T, bf16>) {
-      const auto into = [&](auto* c) {
-        for (std::int64_t i = 0; i < batch; ++i)
-          widened_product(product(g, pa, pb, c, i), scratch.data<float>());
+      const auto into = [&]<class Out>(Out* c) {
+        const auto at = [&](std::int64_t i) { return product(g, pa, pb, c, i); };
+        if (batch == 1 && at(0).has_dot_products()) return row_product(at(0));
+        if (cpu::multiplies_bf16()) return run_tiles<bf16, Out>(batch, at, ProductEngine::library);
+        for (std::int64_t i = 0; i < batch; ++i) widened_product(at(i), scratch.data<float>());
       };
       out.dtype() == DType::f32 ? into(out.data<float>()) : into(out.data<bf16>());
     } else {

@@ -15,38 +15,26 @@ constexpr std::int64_t kRowStep = 16;  // pieces start at multiples of this row
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// A group of one row, as in generation: dot products with the rows of the weight, without packing.
-constexpr std::int64_t kLongRow = 64;
-
-bool is_one_row(const Product<float>& p) {
-  return p.m == 1 && p.trans_b && !p.trans_a && p.k >= kLongRow;
-}
-
-void one_row(const Product<float>& p) {
-  const auto dot = simd().attention.dot;
-  for (std::int64_t j = 0; j < p.n; ++j)
-    p.c[j] = dot(p.a, p.b + j * p.ldb, p.k) + (p.accumulate ? p.c[j] : 0.0f);
-}
-
-template <class T>
-void run_piece(const Product<T>& p, ProductEngine engine, std::int64_t begin, std::int64_t end) {
+template <class T, class Out>
+void run_piece(const Product<T, Out>& p, ProductEngine engine, std::int64_t begin,
+               std::int64_t end) {
   if (begin < end) product_part(p.tile(begin, 0, end - begin, p.n), engine);
 }
 
-template <class T>
-void run_tile(const Product<T>& p, ProductEngine engine, std::int64_t index) {
+template <class T, class Out>
+void run_tile(const Product<T, Out>& p, ProductEngine engine, std::int64_t index) {
   const std::int64_t across = ceil_div(p.n, kTileCols);
-  const Product<T> tile =
+  const Product<T, Out> tile =
       p.tile(index / across * kTileRows, index % across * kTileCols, kTileRows, kTileCols);
   run_piece(tile, engine, 0, tile.m);
 }
 
 // Computes part [begin, end) of the `units` of work of one group's product.
-template <class T>
-void run_part(const Product<T>& p, std::int64_t begin, std::int64_t end, std::int64_t units) {
-  if constexpr (std::is_same_v<T, float>)
-    if (is_one_row(p)) {
-      if (begin == 0) one_row(p);  // a group may have several fixed tiles
+template <class T, class Out>
+void run_part(const Product<T, Out>& p, std::int64_t begin, std::int64_t end, std::int64_t units) {
+  if constexpr (!std::is_same_v<T, double>)
+    if (p.m == 1 && p.has_dot_products()) {
+      if (begin == 0) dot_products(p, 0, p.n);  // a group may have several fixed tiles
       return;
     }
   const ProductEngine engine = engine_for<T>(p.m, p.n, p.k);
@@ -108,7 +96,20 @@ void grouped_gemm(const Tensor& a, const Tensor& b, GroupedProduct kind, const T
     return GroupOperands(kind, e, first, n[e], width.outputs, width.inputs, accumulate);
   };
   dispatch_floating(a.dtype(), [&]<class T>() {
-    if constexpr (std::is_same_v<T, bf16>) {
+    const auto into = [&]<class Out>(Out* pc) {
+      const T *pa = a.data<T>(), *pb = b.data<T>();
+      run_groups<T>(n, groups, kind, width, [&](std::int64_t e, std::int64_t first) {
+        const GroupOperands g = operands(e, first);
+        const GemmShape& s = g.shape;
+        return Product<T, Out>{pa + g.a, pb + g.b, pc + g.out, s.m,       s.n,       s.k,
+                               s.lda,    s.ldb,    s.ldc,      s.trans_a, s.trans_b, accumulate};
+      });
+    };
+    if constexpr (!std::is_same_v<T, bf16>) {
+      into(out.data<T>());
+    } else if (multiplies_bf16()) {
+      out.dtype() == DType::f32 ? into(out.data<float>()) : into(out.data<bf16>());
+    } else {
       // Each product widens its operands block by block, on all threads.
       std::int64_t first = 0;
       for (std::int64_t e = 0; e < groups; first += n[e++]) {
@@ -116,15 +117,6 @@ void grouped_gemm(const Tensor& a, const Tensor& b, GroupedProduct kind, const T
         const GroupOperands g = operands(e, first);
         gemm(from(a, g.a), from(b, g.b), g.shape, scratch, from(out, g.out));
       }
-    } else {
-      const T *pa = a.data<T>(), *pb = b.data<T>();
-      T* const pc = out.data<T>();
-      run_groups<T>(n, groups, kind, width, [&](std::int64_t e, std::int64_t first) {
-        const GroupOperands g = operands(e, first);
-        const GemmShape& s = g.shape;
-        return Product<T>{pa + g.a, pb + g.b, pc + g.out, s.m,       s.n,       s.k,
-                          s.lda,    s.ldb,    s.ldc,      s.trans_a, s.trans_b, accumulate};
-      });
     }
   });
 }

@@ -84,13 +84,17 @@ void packed_product(const Product<T>& p, const T* bias, const After& after) {
   packed_in_blocks(p, bias, after, small, buffer);
 }
 
-/// A part of a product on the calling thread.
-template <class T>
-void product_part(const Product<T>& p, ProductEngine engine) {
-  if (engine == ProductEngine::packed) return packed_product<T>(p, nullptr, [](auto...) {});
-  if constexpr (std::is_same_v<T, float>)
-    if (engine == ProductEngine::library) return library_product(p);
-  p.in_tree(0, p.m);
+/// A part of a product on the calling thread. bf16: by the library.
+template <class T, class Out>
+void product_part(const Product<T, Out>& p, ProductEngine engine) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    library_product(p);
+  } else {
+    if (engine == ProductEngine::packed) return packed_product<T>(p, nullptr, [](auto...) {});
+    if constexpr (std::is_same_v<T, float>)
+      if (engine == ProductEngine::library) return library_product(p);
+    p.in_tree(0, p.m);
+  }
 }
 
 /// The size of one part of a product for each thread.

@@ -4,11 +4,6 @@
 #include <cstdlib>
 #include <string_view>
 
-#if WEFT_USE_ONEDNN
-#include <omp.h>
-#include <oneapi/dnnl/dnnl.h>
-#endif
-
 #include "weft/core/error.h"
 
 namespace weft::cpu {
@@ -44,21 +39,5 @@ ProductEngine gemm_engine() {
 }
 
 void set_gemm_engine(const char* name) { engine = static_cast<int>(engine_of(name)); }
-
-#if WEFT_USE_ONEDNN
-void library_product(const Product<float>& p) {
-  // Weft chooses the number of threads. OpenMP stores it per calling thread.
-  const int threads = omp_get_max_threads();
-  if (threads != 1) omp_set_num_threads(1);
-  const dnnl_status_t status =
-      dnnl_sgemm(p.trans_a ? 'T' : 'N', p.trans_b ? 'T' : 'N', p.m, p.n, p.k, 1.0f, p.a, p.lda, p.b,
-                 p.ldb, p.accumulate ? 1.0f : 0.0f, p.c, p.ldc);
-  if (threads != 1) omp_set_num_threads(threads);
-  // The library refuses before it writes (out of memory for packing, unsupported stride).
-  if (status != dnnl_success) p.in_tree(0, p.m);
-}
-#else
-void library_product(const Product<float>& p) { p.in_tree(0, p.m); }
-#endif
 
 }  // namespace weft::cpu

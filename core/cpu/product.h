@@ -28,6 +28,12 @@ struct Product {
 
   bool small() const { return is_small_product(m, n, k); }
 
+  /// One or a few rows times the rows of a weight, as in generation: dot_products() is fastest.
+  bool has_dot_products() const {
+    constexpr std::int64_t kLongRow = 64;  // fills the vectors of a dot product
+    return (m == 1 || small()) && trans_b && !trans_a && k >= kLongRow;
+  }
+
   Product tile(std::int64_t i, std::int64_t j, std::int64_t rows, std::int64_t cols) const {
     Product p = *this;
     p.a += i * (trans_a ? 1 : lda);
@@ -55,8 +61,28 @@ struct Product {
   }
 };
 
+/// Computes columns [begin, end) of a product that has_dot_products().
+template <class T, class Out>
+void dot_products(const Product<T, Out>& p, std::int64_t begin, std::int64_t end) {
+  const auto dot = simd().of<T>().dot;
+  for (std::int64_t j = begin; j < end; ++j)
+    for (std::int64_t i = 0; i < p.m; ++i) {
+      Out& c = p.c[i * p.ldc + j];
+      c = Out(dot(p.a + i * p.lda, p.b + j * p.ldb, p.k) +
+              (p.accumulate ? static_cast<float>(c) : 0.0f));
+    }
+}
+
 /// Computes the product with oneDNN, on the calling thread.
 void library_product(const Product<float>& p);
+/// The same where multiplies_bf16(). Sums are f32; numbers below the smallest normal one may count
+/// as 0.
+void library_product(const Product<bf16, bf16>& p);
+void library_product(const Product<bf16, float>& p);
+
+/// Whether the processor's bf16 instructions compute bf16 products, through oneDNN. Else they are
+/// widened to f32.
+bool multiplies_bf16();
 
 /// How the CPU computes a product: plain loops, packed_product(), or oneDNN.
 enum class ProductEngine { loops, packed, library };
@@ -77,9 +103,13 @@ inline bool needs_fixed_tiles() {
 /// The engine of a whole product, which its parts follow: their bits do not depend on the cut.
 template <class T>
 ProductEngine engine_for(std::int64_t m, std::int64_t n, std::int64_t k) {
-  if (is_small_product(m, n, k)) return ProductEngine::loops;
-  if constexpr (std::is_same_v<T, float>) return gemm_engine();
-  return simd().panels<T>().fast ? ProductEngine::packed : ProductEngine::loops;
+  if constexpr (std::is_same_v<T, bf16>) {
+    return ProductEngine::library;
+  } else {
+    if (is_small_product(m, n, k)) return ProductEngine::loops;
+    if constexpr (std::is_same_v<T, float>) return gemm_engine();
+    return simd().panels<T>().fast ? ProductEngine::packed : ProductEngine::loops;
+  }
 }
 
 }  // namespace weft::cpu

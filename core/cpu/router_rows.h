@@ -29,7 +29,7 @@ struct RouterRows<float> {
     return simd().f32.sum_exp(x, shift, n);
   }
   static float dot(const float* x, const float* y, std::int64_t n) {
-    return simd().attention.dot(x, y, n);
+    return simd().f32.dot(x, y, n);
   }
   static void softmax(const float* x, float* y, std::int64_t n) { simd().f32.softmax(x, y, n); }
   static void exp(const float* x, float* y, std::int64_t n) { simd().f32.exp(x, y, n); }

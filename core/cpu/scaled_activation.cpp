@@ -38,12 +38,12 @@ float backward(const Piece<float>& p, float scale, ScaledKind kind, std::int64_t
   float dscale = 0;
   if (kind == ScaledKind::swiglu) {
     table.f32.swiglu_bwd(p.gate, p.up, p.dy, p.dgate, p.dup, n);
-    dscale = table.attention.dot(p.dup, p.up, n);  // dup is still dy * silu(gate)
+    dscale = table.f32.dot(p.dup, p.up, n);  // dup is still dy * silu(gate)
     table.attention.scale(p.dup, n, scale);
   } else {
     float act[kPiece];
     gelu_of(table.f32, kind)(p.gate, act, n);
-    dscale = table.attention.dot(p.dy, act, n);
+    dscale = table.f32.dot(p.dy, act, n);
     (kind == ScaledKind::gelu_tanh ? table.f32.gelu_tanh_bwd : table.f32.gelu_erf_bwd)(p.gate, p.dy,
                                                                                        p.dgate, n);
   }

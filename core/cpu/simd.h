@@ -42,6 +42,7 @@ struct RowKernels {
 
   /// In sixteen f64 sums, which are then added.
   double (*sum_squares)(const T* x, std::int64_t n);
+  float (*dot)(const T* x, const T* y, std::int64_t n);  ///< the sum of x y
   /// sums[c] = x[c] + x[stride + c] + ... over n rows, in this order and in f32.
   void (*column_sums)(const T* x, std::int64_t n, std::int64_t stride, std::int64_t width,
                       float* sums);
@@ -129,8 +130,6 @@ struct AttentionKernels {
   /// dp = p (dp - delta) scale, 0 for masked keys.
   void (*scores_bwd)(const float* p, float* dp, std::int64_t ld, const LaneKeys& keys,
                      const float* delta, float scale);
-  /// The sum of x y.
-  float (*dot)(const float* x, const float* y, std::int64_t n);
   /// x *= factor.
   void (*scale)(float* x, std::int64_t n, float factor);
   /// out (d, n) = the transpose of x (n, d), times `scale`.
