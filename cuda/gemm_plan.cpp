@@ -153,6 +153,12 @@ std::optional<GemmChoice> measure_product(Product p, const ProductData& data) {
   return best;
 }
 
+bool is_new_product(const Product& p) {
+  DevicePlans& device = plans_of(p.device);
+  const std::lock_guard lock(device.mutex);
+  return !device.plans.contains(p);
+}
+
 void forbid_product(Product p, const ProductData& data) {
   p = aligned(p, data);
   DevicePlans& device = plans_of(p.device);

@@ -56,6 +56,8 @@ bool try_product(Product p, const ProductData& data);
 /// Returns nothing when the library has no algorithm, or when the product has run before: its
 /// algorithm must not change within a process.
 std::optional<GemmChoice> measure_product(Product p, const ProductData& data);
+/// Whether the product has not run yet, on its device. `p` must be aligned().
+bool is_new_product(const Product& p);
 /// From now on try_product() returns false for it.
 void forbid_product(Product p, const ProductData& data);
 /// Destroys all plans, so that the choices are made again.
