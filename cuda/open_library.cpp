@@ -26,16 +26,27 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
+std::vector<std::string> files_matching(const std::string& pattern) {
+  glob_t found{};
+  std::vector<std::string> files;
+  if (glob(pattern.c_str(), GLOB_BRACE, nullptr, &found) == 0)
+    files.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  globfree(&found);
+  return files;
+}
+
 // The folder above the one of the first python3 on the PATH, as it is named there: in a virtual
-// environment that is a link to another Python.
+// environment that is a link to another Python. Scripts that only choose one have no modules beside
+// them.
 std::string prefix_of_python() {
   const std::string path = variable("PATH");
   for (std::string_view rest = path; !rest.empty();) {
     const std::size_t end = rest.find(':');
     const std::string folder(rest.substr(0, end));
     rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
-    if (!folder.empty() && access((folder + "/python3").c_str(), X_OK) == 0)
-      return folder.substr(0, folder.rfind('/'));
+    if (folder.empty() || access((folder + "/python3").c_str(), X_OK) != 0) continue;
+    const std::string prefix = folder.substr(0, folder.rfind('/'));
+    if (!files_matching(prefix + "/{lib,local/lib}/python3*").empty()) return prefix;
   }
   return "";
 }
@@ -54,20 +65,14 @@ std::vector<std::string> python_folders() {
   return folders;
 }
 
-std::vector<std::string> files_matching(const std::string& pattern) {
-  glob_t found{};
-  std::vector<std::string> files;
-  if (glob(pattern.c_str(), GLOB_BRACE, nullptr, &found) == 0)
-    files.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-  globfree(&found);
-  return files;
-}
-
 std::vector<std::string> toolkit_folders() {
   std::vector<std::string> folders;
-  for (const char* const name : {"CUDA_HOME", "CUDA_PATH"})
-    if (const std::string home = variable(name); !home.empty()) folders.push_back(home + "/lib64");
-  folders.emplace_back("/usr/local/cuda/lib64");
+  if (const std::string conda = variable("CONDA_PREFIX"); !conda.empty())
+    folders.push_back(conda + "/lib");
+  for (const std::string& home :
+       {variable("CUDA_HOME"), variable("CUDA_PATH"), std::string("/usr/local/cuda")})
+    if (!home.empty())
+      for (const char* const folder : {"/lib64", "/lib"}) folders.push_back(home + folder);
   return folders;
 }
 

@@ -36,7 +36,7 @@ TEST_CASE("nccl_library: a library that is not found lists the paths tried") {
   CHECK(why.starts_with(begin));
   CHECK(why.find("/libweft_none.so.3, /nowhere/libweft_none.so.3, libweft_none.so.3, ") !=
         std::string::npos);
-  CHECK(why.ends_with("/usr/local/cuda/lib64/libweft_none.so.3; set WEFT_CUDA_LIBS to its folder"));
+  CHECK(why.ends_with("/usr/local/cuda/lib/libweft_none.so.3; set WEFT_CUDA_LIBS to its folder"));
 }
 
 TEST_CASE("nccl_library: a missing function is an error") {

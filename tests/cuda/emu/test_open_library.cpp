@@ -73,13 +73,17 @@ TEST_CASE("open_library: pip's folders and the toolkit's") {
   finds("PYTHONUSERBASE", "user", "user/lib/python3.9/site-packages/nvidia/nccl/lib", "libwc.so.1");
   finds("HOME", "home", "home/.local/lib/python3.9/site-packages/nvidia/nccl/lib", "libwd.so.1");
   finds("CUDA_HOME", "cuda-13", "cuda-13/lib64", "libwe.so.1");
-  finds("CUDA_PATH", "cuda-14", "cuda-14/lib64", "libwf.so.1");
-  // The first python3 on the PATH, which is not run, and Debian's folder for pip.
-  fs::create_directories(tree.root / "usr/bin");
-  std::ofstream(tree.root / "usr/bin/python3") << "not a program";
-  fs::permissions(tree.root / "usr/bin/python3", fs::perms::owner_all);
+  finds("CUDA_PATH", "cuda-14", "cuda-14/lib", "libwf.so.1");
+  finds("CONDA_PREFIX", "conda", "conda/lib", "libwk.so.1");
+  // The first python3 on the PATH that has modules, which is not run, and Debian's folder for pip.
+  for (const char* const folder : {"shims", "usr/bin"}) {
+    fs::create_directories(tree.root / folder);
+    std::ofstream(tree.root / folder / "python3") << "not a program";
+    fs::permissions(tree.root / folder / "python3", fs::perms::owner_all);
+  }
   tree.add("usr/local/lib/python3.11/dist-packages/nvidia/cu13/lib", "libwg.so.1");
-  Variables::set("PATH", "/nowhere:" + (tree.root / "usr/bin").string() + ":/bin");
+  const std::string root = tree.root.string();
+  Variables::set("PATH", "/nowhere:" + root + "/shims:" + root + "/usr/bin:/bin");
   CHECK(found(tree, "libwg.so.1") ==
         "usr/local/lib/python3.11/dist-packages/nvidia/cu13/lib/libwg.so.1");
 }
@@ -111,7 +115,7 @@ TEST_CASE("open_library: a library that is not found lists where it was searched
   for (const std::string& place :
        {std::string("/libwj.so.1, /own/libwj.so.1, libwj.so.1, "),
         std::string("/venv/{lib,lib64,local/lib}/python3*/{site,dist}-packages/nvidia/*/lib, "),
-        broken + " (" + broken + ": ", std::string(", /usr/local/cuda/lib64/libwj.so.1; ")})
+        broken + " (" + broken + ": ", std::string(", /usr/local/cuda/lib/libwj.so.1; ")})
     CHECK(why.find(place) != std::string::npos);
   CHECK(why.ends_with("; set WEFT_CUDA_LIBS to its folder"));
 }
