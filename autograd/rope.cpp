@@ -58,7 +58,7 @@ Tensor turn(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor&
             const Turn& t, bool in_place) {
   const Storage& memory = *x.storage();
   in_place = in_place && x.is_contiguous() && x.impl()->refs.load() == 1 &&
-             memory.refs.load() == 1 && !memory.deleter && memory.used_on == 0;
+             memory.refs.load() == 1 && !memory.deleter && memory.used_on.empty();
   Tensor y = in_place ? x.alias(x.shape(), x.strides(), 0)
                       : Tensor::empty(x.shape(), x.dtype(), x.device());
   {

@@ -82,5 +82,13 @@ if(WEFT_HAVE_CUDA)
   weft_find(files cuda/*.cpp)
   # Their products and sums are rounded separately, as on the CPU.
   set_source_files_properties(cuda/optimizer.cu cuda/random.cu PROPERTIES COMPILE_OPTIONS -fmad=false)
+  # Named in the Error of a card for which there is no code.
+  if(weft_cuda_code)
+    string(REPLACE ";" "," code "${WEFT_CUDA_CODE}")
+  else()
+    string(REPLACE ";" "," code "${CMAKE_CUDA_ARCHITECTURES}")
+  endif()
+  set_source_files_properties(cuda/runtime.cpp PROPERTIES
+    COMPILE_DEFINITIONS "WEFT_CUDA_CODE=\"${code}\"")
   weft_native_kernels(weft_cuda ${files} ${weft_cuda_kernels})
 endif()

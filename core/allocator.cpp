@@ -103,7 +103,7 @@ Storage* bare_header() {
 void drop_bare_header(Storage* s) {
   s->data = nullptr;
   s->capacity = 0;
-  s->used_on = 0;
+  s->used_on.clear();
   if (!front.alive || front.header_count == kFrontHeaders) return SharedCache::get().drop_header(s);
   s->class_next = front.headers;
   front.headers = s;
@@ -330,7 +330,7 @@ void empty_storage(Storage* s) {
       block->stream = s->stream;
       block->used_on = s->used_on;
       block->cache = s->cache;
-      s->used_on = 0;
+      s->used_on.clear();
       free_block(block);
     }
   }

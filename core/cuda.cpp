@@ -249,7 +249,7 @@ double Event::since(const Event& earlier) const {
 void record_stream(const Tensor& t, const Stream& stream) {
   check(t.device().is_cuda(), "record_stream: t must be on a GPU, got {}", t.device());
   refuse_other_streams();
-  if (t.storage()->stream != stream.id()) t.storage()->used_on |= std::uint64_t{1} << stream.id();
+  if (t.storage()->stream != stream.id()) t.storage()->used_on.add(stream.id());
 }
 
 // Pinned memory is slow to request from the driver, so slots are reused.

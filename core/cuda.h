@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "weft/core/device.h"
+#include "weft/core/stream_set.h"
 
 namespace weft {
 
@@ -12,7 +13,6 @@ struct Storage;
 namespace cuda {
 
 inline constexpr int kMaxDevices = 16;
-inline constexpr int kMaxStreams = 64;
 
 /// Number of GPUs that this process can use. 0 without CUDA support, a driver or a device.
 int device_count();

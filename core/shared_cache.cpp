@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 
 #include "weft/core/cgroup.h"
 #include "weft/core/dispatch.h"
@@ -183,7 +182,7 @@ void SharedCache::put(Storage* s) {
   bool last;
   {
     const std::lock_guard lock(mutex_);
-    if (s->used_on) {
+    if (!s->used_on.empty()) {
       defer(s);
       if (!retired_) return;
       reclaim_deferred(true);
@@ -203,11 +202,11 @@ void SharedCache::keep(Storage* s) {
 
 void SharedCache::defer(Storage* s) {
   Deferred deferred{s, {}};
-  for (std::uint64_t rest = s->used_on; rest; rest &= rest - 1) {
+  s->used_on.for_each([&](int id) {
     deferred.until.emplace_back();
-    deferred.until.back().record(cuda::Stream::of_id(std::countr_zero(rest)));
-  }
-  s->used_on = 0;
+    deferred.until.back().record(cuda::Stream::of_id(id));
+  });
+  s->used_on.clear();
   deferred_.push_back(std::move(deferred));
 }
 

@@ -4,6 +4,7 @@
 #include "weft/core/allocator.h"
 #include "weft/core/atomic_cells.h"
 #include "weft/core/device.h"
+#include "weft/core/stream_set.h"
 
 namespace weft {
 
@@ -22,7 +23,7 @@ struct Storage {
   std::int64_t capacity = 0;     ///< size-class bytes of the request; of the block when cached
   std::int16_t size_class = -1;  ///< of the block
   std::int16_t stream = -1;      ///< on a GPU: the stream whose kernels may use it
-  std::uint64_t used_on = 0;     ///< on a GPU: bits of further streams, see record_stream()
+  cuda::StreamSet used_on;       ///< on a GPU: further streams, see record_stream()
   Device device;
   Category category = Category::other;
   bool released = false;             ///< emptied by release_storage(): reading throws

@@ -8,6 +8,7 @@
 #include "weft/core/cuda.h"
 #include "weft/core/kernels/operand.h"
 #include "weft/core/low_precision.h"
+#include "weft/cuda/launch.h"
 
 #if WEFT_CUDA_EMU
 #include "weft/cuda/emu/device.h"
@@ -76,8 +77,12 @@ __device__ T* dynamic_shared() {
 constexpr std::int64_t blocks_for(std::int64_t n, std::int64_t size) {
   return (n + size - 1) / size;
 }
-/// A grid of these dimensions. The hardware limits are 2^31 - 1 along x and 65,535 along y and z.
+/// A grid of these dimensions.
+/// Throws Error (Fault::system) above the limits of the hardware: 2^31 - 1 along x, 65,535 along y
+/// and z. So what a user's sizes determine belongs on x.
 inline dim3 grid_of(std::int64_t x, std::int64_t y = 1, std::int64_t z = 1) {
+  if (x > kMaxGridX || y > kMaxGridYZ || z > kMaxGridYZ) [[unlikely]]
+    refuse_grid(x, y, z);
   return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
 }
 

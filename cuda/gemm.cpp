@@ -3,7 +3,8 @@
 #include <atomic>
 
 #include "weft/core/cuda.h"
-#include "weft/cuda/gemm_plan.h"
+#include "weft/core/kernels/copy.h"
+#include "weft/cuda/gemm_measure.h"
 
 namespace weft::cuda {
 namespace {
@@ -75,7 +76,13 @@ void gemm_bias(const Tensor& x, const Tensor& weight, const Tensor& bias, const 
   g.trans_b = true;
   Product p = by_column(g, x, out);
   p.epilogue = lt::Epilogue::bias;
-  run_product(p, {.a = weight.raw(), .b = x.raw(), .d = out.raw(), .bias = bias.raw()});
+  const ProductData data{.a = weight.raw(), .b = x.raw(), .d = out.raw(), .bias = bias.raw()};
+  run_fused(p, data, out, [&](const Tensor& to) {  // the product is added to the bias
+    copy(bias.alias(to.shape(), {0, bias.strides()[0]}, 0), to);
+    GemmShape add = g;
+    add.accumulate = true;
+    gemm(x, weight, add, Tensor(), to);
+  });
 }
 
 }  // namespace weft::cuda

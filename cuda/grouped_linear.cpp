@@ -16,14 +16,29 @@ namespace {
 
 constexpr int kStreams = 4;  // including the caller's stream
 
-// A stream keeps the wait for an event that was recorded before, so a set can be reused at once.
+// The side streams of a device, which all threads share: a process has few streams, and many ranks
+// may be its threads. Work of two threads on one of them runs in the order of its submission. Never
+// returned.
 struct SideStreams {
-  Device device;
   Stream streams[kStreams - 1];
+  explicit SideStreams(Device d) : streams{Stream::take(d), Stream::take(d), Stream::take(d)} {}
+};
+const SideStreams& sides_of(Device device) {
+  static std::mutex mutex;
+  static SideStreams* all[kMaxDevices] = {};
+  const std::lock_guard lock(mutex);
+  SideStreams*& sides = all[device.index];
+  if (!sides) sides = new SideStreams(device);
+  return *sides;
+}
+
+// The events of one call. A stream keeps the wait for an event that was recorded before, so they
+// can be reused at once.
+struct ForkEvents {
+  Device device;
   Event forked, joined[kStreams - 1];
 
-  explicit SideStreams(Device d)
-      : device(d), streams{Stream::take(d), Stream::take(d), Stream::take(d)} {}
+  explicit ForkEvents(Device d) : device(d) {}
 };
 
 // Never destroyed, like the streams.
@@ -33,15 +48,15 @@ class Pool {
     static Pool* all = new Pool;
     return *all;
   }
-  std::unique_ptr<SideStreams> take(Device device) {
+  std::unique_ptr<ForkEvents> take(Device device) {
     const std::lock_guard lock(mutex_);
-    for (std::unique_ptr<SideStreams>& s : free_)
+    for (std::unique_ptr<ForkEvents>& s : free_)
       if (s && s->device == device) return std::move(s);
-    return std::make_unique<SideStreams>(device);
+    return std::make_unique<ForkEvents>(device);
   }
-  void give(std::unique_ptr<SideStreams> set) {
+  void give(std::unique_ptr<ForkEvents> set) {
     const std::lock_guard lock(mutex_);
-    for (std::unique_ptr<SideStreams>& s : free_)
+    for (std::unique_ptr<ForkEvents>& s : free_)
       if (!s) {
         s = std::move(set);
         return;
@@ -51,7 +66,7 @@ class Pool {
 
  private:
   std::mutex mutex_;
-  std::vector<std::unique_ptr<SideStreams>> free_;
+  std::vector<std::unique_ptr<ForkEvents>> free_;
 };
 
 Tensor from(const Tensor& t, std::int64_t offset) {
@@ -71,11 +86,13 @@ void grouped_gemm(const Tensor& a, const Tensor& b, GroupedProduct kind, const T
   // A capture stays on its stream.
   const bool alone = Graph::capturing() != nullptr;
   const int sides = alone ? 0 : static_cast<int>(std::min<std::int64_t>(busy, kStreams)) - 1;
-  std::unique_ptr<SideStreams> side;
+  const Stream* side = nullptr;
+  std::unique_ptr<ForkEvents> events;
   if (sides > 0) {
-    side = Pool::get().take(a.device());
-    side->forked.record(main);
-    for (int i = 0; i < sides; ++i) side->forked.wait(side->streams[i]);
+    side = sides_of(a.device()).streams;
+    events = Pool::get().take(a.device());
+    events->forked.record(main);
+    for (int i = 0; i < sides; ++i) events->forked.wait(side[i]);
   }
   std::int64_t first = 0, index = 0;
   for (std::int64_t e = 0; e < groups; first += n[e++]) {
@@ -83,15 +100,15 @@ void grouped_gemm(const Tensor& a, const Tensor& b, GroupedProduct kind, const T
     const GroupOperands g(kind, e, first, n[e], width.outputs, width.inputs, accumulate);
     const auto lane = static_cast<int>(index++ % (sides + 1));
     std::optional<StreamScope> scope;
-    if (lane > 0) scope.emplace(side->streams[lane - 1]);
+    if (lane > 0) scope.emplace(side[lane - 1]);
     gemm(from(a, g.a), from(b, g.b), g.shape, scratch, from(out, g.out));
   }
   if (!side) return;
   for (int i = 0; i < sides; ++i) {
-    side->joined[i].record(side->streams[i]);
-    side->joined[i].wait(main);
+    events->joined[i].record(side[i]);
+    events->joined[i].wait(main);
   }
-  Pool::get().give(std::move(side));
+  Pool::get().give(std::move(events));
 }
 
 }  // namespace weft::cuda

@@ -1,4 +1,5 @@
-#include <cublasLt.h>
+// Opens cuBLASLt. The values of cuda/lt.h are compared with its header where that is available.
+#include <cuda_runtime.h>
 
 #include <string>
 
@@ -6,9 +7,14 @@
 #include "weft/cuda/lt.h"
 #include "weft/cuda/open_library.h"
 
+#if __has_include(<cublasLt.h>)
+#include <cublasLt.h>
+#endif
+
 namespace weft::cuda::lt {
 namespace {
 
+#ifdef CUBLAS_VER_MAJOR
 // Both sides are enumerators of different types.
 template <class A, class B>
 constexpr bool same(A ours, B theirs) {
@@ -44,8 +50,11 @@ static_assert(same(Epilogue::none, CUBLASLT_EPILOGUE_DEFAULT) &&
 static_assert(sizeof(Heuristic) == sizeof(cublasLtMatmulHeuristicResult_t) &&
               sizeof(Algorithm) == sizeof(cublasLtMatmulAlgo_t));
 
-// The interface version of this code; the library's file name carries the first number.
-constexpr int kMajor = CUBLAS_VER_MAJOR;
+static_assert(CUBLAS_VER_MAJOR == CUDART_VERSION / 1000);
+#endif
+
+// The version of the toolkit, which the library's file name carries.
+constexpr int kMajor = CUDART_VERSION / 1000;
 constexpr std::size_t kOldest = static_cast<std::size_t>(kMajor) * 10000;
 
 Library load() {

@@ -138,10 +138,10 @@ __global__ void __launch_bounds__(kCountThreads)
   WEFT_SHARED(found, int[kRouterExperts]);
   for (int e = static_cast<int>(threadIdx.x); e < E; e += kCountThreads) found[e] = 0;
   __syncthreads();
-  const std::int64_t part = blockIdx.y;
+  const std::int64_t part = blockIdx.x;
   for (int i = 0; i < kCountItems; ++i) {
     const std::int64_t at =
-        (std::int64_t{blockIdx.x} * kCountItems + i) * kCountThreads + threadIdx.x;
+        (std::int64_t{blockIdx.y} * kCountItems + i) * kCountThreads + threadIdx.x;
     if (at >= size) break;
     const std::int64_t e = experts[part * size + at];
     if (e >= 0 && e < E) atomicAdd(&found[e], 1);
@@ -209,7 +209,7 @@ void count_experts(const Tensor& experts, const Tensor& cu_seqlens, const Tensor
     return;
   }
   const std::int64_t size = total / parts;
-  launch(router_loss_count_kernel, grid_of(blocks_for(size, kCountThreads * kCountItems), parts),
+  launch(router_loss_count_kernel, grid_of(parts, blocks_for(size, kCountThreads * kCountItems)),
          kCountThreads, 0, chosen, size, E, out);
 }
 

@@ -2,12 +2,13 @@
 // call, so a program starts, and trains on the CPU, on a machine without a driver.
 #include <cuda_runtime.h>
 
-#include <set>
+#include <map>
 #include <utility>
 
 #include "weft/core/cuda.h"
 #include "weft/core/error.h"
 #include "weft/core/kernels/cuda_runtime.h"
+#include "weft/cuda/launch.h"
 
 namespace weft::cuda {
 namespace {
@@ -23,20 +24,45 @@ void ok(cudaError_t status, const char* what) {
 cudaStream_t stream_of(rt::StreamHandle s) { return static_cast<cudaStream_t>(s); }
 cudaEvent_t event_of(rt::EventHandle e) { return static_cast<cudaEvent_t>(e); }
 
+// The same for a call that needs the code of a kernel, which the driver finds, or compiles from
+// PTX, at its first use.
+void code_ok(cudaError_t status, int device, const char* what) {
+  switch (status) {
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorInvalidKernelImage:
+    case cudaErrorInvalidPtx:
+    case cudaErrorUnsupportedPtxVersion:
+    case cudaErrorJitCompilerNotFound:
+    case cudaErrorJitCompilationDisabled:
+      cudaGetLastError();
+      refuse_code(device, cudaGetErrorString(status));
+    default:
+      ok(status, what);
+  }
+}
+
 // Raises the limit of a kernel's dynamic shared memory from 48 KiB, static memory included, to what
 // the device has. Every thread sets the same value, so none lowers it before another's launch.
-void allow_shared_memory(const void* kernel, int device) {
-  thread_local std::set<std::pair<const void*, int>> raised;
-  if (raised.contains({kernel, device})) return;
+// Returns the new limit.
+int raise_shared_memory(const void* kernel, int device) {
   int most = 0;
   ok(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
      "cudaDeviceGetAttribute");
   cudaFuncAttributes found{};
-  ok(cudaFuncGetAttributes(&found, kernel), "cudaFuncGetAttributes");
-  ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                          most - static_cast<int>(found.sharedSizeBytes)),
+  code_ok(cudaFuncGetAttributes(&found, kernel), device, "cudaFuncGetAttributes");
+  most -= static_cast<int>(found.sharedSizeBytes);
+  ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
      "cudaFuncSetAttribute");
-  raised.emplace(kernel, device);
+  return most;
+}
+
+void allow_shared_memory(const void* kernel, int device, std::size_t asked) {
+  thread_local std::map<std::pair<const void*, int>, int> raised;
+  auto it = raised.find({kernel, device});
+  if (it == raised.end())
+    it = raised.emplace(std::pair{kernel, device}, raise_shared_memory(kernel, device)).first;
+  if (asked > static_cast<std::size_t>(it->second)) refuse_shared_memory(device, it->second, asked);
 }
 
 }  // namespace
@@ -46,9 +72,10 @@ namespace detail {
 void launch(const void* kernel, dim3 grid, dim3 block, void** args, std::size_t shared) {
   const Stream stream =
       Stream::current({Device::Kind::cuda, static_cast<std::int16_t>(rt::current_device())});
-  if (shared > 0) allow_shared_memory(kernel, stream.device().index);
-  ok(cudaLaunchKernel(kernel, grid, block, args, shared, stream_of(stream.handle())),
-     "cudaLaunchKernel");
+  const int device = stream.device().index;
+  if (shared > 0) allow_shared_memory(kernel, device, shared);
+  code_ok(cudaLaunchKernel(kernel, grid, block, args, shared, stream_of(stream.handle())), device,
+          "cudaLaunchKernel");
 }
 
 }  // namespace detail
@@ -82,6 +109,15 @@ cudaDeviceProp properties_of(int index) {
 }
 }  // namespace
 std::string device_name(int index) { return properties_of(index).name; }
+int compute_capability(int index) {
+  int major = 0, minor = 0;
+  ok(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index),
+     "cudaDeviceGetAttribute");
+  ok(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index),
+     "cudaDeviceGetAttribute");
+  return 10 * major + minor;
+}
+std::string compiled_code() { return WEFT_CUDA_CODE; }
 std::int64_t total_memory(int index) {
   return static_cast<std::int64_t>(properties_of(index).totalGlobalMem);
 }

@@ -45,7 +45,7 @@ Tensor matrix(const Tensor& x, std::int64_t rows) {
 bool is_alone(const Tensor& x) {
   const Storage& memory = *x.storage();
   return x.is_contiguous() && x.impl()->refs.load() == 1 && memory.refs.load() == 1 &&
-         !memory.deleter && memory.used_on == 0;
+         !memory.deleter && memory.used_on.empty();
 }
 
 Tensor gathered(const char* op, const Tensor& x, ProcessGroup& group) {

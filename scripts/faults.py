@@ -153,4 +153,6 @@ FAULTS = [
      "emulated_reduce"),
     ("gpu_combine_leaves_slot_out", "cuda/token_permute.cu", "for (std::int64_t j = 0; j < k; ++j) {\n    const std::int64_t row = row_of",
      "for (std::int64_t j = 1; j < k; ++j) {\n    const std::int64_t row = row_of", "emulated_token_permute"),
+    ("gpu_refused_epilogue_throws", "cuda/lt_plan.cpp", "  if (refuses(p, status)) return false;\n", "", "emulator"),
+    ("gpu_devices_share_lock", "cuda/gemm_plan.cpp", "return all[device];", "return all[device - device];", "emulator"),
 ]

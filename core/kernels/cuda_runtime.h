@@ -19,6 +19,10 @@ int device_count(std::string& why);
 void set_device(int index);
 int current_device();
 std::string device_name(int index);
+/// 90 for compute capability 9.0.
+int compute_capability(int index);
+/// What the kernels are compiled for, as in WEFT_CUDA_CODE.
+std::string compiled_code();
 /// PCI address of the GPU, which identifies it to every library of the driver.
 std::string pci_address(int index);
 /// Millijoules that the GPU has used since its driver was loaded. False when they are not counted.

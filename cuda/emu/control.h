@@ -14,6 +14,22 @@ struct Control {
   bool host_faults = true;
   /// Memory per device.
   std::int64_t memory_bytes = std::int64_t{4} << 30;
+  /// What a block can have, static memory included: the least of all cards that Weft supports (8.6,
+  /// 8.9, 12.x), so that the kernels fit each of them.
+  std::int64_t shared_bytes = 101376;
+  /// 90 for compute capability 9.0; and the code for which the kernels are compiled, as in
+  /// WEFT_CUDA_CODE. Without code for the capability, no kernel can be launched.
+  int capability = 90;
+  const char* code = "sm_80;sm_90a;compute_80";
+
+  /// cublasLtMatmul calls it first, with the epilogue, and fails with its result unless that is 0.
+  int (*at_matmul)(std::uint32_t epilogue) = nullptr;
+  /// Number of algorithms that cuBLASLt has for each product. They differ in their rounding.
+  int algorithms = 5;
+  /// Milliseconds that a product takes with each algorithm, and more with an epilogue, by the clock
+  /// of events.
+  double product_ms[8] = {};
+  double epilogue_ms = 0;
 };
 extern Control control;
 /// Error text that every communicator of the emulated NCCL reports; null: no error.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "weft/cuda/emu/control.h"
 #include "weft/cuda/emu/engine.h"
 
 namespace weft::emu {
@@ -62,7 +63,9 @@ WEFT_EMU_ENGINE void* Engine::shared_variable(const void* key, std::size_t bytes
     if (v.key == key) return v.at;
   const std::size_t at = (shared_top_ + alignment - 1) / alignment * alignment;
   shared_used_ = (shared_used_ + alignment - 1) / alignment * alignment + bytes;
-  if (shared_used_ > kShared) fail("a block must use at most 227 KiB of shared memory");
+  const auto most = static_cast<std::size_t>(control.shared_bytes);
+  if (shared_used_ > most)
+    fail(message("a block must use at most {} bytes of shared memory, got {}", most, shared_used_));
   variables_.push_back({key, shared_ + at});
   shared_top_ = at + bytes + kRedZone;
   unpoison(shared_ + at, bytes);

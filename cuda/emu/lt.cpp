@@ -2,6 +2,7 @@
 // descriptors as the library does, so that a wrong layout gives wrong numbers here too.
 #include "weft/cuda/lt.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include "weft/core/gemm.h"
 #include "weft/core/kernels/elementwise_math.h"
 #include "weft/core/tensor.h"
+#include "weft/cuda/emu/control.h"
 #include "weft/cuda/emu/stream.h"
 
 namespace weft::cuda::lt {
@@ -71,7 +73,8 @@ bool dgelu_of(Epilogue e) { return e == Epilogue::dgelu || e == Epilogue::dgelu_
 bool has_aux(Epilogue e) { return e == Epilogue::gelu_aux_bias || dgelu_of(e); }
 
 // `sum` (cols, rows), f32 or f64, is the product; writes it to d after the epilogue.
-void finish(const OperationTag& op, const LayoutTag& l, const Tensor& sum, void* d) {
+void finish(const OperationTag& op, const LayoutTag& l, const Tensor& sum, bool accumulate,
+            void* d) {
   std::vector<double> bias_gradient(static_cast<std::size_t>(l.rows), 0.0);
   const int sum_type = type_of(sum.dtype());
   for (std::int64_t c = 0; c < l.cols; ++c)
@@ -83,6 +86,7 @@ void finish(const OperationTag& op, const LayoutTag& l, const Tensor& sum, void*
       if (dgelu_of(op.epilogue))
         v = apply<BinaryOp::gelu_tanh_bwd>(get(l.type, op.aux, c * op.ld_aux + r), v);
       bias_gradient[static_cast<std::size_t>(r)] += v;
+      if (accumulate) v += get(l.type, d, c * l.ld + r);
       put(l.type, d, c * l.ld + r, v);
     }
   if (op.epilogue == Epilogue::dgelu_bias_gradient)
@@ -125,25 +129,26 @@ Tensor in_tf32(const Tensor& x) {
   return out;
 }
 
-void multiply(const OperationTag& op, const LayoutTag& la, const void* a, const LayoutTag& lb,
-              const void* b, bool accumulate, const LayoutTag& ld, void* d) {
+// Odd algorithms sum in f64.
+void multiply(const OperationTag& op, int algorithm, const LayoutTag& la, const void* a,
+              const LayoutTag& lb, const void* b, bool accumulate, const LayoutTag& ld, void* d) {
   for (int i = 0; i < ld.batch; ++i) {
     Tensor left = by_row(lb, matrix(lb, b, i)), right = by_row(la, matrix(la, a, i));
     if (op.trans_b) left = transposed(left);
     if (op.trans_a) right = transposed(right);
     if (op.compute == kComputeTf32) left = in_tf32(left), right = in_tf32(right);
     void* const target = const_cast<char*>(matrix(ld, d, i));
-    if (op.epilogue == Epilogue::none || op.epilogue == Epilogue::bias_gradient_b) {
+    // The library may choose another kernel for each epilogue, with another summation order.
+    const bool other = op.epilogue == Epilogue::gelu_bias || algorithm % 2 == 1;
+    if (op.epilogue == Epilogue::bias_gradient_b) sum_columns(left, ld.type, op.bias);
+    if (!other && (op.epilogue == Epilogue::none || op.epilogue == Epilogue::bias_gradient_b)) {
       gemm(left, right, by_row(ld, target), accumulate);
-      if (op.epilogue == Epilogue::bias_gradient_b) sum_columns(left, ld.type, op.bias);
       continue;
     }
-    // The library may choose another kernel for each epilogue, with another summation order.
-    const bool other = op.epilogue == Epilogue::gelu_bias;
     const Tensor sum =
         Tensor::empty({ld.cols, ld.rows}, other || ld.type == kF64 ? DType::f64 : DType::f32);
     gemm(other ? in_f64(left) : left, other ? in_f64(right) : right, sum);
-    finish(op, ld, sum, target);
+    finish(op, ld, sum, accumulate, target);
   }
 }
 
@@ -225,6 +230,8 @@ bool allowed(const OperationTag& op, const LayoutTag& d) {
          reinterpret_cast<std::uintptr_t>(op.aux) % 16 == 0;
 }
 
+constexpr int kNumber = 2;  // where an Algorithm keeps its number, after the alignments
+
 // Checks the rules of the product as the library does, and stores the promised alignments so that
 // matmul() can verify them.
 Status heuristic(Handle, Operation op, Layout a, Layout b, Layout c, Layout d, Preference p,
@@ -236,15 +243,20 @@ Status heuristic(Handle, Operation op, Layout a, Layout b, Layout c, Layout d, P
                     (op->trans_b ? b->cols : b->rows) == inner && a->type == b->type &&
                     a->batch == d->batch && b->batch == d->batch;
   if (!fits) return kInvalid;
-  *found = allowed(*op, *d) ? 1 : 0;
-  *results = {};
-  std::memcpy(results->algorithm.data, p->alignment, sizeof(p->alignment));
+  *found = allowed(*op, *d) ? std::min(wanted, emu::control.algorithms) : 0;
+  for (int i = 0; i < *found; ++i) {
+    results[i] = {};
+    std::memcpy(results[i].algorithm.data, p->alignment, sizeof(p->alignment));
+    results[i].algorithm.data[kNumber] = static_cast<std::uint64_t>(i);
+  }
   return kOk;
 }
 
 Status matmul(Handle, Operation op, const void*, const void* a, Layout la, const void* b, Layout lb,
               const void* beta, const void*, Layout, void* d, Layout ld, const Algorithm* algorithm,
               void*, std::size_t, void* stream) {
+  if (emu::control.at_matmul)
+    if (const Status s = emu::control.at_matmul(static_cast<std::uint32_t>(op->epilogue))) return s;
   std::uint32_t alignment[4];
   std::memcpy(alignment, algorithm->data, sizeof(alignment));
   const auto aligned = [](const void* p, std::uint32_t to) {
@@ -254,8 +266,12 @@ Status matmul(Handle, Operation op, const void*, const void* a, Layout la, const
     return kInvalid;
   const bool accumulate = ld->type == kF64 ? *static_cast<const double*>(beta) != 0
                                            : *static_cast<const float*>(beta) != 0;
+  const auto number = static_cast<int>(algorithm->data[kNumber]);
+  const double ms = emu::control.product_ms[number] +
+                    (op->epilogue == Epilogue::none ? 0 : emu::control.epilogue_ms);
   emu::submit(stream, [=, op = *op, la = *la, lb = *lb, ld = *ld] {
-    multiply(op, la, a, lb, b, accumulate, ld, d);
+    multiply(op, number, la, a, lb, b, accumulate, ld, d);
+    emu::pass_time(ms);
   });
   return kOk;
 }

@@ -15,6 +15,7 @@
 #include "weft/core/error.h"
 #include "weft/core/kernels/cuda_runtime.h"
 #include "weft/cuda/device.h"
+#include "weft/cuda/emu/code.h"
 #include "weft/cuda/emu/control.h"
 #include "weft/cuda/emu/stream.h"
 
@@ -73,6 +74,7 @@ struct Driver {
   std::map<int, std::int64_t> used;      // bytes by device
   int access = 0;                        // > 0 while device memory may be accessed
   bool open = false;                     // device memory is accessible now
+  Clock::duration passed{};              // by pass_time()
 };
 Driver& driver() {
   static Driver* d = new Driver;
@@ -157,20 +159,18 @@ namespace detail {
 void launch(dim3 grid, dim3 block, std::size_t shared, void (*run)(void*), void* context,
             void (*destroy)(void*)) {
   const std::shared_ptr<void> packed(context, destroy);
-  constexpr unsigned kMost = 65535;  // along y and z
-  check_system(
-      grid.x <= 0x7fffffffu && grid.y <= kMost && grid.z <= kMost,
-      "launch: a grid must have at most 2147483647 x 65535 x 65535 blocks, got {} x {} x {}",
-      grid.x, grid.y, grid.z);
+  if (!emu::has_code(emu::control.code, emu::control.capability))
+    refuse_code(current_index, "no kernel image is available for execution on the device");
+  if (grid.x > kMaxGridX || grid.y > kMaxGridYZ || grid.z > kMaxGridYZ)
+    refuse_grid(grid.x, grid.y, grid.z);
   const std::uint64_t threads = std::uint64_t{block.x} * block.y * block.z;
   check_system(threads >= 1 && threads <= emu::Engine::kMaxThreads,
                "launch: a block must have 1 to 1024 threads, got {} x {} x {}", block.x, block.y,
                block.z);
   check_system(block.z <= 64, "launch: a block must have at most 64 threads along z, got {}",
                block.z);
-  check_system(shared <= emu::Engine::kShared,
-               "launch: a block must ask for at most {} bytes of shared memory, got {}",
-               emu::Engine::kShared, shared);
+  if (static_cast<std::int64_t>(shared) > emu::control.shared_bytes)
+    refuse_shared_memory(current_index, emu::control.shared_bytes, shared);
   submit(
       queue_of(
           Stream::current({Device::Kind::cuda, static_cast<std::int16_t>(current_index)}).handle()),
@@ -185,6 +185,11 @@ void emu::submit(void* stream, std::function<void()> work) {
   cuda::submit(cuda::queue_of(stream), std::move(work));
 }
 
+void emu::pass_time(double ms) {
+  cuda::driver().passed += std::chrono::duration_cast<cuda::Clock::duration>(
+      std::chrono::duration<double, std::milli>(ms));
+}
+
 namespace cuda::rt {
 
 int device_count(std::string& why) {
@@ -196,6 +201,8 @@ int device_count(std::string& why) {
 void set_device(int index) { current_index = index; }
 int current_device() { return current_index; }
 std::string device_name(int index) { return message("emulated GPU {}", index); }
+int compute_capability(int) { return emu::control.capability; }
+std::string compiled_code() { return emu::control.code; }
 std::string pci_address(int index) { return message("0000:0{}:00.0", 9 - index); }
 std::int64_t total_memory(int) { return emu::control.memory_bytes; }
 void memory_info(std::int64_t& free, std::int64_t& total) {
@@ -282,7 +289,7 @@ void record_event(EventHandle e, StreamHandle s) {
                "event: made on cuda:{}, it must be recorded there, got a stream of cuda:{}",
                mark->device, queue_of(s).device);
   mark->captured = queue_of(s).recording != nullptr;
-  submit(queue_of(s), [mark] { mark->time = Clock::now(); });
+  submit(queue_of(s), [mark] { mark->time = Clock::now() + driver().passed; });
   mark->queue = &queue_of(s);
   mark->number = queue_of(s).submitted;
 }

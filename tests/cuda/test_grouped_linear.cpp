@@ -1,5 +1,9 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <barrier>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "weft/autograd/grouped_linear.h"
@@ -50,6 +54,34 @@ TEST_CASE("grouped_linear: no host waits and the streams are reused") {
   // Far more calls than the limit of streams: each call returns its streams.
   for (int i = 0; i < 100; ++i) y = grouped_linear(y, w, {}, rows);
   CHECK(cuda::host_syncs() == before);
+}
+
+TEST_CASE("grouped_linear: 64 threads with a stream each share the side streams") {
+  constexpr int kThreads = 64;
+  const Tensor rows = rows_of({2, 3, 1, 2}), x = random({8, 4}, 1, DType::f32);
+  const Tensor w = random({4, 4, 4}, 2, DType::f32), want = grouped_linear(x, w, {}, rows);
+  std::barrier together(kThreads);
+  std::vector<std::string> wrong(kThreads);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i)
+    threads.emplace_back([&, i] {
+      wrong[static_cast<std::size_t>(i)] = test::error_of([&] {
+        cuda::Stream own = cuda::Stream::take(kGpu);
+        {
+          const cuda::StreamScope scope(own);
+          const Tensor gx = x.to(kGpu), gw = w.to(kGpu);
+          together.arrive_and_wait();
+          Tensor y = gx;
+          for (int k = 0; k < 3; ++k) y = grouped_linear(gx, gw, {}, rows);
+          check(test::mismatch(y.to(kCpu), want, 1e-5) == "", "wrong values");
+        }
+        own.synchronize();
+        own.give_back();
+      });
+      if (wrong[static_cast<std::size_t>(i)] != "no error") together.arrive_and_drop();
+    });
+  for (std::thread& t : threads) t.join();
+  CHECK(std::count(wrong.begin(), wrong.end(), "no error") == kThreads);
 }
 
 }  // namespace weft::grouped_linear_test

@@ -70,6 +70,10 @@ TEST_CASE("router_loss: counts equal the CPU's") {
   const Tensor many = test::random_in({2100, 2}, 0, 1024, 4).to(DType::i64);
   CHECK(different_bits(count_experts(many.to(kGpu), 1024).to(kCpu), count_experts(many, 1024)) ==
         "");
+  // More sequences than a grid has blocks along y and z.
+  const Tensor each = test::random_in({65537, 1}, 0, 2, 4).to(DType::i64);
+  CHECK(different_bits(count_experts(each.to(kGpu), 2, 65537).to(kCpu),
+                       count_experts(each, 2, 65537)) == "");
   const Tensor x = random({10, 12}, 5, DType::f32);
   const Tensor pad = Tensor::of({0, 1, 1, 0, 1, 1, 0, 0, 0, 1}, {10}, DType::boolean);
   test::for_each_order([&] {

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <vector>
 
+#include "weft/cuda/emu/control.h"
 #include "weft/cuda/ptx.h"
 #include "weft/cuda/reduce.h"
 #include "weft/tests/cuda/emu/run.h"
@@ -372,6 +373,10 @@ TEST_CASE("emulator: a kernel without waits needs no context switch per thread")
 
 TEST_CASE("emulator: a launch that the hardware cannot do is refused") {
   std::int64_t ran = 0;
+  const std::int64_t before = emu::control.shared_bytes;
+  const auto error_of_grid = [](std::int64_t x, std::int64_t y) {
+    return test::error_of([&] { (void)cuda::grid_of(x, y); });
+  };
   const auto refused = [&](dim3 grid, dim3 block, std::size_t shared) {
     return test::error_of([&] { run_kernel(count_kernel, grid, block, shared, &ran); });
   };
@@ -383,9 +388,22 @@ TEST_CASE("emulator: a launch that the hardware cannot do is refused") {
         "launch: a block must have at most 64 threads along z, got 65");
   CHECK(refused(dim3(1, 65536), 1, 0) ==
         "launch: a grid must have at most 2147483647 x 65535 x 65535 blocks, got 1 x 65536 x 1");
+  CHECK(error_of_grid(std::int64_t{1} << 32, 1) ==
+        "launch: a grid must have at most 2147483647 x 65535 x 65535 blocks, got 4294967296 x 1 x "
+        "1");
+  CHECK(error_of_grid(1, 65536) ==
+        "launch: a grid must have at most 2147483647 x 65535 x 65535 blocks, got 1 x 65536 x 1");
+  CHECK(refused(1, 1, 101377) ==
+        "launch: a block must ask for at most 101376 bytes of shared memory on emulated GPU 0 "
+        "(cuda:0, compute capability 9.0), got 101377");
+  emu::control.shared_bytes = Engine::kShared;
+  CHECK(refused(1, 1, 101377) == "no error");
   CHECK(refused(1, 1, Engine::kShared + 1) ==
-        "launch: a block must ask for at most 232448 bytes of shared memory, got 232449");
-  CHECK(ran == 0);
+        "launch: a block must ask for at most 232448 bytes of shared memory on emulated GPU 0 "
+        "(cuda:0, compute capability 9.0), got 232449");
+  emu::control.shared_bytes = before;
+  CHECK(ran == 1);
+  ran = 0;
   run_kernel(count_kernel, dim3(0, 5), 32, 0, &ran);
   CHECK(ran == 0);
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "weft/cuda/emu/control.h"
 #include "weft/cuda/ptx.h"
 #include "weft/cuda/reduce.h"
 #include "weft/tests/cuda/emu/run.h"
@@ -309,9 +310,12 @@ TEST_CASE("emulator: copies without a wait are an error") {
 }
 
 TEST_CASE("emulator: too much shared memory per block is an error") {
+  const std::int64_t before = emu::control.shared_bytes;
+  emu::control.shared_bytes = Engine::kShared;
   CHECK(test::error_of([] { run_kernel(much_shared_kernel, 1, 1, 40000); }) ==
-        "emulator: a block must use at most 227 KiB of shared memory");
+        "emulator: a block must use at most 232448 bytes of shared memory, got 240160");
   run_kernel(much_shared_kernel, 1, 1, 32000);
+  emu::control.shared_bytes = before;
 }
 
 TEST_CASE("emulator: an error in one thread stops the block and is rethrown") {

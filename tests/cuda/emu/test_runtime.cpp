@@ -12,6 +12,7 @@
 
 #include "weft/autograd/elementwise.h"
 #include "weft/core/kernels/cuda_runtime.h"
+#include "weft/cuda/emu/code.h"
 #include "weft/cuda/emu/control.h"
 #include "weft/tests/cuda/emu/run.h"
 #include "weft/tests/cuda/gpu.h"
@@ -193,7 +194,7 @@ TEST_CASE("streams: each thread has a current stream") {
   CHECK(Stream::current(kSecondGpu) == Stream(kSecondGpu));
 }
 
-TEST_CASE("streams: are taken, returned and reused up to 64") {
+TEST_CASE("streams: are taken, returned and reused up to a limit") {
   const Stream a = Stream::take();
   Stream b = Stream::take();
   CHECK(!(a == b));
@@ -206,7 +207,7 @@ TEST_CASE("streams: are taken, returned and reused up to 64") {
     const std::string error = error_of([&] { all.push_back(Stream::take()); });
     if (error != "no error") text = error;
   }
-  CHECK(text == "stream: at most 64 can exist, got a request for one more");
+  CHECK(text == "stream: at most 256 can exist, got a request for one more");
   for (Stream& s : all) s.give_back();
   CHECK(error_of([] { Stream().give_back(); }) ==
         "give_back: the stream must not be a default stream, got that of cuda:0");
@@ -275,6 +276,36 @@ TEST_CASE("devices: none") {
   CHECK(error_of([] { (void)ones(); }) == "device: cuda:0 cannot be used: WEFT_EMU_DEVICES is 0");
   CHECK(error_of([] { (void)Stream::current(); }) ==
         "device: cuda:0 cannot be used: WEFT_EMU_DEVICES is 0");
+}
+
+TEST_CASE("devices: the code that a card needs") {
+  const std::string usual = emu::control.code;
+  for (const int card : {80, 86, 87, 89, 90, 100, 103, 120, 121}) CHECK(emu::has_code(usual, card));
+  CHECK(!emu::has_code(usual, 75));
+  CHECK(emu::has_code("sm_80", 89));  // machine code fits the later cards of the family
+  CHECK(!emu::has_code("sm_86", 80));
+  CHECK(!emu::has_code("sm_80;sm_90a", 100));
+  CHECK(!emu::has_code("sm_90a", 89));
+  CHECK(!emu::has_code("sm_90a;compute_90a", 100));  // the PTX of an "a" is for that card only
+  CHECK(emu::has_code("sm_100f", 103));
+  CHECK(!emu::has_code("compute_100f", 120));
+  CHECK(!emu::has_code("native", 90));
+}
+
+TEST_CASE("devices: a card without code for its kernels is one Error") {
+  const emu::Control before = emu::control;
+  emu::control.code = "sm_80;sm_90a";
+  emu::control.capability = 120;
+  CHECK(error_of([] { (void)ones(); }) ==
+        "device: WEFT_CUDA_CODE must contain code for emulated GPU 0 (cuda:0, compute capability "
+        "12.0), got sm_80;sm_90a; configure with -DWEFT_CUDA_CODE=sm_120 and build again (the "
+        "driver: no kernel image is available for execution on the device)");
+  emu::control.capability = 75;
+  CHECK(error_of([] { (void)ones(kSecondGpu); }) ==
+        "device: the compute capability must be at least 8.0, got emulated GPU 1 (cuda:1, compute "
+        "capability 7.5)");
+  emu::control = before;
+  CHECK(first(ones()) == 1);
 }
 
 TEST_CASE("devices: an index out of range is reported when the host next waits") {
