@@ -8,6 +8,7 @@
 
 #include "weft/core/cuda.h"
 #include "weft/core/error.h"
+#include "weft/core/kernel_timer.h"
 #include "weft/core/kernels/cuda_runtime.h"
 
 namespace weft::cuda {
@@ -177,6 +178,7 @@ bool try_product(Product p, const ProductData& data) {
   const Plan& plan = it->second;
   if (!plan.possible) return false;
   set_pointers(plan, p, data);
+  weft::detail::count_launch();
   const double one = 1, zero = 0;
   const float one32 = 1, zero32 = 0;
   const bool wide = p.compute == lt::kCompute64;

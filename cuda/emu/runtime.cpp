@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "weft/core/error.h"
+#include "weft/core/kernel_timer.h"
 #include "weft/core/kernels/cuda_runtime.h"
 #include "weft/cuda/device.h"
 #include "weft/cuda/emu/control.h"
@@ -156,6 +157,7 @@ namespace detail {
 
 void launch(dim3 grid, dim3 block, std::size_t shared, void (*run)(void*), void* context,
             void (*destroy)(void*)) {
+  weft::detail::count_launch();
   const std::shared_ptr<void> packed(context, destroy);
   constexpr unsigned kMost = 65535;  // along y and z
   check_system(
@@ -315,6 +317,7 @@ double elapsed_ms(EventHandle from, EventHandle to) {
 }
 
 void copy(void* to, const void* from, std::int64_t bytes, CopyKind kind, StreamHandle s) {
+  weft::detail::count_launch();
   const std::lock_guard lock(driver().mutex);
   const auto n = static_cast<std::size_t>(bytes);
   const bool pageable = (kind == CopyKind::to_device && !is_pinned(from)) ||
