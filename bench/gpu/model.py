@@ -4,6 +4,7 @@ written model, not a measurement.
 
 usage: bench_step --model 124m-b64-t1024 --device meta:cuda --dtype bf16 --kernels FILE
        bench/gpu/model.py FILE [--card h100|...|all] [--code CODE] [--rows N]
+       bench/gpu/model.py --shares [--card ...]     percent of the copy rate that large calls of kernels reach
 
 The time of a call of a kernel is
 
@@ -19,7 +20,8 @@ A limit is the time that one resource alone would take:
             issue and of shared memory, each by what the kernel's loop holds.
 norm_p(x) = (x1^p + x2^p + ...)^(1/p): limits overlap the better the more warps a multiprocessor holds, so
 p = warps / 8, between 2 and 8; 4 for products. Rates: cards.json, with sources. Instructions, store factors and
-warps: code.json, written by scripts/hot_path.py from the machine code.
+warps: code.json, written by scripts/hot_path.py from the machine code of the bf16 kernels for GPT-2 124M; other
+dtypes and widths take the same numbers.
 
 Not modelled: the host, caches that keep an operand between kernels, clocks that fall with power, bank conflicts,
 the last wave of kernels that are no product. Where FILE was recorded on a GPU, its times stand beside.
@@ -106,12 +108,18 @@ def attention_seconds(card, code, row):
     return clocks / (card["sms"] * card["clock"])
 
 
+def memory_limits(card, kernel, size):
+    # About half of the bytes of an element-wise kernel are written.
+    return {"DRAM": size / card["copy"],
+            "L2": size * (1 + kernel["store_factor"]) / 2 / card["l2"],
+            "issue": size * kernel["slots_per_byte"] / (128 * card["sms"] * card["clock"])}
+
+
 def predict(card, code, row):
     calls, kernel = row["calls"], row["kernel"]
     size = row["bytes"] / calls
     launches = row["launches"] / calls or LAUNCHES.get(kernel, 1)
     limits, p = {"DRAM": size / card["copy"]}, 4
-    memory = code["memory"].get(kernel)
     if "rate" in row:  # published for a library's kernel
         limits["tensor"] = row["flops"] / calls / row["rate"]
     elif kernel in ATTENTION:
@@ -120,11 +128,8 @@ def predict(card, code, row):
         result = shapes(row["operands"])[RESULT.get(kernel, -1)]
         n, elements = result[-1], math.prod(result)
         limits["tensor"] = product_seconds(card, elements // n, n, round(row["flops"] / calls / 2 / elements))
-    elif memory:
-        # Of the bytes of an element-wise kernel about half are written.
-        limits["L2"] = size * (1 + memory["store_factor"]) / 2 / card["l2"]
-        limits["issue"] = size * memory["slots_per_byte"] / (128 * card["sms"] * card["clock"])
-        p = min(8, max(2, memory["warps"] / 8))
+    elif memory := code["memory"].get(kernel):
+        limits, p = memory_limits(card, memory, size), min(8, max(2, memory["warps"] / 8))
     seconds = max(norm(limits.values(), p), launches * LEAST) + launches * GAP
     return Row(row["phase"], row["op"], kernel, row["operands"], calls, calls * seconds,
                {name: calls * s for name, s in limits.items()}, round(calls * launches), row["bytes"],
@@ -132,7 +137,7 @@ def predict(card, code, row):
 
 
 def kind(row):
-    return "attention" if row.kernel.startswith("attention") else "products" if "tensor" in row.limits else "others"
+    return "attention" if "attention" in row.kernel else "products" if "tensor" in row.limits else "others"
 
 
 def by_kernel(rows):
@@ -151,8 +156,12 @@ def by_kernel(rows):
     return sorted(sums.values(), key=lambda r: -r.seconds)
 
 
-def step_seconds(card, code, step):
-    return sum(predict(card, code, row).seconds for row in step["kernels"])
+def shares(card, code):
+    """{kernel: the part of the copy rate that a call reaches whose launch does not count}"""
+    size = 1 << 32
+    rows = {name: {"phase": "", "op": "", "kernel": name, "operands": "", "calls": 1, "launches": 1, "flops": 0,
+                   "bytes": size} for name in code["memory"]}
+    return {name: size / card["copy"] / predict(card, code, row).seconds for name, row in rows.items()}
 
 
 def table(card, code, step, count):
@@ -165,12 +174,13 @@ def table(card, code, step, count):
         limit = max(r.limits, key=r.limits.get)
         share = f"{100 * r.bytes / card['copy'] / r.seconds:6.0f} %" if kind(r) == "others" else ""
         name = f"{r.phase} {r.op or '-'} {r.kernel}"
-        yield (f"{name[:50]:50} {r.calls:5} {1e3 * r.seconds:7.2f} {100 * r.seconds / total:4.0f} %  {limit:7} {share:8}"
-               + (f" {1e3 * r.measured:11.2f}" if measured else "")).rstrip()
+        line = f"{name[:50]:50} {r.calls:5} {1e3 * r.seconds:7.2f} {100 * r.seconds / total:4.0f} %  {limit:7} {share:8}"
+        yield (line + (f" {1e3 * r.measured:11.2f}" if measured else "")).rstrip()
     for name in ("products", "attention", "others"):
         part = [r for r in rows if kind(r) == name]
         yield f"all {name:46} {sum(r.calls for r in part):5} {1e3 * sum(r.seconds for r in part):7.2f}"
-    yield f"{'launches, within the above':50} {sum(r.launches for r in rows):5} {1e3 * sum(r.launches for r in rows) * GAP:7.2f}"
+    launches = sum(r.launches for r in rows)
+    yield f"{'gaps between launches, within the above':50} {launches:5} {1e3 * launches * GAP:7.2f}"
     yield f"predicted step: {1e3 * total:.1f} ms, {step['step_tokens'] / total / 1e3:.0f} thousand tokens/s"
 
 
@@ -190,7 +200,8 @@ def load(path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file")
+    parser.add_argument("file", nargs="?")
+    parser.add_argument("--shares", action="store_true")
     parser.add_argument("--card", default="h100")
     parser.add_argument("--code", default=FOLDER / "code.json")
     parser.add_argument("--rows", type=int, default=10)
@@ -199,9 +210,15 @@ def main():
     names = [name for name in cards if name != "about"]
     if options.card not in [*names, "all"]:
         refuse(f"--card: one of {', '.join(names)}, all, got {options.card}")
-    step, code = load(options.file), read_json(options.code, "--code")
+    if bool(options.file) == options.shares:
+        refuse("either FILE or --shares is needed")
+    code = read_json(options.code, "--code")
     for name in names if options.card == "all" else [options.card]:
-        print("\n".join([*table(cards[name], code, step, options.rows), ""]))
+        if options.shares:
+            print(f"Prediction, not a measurement: percent of the copy rate on {cards[name]['name']}")
+            print("\n".join(f"{kernel:30} {100 * share:4.0f}" for kernel, share in shares(cards[name], code).items()))
+        else:
+            print("\n".join([*table(cards[name], code, load(options.file), options.rows), ""]))
 
 
 if __name__ == "__main__":
