@@ -64,7 +64,11 @@ if(WEFT_EXAMPLES)
   target_link_libraries(test_rank_steps PRIVATE weft_emu weft_flags doctest::doctest)
   add_test(NAME emulated_rank_steps COMMAND test_rank_steps)
   if(NOT WEFT_SANITIZE)
-    foreach(case gpu gpu_ranks)
+    set(cases gpu gpu_ranks)
+    if(WEFT_BENCH)
+      list(APPEND cases gpu_check)
+    endif()
+    foreach(case ${cases})
       add_test(NAME cli_${case}
         COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_${case}.py)
       set_tests_properties(cli_${case} PROPERTIES
