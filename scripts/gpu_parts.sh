@@ -15,12 +15,12 @@ for path in tests/cuda/test_*.cpp; do
     *) native_tests="$native_tests ${stem%.cpp}" ;;
   esac
 done
-tests=("$bin/gpu_tests") bench_rows=("$bin/bench_gpu") bench_step=("$bin/bench_step")
+kernel_tests=("$bin/gpu_tests") bench_rows=("$bin/bench_gpu") bench_step=("$bin/bench_step")
 training=("$python" tests/cli/gpu_training.py)
 if [ -n "$emulated" ]; then
   # Seconds instead of minutes: other tests run all kernels in the emulator.
   native_tests="copy causal_conv1d" rank_tests=nccl hot_tests=copy
-  tests=("$bin/emulated_tests") bench_rows=("$bin/bench_gpu_emulated" --quick)
+  kernel_tests=("$bin/emulated_tests") bench_rows=("$bin/bench_gpu_emulated" --quick)
   bench_step=("$bin/bench_step_emulated")
   training+=(--program train_gpt_emulated --small)
 else
@@ -63,11 +63,11 @@ test_file() {  # test_file NAME STEM COMMAND...
   unit "$name" 15 240 "$@" "--source-file=*cuda/test_$stem.cpp"
 }
 
-part_ptx() { test_file ptx ptx "${tests[@]}"; }
+part_ptx() { test_file ptx ptx "${kernel_tests[@]}"; }
 
 part_native() {
   local stem
-  for stem in $native_tests; do test_file "native-$stem" "$stem" "${tests[@]}"; done
+  for stem in $native_tests; do test_file "native-$stem" "$stem" "${kernel_tests[@]}"; done
 }
 
 # Arguments of bench_step and gpt.py. A large model's steps are steady after a few.
@@ -175,7 +175,7 @@ part_sass() {
 
 part_ranks() {
   local stem
-  for stem in $rank_tests; do test_file "ranks-$stem" "$stem" "${tests[@]}"; done
+  for stem in $rank_tests; do test_file "ranks-$stem" "$stem" "${kernel_tests[@]}"; done
   [ -n "$emulated" ] || unit ranks-train 90 480 env WEFT_BIN="$bin" "${training[@]}" --ranks
   grep -h 'MESSAGE: skipped: ' "$logs"/native-*.log "$logs"/ranks-*.log 2>/dev/null | sed 's/.*MESSAGE: /  /' || true
 }
@@ -186,7 +186,7 @@ part_sanitizer() {
   for tool in memcheck racecheck synccheck; do
     for stem in $hot_tests; do
       unit "sanitizer-$tool-$stem" 60 500 compute-sanitizer --tool "$tool" --error-exitcode 1 \
-        "${tests[@]}" "--source-file=*cuda/test_$stem.cpp"
+        "${kernel_tests[@]}" "--source-file=*cuda/test_$stem.cpp"
     done
   done
 }

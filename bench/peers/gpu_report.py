@@ -200,11 +200,11 @@ def checked(folders):
 
 def text(folders, machine):
     rows, goals = Rows(folders), Goals()
-    body = step_table(folders, goals) + kernel_tables(results(folders, "kernels"))
+    name = machine.get("name", "GPU")
+    body = step_table(folders, goals) + kernel_tables(results(folders, "kernels"), name)
     body += memory_table(rows, goals) + arithmetic_tables(rows, goals) + overhead_table(rows)
     copies = [f"{n} at {rows.rate(n, 'rate'):.0f} GB/s read and written" for n in rows.names
               if n.startswith("copy") and rows.rate(n, "rate")]
-    name = machine.get("name", "GPU")
     head = [
         f"# {name}, {machine['date']}, commit {machine['commit']}", "",
         f"Driver {machine.get('driver_version', '?')}, CUDA {machine.get('cuda') or '?'}, PyTorch "

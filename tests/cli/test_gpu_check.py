@@ -37,10 +37,10 @@ else:
     for row in read_rows(option("--names")):
         if row["unit"] == "us" and row["name"] not in file.names:
             file.append([dict(row, value=1.0)])
-            time.sleep(0.01 if "eager-1" in option("--json") else 0)  # killed in the middle
+            time.sleep(0.03 if "eager-1" in option("--json") else 0)  # killed in the middle
 """
 NVIDIA_SMI = """#!/bin/sh
-case "$*" in *query-gpu=name*) echo "Emulated GPU, 1.0, 1 MiB, 1 W, 1, 1 MHz, 1 MHz, 1 MHz, 1 MHz" ;; esac
+case "$*" in *query-gpu=name*) echo "Emulated H200, 1.0, 1 MiB, 1 W, 1, 1 MHz, 1 MHz, 1 MHz, 1 MHz" ;; esac
 """
 SANITIZER = """#!/bin/sh
 shift 4  # --tool NAME --error-exitcode N
@@ -136,10 +136,14 @@ def interrupted_and_resumed(folder):
                      "compiled"}, every
 
     report = "\n".join(check.packed("report.md"))
-    for part in ("# Emulated GPU", "## Training steps", "| PyTorch, compiled |", "| weft, graph |", "## Kernels of a step",
+    for part in ("# Emulated H200", "## Training steps", "| PyTorch, compiled |", "| weft, graph |", "## Kernels of a step",
                  "## Memory-bound kernels", "## Attention", f"{len(check.units())} passed, failed: none"):
         assert part in report, (part, report)
     assert check.packed(ours) == check.lines(ours)
+    for unit, graph in (("steps-smoke-bf16-weft-1", None), ("steps-smoke-bf16-weft-graph-1", True)):
+        assert json.loads(check.lines(f"steps/{unit}.json")[0])["run"].get("graph") is graph, unit
+    row = next(line for line in report.splitlines() if "layer_norm_bwd |" in line).split(" | ")
+    assert min(map(float, row[3:8])) >= 0 < float(row[-2]), row
 
     continues(folder, env, check)
 
