@@ -13,7 +13,8 @@
 #   rows       bench_gpu, then PyTorch (bench/peers/gpu_ops.py) eager and with cuDNN's attention
 #   peers      PyTorch (bench/peers/gpt.py) with the first of --models, then bench_step again
 #   train      20 steps on the CPU and on the GPU: losses within 1e-4 in f32, 1e-2 in bf16
-#   sass       the machine code of the kernels compared with docs/sass.md; needs cuobjdump
+#   sass       the machine code of the kernels compared with docs/sass.md and bench/gpu/code.json;
+#              needs cuobjdump
 #   ranks      groups of ranks that share the GPU, and one rank over NCCL; then the same for training
 #   models     steps, kernels and peers for the other --models
 #   sanitizer  compute-sanitizer on the tests of attention, cross entropy, norms and products

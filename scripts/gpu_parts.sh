@@ -164,12 +164,16 @@ part_compiled() { peer_rows compiled 1; }
 part_train() { unit train 60 400 env WEFT_BIN="$bin" "${training[@]}"; }
 
 part_sass() {
-  local capability
-  capability=$(card_code)
+  local code
+  code=${arch:-$(card_code)}
   if [ -n "$emulated" ]; then skip sass "no machine code in the emulator"; return; fi
-  case ${arch:-$capability} in
+  if ! [ -f "$build/build.ninja" ]; then skip sass "needs a build by Ninja"; return; fi
+  case $code in
     sm_80 | sm_90a | all) unit sass 60 300 "$python" scripts/check_sass.py --check "$build" ;;
-    *) skip sass "docs/sass.md has no code for $capability" ;;
+    *) skip sass "docs/sass.md has no $code" ;;
+  esac
+  case $code in
+    sm_90a | all) unit sass-hot-path 60 300 "$python" scripts/hot_path.py --check "$build" ;;
   esac
 }
 
