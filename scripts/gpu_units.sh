@@ -32,7 +32,8 @@ begin_call() {
   trap pack EXIT
   trap 'stop_child; exit 143' INT TERM HUP
   nvidia-smi -q -d POWER,CLOCK,TEMPERATURE >>"$out/nvidia-smi.txt" 2>/dev/null || true
-  [ -f "$out/machine.json" ] || "$python" bench/peers/gpu_report.py --machine "$out/machine.json"
+  [ -f "$out/machine.json" ] ||
+    "$python" bench/peers/gpu_report.py --machine "$out/machine.json" ${emulated:+--emulated}
 }
 
 # Drops what the parts of --again have done.

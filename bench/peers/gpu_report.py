@@ -2,7 +2,7 @@
 """Combines the measurements of scripts/gpu_check.sh into tables that compare Weft with PyTorch.
 
 usage: gpu_report.py DIR... [--file FILE]     DIR: the folders given to gpu_check.sh by --out
-       gpu_report.py --machine FILE           describes this machine as JSON
+       gpu_report.py --machine FILE [--emulated]   describes this machine as JSON
 
 Reads what is there so far: rows in PART/weft-N.jsonl, eager-N.jsonl, cudnn-N.jsonl and compiled-N.jsonl, training
 steps and kernel times in PART/UNIT.json, the state and machine.json. Without --file it writes
@@ -214,6 +214,8 @@ def text(folders, machine):
         "How: `bench/gpu/gpu_bench.h`, `bench/peers/gpu_ops.py`, `scripts/gpu_check.sh`.", "",
         checked(folders), "",
     ]
+    if machine.get("emulated"):
+        head[:1] = [f"# Emulated {name}", "", "**No figure here is a measurement of a GPU.**"]
     heads = ["What", "measured", "goal", ""]
     return "\n".join(head + ["## Goals", "", *table(heads, goals.rows)] + body).rstrip() + "\n"
 
@@ -223,9 +225,10 @@ def main():
     parser.add_argument("folders", nargs="*", type=pathlib.Path)
     parser.add_argument("--file", type=pathlib.Path)
     parser.add_argument("--machine", type=pathlib.Path)
+    parser.add_argument("--emulated", action="store_true")
     options = parser.parse_args()
     if options.machine:
-        options.machine.write_text(json.dumps(this_machine(), indent=1))
+        options.machine.write_text(json.dumps({**this_machine(), "emulated": options.emulated}, indent=1))
         return
     if not options.folders:
         parser.error("name the folders that gpu_check.sh wrote")
