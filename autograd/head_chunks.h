@@ -65,6 +65,7 @@ class HeadChunks {
         part_gradient(logits, first, n, of_rows, Tensor(), count);
         return products(logits, first, n, dx, dw);
       }
+      count_update(logits);
       dispatch<cpu::cross_entropy_in_place, cuda::cross_entropy_in_place>(
           logits, rows_of(targets_, first, n), count, options_.ignore_index,
           options_.label_smoothing, rows_of(losses, first, n));

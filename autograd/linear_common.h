@@ -25,10 +25,12 @@ inline Tensor f32_scratch(std::int64_t n, Device device) {
 inline void add_bias_gradient(Backward& b, int bias, const Tensor& dbias, DType dtype) {
   if (dbias.dtype() == dtype) return b.add(bias, dbias);
   const Tensor main = b.accumulator(bias, dbias.shape(), dtype, true);
-  if (main.defined() && main.dtype() == dbias.dtype())
+  if (main.defined() && main.dtype() == dbias.dtype()) {
+    count_update(main);
     dispatch<cpu::add_scaled, cuda::add_scaled>(dbias, 1.0, main);
-  else
+  } else {
     b.add(bias, dbias.to(dtype));
+  }
 }
 
 /// Computes both gradients in one GPU matrix product, which also sums the rows of dy.
@@ -43,6 +45,7 @@ inline void add_weight_and_bias(Backward& b, int weight, int bias, const Tensor&
   const Tensor partial =
       Tensor::empty({epilogue_partial(dy.dim(0), dy.dim(1), dy.device())}, DType::f64, dy.device());
   detail::count_product(out.numel(), dy.dim(0));
+  if (accumulate) detail::count_update(out);
   dispatch<cpu::gemm_bias_grad, cuda::gemm_bias_grad>(dy, x, accumulate, scratch, partial, out,
                                                       dbias);
   if (!sum.defined()) b.add(weight, out);

@@ -61,6 +61,7 @@ struct Gradients {
 /// t * factor; in place unless an outer tape also holds t for its own backward.
 Tensor scaled(Tensor t, const Tensor& factor) {
   if (t.impl()->refs.load() > 1) t = t.clone();
+  detail::count_update(t);
   dispatch<cpu::scale_by, cuda::scale_by>(t, factor);
   return t;
 }

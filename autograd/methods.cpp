@@ -202,6 +202,7 @@ const Tensor& Tensor::add_(const Tensor& other, double alpha) const {
   check_source("add_", "other", other);
   bump_version();
   const Tensor apart = copy_if_overlapping(other, *this);
+  detail::count_update(*this);
   dispatch<cpu::add_scaled, cuda::add_scaled>(apart.defined() ? apart : other, alpha, *this);
   return *this;
 }

@@ -1,6 +1,7 @@
 // The CUDA kernels on a GPU: memory-bound ones relative to the copy rate of the same run, attention
 // and products in FLOP/s, and the cost of launches. bench/peers/gpu_ops.py measures PyTorch at the
-// same shapes in the same way. Without a GPU the exit status is 77.
+// same shapes in the same way. With --resume, rows that the file of --json has are not measured
+// again. Without a GPU the exit status is 77.
 #include <algorithm>
 #include <string_view>
 
@@ -51,9 +52,12 @@ void check_names(const std::string& list) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  std::string only, quick;
-  bench::Report report(argc, argv, {{"--only", &only, "PART,..."}, {"--quick", &quick, ""}});
+  std::string only, quick, resume;
+  bench::Report report(
+      argc, argv,
+      {{"--only", &only, "PART,..."}, {"--quick", &quick, ""}, {"--resume", &resume, ""}});
   check_names(only);
+  if (!resume.empty()) report.resume();
   if (cuda::device_count() == 0) {
     std::fprintf(stderr, "bench_gpu: no GPU here\n");
     return 77;

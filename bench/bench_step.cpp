@@ -3,7 +3,10 @@
 //
 // With --model NAME: a number of steps of a model in bench/models.h, as bench/peers/gpt.py runs
 // them in PyTorch; the result is one line of JSON. These also run on a GPU: --device cuda, and with
-// --graph on as one captured step that is replayed.
+// --graph on as one captured step that is replayed. --kernels FILE profiles one more step: the file
+// has the work of each kernel, whose time bench/gpu/model.py predicts. On --device meta:cuda
+// nothing is computed, so a step of any size can be recorded.
+#include <algorithm>
 #include <cstdlib>
 
 #include "weft/bench/harness.h"
@@ -74,9 +77,35 @@ void write_losses(const std::string& path, const std::vector<double>& losses) {
   check(std::fclose(f) == 0, "--losses: cannot write {}", path);
 }
 
-int run_one_model(const bench::TrainRun& run, const std::string& losses_file) {
+// Writes a row for each kernel of each op with its operands, longest first.
+void write_kernels(const std::string& path, const bench::TrainRun& run,
+                   const bench::TrainResult& result) {
+  std::vector<Profiler::Entry> kernels = result.kernels;
+  std::stable_sort(kernels.begin(), kernels.end(),
+                   [](const auto& a, const auto& b) { return a.work.seconds > b.work.seconds; });
+  io::Json rows;
+  for (const Profiler::Entry& e : kernels) {
+    io::Json row = io::Json::object();
+    row.set("phase", e.phase).set("op", e.op).set("kernel", e.kernel).set("operands", e.operands);
+    row.set("calls", e.work.calls).set("launches", e.work.launches);
+    row.set("seconds", e.work.seconds).set("flops", e.work.flops).set("bytes", e.work.bytes);
+    rows.push_back(std::move(row));
+  }
+  io::Json out = io::Json::object();
+  out.set("model", run.model).set("device", run.device).set("dtype", run.dtype);
+  out.set("step_tokens", bench::step_model(run.model).step_tokens());
+  out.set("step_seconds", result.kernels_seconds).set("kernels", std::move(rows));
+  std::FILE* f = std::fopen(path.c_str(), "w");
+  check(f != nullptr, "--kernels: cannot write {}", path);
+  std::fprintf(f, "%s\n", out.dump().c_str());
+  check(std::fclose(f) == 0, "--kernels: cannot write {}", path);
+}
+
+int run_one_model(const bench::TrainRun& run, const std::string& losses_file,
+                  const std::string& kernels_file) {
   const bench::TrainResult result = bench::train(run);
   if (!losses_file.empty()) write_losses(losses_file, result.losses);
+  if (!kernels_file.empty()) write_kernels(kernels_file, run, result);
   io::Json milliseconds;
   for (const double s : result.seconds) milliseconds.push_back(1e3 * s);
   const std::int64_t tokens = bench::step_model(run.model).step_tokens();
@@ -96,10 +125,10 @@ int run_one_model(const bench::TrainRun& run, const std::string& losses_file) {
 
 int main(int argc, char** argv) try {
   bench::TrainRun run;
-  std::string steps, warmup, losses, graph;
+  std::string steps, warmup, losses, graph, kernels;
   bench::Report report(argc, argv,
                        {{"--model", &run.model, "NAME"},
-                        {"--device", &run.device, "cpu|cuda"},
+                        {"--device", &run.device, "cpu|cuda|meta:cuda"},
                         {"--dtype", &run.dtype, "f32|bf16"},
                         {"--graph", &graph, "on|off"},
                         {"--steps", &steps, "N"},
@@ -107,13 +136,16 @@ int main(int argc, char** argv) try {
                         {"--init", &run.init_file, "FILE"},
                         {"--export", &run.export_file, "FILE"},
                         {"--data", &run.data_file, "FILE"},
-                        {"--losses", &losses, "FILE"}});
+                        {"--losses", &losses, "FILE"},
+                        {"--kernels", &kernels, "FILE"}});
   if (!steps.empty()) run.steps = std::atoi(steps.c_str());
   if (!warmup.empty()) run.warmup = std::atoi(warmup.c_str());
   check(graph.empty() || graph == "on" || graph == "off", "--graph: must be on or off, got {}",
         graph);
   run.graph = graph == "on";
-  if (!run.model.empty()) return run_one_model(run, losses);
+  run.kernels = !kernels.empty();
+  if (!run.model.empty()) return run_one_model(run, losses, kernels);
+  check(!run.kernels, "--kernels: needs --model");
 
   for (const Model& m : kModels) {
     const auto tokens = static_cast<double>(m.batch * m.config.seq);

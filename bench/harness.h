@@ -1,15 +1,18 @@
 #pragma once
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <initializer_list>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "weft/bench/timing.h"
 #include "weft/core/error.h"
 #include "weft/core/parallel.h"
+#include "weft/io/json.h"
 
-/// Reporting as a table and as JSON rows of {name, value, unit}.
+/// Reporting as a table and as lines of JSON, {name, value, unit}.
 namespace weft::bench {
 
 /// A flag of one benchmark, stored in `value`. A flag without a placeholder takes no value and
@@ -20,7 +23,14 @@ struct Flag {
   std::string placeholder;
 };
 
-/// Collects rows, prints each one at once and writes all of them at the end.
+struct Row {
+  std::string name;
+  double value;
+  std::string unit;
+};
+
+/// Prints each row and appends it to the file of --json at once, so that a run that is stopped
+/// leaves the rows that it has measured.
 class Report {
  public:
   /// Parses "--json FILE", "--threads N", "--clock wall|processor" and the flags in `more`; exits
@@ -46,38 +56,55 @@ class Report {
     std::printf("%d threads\n", num_threads());
   }
 
-  void row(const std::string& name, double value, const std::string& unit) {
-    std::printf("%-44s %12.4g %s\n", name.c_str(), value, unit.c_str());
-    std::fflush(stdout);
-    add(name, value, unit);
+  /// Continues the file of a run that was stopped: its rows stay, and new ones follow.
+  void resume() {
+    std::ifstream file(json_);
+    for (std::string line; std::getline(file, line);) {
+      const io::Json row = io::Json::parse(line, json_);
+      earlier_[row.at("name").as_string()] = row.at("value").as_double();
+    }
+    mode_ = std::ios::app;
   }
-  /// The same without printing.
+  /// The value of a row of that run; null if it has none of this name.
+  const double* earlier(const std::string& name) const {
+    const auto found = earlier_.find(name);
+    return found == earlier_.end() ? nullptr : &found->second;
+  }
+
+  void row(const std::string& name, double value, const std::string& unit) {
+    rows({{name, value, unit}});
+  }
+  /// Rows of one measurement: a run that is killed has written all of them or none.
+  void rows(const std::vector<Row>& together) {
+    for (const Row& r : together)
+      std::printf("%-44s %12.4g %s\n", r.name.c_str(), r.value, r.unit.c_str());
+    std::fflush(stdout);
+    write(together);
+  }
+  /// A row that is not printed.
   void add(const std::string& name, double value, const std::string& unit) {
-    rows_.push_back({name, unit, value});
+    write({{name, value, unit}});
   }
 
   /// The program's exit status.
-  int finish() const {
-    if (json_.empty()) return 0;
-    std::FILE* f = std::fopen(json_.c_str(), "w");
-    if (!f) {
-      std::fprintf(stderr, "cannot write %s\n", json_.c_str());
-      return 1;
-    }
-    std::fputs("[\n", f);
-    for (std::size_t i = 0; i < rows_.size(); ++i)
-      std::fprintf(f, "  {\"name\": \"%s\", \"value\": %.9g, \"unit\": \"%s\"}%s\n",
-                   rows_[i].name.c_str(), rows_[i].value, rows_[i].unit.c_str(),
-                   i + 1 < rows_.size() ? "," : "");
-    std::fputs("]\n", f);
-    return std::fclose(f) == 0 ? 0 : 1;
+  int finish() {
+    write({});
+    if (json_.empty() || file_) return 0;
+    std::fprintf(stderr, "cannot write %s\n", json_.c_str());
+    return 1;
   }
 
  private:
-  struct Row {
-    std::string name, unit;
-    double value;
-  };
+  void write(const std::vector<Row>& together) {
+    if (json_.empty()) return;
+    if (!file_.is_open()) file_.open(json_, mode_);
+    std::string lines;
+    for (const Row& r : together) {
+      io::Json row = io::Json::object();
+      lines += row.set("name", r.name).set("value", r.value).set("unit", r.unit).dump() + "\n";
+    }
+    file_ << lines << std::flush;
+  }
   [[noreturn]] static void usage(const char* program, const std::vector<Flag>& flags) {
     std::fprintf(stderr, "usage: %s", program);
     for (const Flag& f : flags)
@@ -87,7 +114,9 @@ class Report {
     std::exit(2);
   }
   std::string json_;
-  std::vector<Row> rows_;
+  std::ofstream file_;
+  std::ios::openmode mode_ = std::ios::out;
+  std::map<std::string, double> earlier_;
 };
 
 }  // namespace weft::bench

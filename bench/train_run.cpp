@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <functional>
 
 #include "weft/bench/harness.h"
 #include "weft/core/cuda.h"
@@ -80,17 +81,42 @@ train::Options options_of(const TrainRun& run, std::int64_t batch) {
 
 nn::Gpt make_on_meta(const TrainRun& run, const train::Options& options) {
   nn::GptConfig config = step_model(run.model).config;
-  if (Device::parse(run.device).is_cuda())
+  if (Device::parse(run.device).is_gpu())
     config.vocab = (config.vocab + kGpuVocabMultiple - 1) / kGpuVocabMultiple * kGpuVocabMultiple;
   const nn::DeviceScope on_meta(kMeta, options.machine.dtype);
   return nn::Gpt(config);
+}
+
+// The scopes of an op are left out: layers are alike.
+void profile_step(train::TrainStep& step, const std::function<void()>& take_step,
+                  TrainResult& result) {
+  Profiler profiler(true);
+  step.on_phase([&](train::Phase phase) { profiler.phase(name_of(phase)); });
+  profiler.start(name_of(train::Phase::forward));
+  take_step();
+  profiler.stop();
+  step.on_phase(nullptr);
+  result.kernels_seconds = profiler.seconds();
+  for (Profiler::Entry& e : profiler.entries()) {
+    e.scopes.clear();
+    const auto same =
+        std::find_if(result.kernels.begin(), result.kernels.end(), [&](const Profiler::Entry& k) {
+          return k.phase == e.phase && k.op == e.op && k.kernel == e.kernel &&
+                 k.operands == e.operands;
+        });
+    if (same == result.kernels.end())
+      result.kernels.push_back(std::move(e));
+    else
+      same->work.add(e.work);
+  }
 }
 
 // On a GPU the host waits once for each group of steps.
 void run_steps(const TrainRun& run, const Batches& batches, Device device, train::TrainStep& step,
                TrainResult& result) {
   std::vector<data::Batch> prepared;
-  for (int i = 0; i < run.warmup + run.steps; ++i) prepared.push_back(batches.at(i));
+  const int all = run.warmup + run.steps + (run.kernels ? 1 : 0);
+  for (int i = 0; i < all; ++i) prepared.push_back(batches.at(i));
   std::vector<train::StepResult> results;  // whose numbers are read at the end
   const auto take_step = [&] {
     results.push_back(step(std::ssize(results) + 1, prepared[results.size()]));
@@ -113,6 +139,7 @@ void run_steps(const TrainRun& run, const Batches& batches, Device device, train
     result.seconds.push_back((now() - start) / steps);
   }
   result.host_syncs = static_cast<double>(cuda::host_syncs() - syncs - waits) / run.steps;
+  if (run.kernels) profile_step(step, take_step, result);
   for (const train::StepResult& r : results) result.losses.push_back(r.loss());
 }
 
@@ -132,6 +159,7 @@ TrainResult train(const TrainRun& run) {
   check(!run.graph || run.warmup > train::TrainStep::kEagerSteps,
         "--graph: needs --warmup of at least {}, got {}", train::TrainStep::kEagerSteps + 1,
         run.warmup);
+  check(!run.kernels || !run.graph, "--kernels: needs --graph off, got on");
   check(run.steps > 0, "--steps: must be at least 1, got {}", run.steps);
   const StepModel& model = step_model(run.model);
   const Batches batches(model, run.data_file);

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "weft/bench/models.h"
+#include "weft/core/profile.h"
 
 /// Training steps of one model that another program can repeat: the same weights from a file, the
 /// same batches by rule, and the time of each step.
@@ -17,6 +18,7 @@ struct TrainRun {
   std::string init_file;    ///< .safetensors with the initial weights; empty: seed 1
   std::string export_file;  ///< receives the initial weights; empty: none
   std::string data_file;    ///< text, read as bytes; empty: synthetic tokens over the vocabulary
+  bool kernels = false;     ///< profile one more step, after the others; not with `graph`
 };
 
 struct TrainResult {
@@ -25,6 +27,9 @@ struct TrainResult {
   double peak_rss_mib = 0;      ///< of the process, as the system reports it
   std::int64_t peak_bytes = 0;  ///< of tensors on the device after the warm-up
   double host_syncs = 0;        ///< waits of the host for the GPU per timed step
+  /// Of the profiled step, by phase, op, kernel and operands, and its duration.
+  std::vector<Profiler::Entry> kernels;
+  double kernels_seconds = 0;
   double median_seconds() const;
 };
 
@@ -32,7 +37,8 @@ struct TrainResult {
 /// s has number i = s * batch + r. With data, it starts at byte 1000003 i mod (size - T). Without,
 /// token t is (2654435761 (i (T + 1) + t) mod 2^32) / 256 mod vocab. A step is forward, loss,
 /// backward, clipping to norm 1, AdamW and zero_grad, as in train_gpt. On a GPU the host waits once
-/// per kGroup timed steps, and batches are prepared beforehand.
+/// per kGroup timed steps, and batches are prepared beforehand. On the meta device nothing is
+/// computed: times mean nothing, and losses are NaN.
 /// Throws Error on files that cannot be read, or that belong to another model.
 TrainResult train(const TrainRun& run);
 

@@ -65,7 +65,11 @@ if(WEFT_EXAMPLES)
   target_link_libraries(test_rank_steps PRIVATE weft_emu weft_flags doctest::doctest)
   add_test(NAME emulated_rank_steps COMMAND test_rank_steps)
   if(NOT WEFT_SANITIZE)
-    foreach(case gpu gpu_ranks)
+    set(cases gpu gpu_ranks)
+    if(WEFT_BENCH)
+      list(APPEND cases gpu_check)
+    endif()
+    foreach(case ${cases})
       add_test(NAME cli_${case}
         COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_${case}.py)
       set_tests_properties(cli_${case} PROPERTIES
@@ -89,6 +93,11 @@ if(WEFT_BENCH)
     --dtype bf16 --warmup 3 --steps 6 --graph on)
   set_tests_properties(bench_step_emulated bench_step_emulated_graph PROPERTIES
     PASS_REGULAR_EXPRESSION "\"host_syncs\":0(\\.0+)?[,}]")
+  # The prediction from recorded steps.
+  add_test(NAME cli_gpu_model
+    COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_gpu_model.py)
+  set_tests_properties(cli_gpu_model PROPERTIES
+    ENVIRONMENT "WEFT_BIN=$<TARGET_FILE_DIR:bench_step_emulated>;PYTHONDONTWRITEBYTECODE=1")
 endif()
 
 # Faults that only a sanitizer detects: one planted bug per run, and the expected report.

@@ -34,6 +34,8 @@ template <auto Kernel>
 
 template <auto Cpu, auto Cuda, class First, class... Args>
 inline void run_kernel(Device device, const First& first, const Args&... args) {
+  if (device.is_meta()) [[unlikely]]
+    return skip_kernel<Cpu>();
   if constexpr (kWithCuda) {
     if (device.is_cuda()) {
       cuda::detail::use_device(device.index);
@@ -48,6 +50,12 @@ template <auto Cpu, auto Cuda, class First, class... Args>
                                             const Args&... args) {
   KernelTimer timer(kernel_signature<Cpu>(), device,
                     operand_bytes(first) + (0.0 + ... + operand_bytes(args)));
+  if (timer.wants_operands()) {
+    std::string names;
+    add_operand(names, first);
+    (add_operand(names, args), ...);
+    timer.set_operands(names);
+  }
   run_kernel<Cpu, Cuda>(device, first, args...);
   timer.done();
 }
@@ -60,8 +68,6 @@ template <auto Cpu, auto Cuda, class First, class... Args>
 template <auto Cpu, auto Cuda, class First, class... Args>
 inline void dispatch(const First& first, const Args&... args) {
   const Device device = first.device();
-  if (device.is_meta()) [[unlikely]]
-    return detail::skip_kernel<Cpu>();
   if (detail::profiling()) [[unlikely]]
     return detail::run_timed<Cpu, Cuda>(device, first, args...);
   detail::run_kernel<Cpu, Cuda>(device, first, args...);

@@ -106,6 +106,7 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& out, bool accumulate) 
   if (const std::int64_t n = gemm_scratch(g, a.dtype(), a.device()))
     scratch = Tensor::empty({n}, DType::f32, a.device());
   detail::count_product(out.numel(), g.k);
+  if (accumulate) detail::count_update(out);
   dispatch<cpu::gemm, cuda::gemm>(left.tensor(), right.tensor(), g, scratch, out);
 }
 

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <map>
+#include <set>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -56,6 +57,7 @@ struct Profiler::State {
     std::int32_t scope;
     const char* op;  ///< null until the op that ran it is known
     const char* signature;
+    const std::string* operands;
     KernelWork work;
     std::int32_t events;  ///< index of its pair of events; -1 on the CPU
   };
@@ -68,7 +70,7 @@ struct Profiler::State {
         const Events& e = events[static_cast<std::size_t>(c.events)];
         c.work.seconds = e.to.since(e.from) * 1e-3;
       }
-      sums[{c.phase, c.scope, c.op ? c.op : "", c.signature}].add(c.work);
+      sums[{c.phase, c.scope, c.op ? c.op : "", c.signature, *c.operands}].add(c.work);
     }
   }
   void clear_span() {
@@ -83,12 +85,16 @@ struct Profiler::State {
   std::vector<Call> calls;
   std::size_t named = 0;        ///< calls before this one have their op
   double flops = 0, bytes = 0;  ///< for the next kernel
+  std::int64_t launches = 0;    ///< of the current one
   bool in_kernel = false;
   std::vector<Events> events;
   std::int32_t used_events = 0;
   Device gpu;
   std::shared_ptr<ProfileScopes> scopes = ProfileScopes::of_thread();
-  using Key = std::tuple<std::string_view, std::int32_t, std::string_view, std::string_view>;
+  bool by_operands = false;
+  std::set<std::string> operands{""};
+  using Key = std::tuple<std::string_view, std::int32_t, std::string_view, std::string_view,
+                         std::string_view>;
   std::map<Key, KernelWork> sums;
   const char* current_phase = "";
   Clock::time_point started, kernel_begins;
@@ -112,6 +118,22 @@ void add_kernel_work(double flops, double bytes) {
   }
 }
 
+void add_kernel_launch() {
+  if (running_profile) ++running_profile->launches;
+}
+
+void add_operand(std::string& names, const Tensor& t) {
+  if (!t.defined()) return;
+  names += name(t.dtype());
+  for (int i = 0; i < t.ndim(); ++i) {
+    names += i == 0 ? ' ' : 'x';
+    names += std::to_string(t.dim(i));
+  }
+  const int n = t.ndim();
+  if (n >= 2 && t.dim(n - 1) > 1 && t.strides()[n - 1] > t.strides()[n - 2]) names += 't';
+  names += ", ";
+}
+
 void end_profiled_op(const char* op) {
   Profiler::State* const s = running_profile;
   if (!s || s->in_kernel) return;
@@ -121,7 +143,7 @@ void end_profiled_op(const char* op) {
 
 // A kernel that calls dispatch() is timed as one.
 KernelTimer::KernelTimer(const char* signature, Device device, double bytes)
-    : times_(running_profile && !running_profile->in_kernel) {
+    : times_(running_profile && !running_profile->in_kernel), computes_(!device.is_meta()) {
   if (!times_) return;
   Profiler::State& s = *running_profile;
   std::int32_t events = -1;
@@ -136,12 +158,15 @@ KernelTimer::KernelTimer(const char* signature, Device device, double bytes)
                      .scope = current_scope,
                      .op = nullptr,
                      .signature = signature,
+                     .operands = &*s.operands.begin(),
                      .work = {.calls = 1,
                               .seconds = 0,
                               .flops = std::exchange(s.flops, 0),
-                              .bytes = bytes + std::exchange(s.bytes, 0)},
+                              .bytes = bytes + std::exchange(s.bytes, 0),
+                              .launches = 0},
                      .events = events});
   s.in_kernel = true;
+  s.launches = 0;
   s.kernel_begins = Clock::now();
 }
 
@@ -152,11 +177,20 @@ KernelTimer::~KernelTimer() {
   }
 }
 
+bool KernelTimer::wants_operands() const { return times_ && running_profile->by_operands; }
+
+void KernelTimer::set_operands(const std::string& names) {
+  Profiler::State& s = *running_profile;
+  const std::size_t end = names.empty() ? 0 : names.size() - 2;  // without the last ", "
+  s.calls.back().operands = &*s.operands.insert(names.substr(0, end)).first;
+}
+
 void KernelTimer::done() {
   if (!times_) return;
   Profiler::State& s = *running_profile;
   Profiler::State::Call& c = s.calls.back();
-  c.work.seconds = seconds_since(s.kernel_begins);
+  if (computes_) c.work.seconds = seconds_since(s.kernel_begins);
+  c.work.launches = s.launches;
   if (c.events >= 0)
     s.events[static_cast<std::size_t>(c.events)].to.record(cuda::Stream::current(s.gpu));
   s.in_kernel = false;
@@ -165,7 +199,9 @@ void KernelTimer::done() {
 
 }  // namespace detail
 
-Profiler::Profiler() : state_(std::make_unique<State>()) {}
+Profiler::Profiler(bool by_operands) : state_(std::make_unique<State>()) {
+  state_->by_operands = by_operands;
+}
 Profiler::~Profiler() {
   if (running()) discard();
 }
@@ -215,7 +251,7 @@ std::int64_t Profiler::spans() const { return state_->spans; }
 std::vector<Profiler::Entry> Profiler::entries() const {
   std::vector<Entry> all;
   for (const auto& [key, sums] : state_->sums) {
-    const auto& [phase, scope, op, signature] = key;
+    const auto& [phase, scope, op, signature, operands] = key;
     // "... [with auto Kernel = weft::cpu::softmax_fwd; ...]"
     std::string_view kernel = signature.substr(signature.find("Kernel = ") + 9);
     kernel = kernel.substr(0, kernel.find_first_of(";,]"));
@@ -224,7 +260,8 @@ std::vector<Profiler::Entry> Profiler::entries() const {
                    .scopes = state_->scopes->path(scope),
                    .op = std::string(op),
                    .kernel = std::string(kernel),
-                   .work = sums});
+                   .work = sums,
+                   .operands = std::string(operands)});
   }
   return all;
 }

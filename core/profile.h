@@ -9,25 +9,28 @@ namespace weft {
 /// The work of kernels.
 struct KernelWork {
   std::int64_t calls = 0;
-  double seconds = 0;
+  double seconds = 0;  ///< 0 on the meta device
   /// Of matrix products, attention and LSTM and GRU; packed rows and delta nets count none.
   double flops = 0;
-  /// The sizes of the operands, each counted once. More than what was moved if a kernel reads some
-  /// rows of an operand.
+  /// The sizes of the operands, each counted once, and twice if it is updated. More than what was
+  /// moved if a kernel reads some rows of an operand.
   double bytes = 0;
+  std::int64_t launches = 0;  ///< on a GPU: of its kernels, library products and copies
 
   void add(const KernelWork& more) {
     calls += more.calls;
     seconds += more.seconds;
     flops += more.flops;
     bytes += more.bytes;
+    launches += more.launches;
   }
 };
 
 /// Times the kernels that this thread runs between start() and stop(): with the clock on the CPU,
 /// with events on a GPU. On a GPU one entry covers everything that a call launches, with the gaps
 /// between the launches; where the host is slower than the GPU, kernels seem to take the host's
-/// time. Use and destroy it on one thread.
+/// time. Kernels that the meta device skips are counted, in no time. Use and destroy it on one
+/// thread.
 ///
 ///   Profiler profiler;
 ///   profiler.start("forward");
@@ -46,11 +49,14 @@ class Profiler {
     std::string op;
     std::string kernel;  ///< "gemm_bias"
     KernelWork work;
+    std::string operands = {};  ///< "bf16 64x768, bf16 768x32t"; empty unless asked for
 
     const std::string& label() const { return op.empty() ? kernel : op; }
   };
 
-  Profiler();
+  /// `by_operands`: calls with other dtypes or shapes are other entries. Their names cost the host
+  /// about a microsecond a call.
+  explicit Profiler(bool by_operands = false);
   ~Profiler();
   Profiler(const Profiler&) = delete;
 

@@ -9,6 +9,7 @@
 
 #include "weft/core/cuda.h"
 #include "weft/core/error.h"
+#include "weft/core/kernel_timer.h"
 #include "weft/core/kernels/cuda_runtime.h"
 #include "weft/cuda/gemm_choices.h"
 #include "weft/cuda/gemm_measure.h"
@@ -124,7 +125,10 @@ bool try_product(Product p, const ProductData& data) {
   std::unique_ptr<lt::Plan>& plan = plan_in(device, p);
   if (!plan) plan = make_plan(device, p, data);
   if (!plan->possible()) return false;
-  if (plan->run(device.handle, data, workspace_of(stream), stream.handle())) return true;
+  if (plan->run(device.handle, data, workspace_of(stream), stream.handle())) {
+    weft::detail::count_launch();
+    return true;
+  }
   plan->forbid();  // the heuristic offers epilogues that a launch then refuses
   return false;
 }

@@ -7,6 +7,7 @@
 
 #include "weft/core/cuda.h"
 #include "weft/core/error.h"
+#include "weft/core/kernel_timer.h"
 #include "weft/core/kernels/cuda_runtime.h"
 #include "weft/cuda/launch.h"
 
@@ -70,6 +71,7 @@ void allow_shared_memory(const void* kernel, int device, std::size_t asked) {
 namespace detail {
 
 void launch(const void* kernel, dim3 grid, dim3 block, void** args, std::size_t shared) {
+  weft::detail::count_launch();
   const Stream stream =
       Stream::current({Device::Kind::cuda, static_cast<std::int16_t>(rt::current_device())});
   const int device = stream.device().index;
@@ -194,6 +196,7 @@ double elapsed_ms(EventHandle from, EventHandle to) {
 }
 
 void copy(void* to, const void* from, std::int64_t bytes, CopyKind, StreamHandle s) {
+  weft::detail::count_launch();
   // With unified addressing the driver knows the kind of each pointer.
   ok(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream_of(s)),
      "cudaMemcpyAsync");

@@ -29,6 +29,7 @@ part() {
   local verdict=FAILED
   case $status in
     0) verdict=ok ;;
+    75) verdict=stopped ;;
     77) verdict=skipped ;;
   esac
   awk -v v="$verdict" -v n="$name" -v t=$((($(date +%s%N) - start) / 1000000)) \

@@ -48,6 +48,7 @@ case "${1:-}" in
     check kernels scripts/check_kernels.py build/release
     check registers scripts/check_registers.py --check build/release
     check sass scripts/check_sass.py --check build/release
+    check hot-path scripts/hot_path.py --check build/release
     check install scripts/check_install.sh
     check api-reference scripts/api_reference.sh
     part compile-time scripts/check_compile_time.sh && cat build/logs/compile-time.log

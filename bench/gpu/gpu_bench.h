@@ -60,7 +60,8 @@ class GpuBench {
   bool quick() const { return quick_; }
   Report& report() const { return report_; }
 
-  /// Rows: microseconds, GB/s and percent of copy_rate().
+  /// Rows: microseconds, GB/s and percent of copy_rate(). Nothing that the run that this one
+  /// resumes has measured.
   void memory_bound(const Case& c);
   /// Rows: microseconds and TFLOP/s.
   void arithmetic(const Case& c);
@@ -72,7 +73,10 @@ class GpuBench {
   void warm_up() const;
 
  private:
-  Spread time_row(const Case& c);
+  /// Whether the run that this one resumes has the rows.
+  bool is_done(const Case& c) const;
+  /// Also checks the outputs.
+  Spread time(const Case& c) const;
   Report& report_;
   bool quick_;
   double copy_rate_ = 0;

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """The rows of bench_gpu in PyTorch: the same shapes, timed in the same way.
 
-usage: gpu_ops.py --names FILE [--mode eager|compiled|cudnn] [--json FILE] [--device cuda|cpu]
-                  [--quick]
+usage: gpu_ops.py --names FILE [--mode eager|compiled|cudnn] [--json FILE [--resume]]
+                  [--device cuda|cpu] [--quick]
 
-FILE is the output of `bench_gpu --json FILE`; its row names give the ops, dtypes and shapes. Rows
-without a counterpart in a mode are skipped:
+FILE is the output of `bench_gpu --json FILE`; its row names give the ops, dtypes and shapes. With
+--resume, rows that the file of --json has are not measured again. Rows without a counterpart in a
+mode are skipped:
   eager     everything; attention by scaled_dot_product_attention with its FLASH backend (f32: the
             memory-efficient one), AdamW fused
   compiled  the memory-bound ops through torch.compile
@@ -13,7 +14,6 @@ without a counterpart in a mode are skipped:
 --device cpu and --quick only check that the script runs.
 """
 import argparse
-import json
 import math
 import re
 import sys
@@ -25,6 +25,7 @@ except ImportError:
     sys.exit("gpu_ops.py needs PyTorch: pip install torch numpy, or name another interpreter with PYTHON=")
 
 import gpu_cases
+from row_file import RowFile, read_rows
 
 # As in bench/gpu/gpu_bench.cpp.
 RUNS, SAMPLE_SECONDS, WARM_SECONDS = 25, 3e-3, 3
@@ -88,18 +89,18 @@ class Clock:
 
 
 class Rows:
-    def __init__(self, names, clock, options):
-        self.names, self.clock, self.options, self.rows = names, clock, options, []
+    def __init__(self, names, clock, file, options):
+        self.names, self.clock, self.file, self.options = names, clock, file, options
 
-    def add(self, name, value, unit):
-        print(f"{name:<60} {value:12.4g} {unit}", flush=True)
-        self.rows.append({"name": name, "value": value, "unit": unit})
+    def add(self, *rows):
+        """(name, value, unit) of one measurement."""
+        for name, value, unit in rows:
+            print(f"{name:<60} {value:12.4g} {unit}", flush=True)
+        self.file.append([{"name": name, "value": value, "unit": unit} for name, value, unit in rows])
 
     def timed(self, name, call):
-        median, p10, p90 = self.clock.time(call)
-        self.add(name, 1e6 * median, "us")
-        self.add(name + ": p10", 1e6 * p10, "us")
-        self.add(name + ": p90", 1e6 * p90, "us")
+        median, p10, p90 = (1e6 * t for t in self.clock.time(call))
+        self.add((name, median, "us"), (name + ": p10", p10, "us"), (name + ": p90", p90, "us"))
 
     def case(self, name):
         found = NAME.fullmatch(name)
@@ -113,7 +114,7 @@ class Rows:
     def all_cases(self):
         warm = False
         for name in self.names:
-            if not NAME.fullmatch(name):
+            if not NAME.fullmatch(name) or name in self.file.names:
                 continue
             if not warm and name.startswith("product"):
                 self.clock.warm_up(self.options.device)
@@ -127,7 +128,7 @@ class Rows:
         """Measured as in bench/gpu/overhead.cpp."""
         chain, runs = (4, 1) if self.options.quick else (256, 101)
         for name, run in gpu_cases.overhead(chain, self.options.device, self.clock.synchronize).items():
-            if name + ": issued" not in self.names:
+            if name + ": issued" not in self.names or name + ": issued" in self.file.names:
                 continue
             issued, done = [], []
             for i in range(runs + 2):
@@ -138,8 +139,8 @@ class Rows:
                 if i >= 2:
                     issued.append(1e9 * (middle - start) / chain)
                     done.append(1e9 * (time.perf_counter() - start) / chain)
-            self.add(name + ": issued", sorted(issued)[runs // 2], "ns/op")
-            self.add(name + ": done", sorted(done)[runs // 2], "ns/op")
+            self.add((name + ": issued", sorted(issued)[runs // 2], "ns/op"),
+                     (name + ": done", sorted(done)[runs // 2], "ns/op"))
 
 
 def main():
@@ -147,23 +148,20 @@ def main():
     parser.add_argument("--names", required=True)
     parser.add_argument("--mode", choices=["eager", "compiled", "cudnn"], default="eager")
     parser.add_argument("--json")
+    parser.add_argument("--resume", action="store_true")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         print("gpu_ops.py: no GPU here", file=sys.stderr)
         sys.exit(77)
-    with open(options.names) as f:
-        names = [row["name"] for row in json.load(f)]
+    names = [row["name"] for row in read_rows(options.names)]
     clock = Clock(options.device, options.quick)
     clock.warm_up(options.device)
-    rows = Rows(names, clock, options)
+    rows = Rows(names, clock, RowFile(options.json, options.resume), options)
     rows.all_cases()
     if options.mode == "eager":
         rows.overhead()
-    if options.json:
-        with open(options.json, "w") as f:
-            json.dump(rows.rows, f, indent=1)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 """Combines the measurements of scripts/gpu_check.sh into tables that compare Weft with PyTorch.
 
 usage: gpu_report.py DIR... [--file FILE]     DIR: the folders given to gpu_check.sh by --out
-       gpu_report.py --machine FILE           describes this machine as JSON
+       gpu_report.py --machine FILE [--emulated]   describes this machine as JSON
 
-Reads weft-N.json, eager-N.json, cudnn-N.json, compiled-N.json, steps.jsonl and machine.json.
-Without --file it writes bench/results/<date>-<gpu>.md.
+Reads what is there so far: rows in PART/weft-N.jsonl, eager-N.jsonl, cudnn-N.jsonl and compiled-N.jsonl, training
+steps and kernel times in PART/UNIT.json, the state and machine.json. Without --file it writes
+bench/results/<date>-<gpu>.md.
 """
 import argparse
 import datetime
@@ -16,7 +17,9 @@ import statistics
 import subprocess
 import sys
 
+from gpu_kernels import kernel_tables
 from report import Goals, table
+from row_file import read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 MEMORY_GOAL = 85  # percent of the copy rate
@@ -50,13 +53,13 @@ def this_machine():
     }
 
 
-def read_rows(folders):
+def measurements(folders):
     """{side: {name: [values]}} for times, and {name: [values]} for Weft's other units."""
     times, rates = {side: {} for side in SIDES}, {}
     for folder in folders:
         for side in SIDES:
-            for path in sorted(folder.glob(f"{side}-*.json")):
-                for row in json.loads(path.read_text()):
+            for path in sorted(folder.glob(f"*/{side}-*.jsonl")):
+                for row in read_rows(path):
                     timed = row["unit"] in ("us", "ns/op")
                     into = times[side] if timed else rates if side == "weft" else {}
                     into.setdefault(row["name"], []).append(row["value"])
@@ -65,7 +68,7 @@ def read_rows(folders):
 
 class Rows:
     def __init__(self, folders):
-        self.times, self.rates = read_rows(folders)
+        self.times, self.rates = measurements(folders)
         self.names = [n for n in self.times["weft"] if not re.search(r": p\d0$", n)]
 
     def time(self, side, name):
@@ -154,14 +157,17 @@ def utilisation(model, tokens_per_second):
     return 100 * tokens_per_second * per_token / PEAK
 
 
+def results(folders, key):
+    """The objects with this key in PART/UNIT.json, in the order of their units."""
+    found = [json.loads(path.read_text()) for folder in folders for path in sorted(folder.glob("*/*.json"))]
+    return [entry for entry in found if key in entry]
+
+
 def step_table(folders, goals):
     runs = {}
-    for folder in folders:
-        if (folder / "steps.jsonl").exists():
-            for line in (folder / "steps.jsonl").read_text().splitlines():
-                entry = json.loads(line)
-                run = entry["run"]
-                runs.setdefault((run["model"], run["dtype"]), {}).setdefault(entry["side"], []).append(run)
+    for entry in results(folders, "side"):
+        run = entry["run"]
+        runs.setdefault((run["model"], run["dtype"]), {}).setdefault(entry["side"], []).append(run)
     lines = []
     for (model, dtype), sides in runs.items():
         speed = {s: statistics.median(r["tokens_per_s"] for r in found) for s, found in sides.items()}
@@ -170,7 +176,8 @@ def step_table(folders, goals):
             mfu = utilisation(model, speed[side]) if model.count("-") == 2 and dtype == "bf16" else None
             syncs = number(last["host_syncs"], "{:.2f}") if "host_syncs" in last else "-"
             ms = statistics.median(ms for r in found for ms in r["step_ms"])
-            lines.append([model, dtype, side, f"{ms:.2f}", f"{speed[side]:.0f}", number(mfu),
+            who = side if side.startswith("weft") else f"PyTorch, {side}"
+            lines.append([model, dtype, who, f"{ms:.2f}", f"{speed[side]:.0f}", number(mfu),
                           f"{last['peak_bytes'] / 2**30:.2f}", syncs, f"{last['last_loss']:.4f}",
                           number(over(speed.get("weft"), speed[side]), "{:.2f}")])
         compiled = [s for side, s in speed.items() if side.startswith("compiled")]
@@ -179,17 +186,25 @@ def step_table(folders, goals):
                            speed["weft"] / max(compiled), STEP_GOAL[2])
     heads = ["Model", "dtype", "side", "step, ms", "tokens/s", "MFU, %", "peak, GiB",
              "host waits a step", "last loss", "Weft's speed / this"]
-    note = ["MFU: 6 N + 6 L C T FLOPs a token over 989 TFLOP/s.", ""]
+    note = ["MFU: 6 N + 6 L C T FLOPs a token over 989 TFLOP/s. PyTorch: in bf16 autocast over f32 weights, logits "
+            "kept as a whole, the vocabulary padded as Weft's.", ""]
     return ["## Training steps", "", *note, *table(heads, lines)] if lines else []
+
+
+def checked(folders):
+    """A line about the units in the files `state`."""
+    lines = [line.split() for f in folders if (f / "state").exists() for line in (f / "state").read_text().splitlines()]
+    wrong = [unit for _, unit, verdict, _ in lines if verdict != "ok"]
+    return f"Parts of the check: {len(lines) - len(wrong)} passed, failed: {', '.join(wrong) or 'none'}."
 
 
 def text(folders, machine):
     rows, goals = Rows(folders), Goals()
-    body = step_table(folders, goals) + memory_table(rows, goals) + arithmetic_tables(rows, goals)
-    body += overhead_table(rows)
+    name = machine.get("name", "GPU")
+    body = step_table(folders, goals) + kernel_tables(results(folders, "kernels"), name)
+    body += memory_table(rows, goals) + arithmetic_tables(rows, goals) + overhead_table(rows)
     copies = [f"{n} at {rows.rate(n, 'rate'):.0f} GB/s read and written" for n in rows.names
               if n.startswith("copy") and rows.rate(n, "rate")]
-    name = machine.get("name", "GPU")
     head = [
         f"# {name}, {machine['date']}, commit {machine['commit']}", "",
         f"Driver {machine.get('driver_version', '?')}, CUDA {machine.get('cuda') or '?'}, PyTorch "
@@ -197,7 +212,10 @@ def text(folders, machine):
         f"{machine.get('clocks.max.sm', '?')}), memory clock {machine.get('clocks.max.mem', '?')}, power "
         f"limit {machine.get('power.limit', '?')}. Runs in turns, medians. Copy: {'; '.join(copies) or '-'}. "
         "How: `bench/gpu/gpu_bench.h`, `bench/peers/gpu_ops.py`, `scripts/gpu_check.sh`.", "",
+        checked(folders), "",
     ]
+    if machine.get("emulated"):
+        head[:1] = [f"# Emulated {name}", "", "**No figure here is a measurement of a GPU.**"]
     heads = ["What", "measured", "goal", ""]
     return "\n".join(head + ["## Goals", "", *table(heads, goals.rows)] + body).rstrip() + "\n"
 
@@ -207,9 +225,10 @@ def main():
     parser.add_argument("folders", nargs="*", type=pathlib.Path)
     parser.add_argument("--file", type=pathlib.Path)
     parser.add_argument("--machine", type=pathlib.Path)
+    parser.add_argument("--emulated", action="store_true")
     options = parser.parse_args()
     if options.machine:
-        options.machine.write_text(json.dumps(this_machine(), indent=1))
+        options.machine.write_text(json.dumps({**this_machine(), "emulated": options.emulated}, indent=1))
         return
     if not options.folders:
         parser.error("name the folders that gpu_check.sh wrote")

@@ -8,7 +8,6 @@ index_add_; noise chooses the experts. Forward and backward, the median of all r
 names of bench_moe's, so that the two tables can be compared.
 """
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -18,6 +17,8 @@ try:
     import torch.nn.functional as F
 except ImportError:
     sys.exit("moe.py needs PyTorch: pip install torch numpy, or run it with another interpreter")
+
+from row_file import RowFile
 
 # name: (dim, ffn of an expert, experts, experts per token, tokens)
 SIZES = {
@@ -73,16 +74,14 @@ def main():
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
-    rows = []
+    file = RowFile(args.json)
     for name, (dim, ffn, experts, topk, tokens) in SIZES.items():
         if args.only not in name:
             continue
         rate = tokens / seconds(Moe(dim, ffn, experts, topk), tokens, dim, args.rounds)
-        rows.append({"name": f"{name}, layer, experts", "value": rate, "unit": "tokens/s"})
-        print(f"{rows[-1]['name']:44} {rate:12.4g} tokens/s", flush=True)
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(rows, file, indent=2)
+        row = {"name": f"{name}, layer, experts", "value": rate, "unit": "tokens/s"}
+        print(f"{row['name']:44} {rate:12.4g} tokens/s", flush=True)
+        file.append([row])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Needs PyTorch. For each model `bench_ops --products` runs first, then PyTorch mu
 same layouts; the best run of each counts. --cap avx2 restricts all three libraries to AVX2.
 """
 import argparse
-import json
 import os
 import pathlib
 import re
@@ -15,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+from row_file import read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CAPS = {"": {}, "avx2": {"WEFT_ISA": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
@@ -54,10 +55,10 @@ def main():
     print("| --- | --- | --- | --- | --- |")
     for model in options.models.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder) / "rows.json"
+            path = pathlib.Path(folder) / "rows.jsonl"
             subprocess.run([pathlib.Path(options.build) / "bin/bench_ops", "--products", model, "--threads",
                             str(options.threads), "--json", path], check=True, stdout=subprocess.DEVNULL)
-            rows = json.loads(path.read_text())
+            rows = read_rows(path)
         found = {}
         for row in rows:
             match = ROW.fullmatch(row["name"])

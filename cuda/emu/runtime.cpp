@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "weft/core/error.h"
+#include "weft/core/kernel_timer.h"
 #include "weft/core/kernels/cuda_runtime.h"
 #include "weft/cuda/device.h"
 #include "weft/cuda/emu/code.h"
@@ -158,6 +159,7 @@ namespace detail {
 
 void launch(dim3 grid, dim3 block, std::size_t shared, void (*run)(void*), void* context,
             void (*destroy)(void*)) {
+  weft::detail::count_launch();
   const std::shared_ptr<void> packed(context, destroy);
   if (!emu::has_code(emu::control.code, emu::control.capability))
     refuse_code(current_index, "no kernel image is available for execution on the device");
@@ -322,6 +324,7 @@ double elapsed_ms(EventHandle from, EventHandle to) {
 }
 
 void copy(void* to, const void* from, std::int64_t bytes, CopyKind kind, StreamHandle s) {
+  weft::detail::count_launch();
   const std::lock_guard lock(driver().mutex);
   const auto n = static_cast<std::size_t>(bytes);
   const bool pageable = (kind == CopyKind::to_device && !is_pinned(from)) ||

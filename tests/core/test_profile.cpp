@@ -14,6 +14,7 @@
 #include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
+#include "weft/core/gemm.h"
 #include "weft/core/profile.h"
 #include "weft/core/profile_table.h"
 #include "weft/optim/adamw.h"
@@ -172,7 +173,7 @@ TEST_CASE("profile: a kernel that throws is not counted") {
   CHECK(by_place(profile)["once;refuses_ones"].calls == 2);
 }
 
-TEST_CASE("profile: work of a skipped kernel is not added to the next") {
+TEST_CASE("profile: kernels that the meta device skips are counted, in no time") {
   const Tensor meta = Tensor::empty({8, 8}, DType::f32, kMeta), x = Tensor::ones({4, 4});
   Profiler profile;
   profile.start("once");
@@ -180,12 +181,36 @@ TEST_CASE("profile: work of a skipped kernel is not added to the next") {
   profile.phase("then");
   mul(x, 2.0);
   profile.stop();
-  for (const Profiler::Entry& e : profile.entries()) CHECK(e.work.flops == 0);
+  const KernelWork skipped = by_place(profile)["once;gemm"];
+  CHECK(skipped.calls == 1);
+  CHECK(skipped.flops == 2 * 8 * 8 * 8);
+  CHECK(skipped.bytes == 4 * 3 * 8 * 8);
+  CHECK(skipped.seconds == 0);
+  for (const Profiler::Entry& e : profile.entries())
+    CHECK((e.phase == "once" || e.work.flops == 0));
   profile.start("thrown away");
   mul(x, 2.0);
   profile.discard();
   CHECK(profile.spans() == 1);
-  CHECK(profile.entries().size() == 1);
+  CHECK(profile.entries().size() == 2);
+}
+
+TEST_CASE("profile: entries by operands, and operands that are updated") {
+  Profiler profile(true);
+  profile.start("once");
+  for (const std::int64_t n : {4, 4, 6}) {
+    const Tensor x = Tensor::ones({n, 8}), y = Tensor::ones({8, 2});
+    gemm(x, y, Tensor::zeros({n, 2}), true);
+    gemm(transposed(y), transposed(x), Tensor::empty({2, n}));
+  }
+  profile.stop();
+  std::map<std::string, KernelWork> products;
+  for (const Profiler::Entry& e : profile.entries())
+    if (e.kernel == "gemm") products[e.operands] = e.work;
+  CHECK(products.size() == 4);
+  CHECK(products["f32 4x8, f32 8x2, f32 4x2"].calls == 2);
+  CHECK(products["f32 4x8, f32 8x2, f32 4x2"].bytes == 2 * 4 * (32 + 16 + 2 * 8));
+  CHECK(products["f32 2x8t, f32 8x6t, f32 2x6"].bytes == 4 * (16 + 48 + 12));
 }
 
 TEST_CASE("profile: casts before attention have no operations") {

@@ -24,6 +24,7 @@ TEST_CASE("profile: kernels on a GPU are timed by events") {
   for (const Profiler::Entry& e : profile.entries()) {
     CAPTURE(e.kernel);
     CHECK(e.work.seconds > 0);
+    CHECK(e.work.launches >= e.work.calls);
     seconds += e.work.seconds;
     if (e.kernel == "gemm") products += e.work.calls;
   }

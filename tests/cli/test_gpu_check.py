@@ -1,0 +1,230 @@
+"""scripts/gpu_check.sh on the emulated GPU: calls that are stopped and killed in the middle are continued,
+nothing is run twice, and the archive and the report have everything. PyTorch and compute-sanitizer are replaced by
+stubs."""
+import collections
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+
+from support import BIN, main, refused
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+SCRIPT = ROOT / "scripts" / "gpu_check.sh"
+FINISHED = re.compile(r"^(ok|FAILED) +(\S+) ", re.M)
+
+# Stands for an interpreter with PyTorch: answers for the peers' programs, and runs all others.
+PYTHON = f"""#!{sys.executable}
+import json, os, sys, time
+arguments = sys.argv[1:]
+if arguments == ["-c", "import torch"]:
+    sys.exit(0)
+if not arguments[0].endswith(("gpt.py", "gpu_ops.py")):
+    os.execv(sys.executable, [sys.executable, *arguments])
+sys.path.insert(0, "bench/peers")
+from row_file import RowFile, read_rows
+option = lambda name: arguments[arguments.index(name) + 1]
+if arguments[0].endswith("gpt.py"):
+    print(json.dumps(dict(model=option("--model"), dtype=option("--dtype"), step_ms=[2.0], tokens_per_s=500.0,
+                          peak_bytes=2**30, last_loss=1.5)))
+else:
+    file = RowFile(option("--json"), resume=True)
+    for row in read_rows(option("--names")):
+        if row["unit"] == "us" and row["name"] not in file.names:
+            file.append([dict(row, value=1.0)])
+            time.sleep(0.03 if "eager-1" in option("--json") else 0)  # killed in the middle
+"""
+NVIDIA_SMI = """#!/bin/sh
+case "$*" in *query-gpu=name*) echo "NVIDIA H200, 1.0, 1 MiB, 1 W, 1, 1 MHz, 1 MHz, 1 MHz, 1 MHz" ;; esac
+"""
+SANITIZER = """#!/bin/sh
+shift 4  # --tool NAME --error-exitcode N
+exec "$@"
+"""
+
+
+def tools(folder):
+    """A folder with the stubs, and the environment that finds them."""
+    path = pathlib.Path(folder) / "tools"
+    path.mkdir()
+    for name, text in (("python", PYTHON), ("nvidia-smi", NVIDIA_SMI), ("compute-sanitizer", SANITIZER)):
+        (path / name).write_text(text)
+        (path / name).chmod(0o755)
+    return {**os.environ, "PATH": f"{path}:{os.environ['PATH']}", "PYTHON": str(path / "python")}
+
+
+class Check:
+    """Calls of gpu_check.sh with one --out."""
+
+    def __init__(self, folder, env, out="out"):
+        self.out, self.env = pathlib.Path(folder) / out, env
+        self.printed = pathlib.Path(folder) / f"{out}.txt"
+
+    def start(self, *arguments):
+        command = [SCRIPT, "--out", self.out, "--emulated", BIN, *map(str, arguments)]
+        with open(self.printed, "a") as output:
+            return subprocess.Popen(command, env=self.env, stdout=output, stderr=output)
+
+    def call(self, *arguments, status=0):
+        """What the call printed."""
+        before = len(self.printed.read_text()) if self.printed.exists() else 0
+        got = self.start(*arguments).wait(timeout=300)
+        output = self.printed.read_text()[before:]
+        assert got == status, (got, output, self.lines("state"))
+        return output
+
+    def stop_at(self, path, lines, sent, *arguments):
+        """Sends the signal to a call as soon as the file has so many lines, and returns them."""
+        process = self.start(*arguments)
+        deadline = time.time() + 120
+        while len(self.lines(path)) < lines:
+            assert time.time() < deadline and process.poll() is None, (path, self.printed.read_text())
+            time.sleep(0.005)
+        process.send_signal(sent)
+        assert process.wait(timeout=60) == (143 if sent == signal.SIGTERM else -sent)
+        return self.lines(path)
+
+    def lines(self, path):
+        file = self.out / path
+        return file.read_text().splitlines() if file.exists() else []
+
+    def units(self):
+        return [line.split()[1] for line in self.lines("state")]
+
+    def packed(self, path):
+        with tarfile.open(self.out / "gpu_check.tar.gz") as archive:
+            return archive.extractfile(f"./{path}").read().decode().splitlines()
+
+
+def names(lines):
+    return [json.loads(line)["name"] for line in lines]
+
+
+def interrupted_and_resumed(folder):
+    env = tools(folder)
+    ours, theirs = "rows/weft-1.jsonl", "rows/eager-1.jsonl"
+    for attempt in range(5):  # bench_gpu takes half a second and may win
+        check = Check(folder, env, out=f"out-{attempt}")
+        kept = check.stop_at(ours, 9, signal.SIGTERM)
+        if "rows-weft-1" not in check.units():
+            break
+    assert check.packed(ours) == kept == check.lines(ours), "the signal must stop bench_gpu and pack its rows"
+    assert "rows-weft-1" not in check.units() and "ptx" in check.units()
+
+    output = check.call("--minutes", 0, status=75)
+    assert not FINISHED.sub("", output).strip() or "rows-weft-1" in output.split("left for the next call: ")[1], output
+
+    # The stub that is left behind goes on, and the next call waits for it.
+    killed = check.stop_at(theirs, 5, signal.SIGKILL)
+    assert check.lines(ours)[:len(kept)] == kept, "a row was measured again"
+    assert check.packed("state") == check.lines("state")
+    last = check.call()
+    assert check.lines(theirs)[:len(killed)] == killed
+    for path in (ours, theirs):
+        assert len(set(names(check.lines(path)))) == len(check.lines(path)), f"{path} has a row twice"
+
+    runs = collections.Counter(unit for _, unit in FINISHED.findall(check.printed.read_text()) if unit != "report")
+    assert set(runs) == set(check.units()) and set(runs.values()) == {1}, runs
+    assert " 0 failed" in last and "left for" not in last, last
+    every = {line.split()[0] for line in check.lines("state")}
+    assert every == {"ptx", "native", "steps", "kernels", "rows", "peers", "train", "ranks", "sanitizer", "turns",
+                     "compiled"}, every
+
+    report = "\n".join(check.packed("report.md"))
+    for part in ("# Emulated NVIDIA H200", "**No figure here is a measurement of a GPU.**", "## Training steps",
+                 "| PyTorch, compiled |", "| weft, graph |", "## Kernels of a step", "## Memory-bound kernels", "## Attention", f"{len(check.units())} passed, failed: none"):
+        assert part in report, (part, report)
+    assert check.packed(ours) == check.lines(ours)
+    for unit, graph in (("steps-smoke-bf16-weft-1", None), ("steps-smoke-bf16-weft-graph-1", True)):
+        assert json.loads(check.lines(f"steps/{unit}.json")[0])["run"].get("graph") is graph, unit
+    row = next(line for line in report.splitlines() if "layer_norm_bwd |" in line).split(" | ")
+    assert min(map(float, row[3:8])) >= 0 < float(row[-2]), row
+
+    continues(folder, env, check)
+
+
+def continues(folder, env, done):
+    """Where all is done nothing runs, also from the archive alone, and --again repeats its parts only."""
+    output = done.call()
+    assert FINISHED.findall(output) == [("ok", "report")], output
+    other = Check(folder, env, out="other")
+    other.out.mkdir()
+    (other.out / "gpu_check.tar.gz").write_bytes((done.out / "gpu_check.tar.gz").read_bytes())
+    output = other.call("--again", "ptx,steps")
+    ran = {unit for _, unit in FINISHED.findall(output)}
+    assert ran == {"ptx", "steps-smoke-bf16-weft-1", "steps-smoke-bf16-weft-graph-1", "report"}, output
+    assert sorted(other.units()) == sorted(done.units())
+    (other.out / "commit").write_text("another\n")
+    assert "of commit another" in other.call(status=2)
+
+
+UNITS = """set -euo pipefail
+fail() { echo "$1" >&2; exit 2; }
+out=$OUT python=true minutes=1 again=
+. scripts/parts.sh
+. scripts/gpu_units.sh
+begin_call
+current=try
+%s
+echo "left: ${left[*]}, passed $passed, failed $failed, skipped $skipped"
+"""
+
+
+def limits(folder):
+    """A program over its limit fails; one that the end of the call stops, or that has added rows, is left."""
+    def units(text):
+        done = subprocess.run(["bash", "-c", UNITS % text], cwd=ROOT, env={**os.environ, "OUT": folder},
+                              capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    adds = 'bash -c "echo row >>$OUT/rows; sleep 9"'
+    assert units("unit slow 1 1 sleep 9")[-1] == "left: , passed 0, failed 1, skipped 0"
+    assert units("deadline=1; unit cut 1 5 sleep 9; unit later 5 5 true")[-1] == \
+        "left: cut later, passed 0, failed 0, skipped 0"
+    assert units(f"rows_file=$OUT/rows; unit rows 1 1 {adds}")[-1] == "left: rows, passed 0, failed 0, skipped 0"
+    assert units("rows_file=$OUT/rows; unit stuck 1 1 sleep 9")[-1] == "left: , passed 0, failed 1, skipped 0"
+    assert units("unit card 1 5 bash -c 'exit 77'; unit good 1 5 true; unit slow 1 1 true")[-1] == \
+        "left: , passed 1, failed 1, skipped 1"
+
+
+def finds_wheels(folder):
+    """Headers and libraries of NVIDIA's wheels, where toolkit and system have none. (This system may have an NCCL.)"""
+    folder = pathlib.Path(folder)
+    for wheel, header, text, library in (("cu99", "cublasLt.h", "#define CUBLAS_VER_MAJOR 99", "libcublasLt.so.99"),
+                                         ("nccl", "nccl.h", "", "libnccl.so.2")):
+        for path, content in (("include/" + header, text + "\n"), ("lib/" + library, "")):
+            file = folder / "nvidia" / wheel / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content)
+    compiler = folder / "c++"
+    compiler.write_text('#!/bin/sh\nexec c++ -nostdinc "$@"\n')
+    compiler.chmod(0o755)
+    script = '. scripts/gpu_machine.sh; build=$OUT; find_cuda; echo "$CPLUS_INCLUDE_PATH"'
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "OUT": str(folder), "PYTHONPATH": str(folder), "CXX": str(compiler),
+             "CUDACXX": str(folder / "toolkit/bin/nvcc"), "PYTHON": sys.executable, "emulated": ""})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"{folder}/nvidia/cu99/include:{folder}/nvidia/nccl/include", done.stdout
+    link = os.readlink(folder / "cuda-libs" / "libcublasLt.so.99")
+    assert link == f"{folder}/nvidia/cu99/lib/libcublasLt.so.99", link
+
+
+def wrong_uses(folder):
+    def call(*arguments):
+        return subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, timeout=60)
+
+    refused(call("--out", folder, "--only", "rowz"), 2, "--only", "ptx", "rowz")
+    refused(call("--out", folder, "--minutes", "many"), 2, "--minutes", "many")
+    refused(call("--emulated", str(BIN)), 2, "--out")
+    refused(call("--what", "x"), 2, "--what", "--again")
+    refused(call("--out"), 2, "--out needs a value")
+
+
+main([interrupted_and_resumed, limits, finds_wheels, wrong_uses])
