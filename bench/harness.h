@@ -58,11 +58,17 @@ class Report {
 
   /// Continues the file of a run that was stopped: its rows stay, and new ones follow.
   void resume() {
-    std::ifstream file(json_);
-    for (std::string line; std::getline(file, line);) {
-      const io::Json row = io::Json::parse(line, json_);
-      earlier_[row.at("name").as_string()] = row.at("value").as_double();
+    std::string kept;
+    {
+      std::ifstream file(json_);
+      // Without the last line if a kill has cut it.
+      for (std::string line; std::getline(file, line) && !file.eof();) {
+        const io::Json row = io::Json::parse(line, json_);
+        earlier_[row.at("name").as_string()] = row.at("value").as_double();
+        kept += line + "\n";
+      }
     }
+    std::ofstream(json_) << kept;
     mode_ = std::ios::app;
   }
   /// The value of a row of that run; null if it has none of this name.

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <charconv>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -110,12 +111,16 @@ void GemmChoices::read_line(const std::string& line, int number) {
   GemmChoice choice;
   bool good = end != std::string::npos;
   if (good) {
-    const std::string_view what = std::string_view(line).substr(end + kEnd.size());
-    if (what.starts_with(kParts)) {
+    std::string_view what = std::string_view(line).substr(end + kEnd.size());
+    what = what.substr(0, what.find(kEnd));
+    if (what == kParts) {
       choice.algorithm = GemmChoice::kParts;
     } else if (what.starts_with(kAlgorithm)) {
-      choice.algorithm = std::atoi(what.data() + kAlgorithm.size());
-      good = choice.algorithm >= 0 && choice.algorithm < kGemmCandidates;
+      what.remove_prefix(kAlgorithm.size());
+      const char* const stop = what.data() + what.size();
+      const auto [read, error] = std::from_chars(what.data(), stop, choice.algorithm);
+      good = error == std::errc() && read == stop && choice.algorithm >= 0 &&
+             choice.algorithm < kGemmCandidates;
     } else {
       good = false;
     }

@@ -140,8 +140,8 @@ std::optional<GemmChoice> measure_product(Product p, const ProductData& data) {
   const std::lock_guard lock(device.mutex);
   std::unique_ptr<lt::Plan>& plan = plan_in(device, p);
   if (plan) return {};
-  plan = make_plan(device, p, data);
   void* const workspace = workspace_of(stream);
+  plan = make_plan(device, p, data);
   std::optional<GemmChoice> best;
   for (int i = 0; i < plan->offered(); ++i) {
     plan->select(i);
@@ -160,7 +160,8 @@ std::optional<GemmChoice> measure_product(Product p, const ProductData& data) {
 bool is_new_product(const Product& p) {
   DevicePlans& device = plans_of(p.device);
   const std::lock_guard lock(device.mutex);
-  return !device.plans.contains(p);
+  const auto found = device.plans.find(p);
+  return found == device.plans.end() || !found->second;
 }
 
 void forbid_product(Product p, const ProductData& data) {

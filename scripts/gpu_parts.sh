@@ -38,6 +38,7 @@ targets() {
       train) echo train_gpt ;;
       ranks) echo gpu_tests train_gpt ;;
       ctest) echo all ;;
+      build | sass) echo weft_cuda ;;
     esac
   done | tr ' ' '\n' | sort -u
 }

@@ -40,9 +40,9 @@ begin_call() {
 forget() {
   local name
   for name in $again; do
+    rm -rf "${out:?}/$name"  # first: else a call that is killed here would go on with old rows
     awk -v part="$name" '$1 != part' "$out/state" >"$out/state.new"
     mv "$out/state.new" "$out/state"
-    rm -rf "${out:?}/$name"
   done
 }
 

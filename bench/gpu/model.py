@@ -95,6 +95,8 @@ def attention_seconds(card, code, row):
     products, (queries, keys) = ATTENTION[row["kernel"]]
     batch, tokens, heads, dim = shapes(row["operands"])[0]
     flops = row["flops"] / row["calls"]
+    if flops == 0:  # packed rows count none
+        return 0.0
     kernels = [k for k in code["tensor"] if k["kernel"] == row["kernel"]]
     if dim not in TENSOR_HEADS or not kernels:
         return flops / (PLAIN_SHARE * card["sms"] * 256 * card["clock"])
@@ -195,6 +197,8 @@ def load(path):
     step = read_json(path, "FILE")
     if not isinstance(step, dict) or not step.get("kernels"):
         refuse(f"FILE must be written by bench_step --kernels, got {path}")
+    if step.get("dtype", "bf16") != "bf16":
+        refuse(f"FILE must be a step in bf16, the only dtype whose products have rates, got {step['dtype']}")
     return step
 
 

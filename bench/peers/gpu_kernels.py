@@ -16,12 +16,14 @@ HEADS = ["Phase", "Op", "Kernel", "calls", "launches", "ms", "% of kernels", "GB
 SUMS = ("calls", "launches", "seconds", "flops", "bytes", "predicted")
 
 
-def predictor(gpu):
-    """A function of a row for the card of this name; it gives 0 if the model does not know the card."""
+def predictor(gpu, dtype):
+    """A function of a row for the card of this name; it gives 0 if the model does not know the card or dtype."""
     cards = json.loads((FOLDER / "cards.json").read_text())
     code = json.loads((FOLDER / "code.json").read_text())
     name = gpu.lower().replace(" ", "")
     card = next((card for key, card in cards.items() if key != "about" and key in name), None)
+    if dtype != "bf16":
+        card = None
     return lambda row: model.predict(card, code, row).seconds if card else 0
 
 
@@ -48,9 +50,9 @@ def cells(names, sums, whole):
 
 
 def kernel_tables(profiles, gpu):
-    predict, lines = predictor(gpu), []
+    lines = []
     for profile in profiles:
-        groups = grouped(profile["kernels"], predict)
+        groups = grouped(profile["kernels"], predictor(gpu, profile["dtype"]))
         total = {key: sum(sums[key] for _, sums in groups) for key in SUMS}
         rows = [cells(names, sums, total["seconds"]) for names, sums in [*groups[:MOST], (("all", "", ""), total)]]
         lines += [f"## Kernels of a step: {profile['model']} {profile['dtype']}", "",

@@ -174,7 +174,8 @@ void gemm(const Tensor& a, const Tensor& b, const GemmShape& g, const Tensor& sc
       const auto into = [&]<class Out>(Out* c) {
         const auto at = [&](std::int64_t i) { return product(g, pa, pb, c, i); };
         if (batch == 1 && at(0).has_dot_products()) return row_product(at(0));
-        if (cpu::multiplies_bf16()) return run_tiles<bf16, Out>(batch, at, ProductEngine::library);
+        if (!scratch.defined())
+          return run_tiles<bf16, Out>(batch, at, cpu::engine_for<bf16>(g.m, g.n, g.k));
         for (std::int64_t i = 0; i < batch; ++i) widened_product(at(i), scratch.data<float>());
       };
       out.dtype() == DType::f32 ? into(out.data<float>()) : into(out.data<bf16>());

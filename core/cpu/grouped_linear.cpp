@@ -107,7 +107,7 @@ void grouped_gemm(const Tensor& a, const Tensor& b, GroupedProduct kind, const T
     };
     if constexpr (!std::is_same_v<T, bf16>) {
       into(out.data<T>());
-    } else if (multiplies_bf16()) {
+    } else if (!scratch.defined()) {
       out.dtype() == DType::f32 ? into(out.data<float>()) : into(out.data<bf16>());
     } else {
       // Each product widens its operands block by block, on all threads.

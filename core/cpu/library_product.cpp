@@ -4,11 +4,53 @@
 #if WEFT_USE_ONEDNN
 #include <omp.h>
 
+#include <exception>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <optional>
 #endif
 
 namespace weft::cpu {
+namespace {
+
+template <class Out>
+void bf16_loops(const Product<bf16, Out>& p) {
+  for (std::int64_t i = 0; i < p.m; ++i)
+    for (std::int64_t j = 0; j < p.n; ++j) {
+      Out& c = p.c[i * p.ldc + j];
+      float sum = p.accumulate ? static_cast<float>(c) : 0.0f;
+      for (std::int64_t l = 0; l < p.k; ++l)
+        sum += static_cast<float>(p.a[p.trans_a ? l * p.lda + i : i * p.lda + l]) *
+               static_cast<float>(p.b[p.trans_b ? j * p.ldb + l : l * p.ldb + j]);
+      c = Out(sum);
+    }
+}
+
+template <class Out>
+void small_bf16_product(const Product<bf16, Out>& p) {
+  const auto room = static_cast<std::size_t>(p.m * p.k + p.k * p.n + p.m * p.n);
+  auto* const a = static_cast<float*>(packing_buffer(room * sizeof(float)));
+  if (a == nullptr) return bf16_loops(p);
+  const auto copy = [](const auto* from, std::int64_t ld, std::int64_t rows, std::int64_t cols,
+                       auto* to, std::int64_t ld_to) {
+    for (std::int64_t i = 0; i < rows; ++i)
+      for (std::int64_t j = 0; j < cols; ++j)
+        to[i * ld_to + j] =
+            std::remove_pointer_t<decltype(to)>(static_cast<float>(from[i * ld + j]));
+  };
+  float *b = a + p.m * p.k, *c = b + p.k * p.n;
+  const std::int64_t lda = p.trans_a ? p.m : p.k, ldb = p.trans_b ? p.k : p.n;
+  copy(p.a, p.lda, p.trans_a ? p.k : p.m, lda, a, lda);
+  copy(p.b, p.ldb, p.trans_b ? p.n : p.k, ldb, b, ldb);
+  if (p.accumulate) copy(p.c, p.ldc, p.m, p.n, c, p.n);
+  Product<float>{a, b, c, p.m, p.n, p.k, lda, ldb, p.n, p.trans_a, p.trans_b, p.accumulate}.in_tree(
+      0, p.m);
+  copy(c, p.n, p.m, p.n, p.c, p.ldc);
+}
+
+}  // namespace
+
+void widened_small_product(const Product<bf16, bf16>& p) { small_bf16_product(p); }
+void widened_small_product(const Product<bf16, float>& p) { small_bf16_product(p); }
 
 #if WEFT_USE_ONEDNN
 namespace {
@@ -63,6 +105,19 @@ dnnl::matmul make_product(const dnnl::engine& engine, bool trans_a, bool trans_b
 #endif
 }
 
+// Not every version of oneDNN need have all of them.
+bool makes_all_products() {
+  try {
+    const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+    for (int i = 0; i < 16; ++i)
+      make_product(engine, i & 1, i & 2, i & 4,
+                   i & 8 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32);
+  } catch (const std::exception&) {
+    return false;
+  }
+  return true;
+}
+
 // Of one thread: a primitive may use memory of its own while it runs.
 struct Bf16Products {
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
@@ -89,53 +144,14 @@ struct Bf16Products {
   }
 };
 
-// A small product in f32, in `room` for the three matrices.
-template <class Out>
-void widened_product(const Product<bf16, Out>& p, float* room) {
-  const auto copy = [](const auto* from, std::int64_t ld, std::int64_t rows, std::int64_t cols,
-                       auto* to, std::int64_t ld_to) {
-    for (std::int64_t i = 0; i < rows; ++i)
-      for (std::int64_t j = 0; j < cols; ++j)
-        to[i * ld_to + j] =
-            std::remove_pointer_t<decltype(to)>(static_cast<float>(from[i * ld + j]));
-  };
-  float *a = room, *b = a + p.m * p.k, *c = b + p.k * p.n;
-  const std::int64_t lda = p.trans_a ? p.m : p.k, ldb = p.trans_b ? p.k : p.n;
-  copy(p.a, p.lda, p.trans_a ? p.k : p.m, lda, a, lda);
-  copy(p.b, p.ldb, p.trans_b ? p.n : p.k, ldb, b, ldb);
-  if (p.accumulate) copy(p.c, p.ldc, p.m, p.n, c, p.n);
-  Product<float>{a, b, c, p.m, p.n, p.k, lda, ldb, p.n, p.trans_a, p.trans_b, p.accumulate}.in_tree(
-      0, p.m);
-  copy(c, p.n, p.m, p.n, p.c, p.ldc);
-}
-
-template <class Out>
-void loops(const Product<bf16, Out>& p) {
-  for (std::int64_t i = 0; i < p.m; ++i)
-    for (std::int64_t j = 0; j < p.n; ++j) {
-      Out& c = p.c[i * p.ldc + j];
-      float sum = p.accumulate ? static_cast<float>(c) : 0.0f;
-      for (std::int64_t l = 0; l < p.k; ++l)
-        sum += static_cast<float>(p.a[p.trans_a ? l * p.lda + i : i * p.lda + l]) *
-               static_cast<float>(p.b[p.trans_b ? j * p.ldb + l : l * p.ldb + j]);
-      c = Out(sum);
-    }
-}
-
 template <class Out>
 void bf16_product(const Product<bf16, Out>& p) {
-  // A call allocates and takes microseconds.
-  if (p.small()) {
-    const auto room = static_cast<std::size_t>(p.m * p.k + p.k * p.n + p.m * p.n);
-    if (void* buffer = packing_buffer(room * sizeof(float)))
-      return widened_product(p, static_cast<float*>(buffer));
-  }
-  thread_local Bf16Products products;
   const OneThread scope;
   try {
+    thread_local Bf16Products products;
     products.run(p);
-  } catch (const dnnl::error&) {  // no memory is left, and nothing is written yet
-    loops(p);
+  } catch (const std::exception&) {  // no memory is left, and nothing is written yet
+    bf16_loops(p);
   }
 }
 
@@ -154,7 +170,7 @@ void library_product(const Product<bf16, bf16>& p) { bf16_product(p); }
 void library_product(const Product<bf16, float>& p) { bf16_product(p); }
 
 bool multiplies_bf16() {
-  static const bool fast = bf16_is_fast();
+  static const bool fast = bf16_is_fast() && makes_all_products();
   return fast && gemm_engine() == ProductEngine::library;
 }
 

@@ -84,11 +84,11 @@ void packed_product(const Product<T>& p, const T* bias, const After& after) {
   packed_in_blocks(p, bias, after, small, buffer);
 }
 
-/// A part of a product on the calling thread. bf16: by the library.
+/// A part of a product on the calling thread.
 template <class T, class Out>
 void product_part(const Product<T, Out>& p, ProductEngine engine) {
   if constexpr (std::is_same_v<T, bf16>) {
-    library_product(p);
+    engine == ProductEngine::library ? library_product(p) : widened_small_product(p);
   } else {
     if (engine == ProductEngine::packed) return packed_product<T>(p, nullptr, [](auto...) {});
     if constexpr (std::is_same_v<T, float>)

@@ -79,6 +79,9 @@ void library_product(const Product<float>& p);
 /// as 0.
 void library_product(const Product<bf16, bf16>& p);
 void library_product(const Product<bf16, float>& p);
+/// A small bf16 product in f32, on the calling thread.
+void widened_small_product(const Product<bf16, bf16>& p);
+void widened_small_product(const Product<bf16, float>& p);
 
 /// Whether the processor's bf16 instructions compute bf16 products, through oneDNN. Else they are
 /// widened to f32.
@@ -87,9 +90,9 @@ bool multiplies_bf16();
 /// How the CPU computes a product: plain loops, packed_product(), or oneDNN.
 enum class ProductEngine { loops, packed, library };
 
-/// What computes f32 products that are not small: the environment variable WEFT_GEMM, weft or
-/// onednn; without it weft with AVX2 and in builds without oneDNN, else onednn.
-/// Throws Error if this build has no oneDNN.
+/// What computes f32 products that are not small, and bf16 ones where multiplies_bf16(): the
+/// environment variable WEFT_GEMM, weft or onednn; without it weft with AVX2 and in builds without
+/// oneDNN, else onednn. Throws Error if this build has no oneDNN.
 ProductEngine gemm_engine();
 /// Selects weft or onednn for the process, for tests and measurements.
 void set_gemm_engine(const char* name);
@@ -103,10 +106,10 @@ inline bool needs_fixed_tiles() {
 /// The engine of a whole product, which its parts follow: their bits do not depend on the cut.
 template <class T>
 ProductEngine engine_for(std::int64_t m, std::int64_t n, std::int64_t k) {
+  if (is_small_product(m, n, k)) return ProductEngine::loops;
   if constexpr (std::is_same_v<T, bf16>) {
     return ProductEngine::library;
   } else {
-    if (is_small_product(m, n, k)) return ProductEngine::loops;
     if constexpr (std::is_same_v<T, float>) return gemm_engine();
     return simd().panels<T>().fast ? ProductEngine::packed : ProductEngine::loops;
   }

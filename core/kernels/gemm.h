@@ -18,7 +18,8 @@ struct GemmShape {
 using GemmKernel = void(const Tensor& a, const Tensor& b, const GemmShape& shape,
                         const Tensor& scratch, const Tensor& out);
 
-/// Number of f32 scratch elements of a product; depends on shape, dtype and kind of device.
+/// Number of f32 scratch elements of a product; depends on shape, dtype and kind of device, on a
+/// CPU also on the processor and WEFT_GEMM.
 std::int64_t gemm_scratch(const GemmShape& shape, DType dtype, Device device);
 
 /// out (M, N) = x (M, K) weight (N, K)^T + bias (N), all without gaps.

@@ -8,6 +8,7 @@
 
 #include "weft/core/cpu/product.h"
 #include "weft/core/gemm.h"
+#include "weft/core/kernels/grouped_linear.h"
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
 
@@ -65,6 +66,11 @@ double error_ratio(const Tensor& got, const Tensor& want, const Tensor& magnitud
   return worst;
 }
 
+Tensor scratch_of(const Tensor& dy, const Tensor& x) {
+  const std::int64_t n = grouped_scratch(dy, x, GroupedProduct::weight_grad);
+  return n > 0 ? Tensor::empty({n}) : Tensor();
+}
+
 void check_product(std::int64_t m, std::int64_t n, std::int64_t k, int form) {
   const bool trans_a = form & 1, trans_b = form & 2, accumulate = form & 4, f32 = form & 8;
   const Matrix a(m, k, trans_a, 1), b(k, n, trans_b, 2), c(m, n, false, 3);
@@ -94,7 +100,8 @@ TEST_CASE("bf16 product: every layout and size is within the error of f32 sums")
     std::int64_t m, n, k;
   };
   for (const auto& [m, n, k] : {Size{1, 1, 1}, Size{3, 5, 2}, Size{1, 130, 96}, Size{31, 33, 34},
-                                Size{70, 41, 129}, Size{2, 300, 500}, Size{260, 530, 65}})
+                                Size{70, 41, 129}, Size{2, 300, 500}, Size{1, 300, 500},
+                                Size{300, 1, 500}, Size{300, 500, 1}, Size{260, 530, 65}})
     for (int form = 0; form < 16; ++form) {
       CAPTURE(m);
       CAPTURE(n);
@@ -115,6 +122,24 @@ TEST_CASE("bf16 product: a batch, and a matrix that repeats along it") {
     const Tensor out = Tensor::empty({5, 40, 70}, DType::bf16);
     gemm(a, b, out);
     CHECK(error_ratio(out, want, magnitude, 64) < 1);
+  });
+}
+
+// A group's rows are cut into pieces, of which some are small enough for plain loops.
+TEST_CASE("bf16 product: a group's bits do not depend on the number of threads") {
+  each_engine([] {
+    set_deterministic(true);
+    const Tensor dy = test::random({40, 64}, 1).to(DType::bf16);
+    const Tensor x = test::random({40, 32}, 2).to(DType::bf16);
+    const Tensor rows = Tensor::full({1}, 40, DType::i64);
+    Tensor first;
+    for (const int threads : {1, 2, 3}) {
+      set_num_threads(threads);
+      const Tensor out = Tensor::empty({1, 64, 32}), scratch = scratch_of(dy, x);
+      cpu::grouped_gemm(dy, x, GroupedProduct::weight_grad, rows, false, scratch, out);
+      if (first.defined()) CHECK(test::different_bits(out, first) == "");
+      first = out;
+    }
   });
 }
 

@@ -11,6 +11,7 @@
 #include "weft/core/cuda_graph.h"
 #include "weft/core/gemm.h"
 #include "weft/tests/cuda/emu/lt_library.h"
+#include "weft/tests/temp_folder.h"
 
 namespace weft::gemm_choices_test {
 namespace {
@@ -25,12 +26,8 @@ using test::random;
 constexpr Device kSecond{Device::Kind::cuda, 1};
 
 struct Folder {
-  std::filesystem::path path;
-  Folder() : path(std::filesystem::temp_directory_path() / "weft-gemm-choices") {
-    std::filesystem::remove_all(path);
-    std::filesystem::create_directory(path);
-  }
-  ~Folder() { std::filesystem::remove_all(path); }
+  test::TempFolder temporary;
+  std::filesystem::path path = temporary.path();
   std::string file() const { return (path / "plans.txt").string(); }
   std::string text() const {
     std::ostringstream all;

@@ -10,6 +10,7 @@
 
 #include "weft/cuda/open_library.h"
 #include "weft/tests/support.h"
+#include "weft/tests/temp_folder.h"
 
 namespace weft::open_library_test {
 namespace {
@@ -21,25 +22,27 @@ using cuda::open_library;
 class Variables {
  public:
   Variables() {
-    for (const char* name : {"WEFT_CUDA_LIBS", "VIRTUAL_ENV", "CONDA_PREFIX", "PATH", "HOME",
-                             "PYTHONUSERBASE", "CUDA_HOME", "CUDA_PATH"}) {
+    for (const char* name : kNames) {
       if (const char* value = std::getenv(name)) before_[name] = value;
       unsetenv(name);
     }
   }
   ~Variables() {
+    for (const char* name : kNames) unsetenv(name);
     for (const auto& [name, value] : before_) setenv(name.c_str(), value.c_str(), 1);
   }
   static void set(const char* name, const fs::path& value) { setenv(name, value.c_str(), 1); }
 
  private:
+  static constexpr const char* kNames[] = {"WEFT_CUDA_LIBS", "VIRTUAL_ENV", "CONDA_PREFIX",
+                                           "PATH",           "HOME",        "PYTHONUSERBASE",
+                                           "CUDA_HOME",      "CUDA_PATH"};
   std::map<std::string, std::string> before_;
 };
 
 struct Tree {
-  fs::path root = fs::temp_directory_path() / "weft-open-library";
-  Tree() { fs::remove_all(root); }
-  ~Tree() { fs::remove_all(root); }
+  test::TempFolder folder;
+  fs::path root = folder.path();
   // A library under this name in the folder.
   void add(const std::string& folder, const std::string& name) const {
     fs::create_directories(root / folder);
