@@ -1,6 +1,7 @@
 // Unary kernels, clamp and the in-place updates.
 #include "weft/core/kernels/elementwise.h"
 #include "weft/core/kernels/elementwise_ops.h"
+#include "weft/cuda/math.h"
 #include "weft/cuda/strided.h"
 
 namespace weft::cuda {
@@ -8,7 +9,7 @@ namespace {
 
 template <UnaryOp op, class T>
 struct Unary {
-  __device__ T operator()(T x) const { return T(apply<op>(static_cast<Compute<T>>(x))); }
+  __device__ T operator()(T x) const { return narrow<T>(apply<op>(static_cast<Compute<T>>(x))); }
 };
 
 template <class T>
@@ -28,7 +29,7 @@ struct Clamp {
   Compute<T> low, high;
   __device__ T operator()(T x) const {  // keeps NaN
     const auto v = static_cast<Compute<T>>(x);
-    return T(v < low ? low : v > high ? high : v);
+    return narrow<T>(v < low ? low : v > high ? high : v);
   }
 };
 
@@ -46,7 +47,7 @@ struct AddScaled {
   Compute<T> factor;
   __device__ T operator()(T x, T old) const {
     using C = Compute<T>;
-    return T(apply<BinaryOp::add, C>(C(old), apply<BinaryOp::mul, C>(factor, C(x))));
+    return narrow<T>(apply<BinaryOp::add, C>(C(old), apply<BinaryOp::mul, C>(factor, C(x))));
   }
 };
 
@@ -54,7 +55,7 @@ template <class T>
 struct Scale {
   Compute<T> factor;
   __device__ T operator()(T old) const {
-    return T(apply<BinaryOp::mul, Compute<T>>(Compute<T>(old), factor));
+    return narrow<T>(apply<BinaryOp::mul, Compute<T>>(Compute<T>(old), factor));
   }
 };
 
@@ -67,7 +68,7 @@ struct ScaleBy {
                       : dtype == DType::bf16
                           ? static_cast<double>(*static_cast<const bf16*>(factor))
                           : *static_cast<const double*>(factor);
-    return T(
+    return narrow<T>(
         apply<BinaryOp::mul, Compute<T>>(Compute<T>(old), number<BinaryOp::mul, Compute<T>>(by)));
   }
 };

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads)
         read(more[k], a.residual + row + i);
       }
 #pragma unroll
-      for (int j = 0; j < V; ++j) x[k][j] = T(R(x[k][j]) + R(more[k][j]));
+      for (int j = 0; j < V; ++j) x[k][j] = narrow<T>(R(x[k][j]) + R(more[k][j]));
       store_pack(a.sum + row + i, x[k]);
     });
     from = a.sum + row;
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads)
     if constexpr (Held == 0) read(x[k], from + i);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      y[j] = T((R(x[k][j]) - mean) * rstd * R(weight[j]) + R(bias[j]));
+      y[j] = narrow<T>((R(x[k][j]) - mean) * rstd * R(weight[j]) + R(bias[j]));
     }
     store_pack(a.y + row + i, y);
   });
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads,
       for (int j = 0; j < V; ++j) {
         const R d = R(dy[k][j]), xhat = (R(x[k][j]) - mean) * rstd;
         const R g = d * R(weight[j]);
-        dx[j] = T((g - mean_g - xhat * mean_gx) * rstd + R(dsum[k][j]));
+        dx[j] = narrow<T>((g - mean_g - xhat * mean_gx) * rstd + R(dsum[k][j]));
         if constexpr (Held > 0) {
           dweight[k][j] += d * xhat;
           dbias[k][j] += d;
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kSumColumns* kSumParts)
   __syncthreads();
   if (part == 0 && c < C) {
     for (int p = 1; p < kSumParts; ++p) total += parts[p][column];
-    out[c] = T(total);
+    out[c] = narrow<T>(total);
   }
 }
 

@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int j = 0; j < V; ++j) {
       C v = activation<Packed>(widen(g[j]), kind) * p;
       if constexpr (Packed) v *= widen(u[j]);
-      out[j] = T(v);
+      out[j] = narrow<T>(v);
     }
     store_pack(y + row * width + c, out);
   }
@@ -72,10 +72,10 @@ __global__ void __launch_bounds__(kThreads)
       C up(1);
       if constexpr (Packed) {
         up = widen(u[j]);
-        du[j] = T(dx * act * p);
+        du[j] = narrow<T>(dx * act * p);
       }
       sum += dx * act * up;
-      dg[j] = T(derivative<Packed>(x, dx * up * p, kind));
+      dg[j] = narrow<T>(derivative<Packed>(x, dx * up * p, kind));
     }
     store_pack(dgate + c, dg);
     if constexpr (Packed) store_pack(dgate + width + c, du);

@@ -102,12 +102,12 @@ __device__ inline void write_as(void* base, const Four& f, const Pack<C, 4>& v) 
   if (f.whole) {
     Pack<T, 4> out;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) out[j] = T(v[j]);
+    for (int j = 0; j < 4; ++j) out[j] = narrow<T>(v[j]);
     store_pack(p, out);
   } else {
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      if (j < f.valid) p[j] = T(v[j]);
+      if (j < f.valid) p[j] = narrow<T>(v[j]);
   }
 }
 
