@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "weft/core/error.h"
-#include "weft/cuda/attention_tile.h"
+#include "weft/cuda/attention_dropout.h"
 
 namespace weft::cuda {
 namespace {
@@ -97,11 +97,14 @@ __global__ void __launch_bounds__(kTileThreads, 2)
         for (int i = 0; i < D / 8; ++i)
           for (int e = 0; e < 2; ++e) out[m][i][2 * h + e] *= shrink;
       }
-    if constexpr (Dropout)
-      each_element<M, kKeys>([&](int m, int i, int h, int e, int row, int column) {
-        const bool drop = a.drops(a.key_row(at.batch, at.head, first + mine + row), from + column);
-        x[m][i][2 * h + e] *= drop ? 0.0f : static_cast<float>(a.kept);
+    if constexpr (Dropout) {
+      const std::uint32_t dropped =
+          dropped_keys<kKeys>(a, a.key_row(at.batch, at.head, first + mine), from);
+      each_element<M, kKeys>([&](int m, int i, int h, int e, int, int) {
+        x[m][i][2 * h + e] *=
+            dropped >> (4 * i + 2 * h + e) & 1 ? 0.0f : static_cast<float>(a.kept);
       });
+    }
     add_weighted_tile<M, kKeys, D>(out, x, keys + kKeys * D);
   }
 
