@@ -1,7 +1,7 @@
 // Unary kernels, clamp and the in-place updates.
 #include "weft/core/kernels/elementwise.h"
 #include "weft/core/kernels/elementwise_ops.h"
-#include "weft/cuda/math.h"
+#include "weft/cuda/gelu.h"
 #include "weft/cuda/strided.h"
 
 namespace weft::cuda {
@@ -9,7 +9,12 @@ namespace {
 
 template <UnaryOp op, class T>
 struct Unary {
-  __device__ T operator()(T x) const { return narrow<T>(apply<op>(static_cast<Compute<T>>(x))); }
+  __device__ T operator()(T x) const {
+    if constexpr (op == UnaryOp::gelu_tanh)
+      return narrow<T>(gelu_tanh(widen(x)));
+    else
+      return narrow<T>(apply<op>(static_cast<Compute<T>>(x)));
+  }
 };
 
 template <class T>
@@ -45,7 +50,8 @@ struct ClampBwd {
 template <class T>
 struct AddScaled {
   Compute<T> factor;
-  __device__ T operator()(T x, T old) const {
+  template <class X>
+  __device__ T operator()(X x, T old) const {
     using C = Compute<T>;
     return narrow<T>(apply<BinaryOp::add, C>(C(old), apply<BinaryOp::mul, C>(factor, C(x))));
   }
@@ -105,6 +111,8 @@ void clamp_bwd(const Tensor& x, const Tensor& dy, double low, double high, const
 }
 
 void add_scaled(const Tensor& x, double alpha, const Tensor& out) {
+  if (x.dtype() == DType::bf16 && out.dtype() == DType::f32)
+    return map<float, bf16, float>(out, AddScaled<float>{static_cast<float>(alpha)}, x, out);
   dispatch_numeric(
       out.dtype(),
       [&]<class T>() {

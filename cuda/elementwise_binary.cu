@@ -1,7 +1,7 @@
 // Kernels of two operands: arithmetic, fused backward ops, comparisons, where.
 #include "weft/core/kernels/elementwise.h"
 #include "weft/core/kernels/elementwise_ops.h"
-#include "weft/cuda/math.h"
+#include "weft/cuda/gelu.h"
 #include "weft/cuda/strided.h"
 
 namespace weft::cuda {
@@ -11,7 +11,10 @@ template <BinaryOp op, class T>
 struct Binary {
   __device__ T operator()(T a, T b) const {
     using C = Compute<T>;
-    return narrow<T>(apply<op, C>(static_cast<C>(a), static_cast<C>(b)));
+    if constexpr (op == BinaryOp::gelu_tanh_bwd)
+      return narrow<T>(gelu_tanh_bwd<C>(widen(a), widen(b)));
+    else
+      return narrow<T>(apply<op, C>(static_cast<C>(a), static_cast<C>(b)));
   }
 };
 

@@ -1,6 +1,5 @@
-#include "weft/core/kernels/elementwise_math.h"
 #include "weft/core/kernels/scaled_activation.h"
-#include "weft/cuda/math.h"
+#include "weft/cuda/gelu.h"
 #include "weft/cuda/reduce.h"
 
 namespace weft::cuda {
@@ -12,7 +11,7 @@ constexpr int kRows = kThreads / kWarp;  // rows per block
 template <bool Packed, class C>
 __device__ inline C activation(C x, ScaledKind kind) {
   if constexpr (Packed) return x * fast_sigmoid(x);
-  return kind == ScaledKind::gelu_tanh ? apply<UnaryOp::gelu_tanh>(x) : apply<UnaryOp::gelu_erf>(x);
+  return kind == ScaledKind::gelu_tanh ? gelu_tanh(x) : apply<UnaryOp::gelu_erf>(x);
 }
 
 template <bool Packed, class C>
@@ -21,7 +20,7 @@ __device__ inline C derivative(C x, C dy, ScaledKind kind) {
     const C s = fast_sigmoid(x);
     return dy * s * (C(1) + x * (C(1) - s));
   }
-  return kind == ScaledKind::gelu_tanh ? apply<BinaryOp::gelu_tanh_bwd>(x, dy)
+  return kind == ScaledKind::gelu_tanh ? gelu_tanh_bwd(x, dy)
                                        : apply<BinaryOp::gelu_erf_bwd>(x, dy);
 }
 
