@@ -1,6 +1,7 @@
 #include "weft/autograd/layer_norm.h"
 
 #include "weft/autograd/norm_checks.h"
+#include "weft/autograd/norm_gradient.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
@@ -20,10 +21,10 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, bool has_bias,
   if (!b.dy().defined()) return give(dsum);  // the loss depends on the sum only
   const bool need_weight = weight.defined() && b.needs(2), need_bias = has_bias && b.needs(3);
   const std::int64_t C = x.dim(-1), wanted = need_weight + need_bias;
-  const Shape row{C};
-  Tensor dx = empty_like(x), dweight, dbias, partials;
-  if (need_weight) dweight = Tensor::empty(row, x.dtype(), x.device());
-  if (need_bias) dbias = Tensor::empty(row, x.dtype(), x.device());
+  Tensor dx = empty_like(x), partials;
+  detail::RowGradient dweight, dbias;
+  if (need_weight) dweight = {b, 2, x, {}};
+  if (need_bias) dbias = {b, 3, x, dweight.to};
   if (wanted)
     partials = Tensor::empty({wanted, norm_chunks(mean.numel(), x.device().is_gpu()), C},
                              mean.dtype(), x.device());
@@ -34,10 +35,15 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, bool has_bias,
                 .mean = mean,
                 .rstd = rstd,
                 .dsum = dsum.defined() ? contiguous(dsum) : dsum},
-      NormBwdOut{.dx = dx, .dweight = dweight, .dbias = dbias, .partials = partials});
+      NormBwdOut{.dx = dx,
+                 .dweight = dweight.to,
+                 .dbias = dbias.to,
+                 .partials = partials,
+                 .adds_weight = dweight.adds,
+                 .adds_bias = dbias.adds});
   give(dx);
-  if (need_weight) b.add(2, std::move(dweight));
-  if (need_bias) b.add(3, std::move(dbias));
+  dweight.give(b, 2);
+  dbias.give(b, 3);
 }
 
 LayerNormResidual run(const char* op, const Tensor& input, const Tensor& stream,

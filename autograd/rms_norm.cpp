@@ -1,6 +1,7 @@
 #include "weft/autograd/rms_norm.h"
 
 #include "weft/autograd/norm_checks.h"
+#include "weft/autograd/norm_gradient.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
@@ -19,9 +20,10 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, const Tensor& 
   };
   if (!b.dy().defined()) return give(dsum);  // the loss depends on the sum only
   const std::int64_t C = x.dim(-1);
-  Tensor dx = empty_like(x), dweight, partials;
+  Tensor dx = empty_like(x), partials;
+  detail::RowGradient dweight;
   if (weight.defined() && b.needs(2)) {
-    dweight = empty_like(weight);
+    dweight = {b, 2, x, {}};
     partials = Tensor::empty({1, norm_chunks(rstd.numel(), x.device().is_gpu()), C}, rstd.dtype(),
                              x.device());
   }
@@ -33,9 +35,13 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, const Tensor& 
                 .mean = none,
                 .rstd = rstd,
                 .dsum = dsum.defined() ? contiguous(dsum) : dsum},
-      NormBwdOut{.dx = dx, .dweight = dweight, .dbias = none, .partials = partials});
+      NormBwdOut{.dx = dx,
+                 .dweight = dweight.to,
+                 .dbias = none,
+                 .partials = partials,
+                 .adds_weight = dweight.adds});
   give(dx);
-  if (dweight.defined()) b.add(2, std::move(dweight));
+  dweight.give(b, 2);
 }
 
 RmsNormResidual run(const char* op, const Tensor& input, const Tensor& stream, const Tensor& weight,

@@ -1,9 +1,23 @@
 // Leaves: where a complete gradient goes, which hooks are called, and which thread may add to it.
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/tape_state.h"
+#include "weft/core/dispatch.h"
+#include "weft/core/kernels/elementwise.h"
 
 namespace weft {
 namespace {
+
+// A GPU adds bf16 to f32 in one launch. The CPU converts first; the sum has the same bits.
+void add_to_sum(const Tensor& sum, const Tensor& g) {
+  const NoGradGuard off;
+  const bool mixed = sum.device().is_gpu() && sum.dtype() == DType::f32 && g.dtype() == DType::bf16;
+  if (!mixed) {
+    sum.add_(g.to(sum.dtype()));
+    return;
+  }
+  sum.bump_version();
+  dispatch<cpu::add_scaled, cuda::add_scaled>(g, 1.0, sum);
+}
 
 // `continued`: g is the leaf's grad(), or a sum that started from it.
 void add_to_leaf(const Tensor& x, Tensor g, bool continued) {
@@ -12,8 +26,7 @@ void add_to_leaf(const Tensor& x, Tensor g, bool continued) {
         x.shape(), x.dtype(), g.shape(), g.dtype());
   const Tensor main = x.main_grad(), old = x.grad();
   if (main.defined()) {
-    const NoGradGuard off;
-    main.add_(g.to(main.dtype()));
+    add_to_sum(main, g);
     x.set_main_grad_filled(true);
   } else if (!old.defined()) {
     // grad() belongs to the user: it must not share memory with another gradient.

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "weft/core/error.h"
-#include "weft/cuda/attention_tile.h"
+#include "weft/cuda/attention_dropout.h"
 
 namespace weft::cuda {
 namespace {
@@ -59,7 +59,8 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   float out[M][D / 8][4] = {}, high[M][2], sum[M][2];
   for (int m = 0; m < M; ++m)
     for (int h = 0; h < 2; ++h) high[m][h] = -kInf, sum[m][h] = 0;
-  // Scores in powers of 2.
+  // The largest score so far and lse count in powers of 2; a score is multiplied by `unit` in the
+  // instruction that subtracts the largest.
   const float unit = static_cast<float>(a.scale) * kLog2E;
 
   for (int from = begin, stage = 0; from < end; from += kKeys, stage ^= 1) {
@@ -70,8 +71,6 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     const bf16* const keys = key_tiles + stage * 2 * kKeys * D;
     float x[M][kKeys / 8][4];
     dot_tile<M, kKeys, D>(x, queries, keys);
-    each_element<M, kKeys>(
-        [&](int m, int i, int h, int e, int, int) { x[m][i][2 * h + e] *= unit; });
     if (from < last_row.begin || from + kKeys > top_row.end)
       each_element<M, kKeys>([&](int m, int i, int h, int e, int row, int column) {
         if (!seen[mine + row].contains(from + column)) x[m][i][2 * h + e] = -kInf;
@@ -80,10 +79,11 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     for (int m = 0; m < M; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        float top = high[m][h];
+        float top = -kInf;
         for (int i = 0; i < kKeys / 8; ++i)
           top = fmaxf(top, fmaxf(x[m][i][2 * h], x[m][i][2 * h + 1]));
         top = warp_reduce<4>(top, Larger{});  // a row lies in four neighbouring lanes
+        top = fmaxf(high[m][h], top * unit);
         const float shift = top == -kInf ? 0.0f : top;
         const float shrink = exp2_approx(high[m][h] - shift);
         high[m][h] = top;
@@ -91,17 +91,20 @@ __global__ void __launch_bounds__(kTileThreads, 2)
         for (int i = 0; i < kKeys / 8; ++i)
           for (int e = 0; e < 2; ++e) {
             float& p = x[m][i][2 * h + e];
-            p = exp2_approx(p - shift);
+            p = exp2_approx(p * unit - shift);
             sum[m][h] += p;
           }
         for (int i = 0; i < D / 8; ++i)
           for (int e = 0; e < 2; ++e) out[m][i][2 * h + e] *= shrink;
       }
-    if constexpr (Dropout)
-      each_element<M, kKeys>([&](int m, int i, int h, int e, int row, int column) {
-        const bool drop = a.drops(a.key_row(at.batch, at.head, first + mine + row), from + column);
-        x[m][i][2 * h + e] *= drop ? 0.0f : static_cast<float>(a.kept);
+    if constexpr (Dropout) {
+      const std::uint32_t dropped =
+          dropped_keys<kKeys>(a, a.key_row(at.batch, at.head, first + mine), from);
+      each_element<M, kKeys>([&](int m, int i, int h, int e, int, int) {
+        x[m][i][2 * h + e] *=
+            dropped >> (4 * i + 2 * h + e) & 1 ? 0.0f : static_cast<float>(a.kept);
       });
+    }
     add_weighted_tile<M, kKeys, D>(out, x, keys + kKeys * D);
   }
 
@@ -162,7 +165,9 @@ AttentionArgs attention_args(const AttentionIn& in, const AttentionSpec& a) {
 }
 
 void attention_fwd(const AttentionIn& in, const AttentionSpec& spec, const AttentionOut& out) {
-  if (!fits_tiles(in.q, in.k, in.v)) return generic::attention_fwd(in, spec, out);
+  // The tiles take the largest score before they multiply it by the scale.
+  if (!fits_tiles(in.q, in.k, in.v) || spec.scale <= 0)
+    return generic::attention_fwd(in, spec, out);
   const AttentionArgs a = attention_args(in, spec);
   dispatch_tiles(spec, [&]<int D, bool Dropout>() { forward<D, Dropout>(a, in, spec, out); });
 }

@@ -12,7 +12,9 @@ __device__ inline int most(int a, int b) { return a > b ? a : b; }
 /// A run of queries or keys.
 struct Range {
   int begin, end;
-  __device__ bool contains(int i) const { return begin <= i && i < end; }
+  __device__ bool contains(int i) const {  // in one comparison
+    return static_cast<unsigned>(i - begin) < static_cast<unsigned>(end - begin);
+  }
 };
 
 struct AttentionArgs {

@@ -1,4 +1,4 @@
-#include "weft/cuda/attention_tile.h"
+#include "weft/cuda/attention_dropout.h"
 
 namespace weft::cuda {
 namespace {
@@ -90,12 +90,9 @@ __global__ void __launch_bounds__(kTileThreads, 2)
       each_element<1, kColumns>([&](int m, int i, int h, int e, int row, int column) {
         if (!seen[mine + row].contains(from + column)) p[m][i][2 * h + e] = 0;
       });
-    std::uint32_t dropped = 0;  // one bit an element
+    std::uint32_t dropped = 0;
     if constexpr (Dropout)
-      each_element<1, kColumns>([&](int, int i, int h, int e, int row, int column) {
-        if (a.drops(a.key_row(at.batch, head, from + column), first + mine + row))
-          dropped |= 1u << (4 * i + 2 * h + e);
-      });
+      dropped = dropped_queries<kColumns>(a, a.key_row(at.batch, head, from), first + mine);
     const auto factor = [&](int i, int h, int e) {
       return dropped >> (4 * i + 2 * h + e) & 1 ? 0.0f : static_cast<float>(a.kept);
     };

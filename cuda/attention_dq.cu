@@ -1,4 +1,4 @@
-#include "weft/cuda/attention_tile.h"
+#include "weft/cuda/attention_dropout.h"
 
 namespace weft::cuda {
 namespace {
@@ -67,12 +67,13 @@ __global__ void __launch_bounds__(kTileThreads, 2)
         if (!seen[mine + row].contains(from + column)) p[m][i][2 * h + e] = 0;
       });
     dot_tile<1, kColumns, D>(ds, grads, keys + kColumns * D);
-    each_element<1, kColumns>([&](int m, int i, int h, int e, int row, int column) {
+    std::uint32_t dropped = 0;
+    if constexpr (Dropout)
+      dropped = dropped_keys<kColumns>(a, a.key_row(at.batch, at.head, first + mine), from);
+    each_element<1, kColumns>([&](int m, int i, int h, int e, int, int) {
       float& x = ds[m][i][2 * h + e];
-      if constexpr (Dropout) {
-        const bool drop = a.drops(a.key_row(at.batch, at.head, first + mine + row), from + column);
-        x *= drop ? 0.0f : static_cast<float>(a.kept);
-      }
+      if constexpr (Dropout)
+        x *= dropped >> (4 * i + 2 * h + e) & 1 ? 0.0f : static_cast<float>(a.kept);
       x = p[m][i][2 * h + e] * (x - delta[h]);
     });
     add_weighted_tile<1, kColumns, D>(sum, ds, keys);

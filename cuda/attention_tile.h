@@ -5,13 +5,12 @@
 #include <limits>
 
 #include "weft/cuda/attention_args.h"
-#include "weft/cuda/ptx.h"
+#include "weft/cuda/math.h"
 #include "weft/cuda/reduce.h"
 
 namespace weft::cuda {
 
 inline constexpr int kTileThreads = 128, kTileWarps = kTileThreads / kWarp;
-inline constexpr float kLog2E = 1.4426950408889634f;
 
 __device__ inline int lane_id() { return static_cast<int>(threadIdx.x & 31); }
 __device__ inline int warp_id() { return static_cast<int>(threadIdx.x >> 5); }

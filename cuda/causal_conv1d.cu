@@ -60,7 +60,7 @@ __global__ void causal_conv1d_fwd_kernel(Sizes s, const T* x, const R* taps, T* 
   each_token(s.all, begin, end, [&](std::int64_t t, std::int64_t first, std::int64_t) {
     const std::int64_t at = t * s.channels + c;
     const R sum = sum_of_taps<-1>(s, x, w, at, t - first + 1);
-    y[at] = T(s.silu ? sum * fast_sigmoid(sum) : sum);
+    y[at] = narrow<T>(s.silu ? sum * fast_sigmoid(sum) : sum);
   });
 }
 
@@ -104,7 +104,7 @@ __global__ void causal_conv1d_input_kernel(Sizes s, const R* dpre, const R* taps
   load_taps(s, taps, c, w);
   each_token(s.all, begin, end, [&](std::int64_t t, std::int64_t, std::int64_t stop) {
     const std::int64_t at = t * s.channels + c;
-    dx[at] = T(sum_of_taps<1>(s, dpre, w, at, stop - t));
+    dx[at] = narrow<T>(sum_of_taps<1>(s, dpre, w, at, stop - t));
   });
 }
 

@@ -3,6 +3,7 @@
 #include "weft/core/kernels/convert.h"
 #include "weft/core/kernels/copy.h"
 #include "weft/core/kernels/elementwise_ops.h"
+#include "weft/cuda/math.h"
 #include "weft/cuda/strided.h"
 
 namespace weft::cuda {
@@ -15,12 +16,16 @@ struct Same {
   }
 };
 
-template <class To>
-struct Converted {
-  template <class From>
-  __device__ To operator()(From v) const {
-    return convert<To>(v);
+/// With the bits of convert() on the CPU: a NaN keeps its sign and the upper part of its payload.
+struct ToBf16 {
+  __device__ bf16 operator()(float v) const {
+    bf16 r = narrow<bf16>(v);
+    if (v != v) r.bits = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(v) >> 16 | 0x40u);
+    return r;
   }
+};
+struct FromBf16 {
+  __device__ float operator()(bf16 v) const { return widen(v); }
 };
 
 template <class To>
@@ -99,10 +104,8 @@ void copy(const Tensor& source, const Tensor& out) {
   const DType from = source.dtype(), to = out.dtype();
   if (from == to)  // only the element size matters
     return with_word(size_of(to), [&]<class W>() { map<W, W>(out, Same{}, source); });
-  if (from == DType::f32 && to == DType::bf16)
-    return map<bf16, float>(out, Converted<bf16>{}, source);
-  if (from == DType::bf16 && to == DType::f32)
-    return map<float, bf16>(out, Converted<float>{}, source);
+  if (from == DType::f32 && to == DType::bf16) return map<bf16, float>(out, ToBf16{}, source);
+  if (from == DType::bf16 && to == DType::f32) return map<float, bf16>(out, FromBf16{}, source);
   const auto kernel = from == DType::f64  ? convert_strided_kernel<double>
                       : is_floating(from) ? convert_strided_kernel<float>
                                           : convert_strided_kernel<std::int64_t>;

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t begin = thread * kCount - static_cast<std::int64_t>(key.first & 3);
   if (begin >= n) return;
   const auto drop = [&](T v, std::uint32_t bits) {
-    return bits >> 8 < threshold ? T(Compute<T>(0)) : T(widen(v) * scale);
+    return bits >> 8 < threshold ? T(Compute<T>(0)) : narrow<T>(widen(v) * scale);
   };
   std::array<std::uint32_t, 4> bits[Blocks];
 #pragma unroll

@@ -1,6 +1,7 @@
 // Unary kernels, clamp and the in-place updates.
 #include "weft/core/kernels/elementwise.h"
 #include "weft/core/kernels/elementwise_ops.h"
+#include "weft/cuda/gelu.h"
 #include "weft/cuda/strided.h"
 
 namespace weft::cuda {
@@ -8,7 +9,12 @@ namespace {
 
 template <UnaryOp op, class T>
 struct Unary {
-  __device__ T operator()(T x) const { return T(apply<op>(static_cast<Compute<T>>(x))); }
+  __device__ T operator()(T x) const {
+    if constexpr (op == UnaryOp::gelu_tanh)
+      return narrow<T>(gelu_tanh(widen(x)));
+    else
+      return narrow<T>(apply<op>(static_cast<Compute<T>>(x)));
+  }
 };
 
 template <class T>
@@ -28,7 +34,7 @@ struct Clamp {
   Compute<T> low, high;
   __device__ T operator()(T x) const {  // keeps NaN
     const auto v = static_cast<Compute<T>>(x);
-    return T(v < low ? low : v > high ? high : v);
+    return narrow<T>(v < low ? low : v > high ? high : v);
   }
 };
 
@@ -44,9 +50,10 @@ struct ClampBwd {
 template <class T>
 struct AddScaled {
   Compute<T> factor;
-  __device__ T operator()(T x, T old) const {
+  template <class X>
+  __device__ T operator()(X x, T old) const {
     using C = Compute<T>;
-    return T(apply<BinaryOp::add, C>(C(old), apply<BinaryOp::mul, C>(factor, C(x))));
+    return narrow<T>(apply<BinaryOp::add, C>(C(old), apply<BinaryOp::mul, C>(factor, C(x))));
   }
 };
 
@@ -54,7 +61,7 @@ template <class T>
 struct Scale {
   Compute<T> factor;
   __device__ T operator()(T old) const {
-    return T(apply<BinaryOp::mul, Compute<T>>(Compute<T>(old), factor));
+    return narrow<T>(apply<BinaryOp::mul, Compute<T>>(Compute<T>(old), factor));
   }
 };
 
@@ -67,7 +74,7 @@ struct ScaleBy {
                       : dtype == DType::bf16
                           ? static_cast<double>(*static_cast<const bf16*>(factor))
                           : *static_cast<const double*>(factor);
-    return T(
+    return narrow<T>(
         apply<BinaryOp::mul, Compute<T>>(Compute<T>(old), number<BinaryOp::mul, Compute<T>>(by)));
   }
 };
@@ -104,6 +111,8 @@ void clamp_bwd(const Tensor& x, const Tensor& dy, double low, double high, const
 }
 
 void add_scaled(const Tensor& x, double alpha, const Tensor& out) {
+  if (x.dtype() == DType::bf16 && out.dtype() == DType::f32)
+    return map<float, bf16, float>(out, AddScaled<float>{static_cast<float>(alpha)}, x, out);
   dispatch_numeric(
       out.dtype(),
       [&]<class T>() {

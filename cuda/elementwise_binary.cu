@@ -1,6 +1,7 @@
 // Kernels of two operands: arithmetic, fused backward ops, comparisons, where.
 #include "weft/core/kernels/elementwise.h"
 #include "weft/core/kernels/elementwise_ops.h"
+#include "weft/cuda/gelu.h"
 #include "weft/cuda/strided.h"
 
 namespace weft::cuda {
@@ -10,7 +11,10 @@ template <BinaryOp op, class T>
 struct Binary {
   __device__ T operator()(T a, T b) const {
     using C = Compute<T>;
-    return T(apply<op, C>(static_cast<C>(a), static_cast<C>(b)));
+    if constexpr (op == BinaryOp::gelu_tanh_bwd)
+      return narrow<T>(gelu_tanh_bwd<C>(widen(a), widen(b)));
+    else
+      return narrow<T>(apply<op, C>(static_cast<C>(a), static_cast<C>(b)));
   }
 };
 
@@ -27,7 +31,7 @@ struct AnyBinary {
   }
   __device__ T operator()(T a, T b) const {
     using C = Compute<T>;
-    return T(apply_to(static_cast<C>(a), static_cast<C>(b)));
+    return narrow<T>(apply_to(static_cast<C>(a), static_cast<C>(b)));
   }
 };
 
@@ -38,9 +42,9 @@ struct WithNumber {
   __device__ T operator()(T a) const {
     using C = Compute<T>;
     if constexpr (reversed)
-      return T(apply<op, C>(value, static_cast<C>(a)));
+      return narrow<T>(apply<op, C>(value, static_cast<C>(a)));
     else
-      return T(apply<op, C>(static_cast<C>(a), value));
+      return narrow<T>(apply<op, C>(static_cast<C>(a), value));
   }
 };
 
@@ -51,7 +55,7 @@ struct AnyWithNumber {
   Compute<T> value;
   __device__ T operator()(T a) const {
     const auto x = static_cast<Compute<T>>(a);
-    return T(AnyBinary<T>{op}.apply_to(reversed ? value : x, reversed ? x : value));
+    return narrow<T>(AnyBinary<T>{op}.apply_to(reversed ? value : x, reversed ? x : value));
   }
 };
 

@@ -144,7 +144,7 @@ __global__ void gated_delta_output_kernel(GatedDeltaSpec s, const T* q, const T*
         m.stage, rows.n, [&](int i, int p) { return m.first[i][p]; },
         [&](int j, int p) { return c0 + j < rows.V ? updates[p * rows.V + c0 + j] : R(0); });
     tile.each([&](int i, int j, R& value) {
-      if (i < rows.n && c0 + j < rows.V) out[i * rows.value_row + c0 + j] = T(value);
+      if (i < rows.n && c0 + j < rows.V) out[i * rows.value_row + c0 + j] = narrow<T>(value);
     });
   }
 }
@@ -190,7 +190,7 @@ __global__ void gated_delta_step_kernel(GatedDeltaSpec s, const T* q, const T* k
     }
     out = total(out);
     if (warp == 0 && K > 0)
-      y[t * row.value_row + head * s.value_dim + column] = T(static_cast<R>(s.scale) * out);
+      y[t * row.value_row + head * s.value_dim + column] = narrow<T>(static_cast<R>(s.scale) * out);
   }
 }
 

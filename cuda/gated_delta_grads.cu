@@ -102,7 +102,7 @@ struct Gradients {
       tile.each([&](int i, int j, R& value) {
         if (c0 + j >= rows.V) return;
         dr[i * rows.V + c0 + j] = value;
-        if (i < rows.n) dv[i * rows.value_row + c0 + j] = T(m.decay.beta[i] * value);
+        if (i < rows.n) dv[i * rows.value_row + c0 + j] = narrow<T>(m.decay.beta[i] * value);
       });
     }
     __syncthreads();

@@ -6,27 +6,44 @@
 namespace weft::cuda {
 namespace {
 
+constexpr int kSquareLoads = 4;  // packs on the way at a time
+
 // Elements four apart are added up by themselves, then the threads' sums: fixed by the shape.
 __global__ void __launch_bounds__(kSlotThreads)
     grad_norm_squares_kernel(const PlacedSlot<GradSlot>* slots, std::int64_t count,
                              double* partials) {
   WEFT_SHARED(shared, double[kSlotThreads / kWarp]);
-  const auto& placed = slot_of(slots, count, blockIdx.x);
-  const GradSlot& s = placed.slot;
+  const PlacedSlot<GradSlot> placed = slot_of(slots, count, blockIdx.x);
   double sum[4] = {};
-  each_four(placed, blockIdx.x, [&](const Four& f) {
-    const auto add = [&](const auto& g) {
+  const auto add = [&]<class T>(const Pack<T, 4>& g) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const auto x = static_cast<double>(g[j]);
-        sum[j] += x * x;
-      }
-    };
-    if (s.grad_dtype == DType::f64)
-      add(read_four<double>(s.grad, s.grad_dtype, f));
-    else
-      add(read_four<float>(s.grad, s.grad_dtype, f));
-  });
+    for (int j = 0; j < 4; ++j) {
+      const auto x = static_cast<double>(g[j]);
+      sum[j] += x * x;
+    }
+  };
+  // The dtype is chosen outside of the loop, so that several loads are on the way at a time.
+  const auto add_chunk = [&]<class T>() {
+    const T* const grad = static_cast<const T*>(placed.slot.grad);
+    const Span span(placed, blockIdx.x);
+    constexpr int kStep = 4 * kSlotThreads;
+    std::int64_t i = span.begin + 4 * threadIdx.x;
+    for (; placed.packs && i + (kSquareLoads - 1) * kStep + 4 <= span.end;
+         i += kSquareLoads * kStep) {
+      Pack<T, 4> g[kSquareLoads];
+#pragma unroll
+      for (int k = 0; k < kSquareLoads; ++k) g[k] = load_pack<T, 4>(grad + i + k * kStep);
+#pragma unroll
+      for (int k = 0; k < kSquareLoads; ++k) add(g[k]);
+    }
+    for (; i < span.end; i += kStep) add(read_as<T, T>(grad, Four::of(i, span.end, placed.packs)));
+  };
+  if (placed.slot.grad_dtype == DType::f64)
+    add_chunk.template operator()<double>();
+  else if (placed.slot.grad_dtype == DType::f32)
+    add_chunk.template operator()<float>();
+  else
+    add_chunk.template operator()<bf16>();
   const double total =
       block_reduce<kSlotThreads>((sum[0] + sum[1]) + (sum[2] + sum[3]), shared, 0.0, Sum{});
   if (threadIdx.x == 0) partials[blockIdx.x] = total;

@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kThreads)
   if (!live) return;
   Pack<T, V> result;
 #pragma unroll
-  for (int v = 0; v < V; ++v) result[v] = T(sum[v]);
+  for (int v = 0; v < V; ++v) result[v] = narrow<T>(sum[v]);
   store_pack(to, result);
 }
 

@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads)
     const std::int64_t id = index[from + j * inner];
     if (id < 0 || id >= length) continue;
     T& sum = to[id * inner];
-    sum = T(static_cast<A>(static_cast<A>(sum) + static_cast<A>(source[from + j * inner])));
+    sum = narrow<T>(static_cast<A>(static_cast<A>(sum) + static_cast<A>(source[from + j * inner])));
   }
 }
 
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads)
     unsigned rest = sums ? alike : 0;
     while (__any_sync(kAllLanes, rest != 0)) {
       const A term = __shfl_sync(kAllLanes, x, rest ? __ffs(static_cast<int>(rest)) - 1 : lane);
-      if (rest) sum = T(static_cast<A>(static_cast<A>(sum) + term));
+      if (rest) sum = narrow<T>(static_cast<A>(static_cast<A>(sum) + term));
       rest &= rest - 1;
     }
     if (sums) to[id] = sum;

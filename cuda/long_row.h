@@ -53,7 +53,7 @@ struct ExpSum {
   __device__ void add(const R (&v)[N]) {
     R top = max;
 #pragma unroll
-    for (int k = 0; k < N; ++k) top = v[k] > top ? v[k] : top;
+    for (int k = 0; k < N; ++k) top = larger(top, v[k]);
     // While everything is -inf there is no mass to add, and -inf - -inf would be NaN.
     const R shift = top == -std::numeric_limits<R>::infinity() ? R(0) : top;
     if (top != max) sum *= fast_exp(max - top);

@@ -2,6 +2,7 @@
 // is read once, although the variance takes two passes, since E[x^2] - E[x]^2 cancels when the mean
 // is large.
 #include "weft/core/kernels/norm.h"
+#include "weft/cuda/norm_sums.h"
 #include "weft/cuda/row_plan.h"
 
 namespace weft::cuda {
@@ -42,7 +43,7 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads)
         read(more[k], a.residual + row + i);
       }
 #pragma unroll
-      for (int j = 0; j < V; ++j) x[k][j] = T(R(x[k][j]) + R(more[k][j]));
+      for (int j = 0; j < V; ++j) x[k][j] = narrow<T>(R(x[k][j]) + R(more[k][j]));
       store_pack(a.sum + row + i, x[k]);
     });
     from = a.sum + row;
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads)
     if constexpr (Held == 0) read(x[k], from + i);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      y[j] = T((R(x[k][j]) - mean) * rstd * R(weight[j]) + R(bias[j]));
+      y[j] = narrow<T>((R(x[k][j]) - mean) * rstd * R(weight[j]) + R(bias[j]));
     }
     store_pack(a.y + row + i, y);
   });
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads,
       for (int j = 0; j < V; ++j) {
         const R d = R(dy[k][j]), xhat = (R(x[k][j]) - mean) * rstd;
         const R g = d * R(weight[j]);
-        dx[j] = T((g - mean_g - xhat * mean_gx) * rstd + R(dsum[k][j]));
+        dx[j] = narrow<T>((g - mean_g - xhat * mean_gx) * rstd + R(dsum[k][j]));
         if constexpr (Held > 0) {
           dweight[k][j] += d * xhat;
           dbias[k][j] += d;
@@ -184,29 +185,6 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads,
     };
     if (to_weight) put(dweight, to_weight);
     if (to_bias) put(dbias, to_bias);
-  }
-}
-
-constexpr int kSumColumns = 32, kSumParts = 32;
-
-// out[c] = partial[0][c] + partial[1][c] + ..., 32 columns a block: thread (c, p) adds every 32nd
-// chunk, then one thread the parts.
-template <class T>
-__global__ void __launch_bounds__(kSumColumns* kSumParts)
-    norm_sum_kernel(std::int64_t chunks, std::int64_t C, const Real<T>* partial, T* out) {
-  using R = Real<T>;
-  WEFT_SHARED(parts, R[kSumParts][kSumColumns]);
-  const int column = static_cast<int>(threadIdx.x) % kSumColumns;
-  const int part = static_cast<int>(threadIdx.x) / kSumColumns;
-  const std::int64_t c = std::int64_t{blockIdx.x} * kSumColumns + column;
-  R total = 0;
-  if (c < C)
-    for (std::int64_t k = part; k < chunks; k += kSumParts) total += partial[k * C + c];
-  parts[part][column] = total;
-  __syncthreads();
-  if (part == 0 && c < C) {
-    for (int p = 1; p < kSumParts; ++p) total += parts[p][column];
-    out[c] = T(total);
   }
 }
 
@@ -255,13 +233,8 @@ void backward(const NormBwdIn& in, const NormBwdOut& out) {
     with_row_plan<T, 3>(a.C, packs, [&]<int Group, int V, int Held>(RowPlan<Group, V, Held> plan) {
       launch(norm_bwd_kernel<kCentred, T, Group, V, Held>, grid_of(a.chunks), plan.kThreads, 0, a);
     });
-    const auto add_chunks = [&](const R* from, const Tensor& to) {
-      if (to.defined())
-        launch(norm_sum_kernel<T>, grid_of(blocks_for(a.C, kSumColumns)), kSumColumns * kSumParts,
-               0, a.chunks, a.C, from, to.data<T>());
-    };
-    add_chunks(a.partial_weight, out.dweight);
-    add_chunks(a.partial_bias, out.dbias);
+    norm_sums<T>(a.chunks, a.C, {a.partial_weight, out.dweight, out.adds_weight},
+                 {a.partial_bias, out.dbias, out.adds_bias});
   });
 }
 

@@ -71,7 +71,8 @@ __global__ void __launch_bounds__(kSlotThreads, kUpdateBlocks)
                           const float* scales) {
   const AdamStep step = with_device_numbers(given);
   const double scale = scale_of(step.grad_scale);
-  const auto& placed = slot_of(slots, count, blockIdx.x);
+  // A copy: the compiler would read a reference again after every store.
+  const PlacedSlot<AdamSlot> placed = slot_of(slots, count, blockIdx.x);
   const AdamSlot& s = placed.slot;
   if (untouched(s, scale)) return;
   if ((s.param_dtype == DType::f64) != std::is_same_v<C, double>) return;

@@ -68,6 +68,13 @@ __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(N) : "memory");
 }
 
+/// x rounded to bf16 (ties to even), infinities and subnormals included. NaN becomes 0x7fff. Two
+/// results that share a register are computed by one instruction, F2FP.
+__device__ inline bf16 round_bf16(float x) {
+  bf16 r;
+  asm("cvt.rn.bf16.f32 %0, %1;\n" : "=h"(r.bits) : "f"(x));
+  return r;
+}
 /// Two f32, rounded to bf16 (ties to even), in one register. NaN becomes 0x7fff.
 __device__ inline std::uint32_t pack_bf16(float low, float high) {
   std::uint32_t r;

@@ -13,7 +13,7 @@ __device__ inline T rounded(double v) {
   if constexpr (std::is_arithmetic_v<T>)
     return static_cast<T>(v);
   else
-    return T(static_cast<float>(v));
+    return narrow<T>(static_cast<float>(v));
 }
 
 // Each thread handles the four elements of a Philox block, which two pairs of normal numbers share;

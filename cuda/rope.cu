@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int j = 0; j < V; ++j) {
     const C ca = static_cast<C>(c[j]), sa = static_cast<C>(l.inverse ? -s[j] : s[j]);
     const C p = widen(a[j]), q = widen(b[j]);
-    first[j] = T(p * ca - q * sa);
-    second[j] = T(q * ca + p * sa);
+    first[j] = narrow<T>(p * ca - q * sa);
+    second[j] = narrow<T>(q * ca + p * sa);
   }
   store_pack(y + at, first);
   store_pack(y + at + l.half, second);

@@ -1,6 +1,5 @@
-#include "weft/core/kernels/elementwise_math.h"
 #include "weft/core/kernels/scaled_activation.h"
-#include "weft/cuda/math.h"
+#include "weft/cuda/gelu.h"
 #include "weft/cuda/reduce.h"
 
 namespace weft::cuda {
@@ -12,7 +11,7 @@ constexpr int kRows = kThreads / kWarp;  // rows per block
 template <bool Packed, class C>
 __device__ inline C activation(C x, ScaledKind kind) {
   if constexpr (Packed) return x * fast_sigmoid(x);
-  return kind == ScaledKind::gelu_tanh ? apply<UnaryOp::gelu_tanh>(x) : apply<UnaryOp::gelu_erf>(x);
+  return kind == ScaledKind::gelu_tanh ? gelu_tanh(x) : apply<UnaryOp::gelu_erf>(x);
 }
 
 template <bool Packed, class C>
@@ -21,7 +20,7 @@ __device__ inline C derivative(C x, C dy, ScaledKind kind) {
     const C s = fast_sigmoid(x);
     return dy * s * (C(1) + x * (C(1) - s));
   }
-  return kind == ScaledKind::gelu_tanh ? apply<BinaryOp::gelu_tanh_bwd>(x, dy)
+  return kind == ScaledKind::gelu_tanh ? gelu_tanh_bwd(x, dy)
                                        : apply<BinaryOp::gelu_erf_bwd>(x, dy);
 }
 
@@ -43,7 +42,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int j = 0; j < V; ++j) {
       C v = activation<Packed>(widen(g[j]), kind) * p;
       if constexpr (Packed) v *= widen(u[j]);
-      out[j] = T(v);
+      out[j] = narrow<T>(v);
     }
     store_pack(y + row * width + c, out);
   }
@@ -72,10 +71,10 @@ __global__ void __launch_bounds__(kThreads)
       C up(1);
       if constexpr (Packed) {
         up = widen(u[j]);
-        du[j] = T(dx * act * p);
+        du[j] = narrow<T>(dx * act * p);
       }
       sum += dx * act * up;
-      dg[j] = T(derivative<Packed>(x, dx * up * p, kind));
+      dg[j] = narrow<T>(derivative<Packed>(x, dx * up * p, kind));
     }
     store_pack(dgate + c, dg);
     if constexpr (Packed) store_pack(dgate + width + c, du);

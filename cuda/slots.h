@@ -68,17 +68,29 @@ struct Four {
   std::int64_t at;
   int valid;
   bool whole;  // one access for all four
+
+  /// Those from i on of a chunk that ends at `end`.
+  static __device__ Four of(std::int64_t i, std::int64_t end, bool packs) {
+    const int valid = end - i < 4 ? static_cast<int>(end - i) : 4;
+    return {i, valid, packs && valid == 4};
+  }
 };
 
-/// Calls f(four) for the elements of a chunk of n, which the block shares.
+/// The elements of a chunk of its slot.
+struct Span {
+  std::int64_t begin, end;
+  template <class Slot>
+  __device__ Span(const PlacedSlot<Slot>& s, std::int64_t chunk)
+      : begin((chunk - s.first_chunk) * kOptimizerGpuChunk),
+        end(begin + kOptimizerGpuChunk < s.slot.n ? begin + kOptimizerGpuChunk : s.slot.n) {}
+};
+
+/// Calls f(four) for the elements of a chunk, which the block shares.
 template <class Slot, class F>
 __device__ inline void each_four(const PlacedSlot<Slot>& s, std::int64_t chunk, F f) {
-  const std::int64_t begin = (chunk - s.first_chunk) * kOptimizerGpuChunk;
-  const std::int64_t rest = s.slot.n - begin;
-  const std::int64_t end = begin + (rest < kOptimizerGpuChunk ? rest : kOptimizerGpuChunk);
-  for (std::int64_t i = begin + 4 * threadIdx.x; i < end; i += 4 * kSlotThreads) {
-    const int valid = end - i < 4 ? static_cast<int>(end - i) : 4;
-    f(Four{i, valid, s.packs && valid == 4});
+  const Span span(s, chunk);
+  for (std::int64_t i = span.begin + 4 * threadIdx.x; i < span.end; i += 4 * kSlotThreads) {
+    f(Four::of(i, span.end, s.packs));
   }
 }
 
@@ -102,12 +114,12 @@ __device__ inline void write_as(void* base, const Four& f, const Pack<C, 4>& v) 
   if (f.whole) {
     Pack<T, 4> out;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) out[j] = T(v[j]);
+    for (int j = 0; j < 4; ++j) out[j] = narrow<T>(v[j]);
     store_pack(p, out);
   } else {
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      if (j < f.valid) p[j] = T(v[j]);
+      if (j < f.valid) p[j] = narrow<T>(v[j]);
   }
 }
 

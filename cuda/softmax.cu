@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(Threads == kWarp ? kWarp * kRowsOfWarps : Thre
   slice.load(x + row * n, n, packed, -std::numeric_limits<R>::infinity());
   R top = slice.at(0);
 #pragma unroll
-  for (int i = 1; i < S::kSize; ++i) top = slice.at(i) > top ? slice.at(i) : top;
+  for (int i = 1; i < S::kSize; ++i) top = larger(top, slice.at(i));
   top = block_reduce<Threads>(top, shared, -std::numeric_limits<R>::infinity(), Max{});
   R e[S::kSize];
   R sum = 0;

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "weft/core/kernels/sum_ranks.h"
-#include "weft/cuda/device.h"
+#include "weft/cuda/math.h"
 
 namespace weft::cuda {
 namespace {
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     Pack<T, N> y;
 #pragma unroll
-    for (int j = 0; j < N; ++j) y[j] = static_cast<T>(sum[j]);
+    for (int j = 0; j < N; ++j) y[j] = narrow<T>(sum[j]);
     store_pack(out + i * N, y);
   }
 }

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int j = 0; j < V; ++j) {
     const auto x = widen(g[j]);
-    out[j] = T(x * fast_sigmoid(x) * widen(u[j]));
+    out[j] = narrow<T>(x * fast_sigmoid(x) * widen(u[j]));
   }
   store_pack(y + i, out);
 }
@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int j = 0; j < V; ++j) {
     const C x = widen(g[j]), dx = widen(d[j]), s = fast_sigmoid(x);
-    dg[j] = T(dx * widen(u[j]) * s * (C(1) + x * (C(1) - s)));
-    du[j] = T(dx * x * s);
+    dg[j] = narrow<T>(dx * widen(u[j]) * s * (C(1) + x * (C(1) - s)));
+    du[j] = narrow<T>(dx * x * s);
   }
   store_pack(dgate + at, dg);
   store_pack(dup + at, du);

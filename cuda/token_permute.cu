@@ -1,6 +1,7 @@
 // Sorts slots by expert without comparisons: each warp counts its chunk of slots, the counts become
 // start positions, and the warps place their slots in the order in which they counted them.
 #include "weft/core/kernels/token_permute.h"
+#include "weft/cuda/math.h"
 #include "weft/cuda/reduce.h"
 
 namespace weft::cuda {
@@ -134,8 +135,9 @@ __global__ void __launch_bounds__(kThreads)
 /// Row and column of pack i for rows of `packs` packs.
 struct Place {
   std::int64_t row, pack;
-  __device__ Place(std::int64_t i, std::int64_t packs, bool narrow) {
-    row = narrow ? static_cast<std::uint32_t>(i) / static_cast<std::uint32_t>(packs) : i / packs;
+  __device__ Place(std::int64_t i, std::int64_t packs, bool in_32_bits) {
+    row =
+        in_32_bits ? static_cast<std::uint32_t>(i) / static_cast<std::uint32_t>(packs) : i / packs;
     pack = i - row * packs;
   }
 };
@@ -143,15 +145,15 @@ struct Place {
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     token_permute_gather_kernel(const T* x, const std::int64_t* slot_of, std::int64_t k,
-                                std::int64_t packs, std::int64_t total, bool narrow, T* y) {
+                                std::int64_t packs, std::int64_t total, bool in_32_bits, T* y) {
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= total) return;
-  const Place at(i, packs, narrow);
+  const Place at(i, packs, in_32_bits);
   const std::int64_t slot = slot_of[at.row];
   Pack<T, V> v;
   if (slot >= 0) {
     const std::int64_t token =
-        narrow ? static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(k) : slot / k;
+        in_32_bits ? static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(k) : slot / k;
     v = load_pack<T, V>(x + (token * packs + at.pack) * V);
   } else {
 #pragma unroll
@@ -163,10 +165,10 @@ __global__ void __launch_bounds__(kThreads)
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     token_permute_combine_kernel(const T* x, const std::int64_t* row_of, std::int64_t k,
-                                 std::int64_t packs, std::int64_t total, bool narrow, T* y) {
+                                 std::int64_t packs, std::int64_t total, bool in_32_bits, T* y) {
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= total) return;
-  const Place at(i, packs, narrow);
+  const Place at(i, packs, in_32_bits);
   Compute<T> sum[V] = {};
   for (std::int64_t j = 0; j < k; ++j) {
     const std::int64_t row = row_of[at.row * k + j];
@@ -177,7 +179,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   Pack<T, V> out;
 #pragma unroll
-  for (int c = 0; c < V; ++c) out[c] = T(sum[c]);
+  for (int c = 0; c < V; ++c) out[c] = narrow<T>(sum[c]);
   store_pack(y + i * V, out);
 }
 
@@ -196,12 +198,12 @@ struct Move {
     const bool wide = packable(x, width) && packable(y, width);
     const std::int64_t packs = wide ? width / V : width, total = rows * packs;
     // 32-bit division where every number fits.
-    const bool narrow = total <= 0xffffffff && slots <= 0xffffffff;
+    const bool in_32_bits = total <= 0xffffffff && slots <= 0xffffffff;
     const dim3 grid = grid_of(blocks_for(total, kThreads));
     if (wide)
-      f.template operator()<V>(grid, packs, total, narrow);
+      f.template operator()<V>(grid, packs, total, in_32_bits);
     else
-      f.template operator()<1>(grid, packs, total, narrow);
+      f.template operator()<1>(grid, packs, total, in_32_bits);
   }
 };
 
@@ -234,10 +236,11 @@ void permute_tokens(const Tensor& x, const Tensor& slot_of, std::int64_t k, cons
   dispatch_floating(y.dtype(), [&]<class T>() {
     const T* from = x.data<T>();
     T* to = y.data<T>();
-    move.run(from, to, [&]<int V>(dim3 grid, std::int64_t packs, std::int64_t total, bool narrow) {
-      launch(token_permute_gather_kernel<T, V>, grid, kThreads, 0, from,
-             slot_of.data<std::int64_t>(), k, packs, total, narrow, to);
-    });
+    move.run(from, to,
+             [&]<int V>(dim3 grid, std::int64_t packs, std::int64_t total, bool in_32_bits) {
+               launch(token_permute_gather_kernel<T, V>, grid, kThreads, 0, from,
+                      slot_of.data<std::int64_t>(), k, packs, total, in_32_bits, to);
+             });
   });
 }
 
@@ -247,10 +250,11 @@ void combine_tokens(const Tensor& x, const Tensor& row_of, const Tensor& y) {
   dispatch_floating(y.dtype(), [&]<class T>() {
     const T* from = x.data<T>();
     T* to = y.data<T>();
-    move.run(from, to, [&]<int V>(dim3 grid, std::int64_t packs, std::int64_t total, bool narrow) {
-      launch(token_permute_combine_kernel<T, V>, grid, kThreads, 0, from,
-             row_of.data<std::int64_t>(), row_of.dim(1), packs, total, narrow, to);
-    });
+    move.run(from, to,
+             [&]<int V>(dim3 grid, std::int64_t packs, std::int64_t total, bool in_32_bits) {
+               launch(token_permute_combine_kernel<T, V>, grid, kThreads, 0, from,
+                      row_of.data<std::int64_t>(), row_of.dim(1), packs, total, in_32_bits, to);
+             });
   });
 }
 

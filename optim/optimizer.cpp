@@ -246,8 +246,4 @@ StepResult Optimizer::step(const GradClip& clip, std::span<const std::size_t> en
   return {skipped};
 }
 
-void Optimizer::zero_grad() {
-  for (const NamedTensor& p : parameters_) p.tensor.zero_grad();
-}
-
 }  // namespace weft::optim

@@ -6,6 +6,7 @@ usage: check_sass.py BUILD           writes docs/sass.md
        check_sass.py --check BUILD   fails if a hot kernel has more narrow accesses or accesses to local memory,
                                      fewer tensor-core instructions or fewer warps than docs/sass.md says
 
+Both fail if a hot kernel rounds to bf16 with integer instructions: one instruction rounds two numbers.
 Needs cuobjdump and nvdisasm: on the PATH, beside nvcc, or of the wheels nvidia-cuda-cuobjdump and
 nvidia-cuda-nvdisasm in the folder WEFT_CUDA_TOOLS. Without them, or without CUDA, it ends with status 77.
 A template's row holds the sums over its instances, and the fewest warps. The page needs the code of all
@@ -19,12 +20,15 @@ import shutil
 import subprocess
 import sys
 
-from check_registers import ARCHITECTURES, ROOT, arguments, is_hot, kind_of, refuse_architectures
+from check_registers import ARCHITECTURES, ROOT, arguments, is_hot, refuse_architectures
+from check_registers import kind_of as dtype_of
 
 PAGE = ROOT / "docs" / "sass.md"
 COLUMNS = ["wide loads", "narrow loads", "wide stores", "narrow stores", "tensor", "local", "warps"]
 FUNCTION = re.compile(r"Function : (\w+)")
-INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
+INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*)")
+# x + 0x7fff + its last bit that remains: half an ulp of bf16, ties to even (core/low_precision.h).
+ROUNDING = re.compile(r"\b0x7fff\b")
 REGISTERS = re.compile(r"Function (\w+):\s*\n\s*REG:(\d+)")
 PER_MULTIPROCESSOR, MOST_WARPS, UNIT = 65536, 64, 256  # registers; warps; registers are given out in units
 
@@ -39,9 +43,11 @@ def tools():
     return None
 
 
-def kind_of_access(instruction):
+def kind_of(instruction, operands):
     """The column of an instruction, or None."""
     name, *parts = instruction.split(".")
+    if "IADD" in instruction and ROUNDING.search(operands):
+        return "rounding"
     if name in ("HMMA", "IMMA", "HGMMA", "QGMMA"):
         return "tensor"
     if name in ("LDL", "STL"):
@@ -62,7 +68,7 @@ def instances(path, architecture, env):
     for line in dump("-sass").splitlines():
         if m := FUNCTION.search(line):
             counts = found.setdefault(m[1], collections.Counter())
-        elif counts is not None and (m := INSTRUCTION.match(line)) and (column := kind_of_access(m[1])):
+        elif counts is not None and (m := INSTRUCTION.match(line)) and (column := kind_of(*m.groups())):
             counts[column] += 1
     for name, counts in found.items():
         a_warp = -(-registers[name] * 32 // UNIT) * UNIT
@@ -86,7 +92,7 @@ def measure(build, env):
                                    text=True).stdout.split("\n")
             for columns, name in zip(found.values(), names):
                 kernel = (re.findall(r"(\w+_kernel)\b", name) or [name])[0]
-                if not is_hot(kernel, kind_of(kernel, name)):
+                if not is_hot(kernel, dtype_of(kernel, name)):
                     continue
                 n, sums = table.get((source.name, kernel, architecture), (0, collections.Counter(warps=MOST_WARPS)))
                 warps = min(sums["warps"], columns["warps"])
@@ -119,6 +125,13 @@ def stored():
     return rows
 
 
+def software_rounding(table):
+    for key, (_, columns) in sorted(table.items()):
+        if columns["rounding"]:
+            yield (f"{key[0]}: {key[1]} on {key[2]} rounds to bf16 in software {columns['rounding']} times; use "
+                   "narrow<T>() of cuda/math.h")
+
+
 def problems(table):
     rows = stored()
     for key, (n, columns) in sorted(table.items()):
@@ -140,7 +153,7 @@ def main():
     table = measure(build, env)
     seen = {architecture for _, _, architecture in table}
     refuse_architectures("sass", seen, check)
-    wrong = list(problems(table)) if check else []
+    wrong = list(software_rounding(table)) + (list(problems(table)) if check else [])
     if not check:
         PAGE.write_text(page(table))
     print("\n".join(wrong + [f"sass: {sum(n for n, _ in table.values())} kernels for {', '.join(sorted(seen))}, "

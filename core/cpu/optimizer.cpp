@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "weft/core/cpu/simd.h"
@@ -311,6 +312,14 @@ void grad_squares(const Tensor& partials, const GradSlot* slots, std::int64_t co
     total += sum;
   }
   out[count] = total;
+}
+
+void zero_tensors(const Tensor&, const ZeroSlot* slots, std::int64_t count) {
+  each_chunk(slots, count, [](const Chunk<ZeroSlot>& c) {
+    const auto size = static_cast<std::int64_t>(size_of(c.slot.dtype));
+    std::memset(static_cast<char*>(c.slot.data) + c.begin * size, 0,
+                static_cast<std::size_t>(c.n * size));
+  });
 }
 
 void clip_scale(const Tensor& sums, double max_norm, const Tensor& scale) {

@@ -78,7 +78,7 @@ using CompareKernel = void(const Tensor& a, const Tensor& b, CompareOp op, const
 using CompareScalarKernel = void(const Tensor& a, double value, CompareOp op, const Tensor& out);
 using WhereKernel = void(const Tensor& condition, const Tensor& a, const Tensor& b,
                          const Tensor& out);
-/// out += alpha * x.
+/// out += alpha * x. On a GPU x may be bf16 when out is f32.
 using AddScaledKernel = void(const Tensor& x, double alpha, const Tensor& out);
 /// out *= factor.
 using ScaleKernel = void(const Tensor& out, double factor);

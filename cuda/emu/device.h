@@ -191,7 +191,6 @@ T atomicCAS(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> v) {
   return weft::emu::atomically(p, [=](T was) { return was == expected ? v : was; });
 }
 
-inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }

@@ -95,9 +95,13 @@ inline void cp_async_wait() {
   emu::Engine::get().finish_copies(N);
 }
 
+inline bf16 round_bf16(float x) {
+  bf16 r(x);
+  if (x != x) r.bits = 0x7fff;
+  return r;
+}
 inline std::uint32_t pack_bf16(float low, float high) {
-  const auto rounded = [](float x) -> std::uint32_t { return x != x ? 0x7fffu : bf16(x).bits; };
-  return rounded(low) | rounded(high) << 16;
+  return std::uint32_t{round_bf16(low).bits} | std::uint32_t{round_bf16(high).bits} << 16;
 }
 
 inline float exp2_approx(float x) {

@@ -61,6 +61,11 @@ __global__ void pack_kernel(const float* x, std::uint32_t* out, int n) {
   if (i < n) out[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
 }
 
+__global__ void round_kernel(const float* x, bf16* y, int n) {
+  const int i = static_cast<int>(threadIdx.x);
+  if (i < n) y[i] = round_bf16(x[i]);
+}
+
 __global__ void exp2_kernel(const float* x, float* y, int n) {
   const int i = static_cast<int>(threadIdx.x);
   if (i < n) y[i] = exp2_approx(x[i]);
@@ -94,6 +99,11 @@ void run_cp_async_to_global(const Tensor& from) {
 void run_pack(const Tensor& x, const Tensor& out) {
   const auto n = static_cast<int>(out.numel());
   launch(pack_kernel, dim3(1), dim3(static_cast<unsigned>(n)), 0, x.data<float>(), words(out), n);
+}
+void run_round(const Tensor& x, const Tensor& y) {
+  const auto n = static_cast<int>(x.numel());
+  launch(round_kernel, dim3(1), dim3(static_cast<unsigned>(n)), 0, x.data<float>(), y.data<bf16>(),
+         n);
 }
 void run_exp2(const Tensor& x, const Tensor& y) {
   const auto n = static_cast<int>(x.numel());

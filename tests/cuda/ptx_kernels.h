@@ -19,6 +19,8 @@ void run_misaligned_cp_async(const Tensor& from, int shared_skew, int global_ske
 void run_cp_async_to_global(const Tensor& from);
 /// out[i] (i32) = the pair x[2 i], x[2 i + 1] (f32) in bf16.
 void run_pack(const Tensor& x, const Tensor& out);
+/// y (bf16) = x (f32), rounded one by one.
+void run_round(const Tensor& x, const Tensor& y);
 /// y = 2^x, f32.
 void run_exp2(const Tensor& x, const Tensor& y);
 

@@ -43,9 +43,9 @@ std::string text(const Sizes& z) {
 
 // dq is the sum of scale * p (dy v - delta) k over the keys. The weights p sum to 1 and dy v is
 // about sqrt(d) = 1 / scale, so its terms have a size of 2 / pi for normal numbers, and they
-// cancel; the same holds for dk.
-std::string difference(const Op& f, const TensorList& in, Agreement how = {}) {
-  how.terms = 0.64;
+// cancel; the same holds for dk. Dropout multiplies dy v and delta by 1 / (1 - dropout).
+std::string difference(const Op& f, const TensorList& in, Agreement how = {}, double dropout = 0) {
+  how.terms = 0.64 / (1 - dropout);
   return test::disagreement(f, in, how);
 }
 
@@ -134,13 +134,17 @@ TEST_CASE("attention: packed sequences with empty ones") {
 
 TEST_CASE("attention: dropout draws the CPU's numbers") {
   for (const Sizes& z :
-       {Sizes{2, 33, 35, 4, 2, 64}, Sizes{1, 18, 66, 1, 1, 128}, Sizes{1, 33, 33, 2, 1, 6}})
-    for (const std::uint64_t first : {0, 7}) {
+       {Sizes{2, 33, 35, 4, 2, 64}, Sizes{1, 18, 66, 1, 1, 128}, Sizes{1, 33, 33, 2, 1, 6},
+        // Rows of whole Philox blocks, in which four weights share one.
+        Sizes{2, 70, 72, 4, 2, 64}, Sizes{1, 18, 68, 1, 1, 128}})
+    for (const std::uint64_t first : {0, 7, 8}) {
       CAPTURE(text(z));
       AttentionOptions o{.causal = true, .dropout = 0.3, .key = {11, 3, first}};
-      CHECK(difference(op(o), inputs(z), {.all_orders = false}) == "");
+      CHECK(difference(op(o), inputs(z), {.all_orders = false}, o.dropout) == "");
       o.key_heads = 9;
-      CHECK(difference(op(o), inputs(z), {.all_orders = false}) == "");
+      CHECK(difference(op(o), inputs(z), {.all_orders = false}, o.dropout) == "");
+      o.window = 5;  // tiles begin anywhere
+      CHECK(difference(op(o), inputs(z), {.all_orders = false}, o.dropout) == "");
     }
   TensorList in = inputs({1, 70, 70, 2, 1, 64});
   in.push_back(cu({0, 33, 70}));

@@ -1,5 +1,8 @@
 #include <doctest/doctest.h>
 
+#include <cstring>
+#include <vector>
+
 #include "weft/autograd/elementwise.h"
 #include "weft/tests/cuda/gpu.h"
 
@@ -38,6 +41,25 @@ TEST_CASE("copy: conversions round once as on the CPU") {
       test::for_each_order(
           [&] { CHECK(different_bits(source.to(kGpu).to(to).to(kCpu), source.to(to)) == ""); });
     }
+}
+
+TEST_CASE("copy: a NaN becomes the same bf16 as on the CPU") {
+  const std::vector<std::uint32_t> nans = {0x7f800001, 0xff800001, 0x7fffffff, 0xffffffff,
+                                           0x7fc00000, 0xffc00000, 0x7f81ffff, 0xffabcdef};
+  const Tensor x = Tensor::empty({2, 8}, DType::f32);
+  std::memcpy(x.raw(), nans.data(), 32);
+  std::memcpy(x.data<float>() + 8, nans.data(), 32);
+  const Tensor want = x.to(DType::bf16), g = x.to(kGpu);
+  const auto same = [&](const Tensor& y) {
+    const Tensor host = y.to(kCpu);
+    return std::memcmp(host.raw(), want.raw(), 32) == 0;
+  };
+  CHECK(same(g.to(DType::bf16)));
+  const Tensor strided = Tensor::empty({8, 2}, DType::bf16, kGpu).transpose(0, 1);
+  strided.copy_(g.to(DType::bf16));
+  CHECK(same(strided.contiguous()));
+  strided.copy_(g);
+  CHECK(same(strided.contiguous()));
 }
 
 TEST_CASE("copy: strided sources and targets") {

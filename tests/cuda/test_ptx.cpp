@@ -128,7 +128,7 @@ TEST_CASE("ptx: cp_async16 copies or writes zeros and each group arrives by its 
   });
 }
 
-TEST_CASE("ptx: pack_bf16 rounds like the CPU") {
+TEST_CASE("ptx: pack_bf16 and round_bf16 round like the CPU") {
   std::vector<std::uint32_t> words = random_words(512, 8);
   // Ties, the largest numbers, subnormals, infinities and NaN.
   const std::uint32_t special[] = {0x3f808000, 0x3f818000, 0x7f7fffff, 0x00000001, 0x80000000,
@@ -145,6 +145,12 @@ TEST_CASE("ptx: pack_bf16 rounds like the CPU") {
   const Tensor out = Tensor::empty({256}, DType::i32, kGpu);
   test::run_pack(x, out);
   CHECK(words_of(out) == want);
+  const Tensor one_by_one = Tensor::empty({512}, DType::bf16, kGpu);
+  test::run_round(x, one_by_one);
+  const Tensor host = one_by_one.to(kCpu);
+  std::vector<std::uint32_t> got(256);
+  std::memcpy(got.data(), host.raw(), 1024);
+  CHECK(got == want);
 }
 
 TEST_CASE("ptx: exp2_approx is accurate") {
