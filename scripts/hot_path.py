@@ -141,14 +141,15 @@ def memory_row(kernel, spec, warps):
 
 
 def tensor_row(kernel, spec, warps):
-    path = kernel.hot("HMMA")
-    if path is None:
+    path, whole = kernel.hot("HMMA"), kernel.hot("all")
+    if path is None or whole is None:
         return None
     hmma = sum(i.name.startswith("HMMA") for i in path)
     # A warp's access of 4 bytes a lane takes one clock; ldmatrix of four tiles 512 bytes.
     clocks = sum(w / 4 for w in accesses(path, "LDS", "STS", "LDGSTS"))
     clocks += sum(4 if i.name.endswith(".4") else 2 for i in path if i.name.startswith("LDSM"))
-    return {"instance": spec.instance, "products": spec.products, "slots_per_hmma": round(len(path) / hmma, 2),
+    return {"instance": spec.instance, "products": spec.products, "hmma": hmma,
+            "slots_per_hmma": round(len(path) / hmma, 2), "slots_outside": float(len(whole) - len(path)),
             "shared_clocks_per_hmma": round(clocks / hmma, 2), "warps": warps}
 
 

@@ -17,7 +17,7 @@ A limit is the time that one resource alone would take:
   issue     instructions a byte x bytes / (32 lanes x 4 schedulers x multiprocessors x clock)
   tensor    of cuBLASLt's products: waves x (multiplications of a tile / (rate / multiprocessors) + tile_us), for the
             best of TILES and of splits of K. Of attention: mma.sync instructions x clocks of the tensor core, of
-            issue and of shared memory, each by what the kernel's loop holds.
+            issue and of shared memory, by what the kernel holds in its loop over tiles and, for issue, outside.
 norm_p(x) = (x1^p + x2^p + ...)^(1/p): limits overlap the better the more warps a multiprocessor holds, so
 p = warps / 8, between 2 and 8; 4 for products. Rates: cards.json, with sources. Instructions, store factors and
 warps: code.json, written by scripts/hot_path.py from the machine code of the bf16 kernels for GPT-2 124M; other
@@ -101,11 +101,13 @@ def attention_seconds(card, code, row):
     if dim not in TENSOR_HEADS or not kernels:
         return flops / (PLAIN_SHARE * card["sms"] * 256 * card["clock"])
     pairs = flops / (2 * products * batch * heads * dim)
-    waste = covered(tokens, queries, keys) / pairs if pairs < 0.75 * tokens * tokens else 1
+    computed = covered(tokens, queries, keys) if pairs < 0.75 * tokens * tokens else tokens * tokens
+    tiles = computed / (tokens * keys)  # of a block
     clocks = 0.0
     for kernel in kernels:
-        instructions = kernel["products"] * flops / products * max(1, waste) / HMMA_FLOPS
-        limits = [HMMA_FLOPS / card["mma"], kernel["slots_per_hmma"] / 4, kernel["shared_clocks_per_hmma"]]
+        instructions = kernel["products"] * flops / products * max(1, computed / pairs) / HMMA_FLOPS
+        slots = kernel["slots_per_hmma"] + kernel["slots_outside"] / (max(1, tiles) * kernel["hmma"])
+        limits = [HMMA_FLOPS / card["mma"], slots / 4, kernel["shared_clocks_per_hmma"]]
         clocks += instructions * norm(limits, 2)
     return clocks / (card["sms"] * card["clock"])
 
