@@ -46,7 +46,7 @@ MEMORY = {
                      ("all",)),
     "scale_by": Memory("elementwise.cu", "map_dense_kernel<8, bf16, ScaleBy<bf16>, bf16>", ("all",)),
     "add_scaled": Memory("elementwise.cu", "map_dense_kernel<4, float, AddScaled<float>, float, float>", ("all",)),
-    "copy": Memory("copy.cu", "map_dense_kernel<4, bf16, Converted<bf16>, float>", ("all",), full=8),
+    "copy": Memory("copy.cu", "map_dense_kernel<4, bf16, ToBf16, float>", ("all",), full=8),
 }
 # Kernels of attention that run on tensor cores; of how many products of tokens by tokens.
 Tensor = collections.namedtuple("Tensor", "kernel file instance products")
@@ -164,7 +164,9 @@ def kernels_of(item, env):
         if m := FUNCTION.search(line):
             inside = code.setdefault(m[1], [])
         elif inside is not None and (m := LINE.match(line)):
-            inside.append(Instruction(int(m[1], 16), bool(m[2]), m[3], m[4]))
+            # Where the compiler has lost sight of the space, memory is global: nothing else has an address here.
+            name = re.sub(r"^(LD|ST)(?=\.|$)", r"\1G", m[3])
+            inside.append(Instruction(int(m[1], 16), bool(m[2]), name, m[4]))
     names = subprocess.run(["c++filt"], input="\n".join(code), check=True, capture_output=True, text=True).stdout
     found = {}
     for mangled, name in zip(code, names.splitlines()):
