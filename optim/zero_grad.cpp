@@ -14,13 +14,13 @@ void Optimizer::zero_grad() {
   for (const NamedTensor& p : parameters_) {
     const Tensor main = p.tensor.main_grad();
     if (slots.empty() && main.defined()) device = main.device();
-    if (!main.defined() || main.is_meta() || !main.is_contiguous() || main.device() != device) {
+    if (!main.defined() || !main.is_contiguous() || main.device() != device) {
       p.tensor.zero_grad();
       continue;
     }
     p.tensor.set_grad({});
     main.bump_version();
-    slots.push_back({main.raw(), main.numel(), main.dtype()});
+    slots.push_back({main.is_meta() ? nullptr : main.raw(), main.numel(), main.dtype()});
     p.tensor.set_main_grad_filled(false);
   }
   if (slots.empty()) return;
