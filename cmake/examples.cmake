@@ -10,6 +10,7 @@ add_library(weft_gpt OBJECT
   examples/common/sample.cpp)
 target_include_directories(weft_gpt PRIVATE ${weft_include})
 target_link_libraries(weft_gpt PRIVATE weft_flags)
+target_compile_options(weft_gpt PRIVATE $<$<CONFIG:Release>:-O1>)  # runs once
 
 foreach(program train_gpt train_moe generate loss_compare)
   add_executable(${program} examples/${program}.cpp $<TARGET_OBJECTS:weft_gpt>)

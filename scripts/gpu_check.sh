@@ -24,8 +24,8 @@
 #
 # --minutes N (9): starts nothing that does not fit into the call. At the end, also when it is killed,
 # DIR/gpu_check.tar.gz has all results and logs; alone in an empty DIR it is unpacked, and the next
-# call goes on from there. The report is DIR/report.md. --again forgets what a part has done.
-# --rows names parts of bench_gpu. --arch: as WEFT_CUDA_CODE in cmake/cuda.cmake, or all; by default
+# call goes on from there. The report is DIR/report.md. --again forgets what a part has done; leave it
+# out of the calls that go on. --rows names parts of bench_gpu. --arch: as WEFT_CUDA_CODE in cmake/cuda.cmake, or all; by default
 # for the card. --emulated BIN: with the programs of a build in BIN for the emulated GPU, at tiny
 # sizes; tests/cli/test_gpu_check.py does so. PYTHON names the interpreter with PyTorch; without it
 # the peers are skipped. WEFT_DEPS names a folder with unpacked packages: scripts/gpu_machine.sh.

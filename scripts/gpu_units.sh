@@ -25,7 +25,14 @@ begin_call() {
   if [ -f "$out/commit" ] && [ "$(cat "$out/commit")" != "$commit" ]; then
     fail "$out has results of commit $(cat "$out/commit"), and this is $commit; name another folder"
   fi
+  local card=emulated
+  [ -n "${emulated:-}" ] ||
+    card=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
+  if [ -s "$out/card" ] && [ -n "$card" ] && [ "$(cat "$out/card")" != "$card" ]; then
+    fail "$out has results of card $(cat "$out/card"), and this is $card; name another folder"
+  fi
   echo "$commit" >"$out/commit"
+  [ -z "$card" ] || echo "$card" >"$out/card"
   touch "$out/state"
   forget
   logs=$out/logs
@@ -52,7 +59,8 @@ stop_child() {
   wait "$child" 2>/dev/null || true
 }
 
-# One file to take away. Written anew after each unit: nothing is lost with the machine.
+# One file to take away. Written anew after each unit and each minute: a machine that is lost takes
+# at most the rows of a minute with it.
 pack() {
   # Status 1: a log grew meanwhile.
   tar -C "$out" -czf "$out/$archive.new" --exclude="./$archive*" --exclude=./lock . 2>/dev/null ||
@@ -72,7 +80,14 @@ limited() {
   # In the background, so that a signal to this script is handled at once.
   timeout -k 10 "$given" "$@" &
   child=$!
-  wait "$child" || status=$?
+  local tick ended=""
+  while [ "$ended" != "$child" ]; do
+    sleep "${pack_every:-60}" 9>&- &  # without the lock, which the next call needs at once
+    tick=$!
+    status=0
+    wait -n -p ended "$child" "$tick" || status=$?
+    if [ "$ended" = "$tick" ]; then pack; else kill "$tick" 2>/dev/null || true; fi
+  done
   child=""
   if [ "$status" -eq 0 ] || [ $((SECONDS - start)) -lt "$given" ]; then return "$status"; fi
   echo "stopped after $given s"
@@ -92,6 +107,9 @@ unit() {
     earlier=$((earlier + 1))
   elif [ $((deadline - SECONDS)) -lt "$needs" ]; then
     verdict=left
+    if [ "$deadline" -lt "$needs" ]; then
+      echo "$name needs a call of --minutes $(((needs + 10 + 59) / 60))"
+    fi
   else
     mkdir -p "$out/$current"
     part "$name" limited "$limit" "$@" || status=$?

@@ -23,6 +23,7 @@ import tempfile
 
 import report
 from products import CAPS
+from row_file import read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PEERS = ROOT / "bench" / "peers"
@@ -78,7 +79,7 @@ class Runner:
         """The rows of a benchmark as {name: value}."""
         path = self.folder / "rows.json"
         self.measured([self.bin / program, "--json", path, *arguments])
-        return {r["name"]: r["value"] for r in json.loads(path.read_text())}
+        return {r["name"]: r["value"] for r in read_rows(path)}
 
     def compile(self, compiler, source, target, *flags):
         self.output([compiler, "-O2", source, "-o", target, *flags])

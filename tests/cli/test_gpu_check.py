@@ -1,6 +1,7 @@
 """scripts/gpu_check.sh on the emulated GPU: calls that are stopped and killed in the middle are continued,
 nothing is run twice, and the archive and the report have everything. PyTorch and compute-sanitizer are replaced by
 stubs."""
+import argparse
 import collections
 import json
 import os
@@ -161,6 +162,9 @@ def continues(folder, env, done):
     assert sorted(other.units()) == sorted(done.units())
     (other.out / "commit").write_text("another\n")
     assert "of commit another" in other.call(status=2)
+    (other.out / "commit").write_text((done.out / "commit").read_text())
+    (other.out / "card").write_text("NVIDIA A100\n")
+    assert "of card NVIDIA A100, and this is emulated" in other.call(status=2)
 
 
 UNITS = """set -euo pipefail
@@ -176,7 +180,8 @@ echo "left: ${left[*]}, passed $passed, failed $failed, skipped $skipped"
 
 
 def limits(folder):
-    """A program over its limit fails; one that the end of the call stops, or that has added rows, is left."""
+    """A program over its limit fails; one that the end of the call stops, or that has added rows, is left. Results are
+    packed while a program runs."""
     def units(text):
         done = subprocess.run(["bash", "-c", UNITS % text], cwd=ROOT, env={**os.environ, "OUT": folder},
                               capture_output=True, text=True, timeout=60)
@@ -189,6 +194,9 @@ def limits(folder):
         "left: cut later, passed 0, failed 0, skipped 0"
     assert units(f"rows_file=$OUT/rows; unit rows 1 1 {adds}")[-1] == "left: rows, passed 0, failed 0, skipped 0"
     assert units("rows_file=$OUT/rows; unit stuck 1 1 sleep 9")[-1] == "left: , passed 0, failed 1, skipped 0"
+    assert "slow needs a call of --minutes 2" in units("unit slow 70 80 true")
+    packed = 'bash -c "echo row >$OUT/kept; sleep 3; tar -tzf $OUT/gpu_check.tar.gz | grep -q kept"'
+    assert units(f"pack_every=1; unit packs 1 9 {packed}")[-1] == "left: , passed 1, failed 0, skipped 0"
     assert units("unit card 1 5 bash -c 'exit 77'; unit good 1 5 true; unit slow 1 1 true")[-1] == \
         "left: , passed 1, failed 1, skipped 1"
 
@@ -216,6 +224,18 @@ def finds_wheels(folder):
     assert link == f"{folder}/nvidia/cu99/lib/libcublasLt.so.99", link
 
 
+def peers_read_rows(folder):
+    """bench/peers/run.py reads what the benchmarks write, also where a file is there already."""
+    sys.path.insert(0, str(ROOT / "bench" / "peers"))
+    import run
+
+    options = argparse.Namespace(build=BIN.parent, python=sys.executable, wrap="", quick=True)
+    runner = run.Runner(options, folder)
+    for _ in range(2):
+        rows = runner.rows("bench_gpu_emulated", "--quick", "--only", "overhead")
+        assert rows and min(rows.values()) >= 0, rows
+
+
 def wrong_uses(folder):
     def call(*arguments):
         return subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, timeout=60)
@@ -227,4 +247,4 @@ def wrong_uses(folder):
     refused(call("--out"), 2, "--out needs a value")
 
 
-main([interrupted_and_resumed, limits, finds_wheels, wrong_uses])
+main([interrupted_and_resumed, limits, finds_wheels, peers_read_rows, wrong_uses])
