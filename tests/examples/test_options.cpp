@@ -257,7 +257,6 @@ TEST_CASE("options: incompatible settings are refused") {
         "--schedule: must be one of constant, linear, cosine, wsd, got 'cos'");
   CHECK(refusal({"--optimizer", "muon"}) ==
         "--optimizer: muon does not exist yet; use adamw or sgd");
-  CHECK(refusal({"--dtype", "fp8"}) == "--dtype: fp8 does not exist yet; use f32, bf16 or f64");
   CHECK(refusal({"--tie", "maybe"}) == "--tie: must be one of auto, on, off, got 'maybe'");
   CHECK(refusal({"--dp", "1000001"}) == "--dp: must be at most 1000000, got 1000001");
   CHECK(refusal({"--lr", "0"}) == "--lr: must be above 0, got 0");
