@@ -138,6 +138,8 @@ class WeightCache {
     }
     return copy_;
   }
+  /// The copy that it holds, or null.
+  const Quantized* held() const { return weight_.defined() ? &copy_ : nullptr; }
   void clear() {
     copy_ = {};
     weight_ = {};

@@ -8,9 +8,6 @@
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/fp8_linear.h"
 #include "weft/tests/cuda/gpu.h"
-#if WEFT_CUDA_EMU
-#include "weft/cuda/emu/control.h"
-#endif
 
 namespace weft::fp8_cuda_test {
 
@@ -183,19 +180,5 @@ TEST_CASE("fp8_grouped_linear: results and gradients on a GPU") {
     }
   }
 }
-
-#if WEFT_CUDA_EMU
-TEST_CASE("fp8: a GPU without FP8 is refused with one line") {
-  struct Older {
-    int before = emu::control.capability;
-    Older() { emu::control.capability = 80; }
-    ~Older() { emu::control.capability = before; }
-  };
-  const Older ampere;
-  CHECK(test::error_of([] { fp8::check_device(kGpu); }) ==
-        "fp8: needs a GPU of compute capability 8.9 or newer, got 8.0 of cuda:0");
-  CHECK(test::error_of([] { fp8::check_device(kCpu); }) == "no error");
-}
-#endif
 
 }  // namespace weft::fp8_cuda_test

@@ -109,7 +109,7 @@ TEST_CASE("options: config.toml contains every setting") {
   // These settings are invalid on their own.
   CHECK(joined(refused) ==
         "capacity dense-layers device dispatcher drop ep expert-bias force-balance "
-        "global-aux-coeff graph "
+        "fp8-backward fp8-history fp8-recipe global-aux-coeff graph "
         "jitter "
         "latent master-weights mtp-detach mtp-repeat pre-softmax rank router-scaling seq-aux-coeff "
         "shared-gate sinkhorn sp "
@@ -251,6 +251,14 @@ TEST_CASE("options: incompatible settings are refused") {
         "--sample-every: needs ranks that have all of the model; leave out --tp, --ep and --etp");
   CHECK(refusal({"--etp", "2", "--experts", "4", "--sample-every", "5"})
             .starts_with("--sample-every: needs ranks"));
+  CHECK(refusal({"--fp8-recipe", "block"}) == "--fp8-recipe: needs --dtype fp8");
+  CHECK(refusal({"--fp8-backward", "dequantized"}) == "--fp8-backward: needs --dtype fp8");
+  CHECK(refusal({"--dtype", "fp8", "--fp8-history", "3"}) ==
+        "--fp8-history: needs --fp8-recipe delayed");
+  CHECK(refusal({"--dtype", "fp8", "--seq", "40"}) ==
+        "--seq: must be a multiple of 16 with --dtype fp8, got 40");
+  CHECK(refusal({"--dtype", "fp8", "--tp", "2", "--sp", "--tp-overlap", "ring"}) ==
+        "--tp-overlap: does not exist yet with --dtype fp8");
   CHECK(refusal({"--nope"}).ends_with("(--help all lists all)"));
   CHECK(refusal({"--drop", "position"}) == "--drop: needs --capacity");
   CHECK(refusal({"--schedule", "cos"}) ==
