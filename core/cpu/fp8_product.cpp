@@ -58,7 +58,11 @@ void fp8_product(const Fp8ProductIn& in, const Tensor& scratch, const Tensor& ou
   if (in.a.numel() > 0) widen(in.a, a.data<float>());
   if (in.b.numel() > 0) widen(in.b, b.data<float>());
   if (in.rows.defined()) {
-    grouped_gemm(a, b, in.kind, in.rows, false, Tensor(), sums);
+    const Tensor matrices =
+        to_weight ? b
+                  : b.alias({in.count(), in.outputs, in.inputs},
+                            {in.outputs * in.inputs, in.inputs, 1}, 0);
+    grouped_gemm(a, matrices, in.kind, in.rows, false, Tensor(), sums);
   } else if (in.all_rows > 0) {
     const GroupOperands whole(in.kind, 0, 0, in.all_rows, in.outputs, in.inputs, false);
     gemm(a, b, whole.shape, Tensor(), sums);

@@ -19,7 +19,7 @@ struct Fp8ProductIn {
   std::int64_t all_rows, outputs, inputs;
   bool accumulate;
   Device device() const { return a.device(); }
-  constexpr std::int64_t count() const { return rows.defined() ? rows.numel() : 1; }
+  std::int64_t count() const { return rows.defined() ? rows.numel() : 1; }
   std::int64_t rows_of(std::int64_t e) const {
     return rows.defined() ? rows.data<std::int64_t>()[e] : all_rows;
   }

@@ -326,9 +326,11 @@ TEST_CASE("fp8: delayed scales come from the steps before") {
   CHECK(state.scale.select(0, 2).item() == 57344 / 2);
   CHECK(step(3.5, fp8::Operand::x) == 32);
   fp8::roll(state, recipe);
-  CHECK(step(3.5, fp8::Operand::x) == 32);  // 7 is still in the history
-  fp8::roll(state, recipe);
-  CHECK(step(3.5, fp8::Operand::x) == 64);  // of three steps, this one included
+  for (int i = 0; i < 2; ++i) {
+    CHECK(step(3.5, fp8::Operand::x) == 32);  // 7 is one of the last three
+    fp8::roll(state, recipe);
+  }
+  CHECK(step(3.5, fp8::Operand::x) == 64);
   fp8::quantize_delayed(Tensor::full({16, 16}, 100), {.each = 16}, DType::e4m3, state,
                         fp8::Operand::x, false);  // evaluation leaves no trace
   fp8::roll(state, recipe);
