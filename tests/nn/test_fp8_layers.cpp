@@ -139,7 +139,8 @@ TEST_CASE("fp8: delayed scales are buffers, which copies and dictionaries have")
   other.load_state_dict(state);
   const Gpt copy = nn::clone(model);
   const TensorList want = step(model, recipe, 9);
-  for (const Gpt* m : {&other, &copy}) {
+  const Gpt* const both[] = {&other, &copy};
+  for (const Gpt* const m : both) {
     const TensorList got = step(*m, recipe, 9);
     for (int i = 0; i < want.size(); ++i) CHECK(different_bits(got[i], want[i]) == "");
   }

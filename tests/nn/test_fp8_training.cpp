@@ -89,7 +89,7 @@ double train(bool sparse, DType dtype, const std::optional<Recipe>& recipe,
     if (step > kSteps - kLast) mean += losses.main.loss.item() / count / kLast;
     opt.step(optim::measure_clip(model.named_parameters(), 1));
     opt.zero_grad();
-    if (scales && error != Planted::stale_amax) scales->finish();
+    if (scales && (step == 1 || error != Planted::stale_amax)) scales->finish();
   }
   return mean;
 }
@@ -97,26 +97,38 @@ double train(bool sparse, DType dtype, const std::optional<Recipe>& recipe,
 // How far from f32, in parts of it.
 double apart(double loss, double f32) { return std::fabs(loss - f32) / f32; }
 
+// Measured: at most 0.004 of f32's loss for the dense model and 0.015 with experts, whose routing
+// differs; planted errors are 0.0175 apart at least.
+constexpr double kDenseBound = 0.01, kSparseBound = 0.03;
+
+double f32_loss(bool sparse) {
+  static const double losses[] = {train(false, DType::f32, std::nullopt),
+                                  train(true, DType::f32, std::nullopt)};
+  return losses[sparse];
+}
+
 }  // namespace
 
-TEST_CASE("fp8 training: every recipe stays within the bound of f32, for dense and MoE + MTP") {
-  for (const bool sparse : {false, true}) {
-    const double f32 = train(sparse, DType::f32, std::nullopt);
-    CAPTURE(f32);
-    CHECK(apart(train(sparse, DType::bf16, std::nullopt), f32) < 0.02);
-    for (const Recipe& recipe :
-         {Recipe{}, Recipe{.power_of_two = true}, Recipe{.scaling = Scaling::delayed},
-          Recipe{.scaling = Scaling::block}}) {
-      const double loss = train(sparse, DType::bf16, recipe);
-      CAPTURE(loss);
-      CAPTURE(static_cast<int>(recipe.scaling));
-      CHECK(apart(loss, f32) < 0.04);
-    }
+TEST_CASE("fp8 training: every recipe stays within the bound of f32") {
+  const double f32 = f32_loss(false);
+  CAPTURE(f32);
+  CHECK(apart(train(false, DType::bf16, std::nullopt), f32) < kDenseBound);
+  for (const Recipe& recipe :
+       {Recipe{}, Recipe{.power_of_two = true}, Recipe{.scaling = Scaling::delayed},
+        Recipe{.scaling = Scaling::block}}) {
+    const double loss = train(false, DType::bf16, recipe);
+    CAPTURE(loss);
+    CAPTURE(static_cast<int>(recipe.scaling));
+    CHECK(apart(loss, f32) < kDenseBound);
   }
 }
 
+TEST_CASE("fp8 training: experts and multi-token prediction") {
+  for (const Recipe& recipe : {Recipe{}, Recipe{.scaling = Scaling::delayed}})
+    CHECK(apart(train(true, DType::bf16, recipe), f32_loss(true)) < kSparseBound);
+}
+
 TEST_CASE("fp8 training: planted errors break the bound") {
-  const double f32 = train(false, DType::f32, std::nullopt);
   const Recipe current, delayed{.scaling = Scaling::delayed};
   for (const auto& [error, recipe] :
        {std::pair{Planted::scale_off_by_2, current}, std::pair{Planted::stale_weight, current},
@@ -124,7 +136,7 @@ TEST_CASE("fp8 training: planted errors break the bound") {
     const double loss = train(false, DType::bf16, recipe, error);
     CAPTURE(static_cast<int>(error));
     CAPTURE(loss);
-    CHECK_FALSE(apart(loss, f32) < 0.04);
+    CHECK(apart(loss, f32_loss(false)) > 1.5 * kDenseBound);
   }
 }
 
