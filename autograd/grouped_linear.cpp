@@ -1,12 +1,10 @@
 #include "weft/autograd/grouped_linear.h"
 
+#include "weft/autograd/grouped_products.h"
 #include "weft/autograd/operand.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
-#include "weft/core/dispatch.h"
 #include "weft/core/error.h"
-#include "weft/core/kernels/copy.h"
-#include "weft/core/kernels/grouped_linear.h"
 
 namespace weft {
 namespace {
@@ -48,25 +46,11 @@ void check_operands(const Tensor& x, const Tensor& weight, const Tensor& bias, c
   if (bias_scale.defined()) check_like_x("bias_scale", bias_scale, {x.dim(0)}, x);
 }
 
-void product(const Tensor& a, const Tensor& b, GroupedProduct kind, const Tensor& rows,
-             const Tensor& out, bool accumulate = false) {
-  Tensor scratch;
-  if (const std::int64_t n = grouped_scratch(a, b, kind))
-    scratch = Tensor::empty({n}, DType::f32, a.device());
-  if (kind == GroupedProduct::weight_grad)
-    detail::count_product(a.numel(), b.dim(1));
-  else
-    detail::count_product(out.numel(), a.dim(1));
-  dispatch<cpu::grouped_gemm, cuda::grouped_gemm>(a, b, kind, rows, accumulate, scratch, out);
-}
-
 Tensor weight_grad(const Tensor& dy, const Tensor& x, const Tensor& rows) {
   const std::int64_t o = dy.dim(1), i = x.dim(1);
   Tensor dw = Tensor::empty({rows.numel(), o, i}, dy.dtype(), dy.device());
-  for (std::int64_t e = 0; e < rows.numel(); ++e)
-    if (rows.data<std::int64_t>()[e] == 0)
-      dispatch<cpu::fill, cuda::fill>(dw.alias({o, i}, {i, 1}, e * o * i), 0.0);
-  product(dy, x, GroupedProduct::weight_grad, rows, dw);
+  detail::clear_empty_groups(rows, dw);
+  detail::grouped_product(dy, x, GroupedProduct::weight_grad, rows, dw);
   return dw;
 }
 
@@ -89,8 +73,8 @@ Tensor grouped_linear(const Tensor& given, const Tensor& weights, const Tensor& 
   if (bias.defined() && !scale.defined()) scale = Tensor::ones({x.dim(0)}, x.dtype(), x.device());
   Tensor y = Tensor::empty({x.dim(0), weight.dim(1)}, x.dtype(), x.device());
   if (bias.defined())
-    product(as_column(scale), as_column(own_bias), GroupedProduct::forward, rows, y);
-  product(x, weight, GroupedProduct::forward, rows, y, bias.defined());
+    detail::grouped_product(as_column(scale), as_column(own_bias), GroupedProduct::forward, rows, y);
+  detail::grouped_product(x, weight, GroupedProduct::forward, rows, y, bias.defined());
   if (recording(x, weight, own_bias, scale))
     Tape::record("grouped_linear", {&x, &weight, &own_bias, &scale}, {&y},
                  [sx = save(x, "x"), sw = save(weight, "weight"), sb = save(own_bias, "bias"),
@@ -99,13 +83,13 @@ Tensor grouped_linear(const Tensor& given, const Tensor& weights, const Tensor& 
                    const Tensor dy = contiguous(b.dy());
                    if (b.needs(0)) {
                      Tensor dx = empty_like(sx.get());
-                     product(dy, sw.get(), GroupedProduct::input_grad, n.get(), dx);
+                     detail::grouped_product(dy, sw.get(), GroupedProduct::input_grad, n.get(), dx);
                      b.add(0, std::move(dx));
                    }
                    if (b.needs(1)) {
                      if (const Tensor sum = b.accumulator(1, sw.get().shape(), dy.dtype(), true);
                          sum.defined())
-                       product(dy, sx.get(), GroupedProduct::weight_grad, n.get(), sum, true);
+                       detail::grouped_product(dy, sx.get(), GroupedProduct::weight_grad, n.get(), sum, true);
                      else
                        b.add(1, weight_grad(dy, sx.get(), n.get()));
                    }
@@ -114,7 +98,7 @@ Tensor grouped_linear(const Tensor& given, const Tensor& weights, const Tensor& 
                                       {sw.get().dim(0), dy.dim(1)}));
                    if (b.needs(3)) {
                      Tensor ds = empty_like(ss.get());
-                     product(dy, as_column(sb.get()), GroupedProduct::input_grad, n.get(),
+                     detail::grouped_product(dy, as_column(sb.get()), GroupedProduct::input_grad, n.get(),
                              as_column(ds));
                      b.add(3, std::move(ds));
                    }

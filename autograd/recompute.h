@@ -1,4 +1,5 @@
 #pragma once
+#include "weft/autograd/fp8.h"
 #include "weft/autograd/tape.h"
 #include "weft/core/allocator.h"
 #include "weft/core/random.h"
@@ -113,7 +114,9 @@ TensorList recompute(F fn, const TensorList& inputs) {
   SavedList saved;
   for (const Tensor& x : inputs) saved.add(x, "an input");
   Tape::record("recompute", inputs, outputs,
-               [fn = std::move(fn), saved, values, snapshot, count = outputs.size()](Backward& b) {
+               [fn = std::move(fn), saved, values, snapshot, count = outputs.size(),
+                recipe = fp8::Autocast::state()](Backward& b) {
+                 const fp8::Autocast scope(recipe);
                  const TensorList originals = saved.get();
                  SecondPass pass(b, snapshot, values);
                  const TensorList xs = pass.stand_ins(originals, b);

@@ -10,7 +10,18 @@ namespace weft::cuda {
 namespace {
 
 lt::DataType type_of(DType t) {
-  return t == DType::f64 ? lt::kF64 : t == DType::f32 ? lt::kF32 : lt::kBf16;
+  switch (t) {
+    case DType::f64:
+      return lt::kF64;
+    case DType::f32:
+      return lt::kF32;
+    case DType::e4m3:
+      return lt::kE4m3;
+    case DType::e5m2:
+      return lt::kE5m2;
+    default:
+      return lt::kBf16;
+  }
 }
 
 lt::ComputeType compute_of(DType t) {
@@ -34,7 +45,7 @@ Product by_column(const GemmShape& g, const Tensor& a, const Tensor& out) {
   p.trans_b = g.trans_a;
   p.accumulate = g.accumulate;
   p.device = a.device().index;
-  p.type = type_of(a.dtype());
+  p.type = p.type_b = type_of(a.dtype());
   p.result_type = type_of(out.dtype());
   p.compute = compute_of(a.dtype());
   return p;

@@ -39,6 +39,7 @@ std::string line_of(const Product& p) {
       << p.accumulate << " types " << p.type << ' ' << p.result_type << " compute " << p.compute
       << " epilogue " << static_cast<std::uint32_t>(p.epilogue) << " align " << p.align_a << ' '
       << p.align_b << ' ' << p.align_d << ' ' << p.align_bias << ' ' << p.align_aux;
+  if (p.type_b != p.type) out << " type of B " << p.type_b;
   return out.str();
 }
 

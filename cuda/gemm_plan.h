@@ -19,7 +19,8 @@ struct Product {
   lt::ComputeType compute = lt::kCompute32;
   lt::Epilogue epilogue = lt::Epilogue::none;
   std::int32_t align_a = 0, align_b = 0, align_d = 0;  ///< bytes
-  std::int32_t align_bias = 0, align_aux = 0, spare = 0;
+  std::int32_t align_bias = 0, align_aux = 0;
+  lt::DataType type_b = lt::kF32;  ///< that of A, but for two formats of FP8
 };
 
 /// Weft stores matrices by row, cuBLASLt by column: the library reads the transpose, and out^T =
@@ -38,6 +39,7 @@ struct ProductData {
   void* d = nullptr;
   const void* bias = nullptr;  ///< or the output for the bias gradient
   const void* aux = nullptr;
+  const float *scale_a = nullptr, *scale_b = nullptr;  ///< of FP8 operands, on the device
 };
 
 /// Runs the product on the current stream. The algorithm is the first of cuBLASLt's heuristic,

@@ -20,7 +20,8 @@ template <class A, class B>
 constexpr bool same(A ours, B theirs) {
   return static_cast<long>(ours) == static_cast<long>(theirs);
 }
-static_assert(same(kF32, CUDA_R_32F) && same(kF64, CUDA_R_64F) && same(kBf16, CUDA_R_16BF));
+static_assert(same(kF32, CUDA_R_32F) && same(kF64, CUDA_R_64F) && same(kBf16, CUDA_R_16BF) &&
+              same(kE4m3, CUDA_R_8F_E4M3) && same(kE5m2, CUDA_R_8F_E5M2));
 static_assert(same(kCompute32, CUBLAS_COMPUTE_32F) && same(kCompute64, CUBLAS_COMPUTE_64F) &&
               same(kComputeTf32, CUBLAS_COMPUTE_32F_FAST_TF32));
 static_assert(same(kPlain, CUBLAS_OP_N) && same(kTransposed, CUBLAS_OP_T));
@@ -29,7 +30,9 @@ static_assert(same(kTransposeA, CUBLASLT_MATMUL_DESC_TRANSA) &&
               same(kEpilogue, CUBLASLT_MATMUL_DESC_EPILOGUE) &&
               same(kBiasPointer, CUBLASLT_MATMUL_DESC_BIAS_POINTER) &&
               same(kAuxPointer, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER) &&
-              same(kAuxLd, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD));
+              same(kAuxLd, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD) &&
+              same(kScaleA, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER) &&
+              same(kScaleB, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER));
 static_assert(same(kBatchCount, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT) &&
               same(kBatchStride, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET));
 static_assert(same(kMaxWorkspace, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) &&

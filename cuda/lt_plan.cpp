@@ -68,7 +68,7 @@ void Plan::describe(const ProductData& data) {
   if (p.ld_aux) set(operation_, kAuxLd, p.ld_aux, p);
   make_layout(a_, p, p.type, p.trans_a ? p.inner : p.rows, p.trans_a ? p.rows : p.inner, p.lda,
               p.step_a);
-  make_layout(b_, p, p.type, p.trans_b ? p.cols : p.inner, p.trans_b ? p.inner : p.cols, p.ldb,
+  make_layout(b_, p, p.type_b, p.trans_b ? p.cols : p.inner, p.trans_b ? p.inner : p.cols, p.ldb,
               p.step_b);
   make_layout(d_, p, p.result_type, p.rows, p.cols, p.ldd, p.step_d);
   set_pointers(data);  // the choice depends on their alignment
@@ -103,6 +103,8 @@ void Plan::ask_heuristic(Handle handle, int wanted) {
 void Plan::set_pointers(const ProductData& data) const {
   if (data.bias) set(operation_, kBiasPointer, data.bias, product_);
   if (data.aux) set(operation_, kAuxPointer, data.aux, product_);
+  if (data.scale_a) set(operation_, kScaleA, data.scale_a, product_);
+  if (data.scale_b) set(operation_, kScaleB, data.scale_b, product_);
 }
 
 bool Plan::run(Handle handle, const ProductData& data, void* workspace, void* stream) const {

@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "weft/autograd/fp8_linear.h"
 #include "weft/autograd/linear.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
@@ -141,7 +142,9 @@ class Parallelizer {
                    overlaps](const Tensor& x, const Tensor& w, const Tensor& bias) {
         const Tensor b = bias.defined() ? share_rows(bias, *g, shared, all) : bias;
         const Tensor used = share_rows(w, *g, shared, all);
-        return overlaps ? gather_linear(x, used, b, *g) : linear(x, used, b);
+        if (overlaps) return gather_linear(x, used, b, *g);
+        const fp8::Recipe* const recipe = fp8::Autocast::current();
+        return recipe ? fp8_linear(x, used, b, *recipe) : linear(x, used, b);
       };
     else if (overlaps)
       s.product = [g = &tp_](const Tensor& x, const Tensor& w, const Tensor& bias) {

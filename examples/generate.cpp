@@ -14,6 +14,7 @@
 #include "weft/examples/common/gpt_task.h"
 #include "weft/io/checkpoint.h"
 #include "weft/io/safetensors.h"
+#include "weft/nn/fp8.h"
 #include "weft/nn/kv_cache.h"
 #include "weft/nn/sampling.h"
 #include "weft/nn/speculative.h"
@@ -76,7 +77,9 @@ nn::Gpt load(Found found, std::int64_t tokens) {
   const std::int64_t seq = std::clamp(tokens + c.mtp.depths, c.mtp.depths + 1, c.seq);
   if (c.arch == nn::Arch::llama) c.seq = seq;  // gpt2 has a trained embedding for every position
   nn::Gpt model(c);
-  model.load_state_dict(found.files.state_dict());
+  StateDict weights = found.files.state_dict();
+  std::erase_if(weights, [](const auto& entry) { return nn::is_fp8_state(entry.first); });
+  model.load_state_dict(weights);
   model.config.seq = seq;
   model.eval();
   return model;

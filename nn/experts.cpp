@@ -1,11 +1,13 @@
 #include "weft/nn/experts.h"
 
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/fp8_linear.h"
 #include "weft/autograd/grouped_linear.h"
 #include "weft/autograd/recompute.h"
 #include "weft/autograd/scaled_activation.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
+#include "weft/nn/fp8.h"
 
 namespace weft::nn {
 namespace {
@@ -33,15 +35,28 @@ Experts::Experts(std::int64_t experts, std::int64_t dim, std::int64_t hidden,
   down_bias = make_parameter({experts, dim}, Init::constant(0));
 }
 
+Tensor Experts::multiply(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                         const Tensor& rows, const Tensor& bias_scale,
+                         const fp8::LayerState& state) {
+  const fp8::Recipe* const recipe = fp8::Autocast::current();
+  if (!recipe) return grouped_linear(x, weight, bias, rows, bias_scale);
+  const Tensor y = fp8_grouped_linear(x, weight, rows, *recipe, &state);
+  if (!bias.defined()) return y;
+  // The bias as a weight with one input, the row's scale.
+  const Tensor scale =
+      bias_scale.defined() ? bias_scale : Tensor::ones({x.dim(0)}, x.dtype(), x.device());
+  return add(y, grouped_linear(unsqueeze(scale, 1), unsqueeze(bias, 2), {}, rows));
+}
+
 Tensor Experts::operator()(const Tensor& x, const Tensor& probs, const Tensor& rows) const {
-  const Tensor h = grouped_linear(x, up, up_bias, rows);
+  const Tensor h = multiply(x, up, up_bias, rows, {}, fp8_up);
   const auto rest = [this](const TensorList& in) {
     const Tensor scale = down_bias.defined() ? cast(in[1], in[0].dtype()) : Tensor();
     Tensor bias = down_bias;
     if (const int ranks = shard_of(*this).bias_ranks; bias.defined() && ranks > 1)
       bias = add(bias, mul(bias.detach(), 1.0 / ranks - 1));
-    return TensorList{
-        grouped_linear(activate(options.activation, in[0], in[1]), down, bias, in[2], scale)};
+    return TensorList{multiply(activate(options.activation, in[0], in[1]), down, bias, in[2], scale,
+                               fp8_down)};
   };
   const TensorList in{h, probs, rows};
   return options.recompute ? recompute(rest, in)[0] : rest(in)[0];
@@ -53,6 +68,8 @@ void Experts::visit(Visitor& v) {
   v(two ? "gate_up_bias" : "up_bias", up_bias, Init::constant(0));
   v("down", down, options.proj_init);
   v("down_bias", down_bias, Init::constant(0));
+  visit_fp8(v, two ? "gate_up_fp8" : "up_fp8", fp8_up.delayed);
+  visit_fp8(v, "down_fp8", fp8_down.delayed);
 }
 
 std::string Experts::describe() const {
@@ -61,7 +78,7 @@ std::string Experts::describe() const {
 
 SharedExpert::SharedExpert(std::int64_t dim, std::int64_t hidden, bool gated, const MlpOptions& o)
     : mlp(dim, hidden, o) {
-  if (gated) gate.emplace(dim, 1, LinearOptions{.bias = false, .init = o.init});
+  if (gated) gate.emplace(dim, 1, LinearOptions{.bias = false, .init = o.init, .in_fp8 = false});
 }
 
 Tensor SharedExpert::operator()(const Tensor& x) const {

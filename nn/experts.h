@@ -20,6 +20,7 @@ struct Experts : Module {
   Tensor up_bias;    // (experts, hidden), or (experts, 2 * hidden) for swiglu, or null
   Tensor down;       // (experts, dim, hidden)
   Tensor down_bias;  // (experts, dim), or null
+  fp8::LayerState fp8_up, fp8_down;
 
   Experts(std::int64_t experts, std::int64_t dim, std::int64_t hidden,
           const ExpertsOptions& options = {});
@@ -33,6 +34,12 @@ struct Experts : Module {
   void visit(Visitor& v) override;
   std::string describe() const override;
   unsigned shard_members() const override { return Shard::kBiasRanks; }
+
+ private:
+  /// grouped_linear(), in FP8 inside an fp8::Autocast.
+  static Tensor multiply(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                         const Tensor& rows, const Tensor& bias_scale,
+                         const fp8::LayerState& state);
 };
 
 /// An MLP that every token passes through, beside the experts. With a gate its output is multiplied

@@ -37,7 +37,7 @@ void GatedDeltaNetOptions::validate() const {
 
 GatedDeltaNet::GatedDeltaNet(std::int64_t dim, const GatedDeltaNetOptions& o)
     : options(checked(o)),
-      in_proj(dim, inputs(o), {.bias = false, .init = o.init}),
+      in_proj(dim, inputs(o), {.bias = false, .init = o.init, .in_fp8 = false}),  // has gates
       conv(make_parameter({channels(o), o.conv}, conv_init(o))),
       a_log(make_parameter({o.value_heads}, decay_init(), DType::f32)),
       dt_bias(make_parameter({o.value_heads}, Init::constant(1), DType::f32)),

@@ -31,6 +31,7 @@ Gpt::Gpt(const GptConfig& c)
     head.weight = embed.weight;
   else
     head = Linear(c.dim, c.vocab, {.bias = false, .init = Init::normal(0.02)});
+  head.in_fp8 = false;
   const std::int64_t depths =
       c.mtp.repeated ? std::min<std::int64_t>(c.mtp.depths, 1) : c.mtp.depths;
   mtp.reserve(static_cast<std::size_t>(depths));

@@ -1,29 +1,39 @@
 #include "weft/nn/linear.h"
 
+#include "weft/autograd/fp8_linear.h"
 #include "weft/autograd/linear.h"
 #include "weft/core/error.h"
+#include "weft/nn/fp8.h"
 
 namespace weft::nn {
 
 Linear::Linear(std::int64_t in, std::int64_t out, const LinearOptions& o) {
   check(in > 0 && out > 0, "linear: in and out must be at least 1, got {} and {}", in, out);
+  in_fp8 = o.in_fp8;
   init = o.init.value_or(Init::kaiming_uniform(in, 0.5773502691896258));  // bound 1/sqrt(in)
   weight = make_parameter({out, in}, init, o.dtype, o.device);
   if (o.bias) bias = make_parameter({out}, Init::constant(0), o.dtype, o.device);
 }
 
+Tensor Linear::multiply(const Tensor& x, const Tensor& own_bias) const {
+  const fp8::Recipe* const recipe = in_fp8 ? fp8::Autocast::current() : nullptr;
+  return recipe ? fp8_linear(x, weight, own_bias, *recipe, &fp8_state)
+                : linear(x, weight, own_bias);
+}
+
 Tensor Linear::operator()(const Tensor& x) const {
-  if (!shard) return linear(x, weight, bias);
+  if (!shard) return multiply(x, bias);
   const Shard& s = *shard;
   const Tensor in = s.enter ? s.enter(x) : x;
   const Tensor own = s.leave ? Tensor() : bias;
-  Tensor y = s.product ? s.product(in, weight, own) : linear(in, weight, own);
+  Tensor y = s.product ? s.product(in, weight, own) : multiply(in, own);
   return s.leave ? s.finish(std::move(y), bias) : y;
 }
 
 void Linear::visit(Visitor& v) {
   v("weight", weight, init);
   v("bias", bias, Init::constant(0));
+  visit_fp8(v, "fp8", fp8_state.delayed);
 }
 
 std::string Linear::describe() const {

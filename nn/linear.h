@@ -1,4 +1,5 @@
 #pragma once
+#include "weft/autograd/fp8.h"
 #include "weft/nn/module.h"
 #include "weft/nn/shard.h"
 
@@ -9,6 +10,7 @@ struct LinearOptions {
   DType dtype = default_dtype();
   Device device = default_device();
   std::optional<Init> init = {};  ///< of the weight; default: uniform in +-1/sqrt(in)
+  bool in_fp8 = true;             ///< multiplies in FP8 where an fp8::Autocast asks for it
 };
 
 /// y = x weight^T + bias:  x (..., in) -> (..., out). The bias starts at 0.
@@ -16,6 +18,8 @@ struct Linear : Module {
   Tensor weight;  // (out, in)
   Tensor bias;    // (out), or null
   Init init;
+  bool in_fp8 = true;
+  fp8::LayerState fp8_state;
 
   /// Has no weight yet, so that it can be tied: `head.weight = embed.weight`.
   Linear() = default;
@@ -28,6 +32,10 @@ struct Linear : Module {
   }
   /// Multiply-adds for one row of x.
   double multiply_adds() const { return static_cast<double>(weight.numel()); }
+
+ private:
+  /// x weight^T + bias, in FP8 inside an fp8::Autocast.
+  Tensor multiply(const Tensor& x, const Tensor& own_bias) const;
 };
 
 }  // namespace weft::nn

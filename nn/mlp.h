@@ -17,7 +17,7 @@ struct MlpOptions {
 
 /// dim -> hidden -> dim. For swiglu `up` packs the rows of gate and up, (2 * hidden, dim), and is
 /// named gate_up:  down(silu(gate) * up). One fused op, unless a parallel plan replaces a matrix
-/// product.
+/// product, or products are in FP8.
 struct Mlp : FeedForward {
   MlpOptions options;
   Linear up;    // (hidden, dim), or (2 * hidden, dim)
@@ -32,7 +32,8 @@ struct Mlp : FeedForward {
   double multiply_adds() const override { return up.multiply_adds() + down.multiply_adds(); }
 
  private:
-  /// Op by op; saves the activated layer even with `recompute`.
+  /// Op by op. Where a parallel plan communicates after the second product, it saves the activated
+  /// layer even with `recompute`.
   Tensor composed(const Tensor& x) const;
 };
 

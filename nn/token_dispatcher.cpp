@@ -1,5 +1,9 @@
 #include "weft/nn/token_dispatcher.h"
 
+#include <algorithm>
+
+#include "weft/autograd/fp8.h"
+
 namespace weft::nn {
 namespace {
 
@@ -15,7 +19,8 @@ std::int64_t alignment_for(std::int64_t rows_per_expert) {
 std::int64_t row_alignment(std::int64_t alignment, Device device, std::int64_t capacity,
                            std::int64_t rows_per_expert) {
   if (alignment > 0) return alignment;
-  return device.is_gpu() && capacity == 0 ? alignment_for(rows_per_expert) : 1;
+  const std::int64_t best = device.is_gpu() && capacity == 0 ? alignment_for(rows_per_expert) : 1;
+  return fp8::Autocast::current() ? std::max(best, fp8::kMultiple) : best;
 }
 
 Dispatch LocalDispatcher::dispatch_preprocess(const Tensor& x, const Routing& routing,

@@ -25,7 +25,7 @@ struct FixedRows {
 };
 
 /// The multiple to which each expert's rows are padded: `alignment`, or if 0 the best one for the
-/// device; see LocalDispatcher.
+/// device, at least 16 inside an fp8::Autocast; see LocalDispatcher.
 std::int64_t row_alignment(std::int64_t alignment, Device device, std::int64_t capacity,
                            std::int64_t rows_per_expert);
 

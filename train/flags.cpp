@@ -9,7 +9,7 @@ namespace {
 struct ReservedWord {
   std::string_view flag, word;
 };
-constexpr ReservedWord kReservedWords[] = {{"optimizer", "muon"}, {"dtype", "fp8"}};
+constexpr ReservedWord kReservedWords[] = {{"optimizer", "muon"}};
 
 }  // namespace
 

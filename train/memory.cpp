@@ -42,7 +42,7 @@ void check_memory(double bytes, const char* what, Device device) {
 void check_least_memory(const Options& o, double parameters, double activation_of_row) {
   const Device device = Device::parse(o.machine.device);
   if (device.is_meta()) return;
-  const auto width = static_cast<double>(size_of(o.machine.dtype));
+  const auto width = static_cast<double>(size_of(o.machine.model_dtype()));
   // Ranks that are threads share the memory of the host or of one GPU, and together hold the model
   // at least once. All other ranks have separate memory for their shards.
   const bool shared = own_ranks(o) > 0 && o.parallel.backend != Backend::nccl;

@@ -30,6 +30,8 @@ void check_layout(const Options& o, Device device) {
               "--ranks: must be at most {} on one GPU, got {}", kMaxGpuRanks, p.ranks);
   const bool several = p.ranks > 1 || p.dp > 1 || p.tp > 1;
   weft::check(!several || !o.machine.graph, "--graph: does not exist yet for several ranks");
+  weft::check(!o.machine.is_fp8() || p.tp_overlap == distributed::Overlap::none,
+              "--tp-overlap: does not exist yet with --dtype fp8");
 }
 
 }  // namespace
@@ -37,16 +39,29 @@ void check_layout(const Options& o, Device device) {
 void Options::check() const {
   weft::check(optimizer.min_lr <= optimizer.lr, "--min-lr: must be at most --lr {}, got {}",
               optimizer.lr, optimizer.min_lr);
-  weft::check(optimizer.master_weights == optim::MasterWeights::f32 || machine.dtype == DType::bf16,
-              "--master-weights: remainder needs --dtype bf16, got {}", machine.dtype);
+  weft::check(optimizer.master_weights == optim::MasterWeights::f32 || machine.model_dtype() == DType::bf16,
+              "--master-weights: remainder needs --dtype bf16 or fp8, got {}", machine.dtype);
   const Device device = Device::parse(machine.device);
   if (device.is_cuda()) cuda::check_device(device);
+  if (machine.is_fp8()) fp8::check_device(device);
   weft::check(!run.profile || !device.is_meta(), "--profile: needs a device that computes, got {}",
               device);
   weft::check(!run.profile || !machine.graph, "--profile: needs --graph off, got on");
   check_layout(*this, device);
   const std::int64_t micro = micro_batch ? micro_batch : batch;
   weft::check(batch % micro == 0, "--micro-batch: must divide --batch {}, got {}", batch, micro);
+}
+
+std::optional<fp8::Recipe> MachineOptions::recipe() const {
+  if (!is_fp8()) return {};
+  fp8::Recipe r;
+  r.scaling = fp8_recipe == Fp8Recipe::delayed ? fp8::Scaling::delayed
+              : fp8_recipe == Fp8Recipe::block ? fp8::Scaling::block
+                                               : fp8::Scaling::current;
+  r.power_of_two = fp8_recipe == Fp8Recipe::current_pow2;
+  r.history = fp8_history;
+  r.backward = fp8_backward;
+  return r;
 }
 
 void apply(const MachineOptions& options) {

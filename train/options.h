@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <string>
 
+#include "weft/autograd/fp8.h"
 #include "weft/core/fields.h"
 #include "weft/distributed/overlap.h"
 #include "weft/distributed/shard_experts.h"
@@ -54,7 +55,7 @@ struct OptimizerOptions {
     v("second-moment-dtype", second_moment, kSecondMomentWords,
       "AdamW's second moment; auto: by --state-dtype");
     v("master-weights", master_weights, optim::kMasterWeightsWords,
-      "with --dtype bf16: f32 copies, or the same numbers in 2 bytes a weight less");
+      "with --dtype bf16 or fp8: f32 copies, or the same numbers in 2 bytes a weight less");
   }
   DType second_moment_dtype() const;
   /// The options that optim::make() takes.
@@ -63,11 +64,25 @@ struct OptimizerOptions {
 };
 
 inline constexpr Word<DType> kModelDTypeWords[] = {
-    {"f32", DType::f32}, {"bf16", DType::bf16}, {"f64", DType::f64}};
+    {"f32", DType::f32}, {"bf16", DType::bf16}, {"f64", DType::f64}, {"fp8", DType::e4m3}};
+
+/// How --dtype fp8 scales the operands of products; see fp8::Recipe.
+enum class Fp8Recipe : std::uint8_t { current, current_pow2, delayed, block };
+inline constexpr Word<Fp8Recipe> kFp8RecipeWords[] = {{"current", Fp8Recipe::current},
+                                                      {"current-pow2", Fp8Recipe::current_pow2},
+                                                      {"delayed", Fp8Recipe::delayed},
+                                                      {"block", Fp8Recipe::block}};
+inline constexpr Word<fp8::BackwardOverride> kFp8BackwardWords[] = {
+    {"fp8", fp8::BackwardOverride::none},
+    {"high-precision", fp8::BackwardOverride::high_precision},
+    {"dequantized", fp8::BackwardOverride::dequantized}};
 
 struct MachineOptions {
   std::string device = "cpu";
-  DType dtype = DType::f32;
+  DType dtype = DType::f32;  ///< e4m3: products in FP8, everything else as with bf16
+  Fp8Recipe fp8_recipe = Fp8Recipe::current;
+  std::int64_t fp8_history = 1024;
+  fp8::BackwardOverride fp8_backward = fp8::BackwardOverride::none;
   bool graph = false;
   std::int64_t threads = 0, seed = 1;
   bool deterministic = false;
@@ -78,7 +93,17 @@ struct MachineOptions {
     v.group("Machine");
     v("device", device, "cpu, cuda or cuda:N, meta or meta:cuda (shapes and bytes only)",
       any().shown_first());
-    v("dtype", dtype, kModelDTypeWords, "what the model computes in", any().shown_first());
+    v("dtype", dtype, kModelDTypeWords, "what the model computes in; fp8: bf16, and FP8 products",
+      any().shown_first());
+    v("fp8-recipe", fp8_recipe, kFp8RecipeWords,
+      "scales of FP8: from each tensor, rounded to powers of two, from the steps before, or by block",
+      any().needs(is_fp8(), "dtype fp8"));
+    v("fp8-history", fp8_history, "steps that the scales of --fp8-recipe delayed come from",
+      between(1, 1 << 20).needs(fp8_recipe == Fp8Recipe::delayed, "fp8-recipe delayed"));
+    v("fp8-backward", fp8_backward, kFp8BackwardWords,
+      "what the products of backward multiply: FP8, the operands before rounding, or what forward "
+      "multiplied",
+      any().needs(is_fp8(), "dtype fp8"));
     v("graph", graph, "on a GPU: capture a step once and replay it",
       any().needs(device.find("cuda") != device.npos, "device cuda, got " + device));
     v("threads", threads, "threads; 0: all processors", between(0, kMostThreads).shown_first());
@@ -89,6 +114,11 @@ struct MachineOptions {
       "measured where the products are f32 on the CPU of one process",
       at_least(0));
   }
+  bool is_fp8() const { return dtype == DType::e4m3; }
+  /// The dtype of the model's tensors.
+  DType model_dtype() const { return is_fp8() ? DType::bf16 : dtype; }
+  /// How products are rounded; nothing without --dtype fp8.
+  std::optional<fp8::Recipe> recipe() const;
 };
 
 /// Sets process-wide state: the number of threads, and deterministic mode.

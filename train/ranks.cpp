@@ -143,6 +143,14 @@ void Ranks::add_up(const Tensor& values) const {
   if (size() > 1) (values.device().is_cpu() ? host_ : world_).all().all_reduce(values).wait();
 }
 
+void Ranks::largest(const Tensor& values) const {
+  if (size() > 1)
+    (values.device().is_cpu() ? host_ : world_)
+        .all()
+        .all_reduce(values, distributed::Reduce::max)
+        .wait();
+}
+
 void Ranks::on_first(const std::function<void()>& f) const {
   if (imagined_)
     f();

@@ -51,6 +51,8 @@ class Ranks {
   bool counts_rows() const { return mesh_.tp().rank() == 0 && mesh_.cp().rank() == 0; }
   /// Sums values over all ranks, in place. On a GPU the host does not wait.
   void add_up(const Tensor& values) const;
+  /// The largest of each value over all ranks, in place.
+  void largest(const Tensor& values) const;
 
  private:
   Ranks(std::unique_ptr<distributed::World> own, const Options& options);

@@ -39,7 +39,7 @@ void StepProfile::report(const std::string& svg_path) const {
   std::printf(
       "\nMean of %lld steps; the floor takes the rates of a large product and of copies\n%s\n",
       static_cast<long long>(profiler_.spans()),
-      profile_table(profiler_, measure_rates(device_, options_.machine.dtype)).c_str());
+      profile_table(profiler_, measure_rates(device_, options_.machine.model_dtype())).c_str());
   io::write_flame_svg(profiler_.entries(), svg_path,
                       message("Time of {} steps of {}", profiler_.spans(), options_.out));
   print_fact("profile", svg_path);

@@ -42,6 +42,7 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
       options_(options),
       ranks_(ranks),
       device_(ranks.device()),
+      fp8_recipe_(options.machine.recipe()),
       lr_(options.optimizer.lr_schedule(options.steps)) {
   place_model();
   optimizer_ = distributed::make_optimizer(task_.model, ranks.mesh(), layout_,
@@ -52,6 +53,7 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
   const bool shards = optimizer_->is_sharded();
   const bool by_part = shards && task_.model.shard_members() & nn::Shard::kBeforeUse;
   routers_ = std::make_unique<nn::RouterStep>(task_.model);
+  if (fp8_recipe_) fp8_.emplace(task_.model, *fp8_recipe_);
   task_.model.train();
   schedule_ = std::make_unique<SequentialSchedule>(
       task_.model, task_.loss, *optimizer_,
@@ -75,10 +77,11 @@ void TrainStep::place_model() {
   check(!parameters.empty(), "train: the model must have parameters, got none");
   const bool has_values = !parameters[0].is_meta();
   nn::assign_names(task_.model);
-  const DType dtype = options_.machine.dtype;
+  const DType dtype = options_.machine.model_dtype();
   if (std::any_of(parameters.begin(), parameters.end(),
                   [&](const Tensor& p) { return p.dtype() != dtype; }))
     task_.model.to(dtype);
+  if (fp8_recipe_) nn::prepare_fp8(task_.model, *fp8_recipe_);
   // All ranks start from the first rank's values.
   if (has_values && ranks_.size() > 1)
     for (const auto& [name, tensor] : task_.model.state_dict())
@@ -88,6 +91,7 @@ void TrainStep::place_model() {
   else
     check(ranks_.data_ranks() == ranks_.size(),
           "train: this model cannot be cut over ranks; use --dp {} alone", ranks_.size());
+  if (fp8_recipe_) nn::check_fp8(task_.model);
   if (has_values)
     task_.model.to(device_);
   else
@@ -151,6 +155,7 @@ TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows)
     if (!routers_->empty()) routers_->finish(0);
   }
   unfinished_ = true;
+  const fp8::Autocast products(fp8_recipe_);
   Metrics metrics = schedule_->run(
       {.rows = rows, .first_row = ranks_.first_row(), .step = step, .cotangent = 1.0 / targets});
   if (on_phase_) on_phase_(Phase::update);
@@ -178,6 +183,7 @@ TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows)
   if (device_.is_cpu() && !(finite(loss) && finite(clip.norm))) return metrics;
   if (device_.is_gpu()) optim::require_finite(clip, loss);
   finish_routers(metrics);
+  finish_fp8();
   // Last: its communication can overlap with the time until the next forward pass.
   optimizer_->step(clip);
   optimizer_->zero_grad();
@@ -217,6 +223,12 @@ void TrainStep::finish_routers(Metrics& metrics) {
   add("load_max_over_mean", max(load, 0), "load");
   add("layer_loads", load);
   metrics.back().is_list = true;
+}
+
+void TrainStep::finish_fp8() {
+  if (!fp8_ || fp8_->empty()) return;
+  if (ranks_.size() == 1) return fp8_->finish();
+  fp8_->finish([this](const Tensor& amax) { ranks_.largest(amax); });
 }
 
 const TrainStep::Metrics& TrainStep::replay(std::int64_t step, const data::Batch& rows) {
@@ -268,6 +280,7 @@ std::vector<Value> TrainStep::evaluate(const data::EvalLoader& loader) {
     nn::Module& model;
   };
   const EvalScope eval(task_.model);
+  const fp8::Autocast products(fp8_recipe_);
   const NoGradGuard off;
   std::vector<Value> values;  // sums, until the end
   std::vector<double> counts;
@@ -323,12 +336,18 @@ distributed::SlicedTensors TrainStep::model_slices() {
 }
 
 void TrainStep::load_weights(const distributed::ShardFiles& model) {
-  task_.model.load_state_dict(distributed::read_model(task_.model.state_dict(), layout_, model));
+  // A file of weights may come from a run without delayed scales, or from one with them.
+  const StateDict own = task_.model.state_dict();
+  StateDict given = distributed::read_model(own, layout_, model);
+  std::erase_if(given, [](const auto& entry) { return nn::is_fp8_state(entry.first); });
+  for (const auto& [name, tensor] : own)
+    if (nn::is_fp8_state(name)) given[name] = tensor;
+  task_.model.load_state_dict(given);
 }
 
 void TrainStep::load(const distributed::ShardFiles& model,
                      const distributed::ShardFiles& optimizer) {
-  load_weights(model);
+  task_.model.load_state_dict(distributed::read_model(task_.model.state_dict(), layout_, model));
   optimizer_->load_state(optimizer);
 }
 

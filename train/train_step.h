@@ -9,6 +9,7 @@
 #include "weft/core/cuda_graph.h"
 #include "weft/data/loader.h"
 #include "weft/distributed/parallel_optimizer.h"
+#include "weft/nn/fp8.h"
 #include "weft/nn/router_step.h"
 #include "weft/train/ranks.h"
 #include "weft/train/step_result.h"
@@ -87,6 +88,8 @@ class TrainStep {
   void add_up(Metrics& sums) const;
   /// Adds the routers' counts of the step, summed over all ranks, and moves their biases.
   void finish_routers(Metrics& metrics);
+  /// Makes the delayed scales of the next step, from the largest magnitudes on all ranks.
+  void finish_fp8();
   /// Replays update() from the graph; captures it first if there is none.
   const Metrics& replay(std::int64_t step, const data::Batch& rows);
 
@@ -94,10 +97,12 @@ class TrainStep {
   Options options_;
   const Ranks& ranks_;
   Device device_;
+  const std::optional<fp8::Recipe> fp8_recipe_;
   distributed::Layout layout_;
   data::Batch on_gpu_;  ///< null on the CPU
   std::unique_ptr<distributed::ParallelOptimizer> optimizer_;
   std::unique_ptr<nn::RouterStep> routers_;
+  std::optional<nn::Fp8Step> fp8_;
   std::unique_ptr<StepSchedule> schedule_;
   std::function<void(Phase)> on_phase_;
   optim::Schedule lr_;

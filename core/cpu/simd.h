@@ -175,6 +175,35 @@ struct RecurrentKernels {
   void (*lstm_bwd)(const RecurrentStepBwd<float>& step);
 };
 
+/// Conversions to codes of e4m3 and e5m2, in bytes.
+struct Fp8Kernels {
+  /// y = x * scale, rounded to a code.
+  void (*e4m3_of_f32)(const float* x, float scale, std::uint8_t* y, std::int64_t n);
+  void (*e4m3_of_bf16)(const bf16* x, float scale, std::uint8_t* y, std::int64_t n);
+  void (*e5m2_of_f32)(const float* x, float scale, std::uint8_t* y, std::int64_t n);
+  void (*e5m2_of_bf16)(const bf16* x, float scale, std::uint8_t* y, std::int64_t n);
+  /// The bits of the largest |x|; those of a NaN, if there is one, are above those of infinity.
+  std::int32_t (*absmax_f32)(const float* x, std::int64_t n);
+  std::int32_t (*absmax_bf16)(const bf16* x, std::int64_t n);
+  /// y = table[q], the values of the 256 codes.
+  void (*lookup)(const std::uint8_t* q, const float* table, float* y, std::int64_t n);
+
+  template <class T>
+  auto absmax() const {
+    if constexpr (sizeof(T) == 4)
+      return absmax_f32;
+    else
+      return absmax_bf16;
+  }
+  template <class T>
+  auto codes(bool is_e5m2) const {
+    if constexpr (sizeof(T) == 4)
+      return is_e5m2 ? e5m2_of_f32 : e4m3_of_f32;
+    else
+      return is_e5m2 ? e5m2_of_bf16 : e4m3_of_bf16;
+  }
+};
+
 /// Initial value of a list of the largest numbers.
 inline constexpr float kTopFloor = -3.40282347e38f;
 
@@ -188,6 +217,7 @@ struct SimdTable {
   PanelKernels<double> panels_f64;
   RandomKernels random;
   RecurrentKernels recurrent;
+  Fp8Kernels fp8;
   /// Merges n more numbers per lane into lists of the k largest so far, in descending order, ties
   /// by position. x is (n, 16), and row i has position first + i; values and places are (k, 16),
   /// with values initialised to kTopFloor. Returns false, with unusable lists, when a number is NaN

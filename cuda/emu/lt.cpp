@@ -22,6 +22,7 @@ struct OperationTag {
   Epilogue epilogue = Epilogue::none;
   void *bias = nullptr, *aux = nullptr;
   std::int64_t ld_aux = 0;
+  const float *scale_a = nullptr, *scale_b = nullptr;
 };
 struct LayoutTag {
   int type;
@@ -37,8 +38,21 @@ namespace {
 constexpr Status kOk = 0, kInvalid = 7, kNotSupported = 15;
 
 DType dtype_of(int type) {
-  return type == kF64 ? DType::f64 : type == kF32 ? DType::f32 : DType::bf16;
+  switch (type) {
+    case kF64:
+      return DType::f64;
+    case kF32:
+      return DType::f32;
+    case kE4m3:
+      return DType::e4m3;
+    case kE5m2:
+      return DType::e5m2;
+    default:
+      return DType::bf16;
+  }
 }
+
+bool is_fp8(int type) { return type == kE4m3 || type == kE5m2; }
 
 int type_of(DType t) { return t == DType::f64 ? kF64 : t == DType::f32 ? kF32 : kBf16; }
 
@@ -106,6 +120,16 @@ void sum_columns(const Tensor& x, int type, void* out) {
   }
 }
 
+// Without a scale a factor is 1.
+void apply_scales(const OperationTag& op, const Tensor& sum) {
+  const float a = op.scale_a ? *op.scale_a : 1, b = op.scale_b ? *op.scale_b : 1;
+  for (std::int64_t i = 0; i < sum.numel(); ++i)
+    if (sum.dtype() == DType::f64)
+      sum.data<double>()[i] *= static_cast<double>(a) * static_cast<double>(b);
+    else
+      sum.data<float>()[i] = sum.data<float>()[i] * a * b;
+}
+
 Tensor in_f64(const Tensor& x) {
   const Tensor out = Tensor::empty(x.shape(), DType::f64);
   for (std::int64_t i = 0, at = 0; i < x.dim(0); ++i)
@@ -129,6 +153,18 @@ Tensor in_tf32(const Tensor& x) {
   return out;
 }
 
+// FP8 operands: f32 products and sums of the numbers without their scales.
+Tensor in_f32(const Tensor& x) {
+  const Tensor out = Tensor::empty(x.shape(), DType::f32);
+  float* to = out.data<float>();
+  dispatch_all(x.dtype(), [&]<class T>() {
+    for (std::int64_t i = 0; i < x.dim(0); ++i)
+      for (std::int64_t j = 0; j < x.dim(1); ++j)
+        *to++ = static_cast<float>(x.data<T>()[i * x.strides()[0] + j * x.strides()[1]]);
+  });
+  return out;
+}
+
 // Odd algorithms sum in f64.
 void multiply(const OperationTag& op, int algorithm, const LayoutTag& la, const void* a,
               const LayoutTag& lb, const void* b, bool accumulate, const LayoutTag& ld, void* d) {
@@ -136,18 +172,21 @@ void multiply(const OperationTag& op, int algorithm, const LayoutTag& la, const 
     Tensor left = by_row(lb, matrix(lb, b, i)), right = by_row(la, matrix(la, a, i));
     if (op.trans_b) left = transposed(left);
     if (op.trans_a) right = transposed(right);
+    const bool fp8 = is_fp8(la.type);
+    if (fp8) left = in_f32(left), right = in_f32(right);
     if (op.compute == kComputeTf32) left = in_tf32(left), right = in_tf32(right);
     void* const target = const_cast<char*>(matrix(ld, d, i));
     // The library may choose another kernel for each epilogue, with another summation order.
     const bool other = op.epilogue == Epilogue::gelu_bias || algorithm % 2 == 1;
     if (op.epilogue == Epilogue::bias_gradient_b) sum_columns(left, ld.type, op.bias);
-    if (!other && (op.epilogue == Epilogue::none || op.epilogue == Epilogue::bias_gradient_b)) {
+    if (!other && !fp8 && (op.epilogue == Epilogue::none || op.epilogue == Epilogue::bias_gradient_b)) {
       gemm(left, right, by_row(ld, target), accumulate);
       continue;
     }
     const Tensor sum =
         Tensor::empty({ld.cols, ld.rows}, other || ld.type == kF64 ? DType::f64 : DType::f32);
     gemm(other ? in_f64(left) : left, other ? in_f64(right) : right, sum);
+    if (fp8) apply_scales(op, sum);
     finish(op, ld, sum, accumulate, target);
   }
 }
@@ -184,6 +223,10 @@ Status set_operation(Operation op, int attribute, const void* value, std::size_t
       return take(op->aux);
     case kAuxLd:
       return take(op->ld_aux);
+    case kScaleA:
+      return take(op->scale_a);
+    case kScaleB:
+      return take(op->scale_b);
     default:
       return kNotSupported;
   }
@@ -230,6 +273,16 @@ bool allowed(const OperationTag& op, const LayoutTag& d) {
          reinterpret_cast<std::uintptr_t>(op.aux) % 16 == 0;
 }
 
+// FP8: rows times rows (A transposed), f32 or bf16 out, and multiples of 16 everywhere.
+bool types_fit(const OperationTag& op, const LayoutTag& a, const LayoutTag& b, const LayoutTag& d) {
+  if (!is_fp8(a.type)) return a.type == b.type;
+  const std::int64_t sizes[] = {a.rows, a.cols, a.ld, b.rows, b.cols, b.ld, d.ld};
+  return is_fp8(b.type) && !(a.type == kE5m2 && b.type == kE5m2) && op.trans_a && !op.trans_b &&
+         (d.type == kF32 || d.type == kBf16) &&
+         std::all_of(std::begin(sizes), std::end(sizes),
+                     [](std::int64_t n) { return n % 16 == 0; });
+}
+
 constexpr int kNumber = 2;  // where an Algorithm keeps its number, after the alignments
 
 // Checks the rules of the product as the library does, and stores the promised alignments so that
@@ -240,7 +293,7 @@ Status heuristic(Handle, Operation op, Layout a, Layout b, Layout c, Layout d, P
                      inner = op->trans_a ? a->rows : a->cols;
   const std::int64_t cols = op->trans_b ? b->rows : b->cols;
   const bool fits = wanted > 0 && c == d && d->rows == rows && d->cols == cols &&
-                    (op->trans_b ? b->cols : b->rows) == inner && a->type == b->type &&
+                    (op->trans_b ? b->cols : b->rows) == inner && types_fit(*op, *a, *b, *d) &&
                     a->batch == d->batch && b->batch == d->batch;
   if (!fits) return kInvalid;
   *found = allowed(*op, *d) ? std::min(wanted, emu::control.algorithms) : 0;

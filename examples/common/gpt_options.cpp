@@ -123,6 +123,9 @@ void GptOptions::check() const {
   weft::check(
       run.sample_every == 0 || (parallel.tp == 1 && parallel.ep == 1 && parallel.etp <= 1),
       "--sample-every: needs ranks that have all of the model; leave out --tp, --ep and --etp");
+  weft::check(!machine.is_fp8() || model.seq % fp8::kMultiple == 0,
+              "--seq: must be a multiple of {} with --dtype fp8, got {}", fp8::kMultiple,
+              model.seq);
   weft::check(parallel.ep == 1 || model.moe.experts > 0, "--ep: needs --experts");
   if (model.moe.experts == 0) return;
   const RouterScore score = model.moe.router.route.score;

@@ -12,7 +12,7 @@ namespace weft::examples {
 namespace {
 
 nn::Gpt make_on_meta(const GptOptions& options) {
-  const nn::DeviceScope on_meta(kMeta, options.machine.dtype);
+  const nn::DeviceScope on_meta(kMeta, options.machine.model_dtype());
   return nn::Gpt(options.gpt());
 }
 

@@ -109,7 +109,7 @@ TEST_CASE("options: config.toml contains every setting") {
   // These settings are invalid on their own.
   CHECK(joined(refused) ==
         "capacity dense-layers device dispatcher drop ep expert-bias force-balance "
-        "global-aux-coeff graph "
+        "fp8-backward fp8-history fp8-recipe global-aux-coeff graph "
         "jitter "
         "latent master-weights mtp-detach mtp-repeat pre-softmax rank router-scaling seq-aux-coeff "
         "shared-gate sinkhorn sp "
@@ -251,13 +251,20 @@ TEST_CASE("options: incompatible settings are refused") {
         "--sample-every: needs ranks that have all of the model; leave out --tp, --ep and --etp");
   CHECK(refusal({"--etp", "2", "--experts", "4", "--sample-every", "5"})
             .starts_with("--sample-every: needs ranks"));
+  CHECK(refusal({"--fp8-recipe", "block"}) == "--fp8-recipe: needs --dtype fp8");
+  CHECK(refusal({"--fp8-backward", "dequantized"}) == "--fp8-backward: needs --dtype fp8");
+  CHECK(refusal({"--dtype", "fp8", "--fp8-history", "3"}) ==
+        "--fp8-history: needs --fp8-recipe delayed");
+  CHECK(refusal({"--dtype", "fp8", "--seq", "40"}) ==
+        "--seq: must be a multiple of 16 with --dtype fp8, got 40");
+  CHECK(refusal({"--dtype", "fp8", "--tp", "2", "--sp", "--tp-overlap", "ring"}) ==
+        "--tp-overlap: does not exist yet with --dtype fp8");
   CHECK(refusal({"--nope"}).ends_with("(--help all lists all)"));
   CHECK(refusal({"--drop", "position"}) == "--drop: needs --capacity");
   CHECK(refusal({"--schedule", "cos"}) ==
         "--schedule: must be one of constant, linear, cosine, wsd, got 'cos'");
   CHECK(refusal({"--optimizer", "muon"}) ==
         "--optimizer: muon does not exist yet; use adamw or sgd");
-  CHECK(refusal({"--dtype", "fp8"}) == "--dtype: fp8 does not exist yet; use f32, bf16 or f64");
   CHECK(refusal({"--tie", "maybe"}) == "--tie: must be one of auto, on, off, got 'maybe'");
   CHECK(refusal({"--dp", "1000001"}) == "--dp: must be at most 1000000, got 1000001");
   CHECK(refusal({"--lr", "0"}) == "--lr: must be above 0, got 0");

@@ -1,6 +1,5 @@
-// D6: experts with fp8 products, as fp8 hardware requires them: operands rounded to e4m3 and
-// gradients to e5m2, scaled by the current largest value of the tensor, and each expert's rows
-// padded to a multiple of 16.
+// D6: experts with FP8 products, whose rows of an expert are padded to a multiple of 16, and tokens
+// that are rounded to FP8 before they are sent.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -8,10 +7,9 @@
 #include <vector>
 
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/fp8.h"
 #include "weft/autograd/function.h"
-#include "weft/autograd/grouped_linear.h"
 #include "weft/autograd/reduce.h"
-#include "weft/autograd/scaled_activation.h"
 #include "weft/core/allocator.h"
 #include "weft/nn/moe.h"
 #include "weft/tests/support.h"
@@ -26,28 +24,18 @@ using nn::MoE;
 using test::mismatch;
 using test::random;
 
-constexpr std::int64_t kAlignment = 16, kExperts = 6, kWidth = 24, kFfn = 20;
-
-Tensor rounded_to(DType fp8, double largest, const Tensor& x) {
-  const double top = x.numel() ? weft::max(abs(x)).item() : 0;
-  if (top == 0) return x.clone();
-  return div(mul(x, largest / top).to(fp8).to(x.dtype()), largest / top);
-}
+constexpr std::int64_t kAlignment = 16, kExperts = 6, kWidth = 32, kFfn = 16;
 
 // Rounds the value to e4m3 and passes the gradient through.
-Tensor fp8(const Tensor& x) {
+Tensor on_the_wire(const Tensor& x) {
   return custom_function(
-      "fp8", {x}, [](const TensorList& in) { return rounded_to(DType::e4m3, 448, in[0]); },
+      "on_the_wire", {x},
+      [](const TensorList& in) {
+        const double top = in[0].numel() ? weft::max(abs(in[0])).item() : 0;
+        if (top == 0) return in[0].clone();
+        return div(mul(in[0], 448 / top).to(DType::e4m3).to(in[0].dtype()), 448 / top);
+      },
       [](const TensorList&, const Tensor&, const Tensor& dy) { return TensorList{dy}; });
-}
-
-// Rounds the gradient to e5m2.
-Tensor fp8_gradient(const Tensor& y) {
-  return custom_function(
-      "fp8_gradient", {y}, [](const TensorList& in) { return in[0].clone(); },
-      [](const TensorList&, const Tensor&, const Tensor& dy) {
-        return TensorList{rounded_to(DType::e5m2, 57344, dy)};
-      });
 }
 
 enum class Fp8 { none, products, wire };
@@ -61,20 +49,15 @@ struct Result {
 Result run(const MoE& m, const Tensor& given, std::int64_t alignment, Fp8 where) {
   Tensor x = given.detach();
   x.set_requires_grad();
-  const auto quantised = [&](const Tensor& t) { return where == Fp8::products ? fp8(t) : t; };
-  const auto product = [&](const Tensor& t, const Tensor& weight, const Tensor& rows) {
-    const Tensor y = grouped_linear(quantised(t), quantised(weight), {}, rows);
-    return where == Fp8::products ? fp8_gradient(y) : y;
-  };
+  const fp8::Autocast scope(where == Fp8::products ? std::optional(fp8::Recipe{}) : std::nullopt);
   Tape tape;
   const Routing routing = m.router(x).routing;
   const LocalDispatcher dispatcher(kExperts, alignment);
   // On the wire: rounds before dispatch.
-  Dispatch d = dispatcher.dispatch_preprocess(where == Fp8::wire ? fp8(x) : x, routing, 0);
+  Dispatch d = dispatcher.dispatch_preprocess(where == Fp8::wire ? on_the_wire(x) : x, routing, 0);
   dispatcher.token_dispatch(d);
   dispatcher.dispatch_postprocess(d);
-  const Tensor h = product(d.tokens, m.experts.up, d.expert_rows);
-  Tensor y = product(scaled_swiglu(h, d.probs), m.experts.down, d.expert_rows);
+  Tensor y = m.experts(d.tokens, d.probs, d.expert_rows);
   y = dispatcher.token_combine(dispatcher.combine_preprocess(y, d), d);
   y = dispatcher.combine_postprocess(y, d);
   Result out;
@@ -132,14 +115,19 @@ TEST_CASE("D6: padding rows change nothing with and without fp8 products") {
       for (const Fp8 where : {Fp8::none, Fp8::products, Fp8::wire}) {
         CAPTURE(tokens);
         CAPTURE(static_cast<int>(where));
+        if (where == Fp8::products && dtype == DType::f64) continue;  // FP8 takes no f64
         const Tensor x = random({tokens, kWidth}, 3, dtype);
-        const Result off = run(moe, x, 1, where), on = run(moe, x, kAlignment, where);
+        // FP8 products need some padding.
+        const std::int64_t least = where == Fp8::products ? kAlignment : 1;
+        const std::int64_t most = where == Fp8::products ? 4 * kAlignment : kAlignment;
+        const Result bare = run(moe, x, 1, Fp8::none), off = run(moe, x, least, where),
+                     on = run(moe, x, most, where);
         std::int64_t used = 0;
         for (std::size_t e = 0; e < on.rows.size(); ++e) {
-          CHECK(on.rows[e] % kAlignment == 0);
-          CHECK(on.rows[e] >= off.rows[e]);
-          CHECK(on.rows[e] < off.rows[e] + kAlignment);
-          used += off.rows[e];
+          CHECK(on.rows[e] % most == 0);
+          CHECK(on.rows[e] >= bare.rows[e]);
+          CHECK(on.rows[e] < bare.rows[e] + most);
+          used += bare.rows[e];
         }
         CHECK(used == 2 * tokens);
         const std::int64_t terms =
@@ -169,6 +157,7 @@ TEST_CASE("D6: tokens sent in fp8 and fp8 products stay close to the f32 layer")
   const Result plain = run(moe, x, 1, Fp8::none);
   for (const Fp8 where : {Fp8::wire, Fp8::products})
     for (const std::int64_t alignment : {std::int64_t{1}, kAlignment}) {
+      if (where == Fp8::products && alignment == 1) continue;
       const Result got = run(moe, x, alignment, where);
       for (int i = 0; i < got.values.size(); ++i) {
         CAPTURE(i);

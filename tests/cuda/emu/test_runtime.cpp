@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/fp8.h"
 #include "weft/core/kernels/cuda_runtime.h"
 #include "weft/cuda/emu/code.h"
 #include "weft/cuda/emu/control.h"
@@ -349,6 +350,16 @@ TEST_CASE("graphs: a stream's work is recorded and runs once per launch") {
   cuda::rt::launch_graph(graph, stream);
   cuda::rt::destroy_graph(graph);
   CHECK(first(x) == 7);
+}
+
+TEST_CASE("devices: a GPU without FP8 is refused with one line") {
+  const int before = emu::control.capability;
+  emu::control.capability = 80;
+  CHECK(error_of([] { fp8::check_device(kGpu); }) ==
+        "fp8: needs a GPU of compute capability 8.9 or newer, got 8.0 of cuda:0");
+  emu::control.capability = before;
+  CHECK(error_of([] { fp8::check_device(kGpu); }) == "no error");
+  CHECK(error_of([] { fp8::check_device(kCpu); }) == "no error");
 }
 
 TEST_CASE("devices: a host that touches device memory crashes") {

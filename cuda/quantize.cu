@@ -1,0 +1,366 @@
+#include "weft/core/kernels/quantize.h"
+
+#include <algorithm>
+
+#include "weft/core/kernels/fp8_scale.h"
+#include "weft/cuda/fp8.h"
+#include "weft/cuda/math.h"
+#include "weft/cuda/reduce.h"
+
+namespace weft::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// Groups of rows for the blocks of one launch, by value: the host's list may be gone when it runs.
+struct Groups {
+  static constexpr int kMost = 64;
+  std::int64_t first_row[kMost + 1];
+  std::int32_t first, count;  // number of the first group in here, and how many there are
+};
+
+// Calls f(groups) for so many groups at a time.
+template <class F>
+void each_part(const RowGroups& all, F f) {
+  std::int64_t row = 0;
+  for (std::int64_t e = 0; e < all.count; e += Groups::kMost) {
+    Groups g;
+    g.first = static_cast<std::int32_t>(e);
+    g.count = static_cast<std::int32_t>(std::min<std::int64_t>(all.count - e, Groups::kMost));
+    g.first_row[0] = row;
+    std::int64_t most = 0;
+    for (int i = 0; i < g.count; ++i) {
+      most = std::max(most, all.of(e + i));
+      g.first_row[i + 1] = row += all.of(e + i);
+    }
+    if (most > 0) f(g, most);
+  }
+}
+
+template <class F>
+void dispatch_input(const Tensor& x, F f) {
+  x.dtype() == DType::f32 ? f.template operator()<float>() : f.template operator()<bf16>();
+}
+
+// Of positive numbers, the larger one has the larger bits; NaN is above infinity.
+__device__ inline int magnitude(float x) {
+  const int bits = fp8_bits<int>(x) & 0x7fffffff;
+  return bits > 0x7f800000 ? 0x7fc00000 : bits;
+}
+
+__global__ void __launch_bounds__(kThreads) fp8_zero_kernel(float* amax, std::int64_t n) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < n) amax[i] = 0;
+}
+
+// A block raises amax to the largest magnitude of its share of a group. The result of a maximum does
+// not depend on the order.
+template <class T, int V>
+__global__ void __launch_bounds__(kThreads)
+    fp8_amax_kernel(Groups groups, std::int64_t cols, bool one, const T* x, int* amax) {
+  WEFT_SHARED(shared, int[kThreads / kWarp]);
+  const int e = static_cast<int>(blockIdx.y);
+  const std::int64_t end = groups.first_row[e + 1] * cols;
+  int most = 0;
+  for (std::int64_t i = groups.first_row[e] * cols +
+                        (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * V;
+       i < end; i += std::int64_t{gridDim.x} * kThreads * V) {
+    const auto v = load_pack<T, V>(x + i);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      const int m = magnitude(widen(v[j]));
+      most = m > most ? m : most;
+    }
+  }
+  most = block_reduce<kThreads>(most, shared, 0, Max{});
+  if (threadIdx.x == 0 && most > 0) atomicMax(amax + (one ? 0 : groups.first + e), most);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    fp8_scale_kernel(std::int64_t n, const float* amax, float largest, Fp8Scaling how, float* scale,
+                     float* inverse) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= n) return;
+  const float s = fp8_scale_of(amax[i], largest, how);
+  scale[i] = s;
+  inverse[i] = 1.0f / s;
+}
+
+// Without a transposed copy: four or more neighbours at once.
+template <class Q, class T, int V>
+__global__ void __launch_bounds__(kThreads)
+    quantize_kernel(Groups groups, std::int64_t cols, bool one, const T* x, const float* scale,
+                    std::uint8_t* out) {
+  const int e = static_cast<int>(blockIdx.y);
+  const std::int64_t i = groups.first_row[e] * cols +
+                         (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * V;
+  if (i >= groups.first_row[e + 1] * cols) return;
+  const float s = scale[one ? 0 : groups.first + e];
+  const auto v = load_pack<T, V>(x + i);
+  Pack<std::uint8_t, V> codes;
+#pragma unroll
+  for (int j = 0; j < V; ++j) codes[j] = fp8_code<Q>(widen(v[j]) * s);
+  store_pack(out + i, codes);
+}
+
+constexpr int kTile = 64, kTileWords = kTile / 4;
+
+// A tile of 64 x 64: reads x once, writes rows and columns four codes at a time where they are
+// whole.
+template <class Q, class T>
+__global__ void __launch_bounds__(kThreads)
+    quantize_transposed_kernel(Groups groups, std::int64_t cols, bool one, bool whole, const T* x,
+                               const float* scale, std::uint8_t* out, std::uint8_t* transposed) {
+  WEFT_SHARED(tile, std::uint8_t[kTile][kTile + 4]);
+  const int e = static_cast<int>(blockIdx.y);
+  const std::int64_t first = groups.first_row[e], rows = groups.first_row[e + 1] - first;
+  const std::int64_t across = (cols + kTile - 1) / kTile;
+  const std::int64_t top = blockIdx.x / across * kTile, left = blockIdx.x % across * kTile;
+  if (top >= rows) return;
+  const float s = scale[one ? 0 : groups.first + e];
+  const int word = static_cast<int>(threadIdx.x) % kTileWords * 4;
+  for (int r = static_cast<int>(threadIdx.x) / kTileWords; r < kTile; r += kThreads / kTileWords) {
+    const std::int64_t row = top + r, col = left + word;
+    Pack<std::uint8_t, 4> codes{};
+    if (row < rows && col < cols) {
+      const std::int64_t at = (first + row) * cols + col;
+      if (whole) {
+        const auto v = load_pack<T, 4>(x + at);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) codes[j] = fp8_code<Q>(widen(v[j]) * s);
+        if (out) store_pack(out + at, codes);
+      } else {
+        for (int j = 0; j < 4 && col + j < cols; ++j) {
+          codes[j] = fp8_code<Q>(widen(x[at + j]) * s);
+          if (out) out[at + j] = codes[j];
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) tile[r][word + j] = codes[j];
+  }
+  __syncthreads();
+  for (int c = static_cast<int>(threadIdx.x) / kTileWords; c < kTile; c += kThreads / kTileWords) {
+    const std::int64_t col = left + c, row = top + word;
+    if (col >= cols || row >= rows) continue;
+    std::uint8_t* const to = transposed + first * cols + col * rows + row;
+    Pack<std::uint8_t, 4> codes;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) codes[j] = tile[word + j][c];
+    if (whole && rows % 4 == 0)
+      store_pack(to, codes);
+    else
+      for (int j = 0; j < 4 && row + j < rows; ++j) to[j] = codes[j];
+  }
+}
+
+// One block of threads for each block of numbers.
+template <class Q, class T>
+__global__ void __launch_bounds__(kThreads)
+    quantize_tiles_kernel(Groups groups, std::int64_t cols, Fp8Tile tile, std::int64_t across,
+                          Fp8Scaling how, float largest, const T* x, std::uint8_t* out,
+                          float* inverse) {
+  WEFT_SHARED(shared, int[kThreads / kWarp]);
+  const int e = static_cast<int>(blockIdx.y);
+  const std::int64_t first = groups.first_row[e], rows = groups.first_row[e + 1] - first;
+  const std::int64_t top = blockIdx.x / across * tile.rows,
+                     left = blockIdx.x % across * tile.columns;
+  if (top >= rows) return;
+  std::int64_t before = 0;  // blocks of the groups before
+  for (int i = 0; i < e; ++i)
+    before += (groups.first_row[i + 1] - groups.first_row[i] + tile.rows - 1) / tile.rows;
+  const std::int64_t high = rows - top < tile.rows ? rows - top : tile.rows;
+  const std::int64_t wide = cols - left < tile.columns ? cols - left : tile.columns;
+  const std::int64_t corner = (first + top) * cols + left;
+  const auto each = [&](auto f) {
+    for (std::int64_t i = threadIdx.x; i < high * wide; i += kThreads)
+      f(corner + i / wide * cols + i % wide);
+  };
+  int most = 0;
+  each([&](std::int64_t at) {
+    const int m = magnitude(widen(x[at]));
+    most = m > most ? m : most;
+  });
+  most = block_reduce<kThreads>(most, shared, 0, Max{});
+  const float scale = fp8_scale_of(fp8_bits<float>(most), largest, how);
+  each([&](std::int64_t at) { out[at] = fp8_code<Q>(widen(x[at]) * scale); });
+  if (threadIdx.x == 0) inverse[before * across + blockIdx.x] = 1.0f / scale;
+}
+
+template <class Q, class T>
+__global__ void __launch_bounds__(kThreads)
+    dequantize_kernel(Groups groups, std::int64_t cols, Fp8Tile tile, bool one, const Q* q,
+                      const float* inverse, T* out) {
+  const int e = static_cast<int>(blockIdx.y);
+  const std::int64_t first = groups.first_row[e];
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= (groups.first_row[e + 1] - first) * cols) return;
+  std::int64_t at = one ? 0 : groups.first + e;
+  if (tile.rows > 0) {
+    std::int64_t before = 0;
+    for (int j = 0; j < e; ++j)
+      before += (groups.first_row[j + 1] - groups.first_row[j] + tile.rows - 1) / tile.rows;
+    const std::int64_t across = (cols + tile.columns - 1) / tile.columns;
+    at = (before + i / cols / tile.rows) * across + i % cols / tile.columns;
+  }
+  out[first * cols + i] = narrow<T>(static_cast<float>(q[first * cols + i]) * inverse[at]);
+}
+
+// One block of threads for each operand.
+__global__ void __launch_bounds__(kThreads)
+    fp8_roll_kernel(std::int64_t rows, Fp8Limits limits, Fp8Scaling how, float* history,
+                    float* scale) {
+  WEFT_SHARED(shared, int[kThreads / kWarp]);
+  const int slot = static_cast<int>(blockIdx.x);
+  const auto at = [=](std::int64_t row) { return history + 3 * row + slot; };
+  int most = 0;
+  for (std::int64_t r = threadIdx.x; r < rows; r += kThreads) {
+    const int m = magnitude(*at(r));
+    most = m > most ? m : most;
+  }
+  most = block_reduce<kThreads>(most, shared, 0, Max{});
+  if (threadIdx.x == 0 && most > 0 && most < 0x7f800000)
+    scale[slot] =
+        fp8_scale_of(fp8_bits<float>(most), slot == 2 ? limits.gradient : limits.forward, how);
+  // From the end, so that no row is overwritten before it is read.
+  for (std::int64_t last = rows - 1; last > 0; last -= kThreads) {
+    const std::int64_t r = last - threadIdx.x;
+    const float above = r > 0 ? *at(r - 1) : 0;
+    __syncthreads();
+    if (r > 0) *at(r) = above;
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) *at(0) = 0;
+}
+
+__global__ void fp8_take_kernel(const float* stored, float* scale, float* inverse) {
+  const float s = *stored == 0 ? 1.0f : *stored;
+  *scale = s;
+  *inverse = 1.0f / s;
+}
+
+template <class T>
+bool four_at_once(const T* p, std::int64_t cols, std::int64_t n) {
+  return cols % n == 0 && reinterpret_cast<std::uintptr_t>(p) %
+                                  (static_cast<std::size_t>(n) * sizeof(T)) == 0;
+}
+
+template <class F>
+void dispatch_code(DType t, F f) {
+  t == DType::e5m2 ? f.template operator()<e5m2>() : f.template operator()<e4m3>();
+}
+
+std::uint8_t* codes_of(const Tensor& t) {
+  return t.defined() ? static_cast<std::uint8_t*>(t.raw()) : nullptr;
+}
+
+}  // namespace
+
+void fp8_amax(const Tensor& x, const RowGroups& all, bool keep, const Tensor& amax) {
+  constexpr std::int64_t kBlocks = 264;  // two for each of 132 multiprocessors
+  if (!keep)
+    launch(fp8_zero_kernel, grid_of(blocks_for(amax.numel(), kThreads)), kThreads, 0,
+           amax.data<float>(), amax.numel());
+  const std::int64_t cols = x.dim(1);
+  const bool one = amax.numel() == 1;
+  int* const out = reinterpret_cast<int*>(amax.data<float>());
+  dispatch_input(x, [&]<class T>() {
+    constexpr int V = 16 / static_cast<int>(sizeof(T));
+    const T* const px = x.data<T>();
+    each_part(all, [&](const Groups& g, std::int64_t rows) {
+      const auto grid = [&](int v) {
+        const std::int64_t blocks = blocks_for(rows * cols, std::int64_t{kThreads} * v);
+        return grid_of(std::min(blocks, kBlocks), g.count);
+      };
+      if (four_at_once(px, cols, V))
+        launch(fp8_amax_kernel<T, V>, grid(V), kThreads, 0, g, cols, one, px, out);
+      else
+        launch(fp8_amax_kernel<T, 1>, grid(1), kThreads, 0, g, cols, one, px, out);
+    });
+  });
+}
+
+void fp8_scale(const Tensor& amax, float largest, const Fp8Scaling& how, const Tensor& scale,
+               const Tensor& inverse) {
+  launch(fp8_scale_kernel, grid_of(blocks_for(amax.numel(), kThreads)), kThreads, 0, amax.numel(),
+         amax.data<float>(), largest, how, scale.data<float>(), inverse.data<float>());
+}
+
+void quantize(const Tensor& x, const RowGroups& all, const Tensor& scale, const Tensor& out,
+              const Tensor& transposed) {
+  const std::int64_t cols = x.dim(1);
+  const bool one = scale.numel() == 1;
+  const float* const s = scale.data<float>();
+  std::uint8_t *const rows_out = codes_of(out), *const columns_out = codes_of(transposed);
+  dispatch_code((out.defined() ? out : transposed).dtype(), [&]<class Q>() {
+    dispatch_input(x, [&]<class T>() {
+      const T* const px = x.data<T>();
+      each_part(all, [&](const Groups& g, std::int64_t rows) {
+        if (columns_out) {
+          const bool whole = four_at_once(px, cols, 4) && four_at_once(rows_out, cols, 4) &&
+                             four_at_once(columns_out, 4, 4);
+          launch(quantize_transposed_kernel<Q, T>,
+                 grid_of(blocks_for(rows, kTile) * blocks_for(cols, kTile), g.count), kThreads, 0,
+                 g, cols, one, whole, px, s, rows_out, columns_out);
+          return;
+        }
+        constexpr int V = 16 / static_cast<int>(sizeof(T));
+        const auto grid = [&](int v) {
+          return grid_of(blocks_for(rows * cols, std::int64_t{kThreads} * v), g.count);
+        };
+        if (four_at_once(px, cols, V) && four_at_once(rows_out, cols, V))
+          launch(quantize_kernel<Q, T, V>, grid(V), kThreads, 0, g, cols, one, px, s, rows_out);
+        else
+          launch(quantize_kernel<Q, T, 1>, grid(1), kThreads, 0, g, cols, one, px, s, rows_out);
+      });
+    });
+  });
+}
+
+void quantize_tiles(const Tensor& x, const RowGroups& all, const Fp8Tile& tile,
+                    const Fp8Scaling& how, const Tensor& out, const Tensor& inverse) {
+  const std::int64_t cols = x.dim(1), across = blocks_for(cols, tile.columns);
+  float* inv = inverse.data<float>();
+  dispatch_code(out.dtype(), [&]<class Q>() {
+    dispatch_input(x, [&]<class T>() {
+      each_part(all, [&](const Groups& g, std::int64_t rows) {
+        launch(quantize_tiles_kernel<Q, T>, grid_of(blocks_for(rows, tile.rows) * across, g.count),
+               kThreads, 0, g, cols, tile, across, how, fp8_largest(out.dtype()), x.data<T>(),
+               codes_of(out), inv);
+        for (int i = 0; i < g.count; ++i)
+          inv += blocks_for(g.first_row[i + 1] - g.first_row[i], tile.rows) * across;
+      });
+    });
+  });
+}
+
+void dequantize(const Tensor& q, const RowGroups& all, const Fp8Tile& tile, const Tensor& inverse,
+                const Tensor& out) {
+  const std::int64_t cols = q.dim(1);
+  const float* inv = inverse.data<float>();
+  const bool tiled = tile.rows > 0, one = inverse.numel() == 1;
+  dispatch_code(q.dtype(), [&]<class Q>() {
+    dispatch_input(out, [&]<class T>() {
+      each_part(all, [&](const Groups& g, std::int64_t rows) {
+        launch(dequantize_kernel<Q, T>, grid_of(blocks_for(rows * cols, kThreads), g.count),
+               kThreads, 0, g, cols, tile, one, q.data<Q>(), inv, out.data<T>());
+        for (int i = 0; tiled && i < g.count; ++i)
+          inv += blocks_for(g.first_row[i + 1] - g.first_row[i], tile.rows) *
+                 blocks_for(cols, tile.columns);
+      });
+    });
+  });
+}
+
+void fp8_roll(const Fp8Delayed& state, const Fp8Limits& limits, const Fp8Scaling& how) {
+  launch(fp8_roll_kernel, 3, kThreads, 0, state.history.dim(0), limits, how,
+         state.history.data<float>(), state.scale.data<float>());
+}
+
+void fp8_take(const Fp8Delayed& state, std::int64_t slot, const Tensor& scale,
+              const Tensor& inverse) {
+  launch(fp8_take_kernel, 1, 1, 0, state.scale.data<float>() + slot, scale.data<float>(),
+         inverse.data<float>());
+}
+
+}  // namespace weft::cuda
