@@ -81,7 +81,8 @@ endfunction()
 if(WEFT_HAVE_CUDA)
   weft_find(files cuda/*.cpp)
   # Their products and sums are rounded separately, as on the CPU.
-  set_source_files_properties(cuda/optimizer.cu cuda/random.cu PROPERTIES COMPILE_OPTIONS -fmad=false)
+  set_source_files_properties(cuda/adam_narrow.cu cuda/optimizer.cu cuda/random.cu
+                              PROPERTIES COMPILE_OPTIONS -fmad=false)
   # Named in the Error of a card for which there is no code.
   if(weft_cuda_code)
     string(REPLACE ";" "," code "${WEFT_CUDA_CODE}")

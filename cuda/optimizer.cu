@@ -2,63 +2,14 @@
 // and sum is rounded separately, as on the CPU, so that both give the same bits.
 #include <algorithm>
 
-#include "weft/core/kernels/optimizer.h"
-#include "weft/cuda/reduce.h"
-#include "weft/cuda/slots.h"
+#include "weft/cuda/adam.h"
 
 namespace weft::cuda {
 namespace {
 
-using AdamTable = const PlacedSlot<AdamSlot>*;
-
-__device__ inline double scale_of(const double* grad_scale) { return grad_scale ? *grad_scale : 1; }
-__device__ inline bool is_finite(double x) { return x - x == 0; }
-
 __host__ __device__ inline bool has_f16(const AdamSlot& s) {
   return s.m_dtype == DType::f16 || s.v_dtype == DType::f16;
 }
-
-// Whether this step skips the slot.
-__device__ inline bool untouched(const ParamSlot& s, double grad_scale) {
-  return !is_finite(grad_scale) || (s.reached && *s.reached == 0);
-}
-
-template <class C>
-struct Moments {
-  Pack<C, 4> p, m, v;
-};
-
-// The step with its numbers read from device memory, if they are stored there.
-template <class Step>
-__device__ inline Step with_device_numbers(Step step) {
-  if (step.on_device) step.now = *step.on_device;
-  return step;
-}
-
-// The updated values of four elements.
-template <class C>
-__device__ inline Moments<C> adam(const AdamSlot& s, const AdamStep& step, const Four& f, C scale,
-                                  C m_scale, C v_scale, bool split) {
-  Moments<C> r{read_param<C>(s, f, split), read_four<C>(s.m, s.m_dtype, f, m_scale),
-               read_four<C>(s.v, s.v_dtype, f, v_scale)};
-  const auto grad = read_four<C>(s.grad, s.grad_dtype, f);
-  const C beta1 = static_cast<C>(step.beta1), beta2 = static_cast<C>(step.beta2);
-  const C lr = static_cast<C>(step.now.lr * s.lr_scale), decay = static_cast<C>(s.weight_decay);
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    C g = grad[j] * scale;
-    if (!step.decoupled) g += decay * r.p[j];
-    r.m[j] = beta1 * r.m[j] + (C(1) - beta1) * g;
-    r.v[j] = beta2 * r.v[j] + (C(1) - beta2) * g * g;
-    C u = (r.m[j] / static_cast<C>(step.now.bias_correction1)) /
-          (sqrt_of(r.v[j] / static_cast<C>(step.now.bias_correction2)) + static_cast<C>(step.eps));
-    if (step.decoupled) u += decay * r.p[j];
-    r.p[j] -= lr * u;
-  }
-  return r;
-}
-
-__device__ inline float stored_scale(const float* scale) { return scale ? *scale : 1.0f; }
 
 // Blocks of an update that a multiprocessor must hold: for more of them, ptxas spills registers.
 constexpr int kUpdateBlocks = 3;
@@ -79,13 +30,14 @@ __global__ void __launch_bounds__(kSlotThreads, kUpdateBlocks)
   if ((s.remainder != nullptr) != Split) return;
   C m_old = 1, v_old = 1, m_new = 1, v_new = 1;
   if (has_f16(s)) {
-    m_old = stored_scale(s.m_scale);
-    v_old = stored_scale(s.v_scale);
+    m_old = stored_scale(s.m_dtype, s.m_scale);
+    v_old = stored_scale(s.v_dtype, s.v_scale);
     m_new = scales[2 * placed.first_chunk];
     v_new = scales[2 * placed.first_chunk + 1];
   }
   each_four(placed, blockIdx.x, [&](const Four& f) {
-    const auto r = adam<C>(s, step, f, static_cast<C>(scale), m_old, v_old, Split);
+    auto r = read_moments<C>(s, f, m_old, v_old, Split);
+    adam(r, s, step, f, static_cast<C>(scale));
     write_param(s, f, r.p, Split);
     write_four(s.m, s.m_dtype, f, r.m, m_new);
     write_four(s.v, s.v_dtype, f, r.v, v_new);
@@ -103,8 +55,10 @@ __global__ void __launch_bounds__(kSlotThreads)
   if (!has_f16(s) || untouched(s, scale)) return;
   float m = 0, v = 0;
   each_four(placed, blockIdx.x, [&](const Four& f) {
-    const auto r = adam<float>(s, step, f, static_cast<float>(scale), stored_scale(s.m_scale),
-                               stored_scale(s.v_scale), s.remainder != nullptr);
+    Moments<float> r{read_param<float>(s, f, s.remainder != nullptr),
+                     read_state(s.m, s.m_dtype, s.m_scale, f),
+                     read_state(s.v, s.v_dtype, s.v_scale, f)};
+    adam(r, s, step, f, static_cast<float>(scale));
     for (int j = 0; j < f.valid; ++j) {  // ignores NaN, as on the CPU
       if (fabsf(r.m[j]) > m) m = fabsf(r.m[j]);
       if (fabsf(r.v[j]) > v) v = fabsf(r.v[j]);
@@ -150,8 +104,9 @@ __global__ void __launch_bounds__(kSlotThreads)
   if (i >= count) return;
   const AdamSlot& s = slots[i].slot;
   if (!has_f16(s) || s.n == 0 || untouched(s, scale_of(step.grad_scale))) return;
-  if (s.m_scale) *s.m_scale = scales[2 * slots[i].first_chunk];
-  if (s.v_scale) *s.v_scale = scales[2 * slots[i].first_chunk + 1];
+  if (s.m_dtype == DType::f16) *static_cast<float*>(s.m_scale) = scales[2 * slots[i].first_chunk];
+  if (s.v_dtype == DType::f16)
+    *static_cast<float*>(s.v_scale) = scales[2 * slots[i].first_chunk + 1];
 }
 
 template <class C>
@@ -181,6 +136,8 @@ __global__ void __launch_bounds__(kSlotThreads, kUpdateBlocks)
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j) p[j] -= lr * g[j];
+    if constexpr (std::is_same_v<C, float>)
+      if (rounds_param(s)) return write_rounded_param(s, f, p, step.seed, step.now.step);
     write_param(s, f, p, s.remainder != nullptr);
   });
 }
@@ -192,6 +149,9 @@ bool params_four_at_once(const ParamSlot& s) {
 
 bool is_wide(const ParamSlot& s) { return s.param_dtype == DType::f64; }
 bool is_split(const ParamSlot& s) { return s.remainder != nullptr; }
+bool is_narrow(const AdamSlot& s) {
+  return s.stochastic || s.m_dtype == DType::e4m3 || s.v_dtype == DType::e4m3;
+}
 
 }  // namespace
 
@@ -211,9 +171,13 @@ void adam_step(const Tensor& scratch, const AdamSlot* slots, std::int64_t count,
     launch(optimizer_scales_kernel, grid_of(count), kSlotThreads, 0, table.slots, step, scales);
   }
   if (std::any_of(slots, slots + count, is_wide)) launch_adam(optimizer_adam_kernel<double, false>);
-  if (std::any_of(slots, slots + count, is_split)) launch_adam(optimizer_adam_kernel<float, true>);
-  if (std::any_of(slots, slots + count,
-                  [](const AdamSlot& s) { return !is_wide(s) && !is_split(s); }))
+  // All slots but the f64 ones have the same states and rounding.
+  const bool narrow = std::any_of(slots, slots + count, is_narrow);
+  if (narrow) launch_adam_narrow(table, step, scales);
+  if (!narrow && std::any_of(slots, slots + count, is_split))
+    launch_adam(optimizer_adam_kernel<float, true>);
+  if (!narrow && std::any_of(slots, slots + count,
+                             [](const AdamSlot& s) { return !is_wide(s) && !is_split(s); }))
     launch_adam(optimizer_adam_kernel<float, false>);
   if (f16_states)
     launch(optimizer_store_scales_kernel, grid_of(blocks_for(count, kSlotThreads)), kSlotThreads, 0,

@@ -70,7 +70,7 @@ std::vector<BucketLayout> plan_buckets(const NamedTensors& parameters, const Lay
   std::vector<std::int64_t> typical;  // sizes of the open buckets, counted in typical shards
   const auto close = [&](std::size_t i) {
     BucketLayout& b = open[i];
-    b.size = round_up(b.size, std::lcm(std::int64_t{ranks_of(b, options)}, kEnd128));
+    b.size = round_up(b.size, std::lcm(options.slice_multiple * ranks_of(b, options), kEnd128));
     done.push_back(std::move(b));
     open.erase(open.begin() + static_cast<std::ptrdiff_t>(i));
     typical.erase(typical.begin() + static_cast<std::ptrdiff_t>(i));

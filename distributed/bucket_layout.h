@@ -26,6 +26,7 @@ struct BucketOptions {
   DType grad_dtype = DType::f32;  ///< or bf16; gradients of f64 parameters are f64
   int dense_ranks = 1, expert_ranks = 1;  ///< ranks that gradients of each kind are summed over
   int dense_parts = 1, expert_parts = 1;  ///< shards of a parameter of each kind
+  std::int64_t slice_multiple = 1;        ///< a rank's slice is a multiple of this; a power of two
 };
 
 /// Default number of elements that close a gradient bucket. `total` is the number of elements of

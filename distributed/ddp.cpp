@@ -37,6 +37,7 @@ Ddp::Ddp(nn::Module& model, const DeviceMesh& mesh, const Layout& layout, const 
   own_sums_ = Tensor::zeros(sums, DType::f64, sums_.device());
   BucketOptions buckets;
   buckets.bucket_size = options.bucket_size;
+  buckets.slice_multiple = options.slice_multiple;
   buckets.grad_dtype = options.grad_dtype;
   buckets.dense_ranks = mesh.dp_cp().size();
   buckets.expert_ranks = mesh.edp().size();

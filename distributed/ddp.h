@@ -17,8 +17,11 @@ struct DdpOptions {
   DType grad_dtype = DType::f32;  ///< gradient dtype, f32 or bf16; f64 for f64 parameters
   bool overlap = true;            ///< false: finish() sends all buckets, with the same bits
   bool shard = false;             ///< for a ShardedOptimizer: reduce-scatter instead of all-reduce
-  bool check_finite = false;      ///< throw if a gradient is not finite, naming the parameter
-  bool count_zeros = false;       ///< see zeros()
+  /// A rank's slice of a bucket is a multiple of this power of two, up to 64. With kScaleBlock,
+  /// e4m3 states have the same blocks as without `shard`.
+  std::int64_t slice_multiple = 1;
+  bool check_finite = false;  ///< throw if a gradient is not finite, naming the parameter
+  bool count_zeros = false;   ///< see zeros()
 };
 
 /// Sums the gradients of a model over data-parallel ranks while backward runs.

@@ -8,17 +8,29 @@
 #include "weft/core/allocator.h"
 #include "weft/core/error.h"
 #include "weft/distributed/model_slices.h"
+#include "weft/distributed/shard_place.h"
 #include "weft/distributed/sharded_optimizer.h"
 
 namespace weft::distributed {
 namespace {
 
+// How a parameter is cut; null: this rank holds the whole.
+const nn::ShardSpec* cut_of(const Ddp& ddp, std::size_t parameter) {
+  const auto found = ddp.layout().find(ddp.parameters()[parameter].name);
+  return found != ddp.layout().end() && !found->second.spec.cuts.empty() ? &found->second.spec
+                                                                         : nullptr;
+}
+
+std::optional<ShardPlace> shard_of(const Ddp& ddp, std::size_t parameter) {
+  const nn::ShardSpec* const cut = cut_of(ddp, parameter);
+  return cut ? std::optional(place_of(*cut, ddp.parameters()[parameter].name)) : std::nullopt;
+}
+
 // Elements [begin, end) of this rank's shard of a parameter.
 ShardSlice slice_of(const Ddp& ddp, std::size_t parameter, std::int64_t begin, std::int64_t end) {
-  const NamedTensor& p = ddp.parameters()[parameter];
-  const auto found = ddp.layout().find(p.name);
-  const bool cut = found != ddp.layout().end() && !found->second.spec.cuts.empty();
-  ShardSlice slice = cut ? ShardSlice::of(found->second.spec) : ShardSlice::of(p.tensor.shape());
+  const nn::ShardSpec* const cut = cut_of(ddp, parameter);
+  ShardSlice slice =
+      cut ? ShardSlice::of(*cut) : ShardSlice::of(ddp.parameters()[parameter].tensor.shape());
   slice.begin = begin;
   slice.end = end;
   return slice;
@@ -122,7 +134,13 @@ void RangeOptimizer::make(const optim::AnyOptions& options) {
             o.settings ? *o.settings
                        : optim::assign_groups(ddp_->parameters(), o.groups, o.weight_decay);
         o.settings.emplace();
-        for (const Range& r : ranges_) o.settings->push_back(all.at(r.parameter));
+        for (const Range& r : ranges_) {
+          optim::ParamSettings s = all.at(r.parameter);
+          s.first = r.begin;
+          if constexpr (requires { o.rounding; })
+            if (o.rounding == optim::Rounding::stochastic) s.shard = shard_of(*ddp_, r.parameter);
+          o.settings->push_back(s);
+        }
       },
       own);
   inner_ = optim::make(std::move(values_), own);
@@ -188,7 +206,9 @@ std::unique_ptr<ParallelOptimizer> make_optimizer(nn::Module& model, const Devic
                                                   const optim::AnyOptions& options,
                                                   const DdpOptions& ddp) {
   if (mesh.world().size() == 1) return std::make_unique<LocalOptimizer>(model, options);
-  auto owned = std::make_unique<Ddp>(model, mesh, layout, ddp);
+  DdpOptions own = ddp;
+  if (optim::has_scale_blocks(options)) own.slice_multiple = kScaleBlock;
+  auto owned = std::make_unique<Ddp>(model, mesh, layout, own);
   std::unique_ptr<ParallelOptimizer> optimizer = make_optimizer(*owned, options);
   optimizer->owned_ddp_ = std::move(owned);
   return optimizer;

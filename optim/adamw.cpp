@@ -10,8 +10,8 @@ namespace weft::optim {
 namespace {
 
 void check_state_dtype(const char* which, DType t) {
-  check(t == DType::f32 || t == DType::bf16 || t == DType::f16,
-        "adamw: {} must be f32, bf16 or f16, got {}", which, t);
+  check(t == DType::f32 || t == DType::bf16 || t == DType::f16 || t == DType::e4m3,
+        "adamw: {} must be f32, bf16, f16 or e4m3, got {}", which, t);
 }
 
 // 1 - beta^t with beta as the kernel uses it, rounded to f32 unless parameters are f64, so that the
@@ -36,21 +36,27 @@ AdamW::AdamW(NamedTensors parameters, const AdamWOptions& options)
   check(o.weight_decay >= 0, "adamw: weight_decay must be at least 0, got {}", o.weight_decay);
   check_state_dtype("m_dtype", o.m_dtype);
   check_state_dtype("v_dtype", o.v_dtype);
-  if (o.v_dtype == DType::bf16 && o.beta2 > 0.99)
+  if (o.rounding == Rounding::nearest && o.v_dtype == DType::bf16 && o.beta2 > 0.99)
     log_line(
         message("adamw: bf16 v cannot decay with beta2 {}: its steps are below bf16 precision, so "
-                "it sticks "
-                "too high; use beta2 <= 0.99 or v_dtype f32",
+                "it sticks too high; use stochastic rounding, beta2 <= 0.99 or v_dtype f32",
                 o.beta2));
+  if (o.rounding == Rounding::nearest && o.v_dtype == DType::e4m3)
+    log_line(
+        "adamw: e4m3 v cannot follow g^2 with nearest rounding: its steps are below e4m3 "
+        "precision; use stochastic rounding or v_dtype f32");
+  set_rounding(o.rounding);
   m_ = add_state("m", o.m_dtype);
   v_ = add_state("v", o.v_dtype);
+  states_[v_].keeps_above_zero = true;
   add_masters(o.master_weights);
   slots_.reserve(parameters_.size());
 }
 
 StepNumbers AdamW::numbers(bool wide) const {
   const auto t = static_cast<double>(steps_);
-  return {lr_, bias_correction(options_.beta1, t, wide), bias_correction(options_.beta2, t, wide)};
+  return {lr_, bias_correction(options_.beta1, t, wide), bias_correction(options_.beta2, t, wide),
+          static_cast<std::uint64_t>(steps_)};
 }
 
 void AdamW::update(const double* grad_scale, std::size_t begin, std::size_t end) {
@@ -77,8 +83,8 @@ void AdamW::update_all(bool wide, const double* grad_scale, std::size_t begin, s
     slot.v = v.tensors[i].raw();
     slot.m_dtype = m.tensors[i].dtype();
     slot.v_dtype = v.tensors[i].dtype();
-    if (m.scales[i].defined()) slot.m_scale = m.scales[i].data<float>();
-    if (v.scales[i].defined()) slot.v_scale = v.scales[i].data<float>();
+    if (m.scales[i].defined()) slot.m_scale = m.scales[i].raw();
+    if (v.scales[i].defined()) slot.v_scale = v.scales[i].raw();
     slots_.push_back(slot);
   }
   if (chunks == 0) return;
@@ -86,6 +92,7 @@ void AdamW::update_all(bool wide, const double* grad_scale, std::size_t begin, s
   step.beta1 = options_.beta1;
   step.beta2 = options_.beta2;
   step.eps = options_.eps;
+  step.seed = options_.seed;
   step.now = numbers(wide);
   step.on_device = numbers_on_device([this, wide] { return numbers(wide); });
   step.decoupled = options_.decoupled;

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "weft/core/kernels/rounding.h"
 #include "weft/core/named_tensor.h"
 
 namespace weft::optim {
@@ -19,6 +20,10 @@ struct GroupRule {
 struct ParamSettings {
   double lr_scale = 1;
   double weight_decay = 0;
+  /// For stochastic rounding, if the tensor is a part of a shard of a larger parameter: where the
+  /// shard is in it (unset: the shard is the whole), and the tensor's first element in the shard.
+  std::optional<ShardPlace> shard = {};
+  std::int64_t first = 0;
 };
 
 /// The settings of each parameter. Without a matching rule, `weight_decay` applies to tensors with

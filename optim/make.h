@@ -20,6 +20,8 @@ struct CommonOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   DType m_dtype = DType::f32, v_dtype = DType::f32;
   MasterWeights master_weights = MasterWeights::f32;
+  Rounding rounding = Rounding::nearest;
+  std::uint64_t seed = 0;
 };
 
 inline AnyOptions options_of(Kind kind, const CommonOptions& o) {
@@ -28,7 +30,9 @@ inline AnyOptions options_of(Kind kind, const CommonOptions& o) {
       return SgdOptions{.lr = o.lr,
                         .momentum = o.beta1,
                         .weight_decay = o.weight_decay,
-                        .master_weights = o.master_weights};
+                        .master_weights = o.master_weights,
+                        .rounding = o.rounding,
+                        .seed = o.seed};
     case Kind::adamw:
       break;
   }
@@ -39,7 +43,15 @@ inline AnyOptions options_of(Kind kind, const CommonOptions& o) {
                       .weight_decay = o.weight_decay,
                       .m_dtype = o.m_dtype,
                       .v_dtype = o.v_dtype,
+                      .rounding = o.rounding,
+                      .seed = o.seed,
                       .master_weights = o.master_weights};
+}
+
+/// Whether a state has one scale for each kScaleBlock elements.
+inline bool has_scale_blocks(const AnyOptions& options) {
+  const auto* const adam = std::get_if<AdamWOptions>(&options);
+  return adam && (adam->m_dtype == DType::e4m3 || adam->v_dtype == DType::e4m3);
 }
 
 inline std::unique_ptr<Optimizer> make(NamedTensors parameters, const AdamWOptions& options) {

@@ -1,6 +1,7 @@
 #include "weft/optim/optimizer.h"
 
 #include <cmath>
+#include <cstring>
 #include <set>
 
 #include "weft/core/allocator.h"
@@ -8,6 +9,7 @@
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
 #include "weft/core/kernels/remainder.h"
+#include "weft/core/random.h"
 
 namespace weft::optim {
 
@@ -40,13 +42,16 @@ void Optimizer::set_lr(double lr) {
 
 std::size_t Optimizer::add_state(const char* name, DType dtype) {
   const CategoryScope category(Category::optimizer);
-  State state{name, {}, {}};
+  State state{name, {}, {}, false};
   for (const NamedTensor& p : parameters_) {
     const Tensor& t = p.tensor;
     const DType kept = t.dtype() == DType::f64 ? DType::f64 : dtype;
     state.tensors.push_back(Tensor::zeros(t.shape(), kept, t.device()));
-    state.scales.push_back(kept == DType::f16 ? Tensor::zeros({}, DType::f32, t.device())
-                                              : Tensor());
+    Tensor scale;
+    if (kept == DType::f16) scale = Tensor::zeros({}, DType::f32, t.device());
+    if (kept == DType::e4m3)
+      scale = Tensor::zeros({scale_blocks(t.numel())}, DType::u8, t.device());
+    state.scales.push_back(scale);
   }
   states_.push_back(std::move(state));
   return states_.size() - 1;
@@ -68,6 +73,21 @@ void Optimizer::add_masters(MasterWeights form) {
       kept = t.to(DType::f32);
     }
     masters_.push_back({kept, t.version()});
+  }
+}
+
+void Optimizer::set_rounding(Rounding rounding) {
+  if (rounding == Rounding::nearest) return;
+  const CategoryScope category(Category::optimizer);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Tensor place;
+    if (const auto& shard = settings_[i].shard) {
+      constexpr auto kBytes = static_cast<std::int64_t>(sizeof(ShardPlace));
+      const Tensor bytes = Tensor::empty({kBytes}, DType::u8);
+      std::memcpy(bytes.raw(), &*shard, sizeof(ShardPlace));
+      place = bytes.to(parameters_[i].tensor.device());
+    }
+    draws_.push_back({stream_of(parameters_[i].name), place});
   }
 }
 
@@ -112,6 +132,13 @@ bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) {
   slot.n = p.numel();
   slot.param_dtype = copied ? DType::f32 : p.dtype();
   slot.grad_dtype = g.dtype();
+  slot.stochastic = !draws_.empty();
+  if (slot.stochastic) {
+    slot.stream = draws_[i].stream;
+    slot.first = settings_[i].first;
+    if (const Tensor& place = draws_[i].place; place.defined())
+      slot.place = static_cast<const ShardPlace*>(place.raw());
+  }
   slot.lr_scale = settings_[i].lr_scale;
   slot.weight_decay = settings_[i].weight_decay;
   return true;

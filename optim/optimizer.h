@@ -22,7 +22,7 @@ namespace weft::optim {
 /// The precision in which bf16 parameters are updated: a bf16 value cannot represent a step a
 /// thousand times smaller than itself.
 enum class MasterWeights : std::uint8_t {
-  /// bf16: small steps are lost.
+  /// bf16: small steps are lost, unless rounding is stochastic.
   none,
   /// An f32 copy, 4 bytes per value. The parameter holds it rounded to nearest, ties to even.
   f32,
@@ -32,7 +32,20 @@ enum class MasterWeights : std::uint8_t {
   remainder
 };
 inline constexpr Word<MasterWeights> kMasterWeightsWords[] = {
-    {"f32", MasterWeights::f32}, {"remainder", MasterWeights::remainder}};
+    {"f32", MasterWeights::f32},
+    {"remainder", MasterWeights::remainder},
+    {"none", MasterWeights::none}};
+
+/// How states in bf16 or e4m3, and bf16 parameters without master weights, are rounded. (f16 states
+/// are rounded to nearest.)
+enum class Rounding : std::uint8_t {
+  /// To nearest, ties to even. A change of less than half a step of the format is lost.
+  nearest,
+  /// Up or down with probabilities that make the expected value exact. The choice depends on the
+  /// seed, the parameter's name, the element's index in the whole parameter and the step, so it is
+  /// the same for any sharding, device and number of threads.
+  stochastic
+};
 
 struct StepResult {
   bool skipped = false;  ///< the gradient norm was not finite: parameters and state are unchanged
@@ -107,12 +120,17 @@ class Optimizer {
   struct State {
     std::string name;
     std::vector<Tensor> tensors;
-    std::vector<Tensor> scales;  ///< f16 states: one f32 factor each; null otherwise
+    /// f16 states: one f32 factor each. e4m3 states: the u8 exponents of their blocks
+    /// (core/kernels/rounding.h). Otherwise null.
+    std::vector<Tensor> scales;
+    bool keeps_above_zero = false;  ///< e4m3: a number above 0 never becomes 0
   };
   /// Adds zeros for each parameter (f64 for an f64 one); returns the index in states_.
   std::size_t add_state(const char* name, DType dtype);
   /// Adds a master weight for every bf16 parameter; the optimizer updates these.
   void add_masters(MasterWeights form);
+  /// Sets how fill_slot() tells kernels to round.
+  void set_rounding(Rounding rounding);
   /// Fills the kernel arguments of parameter i and its gradient. Returns false without a gradient.
   /// On the meta device the pointers stay null.
   bool fill_slot(std::size_t i, ParamSlot& slot);
@@ -149,6 +167,12 @@ class Optimizer {
   /// Throws Error when the parameter has moved, or has another dtype.
   void check_master(std::size_t i) const;
   MasterWeights master_form_ = MasterWeights::none;
+  /// If rounding is stochastic, of each parameter.
+  struct Draws {
+    std::uint64_t stream;
+    Tensor place;  ///< a ShardPlace on the device; null: the parameter is not a shard
+  };
+  std::vector<Draws> draws_;
   std::vector<Master> masters_;
   std::vector<std::size_t> with_gradient_;
 };

@@ -12,9 +12,44 @@
 namespace weft::optim {
 namespace {
 
+Tensor from_blocks(const Tensor& stored, const Tensor& exponents) {
+  const Tensor out = Tensor::empty(stored.shape(), DType::f32);
+  const e4m3* const x = stored.data<e4m3>();
+  const std::uint8_t* const e = exponents.data<std::uint8_t>();
+  float* const y = out.data<float>();
+  for (std::int64_t i = 0; i < out.numel(); ++i)
+    y[i] = static_cast<float>(x[i]) * block_scale(e[i / kScaleBlock]);
+  return out;
+}
+
+// Exported numbers come back unchanged, though a block's exponent may be smaller than it was.
+void store_blocks(const Tensor& values, const Tensor& stored, const Tensor& exponents,
+                  const E4m3Rounding& how) {
+  const Tensor from = values.to(DType::f32).to(kCpu).contiguous();
+  const Tensor codes = Tensor::empty(stored.shape(), DType::e4m3);
+  const Tensor scales = Tensor::empty(exponents.shape(), DType::u8);
+  const float* const x = from.data<float>();
+  e4m3* const y = codes.data<e4m3>();
+  for (std::int64_t b = 0; b < scales.numel(); ++b) {
+    const std::int64_t begin = b * kScaleBlock, end = std::min(begin + kScaleBlock, from.numel());
+    float largest = 0;
+    for (std::int64_t i = begin; i < end; ++i) largest = std::max(largest, std::abs(x[i]));
+    const std::uint8_t e = block_exponent(largest);
+    scales.data<std::uint8_t>()[b] = e;
+    for (std::int64_t i = begin; i < end; ++i)
+      y[i] = round_e4m3(x[i] * inverse_block_scale(e), how, 0);
+  }
+  stored.copy_(codes);
+  exponents.copy_(scales);
+}
+
 // A state in its compute dtype: f32, or f64 for an f64 parameter.
 Tensor unscaled(const Tensor& stored, const Tensor& scale, DType dtype) {
   Tensor out = Tensor::empty(stored.shape(), dtype, stored.device());
+  if (stored.dtype() == DType::e4m3) {
+    if (!out.is_meta()) out.copy_(from_blocks(stored.to(kCpu), scale.to(kCpu)));
+    return out;
+  }
   out.copy_(stored);
   if (scale.defined() && !scale.is_meta()) out.mul_(scale.item());
   return out;
@@ -31,11 +66,13 @@ double absmax(const Tensor& t) {
 }
 
 // Writes values to a state, with a new scale where it has one.
-void store(const Tensor& values, const Tensor& stored, const Tensor& scale) {
+void store(const Tensor& values, const Tensor& stored, const Tensor& scale, bool keeps_above_zero) {
   if (!scale.defined() || scale.is_meta()) {
     stored.copy_(values);
     return;
   }
+  if (stored.dtype() == DType::e4m3)
+    return store_blocks(values, stored, scale, {.keeps_above_zero = keeps_above_zero});
   const double s = static_cast<float>(absmax(values) / kLargestF16State);
   scale.fill_(s);
   Tensor shrunk = Tensor::empty(values.shape(), DType::f64, values.device());
@@ -84,7 +121,7 @@ void Optimizer::load_state_dict(const StateDict& state) {
   for (const State& s : states_)
     for (std::size_t i = 0; i < parameters_.size(); ++i)
       store(state.at(parameters_[i].name + '.' + s.name).to(s.tensors[i].device()), s.tensors[i],
-            s.scales[i]);
+            s.scales[i], s.keeps_above_zero);
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (has_master(i)) {
       const Tensor& p = parameters_[i].tensor;

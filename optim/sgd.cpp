@@ -16,6 +16,7 @@ Sgd::Sgd(NamedTensors parameters, const SgdOptions& options)
         options.weight_decay);
   check(!options.nesterov || options.momentum > 0, "sgd: nesterov needs a momentum above 0, got {}",
         options.momentum);
+  set_rounding(options.rounding);
   if (options.momentum > 0) add_state("momentum", DType::f32);
   add_masters(options.master_weights);
   slots_.reserve(parameters_.size());
@@ -31,8 +32,11 @@ void Sgd::update(const double* grad_scale, std::size_t begin, std::size_t end) {
     slots_.push_back(slot);
   }
   if (slots_.empty()) return;
-  const StepNumbers* const later = numbers_on_device([this] { return StepNumbers{lr_}; });
-  const SgdStep step{options_.momentum, options_.nesterov, {lr_}, later, grad_scale};
+  const auto numbers = [this] {
+    return StepNumbers{.lr = lr_, .step = static_cast<std::uint64_t>(steps_)};
+  };
+  const SgdStep step{options_.momentum,          options_.nesterov, numbers(),
+                     numbers_on_device(numbers), grad_scale,        options_.seed};
   const auto count = static_cast<std::int64_t>(slots_.size());
   const Tensor& any = parameters_[0].tensor;
   const CategoryScope category(Category::optimizer);

@@ -9,6 +9,8 @@ struct SgdOptions {
   bool nesterov = false;
   double weight_decay = 0;                            ///< L2: added to the gradient
   MasterWeights master_weights = MasterWeights::f32;  ///< of bf16 parameters
+  Rounding rounding = Rounding::nearest;              ///< of bf16 parameters without them
+  std::uint64_t seed = 0;                             ///< of stochastic rounding
   std::vector<GroupRule> groups = {};
   /// If set, one per parameter; replaces weight_decay and groups.
   std::optional<std::vector<ParamSettings>> settings = {};

@@ -61,8 +61,8 @@ FAULTS = [
     ("grouped_product_part_of_rows", "core/cpu/grouped_linear.cpp", "return unit == units ? p.m :",
      "return unit == units ? p.m - 1 :", "grouped_linear"),
     ("clip_never_limits", "core/cpu/optimizer.cpp", "std::min(1.0, max_norm / (norm + 1e-6))", "1.0", "clip"),
-    ("f16_state_with_old_scale", "core/cpu/optimizer.cpp", "mb.write(s.m, s.m_dtype, o, n, fresh.m);",
-     "mb.write(s.m, s.m_dtype, o, n, old.m);", "optim"),
+    ("f16_state_with_old_scale", "core/cpu/optimizer.cpp", "new_m.scale = fresh.m;",
+     "new_m.scale = old_m.scale;", "optim"),
     # Ops and the tape.
     ("square_grad_factor", "autograd/elementwise_unary.cpp", "mul(mul(g.dy(), 2), s.get())", "mul(g.dy(), s.get())",
      "elementwise_grad"),
@@ -85,7 +85,7 @@ FAULTS = [
     ("schedule_progress", "optim/schedule.cpp", "(now - from) / (end - from)", "(now - from) / end", "schedule"),
     ("bias_correction_not_rounded", "optim/adamw.cpp", "return 1 - std::pow(static_cast<double>(rounded), t);",
      "return 1 - std::pow(beta, t);", "optim"),
-    ("master_copy_not_written", "core/cpu/optimizer.cpp", "if (s.bf16_copy) k.narrow(p, at<bf16>(s.bf16_copy, offset), n);",
+    ("master_copy_not_written", "core/cpu/optimizer_block.h", "if (s.bf16_copy) k.narrow(p, at<bf16>(s.bf16_copy, offset), n);",
      "", "master_weights"),
     # Ranks.
     ("sum_leaves_a_rank_out", "distributed/sum_ranks.cpp", "for (std::size_t p = 1; p < parts.size(); ++p)",
@@ -148,7 +148,7 @@ FAULTS = [
      "emulated_token_permute"),
     ("gpu_target_read_after_write", "cuda/cross_entropy.cu", "  sync_row<Threads>();  // dlogits may be logits\n", "",
      "emulated_cross_entropy"),
-    ("gpu_adam_wrong_beta", "cuda/optimizer.cu", "r.m[j] = beta1 * r.m[j] + (C(1) - beta1) * g;",
+    ("gpu_adam_wrong_beta", "cuda/adam.h", "r.m[j] = beta1 * r.m[j] + (C(1) - beta1) * g;",
      "r.m[j] = beta1 * r.m[j] + (C(1) - beta2) * g;", "emulated_optimizer"),
     ("gpu_norm_leaves_lane_out", "cuda/grad_norm.cu", "(sum[0] + sum[1]) + (sum[2] + sum[3])",
      "(sum[0] + sum[1]) + sum[2]", "emulated_optimizer"),

@@ -18,10 +18,9 @@ void check_layout(const Options& o, Device device) {
   weft::check(p.rank == 0 || device.is_meta(), "--rank: needs --device meta, got {}", device);
   weft::check(std::max<std::int64_t>(p.dp, 1) * p.tp <= kMostRanks,
               "--dp: with --tp must be at most {} ranks, got {} x {}", kMostRanks, p.dp, p.tp);
-  weft::check(
-      !p.zero || (o.optimizer.state_dtype != DType::f16 &&
-                  o.optimizer.second_moment_dtype() != DType::f16),
-      "--zero: the scales of f16 states would be those of a slice; use --state-dtype f32 or bf16");
+  weft::check(!p.zero || (o.optimizer.state_dtype != DType::f16 &&
+                          o.optimizer.second_moment_dtype() != DType::f16),
+              "--zero: the scales of f16 states would be those of a slice; use f32, bf16 or fp8");
   weft::check(p.backend != Backend::fake || device.is_meta(),
               "--backend: fake needs --device meta, got {}", device);
   weft::check(p.backend != Backend::nccl || device.is_cuda(),
@@ -39,8 +38,10 @@ void check_layout(const Options& o, Device device) {
 void Options::check() const {
   weft::check(optimizer.min_lr <= optimizer.lr, "--min-lr: must be at most --lr {}, got {}",
               optimizer.lr, optimizer.min_lr);
-  weft::check(optimizer.master_weights == optim::MasterWeights::f32 || machine.model_dtype() == DType::bf16,
-              "--master-weights: remainder needs --dtype bf16 or fp8, got {}", machine.dtype);
+  weft::check(
+      optimizer.master_weights == optim::MasterWeights::f32 || machine.model_dtype() == DType::bf16,
+      "--master-weights: {} needs --dtype bf16 or fp8, got {}",
+      word_of(optim::kMasterWeightsWords, optimizer.master_weights), machine.dtype);
   const Device device = Device::parse(machine.device);
   if (device.is_cuda()) cuda::check_device(device);
   if (machine.is_fp8()) fp8::check_device(device);
@@ -77,13 +78,22 @@ DType OptimizerOptions::second_moment_dtype() const {
       return DType::bf16;
     case SecondMoment::f16:
       return DType::f16;
+    case SecondMoment::fp8:
+      return DType::e4m3;
     case SecondMoment::automatic:
       break;
   }
   return state_dtype == DType::bf16 ? DType::f32 : state_dtype;
 }
 
-optim::AnyOptions OptimizerOptions::any_options() const {
+bool OptimizerOptions::rounds_stochastically() const {
+  if (rounding != StateRounding::automatic) return rounding == StateRounding::stochastic;
+  const DType v = second_moment_dtype();
+  return state_dtype == DType::e4m3 || v == DType::e4m3 || (v == DType::bf16 && beta2 > 0.99) ||
+         master_weights == optim::MasterWeights::none;
+}
+
+optim::AnyOptions OptimizerOptions::any_options(std::int64_t seed) const {
   return optim::options_of(kind, {.lr = lr,
                                   .beta1 = beta1,
                                   .beta2 = beta2,
@@ -91,7 +101,10 @@ optim::AnyOptions OptimizerOptions::any_options() const {
                                   .weight_decay = weight_decay,
                                   .m_dtype = state_dtype,
                                   .v_dtype = second_moment_dtype(),
-                                  .master_weights = master_weights});
+                                  .master_weights = master_weights,
+                                  .rounding = rounds_stochastically() ? optim::Rounding::stochastic
+                                                                      : optim::Rounding::nearest,
+                                  .seed = static_cast<std::uint64_t>(seed)});
 }
 
 optim::Schedule OptimizerOptions::lr_schedule(std::int64_t steps) const {

@@ -17,15 +17,24 @@ inline constexpr std::int64_t kMostRanks = 1'000'000;
 inline constexpr double kMostCount = INT32_MAX;
 
 inline constexpr Word<DType> kStateDTypeWords[] = {
-    {"f32", DType::f32}, {"bf16", DType::bf16}, {"f16", DType::f16}};
+    {"f32", DType::f32}, {"bf16", DType::bf16}, {"f16", DType::f16}, {"fp8", DType::e4m3}};
 
 /// The dtype of AdamW's second moment. automatic: that of the first moment, but f32 if that is
 /// bf16, which rounds slow decay away.
-enum class SecondMoment : std::uint8_t { automatic, f32, bf16, f16 };
+enum class SecondMoment : std::uint8_t { automatic, f32, bf16, f16, fp8 };
 inline constexpr Word<SecondMoment> kSecondMomentWords[] = {{"auto", SecondMoment::automatic},
                                                             {"f32", SecondMoment::f32},
                                                             {"bf16", SecondMoment::bf16},
-                                                            {"f16", SecondMoment::f16}};
+                                                            {"f16", SecondMoment::f16},
+                                                            {"fp8", SecondMoment::fp8}};
+
+/// automatic: stochastic where nearest rounding would lose small steps, see
+/// OptimizerOptions::rounds_stochastically().
+enum class StateRounding : std::uint8_t { automatic, nearest, stochastic };
+inline constexpr Word<StateRounding> kStateRoundingWords[] = {
+    {"auto", StateRounding::automatic},
+    {"nearest", StateRounding::nearest},
+    {"stochastic", StateRounding::stochastic}};
 
 /// Optimizer settings and the learning rate schedule.
 struct OptimizerOptions {
@@ -37,6 +46,7 @@ struct OptimizerOptions {
   DType state_dtype = DType::f32;
   SecondMoment second_moment = SecondMoment::automatic;
   optim::MasterWeights master_weights = optim::MasterWeights::f32;
+  StateRounding rounding = StateRounding::automatic;
 
   template <class V>
   void fields(V& v) {
@@ -51,15 +61,22 @@ struct OptimizerOptions {
     v("eps", eps, "AdamW's epsilon", above(0));
     v("clip", clip, "largest gradient norm; 0: no clipping", at_least(0));
     v("optimizer", kind, optim::kKindWords, "what turns gradients into steps", any().shown_first());
-    v("state-dtype", state_dtype, kStateDTypeWords, "AdamW's moments; bf16: the first one only");
+    v("state-dtype", state_dtype, kStateDTypeWords,
+      "AdamW's moments; bf16: the first one only; fp8: e4m3 with a scale for 32 values");
     v("second-moment-dtype", second_moment, kSecondMomentWords,
       "AdamW's second moment; auto: by --state-dtype");
     v("master-weights", master_weights, optim::kMasterWeightsWords,
-      "with --dtype bf16 or fp8: f32 copies, or the same numbers in 2 bytes a weight less");
+      "with --dtype bf16 or fp8: f32 copies, the same numbers in 2 bytes a weight less, or none");
+    v("rounding", rounding, kStateRoundingWords,
+      "of moments in bf16 and fp8, and of weights without masters; auto: stochastic where small "
+      "steps would be lost");
   }
   DType second_moment_dtype() const;
-  /// The options that optim::make() takes.
-  optim::AnyOptions any_options() const;
+  /// With automatic rounding: for an fp8 moment, a bf16 second moment with beta2 above 0.99, and
+  /// bf16 weights without master weights.
+  bool rounds_stochastically() const;
+  /// The options that optim::make() takes. seed: of stochastic rounding.
+  optim::AnyOptions any_options(std::int64_t seed) const;
   optim::Schedule lr_schedule(std::int64_t steps) const;
 };
 
@@ -96,7 +113,8 @@ struct MachineOptions {
     v("dtype", dtype, kModelDTypeWords, "what the model computes in; fp8: bf16, and FP8 products",
       any().shown_first());
     v("fp8-recipe", fp8_recipe, kFp8RecipeWords,
-      "scales of FP8: from each tensor, rounded to powers of two, from the steps before, or by block",
+      "scales of FP8: from each tensor, rounded to powers of two, from the steps before, or by "
+      "block",
       any().needs(is_fp8(), "dtype fp8"));
     v("fp8-history", fp8_history, "steps that the scales of --fp8-recipe delayed come from",
       between(1, 1 << 20).needs(fp8_recipe == Fp8Recipe::delayed, "fp8-recipe delayed"));

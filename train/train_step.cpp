@@ -46,7 +46,7 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
       lr_(options.optimizer.lr_schedule(options.steps)) {
   place_model();
   optimizer_ = distributed::make_optimizer(task_.model, ranks.mesh(), layout_,
-                                           options.optimizer.any_options(),
+                                           options.optimizer.any_options(options.machine.seed),
                                            {.bucket_size = options.parallel.bucket_size,
                                             .shard = options.parallel.zero,
                                             .count_zeros = options.run.norms});

@@ -1,101 +1,15 @@
 #include "weft/core/kernels/optimizer.h"
 
-#include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
-#include "weft/core/cpu/simd.h"
-#include "weft/core/kernels/remainder.h"
-#include "weft/core/parallel.h"
+#include "weft/core/cpu/optimizer_block.h"
 
 namespace weft::cpu {
 namespace {
 
-// A part of one slot's tensor: elements [begin, begin + n), chunk number `index` over all slots.
-template <class Slot>
-struct Chunk {
-  const Slot& slot;
-  std::int64_t index, begin, n;
-};
-
-// Calls f(chunk) for every chunk of every slot, on several threads.
-template <class Slot, class F>
-void each_chunk(const Slot* slots, std::int64_t count, F f) {
-  const std::int64_t chunks = optimizer_chunks(slots, count);
-  std::int64_t elements = 0;
-  for (std::int64_t i = 0; i < count; ++i) elements += slots[i].n;
-  if (chunks == 0) return;
-  parallel_for(chunks, elements / chunks + 1, [&](std::int64_t begin, std::int64_t end) {
-    const Slot* slot = slots;
-    std::int64_t first = 0;  // chunk number of this slot's first chunk
-    for (std::int64_t i = begin; i < end; ++i) {
-      while (i >= first + optimizer_chunks(slot, 1)) first += optimizer_chunks(slot++, 1);
-      const std::int64_t at = (i - first) * kOptimizerChunk;
-      f(Chunk<Slot>{*slot, i, at, std::min(kOptimizerChunk, slot->n - at)});
-    }
-  });
-}
-
 // 1 for null. NaN or infinite: the step is skipped.
 double scale_of(const double* grad_scale) { return grad_scale ? *grad_scale : 1; }
-
-template <class T>
-T* at(void* base, std::int64_t offset) {
-  return base ? static_cast<T*>(base) + offset : nullptr;
-}
-template <class T>
-const T* at(const void* base, std::int64_t offset) {
-  return static_cast<const T*>(base) + offset;
-}
-
-constexpr std::int64_t kBlock = 1024;  // elements converted at a time; four such blocks stay in the
-                                       // L1 cache
-
-// An f32 view of a range of stored numbers: the memory itself, or a converted copy.
-class Block {
- public:
-  float* read(void* base, DType dtype, std::int64_t offset, std::int64_t n, float scale = 1) {
-    const OptimizerKernels& k = simd().optimizer;
-    if (dtype == DType::f32) return at<float>(base, offset);
-    if (dtype == DType::bf16)
-      k.widen(at<bf16>(base, offset), buffer_, n);
-    else
-      k.widen_scaled(at<f16>(base, offset), scale, buffer_, n);
-    return buffer_;
-  }
-  void write(void* base, DType dtype, std::int64_t offset, std::int64_t n, float scale = 1) const {
-    const OptimizerKernels& k = simd().optimizer;
-    if (dtype == DType::bf16)
-      k.narrow(buffer_, at<bf16>(base, offset), n);
-    else if (dtype == DType::f16)
-      k.narrow_scaled(buffer_, scale, at<f16>(base, offset), n);
-  }
-  /// The numbers that the step of a slot updates.
-  float* read_param(const ParamSlot& s, std::int64_t offset, std::int64_t n) {
-    if (!s.remainder) return read(s.param, s.param_dtype, offset, n);
-    simd().optimizer.merge(at<bf16>(s.param, offset), at<std::int16_t>(s.remainder, offset),
-                           buffer_, n);
-    return buffer_;
-  }
-  /// `p` is the result of read_param().
-  void write_param(const ParamSlot& s, const float* p, std::int64_t offset, std::int64_t n) const {
-    const OptimizerKernels& k = simd().optimizer;
-    if (s.remainder)
-      k.split(p, at<bf16>(s.param, offset), at<std::int16_t>(s.remainder, offset), n);
-    else
-      write(s.param, s.param_dtype, offset, n);
-    if (s.bf16_copy) k.narrow(p, at<bf16>(s.bf16_copy, offset), n);
-  }
-  /// For a pass that must not change memory.
-  float* copy(const float* x, std::int64_t n) {
-    if (x != buffer_) std::copy(x, x + n, buffer_);
-    return buffer_;
-  }
-
- private:
-  alignas(64) float buffer_[kBlock];
-};
 
 AdamConstants constants_of(const AdamSlot& slot, const AdamStep& s) {
   return {static_cast<float>(scale_of(s.grad_scale)),
@@ -137,8 +51,14 @@ struct Scales {
   float m = 1, v = 1;
 };
 
-Scales stored_scales(const AdamSlot& s) {
-  return {s.m_scale ? *s.m_scale : 1.0f, s.v_scale ? *s.v_scale : 1.0f};
+float f16_scale(DType dtype, const void* scale) {
+  return dtype == DType::f16 ? *static_cast<const float*>(scale) : 1.0f;
+}
+StoredState first_moment(const AdamSlot& s) {
+  return {s.m, s.m_dtype, s.m_scale, f16_scale(s.m_dtype, s.m_scale), false};
+}
+StoredState second_moment(const AdamSlot& s) {
+  return {s.v, s.v_dtype, s.v_scale, f16_scale(s.v_dtype, s.v_scale), true};
 }
 
 // Computes the largest magnitudes of a chunk's new moments without writing them.
@@ -146,15 +66,14 @@ Scales adam_absmax(const AdamChunk& c, const AdamStep& step) {
   const AdamSlot& s = c.slot;
   const OptimizerKernels& k = simd().optimizer;
   const AdamConstants constants = constants_of(s, step);
-  const Scales old = stored_scales(s);
+  const StoredState old_m = first_moment(s), old_v = second_moment(s);
   Scales most{0, 0};
   Block pb, gb, mb, vb;
   for (std::int64_t i = 0; i < c.n; i += kBlock) {
     const std::int64_t n = std::min(kBlock, c.n - i), o = c.begin + i;
     float* p = pb.copy(pb.read_param(s, o, n), n);
-    const float* g = gb.read(const_cast<void*>(s.grad), s.grad_dtype, o, n);
-    float* m = mb.copy(mb.read(s.m, s.m_dtype, o, n, old.m), n);
-    float* v = vb.copy(vb.read(s.v, s.v_dtype, o, n, old.v), n);
+    const float* g = gb.read({const_cast<void*>(s.grad), s.grad_dtype}, o, n);
+    float *m = mb.copy(mb.read(old_m, o, n), n), *v = vb.copy(vb.read(old_v, o, n), n);
     k.adam(p, g, m, v, n, constants);
     most.m = std::max(most.m, k.absmax(m, n));
     most.v = std::max(most.v, k.absmax(v, n));
@@ -166,17 +85,25 @@ void adam_chunk(const AdamChunk& c, const AdamStep& step, Scales fresh) {
   const AdamSlot& s = c.slot;
   const OptimizerKernels& k = simd().optimizer;
   const AdamConstants constants = constants_of(s, step);
-  const Scales old = stored_scales(s);
+  const StoredState old_m = first_moment(s), old_v = second_moment(s);
+  StoredState new_m = old_m, new_v = old_v;
+  new_m.scale = fresh.m;
+  new_v.scale = fresh.v;
   Block pb, gb, mb, vb;
+  RandomWords words;
   for (std::int64_t i = 0; i < c.n; i += kBlock) {
     const std::int64_t n = std::min(kBlock, c.n - i), o = c.begin + i;
     float* p = pb.read_param(s, o, n);
-    const float* g = gb.read(const_cast<void*>(s.grad), s.grad_dtype, o, n);
-    float *m = mb.read(s.m, s.m_dtype, o, n, old.m), *v = vb.read(s.v, s.v_dtype, o, n, old.v);
+    const float* g = gb.read({const_cast<void*>(s.grad), s.grad_dtype}, o, n);
+    float *m = mb.read(old_m, o, n), *v = vb.read(old_v, o, n);
     k.adam(p, g, m, v, n, constants);
-    pb.write_param(s, p, o, n);
-    mb.write(s.m, s.m_dtype, o, n, fresh.m);
-    vb.write(s.v, s.v_dtype, o, n, fresh.v);
+    write_param(s, p, o, n, step.seed, step.now.step, words);
+    const std::uint32_t* const drawn =
+        s.stochastic && (rounds(s.m_dtype) || rounds(s.v_dtype))
+            ? words.draw(s, step.seed, step.now.step, Drawn::states, o, n)
+            : nullptr;
+    mb.write(new_m, o, n, {drawn, 0});
+    vb.write(new_v, o, n, {drawn, 16});
   }
 }
 
@@ -195,12 +122,19 @@ void sgd_chunk(const Chunk<SgdSlot>& c, const SgdStep& s) {
       if (remainder) return merge_float(p[i], remainder[i]);
     return static_cast<C>(p[i]);
   };
+  const RandomKey key{s.seed, rounding_stream(c.slot.stream, s.now.step, Drawn::weight)};
   const auto write = [=](std::int64_t i, C x) {
     if constexpr (std::is_same_v<P, bf16>)
       if (remainder) {
         const SplitFloat halves = split_float(x);
         p[i] = halves.upper;
         remainder[i] = halves.remainder;
+        return;
+      }
+    if constexpr (std::is_same_v<P, bf16>)
+      if (c.slot.stochastic) {
+        const std::int64_t whole = whole_index(c.slot.place, c.slot.first + c.begin + i);
+        p[i] = stochastic_bf16(x, random_bits(key, static_cast<std::uint64_t>(whole)) & 0xffff);
         return;
       }
     p[i] = P(x);
@@ -268,8 +202,8 @@ void adam_step(const Tensor& scratch, const AdamSlot* slots, std::int64_t count,
   for (std::int64_t i = 0; f16_states && i < count; ++i) {
     const AdamSlot& s = slots[i];
     if (has_f16(s) && s.n > 0) {
-      if (s.m_scale) *s.m_scale = absmax[0];
-      if (s.v_scale) *s.v_scale = absmax[1];
+      if (s.m_dtype == DType::f16) *static_cast<float*>(s.m_scale) = absmax[0];
+      if (s.v_dtype == DType::f16) *static_cast<float*>(s.v_scale) = absmax[1];
     }
     absmax += 2 * optimizer_chunks(slots + i, 1);
   }

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "weft/core/kernels/recurrent_cell.h"
+#include "weft/core/kernels/rounding.h"
 #include "weft/core/low_precision.h"
 #include "weft/core/philox.h"
 
@@ -69,6 +70,9 @@ struct RowKernels {
 struct RandomKernels {
   /// Draws `blocks` Philox blocks starting at block `first`; blocks is a multiple of 16.
   void (*draw)(const RandomKey& key, std::uint64_t first, std::int64_t blocks, float* numbers);
+  /// The same with all 32 bits of each number.
+  void (*words)(const RandomKey& key, std::uint64_t first, std::int64_t blocks,
+                std::uint32_t* words);
   /// factors (rows, 16): row j of column i is 0 where number first[i] + j is below threshold, else
   /// `kept`. `first` counts from number 0, regardless of key.first.
   void (*dropout_factors)(const RandomKey& key, const std::uint64_t* first, std::int64_t rows,
@@ -81,12 +85,24 @@ struct AdamConstants {
   bool decoupled;
 };
 
+/// Random bits of stochastic rounding: 16 of each element's word, from bit `shift` (0 or 16) on.
+struct RandomHalves {
+  const std::uint32_t* words = nullptr;  ///< null: round to nearest
+  int shift = 0;
+};
+
 struct OptimizerKernels {
   void (*widen)(const bf16* x, float* y, std::int64_t n);
   void (*narrow)(const float* x, bf16* y, std::int64_t n);
   /// y = x * scale, and y = x / scale (0 for scale 0).
   void (*widen_scaled)(const f16* x, float scale, float* y, std::int64_t n);
   void (*narrow_scaled)(const float* x, float scale, f16* y, std::int64_t n);
+  /// Rounds stochastically (core/kernels/rounding.h).
+  void (*narrow_random)(const float* x, const RandomHalves& random, bf16* y, std::int64_t n);
+  /// Blocks of e4m3 with their exponents; x and y start with a block.
+  void (*widen_blocks)(const e4m3* x, const std::uint8_t* exponents, float* y, std::int64_t n);
+  void (*narrow_blocks)(const float* x, const RandomHalves& random, bool keeps_above_zero, e4m3* y,
+                        std::uint8_t* exponents, std::int64_t n);
   /// Merges f32 numbers from their halves, and splits them (core/kernels/remainder.h).
   void (*merge)(const bf16* upper, const std::int16_t* remainder, float* y, std::int64_t n);
   void (*split)(const float* x, bf16* upper, std::int16_t* remainder, std::int64_t n);

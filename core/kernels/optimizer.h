@@ -1,5 +1,6 @@
 #pragma once
 #include "weft/core/kernel_timer.h"
+#include "weft/core/kernels/rounding.h"
 #include "weft/core/tensor.h"
 
 namespace weft {
@@ -24,6 +25,12 @@ struct ParamSlot {
   const double* reached = nullptr;
   std::int64_t n = 0;
   DType param_dtype = DType::f32, grad_dtype = DType::f32;
+  /// bf16 and e4m3 states, and a bf16 param that is its own master weight, are rounded
+  /// stochastically: by bits of the element's index in the whole parameter.
+  bool stochastic = false;
+  std::uint64_t stream = 0;           ///< of the parameter's name
+  std::int64_t first = 0;             ///< index in the shard of the slot's first element
+  const ShardPlace* place = nullptr;  ///< on the slots' device
   double lr_scale = 1, weight_decay = 0;
 
   /// Bytes of the parameter, its copies and its gradient that a step reads and writes.
@@ -34,14 +41,14 @@ struct ParamSlot {
   }
 };
 
-/// A state is f32, bf16 (rounded to nearest even), or f16 with one f32 scale per tensor: value =
-/// stored * scale, where each step sets scale = absmax / 32752 (0 for an all-zero state). The
-/// states of an f64 param are f64.
+/// A state is f32, bf16, f16 with one f32 scale per tensor, or e4m3 with an exponent for each
+/// kScaleBlock elements. f16: value = stored * scale, where each step sets scale = absmax / 32752
+/// (0 for an all-zero state). The states of an f64 param are f64.
 struct AdamSlot : ParamSlot {
   void* m = nullptr;
   void* v = nullptr;
-  float* m_scale = nullptr;  ///< f16 only; starts at 0
-  float* v_scale = nullptr;
+  void* m_scale = nullptr;  ///< f16: one f32; e4m3: u8 exponents. Starts at 0
+  void* v_scale = nullptr;
   DType m_dtype = DType::f32, v_dtype = DType::f32;
 
   double moved_bytes() const {
@@ -54,6 +61,7 @@ struct AdamSlot : ParamSlot {
 struct StepNumbers {
   double lr = 0;                                      ///< multiplied by a slot's lr_scale
   double bias_correction1 = 1, bias_correction2 = 1;  ///< Adam: 1 - beta^t, or 1 for no correction
+  std::uint64_t step = 0;                             ///< keys stochastic rounding
 };
 
 /// f32 params and states compute in f32 with every operation rounded (no fma contraction):
@@ -63,7 +71,8 @@ struct StepNumbers {
 ///   p -= lr u
 struct AdamStep {
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
-  bool decoupled = true;  ///< AdamW; false: Adam with L2
+  bool decoupled = true;   ///< AdamW; false: Adam with L2
+  std::uint64_t seed = 0;  ///< of stochastic rounding
   StepNumbers now;
   /// If not null, a GPU reads them from this address, so that a captured step uses new numbers at
   /// each replay.
@@ -111,9 +120,10 @@ struct SgdSlot : ParamSlot {
 struct SgdStep {
   double momentum = 0;
   bool nesterov = false;
-  StepNumbers now;  ///< these three as in AdamStep
+  StepNumbers now;  ///< these four as in AdamStep
   const StepNumbers* on_device = nullptr;
   const double* grad_scale = nullptr;
+  std::uint64_t seed = 0;
 };
 
 /// Adds the bytes of a step to the profile of its kernel.

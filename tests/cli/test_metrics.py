@@ -89,7 +89,7 @@ def profile(folder):
 def second_moment(folder):
     losses = {dtype: [row["loss"] for row in rows_of(folder, dtype, "--second-moment-dtype", dtype,
                                                      "--steps", "20")]
-              for dtype in ("auto", "f32", "bf16", "f16")}
+              for dtype in ("auto", "f32", "bf16", "f16", "fp8")}
     assert losses["auto"] == losses["f32"] != losses["bf16"], losses
     for dtype, other in losses.items():
         assert abs(other[-1] - losses["f32"][-1]) < 0.02, (dtype, losses)

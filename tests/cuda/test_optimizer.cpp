@@ -191,6 +191,50 @@ TEST_CASE("optimizer: states in bf16 and f16 equal the CPU's") {
     }
 }
 
+TEST_CASE("optimizer: stochastic rounding and e4m3 states give the CPU's bits") {
+  using optim::MasterWeights;
+  using optim::Rounding;
+  std::vector<MakeOptimizer> makers;
+  for (const DType m : {DType::f32, DType::bf16, DType::f16, DType::e4m3})
+    for (const DType v : {DType::bf16, DType::f16, DType::e4m3})
+      for (const Rounding r : {Rounding::nearest, Rounding::stochastic})
+        makers.push_back(adam({.beta2 = 0.95,
+                               .m_dtype = m,
+                               .v_dtype = v,
+                               .rounding = r,
+                               .seed = 3,
+                               .master_weights = m == DType::bf16   ? MasterWeights::none
+                                                 : m == DType::e4m3 ? MasterWeights::remainder
+                                                                    : MasterWeights::f32}));
+  makers.push_back(sgd({.lr = 1e-2,
+                        .momentum = 0.9,
+                        .master_weights = MasterWeights::none,
+                        .rounding = Rounding::stochastic}));
+  set_log_handler([](std::string_view) {});
+  for (const MakeOptimizer& make : makers) {
+    const std::vector<DType> dtypes = {DType::bf16, DType::f32, DType::f64};
+    const Side gpu = side(kGpu, dtypes, make), cpu = side(kCpu, dtypes, make);
+    for (std::uint64_t i = 1; i <= 3; ++i)
+      for (const Side* s : {&gpu, &cpu}) step(*s, i, 0, DType::f32);
+    CHECK(differences(gpu, cpu, 0) == "");
+  }
+  set_log_handler(nullptr);
+}
+
+TEST_CASE("optimizer: every order of threads writes the same e4m3 blocks") {
+  for_each_order([] {
+    const auto make = adam({.m_dtype = DType::e4m3,
+                            .v_dtype = DType::e4m3,
+                            .rounding = optim::Rounding::stochastic,
+                            .master_weights = optim::MasterWeights::none});
+    const std::vector<DType> dtypes = {DType::bf16};
+    const Side gpu = side(kGpu, dtypes, make), cpu = side(kCpu, dtypes, make);
+    for (std::uint64_t i = 1; i <= 2; ++i)
+      for (const Side* s : {&gpu, &cpu}) step(*s, i, 0, DType::f32);
+    CHECK(differences(gpu, cpu, 0) == "");
+  });
+}
+
 TEST_CASE("optimizer: SGD on a GPU gives the CPU's bits") {
   for (const auto& dtypes : {std::vector{DType::f32}, std::vector{DType::f64},
                              std::vector{DType::f32, DType::f64, DType::bf16}})

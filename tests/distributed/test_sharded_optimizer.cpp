@@ -39,7 +39,8 @@ Outcome train(World& w, bool shard, DType dtype, const Options& options, int ste
               std::int64_t bucket_size = 200) {
   Stack model(3, dtype);
   const DeviceMesh mesh(w);
-  Ddp ddp(model, mesh, {}, {.bucket_size = bucket_size, .shard = shard});
+  Ddp ddp(model, mesh, {},
+          {.bucket_size = bucket_size, .shard = shard, .slice_multiple = kScaleBlock});
   const auto optimizer = make_optimizer(ddp, options);
   Outcome out;
   for (int step = 0; step < steps; ++step) {
@@ -99,6 +100,20 @@ TEST_CASE("sharded_optimizer: gives the bits of the plain optimizer") {
       compare(optim::AdamWOptions{
           .lr = 1e-2, .weight_decay = 0.1, .master_weights = optim::MasterWeights::remainder});
       compare(optim::SgdOptions{.lr = 1e-2, .momentum = 0.9, .nesterov = true});
+      constexpr auto kStochastic = optim::Rounding::stochastic;
+      compare(optim::AdamWOptions{.lr = 1e-2,
+                                  .m_dtype = DType::bf16,
+                                  .v_dtype = DType::bf16,
+                                  .rounding = kStochastic,
+                                  .seed = 4,
+                                  .master_weights = optim::MasterWeights::none});
+      compare(optim::AdamWOptions{.lr = 1e-2,
+                                  .m_dtype = DType::e4m3,
+                                  .v_dtype = DType::e4m3,
+                                  .rounding = kStochastic,
+                                  .seed = 4});
+      compare(optim::SgdOptions{
+          .lr = 1e-2, .master_weights = optim::MasterWeights::none, .rounding = kStochastic});
     }
   });
 }

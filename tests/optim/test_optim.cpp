@@ -320,8 +320,9 @@ TEST_CASE("optimizer: errors name the rule") {
   CHECK(error({.beta2 = -0.5}) == "adamw: beta2 must be in [0, 1), got -0.5");
   CHECK(error({.eps = -1}) == "adamw: eps must be at least 0, got -1");
   CHECK(error({.weight_decay = -1}) == "adamw: weight_decay must be at least 0, got -1");
-  CHECK(error({.m_dtype = DType::f64}) == "adamw: m_dtype must be f32, bf16 or f16, got f64");
-  CHECK(error({.v_dtype = DType::e4m3}) == "adamw: v_dtype must be f32, bf16 or f16, got e4m3");
+  CHECK(error({.m_dtype = DType::f64}) == "adamw: m_dtype must be f32, bf16, f16 or e4m3, got f64");
+  CHECK(error({.v_dtype = DType::e5m2}) ==
+        "adamw: v_dtype must be f32, bf16, f16 or e4m3, got e5m2");
   CHECK(test::error_of([&] { Sgd opt(one, {.momentum = 1}); }) ==
         "sgd: momentum must be in [0, 1), got 1");
   CHECK(test::error_of([&] { Sgd opt(one, {.weight_decay = -1}); }) ==

@@ -163,7 +163,11 @@ TEST_CASE("adamw: warns about the bf16 hazard and only then") {
   CHECK(lines_for(DType::bf16, 0.999) == 1);
   CHECK(last_line ==
         "adamw: bf16 v cannot decay with beta2 0.999: its steps are below bf16 precision, so it "
-        "sticks too high; use beta2 <= 0.99 or v_dtype f32");
+        "sticks too high; use stochastic rounding, beta2 <= 0.99 or v_dtype f32");
+  CHECK(lines_for(DType::e4m3, 0.95) == 1);
+  CHECK(last_line ==
+        "adamw: e4m3 v cannot follow g^2 with nearest rounding: its steps are below e4m3 "
+        "precision; use stochastic rounding or v_dtype f32");
   CHECK(lines_for(DType::bf16, 0.99) == 0);
   CHECK(lines_for(DType::f32, 0.999) == 0);
   CHECK(lines_for(DType::f16, 0.999) == 0);
