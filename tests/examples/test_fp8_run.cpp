@@ -45,6 +45,7 @@ struct Run {
     m.layers = m.heads = 2;
     m.dim = 32;
     m.seq = 16;
+    m.vocab = 256;
     m.recompute = kind.recompute;
     if (kind.experts) {
       m.arch = nn::Arch::llama;
