@@ -62,7 +62,7 @@ template <class Options>
 std::vector<Tensor> train_alone(World& w, DType dtype, const Options& options, int steps = 20) {
   Stack model(3, dtype);
   const DeviceMesh mesh(w);
-  Ddp ddp(model, mesh, {}, {.bucket_size = 200});
+  Ddp ddp(model, mesh, {}, {.bucket_size = 200, .slice_multiple = kScaleBlock});
   std::unique_ptr<optim::Optimizer> plain;
   if constexpr (std::is_same_v<Options, optim::AdamWOptions>)
     plain = std::make_unique<optim::AdamW>(model.named_parameters(), options);
