@@ -6,12 +6,14 @@
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
 #include "weft/core/kernels/token_permute.h"
+#include "weft/core/memory_trace.h"
 
 namespace weft {
 namespace {
 
 // Row counts known without reading a GPU: the capacity, or an even share on the meta device.
 Tensor planned_rows(std::int64_t slots, const RowLayout& layout) {
+  const UntracedScope untraced;  // on the CPU they are the counts
   const Tensor rows = Tensor::empty({layout.experts}, DType::i64);
   std::int64_t* n = rows.data<std::int64_t>();
   for (std::int64_t e = 0; e < layout.experts; ++e)

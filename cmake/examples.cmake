@@ -5,6 +5,7 @@
 add_library(weft_gpt OBJECT
   examples/common/check_weights.cpp
   examples/common/gpt_options.cpp
+  examples/common/gpt_plan.cpp
   examples/common/gpt_program.cpp
   examples/common/gpt_task.cpp
   examples/common/sample.cpp)
@@ -12,7 +13,7 @@ target_include_directories(weft_gpt PRIVATE ${weft_include})
 target_link_libraries(weft_gpt PRIVATE weft_flags)
 target_compile_options(weft_gpt PRIVATE $<$<CONFIG:Release>:-O1>)  # runs once
 
-foreach(program train_gpt train_moe generate loss_compare)
+foreach(program train_gpt train_moe generate loss_compare plan)
   add_executable(${program} examples/${program}.cpp $<TARGET_OBJECTS:weft_gpt>)
   target_link_libraries(${program} PRIVATE weft weft_flags)
 endforeach()

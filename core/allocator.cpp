@@ -6,6 +6,7 @@
 
 #include "weft/core/error.h"
 #include "weft/core/memory_domain.h"
+#include "weft/core/memory_trace.h"
 #include "weft/core/shared_cache.h"
 #include "weft/core/size_class.h"
 #include "weft/core/storage.h"
@@ -13,6 +14,7 @@
 namespace weft {
 namespace {
 
+using detail::block_watchers;
 using detail::cache_counters_of;
 using detail::class_bytes;
 using detail::class_of;
@@ -20,6 +22,7 @@ using detail::Counter;
 using detail::counters_of;
 using detail::forbid;
 using detail::kClasses;
+using detail::kDebugBlocks;
 using detail::MemoryCounters;
 using detail::permit;
 using detail::SharedCache;
@@ -31,7 +34,6 @@ constexpr std::int64_t kGuard = 64;             // bytes on each side of a block
 constexpr unsigned char kGuardByte = 0xa5, kPoisonByte = 0xff;  // 0xff.. is NaN in every format
 
 constexpr int kFrontClasses = class_of(kFrontBlock) + 1;
-std::atomic<bool> debug_mode{false};
 std::atomic<std::int64_t> broken_guards{0};
 constinit thread_local Category current_category = Category::other;
 constinit thread_local int memory_domain = 0;  // 0: none
@@ -56,6 +58,8 @@ void count_free(const Storage* s) {
   const bool alone = Counter::counts_alone();
   c.by_category[static_cast<int>(s->category)].add(-s->capacity, alone);
   c.live.add(-s->capacity, alone);
+  if (detail::tracing_blocks()) [[unlikely]]
+    detail::trace_freed(*s);
 }
 
 // Counts a block that is not live under the size class of this many bytes.
@@ -238,7 +242,7 @@ Storage* start(Storage* s, std::int64_t bytes, Device device) {
     s->retain();
     return s;
   }
-  const bool guarded = device.is_cpu() && debug_mode.load(std::memory_order_relaxed);
+  const bool guarded = device.is_cpu() && debug_allocator();
   const int size_class = class_of(bytes);
   check_system(bytes > 0 && size_class < kClasses, "allocate: too large, got {} bytes", bytes);
   Storage* s;
@@ -256,6 +260,7 @@ Storage* start(Storage* s, std::int64_t bytes, Device device) {
   start(s, bytes, device);
   if (guarded) arm_guards(s, fill_nan);
   count_alloc(s, counters_of(device));
+  if (detail::tracing_blocks()) detail::trace_allocated(*s);
   return s;
 }
 
@@ -265,7 +270,7 @@ Storage* allocate_storage(std::int64_t bytes, Device device, bool fill_nan) {
   // Fast path: a small block that this thread freed before. No lock, no check that could fail, and
   // few registers.
   if (bytes > 0 && bytes <= kFrontBlock && device == kCpu &&
-      !debug_mode.load(std::memory_order_relaxed)) [[likely]] {
+      block_watchers.load(std::memory_order_relaxed) == 0) [[likely]] {
     if (Storage* s = take_front_block(class_of(bytes))) [[likely]] {
       MemoryCounters& c = counters_of(kCpu);
       c.hits.add(1);
@@ -403,8 +408,15 @@ std::int64_t size_class_bytes(std::int64_t bytes) {
   return bytes == 0 ? 0 : class_bytes(class_of(bytes));
 }
 
-void set_debug_allocator(bool on) { debug_mode = on; }
-bool debug_allocator() { return debug_mode; }
+void set_debug_allocator(bool on) {
+  if (on)
+    block_watchers.fetch_or(kDebugBlocks);
+  else
+    block_watchers.fetch_and(~kDebugBlocks);
+}
+bool debug_allocator() {
+  return (block_watchers.load(std::memory_order_relaxed) & kDebugBlocks) != 0;
+}
 
 void check_guard_zones() {
   const std::int64_t n = broken_guards.load();

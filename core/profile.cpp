@@ -274,4 +274,10 @@ ProfileScope::ProfileScope(const char* name) : previous_(detail::current_scope) 
 
 ProfileScope::~ProfileScope() { detail::current_scope = previous_; }
 
+std::int32_t ProfileScope::current() { return detail::current_scope; }
+
+std::vector<std::string> ProfileScope::path(std::int32_t number) {
+  return ProfileScopes::of_thread()->path(number);
+}
+
 }  // namespace weft

@@ -92,6 +92,12 @@ class ProfileScope {
   ~ProfileScope();
   ProfileScope(const ProfileScope&) = delete;
 
+  /// The number of this thread's innermost scope; 0: none.
+  static std::int32_t current();
+  /// The names of the scope with this number and of those around it, outermost first. Numbers are
+  /// those of the calling thread.
+  static std::vector<std::string> path(std::int32_t number);
+
  private:
   std::int32_t previous_;
 };

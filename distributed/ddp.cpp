@@ -6,6 +6,7 @@
 #include "weft/autograd/elementwise.h"
 #include "weft/core/allocator.h"
 #include "weft/core/error.h"
+#include "weft/core/profile.h"
 #include "weft/nn/walk.h"
 
 namespace weft::distributed {
@@ -61,6 +62,7 @@ void Ddp::open(BucketLayout layout) {
   const int rank = b.group->rank(), ranks = b.group->size();
   const std::int64_t slice = l.size / ranks;
   const Device device = parameters_[0].tensor.device();
+  const ProfileScope scope("buckets");
   {
     const CategoryScope category(Category::gradient);
     b.grad = Tensor::zeros({l.size}, l.grad_dtype, device);

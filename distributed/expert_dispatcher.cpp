@@ -4,6 +4,7 @@
 
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
+#include "weft/core/memory_trace.h"
 
 namespace weft::distributed {
 
@@ -33,6 +34,7 @@ ExpertDispatcher::Counts ExpertDispatcher::send_counts(const Tensor& own) const 
 Tensor ExpertDispatcher::receive_counts(Counts counts, const Tensor& planned) const {
   counts.work.wait();
   if (!counts.all.is_meta()) return to_device(counts.all, kCpu);
+  const UntracedScope untraced;  // on the CPU they are counts.all
   return contiguous(expand(planned, counts.all.shape()));
 }
 

@@ -7,6 +7,7 @@
 #include "weft/autograd/tape.h"
 #include "weft/core/allocator.h"
 #include "weft/core/error.h"
+#include "weft/core/profile.h"
 #include "weft/distributed/model_slices.h"
 #include "weft/distributed/shard_place.h"
 #include "weft/distributed/sharded_optimizer.h"
@@ -63,9 +64,11 @@ class LocalOptimizer : public ParallelOptimizer {
         std::any_of(parameters.begin(), parameters.end(),
                     [](const NamedTensor& p) { return p.tensor.dtype() == DType::bf16; });
     const CategoryScope category(Category::gradient);
-    for (const NamedTensor& p : parameters)
+    for (const NamedTensor& p : parameters) {
+      const ProfileScope scope(p.name.c_str());
       if (has_bf16)
         p.tensor.set_main_grad(Tensor::zeros(p.tensor.shape(), DType::f32, p.tensor.device()));
+    }
     inner_ = optim::make(parameters, options);
     zero_grad();  // zeros, but no gradients yet
   }

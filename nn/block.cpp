@@ -16,17 +16,20 @@ Block::Block(Norm norm, Child<Mixer> m, Child<FeedForward> f, double dropout)
       mlp_drop(dropout) {}
 
 Stream Block::operator()(const Stream& x, const TokenContext& context) const {
-  Norm::Added in;
-  if (x.delta.defined())
-    in = attn_norm(x.delta, x.residual);
-  else
-    in = {attn_norm(x.residual), x.residual};
+  Norm::Added in = [&]() -> Norm::Added {
+    const ProfileScope scope("attn_norm");
+    if (x.delta.defined()) return attn_norm(x.delta, x.residual);
+    return {attn_norm(x.residual), x.residual};
+  }();
   const Tensor a = [&] {
     const ProfileScope scope(mixer->name());
     return attn_drop((*mixer)(in.y, context), context.part);
   }();
   in.y = {};  // without recording, this frees its memory before the MLP allocates
-  Norm::Added mid = mlp_norm(a, in.sum);
+  Norm::Added mid = [&] {
+    const ProfileScope scope("mlp_norm");
+    return mlp_norm(a, in.sum);
+  }();
   FeedForward::Output out = [&] {
     const ProfileScope scope(feed_forward->name());
     return feed_forward->forward(mid.y, context);

@@ -82,6 +82,7 @@ Trunk Gpt::run(const Tensor& ids, const Packing& packing, KvCache* cache) const 
                         shard_of(*this).before_use);
   about_to_use(norm);
   about_to_use(head);
+  const ProfileScope scope("norm");
   return {norm(x.delta, x.residual).y, std::move(x.aux)};
 }
 

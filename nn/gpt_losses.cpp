@@ -6,6 +6,7 @@
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
+#include "weft/core/profile.h"
 #include "weft/nn/gpt.h"
 
 namespace weft::nn {
@@ -28,7 +29,10 @@ GptLosses Gpt::losses(const Tensor& ids, const Tensor& targets, const Packing& p
   Tensor goals = packing.masked(targets, static_cast<double>(loss.ignore_index));
   auto [h, aux] = trunk(ids, packing);
   GptLosses out;
-  out.main = loss.sum(h, head, goals);
+  {
+    const ProfileScope scope("head");
+    out.main = loss.sum(h, head, goals);
+  }
   out.aux = aux;
   if (mtp.empty()) return out;
   const MtpOptions& o = config.mtp;
@@ -52,6 +56,7 @@ GptLosses Gpt::losses(const Tensor& ids, const Tensor& targets, const Packing& p
       if (o.repeated) next.aux = mul(next.aux, 1.0 / o.depths);
       out.aux = out.aux.defined() ? add(out.aux, next.aux) : std::move(next.aux);
     }
+    const ProfileScope scope("head");
     const Tensor hits = Tensor::empty(goals.shape(), DType::boolean, goals.device());
     const CrossEntropyLoss::Sum part = loss.sum(h, o.detached ? own_head : head, goals, hits);
     out.mtp.push_back(part.loss);

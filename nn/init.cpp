@@ -6,6 +6,7 @@
 #include "weft/autograd/tape.h"
 #include "weft/core/allocator.h"
 #include "weft/core/error.h"
+#include "weft/core/profile.h"
 #include "weft/core/random.h"
 #include "weft/nn/walk.h"
 
@@ -64,9 +65,10 @@ void init(Module& model, std::uint64_t seed, const ShardSpecs& parts) {
 }
 
 void materialise(Module& model, Device device, std::uint64_t seed, const ShardSpecs& parts) {
-  detail::for_each_distinct_tensor(model, [&](const std::string&, const Slot& slot) {
+  detail::for_each_distinct_tensor(model, [&](const std::string& name, const Slot& slot) {
     const Tensor& t = *slot.tensor;
     if (!t.is_meta()) return;
+    const ProfileScope scope(name.c_str());
     const CategoryScope category(slot.is_buffer ? Category::other : Category::parameter);
     const Tensor fresh = Tensor::empty(t.shape(), t.dtype(), device);
     if (slot.is_buffer) fresh.zero_();

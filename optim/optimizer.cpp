@@ -9,6 +9,7 @@
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
 #include "weft/core/kernels/remainder.h"
+#include "weft/core/profile.h"
 #include "weft/core/random.h"
 
 namespace weft::optim {
@@ -44,6 +45,7 @@ std::size_t Optimizer::add_state(const char* name, DType dtype) {
   const CategoryScope category(Category::optimizer);
   State state{name, {}, {}, false};
   for (const NamedTensor& p : parameters_) {
+    const ProfileScope scope(p.name.c_str());
     const Tensor& t = p.tensor;
     const DType kept = t.dtype() == DType::f64 ? DType::f64 : dtype;
     state.tensors.push_back(Tensor::zeros(t.shape(), kept, t.device()));
@@ -62,6 +64,7 @@ void Optimizer::add_masters(MasterWeights form) {
   if (form == MasterWeights::none) return;
   const CategoryScope category(Category::optimizer);
   for (const NamedTensor& p : parameters_) {
+    const ProfileScope scope(p.name.c_str());
     const Tensor& t = p.tensor;
     Tensor kept;
     if (t.dtype() == DType::bf16 && form == MasterWeights::remainder) {

@@ -28,7 +28,7 @@ RUNS = {  # name: program and flags
     "recompute": ["train_moe", "--recompute", "full", "--optimizer", "sgd", "--lr", "0.01"],
 }
 # Keys that differ between equal runs, and those that describe the run's own folder.
-TIMES = {"tokens_per_s", "step_ms", "joules", "system_allocs", "peak_bytes", "live_bytes", "mfu",
+TIMES = {"tokens_per_s", "step_ms", "joules", "tokens_per_joule", "system_allocs", "peak_bytes", "live_bytes", "mfu",
          "peak_tflops"}
 
 

@@ -10,7 +10,7 @@
 #include "weft/core/cuda.h"
 #include "weft/core/error.h"
 #include "weft/distributed/mpi_world.h"
-#include "weft/train/train_step.h"
+#include "weft/train/planned_step.h"
 
 namespace weft::train {
 namespace {
@@ -55,34 +55,9 @@ void check_least_memory(const Options& o, double parameters, double activation_o
 
 std::int64_t predict_peak_bytes(const Task& task, const Options& options, const data::Batch& rows,
                                 int ranks, int rank) {
-  const Device device =
-      Device::parse(options.machine.device).is_gpu() ? Device{Device::Kind::meta_cuda, 0} : kMeta;
-  const auto world = ranks > 0 ? distributed::fake_world(rank, ranks) : distributed::World::alone();
-  // Micro-batches are alike, so a few of them suffice.
-  constexpr std::int64_t kPlanned = 64;
-  Options plan = options;
-  std::int64_t left_out = 0;  // rows of this rank
-  {
-    const Ranks self(*world, *world, device, options);
-    const std::int64_t micro = options.micro_batch ? options.micro_batch : self.rows();
-    const std::int64_t planned = std::min(self.rows(), kPlanned * micro);
-    left_out = self.rows() - planned;
-    plan.batch = planned * self.data_ranks();
-  }
-  const Ranks self(*world, *world, device, plan);
-  TrainStep step(task, plan, self);
-  const auto share = [&](const Tensor& t) {
-    Shape shape = t.shape();
-    shape[0] = self.rows();
-    return Tensor::empty(shape, t.dtype(), kMeta);  // a GPU step copies its rows to the device
-  };
-  const auto bytes_of_row = [](const Tensor& t) {
-    return t.numel() / t.dim(0) * static_cast<std::int64_t>(size_of(t.dtype()));
-  };
-  std::int64_t peak = 0;
-  for (std::int64_t i = 1; i <= 2; ++i)
-    peak = step(i, {share(rows.inputs), share(rows.targets), {}}).peak_bytes;
-  return peak + left_out * (bytes_of_row(rows.inputs) + bytes_of_row(rows.targets));
+  PlannedStep step(task, options, rows, ranks, rank);
+  step(1);
+  return step(2).peak_bytes + step.bytes_left_out();
 }
 
 void check_peak_memory(const Options& o, const std::function<std::int64_t()>& bytes_of_rank) {

@@ -17,24 +17,32 @@
 namespace weft::train {
 namespace {
 
-// Identifies the source of a rank's energy counter: the host, or its GPU.
-std::int64_t meter_of(Device device) {
-  char host[256] = "";
-  gethostname(host, sizeof host - 1);
-  return static_cast<std::int64_t>(stream_of(message("{} {}", host, device)) >> 1);
+// Test aid: WEFT_TEST_POWERCAP names a folder that replaces Linux's power zones. A folder rank_<N>
+// in it has those of rank N, as if it were on a machine of its own. Empty: no test.
+std::string test_zones(int rank) {
+  const char* const zones = std::getenv("WEFT_TEST_POWERCAP");
+  if (!zones) return {};
+  const std::string own = message("{}/rank_{}", zones, rank);
+  return io::exists(own) ? own : zones;
 }
 
-// Among ranks that share a meter the first one reads it. Test aid: WEFT_TEST_POWERCAP names a
-// folder that replaces Linux's power zones.
+// Identifies the source of a rank's energy counter: the host, or its GPU.
+std::int64_t meter_of(Device device, const std::string& zones) {
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  return static_cast<std::int64_t>(stream_of(message("{} {} {}", host, device, zones)) >> 1);
+}
+
+// Among ranks that share a meter the first one reads it.
 EnergyCounters counters_of(const Options& options, const Ranks& ranks) {
   if (options.run.energy == Energy::off || ranks.device().is_meta()) return {};
+  const std::string zones = test_zones(ranks.rank());
   const std::vector<std::array<std::int64_t, 1>> meters =
-      distributed::from_all(ranks.host(), std::array{meter_of(ranks.device())});
+      distributed::from_all(ranks.host(), std::array{meter_of(ranks.device(), zones)});
   const auto own = meters[static_cast<std::size_t>(ranks.rank())];
   if (std::find(meters.begin(), meters.end(), own) - meters.begin() != ranks.rank()) return {};
-  const char* const zones = std::getenv("WEFT_TEST_POWERCAP");
   EnergyCounters counters =
-      zones ? energy_counters(ranks.device(), zones) : energy_counters(ranks.device());
+      zones.empty() ? energy_counters(ranks.device()) : energy_counters(ranks.device(), zones);
   check(options.run.energy != Energy::on || !counters.empty(),
         "--energy: no counter of {} can be read here", ranks.device());
   return counters;
@@ -133,7 +141,13 @@ void RunLog::settle(const Pending& p) {
   set("live_bytes", p.result.live_bytes);
   set("peak_bytes", peak_bytes_);
   set("system_allocs", memory_stats(ranks_.device()).system_allocs);
-  if (has_energy_) set("joules", joules.item());
+  if (has_energy_) {
+    const double used = joules.item();
+    joules_ += used;
+    measured_targets_ += p.targets;
+    set("joules", used);
+    if (used > 0) set(task_.unit + "_per_joule", static_cast<double>(p.targets) / used);
+  }
   const double given = 1e12 * options_.machine.peak_tflops,
                peak = given > 0 ? given : task_.peak_flops;
   if (task_.flops_per_target > 0 && peak > 0) {
@@ -177,6 +191,11 @@ void RunLog::report(const std::string& metrics_path, const std::string& plot_pat
     for (const double l : loads_) loads += formatted("%.2f ", l);
     print_fact("load by layer", loads + "(busiest expert over the mean, last step)");
   }
+  if (joules_ > 0)
+    print_fact(
+        "energy",
+        message("{} J, {} {} per joule", formatted("%.6g", joules_),
+                formatted("%.4g", static_cast<double>(measured_targets_) / joules_), task_.unit));
   print_fact("checkpoint", options_.out + "/checkpoints");
   if (options_.run.keep_best) print_fact("best checkpoint", options_.out + "/best");
   print_fact("metrics", metrics_path);

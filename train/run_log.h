@@ -64,8 +64,10 @@ class RunLog {
   const Ranks& ranks_;
   std::optional<io::MetricsWriter> metrics_;
   std::optional<Progress> progress_;
-  EnergyMonitor energy_;     ///< the counters that this rank reads for the run
-  bool has_energy_ = false;  ///< true if some rank has counters
+  EnergyMonitor energy_;               ///< the counters that this rank reads for the run
+  bool has_energy_ = false;            ///< true if some rank has counters
+  double joules_ = 0;                  ///< of all ranks and the steps so far
+  std::int64_t measured_targets_ = 0;  ///< of these steps
   io::Json row_;
   Clock::time_point since_ = Clock::now();
   std::int64_t peak_bytes_ = 0;

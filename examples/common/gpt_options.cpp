@@ -158,7 +158,20 @@ nn::GptConfig GptOptions::gpt() const {
   return c;
 }
 
-bool parse(GptOptions& o, int argc, char** argv) {
+GptOptions moe_defaults() {
+  GptOptions o;
+  o.model.arch = nn::Arch::llama;
+  o.model.moe.experts = 8;  // a token uses two of them, and the shared expert
+  o.model.moe.router.route.topk = 2;
+  o.model.moe.shared_ffn = -1;
+  o.model.moe.router.route.score = RouterScore::sigmoid;
+  o.balance.aux = Aux::bias;   // no loss: overloaded experts are selected less often
+  o.balance.bias_rate = 0.01;  // a run of a few hundred steps is too short for 0.001
+  o.model.mtp.depths = 1;
+  return o;
+}
+
+bool parse(GptOptions& o, int argc, char** argv, const ProgramLine& program) {
   train::Arguments args = train::expand_config(argc, argv, {.out = o.out, .whole = "--data"});
   if (const std::string preset = preset_of(args.words); !preset.empty()) {
     weft::check(!args.resumes,
@@ -167,11 +180,15 @@ bool parse(GptOptions& o, int argc, char** argv) {
   }
   // Older versions evaluated all held-out tokens.
   if (args.resumes && !args.lines.contains("--eval-tokens")) o.data.eval_tokens = 0;
-  train::CommandLine line("Trains a GPT on text. All times are seconds, all sizes bytes.",
-                          o.program);
-  line.examples({o.program + " --data book.txt --preset tiny --steps 2000 --out runs/book",
-                 o.program + " --out runs/book --resume --steps 4000",
-                 o.program + " --data tokens/*.bin --preset gpt2-124m --device cuda --dry-run"});
+  if (program.adapt) program.adapt(args.words);
+  train::CommandLine line(program.what, o.program);
+  line.examples(
+      !program.examples.empty()
+          ? program.examples
+          : std::vector<std::string>{
+                o.program + " --data book.txt --preset tiny --steps 2000 --out runs/book",
+                o.program + " --out runs/book --resume --steps 4000",
+                o.program + " --data tokens/*.bin --preset gpt2-124m --device cuda --dry-run"});
   for (const Reserved& r : kReservedFlags)
     line.refuse(r.flag, r.feature, message("{} does not exist yet; remove the flag", r.feature),
                 "Reserved (refused until the feature exists)");
@@ -179,6 +196,7 @@ bool parse(GptOptions& o, int argc, char** argv) {
   const std::string presets = preset_names() + ": sizes and learning rate to start from";
   line.add("--preset", preset, presets.c_str(), "Run");
   line.add("--dry-run", o.dry_run, "check everything, print sizes and memory, and stop", "Run");
+  if (program.more_flags) program.more_flags(line);
   return train::parse_options(line, o, std::move(args));
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -89,9 +90,21 @@ struct GptOptions : train::Options {
   nn::GptConfig gpt() const;
 };
 
+/// The options with which train_moe begins.
+GptOptions moe_defaults();
+
+/// What a program with the trainers' flags has of its own.
+struct ProgramLine {
+  const char* what = "Trains a GPT on text. All times are seconds, all sizes bytes.";
+  std::vector<std::string> examples = {};  ///< of its command line; empty: those of a trainer
+  std::function<void(train::CommandLine&)> more_flags = {};
+  /// Changes the words of the command line, those of --config included, before they are read.
+  std::function<void(std::vector<std::string>&)> adapt = {};
+};
+
 /// Reads flags, --config and --preset into `options`. Returns false if --help or --print-config has
 /// printed and the program should end.
 /// Throws Error (Fault::user) as train::parse_options().
-bool parse(GptOptions& options, int argc, char** argv);
+bool parse(GptOptions& options, int argc, char** argv, const ProgramLine& program = {});
 
 }  // namespace weft::examples

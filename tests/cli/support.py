@@ -41,7 +41,7 @@ def train(*args, env=None, program="train_gpt"):
 
 def metrics(out):
     """The rows of metrics.jsonl without the values that may differ between equal runs."""
-    timing = {"tokens_per_s", "targets_per_s", "step_ms", "joules", "system_allocs", "mfu", "peak_tflops"}
+    timing = {"tokens_per_s", "targets_per_s", "step_ms", "joules", "tokens_per_joule", "system_allocs", "mfu", "peak_tflops"}
     with open(pathlib.Path(out) / "metrics.jsonl") as lines:
         return [{k: v for k, v in json.loads(line).items() if k not in timing} for line in lines]
 

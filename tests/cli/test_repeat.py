@@ -197,41 +197,81 @@ def times_its_steps(folder):
     assert min(times) > 0 and max(times) > 0.45 and 1.35 < sum(times) < seconds, (times, seconds)
 
 
-def counts_energy(folder):
-    zone = pathlib.Path(folder) / "zones" / "intel-rapl:0"
-    zone.mkdir(parents=True)
-    (zone / "name").write_text("package-0\n")
-    (zone / "max_energy_range_uj").write_text("1000000\n")
+class Meter:
+    """Files of a power zone, whose counter moves while it is used in a `with`."""
 
-    def joules(out):
-        train(*base(folder, out, "--steps", "12", "--eval-every", "4", "--save-every", "3"),
-              env={"WEFT_TEST_POWERCAP": str(zone.parent)})
-        rows = [json.loads(line) for line in open(f"{folder}/{out}/metrics.jsonl")]
-        return [row.get("joules") for row in rows]
+    def __init__(self, folder):
+        self.zone = pathlib.Path(folder) / "intel-rapl:0"
+        self.zone.mkdir(parents=True)
+        (self.zone / "name").write_text("package-0\n")
+        (self.zone / "max_energy_range_uj").write_text("1000000\n")
 
-    assert joules("none") == [None] * 12  # a counter without read permission
-    (zone / "energy_uj").write_text("999999\n")
-    assert joules("still") == [0] * 12
-    done = threading.Event()
+    def set(self, microjoules):
+        (self.zone / "next").write_text(f"{microjoules}\n")
+        os.replace(self.zone / "next", self.zone / "energy_uj")
 
-    def use_energy():
+    def move(self):
         value = 0
-        while not done.is_set():
+        while not self.done.is_set():
             value = (value + 1000) % 1000000  # 1 mJ; wraps to 0
-            (zone / "next").write_text(f"{value}\n")
-            os.replace(zone / "next", zone / "energy_uj")
+            self.set(value)
             time.sleep(0.0005)
 
-    user = threading.Thread(target=use_energy)
-    user.start()
-    try:
+    def __enter__(self):
+        self.done = threading.Event()
+        self.user = threading.Thread(target=self.move)
+        self.user.start()
+
+    def __exit__(self, *_):
+        self.done.set()
+        self.user.join()
+
+
+def energy_rows(folder, out, zones, *args):
+    done = train(*base(folder, out, "--steps", "12", "--eval-every", "4", "--save-every", "3", *args),
+                 env={"WEFT_TEST_POWERCAP": str(zones)})
+    return [json.loads(line) for line in open(f"{folder}/{out}/metrics.jsonl")], done.stdout
+
+
+def counts_energy(folder):
+    zones = pathlib.Path(folder) / "zones"
+    meter = Meter(zones)
+
+    def joules(out):
+        return [row.get("joules") for row in energy_rows(folder, out, zones)[0]]
+
+    assert joules("none") == [None] * 12  # a counter without read permission
+    meter.set(999999)
+    assert joules("still") == [0] * 12
+    with meter:
         moving = joules("moving")
-    finally:
-        done.set()
-        user.join()
     assert all(j >= 0 for j in moving) and 0 < sum(moving) < 1000, moving
 
 
-main([counts_energy, times_its_steps, repeats, resume, evaluates_in_micro_batches,
+def sums_energy_over_ranks(folder):
+    """Each rank with a meter of its own counts, whichever rank it is, and the sum is reported."""
+    for moving in (0, 1):
+        zones = pathlib.Path(folder) / f"zones_{moving}"
+        meters = [Meter(zones / f"rank_{rank}") for rank in (0, 1)]
+        for meter in meters:
+            meter.set(7)
+        with meters[moving]:
+            rows, printed = energy_rows(folder, f"of_{moving}", zones, "--ranks", "2")
+        total = sum(row["joules"] for row in rows)
+        assert total > 0, rows
+        tokens = rows[0]["tokens"]
+        for row in rows:
+            rate = row.get("tokens_per_joule")
+            assert (rate is None) == (row["joules"] == 0), row
+            assert rate is None or abs(rate * row["joules"] - tokens) < 1e-6 * tokens, row
+        line = next(line for line in printed.splitlines() if line.startswith("energy"))
+        words = line.split()
+        assert abs(float(words[1]) - total) < 1e-5 * total and words[2] == "J,", (line, total)
+        assert abs(float(words[3]) - 12 * tokens / total) < 1e-3 * 12 * tokens / total, (line, total)
+    still = energy_rows(folder, "still", zones, "--ranks", "2")
+    assert [row["joules"] for row in still[0]] == [0] * 12 and "\nenergy" not in still[1], still
+
+
+main([counts_energy, sums_energy_over_ranks, times_its_steps, repeats, resume, evaluates_in_micro_batches,
       either_form_of_master_weights, threads, recompute_changes_no_bit, micro_batches_agree, config_file,
       steady_memory, meta_predicts_the_peak, meta_takes_what_no_machine_holds, dry_run, generates])

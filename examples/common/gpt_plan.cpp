@@ -1,0 +1,245 @@
+#include "weft/examples/common/gpt_plan.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "weft/core/error.h"
+#include "weft/examples/common/gpt_task.h"
+#include "weft/train/flags.h"
+#include "weft/train/ranks.h"
+
+namespace weft::examples {
+namespace {
+
+// The options with every number said: changes then leave the rest as it is.
+GptOptions explicit_options(GptOptions o) {
+  o.parallel.dp = train::ranks_of(o) / o.parallel.tp;
+  o.parallel.ranks = 0;
+  if (o.micro_batch == 0) o.micro_batch = o.batch / o.parallel.dp;
+  return o;
+}
+
+bool has_f32_moments(const GptOptions& o) {
+  return o.optimizer.kind == optim::Kind::adamw && o.optimizer.state_dtype == DType::f32;
+}
+
+// The flags of a change that was made; empty: it is in effect already, or means nothing here.
+using Flags = std::string;
+
+std::string ranks_text(const GptOptions& o, const char* flag, std::int64_t degree) {
+  return message("{} {} --dp {}", flag, degree, o.parallel.dp);
+}
+
+// Of the ranks there are, if half of --dp is whole.
+Flags double_tp(GptOptions& o) {
+  o.parallel.tp *= 2;
+  if (o.parallel.dp % 2 == 0) o.parallel.dp /= 2;
+  return ranks_text(o, "--tp", o.parallel.tp);
+}
+
+Flags double_ep(GptOptions& o) {
+  if (o.model.moe.experts == 0) return {};
+  o.parallel.ep *= 2;
+  const std::int64_t etp = o.parallel.etp ? o.parallel.etp : o.parallel.tp;
+  if (o.parallel.dp * o.parallel.tp % (o.parallel.ep * etp) != 0) {
+    o.parallel.dp *= 2;
+    o.micro_batch = std::min(o.micro_batch, o.batch / o.parallel.dp);
+  }
+  return ranks_text(o, "--ep", o.parallel.ep);
+}
+
+Flags halve_micro_batch(GptOptions& o) {
+  if (o.micro_batch % 2 != 0) return {};
+  o.micro_batch /= 2;
+  return message("--micro-batch {}", o.micro_batch);
+}
+
+template <class T>
+Flags set_to(T& setting, T value, const char* flags, bool may = true) {
+  return may && std::exchange(setting, value) != value ? flags : "";
+}
+
+// What takes less memory, one row each. A change that contradicts other options is left out.
+struct Change {
+  bool rounds;  ///< the numbers of the run change
+  Flags (*apply)(GptOptions&);
+};
+constexpr Change kChanges[] = {
+    {false, halve_micro_batch},
+    {false,
+     [](GptOptions& o) {
+       return set_to(o.model.recompute, nn::Recompute::selective, "--recompute selective",
+                     o.model.recompute == nn::Recompute::none);
+     }},
+    {false,
+     [](GptOptions& o) {
+       return set_to(o.model.recompute, nn::Recompute::full, "--recompute full");
+     }},
+    {false,
+     [](GptOptions& o) { return set_to(o.parallel.zero, true, "--zero", o.parallel.dp > 1); }},
+    {false, [](GptOptions& o) { return set_to(o.parallel.sp, true, "--sp", o.parallel.tp > 1); }},
+    {false, double_tp},
+    {false, double_ep},
+    {false,
+     [](GptOptions& o) {
+       return set_to(o.optimizer.master_weights, optim::MasterWeights::remainder,
+                     "--master-weights remainder", o.machine.dtype == DType::bf16);
+     }},
+    {true, [](GptOptions& o) { return set_to(o.machine.dtype, DType::bf16, "--dtype bf16"); }},
+    {true,
+     [](GptOptions& o) {
+       return set_to(o.optimizer.state_dtype, DType::bf16, "--state-dtype bf16",
+                     has_f32_moments(o));
+     }},
+    {true,
+     [](GptOptions& o) {
+       return set_to(o.optimizer.state_dtype, DType::f16, "--state-dtype f16", has_f32_moments(o));
+     }},
+};
+
+double cost_of(const train::MemoryPlan& plan, const Rates& rates) {
+  return plan.flops / (1e12 * rates.tflops) +
+         static_cast<double>(plan.bytes_sent) / (1e9 * rates.link);
+}
+
+std::optional<Alternative> try_changes(const GptOptions& options,
+                                       const std::vector<const Change*>& changes,
+                                       const train::MemoryPlan& now, const Rates& rates) {
+  GptOptions o = explicit_options(options);
+  Alternative found;
+  for (const Change* c : changes) {
+    const Flags flags = c->apply(o);
+    if (flags.empty()) return std::nullopt;
+    found.flags += (found.flags.empty() ? "" : " ") + flags;
+    found.rounds |= c->rounds;
+  }
+  try {
+    train::check_options(o);
+    o.gpt().validate();
+    found.plan = plan_memory(o);
+  } catch (const Error&) {  // such as 2 heads for 4 ranks
+    return std::nullopt;
+  }
+  found.cost_s = cost_of(found.plan, rates) - cost_of(now, rates);
+  return found;
+}
+
+bool is_cheaper(const Alternative& a, const Alternative& b) {
+  const auto order = [](const Alternative& x) {
+    return std::tuple(x.plan.ranks, x.rounds, x.cost_s, x.plan.peak.total());
+  };
+  return order(a) < order(b);
+}
+
+// The cheapest of all sets of `count` changes that follow `from` in the table.
+void search_fit(const GptOptions& o, const train::MemoryPlan& now, const Rates& rates,
+                std::int64_t bytes, std::vector<const Change*>& chosen, int count,
+                const Change* from, std::optional<Alternative>& best) {
+  if (count == 0) {
+    std::optional<Alternative> tried = try_changes(o, chosen, now, rates);
+    if (tried && tried->plan.peak.total() <= bytes && (!best || is_cheaper(*tried, *best)))
+      best = std::move(tried);
+    return;
+  }
+  for (const Change* c = from; c != std::end(kChanges); ++c) {
+    chosen.push_back(c);
+    search_fit(o, now, rates, bytes, chosen, count - 1, c + 1, best);
+    chosen.pop_back();
+  }
+}
+
+// Values per token that a block of attention and an MLP keeps: the residual stream and its norm
+// before and after attention, queries, keys, values and output, and the hidden layer of the MLP
+// before and after its activation. The attention's log-sum-exp and the norms' statistics are a few
+// numbers more.
+double closed_block(const GptOptions& o) {
+  const nn::GptConfig c = o.gpt();
+  if (c.attention != nn::AttentionKind::mha || c.has_delta() || c.moe.experts > 0 ||
+      c.dropout > 0 || c.qk_norm || c.arch != nn::Arch::gpt2 ||
+      c.recompute == nn::Recompute::full || o.parallel.tp > 1)
+    return 0;
+  const auto dim = static_cast<double>(c.dim),
+             kv = static_cast<double>(c.kv_head_count() * c.head_dim()),
+             ffn = static_cast<double>(c.ffn_dim());
+  const double hidden = c.recompute == nn::Recompute::selective ? ffn : 2 * ffn;
+  return (6 * dim + 2 * kv + hidden) * static_cast<double>(size_of(o.machine.dtype));
+}
+
+}  // namespace
+
+train::MemoryPlan plan_memory(const GptOptions& o) {
+  GptTask gpt(o);
+  const Tensor row = Tensor::empty({1, o.model.seq}, DType::i32);
+  data::Batch rows{row, row, {}};
+  if (!o.data.pack.empty()) {  // a row is one document
+    rows.positions = Tensor::empty({1, o.model.seq}, DType::i32);
+    for (std::int64_t i = 0; i < o.model.seq; ++i)
+      rows.positions.data<std::int32_t>()[i] = static_cast<std::int32_t>(i);
+  }
+  const int ranks = train::ranks_of(o);
+  return train::plan_memory(gpt.task(), o, rows, ranks > 1 ? ranks : 0,
+                            static_cast<int>(o.parallel.rank));
+}
+
+BlockBytes block_activations(const GptOptions& options, const train::MemoryPlan& plan) {
+  GptOptions o = explicit_options(options);
+  BlockBytes bytes;
+  const double rows = static_cast<double>(o.micro_batch * o.model.seq);
+  bytes.closed = rows * closed_block(o);
+  const nn::GptConfig c = o.gpt();
+  for (std::int64_t i = 1; i < c.layers; ++i)
+    if (c.mixer(i) != c.mixer(0) || c.has_experts(i) != c.has_experts(0)) return bytes;
+  if (c.layers < 2) return bytes;
+  --o.model.layers;
+  o.model.moe_layers.resize(o.model.moe_layers.empty() ? 0 : o.model.moe_layers.size() - 1);
+  constexpr int kActivation = static_cast<int>(Category::activation);
+  bytes.measured = static_cast<double>(plan.before_backward.by_category[kActivation] -
+                                       plan_memory(o).before_backward.by_category[kActivation]);
+  return bytes;
+}
+
+std::vector<Alternative> alternatives(const GptOptions& options, const train::MemoryPlan& plan,
+                                      const Rates& rates) {
+  std::vector<Alternative> all;
+  for (const Change& c : kChanges)
+    if (std::optional<Alternative> a = try_changes(options, {&c}, plan, rates))
+      all.push_back(std::move(*a));
+  return all;
+}
+
+Alternative cheapest_fit(const GptOptions& options, const train::MemoryPlan& plan,
+                         const Rates& rates, std::int64_t bytes) {
+  if (plan.peak.total() <= bytes) return {.flags = "", .rounds = false, .plan = plan, .cost_s = 0};
+  constexpr int kMostChanges = 3;
+  std::optional<Alternative> best;
+  for (int count = 1; count <= kMostChanges && !best; ++count) {
+    std::vector<const Change*> chosen;
+    search_fit(options, plan, rates, bytes, chosen, count, std::begin(kChanges), best);
+  }
+  check(best.has_value(), "--fit: no {} changes together bring {} bytes down to {}", kMostChanges,
+        plan.peak.total(), bytes);
+  return std::move(*best);
+}
+
+std::int64_t parse_bytes(const std::string& flag, const std::string& text) {
+  struct Unit {
+    const char* name;
+    double bytes;
+  };
+  constexpr Unit kUnits[] = {{"", 1},         {"kB", 1e3},     {"MB", 1e6},
+                             {"GB", 1e9},     {"TB", 1e12},    {"KiB", 0x1p10},
+                             {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+  double number = 0;
+  const char* const end = text.data() + text.size();
+  const auto read = std::from_chars(text.data(), end, number);
+  for (const Unit& u : kUnits)
+    if (read.ec == std::errc() && std::string(read.ptr, end) == u.name && number > 0 &&
+        number * u.bytes < 0x1p62)
+      return static_cast<std::int64_t>(number * u.bytes);
+  throw Error(message("{}: must be a size such as 24GiB or 80GB, got '{}'", flag, text));
+}
+
+}  // namespace weft::examples

@@ -1,0 +1,346 @@
+// Plans of memory: equal to real steps byte for byte, by category, and their closed forms.
+#include <doctest/doctest.h>
+
+#include <mutex>
+
+#include "weft/core/memory_trace.h"
+#include "weft/core/random.h"
+#include "weft/examples/common/gpt_plan.h"
+#include "weft/tests/examples/gpt_step.h"
+#include "weft/tests/ranks.h"
+#include "weft/tests/support.h"
+#include "weft/train/memory.h"
+
+namespace weft::examples::memory_plan_test {
+namespace {
+
+using distributed::World;
+using train::MemoryPlan;
+
+GptOptions small() {
+  GptOptions o;
+  o.model.layers = 2;
+  o.model.heads = 2;
+  o.model.dim = 16;
+  o.model.seq = 16;
+  o.model.vocab = 41;
+  o.batch = 4;
+  o.machine.threads = 1;
+  return o;
+}
+
+GptOptions bf16() {
+  GptOptions o = small();
+  o.machine.dtype = DType::bf16;
+  return o;
+}
+
+// With a capacity each expert gets the same number of rows for any data.
+GptOptions experts() {
+  GptOptions o = small();
+  o.model.arch = nn::Arch::llama;
+  o.model.moe.experts = 4;
+  o.model.moe.ffn = 8;
+  o.model.moe.shared_ffn = 8;
+  o.model.moe.router.route.score = RouterScore::sigmoid;
+  o.model.moe.router.capacity_factor = 1.25;
+  o.balance.aux = Aux::bias;
+  return o;
+}
+
+data::Batch batch_of(const GptOptions& o, std::int64_t rows) {
+  const Tensor ids = Tensor::empty({rows, o.model.seq});
+  uniform_(ids, {3, 1, 0}, 0, static_cast<double>(o.model.vocab));
+  data::Batch batch{ids.to(DType::i32), ids.to(DType::i32), {}};
+  if (o.data.pack.empty()) return batch;
+  batch.positions = Tensor::empty({rows, o.model.seq}, DType::i32);
+  for (std::int64_t i = 0; i < rows * o.model.seq; ++i)
+    batch.positions.data<std::int32_t>()[i] = static_cast<std::int32_t>(i % o.model.seq);
+  return batch;
+}
+
+// The second step of a real run on this thread.
+LiveBytes real_peak(const GptOptions& o, const train::Ranks& ranks) {
+  const MemoryTrace trace({kCpu});
+  const std::int64_t before = memory_stats().live_bytes;
+  GptStep gpt(o, ranks);
+  gpt.step(1, batch_of(o, ranks.rows()));
+  const std::int64_t begin = trace.events();
+  const train::StepResult result = gpt.step(2, batch_of(o, ranks.rows()));
+  const MemoryTrace::Peak peak = trace.peak(begin);
+  // The record agrees with the allocator's own counters.
+  if (ranks.size() == 1) CHECK(peak.live.total() == result.peak_bytes - before);
+  return peak.live;
+}
+
+std::string text(const LiveBytes& live) {
+  std::string out = message("{} bytes:", live.total());
+  for (int i = 0; i < kCategories; ++i)
+    out += message(" {} {}", live.by_category[i], name(static_cast<Category>(i)));
+  return out;
+}
+
+MemoryPlan planned(GptOptions o, int rank = 0) {
+  o.machine.device = "meta";
+  o.parallel.rank = rank;
+  return plan_memory(o);
+}
+
+void compare(const std::string& what, const LiveBytes& plan, const LiveBytes& real) {
+  CHECK_MESSAGE(plan == real, message("{}: planned {}; real {}", what, text(plan), text(real)));
+}
+
+struct Case {
+  const char* what;
+  GptOptions (*base)();
+  void (*change)(GptOptions&);
+
+  GptOptions options() const {
+    GptOptions o = base();
+    change(o);
+    return o;
+  }
+};
+
+const Case kAlone[] = {
+    {"gpt2", small, [](GptOptions&) {}},
+    {"llama", small, [](GptOptions& o) { o.model.arch = nn::Arch::llama; }},
+    {"f64", small, [](GptOptions& o) { o.machine.dtype = DType::f64; }},
+    {"selective recompute", small,
+     [](GptOptions& o) { o.model.recompute = nn::Recompute::selective; }},
+    {"full recompute", small, [](GptOptions& o) { o.model.recompute = nn::Recompute::full; }},
+    {"two micro-batches", small, [](GptOptions& o) { o.micro_batch = 2; }},
+    {"more micro-batches than a plan runs", small,
+     [](GptOptions& o) {
+       o.batch = 72;
+       o.micro_batch = 8;
+     }},
+    {"dropout, window, qk-norm, untied", small,
+     [](GptOptions& o) {
+       o.model.dropout = 0.1;
+       o.model.window = 5;
+       o.model.qk_norm = true;
+       o.model.tie = false;
+     }},
+    {"sgd", small, [](GptOptions& o) { o.optimizer.kind = optim::Kind::sgd; }},
+    {"states in bf16", small, [](GptOptions& o) { o.optimizer.state_dtype = DType::bf16; }},
+    {"states in f16", small, [](GptOptions& o) { o.optimizer.state_dtype = DType::f16; }},
+    {"second moment in bf16", small,
+     [](GptOptions& o) { o.optimizer.second_moment = train::SecondMoment::bf16; }},
+    {"norms", small, [](GptOptions& o) { o.run.norms = true; }},
+    {"packed", small, [](GptOptions& o) { o.data.pack = "end"; }},
+    {"bf16", bf16, [](GptOptions&) {}},
+    {"bf16, remainders", bf16,
+     [](GptOptions& o) {
+       o.optimizer.master_weights = optim::MasterWeights::remainder;
+       o.optimizer.state_dtype = DType::bf16;
+     }},
+    {"experts", experts, [](GptOptions&) {}},
+    {"experts, full recompute", experts,
+     [](GptOptions& o) { o.model.recompute = nn::Recompute::full; }},
+    {"experts, selective recompute, mtp", experts,
+     [](GptOptions& o) {
+       o.model.recompute = nn::Recompute::selective;
+       o.model.mtp.depths = 2;
+     }},
+    {"mtp", small, [](GptOptions& o) { o.model.mtp.depths = 1; }},
+    {"latent attention", small,
+     [](GptOptions& o) {
+       o.model.arch = nn::Arch::llama;
+       o.model.attention = nn::AttentionKind::mla;
+     }},
+    {"delta nets", small, [](GptOptions& o) { o.model.pattern = "da"; }},
+};
+
+}  // namespace
+
+TEST_CASE("memory plan: equals a real step on the CPU, by category") {
+  for (const Case& c : kAlone) {
+    const GptOptions o = c.options();
+    const MemoryPlan plan = planned(o);
+    const LiveBytes real = real_peak(o, train::Ranks::alone(o));
+    compare(c.what, plan.peak, real);
+  }
+}
+
+TEST_CASE("memory plan: modules add up to the categories, and the course has the peak") {
+  for (const Case& c : kAlone) {
+    CAPTURE(c.what);
+    const MemoryPlan plan = planned(c.options());
+    LiveBytes sum;
+    for (const MemoryPlan::Module& m : plan.modules)
+      for (int i = 0; i < kCategories; ++i) sum.by_category[i] += m.live.by_category[i];
+    CHECK(sum == plan.peak);
+    CHECK(plan.course.at(static_cast<std::size_t>(plan.peak_event)) == plan.peak);
+    for (const LiveBytes& live : plan.course) CHECK(live.total() <= plan.peak.total());
+    CHECK(plan.marks.front().phase == train::Phase::forward);
+    CHECK(plan.marks.back().phase == train::Phase::update);
+    CHECK(plan.flops > 0);
+    CHECK(plan.bytes_sent == 0);
+  }
+}
+
+TEST_CASE("memory plan: modules by name") {
+  GptOptions o = experts();
+  o.model.mtp.depths = 1;
+  std::vector<std::string> names;
+  for (const MemoryPlan::Module& m : planned(o).modules) names.push_back(m.name);
+  std::sort(names.begin(), names.end());
+  CHECK(names == std::vector<std::string>{"attn", "attn_norm", "embed", "head", "mlp_norm", "moe",
+                                          "mtp", "norm", "rotary", "step"});
+}
+
+namespace {
+
+struct Layout {
+  const char* what;
+  GptOptions (*base)();
+  std::int64_t tp, ep;
+  bool sp, zero;
+};
+constexpr Layout kLayouts[] = {
+    {"dp", small, 1, 1, false, false},          {"dp, zero", small, 1, 1, false, true},
+    {"bf16, zero", bf16, 1, 1, false, true},    {"tp", small, 2, 1, false, false},
+    {"tp + sp", small, 2, 1, true, false},      {"bf16, tp + sp", bf16, 2, 1, true, false},
+    {"experts, ep", experts, 1, 2, false, true}};
+
+}  // namespace
+
+TEST_CASE("memory plan: equals a real step of two ranks, by category") {
+  std::mutex mutex;
+  test::distributed_test({2}, [&](World& w) {
+    for (const Layout& l : kLayouts) {
+      GptOptions o = l.base();
+      o.parallel.ranks = w.size();
+      o.parallel.tp = l.tp;
+      o.parallel.ep = l.ep;
+      o.parallel.sp = l.sp;
+      o.parallel.zero = l.zero;
+      const LiveBytes real = real_peak(o, train::Ranks(w, o));
+      const MemoryPlan plan = planned(o, w.rank());
+      const std::lock_guard lock(mutex);
+      CHECK(plan.bytes_sent > 0);
+      compare(message("{}, rank {}", l.what, w.rank()), plan.peak, real);
+    }
+  });
+}
+
+namespace {
+
+constexpr int kParameter = static_cast<int>(Category::parameter),
+              kOptimizer = static_cast<int>(Category::optimizer);
+
+struct States {
+  DType dtype;
+  optim::MasterWeights masters;
+  DType state;
+  train::SecondMoment second;
+  double weights, gradient, total;  ///< bytes a parameter; `weights` with states
+};
+constexpr auto kF32 = optim::MasterWeights::f32, kRemainder = optim::MasterWeights::remainder;
+constexpr auto kAuto = train::SecondMoment::automatic;
+constexpr States kStates[] = {
+    {DType::f32, kF32, DType::f32, kAuto, 12, 4, 16},
+    {DType::bf16, kF32, DType::f32, kAuto, 14, 4, 18},
+    {DType::bf16, kRemainder, DType::f32, kAuto, 12, 4, 16},
+    {DType::bf16, kRemainder, DType::bf16, kAuto, 10, 4, 14},
+    {DType::bf16, kRemainder, DType::bf16, train::SecondMoment::bf16, 8, 4, 12}};
+
+GptOptions wide(const States& s) {
+  GptOptions o = small();
+  o.model.dim = 256;
+  o.model.vocab = 256;
+  o.machine.device = "meta:cuda";
+  o.machine.dtype = s.dtype;
+  o.optimizer.master_weights = s.masters;
+  o.optimizer.state_dtype = s.state;
+  o.optimizer.second_moment = s.second;
+  return o;
+}
+
+// Weights and states at the peak, which size classes round up by an eighth at most.
+double weights_and_states(const MemoryPlan& plan) {
+  return static_cast<double>(plan.peak.by_category[kParameter] +
+                             plan.peak.by_category[kOptimizer]) /
+         static_cast<double>(plan.parameters);
+}
+
+}  // namespace
+
+TEST_CASE("memory plan: bytes a parameter by closed forms") {
+  for (const States& s : kStates) {
+    const GptOptions o = wide(s);
+    const train::ParameterBytes closed = train::parameter_bytes(o, 1);
+    CHECK(closed.weight + closed.optimizer == s.weights);
+    CHECK(closed.gradient == s.gradient);
+    CHECK(closed.total() == s.total);
+    const double planned = weights_and_states(plan_memory(o));
+    CHECK(planned >= s.weights);
+    CHECK(planned < 1.02 * s.weights);
+  }
+  // 6 + 12 / dp: weights and gradients on every rank, masters and moments divided.
+  for (const int dp : {2, 8, 64}) {
+    GptOptions o = wide(kStates[1]);
+    o.parallel.dp = o.batch = dp;
+    o.parallel.zero = true;
+    CHECK(train::parameter_bytes(o, dp).total() == 6 + 12.0 / dp);
+    const double planned = weights_and_states(plan_memory(o));
+    CHECK(planned >= 2 + 12.0 / dp);
+    CHECK(planned < 1.05 * (2 + 12.0 / dp));
+  }
+}
+
+TEST_CASE("memory plan: the activations of a block by a closed form") {
+  for (const nn::Recompute recompute : {nn::Recompute::none, nn::Recompute::selective}) {
+    GptOptions o = small();
+    o.machine.device = "meta";
+    o.model.dim = 128;
+    o.model.layers = 3;
+    o.model.seq = 128;
+    o.model.recompute = recompute;
+    const BlockBytes block = block_activations(o, plan_memory(o));
+    CHECK(block.measured >= block.closed);
+    CHECK(block.measured < 1.05 * block.closed);
+  }
+}
+
+TEST_CASE("memory plan: what changes save and cost") {
+  GptOptions o = small();
+  o.machine.device = "meta";
+  o.model.dim = 64;
+  o.model.layers = 4;
+  o.model.seq = 64;
+  const MemoryPlan now = plan_memory(o);
+  std::vector<std::string> flags;
+  for (const Alternative& a : alternatives(o, now, {})) {
+    flags.push_back(a.flags);
+    if (a.flags == "--recompute full") {
+      CHECK(a.plan.peak.total() < now.peak.total());
+      CHECK(a.plan.flops > 1.2 * now.flops);
+      CHECK(a.cost_s > 0);
+      CHECK(!a.rounds);
+    }
+    if (a.flags == "--tp 2 --dp 1") CHECK(a.plan.bytes_sent > 0);
+    if (a.flags == "--dtype bf16") CHECK(a.rounds);
+  }
+  CHECK(flags == std::vector<std::string>{"--micro-batch 2", "--recompute selective",
+                                          "--recompute full", "--tp 2 --dp 1", "--dtype bf16",
+                                          "--state-dtype bf16", "--state-dtype f16"});
+  CHECK(cheapest_fit(o, now, {}, now.peak.total()).flags.empty());
+  const std::int64_t little_less = now.peak.total() - 1;
+  CHECK(cheapest_fit(o, now, {}, little_less).flags == "--micro-batch 2");
+  CHECK(test::error_of([&] { cheapest_fit(o, now, {}, 1000); }) ==
+        message("--fit: no 3 changes together bring {} bytes down to 1000", now.peak.total()));
+}
+
+TEST_CASE("memory plan: sizes of memory") {
+  CHECK(parse_bytes("--fit", "24GiB") == std::int64_t{24} << 30);
+  CHECK(parse_bytes("--fit", "80GB") == 80'000'000'000);
+  CHECK(parse_bytes("--fit", "1.5kB") == 1500);
+  CHECK(parse_bytes("--fit", "512") == 512);
+  for (const char* bad : {"", "GiB", "-1GB", "24 GiB", "24gb", "nan", "1e30TB"})
+    CHECK(test::error_of([&] { parse_bytes("--fit", bad); }) ==
+          message("--fit: must be a size such as 24GiB or 80GB, got '{}'", bad));
+}
+
+}  // namespace weft::examples::memory_plan_test
