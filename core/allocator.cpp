@@ -58,8 +58,6 @@ void count_free(const Storage* s) {
   const bool alone = Counter::counts_alone();
   c.by_category[static_cast<int>(s->category)].add(-s->capacity, alone);
   c.live.add(-s->capacity, alone);
-  if (detail::tracing_blocks()) [[unlikely]]
-    detail::trace_freed(*s);
 }
 
 // Counts a block that is not live under the size class of this many bytes.
@@ -299,11 +297,9 @@ Storage* wrap_storage(void* data, std::int64_t bytes, void (*deleter)(void*), vo
   return s;
 }
 
-void Storage::free_storage(Storage* s) {
-  if (s->shared_empty) {
-    s->refs.restart();
-    return;
-  }
+namespace {
+
+inline void free_untraced(Storage* s) {
   if (s->deleter) {
     s->deleter(s->deleter_context);
     s->deleter = nullptr;
@@ -315,8 +311,27 @@ void Storage::free_storage(Storage* s) {
   free_block(s);
 }
 
+// Apart, so that the usual path saves no registers for the call.
+[[gnu::noinline, gnu::cold]] void free_traced(Storage* s) {
+  detail::trace_freed(*s);
+  free_untraced(s);
+}
+
+}  // namespace
+
+void Storage::free_storage(Storage* s) {
+  if (s->shared_empty) {
+    s->refs.restart();
+    return;
+  }
+  if (detail::tracing_blocks()) [[unlikely]]
+    return free_traced(s);
+  free_untraced(s);
+}
+
 void empty_storage(Storage* s) {
   if (s->shared_empty || s->released) return;
+  if (detail::tracing_blocks()) detail::trace_freed(*s);
   if (s->deleter) {
     s->deleter(s->deleter_context);
     s->deleter = nullptr;
