@@ -299,11 +299,9 @@ Storage* wrap_storage(void* data, std::int64_t bytes, void (*deleter)(void*), vo
   return s;
 }
 
-void Storage::free_storage(Storage* s) {
-  if (s->shared_empty) {
-    s->refs.restart();
-    return;
-  }
+namespace {
+
+inline void free_untraced(Storage* s) {
   if (s->deleter) {
     s->deleter(s->deleter_context);
     s->deleter = nullptr;
@@ -315,8 +313,27 @@ void Storage::free_storage(Storage* s) {
   free_block(s);
 }
 
+// Apart, so that the usual path saves no registers for the call.
+[[gnu::noinline, gnu::cold]] void free_traced(Storage* s) {
+  detail::trace_freed(*s);
+  free_untraced(s);
+}
+
+}  // namespace
+
+void Storage::free_storage(Storage* s) {
+  if (s->shared_empty) {
+    s->refs.restart();
+    return;
+  }
+  if (detail::tracing_blocks()) [[unlikely]]
+    return free_traced(s);
+  free_untraced(s);
+}
+
 void empty_storage(Storage* s) {
   if (s->shared_empty || s->released) return;
+  if (detail::tracing_blocks()) detail::trace_freed(*s);
   if (s->deleter) {
     s->deleter(s->deleter_context);
     s->deleter = nullptr;

@@ -2,8 +2,8 @@
 // --device cuda --fit 24GiB. It takes the flags of train_gpt, and with --moe first those of
 // train_moe; it needs neither the data nor the machine.
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 
 #include "weft/core/error.h"
 #include "weft/data/tokenizer.h"
@@ -65,8 +65,7 @@ examples::ProgramLine program_line(PlanOptions& p) {
 
 // "-1.2 MB", "0".
 std::string difference(std::int64_t bytes, const char* plus) {
-  const auto n = static_cast<double>(bytes);
-  return bytes == 0 ? "0" : (bytes < 0 ? "-" : plus) + byte_count(std::abs(n));
+  return bytes == 0 ? "0" : (bytes < 0 ? "-" : plus) + train::short_byte_count(std::abs(bytes));
 }
 
 void print_step(const GptOptions& o, const MemoryPlan& plan) {
@@ -97,7 +96,7 @@ void print_alternatives(const MemoryPlan& now, const std::vector<Alternative>& a
                 "sent", "numbers");
   for (const Alternative& a : all) {
     std::printf("%-28s %9s %9s %6d %+7.1f%% %10s  %s\n", a.flags.c_str(),
-                byte_count(static_cast<double>(a.plan.peak.total())).c_str(),
+                train::short_byte_count(a.plan.peak.total()).c_str(),
                 difference(now.peak.total() - a.plan.peak.total(), "").c_str(), a.plan.ranks,
                 100 * (a.plan.flops / now.flops - 1),
                 difference(a.plan.bytes_sent - now.bytes_sent, "+").c_str(),
@@ -145,10 +144,10 @@ int run(GptOptions o, const PlanOptions& p) {
     const Alternative best = examples::cheapest_fit(o, plan, p.rates, fit);
     const std::string peak = byte_count(static_cast<double>(best.plan.peak.total()));
     print_fact("fits " + p.fit,
-               best.flags.empty()
-                   ? "as it is"
-                   : message("with {}: {} on {} ranks, {} ms a step more", best.flags, peak,
-                             best.plan.ranks, formatted("%.3g", 1e3 * best.cost_s)));
+               best.flags.empty() ? "as it is"
+                                  : message("with {}: {} on {} rank{}, {} ms a step", best.flags,
+                                            peak, best.plan.ranks, best.plan.ranks == 1 ? "" : "s",
+                                            formatted("%+.3g", 1e3 * best.cost_s)));
     json.set("fit", to_json(best));
   }
   if (!p.json.empty()) io::write_file(p.json, json.dump() + "\n");

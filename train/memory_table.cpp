@@ -5,12 +5,6 @@
 namespace weft::train {
 namespace {
 
-// At most nine characters.
-std::string short_bytes(std::int64_t bytes) {
-  const auto n = static_cast<double>(bytes);
-  return bytes == 0 ? "0" : bytes < 1'000'000 ? formatted("%.1f kB", n * 1e-3) : byte_count(n);
-}
-
 io::Json to_json(const LiveBytes& live) {
   io::Json out = io::Json::object();
   for (int i = 0; i < kCategories; ++i)
@@ -36,7 +30,7 @@ std::string memory_table(const MemoryPlan& plan, const ParameterBytes& closed) {
   out += "category       at the peak    share  bytes a parameter  closed form\n";
   const auto row = [&](const char* name, std::int64_t bytes, double form) {
     const auto size = static_cast<double>(bytes);
-    out += formatted("%-14s%12s %7.1f%% %18.3f", name, short_bytes(bytes).c_str(),
+    out += formatted("%-14s%12s %7.1f%% %18.3f", name, short_byte_count(bytes).c_str(),
                      100 * size / static_cast<double>(total), size / n) +
            (form > 0 ? formatted("%13.3f\n", form) : "\n");
   };
@@ -54,9 +48,9 @@ std::string memory_table(const MemoryPlan& plan, const ParameterBytes& closed) {
   for (const MemoryPlan::Module& m : plan.modules) {
     out += formatted("%-10s", m.name.c_str());
     add_columns([&](int i) {
-      return m.live.by_category[i] == 0 ? std::string() : short_bytes(m.live.by_category[i]);
+      return m.live.by_category[i] == 0 ? std::string() : short_byte_count(m.live.by_category[i]);
     });
-    out += formatted("%12s\n", short_bytes(m.live.total()).c_str());
+    out += formatted("%12s\n", short_byte_count(m.live.total()).c_str());
   }
   return out;
 }

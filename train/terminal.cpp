@@ -105,4 +105,9 @@ std::string byte_count(double bytes) {
   return bytes < 1e9 ? formatted("%.1f MB", bytes * 1e-6) : formatted("%.2f GB", bytes * 1e-9);
 }
 
+std::string short_byte_count(std::int64_t bytes) {
+  const auto n = static_cast<double>(bytes);
+  return bytes == 0 ? "0" : bytes < 1'000'000 ? formatted("%.1f kB", n * 1e-3) : byte_count(n);
+}
+
 }  // namespace weft::train

@@ -36,5 +36,7 @@ std::vector<std::string> fact_lines(const std::string& name, const std::string& 
 std::string with_separators(std::int64_t n);
 /// "512 bytes", "1.2 MB", "3.40 GB".
 std::string byte_count(double bytes);
+/// The same in at most nine characters: "0.5 kB"; "0".
+std::string short_byte_count(std::int64_t bytes);
 
 }  // namespace weft::train

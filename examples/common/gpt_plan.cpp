@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <sstream>
 #include <tuple>
 #include <utility>
 
@@ -28,6 +29,25 @@ bool has_f32_moments(const GptOptions& o) {
 
 // The flags of a change that was made; empty: it is in effect already, or means nothing here.
 using Flags = std::string;
+
+// "--tp 2 --dp 4" and then "--tp 4 --dp 2": a later value of a flag replaces the earlier one.
+Flags merged(const Flags& earlier, const Flags& later) {
+  std::vector<std::pair<std::string, std::string>> all;  // flag, value
+  for (const Flags* flags : {&earlier, &later}) {
+    std::istringstream in(*flags);
+    for (std::string word; in >> word;) {
+      if (!word.starts_with("--")) {
+        all.back().second = ' ' + word;
+        continue;
+      }
+      std::erase_if(all, [&](const auto& f) { return f.first == word; });
+      all.emplace_back(word, "");
+    }
+  }
+  Flags text;
+  for (const auto& [flag, value] : all) text += (text.empty() ? "" : " ") + flag + value;
+  return text;
+}
 
 std::string ranks_text(const GptOptions& o, const char* flag, std::int64_t degree) {
   return message("{} {} --dp {}", flag, degree, o.parallel.dp);
@@ -113,7 +133,7 @@ std::optional<Alternative> try_changes(const GptOptions& options,
   for (const Change* c : changes) {
     const Flags flags = c->apply(o);
     if (flags.empty()) return std::nullopt;
-    found.flags += (found.flags.empty() ? "" : " ") + flags;
+    found.flags = merged(found.flags, flags);
     found.rounds |= c->rounds;
   }
   try {
@@ -127,6 +147,7 @@ std::optional<Alternative> try_changes(const GptOptions& options,
   return found;
 }
 
+// Of as many changes.
 bool is_cheaper(const Alternative& a, const Alternative& b) {
   const auto order = [](const Alternative& x) {
     return std::tuple(x.plan.ranks, x.rounds, x.cost_s, x.plan.peak.total());
@@ -134,7 +155,8 @@ bool is_cheaper(const Alternative& a, const Alternative& b) {
   return order(a) < order(b);
 }
 
-// The cheapest of all sets of `count` changes that follow `from` in the table.
+// The cheapest of all sets of `count` changes from `from` on. Those that double or halve may come
+// several times; the others do nothing the second time.
 void search_fit(const GptOptions& o, const train::MemoryPlan& now, const Rates& rates,
                 std::int64_t bytes, std::vector<const Change*>& chosen, int count,
                 const Change* from, std::optional<Alternative>& best) {
@@ -146,26 +168,28 @@ void search_fit(const GptOptions& o, const train::MemoryPlan& now, const Rates& 
   }
   for (const Change* c = from; c != std::end(kChanges); ++c) {
     chosen.push_back(c);
-    search_fit(o, now, rates, bytes, chosen, count - 1, c + 1, best);
+    search_fit(o, now, rates, bytes, chosen, count - 1, c, best);
     chosen.pop_back();
   }
 }
 
-// Values per token that a block of attention and an MLP keeps: the residual stream and its norm
-// before and after attention, queries, keys, values and output, and the hidden layer of the MLP
-// before and after its activation. The attention's log-sum-exp and the norms' statistics are a few
-// numbers more.
+// Bytes per token that a block of attention and an MLP keeps. Of the whole width: the residual
+// stream and its norm, twice; --sp divides the first. Divided by --tp: queries, keys, values and
+// the output of attention; the hidden layer of the MLP, with its gate, before and after the
+// activation. The log-sum-exp of attention and the statistics of norms are a few numbers more.
 double closed_block(const GptOptions& o) {
   const nn::GptConfig c = o.gpt();
-  if (c.attention != nn::AttentionKind::mha || c.has_delta() || c.moe.experts > 0 ||
-      c.dropout > 0 || c.qk_norm || c.arch != nn::Arch::gpt2 ||
-      c.recompute == nn::Recompute::full || o.parallel.tp > 1)
+  if (c.attention != nn::AttentionKind::mha || c.has_delta() || c.moe.experts > 0 || c.qk_norm ||
+      o.parallel.tp_overlap != distributed::Overlap::none)
     return 0;
-  const auto dim = static_cast<double>(c.dim),
+  const auto dim = static_cast<double>(c.dim), ffn = static_cast<double>(c.ffn_dim()),
              kv = static_cast<double>(c.kv_head_count() * c.head_dim()),
-             ffn = static_cast<double>(c.ffn_dim());
-  const double hidden = c.recompute == nn::Recompute::selective ? ffn : 2 * ffn;
-  return (6 * dim + 2 * kv + hidden) * static_cast<double>(size_of(o.machine.dtype));
+             tp = static_cast<double>(o.parallel.tp), stream = 2 * dim / (o.parallel.sp ? tp : 1);
+  const auto width = static_cast<double>(size_of(o.machine.dtype));
+  if (c.recompute == nn::Recompute::full) return stream * width;
+  const double hidden = (c.arch == nn::Arch::llama ? 3 : 2) * ffn -
+                        (c.recompute == nn::Recompute::selective ? ffn : 0);
+  return (stream + 2 * dim + (2 * dim + 2 * kv + hidden) / tp) * width;
 }
 
 }  // namespace
@@ -215,9 +239,13 @@ Alternative cheapest_fit(const GptOptions& options, const train::MemoryPlan& pla
   if (plan.peak.total() <= bytes) return {.flags = "", .rounds = false, .plan = plan, .cost_s = 0};
   constexpr int kMostChanges = 3;
   std::optional<Alternative> best;
-  for (int count = 1; count <= kMostChanges && !best; ++count) {
+  for (int count = 1; count <= kMostChanges; ++count) {
     std::vector<const Change*> chosen;
-    search_fit(options, plan, rates, bytes, chosen, count, std::begin(kChanges), best);
+    std::optional<Alternative> found;
+    search_fit(options, plan, rates, bytes, chosen, count, std::begin(kChanges), found);
+    const auto price = [](const Alternative& a) { return std::pair(a.plan.ranks, a.rounds); };
+    if (found && (!best || price(*found) < price(*best))) best = std::move(found);
+    if (best && best->plan.ranks <= plan.ranks && !best->rounds) break;
   }
   check(best.has_value(), "--fit: no {} changes together bring {} bytes down to {}", kMostChanges,
         plan.peak.total(), bytes);

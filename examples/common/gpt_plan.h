@@ -35,8 +35,8 @@ struct Alternative {
 std::vector<Alternative> alternatives(const GptOptions& options, const train::MemoryPlan& plan,
                                       const Rates& rates);
 /// The cheapest changes, up to three together, with which the peak is at most `bytes`; empty flags
-/// if none are needed. Cheaper is: fewer changes; no more ranks; the same numbers; less time.
-/// Throws Error if nothing fits.
+/// if none are needed. Doubling or halving may be two or three of them. Cheaper is: fewer ranks;
+/// then the same numbers; then fewer changes; then less time. Throws Error if nothing fits.
 Alternative cheapest_fit(const GptOptions& options, const train::MemoryPlan& plan,
                          const Rates& rates, std::int64_t bytes);
 

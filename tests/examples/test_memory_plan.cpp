@@ -258,11 +258,19 @@ GptOptions wide(const States& s) {
   return o;
 }
 
-// Weights and states at the peak, which size classes round up by an eighth at most.
+// Weights and states at the peak.
 double weights_and_states(const MemoryPlan& plan) {
   return static_cast<double>(plan.peak.by_category[kParameter] +
                              plan.peak.by_category[kOptimizer]) /
          static_cast<double>(plan.parameters);
+}
+
+// A tensor of this many bytes for each value of each parameter, in size classes.
+std::int64_t tensors_of(const GptOptions& o, std::int64_t width) {
+  const GptTask gpt(o);
+  std::int64_t bytes = 0;
+  for (const Tensor& p : gpt.model.parameters()) bytes += size_class_bytes(width * p.numel());
+  return bytes;
 }
 
 }  // namespace
@@ -274,9 +282,16 @@ TEST_CASE("memory plan: bytes a parameter by closed forms") {
     CHECK(closed.weight + closed.optimizer == s.weights);
     CHECK(closed.gradient == s.gradient);
     CHECK(closed.total() == s.total);
-    const double planned = weights_and_states(plan_memory(o));
-    CHECK(planned >= s.weights);
-    CHECK(planned < 1.02 * s.weights);
+    // Exact, but for the size class of each tensor.
+    const MemoryPlan plan = plan_memory(o);
+    const bool bf16 = s.dtype == DType::bf16;
+    const auto width = [](DType t) { return static_cast<std::int64_t>(size_of(t)); };
+    CHECK(plan.peak.by_category[kParameter] == tensors_of(o, width(s.dtype)));
+    CHECK(plan.peak.by_category[kOptimizer] ==
+          tensors_of(o, width(s.state)) + tensors_of(o, width(o.optimizer.second_moment_dtype())) +
+              (bf16 ? tensors_of(o, s.masters == kRemainder ? 2 : 4) : 0));
+    CHECK(weights_and_states(plan) >= s.weights);
+    CHECK(weights_and_states(plan) < 1.01 * s.weights);
   }
   // 6 + 12 / dp: weights and gradients on every rank, masters and moments divided.
   for (const int dp : {2, 8, 64}) {
@@ -291,17 +306,33 @@ TEST_CASE("memory plan: bytes a parameter by closed forms") {
 }
 
 TEST_CASE("memory plan: the activations of a block by a closed form") {
-  for (const nn::Recompute recompute : {nn::Recompute::none, nn::Recompute::selective}) {
-    GptOptions o = small();
-    o.machine.device = "meta";
-    o.model.dim = 128;
-    o.model.layers = 3;
-    o.model.seq = 128;
-    o.model.recompute = recompute;
-    const BlockBytes block = block_activations(o, plan_memory(o));
-    CHECK(block.measured >= block.closed);
-    CHECK(block.measured < 1.05 * block.closed);
-  }
+  for (const nn::Arch arch : {nn::Arch::gpt2, nn::Arch::llama})
+    for (const nn::Recompute recompute :
+         {nn::Recompute::none, nn::Recompute::selective, nn::Recompute::full})
+      for (const std::int64_t tp : {1, 2})
+        for (const bool sp : {false, true}) {
+          if (sp && tp == 1) continue;
+          CAPTURE(word_of(nn::kRecomputeWords, recompute));
+          GptOptions o = small();
+          o.machine.device = "meta";
+          o.model.arch = arch;
+          o.model.dim = 256;
+          o.model.heads = 4;
+          o.model.kv_heads = 2;
+          o.model.ffn = 1024;
+          o.model.layers = 3;
+          o.model.seq = 128;
+          o.model.recompute = recompute;
+          o.parallel.tp = tp;
+          o.parallel.sp = sp;
+          const BlockBytes block = block_activations(o, plan_memory(o));
+          CHECK(block.measured >= block.closed);
+          CHECK(block.measured < 1.02 * block.closed);
+        }
+  GptOptions o = experts();
+  o.machine.device = "meta";
+  CHECK(block_activations(o, plan_memory(o)).closed == 0);
+  CHECK(block_activations(o, plan_memory(o)).measured > 0);
 }
 
 TEST_CASE("memory plan: what changes save and cost") {
@@ -329,6 +360,18 @@ TEST_CASE("memory plan: what changes save and cost") {
   CHECK(cheapest_fit(o, now, {}, now.peak.total()).flags.empty());
   const std::int64_t little_less = now.peak.total() - 1;
   CHECK(cheapest_fit(o, now, {}, little_less).flags == "--micro-batch 2");
+  CHECK(cheapest_fit(o, now, {}, now.peak.total() * 13 / 20).flags == "--recompute full");
+  // A change that doubles or halves may come twice, and its last value is shown. More ranks would
+  // be one change.
+  o.model.recompute = nn::Recompute::full;
+  const MemoryPlan full = plan_memory(o);
+  o.micro_batch = 1;
+  const std::int64_t least = plan_memory(o).peak.total();
+  o.micro_batch = 0;
+  const Alternative twice = cheapest_fit(o, full, {}, least);
+  CHECK(twice.flags == "--micro-batch 1");
+  CHECK(twice.plan.peak.total() == least);
+  CHECK(cheapest_fit(o, full, {}, least - 1).flags != "--micro-batch 1");
   CHECK(test::error_of([&] { cheapest_fit(o, now, {}, 1000); }) ==
         message("--fit: no 3 changes together bring {} bytes down to 1000", now.peak.total()));
 }
