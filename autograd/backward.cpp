@@ -3,6 +3,9 @@
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/tape_state.h"
+#include "weft/core/dispatch.h"
+#include "weft/core/kernels/copy.h"
+#include "weft/core/kernels/elementwise.h"
 
 namespace weft {
 
@@ -25,22 +28,44 @@ void Backward::add(int i, Tensor dx) {
   tape.accumulate(tape.slot(inputs_[i]), op_, std::move(dx));
 }
 
-Tensor Backward::accumulator(int i, const Shape& shape, DType dtype, bool can_add_to_f32) {
+GradientSum Backward::accumulator(int i, const Shape& shape, DType dtype, bool can_be_f32) {
   if (!needs(i)) return {};
   Tape& tape = tape_->holder(inputs_[i]);
   Tape::Slot& s = tape.slot(inputs_[i]);
   const Tensor* const leaf = tape.leaf_to_fill(s);
-  Tensor sum = leaf ? leaf->main_grad() : Tensor();
-  if (sum.defined() && sum.shape() == shape && sum.is_contiguous() &&
-      (sum.dtype() == dtype ||
-       (can_add_to_f32 && dtype == DType::bf16 && sum.dtype() == DType::f32)))
+  GradientSum sum{leaf ? leaf->main_grad() : Tensor(), true};
+  if (sum.to.defined() && sum.to.shape() == shape && sum.to.is_contiguous() &&
+      (sum.to.dtype() == dtype ||
+       (can_be_f32 && dtype == DType::bf16 && sum.to.dtype() == DType::f32))) {
     s.in_main = true;
-  else if (tape.can_add_in_place(s) && s.grad.shape() == shape && s.grad.dtype() == dtype)
-    sum = s.grad;
-  else
+    sum.adds = detail::continue_main_grad(*leaf);
+  } else if (tape.can_add_in_place(s) && s.grad.shape() == shape && s.grad.dtype() == dtype) {
+    sum.to = s.grad;
+  } else {
     return {};
-  sum.bump_version();
+  }
+  sum.to.bump_version();
   return sum;
+}
+
+DType Backward::sum_dtype(int i, DType dtype) const {
+  if (!needs(i) || dtype != DType::bf16) return dtype;
+  Tape& tape = tape_->holder(inputs_[i]);
+  const Tensor* const leaf = tape.leaf_to_fill(tape.slot(inputs_[i]));
+  const Tensor main = leaf ? leaf->main_grad() : Tensor();
+  return main.defined() && main.is_contiguous() && main.dtype() == DType::f32 ? DType::f32 : dtype;
+}
+
+void Backward::add_wide(int i, const Tensor& dx, DType dtype) {
+  if (dx.dtype() == dtype) return add(i, dx);
+  const GradientSum sum = accumulator(i, dx.shape(), dx.dtype());
+  if (!sum.to.defined()) return add(i, cast(dx, dtype));
+  if (sum.adds) {
+    detail::count_update(sum.to);
+    dispatch<cpu::add_scaled, cuda::add_scaled>(dx, 1.0, sum.to);
+  } else {
+    dispatch<cpu::copy, cuda::copy>(dx, sum.to);
+  }
 }
 
 void Backward::once_differentiable() const {

@@ -79,6 +79,12 @@ class TensorRefs {
   int size_;
 };
 
+/// A buffer that holds or will hold the sum of an input's gradients.
+struct GradientSum {
+  Tensor to;          ///< null if there is none
+  bool adds = false;  ///< a kernel adds to what it holds; otherwise the kernel overwrites it
+};
+
 /// The argument of a backward lambda: holds the gradients of the op's outputs and takes those of
 /// its inputs. Inputs and outputs have the indices they had in record().
 class Backward {
@@ -91,13 +97,19 @@ class Backward {
   bool needs(int i) const { return inputs_[i] != 0; }
   /// Adds dx to the gradient of input i. Does nothing if that input needs no gradient.
   void add(int i, Tensor dx);
-  /// The buffer that holds the gradient of input i so far, for a kernel that accumulates into it
-  /// and does not call add(): this saves a buffer and a pass over memory. Null if there is no
-  /// gradient yet, another handle shares the buffer, an outer tape needs its history, or its shape
-  /// or dtype differs (add() then reports that). The buffer may be the leaf's grad() or, for
-  /// kernels that add bf16 products to f32, its main_grad(): both may hold a partial sum until
-  /// backward() returns.
-  Tensor accumulator(int i, const Shape& shape, DType dtype, bool can_add_to_f32 = false);
+  /// Adds dx, which may be wider than the input's dtype `dtype`: a main_grad() of dx's dtype gets it
+  /// unrounded.
+  void add_wide(int i, const Tensor& dx, DType dtype);
+  /// The buffer for the gradient of input i, for a kernel that writes it and does not call add():
+  /// this saves a buffer and a pass over memory. A caller that gets one must write all of it. It is
+  /// the leaf's main_grad(), which the first gradient of a step overwrites, or the sum so far, which
+  /// may be the leaf's grad(); both may hold a partial sum until backward() returns. Null if there
+  /// is no gradient yet, another handle shares the buffer, an outer tape needs its history, or its
+  /// shape or dtype differs (add() then reports that). `can_be_f32`: for dtype bf16 a main_grad() of
+  /// f32 will do too.
+  GradientSum accumulator(int i, const Shape& shape, DType dtype, bool can_be_f32 = false);
+  /// f32 where input i is a bf16 leaf with an f32 main_grad(), to which add_wide() adds; else dtype.
+  DType sum_dtype(int i, DType dtype) const;
   /// Call this in a backward that runs a fused kernel.
   /// Throws Error if an outer tape is recording: it could not differentiate the kernel.
   void once_differentiable() const;

@@ -49,7 +49,7 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, const Tensor& 
           .x = x, .taps = taps, .cu_seqlens = cu, .dy = contiguous(b.dy()), .silu = silu},
       CausalConv1dBwdOut{.dx = dx, .dtaps = dtaps, .dpre = dpre, .partials = partials});
   b.add(0, dx);
-  if (dtaps.defined()) b.add(1, cast(contiguous(dtaps.t()), weight.dtype()));
+  if (dtaps.defined()) b.add_wide(1, contiguous(dtaps.t()), weight.dtype());
 }
 
 Tensor run(const Tensor& input, const Tensor& weight, const Tensor& cu, bool silu) {

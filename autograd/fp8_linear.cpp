@@ -60,9 +60,9 @@ Kept keep(const Products& p, const Tensor& x, const Tensor& weight, Quantized qx
   return {SavedQuantized(qx, "x"), SavedQuantized(qw, "weight"), {}, {}};
 }
 
-void add_weight_gradient(Backward& b, const Products& p, const Shape& shape, const auto& multiply) {
-  if (const Tensor sum = b.accumulator(1, shape, p.dtype, true); sum.defined())
-    return multiply(sum, true);
+void add_product_gradient(Backward& b, const Products& p, const Shape& shape, const auto& multiply) {
+  if (const GradientSum sum = b.accumulator(1, shape, p.dtype, true); sum.to.defined())
+    return multiply(sum.to, sum.adds);
   Tensor dw = Tensor::empty(shape, p.dtype, b.dy().device());
   multiply(dw, false);
   b.add(1, std::move(dw));
@@ -88,7 +88,7 @@ void plain_backward(Backward& b, const Products& p, const Kept& kept, const Size
   }
   if (!b.needs(1)) return;
   const Tensor x = operand(kept.plain_x, kept.x, p.row_groups());
-  add_weight_gradient(b, p, sizes.weight, [&](const Tensor& out, bool accumulate) {
+  add_product_gradient(b, p, sizes.weight, [&](const Tensor& out, bool accumulate) {
     fp8::multiply_plain(p, GroupedProduct::weight_grad, dy, x, {}, out, accumulate);
   });
 }
@@ -107,7 +107,7 @@ void rounded_backward(Backward& b, const Products& p, const Kept& kept, const Si
   }
   if (!weight) return;
   if (block) g = fp8::round_along_rows(p, dy, fp8::kGradient);
-  add_weight_gradient(b, p, sizes.weight, [&](const Tensor& out, bool accumulate) {
+  add_product_gradient(b, p, sizes.weight, [&](const Tensor& out, bool accumulate) {
     fp8::multiply(p, GroupedProduct::weight_grad, g, kept.x.get(), {}, out, accumulate);
   });
 }
@@ -144,7 +144,7 @@ Tensor run(const char* op, const Products& p, const Tensor& x_given, const Tenso
                    rounded_backward(b, p, kept, sizes, dy, reduce);
                  else
                    plain_backward(b, p, kept, sizes, dy);
-                 if (b.needs(2)) b.add(2, sum(dy, {0}));
+                 add_bias_gradient(b, 2, dy);
                });
   return y;
 }

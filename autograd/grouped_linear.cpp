@@ -2,6 +2,7 @@
 
 #include "weft/autograd/grouped_products.h"
 #include "weft/autograd/operand.h"
+#include "weft/autograd/parameter_gradient.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
@@ -46,12 +47,11 @@ void check_operands(const Tensor& x, const Tensor& weight, const Tensor& bias, c
   if (bias_scale.defined()) check_like_x("bias_scale", bias_scale, {x.dim(0)}, x);
 }
 
-Tensor weight_grad(const Tensor& dy, const Tensor& x, const Tensor& rows) {
-  const std::int64_t o = dy.dim(1), i = x.dim(1);
-  Tensor dw = Tensor::empty({rows.numel(), o, i}, dy.dtype(), dy.device());
-  detail::clear_empty_groups(rows, dw);
-  detail::grouped_product(dy, x, GroupedProduct::weight_grad, rows, dw);
-  return dw;
+// dw (groups, outputs, inputs) = the products of dy and x, added to dw when `adds`.
+void weight_grad(const Tensor& dy, const Tensor& x, const Tensor& rows, const Tensor& dw,
+                 bool adds = false) {
+  if (!adds) detail::clear_empty_groups(rows, dw);
+  detail::grouped_product(dy, x, GroupedProduct::weight_grad, rows, dw, adds);
 }
 
 // The bias as a weight with one input column, whose input is the row's scale.
@@ -87,15 +87,17 @@ Tensor grouped_linear(const Tensor& given, const Tensor& weights, const Tensor& 
                      b.add(0, std::move(dx));
                    }
                    if (b.needs(1)) {
-                     if (const Tensor sum = b.accumulator(1, sw.get().shape(), dy.dtype(), true);
-                         sum.defined())
-                       detail::grouped_product(dy, sx.get(), GroupedProduct::weight_grad, n.get(), sum, true);
-                     else
-                       b.add(1, weight_grad(dy, sx.get(), n.get()));
+                     const GradientSum sum =
+                         b.accumulator(1, sw.get().shape(), dy.dtype(), true);
+                     const Tensor dw = sum.to.defined() ? sum.to : empty_like(sw.get());
+                     weight_grad(dy, sx.get(), n.get(), dw, sum.adds);
+                     if (!sum.to.defined()) b.add(1, dw);
                    }
-                   if (b.needs(2))
-                     b.add(2, reshape(weight_grad(dy, as_column(ss.get()), n.get()),
-                                      {sw.get().dim(0), dy.dim(1)}));
+                   if (b.needs(2)) {
+                     detail::ParameterGradient dbias(b, 2, {sw.get().dim(0), dy.dim(1)}, dy);
+                     weight_grad(dy, as_column(ss.get()), n.get(), as_column(dbias.to));
+                     dbias.give(b);
+                   }
                    if (b.needs(3)) {
                      Tensor ds = empty_like(ss.get());
                      detail::grouped_product(dy, as_column(sb.get()), GroupedProduct::input_grad, n.get(),

@@ -73,8 +73,11 @@ class HeadChunks {
     });
   }
 
-  /// Gradients for the upstream gradient of each row, dy (R); recomputes the logits.
-  void gradients(const Tensor& stats, const Tensor& dy, const Tensor& dx, const Tensor& dw) {
+  /// Gradients for the upstream gradient of each row, dy (R); recomputes the logits. `adds`: dw is
+  /// added to what its tensor holds.
+  void gradients(const Tensor& stats, const Tensor& dy, const Tensor& dx, const Tensor& dw,
+                 bool adds) {
+    adds_ = adds;
     zero_if_no_rows(dw);
     each([&](const Tensor& logits, std::int64_t first, std::int64_t n) {
       if (part_) {
@@ -138,11 +141,11 @@ class HeadChunks {
   void products(const Tensor& dlogits, std::int64_t first, std::int64_t n, const Tensor& dx,
                 const Tensor& dw) {
     if (dx.defined()) gemm(dlogits, weight_, rows_of(dx, first, n));
-    if (dw.defined()) gemm(transposed(dlogits), rows_of(x_, first, n), dw, first > 0);
+    if (dw.defined()) gemm(transposed(dlogits), rows_of(x_, first, n), dw, adds_ || first > 0);
   }
 
   void zero_if_no_rows(const Tensor& dw) const {
-    if (dw.defined() && rows_ == 0) dispatch<cpu::fill, cuda::fill>(dw, 0.0);
+    if (dw.defined() && rows_ == 0 && !adds_) dispatch<cpu::fill, cuda::fill>(dw, 0.0);
   }
 
   std::int64_t rows_, size_;
@@ -151,6 +154,7 @@ class HeadChunks {
   std::optional<ClassRange> part_;
   const Gather* gather_;
   Tensor logits_;
+  bool adds_ = false;
 };
 
 }  // namespace weft::detail

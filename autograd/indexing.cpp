@@ -8,6 +8,7 @@
 #include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
+#include "weft/core/kernels/copy.h"
 #include "weft/core/kernels/indexing.h"
 
 namespace weft {
@@ -158,13 +159,14 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
     Tape::record("embedding", {&weight}, {&y},
                  [i = save(flat, "ids"), whole = weight.shape()](Backward& b) {
                    const Tensor rows = reshape(b.dy(), {i.get().numel(), whole[1]});
-                   // A tied head has added its gradient already: add only the rows in use.
-                   const Tensor sum =
-                       needs_wider_sums(rows) ? Tensor() : b.accumulator(0, whole, rows.dtype());
-                   if (sum.defined())
-                     add_rows(rows, i.get(), 0, sum);
-                   else
-                     b.add(0, index_add(rows, 0, i.get(), whole));
+                   // Where a tied head has written its gradient already, only the rows in use change.
+                   const DType dtype = b.sum_dtype(0, rows.dtype());
+                   const GradientSum sum = dtype == rows.dtype() && needs_wider_sums(rows)
+                                               ? GradientSum{}
+                                               : b.accumulator(0, whole, dtype);
+                   if (!sum.to.defined()) return b.add(0, index_add(rows, 0, i.get(), whole));
+                   if (!sum.adds) dispatch<cpu::fill, cuda::fill>(sum.to, 0.0);
+                   add_rows(needs_wider_sums(rows) ? cast(rows, dtype) : rows, i.get(), 0, sum.to);
                  });
   return y;
 }

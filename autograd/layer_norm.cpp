@@ -1,7 +1,7 @@
 #include "weft/autograd/layer_norm.h"
 
 #include "weft/autograd/norm_checks.h"
-#include "weft/autograd/norm_gradient.h"
+#include "weft/autograd/parameter_gradient.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
@@ -22,9 +22,10 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, bool has_bias,
   const bool need_weight = weight.defined() && b.needs(2), need_bias = has_bias && b.needs(3);
   const std::int64_t C = x.dim(-1), wanted = need_weight + need_bias;
   Tensor dx = empty_like(x), partials;
-  detail::RowGradient dweight, dbias;
-  if (need_weight) dweight = {b, 2, x, {}};
-  if (need_bias) dbias = {b, 3, x, dweight.to};
+  detail::ParameterGradient dweight, dbias;
+  constexpr auto kAdds = detail::ParameterGradient::Kernel::can_add;
+  if (need_weight) dweight = {b, 2, {C}, x, kAdds};
+  if (need_bias) dbias = {b, 3, {C}, x, kAdds, dweight.to};
   if (wanted)
     partials = Tensor::empty({wanted, norm_chunks(mean.numel(), x.device().is_gpu()), C},
                              mean.dtype(), x.device());
@@ -42,8 +43,8 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, bool has_bias,
                  .adds_weight = dweight.adds,
                  .adds_bias = dbias.adds});
   give(dx);
-  dweight.give(b, 2);
-  dbias.give(b, 3);
+  dweight.give(b);
+  dbias.give(b);
 }
 
 LayerNormResidual run(const char* op, const Tensor& input, const Tensor& stream,

@@ -1,5 +1,6 @@
 #pragma once
 #include "weft/autograd/matmul.h"
+#include "weft/autograd/parameter_gradient.h"
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
@@ -21,25 +22,36 @@ inline Tensor f32_scratch(std::int64_t n, Device device) {
   return n ? Tensor::empty({n}, DType::f32, device) : Tensor();
 }
 
-/// Adds dbias, whose dtype is that of the weight gradient.
-inline void add_bias_gradient(Backward& b, int bias, const Tensor& dbias, DType dtype) {
-  if (dbias.dtype() == dtype) return b.add(bias, dbias);
-  const Tensor main = b.accumulator(bias, dbias.shape(), dtype, true);
-  if (main.defined() && main.dtype() == dbias.dtype()) {
-    count_update(main);
-    dispatch<cpu::add_scaled, cuda::add_scaled>(dbias, 1.0, main);
-  } else {
-    b.add(bias, dbias.to(dtype));
-  }
+/// Adds the sum of the rows of dy (M, N) to the gradient of a bias, which is input `bias`.
+inline void add_bias_gradient(Backward& b, int bias, const Tensor& dy) {
+  if (!b.needs(bias)) return;
+  if (b.sum_dtype(bias, dy.dtype()) == dy.dtype()) return b.add(bias, weft::sum(dy, {0}));
+  ParameterGradient dbias(b, bias, {dy.dim(1)}, dy);
+  sum_rows(contiguous(dy), dbias.to);
+  dbias.give(b);
+}
+
+/// Adds dy (M, N)^T x (M, K) to the gradient of a weight, which is input `weight`.
+inline void add_weight_gradient(Backward& b, int weight, const Tensor& dy, const Tensor& x) {
+  if (const GradientSum sum =
+          b.accumulator(weight, {dy.dim(1), x.dim(1)}, dy.dtype(), true);
+      sum.to.defined())
+    gemm(transposed(dy), x, sum.to, sum.adds);
+  else if (b.needs(weight))
+    b.add(weight, matmul(transpose(dy, 0, 1), x));
 }
 
 /// Computes both gradients in one GPU matrix product, which also sums the rows of dy.
 inline void add_weight_and_bias(Backward& b, int weight, int bias, const Tensor& dy,
-                                const Tensor& x, const Tensor& sum) {
+                                const Tensor& x) {
+  const GradientSum sum = b.accumulator(weight, {dy.dim(1), x.dim(1)}, dy.dtype(), true);
   const Tensor out =
-      sum.defined() ? sum : Tensor::empty({dy.dim(1), x.dim(1)}, dy.dtype(), dy.device());
-  const Tensor dbias = Tensor::empty({dy.dim(1)}, out.dtype(), dy.device());
-  const bool accumulate = sum.defined();
+      sum.to.defined() ? sum.to : Tensor::empty({dy.dim(1), x.dim(1)}, dy.dtype(), dy.device());
+  ParameterGradient dbias;
+  const bool alike = b.sum_dtype(bias, dy.dtype()) == out.dtype();
+  if (alike) dbias = {b, bias, {dy.dim(1)}, dy};
+  const Tensor rows = alike ? dbias.to : Tensor::empty({dy.dim(1)}, out.dtype(), dy.device());
+  const bool accumulate = sum.adds;
   const Tensor scratch = f32_scratch(
       gemm_scratch(bias_grad_shape(dy, x, accumulate), dy.dtype(), dy.device()), dy.device());
   const Tensor partial =
@@ -47,24 +59,20 @@ inline void add_weight_and_bias(Backward& b, int weight, int bias, const Tensor&
   detail::count_product(out.numel(), dy.dim(0));
   if (accumulate) detail::count_update(out);
   dispatch<cpu::gemm_bias_grad, cuda::gemm_bias_grad>(dy, x, accumulate, scratch, partial, out,
-                                                      dbias);
-  if (!sum.defined()) b.add(weight, out);
-  add_bias_gradient(b, bias, dbias, dy.dtype());
+                                                      rows);
+  if (!sum.to.defined()) b.add(weight, out);
+  alike ? dbias.give(b) : b.add_wide(bias, rows, dy.dtype());
 }
 
 /// Adds the gradients of a linear layer's weight and bias, which are inputs `weight` and `bias` of
 /// the op, from dy (M, N) and x (M, K).
 inline void add_linear_gradients(Backward& b, int weight, int bias, const Tensor& dy,
                                  const Tensor& x) {
-  const Tensor sum = b.accumulator(weight, {dy.dim(1), x.dim(1)}, dy.dtype(), true);
   if (dy.device().is_gpu() && b.needs(weight) && b.needs(bias) && !Tape::current() &&
       dy.is_contiguous() && x.is_contiguous() && dy.numel() > 0 && x.numel() > 0)
-    return add_weight_and_bias(b, weight, bias, dy, x, sum);
-  if (sum.defined())
-    gemm(transposed(dy), x, sum, true);
-  else if (b.needs(weight))
-    b.add(weight, matmul(transpose(dy, 0, 1), x));
-  if (b.needs(bias)) b.add(bias, weft::sum(dy, {0}));
+    return add_weight_and_bias(b, weight, bias, dy, x);
+  add_weight_gradient(b, weight, dy, x);
+  add_bias_gradient(b, bias, dy);
 }
 
 }  // namespace weft::detail

@@ -47,8 +47,10 @@ struct Gradients {
   Gradients(const Tensor& x, bool needs_x, const Tensor& weight, bool needs_weight) {
     const CategoryScope category(Category::gradient);
     if (needs_x) dx = empty_like(x);
-    if (needs_weight)
-      dw = Tensor::empty(weight.shape(), detail::loss_dtype(weight.dtype()), weight.device());
+    if (needs_weight) make_dw(weight);
+  }
+  void make_dw(const Tensor& weight) {
+    dw = Tensor::empty(weight.shape(), detail::loss_dtype(weight.dtype()), weight.device());
   }
   Tensor dx_rows(std::int64_t rows) const {
     return dx.defined() ? dx.alias({rows, dx.dim(-1)}, {dx.dim(-1), 1}, 0) : Tensor();
@@ -60,21 +62,36 @@ struct Gradients {
 
 /// t * factor; in place unless an outer tape also holds t for its own backward.
 Tensor scaled(Tensor t, const Tensor& factor) {
-  if (t.impl()->refs.load() > 1) t = t.clone();
-  detail::count_update(t);
-  dispatch<cpu::scale_by, cuda::scale_by>(t, factor);
-  return t;
+  const Tensor out = t.impl()->refs.load() > 1 ? empty_like(t) : t;
+  dispatch<cpu::scale_by, cuda::scale_by>(t, factor, false, out);
+  return out;
+}
+
+/// Whether the gradient of the weight goes to an f32 main_grad, and need not be rounded.
+bool has_f32_sum(const Tensor& weight) {
+  const Tensor main = weight.impl()->leaf ? weight.main_grad() : Tensor();
+  return weight.dtype() == DType::bf16 && main.defined() && main.dtype() == DType::f32;
+}
+
+/// Adds dw, which may be f32 for a bf16 weight, times the upstream gradient.
+void add_head_gradient(Backward& b, Tensor dw, const Tensor& dy, DType dtype) {
+  if (dw.dtype() == dtype) return b.add(1, scaled(std::move(dw), dy));
+  const GradientSum sum = b.accumulator(1, dw.shape(), dw.dtype());
+  if (!sum.to.defined()) return b.add(1, cast(scaled(std::move(dw), dy), dtype));
+  if (sum.adds) detail::count_update(sum.to);
+  dispatch<cpu::scale_by, cuda::scale_by>(dw, dy, sum.adds, sum.to);
 }
 
 // dx and dw are the gradients for an upstream gradient of 1.
 void record_reduced(const Tensor& x, const Tensor& weight, const Tensor& loss, const Tensor& dx,
                     const Tensor& dw) {
   Tape::record(kOp, {&x, &weight}, {&loss},
-               [sdx = save(dx, "dx"), sdw = save(dw, "dweight")](Backward& b) mutable {
+               [sdx = save(dx, "dx"), sdw = save(dw, "dweight"),
+                dtype = weight.dtype()](Backward& b) mutable {
                  b.once_differentiable();
                  const Tensor dy = contiguous(b.dy());
                  if (b.needs(0)) b.add(0, scaled(sdx.take(), dy));
-                 if (b.needs(1)) b.add(1, scaled(sdw.take(), dy));
+                 if (b.needs(1)) add_head_gradient(b, sdw.take(), dy, dtype);
                });
 }
 
@@ -89,12 +106,19 @@ void record_rows(const Tensor& x, const Tensor& weight, const Tensor& losses, co
                  const Tensor dy = contiguous(b.dy());
                  const std::int64_t rows = dy.numel();
                  const DType dtype = sw.get().dtype();
-                 const Gradients g(sx.get(), b.needs(0), sw.get(), b.needs(1));
+                 Gradients g(sx.get(), b.needs(0), sw.get(), false);
+                 GradientSum sum;
+                 if (b.sum_dtype(1, dtype) != dtype)
+                   sum = b.accumulator(1, sw.get().shape(), DType::f32);
+                 if (sum.to.defined())
+                   g.dw = sum.to;
+                 else if (b.needs(1))
+                   g.make_dw(sw.get());
                  detail::HeadChunks chunks(sx.get(), sw.get(), st.get(), options, chunk_rows, range,
                                            nullptr);
-                 chunks.gradients(ss.get(), dy.alias({rows}, {1}, 0), g.dx_rows(rows), g.dw);
+                 chunks.gradients(ss.get(), dy.alias({rows}, {1}, 0), g.dx_rows(rows), g.dw, sum.adds);
                  if (b.needs(0)) b.add(0, g.dx);
-                 if (b.needs(1)) b.add(1, g.dw_as(dtype));
+                 if (b.needs(1) && !sum.to.defined()) b.add(1, g.dw_as(dtype));
                });
 }
 
@@ -137,7 +161,7 @@ Tensor head_loss(const Tensor& x_in, const Tensor& weight_in, const Tensor& targ
       const Gradients g(x, Tape::follows(x), weight, Tape::follows(weight));
       chunks.losses_and_gradients(flat, count, g.dx_rows(rows), g.dw);
       dx = g.dx;
-      dw = g.dw_as(weight.dtype());
+      dw = has_f32_sum(weight) ? g.dw : g.dw_as(weight.dtype());
     } else {
       if (keeps) stats = Tensor::empty({rows, 2}, real, x.device());
       chunks.losses(flat, stats);

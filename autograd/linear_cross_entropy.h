@@ -11,7 +11,8 @@ namespace weft {
 /// chunks. For mean and sum each chunk's logits are turned into gradients at once, and backward
 /// only scales these by the upstream gradient. For Reduction::none, backward recomputes each
 /// chunk's logits. Losses equal those of the two ops up to rounding (bitwise if the products are
-/// the same calls). With bf16 the weight gradient is summed in f32, then rounded.
+/// the same calls). With bf16 the weight gradient is summed in f32, and
+/// rounded where the weight has no f32 main_grad.
 ///
 /// Shapes  x (..., C), weight (V, C), any strides; targets (...); result (...) for none, else a
 ///         scalar

@@ -99,7 +99,7 @@ struct Parts {
 /// The buffer of t, which is no longer read, for a result; a new one if an outer tape holds t too.
 Tensor reused(const Tensor& t) { return t.impl()->refs.load() == 1 ? t : empty_like(t); }
 
-Tensor swiglu_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behind) {
+Tensor swiglu_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behind, bool own_bias) {
   const Tensor out = reused(before);
   const Tensor grad =
       Tensor::empty({before.dim(0), p.down.dim(1)}, before.dtype(), before.device());
@@ -109,27 +109,28 @@ Tensor swiglu_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behin
     activate(before, Activation::swiglu, *behind);
   }
   dispatch<cpu::swiglu_bwd, cuda::swiglu_bwd>(before, Tensor(), grad, out, Tensor());
-  if (b.needs(2)) b.add(2, sum(out, {0}));
+  if (own_bias) add_bias_gradient(b, 2, out);
   return out;
 }
 
 // The gradient of the hidden layer before its activation. Writes the activated layer to `behind`,
-// if not null.
-Tensor hidden_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behind) {
-  if (p.activation == Activation::swiglu) return swiglu_gradient(b, p, std::move(before), behind);
+// if not null. `own_bias`: adds the gradient of its bias too.
+Tensor hidden_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behind, bool own_bias) {
+  if (p.activation == Activation::swiglu)
+    return swiglu_gradient(b, p, std::move(before), behind, own_bias);
   const std::int64_t rows = before.dim(0), features = before.dim(1);
   const Device device = before.device();
   if (behind) *behind = reused(before);
   const Tensor grad = empty_like(before);
-  Tensor dbias;
-  if (b.needs(2)) dbias = Tensor::empty({features}, before.dtype(), device);
+  ParameterGradient dbias;
+  if (own_bias) dbias = {b, 2, {features}, before};
   if (grad.numel() == 0 || p.dy.numel() == 0) {
-    for (const Tensor& t : {grad, dbias})
+    for (const Tensor& t : {grad, dbias.to})
       if (t.defined()) dispatch<cpu::fill, cuda::fill>(t, 0.0);
     if (behind) activate(before, p.activation, *behind);
   } else {
     Tensor partial;
-    if (dbias.defined())
+    if (dbias.to.defined())
       partial = Tensor::empty({epilogue_partial(rows, features, device)}, DType::f64, device);
     const Tensor scratch =
         f32_scratch(gemm_scratch(gelu_bwd_shape(p.dy, p.down), p.dy.dtype(), device), device);
@@ -138,12 +139,12 @@ Tensor hidden_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behin
         GemmGeluBwdIn{
             .dy = p.dy, .weight = p.down, .hidden = before, .tanh = is_tanh(p.activation)},
         GemmGeluBwdOut{.dhidden = grad,
-                       .dbias = dbias,
+                       .dbias = dbias.to,
                        .act = behind ? *behind : Tensor(),
                        .scratch = scratch,
                        .partial = partial});
   }
-  if (dbias.defined()) b.add(2, std::move(dbias));
+  dbias.give(b);
   return grad;
 }
 
@@ -153,15 +154,17 @@ void backward(Backward& b, const Parts& p, const Tensor& x, Tensor before, Tenso
   if (!again && weights) add_linear_gradients(b, 3, 4, p.dy, behind);
   behind = {};
   if (b.needs(0) || b.needs(1) || b.needs(2) || (again && weights)) {
-    const Tensor grad =
-        hidden_gradient(b, p, std::move(before), again && weights ? &behind : nullptr);
+    // The epilogue that sums the rows of `grad` rounds to bf16; that of the weight's product does not.
+    const bool product_has_bias = x.device().is_gpu() && b.needs(1) && b.needs(2) &&
+                                  b.sum_dtype(2, x.dtype()) != x.dtype();
+    const Tensor grad = hidden_gradient(b, p, std::move(before),
+                                        again && weights ? &behind : nullptr, !product_has_bias);
     if (behind.defined()) add_linear_gradients(b, 3, 4, p.dy, behind);
     behind = {};
-    if (const Tensor sum = b.accumulator(1, {grad.dim(1), x.dim(1)}, grad.dtype(), true);
-        sum.defined())
-      gemm(transposed(grad), x, sum, true);
-    else if (b.needs(1))
-      b.add(1, matmul(transpose(grad, 0, 1), x));
+    if (product_has_bias)
+      add_linear_gradients(b, 1, 2, grad, x);
+    else
+      add_weight_gradient(b, 1, grad, x);
     if (b.needs(0)) {
       Shape shape = b.dy().shape();
       shape[shape.size() - 1] = x.dim(1);

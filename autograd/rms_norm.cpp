@@ -1,7 +1,7 @@
 #include "weft/autograd/rms_norm.h"
 
 #include "weft/autograd/norm_checks.h"
-#include "weft/autograd/norm_gradient.h"
+#include "weft/autograd/parameter_gradient.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
@@ -21,9 +21,9 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, const Tensor& 
   if (!b.dy().defined()) return give(dsum);  // the loss depends on the sum only
   const std::int64_t C = x.dim(-1);
   Tensor dx = empty_like(x), partials;
-  detail::RowGradient dweight;
+  detail::ParameterGradient dweight;
   if (weight.defined() && b.needs(2)) {
-    dweight = {b, 2, x, {}};
+    dweight = {b, 2, {C}, x, detail::ParameterGradient::Kernel::can_add};
     partials = Tensor::empty({1, norm_chunks(rstd.numel(), x.device().is_gpu()), C}, rstd.dtype(),
                              x.device());
   }
@@ -41,7 +41,7 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, const Tensor& 
                  .partials = partials,
                  .adds_weight = dweight.adds});
   give(dx);
-  dweight.give(b, 2);
+  dweight.give(b);
 }
 
 RmsNormResidual run(const char* op, const Tensor& input, const Tensor& stream, const Tensor& weight,

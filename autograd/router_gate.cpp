@@ -59,12 +59,13 @@ Tensor router_logits(const Tensor& x, const Tensor& weight, const Tensor& bias) 
                    if (b.needs(0)) b.add(0, cast(matmul(dy, cast(w, DType::f32)), dtype));
                    if (b.needs(1)) {
                      const Tensor wide = cast(sx.get(), DType::f32);
-                     if (const Tensor sum = b.accumulator(1, w.shape(), DType::f32); sum.defined())
-                       gemm(transposed(dy), wide, sum, true);
+                     if (const GradientSum sum = b.accumulator(1, w.shape(), DType::f32);
+                         sum.to.defined())
+                       gemm(transposed(dy), wide, sum.to, sum.adds);
                      else
                        b.add(1, cast(matmul(transpose(dy, 0, 1), wide), dtype));
                    }
-                   if (b.needs(2)) b.add(2, cast(sum(dy, {0}), dtype));
+                   if (b.needs(2)) b.add_wide(2, sum(dy, {0}), dtype);
                  });
   return y;
 }

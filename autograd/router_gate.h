@@ -9,7 +9,7 @@ namespace weft {
 ///
 /// Shapes   x (T, H), weight (E, H), bias (E) or null  ->  (T, E)
 /// Dtypes   x f32, f64, bf16, weight and bias alike; the result f64 for f64, else f32. Gradients
-///          have the dtype of their operand; an f32 main_grad of weight is not rounded.
+///          have the dtype of their operand; those that an f32 main_grad takes are not rounded.
 /// Device   cpu, cuda, meta
 /// Saves    x, weight
 /// Throws   Error on wrong shapes, mixed dtypes or devices

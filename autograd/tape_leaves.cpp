@@ -1,15 +1,21 @@
 // Leaves: where a complete gradient goes, which hooks are called, and which thread may add to it.
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/tape_state.h"
+#include "weft/core/cuda_graph.h"
 #include "weft/core/dispatch.h"
+#include "weft/core/kernels/copy.h"
 #include "weft/core/kernels/elementwise.h"
 
 namespace weft {
 namespace {
 
 // A GPU adds bf16 to f32 in one launch. The CPU converts first; the sum has the same bits.
-void add_to_sum(const Tensor& sum, const Tensor& g) {
+void add_to_sum(const Tensor& sum, const Tensor& g, bool adds) {
   const NoGradGuard off;
+  if (!adds) {
+    sum.bump_version();
+    return dispatch<cpu::copy, cuda::copy>(g, sum);
+  }
   const bool mixed = sum.device().is_gpu() && sum.dtype() == DType::f32 && g.dtype() == DType::bf16;
   if (!mixed) {
     sum.add_(g.to(sum.dtype()));
@@ -26,8 +32,7 @@ void add_to_leaf(const Tensor& x, Tensor g, bool continued) {
         x.shape(), x.dtype(), g.shape(), g.dtype());
   const Tensor main = x.main_grad(), old = x.grad();
   if (main.defined()) {
-    add_to_sum(main, g);
-    x.set_main_grad_filled(true);
+    add_to_sum(main, g, detail::continue_main_grad(x));
   } else if (!old.defined()) {
     // grad() belongs to the user: it must not share memory with another gradient.
     x.set_grad(owned_by(g, 1) && g.is_contiguous() ? g : g.clone());
@@ -42,13 +47,29 @@ void add_to_leaf(const Tensor& x, Tensor g, bool continued) {
 
 }  // namespace
 
+bool detail::continue_main_grad(const Tensor& x) {
+  const bool adds = x.main_grad_filled();
+  if (cuda::Graph* const graph = cuda::Graph::capturing())
+    graph->before_replay([x, adds] {
+      if (!x.main_grad().defined() || x.main_grad_filled() == adds) return;
+      check(adds,
+            "backward: the main_grad of a parameter {} was empty when this step was captured, and "
+            "now holds a gradient, which the replay would overwrite; call zero_grad() before "
+            "replay(), or capture the step with the gradient in place",
+            x.shape());
+      x.main_grad().zero_();  // the replay adds to it
+    });
+  x.set_main_grad_filled(true);
+  return adds;
+}
+
 void Tape::answer_uses(Slot& s, int uses) {
   Leaf& leaf = state_->leaves[static_cast<std::size_t>(s.leaf)];
   leaf.uses -= uses;
   if (leaf.uses > 0 || collects_ || !(s.grad.defined() || s.in_main)) return;
   const Tensor& x = leaf.tensor;
   leaf.reached = true;
-  if (std::exchange(s.in_main, false)) x.set_main_grad_filled(true);
+  s.in_main = false;
   const bool continued = std::exchange(s.continued, false);
   if (s.grad.defined()) add_to_leaf(x, std::move(s.grad), continued);
   if (grad_ready_) grad_ready_(x);

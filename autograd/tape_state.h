@@ -28,7 +28,7 @@ struct Tape::Slot {
   Tensor grad;
   std::int32_t leaf = -1;  ///< index among the tape's leaves; -1: not a leaf
   bool wanted = false;     ///< collect() returns it: keep it after its node has run
-  bool in_main = false;    ///< a kernel has already added to the leaf's main_grad()
+  bool in_main = false;    ///< a kernel has already written the leaf's main_grad()
   bool continued = false;  ///< accumulation started from the leaf's grad() of earlier passes
 };
 
@@ -58,6 +58,14 @@ struct Tape::State {
     return free;
   }
 };
+
+namespace detail {
+
+/// Whether the main_grad() of x holds a gradient, to which the next one is added. The caller writes
+/// it at once: from now on it holds one.
+bool continue_main_grad(const Tensor& x);
+
+}  // namespace detail
 
 /// True if the memory of t has exactly `handles` handles and no other owner.
 inline bool owned_by(const Tensor& t, int handles) {

@@ -67,15 +67,19 @@ struct Scale {
 
 template <class T>
 struct ScaleBy {
+  using C = Compute<T>;
   const void* factor;
   DType dtype;
-  __device__ T operator()(T old) const {
+  __device__ C product(T x) const {
     const double by = dtype == DType::f32 ? static_cast<double>(*static_cast<const float*>(factor))
                       : dtype == DType::bf16
                           ? static_cast<double>(*static_cast<const bf16*>(factor))
                           : *static_cast<const double*>(factor);
-    return narrow<T>(
-        apply<BinaryOp::mul, Compute<T>>(Compute<T>(old), number<BinaryOp::mul, Compute<T>>(by)));
+    return apply<BinaryOp::mul, C>(C(x), number<BinaryOp::mul, C>(by));
+  }
+  __device__ T operator()(T x) const { return narrow<T>(product(x)); }
+  __device__ T operator()(T x, T old) const {
+    return narrow<T>(apply<BinaryOp::add, C>(C(old), product(x)));
   }
 };
 
@@ -130,14 +134,10 @@ void scale(const Tensor& out, double factor) {
       "mul_");
 }
 
-void scale_by(const Tensor& out, const Tensor& factor) {
-  dispatch_floating(factor.dtype(), [&]<class>() {
-    dispatch_numeric(
-        out.dtype(),
-        [&]<class T>() {
-          map_numbers<T>(out, ScaleBy<T>{factor.raw(), factor.dtype()}, out);
-        },
-        "mul_");
+void scale_by(const Tensor& x, const Tensor& factor, bool adds, const Tensor& out) {
+  dispatch_floating(out.dtype(), [&]<class T>() {
+    const ScaleBy<T> by{factor.raw(), factor.dtype()};
+    adds ? map_numbers<T>(out, by, x, out) : map_numbers<T>(out, by, x);
   });
 }
 

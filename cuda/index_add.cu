@@ -129,10 +129,10 @@ constexpr int kLoads = 16;  // row loads in flight: a frequent index has a long 
 
 // Warp (position, tile of 32 columns): if a run of equal keys begins at the position, the warp sums
 // the rows of the run.
-template <class T, int V>
+template <class T, class O, int V>
 __global__ void __launch_bounds__(kThreads)
     index_add_rows_kernel(std::int64_t n, std::int64_t length, Columns c, const Number* keys,
-                          const Number* order, const T* source, T* out) {
+                          const Number* order, const T* source, O* out) {
   using A = Compute<T>;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const std::int64_t tiles = (c.count + kWarp - 1) / kWarp;
@@ -146,10 +146,10 @@ __global__ void __launch_bounds__(kThreads)
   const bool live = column < c.count;
   const std::int64_t o = column / c.inner, i = column % c.inner;
   const T* const from = source + (o * n * c.inner + i) * V;
-  T* const to = out + ((o * length + key) * c.inner + i) * V;
+  O* const to = out + ((o * length + key) * c.inner + i) * V;
   A sum[V] = {};
   if (live) {
-    const auto old = load_pack<T, V>(to);
+    const auto old = load_pack<O, V>(to);
 #pragma unroll
     for (int v = 0; v < V; ++v) sum[v] = static_cast<A>(old[v]);
   }
@@ -173,17 +173,17 @@ __global__ void __launch_bounds__(kThreads)
     if (rows < kWarp) break;
   }
   if (!live) return;
-  Pack<T, V> result;
+  Pack<O, V> result;
 #pragma unroll
-  for (int v = 0; v < V; ++v) result[v] = narrow<T>(sum[v]);
+  for (int v = 0; v < V; ++v) result[v] = narrow<O>(sum[v]);
   store_pack(to, result);
 }
 
-template <class T, int V>
+template <class T, class O, int V>
 void add_rows(std::int64_t n, std::int64_t length, const Columns& c, const Number* keys,
-              const Number* order, const T* source, T* out) {
+              const Number* order, const T* source, O* out) {
   const std::int64_t warps = n * blocks_for(c.count, kWarp);
-  launch(index_add_rows_kernel<T, V>, grid_of(blocks_for(warps, kWarps)), kThreads, 0, n, length, c,
+  launch(index_add_rows_kernel<T, O, V>, grid_of(blocks_for(warps, kWarps)), kThreads, 0, n, length, c,
          keys, order, source, out);
 }
 
@@ -210,15 +210,19 @@ void index_add(const Tensor& source, const Tensor& index, int dim, const Tensor&
     std::swap(keys, next_keys);
     std::swap(order, next_order);
   }
-  dispatch_numeric(out.dtype(), [&]<class T>() {
-    constexpr int V = sizeof(T) == 1 ? 1 : 16 / static_cast<int>(sizeof(T));
+  const auto add = [&]<class T, class O>() {
+    constexpr int kWidest = static_cast<int>(std::max(sizeof(T), sizeof(O)));
+    constexpr int V = kWidest == 1 ? 1 : 16 / kWidest;
     const T* from = source.data<T>();
-    T* to = out.data<T>();
+    O* to = out.data<O>();
     if (packable(from, inner) && packable(to, inner))
-      add_rows<T, V>(n, length, {to_axis.outer * inner / V, inner / V}, keys, order, from, to);
+      add_rows<T, O, V>(n, length, {to_axis.outer * inner / V, inner / V}, keys, order, from, to);
     else
-      add_rows<T, 1>(n, length, {to_axis.outer * inner, inner}, keys, order, from, to);
-  });
+      add_rows<T, O, 1>(n, length, {to_axis.outer * inner, inner}, keys, order, from, to);
+  };
+  if (source.dtype() == DType::bf16 && out.dtype() == DType::f32)
+    return add.template operator()<bf16, float>();
+  dispatch_numeric(out.dtype(), [&]<class T>() { add.template operator()<T, T>(); });
 }
 
 }  // namespace weft::cuda

@@ -147,8 +147,9 @@ void Ddp::backward_ended() {
 }
 
 void Ddp::launch(Bucket& b) {
-  if (options_.check_finite) check_bucket(b);
   note_reached(b);
+  clear_unreached(b);
+  if (options_.check_finite) check_bucket(b);
   if (options_.shard)
     works_.push_back(b.group->reduce_scatter(b.slice, b.grad));
   else
@@ -175,7 +176,7 @@ void Ddp::measure(const Bucket& b) {
 }
 
 // Call it before the bucket is sent, because sending writes it. Values that changed since the
-// bucket was zeroed, with no backward involved, were written by hand.
+// bucket was marked as empty, with no backward involved, were written by hand.
 void Ddp::note_reached(const Bucket& b) {
   bool by_hand = true;
   for (const BucketEntry& e : b.layout.entries) {
@@ -186,6 +187,13 @@ void Ddp::note_reached(const Bucket& b) {
     const bool now = by_hand || parameters_[e.parameter].tensor.main_grad_filled();
     reached_changed_ |= (std::exchange(reached_[e.parameter], now ? 1 : 0) != 0) != now;
   }
+}
+
+// What backward has not reached holds the sums of the step before; its place in the sum is 0.
+void Ddp::clear_unreached(const Bucket& b) {
+  const NoGradGuard off;
+  for (std::size_t i = 0; i < b.whole.size(); ++i)
+    if (reached_[b.layout.entries[i].parameter] == 0) b.whole[i].zero_();
 }
 
 // The flags are copied to the device only in a step that changes them, which is rare.
@@ -233,7 +241,6 @@ optim::GradClip Ddp::finish(double max_norm) {
 
 void Ddp::zero_grad() {
   check(works_.empty(), "ddp: finish() must be called before zero_grad()");
-  for (const Bucket& b : buckets_) b.grad.zero_();
   mark_empty();
 }
 

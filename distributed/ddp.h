@@ -47,8 +47,8 @@ struct DdpOptions {
 ///
 /// If no rank has a gradient of a parameter in any micro-batch, the parameter has none after
 /// finish(), and the optimizer leaves it and its state unchanged. If any rank has one, all ranks
-/// update the parameter. A value written into a main_grad by hand counts as a gradient of every
-/// parameter of its bucket, unless backward has reached one of them.
+/// update the parameter. Values written into main_grads by hand count as gradients of every
+/// parameter of their bucket, so write all of them; if backward reaches one, it overwrites them.
 ///
 /// Every rank runs the same collectives, whichever parameters get a gradient: one per bucket, one
 /// more per bucket where tokens are split over tp, and one for the norm, which also carries the
@@ -81,7 +81,8 @@ class Ddp {
   /// With check_finite, throws Error (as backward does) that names the first parameter whose
   /// gradient is not finite, and this rank.
   optim::GradClip finish(double max_norm = 0);
-  /// Zeroes the buckets. Throws Error while they are in flight, that is before finish().
+  /// Marks the buckets as empty: the next backward overwrites them, and until then they hold the
+  /// values of the last step. Throws Error while they are in flight, that is before finish().
   void zero_grad();
 
   /// Number of gradient values of the job that were exactly 0 at the last finish(), one f64 on the
@@ -125,6 +126,7 @@ class Ddp {
   void measure(const Bucket& b);
   void mark_empty();
   void note_reached(const Bucket& b);
+  void clear_unreached(const Bucket& b);
   void begin_sums();
   void settle_reached();
   bool is_on_many_gpus() const;

@@ -103,6 +103,13 @@ void Optimizer::check_master(std::size_t i) const {
       parameters_[i].name, p.dtype(), p.device());
 }
 
+void Optimizer::zero_grad() {
+  for (const NamedTensor& p : parameters_) {
+    p.tensor.set_grad({});
+    if (p.tensor.main_grad().defined()) p.tensor.set_main_grad_filled(false);
+  }
+}
+
 bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) {
   const Tensor& p = parameters_[i].tensor;
   const Tensor g = gradient_of(p);

@@ -22,7 +22,7 @@ ARCHITECTURES = ["sm_80", "sm_90a"]
 # The kernels that dominate a training step. f64 (for gradient checks) and integers are rare: they
 # are not on the list.
 HOT = re.compile(r"^(map_dense|norm_|softmax|cross_entropy|rope|swiglu|attention|optimizer_adam|"
-                 r"grad_norm|zero_tensors|reduce_|dropout|index_add_rows|router|token_permute|gated_delta|"
+                 r"grad_norm|reduce_|dropout|index_add_rows|router|token_permute|gated_delta|"
                  r"causal_conv1d)")
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 SPILL = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")

@@ -47,7 +47,7 @@ TENSOR_HEADS = (64, 128)
 PLAIN_SHARE = 0.25  # of the multiply-add peak that attention without tensor cores reaches; assumed
 # Launches of a call where a recording without a GPU has none, counted on the emulated GPU; 1 where not listed.
 LAUNCHES = {"layer_norm_bwd": 2, "rms_norm_bwd": 2, "attention_bwd": 3, "adam_step": 2, "grad_squares": 3,
-            "index_add": 8, "zero_tensors": 2}
+            "index_add": 8}
 
 Row = collections.namedtuple("Row", "phase op kernel operands calls seconds limits launches bytes measured")
 

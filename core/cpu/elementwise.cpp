@@ -124,10 +124,19 @@ void scale(const Tensor& out, double factor) {
       "mul_");
 }
 
-void scale_by(const Tensor& out, const Tensor& factor) {
-  dispatch_floating(factor.dtype(), [&]<class T>() {
-    const auto by = static_cast<double>(*factor.data<T>());
+void scale_by(const Tensor& x, const Tensor& factor, bool adds, const Tensor& out) {
+  double by = 1;
+  dispatch_floating(factor.dtype(),
+                    [&]<class T>() { by = static_cast<double>(*factor.data<T>()); });
+  if (adds) return add_scaled(x, by, out);
+  if (x.raw() == out.raw()) {
     if (by != 1) scale(out, by);
+    return;
+  }
+  dispatch_floating(out.dtype(), [&]<class T>() {
+    using C = Compute<T>;
+    const C f = number<BinaryOp::mul, C>(by);
+    update<T>(x, out, [=](C v, C) { return apply<BinaryOp::mul>(v, f); });
   });
 }
 

@@ -58,10 +58,10 @@ void add_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64_
 }
 
 // On entry dhidden is the gradient of gelu(hidden), on exit that of hidden. dbias and act as
-// documented at the kernel; null for none.
+// documented at the kernel; partial and act are null for none.
 template <class T>
 void gelu_bwd_pass(const T* hidden, bool tanh, std::int64_t m, std::int64_t n, double* partial,
-                   T* dhidden, T* dbias, T* act) {
+                   T* dhidden, const Tensor& dbias, T* act) {
   const std::int64_t chunks = reduce_chunks(rows_of(m, n), kCpu), step = (m + chunks - 1) / chunks;
   const std::int64_t blocks = (n + kTileCols - 1) / kTileCols;
   constexpr std::int64_t kWork = 32;  // an exp, a division and the surrounding operations
@@ -78,21 +78,21 @@ void gelu_bwd_pass(const T* hidden, bool tanh, std::int64_t m, std::int64_t n, d
                        gelu_bwd_row(tanh, hidden + at, dhidden + at, width);
                        if (act) gelu_row(tanh, hidden + at, act + at, width);
                      }
-                     if (dbias) add_columns(dhidden + r0 * n + c0, rows, n, width, totals);
+                     if (partial) add_columns(dhidden + r0 * n + c0, rows, n, width, totals);
                    }
-                   if (dbias) std::copy_n(totals, width, partial + chunk * n + c0);
+                   if (partial) std::copy_n(totals, width, partial + chunk * n + c0);
                  }
                });
-  if (!dbias) return;
-  parallel_for(n, chunks, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t c = begin; c < end; ++c) {
-      double total = partial[c];
-      for (std::int64_t k = 1; k < chunks; ++k) total += partial[k * n + c];
-      if constexpr (std::is_same_v<T, bf16>)
-        dbias[c] = bf16(static_cast<float>(total));
-      else
-        dbias[c] = static_cast<T>(total);
-    }
+  if (!partial) return;
+  dispatch_floating(dbias.dtype(), [&]<class B>() {
+    B* const to = dbias.data<B>();
+    parallel_for(n, chunks, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t c = begin; c < end; ++c) {
+        double total = partial[c];
+        for (std::int64_t k = 1; k < chunks; ++k) total += partial[k * n + c];
+        to[c] = static_cast<B>(static_cast<Compute<B>>(total));
+      }
+    });
   });
 }
 
@@ -167,7 +167,7 @@ void gemm_gelu_bwd(const GemmGeluBwdIn& in, const GemmGeluBwdOut& out) {
   dispatch_floating(hidden.dtype(), [&]<class T>() {
     gelu_bwd_pass(hidden.data<T>(), in.tanh, hidden.dim(0), hidden.dim(1),
                   out.dbias.defined() ? out.partial.data<double>() : nullptr, out.dhidden.data<T>(),
-                  data_or_null<T>(out.dbias), data_or_null<T>(out.act));
+                  out.dbias, data_or_null<T>(out.act));
   });
 }
 

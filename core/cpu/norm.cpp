@@ -102,18 +102,21 @@ void forward(const NormFwdIn& in, const NormFwdOut& out) {
   });
 }
 
-// out[c] = the sum of the chunks, in order; does nothing if out is null.
-template <class T>
-void add_chunks(const Real<T>* partial, std::int64_t chunks, const Tensor& out) {
+// out[c] = the sum of the chunks, in order, and what out[c] holds if `adds`; does nothing if out is
+// null.
+template <class R>
+void add_chunks(const R* partial, std::int64_t chunks, bool adds, const Tensor& out) {
   if (!out.defined()) return;
   const std::int64_t C = out.numel();
-  T* to = out.data<T>();
-  parallel_for(C, chunks, [=](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t c = begin; c < end; ++c) {
-      Real<T> total = 0;
-      for (std::int64_t k = 0; k < chunks; ++k) total += partial[k * C + c];
-      to[c] = T(total);
-    }
+  dispatch_floating(out.dtype(), [&]<class T>() {
+    T* to = out.data<T>();
+    parallel_for(C, chunks, [=](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t c = begin; c < end; ++c) {
+        R total = 0;
+        for (std::int64_t k = 0; k < chunks; ++k) total += partial[k * C + c];
+        to[c] = T(adds ? static_cast<R>(to[c]) + total : total);
+      }
+    });
   });
 }
 
@@ -153,8 +156,8 @@ void backward(const NormBwdIn& in, const NormBwdOut& out) {
                        row(r, dw, db);
                    }
                  });
-    add_chunks<T>(dweight, chunks, out.dweight);
-    add_chunks<T>(dbias, chunks, out.dbias);
+    add_chunks(dweight, chunks, out.adds_weight, out.dweight);
+    add_chunks(dbias, chunks, out.adds_bias, out.dbias);
   });
 }
 

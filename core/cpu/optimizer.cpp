@@ -248,14 +248,6 @@ void grad_squares(const Tensor& partials, const GradSlot* slots, std::int64_t co
   out[count] = total;
 }
 
-void zero_tensors(const Tensor&, const ZeroSlot* slots, std::int64_t count) {
-  each_chunk(slots, count, [](const Chunk<ZeroSlot>& c) {
-    const auto size = static_cast<std::int64_t>(size_of(c.slot.dtype));
-    std::memset(static_cast<char*>(c.slot.data) + c.begin * size, 0,
-                static_cast<std::size_t>(c.n * size));
-  });
-}
-
 void clip_scale(const Tensor& sums, double max_norm, const Tensor& scale) {
   const double norm = std::sqrt(sums.data<double>()[sums.numel() - 1]);
   scale.data<double>()[0] = !std::isfinite(norm) ? std::numeric_limits<double>::quiet_NaN()

@@ -153,6 +153,10 @@ void reduce_op(const Tensor& x, const ReduceExtent& e, const Tensor& center, dou
     if (out.dtype() == dtype_of<T>())
       return reduce_typed<R, T, T>(x, e, center, scale, partial, out);
   }
+  if constexpr (op == ReduceOp::sum && std::is_same_v<T, bf16>) {
+    if (out.dtype() == DType::f32)
+      return reduce_typed<R, T, float>(x, e, center, scale, partial, out);
+  }
   if constexpr (!std::is_same_v<T, ReduceTotal<T>>)
     reduce_typed<R, T, ReduceTotal<T>>(x, e, center, scale, partial, out);
 }

@@ -82,8 +82,9 @@ using WhereKernel = void(const Tensor& condition, const Tensor& a, const Tensor&
 using AddScaledKernel = void(const Tensor& x, double alpha, const Tensor& out);
 /// out *= factor.
 using ScaleKernel = void(const Tensor& out, double factor);
-/// The same, with one floating-point factor in device memory; a factor of 1 costs nothing.
-using ScaleByKernel = void(const Tensor& out, const Tensor& factor);
+/// out = factor * x, added to out when `adds`, with one floating-point factor in device memory. x
+/// has out's dtype and may be out; in place a factor of 1 costs nothing.
+using ScaleByKernel = void(const Tensor& x, const Tensor& factor, bool adds, const Tensor& out);
 
 namespace cpu {
 UnaryKernel unary;

@@ -30,8 +30,7 @@ struct NormBwdOut {
   const Tensor& dx;               ///< (R, C)
   const Tensor &dweight, &dbias;  ///< (C); null if not needed
   const Tensor& partials;         ///< scratch (1 or 2 sums, norm_chunks(R), C), real; null for none
-  /// On a GPU only: the sum is added to what dweight or dbias holds, which may then be f32 for
-  /// bf16.
+  /// The sum is added to what dweight or dbias holds. Each may be f32 for bf16.
   bool adds_weight = false, adds_bias = false;
 };
 using NormFwdKernel = void(const NormFwdIn& in, const NormFwdOut& out);

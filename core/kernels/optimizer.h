@@ -93,17 +93,6 @@ struct GradSlot {
   }
 };
 
-/// A tensor that becomes 0.
-struct ZeroSlot {
-  void* data = nullptr;
-  std::int64_t n = 0;
-  DType dtype = DType::f32;  ///< f32, f64, bf16
-
-  double moved_bytes() const {
-    return static_cast<double>(n) * static_cast<double>(size_of(dtype));
-  }
-};
-
 /// momentum is f32 (f64 for an f64 param) and starts at 0; null when the step has no momentum.
 struct SgdSlot : ParamSlot {
   void* momentum = nullptr;
@@ -170,8 +159,6 @@ using SgdKernel = void(const Tensor& scratch, const SgdSlot* slots, std::int64_t
 /// f64, (chunks).
 using GradSquaresKernel = void(const Tensor& partials, const GradSlot* slots, std::int64_t count,
                                const Tensor& sums);
-/// Sets the slots' tensors to 0. scratch as for SGD.
-using ZeroTensorsKernel = void(const Tensor& scratch, const ZeroSlot* slots, std::int64_t count);
 /// scale (f64, one element) = min(1, max_norm / (norm + 1e-6)) for norm = sqrt(last of sums), NaN
 /// when the norm is not finite. An infinite max_norm never clips.
 using ClipScaleKernel = void(const Tensor& sums, double max_norm, const Tensor& scale);
@@ -180,14 +167,12 @@ namespace cpu {
 AdamKernel adam_step;
 SgdKernel sgd_step;
 GradSquaresKernel grad_squares;
-ZeroTensorsKernel zero_tensors;
 ClipScaleKernel clip_scale;
 }  // namespace cpu
 namespace cuda {
 AdamKernel adam_step;
 SgdKernel sgd_step;
 GradSquaresKernel grad_squares;
-ZeroTensorsKernel zero_tensors;
 ClipScaleKernel clip_scale;
 }  // namespace cuda
 
