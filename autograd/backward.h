@@ -97,18 +97,19 @@ class Backward {
   bool needs(int i) const { return inputs_[i] != 0; }
   /// Adds dx to the gradient of input i. Does nothing if that input needs no gradient.
   void add(int i, Tensor dx);
-  /// Adds dx, which may be wider than the input's dtype `dtype`: a main_grad() of dx's dtype gets it
-  /// unrounded.
+  /// Adds dx, which may be wider than the input's dtype `dtype`: a main_grad() of dx's dtype gets
+  /// it unrounded.
   void add_wide(int i, const Tensor& dx, DType dtype);
   /// The buffer for the gradient of input i, for a kernel that writes it and does not call add():
   /// this saves a buffer and a pass over memory. A caller that gets one must write all of it. It is
-  /// the leaf's main_grad(), which the first gradient of a step overwrites, or the sum so far, which
-  /// may be the leaf's grad(); both may hold a partial sum until backward() returns. Null if there
-  /// is no gradient yet, another handle shares the buffer, an outer tape needs its history, or its
-  /// shape or dtype differs (add() then reports that). `can_be_f32`: for dtype bf16 a main_grad() of
-  /// f32 will do too.
+  /// the leaf's main_grad(), which the first gradient of a step overwrites, or the sum so far,
+  /// which may be the leaf's grad(); both may hold a partial sum until backward() returns. Null if
+  /// there is no gradient yet, another handle shares the buffer, an outer tape needs its history,
+  /// or its shape or dtype differs (add() then reports that). `can_be_f32`: for dtype bf16 a
+  /// main_grad() of f32 will do too.
   GradientSum accumulator(int i, const Shape& shape, DType dtype, bool can_be_f32 = false);
-  /// f32 where input i is a bf16 leaf with an f32 main_grad(), to which add_wide() adds; else dtype.
+  /// f32 where input i is a bf16 leaf with an f32 main_grad(), to which add_wide() adds; else
+  /// dtype.
   DType sum_dtype(int i, DType dtype) const;
   /// Call this in a backward that runs a fused kernel.
   /// Throws Error if an outer tape is recording: it could not differentiate the kernel.

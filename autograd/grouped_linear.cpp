@@ -87,8 +87,7 @@ Tensor grouped_linear(const Tensor& given, const Tensor& weights, const Tensor& 
                      b.add(0, std::move(dx));
                    }
                    if (b.needs(1)) {
-                     const GradientSum sum =
-                         b.accumulator(1, sw.get().shape(), dy.dtype(), true);
+                     const GradientSum sum = b.accumulator(1, sw.get().shape(), dy.dtype(), true);
                      const Tensor dw = sum.to.defined() ? sum.to : empty_like(sw.get());
                      weight_grad(dy, sx.get(), n.get(), dw, sum.adds);
                      if (!sum.to.defined()) b.add(1, dw);

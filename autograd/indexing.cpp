@@ -159,7 +159,8 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
     Tape::record("embedding", {&weight}, {&y},
                  [i = save(flat, "ids"), whole = weight.shape()](Backward& b) {
                    const Tensor rows = reshape(b.dy(), {i.get().numel(), whole[1]});
-                   // Where a tied head has written its gradient already, only the rows in use change.
+                   // Where a tied head has written its gradient already, only the rows in use
+                   // change.
                    const DType dtype = b.sum_dtype(0, rows.dtype());
                    const GradientSum sum = dtype == rows.dtype() && needs_wider_sums(rows)
                                                ? GradientSum{}

@@ -33,8 +33,7 @@ inline void add_bias_gradient(Backward& b, int bias, const Tensor& dy) {
 
 /// Adds dy (M, N)^T x (M, K) to the gradient of a weight, which is input `weight`.
 inline void add_weight_gradient(Backward& b, int weight, const Tensor& dy, const Tensor& x) {
-  if (const GradientSum sum =
-          b.accumulator(weight, {dy.dim(1), x.dim(1)}, dy.dtype(), true);
+  if (const GradientSum sum = b.accumulator(weight, {dy.dim(1), x.dim(1)}, dy.dtype(), true);
       sum.to.defined())
     gemm(transposed(dy), x, sum.to, sum.adds);
   else if (b.needs(weight))

@@ -116,7 +116,8 @@ void record_rows(const Tensor& x, const Tensor& weight, const Tensor& losses, co
                    g.make_dw(sw.get());
                  detail::HeadChunks chunks(sx.get(), sw.get(), st.get(), options, chunk_rows, range,
                                            nullptr);
-                 chunks.gradients(ss.get(), dy.alias({rows}, {1}, 0), g.dx_rows(rows), g.dw, sum.adds);
+                 chunks.gradients(ss.get(), dy.alias({rows}, {1}, 0), g.dx_rows(rows), g.dw,
+                                  sum.adds);
                  if (b.needs(0)) b.add(0, g.dx);
                  if (b.needs(1) && !sum.to.defined()) b.add(1, g.dw_as(dtype));
                });

@@ -154,9 +154,10 @@ void backward(Backward& b, const Parts& p, const Tensor& x, Tensor before, Tenso
   if (!again && weights) add_linear_gradients(b, 3, 4, p.dy, behind);
   behind = {};
   if (b.needs(0) || b.needs(1) || b.needs(2) || (again && weights)) {
-    // The epilogue that sums the rows of `grad` rounds to bf16; that of the weight's product does not.
-    const bool product_has_bias = x.device().is_gpu() && b.needs(1) && b.needs(2) &&
-                                  b.sum_dtype(2, x.dtype()) != x.dtype();
+    // The epilogue that sums the rows of `grad` rounds to bf16; that of the weight's product does
+    // not.
+    const bool product_has_bias =
+        x.device().is_gpu() && b.needs(1) && b.needs(2) && b.sum_dtype(2, x.dtype()) != x.dtype();
     const Tensor grad = hidden_gradient(b, p, std::move(before),
                                         again && weights ? &behind : nullptr, !product_has_bias);
     if (behind.defined()) add_linear_gradients(b, 3, 4, p.dy, behind);

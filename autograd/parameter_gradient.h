@@ -36,7 +36,8 @@ class ParameterGradient {
     const bool taken = other.defined() && other.same(sum_);
     direct_ = sum_.defined() && !taken && (can_add || !sum.adds);
     adds = direct_ && sum.adds;
-    to = direct_ ? sum_ : Tensor::empty(shape, sum_.defined() ? sum_.dtype() : dtype, like.device());
+    to =
+        direct_ ? sum_ : Tensor::empty(shape, sum_.defined() ? sum_.dtype() : dtype, like.device());
   }
   /// Call it when the kernel has written `to`.
   void give(Backward& b) {

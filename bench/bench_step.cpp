@@ -4,8 +4,9 @@
 // With --model NAME: a number of steps of a model in bench/models.h, as bench/peers/gpt.py runs
 // them in PyTorch; the result is one line of JSON. These also run on a GPU: --device cuda, and with
 // --graph on as one captured step that is replayed. --kernels FILE profiles one more step: the file
-// has the work of each kernel, whose time bench/gpu/model.py predicts. On --device meta:cuda
-// nothing is computed, so a step of any size can be recorded.
+// has the work of each kernel, whose time bench/gpu/model.py predicts. --bytes on adds the bytes
+// that the kernels of a step move to the line of JSON. On --device meta:cuda nothing is computed,
+// so a step of any size can be recorded.
 #include <algorithm>
 #include <cstdlib>
 
@@ -101,6 +102,12 @@ void write_kernels(const std::string& path, const bench::TrainRun& run,
   check(std::fclose(f) == 0, "--kernels: cannot write {}", path);
 }
 
+double step_bytes(const bench::TrainResult& result) {
+  double bytes = 0;
+  for (const Profiler::Entry& e : result.kernels) bytes += e.work.bytes;
+  return bytes;
+}
+
 int run_one_model(const bench::TrainRun& run, const std::string& losses_file,
                   const std::string& kernels_file) {
   const bench::TrainResult result = bench::train(run);
@@ -116,6 +123,7 @@ int run_one_model(const bench::TrainRun& run, const std::string& losses_file,
   out.set("step_ms", milliseconds);
   out.set("tokens_per_s", static_cast<double>(tokens) / result.median_seconds());
   out.set("peak_rss_mib", result.peak_rss_mib).set("peak_bytes", result.peak_bytes);
+  if (run.kernels) out.set("step_bytes", step_bytes(result));
   out.set("host_syncs", result.host_syncs).set("last_loss", result.losses.back());
   std::printf("%s\n", out.dump().c_str());
   return 0;
@@ -125,7 +133,7 @@ int run_one_model(const bench::TrainRun& run, const std::string& losses_file,
 
 int main(int argc, char** argv) try {
   bench::TrainRun run;
-  std::string steps, warmup, losses, graph, kernels;
+  std::string steps, warmup, losses, graph, kernels, bytes;
   bench::Report report(argc, argv,
                        {{"--model", &run.model, "NAME"},
                         {"--device", &run.device, "cpu|cuda|meta:cuda"},
@@ -137,15 +145,18 @@ int main(int argc, char** argv) try {
                         {"--export", &run.export_file, "FILE"},
                         {"--data", &run.data_file, "FILE"},
                         {"--losses", &losses, "FILE"},
-                        {"--kernels", &kernels, "FILE"}});
+                        {"--kernels", &kernels, "FILE"},
+                        {"--bytes", &bytes, "on|off"}});
   if (!steps.empty()) run.steps = std::atoi(steps.c_str());
   if (!warmup.empty()) run.warmup = std::atoi(warmup.c_str());
   check(graph.empty() || graph == "on" || graph == "off", "--graph: must be on or off, got {}",
         graph);
+  check(bytes.empty() || bytes == "on" || bytes == "off", "--bytes: must be on or off, got {}",
+        bytes);
   run.graph = graph == "on";
-  run.kernels = !kernels.empty();
+  run.kernels = !kernels.empty() || bytes == "on";
   if (!run.model.empty()) return run_one_model(run, losses, kernels);
-  check(!run.kernels, "--kernels: needs --model");
+  check(!run.kernels, "{}: needs --model", kernels.empty() ? "--bytes" : "--kernels");
 
   for (const Model& m : kModels) {
     const auto tokens = static_cast<double>(m.batch * m.config.seq);

@@ -183,8 +183,8 @@ template <class T, class O, int V>
 void add_rows(std::int64_t n, std::int64_t length, const Columns& c, const Number* keys,
               const Number* order, const T* source, O* out) {
   const std::int64_t warps = n * blocks_for(c.count, kWarp);
-  launch(index_add_rows_kernel<T, O, V>, grid_of(blocks_for(warps, kWarps)), kThreads, 0, n, length, c,
-         keys, order, source, out);
+  launch(index_add_rows_kernel<T, O, V>, grid_of(blocks_for(warps, kWarps)), kThreads, 0, n, length,
+         c, keys, order, source, out);
 }
 
 }  // namespace

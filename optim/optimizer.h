@@ -78,8 +78,8 @@ class Optimizer {
   StepResult step(const GradClip& clip, std::span<const std::size_t> ends,
                   const std::function<void(std::size_t portion)>& after);
   /// Drops every grad() and marks every main_grad() as empty: the next backward overwrites it, and
-  /// until then its values are those of the last step. Code that writes one itself must write all of
-  /// it.
+  /// until then its values are those of the last step. Code that writes one itself must write all
+  /// of it.
   void zero_grad();
 
   double lr() const { return lr_; }

@@ -19,10 +19,10 @@ struct GemmGeluBwdIn {
 };
 struct GemmGeluBwdOut {
   const Tensor& dhidden;  ///< (M, F) = dy weight * gelu'(hidden)
-  /// (F) = the sum of the rows of dhidden, in the order of reduce(), in its dtype or on the CPU f32;
-  /// or null
+  /// (F) = the sum of the rows of dhidden, in the order of reduce(), in its dtype or on the CPU
+  /// f32; or null
   const Tensor& dbias;
-  const Tensor& act;    ///< gelu(hidden), which may be hidden itself; or null
+  const Tensor& act;      ///< gelu(hidden), which may be hidden itself; or null
   const Tensor& scratch;  ///< as for gemm()
   const Tensor& partial;  ///< scratch: f64, epilogue_partial() elements
 };

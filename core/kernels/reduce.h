@@ -90,10 +90,10 @@ void with_reduce(ReduceOp op, DType dtype, F&& f) {
 }
 
 /// out = scale * reduction of x. out has outer x inner elements, in x's dtype or the dtype of sums
-/// (f64 for floating-point x, i64 for others); a sum of bf16 may go to f32. `center` (null or outer x inner, f64) is subtracted
-/// first. `partial` has the dtype of sums and outer x reduce_chunks() x inner elements (null for
-/// one chunk). Sums are f32 over short blocks, whose results are added in f64, always in the same
-/// order.
+/// (f64 for floating-point x, i64 for others); a sum of bf16 may go to f32. `center` (null or outer
+/// x inner, f64) is subtracted first. `partial` has the dtype of sums and outer x reduce_chunks() x
+/// inner elements (null for one chunk). Sums are f32 over short blocks, whose results are added in
+/// f64, always in the same order.
 using ReduceKernel = void(const Tensor& x, ReduceOp op, const ReduceExtent& extent,
                           const Tensor& center, double scale, const Tensor& partial,
                           const Tensor& out);
