@@ -86,9 +86,12 @@ constexpr Change kChanges[] = {
     {false,
      [](GptOptions& o) {
        return set_to(o.optimizer.master_weights, optim::MasterWeights::remainder,
-                     "--master-weights remainder", o.machine.dtype == DType::bf16);
+                     "--master-weights remainder", o.machine.model_dtype() == DType::bf16);
      }},
-    {true, [](GptOptions& o) { return set_to(o.machine.dtype, DType::bf16, "--dtype bf16"); }},
+    {true,
+     [](GptOptions& o) {
+       return set_to(o.machine.dtype, DType::bf16, "--dtype bf16", !o.machine.is_fp8());
+     }},
     {true,
      [](GptOptions& o) {
        return set_to(o.optimizer.state_dtype, DType::bf16, "--state-dtype bf16",
@@ -159,7 +162,7 @@ double closed_block(const GptOptions& o) {
   const nn::GptConfig c = o.gpt();
   if (c.attention != nn::AttentionKind::mha || c.has_delta() || c.moe.experts > 0 ||
       c.dropout > 0 || c.qk_norm || c.arch != nn::Arch::gpt2 ||
-      c.recompute == nn::Recompute::full || o.parallel.tp > 1)
+      c.recompute == nn::Recompute::full || o.parallel.tp > 1 || o.machine.is_fp8())
     return 0;
   const auto dim = static_cast<double>(c.dim),
              kv = static_cast<double>(c.kv_head_count() * c.head_dim()),
