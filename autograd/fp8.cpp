@@ -25,8 +25,7 @@ void round(Quantized& q, const Tensor& x, const RowGroups& groups, DType to, con
            const Copies& copies) {
   if (copies.rows) q.rows = Tensor::empty(x.shape(), to, x.device());
   if (copies.columns) q.columns = Tensor::empty({x.dim(1), x.dim(0)}, to, x.device());
-  if (x.numel() > 0)
-    dispatch<cpu::quantize, cuda::quantize>(x, groups, scale, q.rows, q.columns);
+  if (x.numel() > 0) dispatch<cpu::quantize, cuda::quantize>(x, groups, scale, q.rows, q.columns);
 }
 
 Tensor slot_of(const Delayed& state, Operand operand) {
@@ -78,9 +77,9 @@ Quantized quantize_tiles(const Tensor& x, const RowGroups& groups, DType to, con
   check_input("fp8::quantize_tiles", x, groups);
   Quantized q{.rows = Tensor::empty(x.shape(), to, x.device()),
               .columns = {},
-              .inverse = Tensor::empty({fp8_tile_rows(groups, tile),
-                                        (x.dim(1) + tile.columns - 1) / tile.columns},
-                                       DType::f32, x.device()),
+              .inverse = Tensor::empty(
+                  {fp8_tile_rows(groups, tile), (x.dim(1) + tile.columns - 1) / tile.columns},
+                  DType::f32, x.device()),
               .tile = tile};
   if (x.numel() > 0)
     dispatch<cpu::quantize_tiles, cuda::quantize_tiles>(x, groups, tile, how, q.rows, q.inverse);
@@ -99,8 +98,7 @@ Quantized quantize_delayed(const Tensor& x, const RowGroups& groups, DType to, c
   check_input("fp8::quantize_delayed", x, groups);
   Quantized q{.rows = {}, .columns = {}, .inverse = f32(1, x.device())};
   const Tensor scale = f32(1, x.device());
-  if (counts)
-    dispatch<cpu::fp8_amax, cuda::fp8_amax>(x, groups, true, slot_of(state, operand));
+  if (counts) dispatch<cpu::fp8_amax, cuda::fp8_amax>(x, groups, true, slot_of(state, operand));
   const Fp8Delayed now{.history = state.history, .scale = state.scale};
   dispatch<cpu::fp8_take, cuda::fp8_take>(now, static_cast<std::int64_t>(operand), scale,
                                           q.inverse);

@@ -22,8 +22,8 @@ enum class BackwardOverride : std::uint8_t { none, high_precision, dequantized }
 /// Source  Micikevicius et al. 2022, arXiv:2209.05433; TransformerEngine, common/recipe
 struct Recipe {
   Scaling scaling = Scaling::current;
-  bool power_of_two = false;  ///< scales are rounded down to powers of two; block: always
-  double epsilon = 0;         ///< a smaller largest magnitude counts as this
+  bool power_of_two = false;    ///< scales are rounded down to powers of two; block: always
+  double epsilon = 0;           ///< a smaller largest magnitude counts as this
   std::int64_t history = 1024;  ///< delayed: steps whose largest magnitudes count
   std::int64_t margin = 0;      ///< delayed: scales are divided by 2^margin
   BackwardOverride backward = BackwardOverride::none;
@@ -77,9 +77,9 @@ using ReduceAmax = std::function<void(const Tensor& amax)>;
 
 /// A rounded matrix, or several below each other.
 struct Quantized {
-  Tensor rows;     ///< (R, C) e4m3 or e5m2; null where only the transposed copy is needed
-  Tensor columns;  ///< transposed, group by group; on a GPU, for backward
-  Tensor inverse;  ///< f32: what a group's numbers are multiplied by
+  Tensor rows;            ///< (R, C) e4m3 or e5m2; null where only the transposed copy is needed
+  Tensor columns;         ///< transposed, group by group; on a GPU, for backward
+  Tensor inverse;         ///< f32: what a group's numbers are multiplied by
   Fp8Tile tile = {0, 0};  ///< of block scales
 };
 

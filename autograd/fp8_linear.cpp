@@ -20,16 +20,13 @@ struct SavedQuantized {
   Fp8Tile tile = {0, 0};
   SavedQuantized() = default;
   SavedQuantized(const Quantized& q, const char* label)
-      : rows(q.rows, label),
-        columns(q.columns, label),
-        inverse(q.inverse, "scale"),
-        tile(q.tile) {}
+      : rows(q.rows, label), columns(q.columns, label), inverse(q.inverse, "scale"), tile(q.tile) {}
   Quantized get() const { return {rows.get(), columns.get(), inverse.get(), tile}; }
 };
 
 // What backward multiplies.
 struct Kept {
-  SavedQuantized x, weight;   // rounded
+  SavedQuantized x, weight;     // rounded
   Saved plain_x, plain_weight;  // with BackwardOverride::high_precision
 };
 
@@ -128,8 +125,8 @@ Tensor run(const char* op, const Products& p, const Tensor& x_given, const Tenso
     const Tensor x = contiguous(as_matrix(x_given)), weight = contiguous(weight_given);
     const bool keeps = recorded && !Tape::counting();
     const Quantized qw = fp8::round_weight(p, weight, recorded, transposes, state);
-    const Quantized qx = fp8::round_x(p, x, recorded,
-                                      {.rows = true, .columns = transposes && keeps}, reduce.x);
+    const Quantized qx =
+        fp8::round_x(p, x, recorded, {.rows = true, .columns = transposes && keeps}, reduce.x);
     fp8::multiply(p, GroupedProduct::forward, qx, qw, bias, as_matrix(y));
     if (keeps) kept = keep(p, x, weight, qx, qw);
   }
@@ -164,8 +161,7 @@ Tensor fp8_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
   check(!bias.defined() || (bias.shape() == n && bias.dtype() == x.dtype() &&
                             bias.device() == x.device() && bias.is_contiguous()),
         "fp8_linear: bias must be {} with shape {} on {}, got {} with shape {}", x.dtype(), n,
-        x.device(), bias.defined() ? bias.dtype() : x.dtype(),
-        bias.defined() ? bias.shape() : n);
+        x.device(), bias.defined() ? bias.dtype() : x.dtype(), bias.defined() ? bias.shape() : n);
   Shape result = x.shape();
   result[result.size() - 1] = weight.dim(0);
   const Products p{.recipe = recipe,
@@ -187,8 +183,7 @@ Tensor fp8_grouped_linear(const Tensor& x, const Tensor& weight, const Tensor& r
         "fp8_grouped_linear: weight must have shape [E, O, I] for x [R, I], got {} and {}",
         weight.shape(), x.shape());
   check_weight("fp8_grouped_linear", x, weight);
-  check(rows.dtype() == DType::i64 && rows.device() == kCpu &&
-            rows.shape() == Shape{weight.dim(0)},
+  check(rows.dtype() == DType::i64 && rows.device() == kCpu && rows.shape() == Shape{weight.dim(0)},
         "fp8_grouped_linear: rows must be i64 with shape {} on cpu, got {} with shape {}",
         Shape{weight.dim(0)}, rows.dtype(), rows.shape());
   std::int64_t sum = 0;

@@ -3,7 +3,8 @@
 
 namespace weft {
 
-/// Reductions of largest magnitudes over ranks, for operands that are gathered as codes. Empty: none.
+/// Reductions of largest magnitudes over ranks, for operands that are gathered as codes. Empty:
+/// none.
 struct Fp8Reduce {
   fp8::ReduceAmax x, gradient;
 };
@@ -18,7 +19,8 @@ struct Fp8Reduce {
 /// Device   cpu, cuda, meta; all on one device
 /// Saves    the rounded x and weight, 1 byte each; with BackwardOverride::high_precision x and
 ///          weight
-/// Throws   Error on the shapes and dtypes above, on a GPU without FP8, and with delayed scales on a
+/// Throws   Error on the shapes and dtypes above, on a GPU without FP8, and with delayed scales on
+/// a
 ///          state without them
 /// Source   TransformerEngine, pytorch/module/linear.py
 Tensor fp8_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,

@@ -53,8 +53,7 @@ void check_products(const char* op, const Products& p, Device device) {
   const RowGroups groups = p.row_groups();
   for (std::int64_t g = 0; g < groups.count; ++g)
     check(groups.of(g) % kMultiple == 0,
-          "{}: FP8 needs rows of x that are a multiple of {}, got {}", op, kMultiple,
-          groups.of(g));
+          "{}: FP8 needs rows of x that are a multiple of {}, got {}", op, kMultiple, groups.of(g));
   check(p.recipe.scaling != Scaling::delayed || p.delayed.defined(),
         "{}: delayed scales need a layer that keeps them, and this one does not; call "
         "nn::prepare_fp8(model, recipe) first",
@@ -92,10 +91,9 @@ void multiply(const Products& p, GroupedProduct kind, const Quantized& a, const 
               const Tensor& bias, const Tensor& out, bool accumulate) {
   const bool to_weight = kind == GroupedProduct::weight_grad;
   if (p.recipe.scaling == Scaling::block)
-    return multiply_plain(
-        p, kind, dequantize(a, p.row_groups(), p.dtype),
-        dequantize(b, to_weight ? p.row_groups() : p.weight_groups(), p.dtype), bias, out,
-        accumulate);
+    return multiply_plain(p, kind, dequantize(a, p.row_groups(), p.dtype),
+                          dequantize(b, to_weight ? p.row_groups() : p.weight_groups(), p.dtype),
+                          bias, out, accumulate);
   const bool gpu = out.device().is_gpu();
   const Fp8ProductIn in{.a = gpu && to_weight ? a.columns : a.rows,
                         .b = gpu && kind != GroupedProduct::forward ? b.columns : b.rows,
@@ -121,9 +119,9 @@ void multiply_plain(const Products& p, GroupedProduct kind, const Tensor& a, con
   if (p.rows.defined()) {
     const bool to_weight = kind == GroupedProduct::weight_grad;
     if (to_weight && !accumulate) weft::detail::clear_empty_groups(p.rows, out);
-    const Tensor other = to_weight ? b
-                                   : b.alias({p.count, p.outputs, p.inputs},
-                                             {p.outputs * p.inputs, p.inputs, 1}, 0);
+    const Tensor other =
+        to_weight ? b
+                  : b.alias({p.count, p.outputs, p.inputs}, {p.outputs * p.inputs, p.inputs, 1}, 0);
     return weft::detail::grouped_product(a, other, kind, p.rows, out, accumulate);
   }
   switch (kind) {

@@ -9,10 +9,10 @@ namespace weft::fp8 {
 ///   forward y (R, O) = x (R, I) w (E, O, I)^T; input_grad dx = dy w; weight_grad dw = dy^T x
 struct Products {
   Recipe recipe;
-  DType dtype;          ///< of x, weight and results: f32 or bf16
-  std::int64_t count;   ///< E, 1 for a plain layer
+  DType dtype;         ///< of x, weight and results: f32 or bf16
+  std::int64_t count;  ///< E, 1 for a plain layer
   std::int64_t all_rows, outputs, inputs;
-  Tensor rows = {};     ///< i64 (E) in host memory: rows of each group; null for a plain layer
+  Tensor rows = {};      ///< i64 (E) in host memory: rows of each group; null for a plain layer
   Delayed delayed = {};  ///< with delayed scales
 
   RowGroups row_groups() const {

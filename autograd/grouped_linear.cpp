@@ -73,7 +73,8 @@ Tensor grouped_linear(const Tensor& given, const Tensor& weights, const Tensor& 
   if (bias.defined() && !scale.defined()) scale = Tensor::ones({x.dim(0)}, x.dtype(), x.device());
   Tensor y = Tensor::empty({x.dim(0), weight.dim(1)}, x.dtype(), x.device());
   if (bias.defined())
-    detail::grouped_product(as_column(scale), as_column(own_bias), GroupedProduct::forward, rows, y);
+    detail::grouped_product(as_column(scale), as_column(own_bias), GroupedProduct::forward, rows,
+                            y);
   detail::grouped_product(x, weight, GroupedProduct::forward, rows, y, bias.defined());
   if (recording(x, weight, own_bias, scale))
     Tape::record("grouped_linear", {&x, &weight, &own_bias, &scale}, {&y},
@@ -99,8 +100,8 @@ Tensor grouped_linear(const Tensor& given, const Tensor& weights, const Tensor& 
                    }
                    if (b.needs(3)) {
                      Tensor ds = empty_like(ss.get());
-                     detail::grouped_product(dy, as_column(sb.get()), GroupedProduct::input_grad, n.get(),
-                             as_column(ds));
+                     detail::grouped_product(dy, as_column(sb.get()), GroupedProduct::input_grad,
+                                             n.get(), as_column(ds));
                      b.add(3, std::move(ds));
                    }
                  });

@@ -9,7 +9,8 @@ namespace weft::cuda {
 namespace {
 
 const char* bytes_at(const Tensor& t, std::int64_t element) {
-  return static_cast<const char*>(t.raw()) + element * static_cast<std::int64_t>(size_of(t.dtype()));
+  return static_cast<const char*>(t.raw()) +
+         element * static_cast<std::int64_t>(size_of(t.dtype()));
 }
 
 const float* scale_at(const Tensor& inverse, std::int64_t e) {

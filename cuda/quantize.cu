@@ -1,8 +1,7 @@
-#include "weft/core/kernels/quantize.h"
-
 #include <algorithm>
 
 #include "weft/core/kernels/fp8_scale.h"
+#include "weft/core/kernels/quantize.h"
 #include "weft/cuda/fp8.h"
 #include "weft/cuda/math.h"
 #include "weft/cuda/reduce.h"
@@ -53,8 +52,8 @@ __global__ void __launch_bounds__(kThreads) fp8_zero_kernel(float* amax, std::in
   if (i < n) amax[i] = 0;
 }
 
-// A block raises amax to the largest magnitude of its share of a group. The result of a maximum does
-// not depend on the order.
+// A block raises amax to the largest magnitude of its share of a group. The result of a maximum
+// does not depend on the order.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     fp8_amax_kernel(Groups groups, std::int64_t cols, bool one, const T* x, int* amax) {
@@ -62,8 +61,8 @@ __global__ void __launch_bounds__(kThreads)
   const int e = static_cast<int>(blockIdx.y);
   const std::int64_t end = groups.first_row[e + 1] * cols;
   int most = 0;
-  for (std::int64_t i = groups.first_row[e] * cols +
-                        (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * V;
+  for (std::int64_t i =
+           groups.first_row[e] * cols + (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * V;
        i < end; i += std::int64_t{gridDim.x} * kThreads * V) {
     const auto v = load_pack<T, V>(x + i);
 #pragma unroll
@@ -92,8 +91,8 @@ __global__ void __launch_bounds__(kThreads)
     quantize_kernel(Groups groups, std::int64_t cols, bool one, const T* x, const float* scale,
                     std::uint8_t* out) {
   const int e = static_cast<int>(blockIdx.y);
-  const std::int64_t i = groups.first_row[e] * cols +
-                         (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * V;
+  const std::int64_t i =
+      groups.first_row[e] * cols + (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * V;
   if (i >= groups.first_row[e + 1] * cols) return;
   const float s = scale[one ? 0 : groups.first + e];
   const auto v = load_pack<T, V>(x + i);
@@ -241,8 +240,8 @@ __global__ void fp8_take_kernel(const float* stored, float* scale, float* invers
 
 template <class T>
 bool four_at_once(const T* p, std::int64_t cols, std::int64_t n) {
-  return cols % n == 0 && reinterpret_cast<std::uintptr_t>(p) %
-                                  (static_cast<std::size_t>(n) * sizeof(T)) == 0;
+  return cols % n == 0 &&
+         reinterpret_cast<std::uintptr_t>(p) % (static_cast<std::size_t>(n) * sizeof(T)) == 0;
 }
 
 template <class F>

@@ -55,8 +55,8 @@ Tensor Experts::operator()(const Tensor& x, const Tensor& probs, const Tensor& r
     Tensor bias = down_bias;
     if (const int ranks = shard_of(*this).bias_ranks; bias.defined() && ranks > 1)
       bias = add(bias, mul(bias.detach(), 1.0 / ranks - 1));
-    return TensorList{multiply(activate(options.activation, in[0], in[1]), down, bias, in[2], scale,
-                               fp8_down)};
+    return TensorList{
+        multiply(activate(options.activation, in[0], in[1]), down, bias, in[2], scale, fp8_down)};
   };
   const TensorList in{h, probs, rows};
   return options.recompute ? recompute(rest, in)[0] : rest(in)[0];

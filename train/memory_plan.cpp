@@ -141,7 +141,7 @@ MemoryPlan plan_memory(const Task& task, const Options& options, const data::Bat
 }
 
 ParameterBytes parameter_bytes(const Options& o, std::int64_t data_ranks) {
-  const DType dtype = o.machine.dtype;
+  const DType dtype = o.machine.model_dtype();
   const auto width = [&](DType t) {
     return static_cast<double>(size_of(dtype == DType::f64 ? dtype : t));
   };

@@ -58,10 +58,9 @@ void fp8_product(const Fp8ProductIn& in, const Tensor& scratch, const Tensor& ou
   if (in.a.numel() > 0) widen(in.a, a.data<float>());
   if (in.b.numel() > 0) widen(in.b, b.data<float>());
   if (in.rows.defined()) {
-    const Tensor matrices =
-        to_weight ? b
-                  : b.alias({in.count(), in.outputs, in.inputs},
-                            {in.outputs * in.inputs, in.inputs, 1}, 0);
+    const Tensor matrices = to_weight ? b
+                                      : b.alias({in.count(), in.outputs, in.inputs},
+                                                {in.outputs * in.inputs, in.inputs, 1}, 0);
     grouped_gemm(a, matrices, in.kind, in.rows, false, Tensor(), sums);
   } else if (in.all_rows > 0) {
     const GroupOperands whole(in.kind, 0, 0, in.all_rows, in.outputs, in.inputs, false);
@@ -80,8 +79,7 @@ void fp8_product(const Fp8ProductIn& in, const Tensor& scratch, const Tensor& ou
         p.first = e * in.outputs;
         p.rows = in.outputs;
         if (rows == 0) {
-          if (!in.accumulate)
-            std::fill_n(to + p.first * p.columns, p.rows * p.columns, T(0.0f));
+          if (!in.accumulate) std::fill_n(to + p.first * p.columns, p.rows * p.columns, T(0.0f));
           continue;
         }
       }

@@ -146,23 +146,22 @@ void quantize_tiles(const Tensor& x, const RowGroups& groups, const Fp8Tile& til
     const auto round = k.codes<T>(out.dtype() == DType::e5m2);
     each_group(groups, [&](std::int64_t, std::int64_t first, std::int64_t rows) {
       const std::int64_t down = (rows + tile.rows - 1) / tile.rows;
-      parallel_for(down * across, tile.rows * tile.columns,
-                   [&](std::int64_t begin, std::int64_t end) {
-                     for (std::int64_t i = begin; i < end; ++i) {
-                       const std::int64_t top = i / across * tile.rows,
-                                          left = i % across * tile.columns;
-                       const std::int64_t high = std::min(tile.rows, rows - top),
-                                          wide = std::min(tile.columns, cols - left);
-                       const std::int64_t at = (first + top) * cols + left;
-                       std::int32_t most = 0;
-                       for (std::int64_t r = 0; r < high; ++r)
-                         most = std::max(most, k.absmax<T>()(px + at + r * cols, wide));
-                       const float scale = fp8_scale_of(amax_of(most), largest, how);
-                       for (std::int64_t r = 0; r < high; ++r)
-                         round(px + at + r * cols, scale, codes + at + r * cols, wide);
-                       inv[i] = 1 / scale;
-                     }
-                   });
+      parallel_for(
+          down * across, tile.rows * tile.columns, [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t i = begin; i < end; ++i) {
+              const std::int64_t top = i / across * tile.rows, left = i % across * tile.columns;
+              const std::int64_t high = std::min(tile.rows, rows - top),
+                                 wide = std::min(tile.columns, cols - left);
+              const std::int64_t at = (first + top) * cols + left;
+              std::int32_t most = 0;
+              for (std::int64_t r = 0; r < high; ++r)
+                most = std::max(most, k.absmax<T>()(px + at + r * cols, wide));
+              const float scale = fp8_scale_of(amax_of(most), largest, how);
+              for (std::int64_t r = 0; r < high; ++r)
+                round(px + at + r * cols, scale, codes + at + r * cols, wide);
+              inv[i] = 1 / scale;
+            }
+          });
       inv += down * across;
     });
   });

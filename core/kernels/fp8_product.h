@@ -24,9 +24,9 @@ struct Fp8ProductIn {
     return rows.defined() ? rows.data<std::int64_t>()[e] : all_rows;
   }
 };
-/// out, f32 or bf16, = the product times both inverse scales (+ bias or + out), with exact products,
-/// f32 sums and one rounding at the end. The weight gradient of an empty group is 0. scratch: f32
-/// with fp8_product_scratch() elements, or null.
+/// out, f32 or bf16, = the product times both inverse scales (+ bias or + out), with exact
+/// products, f32 sums and one rounding at the end. The weight gradient of an empty group is 0.
+/// scratch: f32 with fp8_product_scratch() elements, or null.
 using Fp8ProductKernel = void(const Fp8ProductIn& in, const Tensor& scratch, const Tensor& out);
 
 /// A CPU multiplies f32 copies of the operands; a GPU needs nothing.

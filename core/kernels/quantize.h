@@ -32,8 +32,8 @@ using Fp8ScaleKernel = void(const Tensor& amax, float largest, const Fp8Scaling&
                             const Tensor& scale, const Tensor& inverse);
 
 /// x times the scale of its group, rounded: out (R, C) by row; transposed: group after group, each
-/// (C, its rows). Either may be null. e4m3 or e5m2: ties to even, finite values saturate. scale: one
-/// for each group or one for all.
+/// (C, its rows). Either may be null. e4m3 or e5m2: ties to even, finite values saturate. scale:
+/// one for each group or one for all.
 using QuantizeKernel = void(const Tensor& x, const RowGroups& groups, const Tensor& scale,
                             const Tensor& out, const Tensor& transposed);
 

@@ -179,7 +179,8 @@ void multiply(const OperationTag& op, int algorithm, const LayoutTag& la, const 
     // The library may choose another kernel for each epilogue, with another summation order.
     const bool other = op.epilogue == Epilogue::gelu_bias || algorithm % 2 == 1;
     if (op.epilogue == Epilogue::bias_gradient_b) sum_columns(left, ld.type, op.bias);
-    if (!other && !fp8 && (op.epilogue == Epilogue::none || op.epilogue == Epilogue::bias_gradient_b)) {
+    if (!other && !fp8 &&
+        (op.epilogue == Epilogue::none || op.epilogue == Epilogue::bias_gradient_b)) {
       gemm(left, right, by_row(ld, target), accumulate);
       continue;
     }

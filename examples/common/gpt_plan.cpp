@@ -106,9 +106,12 @@ constexpr Change kChanges[] = {
     {false,
      [](GptOptions& o) {
        return set_to(o.optimizer.master_weights, optim::MasterWeights::remainder,
-                     "--master-weights remainder", o.machine.dtype == DType::bf16);
+                     "--master-weights remainder", o.machine.model_dtype() == DType::bf16);
      }},
-    {true, [](GptOptions& o) { return set_to(o.machine.dtype, DType::bf16, "--dtype bf16"); }},
+    {true,
+     [](GptOptions& o) {
+       return set_to(o.machine.dtype, DType::bf16, "--dtype bf16", !o.machine.is_fp8());
+     }},
     {true,
      [](GptOptions& o) {
        return set_to(o.optimizer.state_dtype, DType::bf16, "--state-dtype bf16",
@@ -180,7 +183,7 @@ void search_fit(const GptOptions& o, const train::MemoryPlan& now, const Rates& 
 double closed_block(const GptOptions& o) {
   const nn::GptConfig c = o.gpt();
   if (c.attention != nn::AttentionKind::mha || c.has_delta() || c.moe.experts > 0 || c.qk_norm ||
-      o.parallel.tp_overlap != distributed::Overlap::none)
+      o.parallel.tp_overlap != distributed::Overlap::none || o.machine.is_fp8())
     return 0;
   const auto dim = static_cast<double>(c.dim), ffn = static_cast<double>(c.ffn_dim()),
              kv = static_cast<double>(c.kv_head_count() * c.head_dim()),

@@ -1,6 +1,4 @@
 // Rounding to FP8 with scales. tests/fixtures/make_fp8.py stores digests of PyTorch's casts.
-#include "weft/autograd/fp8.h"
-
 #include <doctest/doctest.h>
 
 #include <bit>
@@ -8,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "weft/autograd/fp8.h"
 #include "weft/core/cpu/simd.h"
 #include "weft/core/dispatch.h"
 #include "weft/core/parallel.h"
@@ -51,7 +50,8 @@ std::string fnv(const void* data, std::size_t n) {
 
 // Codes of x times one scale; every NaN is 0x7f, as in the fixture.
 std::vector<std::uint8_t> codes_of(const Tensor& x, DType to, float scale = 1) {
-  const Tensor s = Tensor::full({1}, static_cast<double>(scale)), out = Tensor::empty(x.shape(), to);
+  const Tensor s = Tensor::full({1}, static_cast<double>(scale)),
+               out = Tensor::empty(x.shape(), to);
   cpu::quantize(x, {.count = 1, .each = x.dim(0)}, s, out, {});
   std::vector<std::uint8_t> codes(static_cast<std::size_t>(x.numel()));
   std::memcpy(codes.data(), out.raw(), codes.size());
@@ -82,8 +82,7 @@ std::uint32_t near_ties(std::uint64_t i) {
 }
 std::uint32_t of_matrix(std::uint64_t i) {
   const std::uint64_t r = i * 2654435761u % (std::uint64_t{1} << 32);
-  return static_cast<std::uint32_t>((r >> 31) << 15 | (114 + (r >> 20) % 14) << 7 |
-                                    (r >> 8) % 128)
+  return static_cast<std::uint32_t>((r >> 31) << 15 | (114 + (r >> 20) % 14) << 7 | (r >> 8) % 128)
          << 16;
 }
 
@@ -223,8 +222,8 @@ TEST_CASE("fp8: an infinite or NaN element stays visible, and the others keep th
   };
   CHECK(different_bits(round(DType::e5m2), x, test::Nan::allowed) == "");
   // e4m3 has no infinity: the largest number.
-  CHECK(different_bits(round(DType::e4m3), Tensor::of({{1, -448, NAN, 2}}),
-                       test::Nan::allowed) == "");
+  CHECK(different_bits(round(DType::e4m3), Tensor::of({{1, -448, NAN, 2}}), test::Nan::allowed) ==
+        "");
 }
 
 TEST_CASE("fp8: groups of rows have their own scales, also an empty one") {

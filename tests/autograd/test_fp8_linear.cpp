@@ -1,10 +1,9 @@
-#include "weft/autograd/fp8_linear.h"
-
 #include <doctest/doctest.h>
 
 #include <vector>
 
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/fp8_linear.h"
 #include "weft/autograd/grouped_linear.h"
 #include "weft/autograd/linear.h"
 #include "weft/autograd/matmul.h"
@@ -101,8 +100,8 @@ TEST_CASE("fp8_linear: results and gradients are those of the rounded operands")
       const Tensor x_of_dw = block ? rounded(r, o.x, DType::e4m3, {128, 1}, 0) : x,
                    g_of_dw = block ? rounded(r, o.dy, DType::e5m2, {128, 1}, 0) : g;
       const double tol = tolerance_of(t);
-      CHECK(mismatch(got.y.view({kRows, kOut}),
-                     matmul(x, w.t()) + o.bias.detach().to(DType::f64), tol) == "");
+      CHECK(mismatch(got.y.view({kRows, kOut}), matmul(x, w.t()) + o.bias.detach().to(DType::f64),
+                     tol) == "");
       CHECK(mismatch(got.dx.view({kRows, kIn}), matmul(g, w), tol) == "");
       CHECK(mismatch(got.dw, matmul(g_of_dw.t(), x_of_dw), tol) == "");
       CHECK(mismatch(got.db, sum(o.dy.to(DType::f64), {0, 1}), tol) == "");
@@ -121,8 +120,8 @@ TEST_CASE("fp8_linear: the two overrides of backward") {
       const Result high = run(r, o, &state);
       CHECK(mismatch(high.dx.view({kRows, kIn}), matmul(dy, o.weight.detach().to(DType::f64)),
                      tol) == "");
-      CHECK(mismatch(high.dw,
-                     matmul(dy.t(), o.x.detach().to(DType::f64).view({kRows, kIn})), tol) == "");
+      CHECK(mismatch(high.dw, matmul(dy.t(), o.x.detach().to(DType::f64).view({kRows, kIn})),
+                     tol) == "");
       r.backward = BackwardOverride::dequantized;
       const Result seen = run(r, o, &state);
       CHECK(different_bits(seen.y, high.y) == "");
@@ -312,8 +311,7 @@ TEST_CASE("fp8_linear: no second derivative") {
   Tape outer;
   Tape inner;
   const Tensor y = fp8_linear(o.x, o.weight, o.bias, {});
-  CHECK(error_of([&] { inner.gradients(y, {o.x}, o.dy); })
-            .find("fp8_linear") != std::string::npos);
+  CHECK(error_of([&] { inner.gradients(y, {o.x}, o.dy); }).find("fp8_linear") != std::string::npos);
 }
 
 }  // namespace weft::fp8_linear_test

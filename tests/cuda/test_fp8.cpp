@@ -66,8 +66,7 @@ TEST_CASE("fp8: codes, scales and transposed copies are those of the CPU") {
              {fp8::Copies{}, fp8::Copies{true, true}, fp8::Copies{false, true}}) {
           const Fp8Scaling how{.power_of_two = copies.columns};
           const Quantized want = fp8::quantize(x, groups, to, how, copies);
-          for_each_order(
-              [&] { check_same(fp8::quantize(there, groups, to, how, copies), want); });
+          for_each_order([&] { check_same(fp8::quantize(there, groups, to, how, copies), want); });
         }
         for (const Fp8Tile tile : {Fp8Tile{1, 128}, Fp8Tile{128, 1}, Fp8Tile{16, 16}}) {
           const Quantized want = fp8::quantize_tiles(x, groups, to, tile, {.power_of_two = true});

@@ -111,8 +111,8 @@ TEST_CASE("fp8 runs: predicted memory is the real peak, and a resumed run has th
 
 TEST_CASE("fp8 runs: ranks agree with one rank within the rounding of FP8") {
   for (const Fp8Recipe recipe : {Fp8Recipe::current, Fp8Recipe::delayed}) {
-    const auto losses = [&](const Kind& kind, std::int64_t ranks, std::int64_t tp,
-                            std::int64_t ep, bool zero) {
+    const auto losses = [&](const Kind& kind, std::int64_t ranks, std::int64_t tp, std::int64_t ep,
+                            bool zero) {
       Run run(kind, recipe);
       run.options.micro_batch = 0;
       run.options.parallel.ranks = ranks;

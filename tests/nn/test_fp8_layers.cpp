@@ -1,9 +1,8 @@
 // Which layers of a model multiply in FP8, and the state that they keep.
-#include "weft/nn/fp8.h"
-
 #include <doctest/doctest.h>
 
 #include "weft/core/random.h"
+#include "weft/nn/fp8.h"
 #include "weft/nn/gpt.h"
 #include "weft/optim/adamw.h"
 #include "weft/tests/support.h"
