@@ -6,6 +6,7 @@
 #include "weft/core/error.h"
 #include "weft/core/kernels/sum_ranks.h"
 #include "weft/core/parallel.h"
+#include "weft/train/loss_scale.h"
 
 namespace weft::train {
 namespace {
@@ -42,6 +43,9 @@ void Options::check() const {
       optimizer.master_weights == optim::MasterWeights::f32 || machine.model_dtype() == DType::bf16,
       "--master-weights: {} needs --dtype bf16 or fp8, got {}",
       word_of(optim::kMasterWeightsWords, optimizer.master_weights), machine.dtype);
+  weft::check(optimizer.loss_scale == 0 || optimizer.loss_scale >= LossScale::kLeast,
+              "--loss-scale: must be 0 or at least {}, got {}", LossScale::kLeast,
+              optimizer.loss_scale);
   const Device device = Device::parse(machine.device);
   if (device.is_cuda()) cuda::check_device(device);
   if (machine.is_fp8()) fp8::check_device(device);

@@ -47,6 +47,8 @@ struct OptimizerOptions {
   SecondMoment second_moment = SecondMoment::automatic;
   optim::MasterWeights master_weights = optim::MasterWeights::f32;
   StateRounding rounding = StateRounding::automatic;
+  double loss_scale = 0;
+  std::int64_t loss_scale_steps = 2000;
 
   template <class V>
   void fields(V& v) {
@@ -70,6 +72,12 @@ struct OptimizerOptions {
     v("rounding", rounding, kStateRoundingWords,
       "of moments in bf16 and fp8, and of weights without masters; auto: stochastic where small "
       "steps would be lost");
+    v("loss-scale", loss_scale,
+      "first scale of the loss in backward, at least 1; a step whose gradients overflow is skipped "
+      "and halves it; 0: none",
+      at_least(0));
+    v("loss-scale-steps", loss_scale_steps, "steps without overflow that double the loss scale",
+      at_least(1).needs(loss_scale > 0, "loss-scale above 0"));
   }
   DType second_moment_dtype() const;
   /// With automatic rounding: for an fp8 moment, a bf16 second moment with beta2 above 0.99, and

@@ -76,6 +76,11 @@ std::optional<RunState> RunFolder::restore(TrainStep& step, const Task& task) co
   if (task.check_state) task.check_state(state);
   step.load(distributed::ShardFiles(found->shards("model")),
             distributed::ShardFiles(found->shards("optim")));
+  // A run that had no loss scale begins with the first.
+  const io::Json* const scale = state.find("loss_scale");
+  if (scale && step.loss_scale())
+    step.loss_scale()->load({scale->at("scale").as_double(), scale->at("good_steps").as_double(),
+                             scale->at("skipped_steps").as_double()});
   RunState run;
   run.step = count_of(state, "step");
   run.targets = count_of(state, task.unit);
@@ -114,6 +119,13 @@ void RunFolder::save_into(const std::string& folder, TrainStep& step, const Task
   state.set("step", run.step).set(task.unit, run.targets).set("loader", run.loader);
   for (const io::JsonMember& m : task.state.members()) state.set(m.key, m.value);
   state.set("row", run.row).set("evaluates", run.evaluates);
+  if (const LossScale* const scale = step.loss_scale()) {
+    const auto [factor, good_steps, skipped_steps] = scale->state();
+    state.set("loss_scale", io::Json::object()
+                                .set("scale", factor)
+                                .set("good_steps", good_steps)
+                                .set("skipped_steps", skipped_steps));
+  }
   distributed::save_checkpoint(ranks_.host(), folder, run.step, step.model_slices(),
                                step.optimizer_slices(), state.dump(), static_cast<int>(keep));
 }

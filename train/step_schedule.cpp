@@ -24,6 +24,16 @@ void add_to(Metric& all, const Tensor& sum, const Tensor& count) {
   add_to(all.count, count);
 }
 
+// The upstream gradient of an objective.
+Tensor upstream(const StepWork& work, const Tensor& objective) {
+  const NoGradGuard off;
+  const Tensor dy =
+      Tensor::full(objective.shape(), work.cotangent, objective.dtype(), objective.device());
+  if (work.loss_scale.defined())
+    dy.copy_(mul(work.loss_scale, work.cotangent).view(objective.shape()));
+  return dy;
+}
+
 }  // namespace
 
 void add_to(std::vector<Metric>& sums, const Loss& part) {
@@ -76,8 +86,7 @@ std::vector<Metric> SequentialSchedule::run(const StepWork& work) {
     check(size_of(loss.sum.dtype()) >= 4 && size_of(objective.dtype()) >= 4,
           "loss: sum and objective must be f32 or f64, got {} and {}", loss.sum.dtype(),
           objective.dtype());
-    objective.backward(
-        Tensor::full(objective.shape(), work.cotangent, objective.dtype(), objective.device()));
+    objective.backward(upstream(work, objective));
     add_to(sums, loss);
   }
   return sums;

@@ -19,6 +19,7 @@ struct StepWork {
   std::int64_t first_row = 0;  ///< index of the first row in the global batch
   std::int64_t step = 0;
   double cotangent = 1;  ///< upstream gradient of every objective
+  Tensor loss_scale;     ///< one f64 that multiplies it; null: 1
 };
 
 /// How the micro-batches of a step run through the model. Another schedule (a pipeline's) is

@@ -23,18 +23,6 @@ bool all_finite(const Tensor& t) {
   return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
 }
 
-// The clip of gradients that still have to be multiplied by `factor`; its scale includes that
-// factor. As in optim::GradClip, the scale is NaN if the norm is not finite.
-optim::GradClip times(const optim::GradClip& clip, const Tensor& factor, double max_norm) {
-  const Tensor norm = mul(clip.norm, factor);
-  Tensor scale = add(factor, sub(norm, norm));
-  if (max_norm > 0)
-    scale = mul(
-        scale,
-        minimum(div(Tensor::full({}, max_norm, DType::f64, norm.device()), add(norm, 1e-6)), 1));
-  return {norm, scale};
-}
-
 }  // namespace
 
 TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& ranks)
@@ -52,6 +40,10 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
                                             .count_zeros = options.run.norms});
   const bool shards = optimizer_->is_sharded();
   const bool by_part = shards && task_.model.shard_members() & nn::Shard::kBeforeUse;
+  if (options.optimizer.loss_scale > 0)
+    loss_scale_.emplace(LossScaleOptions{.initial = options.optimizer.loss_scale,
+                                         .growth_steps = options.optimizer.loss_scale_steps},
+                        device_);
   routers_ = std::make_unique<nn::RouterStep>(task_.model);
   if (fp8_recipe_) fp8_.emplace(task_.model, *fp8_recipe_);
   task_.model.train();
@@ -156,18 +148,25 @@ TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows)
   }
   unfinished_ = true;
   const fp8::Autocast products(fp8_recipe_);
-  Metrics metrics = schedule_->run(
-      {.rows = rows, .first_row = ranks_.first_row(), .step = step, .cotangent = 1.0 / targets});
+  Metrics metrics = schedule_->run({.rows = rows,
+                                    .first_row = ranks_.first_row(),
+                                    .step = step,
+                                    .cotangent = 1.0 / targets,
+                                    .loss_scale = loss_scale_ ? loss_scale_->value() : Tensor()});
   if (on_phase_) on_phase_(Phase::update);
   add_up(metrics);
   for (Metric& m : metrics)
     if (!m.count.defined()) m.count = metrics[0].count;
   const NoGradGuard off;
   const double max_norm = options_.optimizer.clip;
+  Tensor factor;
+  if (metrics[0].count.defined())
+    factor = div(Tensor::full({}, targets, DType::f64, device_),
+                 maximum(metrics[0].count.to(DType::f64).view({}), 1));
   optim::GradClip clip;
-  if (metrics[0].count.defined()) {
-    const Tensor factor = div(Tensor::full({}, targets, DType::f64, device_),
-                              maximum(metrics[0].count.to(DType::f64).view({}), 1));
+  if (loss_scale_) {
+    clip = loss_scale_->unscaled(optimizer_->finish(), factor, max_norm);
+  } else if (factor.defined()) {
     clip = times(optimizer_->finish(), factor, max_norm);
   } else {
     clip = optimizer_->finish(max_norm);
@@ -180,7 +179,8 @@ TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows)
   };
   if (options_.run.norms) add("zero_gradients", optimizer_->zero_gradients());
   const auto finite = [](const Tensor& t) { return std::isfinite(t.item()); };
-  if (device_.is_cpu() && !(finite(loss) && finite(clip.norm))) return metrics;
+  if (loss_scale_) add("loss_scale", clone(loss_scale_->value()));
+  if (device_.is_cpu() && !(finite(loss) && (loss_scale_ || finite(clip.norm)))) return metrics;
   if (device_.is_gpu()) optim::require_finite(clip, loss);
   finish_routers(metrics);
   finish_fp8();
@@ -188,6 +188,10 @@ TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows)
   optimizer_->step(clip);
   optimizer_->zero_grad();
   unfinished_ = false;
+  if (loss_scale_) {
+    loss_scale_->update(clip);
+    add("skipped_steps", clone(loss_scale_->skipped()));
+  }
   if (options_.run.norms) add("param_norm", optimizer_->parameter_norm());
   return metrics;
 }

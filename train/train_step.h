@@ -11,6 +11,7 @@
 #include "weft/distributed/parallel_optimizer.h"
 #include "weft/nn/fp8.h"
 #include "weft/nn/router_step.h"
+#include "weft/train/loss_scale.h"
 #include "weft/train/ranks.h"
 #include "weft/train/step_result.h"
 #include "weft/train/step_schedule.h"
@@ -39,8 +40,9 @@ class TrainStep {
   TrainStep(const TrainStep&) = delete;
 
   /// Update number `step` (from 1) on this rank's rows of the global batch. If the loss or the
-  /// gradient norm is not finite, weights and optimizer states stay unchanged; on a GPU, where the
-  /// host does not wait, the optimizer still counts the step, and routers' biases move.
+  /// gradient norm is not finite, weights and optimizer states stay unchanged, and after such a
+  /// norm the loss scale halves; on a GPU, where the host does not wait, the optimizer still counts
+  /// the step, and routers' biases move.
   StepResult operator()(std::int64_t step, const data::Batch& rows);
   /// The loss and the metrics of the task over the whole dataset, the loss first; lists are
   /// omitted. Ranks share the batches. Records nothing.
@@ -61,6 +63,8 @@ class TrainStep {
   /// This rank's tensors for a checkpoint.
   distributed::SlicedTensors model_slices();
   distributed::SlicedTensors optimizer_slices() const { return optimizer_->state(); }
+  /// Null without a loss scale.
+  LossScale* loss_scale() { return loss_scale_ ? &*loss_scale_ : nullptr; }
   /// Loads weights in place of the initial ones.
   /// Throws Error on a missing or unexpected name, or a wrong shape.
   void load_weights(const distributed::ShardFiles& model);
@@ -101,6 +105,7 @@ class TrainStep {
   distributed::Layout layout_;
   data::Batch on_gpu_;  ///< null on the CPU
   std::unique_ptr<distributed::ParallelOptimizer> optimizer_;
+  std::optional<LossScale> loss_scale_;
   std::unique_ptr<nn::RouterStep> routers_;
   std::optional<nn::Fp8Step> fp8_;
   std::unique_ptr<StepSchedule> schedule_;

@@ -247,8 +247,10 @@ void Trainer::sample() {
 }
 
 bool Trainer::is_finite(const Pending& p) const {
-  return ranks_.device().is_meta() ||
-         (std::isfinite(p.result.loss()) && std::isfinite(p.result.grad_norm()));
+  if (ranks_.device().is_meta()) return true;
+  if (!std::isfinite(p.result.loss())) return false;
+  const StepResult::Number* const scale = p.result.find("loss_scale");
+  return std::isfinite(p.result.grad_norm()) || (scale && scale->value() > LossScale::kLeast);
 }
 
 /// Reports what is not finite, before it is written anywhere.

@@ -202,6 +202,78 @@ TEST_CASE("trainer: an interrupted and resumed run has the bytes of an uninterru
   }
 }
 
+TEST_CASE("trainer: a loss scale that is a power of two changes no bit") {
+  const test::TempFolder folder;
+  for (const std::int64_t ranks : {0, 2}) {
+    Options plain = options_of(folder / message("plain{}", ranks)),
+            with = options_of(folder / message("with{}", ranks));
+    plain.parallel.ranks = with.parallel.ranks = ranks;
+    with.optimizer.loss_scale = 1024;
+    with.optimizer.loss_scale_steps = 2;
+    REQUIRE(train(plain) == 0);
+    REQUIRE(train(with) == 0);
+    const std::vector<io::Json> want = rows_of(plain), got = rows_of(with);
+    const double scales[] = {1024, 1024, 2048, 2048, 4096, 4096};
+    for (std::size_t i = 0; i < 6; ++i) {
+      CHECK(number(got[i], "loss") == number(want[i], "loss"));
+      CHECK(number(got[i], "grad_norm") == number(want[i], "grad_norm"));
+      CHECK(number(got[i], "loss_scale") == scales[i]);
+      CHECK(number(got[i], "skipped_steps") == 0);
+    }
+    CHECK(!want[0].find("loss_scale"));
+  }
+}
+
+TEST_CASE("trainer: an overflow halves the loss scale and skips the step, on all ranks alike") {
+  const test::TempFolder folder;
+  std::vector<io::Json> one;
+  for (const std::int64_t ranks : {0, 2}) {
+    // f32 ends at 3.4e38, and the cotangent is the scale over 36 targets or more.
+    Options o = options_of(folder / message("{}", ranks), 12);
+    o.parallel.ranks = ranks;
+    o.parallel.zero = ranks > 0;
+    o.optimizer.loss_scale = 0x1p140;
+    o.optimizer.loss_scale_steps = 3;
+    Options cut = o;
+    cut.out = folder / message("cut{}", ranks);
+    REQUIRE(train(o) == 0);
+    const std::vector<io::Json> rows = rows_of(o);
+    REQUIRE(rows.size() == 12);
+    double scale = 0x1p140, skipped = 0, good = 0;
+    for (const io::Json& row : rows) {
+      CHECK(number(row, "loss_scale") == scale);
+      const bool overflows = row.at("grad_norm").is_null();
+      skipped += overflows ? 1 : 0;
+      good = overflows ? 0 : good + 1;
+      CHECK(number(row, "skipped_steps") == skipped);
+      if (overflows) scale /= 2;
+      if (good == 3) {
+        scale *= 2;
+        good = 0;
+      }
+    }
+    CHECK(skipped > 3);
+    CHECK(skipped < 12);
+    CHECK(number(rows.back(), "loss") < number(rows[0], "loss"));
+    if (one.empty())
+      one = rows;
+    else
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        CHECK(number(rows[i], "loss_scale") == number(one[i], "loss_scale"));
+        CHECK(number(rows[i], "loss") == doctest::Approx(number(one[i], "loss")).epsilon(1e-4));
+      }
+    // The scale and its count continue after a resume.
+    cut.steps = 7;
+    REQUIRE(train(cut) == 0);
+    cut.steps = 12;
+    cut.run.resume = true;
+    REQUIRE(train(cut) == 0);
+    CHECK(weights_of(cut) == weights_of(o));
+    for (std::size_t i = 0; i < rows.size(); ++i)
+      CHECK(number(rows_of(cut)[i], "loss_scale") == number(rows[i], "loss_scale"));
+  }
+}
+
 TEST_CASE("trainer: float targets, bf16 weights and data that end in the middle of a batch") {
   const test::TempFolder folder;
   const data::TensorDataset data(points(), points().narrow(1, 0, 2).contiguous());
