@@ -53,7 +53,8 @@ struct SmallRun {
       io::Json same;
       for (const io::JsonMember& m : row.members())
         if (m.key != "tokens_per_s" && m.key != "step_ms" && m.key != "system_allocs" &&
-            m.key != "joules" && m.key != "tokens_per_joule" && m.key != "mfu" && m.key != "peak_tflops")
+            m.key != "joules" && m.key != "tokens_per_joule" && m.key != "mfu" &&
+            m.key != "peak_tflops")
           same.set(m.key, m.value);
       rows.push_back(same.dump());
     }
