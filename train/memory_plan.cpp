@@ -143,7 +143,9 @@ MemoryPlan plan_memory(const Task& task, const Options& options, const data::Bat
 ParameterBytes parameter_bytes(const Options& o, std::int64_t data_ranks) {
   const DType dtype = o.machine.model_dtype();
   const auto width = [&](DType t) {
-    return static_cast<double>(size_of(dtype == DType::f64 ? dtype : t));
+    constexpr double kScale = 1.0 / 32;  // a byte for a block of values
+    return static_cast<double>(size_of(dtype == DType::f64 ? dtype : t)) +
+           (t == DType::e4m3 ? kScale : 0);
   };
   ParameterBytes bytes{.weight = width(dtype), .gradient = width(DType::f32), .optimizer = 0};
   const OptimizerOptions& opt = o.optimizer;

@@ -106,12 +106,16 @@ constexpr Change kChanges[] = {
     {false,
      [](GptOptions& o) {
        return set_to(o.optimizer.master_weights, optim::MasterWeights::remainder,
-                     "--master-weights remainder", o.machine.model_dtype() == DType::bf16);
+                     "--master-weights remainder",
+                     o.machine.model_dtype() == DType::bf16 &&
+                         o.optimizer.master_weights == optim::MasterWeights::f32);
      }},
     {true,
      [](GptOptions& o) {
-       return set_to(o.machine.dtype, DType::bf16, "--dtype bf16", !o.machine.is_fp8());
+       return set_to(o.machine.dtype, DType::bf16, "--dtype bf16",
+                     o.machine.model_dtype() != DType::bf16);
      }},
+    {true, [](GptOptions& o) { return set_to(o.machine.dtype, DType::e4m3, "--dtype fp8"); }},
     {true,
      [](GptOptions& o) {
        return set_to(o.optimizer.state_dtype, DType::bf16, "--state-dtype bf16",
@@ -120,6 +124,10 @@ constexpr Change kChanges[] = {
     {true,
      [](GptOptions& o) {
        return set_to(o.optimizer.state_dtype, DType::f16, "--state-dtype f16", has_f32_moments(o));
+     }},
+    {true,
+     [](GptOptions& o) {
+       return set_to(o.optimizer.state_dtype, DType::e4m3, "--state-dtype fp8", has_f32_moments(o));
      }},
 };
 
@@ -188,7 +196,7 @@ double closed_block(const GptOptions& o) {
   const auto dim = static_cast<double>(c.dim), ffn = static_cast<double>(c.ffn_dim()),
              kv = static_cast<double>(c.kv_head_count() * c.head_dim()),
              tp = static_cast<double>(o.parallel.tp), stream = 2 * dim / (o.parallel.sp ? tp : 1);
-  const auto width = static_cast<double>(size_of(o.machine.dtype));
+  const auto width = static_cast<double>(size_of(o.machine.model_dtype()));
   if (c.recompute == nn::Recompute::full) return stream * width;
   const double hidden = (c.arch == nn::Arch::llama ? 3 : 2) * ffn -
                         (c.recompute == nn::Recompute::selective ? ffn : 0);

@@ -53,6 +53,15 @@ def fits(folder):
     refused(run("plan", "--fit", "1kB", *flags), 2, "--fit: no 3 changes together bring")
 
 
+def prints_as_the_page(folder):
+    """The example of docs/memory.md: its command, and what it prints."""
+    del folder
+    blocks = (pathlib.Path(__file__).parents[2] / "docs/memory.md").read_text().split("```")
+    at = next(i for i, block in enumerate(blocks) if block.startswith("\nbuild/release/bin/plan "))
+    printed = plan(*blocks[at].split()[1:])
+    assert printed == blocks[at + 2].removeprefix("\n"), f"docs/memory.md must show\n{printed}"
+
+
 def wrong_use(folder):
     refused(run("plan", "--fit", "much", *SMALL), 2, "--fit: must be a size such as 24GiB or 80GB, got 'much'")
     refused(run("plan", "--tflops", "0", *SMALL), 2, "--tflops: must be above 0, got 0")
@@ -63,4 +72,4 @@ def wrong_use(folder):
     refused(run("plan", "--json", f"{folder}/none/plan.json", *SMALL), 1, "plan.json")
 
 
-main([agrees_with_the_trainer, like_train_moe, draws, fits, wrong_use])
+main([agrees_with_the_trainer, like_train_moe, draws, fits, prints_as_the_page, wrong_use])

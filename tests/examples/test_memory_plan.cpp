@@ -35,6 +35,13 @@ GptOptions bf16() {
   return o;
 }
 
+GptOptions fp8() {
+  GptOptions o = small();
+  o.machine.dtype = DType::e4m3;
+  o.model.dim = 32;
+  return o;
+}
+
 // With a capacity each expert gets the same number of rows for any data.
 GptOptions experts() {
   GptOptions o = small();
@@ -135,6 +142,26 @@ const Case kAlone[] = {
        o.optimizer.master_weights = optim::MasterWeights::remainder;
        o.optimizer.state_dtype = DType::bf16;
      }},
+    {"bf16, no masters, states in fp8", bf16,
+     [](GptOptions& o) {
+       o.optimizer.master_weights = optim::MasterWeights::none;
+       o.optimizer.state_dtype = DType::e4m3;
+     }},
+    {"states in fp8", small, [](GptOptions& o) { o.optimizer.state_dtype = DType::e4m3; }},
+    {"second moment in fp8", bf16,
+     [](GptOptions& o) { o.optimizer.second_moment = train::SecondMoment::fp8; }},
+    {"fp8", fp8, [](GptOptions&) {}},
+    {"fp8, delayed", fp8,
+     [](GptOptions& o) {
+       o.machine.fp8_recipe = train::Fp8Recipe::delayed;
+       o.machine.fp8_history = 4;
+     }},
+    {"fp8 by block, llama, full recompute", fp8,
+     [](GptOptions& o) {
+       o.machine.fp8_recipe = train::Fp8Recipe::block;
+       o.model.arch = nn::Arch::llama;
+       o.model.recompute = nn::Recompute::full;
+     }},
     {"experts", experts, [](GptOptions&) {}},
     {"experts, full recompute", experts,
      [](GptOptions& o) { o.model.recompute = nn::Recompute::full; }},
@@ -200,9 +227,9 @@ struct Layout {
 };
 constexpr Layout kLayouts[] = {
     {"dp", small, 1, 1, false, false},          {"dp, zero", small, 1, 1, false, true},
-    {"bf16, zero", bf16, 1, 1, false, true},    {"tp", small, 2, 1, false, false},
-    {"tp + sp", small, 2, 1, true, false},      {"bf16, tp + sp", bf16, 2, 1, true, false},
-    {"experts, ep", experts, 1, 2, false, true}};
+    {"bf16, zero", bf16, 1, 1, false, true},    {"fp8, zero", fp8, 1, 1, false, true},
+    {"tp", small, 2, 1, false, false},          {"tp + sp", small, 2, 1, true, false},
+    {"bf16, tp + sp", bf16, 2, 1, true, false}, {"experts, ep", experts, 1, 2, false, true}};
 
 }  // namespace
 
@@ -237,14 +264,16 @@ struct States {
   train::SecondMoment second;
   double weights, gradient, total;  ///< bytes a parameter; `weights` with states
 };
-constexpr auto kF32 = optim::MasterWeights::f32, kRemainder = optim::MasterWeights::remainder;
+constexpr auto kF32 = optim::MasterWeights::f32, kRemainder = optim::MasterWeights::remainder,
+               kNone = optim::MasterWeights::none;
 constexpr auto kAuto = train::SecondMoment::automatic;
 constexpr States kStates[] = {
     {DType::f32, kF32, DType::f32, kAuto, 12, 4, 16},
     {DType::bf16, kF32, DType::f32, kAuto, 14, 4, 18},
     {DType::bf16, kRemainder, DType::f32, kAuto, 12, 4, 16},
     {DType::bf16, kRemainder, DType::bf16, kAuto, 10, 4, 14},
-    {DType::bf16, kRemainder, DType::bf16, train::SecondMoment::bf16, 8, 4, 12}};
+    {DType::bf16, kRemainder, DType::bf16, train::SecondMoment::bf16, 8, 4, 12},
+    {DType::bf16, kNone, DType::bf16, train::SecondMoment::bf16, 6, 4, 10}};
 
 GptOptions wide(const States& s) {
   GptOptions o = small();
@@ -289,10 +318,15 @@ TEST_CASE("memory plan: bytes a parameter by closed forms") {
     CHECK(plan.peak.by_category[kParameter] == tensors_of(o, width(s.dtype)));
     CHECK(plan.peak.by_category[kOptimizer] ==
           tensors_of(o, width(s.state)) + tensors_of(o, width(o.optimizer.second_moment_dtype())) +
-              (bf16 ? tensors_of(o, s.masters == kRemainder ? 2 : 4) : 0));
+              (bf16 && s.masters != kNone ? tensors_of(o, s.masters == kRemainder ? 2 : 4) : 0));
     CHECK(weights_and_states(plan) >= s.weights);
     CHECK(weights_and_states(plan) < 1.01 * s.weights);
   }
+  GptOptions low = wide(kStates[2]);
+  low.optimizer.state_dtype = DType::e4m3;
+  CHECK(train::parameter_bytes(low, 1).total() == 10 + 2.0 / 32);
+  CHECK(weights_and_states(plan_memory(low)) >= 6 + 2.0 / 32);
+  CHECK(weights_and_states(plan_memory(low)) < 1.02 * (6 + 2.0 / 32));
   // 6 + 12 / dp: weights and gradients on every rank, masters and moments divided.
   for (const int dp : {2, 8, 64}) {
     GptOptions o = wide(kStates[1]);
@@ -356,7 +390,8 @@ TEST_CASE("memory plan: what changes save and cost") {
   }
   CHECK(flags == std::vector<std::string>{"--micro-batch 2", "--recompute selective",
                                           "--recompute full", "--tp 2 --dp 1", "--dtype bf16",
-                                          "--state-dtype bf16", "--state-dtype f16"});
+                                          "--dtype fp8", "--state-dtype bf16", "--state-dtype f16",
+                                          "--state-dtype fp8"});
   CHECK(cheapest_fit(o, now, {}, now.peak.total()).flags.empty());
   const std::int64_t little_less = now.peak.total() - 1;
   CHECK(cheapest_fit(o, now, {}, little_less).flags == "--micro-batch 2");
