@@ -57,7 +57,8 @@ Kept keep(const Products& p, const Tensor& x, const Tensor& weight, Quantized qx
   return {SavedQuantized(qx, "x"), SavedQuantized(qw, "weight"), {}, {}};
 }
 
-void add_product_gradient(Backward& b, const Products& p, const Shape& shape, const auto& multiply) {
+void add_product_gradient(Backward& b, const Products& p, const Shape& shape,
+                          const auto& multiply) {
   if (const GradientSum sum = b.accumulator(1, shape, p.dtype, true); sum.to.defined())
     return multiply(sum.to, sum.adds);
   Tensor dw = Tensor::empty(shape, p.dtype, b.dy().device());
