@@ -2,19 +2,26 @@
 #include "weft/autograd/backward.h"
 
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/save_watch.h"
 #include "weft/autograd/tape_state.h"
 #include "weft/core/dispatch.h"
 #include "weft/core/kernels/copy.h"
 #include "weft/core/kernels/elementwise.h"
+#include "weft/core/restorer.h"
 
 namespace weft {
 
 constinit thread_local detail::SaveLog detail::save_log;
 
 Saved save(const Tensor& t, const char* label) {
-  if (t.defined()) detail::save_log.bytes += t.storage()->capacity;
+  if (t.defined()) {
+    detail::save_log.bytes += t.storage()->capacity;
+    if (detail::save_log.watches > 0) SaveWatch::saw(t);
+  }
   return Saved(t, label);
 }
+
+void Saved::bring_back() const { restore_storage(tensor_.storage()); }
 
 void Saved::throw_changed() const {
   const char* const op = detail::save_log.running_op;

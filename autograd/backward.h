@@ -11,7 +11,8 @@ namespace weft {
 
 class Tape;
 
-/// A tensor saved for backward. get() throws if its values were changed in place since then.
+/// A tensor saved for backward. get() throws if its values were changed in place since then, and
+/// brings them back if they were released until backward needs them (core/restorer.h).
 class Saved {
  public:
   Saved() = default;
@@ -20,8 +21,11 @@ class Saved {
   /// The tensor; null if a null tensor was saved.
   /// Throws Error "op: saved x was changed in place (version 3, saved at 2)".
   const Tensor& get() const {
-    if (tensor_.defined() && tensor_.version() != version_) [[unlikely]]
-      throw_changed();
+    if (tensor_.defined()) {
+      if (tensor_.version() != version_) [[unlikely]]
+        throw_changed();
+      if (tensor_.storage()->restorer) bring_back();
+    }
     return tensor_;
   }
   /// Moves the tensor out. A backward runs once, so it may reuse a saved tensor as its result.
@@ -33,6 +37,7 @@ class Saved {
 
  private:
   [[noreturn]] void throw_changed() const;
+  void bring_back() const;
   Tensor tensor_;
   std::uint32_t version_ = 0;
   const char* label_ = "";
@@ -47,6 +52,7 @@ namespace detail {
 struct SaveLog {
   std::int64_t bytes = 0;            ///< bytes saved since the last op was recorded
   const char* running_op = nullptr;  ///< the op whose backward is running
+  int watches = 0;                   ///< open scopes of autograd/save_watch.h
 };
 extern constinit thread_local SaveLog save_log;
 

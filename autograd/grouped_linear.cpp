@@ -77,34 +77,37 @@ Tensor grouped_linear(const Tensor& given, const Tensor& weights, const Tensor& 
                             y);
   detail::grouped_product(x, weight, GroupedProduct::forward, rows, y, bias.defined());
   if (recording(x, weight, own_bias, scale))
-    Tape::record("grouped_linear", {&x, &weight, &own_bias, &scale}, {&y},
-                 [sx = save(x, "x"), sw = save(weight, "weight"), sb = save(own_bias, "bias"),
-                  ss = save(scale, "bias_scale"), n = save(rows, "rows")](Backward& b) {
-                   b.once_differentiable();
-                   const Tensor dy = contiguous(b.dy());
-                   if (b.needs(0)) {
-                     Tensor dx = empty_like(sx.get());
-                     detail::grouped_product(dy, sw.get(), GroupedProduct::input_grad, n.get(), dx);
-                     b.add(0, std::move(dx));
-                   }
-                   if (b.needs(1)) {
-                     const GradientSum sum = b.accumulator(1, sw.get().shape(), dy.dtype(), true);
-                     const Tensor dw = sum.to.defined() ? sum.to : empty_like(sw.get());
-                     weight_grad(dy, sx.get(), n.get(), dw, sum.adds);
-                     if (!sum.to.defined()) b.add(1, dw);
-                   }
-                   if (b.needs(2)) {
-                     detail::ParameterGradient dbias(b, 2, {sw.get().dim(0), dy.dim(1)}, dy);
-                     weight_grad(dy, as_column(ss.get()), n.get(), as_column(dbias.to));
-                     dbias.give(b);
-                   }
-                   if (b.needs(3)) {
-                     Tensor ds = empty_like(ss.get());
-                     detail::grouped_product(dy, as_column(sb.get()), GroupedProduct::input_grad,
-                                             n.get(), as_column(ds));
-                     b.add(3, std::move(ds));
-                   }
-                 });
+    Tape::record(
+        "grouped_linear", {&x, &weight, &own_bias, &scale}, {&y},
+        [sx = save(x, "x"), sw = save(weight, "weight"), sb = save(own_bias, "bias"),
+         ss = save(scale, "bias_scale"), n = save(rows, "rows")](Backward& b) mutable {
+          b.once_differentiable();
+          const Tensor dy = contiguous(b.dy());
+          // x is released, if nothing else owns it, before dx is allocated.
+          if (b.needs(1)) {
+            const Tensor in = sx.take();
+            const GradientSum sum = b.accumulator(1, sw.get().shape(), dy.dtype(), true);
+            const Tensor dw = sum.to.defined() ? sum.to : empty_like(sw.get());
+            weight_grad(dy, in, n.get(), dw, sum.adds);
+            if (!sum.to.defined()) b.add(1, dw);
+          }
+          if (b.needs(0)) {
+            Tensor dx = Tensor::empty({dy.dim(0), sw.get().dim(2)}, dy.dtype(), dy.device());
+            detail::grouped_product(dy, sw.get(), GroupedProduct::input_grad, n.get(), dx);
+            b.add(0, std::move(dx));
+          }
+          if (b.needs(2)) {
+            detail::ParameterGradient dbias(b, 2, {sw.get().dim(0), dy.dim(1)}, dy);
+            weight_grad(dy, as_column(ss.get()), n.get(), as_column(dbias.to));
+            dbias.give(b);
+          }
+          if (b.needs(3)) {
+            Tensor ds = empty_like(ss.get());
+            detail::grouped_product(dy, as_column(sb.get()), GroupedProduct::input_grad, n.get(),
+                                    as_column(ds));
+            b.add(3, std::move(ds));
+          }
+        });
   return y;
 }
 

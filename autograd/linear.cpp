@@ -45,10 +45,11 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   }
   if (recording(x, weight, bias))
     Tape::record("linear", {&x, &weight, &bias}, {&y},
-                 [sx = save(x, "x"), sw = save(weight, "weight")](Backward& b) {
-                   if (b.needs(0)) b.add(0, matmul(b.dy(), sw.get()));
+                 [sx = save(x, "x"), sw = save(weight, "weight")](Backward& b) mutable {
+                   // x is released, if nothing else owns it, before dx is allocated.
                    if (b.needs(1) || b.needs(2))
-                     add_linear_gradients(b, 1, 2, as_matrix(b.dy()), as_matrix(sx.get()));
+                     add_linear_gradients(b, 1, 2, as_matrix(b.dy()), as_matrix(sx.take()));
+                   if (b.needs(0)) b.add(0, matmul(b.dy(), sw.get()));
                  });
   return y;
 }

@@ -148,27 +148,31 @@ Tensor hidden_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behin
   return grad;
 }
 
-// Releases each array right after the last product that reads it.
-void backward(Backward& b, const Parts& p, const Tensor& x, Tensor before, Tensor behind) {
+// Releases each array right after the last product that reads it, and takes x, which may have to be
+// computed again, only for its own product.
+void backward(Backward& b, const Parts& p, Saved& saved_x, Tensor before, Tensor behind) {
   const bool again = !behind.defined(), weights = b.needs(3) || b.needs(4);
   if (!again && weights) add_linear_gradients(b, 3, 4, p.dy, behind);
   behind = {};
   if (b.needs(0) || b.needs(1) || b.needs(2) || (again && weights)) {
     // The epilogue that sums the rows of `grad` rounds to bf16; that of the weight's product does
     // not.
-    const bool product_has_bias =
-        x.device().is_gpu() && b.needs(1) && b.needs(2) && b.sum_dtype(2, x.dtype()) != x.dtype();
+    const bool product_has_bias = p.dy.device().is_gpu() && b.needs(1) && b.needs(2) &&
+                                  b.sum_dtype(2, p.dy.dtype()) != p.dy.dtype();
     const Tensor grad = hidden_gradient(b, p, std::move(before),
                                         again && weights ? &behind : nullptr, !product_has_bias);
     if (behind.defined()) add_linear_gradients(b, 3, 4, p.dy, behind);
     behind = {};
-    if (product_has_bias)
-      add_linear_gradients(b, 1, 2, grad, x);
-    else
-      add_weight_gradient(b, 1, grad, x);
+    if (b.needs(1)) {
+      const Tensor x = contiguous(as_matrix(saved_x.take()));
+      if (product_has_bias)
+        add_linear_gradients(b, 1, 2, grad, x);
+      else
+        add_weight_gradient(b, 1, grad, x);
+    }
     if (b.needs(0)) {
       Shape shape = b.dy().shape();
-      shape[shape.size() - 1] = x.dim(1);
+      shape[shape.size() - 1] = p.up.dim(1);
       b.add(0, reshape(matmul(grad, p.up), shape));
     }
   }
@@ -220,7 +224,7 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& up_bias, const Tenso
         }
         const Parts p{contiguous(as_matrix(b.dy())), contiguous(su.get()), contiguous(sd.get()),
                       activation};
-        backward(b, p, contiguous(as_matrix(sx.get())), before.take(), behind.take());
+        backward(b, p, sx, before.take(), behind.take());
       });
   return y;
 }

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <utility>
 
 #include "weft/core/error.h"
 #include "weft/core/memory_domain.h"
 #include "weft/core/memory_trace.h"
+#include "weft/core/restorer.h"
 #include "weft/core/shared_cache.h"
 #include "weft/core/size_class.h"
 #include "weft/core/storage.h"
@@ -205,6 +207,27 @@ void free_block(Storage* s) {
   }
 }
 
+// Gives `to` the block of `from`.
+void hand_over(Storage* from, Storage* to) {
+  to->data = from->data;
+  to->capacity = from->capacity;
+  to->size_class = from->size_class;
+  to->slab = from->slab;
+  to->guarded = from->guarded;
+  to->stream = from->stream;
+  to->used_on = from->used_on;
+  to->cache = from->cache;
+  from->used_on.clear();
+}
+
+void leave_empty(Storage* s) {
+  s->data = nullptr;
+  s->slab = nullptr;
+  s->guarded = false;
+  s->capacity = 0;
+  s->released = true;
+}
+
 void check_index(Device device) {
   check(device.index >= 0 && device.index < cuda::kMaxDevices,
         "device: index must be in [0, {}), got {}", cuda::kMaxDevices, device.index);
@@ -307,7 +330,10 @@ inline void free_untraced(Storage* s) {
     s->deleter = nullptr;
     return drop_bare_header(s);
   }
-  if (s->released) return drop_bare_header(s);
+  if (s->released) {
+    delete std::exchange(s->restorer, nullptr);
+    return drop_bare_header(s);
+  }
   count_free(s);
   if (s->device.is_meta()) return drop_bare_header(s);
   free_block(s);
@@ -342,25 +368,27 @@ void empty_storage(Storage* s) {
     if (!s->device.is_meta()) {
       // The block moves to a new header; the tensors keep this one.
       Storage* block = bare_header();
-      block->data = s->data;
       block->bytes = s->bytes;
-      block->capacity = s->capacity;
-      block->size_class = s->size_class;
-      block->slab = s->slab;
-      block->guarded = s->guarded;
       block->device = s->device;
-      block->stream = s->stream;
-      block->used_on = s->used_on;
-      block->cache = s->cache;
-      s->used_on.clear();
+      hand_over(s, block);
       free_block(block);
     }
   }
-  s->data = nullptr;
-  s->slab = nullptr;
-  s->guarded = false;
-  s->capacity = 0;
-  s->released = true;
+  leave_empty(s);
+}
+
+void move_block(Storage* from, Storage* to) {
+  check(to->released && !from->released && !from->deleter && from->bytes == to->bytes &&
+            from->device == to->device,
+        "move_block: both must be storages of one size and device, the second one released, got {} "
+        "bytes on {} and {} bytes on {}",
+        from->bytes, from->device, to->bytes, to->device);
+  if (detail::tracing_blocks()) detail::trace_freed(*from);
+  hand_over(from, to);
+  to->category = from->category;  // under which the block is counted
+  if (detail::tracing_blocks()) detail::trace_allocated(*to);
+  to->released = false;
+  leave_empty(from);
 }
 
 const char* name(Category c) {

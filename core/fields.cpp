@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
+#include <set>
 
 namespace weft {
 
@@ -68,6 +70,13 @@ void check_limits(const std::string& who, T value, const Rule& rule) {
 }
 
 }  // namespace
+
+const char* kept_text(const std::string& text) {
+  static std::mutex mutex;
+  static std::set<std::string> all;
+  const std::lock_guard lock(mutex);
+  return all.insert(text).first->c_str();
+}
 
 void throw_no_word(int value) {
   throw Error(message("settings: value {} of an enum must have a word in its table", value));

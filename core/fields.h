@@ -67,16 +67,34 @@ Rule between(double low, double high);
 Rule fraction();
 inline Rule any() { return {}; }
 
+/// Specialized as true for an enum whose values are sets of bits: its setting takes one word or a
+/// list, "norms,mlp", which is the union. A word may stand for several bits.
+template <class E>
+inline constexpr bool is_word_set = false;
+
 namespace detail {
 [[noreturn]] void throw_no_word(int value);
-}
+/// The text, kept until the program ends.
+const char* kept_text(const std::string& text);
+}  // namespace detail
 
-/// The word of an enum value. Throws Error for a value without a word, since a file could not be
-/// read back.
+/// The word of an enum value; of a set, a list of words that give it. Throws Error for a
+/// value without a word, since a file could not be read back.
 template <class E, std::size_t N>
 const char* word_of(const Word<E> (&words)[N], E value) {
   for (const Word<E>& w : words)
     if (w.value == value) return w.name;
+  if constexpr (is_word_set<E>) {
+    std::string list;
+    auto rest = static_cast<unsigned>(value);
+    for (const Word<E>& w : words) {
+      const auto bits = static_cast<unsigned>(w.value);
+      if (bits == 0 || (bits & (bits - 1)) != 0 || (rest & bits) == 0) continue;
+      list += (list.empty() ? "" : ",") + std::string(w.name);
+      rest &= ~bits;
+    }
+    if (rest == 0) return detail::kept_text(list);
+  }
   detail::throw_no_word(static_cast<int>(value));
 }
 
@@ -88,9 +106,15 @@ void check_number(const std::string& who, std::int64_t value, const Rule& rule);
 void check_number(const std::string& who, double value, const Rule& rule);
 }  // namespace detail
 
-/// The enum value of a word. Throws Error "{who} must be one of {words}, got '{word}'".
+/// The enum value of a word, or of a list of words for a set. Throws Error "{who} must be one of
+/// {words}, got '{word}'".
 template <class E, std::size_t N>
 E value_of(const Word<E> (&words)[N], std::string_view word, const std::string& who) {
+  if constexpr (is_word_set<E>) {
+    if (const std::size_t comma = word.find(','); comma != word.npos)
+      return static_cast<E>(static_cast<unsigned>(value_of(words, word.substr(0, comma), who)) |
+                            static_cast<unsigned>(value_of(words, word.substr(comma + 1), who)));
+  }
   const char* known[N];
   for (std::size_t i = 0; i < N; ++i) {
     if (word == words[i].name) return words[i].value;

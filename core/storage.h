@@ -9,6 +9,7 @@
 namespace weft {
 
 struct Slab;
+class Restorer;
 namespace detail {
 class SharedCache;
 }
@@ -29,6 +30,7 @@ struct Storage {
   bool released = false;             ///< emptied by release_storage(): reading throws
   bool guarded = false;              ///< allocated in debug mode
   bool shared_empty = false;         ///< the shared empty storage of its device: never freed
+  Restorer* restorer = nullptr;      ///< with `released`: brings the contents back; owned
   void (*deleter)(void*) = nullptr;  ///< for memory that Weft does not own
   void* deleter_context = nullptr;
 
@@ -57,5 +59,7 @@ Storage* wrap_storage(void* data, std::int64_t bytes, void (*deleter)(void*), vo
 
 /// Frees the block at once. The Storage stays, with its version and owners; reading it throws.
 void empty_storage(Storage* s);
+/// Moves the block of `from` to `to`, which was released and had as many bytes.
+void move_block(Storage* from, Storage* to);
 
 }  // namespace weft

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "weft/autograd/fp8_linear.h"
@@ -25,6 +26,7 @@ class Parallelizer {
   Parallelizer(nn::Module& model, ProcessGroup& tp, const Plan& plan)
       : model_(model), tp_(tp), plan_(plan) {
     for (const Plan::Rule& rule : plan.rules) patterns_.push_back(compile_pattern(rule.pattern));
+    if (!plan.gathers_again.empty()) gathers_again_ = compile_pattern(plan.gathers_again);
     used_.assign(plan.rules.size(), false);
     nn::detail::for_each_distinct_tensor(model, [&](const std::string& name, const nn::Slot& slot) {
       if (slot.is_buffer) return;
@@ -82,6 +84,8 @@ class Parallelizer {
           name.empty() ? "the model" : name, m.describe());
     Shard s = nn::shard_of(m);
     (this->*rule.apply)(name, p, s);
+    s.enters_again =
+        gathers_again_ && plan_.sequence && s.enter && std::regex_match(name, *gathers_again_);
     if (tp_.size() > 1) m.shard = std::make_shared<const Shard>(std::move(s));
   }
 
@@ -236,6 +240,7 @@ class Parallelizer {
   ProcessGroup& tp_;
   const Plan& plan_;
   std::vector<std::regex> patterns_;
+  std::optional<std::regex> gathers_again_;
   std::vector<bool> used_;
   std::vector<std::pair<const TensorImpl*, std::string>> names_;
   std::map<std::string, Tensor> tensors_;  // with all names of tied tensors

@@ -44,6 +44,17 @@ void add_mlp(std::vector<Plan::Rule>& rules, const std::string& name, const nn::
   rules.push_back({name + R"(\.down)", Placement::row(features)});
 }
 
+// The layers of blocks that recompute gathered rows.
+std::string gathers_again(const nn::GptConfig& c) {
+  std::string numbers;
+  for (std::int64_t i = 0; i < c.layers; ++i)
+    if (has(c.recompute_of(i), nn::Recompute::gathered))
+      numbers += (numbers.empty() ? "" : "|") + std::to_string(i);
+  if (numbers.empty()) return {};
+  const bool last = has(c.recompute_of(c.layers - 1), nn::Recompute::gathered);
+  return "(blocks\\.(" + numbers + ")" + (last ? R"(|mtp\.\d+\.block)" : "") + R"()\..*)";
+}
+
 }  // namespace
 
 Plan gpt_plan(const nn::GptConfig& c, const GptPlanOptions& o) {
@@ -78,6 +89,7 @@ Plan gpt_plan(const nn::GptConfig& c, const GptPlanOptions& o) {
   if (experts < c.layers) add_mlp(rules, in_block("mlp"), c, c.ffn_dim());
   if (experts > 0 && c.moe.shared_ffn > 0)
     add_mlp(rules, in_block(R"(moe\.shared\.mlp)"), c, c.moe.shared_ffn);
+  if (o.sequence) plan.gathers_again = gathers_again(c);
   // The rest: norms, routers, experts, projections of MTP depths, other mixers.
   rules.push_back({".*", Placement::whole(o.sequence)});
   return plan;

@@ -71,6 +71,8 @@ struct Plan {
   std::vector<Rule> rules;
   bool sequence = false;            ///< tokens are split between products: see GptPlanOptions
   Overlap overlap = Overlap::none;  ///< see GptPlanOptions
+  /// A pattern of modules whose gathered input is gathered again in backward; empty: none.
+  std::string gathers_again = {};
 };
 
 struct GptPlanOptions {

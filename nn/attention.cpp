@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "weft/autograd/attention.h"
+#include "weft/autograd/discard.h"
 #include "weft/autograd/rope.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
@@ -65,12 +66,18 @@ Tensor Attention::operator()(const Tensor& x, const TokenContext& context) const
     if (held) how.key.first += static_cast<std::uint64_t>(held->first * tokens) * per_token;
   }
   const Shape out{batch, tokens, heads * head_dim};
+  const auto project = [&](const Tensor& y) { return proj(y.view(out)); };
   Tensor packed = qkv(x).view({batch, tokens, all, head_dim});
   if (!q_norm && !cache) {  // one packed array, forward and backward
     if (rotary)
       packed = rope_packed(std::move(packed), heads + kv_heads, rotary->cos, rotary->sin,
                            packing.positions);
-    return proj(attention_packed(packed, heads, kv_heads, how).view(out));
+    return use_discarded(
+        options.recompute, {packed},
+        [heads, kv_heads, how](const TensorList& in) {
+          return attention_packed(in[0], heads, kv_heads, how);
+        },
+        project);
   }
   // One split, not three slices: its backward writes the three gradients into one tensor.
   TensorList parts = split(packed, {heads, kv_heads, kv_heads}, 2);
@@ -91,7 +98,9 @@ Tensor Attention::operator()(const Tensor& x, const TokenContext& context) const
     k = std::move(seen.k);
     v = std::move(seen.v);
   }
-  return proj(attention(q, k, v, how).view(out));
+  return use_discarded(
+      options.recompute, {q, k, v},
+      [how](const TensorList& in) { return attention(in[0], in[1], in[2], how); }, project);
 }
 
 void Attention::visit(Visitor& v) {

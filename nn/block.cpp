@@ -1,11 +1,36 @@
 #include "weft/nn/block.h"
 
+#include <optional>
+
+#include "weft/autograd/discard.h"
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/offload.h"
 #include "weft/core/error.h"
 #include "weft/core/profile.h"
 #include "weft/nn/recompute_layer.h"
 
 namespace weft::nn {
+
+namespace {
+
+/// Releases the output of a norm between forward and backward, where the block recomputes norms.
+class NormOutput {
+ public:
+  explicit NormOutput(const Block& block) {
+    if (has(block.recompute, Recompute::norms)) scope_.emplace();
+  }
+  // y = norm(sum), also where the norm has added sum up.
+  void discard(const Norm& norm, Tensor y, const Tensor& sum) {
+    if (scope_)
+      scope_->discard(std::move(y), {sum}, [&norm](const TensorList& in) { return norm(in[0]); });
+    scope_.reset();
+  }
+
+ private:
+  std::optional<DiscardScope> scope_;
+};
+
+}  // namespace
 
 Block::Block(Norm norm, Child<Mixer> m, Child<FeedForward> f, double dropout)
     : attn_norm(std::move(norm)),
@@ -16,6 +41,7 @@ Block::Block(Norm norm, Child<Mixer> m, Child<FeedForward> f, double dropout)
       mlp_drop(dropout) {}
 
 Stream Block::operator()(const Stream& x, const TokenContext& context) const {
+  NormOutput first(*this);
   Norm::Added in = [&]() -> Norm::Added {
     const ProfileScope scope("attn_norm");
     if (x.delta.defined()) return attn_norm(x.delta, x.residual);
@@ -25,7 +51,9 @@ Stream Block::operator()(const Stream& x, const TokenContext& context) const {
     const ProfileScope scope(mixer->name());
     return attn_drop((*mixer)(in.y, context), context.part);
   }();
-  in.y = {};  // without recording, this frees its memory before the MLP allocates
+  // Without recording, this frees its memory before the MLP allocates.
+  first.discard(attn_norm, std::move(in.y), in.sum);
+  NormOutput second(*this);
   Norm::Added mid = [&] {
     const ProfileScope scope("mlp_norm");
     return mlp_norm(a, in.sum);
@@ -34,6 +62,7 @@ Stream Block::operator()(const Stream& x, const TokenContext& context) const {
     const ProfileScope scope(feed_forward->name());
     return feed_forward->forward(mid.y, context);
   }();
+  second.discard(mlp_norm, std::move(mid.y), mid.sum);
   if (x.aux.defined()) out.loss = out.loss.defined() ? add(x.aux, out.loss) : x.aux;
   return {std::move(mid.sum), mlp_drop(out.y, context.part), std::move(out.loss)};
 }
@@ -54,11 +83,12 @@ void Block::visit(Visitor& v) {
   v("mlp_drop", mlp_drop);
 }
 
-Stream run_blocks(std::span<const Block> blocks, Stream x, TokenContext context, bool recompute,
+Stream run_blocks(std::span<const Block> blocks, Stream x, TokenContext context,
                   const std::function<void(const Module&)>& before_use) {
+  OffloadLayers offload(std::ssize(blocks));
   for (const Block& block : blocks) {
     if (before_use) before_use(block);
-    if (recompute) {
+    if (has(block.recompute, Recompute::full) && !context.cache) {
       const TensorList in{x.residual, x.delta};
       const Tensor aux = x.aux;
       x = {};
@@ -75,6 +105,7 @@ Stream run_blocks(std::span<const Block> blocks, Stream x, TokenContext context,
     } else {
       x = block(x, context);
     }
+    offload.end_layer();
     ++context.layer;
   }
   return x;

@@ -8,6 +8,7 @@
 #include "weft/nn/feed_forward.h"
 #include "weft/nn/mixer.h"
 #include "weft/nn/norm.h"
+#include "weft/nn/recompute.h"
 
 namespace weft::nn {
 
@@ -33,6 +34,7 @@ struct Block : Module {
   Norm mlp_norm;
   Child<FeedForward> feed_forward;
   Dropout mlp_drop;
+  Recompute recompute = Recompute::none;  ///< norms here; full in run_blocks(); the rest in layers
 
   /// The second norm has the kind and width of the first.
   Block(Norm norm, Child<Mixer> mixer, Child<FeedForward> feed_forward, double dropout = 0);
@@ -55,10 +57,9 @@ struct Block : Module {
 };
 
 /// Runs x through `blocks`; calls `before_use`, if not null, before each. The first block's entry
-/// in a cache is context.layer. With `recompute` only the input of each block is kept for backward;
-/// do not combine it with a cache.
+/// in a cache is context.layer. Of a block that recomputes in full, only the input is kept for
+/// backward; with a cache, which has no backward, blocks recompute nothing.
 Stream run_blocks(std::span<const Block> blocks, Stream x, TokenContext context,
-                  bool recompute = false,
                   const std::function<void(const Module&)>& before_use = {});
 
 }  // namespace weft::nn

@@ -1,9 +1,9 @@
 #include "weft/nn/experts.h"
 
+#include "weft/autograd/discard.h"
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/fp8_linear.h"
 #include "weft/autograd/grouped_linear.h"
-#include "weft/autograd/recompute.h"
 #include "weft/autograd/scaled_activation.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
@@ -50,16 +50,14 @@ Tensor Experts::multiply(const Tensor& x, const Tensor& weight, const Tensor& bi
 
 Tensor Experts::operator()(const Tensor& x, const Tensor& probs, const Tensor& rows) const {
   const Tensor h = multiply(x, up, up_bias, rows, {}, fp8_up);
-  const auto rest = [this](const TensorList& in) {
-    const Tensor scale = down_bias.defined() ? cast(in[1], in[0].dtype()) : Tensor();
-    Tensor bias = down_bias;
-    if (const int ranks = shard_of(*this).bias_ranks; bias.defined() && ranks > 1)
-      bias = add(bias, mul(bias.detach(), 1.0 / ranks - 1));
-    return TensorList{
-        multiply(activate(options.activation, in[0], in[1]), down, bias, in[2], scale, fp8_down)};
-  };
-  const TensorList in{h, probs, rows};
-  return options.recompute ? recompute(rest, in)[0] : rest(in)[0];
+  const Tensor scale = down_bias.defined() ? cast(probs, h.dtype()) : Tensor();
+  Tensor bias = down_bias;
+  if (const int ranks = shard_of(*this).bias_ranks; bias.defined() && ranks > 1)
+    bias = add(bias, mul(bias.detach(), 1.0 / ranks - 1));
+  return use_discarded(
+      options.recompute, {h, probs},
+      [kind = options.activation](const TensorList& in) { return activate(kind, in[0], in[1]); },
+      [&](const Tensor& act) { return multiply(act, down, bias, rows, scale, fp8_down); });
 }
 
 void Experts::visit(Visitor& v) {

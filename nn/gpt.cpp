@@ -78,8 +78,8 @@ Tensor Gpt::embed_tokens(const Tensor& ids, const TokenContext& context, std::in
 
 Trunk Gpt::run(const Tensor& ids, const Packing& packing, KvCache* cache) const {
   const TokenContext context = context_of(ids, packing, cache);
-  Stream x = run_blocks(blocks, {embed_tokens(ids, context), {}, {}}, context, recomputes(cache),
-                        shard_of(*this).before_use);
+  Stream x =
+      run_blocks(blocks, {embed_tokens(ids, context), {}, {}}, context, shard_of(*this).before_use);
   about_to_use(norm);
   about_to_use(head);
   const ProfileScope scope("norm");
@@ -107,7 +107,8 @@ Trunk Gpt::mtp_trunk(int depth, const Tensor& later, const Tensor& h, const Pack
   const TokenContext context = context_of(later, packing, cache);
   Tensor e = embed_tokens(later, context, depth);
   if (config.mtp.detached) e = e.detach();
-  Trunk y = recomputes(cache) ? layer.recomputed(e, h, context) : layer(e, h, context);
+  Trunk y = has(layer.block.recompute, Recompute::full) && !cache ? layer.recomputed(e, h, context)
+                                                                  : layer(e, h, context);
   if (cache) cache->advance(later.dim(1));
   return y;
 }

@@ -68,9 +68,6 @@ struct Gpt : Module {
  private:
   TokenContext context_of(const Tensor& ids, const Packing& packing, KvCache* cache) const;
   Tensor embed_tokens(const Tensor& ids, const TokenContext& context, std::int64_t ahead = 0) const;
-  bool recomputes(const KvCache* cache) const {
-    return config.recompute == Recompute::full && !cache;
-  }
   Trunk run(const Tensor& ids, const Packing& packing, KvCache* cache) const;
   void about_to_use(const Module& part) const {
     if (shard && shard->before_use) shard->before_use(part);

@@ -9,6 +9,7 @@
 #include "weft/nn/mla.h"
 #include "weft/nn/moe.h"
 #include "weft/nn/mtp.h"
+#include "weft/nn/recompute.h"
 
 namespace weft::nn {
 
@@ -20,12 +21,6 @@ inline constexpr Word<Arch> kArchWords[] = {{"gpt2", Arch::gpt2}, {"llama", Arch
 enum class AttentionKind : std::uint8_t { mha, mla };
 inline constexpr Word<AttentionKind> kAttentionWords[] = {{"mha", AttentionKind::mha},
                                                           {"mla", AttentionKind::mla}};
-
-/// What backward recomputes: nothing; the MLP's activation; whole blocks, of which only the input
-/// is kept.
-enum class Recompute : std::uint8_t { none, selective, full };
-inline constexpr Word<Recompute> kRecomputeWords[] = {
-    {"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}};
 
 /// The configuration of a Gpt. fields() declares each field's name, help text, range and origin. A
 /// size of 0 is derived from the others.
@@ -47,6 +42,8 @@ struct GptConfig {
       .key_heads = 0, .value_heads = 0, .key_dim = 0, .value_dim = 0, .conv = 0};
   Gelu gelu = Gelu::tanh;  ///< gpt2 only
   Recompute recompute = Recompute::none;
+  /// Every so many blocks recompute, the first one too; of the first so many, or 0 for all.
+  std::int64_t recompute_every = 1, recompute_layers = 0;
   MtpOptions mtp = {};
   /// With experts, MoE layers replace MLPs; ffn 0: the width of the MLP. Activation, biases,
   /// initial values and recomputation follow from the rest of the configuration.
@@ -68,6 +65,12 @@ struct GptConfig {
   std::int64_t ffn_dim() const;
   std::int64_t expert_ffn_dim() const { return moe.ffn ? moe.ffn : ffn_dim(); }
   bool has_experts(std::int64_t block) const;
+  /// What a block recomputes. MTP depths are like the last block.
+  Recompute recompute_of(std::int64_t block) const {
+    const bool chosen =
+        block % recompute_every == 0 && (recompute_layers == 0 || block < recompute_layers);
+    return chosen ? recompute : Recompute::none;
+  }
   /// The letter of a block's mixer; see mixer_kinds().
   char mixer(std::int64_t block) const;
   bool is_delta(std::int64_t block) const { return mixer(block) == 'd'; }
@@ -137,8 +140,15 @@ void GptConfig::fields(V& v) {
     size.of_model().required_where(mixed));
   v("tie", tie, "share the weight of embedding and head; auto: gpt2 yes, llama no",
     any().of_first_model());
-  v("recompute", recompute, kRecomputeWords, "trade time for memory in backward",
+  v("recompute", recompute, kRecomputeWords,
+    "what backward computes again in place of keeping it: parts, such as norms,mlp; selective is "
+    "norms,mlp,experts, full is whole blocks",
     any().shown_first());
+  const bool recomputes = recompute != Recompute::none;
+  v("recompute-every", recompute_every, "every so many blocks recompute, the first one too",
+    between(1, INT32_MAX).needs(recomputes, "recompute, got none"));
+  v("recompute-layers", recompute_layers, "only so many blocks at the start recompute; 0: all",
+    size.needs(recomputes, "recompute, got none"));
   v("mtp", mtp.depths, "multi-token prediction: tokens predicted beyond the next one; 0: none",
     between(0, 1000).of_model().shown_first());
   v("mtp-weight", mtp.weight, "weight of the mean loss of the --mtp depths", at_least(0));

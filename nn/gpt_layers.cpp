@@ -14,8 +14,10 @@ namespace weft::nn {
 namespace {
 
 Child<Mixer> make_attention(const GptConfig& c, const Init& proj) {
+  const bool recompute = has(c.recompute, Recompute::attention);
   if (c.attention == AttentionKind::mla) {
     MlaOptions o = c.mla_options();
+    o.recompute = recompute;
     o.proj_init = proj;
     return Mla(c.dim, c.heads, o);
   }
@@ -26,6 +28,7 @@ Child<Mixer> make_attention(const GptConfig& c, const Init& proj) {
                                     .norm_eps = c.norm_eps,
                                     .window = c.window,
                                     .dropout = c.dropout,
+                                    .recompute = recompute,
                                     .proj_init = proj});
 }
 
@@ -44,14 +47,14 @@ Child<FeedForward> make_feed_forward(const GptConfig& c, std::int64_t block, con
                                      : c.gelu == Gelu::tanh ? Activation::gelu_tanh
                                                             : Activation::gelu_erf,
                        .bias = gpt2,
-                       .recompute = c.recompute == Recompute::selective,
+                       .recompute = has(c.recompute, Recompute::mlp),
                        .proj_init = proj};
   if (!c.has_experts(block)) return Mlp(c.dim, c.ffn_dim(), mlp);
   MoeOptions o = c.moe;
   o.ffn = c.expert_ffn_dim();
   o.activation = mlp.activation;
   o.bias = gpt2;
-  o.recompute = mlp.recompute;
+  o.recompute = has(c.recompute, Recompute::experts);
   o.proj_init = proj;
   return MoE(c.dim, o);
 }
@@ -92,12 +95,16 @@ Norm make_norm(const GptConfig& c) {
   return Norm(c.arch == Arch::gpt2 ? Norm::Kind::layer : Norm::Kind::rms, c.dim, c.norm_eps);
 }
 
-Block make_block(const GptConfig& c, std::int64_t block) {
+Block make_block(const GptConfig& config, std::int64_t block) {
+  GptConfig c = config;
+  c.recompute = config.recompute_of(block);
   // The projections into the residual stream start smaller, so that the sum over 2 * layers
   // branches keeps its scale. Source: Radford et al. 2019, section 2.3.
   const Init proj = Init::normal(0.02 / std::sqrt(2.0 * static_cast<double>(c.layers)));
   Child<Mixer> mixer = mixer_kind(c, block).make(c, proj);
-  return Block(make_norm(c), std::move(mixer), make_feed_forward(c, block, proj), c.dropout);
+  Block out(make_norm(c), std::move(mixer), make_feed_forward(c, block, proj), c.dropout);
+  out.recompute = c.recompute;
+  return out;
 }
 
 }  // namespace weft::nn

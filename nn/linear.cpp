@@ -24,9 +24,10 @@ Tensor Linear::multiply(const Tensor& x, const Tensor& own_bias) const {
 Tensor Linear::operator()(const Tensor& x) const {
   if (!shard) return multiply(x, bias);
   const Shard& s = *shard;
-  const Tensor in = s.enter ? s.enter(x) : x;
   const Tensor own = s.leave ? Tensor() : bias;
-  Tensor y = s.product ? s.product(in, weight, own) : multiply(in, own);
+  Tensor y = with_entered(s, x, [&](const Tensor& in) {
+    return s.product ? s.product(in, weight, own) : multiply(in, own);
+  });
   return s.leave ? s.finish(std::move(y), bias) : y;
 }
 

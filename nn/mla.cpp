@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "weft/autograd/attention.h"
+#include "weft/autograd/discard.h"
 #include "weft/autograd/rope.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
@@ -45,7 +46,10 @@ Tensor Mla::operator()(const Tensor& given, const TokenContext& context) const {
   const Packing& packing = context.packing;
   KvCache* const cache = context.cache;
   const std::optional<TokenPart>& part = context.part;
-  Tensor x = shard && shard->enter ? shard->enter(given) : given;
+  const Shard& own = shard_of(*this);
+  std::optional<DiscardScope> scope;
+  if (own.enters_again) scope.emplace();
+  Tensor entered = own.enter ? own.enter(given) : given, x = entered;
   if (part) x = x.view({part->sequences, part->tokens, x.dim(-1)});
   if (packing) {
     packing.check_row(x);
@@ -63,6 +67,10 @@ Tensor Mla::operator()(const Tensor& given, const TokenContext& context) const {
   q = cat({of_q[0], turn(of_q[1])}, 3);
 
   const TensorList down = split(kv_down(x), {o.kv_lora, o.rope}, 2);
+  x = {};
+  if (scope)
+    scope->discard(std::move(entered), {given},
+                   [&own](const TensorList& in) { return own.enter(in[0]); });
   Tensor latent = kv_norm(down[0]).view({batch, tokens, 1, o.kv_lora});
   Tensor shared = turn(down[1].view({batch, tokens, 1, o.rope}));
   if (cache) {
@@ -89,7 +97,12 @@ Tensor Mla::operator()(const Tensor& given, const TokenContext& context) const {
         drop.stream(), static_cast<std::uint64_t>(how.key_heads * tokens) * per_token, per_token);
     if (held) how.key.first += static_cast<std::uint64_t>(held->first * tokens) * per_token;
   }
-  return proj(attention(q, k, of_kv[1], how).view({batch, tokens, H * o.v_head}));
+  return use_discarded(
+      o.recompute, {q, k, of_kv[1]},
+      [how](const TensorList& in) { return attention(in[0], in[1], in[2], how); },
+      [&](const Tensor& y) {
+        return proj(y.view({batch, tokens, H * o.v_head}));
+      });
 }
 
 void Mla::visit(Visitor& v) {

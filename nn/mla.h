@@ -17,6 +17,7 @@ struct MlaOptions {
   double norm_eps = 1e-6;    ///< of the norms of both latents
   std::int64_t window = 0;   ///< a token sees its latest `window` tokens, itself included; 0: all
   double dropout = 0;        ///< on the attention weights
+  bool recompute = false;    ///< backward computes attention's output again, see DiscardScope
   Init init = Init::normal(0.02);
   Init proj_init = Init::normal(0.02);
 };

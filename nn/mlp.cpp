@@ -1,7 +1,7 @@
 #include "weft/nn/mlp.h"
 
+#include "weft/autograd/discard.h"
 #include "weft/autograd/elementwise.h"
-#include "weft/autograd/recompute.h"
 #include "weft/autograd/swiglu.h"
 
 namespace weft::nn {
@@ -19,21 +19,22 @@ Tensor Mlp::operator()(const Tensor& x) const {
       fp8::Autocast::current())
     return composed(x);
   const bool finish = out && out->leave;
-  Tensor y = mlp(in && in->enter ? in->enter(x) : x, up.weight, up.bias, down.weight,
-                 finish ? Tensor() : down.bias,
-                 {.activation = options.activation, .recompute = options.recompute});
+  const Tensor bias = finish ? Tensor() : down.bias;
+  Tensor y = with_entered(shard_of(up), x, [&](const Tensor& entered) {
+    return mlp(entered, up.weight, up.bias, down.weight, bias,
+               {.activation = options.activation, .recompute = options.recompute});
+  });
   return finish ? out->finish(std::move(y), down.bias) : y;
 }
 
 Tensor Mlp::composed(const Tensor& x) const {
-  const auto rest = [this](const Tensor& hidden) {
-    if (options.activation == Activation::swiglu) return down(swiglu(hidden));
-    return down(gelu(hidden, options.activation == Activation::gelu_tanh ? Gelu::tanh : Gelu::erf));
-  };
-  // Communication inside of a region would run twice.
-  const Shard& s = shard_of(down);
-  const bool again = options.recompute && !s.product && !s.leave;
-  return again ? recompute(rest, up(x)) : rest(up(x));
+  return use_discarded(
+      options.recompute, {up(x)},
+      [kind = options.activation](const TensorList& in) {
+        if (kind == Activation::swiglu) return swiglu(in[0]);
+        return gelu(in[0], kind == Activation::gelu_tanh ? Gelu::tanh : Gelu::erf);
+      },
+      down);
 }
 
 void Mlp::visit(Visitor& v) {

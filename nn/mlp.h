@@ -32,8 +32,7 @@ struct Mlp : FeedForward {
   double multiply_adds() const override { return up.multiply_adds() + down.multiply_adds(); }
 
  private:
-  /// Op by op. Where a parallel plan communicates after the second product, it saves the activated
-  /// layer even with `recompute`.
+  /// Op by op.
   Tensor composed(const Tensor& x) const;
 };
 

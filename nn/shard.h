@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "weft/autograd/discard.h"
 #include "weft/autograd/elementwise.h"
 #include "weft/core/tensor.h"
 #include "weft/nn/module.h"
@@ -24,7 +25,8 @@ class TokenDispatcher;
 struct Shard {
   // Around a layer's matrix product.
   std::function<Tensor(const Tensor& x)> enter;  ///< applied to the layer's input
-  std::function<Tensor(Tensor y)> leave;         ///< applied to its result without bias
+  bool enters_again = false;  ///< backward calls `enter` again instead of keeping what it returned
+  std::function<Tensor(Tensor y)> leave;  ///< applied to its result without bias
   /// Replaces x weight^T + bias. The bias is null if `leave` is set.
   std::function<Tensor(const Tensor& x, const Tensor& weight, const Tensor& bias)> product;
   /// Replaces the lookup of a table's rows at `ids`.
@@ -79,6 +81,14 @@ struct Shard {
     return bias.defined() ? add(whole, bias) : whole;
   }
 };
+
+/// use(enter(x)), or use(x) without `enter`.
+template <class F>
+Tensor with_entered(const Shard& s, const Tensor& x, const F& use) {
+  if (!s.enter) return use(x);
+  return use_discarded(
+      s.enters_again, {x}, [&s](const TensorList& in) { return s.enter(in[0]); }, use);
+}
 
 /// The shard of m; a default Shard if it has none.
 inline const Shard& shard_of(const Module& m) {

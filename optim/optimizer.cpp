@@ -11,6 +11,7 @@
 #include "weft/core/kernels/remainder.h"
 #include "weft/core/profile.h"
 #include "weft/core/random.h"
+#include "weft/optim/state_memory.h"
 
 namespace weft::optim {
 
@@ -48,7 +49,7 @@ std::size_t Optimizer::add_state(const char* name, DType dtype) {
     const ProfileScope scope(p.name.c_str());
     const Tensor& t = p.tensor;
     const DType kept = t.dtype() == DType::f64 ? DType::f64 : dtype;
-    state.tensors.push_back(Tensor::zeros(t.shape(), kept, t.device()));
+    state.tensors.push_back(StateMemory::zeros(t.shape(), kept, t.device()));
     Tensor scale;
     if (kept == DType::f16) scale = Tensor::zeros({}, DType::f32, t.device());
     if (kept == DType::e4m3)
@@ -71,9 +72,10 @@ void Optimizer::add_masters(MasterWeights form) {
       check(t.is_contiguous(),
             "optimizer: {} must be contiguous to have remainders, got strides {}", p.name,
             t.strides());
-      kept = Tensor::zeros({t.numel(), 2}, DType::u8, t.device());
+      kept = StateMemory::zeros({t.numel(), 2}, DType::u8, t.device());
     } else if (t.dtype() == DType::bf16) {
-      kept = t.to(DType::f32);
+      kept = StateMemory::zeros(t.shape(), DType::f32, t.device());
+      kept.copy_(t.detach());
     }
     masters_.push_back({kept, t.version()});
   }

@@ -79,7 +79,7 @@ FAULTS = [
      "profile"),
     ("profile_counts_kernel_that_threw", "core/profile.cpp", "running_profile->calls.pop_back();", "", "profile"),
     ("profile_repeats_count", "core/kernel_timer.h", "if (t.strides()[i] != 0) bytes", "bytes", "profile"),
-    ("saved_version_not_compared", "autograd/backward.h", "if (tensor_.defined() && tensor_.version() != version_) [[unlikely]]",
+    ("saved_version_not_compared", "autograd/backward.h", "if (tensor_.version() != version_) [[unlikely]]",
      "if (false) [[unlikely]]", "tape"),
     # Optimizers.
     ("schedule_progress", "optim/schedule.cpp", "(now - from) / (end - from)", "(now - from) / end", "schedule"),

@@ -106,7 +106,7 @@ def headers_of(path):
 
 
 # Files of the tape itself: their functions run or create ops but are not ops.
-TAPE = ({"gradcheck", "recompute", "function"} | {p.stem for p in ROOT.glob("autograd/tape*")}
+TAPE = ({"gradcheck", "recompute", "function", "discard", "save_watch"} | {p.stem for p in ROOT.glob("autograd/tape*")}
         | {h.stem for h in headers_of(ROOT / "autograd/tape.h") if h.parent.name == "autograd"})
 # Called only by messages.
 PRINT = {"print"}

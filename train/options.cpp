@@ -1,6 +1,10 @@
 #include "weft/train/options.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 
 #include "weft/core/cuda.h"
 #include "weft/core/error.h"
@@ -34,6 +38,20 @@ void check_layout(const Options& o, Device device) {
               "--tp-overlap: does not exist yet with --dtype fp8");
 }
 
+// Before anything else is made: a run of hours must not find its folder missing.
+void check_offload(const OffloadFlags& o, const MachineOptions& machine, Device device) {
+  if (o.what == OffloadWhat::none) return;
+  weft::check(!machine.graph, "--offload: needs --graph off, got on");
+  weft::check(!o.has(OffloadWhat::states) || !device.is_gpu(),
+              "--offload: states needs --device cpu, got {}", device);
+  if (!device.is_cpu()) return;
+  std::error_code none;
+  weft::check(!o.folder.empty(), "--offload: on the cpu needs --offload-folder");
+  weft::check(std::filesystem::is_directory(o.folder, none) && access(o.folder.c_str(), W_OK) == 0,
+              "--offload-folder: must be an existing folder that can be written, got '{}'",
+              o.folder);
+}
+
 }  // namespace
 
 void Options::check() const {
@@ -53,6 +71,7 @@ void Options::check() const {
               device);
   weft::check(!run.profile || !machine.graph, "--profile: needs --graph off, got on");
   check_layout(*this, device);
+  check_offload(offload, machine, device);
   const std::int64_t micro = micro_batch ? micro_batch : batch;
   weft::check(batch % micro == 0, "--micro-batch: must divide --batch {}, got {}", batch, micro);
 }

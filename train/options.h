@@ -11,6 +11,16 @@
 
 namespace weft::train {
 
+/// What waits outside of the device's memory while it is not needed: a set.
+enum class OffloadWhat : std::uint8_t { none = 0, activations = 1, states = 2 };
+
+}  // namespace weft::train
+
+template <>
+inline constexpr bool weft::is_word_set<weft::train::OffloadWhat> = true;
+
+namespace weft::train {
+
 /// Upper bound for threads that a flag requests, for compute or as ranks: each is really started.
 inline constexpr std::int64_t kMostThreads = 1024;
 inline constexpr std::int64_t kMostRanks = 1'000'000;
@@ -205,6 +215,34 @@ struct ParallelOptions {
   }
 };
 
+inline constexpr Word<OffloadWhat> kOffloadWords[] = {{"none", OffloadWhat::none},
+                                                      {"activations", OffloadWhat::activations},
+                                                      {"states", OffloadWhat::states}};
+
+struct OffloadFlags {
+  OffloadWhat what = OffloadWhat::none;
+  std::string folder;
+  double fraction = 1;
+  std::int64_t least_bytes = 1 << 20;
+
+  template <class V>
+  void fields(V& v) {
+    const bool on = what != OffloadWhat::none;
+    v("offload", what, kOffloadWords,
+      "what waits in a file of --offload-folder, on a GPU in pinned memory of the host, while it "
+      "is not needed: what blocks keep for backward, the optimizer's states; or both with a comma");
+    v("offload-folder", folder, "on the CPU: an existing folder for that file, which has no name",
+      any().needs(on, "offload, got none"));
+    v("offload-fraction", fraction, "activations: of so many of the blocks, from the first one",
+      between(0, 1).needs(on, "offload, got none"));
+    v("offload-least", least_bytes, "activations: bytes of the smallest tensor that goes",
+      at_least(0).needs(on, "offload, got none"));
+  }
+  bool has(OffloadWhat part) const {
+    return (static_cast<unsigned>(what) & static_cast<unsigned>(part)) != 0;
+  }
+};
+
 /// Whether the energy of each step is measured.
 enum class Energy : std::uint8_t { automatic, on, off };
 inline constexpr Word<Energy> kEnergyWords[] = {
@@ -248,6 +286,7 @@ struct Options {
   std::int64_t steps = 1000, batch = 8, micro_batch = 0;
   OptimizerOptions optimizer = {};
   MachineOptions machine = {};
+  OffloadFlags offload = {};
   ParallelOptions parallel = {};
   RunOptions run = {};
   std::string program = "train";  ///< used in messages; not a flag
@@ -263,6 +302,7 @@ struct Options {
       at_least(1).shown_first());
     optimizer.fields(v);
     machine.fields(v);
+    offload.fields(v);
     parallel.fields(v);
     v.group("Run");
     v("out", out, "folder for checkpoints, metrics.jsonl and loss.svg", any().shown_first());

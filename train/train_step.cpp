@@ -12,6 +12,7 @@
 #include "weft/distributed/parallelize.h"
 #include "weft/distributed/shard_experts.h"
 #include "weft/nn/shard.h"
+#include "weft/optim/state_memory.h"
 
 namespace weft::train {
 namespace {
@@ -33,6 +34,14 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
       fp8_recipe_(options.machine.recipe()),
       lr_(options.optimizer.lr_schedule(options.steps)) {
   place_model();
+  const OffloadFlags& away = options.offload;
+  if (away.has(OffloadWhat::activations))
+    offload_.emplace(
+        OffloadOptions{
+            .folder = away.folder, .fraction = away.fraction, .least_bytes = away.least_bytes},
+        device_);
+  std::optional<optim::StateMemory> outside;
+  if (away.has(OffloadWhat::states)) outside.emplace(state_file_.emplace(device_, away.folder));
   optimizer_ = distributed::make_optimizer(task_.model, ranks.mesh(), layout_,
                                            options.optimizer.any_options(options.machine.seed),
                                            {.bucket_size = options.parallel.bucket_size,
@@ -148,6 +157,8 @@ TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows)
   }
   unfinished_ = true;
   const fp8::Autocast products(fp8_recipe_);
+  std::optional<Offload::Use> use;
+  if (offload_) use.emplace(*offload_);
   Metrics metrics = schedule_->run({.rows = rows,
                                     .first_row = ranks_.first_row(),
                                     .step = step,

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "weft/autograd/offload.h"
 #include "weft/core/cuda.h"
 #include "weft/core/cuda_graph.h"
 #include "weft/data/loader.h"
@@ -103,7 +104,9 @@ class TrainStep {
   Device device_;
   const std::optional<fp8::Recipe> fp8_recipe_;
   distributed::Layout layout_;
-  data::Batch on_gpu_;  ///< null on the CPU
+  std::optional<Offload> offload_;           ///< of activations
+  std::optional<OffloadMemory> state_file_;  ///< outlives the optimizer
+  data::Batch on_gpu_;                       ///< null on the CPU
   std::unique_ptr<distributed::ParallelOptimizer> optimizer_;
   std::optional<LossScale> loss_scale_;
   std::unique_ptr<nn::RouterStep> routers_;

@@ -116,10 +116,8 @@ void GptOptions::check() const {
               "--seq-aux-coeff: is the loss of --aux seq; set --aux-coeff");
   weft::check(balance.aux != Aux::global || balance.global_coeff == 0,
               "--global-aux-coeff: is the loss of --aux global; set --aux-coeff");
-  weft::check(model.recompute != nn::Recompute::selective ||
-                  parallel.tp_overlap == distributed::Overlap::none,
-              "--recompute: selective saves nothing with --tp-overlap, whose MLP is three ops; use "
-              "full");
+  weft::check(!has(model.recompute, nn::Recompute::gathered) || parallel.sp,
+              "--recompute: gathered needs --sp, which gathers the inputs of products");
   weft::check(
       run.sample_every == 0 || (parallel.tp == 1 && parallel.ep == 1 && parallel.etp <= 1),
       "--sample-every: needs ranks that have all of the model; leave out --tp, --ep and --etp");

@@ -191,16 +191,26 @@ void search_fit(const GptOptions& o, const train::MemoryPlan& now, const Rates& 
 double closed_block(const GptOptions& o) {
   const nn::GptConfig c = o.gpt();
   if (c.attention != nn::AttentionKind::mha || c.has_delta() || c.moe.experts > 0 || c.qk_norm ||
-      o.parallel.tp_overlap != distributed::Overlap::none || o.machine.is_fp8())
+      o.parallel.tp_overlap != distributed::Overlap::none || o.machine.is_fp8() ||
+      c.recompute_every != 1 || c.recompute_layers != 0 ||
+      o.offload.has(train::OffloadWhat::activations))
     return 0;
   const auto dim = static_cast<double>(c.dim), ffn = static_cast<double>(c.ffn_dim()),
              kv = static_cast<double>(c.kv_head_count() * c.head_dim()),
              tp = static_cast<double>(o.parallel.tp), stream = 2 * dim / (o.parallel.sp ? tp : 1);
   const auto width = static_cast<double>(size_of(o.machine.model_dtype()));
-  if (c.recompute == nn::Recompute::full) return stream * width;
-  const double hidden = (c.arch == nn::Arch::llama ? 3 : 2) * ffn -
-                        (c.recompute == nn::Recompute::selective ? ffn : 0);
-  return (stream + 2 * dim + (2 * dim + 2 * kv + hidden) / tp) * width;
+  using nn::Recompute;
+  if (has(c.recompute, Recompute::full)) return stream * width;
+  // With --sp the products keep gathered rows, or this rank's rows from which to gather them.
+  const bool norms = has(c.recompute, Recompute::norms);
+  const double inputs = !o.parallel.sp                           ? (norms ? 0 : 2 * dim)
+                        : !has(c.recompute, Recompute::gathered) ? 2 * dim
+                        : norms                                  ? 0
+                                                                 : 2 * dim / tp;
+  const double attention = (has(c.recompute, Recompute::attention) ? 1 : 2) * dim + 2 * kv;
+  const double hidden =
+      (c.arch == nn::Arch::llama ? 3 : 2) * ffn - (has(c.recompute, Recompute::mlp) ? ffn : 0);
+  return (stream + inputs + (attention + hidden) / tp) * width;
 }
 
 }  // namespace

@@ -108,6 +108,22 @@ std::unique_ptr<data::Dataset> dataset_of(const GptOptions& o, const TokenStream
 
 std::string grouped(std::int64_t n) { return train::with_separators(n); }
 
+// What each part of --recompute saves of the peak, alone and in the chosen blocks.
+void print_recompute(GptOptions o, int ranks, int rank) {
+  const auto peak = [&](nn::Recompute r) {
+    o.model.recompute = r;
+    return predict_peak_bytes(o, ranks, rank);
+  };
+  const std::int64_t whole = peak(nn::Recompute::none);
+  for (const Word<nn::Recompute>& w : nn::kRecomputeWords) {
+    if (w.value == nn::Recompute::none || (w.value == nn::Recompute::gathered && !o.parallel.sp))
+      continue;
+    if (const std::int64_t saved = whole - peak(w.value); saved != 0)
+      print_fact(message("recompute {}", w.name).c_str(),
+                 message("saves {} bytes of {}", grouped(saved), grouped(whole)));
+  }
+}
+
 void print_plan(const GptOptions& o, const Data& data, const train::Ranks& ranks) {
   const std::int64_t step = o.batch * o.model.seq;
   print_fact("parameters", grouped(o.gpt().parameter_count()));
@@ -121,6 +137,7 @@ void print_plan(const GptOptions& o, const Data& data, const train::Ranks& ranks
   const int size = ranks.is_alone() ? 0 : ranks.size();
   const auto peak = static_cast<double>(predict_peak_bytes(o, size, ranks.rank()));
   print_fact("peak memory", train::byte_count(peak) + " of tensors");
+  if (o.dry_run) print_recompute(o, size, ranks.rank());
 }
 
 // Warns of settings that are allowed but seldom intended.

@@ -102,8 +102,11 @@ def wrong_use(folder):
                          "--seq-aux-coeff: is the loss of --aux seq; set --aux-coeff"),
                         (["--experts", "4", "--aux", "global", "--global-aux-coeff", "1"],
                          "--global-aux-coeff: is the loss of --aux global; set --aux-coeff"),
-                        (["--ranks", "2", "--tp", "2", "--sp", "--tp-overlap", "ring", "--recompute", "selective"],
-                         "--recompute: selective saves nothing with --tp-overlap"),
+                        (["--recompute", "norms,gathered"],
+                         "--recompute: gathered needs --sp, which gathers the inputs of products"),
+                        (["--recompute", "norms,mpl"], "--recompute: must be one of none, norms, attention, mlp, "
+                         "experts, gathered, selective, full, got 'mpl'"),
+                        (["--recompute-every", "2"], "--recompute-every: needs --recompute, got none"),
                         (["--zero", "--second-moment-dtype", "f16"], "--zero: the scales of f16 states"),
                         (["--profile", "--device", "meta"], "--profile: needs a device that computes, got meta"),
                         (["--peak-tflops", "-1"], "--peak-tflops: must be at least 0, got -1")):

@@ -136,6 +136,48 @@ TEST_CASE("tensor_parallel: a rerun and recomputed blocks give the same bits") {
       });
 }
 
+TEST_CASE("tensor_parallel: recomputed parts give the same bits, also of gathered rows") {
+  using nn::Recompute;
+  const Batch batch = test::some_batch(kSequences, kTokens, 257);
+  for (const bool latent : {false, true})
+    for (const Overlap form : {Overlap::none, Overlap::ring, Overlap::pipeline})
+      distributed_test({2}, [&](World& w) {
+        GptConfig c = small(Arch::llama);
+        if (latent) c.attention = nn::AttentionKind::mla;
+        c.dropout = 0.1;
+        c.mtp = {.depths = 1, .weight = 0.3};
+        const GptPlanOptions options{.sequence = true, .overlap = form};
+        const Pass want = on_ranks(c, DType::f32, batch, w, options);
+        for (const Recompute how :
+             {Recompute::gathered, Recompute::mlp, Recompute::selective,
+              Recompute::selective | Recompute::attention | Recompute::gathered}) {
+          c.recompute = how;
+          CHECK(test::difference(on_ranks(c, DType::f32, batch, w, options), want, 0) == "");
+        }
+        c.recompute_every = 2;
+        CHECK(test::difference(on_ranks(c, DType::f32, batch, w, options), want, 0) == "");
+      });
+}
+
+// Each rank keeps its own rows, which are a part of what it gathers.
+TEST_CASE("tensor_parallel: recomputing gathered rows saves exactly their bytes") {
+  const Batch batch = test::some_batch(kSequences, kTokens, 257);
+  distributed_test({2}, [&](World& w) {
+    GptConfig c = small(Arch::gpt2);
+    const auto kept = [&](nn::Recompute how) {
+      c.recompute = how;
+      const test::Parallel p = test::make_parallel(c, DType::f32, w.all(), {.sequence = true});
+      const std::int64_t before = memory_stats().live_bytes;
+      Tape tape;
+      const Tensor loss = p.model.losses(batch.ids, batch.targets).total();
+      return memory_stats().live_bytes - before;
+    };
+    const std::int64_t row = 4 * kSequences * kTokens * c.dim;
+    CHECK(kept(nn::Recompute::none) - kept(nn::Recompute::gathered) ==
+          2 * c.layers * (size_class_bytes(row) - size_class_bytes(row / 2)));
+  });
+}
+
 TEST_CASE("tensor_parallel: the last rank may have no part of the vocabulary") {
   const Batch batch = test::some_batch(kSequences, kTokens, 5);
   for (const Arch arch : {Arch::gpt2, Arch::llama}) {

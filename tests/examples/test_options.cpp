@@ -111,7 +111,10 @@ TEST_CASE("options: config.toml contains every setting") {
         "capacity dense-layers device dispatcher drop ep expert-bias force-balance "
         "fp8-backward fp8-history fp8-recipe global-aux-coeff graph "
         "jitter "
-        "latent master-weights mtp-detach mtp-repeat pre-softmax rank router-scaling seq-aux-coeff "
+        "latent loss-scale loss-scale-steps master-weights mtp-detach mtp-repeat offload "
+        "offload-folder offload-fraction "
+        "offload-least pre-softmax rank recompute-every recompute-layers router-scaling "
+        "seq-aux-coeff "
         "shared-gate sinkhorn sp "
         "tokenizer tp-overlap z-loss ");
 }
@@ -138,7 +141,8 @@ TEST_CASE("options: a checkpoint contains every setting that changes the model")
     CHECK(config_to_json(back).dump() == text);
   }
   CHECK(joined(trained_only) ==
-        "drop dropout force-balance jitter mtp-detach mtp-weight recompute z-loss ");
+        "drop dropout force-balance jitter mtp-detach mtp-weight recompute recompute-every "
+        "recompute-layers z-loss ");
 }
 
 // As commit f2447f8 wrote them.

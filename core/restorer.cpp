@@ -1,0 +1,59 @@
+#include "weft/core/restorer.h"
+
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "weft/core/storage.h"
+
+namespace weft {
+namespace {
+
+// Objects that this thread dropped, in size classes of 64 bytes.
+struct Recycled {
+  static constexpr std::size_t kStep = 64, kClasses = 16;
+  static std::size_t class_of(std::size_t bytes) { return (bytes + kStep - 1) / kStep; }
+  struct Free {
+    Free* next;
+  };
+  Free* heads[kClasses + 1] = {};
+  bool alive = true;
+  ~Recycled() {
+    alive = false;
+    for (Free*& head : heads)
+      while (Free* f = head) {
+        head = f->next;
+        ::operator delete(f);
+      }
+  }
+};
+thread_local Recycled recycled;
+
+}  // namespace
+
+void* Restorer::operator new(std::size_t bytes) {
+  const std::size_t size = Recycled::class_of(bytes);
+  if (size > Recycled::kClasses) return ::operator new(bytes);
+  if (Recycled::Free* const f = recycled.heads[size]) {
+    recycled.heads[size] = f->next;
+    return f;
+  }
+  return ::operator new(size* Recycled::kStep);
+}
+
+void Restorer::operator delete(void* p, std::size_t bytes) {
+  const std::size_t size = Recycled::class_of(bytes);
+  if (size > Recycled::kClasses || !recycled.alive) return ::operator delete(p);
+  recycled.heads[size] = new (p) Recycled::Free{recycled.heads[size]};
+}
+
+void release_until_needed(Storage* s, Restorer* restorer) {
+  empty_storage(s);
+  s->restorer = restorer;
+}
+
+void restore_storage(Storage* s) {
+  if (const std::unique_ptr<Restorer> r{std::exchange(s->restorer, nullptr)}) r->restore(*s);
+}
+
+}  // namespace weft
