@@ -60,8 +60,6 @@ void count_free(const Storage* s) {
   const bool alone = Counter::counts_alone();
   c.by_category[static_cast<int>(s->category)].add(-s->capacity, alone);
   c.live.add(-s->capacity, alone);
-  if (detail::tracing_blocks()) [[unlikely]]
-    detail::trace_freed(*s);
 }
 
 // Counts a block that is not live under the size class of this many bytes.
