@@ -194,7 +194,7 @@ def limits(folder):
         "left: cut later, passed 0, failed 0, skipped 0"
     assert units(f"rows_file=$OUT/rows; unit rows 1 1 {adds}")[-1] == "left: rows, passed 0, failed 0, skipped 0"
     assert units("rows_file=$OUT/rows; unit stuck 1 1 sleep 9")[-1] == "left: , passed 0, failed 1, skipped 0"
-    assert "slow needs a call of --minutes 2" in units("unit slow 70 80 true")
+    assert "long needs a call of --minutes 2" in units("unit long 70 80 true")
     packed = 'bash -c "echo row >$OUT/kept; sleep 3; tar -tzf $OUT/gpu_check.tar.gz | grep -q kept"'
     assert units(f"pack_every=1; unit packs 1 9 {packed}")[-1] == "left: , passed 1, failed 0, skipped 0"
     assert units("unit card 1 5 bash -c 'exit 77'; unit good 1 5 true; unit slow 1 1 true")[-1] == \
