@@ -61,6 +61,13 @@ Result run(const Tensor& x, const Tensor& t, const CrossEntropyOptions& options)
 
 }  // namespace
 
+TEST_CASE(
+    "linear_cross_entropy: bf16 gradients of whole packs are scaled by the upstream gradient") {
+  const Tensor x = random({8, 16}, 2), w = random({24, 16}, 3);
+  CHECK(disagreement(linear_loss_of({.reduction = Reduction::sum}), {x, w, targets_for({8}, 24)},
+                     {.tolerance = 2}) == "");
+}
+
 TEST_CASE("cross_entropy: short rows with every reduction, smoothing and dtype of targets") {
   for (const Shape& rows : {Shape{}, Shape{1}, Shape{6}, Shape{2, 9}, Shape{0}})
     for (const std::int64_t classes : {1, 5, 64, 387}) {
