@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "weft/autograd/elementwise.h"
+#include "weft/core/kernels/elementwise.h"
 #include "weft/tests/cuda/gpu.h"
 
 namespace weft::elementwise_test {
@@ -184,6 +185,17 @@ TEST_CASE("elementwise: every comparison with NaN on dense and strided tensors")
       CHECK(different_bits(le(ga, 2).to(kCpu), le(a, 2)) == "");
     });
   }
+}
+
+TEST_CASE("elementwise: scale_by adds to what its result holds") {
+  for (const DType t : test::kFloating)
+    for (const std::int64_t n : {64, 37}) {
+      const Tensor x = random({n}, 1, t), by = random({1}, 2, t), sum = random({n}, 3, t);
+      const Tensor on_gpu = sum.to(kGpu);
+      cpu::scale_by(x, by, true, sum);
+      cuda::scale_by(x.to(kGpu), by.to(kGpu), true, on_gpu);
+      CHECK(test::mismatch(on_gpu.to(kCpu), sum, t == DType::bf16 ? 1e-2 : 1e-6) == "");
+    }
 }
 
 TEST_CASE("elementwise: integers compare exactly with any number") {
