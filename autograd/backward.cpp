@@ -4,6 +4,7 @@
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/save_watch.h"
 #include "weft/autograd/tape_state.h"
+#include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
 #include "weft/core/kernels/copy.h"
 #include "weft/core/kernels/elementwise.h"

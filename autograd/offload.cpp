@@ -3,6 +3,7 @@
 #include <cmath>
 #include <utility>
 
+#include "weft/core/error.h"
 #include "weft/core/restorer.h"
 
 namespace weft {
