@@ -1,6 +1,8 @@
 #pragma once
 #include <functional>
+#include <mutex>
 #include <optional>
+#include <utility>
 
 #include "weft/core/kernels/quantize.h"
 #include "weft/core/tensor.h"
@@ -101,7 +103,8 @@ Quantized quantize_tiles(const Tensor& x, const RowGroups& groups, DType to, con
 /// The numbers that q stands for, as `dtype`: f32 or bf16.
 Tensor dequantize(const Quantized& q, const RowGroups& groups, DType dtype);
 
-/// The delayed scales of a layer: a buffer that its module lists, so that checkpoints have it.
+/// The delayed scales of a layer: a buffer that its module lists, so that checkpoints have it. A
+/// step of the layer writes it: threads that train at once each need a model of their own.
 struct Delayed {
   Tensor history;  ///< (Recipe::history, 3) f32; row 0 belongs to the step that runs
   Tensor scale;    ///< (3) f32, of x, weight and dy; 0 stands for 1
@@ -115,22 +118,30 @@ Quantized quantize_delayed(const Tensor& x, const RowGroups& groups, DType to, c
 /// The end of a step: the scales of the next one.
 void roll(const Delayed& state, const Recipe& recipe);
 
-/// A weight's rounded copy, until the weight changes. A copy of the cache is empty.
+/// A weight's rounded copy, until the weight changes. A copy of the cache is empty. Threads that
+/// share a model may call get() at once; the first one makes the copy.
 class WeightCache {
  public:
   WeightCache() = default;
   WeightCache(const WeightCache&) {}
-  WeightCache(WeightCache&&) noexcept = default;
+  WeightCache(WeightCache&& other) noexcept { *this = std::move(other); }
   WeightCache& operator=(const WeightCache&) {
     clear();
     return *this;
   }
-  WeightCache& operator=(WeightCache&&) noexcept = default;
+  WeightCache& operator=(WeightCache&& other) noexcept {
+    copy_ = std::exchange(other.copy_, {});
+    weight_ = std::exchange(other.weight_, {});
+    version_ = other.version_;
+    settings_ = other.settings_;
+    return *this;
+  }
 
   /// The copy of this weight, made by make() if the weight was written since, or with other
   /// settings (any number that tells them apart), or lacks the transposed copy.
   template <class F>
-  const Quantized& get(const Tensor& weight, std::uint64_t settings, bool columns, F make) {
+  Quantized get(const Tensor& weight, std::uint64_t settings, bool columns, F make) {
+    const std::lock_guard lock(mutex_);
     if (!holds(weight, settings, columns)) {
       clear();
       copy_ = make();
@@ -148,6 +159,7 @@ class WeightCache {
  private:
   bool holds(const Tensor& weight, std::uint64_t settings, bool columns) const;
   void keep(const Tensor& weight, std::uint64_t settings);
+  std::mutex mutex_;
   Quantized copy_;
   Tensor weight_;  // keeps the storage alive, so that its address stays its own
   std::uint32_t version_ = 0;

@@ -13,6 +13,7 @@ endfunction()
 # Tests that involve several threads: everything that the ThreadSanitizer job builds and runs.
 set(weft_thread_tests
   allocator comm_ops ddp expert_dispatch expert_layouts expert_parallel expert_router expert_tensor
+  fp8_linear
   grouped_linear joint_norm layer_norm matmul overlap parallel parallelize process_group
   process_group_errors random shared_leaf sharded_checkpoint sharded_optimizer simd tape
   tensor_parallel vocab)

@@ -1,5 +1,7 @@
 #include <doctest/doctest.h>
 
+#include <atomic>
+#include <thread>
 #include <vector>
 
 #include "weft/autograd/elementwise.h"
@@ -145,6 +147,26 @@ TEST_CASE("fp8_linear: the weight gradient adds to main_grad without rounding to
     sum(mul(fp8_linear(o.x, o.weight, o.bias, r), o.dy)).backward();
     CHECK(mismatch(main, Tensor::ones({kOut, kIn}, DType::f64) + matmul(g.t(), x) * pass, 1e-6) ==
           "");
+  }
+}
+
+TEST_CASE("fp8_linear: threads that share a layer round its weight once") {
+  const Operands o(DType::f32);
+  const fp8::LayerState state;
+  const Tensor expected = fp8_linear(o.x, o.weight, o.bias, {}).detach();
+  for (int round = 0; round < 100; ++round) {
+    state.weight.clear();
+    std::atomic<int> waiting{4}, wrong{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i)
+      threads.emplace_back([&] {
+        --waiting;
+        while (waiting > 0) std::this_thread::yield();
+        const Tensor y = fp8_linear(o.x, o.weight, o.bias, {}, &state);
+        if (!different_bits(y, expected).empty()) ++wrong;
+      });
+    for (std::thread& t : threads) t.join();
+    CHECK(wrong == 0);
   }
 }
 
