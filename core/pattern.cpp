@@ -3,10 +3,15 @@
 #include <array>
 #include <locale>
 #include <numeric>
+#include <regex>
+
+#include "weft/core/error.h"
 
 namespace weft {
 namespace {
 
+// libstdc++ fills the character tables of a locale at first use without a lock (GCC bug 77704).
+// This function fills them once beforehand.
 bool fill_tables() {
   const auto& facet = std::use_facet<std::ctype<char>>(std::locale());
   std::array<char, 256> all, out;
@@ -18,10 +23,27 @@ bool fill_tables() {
 
 }  // namespace
 
-std::regex compile_pattern(const std::string& pattern) {
+struct Pattern::Compiled {
+  std::regex regex;
+};
+
+Pattern::Pattern(const char* op, const std::string& text) {
   static const bool filled = fill_tables();
   static_cast<void>(filled);
-  return std::regex(pattern, std::regex::ECMAScript | std::regex::optimize);
+  try {
+    compiled_ = std::make_shared<const Compiled>(
+        std::regex(text, std::regex::ECMAScript | std::regex::optimize));
+  } catch (const std::regex_error&) {
+    throw Error(message("{}: pattern \"{}\" is not a regular expression", op, text));
+  }
+}
+
+bool Pattern::matches(const std::string& name) const {
+  return std::regex_match(name, compiled_->regex);
+}
+
+bool Pattern::is_found_in(const std::string& name) const {
+  return std::regex_search(name, compiled_->regex);
 }
 
 }  // namespace weft

@@ -1,13 +1,25 @@
 #pragma once
-#include <regex>
+#include <memory>
 #include <string>
 
 namespace weft {
 
-/// Compiles a regular expression for names; ranks that are threads may call it concurrently.
-/// libstdc++ fills the character tables of a locale at first use without a lock (GCC bug 77704);
-/// this function fills them once beforehand.
-/// Throws std::regex_error on an invalid pattern.
-std::regex compile_pattern(const std::string& pattern);
+/// A regular expression (ECMAScript) for names. Threads may share a pattern, and ranks that are
+/// threads may make patterns concurrently.
+class Pattern {
+ public:
+  /// Throws: Error that starts with `op` if the text is not a regular expression.
+  Pattern(const char* op, const std::string& text);
+
+  /// Whether the pattern describes the whole name.
+  bool matches(const std::string& name) const;
+  /// Whether the pattern describes a part of the name.
+  bool is_found_in(const std::string& name) const;
+
+ private:
+  // <regex> takes a second to compile: only pattern.cpp includes it.
+  struct Compiled;
+  std::shared_ptr<const Compiled> compiled_;
+};
 
 }  // namespace weft

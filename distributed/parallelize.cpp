@@ -25,8 +25,8 @@ class Parallelizer {
  public:
   Parallelizer(nn::Module& model, ProcessGroup& tp, const Plan& plan)
       : model_(model), tp_(tp), plan_(plan) {
-    for (const Plan::Rule& rule : plan.rules) patterns_.push_back(compile_pattern(rule.pattern));
-    if (!plan.gathers_again.empty()) gathers_again_ = compile_pattern(plan.gathers_again);
+    for (const Plan::Rule& rule : plan.rules) patterns_.emplace_back("parallelize", rule.pattern);
+    if (!plan.gathers_again.empty()) gathers_again_.emplace("parallelize", plan.gathers_again);
     used_.assign(plan.rules.size(), false);
     nn::detail::for_each_distinct_tensor(model, [&](const std::string& name, const nn::Slot& slot) {
       if (slot.is_buffer) return;
@@ -57,7 +57,7 @@ class Parallelizer {
  private:
   int rule_of(const std::string& name) const {
     for (std::size_t i = 0; i < patterns_.size(); ++i)
-      if (std::regex_match(name, patterns_[i])) return static_cast<int>(i);
+      if (patterns_[i].matches(name)) return static_cast<int>(i);
     return -1;
   }
 
@@ -84,8 +84,7 @@ class Parallelizer {
           name.empty() ? "the model" : name, m.describe());
     Shard s = nn::shard_of(m);
     (this->*rule.apply)(name, p, s);
-    s.enters_again =
-        gathers_again_ && plan_.sequence && s.enter && std::regex_match(name, *gathers_again_);
+    s.enters_again = gathers_again_ && plan_.sequence && s.enter && gathers_again_->matches(name);
     if (tp_.size() > 1) m.shard = std::make_shared<const Shard>(std::move(s));
   }
 
@@ -239,8 +238,8 @@ class Parallelizer {
   nn::Module& model_;
   ProcessGroup& tp_;
   const Plan& plan_;
-  std::vector<std::regex> patterns_;
-  std::optional<std::regex> gathers_again_;
+  std::vector<Pattern> patterns_;
+  std::optional<Pattern> gathers_again_;
   std::vector<bool> used_;
   std::vector<std::pair<const TensorImpl*, std::string>> names_;
   std::map<std::string, Tensor> tensors_;  // with all names of tied tensors

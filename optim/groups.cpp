@@ -6,14 +6,6 @@
 namespace weft::optim {
 namespace {
 
-std::regex compile(const std::string& pattern) {
-  try {
-    return compile_pattern(pattern);
-  } catch (const std::regex_error&) {
-    throw Error(message("groups: pattern \"{}\" is not a regular expression", pattern));
-  }
-}
-
 // The biases of experts have an expert axis, so the number of axes alone does not decide.
 bool is_bias(const std::string& name) {
   const std::string last = name.substr(name.rfind('.') + 1);
@@ -24,15 +16,15 @@ bool is_bias(const std::string& name) {
 
 std::vector<ParamSettings> assign_groups(const NamedTensors& parameters,
                                          const std::vector<GroupRule>& rules, double weight_decay) {
-  std::vector<std::regex> patterns;
-  for (const GroupRule& rule : rules) patterns.push_back(compile(rule.pattern));
+  std::vector<Pattern> patterns;
+  for (const GroupRule& rule : rules) patterns.emplace_back("groups", rule.pattern);
   std::vector<bool> used(rules.size(), false);
   std::vector<ParamSettings> out;
   for (const NamedTensor& p : parameters) {
     ParamSettings settings{1, p.tensor.ndim() >= 2 && !is_bias(p.name) ? weight_decay : 0};
     bool decided = false;
     for (std::size_t r = 0; r < rules.size(); ++r) {
-      if (!std::regex_search(p.name, patterns[r])) continue;
+      if (!patterns[r].is_found_in(p.name)) continue;
       used[r] = true;
       if (decided) continue;
       decided = true;

@@ -123,6 +123,9 @@ TEST_CASE("parallelize: errors of a plan name the rule") {
           try_plan(c, 2, with(gpt_plan(c), {"nothing", Placement::whole(false)}));
         }) == "parallelize: the pattern \"nothing\" matches no layer of the model");
   CHECK(error_of([&] {
+          try_plan(c, 2, with(gpt_plan(c), {"(norm", Placement::whole(false)}));
+        }) == "parallelize: pattern \"(norm\" is not a regular expression");
+  CHECK(error_of([&] {
           try_plan(c, 2, with(gpt_plan(c), {"norm", Placement::row({"features", 16})}));
         }) == "parallelize: the rule for norm does not fit a LayerNorm(16)");
   CHECK(error_of([&] {
