@@ -22,7 +22,7 @@ void check_qkv(const Tensor& q, const Tensor& k, const Tensor& v) {
       q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4,
       "attention: q, k and v must have 4 axes (batch, tokens, heads, head_dim), got {}, {} and {}",
       q.shape(), k.shape(), v.shape());
-  if (!is_compute(q.dtype())) throw_bad_dtype("attention", q.dtype(), "f32, f64, bf16");
+  if (!is_compute(q.dtype())) throw_bad_dtype("attention", q.dtype(), kFloatingNames);
   check(k.dtype() == q.dtype() && v.dtype() == q.dtype(),
         "attention: q, k and v must have one dtype, got {}, {} and {}", q.dtype(), k.dtype(),
         v.dtype());
@@ -66,9 +66,9 @@ AttentionSpec make_spec(const Tensor& q, const Tensor& k, const Tensor& v,
           .key_heads = o.key_heads ? o.key_heads : q.dim(2)};
 }
 
-// The dtype of the kernel's operands: bf16 becomes f32 on the CPU.
+// The dtype of the kernel's operands: 16 bits become f32 on the CPU.
 DType kernel_dtype(const Tensor& t) {
-  return t.dtype() == DType::bf16 && !t.device().is_gpu() ? DType::f32 : t.dtype();
+  return is_half(t.dtype()) && !t.device().is_gpu() ? DType::f32 : t.dtype();
 }
 
 // t in the dtype and layout that the kernels read: contiguous tokens, evenly spaced. A slice of a

@@ -43,8 +43,7 @@ GradientSum Backward::accumulator(int i, const Shape& shape, DType dtype, bool c
   const Tensor* const leaf = tape.leaf_to_fill(s);
   GradientSum sum{leaf ? leaf->main_grad() : Tensor(), true};
   if (sum.to.defined() && sum.to.shape() == shape && sum.to.is_contiguous() &&
-      (sum.to.dtype() == dtype ||
-       (can_be_f32 && dtype == DType::bf16 && sum.to.dtype() == DType::f32))) {
+      (sum.to.dtype() == dtype || (can_be_f32 && is_half(dtype) && sum.to.dtype() == DType::f32))) {
     s.in_main = true;
     sum.adds = detail::continue_main_grad(*leaf);
   } else if (tape.can_add_in_place(s) && s.grad.shape() == shape && s.grad.dtype() == dtype) {
@@ -57,7 +56,7 @@ GradientSum Backward::accumulator(int i, const Shape& shape, DType dtype, bool c
 }
 
 DType Backward::sum_dtype(int i, DType dtype) const {
-  if (!needs(i) || dtype != DType::bf16) return dtype;
+  if (!needs(i) || !is_half(dtype)) return dtype;
   Tape& tape = tape_->holder(inputs_[i]);
   const Tensor* const leaf = tape.leaf_to_fill(tape.slot(inputs_[i]));
   const Tensor main = leaf ? leaf->main_grad() : Tensor();

@@ -14,7 +14,7 @@ namespace {
 void check_operands(const Tensor& x, const Tensor& weight) {
   detail::check_tensor("causal_conv1d", "x", x);
   detail::check_tensor("causal_conv1d", "weight", weight);
-  if (!is_compute(x.dtype())) throw_bad_dtype("causal_conv1d", x.dtype(), "f32, f64, bf16");
+  if (!is_compute(x.dtype())) throw_bad_dtype("causal_conv1d", x.dtype(), kFloatingNames);
   check(x.ndim() == 3, "causal_conv1d: x must have shape (batch, tokens, channels), got {}",
         x.shape());
   check(weight.ndim() == 2 && weight.dim(0) == x.dim(2),
@@ -31,7 +31,7 @@ void check_operands(const Tensor& x, const Tensor& weight) {
 // Taps in the kernels' layout: channels contiguous, in the accumulation dtype.
 Tensor taps_of(const Tensor& weight) {
   const NoGradGuard quiet;
-  return contiguous(weight.dtype() == DType::bf16 ? cast(weight, DType::f32).t() : weight.t());
+  return contiguous(is_half(weight.dtype()) ? cast(weight, DType::f32).t() : weight.t());
 }
 
 void backward(Backward& b, const Tensor& x, const Tensor& weight, const Tensor& cu, bool silu) {

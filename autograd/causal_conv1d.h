@@ -16,7 +16,7 @@ struct CausalConv1dOptions {
 /// tokens. y[t, c] = sum over j of weight[c, j] x[t - K + 1 + j, c].
 ///
 /// Shapes   x (B, T, C), weight (C, K) with K in 1 ... 8  ->  (B, T, C)
-/// Dtypes   f32, f64, bf16 (computed in f32); x, weight and state alike
+/// Dtypes   f32, f64, bf16, f16 (computed in f32); x, weight and state alike
 /// Device   cpu, cuda
 /// Saves    x, weight
 /// Throws   Error on an x that is not 3-D, operands whose shapes do not match it, K out of range,

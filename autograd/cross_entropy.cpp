@@ -20,7 +20,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
                      const CrossEntropyOptions& options) {
   detail::check_tensor("cross_entropy", "logits", logits);
   check(is_compute(logits.dtype()),
-        "cross_entropy: logits must have dtype f32, f64 or bf16, got {}", logits.dtype());
+        "cross_entropy: logits must have dtype f32, f64, bf16 or f16, got {}", logits.dtype());
   detail::check_targets_dtype("cross_entropy", targets);
   check(logits.ndim() >= 1 && logits.dim(-1) >= 1,
         "cross_entropy: logits must have a last axis of at least 1 class, got shape {}",

@@ -18,7 +18,7 @@ struct CrossEntropyOptions {
 /// A row whose logits are all -inf gives no class any probability: loss +inf, gradient 0.
 ///
 /// Shapes  logits (..., V), any strides; targets (...); result (...) for none, else a scalar
-/// Dtypes  logits f32, f64, bf16; targets i32, i64. The loss is f64 for f64 logits, else f32
+/// Dtypes  logits f32, f64, bf16, f16; targets i32, i64. The loss is f64 for f64 logits, else f32
 /// Device  cpu, cuda; nothing is copied to the host
 /// Saves   logits, targets, and for each row the maximum and the sum of exp(logit - maximum)
 /// Throws  Error on shapes or dtypes that do not match, V = 0, label_smoothing outside [0, 1), and

@@ -14,7 +14,8 @@ namespace weft {
 Tensor dropout(const Tensor& x, double p, const RandomKey& key, bool training) {
   check(p >= 0 && p <= 1, "dropout: p must be in [0, 1], got {}", p);
   detail::check_tensor("dropout", "x", x);
-  check(is_compute(x.dtype()), "dropout: x must have dtype f32, f64 or bf16, got {}", x.dtype());
+  check(is_compute(x.dtype()), "dropout: x must have dtype f32, f64, bf16 or f16, got {}",
+        x.dtype());
   if (p == 0 || !training) return x;
 
   // A 24-bit uniform k * 2^-24 is below p exactly if k is below this threshold.

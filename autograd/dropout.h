@@ -11,7 +11,7 @@ namespace weft {
 /// 0 or training = false returns x itself; p = 1 gives zeros.
 ///
 /// Shapes  x any shape and strides; result like x
-/// Dtypes  f32, f64, bf16
+/// Dtypes  f32, f64, bf16, f16
 /// Device  cpu, cuda
 /// Saves   only the key
 /// Throws  Error when p is outside [0, 1] or x is not floating

@@ -61,9 +61,9 @@ Tensor extremum(const char* name, const Tensor& a, double b, BinaryOp op) {
   if (recording(a))
     Tape::record(
         name, {&a}, {&y}, [s = save(a, "a"), b, larger = op == BinaryOp::maximum](Backward& g) {
-          // A comparison would round b to bf16, but the forward pass does not round it.
+          // A comparison would round b to 16 bits, but the forward pass does not round it.
           const Tensor& saved = s.get();
-          const Tensor x = saved.dtype() == DType::bf16 ? saved.detach().to(DType::f32) : saved;
+          const Tensor x = is_half(saved.dtype()) ? saved.detach().to(DType::f32) : saved;
           g.add(0, larger ? share(g.dy(), gt(x, b), lt(x, b)) : share(g.dy(), lt(x, b), gt(x, b)));
         });
   return y;

@@ -11,7 +11,7 @@ namespace weft {
 /// a + b, a - b, a * b; minimum and maximum element by element.
 ///
 /// Shapes   a and b broadcast by NumPy's rule; the gradient is summed back to each operand's shape
-/// Dtypes   f32, f64, bf16, i32, i64, u8; one dtype for both; a whole number with integers
+/// Dtypes   f32, f64, bf16, f16, i32, i64, u8; one dtype for both; a whole number with integers
 /// Device   cpu, cuda, meta; both operands on one device
 /// Saves    add, sub: nothing; mul, minimum, maximum: a and b
 /// Throws   Error on shapes that do not broadcast, mixed or unsupported dtypes, mixed devices; on a
@@ -33,7 +33,7 @@ Tensor maximum(const Tensor& a, double b);
 /// a / b, and a to the power b.
 ///
 /// Shapes   a and b broadcast by NumPy's rule; the gradient is summed back to each operand's shape
-/// Dtypes   f32, f64, bf16; one dtype for both
+/// Dtypes   f32, f64, bf16, f16; one dtype for both
 /// Device   cpu, cuda, meta; both operands on one device
 /// Saves    div: b and the result; pow: a, b and the result (with a number as exponent: a)
 /// Throws   Error on shapes that do not broadcast, mixed or unsupported dtypes, mixed devices
@@ -48,7 +48,7 @@ Tensor pow(const Tensor& a, double exponent);
 /// -x, |x|, x * x, and x clamped to [low, high].
 ///
 /// Shapes   x (...)  ->  (...)
-/// Dtypes   f32, f64, bf16, i32, i64, u8
+/// Dtypes   f32, f64, bf16, f16, i32, i64, u8
 /// Device   cpu, cuda, meta
 /// Saves    neg: nothing; the others: x
 /// Throws   Error on other dtypes; clamp: when low > high, and with integers on a fraction or when
@@ -62,7 +62,7 @@ Tensor clamp(const Tensor& x, double low, double high);
 /// e^x, ln x, the square root and the reciprocal square root.
 ///
 /// Shapes   x (...)  ->  (...)
-/// Dtypes   f32, f64, bf16
+/// Dtypes   f32, f64, bf16, f16
 /// Device   cpu, cuda, meta
 /// Saves    log: x; the others: the result
 /// Throws   Error on other dtypes
@@ -76,7 +76,7 @@ Tensor rsqrt(const Tensor& x);
 /// function.
 ///
 /// Shapes   x (...)  ->  (...)
-/// Dtypes   f32, f64, bf16
+/// Dtypes   f32, f64, bf16, f16
 /// Device   cpu, cuda, meta
 /// Saves    x
 /// Throws   Error on other dtypes
@@ -91,7 +91,7 @@ Tensor erf(const Tensor& x);
 /// the sign: -1, 0 or 1, 0 for NaN. Constant almost everywhere, so no gradient passes.
 ///
 /// Shapes   x (...)  ->  (...)
-/// Dtypes   f32, f64, bf16, i32, i64, u8
+/// Dtypes   f32, f64, bf16, f16, i32, i64, u8
 /// Device   cpu, cuda, meta
 /// Saves    nothing
 /// Throws   Error on other dtypes
@@ -108,7 +108,7 @@ enum class Gelu : std::uint8_t { tanh, erf };
 /// x Phi(x) in the erf form, x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) in the tanh form.
 ///
 /// Shapes   x (...)  ->  (...)
-/// Dtypes   f32, f64, bf16; relu also i32, i64, u8
+/// Dtypes   f32, f64, bf16, f16; relu also i32, i64, u8
 /// Device   cpu, cuda, meta
 /// Saves    tanh, sigmoid, relu: the result; gelu, silu, softplus: x
 /// Throws   Error on other dtypes
@@ -123,7 +123,7 @@ Tensor softplus(const Tensor& x);
 /// x where it is above 0, and elsewhere slope * x (leaky_relu) or alpha (e^x - 1) (elu).
 ///
 /// Shapes   x (...)  ->  (...)
-/// Dtypes   f32, f64, bf16
+/// Dtypes   f32, f64, bf16, f16
 /// Device   cpu, cuda, meta
 /// Saves    a mask; elu: also x, and its part below 0
 /// Throws   Error on other dtypes
@@ -156,7 +156,7 @@ Tensor masked_fill(const Tensor& x, const Tensor& mask, double value);
 /// Comparisons: ==, !=, <, <=, >, >=. They pass no gradient. With NaN only != is true.
 ///
 /// Shapes   a and b broadcast by NumPy's rule
-/// Dtypes   f32, f64, bf16, i32, i64, u8, bool, one dtype for both  ->  bool. A number is
+/// Dtypes   f32, f64, bf16, f16, i32, i64, u8, bool, one dtype for both  ->  bool. A number is
 ///          rounded to a floating tensor's dtype first, so a tensor filled with 0.1 equals 0.1; it
 ///          is compared exactly with integers, even 2.5 or 1e300
 /// Device   cpu, cuda, meta; both on one device

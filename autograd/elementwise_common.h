@@ -10,11 +10,11 @@ namespace weft::detail {
 
 inline void check_floating(const char* op, DType t) {
   if (!is_compute(t)) [[unlikely]]
-    throw_bad_dtype(op, t, "f32, f64, bf16");
+    throw_bad_dtype(op, t, kFloatingNames);
 }
 inline void check_numeric(const char* op, DType t) {
   if (!is_compute(t) && !is_integral(t)) [[unlikely]]
-    throw_bad_dtype(op, t, "f32, f64, bf16, i32, i64, u8");
+    throw_bad_dtype(op, t, kNumericNames);
 }
 
 inline void check_floating(const char* op, const Tensor& x, const char* label = "x") {

@@ -11,7 +11,7 @@ namespace {
 
 void check_comparable(const char* op, DType t) {
   if (!is_compute(t) && !is_integral(t) && t != DType::boolean)
-    throw_bad_dtype(op, t, "f32, f64, bf16, i32, i64, u8, bool");
+    throw_bad_dtype(op, t, kComparableNames);
 }
 
 Tensor compared(const char* name, const Tensor& a, const Tensor& b, CompareOp op) {

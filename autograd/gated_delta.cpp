@@ -12,9 +12,9 @@
 namespace weft {
 namespace {
 
-// The CPU computes bf16 entirely in f32.
+// The CPU computes 16-bit types entirely in f32.
 Tensor dense(const Tensor& t) {
-  const bool widen = t.dtype() == DType::bf16 && !t.device().is_gpu();
+  const bool widen = is_half(t.dtype()) && !t.device().is_gpu();
   return contiguous(widen ? cast(t, DType::f32) : t);
 }
 

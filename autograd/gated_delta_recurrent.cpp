@@ -15,7 +15,7 @@ void check_gated_delta(const char* op, const Tensor& q, const Tensor& k, const T
   check_tensor(op, "v", v);
   check_tensor(op, "g", g);
   check_tensor(op, "beta", beta);
-  if (!is_compute(q.dtype())) throw_bad_dtype(op, q.dtype(), "f32, f64, bf16");
+  if (!is_compute(q.dtype())) throw_bad_dtype(op, q.dtype(), kFloatingNames);
   check(q.ndim() == 4 && k.shape() == q.shape(),
         "{}: q and k must have one shape (batch, tokens, key heads, key dim), got {} and {}", op,
         q.shape(), k.shape());

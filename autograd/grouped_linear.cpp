@@ -23,7 +23,7 @@ void check_operands(const Tensor& x, const Tensor& weight, const Tensor& bias, c
   detail::check_tensor("grouped_linear", "x", x);
   detail::check_tensor("grouped_linear", "weight", weight);
   detail::check_tensor("grouped_linear", "rows", rows);
-  if (!is_compute(x.dtype())) throw_bad_dtype("grouped_linear", x.dtype(), "f32, f64, bf16");
+  if (!is_compute(x.dtype())) throw_bad_dtype("grouped_linear", x.dtype(), kFloatingNames);
   check(x.ndim() == 2, "grouped_linear: x must have shape (rows, inputs), got {}", x.shape());
   check(weight.ndim() == 3 && weight.dim(1) > 0 && weight.dim(2) > 0,
         "grouped_linear: weight must have shape (groups, outputs, inputs) with at least 1 output "

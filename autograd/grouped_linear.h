@@ -9,7 +9,8 @@ namespace weft {
 ///
 /// Shapes   x (N, I), weight (E, O, I), bias (E, O) or null, rows (E) with sum N, bias_scale (N) or
 ///          null (1)  ->  (N, O)
-/// Dtypes   f32, f64, bf16, one dtype for all (bf16 is multiplied and summed in f32, rounded once);
+/// Dtypes   f32, f64, bf16, f16, one dtype for all (bf16 is multiplied and summed in f32, rounded
+/// once);
 ///          rows i64 on the host
 /// Device   cpu, cuda, meta
 /// Saves    x and weight; with a bias also the bias and its scale

@@ -55,15 +55,15 @@ void add_rows(const Tensor& source, const Tensor& index, int dim, const Tensor& 
   dispatch<cpu::index_add, cuda::index_add>(contiguous(source), index, dim, scratch, y);
 }
 
-// Adding row after row in bf16 loses precision. The GPU kernel accumulates in f32.
+// Adding row after row in 16 bits loses precision. The GPU kernel accumulates in f32.
 bool needs_wider_sums(const Tensor& source) {
-  return source.dtype() == DType::bf16 && !source.device().is_gpu();
+  return is_half(source.dtype()) && !source.device().is_gpu();
 }
 
 // Backward of index_select, and an op itself: adds source's rows to zeros of shape `whole`.
 Tensor index_add(const Tensor& source, int dim, const Tensor& index, const Shape& whole) {
   if (needs_wider_sums(source))
-    return cast(index_add(cast(source, DType::f32), dim, index, whole), DType::bf16);
+    return cast(index_add(cast(source, DType::f32), dim, index, whole), source.dtype());
   Tensor y = Tensor::zeros(whole, source.dtype(), source.device());
   add_rows(source, index, dim, y);
   if (recording(source))
@@ -120,9 +120,8 @@ Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& 
   check(source.dtype() == x.dtype() && source.device() == x.device(),
         "scatter_add: source must be {} on {}, got {} on {}", x.dtype(), x.device(), source.dtype(),
         source.device());
-  if (x.dtype() == DType::bf16)
-    return cast(scatter_add(cast(x, DType::f32), dim, index, cast(source, DType::f32)),
-                DType::bf16);
+  if (is_half(x.dtype()))
+    return cast(scatter_add(cast(x, DType::f32), dim, index, cast(source, DType::f32)), x.dtype());
   dispatch_numeric(
       x.dtype(), []<class T>() {}, "scatter_add");
   const Tensor id = contiguous(index);

@@ -25,14 +25,14 @@ Tensor gather(const Tensor& x, int dim, const Tensor& index);
 /// A copy of x with every element of source added:  y[o, index[o, j, i], i] += source[o, j, i].
 ///
 /// Shapes   x (... D ...), index and source (... n ...), equal in every other axis  ->  (... D ...)
-/// Dtypes   f32, f64, bf16 (summed in f32), i32, i64, u8; x and source alike
+/// Dtypes   f32, f64, bf16, f16 (summed in f32), i32, i64, u8; x and source alike
 /// Saves    index
 /// Throws   Error on an index out of [0, D), on other shapes and on mixed dtypes
 Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source);
 /// Rows of a table selected by ids. The gradient of the table is dense.
 ///
 /// Shapes   weight (V, C), ids (...)  ->  (..., C)
-/// Dtypes   weight f32, f64, bf16 (its gradient is summed in f32)
+/// Dtypes   weight f32, f64, bf16, f16 (its gradient is summed in f32)
 /// Saves    ids
 /// Throws   Error "embedding: ids must be in [0, V), got i", and on a weight that is not (V, C)
 Tensor embedding(const Tensor& weight, const Tensor& ids);

@@ -6,7 +6,7 @@ namespace weft {
 /// Layer normalization over the last axis:  y = (x - mean) * rstd * weight + bias.
 ///
 /// Shapes   x (..., C), weight (C) or null, bias (C) or null  ->  (..., C)
-/// Dtypes   f32, f64, bf16 (computed in f32); one dtype for all
+/// Dtypes   f32, f64, bf16, f16 (computed in f32); one dtype for all
 /// Device   cpu, cuda
 /// Saves    x, weight, mean (...), rstd (...)
 /// Throws   Error on an empty last axis, a weight or bias that is not (C), mixed dtypes or devices.
@@ -22,7 +22,7 @@ struct LayerNormResidual {
 /// x + residual and its layer norm in one pass over memory, forward and backward.
 ///
 /// Shapes   x (..., C), residual like x, weight and bias as above  ->  two of (..., C)
-/// Dtypes   f32, f64, bf16; one dtype for all. In bf16 the norm reads the rounded sum.
+/// Dtypes   f32, f64, bf16, f16; one dtype for all. In bf16 the norm reads the rounded sum.
 /// Device   cpu, cuda
 /// Saves    sum, weight, mean (...), rstd (...)
 /// Throws   Error as layer_norm, and on a residual whose shape differs from x.

@@ -14,7 +14,7 @@ void check_linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   check_tensor("linear", "x", x);
   check_tensor("linear", "weight", weight);
   check(x.ndim() >= 1, "linear: x must have at least 1 axis, got shape {}", x.shape());
-  if (!is_compute(x.dtype())) throw_bad_dtype("linear", x.dtype(), "f32, f64, bf16");
+  if (!is_compute(x.dtype())) throw_bad_dtype("linear", x.dtype(), kFloatingNames);
   check(weight.ndim() == 2 && weight.dim(1) == x.dim(-1),
         "linear: weight must have shape [N, {}] (last axis of x {}), got {}", x.dim(-1), x.shape(),
         weight.shape());

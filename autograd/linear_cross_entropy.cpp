@@ -21,7 +21,8 @@ void check_operands(const Tensor& x, const Tensor& weight, const Tensor& targets
                     std::int64_t least_classes) {
   detail::check_tensor(kOp, "x", x);
   detail::check_tensor(kOp, "weight", weight);
-  check(is_compute(x.dtype()), "{}: x must have dtype f32, f64 or bf16, got {}", kOp, x.dtype());
+  check(is_compute(x.dtype()), "{}: x must have dtype f32, f64, bf16 or f16, got {}", kOp,
+        x.dtype());
   detail::check_targets_dtype(kOp, targets);
   check(x.ndim() >= 1, "{}: x must have at least 1 axis, got shape {}", kOp, x.shape());
   check(weight.ndim() == 2 && weight.dim(0) >= least_classes && weight.dim(1) == x.dim(-1),
@@ -70,10 +71,10 @@ Tensor scaled(Tensor t, const Tensor& factor) {
 /// Whether the gradient of the weight goes to an f32 main_grad, and need not be rounded.
 bool has_f32_sum(const Tensor& weight) {
   const Tensor main = weight.impl()->leaf ? weight.main_grad() : Tensor();
-  return weight.dtype() == DType::bf16 && main.defined() && main.dtype() == DType::f32;
+  return is_half(weight.dtype()) && main.defined() && main.dtype() == DType::f32;
 }
 
-/// Adds dw, which may be f32 for a bf16 weight, times the upstream gradient.
+/// Adds dw, which may be f32 for a 16-bit weight, times the upstream gradient.
 void add_head_gradient(Backward& b, Tensor dw, const Tensor& dy, DType dtype) {
   if (dw.dtype() == dtype) return b.add(1, scaled(std::move(dw), dy));
   const GradientSum sum = b.accumulator(1, dw.shape(), dw.dtype());

@@ -16,9 +16,9 @@ namespace weft {
 ///
 /// Shapes  x (..., C), weight (V, C), any strides; targets (...); result (...) for none, else a
 ///         scalar
-/// Dtypes  x and weight f32, f64, bf16, alike; targets i32, i64. The loss is f64 for f64, else f32
-/// Device  cpu, cuda; nothing is copied to the host
-/// Saves   the gradients of x and weight for an upstream gradient of 1; for Reduction::none x,
+/// Dtypes  x and weight f32, f64, bf16, f16, alike; targets i32, i64. The loss is f64 for f64, else
+/// f32 Device  cpu, cuda; nothing is copied to the host Saves   the gradients of x and weight for
+/// an upstream gradient of 1; for Reduction::none x,
 ///         weight, targets, and each row's maximum and sum of exp(logit - maximum)
 /// Throws  Error on shapes, dtypes or devices that do not match, V = 0, label_smoothing outside [0,
 ///         1), and a target that is neither in [0, V) nor ignore_index (for a GPU at the host's

@@ -14,7 +14,7 @@ namespace {
 void check_truth(const char* op, const char* label, const Tensor& x) {
   check_tensor(op, label, x);
   if (!is_compute(x.dtype()) && !is_integral(x.dtype()) && x.dtype() != DType::boolean)
-    throw_bad_dtype(op, x.dtype(), "f32, f64, bf16, i32, i64, u8, bool");
+    throw_bad_dtype(op, x.dtype(), kComparableNames);
 }
 
 Tensor mask_of(const char* op, const char* label, const Tensor& x) {

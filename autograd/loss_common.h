@@ -17,7 +17,7 @@ inline void check_loss_pair(const char* op, const char* label, const Tensor& y,
         y.dtype(), target.dtype());
   check(target.device() == y.device(), "{}: target must be on {}'s device {}, got {}", op, label,
         y.device(), target.device());
-  if (!is_compute(y.dtype())) throw_bad_dtype(op, y.dtype(), "f32, f64, bf16");
+  if (!is_compute(y.dtype())) throw_bad_dtype(op, y.dtype(), kFloatingNames);
 }
 
 inline Tensor reduced(const Tensor& losses, Reduction reduction) {

@@ -45,7 +45,7 @@ Tensor nll_loss(const Tensor& log_probs, const Tensor& targets, Reduction reduct
   detail::check_tensor("nll_loss", "log_probs", log_probs);
   detail::check_tensor("nll_loss", "targets", targets);
   if (!is_compute(log_probs.dtype()))
-    throw_bad_dtype("nll_loss", log_probs.dtype(), "f32, f64, bf16");
+    throw_bad_dtype("nll_loss", log_probs.dtype(), kFloatingNames);
   check(targets.dtype() == DType::i32 || targets.dtype() == DType::i64,
         "nll_loss: targets must have dtype i32 or i64, got {}", targets.dtype());
   check(log_probs.ndim() > 0, "nll_loss: log_probs must have at least 1 axis, got a scalar");
@@ -58,8 +58,8 @@ Tensor nll_loss(const Tensor& log_probs, const Tensor& targets, Reduction reduct
   const Tensor picked = squeeze(gather(log_probs, -1, unsqueeze(place, -1)), -1);
   const Tensor losses = where(counted, neg(picked), 0);
   if (reduction != Reduction::mean) return reduced(losses, reduction);
-  // In f32 for bf16, which rounds counts above 256.
-  const DType wide = losses.dtype() == DType::bf16 ? DType::f32 : losses.dtype();
+  // In f32 for 16 bits, which round counts above 256.
+  const DType wide = is_half(losses.dtype()) ? DType::f32 : losses.dtype();
   return cast(div(sum(cast(losses, wide)), cast(maximum(sum(counted), 1), wide)), losses.dtype());
 }
 

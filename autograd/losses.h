@@ -11,7 +11,7 @@ namespace weft {
 /// |e| <= delta, else delta (|e| - delta / 2).
 ///
 /// Shapes   y (...), target the same  ->  (...) for Reduction::none, else a scalar
-/// Dtypes   f32, f64, bf16; one dtype for both
+/// Dtypes   f32, f64, bf16, f16; one dtype for both
 /// Device   cpu, cuda, meta; both on one device
 /// Saves    y - target
 /// Throws   Error when shapes, dtypes or devices differ; unless delta > 0
@@ -24,7 +24,7 @@ Tensor huber_loss(const Tensor& y, const Tensor& target, double delta = 1,
 /// of small values.
 ///
 /// Shapes   logits (...), target the same  ->  (...) for Reduction::none, else a scalar
-/// Dtypes   f32, f64, bf16; one dtype for both
+/// Dtypes   f32, f64, bf16, f16; one dtype for both
 /// Device   cpu, cuda, meta; both on one device
 /// Saves    logits, target, ln p and ln(1 - p)
 /// Throws   Error when shapes, dtypes or devices differ
@@ -37,7 +37,7 @@ Tensor binary_cross_entropy_with_logits(const Tensor& logits, const Tensor& targ
 /// rows: Reduction::sum, divided by the number of rows.
 ///
 /// Shapes   log_probs (...), target the same  ->  (...) for Reduction::none, else a scalar
-/// Dtypes   f32, f64, bf16; one dtype for both
+/// Dtypes   f32, f64, bf16, f16; one dtype for both
 /// Device   cpu, cuda, meta; both on one device
 /// Saves    log_probs, target, ln target
 /// Throws   Error when shapes, dtypes or devices differ
@@ -48,7 +48,7 @@ Tensor kl_div(const Tensor& log_probs, const Tensor& target, Reduction reduction
 /// by the number of targets that are not ignored; when all are, the loss is 0.
 ///
 /// Shapes   log_probs (..., V), targets (...)  ->  (...) for Reduction::none, else a scalar
-/// Dtypes   log_probs f32, f64, bf16; targets i32, i64
+/// Dtypes   log_probs f32, f64, bf16, f16; targets i32, i64
 /// Device   cpu, cuda, meta; both on one device
 /// Saves    targets
 /// Throws   Error on other shapes or dtypes, and on a target that is neither in [0, V) nor

@@ -53,7 +53,7 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   detail::check_tensor("matmul", "b", b);
   check(a.ndim() >= 1 && b.ndim() >= 1,
         "matmul: operands must have at least 1 axis, got shapes {} and {}", a.shape(), b.shape());
-  if (!is_compute(a.dtype())) throw_bad_dtype("matmul", a.dtype(), "f32, f64, bf16");
+  if (!is_compute(a.dtype())) throw_bad_dtype("matmul", a.dtype(), kFloatingNames);
   check(a.dtype() == b.dtype(), "matmul: operands must have one dtype, got {} and {}", a.dtype(),
         b.dtype());
   check(a.device() == b.device(), "matmul: operands must be on one device, got {} and {}",

@@ -31,7 +31,7 @@ void check_operands(const Tensor& x, const Tensor& up, const Tensor& up_bias, co
   check_tensor("mlp", "up", up);
   check_tensor("mlp", "down", down);
   check(x.ndim() >= 1, "mlp: x must have at least 1 axis, got shape {}", x.shape());
-  if (!is_compute(x.dtype())) throw_bad_dtype("mlp", x.dtype(), "f32, f64, bf16");
+  if (!is_compute(x.dtype())) throw_bad_dtype("mlp", x.dtype(), kFloatingNames);
   check(up.ndim() == 2 && down.ndim() == 2, "mlp: up and down must have 2 axes, got {} and {}",
         up.shape(), down.shape());
   const std::int64_t width = down.dim(1) * (activation == Activation::swiglu ? 2 : 1);
@@ -155,8 +155,8 @@ void backward(Backward& b, const Parts& p, Saved& saved_x, Tensor before, Tensor
   if (!again && weights) add_linear_gradients(b, 3, 4, p.dy, behind);
   behind = {};
   if (b.needs(0) || b.needs(1) || b.needs(2) || (again && weights)) {
-    // The epilogue that sums the rows of `grad` rounds to bf16; that of the weight's product does
-    // not.
+    // The epilogue that sums the rows of `grad` rounds to 16 bits; that of the weight's product
+    // does not.
     const bool product_has_bias = p.dy.device().is_gpu() && b.needs(1) && b.needs(2) &&
                                   b.sum_dtype(2, p.dy.dtype()) != p.dy.dtype();
     const Tensor grad = hidden_gradient(b, p, std::move(before),

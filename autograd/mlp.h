@@ -18,7 +18,7 @@ struct MlpOptions {
 ///
 /// Shapes   x (..., K), up (F, K), for swiglu (2F, K), up_bias (rows of up) or null, down (N, F),
 ///          down_bias (N) or null  ->  (..., N)
-/// Dtypes   f32, f64, bf16, one dtype for all; bf16 products are summed in f32
+/// Dtypes   f32, f64, bf16, f16, one dtype for all; bf16 products are summed in f32
 /// Device   cpu, cuda; all on one device
 /// Saves    x, the weights, the hidden layer before and, unless `recompute`, after the activation
 /// Throws   Error on a 0-d x, weights and biases of another shape, mixed dtypes or devices

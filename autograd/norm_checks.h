@@ -8,7 +8,7 @@ namespace weft::detail {
 
 inline void check_norm_input(const char* op, const Tensor& x) {
   check_tensor(op, "x", x);
-  if (!is_compute(x.dtype())) throw_bad_dtype(op, x.dtype(), "f32, f64, bf16");
+  if (!is_compute(x.dtype())) throw_bad_dtype(op, x.dtype(), kFloatingNames);
   check(x.ndim() >= 1 && x.dim(-1) > 0, "{}: x must have a non-empty last axis, got shape {}", op,
         x.shape());
 }

@@ -11,8 +11,8 @@
 namespace weft::detail {
 
 /// Where a kernel writes the gradient of a small parameter, for example the weight of a norm. It is
-/// the f32 sum of the step where there is one for a bf16 parameter: nothing is rounded on the way.
-/// On a GPU, where a launch costs as much as such a small sum, a kernel that can add does so.
+/// the f32 sum of the step where there is one for a 16-bit parameter: nothing is rounded on the
+/// way. On a GPU, where a launch costs as much as such a small sum, a kernel that can add does so.
 class ParameterGradient {
  public:
   enum class Kernel : std::uint8_t { overwrites, can_add };
@@ -53,7 +53,7 @@ class ParameterGradient {
   bool direct_ = false;
 };
 
-/// out (N) = the sum of the rows of x (M, N), which is bf16; out may be f32.
+/// out (N) = the sum of the rows of x (M, N), which has 16 bits; out may be f32.
 inline void sum_rows(const Tensor& x, const Tensor& out) {
   const std::int64_t rows = x.dim(0), columns = x.dim(1);
   const Tensor partial =

@@ -40,7 +40,7 @@ void check_operands(const Call& c) {
   const std::int64_t gates = c.kind == RecurrentKind::gru ? 3 : 4;
   detail::check_tensor(c.op, "gates", c.gates);
   detail::check_tensor(c.op, "weight_hh", c.weight);
-  if (!is_compute(c.gates.dtype())) throw_bad_dtype(c.op, c.gates.dtype(), "f32, f64, bf16");
+  if (!is_compute(c.gates.dtype())) throw_bad_dtype(c.op, c.gates.dtype(), kFloatingNames);
   check(c.gates.ndim() == 3, "{}: gates must have shape (batch, tokens, {} units), got {}", c.op,
         gates, c.gates.shape());
   check(c.gates.dim(2) > 0 && c.gates.dim(2) % gates == 0,

@@ -37,7 +37,7 @@ struct LstmOutput {
 ///
 /// Shapes   gates (B, T, 3 H), weight_hh (3 H, H), bias_hh (3 H) or null -> (B, T, H)
 ///          sequences: B, or n with cu_seqlens, where B is 1
-/// Dtypes   f32, f64, bf16 (computed in f32); gates, weight and bias alike
+/// Dtypes   f32, f64, bf16, f16 (computed in f32); gates, weight and bias alike
 ///          states: f64 for f64, else f32
 /// Device   cpu, cuda; all on one device
 /// Saves    weight_hh, the initial state, y, and 4 H numbers for each token; f32 for bf16

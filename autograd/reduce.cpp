@@ -14,8 +14,7 @@ namespace {
 
 DType sum_dtype(const char* op, DType t) {
   if (is_compute(t)) return t;
-  if (!is_integral(t) && t != DType::boolean)
-    throw_bad_dtype(op, t, "f32, f64, bf16, i32, i64, u8, bool");
+  if (!is_integral(t) && t != DType::boolean) throw_bad_dtype(op, t, kComparableNames);
   return DType::i64;
 }
 

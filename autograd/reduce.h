@@ -10,11 +10,9 @@ namespace weft {
 /// The sum, or the mean, over axes.
 ///
 /// Shapes   x (...)  ->  x's shape without `dims` (or with 1 there)
-/// Dtypes   sum: f32, f64, bf16 to their own; i32, i64, u8, bool to i64. mean: f32, f64, bf16
-/// Device   cpu, cuda, meta
-/// Saves    nothing
-/// Throws   Error on a dim out of range or given twice, on other dtypes
-/// Source   definition; over no elements the sum is 0 and the mean NaN
+/// Dtypes   sum: f32, f64, bf16, f16 to their own; i32, i64, u8, bool to i64. mean: f32, f64, bf16,
+/// f16 Device   cpu, cuda, meta Saves    nothing Throws   Error on a dim out of range or given
+/// twice, on other dtypes Source   definition; over no elements the sum is 0 and the mean NaN
 Tensor sum(const Tensor& x, std::initializer_list<int> dims = {}, bool keepdim = false);
 Tensor mean(const Tensor& x, std::initializer_list<int> dims = {}, bool keepdim = false);
 inline Tensor sum(const Tensor& x, int dim, bool keepdim = false) { return sum(x, {dim}, keepdim); }
@@ -35,7 +33,7 @@ Tensor sum_to(const Tensor& x, const Shape& shape);
 /// The largest or smallest value, of all elements or along one axis. NaN wins.
 ///
 /// Shapes   x (...)  ->  a scalar, or x's shape without `dim` (or with 1 there)
-/// Dtypes   f32, f64, bf16, i32, i64, u8
+/// Dtypes   f32, f64, bf16, f16, i32, i64, u8
 /// Device   cpu, cuda, meta
 /// Saves    the index of each result; if several are equal, the first one gets the gradient
 /// Throws   Error on a dim out of range, on an empty axis, on other dtypes
@@ -48,7 +46,7 @@ Tensor min(const Tensor& x, int dim, bool keepdim = false);
 /// The index of the first largest or smallest value along an axis, i64. No gradient passes.
 ///
 /// Shapes   x (...)  ->  x's shape without `dim` (or with 1 there)
-/// Dtypes   f32, f64, bf16, i32, i64, u8  ->  i64
+/// Dtypes   f32, f64, bf16, f16, i32, i64, u8  ->  i64
 /// Device   cpu, cuda, meta
 /// Saves    nothing
 /// Throws   Error on a dim out of range, on an empty axis, on other dtypes
@@ -60,7 +58,7 @@ Tensor argmin(const Tensor& x, int dim = -1, bool keepdim = false);
 /// correction 1 gives the unbiased estimate. If n <= correction: infinity, or NaN for constant x.
 ///
 /// Shapes   x (...)  ->  x's shape without `dims` (or with 1 there)
-/// Dtypes   f32, f64, bf16; sums in f64
+/// Dtypes   f32, f64, bf16, f16; sums in f64
 /// Device   cpu, cuda, meta
 /// Saves    x
 /// Throws   Error on a dim out of range or given twice, on other dtypes
@@ -74,7 +72,7 @@ Tensor stddev(const Tensor& x, std::initializer_list<int> dims = {}, int correct
 /// The product of all elements, or along one axis, by halves: products of products.
 ///
 /// Shapes   x (...)  ->  a scalar, or x's shape without `dim` (or with 1 there)
-/// Dtypes   f32, f64, bf16 (multiplied in f32) to their own; i32, i64, u8, bool to i64
+/// Dtypes   f32, f64, bf16, f16 (multiplied in f32) to their own; i32, i64, u8, bool to i64
 /// Device   cpu, cuda, meta
 /// Saves    the halves of each step: about 2 times x
 /// Throws   Error on a dim out of range, on other dtypes
@@ -86,7 +84,7 @@ Tensor prod(const Tensor& x, int dim, bool keepdim = false);
 /// Euclidean norm (p = 2) over these axes.
 ///
 /// Shapes   x (...)  ->  a scalar, or x's shape without `dims` (or with 1 there)
-/// Dtypes   f32, f64, bf16; sums in f64
+/// Dtypes   f32, f64, bf16, f16; sums in f64
 /// Device   cpu, cuda, meta
 /// Saves    x and the result
 /// Throws   Error unless p > 0; for p = infinity on an empty x; on a dim out of range or given
@@ -99,7 +97,7 @@ Tensor norm(const Tensor& x, std::initializer_list<int> dims, bool keepdim = fal
 /// ln(sum of e^x) along an axis, without overflow.
 ///
 /// Shapes   x (...)  ->  x's shape without `dim` (or with 1 there)
-/// Dtypes   f32, f64, bf16; sums in f64
+/// Dtypes   f32, f64, bf16, f16; sums in f64
 /// Device   cpu, cuda, meta
 /// Saves    x and the result
 /// Throws   Error on a dim out of range, on other dtypes
@@ -109,7 +107,7 @@ Tensor logsumexp(const Tensor& x, int dim = -1, bool keepdim = false);
 /// y[i] = x[0] + ... + x[i] along an axis.
 ///
 /// Shapes   x (...)  ->  (...)
-/// Dtypes   f32, f64, bf16 to their own; i32, i64, u8, bool to i64
+/// Dtypes   f32, f64, bf16, f16 to their own; i32, i64, u8, bool to i64
 /// Device   cpu, cuda, meta
 /// Saves    nothing
 /// Throws   Error on a dim out of range, on other dtypes

@@ -13,8 +13,8 @@ using namespace detail;
 
 namespace {
 
-// A bf16 mean or sum of exponentials is too coarse to be subtracted from close numbers.
-Tensor computed(const Tensor& x) { return x.dtype() == DType::bf16 ? cast(x, DType::f32) : x; }
+// A 16-bit mean or sum of exponentials is too coarse to be subtracted from close numbers.
+Tensor computed(const Tensor& x) { return is_half(x.dtype()) ? cast(x, DType::f32) : x; }
 
 Tensor cumsum_along(const Tensor& x, int dim, bool reverse) {
   const DType dtype = is_compute(x.dtype()) ? x.dtype() : DType::i64;
@@ -136,7 +136,7 @@ Tensor logsumexp(const Tensor& x, int dim, bool keepdim) {
 Tensor cumsum(const Tensor& x, int dim) {
   check_tensor("cumsum", "x", x);
   if (!is_compute(x.dtype()) && !is_integral(x.dtype()) && x.dtype() != DType::boolean)
-    throw_bad_dtype("cumsum", x.dtype(), "f32, f64, bf16, i32, i64, u8, bool");
+    throw_bad_dtype("cumsum", x.dtype(), kComparableNames);
   return cumsum_along(x, dim, false);
 }
 

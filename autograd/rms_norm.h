@@ -6,7 +6,7 @@ namespace weft {
 /// Root mean square normalization over the last axis:  y = x * rsqrt(mean(x^2) + eps) * weight.
 ///
 /// Shapes   x (..., C), weight (C) or null  ->  (..., C)
-/// Dtypes   f32, f64, bf16 (computed in f32); one dtype for both
+/// Dtypes   f32, f64, bf16, f16 (computed in f32); one dtype for both
 /// Device   cpu, cuda
 /// Saves    x, weight, rstd (...)
 /// Throws   Error on an empty last axis, a weight that is not (C), mixed dtypes or devices.
@@ -21,7 +21,7 @@ struct RmsNormResidual {
 /// x + residual and its RMS norm in one pass over memory, forward and backward.
 ///
 /// Shapes   x (..., C), residual like x, weight (C) or null  ->  two of (..., C)
-/// Dtypes   f32, f64, bf16; one dtype for all. In bf16 the norm reads the rounded sum.
+/// Dtypes   f32, f64, bf16, f16; one dtype for all. In bf16 the norm reads the rounded sum.
 /// Device   cpu, cuda
 /// Saves    sum, weight, rstd (...)
 /// Throws   Error as rms_norm, and on a residual whose shape differs from x.

@@ -19,7 +19,7 @@ void check_rope(const Tensor& x, const Tensor& cos, const Tensor& sin) {
   detail::check_tensor("rope", "sin", sin);
   check(x.ndim() == 4, "rope: x must have 4 axes (batch, tokens, heads, head_dim), got {}",
         x.shape());
-  if (!is_compute(x.dtype())) throw_bad_dtype("rope", x.dtype(), "f32, f64, bf16");
+  if (!is_compute(x.dtype())) throw_bad_dtype("rope", x.dtype(), kFloatingNames);
   check(x.dim(3) % 2 == 0, "rope: head_dim must be even, got {}", x.dim(3));
   check(cos.ndim() == 2 && cos.dim(1) == x.dim(3) / 2 && sin.shape() == cos.shape(),
         "rope: cos and sin must have shape [max_T, {}] (half of x {}), got {} and {}", x.dim(3) / 2,

@@ -17,7 +17,7 @@ RopeTables rope_tables(std::int64_t max_seq, std::int64_t head_dim, double theta
 ///
 /// Shapes   x (B, T, H, D), cos, sin (max_T, D / 2) -> (B, T, H, D). Token t has position
 ///          position_offset + t, or positions[t] of i32 (T) or (B, T) when given
-/// Dtypes   x f32, f64, bf16; tables f32 or f64; the rotation of bf16 is computed in f32
+/// Dtypes   x f32, f64, bf16, f16; tables f32 or f64; the rotation of bf16 is computed in f32
 /// Device   cpu, cuda; all on one device
 /// Saves    cos, sin, positions
 /// Throws   Error on an x that is not 4-D, an odd D, tables or positions of wrong shape or dtype, a

@@ -75,7 +75,7 @@ void detail::check_router(const char* op, std::int64_t experts, const RouterOpti
 
 void detail::check_router_logits(const char* op, const Tensor& logits, const Tensor& padding) {
   check_tensor(op, "logits", logits);
-  if (!is_compute(logits.dtype())) throw_bad_dtype(op, logits.dtype(), "f32, f64, bf16");
+  if (!is_compute(logits.dtype())) throw_bad_dtype(op, logits.dtype(), kFloatingNames);
   check(logits.ndim() == 2, "{}: logits must have shape [tokens, experts], got {}", op,
         logits.shape());
   if (!padding.defined()) return;

@@ -24,7 +24,7 @@ struct Routing {
 /// Tokens with padding = true get no expert.
 ///
 /// Shapes   logits (T, E), expert_bias (E) or null, padding (T) or null  ->  two of (T, k)
-/// Dtypes   logits f32, f64, bf16; expert_bias f32; padding bool; probs f64 for f64, else f32
+/// Dtypes   logits f32, f64, bf16, f16; expert_bias f32; padding bool; probs f64 for f64, else f32
 /// Device   cpu, cuda, meta
 /// Saves    logits, experts
 /// Throws   Error unless 1 <= k <= E, k <= 32, E <= 1024; on k = 1 with a softmax over the selected

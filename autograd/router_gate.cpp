@@ -18,7 +18,7 @@ void check_gate(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   const char* op = "router_logits";
   detail::check_tensor(op, "x", x);
   detail::check_tensor(op, "weight", weight);
-  if (!is_compute(x.dtype())) throw_bad_dtype(op, x.dtype(), "f32, f64, bf16");
+  if (!is_compute(x.dtype())) throw_bad_dtype(op, x.dtype(), kFloatingNames);
   check(x.ndim() == 2, "{}: x must have shape [tokens, hidden], got {}", op, x.shape());
   check(weight.ndim() == 2 && weight.dim(1) == x.dim(1),
         "{}: weight must have shape [experts, {}] (last axis of x {}), got {}", op, x.dim(1),
@@ -42,7 +42,7 @@ void check_gate(const Tensor& x, const Tensor& weight, const Tensor& bias) {
 Tensor router_logits(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   check_gate(x, weight, bias);
   const DType dtype = x.dtype();
-  const bool rounds = dtype == DType::bf16 || (dtype == DType::f32 && cuda::tf32_allowed());
+  const bool rounds = is_half(dtype) || (dtype == DType::f32 && cuda::tf32_allowed());
   if (!rounds) return linear(x, weight, bias);
   Tensor y = Tensor::empty({x.dim(0), weight.dim(0)}, DType::f32, x.device());
   {

@@ -8,7 +8,8 @@ namespace weft {
 /// saved; backward computes in f32 again and rounds once.
 ///
 /// Shapes   x (T, H), weight (E, H), bias (E) or null  ->  (T, E)
-/// Dtypes   x f32, f64, bf16, weight and bias alike; the result f64 for f64, else f32. Gradients
+/// Dtypes   x f32, f64, bf16, f16, weight and bias alike; the result f64 for f64, else f32.
+/// Gradients
 ///          have the dtype of their operand; those that an f32 main_grad takes are not rounded.
 /// Device   cpu, cuda, meta
 /// Saves    x, weight

@@ -26,7 +26,7 @@ Tensor count_experts(const Tensor& experts, std::int64_t count, std::int64_t seq
 /// dropping, as the balance losses count. Padding is ignored.
 ///
 /// Shapes   logits (T, E), padding (T) or null  ->  (sequences, E), packed: (n, E)
-/// Dtypes   logits f32, f64, bf16; padding bool; the result i64
+/// Dtypes   logits f32, f64, bf16, f16; padding bool; the result i64
 /// Device   cpu, cuda, meta
 /// Throws   Error unless 1 <= k <= E, k <= 32, E <= 1024, and as count_experts
 Tensor count_top_experts(const Tensor& logits, std::int64_t k, std::int64_t sequences = 1,
@@ -48,7 +48,7 @@ Tensor count_top_experts(const Tensor& logits, std::int64_t k, std::int64_t sequ
 ///
 /// Shapes   logits (T, E), counts (B, E) with T a multiple of B (token t in row t / (T / B)), or a
 ///          row for each packed sequence, padding (T) or null  ->  ()
-/// Dtypes   logits f32, f64, bf16; counts i64; padding bool; the result f64 for f64, else f32
+/// Dtypes   logits f32, f64, bf16, f16; counts i64; padding bool; the result f64 for f64, else f32
 /// Device   cpu, cuda, meta; sums have a fixed order
 /// Saves    logits, counts, padding, cu_seqlens
 /// Throws   Error on wrong shapes or dtypes
@@ -61,7 +61,7 @@ Tensor balance_loss(const Tensor& logits, const Tensor& counts, RouterScore scor
 /// coefficient * mean_t logsumexp(logits[t])^2 keeps logits small.
 ///
 /// Shapes   logits (T, E), padding (T) or null  ->  ()
-/// Dtypes   logits f32, f64, bf16; padding bool; the result f64 for f64, else f32
+/// Dtypes   logits f32, f64, bf16, f16; padding bool; the result f64 for f64, else f32
 /// Device   cpu, cuda, meta; sums have a fixed order
 /// Saves    logits, padding
 /// Throws   Error on wrong shapes or dtypes

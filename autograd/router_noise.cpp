@@ -11,7 +11,7 @@ namespace weft {
 Tensor jitter(const Tensor& x, double eps, const RandomKey& key) {
   detail::check_tensor("jitter", "x", x);
   check(eps >= 0 && eps < 1, "jitter: eps must be in [0, 1), got {}", eps);
-  if (!is_compute(x.dtype())) throw_bad_dtype("jitter", x.dtype(), "f32, f64, bf16");
+  if (!is_compute(x.dtype())) throw_bad_dtype("jitter", x.dtype(), kFloatingNames);
   Tensor y;
   {
     const NoGradGuard quiet;
@@ -25,8 +25,7 @@ Tensor jitter(const Tensor& x, double eps, const RandomKey& key) {
 
 Tensor random_logits(const Tensor& logits, const RandomKey& key, const Tensor& expert_bias) {
   detail::check_tensor("random_logits", "logits", logits);
-  if (!is_compute(logits.dtype()))
-    throw_bad_dtype("random_logits", logits.dtype(), "f32, f64, bf16");
+  if (!is_compute(logits.dtype())) throw_bad_dtype("random_logits", logits.dtype(), kFloatingNames);
   Tensor y;
   {
     const NoGradGuard quiet;

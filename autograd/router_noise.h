@@ -8,7 +8,7 @@ namespace weft {
 /// number key.first + i. The numbers are not stored; backward draws them again.
 ///
 /// Shapes   x any  ->  like x
-/// Dtypes   f32, f64, bf16 (u is rounded to it)
+/// Dtypes   f32, f64, bf16, f16 (u is rounded to it)
 /// Device   cpu, cuda, meta
 /// Saves    only the key; differentiable any number of times
 /// Throws   Error when eps is outside [0, 1) or x is not floating
@@ -19,7 +19,7 @@ Tensor jitter(const Tensor& x, double eps, const RandomKey& key);
 /// a bias a known uneven one, for any weights. The gradient passes through unchanged.
 ///
 /// Shapes   logits (T, E), expert_bias (E) or null  ->  like logits
-/// Dtypes   logits f32, f64, bf16; expert_bias alike
+/// Dtypes   logits f32, f64, bf16, f16; expert_bias alike
 /// Device   cpu, cuda, meta
 /// Saves    nothing
 /// Throws   Error when logits are not floating

@@ -13,7 +13,7 @@ namespace {
 Tensor scaled(const char* op, const Tensor& given, const Tensor& given_scale, ScaledKind kind) {
   detail::check_tensor(op, "h", given);
   detail::check_tensor(op, "scale", given_scale);
-  if (!is_compute(given.dtype())) throw_bad_dtype(op, given.dtype(), "f32, f64, bf16");
+  if (!is_compute(given.dtype())) throw_bad_dtype(op, given.dtype(), kFloatingNames);
   check(given.ndim() == 2, "{}: h must have shape (rows, width), got {}", op, given.shape());
   const bool packed = kind == ScaledKind::swiglu;
   check(!packed || given.dim(1) % 2 == 0, "{}: h must have rows [gate | up] of even length, got {}",

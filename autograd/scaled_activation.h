@@ -10,7 +10,7 @@ namespace weft {
 /// y_i = scale_i silu(gate_i) up_i for rows [gate | up].
 ///
 /// Shapes   h (N, 2F), scale (N)  ->  (N, F)
-/// Dtypes   h f32, f64, bf16 (computed in f32); scale f32, or f64 for f64
+/// Dtypes   h f32, f64, bf16, f16 (computed in f32); scale f32, or f64 for f64
 /// Device   cpu, cuda, meta
 /// Saves    h, scale
 /// Throws   Error on wrong shapes, dtypes or devices
@@ -20,7 +20,7 @@ Tensor scaled_swiglu(const Tensor& h, const Tensor& scale);
 /// y_i = scale_i gelu(h_i).
 ///
 /// Shapes   h (N, F), scale (N)  ->  (N, F)
-/// Dtypes   h f32, f64, bf16 (computed in f32); scale f32, or f64 for f64
+/// Dtypes   h f32, f64, bf16, f16 (computed in f32); scale f32, or f64 for f64
 /// Device   cpu, cuda, meta
 /// Saves    h, scale
 /// Throws   Error on wrong shapes, dtypes or devices

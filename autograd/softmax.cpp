@@ -12,7 +12,7 @@ namespace weft {
 
 Tensor softmax(const Tensor& input, int dim) {
   const int axis = detail::axis_of("softmax", input, dim);
-  if (!is_compute(input.dtype())) throw_bad_dtype("softmax", input.dtype(), "f32, f64, bf16");
+  if (!is_compute(input.dtype())) throw_bad_dtype("softmax", input.dtype(), kFloatingNames);
   if (axis != input.ndim() - 1) return transpose(softmax(transpose(input, axis, -1)), axis, -1);
   const Tensor x = contiguous(input);
   Tensor y = empty_like(x);
@@ -30,7 +30,7 @@ Tensor softmax(const Tensor& input, int dim) {
 
 Tensor log_softmax(const Tensor& input, int dim) {
   const int axis = detail::axis_of("log_softmax", input, dim);
-  if (!is_compute(input.dtype())) throw_bad_dtype("log_softmax", input.dtype(), "f32, f64, bf16");
+  if (!is_compute(input.dtype())) throw_bad_dtype("log_softmax", input.dtype(), kFloatingNames);
   if (axis != input.ndim() - 1) return transpose(log_softmax(transpose(input, axis, -1)), axis, -1);
   const Tensor x = contiguous(input);
   Tensor y = empty_like(x);

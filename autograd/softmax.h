@@ -7,7 +7,7 @@ namespace weft {
 /// masked), or holds inf or NaN, gives NaN.
 ///
 /// Shapes   x (..., C, ...)  ->  like x
-/// Dtypes   f32, f64, bf16 (computed in f32)
+/// Dtypes   f32, f64, bf16, f16 (computed in f32)
 /// Device   cpu, cuda
 /// Saves    y
 /// Throws   Error on a scalar x, an axis out of range, an unsupported dtype.
@@ -17,7 +17,7 @@ Tensor softmax(const Tensor& x, int dim = -1);
 /// y = x - log(sum(exp(x))) along one axis; -inf stays -inf unless its whole row is -inf.
 ///
 /// Shapes   x (..., C, ...)  ->  like x
-/// Dtypes   f32, f64, bf16 (computed in f32)
+/// Dtypes   f32, f64, bf16, f16 (computed in f32)
 /// Device   cpu, cuda
 /// Saves    y
 /// Throws   Error on a scalar x, an axis out of range, an unsupported dtype.

@@ -13,7 +13,7 @@ struct ValuesIndices {
 /// The k largest elements of one axis, largest first; ties in order of position.
 ///
 /// Shapes   x (... n ...)  ->  values and indices (... k ...)
-/// Dtypes   x f32, f64, bf16, i32, i64, u8; indices i64
+/// Dtypes   x f32, f64, bf16, f16, i32, i64, u8; indices i64
 /// Device   cpu, cuda, meta
 /// Saves    indices; values are differentiable any number of times
 /// Throws   Error unless 1 <= k <= n
@@ -21,7 +21,7 @@ ValuesIndices topk(const Tensor& x, std::int64_t k, int dim = -1);
 /// Sorts one axis, ascending or descending; equal elements keep their order (a stable sort).
 ///
 /// Shapes   x (... n ...)  ->  values and indices (... n ...)
-/// Dtypes   x f32, f64, bf16, i32, i64, u8; indices i64
+/// Dtypes   x f32, f64, bf16, f16, i32, i64, u8; indices i64
 /// Device   cpu, cuda, meta
 /// Saves    indices; values are differentiable any number of times
 /// Throws   Error on a scalar

@@ -12,7 +12,7 @@ namespace weft {
 Tensor swiglu(const Tensor& gate, const Tensor& up) {
   detail::check_tensor("swiglu", "gate", gate);
   detail::check_tensor("swiglu", "up", up);
-  if (!is_compute(gate.dtype())) throw_bad_dtype("swiglu", gate.dtype(), "f32, f64, bf16");
+  if (!is_compute(gate.dtype())) throw_bad_dtype("swiglu", gate.dtype(), kFloatingNames);
   check(gate.ndim() >= 1, "swiglu: gate must have at least one axis, got a scalar");
   check(up.shape() == gate.shape(), "swiglu: up must have shape {} like gate, got {}", gate.shape(),
         up.shape());
@@ -37,7 +37,7 @@ Tensor swiglu(const Tensor& gate, const Tensor& up) {
 
 Tensor swiglu(const Tensor& packed) {
   detail::check_tensor("swiglu", "x", packed);
-  if (!is_compute(packed.dtype())) throw_bad_dtype("swiglu", packed.dtype(), "f32, f64, bf16");
+  if (!is_compute(packed.dtype())) throw_bad_dtype("swiglu", packed.dtype(), kFloatingNames);
   check(packed.ndim() >= 1 && packed.dim(-1) % 2 == 0,
         "swiglu: x must have a last axis of even length [gate | up], got shape {}", packed.shape());
   const Tensor x = contiguous(packed);

@@ -9,14 +9,15 @@
 namespace weft {
 namespace {
 
-// A GPU adds bf16 to f32 in one launch. The CPU converts first; the sum has the same bits.
+// A GPU adds 16-bit numbers to f32 in one launch. The CPU converts first; the sum has the same
+// bits.
 void add_to_sum(const Tensor& sum, const Tensor& g, bool adds) {
   const NoGradGuard off;
   if (!adds) {
     sum.bump_version();
     return dispatch<cpu::copy, cuda::copy>(g, sum);
   }
-  const bool mixed = sum.device().is_gpu() && sum.dtype() == DType::f32 && g.dtype() == DType::bf16;
+  const bool mixed = sum.device().is_gpu() && sum.dtype() == DType::f32 && is_half(g.dtype());
   if (!mixed) {
     sum.add_(g.to(sum.dtype()));
     return;

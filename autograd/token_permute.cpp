@@ -30,7 +30,7 @@ std::int64_t sum_of(const Tensor& rows) {
 void check_rows(const char* op, const char* label, const Tensor& x, int axes, std::int64_t first,
                 const ExpertRows& rows) {
   detail::check_tensor(op, label, x);
-  if (!is_compute(x.dtype())) throw_bad_dtype(op, x.dtype(), "f32, f64, bf16");
+  if (!is_compute(x.dtype())) throw_bad_dtype(op, x.dtype(), kFloatingNames);
   check(x.ndim() == axes && x.dim(0) == first, "{}: {} must have {} axes and {} rows, got shape {}",
         op, label, axes, first, x.shape());
   check(x.device() == rows.row_of.device(), "{}: {} must be on {} like the rows, got {}", op, label,

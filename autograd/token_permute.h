@@ -38,7 +38,7 @@ void know_rows(ExpertRows& sorted, const Tensor& rows);
 /// gradient of a token is the sum over its slots, in slot order.
 ///
 /// Shapes   x (T, C)  ->  (N, C)
-/// Dtypes   f32, f64, bf16 (the gradient is summed in f32)
+/// Dtypes   f32, f64, bf16, f16 (the gradient is summed in f32)
 /// Device   cpu, cuda, meta
 /// Saves    row_of, slot_of; differentiable any number of times
 /// Throws   Error when x does not have the T tokens of `rows`
@@ -47,7 +47,7 @@ Tensor permute_tokens(const Tensor& x, const ExpertRows& rows);
 /// permute_tokens() for one number per slot.
 ///
 /// Shapes   probs (T, k)  ->  (N)
-/// Dtypes   f32, f64, bf16
+/// Dtypes   f32, f64, bf16, f16
 /// Device   cpu, cuda, meta
 /// Saves    row_of, slot_of; differentiable any number of times
 /// Throws   Error when the shape of probs differs from row_of's
@@ -56,7 +56,7 @@ Tensor permute_probs(const Tensor& probs, const ExpertRows& rows);
 /// Back to tokens: sums the rows of each token's slots, in slot order.
 ///
 /// Shapes   y (N, C)  ->  (T, C)
-/// Dtypes   f32, f64, bf16 (summed in f32)
+/// Dtypes   f32, f64, bf16, f16 (summed in f32)
 /// Device   cpu, cuda, meta
 /// Saves    row_of, slot_of; differentiable any number of times
 /// Throws   Error when y does not have the N rows of `rows`

@@ -102,7 +102,7 @@ Tensor clone(const Tensor& x);
 /// Converts x; returns x itself if the dtype is equal. Floating results are rounded once, to
 /// nearest even; integers are truncated; bool is "not 0".
 ///
-/// The gradient is converted back. Only f32, f64 and bf16 results carry a gradient.
+/// The gradient is converted back. Only f32, f64, bf16 and f16 results carry a gradient.
 Tensor cast(const Tensor& x, DType dtype);
 /// Copies x to another device; returns x itself if it is already there. A copy to meta keeps shape
 /// and dtype and drops the values and the gradient.

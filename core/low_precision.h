@@ -50,9 +50,36 @@ constexpr float widen_finite(std::uint32_t bits) {
   return std::bit_cast<float>(sign | ((exponent + 127 - kBias) << 23) | (mantissa << (23 - M)));
 }
 
+// binary16 without branches, so that compilers turn loops of conversions into vector code. A NaN
+// becomes quiet and keeps the rest of its upper bits, as with the F16C instructions.
+
+constexpr std::uint16_t f16_bits(float value) {
+  constexpr std::uint32_t kLeastNormal = 0x38800000, kBias = (127 - 15) << 23;
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = bits >> 16 & 0x8000u, u = bits & 0x7fffffffu;
+  const std::uint32_t normal = (u - kBias + 0xfffu + (u >> 13 & 1u)) >> 13;
+  // Adding 1/2 rounds to multiples of 2^-24, the least subnormal number.
+  const float tiny = std::bit_cast<float>(u < kLeastNormal ? u : 0u) + 0.5f;
+  std::uint32_t r = u < kLeastNormal ? std::bit_cast<std::uint32_t>(tiny) - 0x3f000000u : normal;
+  r = u >= 0x477ff000u ? 0x7c00u : r;  // 65520 and more
+  r = u > 0x7f800000u ? 0x7e00u | (u >> 13 & 0x3ffu) : r;
+  return static_cast<std::uint16_t>(sign | r);
+}
+
+constexpr float f16_value(std::uint16_t bits) {
+  constexpr std::uint32_t kOne = 1u << 23, kBias = 127 - 15;
+  const std::uint32_t sign = (bits & 0x8000u) << 16, u = (bits & 0x7fffu) << 13;
+  const float least = std::bit_cast<float>((kBias + 1) * kOne);  // the least normal number
+  const float tiny = std::bit_cast<float>(u + (kBias + 1) * kOne) - least;
+  std::uint32_t r = u < kOne ? std::bit_cast<std::uint32_t>(tiny) : u + kBias * kOne;
+  r = u >= 31 * kOne ? u + 2 * kBias * kOne : r;
+  r = u > 31 * kOne ? r | 0x400000u : r;
+  return std::bit_cast<float>(sign | r);
+}
+
 }  // namespace detail
 
-/// bfloat16: the upper half of an f32, rounded to nearest even. Storage only; arithmetic is f32.
+/// bfloat16: the upper half of an f32, rounded to nearest even. Arithmetic is f32.
 struct bf16 {
   std::uint16_t bits = 0;
   bf16() = default;
@@ -67,19 +94,12 @@ struct bf16 {
   }
 };
 
-/// IEEE binary16.
+/// IEEE binary16: 10 bits of mantissa and a largest number of 65504. Arithmetic is f32.
 struct f16 {
   std::uint16_t bits = 0;
   f16() = default;
-  constexpr explicit f16(float value)
-      : bits(static_cast<std::uint16_t>(
-            detail::narrow<5, 10>(value, 0x7bff, 0x7c00, 0x7c00, 0x7e00))) {}
-  constexpr operator float() const {
-    const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
-    if ((bits & 0x7c00u) == 0x7c00u)
-      return std::bit_cast<float>(sign | 0x7f800000u | ((bits & 0x3ffu) << 13));
-    return detail::widen_finite<5, 10>(bits);
-  }
+  constexpr explicit f16(float value) : bits(detail::f16_bits(value)) {}
+  constexpr operator float() const { return detail::f16_value(bits); }
 };
 
 /// FP8 E4M3 (the "FN" variant): no infinity, largest value 448. Larger values saturate; NaN is

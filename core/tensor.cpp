@@ -122,7 +122,7 @@ Tensor Tensor::eye(std::int64_t n, DType dtype, Device device) {
 
 Tensor Tensor::linspace(double start, double end, std::int64_t n, DType dtype, Device device) {
   check(n >= 0, "linspace: n must be at least 0, got {}", n);
-  check(is_compute(dtype), "linspace: dtype must be one of f32, f64, bf16, got {}", dtype);
+  check(is_compute(dtype), "linspace: dtype must be one of f32, f64, bf16, f16, got {}", dtype);
   Tensor out = empty({n}, DType::f64);
   double* p = out.data<double>();
   // From both ends, so that the last number is exactly `end`.
@@ -214,7 +214,7 @@ void Tensor::set_grad(const Tensor& g) const {
 Tensor& Tensor::set_requires_grad(bool on) {
   at("set_requires_grad");
   check(!on || is_compute(dtype()),
-        "set_requires_grad: dtype must be one of f32, f64, bf16, got {}", dtype());
+        "set_requires_grad: dtype must be one of f32, f64, bf16, f16, got {}", dtype());
   // It would lose its place in the recording, and its inputs would lose their gradient.
   check(impl_->leaf || !impl_->requires_grad,
         "set_requires_grad: the tensor must be a leaf, got the output of a recorded op with shape "

@@ -13,25 +13,24 @@ struct Larger {
 
 // A block has 64 M queries of one head and loops over the keys that they see, 32 or 64 at a time.
 // The copy of the next tile of keys and values overlaps with the work on the present one.
-template <int D, bool Dropout>
+template <class T, int D, bool Dropout>
 struct Forward {
   // With two fragments of rows each fragment of keys is used twice. Wider heads and dropout leave
   // too few registers for it.
   static constexpr int M = D == 64 && !Dropout ? 2 : 1;
   static constexpr int kQueries = kTileWarps * 16 * M, kKeys = Dropout ? 32 : 64;
-  using Queries = std::conditional_t<M == 1, RowFragments<M, D>, RowsInTile<D>>;
-  static constexpr std::size_t kShared = sizeof(bf16) * D * (kQueries + 4 * kKeys);
+  using Queries = std::conditional_t<M == 1, RowFragments<T, M, D>, RowsInTile<T, D>>;
+  static constexpr std::size_t kShared = sizeof(T) * D * (kQueries + 4 * kKeys);
 };
 
-template <int D, bool Dropout>
+template <class T, int D, bool Dropout>
 __global__ void __launch_bounds__(kTileThreads, 2)
-    attention_fwd_kernel(AttentionArgs a, const bf16* q, const bf16* k, const bf16* v, bf16* y,
-                         float* lse) {
-  using Form = Forward<D, Dropout>;
+    attention_fwd_kernel(AttentionArgs a, const T* q, const T* k, const T* v, T* y, float* lse) {
+  using Form = Forward<T, D, Dropout>;
   constexpr int M = Form::M, kQueries = Form::kQueries, kKeys = Form::kKeys;
   constexpr float kInf = std::numeric_limits<float>::infinity();
-  bf16* const query_tile = dynamic_shared<bf16>();
-  bf16* const key_tiles = query_tile + kQueries * D;  // key, value, key, value
+  T* const query_tile = dynamic_shared<T>();
+  T* const key_tiles = query_tile + kQueries * D;  // key, value, key, value
   WEFT_SHARED(seen, Range[kQueries]);
   const int tiles = (a.queries + kQueries - 1) / kQueries;
   const TileOfHead at(tiles, a.heads);
@@ -46,7 +45,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   const auto start_copy = [&](int from, int stage) {
     const std::int64_t token = std::int64_t{at.batch} * a.keys + from;
     const int head = at.head / a.share() * D, count = least(kKeys, end - from);
-    bf16* const tile = key_tiles + stage * 2 * kKeys * D;
+    T* const tile = key_tiles + stage * 2 * kKeys * D;
     copy_tokens<kKeys, D>(tile, k + token * a.ldk + head, a.ldk, count);
     copy_tokens<kKeys, D>(tile + kKeys * D, v + token * a.ldv + head, a.ldv, count);
     cp_async_commit();
@@ -68,7 +67,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     __syncthreads();  // the tile has arrived, and all threads are done with the previous one
     if (from == begin) queries.load(query_tile, mine);
     if (from + kKeys < end) start_copy(from + kKeys, stage ^ 1);
-    const bf16* const keys = key_tiles + stage * 2 * kKeys * D;
+    const T* const keys = key_tiles + stage * 2 * kKeys * D;
     float x[M][kKeys / 8][4];
     dot_tile<M, kKeys, D>(x, queries, keys);
     if (from < last_row.begin || from + kKeys > top_row.end)
@@ -127,14 +126,14 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   store_tokens<M, D>(out, query_tile, mine, y + query * distance + at.head * D, distance, n);
 }
 
-template <int D, bool Dropout>
+template <class T, int D, bool Dropout>
 void forward(const AttentionArgs& a, const AttentionIn& in, const AttentionSpec& spec,
              const AttentionOut& out) {
-  using Form = Forward<D, Dropout>;
+  using Form = Forward<T, D, Dropout>;
   const std::int64_t tiles = blocks_for(spec.queries, Form::kQueries);
-  launch(attention_fwd_kernel<D, Dropout>, grid_of(tiles * spec.heads * spec.batch),
-         dim3(kTileThreads), Form::kShared, a, in.q.data<bf16>(), in.k.data<bf16>(),
-         in.v.data<bf16>(), out.y.data<bf16>(), out.lse.data<float>());
+  launch(attention_fwd_kernel<T, D, Dropout>, grid_of(tiles * spec.heads * spec.batch),
+         dim3(kTileThreads), Form::kShared, a, in.q.data<T>(), in.k.data<T>(), in.v.data<T>(),
+         out.y.data<T>(), out.lse.data<float>());
 }
 
 }  // namespace
@@ -169,7 +168,8 @@ void attention_fwd(const AttentionIn& in, const AttentionSpec& spec, const Atten
   if (!fits_tiles(in.q, in.k, in.v) || spec.scale <= 0)
     return generic::attention_fwd(in, spec, out);
   const AttentionArgs a = attention_args(in, spec);
-  dispatch_tiles(spec, [&]<int D, bool Dropout>() { forward<D, Dropout>(a, in, spec, out); });
+  dispatch_tiles(in.q.dtype(), spec,
+                 [&]<class T, int D, bool Dropout>() { forward<T, D, Dropout>(a, in, spec, out); });
 }
 
 }  // namespace weft::cuda

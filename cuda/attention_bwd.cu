@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kRowThreads)
     const std::int64_t from = ((batch * a.queries + i) * a.heads + head) * a.value_dim;
     for (int d = lane * N; d < a.value_dim; d += Lanes * N) {
       const Pack<T, N> u = load_pack<T, N>(y + from + d), w = load_pack<T, N>(dy + from + d);
-      for (int j = 0; j < N; ++j) sum += static_cast<R>(u[j]) * static_cast<R>(w[j]);
+      for (int j = 0; j < N; ++j) sum += widen(u[j]) * widen(w[j]);
     }
   }
   sum = warp_reduce<Lanes>(sum, Sum{});
@@ -61,8 +61,12 @@ void attention_bwd(const AttentionIn& in, const AttentionSpec& spec, const Atten
   const AttentionArgs a = attention_args(in, spec, out);
   if (fits_tiles(in.q, in.k, in.v) && fits_tiles(out.dq, out.dk, out.dv) &&
       aligned_tokens(forward.y) && aligned_tokens(dy)) {
-    const auto fill = spec.head_dim == 64 ? fill_scratch<bf16, 8, 8> : fill_scratch<bf16, 16, 8>;
-    fill(a, forward, dy, kLog2E, out.scratch);
+    const auto fill = [&]<class T>() {
+      (spec.head_dim == 64 ? fill_scratch<T, 8, 8> : fill_scratch<T, 16, 8>)(a, forward, dy, kLog2E,
+                                                                             out.scratch);
+    };
+    in.q.dtype() == DType::bf16 ? fill.template operator()<bf16>()
+                                : fill.template operator()<f16>();
     attention_dq(a, in, spec, dy, out);
     attention_dkdv(a, in, spec, dy, out);
   } else {

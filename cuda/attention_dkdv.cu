@@ -8,19 +8,20 @@ template <int D, bool Dropout>
 struct Keys {
   static constexpr int kColumns = (D == 64 ? 64 : 32) / (Dropout ? 2 : 1);
   static constexpr std::size_t kShared =
-      sizeof(bf16) * D * (2 * kRowsOfTile + 4 * kColumns) + sizeof(float) * 2 * 2 * kColumns;
+      sizeof(std::uint16_t) * D * (2 * kRowsOfTile + 4 * kColumns) +
+      sizeof(float) * 2 * 2 * kColumns;
   static_assert(kAttentionPad % kColumns == 0);
 };
 
 // Loops over the query heads that share the key head.
-template <int D, bool Dropout>
+template <class T, int D, bool Dropout>
 __global__ void __launch_bounds__(kTileThreads, 2)
-    attention_dkdv_kernel(AttentionArgs a, const bf16* q, const bf16* k, const bf16* v,
-                          const bf16* dy, const float* scratch, bf16* dk, bf16* dv) {
+    attention_dkdv_kernel(AttentionArgs a, const T* q, const T* k, const T* v, const T* dy,
+                          const float* scratch, T* dk, T* dv) {
   constexpr int kColumns = Keys<D, Dropout>::kColumns;
-  bf16* const key_tile = dynamic_shared<bf16>();
-  bf16* const value_tile = key_tile + kRowsOfTile * D;
-  bf16* const query_tiles = value_tile + kRowsOfTile * D;  // query, dy, query, dy
+  T* const key_tile = dynamic_shared<T>();
+  T* const value_tile = key_tile + kRowsOfTile * D;
+  T* const query_tiles = value_tile + kRowsOfTile * D;  // query, dy, query, dy
   float* const pair_tiles = reinterpret_cast<float*>(query_tiles + 4 * kColumns * D);
   WEFT_SHARED(seen, Range[kRowsOfTile]);
   const TileOfHead at((a.keys + kRowsOfTile - 1) / kRowsOfTile, a.kv_heads);
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     const std::int64_t query = std::int64_t{at.batch} * a.queries + from;
     const std::int64_t distance = std::int64_t{a.heads} * D;
     const int count = least(kColumns, a.queries - from);
-    bf16* const tile = query_tiles + stage * 2 * kColumns * D;
+    T* const tile = query_tiles + stage * 2 * kColumns * D;
     copy_tokens<kColumns, D>(tile, q + query * a.ldq + head * D, a.ldq, count);
     copy_tokens<kColumns, D>(tile + kColumns * D, dy + query * distance + head * D, distance,
                              count);
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   if (tiles > 0) start_copy(head, from, 0);
 
   const float unit = static_cast<float>(a.scale) * kLog2E;
-  Rows<D> keys, values;
+  Rows<T, D> keys, values;
   if (tiles > 0) {
     cp_async_wait<1>();  // the keys have arrived; the copy of the first tile may still be running
     __syncthreads();
@@ -69,8 +70,8 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     const bool turn = from + kColumns >= end;
     const int next_head = head + turn, next_from = turn ? begin : from + kColumns;
     if (left > 1) start_copy(next_head, next_from, stage ^ 1);
-    const bf16* const queries = query_tiles + stage * 2 * kColumns * D;
-    const bf16* const grads = queries + kColumns * D;
+    const T* const queries = query_tiles + stage * 2 * kColumns * D;
+    const T* const grads = queries + kColumns * D;
     // Of this lane's two queries in piece i.
     const auto pairs_of = [&](int i) {
       return load_pack<float, 4>(pair_tiles + stage * 2 * kColumns + 16 * i + lane_id() % 4 * 4);
@@ -135,12 +136,12 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 
 void attention_dkdv(const AttentionArgs& a, const AttentionIn& in, const AttentionSpec& spec,
                     const Tensor& dy, const AttentionGrads& out) {
-  dispatch_tiles(spec, [&]<int D, bool Dropout>() {
-    launch(attention_dkdv_kernel<D, Dropout>,
+  dispatch_tiles(in.q.dtype(), spec, [&]<class T, int D, bool Dropout>() {
+    launch(attention_dkdv_kernel<T, D, Dropout>,
            grid_of(blocks_for(spec.keys, kRowsOfTile) * spec.kv_heads * spec.batch),
-           dim3(kTileThreads), Keys<D, Dropout>::kShared, a, in.q.data<bf16>(), in.k.data<bf16>(),
-           in.v.data<bf16>(), dy.data<bf16>(), out.scratch.data<float>(), out.dk.data<bf16>(),
-           out.dv.data<bf16>());
+           dim3(kTileThreads), Keys<D, Dropout>::kShared, a, in.q.data<T>(), in.k.data<T>(),
+           in.v.data<T>(), dy.data<T>(), out.scratch.data<float>(), out.dk.data<T>(),
+           out.dv.data<T>());
   });
 }
 

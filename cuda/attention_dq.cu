@@ -6,17 +6,18 @@ namespace {
 template <int D>
 struct Queries {
   static constexpr int kColumns = 64;
-  static constexpr std::size_t kShared = sizeof(bf16) * D * (2 * kRowsOfTile + 4 * kColumns);
+  static constexpr std::size_t kShared =
+      sizeof(std::uint16_t) * D * (2 * kRowsOfTile + 4 * kColumns);
 };
 
-template <int D, bool Dropout>
+template <class T, int D, bool Dropout>
 __global__ void __launch_bounds__(kTileThreads, 2)
-    attention_dq_kernel(AttentionArgs a, const bf16* q, const bf16* k, const bf16* v,
-                        const bf16* dy, const float* scratch, bf16* dq) {
+    attention_dq_kernel(AttentionArgs a, const T* q, const T* k, const T* v, const T* dy,
+                        const float* scratch, T* dq) {
   constexpr int kColumns = Queries<D>::kColumns;
-  bf16* const query_tile = dynamic_shared<bf16>();
-  bf16* const grad_tile = query_tile + kRowsOfTile * D;
-  bf16* const key_tiles = grad_tile + kRowsOfTile * D;  // key, value, key, value
+  T* const query_tile = dynamic_shared<T>();
+  T* const grad_tile = query_tile + kRowsOfTile * D;
+  T* const key_tiles = grad_tile + kRowsOfTile * D;  // key, value, key, value
   WEFT_SHARED(seen, Range[kRowsOfTile]);
   const int tiles = (a.queries + kRowsOfTile - 1) / kRowsOfTile;
   const TileOfHead at(tiles, a.heads);
@@ -31,7 +32,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   const auto start_copy = [&](int from, int stage) {
     const std::int64_t token = std::int64_t{at.batch} * a.keys + from;
     const int head = at.head / a.share() * D, count = least(kColumns, end - from);
-    bf16* const tile = key_tiles + stage * 2 * kColumns * D;
+    T* const tile = key_tiles + stage * 2 * kColumns * D;
     copy_tokens<kColumns, D>(tile, k + token * a.ldk + head, a.ldk, count);
     copy_tokens<kColumns, D>(tile + kColumns * D, v + token * a.ldv + head, a.ldv, count);
     cp_async_commit();
@@ -44,7 +45,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   const float unit = static_cast<float>(a.scale) * kLog2E;
   const float* const pairs = row_pairs(scratch, a, at.batch, at.head) + 2 * (first + lane_row);
   const float level[2] = {pairs[0], pairs[16]}, delta[2] = {pairs[1], pairs[17]};
-  Rows<D> queries, grads;
+  Rows<T, D> queries, grads;
   float sum[1][D / 8][4] = {};
 
   for (int from = begin, stage = 0; from < end; from += kColumns, stage ^= 1) {
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
       grads.load(grad_tile, mine);
     }
     if (from + kColumns < end) start_copy(from + kColumns, stage ^ 1);
-    const bf16* const keys = key_tiles + stage * 2 * kColumns * D;
+    const T* const keys = key_tiles + stage * 2 * kColumns * D;
     float p[1][kColumns / 8][4], ds[1][kColumns / 8][4];
     dot_tile<1, kColumns, D>(p, queries, keys);
     each_element<1, kColumns>([&](int m, int i, int h, int e, int, int) {
@@ -92,11 +93,11 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 
 void attention_dq(const AttentionArgs& a, const AttentionIn& in, const AttentionSpec& spec,
                   const Tensor& dy, const AttentionGrads& out) {
-  dispatch_tiles(spec, [&]<int D, bool Dropout>() {
-    launch(attention_dq_kernel<D, Dropout>,
+  dispatch_tiles(in.q.dtype(), spec, [&]<class T, int D, bool Dropout>() {
+    launch(attention_dq_kernel<T, D, Dropout>,
            grid_of(blocks_for(spec.queries, kRowsOfTile) * spec.heads * spec.batch),
-           dim3(kTileThreads), Queries<D>::kShared, a, in.q.data<bf16>(), in.k.data<bf16>(),
-           in.v.data<bf16>(), dy.data<bf16>(), out.scratch.data<float>(), out.dq.data<bf16>());
+           dim3(kTileThreads), Queries<D>::kShared, a, in.q.data<T>(), in.k.data<T>(),
+           in.v.data<T>(), dy.data<T>(), out.scratch.data<float>(), out.dq.data<T>());
   });
 }
 

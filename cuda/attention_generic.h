@@ -33,7 +33,7 @@ __device__ inline void load(R (&to)[kTile][Width], const Tokens<T>& x, int c, in
   for (int i = static_cast<int>(threadIdx.x); i < kTile * kDepth; i += kThreads) {
     const int row = i / kDepth, column = i % kDepth;
     const bool there = row < x.n && c + column < head_dim;
-    to[row][column] = there ? static_cast<R>(x.p[row * x.distance + c + column]) : R(0);
+    to[row][column] = there ? widen(x.p[row * x.distance + c + column]) : R(0);
   }
 }
 

@@ -38,12 +38,12 @@ __device__ inline int place(int row, int column) {
 }
 
 /// Starts to copy n >= 1 tokens of a head into a tile; zeros for the rest of its rows.
-template <int Rows, int D>
-__device__ inline void copy_tokens(bf16* tile, const bf16* from, std::int64_t distance, int n) {
+template <int Rows, int D, class T>
+__device__ inline void copy_tokens(T* tile, const T* from, std::int64_t distance, int n) {
   constexpr int kPieces = D / 8, kRows = kTileThreads / kPieces;  // at a time
   const int thread = static_cast<int>(threadIdx.x);
   const int first = thread / kPieces, column = thread % kPieces * 8;
-  const bf16* p = from + first * distance + column;
+  const T* p = from + first * distance + column;
 #pragma unroll
   for (int row = first, step = 0; step < Rows / kRows; ++step, row += kRows) {
     const bool there = row < n;
@@ -53,17 +53,17 @@ __device__ inline void copy_tokens(bf16* tile, const bf16* from, std::int64_t di
 }
 
 /// Rows [row, row + 16), columns [k, k + 16) of a tile, as A.
-template <int D>
-__device__ inline void load_a(std::uint32_t (&a)[4], const bf16* tile, int row, int k) {
+template <int D, class T>
+__device__ inline void load_a(std::uint32_t (&a)[4], const T* tile, int row, int k) {
   const int lane = lane_id();
   ldmatrix_x4<false>(a, tile + place<D>(row + lane % 16, k + lane / 16 * 8));
 }
 
 /// The whole depth of one warp's rows, as A.
-template <int M, int D>
+template <class T, int M, int D>
 struct RowFragments {
   std::uint32_t a[M][D / 16][4];
-  __device__ void load(const bf16* tile, int row) {
+  __device__ void load(const T* tile, int row) {
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
@@ -75,19 +75,19 @@ struct RowFragments {
   }
 };
 /// The same, left in shared memory where registers are short.
-template <int D>
+template <class T, int D>
 struct RowsInTile {
-  const bf16* tile;
+  const T* tile;
   int row;
-  __device__ void load(const bf16* t, int r) { tile = t, row = r; }
+  __device__ void load(const T* t, int r) { tile = t, row = r; }
   __device__ void get(std::uint32_t (&out)[4], int m, int k) const {
     load_a<D>(out, tile, row + 16 * m, 16 * k);
   }
 };
 
 /// c (16 M, N) = the dot products of the warp's rows and the N rows of a tile.
-template <int M, int N, int D, class Rows>
-__device__ inline void dot_tile(float (&c)[M][N / 8][4], const Rows& rows, const bf16* tile) {
+template <int M, int N, int D, class Rows, class T>
+__device__ inline void dot_tile(float (&c)[M][N / 8][4], const Rows& rows, const T* tile) {
   const int lane = lane_id();
   each_element<M, N>([&](int m, int n, int h, int e, int, int) { c[m][n][2 * h + e] = 0; });
 #pragma unroll
@@ -102,18 +102,18 @@ __device__ inline void dot_tile(float (&c)[M][N / 8][4], const Rows& rows, const
           b, tile + place<D>(16 * n + lane % 8 + lane / 16 * 8, 16 * k + lane / 8 % 2 * 8));
 #pragma unroll
       for (int m = 0; m < M; ++m) {
-        mma_16816(c[m][2 * n], a[m], b[0], b[1]);
-        mma_16816(c[m][2 * n + 1], a[m], b[2], b[3]);
+        mma_16816<T>(c[m][2 * n], a[m], b[0], b[1]);
+        mma_16816<T>(c[m][2 * n + 1], a[m], b[2], b[3]);
       }
     }
   }
 }
 
-/// c (16 M, D) += w x tile, w (16 M, N) rounded to bf16: C fragments of one product are A fragments
+/// c (16 M, D) += w x tile, w (16 M, N) rounded to T: C fragments of one product are A fragments
 /// of the next and stay in registers.
-template <int M, int N, int D>
+template <int M, int N, int D, class T>
 __device__ inline void add_weighted_tile(float (&c)[M][D / 8][4], const float (&w)[M][N / 8][4],
-                                         const bf16* tile) {
+                                         const T* tile) {
   const int lane = lane_id();
 #pragma unroll
   for (int k = 0; k < N / 16; ++k) {
@@ -123,7 +123,7 @@ __device__ inline void add_weighted_tile(float (&c)[M][D / 8][4], const float (&
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float(&two)[4] = w[m][2 * k + i / 2];
-        a[m][i] = pack_bf16(two[i % 2 * 2], two[i % 2 * 2 + 1]);
+        a[m][i] = pack_halves<T>(two[i % 2 * 2], two[i % 2 * 2 + 1]);
       }
 #pragma unroll
     for (int n = 0; n < D / 16; ++n) {
@@ -131,8 +131,8 @@ __device__ inline void add_weighted_tile(float (&c)[M][D / 8][4], const float (&
       ldmatrix_x4<true>(b, tile + place<D>(16 * k + lane % 16, 16 * n + lane / 16 * 8));
 #pragma unroll
       for (int m = 0; m < M; ++m) {
-        mma_16816(c[m][2 * n], a[m], b[0], b[1]);
-        mma_16816(c[m][2 * n + 1], a[m], b[2], b[3]);
+        mma_16816<T>(c[m][2 * n], a[m], b[0], b[1]);
+        mma_16816<T>(c[m][2 * n + 1], a[m], b[2], b[3]);
       }
     }
   }
@@ -141,8 +141,8 @@ __device__ inline void add_weighted_tile(float (&c)[M][D / 8][4], const float (&
 /// Writes the warp's rows, from `row` of the tile on, as tokens of a head. They pass through the
 /// tile, whose rows no other warp may still use, so that memory is written 16 bytes at a time. The
 /// first n rows of the tile are tokens; `out` is the first of them.
-template <int M, int D>
-__device__ inline void store_tokens(const float (&c)[M][D / 8][4], bf16* tile, int row, bf16* out,
+template <int M, int D, class T>
+__device__ inline void store_tokens(const float (&c)[M][D / 8][4], T* tile, int row, T* out,
                                     std::int64_t distance, int n) {
   constexpr int kPieces = D / 8;
   const int lane = lane_id();
@@ -155,7 +155,7 @@ __device__ inline void store_tokens(const float (&c)[M][D / 8][4], bf16* tile, i
       for (int i = 0; i < D / 8; ++i)
         *reinterpret_cast<std::uint32_t*>(
             tile + place<D>(row + 16 * m + lane / 4 + 8 * h, 8 * i + lane % 4 * 2)) =
-            pack_bf16(c[m][i][2 * h], c[m][i][2 * h + 1]);
+            pack_halves<T>(c[m][i][2 * h], c[m][i][2 * h + 1]);
   __syncwarp();
 #pragma unroll
   for (int step = 0; step < 16 * M * kPieces / kWarp; ++step) {
@@ -166,8 +166,8 @@ __device__ inline void store_tokens(const float (&c)[M][D / 8][4], bf16* tile, i
 
 /// The tile of rows in the backward's passes. Those of a narrow head stay in registers.
 inline constexpr int kRowsOfTile = kTileWarps * 16;
-template <int D>
-using Rows = std::conditional_t<D == 64, RowFragments<1, D>, RowsInTile<D>>;
+template <class T, int D>
+using Rows = std::conditional_t<D == 64, RowFragments<T, 1, D>, RowsInTile<T, D>>;
 
 /// The two passes of the backward, for operands that fit. Both recompute the probabilities from
 /// scores and lse. A block of the first has a tile of 64 queries and loops over the keys, a block
@@ -179,21 +179,25 @@ void attention_dkdv(const AttentionArgs& a, const AttentionIn& in, const Attenti
 
 /// Can the tokens be copied 16 bytes at a time?
 inline bool aligned_tokens(const Tensor& t) {
-  return reinterpret_cast<std::uintptr_t>(t.data<bf16>()) % 16 == 0 && token_distance(t) % 8 == 0;
+  return reinterpret_cast<std::uintptr_t>(t.raw()) % 16 == 0 && token_distance(t) % 8 == 0;
 }
 /// Are there kernels on tensor cores for these operands?
 inline bool fits_tiles(const Tensor& q, const Tensor& k, const Tensor& v) {
-  return q.dtype() == DType::bf16 && (q.dim(3) == 64 || q.dim(3) == 128) && v.dim(3) == q.dim(3) &&
+  return is_half(q.dtype()) && (q.dim(3) == 64 || q.dim(3) == 128) && v.dim(3) == q.dim(3) &&
          aligned_tokens(q) && aligned_tokens(k) && aligned_tokens(v);
 }
 
-/// f.template operator()<D, Dropout>() for operands that fit.
+/// f.template operator()<T, D, Dropout>() for operands that fit.
 template <class F>
-void dispatch_tiles(const AttentionSpec& a, F f) {
-  if (a.head_dim == 64)
-    a.dropout > 0 ? f.template operator()<64, true>() : f.template operator()<64, false>();
-  else
-    a.dropout > 0 ? f.template operator()<128, true>() : f.template operator()<128, false>();
+void dispatch_tiles(DType dtype, const AttentionSpec& a, F f) {
+  const auto with = [&]<class T>() {
+    if (a.head_dim == 64)
+      a.dropout > 0 ? f.template operator()<T, 64, true>() : f.template operator()<T, 64, false>();
+    else
+      a.dropout > 0 ? f.template operator()<T, 128, true>()
+                    : f.template operator()<T, 128, false>();
+  };
+  dtype == DType::bf16 ? with.template operator()<bf16>() : with.template operator()<f16>();
 }
 
 }  // namespace weft::cuda

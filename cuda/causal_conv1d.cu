@@ -23,7 +23,7 @@ __device__ R sum_of_taps(const Sizes& s, const T* x, const R* w, std::int64_t at
   R sum = 0;
 #pragma unroll
   for (int d = 0; d < kTaps; ++d)
-    if (d < s.taps && d < reach) sum += w[d] * static_cast<R>(x[at + Step * d * s.channels]);
+    if (d < s.taps && d < reach) sum += w[d] * widen(x[at + Step * d * s.channels]);
   return sum;
 }
 
@@ -76,7 +76,7 @@ __global__ void causal_conv1d_bwd_kernel(Sizes s, std::int64_t chunks, const T* 
   each_token(s.all, s.tokens * k / chunks, s.tokens * (k + 1) / chunks,
              [&](std::int64_t t, std::int64_t first, std::int64_t) {
                const std::int64_t at = t * s.channels + c;
-               R d = static_cast<R>(dy[at]);
+               R d = widen(dy[at]);
                if (s.silu) {
                  const R sum = sum_of_taps<-1>(s, x, w, at, t - first + 1);
                  const R gate = fast_sigmoid(sum);
@@ -85,8 +85,7 @@ __global__ void causal_conv1d_bwd_kernel(Sizes s, std::int64_t chunks, const T* 
                dpre[at] = d;
 #pragma unroll
                for (int j = 0; j < kTaps; ++j)
-                 if (j < s.taps && j <= t - first)
-                   dw[j] += d * static_cast<R>(x[at - j * s.channels]);
+                 if (j < s.taps && j <= t - first) dw[j] += d * widen(x[at - j * s.channels]);
              });
   if (!partials) return;
 #pragma unroll

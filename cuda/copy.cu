@@ -17,15 +17,25 @@ struct Same {
 };
 
 /// With the bits of convert() on the CPU: a NaN keeps its sign and the upper part of its payload.
-struct ToBf16 {
-  __device__ bf16 operator()(float v) const {
-    bf16 r = narrow<bf16>(v);
-    if (v != v) r.bits = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(v) >> 16 | 0x40u);
+struct ToHalf {
+  template <class T>
+  __device__ T to(float v) const {
+    T r = narrow<T>(v);
+    if (v != v) r = T(v);
     return r;
   }
 };
-struct FromBf16 {
-  __device__ float operator()(bf16 v) const { return widen(v); }
+struct ToBf16 : ToHalf {
+  __device__ bf16 operator()(float v) const { return to<bf16>(v); }
+};
+struct ToF16 : ToHalf {
+  __device__ f16 operator()(float v) const { return to<f16>(v); }
+};
+struct Widen {
+  template <class T>
+  __device__ float operator()(T v) const {
+    return static_cast<float>(v);
+  }
 };
 
 template <class To>
@@ -105,7 +115,9 @@ void copy(const Tensor& source, const Tensor& out) {
   if (from == to)  // only the element size matters
     return with_word(size_of(to), [&]<class W>() { map<W, W>(out, Same{}, source); });
   if (from == DType::f32 && to == DType::bf16) return map<bf16, float>(out, ToBf16{}, source);
-  if (from == DType::bf16 && to == DType::f32) return map<float, bf16>(out, FromBf16{}, source);
+  if (from == DType::bf16 && to == DType::f32) return map<float, bf16>(out, Widen{}, source);
+  if (from == DType::f32 && to == DType::f16) return map<f16, float>(out, ToF16{}, source);
+  if (from == DType::f16 && to == DType::f32) return map<float, f16>(out, Widen{}, source);
   const auto kernel = from == DType::f64  ? convert_strided_kernel<double>
                       : is_floating(from) ? convert_strided_kernel<float>
                                           : convert_strided_kernel<std::int64_t>;

@@ -47,8 +47,7 @@ __global__ void __launch_bounds__(kBlock<Threads>)
   const auto s = read_row<Threads>(x, targets.classes, smoothing > 0, shared,
                                    [](std::int64_t, const Pack<T>&) {});
   if (threadIdx.x == 0) {
-    losses[row] =
-        static_cast<R>(row_loss(s, static_cast<R>(x[target]), targets.classes, smoothing));
+    losses[row] = static_cast<R>(row_loss(s, widen(x[target]), targets.classes, smoothing));
     stats[2 * row] = s.max;
     stats[2 * row + 1] = s.sum;
   }
@@ -102,7 +101,7 @@ __global__ void __launch_bounds__(kBlock<Threads>)
     clear_row<Threads>(x, classes);
     return;
   }
-  const R target_logit = static_cast<R>(x[target]);  // before any thread overwrites it
+  const R target_logit = widen(x[target]);  // before any thread overwrites it
   P* const store = dynamic_shared<P>();
   const auto s =
       read_row<Threads>(x, classes, smoothing > 0, shared, [&](std::int64_t i, const P& p) {

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kBlock<Threads>)
   const std::int64_t own = target - first;
   out[0] = s.max;
   out[1] = s.sum;
-  out[2] = own >= 0 && own < classes ? static_cast<R>(x[own]) : kNothing<R>;
+  out[2] = own >= 0 && own < classes ? widen(x[own]) : kNothing<R>;
   out[3] = s.plain;
 }
 
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kBlock<Threads>, 1024 / kBlock<Threads>)
     return;
   }
   const bool here = own >= 0 && own < classes;
-  const R target_logit = here ? static_cast<R>(x[own]) : R(0);
+  const R target_logit = here ? widen(x[own]) : R(0);
   sync_row<Threads>();  // dlogits may be logits
   const double factor = (dy ? static_cast<double>(dy[row]) : 1.0) * mean_scale(count);
   const Gradient<R> gradient(max, sum, factor, smoothing, targets.classes);

@@ -59,8 +59,7 @@ struct Gradient {
   template <class T, int N>
   __device__ Pack<T, N> operator()(Pack<T, N> x) const {
 #pragma unroll
-    for (int k = 0; k < N; ++k)
-      x[k] = narrow<T>(fast_exp(static_cast<R>(x[k]) - max) * scale - spread);
+    for (int k = 0; k < N; ++k) x[k] = narrow<T>(fast_exp(widen(x[k]) - max) * scale - spread);
     return x;
   }
 };

@@ -13,7 +13,7 @@ struct Unary {
     if constexpr (op == UnaryOp::gelu_tanh)
       return narrow<T>(gelu_tanh(widen(x)));
     else
-      return narrow<T>(apply<op>(static_cast<Compute<T>>(x)));
+      return narrow<T>(apply<op>(widen(x)));
   }
 };
 
@@ -33,7 +33,7 @@ template <class T>
 struct Clamp {
   Compute<T> low, high;
   __device__ T operator()(T x) const {  // keeps NaN
-    const auto v = static_cast<Compute<T>>(x);
+    const auto v = widen(x);
     return narrow<T>(v < low ? low : v > high ? high : v);
   }
 };
@@ -42,7 +42,7 @@ template <class T>
 struct ClampBwd {
   Compute<T> low, high;
   __device__ T operator()(T x, T dy) const {
-    const auto v = static_cast<Compute<T>>(x);
+    const auto v = widen(x);
     return v >= low && v <= high ? dy : T(Compute<T>(0));
   }
 };
@@ -53,7 +53,8 @@ struct AddScaled {
   template <class X>
   __device__ T operator()(X x, T old) const {
     using C = Compute<T>;
-    return narrow<T>(apply<BinaryOp::add, C>(C(old), apply<BinaryOp::mul, C>(factor, C(x))));
+    return narrow<T>(
+        apply<BinaryOp::add, C>(widen(old), apply<BinaryOp::mul, C>(factor, C(widen(x)))));
   }
 };
 
@@ -61,7 +62,7 @@ template <class T>
 struct Scale {
   Compute<T> factor;
   __device__ T operator()(T old) const {
-    return narrow<T>(apply<BinaryOp::mul, Compute<T>>(Compute<T>(old), factor));
+    return narrow<T>(apply<BinaryOp::mul, Compute<T>>(widen(old), factor));
   }
 };
 
@@ -74,12 +75,13 @@ struct ScaleBy {
     const double by = dtype == DType::f32 ? static_cast<double>(*static_cast<const float*>(factor))
                       : dtype == DType::bf16
                           ? static_cast<double>(*static_cast<const bf16*>(factor))
-                          : *static_cast<const double*>(factor);
-    return apply<BinaryOp::mul, C>(C(x), number<BinaryOp::mul, C>(by));
+                      : dtype == DType::f16 ? static_cast<double>(*static_cast<const f16*>(factor))
+                                            : *static_cast<const double*>(factor);
+    return apply<BinaryOp::mul, C>(widen(x), number<BinaryOp::mul, C>(by));
   }
   __device__ T operator()(T x) const { return narrow<T>(product(x)); }
   __device__ T operator()(T x, T old) const {
-    return narrow<T>(apply<BinaryOp::add, C>(C(old), product(x)));
+    return narrow<T>(apply<BinaryOp::add, C>(widen(old), product(x)));
   }
 };
 
@@ -117,6 +119,8 @@ void clamp_bwd(const Tensor& x, const Tensor& dy, double low, double high, const
 void add_scaled(const Tensor& x, double alpha, const Tensor& out) {
   if (x.dtype() == DType::bf16 && out.dtype() == DType::f32)
     return map<float, bf16, float>(out, AddScaled<float>{static_cast<float>(alpha)}, x, out);
+  if (x.dtype() == DType::f16 && out.dtype() == DType::f32)
+    return map<float, f16, float>(out, AddScaled<float>{static_cast<float>(alpha)}, x, out);
   dispatch_numeric(
       out.dtype(),
       [&]<class T>() {

@@ -14,7 +14,7 @@ struct Binary {
     if constexpr (op == BinaryOp::gelu_tanh_bwd)
       return narrow<T>(gelu_tanh_bwd<C>(widen(a), widen(b)));
     else
-      return narrow<T>(apply<op, C>(static_cast<C>(a), static_cast<C>(b)));
+      return narrow<T>(apply<op, C>(widen(a), widen(b)));
   }
 };
 
@@ -29,10 +29,7 @@ struct AnyBinary {
     });
     return y;
   }
-  __device__ T operator()(T a, T b) const {
-    using C = Compute<T>;
-    return narrow<T>(apply_to(static_cast<C>(a), static_cast<C>(b)));
-  }
+  __device__ T operator()(T a, T b) const { return narrow<T>(apply_to(widen(a), widen(b))); }
 };
 
 // The number stays in the compute type: bf16 times 0.1 does not round 0.1 to bf16.
@@ -42,9 +39,9 @@ struct WithNumber {
   __device__ T operator()(T a) const {
     using C = Compute<T>;
     if constexpr (reversed)
-      return narrow<T>(apply<op, C>(value, static_cast<C>(a)));
+      return narrow<T>(apply<op, C>(value, widen(a)));
     else
-      return narrow<T>(apply<op, C>(static_cast<C>(a), value));
+      return narrow<T>(apply<op, C>(widen(a), value));
   }
 };
 

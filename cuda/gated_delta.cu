@@ -206,6 +206,8 @@ template void delta_prepare(const GatedDeltaSpec&, const float*, const float*, c
                             const float*, float*, float*, float*);
 template void delta_prepare(const GatedDeltaSpec&, const bf16*, const bf16*, const float*,
                             const float*, float*, float*, float*);
+template void delta_prepare(const GatedDeltaSpec&, const f16*, const f16*, const float*,
+                            const float*, float*, float*, float*);
 template void delta_prepare(const GatedDeltaSpec&, const double*, const double*, const double*,
                             const double*, double*, double*, double*);
 

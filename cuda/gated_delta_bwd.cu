@@ -29,7 +29,7 @@ __global__ void gated_delta_updates_kernel(GatedDeltaSpec s, DeltaBackward<T, R>
     grad.template add<false, false>(
         m.stage, rows.n, [&](int i, int p) { return m.first[p][i]; },
         [&](int j, int p) {
-          return c0 + j < rows.V ? static_cast<R>(dy[p * rows.value_row + c0 + j]) : R(0);
+          return c0 + j < rows.V ? widen(dy[p * rows.value_row + c0 + j]) : R(0);
         });
     read.each([&](int i, int j, R& value) {
       if (c0 + j < rows.V) x[i * rows.V + c0 + j] -= value;
@@ -85,7 +85,7 @@ __global__ void gated_delta_dstates_kernel(GatedDeltaSpec s, DeltaBackward<T, R>
           m.stage, rows.n,
           [&](int i, int p) { return scale * m.decay.from_start[p] * rows.query(p, k0 + i); },
           [&](int j, int p) {
-            return column0 + j < V ? static_cast<R>(dy[p * rows.value_row + column0 + j]) : R(0);
+            return column0 + j < V ? widen(dy[p * rows.value_row + column0 + j]) : R(0);
           });
       next.template add<false, false>(
           m.stage, rows.n,

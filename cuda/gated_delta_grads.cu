@@ -36,7 +36,7 @@ struct Gradients {
   }
 
   __device__ R out_grad(int i, int c) const {
-    return i < rows.n ? static_cast<R>(dy[i * rows.value_row + c]) : R(0);
+    return i < rows.n ? widen(dy[i * rows.value_row + c]) : R(0);
   }
   // Adds up what the differences log[i] - log[j] got in m.second.
   __device__ void add_to_dlog() {
@@ -206,6 +206,7 @@ void delta_grads(const GatedDeltaSpec& s, const DeltaBackward<T, R>& b) {
 }
 template void delta_grads(const GatedDeltaSpec&, const DeltaBackward<float, float>&);
 template void delta_grads(const GatedDeltaSpec&, const DeltaBackward<bf16, float>&);
+template void delta_grads(const GatedDeltaSpec&, const DeltaBackward<f16, float>&);
 template void delta_grads(const GatedDeltaSpec&, const DeltaBackward<double, double>&);
 
 }  // namespace weft::cuda

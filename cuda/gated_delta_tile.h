@@ -136,13 +136,11 @@ struct DeltaRows {
     beta = pbeta + at.first * s.value_heads + head;
   }
   __device__ R query(int i, int c) const {
-    return i < n && c < K ? static_cast<R>(q[i * key_row + c]) : R(0);
+    return i < n && c < K ? widen(q[i * key_row + c]) : R(0);
   }
-  __device__ R key(int i, int c) const {
-    return i < n && c < K ? static_cast<R>(k[i * key_row + c]) : R(0);
-  }
+  __device__ R key(int i, int c) const { return i < n && c < K ? widen(k[i * key_row + c]) : R(0); }
   __device__ R value(int i, int c) const {
-    return i < n && c < V ? static_cast<R>(v[i * value_row + c]) : R(0);
+    return i < n && c < V ? widen(v[i * value_row + c]) : R(0);
   }
 };
 

@@ -15,6 +15,8 @@ lt::DataType type_of(DType t) {
       return lt::kF64;
     case DType::f32:
       return lt::kF32;
+    case DType::f16:
+      return lt::kF16;
     case DType::e4m3:
       return lt::kE4m3;
     case DType::e5m2:

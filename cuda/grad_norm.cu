@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kSlotThreads)
   const auto add = [&]<class T>(const Pack<T, 4>& g) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const auto x = static_cast<double>(g[j]);
+      const auto x = static_cast<double>(widen(g[j]));
       sum[j] += x * x;
     }
   };
@@ -42,8 +42,10 @@ __global__ void __launch_bounds__(kSlotThreads)
     add_chunk.template operator()<double>();
   else if (placed.slot.grad_dtype == DType::f32)
     add_chunk.template operator()<float>();
-  else
+  else if (placed.slot.grad_dtype == DType::bf16)
     add_chunk.template operator()<bf16>();
+  else
+    add_chunk.template operator()<f16>();
   const double total =
       block_reduce<kSlotThreads>((sum[0] + sum[1]) + (sum[2] + sum[3]), shared, 0.0, Sum{});
   if (threadIdx.x == 0) partials[blockIdx.x] = total;

@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kThreads)
   if (live) {
     const auto old = load_pack<O, V>(to);
 #pragma unroll
-    for (int v = 0; v < V; ++v) sum[v] = static_cast<A>(old[v]);
+    for (int v = 0; v < V; ++v) sum[v] = static_cast<A>(widen(old[v]));
   }
   for (std::int64_t q = position;; q += kWarp) {
     const bool same = q + lane < n && keys[q + lane] == key;
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kThreads)
       for (int k = 0; k < kLoads; ++k)
         if (live && first + k < rows)
 #pragma unroll
-          for (int v = 0; v < V; ++v) sum[v] = static_cast<A>(sum[v] + static_cast<A>(x[k][v]));
+          for (int v = 0; v < V; ++v) sum[v] = static_cast<A>(sum[v] + static_cast<A>(widen(x[k][v])));
     }
     if (rows < kWarp) break;
   }
@@ -222,6 +222,8 @@ void index_add(const Tensor& source, const Tensor& index, int dim, const Tensor&
   };
   if (source.dtype() == DType::bf16 && out.dtype() == DType::f32)
     return add.template operator()<bf16, float>();
+  if (source.dtype() == DType::f16 && out.dtype() == DType::f32)
+    return add.template operator()<f16, float>();
   dispatch_numeric(out.dtype(), [&]<class T>() { add.template operator()<T, T>(); });
 }
 

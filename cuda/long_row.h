@@ -81,7 +81,7 @@ __device__ inline ExpSum<Real<T>> exp_sum(const T* x, std::int64_t n, See&& see,
   const RowParts parts(n, x);
   ExpSum<R> s;
   const auto single = [&](std::int64_t i) {
-    const R v[1] = {static_cast<R>(x[i])};
+    const R v[1] = {widen(x[i])};
     s.add(v);
     plain(v);
   };
@@ -99,7 +99,7 @@ __device__ inline ExpSum<Real<T>> exp_sum(const T* x, std::int64_t n, See&& see,
     for (int u = 0; u < N; ++u) {
       see(i + u * Threads, p[u]);
 #pragma unroll
-      for (int k = 0; k < P::kCount; ++k) v[u * P::kCount + k] = static_cast<R>(p[u][k]);
+      for (int k = 0; k < P::kCount; ++k) v[u * P::kCount + k] = widen(p[u][k]);
     }
     s.add(v);
     plain(v);

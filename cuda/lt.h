@@ -13,7 +13,7 @@ using Layout = struct LayoutTag*;          // cublasLtMatrixLayout_t
 using Preference = struct PreferenceTag*;  // cublasLtMatmulPreference_t
 using Status = int;                        // 0 is success
 
-enum DataType : int { kF32 = 0, kF64 = 1, kBf16 = 14, kE4m3 = 28, kE5m2 = 29 };
+enum DataType : int { kF32 = 0, kF64 = 1, kF16 = 2, kBf16 = 14, kE4m3 = 28, kE5m2 = 29 };
 enum ComputeType : int { kCompute32 = 68, kCompute64 = 70, kComputeTf32 = 77 };
 enum Transpose : std::int32_t { kPlain = 0, kTransposed = 1 };
 

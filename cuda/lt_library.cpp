@@ -21,7 +21,7 @@ constexpr bool same(A ours, B theirs) {
   return static_cast<long>(ours) == static_cast<long>(theirs);
 }
 static_assert(same(kF32, CUDA_R_32F) && same(kF64, CUDA_R_64F) && same(kBf16, CUDA_R_16BF) &&
-              same(kE4m3, CUDA_R_8F_E4M3) && same(kE5m2, CUDA_R_8F_E5M2));
+              same(kF16, CUDA_R_16F) && same(kE4m3, CUDA_R_8F_E4M3) && same(kE5m2, CUDA_R_8F_E5M2));
 static_assert(same(kCompute32, CUBLAS_COMPUTE_32F) && same(kCompute64, CUBLAS_COMPUTE_64F) &&
               same(kComputeTf32, CUBLAS_COMPUTE_32F_FAST_TF32));
 static_assert(same(kPlain, CUBLAS_OP_N) && same(kTransposed, CUBLAS_OP_T));

@@ -10,14 +10,17 @@ namespace weft::cuda {
 /// x in the compute type of T.
 template <class T>
 __device__ inline Compute<T> widen(T x) {
-  return static_cast<Compute<T>>(x);
+  if constexpr (std::is_same_v<T, f16>)
+    return widen_f16(x);
+  else
+    return static_cast<Compute<T>>(x);
 }
-/// Rounded to the nearest T, ties to even. As bf16, a NaN becomes 0x7fff, which is also what the
-/// upper half of every NaN is that a GPU's arithmetic produces.
+/// Rounded to the nearest T, ties to even. In 16 bits a NaN becomes 0x7fff; as bf16 that is also
+/// what the upper half of every NaN is that a GPU's arithmetic produces.
 template <class T, class C>
 __device__ inline T narrow(C x) {
-  if constexpr (std::is_same_v<T, bf16>)
-    return round_bf16(x);
+  if constexpr (kIsHalf<T>)
+    return round_half<T>(x);
   else
     return T(x);
 }

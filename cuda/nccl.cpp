@@ -15,14 +15,14 @@ namespace {
 using Status = int;
 using Stream = rt::StreamHandle;
 constexpr Status kOk = 0, kInProgress = 7;
-constexpr int kU8 = 1, kI32 = 2, kI64 = 4, kF32 = 7, kF64 = 8, kBf16 = 9;
+constexpr int kU8 = 1, kI32 = 2, kI64 = 4, kF16 = 6, kF32 = 7, kF64 = 8, kBf16 = 9;
 // Needed for ncclBfloat16, sends and receives, and known to work with drivers of CUDA 12.
 constexpr int kOldest = 21800;
 
 #ifdef NCCL_MAJOR
 static_assert(kOk == ncclSuccess && kInProgress == ncclInProgress);
-static_assert(kU8 == ncclUint8 && kI32 == ncclInt32 && kI64 == ncclInt64 && kF32 == ncclFloat32 &&
-              kF64 == ncclFloat64 && kBf16 == ncclBfloat16);
+static_assert(kU8 == ncclUint8 && kI32 == ncclInt32 && kI64 == ncclInt64 && kF16 == ncclFloat16 &&
+              kF32 == ncclFloat32 && kF64 == ncclFloat64 && kBf16 == ncclBfloat16);
 static_assert(static_cast<int>(Reduce::sum) == ncclSum &&
               static_cast<int>(Reduce::max) == ncclMax && static_cast<int>(Reduce::min) == ncclMin);
 static_assert(sizeof(Id) == sizeof(ncclUniqueId));
@@ -101,6 +101,8 @@ int type_of(DType t) {
       return kF64;
     case DType::bf16:
       return kBf16;
+    case DType::f16:
+      return kF16;
     case DType::i32:
       return kI32;
     case DType::i64:
@@ -108,7 +110,7 @@ int type_of(DType t) {
     case DType::u8:
       return kU8;
     default:
-      throw_bad_dtype("reduction over ranks", t, "f32, f64, bf16, i32, i64, u8");
+      throw_bad_dtype("reduction over ranks", t, kNumericNames);
   }
 }
 

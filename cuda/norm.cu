@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads)
         read(more[k], a.residual + row + i);
       }
 #pragma unroll
-      for (int j = 0; j < V; ++j) x[k][j] = narrow<T>(R(x[k][j]) + R(more[k][j]));
+      for (int j = 0; j < V; ++j) x[k][j] = narrow<T>(widen(x[k][j]) + widen(more[k][j]));
       store_pack(a.sum + row + i, x[k]);
     });
     from = a.sum + row;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads)
     each([&](int k, std::int64_t i) {
       if constexpr (Held == 0) read(x[k], from + i);
 #pragma unroll
-      for (int j = 0; j < V; ++j) mean += R(x[k][j]);
+      for (int j = 0; j < V; ++j) mean += widen(x[k][j]);
     });
     mean = group_sum<Group>(mean, shared) / static_cast<R>(a.C);
   }
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads)
     if constexpr (Held == 0) read(x[k], from + i);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      const R d = R(x[k][j]) - mean;
+      const R d = widen(x[k][j]) - mean;
       squares += d * d;
     }
   });
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads)
     if constexpr (Held == 0) read(x[k], from + i);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      y[j] = narrow<T>((R(x[k][j]) - mean) * rstd * R(weight[j]) + R(bias[j]));
+      y[j] = narrow<T>((widen(x[k][j]) - mean) * rstd * widen(weight[j]) + widen(bias[j]));
     }
     store_pack(a.y + row + i, y);
   });
@@ -140,9 +140,9 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads,
       if constexpr (Held == 0) fetch(k, i);
 #pragma unroll
       for (int j = 0; j < V; ++j) {
-        const R g = R(dy[k][j]) * R(weight[j]);
+        const R g = widen(dy[k][j]) * widen(weight[j]);
         sum_g += g;
-        sum_gx += g * ((R(x[k][j]) - mean) * rstd);
+        sum_gx += g * ((widen(x[k][j]) - mean) * rstd);
       }
     });
     group_sums<Group>(sum_g, sum_gx, shared);
@@ -155,9 +155,9 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads,
       if constexpr (Held == 0) fetch(k, i);
 #pragma unroll
       for (int j = 0; j < V; ++j) {
-        const R d = R(dy[k][j]), xhat = (R(x[k][j]) - mean) * rstd;
-        const R g = d * R(weight[j]);
-        dx[j] = narrow<T>((g - mean_g - xhat * mean_gx) * rstd + R(dsum[k][j]));
+        const R d = widen(dy[k][j]), xhat = (widen(x[k][j]) - mean) * rstd;
+        const R g = d * widen(weight[j]);
+        dx[j] = narrow<T>((g - mean_g - xhat * mean_gx) * rstd + widen(dsum[k][j]));
         if constexpr (Held > 0) {
           dweight[k][j] += d * xhat;
           dbias[k][j] += d;

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kSumColumns* kSumParts)
   for (int p = 1; p < kSumParts; ++p) total += parts[p][column];
   const auto put = [&](auto* to) {
     using O = std::remove_pointer_t<decltype(to)>;
-    to[c] = narrow<O>(adds ? static_cast<R>(to[c]) + total : total);
+    to[c] = narrow<O>(adds ? widen(to[c]) + total : total);
   };
   wide ? put(static_cast<R*>(out)) : put(static_cast<T*>(out));
 }

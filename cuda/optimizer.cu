@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kSlotThreads, kUpdateBlocks)
 
 bool params_four_at_once(const ParamSlot& s) {
   return four_at_once(s.param, s.param_dtype) && four_at_once(s.grad, s.grad_dtype) &&
-         four_at_once(s.bf16_copy, DType::bf16) && four_at_once(s.remainder, DType::bf16);
+         four_at_once(s.half_copy, s.copy_dtype) && four_at_once(s.remainder, DType::bf16);
 }
 
 bool is_wide(const ParamSlot& s) { return s.param_dtype == DType::f64; }

@@ -61,8 +61,10 @@ struct Output {
       static_cast<double*>(data)[i] = v;
     else if (dtype == DType::f32)
       static_cast<float*>(data)[i] = static_cast<float>(v);
-    else
+    else if (dtype == DType::bf16)
       static_cast<bf16*>(data)[i] = narrow<bf16>(static_cast<float>(v));
+    else
+      static_cast<f16*>(data)[i] = narrow<f16>(static_cast<float>(v));
   }
   __device__ void store(std::int64_t i, std::int64_t total) const {
     if (dtype == DType::i64)

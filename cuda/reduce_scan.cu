@@ -130,8 +130,8 @@ __device__ inline A scan_warp(A v) {
 
 template <class O, class A>
 __device__ inline O scan_result(A running) {
-  if constexpr (std::is_same_v<O, bf16>)
-    return narrow<bf16>(static_cast<float>(running));
+  if constexpr (kIsHalf<O>)
+    return narrow<O>(static_cast<float>(running));
   else
     return static_cast<O>(running);
 }
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int k = 0; k < kItems; ++k) {
       const std::int64_t i = first + k;
-      if (inside && i < n) own += static_cast<A>(v[reverse ? n - 1 - i : i]);
+      if (inside && i < n) own += static_cast<A>(widen(v[reverse ? n - 1 - i : i]));
       items[k] = own;
     }
     const A upto = scan_warp(own);
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kThreads)
   A running = 0;
   for (std::int64_t r = 0; r < e.reduced; ++r) {
     const std::int64_t at = first + (reverse ? e.reduced - 1 - r : r) * e.inner;
-    running += static_cast<A>(x[at]);
+    running += static_cast<A>(widen(x[at]));
     out[at] = scan_result<O>(running);
   }
 }

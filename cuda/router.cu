@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kWarp* kTokensOfBlock)
     if (i == lane) mine = best;
   }
   const bool has_slot = lane < k;
-  const R v = has_slot ? static_cast<R>(x[mine]) : kLowest<R>;
+  const R v = has_slot ? widen(x[mine]) : kLowest<R>;
   R p;
   if (softmax) {
     if (!o.pre_softmax) {
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kWarp* kTokensOfBlock)
   const bool has_slot = lane < k;
   const std::int64_t mine = has_slot ? experts[t * k + lane] : -1;
   const bool routed = mine >= 0 && mine < E;
-  const R v = routed ? static_cast<R>(logits[t * E + mine]) : kLowest<R>;
+  const R v = routed ? widen(logits[t * E + mine]) : kLowest<R>;
   const R g = routed ? dprobs[t * k + lane] * static_cast<R>(o.scaling) : R(0);
   const bool anybody = __any_sync(kAllLanes, routed);
 

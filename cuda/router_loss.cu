@@ -116,9 +116,8 @@ __global__ void __launch_bounds__(kWarp* kTokensOfBlock)
       for (int e = lane; e < E; e += kWarp) dot += row[e] * scaled<R>(c[e], fraction);
       const R mean = warp_sum(dot) / sum;
       for (int e = lane; e < E; e += kWarp) {
-        const R slope = score == RouterScore::softmax
-                            ? row[e]
-                            : router_slope(score, static_cast<R>(x[e]), row[e]);
+        const R slope =
+            score == RouterScore::softmax ? row[e] : router_slope(score, widen(x[e]), row[e]);
         row[e] = scale / sum * slope * (scaled<R>(c[e], fraction) - mean);
       }
     } else {

@@ -21,10 +21,10 @@ __device__ inline void load_row(const T* x, int n, bool packed, R* row) {
     for (int e = lane * P; e < n; e += kWarp * P) {
       const Pack<T> pack = load_pack(x + e);
 #pragma unroll
-      for (int i = 0; i < P; ++i) row[e + i] = static_cast<R>(pack[i]);
+      for (int i = 0; i < P; ++i) row[e + i] = widen(pack[i]);
     }
   } else {
-    for (int e = lane; e < n; e += kWarp) row[e] = static_cast<R>(x[e]);
+    for (int e = lane; e < n; e += kWarp) row[e] = widen(x[e]);
   }
   __syncwarp();
 }

@@ -21,10 +21,10 @@ __global__ void __launch_bounds__(kThreads)
   for (std::int64_t t = warp; t < tokens; t += kWarps) {
     const bool skip = padding && padding[t];
     R top = -std::numeric_limits<R>::infinity();
-    for (int e = lane; e < E; e += kWarp) top = Max{}(static_cast<R>(logits[t * E + e]), top);
+    for (int e = lane; e < E; e += kWarp) top = Max{}(widen(logits[t * E + e]), top);
     top = warp_max(top);
     for (int e = lane; e < E; e += kWarp)
-      c[t * E + e] = skip ? R(0) : exp_of(static_cast<R>(logits[t * E + e]) - top);
+      c[t * E + e] = skip ? R(0) : exp_of(widen(logits[t * E + e]) - top);
     if (lane == 0 && !skip) counted += 1;
   }
   counted = block_reduce<kThreads>(counted, shared, R(0), Sum{});

@@ -94,6 +94,15 @@ __device__ inline void each_four(const PlacedSlot<Slot>& s, std::int64_t chunk, 
   }
 }
 
+/// x as its own type, or as a wider one.
+template <class C, class T>
+__device__ inline C stored_as(T x) {
+  if constexpr (std::is_same_v<C, T>)
+    return x;
+  else
+    return static_cast<C>(widen(x));
+}
+
 template <class C, class T>
 __device__ inline Pack<C, 4> read_as(const void* base, const Four& f) {
   const T* p = static_cast<const T*>(base) + f.at;
@@ -101,10 +110,10 @@ __device__ inline Pack<C, 4> read_as(const void* base, const Four& f) {
   if (f.whole) {
     const auto x = load_pack<T, 4>(p);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) out[j] = static_cast<C>(x[j]);
+    for (int j = 0; j < 4; ++j) out[j] = stored_as<C>(x[j]);
   } else {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) out[j] = j < f.valid ? static_cast<C>(p[j]) : C(0);
+    for (int j = 0; j < 4; ++j) out[j] = j < f.valid ? stored_as<C>(p[j]) : C(0);
   }
   return out;
 }
@@ -184,7 +193,9 @@ __device__ inline void write_param(const ParamSlot& s, const Four& f, const Pack
       return write_as<std::int16_t>(s.remainder, f, remainder);
     }
   write_four(s.param, s.param_dtype, f, p);
-  if (s.bf16_copy) write_as<bf16>(s.bf16_copy, f, p);
+  if (s.half_copy)
+    s.copy_dtype == DType::bf16 ? write_as<bf16>(s.half_copy, f, p)
+                                : write_as<f16>(s.half_copy, f, p);
 }
 
 }  // namespace weft::cuda

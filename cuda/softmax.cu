@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kLong)
       [&]<int N>(std::int64_t at, Pack<T, N> v) {
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-          const R d = static_cast<R>(v[k]) - s.max;
+          const R d = widen(v[k]) - s.max;
           v[k] = narrow<T>(log ? d - log_sum : fast_exp(d) * share);
         }
         store_pack(to + at, v);
@@ -156,8 +156,7 @@ __global__ void __launch_bounds__(kLong)
       parts, n,
       [&]<int N>(std::int64_t, const Pack<T, N>& p, const Pack<T, N>& g) {
 #pragma unroll
-        for (int k = 0; k < N; ++k)
-          total += softmax_term(static_cast<R>(p[k]), static_cast<R>(g[k]), log);
+        for (int k = 0; k < N; ++k) total += softmax_term(widen(p[k]), widen(g[k]), log);
       },
       y + first, dy + first);
   total = block_reduce<kLong>(total, shared, R(0), Sum{});
@@ -166,8 +165,7 @@ __global__ void __launch_bounds__(kLong)
       [&]<int N>(std::int64_t at, const Pack<T, N>& p, Pack<T, N> g) {
 #pragma unroll
         for (int k = 0; k < N; ++k)
-          g[k] =
-              narrow<T>(softmax_gradient(static_cast<R>(p[k]), static_cast<R>(g[k]), total, log));
+          g[k] = narrow<T>(softmax_gradient(widen(p[k]), widen(g[k]), total, log));
         store_pack(dx + first + at, g);
       },
       y + first, dy + first);

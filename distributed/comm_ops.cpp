@@ -11,7 +11,8 @@ namespace {
 
 void check_operand(const char* op, const Tensor& x) {
   detail::check_tensor(op, "x", x);
-  check(is_compute(x.dtype()), "{}: x must have dtype f32, f64 or bf16, got {}", op, x.dtype());
+  check(is_compute(x.dtype()), "{}: x must have dtype f32, f64, bf16 or f16, got {}", op,
+        x.dtype());
 }
 
 std::int64_t row_count(const char* op, const Tensor& x) {

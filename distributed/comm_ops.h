@@ -7,7 +7,7 @@ namespace weft::distributed {
 // assume that every rank of the group computes the same loss. The group must outlive the tape. A
 // group of one rank returns x itself.
 //
-// Dtypes   f32, f64, bf16 (added in f32, rounded once)
+// Dtypes   f32, f64, bf16, f16 (added in f32, rounded once)
 // Device   as ProcessGroup
 // Saves    nothing
 // Source   Shoeybi et al. 2019, arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198

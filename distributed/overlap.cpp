@@ -23,7 +23,8 @@ constexpr std::int64_t kLastPart = 4;
 void check_operands(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias) {
   weft::detail::check_tensor(op, "x", x);
   weft::detail::check_tensor(op, "weight", weight);
-  check(is_compute(x.dtype()), "{}: x must have dtype f32, f64 or bf16, got {}", op, x.dtype());
+  check(is_compute(x.dtype()), "{}: x must have dtype f32, f64, bf16 or f16, got {}", op,
+        x.dtype());
   check(x.ndim() >= 2, "{}: x must have at least 2 axes, got shape {}", op, x.shape());
   check(weight.ndim() == 2 && weight.dim(1) == x.dim(-1),
         "{}: weight must have shape [N, {}] (last axis of x {}), got {}", op, x.dim(-1), x.shape(),

@@ -19,7 +19,7 @@ inline constexpr Word<Overlap> kOverlapWords[] = {
 ///
 /// Shapes   x (..., n, C) with R rows on every rank, weight (N, C), bias (N) or null
 ///          -> (1, ..., R ranks, N)
-/// Dtypes   f32, f64, bf16, all equal
+/// Dtypes   f32, f64, bf16, f16, all equal
 /// Device   as ProcessGroup
 /// Saves    x, weight
 /// Throws   Error on an x with fewer than 2 axes, a weight or bias of another shape, mixed dtypes;
@@ -35,7 +35,7 @@ Tensor gather_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
 ///
 /// Shapes   x (..., n, K) with R rows, a multiple of the ranks, weight (N, K)
 ///          -> (1, ..., R / ranks, N)
-/// Dtypes   f32, f64, bf16 (added in f32, rounded once), all equal
+/// Dtypes   f32, f64, bf16, f16 (added in f32, rounded once), all equal
 /// Device   as ProcessGroup
 /// Saves    x, weight
 /// Throws   Error as gather_linear, and on rows that do not divide among the ranks

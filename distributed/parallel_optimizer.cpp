@@ -60,13 +60,13 @@ class LocalOptimizer : public ParallelOptimizer {
  public:
   LocalOptimizer(nn::Module& model, const optim::AnyOptions& options) : ParallelOptimizer(nullptr) {
     const NamedTensors parameters = model.named_parameters();
-    const bool has_bf16 =
+    const bool has_half =
         std::any_of(parameters.begin(), parameters.end(),
-                    [](const NamedTensor& p) { return p.tensor.dtype() == DType::bf16; });
+                    [](const NamedTensor& p) { return is_half(p.tensor.dtype()); });
     const CategoryScope category(Category::gradient);
     for (const NamedTensor& p : parameters) {
       const ProfileScope scope(p.name.c_str());
-      if (has_bf16)
+      if (has_half)
         p.tensor.set_main_grad(Tensor::zeros(p.tensor.shape(), DType::f32, p.tensor.device()));
     }
     inner_ = optim::make(parameters, options);

@@ -87,9 +87,9 @@ class ParallelOptimizer {
 };
 
 /// Creates an optimizer with its own Ddp if the mesh has several ranks. With one rank nothing is
-/// summed, and f32 and f64 gradients need no buckets. bf16 parameters get an f32 main_grad in both
-/// cases, because sums over tokens and micro-batches would lose small gradients in bf16. With
-/// ddp.shard, the model's before_use or the code that runs the forward pass must call wait().
+/// summed, and f32 and f64 gradients need no buckets. 16-bit parameters get an f32 main_grad in
+/// both cases, because sums over tokens and micro-batches would lose small gradients in 16 bits.
+/// With ddp.shard, the model's before_use or the code that runs the forward pass must call wait().
 std::unique_ptr<ParallelOptimizer> make_optimizer(nn::Module& model, const DeviceMesh& mesh,
                                                   const Layout& layout,
                                                   const optim::AnyOptions& options,

@@ -60,7 +60,7 @@ void check_pair(const char* op, const Channel& channel, const Tensor& out, const
 }
 
 void check_reducible(const char* op, DType t) {
-  if (!is_compute(t) && !is_integral(t)) throw_bad_dtype(op, t, "f32, f64, bf16, i32, i64, u8");
+  if (!is_compute(t) && !is_integral(t)) throw_bad_dtype(op, t, kNumericNames);
 }
 
 bool overlap(const Tensor& a, const Tensor& b) {

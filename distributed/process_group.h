@@ -58,7 +58,7 @@ class RowList {
 ///
 ///   group.all_reduce(x).wait();
 ///
-/// Dtypes   all; reductions f32, f64, bf16 (added in f32, rounded once), i32, i64, u8
+/// Dtypes   all; reductions f32, f64, bf16, f16 (added in f32, rounded once), i32, i64, u8
 /// Device   meta (no data is moved). MPI: cpu. Threads: cpu, and cuda when all ranks use one GPU
 ///          and are at most 16; each rank enqueues collectives on its current stream, and wait()
 ///          waits for the other ranks but not for the GPU. NCCL: the rank's own GPU, on a separate

@@ -60,7 +60,7 @@ class RowTransfer {
 /// alive.
 ///
 /// Shapes   x (N, ...)  ->  (M, ...) by the path
-/// Dtypes   any; sums as ProcessGroup, gradients f32, f64, bf16
+/// Dtypes   any; sums as ProcessGroup, gradients f32, f64, bf16, f16
 /// Device   as ProcessGroup
 /// Saves    nothing
 /// Throws   Error as ProcessGroup does; once differentiable

@@ -11,10 +11,11 @@ namespace weft::distributed {
 /// receives the gradient sums of that slice, keeps optimizer state and master weights for it,
 /// updates it, and all-gathers the updated parameters. The all-gather overlaps with the update of
 /// the next bucket and with the next forward pass. Bytes per parameter value with n ranks, AdamW
-/// and f32 gradients: f32 8 + 8 / n, bf16 6 + 12 / n, with remainders 6 + 10 / n.
+/// and f32 gradients: f32 8 + 8 / n, bf16 and f16 6 + 12 / n, with remainders 6 + 10 / n.
 ///
-/// The parameters equal those of the unsharded optimizer bit by bit, except with f16 states, whose
-/// scales are computed per slice.
+/// The parameters equal those of the unsharded optimizer bit by bit, except with f16 states: each
+/// slice has a scale of its own, so the states are rounded differently. Their files hold f32 and
+/// fit any layout.
 ///
 ///   Ddp ddp(model, mesh, layout, {.shard = true});
 ///   ShardedOptimizer adam(ddp, optim::AdamWOptions{.lr = 3e-4});

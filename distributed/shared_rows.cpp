@@ -34,7 +34,8 @@ Tensor summed(const Tensor& dy, ProcessGroup& group, const std::vector<SharedRow
 Tensor share_rows(const Tensor& x, ProcessGroup& group, const SharedRowsList& mine,
                   std::int64_t all) {
   weft::detail::check_tensor("share_rows", "x", x);
-  check(is_compute(x.dtype()), "share_rows: x must have dtype f32, f64 or bf16, got {}", x.dtype());
+  check(is_compute(x.dtype()), "share_rows: x must have dtype f32, f64, bf16 or f16, got {}",
+        x.dtype());
   if (group.size() == 1) return x;
   Tensor y = x.alias(x.shape(), x.strides(), 0);
   if (recording(x))

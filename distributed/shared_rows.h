@@ -19,7 +19,7 @@ using SharedRowsList = std::shared_ptr<const std::vector<SharedRows>>;
 /// key head used by query heads of several ranks, with one all-reduce for all shared rows.
 ///
 /// Shapes   x (N, ...) with the rows of `mine`, which lie in [0, all) of the shared rows -> as x
-/// Dtypes   f32, f64, bf16
+/// Dtypes   f32, f64, bf16, f16
 /// Device   as ProcessGroup
 /// Saves    nothing
 /// Throws   Error on a dtype that no floating op computes with; once differentiable

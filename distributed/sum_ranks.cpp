@@ -45,22 +45,8 @@ void combine(Reduce reduce, void* out, std::span<const void* const> parts, std::
 
 void combine_ranks(DType dtype, Reduce reduce, void* out, std::span<const void* const> parts,
                    std::int64_t count) {
-  switch (dtype) {
-    case DType::f32:
-      return combine<float>(reduce, out, parts, count);
-    case DType::f64:
-      return combine<double>(reduce, out, parts, count);
-    case DType::bf16:
-      return combine<bf16>(reduce, out, parts, count);
-    case DType::i32:
-      return combine<std::int32_t>(reduce, out, parts, count);
-    case DType::i64:
-      return combine<std::int64_t>(reduce, out, parts, count);
-    case DType::u8:
-      return combine<std::uint8_t>(reduce, out, parts, count);
-    default:
-      throw_bad_dtype("reduction over ranks", dtype, "f32, f64, bf16, i32, i64, u8");
-  }
+  dispatch_numeric(
+      dtype, [&]<class T>() { combine<T>(reduce, out, parts, count); }, "reduction over ranks");
 }
 
 }  // namespace weft::distributed

@@ -15,7 +15,7 @@ VocabRange vocab_range(std::int64_t vocab, int rank, int ranks);
 /// others are 0. The sum over the ranks equals embedding(), bit by bit.
 ///
 /// Shapes  weight (vocab_range(...).count, C), ids (...) -> (..., C)
-/// Dtypes  weight f32, f64, bf16; ids i32, i64, equal on all ranks
+/// Dtypes  weight f32, f64, bf16, f16; ids i32, i64, equal on all ranks
 /// Device  cpu, cuda, meta; does not communicate
 /// Saves   ids
 /// Throws  Error "embedding: ids must be in [0, vocab), got i", and on a weight of another shape
@@ -31,11 +31,10 @@ Tensor vocab_embedding(const Tensor& weight, const Tensor& ids, std::int64_t voc
 ///
 /// Shapes  x (..., C), weight (vocab_range(...).count, C), targets (...); result (...) for none,
 ///         else a scalar
-/// Dtypes  x and weight f32, f64, bf16, equal; targets i32, i64. The loss is f64 for f64, else f32
-/// Device  as ProcessGroup
-/// Saves   as linear_cross_entropy()
-/// Throws  Error as linear_cross_entropy(), and on a weight of another shape. Once differentiable.
-/// Source  Shoeybi et al. 2019, arXiv:1909.08053
+/// Dtypes  x and weight f32, f64, bf16, f16, equal; targets i32, i64. The loss is f64 for f64, else
+/// f32 Device  as ProcessGroup Saves   as linear_cross_entropy() Throws  Error as
+/// linear_cross_entropy(), and on a weight of another shape. Once differentiable. Source  Shoeybi
+/// et al. 2019, arXiv:1909.08053
 Tensor vocab_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
                            std::int64_t vocab, ProcessGroup& group,
                            const CrossEntropyOptions& options = {});

@@ -115,7 +115,7 @@ void Module::zero_grad() {
 }
 
 void Module::to(DType dtype) {
-  check(is_compute(dtype), "to: a module computes in f32, f64 or bf16, got {}", dtype);
+  check(is_compute(dtype), "to: a module computes in f32, f64, bf16 or f16, got {}", dtype);
   detail::for_each_distinct_tensor(*this, [&](const std::string&, const Slot& slot) {
     const DType wanted = target_dtype(slot, dtype);
     if (wanted == slot.tensor->dtype()) return;

@@ -13,7 +13,7 @@ struct AdamWOptions {
   DType v_dtype = DType::f32;
   Rounding rounding = Rounding::nearest;
   std::uint64_t seed = 0;                             ///< of stochastic rounding
-  MasterWeights master_weights = MasterWeights::f32;  ///< of bf16 parameters
+  MasterWeights master_weights = MasterWeights::f32;  ///< of bf16 and f16 parameters
   std::vector<GroupRule> groups = {};
   /// If set, one per parameter; replaces weight_decay and groups.
   std::optional<std::vector<ParamSettings>> settings = {};

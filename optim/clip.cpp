@@ -46,7 +46,8 @@ Tensor sums_of_squares(const std::vector<Tensor>& tensors) {
   std::vector<GradSlot>& slots = empty_slots();
   for (const Tensor& t : tensors) {
     check(is_compute(t.dtype()) && t.is_contiguous(),
-          "sums_of_squares: tensors must be f32, f64 or bf16 and contiguous, got {} with strides "
+          "sums_of_squares: tensors must be f32, f64, bf16 or f16 and contiguous, got {} with "
+          "strides "
           "{}",
           name(t.dtype()), t.strides());
     slots.push_back(slot_of(t));
@@ -72,8 +73,8 @@ GradClip measure_clip(const NamedTensors& parameters, double max_norm) {
   for (const NamedTensor& p : parameters) {
     const Tensor g = gradient_of(p.tensor);
     if (!g.defined()) continue;
-    check(is_compute(g.dtype()), "grad_norm: the gradient of {} must be f32, f64 or bf16, got {}",
-          p.name, g.dtype());
+    check(is_compute(g.dtype()),
+          "grad_norm: the gradient of {} must be f32, f64, bf16 or f16, got {}", p.name, g.dtype());
     check(g.is_contiguous(), "grad_norm: the gradient of {} must be contiguous, got strides {}",
           p.name, g.strides());
     if (slots.empty()) device = g.device();

@@ -15,7 +15,7 @@ struct GradClip {
 };
 
 /// Sums of squares in f64: one per tensor, and the total last. Null for no tensors.
-/// Throws Error on tensors that are not f32, f64 or bf16, or not contiguous.
+/// Throws Error on tensors that are not f32, f64, bf16 or f16, or not contiguous.
 Tensor sums_of_squares(const std::vector<Tensor>& tensors);
 /// Computes norm and scale from a sum of squares (f64; the last element counts); see
 /// measure_clip().

@@ -23,8 +23,8 @@ Optimizer::Optimizer(NamedTensors parameters, const std::vector<GroupRule>& rule
   std::set<std::string> names;
   for (const NamedTensor& p : parameters_) {
     check(p.tensor.defined(), "optimizer: {} must be a tensor, got a null handle", p.name);
-    check(is_compute(p.tensor.dtype()), "optimizer: {} must be f32, f64 or bf16, got {}", p.name,
-          p.tensor.dtype());
+    check(is_compute(p.tensor.dtype()), "optimizer: {} must be f32, f64, bf16 or f16, got {}",
+          p.name, p.tensor.dtype());
     check(names.insert(p.name).second,
           "optimizer: every parameter needs a unique name, got {} "
           "twice",
@@ -68,12 +68,14 @@ void Optimizer::add_masters(MasterWeights form) {
     const ProfileScope scope(p.name.c_str());
     const Tensor& t = p.tensor;
     Tensor kept;
-    if (t.dtype() == DType::bf16 && form == MasterWeights::remainder) {
+    if (is_half(t.dtype()) && form == MasterWeights::remainder) {
+      check(t.dtype() == DType::bf16, "optimizer: {} must be bf16 to have a remainder, got {}",
+            p.name, t.dtype());
       check(t.is_contiguous(),
             "optimizer: {} must be contiguous to have remainders, got strides {}", p.name,
             t.strides());
       kept = StateMemory::zeros({t.numel(), 2}, DType::u8, t.device());
-    } else if (t.dtype() == DType::bf16) {
+    } else if (is_half(t.dtype())) {
       kept = StateMemory::zeros(t.shape(), DType::f32, t.device());
       kept.copy_(t.detach());
     }
@@ -99,7 +101,7 @@ void Optimizer::set_rounding(Rounding rounding) {
 void Optimizer::check_master(std::size_t i) const {
   const Tensor& p = parameters_[i].tensor;
   check(
-      !has_master(i) || (p.dtype() == DType::bf16 && p.device() == masters_[i].kept.device()),
+      !has_master(i) || (is_half(p.dtype()) && p.device() == masters_[i].kept.device()),
       "optimizer: {} changed to {} on {} after its master weight was created; create the optimizer "
       "after to()",
       parameters_[i].name, p.dtype(), p.device());
@@ -135,7 +137,8 @@ bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) {
   const Tensor master = has_master(i) ? masters_[i].kept : Tensor();
   const bool copied = master.defined() && master_form_ == MasterWeights::f32;
   slot.param = copied ? master.raw() : p.raw();
-  slot.bf16_copy = copied ? p.raw() : nullptr;
+  slot.half_copy = copied ? p.raw() : nullptr;
+  slot.copy_dtype = copied ? p.dtype() : DType::bf16;
   slot.remainder = master.defined() && !copied ? master.raw() : nullptr;
   slot.grad = g.raw();
   const MainGrad* const main = p.impl()->main_grad;
@@ -182,7 +185,7 @@ void Optimizer::keep_masters() {
 
 bool Optimizer::master_is_current(std::size_t i) const {
   const Tensor& p = parameters_[i].tensor;
-  return has_master(i) && masters_[i].version == p.version() && p.dtype() == DType::bf16 &&
+  return has_master(i) && masters_[i].version == p.version() && is_half(p.dtype()) &&
          p.device() == masters_[i].kept.device();
 }
 

@@ -19,14 +19,15 @@ class Graph;
 
 namespace weft::optim {
 
-/// The precision in which bf16 parameters are updated: a bf16 value cannot represent a step a
-/// thousand times smaller than itself.
+/// The precision in which bf16 and f16 parameters are updated: 16 bits cannot represent a step a
+/// few thousand times smaller than the value itself.
 enum class MasterWeights : std::uint8_t {
-  /// bf16: small steps are lost, unless rounding is stochastic.
+  /// That of the parameter: small steps are lost, unless it is bf16 and rounding is stochastic.
   none,
   /// An f32 copy, 4 bytes per value. The parameter holds it rounded to nearest, ties to even.
   f32,
-  /// The same f32 number split in two: the parameter is the nearest bf16, ties away from zero, and
+  /// bf16 only. The same f32 number split in two: the parameter is the nearest bf16, ties away from
+  /// zero, and
   /// 2 bytes per value hold the remainder (core/kernels/remainder.h). Both forms take the same
   /// steps, bit for bit; the parameters differ in ties only.
   remainder
@@ -107,9 +108,9 @@ class Optimizer {
   /// (f64 for an f64 model), whatever dtype the state has, and "<name>.master" (f32) where there is
   /// one, whatever its form.
   StateDict state_dict() const;
-  /// Loads optimizer state. Load the model first: a bf16 parameter that is written after its master
-  /// weight resets that master. In the remainder form the parameter is overwritten with its high
-  /// half; where a state of the f32 form has a tie, that bf16 differs from the model file's.
+  /// Loads optimizer state. Load the model first: a 16-bit parameter that is written after its
+  /// master weight resets that master. In the remainder form the parameter is overwritten with its
+  /// high half; where a state of the f32 form has a tie, that bf16 differs from the model file's.
   /// Throws Error, without changing anything, on a missing or unexpected name or another shape.
   void load_state_dict(const StateDict& state);
 
@@ -129,7 +130,7 @@ class Optimizer {
   };
   /// Adds zeros for each parameter (f64 for an f64 one); returns the index in states_.
   std::size_t add_state(const char* name, DType dtype);
-  /// Adds a master weight for every bf16 parameter; the optimizer updates these.
+  /// Adds a master weight for every 16-bit parameter; the optimizer updates these.
   void add_masters(MasterWeights form);
   /// Sets how fill_slot() tells kernels to round.
   void set_rounding(Rounding rounding);

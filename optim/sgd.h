@@ -8,7 +8,7 @@ struct SgdOptions {
   double momentum = 0;
   bool nesterov = false;
   double weight_decay = 0;                            ///< L2: added to the gradient
-  MasterWeights master_weights = MasterWeights::f32;  ///< of bf16 parameters
+  MasterWeights master_weights = MasterWeights::f32;  ///< of bf16 and f16 parameters
   Rounding rounding = Rounding::nearest;              ///< of bf16 parameters without them
   std::uint64_t seed = 0;                             ///< of stochastic rounding
   std::vector<GroupRule> groups = {};

@@ -85,7 +85,7 @@ FAULTS = [
     ("schedule_progress", "optim/schedule.cpp", "(now - from) / (end - from)", "(now - from) / end", "schedule"),
     ("bias_correction_not_rounded", "optim/adamw.cpp", "return 1 - std::pow(static_cast<double>(rounded), t);",
      "return 1 - std::pow(beta, t);", "optim"),
-    ("master_copy_not_written", "core/cpu/optimizer_block.h", "if (s.bf16_copy) k.narrow(p, at<bf16>(s.bf16_copy, offset), n);",
+    ("master_copy_not_written", "core/cpu/optimizer_block.h", "if (s.half_copy) write_copy(s, p, offset, n);",
      "", "master_weights"),
     # Ranks.
     ("sum_leaves_a_rank_out", "distributed/sum_ranks.cpp", "for (std::size_t p = 1; p < parts.size(); ++p)",

@@ -40,7 +40,7 @@ void run(World& w, std::string& out) {
   const auto over = [&](ProcessGroup& g) {
     const int n = g.size(), me = g.rank();
     for (const DType dtype :
-         {DType::f32, DType::f64, DType::bf16, DType::i32, DType::i64, DType::u8}) {
+         {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i32, DType::i64, DType::u8}) {
       for (const std::int64_t rows : {0, 1, 3, 70, 1000}) {
         for (const Reduce reduce : {Reduce::sum, Reduce::max, Reduce::min}) {
           const Tensor x = values({rows, 3}, dtype, w.rank(), 1);

@@ -44,7 +44,9 @@ inline Tensor strided(const Tensor& x) {
 }
 
 /// Relative tolerance for comparing one op in this dtype with f64.
-inline double tolerance(DType t) { return t == DType::f64 ? 1e-12 : t == DType::f32 ? 2e-5 : 2e-2; }
+inline double tolerance(DType t) {
+  return t == DType::f64 ? 1e-12 : t == DType::f32 ? 2e-5 : t == DType::f16 ? 5e-3 : 2e-2;
+}
 
 inline std::vector<double> values(const Tensor& t) {
   std::vector<double> v(static_cast<std::size_t>(t.numel()));

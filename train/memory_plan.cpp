@@ -153,7 +153,7 @@ ParameterBytes parameter_bytes(const Options& o, std::int64_t data_ranks) {
     bytes.optimizer = width(opt.state_dtype) + width(opt.second_moment_dtype());
   else if (opt.beta1 > 0)
     bytes.optimizer = width(DType::f32);
-  if (dtype == DType::bf16)
+  if (is_half(dtype))
     bytes.optimizer += opt.master_weights == optim::MasterWeights::f32         ? 4
                        : opt.master_weights == optim::MasterWeights::remainder ? 2
                                                                                : 0;

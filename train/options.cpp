@@ -23,9 +23,6 @@ void check_layout(const Options& o, Device device) {
   weft::check(p.rank == 0 || device.is_meta(), "--rank: needs --device meta, got {}", device);
   weft::check(std::max<std::int64_t>(p.dp, 1) * p.tp <= kMostRanks,
               "--dp: with --tp must be at most {} ranks, got {} x {}", kMostRanks, p.dp, p.tp);
-  weft::check(!p.zero || (o.optimizer.state_dtype != DType::f16 &&
-                          o.optimizer.second_moment_dtype() != DType::f16),
-              "--zero: the scales of f16 states would be those of a slice; use f32, bf16 or fp8");
   weft::check(p.backend != Backend::fake || device.is_meta(),
               "--backend: fake needs --device meta, got {}", device);
   weft::check(p.backend != Backend::nccl || device.is_cuda(),
@@ -61,8 +58,8 @@ void Options::check() const {
       optimizer.master_weights == optim::MasterWeights::f32 || machine.model_dtype() == DType::bf16,
       "--master-weights: {} needs --dtype bf16 or fp8, got {}",
       word_of(optim::kMasterWeightsWords, optimizer.master_weights), machine.dtype);
-  weft::check(optimizer.loss_scale == 0 || optimizer.loss_scale >= LossScale::kLeast,
-              "--loss-scale: must be 0 or at least {}, got {}", LossScale::kLeast,
+  weft::check(optimizer.loss_scale <= 0 || optimizer.loss_scale >= LossScale::kLeast,
+              "--loss-scale: must be 0, negative or at least {}, got {}", LossScale::kLeast,
               optimizer.loss_scale);
   const Device device = Device::parse(machine.device);
   if (device.is_cuda()) cuda::check_device(device);
@@ -74,6 +71,11 @@ void Options::check() const {
   check_offload(offload, machine, device);
   const std::int64_t micro = micro_batch ? micro_batch : batch;
   weft::check(batch % micro == 0, "--micro-batch: must divide --batch {}, got {}", batch, micro);
+}
+
+double Options::loss_scale() const {
+  if (optimizer.loss_scale >= 0) return optimizer.loss_scale;
+  return machine.dtype == DType::f16 ? LossScaleOptions().initial : 0;
 }
 
 std::optional<fp8::Recipe> MachineOptions::recipe() const {

@@ -57,7 +57,7 @@ struct OptimizerOptions {
   SecondMoment second_moment = SecondMoment::automatic;
   optim::MasterWeights master_weights = optim::MasterWeights::f32;
   StateRounding rounding = StateRounding::automatic;
-  double loss_scale = 0;
+  double loss_scale = -1;
   std::int64_t loss_scale_steps = 2000;
 
   template <class V>
@@ -84,10 +84,9 @@ struct OptimizerOptions {
       "steps would be lost");
     v("loss-scale", loss_scale,
       "first scale of the loss in backward, at least 1; a step whose gradients overflow is skipped "
-      "and halves it; 0: none",
-      at_least(0));
+      "and halves it; 0: none; below 0: 65536 with --dtype f16, else none");
     v("loss-scale-steps", loss_scale_steps, "steps without overflow that double the loss scale",
-      at_least(1).needs(loss_scale > 0, "loss-scale above 0"));
+      at_least(1).needs(loss_scale != 0, "loss-scale other than 0"));
   }
   DType second_moment_dtype() const;
   /// With automatic rounding: for an fp8 moment, a bf16 second moment with beta2 above 0.99, and
@@ -98,8 +97,11 @@ struct OptimizerOptions {
   optim::Schedule lr_schedule(std::int64_t steps) const;
 };
 
-inline constexpr Word<DType> kModelDTypeWords[] = {
-    {"f32", DType::f32}, {"bf16", DType::bf16}, {"f64", DType::f64}, {"fp8", DType::e4m3}};
+inline constexpr Word<DType> kModelDTypeWords[] = {{"f32", DType::f32},
+                                                   {"bf16", DType::bf16},
+                                                   {"f16", DType::f16},
+                                                   {"f64", DType::f64},
+                                                   {"fp8", DType::e4m3}};
 
 /// How --dtype fp8 scales the operands of products; see fp8::Recipe.
 enum class Fp8Recipe : std::uint8_t { current, current_pow2, delayed, block };
@@ -310,6 +312,8 @@ struct Options {
   }
   /// Throws Error for the first violated rule between settings.
   void check() const;
+  /// The first scale of the loss, or 0 for none.
+  double loss_scale() const;
 };
 
 }  // namespace weft::train

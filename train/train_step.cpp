@@ -49,10 +49,10 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
                                             .count_zeros = options.run.norms});
   const bool shards = optimizer_->is_sharded();
   const bool by_part = shards && task_.model.shard_members() & nn::Shard::kBeforeUse;
-  if (options.optimizer.loss_scale > 0)
-    loss_scale_.emplace(LossScaleOptions{.initial = options.optimizer.loss_scale,
-                                         .growth_steps = options.optimizer.loss_scale_steps},
-                        device_);
+  if (const double scale = options.loss_scale(); scale > 0)
+    loss_scale_.emplace(
+        LossScaleOptions{.initial = scale, .growth_steps = options.optimizer.loss_scale_steps},
+        device_);
   routers_ = std::make_unique<nn::RouterStep>(task_.model);
   if (fp8_recipe_) fp8_.emplace(task_.model, *fp8_recipe_);
   task_.model.train();

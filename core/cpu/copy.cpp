@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "weft/core/cpu/elementwise_loop.h"
+#include "weft/core/cpu/simd.h"
 #include "weft/core/kernels/convert.h"
 #include "weft/core/kernels/elementwise_ops.h"
 
@@ -35,7 +36,12 @@ void convert_values(const Tensor& source, const Tensor& out) {
                 const From* xr = x + at[0];
                 To* yr = y + at[1];
                 if (step[0] == 1 && step[1] == 1) {
-                  for (std::int64_t i = 0; i < n; ++i) yr[i] = convert<To>(xr[i]);
+                  if constexpr (kIsHalf<From> && std::is_same_v<To, float>)
+                    simd().of<From>().widen(xr, yr, n);
+                  else if constexpr (kIsHalf<To> && std::is_same_v<From, float>)
+                    simd().of<To>().narrow(xr, yr, n);
+                  else
+                    for (std::int64_t i = 0; i < n; ++i) yr[i] = convert<To>(xr[i]);
                 } else {
                   for (std::int64_t i = 0; i < n; ++i)
                     yr[i * step[1]] = convert<To>(xr[i * step[0]]);

@@ -18,7 +18,7 @@ inline constexpr std::int64_t kBlock = 2048;
 template <class T>
 using R = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// One block: row kernels for f32 and bf16, plain loops for f64.
+// One block: row kernels where there are some, plain loops for f64.
 
 template <class T>
 Real<T> block_max(const T* x, std::int64_t n) {

@@ -9,7 +9,7 @@ namespace {
 // Handles every contiguous unary op.
 template <UnaryOp op, class T>
 void unary_row(const T* x, T* y, std::int64_t n) {
-  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, bf16>)
+  if constexpr (kHasRows<T>)
     if (const auto row = row_kernel<T>(op)) return row(x, y, n);
   for (std::int64_t i = 0; i < n; ++i) y[i] = T(apply<op>(static_cast<Compute<T>>(x[i])));
 }

@@ -24,7 +24,7 @@ void binary_row(const A* a, std::int64_t sa, const B* b, std::int64_t sb, O* o, 
   }
 }
 
-// Dense f32 and bf16 fused backward ops use row kernels; this loop serves the rest.
+// Dense f32, bf16 and f16 fused backward ops use row kernels; this loop serves the rest.
 template <class T, class F>
 void backward_typed(const Tensor& a, const Tensor& b, const Tensor& out, std::int64_t work, F f) {
   const T *pa = a.data<T>(), *pb = b.data<T>();
@@ -90,7 +90,7 @@ void where_typed(const Tensor& condition, const Tensor& a, const Tensor& b, cons
 void binary(const Tensor& a, const Tensor& b, BinaryOp runtime_op, const Tensor& out) {
   with_op(every<BinaryOp>, runtime_op, out.dtype(), [&]<BinaryOp op, class T>() {
     using C = Compute<T>;
-    if constexpr (std::is_same_v<T, float> || std::is_same_v<T, bf16>)
+    if constexpr (kHasRows<T>)
       if (const auto row = row_kernel<T>(op);
           row && a.is_contiguous() && b.is_contiguous() && out.is_contiguous()) {
         const T *pa = a.data<T>(), *pb = b.data<T>();

@@ -4,7 +4,7 @@
 
 namespace weft::cpu {
 
-/// The vectorised row function of an op for contiguous f32 and bf16; null for an op that the
+/// The vectorised row function of an op for contiguous f32, bf16 and f16; null for an op that the
 /// compiler vectorises well enough.
 template <class T>
 typename RowKernels<T>::Map* row_kernel(UnaryOp op) {

@@ -13,7 +13,8 @@ using cpu::Product;
 using cpu::ProductEngine;
 using cpu::ProductTiles;
 
-// bf16 operands are widened block by block: three f32 blocks of at most this many rows and columns.
+// Operands of 16 bits are widened block by block: three f32 blocks of at most this many rows and
+// columns.
 constexpr std::int64_t kWiden = 2048;
 
 std::int64_t widened(std::int64_t n) { return std::min(n, kWiden); }
@@ -47,7 +48,7 @@ ProductTiles library_tiles(const Product<T, Out>& p) {
 // Tiles of each of `batch` products: whole ones when there is one for each thread.
 template <class T, class Out>
 ProductTiles tiles_of(const Product<T, Out>& p, ProductEngine engine, std::int64_t batch) {
-  if constexpr (!std::is_same_v<T, bf16>)
+  if constexpr (!kIsHalf<T>)
     if (engine == ProductEngine::packed)
       return batch >= num_threads() ? ProductTiles{p.m, p.n} : cpu::packed_tiles(p);
   if (batch >= num_threads() && !cpu::needs_fixed_tiles()) return {p.m, p.n};
@@ -116,17 +117,20 @@ Product<T, Out> product(const GemmShape& g, const T* a, const T* b, Out* c, std:
 template <class From, class To>
 void convert_block(const From* x, std::int64_t ldx, std::int64_t rows, std::int64_t cols, To* y,
                    std::int64_t ldy) {
+  void (*row)(const From*, To*, std::int64_t);
+  if constexpr (std::is_same_v<To, float>)
+    row = simd().of<From>().widen;
+  else
+    row = simd().of<To>().narrow;
   parallel_for(rows, cols, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r)
-      for (std::int64_t c = 0; c < cols; ++c)
-        y[r * ldy + c] = To(static_cast<float>(x[r * ldx + c]));
+    for (std::int64_t r = begin; r < end; ++r) row(x + r * ldx, y + r * ldy, cols);
   });
 }
 
-// bf16 without instructions for it: widens blocks of the operands, multiplies in f32 and rounds the
-// sum once.
-template <class Out>
-void widened_product(const Product<bf16, Out>& p, float* scratch) {
+// 16 bits without instructions for them: widens blocks of the operands, multiplies in f32 and
+// rounds the sum once.
+template <class T, class Out>
+void widened_product(const Product<T, Out>& p, float* scratch) {
   float* wide_a = scratch;
   float* wide_b = wide_a + widened(p.m) * widened(p.k);
   float* wide_c = wide_b + widened(p.k) * widened(p.n);
@@ -156,7 +160,8 @@ void widened_product(const Product<bf16, Out>& p, float* scratch) {
 }  // namespace
 
 std::int64_t gemm_scratch(const GemmShape& g, DType dtype, Device device) {
-  if (dtype != DType::bf16 || device.is_gpu() || cpu::multiplies_bf16()) return 0;
+  if (!is_half(dtype) || device.is_gpu()) return 0;
+  if (dtype == DType::bf16 && cpu::multiplies_bf16()) return 0;
   const std::int64_t m = widened(g.m), n = widened(g.n), k = widened(g.k);
   return m * k + k * n + m * n;
 }
@@ -170,15 +175,16 @@ void gemm(const Tensor& a, const Tensor& b, const GemmShape& g, const Tensor& sc
   dispatch_floating(a.dtype(), [&]<class T>() {
     const T* pa = a.data<T>();
     const T* pb = b.data<T>();
-    if constexpr (std::is_same_v<T, bf16>) {
+    if constexpr (kIsHalf<T>) {
       const auto into = [&]<class Out>(Out* c) {
         const auto at = [&](std::int64_t i) { return product(g, pa, pb, c, i); };
         if (batch == 1 && at(0).has_dot_products()) return row_product(at(0));
-        if (!scratch.defined())
-          return run_tiles<bf16, Out>(batch, at, cpu::engine_for<bf16>(g.m, g.n, g.k));
+        if constexpr (std::is_same_v<T, bf16>)
+          if (!scratch.defined())
+            return run_tiles<bf16, Out>(batch, at, cpu::engine_for<bf16>(g.m, g.n, g.k));
         for (std::int64_t i = 0; i < batch; ++i) widened_product(at(i), scratch.data<float>());
       };
-      out.dtype() == DType::f32 ? into(out.data<float>()) : into(out.data<bf16>());
+      out.dtype() == DType::f32 ? into(out.data<float>()) : into(out.data<T>());
     } else {
       T* pc = out.data<T>();
       run<T>(batch, [&](std::int64_t i) { return product(g, pa, pb, pc, i); });

@@ -105,11 +105,11 @@ void grouped_gemm(const Tensor& a, const Tensor& b, GroupedProduct kind, const T
                                s.lda,    s.ldb,    s.ldc,      s.trans_a, s.trans_b, accumulate};
       });
     };
-    if constexpr (!std::is_same_v<T, bf16>) {
-      into(out.data<T>());
-    } else if (!scratch.defined()) {
-      out.dtype() == DType::f32 ? into(out.data<float>()) : into(out.data<bf16>());
-    } else {
+    if constexpr (!kIsHalf<T>) return into(out.data<T>());
+    if constexpr (std::is_same_v<T, bf16>)
+      if (!scratch.defined())
+        return out.dtype() == DType::f32 ? into(out.data<float>()) : into(out.data<bf16>());
+    if constexpr (kIsHalf<T>) {
       // Each product widens its operands block by block, on all threads.
       std::int64_t first = 0;
       for (std::int64_t e = 0; e < groups; first += n[e++]) {

@@ -115,7 +115,6 @@ void sgd_chunk(const Chunk<SgdSlot>& c, const SgdStep& s) {
   P* p = at<P>(c.slot.param, c.begin);
   const G* grad = at<G>(c.slot.grad, c.begin);
   C* buffer = at<C>(c.slot.momentum, c.begin);
-  bf16* copy = at<bf16>(c.slot.bf16_copy, c.begin);
   auto* remainder = at<std::int16_t>(c.slot.remainder, c.begin);
   const auto read = [=](std::int64_t i) {
     if constexpr (std::is_same_v<P, bf16>)
@@ -138,7 +137,6 @@ void sgd_chunk(const Chunk<SgdSlot>& c, const SgdStep& s) {
         return;
       }
     p[i] = P(x);
-    if (copy) copy[i] = bf16(static_cast<float>(x));
   };
   for (std::int64_t i = 0; i < c.n; ++i) {
     const C old = read(i);
@@ -149,6 +147,15 @@ void sgd_chunk(const Chunk<SgdSlot>& c, const SgdStep& s) {
     }
     write(i, old - lr * g);
   }
+  if constexpr (std::is_same_v<P, float>)
+    if (c.slot.half_copy) write_copy(c.slot, p, c.begin, c.n);
+}
+
+// By the dtype of the gradient: f32, or that of a parameter of 16 bits.
+template <class P, class Half>
+void sgd_of(const Chunk<SgdSlot>& c, const SgdStep& s) {
+  c.slot.grad_dtype == DType::f32 ? sgd_chunk<float, P, float>(c, s)
+                                  : sgd_chunk<float, P, Half>(c, s);
 }
 
 // Sixteen sums, then their sum, as in the row kernels of the narrower types.
@@ -214,10 +221,9 @@ void sgd_step(const Tensor&, const SgdSlot* slots, std::int64_t count, const Sgd
   each_chunk(slots, count, [&](const Chunk<SgdSlot>& c) {
     const DType p = c.slot.param_dtype, g = c.slot.grad_dtype;
     if (p == DType::f64) return sgd_chunk<double, double, double>(c, step);
-    if (p == DType::f32 && g == DType::f32) return sgd_chunk<float, float, float>(c, step);
-    if (p == DType::f32) return sgd_chunk<float, float, bf16>(c, step);
-    if (g == DType::f32) return sgd_chunk<float, bf16, float>(c, step);
-    return sgd_chunk<float, bf16, bf16>(c, step);
+    if (p == DType::bf16) return sgd_of<bf16, bf16>(c, step);
+    if (p == DType::f16) return sgd_of<f16, f16>(c, step);
+    return g == DType::f16 ? sgd_of<float, f16>(c, step) : sgd_of<float, bf16>(c, step);
   });
 }
 
@@ -232,6 +238,9 @@ void grad_squares(const Tensor& partials, const GradSlot* slots, std::int64_t co
         break;
       case DType::bf16:
         partial[c.index] = simd().bf16_.sum_squares(at<bf16>(g, c.begin), c.n);
+        break;
+      case DType::f16:
+        partial[c.index] = simd().f16_.sum_squares(at<f16>(g, c.begin), c.n);
         break;
       default:
         partial[c.index] = simd().f32.sum_squares(at<float>(g, c.begin), c.n);

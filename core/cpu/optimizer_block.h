@@ -93,7 +93,7 @@ class Block {
       case DType::f32:
         return at<float>(s.data, offset);
       case DType::bf16:
-        k.widen(at<bf16>(s.data, offset), buffer_, n);
+        simd().bf16_.widen(at<bf16>(s.data, offset), buffer_, n);
         break;
       case DType::e4m3:
         k.widen_blocks(at<e4m3>(s.data, offset),
@@ -110,7 +110,7 @@ class Block {
     if (s.dtype == DType::bf16 && random.words)
       k.narrow_random(buffer_, random, at<bf16>(s.data, offset), n);
     else if (s.dtype == DType::bf16)
-      k.narrow(buffer_, at<bf16>(s.data, offset), n);
+      simd().bf16_.narrow(buffer_, at<bf16>(s.data, offset), n);
     else if (s.dtype == DType::e4m3)
       k.narrow_blocks(buffer_, random, s.keeps_above_zero, at<e4m3>(s.data, offset),
                       at<std::uint8_t>(s.exponents, offset / kScaleBlock), n);
@@ -134,6 +134,14 @@ class Block {
   alignas(64) float buffer_[kBlock];
 };
 
+/// Writes the copy of a slot that has one.
+inline void write_copy(const ParamSlot& s, const float* p, std::int64_t offset, std::int64_t n) {
+  if (s.copy_dtype == DType::bf16)
+    simd().bf16_.narrow(p, at<bf16>(s.half_copy, offset), n);
+  else
+    simd().f16_.narrow(p, at<f16>(s.half_copy, offset), n);
+}
+
 /// `p` is the result of Block::read_param().
 inline void write_param(const ParamSlot& s, const float* p, std::int64_t offset, std::int64_t n,
                         std::uint64_t seed, std::uint64_t step, RandomWords& words) {
@@ -144,8 +152,10 @@ inline void write_param(const ParamSlot& s, const float* p, std::int64_t offset,
     k.narrow_random(p, {words.draw(s, seed, step, Drawn::weight, offset, n), 0},
                     at<bf16>(s.param, offset), n);
   else if (s.param_dtype == DType::bf16)
-    k.narrow(p, at<bf16>(s.param, offset), n);
-  if (s.bf16_copy) k.narrow(p, at<bf16>(s.bf16_copy, offset), n);
+    simd().bf16_.narrow(p, at<bf16>(s.param, offset), n);
+  else if (s.param_dtype == DType::f16)
+    simd().f16_.narrow(p, at<f16>(s.param, offset), n);
+  if (s.half_copy) write_copy(s, p, offset, n);
 }
 
 }  // namespace weft::cpu

@@ -16,15 +16,14 @@ constexpr std::int64_t kBlock = 4096;      // elements of a row between two f64 
 constexpr std::int64_t kRowsOfBlock = 64;  // the same for columns
 
 template <class T>
-using Value = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
+using Value = Compute<T>;
 
 /// How one op reads an element (`take`); ReduceRule combines the results.
 template <ReduceOp op, class T>
 struct Rule : ReduceRule<op> {
   using ReduceRule<op>::kExtreme, ReduceRule<op>::join;
-  /// f32 and bf16 column sums use vectors over wide parts of a row.
-  static constexpr bool kVectors =
-      op == ReduceOp::sum && (std::is_same_v<T, float> || std::is_same_v<T, bf16>);
+  /// Column sums with row kernels use vectors over wide parts of a row.
+  static constexpr bool kVectors = op == ReduceOp::sum && kHasRows<T>;
   static constexpr std::int64_t kColumns = kVectors ? 4 * kReduceColumns : kReduceColumns;
   using Lane =
       std::conditional_t<std::is_integral_v<T> && !kExtreme, std::int64_t,
@@ -92,8 +91,8 @@ template <class O, class V>
 O finished(V total, double scale) {
   if constexpr (std::is_integral_v<O> || std::is_integral_v<V>)
     return static_cast<O>(total);
-  else if constexpr (std::is_same_v<O, bf16>)
-    return bf16(static_cast<float>(total * scale));
+  else if constexpr (kIsHalf<O>)
+    return O(static_cast<float>(total * scale));
   else
     return static_cast<O>(total * scale);
 }
@@ -153,7 +152,7 @@ void reduce_op(const Tensor& x, const ReduceExtent& e, const Tensor& center, dou
     if (out.dtype() == dtype_of<T>())
       return reduce_typed<R, T, T>(x, e, center, scale, partial, out);
   }
-  if constexpr (op == ReduceOp::sum && std::is_same_v<T, bf16>) {
+  if constexpr (op == ReduceOp::sum && kIsHalf<T>) {
     if (out.dtype() == DType::f32)
       return reduce_typed<R, T, float>(x, e, center, scale, partial, out);
   }

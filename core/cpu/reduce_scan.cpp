@@ -48,8 +48,8 @@ void cumsum_typed(const T* x, const ReduceExtent& e, bool reverse, O* out) {
       const std::int64_t row = base + (reverse ? e.reduced - 1 - i : i) * e.inner;
       for (std::int64_t c = 0; c < width; ++c) {
         running[c] += static_cast<Total>(x[row + c]);
-        if constexpr (std::is_same_v<O, bf16>)
-          out[row + c] = bf16(static_cast<float>(running[c]));
+        if constexpr (kIsHalf<O>)
+          out[row + c] = O(static_cast<float>(running[c]));
         else
           out[row + c] = static_cast<O>(running[c]);
       }

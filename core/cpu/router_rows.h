@@ -20,8 +20,9 @@ struct RouterRows;
 template <>
 struct RouterRows<float> {
   static const float* widened(const float* x, float*, std::int64_t) { return x; }
-  static const float* widened(const bf16* x, float* room, std::int64_t n) {
-    simd().optimizer.widen(x, room, n);
+  template <class T>
+  static const float* widened(const T* x, float* room, std::int64_t n) {
+    simd().of<T>().widen(x, room, n);
     return room;
   }
   static float max(const float* x, std::int64_t n) { return simd().f32.max(x, n); }
@@ -90,7 +91,7 @@ void load_columns(const T* x, std::int64_t E, std::int64_t tokens, std::int64_t 
     for (std::int64_t e = 0; e < n; e += kColumns) {
       const std::int64_t some = std::min(kColumns, n - e);
       for (std::int64_t t = 0; t < tokens; ++t)
-        simd().optimizer.widen(x + t * E + first + e, rows + t * kColumns, some);
+        simd().of<T>().widen(x + t * E + first + e, rows + t * kColumns, some);
       simd().attention.transpose(rows, kColumns, tokens, some, 1.0f, columns + e * L, L);
     }
   }
@@ -111,7 +112,7 @@ void store_columns(const Real<T>* columns, std::int64_t E, std::int64_t tokens, 
       const std::int64_t some = std::min(kColumns, E - e);
       simd().attention.transpose(columns + e * L, L, some, tokens, 1.0f, rows, kColumns);
       for (std::int64_t t = 0; t < tokens; ++t)
-        simd().optimizer.narrow(rows + t * kColumns, out + t * E + e, some);
+        simd().of<T>().narrow(rows + t * kColumns, out + t * E + e, some);
     }
   }
 }

@@ -78,11 +78,12 @@ double backward(const Piece<double>& p, double scale, ScaledKind kind, std::int6
   return dscale;
 }
 
-/// f32 buffers of a piece whose values are stored as bf16.
+/// f32 buffers of a piece whose values are stored in 16 bits.
+template <class T>
 class Widened {
  public:
-  explicit Widened(const Piece<bf16>& p, std::int64_t n) : p_(p), n_(n) {
-    const auto widen = simd().optimizer.widen;
+  explicit Widened(const Piece<T>& p, std::int64_t n) : p_(p), n_(n) {
+    const auto widen = simd().of<T>().widen;
     widen(p.gate, gate_, n);
     if (p.up) widen(p.up, up_, n);
     if (p.dy) widen(p.dy, dy_, n);
@@ -91,24 +92,26 @@ class Widened {
     return {gate_, p_.up ? up_ : nullptr, p_.dy ? dy_ : nullptr, out_, out_, dup_};
   }
   void store() const {
-    const auto narrow = simd().optimizer.narrow;
+    const auto narrow = simd().of<T>().narrow;
     narrow(out_, p_.y ? p_.y : p_.dgate, n_);
     if (p_.dup) narrow(dup_, p_.dup, n_);
   }
 
  private:
-  const Piece<bf16>& p_;
+  const Piece<T>& p_;
   std::int64_t n_;
   float gate_[kPiece], up_[kPiece], dy_[kPiece], out_[kPiece], dup_[kPiece];
 };
 
-void forward(const Piece<bf16>& p, float scale, ScaledKind kind, std::int64_t n) {
+template <class T>
+void forward(const Piece<T>& p, float scale, ScaledKind kind, std::int64_t n) {
   Widened wide(p, n);
   forward(wide.piece(), scale, kind, n);
   wide.store();
 }
 
-float backward(const Piece<bf16>& p, float scale, ScaledKind kind, std::int64_t n) {
+template <class T>
+float backward(const Piece<T>& p, float scale, ScaledKind kind, std::int64_t n) {
   Widened wide(p, n);
   const float dscale = backward(wide.piece(), scale, kind, n);
   wide.store();

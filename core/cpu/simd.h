@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "weft/core/kernels/recurrent_cell.h"
 #include "weft/core/kernels/rounding.h"
@@ -8,13 +9,21 @@
 
 namespace weft {
 
-/// Functions over one contiguous row (or array) of n elements. T is float or bf16. Arithmetic is
-/// f32 in sixteen lanes with a fixed summation order, so every instruction set gives the same bits.
+/// Whether there are row kernels for a type in which ops compute.
+template <class T>
+inline constexpr bool kHasRows = !std::is_same_v<T, double> && !std::is_integral_v<T>;
+
+/// Functions over one contiguous row (or array) of n elements. T is float, bf16 or f16. Arithmetic
+/// is f32 in sixteen lanes with a fixed summation order, so every instruction set gives the same
+/// bits.
 template <class T>
 struct RowKernels {
   using Map = void(const T* x, T* y, std::int64_t n);
   /// Inputs: x (or y, for tanh, sigmoid and the softmaxes) and dy.
   using MapBwd = void(const T* x, const T* dy, T* dx, std::int64_t n);
+
+  void (*widen)(const T* x, float* y, std::int64_t n);
+  void (*narrow)(const float* x, T* y, std::int64_t n);
 
   Map *exp, *log, *tanh, *erf, *sigmoid, *gelu_tanh, *gelu_erf, *silu;
   Map* sqrt_softplus;  // sqrt(log(1 + exp(x)))
@@ -92,8 +101,6 @@ struct RandomHalves {
 };
 
 struct OptimizerKernels {
-  void (*widen)(const bf16* x, float* y, std::int64_t n);
-  void (*narrow)(const float* x, bf16* y, std::int64_t n);
   /// y = x * scale, and y = x / scale (0 for scale 0).
   void (*widen_scaled)(const f16* x, float scale, float* y, std::int64_t n);
   void (*narrow_scaled)(const float* x, float scale, f16* y, std::int64_t n);
@@ -228,6 +235,7 @@ struct SimdTable {
   OptimizerKernels optimizer;
   RowKernels<float> f32;
   RowKernels<bf16> bf16_;
+  RowKernels<f16> f16_;
   AttentionKernels attention;
   PanelKernels<float> panels_f32;
   PanelKernels<double> panels_f64;
@@ -243,10 +251,12 @@ struct SimdTable {
 
   template <class T>
   const RowKernels<T>& of() const {
-    if constexpr (sizeof(T) == 4)
+    if constexpr (std::is_same_v<T, float>)
       return f32;
-    else
+    else if constexpr (std::is_same_v<T, bf16>)
       return bf16_;
+    else
+      return f16_;
   }
   template <class T>
   const PanelKernels<T>& panels() const {

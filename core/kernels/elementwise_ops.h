@@ -20,16 +20,11 @@ void with_op(std::integer_sequence<int, I...>, Op op, F&& f) {
 /// Calls f.operator()<op, T>() for the dtypes that the op supports.
 template <auto op, class F>
 void with_dtype(DType dtype, F&& f) {
-  if (dtype == DType::f32) return f.template operator()<op, float>();
-  if (dtype == DType::f64) return f.template operator()<op, double>();
-  if (dtype == DType::bf16) return f.template operator()<op, bf16>();
-  if constexpr (takes_integers(op)) {
-    if (dtype == DType::i32) return f.template operator()<op, std::int32_t>();
-    if (dtype == DType::i64) return f.template operator()<op, std::int64_t>();
-    if (dtype == DType::u8) return f.template operator()<op, std::uint8_t>();
-  }
-  throw_bad_dtype("op", dtype,
-                  takes_integers(op) ? "f32, f64, bf16, i32, i64, u8" : "f32, f64, bf16");
+  const auto with = [&]<class T>() { f.template operator()<op, T>(); };
+  if constexpr (takes_integers(op))
+    dispatch_numeric(dtype, with);
+  else
+    dispatch_floating(dtype, with);
 }
 
 /// Calls f.operator()<op, T>() with an op and a dtype that are known only at run time.

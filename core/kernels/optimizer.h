@@ -15,9 +15,9 @@ inline constexpr std::int64_t kOptimizerGpuChunk = 16384;
 /// The data of one parameter that every optimizer kernel needs. Pointers are to contiguous memory
 /// on one device. lr_scale and weight_decay differ between parameter groups.
 struct ParamSlot {
-  void* param = nullptr;       ///< f32, f64, bf16
-  const void* grad = nullptr;  ///< f32, f64, bf16; f64 if and only if param is f64
-  void* bf16_copy = nullptr;   ///< receives the new f32 param rounded to bf16, if not null
+  void* param = nullptr;       ///< f32, f64, bf16, f16, f16
+  const void* grad = nullptr;  ///< f32, f64, bf16, f16, f16; f64 if and only if param is f64
+  void* half_copy = nullptr;   ///< receives the new f32 param rounded to copy_dtype, if not null
   /// Null, or 16 bits for each element of a bf16 param. Both together hold the f32 number that is
   /// updated (core/kernels/remainder.h), without rounding.
   void* remainder = nullptr;
@@ -25,6 +25,7 @@ struct ParamSlot {
   const double* reached = nullptr;
   std::int64_t n = 0;
   DType param_dtype = DType::f32, grad_dtype = DType::f32;
+  DType copy_dtype = DType::bf16;  ///< or f16
   /// bf16 and e4m3 states, and a bf16 param that is its own master weight, are rounded
   /// stochastically: by bits of the element's index in the whole parameter.
   bool stochastic = false;
@@ -37,7 +38,7 @@ struct ParamSlot {
   double moved_bytes() const {
     return static_cast<double>(n) *
            static_cast<double>(2 * size_of(param_dtype) + size_of(grad_dtype) +
-                               (remainder ? 4 : 0) + (bf16_copy ? 2 : 0));
+                               (remainder ? 4 : 0) + (half_copy ? 2 : 0));
   }
 };
 
@@ -84,7 +85,7 @@ struct AdamStep {
 
 /// A gradient whose norm is computed.
 struct GradSlot {
-  const void* grad = nullptr;  ///< f32, f64, bf16
+  const void* grad = nullptr;  ///< f32, f64, bf16, f16, f16
   std::int64_t n = 0;
   DType grad_dtype = DType::f32;
 

@@ -22,7 +22,7 @@ struct RankParts {
 };
 
 /// The first n elements of out = the reduction of all parts in rank order; bf16 is summed in f32
-/// and rounded once. out may be one of the parts. f32, f64, bf16, i32, i64, u8.
+/// and rounded once. out may be one of the parts. f32, f64, bf16, f16, i32, i64, u8.
 using SumRanksKernel = void(const Tensor& out, std::int64_t first, std::int64_t n,
                             const RankParts& parts, RankSum how);
 

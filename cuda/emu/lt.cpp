@@ -43,6 +43,8 @@ DType dtype_of(int type) {
       return DType::f64;
     case kF32:
       return DType::f32;
+    case kF16:
+      return DType::f16;
     case kE4m3:
       return DType::e4m3;
     case kE5m2:
@@ -54,7 +56,9 @@ DType dtype_of(int type) {
 
 bool is_fp8(int type) { return type == kE4m3 || type == kE5m2; }
 
-int type_of(DType t) { return t == DType::f64 ? kF64 : t == DType::f32 ? kF32 : kBf16; }
+int type_of(DType t) {
+  return t == DType::f64 ? kF64 : t == DType::f32 ? kF32 : t == DType::f16 ? kF16 : kBf16;
+}
 
 // A matrix stored by column is the transpose of one stored by row: (cols, rows).
 Tensor by_row(const LayoutTag& l, const void* data) {
@@ -71,13 +75,16 @@ const char* matrix(const LayoutTag& l, const void* data, int index) {
 double get(int type, const void* p, std::int64_t i) {
   if (type == kF64) return static_cast<const double*>(p)[i];
   if (type == kF32) return static_cast<double>(static_cast<const float*>(p)[i]);
-  return static_cast<double>(static_cast<float>(static_cast<const bf16*>(p)[i]));
+  if (type == kF16) return static_cast<double>(static_cast<const f16*>(p)[i]);
+  return static_cast<double>(static_cast<const bf16*>(p)[i]);
 }
 void put(int type, void* p, std::int64_t i, double v) {
   if (type == kF64)
     static_cast<double*>(p)[i] = v;
   else if (type == kF32)
     static_cast<float*>(p)[i] = static_cast<float>(v);
+  else if (type == kF16)
+    static_cast<f16*>(p)[i] = f16(static_cast<float>(v));
   else
     static_cast<bf16*>(p)[i] = bf16(static_cast<float>(v));
 }

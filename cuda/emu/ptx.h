@@ -20,8 +20,11 @@ inline void check_shared_address(const void* p, const char* what, const emu::Loc
                         what, at % 16, engine.where(loc)));
 }
 
-inline float half_of(std::uint32_t pair, int upper) {
-  return std::bit_cast<float>(upper ? pair & 0xffff0000u : pair << 16);
+template <class T>
+float half_of(std::uint32_t pair, int upper) {
+  T half;
+  half.bits = static_cast<std::uint16_t>(upper ? pair >> 16 : pair);
+  return static_cast<float>(half);
 }
 
 struct MmaOperands {
@@ -30,14 +33,16 @@ struct MmaOperands {
   std::uint32_t b[2];
 };
 
-inline void mma_of_warp(MmaOperands** lanes, unsigned) {
+template <class T>
+void mma_of_warp(MmaOperands** lanes, unsigned) {
   float a[16][16], b[16][8];
   for (int lane = 0; lane < 32; ++lane) {
     const int g = lane / 4, t = lane % 4;
     for (int upper = 0; upper < 2; ++upper) {
       for (int r = 0; r < 4; ++r)
-        a[g + 8 * (r % 2)][2 * t + 8 * (r / 2) + upper] = half_of(lanes[lane]->a[r], upper);
-      for (int r = 0; r < 2; ++r) b[2 * t + 8 * r + upper][g] = half_of(lanes[lane]->b[r], upper);
+        a[g + 8 * (r % 2)][2 * t + 8 * (r / 2) + upper] = half_of<T>(lanes[lane]->a[r], upper);
+      for (int r = 0; r < 2; ++r)
+        b[2 * t + 8 * r + upper][g] = half_of<T>(lanes[lane]->b[r], upper);
     }
   }
   for (int lane = 0; lane < 32; ++lane)
@@ -51,10 +56,11 @@ inline void mma_of_warp(MmaOperands** lanes, unsigned) {
 
 }  // namespace detail
 
+template <class T>
 inline void mma_16816(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                       std::uint32_t b1, emu::Loc loc = emu::Loc::current()) {
   detail::MmaOperands operands{c, a, {b0, b1}};
-  emu::Engine::get().whole_warp(operands, "mma.m16n8k16", loc, detail::mma_of_warp);
+  emu::Engine::get().whole_warp(operands, "mma.m16n8k16", loc, detail::mma_of_warp<T>);
 }
 
 template <bool Transposed>
@@ -95,14 +101,17 @@ inline void cp_async_wait() {
   emu::Engine::get().finish_copies(N);
 }
 
-inline bf16 round_bf16(float x) {
-  bf16 r(x);
+template <class T>
+T round_half(float x) {
+  T r(x);
   if (x != x) r.bits = 0x7fff;
   return r;
 }
-inline std::uint32_t pack_bf16(float low, float high) {
-  return std::uint32_t{round_bf16(low).bits} | std::uint32_t{round_bf16(high).bits} << 16;
+template <class T>
+std::uint32_t pack_halves(float low, float high) {
+  return std::uint32_t{round_half<T>(low).bits} | std::uint32_t{round_half<T>(high).bits} << 16;
 }
+inline float widen_f16(f16 x) { return static_cast<float>(x); }
 
 inline float exp2_approx(float x) {
   const float y = std::exp2(x);

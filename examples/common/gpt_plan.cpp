@@ -113,7 +113,7 @@ constexpr Change kChanges[] = {
     {true,
      [](GptOptions& o) {
        return set_to(o.machine.dtype, DType::bf16, "--dtype bf16",
-                     o.machine.model_dtype() != DType::bf16);
+                     !is_half(o.machine.model_dtype()));
      }},
     {true, [](GptOptions& o) { return set_to(o.machine.dtype, DType::e4m3, "--dtype fp8"); }},
     {true,

@@ -48,7 +48,7 @@ std::int64_t peak_of(F&& f) {
 }  // namespace
 
 TEST_CASE("accumulate: a tied table's gradient is one buffer over several passes") {
-  for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
     CAPTURE(name(dtype));
     const Tensor w = table(dtype), want = gradient_of_parts(dtype);
     const std::int64_t whole = w.numel() * static_cast<std::int64_t>(size_of(dtype));

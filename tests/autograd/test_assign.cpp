@@ -10,7 +10,7 @@ using test::error_of;
 using test::mismatch;
 
 TEST_CASE("assign: +=, -=, *=, /= write to the memory of x") {
-  for (const DType t : {DType::f64, DType::f32, DType::bf16}) {
+  for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
     const Tensor a = test::random_in({3, 5}, 1, 2, 1, t), b = test::random_in({3, 5}, 1, 2, 2, t);
     const Tensor row = b.select(0, 0);
     for (const bool gaps : {false, true}) {
@@ -93,7 +93,7 @@ TEST_CASE("assign: errors name the rule and the value") {
   CHECK(error_of([&] { none /= 2; }) == "/=: the tensor must be a tensor, got a null handle");
   CHECK(error_of([&] { x *= none; }) == "*=: y must be a tensor, got a null handle");
   Tensor i = Tensor::ones({2}, DType::i64);
-  CHECK(error_of([&] { i /= 2; }) == "div: dtype must be one of f32, f64, bf16, got i64");
+  CHECK(error_of([&] { i /= 2; }) == "div: dtype must be one of f32, f64, bf16, f16, got i64");
   CHECK(error_of([&] { i += 0.5; }) ==
         "add: the number must be whole for a tensor of i64, got 0.5");
 }

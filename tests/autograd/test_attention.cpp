@@ -123,7 +123,7 @@ const AttentionOptions kOptions[] = {{},
 TEST_CASE("attention: agrees with the definition for every mask, shape and dtype") {
   for (const Sizes& z : kSizes)
     for (const AttentionOptions& o : kOptions)
-      for (DType t : {DType::f64, DType::f32, DType::bf16}) {
+      for (DType t : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
         const TensorList in = inputs(z, t);
         CAPTURE(message("q {}, k {}, causal {}, window {}, scale {}, {}", in[0].shape(),
                         in[1].shape(), o.causal ? 1 : 0, o.window, o.scale, t));
@@ -138,7 +138,7 @@ TEST_CASE("attention: values narrower and wider than queries and keys") {
     for (const AttentionOptions& o :
          {AttentionOptions{}, {.causal = true}, {.causal = true, .window = 30}}) {
       CAPTURE(width);
-      for (const DType t : {DType::f64, DType::f32, DType::bf16}) {
+      for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
         TensorList in = inputs({2, 70, 70, 4, 2, 17}, t);
         in[2] = test::random({2, 70, 2, width}, 3, t);
         CHECK(test::mismatch(op(o)(in), by_definition(in, o), test::tolerance(t)) == "");
@@ -243,7 +243,7 @@ TEST_CASE("attention: gradients over several blocks of queries and keys") {
 
 TEST_CASE("attention: gradients in f32 and bf16 agree with f64") {
   const Sizes z{2, 70, 70, 4, 2, 8};
-  for (DType t : {DType::f32, DType::bf16}) {
+  for (DType t : {DType::f32, DType::bf16, DType::f16}) {
     const TensorList low = inputs(z, t);
     TensorList high;
     for (const Tensor& x : low) high.push_back(x.to(DType::f64));
@@ -277,7 +277,7 @@ TEST_CASE("attention_packed: gives the bits of attention on its parts and one gr
   };
   for (const Case& c : {Case{2, 9, 4, 2, 4}, Case{1, 70, 2, 2, 6}, Case{1, 1, 1, 1, 1},
                         Case{2, 0, 3, 1, 4}, Case{0, 3, 3, 1, 4}})
-    for (const DType t : {DType::f32, DType::f64, DType::bf16})
+    for (const DType t : {DType::f32, DType::f64, DType::bf16, DType::f16})
       for (const AttentionOptions& o :
            {AttentionOptions{}, AttentionOptions{.causal = true, .window = 5},
             AttentionOptions{.causal = true, .dropout = 0.3, .key = {5, 1, 0}}}) {
@@ -311,7 +311,7 @@ TEST_CASE("attention: axes of length 1 may have any stride in any memory order")
   for (const Sizes& z : {Sizes{3, 1, 1, 2, 2, 5}, Sizes{2, 1, 4, 4, 2, 3}, Sizes{2, 3, 1, 2, 1, 4},
                          Sizes{2, 1, 1, 1, 1, 4}, Sizes{2, 1, 1, 3, 1, 1}, Sizes{1, 1, 1, 2, 1, 3},
                          Sizes{2, 3, 3, 1, 1, 2}})
-    for (const DType t : {DType::f64, DType::f32, DType::bf16}) {
+    for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
       const TensorList in = inputs(z, t);
       const Tensor dy = test::random({z.b, z.t, z.h, z.d}, 4, t);
       const Tensor want = attention(in[0], in[1], in[2]);
@@ -330,7 +330,7 @@ TEST_CASE("attention: axes of length 1 may have any stride in any memory order")
 }
 
 TEST_CASE("attention_packed: axes of length 1 may have any stride in any memory order") {
-  for (const DType t : {DType::f64, DType::f32, DType::bf16})
+  for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::f16})
     for (const std::int64_t heads : {1, 4})
       for (const std::int64_t tokens : {1, 3})
         for (const std::int64_t batch : {1, 2}) {
@@ -481,7 +481,7 @@ TEST_CASE("attention: errors name the rule and the operands") {
         "attention: q, k and v must be on one device, got cpu, cpu and meta");
   const Tensor i = Tensor::zeros(x, DType::i32);
   CHECK(test::error_of([&] { attention(i, i, i); }) ==
-        "attention: dtype must be one of f32, f64, bf16, got i32");
+        "attention: dtype must be one of f32, f64, bf16, f16, got i32");
   CHECK(text(x, x, {.cu_seqlens = Tensor::zeros({3}, DType::i64)}) ==
         "attention: cu_seqlens must be i32 with shape [n + 1], got i64 [3]");
   CHECK(text({2, 4, 2, 3}, {2, 4, 2, 3}, {.cu_seqlens = cu({0, 4})}) ==

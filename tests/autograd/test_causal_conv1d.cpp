@@ -75,7 +75,7 @@ TEST_CASE("causal_conv1d: agrees with its definition") {
 }
 
 TEST_CASE("causal_conv1d: packed sequences give the bits of separate ones") {
-  for (const DType t : {DType::f32, DType::bf16, DType::f64}) {
+  for (const DType t : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
     const Tensor x = random({1, 9, 21}, 1, t), w = random({21, 4}, 2, t);
     const Tensor y = causal_conv1d(x, w, {.silu = true, .cu_seqlens = kCu});
     for (const auto& [from, n] : {std::pair{0, 3}, {3, 1}, {4, 5}})
@@ -136,7 +136,7 @@ TEST_CASE("causal_conv1d: the gradient of x does not depend on the weight requir
 
 TEST_CASE("causal_conv1d: f32 and bf16 agree with f64 and the number of threads changes no bit") {
   const int threads = num_threads();
-  for (const DType t : {DType::f32, DType::bf16})
+  for (const DType t : {DType::f32, DType::bf16, DType::f16})
     for (const Case& c : kCases) {
       CAPTURE(to_string(c.x));
       const TensorList in{random(c.x, 1, t), random({c.x.back(), c.taps}, 2, t)};
@@ -177,7 +177,7 @@ TEST_CASE("causal_conv1d: errors name the rule") {
   CHECK(error_of([&] { causal_conv1d(x, Tensor()); }) ==
         "causal_conv1d: weight must be a tensor, got a null handle");
   CHECK(error_of([&] { causal_conv1d(x.to(DType::i32), w); }) ==
-        "causal_conv1d: dtype must be one of f32, f64, bf16, got i32");
+        "causal_conv1d: dtype must be one of f32, f64, bf16, f16, got i32");
   CHECK(error_of([&] { causal_conv1d(w, w); }) ==
         "causal_conv1d: x must have shape (batch, tokens, channels), got [4, 3]");
   CHECK(error_of([&] {

@@ -20,7 +20,7 @@ TEST_CASE("cross_entropy: golden values") {
 
 TEST_CASE("cross_entropy: every combination of options equals double loops") {
   const std::int64_t rows = 6;
-  for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64})
     for (const std::int64_t classes : {1, 3, 7, 1025}) {
       const Tensor x = (test::random({rows, classes}, 3) * 4.0).to(dtype);
       for (const Reduction reduction : {Reduction::none, Reduction::mean, Reduction::sum})
@@ -118,7 +118,7 @@ TEST_CASE("cross_entropy: huge logits do not overflow and an offset changes noth
 
 TEST_CASE("cross_entropy: -inf and NaN among the logits") {
   const double nan = std::nan("");
-  for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
     // A masked class gets no probability and no gradient.
     const Result masked = run(Tensor::of({-kInf, 1, 2}, {1, 3}, dtype), ids({1}, {1}), {});
     const Result two = run(Tensor::of({1, 2}, {1, 2}, dtype), ids({0}, {1}), {});
@@ -176,7 +176,7 @@ TEST_CASE("cross_entropy: the number of threads changes no bit") {
 
 TEST_CASE("cross_entropy: every instruction set gives the same bits") {
   const std::string best = simd().name;
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     const Tensor x = test::random({3, 4111}, 17, dtype);
     const Tensor t = ids({4110, -100, 2048}, {3});
     set_simd("scalar");
@@ -207,7 +207,7 @@ TEST_CASE("cross_entropy: errors name the rule") {
         }) == "cross_entropy: target must be in [0, 5) or ignore_index -100, got 5");
   CHECK(error_of([&] {
           cross_entropy(Tensor::zeros({2, 5}, DType::i64), t);
-        }) == "cross_entropy: logits must have dtype f32, f64 or bf16, got i64");
+        }) == "cross_entropy: logits must have dtype f32, f64, bf16 or f16, got i64");
   CHECK(error_of([&] { cross_entropy(x, Tensor::zeros({2})); }) ==
         "cross_entropy: targets must have dtype i32 or i64, got f32");
   CHECK(error_of([&] {

@@ -61,7 +61,7 @@ Result run(bool on, Device device = kCpu, DType dtype = DType::f32) {
 }  // namespace
 
 TEST_CASE("discard: the same gradients, and the output is not kept") {
-  for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
     const Result plain = run(false, kCpu, dtype), again = run(true, kCpu, dtype);
     for (int i = 0; i < 3; ++i) CHECK(different_bits(again.gradients[i], plain.gradients[i]) == "");
     const std::int64_t row = static_cast<std::int64_t>(size_of(dtype));

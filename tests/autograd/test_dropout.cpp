@@ -164,7 +164,7 @@ TEST_CASE("dropout: errors name the rule") {
   CHECK(error_of([&] { dropout(x, 1.5, {}); }) == "dropout: p must be in [0, 1], got 1.5");
   CHECK(error_of([&] { dropout(x, std::nan(""), {}); }) == "dropout: p must be in [0, 1], got nan");
   CHECK(error_of([&] { dropout(Tensor::zeros({2}, DType::i32), 0.5, {}); }) ==
-        "dropout: x must have dtype f32, f64 or bf16, got i32");
+        "dropout: x must have dtype f32, f64, bf16 or f16, got i32");
 }
 
 }  // namespace weft::dropout_test

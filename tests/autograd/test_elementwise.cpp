@@ -14,7 +14,7 @@ using test::mismatch;
 
 namespace {
 
-const DType kFloats[] = {DType::f64, DType::f32, DType::bf16};
+const DType kFloats[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 const Shape kShapes[] = {{}, {1}, {17}, {1, 5}, {3, 5}, {2, 3, 7}, {4, 1025}, {0, 4}, {3, 0}};
 constexpr double kInf = std::numeric_limits<double>::infinity();
 const double kNan = std::nan("");
@@ -183,8 +183,8 @@ TEST_CASE("elementwise: transposed and sliced operands") {
 }
 
 TEST_CASE("elementwise: comparisons take every numeric dtype and bool") {
-  for (const DType t :
-       {DType::f32, DType::f64, DType::bf16, DType::i32, DType::i64, DType::u8, DType::boolean}) {
+  for (const DType t : {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i32, DType::i64,
+                        DType::u8, DType::boolean}) {
     const Tensor a = Tensor::of({0, 1, 2, 3, 1, 0}, {2, 3}, t);
     const Tensor b = Tensor::of({1, 1, 0, 3, 2, 0}, {2, 3}, t);
     CAPTURE(name(t));
@@ -444,33 +444,33 @@ TEST_CASE("elementwise: errors name the rule and the values") {
           mul(f, Tensor::empty({2, 3}, DType::f32, kMeta));
         }) == "mul: both operands must be on one device, got cpu and meta");
   CHECK(error_of([&] { add(h, h); }) ==
-        "add: dtype must be one of f32, f64, bf16, i32, i64, u8, got f16");
-  CHECK(error_of([&] { div(i, i); }) == "div: dtype must be one of f32, f64, bf16, got i64");
-  CHECK(error_of([&] { div(i, 2); }) == "div: dtype must be one of f32, f64, bf16, got i64");
-  CHECK(error_of([&] { div(2, i); }) == "div: dtype must be one of f32, f64, bf16, got i64");
-  CHECK(error_of([&] { pow(i, i); }) == "pow: dtype must be one of f32, f64, bf16, got i64");
-  CHECK(error_of([&] { pow(i, 2); }) == "pow: dtype must be one of f32, f64, bf16, got i64");
+        "add: dtype must be one of f32, f64, bf16, f16, i32, i64, u8, got f16");
+  CHECK(error_of([&] { div(i, i); }) == "div: dtype must be one of f32, f64, bf16, f16, got i64");
+  CHECK(error_of([&] { div(i, 2); }) == "div: dtype must be one of f32, f64, bf16, f16, got i64");
+  CHECK(error_of([&] { div(2, i); }) == "div: dtype must be one of f32, f64, bf16, f16, got i64");
+  CHECK(error_of([&] { pow(i, i); }) == "pow: dtype must be one of f32, f64, bf16, f16, got i64");
+  CHECK(error_of([&] { pow(i, 2); }) == "pow: dtype must be one of f32, f64, bf16, f16, got i64");
   CHECK(error_of([&] { mul(i, 0.5); }) ==
         "mul: the number must be whole for a tensor of i64, got 0.5");
   CHECK(error_of([&] { neg(flag); }) ==
-        "neg: dtype must be one of f32, f64, bf16, i32, i64, u8, got bool");
-  CHECK(error_of([&] { exp(i); }) == "exp: dtype must be one of f32, f64, bf16, got i64");
-  CHECK(error_of([&] { sin(i); }) == "sin: dtype must be one of f32, f64, bf16, got i64");
-  CHECK(error_of([&] { cos(i); }) == "cos: dtype must be one of f32, f64, bf16, got i64");
-  CHECK(error_of([&] { log1p(i); }) == "log1p: dtype must be one of f32, f64, bf16, got i64");
-  CHECK(error_of([&] { expm1(i); }) == "expm1: dtype must be one of f32, f64, bf16, got i64");
-  CHECK(error_of([&] { erf(i); }) == "erf: dtype must be one of f32, f64, bf16, got i64");
-  CHECK(error_of([&] { elu(i); }) == "elu: dtype must be one of f32, f64, bf16, got i64");
+        "neg: dtype must be one of f32, f64, bf16, f16, i32, i64, u8, got bool");
+  CHECK(error_of([&] { exp(i); }) == "exp: dtype must be one of f32, f64, bf16, f16, got i64");
+  CHECK(error_of([&] { sin(i); }) == "sin: dtype must be one of f32, f64, bf16, f16, got i64");
+  CHECK(error_of([&] { cos(i); }) == "cos: dtype must be one of f32, f64, bf16, f16, got i64");
+  CHECK(error_of([&] { log1p(i); }) == "log1p: dtype must be one of f32, f64, bf16, f16, got i64");
+  CHECK(error_of([&] { expm1(i); }) == "expm1: dtype must be one of f32, f64, bf16, f16, got i64");
+  CHECK(error_of([&] { erf(i); }) == "erf: dtype must be one of f32, f64, bf16, f16, got i64");
+  CHECK(error_of([&] { elu(i); }) == "elu: dtype must be one of f32, f64, bf16, f16, got i64");
   CHECK(error_of([&] { leaky_relu(i); }) ==
-        "leaky_relu: dtype must be one of f32, f64, bf16, got i64");
-  const std::string numbers = ": dtype must be one of f32, f64, bf16, i32, i64, u8, got bool";
+        "leaky_relu: dtype must be one of f32, f64, bf16, f16, got i64");
+  const std::string numbers = ": dtype must be one of f32, f64, bf16, f16, i32, i64, u8, got bool";
   CHECK(error_of([&] { floor(flag); }) == "floor" + numbers);
   CHECK(error_of([&] { ceil(flag); }) == "ceil" + numbers);
   CHECK(error_of([&] { round(flag); }) == "round" + numbers);
   CHECK(error_of([&] { sign(flag); }) == "sign" + numbers);
-  CHECK(error_of([&] { gelu(i); }) == "gelu: dtype must be one of f32, f64, bf16, got i64");
+  CHECK(error_of([&] { gelu(i); }) == "gelu: dtype must be one of f32, f64, bf16, f16, got i64");
   CHECK(error_of([&] { eq(h, h); }) ==
-        "eq: dtype must be one of f32, f64, bf16, i32, i64, u8, bool, got f16");
+        "eq: dtype must be one of f32, f64, bf16, f16, i32, i64, u8, bool, got f16");
   CHECK(error_of([&] { clamp(f, 1, 0); }) == "clamp: low must be at most high, got 1 and 0");
   CHECK(error_of([&] { clamp(i, 0.5, 2); }) ==
         "clamp: the number must be whole for a tensor of i64, got 0.5");
@@ -488,7 +488,8 @@ TEST_CASE("elementwise: errors name the rule and the values") {
 
 TEST_CASE("elementwise: where and masked_fill with numbers") {
   const Tensor mask = Tensor::of({1, 0, 1}, {3}, DType::boolean);
-  for (const DType t : {DType::f32, DType::f64, DType::bf16, DType::i32, DType::i64, DType::u8}) {
+  for (const DType t :
+       {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i32, DType::i64, DType::u8}) {
     const Tensor x = Tensor::of({1, 2, 3}, {3}, t);
     CHECK(test::different_bits(where(mask, x, 7), Tensor::of({1, 7, 3}, {3}, t)) == "");
     CHECK(test::different_bits(where(mask, 7, x), Tensor::of({7, 2, 7}, {3}, t)) == "");

@@ -103,7 +103,7 @@ Tensor gradient_at(Tensor (*f)(const Tensor&), double x) {
 TEST_CASE("elementwise: the slopes of expm1 and elu keep their digits far below 0") {
   using Op = Tensor (*)(const Tensor&);
   for (const Op op : {Op(expm1), Op([](const Tensor& x) { return elu(x, 1); })})
-    for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
       const Tensor x = Tensor::of({-6, -30}, dtype).set_requires_grad();
       Tape tape;
       const Tensor slope = tape.gradients(sum(op(x)), {x})[0].to(DType::f64);
@@ -163,7 +163,7 @@ TEST_CASE("elementwise: fused backward kernels equal the derivative composed of 
 
 TEST_CASE("elementwise: bf16 and f32 gradients agree with f64") {
   for (const Unary& u : kUnary)
-    for (const DType t : {DType::f32, DType::bf16}) {
+    for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
       CAPTURE(std::string(u.name));
       const Tensor x = test::random_in({5, 9}, u.low, u.high, 3, t), r = test::random({5, 9}, 4, t);
       const Tensor got = gradient(u.op, x, r, false);
@@ -250,7 +250,7 @@ TEST_CASE("elementwise: the operand that is not selected gets 0 for any cotangen
     CHECK(test::values(g[1]) == Values{kInf, 0});
   }
   for (const bool nested : {false, true})
-    for (const DType t : {DType::f64, DType::f32, DType::bf16}) {
+    for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
       const Tensor x = Tensor::of({-1, 4, 0, NAN}, {4}, t), r = Tensor::of({kInf, 3, 8, 2}, {4}, t);
       const auto at = [&](Tensor (*f)(const Tensor&)) {
         return test::values(gradient(f, x, r, nested));

@@ -152,7 +152,7 @@ TEST_CASE("gated_delta: gradients match finite differences") {
 }
 
 TEST_CASE("gated_delta: packed sequences give the bits of separate ones") {
-  for (const DType t : {DType::f64, DType::f32, DType::bf16}) {
+  for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
     const TensorList in = operands({1, 140, 1, 2, 8, 8}, Decay::weak, t);
     const Tensor dy = random(in[2].shape(), 7, t), states = random({5, 2, 8, 8}, 9, in[5].dtype());
     const Tensor dstates = random(states.shape(), 10, in[5].dtype());
@@ -240,7 +240,7 @@ TEST_CASE("gated_delta: errors name the rule") {
   };
   CHECK(text(q, {}, v, g, g) == "gated_delta: k must be a tensor, got a null handle");
   CHECK(text(q.to(DType::i32), q, v, g, g) ==
-        "gated_delta: dtype must be one of f32, f64, bf16, got i32");
+        "gated_delta: dtype must be one of f32, f64, bf16, f16, got i32");
   CHECK(text(q, random({1, 4, 2, 4}), v, g, g) ==
         "gated_delta: q and k must have one shape (batch, tokens, key heads, key dim), got "
         "[1, 4, 2, 3] and [1, 4, 2, 4]");

@@ -72,7 +72,7 @@ TensorList run(F f, const TensorList& given, const Tensor& dy) {
 
 TEST_CASE("grouped_linear: forward and backward equal a loop over the groups") {
   for (const Case& c : kCases)
-    for (const DType t : {DType::f64, DType::f32, DType::bf16}) {
+    for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
       CAPTURE(c.inputs);
       CAPTURE(c.outputs);
       CAPTURE(std::string(name(t)));
@@ -144,7 +144,7 @@ TEST_CASE("D7: the weight of an empty group gets a gradient of exactly 0") {
 
 TEST_CASE("grouped_linear: gradients are added to main_grad and empty groups leave it unchanged") {
   const Tensor rows = rows_of({2, 0, 3});
-  for (const DType t : {DType::f32, DType::bf16}) {
+  for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
     const Tensor x = random({5, 4}, 1, t), dy = random({5, 2}, 3, t);
     Tensor w = random({3, 2, 4}, 2, t);
     w.set_requires_grad();
@@ -207,7 +207,7 @@ TEST_CASE("grouped_linear: errors name the rule") {
   CHECK(text(x, {}, b, n) == "grouped_linear: weight must be a tensor, got a null handle");
   CHECK(text(x, w, b, {}) == "grouped_linear: rows must be a tensor, got a null handle");
   CHECK(text(x.to(DType::i32), w, b, n) ==
-        "grouped_linear: dtype must be one of f32, f64, bf16, got i32");
+        "grouped_linear: dtype must be one of f32, f64, bf16, f16, got i32");
   CHECK(text(x.flatten(), w, b, n) == "grouped_linear: x must have shape (rows, inputs), got [6]");
   CHECK(text(x, w.select(0, 0), b, n) ==
         "grouped_linear: weight must have shape (groups, outputs, inputs) with at least 1 output "

@@ -213,7 +213,7 @@ TEST_CASE("indexing: index_add backward with an outer axis and any number of thr
 
 TEST_CASE("indexing: f32 and bf16 agree with f64") {
   const Tensor x = random({6, 5}), source = random({9, 5}, 2), index = random_ids({9, 5}, 6);
-  for (const DType t : {DType::f32, DType::bf16}) {
+  for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
     const Tensor low = x.to(t), add = source.to(t);
     CHECK(test::mismatch(scatter_add(low, 0, index, add),
                          scatter_add(low.to(DType::f64), 0, index, add.to(DType::f64)),
@@ -256,7 +256,7 @@ TEST_CASE("indexing: errors are thrown before anything is written") {
   CHECK(error_of([&] { embedding(w, Tensor::empty({2}, DType::i64, kMeta)); }) ==
         "embedding: ids must be on cpu, got meta");
   CHECK(error_of([&] { embedding(w.to(DType::i32), ids_of({1}, {1})); }) ==
-        "embedding: dtype must be one of f32, f64, bf16, got i32");
+        "embedding: dtype must be one of f32, f64, bf16, f16, got i32");
   CHECK(error_of([&] { index_select(x, 0, ids_of({3}, {1})); }) ==
         "index_select: index must be in [0, 3), got 3");
   CHECK(error_of([&] { index_select(x, 0, two(0)); }) ==
@@ -278,7 +278,7 @@ TEST_CASE("indexing: errors are thrown before anything is written") {
         }) == "scatter_add: source must be f32 on cpu, got f64 on cpu");
   CHECK(error_of([&] {
           scatter_add(x.to(DType::f16), 0, two(0), Tensor::ones({2, 2}, DType::f16));
-        }) == "scatter_add: dtype must be one of f32, f64, bf16, i32, i64, u8, got f16");
+        }) == "scatter_add: dtype must be one of f32, f64, bf16, f16, i32, i64, u8, got f16");
   CHECK(error_of([&] { one_hot(ids_of({2}, {1}), 2); }) == "one_hot: ids must be in [0, 2), got 2");
   CHECK(error_of([&] { one_hot(ids_of({0}, {1}), 0); }) ==
         "one_hot: classes must be at least 1, got 0");
@@ -315,7 +315,8 @@ TEST_CASE("indexing: backward refuses indices changed after the forward") {
 
 TEST_CASE("indexing: triu keeps the other triangle of tril") {
   for (const std::int64_t diagonal : {-2, -1, 0, 1, 3})
-    for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::i64, DType::boolean}) {
+    for (const DType t :
+         {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64, DType::boolean}) {
       const Tensor x = test::random({2, 4, 3}, 1, DType::i32).to(t);
       const Tensor upper = triu(x, diagonal);
       for (int r = 0; r < 4; ++r)

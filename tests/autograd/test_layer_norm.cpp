@@ -59,7 +59,7 @@ TEST_CASE("layer_norm: agrees with its definition for every set of operands") {
 
 TEST_CASE("layer_norm: f32 and bf16 agree with f64 in forward and backward") {
   for (const Shape& s : kShapes)
-    for (const DType t : {DType::f32, DType::bf16}) {
+    for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
       CAPTURE(to_string(s));
       CAPTURE(std::string(name(t)));
       const Shape row{s.back()};
@@ -175,7 +175,7 @@ TEST_CASE("layer_norm: errors name the rule and both shapes") {
   CHECK(error_of([&] { layer_norm(Tensor::ones({})); }) ==
         "layer_norm: x must have a non-empty last axis, got shape []");
   CHECK(error_of([&] { layer_norm(x.to(DType::i32)); }) ==
-        "layer_norm: dtype must be one of f32, f64, bf16, got i32");
+        "layer_norm: dtype must be one of f32, f64, bf16, f16, got i32");
   CHECK(error_of([&] { layer_norm_residual(x, random({4})); }) ==
         "layer_norm_residual: residual must have shape [2, 4] (like x [2, 4]), got [4]");
   CHECK(error_of([&] { layer_norm_residual(x, {}); }) ==

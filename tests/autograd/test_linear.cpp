@@ -33,7 +33,7 @@ const struct {
 
 TEST_CASE("linear: agrees with matmul and add in f64") {
   for (const auto& [x, n] : kCases)
-    for (DType t : {DType::f32, DType::f64, DType::bf16}) {
+    for (DType t : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
       CAPTURE(message("x {}, n {}, {}", x, n, t));
       const TensorList in = inputs(x, n, t);
       const double tol = 4 * test::tolerance(t);
@@ -99,7 +99,7 @@ TEST_CASE("linear: gradients in f32 and bf16 agree with f64") {
     for (const Tensor& t : in) leaves.push_back(t.detach().set_requires_grad());
     return tape.gradients(op(leaves), leaves, dy);
   };
-  for (DType t : {DType::f32, DType::bf16}) {
+  for (DType t : {DType::f32, DType::bf16, DType::f16}) {
     const TensorList low = inputs({3, 5, 6}, 4, t);
     TensorList high;
     for (const Tensor& x : low) high.push_back(x.to(DType::f64));
@@ -156,7 +156,7 @@ TEST_CASE("linear: errors name the rule and both shapes") {
   CHECK(text(x, w, Tensor::zeros({3})) ==
         "linear: bias must have shape [4] (rows of weight [4, 3]), got [3]");
   CHECK(text(Tensor::zeros({2, 3}, DType::i64), w, b) ==
-        "linear: dtype must be one of f32, f64, bf16, got i64");
+        "linear: dtype must be one of f32, f64, bf16, f16, got i64");
   CHECK(text(x, Tensor::zeros({4, 3}, DType::f64), b) ==
         "linear: weight must have the dtype of x, f32, got f64");
   CHECK(text(x, w, Tensor::zeros({4}, DType::bf16)) ==

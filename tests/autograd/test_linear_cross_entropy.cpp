@@ -72,7 +72,7 @@ TEST_CASE("linear_cross_entropy: gradcheck of an operand used twice and of a tie
 }
 
 TEST_CASE("linear_cross_entropy: equals linear and cross_entropy") {
-  for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64})
     for (const std::int64_t chunk : kChunks)
       for (const Reduction reduction : kReductions)
         for (const double smoothing : {0.0, 0.1}) {
@@ -238,7 +238,7 @@ TEST_CASE("linear_cross_entropy: a hit needs the largest logit, ties included") 
                  {7, 3}, DType::f64);
   const Tensor t = ids({1, 2, 0, 1, 1, -100, 0}, {7});
   const std::vector<double> want = {1, 0, 1, 1, 0, 0, 1};
-  for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64})
     for (const Reduction reduction : kReductions)
       for (const double smoothing : {0.0, 0.1}) {
         CAPTURE(name(dtype));
@@ -359,7 +359,7 @@ TEST_CASE("linear_cross_entropy: errors name the rule") {
   CHECK(error(x, {}, t) == "linear_cross_entropy: weight must be a tensor, got a null handle");
   CHECK(error(x, w, {}) == "linear_cross_entropy: targets must be a tensor, got a null handle");
   CHECK(error(Tensor::zeros({2, 4}, DType::i64), w, t) ==
-        "linear_cross_entropy: x must have dtype f32, f64 or bf16, got i64");
+        "linear_cross_entropy: x must have dtype f32, f64, bf16 or f16, got i64");
   CHECK(error(x, w, Tensor::zeros({2})) ==
         "linear_cross_entropy: targets must have dtype i32 or i64, got f32");
   CHECK(error(Tensor::zeros({}), w, t) ==

@@ -11,7 +11,8 @@ using test::error_of;
 namespace {
 
 constexpr double kInf = INFINITY;
-const DType kNumbers[] = {DType::f32, DType::f64, DType::bf16, DType::i32, DType::i64, DType::u8};
+const DType kNumbers[] = {DType::f32, DType::f64, DType::bf16, DType::f16,
+                          DType::i32, DType::i64, DType::u8};
 
 using Values = std::vector<double>;
 
@@ -24,7 +25,7 @@ Values mask(const Tensor& y) {
 }  // namespace
 
 TEST_CASE("logic: isnan, isinf and isfinite of floating-point numbers") {
-  for (const DType t : {DType::f32, DType::f64, DType::bf16}) {
+  for (const DType t : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
     const Tensor x = Tensor::of({0, -3, kInf, -kInf, NAN}, {5}, t).set_requires_grad();
     Tape tape;
     for (const Tensor& in : {x, test::strided(x.detach())}) {
@@ -84,7 +85,8 @@ TEST_CASE("logic: the meta device, and errors that name the rule and the value")
   CHECK(any(x, 0).shape() == Shape{1});
   const Tensor h = Tensor::ones({2}, DType::f16), one = Tensor::ones({2}),
                three = Tensor::ones({3});
-  const std::string dtypes = ": dtype must be one of f32, f64, bf16, i32, i64, u8, bool, got f16";
+  const std::string dtypes =
+      ": dtype must be one of f32, f64, bf16, f16, i32, i64, u8, bool, got f16";
   CHECK(error_of([&] { isnan(h); }) == "isnan" + dtypes);
   CHECK(error_of([&] { isinf(h); }) == "isinf" + dtypes);
   CHECK(error_of([&] { isfinite(h); }) == "isfinite" + dtypes);

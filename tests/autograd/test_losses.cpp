@@ -47,7 +47,7 @@ Tensor targets_of(const Shape& s, DType t = DType::f64) {
 TEST_CASE("losses: every dtype, shape and reduction against the definition") {
   for (const Loss& loss : kLosses)
     for (const Shape& s : {Shape{}, Shape{1}, Shape{3, 5}, Shape{2, 3, 7}, Shape{0, 4}})
-      for (const DType t : {DType::f64, DType::f32, DType::bf16}) {
+      for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
         CAPTURE(std::string(loss.name));
         CAPTURE(to_string(s));
         const Tensor y = test::random(s, 1, t), target = targets_of(s, t);
@@ -122,7 +122,7 @@ TEST_CASE("losses: a target of 0 adds nothing to the divergence") {
 
 TEST_CASE("losses: nll_loss of log_softmax is cross_entropy") {
   const Tensor targets = Tensor::of({2, 0, -100, 4}, {2, 2}, DType::i64);
-  for (const DType t : {DType::f64, DType::f32, DType::bf16})
+  for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::f16})
     for (const Reduction r : {Reduction::none, Reduction::mean, Reduction::sum}) {
       const Tensor logits = test::random({2, 2, 5}, 3, t);
       CHECK(mismatch(nll_loss(log_softmax(logits), targets, r),
@@ -154,7 +154,7 @@ TEST_CASE("losses: the meta device, and errors that name the rule and the value"
           op + ": target must have " + label + "'s shape [2, 3], got [3]");
     CHECK(text(y, i) == op + ": target must have " + label + "'s dtype f32, got i64");
     CHECK(text(y, y.to(kMeta)) == op + ": target must be on " + label + "'s device cpu, got meta");
-    CHECK(text(i, i) == op + ": dtype must be one of f32, f64, bf16, got i64");
+    CHECK(text(i, i) == op + ": dtype must be one of f32, f64, bf16, f16, got i64");
     CHECK(text({}, y) == op + ": " + label + " must be a tensor, got a null handle");
     CHECK(loss.op(y.to(kMeta), y.to(kMeta), Reduction::none).shape() == Shape{2, 3});
   }
@@ -163,7 +163,7 @@ TEST_CASE("losses: the meta device, and errors that name the rule and the value"
   CHECK(error_of([&] { nll_loss(y, y); }) ==
         "nll_loss: targets must have dtype i32 or i64, got f32");
   CHECK(error_of([&] { nll_loss(i, t); }) ==
-        "nll_loss: dtype must be one of f32, f64, bf16, got i64");
+        "nll_loss: dtype must be one of f32, f64, bf16, f16, got i64");
   CHECK(error_of([&] { nll_loss(y, i); }) ==
         "nll_loss: targets must have shape [2] (log_probs [2, 3]), got [2, 3]");
   CHECK(error_of([&] { nll_loss(Tensor::ones({}), t); }) ==

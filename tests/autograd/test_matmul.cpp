@@ -50,7 +50,7 @@ const std::int64_t kSizes[][3] = {
 
 TEST_CASE("matmul: agrees with the definition in every dtype and layout") {
   for (const auto& [m, n, k] : kSizes)
-    for (DType t : {DType::f32, DType::f64, DType::bf16}) {
+    for (DType t : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
       CAPTURE(message("{} x {} x {}, {}", m, n, k, t));
       const Tensor a = test::random({m, k}, 1, t), b = test::random({k, n}, 2, t);
       const Tensor want = by_definition(a, b);
@@ -166,7 +166,7 @@ TEST_CASE("matmul: an operand used twice gets both contributions") {
 }
 
 TEST_CASE("matmul: gradients have the shape and dtype of their operands") {
-  for (DType t : {DType::f32, DType::bf16}) {
+  for (DType t : {DType::f32, DType::bf16, DType::f16}) {
     Tensor a = test::random({2, 3, 4}, 1, t), b = test::random({4, 5}, 2, t);
     const Tensor dy = test::random({2, 3, 5}, 3, t);
     a.set_requires_grad();
@@ -193,7 +193,7 @@ TEST_CASE("matmul: meta operands give shape and dtype") {
 TEST_CASE("matmul: deterministic results do not depend on the number of threads") {
   const Threads restore;
   set_deterministic(true);
-  for (DType t : {DType::f32, DType::f64, DType::bf16}) {
+  for (DType t : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
     const bool wide = t == DType::f32;
     const Tensor a = test::random({wide ? 300 : 70, 130}, 1, t);
     const Tensor b = test::random({130, wide ? 700 : 90}, 2, t);
@@ -242,7 +242,7 @@ TEST_CASE("matmul: errors name the rule and both operands") {
   CHECK(text(x, Tensor::zeros({3, 2}, DType::f64)) ==
         "matmul: operands must have one dtype, got f32 and f64");
   CHECK(text(Tensor::zeros({2, 3}, DType::i32), x) ==
-        "matmul: dtype must be one of f32, f64, bf16, got i32");
+        "matmul: dtype must be one of f32, f64, bf16, f16, got i32");
   CHECK(text(x, Tensor::empty({3, 2}, DType::f32, kMeta)) ==
         "matmul: operands must be on one device, got cpu and meta");
   CHECK(text(Tensor::zeros({2, 3, 4}), Tensor::zeros({3, 4, 5})) ==

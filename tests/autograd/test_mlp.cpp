@@ -105,7 +105,7 @@ TEST_CASE("mlp: values and gradients in every dtype equal separate ops in f64") 
   for (const Activation a : kAll)
     for (const auto& cases : {std::span<const Case>(kCases), std::span<const Case>(kLarge)})
       for (const Case& c : cases)
-        for (const DType t : {DType::f32, DType::f64, DType::bf16})
+        for (const DType t : {DType::f32, DType::f64, DType::bf16, DType::f16})
           for (const bool recompute : {false, true}) {
             CAPTURE(message("activation {}, x {}, {}", static_cast<int>(a), c.x, t));
             const TensorList in = inputs(c, a, t);
@@ -261,7 +261,7 @@ TEST_CASE("mlp: errors name the rule and both shapes") {
   CHECK(text(Tensor::zeros({}), up, ub, down, db) ==
         "mlp: x must have at least 1 axis, got shape []");
   CHECK(text(Tensor::zeros({2, 3}, DType::i64), up, ub, down, db) ==
-        "mlp: dtype must be one of f32, f64, bf16, got i64");
+        "mlp: dtype must be one of f32, f64, bf16, f16, got i64");
   CHECK(text(x, ub, ub, down, db) == "mlp: up and down must have 2 axes, got [4] and [5, 4]");
   CHECK(text(x, Tensor::zeros({4, 2}), ub, down, db) ==
         "mlp: up must have shape [4, 3], got [4, 2]");

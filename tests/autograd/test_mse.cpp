@@ -36,7 +36,7 @@ TEST_CASE("mse_loss: gradients of both operands match finite differences twice")
 
 TEST_CASE("mse_loss: every dtype agrees with f64 and meta with cpu") {
   const Tensor y = test::random({3, 5}, 1), target = test::random({3, 5}, 2);
-  for (const DType t : {DType::f32, DType::bf16}) {
+  for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
     const Tensor a = y.to(t), b = target.to(t);
     CHECK(mismatch(mse_loss(a, b), mse_loss(a.to(DType::f64), b.to(DType::f64)),
                    test::tolerance(t)) == "");
@@ -57,7 +57,7 @@ TEST_CASE("mse_loss: errors name the rule and the values") {
         "mse_loss: target must be on y's device cpu, got meta");
   const Tensor i = Tensor::ones({2}, DType::i64);
   CHECK(error_of([&] { mse_loss(i, i); }) ==
-        "mse_loss: dtype must be one of f32, f64, bf16, got i64");
+        "mse_loss: dtype must be one of f32, f64, bf16, f16, got i64");
 }
 
 }  // namespace weft::mse_test

@@ -133,7 +133,7 @@ TEST_CASE("recurrent: a null bias or state is zeros") {
 
 TEST_CASE("recurrent: packed sequences give the bits of separate ones") {
   for (const std::int64_t gates : {3, 4})
-    for (const DType t : {DType::f32, DType::bf16, DType::f64}) {
+    for (const DType t : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
       CAPTURE(gates);
       const TensorList in = operands({1, 9, 35}, gates, t, 4);
       const TensorList got = run(gates, in, kCu);
@@ -225,7 +225,7 @@ TEST_CASE("recurrent: a frozen weight changes no other gradient") {
 TEST_CASE("recurrent: f32 and bf16 agree with f64 and the number of threads changes no bit") {
   const int threads = num_threads();
   for (const std::int64_t gates : {3, 4}) {
-    for (const DType t : {DType::f32, DType::bf16})
+    for (const DType t : {DType::f32, DType::bf16, DType::f16})
       for (const Case& c : kCases) {
         CAPTURE(gates);
         CAPTURE(c.units);
@@ -281,7 +281,7 @@ TEST_CASE("recurrent: errors name the rule") {
   };
   CHECK(of_gru(0, {}) == "gru: gates must be a tensor, got a null handle");
   CHECK(of_gru(1, {}) == "gru: weight_hh must be a tensor, got a null handle");
-  CHECK(of_gru(0, g[0].to(DType::i32)) == "gru: dtype must be one of f32, f64, bf16, got i32");
+  CHECK(of_gru(0, g[0].to(DType::i32)) == "gru: dtype must be one of f32, f64, bf16, f16, got i32");
   CHECK(of_gru(0, random({9, 12})) ==
         "gru: gates must have shape (batch, tokens, 3 units), got [9, 12]");
   CHECK(of_gru(0, random({1, 9, 16})) ==

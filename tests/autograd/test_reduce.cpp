@@ -17,7 +17,7 @@ using test::mismatch;
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-const DType kFloats[] = {DType::f64, DType::f32, DType::bf16};
+const DType kFloats[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 
 // f(values along the reduced axes) for every result, by definition: element i of x belongs to the
 // result at its kept coordinates.
@@ -94,7 +94,8 @@ TEST_CASE("reduce: sum, mean and var over any axes, dtypes and layouts") {
 
 TEST_CASE("reduce: max, min, argmax and argmin along every axis") {
   for (const Shape& s : kShapes)
-    for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::i32, DType::i64, DType::u8})
+    for (const DType t :
+         {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i32, DType::i64, DType::u8})
       for (int dim = -4; dim < 4; ++dim) {
         CAPTURE(to_string(s));
         CAPTURE(dim);
@@ -178,7 +179,8 @@ TEST_CASE("reduce: logsumexp does not overflow and keeps the limits") {
 }
 
 TEST_CASE("reduce: cumsum works along every axis") {
-  for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::i32, DType::u8, DType::boolean})
+  for (const DType t :
+       {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i32, DType::u8, DType::boolean})
     for (int dim = -3; dim < 3; ++dim) {
       const Tensor x = test::random({3, 4, 5}, 1, is_floating(t) ? t : DType::i64).to(t);
       const Tensor y = cumsum(x, dim);
@@ -274,9 +276,9 @@ TEST_CASE("reduce: errors name the rule and the values") {
   const Tensor x = Tensor::ones({2, 3}), i = Tensor::ones({2}, DType::i64);
   CHECK(error_of([&] { sum(x, {2}); }) == "sum: dim must be in [-2, 2), got 2");
   CHECK(error_of([&] { sum(x, {1, -1}); }) == "sum: every dim may be given once, got -1 again");
-  CHECK(error_of([&] { mean(i); }) == "mean: dtype must be one of f32, f64, bf16, got i64");
+  CHECK(error_of([&] { mean(i); }) == "mean: dtype must be one of f32, f64, bf16, f16, got i64");
   CHECK(error_of([&] { sum(x.to(DType::f16)); }) ==
-        "sum: dtype must be one of f32, f64, bf16, i32, i64, u8, bool, got f16");
+        "sum: dtype must be one of f32, f64, bf16, f16, i32, i64, u8, bool, got f16");
   CHECK(error_of([&] {
           max(Tensor::empty({0, 3}));
         }) == "max: there is no element to choose, got shape [0, 3]");
@@ -287,21 +289,21 @@ TEST_CASE("reduce: errors name the rule and the values") {
           argmax(Tensor::empty({3, 0}));
         }) == "argmax: there is no element to choose, got shape [3, 0]");
   CHECK(error_of([&] { max(x == x); }) ==
-        "max: dtype must be one of f32, f64, bf16, i32, i64, u8, got bool");
+        "max: dtype must be one of f32, f64, bf16, f16, i32, i64, u8, got bool");
   CHECK(error_of([&] { argmin(x == x); }) ==
-        "argmin: dtype must be one of f32, f64, bf16, i32, i64, u8, got bool");
-  CHECK(error_of([&] { var(i); }) == "var: dtype must be one of f32, f64, bf16, got i64");
-  CHECK(error_of([&] { norm(i); }) == "norm: dtype must be one of f32, f64, bf16, got i64");
+        "argmin: dtype must be one of f32, f64, bf16, f16, i32, i64, u8, got bool");
+  CHECK(error_of([&] { var(i); }) == "var: dtype must be one of f32, f64, bf16, f16, got i64");
+  CHECK(error_of([&] { norm(i); }) == "norm: dtype must be one of f32, f64, bf16, f16, got i64");
   CHECK(error_of([&] {
           norm(Tensor::empty({0, 3}), kInf);
         }) == "norm: x must have an element for p = infinity, got shape [0, 3]");
   CHECK(error_of([&] { norm(x, {2}); }) == "norm: dim must be in [-2, 2), got 2");
   CHECK(error_of([&] { norm(x, 0); }) == "norm: p must be positive (or infinity), got 0");
   CHECK(error_of([&] { logsumexp(i); }) ==
-        "logsumexp: dtype must be one of f32, f64, bf16, got i64");
+        "logsumexp: dtype must be one of f32, f64, bf16, f16, got i64");
   CHECK(error_of([&] { cumsum(x, 5); }) == "cumsum: dim must be in [-2, 2), got 5");
   CHECK(error_of([&] { cumsum(x.to(DType::f16)); }) ==
-        "cumsum: dtype must be one of f32, f64, bf16, i32, i64, u8, bool, got f16");
+        "cumsum: dtype must be one of f32, f64, bf16, f16, i32, i64, u8, bool, got f16");
   CHECK(error_of([&] { sum_to(x, {2}); }) ==
         "sum_to: shape must broadcast to x's shape [2, 3], got [2]");
 }
@@ -315,7 +317,7 @@ TEST_CASE("reduce: one axis as a number, and the standard deviation") {
   CHECK(test::mismatch(square(stddev(x, {1}, 0)), var(x, {1}, 0), 1e-14) == "");
   CHECK(stddev(x, {}, 1, true).shape() == Shape{1, 1});
   CHECK(test::error_of([&] { stddev(x.to(DType::i64)); }) ==
-        "stddev: dtype must be one of f32, f64, bf16, got i64");
+        "stddev: dtype must be one of f32, f64, bf16, f16, got i64");
 }
 
 TEST_CASE("reduce: products, of every number of elements, in every dtype") {
@@ -333,7 +335,7 @@ TEST_CASE("reduce: products, of every number of elements, in every dtype") {
         CHECK(got[i][k].item() == doctest::Approx(want).epsilon(1e-14));
       }
     CHECK(prod(x, -2, true).shape() == Shape{2, 1, 3});
-    for (const DType t : {DType::f32, DType::bf16})
+    for (const DType t : {DType::f32, DType::bf16, DType::f16})
       CHECK(test::mismatch(prod(x.to(t), 1), prod(x.to(t).to(DType::f64), 1),
                            4 * test::tolerance(t), 1) == "");
   }
@@ -350,7 +352,7 @@ TEST_CASE("reduce: products, of every number of elements, in every dtype") {
   CHECK(test::error_of([] { prod(Tensor::full({}, 3), 0); }) ==
         "prod: x must have at least 1 axis, got shape []");
   CHECK(test::error_of([] { prod(Tensor::ones({2}, DType::f16)); }) ==
-        "prod: dtype must be one of f32, f64, bf16, i32, i64, u8, got f16");
+        "prod: dtype must be one of f32, f64, bf16, f16, i32, i64, u8, got f16");
   CHECK(test::error_of([] { prod(Tensor()); }) == "prod: x must be a tensor, got a null handle");
 }
 

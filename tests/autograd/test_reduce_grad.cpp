@@ -96,7 +96,7 @@ TEST_CASE("reduce: gradients of empty tensors are empty") {
 
 TEST_CASE("reduce: f32 and bf16 gradients agree with f64") {
   for (const Case& c : kCases)
-    for (const DType t : {DType::f32, DType::bf16}) {
+    for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
       CAPTURE(std::string(c.name));
       const Tensor x = test::random({3, 4, 5}, 7, t);
       const Tensor dy = test::random(c.op(x).shape(), 8, t);

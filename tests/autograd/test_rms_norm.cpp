@@ -54,7 +54,7 @@ TEST_CASE("rms_norm: agrees with its definition for every set of operands") {
 
 TEST_CASE("rms_norm: f32 and bf16 agree with f64 in forward and backward") {
   for (const Shape& s : kShapes)
-    for (const DType t : {DType::f32, DType::bf16}) {
+    for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
       CAPTURE(to_string(s));
       CAPTURE(std::string(name(t)));
       const Shape row{s.back()};
@@ -156,7 +156,7 @@ TEST_CASE("rms_norm: errors name the rule and both shapes") {
   CHECK(error_of([&] { rms_norm(Tensor::ones({})); }) ==
         "rms_norm: x must have a non-empty last axis, got shape []");
   CHECK(error_of([&] { rms_norm(x.to(DType::i32)); }) ==
-        "rms_norm: dtype must be one of f32, f64, bf16, got i32");
+        "rms_norm: dtype must be one of f32, f64, bf16, f16, got i32");
   CHECK(error_of([&] { rms_norm_residual(x, random({4})); }) ==
         "rms_norm_residual: residual must have shape [2, 4] (like x [2, 4]), got [4]");
   CHECK(error_of([&] { rms_norm_residual(x, {}); }) ==

@@ -42,7 +42,7 @@ const Shape kShapes[] = {{1, 1, 1, 2}, {1, 7, 1, 4}, {2, 5, 3, 6}, {2, 0, 3, 4},
 
 TEST_CASE("rope: rotates pairs from the two halves by the angle of the position") {
   for (const Shape& s : kShapes)
-    for (DType t : {DType::f64, DType::f32, DType::bf16}) {
+    for (DType t : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
       CAPTURE(message("{} {}", s, t));
       const Tensor x = test::random(s, 1, t);
       const RopeTables r = tables(s[3], t == DType::f64 ? DType::f64 : DType::f32);
@@ -106,7 +106,7 @@ TEST_CASE("rope: a strided bf16 cotangent") {
 
 TEST_CASE("rope_packed: rotates only the first heads") {
   const Tensor positions = Tensor::of({0, 1, 2, 0, 1}, {5}, DType::i32);
-  for (const DType t : {DType::f64, DType::f32, DType::bf16})
+  for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::f16})
     for (const std::int64_t heads : {0, 2, 5})
       for (const Tensor& at : {Tensor(), positions}) {
         const Tensor x = test::random({2, 5, 5, 6}, 1, t);
@@ -197,7 +197,7 @@ TEST_CASE("rope: errors name the rule and the operands") {
         "rope: x must have 4 axes (batch, tokens, heads, head_dim), got [3, 2, 4]");
   CHECK(text(Tensor::zeros({2, 3, 2, 5}), r.cos, r.sin, 0) == "rope: head_dim must be even, got 5");
   CHECK(text(x.to(DType::i32), r.cos, r.sin, 0) ==
-        "rope: dtype must be one of f32, f64, bf16, got i32");
+        "rope: dtype must be one of f32, f64, bf16, f16, got i32");
   CHECK(text(x, r.cos, Tensor::zeros({kMaxT, 3}), 0) ==
         "rope: cos and sin must have shape [max_T, 2] (half of x [2, 3, 2, 4]), got [16, 2] and "
         "[16, 3]");

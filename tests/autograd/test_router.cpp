@@ -152,7 +152,7 @@ TEST_CASE("router: every mode agrees with the definition, and f32 and bf16 with 
       for (const bool biased : {false, true}) {
         if (biased && !takes_bias(o)) continue;
         const Tensor bias = biased ? test::random_in({s[1]}, -.4, .4, 9).to(DType::f32) : Tensor();
-        for (const DType t : {DType::f32, DType::f64, DType::bf16}) {
+        for (const DType t : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
           const Tensor x = random(s, 3).to(t);
           const Tensor want = by_definition(x.to(DType::f64), bias, o);
           CHECK(mismatch(dense(route(x, bias, o), s[1]), want, t == DType::f64 ? 1e-14 : 1e-6) ==
@@ -185,7 +185,7 @@ TEST_CASE("router: equal scores resolve by lowest index and extremes stay in ran
   const auto i64 = [](std::initializer_list<double> v, const Shape& s) {
     return Tensor::of(v, s, DType::i64);
   };
-  for (const DType t : {DType::f32, DType::f64, DType::bf16})
+  for (const DType t : {DType::f32, DType::f64, DType::bf16, DType::f16})
     for (const RouterScore score : kScores) {
       const RouterOptions o{.topk = 3, .score = score};
       CHECK(mismatch(chosen(Tensor::zeros({2, 40}, t), o), i64({0, 1, 2, 0, 1, 2}, {2, 3}), 0) ==
@@ -257,7 +257,7 @@ TEST_CASE("router: the number of threads changes no bit and meta gives the same 
   CHECK(different_bits(one.probs, three.probs) == "");
   CHECK(different_bits(one.experts, three.experts) == "");
 
-  for (const DType t : {DType::f32, DType::f64, DType::bf16}) {
+  for (const DType t : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
     const Routing r = route(Tensor::empty({7, 8}, t, kMeta), {}, o);
     CHECK(r.probs.shape() == Shape{7, 3});
     CHECK(r.probs.dtype() == (t == DType::f64 ? DType::f64 : DType::f32));
@@ -314,7 +314,7 @@ TEST_CASE("router: R2 errors name the rule") {
   CHECK(error_of([&] { route({}, {}, {}); }) ==
         "route: logits must be a tensor, got a null handle");
   CHECK(error_of([&] { route(x.to(DType::i32), {}, {}); }) ==
-        "route: dtype must be one of f32, f64, bf16, got i32");
+        "route: dtype must be one of f32, f64, bf16, f16, got i32");
   CHECK(error_of([&] { route(x, {}, {}, Tensor::zeros({4}, DType::boolean)); }) ==
         "route: padding must have shape [3] (tokens of logits [3, 8]), got [4]");
   CHECK(error_of([&] { route(x, {}, {}, Tensor::zeros({3})); }) ==

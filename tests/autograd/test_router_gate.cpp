@@ -87,7 +87,7 @@ TEST_CASE("router_gate: meta gives shape and dtype and errors name the rule") {
   CHECK(error_of([&] { router_logits(x, {}); }) ==
         "router_logits: weight must be a tensor, got a null handle");
   CHECK(error_of([&] { router_logits(x.to(DType::i32), w); }) ==
-        "router_logits: dtype must be one of f32, f64, bf16, got i32");
+        "router_logits: dtype must be one of f32, f64, bf16, f16, got i32");
   CHECK(error_of([&] { router_logits(x.view({8}), w); }) ==
         "router_logits: x must have shape [tokens, hidden], got [8]");
   CHECK(error_of([&] {

@@ -46,7 +46,7 @@ TEST_CASE("router: R15 gradients match finite differences in every mode") {
 
 TEST_CASE("router: gradients in f32 and bf16 agree with f64") {
   for (const RouterOptions& o : kRouterModes)
-    for (const DType t : {DType::f32, DType::bf16}) {
+    for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
       const Tensor narrow = random({33, 16}, 3).to(t);
       const auto gradient = [&](const Tensor& x) {
         Tensor leaf = x.detach().set_requires_grad();
@@ -86,7 +86,7 @@ TEST_CASE("router: padding is not routed and gets no gradient") {
 TEST_CASE("router: a token's bits do not depend on its neighbours") {
   const Tensor bias = test::random_in({70}, -.4, .4, 9).to(DType::f32);
   for (const RouterOptions& o : kRouterModes)
-    for (const DType t : {DType::f32, DType::bf16}) {
+    for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
       const std::int64_t E = o.groups ? 16 : 70;
       const Tensor b = takes_bias(o) ? bias.narrow(0, 0, E).contiguous() : Tensor();
       const Tensor x = random({40, E}, 5).to(t), spoiled = x.clone();

@@ -170,7 +170,7 @@ TEST_CASE("router_loss: gradients match finite differences") {
     };
     CHECK(gradcheck(both, {random({6, 7}, 6)}) == "");
   }
-  for (const DType t : {DType::f32, DType::bf16})
+  for (const DType t : {DType::f32, DType::bf16, DType::f16})
     for (const RouterScore score : kScores) {
       const auto f = [&](const Tensor& v) {
         return add(aux(v, 2, 3, pad, score, 2), z_loss(v, 2, pad));
@@ -290,7 +290,7 @@ TEST_CASE("router_loss: errors name the rule") {
   CHECK(balance({}, counts) == "balance_loss: logits must be a tensor, got a null handle");
   CHECK(balance(x, {}) == "balance_loss: counts must be a tensor, got a null handle");
   CHECK(balance(x.to(DType::i64), counts) ==
-        "balance_loss: dtype must be one of f32, f64, bf16, got i64");
+        "balance_loss: dtype must be one of f32, f64, bf16, f16, got i64");
   CHECK(balance(Tensor::zeros({4}), counts) ==
         "balance_loss: logits must have shape [tokens, experts], got [4]");
   CHECK(balance(Tensor::zeros({4, 1025}), counts) ==

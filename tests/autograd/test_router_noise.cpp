@@ -23,7 +23,7 @@ const RandomKey kKey{7, 8, 0};
 }  // namespace
 
 TEST_CASE("router_noise: jitter multiplies by numbers in [1 - eps, 1 + eps)") {
-  for (const DType t : {DType::f32, DType::f64, DType::bf16}) {
+  for (const DType t : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
     const Tensor y = jitter(Tensor::ones({50, 40}, t), 0.125, kKey);
     CHECK(y.dtype() == t);
     std::vector<double> v(2000);
@@ -79,11 +79,11 @@ TEST_CASE("router_noise: meta gives the same shapes and errors name the rule") {
         "jitter: x must be a tensor, got a null handle");
   CHECK(error_of([&] { jitter(x, 1, kKey); }) == "jitter: eps must be in [0, 1), got 1");
   CHECK(error_of([&] { jitter(x.to(DType::i32), 0.1, kKey); }) ==
-        "jitter: dtype must be one of f32, f64, bf16, got i32");
+        "jitter: dtype must be one of f32, f64, bf16, f16, got i32");
   CHECK(error_of([&] { random_logits({}, kKey); }) ==
         "random_logits: logits must be a tensor, got a null handle");
   CHECK(error_of([&] { random_logits(x.to(DType::i32), kKey); }) ==
-        "random_logits: dtype must be one of f32, f64, bf16, got i32");
+        "random_logits: dtype must be one of f32, f64, bf16, f16, got i32");
 }
 
 }  // namespace weft::router_noise_test

@@ -52,7 +52,7 @@ TEST_CASE(
   for (const Kind kind : kKinds)
     for (const std::int64_t width : {0, 1, 5, 256, 300, 1030})
       for (const std::int64_t rows : {0, 1, 7})
-        for (const DType t : {DType::f64, DType::f32, DType::bf16}) {
+        for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
           CAPTURE(static_cast<int>(kind));
           CAPTURE(width);
           CAPTURE(std::string(name(t)));
@@ -122,7 +122,7 @@ TEST_CASE("scaled_activation: errors name the rule") {
   CHECK(error_of([&] { scaled_gelu(h, {}); }) ==
         "scaled_gelu: scale must be a tensor, got a null handle");
   CHECK(error_of([&] { scaled_gelu(h.to(DType::i32), p); }) ==
-        "scaled_gelu: dtype must be one of f32, f64, bf16, got i32");
+        "scaled_gelu: dtype must be one of f32, f64, bf16, f16, got i32");
   CHECK(error_of([&] { scaled_swiglu(h.flatten(), p); }) ==
         "scaled_swiglu: h must have shape (rows, width), got [8]");
   CHECK(error_of([&] {

@@ -43,7 +43,7 @@ TEST_CASE("softmax: agrees with its definition along every axis") {
 TEST_CASE("softmax: f32 and bf16 agree with f64 in forward and backward") {
   for (const Op op : kOps)
     for (const Shape& s : kShapes)
-      for (const DType t : {DType::f32, DType::bf16}) {
+      for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
         CAPTURE(to_string(s));
         CAPTURE(std::string(name(t)));
         const auto grad_of = [&](const Tensor& values, const Tensor& dy, Tensor& y) {
@@ -81,7 +81,7 @@ TEST_CASE("softmax: first and second gradients of strided and repeated inputs") 
 
 TEST_CASE("softmax: large values do not overflow, masked entries are 0, a masked row is NaN") {
   constexpr double kInf = std::numeric_limits<double>::infinity();
-  for (const DType t : {DType::f64, DType::f32, DType::bf16}) {
+  for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
     const Tensor x = Tensor::of({1000, 1000, -kInf, -kInf, -kInf, -kInf}, {2, 3}, t);
     const Tensor p = softmax(x), log_p = log_softmax(x);
     CHECK(p.select(0, 0).select(0, 0).item() == 0.5);
@@ -127,9 +127,9 @@ TEST_CASE("softmax: errors name the rule") {
   CHECK(error_of([&] { log_softmax(Tensor::ones({})); }) ==
         "log_softmax: x must have at least one axis, got a scalar");
   CHECK(error_of([&] { softmax(x.to(DType::i64)); }) ==
-        "softmax: dtype must be one of f32, f64, bf16, got i64");
+        "softmax: dtype must be one of f32, f64, bf16, f16, got i64");
   CHECK(error_of([&] { log_softmax(x.to(DType::i64)); }) ==
-        "log_softmax: dtype must be one of f32, f64, bf16, got i64");
+        "log_softmax: dtype must be one of f32, f64, bf16, f16, got i64");
 }
 
 }  // namespace weft::softmax_test

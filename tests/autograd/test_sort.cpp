@@ -45,7 +45,8 @@ std::vector<double> as_doubles(const Tensor& x) {
 }  // namespace
 
 TEST_CASE("sort: agrees with the standard stable sort for every length and dtype") {
-  for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::i32, DType::i64, DType::u8})
+  for (const DType dtype :
+       {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i32, DType::i64, DType::u8})
     for (const std::int64_t n : {1, 2, 15, 16, 17, 33, 64, 100, 1000}) {
       CAPTURE(n);
       // Few distinct values, so that stability matters.
@@ -139,12 +140,12 @@ TEST_CASE("sort: errors name the rule") {
   CHECK(error_of([&] { topk(x, 0); }) == "topk: k must be in [1, 3], got 0");
   CHECK(error_of([&] { topk(x, 3, 0); }) == "topk: k must be in [1, 2], got 3");
   CHECK(error_of([&] { topk(x.to(DType::f16), 1); }) ==
-        "topk: dtype must be one of f32, f64, bf16, i32, i64, u8, got f16");
+        "topk: dtype must be one of f32, f64, bf16, f16, i32, i64, u8, got f16");
   CHECK(error_of([&] { sort(x, 2); }) == "sort: dim must be in [-2, 2), got 2");
   CHECK(error_of([&] { sort(Tensor::ones({})); }) ==
         "sort: x must have at least one axis, got a scalar");
   CHECK(error_of([&] { sort(x.to(DType::boolean)); }) ==
-        "sort: dtype must be one of f32, f64, bf16, i32, i64, u8, got bool");
+        "sort: dtype must be one of f32, f64, bf16, f16, i32, i64, u8, got bool");
 }
 
 }  // namespace weft::sort_test

@@ -31,7 +31,7 @@ TEST_CASE("swiglu: both forms are silu(gate) * up") {
 
 TEST_CASE("swiglu: f32 and bf16 agree with f64 in forward and backward") {
   for (const Shape& s : kShapes)
-    for (const DType t : {DType::f32, DType::bf16}) {
+    for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
       CAPTURE(to_string(s));
       CAPTURE(std::string(name(t)));
       const auto run = [](const Tensor& g, const Tensor& u, const Tensor& dy) {
@@ -99,7 +99,7 @@ TEST_CASE("swiglu: errors name the rule") {
           swiglu(x, Tensor::empty({2, 3}, DType::f64, kMeta));
         }) == "swiglu: up must be on device cpu like gate, got meta");
   CHECK(error_of([&] { swiglu(x.to(DType::i32)); }) ==
-        "swiglu: dtype must be one of f32, f64, bf16, got i32");
+        "swiglu: dtype must be one of f32, f64, bf16, f16, got i32");
   Tensor leaf = random({2, 4});
   leaf.set_requires_grad();
   Tape outer, inner;

@@ -172,7 +172,7 @@ TEST_CASE("D1: permuting and combining with shares of 1/k restores x and its gra
   // Halves and quarters are exact, so the round trip is exact.
   for (const auto& [tokens, k, count] :
        {Case{9, 2, 4}, Case{5, 4, 7}, Case{6, 1, 50}, Case{0, 2, 3}})
-    for (const DType t : {DType::f32, DType::f64, DType::bf16}) {
+    for (const DType t : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
       const ExpertRows rows = sort_by_expert(some_experts(tokens, k, count, false), count);
       CHECK(rows.slot_of.dim(0) == tokens * k);
       Tensor x = random({tokens, 3}, 1, t);
@@ -302,7 +302,7 @@ TEST_CASE("token_permute: errors name the rule") {
         }) == "permute_tokens: x must have 2 axes and 3 rows, got shape [4, 2]");
   CHECK(error_of([&] {
           permute_tokens(random({3, 2}, 1, DType::i32), rows);
-        }) == "permute_tokens: dtype must be one of f32, f64, bf16, got i32");
+        }) == "permute_tokens: dtype must be one of f32, f64, bf16, f16, got i32");
   CHECK(error_of([&] {
           permute_tokens(Tensor::empty({3, 2}, DType::f32, kMeta), rows);
         }) == "permute_tokens: x must be on cpu like the rows, got meta");

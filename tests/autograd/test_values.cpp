@@ -79,7 +79,7 @@ TEST_CASE("values: linspace reaches both ends exactly") {
   CHECK(Tensor::linspace(0, 1, 3, DType::f32, kMeta).is_meta());
   CHECK(error_of([] { Tensor::linspace(0, 1, -1); }) == "linspace: n must be at least 0, got -1");
   CHECK(error_of([] { Tensor::linspace(0, 1, 2, DType::i32); }) ==
-        "linspace: dtype must be one of f32, f64, bf16, got i32");
+        "linspace: dtype must be one of f32, f64, bf16, f16, got i32");
 }
 
 TEST_CASE("values: errors name the rule and the value") {

@@ -84,7 +84,7 @@ TEST_CASE("philox: element i of a key is word i mod 4 of block i / 4") {
 
 TEST_CASE("random: a shard draws what the whole draws at its position") {
   for (const Draw& draw : {kUniform, kNormal, kTruncated, kBernoulli}) {
-    for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+    for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
       const Tensor whole = Tensor::empty({7, 5}, dtype);
       draw(whole, {3, 4, 0});
       const Tensor shards = Tensor::zeros({7, 5}, dtype);

@@ -474,7 +474,7 @@ TEST_CASE("tensor: errors name the rule") {
           x.copy_to(out);
         }) == "copy_to: the buffer must hold 6 values, got 5");
   CHECK(error_of([&] { x.to(DType::i64).set_requires_grad(); }) ==
-        "set_requires_grad: dtype must be one of f32, f64, bf16, got i64");
+        "set_requires_grad: dtype must be one of f32, f64, bf16, f16, got i64");
   const Tensor repeated = Tensor::ones({1}).expand({3});
   const std::string rule =
       "the tensor must not repeat its elements, got shape [3] with strides [0]";

@@ -20,9 +20,9 @@ inline constexpr Device kGpu{Device::Kind::cuda, 0};
 inline constexpr DType kEveryDType[] = {DType::f32,  DType::f64,    DType::bf16, DType::f16,
                                         DType::e4m3, DType::e5m2,   DType::i32,  DType::i64,
                                         DType::u8,   DType::boolean};
-inline constexpr DType kNumbers[] = {DType::f32, DType::f64, DType::bf16,
+inline constexpr DType kNumbers[] = {DType::f32, DType::f64, DType::bf16, DType::f16,
                                      DType::i32, DType::i64, DType::u8};
-inline const std::vector<DType> kFloating = {DType::f32, DType::bf16, DType::f64};
+inline const std::vector<DType> kFloating = {DType::f32, DType::bf16, DType::f16, DType::f64};
 
 using Op = std::function<TensorList(const TensorList&)>;
 /// f, which takes one tensor, as an Op.

@@ -151,7 +151,7 @@ TEST_CASE("elementwise: comparisons and where") {
 }
 
 TEST_CASE("elementwise: updates in place") {
-  for (const DType t : {DType::f32, DType::f64, DType::bf16}) {
+  for (const DType t : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
     CAPTURE(std::string(name(t)));
     const Tensor x = random({5, 33}, 1, t), y = random({5, 33}, 2, t);
     test::for_each_order([&] {
@@ -165,7 +165,7 @@ TEST_CASE("elementwise: updates in place") {
 
 TEST_CASE("elementwise: every comparison with NaN on dense and strided tensors") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  for (const DType t : {DType::f32, DType::bf16, DType::f64}) {
+  for (const DType t : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
     CAPTURE(std::string(name(t)));
     const Tensor a = Tensor::of({1, 2, 3, nan, 2, nan}, {2, 3}, t);
     const Tensor b = Tensor::of({2, 2, 2, 2, nan, nan}, {2, 3}, t);

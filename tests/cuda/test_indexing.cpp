@@ -116,7 +116,7 @@ TEST_CASE("indexing: the gradient of an embedding has the CPU's bits") {
 }
 
 TEST_CASE("indexing: a bf16 embedding adds in f32 to a tied head's gradient") {
-  for (const DType t : {DType::f32, DType::bf16}) {
+  for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
     Tensor w = Tensor::zeros({2, 8}, t, kGpu);
     w.set_requires_grad();
     for (int pass = 0; pass < 2; ++pass) {

@@ -77,7 +77,7 @@ TEST_CASE("mlp: bf16 gradients of weights and biases go into f32 sums") {
 }
 
 TEST_CASE("mlp: a recomputed region gives the same bits") {
-  for (const DType t : {DType::f32, DType::bf16}) {
+  for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
     TensorList leaves;
     for (const Tensor& x : inputs(6, 8, 16, 8, Activation::gelu_tanh))
       leaves.push_back(x.to(t).to(kGpu).detach().set_requires_grad());

@@ -90,7 +90,7 @@ TEST_CASE("optimizer: AdamW on a GPU gives the CPU's bits") {
   for (const auto& dtypes : {std::vector{DType::f32}, std::vector{DType::f64},
                              std::vector{DType::f32, DType::f64, DType::bf16}})
     for (const bool decoupled : {true, false})
-      for (const DType grad : {DType::f32, DType::bf16}) {
+      for (const DType grad : {DType::f32, DType::bf16, DType::f16}) {
         CAPTURE(decoupled);
         const auto make = adam({.lr = 1e-2,
                                 .beta2 = 0.95,

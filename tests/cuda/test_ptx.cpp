@@ -23,8 +23,9 @@ std::vector<std::uint32_t> random_words(std::size_t n, std::uint64_t seed) {
   for (std::size_t i = 0; i < n; ++i) words[i] = random_bits({seed, 0, 0}, i);
   return words;
 }
-bf16 random_bf16(std::uint64_t seed, std::uint64_t i) {
-  return bf16(uniform_from_bits(random_bits({seed, 0, 0}, i)) * 4 - 2);
+template <class T>
+T random_half(std::uint64_t seed, std::uint64_t i) {
+  return T(uniform_from_bits(random_bits({seed, 0, 0}, i)) * 4 - 2);
 }
 
 Tensor on_gpu(const std::vector<std::uint32_t>& words, const Shape& shape, DType dtype) {
@@ -39,23 +40,25 @@ std::vector<std::uint32_t> words_of(const Tensor& t) {
   return words;
 }
 
-std::uint32_t pair(bf16 low, bf16 high) {
+template <class T>
+std::uint32_t pair(T low, T high) {
   return static_cast<std::uint32_t>(low.bits) | static_cast<std::uint32_t>(high.bits) << 16;
 }
 
 }  // namespace
 
-TEST_CASE("ptx: mma_16816 multiplies the fragments of a warp") {
+TEST_CASE_TEMPLATE("ptx: mma_16816 multiplies the fragments of a warp", T, bf16, f16) {
   // For each element: which lane and which register hold it.
-  bf16 a[16][16], b[16][8];
+  T a[16][16], b[16][8];
   float c[16][8];
   std::vector<std::uint32_t> ra(128), rb(64), rc(128);
   for (int i = 0; i < 16; ++i)
-    for (int k = 0; k < 16; ++k) a[i][k] = random_bf16(1, static_cast<std::uint64_t>(16 * i + k));
+    for (int k = 0; k < 16; ++k)
+      a[i][k] = random_half<T>(1, static_cast<std::uint64_t>(16 * i + k));
   for (int k = 0; k < 16; ++k)
-    for (int j = 0; j < 8; ++j) b[k][j] = random_bf16(2, static_cast<std::uint64_t>(8 * k + j));
+    for (int j = 0; j < 8; ++j) b[k][j] = random_half<T>(2, static_cast<std::uint64_t>(8 * k + j));
   for (int i = 0; i < 16; ++i)
-    for (int j = 0; j < 8; ++j) c[i][j] = random_bf16(3, static_cast<std::uint64_t>(8 * i + j));
+    for (int j = 0; j < 8; ++j) c[i][j] = random_half<T>(3, static_cast<std::uint64_t>(8 * i + j));
   for (int i = 0; i < 16; ++i)
     for (int k = 0; k < 16; k += 2) {
       const int lane = i % 8 * 4 + k % 8 / 2, reg = i / 8 + k / 8 * 2;
@@ -73,7 +76,7 @@ TEST_CASE("ptx: mma_16816 multiplies the fragments of a warp") {
   const Tensor ga = on_gpu(ra, {32, 4}, DType::i32), gb = on_gpu(rb, {32, 2}, DType::i32);
   test::for_each_order([&] {
     const Tensor gc = on_gpu(rc, {32, 4}, DType::f32);
-    test::run_mma(ga, gb, gc);
+    test::run_mma(dtype_of<T>(), ga, gb, gc);
     const std::vector<std::uint32_t> got = words_of(gc);
     for (int i = 0; i < 16; ++i)
       for (int j = 0; j < 8; ++j) {
@@ -128,29 +131,43 @@ TEST_CASE("ptx: cp_async16 copies or writes zeros and each group arrives by its 
   });
 }
 
-TEST_CASE("ptx: pack_bf16 and round_bf16 round like the CPU") {
+TEST_CASE_TEMPLATE("ptx: pack_halves and round_half round like the CPU", T, bf16, f16) {
   std::vector<std::uint32_t> words = random_words(512, 8);
   // Ties, the largest numbers, subnormals, infinities and NaN.
   const std::uint32_t special[] = {0x3f808000, 0x3f818000, 0x7f7fffff, 0x00000001, 0x80000000,
-                                   0x7f800000, 0xff800000, 0x7f800001, 0xffc00000, 0x00008000};
+                                   0x7f800000, 0xff800000, 0x7f800001, 0xffc00000, 0x00008000,
+                                   0x477fefff, 0x477ff000, 0x387fefff, 0x33000000, 0x33000001};
   std::copy(std::begin(special), std::end(special), words.begin());
   const auto rounded = [](std::uint32_t bits) {
     const float x = std::bit_cast<float>(bits);
-    return std::isnan(x) ? std::uint32_t{0x7fff} : std::uint32_t{bf16(x).bits};
+    return std::isnan(x) ? std::uint32_t{0x7fff} : std::uint32_t{T(x).bits};
   };
   std::vector<std::uint32_t> want;
   for (std::size_t i = 0; i < 512; i += 2)
     want.push_back(rounded(words[i]) | rounded(words[i + 1]) << 16);
   const Tensor x = on_gpu(words, {512}, DType::f32);
   const Tensor out = Tensor::empty({256}, DType::i32, kGpu);
-  test::run_pack(x, out);
+  test::run_pack(dtype_of<T>(), x, out);
   CHECK(words_of(out) == want);
-  const Tensor one_by_one = Tensor::empty({512}, DType::bf16, kGpu);
+  const Tensor one_by_one = Tensor::empty({512}, dtype_of<T>(), kGpu);
   test::run_round(x, one_by_one);
   const Tensor host = one_by_one.to(kCpu);
   std::vector<std::uint32_t> got(256);
   std::memcpy(got.data(), host.raw(), 1024);
   CHECK(got == want);
+}
+
+TEST_CASE("ptx: widen_f16 is exact") {
+  const Tensor x = Tensor::empty({512}, DType::f16), y = Tensor::empty({512}, DType::f32, kGpu);
+  for (std::int64_t i = 0; i < 512; ++i)
+    x.data<f16>()[i].bits = static_cast<std::uint16_t>(i * 127 + (i & 1));  // of all exponents
+  test::run_widen(x.to(kGpu), y);
+  const Tensor got = y.to(kCpu);
+  for (std::int64_t i = 0; i < 512; ++i) {
+    CAPTURE(x.data<f16>()[i].bits);
+    const float want = x.data<f16>()[i];
+    CHECK((std::isnan(want) ? std::isnan(got.data<float>()[i]) : got.data<float>()[i] == want));
+  }
 }
 
 TEST_CASE("ptx: exp2_approx is accurate") {

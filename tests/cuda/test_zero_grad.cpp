@@ -26,7 +26,7 @@ const Shape kZeroShapes[] = {{5, 3}, {0, 4}, {16'384 + 37}, {64}, {31}, {1}};
 NamedTensors with_sums(Device device) {
   NamedTensors all;
   for (const Shape& shape : kZeroShapes)
-    for (const DType sum : {DType::f32, DType::bf16, DType::f64}) {
+    for (const DType sum : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
       const DType dtype = sum == DType::f64 ? DType::f64 : DType::bf16;
       const Tensor p = Tensor::zeros(shape, dtype, device).set_requires_grad();
       Tensor g = random(shape, 7, sum).to(device);

@@ -150,7 +150,7 @@ TEST_CASE("comm_ops: each backward is the dual of its forward") {
 
 TEST_CASE("comm_ops: f32 and bf16 are summed in f32 and rounded once") {
   test::distributed_test(4, [](World& w) {
-    for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       Tensor total = Tensor::zeros({8, 3});
       for (int r = 0; r < 4; ++r) total = add(total, weights({8, 3}, r, dtype).to(DType::f32));
       const Tensor mine = weights({8, 3}, w.rank(), dtype);
@@ -174,7 +174,7 @@ TEST_CASE("comm_ops: errors name the rule") {
     CHECK(error([&] { gather_rows(Tensor::zeros({5}), g); }) ==
           "gather_rows: x must have at least 2 axes, got shape [5]");
     CHECK(error([&] { copy_to_group(Tensor::zeros({5}, DType::i32), g); }) ==
-          "copy_to_group: x must have dtype f32, f64 or bf16, got i32");
+          "copy_to_group: x must have dtype f32, f64, bf16 or f16, got i32");
     CHECK(error([&] { reduce_from_group(Tensor(), g); }) ==
           "reduce_from_group: x must be a tensor, got a null handle");
     CHECK(error([&] {

@@ -174,7 +174,7 @@ TEST_CASE("D3, D7: every grid and dispatcher gives the dense sum with one rank w
 }
 
 TEST_CASE("D4: dispatchers agree bit by bit with each other and with one rank") {
-  for (const DType dtype : {DType::f32, DType::bf16})
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
     for (const Grid& grid : kGrids) {
       CAPTURE(grid.ranks);
       const MoE whole = layer(kLayers[0], dtype);

@@ -138,7 +138,7 @@ void check_layout(World& w, bool shard, DType dtype, const Options& options) {
 
 TEST_CASE("frozen: Ddp and ZeRO keep parameters without a gradient on all ranks") {
   test::distributed_test({1, 2, 4}, [](World& w) {
-    for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
       for (const bool shard : {false, true}) {
         check_layout(w, shard, dtype, kAdam);
         check_layout(w, shard, dtype, kSgd);
@@ -147,7 +147,7 @@ TEST_CASE("frozen: Ddp and ZeRO keep parameters without a gradient on all ranks"
 }
 
 TEST_CASE("frozen: one rank with main_grad and every form of master weights") {
-  for (const DType dtype : {DType::f32, DType::bf16})
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
     for (const auto form :
          {optim::MasterWeights::none, optim::MasterWeights::f32, optim::MasterWeights::remainder}) {
       Partly model(dtype);

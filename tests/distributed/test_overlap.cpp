@@ -49,7 +49,7 @@ TEST_CASE("overlap: two layers equal plain collectives in poisoned memory") {
   const Poisoned memory;
   distributed_test({1, 2, 4}, [](World& w) {
     ProcessGroup& g = w.all();
-    for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
       for (const Overlap form : kForms)
         for (const std::int64_t n : {3, 1, 0}) {
           const int r = w.rank();
@@ -123,7 +123,7 @@ TEST_CASE("overlap: meta device shapes and errors") {
     CHECK(error_of([&] { gather_linear(x, weight, Tensor::zeros({4}), g); }) ==
           "gather_linear: bias must be f32 with shape [5] (rows of weight [5, 4]), got f32 [4]");
     CHECK(error_of([&] { linear_scatter(x.to(DType::i32), weight, g); }) ==
-          "linear_scatter: x must have dtype f32, f64 or bf16, got i32");
+          "linear_scatter: x must have dtype f32, f64, bf16 or f16, got i32");
   });
 }
 

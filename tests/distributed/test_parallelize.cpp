@@ -248,7 +248,7 @@ TEST_CASE("shared rows: backward sums a row's gradient over the ranks that share
     CHECK(dx.select(0, 0).select(0, 1).item() == w.rank() + 1.0);
     CHECK(dx.select(0, 1).select(0, 2).item() == (w.rank() < 2 ? 3 : 7));
     CHECK(error_of([&] { share_rows(Tensor::zeros({2}, DType::i32), w.all(), mine, 2); }) ==
-          "share_rows: x must have dtype f32, f64 or bf16, got i32");
+          "share_rows: x must have dtype f32, f64, bf16 or f16, got i32");
   });
 }
 

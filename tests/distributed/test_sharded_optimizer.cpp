@@ -80,7 +80,7 @@ std::vector<Tensor> train_alone(World& w, DType dtype, const Options& options, i
 
 TEST_CASE("sharded_optimizer: gives the bits of the plain optimizer") {
   test::distributed_test({1, 2, 4, 8}, [](World& w) {
-    for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+    for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
       CAPTURE(name(dtype));
       const auto compare = [&](const auto& options) {
         const Outcome plain = train(w, false, dtype, options);
@@ -120,7 +120,7 @@ TEST_CASE("sharded_optimizer: gives the bits of the plain optimizer") {
 
 TEST_CASE("sharded_optimizer: bucket sizes change no bit") {
   test::distributed_test({2, 4}, [](World& w) {
-    for (const DType dtype : {DType::f32, DType::bf16})
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
       for (const bool shard : {false, true}) {
         const optim::AdamWOptions adam{.lr = 1e-2, .weight_decay = 0.1};
         const Outcome one = train(w, shard, dtype, adam, 6, 1 << 20);

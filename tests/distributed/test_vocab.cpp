@@ -69,7 +69,7 @@ TEST_CASE("vocab: ranges are equal and the last ones short or empty") {
 
 TEST_CASE("vocab: loss and gradients equal the reference for indivisible class counts") {
   distributed_test({1, 2, 4}, [](World& w) {
-    for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
       for (const Reduction reduction : kReductions)
         for (const double smoothing : {0.0, 0.1})
           for (const auto& t : kTargets)
@@ -183,7 +183,7 @@ TEST_CASE("vocab: hits, rows of -inf and zero rows") {
 
 TEST_CASE("vocab: the sum of the embedding shards equals the whole bit by bit") {
   distributed_test({1, 2, 4}, [](World& w) {
-    for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64})
       for (const std::int64_t vocab : {10, 5, 3}) {
         const Tensor weight = test::random({vocab, kWidth}, 2, dtype);
         const Tensor tokens = ids({0, 2, 1, 2, vocab - 1, 0}, {2, 3}, DType::i32);

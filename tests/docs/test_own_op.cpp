@@ -53,14 +53,15 @@ void hardswish_bwd(const Tensor& x, const Tensor& dy, const Tensor& dx) {
 /// y = x min(max(x + 3, 0), 6) / 6.
 ///
 /// Shapes   x (...)  ->  (...)
-/// Dtypes   f32, f64, bf16
+/// Dtypes   f32, f64, bf16, f16
 /// Device   cpu, meta
 /// Saves    x
 /// Throws   Error on another dtype or device; once differentiable
 /// Source   Howard et al. 2019, arXiv:1905.02244, section 5.2
 Tensor hardswish(const Tensor& input) {
   check(!input.device().is_gpu(), "hardswish: x must be on cpu or meta, got {}", input.device());
-  if (!is_compute(input.dtype())) throw_bad_dtype("hardswish", input.dtype(), "f32, f64, bf16");
+  if (!is_compute(input.dtype()))
+    throw_bad_dtype("hardswish", input.dtype(), "f32, f64, bf16, f16");
   const Tensor x = contiguous(input);
   const Tensor y = empty_like(x);
   if (!x.is_meta()) dispatch_floating(x.dtype(), [&]<class T>() { hardswish_fwd<T>(x, y); });
@@ -105,11 +106,11 @@ TEST_CASE("own op: gradients of hardswish agree with differences") {
 
 TEST_CASE("own op: hardswish in every dtype, on meta, and its error") {
   const Tensor x = test::random({4, 1025}) * 3;
-  for (const DType dtype : {DType::f32, DType::bf16})
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
     CHECK(test::mismatch(hardswish(x.to(dtype)), hardswish(x), test::tolerance(dtype)) == "");
   CHECK(hardswish(x.to(kMeta)).shape() == x.shape());
   CHECK(test::error_of([&] { hardswish(x.to(DType::i32)); }) ==
-        "hardswish: dtype must be one of f32, f64, bf16, got i32");
+        "hardswish: dtype must be one of f32, f64, bf16, f16, got i32");
 }
 
 }  // namespace weft::own_op_test

@@ -31,7 +31,8 @@ class Lion : public optim::Optimizer {
     for (std::size_t i = begin; i < end; ++i) {
       ParamSlot slot;
       if (!fill_slot(i, slot) || slot.n == 0) continue;
-      check(slot.param_dtype == DType::f32 && parameters_[i].tensor.device().is_cpu(),
+      check(slot.param_dtype == DType::f32 && slot.copy_dtype == DType::bf16 &&
+                parameters_[i].tensor.device().is_cpu(),
             "lion: {} must be f32 or bf16 on cpu, got {} on {}", parameters_[i].name,
             slot.param_dtype, parameters_[i].tensor.device());
       float* const m = states_[m_].tensors[i].data<float>();
@@ -43,7 +44,7 @@ class Lion : public optim::Optimizer {
   void lion(const ParamSlot& slot, float* m, double scale) const {
     const auto p = static_cast<float*>(slot.param);
     const auto g = static_cast<const G*>(slot.grad);
-    const auto rounded = static_cast<bf16*>(slot.bf16_copy);
+    const auto rounded = static_cast<bf16*>(slot.half_copy);
     const auto b1 = static_cast<float>(options_.beta1), b2 = static_cast<float>(options_.beta2);
     const auto lr = static_cast<float>(lr_ * slot.lr_scale);
     const auto decay = static_cast<float>(slot.weight_decay), by = static_cast<float>(scale);
@@ -105,7 +106,7 @@ TEST_CASE("own optimizer: decay, groups, clipping, a step that is skipped") {
 }
 
 TEST_CASE("own optimizer: resumes, and keeps f32 master weights of bf16") {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     const Tensor x = Tensor::full({4}, 8, dtype).set_requires_grad();
     const Tensor y = Tensor::empty({4}, dtype).set_requires_grad();
     Lion first({{"x", x}}, {.lr = 1e-3});

@@ -29,6 +29,13 @@ GptOptions small() {
   return o;
 }
 
+GptOptions f16() {
+  GptOptions o = small();
+  o.machine.dtype = DType::f16;  // with a loss scale
+  o.optimizer.state_dtype = DType::f16;
+  return o;
+}
+
 GptOptions bf16() {
   GptOptions o = small();
   o.machine.dtype = DType::bf16;
@@ -137,6 +144,7 @@ const Case kAlone[] = {
     {"norms", small, [](GptOptions& o) { o.run.norms = true; }},
     {"packed", small, [](GptOptions& o) { o.data.pack = "end"; }},
     {"bf16", bf16, [](GptOptions&) {}},
+    {"f16", f16, [](GptOptions&) {}},
     {"bf16, remainders", bf16,
      [](GptOptions& o) {
        o.optimizer.master_weights = optim::MasterWeights::remainder;
@@ -228,6 +236,7 @@ struct Layout {
 constexpr Layout kLayouts[] = {
     {"dp", small, 1, 1, false, false},          {"dp, zero", small, 1, 1, false, true},
     {"bf16, zero", bf16, 1, 1, false, true},    {"fp8, zero", fp8, 1, 1, false, true},
+    {"f16, zero", f16, 1, 1, false, true},
     {"tp", small, 2, 1, false, false},          {"tp + sp", small, 2, 1, true, false},
     {"bf16, tp + sp", bf16, 2, 1, true, false}, {"experts, ep", experts, 1, 2, false, true}};
 
@@ -273,7 +282,8 @@ constexpr States kStates[] = {
     {DType::bf16, kRemainder, DType::f32, kAuto, 12, 4, 16},
     {DType::bf16, kRemainder, DType::bf16, kAuto, 10, 4, 14},
     {DType::bf16, kRemainder, DType::bf16, train::SecondMoment::bf16, 8, 4, 12},
-    {DType::bf16, kNone, DType::bf16, train::SecondMoment::bf16, 6, 4, 10}};
+    {DType::bf16, kNone, DType::bf16, train::SecondMoment::bf16, 6, 4, 10},
+    {DType::f16, kF32, DType::f32, kAuto, 14, 4, 18}};
 
 GptOptions wide(const States& s) {
   GptOptions o = small();
@@ -284,6 +294,7 @@ GptOptions wide(const States& s) {
   o.optimizer.master_weights = s.masters;
   o.optimizer.state_dtype = s.state;
   o.optimizer.second_moment = s.second;
+  o.optimizer.loss_scale = 0;
   return o;
 }
 
@@ -313,12 +324,11 @@ TEST_CASE("memory plan: bytes a parameter by closed forms") {
     CHECK(closed.total() == s.total);
     // Exact, but for the size class of each tensor.
     const MemoryPlan plan = plan_memory(o);
-    const bool bf16 = s.dtype == DType::bf16;
     const auto width = [](DType t) { return static_cast<std::int64_t>(size_of(t)); };
     CHECK(plan.peak.by_category[kParameter] == tensors_of(o, width(s.dtype)));
     CHECK(plan.peak.by_category[kOptimizer] ==
           tensors_of(o, width(s.state)) + tensors_of(o, width(o.optimizer.second_moment_dtype())) +
-              (bf16 && s.masters != kNone ? tensors_of(o, s.masters == kRemainder ? 2 : 4) : 0));
+              (is_half(s.dtype) && s.masters != kNone ? tensors_of(o, s.masters == kRemainder ? 2 : 4) : 0));
     CHECK(weights_and_states(plan) >= s.weights);
     CHECK(weights_and_states(plan) < 1.01 * s.weights);
   }

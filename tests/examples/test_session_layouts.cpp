@@ -341,7 +341,7 @@ std::string moved_wrongly(const GptOptions& o, const train::Ranks& ranks) {
 }  // namespace
 
 TEST_CASE("session: a frozen parameter stays unchanged in every layout") {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     CAPTURE(name(dtype));
     GptOptions o = options_of(kModels[3], dtype);
     o.optimizer.lr = o.optimizer.min_lr = 1e-2;

@@ -66,7 +66,7 @@ class Runs {
 
  private:
   std::vector<DType> dtypes() const {
-    std::vector<DType> found = {DType::f64, DType::f32, DType::bf16};
+    std::vector<DType> found = {DType::f64, DType::f32, DType::bf16, DType::f16};
     if (line_.is('n') || line_.is('a'))
       found.insert(found.end(), {DType::i32, DType::i64, DType::u8});
     if (line_.is('a')) found.push_back(DType::boolean);

@@ -106,7 +106,7 @@ class Runs {
 
   void all() {
     for (const Device device : {kCpu, kMeta, Device{Device::Kind::meta_cuda, 0}})
-      for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::i64}) {
+      for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64}) {
         if (!is_compute(dtype) && !line_.is('n') && !line_.is('a')) continue;
         const Sizes odd = odd_sizes();
         with_sizes(odd, dtype, device);

@@ -210,7 +210,7 @@ TEST_CASE("gpt: decoding with a cache equals the full forward") {
 
 TEST_CASE("gpt: recomputing gives the same bits with dropout") {
   for (const Arch arch : {Arch::gpt2, Arch::llama})
-    for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       CAPTURE(name(dtype));
       GptConfig c = small(arch);
       c.dropout = 0.2;

@@ -76,7 +76,7 @@ bool is_bf16(const Tensor& g) {
 
 TEST_CASE("main_grad: the first gradient after zero_grad() overwrites, with the bits of a sum") {
   for (const GptConfig& config : configurations())
-    for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
       const std::vector<Tensor> want = added_to_zeros(config, dtype);
       nn::Gpt model = make(config, dtype);
       optim::Sgd optimizer(model.named_parameters(), {.lr = 1});

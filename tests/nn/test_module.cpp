@@ -144,7 +144,7 @@ TEST_CASE("module: to(dtype) replaces the memory of the same tensors") {
   CHECK(handle.dtype() == DType::bf16);
   CHECK(m.angles.dtype() == DType::f32);  // tables keep their precision
   CHECK(test::error_of([&] { m.to(DType::i32); }) ==
-        "to: a module computes in f32, f64 or bf16, got i32");
+        "to: a module computes in f32, f64, bf16 or f16, got i32");
 }
 
 TEST_CASE("module: training mode reaches every child") {

@@ -91,9 +91,10 @@ TEST_CASE("clip: sums_of_squares of any tensors and clip_from their total") {
   CHECK(clip.norm.item() == 13);
   CHECK(clip.scale.item() == doctest::Approx(6.5 / (13 + 1e-6)).epsilon(1e-12));
   CHECK_FALSE(optim::sums_of_squares({}).defined());
-  CHECK(test::error_of([] { optim::sums_of_squares({Tensor::zeros({2}, DType::i32)}); }) ==
-        "sums_of_squares: tensors must be f32, f64 or bf16 and contiguous, got i32 with strides "
-        "[1]");
+  CHECK(
+      test::error_of([] { optim::sums_of_squares({Tensor::zeros({2}, DType::i32)}); }) ==
+      "sums_of_squares: tensors must be f32, f64, bf16 or f16 and contiguous, got i32 with strides "
+      "[1]");
   CHECK(test::error_of([&] { optim::clip_from(sums, -1); }) ==
         "clip: max_norm must be at least 0, got -1");
 }

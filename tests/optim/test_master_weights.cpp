@@ -143,7 +143,7 @@ TEST_CASE("master_weights: O5 1000 AdamW steps of both forms are equal bit by bi
 
 TEST_CASE("master_weights: SGD steps of both forms are equal bit by bit") {
   for (const double momentum : {0.0, 0.9})
-    for (const DType grad : {DType::f32, DType::bf16}) {
+    for (const DType grad : {DType::f32, DType::bf16, DType::f16}) {
       const auto make = [&](const NamedTensors& ps, MasterWeights form) {
         return Sgd(ps, {.lr = 1e-3,
                         .momentum = momentum,

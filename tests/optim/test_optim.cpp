@@ -140,7 +140,7 @@ TEST_CASE("optimizer: clipping during the step equals clipping before it") {
 }
 
 TEST_CASE("optimizer: a saved state continues in a new optimizer bit by bit") {
-  for (const DType state : {DType::f32, DType::bf16}) {
+  for (const DType state : {DType::f32, DType::bf16, DType::f16}) {
     CAPTURE(name(state));
     const optim::AdamWOptions o{.beta2 = 0.95, .m_dtype = state, .v_dtype = state};
     const NamedTensors straight = model(), halves = model();
@@ -337,7 +337,7 @@ TEST_CASE("optimizer: errors name the rule") {
         }) == "optimizer: p must be a tensor, got a null handle");
   CHECK(test::error_of([&] {
           Sgd opt({{"p", Tensor::zeros({1}, DType::i32)}});
-        }) == "optimizer: p must be f32, f64 or bf16, got i32");
+        }) == "optimizer: p must be f32, f64, bf16 or f16, got i32");
   Sgd opt(one);
   CHECK(test::error_of([&] {
           p.set_grad(Tensor::of({1, 2, 3}, {3}));

@@ -220,7 +220,7 @@ TEST_CASE("adam_step: the bf16 copy is the new f32 parameter rounded") {
   Problem a(40, DType::f32, DType::bf16, DType::f32, DType::f32);
   const Tensor copy = Tensor::zeros({40}, DType::bf16);
   AdamSlot slot = a.slot();
-  slot.bf16_copy = copy.raw();
+  slot.half_copy = copy.raw();
   adam({slot}, step_at(1));
   for (int i = 0; i < 40; ++i) CHECK(copy.data<bf16>()[i].bits == bf16(a.p.data<float>()[i]).bits);
 }
@@ -275,7 +275,7 @@ TEST_CASE("adam_step: a bf16 parameter with its remainder equals the f32 paramet
 }
 
 TEST_CASE("sgd_step: momentum, Nesterov and decay follow their formulas") {
-  for (const DType type : {DType::f64, DType::f32, DType::bf16})
+  for (const DType type : {DType::f64, DType::f32, DType::bf16, DType::f16})
     for (const bool nesterov : {false, true})
       for (const double momentum : {0.0, 0.9}) {
         const DType state = type == DType::f64 ? DType::f64 : DType::f32;

@@ -277,7 +277,7 @@ TEST_CASE("trainer: an overflow halves the loss scale and skips the step, on all
 TEST_CASE("trainer: float targets, bf16 weights and data that end in the middle of a batch") {
   const test::TempFolder folder;
   const data::TensorDataset data(points(), points().narrow(1, 0, 2).contiguous());
-  for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
     Options o = options_of(folder / name(dtype), 40);
     o.batch = 50;
     o.machine.dtype = dtype;
