@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "weft/cuda/device.h"
+#include "weft/cuda/math.h"
 
 namespace weft::cuda {
 
@@ -22,7 +22,7 @@ __device__ inline Key<T> key_of(T x, bool descending) {
     key = static_cast<K>(x);
     if constexpr (std::is_signed_v<T>) key ^= kSign;
   } else {
-    const Compute<T> v = static_cast<Compute<T>>(x) + Compute<T>(0);  // -0 becomes 0
+    const Compute<T> v = widen(x) + Compute<T>(0);  // -0 becomes 0
     const K bits = std::bit_cast<K>(v);
     key = v != v ? ~K{0} : bits & kSign ? ~bits : bits | kSign;
   }

@@ -38,7 +38,7 @@ struct Rule : ReduceRule<op> {
     }
   };
   static __device__ Lane take(Lane a, T x, const Center& c) {
-    const auto v = static_cast<Lane>(x);
+    const auto v = static_cast<Lane>(widen(x));
     const Lane d = (v - c.high) - c.low;
     if constexpr (op == ReduceOp::sum_squares)
       return a + d * d;

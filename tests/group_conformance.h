@@ -27,12 +27,14 @@ class GroupConformance {
     reductions<float>();
     reductions<double>();
     reductions<bf16>();
+    reductions<f16>();
     reductions<std::int32_t>();
     reductions<std::int64_t>();
     reductions<std::uint8_t>();
     nan_wins<float>();
     nan_wins<double>();
     nan_wins<bf16>();
+    nan_wins<f16>();
     in_flight();
     g_.barrier().wait();
   }

@@ -151,11 +151,12 @@ void sgd_chunk(const Chunk<SgdSlot>& c, const SgdStep& s) {
     if (c.slot.half_copy) write_copy(c.slot, p, c.begin, c.n);
 }
 
-// By the dtype of the gradient: f32, or that of a parameter of 16 bits.
-template <class P, class Half>
+// A parameter that is not f64, with any such gradient.
+template <class P>
 void sgd_of(const Chunk<SgdSlot>& c, const SgdStep& s) {
-  c.slot.grad_dtype == DType::f32 ? sgd_chunk<float, P, float>(c, s)
-                                  : sgd_chunk<float, P, Half>(c, s);
+  const DType g = c.slot.grad_dtype;
+  if (g == DType::f32) return sgd_chunk<float, P, float>(c, s);
+  g == DType::bf16 ? sgd_chunk<float, P, bf16>(c, s) : sgd_chunk<float, P, f16>(c, s);
 }
 
 // Sixteen sums, then their sum, as in the row kernels of the narrower types.
@@ -219,11 +220,10 @@ void adam_step(const Tensor& scratch, const AdamSlot* slots, std::int64_t count,
 void sgd_step(const Tensor&, const SgdSlot* slots, std::int64_t count, const SgdStep& step) {
   if (!std::isfinite(scale_of(step.grad_scale))) return;
   each_chunk(slots, count, [&](const Chunk<SgdSlot>& c) {
-    const DType p = c.slot.param_dtype, g = c.slot.grad_dtype;
+    const DType p = c.slot.param_dtype;
     if (p == DType::f64) return sgd_chunk<double, double, double>(c, step);
-    if (p == DType::bf16) return sgd_of<bf16, bf16>(c, step);
-    if (p == DType::f16) return sgd_of<f16, f16>(c, step);
-    return g == DType::f16 ? sgd_of<float, f16>(c, step) : sgd_of<float, bf16>(c, step);
+    if (p == DType::f32) return sgd_of<float>(c, step);
+    p == DType::bf16 ? sgd_of<bf16>(c, step) : sgd_of<f16>(c, step);
   });
 }
 

@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -277,16 +278,42 @@ TEST_CASE("simd: derivatives match finite differences of the f64 library") {
     }
 }
 
-TEST_CASE("simd: bf16 rows are the f32 results rounded to nearest even") {
+TEST_CASE_TEMPLATE("simd: 16-bit rows are the f32 results rounded to nearest even", T, bf16, f16) {
   for (const SimdTable* table : simd_tables()) {
     CAPTURE(std::string(table->name));
-    const std::vector<bf16> x = as<bf16>(difficult(3));
+    const std::vector<T> x = as<T>(difficult(3));
     std::vector<float> wide, y(x.size());
-    for (const bf16 v : x) wide.push_back(v);
-    std::vector<bf16> got(x.size());
-    table->bf16_.tanh(x.data(), got.data(), 77);
+    for (const T v : x) wide.push_back(v);
+    std::vector<T> got(x.size());
+    table->template of<T>().tanh(x.data(), got.data(), 77);
     table->f32.tanh(wide.data(), y.data(), 77);
-    CHECK(same_bits(got, as<bf16>(y)));
+    CHECK(same_bits(got, as<T>(y)));
+  }
+}
+
+TEST_CASE_TEMPLATE("simd: conversions are those of the type, NaN included", T, bf16, f16) {
+  std::vector<T> all(65536);
+  std::vector<float> values(all.size()), between;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i].bits = static_cast<std::uint16_t>(i);
+    values[i] = static_cast<float>(all[i]);
+    // The number itself, ties with both neighbours, and what lies next to a tie.
+    const auto bits = std::bit_cast<std::uint32_t>(values[i]);
+    for (const std::uint32_t more : {0u, 0xfffu, 0x1000u, 0x1001u, 0x7fffu, 0x8000u, 0x8001u})
+      between.push_back(std::bit_cast<float>(bits + more));
+  }
+  std::vector<T> rounded;
+  for (const float v : between) rounded.push_back(T(v));
+  for (const SimdTable* table : simd_tables()) {
+    CAPTURE(std::string(table->name));
+    const RowKernels<T>& k = table->template of<T>();
+    std::vector<float> wide(all.size());
+    std::vector<T> narrow(between.size());
+    k.widen(all.data(), wide.data(), static_cast<std::int64_t>(all.size()) - 3);
+    k.widen(all.data() + all.size() - 3, wide.data() + all.size() - 3, 3);
+    k.narrow(between.data(), narrow.data(), static_cast<std::int64_t>(between.size()));
+    CHECK(same_bits(wide, values));
+    CHECK(same_bits(narrow, rounded));
   }
 }
 
@@ -308,6 +335,7 @@ TEST_CASE("simd: every instruction set gives the same bits") {
     CAPTURE(std::string(found[i]->name));
     check_same_bits(found[0]->f32, found[i]->f32);
     check_same_bits(found[0]->bf16_, found[i]->bf16_);
+    check_same_bits(found[0]->f16_, found[i]->f16_);
   }
 }
 

@@ -66,10 +66,11 @@ TEST_CASE("attention: two alternating stages of tiles in every order of threads 
   // At least three tiles of keys for a block of queries, and of queries for a block of keys.
   for (const Sizes& z : {Sizes{1, 9, 200, 3, 1, 64}, Sizes{1, 9, 130, 3, 1, 128}}) {
     CAPTURE(text(z));
-    CHECK(difference(op(), inputs(z), {.dtypes = {DType::bf16}}) == "");
+    CHECK(difference(op(), inputs(z), {.dtypes = {DType::bf16, DType::f16}}) == "");
   }
   const AttentionOptions drops{.dropout = 0.3, .key = {11, 3, 0}};
-  CHECK(difference(op(drops), inputs({1, 9, 100, 3, 1, 64}), {.dtypes = {DType::bf16}}) == "");
+  CHECK(difference(op(drops), inputs({1, 9, 100, 3, 1, 64}),
+                   {.dtypes = {DType::bf16, DType::f16}}) == "");
 }
 
 TEST_CASE("attention: masks, lengths and grouped heads in every kernel") {

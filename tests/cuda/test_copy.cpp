@@ -43,20 +43,21 @@ TEST_CASE("copy: conversions round once as on the CPU") {
     }
 }
 
-TEST_CASE("copy: a NaN becomes the same bf16 as on the CPU") {
+TEST_CASE_TEMPLATE("copy: a NaN becomes the same 16 bits as on the CPU", T, bf16, f16) {
+  constexpr DType kHalf = dtype_of<T>();
   const std::vector<std::uint32_t> nans = {0x7f800001, 0xff800001, 0x7fffffff, 0xffffffff,
                                            0x7fc00000, 0xffc00000, 0x7f81ffff, 0xffabcdef};
   const Tensor x = Tensor::empty({2, 8}, DType::f32);
   std::memcpy(x.raw(), nans.data(), 32);
   std::memcpy(x.data<float>() + 8, nans.data(), 32);
-  const Tensor want = x.to(DType::bf16), g = x.to(kGpu);
+  const Tensor want = x.to(kHalf), g = x.to(kGpu);
   const auto same = [&](const Tensor& y) {
     const Tensor host = y.to(kCpu);
     return std::memcmp(host.raw(), want.raw(), 32) == 0;
   };
-  CHECK(same(g.to(DType::bf16)));
-  const Tensor strided = Tensor::empty({8, 2}, DType::bf16, kGpu).transpose(0, 1);
-  strided.copy_(g.to(DType::bf16));
+  CHECK(same(g.to(kHalf)));
+  const Tensor strided = Tensor::empty({8, 2}, kHalf, kGpu).transpose(0, 1);
+  strided.copy_(g.to(kHalf));
   CHECK(same(strided.contiguous()));
   strided.copy_(g);
   CHECK(same(strided.contiguous()));

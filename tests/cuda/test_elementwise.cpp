@@ -194,7 +194,7 @@ TEST_CASE("elementwise: scale_by adds to what its result holds") {
       const Tensor on_gpu = sum.to(kGpu);
       cpu::scale_by(x, by, true, sum);
       cuda::scale_by(x.to(kGpu), by.to(kGpu), true, on_gpu);
-      CHECK(test::mismatch(on_gpu.to(kCpu), sum, t == DType::bf16 ? 1e-2 : 1e-6) == "");
+      CHECK(test::mismatch(on_gpu.to(kCpu), sum, is_half(t) ? 1e-2 : 1e-6) == "");
     }
 }
 

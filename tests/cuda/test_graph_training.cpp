@@ -44,7 +44,7 @@ struct Training {
     nn::init(model, 5);
     model.to(dtype);
     model.to(kGpu);
-    if (dtype == DType::bf16)
+    if (is_half(dtype))
       for (Tensor& p : model.parameters())
         p.set_main_grad(Tensor::zeros(p.shape(), DType::f32, kGpu));
     optimizer = make(model.named_parameters());
@@ -135,6 +135,7 @@ TEST_CASE("graph: a replayed training step gives the bits of an eager step") {
   CHECK(compare(DType::bf16, Arch::llama, Recompute::selective, adam) == "");
   CHECK(compare(DType::f32, Arch::llama, Recompute::full, compact) == "");
   CHECK(compare(DType::bf16, Arch::gpt2, Recompute::none, sgd) == "");
+  CHECK(compare(DType::f16, Arch::llama, Recompute::none, adam) == "");
 }
 
 TEST_CASE("graph: replays neither wait nor allocate") {

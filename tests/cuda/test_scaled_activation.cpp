@@ -9,8 +9,8 @@ using test::disagreement;
 using test::random;
 
 TEST_CASE("scaled_activation: outputs and gradients of wide and odd rows") {
-  // The scale stays f32 where h is bf16.
-  const auto wide = [](const Tensor& t) { return t.dtype() == DType::bf16 ? t.to(DType::f32) : t; };
+  // The scale stays f32 where h has 16 bits.
+  const auto wide = [](const Tensor& t) { return is_half(t.dtype()) ? t.to(DType::f32) : t; };
   const auto swiglu = [&](const TensorList& in) {
     return TensorList{scaled_swiglu(in[0], wide(in[1]))};
   };

@@ -124,7 +124,7 @@ void check_layout(World& w, bool shard, DType dtype, const Options& options) {
         CHECK(test::different_bits(p, before[i]) != "");
       else
         CHECK(test::different_bits(p, before[i]) == "");
-      if (dtype == DType::bf16) continue;  // the reference sums in bf16
+      if (is_half(dtype)) continue;  // the reference sums in that dtype
       CHECK(test::mismatch(p, want[static_cast<std::size_t>(step)][i],
                            dtype == DType::f64 ? 1e-11 : 2e-5) == "");
     }
@@ -150,6 +150,7 @@ TEST_CASE("frozen: one rank with main_grad and every form of master weights") {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
     for (const auto form :
          {optim::MasterWeights::none, optim::MasterWeights::f32, optim::MasterWeights::remainder}) {
+      if (dtype == DType::f16 && form == optim::MasterWeights::remainder) continue;
       Partly model(dtype);
       const NamedTensors parameters = model.named_parameters();
       for (const NamedTensor& p : parameters)

@@ -97,8 +97,9 @@ TEST_CASE("sharded_optimizer: gives the bits of the plain optimizer") {
                                   .master_weights = optim::MasterWeights::none,
                                   .groups = {{"bias", 0.5}, {"layers.1", 2, 0.2}}});
       compare(optim::AdamWOptions{.lr = 1e-2, .m_dtype = DType::bf16});
-      compare(optim::AdamWOptions{
-          .lr = 1e-2, .weight_decay = 0.1, .master_weights = optim::MasterWeights::remainder});
+      if (dtype != DType::f16)
+        compare(optim::AdamWOptions{
+            .lr = 1e-2, .weight_decay = 0.1, .master_weights = optim::MasterWeights::remainder});
       compare(optim::SgdOptions{.lr = 1e-2, .momentum = 0.9, .nesterov = true});
       constexpr auto kStochastic = optim::Rounding::stochastic;
       compare(optim::AdamWOptions{.lr = 1e-2,

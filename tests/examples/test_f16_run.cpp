@@ -35,7 +35,7 @@ double trained(const RunKind& kind, DType dtype) {
   REQUIRE(run.train(60) == 0);
   const std::vector<double> losses = run.values("loss");
   REQUIRE(losses.size() == 60);
-  CHECK(losses.back() < losses.front() / 2);
+  CHECK(losses.back() < 0.6 * losses.front());
   return std::accumulate(losses.end() - 10, losses.end(), 0.0) / 10;
 }
 
@@ -82,10 +82,9 @@ TEST_CASE("f16 runs: a step that overflows is skipped and counted, on all ranks 
     }
     CHECK(skipped > 4);
     CHECK(skipped < 16);
-    if (scales.empty())
-      scales = run.values("loss_scale");
-    else
-      CHECK(run.values("loss_scale") == scales);
+    // One rank rounds other sums to f16, so it may overflow in another step.
+    if (layout.zero) CHECK(run.values("loss_scale") == scales);
+    scales = run.values("loss_scale");
   }
 }
 
@@ -158,20 +157,23 @@ TEST_CASE("f16 runs: on a GPU as on the CPU, with and without a graph") {
   if (cuda::device_count() == 0) return;
   for (const RunKind& kind : {kRunKinds[0], kRunKinds[2]}) {
     CAPTURE(kind.name);
-    const auto run = [&](const char* device, bool graph, DType dtype) {
+    const auto run = [&](const char* device, bool graph, DType dtype, double scale) {
       Run r(kind, {}, dtype);
       r.options.machine.device = device;
       r.options.machine.graph = graph;
-      r.options.optimizer.loss_scale = dtype == DType::f16 ? 0x1p22 : 1024;
+      r.options.optimizer.loss_scale = scale;
       r.options.optimizer.loss_scale_steps = 2;
       REQUIRE(r.train(8) == 0);
       return std::tuple{r.values("loss"), r.values("loss_scale"), r.values("skipped_steps")};
     };
-    const auto eager = run("cuda", false, DType::f16);
-    CHECK(close_losses(std::get<0>(eager), std::get<0>(run("cpu", false, DType::f16)), 5e-3));
+    const auto eager = run("cuda", false, DType::f16, 0x1p26);
     CHECK(std::get<2>(eager).back() > 0);
-    CHECK(run("cuda", true, DType::f16) == eager);
-    if (!kind.experts) CHECK(run("cuda", true, DType::e4m3) == run("cuda", false, DType::e4m3));
+    CHECK(std::get<2>(eager).back() < 8);
+    CHECK(run("cuda", true, DType::f16, 0x1p26) == eager);
+    CHECK(close_losses(std::get<0>(run("cuda", false, DType::f16, 256)),
+                       std::get<0>(run("cpu", false, DType::f16, 256)), 5e-3));
+    if (!kind.experts)
+      CHECK(run("cuda", true, DType::e4m3, 1024) == run("cuda", false, DType::e4m3, 1024));
   }
 }
 

@@ -26,7 +26,7 @@ bool limited(Maker& m, Item& item) {
 Routing routing(I item, const Tensor& x) {
   const Tensor experts = int_tensor(item, kExperts, row_shape(item), x);
   const Tensor probs = where(ge(experts, 0), in_rows(item, x), 0);
-  return {probs.dtype() == DType::bf16 ? cast(probs, DType::f32) : probs, experts};
+  return {is_half(probs.dtype()) ? cast(probs, DType::f32) : probs, experts};
 }
 DropPolicy policy(I item) { return item.ints[4] ? DropPolicy::position : DropPolicy::probability; }
 

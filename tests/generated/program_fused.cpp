@@ -147,9 +147,9 @@ Array by_rows(const Array& x, const Array& scale) {
   return times(x, reshaped(scale, {scale.shape[0], 1}));
 }
 
-// The scale is f32 if the rows are bf16.
+// The scale is f32 if the rows have 16 bits.
 Tensor scale_for(const Tensor& rows, const Tensor& scale) {
-  return rows.dtype() == DType::bf16 ? cast(scale, DType::f32) : scale;
+  return is_half(rows.dtype()) ? cast(scale, DType::f32) : scale;
 }
 
 // Adds the sum, so that it gets a gradient from two sides.

@@ -159,7 +159,7 @@ const ProgramOp kMemberOps[] = {
        return y;
      }},
     {"cast wider", 2, one,
-     [](I, T in) { return cast(in[0], in[0].dtype() == DType::bf16 ? DType::f32 : DType::f64); },
+     [](I, T in) { return cast(in[0], is_half(in[0].dtype()) ? DType::f32 : DType::f64); },
      [](I, A in) { return *in[0]; }},
     {"cast whole", 2, number,
      [](I item, T in) { return cast(in[0], item.ints[0] ? DType::i32 : DType::i64); },
