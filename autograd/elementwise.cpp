@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "weft/autograd/elementwise_common.h"
+#include "weft/autograd/view.h"
 #include "weft/core/numbers.h"
 
 namespace weft {
@@ -14,19 +15,23 @@ namespace {
 
 Tensor arithmetic(const char* name, const Tensor& a, const Tensor& b, BinaryOp op) {
   check_pair(name, a, b);
+  if (has_8_bits(a)) return arithmetic(name, cast(a, DType::f32), cast(b, DType::f32), op);
   check_numeric(name, a.dtype());
   return run_binary(a, b, op, common_shape(name, a, b));
 }
 
 Tensor floating(const char* name, const Tensor& a, const Tensor& b, BinaryOp op) {
   check_pair(name, a, b);
+  if (has_8_bits(a)) return floating(name, cast(a, DType::f32), cast(b, DType::f32), op);
   check_floating(name, a.dtype());
   return run_binary(a, b, op, common_shape(name, a, b));
 }
 
 Tensor arithmetic(const char* name, const Tensor& a, double value, BinaryOp op,
                   bool reversed = false) {
-  check_numeric(name, a, reversed ? "b" : "a");
+  check_tensor(name, reversed ? "b" : "a", a);
+  if (has_8_bits(a)) return arithmetic(name, cast(a, DType::f32), value, op, reversed);
+  check_numeric(name, a.dtype());
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   if (op == BinaryOp::maximum)
     check_bounds(name, a.dtype(), value, kInfinity);
@@ -176,14 +181,18 @@ Tensor mul(const Tensor& a, double b) {
 }
 
 Tensor div(const Tensor& a, double b) {
-  check_floating("div", a, "a");
+  check_tensor("div", "a", a);
+  if (has_8_bits(a)) return div(cast(a, DType::f32), b);
+  check_floating("div", a.dtype());
   Tensor y = run_scalar(a, b, BinaryOp::div);
   if (recording(a)) Tape::record("div", {&a}, {&y}, [b](Backward& g) { g.add(0, div(g.dy(), b)); });
   return y;
 }
 
 Tensor div(double a, const Tensor& b) {
-  check_floating("div", b, "b");
+  check_tensor("div", "b", b);
+  if (has_8_bits(b)) return div(a, cast(b, DType::f32));
+  check_floating("div", b.dtype());
   Tensor y = run_scalar(b, a, BinaryOp::div, true);
   if (recording(b))
     Tape::record("div", {&b}, {&y}, [sb = save(b, "b"), sy = save(y, "y")](Backward& g) {

@@ -8,6 +8,10 @@
 
 namespace weft::detail {
 
+/// Whether x has e4m3 or e5m2. These have no arithmetic of their own: ops that take them compute in
+/// f32, and so are their results. Such a tensor has no gradient.
+inline bool has_8_bits(const Tensor& x) { return is_floating(x.dtype()) && !is_compute(x.dtype()); }
+
 inline void check_floating(const char* op, DType t) {
   if (!is_compute(t)) [[unlikely]]
     throw_bad_dtype(op, t, kFloatingNames);

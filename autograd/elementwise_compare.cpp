@@ -1,6 +1,7 @@
 // Comparisons, which have no gradient, and where().
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/elementwise_common.h"
+#include "weft/autograd/view.h"
 #include "weft/core/numbers.h"
 
 namespace weft {
@@ -9,14 +10,9 @@ using namespace detail;
 
 namespace {
 
-void check_comparable(const char* op, DType t) {
-  if (!is_compute(t) && !is_integral(t) && t != DType::boolean)
-    throw_bad_dtype(op, t, kComparableNames);
-}
-
 Tensor compared(const char* name, const Tensor& a, const Tensor& b, CompareOp op) {
   check_pair(name, a, b);
-  check_comparable(name, a.dtype());
+  if (has_8_bits(a)) return compared(name, cast(a, DType::f32), cast(b, DType::f32), op);
   const Shape shape = common_shape(name, a, b);
   Tensor y = Tensor::empty(shape, DType::boolean, a.device());
   dispatch<cpu::compare, cuda::compare>(broadcast_alias(a, shape), broadcast_alias(b, shape), op,
@@ -26,7 +22,7 @@ Tensor compared(const char* name, const Tensor& a, const Tensor& b, CompareOp op
 
 Tensor compared(const char* name, const Tensor& a, double b, CompareOp op) {
   check_tensor(name, "a", a);
-  check_comparable(name, a.dtype());
+  if (has_8_bits(a)) return compared(name, cast(a, DType::f32), b, op);
   Tensor y = Tensor::empty(a.shape(), DType::boolean, a.device());
   dispatch<cpu::compare_scalar, cuda::compare_scalar>(a, b, op, y);
   return y;

@@ -12,10 +12,9 @@ using namespace detail;
 
 namespace {
 
-DType sum_dtype(const char* op, DType t) {
-  if (is_compute(t)) return t;
-  if (!is_integral(t) && t != DType::boolean) throw_bad_dtype(op, t, kComparableNames);
-  return DType::i64;
+DType sum_dtype(DType t) {
+  if (!is_floating(t)) return DType::i64;
+  return is_compute(t) ? t : DType::f32;
 }
 
 void check_not_empty(const char* op, const Axes& axes, const Tensor& x) {
@@ -30,6 +29,7 @@ Tensor first_index(const Tensor& rows, const Axes& axes, bool largest, const Sha
 
 Tensor extreme(const char* name, const Tensor& x, const Axes& axes, bool largest, bool keepdim,
                int dim) {
+  if (has_8_bits(x)) return extreme(name, cast(x, DType::f32), axes, largest, keepdim, dim);
   check_numeric(name, x.dtype());
   check_not_empty(name, axes, x);
   const Tensor rows = as_rows(x, axes);
@@ -63,6 +63,7 @@ Tensor extreme(const char* name, const Tensor& x, int dim, bool largest, bool ke
 
 Tensor place(const char* name, const Tensor& x, int dim, bool largest, bool keepdim) {
   check_tensor(name, "x", x);
+  if (has_8_bits(x)) return place(name, cast(x, DType::f32), dim, largest, keepdim);
   const Axes axes(name, x.shape(), {dim});
   check_numeric(name, x.dtype());
   check_not_empty(name, axes, x);
@@ -71,8 +72,9 @@ Tensor place(const char* name, const Tensor& x, int dim, bool largest, bool keep
 
 Tensor scaled_sum(const char* name, const Tensor& x, const Axes& axes, const Shape& shape,
                   double scale) {
-  Tensor y = run_reduce(as_rows(x, axes), ReduceOp::sum, axes, shape, sum_dtype(name, x.dtype()),
-                        {}, scale);
+  const Tensor read = has_8_bits(x) ? cast(x, DType::f32) : x;
+  Tensor y =
+      run_reduce(as_rows(read, axes), ReduceOp::sum, axes, shape, sum_dtype(x.dtype()), {}, scale);
   if (recording(x))
     Tape::record(name, {&x}, {&y},
                  [from = x.shape(), kept = axes.result_shape(x.shape(), true), scale](Backward& g) {
@@ -93,14 +95,14 @@ Tensor sum(const Tensor& x, std::initializer_list<int> dims, bool keepdim) {
 Tensor mean(const Tensor& x, std::initializer_list<int> dims, bool keepdim) {
   check_tensor("mean", "x", x);
   const Axes axes("mean", x.shape(), dims);
-  check_floating("mean", x.dtype());
+  if (!has_8_bits(x)) check_floating("mean", x.dtype());
   return scaled_sum("mean", x, axes, axes.result_shape(x.shape(), keepdim),
                     1.0 / static_cast<double>(axes.extent.reduced));
 }
 
 Tensor sum_to(const Tensor& x, const Shape& shape) {
   check_tensor("sum_to", "x", x);
-  if (x.shape() == shape) return cast(x, sum_dtype("sum_to", x.dtype()));
+  if (x.shape() == shape) return cast(x, sum_dtype(x.dtype()));
   const int front = x.ndim() - shape.size();
   Axes axes;
   bool fits = front >= 0;

@@ -115,8 +115,10 @@ inline void check_against_oracle(const Tensor& logits, const std::vector<std::in
   CHECK(got.grad.shape() == logits.shape());
   const double eps = real == DType::f64 ? 1e-13 : 1e-6;
   CHECK(far(got.loss, want.loss, 4 * eps, 4 * eps) == "");
-  // bf16: arithmetic in f32 and one rounding, so half a unit in the last of 8 bits.
-  const double rel = logits.dtype() == DType::bf16 ? 1.0 / 256 : 20 * eps;
+  // 16 bits: arithmetic in f32 and one rounding, so half a unit in the last of 8 or 11 bits.
+  const double rel = logits.dtype() == DType::bf16  ? 1.0 / 256
+                     : logits.dtype() == DType::f16 ? 1.0 / 2048
+                                                    : 20 * eps;
   CHECK(far(got.grad, want.grad, rel, eps) == "");
 }
 

@@ -103,7 +103,7 @@ Tensor gradient_at(Tensor (*f)(const Tensor&), double x) {
 TEST_CASE("elementwise: the slopes of expm1 and elu keep their digits far below 0") {
   using Op = Tensor (*)(const Tensor&);
   for (const Op op : {Op(expm1), Op([](const Tensor& x) { return elu(x, 1); })})
-    for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {  // f16 has no e^-30
       const Tensor x = Tensor::of({-6, -30}, dtype).set_requires_grad();
       Tape tape;
       const Tensor slope = tape.gradients(sum(op(x)), {x})[0].to(DType::f64);

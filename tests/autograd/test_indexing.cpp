@@ -277,8 +277,8 @@ TEST_CASE("indexing: errors are thrown before anything is written") {
           scatter_add(x, 0, two(0), Tensor::ones({2, 2}, DType::f64));
         }) == "scatter_add: source must be f32 on cpu, got f64 on cpu");
   CHECK(error_of([&] {
-          scatter_add(x.to(DType::f16), 0, two(0), Tensor::ones({2, 2}, DType::f16));
-        }) == "scatter_add: dtype must be one of f32, f64, bf16, f16, i32, i64, u8, got f16");
+          scatter_add(x.to(DType::e5m2), 0, two(0), Tensor::ones({2, 2}, DType::e5m2));
+        }) == "scatter_add: dtype must be one of f32, f64, bf16, f16, i32, i64, u8, got e5m2");
   CHECK(error_of([&] { one_hot(ids_of({2}, {1}), 2); }) == "one_hot: ids must be in [0, 2), got 2");
   CHECK(error_of([&] { one_hot(ids_of({0}, {1}), 0); }) ==
         "one_hot: classes must be at least 1, got 0");

@@ -277,8 +277,6 @@ TEST_CASE("reduce: errors name the rule and the values") {
   CHECK(error_of([&] { sum(x, {2}); }) == "sum: dim must be in [-2, 2), got 2");
   CHECK(error_of([&] { sum(x, {1, -1}); }) == "sum: every dim may be given once, got -1 again");
   CHECK(error_of([&] { mean(i); }) == "mean: dtype must be one of f32, f64, bf16, f16, got i64");
-  CHECK(error_of([&] { sum(x.to(DType::f16)); }) ==
-        "sum: dtype must be one of f32, f64, bf16, f16, i32, i64, u8, bool, got f16");
   CHECK(error_of([&] {
           max(Tensor::empty({0, 3}));
         }) == "max: there is no element to choose, got shape [0, 3]");
@@ -302,8 +300,8 @@ TEST_CASE("reduce: errors name the rule and the values") {
   CHECK(error_of([&] { logsumexp(i); }) ==
         "logsumexp: dtype must be one of f32, f64, bf16, f16, got i64");
   CHECK(error_of([&] { cumsum(x, 5); }) == "cumsum: dim must be in [-2, 2), got 5");
-  CHECK(error_of([&] { cumsum(x.to(DType::f16)); }) ==
-        "cumsum: dtype must be one of f32, f64, bf16, f16, i32, i64, u8, bool, got f16");
+  CHECK(error_of([&] { cumsum(x.to(DType::e5m2)); }) ==
+        "cumsum: dtype must be one of f32, f64, bf16, f16, i32, i64, u8, bool, got e5m2");
   CHECK(error_of([&] { sum_to(x, {2}); }) ==
         "sum_to: shape must broadcast to x's shape [2, 3], got [2]");
 }
@@ -351,8 +349,8 @@ TEST_CASE("reduce: products, of every number of elements, in every dtype") {
         "prod: dim must be in [-1, 1), got 1");
   CHECK(test::error_of([] { prod(Tensor::full({}, 3), 0); }) ==
         "prod: x must have at least 1 axis, got shape []");
-  CHECK(test::error_of([] { prod(Tensor::ones({2}, DType::f16)); }) ==
-        "prod: dtype must be one of f32, f64, bf16, f16, i32, i64, u8, got f16");
+  CHECK(test::error_of([] { prod(Tensor::ones({2}, DType::e5m2)); }) ==
+        "prod: dtype must be one of f32, f64, bf16, f16, i32, i64, u8, got e5m2");
   CHECK(test::error_of([] { prod(Tensor()); }) == "prod: x must be a tensor, got a null handle");
 }
 

@@ -62,10 +62,10 @@ Result run(const Tensor& x, const Tensor& t, const CrossEntropyOptions& options)
 }  // namespace
 
 TEST_CASE(
-    "linear_cross_entropy: bf16 gradients of whole packs are scaled by the upstream gradient") {
+    "linear_cross_entropy: 16-bit gradients of whole packs are scaled by the upstream gradient") {
   const Tensor x = random({8, 16}, 2), w = random({24, 16}, 3);
   CHECK(disagreement(linear_loss_of({.reduction = Reduction::sum}), {x, w, targets_for({8}, 24)},
-                     {.tolerance = 2}) == "");
+                     {.tolerance = 4}) == "");
 }
 
 TEST_CASE("cross_entropy: short rows with every reduction, smoothing and dtype of targets") {
@@ -79,7 +79,9 @@ TEST_CASE("cross_entropy: short rows with every reduction, smoothing and dtype o
         for (const double smoothing : {0.0, 0.1}) {
           const CrossEntropyOptions o{.reduction = reduction, .label_smoothing = smoothing};
           CHECK(disagreement(loss_of(o), {x, targets_for(rows, classes)},
-                             {.tolerance = 2, .all_orders = classes < 64}) == "");
+                             {.tolerance = 2,
+                              .all_orders = classes < 64,
+                              .terms = classes == 1 ? 1.0 : 0.0}) == "");
         }
       CHECK(disagreement(loss_of({}), {test::strided(x), targets_for(rows, classes, DType::i32)},
                          {.tolerance = 2, .all_orders = classes < 64}) == "");

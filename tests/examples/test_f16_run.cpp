@@ -27,8 +27,10 @@ struct Run : test::SmallRun {
   }
 };
 
-// The mean loss of the last 10 of 60 steps.
-double trained(const RunKind& kind, DType dtype) {
+struct Trained {
+  double loss, first_norm;  // the mean loss of the last 10 of 60 steps; norm of the first gradient
+};
+Trained trained(const RunKind& kind, DType dtype) {
   Run run(kind, {}, dtype);
   run.options.run.eval_every = run.options.run.save_every = 0;
   run.options.optimizer.lr = 3e-3;
@@ -36,18 +38,21 @@ double trained(const RunKind& kind, DType dtype) {
   const std::vector<double> losses = run.values("loss");
   REQUIRE(losses.size() == 60);
   CHECK(losses.back() < 0.6 * losses.front());
-  return std::accumulate(losses.end() - 10, losses.end(), 0.0) / 10;
+  return {std::accumulate(losses.end() - 10, losses.end(), 0.0) / 10,
+          run.values("grad_norm").at(0)};
 }
 
 }  // namespace
 
 TEST_CASE("f16 runs: 60 steps end within 0.5 % of f32's loss") {
   for (const RunKind& kind : {kRunKinds[0], kRunKinds[2]}) {
-    const double f32 = trained(kind, DType::f32), f16 = trained(kind, DType::f16);
+    const Trained f32 = trained(kind, DType::f32), f16 = trained(kind, DType::f16);
     CAPTURE(kind.name);
-    CAPTURE(f32);
-    CAPTURE(f16);
-    CHECK(std::fabs(f16 - f32) < 0.005 * f32);
+    CAPTURE(f32.loss);
+    CAPTURE(f16.loss);
+    CHECK(std::fabs(f16.loss - f32.loss) < 0.005 * f32.loss);
+    // AdamW would not notice gradients that are still multiplied by the scale.
+    CHECK(f16.first_norm == doctest::Approx(f32.first_norm).epsilon(0.01));
   }
 }
 
