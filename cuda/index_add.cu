@@ -168,7 +168,8 @@ __global__ void __launch_bounds__(kThreads)
       for (int k = 0; k < kLoads; ++k)
         if (live && first + k < rows)
 #pragma unroll
-          for (int v = 0; v < V; ++v) sum[v] = static_cast<A>(sum[v] + static_cast<A>(widen(x[k][v])));
+          for (int v = 0; v < V; ++v)
+            sum[v] = static_cast<A>(sum[v] + static_cast<A>(widen(x[k][v])));
     }
     if (rows < kWarp) break;
   }

@@ -137,7 +137,7 @@ FAULTS = [
      "    b = warp_sum(mine ? shared[lane][1] : R(0));\n", "emulated_(layer|rms)_norm"),
     ("gpu_dropout_halves", "cuda/attention_dropout.h", "t % 2 ? low : high, 1", "t % 2 ? high : low, 1",
      "emulated_attention"),
-    ("gpu_norm_forgets_sum", "cuda/norm_sums.h", "static_cast<R>(to[c]) + total : total", "total : total",
+    ("gpu_norm_forgets_sum", "cuda/norm_sums.h", "widen(to[c]) + total : total", "total : total",
      "emulated_zero_grad"),
     ("empty_sum_added_to", "autograd/tape_leaves.cpp", "const bool adds = x.main_grad_filled();", "const bool adds = true;",
      "main_grad|ddp"),

@@ -107,7 +107,8 @@ def wrong_use(folder):
                         (["--recompute", "norms,mpl"], "--recompute: must be one of none, norms, attention, mlp, "
                          "experts, gathered, selective, full, got 'mpl'"),
                         (["--recompute-every", "2"], "--recompute-every: needs --recompute, got none"),
-                        (["--zero", "--second-moment-dtype", "f16"], "--zero: the scales of f16 states"),
+                        (["--dtype", "f16", "--master-weights", "none"], "--master-weights: none needs --dtype bf16 or fp8"),
+                        (["--loss-scale", "0.5"], "--loss-scale: must be 0, negative or at least 1"),
                         (["--profile", "--device", "meta"], "--profile: needs a device that computes, got meta"),
                         (["--peak-tflops", "-1"], "--peak-tflops: must be at least 0, got -1")):
         refused(run("train_gpt", *args, *flags), 2, said)

@@ -60,8 +60,7 @@ void hardswish_bwd(const Tensor& x, const Tensor& dy, const Tensor& dx) {
 /// Source   Howard et al. 2019, arXiv:1905.02244, section 5.2
 Tensor hardswish(const Tensor& input) {
   check(!input.device().is_gpu(), "hardswish: x must be on cpu or meta, got {}", input.device());
-  if (!is_compute(input.dtype()))
-    throw_bad_dtype("hardswish", input.dtype(), "f32, f64, bf16, f16");
+  if (!is_compute(input.dtype())) throw_bad_dtype("hardswish", input.dtype(), kFloatingNames);
   const Tensor x = contiguous(input);
   const Tensor y = empty_like(x);
   if (!x.is_meta()) dispatch_floating(x.dtype(), [&]<class T>() { hardswish_fwd<T>(x, y); });

@@ -236,9 +236,9 @@ struct Layout {
 constexpr Layout kLayouts[] = {
     {"dp", small, 1, 1, false, false},          {"dp, zero", small, 1, 1, false, true},
     {"bf16, zero", bf16, 1, 1, false, true},    {"fp8, zero", fp8, 1, 1, false, true},
-    {"f16, zero", f16, 1, 1, false, true},
-    {"tp", small, 2, 1, false, false},          {"tp + sp", small, 2, 1, true, false},
-    {"bf16, tp + sp", bf16, 2, 1, true, false}, {"experts, ep", experts, 1, 2, false, true}};
+    {"f16, zero", f16, 1, 1, false, true},      {"tp", small, 2, 1, false, false},
+    {"tp + sp", small, 2, 1, true, false},      {"bf16, tp + sp", bf16, 2, 1, true, false},
+    {"experts, ep", experts, 1, 2, false, true}};
 
 }  // namespace
 
@@ -328,7 +328,9 @@ TEST_CASE("memory plan: bytes a parameter by closed forms") {
     CHECK(plan.peak.by_category[kParameter] == tensors_of(o, width(s.dtype)));
     CHECK(plan.peak.by_category[kOptimizer] ==
           tensors_of(o, width(s.state)) + tensors_of(o, width(o.optimizer.second_moment_dtype())) +
-              (is_half(s.dtype) && s.masters != kNone ? tensors_of(o, s.masters == kRemainder ? 2 : 4) : 0));
+              (is_half(s.dtype) && s.masters != kNone
+                   ? tensors_of(o, s.masters == kRemainder ? 2 : 4)
+                   : 0));
     CHECK(weights_and_states(plan) >= s.weights);
     CHECK(weights_and_states(plan) < 1.01 * s.weights);
   }
