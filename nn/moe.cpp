@@ -92,8 +92,10 @@ FeedForward::Output MoE::operator()(const Tensor& given, const TokenContext& con
   to_experts.token_dispatch(d);
   Tensor always;
   if (shared && shard_of(*this).overlap_shared) always = (*shared)(x);
+  DelayedGradients later;
+  if (shard_of(*this).delay_gradients) later = DelayedGradients::here({&experts.down, &experts.up});
   to_experts.dispatch_postprocess(d);
-  Tensor y = experts(d.tokens, d.probs, d.expert_rows);
+  Tensor y = experts(d.tokens, d.probs, d.expert_rows, later);
   y = to_experts.combine_preprocess(y, d);
   y = to_experts.token_combine(y, d);
   y = to_experts.combine_postprocess(y, d);
