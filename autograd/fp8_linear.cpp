@@ -1,6 +1,7 @@
 #include "weft/autograd/fp8_linear.h"
 
 #include "weft/autograd/fp8_products.h"
+#include "weft/autograd/fp8_row_amax.h"
 #include "weft/autograd/linear_common.h"
 #include "weft/autograd/operand.h"
 #include "weft/core/error.h"
@@ -136,7 +137,8 @@ Tensor run(const char* op, const Products& p, const Tensor& x_given, const Tenso
     const bool keeps = recorded && !Tape::counting();
     const Quantized qw = fp8::round_weight(p, weight, recorded, transposes, state);
     const Quantized qx =
-        fp8::round_x(p, x, recorded, {.rows = true, .columns = transposes && keeps}, reduce.x);
+        fp8::round_x(p, x, recorded, {.rows = true, .columns = transposes && keeps}, reduce.x,
+                     fp8::row_amax_of(x_given));
     fp8::multiply(p, GroupedProduct::forward, qx, qw, bias, as_matrix(y));
     if (keeps) kept = keep(p, x, weight, qx, qw);
   }
