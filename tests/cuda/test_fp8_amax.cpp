@@ -24,7 +24,7 @@ using test::kGpu;
 using test::random;
 
 using Make = Tensor (*)(const Tensor& x);
-Tensor norm(const Tensor& x) { return rms_norm(x, {}, 1e-5); }
+Tensor plain_norm(const Tensor& x) { return rms_norm(x, {}, 1e-5); }
 Tensor centred(const Tensor& x) { return layer_norm(x, {}, {}, 1e-5); }
 Tensor tanh_form(const Tensor& x) { return gelu(x, Gelu::tanh); }
 Tensor erf_form(const Tensor& x) { return gelu(x, Gelu::erf); }
@@ -33,7 +33,7 @@ Tensor gated(const Tensor& x) { return swiglu(x); }
 }  // namespace
 
 TEST_CASE("fp8 row amax: of every way to distribute a row, with the same result as without") {
-  for (const Make make : {norm, centred, tanh_form, erf_form, gated})
+  for (const Make make : {plain_norm, centred, tanh_form, erf_form, gated})
     for (const DType t : {DType::f32, DType::bf16})
       for (const Shape& s : {Shape{1, 2}, Shape{3, 10}, Shape{21, 16}, Shape{2, 200}, Shape{3, 530},
                              Shape{2, 1040}, Shape{2, 4112}, Shape{1, 8208}, Shape{1, 16400}}) {
@@ -54,7 +54,7 @@ TEST_CASE("fp8 row amax: of every way to distribute a row, with the same result 
 }
 
 TEST_CASE("fp8 row amax: a NaN of a row wins on a GPU") {
-  for (const Make make : {norm, tanh_form})
+  for (const Make make : {plain_norm, tanh_form})
     for (const std::int64_t width : {16, 700, 4112}) {
       Tensor x = random({2, width}, 1, DType::bf16);
       x.select(0, 1).select(0, width / 2).fill_(std::numeric_limits<double>::quiet_NaN());
@@ -77,7 +77,7 @@ TEST_CASE("fp8 row amax: products and experts have the bits of a pass of their o
   TensorList results[2];
   for (const bool known : {false, true}) {
     Tape tape;
-    const Tensor h = norm(x);
+    const Tensor h = plain_norm(x);
     const Tensor tokens = permute_tokens(known ? h : mul(h, 1.0), rows);
     REQUIRE(fp8::row_amax_of(tokens).defined() == known);
     const Tensor y = fp8_grouped_linear(tokens, w, rows.rows, fp8::Recipe{});
