@@ -108,7 +108,8 @@ TEST_CASE("options: config.toml contains every setting") {
   CHECK(names.size() > 90);
   // These settings are invalid on their own.
   CHECK(joined(refused) ==
-        "capacity delay-weight-gradients dense-layers device dispatcher drop ep expert-bias force-balance "
+        "capacity delay-weight-gradients dense-layers device dispatcher drop ep expert-bias "
+        "force-balance "
         "fp8-backward fp8-history fp8-recipe global-aux-coeff graph "
         "jitter "
         "latent loss-scale loss-scale-steps master-weights mtp-detach mtp-repeat offload "
