@@ -58,7 +58,7 @@ DelayedGradients DelayedGradients::here(const TensorRefs& weights) {
   return later;
 }
 
-DelayedGradients::Place DelayedGradients::of(const Tensor& weight) const {
+DelayedGradients::Place DelayedGradients::place_of(const Tensor& weight) const {
   Place place;
   for (int i = 0; queue_ && i < queue_->size; ++i)
     if (queue_->weights[i].impl() == weight.impl()) {

@@ -83,7 +83,7 @@ class DelayedGradients {
     int input_ = 0;
   };
   /// Delays nothing if the place is not for this weight.
-  Place of(const Tensor& weight) const;
+  Place place_of(const Tensor& weight) const;
 
  private:
   std::shared_ptr<Queue> queue_;

@@ -145,7 +145,7 @@ Tensor run(const char* op, const Products& p, const Tensor& x_given, const Tenso
   if (!recorded) return y;
   Tape::record(op, {&x_given, &weight_given, &bias}, {&y},
                [p, kept, sizes = Sizes{x_given.shape(), weight_given.shape()},
-                reduce = reduce.gradient, place = later.of(weight_given)](Backward& b) {
+                reduce = reduce.gradient, place = later.place_of(weight_given)](Backward& b) {
                  b.once_differentiable();
                  const NoGradGuard quiet;
                  const Tensor dy = contiguous(as_matrix(b.dy()));

@@ -81,7 +81,7 @@ Tensor grouped_linear(const Tensor& given, const Tensor& weights, const Tensor& 
         "grouped_linear", {&x, &weight, &own_bias, &scale}, {&y},
         [sx = save(x, "x"), sw = save(weight, "weight"), sb = save(own_bias, "bias"),
          ss = save(scale, "bias_scale"), n = save(rows, "rows"),
-         place = later.of(weight)](Backward& b) mutable {
+         place = later.place_of(weight)](Backward& b) mutable {
           b.once_differentiable();
           const Tensor dy = contiguous(b.dy());
           // x is released, if nothing else owns it, before dx is allocated.
