@@ -3,6 +3,7 @@
 #include "weft/autograd/attention.h"
 #include "weft/autograd/causal_conv1d.h"
 #include "weft/autograd/cross_entropy.h"
+#include "weft/autograd/delayed_gradients.h"
 #include "weft/autograd/dropout.h"
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/expert_capacity.h"

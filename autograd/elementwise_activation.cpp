@@ -3,8 +3,10 @@
 #include <cmath>
 #include <limits>
 
+#include "weft/autograd/activate_rows.h"
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/elementwise_common.h"
+#include "weft/autograd/fp8_row_amax.h"
 
 namespace weft {
 
@@ -85,15 +87,23 @@ Tensor relu(const Tensor& x) {
 
 Tensor gelu(const Tensor& x, Gelu form) {
   check_floating("gelu", x);
-  const bool erf = form == Gelu::erf;
-  Tensor y = run_unary(x, erf ? UnaryOp::gelu_erf : UnaryOp::gelu_tanh);
-  if (recording(x))
-    Tape::record("gelu", {&x}, {&y}, [s = save(x), erf](Backward& g) {
-      const Tensor& saved = s.get();
-      g.add(0, erf               ? gelu_erf_grad(saved, g.dy())
-               : Tape::current() ? mul(g.dy(), gelu_tanh_slope(saved))
-                                 : fused(saved, g.dy(), BinaryOp::gelu_tanh_bwd));
-    });
+  const bool erf = form == Gelu::erf, recorded = recording(x);
+  Tensor y;
+  const Tensor amax = x.is_contiguous() ? fp8::row_amax_for(x, recorded) : Tensor();
+  if (amax.defined()) {
+    y = empty_like(x);
+    activate_rows(x, erf ? ScaledKind::gelu_erf : ScaledKind::gelu_tanh, y, amax);
+  } else {
+    y = run_unary(x, erf ? UnaryOp::gelu_erf : UnaryOp::gelu_tanh);
+  }
+  if (!recorded) return y;
+  Tape::record("gelu", {&x}, {&y}, [s = save(x), erf](Backward& g) {
+    const Tensor& saved = s.get();
+    g.add(0, erf               ? gelu_erf_grad(saved, g.dy())
+             : Tape::current() ? mul(g.dy(), gelu_tanh_slope(saved))
+                               : fused(saved, g.dy(), BinaryOp::gelu_tanh_bwd));
+  });
+  fp8::remember_row_amax(y, amax);
   return y;
 }
 

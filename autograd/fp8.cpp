@@ -28,6 +28,14 @@ void round(Quantized& q, const Tensor& x, const RowGroups& groups, DType to, con
   if (x.numel() > 0) dispatch<cpu::quantize, cuda::quantize>(x, groups, scale, q.rows, q.columns);
 }
 
+// amax[g] = the largest magnitude of group g of x, found among those of its rows if these are
+// known.
+void find_amax(const Tensor& x, const RowGroups& groups, bool keep, const Tensor& row_amax,
+               const Tensor& amax) {
+  const Tensor from = row_amax.defined() ? row_amax.alias({x.dim(0), 1}, {1, 1}, 0) : x;
+  dispatch<cpu::fp8_amax, cuda::fp8_amax>(from, groups, keep, amax);
+}
+
 Tensor slot_of(const Delayed& state, Operand operand) {
   return state.history.alias({1}, {1}, static_cast<std::int64_t>(operand));
 }
@@ -60,12 +68,12 @@ void check_device(Device device) {
 }
 
 Quantized quantize(const Tensor& x, const RowGroups& groups, DType to, const Fp8Scaling& how,
-                   const Copies& copies, const ReduceAmax& reduce) {
+                   const Copies& copies, const ReduceAmax& reduce, const Tensor& row_amax) {
   check_input("fp8::quantize", x, groups);
   const Device device = x.device();
   Quantized q{.rows = {}, .columns = {}, .inverse = f32(groups.count, device)};
   const Tensor amax = f32(groups.count, device), scale = f32(groups.count, device);
-  dispatch<cpu::fp8_amax, cuda::fp8_amax>(x, groups, false, amax);
+  find_amax(x, groups, false, row_amax, amax);
   if (reduce) reduce(amax);
   dispatch<cpu::fp8_scale, cuda::fp8_scale>(amax, fp8_largest(to), how, scale, q.inverse);
   round(q, x, groups, to, scale, copies);
@@ -94,11 +102,12 @@ Tensor dequantize(const Quantized& q, const RowGroups& groups, DType dtype) {
 }
 
 Quantized quantize_delayed(const Tensor& x, const RowGroups& groups, DType to, const Delayed& state,
-                           Operand operand, bool counts, const Copies& copies) {
+                           Operand operand, bool counts, const Copies& copies,
+                           const Tensor& row_amax) {
   check_input("fp8::quantize_delayed", x, groups);
   Quantized q{.rows = {}, .columns = {}, .inverse = f32(1, x.device())};
   const Tensor scale = f32(1, x.device());
-  if (counts) dispatch<cpu::fp8_amax, cuda::fp8_amax>(x, groups, true, slot_of(state, operand));
+  if (counts) find_amax(x, groups, true, row_amax, slot_of(state, operand));
   const Fp8Delayed now{.history = state.history, .scale = state.scale};
   dispatch<cpu::fp8_take, cuda::fp8_take>(now, static_cast<std::int64_t>(operand), scale,
                                           q.inverse);

@@ -52,7 +52,7 @@ inline constexpr std::int64_t kMultiple = 16;
 class Autocast {
  public:
   explicit Autocast(const std::optional<Recipe>& recipe);
-  ~Autocast() { innermost_ = outer_; }
+  ~Autocast();
   Autocast(const Autocast&) = delete;
   /// The recipe of the innermost scope, or null.
   static const Recipe* current() {
@@ -90,13 +90,15 @@ struct Copies {
   bool rows = true, columns = false;
 };
 
-/// x rounded with a scale from its own largest magnitude for each group of rows.
+/// x rounded with a scale from its own largest magnitude for each group of rows. `row_amax`: the
+/// largest magnitude of each row (R) f32, if known; x is then read once.
 ///
 /// Shapes   x (R, C)
 /// Dtypes   f32, bf16 -> e4m3, e5m2
 /// Device   cpu, cuda, meta; the scale stays on the device, and the host does not wait
 Quantized quantize(const Tensor& x, const RowGroups& groups, DType to, const Fp8Scaling& how,
-                   const Copies& copies = {}, const ReduceAmax& reduce = {});
+                   const Copies& copies = {}, const ReduceAmax& reduce = {},
+                   const Tensor& row_amax = {});
 /// The same in blocks with a scale each; makes no transposed copy.
 Quantized quantize_tiles(const Tensor& x, const RowGroups& groups, DType to, const Fp8Tile& tile,
                          const Fp8Scaling& how);
@@ -114,7 +116,8 @@ enum class Operand : std::uint8_t { x, weight, gradient };
 /// x rounded with the scale of the steps before; its largest magnitude enters the history of this
 /// step if `counts`.
 Quantized quantize_delayed(const Tensor& x, const RowGroups& groups, DType to, const Delayed& state,
-                           Operand operand, bool counts, const Copies& copies = {});
+                           Operand operand, bool counts, const Copies& copies = {},
+                           const Tensor& row_amax = {});
 /// The end of a step: the scales of the next one.
 void roll(const Delayed& state, const Recipe& recipe);
 

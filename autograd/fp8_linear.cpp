@@ -1,6 +1,7 @@
 #include "weft/autograd/fp8_linear.h"
 
 #include "weft/autograd/fp8_products.h"
+#include "weft/autograd/fp8_row_amax.h"
 #include "weft/autograd/linear_common.h"
 #include "weft/autograd/operand.h"
 #include "weft/core/error.h"
@@ -11,6 +12,7 @@ using namespace detail;
 using fp8::BackwardOverride;
 using fp8::Products;
 using fp8::Quantized;
+using Later = DelayedGradients::Place;
 
 namespace {
 
@@ -57,13 +59,13 @@ Kept keep(const Products& p, const Tensor& x, const Tensor& weight, Quantized qx
   return {SavedQuantized(qx, "x"), SavedQuantized(qw, "weight"), {}, {}};
 }
 
-void add_product_gradient(Backward& b, const Products& p, const Shape& shape,
+void add_product_gradient(Backward& b, int input, DType dtype, const Shape& shape, Device device,
                           const auto& multiply) {
-  if (const GradientSum sum = b.accumulator(1, shape, p.dtype, true); sum.to.defined())
+  if (const GradientSum sum = b.accumulator(input, shape, dtype, true); sum.to.defined())
     return multiply(sum.to, sum.adds);
-  Tensor dw = Tensor::empty(shape, p.dtype, b.dy().device());
+  Tensor dw = Tensor::empty(shape, dtype, device);
   multiply(dw, false);
-  b.add(1, std::move(dw));
+  b.add(input, std::move(dw));
 }
 
 Tensor matrix_like_x(const Products& p, Device device) {
@@ -72,7 +74,7 @@ Tensor matrix_like_x(const Products& p, Device device) {
 
 // Backward with operands that are not rounded.
 void plain_backward(Backward& b, const Products& p, const Kept& kept, const Sizes& sizes,
-                    const Tensor& dy) {
+                    const Tensor& dy, const Later& later) {
   const bool high = p.recipe.backward == BackwardOverride::high_precision;
   const auto operand = [&](const Saved& plain, const SavedQuantized& rounded,
                            const RowGroups& groups) {
@@ -85,14 +87,18 @@ void plain_backward(Backward& b, const Products& p, const Kept& kept, const Size
     b.add(0, reshape(dx, sizes.x));
   }
   if (!b.needs(1)) return;
-  const Tensor x = operand(kept.plain_x, kept.x, p.row_groups());
-  add_product_gradient(b, p, sizes.weight, [&](const Tensor& out, bool accumulate) {
-    fp8::multiply_plain(p, GroupedProduct::weight_grad, dy, x, {}, out, accumulate);
-  });
+  later.run(b, 1,
+            [p, dy, shape = sizes.weight, x = operand(kept.plain_x, kept.x, p.row_groups())](
+                Backward& at, int input) {
+              add_product_gradient(
+                  at, input, p.dtype, shape, dy.device(), [&](const Tensor& out, bool accumulate) {
+                    fp8::multiply_plain(p, GroupedProduct::weight_grad, dy, x, {}, out, accumulate);
+                  });
+            });
 }
 
 void rounded_backward(Backward& b, const Products& p, const Kept& kept, const Sizes& sizes,
-                      const Tensor& dy, const fp8::ReduceAmax& reduce) {
+                      const Tensor& dy, const fp8::ReduceAmax& reduce, const Later& later) {
   const bool gpu = dy.device().is_gpu(), block = p.recipe.scaling == fp8::Scaling::block;
   const bool data = b.needs(0), weight = b.needs(1);
   Quantized g;
@@ -104,16 +110,20 @@ void rounded_backward(Backward& b, const Products& p, const Kept& kept, const Si
     b.add(0, reshape(dx, sizes.x));
   }
   if (!weight) return;
+  if (gpu) g.rows = {};
   if (block) g = fp8::round_along_rows(p, dy, fp8::kGradient);
-  add_product_gradient(b, p, sizes.weight, [&](const Tensor& out, bool accumulate) {
-    fp8::multiply(p, GroupedProduct::weight_grad, g, kept.x.get(), {}, out, accumulate);
+  later.run(b, 1, [p, g, shape = sizes.weight, x = kept.x.get()](Backward& at, int input) {
+    add_product_gradient(at, input, p.dtype, shape, x.inverse.device(),
+                         [&](const Tensor& out, bool accumulate) {
+                           fp8::multiply(p, GroupedProduct::weight_grad, g, x, {}, out, accumulate);
+                         });
   });
 }
 
 // x (R, I) and weight are contiguous; x_given has the shape of the result's leading axes.
 Tensor run(const char* op, const Products& p, const Tensor& x_given, const Tensor& weight_given,
            const Tensor& bias, const Shape& result, const fp8::LayerState* state,
-           const Fp8Reduce& reduce) {
+           const Fp8Reduce& reduce, const DelayedGradients& later) {
   check_products(op, p, x_given.device());
   const bool recorded = recording(x_given, weight_given, bias);
   const bool transposes = recorded && x_given.device().is_gpu() &&
@@ -127,21 +137,22 @@ Tensor run(const char* op, const Products& p, const Tensor& x_given, const Tenso
     const bool keeps = recorded && !Tape::counting();
     const Quantized qw = fp8::round_weight(p, weight, recorded, transposes, state);
     const Quantized qx =
-        fp8::round_x(p, x, recorded, {.rows = true, .columns = transposes && keeps}, reduce.x);
+        fp8::round_x(p, x, recorded, {.rows = true, .columns = transposes && keeps}, reduce.x,
+                     fp8::row_amax_of(x_given));
     fp8::multiply(p, GroupedProduct::forward, qx, qw, bias, as_matrix(y));
     if (keeps) kept = keep(p, x, weight, qx, qw);
   }
   if (!recorded) return y;
   Tape::record(op, {&x_given, &weight_given, &bias}, {&y},
                [p, kept, sizes = Sizes{x_given.shape(), weight_given.shape()},
-                reduce = reduce.gradient](Backward& b) {
+                reduce = reduce.gradient, place = later.place_of(weight_given)](Backward& b) {
                  b.once_differentiable();
                  const NoGradGuard quiet;
                  const Tensor dy = contiguous(as_matrix(b.dy()));
                  if (p.recipe.backward == BackwardOverride::none)
-                   rounded_backward(b, p, kept, sizes, dy, reduce);
+                   rounded_backward(b, p, kept, sizes, dy, reduce, place);
                  else
-                   plain_backward(b, p, kept, sizes, dy);
+                   plain_backward(b, p, kept, sizes, dy, place);
                  add_bias_gradient(b, 2, dy);
                });
   return y;
@@ -172,11 +183,12 @@ Tensor fp8_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
                    .outputs = weight.dim(0),
                    .inputs = weight.dim(1),
                    .delayed = state ? state->delayed : fp8::Delayed{}};
-  return run("fp8_linear", p, x, weight, bias, result, state, reduce);
+  return run("fp8_linear", p, x, weight, bias, result, state, reduce, {});
 }
 
 Tensor fp8_grouped_linear(const Tensor& x, const Tensor& weight, const Tensor& rows,
-                          const fp8::Recipe& recipe, const fp8::LayerState* state) {
+                          const fp8::Recipe& recipe, const fp8::LayerState* state,
+                          const DelayedGradients& later) {
   check_tensor("fp8_grouped_linear", "x", x);
   check_tensor("fp8_grouped_linear", "weight", weight);
   check_tensor("fp8_grouped_linear", "rows", rows);
@@ -199,7 +211,7 @@ Tensor fp8_grouped_linear(const Tensor& x, const Tensor& weight, const Tensor& r
                    .inputs = weight.dim(2),
                    .rows = rows,
                    .delayed = state ? state->delayed : fp8::Delayed{}};
-  return run("fp8_grouped_linear", p, x, weight, {}, {x.dim(0), weight.dim(1)}, state, {});
+  return run("fp8_grouped_linear", p, x, weight, {}, {x.dim(0), weight.dim(1)}, state, {}, later);
 }
 
 }  // namespace weft

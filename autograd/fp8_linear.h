@@ -1,4 +1,5 @@
 #pragma once
+#include "weft/autograd/delayed_gradients.h"
 #include "weft/autograd/fp8.h"
 
 namespace weft {
@@ -28,7 +29,7 @@ Tensor fp8_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
                   const Fp8Reduce& reduce = {});
 
 /// grouped_linear() without bias with FP8 operands: each expert's weight, and its rows of x and dy,
-/// have scales of their own.
+/// have scales of their own. `later`: where backward computes the gradient of the weight.
 ///
 /// Shapes   x (R, I), weight (E, O, I), rows (E) with sum R -> (R, O); I, O and all rows are
 ///          multiples of 16
@@ -38,6 +39,7 @@ Tensor fp8_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
 /// Throws   Error as fp8_linear() and grouped_linear()
 /// Source   TransformerEngine, pytorch/module/grouped_linear.py
 Tensor fp8_grouped_linear(const Tensor& x, const Tensor& weight, const Tensor& rows,
-                          const fp8::Recipe& recipe, const fp8::LayerState* state = nullptr);
+                          const fp8::Recipe& recipe, const fp8::LayerState* state = nullptr,
+                          const DelayedGradients& later = {});
 
 }  // namespace weft

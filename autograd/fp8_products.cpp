@@ -29,16 +29,16 @@ std::uint64_t settings_of(const Products& p, bool counts) {
 
 Quantized round(const Products& p, const Tensor& t, const RowGroups& groups, DType to,
                 Operand operand, const Fp8Tile& tile, bool counts, const Copies& copies,
-                const ReduceAmax& reduce) {
+                const ReduceAmax& reduce, const Tensor& row_amax = {}) {
   switch (p.recipe.scaling) {
     case Scaling::block:
       return quantize_tiles(t, groups, to, tile, p.recipe.numbers());
     case Scaling::delayed:
-      return quantize_delayed(t, groups, to, p.delayed, operand, counts, copies);
+      return quantize_delayed(t, groups, to, p.delayed, operand, counts, copies, row_amax);
     case Scaling::current:
       break;
   }
-  return quantize(t, groups, to, p.recipe.numbers(), copies, reduce);
+  return quantize(t, groups, to, p.recipe.numbers(), copies, reduce, row_amax);
 }
 
 }  // namespace
@@ -61,8 +61,9 @@ void check_products(const char* op, const Products& p, Device device) {
 }
 
 Quantized round_x(const Products& p, const Tensor& x, bool counts, const Copies& copies,
-                  const ReduceAmax& reduce) {
-  return round(p, x, p.row_groups(), kForward, Operand::x, {1, kBlock}, counts, copies, reduce);
+                  const ReduceAmax& reduce, const Tensor& row_amax) {
+  return round(p, x, p.row_groups(), kForward, Operand::x, {1, kBlock}, counts, copies, reduce,
+               row_amax);
 }
 
 Quantized round_along_rows(const Products& p, const Tensor& t, DType to) {

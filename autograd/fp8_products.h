@@ -27,9 +27,9 @@ struct Products {
 /// and delayed scales have a state.
 void check_products(const char* op, const Products& p, Device device);
 
-/// x (R, I), for forward.
+/// x (R, I), for forward. `row_amax`: the largest magnitudes of its rows, if known.
 Quantized round_x(const Products& p, const Tensor& x, bool counts, const Copies& copies = {},
-                  const ReduceAmax& reduce = {});
+                  const ReduceAmax& reduce = {}, const Tensor& row_amax = {});
 /// x or dy (R, C) in blocks along the rows, for weight_grad with block scales.
 Quantized round_along_rows(const Products& p, const Tensor& t, DType to);
 /// w (E O, I). Comes from the state's cache where that holds it.

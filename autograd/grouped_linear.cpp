@@ -65,7 +65,7 @@ Tensor as_column(const Tensor& t) {
 }  // namespace
 
 Tensor grouped_linear(const Tensor& given, const Tensor& weights, const Tensor& bias,
-                      const Tensor& rows, const Tensor& bias_scale) {
+                      const Tensor& rows, const Tensor& bias_scale, const DelayedGradients& later) {
   check_operands(given, weights, bias, rows, bias_scale);
   const Tensor x = contiguous(given), weight = contiguous(weights);
   const Tensor own_bias = bias.defined() ? contiguous(bias) : Tensor();
@@ -80,17 +80,22 @@ Tensor grouped_linear(const Tensor& given, const Tensor& weights, const Tensor& 
     Tape::record(
         "grouped_linear", {&x, &weight, &own_bias, &scale}, {&y},
         [sx = save(x, "x"), sw = save(weight, "weight"), sb = save(own_bias, "bias"),
-         ss = save(scale, "bias_scale"), n = save(rows, "rows")](Backward& b) mutable {
+         ss = save(scale, "bias_scale"), n = save(rows, "rows"),
+         place = later.place_of(weight)](Backward& b) mutable {
           b.once_differentiable();
           const Tensor dy = contiguous(b.dy());
           // x is released, if nothing else owns it, before dx is allocated.
-          if (b.needs(1)) {
-            const Tensor in = sx.take();
-            const GradientSum sum = b.accumulator(1, sw.get().shape(), dy.dtype(), true);
-            const Tensor dw = sum.to.defined() ? sum.to : empty_like(sw.get());
-            weight_grad(dy, in, n.get(), dw, sum.adds);
-            if (!sum.to.defined()) b.add(1, dw);
-          }
+          if (b.needs(1))
+            place.run(b, 1,
+                      [dy, in = sx.take(), rows = n.get(), shape = sw.get().shape()](Backward& at,
+                                                                                     int input) {
+                        const GradientSum sum = at.accumulator(input, shape, dy.dtype(), true);
+                        const Tensor dw = sum.to.defined()
+                                              ? sum.to
+                                              : Tensor::empty(shape, dy.dtype(), dy.device());
+                        weight_grad(dy, in, rows, dw, sum.adds);
+                        if (!sum.to.defined()) at.add(input, dw);
+                      });
           if (b.needs(0)) {
             Tensor dx = Tensor::empty({dy.dim(0), sw.get().dim(2)}, dy.dtype(), dy.device());
             detail::grouped_product(dy, sw.get(), GroupedProduct::input_grad, n.get(), dx);

@@ -1,11 +1,13 @@
 #pragma once
+#include "weft/autograd/delayed_gradients.h"
 #include "weft/core/tensor.h"
 
 namespace weft {
 
 /// linear() with one weight per group of consecutive rows: the experts of an MoE layer.
 ///   y_i = weight_e x_i + bias_scale_i bias_e   for every row i of group e
-/// An empty group costs nothing; its weight gets a gradient of zeros.
+/// An empty group costs nothing; its weight gets a gradient of zeros. `later`: where backward
+/// computes the gradient of the weight.
 ///
 /// Shapes   x (N, I), weight (E, O, I), bias (E, O) or null, rows (E) with sum N, bias_scale (N) or
 ///          null (1)  ->  (N, O)
@@ -18,6 +20,6 @@ namespace weft {
 ///          without a bias
 /// Source   dx_i = weight_e^T dy_i, dweight_e = the sum of dy_i x_i^T over the group
 Tensor grouped_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& rows,
-                      const Tensor& bias_scale = {});
+                      const Tensor& bias_scale = {}, const DelayedGradients& later = {});
 
 }  // namespace weft

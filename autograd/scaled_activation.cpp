@@ -1,5 +1,6 @@
 #include "weft/autograd/scaled_activation.h"
 
+#include "weft/autograd/fp8_row_amax.h"
 #include "weft/autograd/operand.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
@@ -26,17 +27,20 @@ Tensor scaled(const char* op, const Tensor& given, const Tensor& given_scale, Sc
         given_scale.device());
   const Tensor h = contiguous(given), scale = contiguous(given_scale);
   Tensor y = Tensor::empty({h.dim(0), packed ? h.dim(1) / 2 : h.dim(1)}, h.dtype(), h.device());
-  dispatch<cpu::scaled_activation_fwd, cuda::scaled_activation_fwd>(h, scale, kind, y);
-  if (recording(h, scale))
-    Tape::record(op, {&h, &scale}, {&y},
-                 [sh = save(h, "h"), ss = save(scale, "scale"), kind](Backward& b) {
-                   b.once_differentiable();
-                   Tensor dh = empty_like(sh.get()), dscale = empty_like(ss.get());
-                   dispatch<cpu::scaled_activation_bwd, cuda::scaled_activation_bwd>(
-                       sh.get(), ss.get(), contiguous(b.dy()), kind, dh, dscale);
-                   b.add(0, std::move(dh));
-                   b.add(1, std::move(dscale));
-                 });
+  const bool recorded = recording(h, scale);
+  const Tensor amax = fp8::row_amax_for(y, recorded);
+  dispatch<cpu::scaled_activation_fwd, cuda::scaled_activation_fwd>(h, scale, kind, y, amax);
+  if (!recorded) return y;
+  Tape::record(op, {&h, &scale}, {&y},
+               [sh = save(h, "h"), ss = save(scale, "scale"), kind](Backward& b) {
+                 b.once_differentiable();
+                 Tensor dh = empty_like(sh.get()), dscale = empty_like(ss.get());
+                 dispatch<cpu::scaled_activation_bwd, cuda::scaled_activation_bwd>(
+                     sh.get(), ss.get(), contiguous(b.dy()), kind, dh, dscale);
+                 b.add(0, std::move(dh));
+                 b.add(1, std::move(dscale));
+               });
+  fp8::remember_row_amax(y, amax);
   return y;
 }
 

@@ -1,5 +1,7 @@
 #include "weft/autograd/swiglu.h"
 
+#include "weft/autograd/activate_rows.h"
+#include "weft/autograd/fp8_row_amax.h"
 #include "weft/autograd/operand.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
@@ -44,15 +46,21 @@ Tensor swiglu(const Tensor& packed) {
   Shape half = x.shape();
   half[half.size() - 1] /= 2;
   Tensor y = Tensor::empty(half, x.dtype(), x.device());
-  dispatch<cpu::swiglu_fwd, cuda::swiglu_fwd>(x, Tensor(), y);
-  if (recording(x))
-    Tape::record("swiglu", {&x}, {&y}, [sx = save(x)](Backward& b) {
-      b.once_differentiable();
-      Tensor dx = empty_like(sx.get());
-      dispatch<cpu::swiglu_bwd, cuda::swiglu_bwd>(sx.get(), Tensor(), contiguous(b.dy()), dx,
-                                                  Tensor());
-      b.add(0, std::move(dx));
-    });
+  const bool recorded = recording(x);
+  const Tensor amax = fp8::row_amax_for(y, recorded);
+  if (amax.defined())
+    detail::activate_rows(x, ScaledKind::swiglu, y, amax);
+  else
+    dispatch<cpu::swiglu_fwd, cuda::swiglu_fwd>(x, Tensor(), y);
+  if (!recorded) return y;
+  Tape::record("swiglu", {&x}, {&y}, [sx = save(x)](Backward& b) {
+    b.once_differentiable();
+    Tensor dx = empty_like(sx.get());
+    dispatch<cpu::swiglu_bwd, cuda::swiglu_bwd>(sx.get(), Tensor(), contiguous(b.dy()), dx,
+                                                Tensor());
+    b.add(0, std::move(dx));
+  });
+  fp8::remember_row_amax(y, amax);
   return y;
 }
 

@@ -42,7 +42,7 @@ void* Tape::add_node(const char* name, const TensorRefs& inputs, const TensorRef
                                       outputs.size(),
                                       detail::profile_scope(),
                                       saved_bytes,
-                                      outputs[0].shape()};
+                                      outputs.size() ? outputs[0].shape() : Shape{}};
   for (int i = 0; i < inputs.size(); ++i) {
     const Tensor& x = inputs[i];
     *id++ = !x.requires_grad() ? 0 : x.impl()->leaf ? use_leaf(x) : id_of(x);
@@ -123,15 +123,16 @@ void Tape::run_node(Node& node) {
     ~Destroyed() { node.destroy(node.fn); }
   } const destroyed{node};
   TensorList dy;
-  bool reached = false;
+  bool reached = node.output_count == 0;
   for (int i = 0; i < node.output_count; ++i) {
     Slot& y = slot(node.outputs[i]);
     dy.push_back(y.wanted ? y.grad : std::move(y.grad));
     reached = reached || dy[i].defined();
   }
   if (!reached) return;
-  check(!dy[0].defined() || dy[0].shape() == node.shape, "{}: gradient must have shape {}, got {}",
-        node.name, node.shape, dy[0].defined() ? dy[0].shape() : Shape{});
+  check(dy.empty() || !dy[0].defined() || dy[0].shape() == node.shape,
+        "{}: gradient must have shape {}, got {}", node.name, node.shape,
+        !dy.empty() && dy[0].defined() ? dy[0].shape() : Shape{});
   Backward b(this, node.name, node.inputs, dy.begin());
   if (!detail::profiling()) [[likely]]
     return node.invoke(node.fn, b);

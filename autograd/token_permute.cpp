@@ -1,5 +1,6 @@
 #include "weft/autograd/token_permute.h"
 
+#include "weft/autograd/fp8_row_amax.h"
 #include "weft/autograd/operand.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
@@ -39,6 +40,8 @@ void check_rows(const char* op, const char* label, const Tensor& x, int axes, st
 
 Tensor combine(const Tensor& y, const Tensor& row_of, const Tensor& slot_of);
 
+Tensor column_of(const Tensor& t) { return t.alias({t.dim(0), 1}, {1, 1}, 0); }
+
 // row_of may have another k than in the sort: probabilities are T * k tokens with one slot each.
 // `counts` is saved only for its memory: on the CPU the matrix products save it as `rows`, and the
 // meta device must count the same bytes.
@@ -46,11 +49,17 @@ Tensor permute(const Tensor& x, const Tensor& row_of, const Tensor& slot_of,
                const Tensor& counts = {}) {
   Tensor y = Tensor::empty({slot_of.dim(0), x.dim(1)}, x.dtype(), x.device());
   dispatch<cpu::permute_tokens, cuda::permute_tokens>(contiguous(x), slot_of, row_of.dim(1), y);
-  if (recording(x))
-    Tape::record(
-        "permute_tokens", {&x}, {&y},
-        [r = save(row_of, "row_of"), s = save(slot_of, "slot_of"), kept = save(counts, "counts")](
-            Backward& b) { b.add(0, combine(b.dy(), r.get(), s.get())); });
+  if (!recording(x)) return y;
+  Tape::record(
+      "permute_tokens", {&x}, {&y},
+      [r = save(row_of, "row_of"), s = save(slot_of, "slot_of"), kept = save(counts, "counts")](
+          Backward& b) { b.add(0, combine(b.dy(), r.get(), s.get())); });
+  if (const Tensor known = fp8::row_amax_of(x); known.defined()) {
+    const Tensor amax = Tensor::empty({y.dim(0)}, known.dtype(), known.device());
+    dispatch<cpu::permute_tokens, cuda::permute_tokens>(column_of(known), slot_of, row_of.dim(1),
+                                                        column_of(amax));
+    fp8::remember_row_amax(y, amax);
+  }
   return y;
 }
 

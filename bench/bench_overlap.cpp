@@ -1,5 +1,6 @@
 // Layers with weights sharded over ranks, on a link of a given speed: how much of the communication
-// a ring or a pipeline overlaps with the products.
+// a ring or a pipeline overlaps with the products; and layers with experts on all ranks: how much
+// of it delayed weight gradients hide.
 #include <array>
 #include <cmath>
 #include <vector>
@@ -10,8 +11,11 @@
 #include "weft/bench/harness.h"
 #include "weft/core/random.h"
 #include "weft/distributed/comm_ops.h"
+#include "weft/distributed/device_mesh.h"
 #include "weft/distributed/overlap.h"
+#include "weft/distributed/shard_experts.h"
 #include "weft/distributed/world.h"
+#include "weft/nn/moe.h"
 
 namespace weft::bench {
 namespace {
@@ -122,6 +126,73 @@ void compare(int ranks, Report& report) {
   }
 }
 
+// Two layers of experts as wide as the MLP of a small model. Two of eight experts process a token.
+constexpr std::int64_t kExpertTokens = 1024, kExpertWidth = 256, kExpertHidden = 512;
+constexpr int kExpertPasses = 31;
+
+/// A forward and backward pass with weight gradients in their turn, and delayed.
+std::array<Cost, 2> expert_costs(int ranks, double bytes_per_s) {
+  std::array<Cost, 2> all;
+  distributed::WorldOptions options;
+  options.link.bytes_per_s = bytes_per_s;
+  distributed::run_ranks(
+      ranks,
+      [&](World& w) {
+        const distributed::DeviceMesh mesh(w, {.ep = w.size()});
+        const auto layer = [&] {
+          nn::MoE moe(kExpertWidth, {.experts = 8, .ffn = kExpertHidden});
+          nn::init(moe, 1);
+          shard_experts(moe, mesh);
+          return moe;
+        };
+        nn::MoE first = layer(), second = layer();
+        Tensor x = Tensor::empty({kExpertTokens / w.size(), kExpertWidth});
+        normal_(x, {2, static_cast<std::uint64_t>(w.rank()), 0});
+        x.set_requires_grad();
+        for (int i = -2; i < kExpertPasses; ++i)
+          for (const bool delay : {false, true}) {
+            for (nn::MoE* moe : {&first, &second})
+              change_shard(*moe, [&](nn::Shard& s) { s.delay_gradients = delay; });
+            w.all().barrier().wait();
+            const double begin = now(), waited = w.stats().waiting_s;
+            {
+              Tape tape;
+              const Tensor y = second(first(x).y).y;
+              y.backward(y.detach());
+            }
+            if (w.rank() == 0 && i >= 0) {
+              all[delay].whole.push_back(now() - begin);
+              all[delay].waiting.push_back(w.stats().waiting_s - waited);
+            }
+            for (nn::MoE* moe : {&first, &second}) moe->zero_grad();
+            x.set_grad({});
+          }
+      },
+      options);
+  return all;
+}
+
+void delayed_gradients(int ranks, Report& report) {
+  const std::array<Cost, 2> fast = expert_costs(ranks, 0);
+  // Tokens and results, and their gradients: four transfers in each layer. Together they take half
+  // of the compute time.
+  const double bytes =
+      2 * 4.0 * 2 * sizeof(float) * kExpertTokens / ranks * kExpertWidth * (ranks - 1) / ranks;
+  const double bandwidth = bytes / (0.5 * median(fast[0].whole));
+  const std::array<Cost, 2> slow = expert_costs(ranks, bandwidth);
+  const std::string what = message("{} ranks, experts, ", ranks);
+  report.row(what + "link", 1e-9 * bandwidth, "GB/s");
+  report.row(what + "spread of the passes", 100 * spread(fast[0].whole), "%");
+  const char* const names[] = {"gradients in turn", "gradients delayed"};
+  for (std::size_t f = 0; f < 2; ++f) {
+    report.row(what + names[f] + ", no link", 1e3 * median(fast[f].whole), "ms");
+    report.row(what + names[f] + ", link", 1e3 * median(slow[f].whole), "ms");
+    report.row(what + names[f] + ", link, waiting", 1e3 * median(slow[f].waiting), "ms");
+  }
+  report.row(what + "delayed / in turn, no link", ratio(fast[1], fast[0]), "");
+  report.row(what + "delayed / in turn, link", ratio(slow[1], slow[0]), "");
+}
+
 }  // namespace
 }  // namespace weft::bench
 
@@ -129,5 +200,6 @@ int main(int argc, char** argv) {
   using namespace weft;
   bench::Report report(argc, argv);
   bench::compare(2, report);
+  bench::delayed_gradients(2, report);
   return report.finish();
 }

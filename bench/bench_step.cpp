@@ -137,7 +137,7 @@ int main(int argc, char** argv) try {
   bench::Report report(argc, argv,
                        {{"--model", &run.model, "NAME"},
                         {"--device", &run.device, "cpu|cuda|meta:cuda"},
-                        {"--dtype", &run.dtype, "f32|bf16"},
+                        {"--dtype", &run.dtype, "f32|bf16|fp8"},
                         {"--graph", &graph, "on|off"},
                         {"--steps", &steps, "N"},
                         {"--warmup", &warmup, "N"},

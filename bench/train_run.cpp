@@ -62,8 +62,9 @@ double peak_rss_mib() {
 }
 
 DType parse_dtype(const std::string& name) {
-  check(name == "f32" || name == "bf16", "--dtype: f32 or bf16, got {}", name);
-  return name == "f32" ? DType::f32 : DType::bf16;
+  check(name == "f32" || name == "bf16" || name == "fp8", "--dtype: f32, bf16 or fp8, got {}",
+        name);
+  return name == "f32" ? DType::f32 : name == "bf16" ? DType::bf16 : DType::e4m3;
 }
 
 train::Options options_of(const TrainRun& run, std::int64_t batch) {
@@ -83,7 +84,7 @@ nn::Gpt make_on_meta(const TrainRun& run, const train::Options& options) {
   nn::GptConfig config = step_model(run.model).config;
   if (Device::parse(run.device).is_gpu())
     config.vocab = (config.vocab + kGpuVocabMultiple - 1) / kGpuVocabMultiple * kGpuVocabMultiple;
-  const nn::DeviceScope on_meta(kMeta, options.machine.dtype);
+  const nn::DeviceScope on_meta(kMeta, options.machine.model_dtype());
   return nn::Gpt(config);
 }
 

@@ -11,7 +11,8 @@ namespace weft::bench {
 
 struct TrainRun {
   std::string model;
-  std::string device = "cpu", dtype = "f32";  ///< bf16: gradient sums and optimizer state are f32
+  std::string device = "cpu",
+              dtype = "f32";  ///< bf16, fp8: gradient sums and optimizer state are f32
   int warmup = 2, steps = 5;
   bool graph = false;  ///< on a GPU: from the third step on, replay a captured step
   double lr = 3e-4;

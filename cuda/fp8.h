@@ -33,4 +33,10 @@ __device__ inline std::uint8_t fp8_code(float v) {
 #endif
 }
 
+/// |x|, for the largest magnitudes from which scales come.
+template <class R>
+__device__ inline R absolute(R x) {
+  return x < R(0) ? -x : x;
+}
+
 }  // namespace weft::cuda

@@ -2,6 +2,7 @@
 // is read once, although the variance takes two passes, since E[x^2] - E[x]^2 cancels when the mean
 // is large.
 #include "weft/core/kernels/norm.h"
+#include "weft/cuda/fp8.h"
 #include "weft/cuda/norm_sums.h"
 #include "weft/cuda/row_plan.h"
 
@@ -16,6 +17,7 @@ struct ForwardArgs {
   Real<T> eps;
   T *sum, *y;
   Real<T>*mean, *rstd;
+  float* amax;
 };
 
 template <bool kCentred, class T, int Group, int V, int Held>
@@ -73,6 +75,7 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads)
     a.rstd[r] = rstd;
   }
 
+  R most = 0;
   each([&](int k, std::int64_t i) {
     const auto weight = pack_or<T, V>(a.weight, i, 1), bias = pack_or<T, V>(a.bias, i, 0);
     Pack<T, V> y;
@@ -80,9 +83,13 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads)
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       y[j] = narrow<T>((widen(x[k][j]) - mean) * rstd * widen(weight[j]) + widen(bias[j]));
+      most = Max{}(most, absolute(widen(y[j])));
     }
     store_pack(a.y + row + i, y);
   });
+  if (!a.amax) return;
+  most = group_max<Group>(most, shared);
+  if (live && threadIdx.x % Group == 0) a.amax[r] = static_cast<float>(most);
 }
 
 /// partial_weight and partial_bias are (chunks, C).
@@ -202,7 +209,8 @@ void forward(const NormFwdIn& in, const NormFwdOut& out) {
                            .sum = data_or_null<T>(out.sum),
                            .y = out.y.data<T>(),
                            .mean = data_or_null<R>(out.mean),
-                           .rstd = out.rstd.data<R>()};
+                           .rstd = out.rstd.data<R>(),
+                           .amax = data_or_null<float>(out.amax)};
     const bool packs = packable(a.x, a.C) && packable(a.residual, a.C) && packable(a.weight, a.C) &&
                        packable(a.bias, a.C) && packable(a.sum, a.C) && packable(a.y, a.C);
     with_row_plan<T, 4>(a.C, packs, [&]<int Group, int V, int Held>(RowPlan<Group, V, Held> plan) {

@@ -55,6 +55,16 @@ __device__ inline R group_sum(R v, R* shared) {
     return block_reduce<Group>(v, shared, R(0), Sum{});
 }
 
+/// The largest over the group, for every thread of it; NaN if there is one. `shared` can be reused
+/// at once.
+template <int Group, class R>
+__device__ inline R group_max(R v, R* shared) {
+  if constexpr (Group <= kWarp)
+    return warp_reduce<Group>(v, Max{});
+  else
+    return block_reduce<Group>(v, shared, R(0), Max{});
+}
+
 /// Two sums at once, for every thread. `shared` can be reused at once.
 template <int Group, class R>
 __device__ inline void group_sums(R& a, R& b, R (*shared)[2]) {

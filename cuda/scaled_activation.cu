@@ -1,4 +1,6 @@
+#include "weft/core/kernels/operand.h"
 #include "weft/core/kernels/scaled_activation.h"
+#include "weft/cuda/fp8.h"
 #include "weft/cuda/gelu.h"
 #include "weft/cuda/reduce.h"
 
@@ -28,12 +30,13 @@ __device__ inline C derivative(C x, C dy, ScaledKind kind) {
 template <class T, int V, bool Packed>
 __global__ void __launch_bounds__(kThreads)
     scaled_activation_fwd_kernel(const T* h, const Compute<T>* scale, ScaledKind kind,
-                                 std::int64_t rows, std::int64_t width, T* y) {
+                                 std::int64_t rows, std::int64_t width, T* y, float* amax) {
   using C = Compute<T>;
   const std::int64_t row = std::int64_t{blockIdx.x} * kRows + threadIdx.x / kWarp;
   if (row >= rows) return;
   const T* const gate = h + row * (Packed ? 2 * width : width);
-  const C p = scale[row];
+  const C p = scale ? scale[row] : C(1);
+  C most = 0;
   for (std::int64_t c = threadIdx.x % kWarp * V; c < width; c += kWarp * V) {
     const auto g = load_pack<T, V>(gate + c);
     Pack<T, V> u{}, out;
@@ -43,9 +46,13 @@ __global__ void __launch_bounds__(kThreads)
       C v = activation<Packed>(widen(g[j]), kind) * p;
       if constexpr (Packed) v *= widen(u[j]);
       out[j] = narrow<T>(v);
+      most = Max{}(most, absolute(widen(out[j])));
     }
     store_pack(y + row * width + c, out);
   }
+  if (!amax) return;
+  most = warp_max(most);
+  if (threadIdx.x % kWarp == 0) amax[row] = static_cast<float>(most);
 }
 
 template <class T, int V, bool Packed>
@@ -96,7 +103,8 @@ void with_layout(ScaledKind kind, bool wide, F f) {
 
 }  // namespace
 
-void scaled_activation_fwd(const Tensor& h, const Tensor& scale, ScaledKind kind, const Tensor& y) {
+void scaled_activation_fwd(const Tensor& h, const Tensor& scale, ScaledKind kind, const Tensor& y,
+                           const Tensor& amax) {
   if (y.numel() == 0) return;
   const std::int64_t rows = y.dim(0), width = y.dim(1);
   dispatch_floating(y.dtype(), [&]<class T>() {
@@ -104,7 +112,8 @@ void scaled_activation_fwd(const Tensor& h, const Tensor& scale, ScaledKind kind
     T* out = y.data<T>();
     with_layout<T>(kind, packable(in, width) && packable(out, width), [&]<int V, bool Packed>() {
       launch(scaled_activation_fwd_kernel<T, V, Packed>, grid_of(blocks_for(rows, kRows)), kThreads,
-             0, in, scale.data<Compute<T>>(), kind, rows, width, out);
+             0, in, data_or_null<Compute<T>>(scale), kind, rows, width, out,
+             data_or_null<float>(amax));
     });
   });
 }

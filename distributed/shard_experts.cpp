@@ -65,6 +65,7 @@ class Sharding {
       change_shard(moe, [&](nn::Shard& s) {
         s.dispatcher = dispatcher(experts, moe.options.alignment);
         s.overlap_shared = plan_.overlap_shared;
+        s.delay_gradients = plan_.delay_gradients;
       });
     change_shard(moe.router, [&](nn::Shard& s) {
       ProcessGroup& batch = mesh_.group("tp_cp");

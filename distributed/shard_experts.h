@@ -14,6 +14,7 @@ inline constexpr Word<Dispatcher> kDispatcherWords[] = {{"all-to-all", Dispatche
 struct ExpertPlan {
   Dispatcher dispatcher = Dispatcher::all_to_all;
   bool overlap_shared = true;      ///< run the shared expert while tokens are in flight
+  bool delay_gradients = false;    ///< weight gradients while those of tokens are in flight
   bool sequence_parallel = false;  ///< tokens are split over the tp ranks
 };
 

@@ -36,11 +36,11 @@ Experts::Experts(std::int64_t experts, std::int64_t dim, std::int64_t hidden,
 }
 
 Tensor Experts::multiply(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                         const Tensor& rows, const Tensor& bias_scale,
-                         const fp8::LayerState& state) {
+                         const Tensor& rows, const Tensor& bias_scale, const fp8::LayerState& state,
+                         const DelayedGradients& later) {
   const fp8::Recipe* const recipe = fp8::Autocast::current();
-  if (!recipe) return grouped_linear(x, weight, bias, rows, bias_scale);
-  const Tensor y = fp8_grouped_linear(x, weight, rows, *recipe, &state);
+  if (!recipe) return grouped_linear(x, weight, bias, rows, bias_scale, later);
+  const Tensor y = fp8_grouped_linear(x, weight, rows, *recipe, &state, later);
   if (!bias.defined()) return y;
   // The bias as a weight with one input, the row's scale.
   const Tensor scale =
@@ -48,8 +48,9 @@ Tensor Experts::multiply(const Tensor& x, const Tensor& weight, const Tensor& bi
   return add(y, grouped_linear(unsqueeze(scale, 1), unsqueeze(bias, 2), {}, rows));
 }
 
-Tensor Experts::operator()(const Tensor& x, const Tensor& probs, const Tensor& rows) const {
-  const Tensor h = multiply(x, up, up_bias, rows, {}, fp8_up);
+Tensor Experts::operator()(const Tensor& x, const Tensor& probs, const Tensor& rows,
+                           const DelayedGradients& later) const {
+  const Tensor h = multiply(x, up, up_bias, rows, {}, fp8_up, later);
   const Tensor scale = down_bias.defined() ? cast(probs, h.dtype()) : Tensor();
   Tensor bias = down_bias;
   if (const int ranks = shard_of(*this).bias_ranks; bias.defined() && ranks > 1)
@@ -57,7 +58,7 @@ Tensor Experts::operator()(const Tensor& x, const Tensor& probs, const Tensor& r
   return use_discarded(
       options.recompute, {h, probs},
       [kind = options.activation](const TensorList& in) { return activate(kind, in[0], in[1]); },
-      [&](const Tensor& act) { return multiply(act, down, bias, rows, scale, fp8_down); });
+      [&](const Tensor& act) { return multiply(act, down, bias, rows, scale, fp8_down, later); });
 }
 
 void Experts::visit(Visitor& v) {

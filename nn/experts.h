@@ -1,4 +1,5 @@
 #pragma once
+#include "weft/autograd/delayed_gradients.h"
 #include "weft/nn/mlp.h"
 
 namespace weft::nn {
@@ -25,7 +26,9 @@ struct Experts : Module {
   Experts(std::int64_t experts, std::int64_t dim, std::int64_t hidden,
           const ExpertsOptions& options = {});
   /// x (N, dim), probs (N) f32 (f64 for f64), rows (experts) i64 on the host with sum N -> (N, dim)
-  Tensor operator()(const Tensor& x, const Tensor& probs, const Tensor& rows) const;
+  /// later: where backward computes the gradients of up and down
+  Tensor operator()(const Tensor& x, const Tensor& probs, const Tensor& rows,
+                    const DelayedGradients& later = {}) const;
   std::int64_t count() const { return up.dim(0); }
   /// Multiply-adds for one row of x.
   double multiply_adds() const {
@@ -38,8 +41,8 @@ struct Experts : Module {
  private:
   /// grouped_linear(), in FP8 inside an fp8::Autocast.
   static Tensor multiply(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                         const Tensor& rows, const Tensor& bias_scale,
-                         const fp8::LayerState& state);
+                         const Tensor& rows, const Tensor& bias_scale, const fp8::LayerState& state,
+                         const DelayedGradients& later);
 };
 
 /// An MLP that every token passes through, beside the experts. With a gate its output is multiplied

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/fp8_row_amax.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
 
@@ -80,6 +81,7 @@ FeedForward::Output MoE::operator()(const Tensor& given, const TokenContext& con
         "moe: the packed row must have the {} tokens of x, got {}", tokens,
         packing.positions.defined() ? packing.positions.numel() : 0);
   const Tensor x = reshape(given, {tokens, given.dim(-1)});
+  fp8::remember_row_amax(x, fp8::row_amax_of(given));
   const Tensor& mask = packing.padding;
   const Tensor padding = mask.defined() ? reshape(mask, {mask.numel()}) : mask;
   auto [routing, loss] = router(x, {.padding = padding,
@@ -92,8 +94,10 @@ FeedForward::Output MoE::operator()(const Tensor& given, const TokenContext& con
   to_experts.token_dispatch(d);
   Tensor always;
   if (shared && shard_of(*this).overlap_shared) always = (*shared)(x);
+  DelayedGradients later;
+  if (shard_of(*this).delay_gradients) later = DelayedGradients::here({&experts.down, &experts.up});
   to_experts.dispatch_postprocess(d);
-  Tensor y = experts(d.tokens, d.probs, d.expert_rows);
+  Tensor y = experts(d.tokens, d.probs, d.expert_rows, later);
   y = to_experts.combine_preprocess(y, d);
   y = to_experts.token_combine(y, d);
   y = to_experts.combine_postprocess(y, d);

@@ -53,6 +53,9 @@ struct Shard {
   std::function<Tensor(const Tensor& own)> gather_batch;
   std::shared_ptr<const TokenDispatcher> dispatcher;  ///< replaces the local dispatcher
   bool overlap_shared = false;  ///< compute the shared expert while tokens are in transit
+  /// In backward, compute the gradients of the experts' weights while those of tokens are in
+  /// transit.
+  bool delay_gradients = false;
   /// Number of ranks that share each expert's hidden units. Each adds 1 / bias_ranks of the output
   /// bias, and each computes the full gradient of that bias.
   int bias_ranks = 1;

@@ -178,6 +178,7 @@ struct ParallelOptions {
   distributed::Overlap tp_overlap = distributed::Overlap::none;
   std::int64_t ep = 1, etp = 0;
   distributed::Dispatcher dispatcher = distributed::Dispatcher::all_to_all;
+  bool delay_weight_gradients = false;
   bool zero = false;
   std::int64_t bucket_size = 0;
   double timeout = 600;
@@ -207,6 +208,9 @@ struct ParallelOptions {
     v("dispatcher", dispatcher, distributed::kDispatcherWords,
       "how tokens get to experts on other ranks: each to those it needs, or all to all ranks of "
       "--ep, for few ranks",
+      any().needs(ep > 1 || tp > 1, message("ep of at least 2, got {}", ep)));
+    v("delay-weight-gradients", delay_weight_gradients,
+      "backward computes the weight gradients of experts while those of tokens are on their way",
       any().needs(ep > 1 || tp > 1, message("ep of at least 2, got {}", ep)));
     v("zero", zero, "each rank of --dp keeps a part of the optimizer's state", any().shown_first());
     v("bucket-size", bucket_size,

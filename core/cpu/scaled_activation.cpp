@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "weft/core/cpu/fp8_values.h"
 #include "weft/core/cpu/simd.h"
 #include "weft/core/kernels/elementwise_math.h"
+#include "weft/core/kernels/operand.h"
 #include "weft/core/parallel.h"
 
 namespace weft::cpu {
@@ -120,20 +122,25 @@ float backward(const Piece<T>& p, float scale, ScaledKind kind, std::int64_t n) 
 
 }  // namespace
 
-void scaled_activation_fwd(const Tensor& h, const Tensor& scale, ScaledKind kind, const Tensor& y) {
+void scaled_activation_fwd(const Tensor& h, const Tensor& scale, ScaledKind kind, const Tensor& y,
+                           const Tensor& amax) {
   const std::int64_t width = y.dim(1), stride = h.dim(1);
   dispatch_floating(y.dtype(), [&]<class T>() {
     const T* in = h.data<T>();
-    const Compute<T>* p = scale.data<Compute<T>>();
+    const Compute<T>* p = data_or_null<Compute<T>>(scale);
     T* out = y.data<T>();
+    float* const most = data_or_null<float>(amax);
     parallel_for(y.dim(0), kWork * width, [=](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t r = begin; r < end; ++r)
+      for (std::int64_t r = begin; r < end; ++r) {
         for (std::int64_t c = 0; c < width; c += kPiece) {
           const T* gate = in + r * stride + c;
           forward(Piece<T>{gate, kind == ScaledKind::swiglu ? gate + width : nullptr, nullptr,
                            out + r * width + c, nullptr, nullptr},
-                  p[r], kind, std::min(kPiece, width - c));
+                  p ? p[r] : 1, kind, std::min(kPiece, width - c));
         }
+        if constexpr (!std::is_same_v<T, double>)
+          if (most) most[r] = largest_magnitude(out + r * width, width);
+      }
     });
   });
 }

@@ -6,9 +6,10 @@ namespace weft {
 /// swiglu: h (N, 2F) has rows [gate | up]; gelu: h (N, F).
 enum class ScaledKind : std::uint8_t { swiglu, gelu_tanh, gelu_erf };
 
-/// Row-contiguous. y (N, F) = act(h) times the scale (N) of its row, which is f32 (f64 for f64).
+/// Row-contiguous. y (N, F) = act(h) times the scale (N) of its row, which is f32 (f64 for f64); a
+/// null scale is 1. amax (N) f32: the largest |y| of each row; null if not needed.
 using ScaledActivationKernel = void(const Tensor& h, const Tensor& scale, ScaledKind kind,
-                                    const Tensor& y);
+                                    const Tensor& y, const Tensor& amax);
 /// dscale has the shape and dtype of scale.
 using ScaledActivationBwdKernel = void(const Tensor& h, const Tensor& scale, const Tensor& dy,
                                        ScaledKind kind, const Tensor& dh, const Tensor& dscale);

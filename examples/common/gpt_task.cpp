@@ -49,9 +49,11 @@ distributed::Layout spread(nn::Gpt& model, const GptOptions& o,
       distributed::gpt_plan(model.config,
                             {.sequence = o.parallel.sp, .overlap = o.parallel.tp_overlap}));
   if (model.config.moe.experts > 0)
-    for (auto& [name, l] : distributed::shard_experts(
-             model, mesh,
-             {.dispatcher = o.parallel.dispatcher, .sequence_parallel = o.parallel.sp}))
+    for (auto& [name, l] :
+         distributed::shard_experts(model, mesh,
+                                    {.dispatcher = o.parallel.dispatcher,
+                                    .delay_gradients = o.parallel.delay_weight_gradients,
+                                    .sequence_parallel = o.parallel.sp}))
       layout[name] = std::move(l);
   return layout;
 }

@@ -231,14 +231,19 @@ struct Layout {
   const char* what;
   GptOptions (*base)();
   std::int64_t tp, ep;
-  bool sp, zero;
+  bool sp, zero, delays = false;
 };
 constexpr Layout kLayouts[] = {
-    {"dp", small, 1, 1, false, false},          {"dp, zero", small, 1, 1, false, true},
-    {"bf16, zero", bf16, 1, 1, false, true},    {"fp8, zero", fp8, 1, 1, false, true},
-    {"f16, zero", f16, 1, 1, false, true},      {"tp", small, 2, 1, false, false},
-    {"tp + sp", small, 2, 1, true, false},      {"bf16, tp + sp", bf16, 2, 1, true, false},
-    {"experts, ep", experts, 1, 2, false, true}};
+    {"dp", small, 1, 1, false, false},
+    {"dp, zero", small, 1, 1, false, true},
+    {"bf16, zero", bf16, 1, 1, false, true},
+    {"fp8, zero", fp8, 1, 1, false, true},
+    {"f16, zero", f16, 1, 1, false, true},
+    {"tp", small, 2, 1, false, false},
+    {"tp + sp", small, 2, 1, true, false},
+    {"bf16, tp + sp", bf16, 2, 1, true, false},
+    {"experts, ep", experts, 1, 2, false, true},
+    {"experts, ep, delayed gradients", experts, 1, 2, false, true, true}};
 
 }  // namespace
 
@@ -252,6 +257,7 @@ TEST_CASE("memory plan: equals a real step of two ranks, by category") {
       o.parallel.ep = l.ep;
       o.parallel.sp = l.sp;
       o.parallel.zero = l.zero;
+      o.parallel.delay_weight_gradients = l.delays;
       const LiveBytes real = real_peak(o, train::Ranks(w, o));
       const MemoryPlan plan = planned(o, w.rank());
       const std::lock_guard lock(mutex);

@@ -108,7 +108,8 @@ TEST_CASE("options: config.toml contains every setting") {
   CHECK(names.size() > 90);
   // These settings are invalid on their own.
   CHECK(joined(refused) ==
-        "capacity dense-layers device dispatcher drop ep expert-bias force-balance "
+        "capacity delay-weight-gradients dense-layers device dispatcher drop ep expert-bias "
+        "force-balance "
         "fp8-backward fp8-history fp8-recipe global-aux-coeff graph "
         "jitter "
         "latent loss-scale loss-scale-steps master-weights mtp-detach mtp-repeat offload "
@@ -246,6 +247,9 @@ TEST_CASE("options: incompatible settings are refused") {
   CHECK(refusal({"--tp", "2", "--tp-overlap", "ring"}) == "--tp-overlap: needs --sp");
   CHECK(refusal({"--dispatcher", "all-gather"}) == "--dispatcher: needs --ep of at least 2, got 1");
   CHECK(refusal({"--ep", "2", "--experts", "4", "--dispatcher", "all-gather"}) == "no error");
+  CHECK(refusal({"--delay-weight-gradients"}) ==
+        "--delay-weight-gradients: needs --ep of at least 2, got 1");
+  CHECK(refusal({"--ep", "2", "--experts", "4", "--delay-weight-gradients"}) == "no error");
   CHECK(refusal({"--experts", "4", "--shared-gate"}) == "--shared-gate: needs --shared-ffn, got 0");
   CHECK(refusal({"--experts", "4", "--sinkhorn"}) ==
         "--sinkhorn: balances by itself and needs --aux none, got aux");
