@@ -8,13 +8,12 @@
 namespace weft {
 
 struct DelayedGradients::Queue {
-  Tensor weights[kMost];
+  const TensorImpl* weights[kMost];  // addresses only: the pool below must not keep weights alive
   int size = 0;
   detail::DelayedGradient jobs[kMost];
   int waiting = 0;
 
   void clear() {
-    for (Tensor& w : weights) w = {};
     for (detail::DelayedGradient& job : jobs) job.clear();
     size = waiting = 0;
   }
@@ -51,7 +50,7 @@ DelayedGradients DelayedGradients::here(const TensorRefs& weights) {
   for (int i = 0; i < weights.size(); ++i) followed = followed || recording(weights[i]);
   if (!followed) return later;
   later.queue_ = unused<Queue>();
-  for (int i = 0; i < weights.size(); ++i) later.queue_->weights[i] = weights[i];
+  for (int i = 0; i < weights.size(); ++i) later.queue_->weights[i] = weights[i].impl();
   later.queue_->size = weights.size();
   Tape::record("delayed_gradients", weights, TensorList(),
                [queue = later.queue_](Backward& b) { run_all(*queue, b); });
@@ -61,7 +60,7 @@ DelayedGradients DelayedGradients::here(const TensorRefs& weights) {
 DelayedGradients::Place DelayedGradients::place_of(const Tensor& weight) const {
   Place place;
   for (int i = 0; queue_ && i < queue_->size; ++i)
-    if (queue_->weights[i].impl() == weight.impl()) {
+    if (queue_->weights[i] == weight.impl()) {
       place.queue_ = queue_;
       place.input_ = i;
     }
