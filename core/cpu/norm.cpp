@@ -94,7 +94,7 @@ void forward(const NormFwdIn& in, const NormFwdOut& out) {
           const auto& row = simd().of<T>();
           (kCentred ? row.layer_norm : row.rms_norm)(x + at, res, weight, bias, eps, s, y + at, C,
                                                      m, rstd + r);
-          if (amax) amax[r] = largest_magnitude(y + at, C);
+          store_largest_magnitude(y + at, C, row_or_null(amax, r));
         } else if constexpr (kCentred) {
           layer_norm_f64(x + at, res, weight, bias, eps, s, y + at, C, m, rstd + r);
         } else {

@@ -138,8 +138,7 @@ void scaled_activation_fwd(const Tensor& h, const Tensor& scale, ScaledKind kind
                            out + r * width + c, nullptr, nullptr},
                   p ? p[r] : 1, kind, std::min(kPiece, width - c));
         }
-        if constexpr (!std::is_same_v<T, double>)
-          if (most) most[r] = largest_magnitude(out + r * width, width);
+        store_largest_magnitude(out + r * width, width, row_or_null(most, r));
       }
     });
   });

@@ -4,6 +4,7 @@
 #include <sstream>
 #include <string>
 
+#include "weft/autograd/fp8.h"
 #include "weft/autograd/sort.h"
 #include "weft/autograd/tape.h"
 #include "weft/core/dispatch.h"
@@ -146,6 +147,7 @@ class Runs {
       plain = line_.call(in);
     }
     ++seen_.runs;
+    before_fp8_products(in);
     for (int i = 0; i < plain.size(); ++i) {
       if (!plain[i].defined() || !is_compute(plain[i].dtype())) continue;
       const TensorList reached = leaves_of(in, leaves, i);
@@ -159,6 +161,14 @@ class Runs {
     }
     for (int i = 0; i < plain.size(); ++i) into_main_grads(in, leaves, i);
     for (int i = 0; i < plain.size(); ++i) differentiated_again(in, leaves, i);
+  }
+
+  // Some ops find largest magnitudes for the product that follows.
+  void before_fp8_products(const TensorList& in) {
+    const fp8::Autocast scope(fp8::Recipe{});
+    const Tape tape;
+    const Noting noting(seen_.kernels.forward);
+    (void)line_.call(in);
   }
 
   Tensor forward(const TensorList& in, int i) {
