@@ -32,6 +32,10 @@ struct Recipe {
 
   /// Throws Error that names the first violated rule.
   void validate() const;
+  /// Whether ranks send each other codes in place of numbers: a tensor has one scale, and backward
+  /// multiplies the codes. Blocks are rounded along both axes, which together takes as many bytes
+  /// as bf16.
+  bool travels() const { return scaling != Scaling::block && backward == BackwardOverride::none; }
   Fp8Scaling numbers() const {
     return {static_cast<float>(epsilon), power_of_two || scaling == Scaling::block,
             scaling == Scaling::delayed ? static_cast<std::int32_t>(margin) : 0};

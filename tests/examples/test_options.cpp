@@ -265,8 +265,16 @@ TEST_CASE("options: incompatible settings are refused") {
         "--fp8-history: needs --fp8-recipe delayed");
   CHECK(refusal({"--dtype", "fp8", "--seq", "40"}) ==
         "--seq: must be a multiple of 16 with --dtype fp8, got 40");
-  CHECK(refusal({"--dtype", "fp8", "--tp", "2", "--sp", "--tp-overlap", "ring"}) ==
-        "--tp-overlap: does not exist yet with --dtype fp8");
+  const auto overlapped = [&](const char* flag, const char* value) {
+    return refusal({"--dtype", "fp8", "--tp", "2", "--sp", "--tp-overlap", "ring", flag, value});
+  };
+  CHECK(overlapped("--fp8-recipe", "current-pow2") == "no error");
+  CHECK(overlapped("--fp8-recipe", "block") ==
+        "--tp-overlap: sends codes that have one scale, and --fp8-recipe block has many; use "
+        "current, current-pow2 or delayed");
+  CHECK(overlapped("--fp8-backward", "dequantized") ==
+        "--tp-overlap: sends what backward multiplies in FP8; use --fp8-backward fp8, got "
+        "dequantized");
   CHECK(refusal({"--nope"}).ends_with("(--help all lists all)"));
   CHECK(refusal({"--drop", "position"}) == "--drop: needs --capacity");
   CHECK(refusal({"--schedule", "cos"}) ==
