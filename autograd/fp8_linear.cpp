@@ -95,10 +95,10 @@ void rounded_backward(Backward& b, const Products& p, const Kept& kept, const Si
   if (gpu) g.rows = {};
   if (block) g = fp8::round_along_rows(p, dy, fp8::kGradient);
   later.run(b, 1, [p, g, shape = sizes.weight, x = kept.x.get()](Backward& at, int input) {
-    fp8::add_product_gradient(at, input, p.dtype, shape, x.inverse.device(),
-                         [&](const Tensor& out, bool accumulate) {
-                           fp8::multiply(p, GroupedProduct::weight_grad, g, x, {}, out, accumulate);
-                         });
+    fp8::add_product_gradient(
+        at, input, p.dtype, shape, x.inverse.device(), [&](const Tensor& out, bool accumulate) {
+          fp8::multiply(p, GroupedProduct::weight_grad, g, x, {}, out, accumulate);
+        });
   });
 }
 

@@ -90,9 +90,10 @@ void backward_of_gather(Backward& b, const Products& p, const Kept& kept, Proces
   if (dx.defined()) scattered = group.reduce_scatter(as_matrix(dx), partial);
   if (weight) {
     if (kept.own_x) add_columns(x);
-    fp8::add_product_gradient(b, 1, p.dtype, kept.shape_of_weight, dy.device(), [&](const Tensor& out, bool accumulate) {
-      fp8::multiply(p, GroupedProduct::weight_grad, g, x, {}, out, accumulate);
-    });
+    fp8::add_product_gradient(
+        b, 1, p.dtype, kept.shape_of_weight, dy.device(), [&](const Tensor& out, bool accumulate) {
+          fp8::multiply(p, GroupedProduct::weight_grad, g, x, {}, out, accumulate);
+        });
   }
   weft::detail::add_bias_gradient(b, 2, dy);
   scattered.wait();
@@ -121,9 +122,11 @@ void backward_of_scatter(Backward& b, const Products& p, const Kept& kept, Proce
   }
   if (b.needs(1)) {
     add_columns(g);
-    fp8::add_product_gradient(b, 1, p.dtype, kept.shape_of_weight, own_dy.device(), [&](const Tensor& out, bool accumulate) {
-      fp8::multiply(p, GroupedProduct::weight_grad, g, kept.x.get(), {}, out, accumulate);
-    });
+    fp8::add_product_gradient(b, 1, p.dtype, kept.shape_of_weight, own_dy.device(),
+                              [&](const Tensor& out, bool accumulate) {
+                                fp8::multiply(p, GroupedProduct::weight_grad, g, kept.x.get(), {},
+                                              out, accumulate);
+                              });
   }
   if (dx.defined()) b.add(0, dx);
 }
@@ -163,9 +166,8 @@ Tensor fp8_gather_linear(const Tensor& x, const Tensor& weight_in, const Tensor&
   {
     const NoGradGuard quiet;
     const Quantized w = fp8::round_weight(p, weight, recorded, recorded && gpu, state);
-    const Quantized own =
-        fp8::round_x(with_rows(p, n), as_matrix(in), recorded, {}, largest_of(group),
-                     fp8::row_amax_of(x));
+    const Quantized own = fp8::round_x(with_rows(p, n), as_matrix(in), recorded, {},
+                                       largest_of(group), fp8::row_amax_of(x));
     Quantized gathered = like_gathered(own, group);
     const auto multiply = [&](std::int64_t first, std::int64_t count) {
       fp8::multiply(with_rows(p, count), GroupedProduct::forward, part_of(gathered, first, count),
@@ -217,8 +219,8 @@ Tensor fp8_linear_scatter(const Tensor& x, const Tensor& weight_in, const fp8::R
     const Tensor out = as_matrix(y);
     const Quantized w = fp8::round_weight(p, weight, recorded, transposes, state);
     const Quantized q =
-        fp8::round_x(p, matrix, recorded, {.rows = true, .columns = transposes && keeps},
-                     {}, fp8::row_amax_of(x));
+        fp8::round_x(p, matrix, recorded, {.rows = true, .columns = transposes && keeps}, {},
+                     fp8::row_amax_of(x));
     if (overlap == Overlap::none) {
       const Tensor partial = Tensor::empty({all, p.outputs}, p.dtype, in.device());
       fp8::multiply(p, GroupedProduct::forward, q, w, {}, partial);

@@ -71,6 +71,11 @@ TEST_CASE("fp8 runs: ranks agree with one rank within the rounding of FP8") {
       CHECK(losses(kRunKinds[0], {.ranks = 2, .tp = 2, .sp = true, .tp_overlap = form}) == off);
     const std::vector<double> experts = losses(kRunKinds[2], {});
     CHECK(close_losses(losses(kRunKinds[2], {.ranks = 2, .ep = 2}), experts, 0.02));
+    constexpr auto kCodes = nn::TokenForm::fp8;
+    const std::vector<double> rounded = losses(kRunKinds[2], {.ep_dtype = kCodes});
+    CHECK(rounded != experts);
+    CHECK(close_losses(losses(kRunKinds[2], {.ranks = 2, .ep = 2, .ep_dtype = kCodes}), rounded,
+                       0.02));
   }
 }
 

@@ -275,6 +275,10 @@ TEST_CASE("options: incompatible settings are refused") {
   CHECK(overlapped("--fp8-backward", "dequantized") ==
         "--tp-overlap: sends what backward multiplies in FP8; use --fp8-backward fp8, got "
         "dequantized");
+  CHECK(refusal({"--ep-dtype", "fp8"}) == "--ep-dtype: fp8 needs --experts");
+  CHECK(refusal({"--experts", "4", "--ep-dtype", "fp8"}) == "no error");
+  CHECK(refusal({"--experts", "4", "--ep-dtype", "fp8", "--dtype", "f64"}) ==
+        "--ep-dtype: fp8 needs --dtype f32, bf16 or fp8, got f64");
   CHECK(refusal({"--nope"}).ends_with("(--help all lists all)"));
   CHECK(refusal({"--drop", "position"}) == "--drop: needs --capacity");
   CHECK(refusal({"--schedule", "cos"}) ==
