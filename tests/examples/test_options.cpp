@@ -107,17 +107,18 @@ TEST_CASE("options: config.toml contains every setting") {
   }
   CHECK(names.size() > 90);
   // These settings are invalid on their own.
-  CHECK(joined(refused) ==
-        "capacity delay-weight-gradients dense-layers device dispatcher drop ep expert-bias "
-        "force-balance "
-        "fp8-backward fp8-history fp8-recipe global-aux-coeff graph "
-        "jitter "
-        "latent loss-scale loss-scale-steps master-weights mtp-detach mtp-repeat offload "
-        "offload-folder offload-fraction "
-        "offload-least pre-softmax rank recompute-every recompute-layers router-scaling "
-        "seq-aux-coeff "
-        "shared-gate sinkhorn sp "
-        "tokenizer tp-overlap z-loss ");
+  CHECK(
+      joined(refused) ==
+      "capacity delay-weight-gradients dense-layers device dispatcher drop ep ep-dtype expert-bias "
+      "force-balance "
+      "fp8-backward fp8-history fp8-recipe global-aux-coeff graph "
+      "jitter "
+      "latent loss-scale loss-scale-steps master-weights mtp-detach mtp-repeat offload "
+      "offload-folder offload-fraction "
+      "offload-least pre-softmax rank recompute-every recompute-layers router-scaling "
+      "seq-aux-coeff "
+      "shared-gate sinkhorn sp "
+      "tokenizer tp-overlap z-loss ");
 }
 
 TEST_CASE("options: a checkpoint contains every setting that changes the model") {
