@@ -2,10 +2,11 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <limits>
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/fp8_linear.h"
+#include "weft/autograd/reduce.h"
+#include "weft/autograd/tape.h"
 #include "weft/core/allocator.h"
 #include "weft/distributed/comm_ops.h"
 #include "weft/distributed/fp8_overlap.h"
