@@ -1,5 +1,7 @@
 #include "weft/autograd/fp8.h"
 
+#include "weft/autograd/tape.h"
+#include "weft/autograd/view.h"
 #include "weft/core/allocator.h"
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
@@ -99,6 +101,21 @@ Tensor dequantize(const Quantized& q, const RowGroups& groups, DType dtype) {
   if (out.numel() > 0)
     dispatch<cpu::dequantize, cuda::dequantize>(q.rows, groups, q.tile, q.inverse, out);
   return out;
+}
+
+Quantized quantize_rows(const Tensor& x) {
+  constexpr Fp8Tile kBlock{1, 128};
+  return quantize_tiles(x, {.each = x.dim(0)}, kForward, kBlock, {.power_of_two = true});
+}
+
+Tensor rounded_rows(const Tensor& x) {
+  Tensor y;
+  {
+    const NoGradGuard quiet;
+    y = dequantize(quantize_rows(contiguous(x)), {.each = x.dim(0)}, x.dtype());
+  }
+  if (recording(x)) Tape::record("rounded_rows", {&x}, {&y}, [](Backward& b) { b.add(0, b.dy()); });
+  return y;
 }
 
 Quantized quantize_delayed(const Tensor& x, const RowGroups& groups, DType to, const Delayed& state,

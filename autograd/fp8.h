@@ -32,6 +32,10 @@ struct Recipe {
 
   /// Throws Error that names the first violated rule.
   void validate() const;
+  /// Whether ranks send each other codes in place of numbers: a tensor has one scale, and backward
+  /// multiplies the codes. Blocks are rounded along both axes, which together takes as many bytes
+  /// as bf16.
+  bool travels() const { return scaling != Scaling::block && backward == BackwardOverride::none; }
   Fp8Scaling numbers() const {
     return {static_cast<float>(epsilon), power_of_two || scaling == Scaling::block,
             scaling == Scaling::delayed ? static_cast<std::int32_t>(margin) : 0};
@@ -104,6 +108,23 @@ Quantized quantize_tiles(const Tensor& x, const RowGroups& groups, DType to, con
                          const Fp8Scaling& how);
 /// The numbers that q stands for, as `dtype`: f32 or bf16.
 Tensor dequantize(const Quantized& q, const RowGroups& groups, DType dtype);
+
+/// x as it travels between ranks: blocks of 128 neighbours of a row, rounded with power-of-two
+/// scales. A row has the same codes wherever it is rounded.
+///
+/// Shapes   x (R, C)
+/// Dtypes   f32, bf16 -> e4m3
+/// Device   cpu, cuda, meta
+Quantized quantize_rows(const Tensor& x);
+/// The numbers that arrive where codes of x are sent: for ranks that send nothing. Rounding counts
+/// as the identity, dx = dy.
+///
+/// Shapes   x (R, C) -> (R, C)
+/// Dtypes   f32, bf16; both hold the numbers exactly
+/// Device   cpu, cuda, meta
+/// Saves    nothing
+/// Throws   Error on another dtype or shape
+Tensor rounded_rows(const Tensor& x);
 
 /// The delayed scales of a layer: a buffer that its module lists, so that checkpoints have it. A
 /// step of the layer writes it: threads that train at once each need a model of their own.

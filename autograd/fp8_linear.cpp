@@ -1,6 +1,6 @@
 #include "weft/autograd/fp8_linear.h"
 
-#include "weft/autograd/fp8_products.h"
+#include "weft/autograd/fp8_kept.h"
 #include "weft/autograd/fp8_row_amax.h"
 #include "weft/autograd/linear_common.h"
 #include "weft/autograd/operand.h"
@@ -12,19 +12,10 @@ using namespace detail;
 using fp8::BackwardOverride;
 using fp8::Products;
 using fp8::Quantized;
+using fp8::SavedQuantized;
 using Later = DelayedGradients::Place;
 
 namespace {
-
-// A rounded operand on the tape.
-struct SavedQuantized {
-  Saved rows, columns, inverse;
-  Fp8Tile tile = {0, 0};
-  SavedQuantized() = default;
-  SavedQuantized(const Quantized& q, const char* label)
-      : rows(q.rows, label), columns(q.columns, label), inverse(q.inverse, "scale"), tile(q.tile) {}
-  Quantized get() const { return {rows.get(), columns.get(), inverse.get(), tile}; }
-};
 
 // What backward multiplies.
 struct Kept {
@@ -59,15 +50,6 @@ Kept keep(const Products& p, const Tensor& x, const Tensor& weight, Quantized qx
   return {SavedQuantized(qx, "x"), SavedQuantized(qw, "weight"), {}, {}};
 }
 
-void add_product_gradient(Backward& b, int input, DType dtype, const Shape& shape, Device device,
-                          const auto& multiply) {
-  if (const GradientSum sum = b.accumulator(input, shape, dtype, true); sum.to.defined())
-    return multiply(sum.to, sum.adds);
-  Tensor dw = Tensor::empty(shape, dtype, device);
-  multiply(dw, false);
-  b.add(input, std::move(dw));
-}
-
 Tensor matrix_like_x(const Products& p, Device device) {
   return Tensor::empty({p.all_rows, p.inputs}, p.dtype, device);
 }
@@ -90,7 +72,7 @@ void plain_backward(Backward& b, const Products& p, const Kept& kept, const Size
   later.run(b, 1,
             [p, dy, shape = sizes.weight, x = operand(kept.plain_x, kept.x, p.row_groups())](
                 Backward& at, int input) {
-              add_product_gradient(
+              fp8::add_product_gradient(
                   at, input, p.dtype, shape, dy.device(), [&](const Tensor& out, bool accumulate) {
                     fp8::multiply_plain(p, GroupedProduct::weight_grad, dy, x, {}, out, accumulate);
                   });
@@ -98,12 +80,12 @@ void plain_backward(Backward& b, const Products& p, const Kept& kept, const Size
 }
 
 void rounded_backward(Backward& b, const Products& p, const Kept& kept, const Sizes& sizes,
-                      const Tensor& dy, const fp8::ReduceAmax& reduce, const Later& later) {
+                      const Tensor& dy, const Later& later) {
   const bool gpu = dy.device().is_gpu(), block = p.recipe.scaling == fp8::Scaling::block;
   const bool data = b.needs(0), weight = b.needs(1);
   Quantized g;
   if (data || (weight && !block))
-    g = fp8::round_gradient(p, dy, {.rows = data || !gpu, .columns = gpu && weight}, reduce);
+    g = fp8::round_gradient(p, dy, {.rows = data || !gpu, .columns = gpu && weight});
   if (data) {
     Tensor dx = matrix_like_x(p, dy.device());
     fp8::multiply(p, GroupedProduct::input_grad, g, kept.weight.get(), {}, dx);
@@ -113,17 +95,17 @@ void rounded_backward(Backward& b, const Products& p, const Kept& kept, const Si
   if (gpu) g.rows = {};
   if (block) g = fp8::round_along_rows(p, dy, fp8::kGradient);
   later.run(b, 1, [p, g, shape = sizes.weight, x = kept.x.get()](Backward& at, int input) {
-    add_product_gradient(at, input, p.dtype, shape, x.inverse.device(),
-                         [&](const Tensor& out, bool accumulate) {
-                           fp8::multiply(p, GroupedProduct::weight_grad, g, x, {}, out, accumulate);
-                         });
+    fp8::add_product_gradient(
+        at, input, p.dtype, shape, x.inverse.device(), [&](const Tensor& out, bool accumulate) {
+          fp8::multiply(p, GroupedProduct::weight_grad, g, x, {}, out, accumulate);
+        });
   });
 }
 
 // x (R, I) and weight are contiguous; x_given has the shape of the result's leading axes.
 Tensor run(const char* op, const Products& p, const Tensor& x_given, const Tensor& weight_given,
            const Tensor& bias, const Shape& result, const fp8::LayerState* state,
-           const Fp8Reduce& reduce, const DelayedGradients& later) {
+           const DelayedGradients& later) {
   check_products(op, p, x_given.device());
   const bool recorded = recording(x_given, weight_given, bias);
   const bool transposes = recorded && x_given.device().is_gpu() &&
@@ -137,7 +119,7 @@ Tensor run(const char* op, const Products& p, const Tensor& x_given, const Tenso
     const bool keeps = recorded && !Tape::counting();
     const Quantized qw = fp8::round_weight(p, weight, recorded, transposes, state);
     const Quantized qx =
-        fp8::round_x(p, x, recorded, {.rows = true, .columns = transposes && keeps}, reduce.x,
+        fp8::round_x(p, x, recorded, {.rows = true, .columns = transposes && keeps}, {},
                      fp8::row_amax_of(x_given));
     fp8::multiply(p, GroupedProduct::forward, qx, qw, bias, as_matrix(y));
     if (keeps) kept = keep(p, x, weight, qx, qw);
@@ -145,12 +127,12 @@ Tensor run(const char* op, const Products& p, const Tensor& x_given, const Tenso
   if (!recorded) return y;
   Tape::record(op, {&x_given, &weight_given, &bias}, {&y},
                [p, kept, sizes = Sizes{x_given.shape(), weight_given.shape()},
-                reduce = reduce.gradient, place = later.place_of(weight_given)](Backward& b) {
+                place = later.place_of(weight_given)](Backward& b) {
                  b.once_differentiable();
                  const NoGradGuard quiet;
                  const Tensor dy = contiguous(as_matrix(b.dy()));
                  if (p.recipe.backward == BackwardOverride::none)
-                   rounded_backward(b, p, kept, sizes, dy, reduce, place);
+                   rounded_backward(b, p, kept, sizes, dy, place);
                  else
                    plain_backward(b, p, kept, sizes, dy, place);
                  add_bias_gradient(b, 2, dy);
@@ -161,8 +143,7 @@ Tensor run(const char* op, const Products& p, const Tensor& x_given, const Tenso
 }  // namespace
 
 Tensor fp8_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                  const fp8::Recipe& recipe, const fp8::LayerState* state,
-                  const Fp8Reduce& reduce) {
+                  const fp8::Recipe& recipe, const fp8::LayerState* state) {
   check_tensor("fp8_linear", "x", x);
   check_tensor("fp8_linear", "weight", weight);
   check(x.ndim() >= 1 && weight.ndim() == 2 && weight.dim(1) == x.dim(-1),
@@ -183,7 +164,7 @@ Tensor fp8_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
                    .outputs = weight.dim(0),
                    .inputs = weight.dim(1),
                    .delayed = state ? state->delayed : fp8::Delayed{}};
-  return run("fp8_linear", p, x, weight, bias, result, state, reduce, {});
+  return run("fp8_linear", p, x, weight, bias, result, state, {});
 }
 
 Tensor fp8_grouped_linear(const Tensor& x, const Tensor& weight, const Tensor& rows,
@@ -211,7 +192,7 @@ Tensor fp8_grouped_linear(const Tensor& x, const Tensor& weight, const Tensor& r
                    .inputs = weight.dim(2),
                    .rows = rows,
                    .delayed = state ? state->delayed : fp8::Delayed{}};
-  return run("fp8_grouped_linear", p, x, weight, {}, {x.dim(0), weight.dim(1)}, state, {}, later);
+  return run("fp8_grouped_linear", p, x, weight, {}, {x.dim(0), weight.dim(1)}, state, later);
 }
 
 }  // namespace weft

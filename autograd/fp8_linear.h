@@ -4,12 +4,6 @@
 
 namespace weft {
 
-/// Reductions of largest magnitudes over ranks, for operands that are gathered as codes. Empty:
-/// none.
-struct Fp8Reduce {
-  fp8::ReduceAmax x, gradient;
-};
-
 /// linear() with FP8 operands: x and weight rounded to e4m3, dy to e5m2, by the recipe. Products
 /// are exact and summed in f32; the result is rounded once. The gradient is that of a product of
 /// the rounded operands; rounding itself counts as the identity.
@@ -25,8 +19,7 @@ struct Fp8Reduce {
 ///          state without them
 /// Source   TransformerEngine, pytorch/module/linear.py
 Tensor fp8_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                  const fp8::Recipe& recipe, const fp8::LayerState* state = nullptr,
-                  const Fp8Reduce& reduce = {});
+                  const fp8::Recipe& recipe, const fp8::LayerState* state = nullptr);
 
 /// grouped_linear() without bias with FP8 operands: each expert's weight, and its rows of x and dy,
 /// have scales of their own. `later`: where backward computes the gradient of the weight.

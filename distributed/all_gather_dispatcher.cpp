@@ -15,8 +15,9 @@ struct AllGatherState {
   RowTransfer probs, results;
   // Tokens in flight to all ranks, and the tensor that stands for them on the tape. Their gradient
   // comes back per slot.
-  Tensor tokens, mark;
-  RowPath::Works forth, home;
+  RowsInTransit tokens;
+  Tensor mark;
+  RowPath::Works home;
   Tensor experts;  // of this rank's slots, then of all
   RowPath::Works gathered;
   std::int64_t topk = 0, capacity = 0;
@@ -40,9 +41,10 @@ ExpertRows by_slot(const ExpertRows& rows) {
 
 // Sends x (T, C) to all ranks. The tape records a view that repeats each token k times, so that
 // every slot's gradient comes back; they are summed here in slot order.
-void start_gather(const Tensor& x, const std::shared_ptr<AllGatherState>& state) {
+void start_gather(const Tensor& x, const std::shared_ptr<AllGatherState>& state,
+                  nn::TokenForm form) {
   const Tensor whole = contiguous(x);
-  state->tokens = state->per_token.post(whole, false, state->forth);
+  state->tokens.post(whole, state->per_token, form);
   state->mark = whole.alias({x.dim(0), state->topk, x.dim(1)}, {x.dim(1), 0, 1}, 0);
   if (recording(x))
     Tape::record("start_gather", {&x}, {&state->mark}, [state, own = state->own](Backward& b) {
@@ -54,13 +56,11 @@ void start_gather(const Tensor& x, const std::shared_ptr<AllGatherState>& state)
 }
 
 Tensor finish_gather(const std::shared_ptr<AllGatherState>& state, const ExpertRows& rows) {
-  state->forth.wait();
   Tensor y;
   {
     const NoGradGuard quiet;
-    y = permute_tokens(state->tokens, rows);
+    y = permute_tokens(state->tokens.wait(), rows);
   }
-  state->tokens = {};
   const Tensor mark = std::move(state->mark);
   if (recording(mark))
     Tape::record("finish_gather", {&mark}, {&y},
@@ -120,7 +120,7 @@ nn::Dispatch AllGatherDispatcher::dispatch_preprocess(const Tensor& x, const Rou
 void AllGatherDispatcher::token_dispatch(nn::Dispatch& d) const {
   AllGatherState& state = state_of<AllGatherState>(d);
   state.experts = state.per_token.post(state.experts, false, state.gathered);
-  start_gather(d.tokens, std::static_pointer_cast<AllGatherState>(d.state));
+  start_gather(d.tokens, std::static_pointer_cast<AllGatherState>(d.state), form_);
   send_tokens(d.probs, state.per_token, transfer_of(d, &AllGatherState::probs));
   d.tokens = d.probs = {};
 }

@@ -169,7 +169,7 @@ nn::Dispatch AllToAllDispatcher::dispatch_preprocess(const Tensor& x, const Rout
 
 void AllToAllDispatcher::token_dispatch(nn::Dispatch& d) const {
   AllToAllState& state = state_of<AllToAllState>(d);
-  send_tokens(d.tokens, state.path, transfer_of(d, &AllToAllState::tokens));
+  send_tokens(d.tokens, state.path, transfer_of(d, &AllToAllState::tokens), form_);
   send_tokens(d.probs, state.path, transfer_of(d, &AllToAllState::probs));
   d.tokens = d.probs = {};
 }

@@ -17,8 +17,8 @@ ExpertGroups::ExpertGroups(const DeviceMesh& mesh)
 }
 
 ExpertDispatcher::ExpertDispatcher(ExpertGroups groups, std::int64_t experts,
-                                   std::int64_t alignment)
-    : groups_(groups), experts_(experts), alignment_(alignment) {
+                                   std::int64_t alignment, nn::TokenForm form)
+    : groups_(groups), experts_(experts), alignment_(alignment), form_(form) {
   check(experts > 0 && experts % groups.ep->size() == 0,
         "expert parallelism: the number of experts {} must be a multiple of ep {}", experts,
         groups.ep->size());

@@ -44,7 +44,8 @@ std::shared_ptr<RowTransfer> transfer_of(const nn::Dispatch& d, RowTransfer Stat
 class ExpertDispatcher : public nn::TokenDispatcher {
  public:
   /// Throws Error when the experts do not divide among the ranks of ep.
-  ExpertDispatcher(ExpertGroups groups, std::int64_t experts, std::int64_t alignment = 0);
+  ExpertDispatcher(ExpertGroups groups, std::int64_t experts, std::int64_t alignment = 0,
+                   nn::TokenForm form = nn::TokenForm::model);
 
  protected:
   std::int64_t local_experts() const { return experts_ / groups_.ep->size(); }
@@ -78,6 +79,7 @@ class ExpertDispatcher : public nn::TokenDispatcher {
 
   const ExpertGroups groups_;
   const std::int64_t experts_, alignment_;
+  const nn::TokenForm form_;
 
  private:
   mutable std::vector<std::shared_ptr<void>> states_;

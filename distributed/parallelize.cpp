@@ -12,6 +12,7 @@
 #include "weft/core/error.h"
 #include "weft/core/pattern.h"
 #include "weft/distributed/comm_ops.h"
+#include "weft/distributed/fp8_overlap.h"
 #include "weft/distributed/unit_cut.h"
 #include "weft/distributed/vocab.h"
 #include "weft/nn/shard.h"
@@ -21,6 +22,8 @@ namespace weft::distributed {
 namespace {
 
 using Kind = Placement::Kind;
+using ShareRows = std::function<Tensor(const Tensor& t)>;
+
 class Parallelizer {
  public:
   Parallelizer(nn::Module& model, ProcessGroup& tp, const Plan& plan)
@@ -84,8 +87,12 @@ class Parallelizer {
           name.empty() ? "the model" : name, m.describe());
     Shard s = nn::shard_of(m);
     (this->*rule.apply)(name, p, s);
-    s.enters_again = gathers_again_ && plan_.sequence && s.enter && gathers_again_->matches(name);
+    s.enters_again = s.enter && gathers_again(name);
     if (tp_.size() > 1) m.shard = std::make_shared<const Shard>(std::move(s));
+  }
+
+  bool gathers_again(const std::string& name) const {
+    return gathers_again_ && plan_.sequence && gathers_again_->matches(name);
   }
 
   /// A tensor of the module `name`, or null.
@@ -139,20 +146,34 @@ class Parallelizer {
         }
     const bool overlaps = p.communicates && plan_.overlap != Overlap::none;
     if (p.communicates && !overlaps) s.enter = entrance();
+    ShareRows share;
     if (!cut.shared.empty())
-      s.product = [g = &tp_, shared = std::make_shared<const std::vector<SharedRows>>(cut.shared),
-                   all = cut.all_shared,
-                   overlaps](const Tensor& x, const Tensor& w, const Tensor& bias) {
-        const Tensor b = bias.defined() ? share_rows(bias, *g, shared, all) : bias;
-        const Tensor used = share_rows(w, *g, shared, all);
-        if (overlaps) return gather_linear(x, used, b, *g);
-        const fp8::Recipe* const recipe = fp8::Autocast::current();
-        return recipe ? fp8_linear(x, used, b, *recipe) : linear(x, used, b);
+      share = [g = &tp_, rows = std::make_shared<const std::vector<SharedRows>>(cut.shared),
+               all = cut.all_shared](const Tensor& t) {
+        return t.defined() ? share_rows(t, *g, rows, all) : t;
       };
-    else if (overlaps)
-      s.product = [g = &tp_](const Tensor& x, const Tensor& w, const Tensor& bias) {
-        return gather_linear(x, w, bias, *g);
+    if (share || overlaps)
+      s.product = [g = &tp_, share, overlaps](const Tensor& x, const Tensor& w,
+                                              const Tensor& bias) {
+        const Tensor b = share ? share(bias) : bias, used = share ? share(w) : w;
+        return overlaps ? gather_linear(x, used, b, *g) : linear(x, used, b);
       };
+    const bool gathers = p.communicates && plan_.sequence;
+    if (!gathers && !share) return;
+    const Fp8Rows how{plan_.overlap, gathers_again(name)};
+    s.fp8_product = [g = &tp_, share, how, gathers, enter = s.enter](
+                        const Tensor& x, const Tensor& w, const Tensor& bias,
+                        const fp8::Recipe& recipe, const fp8::LayerState& state) {
+      const auto multiply = [&](const Tensor& used, const Tensor& b, const fp8::LayerState& own) {
+        if (gathers) return fp8_gather_linear(x, used, b, recipe, &own, *g, how);
+        return fp8_linear(enter ? enter(x) : x, used, b, recipe, &own);
+      };
+      if (!share) return multiply(w, bias, state);
+      // The summed rows are other memory in every pass: their copy is not worth keeping.
+      const fp8::LayerState once{.weight = {}, .delayed = state.delayed};
+      const Tensor b = share(bias);
+      return multiply(share(w), b, once);
+    };
   }
 
   void row(const std::string& name, const Placement& p, nn::Shard& s) {
@@ -160,6 +181,13 @@ class Parallelizer {
     check_width(name, weight.dim(1), p);
     keep(weight, 1, cut_units(name, p.units, tp_).ranges);
     if (bias.defined()) layout_of(bias).tp_partial = plan_.sequence && tp_.size() > 1;
+    if (plan_.sequence)
+      s.fp8_product = [g = &tp_, form = plan_.overlap](const Tensor& x, const Tensor& w,
+                                                       const Tensor& b, const fp8::Recipe& recipe,
+                                                       const fp8::LayerState& state) {
+        const Tensor y = fp8_linear_scatter(x, w, recipe, &state, *g, form);
+        return b.defined() ? add(y, b) : y;
+      };
     if (plan_.overlap == Overlap::none) {
       s.leave = exit(plan_.sequence);
       return;

@@ -3,6 +3,7 @@
 #include <span>
 #include <utility>
 
+#include "weft/autograd/fp8.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
@@ -61,10 +62,44 @@ Tensor RowPath::post(const Tensor& x, bool back, Works& works, bool at_once) con
   return in;
 }
 
-void RowTransfer::begin(const Tensor& x, const std::shared_ptr<RowTransfer>& transfer) {
+void RowsInTransit::post(const Tensor& x, const RowPath& path, nn::TokenForm form) {
+  dtype_ = x.dtype();
+  if (form == nn::TokenForm::model) {
+    rows_ = path.post(x, false, works_);
+    return;
+  }
+  const NoGradGuard quiet;
+  const fp8::Quantized q = fp8::quantize_rows(contiguous(x));
+  tile_ = q.tile;
+  rows_ = path.post(q.rows, false, works_);
+  inverse_ = path.post(q.inverse, false, inverse_works_);
+}
+
+void RowsInTransit::post_back(const Tensor& x, const RowPath& path) {
+  rows_ = path.post(x, true, works_, true);
+}
+
+Tensor RowsInTransit::wait() {
+  works_.wait();
+  Tensor rows = std::move(rows_);
+  if (!inverse_.defined()) return rows;
+  inverse_works_.wait();
+  const fp8::Quantized q{
+      .rows = std::move(rows), .columns = {}, .inverse = std::move(inverse_), .tile = tile_};
+  return fp8::dequantize(q, {.each = q.rows.dim(0)}, dtype_);
+}
+
+void RowTransfer::begin(const Tensor& x, const std::shared_ptr<RowTransfer>& transfer,
+                        nn::TokenForm form) {
   transfer->mark_ = x;
-  if (transfer->path_->empty()) return;
-  transfer->result_ = transfer->path_->post(x, transfer->back_, transfer->forth_, transfer->back_);
+  if (transfer->path_->empty()) {
+    if (form == nn::TokenForm::fp8) transfer->mark_ = fp8::rounded_rows(x);
+    return;
+  }
+  if (transfer->back_)
+    transfer->forth_.post_back(x, *transfer->path_);
+  else
+    transfer->forth_.post(x, *transfer->path_, form);
   if (!recording(x)) return;
   transfer->mark_ = x.detach();
   Tape::record("send_tokens", {&x}, {&transfer->mark_}, [transfer](Backward& b) {
@@ -74,25 +109,24 @@ void RowTransfer::begin(const Tensor& x, const std::shared_ptr<RowTransfer>& tra
   });
 }
 
-void send_tokens(const Tensor& x, const RowPath& path,
-                 const std::shared_ptr<RowTransfer>& transfer) {
+void send_tokens(const Tensor& x, const RowPath& path, const std::shared_ptr<RowTransfer>& transfer,
+                 nn::TokenForm form) {
   transfer->path_ = &path;
-  RowTransfer::begin(x, transfer);
+  RowTransfer::begin(x, transfer, form);
 }
 
 Tensor return_tokens(const Tensor& x, const RowPath& path,
                      const std::shared_ptr<RowTransfer>& transfer) {
   transfer->path_ = &path;
   transfer->back_ = true;
-  RowTransfer::begin(x, transfer);
+  RowTransfer::begin(x, transfer, nn::TokenForm::model);
   return receive_tokens(transfer);
 }
 
 Tensor receive_tokens(const std::shared_ptr<RowTransfer>& transfer) {
   const Tensor mark = std::move(transfer->mark_);
   if (transfer->path_->empty()) return mark;
-  transfer->forth_.wait();
-  Tensor result = std::move(transfer->result_);
+  Tensor result = transfer->forth_.wait();
   if (recording(mark))
     Tape::record("receive_tokens", {&mark}, {&result}, [transfer](Backward& b) {
       b.once_differentiable();

@@ -1,7 +1,9 @@
 #pragma once
 #include <memory>
 
+#include "weft/core/kernels/quantize.h"
 #include "weft/distributed/process_group.h"
+#include "weft/nn/token_dispatcher.h"
 
 namespace weft::distributed {
 
@@ -39,33 +41,53 @@ class RowPath {
   int size_ = 0;
 };
 
+/// Rows on their way in one direction.
+class RowsInTransit {
+ public:
+  /// Starts RowPath::post() in a form: FP8 codes travel beside their scales.
+  void post(const Tensor& x, const RowPath& path, nn::TokenForm form);
+  /// The reverse direction, for a caller that waits next.
+  void post_back(const Tensor& x, const RowPath& path);
+  /// Waits, and returns the rows in the dtype of x.
+  Tensor wait();
+
+ private:
+  Tensor rows_, inverse_;
+  Fp8Tile tile_ = {0, 0};
+  DType dtype_ = DType::f32;
+  RowPath::Works works_, inverse_works_;
+};
+
 /// Rows in flight, in forward and, as gradients, in backward.
 class RowTransfer {
  private:
-  friend void send_tokens(const Tensor&, const RowPath&, const std::shared_ptr<RowTransfer>&);
+  friend void send_tokens(const Tensor&, const RowPath&, const std::shared_ptr<RowTransfer>&,
+                          nn::TokenForm);
   friend Tensor receive_tokens(const std::shared_ptr<RowTransfer>&);
   friend Tensor return_tokens(const Tensor&, const RowPath&, const std::shared_ptr<RowTransfer>&);
-  static void begin(const Tensor& x, const std::shared_ptr<RowTransfer>& transfer);
+  static void begin(const Tensor& x, const std::shared_ptr<RowTransfer>& transfer,
+                    nn::TokenForm form);
 
   const RowPath* path_ = nullptr;
   bool back_ = false;  // reverse direction: the caller waits at once
   Tensor mark_;        // stands for the rows on the tape
-  Tensor result_;
-  RowPath::Works forth_, home_;
+  RowsInTransit forth_;
+  RowPath::Works home_;
 };
 
 /// Sends the rows of x and returns at once; receive_tokens() waits for the result. In backward,
 /// receive_tokens() sends the gradient and send_tokens() waits for it, so the work between the two
 /// calls overlaps with communication in both passes. Pass a new `transfer`; it must keep the path
-/// alive.
+/// alive. The gradient is in the dtype of x for every form.
 ///
-/// Shapes   x (N, ...)  ->  (M, ...) by the path
-/// Dtypes   any; sums as ProcessGroup, gradients f32, f64, bf16, f16
+/// Shapes   x (N, ...)  ->  (M, ...) by the path; (N, C) for TokenForm::fp8
+/// Dtypes   any; f32, bf16 for TokenForm::fp8; sums as ProcessGroup, gradients f32, f64, bf16,
+///          f16
 /// Device   as ProcessGroup
 /// Saves    nothing
 /// Throws   Error as ProcessGroup does; once differentiable
-void send_tokens(const Tensor& x, const RowPath& path,
-                 const std::shared_ptr<RowTransfer>& transfer);
+void send_tokens(const Tensor& x, const RowPath& path, const std::shared_ptr<RowTransfer>& transfer,
+                 nn::TokenForm form = nn::TokenForm::model);
 [[nodiscard]] Tensor receive_tokens(const std::shared_ptr<RowTransfer>& transfer);
 /// Sends results back to the ranks their inputs came from, and waits for them.
 ///

@@ -61,11 +61,12 @@ class Sharding {
     keep(at + "down", e.down, 2, 1);
     keep(at + "down_bias", e.down_bias, -1, 1);
     change_shard(e, [&](nn::Shard& s) { s.bias_ranks = etp_.size(); });
-    if (mesh_.tp_ep().size() > 1)
+    const bool several = mesh_.tp_ep().size() > 1;
+    if (several || plan_.tokens != nn::TokenForm::model)
       change_shard(moe, [&](nn::Shard& s) {
         s.dispatcher = dispatcher(experts, moe.options.alignment);
-        s.overlap_shared = plan_.overlap_shared;
-        s.delay_gradients = plan_.delay_gradients;
+        s.overlap_shared = several && plan_.overlap_shared;
+        s.delay_gradients = several && plan_.delay_gradients;
       });
     change_shard(moe.router, [&](nn::Shard& s) {
       ProcessGroup& batch = mesh_.group("tp_cp");
@@ -86,10 +87,12 @@ class Sharding {
  private:
   std::shared_ptr<const nn::TokenDispatcher> dispatcher(std::int64_t experts,
                                                         std::int64_t alignment) const {
+    if (mesh_.tp_ep().size() == 1)
+      return std::make_shared<nn::LocalDispatcher>(experts, alignment, plan_.tokens);
     const ExpertGroups groups(mesh_);
     if (plan_.dispatcher == Dispatcher::all_gather)
-      return std::make_shared<AllGatherDispatcher>(groups, experts, alignment);
-    return std::make_shared<AllToAllDispatcher>(groups, experts, alignment);
+      return std::make_shared<AllGatherDispatcher>(groups, experts, alignment, plan_.tokens);
+    return std::make_shared<AllToAllDispatcher>(groups, experts, alignment, plan_.tokens);
   }
 
   // Axis 0 is sharded by expert, `axis` (-1: none) by hidden unit.

@@ -3,6 +3,7 @@
 #include "weft/distributed/device_mesh.h"
 #include "weft/distributed/layout.h"
 #include "weft/nn/module.h"
+#include "weft/nn/token_dispatcher.h"
 
 namespace weft::distributed {
 
@@ -13,6 +14,7 @@ inline constexpr Word<Dispatcher> kDispatcherWords[] = {{"all-to-all", Dispatche
 
 struct ExpertPlan {
   Dispatcher dispatcher = Dispatcher::all_to_all;
+  nn::TokenForm tokens = nn::TokenForm::model;  ///< on one rank too, which then rounds alike
   bool overlap_shared = true;      ///< run the shared expert while tokens are in flight
   bool delay_gradients = false;    ///< weight gradients while those of tokens are in flight
   bool sequence_parallel = false;  ///< tokens are split over the tp ranks

@@ -15,15 +15,18 @@ Linear::Linear(std::int64_t in, std::int64_t out, const LinearOptions& o) {
   if (o.bias) bias = make_parameter({out}, Init::constant(0), o.dtype, o.device);
 }
 
+const fp8::Recipe* Linear::recipe() const { return in_fp8 ? fp8::Autocast::current() : nullptr; }
+
 Tensor Linear::multiply(const Tensor& x, const Tensor& own_bias) const {
-  const fp8::Recipe* const recipe = in_fp8 ? fp8::Autocast::current() : nullptr;
-  return recipe ? fp8_linear(x, weight, own_bias, *recipe, &fp8_state)
-                : linear(x, weight, own_bias);
+  const fp8::Recipe* const how = recipe();
+  return how ? fp8_linear(x, weight, own_bias, *how, &fp8_state) : linear(x, weight, own_bias);
 }
 
 Tensor Linear::operator()(const Tensor& x) const {
   if (!shard) return multiply(x, bias);
   const Shard& s = *shard;
+  if (const fp8::Recipe* const how = recipe(); how && s.fp8_product)
+    return s.fp8_product(x, weight, bias, *how, fp8_state);
   const Tensor own = s.leave ? Tensor() : bias;
   Tensor y = with_entered(s, x, [&](const Tensor& in) {
     return s.product ? s.product(in, weight, own) : multiply(in, own);

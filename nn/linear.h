@@ -34,6 +34,8 @@ struct Linear : Module {
   double multiply_adds() const { return static_cast<double>(weight.numel()); }
 
  private:
+  /// How it rounds its operands to FP8; null: it does not.
+  const fp8::Recipe* recipe() const;
   /// x weight^T + bias, in FP8 inside an fp8::Autocast.
   Tensor multiply(const Tensor& x, const Tensor& own_bias) const;
 };

@@ -12,7 +12,11 @@
 
 namespace weft {
 struct CrossEntropyOptions;
-}
+namespace fp8 {
+struct LayerState;
+struct Recipe;
+}  // namespace fp8
+}  // namespace weft
 
 namespace weft::nn {
 
@@ -29,6 +33,10 @@ struct Shard {
   std::function<Tensor(Tensor y)> leave;  ///< applied to its result without bias
   /// Replaces x weight^T + bias. The bias is null if `leave` is set.
   std::function<Tensor(const Tensor& x, const Tensor& weight, const Tensor& bias)> product;
+  /// Replaces enter, product and leave where the layer multiplies in FP8.
+  std::function<Tensor(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                       const fp8::Recipe& recipe, const fp8::LayerState& state)>
+      fp8_product;
   /// Replaces the lookup of a table's rows at `ids`.
   std::function<Tensor(const Tensor& ids, const Tensor& weight)> lookup;
   /// Replaces linear_cross_entropy().
@@ -67,7 +75,7 @@ struct Shard {
   enum Member : unsigned {
     kEnter = 1,
     kLeave = 2,
-    kProduct = 4,
+    kProduct = 4,  ///< product, fp8_product
     kLookup = 8,
     kHeadLoss = 16,
     kHeads = 32,

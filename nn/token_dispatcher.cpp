@@ -31,7 +31,7 @@ Dispatch LocalDispatcher::dispatch_preprocess(const Tensor& x, const Routing& ro
       row_alignment(alignment_, x.device(), capacity, routing.experts.numel() / experts_);
   const std::int64_t rows = (capacity + alignment - 1) / alignment * alignment;
   d.rows = sort_by_expert(routing.experts, experts_, {.alignment = alignment, .capacity = rows});
-  d.tokens = permute_tokens(x, d.rows);
+  d.tokens = permute_tokens(form_ == TokenForm::fp8 ? fp8::rounded_rows(x) : x, d.rows);
   d.probs = permute_probs(routing.probs, d.rows);
   return d;
 }

@@ -3,8 +3,15 @@
 
 #include "weft/autograd/router.h"
 #include "weft/autograd/token_permute.h"
+#include "weft/core/fields.h"
 
 namespace weft::nn {
+
+/// What travels to the experts for a token. fp8: e4m3 codes, see fp8::quantize_rows(); results and
+/// gradients come back as numbers.
+enum class TokenForm : std::uint8_t { model, fp8 };
+inline constexpr Word<TokenForm> kTokenFormWords[] = {{"model", TokenForm::model},
+                                                      {"fp8", TokenForm::fp8}};
 
 /// Tokens on their way to the experts, with the data to return the results. It is a value, not a
 /// member of the dispatcher: a recomputed layer and the next micro-batch need their own.
@@ -55,9 +62,10 @@ class LocalDispatcher : public TokenDispatcher {
   /// `alignment`: the rows of each expert are padded to a multiple of it. 0: no padding on the CPU;
   /// on a GPU, unless there is a capacity, a power of two up to 128 that adds about 3 % at most. A
   /// GPU plans each shape of a matrix product once, which takes longer than many products, and the
-  /// numbers of rows change in every step.
-  explicit LocalDispatcher(std::int64_t experts, std::int64_t alignment = 0)
-      : experts_(experts), alignment_(alignment) {}
+  /// numbers of rows change in every step. `form`: rounds tokens like ranks that send them.
+  explicit LocalDispatcher(std::int64_t experts, std::int64_t alignment = 0,
+                           TokenForm form = TokenForm::model)
+      : experts_(experts), alignment_(alignment), form_(form) {}
   Dispatch dispatch_preprocess(const Tensor& x, const Routing& routing,
                                const FixedRows& fixed) const override;
   void token_dispatch(Dispatch&) const override {}
@@ -68,6 +76,7 @@ class LocalDispatcher : public TokenDispatcher {
 
  private:
   std::int64_t experts_, alignment_;
+  TokenForm form_;
 };
 
 }  // namespace weft::nn

@@ -31,8 +31,13 @@ void check_layout(const Options& o, Device device) {
               "--ranks: must be at most {} on one GPU, got {}", kMaxGpuRanks, p.ranks);
   const bool several = p.ranks > 1 || p.dp > 1 || p.tp > 1;
   weft::check(!several || !o.machine.graph, "--graph: does not exist yet for several ranks");
-  weft::check(!o.machine.is_fp8() || p.tp_overlap == distributed::Overlap::none,
-              "--tp-overlap: does not exist yet with --dtype fp8");
+  if (p.tp_overlap == distributed::Overlap::none || !o.machine.is_fp8()) return;
+  weft::check(o.machine.fp8_recipe != Fp8Recipe::block,
+              "--tp-overlap: sends codes that have one scale, and --fp8-recipe block has many; use "
+              "current, current-pow2 or delayed");
+  weft::check(o.machine.fp8_backward == fp8::BackwardOverride::none,
+              "--tp-overlap: sends what backward multiplies in FP8; use --fp8-backward fp8, got {}",
+              word_of(kFp8BackwardWords, o.machine.fp8_backward));
 }
 
 // Before anything else is made: a run of hours must not find its folder missing.

@@ -179,6 +179,7 @@ struct ParallelOptions {
   std::int64_t ep = 1, etp = 0;
   distributed::Dispatcher dispatcher = distributed::Dispatcher::all_to_all;
   bool delay_weight_gradients = false;
+  nn::TokenForm ep_dtype = nn::TokenForm::model;
   bool zero = false;
   std::int64_t bucket_size = 0;
   double timeout = 600;
@@ -212,6 +213,9 @@ struct ParallelOptions {
     v("delay-weight-gradients", delay_weight_gradients,
       "backward computes the weight gradients of experts while those of tokens are on their way",
       any().needs(ep > 1 || tp > 1, message("ep of at least 2, got {}", ep)));
+    v("ep-dtype", ep_dtype, nn::kTokenFormWords,
+      "what tokens are sent to experts in: the model's dtype, or fp8, half of bf16's bytes; one "
+      "rank rounds them too");
     v("zero", zero, "each rank of --dp keeps a part of the optimizer's state", any().shown_first());
     v("bucket-size", bucket_size,
       "gradients that leave together while backward runs; 0: an eighth of them all, within bounds",

@@ -125,6 +125,11 @@ void GptOptions::check() const {
               "--seq: must be a multiple of {} with --dtype fp8, got {}", fp8::kMultiple,
               model.seq);
   weft::check(parallel.ep == 1 || model.moe.experts > 0, "--ep: needs --experts");
+  const bool tokens_as_fp8 = parallel.ep_dtype == nn::TokenForm::fp8;
+  weft::check(!tokens_as_fp8 || model.moe.experts > 0, "--ep-dtype: fp8 needs --experts");
+  const DType dtype = machine.model_dtype();
+  weft::check(!tokens_as_fp8 || dtype == DType::f32 || dtype == DType::bf16,
+              "--ep-dtype: fp8 needs --dtype f32, bf16 or fp8, got {}", dtype);
   if (model.moe.experts == 0) return;
   const RouterScore score = model.moe.router.route.score;
   weft::check(balance.aux != Aux::bias || score != RouterScore::softmax,

@@ -52,6 +52,7 @@ distributed::Layout spread(nn::Gpt& model, const GptOptions& o,
     for (auto& [name, l] :
          distributed::shard_experts(model, mesh,
                                     {.dispatcher = o.parallel.dispatcher,
+                                    .tokens = o.parallel.ep_dtype,
                                     .delay_gradients = o.parallel.delay_weight_gradients,
                                     .sequence_parallel = o.parallel.sp}))
       layout[name] = std::move(l);

@@ -6,7 +6,9 @@
 #include <cstring>
 #include <vector>
 
+#include "weft/autograd/elementwise.h"
 #include "weft/autograd/fp8.h"
+#include "weft/autograd/tape.h"
 #include "weft/core/cpu/simd.h"
 #include "weft/core/dispatch.h"
 #include "weft/core/parallel.h"
@@ -293,6 +295,29 @@ TEST_CASE("fp8: block scales equal those of the blocks alone, and are powers of 
     // Powers of two make the numbers exact in bf16.
     CHECK(different_bits(fp8::dequantize(q, groups, DType::bf16).to(DType::f32), got) == "");
   }
+}
+
+TEST_CASE("fp8: rows that travel round alike everywhere, and rounding again changes nothing") {
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const std::int64_t cols : {1, 128, 300}) {
+      Tensor x = mul(random({5, cols}, 4), exp(mul(random({5, 1}, 6), 9))).to(dtype);
+      x.select(0, 2).fill_(0);
+      x.set_requires_grad();
+      Tape tape;
+      const Tensor y = fp8::rounded_rows(x);
+      const Tensor dy = random(y.shape(), 3, dtype);
+      CHECK(different_bits(tape.gradients(y, {x}, dy)[0], dy) == "");
+      CHECK(different_bits(fp8::rounded_rows(y), y.detach()) == "");
+      CHECK(test::mismatch(y, x.detach(), 0.07) == "");
+      for (std::int64_t r = 0; r < 5; ++r)
+        CHECK(different_bits(fp8::rounded_rows(x.detach().narrow(0, r, 1)),
+                             y.detach().narrow(0, r, 1).clone()) == "");
+    }
+  CHECK(fp8::rounded_rows(Tensor::empty({0, 8})).shape() == Shape{0, 8});
+  CHECK(std::isnan(fp8::rounded_rows(Tensor::of({{1, NAN}})).select(1, 1).item()));
+  CHECK(error_of([&] {
+          fp8::rounded_rows(random({2, 3}, 1));
+        }) == "fp8::quantize_tiles: x must be f32 or bf16, got f64");
 }
 
 TEST_CASE("fp8: the error of rounding normal numbers is that of the reference") {

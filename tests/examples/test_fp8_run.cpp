@@ -49,19 +49,33 @@ TEST_CASE("fp8 runs: predicted memory is the real peak, and a resumed run has th
 }
 
 TEST_CASE("fp8 runs: ranks agree with one rank within the rounding of FP8") {
+  using distributed::Overlap;
   for (const Fp8Recipe recipe : {Fp8Recipe::current, Fp8Recipe::delayed}) {
-    const auto losses = [&](const RunKind& kind, const RunLayout& layout) {
-      Run run(kind, recipe, layout);
+    const auto losses = [&](const RunKind& kind, const train::ParallelOptions& layout) {
+      Run run(kind, recipe);
       run.options.micro_batch = 0;
+      run.options.parallel = layout;
       REQUIRE(run.train(4) == 0);
+      if (!kind.experts)
+        CHECK(run.values("peak_bytes").back() ==
+              static_cast<double>(
+                  predict_peak_bytes(run.options, static_cast<int>(layout.ranks), 0)));
       return run.values("loss");
     };
     const std::vector<double> dense = losses(kRunKinds[0], {});
-    for (const RunLayout& l : {RunLayout{.ranks = 2}, RunLayout{.ranks = 2, .zero = true},
-                               RunLayout{.ranks = 2, .tp = 2}})
-      CHECK(close_losses(losses(kRunKinds[0], l), dense, 0.02));
-    CHECK(
-        close_losses(losses(kRunKinds[2], {.ranks = 2, .ep = 2}), losses(kRunKinds[2], {}), 0.02));
+    CHECK(close_losses(losses(kRunKinds[0], {.ranks = 2}), dense, 0.02));
+    CHECK(close_losses(losses(kRunKinds[0], {.ranks = 2, .zero = true}), dense, 0.02));
+    const std::vector<double> off = losses(kRunKinds[0], {.ranks = 2, .tp = 2, .sp = true});
+    CHECK(close_losses(off, dense, 0.02));
+    for (const Overlap form : {Overlap::ring, Overlap::pipeline})
+      CHECK(losses(kRunKinds[0], {.ranks = 2, .tp = 2, .sp = true, .tp_overlap = form}) == off);
+    const std::vector<double> experts = losses(kRunKinds[2], {});
+    CHECK(close_losses(losses(kRunKinds[2], {.ranks = 2, .ep = 2}), experts, 0.02));
+    constexpr auto kCodes = nn::TokenForm::fp8;
+    const std::vector<double> rounded = losses(kRunKinds[2], {.ep_dtype = kCodes});
+    CHECK(rounded != experts);
+    CHECK(close_losses(losses(kRunKinds[2], {.ranks = 2, .ep = 2, .ep_dtype = kCodes}), rounded,
+                       0.02));
   }
 }
 

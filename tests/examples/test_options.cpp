@@ -107,17 +107,18 @@ TEST_CASE("options: config.toml contains every setting") {
   }
   CHECK(names.size() > 90);
   // These settings are invalid on their own.
-  CHECK(joined(refused) ==
-        "capacity delay-weight-gradients dense-layers device dispatcher drop ep expert-bias "
-        "force-balance "
-        "fp8-backward fp8-history fp8-recipe global-aux-coeff graph "
-        "jitter "
-        "latent loss-scale loss-scale-steps master-weights mtp-detach mtp-repeat offload "
-        "offload-folder offload-fraction "
-        "offload-least pre-softmax rank recompute-every recompute-layers router-scaling "
-        "seq-aux-coeff "
-        "shared-gate sinkhorn sp "
-        "tokenizer tp-overlap z-loss ");
+  CHECK(
+      joined(refused) ==
+      "capacity delay-weight-gradients dense-layers device dispatcher drop ep ep-dtype expert-bias "
+      "force-balance "
+      "fp8-backward fp8-history fp8-recipe global-aux-coeff graph "
+      "jitter "
+      "latent loss-scale loss-scale-steps master-weights mtp-detach mtp-repeat offload "
+      "offload-folder offload-fraction "
+      "offload-least pre-softmax rank recompute-every recompute-layers router-scaling "
+      "seq-aux-coeff "
+      "shared-gate sinkhorn sp "
+      "tokenizer tp-overlap z-loss ");
 }
 
 TEST_CASE("options: a checkpoint contains every setting that changes the model") {
@@ -265,8 +266,20 @@ TEST_CASE("options: incompatible settings are refused") {
         "--fp8-history: needs --fp8-recipe delayed");
   CHECK(refusal({"--dtype", "fp8", "--seq", "40"}) ==
         "--seq: must be a multiple of 16 with --dtype fp8, got 40");
-  CHECK(refusal({"--dtype", "fp8", "--tp", "2", "--sp", "--tp-overlap", "ring"}) ==
-        "--tp-overlap: does not exist yet with --dtype fp8");
+  const auto overlapped = [&](const char* flag, const char* value) {
+    return refusal({"--dtype", "fp8", "--tp", "2", "--sp", "--tp-overlap", "ring", flag, value});
+  };
+  CHECK(overlapped("--fp8-recipe", "current-pow2") == "no error");
+  CHECK(overlapped("--fp8-recipe", "block") ==
+        "--tp-overlap: sends codes that have one scale, and --fp8-recipe block has many; use "
+        "current, current-pow2 or delayed");
+  CHECK(overlapped("--fp8-backward", "dequantized") ==
+        "--tp-overlap: sends what backward multiplies in FP8; use --fp8-backward fp8, got "
+        "dequantized");
+  CHECK(refusal({"--ep-dtype", "fp8"}) == "--ep-dtype: fp8 needs --experts");
+  CHECK(refusal({"--experts", "4", "--ep-dtype", "fp8"}) == "no error");
+  CHECK(refusal({"--experts", "4", "--ep-dtype", "fp8", "--dtype", "f64"}) ==
+        "--ep-dtype: fp8 needs --dtype f32, bf16 or fp8, got f64");
   CHECK(refusal({"--nope"}).ends_with("(--help all lists all)"));
   CHECK(refusal({"--drop", "position"}) == "--drop: needs --capacity");
   CHECK(refusal({"--schedule", "cos"}) ==
