@@ -97,6 +97,19 @@ TEST_CASE("sample_token: a token at -inf is never drawn") {
   }
 }
 
+TEST_CASE("sample_token: a token that is not allowed is never drawn") {
+  const Tensor logits = Tensor::of({9, 1, 9, 1}, {4});
+  const auto odd = [](std::int64_t token) { return token % 2 == 1; };
+  CHECK(sample_token(logits, {.temperature = 0, .allows = odd}, {}) == 1);
+  for (const auto& [token, f] : frequencies(logits, {.top_k = 3, .top_p = 0.9, .allows = odd}, 50))
+    CHECK(odd(token));
+  const std::vector<double> p = nn::token_probabilities(logits, {.allows = odd});
+  CHECK(p == std::vector<double>{0, 0.5, 0, 0.5});
+  CHECK(test::error_of([&] {
+          sample_token(logits, {.allows = [](std::int64_t) { return false; }}, {});
+        }) == "sample_token: at least one logit must be above -inf, got none of 4");
+}
+
 TEST_CASE("sample_token: the key determines the token and low precision logits work") {
   const Tensor logits = test::random({50}, 3, DType::f32);
   CHECK(sample_token(logits, {}, {1, 2, 3}) == sample_token(logits, {}, {1, 2, 3}));
