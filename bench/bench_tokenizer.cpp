@@ -1,5 +1,5 @@
 // How fast one thread encodes and decodes a text: bench_tokenizer --tokenizer FILE --text FILE.
-// bench/peers/tokenizers.py runs it beside the reference libraries.
+// bench/peers/token_speed.py runs it beside the reference libraries.
 #include <string>
 #include <vector>
 

@@ -104,6 +104,7 @@ def main():
     composed = compositions(decomposed)
     flat = [v for code, full in sorted(decomposed.items()) for v in [code << 3 | len(full), *full]]
     text = f"""// Written by scripts/make_unicode.py from the reference library (Unicode 16). Do not edit.
+// clang-format off
 // {len(ranges)} runs of code points with one class: first code point << 4 | class.
 constexpr std::uint32_t kClassRuns[] = {{
 {rows(c << 4 | k for c, k in ranges)}

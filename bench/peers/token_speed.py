@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Encodes a text with Weft's tokenizers and with the libraries that they follow, in turn, one thread each.
 
-usage: bench/peers/tokenizers.py --bench build/release/bin/bench_tokenizer --files FOLDER --text FILE
+usage: bench/peers/token_speed.py --bench build/release/bin/bench_tokenizer --files FOLDER --text FILE
 
 FOLDER as for scripts/tokenizer_oracle.py. Both sides count processor time, the best of five passes."""
 import argparse
