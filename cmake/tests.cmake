@@ -131,7 +131,7 @@ if(WEFT_SANITIZE STREQUAL "")
 endif()
 
 # Tokenizer files: scripts/tokenizer_oracle.py runs the first program, and the sanitizers' job the
-# second for about ten seconds per format; more runs by hand.
+# second for some seconds per format; more runs by hand.
 foreach(program tokenizer_program fuzz_tokenizer)
   add_executable(${program} tests/${program}.cpp)
   target_link_libraries(${program} PRIVATE weft_tokenizer weft_flags)
@@ -139,7 +139,7 @@ endforeach()
 if(NOT WEFT_SANITIZE STREQUAL "thread")
   set(runs 2000)
   if(WEFT_SANITIZE)
-    set(runs 20000)
+    set(runs 10000)
   endif()
   foreach(file qwen.json tekken.json ranks.tiktoken small.model)
     add_test(NAME fuzz_tokenizer_${file}
