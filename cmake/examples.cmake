@@ -8,7 +8,8 @@ add_library(weft_gpt OBJECT
   examples/common/gpt_plan.cpp
   examples/common/gpt_program.cpp
   examples/common/gpt_task.cpp
-  examples/common/sample.cpp)
+  examples/common/sample.cpp
+  examples/common/text_tokenizer.cpp)
 target_include_directories(weft_gpt PRIVATE ${weft_include})
 target_link_libraries(weft_gpt PRIVATE weft_flags)
 target_compile_options(weft_gpt PRIVATE $<$<CONFIG:Release>:-O1>)  # runs once
@@ -18,7 +19,7 @@ foreach(program train_gpt train_moe generate loss_compare plan)
   target_link_libraries(${program} PRIVATE weft weft_flags)
 endforeach()
 
-foreach(program mini_gpt readme_model train_mlp)
+foreach(program mini_gpt readme_model train_mlp train_tokenizer)
   add_executable(${program} examples/${program}.cpp)
   target_link_libraries(${program} PRIVATE weft weft_flags)
 endforeach()

@@ -3,13 +3,13 @@
 include(CMakePackageConfigHelpers)
 
 set(weft_lib lib)
-set_target_properties(weft PROPERTIES
+set_target_properties(weft weft_tokenizer PROPERTIES
   VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
   INSTALL_RPATH "$ORIGIN")
 
-install(TARGETS weft EXPORT weft_targets
+install(TARGETS weft weft_tokenizer EXPORT weft_targets
   LIBRARY DESTINATION ${weft_lib} INCLUDES DESTINATION include)
-foreach(program train_gpt train_moe generate)
+foreach(program train_gpt train_moe generate train_tokenizer)
   if(TARGET ${program})
     set_target_properties(${program} PROPERTIES INSTALL_RPATH "$ORIGIN/../${weft_lib}")
     install(TARGETS ${program} RUNTIME DESTINATION bin OPTIONAL)
@@ -17,7 +17,7 @@ foreach(program train_gpt train_moe generate)
 endforeach()
 
 # Public headers keep their folders. Headers shared by CPU kernels are private.
-foreach(folder autograd core data distributed io nn optim train)
+foreach(folder autograd core data distributed io nn optim tokenizer train)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION include/weft
     FILES_MATCHING PATTERN "*.h" PATTERN core/cpu EXCLUDE)
 endforeach()

@@ -26,8 +26,13 @@ if(WEFT_MPI STREQUAL "ON" OR (WEFT_MPI STREQUAL "AUTO" AND WEFT_SANITIZE STREQUA
   endif()
 endif()
 
+# Tokenizers, with errors and JSON: a library that needs no tensors, and usable without them.
+weft_find(weft_tokenizer_sources tokenizer/*.cpp)
+list(APPEND weft_tokenizer_sources core/error.cpp io/json.cpp io/json_parse.cpp)
+
 weft_find(weft_sources autograd/*.cpp core/*.cpp core/cpu/*.cpp data/*.cpp distributed/*.cpp io/*.cpp
   nn/*.cpp optim/*.cpp train/*.cpp)
+list(REMOVE_ITEM weft_sources ${weft_tokenizer_sources})
 if(NOT WEFT_HAVE_MPI)
   list(FILTER weft_sources EXCLUDE REGEX "^distributed/mpi_")
   list(APPEND weft_sources distributed/mpi_world.cpp)  # refuses
@@ -125,6 +130,15 @@ function(weft_host_objects name with_cuda)
   endforeach()
 endfunction()
 
+list(TRANSFORM weft_tokenizer_sources PREPEND ${PROJECT_SOURCE_DIR}/)
+add_library(weft_tokenizer SHARED ${weft_tokenizer_sources})
+add_library(weft::tokenizer ALIAS weft_tokenizer)
+set_target_properties(weft_tokenizer PROPERTIES EXPORT_NAME tokenizer)
+target_compile_features(weft_tokenizer PUBLIC cxx_std_20)
+target_include_directories(weft_tokenizer PUBLIC
+  $<BUILD_INTERFACE:${weft_include}> $<INSTALL_INTERFACE:include>)
+target_link_libraries(weft_tokenizer PRIVATE weft_flags)
+
 # weft_library(NAME HOST OBJECTS...): a shared library of these objects.
 function(weft_library name host)
   add_library(${name} SHARED)
@@ -136,7 +150,7 @@ function(weft_library name host)
   target_compile_features(${name} PUBLIC cxx_std_20)
   target_include_directories(${name} PUBLIC
     $<BUILD_INTERFACE:${weft_include}> $<INSTALL_INTERFACE:include>)
-  target_link_libraries(${name} PRIVATE weft_needs)
+  target_link_libraries(${name} PUBLIC weft_tokenizer PRIVATE weft_needs)
   if(WEFT_HAVE_MPI)
     target_link_libraries(${name} PRIVATE MPI::MPI_CXX)
   endif()

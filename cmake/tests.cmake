@@ -83,7 +83,7 @@ function(weft_test_folder folder)
   endforeach()
 endfunction()
 list(JOIN weft_thread_tests "|" weft_thread_pattern)
-foreach(folder core autograd nn optim distributed io data docs train)
+foreach(folder core autograd nn optim distributed io tokenizer data docs train)
   weft_test_folder(${folder})
 endforeach()
 if(WEFT_EXAMPLES)
@@ -131,6 +131,23 @@ if(WEFT_SANITIZE STREQUAL "")
   weft_isa_test(avx512 simd)
 endif()
 
+# Tokenizer files: scripts/tokenizer_oracle.py runs the first program, and the sanitizers' job the
+# second for some seconds per format; more runs by hand.
+foreach(program tokenizer_program fuzz_tokenizer)
+  add_executable(${program} tests/${program}.cpp)
+  target_link_libraries(${program} PRIVATE weft_tokenizer weft_flags)
+endforeach()
+if(NOT WEFT_SANITIZE STREQUAL "thread")
+  set(runs 2000)
+  if(WEFT_SANITIZE)
+    set(runs 10000)
+  endif()
+  foreach(file qwen.json tekken.json ranks.tiktoken small.model)
+    add_test(NAME fuzz_tokenizer_${file}
+      COMMAND fuzz_tokenizer ${PROJECT_SOURCE_DIR}/tests/fixtures/tokenizers/${file} ${runs})
+  endforeach()
+endif()
+
 # Code that the compiler must reject.
 add_test(NAME discarded_routing
   COMMAND ${CMAKE_CXX_COMPILER} -std=c++20 -fsyntax-only -Werror=unused-result -I${weft_include}
@@ -156,7 +173,8 @@ endif()
 # The programs, run as by a user.
 if(WEFT_EXAMPLES)
   add_test(NAME readme_model COMMAND readme_model)
-  set(cases hostile hybrid memory metrics mini_gpt mlp moe mtp pack plan ranks repeat talk wrong_use)
+  set(cases hostile hybrid memory metrics mini_gpt mlp moe mtp pack plan ranks repeat talk tokenizer
+    wrong_use)
   if(WEFT_SANITIZE)
     set(cases hostile mlp repeat)  # the trainer's own code; the library has its own tests
   endif()

@@ -3,9 +3,7 @@
 #include <atomic>
 #include <charconv>
 
-#include "weft/core/device.h"
-#include "weft/core/dtype.h"
-#include "weft/core/shape.h"
+#include "weft/core/message_object.h"
 
 namespace weft {
 namespace {
@@ -32,18 +30,16 @@ void append(std::string& out, const detail::MessageArg& a) {
       out.append(a.text.data, a.text.size);
       return;
     case Kind::dtype:
-      out += name(*static_cast<const DType*>(a.object));
-      return;
     case Kind::device:
-      out += to_string(*static_cast<const Device*>(a.object));
-      return;
     case Kind::shape:
-      out += to_string(*static_cast<const Shape*>(a.object));
+      if (detail::append_object) detail::append_object(out, a);
       return;
   }
 }
 
 }  // namespace
+
+void (*detail::append_object)(std::string& out, const MessageArg& arg) = nullptr;
 
 std::string detail::format_message(std::string_view format,
                                    std::initializer_list<MessageArg> args) {

@@ -32,7 +32,8 @@ using Written = std::array<std::int64_t, 5>;
 
 void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step,
                      const SlicedTensors& model, const SlicedTensors& optimizer,
-                     const std::string& state, int keep) {
+                     const std::string& state, int keep,
+                     const std::map<std::string, std::string>& more) {
   check(keep >= 0, "save_checkpoint: keep must be at least 0, got {}", keep);
   const std::string folder = io::checkpoint_folder(out_dir, step);
   on_rank_0(world, [&] { io::begin_checkpoint(out_dir, step); });
@@ -63,6 +64,8 @@ void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step
   on_rank_0(world, [&] {
     try {
       check_system(failure.empty(), "{}", failure);
+      for (const auto& [name, text] : more)
+        list.push_back({name, io::write_file(folder + "/" + name, text)});
       io::commit_checkpoint(out_dir, step, std::move(list), state, keep);
     } catch (const Error&) {
       // Free the disk space; report the error that led here.

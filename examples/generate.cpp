@@ -2,22 +2,24 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <memory>
 #include <optional>
 #include <utility>
 
 #include "weft/core/error.h"
 #include "weft/core/parallel.h"
 #include "weft/core/random.h"
-#include "weft/data/tokenizer.h"
 #include "weft/distributed/shard_files.h"
 #include "weft/examples/common/check_weights.h"
 #include "weft/examples/common/gpt_task.h"
+#include "weft/examples/common/text_tokenizer.h"
 #include "weft/io/checkpoint.h"
 #include "weft/io/safetensors.h"
 #include "weft/nn/fp8.h"
 #include "weft/nn/kv_cache.h"
 #include "weft/nn/sampling.h"
 #include "weft/nn/speculative.h"
+#include "weft/tokenizer/tokenizer.h"
 #include "weft/train/command_line.h"
 #include "weft/train/config_file.h"
 
@@ -26,7 +28,7 @@ namespace {
 using namespace weft;
 
 struct Options {
-  std::string checkpoint, model, export_to, prompt = "\n";
+  std::string checkpoint, model, tokenizer, export_to, prompt = "\n";
   std::int64_t tokens = 300, seed = 1, top_k = 0, threads = 0;
   double temperature = 0.8, top_p = 0.95;
   bool speculative = false, print_config = false, dry_run = false;
@@ -58,6 +60,7 @@ io::Checkpoint checkpoint_of(const Options& o) {
 struct Found {
   nn::GptConfig config;
   distributed::ShardFiles files;
+  examples::TextTokenizer text;
 };
 
 // The model in the checkpoint, once its files are known to hold all its tensors.
@@ -65,7 +68,9 @@ Found find(const Options& o) {
   const io::Checkpoint found = checkpoint_of(o);
   const io::Json state = io::Json::parse(found.state(), found.folder + "/state.json");
   Found all{examples::config_from_json(state.at("model")),
-            distributed::ShardFiles(found.shards("model"))};
+            distributed::ShardFiles(found.shards("model")),
+            o.tokenizer.empty() ? examples::open_text_tokenizer(found, state)
+                                : examples::open_text_tokenizer(o.tokenizer)};
   examples::check_weights(all.config, all.files);
   return all;
 }
@@ -92,23 +97,39 @@ Tensor to_ids(std::span<const std::int32_t> tokens) {
 std::string to_toml(const Options& o) {
   using train::toml_value;
   return message(
-      "checkpoint = {}\nexport = {}\nprompt = {}\ntokens = {}\ntemperature = {}\ntopk = {}\ntopp = "
+      "checkpoint = {}\ntokenizer = {}\nexport = {}\nprompt = {}\ntokens = {}\ntemperature = "
+      "{}\ntopk = {}\ntopp = "
       "{}\n"
       "seed = {}\nthreads = {}\nspeculative = {}\n",
-      toml_value(o.checkpoint), toml_value(o.export_to), toml_value(o.prompt), o.tokens,
-      o.temperature, o.top_k, o.top_p, o.seed, o.threads, toml_value(o.speculative));
+      toml_value(o.checkpoint), toml_value(o.tokenizer), toml_value(o.export_to),
+      toml_value(o.prompt), o.tokens, o.temperature, o.top_k, o.top_p, o.seed, o.threads,
+      toml_value(o.speculative));
 }
 
-nn::SamplingOptions sampling(const Options& o) {
-  return {.temperature = o.temperature, .top_k = o.top_k, .top_p = o.top_p};
+nn::SamplingOptions sampling(const Options& o, const tokenizer::Tokenizer& t) {
+  return {.temperature = o.temperature,
+          .top_k = o.top_k,
+          .top_p = o.top_p,
+          .allows = [&t](std::int64_t token) { return t.has(token); }};
 }
 
-void print(std::span<const std::int32_t> tokens) {
-  std::fputs(data::ByteTokenizer().decode(tokens).c_str(), stdout);
-  std::fflush(stdout);
-}
+/// Prints tokens as text, whole characters at a time.
+class Printer {
+ public:
+  explicit Printer(const tokenizer::Tokenizer& t) : stream_(t) {}
+  void print(std::span<const std::int32_t> tokens) {
+    for (const std::int32_t token : tokens) put(stream_.next(token));
+    std::fflush(stdout);
+  }
+  void finish() { put(stream_.finish() + "\n"); }
 
-void one_by_one(const nn::Gpt& model, std::vector<std::int32_t> text, const Options& o) {
+ private:
+  static void put(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+  tokenizer::StreamDecoder stream_;
+};
+
+void one_by_one(const nn::Gpt& model, std::vector<std::int32_t> text, const Options& o,
+                const nn::SamplingOptions& sampling, Printer& printer) {
   const auto window = static_cast<std::size_t>(model.config.seq);
   nn::KvCache cache(model.config, 1, model.config.seq, model.embed.weight.dtype());
   std::span<const std::int32_t> fresh(text);
@@ -122,17 +143,18 @@ void one_by_one(const nn::Gpt& model, std::vector<std::int32_t> text, const Opti
     const Tensor logits = model.decode(to_ids(fresh), cache).select(0, 0);
     const RandomKey key{static_cast<std::uint64_t>(o.seed), stream_of("generate"),
                         static_cast<std::uint64_t>(i)};
-    text.push_back(static_cast<std::int32_t>(nn::sample_token(logits, sampling(o), key)));
+    text.push_back(static_cast<std::int32_t>(nn::sample_token(logits, sampling, key)));
     fresh = std::span<const std::int32_t>(text).last(1);
-    print(fresh);
+    printer.print(fresh);
   }
 }
 
 nn::Speculator::Stats several_a_pass(nn::Speculator& speculator,
-                                     std::span<const std::int32_t> prompt, const Options& o) {
+                                     std::span<const std::int32_t> prompt, const Options& o,
+                                     Printer& printer) {
   speculator.start(prompt);
   while (speculator.stats().tokens < o.tokens)
-    print(speculator.next(o.tokens - speculator.stats().tokens));
+    printer.print(speculator.next(o.tokens - speculator.stats().tokens));
   return speculator.stats();
 }
 
@@ -152,23 +174,30 @@ void generate(const Options& o) {
     std::printf("%s", nn::to_string(load(std::move(found), config.seq)).c_str());
     return;
   }
-  const data::ByteTokenizer tokenizer;
-  check(config.vocab <= tokenizer.vocab(),
-        "--checkpoint: the model writes {} different tokens; only the bytes tokenizer, with {}, "
-        "exists yet",
-        config.vocab, tokenizer.vocab());
-  const std::vector<std::int32_t> prompt = tokenizer.encode(o.prompt);
+  const std::shared_ptr<const tokenizer::Tokenizer> text = found.text.tokenizer;
+  check(
+      !found.text.is_bytes() || config.vocab <= text->vocab(),
+      "--checkpoint: the model writes {} different tokens, more than the bytes tokenizer has, {}; "
+      "name its own with --tokenizer",
+      config.vocab, text->vocab());
+  std::vector<std::int32_t> prompt = text->encode(o.prompt, {.around = true});
+  for (const std::int32_t token : prompt)
+    check(token < config.vocab,
+          "--tokenizer: gives the token {}, and the model has {}: it is another model's", token,
+          config.vocab);
   const nn::Gpt model = load(std::move(found), static_cast<std::int64_t>(prompt.size()) + o.tokens);
   std::optional<nn::Speculator> speculator;  // made before anything is printed: it checks the model
-  if (o.speculative) speculator.emplace(model, sampling(o), static_cast<std::uint64_t>(o.seed));
+  const nn::SamplingOptions choice = sampling(o, *text);
+  if (o.speculative) speculator.emplace(model, choice, static_cast<std::uint64_t>(o.seed));
+  Printer printer(*text);
   std::fputs(o.prompt.c_str(), stdout);
   if (!speculator) {
-    one_by_one(model, prompt, o);
-    std::fputs("\n", stdout);
+    one_by_one(model, prompt, o, choice, printer);
+    printer.finish();
     return;
   }
-  const nn::Speculator::Stats stats = several_a_pass(*speculator, prompt, o);
-  std::fputs("\n", stdout);
+  const nn::Speculator::Stats stats = several_a_pass(*speculator, prompt, o, printer);
+  printer.finish();
   std::fflush(stdout);
   // To stderr, so that it is not mixed into the text.
   std::fprintf(stderr,
@@ -187,6 +216,8 @@ int main(int argc, char** argv) try {
   Options o;
   train::CommandLine line("Continues a prompt with a trained model.", "generate");
   line.add("--checkpoint", o.checkpoint, "folder of a run (--out of train_gpt) or of a step");
+  line.add("--tokenizer", o.tokenizer,
+           "bytes, or the file or folder of a tokenizer; empty: the one in the checkpoint");
   line.add("--model", o.model, "Hugging Face folder", "Reserved");
   line.add("--export", o.export_to, "write the whole model to this .safetensors file, and stop");
   line.add("--prompt", o.prompt, "text to go on from");

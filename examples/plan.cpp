@@ -6,8 +6,8 @@
 #include <cstdlib>
 
 #include "weft/core/error.h"
-#include "weft/data/tokenizer.h"
 #include "weft/examples/common/gpt_plan.h"
+#include "weft/examples/common/text_tokenizer.h"
 #include "weft/io/file.h"
 #include "weft/io/memory_plot.h"
 #include "weft/train/launch.h"
@@ -121,7 +121,8 @@ void write_svg(const MemoryPlan& plan, const std::string& path) {
 }
 
 int run(GptOptions o, const PlanOptions& p) {
-  if (o.model.vocab == 0) o.model.vocab = data::ByteTokenizer().vocab();
+  if (o.model.vocab == 0)
+    o.model.vocab = examples::open_text_tokenizer(o.data.tokenizer).tokenizer->vocab();
   const std::int64_t fit = p.fit.empty() ? 0 : examples::parse_bytes("--fit", p.fit);
   check(p.rates.tflops > 0, "--tflops: must be above 0, got {}", p.rates.tflops);
   check(p.rates.link > 0, "--link: must be above 0, got {}", p.rates.link);

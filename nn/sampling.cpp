@@ -20,11 +20,12 @@ bool likelier(const Candidate& a, const Candidate& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
 }
 
-std::vector<Candidate> candidates(const Tensor& logits) {
+std::vector<Candidate> candidates(const Tensor& logits, const SamplingOptions& o) {
   std::vector<double> values(static_cast<std::size_t>(logits.numel()));
   logits.copy_to(values);
   std::vector<Candidate> out;
   for (std::size_t i = 0; i < values.size(); ++i) {
+    if (o.allows && !o.allows(static_cast<std::int64_t>(i))) continue;
     check(!std::isnan(values[i]), "sample_token: logits must not be NaN, got one at token {}", i);
     check(values[i] != INFINITY, "sample_token: logits must not be +inf, got one at token {}", i);
     if (values[i] != -INFINITY) out.push_back({values[i], static_cast<std::int64_t>(i)});
@@ -48,7 +49,7 @@ Choice choice(const Tensor& logits, const SamplingOptions& o) {
   check(o.top_k >= 0, "sample_token: top_k must be at least 0, got {}", o.top_k);
   check(o.top_p > 0 && o.top_p <= 1, "sample_token: top_p must be in (0, 1], got {}", o.top_p);
 
-  std::vector<Candidate> c = candidates(logits);
+  std::vector<Candidate> c = candidates(logits, o);
   if (o.temperature == 0) return {{*std::min_element(c.begin(), c.end(), likelier)}, {1}};
   std::sort(c.begin(), c.end(), likelier);
   if (o.top_k > 0 && o.top_k < static_cast<std::int64_t>(c.size()))

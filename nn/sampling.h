@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -11,12 +12,15 @@ struct SamplingOptions {
   double temperature = 1;  ///< 0: always the most likely token (the first if several are equal)
   std::int64_t top_k = 0;  ///< sample among this many most likely tokens; 0: all
   double top_p = 1;  ///< sample among the most likely tokens that reach this total probability
+  /// Whether a token may be drawn: an embedding may have rows that stand for no token. Null: all.
+  std::function<bool(std::int64_t token)> allows = {};
 };
 
 /// Draws a token. Applies temperature, then top_k, then top_p to the remaining tokens; at least one
 /// always remains. Equal logits are ranked by token index.
 /// Shapes  logits (V)
 /// Throws  Error on a negative temperature or top_k, top_p outside (0, 1], NaN or only -inf logits
+///         among the tokens that are allowed
 std::int64_t sample_token(const Tensor& logits, const SamplingOptions& options,
                           const RandomKey& key);
 

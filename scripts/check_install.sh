@@ -19,6 +19,7 @@ if [ "${1:-}" = --subproject ]; then
     -DWEFT_CUDA=OFF
   cmake --build "$work/build" -j "$(nproc)"
   "$work/build/consumer"
+  "$work/build/tokens"
   exit 0
 fi
 
@@ -35,6 +36,12 @@ cmake -S "$work/source" -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
   -DCMAKE_PREFIX_PATH="$work/moved"
 cmake --build "$work/build"
 "$work/build/consumer"
+# The tokenizers work without the library of tensors.
+"$work/build/tokens" tests/fixtures/tokenizers/qwen.json "It is a truth" | tail -n 1 | grep -qx "It is a truth"
+if ldd "$work/build/tokens" | grep -q libweft.so; then
+  echo "check_install: weft::tokenizer needs libweft.so" >&2
+  exit 1
+fi
 
 export PKG_CONFIG_PATH="$work/moved/lib/pkgconfig"
 # shellcheck disable=SC2046

@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "architecture.svg"
 SAYS = {
     "core": "tensors, memory, CPU kernels", "cuda": "CUDA kernels, emulated GPU", "autograd": "tape and ops",
-    "nn": "modules, Gpt", "optim": "optimizers, schedules", "io": "files, checkpoints", "data": "datasets, loaders",
+    "nn": "modules, Gpt", "optim": "optimizers, schedules", "io": "files, checkpoints", "tokenizer": "text to tokens", "data": "datasets, loaders",
     "distributed": "ranks, collectives, plans", "train": "trainer, flags, runs", "examples": "programs",
 }
 WIDTH, BOX_W, BOX_H, GAP_Y = 860, 196, 52, 44

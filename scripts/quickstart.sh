@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # From a fresh clone to a trained GPT and a sample of its prose: builds the trainer, fetches a corpus
 # (Jane Austen's six novels, from a Debian package), trains, samples.
-# usage: scripts/quickstart.sh [--data FILE] [--out DIR]
+# usage: scripts/quickstart.sh [--data FILE] [--out DIR] [--bpe]
+#   --bpe: then trains a byte-pair tokenizer on the corpus and a second model on its tokens, and
+#          compares the two in bits per byte
 set -euo pipefail
 from=$PWD
 cd "$(dirname "$0")/.."
@@ -10,6 +12,7 @@ cd "$(dirname "$0")/.."
 batch=8
 seq=128
 steps=3000  # 3000 x 8 x 128 = 3.07 M tokens
+bpe_vocab=1024
 model=(--preset tiny --arch llama --seq $seq)
 schedule=(--batch $batch --steps $steps --lr 3e-3 --seed 1337 --eval-every 1000 --eval-tokens 0
   --log-every 100)
@@ -23,10 +26,12 @@ die() {  # die STATUS TEXT
 }
 data=""
 out=runs/quickstart
+bpe=no
 while [ $# -gt 0 ]; do
   case "$1" in
+    --bpe) bpe=yes && shift && continue ;;
     --data | --out) [ $# -ge 2 ] || die 2 "$1 needs a value" ;;
-    *) die 2 "unknown option $1; known: --data FILE, --out DIR" ;;
+    *) die 2 "unknown option $1; known: --data FILE, --out DIR, --bpe" ;;
   esac
   path=$2
   [ "${path#/}" != "$path" ] || path=$from/$path
@@ -34,7 +39,9 @@ while [ $# -gt 0 ]; do
   shift 2
 done
 [ -z "$data" ] || [ -r "$data" ] || die 2 "--data: cannot read $data"
-[ ! -e "$out" ] || die 2 "$out exists already; remove it, or choose another folder with --out"
+for folder in "$out" "$out-bpe"; do
+  [ ! -e "$folder" ] || die 2 "$folder exists already; remove it, or choose another folder with --out"
+done
 clock=$SECONDS
 say() { printf '\n== %s (%d s so far)\n' "$1" $((SECONDS - clock)); }
 
@@ -47,7 +54,7 @@ fresh=()
 # The run uses the CPU: without the CUDA kernels the build takes half the time.
 [ -f build/release/CMakeCache.txt ] || fresh=(-DWEFT_TESTS=OFF -DWEFT_BENCH=OFF -DWEFT_CUDA=OFF)
 cmake --preset release -DWEFT_EXAMPLES=ON ${fresh[@]+"${fresh[@]}"} >/dev/null
-cmake --build --preset release --target train_gpt generate -j "$(nproc)"
+cmake --build --preset release --target train_gpt generate train_tokenizer -j "$(nproc)"
 
 if [ -z "$data" ]; then
   say "Corpus"
@@ -78,8 +85,32 @@ build/release/bin/train_gpt --data "$data" "${model[@]}" "${schedule[@]}" --out 
 say "A sample"
 build/release/bin/generate --checkpoint "$out" --prompt "$prompt" "${sample[@]}"
 
+if [ "$bpe" = yes ]; then
+  say "Tokenizer: $bpe_vocab tokens learned from the corpus"
+  mkdir -p "$out-bpe"
+  build/release/bin/train_tokenizer --data "$data" --vocab $bpe_vocab --out "$out-bpe/tokenizer.json"
+
+  say "Training on its tokens, for as many steps"
+  on_tokens=(--data "$data" --tokenizer "$out-bpe/tokenizer.json" "${model[@]}" "${schedule[@]}")
+  build/release/bin/train_gpt "${on_tokens[@]}" --out "$out-bpe/run"
+
+  say "A sample"
+  build/release/bin/generate --checkpoint "$out-bpe/run" --prompt "$prompt" "${sample[@]}"
+
+  say "Bits per byte of the held-out text"
+  # val_loss is nats per token; --dry-run prints the mean bytes of a held-out token.
+  per_token=$(build/release/bin/train_gpt "${on_tokens[@]}" --out "$out-bpe/none" --dry-run |
+    sed -n 's/^bytes per token *//p')
+  bits() {  # bits FOLDER BYTES_PER_TOKEN
+    grep -o '"val_loss":[0-9.]*' "$1/metrics.jsonl" | tail -n 1 |
+      awk -F: -v bytes="$2" '{ printf "%.4f", $2 / log(2) / bytes }'
+  }
+  echo "bytes            $(bits "$out" 1)"
+  echo "byte pairs       $(bits "$out-bpe/run" "$per_token")  ($per_token bytes per token)"
+fi
+
 say "Done"
-echo "tokens are bytes here, so the losses above are nats per byte"
+echo "the tokens of the first model are bytes, so its losses above are nats per byte"
 echo "checkpoint  $(ls -d "$out"/checkpoints/step_* | tail -n 1)"
 echo "metrics     $out/metrics.jsonl"
 echo "plot        $out/loss.svg"

@@ -17,7 +17,7 @@ LAST_RELEASE = "f2447f8"
 
 # A file belongs to the longest of these paths that contains it, or to "headers" at the root.
 PRODUCT = ["headers", "core", "core/cpu", "core/kernels", "cuda", "autograd", "nn", "optim", "data",
-           "io", "distributed", "train", "examples"]
+           "io", "tokenizer", "distributed", "train", "examples"]
 OTHER = ["cuda/emu", "tests", "bench", "docs", "scripts", "cmake"]
 SHELL = {".py", ".sh", ".cmake", "run"}
 CPP = {".h", ".cpp", ".inc", ".cu", ".cuh"}

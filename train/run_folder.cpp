@@ -127,7 +127,8 @@ void RunFolder::save_into(const std::string& folder, TrainStep& step, const Task
                                 .set("skipped_steps", skipped_steps));
   }
   distributed::save_checkpoint(ranks_.host(), folder, run.step, step.model_slices(),
-                               step.optimizer_slices(), state.dump(), static_cast<int>(keep));
+                               step.optimizer_slices(), state.dump(), static_cast<int>(keep),
+                               task.files);
 }
 
 }  // namespace weft::train

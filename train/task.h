@@ -1,5 +1,6 @@
 #pragma once
 #include <functional>
+#include <map>
 #include <string>
 
 #include "weft/distributed/device_mesh.h"
@@ -43,6 +44,8 @@ struct Task {
   /// Error if they describe another model.
   io::Json state = io::Json::object();
   std::function<void(const io::Json& state)> check_state = {};
+  /// More files of each checkpoint, by name: what is needed to use the model, such as a tokenizer.
+  std::map<std::string, std::string> files = {};
 };
 
 }  // namespace weft::train

@@ -94,8 +94,6 @@ void set_widths(nn::GptConfig& c) {
 }  // namespace
 
 void GptOptions::check() const {
-  weft::check(data.tokenizer == "bytes", "--tokenizer: only 'bytes' exists yet, got '{}'",
-              data.tokenizer);
   weft::check(
       static_cast<double>(steps) * static_cast<double>(batch) * static_cast<double>(model.seq) <
           9e18,

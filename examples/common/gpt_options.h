@@ -1,9 +1,11 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "weft/examples/common/text_tokenizer.h"
 #include "weft/nn/gpt_config.h"
 #include "weft/train/command_line.h"
 #include "weft/train/options.h"
@@ -16,6 +18,7 @@ struct DataOptions {
   double val_fraction = 0.1;
   std::int64_t eval_tokens = 131'072;
   double bytes_per_token = 0;
+  std::shared_ptr<const TextTokenizer> opened = {};  ///< by train_gpt(); null: that of bytes
 
   template <class V>
   void fields(V& v) {
@@ -24,7 +27,9 @@ struct DataOptions {
       any().shown_first());
     v("val-data", val_files, "files of held-out data; without them: --val-fraction",
       any().shown_first());
-    v("tokenizer", tokenizer, "bytes");
+    v("tokenizer", tokenizer,
+      "bytes, or a tokenizer.json, .tiktoken or .model file, or the folder of one: encodes text "
+      "files, and names the tokens of .bin files");
     v("pack", pack,
       "documents end with this text, or in a .bin file with this token, and are packed into rows, "
       "so that none sees another; empty: all data are one stream");
@@ -34,7 +39,8 @@ struct DataOptions {
       "held-out tokens of an evaluation, the first ones; 0: all of them",
       at_least(0).shown_first());
     v("bytes-per-token", bytes_per_token,
-      "mean bytes of text per token of a .bin file, which gives the bits per byte; text files: 1",
+      "mean bytes of text per token of a .bin file, which gives the bits per byte; 0: what the "
+      "--tokenizer says",
       at_least(0));
   }
 };

@@ -14,11 +14,11 @@
 #include "weft/data/packed_documents.h"
 #include "weft/data/text.h"
 #include "weft/data/token_windows.h"
-#include "weft/data/tokenizer.h"
 #include "weft/distributed/mpi_world.h"
 #include "weft/examples/common/check_weights.h"
 #include "weft/examples/common/gpt_task.h"
 #include "weft/examples/common/sample.h"
+#include "weft/examples/common/text_tokenizer.h"
 #include "weft/io/file.h"
 #include "weft/train/launch.h"
 #include "weft/train/memory.h"
@@ -67,36 +67,61 @@ TokenStream read_tokens(const char* flag, const std::vector<std::string>& paths)
 
 struct Data {
   TokenStream training, held_out;
-  bool bytes;  ///< whether each token is a byte of text
+  const TextTokenizer* text;  ///< what the tokens mean; null: unknown
+  double bytes_per_token;     ///< 0: unknown
 };
 
+// Text files that --tokenizer encodes. The held-out part is the same text whatever the tokenizer.
+std::pair<TokenStream, TokenStream> encode_files(const DataOptions& o) {
+  read_tokens("--data", o.files);  // checks the paths
+  const std::string text = data::read_text(o.files);
+  if (!o.val_files.empty()) {
+    read_tokens("--val-data", o.val_files);
+    return {encode_text(*o.opened, text), encode_text(*o.opened, data::read_text(o.val_files))};
+  }
+  const auto cut = static_cast<std::size_t>(
+      data::split_tokens(TokenStream::of_bytes(text), o.val_fraction).first.size());
+  return {encode_text(*o.opened, text.substr(0, cut)), encode_text(*o.opened, text.substr(cut))};
+}
+
 Data read_data(const DataOptions& o) {
-  const TokenStream all = read_tokens("--data", o.files);
-  const bool bytes = !is_token_file(o.files[0]);
-  auto [training, held_out] = o.val_files.empty()
-                                  ? data::split_tokens(all, o.val_fraction)
-                                  : std::pair(all, read_tokens("--val-data", o.val_files));
+  check(!o.files.empty(), "--data: name at least one file");
+  const bool bytes = !is_token_file(o.files[0]), is_encoded = bytes && !o.opened->is_bytes();
+  auto [training, held_out] = [&]() -> std::pair<TokenStream, TokenStream> {
+    if (is_encoded) return encode_files(o);
+    const TokenStream all = read_tokens("--data", o.files);
+    if (o.val_files.empty()) return data::split_tokens(all, o.val_fraction);
+    return {all, read_tokens("--val-data", o.val_files)};
+  }();
   check(o.val_files.empty() || is_token_file(o.val_files[0]) != bytes,
         "--val-data: must be {} as --data, got '{}'", bytes ? "text" : "a .bin file",
         o.val_files.empty() ? "" : o.val_files[0]);
   // The first token is not a target.
   if (o.eval_tokens > 0 && held_out.size() > o.eval_tokens)
     held_out = held_out.slice(0, o.eval_tokens + 1);
-  return {training, held_out, bytes};
+  const bool is_known = bytes || !o.opened->is_bytes();
+  const double mean = bytes && !is_encoded ? 1 : o.bytes_per_token;
+  return {training, held_out, is_known ? o.opened.get() : nullptr,
+          mean == 0 && is_known ? bytes_per_target(*o.opened, held_out) : mean};
 }
 
-// The tokens that end a document: the bytes of a text, or one token id.
+// The tokens that end a document: the bytes of a text, or one token, by its id or its text.
 std::vector<std::int32_t> document_end(const GptOptions& o) {
   if (!is_token_file(o.data.files[0])) {
+    check(o.data.opened->is_bytes(),
+          "--pack: with --tokenizer needs .bin files, where a token ends each document");
     std::vector<std::int32_t> bytes;
     for (const char c : o.data.pack) bytes.push_back(static_cast<unsigned char>(c));
     return bytes;
   }
+  if (const auto named = o.data.opened->tokenizer->find(o.data.pack)) return {*named};
   std::int32_t token = -1;
   const char* const end = o.data.pack.data() + o.data.pack.size();
   const auto read = std::from_chars(o.data.pack.data(), end, token);
   check(read.ec == std::errc() && read.ptr == end && token >= 0,
-        "--pack: with a .bin file must be the number of a token, got '{}'", o.data.pack);
+        "--pack: with a .bin file must be the number of a token, or its text in --tokenizer, got "
+        "'{}'",
+        o.data.pack);
   return {token};
 }
 
@@ -129,6 +154,8 @@ void print_plan(const GptOptions& o, const Data& data, const train::Ranks& ranks
   print_fact("parameters", grouped(o.gpt().parameter_count()));
   print_fact("data", message("{} tokens, and {} held out for evaluation",
                              grouped(data.training.size()), grouped(data.held_out.size())));
+  if (data.bytes_per_token > 0 && data.bytes_per_token != 1)
+    print_fact("bytes per token", train::formatted("%.4f", data.bytes_per_token));
   const double epochs = static_cast<double>(o.steps) * static_cast<double>(step) /
                         static_cast<double>(data.training.size());
   print_fact("training",
@@ -143,11 +170,13 @@ void print_plan(const GptOptions& o, const Data& data, const train::Ranks& ranks
 // Warns of settings that are allowed but seldom intended.
 void print_warnings(const GptOptions& o, const Data& data, std::int64_t training_rows,
                     std::int32_t highest_token) {
-  const std::int64_t used = data.bytes ? data::ByteTokenizer().vocab() : highest_token + 1;
+  const std::int64_t used = data.text ? data.text->tokenizer->vocab() : highest_token + 1;
   if (o.model.vocab >= 4 * used)
-    print_fact("warning",
-               message("--vocab {}: {} {} tokens only", grouped(o.model.vocab),
-                       data.bytes ? "the bytes tokenizer has" : "the data have", grouped(used)));
+    print_fact("warning", message("--vocab {}: {} {} tokens only", grouped(o.model.vocab),
+                                  !data.text              ? "the data have"
+                                  : data.text->is_bytes() ? "the bytes tokenizer has"
+                                                          : "the tokenizer has",
+                                  grouped(used)));
   if (o.batch > training_rows)
     print_fact("warning", message("--batch {} is more than the {} rows of the data",
                                   grouped(o.batch), grouped(training_rows)));
@@ -170,7 +199,9 @@ double peak_flops(const GptOptions& o, int threads) {
 }  // namespace
 
 int train_gpt(GptOptions options) {
-  if (options.model.vocab == 0) options.model.vocab = data::ByteTokenizer().vocab();
+  options.data.opened =
+      std::make_shared<const TextTokenizer>(open_text_tokenizer(options.data.tokenizer));
+  if (options.model.vocab == 0) options.model.vocab = options.data.opened->tokenizer->vocab();
   options.data.files = split_list(options.data.files);
   options.data.val_files = split_list(options.data.val_files);
   options.config = train::to_toml(options);
@@ -204,14 +235,14 @@ int train_gpt(GptOptions options) {
     if (options.dry_run) return 0;
     GptTask gpt(options);
     train::Task task = gpt.task();
-    task.bytes_per_token = data.bytes ? 1 : options.data.bytes_per_token;
+    task.bytes_per_token = data.bytes_per_token;
     task.sample = [&] {
       // The prompt is a line break, or GPT-2's end-of-text token.
-      const std::int64_t first =
-          std::min<std::int64_t>(data.bytes ? '\n' : 50256, options.model.vocab - 1);
+      const std::int64_t first = std::min<std::int64_t>(
+          data.text ? data.text->tokenizer->encode("\n").at(0) : 50256, options.model.vocab - 1);
       return sample_text(sample_tokens(gpt.model, static_cast<std::int32_t>(first), 200,
                                        static_cast<std::uint64_t>(options.machine.seed)),
-                         data.bytes);
+                         data.text ? data.text->tokenizer.get() : nullptr);
     };
     if (ranks.is_first()) task.peak_flops = peak_flops(options, threads);
     train::Trainer trainer(task, options, ranks);

@@ -5,6 +5,7 @@
 #include "weft/data/packed_documents.h"
 #include "weft/distributed/parallelize.h"
 #include "weft/distributed/shard_experts.h"
+#include "weft/io/crc32c.h"
 #include "weft/io/json_fields.h"
 #include "weft/train/memory.h"
 
@@ -93,8 +94,19 @@ train::Task GptTask::task() {
   task.unit = "tokens";
   task.loss_unit = train::kNatsPerToken;
   const io::Json config = config_to_json(model.config);
-  task.state.set("tokenizer", "bytes").set("model", config);
-  task.check_state = [config](const io::Json& state) {
+  const TextTokenizer* const text = options_.data.opened.get();
+  task.state.set("tokenizer", text ? text->name : "bytes");
+  std::int64_t checksum = 0;  // of the tokenizer; bytes have none
+  if (text && !text->is_bytes()) {
+    checksum = io::crc32c(text->content.data(), text->content.size());
+    task.state.set("tokenizer_crc32c", checksum);
+    task.files[text->name] = text->content;
+  }
+  task.state.set("model", config);
+  task.check_state = [config, checksum](const io::Json& state) {
+    const io::Json* const saved = state.find("tokenizer_crc32c");
+    check((saved ? saved->as_int() : 0) == checksum,
+          "--tokenizer: must be the one in the checkpoint, or its ids mean other text");
     check_same_model(config_to_json(config_from_json(state.at("model"))), config);
   };
   return task;

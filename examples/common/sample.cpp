@@ -34,13 +34,16 @@ std::vector<std::int32_t> sample_tokens(nn::Gpt& model, std::int32_t first, std:
   return text;
 }
 
-std::string sample_text(const std::vector<std::int32_t>& tokens, bool bytes) {
+std::string sample_text(const std::vector<std::int32_t>& tokens,
+                        const tokenizer::Tokenizer* tokenizer) {
   std::string text;
   for (const std::int32_t t : tokens)
-    if (bytes)
-      text += t < 256 ? static_cast<char>(t) : '?';  // --vocab may be larger
-    else
+    if (!tokenizer)
       text += (text.empty() ? "" : " ") + std::to_string(t);
+    else if (!tokenizer->has(t))
+      text += '?';  // --vocab may be larger
+    else if (!tokenizer->is_special(t))
+      text += tokenizer->bytes_of(t);
   return text;
 }
 

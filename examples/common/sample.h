@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "weft/nn/gpt.h"
+#include "weft/tokenizer/tokenizer.h"
 
 namespace weft::examples {
 
@@ -12,7 +13,8 @@ namespace weft::examples {
 std::vector<std::int32_t> sample_tokens(nn::Gpt& model, std::int32_t first, std::int64_t count,
                                         std::uint64_t seed);
 
-/// Tokens for display: as text if each is a byte, else as numbers.
-std::string sample_text(const std::vector<std::int32_t>& tokens, bool bytes);
+/// Tokens for display: as text, or without a tokenizer as numbers.
+std::string sample_text(const std::vector<std::int32_t>& tokens,
+                        const tokenizer::Tokenizer* tokenizer);
 
 }  // namespace weft::examples

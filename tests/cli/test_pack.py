@@ -72,7 +72,7 @@ def token_files(folder):
         state = json.loads((pathlib.Path(folder) / "tokens/checkpoints/step_00000003/state.json").read_text())
     assert state["loader"]["documents"] == 271, state["loader"]
     refused(run("train_gpt", *args, "--out", f"{folder}/x", "--pack", "nine"), 2,
-            "--pack: with a .bin file must be the number of a token, got 'nine'")
+            "--pack: with a .bin file must be the number of a token, or its text in --tokenizer, got 'nine'")
 
 
 main([layouts_agree, resumes, learns_what_a_stream_cannot_know, with_experts, token_files])

@@ -58,7 +58,7 @@ def bad_values(folder):
     refused(run("train_gpt", *base(folder), "--master-weights", "none"), 2, "--master-weights", "none")
     refused(run("train_gpt", *base(folder), "--steps", "9" * 20), 2, "--steps")
     for kind in ("gpt2:file", "sp:file", "words"):
-        refused(run("train_gpt", *base(folder), "--tokenizer", kind), 2, "--tokenizer", kind)
+        refused(run("train_gpt", *base(folder), "--tokenizer", kind), 2, "--tokenizer: must be", kind)
     refused(run("train_gpt", *base(folder), "--device", "cuda:15"), 2, "cuda:15")
 
 

@@ -16,7 +16,6 @@
 #include "weft/data/text.h"
 #include "weft/data/token_file.h"
 #include "weft/data/token_windows.h"
-#include "weft/data/tokenizer.h"
 #include "weft/io/file.h"
 #include "weft/io/json.h"
 #include "weft/tests/data_support.h"
@@ -59,20 +58,6 @@ TEST_CASE("data: text files become one stream of bytes") {
         }) == "data: '" + folder / "empty" + "' is empty");
   CHECK(error_of([&] { read_text({folder.path()}); }) ==
         "data: '" + folder.path() + "' is a folder; name the files in it");
-}
-
-TEST_CASE("data: bytes are tokens") {
-  const ByteTokenizer tokenizer;
-  CHECK(tokenizer.vocab() == 256);
-  CHECK(tokenizer.encode("a\xFF") == Ints{97, 255});
-  std::string every;
-  for (int i = 0; i < 256; ++i) every += static_cast<char>(i);
-  CHECK(tokenizer.encode(every) == count_to(256));
-  CHECK(tokenizer.decode(tokenizer.encode(every)) == every);
-  CHECK(error_of([&] { tokenizer.decode(Ints{256}); }) ==
-        "decode: a byte token must be in [0, 256), got 256");
-  CHECK(error_of([&] { tokenizer.decode(Ints{-1}); }) ==
-        "decode: a byte token must be in [0, 256), got -1");
 }
 
 TEST_CASE("data: a token stream gives the same tokens in every width and slice") {

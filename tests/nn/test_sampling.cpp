@@ -89,12 +89,25 @@ TEST_CASE("sample_token: top_p applies to the tokens that top_k keeps") {
 
 TEST_CASE("sample_token: a token at -inf is never drawn") {
   const Tensor logits = Tensor::of({-kInf, 0, -kInf, 0}, {4});
-  for (const nn::SamplingOptions o :
+  for (const nn::SamplingOptions& o :
        {nn::SamplingOptions{}, {.temperature = 100}, {.top_k = 3}, {.top_p = 0.99}}) {
     const auto f = frequencies(logits, o, 2000);
     CHECK(f.size() == 2);
     CHECK(f.count(1) + f.count(3) == 2);
   }
+}
+
+TEST_CASE("sample_token: a token that is not allowed is never drawn") {
+  const Tensor logits = Tensor::of({9, 1, 9, 1}, {4});
+  const auto odd = [](std::int64_t token) { return token % 2 == 1; };
+  CHECK(sample_token(logits, {.temperature = 0, .allows = odd}, {}) == 1);
+  for (const auto& [token, f] : frequencies(logits, {.top_k = 3, .top_p = 0.9, .allows = odd}, 50))
+    CHECK(odd(token));
+  const std::vector<double> p = nn::token_probabilities(logits, {.allows = odd});
+  CHECK(p == std::vector<double>{0, 0.5, 0, 0.5});
+  CHECK(test::error_of([&] {
+          sample_token(logits, {.allows = [](std::int64_t) { return false; }}, {});
+        }) == "sample_token: at least one logit must be above -inf, got none of 4");
 }
 
 TEST_CASE("sample_token: the key determines the token and low precision logits work") {

@@ -1,0 +1,64 @@
+// Trains a tokenizer: train_tokenizer --data book.txt --vocab 4096 --out tokenizer.json.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "weft/core/error.h"
+#include "weft/data/text.h"
+#include "weft/io/file.h"
+#include "weft/tokenizer/tokenizer.h"
+#include "weft/tokenizer/train_bpe.h"
+#include "weft/train/command_line.h"
+#include "weft/train/config_file.h"
+
+namespace {
+
+using namespace weft;
+
+struct Options {
+  std::vector<std::string> data, special = {"<|endoftext|>"};
+  std::string out = "tokenizer.json";
+  std::int64_t vocab = 4096, least_count = 2;
+};
+
+void train_tokenizer(const Options& o) {
+  check(!o.data.empty(), "--data: name at least one file");
+  check(o.vocab <= 1'000'000, "--vocab: must be at most 1000000, got {}", o.vocab);
+  check(!io::exists(o.out), "--out: '{}' exists already; remove it, or name another file", o.out);
+  tokenizer::BpeTrainer trainer(
+      {.vocab = o.vocab, .least_count = o.least_count, .special = o.special});
+  std::size_t bytes = 0, tokens = 0;
+  for (const std::string& path : o.data) trainer.add(data::read_text({path}));
+  const std::string json = trainer.to_json();
+  const auto trained = tokenizer::read(json, o.out);
+  for (const std::string& path : o.data) {
+    const std::string text = data::read_text({path});
+    bytes += text.size();
+    tokens += trained->encode(text).size();
+  }
+  io::write_file(o.out, json);
+  std::printf("wrote %s: %lld tokens, %.3f bytes of this text per token\n", o.out.c_str(),
+              static_cast<long long>(trained->vocab()),
+              static_cast<double>(bytes) / static_cast<double>(tokens));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  Options o;
+  train::CommandLine line("Trains a byte-pair tokenizer on text files.", "train_tokenizer");
+  line.add("--data", o.data, "text files");
+  line.add("--vocab", o.vocab, "tokens: 256 bytes, the merges, the special tokens");
+  line.add("--least-count", o.least_count, "how often a pair must occur to be merged");
+  line.add("--special", o.special, "special tokens, which get the last ids");
+  line.add("--out", o.out, "tokenizer.json to write");
+  if (!line.parse(train::expand_config(argc, argv))) return 0;
+  train_tokenizer(o);
+  return 0;
+} catch (const weft::Error& e) {
+  std::fprintf(stderr, "train_tokenizer: %s\n", e.what());
+  return static_cast<int>(e.fault());
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "train_tokenizer: %s\n", e.what());
+  return 1;
+}
