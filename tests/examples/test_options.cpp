@@ -113,7 +113,7 @@ TEST_CASE("options: config.toml contains every setting") {
       "force-balance "
       "fp8-backward fp8-history fp8-recipe global-aux-coeff graph "
       "jitter "
-      "latent loss-scale loss-scale-steps master-weights mtp-detach mtp-repeat offload "
+      "latent master-weights mtp-detach mtp-repeat offload "
       "offload-folder offload-fraction "
       "offload-least pre-softmax rank recompute-every recompute-layers router-scaling "
       "seq-aux-coeff "
