@@ -1,6 +1,9 @@
 // Kernels of two operands: arithmetic, fused backward ops, comparisons, where.
+#include <algorithm>
+
 #include "weft/core/cpu/elementwise_loop.h"
 #include "weft/core/cpu/elementwise_simd.h"
+#include "weft/core/cpu/half_blocks.h"
 #include "weft/core/kernels/elementwise_ops.h"
 
 namespace weft::cpu {
@@ -48,9 +51,8 @@ void binary_typed(const Tensor& a, const Tensor& b, const Tensor& out, std::int6
               });
 }
 
-// The number stays in the compute type: bf16 times 0.1 does not round 0.1 to bf16.
-template <class T, class O, class S, class F>
-void scalar_typed(const Tensor& a, S value, const Tensor& out, std::int64_t work, F f) {
+template <class T, class O, class F>
+void scalar_typed(const Tensor& a, T value, const Tensor& out, std::int64_t work, F f) {
   const T* pa = a.data<T>();
   O* po = out.data<O>();
   each_run<2>({&a, &out}, work,
@@ -85,25 +87,121 @@ void where_typed(const Tensor& condition, const Tensor& a, const Tensor& b, cons
               });
 }
 
+// A contiguous loop of an op in f32. O is float, or bool for a comparison.
+template <class O>
+using F32Row = void (*)(const float* a, const float* b, O* out, std::int64_t n);
+
+F32Row<float> f32_row(BinaryOp runtime_op) {
+  F32Row<float> row = row_kernel<float>(runtime_op);
+  if (row == nullptr)
+    with_op(every<BinaryOp>, runtime_op, [&]<BinaryOp op>() {
+      row = [](const float* a, const float* b, float* out, std::int64_t n) {
+        for (std::int64_t i = 0; i < n; ++i) out[i] = apply<op>(a[i], b[i]);
+      };
+    });
+  return row;
+}
+
+F32Row<bool> f32_row(CompareOp runtime_op) {
+  F32Row<bool> row = nullptr;
+  with_op(every<CompareOp>, runtime_op, [&]<CompareOp op>() {
+    row = [](const float* a, const float* b, bool* out, std::int64_t n) {
+      for (std::int64_t i = 0; i < n; ++i) out[i] = holds<op>(a[i], b[i]);
+    };
+  });
+  return row;
+}
+
+// Computes a block of results, from a row of f32, into 16 bits or bool.
+template <class O>
+struct BlockOut {
+  explicit BlockOut(const Tensor& out) : half(out) {}
+  template <class F>
+  void operator()(std::int64_t offset, std::int64_t step, std::int64_t n, const F& compute) const {
+    float y[HalfBlocks::kBlock];
+    compute(y);
+    half.write(y, offset, step, n);
+  }
+  HalfBlocks half;
+};
+
+template <>
+struct BlockOut<bool> {
+  explicit BlockOut(const Tensor& out) : data(out.data<bool>()) {}
+  template <class F>
+  void operator()(std::int64_t offset, std::int64_t step, std::int64_t n, const F& compute) const {
+    if (step == 1) return compute(data + offset);
+    bool y[HalfBlocks::kBlock];
+    compute(y);
+    for (std::int64_t i = 0; i < n; ++i) data[offset + i * step] = y[i];
+  }
+  bool* data;
+};
+
+// a and b are of 16 bits.
+template <class O>
+void half_typed(const Tensor& a, const Tensor& b, const Tensor& out, std::int64_t work,
+                F32Row<O> row) {
+  each_run<3>({&a, &b, &out}, work,
+              [=, x = HalfBlocks(a), y = HalfBlocks(b), put = BlockOut<O>(out)](
+                  const PerOperand<3>& at, const PerOperand<3>& step, std::int64_t elements) {
+                each_block(elements, [&](std::int64_t i, std::int64_t n) {
+                  float xs[HalfBlocks::kBlock], ys[HalfBlocks::kBlock];
+                  x.read(at[0] + i * step[0], step[0], n, xs);
+                  y.read(at[1] + i * step[1], step[1], n, ys);
+                  put(at[2] + i * step[2], step[2], n, [&](O* o) { row(xs, ys, o, n); });
+                });
+              });
+}
+
+// a is of 16 bits.
+template <class O>
+void half_scalar_typed(const Tensor& a, float value, bool reversed, const Tensor& out,
+                       std::int64_t work, F32Row<O> row) {
+  each_run<2>({&a, &out}, work,
+              [=, x = HalfBlocks(a), put = BlockOut<O>(out)](
+                  const PerOperand<2>& at, const PerOperand<2>& step, std::int64_t elements) {
+                float xs[HalfBlocks::kBlock], values[HalfBlocks::kBlock];
+                std::fill_n(values, std::min(elements, HalfBlocks::kBlock), value);
+                each_block(elements, [&](std::int64_t i, std::int64_t n) {
+                  x.read(at[0] + i * step[0], step[0], n, xs);
+                  put(at[1] + i * step[1], step[1], n,
+                      [&](O* o) { reversed ? row(values, xs, o, n) : row(xs, values, o, n); });
+                });
+              });
+}
+
+// Whether a row function of the dtype has computed the result.
+template <class T>
+bool by_rows(const Tensor& a, const Tensor& b, BinaryOp op, const Tensor& out) {
+  const auto row = row_kernel<T>(op);
+  if (!row || !a.is_contiguous() || !b.is_contiguous() || !out.is_contiguous()) return false;
+  const T *pa = a.data<T>(), *pb = b.data<T>();
+  T* po = out.data<T>();
+  parallel_for(out.numel(), work_of(op), [=](std::int64_t begin, std::int64_t end) {
+    row(pa + begin, pb + begin, po + begin, end - begin);
+  });
+  return true;
+}
+
 }  // namespace
 
 void binary(const Tensor& a, const Tensor& b, BinaryOp runtime_op, const Tensor& out) {
+  if (is_half(out.dtype())) {
+    const bool done = out.dtype() == DType::bf16 ? by_rows<bf16>(a, b, runtime_op, out)
+                                                 : by_rows<f16>(a, b, runtime_op, out);
+    if (!done) half_typed<float>(a, b, out, work_of(runtime_op), f32_row(runtime_op));
+    return;
+  }
+  if (out.dtype() == DType::f32 && by_rows<float>(a, b, runtime_op, out)) return;
   with_op(every<BinaryOp>, runtime_op, out.dtype(), [&]<BinaryOp op, class T>() {
-    using C = Compute<T>;
-    if constexpr (kHasRows<T>)
-      if (const auto row = row_kernel<T>(op);
-          row && a.is_contiguous() && b.is_contiguous() && out.is_contiguous()) {
-        const T *pa = a.data<T>(), *pb = b.data<T>();
-        T* po = out.data<T>();
-        return parallel_for(out.numel(), work_of(op), [=](std::int64_t begin, std::int64_t end) {
-          row(pa + begin, pb + begin, po + begin, end - begin);
-        });
-      }
-    const auto f = [](C x, C y) { return apply<op, C>(x, y); };
-    if constexpr (op >= BinaryOp::relu_bwd)
-      backward_typed<T>(a, b, out, work_of(op), f);
-    else
-      binary_typed<T, T>(a, b, out, work_of(op), f);
+    if constexpr (!kIsHalf<T>) {
+      const auto f = [](T x, T y) { return apply<op, T>(x, y); };
+      if constexpr (op >= BinaryOp::relu_bwd)
+        backward_typed<T>(a, b, out, work_of(op), f);
+      else
+        binary_typed<T, T>(a, b, out, work_of(op), f);
+    }
   });
 }
 
@@ -111,35 +209,41 @@ void binary_scalar(const Tensor& a, double value, BinaryOp runtime_op, bool reve
                    const Tensor& out) {
   UnaryOp simpler;
   if (simpler_power(runtime_op, value, reversed, simpler)) return unary(a, simpler, out);
+  // 16 bits times 0.1: the number is not rounded to 16 bits.
+  if (is_half(out.dtype()))
+    return half_scalar_typed<float>(a, nearest<float>(value), reversed, out, work_of(runtime_op),
+                                    f32_row(runtime_op));
   with_op(every<BinaryOp>, runtime_op, out.dtype(), [&]<BinaryOp op, class T>() {
-    if constexpr (op < BinaryOp::relu_bwd) {  // no op has a gradient for a number
-      using C = Compute<T>;
-      const C v = number<op, C>(value);
+    if constexpr (op < BinaryOp::relu_bwd && !kIsHalf<T>) {  // no op has a gradient for a number
+      const T v = number<op, T>(value);
       if constexpr (op == BinaryOp::sub || op == BinaryOp::div || op == BinaryOp::pow)
         if (reversed)
           return scalar_typed<T, T>(a, v, out, work_of(op),
-                                    [](C x, C y) { return apply<op, C>(y, x); });
-      scalar_typed<T, T>(a, v, out, work_of(op), [](C x, C y) { return apply<op, C>(x, y); });
+                                    [](T x, T y) { return apply<op, T>(y, x); });
+      scalar_typed<T, T>(a, v, out, work_of(op), [](T x, T y) { return apply<op, T>(x, y); });
     }
   });
 }
 
 void compare(const Tensor& a, const Tensor& b, CompareOp runtime_op, const Tensor& out) {
+  if (is_half(a.dtype())) return half_typed<bool>(a, b, out, 1, f32_row(runtime_op));
   with_comparable(a.dtype(), [&]<class T>() {
-    using C = Compute<T>;
-    with_op(every<CompareOp>, runtime_op, [&]<CompareOp op>() {
-      binary_typed<T, bool>(a, b, out, 1, [](C x, C y) { return holds<op, C>(x, y); });
-    });
+    if constexpr (!kIsHalf<T>)
+      with_op(every<CompareOp>, runtime_op, [&]<CompareOp op>() {
+        binary_typed<T, bool>(a, b, out, 1, [](T x, T y) { return holds<op, T>(x, y); });
+      });
   });
 }
 
 void compare_scalar(const Tensor& a, double value, CompareOp runtime_op, const Tensor& out) {
   with_comparable(a.dtype(), [&]<class T>() {
-    using C = Compute<T>;
     const NumberComparison<T> to = comparison<T>(runtime_op, value);
-    with_op(every<CompareOp>, to.op, [&]<CompareOp op>() {
-      scalar_typed<T, bool>(a, to.value, out, 1, [](C x, C y) { return holds<op, C>(x, y); });
-    });
+    if constexpr (kIsHalf<T>)
+      half_scalar_typed<bool>(a, to.value, false, out, 1, f32_row(to.op));
+    else
+      with_op(every<CompareOp>, to.op, [&]<CompareOp op>() {
+        scalar_typed<T, bool>(a, to.value, out, 1, [](T x, T y) { return holds<op, T>(x, y); });
+      });
   });
 }
 

@@ -1,0 +1,60 @@
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "weft/core/cpu/simd.h"
+#include "weft/core/tensor.h"
+
+namespace weft::cpu {
+
+/// Elements of a bf16 or f16 tensor as blocks of f32. Ops on 16 bits that work in such blocks need
+/// one loop for each op, instead of one for each pair of op and dtype.
+class HalfBlocks {
+ public:
+  static constexpr std::int64_t kBlock = 256;
+
+  explicit HalfBlocks(const Tensor& t) : data_(static_cast<std::uint16_t*>(t.raw())) {
+    t.dtype() == DType::bf16 ? take<bf16>() : take<f16>();
+  }
+
+  /// The n <= kBlock elements from `offset` on at distance `step`.
+  void read(std::int64_t offset, std::int64_t step, std::int64_t n, float* to) const {
+    const std::uint16_t* from = data_ + offset;
+    if (step == 1) return widen_(from, to, n);
+    std::uint16_t packed[kBlock];
+    for (std::int64_t i = 0; i < n; ++i) packed[i] = from[i * step];
+    widen_(packed, to, n);
+  }
+
+  void write(const float* from, std::int64_t offset, std::int64_t step, std::int64_t n) const {
+    std::uint16_t* to = data_ + offset;
+    if (step == 1) return narrow_(from, to, n);
+    std::uint16_t packed[kBlock];
+    narrow_(from, packed, n);
+    for (std::int64_t i = 0; i < n; ++i) to[i * step] = packed[i];
+  }
+
+ private:
+  template <class T>
+  void take() {
+    widen_ = [](const void* x, float* y, std::int64_t n) {
+      simd().of<T>().widen(static_cast<const T*>(x), y, n);
+    };
+    narrow_ = [](const float* x, void* y, std::int64_t n) {
+      simd().of<T>().narrow(x, static_cast<T*>(y), n);
+    };
+  }
+
+  std::uint16_t* data_;
+  void (*widen_)(const void* x, float* y, std::int64_t n);
+  void (*narrow_)(const float* x, void* y, std::int64_t n);
+};
+
+/// Calls f(begin, n) for blocks of n <= HalfBlocks::kBlock elements.
+template <class F>
+void each_block(std::int64_t elements, const F& f) {
+  for (std::int64_t i = 0; i < elements; i += HalfBlocks::kBlock)
+    f(i, std::min(HalfBlocks::kBlock, elements - i));
+}
+
+}  // namespace weft::cpu
