@@ -88,6 +88,22 @@ TEST_CASE("tokenizer: decoding gives the text back, up to NFC") {
   }
 }
 
+TEST_CASE("tokenizer: ignore_merges takes a piece that is a token, which no merges reach") {
+  const auto file = [](const std::string& ignores) {
+    return R"({"model":{"type":"BPE","unk_token":"a","ignore_merges":)" + ignores +
+           R"(,"vocab":{"a":0,"b":1,"c":2,"ab":3,"abc":4},"merges":["a b"]}})";
+  };
+  CHECK(read(file("true"), "t")->encode("abc") == Ints{4});
+  CHECK(read(file("true"), "t")->encode("abcc") == Ints{3, 2, 2});
+  CHECK(read(file("false"), "t")->encode("abc") == Ints{3, 2});
+  // The ranks of a .tiktoken file: "abcd" is a token, and neither "ab" nor "bc" nor "cd" is.
+  std::string ranks = content_of(kFolder + "ranks.tiktoken");
+  const std::int64_t count = std::count(ranks.begin(), ranks.end(), '\n');
+  ranks += "cXF6Vw== " + std::to_string(count) + "\n";  // "qqzW"
+  CHECK(read(ranks, "t", {.split = kLlama3})->encode("qqzW") ==
+        Ints{static_cast<std::int32_t>(count)});
+}
+
 TEST_CASE("tokenizer: bytes") {
   const ByteTokenizer tokenizer;
   CHECK(tokenizer.vocab() == 256);
