@@ -126,6 +126,11 @@ FAULTS = [
      "loader"),
     ("packed_targets_shifted", "data/packing.cpp", "targets[at] = document[source + 1];", "targets[at] = document[source];",
      "data"),
+    # Tokenizers.
+    ("whole_piece_is_merged", "tokenizer/bpe.cpp", "if (parts_.whole_first) {", "if (false) {", "tokenizer"),
+    ("user_text_names_added_tokens", "tokenizer/bpe.cpp", "all_(o.added_tokens ? 1 : 0)", "all_(1)", "tokenizer"),
+    ("remembered_by_length", "tokenizer/bpe.cpp", "r.text == piece", "r.text.size() == piece.size()", "tokenizer"),
+    ("token_that_is_not_allowed", "nn/sampling.cpp", "if (o.allows && ", "if (false && ", "sampling"),
     # CUDA kernels.
     ("gpu_softmax_grad_zero", "cuda/softmax.cu", "y * (dy - total);", "R(0);", "emulated_softmax"),
     ("gpu_attention_copy_too_early", "cuda/attention_dq.cu",
