@@ -18,7 +18,7 @@ import random
 import struct
 import subprocess
 import sys
-import unicodedata
+import tempfile
 
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
           r"\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -257,7 +257,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--program", required=True)
     parser.add_argument("--files", type=pathlib.Path, required=True)
-    parser.add_argument("--work", type=pathlib.Path, default=pathlib.Path("/tmp"))
+    parser.add_argument("--work", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir()))
     parser.add_argument("--only", default="")
     o = parser.parse_args()
     wrong = sum(run(o, name) for name, run in cases(o.work).items() if o.only in name)
