@@ -118,7 +118,7 @@ TEST_CASE("options: config.toml contains every setting") {
       "offload-least pre-softmax rank recompute-every recompute-layers router-scaling "
       "seq-aux-coeff "
       "shared-gate sinkhorn sp "
-      "tokenizer tp-overlap z-loss ");
+      "tp-overlap z-loss ");
 }
 
 TEST_CASE("options: a checkpoint contains every setting that changes the model") {
