@@ -27,6 +27,9 @@ class TokenDispatcher;
 /// shard_members() says which ones a module uses. change_shard() adds to a shard that another plan
 /// has set.
 struct Shard {
+  using Fp8Product = Tensor(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                            const fp8::Recipe& recipe, const fp8::LayerState& state);
+
   // Around a layer's matrix product.
   std::function<Tensor(const Tensor& x)> enter;  ///< applied to the layer's input
   bool enters_again = false;  ///< backward calls `enter` again instead of keeping what it returned
@@ -34,9 +37,7 @@ struct Shard {
   /// Replaces x weight^T + bias. The bias is null if `leave` is set.
   std::function<Tensor(const Tensor& x, const Tensor& weight, const Tensor& bias)> product;
   /// Replaces enter, product and leave where the layer multiplies in FP8.
-  std::function<Tensor(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                       const fp8::Recipe& recipe, const fp8::LayerState& state)>
-      fp8_product;
+  std::function<Fp8Product> fp8_product;
   /// Replaces the lookup of a table's rows at `ids`.
   std::function<Tensor(const Tensor& ids, const Tensor& weight)> lookup;
   /// Replaces linear_cross_entropy().

@@ -162,7 +162,7 @@ class Header:
     def __init__(self, path, lines):
         self.path, self.lines, self.out = path, lines, []
         self.topic = str(path).removesuffix(".h").replace("/", "_")
-        self.in_class = self.in_group = False
+        self.in_class = self.in_group = self.in_topic = False
         self.description = []
 
     def end_of(self, i, pattern):
@@ -175,6 +175,7 @@ class Header:
         topic = [f"@addtogroup {self.topic} {self.path}"]
         topic.append("@ingroup " + ("_".join(self.path.parts[:-1]) or "weft"))
         self.out += ["", *commented(topic + self.description), "/// @{", ""]
+        self.in_topic = True
 
     def close_group(self):
         if self.in_group:
@@ -233,8 +234,9 @@ class Header:
             return self.namespace(i)
         if re.match(r"( (private|protected|public):|\};)", text):
             self.close_group()
-        if text.startswith("}  // namespace weft"):
+        if text.startswith("}  // namespace weft") and self.in_topic:
             self.out += ["", "/// @}"]
+            self.in_topic = False
         if re.match(r"(struct|class) .*\{$|\};", text):
             self.in_class = text != "};"
         self.out.append(member(text, self.lines[i - 1] if i else "", self.in_class))
