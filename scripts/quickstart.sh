@@ -54,7 +54,9 @@ fresh=()
 # The run uses the CPU: without the CUDA kernels the build takes half the time.
 [ -f build/release/CMakeCache.txt ] || fresh=(-DWEFT_TESTS=OFF -DWEFT_BENCH=OFF -DWEFT_CUDA=OFF)
 cmake --preset release -DWEFT_EXAMPLES=ON ${fresh[@]+"${fresh[@]}"} >/dev/null
-cmake --build --preset release --target train_gpt generate train_tokenizer -j "$(nproc)"
+programs=(train_gpt generate)
+if [ "$bpe" = yes ]; then programs+=(train_tokenizer); fi
+cmake --build --preset release --target "${programs[@]}" -j "$(nproc)"
 
 if [ -z "$data" ]; then
   say "Corpus"
