@@ -13,9 +13,9 @@ struct DelayedGradients::Queue {
   detail::DelayedGradient jobs[kMost];
   int waiting = 0;
 
-  void clear() {
+  void drop() {
     for (detail::DelayedGradient& job : jobs) job.clear();
-    size = waiting = 0;
+    waiting = 0;
   }
 };
 
@@ -28,15 +28,23 @@ void run_all(Queue& queue, Backward& b) {
   for (int i = 0; i < count; ++i) queue.jobs[i].run(b);
 }
 
+// Backward at a place. The tape may end before backward comes to it, as after an error.
+template <class Queue>
+struct AtPlace {
+  explicit AtPlace(std::shared_ptr<Queue> q) : queue(std::move(q)) {}
+  AtPlace(const AtPlace&) = default;
+  ~AtPlace() { queue->drop(); }
+  void operator()(Backward& b) { run_all(*queue, b); }
+
+  std::shared_ptr<Queue> queue;
+};
+
 // A queue that no recording refers to, so that a warm pass allocates nothing.
 template <class Queue>
 std::shared_ptr<Queue> unused() {
   static thread_local std::vector<std::shared_ptr<Queue>> all;
   for (const std::shared_ptr<Queue>& queue : all)
-    if (queue.use_count() == 1) {
-      queue->clear();
-      return queue;
-    }
+    if (queue.use_count() == 1) return queue;
   return all.emplace_back(std::make_shared<Queue>());
 }
 
@@ -52,8 +60,7 @@ DelayedGradients DelayedGradients::here(const TensorRefs& weights) {
   later.queue_ = unused<Queue>();
   for (int i = 0; i < weights.size(); ++i) later.queue_->weights[i] = weights[i].impl();
   later.queue_->size = weights.size();
-  Tape::record("delayed_gradients", weights, TensorList(),
-               [queue = later.queue_](Backward& b) { run_all(*queue, b); });
+  Tape::record("delayed_gradients", weights, TensorList(), AtPlace<Queue>(later.queue_));
   return later;
 }
 

@@ -20,6 +20,7 @@ struct DelayedGradient {
   template <class F>
   void set(F&& compute, int input) {
     static_assert(sizeof(F) <= kBytes && alignof(F) <= alignof(std::max_align_t));
+    clear();
     new (bytes_) F(std::forward<F>(compute));
     input_ = input;
     invoke_ = [](void* f, Backward& b, int i) { (*static_cast<F*>(f))(b, i); };
@@ -60,6 +61,7 @@ class DelayedGradients {
   static constexpr int kMost = 4;  ///< weights of a place, and uses of them
   DelayedGradients() = default;
   /// Records the place for these weights, if a tape follows one of them.
+  /// Throws   Error if there are more than kMost weights.
   static DelayedGradients here(const TensorRefs& weights);
 
   /// Where the gradient of one weight is computed. An op's backward has it as a copy.
@@ -68,6 +70,7 @@ class DelayedGradients {
     Place() = default;
     /// Calls compute(b, input), which gives the gradient of that input to b: at the place, with the
     /// Backward and the input there, or else now.
+    /// Throws   Error if the weights of the place are used more than kMost times.
     template <class F>
     void run(Backward& b, int input, F compute) const {
       if (queue_)

@@ -21,7 +21,12 @@ struct ToHalf {
   template <class T>
   __device__ T to(float v) const {
     T r = narrow<T>(v);
-    if (v != v) r = T(v);
+    if (v != v) {
+      const auto bits = std::bit_cast<std::uint32_t>(v);
+      r.bits = static_cast<std::uint16_t>(
+          std::is_same_v<T, bf16> ? bits >> 16 | 0x40u
+                                  : (bits >> 16 & 0x8000u) | 0x7e00u | (bits >> 13 & 0x3ffu));
+    }
     return r;
   }
 };

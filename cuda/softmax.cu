@@ -28,7 +28,7 @@ struct Slice {
 #pragma unroll
     for (int j = 0; j < kPacks; ++j) {
 #pragma unroll
-      for (int k = 0; k < P; ++k) value[j][k] = T(beyond);
+      for (int k = 0; k < P; ++k) value[j][k] = narrow<T>(beyond);
       if (packed) {
         if (place(j, 0, true) < n) value[j] = load_pack(x + place(j, 0, true));
       } else {
@@ -50,7 +50,7 @@ struct Slice {
       }
     }
   }
-  __device__ Real<T> at(int i) const { return static_cast<Real<T>>(value[i / P][i % P]); }
+  __device__ Real<T> at(int i) const { return widen(value[i / P][i % P]); }
   __device__ void set(int i, Real<T> v) { value[i / P][i % P] = narrow<T>(v); }
 };
 

@@ -78,7 +78,8 @@ struct OptimizerOptions {
     v("second-moment-dtype", second_moment, kSecondMomentWords,
       "AdamW's second moment; auto: by --state-dtype");
     v("master-weights", master_weights, optim::kMasterWeightsWords,
-      "with --dtype bf16 or fp8: f32 copies, the same numbers in 2 bytes a weight less, or none");
+      "with --dtype bf16 or fp8: f32 copies, the same numbers in 2 bytes a weight less, or none; "
+      "f16 always has f32 copies");
     v("rounding", rounding, kStateRoundingWords,
       "of moments in bf16 and fp8, and of weights without masters; auto: stochastic where small "
       "steps would be lost");
@@ -86,7 +87,7 @@ struct OptimizerOptions {
       "first scale of the loss in backward, at least 1; a step whose gradients overflow is skipped "
       "and halves it; 0: none; below 0: 65536 with --dtype f16, else none");
     v("loss-scale-steps", loss_scale_steps, "steps without overflow that double the loss scale",
-      at_least(1).needs(loss_scale != 0, "loss-scale other than 0"));
+      at_least(1));
   }
   DType second_moment_dtype() const;
   /// With automatic rounding: for an fp8 moment, a bf16 second moment with beta2 above 0.99, and
@@ -212,7 +213,7 @@ struct ParallelOptions {
       any().needs(ep > 1 || tp > 1, message("ep of at least 2, got {}", ep)));
     v("delay-weight-gradients", delay_weight_gradients,
       "backward computes the weight gradients of experts while those of tokens are on their way",
-      any().needs(ep > 1 || tp > 1, message("ep of at least 2, got {}", ep)));
+      any().needs(ep > 1 || tp > 1, message("ep or tp of at least 2, got ep {} and tp {}", ep, tp)));
     v("ep-dtype", ep_dtype, nn::kTokenFormWords,
       "what tokens are sent to experts in: the model's dtype, or fp8, half of bf16's bytes; one "
       "rank rounds them too");

@@ -123,6 +123,8 @@ void GptOptions::check() const {
               "--seq: must be a multiple of {} with --dtype fp8, got {}", fp8::kMultiple,
               model.seq);
   weft::check(parallel.ep == 1 || model.moe.experts > 0, "--ep: needs --experts");
+  weft::check(!parallel.delay_weight_gradients || model.moe.experts > 0,
+              "--delay-weight-gradients: needs --experts");
   const bool tokens_as_fp8 = parallel.ep_dtype == nn::TokenForm::fp8;
   weft::check(!tokens_as_fp8 || model.moe.experts > 0, "--ep-dtype: fp8 needs --experts");
   const DType dtype = machine.model_dtype();
