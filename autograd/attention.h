@@ -25,9 +25,9 @@ struct AttentionOptions {
 /// head h uses key head h / (H / Hkv). A query that sees no key gives 0 and gets no gradient.
 ///
 /// Shapes   q (B, T, H, D), k (B, S, Hkv, D), v (B, S, Hkv, V) -> (B, T, H, V)
-/// Dtypes   f32, f64, bf16, f16, all operands alike; bf16 is computed in f32. On a GPU, with heads
-/// of 64
-///          or 128, bf16 matrix products round the weights and the gradients of the scores to bf16
+/// Dtypes   f32, f64, bf16, f16, all operands alike; 16 bits are computed in f32. On a GPU, with
+///          heads of 64 or 128, products in 16 bits round the weights and the gradients of the
+///          scores to that dtype
 /// Device   cpu, cuda (D and V at most 256); all on one device
 /// Saves    q, k, v, y, and the log-sum-exp of each row (B, H, T)
 /// Throws   Error on operands that are not 4-D or whose shapes disagree, H not a multiple of Hkv, a

@@ -111,10 +111,10 @@ class Backward {
   /// the leaf's main_grad(), which the first gradient of a step overwrites, or the sum so far,
   /// which may be the leaf's grad(); both may hold a partial sum until backward() returns. Null if
   /// there is no gradient yet, another handle shares the buffer, an outer tape needs its history,
-  /// or its shape or dtype differs (add() then reports that). `can_be_f32`: for dtype bf16 a
-  /// main_grad() of f32 will do too.
+  /// or its shape or dtype differs (add() then reports that). `can_be_f32`: for bf16 and
+  /// f16 a main_grad() of f32 will do too.
   GradientSum accumulator(int i, const Shape& shape, DType dtype, bool can_be_f32 = false);
-  /// f32 where input i is a bf16 leaf with an f32 main_grad(), to which add_wide() adds; else
+  /// f32 where input i is a leaf of 16 bits with an f32 main_grad(), to which add_wide() adds; else
   /// dtype.
   DType sum_dtype(int i, DType dtype) const;
   /// Call this in a backward that runs a fused kernel.

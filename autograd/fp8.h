@@ -115,6 +115,7 @@ Tensor dequantize(const Quantized& q, const RowGroups& groups, DType dtype);
 /// Shapes   x (R, C)
 /// Dtypes   f32, bf16 -> e4m3
 /// Device   cpu, cuda, meta
+/// Throws   Error on another dtype or number of axes
 Quantized quantize_rows(const Tensor& x);
 /// The numbers that arrive where codes of x are sent: for ranks that send nothing. Rounding counts
 /// as the identity, dx = dy.

@@ -38,6 +38,8 @@ Tensor row_amax_for(const Tensor& y, bool recorded) {
 
 void remember_row_amax(const Tensor& y, const Tensor& amax) {
   if (!amax.defined()) return;
+  for (const Known& k : memory.items)  // a view of the whole tensor is the same one
+    if (k.amax.defined() && k.id == y.impl()->tape_id && k.version == y.version()) return;
   memory.items[memory.next] = {y.impl()->tape_id, y.version(), amax};
   memory.next = (memory.next + 1) % kKnown;
 }

@@ -11,9 +11,8 @@ namespace weft {
 ///
 /// Shapes   x (N, I), weight (E, O, I), bias (E, O) or null, rows (E) with sum N, bias_scale (N) or
 ///          null (1)  ->  (N, O)
-/// Dtypes   f32, f64, bf16, f16, one dtype for all (bf16 is multiplied and summed in f32, rounded
-/// once);
-///          rows i64 on the host
+/// Dtypes   f32, f64, bf16, f16, one dtype for all (16 bits are multiplied and summed in f32,
+///          rounded once); rows i64 on the host
 /// Device   cpu, cuda, meta
 /// Saves    x and weight; with a bias also the bias and its scale
 /// Throws   Error on wrong shapes, mixed dtypes or devices, rows that do not sum to N, a scale

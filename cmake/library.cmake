@@ -111,8 +111,8 @@ weft_objects(weft_cpu FILES ${weft_loops} HEADERS core/cpu/elementwise_loop.h co
   core/parallel.h)
 target_compile_options(weft_cpu PRIVATE $<$<CONFIG:Release>:-O3>)
 # The versions of a loop that these passes make cost compile time and gain no speed.
-target_compile_options(weft_cpu PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fno-version-loops-for-strides
-  -fno-peel-loops -fno-split-loops -fno-unswitch-loops>)
+target_compile_options(weft_cpu PRIVATE
+  "$<$<CXX_COMPILER_ID:GNU>:-fno-version-loops-for-strides;-fno-peel-loops;-fno-split-loops;-fno-unswitch-loops>")
 set_target_properties(weft_cpu PROPERTIES UNITY_BUILD OFF)
 # A precompiled header requires the flags with which it was compiled.
 set_source_files_properties(core/cpu/simd/isa_avx2.cpp core/cpu/simd/isa_avx512.cpp

@@ -10,7 +10,7 @@ namespace weft {
 /// Shapes   leading axes of a and b broadcast to those of out; K = 0 gives zeros
 /// Strides  a transposed view is multiplied in place; other layouts of the last two axes are copied
 ///          out: rows without gaps
-/// Dtypes   f32, f64, bf16, the same for all; a bf16 product may go to an f32 out
+/// Dtypes   f32, f64, bf16, f16, the same for all; a product of 16 bits may go to an f32 out
 void gemm(const Tensor& a, const Tensor& b, const Tensor& out, bool accumulate = false);
 
 /// out (rows, N) = x (rows, K) weight (N, K)^T + bias (N), with one rounding of each sum including

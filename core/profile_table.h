@@ -22,7 +22,7 @@ struct DeviceRates {
 };
 
 /// Measures them in about half a second. On the meta device all are 0.
-/// Dtypes  f32, f64, bf16: of the products
+/// Dtypes  f32, f64, bf16, f16: of the products
 /// Throws  Error if this thread has a running profiler
 DeviceRates measure_rates(Device device, DType dtype);
 

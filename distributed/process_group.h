@@ -64,7 +64,7 @@ class RowList {
 ///          waits for the other ranks but not for the GPU. NCCL: the rank's own GPU, on a separate
 ///          stream; wait() makes the current stream wait
 /// Order    every rank gets the same bits. Values are added in rank order, so threads and MPI
-///          agree; NCCL uses its own order and rounds bf16 at each step
+///          agree; NCCL uses its own order and rounds 16 bits at each step
 /// Throws   Error on tensors that are not contiguous or overlap, on dtypes that differ or cannot be
 ///          reduced, and on row counts that do not add up
 ///

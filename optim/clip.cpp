@@ -47,8 +47,7 @@ Tensor sums_of_squares(const std::vector<Tensor>& tensors) {
   for (const Tensor& t : tensors) {
     check(is_compute(t.dtype()) && t.is_contiguous(),
           "sums_of_squares: tensors must be f32, f64, bf16 or f16 and contiguous, got {} with "
-          "strides "
-          "{}",
+          "strides {}",
           name(t.dtype()), t.strides());
     slots.push_back(slot_of(t));
   }

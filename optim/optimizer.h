@@ -27,9 +27,8 @@ enum class MasterWeights : std::uint8_t {
   /// An f32 copy, 4 bytes per value. The parameter holds it rounded to nearest, ties to even.
   f32,
   /// bf16 only. The same f32 number split in two: the parameter is the nearest bf16, ties away from
-  /// zero, and
-  /// 2 bytes per value hold the remainder (core/kernels/remainder.h). Both forms take the same
-  /// steps, bit for bit; the parameters differ in ties only.
+  /// zero, and 2 bytes per value hold the remainder (core/kernels/remainder.h). Both forms take the
+  /// same steps, bit for bit; the parameters differ in ties only.
   remainder
 };
 inline constexpr Word<MasterWeights> kMasterWeightsWords[] = {

@@ -66,6 +66,8 @@ void Options::check() const {
   weft::check(optimizer.loss_scale <= 0 || optimizer.loss_scale >= LossScale::kLeast,
               "--loss-scale: must be 0, negative or at least {}, got {}", LossScale::kLeast,
               optimizer.loss_scale);
+  weft::check(loss_scale() > 0 || optimizer.loss_scale_steps == OptimizerOptions().loss_scale_steps,
+              "--loss-scale-steps: needs a loss scale: --dtype f16, or --loss-scale");
   const Device device = Device::parse(machine.device);
   if (device.is_cuda()) cuda::check_device(device);
   if (machine.is_fp8()) fp8::check_device(device);

@@ -213,7 +213,8 @@ struct ParallelOptions {
       any().needs(ep > 1 || tp > 1, message("ep of at least 2, got {}", ep)));
     v("delay-weight-gradients", delay_weight_gradients,
       "backward computes the weight gradients of experts while those of tokens are on their way",
-      any().needs(ep > 1 || tp > 1, message("ep or tp of at least 2, got ep {} and tp {}", ep, tp)));
+      any().needs(ep > 1 || tp > 1,
+                  message("ep or tp of at least 2, got ep {} and tp {}", ep, tp)));
     v("ep-dtype", ep_dtype, nn::kTokenFormWords,
       "what tokens are sent to experts in: the model's dtype, or fp8, half of bf16's bytes; one "
       "rank rounds them too");

@@ -24,8 +24,9 @@ using FindBadIndexKernel = void(const Tensor& index, const char* op, const char*
 /// out (outer, n, inner): out[o, j, :] = x[o, index[j], :].
 using IndexSelectKernel = void(const Tensor& x, const Tensor& index, int dim, const Tensor& out);
 /// out (outer, D, inner): out[o, index[j], :] += source[o, j, :], in ascending j. `scratch` is null
-/// on the CPU; on a GPU it is i32 (index_add_scratch(n)), since indices are sorted first; bf16 sums
-/// are accumulated in f32, and out may be f32 for a bf16 source. n and D are below 2^31 on a GPU.
+/// on the CPU; on a GPU it is i32 (index_add_scratch(n)), since indices are sorted first; sums of
+/// 16 bits are accumulated in f32, and out may be f32 for such a source. n and D are below 2^31 on
+/// a GPU.
 using IndexAddKernel = void(const Tensor& source, const Tensor& index, int dim,
                             const Tensor& scratch, const Tensor& out);
 

@@ -15,8 +15,8 @@ inline constexpr std::int64_t kOptimizerGpuChunk = 16384;
 /// The data of one parameter that every optimizer kernel needs. Pointers are to contiguous memory
 /// on one device. lr_scale and weight_decay differ between parameter groups.
 struct ParamSlot {
-  void* param = nullptr;       ///< f32, f64, bf16, f16, f16
-  const void* grad = nullptr;  ///< f32, f64, bf16, f16, f16; f64 if and only if param is f64
+  void* param = nullptr;       ///< f32, f64, bf16, f16
+  const void* grad = nullptr;  ///< f32, f64, bf16, f16; f64 if and only if param is f64
   void* half_copy = nullptr;   ///< receives the new f32 param rounded to copy_dtype, if not null
   /// Null, or 16 bits for each element of a bf16 param. Both together hold the f32 number that is
   /// updated (core/kernels/remainder.h), without rounding.
@@ -85,7 +85,7 @@ struct AdamStep {
 
 /// A gradient whose norm is computed.
 struct GradSlot {
-  const void* grad = nullptr;  ///< f32, f64, bf16, f16, f16
+  const void* grad = nullptr;  ///< f32, f64, bf16, f16
   std::int64_t n = 0;
   DType grad_dtype = DType::f32;
 

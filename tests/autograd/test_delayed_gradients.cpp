@@ -11,6 +11,7 @@
 #include "weft/autograd/function.h"
 #include "weft/autograd/grouped_linear.h"
 #include "weft/autograd/recompute.h"
+#include "weft/core/allocator.h"
 #include "weft/tests/count_new.h"
 #include "weft/tests/support.h"
 
@@ -161,6 +162,23 @@ TEST_CASE(
   for (int i = 0; i < 4; ++i) sum = add(sum, plain(o.x, o.up, busy));
   CHECK(error_of([&] { sum.backward(sum.detach()); }) ==
         "delayed gradients: the weights of a place are used 4 times at most, got one more");
+}
+
+TEST_CASE("delayed gradients: an error in backward before the place keeps no operand alive") {
+  const Operands o(DType::f32);
+  const std::int64_t before = memory_stats().live_bytes;
+  for (int pass = 0; pass < 2; ++pass) {
+    Tape tape;
+    const auto later = DelayedGradients::here({&o.up});
+    const Tensor received = custom_function(
+        "receive", {o.x}, [](const TensorList& in) { return in[0].clone(); },
+        [](const TensorList&, const Tensor&, const Tensor&) -> TensorList {
+          throw Error("receive: a rank is lost");
+        });
+    const Tensor y = plain(received, o.up, later);
+    CHECK(error_of([&] { y.backward(y.detach()); }) == "receive: a rank is lost");
+  }
+  CHECK(memory_stats().live_bytes == before);
 }
 
 TEST_CASE("delayed gradients: a warm pass allocates nothing") {

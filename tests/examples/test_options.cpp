@@ -113,7 +113,7 @@ TEST_CASE("options: config.toml contains every setting") {
       "force-balance "
       "fp8-backward fp8-history fp8-recipe global-aux-coeff graph "
       "jitter "
-      "latent master-weights mtp-detach mtp-repeat offload "
+      "latent loss-scale-steps master-weights mtp-detach mtp-repeat offload "
       "offload-folder offload-fraction "
       "offload-least pre-softmax rank recompute-every recompute-layers router-scaling "
       "seq-aux-coeff "
@@ -249,8 +249,13 @@ TEST_CASE("options: incompatible settings are refused") {
   CHECK(refusal({"--dispatcher", "all-gather"}) == "--dispatcher: needs --ep of at least 2, got 1");
   CHECK(refusal({"--ep", "2", "--experts", "4", "--dispatcher", "all-gather"}) == "no error");
   CHECK(refusal({"--delay-weight-gradients"}) ==
-        "--delay-weight-gradients: needs --ep of at least 2, got 1");
+        "--delay-weight-gradients: needs --ep or tp of at least 2, got ep 1 and tp 1");
   CHECK(refusal({"--ep", "2", "--experts", "4", "--delay-weight-gradients"}) == "no error");
+  CHECK(refusal({"--tp", "2", "--delay-weight-gradients"}) ==
+        "--delay-weight-gradients: needs --experts");
+  CHECK(refusal({"--loss-scale-steps", "100"}) ==
+        "--loss-scale-steps: needs a loss scale: --dtype f16, or --loss-scale");
+  CHECK(refusal({"--loss-scale-steps", "100", "--dtype", "f16"}) == "no error");
   CHECK(refusal({"--experts", "4", "--shared-gate"}) == "--shared-gate: needs --shared-ffn, got 0");
   CHECK(refusal({"--experts", "4", "--sinkhorn"}) ==
         "--sinkhorn: balances by itself and needs --aux none, got aux");
