@@ -125,10 +125,9 @@ struct Columns {
   std::int64_t count, inner;  // in packs
 };
 
-// Row loads in flight: a frequent index has a long run. f16 needs a register for each element until
-// it is widened, and 16 loads of four spill.
-template <class T>
-constexpr int kRowLoads = std::is_same_v<T, f16> ? 8 : 16;
+// Row loads in flight: a frequent index has a long run. With 16, sums of f16 in f32 spill.
+template <class T, class O>
+constexpr int kRowLoads = std::is_same_v<T, f16> && !std::is_same_v<T, O> ? 8 : 16;
 
 // Warp (position, tile of 32 columns): if a run of equal keys begins at the position, the warp sums
 // the rows of the run.
@@ -137,7 +136,7 @@ __global__ void __launch_bounds__(kThreads)
     index_add_rows_kernel(std::int64_t n, std::int64_t length, Columns c, const Number* keys,
                           const Number* order, const T* source, O* out) {
   using A = Compute<T>;
-  constexpr int kLoads = kRowLoads<T>;
+  constexpr int kLoads = kRowLoads<T, O>;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const std::int64_t tiles = (c.count + kWarp - 1) / kWarp;
   const std::int64_t warp = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
