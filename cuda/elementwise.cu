@@ -72,11 +72,11 @@ struct ScaleBy {
   const void* factor;
   DType dtype;
   __device__ C product(T x) const {
-    const double by = dtype == DType::f32 ? static_cast<double>(*static_cast<const float*>(factor))
-                      : dtype == DType::bf16
-                          ? static_cast<double>(*static_cast<const bf16*>(factor))
-                      : dtype == DType::f16 ? static_cast<double>(*static_cast<const f16*>(factor))
-                                            : *static_cast<const double*>(factor);
+    const double by =
+        dtype == DType::f32    ? static_cast<double>(*static_cast<const float*>(factor))
+        : dtype == DType::bf16 ? static_cast<double>(*static_cast<const bf16*>(factor))
+        : dtype == DType::f16  ? static_cast<double>(widen(*static_cast<const f16*>(factor)))
+                               : *static_cast<const double*>(factor);
     return apply<BinaryOp::mul, C>(widen(x), number<BinaryOp::mul, C>(by));
   }
   __device__ T operator()(T x) const { return narrow<T>(product(x)); }

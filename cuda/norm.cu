@@ -81,11 +81,12 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads)
     Pack<T, V> y;
     if constexpr (Held == 0) read(x[k], from + i);
 #pragma unroll
-    for (int j = 0; j < V; ++j) {
+    for (int j = 0; j < V; ++j)
       y[j] = narrow<T>((widen(x[k][j]) - mean) * rstd * widen(weight[j]) + widen(bias[j]));
-      most = Max{}(most, absolute(widen(y[j])));
-    }
     store_pack(a.y + row + i, y);
+    if (!a.amax) return;
+#pragma unroll
+    for (int j = 0; j < V; ++j) most = Max{}(most, absolute(widen(y[j])));
   });
   if (!a.amax) return;
   most = group_max<Group>(most, shared);

@@ -50,9 +50,9 @@ MEMORY = {
 }
 # Kernels of attention that run on tensor cores; of how many products of tokens by tokens.
 Tensor = collections.namedtuple("Tensor", "kernel file instance products")
-TENSOR = [Tensor("attention_fwd", "attention.cu", "attention_fwd_kernel<64, false>", 2),
-          Tensor("attention_bwd", "attention_dq.cu", "attention_dq_kernel<64, false>", 3),
-          Tensor("attention_bwd", "attention_dkdv.cu", "attention_dkdv_kernel<64, false>", 4)]
+TENSOR = [Tensor("attention_fwd", "attention.cu", "attention_fwd_kernel<bf16, 64, false>", 2),
+          Tensor("attention_bwd", "attention_dq.cu", "attention_dq_kernel<bf16, 64, false>", 3),
+          Tensor("attention_bwd", "attention_dkdv.cu", "attention_dkdv_kernel<bf16, 64, false>", 4)]
 
 Instruction = collections.namedtuple("Instruction", "address guarded name arguments")
 
