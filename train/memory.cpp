@@ -9,6 +9,7 @@
 #include "weft/core/cgroup.h"
 #include "weft/core/cuda.h"
 #include "weft/core/error.h"
+#include "weft/core/memory_trace.h"
 #include "weft/distributed/mpi_world.h"
 #include "weft/train/planned_step.h"
 
@@ -55,9 +56,12 @@ void check_least_memory(const Options& o, double parameters, double activation_o
 
 std::int64_t predict_peak_bytes(const Task& task, const Options& options, const data::Batch& rows,
                                 int ranks, int rank) {
+  const MemoryTrace trace(planned_devices(options));
   PlannedStep step(task, options, rows, ranks, rank);
   step(1);
-  return step(2).peak_bytes + step.bytes_left_out();
+  const std::int64_t begin = trace.events();
+  step(2);
+  return trace.peak(begin).live.total() + step.bytes_left_out();
 }
 
 void check_peak_memory(const Options& o, const std::function<std::int64_t()>& bytes_of_rank) {

@@ -16,8 +16,9 @@ void check_memory(double bytes, const char* what, Device device);
 void check_least_memory(const Options& options, double parameters, double activation_of_row);
 
 /// Runs a real step on the meta device, twice (the second has optimizer state), and returns the
-/// peak number of bytes that rank `rank` of `ranks` will have on its device. The task's model is on
-/// the meta device. `rows` holds any number of training rows. 0 ranks: a single-rank run.
+/// peak number of bytes that rank `rank` of `ranks` will have on its device; on the CPU with the
+/// tables on the host that a step needs on any device. The task's model is on the meta device.
+/// `rows` holds any number of training rows. 0 ranks: a single-rank run.
 std::int64_t predict_peak_bytes(const Task& task, const Options& options, const data::Batch& rows,
                                 int ranks, int rank);
 

@@ -85,15 +85,14 @@ const MemoryPlan::Mark& MemoryPlan::at_peak() const {
 
 MemoryPlan plan_memory(const Task& task, const Options& options, const data::Batch& rows, int ranks,
                        int rank) {
-  const Device device = planned_device(options);
-  const MemoryTrace trace(device.is_gpu() ? std::vector{device} : std::vector{device, kCpu});
+  const MemoryTrace trace(planned_devices(options));
   Profiler profiler;  // it also makes scopes count
   profiler.start("start");
   PlannedStep step(task, options, rows, ranks, rank);
   step(1);
 
   MemoryPlan plan;
-  plan.device = device;
+  plan.device = planned_device(options);
   plan.ranks = step.ranks().size();
   plan.rank = rank;
   plan.micro_batches = step.micro_batches();

@@ -40,8 +40,7 @@ struct MemoryPlan {
   const Mark& at_peak() const;
 };
 
-/// Plans a step as predict_peak_bytes() does, with the same arguments. On the CPU the peak includes
-/// the tables on the host that a step needs on any device.
+/// Plans a step as predict_peak_bytes() does, with the same arguments and the same peak.
 MemoryPlan plan_memory(const Task& task, const Options& options, const data::Batch& rows, int ranks,
                        int rank);
 

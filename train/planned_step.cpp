@@ -24,6 +24,11 @@ Device planned_device(const Options& options) {
                                                         : kMeta;
 }
 
+std::vector<Device> planned_devices(const Options& options) {
+  const Device device = planned_device(options);
+  return device.is_gpu() ? std::vector{device} : std::vector{device, kCpu};
+}
+
 PlannedStep::PlannedStep(const Task& task, const Options& options, const data::Batch& rows,
                          int ranks, int rank)
     : rows_(rows),

@@ -1,5 +1,6 @@
 #pragma once
 #include <memory>
+#include <vector>
 
 #include "weft/distributed/world.h"
 #include "weft/train/options.h"
@@ -11,6 +12,9 @@ namespace weft::train {
 /// The meta device on which a run with these options is planned: kMeta counts the bytes of the CPU,
 /// meta_cuda those of a GPU.
 Device planned_device(const Options& options);
+/// The devices whose bytes count: on the CPU also those of the tables on the host that a step needs
+/// on any device.
+std::vector<Device> planned_devices(const Options& options);
 
 /// A real training step of one rank on the meta device; the other ranks are simulated.
 class PlannedStep {
