@@ -41,9 +41,13 @@ Batch TokenWindows::rows(std::span<const std::int64_t> numbers) const {
   return out;
 }
 
-std::pair<TokenStream, TokenStream> split_tokens(const TokenStream& tokens, double fraction) {
+std::int64_t held_out_size(std::int64_t tokens, double fraction) {
   check(fraction >= 0 && fraction < 1, "loader: val-fraction must be in [0, 1), got {}", fraction);
-  const auto held = std::llround(static_cast<double>(tokens.size()) * fraction);
+  return std::llround(static_cast<double>(tokens) * fraction);
+}
+
+std::pair<TokenStream, TokenStream> split_tokens(const TokenStream& tokens, double fraction) {
+  const std::int64_t held = held_out_size(tokens.size(), fraction);
   const std::int64_t kept = tokens.size() - held;
   return {tokens.slice(0, kept), tokens.slice(kept, held)};
 }

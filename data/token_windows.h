@@ -28,6 +28,9 @@ class TokenWindows : public Dataset {
   std::int64_t seq_, size_;
 };
 
+/// How many tokens at the end are held out. Throws Error unless 0 <= fraction < 1.
+std::int64_t held_out_size(std::int64_t tokens, double fraction);
+
 /// (training part, held-out part): the last `fraction` of the tokens is held out.
 /// Throws Error unless 0 <= fraction < 1.
 std::pair<TokenStream, TokenStream> split_tokens(const TokenStream& tokens, double fraction);

@@ -14,12 +14,14 @@
 #include "weft/examples/common/gpt_task.h"
 #include "weft/examples/common/text_tokenizer.h"
 #include "weft/io/checkpoint.h"
+#include "weft/io/json.h"
 #include "weft/io/safetensors.h"
 #include "weft/nn/fp8.h"
 #include "weft/nn/kv_cache.h"
 #include "weft/nn/sampling.h"
 #include "weft/nn/speculative.h"
 #include "weft/tokenizer/tokenizer.h"
+#include "weft/tokenizer/utf8.h"
 #include "weft/train/command_line.h"
 #include "weft/train/config_file.h"
 
@@ -113,10 +115,13 @@ nn::SamplingOptions sampling(const Options& o, const tokenizer::Tokenizer& t) {
           .allows = [&t](std::int64_t token) { return t.has(token); }};
 }
 
-/// Prints tokens as text, whole characters at a time.
+/// Prints the tokens after a prompt as text, whole characters at a time.
 class Printer {
  public:
-  explicit Printer(const tokenizer::Tokenizer& t) : stream_(t) {}
+  /// The stream reads the prompt too: a space is left out only where a text begins.
+  Printer(const tokenizer::Tokenizer& t, std::span<const std::int32_t> prompt) : stream_(t) {
+    for (const std::int32_t token : prompt) stream_.next(token);
+  }
   void print(std::span<const std::int32_t> tokens) {
     for (const std::int32_t token : tokens) put(stream_.next(token));
     std::fflush(stdout);
@@ -180,7 +185,10 @@ void generate(const Options& o) {
       "--checkpoint: the model writes {} different tokens, more than the bytes tokenizer has, {}; "
       "name its own with --tokenizer",
       config.vocab, text->vocab());
-  std::vector<std::int32_t> prompt = text->encode(o.prompt, {.around = true});
+  // Without the tokens around a text, such as "<s>", as training encodes it.
+  const std::vector<std::int32_t> prompt = text->encode(o.prompt);
+  check(!prompt.empty(), "--prompt: the tokenizer makes no token of it, got {}",
+        io::json_quote(tokenizer::shown(o.prompt)));
   for (const std::int32_t token : prompt)
     check(token < config.vocab,
           "--tokenizer: gives the token {}, and the model has {}: it is another model's", token,
@@ -189,7 +197,7 @@ void generate(const Options& o) {
   std::optional<nn::Speculator> speculator;  // made before anything is printed: it checks the model
   const nn::SamplingOptions choice = sampling(o, *text);
   if (o.speculative) speculator.emplace(model, choice, static_cast<std::uint64_t>(o.seed));
-  Printer printer(*text);
+  Printer printer(*text, prompt);
   std::fputs(o.prompt.c_str(), stdout);
   if (!speculator) {
     one_by_one(model, prompt, o, choice, printer);

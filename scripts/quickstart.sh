@@ -39,7 +39,9 @@ while [ $# -gt 0 ]; do
   shift 2
 done
 [ -z "$data" ] || [ -r "$data" ] || die 2 "--data: cannot read $data"
-for folder in "$out" "$out-bpe"; do
+folders=("$out")
+if [ "$bpe" = yes ]; then folders+=("$out-bpe"); fi
+for folder in "${folders[@]}"; do
   [ ! -e "$folder" ] || die 2 "$folder exists already; remove it, or choose another folder with --out"
 done
 clock=$SECONDS

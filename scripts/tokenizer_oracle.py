@@ -12,6 +12,7 @@ tell apart, pairs of classes, runs of spaces and line breaks, and every prefix o
 texts and of differences, and how many come back by decoding; the exit status is 1 when there is a difference."""
 import argparse
 import base64
+import itertools
 import json
 import pathlib
 import random
@@ -26,6 +27,8 @@ QWEN2 = LLAMA3.replace("{1,3}", "")
 QWEN35 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"
           r"\s*[\r\n]+|\s+(?!\S)|\s+")
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT4 = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|"
+        r"\s+(?!\S)|\s")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SUFFIX, _LEAD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"[^\r\n\p{L}\p{N}]?"
 O200K = (f"{_LEAD}{_UPPER}*{_LOWER}+{_SUFFIX}|{_LEAD}{_UPPER}+{_LOWER}*{_SUFFIX}|" +
@@ -133,6 +136,23 @@ def tiktoken_case(pattern, file, nfc=False):
     return run
 
 
+def gpt4_case(work):
+    """GPT-4's expression, known by the number of ranks: GPT-2's, white space in every order, and other words."""
+    def run(o, name):
+        import tiktoken
+        ranks = ranks_of(find(o.files, "gpt2.tiktoken"))
+        white = ("".join(c).encode() for n in range(1, 7) for c in itertools.product(" \n\t\r\u3000", repeat=n))
+        words = ("".join(c).encode() for c in itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=4))
+        for token in itertools.chain(white, words):
+            if len(ranks) < 100256:
+                ranks.setdefault(token, len(ranks))
+        path = work / "gpt4.tiktoken"
+        path.write_bytes(b"".join(base64.b64encode(t) + b" %d\n" % r for t, r in ranks.items()))
+        reference = tiktoken.Encoding(name, pat_str=GPT4, mergeable_ranks=ranks, special_tokens={})
+        return compare(name, Ours(o.program, path), reference.encode_ordinary, [])
+    return run
+
+
 def tekken(o, name):
     import tiktoken
     path = find(o.files, "tekken_240911.json")
@@ -232,6 +252,7 @@ def cases(work):
     form = normalizers.NFC().normalize_str
     return {
         "GPT-2 .tiktoken": tiktoken_case(GPT2, "gpt2.tiktoken"),
+        "GPT-4 expression": gpt4_case(work),
         "Llama 3 .tiktoken": lambda o, name: tiktoken_case(LLAMA3, "llama3/tokenizer.model")(o, name),
         "Llama 4 .tiktoken": lambda o, name: tiktoken_case(O200K, "llama4/tokenizer.model")(o, name),
         "Qwen .tiktoken": tiktoken_case(QWEN2, "qwen.tiktoken", nfc=True),

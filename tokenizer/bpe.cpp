@@ -59,6 +59,12 @@ void BpeParts::merge_by_rank(const std::vector<std::int64_t>& rank, const std::s
   }
 }
 
+void check_added_text(const std::string& text, const std::string& what) {
+  constexpr std::size_t kLongest = 1024;
+  check_system(!text.empty() && text.size() <= kLongest,
+               "{}: an added token must have 1 to {} bytes, got {}", what, kLongest, text.size());
+}
+
 BpeTokenizer::BpeTokenizer(BpeParts parts, const std::string& what) : parts_(std::move(parts)) {
   check_system(!parts_.text.empty(), "{}: has no tokens", what);
   if (!parts_.characters)
@@ -70,12 +76,12 @@ BpeTokenizer::BpeTokenizer(BpeParts parts, const std::string& what) : parts_(std
                                [](std::int32_t id) { return id >= 0; }),
                "{}: has neither an unknown token nor all bytes, so that text would be lost", what);
   for (AddedToken& token : parts_.added) {
+    check_added_text(token.text, what);
     added_ids_.emplace(token.text, token.id);
     // White space alone cannot forge a mark.
     if (!token.special)
       token.always |= std::all_of(token.text.begin(), token.text.end(),
                                   [](char c) { return c == ' ' || c == '\t' || c == '\n'; });
-    check_system(!token.text.empty(), "{}: an added token is empty", what);
     AddedMatcher* const matcher = token.normalized ? normalized_ : raw_;
     matcher[1].add(token);
     if (token.always) matcher[0].add(token);
@@ -156,7 +162,9 @@ class BpeTokenizer::Encoder {
   void merge(std::string_view piece) {
     if (parts_.whole_first) {
       const auto whole = parts_.ids.find(std::string(piece));
-      if (whole != parts_.ids.end()) return out_.push_back(whole->second);
+      // The text of a user must not forge a mark.
+      if (whole != parts_.ids.end() && !t_.is_special(whole->second))
+        return out_.push_back(whole->second);
     }
     check(piece.size() < UINT32_MAX, "encode: a word must have less than 4 GB, got {} bytes",
           piece.size());

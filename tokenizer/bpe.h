@@ -82,6 +82,8 @@ class BpeTokenizer final : public Tokenizer {
   AddedMatcher raw_[2], normalized_[2];
 };
 
+/// Throws Error on the text of an added token that is empty or too long to be looked for anywhere.
+void check_added_text(const std::string& text, const std::string& what);
 /// `text` after the steps; `at_begin` says whether the text begins here.
 std::string normalize(std::string_view text, const std::vector<NormalStep>& steps, bool at_begin);
 /// `text` with U+FFFD for each byte that is not part of a character.

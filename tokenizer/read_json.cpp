@@ -4,6 +4,7 @@
 
 #include "weft/core/error.h"
 #include "weft/tokenizer/read.h"
+#include "weft/tokenizer/utf8.h"
 
 namespace weft::tokenizer {
 namespace {
@@ -42,7 +43,8 @@ class Reader {
     return j.is_object() && member(j, "type").is_string() ? j.at("type").as_string() : "none";
   }
   void refuse(bool ok, const char* component, const std::string& got) const {
-    check_system(ok, "{}: {} {} is not supported; see docs/tokenizers.md", what_, component, got);
+    check_system(ok, "{}: {} {} is not supported; see docs/tokenizers.md", what_, component,
+                 shown(got));
   }
 
   void normalizer(const Json& j) {
@@ -51,26 +53,55 @@ class Reader {
     if (type == "Sequence") {
       for (const Json& part : j.at("normalizers").items()) normalizer(part);
     } else if (type == "NFC") {
-      p_.normal.push_back({Kind::nfc, "", ""});
+      add_step(p_.normal, {Kind::nfc, "", ""}, "normalizer");
     } else if (type == "Prepend") {
-      p_.normal.push_back({Kind::prepend, "", j.at("prepend").as_string()});
+      add_step(p_.normal, {Kind::prepend, "", j.at("prepend").as_string()}, "normalizer");
     } else if (type == "Replace") {
-      p_.normal.push_back(replace(j, "normalizer"));
+      add_step(p_.normal, replace(j, "normalizer"), "normalizer");
     } else {
       refuse(false, "normalizer", type);
     }
   }
 
+  // A file of a few bytes must not make a text of any size: replacing nothing would never end, and
+  // ten replacements of a byte by a hundred give 10^20 times the text.
+  void add_step(std::vector<NormalStep>& to, NormalStep step, const char* component) {
+    constexpr std::size_t kMostSteps = 16, kMostBytes = 64, kMostGrowth = 64;
+    const bool adds = step.kind == Kind::nfc || step.kind == Kind::prepend;
+    check_system(adds || !step.from.empty(), "{}: {}: the text to replace must not be empty", what_,
+                 component);
+    check_system(to.size() < kMostSteps, "{}: {}: more than {} steps", what_, component,
+                 kMostSteps);
+    check_system(step.to.size() <= kMostBytes,
+                 "{}: {}: a replacement must have at most {} bytes, got {}", what_, component,
+                 kMostBytes, step.to.size());
+    if (step.kind == Kind::replace && !step.to.empty())
+      growth_ *= (step.to.size() + step.from.size() - 1) / step.from.size();
+    check_system(growth_ <= kMostGrowth,
+                 "{}: {}: replacements must make a text at most {} times as long, got {}", what_,
+                 component, kMostGrowth, growth_);
+    to.push_back(std::move(step));
+  }
+
+  // Each cut is a level of recursion for every piece.
+  void add_split(Split split) {
+    constexpr std::size_t kMostSplits = 16;
+    check_system(p_.splits.size() < kMostSplits, "{}: pre_tokenizer: more than {} splits", what_,
+                 kMostSplits);
+    p_.splits.push_back(split);
+  }
+
   NormalStep replace(const Json& j, const char* component) const {
     const Json& pattern = j.at("pattern");
-    refuse(pattern.find("String") && !pattern.at("String").as_string().empty(), component,
-           "Replace of " + pattern.dump());
+    refuse(pattern.find("String") != nullptr, component, "Replace of " + pattern.dump());
     return {Kind::replace, pattern.at("String").as_string(), j.at("content").as_string()};
   }
 
   void pre_tokenizer(const Json& j, bool first) {
     if (j.is_null()) return;
     const std::string type = type_of(j);
+    // The reference cuts the characters that stand for bytes there.
+    refuse(!byte_level_ || type == "Sequence", "pre_tokenizer", type + " after ByteLevel");
     if (type == "Sequence") {
       for (const Json& part : j.at("pretokenizers").items()) {
         pre_tokenizer(part, first);
@@ -80,19 +111,20 @@ class Reader {
       byte_level_ = true;
       if (flag(j, "add_prefix_space", true)) {
         refuse(first, "pre_tokenizer", "ByteLevel with add_prefix_space after another one");
-        p_.pre_split.push_back({Kind::first, " ", " "});
+        add_step(p_.pre_split, {Kind::first, " ", " "}, "pre_tokenizer");
       }
-      if (flag(j, "use_regex", true)) p_.splits.push_back(Split::gpt2);
+      if (flag(j, "use_regex", true)) add_split(Split::gpt2);
     } else if (type == "Split") {
       refuse(member(j, "behavior").is_string() && j.at("behavior").as_string() == "Isolated" &&
                  !flag(j, "invert"),
              "pre_tokenizer", "Split of a behavior other than Isolated");
       const Json& pattern = j.at("pattern");
       refuse(pattern.find("Regex") != nullptr, "pre_tokenizer", "Split by " + pattern.dump());
-      p_.splits.push_back(split_of(pattern.at("Regex").as_string(), what_));
+      add_split(split_of(pattern.at("Regex").as_string(), what_));
     } else if (type == "Digits") {
-      p_.splits.push_back(flag(j, "individual_digits") ? Split::digit : Split::digits);
+      add_split(flag(j, "individual_digits") ? Split::digit : Split::digits);
     } else if (type == "Metaspace") {
+      refuse(first, "pre_tokenizer", "Metaspace after another one");
       metaspace(j);
     } else {
       refuse(false, "pre_tokenizer", type);
@@ -109,12 +141,13 @@ class Reader {
     const std::string mark = j.at("replacement").as_string(), scheme = scheme_of(j);
     refuse(scheme == "always" || scheme == "first" || scheme == "never", "pre_tokenizer",
            "Metaspace with prepend_scheme " + scheme);
-    p_.pre_split.push_back({Kind::replace, " ", mark});
+    add_step(p_.pre_split, {Kind::replace, " ", mark}, "pre_tokenizer");
     if (scheme != "never")
-      p_.pre_split.push_back({scheme == "first" ? Kind::first_of_all : Kind::first, mark, mark});
+      add_step(p_.pre_split, {scheme == "first" ? Kind::first_of_all : Kind::first, mark, mark},
+               "pre_tokenizer");
     if (!flag(j, "split", true)) return;
     refuse(mark == "\u2581", "pre_tokenizer", "Metaspace with replacement " + mark);
-    p_.splits.push_back(Split::metaspace);
+    add_split(Split::metaspace);
   }
 
   void decoder(const Json& j) {
@@ -125,8 +158,7 @@ class Reader {
     } else if (type == "ByteLevel") {
       refuse(byte_level_, "decoder", "ByteLevel without the pre_tokenizer");
     } else if (type == "Replace") {
-      const NormalStep s = replace(j, "decoder");
-      p_text_.push_back(s);
+      add_step(p_text_, replace(j, "decoder"), "decoder");
     } else if (type == "ByteFallback") {
       bytes_decode_ = true;
     } else if (type == "Strip") {
@@ -135,7 +167,7 @@ class Reader {
              "decoder", "Strip other than of one space at the start");
       p_.drops_first_space = true;
     } else if (type == "Metaspace") {
-      p_text_.push_back({Kind::replace, j.at("replacement").as_string(), " "});
+      add_step(p_text_, {Kind::replace, j.at("replacement").as_string(), " "}, "decoder");
       p_.drops_first_space = scheme_of(j) != "never";
     } else {
       refuse(type == "Fuse", "decoder", type);
@@ -164,7 +196,7 @@ class Reader {
     if (const Json& unknown = member(j, "unk_token"); !unknown.is_null()) {
       const auto found = ids.find(unknown.as_string());
       check_system(found != ids.end(), "{}: unk_token '{}' is not in the vocabulary", what_,
-                   unknown.as_string());
+                   shown(unknown.as_string()));
       p_.unknown = found->second;
     }
     p_.merges = MergeTable(merges.size());
@@ -194,7 +226,8 @@ class Reader {
              const std::unordered_map<std::string, std::int32_t>& ids) {
     std::string left, right;
     if (j.is_array()) {
-      check_system(j.items().size() == 2, "{}: merge {} must have two parts", what_, rank);
+      check_system(j.items().size() == 2, "{}: merge {} must have two parts, got {}", what_, rank,
+                   j.items().size());
       left = j.items()[0].as_string();
       right = j.items()[1].as_string();
     } else {
@@ -202,7 +235,7 @@ class Reader {
       const std::size_t space = both.find(' ');
       check_system(space != std::string::npos && both.find(' ', space + 1) == std::string::npos,
                    "{}: merge {} must be two tokens with a space between them, got '{}'", what_,
-                   rank, both);
+                   rank, shown(both));
       left = both.substr(0, space);
       right = both.substr(space + 1);
     }
@@ -211,7 +244,7 @@ class Reader {
     const auto id = [&](const std::string& text) {
       const auto found = ids.find(text);
       check_system(found != ids.end(), "{}: merge {}: '{}' is not in the vocabulary", what_, rank,
-                   text);
+                   shown(text));
       return found->second;
     };
     const std::int32_t a = id(left), b = id(right);
@@ -228,8 +261,7 @@ class Reader {
                    .left = flag(t, "lstrip"),
                    .right = flag(t, "rstrip")};
       refuse(!flag(t, "single_word"), "added_tokens", "single_word");
-      check_system(a.text.size() <= 1024, "{}: an added token of {} bytes is too long", what_,
-                   a.text.size());
+      check_added_text(a.text, what_);
       const std::int64_t id = t.at("id").as_int();
       p_.set(id, a.text, a.special ? BpeParts::TokenKind::special : BpeParts::TokenKind::text,
              what_);
@@ -239,6 +271,12 @@ class Reader {
     }
   }
 
+  void check_around(std::size_t tokens) const {
+    constexpr std::size_t kMost = 64;
+    check_system(tokens <= kMost, "{}: post_processor: at most {} tokens around a text, got {}",
+                 what_, kMost, tokens);
+  }
+
   void post_processor(const Json& j) {
     if (j.is_null()) return;
     const std::string type = type_of(j);
@@ -246,6 +284,7 @@ class Reader {
       for (const Json& part : j.at("processors").items()) post_processor(part);
     } else if (type == "TemplateProcessing") {
       std::vector<std::int32_t>* to = &p_.before;
+      check_around(j.at("single").items().size());
       for (const Json& part : j.at("single").items()) {
         if (part.find("Sequence")) {
           to = &p_.after;
@@ -258,6 +297,7 @@ class Reader {
                        "{}: post_processor: a token id must be in [0, {}), got {}", what_,
                        p_.text.size(), v);
           to->push_back(static_cast<std::int32_t>(v));
+          check_around(p_.before.size() + p_.after.size());
         }
       }
     } else {
@@ -269,6 +309,7 @@ class Reader {
   const std::string& what_;
   BpeParts p_;
   std::vector<NormalStep> p_text_;  // from a token to its text
+  std::size_t growth_ = 1;          // of a text by the replacements
   bool byte_level_ = false, bytes_decode_ = false;
 };
 
@@ -277,7 +318,7 @@ class Reader {
 Split split_of(std::string_view regex, const std::string& what) {
   const int split = find_split(regex);
   check_system(split >= 0, "{}: the expression {} is not known; known: {}", what,
-               io::json_quote(regex), known_splits());
+               io::json_quote(shown(regex)), known_splits());
   return static_cast<Split>(split);
 }
 

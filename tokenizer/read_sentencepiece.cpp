@@ -1,5 +1,6 @@
 // sentencepiece_model.proto, read by hand: the fields that a BPE model uses.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -22,6 +23,8 @@ class Message {
     if (left_.empty()) return false;
     const std::uint64_t key = varint();
     field_ = key >> 3;
+    number_ = 0;  // a field of another wire type than expected has neither
+    bytes_ = {};
     switch (key & 7) {
       case 0:
         number_ = varint();
@@ -90,8 +93,13 @@ Piece read_piece(std::string_view bytes, const std::string& what) {
     if (m.field() == 2) p.score = m.real();
     if (m.field() == 3) p.type = static_cast<Type>(m.number());
   }
-  check_system(!p.text.empty() && valid_utf8(p.text) == p.text.size(),
-               "{}: a piece must be text, got '{}'", what, replace_invalid_utf8(p.text));
+  constexpr std::size_t kLongest = 4096;
+  check_system(!p.text.empty() && p.text.size() <= kLongest,
+               "{}: a piece must have 1 to {} bytes, got {}", what, kLongest, p.text.size());
+  check_system(valid_utf8(p.text) == p.text.size(), "{}: a piece must be text, got '{}'", what,
+               shown(p.text));
+  check_system(std::isfinite(p.score), "{}: the score of a piece must be finite, got {}", what,
+               p.score);
   return p;
 }
 
@@ -136,7 +144,7 @@ void check_supported(const Model& m, const std::string& what) {
 
 std::string with_spaces(std::string text) {
   const std::string mark = kSpaceMark;
-  for (std::size_t at; (at = text.find(mark)) != std::string::npos;)
+  for (std::size_t at = 0; (at = text.find(mark, at)) != std::string::npos; ++at)
     text.replace(at, mark.size(), " ");
   return text;
 }
@@ -175,7 +183,8 @@ BpeParts read_sentencepiece(std::string_view content, const std::string& what) {
     switch (p.type) {
       case Type::normal:
       case Type::user_defined: {
-        check_system(parts.ids.emplace(p.text, id).second, "{}: two pieces are '{}'", what, p.text);
+        check_system(parts.ids.emplace(p.text, id).second, "{}: two pieces are '{}'", what,
+                     shown(p.text));
         set(with_spaces(p.text), Kind::text);
         if (p.type == Type::user_defined)
           parts.added.push_back({.text = p.text, .id = id, .normalized = true, .always = true});
@@ -192,14 +201,14 @@ BpeParts read_sentencepiece(std::string_view content, const std::string& what) {
       case Type::byte: {
         const int byte = byte_piece(p.text);
         check_system(byte >= 0, "{}: a byte piece must read <0x00> to <0xFF>, got '{}'", what,
-                     p.text);
+                     shown(p.text));
         if (model.byte_fallback) parts.bytes[static_cast<std::size_t>(byte)] = id;
         set(std::string(1, static_cast<char>(byte)), Kind::text);
         break;
       }
       default:
-        check_system(false, "{}: piece '{}' has type {}, which is not supported", what, p.text,
-                     static_cast<std::uint64_t>(p.type));
+        check_system(false, "{}: piece '{}' has type {}, which is not supported", what,
+                     shown(p.text), static_cast<std::uint64_t>(p.type));
     }
   }
   if (model.dummy_prefix) parts.normal.push_back({NormalStep::Kind::prepend, "", kSpaceMark});

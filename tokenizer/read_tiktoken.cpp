@@ -6,6 +6,7 @@
 
 #include "weft/core/error.h"
 #include "weft/tokenizer/read.h"
+#include "weft/tokenizer/utf8.h"
 
 namespace weft::tokenizer {
 namespace {
@@ -21,7 +22,7 @@ struct Published {
 };
 constexpr Published kPublished[] = {
     {50'256, Split::gpt2, false, "<|endoftext|>"},
-    {100'256, Split::cl100k, false,
+    {100'256, Split::gpt4, false,
      "<|endoftext|>@100257 <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|endofprompt|>@100276"},
     {128'000, Split::cl100k, false,
      "<|begin_of_text|> <|end_of_text|> <|reserved_special_token_0|> <|reserved_special_token_1|> "
@@ -151,8 +152,8 @@ BpeParts read_tiktoken(std::string_view content, const std::string& what,
       const auto [last, error] = std::from_chars(line.data() + space + 1, end, rank);
       ok = error == std::errc() && last == end;
     }
-    check_system(ok, "{}: line {}: must be a token in base64, a space and its rank", what,
-                 line_number);
+    check_system(ok, "{}: line {}: must be a token in base64, a space and its rank, got '{}'", what,
+                 line_number, shown(line));
     add_rank(parts, ranks, rank, rank, bytes, what);
     ++count;
   }

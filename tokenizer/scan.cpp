@@ -136,6 +136,7 @@ struct Modern {
   ClassSet letters = kLetter;
   int digits = 3;
   bool cased = false, suffix_first = true, suffix_after = false, slashes = false;
+  bool white_end = false;  ///< `\s++$` comes before the line breaks
 };
 
 std::size_t modern(std::string_view text, std::size_t at, const Modern& m) {
@@ -147,6 +148,7 @@ std::size_t modern(std::string_view text, std::size_t at, const Modern& m) {
   if (const std::size_t end = s.run(at, kNumber, m.digits); end != at) return end;
   const std::size_t signs = s.spaced(kAll & ~(kSpace | m.letters | kLetter | kNumber));
   if (signs != at) return s.breaks(signs, m.slashes);
+  if (m.white_end && s.run(at, kSpace) == text.size()) return text.size();
   return s.white(true);
 }
 
@@ -194,6 +196,8 @@ std::size_t match(Split split, std::string_view text, std::size_t at) {
       return gpt2(text, at);
     case Split::cl100k:
       return modern(text, at, {});
+    case Split::gpt4:
+      return modern(text, at, {.white_end = true});
     case Split::qwen2:
       return modern(text, at, {.digits = 1});
     case Split::qwen3_5:

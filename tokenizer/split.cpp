@@ -30,6 +30,9 @@ constexpr Known kKnown[] = {
     {Split::cl100k, "cl100k",
      "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}| "
      "?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"},
+    {Split::gpt4, "gpt4",
+     "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}++|\\p{N}{1,3}+| "
+     "?[^\\s\\p{L}\\p{N}]++[\\r\\n]*+|\\s++$|\\s*[\\r\\n]|\\s+(?!\\S)|\\s"},
     {Split::qwen2, "qwen2",
      WEFT_SUFFIX "|" WEFT_LEAD "\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" WEFT_END},
     {Split::qwen3_5, "qwen3.5",
@@ -51,7 +54,6 @@ constexpr Known kKnown[] = {
      ":;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]"
      "+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"},
     {Split::digit, "digits one by one", "\\p{N}"},
-    {Split::digit, "digits one by one", "\\d"},
     {Split::digits, "runs of digits", "\\p{N}+"},
 };
 

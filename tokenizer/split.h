@@ -11,7 +11,8 @@ namespace weft::tokenizer {
 /// expression of a published tokenizer, scanned by hand.
 enum class Split : std::uint8_t {
   gpt2,
-  cl100k,  ///< GPT-4, Llama 3
+  cl100k,  ///< Llama 3
+  gpt4,    ///< the same, but white space to the end of the text is one piece
   qwen2,
   qwen3_5,
   o200k,   ///< GPT-4o, Llama 4

@@ -7,6 +7,7 @@
 #include "weft/core/error.h"
 #include "weft/io/json.h"
 #include "weft/tokenizer/read.h"
+#include "weft/tokenizer/utf8.h"
 
 namespace weft::tokenizer {
 namespace {
@@ -67,13 +68,16 @@ class Merger {
     return {static_cast<std::int32_t>(key >> 32), static_cast<std::int32_t>(key)};
   }
 
-  // Adds the pairs of a word to the counts, or takes them away.
-  void change(std::uint32_t w, std::int64_t sign) {
+  // Adds the pairs of a word to the counts, or takes them away. Only pairs with the token `fresh`
+  // do not know the word yet; -1: none does.
+  void change(std::uint32_t w, std::int64_t sign, std::int32_t fresh = -1) {
     const Word& word = words_[w];
     for (std::size_t i = 0; i + 1 < word.symbols.size(); ++i) {
-      Occurrences& p = pairs_[pair_key({word.symbols[i], word.symbols[i + 1]})];
+      const Pair pair{word.symbols[i], word.symbols[i + 1]};
+      Occurrences& p = pairs_[pair_key(pair)];
       p.count += sign * word.count;
-      if (sign > 0 && (p.words.empty() || p.words.back() != w)) p.words.push_back(w);
+      const bool knows = fresh >= 0 && pair.first != fresh && pair.second != fresh;
+      if (sign > 0 && !knows && (p.words.empty() || p.words.back() != w)) p.words.push_back(w);
     }
   }
 
@@ -91,7 +95,7 @@ class Merger {
         if (both) ++i;
       }
       s.resize(kept);
-      change(w, +1);
+      change(w, +1, token);
       for (std::size_t i = 0; i + 1 < s.size(); ++i)
         if (s[i] == token || s[i + 1] == token) fresh.push_back(pair_key({s[i], s[i + 1]}));
     }
@@ -149,6 +153,18 @@ BpeTrainer::BpeTrainer(BpeTrainOptions options) : options_(std::move(options)) {
   const auto least = static_cast<std::int64_t>(256 + options_.special.size());
   check(options_.vocab >= least, "train_tokenizer: vocab must be at least {}, got {}", least,
         options_.vocab);
+  check(options_.vocab <= INT32_MAX, "train_tokenizer: vocab must be at most {}, got {}", INT32_MAX,
+        options_.vocab);
+  for (std::size_t i = 0; i < options_.special.size(); ++i) {
+    const std::string& text = options_.special[i];
+    constexpr std::size_t kLongest = 1024;  // of added tokens
+    check(!text.empty() && text.size() <= kLongest,
+          "train_tokenizer: a special token must have 1 to {} bytes, got {}", kLongest,
+          text.size());
+    const auto end = options_.special.begin() + static_cast<std::ptrdiff_t>(i);
+    check(std::find(options_.special.begin(), end, text) == end,
+          "train_tokenizer: special tokens must differ, got '{}' twice", shown(text));
+  }
   check(options_.least_count >= 1, "train_tokenizer: the least count must be at least 1, got {}",
         options_.least_count);
 }

@@ -98,4 +98,11 @@ std::string replace_invalid_utf8(std::string_view text) {
   return out;
 }
 
+std::string shown(std::string_view text) {
+  constexpr std::size_t kMost = 80;
+  if (text.size() <= kMost) return replace_invalid_utf8(text);
+  const std::string_view cut = text.substr(0, kMost);
+  return replace_invalid_utf8(cut.substr(0, cut.size() - incomplete_utf8(cut))) + "...";
+}
+
 }  // namespace weft::tokenizer

@@ -36,4 +36,7 @@ std::size_t incomplete_utf8(std::string_view text);
 /// errors="replace" and browsers do.
 std::string replace_invalid_utf8(std::string_view text);
 
+/// The same of at most 80 bytes of `text`, for an error that names a part of a file.
+std::string shown(std::string_view text);
+
 }  // namespace weft::tokenizer

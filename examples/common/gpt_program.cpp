@@ -20,6 +20,7 @@
 #include "weft/examples/common/sample.h"
 #include "weft/examples/common/text_tokenizer.h"
 #include "weft/io/file.h"
+#include "weft/tokenizer/utf8.h"
 #include "weft/train/launch.h"
 #include "weft/train/memory.h"
 #include "weft/train/terminal.h"
@@ -49,17 +50,22 @@ std::vector<std::string> split_list(const std::vector<std::string>& given) {
   return paths;
 }
 
-// Text files are bytes for the tokenizer; a .bin file holds token ids. Errors name `flag`.
-TokenStream read_tokens(const char* flag, const std::vector<std::string>& paths) {
+// Whether these are .bin files. Errors name `flag`.
+bool check_paths(const char* flag, const std::vector<std::string>& paths) {
   check(!paths.empty(), "{}: name at least one file", flag);
   for (const std::string& path : paths)
     check(distributed::launched_ranks() <= 1 || !std::filesystem::is_fifo(path),
           "{}: processes cannot share the pipe '{}'; give a file", flag, path);
   const auto shards = std::count_if(paths.begin(), paths.end(), is_token_file);
-  if (shards == 0) return TokenStream::of_bytes(data::read_text(paths));
-  check(shards == static_cast<std::ptrdiff_t>(paths.size()),
+  check(shards == 0 || shards == static_cast<std::ptrdiff_t>(paths.size()),
         "{}: must be text files or .bin files, got {} of {} with tokens", flag, shards,
         paths.size());
+  return shards > 0;
+}
+
+// Text files are bytes for the tokenizer; a .bin file holds token ids.
+TokenStream read_tokens(const char* flag, const std::vector<std::string>& paths) {
+  if (!check_paths(flag, paths)) return TokenStream::of_bytes(data::read_text(paths));
   std::vector<TokenStream> parts;
   for (const std::string& path : paths) parts.push_back(data::open_token_file(path));
   return TokenStream::joined(std::move(parts));
@@ -71,31 +77,34 @@ struct Data {
   double bytes_per_token;     ///< 0: unknown
 };
 
-// Text files that --tokenizer encodes. The held-out part is the same text whatever the tokenizer.
+// Text files that --tokenizer encodes. The held-out part is the same text whatever the tokenizer,
+// up to the character in which it would begin.
 std::pair<TokenStream, TokenStream> encode_files(const DataOptions& o) {
-  read_tokens("--data", o.files);  // checks the paths
+  check_paths("--data", o.files);
   const std::string text = data::read_text(o.files);
   if (!o.val_files.empty()) {
-    read_tokens("--val-data", o.val_files);
+    check_paths("--val-data", o.val_files);
     return {encode_text(*o.opened, text), encode_text(*o.opened, data::read_text(o.val_files))};
   }
-  const auto cut = static_cast<std::size_t>(
-      data::split_tokens(TokenStream::of_bytes(text), o.val_fraction).first.size());
-  return {encode_text(*o.opened, text.substr(0, cut)), encode_text(*o.opened, text.substr(cut))};
+  const std::string_view all = text;
+  const auto held = data::held_out_size(static_cast<std::int64_t>(all.size()), o.val_fraction);
+  std::size_t cut = all.size() - static_cast<std::size_t>(held);
+  if (held > 0) cut -= tokenizer::incomplete_utf8(all.substr(0, cut));
+  return {encode_text(*o.opened, all.substr(0, cut)), encode_text(*o.opened, all.substr(cut))};
 }
 
 Data read_data(const DataOptions& o) {
   check(!o.files.empty(), "--data: name at least one file");
   const bool bytes = !is_token_file(o.files[0]), is_encoded = bytes && !o.opened->is_bytes();
+  check(o.val_files.empty() || is_token_file(o.val_files[0]) != bytes,
+        "--val-data: must be {} as --data, got '{}'", bytes ? "text" : "a .bin file",
+        o.val_files.empty() ? "" : o.val_files[0]);
   auto [training, held_out] = [&]() -> std::pair<TokenStream, TokenStream> {
     if (is_encoded) return encode_files(o);
     const TokenStream all = read_tokens("--data", o.files);
     if (o.val_files.empty()) return data::split_tokens(all, o.val_fraction);
     return {all, read_tokens("--val-data", o.val_files)};
   }();
-  check(o.val_files.empty() || is_token_file(o.val_files[0]) != bytes,
-        "--val-data: must be {} as --data, got '{}'", bytes ? "text" : "a .bin file",
-        o.val_files.empty() ? "" : o.val_files[0]);
   // The first token is not a target.
   if (o.eval_tokens > 0 && held_out.size() > o.eval_tokens)
     held_out = held_out.slice(0, o.eval_tokens + 1);
@@ -114,15 +123,17 @@ std::vector<std::int32_t> document_end(const GptOptions& o) {
     for (const char c : o.data.pack) bytes.push_back(static_cast<unsigned char>(c));
     return bytes;
   }
-  if (const auto named = o.data.opened->tokenizer->find(o.data.pack)) return {*named};
+  // A number first: "2" is the token 2, not the one of the digit.
   std::int32_t token = -1;
   const char* const end = o.data.pack.data() + o.data.pack.size();
   const auto read = std::from_chars(o.data.pack.data(), end, token);
-  check(read.ec == std::errc() && read.ptr == end && token >= 0,
+  if (read.ec == std::errc() && read.ptr == end && token >= 0) return {token};
+  const auto named = o.data.opened->tokenizer->find(o.data.pack);
+  check(named.has_value(),
         "--pack: with a .bin file must be the number of a token, or its text in --tokenizer, got "
         "'{}'",
         o.data.pack);
-  return {token};
+  return {*named};
 }
 
 std::unique_ptr<data::Dataset> dataset_of(const GptOptions& o, const TokenStream& tokens,
@@ -238,8 +249,10 @@ int train_gpt(GptOptions options) {
     task.bytes_per_token = data.bytes_per_token;
     task.sample = [&] {
       // The prompt is a line break, or GPT-2's end-of-text token.
-      const std::int64_t first = std::min<std::int64_t>(
-          data.text ? data.text->tokenizer->encode("\n").at(0) : 50256, options.model.vocab - 1);
+      const std::vector<std::int32_t> line =
+          data.text ? data.text->tokenizer->encode("\n") : std::vector<std::int32_t>{50256};
+      const std::int64_t first =
+          line.empty() ? 0 : std::min<std::int64_t>(line[0], options.model.vocab - 1);
       return sample_text(sample_tokens(gpt.model, static_cast<std::int32_t>(first), 200,
                                        static_cast<std::uint64_t>(options.machine.seed)),
                          data.text ? data.text->tokenizer.get() : nullptr);

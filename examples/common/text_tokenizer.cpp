@@ -47,7 +47,7 @@ TextTokenizer open_text_tokenizer(const io::Checkpoint& checkpoint, const io::Js
   return read_text_tokenizer(checkpoint.folder + "/" + file, file);
 }
 
-data::TokenStream encode_text(const TextTokenizer& t, const std::string& text) {
+data::TokenStream encode_text(const TextTokenizer& t, std::string_view text) {
   return data::TokenStream::of(t.tokenizer->encode(text));
 }
 
@@ -60,7 +60,7 @@ double bytes_per_target(const TextTokenizer& t, const data::TokenStream& tokens)
     part.resize(static_cast<std::size_t>(std::min(kPart, tokens.size() - first)));
     tokens.read(first, part);
     for (const std::int32_t token : part)
-      if (t.tokenizer->has(token))
+      if (t.tokenizer->has(token) && !t.tokenizer->is_special(token))
         bytes += static_cast<double>(t.tokenizer->bytes_of(token).size());
   }
   return bytes / static_cast<double>(tokens.size() - 1);

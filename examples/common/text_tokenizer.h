@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "weft/data/token_file.h"
 #include "weft/io/checkpoint.h"
@@ -25,9 +26,9 @@ TextTokenizer open_text_tokenizer(const std::string& path);
 TextTokenizer open_text_tokenizer(const io::Checkpoint& checkpoint, const io::Json& state);
 
 /// The tokens of a text, whose added tokens are ordinary letters.
-data::TokenStream encode_text(const TextTokenizer& t, const std::string& text);
+data::TokenStream encode_text(const TextTokenizer& t, std::string_view text);
 /// Mean number of bytes that a token of the stream stands for, the first one left out, which is no
-/// target; 0 without tokens.
+/// target; special tokens stand for none. 0 without tokens.
 double bytes_per_target(const TextTokenizer& t, const data::TokenStream& tokens);
 
 }  // namespace weft::examples

@@ -2,9 +2,13 @@
 """train_tokenizer, and runs whose text goes through the tokenizer that it writes."""
 import json
 import pathlib
+import re
 import struct
 
-from support import SMALL, main, refused, run, text, train
+from support import SMALL, main, metrics, refused, run, text, train
+
+
+FIXTURES = pathlib.Path(__file__).parent.parent / "fixtures/tokenizers"
 
 
 def trained(folder, vocab=300):
@@ -58,6 +62,45 @@ def token_files(folder):
                  *SMALL)
 
 
+def special_tokens_have_no_bytes(folder):
+    file = trained(folder)
+    tokens = pathlib.Path(folder) / "tokens.bin"
+    tokens.write_bytes(struct.pack("<4000H", *(299 if i % 2 else 0 for i in range(4000))))
+    done = train("--data", tokens, "--tokenizer", file, "--out", f"{folder}/run", "--dry-run", *SMALL)
+    mean = re.search(r"bytes per token\s+([0-9.]+)", done.stdout)
+    assert mean and 0.45 < float(mean[1]) < 0.55, done.stdout
+
+
+def packing_takes_a_number_first(folder):
+    # The text "2" is the token 17, which ends no document here; the token 2 does.
+    file = trained(folder)
+    tokens = pathlib.Path(folder) / "tokens.bin"
+    tokens.write_bytes(struct.pack("<4000H", *(i % 10 for i in range(4000))))
+    losses = []
+    for name, more in (("number", []), ("named", ["--tokenizer", file])):
+        train("--data", tokens, *more, "--out", f"{folder}/{name}", "--steps", 2, "--pack", 2, "--vocab", 300, *SMALL)
+        losses.append([row["loss"] for row in metrics(f"{folder}/{name}")])
+    assert losses[0] == losses[1], losses
+
+
+def a_space_may_follow_the_prompt(folder):
+    # Decoding leaves out the space before the first word of a text, and a prompt is its beginning.
+    train("--data", text(folder), "--tokenizer", FIXTURES / "small.model", "--out", f"{folder}/run", "--steps", 1, *SMALL)
+    prompt = "the cat"
+    out = [train("--checkpoint", f"{folder}/run", "--prompt", prompt, "--tokens", 1, "--temperature", 1, "--topp", 1, "--seed",
+                 seed, program="generate").stdout for seed in range(1, 13)]
+    assert all(o.startswith(prompt) for o in out) and any(o[len(prompt)] == " " for o in out), out
+
+
+def prompts_without_tokens(folder):
+    path = pathlib.Path(folder) / "t.json"
+    path.write_text('{"normalizer":{"type":"Replace","pattern":{"String":"\\n"},"content":""},'
+                    '"model":{"unk_token":"a","vocab":{"a":0,"b":1},"merges":[]}}')
+    # train_gpt's sample begins with a line break, which is no token here.
+    train("--data", text(folder), "--tokenizer", path, "--out", f"{folder}/run", "--steps", 1, "--sample-every", 1, *SMALL)
+    refused(run("generate", "--checkpoint", f"{folder}/run", "--prompt", "\n"), 2, "--prompt", "no token")
+
+
 def rows_beyond_the_vocabulary_are_not_sampled(folder):
     # Of 2,000 tokens 300 exist: an untrained model would draw another one at once.
     run_on_text(folder, "--vocab", 2000)
@@ -85,5 +128,6 @@ def hostile_files(folder):
     refused(run("train_tokenizer", "--out", f"{folder}/x.json"), 2, "--data")
 
 
-main([text_is_encoded, checkpoint_carries_it, resume_needs_the_same, token_files,
+main([text_is_encoded, checkpoint_carries_it, resume_needs_the_same, token_files, special_tokens_have_no_bytes,
+      packing_takes_a_number_first, a_space_may_follow_the_prompt, prompts_without_tokens,
       rows_beyond_the_vocabulary_are_not_sampled, hostile_files])

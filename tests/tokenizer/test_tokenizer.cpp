@@ -4,16 +4,16 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <fstream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "weft/core/error.h"
+#include "weft/io/file.h"
 #include "weft/io/json.h"
 #include "weft/tests/data_support.h"
 #include "weft/tests/support.h"
+#include "weft/tokenizer/split.h"
 #include "weft/tokenizer/tokenizer.h"
 #include "weft/tokenizer/unicode.h"
 #include "weft/tokenizer/utf8.h"
@@ -29,13 +29,6 @@ const std::string kFolder = WEFT_FIXTURES "/tokenizers/";
 constexpr const char* kLlama3 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-std::string content_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
 std::unique_ptr<Tokenizer> open_fixture(const std::string& name) {
   return open(kFolder + name, {.split = name.ends_with(".tiktoken") ? kLlama3 : ""});
 }
@@ -43,7 +36,8 @@ std::unique_ptr<Tokenizer> open_fixture(const std::string& name) {
 }  // namespace
 
 TEST_CASE("tokenizer: the ids of the reference libraries") {
-  const io::Json expected = io::Json::parse(content_of(kFolder + "expected.json"), "expected.json");
+  const io::Json expected =
+      io::Json::parse(io::read_file(kFolder + "expected.json"), "expected.json");
   int texts = 0;
   for (const io::JsonMember& file : expected.members()) {
     CAPTURE(file.key);
@@ -64,7 +58,8 @@ TEST_CASE("tokenizer: the ids of the reference libraries") {
 }
 
 TEST_CASE("tokenizer: decoding gives the text back, up to NFC") {
-  const io::Json expected = io::Json::parse(content_of(kFolder + "expected.json"), "expected.json");
+  const io::Json expected =
+      io::Json::parse(io::read_file(kFolder + "expected.json"), "expected.json");
   for (const io::JsonMember& file : expected.members()) {
     CAPTURE(file.key);
     const auto tokenizer = open_fixture(file.key);
@@ -97,11 +92,51 @@ TEST_CASE("tokenizer: ignore_merges takes a piece that is a token, which no merg
   CHECK(read(file("true"), "t")->encode("abcc") == Ints{3, 2, 2});
   CHECK(read(file("false"), "t")->encode("abc") == Ints{3, 2});
   // The ranks of a .tiktoken file: "abcd" is a token, and neither "ab" nor "bc" nor "cd" is.
-  std::string ranks = content_of(kFolder + "ranks.tiktoken");
+  std::string ranks = io::read_file(kFolder + "ranks.tiktoken");
   const std::int64_t count = std::count(ranks.begin(), ranks.end(), '\n');
   ranks += "cXF6Vw== " + std::to_string(count) + "\n";  // "qqzW"
   CHECK(read(ranks, "t", {.split = kLlama3})->encode("qqzW") ==
         Ints{static_cast<std::int32_t>(count)});
+}
+
+TEST_CASE("tokenizer: ignore_merges makes no mark of a user's text") {
+  const auto t =
+      read(R"({"added_tokens":[{"id":3,"content":"ab","special":true}],"model":{"type":"BPE",
+      "unk_token":"c","ignore_merges":true,"vocab":{"a":0,"b":1,"c":2,"ab":3},"merges":[]}})",
+           "t");
+  CHECK(t->encode("ab") == Ints{0, 1});
+  CHECK(t->encode("ab", {.added_tokens = true}) == Ints{3});
+}
+
+TEST_CASE("tokenizer: GPT-4 keeps white space at the end of a text together, Llama 3 cuts it") {
+  const std::string gpt4 =
+      R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s)";
+  const auto pieces = [](const std::string& regex, const std::string& text) {
+    std::vector<std::string> out;
+    each_piece(text, {static_cast<Split>(find_split(regex))},
+               [&](std::string_view piece) { out.emplace_back(piece); });
+    return out;
+  };
+  using Pieces = std::vector<std::string>;
+  CHECK(pieces(gpt4, "x\n  ") == Pieces{"x", "\n  "});
+  CHECK(pieces(kLlama3, "x\n  ") == Pieces{"x", "\n", "  "});
+  CHECK(pieces(gpt4, "x\n  y\u3000\n") == Pieces{"x", "\n", " ", " y", "\u3000\n"});
+  // As many ranks as GPT-4's file has.
+  std::string ranks = io::read_file(kFolder + "ranks.tiktoken");
+  const auto base64 = [](std::int64_t i) {
+    const char* const digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    std::string out = "////";  // 12 bytes that no other token has
+    for (int shift = 18; shift >= 0; shift -= 6) out += digits[i >> shift & 63];
+    return out;
+  };
+  auto rank = std::count(ranks.begin(), ranks.end(), '\n');
+  const std::string space_line = "CiAg " + std::to_string(rank++) + "\n";  // "\n  "
+  ranks += space_line;
+  const auto line_break = static_cast<std::int32_t>(rank - 1);
+  for (; rank < 100'256; ++rank) ranks += base64(rank) + " " + std::to_string(rank) + "\n";
+  const auto t = read(ranks, "t");
+  CHECK(t->encode("x\n  ").back() == line_break);
+  CHECK(t->find("<|endofprompt|>") == 100'276);
 }
 
 TEST_CASE("tokenizer: bytes") {

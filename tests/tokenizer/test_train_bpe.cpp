@@ -1,10 +1,9 @@
 #include <doctest/doctest.h>
 
-#include <fstream>
-#include <sstream>
 #include <string>
 
 #include "weft/core/error.h"
+#include "weft/io/file.h"
 #include "weft/io/json.h"
 #include "weft/tests/data_support.h"
 #include "weft/tests/support.h"
@@ -19,12 +18,7 @@ namespace {
 
 const std::string kFolder = WEFT_FIXTURES "/tokenizers/";
 
-std::string content_of(const std::string& name) {
-  std::ifstream file(kFolder + name, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
+std::string content_of(const std::string& name) { return io::read_file(kFolder + name); }
 
 }  // namespace
 
@@ -59,6 +53,16 @@ TEST_CASE("train_bpe: ties go to the pair of smaller ids, overlaps count") {
 TEST_CASE("train_bpe: wrong settings") {
   CHECK(error_of([] { BpeTrainer({.vocab = 256}); }) ==
         "train_tokenizer: vocab must be at least 257, got 256");
+  CHECK(error_of([] { BpeTrainer({.vocab = 3'000'000'000}); }) ==
+        "train_tokenizer: vocab must be at most 2147483647, got 3000000000");
+  CHECK(error_of([] {
+          BpeTrainer({.special = {"x", ""}});
+        }) == "train_tokenizer: a special token must have 1 to 1024 bytes, got 0");
+  CHECK(error_of([] { BpeTrainer({.special = {std::string(1025, 'x')}}); }) ==
+        "train_tokenizer: a special token must have 1 to 1024 bytes, got 1025");
+  CHECK(error_of([] {
+          BpeTrainer({.special = {"x", "y", "x"}});
+        }) == "train_tokenizer: special tokens must differ, got 'x' twice");
   CHECK(error_of([] { BpeTrainer({.least_count = 0}); }) ==
         "train_tokenizer: the least count must be at least 1, got 0");
 }
