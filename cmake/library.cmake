@@ -26,7 +26,8 @@ if(WEFT_MPI STREQUAL "ON" OR (WEFT_MPI STREQUAL "AUTO" AND WEFT_SANITIZE STREQUA
   endif()
 endif()
 
-# Tokenizers, with errors and JSON: a library that needs no tensors, and usable without them.
+# Tokenizers, with errors and JSON: a part of the library, and also a library of its own that has no
+# tensors.
 weft_find(weft_tokenizer_sources tokenizer/*.cpp)
 list(APPEND weft_tokenizer_sources core/error.cpp io/json.cpp io/json_parse.cpp)
 
@@ -131,18 +132,23 @@ function(weft_host_objects name with_cuda)
 endfunction()
 
 list(TRANSFORM weft_tokenizer_sources PREPEND ${PROJECT_SOURCE_DIR}/)
-add_library(weft_tokenizer SHARED ${weft_tokenizer_sources})
+add_library(weft_text OBJECT ${weft_tokenizer_sources})
+set_target_properties(weft_text PROPERTIES POSITION_INDEPENDENT_CODE ON)
+target_include_directories(weft_text PRIVATE ${weft_include})
+target_link_libraries(weft_text PRIVATE weft_flags)
+add_library(weft_tokenizer SHARED $<TARGET_OBJECTS:weft_text>)
 add_library(weft::tokenizer ALIAS weft_tokenizer)
 set_target_properties(weft_tokenizer PROPERTIES EXPORT_NAME tokenizer)
 target_compile_features(weft_tokenizer PUBLIC cxx_std_20)
 target_include_directories(weft_tokenizer PUBLIC
   $<BUILD_INTERFACE:${weft_include}> $<INSTALL_INTERFACE:include>)
 target_link_libraries(weft_tokenizer PRIVATE weft_flags)
+set_target_properties(weft_tokenizer PROPERTIES LINKER_LANGUAGE CXX)
 
 # weft_library(NAME HOST OBJECTS...): a shared library of these objects.
 function(weft_library name host)
   add_library(${name} SHARED)
-  foreach(objects weft_cpu ${host} ${host}_cold ${ARGN})
+  foreach(objects weft_text weft_cpu ${host} ${host}_cold ${ARGN})
     target_sources(${name} PRIVATE $<TARGET_OBJECTS:${objects}>)
   endforeach()
   # Calls inside the library go directly to their target instead of through the symbol table.
@@ -150,7 +156,7 @@ function(weft_library name host)
   target_compile_features(${name} PUBLIC cxx_std_20)
   target_include_directories(${name} PUBLIC
     $<BUILD_INTERFACE:${weft_include}> $<INSTALL_INTERFACE:include>)
-  target_link_libraries(${name} PUBLIC weft_tokenizer PRIVATE weft_needs)
+  target_link_libraries(${name} PRIVATE weft_needs)
   if(WEFT_HAVE_MPI)
     target_link_libraries(${name} PRIVATE MPI::MPI_CXX)
   endif()

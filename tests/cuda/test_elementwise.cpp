@@ -198,6 +198,16 @@ TEST_CASE("elementwise: scale_by adds to what its result holds") {
     }
 }
 
+TEST_CASE("elementwise: add_scaled of 16 bits to f32") {
+  for (const DType t : {DType::bf16, DType::f16})
+    for (const std::int64_t n : {64, 37}) {
+      const Tensor x = random({n}, 1, t), sum = random({n}, 2, DType::f32);
+      const Tensor on_gpu = sum.to(kGpu);
+      cuda::add_scaled(x.to(kGpu), 1.5, on_gpu);
+      CHECK(test::mismatch(on_gpu.to(kCpu), add(sum, mul(x.to(DType::f32), 1.5)), 1e-6) == "");
+    }
+}
+
 TEST_CASE("elementwise: integers compare exactly with any number") {
   const std::int64_t big = std::int64_t{1} << 53;
   const std::int64_t many[] = {INT64_MIN, -big - 1, -big, -1, 0, 1, 2, big, big + 1, INT64_MAX};

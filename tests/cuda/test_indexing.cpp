@@ -131,22 +131,25 @@ TEST_CASE("indexing: a bf16 embedding adds in f32 to a tied head's gradient") {
 }
 
 TEST_CASE(
-    "indexing: the gradient of a bf16 embedding reaches an f32 main_grad with the CPU's bits") {
-  for (const std::int64_t width : {5, 8}) {
-    CAPTURE(width);
-    const Tensor ids = random_ids({70}, 9), dy = random({70, width}, 5, DType::bf16);
-    const auto sum = [&](Device device) {
-      Tensor w = Tensor::zeros({9, width}, DType::bf16, device);
-      w.set_requires_grad();
-      w.set_main_grad(Tensor::zeros({9, width}, DType::f32, device));
-      for (int pass = 0; pass < 2; ++pass) {
-        Tape tape;
-        embedding(w, ids.to(device)).backward(dy.to(device));
-      }
-      return w.main_grad().to(kCpu);
-    };
-    CHECK(different_bits(sum(kGpu), sum(kCpu)) == "");
-  }
+    "indexing: the gradient of an embedding of 16 bits reaches an f32 main_grad with the CPU's "
+    "bits") {
+  for (const DType t : {DType::bf16, DType::f16})
+    for (const std::int64_t width : {5, 8}) {
+      CAPTURE(t);
+      CAPTURE(width);
+      const Tensor ids = random_ids({70}, 9), dy = random({70, width}, 5, t);
+      const auto sum = [&](Device device) {
+        Tensor w = Tensor::zeros({9, width}, t, device);
+        w.set_requires_grad();
+        w.set_main_grad(Tensor::zeros({9, width}, DType::f32, device));
+        for (int pass = 0; pass < 2; ++pass) {
+          Tape tape;
+          embedding(w, ids.to(device)).backward(dy.to(device));
+        }
+        return w.main_grad().to(kCpu);
+      };
+      CHECK(different_bits(sum(kGpu), sum(kCpu)) == "");
+    }
 }
 
 TEST_CASE("indexing: one_hot and tril") {
