@@ -172,7 +172,7 @@ TEST_CASE("tokenizer: the text of a user names no added token") {
 }
 
 TEST_CASE("tokenizer: bytes that are not UTF-8") {
-  const std::string text("a\xFF\xC3 b\xE2\x82\0\xF0\x9F\x98\x80\xED\xA0\x80", 17);
+  const std::string text("a\xFF\xC3 b\xE2\x82\0\xF0\x9F\x98\x80\xED\xA0\x80", 15);
   for (const char* const name : {"gpt2.json", "qwen.json", "tekken.json", "ranks.tiktoken"}) {
     const auto tokenizer = open_fixture(name);
     const std::string back = tokenizer->decode(tokenizer->encode(text));
