@@ -98,6 +98,9 @@ struct JsonMember {
 /// `text` as a quoted JSON string.
 std::string json_quote(std::string_view text);
 
+/// Appends the UTF-8 of a code point.
+void append_utf8(std::string& out, char32_t code);
+
 /// Offset of the first byte that is not part of well-formed UTF-8; npos if there is none.
 std::size_t find_invalid_utf8(std::string_view text);
 

@@ -9,8 +9,12 @@
 namespace weft::io {
 namespace {
 
-void append_utf8(std::string& out, std::uint32_t code) {
-  const auto add = [&](std::uint32_t byte) { out += static_cast<char>(byte); };
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+}  // namespace
+
+void append_utf8(std::string& out, char32_t code) {
+  const auto add = [&](char32_t byte) { out += static_cast<char>(byte); };
   if (code < 0x80) return add(code);
   if (code < 0x800) {
     add(0xC0 | code >> 6);
@@ -25,10 +29,6 @@ void append_utf8(std::string& out, std::uint32_t code) {
   }
   add(0x80 | (code & 63));
 }
-
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-
-}  // namespace
 
 std::size_t find_invalid_utf8(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };

@@ -1,5 +1,7 @@
 #include "weft/tokenizer/utf8.h"
 
+#include <algorithm>
+
 namespace weft::tokenizer {
 namespace {
 
@@ -47,31 +49,8 @@ Character read_long_character(std::string_view text, std::size_t at) {
   return {code, length};
 }
 
-void append_utf8(std::string& out, char32_t code) {
-  const auto add = [&](char32_t byte) { out += static_cast<char>(byte); };
-  if (code < 0x80) return add(code);
-  if (code < 0x800) {
-    add(0xC0 | code >> 6);
-  } else {
-    if (code < 0x10000) {
-      add(0xE0 | code >> 12);
-    } else {
-      add(0xF0 | code >> 18);
-      add(0x80 | (code >> 12 & 63));
-    }
-    add(0x80 | (code >> 6 & 63));
-  }
-  add(0x80 | (code & 63));
-}
-
 std::size_t valid_utf8(std::string_view text) {
-  std::size_t at = 0;
-  while (at < text.size()) {
-    const Character c = read_character(text, at);
-    if (c.code == kNoCode) break;
-    at += c.bytes;
-  }
-  return at;
+  return std::min(io::find_invalid_utf8(text), text.size());
 }
 
 std::size_t incomplete_utf8(std::string_view text) {

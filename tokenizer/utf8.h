@@ -3,6 +3,8 @@
 #include <string>
 #include <string_view>
 
+#include "weft/io/json.h"
+
 namespace weft::tokenizer {
 
 /// The code of a byte that begins no well-formed UTF-8 sequence; such a byte is read by itself.
@@ -24,7 +26,7 @@ inline Character read_character(std::string_view text, std::size_t at) {
   return read_long_character(text, at);
 }
 
-void append_utf8(std::string& out, char32_t code);
+using io::append_utf8;
 
 /// The length of the well-formed beginning of `text`, which ends before the first wrong byte.
 std::size_t valid_utf8(std::string_view text);
