@@ -1,6 +1,7 @@
 // Unary kernels, clamp and the two in-place updates.
 #include "weft/core/cpu/elementwise_loop.h"
 #include "weft/core/cpu/elementwise_simd.h"
+#include "weft/core/cpu/half_blocks.h"
 #include "weft/core/kernels/elementwise_ops.h"
 
 namespace weft::cpu {
@@ -26,6 +27,26 @@ void unary_typed(const Tensor& x, const Tensor& out) {
                 if (step[0] == 1 && step[1] == 1) return unary_row<op>(xr, yr, n);
                 for (std::int64_t i = 0; i < n; ++i)
                   yr[i * step[1]] = T(apply<op>(static_cast<Compute<T>>(xr[i * step[0]])));
+              });
+}
+
+// x is of 16 bits.
+void unary_halves(const Tensor& x, UnaryOp runtime_op, const Tensor& out) {
+  void (*row)(const float* x, float* y, std::int64_t n) = nullptr;
+  std::int64_t work = 1;
+  with_op(every<UnaryOp>, runtime_op, [&]<UnaryOp op>() {
+    row = &unary_row<op, float>;
+    work = takes_integers(op) ? 1 : 16;
+  });
+  each_run<2>({&x, &out}, work,
+              [=, from = HalfBlocks(x), to = HalfBlocks(out)](
+                  const PerOperand<2>& at, const PerOperand<2>& step, std::int64_t elements) {
+                each_block(elements, [&](std::int64_t i, std::int64_t n) {
+                  float block[HalfBlocks::kBlock];
+                  from.read(at[0] + i * step[0], step[0], n, block);
+                  row(block, block, n);
+                  to.write(block, at[1] + i * step[1], step[1], n);
+                });
               });
 }
 
@@ -56,8 +77,11 @@ C formula(C x, C) {
 }  // namespace
 
 void unary(const Tensor& x, UnaryOp runtime_op, const Tensor& out) {
+  if (is_half(x.dtype())) return unary_halves(x, runtime_op, out);
   with_op(every<UnaryOp>, runtime_op, x.dtype(), [&]<UnaryOp op, class T>() {
-    if constexpr (shares_loop(op))
+    if constexpr (kIsHalf<T>)
+      return;  // above
+    else if constexpr (shares_loop(op))
       update<T>(x, out, &formula<op, Compute<T>>, 16);
     else
       unary_typed<op, T>(x, out);

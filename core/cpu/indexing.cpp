@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 
+#include "weft/core/kernels/elementwise_ops.h"
 #include "weft/core/parallel.h"
 
 namespace weft::cpu {
@@ -39,9 +41,9 @@ void index_select(const Tensor& x, const Tensor& index, int dim, const Tensor& o
   const std::int64_t inner = from.inner;
   dispatch_index(index.dtype(), [&]<class I>() {
     const I* id = index.data<I>();
-    dispatch_all(x.dtype(), [&]<class T>() {
-      const T* px = x.data<T>();
-      T* py = out.data<T>();
+    with_word(size_of(x.dtype()), [&]<class Word>() {
+      const Word* px = static_cast<const Word*>(x.raw());
+      Word* py = static_cast<Word*>(out.raw());
       parallel_for(to.outer * to.length, inner, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t r = begin; r < end; ++r) {
           const std::int64_t row = r / to.length * from.length + id[r % to.length];
@@ -95,12 +97,12 @@ void gather(const Tensor& x, const Tensor& index, int dim, const Tensor& out) {
   const std::int64_t inner = from.inner;
   dispatch_index(index.dtype(), [&]<class I>() {
     const I* id = index.data<I>();
-    dispatch_all(x.dtype(), [&]<class T>() {
-      const T* px = x.data<T>();
-      T* py = out.data<T>();
+    with_word(size_of(x.dtype()), [&]<class Word>() {
+      const Word* px = static_cast<const Word*>(x.raw());
+      Word* py = static_cast<Word*>(out.raw());
       parallel_for(to.outer * to.length, 2 * inner, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t r = begin; r < end; ++r) {
-          const T* xo = px + r / to.length * from.length * inner;
+          const Word* xo = px + r / to.length * from.length * inner;
           for (std::int64_t i = 0; i < inner; ++i) {
             const std::int64_t at = r * inner + i;
             py[at] = xo[id[at] * inner + i];
@@ -138,12 +140,17 @@ void scatter_add(const Tensor& source, const Tensor& index, int dim, const Tenso
 
 void one_hot(const Tensor& ids, const Tensor& out) {
   const std::int64_t classes = out.dim(-1);
+  std::uint64_t bits = 0;  // of 1
+  dispatch_all(out.dtype(), [&]<class T>() {
+    const T one(1.0f);
+    std::memcpy(&bits, &one, sizeof(T));
+  });
   dispatch_index(ids.dtype(), [&]<class I>() {
     const I* id = ids.data<I>();
-    dispatch_all(out.dtype(), [&]<class T>() {
-      T* p = out.data<T>();
+    with_word(size_of(out.dtype()), [&]<class Word>() {
+      Word* p = static_cast<Word*>(out.raw());
       parallel_for(ids.numel(), 4, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) p[i * classes + id[i]] = T(1.0f);
+        for (std::int64_t i = begin; i < end; ++i) p[i * classes + id[i]] = static_cast<Word>(bits);
       });
     });
   });
@@ -153,14 +160,14 @@ void tril(const Tensor& x, std::int64_t diagonal, const Tensor& out) {
   const std::int64_t rows = x.dim(-2), columns = x.dim(-1);
   if (x.numel() == 0) return;
   diagonal = std::clamp(diagonal, -rows, columns);  // beyond these, nothing or everything is kept
-  dispatch_all(x.dtype(), [&]<class T>() {
-    const T* px = x.data<T>();
-    T* py = out.data<T>();
+  with_word(size_of(x.dtype()), [&]<class Word>() {
+    const Word* px = static_cast<const Word*>(x.raw());
+    Word* py = static_cast<Word*>(out.raw());
     parallel_for(x.numel() / columns, columns, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) {
         const std::int64_t kept = std::clamp<std::int64_t>(r % rows + diagonal + 1, 0, columns);
         std::copy_n(px + r * columns, kept, py + r * columns);
-        std::fill(py + r * columns + kept, py + (r + 1) * columns, T(0.0f));
+        std::fill(py + r * columns + kept, py + (r + 1) * columns, Word{0});
       }
     });
   });
