@@ -12,7 +12,7 @@ add_library(weft_gpt OBJECT
   examples/common/text_tokenizer.cpp)
 target_include_directories(weft_gpt PRIVATE ${weft_include})
 target_link_libraries(weft_gpt PRIVATE weft_flags)
-target_compile_options(weft_gpt PRIVATE $<$<CONFIG:Release>:-O1>)  # runs once
+target_compile_options(weft_gpt PRIVATE ${weft_cold_options})
 
 foreach(program train_gpt train_moe generate loss_compare plan)
   add_executable(${program} examples/${program}.cpp $<TARGET_OBJECTS:weft_gpt>)
