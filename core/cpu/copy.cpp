@@ -33,8 +33,14 @@ void convert_values(const Tensor& source, const Tensor& out) {
   To* y = out.data<To>();
   each_run<2>({&source, &out}, 1,
               [=](const PerOperand<2>& at, const PerOperand<2>& step, std::int64_t n) {
-                for (std::int64_t i = 0; i < n; ++i)
-                  y[at[1] + i * step[1]] = convert<To>(x[at[0] + i * step[0]]);
+                const From* xr = x + at[0];
+                To* yr = y + at[1];
+                if (step[0] == 1 && step[1] == 1) {
+                  for (std::int64_t i = 0; i < n; ++i) yr[i] = convert<To>(xr[i]);
+                } else {
+                  for (std::int64_t i = 0; i < n; ++i)
+                    yr[i * step[1]] = convert<To>(xr[i * step[0]]);
+                }
               });
 }
 
@@ -47,6 +53,15 @@ using ReadBlock = void (*)(const void* x, std::int64_t at, std::int64_t step, st
 using WriteBlock = void (*)(const float* block, void* y, std::int64_t at, std::int64_t step,
                             std::int64_t n);
 
+// To f32; a number that is too exact for it is rounded so that write_block() rounds it correctly.
+template <class T>
+float widened(T x) {
+  if constexpr (std::is_same_v<T, float> || kNarrow<T>)
+    return static_cast<float>(x);
+  else
+    return round_to_odd(static_cast<double>(x));
+}
+
 template <class T>
 void read_block(const void* from, std::int64_t at, std::int64_t step, std::int64_t n,
                 float* block) {
@@ -54,11 +69,10 @@ void read_block(const void* from, std::int64_t at, std::int64_t step, std::int64
   if constexpr (kIsHalf<T>) {
     if (step == 1) return simd().of<T>().widen(x, block, n);
   }
-  for (std::int64_t i = 0; i < n; ++i) {
-    if constexpr (std::is_same_v<T, float> || kNarrow<T>)
-      block[i] = static_cast<float>(x[i * step]);
-    else  // rounded once more when it is written
-      block[i] = round_to_odd(static_cast<double>(x[i * step]));
+  if (step == 1) {
+    for (std::int64_t i = 0; i < n; ++i) block[i] = widened(x[i]);
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) block[i] = widened(x[i * step]);
   }
 }
 
@@ -68,7 +82,11 @@ void write_block(const float* block, void* to, std::int64_t at, std::int64_t ste
   if constexpr (kIsHalf<T>) {
     if (step == 1) return simd().of<T>().narrow(block, y, n);
   }
-  for (std::int64_t i = 0; i < n; ++i) y[i * step] = convert<T>(block[i]);
+  if (step == 1) {
+    for (std::int64_t i = 0; i < n; ++i) y[i] = convert<T>(block[i]);
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) y[i * step] = convert<T>(block[i]);
+  }
 }
 
 void convert_in_blocks(const Tensor& source, const Tensor& out) {
