@@ -52,7 +52,12 @@ std::shared_ptr<ProcessGroup> World::group(const std::string& name, const std::v
 
 CommStats World::stats() const { return thread_->stats(); }
 
-std::shared_ptr<const FlightRecorder> World::shared_recorder() const { return thread_->recorder(); }
+void World::check_well() const {
+  const std::string why = failure();
+  check_system(why.empty(), "{}", why);
+}
+
+std::shared_ptr<FlightRecorder> World::shared_recorder() const { return thread_->recorder(); }
 
 const FlightRecorder& World::recorder() const { return *thread_->recorder(); }
 
